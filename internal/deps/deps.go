@@ -1,0 +1,22 @@
+package deps
+import (
+ _ "k8s.io/kubernetes/cmd/kube-scheduler/app"
+ _ "github.com/NVIDIA/go-nvml/pkg/nvml"
+ _ "github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+ _ "sigs.k8s.io/controller-runtime/pkg/envtest"
+ _ "k8s.io/dynamic-resource-allocation/kubeletplugin"
+ _ "github.com/benbjohnson/immutable"
+ _ "github.com/google/go-containerregistry/pkg/v1/tarball"
+ _ "pgregory.net/rapid"
+ _ "go.uber.org/goleak"
+ _ "github.com/google/go-cmp/cmp"
+ _ "github.com/fsnotify/fsnotify"
+ _ "golang.org/x/sys/unix"
+ _ "golang.org/x/sync/errgroup"
+ _ "github.com/spf13/cobra"
+ _ "tags.cncf.io/container-device-interface/pkg/cdi"
+ _ "tags.cncf.io/container-device-interface/specs-go"
+ _ "sigs.k8s.io/yaml"
+ _ "k8s.io/kubectl/pkg/scheme"
+ _ "github.com/vishvananda/netlink"
+)
