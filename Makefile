@@ -1,0 +1,67 @@
+# The front door. `make help` lists every target; CI runs the same ones.
+
+GO        ?= go
+TOOL      := $(GO) tool -modfile=tools/go.mod
+# The version that our binaries print. kube-scheduler's clients parse it, so it
+# starts with the Kubernetes version that the scheduler is built from.
+KUBE      := $(shell $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes 2>/dev/null)
+REVISION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+LDFLAGS   := -X k8s.io/component-base/version.gitVersion=$(KUBE)+stowage.$(REVISION) \
+             -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37
+GOFILES    = $(shell git ls-files --cached --others --exclude-standard '*.go')
+
+# NVIDIA's header marks old NVML calls as deprecated; the bindings still wrap them.
+export CGO_CFLAGS += -Wno-deprecated-declarations
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## List every target with a line
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z][a-z0-9-]*:.*## / {printf "  %-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+.PHONY: build
+build: ## Build bin/scheduler and bin/node-agent
+	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/scheduler ./cmd/node-agent
+
+.PHONY: binaries
+binaries: ## Build the real control plane and node from Go modules, once, into the user's cache
+	$(GO) run ./internal/localcluster/cmd/binaries
+
+.PHONY: demo
+demo: build ## Start a real cluster, run GPU pods in it, show what each container sees (root: with a real node)
+	$(GO) run ./test/demo
+
+.PHONY: test
+test: ## Unit tests and integration tests on a real API server, race detector on
+	$(GO) test -race -timeout 20m ./...
+
+.PHONY: test-unit
+test-unit: ## Unit tests only, race detector on
+	$(GO) test -race -short ./cmd/... ./internal/... ./pkg/...
+
+.PHONY: e2e
+e2e: build ## End-to-end tests on a real kubelet and containerd (root)
+	$(GO) test -tags e2e -count=1 -timeout 20m -v ./test/e2e/... ./internal/localcluster/node/...
+
+.PHONY: lint
+lint: ## go vet, staticcheck, gofumpt and the import order
+	@unformatted="$$($(TOOL) gofumpt -l $(GOFILES))"; \
+		if [ -n "$$unformatted" ]; then echo "not gofumpt-ed, run 'make fmt':"; echo "$$unformatted"; exit 1; fi
+	$(GO) vet -tags e2e ./...
+	$(TOOL) staticcheck -tags e2e ./...
+	$(GO) test -count=1 ./internal/arch
+
+.PHONY: fmt
+fmt: ## Format the code
+	$(TOOL) gofumpt -w $(GOFILES)
+
+.PHONY: generate
+generate: ## Run the code generators
+	$(GO) generate ./...
+
+.PHONY: presubmit
+presubmit: lint test ## What a change must pass before it is sent (CI adds demo and e2e)
+
+.PHONY: clean
+clean: ## Remove what was built in this folder (the binary cache stays)
+	rm -rf bin

@@ -1,0 +1,163 @@
+package arch
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+)
+
+const module = "stowage.dev/stowage/"
+
+// room is one row of the table in docs/design.md. A package belongs to the
+// room with the longest matching path.
+type room struct {
+	path string
+	// may lists the rooms that it may import from, its own always included.
+	// Dependencies point from the edges (cmd, test) to the pure core.
+	may []string
+}
+
+// rooms is the import order. A room that is missing here fails the test: a new
+// room is a decision, taken in docs/design.md first.
+var rooms = []room{
+	{path: "cmd/scheduler", may: []string{"pkg/plugins"}},
+	{path: "cmd/node-agent", may: []string{"pkg/agent", "pkg/nvmlsim"}},
+
+	{path: "pkg/plugins", may: []string{"pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage"}},
+	{path: "pkg/inventory/source", may: []string{"pkg/inventory"}},
+	{path: "pkg/tracker", may: []string{"pkg/usage"}},
+	{path: "pkg/allocator", may: []string{"pkg/inventory", "pkg/usage"}},
+	{path: "pkg/inventory"},
+	{path: "pkg/usage"},
+
+	{path: "pkg/draclient"},
+	{path: "pkg/agent/driver", may: []string{"pkg/agent"}},
+	{path: "pkg/agent", may: []string{"pkg/nvmlsim"}},
+	{path: "pkg/nvmlsim"},
+
+	{path: "internal/localcluster", may: []string{"pkg/draclient"}},
+	{path: "internal/arch"},
+
+	{path: "test/demo", may: []string{"internal/localcluster"}},
+	{path: "test/e2e", may: []string{"internal/localcluster", "test/demo"}},
+	{path: "test/integration", may: []string{"internal/localcluster", "pkg/plugins", "pkg/tracker"}},
+}
+
+// forbidden lists imports from outside the module that a room must not have,
+// by prefix. Only pkg/plugins, cmd/scheduler and the tests may know the
+// scheduler framework; the pure core knows no client, informer or clock.
+var forbidden = map[string][]string{
+	"pkg/inventory":        {"k8s.io/client-go", "k8s.io/kubernetes", "k8s.io/utils/clock", "k8s.io/kube-scheduler"},
+	"pkg/usage":            {"k8s.io/client-go", "k8s.io/kubernetes", "k8s.io/utils/clock", "k8s.io/kube-scheduler"},
+	"pkg/allocator":        {"k8s.io/client-go", "k8s.io/kubernetes", "k8s.io/utils/clock", "k8s.io/kube-scheduler", "time"},
+	"pkg/tracker":          {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
+	"pkg/agent":            {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
+	"pkg/nvmlsim":          {"k8s.io/"},
+	"pkg/draclient":        {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
+	"cmd/node-agent":       {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
+	"internal/":            {"k8s.io/kubernetes"},
+	"pkg/inventory/source": {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
+}
+
+// goPackage is the part of `go list -json` that the check reads.
+type goPackage struct {
+	ImportPath string
+	Imports    []string
+}
+
+func TestImportsKeepTheOrderOfTheRooms(t *testing.T) {
+	for _, pkg := range listPackages(t) {
+		path := strings.TrimPrefix(pkg.ImportPath, module)
+		home, ok := roomOf(path)
+		if !ok {
+			t.Errorf("%s belongs to no room of docs/design.md: add it there and here", path)
+			continue
+		}
+		for _, imported := range pkg.Imports {
+			if !strings.HasPrefix(imported, module) {
+				for _, prefix := range forbiddenIn(path) {
+					if imported == prefix || strings.HasPrefix(imported, strings.TrimSuffix(prefix, "/")+"/") {
+						t.Errorf("%s imports %s: this room must not know it", path, imported)
+					}
+				}
+				continue
+			}
+			target, ok := roomOf(strings.TrimPrefix(imported, module))
+			if !ok || target.path == home.path {
+				continue
+			}
+			if !slices.ContainsFunc(home.may, func(may string) bool {
+				return target.path == may || strings.HasPrefix(target.path, may+"/")
+			}) {
+				t.Errorf("%s imports %s: room %s may only import %v", path, strings.TrimPrefix(imported, module), home.path, home.may)
+			}
+		}
+	}
+}
+
+// TestSchedulerMainIsThin keeps the binary's main to what it is for: everything
+// else has a room with tests.
+func TestSchedulerMainIsThin(t *testing.T) {
+	const limit = 60
+	content, err := os.ReadFile(filepath.Join("..", "..", "cmd", "scheduler", "main.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if lines := bytes.Count(content, []byte("\n")); lines > limit {
+		t.Errorf("cmd/scheduler/main.go has %d lines, at most %d are allowed", lines, limit)
+	}
+}
+
+func roomOf(path string) (room, bool) {
+	var best room
+	for _, candidate := range rooms {
+		if (path == candidate.path || strings.HasPrefix(path, candidate.path+"/")) && len(candidate.path) > len(best.path) {
+			best = candidate
+		}
+	}
+	return best, best.path != ""
+}
+
+func forbiddenIn(path string) []string {
+	best := ""
+	for prefix := range forbidden {
+		if (path == prefix || strings.HasPrefix(path, strings.TrimSuffix(prefix, "/")+"/")) && len(prefix) > len(best) {
+			best = prefix
+		}
+	}
+	return forbidden[best]
+}
+
+func listPackages(t *testing.T) []goPackage {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "go", "list", "-e", "-tags", "e2e", "-json=ImportPath,Imports", module+"...")
+	cmd.Stderr = os.Stderr
+	output, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("listing the module's packages: %v", err)
+	}
+	var pkgs []goPackage
+	decoder := json.NewDecoder(bytes.NewReader(output))
+	for {
+		var pkg goPackage
+		err := decoder.Decode(&pkg)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatalf("reading the output of go list: %v", err)
+		}
+		pkgs = append(pkgs, pkg)
+	}
+	if len(pkgs) < 10 {
+		t.Fatalf("go list found only %d packages: the check would prove nothing", len(pkgs))
+	}
+	return pkgs
+}
