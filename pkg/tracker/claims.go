@@ -1,0 +1,87 @@
+package tracker
+
+import (
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
+)
+
+// claims is layer 1: for every name the newest object known. It has no lock of
+// its own.
+//
+// Deleted claims leave no trace. To tell a claim that the watch has not brought
+// yet from one that it has taken away, observed suffices: every change up to
+// there has been seen.
+type claims struct {
+	byName map[types.NamespacedName]*resourceapi.ResourceClaim
+	byUID  map[types.UID]*resourceapi.ResourceClaim
+	// observed is the resource version up to which the list and the watch have
+	// been applied, empty before the first list.
+	observed string
+}
+
+func newClaims() claims {
+	return claims{
+		byName: map[types.NamespacedName]*resourceapi.ResourceClaim{},
+		byUID:  map[types.UID]*resourceapi.ResourceClaim{},
+	}
+}
+
+func (c *claims) get(name types.NamespacedName) *resourceapi.ResourceClaim {
+	return c.byName[name]
+}
+
+// put makes claim the known object of its name, unless the known one is as new
+// or newer. It returns the object that was known before.
+func (c *claims) put(claim *resourceapi.ResourceClaim) (old *resourceapi.ResourceClaim, stored bool) {
+	name := nameOf(claim)
+	old = c.byName[name]
+	if old != nil && !newer(claim.ResourceVersion, old.ResourceVersion) {
+		return old, false
+	}
+	if old != nil {
+		delete(c.byUID, old.UID)
+	}
+	c.byName[name] = claim
+	c.byUID[claim.UID] = claim
+	return old, true
+}
+
+// remove forgets a claim.
+func (c *claims) remove(claim *resourceapi.ResourceClaim) {
+	delete(c.byName, nameOf(claim))
+	delete(c.byUID, claim.UID)
+}
+
+// advance notes that the watch has reached version. Versions that cannot be
+// compared leave it where it is.
+func (c *claims) advance(version string) {
+	if order, err := resourceversion.CompareResourceVersion(version, c.observed); c.observed == "" && wellFormed(version) || err == nil && order > 0 {
+		c.observed = version
+	}
+}
+
+// hasObserved tells whether the list and the watch have reached version.
+func (c *claims) hasObserved(version string) bool {
+	return c.observed != "" && !newer(version, c.observed)
+}
+
+func nameOf(claim *resourceapi.ResourceClaim) types.NamespacedName {
+	return types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
+}
+
+// newer tells whether resource version a is later than b. The API server's
+// versions are totally ordered within a resource. A version that cannot be
+// compared counts as newer: such objects come from incomplete fakes only, in the
+// order in which they were made.
+func newer(a, b string) bool {
+	order, err := resourceversion.CompareResourceVersion(a, b)
+	return err != nil || order > 0
+}
+
+// wellFormed tells whether a resource version can be compared. "" and "0" stand
+// for "any version" in requests and are no versions of anything.
+func wellFormed(version string) bool {
+	_, err := resourceversion.CompareResourceVersion(version, version)
+	return err == nil
+}
