@@ -1,0 +1,60 @@
+package allocator
+
+import (
+	"context"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// Policy says which of several valid allocations is chosen.
+type Policy int
+
+const (
+	// FirstFit takes the first devices in the order of pools, slices and devices, exactly as upstream's
+	// allocator does.
+	FirstFit Policy = iota
+)
+
+// Input is everything a decision depends on.
+type Input struct {
+	// Requests are the pod's compiled claims.
+	Requests *Requests
+	// Node is the candidate.
+	Node *v1.Node
+	// Inventory and Usage are the views of one scheduling cycle.
+	Inventory *inventory.View
+	Usage     usage.View
+	Policy    Policy
+}
+
+// Result is the answer for one node.
+type Result struct {
+	// Allocations holds one entry per claim, in the order given to Compile. Only Allocate fills it. The
+	// entries share memory with the claims, classes and slices that they come from: copy before changing.
+	// AllocationTimestamp is left to the writer.
+	Allocations []resourceapi.AllocationResult
+	// Score is the raw preference for this node: for each request with alternatives, 8 for the first
+	// alternative down to 1 for the eighth (KEP-4816). Higher is better; normalize over the nodes.
+	Score int64
+	// Failure says why the node cannot be used. Nil means that the claims fit.
+	Failure *Failure
+}
+
+// Fits tells whether the node satisfies the claims.
+func (r Result) Fits() bool { return r.Failure == nil }
+
+// Check decides whether the node can satisfy the requests, and with which preference. It keeps no
+// allocation. If ctx ends before the answer is known, the failure's reason is ReasonUndecided, which says
+// nothing about other nodes.
+func Check(ctx context.Context, in Input) Result {
+	return decide(ctx, in, false)
+}
+
+// Allocate decides like Check and returns the allocations. With equal input it fits exactly when Check does.
+func Allocate(ctx context.Context, in Input) Result {
+	return decide(ctx, in, true)
+}

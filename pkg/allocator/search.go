@@ -1,0 +1,5 @@
+package allocator
+
+import "context"
+
+func decide(ctx context.Context, in Input, keep bool) Result { return Result{} }

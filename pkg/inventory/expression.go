@@ -1,0 +1,97 @@
+package inventory
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync/atomic"
+
+	"k8s.io/dynamic-resource-allocation/cel"
+
+	"stowage.dev/stowage/pkg/inventory/bitset"
+)
+
+// expression is one compiled CEL selector with its results on slices.
+type expression struct {
+	text    string
+	slot    int
+	program cel.CompilationResult
+	// last is the result for the slice judged last. Slices of equal nodes give equal results, which then
+	// share one value.
+	last atomic.Pointer[exprResult]
+}
+
+// exprResult is what one expression says about the devices of one slice. Immutable.
+type exprResult struct {
+	expr  *expression
+	match bitset.Set
+	// errs has the devices on which the expression failed at run time; they do not match. Nil if none.
+	errs map[int]error
+}
+
+// CompileError is a CEL selector that does not compile.
+type CompileError struct {
+	Expression string
+	Err        error
+}
+
+func (e *CompileError) Error() string { return fmt.Sprintf("CEL compile error: %v", e.Err) }
+func (e *CompileError) Unwrap() error { return e.Err }
+
+// compile returns the expression for text from the bounded table.
+func (c *caches) compile(text string) (*expression, error) {
+	return c.expressions.get(text, func(slot int) (*expression, error) {
+		// The cost was limited when the selector was admitted; the runtime limit still holds.
+		program := cel.GetCompiler(cel.Features{
+			EnableConsumableCapacity: c.features.ConsumableCapacity,
+			EnableListTypeAttributes: c.features.ListTypeAttributes,
+		}).CompileCELExpression(text, cel.Options{DisableCostEstimation: true})
+		if program.Error != nil {
+			return nil, &CompileError{Expression: text, Err: program.Error}
+		}
+		return &expression{text: text, slot: slot, program: program}, nil
+	})
+}
+
+// on returns what the expression says about the slice's devices, evaluating it if that was not done yet.
+func (e *expression) on(s *Slice) *exprResult {
+	if r := s.results.get(e.slot); r != nil && r.expr == e {
+		return r
+	}
+	r := e.evaluate(s)
+	if r.errs == nil {
+		if last := e.last.Load(); last != nil && slices.Equal(last.match, r.match) {
+			r = last
+		} else {
+			e.last.Store(r)
+		}
+	}
+	s.results.put(e.slot, r)
+	return r
+}
+
+func (e *expression) evaluate(s *Slice) *exprResult {
+	devices := s.Object.Spec.Devices
+	r := &exprResult{expr: e, match: bitset.New(len(devices))}
+	for i := range devices {
+		device := &devices[i]
+		// A result outlives the caller's deadline, so it must not depend on it: CEL's cost limit bounds the
+		// time of one evaluation.
+		matches, _, err := e.program.DeviceMatches(context.Background(), cel.Device{
+			Driver:                   s.Object.Spec.Driver,
+			AllowMultipleAllocations: device.AllowMultipleAllocations,
+			Attributes:               device.Attributes,
+			Capacity:                 device.Capacity,
+		})
+		switch {
+		case err != nil:
+			if r.errs == nil {
+				r.errs = make(map[int]error)
+			}
+			r.errs[i] = cel.EnhanceRuntimeError(err)
+		case matches:
+			r.match.Add(i)
+		}
+	}
+	return r
+}

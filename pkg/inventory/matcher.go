@@ -1,0 +1,227 @@
+package inventory
+
+import (
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"stowage.dev/stowage/pkg/inventory/bitset"
+)
+
+// MatcherSpec says which devices a request accepts.
+type MatcherSpec struct {
+	// ClassSelectors and Selectors are the CEL expressions of the class and of the request. All must match;
+	// they are tried in this order, and a device that one rejects is not shown to the next.
+	ClassSelectors, Selectors []string
+	// Tolerations are the request's.
+	Tolerations []resourceapi.DeviceToleration
+	// IgnoreTaints switches taints off altogether.
+	IgnoreTaints bool
+	// RefuseBindingConditions rejects devices with binding conditions before any selector.
+	RefuseBindingConditions bool
+}
+
+// Matcher tells which devices fulfil a MatcherSpec. Matchers of equal specs are usually the same one.
+type Matcher struct {
+	spec        MatcherSpec
+	slot        int
+	expressions []*expression // the class's, then the request's
+}
+
+// PoolMatch is what a matcher says about the devices of one NodePool, by their indexes. Immutable.
+type PoolMatch struct {
+	matcher *Matcher
+	// Match are the devices that pass all selectors.
+	Match bitset.Set
+	// Tainted are those of Match with a taint that is not tolerated. Nil if none.
+	Tainted bitset.Set
+	// Usable is Match without Tainted.
+	Usable bitset.Set
+	// Errors are the devices on which a selector failed at run time, having passed those before it. They
+	// are not in Match. Nil if none.
+	Errors bitset.Set
+}
+
+// Matcher returns the matcher for spec, compiling its selectors unless that was done before. The error is a
+// [*CompileError].
+func (v *View) Matcher(spec MatcherSpec) (*Matcher, error) {
+	return v.caches.matchers.get(spec.key(), func(slot int) (*Matcher, error) {
+		m := &Matcher{spec: spec, slot: slot, expressions: make([]*expression, 0, len(spec.ClassSelectors)+len(spec.Selectors))}
+		for _, selectors := range [][]string{spec.ClassSelectors, spec.Selectors} {
+			for _, text := range selectors {
+				expr, err := v.caches.compile(text)
+				if err != nil {
+					return nil, err
+				}
+				m.expressions = append(m.expressions, expr)
+			}
+		}
+		return m, nil
+	})
+}
+
+// key tells specs apart. Lengths before texts keep any two different specs different.
+func (s *MatcherSpec) key() string {
+	var b strings.Builder
+	text := func(t string) {
+		b.WriteString(strconv.Itoa(len(t)))
+		b.WriteByte(':')
+		b.WriteString(t)
+	}
+	for _, selectors := range [][]string{s.ClassSelectors, s.Selectors} {
+		b.WriteString(strconv.Itoa(len(selectors)))
+		b.WriteByte(';')
+		for _, t := range selectors {
+			text(t)
+		}
+	}
+	b.WriteString(strconv.FormatBool(s.IgnoreTaints))
+	b.WriteString(strconv.FormatBool(s.RefuseBindingConditions))
+	if !s.IgnoreTaints {
+		for i := range s.Tolerations {
+			t := &s.Tolerations[i]
+			text(t.Key)
+			text(string(t.Operator))
+			text(t.Value)
+			text(string(t.Effect))
+		}
+	}
+	return b.String()
+}
+
+// On returns what the matcher says about the devices of p.
+func (m *Matcher) On(p *NodePool) *PoolMatch {
+	if r := p.matches.get(m.slot); r != nil && r.matcher == m {
+		return r
+	}
+	r := m.judge(p)
+	p.matches.put(m.slot, r)
+	return r
+}
+
+func (m *Matcher) judge(p *NodePool) *PoolMatch {
+	r := &PoolMatch{matcher: m, Match: bitset.New(p.Len())}
+	for i, s := range p.Slices {
+		alive := m.eligible(p, i)
+		for _, expr := range m.expressions {
+			if alive.Empty() {
+				break
+			}
+			result := expr.on(s)
+			for device := range result.errs {
+				if alive.Has(device) {
+					if r.Errors == nil {
+						r.Errors = bitset.New(p.Len())
+					}
+					r.Errors.Add(p.starts[i] + device)
+				}
+			}
+			alive.And(result.match)
+		}
+		r.Match.OrAt(p.starts[i], alive)
+		if s.tainted == nil || m.spec.IgnoreTaints {
+			continue
+		}
+		alive.And(s.tainted)
+		for device := alive.Next(0); device >= 0; device = alive.Next(device + 1) {
+			if m.RefusedTaint(&s.Object.Spec.Devices[device]) != nil {
+				if r.Tainted == nil {
+					r.Tainted = bitset.New(p.Len())
+				}
+				r.Tainted.Add(p.starts[i] + device)
+			}
+		}
+	}
+	r.Usable = r.Match
+	if r.Tainted != nil {
+		r.Usable = r.Match.Clone()
+		r.Usable.AndNot(r.Tainted)
+	}
+	return r
+}
+
+// eligible are the devices of slice i of p, by their index in the slice, before any selector.
+func (m *Matcher) eligible(p *NodePool, i int) bitset.Set {
+	s := p.Slices[i]
+	n := len(s.Object.Spec.Devices)
+	alive := bitset.Full(n)
+	for device := range n {
+		hidden := s.perDevice != nil && !p.visible.Has(p.starts[i]+device)
+		refused := m.spec.RefuseBindingConditions && len(s.Object.Spec.Devices[device].BindingConditions) > 0
+		if hidden || refused {
+			alive.Remove(device)
+		}
+	}
+	return alive
+}
+
+// RefusedTaint returns the first taint of the device that prevents allocation, nil if there is none.
+func (m *Matcher) RefusedTaint(device *resourceapi.Device) *resourceapi.DeviceTaint {
+	if m.spec.IgnoreTaints {
+		return nil
+	}
+taints:
+	for i := range device.Taints {
+		taint := &device.Taints[i]
+		if !isEffective(taint.Effect) {
+			continue
+		}
+		for _, toleration := range m.spec.Tolerations {
+			if resourceclaim.ToleratesTaint(toleration, *taint) {
+				continue taints
+			}
+		}
+		return taint
+	}
+	return nil
+}
+
+// Rejections counts the devices of p that each selector is the first to reject: the class's all together, the
+// request's one by one. Devices on which a selector failed are in neither.
+func (m *Matcher) Rejections(p *NodePool) (byClass int, bySelector []int) {
+	if len(m.spec.Selectors) > 0 {
+		bySelector = make([]int, len(m.spec.Selectors))
+	}
+	for i, s := range p.Slices {
+		alive := m.eligible(p, i)
+		for k, expr := range m.expressions {
+			result := expr.on(s)
+			rejected := alive.AndNotCount(result.match)
+			for device := range result.errs {
+				if alive.Has(device) {
+					rejected--
+				}
+			}
+			alive.And(result.match)
+			if own := k - len(m.spec.ClassSelectors); own >= 0 {
+				bySelector[own] += rejected
+			} else {
+				byClass += rejected
+			}
+		}
+	}
+	return byClass, bySelector
+}
+
+// Error returns the selector that failed at run time on device i of p, and its error. ofClass tells whether the
+// selector is the class's. The error is nil if none failed.
+func (m *Matcher) Error(p *NodePool, i int) (expression string, ofClass bool, err error) {
+	if r := m.On(p); !r.Errors.Has(i) {
+		return "", false, nil
+	}
+	s := p.SliceOf(i)
+	device := i
+	for j := range p.Slices {
+		if p.Slices[j] == s {
+			device -= p.starts[j]
+		}
+	}
+	for k, expr := range m.expressions {
+		if err := expr.on(s).errs[device]; err != nil {
+			return expr.text, k < len(m.spec.ClassSelectors), err
+		}
+	}
+	return "", false, nil
+}

@@ -1,0 +1,253 @@
+package inventory
+
+import (
+	"hash/maphash"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"github.com/benbjohnson/immutable"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// Features are the optional parts of the API that change which slices count or what selectors may say, named
+// after the Kubernetes feature gates without their "DRA" prefix.
+type Features struct {
+	// PartitionableDevices: without it, slices with counter sets or with devices that choose their nodes
+	// are for no node.
+	PartitionableDevices bool
+	// ConsumableCapacity makes device.allowMultipleAllocations known to selectors.
+	ConsumableCapacity bool
+	// ListTypeAttributes makes list functions for attributes known to selectors.
+	ListTypeAttributes bool
+	// CompatibilityGroups: without it, slices that use them do not count, and their pools are incomplete.
+	CompatibilityGroups bool
+}
+
+// DefaultFeatures are those on by default in Kubernetes 1.37.
+func DefaultFeatures() Features {
+	return Features{PartitionableDevices: true, ConsumableCapacity: true}
+}
+
+// Options configure a Store. The zero value of a number means its default.
+type Options struct {
+	Features Features
+	// MaxSelectors bounds the different CEL selectors kept compiled, with their results. Default 128.
+	MaxSelectors int
+	// MaxMatchers bounds the different combinations of selectors and tolerations whose results are kept.
+	// Default 64.
+	MaxMatchers int
+}
+
+// Store takes in events and gives out views. All methods may be called by any goroutine.
+type Store struct {
+	features Features
+	current  atomic.Pointer[View]
+
+	mu      sync.Mutex
+	slices  map[string]*Slice            // slice name → slice
+	members map[PoolID]map[string]*Slice // pool → slice name → slice, of all generations
+}
+
+// caches are shared by all views of a store.
+type caches struct {
+	features    Features
+	expressions *slotTable[*expression]
+	matchers    *slotTable[*Matcher]
+}
+
+// CacheStats describes a bounded cache.
+type CacheStats struct {
+	Entries, Limit int
+	// Evicted counts entries that had to make room.
+	Evicted uint64
+}
+
+// Stats describes the caches of a store.
+type Stats struct{ Selectors, Matchers CacheStats }
+
+// NewStore returns an empty store.
+func NewStore(opts Options) *Store {
+	if opts.MaxSelectors <= 0 {
+		opts.MaxSelectors = 128
+	}
+	if opts.MaxMatchers <= 0 {
+		opts.MaxMatchers = 64
+	}
+	s := &Store{
+		features: opts.Features,
+		slices:   make(map[string]*Slice),
+		members:  make(map[PoolID]map[string]*Slice),
+	}
+	s.current.Store(&View{
+		classes: immutable.NewMap[string, *Class](newStringHasher()),
+		pools:   immutable.NewSortedMap[PoolID, *Pool](poolIDComparer{}),
+		local:   immutable.NewMap[string, *NodeDevices](newStringHasher()),
+		caches: &caches{
+			features:    opts.Features,
+			expressions: newSlotTable[*expression](opts.MaxSelectors),
+			matchers:    newSlotTable[*Matcher](opts.MaxMatchers),
+		},
+	})
+	return s
+}
+
+// View returns what exists now. It costs one pointer read.
+func (s *Store) View() *View { return s.current.Load() }
+
+// Stats returns how full the caches are.
+func (s *Store) Stats() Stats {
+	c := s.View().caches
+	return Stats{Selectors: c.expressions.stats(), Matchers: c.matchers.stats()}
+}
+
+// SetSlice adds or replaces the slice with the object's name. The object must not change afterwards.
+func (s *Store) SetSlice(object *resourceapi.ResourceSlice) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	old := s.slices[object.Name]
+	if old != nil && (old.Object == object || apiequality.Semantic.DeepEqual(&old.Object.Spec, &object.Spec)) {
+		return
+	}
+	slice := newSlice(object, s.features)
+	if old != nil {
+		slice.adopt(old)
+	}
+	id := poolOf(object)
+	if s.members[id] == nil {
+		s.members[id] = make(map[string]*Slice)
+	}
+	s.slices[object.Name] = slice
+	s.members[id][object.Name] = slice
+	if old != nil && poolOf(old.Object) != id {
+		s.remove(old)
+	}
+	s.rebuild(id)
+}
+
+// DeleteSlice removes the slice with the name, if there is one.
+func (s *Store) DeleteSlice(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if old := s.slices[name]; old != nil {
+		delete(s.slices, name)
+		s.remove(old)
+	}
+}
+
+// SetClass adds or replaces the class with the object's name. The object must not change afterwards.
+func (s *Store) SetClass(object *resourceapi.DeviceClass) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.change(func(v *View) { v.classes = v.classes.Set(object.Name, &Class{Object: object}) })
+}
+
+// DeleteClass removes the class with the name, if there is one.
+func (s *Store) DeleteClass(name string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.change(func(v *View) { v.classes = v.classes.Delete(name) })
+}
+
+// remove takes a slice out of its pool. The caller holds mu.
+func (s *Store) remove(old *Slice) {
+	id := poolOf(old.Object)
+	delete(s.members[id], old.Object.Name)
+	s.rebuild(id)
+}
+
+// rebuild derives the pool anew from its slices and publishes it. The caller holds mu.
+func (s *Store) rebuild(id PoolID) {
+	var pool *Pool
+	if len(s.members[id]) > 0 {
+		pool = newPool(id, s.members[id])
+	} else {
+		delete(s.members, id)
+	}
+	s.change(func(v *View) {
+		old, _ := v.pools.Get(id)
+		if pool != nil {
+			v.pools = v.pools.Set(id, pool)
+		} else {
+			v.pools = v.pools.Delete(id)
+		}
+		v.replaceLocal(id, old, pool)
+		v.replaceShared(id, old, pool)
+	})
+}
+
+// change publishes a copy of the current view with one change. The caller holds mu.
+func (s *Store) change(fn func(*View)) {
+	next := *s.current.Load()
+	next.generation++
+	fn(&next)
+	s.current.Store(&next)
+}
+
+// replaceLocal puts a pool that consists of slices for single nodes in the place of its predecessor. Either may
+// be nil, or not of that sort.
+func (v *View) replaceLocal(id PoolID, old, pool *Pool) {
+	if old != nil && old.isLocal() {
+		for name := range old.nodes {
+			if pool != nil && pool.isLocal() && pool.nodes[name] != nil {
+				continue // replaced below
+			}
+			local, _ := v.local.Get(name)
+			if local = local.with(id, nil); len(local.Pools)+len(local.Problems) > 0 {
+				v.local = v.local.Set(name, local)
+			} else {
+				v.local = v.local.Delete(name)
+			}
+		}
+	}
+	if pool == nil || !pool.isLocal() {
+		return
+	}
+	for name := range pool.nodes {
+		local, ok := v.local.Get(name)
+		if !ok {
+			local = noDevices
+		}
+		// Slices for a node by name do not look at its labels.
+		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+		v.local = v.local.Set(name, local.with(id, pool.forNode(node)))
+	}
+}
+
+// replaceShared does the same for a pool that has slices for more than one node.
+func (v *View) replaceShared(id PoolID, old, pool *Pool) {
+	wasShared := old != nil && !old.isLocal()
+	isShared := pool != nil && !pool.isLocal()
+	if !wasShared && !isShared {
+		return
+	}
+	at, found := slices.BinarySearchFunc(v.shared, id, func(p *Pool, id PoolID) int { return p.ID.compare(id) })
+	shared := slices.Clone(v.shared)
+	switch {
+	case found && isShared:
+		shared[at] = pool
+	case found:
+		shared = slices.Delete(shared, at, at+1)
+	case isShared:
+		shared = slices.Insert(shared, at, pool)
+	}
+	v.shared = shared
+}
+
+func poolOf(object *resourceapi.ResourceSlice) PoolID {
+	return PoolID{Driver: object.Spec.Driver, Pool: object.Spec.Pool.Name}
+}
+
+type stringHasher struct{ seed maphash.Seed }
+
+func newStringHasher() stringHasher { return stringHasher{seed: maphash.MakeSeed()} }
+
+func (h stringHasher) Hash(key string) uint32 { return uint32(maphash.String(h.seed, key)) }
+func (stringHasher) Equal(a, b string) bool   { return a == b }
+
+type poolIDComparer struct{}
+
+func (poolIDComparer) Compare(a, b PoolID) int { return a.compare(b) }
