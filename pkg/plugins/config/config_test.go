@@ -1,0 +1,198 @@
+package config_test
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/klog/v2/ktesting"
+	configv1 "k8s.io/kube-scheduler/config/v1"
+	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
+	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
+
+	"stowage.dev/stowage/pkg/plugins/config"
+)
+
+// args loads a configuration whose only profile enables DeviceClaims with the given pluginConfig, through
+// kube-scheduler's own loader, and returns the plugin's arguments.
+func args(t *testing.T, pluginConfig string) (runtime.Object, error) {
+	t.Helper()
+	logger, _ := ktesting.NewTestContext(t)
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	text := `
+apiVersion: kubescheduler.config.k8s.io/v1
+kind: KubeSchedulerConfiguration
+profiles:
+- schedulerName: stowage
+  plugins:
+    multiPoint:
+      enabled:
+      - name: DeviceClaims
+` + pluginConfig
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	cfg, err := options.LoadConfigFromFile(logger, file)
+	if err != nil {
+		return nil, err
+	}
+	for _, pc := range cfg.Profiles[0].PluginConfig {
+		if pc.Name == "DeviceClaims" {
+			return pc.Args, nil
+		}
+	}
+	t.Fatal("the loader gave the profile no arguments for DeviceClaims")
+	return nil, nil
+}
+
+func TestArgsFromFile(t *testing.T) {
+	seconds := func(n time.Duration) *metav1.Duration { return &metav1.Duration{Duration: n * time.Second} }
+	tests := map[string]struct {
+		pluginConfig string
+		want         *config.DeviceClaimsArgs
+		wantErr      []string
+	}{
+		"no pluginConfig entry gives the defaults": {
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(10), BindingTimeout: seconds(600)},
+		},
+		"a field that is not set gets its default, one that is set keeps its value": {
+			pluginConfig: `
+  pluginConfig:
+  - name: DeviceClaims
+    args:
+      filterTimeout: 3s
+`,
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(3), BindingTimeout: seconds(600)},
+		},
+		"kind and apiVersion may be given": {
+			pluginConfig: `
+  pluginConfig:
+  - name: DeviceClaims
+    args:
+      apiVersion: kubescheduler.config.k8s.io/v1
+      kind: DeviceClaimsArgs
+      filterTimeout: 0s
+      bindingTimeout: 30s
+`,
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(0), BindingTimeout: seconds(30)},
+		},
+		"an unknown field is refused by name": {
+			pluginConfig: `
+  pluginConfig:
+  - name: DeviceClaims
+    args:
+      filterTimout: 3s
+`,
+			wantErr: []string{"DeviceClaims", `unknown field "filterTimout"`},
+		},
+		"a value of the wrong type is refused": {
+			pluginConfig: `
+  pluginConfig:
+  - name: DeviceClaims
+    args:
+      filterTimeout: soon
+`,
+			wantErr: []string{"DeviceClaims", `soon`},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := args(t, tc.pluginConfig)
+			if err != nil || tc.wantErr != nil {
+				if err == nil {
+					t.Fatalf("loaded %+v, want an error with %q", got, tc.wantErr)
+				}
+				for _, want := range tc.wantErr {
+					if !strings.Contains(err.Error(), want) {
+						t.Errorf("error %q does not contain %q", err, want)
+					}
+				}
+				return
+			}
+			gotArgs, ok := got.(*config.DeviceClaimsArgs)
+			if !ok {
+				t.Fatalf("loaded args of type %T", got)
+			}
+			gotArgs.TypeMeta = metav1.TypeMeta{}
+			if diff := cmp.Diff(tc.want, gotArgs); diff != "" {
+				t.Errorf("args differ (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestArgsAreWrittenInTheirVersion(t *testing.T) {
+	loaded, err := args(t, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, _ := runtime.SerializerInfoForMediaType(scheme.Codecs.SupportedMediaTypes(), runtime.ContentTypeYAML)
+	out, err := runtime.Encode(scheme.Codecs.EncoderForVersion(info.Serializer, configv1.SchemeGroupVersion), loaded)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := `apiVersion: kubescheduler.config.k8s.io/v1
+bindingTimeout: 10m0s
+filterTimeout: 10s
+kind: DeviceClaimsArgs
+`
+	if diff := cmp.Diff(want, string(out)); diff != "" {
+		t.Errorf("encoded args differ (-want +got):\n%s", diff)
+	}
+}
+
+func TestArgsCopyIsIndependent(t *testing.T) {
+	original := &config.DeviceClaimsArgs{}
+	config.SetDefaultsDeviceClaimsArgs(original)
+	copied := original.DeepCopyObject().(*config.DeviceClaimsArgs)
+	copied.FilterTimeout.Duration = 1
+	copied.BindingTimeout.Duration = 1
+	want := &config.DeviceClaimsArgs{}
+	config.SetDefaultsDeviceClaimsArgs(want)
+	if diff := cmp.Diff(want, original); diff != "" {
+		t.Errorf("changing the copy changed the original (-want +got):\n%s", diff)
+	}
+}
+
+func TestValidateDeviceClaimsArgs(t *testing.T) {
+	tests := map[string]struct {
+		change  func(*config.DeviceClaimsArgs)
+		wantErr string
+	}{
+		"the defaults are valid": {change: func(*config.DeviceClaimsArgs) {}},
+		"no bound for the search is valid": {
+			change: func(a *config.DeviceClaimsArgs) { a.FilterTimeout.Duration = 0 },
+		},
+		"a negative filterTimeout is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.FilterTimeout.Duration = -time.Second },
+			wantErr: `filterTimeout: Invalid value: "-1s": must be at least 0s`,
+		},
+		"a bindingTimeout below a second is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.BindingTimeout.Duration = time.Millisecond },
+			wantErr: `bindingTimeout: Invalid value: "1ms": must be at least 1s`,
+		},
+		"arguments without defaults are refused": {
+			change:  func(a *config.DeviceClaimsArgs) { *a = config.DeviceClaimsArgs{} },
+			wantErr: `[filterTimeout: Required value, bindingTimeout: Required value]`,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			a := &config.DeviceClaimsArgs{}
+			config.SetDefaultsDeviceClaimsArgs(a)
+			tc.change(a)
+			got := ""
+			if err := config.ValidateDeviceClaimsArgs(a); err != nil {
+				got = err.Error()
+			}
+			if diff := cmp.Diff(tc.wantErr, got); diff != "" {
+				t.Errorf("error differs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
