@@ -262,6 +262,13 @@ func (p *Process) markStopping() {
 	p.mu.Unlock()
 }
 
+// disown makes Err nil for a process whose end has been reported already.
+func (p *Process) disown() {
+	p.mu.Lock()
+	p.stopping = true
+	p.mu.Unlock()
+}
+
 // LogTail returns the last lines of a log file, for an error message. A file
 // that cannot be read gives the reason in its place.
 func LogTail(path string) string {

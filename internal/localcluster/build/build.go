@@ -108,7 +108,7 @@ func Ensure(ctx context.Context, progress io.Writer, sets ...Set) (Binaries, err
 	if progress == nil {
 		progress = io.Discard
 	}
-	cache, err := cacheDir()
+	cache, err := CacheDir()
 	if err != nil {
 		return Binaries{}, err
 	}

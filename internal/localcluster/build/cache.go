@@ -18,8 +18,8 @@ import (
 // lockInterval is the pause between two attempts to take the build lock.
 const lockInterval = 200 * time.Millisecond
 
-// cacheDir is where all built programs of this user are kept.
-func cacheDir() (string, error) {
+// CacheDir is where all built programs of this user are kept.
+func CacheDir() (string, error) {
 	if dir := os.Getenv("STOWAGE_CACHE"); dir != "" {
 		return filepath.Abs(dir)
 	}
