@@ -87,6 +87,10 @@ func (c *Cluster) secureServer(name string) (*secureServer, error) {
 	if err != nil {
 		return nil, err
 	}
+	admin, err := tls.X509KeyPair(c.admin.CertData, c.admin.KeyData)
+	if err != nil {
+		return nil, fmt.Errorf("reading the administrator's certificate: %w", err)
+	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(c.servingCA.certPEM)
 	return &secureServer{
@@ -97,11 +101,18 @@ func (c *Cluster) secureServer(name string) (*secureServer, error) {
 			"--permit-port-sharing",
 			"--tls-cert-file=" + cert,
 			"--tls-private-key-file=" + key,
+			// The administrator is known by certificate, also before the API
+			// server has published the authority.
+			"--client-ca-file=" + c.ClientCAFile(),
 		},
 		client: &http.Client{
 			Timeout: 5 * time.Second,
 			Transport: &http.Transport{
-				TLSClientConfig:   &tls.Config{RootCAs: roots, MinVersion: tls.VersionTLS12},
+				TLSClientConfig: &tls.Config{
+					RootCAs:      roots,
+					Certificates: []tls.Certificate{admin},
+					MinVersion:   tls.VersionTLS12,
+				},
 				DisableKeepAlives: true,
 			},
 		},
@@ -113,26 +124,30 @@ func (s *secureServer) url(path string) string { return "https://" + s.port.Addr
 
 // ready returns a check that passes when path answers 200.
 func (s *secureServer) ready(path string) func(context.Context) error {
-	return func(ctx context.Context) error { return checkHTTP(ctx, s.client, s.url(path)) }
+	return func(ctx context.Context) error {
+		_, err := getHTTP(ctx, s.client, s.url(path))
+		return err
+	}
 }
 
-// checkHTTP fails unless a GET of the URL answers 200.
-func checkHTTP(ctx context.Context, client *http.Client, url string) error {
+// getHTTP returns what the URL answers; another status than 200 is an error
+// with the answer in it.
+func getHTTP(ctx context.Context, client *http.Client, url string) ([]byte, error) {
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	response, err := client.Do(request)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	defer response.Body.Close()
-	body, err := io.ReadAll(io.LimitReader(response.Body, 4<<10))
+	body, err := io.ReadAll(response.Body)
 	if err != nil {
-		return fmt.Errorf("reading the answer of %s: %w", url, err)
+		return nil, fmt.Errorf("reading the answer of %s: %w", url, err)
 	}
 	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s answered %s: %s", url, response.Status, strings.TrimSpace(string(body)))
+		return nil, fmt.Errorf("%s answered %s: %.1000s", url, response.Status, strings.TrimSpace(string(body)))
 	}
-	return nil
+	return body, nil
 }

@@ -3,6 +3,7 @@ package localcluster
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"os"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -48,6 +49,14 @@ type Scheduler struct {
 	CAFile string
 	// Kubeconfig is the file that the scheduler connects with.
 	Kubeconfig string
+
+	client *http.Client
+}
+
+// Get asks the scheduler's secure port, as the administrator, for example for
+// "/metrics" or "/configz".
+func (s *Scheduler) Get(ctx context.Context, path string) ([]byte, error) {
+	return getHTTP(ctx, s.client, s.URL+path)
 }
 
 // StartScheduler starts our scheduler with a token of its service account and
@@ -124,7 +133,13 @@ func (c *Cluster) startScheduler(ctx context.Context, o SchedulerOptions) (*Sche
 	if err != nil {
 		return nil, err
 	}
-	return &Scheduler{Process: process, URL: server.url(""), CAFile: c.serversCAFile(), Kubeconfig: o.Kubeconfig}, nil
+	return &Scheduler{
+		Process:    process,
+		URL:        server.url(""),
+		CAFile:     c.serversCAFile(),
+		Kubeconfig: o.Kubeconfig,
+		client:     server.client,
+	}, nil
 }
 
 // schedulerConfig is the configuration file with our connection. Fields that we
