@@ -6,6 +6,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/usage"
@@ -24,7 +25,7 @@ type inFlight struct {
 type Reservation struct {
 	// Claim is the claim as it was when the allocation was decided.
 	Claim *resourceapi.ResourceClaim
-	// Allocation is what was decided for it.
+	// Allocation is what was decided for it, never nil.
 	Allocation *resourceapi.AllocationResult
 }
 
@@ -46,7 +47,7 @@ func (t *Tracker) Reserve(view usage.View, owner types.UID, reservations []Reser
 		t.inFlight[claim.UID] = &inFlight{claim: claim, allocation: r.Allocation, owners: sets.New(owner)}
 		t.refold(claim)
 		t.revision++
-		t.logger.V(5).Info("Allocation in flight", "claim", claim.String(), "claimUID", claim.UID, "pod", owner)
+		t.logger.V(5).Info("Allocation in flight", "claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID, "pod", owner)
 	}
 	inFlightAllocations.Set(float64(len(t.inFlight)))
 	return nil
@@ -161,6 +162,6 @@ func (t *Tracker) Release(claim, owner types.UID) (last bool) {
 	inFlightAllocations.Set(float64(len(t.inFlight)))
 	freed := t.refold(pending.claim)
 	t.changed(Event{Kind: AllocationReleased, Claim: pending.claim, Freed: freed})
-	t.logger.V(5).Info("Allocation no longer in flight", "claim", pending.claim.String(), "claimUID", claim, "pod", owner, "freed", len(freed))
+	t.logger.V(5).Info("Allocation no longer in flight", "claim", klog.KRef(pending.claim.Namespace, pending.claim.Name), "claimUID", claim, "pod", owner, "freed", len(freed))
 	return true
 }

@@ -3,7 +3,6 @@ package tracker
 import (
 	"cmp"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -115,16 +114,20 @@ func (t *Tracker) observeList(objs []any, version string) error {
 		t.logger.Error(nil, "The API server's ResourceClaims went back in time, keeping what is known to be newer; restart all components if its storage was restored", "observed", before, "listed", version)
 	}
 
+	var gone []*resourceapi.ResourceClaim
 	kept := 0
-	known := slices.SortedFunc(maps.Values(t.claims.byName), compareNames)
-	for _, claim := range known {
+	for name, known := range t.claims.byName {
 		switch {
-		case names.Has(nameOf(claim)):
-		case newer(claim.ResourceVersion, version) && wellFormed(claim.ResourceVersion):
+		case names.Has(name):
+		case wellFormed(known.ResourceVersion) && newer(known.ResourceVersion, version):
 			kept++
 		default:
-			t.remove(claim)
+			gone = append(gone, known)
 		}
+	}
+	slices.SortFunc(gone, compareNames)
+	for _, known := range gone {
+		t.remove(known)
 	}
 	for _, claim := range listed {
 		t.put(claim)

@@ -88,6 +88,9 @@ func (t *Tracker) HasSynced() bool {
 
 // WaitForSync waits until HasSynced is true. It fails only if ctx ends first.
 func (t *Tracker) WaitForSync(ctx context.Context) error {
+	if t.HasSynced() {
+		return nil
+	}
 	select {
 	case <-t.synced:
 		return nil
