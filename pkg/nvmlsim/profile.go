@@ -53,6 +53,8 @@ type Model struct {
 	// MemoryMiB is what nvidia-smi prints as the total: a little less than the
 	// sold size where the firmware keeps a part.
 	MemoryMiB uint64 `json:"memoryMiB"`
+	// ReservedMiB of them are kept by the driver.
+	ReservedMiB uint64 `json:"reservedMiB"`
 	// BAR1MiB is the size of the PCI window onto the memory.
 	BAR1MiB uint64 `json:"bar1MiB"`
 	// Multiprocessors and CUDACores count the enabled units.
@@ -137,12 +139,16 @@ type GPU struct {
 	NUMANode int `json:"numaNode"`
 	// Minor of /dev/nvidia<minor>; the index where left out.
 	Minor *int `json:"minor,omitempty"`
-	// MIG overrides Model.MIG.Enabled.
+	// Board that carries the GPU: those of one board report one serial number.
+	// A board of its own where left out.
+	Board *int `json:"board,omitempty"`
+	// MIGEnabled overrides Model.MIG.Enabled.
 	MIGEnabled *bool `json:"migEnabled,omitempty"`
 	// NVLinkDown tells that the GPU's links are not active.
 	NVLinkDown bool `json:"nvlinkDown,omitempty"`
-	// NVLinkPeers gives, for GPUs linked without a switch, the index of the
-	// GPU at the other end of each link.
+	// NVLinkPeers gives, for GPUs linked to each other without switches, the
+	// index of the GPU at the other end of each link. Its length is the number
+	// of links; either all GPUs of a machine have it or none.
 	NVLinkPeers []int `json:"nvlinkPeers,omitempty"`
 }
 

@@ -1,0 +1,23 @@
+package nvmlsim
+
+import (
+	"encoding/binary"
+	"fmt"
+
+	"github.com/google/uuid"
+)
+
+// namespace of the UUIDs made here (RFC 9562, version 5).
+var namespace = uuid.MustParse("8d5f8a0e-6d34-4d0e-9a5e-4f1d8b6c2a77")
+
+// gpuUUID is the identity of a GPU for ever: it follows from the node's name
+// and the GPU's index.
+func gpuUUID(nodeName string, index int) string {
+	return "GPU-" + uuid.NewSHA1(namespace, fmt.Appendf(nil, "%s/gpu/%d", nodeName, index)).String()
+}
+
+// boardSerial is the 13-digit serial number of a board.
+func boardSerial(nodeName string, board int) string {
+	id := uuid.NewSHA1(namespace, fmt.Appendf(nil, "%s/board/%d", nodeName, board))
+	return fmt.Sprintf("165%010d", binary.BigEndian.Uint64(id[:8])%1e10)
+}

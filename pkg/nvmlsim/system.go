@@ -1,0 +1,105 @@
+package nvmlsim
+
+import (
+	"strings"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// SystemGetDriverVersion returns the version of the kernel driver.
+func (l *Library) SystemGetDriverVersion() (string, nvml.Return) {
+	if ret := l.ready(); ret != nvml.SUCCESS {
+		return "", ret
+	}
+	return l.profile.System.DriverVersion, nvml.SUCCESS
+}
+
+// SystemGetNVMLVersion returns the CUDA major version and the driver version.
+func (l *Library) SystemGetNVMLVersion() (string, nvml.Return) {
+	if ret := l.ready(); ret != nvml.SUCCESS {
+		return "", ret
+	}
+	major, _, _ := strings.Cut(l.profile.System.CUDADriverVersion, ".")
+	return major + "." + l.profile.System.DriverVersion, nvml.SUCCESS
+}
+
+// SystemGetCudaDriverVersion returns 1000*major + 10*minor.
+func (l *Library) SystemGetCudaDriverVersion() (int, nvml.Return) {
+	if ret := l.ready(); ret != nvml.SUCCESS {
+		return 0, ret
+	}
+	major, minor := splitVersion(l.profile.System.CUDADriverVersion)
+	return 1000*major + 10*minor, nvml.SUCCESS
+}
+
+// SystemGetCudaDriverVersion_v2 is SystemGetCudaDriverVersion.
+func (l *Library) SystemGetCudaDriverVersion_v2() (int, nvml.Return) {
+	return l.SystemGetCudaDriverVersion()
+}
+
+// ErrorString names a return code.
+func (l *Library) ErrorString(ret nvml.Return) string { return ret.Error() }
+
+// DeviceGetCount returns the number of GPUs.
+func (l *Library) DeviceGetCount() (int, nvml.Return) {
+	if ret := l.ready(); ret != nvml.SUCCESS {
+		return 0, ret
+	}
+	return len(l.devices), nvml.SUCCESS
+}
+
+// DeviceGetHandleByIndex returns a GPU's handle.
+func (l *Library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
+	if ret := l.ready(); ret != nvml.SUCCESS {
+		return unsupportedDevice{}, ret
+	}
+	if index < 0 || index >= len(l.devices) {
+		return unsupportedDevice{}, nvml.ERROR_INVALID_ARGUMENT
+	}
+	return l.devices[index], nvml.SUCCESS
+}
+
+// DeviceGetHandleByUUID returns a GPU's handle.
+func (l *Library) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) {
+	if uuid == "" {
+		return l.find(nil)
+	}
+	return l.find(func(d *device) bool { return d.uuid == uuid })
+}
+
+// DeviceGetHandleBySerial returns a GPU's handle.
+func (l *Library) DeviceGetHandleBySerial(serial string) (nvml.Device, nvml.Return) {
+	if serial == "" {
+		return l.find(nil)
+	}
+	return l.find(func(d *device) bool { return d.serial == serial })
+}
+
+// DeviceGetHandleByPciBusId takes the address in any of NVML's forms.
+func (l *Library) DeviceGetHandleByPciBusId(busID string) (nvml.Device, nvml.Return) {
+	address, ok := parseNVMLAddress(busID)
+	if !ok {
+		return l.find(nil)
+	}
+	return l.find(func(d *device) bool { return d.path.address == address })
+}
+
+// find returns the first GPU that matches; a nil match stands for an argument
+// that no GPU could match.
+func (l *Library) find(match func(*device) bool) (nvml.Device, nvml.Return) {
+	if ret := l.ready(); ret != nvml.SUCCESS {
+		return unsupportedDevice{}, ret
+	}
+	if match == nil {
+		return unsupportedDevice{}, nvml.ERROR_INVALID_ARGUMENT
+	}
+	for _, d := range l.devices {
+		if match(d) {
+			return d, nvml.SUCCESS
+		}
+	}
+	return unsupportedDevice{}, nvml.ERROR_NOT_FOUND
+}
+
+// UnitGetCount returns 0: the machines here are no S-class systems.
+func (l *Library) UnitGetCount() (int, nvml.Return) { return 0, l.ready() }
