@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 )
@@ -17,15 +18,9 @@ import (
 // kustomize; another folder is applied with all that is below it.
 func (c *Cluster) Apply(ctx context.Context, paths ...string) error {
 	for _, path := range paths {
-		source := []string{"-f", path}
-		info, err := os.Stat(path)
-		switch {
-		case err != nil:
+		source, err := sourceArgs(path)
+		if err != nil {
 			return fmt.Errorf("applying manifests: %w", err)
-		case info.IsDir() && isKustomization(path):
-			source = []string{"-k", path}
-		case info.IsDir():
-			source = append(source, "--recursive")
 		}
 		args := append([]string{"apply", "--server-side", "--field-manager=stowage-localcluster"}, source...)
 		if _, err := c.Kubectl(ctx, args...); err != nil {
@@ -35,20 +30,34 @@ func (c *Cluster) Apply(ctx context.Context, paths ...string) error {
 	return nil
 }
 
-// Delete deletes what Apply made from the same paths, in reverse order. What
-// does not exist is no error.
+// Delete deletes what Apply made from the same paths, in reverse order, and
+// waits until it is gone. What does not exist is no error.
 func (c *Cluster) Delete(ctx context.Context, paths ...string) error {
 	var errs []error
-	for i := len(paths) - 1; i >= 0; i-- {
-		flag := "-f"
-		if isKustomization(paths[i]) {
-			flag = "-k"
+	for _, path := range slices.Backward(paths) {
+		source, err := sourceArgs(path)
+		if err == nil {
+			_, err = c.Kubectl(ctx, append([]string{"delete", "--ignore-not-found"}, source...)...)
 		}
-		if _, err := c.Kubectl(ctx, "delete", "--ignore-not-found", flag, paths[i]); err != nil {
-			errs = append(errs, fmt.Errorf("deleting %s: %w", paths[i], err))
+		if err != nil {
+			errs = append(errs, fmt.Errorf("deleting %s: %w", path, err))
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// sourceArgs tell kubectl how to read a path.
+func sourceArgs(path string) ([]string, error) {
+	info, err := os.Stat(path)
+	switch {
+	case err != nil:
+		return nil, err
+	case info.IsDir() && isKustomization(path):
+		return []string{"-k", path}, nil
+	case info.IsDir():
+		return []string{"-f", path, "--recursive"}, nil
+	}
+	return []string{"-f", path}, nil
 }
 
 func isKustomization(dir string) bool {

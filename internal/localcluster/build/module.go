@@ -11,7 +11,16 @@ import (
 )
 
 //go:embed kubernetes containerd
-var sources embed.FS
+var embedded embed.FS
+
+// moduleFiles are the embedded files of a module.
+func moduleFiles(name string) fs.FS {
+	files, err := fs.Sub(embedded, name)
+	if err != nil {
+		panic(err) // only for a name that is no path
+	}
+	return files
+}
 
 // inSuffix ends the names of the embedded files. It keeps the go command from
 // seeing a module or a package in these folders.
@@ -34,6 +43,8 @@ type program struct {
 // module is one of the embedded module descriptions.
 type module struct {
 	name string
+	// sources are go.mod, go.sum and our own main packages.
+	sources fs.FS
 	// versionOf is the module whose version names the cache folder.
 	versionOf string
 	programs  []program
@@ -53,6 +64,7 @@ const (
 
 var kubernetesModule = module{
 	name:      "kubernetes",
+	sources:   moduleFiles("kubernetes"),
 	versionOf: "k8s.io/kubernetes",
 	programs: []program{
 		{name: "tether", pkg: "./tether", set: ControlPlane},
@@ -67,6 +79,7 @@ var kubernetesModule = module{
 
 var containerdModule = module{
 	name:      "containerd",
+	sources:   moduleFiles("containerd"),
 	versionOf: "github.com/containerd/containerd/v2",
 	programs: []program{
 		containerdProgram("containerd"),
@@ -138,7 +151,7 @@ func (m module) title(p program) string {
 
 // version is the version of a required module in the module's go.mod.
 func (m module) version(path string) (string, error) {
-	data, err := sources.ReadFile(m.name + "/go.mod" + inSuffix)
+	data, err := fs.ReadFile(m.sources, "go.mod"+inSuffix)
 	if err != nil {
 		return "", err
 	}
@@ -163,15 +176,15 @@ func (m module) mustVersion(path string) string {
 
 // files calls f for each file of the module with its real relative name.
 func (m module) files(f func(name string, data []byte) error) error {
-	return fs.WalkDir(sources, m.name, func(path string, entry fs.DirEntry, err error) error {
+	return fs.WalkDir(m.sources, ".", func(path string, entry fs.DirEntry, err error) error {
 		if err != nil || entry.IsDir() {
 			return err
 		}
-		data, err := sources.ReadFile(path)
+		data, err := fs.ReadFile(m.sources, path)
 		if err != nil {
 			return err
 		}
-		name, ok := strings.CutSuffix(strings.TrimPrefix(path, m.name+"/"), inSuffix)
+		name, ok := strings.CutSuffix(path, inSuffix)
 		if !ok {
 			return fmt.Errorf("file %s of a build module does not end in %s", path, inSuffix)
 		}
