@@ -1,0 +1,80 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io"
+
+	"github.com/spf13/cobra"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/yaml"
+
+	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/driver"
+)
+
+// newDiscoverCommand returns "discover", which needs no cluster.
+func newDiscoverCommand(opts *options) *cobra.Command {
+	output := "table"
+	cmd := &cobra.Command{
+		Use:   "discover",
+		Short: "Print the GPUs of this machine, as they would be published",
+		Example: `  node-agent discover
+  node-agent discover -o yaml --nvml=sim:dgx-h100 --node-name=node-1`,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) (err error) {
+			if output != "table" && output != "yaml" {
+				return fmt.Errorf("--output %q: want table or yaml", output)
+			}
+			if err := opts.validateHardware(); err != nil {
+				return err
+			}
+			handle, err := opts.open()
+			if err != nil {
+				return err
+			}
+			if err := handle.Init(); err != nil {
+				return fmt.Errorf("--nvml %s: %w", opts.nvml, err)
+			}
+			defer func() { err = errors.Join(err, handle.Shutdown()) }()
+			node, err := discovery.Discover(cmd.Context(), handle, handle.Sysfs)
+			if err != nil {
+				return fmt.Errorf("discover GPUs: %w", err)
+			}
+			if output == "table" {
+				return node.PrintTable(cmd.OutOrStdout())
+			}
+			return printSlices(cmd.OutOrStdout(), opts.nodeName, node)
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", output, "table or yaml (the ResourceSlices)")
+	return cmd
+}
+
+// printSlices writes the ResourceSlices as a stream of YAML documents. Names and generations are given by the API
+// server when they are published.
+func printSlices(w io.Writer, nodeName string, node *discovery.Node) error {
+	for poolName, pool := range node.DriverResources(nodeName).Pools {
+		for _, slice := range pool.Slices {
+			document, err := yaml.Marshal(&resourceapi.ResourceSlice{
+				TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceSlice"},
+				ObjectMeta: metav1.ObjectMeta{GenerateName: nodeName + "-" + driver.Name + "-"},
+				Spec: resourceapi.ResourceSliceSpec{
+					Driver:         driver.Name,
+					NodeName:       &nodeName,
+					Pool:           resourceapi.ResourcePool{Name: poolName, ResourceSliceCount: int64(len(pool.Slices))},
+					Devices:        slice.Devices,
+					SharedCounters: slice.SharedCounters,
+				},
+			})
+			if err != nil {
+				return fmt.Errorf("write ResourceSlice: %w", err)
+			}
+			if _, err := fmt.Fprintf(w, "---\n%s", document); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}

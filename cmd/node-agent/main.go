@@ -1,0 +1,67 @@
+// Command node-agent hands the GPUs of one node to Kubernetes: it publishes them as ResourceSlices and
+// prepares the ones that a scheduler has chosen for a pod's containers.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/component-base/cli/flag"
+	"k8s.io/component-base/featuregate"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+	_ "k8s.io/component-base/logs/json/register"
+	"k8s.io/component-base/version"
+	"k8s.io/klog/v2"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	err := newCommand().ExecuteContext(ctx)
+	klog.Flush()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "node-agent:", err)
+		os.Exit(1)
+	}
+}
+
+// newCommand returns the program: run is what it does without a subcommand.
+func newCommand() *cobra.Command {
+	opts := defaultOptions(os.LookupEnv, os.Hostname)
+	logging := logsapi.NewLoggingConfiguration()
+	gates := featuregate.NewFeatureGate()
+	utilruntime.Must(logsapi.AddFeatureGates(gates))
+	run := func(cmd *cobra.Command, _ []string) error { return runAgent(cmd.Context(), opts) }
+	root := &cobra.Command{
+		Use:           "node-agent",
+		Short:         "Publishes a node's GPUs and hands them to containers",
+		Version:       version.Get().GitVersion,
+		Args:          cobra.NoArgs,
+		SilenceUsage:  true,
+		SilenceErrors: true,
+		PersistentPreRunE: func(*cobra.Command, []string) error {
+			logs.InitLogs()
+			return logsapi.ValidateAndApply(logging, gates)
+		},
+		RunE: run,
+	}
+	root.SetGlobalNormalizationFunc(flag.WordSepNormalizeFunc)
+	logsapi.AddFlags(logging, root.PersistentFlags())
+	opts.addHardwareFlags(root.PersistentFlags())
+	runCommand := &cobra.Command{
+		Use:   "run",
+		Short: "Serve the kubelet of this node (what node-agent does without a subcommand)",
+		Args:  cobra.NoArgs,
+		RunE:  run,
+	}
+	opts.addRunFlags(root.Flags())
+	opts.addRunFlags(runCommand.Flags())
+	root.AddCommand(runCommand, newDiscoverCommand(opts))
+	return root
+}

@@ -1,0 +1,114 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"stowage.dev/stowage/pkg/agent/nvml"
+)
+
+// options are the flags' values.
+type options struct {
+	nodeName       string
+	nvml           string
+	driverRoot     string
+	hostDriverRoot string
+
+	kubeconfig    string
+	podUID        string
+	kubeletRoot   string
+	cdiRoot       string
+	stateDir      string
+	devRoot       string
+	cdiHook       string
+	healthAddress string
+}
+
+// defaultOptions takes what a DaemonSet passes through the downward API from the environment.
+func defaultOptions(env func(string) (string, bool), hostname func() (string, error)) *options {
+	opts := &options{
+		nvml:          nvml.SpecAuto,
+		driverRoot:    "/",
+		kubeletRoot:   "/var/lib/kubelet",
+		cdiRoot:       "/var/run/cdi",
+		stateDir:      "/var/lib/stowage",
+		devRoot:       "/run/stowage/dev",
+		healthAddress: "127.0.0.1:0",
+	}
+	opts.podUID, _ = env("POD_UID")
+	name, ok := env("NODE_NAME")
+	if !ok {
+		// Like the kubelet, which takes the host's name for the node's.
+		name, _ = hostname()
+		name = strings.ToLower(name)
+	}
+	opts.nodeName = name
+	return opts
+}
+
+// addHardwareFlags adds what every subcommand needs to find GPUs.
+func (o *options) addHardwareFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.nodeName, "node-name", o.nodeName, "name of this machine's Node object; NODE_NAME in the environment, or the host's name, if not given")
+	flags.StringVar(&o.nvml, "nvml", o.nvml, "NVML library: auto (the driver's, which may be installed later), the path of a library, or sim:<profile> for simulated GPUs")
+	flags.StringVar(&o.driverRoot, "driver-root", o.driverRoot, "folder below which this program sees the files of the NVIDIA driver")
+	flags.StringVar(&o.hostDriverRoot, "host-driver-root", o.hostDriverRoot, "the same folder as the container runtime sees it; --driver-root if not given")
+}
+
+// addRunFlags adds what serving a kubelet needs.
+func (o *options) addRunFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "kubeconfig file; the pod's ServiceAccount if not given")
+	flags.StringVar(&o.podUID, "pod-uid", o.podUID, "UID of the agent's pod, so that its successor can start while it still serves; POD_UID in the environment if not given")
+	flags.StringVar(&o.kubeletRoot, "kubelet-root-dir", o.kubeletRoot, "the kubelet's --root-dir; sockets are made in its folders plugins and plugins_registry")
+	flags.StringVar(&o.cdiRoot, "cdi-root", o.cdiRoot, "folder from which the container runtime reads CDI specifications")
+	flags.StringVar(&o.stateDir, "state-dir", o.stateDir, "folder for the ledger of prepared claims, which must outlive restarts and reboots")
+	flags.StringVar(&o.devRoot, "dev-root", o.devRoot, "folder for the device nodes of simulated GPUs")
+	flags.StringVar(&o.cdiHook, "nvidia-cdi-hook", o.cdiHook, "path of the nvidia-cdi-hook program on the host; nvcdi's default if not given")
+	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "address for /healthz, /readyz and /metrics; port 0 takes a free one, an empty value serves none")
+}
+
+// validateHardware names the flag that is wrong.
+func (o *options) validateHardware() error {
+	if reasons := validation.IsDNS1123Subdomain(o.nodeName); len(reasons) > 0 {
+		return fmt.Errorf("--node-name %q: %s", o.nodeName, strings.Join(reasons, "; "))
+	}
+	if !strings.HasPrefix(o.nvml, "sim:") && strings.Contains(o.nvml, "/") {
+		if _, err := os.Stat(o.nvml); errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("--nvml %s: there is no such library; give another path, or auto to wait for the driver to be installed", o.nvml)
+		} else if err != nil {
+			return fmt.Errorf("--nvml %s: %w", o.nvml, err)
+		}
+	}
+	return nil
+}
+
+// validateRun checks the folders; all are part of what others on the node are told, so none may be relative.
+func (o *options) validateRun() error {
+	for flag, path := range map[string]string{
+		"kubelet-root-dir": o.kubeletRoot,
+		"cdi-root":         o.cdiRoot,
+		"state-dir":        o.stateDir,
+		"dev-root":         o.devRoot,
+		"driver-root":      o.driverRoot,
+	} {
+		if !filepath.IsAbs(path) {
+			return fmt.Errorf("--%s %q: an absolute path is needed", flag, path)
+		}
+	}
+	return o.validateHardware()
+}
+
+// open finds the NVML library that the flags ask for.
+func (o *options) open() (*nvml.Handle, error) {
+	handle, err := nvml.Open(o.nvml, nvml.OpenOptions{NodeName: o.nodeName, DriverRoot: o.driverRoot})
+	if err != nil {
+		return nil, fmt.Errorf("--nvml %s: %w", o.nvml, err)
+	}
+	return handle, nil
+}

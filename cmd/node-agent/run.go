@@ -1,0 +1,126 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+	"k8s.io/component-base/version"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/driver"
+)
+
+// runAgent serves this node's kubelet until ctx ends.
+func runAgent(ctx context.Context, opts *options) error {
+	if err := opts.validateRun(); err != nil {
+		return err
+	}
+	client, err := newClient(opts.kubeconfig)
+	if err != nil {
+		return err
+	}
+	hardware := driver.NewHardware(opts.open, clock.RealClock{})
+	backend, err := newBackend(ctx, opts, hardware)
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Starting", "version", version.Get().GitVersion, "node", opts.nodeName, "nvml", opts.nvml)
+	agent, err := driver.New(driver.Options{
+		NodeName:    opts.nodeName,
+		PodUID:      types.UID(opts.podUID),
+		Version:     version.Get().GitVersion,
+		Client:      client,
+		KubeletRoot: opts.kubeletRoot,
+		StateDir:    opts.stateDir,
+		CDIDir:      opts.cdiRoot,
+		Backend:     backend,
+		Hardware:    hardware,
+	})
+	if err != nil {
+		return err
+	}
+	stopServing, err := serveHealth(ctx, opts.healthAddress, agent.Status().Handler())
+	if err != nil {
+		return err
+	}
+	defer stopServing()
+	return agent.Run(ctx)
+}
+
+// newClient reads the kubeconfig, or the ServiceAccount of the pod.
+func newClient(kubeconfig string) (kubernetes.Interface, error) {
+	var (
+		config *rest.Config
+		err    error
+	)
+	if kubeconfig == "" {
+		if config, err = rest.InClusterConfig(); err != nil {
+			return nil, fmt.Errorf("no --kubeconfig is given, and there is no pod's ServiceAccount: %w", err)
+		}
+	} else if config, err = clientcmd.BuildConfigFromFlags("", kubeconfig); err != nil {
+		return nil, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
+	}
+	config.UserAgent = rest.DefaultKubernetesUserAgent()
+	config.ContentType = "application/vnd.kubernetes.protobuf"
+	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
+	// A burst of pods on the node means a claim to read for each, while the kubelet waits.
+	config.QPS, config.Burst = 50, 200
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
+	}
+	return client, nil
+}
+
+// newBackend decides what containers get. The library is opened here once, to refuse flags that cannot work
+// at once; whether a driver is loaded shows later.
+func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (cdi.Backend, error) {
+	handle, err := opts.open()
+	if err != nil {
+		return nil, err
+	}
+	if handle.Simulated {
+		return cdi.NewSimulated(ctx, cdi.SimulatedOptions{DevRoot: opts.devRoot, ProcRoot: "/proc"})
+	}
+	return cdi.NewDriver(cdi.DriverOptions{
+		NVML:           hardware.NVML,
+		DriverRoot:     opts.driverRoot,
+		HostDriverRoot: opts.hostDriverRoot,
+		HookPath:       opts.cdiHook,
+	}), nil
+}
+
+// serveHealth serves probes and metrics until stop is called.
+func serveHealth(ctx context.Context, address string, handler http.Handler) (stop func(), err error) {
+	if address == "" {
+		return func() {}, nil
+	}
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return nil, fmt.Errorf("--health-address %s: %w", address, err)
+	}
+	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
+	logger := klog.FromContext(ctx)
+	logger.Info("Serving health and metrics", "address", listener.Addr().String())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			logger.Error(err, "Health and metrics are not served any more")
+		}
+	}()
+	return func() {
+		_ = server.Close()
+		<-done
+	}, nil
+}

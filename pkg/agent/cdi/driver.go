@@ -1,0 +1,146 @@
+package cdi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
+	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
+	"k8s.io/klog/v2"
+	"tags.cncf.io/container-device-interface/specs-go"
+)
+
+// Driver is the Backend of real GPUs: the driver's libraries, programs, device nodes and hooks, as NVIDIA's own
+// nvcdi finds them below the driver root.
+type Driver struct {
+	opts DriverOptions
+}
+
+var _ Backend = (*Driver)(nil)
+
+// DriverOptions say where the real driver is.
+type DriverOptions struct {
+	// NVML returns the driver's library, nil as long as there is none. It is initialised and shut down
+	// around each use.
+	NVML func() nvml.Interface
+	// DriverRoot is the folder below which the agent sees the driver's files: / on the host, or where a driver
+	// container or the host's root is mounted.
+	DriverRoot string
+	// HostDriverRoot is the same folder as the container runtime sees it; empty if it has the same path.
+	HostDriverRoot string
+	// HookPath is the nvidia-cdi-hook program on the host; empty means nvcdi's default.
+	HookPath string
+}
+
+// NewDriver returns the Backend; nothing is looked up before it is asked.
+func NewDriver(opts DriverOptions) *Driver { return &Driver{opts: opts} }
+
+// CommonEdits implements Backend.
+func (d *Driver) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error) {
+	lib, err := d.nvcdi(ctx)
+	if err != nil {
+		return nil, err
+	}
+	edits, err := lib.GetCommonEdits()
+	if err != nil {
+		return nil, fmt.Errorf("look for the driver's files below %s: %w", d.opts.DriverRoot, err)
+	}
+	return edits.ContainerEdits, d.toHost(edits.ContainerEdits)
+}
+
+// GPUEdits implements Backend.
+func (d *Driver) GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, error) {
+	lib, err := d.nvcdi(ctx)
+	if err != nil {
+		return nil, err
+	}
+	devices, err := lib.GetDeviceSpecsByID(gpu.UUID)
+	if err != nil {
+		return nil, fmt.Errorf("look for the device nodes of %s: %w", gpu.UUID, err)
+	}
+	if len(devices) == 0 {
+		return nil, fmt.Errorf("look for the device nodes of %s: nvcdi knows none", gpu.UUID)
+	}
+	edits := devices[0].ContainerEdits
+	if len(edits.DeviceNodes) == 0 {
+		return nil, fmt.Errorf("look for the device nodes of %s: none below %s", gpu.UUID, d.devRoot())
+	}
+	return &edits, d.toHost(&edits)
+}
+
+// VisibleDevices implements Backend. An NVIDIA runtime below the container engine must not add to CDI.
+func (*Driver) VisibleDevices([]string) string { return "void" }
+
+// nvcdi makes a new library for each use: it keeps the driver's version, which changes when a driver is
+// loaded anew.
+func (d *Driver) nvcdi(ctx context.Context) (nvcdi.Interface, error) {
+	lib := d.opts.NVML()
+	if lib == nil {
+		return nil, errors.New("no NVML library is loaded")
+	}
+	opts := []nvcdi.Option{
+		nvcdi.WithMode(nvcdi.ModeNvml),
+		nvcdi.WithNvmlLib(lib),
+		nvcdi.WithDriverRoot(d.opts.DriverRoot),
+		nvcdi.WithDevRoot(d.devRoot()),
+		nvcdi.WithLogger(nvcdiLogger{klog.LoggerWithName(klog.FromContext(ctx), "nvcdi")}),
+		// The sandbox utilities would be a second native library beside NVML, for information that the
+		// driver root already gives.
+		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
+	}
+	if d.opts.HookPath != "" {
+		opts = append(opts, nvcdi.WithNVIDIACDIHookPath(d.opts.HookPath))
+	}
+	finder, err := nvcdi.New(opts...)
+	if err != nil {
+		return nil, fmt.Errorf("start nvcdi: %w", err)
+	}
+	return finder, nil
+}
+
+// toHost replaces the agent's driver root in the paths that the container runtime opens.
+func (d *Driver) toHost(edits *specs.ContainerEdits) error {
+	if d.opts.HostDriverRoot == "" {
+		return nil
+	}
+	transform := root.New(root.WithRoot(d.opts.DriverRoot), root.WithTargetRoot(d.opts.HostDriverRoot), root.WithRelativeTo("host"))
+	if err := transform.Transform(&specs.Spec{ContainerEdits: *edits}); err != nil {
+		return fmt.Errorf("name the driver's files below %s as the host does, below %s: %w", d.opts.DriverRoot, d.opts.HostDriverRoot, err)
+	}
+	return nil
+}
+
+// devRoot is the driver root if the driver container has device nodes of its own there, else the host's.
+func (d *Driver) devRoot() string {
+	if info, err := os.Stat(filepath.Join(d.opts.DriverRoot, "dev", "nvidiactl")); err == nil && !info.IsDir() {
+		return d.opts.DriverRoot
+	}
+	return "/"
+}
+
+// nvcdiLogger passes nvcdi's messages on: what it tries and skips is detail, not news.
+type nvcdiLogger struct{ logger klog.Logger }
+
+func (l nvcdiLogger) Errorf(format string, args ...any) {
+	l.logger.Info(fmt.Sprintf(format, args...), "severity", "error")
+}
+
+func (l nvcdiLogger) Warningf(format string, args ...any) {
+	l.logger.V(4).Info(fmt.Sprintf(format, args...), "severity", "warning")
+}
+
+func (l nvcdiLogger) Infof(format string, args ...any) {
+	l.logger.V(5).Info(fmt.Sprintf(format, args...))
+}
+
+func (l nvcdiLogger) Debugf(format string, args ...any) {
+	l.logger.V(6).Info(fmt.Sprintf(format, args...))
+}
+
+func (l nvcdiLogger) Tracef(format string, args ...any) {
+	l.logger.V(7).Info(fmt.Sprintf(format, args...))
+}

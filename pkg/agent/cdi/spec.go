@@ -1,0 +1,104 @@
+package cdi
+
+import (
+	"context"
+	"fmt"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	"tags.cncf.io/container-device-interface/specs-go"
+)
+
+const (
+	// Vendor and Class of all CDI devices made here; see the package comment.
+	Vendor = "k8s.gpu.nvidia.com"
+	Class  = "claim"
+
+	// visibleDevices is the variable that NVIDIA's container runtimes act on.
+	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
+	// envPrefix precedes the device name in the variables that name a container's GPUs.
+	envPrefix = "STOWAGE_"
+)
+
+// GPU is a physical GPU, as far as a container's view of it is concerned.
+type GPU struct {
+	// Name is the stable name from the PCI address, such as gpu-0000-1b-00-0.
+	Name string
+	// UUID as NVML has it, such as GPU-….
+	UUID string
+	// Minor is the number in /dev/nvidia<minor>.
+	Minor int
+}
+
+// Device is one allocation result of a claim.
+type Device struct {
+	// Request is the request's name, with the subrequest after a slash if there is one.
+	Request string
+	// Name is the device's name in its ResourceSlice.
+	Name string
+	GPU  GPU
+}
+
+// Backend knows what a container must be given to use a GPU of this node.
+type Backend interface {
+	// CommonEdits is what every container with a GPU needs, applied once per claim.
+	CommonEdits(ctx context.Context) (*specs.ContainerEdits, error)
+	// GPUEdits is what a container with this GPU needs on top. It makes sure that the device nodes it
+	// names exist.
+	GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, error)
+	// VisibleDevices returns the value of NVIDIA_VISIBLE_DEVICES for a container with these GPUs.
+	VisibleDevices(uuids []string) string
+}
+
+// DeviceID returns the fully qualified CDI name of a claim's device, as the kubelet is told.
+func DeviceID(claim types.UID, request, device string) string {
+	return parser.QualifiedName(Vendor, Class, deviceName(claim, request, device))
+}
+
+// deviceName joins with underscores, which occur in none of the parts (DNS labels and UUIDs), so that two
+// different results never get one name. A subrequest's slash, which CDI does not admit, becomes a dot.
+func deviceName(claim types.UID, request, device string) string {
+	return strings.Join([]string{string(claim), strings.ReplaceAll(request, "/", "."), device}, "_")
+}
+
+// BuildSpec describes the claim's devices for the container runtime.
+func BuildSpec(ctx context.Context, backend Backend, claim types.UID, devices []Device) (*specs.Spec, error) {
+	common, err := backend.CommonEdits(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("find out what every container with a GPU needs: %w", err)
+	}
+	uuids := map[string][]string{}
+	for _, device := range devices {
+		uuids[device.Request] = append(uuids[device.Request], device.GPU.UUID)
+	}
+	spec := &specs.Spec{
+		Kind:           Vendor + "/" + Class,
+		ContainerEdits: *common,
+	}
+	for _, device := range devices {
+		edits, err := backend.GPUEdits(ctx, device.GPU)
+		if err != nil {
+			return nil, fmt.Errorf("find out what a container with device %s (%s) needs: %w", device.Name, device.GPU.UUID, err)
+		}
+		edits.Env = append(edits.Env,
+			envPrefix+envName(device.Name)+"="+device.GPU.UUID,
+			visibleDevices+"="+backend.VisibleDevices(uuids[device.Request]),
+		)
+		spec.Devices = append(spec.Devices, specs.Device{
+			Name:           deviceName(claim, device.Request, device.Name),
+			ContainerEdits: *edits,
+		})
+	}
+	version, err := specs.MinimumRequiredVersion(spec)
+	if err != nil {
+		return nil, fmt.Errorf("CDI version for claim %s: %w", claim, err)
+	}
+	spec.Version = version
+	return spec, nil
+}
+
+// envName writes a device name, a DNS label, the way environment variables are written.
+func envName(device string) string {
+	return strings.ToUpper(strings.ReplaceAll(device, "-", "_"))
+}

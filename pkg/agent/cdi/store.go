@@ -1,0 +1,174 @@
+package cdi
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"strings"
+
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/types"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+	"tags.cncf.io/container-device-interface/pkg/parser"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"stowage.dev/stowage/pkg/agent/durable"
+)
+
+const fileSuffix = ".json"
+
+// filePrefix begins the name of every file made here.
+var filePrefix = cdilib.GenerateSpecName(Vendor, Class) + "_"
+
+// Store is the folder from which the container runtime reads specifications. Other programs' files in it
+// are left alone. Callers exclude each other per claim.
+type Store struct {
+	dir  string
+	fsys durable.FS
+}
+
+// NewStore makes the folder if it is missing.
+func NewStore(fsys durable.FS, dir string) (*Store, error) {
+	store := &Store{dir: dir, fsys: fsys}
+	return store, store.ensureDir()
+}
+
+// Dir returns the folder.
+func (s *Store) Dir() string { return s.dir }
+
+// Path returns the file of a claim.
+func (s *Store) Path(claim types.UID) string {
+	return filepath.Join(s.dir, filePrefix+string(claim)+fileSuffix)
+}
+
+// ClaimOf returns the claim whose file has this name or path; ok is false for files of others.
+func ClaimOf(path string) (claim types.UID, ok bool) {
+	uid, found := strings.CutPrefix(filepath.Base(path), filePrefix)
+	if !found {
+		return "", false
+	}
+	uid, found = strings.CutSuffix(uid, fileSuffix)
+	return types.UID(uid), found && uid != ""
+}
+
+// Encode returns the content of a specification's file.
+func Encode(spec *specs.Spec) ([]byte, error) {
+	data, err := json.Marshal(spec)
+	if err != nil {
+		return nil, fmt.Errorf("encode CDI specification: %w", err)
+	}
+	return data, nil
+}
+
+// Write replaces the claim's file. Container runtimes run as root, but the file holds nothing secret, and
+// rootless tools read it too: 0644.
+func (s *Store) Write(claim types.UID, data []byte) error {
+	if err := s.ensureDir(); err != nil {
+		return err
+	}
+	if err := durable.WriteFile(s.fsys, s.Path(claim), data, 0o644); err != nil {
+		return fmt.Errorf("write CDI specification of claim %s: %w", claim, err)
+	}
+	return nil
+}
+
+// Restore writes the claim's file unless it has this very content already, and says whether it did.
+func (s *Store) Restore(claim types.UID, data []byte) (written bool, err error) {
+	current, err := s.fsys.ReadFile(s.Path(claim))
+	if err == nil && bytes.Equal(current, data) {
+		return false, nil
+	}
+	return true, s.Write(claim, data)
+}
+
+// Remove deletes the claim's file at the path that Path gave when it was written, which may be in another
+// folder than today's. That there is none is no error.
+func (s *Store) Remove(claim types.UID, path string) error {
+	if of, ok := ClaimOf(path); !ok || of != claim {
+		return fmt.Errorf("remove CDI specification of claim %s: %s is not its file", claim, path)
+	}
+	if err := durable.Remove(s.fsys, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("remove CDI specification of claim %s: %w", claim, err)
+	}
+	return nil
+}
+
+// Verify reads the claim's file the way a container runtime does and applies every one of the devices to an
+// empty container: the file must parse, each name must resolve, and each device node of the host must be a
+// device with the numbers that the container will be allowed to open.
+func (s *Store) Verify(claim types.UID, deviceIDs []string) error {
+	path := s.Path(claim)
+	spec, err := cdilib.ReadSpec(path, 0)
+	if err != nil {
+		return fmt.Errorf("CDI specification of claim %s: %w", claim, err)
+	}
+	container := &oci.Spec{}
+	if err := spec.ApplyEdits(container); err != nil {
+		return fmt.Errorf("CDI specification %s, common edits: %w", path, err)
+	}
+	if err := verifyNodes(spec.ContainerEdits.DeviceNodes); err != nil {
+		return fmt.Errorf("CDI specification %s, common edits: %w", path, err)
+	}
+	for _, id := range deviceIDs {
+		vendor, class, name, err := parser.ParseQualifiedName(id)
+		if err != nil {
+			return fmt.Errorf("CDI device of claim %s: %w", claim, err)
+		}
+		if vendor != spec.GetVendor() || class != spec.GetClass() || spec.GetDevice(name) == nil {
+			return fmt.Errorf("CDI device %s is not in %s", id, path)
+		}
+		device := spec.GetDevice(name)
+		if err := device.ApplyEdits(container); err != nil {
+			return fmt.Errorf("CDI device %s: %w", id, err)
+		}
+		if err := verifyNodes(device.ContainerEdits.DeviceNodes); err != nil {
+			return fmt.Errorf("CDI device %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+func (s *Store) ensureDir() error {
+	if err := s.fsys.MkdirAll(s.dir, 0o755); err != nil {
+		return fmt.Errorf("make CDI folder: %w", err)
+	}
+	return nil
+}
+
+// verifyNodes checks the nodes that name a file of the host. A node given by its numbers alone (a simulated
+// GPU on a machine where nodes cannot be made) has nothing to check.
+func verifyNodes(nodes []*specs.DeviceNode) error {
+	for _, node := range nodes {
+		path := node.HostPath
+		if path == "" {
+			if node.Type != "" {
+				continue
+			}
+			path = node.Path
+		}
+		major, minor, err := charDevice(path)
+		if err != nil {
+			return err
+		}
+		if node.Type != "" && (node.Type != "c" || node.Major != int64(major) || node.Minor != int64(minor)) {
+			return fmt.Errorf("device node %s is c %d:%d, the CDI specification says %s %d:%d", path, major, minor, node.Type, node.Major, node.Minor)
+		}
+	}
+	return nil
+}
+
+// charDevice returns the numbers of a character device.
+func charDevice(path string) (major, minor uint32, err error) {
+	var stat unix.Stat_t
+	if err := unix.Lstat(path, &stat); err != nil {
+		return 0, 0, fmt.Errorf("device node %s: %w", path, err)
+	}
+	if stat.Mode&unix.S_IFMT != unix.S_IFCHR {
+		return 0, 0, fmt.Errorf("device node %s is no character device", path)
+	}
+	return unix.Major(stat.Rdev), unix.Minor(stat.Rdev), nil
+}

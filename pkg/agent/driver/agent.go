@@ -1,0 +1,205 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"sync"
+	"time"
+
+	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/prepare"
+)
+
+// Name of the driver in ResourceSlices, DeviceClasses and claims: that of NVIDIA's DRA driver, so that existing
+// manifests run unchanged.
+const Name = "gpu.nvidia.com"
+
+// maxSocketPath is what fits into a socket address on Linux, without the terminating zero.
+const maxSocketPath = 107
+
+// Options of an Agent.
+type Options struct {
+	NodeName string
+	// PodUID is the agent's own pod, empty outside of a pod. With it a new agent may start while the
+	// old one still serves (maxSurge).
+	PodUID types.UID
+	// Version is what a second agent is told about this one.
+	Version string
+	Client  kubernetes.Interface
+	// KubeletRoot is the kubelet's --root-dir, with the same path inside and outside of a container.
+	KubeletRoot string
+	StateDir    string
+	CDIDir      string
+	Backend     cdi.Backend
+	Hardware    *Hardware
+}
+
+// Agent serves one node's kubelet.
+type Agent struct {
+	opts      Options
+	claims    *prepare.Manager
+	publisher *publisher
+	status    *Status
+}
+
+// New prepares an agent; nothing is served before Run.
+func New(opts Options) (*Agent, error) {
+	registerMetrics()
+	claims, err := prepare.New(prepare.Options{
+		Driver:   Name,
+		Pool:     opts.NodeName,
+		StateDir: opts.StateDir,
+		CDIDir:   opts.CDIDir,
+		Backend:  opts.Backend,
+		Hardware: opts.Hardware,
+	})
+	if err != nil {
+		return nil, err
+	}
+	status := newStatus()
+	return &Agent{
+		opts:   opts,
+		claims: claims,
+		status: status,
+		publisher: &publisher{
+			nodeName: opts.NodeName,
+			client:   opts.Client,
+			hardware: opts.Hardware,
+			status:   status,
+		},
+	}, nil
+}
+
+// Status tells what the agent has reached, for probes.
+func (a *Agent) Status() *Status { return a.status }
+
+// Run serves until ctx ends, which is no error, or until the agent cannot go on.
+func (a *Agent) Run(ctx context.Context) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	logger := klog.FromContext(ctx)
+
+	// 1. The kubelet makes its folders; a socket in a folder made by us would be one that it never looks at.
+	if err := a.waitForKubelet(ctx); err != nil {
+		return ignoreStop(ctx, err)
+	}
+
+	// 2. Nobody else may serve the driver on this node, and nothing of a crashed agent may be in the way.
+	if err := a.checkRivals(ctx); err != nil {
+		return err
+	}
+
+	// 3. Before the kubelet can call: what was prepared is in order again, what was half-made is gone.
+	recovery, err := a.claims.Recover(ctx)
+	if err != nil {
+		// Claims that cannot be brought in order stay held; all others are served.
+		logger.Error(err, "Some claims of the ledger could not be recovered, their GPUs stay held")
+	}
+	logger.Info("Ledger is read", "prepared", recovery.Claims, "cdiRestored", recovery.Restored, "rolledBack", recovery.RolledBack, "unreadable", recovery.Unreadable)
+	a.status.set(stageLedger, true)
+
+	// 4. Serve the kubelet, with or without GPUs: unprepare needs none.
+	plugin := &plugin{claims: a.claims, hardware: a.opts.Hardware, pool: a.opts.NodeName, fail: cancel}
+	helper, err := kubeletplugin.Start(ctx, plugin, a.pluginOptions()...)
+	if err != nil {
+		return fmt.Errorf("serve the kubelet in %s: %w", a.opts.KubeletRoot, err)
+	}
+	defer helper.Stop()
+	a.status.set(stageServing, true)
+	logger.Info("Serving the kubelet", "driver", Name, "socketFolder", a.pluginDir(), "registryFolder", a.registryDir())
+
+	// 5. In the background: find and publish GPUs, watch over them, keep the CDI files in place.
+	var group sync.WaitGroup
+	group.Go(func() { a.publisher.run(ctx) })
+	group.Go(func() { a.opts.Hardware.watch(ctx) })
+	group.Go(func() { keepCDI(ctx, a.claims, a.opts.CDIDir) })
+	<-ctx.Done()
+	a.status.set(stageServing, false)
+	group.Wait()
+	return ignoreStop(ctx, context.Cause(ctx))
+}
+
+// ignoreStop returns nil if err only says that the agent was asked to stop.
+func ignoreStop(ctx context.Context, err error) error {
+	if ctx.Err() != nil && errors.Is(err, context.Canceled) {
+		return nil
+	}
+	return err
+}
+
+func (a *Agent) pluginDir() string   { return filepath.Join(a.opts.KubeletRoot, "plugins", Name) }
+func (a *Agent) registryDir() string { return filepath.Join(a.opts.KubeletRoot, "plugins_registry") }
+
+func (a *Agent) pluginOptions() []kubeletplugin.Option {
+	return []kubeletplugin.Option{
+		kubeletplugin.DriverName(Name),
+		kubeletplugin.NodeName(a.opts.NodeName),
+		kubeletplugin.KubeClient(a.opts.Client),
+		kubeletplugin.PluginDataDirectoryPath(a.pluginDir()),
+		kubeletplugin.RegistrarDirectoryPath(a.registryDir()),
+		kubeletplugin.RollingUpdate(a.opts.PodUID),
+		// Package prepare has locks of its own, finer than one for the node.
+		kubeletplugin.Serialize(false),
+		kubeletplugin.GRPCInterceptor(identify(a.opts.Version)),
+		kubeletplugin.GRPCInterceptor(a.onRegistration),
+	}
+}
+
+// onRegistration notes when the kubelet has accepted or refused the plugin, and publishes again: a kubelet
+// that starts deletes all slices of its node.
+func (a *Agent) onRegistration(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
+	response, err := handler(ctx, request)
+	if info.FullMethod == notifyMethod {
+		a.status.set(stageRegistered, err == nil)
+		if err == nil {
+			klog.FromContext(ctx).Info("The kubelet has registered the driver", "driver", Name)
+			a.publisher.publishAgain()
+		}
+	}
+	return response, err
+}
+
+// waitForKubelet returns when the kubelet's folders are there, and makes the driver's own below them.
+func (a *Agent) waitForKubelet(ctx context.Context) error {
+	for _, path := range []string{
+		filepath.Join(a.pluginDir(), "dra-"+string(a.opts.PodUID)+".sock"),
+		filepath.Join(a.registryDir(), Name+"-reg.sock"),
+	} {
+		if len(path) > maxSocketPath {
+			return fmt.Errorf("the kubelet's folder %s is too deep: the socket path %s has %d bytes, at most %d are possible", a.opts.KubeletRoot, path, len(path), maxSocketPath)
+		}
+	}
+	told := false
+	for {
+		missing := ""
+		for _, dir := range []string{filepath.Dir(a.pluginDir()), a.registryDir()} {
+			if info, err := os.Stat(dir); err != nil || !info.IsDir() {
+				missing = dir
+			}
+		}
+		if missing == "" {
+			if err := os.MkdirAll(a.pluginDir(), 0o750); err != nil {
+				return fmt.Errorf("make the driver's folder: %w", err)
+			}
+			return nil
+		}
+		if !told {
+			klog.FromContext(ctx).Info("Waiting for the kubelet to make its folder", "missing", missing)
+			told = true
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(time.Second):
+		}
+	}
+}

@@ -1,0 +1,85 @@
+package driver
+
+import (
+	"context"
+	"time"
+
+	"github.com/fsnotify/fsnotify"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/prepare"
+)
+
+// reconcileInterval bounds how long a CDI specification can be missing when no event tells of it, for example
+// because the folder itself was replaced.
+const reconcileInterval = 30 * time.Second
+
+// keepCDI keeps the CDI specifications of prepared claims in the folder, by events and periodically, until
+// ctx ends. The kubelet does not call Prepare when a container of a running pod restarts, so a file
+// that was deleted would make the container fail for good.
+func keepCDI(ctx context.Context, claims *prepare.Manager, dir string) {
+	ctx = klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "cdi"))
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		// Out of inotify instances: the periodic check remains.
+		utilruntime.HandleErrorWithContext(ctx, err, "The CDI folder cannot be watched, it is only checked periodically", "folder", dir, "interval", reconcileInterval)
+		watcher = &fsnotify.Watcher{}
+	} else {
+		defer watcher.Close()
+		watchDir(ctx, watcher, dir)
+	}
+	ticker := time.NewTicker(reconcileInterval)
+	defer ticker.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case event := <-watcher.Events:
+			restore(ctx, claims, watcher, dir, event)
+		case err := <-watcher.Errors:
+			// Events were lost: look at everything.
+			utilruntime.HandleErrorWithContext(ctx, err, "Watch of the CDI folder", "folder", dir)
+			reconcileAll(ctx, claims)
+		case <-ticker.C:
+			reconcileAll(ctx, claims)
+			watchDir(ctx, watcher, dir)
+		}
+	}
+}
+
+func restore(ctx context.Context, claims *prepare.Manager, watcher *fsnotify.Watcher, dir string, event fsnotify.Event) {
+	if !event.Has(fsnotify.Remove) && !event.Has(fsnotify.Rename) && !event.Has(fsnotify.Write) {
+		return
+	}
+	if event.Name == dir {
+		reconcileAll(ctx, claims)
+		watchDir(ctx, watcher, dir)
+		return
+	}
+	uid, ours := cdi.ClaimOf(event.Name)
+	if !ours {
+		return
+	}
+	// Unprepare removes the file too: then the claim is gone from the ledger, or going, and its lock is waited for.
+	if _, err := claims.RestoreClaim(ctx, uid); err != nil && ctx.Err() == nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "CDI specification could not be restored", "claimUID", uid)
+	}
+}
+
+func reconcileAll(ctx context.Context, claims *prepare.Manager) {
+	if _, err := claims.Reconcile(ctx); err != nil && ctx.Err() == nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "Claims could not be reconciled with the CDI folder")
+	}
+}
+
+// watchDir watches the folder, again if it was replaced.
+func watchDir(ctx context.Context, watcher *fsnotify.Watcher, dir string) {
+	if watcher.Events == nil {
+		return
+	}
+	if err := watcher.Add(dir); err != nil {
+		klog.FromContext(ctx).Info("The CDI folder cannot be watched now, it is only checked periodically", "folder", dir, "reason", err.Error())
+	}
+}

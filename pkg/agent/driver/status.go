@@ -1,0 +1,92 @@
+package driver
+
+import (
+	"fmt"
+	"net/http"
+	"strings"
+	"sync"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+// stage is something that the agent reaches, and may lose again.
+type stage int
+
+const (
+	// stageLedger: prepared claims are in order.
+	stageLedger stage = iota
+	// stageServing: the sockets for the kubelet are open.
+	stageServing
+	// stageRegistered: the kubelet has registered the driver.
+	stageRegistered
+	// stageGPUs: NVML answers and GPUs are known.
+	stageGPUs
+	stages
+)
+
+var stageNames = [stages]string{"ledger read", "serving the kubelet", "registered by the kubelet", "GPUs found"}
+
+// Status is what the agent has reached.
+type Status struct {
+	mu      sync.Mutex
+	reached [stages]bool
+}
+
+func newStatus() *Status { return &Status{} }
+
+func (s *Status) set(st stage, reached bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reached[st] = reached
+}
+
+// Handler serves /healthz (the process answers), /readyz (the kubelet can call) and /metrics. A node without a driver, or
+// whose kubelet has not come by yet, is ready: waiting is what the agent should do, and restarting it would
+// not help. /readyz lists all stages.
+func (s *Status) Handler() http.Handler {
+	mux := http.NewServeMux()
+	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
+	mux.HandleFunc("/readyz", s.ready)
+	mux.Handle("/metrics", legacyregistry.Handler())
+	return mux
+}
+
+func (s *Status) ready(w http.ResponseWriter, _ *http.Request) {
+	s.mu.Lock()
+	reached := s.reached
+	s.mu.Unlock()
+	var text strings.Builder
+	for st, name := range stageNames {
+		mark := "-"
+		if reached[st] {
+			mark = "+"
+		}
+		fmt.Fprintf(&text, "[%s] %s\n", mark, name)
+	}
+	if !reached[stageLedger] || !reached[stageServing] {
+		w.WriteHeader(http.StatusServiceUnavailable)
+	}
+	fmt.Fprint(w, text.String())
+}
+
+var (
+	callSeconds = metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Namespace:      "stowage",
+		Subsystem:      "agent",
+		Name:           "call_duration_seconds",
+		Help:           "Time the kubelet's calls took until a claim was done, by operation (prepare, unprepare) and outcome (ok, error).",
+		Buckets:        []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 45},
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"operation", "outcome"})
+
+	sliceErrors = metrics.NewCounterVec(&metrics.CounterOpts{
+		Namespace:      "stowage",
+		Subsystem:      "agent",
+		Name:           "slice_errors_total",
+		Help:           "ResourceSlices that were not published as wanted, by reason (dropped_fields, invalid, other).",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"reason"})
+
+	registerMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(callSeconds, sliceErrors) })
+)

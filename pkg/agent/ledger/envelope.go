@@ -1,0 +1,92 @@
+package ledger
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+)
+
+// SchemaVersion is the version of the payload that this package writes and the newest that it reads.
+const SchemaVersion = 1
+
+const envelopeKind = "StowageClaimLedger"
+
+// header is the first line of a file.
+type header struct {
+	Kind          string `json:"kind"`
+	SchemaVersion int    `json:"schemaVersion"`
+	// Checksum is the SHA-256, in hexadecimal, of every byte after the header's newline.
+	Checksum string `json:"sha256"`
+}
+
+// CorruptError says that a record's bytes are not what was written.
+type CorruptError struct{ Reason string }
+
+func (e *CorruptError) Error() string { return "corrupt ledger record: " + e.Reason }
+
+// NewerVersionError says that a record was written by a newer agent, in a schema this one does not know.
+type NewerVersionError struct{ Version int }
+
+func (e *NewerVersionError) Error() string {
+	return fmt.Sprintf("ledger record has schema version %d, this agent knows versions up to %d: run the newer agent again to release the claim", e.Version, SchemaVersion)
+}
+
+// encode returns the bytes of a file.
+func encode(entry *Entry) ([]byte, error) {
+	payload, err := json.Marshal(entry)
+	if err != nil {
+		return nil, fmt.Errorf("encode ledger record: %w", err)
+	}
+	payload = append(payload, '\n')
+	sum := sha256.Sum256(payload)
+	head, err := json.Marshal(header{Kind: envelopeKind, SchemaVersion: SchemaVersion, Checksum: hex.EncodeToString(sum[:])})
+	if err != nil {
+		return nil, fmt.Errorf("encode ledger header: %w", err)
+	}
+	return append(append(head, '\n'), payload...), nil
+}
+
+// decode is the reverse of encode. It returns a *CorruptError or a *NewerVersionError for bytes that it
+// cannot take, and never panics whatever they are.
+func decode(data []byte) (*Entry, error) {
+	head, payload, found := bytes.Cut(data, []byte{'\n'})
+	if !found {
+		return nil, &CorruptError{Reason: fmt.Sprintf("no header line in %d bytes", len(data))}
+	}
+	var h header
+	if err := json.Unmarshal(head, &h); err != nil {
+		return nil, &CorruptError{Reason: "header: " + err.Error()}
+	}
+	if h.Kind != envelopeKind {
+		return nil, &CorruptError{Reason: fmt.Sprintf("kind is %q, not %q", h.Kind, envelopeKind)}
+	}
+	if h.SchemaVersion > SchemaVersion {
+		return nil, &NewerVersionError{Version: h.SchemaVersion}
+	}
+	if h.SchemaVersion < 1 {
+		return nil, &CorruptError{Reason: fmt.Sprintf("schema version %d", h.SchemaVersion)}
+	}
+	sum := sha256.Sum256(payload)
+	if got := hex.EncodeToString(sum[:]); got != h.Checksum {
+		return nil, &CorruptError{Reason: fmt.Sprintf("checksum of the payload is %s, the header says %s", got, h.Checksum)}
+	}
+	entry := &Entry{}
+	if err := json.Unmarshal(payload, entry); err != nil {
+		return nil, &CorruptError{Reason: "payload: " + err.Error()}
+	}
+	switch entry.State {
+	case PrepareStarted, PrepareCompleted:
+		return entry, nil
+	default:
+		return nil, &CorruptError{Reason: fmt.Sprintf("unknown state %q", entry.State)}
+	}
+}
+
+// isNewer reports whether err says that the record is from a newer agent.
+func isNewer(err error) bool {
+	var newer *NewerVersionError
+	return errors.As(err, &newer)
+}

@@ -1,0 +1,386 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"sync"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/ledger"
+)
+
+// DefaultLockTimeout leaves most of the kubelet's 45 s per call for the work itself.
+const DefaultLockTimeout = 15 * time.Second
+
+// Hardware answers for the node's physical GPUs.
+type Hardware interface {
+	// GPU returns the GPU behind a published device, after NVML has answered for it just now with that
+	// UUID. The error says what is wrong with it.
+	GPU(ctx context.Context, device string) (cdi.GPU, error)
+}
+
+// Options of a Manager; all fields but FS, Clock and LockTimeout are required.
+type Options struct {
+	// Driver and Pool select the allocation results that are this agent's.
+	Driver, Pool string
+	// StateDir gets the folders claims (the ledger) and locks. Agents that follow one another, or serve
+	// the kubelet together during a rolling update, share it.
+	StateDir string
+	// CDIDir is read by the container runtime.
+	CDIDir   string
+	Backend  cdi.Backend
+	Hardware Hardware
+
+	FS          durable.FS
+	Clock       clock.PassiveClock
+	LockTimeout time.Duration
+}
+
+// Manager prepares and unprepares claims. Its methods may be called concurrently.
+type Manager struct {
+	opts   Options
+	ledger *ledger.Ledger
+	store  *cdi.Store
+	locks  *locker
+}
+
+// Device is one prepared allocation result.
+type Device struct {
+	Request, Pool, Device string
+	CDIDeviceIDs          []string
+	ShareID               *types.UID
+}
+
+// Result is the outcome for one claim of a batch.
+type Result struct {
+	Devices []Device
+	Err     error
+}
+
+// New makes the folders that are missing. Call Recover before the kubelet can call.
+func New(opts Options) (*Manager, error) {
+	if opts.FS == nil {
+		opts.FS = durable.OS{}
+	}
+	if opts.Clock == nil {
+		opts.Clock = clock.RealClock{}
+	}
+	if opts.LockTimeout == 0 {
+		opts.LockTimeout = DefaultLockTimeout
+	}
+	claims, err := ledger.Open(opts.FS, filepath.Join(opts.StateDir, "claims"))
+	if err != nil {
+		return nil, err
+	}
+	locks := filepath.Join(opts.StateDir, "locks")
+	if err := opts.FS.MkdirAll(locks, 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder for locks: %w", err)
+	}
+	store, err := cdi.NewStore(opts.FS, opts.CDIDir)
+	if err != nil {
+		return nil, err
+	}
+	return &Manager{
+		opts:   opts,
+		ledger: claims,
+		store:  store,
+		locks:  &locker{dir: locks, timeout: opts.LockTimeout},
+	}, nil
+}
+
+// PrepareAll prepares the claims of one call in parallel. Each has its own result: one that fails, or waits
+// for a lock, does not keep the others from being prepared.
+func (m *Manager) PrepareAll(ctx context.Context, claims []*resourceapi.ResourceClaim) map[types.UID]Result {
+	var (
+		group   sync.WaitGroup
+		mu      sync.Mutex
+		results = make(map[types.UID]Result, len(claims))
+	)
+	for _, claim := range claims {
+		group.Go(func() {
+			devices, err := m.Prepare(ctx, claim)
+			mu.Lock()
+			defer mu.Unlock()
+			results[claim.UID] = Result{Devices: devices, Err: err}
+		})
+	}
+	group.Wait()
+	return results
+}
+
+// UnprepareAll is PrepareAll's reverse.
+func (m *Manager) UnprepareAll(ctx context.Context, claims []types.UID) map[types.UID]error {
+	var (
+		group   sync.WaitGroup
+		mu      sync.Mutex
+		results = make(map[types.UID]error, len(claims))
+	)
+	for _, uid := range claims {
+		group.Go(func() {
+			err := m.Unprepare(ctx, uid)
+			mu.Lock()
+			defer mu.Unlock()
+			results[uid] = err
+		})
+	}
+	group.Wait()
+	return results
+}
+
+// Prepare makes the claim's GPUs ready for its containers and returns what the kubelet has to tell the
+// container runtime. A claim that is prepared already is verified again, and repaired if needed.
+func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (devices []Device, err error) {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KObj(claim), "claimUID", claim.UID)
+	ctx = klog.NewContext(ctx, logger)
+	start := m.opts.Clock.Now()
+	defer func() {
+		if err == nil {
+			logger.V(2).Info("Claim is prepared", "devices", len(devices), "took", m.opts.Clock.Since(start))
+		}
+	}()
+
+	// 1. What has this node to do for the claim?
+	results, err := m.plan(claim)
+	if err != nil || len(results) == 0 {
+		return nil, err
+	}
+
+	// 2. Does NVML answer for each of its GPUs, and what do containers need for them? No lock is held:
+	// a GPU that hangs here must not block other claims.
+	entry, err := m.resolve(ctx, claim, results)
+	if err != nil {
+		return nil, err
+	}
+
+	// 3. Is nobody else holding them, and what was done for this claim before?
+	unlockClaim, err := m.locks.lockClaim(ctx, claim.UID)
+	if err != nil {
+		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
+	}
+	defer unlockClaim()
+	unlockGPUs, err := m.locks.lockGPUs(ctx, entry.HeldGPUs())
+	if err != nil {
+		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
+	}
+	defer unlockGPUs()
+	if err := m.checkHolders(entry); err != nil {
+		return nil, err
+	}
+	before, err := m.reconcilePrevious(ctx, entry)
+	if err != nil {
+		return nil, err
+	}
+
+	// 4. Record, do, verify, record.
+	if err := m.apply(ctx, entry, before); err != nil {
+		return nil, err
+	}
+	return response(entry), nil
+}
+
+// resolve turns allocation results into the ledger entry that is going to be written, with the CDI
+// specification that the containers will get.
+func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim, results []wanted) (*ledger.Entry, error) {
+	entry := &ledger.Entry{Claim: claimRef(claim), State: ledger.PrepareStarted}
+	var devices []cdi.Device
+	for _, want := range results {
+		gpu, err := m.opts.Hardware.GPU(ctx, want.device)
+		if err != nil {
+			return nil, fmt.Errorf("claim %s, request %s, device %s: %w", name(claim), want.request, want.device, err)
+		}
+		entry.Devices = append(entry.Devices, ledger.Device{
+			Request:      want.request,
+			Pool:         want.pool,
+			Device:       want.device,
+			GPU:          gpu.Name,
+			UUID:         gpu.UUID,
+			AdminAccess:  want.adminAccess,
+			ShareID:      want.result.ShareID,
+			CDIDeviceIDs: []string{cdi.DeviceID(claim.UID, want.request, want.device)},
+		})
+		devices = append(devices, cdi.Device{Request: want.request, Name: want.device, GPU: gpu})
+	}
+	spec, err := cdi.BuildSpec(ctx, m.opts.Backend, claim.UID, devices)
+	if err != nil {
+		return nil, fmt.Errorf("claim %s: %w", name(claim), err)
+	}
+	if entry.CDISpec, err = cdi.Encode(spec); err != nil {
+		return nil, fmt.Errorf("claim %s: %w", name(claim), err)
+	}
+	entry.Undo = []ledger.Step{{Kind: ledger.StepCDIFile, Target: m.store.Path(claim.UID)}}
+	return entry, nil
+}
+
+// HeldError says that a GPU of a claim is held by another one.
+type HeldError struct {
+	Claim           ledger.Claim
+	Request, Device string
+	// Holder describes the claim that holds the GPU.
+	Holder string
+	// Unreadable is the reason if the holder's record cannot be read.
+	Unreadable error
+}
+
+func (e *HeldError) Error() string {
+	message := fmt.Sprintf("claim %s, request %s: device %s is still held on this node by claim %s", e.Claim, e.Request, e.Device, e.Holder)
+	if e.Unreadable != nil {
+		message += ", whose ledger record cannot be read: " + e.Unreadable.Error()
+	}
+	return message
+}
+
+func (e *HeldError) Unwrap() error { return e.Unreadable }
+
+// checkHolders refuses GPUs that another claim holds. The caller has the GPUs' locks.
+func (m *Manager) checkHolders(entry *ledger.Entry) error {
+	for _, device := range entry.Devices {
+		if device.AdminAccess {
+			continue
+		}
+		holders, err := m.ledger.Holders(device.GPU)
+		if err != nil {
+			return fmt.Errorf("claim %s, request %s, device %s: %w", entry.Claim, device.Request, device.Device, err)
+		}
+		for _, holder := range holders {
+			if holder.UID == entry.Claim.UID {
+				continue
+			}
+			held := &HeldError{Claim: entry.Claim, Request: device.Request, Device: device.Device, Holder: string(holder.UID), Unreadable: holder.Err}
+			if holder.Entry != nil {
+				held.Holder = holder.Entry.Claim.String()
+			}
+			return held
+		}
+	}
+	return nil
+}
+
+// previous is what the ledger said of a claim before this call.
+type previous struct {
+	// completed: the kubelet may have been told that the claim is ready, and containers may be running.
+	completed bool
+	// stale: the current record is lost or is not what it should be, and has to be written again.
+	stale bool
+}
+
+// reconcilePrevious looks at what the ledger already says of the claim. An unfinished preparation with other
+// devices is undone first.
+func (m *Manager) reconcilePrevious(ctx context.Context, entry *ledger.Entry) (previous, error) {
+	record, err := m.ledger.Get(entry.Claim.UID)
+	if err != nil || record == nil {
+		return previous{}, err
+	}
+	if record.Err != nil {
+		return previous{}, fmt.Errorf("claim %s: its ledger record %s cannot be read, and its GPUs stay held until the file is removed by hand once nothing uses them: %w", entry.Claim, record.Path, record.Err)
+	}
+	before := previous{completed: record.Entry.State == ledger.PrepareCompleted}
+	if record.Recovered != nil {
+		// The record that was lost may have been the completed one.
+		klog.FromContext(ctx).Error(record.Recovered, "Ledger record was replaced by its previous copy", "path", record.Path)
+		before = previous{completed: true, stale: true}
+	}
+	if sameDevices(record.Entry, entry) {
+		return before, nil
+	}
+	if before.completed {
+		return previous{}, fmt.Errorf("claim %s is prepared with the devices %v, but now allocated %v: it has to be unprepared first", entry.Claim, describe(record.Entry), describe(entry))
+	}
+	if err := m.rollBack(ctx, record.Entry); err != nil {
+		return previous{}, fmt.Errorf("undo the unfinished preparation of claim %s with the devices %v: %w", entry.Claim, describe(record.Entry), err)
+	}
+	return previous{}, nil
+}
+
+// apply brings the claim to PrepareCompleted. If it fails, a claim that was not completed before is rolled
+// back; one that had been keeps its GPUs and its files, because containers may use them.
+func (m *Manager) apply(ctx context.Context, entry *ledger.Entry, before previous) (err error) {
+	// The kubelet may have given up while this call waited; what it does next must not find a half-made claim.
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("prepare claim %s: %w", entry.Claim, err)
+	}
+	if !before.completed {
+		defer func() {
+			if err != nil {
+				err = errors.Join(err, m.rollBack(ctx, entry))
+			}
+		}()
+		if err := m.put(entry, ledger.PrepareStarted); err != nil {
+			return err
+		}
+	}
+	written, err := m.store.Restore(entry.Claim.UID, entry.CDISpec)
+	if err != nil {
+		return err
+	}
+	if err := m.store.Verify(entry.Claim.UID, deviceIDs(entry)); err != nil {
+		return fmt.Errorf("claim %s: the container runtime would not find its devices: %w", entry.Claim, err)
+	}
+	if before.completed && !before.stale && !written {
+		return nil
+	}
+	if before.completed && written {
+		klog.FromContext(ctx).Info("CDI specification was missing or out of date and is written again", "path", m.store.Path(entry.Claim.UID))
+	}
+	return m.put(entry, ledger.PrepareCompleted)
+}
+
+func (m *Manager) put(entry *ledger.Entry, state ledger.State) error {
+	entry.State = state
+	entry.Updated = m.opts.Clock.Now().UTC()
+	return m.ledger.Put(entry)
+}
+
+// response is what the kubelet gets for a completed claim.
+func response(entry *ledger.Entry) []Device {
+	devices := make([]Device, 0, len(entry.Devices))
+	for _, device := range entry.Devices {
+		devices = append(devices, Device{
+			Request:      device.Request,
+			Pool:         device.Pool,
+			Device:       device.Device,
+			CDIDeviceIDs: device.CDIDeviceIDs,
+			ShareID:      device.ShareID,
+		})
+	}
+	return devices
+}
+
+func deviceIDs(entry *ledger.Entry) []string {
+	var ids []string
+	for _, device := range entry.Devices {
+		ids = append(ids, device.CDIDeviceIDs...)
+	}
+	return ids
+}
+
+// describe lists the devices with their GPUs, for messages.
+func describe(entry *ledger.Entry) []string {
+	names := make([]string, 0, len(entry.Devices))
+	for _, device := range entry.Devices {
+		names = append(names, device.Device+"="+device.UUID)
+	}
+	return names
+}
+
+// sameDevices compares what makes a preparation what it is: which result has which physical GPU.
+func sameDevices(a, b *ledger.Entry) bool {
+	if len(a.Devices) != len(b.Devices) {
+		return false
+	}
+	for i := range a.Devices {
+		x, y := a.Devices[i], b.Devices[i]
+		if x.Request != y.Request || x.Pool != y.Pool || x.Device != y.Device || x.GPU != y.GPU || x.UUID != y.UUID || x.AdminAccess != y.AdminAccess {
+			return false
+		}
+	}
+	return true
+}

@@ -1,0 +1,115 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/agent/ledger"
+)
+
+// Recovery counts what Recover and Reconcile found and did.
+type Recovery struct {
+	// Claims are completed and in order, Restored ones had a CDI specification that had to be written again.
+	Claims, Restored int
+	// RolledBack were left half-made by a crash.
+	RolledBack int
+	// Unreadable claims keep their GPUs held.
+	Unreadable int
+}
+
+// Recover brings the node in line with the ledger after a start, before the kubelet can call: what a crash
+// left half-made is rolled back, and completed claims get their CDI specifications back, because the
+// kubelet does not call Prepare when a container of a running pod restarts. A claim that cannot be brought in
+// order stays held and is in the error; the others are not affected.
+func (m *Manager) Recover(ctx context.Context) (Recovery, error) {
+	return m.reconcile(ctx, true)
+}
+
+// Reconcile puts back CDI specifications that are missing or were changed. It leaves half-made claims alone: a
+// call may be at work on them.
+func (m *Manager) Reconcile(ctx context.Context) (Recovery, error) {
+	return m.reconcile(ctx, false)
+}
+
+func (m *Manager) reconcile(ctx context.Context, rollBack bool) (Recovery, error) {
+	var (
+		sum  Recovery
+		errs []error
+	)
+	records, err := m.ledger.Records()
+	if err != nil {
+		return sum, err
+	}
+	for _, record := range records {
+		if err := m.reconcileClaim(ctx, record.UID, rollBack, &sum); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return sum, errors.Join(errs...)
+}
+
+// RestoreClaim is Reconcile for one claim.
+func (m *Manager) RestoreClaim(ctx context.Context, uid types.UID) (Recovery, error) {
+	var sum Recovery
+	err := m.reconcileClaim(ctx, uid, false, &sum)
+	return sum, err
+}
+
+func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bool, sum *Recovery) error {
+	unlock, err := m.locks.lockClaim(ctx, uid)
+	if err != nil {
+		return fmt.Errorf("recover claim %s: %w", uid, err)
+	}
+	defer unlock()
+	// What was listed may have changed until the lock was ours.
+	record, err := m.ledger.Get(uid)
+	if err != nil || record == nil {
+		return err
+	}
+	logger := klog.FromContext(ctx)
+	switch {
+	case record.Err != nil:
+		sum.Unreadable++
+		return fmt.Errorf("ledger record %s cannot be read, GPUs %v stay held until the file is removed by hand once nothing uses them: %w", record.Path, heldNames(record), record.Err)
+
+	case record.Entry.State == ledger.PrepareStarted && record.Recovered == nil:
+		if !rollBack {
+			return nil
+		}
+		unlockGPUs, err := m.locks.lockGPUs(ctx, record.Entry.HeldGPUs())
+		if err != nil {
+			return fmt.Errorf("roll back claim %s: %w", record.Entry.Claim, err)
+		}
+		defer unlockGPUs()
+		if err := m.rollBack(ctx, record.Entry); err != nil {
+			return fmt.Errorf("roll back claim %s: %w", record.Entry.Claim, err)
+		}
+		sum.RolledBack++
+		logger.Info("Claim was left half-prepared and is rolled back", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid)
+		return nil
+
+	default:
+		// Completed, or maybe completed: the newest record is lost and containers may run.
+		sum.Claims++
+		restored, err := m.store.Restore(uid, record.Entry.CDISpec)
+		if err != nil {
+			return fmt.Errorf("restore claim %s: %w", record.Entry.Claim, err)
+		}
+		if restored {
+			sum.Restored++
+			logger.Info("CDI specification of a prepared claim was missing or changed and is written again", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid, "path", m.store.Path(uid))
+		}
+		return nil
+	}
+}
+
+func heldNames(record *ledger.Record) []string {
+	if record.AllGPUs {
+		return []string{"all of this node"}
+	}
+	return record.GPUs
+}
