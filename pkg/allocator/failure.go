@@ -1,6 +1,10 @@
 package allocator
 
 import (
+	"fmt"
+
+	resourceapi "k8s.io/api/resource/v1"
+
 	"stowage.dev/stowage/pkg/inventory"
 )
 
@@ -8,7 +12,7 @@ import (
 // all nodes, so nothing that differs between nodes belongs into it.
 type Reason string
 
-// The reasons, in the order in which they take precedence when several apply.
+// The reasons.
 const (
 	ReasonUndecided     Reason = "undecided: timed out while searching for devices"
 	ReasonSelectorError Reason = "a CEL selector failed at run time on a device of the node"
@@ -17,41 +21,67 @@ const (
 	ReasonUnsupported   Reason = "matching devices need a feature that is not supported"
 	ReasonTainted       Reason = "matching devices have taints that the claim does not tolerate"
 	ReasonHeld          Reason = "matching devices are held by other claims"
-	ReasonConstraints   Reason = "free devices do not satisfy all requests and constraints of the claims together"
+	ReasonConstraints   Reason = "free devices do not satisfy all requests and constraints together"
 	ReasonTooMany       Reason = "the claim would get more devices than one allocation can list"
 )
 
-// Failure is why a node was refused: the counts that the decision was made from.
+// Failure is why a node was refused, with the counts that the decision was made from.
 type Failure struct {
 	Reason Reason
 	// Requests has the counts, one entry per request alternative and pool, in the order of the claims,
 	// requests, alternatives and pools. Empty for ReasonUndecided.
 	Requests []RequestCounts
+	// Constraints has, for ReasonConstraints, how far each matchAttribute constraint can be satisfied.
+	Constraints []ConstraintCounts
 	// Pools are the unusable pools of the node.
 	Pools []*inventory.PoolProblem
-	// SelectorErrors are the devices on which a CEL selector failed, at most a few.
-	SelectorErrors []SelectorError
+	// SelectorError is, for ReasonSelectorError, the first device on which a CEL selector failed.
+	SelectorError *SelectorError
 	// Err is why the search ended early, for ReasonUndecided.
 	Err error
 }
 
 // Resolvable tells whether the release of devices by their present holders could make the node usable.
 func (f *Failure) Resolvable() bool {
-	return f.Reason == ReasonHeld || f.Reason == ReasonConstraints
+	switch f.Reason {
+	case ReasonHeld:
+		return true
+	case ReasonConstraints:
+		for i := range f.Requests {
+			if f.Requests[i].Held > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// String is the reason with what is known about this node, for logs.
+func (f *Failure) String() string {
+	text := string(f.Reason)
+	switch {
+	case f.SelectorError != nil:
+		text += ": " + f.SelectorError.Error()
+	case f.Err != nil:
+		text += ": " + f.Err.Error()
+	case f.Reason == ReasonPool && len(f.Pools) > 0:
+		text += ": " + f.Pools[0].String()
+	}
+	return text
 }
 
 // RequestCounts says how the devices of one pool of the node look to one request alternative. Every device
-// that the node sees is counted in exactly one of FilteredByClass, FilteredBy, Errors and Matching.
+// that the node may use is counted in exactly one of FilteredByClass, FilteredBy, Errors and Matching (and in
+// none if it has binding conditions and that feature is off).
 type RequestCounts struct {
-	// Claim, Request and Alternative are indexes into the compiled claims; Alternative is 0 for a request
-	// without alternatives.
+	// Claim, Request and Alternative are positions: of the claim among those compiled, of the request in
+	// the claim, of the alternative in the request (0 if it has none).
 	Claim, Request, Alternative int
 	// Pool is what was looked at; nodes that see the same devices of a pool have the same pointer.
 	Pool *inventory.NodePool
-	// Wanted is how many devices the request needs on this node, in all pools together. For a request for
-	// all devices it is what matched.
+	// Wanted is how many devices the request needs on this node, in all pools together; 0 for all.
 	Wanted int
-	// Devices is the number of devices that the node sees in the pool.
+	// Devices is the number of devices of the pool that the node may use.
 	Devices int
 	// FilteredByClass were rejected by a selector of the class.
 	FilteredByClass int
@@ -63,13 +93,22 @@ type RequestCounts struct {
 	Matching int
 	// Held have a holder. Always 0 for admin access.
 	Held int
-	// Tainted have a taint that is not tolerated; Taints counts by the first such taint's key.
+	// Tainted have a taint that is not tolerated; Taints counts by the key of the first such taint.
 	Tainted int
 	Taints  map[string]int
-	// Unsupported need a feature that is not supported.
+	// Unsupported need a feature that is not supported: shared counters or multiple allocations.
 	Unsupported int
 	// Free is Matching without Held, Tainted and Unsupported.
 	Free int
+}
+
+// ConstraintCounts says how many free devices of the node can be had together under a matchAttribute constraint.
+type ConstraintCounts struct {
+	// Claim and Constraint are positions, as in RequestCounts.
+	Claim, Constraint int
+	Attribute         resourceapi.FullyQualifiedName
+	// Best is the largest number of free devices with one value; Wanted is how many are needed.
+	Best, Wanted int
 }
 
 // SelectorError is a CEL selector that failed at run time on one device.
@@ -84,4 +123,173 @@ type SelectorError struct {
 	Driver, Pool, Device string
 	// Err is what CEL said.
 	Err error
+}
+
+func (e *SelectorError) Error() string {
+	of := ""
+	if e.Class != "" {
+		of = fmt.Sprintf(" of device class %q", e.Class)
+	}
+	return fmt.Sprintf("claim %s/%s, request %q: selector %q%s failed on device %s/%s/%s: %v",
+		e.Namespace, e.Claim, e.Request, e.Expression, of, e.Driver, e.Pool, e.Device, e.Err)
+}
+
+func (e *SelectorError) Unwrap() error { return e.Err }
+
+func selectorError(reqs *Requests, a *alternative, p *inventory.NodePool, device int) *SelectorError {
+	object := reqs.objects[a.request.claim]
+	expression, ofClass, err := a.matcher.Error(p, device)
+	e := &SelectorError{
+		Namespace: object.Namespace, Claim: object.Name, Request: a.resultName(), Expression: expression,
+		Driver: p.ID().Driver, Pool: p.ID().Pool, Device: p.Device(device).Name, Err: err,
+	}
+	if ofClass {
+		e.Class = a.class.Object.Name
+	}
+	return e
+}
+
+// newFailure says why the node was refused. s is the search that failed, nil if counting was enough.
+func newFailure(in Input, devices *inventory.NodeDevices, s *search) *Failure {
+	f := &Failure{Pools: devices.Problems}
+	if s != nil && s.err != nil {
+		f.Reason, f.Err = ReasonUndecided, s.err
+		return f
+	}
+	f.Requests = make([]RequestCounts, 0, len(in.Requests.lanes)*len(devices.Pools))
+	worst := fits
+	for _, r := range in.Requests.requests {
+		best := noMatch
+		for _, a := range r.alternatives {
+			best = max(best, f.count(in, devices, a))
+		}
+		worst = min(worst, best)
+	}
+	switch {
+	case s != nil && s.selectorError != nil:
+		f.Reason, f.SelectorError = ReasonSelectorError, s.selectorError
+	case s != nil && s.tooMany:
+		f.Reason = ReasonTooMany
+	case s != nil && s.poolProblem:
+		f.Reason = ReasonPool
+	case worst == fits:
+		f.Reason = ReasonConstraints
+		f.countConstraints(s)
+	default:
+		f.Reason = worst.reason()
+		if worst == noMatch && len(devices.Problems) > 0 {
+			f.Reason = ReasonPool
+		}
+	}
+	return f
+}
+
+// level is how far an alternative gets on a node, from worst to best.
+type level int
+
+const (
+	noMatch level = iota
+	unsupported
+	tainted
+	heldByOthers
+	tooMany
+	fits
+)
+
+func (l level) reason() Reason {
+	return [...]Reason{ReasonNoMatch, ReasonUnsupported, ReasonTainted, ReasonHeld, ReasonTooMany, ReasonConstraints}[l]
+}
+
+// count adds the counts for one alternative and says how far it gets.
+func (f *Failure) count(in Input, devices *inventory.NodeDevices, a *alternative) level {
+	matching, supported, untainted, free := 0, 0, 0, 0
+	for _, p := range devices.Pools {
+		match := a.matcher.On(p)
+		c := RequestCounts{
+			Claim: a.request.claim, Request: a.request.position, Alternative: a.position, Pool: p, Wanted: a.count,
+			Devices: p.Visible(), Errors: match.Errors.Count(), Matching: match.Match.Count(),
+			Tainted: match.Tainted.Count(), Unsupported: match.Match.AndCount(p.Advanced()),
+		}
+		if c.Matching+c.Errors < c.Devices {
+			c.FilteredByClass, c.FilteredBy = a.matcher.Rejections(p)
+		}
+		usable := match.Usable
+		if !a.admin {
+			taken := held(p, in.Usage)
+			c.Held = match.Match.AndCount(taken)
+			c.Free = usable.AndNotCount(taken)
+		} else {
+			c.Free = usable.Count()
+		}
+		if c.Unsupported > 0 {
+			without := usable.Clone()
+			without.AndNot(p.Advanced())
+			untainted += without.Count()
+			if !a.admin {
+				without.AndNot(held(p, in.Usage))
+			}
+			c.Free = without.Count()
+		} else {
+			untainted += usable.Count()
+		}
+		if match.Tainted != nil {
+			c.Taints = make(map[string]int)
+			for i := match.Tainted.Next(0); i >= 0; i = match.Tainted.Next(i + 1) {
+				c.Taints[a.matcher.RefusedTaint(p.Device(i)).Key]++
+			}
+		}
+		matching += c.Matching
+		supported += c.Matching - c.Unsupported
+		free += c.Free
+		f.Requests = append(f.Requests, c)
+	}
+	wanted := a.count
+	if a.all {
+		wanted = max(1, matching)
+	}
+	switch {
+	case matching < wanted:
+		return noMatch
+	case supported < wanted:
+		return unsupported
+	case untainted < wanted:
+		return tainted
+	case free < wanted:
+		return heldByOthers
+	case wanted > resourceapi.AllocationResultsMaxSize:
+		return tooMany
+	}
+	return fits
+}
+
+// countConstraints says how far each matchAttribute constraint gets when nothing else is asked for.
+func (f *Failure) countConstraints(s *search) {
+	if s == nil {
+		return
+	}
+	for i := range s.reqs.claims {
+		for _, c := range s.reqs.claims[i].constraints {
+			if c.distinct {
+				continue
+			}
+			counts := ConstraintCounts{Claim: i, Constraint: c.position, Attribute: c.attribute}
+			union := s.newSet()
+			for _, r := range s.reqs.claims[i].requests {
+				least := -1
+				for _, a := range r.alternatives {
+					if c.appliesTo(a) {
+						union.Or(s.lanes[a.lane].candidates)
+						if wanted := s.lanes[a.lane].wanted; least < 0 || wanted < least {
+							least = wanted
+						}
+					}
+				}
+				counts.Wanted += max(0, least)
+			}
+			for _, group := range s.grouping(c).sets {
+				counts.Best = max(counts.Best, union.AndCount(group))
+			}
+			f.Constraints = append(f.Constraints, counts)
+		}
+	}
 }

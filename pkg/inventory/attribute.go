@@ -5,7 +5,6 @@ import (
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
-
 )
 
 // AttributeValue is a device attribute's value in a form that can be compared with == and used as a key, over
@@ -95,4 +94,3 @@ func attributeValue(device *resourceapi.Device, driver string, name resourceapi.
 	}
 	return AttributeValue{Kind: UnknownKind}
 }
-

@@ -1,0 +1,107 @@
+package allocator
+
+import (
+	"context"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"stowage.dev/stowage/pkg/inventory"
+)
+
+// decide judges one node:
+//
+//  1. Find what the node can reach.
+//  2. A single request without constraints is decided by counting.
+//  3. Everything else is searched for, see search.
+//  4. What fits is turned into allocations, what does not into counts.
+func decide(ctx context.Context, in Input, keep bool) Result {
+	devices := in.Inventory.ForNode(in.Node)
+	if plain := in.Requests.plain; plain != nil && !keep {
+		switch plain.countOnly(devices, in) {
+		case yes:
+			return Result{Score: plain.preference()}
+		case no:
+			return Result{Failure: newFailure(in, devices, nil)}
+		}
+	}
+	s := newSearch(ctx, in, devices)
+	defer s.release()
+	if !s.run() {
+		return Result{Failure: newFailure(in, devices, s)}
+	}
+	result := Result{Score: s.score()}
+	if keep {
+		result.Allocations = s.allocations()
+	}
+	return result
+}
+
+type answer int
+
+const (
+	unknown answer = iota // counting does not tell
+	yes
+	no
+)
+
+// countOnly decides a request that is alone by counting. A device on which a selector failed matters only if the
+// search would come to it, so such a pool is left to the search.
+func (a *alternative) countOnly(devices *inventory.NodeDevices, in Input) answer {
+	if a.all {
+		return a.countAll(devices, in)
+	}
+	free := 0
+	for _, p := range devices.Pools {
+		match := a.matcher.On(p)
+		if match.Errors != nil {
+			return unknown
+		}
+		if p.Advanced() != nil {
+			return unknown
+		}
+		if a.admin {
+			free += match.Usable.Count()
+		} else {
+			free += match.Usable.AndNotCount(held(p, in.Usage))
+		}
+		if free >= a.count {
+			return yes
+		}
+	}
+	if free >= a.count { // nothing wanted, nothing there
+		return yes
+	}
+	return no
+}
+
+func (a *alternative) countAll(devices *inventory.NodeDevices, in Input) answer {
+	if len(devices.Problems) > 0 {
+		return no
+	}
+	total := 0
+	for _, p := range devices.Pools {
+		match := a.matcher.On(p)
+		if match.Errors != nil {
+			return unknown
+		}
+		if match.Tainted != nil || match.Match.Intersects(p.Advanced()) {
+			return no
+		}
+		if !a.admin && match.Match.Intersects(held(p, in.Usage)) {
+			return no
+		}
+		total += match.Match.Count()
+	}
+	if total == 0 || total > resourceapi.AllocationResultsMaxSize {
+		return no
+	}
+	return yes
+}
+
+// preference is the score of choosing this alternative (KEP-4816).
+func (a *alternative) preference() int64 {
+	if !a.request.prioritized {
+		return 0
+	}
+	return int64(resourceapi.FirstAvailableDeviceRequestMaxSize - a.position)
+}

@@ -1,0 +1,115 @@
+package allocator
+
+import (
+	"context"
+	"flag"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/dynamic-resource-allocation/structured"
+	"pgregory.net/rapid"
+	"sigs.k8s.io/yaml"
+)
+
+var upstreamFeatures = structured.Features{
+	AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
+	FractionalCapacityRange: true, PartitionableDevices: true, PrioritizedList: true,
+}
+
+var celCache = cel.NewCache(100, cel.Features{EnableConsumableCapacity: true})
+
+func newUpstream(tb interface{ Fatalf(string, ...any) }, w *world) structured.Allocator {
+	allocated := structured.AllocatedState{
+		AllocatedDevices:         sets.New[structured.DeviceID](),
+		AllocatedSharedDeviceIDs: sets.New[structured.SharedDeviceID](),
+		AggregatedCapacity:       structured.NewConsumedCapacityCollection(),
+	}
+	for _, id := range w.held {
+		allocated.AllocatedDevices.Insert(structured.MakeDeviceID(id.Driver, id.Pool, id.Device))
+	}
+	allocator, err := structured.NewAllocator(context.Background(), upstreamFeatures, allocated, classLister(w.classes), w.slices, celCache)
+	if err != nil {
+		tb.Fatalf("upstream: %v", err)
+	}
+	return allocator
+}
+
+// TestFirstFitIsUpstreams draws clusters and claims and compares with upstream's allocator, node by node: the same
+// answer, and where there is one the same allocation to the last byte. Where upstream gives the pod up with an
+// error, ours may have an answer, but a valid one.
+func TestFirstFitIsUpstreams(t *testing.T) {
+	if flag.Lookup("rapid.checks").Value.String() == "100" {
+		if err := flag.Set("rapid.checks", "2000"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var same, refused, recovered, failed int
+	rapid.Check(t, func(t *rapid.T) {
+		w := drawWorld(t)
+		upstream := newUpstream(t, w)
+		view, held := w.store().View(), w.usage()
+		requests, compileErr := Compile(w.claims, view, DefaultFeatures())
+		for _, node := range w.nodes {
+			want, wantErr := upstream.Allocate(context.Background(), node, w.claims)
+			if compileErr != nil {
+				if wantErr == nil {
+					t.Fatalf("does not compile, but upstream has an answer\nerror: %v\n%s", compileErr, w.dump(node))
+				}
+				continue
+			}
+			in := Input{Requests: requests, Node: node, Inventory: view, Usage: held}
+			got := Allocate(context.Background(), in)
+			check := Check(context.Background(), in)
+			if got.Fits() != check.Fits() || got.Score != check.Score {
+				t.Fatalf("Allocate and Check differ: %v and %v\n%s", got, check, w.dump(node))
+			}
+			switch {
+			case got.Fits():
+				if err := validate(w, node, got.Allocations); err != nil {
+					t.Fatalf("invalid allocation: %v\n%s", err, w.dump(node))
+				}
+				if wantErr != nil {
+					recovered++
+					continue
+				}
+				if diff := cmp.Diff(want, got.Allocations); diff != "" {
+					t.Fatalf("allocation differs (-upstream, +ours):\n%s\n%s", diff, w.dump(node))
+				}
+				same++
+			case want != nil:
+				t.Fatalf("refused: %v, but upstream has an answer:\n%s\n%s", got.Failure, toYAML(want), w.dump(node))
+			case wantErr != nil:
+				failed++
+			default:
+				refused++
+			}
+		}
+	})
+	t.Logf("same allocation: %d nodes, refused by both: %d, refused where upstream fails: %d, allocated where upstream fails: %d", same, refused, failed, recovered)
+}
+
+func (w *world) dump(node *v1.Node) string {
+	text := "--- node\n" + toYAML(node)
+	for _, slice := range w.slices {
+		text += "--- slice\n" + toYAML(slice)
+	}
+	for _, claim := range w.claims {
+		text += "--- claim\n" + toYAML(claim)
+	}
+	for _, id := range w.held {
+		text += "held: " + id.String() + "\n"
+	}
+	return text
+}
+
+func toYAML(v any) string {
+	data, err := yaml.Marshal(v)
+	if err != nil {
+		return err.Error()
+	}
+	return string(data)
+}
+

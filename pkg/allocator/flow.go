@@ -1,0 +1,119 @@
+package allocator
+
+import (
+	"cmp"
+	"math/bits"
+	"slices"
+)
+
+func onesCount(word uint64) int { return bits.OnesCount64(word) }
+
+// matchable tells whether the open requests can have their devices without sharing any. Requests with admin
+// access may share across claims and are left out. With more than 64 requests the answer is yes without a look.
+func (s *search) matchable(all []open) bool {
+	requests := make([]*open, 0, len(all))
+	for i := range all {
+		if o := &all[i]; !o.admin && o.wanted > 0 {
+			requests = append(requests, o)
+		}
+	}
+	if len(requests) < 2 || len(requests) > 64 {
+		return true
+	}
+	// The most particular first: if each finds enough even after all before it took theirs, all do.
+	slices.SortStableFunc(requests, func(a, b *open) int { return cmp.Compare(a.candidates.Count(), b.candidates.Count()) })
+	wanted, easy := 0, true
+	for _, o := range requests {
+		wanted += o.wanted
+		easy = easy && o.candidates.Count() >= wanted
+	}
+	if easy {
+		return true
+	}
+	return newFlow(requests, s.words).saturates()
+}
+
+// flow is a bipartite network: requests on one side, on the other groups of devices that are open to the same
+// requests, with as much capacity as devices.
+type flow struct {
+	wanted []int
+	groups []flowGroup
+}
+
+type flowGroup struct {
+	open uint64 // bit i: open to request i
+	free int
+	load []int // by request
+}
+
+func newFlow(requests []*open, words int) *flow {
+	f := &flow{}
+	for _, o := range requests {
+		f.wanted = append(f.wanted, o.wanted)
+	}
+	for w := range words {
+		var union uint64
+		for _, o := range requests {
+			union |= o.candidates[w]
+		}
+		for ; union != 0; union &= union - 1 {
+			bit := union & -union
+			var open uint64
+			for i, o := range requests {
+				if o.candidates[w]&bit != 0 {
+					open |= 1 << i
+				}
+			}
+			f.add(open)
+		}
+	}
+	return f
+}
+
+func (f *flow) add(open uint64) {
+	for i := range f.groups {
+		if f.groups[i].open == open {
+			f.groups[i].free++
+			return
+		}
+	}
+	f.groups = append(f.groups, flowGroup{open: open, free: 1, load: make([]int, len(f.wanted))})
+}
+
+// saturates tells whether every request gets what it wants.
+func (f *flow) saturates() bool {
+	visited := make([]bool, len(f.groups))
+	for r, wanted := range f.wanted {
+		for range wanted {
+			clear(visited)
+			if !f.augment(r, visited) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// augment finds one device for request r, moving other requests to other groups if need be.
+func (f *flow) augment(r int, visited []bool) bool {
+	for g := range f.groups {
+		group := &f.groups[g]
+		if group.open&(1<<r) == 0 || visited[g] {
+			continue
+		}
+		visited[g] = true
+		if group.free > 0 {
+			group.free--
+			group.load[r]++
+			return true
+		}
+		for other, load := range group.load {
+			if load > 0 && other != r && f.augment(other, visited) {
+				group.load[other]--
+				group.load[r]++
+				return true
+			}
+		}
+	}
+	return false
+}

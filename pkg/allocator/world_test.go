@@ -1,0 +1,289 @@
+package allocator
+
+import (
+	"fmt"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	"pgregory.net/rapid"
+
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// world is one random cluster with the claims of one pod.
+type world struct {
+	nodes   []*v1.Node
+	slices  []*resourceapi.ResourceSlice
+	classes []*resourceapi.DeviceClass
+	held    []usage.DeviceID
+	claims  []*resourceapi.ResourceClaim
+}
+
+const (
+	driverA = "a.example.com"
+	driverB = "b.example.com"
+)
+
+var selectors = []string{
+	`true`,
+	`device.driver == "a.example.com"`,
+	`device.driver == "b.example.com"`,
+	`device.attributes["a.example.com"].?model.orValue("") == "x"`,
+	`device.capacity["a.example.com"].?memory.orValue(quantity("0")).compareTo(quantity("20Gi")) >= 0`,
+	// Fails at run time on devices without the attribute.
+	`device.attributes["a.example.com"].model == "y"`,
+}
+
+func drawWorld(t *rapid.T) *world {
+	w := &world{}
+	for i := range rapid.IntRange(1, 3).Draw(t, "nodes") {
+		w.nodes = append(w.nodes, &v1.Node{ObjectMeta: metav1.ObjectMeta{
+			Name: fmt.Sprintf("node-%d", i), Labels: map[string]string{"zone": rapid.SampledFrom([]string{"east", "west"}).Draw(t, "zone")},
+		}})
+	}
+	for i := range rapid.IntRange(0, 4).Draw(t, "pools") {
+		w.drawPool(t, i)
+	}
+	for i, selector := range selectors {
+		class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("class-%d", i)}}
+		class.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: selector}}}
+		for j := range rapid.IntRange(0, 2).Draw(t, "class configs") {
+			class.Spec.Config = append(class.Spec.Config, resourceapi.DeviceClassConfiguration{DeviceConfiguration: config(fmt.Sprintf("class-%d-%d", i, j))})
+		}
+		w.classes = append(w.classes, class)
+	}
+	for i := range rapid.IntRange(1, 3).Draw(t, "claims") {
+		w.claims = append(w.claims, drawClaim(t, i))
+	}
+	return w
+}
+
+func config(text string) resourceapi.DeviceConfiguration {
+	return resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: text}}
+}
+
+func (w *world) drawPool(t *rapid.T, index int) {
+	driver := rapid.SampledFrom([]string{driverA, driverA, driverB}).Draw(t, "driver")
+	name := fmt.Sprintf("pool-%d", 9-index)
+	kind := rapid.SampledFrom([]string{"local", "local", "local", "spread", "all", "zone", "device"}).Draw(t, "kind")
+	home := rapid.SampledFrom(w.nodes).Draw(t, "home").Name
+	count := rapid.IntRange(1, 3).Draw(t, "slices")
+	declared := int64(count)
+	if rapid.IntRange(0, 19).Draw(t, "incomplete") == 0 {
+		declared++
+	}
+	generation := int64(1)
+	if kind != "spread" && rapid.IntRange(0, 9).Draw(t, "outdated") == 0 {
+		old := w.drawSlice(t, driver, name, kind, home, 90, 0)
+		old.Spec.Pool = resourceapi.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: 1}
+		w.slices = append(w.slices, old)
+		generation++
+	}
+	device := 0
+	for i := range count {
+		slice := w.drawSlice(t, driver, name, kind, home, i, device)
+		device += len(slice.Spec.Devices)
+		if len(slice.Spec.Devices) > 0 && rapid.IntRange(0, 29).Draw(t, "duplicate") == 0 {
+			slice.Spec.Devices[0].Name = "device-0"
+		}
+		slice.Spec.Pool = resourceapi.ResourcePool{Name: name, Generation: generation, ResourceSliceCount: declared}
+		w.slices = append(w.slices, slice)
+		for _, d := range slice.Spec.Devices {
+			if rapid.IntRange(0, 3).Draw(t, "held") == 0 {
+				w.held = append(w.held, usage.DeviceID{Driver: driver, Pool: name, Device: d.Name})
+			}
+		}
+	}
+}
+
+func (w *world) drawSlice(t *rapid.T, driver, pool, kind, home string, index, firstDevice int) *resourceapi.ResourceSlice {
+	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{
+		Name: fmt.Sprintf("%c-%s-%d", 'a'+rapid.IntRange(0, 25).Draw(t, "slice name"), pool, index),
+	}}
+	slice.Spec.Driver = driver
+	zone := &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: []v1.NodeSelectorRequirement{{
+		Key: "zone", Operator: v1.NodeSelectorOpIn, Values: []string{rapid.SampledFrom([]string{"east", "west"}).Draw(t, "target zone")},
+	}}}}}
+	someNode := func() *string { return ptr.To(rapid.SampledFrom(w.nodes).Draw(t, "node").Name) }
+	switch kind {
+	case "local":
+		slice.Spec.NodeName = ptr.To(home)
+	case "spread":
+		slice.Spec.NodeName = someNode()
+	case "all":
+		slice.Spec.AllNodes = ptr.To(true)
+	case "zone":
+		slice.Spec.NodeSelector = zone
+	case "device":
+		slice.Spec.PerDeviceNodeSelection = ptr.To(true)
+	}
+	for i := range rapid.IntRange(0, 4).Draw(t, "devices") {
+		device := drawDevice(t, firstDevice+i)
+		if kind == "device" {
+			switch rapid.IntRange(0, 2).Draw(t, "device for") {
+			case 0:
+				device.NodeName = someNode()
+			case 1:
+				device.NodeSelector = zone
+			case 2:
+				device.AllNodes = ptr.To(true)
+			}
+		}
+		slice.Spec.Devices = append(slice.Spec.Devices, device)
+	}
+	return slice
+}
+
+func drawDevice(t *rapid.T, index int) resourceapi.Device {
+	device := resourceapi.Device{Name: fmt.Sprintf("device-%d", index), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}}
+	if rapid.IntRange(0, 9).Draw(t, "has model") > 0 {
+		device.Attributes["model"] = resourceapi.DeviceAttribute{StringValue: ptr.To(rapid.SampledFrom([]string{"x", "y"}).Draw(t, "model"))}
+	}
+	if rapid.IntRange(0, 9).Draw(t, "has numa") > 0 {
+		device.Attributes["example.com/numa"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(rapid.IntRange(0, 2).Draw(t, "numa")))}
+	}
+	switch rapid.IntRange(0, 3).Draw(t, "kind of version") {
+	case 0:
+		device.Attributes["example.com/mixed"] = resourceapi.DeviceAttribute{VersionValue: ptr.To("1.0.0")}
+	case 1:
+		device.Attributes["example.com/mixed"] = resourceapi.DeviceAttribute{BoolValue: ptr.To(rapid.Bool().Draw(t, "bool"))}
+	case 2:
+		device.Attributes["example.com/mixed"] = resourceapi.DeviceAttribute{StringValue: ptr.To("1.0.0")}
+	}
+	device.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
+		"memory": {Value: resource.MustParse(rapid.SampledFrom([]string{"10Gi", "20Gi", "40Gi"}).Draw(t, "memory"))},
+	}
+	if rapid.IntRange(0, 5).Draw(t, "tainted") == 0 {
+		device.Taints = []resourceapi.DeviceTaint{{
+			Key:    rapid.SampledFrom([]string{"broken", "reserved"}).Draw(t, "taint"),
+			Effect: rapid.SampledFrom([]resourceapi.DeviceTaintEffect{resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute, resourceapi.DeviceTaintEffectNone}).Draw(t, "effect"),
+		}}
+	}
+	if rapid.IntRange(0, 19).Draw(t, "binding conditions") == 0 {
+		device.BindingConditions = []string{"attached"}
+		device.BindingFailureConditions = []string{"gone"}
+		device.BindsToNode = ptr.To(rapid.Bool().Draw(t, "binds to node"))
+	}
+	return device
+}
+
+func drawClaim(t *rapid.T, index int) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "default", Name: fmt.Sprintf("claim-%d", index), UID: types.UID(fmt.Sprintf("uid-%d", index)),
+	}}
+	var names []string
+	for i := range rapid.IntRange(1, 3).Draw(t, "requests") {
+		request := resourceapi.DeviceRequest{Name: fmt.Sprintf("request-%d", i)}
+		names = append(names, request.Name)
+		if rapid.IntRange(0, 3).Draw(t, "prioritized") == 0 {
+			for j := range rapid.IntRange(1, 3).Draw(t, "alternatives") {
+				d := drawDetails(t)
+				sub := resourceapi.DeviceSubRequest{
+					Name: fmt.Sprintf("sub-%d", j), DeviceClassName: d.class, Selectors: celSelectors(d.selectors),
+					AllocationMode: d.mode, Count: d.count, Tolerations: d.tolerations,
+				}
+				names = append(names, request.Name+"/"+sub.Name)
+				request.FirstAvailable = append(request.FirstAvailable, sub)
+			}
+		} else {
+			d := drawDetails(t)
+			request.Exactly = &resourceapi.ExactDeviceRequest{
+				DeviceClassName: d.class, Selectors: celSelectors(d.selectors), AllocationMode: d.mode, Count: d.count, Tolerations: d.tolerations,
+			}
+			if rapid.IntRange(0, 5).Draw(t, "admin") == 0 {
+				request.Exactly.AdminAccess = ptr.To(rapid.IntRange(0, 3).Draw(t, "admin access") > 0)
+			}
+		}
+		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, request)
+	}
+	some := rapid.SliceOfNDistinct(rapid.SampledFrom(names), 0, len(names), rapid.ID[string])
+	for range rapid.IntRange(0, 2).Draw(t, "constraints") {
+		attribute := ptr.To(resourceapi.FullyQualifiedName(rapid.SampledFrom([]string{driverA + "/model", "example.com/numa", "example.com/mixed"}).Draw(t, "attribute")))
+		constraint := resourceapi.DeviceConstraint{Requests: some.Draw(t, "constrained")}
+		if rapid.IntRange(0, 2).Draw(t, "distinct") == 0 {
+			constraint.DistinctAttribute = attribute
+		} else {
+			constraint.MatchAttribute = attribute
+		}
+		claim.Spec.Devices.Constraints = append(claim.Spec.Devices.Constraints, constraint)
+	}
+	for i := range rapid.IntRange(0, 2).Draw(t, "claim configs") {
+		claim.Spec.Devices.Config = append(claim.Spec.Devices.Config, resourceapi.DeviceClaimConfiguration{
+			Requests: some.Draw(t, "configured"), DeviceConfiguration: config(fmt.Sprintf("claim-%d-%d", index, i)),
+		})
+	}
+	return claim
+}
+
+func drawDetails(t *rapid.T) details {
+	d := details{
+		class: fmt.Sprintf("class-%d", rapid.SampledFrom([]int{0, 0, 1, 1, 2, 3, 4, 5}).Draw(t, "class")),
+		mode:  resourceapi.DeviceAllocationModeExactCount,
+		count: int64(rapid.SampledFrom([]int{1, 1, 1, 2, 2, 3, 4}).Draw(t, "count")),
+	}
+	if rapid.IntRange(0, 5).Draw(t, "all") == 0 {
+		d.mode, d.count = resourceapi.DeviceAllocationModeAll, 0
+	}
+	for range rapid.IntRange(0, 2).Draw(t, "selectors") {
+		d.selectors = append(d.selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
+			Expression: rapid.SampledFrom(selectors[:5]).Draw(t, "selector"),
+		}})
+	}
+	if rapid.IntRange(0, 2).Draw(t, "tolerates") == 0 {
+		d.tolerations = []resourceapi.DeviceToleration{{
+			Key: rapid.SampledFrom([]string{"", "broken", "reserved"}).Draw(t, "tolerated"), Operator: resourceapi.DeviceTolerationOpExists,
+			Effect: rapid.SampledFrom([]resourceapi.DeviceTaintEffect{"", resourceapi.DeviceTaintEffectNoSchedule}).Draw(t, "tolerated effect"),
+		}}
+	}
+	return d
+}
+
+func celSelectors(selectors []resourceapi.DeviceSelector) []resourceapi.DeviceSelector {
+	return slices.Clone(selectors)
+}
+
+// store returns an inventory with the world's slices, set in the given order, and classes.
+func (w *world) store() *inventory.Store {
+	store := inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()})
+	for _, slice := range w.slices {
+		store.SetSlice(slice)
+	}
+	for _, class := range w.classes {
+		store.SetClass(class)
+	}
+	return store
+}
+
+// usage returns a view in which the world's held devices have one holder each.
+func (w *world) usage() usage.View {
+	index := usage.NewIndex()
+	for i, id := range w.held {
+		index.Set(usage.ClaimRef{UID: types.UID(fmt.Sprintf("holder-%d", i))}, &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{
+				Request: "r", Driver: id.Driver, Pool: id.Pool, Device: id.Device,
+			}}},
+		}, nil)
+	}
+	return index.View()
+}
+
+// classLister serves upstream's allocator.
+type classLister []*resourceapi.DeviceClass
+
+func (l classLister) List() ([]*resourceapi.DeviceClass, error) { return l, nil }
+
+func (l classLister) Get(name string) (*resourceapi.DeviceClass, error) {
+	for _, class := range l {
+		if class.Name == name {
+			return class, nil
+		}
+	}
+	return nil, apierrors.NewNotFound(resourceapi.Resource("deviceclasses"), name)
+}
