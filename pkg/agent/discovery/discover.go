@@ -2,23 +2,223 @@ package discovery
 
 import (
 	"context"
-	"io"
+	"errors"
+	"fmt"
 	"io/fs"
+	"slices"
+	"strconv"
+	"strings"
 
-	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/dynamic-resource-allocation/deviceattribute"
+	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/agent/nvml"
 )
 
-// Discover asks the library and the kernel about every GPU.
+// Discover asks NVML and the kernel about every GPU of the machine. The library
+// is opened for as long as it takes; sysfs is the tree below /sys.
+//
+// The error says that there is no driver to ask (see nvml.Library.Init), or that
+// the context has ended. A GPU that does not answer is no error: it is listed in
+// Failures and the others are found all the same. A machine without a GPU has
+// none in the list.
 func Discover(ctx context.Context, lib nvml.Library, sysfs fs.ReadLinkFS) (*Node, error) {
-	return nil, nil
+	logger := klog.FromContext(ctx)
+	if err := lib.Init(); err != nil {
+		return nil, err
+	}
+	defer func() {
+		if err := lib.Shutdown(); err != nil {
+			logger.Error(err, "Close NVML after discovery")
+		}
+	}()
+
+	// 1. The driver.
+	node := &Node{}
+	if err := node.askDriver(lib); err != nil {
+		return nil, err
+	}
+	// 2. Each GPU by itself.
+	found, err := node.askGPUs(ctx, lib, sysfs)
+	if err != nil {
+		return nil, err
+	}
+	// 3. How they are connected.
+	if err := connect(ctx, found); err != nil {
+		return nil, err
+	}
+	// 4. Which of them are offered.
+	for _, f := range found {
+		f.gpu.NotOffered = whyNotOffered(&f.gpu)
+		node.GPUs = append(node.GPUs, f.gpu)
+	}
+	node.log(logger)
+	return node, nil
 }
 
-// DriverResources returns one pool with one slice per offered GPU.
-func (n *Node) DriverResources(pool string) resourceslice.DriverResources {
-	return resourceslice.DriverResources{}
+func (n *Node) askDriver(lib nvml.Library) error {
+	version, err := lib.DriverVersion()
+	if err != nil {
+		return fmt.Errorf("ask NVML for the driver's version: %w", err)
+	}
+	cuda, err := lib.CUDADriverVersion()
+	if err != nil {
+		return fmt.Errorf("ask NVML for the CUDA version: %w", err)
+	}
+	n.DriverVersion, n.CUDADriverVersion = version, versionString(cuda)
+	return nil
 }
 
-// PrintTable writes the GPUs as a table for people.
-func (n *Node) PrintTable(w io.Writer) error { return nil }
+// found is a GPU on its way into the Node.
+type found struct {
+	gpu    GPU
+	device nvml.Device
+	links  []nvml.NVLink
+	fabric *nvml.Fabric
+}
+
+// askGPUs returns the GPUs that answer, in order of their PCI addresses, and
+// records those that don't.
+func (n *Node) askGPUs(ctx context.Context, lib nvml.Library, sysfs fs.ReadLinkFS) ([]*found, error) {
+	count, err := lib.DeviceCount()
+	if err != nil {
+		return nil, fmt.Errorf("ask NVML for the number of GPUs: %w", err)
+	}
+	var all []*found
+	for index := range count {
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("discover GPU %d of %d: %w", index, count, err)
+		}
+		f := &found{gpu: GPU{Index: index}}
+		if err := f.ask(lib); err != nil {
+			n.Failures = append(n.Failures, Failure{
+				Index: index, UUID: f.gpu.UUID, PCIBusID: f.gpu.PCIBusID, Reason: err.Error(), Err: err,
+			})
+			continue
+		}
+		f.askBus(sysfs)
+		f.askNVLink()
+		all = append(all, f)
+	}
+	slices.SortFunc(all, func(a, b *found) int { return strings.Compare(a.gpu.PCIBusID, b.gpu.PCIBusID) })
+	return all, nil
+}
+
+// ask finds out what must be known to hand out the GPU. What identifies it
+// comes first, so that a failure can name it.
+func (f *found) ask(lib nvml.Library) error {
+	d, err := lib.Device(f.gpu.Index)
+	if err != nil {
+		return err
+	}
+	f.device = d
+	var capability nvml.Version
+	var mig nvml.MIGMode
+	err = errors.Join(
+		set(&f.gpu.UUID, d.UUID),
+		set(&f.gpu.PCIBusID, d.PCIBusID),
+		set(&f.gpu.Minor, d.MinorNumber),
+		set(&f.gpu.ProductName, d.Name),
+		set(&f.gpu.Brand, d.Brand),
+		set(&f.gpu.Architecture, d.Architecture),
+		set(&capability, d.CUDAComputeCapability),
+		set(&f.gpu.MemoryBytes, d.MemoryBytes),
+		set(&mig, d.MIGMode),
+	)
+	f.gpu.Name = deviceName(f.gpu.PCIBusID)
+	f.gpu.CUDAComputeCapability = versionString(capability)
+	f.gpu.MIGEnabled = mig.Enabled
+	return err
+}
+
+// set stores an answer unless there is an error.
+func set[T any](field *T, ask func() (T, error)) error {
+	value, err := ask()
+	if err == nil {
+		*field = value
+	}
+	return err
+}
+
+// askBus reads what the kernel knows. A GPU is usable without it.
+func (f *found) askBus(sysfs fs.ReadLinkFS) {
+	root, err := deviceattribute.GetPCIeRootAttributeByPCIBusID(f.gpu.PCIBusID, deviceattribute.WithFS(sysfs))
+	if err != nil {
+		f.warn("PCIe root unknown: %v", err)
+	} else {
+		f.gpu.PCIeRoot = *root.Value.StringValue
+	}
+	numa, err := numaNode(sysfs, f.gpu.PCIBusID)
+	if err != nil {
+		f.warn("NUMA node unknown: %v", err)
+	}
+	f.gpu.NUMANode = numa
+}
+
+// numaNode returns nil where the kernel reports -1: the firmware names no node.
+func numaNode(sysfs fs.FS, busID string) (*int, error) {
+	file := "bus/pci/devices/" + busID + "/numa_node"
+	data, err := fs.ReadFile(sysfs, file)
+	if err != nil {
+		return nil, err
+	}
+	node, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", file, err)
+	}
+	if node < 0 {
+		return nil, nil
+	}
+	return &node, nil
+}
+
+// askNVLink asks for the GPU's own side. A GPU is usable without NVLink.
+func (f *found) askNVLink() {
+	var err error
+	if f.links, err = f.device.NVLinks(); err != nil {
+		f.warn("NVLinks unknown: %v", err)
+	}
+	if f.fabric, err = f.device.Fabric(); err != nil {
+		f.warn("NVLink fabric unknown: %v", err)
+	}
+}
+
+func (f *found) warn(format string, args ...any) {
+	f.gpu.Warnings = append(f.gpu.Warnings, fmt.Sprintf(format, args...))
+}
+
+// whyNotOffered returns "" for a GPU that claims can have as a whole.
+func whyNotOffered(gpu *GPU) string {
+	if gpu.MIGEnabled {
+		return "MIG mode is enabled, so the GPU can only be used in partitions, which are not published yet: " +
+			"disable it with nvidia-smi -i " + strconv.Itoa(gpu.Index) + " -mig 0 to offer the whole GPU"
+	}
+	return ""
+}
+
+// log says in one line each what is not published and why.
+func (n *Node) log(logger klog.Logger) {
+	for _, f := range n.Failures {
+		logger.Error(f.Err, "GPU did not answer, not offered", "index", f.Index, "uuid", f.UUID, "pciBusID", f.PCIBusID)
+	}
+	offered := 0
+	for _, gpu := range n.GPUs {
+		if gpu.NotOffered == "" {
+			offered++
+		} else {
+			logger.Info("GPU not offered", "device", gpu.Name, "uuid", gpu.UUID, "reason", gpu.NotOffered)
+		}
+		for _, warning := range gpu.Warnings {
+			logger.Info("GPU offered without a fact", "device", gpu.Name, "uuid", gpu.UUID, "warning", warning)
+		}
+	}
+	logger.V(2).Info("Discovered GPUs", "driverVersion", n.DriverVersion,
+		"offered", offered, "notOffered", len(n.GPUs)-offered, "failed", len(n.Failures))
+}
+
+// deviceName makes a DNS label of a PCI address.
+func deviceName(busID string) string {
+	return "gpu-" + strings.NewReplacer(":", "-", ".", "-").Replace(busID)
+}
+
+func versionString(v nvml.Version) string { return fmt.Sprintf("%d.%d", v.Major, v.Minor) }

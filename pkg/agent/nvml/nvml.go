@@ -1,10 +1,13 @@
 package nvml
 
-// Library is an NVML library, real or simulated.
+// Library is an NVML library, real or simulated. Outside of a session every
+// method answers a *CallError with ERROR_UNINITIALIZED. Errors of single calls
+// are *CallError: errors.Is finds ErrNotSupported, ErrNotFound and ErrGPULost.
 type Library interface {
 	// Init opens a session; each needs its Shutdown. It may be called any
 	// number of times, also after an error: a driver may be loaded later.
-	// Errors wrap ErrLibraryNotFound, ErrDriverNotLoaded or a *CallError.
+	// Its errors wrap a *CallError and, for what an administrator can mend,
+	// ErrLibraryNotFound, ErrDriverNotLoaded or ErrVersionMismatch.
 	Init() error
 	// Shutdown closes a session.
 	Shutdown() error
@@ -91,6 +94,6 @@ type Fabric struct {
 	CliqueID    uint32
 	// State is NVML's: "NotStarted", "InProgress" or "Completed".
 	State string
-	// Healthy is false where NVML reports an error for the fabric probe.
-	Healthy bool
+	// Err is how the fabric manager's probe failed, if it did.
+	Err error
 }

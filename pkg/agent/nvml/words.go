@@ -1,0 +1,58 @@
+package nvml
+
+import (
+	"fmt"
+
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// The words that NVIDIA's DRA driver and device plugin publish: selectors in
+// users' manifests compare with them.
+var (
+	brands = map[gonvml.BrandType]string{
+		gonvml.BRAND_UNKNOWN:             "Unknown",
+		gonvml.BRAND_QUADRO:              "Quadro",
+		gonvml.BRAND_TESLA:               "Tesla",
+		gonvml.BRAND_NVS:                 "NVS",
+		gonvml.BRAND_GRID:                "Grid",
+		gonvml.BRAND_GEFORCE:             "GeForce",
+		gonvml.BRAND_TITAN:               "Titan",
+		gonvml.BRAND_NVIDIA_VAPPS:        "NvidiaVApps",
+		gonvml.BRAND_NVIDIA_VPC:          "NvidiaVPC",
+		gonvml.BRAND_NVIDIA_VCS:          "NvidiaVCS",
+		gonvml.BRAND_NVIDIA_VWS:          "NvidiaVWS",
+		gonvml.BRAND_NVIDIA_CLOUD_GAMING: "NvidiaCloudGaming",
+		gonvml.BRAND_QUADRO_RTX:          "QuadroRTX",
+		gonvml.BRAND_NVIDIA_RTX:          "NvidiaRTX",
+		gonvml.BRAND_NVIDIA:              "Nvidia",
+		gonvml.BRAND_GEFORCE_RTX:         "GeForceRTX",
+		gonvml.BRAND_TITAN_RTX:           "TitanRTX",
+	}
+	architectures = map[gonvml.DeviceArchitecture]string{
+		gonvml.DEVICE_ARCH_KEPLER:    "Kepler",
+		gonvml.DEVICE_ARCH_MAXWELL:   "Maxwell",
+		gonvml.DEVICE_ARCH_PASCAL:    "Pascal",
+		gonvml.DEVICE_ARCH_VOLTA:     "Volta",
+		gonvml.DEVICE_ARCH_TURING:    "Turing",
+		gonvml.DEVICE_ARCH_AMPERE:    "Ampere",
+		gonvml.DEVICE_ARCH_ADA:       "Ada Lovelace",
+		gonvml.DEVICE_ARCH_HOPPER:    "Hopper",
+		gonvml.DEVICE_ARCH_BLACKWELL: "Blackwell",
+		gonvml.DEVICE_ARCH_RUBIN:     "Rubin",
+		gonvml.DEVICE_ARCH_UNKNOWN:   "Unknown",
+	}
+	fabricStates = map[uint8]string{
+		gonvml.GPU_FABRIC_STATE_NOT_STARTED: "NotStarted",
+		gonvml.GPU_FABRIC_STATE_IN_PROGRESS: "InProgress",
+		gonvml.GPU_FABRIC_STATE_COMPLETED:   "Completed",
+	}
+)
+
+// word names a value. A driver newer than the table has values without a word:
+// they get one made of the number, so that such a GPU is still published.
+func word[K comparable](table map[K]string, value K) string {
+	if w, ok := table[value]; ok {
+		return w
+	}
+	return fmt.Sprintf("Unknown%v", value)
+}
