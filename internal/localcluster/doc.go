@@ -45,6 +45,8 @@
 //   - Logs are files under [Cluster.LogDir]; an error about a process carries the
 //     tail of its log.
 //
+// It needs Linux, and root only for real nodes.
+//
 // What it is not: a way to run workloads. Nodes are the business of the
 // packages below it: node (kubelet and containerd) and hollow (no containers).
 // It is for tests and demos, not for production: etcd does not sync to disk,

@@ -1,8 +1,10 @@
 package localcluster
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -84,5 +86,42 @@ func TestStopUndoesInReverseOrderOnceAndReportsAll(t *testing.T) {
 	}
 	if _, err := c.StartProcess(t.Context(), shell(t, "exec sleep 60")); err == nil {
 		t.Error("a process can be started after Stop")
+	}
+}
+
+func TestStopReportsAProcessThatEndedByItself(t *testing.T) {
+	var progress strings.Builder
+	c := &Cluster{dir: t.TempDir(), progress: newLineWriter(&progress), names: map[string]int{}}
+	ended, err := c.StartProcess(t.Context(), Command{Name: "ended", Path: "/bin/sh", Args: []string{"-c", "echo no more; exit 4"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	killed, err := c.StartProcess(t.Context(), Command{Name: "killed", Path: "/bin/sleep", Args: []string{"600"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, err := c.StartProcess(t.Context(), Command{Name: "running", Path: "/bin/sleep", Args: []string{"600"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	<-ended.Exited()
+	if err := killed.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	err = c.Stop()
+	var exit *ExitError
+	if !errors.As(err, &exit) || exit.Name != "ended" || exit.LogTail != "no more" {
+		t.Errorf("Stop gives %v, want an ExitError of the process that ended", err)
+	}
+	if strings.Contains(err.Error(), "killed ended") || strings.Contains(err.Error(), "running ended") {
+		t.Errorf("Stop gives %v, want nothing about the others", err)
+	}
+	if !strings.Contains(progress.String(), "ended ended unexpectedly: exit status 4") {
+		t.Errorf("progress is %q, want the unexpected end in it", &progress)
+	}
+	select {
+	case <-running.Exited():
+	default:
+		t.Error("Stop returned while a process runs")
 	}
 }

@@ -23,6 +23,10 @@ func ForeignKubelet() error {
 	if err != nil {
 		return err
 	}
+	// The kernel tells programs without symbolic links in their path.
+	if resolved, err := filepath.EvalSymlinks(cache); err == nil {
+		cache = resolved
+	}
 	return foreignKubelet("/proc", devicePluginSocket, cache)
 }
 

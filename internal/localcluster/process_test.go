@@ -180,6 +180,8 @@ func TestMain(m *testing.M) {
 		parentOfAProcess()
 	case "cluster":
 		parentOfACluster()
+	case "tests":
+		testProgram()
 	default:
 		os.Exit(m.Run())
 	}

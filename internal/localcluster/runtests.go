@@ -27,12 +27,13 @@ func RunTests(m interface{ Run() int }, options Options, use func(*Cluster)) int
 		fmt.Fprintln(os.Stderr, err)
 		return 1
 	}
-	context.AfterFunc(ctx, func() {
+	detach := context.AfterFunc(ctx, func() {
 		if err := cluster.Stop(); err != nil {
 			fmt.Fprintln(os.Stderr, err)
 		}
 		os.Exit(130)
 	})
+	defer detach() // before stop, which ends ctx
 	use(cluster)
 	code := m.Run()
 	if code != 0 {

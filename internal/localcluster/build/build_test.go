@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 	"testing/fstest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -104,6 +105,38 @@ func TestAFailedBuildNamesTheProgramAndKeepsTheOthers(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{"kube-apiserver", "kube-controller-manager", "kubectl"}, compiler.built); diff != "" {
 		t.Errorf("built after the failure (-want +got):\n%s", diff)
+	}
+}
+
+func TestStoresThatNobodyUsesAreRemoved(t *testing.T) {
+	cache := t.TempDir()
+	long := time.Now().Add(-2 * unusedLife)
+	unused := filepath.Join(cache, "kubernetes-v1.30.0-0123456789ab")
+	recent := filepath.Join(cache, "kubernetes-v1.36.0-0123456789ab")
+	other := filepath.Join(cache, "something-else")
+	for _, dir := range []string{unused, recent, other} {
+		if err := os.Mkdir(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(dir, long, long); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := (&store{dir: recent}).markUsed(); err != nil {
+		t.Fatal(err)
+	}
+	binaries, err := ensure(t.Context(), cache, new(strings.Builder), (&fakeCompiler{}).compile, []Set{StockScheduler})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got := map[string]bool{}
+	for _, dir := range []string{unused, recent, other, binaries.KubernetesDir} {
+		_, err := os.Stat(dir)
+		got[dir] = err == nil
+	}
+	want := map[string]bool{unused: false, recent: true, other: true, binaries.KubernetesDir: true}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("folders that exist (-want +got):\n%s", diff)
 	}
 }
 

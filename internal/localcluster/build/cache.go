@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -17,6 +18,9 @@ import (
 
 // lockInterval is the pause between two attempts to take the build lock.
 const lockInterval = 200 * time.Millisecond
+
+// unusedLife is how long a store is kept without being used.
+const unusedLife = 30 * 24 * time.Hour
 
 // CacheDir is where all built programs of this user are kept.
 func CacheDir() (string, error) {
@@ -82,8 +86,11 @@ func (s *store) missing(ps []program) []program {
 
 // ensure builds what is missing of the wanted programs, under the store's lock.
 func (s *store) ensure(ctx context.Context, progress io.Writer, compile compiler, wanted []program) error {
-	if len(s.missing(wanted)) == 0 {
+	if len(wanted) == 0 {
 		return nil
+	}
+	if len(s.missing(wanted)) == 0 {
+		return s.markUsed()
 	}
 	if err := os.MkdirAll(s.binDir(), 0o755); err != nil {
 		return fmt.Errorf("making the cache of the cluster's programs: %w", err)
@@ -107,6 +114,39 @@ func (s *store) ensure(ctx context.Context, progress io.Writer, compile compiler
 		title := fmt.Sprintf("%s (%d/%d)", s.module.title(p), i+1, len(missing))
 		if err := s.build(ctx, progress, compile, p, title); err != nil {
 			return err
+		}
+	}
+	if err := s.markUsed(); err != nil {
+		return err
+	}
+	return s.removeUnused(progress)
+}
+
+// markUsed notes, in the folder's modification time, that the store is in use.
+func (s *store) markUsed() error {
+	now := time.Now()
+	err := os.Chtimes(s.dir, now, now)
+	if errors.Is(err, fs.ErrPermission) {
+		return nil // a cache that somebody else keeps for us
+	}
+	return err
+}
+
+// removeUnused removes the stores of the same module that nobody has used for
+// a long time; each takes about half a gigabyte.
+func (s *store) removeUnused(progress io.Writer) error {
+	stores, err := filepath.Glob(filepath.Join(filepath.Dir(s.dir), s.module.name+"-v*-*"))
+	if err != nil {
+		return err
+	}
+	for _, dir := range stores {
+		info, err := os.Stat(dir)
+		if err != nil || dir == s.dir || time.Since(info.ModTime()) < unusedLife {
+			continue
+		}
+		fmt.Fprintf(progress, "removing %s, unused since %s\n", dir, info.ModTime().Format(time.DateOnly))
+		if err := os.RemoveAll(dir); err != nil {
+			return fmt.Errorf("removing an old cache: %w", err)
 		}
 	}
 	return nil
