@@ -1,0 +1,166 @@
+// Command probe is the only program in the test images. As a container it prints what it sees of its GPUs, one JSON line
+// (package report), and waits for SIGTERM. As the sandbox image it holds the pod's namespaces and nothing else.
+//
+//	probe          print, print again on SIGUSR1, exit 0 on SIGTERM
+//	probe once     print and exit 0
+//	probe pause    the sandbox: reap what is orphaned into the pod, exit 0 on SIGTERM
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"golang.org/x/sys/unix"
+
+	"stowage.dev/stowage/internal/localcluster/image/report"
+)
+
+func main() {
+	mode := "run"
+	if len(os.Args) > 1 {
+		mode = os.Args[1]
+	}
+	if err := run(mode); err != nil {
+		fmt.Fprintln(os.Stderr, "probe:", err)
+		os.Exit(1)
+	}
+}
+
+func run(mode string) error {
+	// A container's first process ignores every signal that it does not ask for, so this comes before anything that takes time.
+	signals := make(chan os.Signal, 16)
+	signal.Notify(signals, unix.SIGTERM, unix.SIGINT, unix.SIGUSR1, unix.SIGCHLD)
+
+	switch mode {
+	case "run", "once":
+		if err := print("start"); err != nil || mode == "once" {
+			return err
+		}
+	case "pause":
+	default:
+		return fmt.Errorf("unknown mode %q: want run, once or pause", mode)
+	}
+	for s := range signals {
+		switch s {
+		case unix.SIGCHLD:
+			reap()
+		case unix.SIGUSR1:
+			if mode == "run" {
+				if err := print("signal"); err != nil {
+					return err
+				}
+			}
+		default:
+			return nil
+		}
+	}
+	return nil
+}
+
+// reap collects every child that has ended. One SIGCHLD may stand for several.
+func reap() {
+	for {
+		pid, err := unix.Wait4(-1, nil, unix.WNOHANG, nil)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
+		if err != nil || pid <= 0 {
+			return
+		}
+	}
+}
+
+func print(reason string) error {
+	devices, err := devices("/dev")
+	if err != nil {
+		return fmt.Errorf("looking for NVIDIA device nodes: %w", err)
+	}
+	line, err := json.Marshal(report.Report{
+		Reason:         reason,
+		VisibleDevices: os.Getenv("NVIDIA_VISIBLE_DEVICES"),
+		Env:            environment(os.Environ()),
+		Devices:        devices,
+	})
+	if err != nil {
+		return err
+	}
+	// One write, so that the runtime logs one line.
+	_, err = os.Stdout.Write(append(line, '\n'))
+	return err
+}
+
+// environment keeps the variables that tell something about GPUs.
+func environment(environ []string) map[string]string {
+	kept := map[string]string{}
+	for _, entry := range environ {
+		name, value, _ := strings.Cut(entry, "=")
+		for _, prefix := range []string{"NVIDIA_", "CUDA_", "STOWAGE_"} {
+			if strings.HasPrefix(name, prefix) {
+				kept[name] = value
+			}
+		}
+	}
+	return kept
+}
+
+// devices describes every node below root in whose path, relative to root, the first part starts with "nvidia".
+func devices(root string) ([]report.Device, error) {
+	found := []report.Device{}
+	tops, err := filepath.Glob(filepath.Join(root, "nvidia*"))
+	if err != nil {
+		return nil, err
+	}
+	for _, top := range tops {
+		err := filepath.WalkDir(top, func(path string, entry fs.DirEntry, err error) error {
+			if err != nil || entry.IsDir() {
+				return err
+			}
+			d, err := describe(path)
+			if err == nil {
+				found = append(found, d)
+			}
+			return err
+		})
+		if err != nil {
+			return nil, err
+		}
+	}
+	slices.SortFunc(found, func(a, b report.Device) int { return strings.Compare(a.Path, b.Path) })
+	return found, nil
+}
+
+func describe(path string) (report.Device, error) {
+	var stat unix.Stat_t
+	if err := unix.Stat(path, &stat); err != nil {
+		return report.Device{}, fmt.Errorf("stat %s: %w", path, err)
+	}
+	d := report.Device{
+		Path: path,
+		Type: "other",
+		Mode: fmt.Sprintf("%04o", stat.Mode&0o7777),
+		Open: report.Opened,
+	}
+	switch stat.Mode & unix.S_IFMT {
+	case unix.S_IFCHR:
+		d.Type = "char"
+	case unix.S_IFBLK:
+		d.Type = "block"
+	}
+	if d.Type != "other" {
+		d.Major, d.Minor = unix.Major(uint64(stat.Rdev)), unix.Minor(uint64(stat.Rdev))
+	}
+	fd, err := unix.Open(path, unix.O_RDWR|unix.O_NONBLOCK|unix.O_CLOEXEC, 0)
+	if err != nil {
+		errno, _ := errors.AsType[unix.Errno](err)
+		d.Open = unix.ErrnoName(errno)
+		return d, nil
+	}
+	return d, unix.Close(fd)
+}

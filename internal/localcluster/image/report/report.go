@@ -1,0 +1,73 @@
+// Package report is what the probe of package image prints about itself: one JSON object on one line of its standard
+// output. It is shared by the probe, which writes it, and the tests and the demo, which read it back from the pod's log.
+//
+// It holds only types, so that the probe stays a small static binary.
+package report
+
+import (
+	"bufio"
+	"encoding/json"
+	"fmt"
+	"io"
+	"strings"
+)
+
+// Outcomes of opening a device node, as errno names. No driver stands behind a simulated GPU, so opening its node never succeeds.
+const (
+	// Admitted says that the devices cgroup let the open through and the kernel then found no driver.
+	Admitted = "ENXIO"
+	// Denied says that the devices cgroup refused the open.
+	Denied = "EPERM"
+	// Opened says that a driver answered.
+	Opened = "ok"
+)
+
+// Report is what a container sees of its GPUs.
+type Report struct {
+	// Reason is why the report was printed: "start" or "signal".
+	Reason string `json:"reason"`
+	// VisibleDevices is the value of NVIDIA_VISIBLE_DEVICES, empty when it is not set.
+	VisibleDevices string `json:"visibleDevices"`
+	// Env holds every variable whose name starts with NVIDIA_, CUDA_ or STOWAGE_.
+	Env map[string]string `json:"env"`
+	// Devices are the nodes below /dev whose name starts with "nvidia", ordered by path.
+	Devices []Device `json:"devices"`
+}
+
+// Device is one node below /dev.
+type Device struct {
+	Path string `json:"path"`
+	// Type is "char", "block", or "other" for what is no device node.
+	Type  string `json:"type"`
+	Major uint32 `json:"major"`
+	Minor uint32 `json:"minor"`
+	// Mode is the permission bits in octal, for instance "0666".
+	Mode string `json:"mode"`
+	// Open is "ok" or the name of the errno of open(2) for reading and writing.
+	Open string `json:"open"`
+}
+
+// Last returns the last report in a container's log. It is an error if there is none.
+func Last(log io.Reader) (*Report, error) {
+	var last *Report
+	scanner := bufio.NewScanner(log)
+	scanner.Buffer(nil, 1<<20)
+	for scanner.Scan() {
+		line := strings.TrimSpace(scanner.Text())
+		if !strings.HasPrefix(line, "{") {
+			continue
+		}
+		r := &Report{}
+		if err := json.Unmarshal([]byte(line), r); err != nil {
+			return nil, fmt.Errorf("reading the probe's report %q: %w", line, err)
+		}
+		last = r
+	}
+	if err := scanner.Err(); err != nil {
+		return nil, fmt.Errorf("reading the container's log: %w", err)
+	}
+	if last == nil {
+		return nil, fmt.Errorf("the container's log holds no report of the probe")
+	}
+	return last, nil
+}

@@ -1,0 +1,110 @@
+package enclosure
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+const (
+	readyLine = "ready\n"
+
+	// killTimeout is long, for a process in the middle of disk I/O dies only after it.
+	killTimeout = 20 * time.Second
+)
+
+// RunJanitor is the life of the janitor: make the enclosure, say so on out, wait until in ends, remove it. The calling process must
+// have been started in a mount namespace of its own.
+func RunJanitor(spec Spec, in io.Reader, out io.Writer) error {
+	namespace, err := MountNamespace(os.Getpid())
+	if err != nil {
+		return err
+	}
+	// In the machine's own namespace, the killing at the end would spare nothing.
+	outer, err := MountNamespace(os.Getppid())
+	if err != nil {
+		return err
+	}
+	if outer == namespace {
+		return errors.New("refusing to be the janitor of a mount namespace that the parent process is in, too")
+	}
+	made, err := mountAll(spec)
+	if err == nil {
+		err = makeCgroup(spec.Cgroup)
+	}
+	if err == nil {
+		_, err = io.WriteString(out, readyLine)
+	}
+	if err == nil {
+		_, err = io.Copy(io.Discard, in)
+	}
+	// From here on nothing stops the cleaning: each step is tried whatever became of the one before.
+	return errors.Join(
+		err,
+		killAll(namespace, spec.Cgroup, os.Getpid(), killTimeout),
+		removeCgroup(spec.Cgroup),
+		unmountAll(spec, made),
+	)
+}
+
+// mountAll returns the folders it had to make, outermost first.
+func mountAll(spec Spec) (made []string, err error) {
+	// Nothing mounted here may show outside, and nothing unmounted here may vanish there.
+	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
+		return nil, fmt.Errorf("making the node's mounts private: %w", err)
+	}
+	for _, bind := range spec.Binds {
+		folders, err := makeFolders(bind.Target)
+		made = append(made, folders...)
+		if err != nil {
+			return made, err
+		}
+		if err := unix.Mount(bind.Source, bind.Target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
+			return made, fmt.Errorf("mounting %s at %s: %w", bind.Source, bind.Target, err)
+		}
+	}
+	return made, nil
+}
+
+// makeFolders is os.MkdirAll that tells what it made.
+func makeFolders(path string) (made []string, err error) {
+	if _, err := os.Stat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
+		return nil, err
+	}
+	made, err = makeFolders(filepath.Dir(path))
+	if err != nil {
+		return made, err
+	}
+	err = os.Mkdir(path, 0o755)
+	if errors.Is(err, fs.ErrExist) { // another node was faster
+		return made, nil
+	}
+	if err != nil {
+		return made, fmt.Errorf("making a mount point: %w", err)
+	}
+	return append(made, path), nil
+}
+
+// unmountAll takes the mounts away and with them the mount points that were made, unless somebody uses them: then they are theirs.
+func unmountAll(spec Spec, made []string) error {
+	var errs []error
+	for i := len(spec.Binds) - 1; i >= 0; i-- {
+		target := spec.Binds[i].Target
+		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("unmounting %s: %w", target, err))
+		}
+	}
+	for i := len(made) - 1; i >= 0; i-- {
+		err := os.Remove(made[i])
+		if err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) && !errors.Is(err, fs.ErrNotExist) {
+			errs = append(errs, fmt.Errorf("removing a mount point: %w", err))
+		}
+	}
+	return errors.Join(errs...)
+}

@@ -1,0 +1,118 @@
+package node
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"os"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kubeletconfig "k8s.io/kubelet/config/v1beta1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	"stowage.dev/stowage/internal/localcluster"
+)
+
+// kubeletConfiguration is the node's kubelet configuration; where nothing is said, the default holds.
+func (n *Node) kubeletConfiguration() *kubeletconfig.KubeletConfiguration {
+	c := &kubeletconfig.KubeletConfiguration{
+		TypeMeta: metav1.TypeMeta{APIVersion: kubeletconfig.SchemeGroupVersion.String(), Kind: "KubeletConfiguration"},
+
+		Address:            "127.0.0.1",
+		Port:               n.network.kubeletPort,
+		HealthzBindAddress: "127.0.0.1",
+		HealthzPort:        ptr.To(n.network.healthzPort),
+
+		ContainerRuntimeEndpoint: "unix://" + containerdSocket,
+		PodLogsDir:               n.layout.podLogs(),
+		VolumePluginDir:          n.layout.path("volume-plugins"),
+
+		CgroupDriver:           "cgroupfs",
+		CgroupRoot:             n.cgroup,
+		EnforceNodeAllocatable: []string{},
+		// Refused by default since 1.35.
+		FailCgroupV1: ptr.To(false),
+		FailSwapOn:   ptr.To(false),
+		// Fails instead of changing a kernel setting; see hideSettings.
+		ProtectKernelDefaults:  true,
+		MakeIPTablesUtilChains: ptr.To(false),
+		OOMScoreAdj:            ptr.To[int32](0),
+
+		// A developer's disk is fuller than a server's. 0 % is never.
+		EvictionHard: map[string]string{
+			"memory.available":   "50Mi",
+			"nodefs.available":   "0%",
+			"nodefs.inodesFree":  "0%",
+			"imagefs.available":  "0%",
+			"imagefs.inodesFree": "0%",
+		},
+		ImageGCHighThresholdPercent: ptr.To[int32](100),
+	}
+	c.Authentication.X509.ClientCAFile = n.cluster.ClientCAFile()
+	c.Authentication.Anonymous.Enabled = ptr.To(false)
+	c.Authentication.Webhook.Enabled = ptr.To(true)
+	c.Authorization.Mode = kubeletconfig.KubeletAuthorizationModeWebhook
+	return c
+}
+
+// startKubelet starts the kubelet and waits until it serves.
+func (n *Node) startKubelet(ctx context.Context) error {
+	certificate, key, err := n.cluster.ServingCertificate("kubelet-"+n.name, n.name)
+	if err != nil {
+		return err
+	}
+	configuration := n.kubeletConfiguration()
+	configuration.TLSCertFile, configuration.TLSPrivateKeyFile = certificate, key
+	config, err := yaml.Marshal(configuration)
+	if err != nil {
+		return err
+	}
+	if err := os.WriteFile(n.layout.kubeletConfig(), config, 0o644); err != nil {
+		return err
+	}
+	args := []string{
+		"--config=" + n.layout.kubeletConfig(),
+		"--kubeconfig=" + n.kubeconfig,
+		"--root-dir=" + kubeletRoot,
+		"--hostname-override=" + n.name,
+		// The address is given from outside: the kubelet takes no loopback address from its own flags.
+		"--cloud-provider=external",
+	}
+	if len(n.labels) > 0 {
+		var labels []string
+		for key, value := range n.labels {
+			labels = append(labels, key+"="+value)
+		}
+		args = append(args, "--node-labels="+strings.Join(labels, ","))
+	}
+	path, args := n.enclosure.Wrap(n.binaries.Kubelet(), args...)
+	n.kubelet, err = localcluster.StartProcess(ctx, localcluster.Command{
+		Name:    n.name + "-kubelet",
+		Path:    path,
+		Args:    args,
+		LogFile: n.LogFile("kubelet"),
+		Ready:   func(ctx context.Context) error { return healthy(ctx, n.network.healthz()) },
+	})
+	return err
+}
+
+func healthy(ctx context.Context, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	defer cancel()
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
+	if err != nil {
+		return err
+	}
+	response, err := http.DefaultClient.Do(request)
+	if err != nil {
+		return err
+	}
+	defer response.Body.Close()
+	if response.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s", url, response.Status)
+	}
+	return nil
+}

@@ -1,0 +1,223 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"runtime"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"stowage.dev/stowage/internal/localcluster"
+	"stowage.dev/stowage/internal/localcluster/image"
+	"stowage.dev/stowage/internal/localcluster/node/enclosure"
+)
+
+const janitorPackage = "stowage.dev/stowage/internal/localcluster/node/enclosure/janitor"
+
+// Options say how to start a node.
+type Options struct {
+	// Name is the Node object's name. Required.
+	Name string
+	// Labels are set on the Node object.
+	Labels map[string]string
+	// Agent is the node agent. Without a binary no agent is started; StartAgent cannot be called then.
+	Agent Agent
+}
+
+// Agent says how to run the node agent.
+type Agent struct {
+	// Binary is the path of the built cmd/node-agent.
+	Binary string
+	// NVML is the agent's --nvml flag, for instance "sim:dgx-h100".
+	NVML string
+	// Namespace and ServiceAccount name the agent's identity; by default stowage-system and stowage-node-agent. Both must exist.
+	Namespace      string
+	ServiceAccount string
+	// Args are further arguments.
+	Args []string
+}
+
+// Node is a running node.
+type Node struct {
+	name     string
+	labels   map[string]string
+	agentOpt Agent
+	cluster  *localcluster.Cluster
+	binaries localcluster.Binaries
+	layout   layout
+	network  network
+	cgroup   string
+	archive  string // of the test images
+
+	kubeconfig string // of the kubelet
+	enclosure  *enclosure.Enclosure
+	containerd *localcluster.Process
+
+	mu      sync.Mutex // guards the processes that come and go during the node's life
+	kubelet *localcluster.Process
+	agent   *localcluster.Process
+
+	stopOnce sync.Once
+	stopErr  error
+	unhook   func() bool // detaches Stop from the context of Start
+}
+
+// Start starts a node and waits until it is Ready, and until its agent runs. It is stopped by Stop, by the cluster's Stop, or when ctx ends;
+// Stop must be called in each case, as it waits for the end and tells what was left. When Start fails it has stopped what it had
+// started.
+func Start(ctx context.Context, cluster *localcluster.Cluster, options Options) (*Node, error) {
+	if err := checkMachine(); err != nil {
+		return nil, fmt.Errorf("starting node %s: %w", options.Name, err)
+	}
+	n := &Node{
+		name:     options.Name,
+		labels:   options.Labels,
+		agentOpt: options.Agent.withDefaults(),
+		cluster:  cluster,
+		layout:   layout{dir: filepath.Join(cluster.Dir(), "nodes", options.Name)},
+		// Several clusters may run on one machine, and names of nodes repeat.
+		cgroup: fmt.Sprintf("/stowage-%d-%s", os.Getpid(), options.Name),
+	}
+	n.unhook = context.AfterFunc(ctx, func() { n.Stop() })
+	err := cluster.OnStop("node "+n.name, n.Stop)
+	if err == nil {
+		err = n.start(ctx)
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("starting node %s: %w", n.name, err), n.Stop())
+	}
+	return n, nil
+}
+
+func (n *Node) start(ctx context.Context) (err error) {
+	begin := time.Now()
+	if n.binaries, err = localcluster.EnsureBinaries(ctx, n.cluster.Progress(), localcluster.Node); err != nil {
+		return err
+	}
+	if err := n.layout.make(); err != nil {
+		return err
+	}
+	if n.archive, err = image.Build(ctx, n.layout.path("images")); err != nil {
+		return err
+	}
+	if n.network, err = freeNetwork(); err != nil {
+		return err
+	}
+	if err := n.network.writeCNI(n.layout); err != nil {
+		return err
+	}
+	if err := n.enclose(ctx); err != nil {
+		return err
+	}
+	if err := n.startContainerd(ctx); err != nil {
+		return err
+	}
+	if n.kubeconfig, err = n.cluster.NodeKubeconfig(n.name); err != nil {
+		return err
+	}
+	if err := n.startKubelet(ctx); err != nil {
+		return err
+	}
+	if err := n.provideAddress(ctx); err != nil {
+		return err
+	}
+	if err := n.waitReady(ctx, time.Time{}); err != nil {
+		return err
+	}
+	if n.agentOpt.Binary != "" {
+		if err := n.StartAgent(ctx); err != nil {
+			return err
+		}
+	}
+	fmt.Fprintf(n.cluster.Progress(), "node %s is ready after %s\n", n.name, time.Since(begin).Round(100*time.Millisecond))
+	return nil
+}
+
+// enclose makes the mount namespace and the cgroup.
+func (n *Node) enclose(ctx context.Context) error {
+	janitor := n.layout.path("bin", "janitor")
+	if err := image.Compile(ctx, janitorPackage, janitor); err != nil {
+		return err
+	}
+	settings, err := hideSettings(n.layout)
+	if err != nil {
+		return err
+	}
+	spec := enclosure.Spec{Binds: append(n.layout.shared(), settings...), Cgroup: n.cgroup}
+	n.enclosure, err = enclosure.Start(ctx, janitor, n.layout.dir, spec)
+	return err
+}
+
+// checkMachine says why no node can run here.
+func checkMachine() error {
+	if runtime.GOOS != "linux" {
+		return fmt.Errorf("a real node needs Linux, this is %s: use hollow nodes", runtime.GOOS)
+	}
+	if os.Geteuid() != 0 {
+		return fmt.Errorf("a real node needs root, for namespaces, mounts and cgroups; this is user %d: use hollow nodes", os.Geteuid())
+	}
+	return localcluster.ForeignKubelet()
+}
+
+// Name is the name of the Node object.
+func (n *Node) Name() string { return n.name }
+
+// CDIDir is the folder with the CDI specs of the node, as seen from outside.
+func (n *Node) CDIDir() string { return n.layout.cdi() }
+
+// StateDir is the agent's ledger folder, as seen from outside.
+func (n *Node) StateDir() string { return n.layout.agentState() }
+
+// DeviceDir is the folder in which a simulating agent makes device nodes.
+func (n *Node) DeviceDir() string { return n.layout.devices() }
+
+// LogFile is the log of one of the node's programs: "kubelet", "containerd" or "agent".
+func (n *Node) LogFile(program string) string {
+	return filepath.Join(n.cluster.LogDir(), n.name+"-"+program+".log")
+}
+
+// Stop ends the node, takes everything away that belongs to it, and returns as an error what is left or had gone wrong. The Node object
+// and its pods are removed from the API server too, if there still is one. It returns when all is done; further and concurrent calls wait
+// for the first.
+func (n *Node) Stop() error {
+	n.stopOnce.Do(func() {
+		n.unhook()
+		n.stopErr = n.shutDown()
+		if n.stopErr != nil {
+			n.stopErr = fmt.Errorf("stopping node %s: %w", n.name, n.stopErr)
+		}
+	})
+	return n.stopErr
+}
+
+func (n *Node) shutDown() error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	var errs []error
+	// Against the order of their start, and the kubelet before containerd, or it would bring back what is killed.
+	for _, process := range []*localcluster.Process{n.agent, n.kubelet, n.containerd} {
+		if process != nil {
+			errs = append(errs, process.Err(), process.Stop())
+		}
+	}
+	if n.enclosure != nil {
+		errs = append(errs, n.enclosure.Stop())
+	}
+	errs = append(errs, n.removeObjects(), n.leftovers(), n.layout.remove())
+	return errors.Join(errs...)
+}
+
+// readyCondition is nil while the kubelet has not reported.
+func readyCondition(node *corev1.Node) *corev1.NodeCondition {
+	for i := range node.Status.Conditions {
+		if node.Status.Conditions[i].Type == corev1.NodeReady {
+			return &node.Status.Conditions[i]
+		}
+	}
+	return nil
+}
