@@ -61,6 +61,12 @@ func shared(d usage.DeviceID, share types.UID) *resourceapi.AllocationResult {
 	return a
 }
 
+// failer is the part of testing.TB that a rapid.T has, too.
+type failer interface {
+	Helper()
+	Fatal(args ...any)
+}
+
 func newTracker(tb testing.TB) *Tracker {
 	return New(ktesting.NewLogger(tb, ktesting.NewConfig(ktesting.Verbosity(0))))
 }
@@ -85,7 +91,7 @@ func relist(tb testing.TB, tr *Tracker, revision int, claims ...*resourceapi.Res
 	must(tb, tr.Store().Replace(objs, strconv.Itoa(revision)))
 }
 
-func must(tb testing.TB, err error) {
+func must(tb failer, err error) {
 	tb.Helper()
 	if err != nil {
 		tb.Fatal(err)

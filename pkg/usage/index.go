@@ -67,7 +67,7 @@ func (x *Index) Set(claim ClaimRef, allocated, inFlight *resourceapi.AllocationR
 
 // setPool replaces what a claim holds in one pool.
 func (x *Index) setPool(claim types.UID, id PoolID, before, after []hold) (released []DeviceID) {
-	devices := immutable.NewSortedMap[string, *Device](deviceNames{})
+	devices := noDevices
 	if pool := x.view.Pool(id); pool != nil {
 		devices = pool.devices
 	}
@@ -188,6 +188,9 @@ func split(holds []hold, in func(hold) bool) (head, tail []hold) {
 	}
 	return holds[:n], holds[n:]
 }
+
+// noDevices is where the devices of every pool begin.
+var noDevices = immutable.NewSortedMap[string, *Device](deviceNames{})
 
 // deviceNames orders the keys of Pool.devices.
 type deviceNames struct{}

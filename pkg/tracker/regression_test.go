@@ -1,0 +1,142 @@
+package tracker
+
+import (
+	"errors"
+	"testing"
+
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// The tests of this file replay what has gone wrong in kube-scheduler's own claim
+// tracker. The numbers are kubernetes/kubernetes issues and pull requests.
+
+// Holders were kept as a set of device IDs: with two claims on one device, the
+// first to go took the entry of both along.
+func TestUpstreamSetMembershipFreesADeviceThatAnotherClaimHolds(t *testing.T) {
+	tr := listed(t, 10, claim("a", "ua", 5, gpu0))
+	must(t, tr.Store().Add(claim("b", "ub", 11, gpu0))) // another scheduler's doing
+	must(t, tr.Store().Delete(claim("b", "ub", 12, gpu0)))
+	wantHeld(t, tr, "the second holder has gone", holders{gpu0: {"ua"}})
+}
+
+// An informer delivers a relist as updates. One that replaced an allocation by
+// another was taken for no change, because allocations are immutable: the device
+// before stayed held for ever, the device after was free.
+func TestUpstreamRelistSwapsOneAllocationForAnother(t *testing.T) {
+	tr := listed(t, 10, claim("a", "ua", 5, gpu0))
+	// Deallocated at 11 and allocated again at 12, while the watch was down.
+	relist(t, tr, 20, claim("a", "ua", 12, gpu1))
+	wantHeld(t, tr, "relisted", holders{gpu1: {"ua"}})
+	must(t, tr.Store().Update(claim("a", "ua", 21)))
+	wantHeld(t, tr, "deallocated", nil)
+}
+
+// #136269: usage was put together from an index of allocated claims and a map of
+// claims in flight under separate locks. A claim that moved from the one to the
+// other in between was in neither.
+func TestUpstreamClaimMovesFromInFlightToAllocatedWithoutAGap(t *testing.T) {
+	tr := listed(t, 10, claim("a", "ua", 5))
+	reserve(t, tr, podA, claim("a", "ua", 5), gpu0)
+	before := tr.Snapshot()
+	must(t, tr.Assume(claim("a", "ua", 11, gpu0)))
+	between := tr.Snapshot()
+	tr.Release("ua", podA)
+	for name, s := range map[string]Snapshot{"before": before, "between": between, "after": tr.Snapshot()} {
+		if s.Usage.Device(gpu0).Count() != 1 {
+			t.Errorf("%s the move the device has holders %v", name, s.Usage.Device(gpu0).Holders())
+		}
+	}
+}
+
+// #136269: event handlers lag behind the store of an informer. A pod in flight
+// was dropped as soon as the store had its claim, and the index did not have it
+// yet. Here the answer to the write, the release and the echo come in any order.
+func TestUpstreamEchoComesAfterTheReleaseOfTheAllocationInFlight(t *testing.T) {
+	tr := listed(t, 10, claim("a", "ua", 5))
+	reserve(t, tr, podA, claim("a", "ua", 5), gpu0)
+	must(t, tr.Assume(claim("a", "ua", 12, gpu0)))
+	tr.Release("ua", podA)
+	must(t, tr.Store().Update(claim("a", "ua", 11))) // our finalizer, only now
+	wantHeld(t, tr, "the echo of an earlier write", holders{gpu0: {"ua"}})
+
+	err := tr.Reserve(tr.Snapshot().Usage, podB, []Reservation{{claim("a", "ua", 11), allocation(gpu1)}})
+	if !errors.Is(err, ErrClaimAllocated) {
+		t.Errorf("Reserve() on the object of the late echo = %v", err)
+	}
+}
+
+// #140263: a pod that shares a claim put it in flight when it was allocated
+// already. Its release restored the watched object, which an assume cache does
+// not have if it swallowed the echo: the claim lost its allocation for good.
+func TestUpstreamReleaseAfterASwallowedEchoKeepsTheAllocation(t *testing.T) {
+	tr := listed(t, 10, claim("a", "ua", 5))
+	reserve(t, tr, podA, claim("a", "ua", 5), gpu0)
+	tr.Share("ua", podB)
+	allocated := claim("a", "ua", 12, gpu0)
+	must(t, tr.Assume(allocated))
+	must(t, tr.Store().Update(claim("a", "ua", 12, gpu0))) // the echo tells nothing new
+	tr.Release("ua", podA)
+	tr.Release("ua", podB) // goes elsewhere
+	if got, err := tr.Get("default", "a"); err != nil || got != allocated {
+		t.Errorf("Get() = %v, %v", got, err)
+	}
+	wantHeld(t, tr, "released by both", holders{gpu0: {"ua"}})
+
+	err := tr.Reserve(tr.Snapshot().Usage, podB, []Reservation{{claim("a", "ua", 5), allocation(gpu1)}})
+	if !errors.Is(err, ErrClaimAllocated) {
+		t.Errorf("Reserve() of an allocated claim = %v", err)
+	}
+}
+
+// #137897: the number of pods that share an allocation in flight and the
+// allocation itself were under different locks. The release by one pod, between
+// the two, removed what another had just joined.
+func TestUpstreamSharerJoinsWhileAnotherReleases(t *testing.T) {
+	for range 1000 {
+		tr := quiet()
+		relist(t, tr, 10, claim("a", "ua", 5))
+		must(t, tr.Reserve(tr.Snapshot().Usage, podA, []Reservation{{claim("a", "ua", 5), allocation(gpu0)}}))
+		done := make(chan bool)
+		go func() { done <- tr.Release("ua", podA) }()
+		_, joined := tr.Share("ua", podB)
+		if last := <-done; last == joined {
+			t.Fatalf("joined: %t, though the release was the last: %t", joined, last)
+		}
+		if isHeld := tr.Snapshot().Usage.Device(gpu0) != nil; isHeld != joined {
+			t.Fatalf("joined: %t, but held: %t", joined, isHeld)
+		}
+	}
+}
+
+// A relist is delivered by an informer as single deletions and updates: in
+// between, devices seem to be free, or held twice.
+func TestUpstreamRelistIsOneChange(t *testing.T) {
+	tr := listed(t, 10, claim("a", "ua", 5, gpu0), claim("b", "ub", 6, gpu1))
+	var wrong []Snapshot
+	stop, done := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(done)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+			}
+			s := tr.Snapshot()
+			if s.Usage.Device(gpu0).Count() != 1 || s.Usage.Device(gpu1).Count() != 1 {
+				wrong = append(wrong, s)
+				return
+			}
+		}
+	}()
+	for revision := 20; revision < 2000; revision++ {
+		// The claims swap their devices each time.
+		devices := [2]usage.DeviceID{gpu0, gpu1}
+		relist(t, tr, revision, claim("a", "ua", revision, devices[revision%2]), claim("b", "ub", revision, devices[1-revision%2]))
+	}
+	close(stop)
+	<-done
+	if len(wrong) > 0 {
+		t.Errorf("a snapshot shows a part of a relist: %v", wrong)
+	}
+}
