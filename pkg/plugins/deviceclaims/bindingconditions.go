@@ -1,0 +1,138 @@
+package deviceclaims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apimeta "k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+)
+
+// readiness is how far the devices of a claim are from being usable (KEP-5007). Devices without binding
+// conditions are ready.
+type readiness struct {
+	ready bool
+	// failed says which binding failure condition is true.
+	failed string
+	// deadline is until when the devices may take, zero if they are ready.
+	deadline time.Time
+}
+
+// readinessOf judges the conditions in an allocated claim's status.
+func readinessOf(claim *resourceapi.ResourceClaim, timeout time.Duration) readiness {
+	r := readiness{ready: true}
+	for i := range claim.Status.Allocation.Devices.Results {
+		result := &claim.Status.Allocation.Devices.Results[i]
+		if len(result.BindingConditions) == 0 {
+			continue
+		}
+		status := deviceStatus(claim, result)
+		for _, name := range result.BindingFailureConditions {
+			if status != nil && apimeta.IsStatusConditionTrue(status.Conditions, name) {
+				condition := apimeta.FindStatusCondition(status.Conditions, name)
+				return readiness{failed: fmt.Sprintf("device %s/%s/%s: condition %s: %s: %s", result.Driver, result.Pool, result.Device, name, condition.Reason, condition.Message)}
+			}
+		}
+		if status == nil || slices.ContainsFunc(result.BindingConditions, func(name string) bool {
+			return !apimeta.IsStatusConditionTrue(status.Conditions, name)
+		}) {
+			r.ready = false
+		}
+	}
+	if !r.ready && claim.Status.Allocation.AllocationTimestamp != nil {
+		r.deadline = claim.Status.Allocation.AllocationTimestamp.Add(timeout)
+	}
+	return r
+}
+
+// deviceStatus returns what the device's driver reports in the claim, nil if nothing.
+func deviceStatus(claim *resourceapi.ResourceClaim, result *resourceapi.DeviceRequestAllocationResult) *resourceapi.AllocatedDeviceStatus {
+	for i := range claim.Status.Devices {
+		status := &claim.Status.Devices[i]
+		if status.Driver == result.Driver && status.Pool == result.Pool && status.Device == result.Device {
+			return status
+		}
+	}
+	return nil
+}
+
+// bindingBroken tells whether the allocated devices of a claim have failed to become ready, or took too long.
+// Then the claim has to be allocated anew.
+func (pl *Plugin) bindingBroken(claim *resourceapi.ResourceClaim) bool {
+	if !pl.features.DeviceBindingConditions || claim.Status.Allocation == nil {
+		return false
+	}
+	r := readinessOf(claim, pl.bindingTimeout)
+	return r.failed != "" || !r.deadline.IsZero() && pl.clock.Now().After(r.deadline)
+}
+
+// waitForBindingConditions waits until the devices of all claims are ready.
+func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *cycle) error {
+	if !pl.features.DeviceBindingConditions {
+		return nil
+	}
+	start := pl.clock.Now()
+	for _, pc := range c.claims {
+		allocation := c.binding.allocation(pc.claim)
+		if allocation == nil {
+			allocation = pc.claim.Status.Allocation
+		}
+		if !slices.ContainsFunc(allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
+			return len(result.BindingConditions) > 0
+		}) {
+			continue
+		}
+		if err := pl.waitForClaim(ctx, pod, pc.claim, start); err != nil {
+			return fmt.Errorf("claim %s: wait for binding conditions: %w", klog.KObj(pc.claim), err)
+		}
+	}
+	return nil
+}
+
+func (pl *Plugin) waitForClaim(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, start time.Time) error {
+	name := types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
+	for told := false; ; told = true {
+		// Watched before it is looked at, so that no change is missed.
+		changed := pl.shared.waiting.watch(name)
+		current, err := pl.shared.tracker.Get(claim.Namespace, claim.Name)
+		switch {
+		case err != nil:
+			return err
+		case current.UID != claim.UID || !isReservedFor(current, pod) || current.Status.Allocation == nil:
+			return errors.New("the reservation was lost")
+		}
+		r := readinessOf(current, pl.bindingTimeout)
+		if r.failed != "" {
+			return errors.New(r.failed)
+		}
+		if r.ready {
+			return nil
+		}
+		if r.deadline.IsZero() {
+			r.deadline = start.Add(pl.bindingTimeout)
+		}
+		left := r.deadline.Sub(pl.clock.Now())
+		if left <= 0 {
+			return fmt.Errorf("not ready %s after the allocation", pl.bindingTimeout)
+		}
+		if !told {
+			pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(pod, nil, v1.EventTypeNormal, "BindingConditionsPending", "Scheduling",
+				"waiting up to %s for the devices of claim %s to become ready", left.Round(time.Second), name)
+		}
+		timer := pl.clock.NewTimer(left)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return context.Cause(ctx)
+		case <-timer.C():
+		case <-changed:
+			timer.Stop()
+		}
+	}
+}

@@ -1,0 +1,110 @@
+package deviceclaims
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/util"
+)
+
+// EventsToRegister lists the events of the framework's own informers that may help a pod which this plugin
+// has rejected. ResourceClaims and ResourceSlices are not among them: the plugin looks at them through the
+// tracker and the inventory, which wake pods themselves, see [waitingPods].
+func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
+	return []fwk.ClusterEventWithHint{
+		{
+			Event:          fwk.ClusterEvent{Resource: fwk.TargetPod, ActionType: fwk.UpdatePodGeneratedResourceClaim},
+			QueueingHintFn: pl.afterPodUpdate,
+		},
+		{
+			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeAllocatable},
+			QueueingHintFn: pl.afterNodeChange,
+		},
+		{
+			// Also what keeps the framework's map of extended resources to classes up to date.
+			Event:          fwk.ClusterEvent{Resource: fwk.DeviceClass, ActionType: fwk.Add | fwk.Update | fwk.Delete},
+			QueueingHintFn: pl.afterClassChange,
+		},
+	}, nil
+}
+
+// afterPodUpdate queues a pod once the names of all claims made for it are known. Whether they exist is
+// checked by PreEnqueue.
+func (pl *Plugin) afterPodUpdate(logger klog.Logger, _ *v1.Pod, _, newObj any) (fwk.QueueingHint, error) {
+	_, updated, err := util.As[*v1.Pod](nil, newObj)
+	if err != nil {
+		return fwk.Queue, err
+	}
+	if _, err := claimNames(updated); err != nil {
+		logger.V(5).Info("Pod still waits for its claims", "pod", klog.KObj(updated), "reason", err.Error())
+		return fwk.QueueSkip, nil
+	}
+	return fwk.Queue, nil
+}
+
+// afterNodeChange queues a pod if the node has devices or carries an allocation of the pod, or if it came to
+// have an extended resource that the pod asks for. A node whose slices come later is an event of the
+// inventory then.
+func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
+	before, after, err := util.As[*v1.Node](oldObj, newObj)
+	if err != nil {
+		return fwk.Queue, err
+	}
+	if after == nil {
+		return fwk.QueueSkip, nil
+	}
+	for _, name := range extendedResources(pod) {
+		now, was := after.Status.Allocatable[name], resource.Quantity{}
+		if before != nil {
+			was = before.Status.Allocatable[name]
+		}
+		if now.Cmp(was) > 0 {
+			return fwk.Queue, nil
+		}
+	}
+	if len(pod.Spec.ResourceClaims) == 0 || before != nil && maps.Equal(before.Labels, after.Labels) {
+		return fwk.QueueSkip, nil
+	}
+	if len(pl.shared.store.View().ForNode(after).Pools) > 0 || pl.hasAllocatedClaim(pod) {
+		return fwk.Queue, nil
+	}
+	return fwk.QueueSkip, nil
+}
+
+// afterClassChange queues a pod for changes of which class stands for an extended resource. All other
+// changes of classes come through the inventory.
+func (pl *Plugin) afterClassChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
+	before, after, err := util.As[*resourceapi.DeviceClass](oldObj, newObj)
+	if err != nil {
+		return fwk.Queue, err
+	}
+	wanted := extendedResources(pod)
+	for _, class := range []*resourceapi.DeviceClass{before, after} {
+		if class == nil {
+			continue
+		}
+		explicit := class.Spec.ExtendedResourceName
+		implicit := v1.ResourceName(resourceapi.ResourceDeviceClassPrefix + class.Name)
+		if slices.Contains(wanted, implicit) || explicit != nil && slices.Contains(wanted, v1.ResourceName(*explicit)) {
+			return fwk.Queue, nil
+		}
+	}
+	return fwk.QueueSkip, nil
+}
+
+func (pl *Plugin) hasAllocatedClaim(pod *v1.Pod) bool {
+	names, err := claimNames(pod)
+	if err != nil {
+		return false
+	}
+	return slices.ContainsFunc(names, func(name claimName) bool {
+		claim, err := pl.shared.claimOf(pod, name)
+		return err == nil && claim.Status.Allocation != nil
+	})
+}

@@ -1,0 +1,87 @@
+package deviceclaims
+
+import (
+	"context"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/allocator"
+)
+
+// Reasons why a node is refused besides those of the allocator. The scheduler counts equal strings over all
+// nodes, so they say nothing about the node.
+const (
+	reasonElsewhere = "a claim of the pod is allocated for other nodes"
+	reasonBinding   = "a claim of the pod has devices that could not be made ready"
+)
+
+// Filter says whether the node can be used for the pod. Nothing that is wrong with one node keeps the pod off
+// another one.
+//
+// All refusals are UnschedulableAndUnresolvable, because preemption does not free devices.
+func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
+	c, err := readCycle(state)
+	if err != nil {
+		return fwk.AsStatus(err)
+	}
+	if c == nil {
+		return nil
+	}
+	if status := pl.checkExtendedResources(c.extended, nodeInfo); status != nil {
+		return status
+	}
+	node := nodeInfo.Node()
+	if status := pl.filterAllocated(c, node); status != nil {
+		return status
+	}
+	if c.requests == nil {
+		return nil
+	}
+
+	checkCtx := ctx
+	if pl.filterTimeout > 0 {
+		var cancel context.CancelFunc
+		checkCtx, cancel = context.WithTimeout(ctx, pl.filterTimeout)
+		defer cancel()
+	}
+	result := allocator.Check(checkCtx, c.input(node))
+	if ctx.Err() != nil {
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("stopped by the caller: %v", context.Cause(ctx)))
+	}
+	c.results.set(node.Name, nodeResult{score: result.Score, failure: result.Failure})
+	if result.Fits() {
+		return nil
+	}
+	if log := klog.FromContext(ctx).V(5); log.Enabled() {
+		log.Info("Node refused", "pod", klog.KObj(pod), "node", klog.KObj(node), "reason", result.Failure.Reason, "err", result.Failure.Err)
+	}
+	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, string(result.Failure.Reason))
+}
+
+// filterAllocated refuses a node on which a claim that is allocated already cannot be used.
+func (pl *Plugin) filterAllocated(c *cycle, node *v1.Node) *fwk.Status {
+	reason := ""
+	for i, pc := range c.claims {
+		switch {
+		case pc.nodes != nil && !pc.nodes.Match(node):
+			reason = reasonElsewhere
+		case pl.bindingBroken(pc.claim):
+			reason = reasonBinding
+		default:
+			continue
+		}
+		c.results.setUnusable(i)
+	}
+	if reason != "" {
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reason)
+	}
+	return nil
+}
+
+// input is what the allocator decides on in this cycle.
+func (c *cycle) input(node *v1.Node) allocator.Input {
+	return allocator.Input{Requests: c.requests, Node: node, Inventory: c.inventory, Usage: c.usage, Policy: allocator.FirstFit}
+}

@@ -1,0 +1,75 @@
+package deviceclaims
+
+import (
+	"errors"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+)
+
+const metricsSubsystem = "stowage_scheduler"
+
+// Values of the label "write".
+const (
+	writeFinalizer    = "finalizer"
+	writeAllocation   = "allocation"
+	writeDeallocation = "deallocation"
+	writeUndo         = "undo"
+)
+
+var (
+	allocationsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "allocations_total",
+		Help:           "Number of times that devices were to be chosen on a node picked for a pod, by result: chosen, refused (the node no longer fits, or a claim changed), or error.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"result"})
+	allocationDuration = metrics.NewHistogram(&metrics.HistogramOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "allocation_duration_seconds",
+		Help:           "Time taken to choose devices on a node picked for a pod and to reserve them.",
+		Buckets:        metrics.ExponentialBuckets(0.00001, 4, 10),
+		StabilityLevel: metrics.ALPHA,
+	})
+	claimWritesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "claim_writes_total",
+		Help:           "Number of writes to ResourceClaims, by what was written and result: success, conflict or error.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"write", "result"})
+	waitingPodsGauge = metrics.NewGauge(&metrics.GaugeOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "waiting_pods",
+		Help:           "Number of pods with claims that have been tried and not been scheduled yet.",
+		StabilityLevel: metrics.ALPHA,
+	})
+)
+
+var registerMetrics = sync.OnceFunc(func() {
+	legacyregistry.MustRegister(allocationsTotal, allocationDuration, claimWritesTotal, waitingPodsGauge)
+})
+
+func allocationResult(err error) string {
+	var refusal *refusedError
+	switch {
+	case err == nil:
+		return "chosen"
+	case errors.As(err, &refusal):
+		return "refused"
+	default:
+		return "error"
+	}
+}
+
+func countWrite(write string, err error) {
+	result := "success"
+	switch {
+	case apierrors.IsConflict(err):
+		result = "conflict"
+	case err != nil:
+		result = "error"
+	}
+	claimWritesTotal.WithLabelValues(write, result).Inc()
+}

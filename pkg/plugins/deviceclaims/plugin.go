@@ -1,0 +1,105 @@
+package deviceclaims
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/kubernetes"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/features"
+	"k8s.io/utils/clock"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/config"
+)
+
+// Name is the plugin's name in scheduler configurations.
+const Name = "DeviceClaims"
+
+// Plugin is the plugin in one profile.
+type Plugin struct {
+	handle fwk.Handle
+	client kubernetes.Interface
+	shared *Shared
+	clock  clock.Clock
+
+	features       allocator.Features
+	filterTimeout  time.Duration
+	bindingTimeout time.Duration
+}
+
+var (
+	_ fwk.PreEnqueuePlugin  = &Plugin{}
+	_ fwk.EnqueueExtensions = &Plugin{}
+	_ fwk.SignPlugin        = &Plugin{}
+	_ fwk.PreFilterPlugin   = &Plugin{}
+	_ fwk.FilterPlugin      = &Plugin{}
+	_ fwk.PostFilterPlugin  = &Plugin{}
+	_ fwk.ScorePlugin       = &Plugin{}
+	_ fwk.ScoreExtensions   = &Plugin{}
+	_ fwk.ReservePlugin     = &Plugin{}
+	_ fwk.PreBindPlugin     = &Plugin{}
+)
+
+// New returns the plugin for one profile. args is a [config.DeviceClaimsArgs], or nil for the defaults. The
+// first call with a Shared starts it; it then runs until ctx ends or a plugin of it is closed.
+func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Shared) (*Plugin, error) {
+	typed, err := typedArgs(args)
+	if err != nil {
+		return nil, err
+	}
+	if gate := features.DRANodeAllocatableResources; utilfeature.DefaultFeatureGate.Enabled(gate) {
+		return nil, fmt.Errorf("feature gate %s is enabled, but %s cannot account for devices that stand for CPU or memory of a node: disable it", gate, Name)
+	}
+	if err := shared.start(ctx, handle); err != nil {
+		return nil, err
+	}
+	return &Plugin{
+		handle:         handle,
+		client:         handle.ClientSet(),
+		shared:         shared,
+		clock:          clock.RealClock{},
+		features:       allocatorFeatures(),
+		filterTimeout:  typed.FilterTimeout.Duration,
+		bindingTimeout: typed.BindingTimeout.Duration,
+	}, nil
+}
+
+func typedArgs(args runtime.Object) (*config.DeviceClaimsArgs, error) {
+	typed := &config.DeviceClaimsArgs{}
+	if args != nil {
+		var ok bool
+		if typed, ok = args.DeepCopyObject().(*config.DeviceClaimsArgs); !ok {
+			return nil, fmt.Errorf("args have type %T, want *DeviceClaimsArgs", args)
+		}
+	}
+	config.SetDefaultsDeviceClaimsArgs(typed)
+	if err := config.ValidateDeviceClaimsArgs(typed); err != nil {
+		return nil, fmt.Errorf("args: %w", err)
+	}
+	return typed, nil
+}
+
+// allocatorFeatures follows the feature gates of the process.
+func allocatorFeatures() allocator.Features {
+	return allocator.Features{
+		AdminAccess:     enabled(features.DRAAdminAccess),
+		PrioritizedList: enabled(features.DRAPrioritizedList),
+		DeviceTaints:    enabled(features.DRADeviceTaints),
+		DeviceBindingConditions: enabled(features.DRADeviceBindingConditions) &&
+			enabled(features.DRAResourceClaimDeviceStatus),
+	}
+}
+
+// Name implements [fwk.Plugin].
+func (pl *Plugin) Name() string { return Name }
+
+// Close ends what runs in the background for all profiles, and waits for it. The scheduler calls it when it
+// stops.
+func (pl *Plugin) Close() error {
+	pl.shared.stop()
+	return nil
+}

@@ -1,0 +1,75 @@
+package deviceclaims
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+)
+
+// claimName is a claim that a pod uses.
+type claimName struct {
+	types.NamespacedName
+	// generated tells that the claim was made from a template for the pod, which must be its owner.
+	generated bool
+}
+
+// claimNames returns the claims that a pod uses, each once, by name. It fails if a claim is still to be made
+// from its template.
+func claimNames(pod *v1.Pod) ([]claimName, error) {
+	var names []claimName
+	for i := range pod.Spec.ResourceClaims {
+		ref := &pod.Spec.ResourceClaims[i]
+		name, generated, err := resourceclaim.Name(pod, ref)
+		switch {
+		case errors.Is(err, resourceclaim.ErrClaimNotFound):
+			return nil, fmt.Errorf("spec.resourceClaims[%d] %q: no claim has been made yet from template %q", i, ref.Name, *ref.ResourceClaimTemplateName)
+		case err != nil:
+			return nil, fmt.Errorf("spec.resourceClaims[%d]: %w", i, err)
+		case name == nil:
+			continue // meant to have no claim
+		}
+		names = append(names, claimName{types.NamespacedName{Namespace: pod.Namespace, Name: *name}, generated})
+	}
+	slices.SortFunc(names, func(a, b claimName) int { return strings.Compare(a.Name, b.Name) })
+	// A pod may name one claim twice. If one of the two is generated, the check of the owner must stay.
+	return slices.CompactFunc(names, func(a, b claimName) bool { return a == b }), nil
+}
+
+// claimOf returns the newest known object of a claim, if the pod may use it.
+func (s *Shared) claimOf(pod *v1.Pod, name claimName) (*resourceapi.ResourceClaim, error) {
+	claim, err := s.tracker.Get(name.Namespace, name.Name)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, fmt.Errorf("claim %s does not exist", name)
+	case err != nil:
+		return nil, fmt.Errorf("claim %s: %w", name, err)
+	case claim.DeletionTimestamp != nil:
+		return nil, fmt.Errorf("claim %s is being deleted", name)
+	}
+	if name.generated {
+		if err := resourceclaim.IsForPod(pod, claim, false); err != nil {
+			return nil, err
+		}
+	}
+	return claim, nil
+}
+
+func namespacedNames(names []claimName) []types.NamespacedName {
+	out := make([]types.NamespacedName, len(names))
+	for i, name := range names {
+		out[i] = name.NamespacedName
+	}
+	return out
+}
+
+// isReservedFor tells whether the pod is among those that the claim is reserved for.
+func isReservedFor(claim *resourceapi.ResourceClaim, pod *v1.Pod) bool {
+	return resourceclaim.IsReservedForPod(pod, claim, false)
+}

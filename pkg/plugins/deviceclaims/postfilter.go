@@ -1,0 +1,96 @@
+package deviceclaims
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/allocator"
+)
+
+// deallocateTimeout bounds the write of PostFilter, which holds up scheduling.
+const deallocateTimeout = 10 * time.Second
+
+// PostFilter helps a pod for which no node was found. If a claim's own allocation keeps the pod away from
+// nodes, and nobody else uses the claim, it gives up that allocation, and preemption is not tried: the pod may
+// fit now. Otherwise it explains what devices were missing, and leaves the pod to the plugins after it.
+func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
+	c, err := readCycle(state)
+	if err != nil {
+		return nil, fwk.AsStatus(err)
+	}
+	if c == nil || len(c.claims) == 0 {
+		return nil, fwk.NewStatus(fwk.Unschedulable)
+	}
+	for i, pc := range c.claims {
+		if !pl.mayDeallocate(c, i, pod) {
+			continue
+		}
+		switch err := pl.deallocate(ctx, pod, pc.claim); {
+		case err == nil:
+			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
+				fmt.Sprintf("gave up the allocation of claim %s, which kept the pod off other nodes", klog.KObj(pc.claim)))
+		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+			// The claim has changed. That is an event for the pod.
+			return nil, fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(pc.claim)))
+		default:
+			return nil, fwk.AsStatus(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(pc.claim), err))
+		}
+	}
+	if c.requests != nil {
+		if explanation := allocator.Explain(c.requests, c.results.failures()); explanation != "" {
+			return nil, fwk.NewStatus(fwk.Unschedulable, explanation)
+		}
+	}
+	return nil, fwk.NewStatus(fwk.Unschedulable)
+}
+
+// mayDeallocate tells whether claim i is allocated in a way that rules out nodes, and is used by nobody but
+// the pod.
+func (pl *Plugin) mayDeallocate(c *cycle, i int, pod *v1.Pod) bool {
+	pc := c.claims[i]
+	if pc.claim.Status.Allocation == nil {
+		return false
+	}
+	// PreFilter has left out nodes that the allocation does not name, so Filter did not see them.
+	pinned := pc.nodes != nil && nodesByName(pc.claim.Status.Allocation.NodeSelector) != nil
+	if !pinned && !c.results.isUnusable(i) {
+		return false
+	}
+	return usedOnlyBy(pc.claim, pod)
+}
+
+func usedOnlyBy(claim *resourceapi.ResourceClaim, pod *v1.Pod) bool {
+	for _, user := range claim.Status.ReservedFor {
+		if user.UID != pod.UID {
+			return false
+		}
+	}
+	return true
+}
+
+// deallocate clears the claim's allocation. The claim's resource version makes sure that it is still the claim
+// that was looked at.
+func (pl *Plugin) deallocate(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
+	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout)
+	defer cancel()
+	updated := claim.DeepCopy()
+	updated.Status.Allocation = nil
+	updated.Status.ReservedFor = nil
+	updated.Status.Devices = nil
+	written, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{})
+	countWrite(writeDeallocation, err)
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).V(2).Info("Allocation given up", "pod", klog.KObj(pod), "claim", klog.KObj(claim), "devices", deviceNames(claim.Status.Allocation))
+	pl.assume(ctx, written)
+	return nil
+}

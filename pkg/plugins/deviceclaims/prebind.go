@@ -1,0 +1,56 @@
+package deviceclaims
+
+import (
+	"context"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+)
+
+// PreBindPreFlight tells whether PreBind has something to do. PreBind runs alone: nothing irreversible, such as
+// the provisioning of a volume, may happen beside it, because it may lose its devices.
+func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
+	result := &fwk.PreBindPreFlightResult{AllowParallel: false}
+	c, err := readCycle(state)
+	if err != nil {
+		return result, fwk.AsStatus(err)
+	}
+	if c == nil || len(c.claims) == 0 {
+		return result, fwk.NewStatus(fwk.Skip)
+	}
+	return result, nil
+}
+
+// PreBind writes the allocations that Reserve decided, and the pod's reservation, into the claims, one after
+// the other in the order of their names, and waits until the devices are ready to be bound.
+//
+// Its failures are temporary: the pod is tried again after a pause, and Unreserve undoes what was written.
+func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
+	c, err := readCycle(state)
+	if err != nil {
+		return fwk.AsStatus(err)
+	}
+	if c == nil {
+		return nil
+	}
+	for _, pc := range c.claims {
+		allocation := c.binding.allocation(pc.claim)
+		if allocation == nil && isReservedFor(pc.claim, pod) {
+			continue
+		}
+		w := &claimWrite{planned: pc.claim, allocation: allocation}
+		c.binding.writes = append(c.binding.writes, w)
+		if err := pl.bindClaim(ctx, pod, w); err != nil {
+			return fwk.AsStatus(fmt.Errorf("claim %s: %w", klog.KObj(pc.claim), err))
+		}
+		// The allocation is in the first layer now.
+		pl.shared.tracker.Release(pc.claim.UID, pod.UID)
+		klog.FromContext(ctx).V(3).Info("Claim reserved", "pod", klog.KObj(pod), "node", nodeName, "claim", klog.KObj(pc.claim), "allocated", allocation != nil)
+	}
+	if err := pl.waitForBindingConditions(ctx, pod, c); err != nil {
+		return fwk.AsStatus(err)
+	}
+	return nil
+}

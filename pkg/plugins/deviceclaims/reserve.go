@@ -1,0 +1,151 @@
+package deviceclaims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/tracker"
+)
+
+const (
+	// maxReserveAttempts bounds how often an allocation is decided again because usage changed meanwhile.
+	// Only writes of other schedulers and releases come in between, so more than two are rare.
+	maxReserveAttempts = 8
+
+	// undoTimeout bounds the writes of Unreserve for one pod.
+	undoTimeout = 30 * time.Second
+)
+
+// binding is what was done for a pod from Reserve on, for Unreserve to undo.
+type binding struct {
+	// reserved are the allocations in flight.
+	reserved []tracker.Reservation
+	// writes are the claims that PreBind tried to change.
+	writes []*claimWrite
+}
+
+// allocation returns the allocation that was decided for the claim, nil if it had one already.
+func (b *binding) allocation(claim *resourceapi.ResourceClaim) *resourceapi.AllocationResult {
+	for _, r := range b.reserved {
+		if r.Claim.UID == claim.UID {
+			return r.Allocation
+		}
+	}
+	return nil
+}
+
+// Reserve decides which devices the pod's claims get on the chosen node, and puts these allocations in flight:
+// from then on nobody else gets the devices. The usage may have changed since PreFilter, so it is decided on
+// the present one.
+func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
+	c, err := readCycle(state)
+	if err != nil {
+		return fwk.AsStatus(err)
+	}
+	if c == nil {
+		return nil
+	}
+	*c.binding = binding{}
+	if c.requests != nil {
+		node, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(nodeName)
+		if err != nil {
+			return fwk.AsStatus(fmt.Errorf("look up node %s: %w", nodeName, err))
+		}
+		if status := pl.allocate(ctx, c, pod, node.Node()); !status.IsSuccess() {
+			return status
+		}
+	}
+	pl.shared.waiting.remove(pod.UID)
+	return nil
+}
+
+func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node) *fwk.Status {
+	start := pl.clock.Now()
+	reserved, err := pl.tryAllocate(ctx, c, pod, node)
+	allocationDuration.Observe(pl.clock.Since(start).Seconds())
+	allocationsTotal.WithLabelValues(allocationResult(err)).Inc()
+
+	var refusal *refusedError
+	var claimErr *tracker.ClaimError
+	switch {
+	case err == nil:
+		c.binding.reserved = reserved
+		for _, r := range reserved {
+			klog.FromContext(ctx).V(2).Info("Devices chosen", "pod", klog.KObj(pod), "node", klog.KObj(node), "claim", klog.KObj(r.Claim), "devices", deviceNames(r.Allocation))
+		}
+		return nil
+	case errors.As(err, &refusal), errors.As(err, &claimErr):
+		// The pod is still among the waiting ones, so what has changed or changes wakes it.
+		return fwk.NewStatus(fwk.Unschedulable, err.Error())
+	default:
+		return fwk.AsStatus(err)
+	}
+}
+
+// refusedError says that the node does not satisfy the claims any more.
+type refusedError struct{ reason allocator.Reason }
+
+func (e *refusedError) Error() string { return string(e.reason) }
+
+func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node) ([]tracker.Reservation, error) {
+	input := c.input(node)
+	var stale error
+	for range maxReserveAttempts {
+		input.Usage = pl.shared.tracker.Snapshot().Usage
+		result := allocator.Allocate(ctx, input)
+		if !result.Fits() {
+			return nil, &refusedError{result.Failure.Reason}
+		}
+		claims := c.requests.Claims()
+		if len(result.Allocations) != len(claims) {
+			return nil, fmt.Errorf("node %s: %d allocations for %d claims", node.Name, len(result.Allocations), len(claims))
+		}
+		reserved := make([]tracker.Reservation, len(claims))
+		for i, claim := range claims {
+			reserved[i] = tracker.Reservation{Claim: claim, Allocation: &result.Allocations[i]}
+		}
+		err := pl.shared.tracker.Reserve(input.Usage, pod.UID, reserved)
+		if !errors.Is(err, tracker.ErrStale) {
+			if err != nil {
+				return nil, fmt.Errorf("node %s: %w", node.Name, err)
+			}
+			return reserved, nil
+		}
+		stale = err
+	}
+	return nil, fmt.Errorf("node %s: gave up after %d attempts: %w", node.Name, maxReserveAttempts, stale)
+}
+
+// Unreserve undoes what Reserve and PreBind did for the pod. It writes to the API only where PreBind may have
+// written. A claim that cannot be restored keeps its allocation and its reservation for the pod, which uses
+// both when it is tried again.
+func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ string) {
+	c, err := readCycle(state)
+	if err != nil || c == nil {
+		return
+	}
+	b := *c.binding
+	*c.binding = binding{}
+	for _, w := range b.writes {
+		pl.undo(ctx, pod, w)
+	}
+	for _, r := range b.reserved {
+		pl.shared.tracker.Release(r.Claim.UID, pod.UID)
+	}
+}
+
+func deviceNames(allocation *resourceapi.AllocationResult) []string {
+	names := make([]string, len(allocation.Devices.Results))
+	for i, result := range allocation.Devices.Results {
+		names[i] = result.Driver + "/" + result.Pool + "/" + result.Device
+	}
+	return names
+}

@@ -1,0 +1,115 @@
+package deviceclaims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/client-go/informers"
+	"k8s.io/component-base/featuregate"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/features"
+
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/source"
+	"stowage.dev/stowage/pkg/tracker"
+)
+
+// syncTimeout is how long one scheduling attempt waits for the first lists of claims, slices and classes.
+const syncTimeout = 10 * time.Second
+
+// Shared is what all profiles of one scheduler have in common: one tracker, one inventory, one set of
+// waiting pods. The first plugin created with it starts it.
+type Shared struct {
+	startOnce sync.Once
+	startErr  error
+	factory   informers.SharedInformerFactory
+
+	tracker *tracker.Tracker
+	store   *inventory.Store
+	source  *source.Source
+	waiting *waitingPods
+
+	// ctx ends with the scheduler.
+	ctx    context.Context
+	cancel context.CancelFunc
+	wg     sync.WaitGroup
+}
+
+// NewShared returns a Shared for one scheduler.
+func NewShared() *Shared { return &Shared{} }
+
+// start starts everything with the clients of the first plugin's scheduler. Later plugins must belong to the
+// same scheduler.
+func (s *Shared) start(ctx context.Context, handle fwk.Handle) error {
+	s.startOnce.Do(func() { s.startErr = s.run(ctx, handle) })
+	if s.startErr != nil {
+		return s.startErr
+	}
+	if handle.SharedInformerFactory() != s.factory {
+		return errors.New("the plugin registry is in use by another scheduler of this process: make a registry for each scheduler")
+	}
+	return nil
+}
+
+func (s *Shared) run(ctx context.Context, handle fwk.Handle) error {
+	registerMetrics()
+	s.factory = handle.SharedInformerFactory()
+	s.ctx, s.cancel = context.WithCancel(ctx)
+	s.tracker = tracker.New(klog.FromContext(ctx))
+	s.store = inventory.NewStore(inventory.Options{Features: inventory.Features{
+		PartitionableDevices: enabled(features.DRAPartitionableDevices),
+		ConsumableCapacity:   enabled(features.DRAConsumableCapacity),
+		ListTypeAttributes:   enabled(features.DRAListTypeAttributes),
+		CompatibilityGroups:  enabled(features.DRADeviceCompatibilityGroups),
+	}})
+	s.waiting = newWaitingPods(s.factory.Core().V1().Pods().Lister())
+
+	var err error
+	s.source, err = source.New(s.ctx, handle.ClientSet(), s.factory, s.store, source.Options{
+		DeviceTaintRules:   enabled(features.DRADeviceTaintRules),
+		ConsumableCapacity: enabled(features.DRAConsumableCapacity),
+	})
+	if err != nil {
+		s.cancel()
+		return fmt.Errorf("watch devices: %w", err)
+	}
+
+	// Subscribed before anything runs, so that no change is missed.
+	s.tracker.Subscribe(s.waiting.onClaimEvent)
+	s.source.AddListener(s.waiting.onInventoryEvent)
+	s.wg.Go(func() { s.tracker.Run(s.ctx, tracker.NewListWatch(handle.ClientSet())) })
+	s.wg.Go(func() { s.waiting.run(s.ctx) })
+	s.wg.Go(func() { <-s.source.Done() })
+	return nil
+}
+
+// stop ends all goroutines and waits for them.
+func (s *Shared) stop() {
+	if s.cancel != nil {
+		s.cancel()
+	}
+	s.wg.Wait()
+}
+
+// waitForSync waits until claims, slices and classes have been listed once. Before that, devices seem to be
+// free that are not, and devices are missing that exist.
+func (s *Shared) waitForSync(ctx context.Context) error {
+	if s.hasSynced() {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
+	defer cancel()
+	if err := s.source.WaitForSync(ctx); err != nil {
+		return err
+	}
+	return s.tracker.WaitForSync(ctx)
+}
+
+func (s *Shared) hasSynced() bool { return s.tracker.HasSynced() && s.source.HasSynced() }
+
+func enabled(gate featuregate.Feature) bool { return utilfeature.DefaultFeatureGate.Enabled(gate) }

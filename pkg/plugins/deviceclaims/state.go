@@ -1,0 +1,139 @@
+package deviceclaims
+
+import (
+	"errors"
+	"fmt"
+	"iter"
+	"maps"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+const stateKey fwk.StateKey = Name
+
+// plan is what PreFilter found out about a pod. It does not change afterwards.
+type plan struct {
+	// claims are the pod's claims as they were in PreFilter, each once, ordered by name.
+	claims []podClaim
+	// requests are the compiled claims without allocation, nil if there are none.
+	requests *allocator.Requests
+	// extended are the extended resources that the pod asks for and that a DeviceClass may stand for.
+	extended []v1.ResourceName
+	// inventory and usage are the views of this cycle.
+	inventory *inventory.View
+	usage     usage.View
+}
+
+// podClaim is one claim of the pod.
+type podClaim struct {
+	claim *resourceapi.ResourceClaim
+	// nodes are where the claim's allocation can be used. Nil if that is everywhere, or without allocation.
+	nodes *nodeaffinity.NodeSelector
+}
+
+// cycle is the plugin's part of the CycleState.
+type cycle struct {
+	*plan
+	results *results
+	// binding is what was done for the pod from Reserve on. One goroutine at a time uses it.
+	binding *binding
+}
+
+// Clone implements [fwk.StateData]. What the clone's Filter finds out stays in the clone: preemption tries
+// nodes on clones, in parallel.
+func (c *cycle) Clone() fwk.StateData {
+	return &cycle{plan: c.plan, results: newResults(c.results), binding: c.binding}
+}
+
+// readCycle returns the pod's state, nil if PreFilter found nothing to do or refused the pod.
+func readCycle(state fwk.CycleState) (*cycle, error) {
+	data, err := state.Read(stateKey)
+	switch {
+	case errors.Is(err, fwk.ErrNotFound):
+		return nil, nil
+	case err != nil:
+		return nil, fmt.Errorf("read the state of %s: %w", Name, err)
+	}
+	c, ok := data.(*cycle)
+	if !ok {
+		return nil, fmt.Errorf("the state of %s has type %T", Name, data)
+	}
+	return c, nil
+}
+
+// results are what Filter found out, by node. Safe for concurrent use.
+type results struct {
+	// parent has the results of the state of which this one's is a clone. Only read.
+	parent *results
+
+	mutex    sync.Mutex
+	nodes    map[string]nodeResult
+	unusable sets.Set[int]
+}
+
+// nodeResult is the answer for one node.
+type nodeResult struct {
+	score   int64
+	failure *allocator.Failure
+}
+
+func newResults(parent *results) *results {
+	return &results{parent: parent, nodes: map[string]nodeResult{}}
+}
+
+func (r *results) set(node string, result nodeResult) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.nodes[node] = result
+}
+
+func (r *results) get(node string) (nodeResult, bool) {
+	for ; r != nil; r = r.parent {
+		r.mutex.Lock()
+		result, ok := r.nodes[node]
+		r.mutex.Unlock()
+		if ok {
+			return result, true
+		}
+	}
+	return nodeResult{}, false
+}
+
+// setUnusable notes that the allocation of a claim, by its index, rules out a node.
+func (r *results) setUnusable(claim int) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if r.unusable == nil {
+		r.unusable = sets.New[int]()
+	}
+	r.unusable.Insert(claim)
+}
+
+func (r *results) isUnusable(claim int) bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return r.unusable.Has(claim)
+}
+
+// failures iterates over the nodes on which no allocation was found, in no particular order.
+func (r *results) failures() iter.Seq2[string, *allocator.Failure] {
+	r.mutex.Lock()
+	nodes := maps.Clone(r.nodes)
+	r.mutex.Unlock()
+	return func(yield func(string, *allocator.Failure) bool) {
+		for node, result := range nodes {
+			if result.failure != nil && !yield(node, result.failure) {
+				return
+			}
+		}
+	}
+}
