@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 
+	"sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
 )
 
@@ -198,7 +199,13 @@ func LoadProfile(name string) (*Profile, error) {
 // errors. The origin, a file or profile name, stands in the errors.
 func ParseProfile(origin string, data []byte) (*Profile, error) {
 	p := &Profile{}
-	if err := yaml.UnmarshalStrict(data, p); err != nil {
+	asJSON, err := yaml.YAMLToJSONStrict(data)
+	if err != nil {
+		return nil, fmt.Errorf("decode GPU profile %q: %w", origin, err)
+	}
+	// Not yaml.UnmarshalStrict, which takes any spelling of capitals.
+	strict, err := json.UnmarshalStrict(asJSON, p)
+	if err := errors.Join(append(strict, err)...); err != nil {
 		return nil, fmt.Errorf("decode GPU profile %q: %w", origin, err)
 	}
 	if err := p.validate(); err != nil {
