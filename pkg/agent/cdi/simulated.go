@@ -41,6 +41,7 @@ type Simulated struct {
 	// makeNodes is false where the agent may not make device nodes; then containers' nodes are described
 	// by their numbers alone and the runtime makes them.
 	makeNodes bool
+	mknod     func(path string, mode uint32, dev int) error
 
 	mu sync.Mutex // serialises the making of nodes
 }
@@ -53,6 +54,8 @@ type SimulatedOptions struct {
 	DevRoot string
 	// ProcRoot is /proc.
 	ProcRoot string
+	// Mknod makes a node; unix.Mknod if nil.
+	Mknod func(path string, mode uint32, dev int) error
 }
 
 // NewSimulated refuses to simulate GPUs where a real driver is loaded. It makes the control nodes, and falls back to
@@ -75,7 +78,10 @@ func NewSimulated(ctx context.Context, opts SimulatedOptions) (*Simulated, error
 	if err != nil {
 		return nil, err
 	}
-	s := &Simulated{devRoot: devRoot, major: major, makeNodes: true}
+	s := &Simulated{devRoot: devRoot, major: major, makeNodes: true, mknod: opts.Mknod}
+	if s.mknod == nil {
+		s.mknod = unix.Mknod
+	}
 	if err := os.MkdirAll(devRoot, 0o755); err != nil {
 		return nil, fmt.Errorf("make the folder for simulated device nodes: %w", err)
 	}
@@ -159,7 +165,7 @@ func (s *Simulated) ensure(node simulatedNode) error {
 	if err := os.MkdirAll(s.devRoot, 0o755); err != nil {
 		return fmt.Errorf("make the folder for simulated device nodes: %w", err)
 	}
-	if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(uint32(s.major), uint32(node.minor)))); err != nil {
+	if err := s.mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(uint32(s.major), uint32(node.minor)))); err != nil {
 		return fmt.Errorf("make device node %s: %w", path, err)
 	}
 	// mknod obeys the umask; containers that do not run as root open the node too.

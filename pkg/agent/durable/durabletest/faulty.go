@@ -26,6 +26,11 @@ const (
 	CrashAfter
 )
 
+// String names the mode in the names of tests.
+func (m Mode) String() string {
+	return [...]string{"fail at", "crash before", "crash after"}[m]
+}
+
 // Faulty counts the changing operations of an FS (reads are not counted) and interferes at step At, counted
 // from 1. With At = 0 it only counts.
 type Faulty struct {
