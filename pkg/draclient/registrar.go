@@ -1,0 +1,58 @@
+package draclient
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	registration "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
+)
+
+// registrarTimeout bounds the whole conversation with a registrar.
+const registrarTimeout = 10 * time.Second
+
+// RegisterFrom does the kubelet's part of plugin registration over a registrar's socket: it asks for the plugin (GetInfo), registers it if
+// it is a DRA plugin, and tells the plugin how that went (NotifyRegistrationStatus). It returns the plugin as registered.
+func (r *Registry) RegisterFrom(ctx context.Context, socket string) (Plugin, error) {
+	ctx, cancel := context.WithTimeout(ctx, registrarTimeout)
+	defer cancel()
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		return Plugin{}, fmt.Errorf("connecting to registrar %s: %w", socket, err)
+	}
+	defer conn.Close()
+	registrar := registration.NewRegistrationClient(conn)
+	info, err := registrar.GetInfo(ctx, &registration.InfoRequest{})
+	if err != nil {
+		return Plugin{}, fmt.Errorf("GetInfo of registrar %s: %w", socket, err)
+	}
+	plugin := Plugin{Driver: info.Name, Endpoint: info.Endpoint, Services: info.SupportedVersions}
+	if plugin.Endpoint == "" {
+		plugin.Endpoint = socket
+	}
+	failure := r.registerInfo(info.Type, plugin)
+	status := &registration.RegistrationStatus{PluginRegistered: failure == nil}
+	if failure != nil {
+		status.Error = failure.Error()
+	}
+	if _, err := registrar.NotifyRegistrationStatus(ctx, status); err != nil && failure == nil {
+		// The plugin does not want to be registered, or is gone.
+		failure = fmt.Errorf("NotifyRegistrationStatus of registrar %s: %w", socket, err)
+		if err := r.Deregister(plugin.Driver, plugin.Endpoint); err != nil {
+			return Plugin{}, fmt.Errorf("%w; and deregistering: %w", failure, err)
+		}
+	}
+	if failure != nil {
+		return Plugin{}, failure
+	}
+	return plugin, nil
+}
+
+func (r *Registry) registerInfo(kind string, plugin Plugin) error {
+	if kind != registration.DRAPlugin {
+		return fmt.Errorf("plugin %s at %s is of type %q: only %q is served here", plugin.Driver, plugin.Endpoint, kind, registration.DRAPlugin)
+	}
+	return r.Register(plugin)
+}
