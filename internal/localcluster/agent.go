@@ -45,7 +45,7 @@ type AgentOptions struct {
 
 func (o *AgentOptions) complete() error {
 	if o.Binary == "" || o.NodeName == "" || o.NVML == "" || o.Root == "" {
-		return errors.New("Binary, NodeName, NVML and Root are required")
+		return errors.New("a binary, a node name, an NVML library and a root folder are required")
 	}
 	for _, dir := range []struct {
 		path *string

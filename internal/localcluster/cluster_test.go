@@ -17,8 +17,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -235,15 +235,14 @@ func testStockScheduler(t *testing.T, c *Cluster) {
 	}
 	client := c.AdminClient()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "roomy"}}
-	if node, err = client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
+	if _, err := client.CoreV1().Nodes().Create(t.Context(), node, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	node.Status.Allocatable = corev1.ResourceList{corev1.ResourcePods: resource.MustParse("10")}
-	node.Status.Conditions = []corev1.NodeCondition{{
-		Type: corev1.NodeReady, Status: corev1.ConditionTrue,
-		LastHeartbeatTime: metav1.Now(), LastTransitionTime: metav1.Now(),
-	}}
-	if _, err := client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+	// A patch, as controllers write the new node too.
+	status := fmt.Appendf(nil, `{"status": {"allocatable": {"pods": "10"}, "conditions": [
+		{"type": "Ready", "status": "True", "lastHeartbeatTime": %[1]q, "lastTransitionTime": %[1]q}]}}`,
+		time.Now().UTC().Format(time.RFC3339))
+	if _, err := client.CoreV1().Nodes().Patch(t.Context(), "roomy", types.MergePatchType, status, metav1.PatchOptions{}, "status"); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := client.CoreV1().Pods("default").Create(t.Context(), pausePod("plain"), metav1.CreateOptions{}); err != nil {
