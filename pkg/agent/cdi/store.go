@@ -106,11 +106,12 @@ func (s *Store) Verify(claim types.UID, deviceIDs []string) error {
 	if err != nil {
 		return fmt.Errorf("CDI specification of claim %s: %w", claim, err)
 	}
+	// The library fills host paths in when it applies edits, so nodes are looked at before.
 	container := &oci.Spec{}
-	if err := spec.ApplyEdits(container); err != nil {
+	if err := verifyNodes(spec.ContainerEdits.DeviceNodes); err != nil {
 		return fmt.Errorf("CDI specification %s, common edits: %w", path, err)
 	}
-	if err := verifyNodes(spec.ContainerEdits.DeviceNodes); err != nil {
+	if err := spec.ApplyEdits(container); err != nil {
 		return fmt.Errorf("CDI specification %s, common edits: %w", path, err)
 	}
 	for _, id := range deviceIDs {
@@ -118,14 +119,14 @@ func (s *Store) Verify(claim types.UID, deviceIDs []string) error {
 		if err != nil {
 			return fmt.Errorf("CDI device of claim %s: %w", claim, err)
 		}
-		if vendor != spec.GetVendor() || class != spec.GetClass() || spec.GetDevice(name) == nil {
+		device := spec.GetDevice(name)
+		if vendor != spec.GetVendor() || class != spec.GetClass() || device == nil {
 			return fmt.Errorf("CDI device %s is not in %s", id, path)
 		}
-		device := spec.GetDevice(name)
-		if err := device.ApplyEdits(container); err != nil {
+		if err := verifyNodes(device.ContainerEdits.DeviceNodes); err != nil {
 			return fmt.Errorf("CDI device %s: %w", id, err)
 		}
-		if err := verifyNodes(device.ContainerEdits.DeviceNodes); err != nil {
+		if err := device.ApplyEdits(container); err != nil {
 			return fmt.Errorf("CDI device %s: %w", id, err)
 		}
 	}
