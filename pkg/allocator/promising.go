@@ -15,15 +15,15 @@ type open struct {
 }
 
 // promising tells whether what is picked so far may lead to an answer. It checks necessary conditions only;
-// false is certain, true is not. Request r has k devices already and takes further ones only from the number
-// from on; r is -1 before the first request.
+// false is certain, true is not. The i-th request of the order has k devices already and takes further ones only
+// from the number from on; i is -1 before the first request.
 //
 //   - Every open request must find enough devices that are not taken and that the constraints admit.
 //   - A matchAttribute constraint must have one value with enough devices for all requests under it; a
 //     distinctAttribute constraint enough different values.
 //   - All open requests together must find enough devices without taking any twice (Hall's condition, decided
 //     by a flow over groups of devices that are open to the same requests).
-func (s *search) promising(r, k, from int) bool {
+func (s *search) promising(i, k, from int) bool {
 	mark := len(s.arena)
 	arena := s.arena
 	defer func() {
@@ -33,8 +33,9 @@ func (s *search) promising(r, k, from int) bool {
 		}
 	}()
 	var requests []open
-	if r >= 0 {
-		a := s.reqs.requests[r].alternatives[s.chosen[r]]
+	if i >= 0 {
+		r := s.reqs.requests[s.order[i]]
+		a := r.alternatives[s.chosen[r.index]]
 		if wanted := s.lanes[a.lane].wanted - k; wanted > 0 && !a.all {
 			o := open{request: a.request, candidates: s.available(a), wanted: wanted, admin: a.admin}
 			for w := range min(from/64, s.words) {
@@ -46,7 +47,8 @@ func (s *search) promising(r, k, from int) bool {
 			requests = append(requests, o)
 		}
 	}
-	for _, later := range s.reqs.requests[r+1:] {
+	for _, r := range s.order[i+1:] {
+		later := s.reqs.requests[r]
 		o := open{request: later, wanted: -1}
 		for _, a := range later.alternatives {
 			if s.lanes[a.lane].hopeless {
@@ -202,7 +204,39 @@ func (s *search) groupSuffices(c *constraint, group bitset.Set, requests []open,
 		return false
 	}
 	for i := range requests {
-		if o := &requests[i]; bindsAll(c, o) && o.candidates.AndCount(group) < o.wanted {
+		if o := &requests[i]; bindsAll(c, o) && !s.fitsGroup(c, o, group) {
+			return false
+		}
+	}
+	return true
+}
+
+// fitsGroup tells whether the request may find its devices in the group of one value, given each other
+// constraint that applies to it, one at a time.
+func (s *search) fitsGroup(c *constraint, o *open, group bitset.Set) bool {
+	if o.candidates.AndCount(group) < o.wanted {
+		return false
+	}
+	for _, other := range s.reqs.claims[c.claim].constraints {
+		if other == c || o.wanted < 2 || !bindsAll(other, o) {
+			continue
+		}
+		best, values := 0, 0
+		g := s.grouping(other)
+		for _, second := range g.sets {
+			n := 0
+			for w := range second {
+				n += onesCount(o.candidates[w] & group[w] & second[w])
+			}
+			best = max(best, n)
+			if n > 0 {
+				values++
+			}
+		}
+		if !g.unknown.Empty() {
+			best, values = max(best, 1), values+1
+		}
+		if (other.distinct && values < o.wanted) || (!other.distinct && best < o.wanted) {
 			return false
 		}
 	}

@@ -3,6 +3,7 @@ package allocator
 import (
 	"context"
 	"math/bits"
+	"slices"
 	"sort"
 	"sync"
 
@@ -18,10 +19,12 @@ import (
 //
 //   - Necessary conditions that are cheap to check (promising.go) cut off what cannot be completed.
 //   - Of devices that nothing can tell apart only the first is tried for one place (class.go).
+//   - What led nowhere once is not tried again in another guise (class.go).
 //   - Of two requests that ask for the same, the earlier gets the earlier device.
 //
-// The first descent is greedy; the shortcuts are switched on when it fails. Devices of all pools of the node
-// are numbered in the order in which they are tried, each pool starting at a multiple of 64.
+// The first attempt is greedy: it never takes a pick back. Only when it fails is the search started anew with
+// all shortcuts. Devices of all pools of the node are numbered in the order in which they are tried, each pool
+// starting at a multiple of 64.
 type search struct {
 	ctx   context.Context
 	reqs  *Requests
@@ -44,9 +47,13 @@ type search struct {
 	used    []int // devices picked, by claim
 	chosen  []int // position of the alternative, by request
 
-	steps   int
+	// order has the requests to satisfy, as indexes into reqs.requests.
+	order []int
+	steps int
+	// careful is false for the greedy attempt, which sets stuck where it would have to take a pick back.
 	careful bool
-	classes []int32     // by device; made when careful
+	stuck   bool
+	classes *classes    // nil while not careful, or if devices cannot be told apart safely
 	groups  []*grouping // by constraint.index; made when first needed
 
 	// What ended the search early, if anything did.
@@ -86,7 +93,7 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 	*s = search{
 		ctx: ctx, reqs: in.Requests, in: in, pools: devices.Pools, problems: devices.Problems,
 		starts: s.starts[:0], arena: s.arena[:0], lanes: s.lanes[:0], takenBy: s.takenBy[:0], bound: s.bound[:0],
-		picks: s.picks[:0], used: s.used[:0], chosen: s.chosen[:0], groups: s.groups[:0],
+		picks: s.picks[:0], used: s.used[:0], chosen: s.chosen[:0], order: s.order[:0], groups: s.groups[:0],
 	}
 	for _, p := range s.pools {
 		s.starts = append(s.starts, s.words*64)
@@ -108,8 +115,9 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 			s.groups = append(s.groups, nil)
 		}
 	}
-	for range s.reqs.requests {
+	for i := range s.reqs.requests {
 		s.chosen = append(s.chosen, 0)
+		s.order = append(s.order, i)
 	}
 	return s
 }
@@ -149,12 +157,74 @@ func (s *search) run() bool {
 	if !s.enough() {
 		return false
 	}
-	if len(s.reqs.requests) > 1 || len(s.bound) > 0 {
-		if !s.promising(-1, 0, 0) {
-			return false
+	if (len(s.reqs.requests) > 1 || len(s.bound) > 0) && !s.promising(-1, 0, 0) {
+		return false
+	}
+	if s.request(0) {
+		return true
+	}
+	if !s.stuck {
+		return false
+	}
+	return s.thorough()
+}
+
+// thorough searches with all shortcuts, after the greedy attempt got stuck. It begins with the parts: if one
+// request or one claim cannot be satisfied even when it is alone, there is no need to vary what comes before.
+func (s *search) thorough() bool {
+	s.careful, s.stuck = true, false
+	s.classify()
+	whole := s.order
+	var parts [][]int
+	if len(whole) > 1 {
+		for _, r := range whole {
+			parts = append(parts, []int{r})
 		}
 	}
+	if len(s.reqs.claims) > 1 {
+		for i := range s.reqs.claims {
+			var part []int
+			for _, r := range s.reqs.claims[i].requests {
+				part = append(part, r.index)
+			}
+			if len(part) > 1 {
+				parts = append(parts, part)
+			}
+		}
+	}
+	for _, part := range parts {
+		s.begin(part)
+		if !s.promising(-1, 0, 0) || !s.request(0) {
+			if s.err != nil {
+				return false
+			}
+			if s.selectorError == nil {
+				s.begin(whole)
+				return false
+			}
+			// Alone, the request came to a device that it might not come to otherwise.
+			s.selectorError = nil
+		}
+	}
+	s.begin(whole)
 	return s.request(0)
+}
+
+// begin takes all picks back and sets which requests are to be satisfied.
+func (s *search) begin(order []int) {
+	s.order = order
+	clear(s.taken)
+	for i := range s.takenBy {
+		clear(s.takenBy[i])
+	}
+	for i := range s.bound {
+		s.bound[i].values = s.bound[i].values[:0]
+	}
+	s.picks = s.picks[:0]
+	clear(s.used)
+	if s.classes != nil {
+		s.classes.begin(s)
+	}
 }
 
 // prepare finds the devices for one alternative. It returns false if the node is out of the question.
@@ -230,27 +300,35 @@ func (s *search) enough() bool {
 	return true
 }
 
-// request satisfies request r and all later ones.
-func (s *search) request(r int) bool {
-	if r == len(s.reqs.requests) {
+// request satisfies the i-th request of the order and all later ones.
+func (s *search) request(i int) bool {
+	if i == len(s.order) {
 		return true
 	}
-	request := s.reqs.requests[r]
+	request := s.reqs.requests[s.order[i]]
+	twin := request.twin && i > 0 && s.order[i-1] == request.index-1
+	var known string
+	if s.classes != nil && !twin && i > 0 {
+		var dead bool
+		if known, dead = s.classes.dead(s, i); dead {
+			return false
+		}
+	}
 	for _, a := range request.alternatives {
 		l := &s.lanes[a.lane]
 		if l.hopeless || l.wanted > resourceapi.AllocationResultsMaxSize-s.used[request.claim] {
 			continue
 		}
-		s.chosen[r] = a.position
+		s.chosen[request.index] = a.position
 		var ok bool
 		if a.all {
-			ok = s.takeAll(r, a, l)
+			ok = s.takeAll(i, a, l)
 		} else {
 			from := 0
-			if request.twin {
+			if twin {
 				from = s.picks[len(s.picks)-a.count].device + 1
 			}
-			ok = s.take(r, a, l, 0, from)
+			ok = s.take(i, a, l, 0, from)
 		}
 		if ok {
 			return true
@@ -258,16 +336,18 @@ func (s *search) request(r int) bool {
 		if s.stopped() {
 			return false
 		}
-		s.beCareful()
+	}
+	if known != "" {
+		s.classes.bury(known)
 	}
 	return false
 }
 
 // take picks devices for the alternative, from the k-th on, numbered at least from, then goes on to the next
 // request.
-func (s *search) take(r int, a *alternative, l *lane, k, from int) bool {
+func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 	if k >= l.wanted {
-		return s.request(r + 1)
+		return s.request(i + 1)
 	}
 	if s.steps++; s.steps%64 == 0 && s.ctx.Err() != nil {
 		s.err = context.Cause(s.ctx)
@@ -284,9 +364,9 @@ func (s *search) take(r int, a *alternative, l *lane, k, from int) bool {
 			return false
 		}
 		left--
-		if s.careful && s.classes != nil {
-			class := s.classes[device]
-			if contains(tried, class) {
+		if s.classes != nil {
+			class := s.classes.of[device]
+			if slices.Contains(tried, class) {
 				continue
 			}
 			tried = append(tried, class)
@@ -294,25 +374,23 @@ func (s *search) take(r int, a *alternative, l *lane, k, from int) bool {
 		if !s.pick(a, device) {
 			continue
 		}
-		if (!s.careful || s.promising(r, k+1, device+1)) && s.take(r, a, l, k+1, device+1) {
+		if (!s.careful || s.promising(i, k+1, device+1)) && s.take(i, a, l, k+1, device+1) {
 			return true
 		}
 		if s.stopped() {
 			return false
 		}
-		s.unpick(a)
 		if !s.careful {
-			s.beCareful()
-			if s.classes != nil {
-				tried = append(tried, s.classes[device])
-			}
+			s.stuck = true
+			return false
 		}
+		s.unpick(a)
 	}
 	return false
 }
 
 // takeAll picks all candidates, then goes on to the next request.
-func (s *search) takeAll(r int, a *alternative, l *lane) bool {
+func (s *search) takeAll(i int, a *alternative, l *lane) bool {
 	picked := 0
 	taken := s.takenFor(a)
 	for device := l.candidates.Next(0); device >= 0; device = l.candidates.Next(device + 1) {
@@ -321,10 +399,14 @@ func (s *search) takeAll(r int, a *alternative, l *lane) bool {
 		}
 		picked++
 	}
-	if picked == l.wanted && (!s.careful || s.promising(r, picked, 0)) && s.request(r+1) {
+	if picked == l.wanted && (!s.careful || s.promising(i, picked, 0)) && s.request(i+1) {
 		return true
 	}
 	if s.stopped() {
+		return false
+	}
+	if !s.careful && picked > 0 {
+		s.stuck = true
 		return false
 	}
 	for range picked {
@@ -471,7 +553,7 @@ func (s *search) fail(a *alternative, device int) bool {
 	return false
 }
 
-func (s *search) stopped() bool { return s.err != nil || s.selectorError != nil }
+func (s *search) stopped() bool { return s.err != nil || s.selectorError != nil || s.stuck }
 
 // score is the preference of the chosen alternatives.
 func (s *search) score() int64 {
@@ -480,13 +562,4 @@ func (s *search) score() int64 {
 		score += r.alternatives[s.chosen[i]].preference()
 	}
 	return score
-}
-
-func contains(list []int32, x int32) bool {
-	for _, y := range list {
-		if x == y {
-			return true
-		}
-	}
-	return false
 }

@@ -48,7 +48,7 @@ func drawWorld(t *rapid.T) *world {
 			Name: fmt.Sprintf("node-%d", i), Labels: map[string]string{"zone": rapid.SampledFrom([]string{"east", "west"}).Draw(t, "zone")},
 		}})
 	}
-	for i := range rapid.IntRange(0, 4).Draw(t, "pools") {
+	for i := range rapid.SampledFrom([]int{3, 4, 5, 2, 6, 1, 0}).Draw(t, "pools") {
 		w.drawPool(t, i)
 	}
 	for i, selector := range selectors {
@@ -59,7 +59,7 @@ func drawWorld(t *rapid.T) *world {
 		}
 		w.classes = append(w.classes, class)
 	}
-	for i := range rapid.IntRange(1, 3).Draw(t, "claims") {
+	for i := range rapid.SampledFrom([]int{1, 1, 2, 3}).Draw(t, "claims") {
 		w.claims = append(w.claims, drawClaim(t, i))
 	}
 	return w
@@ -72,15 +72,17 @@ func config(text string) resourceapi.DeviceConfiguration {
 func (w *world) drawPool(t *rapid.T, index int) {
 	driver := rapid.SampledFrom([]string{driverA, driverA, driverB}).Draw(t, "driver")
 	name := fmt.Sprintf("pool-%d", 9-index)
-	kind := rapid.SampledFrom([]string{"local", "local", "local", "spread", "all", "zone", "device"}).Draw(t, "kind")
+	kind := rapid.SampledFrom([]string{"local", "all", "local", "zone", "local", "device", "spread"}).Draw(t, "kind")
 	home := rapid.SampledFrom(w.nodes).Draw(t, "home").Name
-	count := rapid.IntRange(1, 3).Draw(t, "slices")
+	count := rapid.SampledFrom([]int{2, 3, 1}).Draw(t, "slices")
 	declared := int64(count)
-	if rapid.IntRange(0, 19).Draw(t, "incomplete") == 0 {
+	if rapid.IntRange(0, 29).Draw(t, "incomplete") == 29 {
 		declared++
 	}
 	generation := int64(1)
-	if kind != "spread" && rapid.IntRange(0, 9).Draw(t, "outdated") == 0 {
+	// Where the new slices are not for the node that the old ones are for, upstream hands out devices of the
+	// outdated generation; ours never does.
+	if (kind == "local" || kind == "all") && rapid.IntRange(0, 9).Draw(t, "outdated") == 9 {
 		old := w.drawSlice(t, driver, name, kind, home, 90, 0)
 		old.Spec.Pool = resourceapi.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: 1}
 		w.slices = append(w.slices, old)
@@ -90,13 +92,13 @@ func (w *world) drawPool(t *rapid.T, index int) {
 	for i := range count {
 		slice := w.drawSlice(t, driver, name, kind, home, i, device)
 		device += len(slice.Spec.Devices)
-		if len(slice.Spec.Devices) > 0 && rapid.IntRange(0, 29).Draw(t, "duplicate") == 0 {
+		if len(slice.Spec.Devices) > 0 && rapid.IntRange(0, 39).Draw(t, "duplicate") == 39 {
 			slice.Spec.Devices[0].Name = "device-0"
 		}
 		slice.Spec.Pool = resourceapi.ResourcePool{Name: name, Generation: generation, ResourceSliceCount: declared}
 		w.slices = append(w.slices, slice)
 		for _, d := range slice.Spec.Devices {
-			if rapid.IntRange(0, 3).Draw(t, "held") == 0 {
+			if rapid.IntRange(0, 4).Draw(t, "held") >= 3 {
 				w.held = append(w.held, usage.DeviceID{Driver: driver, Pool: name, Device: d.Name})
 			}
 		}
@@ -124,7 +126,7 @@ func (w *world) drawSlice(t *rapid.T, driver, pool, kind, home string, index, fi
 	case "device":
 		slice.Spec.PerDeviceNodeSelection = ptr.To(true)
 	}
-	for i := range rapid.IntRange(0, 4).Draw(t, "devices") {
+	for i := range rapid.SampledFrom([]int{3, 4, 5, 2, 1, 6, 0}).Draw(t, "devices") {
 		device := drawDevice(t, firstDevice+i)
 		if kind == "device" {
 			switch rapid.IntRange(0, 2).Draw(t, "device for") {
@@ -143,10 +145,10 @@ func (w *world) drawSlice(t *rapid.T, driver, pool, kind, home string, index, fi
 
 func drawDevice(t *rapid.T, index int) resourceapi.Device {
 	device := resourceapi.Device{Name: fmt.Sprintf("device-%d", index), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}}
-	if rapid.IntRange(0, 9).Draw(t, "has model") > 0 {
+	if rapid.IntRange(0, 9).Draw(t, "has model") < 9 {
 		device.Attributes["model"] = resourceapi.DeviceAttribute{StringValue: ptr.To(rapid.SampledFrom([]string{"x", "y"}).Draw(t, "model"))}
 	}
-	if rapid.IntRange(0, 9).Draw(t, "has numa") > 0 {
+	if rapid.IntRange(0, 9).Draw(t, "has numa") < 9 {
 		device.Attributes["example.com/numa"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(rapid.IntRange(0, 2).Draw(t, "numa")))}
 	}
 	switch rapid.IntRange(0, 3).Draw(t, "kind of version") {
@@ -160,13 +162,13 @@ func drawDevice(t *rapid.T, index int) resourceapi.Device {
 	device.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
 		"memory": {Value: resource.MustParse(rapid.SampledFrom([]string{"10Gi", "20Gi", "40Gi"}).Draw(t, "memory"))},
 	}
-	if rapid.IntRange(0, 5).Draw(t, "tainted") == 0 {
+	if rapid.IntRange(0, 5).Draw(t, "tainted") == 5 {
 		device.Taints = []resourceapi.DeviceTaint{{
 			Key:    rapid.SampledFrom([]string{"broken", "reserved"}).Draw(t, "taint"),
 			Effect: rapid.SampledFrom([]resourceapi.DeviceTaintEffect{resourceapi.DeviceTaintEffectNoSchedule, resourceapi.DeviceTaintEffectNoExecute, resourceapi.DeviceTaintEffectNone}).Draw(t, "effect"),
 		}}
 	}
-	if rapid.IntRange(0, 19).Draw(t, "binding conditions") == 0 {
+	if rapid.IntRange(0, 19).Draw(t, "binding conditions") == 19 {
 		device.BindingConditions = []string{"attached"}
 		device.BindingFailureConditions = []string{"gone"}
 		device.BindsToNode = ptr.To(rapid.Bool().Draw(t, "binds to node"))
@@ -179,10 +181,10 @@ func drawClaim(t *rapid.T, index int) *resourceapi.ResourceClaim {
 		Namespace: "default", Name: fmt.Sprintf("claim-%d", index), UID: types.UID(fmt.Sprintf("uid-%d", index)),
 	}}
 	var names []string
-	for i := range rapid.IntRange(1, 3).Draw(t, "requests") {
+	for i := range rapid.SampledFrom([]int{1, 1, 2, 3}).Draw(t, "requests") {
 		request := resourceapi.DeviceRequest{Name: fmt.Sprintf("request-%d", i)}
 		names = append(names, request.Name)
-		if rapid.IntRange(0, 3).Draw(t, "prioritized") == 0 {
+		if rapid.IntRange(0, 3).Draw(t, "prioritized") == 3 {
 			for j := range rapid.IntRange(1, 3).Draw(t, "alternatives") {
 				d := drawDetails(t)
 				sub := resourceapi.DeviceSubRequest{
@@ -197,17 +199,17 @@ func drawClaim(t *rapid.T, index int) *resourceapi.ResourceClaim {
 			request.Exactly = &resourceapi.ExactDeviceRequest{
 				DeviceClassName: d.class, Selectors: celSelectors(d.selectors), AllocationMode: d.mode, Count: d.count, Tolerations: d.tolerations,
 			}
-			if rapid.IntRange(0, 5).Draw(t, "admin") == 0 {
-				request.Exactly.AdminAccess = ptr.To(rapid.IntRange(0, 3).Draw(t, "admin access") > 0)
+			if rapid.IntRange(0, 5).Draw(t, "admin") == 5 {
+				request.Exactly.AdminAccess = ptr.To(rapid.IntRange(0, 3).Draw(t, "admin access") < 3)
 			}
 		}
 		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, request)
 	}
 	some := rapid.SliceOfNDistinct(rapid.SampledFrom(names), 0, len(names), rapid.ID[string])
-	for range rapid.IntRange(0, 2).Draw(t, "constraints") {
+	for range rapid.SampledFrom([]int{0, 0, 1, 2}).Draw(t, "constraints") {
 		attribute := ptr.To(resourceapi.FullyQualifiedName(rapid.SampledFrom([]string{driverA + "/model", "example.com/numa", "example.com/mixed"}).Draw(t, "attribute")))
 		constraint := resourceapi.DeviceConstraint{Requests: some.Draw(t, "constrained")}
-		if rapid.IntRange(0, 2).Draw(t, "distinct") == 0 {
+		if rapid.IntRange(0, 2).Draw(t, "distinct") == 2 {
 			constraint.DistinctAttribute = attribute
 		} else {
 			constraint.MatchAttribute = attribute
@@ -224,14 +226,14 @@ func drawClaim(t *rapid.T, index int) *resourceapi.ResourceClaim {
 
 func drawDetails(t *rapid.T) details {
 	d := details{
-		class: fmt.Sprintf("class-%d", rapid.SampledFrom([]int{0, 0, 1, 1, 2, 3, 4, 5}).Draw(t, "class")),
+		class: fmt.Sprintf("class-%d", rapid.SampledFrom([]int{0, 1, 0, 1, 0, 1, 3, 4, 2, 0, 1, 4, 3, 5}).Draw(t, "class")),
 		mode:  resourceapi.DeviceAllocationModeExactCount,
 		count: int64(rapid.SampledFrom([]int{1, 1, 1, 2, 2, 3, 4}).Draw(t, "count")),
 	}
-	if rapid.IntRange(0, 5).Draw(t, "all") == 0 {
+	if rapid.IntRange(0, 9).Draw(t, "all") == 9 {
 		d.mode, d.count = resourceapi.DeviceAllocationModeAll, 0
 	}
-	for range rapid.IntRange(0, 2).Draw(t, "selectors") {
+	for range rapid.SampledFrom([]int{0, 0, 0, 1, 2}).Draw(t, "selectors") {
 		d.selectors = append(d.selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
 			Expression: rapid.SampledFrom(selectors[:5]).Draw(t, "selector"),
 		}})
