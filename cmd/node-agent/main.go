@@ -23,7 +23,9 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	err := newCommand().ExecuteContext(ctx)
+	cmd := newCommand()
+	setUpLogging(cmd)
+	err := cmd.ExecuteContext(ctx)
 	klog.Flush()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "node-agent:", err)
@@ -34,9 +36,6 @@ func main() {
 // newCommand returns the program: run is what it does without a subcommand.
 func newCommand() *cobra.Command {
 	opts := defaultOptions(os.LookupEnv, os.Hostname)
-	logging := logsapi.NewLoggingConfiguration()
-	gates := featuregate.NewFeatureGate()
-	utilruntime.Must(logsapi.AddFeatureGates(gates))
 	run := func(cmd *cobra.Command, _ []string) error { return runAgent(cmd.Context(), opts) }
 	root := &cobra.Command{
 		Use:           "node-agent",
@@ -45,14 +44,9 @@ func newCommand() *cobra.Command {
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
-		PersistentPreRunE: func(*cobra.Command, []string) error {
-			logs.InitLogs()
-			return logsapi.ValidateAndApply(logging, gates)
-		},
-		RunE: run,
+		RunE:          run,
 	}
 	root.SetGlobalNormalizationFunc(flag.WordSepNormalizeFunc)
-	logsapi.AddFlags(logging, root.PersistentFlags())
 	opts.addHardwareFlags(root.PersistentFlags())
 	runCommand := &cobra.Command{
 		Use:   "run",
@@ -64,4 +58,16 @@ func newCommand() *cobra.Command {
 	opts.addRunFlags(runCommand.Flags())
 	root.AddCommand(runCommand, newDiscoverCommand(opts))
 	return root
+}
+
+// setUpLogging adds the flags of all Kubernetes components, and applies them once in the process.
+func setUpLogging(root *cobra.Command) {
+	config := logsapi.NewLoggingConfiguration()
+	gates := featuregate.NewFeatureGate()
+	utilruntime.Must(logsapi.AddFeatureGates(gates))
+	logsapi.AddFlags(config, root.PersistentFlags())
+	root.PersistentPreRunE = func(*cobra.Command, []string) error {
+		logs.InitLogs()
+		return logsapi.ValidateAndApply(config, gates)
+	}
 }

@@ -66,17 +66,7 @@ func New(opts Options) (*Agent, error) {
 		return nil, err
 	}
 	status := newStatus()
-	return &Agent{
-		opts:   opts,
-		claims: claims,
-		status: status,
-		publisher: &publisher{
-			nodeName: opts.NodeName,
-			client:   opts.Client,
-			hardware: opts.Hardware,
-			status:   status,
-		},
-	}, nil
+	return &Agent{opts: opts, claims: claims, status: status, publisher: newPublisher(opts, status)}, nil
 }
 
 // Status tells what the agent has reached, for probes.

@@ -68,23 +68,39 @@ func NewHardware(open func() (*nvml.Handle, error), c clock.WithTicker) *Hardwar
 }
 
 // Discover looks for GPUs, with a library opened anew: it may have been installed meanwhile. The NVML session
-// stays open after a success.
+// stays open after a success. A library that hangs is given up when ctx ends.
 func (h *Hardware) Discover(ctx context.Context) (*discovery.Node, error) {
-	handle, node, err := h.discover(ctx)
+	done := make(chan error, 1)
+	go func() { done <- h.discover(ctx) }()
+	select {
+	case err := <-done:
+		if err != nil {
+			return nil, err
+		}
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		return h.node, nil
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for NVML: %w", ctx.Err())
+	}
+}
+
+func (h *Hardware) discover(ctx context.Context) error {
+	handle, node, err := openAndDiscover(ctx, h.open)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if err != nil {
 		if h.node == nil {
 			h.reason = err
 		}
-		return nil, err
+		return err
 	}
 	h.handle, h.node, h.reason = handle, node, nil
-	return node, nil
+	return nil
 }
 
-func (h *Hardware) discover(ctx context.Context) (*nvml.Handle, *discovery.Node, error) {
-	handle, err := h.open()
+func openAndDiscover(ctx context.Context, open func() (*nvml.Handle, error)) (*nvml.Handle, *discovery.Node, error) {
+	handle, err := open()
 	if err != nil {
 		return nil, nil, err
 	}

@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"path/filepath"
 	"sync"
 	"time"
 
@@ -13,6 +14,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/agent/durable"
 )
 
 const (
@@ -29,24 +32,40 @@ const (
 // publisher finds the node's GPUs and keeps their ResourceSlices in the API server as they should be.
 type publisher struct {
 	nodeName string
+	// lockPath is locked while publishing: of the two agents in a rolling update one leads, and two
+	// versions that see a GPU differently do not change its slice in turns.
+	lockPath string
 	client   kubernetes.Interface
 	hardware *Hardware
 	status   *Status
 
-	mu         sync.Mutex
-	resources  *resourceslice.DriverResources // what should be published, nil as long as that is not known
-	controller *resourceslice.Controller
+	// wanted gets what should be published; a value that was not taken yet is replaced by a newer one.
+	wanted chan *resourceslice.DriverResources
+	// again asks to look at the slices now instead of at the next event.
+	again chan struct{}
 }
 
-// run looks for GPUs until there is an answer, then publishes it until ctx ends.
+func newPublisher(opts Options, status *Status) *publisher {
+	return &publisher{
+		nodeName: opts.NodeName,
+		lockPath: filepath.Join(opts.StateDir, "publisher.lock"),
+		client:   opts.Client,
+		hardware: opts.Hardware,
+		status:   status,
+		wanted:   make(chan *resourceslice.DriverResources, 1),
+		again:    make(chan struct{}, 1),
+	}
+}
+
+// run looks for GPUs and publishes what it finds, until ctx ends.
 func (p *publisher) run(ctx context.Context) {
 	ctx = klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "publisher"))
-	p.discover(ctx)
-	<-ctx.Done()
-	p.mu.Lock()
-	controller := p.controller
-	p.mu.Unlock()
-	controller.Stop()
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() { p.discover(ctx) })
+	if err := p.publish(ctx); err != nil && ctx.Err() == nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "ResourceSlices cannot be published")
+	}
 }
 
 // discover tries until GPUs are found. No driver is a state, not an error: one may be installed later.
@@ -63,7 +82,7 @@ func (p *publisher) discover(ctx context.Context) {
 			}
 			logger.Info("GPUs are found", "count", len(node.GPUs), "driverVersion", node.DriverVersion)
 			p.status.set(stageGPUs, true)
-			p.publish(ctx, node.DriverResources(p.nodeName))
+			p.want(node.DriverResources(p.nodeName))
 			return
 		}
 		if err.Error() != said {
@@ -72,7 +91,7 @@ func (p *publisher) discover(ctx context.Context) {
 		}
 		if !withdrawn && time.Since(start) > graceWithoutGPUs {
 			withdrawn = true
-			p.publish(ctx, emptyPool(p.nodeName))
+			p.want(emptyPool(p.nodeName))
 		}
 		select {
 		case <-ctx.Done():
@@ -82,42 +101,70 @@ func (p *publisher) discover(ctx context.Context) {
 	}
 }
 
-// publish makes the resources what should be in the API server. It waits for the API server the first time.
-func (p *publisher) publish(ctx context.Context, resources resourceslice.DriverResources) {
-	p.mu.Lock()
-	p.resources = &resources
-	controller := p.controller
-	p.mu.Unlock()
-	if controller != nil {
-		controller.Update(&resources)
-		return
+// want replaces what should be published. It does not block.
+func (p *publisher) want(resources resourceslice.DriverResources) {
+	select {
+	case <-p.wanted:
+	default:
 	}
+	p.wanted <- &resources
+}
+
+// publishAgain checks the slices now. It does not block.
+func (p *publisher) publishAgain() {
+	select {
+	case p.again <- struct{}{}:
+	default:
+	}
+}
+
+// publish keeps in the API server what is wanted until ctx ends, after it has waited until something is known
+// of the node's GPUs and until no other agent of the node publishes.
+func (p *publisher) publish(ctx context.Context) error {
+	var resources *resourceslice.DriverResources
+	select {
+	case <-ctx.Done():
+		return nil
+	case resources = <-p.wanted:
+	}
+	unlock, err := p.lead(ctx)
+	if err != nil {
+		return err
+	}
+	defer unlock()
+	// It returns only when the API server has answered.
 	controller, err := resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName:   Name,
 		KubeClient:   p.client,
 		Owner:        &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.nodeName},
-		Resources:    &resources,
+		Resources:    resources,
 		SyncDelay:    ptr.To(sliceSyncDelay),
 		ErrorHandler: p.handleError,
 	})
 	if err != nil {
-		if ctx.Err() == nil {
-			utilruntime.HandleErrorWithContext(ctx, err, "ResourceSlices cannot be published")
-		}
-		return
+		return err
 	}
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.controller = controller
+	defer controller.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return nil
+		case resources = <-p.wanted:
+		case <-p.again:
+		}
+		controller.Update(resources)
+	}
 }
 
-// publishAgain checks the slices now instead of at the next event.
-func (p *publisher) publishAgain() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.controller != nil {
-		p.controller.Update(p.resources)
+// lead waits until no other agent of this node publishes.
+func (p *publisher) lead(ctx context.Context) (unlock func(), err error) {
+	soon, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	if unlock, err = durable.Lock(soon, p.lockPath); err == nil || soon.Err() == nil {
+		return unlock, err
 	}
+	klog.FromContext(ctx).Info("Another agent of this node publishes its ResourceSlices, waiting for it to stop", "lock", p.lockPath)
+	return durable.Lock(ctx, p.lockPath)
 }
 
 // handleError says what the API server did not take. The controller tries again after errors; dropped fields

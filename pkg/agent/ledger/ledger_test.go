@@ -164,15 +164,17 @@ func TestDamagedRecords(t *testing.T) {
 		change func([]byte) []byte
 		newer  bool
 	}{
-		"empty":                     {change: func([]byte) []byte { return nil }},
-		"truncated in the header":   {change: func(b []byte) []byte { return b[:10] }},
-		"truncated in the payload":  {change: func(b []byte) []byte { return b[:len(b)-5] }},
-		"one bit flipped":           {change: func(b []byte) []byte { b[len(b)-20] ^= 1; return b }},
-		"white space in payload":    {change: func(b []byte) []byte { return append(b, ' ') }},
-		"zeros":                     {change: func(b []byte) []byte { return make([]byte, len(b)) }},
-		"another kind of file":      {change: func([]byte) []byte { return []byte("{\"kind\":\"Pod\"}\n{}\n") }},
-		"written by a newer agent":  {change: newerVersion, newer: true},
-		"schema version of no time": {change: func(b []byte) []byte { return []byte(strings.Replace(string(b), `"schemaVersion":1`, `"schemaVersion":0`, 1)) }},
+		"empty":                    {change: func([]byte) []byte { return nil }},
+		"truncated in the header":  {change: func(b []byte) []byte { return b[:10] }},
+		"truncated in the payload": {change: func(b []byte) []byte { return b[:len(b)-5] }},
+		"one bit flipped":          {change: func(b []byte) []byte { b[len(b)-20] ^= 1; return b }},
+		"white space in payload":   {change: func(b []byte) []byte { return append(b, ' ') }},
+		"zeros":                    {change: func(b []byte) []byte { return make([]byte, len(b)) }},
+		"another kind of file":     {change: func([]byte) []byte { return []byte("{\"kind\":\"Pod\"}\n{}\n") }},
+		"written by a newer agent": {change: newerVersion, newer: true},
+		"schema version of no time": {change: func(b []byte) []byte {
+			return []byte(strings.Replace(string(b), `"schemaVersion":1`, `"schemaVersion":0`, 1))
+		}},
 	}
 	for name, tc := range damage {
 		t.Run(name, func(t *testing.T) {

@@ -2,27 +2,22 @@ package prepare
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"hash/fnv"
-	"os"
 	"path/filepath"
 	"slices"
 	"time"
 
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
+
+	"stowage.dev/stowage/pkg/agent/durable"
 )
 
 // claimShards is the number of lock files for claims. Claims come and go and a lock file cannot be removed
 // safely, so claims share a fixed number of them; two claims that meet in one only wait for each other.
 const claimShards = 256
 
-// lockPoll is the longest pause between two attempts to get a lock. flock(2) has no waiting with a timeout.
-const lockPoll = 20 * time.Millisecond
-
-// locker takes file locks (flock) in one folder. They exclude other processes and, since every lock opens
-// the file anew, other goroutines of this one; the kernel drops them when the process dies.
+// locker takes file locks in one folder, which exclude other agents as well as other calls to this one.
 type locker struct {
 	dir     string
 	timeout time.Duration
@@ -56,29 +51,7 @@ func (l *locker) lockGPUs(ctx context.Context, gpus []string) (unlock func(), er
 }
 
 func (l *locker) lock(ctx context.Context, name string) (unlock func(), err error) {
-	path := filepath.Join(l.dir, name+".lock")
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
-		return nil, fmt.Errorf("lock %s: %w", name, err)
-	}
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
-	start := time.Now()
-	for pause := time.Millisecond; ; pause = min(2*pause, lockPoll) {
-		err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if err == nil {
-			return func() { _ = file.Close() }, nil
-		}
-		if errors.Is(err, unix.EINTR) {
-			continue
-		}
-		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, errors.Join(fmt.Errorf("lock %s: %w", path, err), file.Close())
-		}
-		select {
-		case <-ctx.Done():
-			return nil, errors.Join(fmt.Errorf("another call has held the lock %s for %s: %w", path, time.Since(start).Round(time.Millisecond), ctx.Err()), file.Close())
-		case <-time.After(pause):
-		}
-	}
+	return durable.Lock(ctx, filepath.Join(l.dir, name+".lock"))
 }

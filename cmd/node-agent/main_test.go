@@ -1,0 +1,114 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+)
+
+// TestBadInputIsNamed: each error names the flag and the value, and the process would exit with it.
+func TestBadInputIsNamed(t *testing.T) {
+	dir := t.TempDir()
+	broken := filepath.Join(dir, "kubeconfig")
+	if err := os.WriteFile(broken, []byte("clusters: 7"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	base := []string{"--node-name=node-1", "--nvml=sim:t4", "--kubelet-root-dir=" + dir, "--state-dir=" + dir, "--cdi-root=" + dir, "--dev-root=" + filepath.Join(dir, "dev")}
+	tests := map[string]struct {
+		args []string
+		want []string
+	}{
+		"kubeconfig that does not exist":     {args: []string{"--kubeconfig=/no/such/file"}, want: []string{"--kubeconfig", "/no/such/file"}},
+		"kubeconfig that cannot be read":     {args: []string{"--kubeconfig=" + dir}, want: []string{"--kubeconfig", dir}},
+		"kubeconfig that is none":            {args: []string{"--kubeconfig=" + broken}, want: []string{"--kubeconfig", broken}},
+		"no kubeconfig outside of a cluster": {want: []string{"--kubeconfig", "ServiceAccount"}},
+		"library that does not exist":        {args: []string{"--nvml=/no/such/libnvidia-ml.so.1"}, want: []string{"--nvml", "/no/such/libnvidia-ml.so.1", "no such library"}},
+		"profile that does not exist":        {args: []string{"discover", "--nvml=sim:abacus"}, want: []string{"--nvml", "abacus"}},
+		"NVML of no kind":                    {args: []string{"discover", "--nvml=maybe"}, want: []string{"--nvml", "maybe"}},
+		"node name that is none":             {args: []string{"--node-name=Node 1"}, want: []string{"--node-name", "Node 1"}},
+		"relative folder":                    {args: []string{"--state-dir=state"}, want: []string{"--state-dir", `"state"`, "absolute"}},
+		"output of no kind":                  {args: []string{"discover", "-o", "xml"}, want: []string{"--output", "xml", "yaml"}},
+		"argument that is no flag":           {args: []string{"sail"}, want: []string{"sail"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Setenv("KUBERNETES_SERVICE_HOST", "")
+			cmd := newCommand()
+			args := append([]string{}, base...)
+			if len(tc.args) > 0 && tc.args[0] == "discover" {
+				args = append([]string{"discover"}, base[:2]...)
+				tc.args = tc.args[1:]
+			}
+			cmd.SetArgs(append(args, tc.args...))
+			cmd.SetOut(io.Discard)
+			cmd.SetErr(io.Discard)
+			err := cmd.ExecuteContext(t.Context())
+			if err == nil {
+				t.Fatal("no error")
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not say %q", err, want)
+				}
+			}
+		})
+	}
+}
+
+func TestDiscoverPrintsWhatWouldBePublished(t *testing.T) {
+	cmd := newCommand()
+	var out bytes.Buffer
+	cmd.SetArgs([]string{"discover", "-o", "yaml", "--nvml=sim:dgx-h100", "--node-name=node-1"})
+	cmd.SetOut(&out)
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	decoder := utilyaml.NewYAMLOrJSONDecoder(&out, 4096)
+	var devices []string
+	for {
+		var slice resourceapi.ResourceSlice
+		err := decoder.Decode(&slice)
+		if errors.Is(err, io.EOF) {
+			break
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if slice.Kind != "ResourceSlice" || slice.Spec.Driver != "gpu.nvidia.com" || slice.Spec.Pool.Name != "node-1" || slice.Spec.Pool.ResourceSliceCount != 8 {
+			t.Errorf("slice %+v", slice)
+		}
+		for _, device := range slice.Spec.Devices {
+			devices = append(devices, device.Name)
+		}
+	}
+	if len(devices) != 8 {
+		t.Errorf("devices %v, want 8", devices)
+	}
+}
+
+func TestTheDownwardAPIGivesDefaults(t *testing.T) {
+	hostname := func() (string, error) { return "Host-1", nil }
+	tests := map[string]struct {
+		env  map[string]string
+		want [2]string
+	}{
+		"in a DaemonSet":    {env: map[string]string{"NODE_NAME": "node-1", "POD_UID": "uid"}, want: [2]string{"node-1", "uid"}},
+		"on a host's shell": {want: [2]string{"host-1", ""}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			opts := defaultOptions(func(key string) (string, bool) { value, ok := tc.env[key]; return value, ok }, hostname)
+			if diff := cmp.Diff(tc.want, [2]string{opts.nodeName, opts.podUID}); diff != "" {
+				t.Errorf("node name and pod UID (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
