@@ -21,11 +21,11 @@ help: ## List every target with a line
 
 .PHONY: build
 build: ## Build bin/scheduler and bin/node-agent
-	$(GO) build -trimpath -ldflags '$(LDFLAGS)' -o bin/ ./cmd/scheduler ./cmd/node-agent
+	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/scheduler ./cmd/node-agent
 
 .PHONY: binaries
 binaries: ## Build the real control plane and node from Go modules, once, into the user's cache
-	$(GO) run ./internal/localcluster/cmd/binaries
+	$(GO) run ./internal/localcluster/binaries
 
 .PHONY: demo
 demo: build ## Start a real cluster, run GPU pods in it, show what each container sees (root: with a real node)
