@@ -1,0 +1,131 @@
+package integration
+
+import (
+	"strings"
+	"testing"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
+)
+
+// gpuDriver is the only driver that the manifests let the node agent speak for.
+const gpuDriver = "gpu.nvidia.com"
+
+// agent is a client with the node agent's identity, on the given node or on none.
+func (w *world) agent(nodeSuffix string) kubernetes.Interface {
+	w.t.Helper()
+	var bound *authenticationv1.BoundObjectReference
+	if nodeSuffix != "" {
+		bound = &authenticationv1.BoundObjectReference{Kind: "Node", APIVersion: "v1", Name: w.nodeName(nodeSuffix)}
+	}
+	config, err := cluster.ServiceAccountConfig(w.ctx, "stowage-system", "stowage-node-agent", bound)
+	w.must(err, "getting the identity of the node agent")
+	return kubernetes.NewForConfigOrDie(config)
+}
+
+// A node agent publishes the GPUs of its own node, and nothing else.
+func TestNodeAgentWritesOnlyItsOwnSlices(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.driver = gpuDriver
+	w.addNode("a")
+	w.addNode("b")
+	theirs := w.slice("b", gpus(h100, 1)...)
+	theirs.Name += "-theirs"
+	w.addSlice(theirs)
+	a, unbound := w.agent("a"), w.agent("")
+
+	tests := map[string]struct {
+		client  kubernetes.Interface
+		change  func(*resourceapi.ResourceSlice)
+		message string // of the refusal; none if the write is right
+	}{
+		"its own":          {client: a},
+		"another node's":   {client: a, change: func(s *resourceapi.ResourceSlice) { *s = *w.slice("b", gpus(h100, 1)...) }, message: "may not write a ResourceSlice of node"},
+		"all nodes'":       {client: a, change: func(s *resourceapi.ResourceSlice) { s.Spec.NodeName, s.Spec.AllNodes = nil, ptr.To(true) }, message: "may not write a ResourceSlice of node ''"},
+		"another driver's": {client: a, change: func(s *resourceapi.ResourceSlice) { s.Spec.Driver = "nic.example.com" }, message: "only of " + gpuDriver},
+		"another pool's":   {client: a, change: func(s *resourceapi.ResourceSlice) { s.Spec.Pool.Name = w.nodeName("b") }, message: "may not write a ResourceSlice of pool"},
+		"without a node":   {client: unbound, message: "not bound to a node"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			slice := w.slice("a", gpus(h100, 1)...)
+			if test.change != nil {
+				test.change(slice)
+			}
+			slice.Name = w.name + "-test"
+			slices := test.client.ResourceV1().ResourceSlices()
+			_, err := slices.Create(w.ctx, slice, metav1.CreateOptions{})
+			if test.message != "" {
+				checkRefused(t, err, test.message)
+				return
+			}
+			if err != nil {
+				t.Fatalf("creating its own slice: %v", err)
+			}
+			if err := slices.Delete(w.ctx, slice.Name, metav1.DeleteOptions{}); err != nil {
+				t.Errorf("deleting its own slice: %v", err)
+			}
+		})
+	}
+	checkRefused(t, a.ResourceV1().ResourceSlices().Delete(w.ctx, theirs.Name, metav1.DeleteOptions{}), "may not write a ResourceSlice of node")
+}
+
+func checkRefused(t *testing.T, err error, message string) {
+	t.Helper()
+	if (!apierrors.IsForbidden(err) && !apierrors.IsInvalid(err)) || !strings.Contains(err.Error(), message) {
+		t.Errorf("got %v, want a refusal with %q", err, message)
+	}
+}
+
+// A node agent reports the status of its own driver's devices in claims of its own node, and does not allocate.
+func TestNodeAgentWritesOnlyItsDevicesStatus(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.driver = gpuDriver
+	w.addNode("a")
+	w.addNode("b")
+	claim := w.allocate(w.addClaim("claim", spec(w.exactly("gpu", 1))), "a", "gpu-0")
+
+	report := func(suffix string, change func(*resourceapi.ResourceClaim)) error {
+		fresh := w.claim(claim.Name)
+		change(fresh)
+		_, err := w.agent(suffix).ResourceV1().ResourceClaims(w.name).UpdateStatus(w.ctx, fresh, metav1.UpdateOptions{})
+		return err
+	}
+	ready := func(c *resourceapi.ResourceClaim) {
+		c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+			Driver: gpuDriver, Pool: w.nodeName("a"), Device: "gpu-0",
+			Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Test", LastTransitionTime: metav1.Now()}},
+		}}
+	}
+	checkRefused(t, report("b", ready), "resourceclaims/driver")
+	checkRefused(t, report("a", func(c *resourceapi.ResourceClaim) { c.Status.Allocation = nil }), "resourceclaims/binding")
+	if err := report("a", ready); err != nil {
+		t.Errorf("reporting the status of its own device: %v", err)
+	}
+}
+
+// The scheduler has no rights that it does not need: a sample of what a takeover of it must not give.
+func TestSchedulerRights(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	identity, err := schedulerIdentity()
+	w.must(err, "getting the scheduler's identity")
+	client := kubernetes.NewForConfigOrDie(identity)
+	w.addClaim("claim", spec(w.exactly("gpu", 1)))
+
+	_, err = client.CoreV1().Secrets(w.name).List(w.ctx, metav1.ListOptions{})
+	checkRefused(t, err, "secrets")
+	_, err = client.CoreV1().Pods(w.name).Create(w.ctx, w.newPod("pod"), metav1.CreateOptions{})
+	checkRefused(t, err, "pods")
+	_, err = client.ResourceV1().ResourceSlices().Create(w.ctx, w.slice("a", gpus(h100, 1)...), metav1.CreateOptions{})
+	checkRefused(t, err, "resourceslices")
+	_, err = client.CoordinationV1().Leases("kube-system").Get(w.ctx, "kube-scheduler", metav1.GetOptions{})
+	checkRefused(t, err, "leases")
+	checkRefused(t, client.ResourceV1().ResourceClaims(w.name).Delete(w.ctx, "claim", metav1.DeleteOptions{}), "resourceclaims")
+}
