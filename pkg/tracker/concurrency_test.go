@@ -135,6 +135,12 @@ func (s *competition) catchUp(t *testing.T, byList bool) {
 func (s *competition) schedule(t *testing.T, name string, nodes, perNode int) {
 	pod := types.UID("pod-" + name)
 	for try := 1; ; try++ {
+		if try > 1_000_000 {
+			t.Errorf("no device for %s", name)
+		}
+		if t.Failed() {
+			return
+		}
 		snapshot := s.tracker.Snapshot()
 		chosen, found := usage.DeviceID{}, false
 		for i := range nodes * perNode {

@@ -110,25 +110,49 @@ func TestSubscribersHearOfEveryChangeInOrder(t *testing.T) {
 // snapshot, or as an event that is later than the snapshot.
 func TestDeviceFreedIsSeenInTheSnapshotOrAsALaterEvent(t *testing.T) {
 	for range 200 {
-		tr := quiet()
-		relist(t, tr, 10, claim("a", "ua", 5, gpu0))
-		ctx, cancel := context.WithCancel(t.Context())
-		var wg sync.WaitGroup
-		wg.Go(func() { tr.deliverEvents(ctx) })
-		wg.Go(func() { must(t, tr.Store().Update(claim("a", "ua", 11))) })
+		synctest.Test(t, func(t *testing.T) { // fails when all wait for each other
+			tr := quiet()
+			relist(t, tr, 10, claim("a", "ua", 5, gpu0))
+			ctx, cancel := context.WithCancel(t.Context())
+			var wg sync.WaitGroup
+			wg.Go(func() { tr.deliverEvents(ctx) })
+			wg.Go(func() { must(t, tr.Store().Update(claim("a", "ua", 11))) })
 
-		freed := make(chan uint64, 1)
-		tr.Subscribe(func(e Event) {
-			if len(e.Freed) > 0 {
-				freed <- e.Revision
+			freed := make(chan uint64, 1)
+			tr.Subscribe(func(e Event) {
+				if len(e.Freed) > 0 {
+					freed <- e.Revision
+				}
+			})
+			if s := tr.Snapshot(); s.Usage.Device(gpu0) != nil {
+				if revision := <-freed; revision <= s.Revision {
+					t.Errorf("freed at revision %d, but held at %d", revision, s.Revision)
+				}
 			}
+			cancel()
+			wg.Wait()
 		})
-		if s := tr.Snapshot(); s.Usage.Device(gpu0) != nil {
-			if revision := <-freed; revision <= s.Revision {
-				t.Fatalf("freed at revision %d, but held at %d", revision, s.Revision)
-			}
-		}
-		cancel()
-		wg.Wait()
 	}
+}
+
+func TestRunReturnsAfterTheLastCallOfASubscriber(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, tr := &server{}, newTracker(t)
+		s.set(10, claim("a", "ua", 5), claim("b", "ub", 6))
+		calls, goOn, returned := 0, make(chan struct{}), false
+		tr.Subscribe(func(Event) { calls++; <-goOn })
+		ctx, cancel := context.WithCancel(t.Context())
+		go func() { tr.Run(ctx, s); returned = true }()
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		if returned {
+			t.Error("Run has returned while a subscriber was being called")
+		}
+		close(goOn)
+		synctest.Wait()
+		if !returned || calls != 1 {
+			t.Errorf("returned: %t, calls: %d; want true, 1", returned, calls)
+		}
+	})
 }

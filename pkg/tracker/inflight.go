@@ -132,10 +132,7 @@ func (t *Tracker) Share(claim, owner types.UID) (allocation *resourceapi.Allocat
 	if pending == nil {
 		return nil, false
 	}
-	if !pending.owners.Has(owner) {
-		pending.owners.Insert(owner)
-		t.revision++
-	}
+	pending.owners.Insert(owner)
 	return pending.allocation, true
 }
 
@@ -150,12 +147,11 @@ func (t *Tracker) Release(claim, owner types.UID) (last bool) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	pending := t.inFlight[claim]
-	if pending == nil || !pending.owners.Has(owner) {
+	if pending == nil {
 		return false
 	}
 	pending.owners.Delete(owner)
 	if len(pending.owners) > 0 {
-		t.revision++
 		return false
 	}
 	delete(t.inFlight, claim)

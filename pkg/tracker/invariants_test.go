@@ -362,6 +362,44 @@ func TestVersionsThatCannotBeCompared(t *testing.T) {
 	})
 }
 
+// The revision up to which the watch has come tells a claim that has gone from
+// one that the watch has not brought yet.
+func TestAnswerForAnUnknownClaimIsTakenIfTheWatchHasNotPassedIt(t *testing.T) {
+	for name, tc := range map[string]struct {
+		do      func(*Tracker) error // after a list at 10
+		reached int
+	}{
+		"list":  {func(*Tracker) error { return nil }, 10},
+		"event": {func(tr *Tracker) error { return tr.Store().Add(claim("a", "ua", 15)) }, 15},
+		"event of a stale": {func(tr *Tracker) error {
+			must(t, tr.Assume(claim("a", "ua", 20)))
+			return tr.Store().Update(claim("a", "ua", 15))
+		}, 15},
+		"deletion":          {func(tr *Tracker) error { return tr.Store().Delete(claim("a", "ua", 15)) }, 15},
+		"bookmark":          {func(tr *Tracker) error { return tr.Store().(store).Bookmark("15") }, 15},
+		"bookmark without":  {func(tr *Tracker) error { return tr.Store().(store).Bookmark("") }, 10},
+		"later list":        {func(tr *Tracker) error { return tr.Store().Replace(nil, "15") }, 15},
+		"older list":        {func(tr *Tracker) error { return tr.Store().Replace(nil, "8") }, 8},
+		"older event":       {func(tr *Tracker) error { return tr.Store().Update(claim("a", "ua", 8)) }, 10},
+		"answer to a write": {func(tr *Tracker) error { return tr.Assume(claim("a", "ua", 15)) }, 10},
+		"event without order": {func(tr *Tracker) error {
+			c := claim("a", "ua", 0)
+			c.ResourceVersion = ""
+			return tr.Store().Update(c)
+		}, 10},
+	} {
+		t.Run(name, func(t *testing.T) {
+			tr := listed(t, 10)
+			must(t, tc.do(tr))
+			if err := tr.Assume(claim("x", "ux", tc.reached, gpu0)); !errors.Is(err, ErrClaimGone) {
+				t.Errorf("Assume() at %d = %v", tc.reached, err)
+			}
+			must(t, tr.Assume(claim("x", "ux", tc.reached+1, gpu0)))
+			wantHeld(t, tr, "assumed", holders{gpu0: {"ux"}})
+		})
+	}
+}
+
 func TestGetReturnsTheNewestObjectWithoutManagedFields(t *testing.T) {
 	tr := listed(t, 10, claim("a", "ua", 5))
 	if _, err := tr.Get("other", "a"); !apierrors.IsNotFound(err) {

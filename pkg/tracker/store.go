@@ -70,7 +70,7 @@ func (t *Tracker) observe(obj any) error {
 
 // observeDeletion applies a watch event that deletes a claim. The event carries
 // the version of the deletion. A UID never comes back, so it is final for that
-// UID; another UID under the same name goes only if it is older.
+// UID. Another UID under the same name is a later claim, which we made.
 func (t *Tracker) observeDeletion(obj any) error {
 	claim, err := claimOf(obj)
 	if err != nil {
@@ -78,12 +78,11 @@ func (t *Tracker) observeDeletion(obj any) error {
 	}
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
-	if known := t.claims.get(nameOf(claim)); known != nil {
-		if known.UID == claim.UID || newer(claim.ResourceVersion, known.ResourceVersion) {
-			t.remove(known)
-		} else {
-			staleObjects.Inc()
-		}
+	switch known := t.claims.byUID[claim.UID]; {
+	case known != nil:
+		t.remove(known)
+	case t.claims.get(nameOf(claim)) != nil:
+		staleObjects.Inc()
 	}
 	t.claims.advance(claim.ResourceVersion)
 	return nil

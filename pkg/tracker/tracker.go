@@ -30,7 +30,7 @@ type Tracker struct {
 	inFlight map[types.UID]*inFlight
 	// index is layer 3. Only refold changes it.
 	index *usage.Index
-	// revision counts the changes of claims and inFlight.
+	// revision counts the changes of claims and of what is in flight.
 	revision uint64
 	events   eventQueue
 	running  bool

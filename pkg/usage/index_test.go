@@ -77,6 +77,8 @@ func describe(h Holder) string {
 	return s
 }
 
+func diffUsage(a, b View) string { return cmp.Diff(contents(a), contents(b)) }
+
 func TestSetHoldsWhatTheAllocationsName(t *testing.T) {
 	gpu0, gpu1 := device("node-a", "gpu-0"), device("node-a", "gpu-1")
 	notAdmin := result(gpu1)
@@ -137,6 +139,11 @@ func TestSetHoldsWhatTheAllocationsName(t *testing.T) {
 			x.Set(ref("a"), nil, nil)
 			if diff := cmp.Diff(map[DeviceID][]string{}, contents(x.View())); diff != "" {
 				t.Errorf("usage after the claim has gone (-want +got):\n%s", diff)
+			}
+			for _, id := range []DeviceID{gpu0, gpu1} {
+				if pool := x.View().Pool(id.PoolID()); pool != nil {
+					t.Errorf("a pool in which nothing is held is not nil: %v", pool)
+				}
 			}
 			if len(x.holds) != 0 {
 				t.Errorf("the index remembers claims that hold nothing: %v", x.holds)
@@ -208,6 +215,9 @@ func TestPoolIdentityChangesExactlyWithWhatIsHeldInThePool(t *testing.T) {
 			after := x.View()
 			if changed := before.Pool(a0.PoolID()) != after.Pool(a0.PoolID()); changed != tc.changed {
 				t.Errorf("identity of the pool changed: %t, want %t", changed, tc.changed)
+			}
+			if same := diffUsage(before, after) == ""; same != (before.Revision() == after.Revision()) {
+				t.Errorf("revision %d after %d, though the usage is the same: %t", after.Revision(), before.Revision(), same)
 			}
 			if diff := cmp.Diff(map[DeviceID][]string{a0: {"uid-a"}, b0: {"uid-a"}}, contents(before)); diff != "" {
 				t.Errorf("an older view has changed (-want +got):\n%s", diff)
