@@ -1,0 +1,279 @@
+package lab
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"sigs.k8s.io/yaml"
+
+	"stowage.dev/stowage/internal/localcluster"
+)
+
+const pollInterval = 100 * time.Millisecond
+
+// Options say where the project's own files are.
+type Options struct {
+	// Root is the project's folder, with manifests below it. Required.
+	Root string
+	// Scheduler and Agent are the paths of the two binaries. Required.
+	Scheduler, Agent string
+	// Progress gets a line for each step that takes long.
+	Progress io.Writer
+}
+
+// Lab is a running cluster with Stowage's permissions and device classes in it.
+type Lab struct {
+	*localcluster.Cluster
+	options Options
+	client  kubernetes.Interface
+	nodes   map[string]*labNode
+	// known caches what discovery says, by node.
+	known map[string]map[string]gpu
+}
+
+// Start starts the control plane and applies the manifests that grant rights and
+// define device classes.
+func Start(ctx context.Context, options Options) (*Lab, error) {
+	cluster, err := localcluster.Start(ctx, localcluster.Options{Progress: options.Progress})
+	if err != nil {
+		return nil, err
+	}
+	l := &Lab{
+		Cluster: cluster,
+		options: options,
+		client:  cluster.AdminClient(),
+		nodes:   map[string]*labNode{},
+		known:   map[string]map[string]gpu{},
+	}
+	if err := l.Apply(ctx, l.Manifest("base", "access")); err != nil {
+		return nil, errors.Join(err, cluster.Stop())
+	}
+	return l, nil
+}
+
+// Manifest is the path of a file or folder of manifests.
+func (l *Lab) Manifest(elem ...string) string {
+	return filepath.Join(append([]string{l.options.Root, "manifests"}, elem...)...)
+}
+
+// StartStowage starts our scheduler beside no other, with the configuration that
+// a user would install.
+func (l *Lab) StartStowage(ctx context.Context) (*localcluster.Scheduler, error) {
+	return l.StartScheduler(ctx, localcluster.SchedulerOptions{
+		Binary: l.options.Scheduler,
+		Config: l.Manifest("scheduler-config", "second-scheduler.yaml"),
+	})
+}
+
+// WaitForPods waits until every pod of the namespace that the selector matches
+// meets the condition, and there are at least count of them.
+func (l *Lab) WaitForPods(ctx context.Context, namespace string, names []string, what string, timeout time.Duration, condition func(*corev1.Pod) (bool, error)) ([]*corev1.Pod, error) {
+	pods := make([]*corev1.Pod, len(names))
+	var waiting string
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(ctx context.Context) (bool, error) {
+		for i, name := range names {
+			pod, err := l.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return false, err
+			}
+			done, err := condition(pod)
+			if err != nil {
+				return false, err
+			}
+			if !done {
+				waiting = Describe(pod)
+				return false, nil
+			}
+			pods[i] = pod
+		}
+		return true, nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("waiting for pods to be %s: %w; still waiting for %s%s", what, err, waiting, l.eventsOf(namespace, waiting))
+	}
+	return pods, nil
+}
+
+// Running is the condition that a pod's containers run.
+func Running(pod *corev1.Pod) (bool, error) {
+	if pod.Status.Phase == corev1.PodFailed || pod.Status.Phase == corev1.PodSucceeded {
+		return false, fmt.Errorf("pod %s has ended: %s", pod.Name, Describe(pod))
+	}
+	return pod.Status.Phase == corev1.PodRunning && podCondition(pod, corev1.PodReady) == corev1.ConditionTrue, nil
+}
+
+// Unschedulable is the condition that the scheduler has said why a pod waits.
+func Unschedulable(pod *corev1.Pod) (bool, error) {
+	if pod.Spec.NodeName != "" {
+		return false, fmt.Errorf("pod %s should not fit anywhere, but is on node %s", pod.Name, pod.Spec.NodeName)
+	}
+	return SchedulingMessage(pod) != "", nil
+}
+
+// SchedulingMessage is what the scheduler says about a pod that does not fit.
+func SchedulingMessage(pod *corev1.Pod) string {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == corev1.PodScheduled && c.Status == corev1.ConditionFalse && c.Reason == corev1.PodReasonUnschedulable {
+			return c.Message
+		}
+	}
+	return ""
+}
+
+// Describe is one line about a pod.
+func Describe(pod *corev1.Pod) string {
+	text := fmt.Sprintf("pod %s/%s: phase %s, node %q", pod.Namespace, pod.Name, pod.Status.Phase, pod.Spec.NodeName)
+	for _, c := range pod.Status.Conditions {
+		if c.Status != corev1.ConditionTrue && c.Message != "" {
+			text += fmt.Sprintf(", %s: %s", c.Type, c.Message)
+		}
+	}
+	for _, s := range pod.Status.ContainerStatuses {
+		if s.State.Waiting != nil {
+			text += fmt.Sprintf(", container %s: %s %s", s.Name, s.State.Waiting.Reason, s.State.Waiting.Message)
+		}
+		if s.State.Terminated != nil {
+			text += fmt.Sprintf(", container %s: exit code %d %s", s.Name, s.State.Terminated.ExitCode, s.State.Terminated.Message)
+		}
+	}
+	return text
+}
+
+func podCondition(pod *corev1.Pod, kind corev1.PodConditionType) corev1.ConditionStatus {
+	for _, c := range pod.Status.Conditions {
+		if c.Type == kind {
+			return c.Status
+		}
+	}
+	return corev1.ConditionUnknown
+}
+
+// eventsOf returns the warnings of a namespace, for the error of a wait in vain.
+func (l *Lab) eventsOf(namespace, waiting string) string {
+	if waiting == "" {
+		return ""
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	events, err := l.client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning})
+	if err != nil || len(events.Items) == 0 {
+		return ""
+	}
+	text := "; events:"
+	for _, event := range events.Items[max(0, len(events.Items)-5):] {
+		text += fmt.Sprintf("\n  %s %s: %s: %s", event.InvolvedObject.Kind, event.InvolvedObject.Name, event.Reason, event.Message)
+	}
+	return text
+}
+
+// WaitForSlices waits until the node's agent has published count devices, in
+// complete pools.
+func (l *Lab) WaitForSlices(ctx context.Context, node string, count int) error {
+	published := 0
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, time.Minute, true, func(ctx context.Context) (bool, error) {
+		slices, err := l.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
+		if err != nil {
+			return false, err
+		}
+		published = 0
+		for _, slice := range slices.Items {
+			if slice.Spec.Driver != DriverName {
+				continue
+			}
+			if int64(len(slices.Items)) != slice.Spec.Pool.ResourceSliceCount {
+				return false, nil
+			}
+			published += len(slice.Spec.Devices)
+		}
+		return published == count, nil
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for the %d GPUs of node %s, %d are published: %w", count, node, published, err)
+	}
+	return nil
+}
+
+// discovered is the part of `node-agent discover -o yaml` that we read.
+type discovered struct {
+	GPUs []struct {
+		Name  string `json:"name"`
+		UUID  string `json:"uuid"`
+		Minor int    `json:"minor"`
+	} `json:"gpus"`
+}
+
+// gpus asks discovery what GPUs a node has.
+func (l *Lab) gpus(ctx context.Context, node *labNode) (map[string]gpu, error) {
+	if known, ok := l.known[node.name]; ok {
+		return known, nil
+	}
+	var stderr bytes.Buffer
+	cmd := exec.CommandContext(ctx, l.options.Agent, "discover", "-o", "yaml", "--nvml="+node.nvml, "--node-name="+node.name)
+	cmd.Stderr = &stderr
+	output, err := cmd.Output()
+	if err != nil {
+		return nil, fmt.Errorf("discovering the GPUs of node %s: %w: %s", node.name, err, stderr.String())
+	}
+	var found discovered
+	if err := yaml.Unmarshal(output, &found); err != nil {
+		return nil, fmt.Errorf("reading what discovery printed for node %s: %w", node.name, err)
+	}
+	gpus := map[string]gpu{}
+	for _, g := range found.GPUs {
+		gpus[g.Name] = gpu{UUID: g.UUID, Minor: g.Minor}
+	}
+	l.known[node.name] = gpus
+	return gpus, nil
+}
+
+// Leftovers lists what should be gone after all pods and claims are deleted:
+// claims, CDI specs and ledger entries.
+func (l *Lab) Leftovers(ctx context.Context) ([]string, error) {
+	var left []string
+	claims, err := l.client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return nil, err
+	}
+	for _, claim := range claims.Items {
+		left = append(left, "claim "+claim.Namespace+"/"+claim.Name)
+	}
+	for _, node := range l.nodes {
+		for _, pattern := range node.leavings {
+			files, err := filepath.Glob(pattern)
+			if err != nil {
+				return nil, err
+			}
+			for _, file := range files {
+				if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
+					left = append(left, "file "+file)
+				}
+			}
+		}
+	}
+	return left, nil
+}
+
+// WaitForNoLeftovers waits until Leftovers lists nothing.
+func (l *Lab) WaitForNoLeftovers(ctx context.Context, timeout time.Duration) error {
+	var left []string
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(ctx context.Context) (bool, error) {
+		var err error
+		left, err = l.Leftovers(ctx)
+		return len(left) == 0, err
+	})
+	if err != nil {
+		return fmt.Errorf("waiting for claims, CDI specs and ledger entries to be gone: %w; left: %v", err, left)
+	}
+	return nil
+}

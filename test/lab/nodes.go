@@ -1,0 +1,97 @@
+package lab
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"regexp"
+	"strconv"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"stowage.dev/stowage/internal/localcluster/image/report"
+	"stowage.dev/stowage/internal/localcluster/node"
+)
+
+// labNode is a node of either kind.
+type labNode struct {
+	name, nvml string
+	// sight tells what a running pod's container was given.
+	sight func(ctx context.Context, pod *corev1.Pod) (Sight, error)
+	// leavings are patterns of files that exist only while claims are prepared.
+	leavings []string
+}
+
+// StartRealNode starts a kubelet and containerd with simulated GPUs. It needs root.
+func (l *Lab) StartRealNode(ctx context.Context, name, nvml string) (*node.Node, error) {
+	n, err := node.Start(ctx, l.Cluster, node.Options{
+		Name:  name,
+		Agent: node.Agent{Binary: l.options.Agent, NVML: nvml},
+	})
+	if err != nil {
+		return nil, err
+	}
+	l.nodes[name] = &labNode{
+		name: name,
+		nvml: nvml,
+		sight: func(ctx context.Context, pod *corev1.Pod) (Sight, error) {
+			return l.probe(ctx, n, pod)
+		},
+		leavings: leavings(n.CDIDir(), n.StateDir()),
+	}
+	return n, nil
+}
+
+// leavings are the files of prepared claims: CDI specs and ledger entries. The
+// ledger's folder also has locks, which stay.
+func leavings(cdiDir, stateDir string) []string {
+	return []string{
+		filepath.Join(cdiDir, "*"),
+		filepath.Join(stateDir, "claims", "*"),
+	}
+}
+
+// probe reads what the container itself printed.
+func (l *Lab) probe(ctx context.Context, n *node.Node, pod *corev1.Pod) (Sight, error) {
+	log, err := n.PodLogs(ctx, pod.Namespace, pod.Name, pod.Spec.Containers[0].Name)
+	if err != nil {
+		return Sight{}, err
+	}
+	printed, err := report.Last(strings.NewReader(log))
+	if err != nil {
+		return Sight{}, fmt.Errorf("pod %s: %w", pod.Name, err)
+	}
+	return sightOf(printed), nil
+}
+
+var gpuNode = regexp.MustCompile(`^/dev/nvidia([0-9]+)$`)
+
+// sightOf reads a container's report. A GPU's node counts only if the container
+// can open it up to the missing driver: the devices cgroup admits it.
+func sightOf(printed *report.Report) Sight {
+	sight := Sight{VisibleDevices: splitDevices(printed.VisibleDevices)}
+	for _, device := range printed.Devices {
+		match := gpuNode.FindStringSubmatch(device.Path)
+		if match == nil {
+			continue
+		}
+		switch {
+		case device.Type != "char":
+			sight.Problems = append(sight.Problems, fmt.Sprintf("%s is a %s node, not a character device", device.Path, device.Type))
+		case device.Open != report.Admitted && device.Open != report.Opened:
+			sight.Problems = append(sight.Problems, fmt.Sprintf("%s: open gives %s", device.Path, device.Open))
+		default:
+			minor, _ := strconv.Atoi(match[1])
+			sight.Minors = append(sight.Minors, minor)
+		}
+	}
+	return sight
+}
+
+func splitDevices(value string) []string {
+	if value == "" {
+		return nil
+	}
+	return strings.Split(value, ",")
+}

@@ -1,0 +1,99 @@
+package lab
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+func TestJudgeAcceptsOnlyExactlyTheAllocatedGPUs(t *testing.T) {
+	gpus := map[string]gpu{
+		"gpu-0": {UUID: "GPU-aaaaaaaa-0", Minor: 0},
+		"gpu-1": {UUID: "GPU-bbbbbbbb-1", Minor: 1},
+	}
+	for name, test := range map[string]struct {
+		allocated []string
+		seen      Sight
+		want      string // part of the error; empty for none
+	}{
+		"the same GPUs": {
+			allocated: []string{"gpu-1", "gpu-0"},
+			seen:      Sight{VisibleDevices: []string{"GPU-aaaaaaaa-0", "GPU-bbbbbbbb-1"}, Minors: []int{0, 1}},
+		},
+		"another GPU": {
+			allocated: []string{"gpu-0"},
+			seen:      Sight{VisibleDevices: []string{"GPU-bbbbbbbb-1"}, Minors: []int{1}},
+			want:      "the container has [GPU-bbbbbbbb-1], allocated is [GPU-aaaaaaaa-0]",
+		},
+		"a device node too many": {
+			allocated: []string{"gpu-0"},
+			seen:      Sight{VisibleDevices: []string{"GPU-aaaaaaaa-0"}, Minors: []int{0, 1}},
+			want:      "the container has [0 1], allocated is [0]",
+		},
+		"a device node listed twice": {
+			allocated: []string{"gpu-0"},
+			seen:      Sight{VisibleDevices: []string{"GPU-aaaaaaaa-0"}, Minors: []int{0, 0}},
+			want:      "the container has [0 0]",
+		},
+		"no device in the container": {
+			allocated: []string{"gpu-0"},
+			seen:      Sight{VisibleDevices: []string{"void"}},
+			want:      "NVIDIA_VISIBLE_DEVICES",
+		},
+		"a node that the cgroup refuses": {
+			allocated: []string{"gpu-0"},
+			seen: Sight{
+				VisibleDevices: []string{"GPU-aaaaaaaa-0"}, Minors: []int{0},
+				Problems: []string{"/dev/nvidia0: open gives EPERM"},
+			},
+			want: "EPERM",
+		},
+		"a device that the node does not have": {
+			allocated: []string{"gpu-7"},
+			want:      "gpu-7 does not exist",
+		},
+		"nothing allocated": {
+			want: "no device is allocated",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var results []resourceapi.DeviceRequestAllocationResult
+			for _, device := range test.allocated {
+				results = append(results, resourceapi.DeviceRequestAllocationResult{Driver: DriverName, Pool: "node", Device: device})
+			}
+			err := judge(results, gpus, test.seen)
+			switch {
+			case test.want == "" && err != nil:
+				t.Errorf("unexpected error: %v", err)
+			case test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)):
+				t.Errorf("got error %v, want one with %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestDoublesNamesBothHolders(t *testing.T) {
+	claim := func(name, device string, admin bool) resourceapi.ResourceClaim {
+		return resourceapi.ResourceClaim{
+			ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: name},
+			Status: resourceapi.ResourceClaimStatus{Allocation: &resourceapi.AllocationResult{
+				Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+					{Driver: DriverName, Pool: "node", Device: device, AdminAccess: ptr.To(admin)},
+				}},
+			}},
+		}
+	}
+	got := Doubles([]resourceapi.ResourceClaim{
+		claim("b", "gpu-0", false), claim("a", "gpu-0", false),
+		claim("c", "gpu-1", false), claim("admin", "gpu-1", true),
+		{ObjectMeta: metav1.ObjectMeta{Name: "pending"}},
+	})
+	want := []string{"gpu.nvidia.com/node/gpu-0 is held by ns/a and ns/b"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("unexpected doubles (-want +got):\n%s", diff)
+	}
+}
