@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,9 +52,9 @@ func TestHealthIsSetAndClearedAndSentOften(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		ctx, cancel := context.WithCancel(ctx)
-		lost := ""
+		var lost atomic.Value // string
 		h := flakyHardware(t, ctx, func(uuid string) error {
-			if uuid == lost {
+			if uuid == lost.Load() {
 				return nvml.ErrGPULost
 			}
 			return nil
@@ -87,16 +88,14 @@ func TestHealthIsSetAndClearedAndSentOften(t *testing.T) {
 		if got := next(kubeletplugin.HealthStatusHealthy); got.DeviceName != first || got.PoolName != "node-1" {
 			t.Errorf("health of %+v", got)
 		}
-		synctest.Wait()
-		lost = uuid
+		lost.Store(uuid)
 		if got := next(kubeletplugin.HealthStatusUnhealthy); got.Message == "" {
 			t.Error("no message")
 		}
 		if _, err := h.GPU(ctx, first); !errors.Is(err, nvml.ErrGPULost) {
 			t.Errorf("a lost GPU for prepare: %v", err)
 		}
-		synctest.Wait()
-		lost = ""
+		lost.Store("")
 		next(kubeletplugin.HealthStatusHealthy)
 
 		cancel()
@@ -111,16 +110,18 @@ func TestHealthIsSetAndClearedAndSentOften(t *testing.T) {
 func TestAHungGPUBlocksNothingElse(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
-		hung, release, calls := "", make(chan struct{}), 0
+		var hung atomic.Value // string
+		var calls atomic.Int64
+		release := make(chan struct{})
 		h := flakyHardware(t, ctx, func(uuid string) error {
-			if uuid == hung {
-				calls++
+			if uuid == hung.Load() {
+				calls.Add(1)
 				<-release
 			}
 			return nil
 		})
 		gpus := h.offered()
-		hung = gpus[0].UUID
+		hung.Store(gpus[0].UUID)
 		start := time.Now()
 		for range 3 {
 			if _, err := h.GPU(ctx, gpus[0].Name); err == nil {
@@ -138,8 +139,8 @@ func TestAHungGPUBlocksNothingElse(t *testing.T) {
 		if devices[0].Health != kubeletplugin.HealthStatusUnhealthy || devices[1].Health != kubeletplugin.HealthStatusHealthy {
 			t.Errorf("health %v and %v", devices[0].Health, devices[1].Health)
 		}
-		if calls != 1 {
-			t.Errorf("%d calls hang, want 1", calls)
+		if got := calls.Load(); got != 1 {
+			t.Errorf("%d calls hang, want 1", got)
 		}
 		close(release)
 		synctest.Wait()
