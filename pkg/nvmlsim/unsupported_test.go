@@ -12,8 +12,15 @@ import (
 // bases are the generated types, one for each interface that stands for an
 // object behind NVML, and the library itself.
 var bases = []any{
-	unsupportedInterface{}, unsupportedDevice{}, unsupportedGpuInstance{}, unsupportedComputeInstance{},
-	unsupportedEventSet{}, unsupportedGpmSample{}, unsupportedUnit{}, unsupportedVgpuInstance{}, unsupportedVgpuTypeId{},
+	unsupportedInterface{},
+	unsupportedDevice{},
+	unsupportedGpuInstance{},
+	unsupportedComputeInstance{},
+	unsupportedEventSet{},
+	unsupportedGpmSample{},
+	unsupportedUnit{},
+	unsupportedVgpuInstance{},
+	unsupportedVgpuTypeId{},
 }
 
 func TestEveryGeneratedMethodAnswersNotSupported(t *testing.T) {
