@@ -70,7 +70,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle) error {
 	s.waiting = newWaitingPods(s.factory.Core().V1().Pods().Lister())
 
 	var err error
-	s.source, err = source.New(s.ctx, handle.ClientSet(), s.factory, s.store, source.Options{
+	s.source, err = source.New(s.ctx, handle.ClientSet(), withSharedSliceIndex(s.factory), s.store, source.Options{
 		DeviceTaintRules:   enabled(features.DRADeviceTaintRules),
 		ConsumableCapacity: enabled(features.DRAConsumableCapacity),
 	})
