@@ -130,8 +130,8 @@ func (e *SelectorError) Error() string {
 	if e.Class != "" {
 		of = fmt.Sprintf(" of device class %q", e.Class)
 	}
-	return fmt.Sprintf("claim %s/%s, request %q: selector %q%s failed on device %s/%s/%s: %v",
-		e.Namespace, e.Claim, e.Request, e.Expression, of, e.Driver, e.Pool, e.Device, e.Err)
+	return fmt.Sprintf("claim %s/%s, request %q: selector %s%s failed on device %s/%s/%s: %v",
+		e.Namespace, e.Claim, e.Request, quote(e.Expression), of, e.Driver, e.Pool, e.Device, e.Err)
 }
 
 func (e *SelectorError) Unwrap() error { return e.Err }

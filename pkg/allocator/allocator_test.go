@@ -1,0 +1,402 @@
+package allocator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/usage"
+)
+
+const class = "gpu.example.com"
+
+// rig builds a world step by step; every node has one pool with its own name and one slice.
+func rig() *world {
+	return &world{classes: []*resourceapi.DeviceClass{{
+		ObjectMeta: metav1.ObjectMeta{Name: class},
+		Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{
+			CEL: &resourceapi.CELDeviceSelector{Expression: `device.driver == "a.example.com"`},
+		}}},
+	}}}
+}
+
+func (w *world) node(name string, devices ...resourceapi.Device) *world {
+	w.nodes = append(w.nodes, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+	w.slices = append(w.slices, &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: driverA, NodeName: ptr.To(name), Devices: devices,
+			Pool: resourceapi.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: 1},
+		},
+	})
+	return w
+}
+
+func (w *world) hold(devices ...string) *world {
+	for _, device := range devices {
+		pool, name, _ := strings.Cut(device, "/")
+		w.held = append(w.held, usage.DeviceID{Driver: driverA, Pool: pool, Device: name})
+	}
+	return w
+}
+
+func (w *world) claim(name string, requests ...resourceapi.DeviceRequest) *world {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)}}
+	claim.Spec.Devices.Requests = requests
+	w.claims = append(w.claims, claim)
+	return w
+}
+
+func (w *world) matchAttribute(name string) *world {
+	devices := &w.claims[len(w.claims)-1].Spec.Devices
+	devices.Constraints = append(devices.Constraints, resourceapi.DeviceConstraint{MatchAttribute: ptr.To(resourceapi.FullyQualifiedName(name))})
+	return w
+}
+
+func exactly(name string, count int64, selectors ...string) resourceapi.DeviceRequest {
+	exact := &resourceapi.ExactDeviceRequest{DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count}
+	for _, selector := range selectors {
+		exact.Selectors = append(exact.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: selector}})
+	}
+	return resourceapi.DeviceRequest{Name: name, Exactly: exact}
+}
+
+func all(name string) resourceapi.DeviceRequest {
+	request := exactly(name, 0)
+	request.Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
+	return request
+}
+
+func gpus(n int, modify ...func(i int, d *resourceapi.Device)) []resourceapi.Device {
+	devices := make([]resourceapi.Device, n)
+	for i := range devices {
+		devices[i] = resourceapi.Device{
+			Name: fmt.Sprintf("gpu-%d", i),
+			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+				"index": {IntValue: ptr.To(int64(i))},
+				"root":  {StringValue: ptr.To(fmt.Sprintf("root-%d", i/2))},
+			},
+		}
+		for _, fn := range modify {
+			fn(i, &devices[i])
+		}
+	}
+	return devices
+}
+
+func taint(key string, which ...int) func(int, *resourceapi.Device) {
+	return func(i int, d *resourceapi.Device) {
+		for _, w := range which {
+			if i == w {
+				d.Taints = append(d.Taints, resourceapi.DeviceTaint{Key: key, Effect: resourceapi.DeviceTaintEffectNoSchedule})
+			}
+		}
+	}
+}
+
+func without(attribute resourceapi.QualifiedName, which ...int) func(int, *resourceapi.Device) {
+	return func(i int, d *resourceapi.Device) {
+		for _, w := range which {
+			if i == w {
+				delete(d.Attributes, attribute)
+			}
+		}
+	}
+}
+
+func (w *world) compile(t *testing.T) (*Requests, Input) {
+	t.Helper()
+	view := w.store().View()
+	requests, err := Compile(w.claims, view, DefaultFeatures())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return requests, Input{Requests: requests, Inventory: view, Usage: w.usage()}
+}
+
+func (w *world) failures(t *testing.T, ctx context.Context) (*Requests, map[string]*Failure) {
+	requests, in := w.compile(t)
+	failures := make(map[string]*Failure)
+	for _, node := range w.nodes {
+		in.Node = node
+		if result := Check(ctx, in); result.Failure != nil {
+			failures[node.Name] = result.Failure
+		}
+	}
+	return requests, failures
+}
+
+func TestExplainSaysInOneLineWhatIsMissing(t *testing.T) {
+	h100 := `device.attributes["a.example.com"].index >= 6`
+	tests := map[string]struct {
+		world *world
+		want  string
+	}{
+		"held, filtered and tainted": {
+			world: rig().node("n1", gpus(8, taint("gpu-lost", 7))...).hold("n1/gpu-6").claim("train", exactly("gpu", 1, h100)),
+			want:  `request "gpu" of claim train: 1 of 8 gpu.example.com devices held, 6 filtered by selector 'device.attributes["a.example.com"].index >= 6', 1 tainted gpu-lost`,
+		},
+		"free, but not enough on one node": {
+			world: rig().node("n1", gpus(4)...).node("n2", gpus(4)...).hold("n1/gpu-0", "n2/gpu-0").claim("train", exactly("gpu", 4)),
+			want:  `request "gpu" of claim train: 2 of 8 gpu.example.com devices held, 6 free (4 wanted on one node)`,
+		},
+		"no device at all": {
+			world: rig().node("n1").claim("train", exactly("gpu", 1)),
+			want:  `request "gpu" of claim train: no gpu.example.com devices`,
+		},
+		"constraint": {
+			world: rig().node("n1", gpus(8)...).claim("train", exactly("gpu", 4)).matchAttribute("a.example.com/root"),
+			want:  `request "gpu" of claim train: 8 of 8 gpu.example.com devices free (4 wanted on one node); at most 2 free devices of one node share a.example.com/root (claim train wants 4)`,
+		},
+		"two claims want the same devices": {
+			world: rig().node("n1", gpus(3)...).claim("one", exactly("gpu", 2)).claim("two", exactly("gpu", 2)),
+			want: `request "gpu" of claim one: 3 of 3 gpu.example.com devices free (2 wanted on one node); ` +
+				`request "gpu" of claim two: 3 of 3 gpu.example.com devices free (2 wanted on one node); ` +
+				`1 nodes have free devices for each request, but not for all together`,
+		},
+		"selector fails on a device": {
+			world: rig().node("n1", gpus(1, without("index", 0))...).claim("train", exactly("gpu", 1, h100)),
+			want: `request "gpu" of claim train: 1 of 1 gpu.example.com devices failing a selector; ` +
+				`claim default/train, request "gpu": selector 'device.attributes["a.example.com"].index >= 6' failed on device a.example.com/n1/gpu-0: no such key: index. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields`,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			requests, failures := tc.world.failures(t, context.Background())
+			if len(failures) != len(tc.world.nodes) {
+				t.Fatalf("%d of %d nodes refused", len(failures), len(tc.world.nodes))
+			}
+			if diff := cmp.Diff(tc.want, Explain(requests, maps.All(failures))); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestExplainIsBoundedAndCountsASharedPoolOnce(t *testing.T) {
+	w := rig().node("n1", gpus(2)...)
+	w.slices[0].Spec.NodeName, w.slices[0].Spec.AllNodes = nil, ptr.To(true)
+	w.nodes = append(w.nodes, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}})
+	w.claim("train", exactly("gpu", 3))
+	requests, failures := w.failures(t, context.Background())
+	want := `request "gpu" of claim train: 2 of 2 gpu.example.com devices free (3 wanted on one node)`
+	if diff := cmp.Diff(want, Explain(requests, maps.All(failures))); diff != "" {
+		t.Error(diff)
+	}
+
+	w.claims = nil
+	for i := range 20 {
+		w.claim(fmt.Sprintf("claim-%d", i), exactly("gpu", 3, strings.Repeat("!", 400)+"false"))
+	}
+	requests, failures = w.failures(t, context.Background())
+	if n := len(Explain(requests, maps.All(failures))); n > maxExplanation {
+		t.Errorf("explanation has %d bytes, want at most %d", n, maxExplanation)
+	}
+}
+
+func TestReasonsPerNode(t *testing.T) {
+	expired, cancel := context.WithDeadline(context.Background(), time.Unix(0, 0))
+	defer cancel()
+	incomplete := rig().node("n1", gpus(1)...).claim("c", exactly("gpu", 1))
+	incomplete.slices[0].Spec.Pool.ResourceSliceCount = 2
+	duplicate := rig().node("n1", append(gpus(1), gpus(1)...)...).claim("c", exactly("gpu", 1))
+	badSelector := rig().node("n1", gpus(1)...).claim("c", exactly("gpu", 1))
+	badSelector.slices[0].Spec.Pool.ResourceSliceCount = 2
+	other := badSelector.slices[0].DeepCopy()
+	other.Name, other.Spec.NodeName = "other", nil
+	other.Spec.NodeSelector = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: []v1.NodeSelectorRequirement{{Key: "a", Operator: "What"}}}}}
+	other.Spec.Devices = nil
+	badSelector.slices = append(badSelector.slices, other)
+	counters := rig().node("n1", gpus(1, func(_ int, d *resourceapi.Device) { d.AllowMultipleAllocations = ptr.To(true) })...).claim("c", exactly("gpu", 1))
+	fewAll := rig().node("n1", gpus(33)...).claim("c", all("gpu"))
+
+	tests := map[string]struct {
+		ctx        context.Context
+		world      *world
+		want       Reason
+		resolvable bool
+	}{
+		"no device matches":                {world: rig().node("n1", gpus(1)...).claim("c", exactly("gpu", 2)), want: ReasonNoMatch},
+		"device is held":                   {world: rig().node("n1", gpus(2)...).hold("n1/gpu-1").claim("c", exactly("gpu", 2)), want: ReasonHeld, resolvable: true},
+		"all devices, one held":            {world: rig().node("n1", gpus(2)...).hold("n1/gpu-1").claim("c", all("gpu")), want: ReasonHeld, resolvable: true},
+		"all devices, none there":          {world: rig().node("n1").claim("c", all("gpu")), want: ReasonNoMatch},
+		"all devices, one tainted":         {world: rig().node("n1", gpus(2, taint("lost", 1))...).claim("c", all("gpu")), want: ReasonTainted},
+		"all devices, more than 32":        {world: fewAll, want: ReasonTooMany},
+		"device is tainted":                {world: rig().node("n1", gpus(1, taint("lost", 0))...).claim("c", exactly("gpu", 1)), want: ReasonTainted},
+		"constraint":                       {world: rig().node("n1", gpus(4)...).claim("c", exactly("gpu", 3)).matchAttribute("a.example.com/root"), want: ReasonConstraints},
+		"constraint, and a device is held": {world: rig().node("n1", gpus(2)...).hold("n1/gpu-1").claim("c", exactly("a", 1), exactly("b", 1)), want: ReasonConstraints, resolvable: true},
+		"pool is incomplete":               {world: incomplete, want: ReasonPool},
+		"pool has a name twice":            {world: duplicate, want: ReasonPool},
+		"pool has a bad node selector":     {world: badSelector, want: ReasonPool},
+		"selector fails":                   {world: rig().node("n1", gpus(1, without("index", 0))...).claim("c", exactly("gpu", 1, `device.attributes["a.example.com"].index == 0`)), want: ReasonSelectorError},
+		"device with multiple allocations": {world: counters, want: ReasonUnsupported},
+		"deadline is over":                 {ctx: expired, world: rig().node("n1", gpus(2)...).claim("c", exactly("a", 1), exactly("b", 1)), want: ReasonUndecided},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if tc.ctx == nil {
+				tc.ctx = context.Background()
+			}
+			_, failures := tc.world.failures(t, tc.ctx)
+			f := failures["n1"]
+			if f == nil {
+				t.Fatal("the node was not refused")
+			}
+			if f.Reason != tc.want || f.Resolvable() != tc.resolvable {
+				t.Errorf("got %q, resolvable %v; want %q, %v", f, f.Resolvable(), tc.want, tc.resolvable)
+			}
+		})
+	}
+}
+
+func TestOneBadNodeLeavesTheOthersUsable(t *testing.T) {
+	w := rig().node("bad", gpus(1, without("index", 0))...).node("incomplete", gpus(1)...).node("good", gpus(1)...)
+	w.slices[1].Spec.Pool.ResourceSliceCount = 2
+	w.claim("c", exactly("gpu", 1, `device.attributes["a.example.com"].index == 0`))
+	_, failures := w.failures(t, context.Background())
+	if failures["bad"] == nil || failures["incomplete"] == nil || failures["good"] != nil {
+		t.Fatalf("refused: %v", failures)
+	}
+	e := failures["bad"].SelectorError
+	if e == nil {
+		t.Fatalf("no selector error in %v", failures["bad"])
+	}
+	got := []string{e.Namespace, e.Claim, e.Request, e.Expression, e.Driver, e.Pool, e.Device}
+	want := []string{"default", "c", "gpu", `device.attributes["a.example.com"].index == 0`, driverA, "bad", "gpu-0"}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Error(diff)
+	}
+	if e.Err == nil || !strings.Contains(e.Err.Error(), "no such key: index") {
+		t.Errorf("error: %v", e.Err)
+	}
+}
+
+func TestCompileNamesWhatIsWrong(t *testing.T) {
+	unknownClass := exactly("gpu", 1)
+	unknownClass.Exactly.DeviceClassName = "missing"
+	capacity := exactly("gpu", 1)
+	capacity.Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": {}}}
+	mode := exactly("gpu", 1)
+	mode.Exactly.AllocationMode = "Some"
+	noCEL := exactly("gpu", 1)
+	noCEL.Exactly.Selectors = []resourceapi.DeviceSelector{{}}
+	admin := exactly("gpu", 1)
+	admin.Exactly.AdminAccess = ptr.To(true)
+	prioritized := resourceapi.DeviceRequest{Name: "gpu", FirstAvailable: []resourceapi.DeviceSubRequest{
+		{Name: "best", DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1},
+		{Name: "next", DeviceClassName: "missing", AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1},
+	}}
+	badClass := rig().claim("c", exactly("gpu", 1))
+	badClass.classes[0].Spec.Selectors[0].CEL.Expression = "nonsense"
+	emptyConstraint := rig().claim("c", exactly("gpu", 1))
+	emptyConstraint.claims[0].Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{}}
+
+	tests := map[string]struct {
+		world    *world
+		features func(*Features)
+		want     ClaimError
+	}{
+		"class does not exist":                 {world: rig().claim("c", unknownClass), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.deviceClassName", Reason: `device class "missing" does not exist`}},
+		"class of a subrequest does not exist": {world: rig().claim("c", prioritized), want: ClaimError{Request: "gpu/next", Field: "devices.requests[0].firstAvailable[1].deviceClassName", Reason: `device class "missing" does not exist`}},
+		"selector does not compile":            {world: rig().claim("c", exactly("gpu", 1, "true", "nonsense")), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.selectors[1].cel.expression", Reason: "selector does not compile"}},
+		"class selector does not compile":      {world: badClass, want: ClaimError{Request: "gpu", Class: class, Field: "selectors[0].cel.expression", Reason: "selector does not compile"}},
+		"selector of another kind":             {world: rig().claim("c", noCEL), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.selectors[0]", Reason: "cel is not set, and other selectors are not supported"}},
+		"request of another kind":              {world: rig().claim("c", resourceapi.DeviceRequest{Name: "gpu"}), want: ClaimError{Request: "gpu", Field: "devices.requests[0]", Reason: "neither exactly nor firstAvailable is set, and other types of requests are not supported"}},
+		"constraint of another kind":           {world: emptyConstraint, want: ClaimError{Field: "devices.constraints[0]", Reason: "neither matchAttribute nor distinctAttribute is set, and other constraints are not supported"}},
+		"allocation mode":                      {world: rig().claim("c", mode), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.allocationMode", Reason: `"Some" is not supported`}},
+		"capacity":                             {world: rig().claim("c", capacity), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.capacity.requests", Reason: "capacity requests are not supported"}},
+		"too many devices":                     {world: rig().claim("c", exactly("a", 30), exactly("b", 3)), want: ClaimError{Request: "b", Field: "devices.requests[1]", Reason: "3 devices in addition to 30 of earlier requests are more than the 32 that one claim can get"}},
+		"admin access disabled":                {world: rig().claim("c", admin), features: func(f *Features) { f.AdminAccess = false }, want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.adminAccess", Reason: "the feature DRAAdminAccess is disabled"}},
+		"firstAvailable disabled":              {world: rig().claim("c", prioritized), features: func(f *Features) { f.PrioritizedList = false }, want: ClaimError{Request: "gpu", Field: "devices.requests[0].firstAvailable", Reason: "the feature DRAPrioritizedList is disabled"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			features := DefaultFeatures()
+			if tc.features != nil {
+				tc.features(&features)
+			}
+			_, err := Compile(tc.world.claims, tc.world.store().View(), features)
+			var got *ClaimError
+			if !errors.As(err, &got) {
+				t.Fatalf("got %v, want a *ClaimError", err)
+			}
+			if (got.Err != nil) != (tc.want.Reason == "selector does not compile") {
+				t.Errorf("underlying error: %v", got.Err)
+			}
+			tc.want.Namespace, tc.want.Claim, tc.want.Err = "default", "c", got.Err
+			if diff := cmp.Diff(tc.want, *got, cmp.Comparer(func(a, b error) bool { return errors.Is(a, b) })); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestScorePrefersEarlierAlternatives(t *testing.T) {
+	request := resourceapi.DeviceRequest{Name: "gpu"}
+	for i, selector := range []string{"index == 0", "index == 1"} {
+		sub := exactly("", 1, `device.attributes["a.example.com"].`+selector).Exactly
+		request.FirstAvailable = append(request.FirstAvailable, resourceapi.DeviceSubRequest{
+			Name: fmt.Sprintf("choice-%d", i), DeviceClassName: sub.DeviceClassName, AllocationMode: sub.AllocationMode, Count: 1, Selectors: sub.Selectors,
+		})
+	}
+	w := rig().node("both", gpus(2)...).node("second", gpus(2)...).hold("second/gpu-0").claim("c", request)
+	_, in := w.compile(t)
+	got := make(map[string]int64)
+	for _, node := range w.nodes {
+		in.Node = node
+		got[node.Name] = Check(context.Background(), in).Score
+	}
+	if diff := cmp.Diff(map[string]int64{"both": 8, "second": 7}, got); diff != "" {
+		t.Error(diff)
+	}
+}
+
+// TestImpossibleRequestsEndAtOnce has the shapes on which trying all combinations takes for ever.
+func TestImpossibleRequestsEndAtOnce(t *testing.T) {
+	cross := func(name string, mod, rest int) resourceapi.DeviceRequest {
+		return exactly(name, 8, fmt.Sprintf(`device.attributes["a.example.com"].index %% %d == %d || device.attributes["a.example.com"].index %% 8 == 7`, mod, rest))
+	}
+	tests := map[string]*world{
+		"21 of 20":                            rig().node("n1", gpus(20)...).claim("c", exactly("gpu", 21)),
+		"21 of 20 in two requests":            rig().node("n1", gpus(20)...).claim("c", exactly("a", 10), exactly("b", 11)),
+		"21 of 20 in 21 claims":               manyClaims(rig().node("n1", gpus(20)...), 21),
+		"4 requests with crossed selectors":   rig().node("n1", gpus(64)...).claim("c", cross("a", 8, 0), cross("b", 8, 0), cross("c", 8, 1), cross("d", 8, 1)),
+		"matchAttribute without solution":     rig().node("n1", gpus(128)...).claim("c", exactly("gpu", 3)).matchAttribute("a.example.com/root"),
+		"matchAttribute, values in two pools": rig().node("n1", gpus(128)...).claim("c", exactly("a", 1), exactly("b", 2)).matchAttribute("a.example.com/root"),
+		"a second claim that cannot be had":   rig().node("n1", gpus(64)...).claim("c", exactly("a", 8), exactly("b", 8)).claim("d", exactly("gpu", 3)).matchAttribute("a.example.com/root"),
+	}
+	for name, w := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, in := w.compile(t)
+			in.Node = w.nodes[0]
+			Check(context.Background(), in) // evaluate the selectors
+			ctx, cancel := context.WithTimeout(context.Background(), time.Second)
+			defer cancel()
+			start := time.Now()
+			result := Check(ctx, in)
+			t.Logf("%v: %v", time.Since(start), result.Failure)
+			if result.Failure == nil || result.Failure.Reason == ReasonUndecided {
+				t.Fatalf("got %v, want a refusal", result.Failure)
+			}
+		})
+	}
+}
+
+func manyClaims(w *world, n int) *world {
+	for i := range n {
+		w.claim(fmt.Sprintf("claim-%d", i), exactly("gpu", 1))
+	}
+	return w
+}
