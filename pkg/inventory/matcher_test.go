@@ -1,0 +1,245 @@
+package inventory
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/inventory/bitset"
+)
+
+// numbered gives each device an attribute "n": its number, except those listed.
+func numbered(except ...int) func(*resourceapi.ResourceSlice) {
+	return func(s *resourceapi.ResourceSlice) {
+	devices:
+		for i := range s.Spec.Devices {
+			for _, e := range except {
+				if i == e {
+					continue devices
+				}
+			}
+			s.Spec.Devices[i].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"n": {IntValue: ptr.To(int64(i))}}
+		}
+	}
+}
+
+func tainted(device int, key string, effect resourceapi.DeviceTaintEffect) func(*resourceapi.ResourceSlice) {
+	return func(s *resourceapi.ResourceSlice) {
+		s.Spec.Devices[device].Taints = append(s.Spec.Devices[device].Taints, resourceapi.DeviceTaint{Key: key, Effect: effect})
+	}
+}
+
+func matcher(t *testing.T, view *View, spec MatcherSpec) *Matcher {
+	t.Helper()
+	m, err := view.Matcher(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func members(s bitset.Set) []int {
+	var out []int
+	for i := s.Next(0); i >= 0; i = s.Next(i + 1) {
+		out = append(out, i)
+	}
+	return out
+}
+
+const (
+	isGPU = `device.driver == "gpu.example.com"`
+	n     = `device.attributes["gpu.example.com"].n`
+)
+
+func TestAMatcherJudgesEveryDevice(t *testing.T) {
+	four := devices("d0", "d1", "d2", "d3")
+	type result struct {
+		Match, Usable, Tainted, Errors []int
+		ByClass                        int
+		BySelector                     []int
+	}
+	tests := map[string]struct {
+		slice *resourceapi.ResourceSlice
+		spec  MatcherSpec
+		want  result
+	}{
+		"no selector": {
+			slice: slice("s", "n1", four),
+			want:  result{Match: []int{0, 1, 2, 3}, Usable: []int{0, 1, 2, 3}},
+		},
+		"selectors of class and request": {
+			slice: slice("s", "n1", four, numbered()),
+			spec:  MatcherSpec{ClassSelectors: []string{n + " != 0"}, Selectors: []string{n + " < 3", n + " > 1"}},
+			want:  result{Match: []int{2}, Usable: []int{2}, ByClass: 1, BySelector: []int{1, 1}},
+		},
+		"a selector that fails": {
+			slice: slice("s", "n1", four, numbered(1)),
+			spec:  MatcherSpec{Selectors: []string{n + " > 1"}},
+			want:  result{Match: []int{2, 3}, Usable: []int{2, 3}, Errors: []int{1}, BySelector: []int{1}},
+		},
+		"a selector does not see what an earlier one rejected": {
+			slice: slice("s", "n1", four, numbered(1)),
+			spec:  MatcherSpec{ClassSelectors: []string{`has(` + n + `)`}, Selectors: []string{n + " > 1"}},
+			want:  result{Match: []int{2, 3}, Usable: []int{2, 3}, ByClass: 1, BySelector: []int{1}},
+		},
+		"taints that prevent allocation": {
+			slice: slice("s", "n1", four, tainted(0, "a", resourceapi.DeviceTaintEffectNoSchedule), tainted(1, "a", resourceapi.DeviceTaintEffectNoExecute),
+				tainted(2, "a", resourceapi.DeviceTaintEffectNone), tainted(3, "a", "Future")),
+			want: result{Match: []int{0, 1, 2, 3}, Usable: []int{2, 3}, Tainted: []int{0, 1}},
+		},
+		"tolerations": {
+			slice: slice("s", "n1", four, tainted(0, "a", resourceapi.DeviceTaintEffectNoSchedule), tainted(1, "a", resourceapi.DeviceTaintEffectNoExecute),
+				tainted(2, "a", resourceapi.DeviceTaintEffectNoSchedule), tainted(2, "b", resourceapi.DeviceTaintEffectNoSchedule)),
+			spec: MatcherSpec{Tolerations: []resourceapi.DeviceToleration{{Key: "a", Operator: resourceapi.DeviceTolerationOpExists, Effect: resourceapi.DeviceTaintEffectNoSchedule}}},
+			want: result{Match: []int{0, 1, 2, 3}, Usable: []int{0, 3}, Tainted: []int{1, 2}},
+		},
+		"taints switched off": {
+			slice: slice("s", "n1", four, tainted(0, "a", resourceapi.DeviceTaintEffectNoSchedule)),
+			spec:  MatcherSpec{IgnoreTaints: true},
+			want:  result{Match: []int{0, 1, 2, 3}, Usable: []int{0, 1, 2, 3}},
+		},
+		"binding conditions refused": {
+			slice: slice("s", "n1", four, func(s *resourceapi.ResourceSlice) { s.Spec.Devices[1].BindingConditions = []string{"x"} }),
+			spec:  MatcherSpec{RefuseBindingConditions: true},
+			want:  result{Match: []int{0, 2, 3}, Usable: []int{0, 2, 3}},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			store.SetSlice(tc.slice)
+			view := store.View()
+			m := matcher(t, view, tc.spec)
+			p := view.ForNode(node("n1")).Pools[0]
+			r := m.On(p)
+			got := result{Match: members(r.Match), Usable: members(r.Usable), Tainted: members(r.Tainted), Errors: members(r.Errors)}
+			got.ByClass, got.BySelector = m.Rejections(p)
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Error(diff)
+			}
+			for _, i := range got.Errors {
+				text, ofClass, err := m.Error(p, i)
+				if text != n+" > 1" || ofClass || err == nil || !strings.Contains(err.Error(), "no such key: n") {
+					t.Errorf("error of device %d: %q, %v, %v", i, text, ofClass, err)
+				}
+			}
+		})
+	}
+}
+
+func TestASelectorIsEvaluatedOncePerSlice(t *testing.T) {
+	store := newStore()
+	store.SetSlice(slice("s", "n1", devices("d0", "d1"), numbered()))
+	store.SetSlice(slice("other", "n1", pool("other", 1, 1)))
+	result := func(spec MatcherSpec) *exprResult {
+		view := store.View()
+		m := matcher(t, view, spec)
+		for _, p := range view.ForNode(node("n1")).Pools {
+			m.On(p)
+		}
+		return view.Pool(PoolID{driver, "n1"}).slices[0].results.get(m.expressions[0].slot)
+	}
+	spec := MatcherSpec{Selectors: []string{n + ` > 0`}, ClassSelectors: nil}
+	first := result(spec)
+	if first == nil {
+		t.Fatal("no result is kept")
+	}
+	// Another request with the same selector, another slice, and then taints on the slice itself.
+	if result(MatcherSpec{ClassSelectors: []string{n + ` > 0`}, Selectors: []string{"true"}}) != first {
+		t.Error("evaluated again for another matcher")
+	}
+	store.SetSlice(slice("other", "n1", pool("other", 2, 1)))
+	store.SetSlice(slice("s", "n1", devices("d0", "d1"), numbered(), tainted(1, "lost", resourceapi.DeviceTaintEffectNoSchedule)))
+	if result(spec) != first {
+		t.Error("evaluated again because of a taint")
+	}
+	store.SetSlice(slice("s", "n1", devices("d0", "d1"), numbered(0)))
+	if result(spec) == first {
+		t.Error("not evaluated again after an attribute changed")
+	}
+}
+
+func TestCachesAreBoundedAndStayRight(t *testing.T) {
+	store := NewStore(Options{Features: DefaultFeatures(), MaxSelectors: 3, MaxMatchers: 2})
+	store.SetSlice(slice("s", "n1", devices("d0", "d1", "d2", "d3", "d4", "d5", "d6", "d7"), numbered()))
+	view := store.View()
+	p := view.ForNode(node("n1")).Pools[0]
+	kept := matcher(t, view, MatcherSpec{Selectors: []string{n + " == 0"}})
+	for round := range 3 {
+		for i := range 8 {
+			m := matcher(t, view, MatcherSpec{Selectors: []string{fmt.Sprintf("%s == %d", n, i)}})
+			if diff := cmp.Diff([]int{i}, members(m.On(p).Match)); diff != "" {
+				t.Errorf("round %d, selector %d: %s", round, i, diff)
+			}
+			if diff := cmp.Diff([]int{0}, members(kept.On(p).Match)); diff != "" {
+				t.Errorf("round %d: the matcher that was kept: %s", round, diff)
+			}
+		}
+	}
+	stats := store.Stats()
+	if stats.Selectors.Entries != 3 || stats.Matchers.Entries != 2 || stats.Matchers.Evicted == 0 {
+		t.Errorf("caches: %+v", stats)
+	}
+}
+
+func TestASelectorThatDoesNotCompileIsNamed(t *testing.T) {
+	_, err := newStore().View().Matcher(MatcherSpec{ClassSelectors: []string{isGPU}, Selectors: []string{"device.nonsense"}})
+	var compileError *CompileError
+	if !errors.As(err, &compileError) || compileError.Expression != "device.nonsense" {
+		t.Errorf("got %v", err)
+	}
+}
+
+func TestDifferentSpecsHaveDifferentMatchers(t *testing.T) {
+	view := newStore().View()
+	toleration := resourceapi.DeviceToleration{Key: "a", Operator: resourceapi.DeviceTolerationOpExists}
+	specs := []MatcherSpec{
+		{},
+		{Selectors: []string{"true"}},
+		{ClassSelectors: []string{"true"}},
+		{Selectors: []string{"true", "true"}},
+		{Tolerations: []resourceapi.DeviceToleration{toleration}},
+		{IgnoreTaints: true},
+		{RefuseBindingConditions: true},
+	}
+	seen := map[*Matcher]int{}
+	for i, spec := range specs {
+		m := matcher(t, view, spec)
+		if j, ok := seen[m]; ok {
+			t.Errorf("specs %d and %d have one matcher", i, j)
+		}
+		seen[m] = i
+		if matcher(t, view, spec) != m {
+			t.Errorf("spec %d has two matchers", i)
+		}
+	}
+}
+
+func TestAttributesAreFoundByTheirFullName(t *testing.T) {
+	store := newStore()
+	store.SetSlice(slice("s", "n1", devices("d0", "d1", "d2"), func(s *resourceapi.ResourceSlice) {
+		s.Spec.Devices[0].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			"a": {StringValue: ptr.To("short")}, "other.com/a": {IntValue: ptr.To(int64(7))},
+		}
+		s.Spec.Devices[1].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			driver + "/a": {BoolValue: ptr.To(true)}, "other.com/a": {VersionValue: ptr.To("1.0.0")},
+		}
+		s.Spec.Devices[2].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"a": {}}
+	}))
+	p := store.View().ForNode(node("n1")).Pools[0]
+	column := func(name resourceapi.FullyQualifiedName) []AttributeValue { return p.Attribute(name).values }
+	if diff := cmp.Diff([]AttributeValue{{Kind: StringKind, String: "short"}, {Kind: BoolKind, Int: 1}, {Kind: UnknownKind}}, column(driver+"/a")); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff([]AttributeValue{{Kind: IntKind, Int: 7}, {Kind: VersionKind, String: "1.0.0"}, {}}, column("other.com/a")); diff != "" {
+		t.Error(diff)
+	}
+	if diff := cmp.Diff(make([]AttributeValue, 3), column("another.com/a")); diff != "" {
+		t.Error(diff)
+	}
+}

@@ -1,0 +1,389 @@
+package inventory
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+const driver = "gpu.example.com"
+
+func newStore() *Store { return NewStore(Options{Features: DefaultFeatures()}) }
+
+func node(name string, labels ...string) *v1.Node {
+	n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{}}}
+	for _, label := range labels {
+		n.Labels[label] = "true"
+	}
+	return n
+}
+
+// slice makes a slice for one node in the pool of the same name.
+func slice(name, nodeName string, modify ...func(*resourceapi.ResourceSlice)) *resourceapi.ResourceSlice {
+	s := &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: name},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: driver, NodeName: ptr.To(nodeName),
+			Pool:    resourceapi.ResourcePool{Name: nodeName, Generation: 1, ResourceSliceCount: 1},
+			Devices: []resourceapi.Device{{Name: name + "-device"}},
+		},
+	}
+	for _, fn := range modify {
+		fn(s)
+	}
+	return s
+}
+
+func pool(name string, generation, count int64) func(*resourceapi.ResourceSlice) {
+	return func(s *resourceapi.ResourceSlice) {
+		s.Spec.Pool = resourceapi.ResourcePool{Name: name, Generation: generation, ResourceSliceCount: count}
+	}
+}
+
+func devices(names ...string) func(*resourceapi.ResourceSlice) {
+	return func(s *resourceapi.ResourceSlice) {
+		s.Spec.Devices = nil
+		for _, name := range names {
+			s.Spec.Devices = append(s.Spec.Devices, resourceapi.Device{Name: name})
+		}
+	}
+}
+
+func allNodes(s *resourceapi.ResourceSlice) { s.Spec.NodeName, s.Spec.AllNodes = nil, ptr.To(true) }
+
+func labelled(label string) *v1.NodeSelector {
+	return &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
+		MatchExpressions: []v1.NodeSelectorRequirement{{Key: label, Operator: v1.NodeSelectorOpExists}},
+	}}}
+}
+
+func nodesWith(label string) func(*resourceapi.ResourceSlice) {
+	return func(s *resourceapi.ResourceSlice) { s.Spec.NodeName, s.Spec.NodeSelector = nil, labelled(label) }
+}
+
+// describe lists what a node can reach: "pool/device" for each device, in order, then the problems.
+func describe(d *NodeDevices) []string {
+	var out []string
+	for _, p := range d.Pools {
+		for i := range p.Len() {
+			if p.visible == nil || p.visible.Has(i) {
+				out = append(out, p.ID().Pool+"/"+p.Device(i).Name)
+			}
+		}
+	}
+	for _, problem := range d.Problems {
+		out = append(out, problem.String())
+	}
+	return out
+}
+
+func TestANodeReachesTheDevicesOfItsPools(t *testing.T) {
+	binding := func(s *resourceapi.ResourceSlice) { s.Spec.Devices[0].BindingConditions = []string{"ready"} }
+	counters := func(name, set string) *resourceapi.ResourceSlice {
+		return slice(name, "n1", pool("n1", 1, 2), func(s *resourceapi.ResourceSlice) {
+			s.Spec.Devices = nil
+			s.Spec.SharedCounters = []resourceapi.CounterSet{{Name: set, Counters: map[string]resourceapi.Counter{"memory": {}}}}
+		})
+	}
+	consuming := func(set, counter string) func(*resourceapi.ResourceSlice) {
+		return func(s *resourceapi.ResourceSlice) {
+			s.Spec.Devices[0].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: map[string]resourceapi.Counter{counter: {}}}}
+		}
+	}
+	perDevice := func(s *resourceapi.ResourceSlice) {
+		s.Spec.NodeName, s.Spec.PerDeviceNodeSelection = nil, ptr.To(true)
+		s.Spec.Devices = []resourceapi.Device{
+			{Name: "here", NodeName: ptr.To("n1")}, {Name: "there", NodeName: ptr.To("n2")},
+			{Name: "fast", NodeSelector: labelled("fast")}, {Name: "everywhere", AllNodes: ptr.To(true)},
+		}
+	}
+	tests := map[string]struct {
+		slices []*resourceapi.ResourceSlice
+		node   *v1.Node
+		want   []string
+	}{
+		"only its own": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1"), slice("b", "n2")},
+			want:   []string{"n1/a-device"},
+		},
+		"slices by name, devices as listed": {
+			slices: []*resourceapi.ResourceSlice{slice("b", "n1", pool("n1", 1, 2), devices("z", "y")), slice("a", "n1", pool("n1", 1, 2), devices("x"))},
+			want:   []string{"n1/x", "n1/z", "n1/y"},
+		},
+		"pools by name, those with binding conditions last": {
+			slices: []*resourceapi.ResourceSlice{slice("s3", "n1", pool("c", 1, 1)), slice("s1", "n1", pool("a", 1, 1), binding), slice("s2", "n1", pool("b", 1, 1), allNodes)},
+			want:   []string{"b/s2-device", "c/s3-device", "a/s1-device"},
+		},
+		"those for all nodes and for its labels": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "", pool("net", 1, 3), allNodes), slice("b", "", pool("net", 1, 3), nodesWith("fast")), slice("c", "", pool("net", 1, 3), nodesWith("slow"))},
+			node:   node("n1", "fast"),
+			want:   []string{"net/a-device", "net/b-device"},
+		},
+		"devices that choose their nodes": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", perDevice)},
+			node:   node("n1", "fast"),
+			want:   []string{"n1/here", "n1/fast", "n1/everywhere"},
+		},
+		"of the highest generation only": {
+			slices: []*resourceapi.ResourceSlice{slice("old", "n1", pool("n1", 1, 1)), slice("new", "n1", pool("n1", 2, 1))},
+			want:   []string{"n1/new-device"},
+		},
+		"none if the newer generation is for another node": {
+			slices: []*resourceapi.ResourceSlice{slice("old", "n1", pool("p", 1, 1)), slice("new", "n2", pool("p", 2, 1))},
+		},
+		"none of an incomplete pool": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("n1", 3, 2)), slice("ok", "n1", pool("z", 1, 1))},
+			want:   []string{"z/ok-device", "pool gpu.example.com/n1 is incomplete: 1 of 2 slices of generation 3"},
+		},
+		"none while a newer generation is incomplete": {
+			slices: []*resourceapi.ResourceSlice{slice("old", "n1", pool("n1", 1, 1)), slice("new", "n1", pool("n1", 2, 2))},
+			want:   []string{"pool gpu.example.com/n1 is incomplete: 1 of 2 slices of generation 2"},
+		},
+		"a pool whose other slices are for other nodes": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("p", 1, 2)), slice("b", "n2", pool("p", 1, 2))},
+			want:   []string{"p/a-device"},
+		},
+		"none of a pool with different counts": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("n1", 1, 2)), slice("b", "n1", pool("n1", 1, 3))},
+			want:   []string{"pool gpu.example.com/n1 is invalid: slices of generation 1 disagree about their number: a says 2, b says 3"},
+		},
+		"none of a pool with a name twice": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("n1", 1, 2), devices("x")), slice("b", "n1", pool("n1", 1, 2), devices("x"))},
+			want:   []string{"pool gpu.example.com/n1 is invalid: duplicate device name x"},
+		},
+		"a name that only another node sees, too": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("p", 1, 2), devices("x")), slice("b", "n2", pool("p", 1, 2), devices("x"))},
+			want:   []string{"p/x"},
+		},
+		"counters that exist": {
+			slices: []*resourceapi.ResourceSlice{counters("a", "set"), slice("b", "n1", pool("n1", 1, 2), consuming("set", "memory"))},
+			want:   []string{"n1/b-device"},
+		},
+		"none of a pool without the counter set": {
+			slices: []*resourceapi.ResourceSlice{counters("a", "other"), slice("b", "n1", pool("n1", 1, 2), consuming("set", "memory"))},
+			want:   []string{"pool gpu.example.com/n1 is invalid: device b-device consumes from counter set set, which does not exist"},
+		},
+		"none of a pool without the counter": {
+			slices: []*resourceapi.ResourceSlice{counters("a", "set"), slice("b", "n1", pool("n1", 1, 2), consuming("set", "cores"))},
+			want:   []string{"pool gpu.example.com/n1 is invalid: device b-device consumes counter cores, which counter set set does not have"},
+		},
+		"none of a pool with a counter set twice": {
+			slices: []*resourceapi.ResourceSlice{counters("a", "set"), counters("b", "set")},
+			want:   []string{"pool gpu.example.com/n1 is invalid: duplicate counter set name set"},
+		},
+		"none of a pool with a bad selector": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("p", 1, 2)), slice("b", "", pool("p", 1, 2), nodesWith("in valid"))},
+			want:   []string{`pool gpu.example.com/p is invalid: slice b: nodeSelector: nodeSelectorTerms[0].matchExpressions[0].key: Invalid value: "in valid": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')`},
+		},
+		"none of a pool with compatibility groups": {
+			slices: []*resourceapi.ResourceSlice{
+				slice("a", "n1", pool("n1", 1, 2)),
+				slice("b", "n1", pool("n1", 1, 2), func(s *resourceapi.ResourceSlice) {
+					s.Spec.Devices[0].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CompatibilityGroups: []string{"x"}}}
+				}),
+			},
+			want: []string{"pool gpu.example.com/n1 is incomplete: 1 of 2 slices of generation 1, 1 ignored because they use compatibility groups, which are not enabled"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if tc.node == nil {
+				tc.node = node("n1")
+			}
+			store := newStore()
+			for _, s := range tc.slices {
+				store.SetSlice(s)
+			}
+			if diff := cmp.Diff(tc.want, describe(store.View().ForNode(tc.node))); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestAViewNeverChanges(t *testing.T) {
+	store := newStore()
+	empty := store.View()
+	store.SetSlice(slice("a", "n1"))
+	store.SetClass(&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: "gpu"}})
+	before := store.View()
+	store.SetSlice(slice("a", "n1", devices("other")))
+	store.SetSlice(slice("b", "n1", pool("net", 1, 1), allNodes))
+	store.DeleteClass("gpu")
+	after := store.View()
+	store.DeleteSlice("a")
+	store.DeleteSlice("b")
+	gone := store.View()
+
+	for i, tc := range []struct {
+		view  *View
+		want  []string
+		class bool
+	}{
+		{empty, nil, false},
+		{before, []string{"n1/a-device"}, true},
+		{after, []string{"n1/other", "net/b-device"}, false},
+		{gone, nil, false},
+	} {
+		if diff := cmp.Diff(tc.want, describe(tc.view.ForNode(node("n1")))); diff != "" {
+			t.Errorf("view %d: %s", i, diff)
+		}
+		if got := tc.view.Class("gpu") != nil; got != tc.class {
+			t.Errorf("view %d: class %v, want %v", i, got, tc.class)
+		}
+	}
+	if n := gone.local.Len() + gone.pools.Len() + len(gone.shared); n != 0 {
+		t.Errorf("%d entries are left of deleted slices", n)
+	}
+	if !slices.IsSorted([]uint64{empty.Generation(), before.Generation(), after.Generation(), gone.Generation()}) {
+		t.Error("generations do not grow")
+	}
+}
+
+func TestAnEventThatChangesNothingKeepsTheView(t *testing.T) {
+	store := newStore()
+	store.SetSlice(slice("a", "n1"))
+	before := store.View()
+	again := slice("a", "n1")
+	again.ResourceVersion = "2"
+	store.SetSlice(again)
+	store.DeleteSlice("unknown")
+	if store.View() != before {
+		t.Error("the view changed")
+	}
+}
+
+func TestOnlyTheChangedPoolIsReplaced(t *testing.T) {
+	store := newStore()
+	store.SetSlice(slice("a", "n1"))
+	store.SetSlice(slice("b", "n2"))
+	before := store.View().ForNode(node("n2"))
+	store.SetSlice(slice("a", "n1", devices("x", "y")))
+	if after := store.View().ForNode(node("n2")); after != before {
+		t.Error("a node that was not touched has new devices")
+	}
+}
+
+func TestNodesThatSeeTheSameShareIt(t *testing.T) {
+	store := newStore()
+	store.SetSlice(slice("a", "", pool("net", 1, 2), nodesWith("fast")))
+	store.SetSlice(slice("b", "", pool("net", 1, 2), allNodes))
+	view := store.View()
+	see := func(n *v1.Node) *NodePool { return view.ForNode(n).Pools[0] }
+	if see(node("n1", "fast")) != see(node("n2", "fast")) || see(node("n3")) != see(node("n4")) {
+		t.Error("equal nodes have different pools")
+	}
+	if see(node("n1", "fast")) == see(node("n3")) {
+		t.Error("different nodes have the same pool")
+	}
+}
+
+// TestTheOrderOfEventsDoesNotMatter compares a store after many random events with one that only ever saw what
+// is left.
+func TestTheOrderOfEventsDoesNotMatter(t *testing.T) {
+	rng := rand.New(rand.NewPCG(1, 2))
+	nodes := []*v1.Node{node("n0"), node("n1", "fast"), node("n2"), node("n3", "fast")}
+	store, exists := newStore(), map[string]*resourceapi.ResourceSlice{}
+	for step := range 3000 {
+		name := fmt.Sprintf("s%d", rng.IntN(8))
+		if rng.IntN(3) == 0 {
+			delete(exists, name)
+			store.DeleteSlice(name)
+		} else {
+			s := slice(name, fmt.Sprintf("n%d", rng.IntN(4)), pool(fmt.Sprintf("p%d", rng.IntN(3)), int64(1+rng.IntN(2)), int64(1+rng.IntN(3))),
+				devices(fmt.Sprintf("d%d", rng.IntN(6)), name))
+			switch rng.IntN(4) {
+			case 0:
+				allNodes(s)
+			case 1:
+				nodesWith("fast")(s)
+			}
+			exists[name] = s
+			store.SetSlice(s)
+		}
+		fresh := newStore()
+		for _, s := range exists {
+			fresh.SetSlice(s)
+		}
+		for _, n := range nodes {
+			want, got := fresh.View().ForNode(n), store.View().ForNode(n)
+			if diff := cmp.Diff(describe(want), describe(got)); diff != "" {
+				t.Fatalf("step %d, node %s: (-fresh, +incremental)\n%s", step, n.Name, diff)
+			}
+		}
+	}
+}
+
+func TestReadersAndWritersAtTheSameTime(t *testing.T) {
+	store := newStore()
+	var writers, readers sync.WaitGroup
+	stop := make(chan struct{})
+	for w := range 2 {
+		writers.Go(func() {
+			for i := range 200 {
+				name := fmt.Sprintf("n%d", (i+w)%5)
+				store.SetSlice(slice(name, name, devices(fmt.Sprintf("d%d", i), "x")))
+				store.SetSlice(slice("net-"+name, "", pool("net-"+name, 1, 1), allNodes, devices(fmt.Sprintf("d%d", i))))
+				store.SetClass(&resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}})
+				if i%7 == 0 {
+					store.DeleteSlice(name)
+				}
+			}
+		})
+	}
+	for range 3 {
+		readers.Go(func() {
+			for {
+				select {
+				case <-stop:
+					return
+				default:
+				}
+				view := store.View()
+				matcher, err := view.Matcher(MatcherSpec{Selectors: []string{`device.driver == "gpu.example.com"`}})
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				for i := range 5 {
+					for _, p := range view.ForNode(node(fmt.Sprintf("n%d", i))).Pools {
+						if matcher.On(p).Match.Count() != p.Len() {
+							t.Error("a device does not match")
+						}
+						p.Attribute("example.com/none")
+						p.Index("x")
+					}
+				}
+			}
+		})
+	}
+	writers.Wait()
+	close(stop)
+	readers.Wait()
+}
+
+// The cost of an event must not grow with the number of nodes.
+func BenchmarkSetSlice(b *testing.B) {
+	for _, n := range []int{500, 5000, 50000} {
+		b.Run(fmt.Sprintf("%dnodes", n), func(b *testing.B) {
+			store := newStore()
+			for i := range n {
+				name := fmt.Sprintf("n%d", i)
+				store.SetSlice(slice(name, name, devices("d0", "d1", "d2", "d3", "d4", "d5", "d6", "d7")))
+			}
+			b.ReportAllocs()
+			b.ResetTimer()
+			for i := range b.N {
+				store.SetSlice(slice("n7", "n7", devices("d0", "d1", "d2", "d3", "d4", "d5", "d6", fmt.Sprintf("d%d", i))))
+			}
+		})
+	}
+}
