@@ -22,11 +22,14 @@ func (a Agent) withDefaults() Agent {
 	return a
 }
 
-// StartAgent starts the node agent; it is an error if one runs. The agent has its own way to be ready, and is not waited for: what it
-// does shows in the node's ResourceSlices.
+// StartAgent starts the node agent and waits until it says that it is ready. It is an error if one runs.
 func (n *Node) StartAgent(ctx context.Context) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	return n.startAgent(ctx)
+}
+
+func (n *Node) startAgent(ctx context.Context) error {
 	if n.agentOpt.Binary == "" {
 		return errors.New("the node was started without an agent binary")
 	}
@@ -43,6 +46,11 @@ func (n *Node) StartAgent(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("making the agent's identity: %w", err)
 	}
+	ports, err := freePorts(1)
+	if err != nil {
+		return err
+	}
+	address := fmt.Sprintf("127.0.0.1:%d", ports[0])
 	path, args := n.enclosure.Wrap(n.agentOpt.Binary, append([]string{
 		"--kubeconfig=" + kubeconfig,
 		"--node-name=" + n.name,
@@ -51,12 +59,14 @@ func (n *Node) StartAgent(ctx context.Context) error {
 		"--cdi-root=" + cdiRoot,
 		"--state-dir=" + n.layout.agentState(),
 		"--dev-root=" + n.layout.devices(),
+		"--health-address=" + address,
 	}, n.agentOpt.Args...)...)
 	n.agent, err = localcluster.StartProcess(ctx, localcluster.Command{
 		Name:    n.name + "-agent",
 		Path:    path,
 		Args:    args,
 		LogFile: n.LogFile("agent"),
+		Ready:   func(ctx context.Context) error { return healthy(ctx, "http://"+address+"/readyz") },
 	})
 	return err
 }

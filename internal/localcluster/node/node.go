@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -18,6 +19,8 @@ import (
 )
 
 const janitorPackage = "stowage.dev/stowage/internal/localcluster/node/enclosure/janitor"
+
+var errStopped = errors.New("the node has been stopped")
 
 // Options say how to start a node.
 type Options struct {
@@ -54,17 +57,16 @@ type Node struct {
 	cgroup   string
 	archive  string // of the test images
 
-	kubeconfig string // of the kubelet
+	mu         sync.Mutex // guards what comes and goes; held while the node starts, as a whole, and while it shuts down
+	kubeconfig string     // of the kubelet
 	enclosure  *enclosure.Enclosure
 	containerd *localcluster.Process
+	kubelet    *localcluster.Process
+	agent      *localcluster.Process
 
-	mu      sync.Mutex // guards the processes that come and go during the node's life
-	kubelet *localcluster.Process
-	agent   *localcluster.Process
-
+	cancel   context.CancelCauseFunc // makes start give up
 	stopOnce sync.Once
 	stopErr  error
-	unhook   func() bool // detaches Stop from the context of Start
 }
 
 // Start starts a node and waits until it is Ready, and until its agent runs. It is stopped by Stop, by the cluster's Stop, or when ctx ends;
@@ -83,10 +85,15 @@ func Start(ctx context.Context, cluster *localcluster.Cluster, options Options) 
 		// Several clusters may run on one machine, and names of nodes repeat.
 		cgroup: fmt.Sprintf("/stowage-%d-%s", os.Getpid(), options.Name),
 	}
-	n.unhook = context.AfterFunc(ctx, func() { n.Stop() })
+	startCtx, cancel := context.WithCancelCause(ctx)
+	n.cancel = cancel
+	context.AfterFunc(ctx, func() { n.Stop() })
 	err := cluster.OnStop("node "+n.name, n.Stop)
 	if err == nil {
-		err = n.start(ctx)
+		err = n.start(startCtx)
+	}
+	if cause := cmp.Or(context.Cause(ctx), context.Cause(startCtx)); err != nil && cause != nil {
+		err = fmt.Errorf("%w: %w", cause, err) // what failed because of that says so only in its own words
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("starting node %s: %w", n.name, err), n.Stop())
@@ -95,6 +102,11 @@ func Start(ctx context.Context, cluster *localcluster.Cluster, options Options) 
 }
 
 func (n *Node) start(ctx context.Context) (err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if err := context.Cause(ctx); err != nil {
+		return err
+	}
 	begin := time.Now()
 	if n.binaries, err = localcluster.EnsureBinaries(ctx, n.cluster.Progress(), localcluster.Node); err != nil {
 		return err
@@ -130,7 +142,7 @@ func (n *Node) start(ctx context.Context) (err error) {
 		return err
 	}
 	if n.agentOpt.Binary != "" {
-		if err := n.StartAgent(ctx); err != nil {
+		if err := n.startAgent(ctx); err != nil {
 			return err
 		}
 	}
@@ -186,7 +198,7 @@ func (n *Node) LogFile(program string) string {
 // for the first.
 func (n *Node) Stop() error {
 	n.stopOnce.Do(func() {
-		n.unhook()
+		n.cancel(errStopped)
 		n.stopErr = n.shutDown()
 		if n.stopErr != nil {
 			n.stopErr = fmt.Errorf("stopping node %s: %w", n.name, n.stopErr)
