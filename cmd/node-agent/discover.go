@@ -1,6 +1,7 @@
 package main
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -24,8 +25,8 @@ func newDiscoverCommand(opts *options) *cobra.Command {
   node-agent discover -o yaml --nvml=sim:dgx-h100 --node-name=node-1`,
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) (err error) {
-			if output != "table" && output != "yaml" {
-				return fmt.Errorf("--output %q: want table or yaml", output)
+			if output != "table" && output != "yaml" && output != "json" {
+				return fmt.Errorf("--output %q: want table, yaml or json", output)
 			}
 			if err := opts.validateHardware(); err != nil {
 				return err
@@ -42,13 +43,17 @@ func newDiscoverCommand(opts *options) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("discover GPUs: %w", err)
 			}
-			if output == "table" {
+			switch output {
+			case "table":
 				return node.PrintTable(cmd.OutOrStdout())
+			case "json":
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(node)
+			default:
+				return printSlices(cmd.OutOrStdout(), opts.nodeName, node)
 			}
-			return printSlices(cmd.OutOrStdout(), opts.nodeName, node)
 		},
 	}
-	cmd.Flags().StringVarP(&output, "output", "o", output, "table or yaml (the ResourceSlices)")
+	cmd.Flags().StringVarP(&output, "output", "o", output, "table, yaml (the ResourceSlices) or json (all that was found)")
 	return cmd
 }
 

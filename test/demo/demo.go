@@ -5,13 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
 	"path/filepath"
 	"strings"
-	"text/tabwriter"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/internal/localcluster"
 	"stowage.dev/stowage/test/lab"
@@ -103,7 +104,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	if err := d.printTable(rows); err != nil {
+	if err := printTable(d.out, rows); err != nil {
 		return err
 	}
 	if err := d.showUnsatisfiable(ctx); err != nil {
@@ -139,8 +140,21 @@ func (d *demo) startCluster(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(d.out, "    logs are in %s\n", d.lab.LogDir())
+	if err := d.logToFile(); err != nil {
+		return err
+	}
 	return d.lab.CreateNamespace(ctx, namespace)
+}
+
+// logToFile keeps what libraries and hollow kubelets log out of the demo's output.
+func (d *demo) logToFile() error {
+	file, err := os.Create(filepath.Join(d.lab.LogDir(), "demo.log"))
+	if err != nil {
+		return err
+	}
+	klog.LogToStderr(false)
+	klog.SetOutput(file)
+	return nil
 }
 
 func (d *demo) startNodes(ctx context.Context) error {
@@ -236,28 +250,6 @@ func (d *demo) readBack(ctx context.Context) ([]lab.Row, error) {
 		return nil, fmt.Errorf("devices are held twice: %v", doubles)
 	}
 	return rows, nil
-}
-
-// printTable prints the rows; it is an error if any of them is not right.
-func (d *demo) printTable(rows []lab.Row) error {
-	fmt.Fprintln(d.out)
-	w := tabwriter.NewWriter(d.out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "POD\tNODE\tCLAIM\tALLOCATED\tSEEN IN CONTAINER")
-	var errs []error
-	for _, row := range rows {
-		seen := row.Seen
-		if row.Err != nil {
-			seen += " MISMATCH"
-			errs = append(errs, fmt.Errorf("pod %s: %w", row.Pod, row.Err))
-		}
-		fmt.Fprintf(w, "%s\t%s\t%s\t%s\t%s\n", row.Pod, row.Node,
-			strings.Join(row.Claims, ","), strings.Join(row.Allocated, " "), seen)
-	}
-	if err := w.Flush(); err != nil {
-		return err
-	}
-	fmt.Fprintln(d.out)
-	return errors.Join(errs...)
 }
 
 // showUnsatisfiable prints why the pod waits that cannot be satisfied.

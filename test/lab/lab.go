@@ -3,10 +3,10 @@ package lab
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os"
 	"os/exec"
 	"path/filepath"
 	"time"
@@ -15,7 +15,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
-	"sigs.k8s.io/yaml"
 
 	"stowage.dev/stowage/internal/localcluster"
 )
@@ -37,7 +36,9 @@ type Lab struct {
 	*localcluster.Cluster
 	options Options
 	client  kubernetes.Interface
-	nodes   map[string]*labNode
+	// scheduler is ours, once it is started.
+	scheduler *localcluster.Scheduler
+	nodes     map[string]*labNode
 	// known caches what discovery says, by node.
 	known map[string]map[string]gpu
 }
@@ -70,10 +71,12 @@ func (l *Lab) Manifest(elem ...string) string {
 // StartStowage starts our scheduler beside no other, with the configuration that
 // a user would install.
 func (l *Lab) StartStowage(ctx context.Context) (*localcluster.Scheduler, error) {
-	return l.StartScheduler(ctx, localcluster.SchedulerOptions{
+	var err error
+	l.scheduler, err = l.StartScheduler(ctx, localcluster.SchedulerOptions{
 		Binary: l.options.Scheduler,
 		Config: l.Manifest("scheduler-config", "second-scheduler.yaml"),
 	})
+	return l.scheduler, err
 }
 
 // WaitForPods waits until every pod of the namespace that the selector matches
@@ -204,7 +207,7 @@ func (l *Lab) WaitForSlices(ctx context.Context, node string, count int) error {
 	return nil
 }
 
-// discovered is the part of `node-agent discover -o yaml` that we read.
+// discovered is the part of `node-agent discover -o json` that we read.
 type discovered struct {
 	GPUs []struct {
 		Name  string `json:"name"`
@@ -219,14 +222,14 @@ func (l *Lab) gpus(ctx context.Context, node *labNode) (map[string]gpu, error) {
 		return known, nil
 	}
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, l.options.Agent, "discover", "-o", "yaml", "--nvml="+node.nvml, "--node-name="+node.name)
+	cmd := exec.CommandContext(ctx, l.options.Agent, "discover", "-o", "json", "--nvml="+node.nvml, "--node-name="+node.name)
 	cmd.Stderr = &stderr
 	output, err := cmd.Output()
 	if err != nil {
 		return nil, fmt.Errorf("discovering the GPUs of node %s: %w: %s", node.name, err, stderr.String())
 	}
 	var found discovered
-	if err := yaml.Unmarshal(output, &found); err != nil {
+	if err := json.Unmarshal(output, &found); err != nil {
 		return nil, fmt.Errorf("reading what discovery printed for node %s: %w", node.name, err)
 	}
 	gpus := map[string]gpu{}
@@ -235,45 +238,4 @@ func (l *Lab) gpus(ctx context.Context, node *labNode) (map[string]gpu, error) {
 	}
 	l.known[node.name] = gpus
 	return gpus, nil
-}
-
-// Leftovers lists what should be gone after all pods and claims are deleted:
-// claims, CDI specs and ledger entries.
-func (l *Lab) Leftovers(ctx context.Context) ([]string, error) {
-	var left []string
-	claims, err := l.client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, metav1.ListOptions{})
-	if err != nil {
-		return nil, err
-	}
-	for _, claim := range claims.Items {
-		left = append(left, "claim "+claim.Namespace+"/"+claim.Name)
-	}
-	for _, node := range l.nodes {
-		for _, pattern := range node.leavings {
-			files, err := filepath.Glob(pattern)
-			if err != nil {
-				return nil, err
-			}
-			for _, file := range files {
-				if info, err := os.Stat(file); err == nil && info.Mode().IsRegular() {
-					left = append(left, "file "+file)
-				}
-			}
-		}
-	}
-	return left, nil
-}
-
-// WaitForNoLeftovers waits until Leftovers lists nothing.
-func (l *Lab) WaitForNoLeftovers(ctx context.Context, timeout time.Duration) error {
-	var left []string
-	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(ctx context.Context) (bool, error) {
-		var err error
-		left, err = l.Leftovers(ctx)
-		return len(left) == 0, err
-	})
-	if err != nil {
-		return fmt.Errorf("waiting for claims, CDI specs and ledger entries to be gone: %w; left: %v", err, left)
-	}
-	return nil
 }
