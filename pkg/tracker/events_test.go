@@ -79,9 +79,19 @@ func TestSubscribersHearOfEveryChangeInOrder(t *testing.T) {
 				{ClaimDeleted, "ub", "6", "", []usage.DeviceID{gpu0, gpu1}},
 			}},
 			{"recreated and moved by a list", func() error {
-				return tr.Store().Replace([]any{claim("a", "ua2", 18, gpu1), claim("c", "uc", 19)}, "20")
+				return tr.Store().Replace([]any{claim("a", "ua2", 18, gpu1), claim("c", "uc", 19), claim("d", "ud", 17), claim("e", "ue", 16)}, "20")
 			}, []told{
-				{ClaimDeleted, "ua", "14", "", []usage.DeviceID{gpu2}}, {ClaimAdded, "ua2", "", "18", nil}, {ClaimAdded, "uc", "", "19", nil},
+				{ClaimDeleted, "ua", "14", "", []usage.DeviceID{gpu2}},
+				{ClaimAdded, "ua2", "", "18", nil},
+				{ClaimAdded, "uc", "", "19", nil},
+				{ClaimAdded, "ud", "", "17", nil},
+				{ClaimAdded, "ue", "", "16", nil},
+			}},
+			{"all gone, by name", func() error { return tr.Store().Replace(nil, "30") }, []told{
+				{ClaimDeleted, "ua2", "18", "", []usage.DeviceID{gpu1}},
+				{ClaimDeleted, "uc", "19", "", nil},
+				{ClaimDeleted, "ud", "17", "", nil},
+				{ClaimDeleted, "ue", "16", "", nil},
 			}},
 		} {
 			must(t, step.do())
