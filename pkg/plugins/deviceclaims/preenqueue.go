@@ -4,12 +4,14 @@ import (
 	"context"
 
 	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
 // PreEnqueue keeps a pod out of the queue until all its claims exist, are its own where they were made from a
-// template, and are not being deleted.
-func (pl *Plugin) PreEnqueue(_ context.Context, pod *v1.Pod) *fwk.Status {
+// template, and are not being deleted. Nothing of that would be seen on the pod, so an event says it.
+func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return nil
 	}
@@ -21,22 +23,36 @@ func (pl *Plugin) PreEnqueue(_ context.Context, pod *v1.Pod) *fwk.Status {
 	if !pl.shared.tracker.HasSynced() {
 		return nil // PreFilter waits and looks
 	}
-	if pl.claimsUsable(pod, names) == nil {
+	if _, err := pl.unusableClaim(pod, names); err == nil {
 		return nil
 	}
 	// Looked at again after the pod has been noted as waiting: a change in between would wake nobody.
 	pl.shared.waiting.addForClaims(pl.handle, pod, namespacedNames(names))
-	if err := pl.claimsUsable(pod, names); err != nil {
+	if name, err := pl.unusableClaim(pod, names); err != nil {
+		pl.reportUnusable(ctx, pod, name, err)
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
 	return nil
 }
 
-func (pl *Plugin) claimsUsable(pod *v1.Pod, names []claimName) error {
+// unusableClaim returns the first claim that the pod cannot use, and why.
+func (pl *Plugin) unusableClaim(pod *v1.Pod, names []claimName) (claimName, error) {
 	for _, name := range names {
 		if _, err := pl.shared.claimOf(pod, name); err != nil {
-			return err
+			return name, err
 		}
 	}
-	return nil
+	return claimName{}, nil
+}
+
+// reportUnusable tells the pod's user why it is not tried. A generated claim that is not there is no news: either
+// the tracker has not seen it yet, or the controller is about to make it again.
+func (pl *Plugin) reportUnusable(ctx context.Context, pod *v1.Pod, name claimName, reason error) {
+	if name.generated {
+		if _, err := pl.shared.tracker.Get(name.Namespace, name.Name); apierrors.IsNotFound(err) {
+			return
+		}
+	}
+	pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(pod, nil, v1.EventTypeWarning, "FailedScheduling", "Scheduling",
+		"waiting: %v", reason)
 }
