@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"slices"
@@ -333,6 +335,13 @@ func TestAnotherPluginForTheDriverIsARivalAndNamed(t *testing.T) {
 			podUID: "pod-2",
 			want:   []string{"another plugin", "nvidia-reg.sock"},
 		},
+		"claims that NVIDIA's driver has prepared": {
+			rival: func(m *machine) {
+				must(m.t, os.Mkdir(m.path("plugins", driver.Name), 0o755))
+				must(m.t, os.WriteFile(m.path("plugins", driver.Name, "checkpoint.json"), []byte("{}"), 0o600))
+			},
+			want: []string{"NVIDIA's DRA driver", "checkpoint.json", "drain"},
+		},
 		"something that does not answer under our name": {
 			rival: func(m *machine) { m.serve(driver.Name+"-x-reg.sock", &registrar{err: errors.New("broken")}) },
 			want:  []string{"does not say what it is", "broken"},
@@ -385,6 +394,60 @@ func TestAnotherPluginForTheDriverIsARivalAndNamed(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestTheSuccessorPublishesWhenTheOldAgentIsGone: of two agents one leads, so that they cannot change slices in
+// turns, and the other one takes over.
+func TestTheSuccessorPublishesWhenTheOldAgentIsGone(t *testing.T) {
+	m := newMachine(t)
+	stopOld := m.run("pod-1")
+	m.waitForGPUs(8)
+	m.run("pod-2")
+	m.register(driver.Name + "-pod-2-reg.sock")
+	must(t, stopOld())
+	list, err := m.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
+	must(t, err)
+	for _, slice := range list.Items {
+		must(t, m.client.ResourceV1().ResourceSlices().Delete(t.Context(), slice.Name, metav1.DeleteOptions{}))
+	}
+	m.waitForGPUs(8)
+}
+
+func TestProbesTellWhatIsReached(t *testing.T) {
+	m := newMachine(t)
+	m.noDriver.Store(true)
+	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancel := context.WithCancel(ctx)
+	agent, err := m.agent(ctx, "")
+	must(t, err)
+	get := func(path string) (int, string) {
+		recorder := httptest.NewRecorder()
+		agent.Status().Handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
+		return recorder.Code, recorder.Body.String()
+	}
+	if code, _ := get("/healthz"); code != http.StatusOK {
+		t.Errorf("/healthz before the start: %d", code)
+	}
+	if code, _ := get("/readyz"); code != http.StatusServiceUnavailable {
+		t.Errorf("/readyz before the start: %d", code)
+	}
+	done := make(chan error)
+	go func() { done <- agent.Run(ctx) }()
+	m.register(driver.Name + "-reg.sock")
+	// Ready without a driver: the kubelet can call.
+	code, body := get("/readyz")
+	want := "[+] ledger read\n[+] serving the kubelet\n[+] registered by the kubelet\n[-] GPUs found\n"
+	if code != http.StatusOK || body != want {
+		t.Errorf("/readyz without a driver: %d\n%s", code, body)
+	}
+	if code, body := get("/metrics"); code != http.StatusOK || !strings.Contains(body, "stowage_agent_") {
+		t.Errorf("/metrics: %d, without metrics of the agent", code)
+	}
+	cancel()
+	must(t, <-done)
+	if code, _ := get("/readyz"); code != http.StatusServiceUnavailable {
+		t.Errorf("/readyz after the stop: %d", code)
 	}
 }
 

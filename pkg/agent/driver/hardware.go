@@ -35,6 +35,7 @@ type Hardware struct {
 	reason  error // why node is nil
 	probes  map[string]*probe
 	changed chan struct{} // closed and replaced when a health changes
+	found   chan struct{} // closed when GPUs are found for the first time
 }
 
 var _ prepare.Hardware = (*Hardware)(nil)
@@ -64,6 +65,7 @@ func NewHardware(open func() (*nvml.Handle, error), c clock.WithTicker) *Hardwar
 		reason:  errors.New("GPUs have not been looked for yet"),
 		probes:  map[string]*probe{},
 		changed: make(chan struct{}),
+		found:   make(chan struct{}),
 	}
 }
 
@@ -94,6 +96,9 @@ func (h *Hardware) discover(ctx context.Context) error {
 			h.reason = err
 		}
 		return err
+	}
+	if h.node == nil {
+		close(h.found)
 	}
 	h.handle, h.node, h.reason = handle, node, nil
 	return nil

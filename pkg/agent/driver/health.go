@@ -56,8 +56,13 @@ func (h *Hardware) health(pool string) ([]kubeletplugin.DeviceHealth, <-chan str
 	return devices, h.changed
 }
 
-// watch probes every offered GPU until ctx ends. A GPU that hangs delays no other.
+// watch probes every offered GPU, once they are found, until ctx ends. A GPU that hangs delays no other.
 func (h *Hardware) watch(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-h.found:
+	}
 	var group sync.WaitGroup
 	defer group.Wait()
 	ticker := h.clock.NewTicker(probeInterval)

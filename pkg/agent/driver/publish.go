@@ -77,10 +77,7 @@ func (p *publisher) discover(ctx context.Context) {
 	for {
 		node, err := p.hardware.Discover(ctx)
 		if err == nil {
-			for _, failure := range node.Failures {
-				logger.Error(failure.Err, "GPU does not answer and is not published", "index", failure.Index, "pciBusID", failure.PCIBusID, "reason", failure.Reason)
-			}
-			logger.Info("GPUs are found", "count", len(node.GPUs), "driverVersion", node.DriverVersion)
+			logger.Info("GPUs are found", "count", len(node.GPUs), "failed", len(node.Failures), "driverVersion", node.DriverVersion)
 			p.status.set(stageGPUs, true)
 			p.want(node.DriverResources(p.nodeName))
 			return

@@ -26,6 +26,10 @@ const (
 	// driver name and socket folder, so neither tells the two apart.
 	identityHeader = "stowage-node-agent"
 
+	// nvidiaCheckpoint is the file in the driver's folder in which NVIDIA's driver keeps prepared claims. Its
+	// GPUs may be in use, and only it knows which.
+	nvidiaCheckpoint = "checkpoint.json"
+
 	rivalTimeout = 2 * time.Second
 )
 
@@ -35,12 +39,16 @@ type RivalError struct {
 	Registrar, Endpoint string
 	// Version is set if the rival is another instance of this program.
 	Version string
+	// Checkpoint is set if the rival does not run but has left a record of prepared claims.
+	Checkpoint string
 	// Err is set if the rival accepts connections but does not answer.
 	Err error
 }
 
 func (e *RivalError) Error() string {
 	switch {
+	case e.Checkpoint != "":
+		return fmt.Sprintf("NVIDIA's DRA driver has left %s, by which it remembers the claims that it has prepared on this node: if it is to be replaced, drain the node and remove the file", e.Checkpoint)
 	case e.Err != nil:
 		return fmt.Sprintf("something serves the registration socket %s for driver %s but does not say what it is: %v; stop it first, the kubelet would hand claims to either", e.Registrar, Name, e.Err)
 	case e.Version != "":
@@ -98,6 +106,10 @@ func (a *Agent) checkRivals(ctx context.Context) error {
 		default:
 			return &RivalError{Registrar: path, Endpoint: info.GetEndpoint(), Version: version}
 		}
+	}
+	checkpoint := filepath.Join(a.pluginDir(), nvidiaCheckpoint)
+	if _, err := os.Stat(checkpoint); err == nil {
+		return &RivalError{Checkpoint: checkpoint}
 	}
 	return a.removeStaleEndpoints(ctx)
 }

@@ -75,7 +75,7 @@ var (
 		Namespace:      "stowage",
 		Subsystem:      "agent",
 		Name:           "call_duration_seconds",
-		Help:           "Time the kubelet's calls took until a claim was done, by operation (prepare, unprepare) and outcome (ok, error).",
+		Help:           "Time that the kubelet's calls took, counted once for each claim of a call, by operation (prepare, unprepare) and outcome (ok, error).",
 		Buckets:        []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 45},
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"operation", "outcome"})

@@ -1,0 +1,85 @@
+package durable_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/durable/durabletest"
+)
+
+// TestAReaderFindsTheOldContentOrTheNew fails or crashes at every file operation of a write.
+func TestAReaderFindsTheOldContentOrTheNew(t *testing.T) {
+	write := func(t *testing.T, faulty *durabletest.Faulty) (path string, err error) {
+		t.Helper()
+		path = filepath.Join(t.TempDir(), "file")
+		if err := durable.WriteFile(durable.OS{}, path, []byte("old"), 0o640); err != nil {
+			t.Fatal(err)
+		}
+		return path, durable.WriteFile(faulty, path, []byte("new"), 0o640)
+	}
+	count := &durabletest.Faulty{FS: durable.OS{}}
+	if _, err := write(t, count); err != nil {
+		t.Fatal(err)
+	}
+	for at := range len(count.Steps()) + 1 {
+		for _, mode := range []durabletest.Mode{durabletest.Fail, durabletest.CrashBefore, durabletest.CrashAfter} {
+			path, err := write(t, &durabletest.Faulty{FS: durable.OS{}, Mode: mode, At: at})
+			got, readErr := os.ReadFile(path)
+			if readErr != nil {
+				t.Fatal(readErr)
+			}
+			if string(got) != "new" && (string(got) != "old" || err == nil) {
+				t.Errorf("%v step %d: content %q after error %v", mode, at, got, err)
+			}
+			info, statErr := os.Stat(path)
+			if statErr != nil || info.Mode().Perm() != 0o640 {
+				t.Errorf("%v step %d: mode %v, %v", mode, at, info.Mode(), statErr)
+			}
+		}
+	}
+}
+
+func TestALockExcludesEverybodyElse(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	var holders, most atomic.Int64
+	var group sync.WaitGroup
+	for range 20 {
+		group.Go(func() {
+			unlock, err := durable.Lock(t.Context(), path)
+			if err != nil {
+				t.Error(err)
+				return
+			}
+			if n := holders.Add(1); n > most.Load() {
+				most.Store(n)
+			}
+			holders.Add(-1)
+			unlock()
+		})
+	}
+	group.Wait()
+	if most.Load() != 1 {
+		t.Errorf("%d held the lock at once", most.Load())
+	}
+}
+
+func TestALockIsNotWaitedForLongerThanTheCallerWants(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "lock")
+	unlock, err := durable.Lock(t.Context(), path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	if _, err := durable.Lock(ctx, path); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("error %v, want the context's", err)
+	}
+}
