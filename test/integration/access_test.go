@@ -1,13 +1,16 @@
 package integration
 
 import (
+	"context"
 	"strings"
 	"testing"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 )
@@ -38,6 +41,7 @@ func TestNodeAgentWritesOnlyItsOwnSlices(t *testing.T) {
 	theirs.Name += "-theirs"
 	w.addSlice(theirs)
 	a, unbound := w.agent("a"), w.agent("")
+	w.awaitPolicy(a, w.slice("b", gpus(h100, 1)...))
 
 	tests := map[string]struct {
 		client  kubernetes.Interface
@@ -73,6 +77,20 @@ func TestNodeAgentWritesOnlyItsOwnSlices(t *testing.T) {
 		})
 	}
 	checkRefused(t, a.ResourceV1().ResourceSlices().Delete(w.ctx, theirs.Name, metav1.DeleteOptions{}), "may not write a ResourceSlice of node")
+}
+
+// awaitPolicy waits until the API server refuses what the admission policy forbids. No object tells when a policy
+// has come into effect, so this is the one place where the tests have to poll.
+func (w *world) awaitPolicy(agent kubernetes.Interface, forbidden *resourceapi.ResourceSlice) {
+	w.t.Helper()
+	var last error
+	err := wait.PollUntilContextTimeout(w.ctx, 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		_, last = agent.ResourceV1().ResourceSlices().Create(ctx, forbidden, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return last != nil, nil
+	})
+	if err != nil {
+		w.t.Fatalf("waiting for the admission policy: %v; last answer: %v", err, last)
+	}
 }
 
 func checkRefused(t *testing.T, err error, message string) {

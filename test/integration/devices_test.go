@@ -7,6 +7,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 )
 
 // product is what the GPUs of one model have in common.
@@ -92,6 +93,9 @@ func (w *world) addNode(suffix string, devices ...resourceapi.Device) *v1.Node {
 	node.Status.Allocatable = node.Status.Capacity
 	node, err := w.client.CoreV1().Nodes().Create(w.ctx, node, metav1.CreateOptions{})
 	w.must(err, "creating node %s", name)
+	// Admission taints every new node as not ready; the controller that takes the taint away takes its time.
+	node, err = w.client.CoreV1().Nodes().Patch(w.ctx, name, types.MergePatchType, []byte(`{"spec":{"taints":null}}`), metav1.PatchOptions{})
+	w.must(err, "removing the taints of node %s", name)
 	w.t.Cleanup(func() { w.cleanUp(w.client.CoreV1().Nodes().Delete, name) })
 	if len(devices) > 0 {
 		w.addSlice(w.slice(suffix, devices...))

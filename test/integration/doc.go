@@ -8,6 +8,6 @@
 // that manifests/ grant, so that they can look into it and make its steps fail. What concerns the
 // process (leader election, refused configurations, the neighbourhood of the stock scheduler) runs the real binary.
 //
-// Nothing here sleeps or polls: tests wait on watches. The scheduler's periodic flush of waiting pods comes
+// Nothing here sleeps: tests wait on watches. The scheduler's periodic flush of waiting pods comes
 // minutes after a test has given up, so a pod that is scheduled was woken by an event.
 package integration

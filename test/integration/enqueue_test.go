@@ -46,7 +46,7 @@ func TestPodDoesNotGetTheClaimOfAnotherPod(t *testing.T) {
 	thief, err = w.client.CoreV1().Pods(w.name).UpdateStatus(w.ctx, thief, metav1.UpdateOptions{})
 	w.must(err, "naming the wrong claim in the second pod's status")
 
-	w.awaitEvent(thief, theirs, "not owned by")
+	w.awaitEvent(thief, theirs, "was not created for")
 	if reserved := w.claim(theirs).Status.ReservedFor; len(reserved) != 1 || reserved[0].Name != "owner" {
 		t.Errorf("claim %s is reserved for %v, want only for its owner", theirs, reserved)
 	}
@@ -175,12 +175,12 @@ func TestWaitingPodIsWokenByItsTemplate(t *testing.T) {
 	}
 }
 
-// The hints also say no: an event that cannot help costs no attempt.
+// The hints also say no: an event that cannot help costs no attempt. This test is not parallel to others: their new
+// slices might help, for all that the scheduler knows.
 func TestWaitingPodIsNotWokenByTheClaimsOfOthers(t *testing.T) {
-	t.Parallel()
 	w := newWorld(t)
-	s := startScheduler(t, w.name, schedulerSetup{})
 	w.addNode("a", gpus(h100, 1)...)
+	s := startScheduler(t, w.name, schedulerSetup{})
 	w.addClaim("big", spec(w.exactly("gpus", 8)))
 	w.addPod("waiting", withClaim("big"))
 	w.awaitUnschedulable("waiting")

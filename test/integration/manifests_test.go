@@ -24,7 +24,7 @@ func TestKustomizationsAreAccepted(t *testing.T) {
 		dir := filepath.Dir(path)
 		t.Run(strings.TrimPrefix(dir, manifests+"/"), func(t *testing.T) {
 			t.Parallel()
-			if out, err := cluster.Kubectl(t.Context(), "apply", "--server-side", "--dry-run=server", "--validate=strict", "-k", dir); err != nil {
+			if out, err := cluster.Kubectl(t.Context(), "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-k", dir); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})
@@ -59,7 +59,7 @@ func TestExamplesAreAccepted(t *testing.T) {
 			if !strings.Contains(string(listed), "- "+name+"\n") {
 				t.Errorf("%s is not listed in the kustomization of the examples", name)
 			}
-			if out, err := cluster.Kubectl(t.Context(), "apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", file); err != nil {
+			if out, err := cluster.Kubectl(t.Context(), "apply", "--server-side", "--force-conflicts", "--dry-run=server", "--validate=strict", "-f", file); err != nil {
 				t.Errorf("%v\n%s", err, out)
 			}
 		})

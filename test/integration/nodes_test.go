@@ -10,13 +10,13 @@ import (
 func TestOnlyNodesWithFreeDevicesAreTried(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	s := startScheduler(t, w.name, schedulerSetup{})
 	for _, suffix := range []string{"a", "b", "c", "d", "e", "f", "g"} {
 		w.addNode(suffix)
 	}
 	w.addNode("held", gpus(h100, 1)...)
 	w.allocate(w.addClaim("holder", spec(w.exactly("gpu", 1))), "held", "gpu-0")
 	w.addNode("free", gpus(h100, 1)...)
+	s := startScheduler(t, w.name, schedulerSetup{}) // when all is there, so that the first attempt finds it
 
 	w.addClaim("wanted", spec(w.exactly("gpu", 1)))
 	w.addPod("pod", withClaim("wanted"))
@@ -48,11 +48,11 @@ func TestBadRequestIsRefusedBeforeAnyNodeIsLookedAt(t *testing.T) {
 func TestEarlierAlternativeWinsAcrossNodes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	startScheduler(t, w.name, schedulerSetup{})
 	for _, suffix := range []string{"a", "b", "c", "d"} {
 		w.addNode(suffix, gpus(a100, 4)...)
 	}
 	w.addNode("hopper", gpus(h100, 3)...)
+	startScheduler(t, w.name, schedulerSetup{}) // when all is there, so that the first pod has the choice
 	w.addTemplate("h100-else-a100", spec(w.oneOf("gpu", h100, a100)))
 
 	// One pod could be lucky; three are not, as other plugins' scores are against a node that has pods already.

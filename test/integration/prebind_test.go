@@ -15,6 +15,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	fwk "k8s.io/kube-scheduler/framework"
+	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
 )
 
 // PreBind: finalizer, allocation and reservation are there when the pod has its node.
@@ -174,7 +175,14 @@ func TestClaimDeletedWhileItsPodIsScheduled(t *testing.T) {
 func TestSignatures(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	s := startScheduler(t, w.name, schedulerSetup{})
+	s := startScheduler(t, w.name, schedulerSetup{edit: func(c *schedulerconfig.KubeSchedulerConfiguration) {
+		// The default constraints of this plugin keep every pod from being signed, with or without ours.
+		for _, p := range c.Profiles[0].PluginConfig {
+			if args, ok := p.Args.(*schedulerconfig.PodTopologySpreadArgs); ok {
+				args.DefaultingType = schedulerconfig.ListDefaulting
+			}
+		}
+	}})
 	sign := func(pod *v1.Pod) string {
 		return string(s.profiles[s.name].SignPod(t.Context(), pod))
 	}

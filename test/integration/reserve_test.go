@@ -168,30 +168,26 @@ func TestClaimOfAPodThatFailsToBindIsRestored(t *testing.T) {
 	})
 }
 
-// Two pods share a claim that is in flight for both; one of them gives up.
-func TestSharedClaimInFlightSurvivesOneOfItsPods(t *testing.T) {
+// A claim in flight for one pod is not decided a second time for another. When the first gives up, the second hears
+// of it and takes the claim.
+func TestSharedClaimInFlightOfAPodThatIsRejected(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	b := newBarrier(only("first", "second"))
+	b := newBarrier(only("first"))
 	startScheduler(t, w.name, schedulerSetup{probe: b.probe})
-	w.addNode("a", gpus(h100, 1)...)
+	w.addNode("a", gpus(h100, 2)...)
 	w.addClaim("shared", spec(w.exactly("gpu", 1)))
 
 	w.addPod("first", withClaim("shared"))
-	first := b.await(w, "first")
+	waiting := b.await(w, "first")
 	w.addPod("second", withClaim("shared"))
-	second := b.await(w, "second")
+	w.awaitUnschedulable("second", "shared", "another pod")
 
-	first.Reject(probeName, "the test says no")
+	waiting.Reject(probeName, "the test says no")
 	w.awaitUnschedulable("first", "the test says no")
-	w.addClaim("other", spec(w.exactly("gpu", 1)))
-	w.addPod("third", withClaim("other"))
-	w.awaitUnschedulable("third")
-
-	second.Allow(probeName)
-	pod := w.awaitBound("second")
+	second := w.awaitBound("second")
 	claim := w.claim("shared")
-	if len(devices(claim)) != 1 || len(claim.Status.ReservedFor) != 1 || claim.Status.ReservedFor[0].UID != pod.UID {
+	if len(devices(claim)) != 1 || len(claim.Status.ReservedFor) != 1 || claim.Status.ReservedFor[0].UID != second.UID {
 		t.Errorf("want one device, reserved for the second pod: %s", describe(claim))
 	}
 }

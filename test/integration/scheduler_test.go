@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 	kubescheduler "k8s.io/kubernetes/pkg/scheduler"
+	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/profile"
 
 	"stowage.dev/stowage/pkg/plugins"
@@ -35,6 +36,7 @@ type schedulerSetup struct {
 	config string                // file; secondScheduler if empty
 	probe  *probe                // a plugin of the test's beside ours
 	wrap   transport.WrapperFunc // between the scheduler's clients and the API server
+	edit   func(*schedulerconfig.KubeSchedulerConfiguration)
 }
 
 // startScheduler runs a scheduler until the test ends. The last profile of the configuration gets the given name
@@ -48,7 +50,7 @@ func startScheduler(t *testing.T, name string, setup schedulerSetup) *scheduler 
 		setup.probe = &probe{}
 	}
 	log := &lockedBuffer{}
-	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(5)))
+	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(4)))
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
 
 	config, err := options.LoadConfigFromFile(logger, setup.config)
@@ -56,6 +58,9 @@ func startScheduler(t *testing.T, name string, setup schedulerSetup) *scheduler 
 		t.Fatalf("loading %s: %v", setup.config, err)
 	}
 	config.Profiles[len(config.Profiles)-1].SchedulerName = name
+	if setup.edit != nil {
+		setup.edit(config)
+	}
 	for i := range config.Profiles {
 		setup.probe.enableIn(&config.Profiles[i])
 	}
