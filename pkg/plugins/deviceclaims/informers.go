@@ -18,7 +18,9 @@ func withSharedSliceIndex(factory informers.SharedInformerFactory) informers.Sha
 	return sliceIndexFactory{factory}
 }
 
-type sliceIndexFactory struct{ informers.SharedInformerFactory }
+type sliceIndexFactory struct {
+	informers.SharedInformerFactory
+}
 
 func (f sliceIndexFactory) Resource() resource.Interface {
 	return sliceIndexGroup{f.SharedInformerFactory.Resource()}

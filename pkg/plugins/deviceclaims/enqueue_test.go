@@ -1,0 +1,157 @@
+package deviceclaims
+
+import (
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/utils/ptr"
+)
+
+func TestPreEnqueue(t *testing.T) {
+	mine := templatePod("mine", "mine-gpu")
+	h := newHarness(t, world{
+		pods: []*v1.Pod{mine},
+		claims: []*resourceapi.ResourceClaim{
+			claim("shared"),
+			claim("mine-gpu", ownedBy(mine)),
+			claim("leaving", deleting),
+		},
+	})
+	tests := map[string]struct {
+		pod  *v1.Pod
+		want string
+	}{
+		"a pod without claims may enter":         {pod: pod("plain")},
+		"a pod with an existing claim may enter": {pod: pod("user", "shared")},
+		"a pod with its own generated claim may enter": {
+			pod: mine,
+		},
+		"a claim still to be made from its template keeps the pod out": {
+			pod:  templatePod("early", ""),
+			want: `spec.resourceClaims[0] "gpu": no claim has been made yet from template "one-gpu"`,
+		},
+		"a missing claim keeps the pod out": {
+			pod:  pod("user", "shared", "missing"),
+			want: `claim team-a/missing does not exist`,
+		},
+		"a generated claim of another pod keeps the pod out": {
+			pod:  templatePod("thief", "mine-gpu"),
+			want: `ResourceClaim team-a/mine-gpu was not created for Pod team-a/thief (Pod is not owner)`,
+		},
+		"a claim being deleted keeps the pod out": {
+			pod:  pod("user", "leaving"),
+			want: `claim team-a/leaving is being deleted`,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			status := h.plugin.PreEnqueue(h.ctx, tc.pod)
+			if diff := cmp.Diff(tc.want, status.Message()); diff != "" {
+				t.Errorf("reason differs (-want +got):\n%s", diff)
+			}
+			if tc.want != "" && status.Code() != fwk.UnschedulableAndUnresolvable {
+				t.Errorf("code %v", status.Code())
+			}
+		})
+	}
+}
+
+func TestSignPod(t *testing.T) {
+	h := newHarness(t, world{})
+	if _, status := h.plugin.SignPod(h.ctx, pod("plain")); !status.IsSuccess() {
+		t.Errorf("a pod without claims is not signed: %v", status)
+	}
+	if _, status := h.plugin.SignPod(h.ctx, pod("user", "c")); status.Code() != fwk.Unschedulable {
+		t.Errorf("a pod with claims is signed: %v", status)
+	}
+}
+
+func TestHints(t *testing.T) {
+	w := twoNodes()
+	w.claims = []*resourceapi.ResourceClaim{claim("free"), claim("bound", allocated("node-c", "gpu-0"))}
+	h := newHarness(t, w)
+	registered, err := h.plugin.EventsToRegister(h.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	hintFor := func(kind fwk.EventResource, action fwk.ActionType) fwk.QueueingHintFn {
+		i := slices.IndexFunc(registered, func(e fwk.ClusterEventWithHint) bool {
+			return e.Event.Resource == kind && e.Event.ActionType&action != 0
+		})
+		if i < 0 {
+			t.Fatalf("no hint for %s", kind)
+		}
+		return registered[i].QueueingHintFn
+	}
+	labelled := func(n *v1.Node) { n.Labels = map[string]string{"rack": "1"} }
+	withGPUs := func(n *v1.Node) { n.Status.Allocatable = v1.ResourceList{"example.com/gpu": resource.MustParse("8")} }
+	extendedClass := func(name string) *resourceapi.DeviceClass {
+		c := class("other")
+		c.Spec.ExtendedResourceName = ptr.To(name)
+		return c
+	}
+
+	tests := map[string]struct {
+		kind     fwk.EventResource
+		action   fwk.ActionType
+		pod      *v1.Pod
+		old, new any
+		want     fwk.QueueingHint
+	}{
+		"the last generated claim's name arrives": {
+			kind: fwk.TargetPod, action: fwk.UpdatePodGeneratedResourceClaim,
+			pod: templatePod("p", ""), old: templatePod("p", ""), new: templatePod("p", "p-gpu"), want: fwk.Queue,
+		},
+		"a generated claim's name is still missing": {
+			kind: fwk.TargetPod, action: fwk.UpdatePodGeneratedResourceClaim,
+			pod: templatePod("p", ""), old: templatePod("p", ""), new: templatePod("p", ""), want: fwk.QueueSkip,
+		},
+		"a node with devices joins": {
+			kind: fwk.Node, action: fwk.Add, pod: pod("p", "free"), new: node("node-a"), want: fwk.Queue,
+		},
+		"a node without devices joins": {
+			kind: fwk.Node, action: fwk.Add, pod: pod("p", "free"), new: node("node-z"), want: fwk.QueueSkip,
+		},
+		"the node of the pod's allocation comes back before its slices": {
+			kind: fwk.Node, action: fwk.Add, pod: pod("p", "bound"), new: node("node-c"), want: fwk.Queue,
+		},
+		"a node with devices changes labels": {
+			kind: fwk.Node, action: fwk.UpdateNodeLabel, pod: pod("p", "free"), old: node("node-a"), new: node("node-a", labelled), want: fwk.Queue,
+		},
+		"a node with devices changes in another way": {
+			kind: fwk.Node, action: fwk.UpdateNodeAllocatable, pod: pod("p", "free"), old: node("node-a"), new: node("node-a", withGPUs), want: fwk.QueueSkip,
+		},
+		"a device plugin registers the pod's extended resource": {
+			kind: fwk.Node, action: fwk.UpdateNodeAllocatable, pod: extendedPod("p", "example.com/gpu"), old: node("node-z"), new: node("node-z", withGPUs), want: fwk.Queue,
+		},
+		"a class no longer stands for the pod's extended resource": {
+			kind: fwk.DeviceClass, action: fwk.Update, pod: extendedPod("p", "example.com/gpu"),
+			old: extendedClass("example.com/gpu"), new: class("other"), want: fwk.Queue,
+		},
+		"a class for another extended resource changes": {
+			kind: fwk.DeviceClass, action: fwk.Update, pod: extendedPod("p", "example.com/gpu"),
+			old: extendedClass("example.com/nic"), new: class("other"), want: fwk.QueueSkip,
+		},
+		"the class behind an implicit extended resource goes": {
+			kind: fwk.DeviceClass, action: fwk.Delete, pod: extendedPod("p", v1.ResourceName(resourceapi.ResourceDeviceClassPrefix+"other")),
+			old: class("other"), want: fwk.Queue,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			got, err := hintFor(tc.kind, tc.action)(klog.FromContext(h.ctx), tc.pod, tc.old, tc.new)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got != tc.want {
+				t.Errorf("hint %v, want %v", got, tc.want)
+			}
+		})
+	}
+}

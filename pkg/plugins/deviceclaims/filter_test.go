@@ -1,0 +1,413 @@
+package deviceclaims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/sets"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+
+	"stowage.dev/stowage/pkg/allocator"
+)
+
+func TestPreFilter(t *testing.T) {
+	fullHouse := func(c *resourceapi.ResourceClaim) {
+		for i := range resourceapi.ResourceClaimReservedForMaxSize {
+			reservedFor(fmt.Sprintf("pod-%d", i))(c)
+		}
+	}
+	w := twoNodes()
+	w.nodes = append(w.nodes, node("node-c"))
+	w.objects = append(w.objects, slice("node-c", device("gpu-0")))
+	w.claims = []*resourceapi.ResourceClaim{
+		claim("free"),
+		claim("flying"),
+		claim("on-a", allocated("node-a", "gpu-0"), reservedFor("somebody")),
+		claim("on-b", allocated("node-b", "gpu-0")),
+		claim("everywhere", allocated("node-b", "gpu-1"), func(c *resourceapi.ResourceClaim) { c.Status.Allocation.NodeSelector = nil }),
+		claim("full", allocated("node-a", "gpu-0"), fullHouse),
+		claim("classless", withClass("nonsense")),
+		claim("unreadable", withSelector(`device.driver ==`)),
+		claim("leaving", deleting),
+		claim("generated", ownedBy(pod("owner"))),
+	}
+	h := newHarness(t, w)
+	h.filterAll(pod("pilot", "flying")).reserve("node-c")
+
+	tests := map[string]struct {
+		pod      *v1.Pod
+		wantCode fwk.Code
+		// want are parts of the reason.
+		want  []string
+		nodes []string
+	}{
+		"a pod without claims is not this plugin's business": {
+			pod: pod("p"), wantCode: fwk.Skip,
+		},
+		"an unallocated claim may go anywhere": {
+			pod: pod("p", "free"),
+		},
+		"an allocated claim leads to its node": {
+			pod: pod("p", "on-a"), nodes: []string{"node-a"},
+		},
+		"an allocated claim without node selector leads nowhere": {
+			pod: pod("p", "everywhere"),
+		},
+		"claims allocated on different nodes leave no node": {
+			pod: pod("p", "on-a", "on-b"), nodes: []string{},
+		},
+		"a claim with as many users as possible is refused to a new one": {
+			pod: pod("p", "full"), wantCode: fwk.UnschedulableAndUnresolvable,
+			want: []string{"claim team-a/full is already reserved for 256 pods, the limit is 256"},
+		},
+		"a claim with as many users as possible is not refused to one of them": {
+			pod: pod("pod-17", "full"), nodes: []string{"node-a"},
+		},
+		"a claim that is being allocated for another pod has to be waited for": {
+			pod: pod("p", "flying"), wantCode: fwk.UnschedulableAndUnresolvable,
+			want: []string{"claim team-a/flying is being allocated for another pod"},
+		},
+		"a class that does not exist is named with claim and request": {
+			pod: pod("p", "classless"), wantCode: fwk.UnschedulableAndUnresolvable,
+			want: []string{"team-a/classless", `"gpu"`, "nonsense"},
+		},
+		"a selector that does not compile is named with claim and request": {
+			pod: pod("p", "unreadable"), wantCode: fwk.UnschedulableAndUnresolvable,
+			want: []string{"team-a/unreadable", `"gpu"`, "selectors[0]", "device.driver =="},
+		},
+		"a claim being deleted is refused": {
+			pod: pod("p", "leaving"), wantCode: fwk.UnschedulableAndUnresolvable,
+			want: []string{"claim team-a/leaving is being deleted"},
+		},
+		"a claim that has gone is refused": {
+			pod: pod("p", "gone"), wantCode: fwk.UnschedulableAndUnresolvable,
+			want: []string{"claim team-a/gone does not exist"},
+		},
+		"a generated claim of another pod is refused": {
+			pod: templatePod("p", "generated"), wantCode: fwk.UnschedulableAndUnresolvable,
+			want: []string{"team-a/generated was not created for Pod team-a/p"},
+		},
+		"a pod with claims for CPU of a node is refused": {
+			pod: func() *v1.Pod {
+				p := pod("p", "free")
+				p.Status.NodeAllocatableResourceClaimStatuses = []v1.NodeAllocatableResourceClaimStatus{{}}
+				return p
+			}(),
+			wantCode: fwk.UnschedulableAndUnresolvable,
+			want:     []string{"nodeAllocatableResourceClaimStatuses"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			a := h.filterAll(tc.pod)
+			if a.preFilter.Code() != tc.wantCode {
+				t.Errorf("code %v, want %v", a.preFilter.Code(), tc.wantCode)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(a.preFilter.Message(), want) {
+					t.Errorf("reason %q does not contain %q", a.preFilter.Message(), want)
+				}
+			}
+			var want *fwk.PreFilterResult
+			if tc.nodes != nil {
+				want = &fwk.PreFilterResult{NodeNames: sets.New(tc.nodes...)}
+			}
+			if diff := cmp.Diff(want, a.limit); diff != "" {
+				t.Errorf("nodes differ (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFilter(t *testing.T) {
+	pluginNode := func(n *v1.Node) { n.Status.Allocatable = v1.ResourceList{"example.com/gpu": resource.MustParse("4")} }
+	w := twoNodes()
+	w.nodes = append(w.nodes, node("node-c"), node("node-d"), node("node-p", pluginNode))
+	incomplete := slice("node-c", device("gpu-0", withModel("A100")))
+	incomplete.Spec.Pool.ResourceSliceCount = 2
+	w.objects = append(w.objects, incomplete, slice("node-d", device("gpu-0"))) // node-d's device has no model
+	w.resolver = map[v1.ResourceName]string{"example.com/gpu": "gpu"}
+	w.claims = []*resourceapi.ResourceClaim{
+		claim("any"),
+		claim("two", func(c *resourceapi.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly.Count = 2 }),
+		claim("model", withSelector(`device.attributes["gpu.example.com"].model in ["A100", "H100"]`)),
+		claim("holder", allocated("node-a", "gpu-0")),
+		claim("labelled", allocated("node-b", "gpu-0"), func(c *resourceapi.ResourceClaim) {
+			c.Status.Allocation.NodeSelector = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
+				MatchExpressions: []v1.NodeSelectorRequirement{{Key: "rack", Operator: v1.NodeSelectorOpExists}},
+			}}}
+		}),
+	}
+	h := newHarness(t, w)
+	tests := map[string]struct {
+		pod  *v1.Pod
+		want map[string]string
+	}{
+		"held devices, an incomplete pool and a missing one rule out their nodes only": {
+			pod: pod("p", "any"),
+			want: map[string]string{
+				"node-a": string(allocator.ReasonHeld),
+				"node-b": "",
+				"node-c": string(allocator.ReasonPool),
+				"node-d": "",
+				"node-p": string(allocator.ReasonNoMatch),
+			},
+		},
+		"a selector that fails on one node's device rules out that node only": {
+			pod: pod("p", "model"),
+			want: map[string]string{
+				"node-a": string(allocator.ReasonHeld),
+				"node-b": "",
+				"node-c": string(allocator.ReasonPool),
+				"node-d": string(allocator.ReasonSelectorError),
+				"node-p": string(allocator.ReasonNoMatch),
+			},
+		},
+		"an allocation that no node satisfies any more rules out all": {
+			pod: pod("p", "labelled"),
+			want: map[string]string{
+				"node-a": reasonElsewhere, "node-b": reasonElsewhere, "node-c": reasonElsewhere, "node-d": reasonElsewhere, "node-p": reasonElsewhere,
+			},
+		},
+		"an extended resource behind which is a class is served by device plugins only": {
+			pod: extendedPod("p", "example.com/gpu"),
+			want: map[string]string{
+				"node-a": "extended resource example.com/gpu is provided by device class gpu, and DeviceClaims does not serve extended resources: use a ResourceClaim",
+				"node-b": "extended resource example.com/gpu is provided by device class gpu, and DeviceClaims does not serve extended resources: use a ResourceClaim",
+				"node-c": "extended resource example.com/gpu is provided by device class gpu, and DeviceClaims does not serve extended resources: use a ResourceClaim",
+				"node-d": "extended resource example.com/gpu is provided by device class gpu, and DeviceClaims does not serve extended resources: use a ResourceClaim",
+				"node-p": "",
+			},
+		},
+		"other extended resources are left to the plugin for requests": {
+			pod:  extendedPod("p", "example.com/nic"),
+			want: map[string]string{"node-a": "", "node-b": "", "node-c": "", "node-d": "", "node-p": ""},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			a := h.filterAll(tc.pod)
+			if !a.preFilter.IsSuccess() {
+				t.Fatalf("PreFilter: %v", a.preFilter)
+			}
+			if diff := cmp.Diff(tc.want, a.filter); diff != "" {
+				t.Errorf("reasons differ (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFilterRefusalsCannotBeResolvedByPreemption(t *testing.T) {
+	w := twoNodes()
+	w.claims = []*resourceapi.ResourceClaim{claim("two", func(c *resourceapi.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly.Count = 3 })}
+	h := newHarness(t, w)
+	a := h.filterAll(pod("p", "two"))
+	for _, node := range h.nodes {
+		if status := h.plugin.Filter(h.ctx, a.state, a.pod, node); status.Code() != fwk.UnschedulableAndUnresolvable {
+			t.Errorf("node %s: %v", node.Node().Name, status)
+		}
+	}
+}
+
+func TestFilterStopsWithItsCaller(t *testing.T) {
+	w := twoNodes()
+	w.claims = []*resourceapi.ResourceClaim{claim("any")}
+	h := newHarness(t, w)
+	a := &attempt{h: h, pod: pod("p", "any"), state: framework.NewCycleState()}
+	if _, status := h.plugin.PreFilter(h.ctx, a.state, a.pod, h.nodes); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	ctx, cancel := context.WithCancelCause(h.ctx)
+	cancel(errors.New("enough nodes found"))
+	status := h.plugin.Filter(ctx, a.state, a.pod, h.nodes[0])
+	if want := "stopped by the caller: enough nodes found"; status.Message() != want {
+		t.Errorf("reason %q, want %q", status.Message(), want)
+	}
+}
+
+func TestCloneKeepsItsFindingsToItself(t *testing.T) {
+	w := twoNodes()
+	w.claims = []*resourceapi.ResourceClaim{claim("preferred", prioritized)}
+	h := newHarness(t, w)
+	a := h.filterAll(pod("p", "preferred"))
+	original, err := readCycle(a.state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cloned, err := readCycle(a.state.Clone())
+	if err != nil {
+		t.Fatal(err)
+	}
+	inherited, _ := cloned.results.get("node-b")
+	want, _ := original.results.get("node-b")
+	if inherited != want || want.score == 0 {
+		t.Errorf("the clone has score %d for node-b, the original %d", inherited.score, want.score)
+	}
+	cloned.results.set("node-b", nodeResult{score: 99})
+	if got, _ := original.results.get("node-b"); got != want {
+		t.Errorf("a result of the clone, %+v, appears in the original", got)
+	}
+}
+
+// prioritized prefers an H100 over any other GPU.
+func prioritized(c *resourceapi.ResourceClaim) {
+	sub := func(name, expression string) resourceapi.DeviceSubRequest {
+		return resourceapi.DeviceSubRequest{
+			Name: name, DeviceClassName: testClass, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+			Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}},
+		}
+	}
+	c.Spec.Devices.Requests = []resourceapi.DeviceRequest{{Name: "gpu", FirstAvailable: []resourceapi.DeviceSubRequest{
+		sub("best", `device.attributes["gpu.example.com"].model == "H100"`),
+		sub("other", `true`),
+	}}}
+}
+
+func TestScorePrefersEarlierAlternatives(t *testing.T) {
+	w := twoNodes()
+	w.claims = []*resourceapi.ResourceClaim{claim("preferred", prioritized)}
+	h := newHarness(t, w)
+	a := h.filterAll(pod("p", "preferred"))
+	var scores fwk.NodeScoreList
+	for _, node := range h.nodes {
+		score, status := h.plugin.Score(h.ctx, a.state, a.pod, node)
+		if !status.IsSuccess() {
+			t.Fatal(status)
+		}
+		scores = append(scores, fwk.NodeScore{Name: node.Node().Name, Score: score})
+	}
+	if status := h.plugin.NormalizeScore(h.ctx, a.state, a.pod, scores); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	// 8 for the first alternative, 7 for the second one, of 8.
+	want := fwk.NodeScoreList{{Name: "node-a", Score: 87}, {Name: "node-b", Score: 100}}
+	if diff := cmp.Diff(want, scores); diff != "" {
+		t.Errorf("scores differ (-want +got):\n%s", diff)
+	}
+}
+
+func TestPostFilter(t *testing.T) {
+	// A device of node-b, which only nodes with a label of their own may use.
+	moved := func(c *resourceapi.ResourceClaim) {
+		allocated("node-b", "gpu-0")(c)
+		c.Status.Allocation.NodeSelector.NodeSelectorTerms[0] = v1.NodeSelectorTerm{
+			MatchExpressions: []v1.NodeSelectorRequirement{{Key: "rack", Operator: v1.NodeSelectorOpExists}},
+		}
+	}
+	tests := map[string]struct {
+		claims   []*resourceapi.ResourceClaim
+		pod      *v1.Pod
+		fault    error
+		wantCode fwk.Code
+		want     []string
+		// gone is the claim that must have lost its allocation.
+		gone string
+	}{
+		"an allocation that pins the pod and is used by nobody else is given up": {
+			claims:   []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), reservedFor("p"))},
+			pod:      pod("p", "mine"),
+			wantCode: fwk.UnschedulableAndUnresolvable,
+			want:     []string{"gave up the allocation of claim team-a/mine"},
+			gone:     "mine",
+		},
+		"an allocation that rules out nodes by labels is given up": {
+			claims:   []*resourceapi.ResourceClaim{claim("mine", moved)},
+			pod:      pod("p", "mine"),
+			wantCode: fwk.UnschedulableAndUnresolvable,
+			want:     []string{"gave up the allocation of claim team-a/mine"},
+			gone:     "mine",
+		},
+		"an allocation that another pod uses stays": {
+			claims:   []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), reservedFor("p", "other"))},
+			pod:      pod("p", "mine"),
+			wantCode: fwk.Unschedulable,
+		},
+		"an allocation that can be used everywhere stays": {
+			claims: []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), func(c *resourceapi.ResourceClaim) {
+				c.Status.Allocation.NodeSelector = nil
+			})},
+			pod:      pod("p", "mine"),
+			wantCode: fwk.Unschedulable,
+		},
+		"without an allocation, the missing devices are explained": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("mine"),
+				claim("holder-a", allocated("node-a", "gpu-0")),
+				claim("holder-b", allocated("node-b", "gpu-0", "gpu-1")),
+			},
+			pod:      pod("p", "mine"),
+			wantCode: fwk.Unschedulable,
+			want:     []string{"gpu", "3", "held"},
+		},
+		"a pod without claims is left to others": {
+			pod:      pod("p"),
+			wantCode: fwk.Unschedulable,
+		},
+		"an API server that fails is an error": {
+			claims:   []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"))},
+			pod:      pod("p", "mine"),
+			fault:    errors.New("no route to host"),
+			wantCode: fwk.Error,
+			want:     []string{"team-a/mine", "no route to host"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.claims, w.pods = tc.claims, []*v1.Pod{tc.pod}
+			h := newHarness(t, w)
+			h.api.onRequest(func(request string) error {
+				if request == "update/status" {
+					return tc.fault
+				}
+				return nil
+			})
+			a := h.filterAll(tc.pod)
+			status := a.postFilter()
+			if status.Code() != tc.wantCode {
+				t.Errorf("code %v, want %v: %s", status.Code(), tc.wantCode, status.Message())
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(status.Message(), want) {
+					t.Errorf("message %q does not contain %q", status.Message(), want)
+				}
+			}
+			for _, c := range tc.claims {
+				stored := h.api.get(c.Name)
+				lost := c.Status.Allocation != nil && stored.Status.Allocation == nil
+				if lost != (c.Name == tc.gone) {
+					t.Errorf("claim %s: allocation given up: %t", c.Name, lost)
+				}
+				if lost && len(stored.Status.ReservedFor)+len(stored.Status.Devices) > 0 {
+					t.Errorf("claim %s keeps a status of users and devices: %+v", c.Name, stored.Status)
+				}
+			}
+			if tc.gone != "" {
+				h.wakes("p")
+			}
+		})
+	}
+}
+
+func TestPostFilterLeavesAClaimThatHasChanged(t *testing.T) {
+	w := twoNodes()
+	w.claims = []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"))}
+	h := newHarness(t, w)
+	a := h.filterAll(pod("p", "mine"))
+	h.api.change("mine", reservedFor("other"))
+	status := a.postFilter()
+	if want := "claim team-a/mine has changed"; status.Code() != fwk.Unschedulable || status.Message() != want {
+		t.Errorf("status %v, want %q", status, want)
+	}
+	if h.api.get("mine").Status.Allocation == nil {
+		t.Error("the allocation is gone although another pod uses it")
+	}
+}

@@ -1,0 +1,66 @@
+package deviceclaims
+
+import (
+	"context"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/klog/v2/ktesting"
+	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
+	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
+
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
+	"k8s.io/kubernetes/pkg/features"
+)
+
+// newPlugin makes a plugin for a scheduler of its own, that ends with the test.
+func newPlugin(t *testing.T, args runtime.Object, shared *Shared) (*Plugin, error) {
+	t.Helper()
+	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancel := context.WithCancel(ctx)
+	client := fake.NewClientset()
+	handle, err := frameworkruntime.NewFramework(ctx, nil, nil,
+		frameworkruntime.WithClientSet(client),
+		frameworkruntime.WithInformerFactory(informers.NewSharedInformerFactory(client, 0)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		cancel()
+		frameworkruntime.WaitForShutdown(handle)
+		shared.stop()
+	})
+	return New(ctx, args, handle, shared)
+}
+
+func TestNewRefusesTheWrongArgs(t *testing.T) {
+	_, err := newPlugin(t, &schedulerconfig.DynamicResourcesArgs{}, NewShared())
+	if err == nil || !strings.Contains(err.Error(), "DynamicResourcesArgs") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestNewRefusesResourcesOfNodes(t *testing.T) {
+	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.DRANodeAllocatableResources, true)
+	_, err := newPlugin(t, nil, NewShared())
+	if err == nil || !strings.Contains(err.Error(), "DRANodeAllocatableResources") {
+		t.Errorf("error %v", err)
+	}
+}
+
+func TestSharedBelongsToOneScheduler(t *testing.T) {
+	shared := NewShared()
+	if _, err := newPlugin(t, nil, shared); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := newPlugin(t, nil, shared); err == nil || !strings.Contains(err.Error(), "another scheduler") {
+		t.Errorf("error %v", err)
+	}
+	if _, err := newPlugin(t, nil, NewShared()); err != nil {
+		t.Errorf("a second scheduler with a Shared of its own: %v", err)
+	}
+}
