@@ -220,6 +220,14 @@ func TestReasonsPerNode(t *testing.T) {
 	other.Spec.Devices = nil
 	badSelector.slices = append(badSelector.slices, other)
 	counters := rig().node("n1", gpus(1, func(_ int, d *resourceapi.Device) { d.AllowMultipleAllocations = ptr.To(true) })...).claim("c", exactly("gpu", 1))
+	counting := rig().node("n1", gpus(1, func(_ int, d *resourceapi.Device) {
+		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "set", Counters: map[string]resourceapi.Counter{"memory": {}}}}
+	})...).claim("c", exactly("gpu", 1))
+	counting.slices[0].Spec.Pool.ResourceSliceCount = 2
+	set := counting.slices[0].DeepCopy()
+	set.Name, set.Spec.Devices = "counters", nil
+	set.Spec.SharedCounters = []resourceapi.CounterSet{{Name: "set", Counters: map[string]resourceapi.Counter{"memory": {}}}}
+	counting.slices = append(counting.slices, set)
 	fewAll := rig().node("n1", gpus(33)...).claim("c", all("gpu"))
 
 	tests := map[string]struct {
@@ -242,6 +250,7 @@ func TestReasonsPerNode(t *testing.T) {
 		"pool has a bad node selector":     {world: badSelector, want: ReasonPool},
 		"selector fails":                   {world: rig().node("n1", gpus(1, without("index", 0))...).claim("c", exactly("gpu", 1, `device.attributes["a.example.com"].index == 0`)), want: ReasonSelectorError},
 		"device with multiple allocations": {world: counters, want: ReasonUnsupported},
+		"device that consumes counters":    {world: counting, want: ReasonUnsupported},
 		"deadline is over":                 {ctx: expired, world: rig().node("n1", gpus(2)...).claim("c", exactly("a", 1), exactly("b", 1)), want: ReasonUndecided},
 	}
 	for name, tc := range tests {
@@ -258,6 +267,38 @@ func TestReasonsPerNode(t *testing.T) {
 				t.Errorf("got %q, resolvable %v; want %q, %v", f, f.Resolvable(), tc.want, tc.resolvable)
 			}
 		})
+	}
+}
+
+// TestAllNeedsEveryPool: what "all devices of the node" are is not known while a pool is incomplete.
+func TestAllNeedsEveryPool(t *testing.T) {
+	w := rig().node("n1", gpus(2)...).claim("c", all("gpu"))
+	other := w.slices[0].DeepCopy()
+	other.Name = "other"
+	other.Spec.Pool = resourceapi.ResourcePool{Name: "other", Generation: 1, ResourceSliceCount: 2}
+	w.slices = append(w.slices, other)
+	_, in := w.compile(t)
+	in.Node = w.nodes[0]
+	for name, decide := range map[string]func(context.Context, Input) Result{"Check": Check, "Allocate": Allocate} {
+		if f := decide(context.Background(), in).Failure; f == nil || f.Reason != ReasonPool {
+			t.Errorf("%s: got %v, want %q", name, f, ReasonPool)
+		}
+	}
+}
+
+func TestUsageDecidesNotWhatWasSeenBefore(t *testing.T) {
+	w := rig().node("n1", gpus(2)...).claim("c", exactly("gpu", 1))
+	_, in := w.compile(t)
+	in.Node = w.nodes[0]
+	for _, tc := range []struct {
+		held []string
+		want string
+	}{{nil, "gpu-0"}, {[]string{"n1/gpu-0"}, "gpu-1"}, {[]string{"n1/gpu-1"}, "gpu-0"}, {[]string{"n1/gpu-0"}, "gpu-1"}, {nil, "gpu-0"}} {
+		w.held = nil
+		in.Usage = w.hold(tc.held...).usage()
+		if got := Allocate(context.Background(), in).Allocations[0].Devices.Results[0].Device; got != tc.want {
+			t.Errorf("held %v: got %s, want %s", tc.held, got, tc.want)
+		}
 	}
 }
 
@@ -371,6 +412,7 @@ func TestImpossibleRequestsEndAtOnce(t *testing.T) {
 	tests := map[string]*world{
 		"21 of 20":                            rig().node("n1", gpus(20)...).claim("c", exactly("gpu", 21)),
 		"21 of 20 in two requests":            rig().node("n1", gpus(20)...).claim("c", exactly("a", 10), exactly("b", 11)),
+		"25 of 24 that all differ":            onlyFlow(),
 		"21 of 20 in 21 claims":               manyClaims(rig().node("n1", gpus(20)...), 21),
 		"4 requests with crossed selectors":   rig().node("n1", gpus(64)...).claim("c", cross("a", 8, 0), cross("b", 8, 0), cross("c", 8, 1), cross("d", 8, 1)),
 		"matchAttribute without solution":     rig().node("n1", gpus(128)...).claim("c", exactly("gpu", 3)).matchAttribute("a.example.com/root"),
@@ -392,6 +434,16 @@ func TestImpossibleRequestsEndAtOnce(t *testing.T) {
 			}
 		})
 	}
+}
+
+// onlyFlow has devices that all differ in an attribute that matters to a third request, and one too few of them
+// for the first two.
+func onlyFlow() *world {
+	w := rig().node("n1", gpus(25)...).claim("c", exactly("a", 12, "true"), exactly("b", 14), exactly("c", 1))
+	w.claims[0].Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{
+		Requests: []string{"c"}, DistinctAttribute: ptr.To(resourceapi.FullyQualifiedName("a.example.com/index")),
+	}}
+	return w
 }
 
 func manyClaims(w *world, n int) *world {

@@ -88,6 +88,11 @@ func (c *constraint) appliesTo(a *alternative) bool {
 // Claims returns the claims in the order of Result.Allocations.
 func (r *Requests) Claims() []*resourceapi.ResourceClaim { return r.objects }
 
+// anyAll tells whether any request asks for all devices.
+func (r *Requests) anyAll() bool {
+	return slices.ContainsFunc(r.lanes, func(a *alternative) bool { return a.all })
+}
+
 // Compile compiles the unallocated claims of one pod against the classes of the view. The error is a
 // [*ClaimError] that names claim, request and field: an unknown class, a selector that does not compile, a
 // request type or a feature that is not known or disabled, more devices than an allocation can list.

@@ -44,66 +44,83 @@ func newUpstream(tb interface{ Fatalf(string, ...any) }, w *world) structured.Al
 // answer, and where there is one the same allocation to the last byte. Where upstream gives the pod up with an
 // error, ours may have an answer, but a valid one.
 func TestFirstFitIsUpstreams(t *testing.T) {
+	differential(t, drawWorld)
+}
+
+// TestFirstFitIsUpstreamsWhereDevicesAreScarce does the same where the first attempt often has to be given up.
+func TestFirstFitIsUpstreamsWhereDevicesAreScarce(t *testing.T) {
+	differential(t, drawTightWorld)
+}
+
+func differential(t *testing.T, draw func(*rapid.T) *world) {
 	if flag.Lookup("rapid.checks").Value.String() == "100" {
 		if err := flag.Set("rapid.checks", "2000"); err != nil {
 			t.Fatal(err)
 		}
 	}
-	var same, refused, recovered, failed, slow int
-	rapid.Check(t, func(t *rapid.T) {
-		w := drawWorld(t)
-		upstream := newUpstream(t, w)
-		view, held := w.store().View(), w.usage()
-		requests, compileErr := Compile(w.claims, view, DefaultFeatures())
-		ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
-		defer cancel()
-		for _, node := range w.nodes {
-			want, wantErr := allocateUpstream(upstream, node, w.claims, 20*time.Millisecond)
-			if compileErr != nil {
-				if wantErr == nil && want != nil {
-					t.Fatalf("does not compile, but upstream has an answer\nerror: %v\n%s", compileErr, w.dump(node))
-				}
-				continue
+	var stats differences
+	rapid.Check(t, func(t *rapid.T) { stats.compare(t, draw(t)) })
+	t.Logf("%+v", stats)
+	if stats.Same < 200 {
+		t.Errorf("only %d allocations were compared", stats.Same)
+	}
+}
+
+// differences counts nodes by the outcome of the comparison.
+type differences struct {
+	// Same allocation; refused by both.
+	Same, Refused int
+	// Where upstream fails with an error: refused, too, or allocated.
+	Failed, Recovered int
+	// Upstream took too long.
+	Slow int
+}
+
+func (d *differences) compare(t *rapid.T, w *world) {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
+	defer cancel()
+	upstream := newUpstream(t, w)
+	view, held := w.store().View(), w.usage()
+	requests, compileErr := Compile(w.claims, view, DefaultFeatures())
+	for _, node := range w.nodes {
+		want, wantErr := allocateUpstream(upstream, node, w.claims, 20*time.Millisecond)
+		if compileErr != nil {
+			if want != nil {
+				t.Fatalf("does not compile, but upstream has an answer\nerror: %v\n%s", compileErr, w.dump(node))
 			}
-			in := Input{Requests: requests, Node: node, Inventory: view, Usage: held}
-			got := Allocate(ctx, in)
-			check := Check(ctx, in)
-			if got.Failure != nil && got.Failure.Reason == ReasonUndecided {
-				t.Fatalf("too slow\n%s", w.dump(node))
-			}
-			if got.Fits() != check.Fits() || got.Score != check.Score {
-				t.Fatalf("Allocate and Check differ: %v and %v\n%s", got, check, w.dump(node))
-			}
-			switch {
-			case got.Fits():
-				if err := validate(w, node, got.Allocations); err != nil {
-					t.Fatalf("invalid allocation: %v\n%s", err, w.dump(node))
-				}
-				if errors.Is(wantErr, context.DeadlineExceeded) {
-					slow++
-					continue
-				}
-				if wantErr != nil {
-					recovered++
-					continue
-				}
-				if diff := cmp.Diff(want, got.Allocations); diff != "" {
-					t.Fatalf("allocation differs (-upstream, +ours):\n%s\n%s", diff, w.dump(node))
-				}
-				same++
-			case want != nil:
-				t.Fatalf("refused: %v, but upstream has an answer:\n%s\n%s", got.Failure, toYAML(want), w.dump(node))
-			case errors.Is(wantErr, context.DeadlineExceeded):
-				slow++
-			case wantErr != nil:
-				failed++
-			default:
-				refused++
+			continue
+		}
+		in := Input{Requests: requests, Node: node, Inventory: view, Usage: held}
+		got, check := Allocate(ctx, in), Check(ctx, in)
+		if got.Fits() != check.Fits() || got.Score != check.Score {
+			t.Fatalf("Allocate and Check differ: %v and %v\n%s", got, check, w.dump(node))
+		}
+		if got.Failure != nil && got.Failure.Reason == ReasonUndecided {
+			t.Fatalf("too slow\n%s", w.dump(node))
+		}
+		if got.Fits() {
+			if err := validate(w, node, got.Allocations); err != nil {
+				t.Fatalf("invalid allocation: %v\n%s", err, w.dump(node))
 			}
 		}
-	})
-	t.Logf("same allocation: %d nodes, refused by both: %d, refused where upstream fails: %d, allocated where upstream fails: %d, upstream too slow: %d",
-		same, refused, failed, recovered, slow)
+		switch {
+		case errors.Is(wantErr, context.DeadlineExceeded):
+			d.Slow++
+		case wantErr != nil && got.Fits():
+			d.Recovered++
+		case wantErr != nil:
+			d.Failed++
+		case got.Fits():
+			if diff := cmp.Diff(want, got.Allocations); diff != "" {
+				t.Fatalf("allocation differs (-upstream, +ours):\n%s\n%s", diff, w.dump(node))
+			}
+			d.Same++
+		case want != nil:
+			t.Fatalf("refused: %v, but upstream has an answer:\n%s\n%s", got.Failure, toYAML(want), w.dump(node))
+		default:
+			d.Refused++
+		}
+	}
 }
 
 // allocateUpstream limits the time: upstream's search is exponential.

@@ -170,7 +170,7 @@ func newFailure(in Input, devices *inventory.NodeDevices, s *search) *Failure {
 		f.Reason, f.SelectorError = ReasonSelectorError, s.selectorError
 	case s != nil && s.tooMany:
 		f.Reason = ReasonTooMany
-	case s != nil && s.poolProblem:
+	case len(devices.Problems) > 0 && in.Requests.anyAll():
 		f.Reason = ReasonPool
 	case worst == fits:
 		f.Reason = ReasonConstraints

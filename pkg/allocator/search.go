@@ -2,9 +2,7 @@ package allocator
 
 import (
 	"context"
-	"math/bits"
 	"slices"
-	"sort"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -60,30 +58,6 @@ type search struct {
 	err           error
 	selectorError *SelectorError
 	tooMany       bool
-	poolProblem   bool
-}
-
-// lane is an alternative on this node.
-type lane struct {
-	// candidates may be picked if nothing picked before forbids it. For a request for all devices these
-	// are the ones to take.
-	candidates bitset.Set
-	// errors are the devices that cannot be judged. Nil if none.
-	errors bitset.Set
-	wanted int
-	// hopeless lanes cannot be satisfied whatever else is picked.
-	hopeless bool
-}
-
-// pick is one device given to one alternative.
-type pick struct {
-	lane   int
-	device int
-}
-
-// binding is the state of one constraint: the values of the devices picked so far.
-type binding struct {
-	values []inventory.AttributeValue
 }
 
 var searches = sync.Pool{New: func() any { return new(search) }}
@@ -227,79 +201,6 @@ func (s *search) begin(order []int) {
 	}
 }
 
-// prepare finds the devices for one alternative. It returns false if the node is out of the question.
-func (s *search) prepare(a *alternative) bool {
-	l := lane{candidates: s.newSet(), wanted: a.count}
-	blocked := false
-	for i, p := range s.pools {
-		match := a.matcher.On(p)
-		base := s.starts[i] / 64
-		if match.Errors != nil {
-			if a.all {
-				return s.fail(a, s.starts[i]+match.Errors.Next(0))
-			}
-			if l.errors == nil {
-				l.errors = s.newSet()
-			}
-			copy(l.errors[base:], match.Errors)
-		}
-		own := l.candidates[base : base+bitset.Words(p.Len())]
-		if a.all {
-			copy(own, match.Match)
-			blocked = blocked || match.Tainted != nil || own.Intersects(p.Advanced()) ||
-				(!a.admin && own.Intersects(held(p, s.in.Usage)))
-			continue
-		}
-		copy(own, match.Usable)
-		own.AndNot(p.Advanced())
-		if !a.admin {
-			taken := held(p, s.in.Usage)
-			own.AndNot(taken)
-			if l.errors != nil {
-				l.errors[base:].AndNot(taken)
-			}
-		}
-	}
-	n := l.candidates.Count()
-	if a.all {
-		if len(s.problems) > 0 {
-			s.poolProblem = true
-			return false
-		}
-		l.wanted = n
-		l.hopeless = blocked || n == 0
-	} else {
-		l.hopeless = n < a.count && l.errors.Empty()
-	}
-	s.lanes = append(s.lanes, l)
-	return true
-}
-
-// enough tells whether each request has an alternative that the node has devices for, and each claim's
-// allocation has room for them.
-func (s *search) enough() bool {
-	for _, c := range s.reqs.claims {
-		least := 0
-		for _, r := range c.requests {
-			alive := false
-			smallest := resourceapi.AllocationResultsMaxSize + 1
-			for _, a := range r.alternatives {
-				alive = alive || !s.lanes[a.lane].hopeless
-				smallest = min(smallest, s.lanes[a.lane].wanted)
-			}
-			if !alive {
-				return false
-			}
-			least += smallest
-		}
-		if least > resourceapi.AllocationResultsMaxSize {
-			s.tooMany = true
-			return false
-		}
-	}
-	return true
-}
-
 // request satisfies the i-th request of the order and all later ones.
 func (s *search) request(i int) bool {
 	if i == len(s.order) {
@@ -413,137 +314,6 @@ func (s *search) takeAll(i int, a *alternative, l *lane) bool {
 		s.unpick(a)
 	}
 	return false
-}
-
-// takenFor are the devices that the alternative cannot have because of earlier picks: those of the whole pod,
-// or with admin access those of the claim.
-func (s *search) takenFor(a *alternative) bitset.Set {
-	if a.admin {
-		return s.takenBy[a.request.claim]
-	}
-	return s.taken
-}
-
-// next is the first device numbered at least from that is a candidate, or would be if it could be judged.
-func (s *search) next(l *lane, taken bitset.Set, from int) int {
-	for w := from / 64; w < s.words; w++ {
-		word := l.candidates[w]
-		if l.errors != nil {
-			word |= l.errors[w]
-		}
-		word &^= taken[w]
-		if w == from/64 {
-			word &= ^uint64(0) << (uint(from) & 63)
-		}
-		if word != 0 {
-			return w*64 + bits.TrailingZeros64(word)
-		}
-	}
-	return -1
-}
-
-func (s *search) countFrom(set, taken bitset.Set, from int) int {
-	n := 0
-	for w := from / 64; w < s.words; w++ {
-		word := set[w] &^ taken[w]
-		if w == from/64 {
-			word &= ^uint64(0) << (uint(from) & 63)
-		}
-		n += bits.OnesCount64(word)
-	}
-	return n
-}
-
-// pick gives the device to the alternative unless a constraint forbids it.
-func (s *search) pick(a *alternative, device int) bool {
-	for i, c := range a.constraints {
-		if !s.bind(c, device) {
-			for _, c := range a.constraints[:i] {
-				s.unbind(c)
-			}
-			return false
-		}
-	}
-	s.taken.Add(device)
-	if len(s.takenBy) > 0 {
-		s.takenBy[a.request.claim].Add(device)
-	}
-	s.used[a.request.claim]++
-	s.picks = append(s.picks, pick{lane: a.lane, device: device})
-	return true
-}
-
-// unpick takes back the last pick, which was for the alternative.
-func (s *search) unpick(a *alternative) {
-	device := s.picks[len(s.picks)-1].device
-	s.picks = s.picks[:len(s.picks)-1]
-	s.used[a.request.claim]--
-	stillTaken := false
-	if len(s.takenBy) > 0 {
-		s.takenBy[a.request.claim].Remove(device)
-		for _, by := range s.takenBy {
-			stillTaken = stillTaken || by.Has(device)
-		}
-	}
-	if !stillTaken {
-		s.taken.Remove(device)
-	}
-	for _, c := range a.constraints {
-		s.unbind(c)
-	}
-}
-
-// bind adds the device's value to the constraint's, if that is permitted.
-func (s *search) bind(c *constraint, device int) bool {
-	value := s.value(c, device)
-	if value.Kind == inventory.NoAttribute {
-		return false
-	}
-	b := &s.bound[c.index]
-	if !admits(c, b.values, value) {
-		return false
-	}
-	b.values = append(b.values, value)
-	return true
-}
-
-func (s *search) unbind(c *constraint) {
-	b := &s.bound[c.index]
-	b.values = b.values[:len(b.values)-1]
-}
-
-// admits tells whether a device with the value may join those with the values that are there. A value of an
-// unknown kind may only come first.
-func admits(c *constraint, have []inventory.AttributeValue, value inventory.AttributeValue) bool {
-	if len(have) == 0 {
-		return true
-	}
-	if value.Kind == inventory.UnknownKind {
-		return false
-	}
-	if !c.distinct {
-		return have[0] == value
-	}
-	for _, other := range have {
-		if other == value {
-			return false
-		}
-	}
-	return true
-}
-
-// value is the device's value of the constraint's attribute.
-func (s *search) value(c *constraint, device int) inventory.AttributeValue {
-	p := s.poolOf(device)
-	return s.pools[p].Attribute(c.attribute).Value(device - s.starts[p])
-}
-
-// poolOf is the index of the pool that the device is in.
-func (s *search) poolOf(device int) int {
-	if len(s.starts) == 1 {
-		return 0
-	}
-	return sort.SearchInts(s.starts, device+1) - 1
 }
 
 // fail ends the search because the alternative needs to judge a device on which a selector fails.

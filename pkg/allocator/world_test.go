@@ -65,6 +65,63 @@ func drawWorld(t *rapid.T) *world {
 	return w
 }
 
+// drawTightWorld draws one node whose few devices barely suffice, or do not, so that the first attempt often leads
+// into a dead end.
+func drawTightWorld(t *rapid.T) *world {
+	w := rig()
+	w.classes[0].Spec.Selectors = nil // selectors fail on attributes of unknown kinds
+	var devices []resourceapi.Device
+	for i := range rapid.SampledFrom([]int{5, 6, 4, 7, 3}).Draw(t, "devices") {
+		device := resourceapi.Device{Name: fmt.Sprintf("device-%d", i), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			"example.com/numa": {IntValue: ptr.To(int64(rapid.IntRange(0, 2).Draw(t, "numa")))},
+			"example.com/link": {StringValue: ptr.To(rapid.SampledFrom([]string{"a", "b"}).Draw(t, "link"))},
+		}}
+		if rapid.IntRange(0, 9).Draw(t, "unknown kind") == 9 {
+			device.Attributes["example.com/link"] = resourceapi.DeviceAttribute{IntValues: []int64{1}}
+		}
+		devices = append(devices, device)
+	}
+	w.node("node", devices...)
+	count := func(label string) int64 { return int64(rapid.SampledFrom([]int{1, 2, 1, 3}).Draw(t, label)) }
+	for i := range rapid.SampledFrom([]int{2, 1, 3}).Draw(t, "claims") {
+		var requests []resourceapi.DeviceRequest
+		var names []string
+		for j := range rapid.SampledFrom([]int{2, 1, 3}).Draw(t, "requests") {
+			request := exactly(fmt.Sprintf("request-%d", j), count("count"))
+			if rapid.IntRange(0, 3).Draw(t, "picky") == 3 {
+				request.Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+					Expression: fmt.Sprintf(`device.attributes["example.com"].numa != %d`, rapid.IntRange(0, 2).Draw(t, "not numa")),
+				}}}
+			}
+			switch rapid.IntRange(0, 9).Draw(t, "kind of request") {
+			case 8:
+				request.Exactly.AdminAccess = ptr.To(true)
+			case 9:
+				request.FirstAvailable = []resourceapi.DeviceSubRequest{
+					{Name: "a", DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count("first")},
+					{Name: "b", DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count("second")},
+				}
+				request.Exactly = nil
+			}
+			requests = append(requests, request)
+			names = append(names, request.Name)
+		}
+		w.claim(fmt.Sprintf("claim-%d", i), requests...)
+		claim := w.claims[len(w.claims)-1]
+		for range rapid.SampledFrom([]int{1, 0, 2}).Draw(t, "constraints") {
+			constraint := resourceapi.DeviceConstraint{Requests: rapid.SliceOfNDistinct(rapid.SampledFrom(names), 0, len(names), rapid.ID[string]).Draw(t, "constrained")}
+			attribute := ptr.To(resourceapi.FullyQualifiedName(rapid.SampledFrom([]string{"example.com/numa", "example.com/link"}).Draw(t, "attribute")))
+			if rapid.IntRange(0, 2).Draw(t, "distinct") == 2 {
+				constraint.DistinctAttribute = attribute
+			} else {
+				constraint.MatchAttribute = attribute
+			}
+			claim.Spec.Devices.Constraints = append(claim.Spec.Devices.Constraints, constraint)
+		}
+	}
+	return w
+}
+
 func config(text string) resourceapi.DeviceConfiguration {
 	return resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: text}}
 }
