@@ -410,14 +410,15 @@ func TestImpossibleRequestsEndAtOnce(t *testing.T) {
 		return exactly(name, 8, fmt.Sprintf(`device.attributes["a.example.com"].index %% %d == %d || device.attributes["a.example.com"].index %% 8 == 7`, mod, rest))
 	}
 	tests := map[string]*world{
-		"21 of 20":                            rig().node("n1", gpus(20)...).claim("c", exactly("gpu", 21)),
-		"21 of 20 in two requests":            rig().node("n1", gpus(20)...).claim("c", exactly("a", 10), exactly("b", 11)),
-		"25 of 24 that all differ":            onlyFlow(),
-		"21 of 20 in 21 claims":               manyClaims(rig().node("n1", gpus(20)...), 21),
-		"4 requests with crossed selectors":   rig().node("n1", gpus(64)...).claim("c", cross("a", 8, 0), cross("b", 8, 0), cross("c", 8, 1), cross("d", 8, 1)),
-		"matchAttribute without solution":     rig().node("n1", gpus(128)...).claim("c", exactly("gpu", 3)).matchAttribute("a.example.com/root"),
-		"matchAttribute, values in two pools": rig().node("n1", gpus(128)...).claim("c", exactly("a", 1), exactly("b", 2)).matchAttribute("a.example.com/root"),
-		"a second claim that cannot be had":   rig().node("n1", gpus(64)...).claim("c", exactly("a", 8), exactly("b", 8)).claim("d", exactly("gpu", 3)).matchAttribute("a.example.com/root"),
+		"21 of 20":                 rig().node("n1", gpus(20)...).claim("c", exactly("gpu", 21)),
+		"21 of 20 in two requests": rig().node("n1", gpus(20)...).claim("c", exactly("a", 10), exactly("b", 11)),
+		"25 of 24 that all differ": onlyFlow(),
+		"12 of 24 equal ones that lead to no second request": jointly(24, 12, false),
+		"21 of 20 in 21 claims":                              manyClaims(rig().node("n1", gpus(20)...), 21),
+		"4 requests with crossed selectors":                  rig().node("n1", gpus(64)...).claim("c", cross("a", 8, 0), cross("b", 8, 0), cross("c", 8, 1), cross("d", 8, 1)),
+		"matchAttribute without solution":                    rig().node("n1", gpus(128)...).claim("c", exactly("gpu", 3)).matchAttribute("a.example.com/root"),
+		"matchAttribute, values in two pools":                rig().node("n1", gpus(128)...).claim("c", exactly("a", 1), exactly("b", 2)).matchAttribute("a.example.com/root"),
+		"a second claim that cannot be had":                  rig().node("n1", gpus(64)...).claim("c", exactly("a", 8), exactly("b", 8)).claim("d", exactly("gpu", 3)).matchAttribute("a.example.com/root"),
 	}
 	for name, w := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -444,6 +445,60 @@ func onlyFlow() *world {
 		Requests: []string{"c"}, DistinctAttribute: ptr.To(resourceapi.FullyQualifiedName("a.example.com/index")),
 	}}
 	return w
+}
+
+// jointly has a first request for some of n equal devices, which are on numa 0, or also for one on numa 1, and a
+// second request on the same numa as the first, for two devices with equal link, equal slot and different rack. On
+// numa 0 there are such for any two of these three, but no two for all; on numa 1 there are.
+func jointly(n, wanted int, also bool) *world {
+	var devices []resourceapi.Device
+	add := func(kind string, numa int64, link, slot, rack string) {
+		devices = append(devices, resourceapi.Device{Name: fmt.Sprintf("device-%d", len(devices)), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			"kind": {StringValue: &kind}, "numa": {IntValue: &numa}, "link": {StringValue: &link}, "slot": {StringValue: &slot}, "rack": {StringValue: &rack},
+		}})
+	}
+	for range n {
+		add("first", 0, "x", "x", "x")
+	}
+	if also {
+		add("first", 1, "x", "x", "x")
+	}
+	add("second", 0, "a", "s", "1")
+	add("second", 0, "a", "s", "1")
+	add("second", 0, "a", "t", "2")
+	add("second", 0, "b", "s", "2")
+	add("second", 1, "a", "s", "1")
+	add("second", 1, "a", "s", "2")
+	of := func(kind string) string { return fmt.Sprintf(`device.attributes["a.example.com"].kind == %q`, kind) }
+	w := rig().node("n1", devices...).claim("c", exactly("first", int64(wanted), of("first")), exactly("second", 2, of("second")))
+	attribute := func(name string) *resourceapi.FullyQualifiedName {
+		return ptr.To(resourceapi.FullyQualifiedName("a.example.com/" + name))
+	}
+	w.claims[0].Spec.Devices.Constraints = []resourceapi.DeviceConstraint{
+		{MatchAttribute: attribute("numa")},
+		{Requests: []string{"second"}, MatchAttribute: attribute("link")},
+		{Requests: []string{"second"}, MatchAttribute: attribute("slot")},
+		{Requests: []string{"second"}, DistinctAttribute: attribute("rack")},
+	}
+	return w
+}
+
+// TestADeadEndHoldsOnlyForTheSameValues: that the second request is impossible on one numa says nothing about another.
+func TestADeadEndHoldsOnlyForTheSameValues(t *testing.T) {
+	w := jointly(2, 1, true)
+	_, in := w.compile(t)
+	in.Node = w.nodes[0]
+	result := Allocate(context.Background(), in)
+	if !result.Fits() {
+		t.Fatal(result.Failure)
+	}
+	want, err := allocateUpstream(newUpstream(t, w), in.Node, w.claims, time.Minute)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, result.Allocations); diff != "" {
+		t.Error(diff)
+	}
 }
 
 func manyClaims(w *world, n int) *world {

@@ -101,8 +101,10 @@ func TestANodeReachesTheDevicesOfItsPools(t *testing.T) {
 	perDevice := func(s *resourceapi.ResourceSlice) {
 		s.Spec.NodeName, s.Spec.PerDeviceNodeSelection = nil, ptr.To(true)
 		s.Spec.Devices = []resourceapi.Device{
-			{Name: "here", NodeName: ptr.To("n1")}, {Name: "there", NodeName: ptr.To("n2")},
-			{Name: "fast", NodeSelector: labelled("fast")}, {Name: "everywhere", AllNodes: ptr.To(true)},
+			{Name: "here", NodeName: ptr.To("n1")},
+			{Name: "there", NodeName: ptr.To("n2")},
+			{Name: "fast", NodeSelector: labelled("fast")},
+			{Name: "everywhere", AllNodes: ptr.To(true)},
 		}
 	}
 	tests := map[string]struct {
