@@ -243,10 +243,8 @@ func (c *compiler) alternative(r *request, object *resourceapi.ResourceClaim, co
 	case resourceapi.DeviceAllocationModeAll:
 		out.all = true
 	case resourceapi.DeviceAllocationModeExactCount:
-		if in.count > math.MaxInt32 {
-			return bad("count", fmt.Sprintf("%d devices are more than the %d that one claim can get", in.count, resourceapi.AllocationResultsMaxSize))
-		}
-		out.count = max(0, int(in.count))
+		// Far more than a claim can get: refused for the claim if there is no smaller alternative.
+		out.count = max(0, int(min(in.count, math.MaxInt32)))
 	default:
 		return bad("allocationMode", fmt.Sprintf("%q is not supported", in.mode))
 	}

@@ -158,10 +158,14 @@ func newFailure(in Input, devices *inventory.NodeDevices, s *search) *Failure {
 	}
 	f.Requests = make([]RequestCounts, 0, len(in.Requests.lanes)*len(devices.Pools))
 	worst := fits
+	var broken *SelectorError
 	for _, r := range in.Requests.requests {
 		best := noMatch
 		for _, a := range r.alternatives {
 			best = max(best, f.count(in, devices, a))
+		}
+		if best == noMatch && broken == nil {
+			broken = firstError(in.Requests, devices, r)
 		}
 		worst = min(worst, best)
 	}
@@ -175,6 +179,8 @@ func newFailure(in Input, devices *inventory.NodeDevices, s *search) *Failure {
 	case worst == fits:
 		f.Reason = ReasonConstraints
 		f.countConstraints(s)
+	case worst == noMatch && broken != nil:
+		f.Reason, f.SelectorError = ReasonSelectorError, broken
 	default:
 		f.Reason = worst.reason()
 		if worst == noMatch && len(devices.Problems) > 0 {
@@ -182,6 +188,26 @@ func newFailure(in Input, devices *inventory.NodeDevices, s *search) *Failure {
 		}
 	}
 	return f
+}
+
+// firstError returns the first device on which a selector of the request failed, if the request would get enough
+// devices were those on which one failed to match.
+func firstError(reqs *Requests, devices *inventory.NodeDevices, r *request) *SelectorError {
+	for _, a := range r.alternatives {
+		possible := 0
+		var first *SelectorError
+		for _, p := range devices.Pools {
+			match := a.matcher.On(p)
+			possible += match.Match.Count() + match.Errors.Count()
+			if first == nil && match.Errors != nil {
+				first = selectorError(reqs, a, p, match.Errors.Next(0))
+			}
+		}
+		if first != nil && possible >= a.count {
+			return first
+		}
+	}
+	return nil
 }
 
 // level is how far an alternative gets on a node, from worst to best.

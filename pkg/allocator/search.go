@@ -207,7 +207,7 @@ func (s *search) request(i int) bool {
 		return true
 	}
 	request := s.reqs.requests[s.order[i]]
-	twin := request.twin && i > 0 && s.order[i-1] == request.index-1
+	twin := request.twin && i > 0 && s.order[i-1] == request.index-1 && !s.orderMatters(request.alternatives[0])
 	var known string
 	if s.classes != nil && !twin && i > 0 {
 		var dead bool
@@ -286,6 +286,19 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 			return false
 		}
 		s.unpick(a)
+	}
+	return false
+}
+
+// orderMatters tells whether a constraint of the alternative meets a value of an unknown kind, which may only come
+// first: then the devices of two equal requests cannot be exchanged.
+func (s *search) orderMatters(a *alternative) bool {
+	for _, c := range a.constraints {
+		for _, p := range s.pools {
+			if p.Attribute(c.attribute).HasUnknown() {
+				return true
+			}
+		}
 	}
 	return false
 }

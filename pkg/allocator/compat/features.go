@@ -1,0 +1,96 @@
+package compat
+
+import (
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/structured"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/inventory"
+)
+
+func inventoryFeatures(f structured.Features) inventory.Features {
+	return inventory.Features{
+		PartitionableDevices: f.PartitionableDevices,
+		ConsumableCapacity:   f.ConsumableCapacity,
+		ListTypeAttributes:   f.ListTypeAttributes,
+		CompatibilityGroups:  f.CompatibilityGroups,
+	}
+}
+
+func allocatorFeatures(f structured.Features) allocator.Features {
+	return allocator.Features{
+		AdminAccess:             f.AdminAccess,
+		PrioritizedList:         f.PrioritizedList,
+		DeviceTaints:            f.DeviceTaints,
+		DeviceBindingConditions: f.DeviceBindingAndStatus,
+	}
+}
+
+// delegatedSlice tells whether the slice uses an alpha feature that only upstream's library has: attributes that
+// are lists, compatibility groups, or node operations that are left out.
+func delegatedSlice(slice *resourceapi.ResourceSlice, f structured.Features) bool {
+	if len(slice.Spec.SkipNodeOperations) > 0 {
+		return true
+	}
+	for i := range slice.Spec.Devices {
+		device := &slice.Spec.Devices[i]
+		if f.CompatibilityGroups {
+			for j := range device.ConsumesCounters {
+				if len(device.ConsumesCounters[j].CompatibilityGroups) > 0 {
+					return true
+				}
+			}
+		}
+		if f.ListTypeAttributes {
+			for _, attribute := range device.Attributes {
+				if len(attribute.IntValues)+len(attribute.BoolValues)+len(attribute.StringValues)+len(attribute.VersionValues) > 0 {
+					return true
+				}
+			}
+		}
+	}
+	return false
+}
+
+// delegatedClaims tells whether a claim uses derived attributes, which only upstream's library has.
+func delegatedClaims(claims []*resourceapi.ResourceClaim, f structured.Features) bool {
+	if !f.DerivedAttributes {
+		return false
+	}
+	for _, claim := range claims {
+		for request := range requestsOf(claim) {
+			if len(request.derived) > 0 {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// hasWholeOutdatedPool tells whether all slices of an outdated generation of some pool are still there. Upstream's
+// library then hands out outdated devices on nodes that the present generation is not for; ours never would.
+func hasWholeOutdatedPool(slices []*resourceapi.ResourceSlice) bool {
+	type generation struct {
+		driver, pool string
+		number       int64
+	}
+	latest := make(map[generation]int64)
+	count := make(map[generation]int64)
+	for _, slice := range slices {
+		pool := &slice.Spec.Pool
+		key := generation{driver: slice.Spec.Driver, pool: pool.Name}
+		latest[key] = max(latest[key], pool.Generation)
+		key.number = pool.Generation
+		count[key]++
+	}
+	for _, slice := range slices {
+		pool := &slice.Spec.Pool
+		key := generation{driver: slice.Spec.Driver, pool: pool.Name}
+		isOutdated := pool.Generation < latest[key]
+		key.number = pool.Generation
+		if isOutdated && count[key] == pool.ResourceSliceCount {
+			return true
+		}
+	}
+	return false
+}
