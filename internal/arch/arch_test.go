@@ -45,8 +45,9 @@ var rooms = []room{
 	{path: "internal/localcluster", may: []string{"pkg/draclient"}},
 	{path: "internal/arch"},
 
-	{path: "test/demo", may: []string{"internal/localcluster"}},
-	{path: "test/e2e", may: []string{"internal/localcluster", "test/demo"}},
+	{path: "test/lab", may: []string{"internal/localcluster"}},
+	{path: "test/demo", may: []string{"internal/localcluster", "test/lab"}},
+	{path: "test/e2e", may: []string{"internal/localcluster", "test/lab"}},
 	{path: "test/integration", may: []string{"internal/localcluster", "pkg/plugins", "pkg/tracker"}},
 }
 

@@ -92,6 +92,7 @@ func (connectionCounter) HandleRPC(context.Context, stats.RPCStats)             
 func (connectionCounter) TagConn(ctx context.Context, _ *stats.ConnTagInfo) context.Context {
 	return ctx
 }
+
 func (c connectionCounter) HandleConn(_ context.Context, s stats.ConnStats) {
 	switch s.(type) {
 	case *stats.ConnBegin:

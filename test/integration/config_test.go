@@ -67,7 +67,7 @@ func TestSchedulerRefusesToStart(t *testing.T) {
   - name: DeviceClaims
     args: {apiVersion: kubescheduler.config.k8s.io/v1, kind: DeviceClaimsArgs, filterTimeuot: 1s}
 `,
-			message: []string{`unknown field "filterTimeuot"`},
+			message: []string{"DeviceClaims", "unknown field", "filterTimeuot"},
 		},
 		"with a bad value": {
 			config: configHead + goodProfile + `  pluginConfig:

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/util/retry"
 	"k8s.io/component-helpers/apimachinery/lease"
 	"k8s.io/utils/clock"
 )
@@ -34,15 +35,20 @@ func (k *Kubelet) registerNode(ctx context.Context) error {
 	for key, value := range k.options.Labels {
 		labels[key] = value
 	}
-	node, err := nodes.Create(ctx, &corev1.Node{
+	_, err := nodes.Create(ctx, &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: k.options.Name, Labels: labels},
 		Status:     k.nodeStatus(),
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		if node, err = nodes.Get(ctx, k.options.Name, metav1.GetOptions{}); err == nil {
+		err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+			node, err := nodes.Get(ctx, k.options.Name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
 			node.Status = k.nodeStatus()
 			_, err = nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{})
-		}
+			return err
+		})
 	}
 	if err != nil {
 		return fmt.Errorf("registering the node: %w", err)

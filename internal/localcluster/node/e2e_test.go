@@ -141,9 +141,13 @@ func TestAContainerSeesTheDevicesOfItsClaimAndNoOther(t *testing.T) {
 	}
 	n := startNode(t, node.Agent{Binary: binary, NVML: "sim:dgx-h100"})
 	device := aDevice(t)
-	allocate(t, "gpu-claim", "gpu-pod", device)
-	createPod(t, newPod("gpu-pod", ptr.To("gpu-claim")))
+	allocate(t, "gpu-claim", device)
+	// Bound only when it may use the claim: a kubelet that was refused a claim tries again after more than a minute.
+	pod := newPod("gpu-pod", ptr.To("gpu-claim"))
+	pod.Spec.NodeName = ""
+	createPod(t, pod)
 	reserve(t, "gpu-claim", "gpu-pod")
+	bind(t, "gpu-pod")
 	waitFor(t, "gpu-pod", running)
 	wantOneGPU := func() {
 		t.Helper()
@@ -261,7 +265,7 @@ func aDevice(t *testing.T) resourceapi.DeviceRequestAllocationResult {
 }
 
 // allocate plays the scheduler: there is none here.
-func allocate(t *testing.T, claim, pod string, device resourceapi.DeviceRequestAllocationResult) {
+func allocate(t *testing.T, claim string, device resourceapi.DeviceRequestAllocationResult) {
 	t.Helper()
 	client := cluster.AdminClient().ResourceV1().ResourceClaims(namespace)
 	object, err := client.Create(t.Context(), &resourceapi.ResourceClaim{
@@ -305,16 +309,28 @@ func reserve(t *testing.T, claim, pod string) {
 	}
 }
 
+func bind(t *testing.T, pod string) {
+	t.Helper()
+	err := cluster.AdminClient().CoreV1().Pods(namespace).Bind(t.Context(), &corev1.Binding{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: pod},
+		Target:     corev1.ObjectReference{Kind: "Node", Name: nodeName},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// readReport waits for the container's print, which may come a moment after the container is reported to run.
 func readReport(t *testing.T, n *node.Node, pod string) *report.Report {
 	t.Helper()
-	log, err := n.PodLogs(t.Context(), namespace, pod, "main")
-	if err != nil {
-		t.Fatal(err)
-	}
-	printed, err := report.Last(strings.NewReader(log))
-	if err != nil {
-		t.Fatal(err)
-	}
+	var printed *report.Report
+	eventually(t, func() error {
+		log, err := n.PodLogs(t.Context(), namespace, pod, "main")
+		if err == nil {
+			printed, err = report.Last(strings.NewReader(log))
+		}
+		return err
+	})
 	return printed
 }
 

@@ -36,7 +36,7 @@ func (n *Node) leftovers() error {
 
 func (n *Node) leftoversNow() error {
 	var errs []error
-	hierarchies, _, err := enclosure.Hierarchies()
+	hierarchies, err := enclosure.Hierarchies()
 	errs = append(errs, err)
 	for _, root := range hierarchies {
 		path := filepath.Join(root, n.cgroup)

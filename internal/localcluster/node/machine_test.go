@@ -83,7 +83,7 @@ func readMachine() (state, error) {
 	for _, route := range routes {
 		s.Routes = append(s.Routes, route.String())
 	}
-	hierarchies, _, err := enclosure.Hierarchies()
+	hierarchies, err := enclosure.Hierarchies()
 	if err != nil {
 		return s, err
 	}

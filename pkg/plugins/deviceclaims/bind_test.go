@@ -137,6 +137,9 @@ func TestPreBindWrites(t *testing.T) {
 				cmpopts.IgnoreFields(resourceapi.ResourceClaimStatus{}, "ReservedFor")); diff != "" {
 				t.Errorf("claim differs (-want +got):\n%s", diff)
 			}
+			if decided := before.Status.Allocation == nil; decided != (got.Status.Allocation.AllocationTimestamp != nil) {
+				t.Errorf("allocation decided here: %t, but its time is %v", decided, got.Status.Allocation.AllocationTimestamp)
+			}
 			if diff := cmp.Diff(tc.wantUsers, usersOf(got)); diff != "" {
 				t.Errorf("users differ (-want +got):\n%s", diff)
 			}
@@ -422,7 +425,7 @@ func TestBindingConditions(t *testing.T) {
 			h.eventually("PreBind waits", clock.HasWaiters)
 			tc.then(h)
 			status := <-done
-			if (status.IsSuccess()) != (tc.want == "") || !strings.Contains(status.Message(), tc.want) {
+			if status.IsSuccess() != (tc.want == "") || !strings.Contains(status.Message(), tc.want) {
 				t.Errorf("status %v, want %q", status, tc.want)
 			}
 			select {

@@ -45,13 +45,16 @@ func (pl *Plugin) unusableClaim(pod *v1.Pod, names []claimName) (claimName, erro
 	return claimName{}, nil
 }
 
-// reportUnusable tells the pod's user why it is not tried. A generated claim that is not there is no news: either
+// reportUnusable tells the pod's user why it is not tried, once for each reason. A generated claim that is not there is no news: either
 // the tracker has not seen it yet, or the controller is about to make it again.
 func (pl *Plugin) reportUnusable(ctx context.Context, pod *v1.Pod, name claimName, reason error) {
 	if name.generated {
 		if _, err := pl.shared.tracker.Get(name.Namespace, name.Name); apierrors.IsNotFound(err) {
 			return
 		}
+	}
+	if !pl.shared.waiting.isNews(pod.UID, reason.Error()) {
+		return
 	}
 	pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(pod, nil, v1.EventTypeWarning, "FailedScheduling", "Scheduling",
 		"waiting: %v", reason)

@@ -26,5 +26,5 @@ func (pl *Plugin) ScoreExtensions() fwk.ScoreExtensions { return pl }
 
 // NormalizeScore scales the scores so that the best node has the maximum.
 func (pl *Plugin) NormalizeScore(_ context.Context, _ fwk.CycleState, _ *v1.Pod, scores fwk.NodeScoreList) *fwk.Status {
-	return helper.DefaultNormalizeScore(fwk.MaxNodeScore, false, scores)
+	return helper.DefaultNormalizeScore(fwk.MaxScore, false, scores)
 }

@@ -46,6 +46,8 @@ type waitingPod struct {
 	claims []types.NamespacedName
 	// devices tells that the pod waits for devices, not only for its claims to exist.
 	devices bool
+	// told is the last reason that an event was made of.
+	told string
 }
 
 func newWaitingPods(lister corelisters.PodLister) *waitingPods {
@@ -72,6 +74,9 @@ func (w *waitingPods) addForDevices(handle fwk.PodActivator, pod *v1.Pod, claims
 func (w *waitingPods) add(p *waitingPod) {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
+	if known := w.pods[p.pod.UID]; known != nil {
+		p.told = known.told
+	}
 	w.removeLocked(p.pod.UID)
 	w.pods[p.pod.UID] = p
 	for _, claim := range p.claims {
@@ -81,6 +86,18 @@ func (w *waitingPods) add(p *waitingPod) {
 		w.byClaim[claim].Insert(p.pod.UID)
 	}
 	waitingPodsGauge.Set(float64(len(w.pods)))
+}
+
+// isNews tells whether the reason why a waiting pod is kept out differs from the one at the last call.
+func (w *waitingPods) isNews(pod types.UID, reason string) bool {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	known := w.pods[pod]
+	if known == nil || known.told == reason {
+		return false
+	}
+	known.told = reason
+	return true
 }
 
 // remove forgets a pod that waits no longer.

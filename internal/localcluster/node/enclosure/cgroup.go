@@ -11,15 +11,19 @@ import (
 	"strings"
 )
 
-// Hierarchies returns the mount points of the machine's cgroup hierarchies: one for each controller set of cgroup v1, or the
-// one of cgroup v2. On a hybrid host the v2 hierarchy, which has no controllers there, is left out.
-func Hierarchies() (mountPoints []string, unified bool, err error) {
+// Hierarchies returns the mount points of all cgroup hierarchies of the machine: one for each controller set of cgroup v1, and that of
+// cgroup v2. A hybrid machine has both; then runc makes its cgroups in every one, and the v2 hierarchy has no controllers.
+func Hierarchies() ([]string, error) {
+	v1, v2, err := hierarchies()
+	return append(v1, v2...), err
+}
+
+func hierarchies() (v1, v2 []string, err error) {
 	file, err := os.Open("/proc/self/mountinfo")
 	if err != nil {
-		return nil, false, err
+		return nil, nil, err
 	}
 	defer file.Close()
-	var v1, v2 []string
 	scanner := bufio.NewScanner(file)
 	for scanner.Scan() {
 		// "36 31 0:33 / /sys/fs/cgroup/devices rw - cgroup cgroup rw,devices": see proc_pid_mountinfo(5).
@@ -36,51 +40,62 @@ func Hierarchies() (mountPoints []string, unified bool, err error) {
 		}
 	}
 	if err := scanner.Err(); err != nil {
-		return nil, false, err
+		return nil, nil, err
 	}
-	switch {
-	case len(v1) > 0:
-		return v1, false, nil
-	case len(v2) > 0:
-		return v2[:1], true, nil
+	if len(v1)+len(v2) == 0 {
+		return nil, nil, errors.New("this machine has no cgroup hierarchy mounted: a real node needs one at /sys/fs/cgroup")
 	}
-	return nil, false, errors.New("this machine has no cgroup hierarchy mounted: a real node needs one at /sys/fs/cgroup")
+	return v1, v2, nil
 }
 
-// makeCgroup makes the cgroup in every hierarchy, ready for children with limits.
+// makeCgroup makes the cgroup wherever there are controllers, ready for children with limits.
 func makeCgroup(cgroup string) error {
-	mountPoints, unified, err := Hierarchies()
+	v1, v2, err := hierarchies()
 	if err != nil {
 		return err
 	}
-	for _, root := range mountPoints {
-		path := filepath.Join(root, cgroup)
-		if unified {
-			if err := delegate(root); err != nil {
-				return err
-			}
+	for _, root := range v1 {
+		if err := makeCgroupV1(root, cgroup); err != nil {
+			return err
 		}
-		if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
-			return fmt.Errorf("making the node's cgroup: %w", err)
+	}
+	if len(v1) > 0 {
+		return nil
+	}
+	root := v2[0]
+	if err := delegate(root); err != nil {
+		return err
+	}
+	if err := mkdir(filepath.Join(root, cgroup)); err != nil {
+		return err
+	}
+	return delegate(filepath.Join(root, cgroup))
+}
+
+func makeCgroupV1(root, cgroup string) error {
+	path := filepath.Join(root, cgroup)
+	if err := mkdir(path); err != nil {
+		return err
+	}
+	// A cpuset of cgroup v1 starts empty, and takes no process before it has both.
+	for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
+		value, err := os.ReadFile(filepath.Join(root, name))
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
 		}
-		if unified {
-			if err := delegate(path); err != nil {
-				return err
-			}
+		if err == nil {
+			err = os.WriteFile(filepath.Join(path, name), value, 0)
 		}
-		// A cpuset of cgroup v1 starts empty, and takes no process before it has both.
-		for _, name := range []string{"cpuset.cpus", "cpuset.mems"} {
-			value, err := os.ReadFile(filepath.Join(root, name))
-			if unified || errors.Is(err, fs.ErrNotExist) {
-				continue
-			}
-			if err == nil {
-				err = os.WriteFile(filepath.Join(path, name), value, 0)
-			}
-			if err != nil {
-				return fmt.Errorf("setting up the node's cpuset cgroup: %w", err)
-			}
+		if err != nil {
+			return fmt.Errorf("setting up the node's cpuset cgroup: %w", err)
 		}
+	}
+	return nil
+}
+
+func mkdir(path string) error {
+	if err := os.Mkdir(path, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
+		return fmt.Errorf("making the node's cgroup: %w", err)
 	}
 	return nil
 }
@@ -103,7 +118,7 @@ func delegate(path string) error {
 
 // removeCgroup removes the cgroup and all below it. Its processes must be gone.
 func removeCgroup(cgroup string) error {
-	mountPoints, _, err := Hierarchies()
+	mountPoints, err := Hierarchies()
 	if err != nil {
 		return err
 	}
@@ -137,7 +152,7 @@ func removeTree(path string) error {
 
 // cgroupProcesses lists the processes in the cgroup and below it, in any hierarchy.
 func cgroupProcesses(cgroup string) ([]int, error) {
-	mountPoints, _, err := Hierarchies()
+	mountPoints, err := Hierarchies()
 	if err != nil {
 		return nil, err
 	}

@@ -107,15 +107,16 @@ func TestStopLeavesNoProcessMountPointOrCgroup(t *testing.T) {
 	if err := contained.Start(); err != nil {
 		t.Fatal(err)
 	}
-	hierarchies, _, err := enclosure.Hierarchies()
+	hierarchies, err := enclosure.Hierarchies()
 	if err != nil {
 		t.Fatal(err)
 	}
-	child := filepath.Join(hierarchies[0], s.cgroup, "pod")
-	if err := os.Mkdir(child, 0o755); err != nil {
-		t.Fatal(err)
+	for _, root := range hierarchies { // as runc does, also where the enclosure itself has made none
+		if err := os.MkdirAll(filepath.Join(root, s.cgroup, "pod"), 0o755); err != nil {
+			t.Fatal(err)
+		}
 	}
-	if err := os.WriteFile(filepath.Join(child, "cgroup.procs"), []byte(fmt.Sprint(contained.Process.Pid)), 0); err != nil {
+	if err := os.WriteFile(filepath.Join(hierarchies[0], s.cgroup, "pod", "cgroup.procs"), []byte(fmt.Sprint(contained.Process.Pid)), 0); err != nil {
 		t.Fatal(err)
 	}
 	pids, err := s.Processes()
@@ -160,7 +161,7 @@ func TestTheJanitorCleansUpAfterAKilledParent(t *testing.T) {
 		t.Fatal(err)
 	}
 	_ = parent.Wait()
-	hierarchies, _, err := enclosure.Hierarchies()
+	hierarchies, err := enclosure.Hierarchies()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -186,6 +187,12 @@ func TestHelperThatMakesAnEnclosureAndWaits(t *testing.T) {
 	sleeper := exec.Command(path, args...)
 	if err := sleeper.Start(); err != nil {
 		t.Fatal(err)
+	}
+	// Until it is inside, the janitor does not know it.
+	for pids := []int(nil); !slices.Contains(pids, sleeper.Process.Pid); {
+		if pids, err = e.Processes(); err != nil {
+			t.Fatal(err)
+		}
 	}
 	fmt.Printf("sleeper %d\n", sleeper.Process.Pid)
 	select {}
