@@ -1,0 +1,82 @@
+package allocator
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+func TestExplainSaysInOneLineWhatIsMissing(t *testing.T) {
+	h100 := `device.attributes["a.example.com"].index >= 6`
+	tests := map[string]struct {
+		world *world
+		want  string
+	}{
+		"held, filtered and tainted": {
+			world: rig().node("n1", gpus(8, taint("gpu-lost", 7))...).hold("n1/gpu-6").claim("train", exactly("gpu", 1, h100)),
+			want:  `request "gpu" of claim train: 1 of 8 gpu.example.com devices held, 6 filtered by selector 'device.attributes["a.example.com"].index >= 6', 1 tainted gpu-lost`,
+		},
+		"free, but not enough on one node": {
+			world: rig().node("n1", gpus(4)...).node("n2", gpus(4)...).hold("n1/gpu-0", "n2/gpu-0").claim("train", exactly("gpu", 4)),
+			want:  `request "gpu" of claim train: 2 of 8 gpu.example.com devices held, 6 free (4 wanted on one node)`,
+		},
+		"no device at all": {
+			world: rig().node("n1").claim("train", exactly("gpu", 1)),
+			want:  `request "gpu" of claim train: no gpu.example.com devices`,
+		},
+		"constraint": {
+			world: rig().node("n1", gpus(8)...).claim("train", exactly("gpu", 4)).matchAttribute("a.example.com/root"),
+			want:  `request "gpu" of claim train: 8 of 8 gpu.example.com devices free (4 wanted on one node); at most 2 free devices of one node share a.example.com/root (claim train wants 4)`,
+		},
+		"two claims want the same devices": {
+			world: rig().node("n1", gpus(3)...).claim("one", exactly("gpu", 2)).claim("two", exactly("gpu", 2)),
+			want: `request "gpu" of claim one: 3 of 3 gpu.example.com devices free (2 wanted on one node); ` +
+				`request "gpu" of claim two: 3 of 3 gpu.example.com devices free (2 wanted on one node); ` +
+				`1 nodes have free devices for each request, but not for all together`,
+		},
+		"selector fails on a device": {
+			world: rig().node("n1", gpus(1, without("index", 0))...).claim("train", exactly("gpu", 1, h100)),
+			want: `request "gpu" of claim train: 1 of 1 gpu.example.com devices failing a selector; ` +
+				`claim default/train, request "gpu": selector 'device.attributes["a.example.com"].index >= 6' failed on device a.example.com/n1/gpu-0: no such key: index. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields`,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			requests, failures := tc.world.failures(t, context.Background())
+			if len(failures) != len(tc.world.nodes) {
+				t.Fatalf("%d of %d nodes refused", len(failures), len(tc.world.nodes))
+			}
+			if diff := cmp.Diff(tc.want, Explain(requests, maps.All(failures))); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
+func TestExplainIsBoundedAndCountsASharedPoolOnce(t *testing.T) {
+	w := rig().node("n1", gpus(2)...)
+	w.slices[0].Spec.NodeName, w.slices[0].Spec.AllNodes = nil, ptr.To(true)
+	w.nodes = append(w.nodes, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}})
+	w.claim("train", exactly("gpu", 3))
+	requests, failures := w.failures(t, context.Background())
+	want := `request "gpu" of claim train: 2 of 2 gpu.example.com devices free (3 wanted on one node)`
+	if diff := cmp.Diff(want, Explain(requests, maps.All(failures))); diff != "" {
+		t.Error(diff)
+	}
+
+	w.claims = nil
+	for i := range 20 {
+		w.claim(fmt.Sprintf("claim-%d", i), exactly("gpu", 3, strings.Repeat("!", 400)+"false"))
+	}
+	requests, failures = w.failures(t, context.Background())
+	if n := len(Explain(requests, maps.All(failures))); n > maxExplanation {
+		t.Errorf("explanation has %d bytes, want at most %d", n, maxExplanation)
+	}
+}
