@@ -53,7 +53,7 @@ func TestExplainSaysInOneLineWhatIsMissing(t *testing.T) {
 			if len(failures) != len(tc.world.nodes) {
 				t.Fatalf("%d of %d nodes refused", len(failures), len(tc.world.nodes))
 			}
-			if diff := cmp.Diff(tc.want, Explain(requests, maps.All(failures))); diff != "" {
+			if diff := cmp.Diff(tc.want, Explain(requests, maps.All(failures)).String()); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -67,7 +67,7 @@ func TestExplainIsBoundedAndCountsASharedPoolOnce(t *testing.T) {
 	w.claim("train", exactly("gpu", 3))
 	requests, failures := w.failures(t, context.Background())
 	want := `request "gpu" of claim train: 2 of 2 gpu.example.com devices free (3 wanted on one node)`
-	if diff := cmp.Diff(want, Explain(requests, maps.All(failures))); diff != "" {
+	if diff := cmp.Diff(want, Explain(requests, maps.All(failures)).String()); diff != "" {
 		t.Error(diff)
 	}
 
@@ -76,7 +76,7 @@ func TestExplainIsBoundedAndCountsASharedPoolOnce(t *testing.T) {
 		w.claim(fmt.Sprintf("claim-%d", i), exactly("gpu", 3, strings.Repeat("!", 400)+"false"))
 	}
 	requests, failures = w.failures(t, context.Background())
-	if n := len(Explain(requests, maps.All(failures))); n > maxExplanation {
+	if n := len(Explain(requests, maps.All(failures)).String()); n > maxExplanation {
 		t.Errorf("explanation has %d bytes, want at most %d", n, maxExplanation)
 	}
 }

@@ -48,7 +48,7 @@ func (f *Failure) Resolvable() bool {
 		return true
 	case ReasonConstraints:
 		for i := range f.Requests {
-			if f.Requests[i].Held > 0 {
+			if c := &f.Requests[i]; c.Held+c.Exhausted > 0 {
 				return true
 			}
 		}
@@ -58,16 +58,23 @@ func (f *Failure) Resolvable() bool {
 
 // String is the reason with what is known about this node, for logs.
 func (f *Failure) String() string {
-	text := string(f.Reason)
+	if detail := f.detail(); detail != "" {
+		return string(f.Reason) + ": " + detail
+	}
+	return string(f.Reason)
+}
+
+// detail is what the reason does not say.
+func (f *Failure) detail() string {
 	switch {
 	case f.SelectorError != nil:
-		text += ": " + f.SelectorError.Error()
+		return f.SelectorError.Error()
 	case f.Err != nil:
-		text += ": " + f.Err.Error()
+		return f.Err.Error()
 	case f.Reason == ReasonPool && len(f.Pools) > 0:
-		text += ": " + f.Pools[0].String()
+		return f.Pools[0].String()
 	}
-	return text
+	return ""
 }
 
 // RequestCounts says how the devices of one pool of the node look to one request alternative. Every device
@@ -93,12 +100,14 @@ type RequestCounts struct {
 	Matching int
 	// Held have a holder. Always 0 for admin access.
 	Held int
+	// Exhausted have less left of a shared counter or of their capacity than the request needs.
+	Exhausted int
 	// Tainted have a taint that is not tolerated; Taints counts by the key of the first such taint.
 	Tainted int
 	Taints  map[string]int
 	// Unsupported need a feature that is not supported: shared counters or multiple allocations.
 	Unsupported int
-	// Free is Matching without Held, Tainted and Unsupported.
+	// Free is Matching without Held, Exhausted, Tainted and Unsupported.
 	Free int
 }
 
@@ -126,12 +135,15 @@ type SelectorError struct {
 }
 
 func (e *SelectorError) Error() string {
-	of := ""
-	if e.Class != "" {
-		of = fmt.Sprintf(" of device class %q", e.Class)
+	explanation := e.explanation()
+	return explanation.String()
+}
+
+func (e *SelectorError) explanation() SelectorErrorExplanation {
+	return SelectorErrorExplanation{
+		Namespace: e.Namespace, Claim: e.Claim, Request: e.Request, DeviceClass: e.Class, Expression: e.Expression,
+		Driver: e.Driver, Pool: e.Pool, Device: e.Device, Message: fmt.Sprint(e.Err),
 	}
-	return fmt.Sprintf("claim %s/%s, request %q: selector %s%s failed on device %s/%s/%s: %v",
-		e.Namespace, e.Claim, e.Request, quote(e.Expression), of, e.Driver, e.Pool, e.Device, e.Err)
 }
 
 func (e *SelectorError) Unwrap() error { return e.Err }

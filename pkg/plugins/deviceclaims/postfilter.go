@@ -45,7 +45,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		}
 	}
 	if c.requests != nil {
-		if explanation := allocator.Explain(c.requests, c.results.failures()); explanation != "" {
+		if explanation := allocator.Explain(c.requests, c.results.failures()).String(); explanation != "" {
 			return nil, fwk.NewStatus(fwk.Unschedulable, explanation)
 		}
 	}
