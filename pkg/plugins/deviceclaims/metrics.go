@@ -49,6 +49,7 @@ var (
 
 var registerMetrics = sync.OnceFunc(func() {
 	legacyregistry.MustRegister(allocationsTotal, allocationDuration, claimWritesTotal, waitingPodsGauge)
+	legacyregistry.CustomMustRegister(caches)
 })
 
 func allocationResult(err error) string {

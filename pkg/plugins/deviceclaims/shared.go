@@ -67,6 +67,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle) error {
 		ListTypeAttributes:   enabled(features.DRAListTypeAttributes),
 		CompatibilityGroups:  enabled(features.DRADeviceCompatibilityGroups),
 	}})
+	caches.store.Store(s.store)
 	s.waiting = newWaitingPods(s.factory.Core().V1().Pods().Lister())
 
 	var err error
