@@ -345,7 +345,19 @@ func TestPostFilter(t *testing.T) {
 			},
 			pod:      pod("p", "mine"),
 			wantCode: fwk.Unschedulable,
-			want:     []string{"gpu", "3", "held"},
+			want: []string{
+				`request "gpu" of claim mine: 3 of 3 gpu devices held`, "node node-a would do without claim team-a/holder-a",
+			},
+		},
+		"the pod's own claims are not among those whose release would help": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("first", allocated("node-b", "gpu-0"), reservedFor("p", "other")),
+				claim("second"),
+				claim("stranger", allocated("node-b", "gpu-1")),
+			},
+			pod:      pod("p", "first", "second"),
+			wantCode: fwk.Unschedulable,
+			want:     []string{"node node-b would do without claim team-a/stranger"},
 		},
 		"a pod without claims is left to others": {
 			pod:      pod("p"),
