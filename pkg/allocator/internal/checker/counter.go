@@ -14,9 +14,9 @@ func (c *check) counters(grants []*grant) {
 	type counter struct{ set, name string }
 	for _, p := range c.touched(grants) {
 		consumed := make(map[counter]*big.Rat)
-		asked := make(map[counter]bool) // by a device that is given now
+		asked := make(map[counter]bool) // by a device that was not in use before
 		for _, d := range c.inUse(p, grants) {
-			given := slices.ContainsFunc(grants, func(g *grant) bool { return g.device == d && !g.isAdmin() })
+			begins := c.begins(p, d, grants)
 			for _, consumption := range d.ConsumesCounters {
 				for name, value := range consumption.Counters {
 					key := counter{consumption.CounterSet, name}
@@ -24,7 +24,7 @@ func (c *check) counters(grants []*grant) {
 						consumed[key] = new(big.Rat)
 					}
 					consumed[key].Add(consumed[key], exact(value.Value))
-					asked[key] = asked[key] || given
+					asked[key] = asked[key] || begins
 				}
 			}
 		}
@@ -50,14 +50,18 @@ func (c *check) compatibilityGroups(grants []*grant) {
 			}
 		}
 		for set, users := range groups {
-			isTouched := slices.ContainsFunc(grants, func(g *grant) bool {
-				return g.id.poolID == p.id && !g.isAdmin() && g.device.consumesFrom(set)
-			})
+			isTouched := slices.ContainsFunc(p.devices, func(d *device) bool { return d.consumesFrom(set) && c.begins(p, d, grants) })
 			if isTouched && !compatible(users) {
 				c.violation("pool %v: devices that are not compatible would use counter set %s: %v", p.id, set, users)
 			}
 		}
 	}
+}
+
+// begins tells whether the device is given now and was not in use before. A further share of a device takes no more
+// of its counters.
+func (c *check) begins(p *pool, d *device, grants []*grant) bool {
+	return !c.isHeld(deviceID{p.id, d.Name}) && slices.ContainsFunc(grants, func(g *grant) bool { return g.device == d && !g.isAdmin() })
 }
 
 func (d *device) consumesFrom(set string) bool {
