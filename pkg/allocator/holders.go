@@ -82,7 +82,7 @@ func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Fail
 	return found
 }
 
-// Blockers says whose release would make the node usable. It is nil if the release of all holders would not, or if
+// Blockers says whose release would make a node usable that was refused. It is nil if the release of all holders would not, or if
 // ctx or the options did not leave enough time to tell.
 func Blockers(ctx context.Context, in Input, opts HolderOptions) *NodeHolders {
 	opts.setDefaults()
@@ -96,6 +96,8 @@ func Blockers(ctx context.Context, in Input, opts HolderOptions) *NodeHolders {
 			return slices.ContainsFunc(released, func(i int) bool { return holders[i].UID == claim.UID })
 		})
 		switch result := Check(ctx, in); {
+		case ctx.Err() != nil:
+			return unknown
 		case result.Fits():
 			return yes
 		case result.Failure.Reason == ReasonUndecided:
