@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
@@ -46,6 +47,24 @@ func TestExplainSaysInOneLineWhatIsMissing(t *testing.T) {
 			want: `request "gpu" of claim train: 1 of 1 gpu.example.com devices failing a selector; ` +
 				`claim default/train, request "gpu": selector 'device.attributes["a.example.com"].index >= 6' failed on device a.example.com/n1/gpu-0: no such key: index. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields`,
 		},
+	}
+	var choices resourceapi.DeviceRequest
+	choices.Name = "gpu"
+	for i, selector := range []string{"index > 90", "index > 80", "index == 1", "index > 70", "index == 2", "index > 60"} {
+		sub := exactly("", 1, `device.attributes["a.example.com"].`+selector).Exactly
+		choices.FirstAvailable = append(choices.FirstAvailable, resourceapi.DeviceSubRequest{
+			Name: fmt.Sprintf("choice-%d", i), DeviceClassName: sub.DeviceClassName, AllocationMode: sub.AllocationMode, Count: 1, Selectors: sub.Selectors,
+		})
+	}
+	tests["of many alternatives those that match something"] = struct {
+		world *world
+		want  string
+	}{
+		world: rig().node("n1", gpus(3)...).hold("n1/gpu-1", "n1/gpu-2").claim("train", choices, exactly("other", 4)),
+		want: `request "gpu/choice-2" of claim train: 1 of 3 gpu.example.com devices held, 2 filtered by selector 'device.attributes["a.example.com"].index == 1'; ` +
+			`request "gpu/choice-4" of claim train: 1 of 3 gpu.example.com devices held, 2 filtered by selector 'device.attributes["a.example.com"].index == 2'; ` +
+			`request "gpu/choice-0" of claim train: 3 of 3 gpu.example.com devices filtered by selector 'device.attributes["a.example.com"].index > 90' (and 3 more alternatives); ` +
+			`request "other" of claim train: 2 of 3 gpu.example.com devices held, 1 free (4 wanted on one node)`,
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -14,7 +15,7 @@ import (
 const (
 	maxExplanation = 800
 	maxQuoted      = 80
-	maxNamed       = 3 // claims named in the line
+	maxNamed       = 3 // alternatives of one request, and claims of one node, that are named
 )
 
 // String is the explanation in one line for a person, of at most 800 bytes: what a user can change about the
@@ -23,10 +24,7 @@ func (e *Explanation) String() string {
 	if e.Nodes == 0 {
 		return ""
 	}
-	var facts []string
-	for i := range e.Requests {
-		facts = append(facts, e.Requests[i].String())
-	}
+	facts := e.describeRequests()
 	for _, c := range e.Constraints {
 		facts = append(facts, fmt.Sprintf("at most %d free devices of one node share %s (claim %s wants %d)",
 			c.Best, clip(string(c.Attribute), maxQuoted), clip(c.Claim, maxQuoted), c.Wanted))
@@ -47,6 +45,37 @@ func (e *Explanation) String() string {
 		text += "; " + fact
 	}
 	return clip(strings.TrimPrefix(text, "; "), maxExplanation)
+}
+
+// describeRequests describes all requests; of those with many alternatives the first that match anything, then
+// others.
+func (e *Explanation) describeRequests() []string {
+	var facts []string
+	for rest := e.Requests; len(rest) > 0; {
+		alternatives := rest[:1]
+		for len(alternatives) < len(rest) && rest[len(alternatives)].isAlternativeOf(&rest[0]) {
+			alternatives = rest[:len(alternatives)+1]
+		}
+		rest = rest[len(alternatives):]
+		alternatives = slices.Clone(alternatives)
+		slices.SortStableFunc(alternatives, func(a, b RequestExplanation) int {
+			return cmp.Compare(min(b.Matching, 1), min(a.Matching, 1))
+		})
+		for i := range alternatives[:min(maxNamed, len(alternatives))] {
+			facts = append(facts, alternatives[i].String())
+		}
+		if n := len(alternatives) - maxNamed; n > 0 {
+			facts[len(facts)-1] += more(n, "alternative")
+		}
+	}
+	return facts
+}
+
+// isAlternativeOf tells whether both are alternatives of one request. Names of requests have no slash.
+func (r *RequestExplanation) isAlternativeOf(o *RequestExplanation) bool {
+	name, _, prioritized := strings.Cut(r.Request, "/")
+	other, _, _ := strings.Cut(o.Request, "/")
+	return prioritized && name == other && r.Claim == o.Claim
 }
 
 // troubles are what is wrong in the cluster.

@@ -24,6 +24,9 @@ func (pl *Plugin) explain(ctx context.Context, c *cycle) *allocator.Explanation 
 	if explanation.Nodes == 0 {
 		return nil
 	}
+	for reason, n := range explanation.Reasons {
+		refusedNodesTotal.WithLabelValues(string(reason)).Add(float64(n))
+	}
 	keep := sets.New[types.UID]()
 	for _, pc := range c.claims {
 		keep.Insert(pc.claim.UID)
