@@ -54,6 +54,9 @@ func claimError(err error, claims []*resourceapi.ResourceClaim) error {
 	case "selectors":
 		return says("claim %s, request %s, selector #%s: CEL expression empty (unsupported selector type?)", claim, request, index)
 	case "requests", "count":
+		if strings.HasSuffix(e.Field, ".capacity.requests") {
+			return says("claim %s, %s %s: has capacity requests, but the DRAConsumableCapacity feature is disabled", claim, kind, request)
+		}
 		return says("claim %s, request %s: exceeds the claim limit of %d: %s", claim, request, resourceapi.AllocationResultsMaxSize, e.Reason)
 	case "expression":
 		owner := "claim " + claim.String()
@@ -140,12 +143,17 @@ func onNode(err error) error {
 	return fmt.Errorf("%w%w", err, structured.ErrFailedAllocationOnNode)
 }
 
+// selectorError is about a device that a request cannot be judged on: because of a selector, or of a capacity.
 func selectorError(e *allocator.SelectorError) error {
+	device := fmt.Sprintf("%s/%s/%s", e.Driver, e.Pool, e.Device)
+	if e.Expression == "" {
+		return &worded{fmt.Sprintf("claim %s, request %s: checking capacity for device %s: %v", klog.KRef(e.Namespace, e.Claim), e.Request, device, e.Err), e}
+	}
 	owner := "claim " + klog.KRef(e.Namespace, e.Claim).String()
 	if e.Class != "" {
 		owner = "class " + e.Class
 	}
-	return fmt.Errorf("%s: selector %q on device %s/%s/%s: CEL runtime error: %w", owner, e.Expression, e.Driver, e.Pool, e.Device, e)
+	return &worded{fmt.Sprintf("%s: selector %q on device %s: CEL runtime error: %v", owner, e.Expression, device, e.Err), e}
 }
 
 // allOfUnusablePool is about requests for all devices of a node that has a pool of which not all are known.

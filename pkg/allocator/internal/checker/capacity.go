@@ -93,7 +93,7 @@ func (c *check) consumes(r *request, d *device) (amounts, error) {
 				asked = &q
 			}
 		}
-		amount, err := round(asked, capacity)
+		amount, err := round(asked, capacity, c.Features.FractionalCapacityRange)
 		if err != nil {
 			return nil, fmt.Errorf("capacity %s: %w", name, err)
 		}
@@ -105,8 +105,9 @@ func (c *check) consumes(r *request, d *device) (amounts, error) {
 	return out, nil
 }
 
-// round turns what is asked of one capacity into what is consumed (CapacityRequestPolicy API).
-func round(asked *resource.Quantity, capacity resourceapi.DeviceCapacity) (*big.Rat, error) {
+// round turns what is asked of one capacity into what is consumed (CapacityRequestPolicy API). Unless ranges may have
+// fractions, steps are counted in whole numbers.
+func round(asked *resource.Quantity, capacity resourceapi.DeviceCapacity, fractions bool) (*big.Rat, error) {
 	policy := capacity.RequestPolicy
 	var amount *big.Rat
 	switch {
@@ -120,7 +121,7 @@ func round(asked *resource.Quantity, capacity resourceapi.DeviceCapacity) (*big.
 	switch {
 	case policy == nil:
 	case policy.ValidRange != nil:
-		return roundToRange(amount, policy.ValidRange)
+		return roundToRange(amount, policy.ValidRange, fractions)
 	case len(policy.ValidValues) > 0:
 		for _, value := range policy.ValidValues {
 			if v := exact(value); v.Cmp(amount) >= 0 {
@@ -132,31 +133,38 @@ func round(asked *resource.Quantity, capacity resourceapi.DeviceCapacity) (*big.
 	return amount, nil
 }
 
-func roundToRange(amount *big.Rat, valid *resourceapi.CapacityRequestPolicyRange) (*big.Rat, error) {
+func roundToRange(amount *big.Rat, valid *resourceapi.CapacityRequestPolicyRange, fractions bool) (*big.Rat, error) {
 	least := new(big.Rat)
 	if valid.Min != nil {
 		least = exact(*valid.Min)
 	}
 	if amount.Cmp(least) < 0 {
 		amount = least
-	}
-	if valid.Step != nil {
+	} else if valid.Step != nil {
 		// least + n*step, the smallest that is enough.
 		step := exact(*valid.Step)
+		if !fractions {
+			amount, least, step = wholeUp(amount), wholeUp(least), wholeUp(step)
+		}
 		if step.Sign() <= 0 {
 			return nil, errors.New("the step is not positive")
 		}
 		n := new(big.Rat).Quo(new(big.Rat).Sub(amount, least), step)
-		whole := new(big.Int).Quo(n.Num(), n.Denom())
-		if !n.IsInt() {
-			whole.Add(whole, big.NewInt(1))
-		}
-		amount = new(big.Rat).Add(least, step.Mul(step, new(big.Rat).SetInt(whole)))
+		amount = new(big.Rat).Add(least, step.Mul(step, wholeUp(n)))
 	}
 	if valid.Max != nil && amount.Cmp(exact(*valid.Max)) > 0 {
 		return nil, errors.New("more than the largest valid value")
 	}
 	return amount, nil
+}
+
+// wholeUp is the smallest whole number that is not less.
+func wholeUp(r *big.Rat) *big.Rat {
+	whole, rest := new(big.Int).DivMod(r.Num(), r.Denom(), new(big.Int))
+	if rest.Sign() != 0 {
+		whole.Add(whole, big.NewInt(1))
+	}
+	return new(big.Rat).SetInt(whole)
 }
 
 // fitsAlone tells whether the device, if nobody else had a share of it, would be large enough.

@@ -304,6 +304,19 @@ func TestEveryRuleIsChecked(t *testing.T) {
 	}
 }
 
+func TestStepsAreWholeNumbersUnlessFractionsAreEnabled(t *testing.T) {
+	policy := &resourceapi.CapacityRequestPolicy{ValidRange: &resourceapi.CapacityRequestPolicyRange{
+		Min: ptr.To(resource.MustParse("500m")), Step: ptr.To(resource.MustParse("250m")),
+	}}
+	asked := resource.MustParse("1100m")
+	for fractions, want := range map[bool]string{true: "1250m", false: "2"} {
+		got, err := round(&asked, resourceapi.DeviceCapacity{Value: resource.MustParse("10"), RequestPolicy: policy}, fractions)
+		if err != nil || got.Cmp(exact(resource.MustParse(want))) != 0 {
+			t.Errorf("with fractions %v: %v, %v; want %s", fractions, got, err, want)
+		}
+	}
+}
+
 func TestAmountsAreRoundedAsThePolicySays(t *testing.T) {
 	q := func(text string) *resource.Quantity {
 		if text == "" {
@@ -337,7 +350,7 @@ func TestAmountsAreRoundedAsThePolicySays(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got, err := round(q(test.asked), resourceapi.DeviceCapacity{Value: *q("10"), RequestPolicy: test.policy})
+			got, err := round(q(test.asked), resourceapi.DeviceCapacity{Value: *q("10"), RequestPolicy: test.policy}, true)
 			switch {
 			case test.want == "" && err == nil:
 				t.Errorf("got %v, want it refused", got)
