@@ -92,9 +92,11 @@ func Blockers(ctx context.Context, in Input, opts HolderOptions) *NodeHolders {
 	}
 	view := in.Usage
 	smallest := minimize(len(holders), opts.Decisions, func(released []int) answer {
-		in.Usage = view.Without(pools, func(claim usage.ClaimRef) bool {
-			return slices.ContainsFunc(released, func(i int) bool { return holders[i].UID == claim.UID })
-		})
+		gone := sets.New[types.UID]()
+		for _, i := range released {
+			gone.Insert(holders[i].UID)
+		}
+		in.Usage = view.Without(pools, func(claim usage.ClaimRef) bool { return gone.Has(claim.UID) })
 		switch result := Check(ctx, in); {
 		case ctx.Err() != nil:
 			return unknown
