@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -150,15 +151,11 @@ func TestReasonsPerNode(t *testing.T) {
 	other.Spec.NodeSelector = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: []v1.NodeSelectorRequirement{{Key: "a", Operator: "What"}}}}}
 	other.Spec.Devices = nil
 	badSelector.slices = append(badSelector.slices, other)
-	counters := rig().node("n1", gpus(1, func(_ int, d *resourceapi.Device) { d.AllowMultipleAllocations = ptr.To(true) })...).claim("c", exactly("gpu", 1))
-	counting := rig().node("n1", gpus(1, func(_ int, d *resourceapi.Device) {
-		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "set", Counters: map[string]resourceapi.Counter{"memory": {}}}}
-	})...).claim("c", exactly("gpu", 1))
-	counting.slices[0].Spec.Pool.ResourceSliceCount = 2
-	set := counting.slices[0].DeepCopy()
-	set.Name, set.Spec.Devices = "counters", nil
-	set.Spec.SharedCounters = []resourceapi.CounterSet{{Name: "set", Counters: map[string]resourceapi.Counter{"memory": {}}}}
-	counting.slices = append(counting.slices, set)
+	noPartitions := rig().node("n1", gpus(1, consumes("set", "memory", "1"))...).claim("c", exactly("gpu", 1))
+	noPartitions.features = func(f *inventory.Features) { f.PartitionableDevices = false }
+	usedUp := rig().node("n1", gpus(2, consumes("set", "memory", "10"))...).counters("n1", "set", "memory", "15").hold("n1/gpu-0").claim("c", exactly("gpu", 1))
+	full := rig().node("n1", gpus(1, shareable("memory", "10"))...).share("n1/gpu-0", "memory", "8").claim("c", takes(exactly("gpu", 1), "memory", "3"))
+	tooSmall := rig().node("n1", gpus(1, shareable("memory", "10"))...).claim("c", takes(exactly("gpu", 1), "memory", "11"))
 	fewAll := rig().node("n1", gpus(33)...).claim("c", all("gpu"))
 
 	tests := map[string]struct {
@@ -180,8 +177,10 @@ func TestReasonsPerNode(t *testing.T) {
 		"pool has a name twice":            {world: duplicate, want: ReasonPool},
 		"pool has a bad node selector":     {world: badSelector, want: ReasonPool},
 		"selector fails":                   {world: rig().node("n1", gpus(1, without("index", 0))...).claim("c", exactly("gpu", 1, `device.attributes["a.example.com"].index == 0`)), want: ReasonSelectorError},
-		"device with multiple allocations": {world: counters, want: ReasonUnsupported},
-		"device that consumes counters":    {world: counting, want: ReasonUnsupported},
+		"counters are not enabled":         {world: noPartitions, want: ReasonUnsupported},
+		"counters are used up":             {world: usedUp, want: ReasonHeld, resolvable: true},
+		"capacity is used up":              {world: full, want: ReasonHeld, resolvable: true},
+		"capacity is too small":            {world: tooSmall, want: ReasonNoMatch},
 		"deadline is over":                 {ctx: expired, world: rig().node("n1", gpus(2)...).claim("c", exactly("a", 1), exactly("b", 1)), want: ReasonUndecided},
 	}
 	for name, tc := range tests {
@@ -272,12 +271,14 @@ func TestCompileNamesWhatIsWrong(t *testing.T) {
 	}}
 	badClass := rig().claim("c", exactly("gpu", 1))
 	badClass.classes[0].Spec.Selectors[0].CEL.Expression = "nonsense"
+	noCapacity := rig()
+	noCapacity.features = func(f *inventory.Features) { f.ConsumableCapacity = false }
 	emptyConstraint := rig().claim("c", exactly("gpu", 1))
 	emptyConstraint.claims[0].Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{}}
 
 	tests := map[string]struct {
 		world    *world
-		features func(*Features)
+		features func(*Features) // of the allocator
 		want     ClaimError
 	}{
 		"class does not exist":                 {world: rig().claim("c", unknownClass), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.deviceClassName", Reason: `device class "missing" does not exist`}},
@@ -288,7 +289,7 @@ func TestCompileNamesWhatIsWrong(t *testing.T) {
 		"request of another kind":              {world: rig().claim("c", resourceapi.DeviceRequest{Name: "gpu"}), want: ClaimError{Request: "gpu", Field: "devices.requests[0]", Reason: "neither exactly nor firstAvailable is set, and other types of requests are not supported"}},
 		"constraint of another kind":           {world: emptyConstraint, want: ClaimError{Field: "devices.constraints[0]", Reason: "neither matchAttribute nor distinctAttribute is set, and other constraints are not supported"}},
 		"allocation mode":                      {world: rig().claim("c", mode), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.allocationMode", Reason: `"Some" is not supported`}},
-		"capacity":                             {world: rig().claim("c", capacity), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.capacity.requests", Reason: "capacity requests are not supported"}},
+		"capacity":                             {world: noCapacity.claim("c", capacity), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.capacity", Reason: "the feature DRAConsumableCapacity is disabled"}},
 		"too many devices":                     {world: rig().claim("c", exactly("a", 30), exactly("b", 3)), want: ClaimError{Request: "b", Field: "devices.requests[1]", Reason: "3 devices in addition to 30 of earlier requests are more than the 32 that one claim can get"}},
 		"admin access disabled":                {world: rig().claim("c", admin), features: func(f *Features) { f.AdminAccess = false }, want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.adminAccess", Reason: "the feature DRAAdminAccess is disabled"}},
 		"firstAvailable disabled":              {world: rig().claim("c", prioritized), features: func(f *Features) { f.PrioritizedList = false }, want: ClaimError{Request: "gpu", Field: "devices.requests[0].firstAvailable", Reason: "the feature DRAPrioritizedList is disabled"}},

@@ -59,7 +59,8 @@ type alternative struct {
 	admin       bool
 	tolerations []resourceapi.DeviceToleration
 	selectors   []string
-	constraints []*constraint // those of the claim that apply
+	capacity    *resourceapi.CapacityRequirements // what one device must have; may be nil
+	constraints []*constraint                     // those of the claim that apply
 }
 
 // resultName is the name in allocation results: "request" or "request/subrequest".
@@ -227,9 +228,10 @@ func (c *compiler) alternative(r *request, object *resourceapi.ResourceClaim, co
 	if len(in.derived) > 0 {
 		return bad("derivedAttributes", "derived attributes are not supported")
 	}
-	if in.capacity != nil && len(in.capacity.Requests) > 0 {
-		return bad("capacity.requests", "capacity requests are not supported")
+	if in.capacity != nil && !c.inv.Features().ConsumableCapacity {
+		return bad("capacity", "the feature DRAConsumableCapacity is disabled")
 	}
+	out.capacity = in.capacity
 	if in.admin != nil && !c.features.AdminAccess {
 		return bad("adminAccess", "the feature DRAAdminAccess is disabled")
 	}
@@ -273,6 +275,7 @@ func (c *compiler) matcher(a *alternative, object *resourceapi.ResourceClaim, fi
 	class := a.class.Object
 	spec := inventory.MatcherSpec{
 		Selectors:               a.selectors,
+		Capacity:                a.capacity,
 		Tolerations:             a.tolerations,
 		IgnoreTaints:            !c.features.DeviceTaints,
 		RefuseBindingConditions: !c.features.DeviceBindingConditions,

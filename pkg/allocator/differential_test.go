@@ -33,6 +33,13 @@ func newUpstream(tb interface{ Fatalf(string, ...any) }, w *world) structured.Al
 	for _, id := range w.held {
 		allocated.AllocatedDevices.Insert(structured.MakeDeviceID(id.Driver, id.Pool, id.Device))
 	}
+	for _, share := range w.shares {
+		id := structured.MakeDeviceID(share.Driver, share.Pool, share.Device)
+		allocated.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, share.ShareID))
+		if share.ConsumedCapacity != nil {
+			allocated.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, share.ConsumedCapacity))
+		}
+	}
 	allocator, err := structured.NewAllocator(context.Background(), upstreamFeatures, allocated, classLister(w.classes), w.slices, celCache)
 	if err != nil {
 		tb.Fatalf("upstream: %v", err)

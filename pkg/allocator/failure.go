@@ -6,6 +6,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
 // Reason is why a node cannot be used, in one of few fixed strings: the scheduler counts equal strings over
@@ -78,7 +79,7 @@ func (f *Failure) detail() string {
 }
 
 // RequestCounts says how the devices of one pool of the node look to one request alternative. Every device
-// that the node may use is counted in exactly one of FilteredByClass, FilteredBy, Errors and Matching (and in
+// that the node may use is counted in exactly one of FilteredByClass, FilteredBy, Errors, TooSmall and Matching (and in
 // none if it has binding conditions and that feature is off).
 type RequestCounts struct {
 	// Claim, Request and Alternative are positions: of the claim among those compiled, of the request in
@@ -94,8 +95,10 @@ type RequestCounts struct {
 	FilteredByClass int
 	// FilteredBy[k] were rejected by the request's own selector k, being the first to reject them.
 	FilteredBy []int
-	// Errors is the number of devices on which a selector failed at run time.
+	// Errors is the number of devices on which a selector failed at run time, or whose capacity cannot be judged.
 	Errors int
+	// TooSmall passed all selectors and have less capacity than is required, even when nothing of it is taken.
+	TooSmall int
 	// Matching passed all selectors; the following are parts of it, and may overlap.
 	Matching int
 	// Held have a holder. Always 0 for admin access.
@@ -105,7 +108,7 @@ type RequestCounts struct {
 	// Tainted have a taint that is not tolerated; Taints counts by the key of the first such taint.
 	Tainted int
 	Taints  map[string]int
-	// Unsupported need a feature that is not supported: shared counters or multiple allocations.
+	// Unsupported consume shared counters while that feature is off.
 	Unsupported int
 	// Free is Matching without Held, Exhausted, Tainted and Unsupported.
 	Free int
@@ -120,13 +123,14 @@ type ConstraintCounts struct {
 	Best, Wanted int
 }
 
-// SelectorError is a CEL selector that failed at run time on one device.
+// SelectorError is a CEL selector that failed at run time on one device, or a required capacity that cannot be
+// compared with the device's.
 type SelectorError struct {
 	// Namespace, Claim and Request name what asked.
 	Namespace, Claim, Request string
 	// Class is the DeviceClass if the selector is the class's; empty if it is the request's own.
 	Class string
-	// Expression is the selector.
+	// Expression is the selector; empty if it is the required capacity.
 	Expression string
 	// Driver, Pool and Device name the device.
 	Driver, Pool, Device string
@@ -246,30 +250,20 @@ func (f *Failure) count(in Input, devices *inventory.NodeDevices, a *alternative
 		c := RequestCounts{
 			Claim: a.request.claim, Request: a.request.position, Alternative: a.position, Pool: p, Wanted: a.count,
 			Devices: p.Visible(), Errors: match.Errors.Count(), Matching: match.Match.Count(),
-			Tainted: match.Tainted.Count(), Unsupported: match.Match.AndCount(p.Advanced()),
+			Tainted: match.Tainted.Count(), Unsupported: match.Match.AndCount(p.Unsupported()), TooSmall: match.Small.Count(),
 		}
-		if c.Matching+c.Errors < c.Devices {
+		if c.Matching+c.Errors+c.TooSmall < c.Devices {
 			c.FilteredByClass, c.FilteredBy = a.matcher.Rejections(p)
 		}
-		usable := match.Usable
+		state := stateOf(p, in.Usage)
+		var others bitset.Set
 		if !a.admin {
-			taken := held(p, in.Usage)
-			c.Held = match.Match.AndCount(taken)
-			c.Free = usable.AndNotCount(taken)
-		} else {
-			c.Free = usable.Count()
+			others = state.held
+			c.Held = match.Match.AndCount(others)
 		}
-		if c.Unsupported > 0 {
-			without := usable.Clone()
-			without.AndNot(p.Advanced())
-			untainted += without.Count()
-			if !a.admin {
-				without.AndNot(held(p, in.Usage))
-			}
-			c.Free = without.Count()
-		} else {
-			untainted += usable.Count()
-		}
+		c.Exhausted = exhausted(p, match, state, others)
+		c.Free = state.free(p, match, a)
+		untainted += match.Usable.AndNotCount(p.Unsupported())
 		if match.Tainted != nil {
 			c.Taints = make(map[string]int)
 			for i := match.Tainted.Next(0); i >= 0; i = match.Tainted.Next(i + 1) {
@@ -298,6 +292,17 @@ func (f *Failure) count(in Input, devices *inventory.NodeDevices, a *alternative
 		return tooMany
 	}
 	return fits
+}
+
+// exhausted counts the devices that are not held and for which too little is left of counters or capacity.
+func exhausted(p *inventory.NodePool, match *inventory.PoolMatch, state *poolState, held bitset.Set) int {
+	n := state.crowded(p, match, match.Match, held)
+	for i := state.short.Next(0); i >= 0; i = state.short.Next(i + 1) {
+		if match.Match.Has(i) && !held.Has(i) && !p.Unsupported().Has(i) {
+			n++
+		}
+	}
+	return n
 }
 
 // countConstraints says how far each matchAttribute constraint gets when nothing else is asked for.

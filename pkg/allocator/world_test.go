@@ -23,7 +23,10 @@ type world struct {
 	slices  []*resourceapi.ResourceSlice
 	classes []*resourceapi.DeviceClass
 	held    []usage.DeviceID
+	shares  []resourceapi.DeviceRequestAllocationResult // held, too
 	claims  []*resourceapi.ResourceClaim
+
+	features func(*inventory.Features) // changes the default
 }
 
 const (
@@ -310,7 +313,11 @@ func celSelectors(selectors []resourceapi.DeviceSelector) []resourceapi.DeviceSe
 
 // store returns an inventory with the world's slices, set in the given order, and classes.
 func (w *world) store() *inventory.Store {
-	store := inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()})
+	features := inventory.DefaultFeatures()
+	if w.features != nil {
+		w.features(&features)
+	}
+	store := inventory.NewStore(inventory.Options{Features: features})
 	for _, slice := range w.slices {
 		store.SetSlice(slice)
 	}
@@ -328,6 +335,11 @@ func (w *world) usage() usage.View {
 			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{
 				Request: "r", Driver: id.Driver, Pool: id.Pool, Device: id.Device,
 			}}},
+		}, nil)
+	}
+	for i, share := range w.shares {
+		index.Set(usage.ClaimRef{UID: types.UID(fmt.Sprintf("sharer-%d", i))}, &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{share}},
 		}, nil)
 	}
 	return index.View()

@@ -10,10 +10,11 @@ import (
 
 func inventoryFeatures(f structured.Features) inventory.Features {
 	return inventory.Features{
-		PartitionableDevices: f.PartitionableDevices,
-		ConsumableCapacity:   f.ConsumableCapacity,
-		ListTypeAttributes:   f.ListTypeAttributes,
-		CompatibilityGroups:  f.CompatibilityGroups,
+		PartitionableDevices:    f.PartitionableDevices,
+		ConsumableCapacity:      f.ConsumableCapacity,
+		FractionalCapacityRange: f.FractionalCapacityRange,
+		ListTypeAttributes:      f.ListTypeAttributes,
+		CompatibilityGroups:     f.CompatibilityGroups,
 	}
 }
 
