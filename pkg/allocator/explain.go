@@ -49,11 +49,13 @@ type RequestExplanation struct {
 	// All tells that the request is for all matching devices of a node.
 	All bool `json:"all,omitempty"`
 	// Devices is how many devices of the class there are. Each of them is in exactly one of FilteredBy,
-	// Failing and Matching.
+	// TooSmall, Failing and Matching.
 	Devices int `json:"devices"`
 	// FilteredBy counts the devices by the selector of the request that was the first to reject them.
 	FilteredBy []SelectorCount `json:"filteredBy,omitempty"`
-	// Failing is the number of devices on which a selector failed at run time.
+	// TooSmall have less capacity than the request asks for, whatever is taken of it.
+	TooSmall int `json:"tooSmall,omitempty"`
+	// Failing is the number of devices on which a selector failed at run time, or whose capacity cannot be judged.
 	Failing int `json:"failing,omitempty"`
 	// Matching passed all selectors. The following are parts of it, and may overlap.
 	Matching int `json:"matching"`
@@ -216,6 +218,7 @@ func (l *laneSum) add(c *RequestCounts) {
 		l.FilteredBy[k] += n
 	}
 	l.Errors += c.Errors
+	l.TooSmall += c.TooSmall
 	l.Matching += c.Matching
 	l.Held += c.Held
 	l.Exhausted += c.Exhausted
@@ -261,7 +264,7 @@ func (l *laneSum) explanation(reqs *Requests, a *alternative) RequestExplanation
 	e := RequestExplanation{
 		Namespace: claim.Namespace, Claim: claim.Name, Request: a.resultName(), DeviceClass: a.class.Object.Name,
 		Wanted: a.count, All: a.all, Devices: l.Devices - l.FilteredByClass,
-		Failing: l.Errors, Matching: l.Matching, Held: l.Held, Exhausted: l.Exhausted,
+		TooSmall: l.TooSmall, Failing: l.Errors, Matching: l.Matching, Held: l.Held, Exhausted: l.Exhausted,
 		Tainted: l.Tainted, Taints: l.Taints, Unsupported: l.Unsupported, Free: l.Free,
 	}
 	for k, n := range l.FilteredBy {

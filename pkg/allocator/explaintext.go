@@ -117,6 +117,7 @@ func (r *RequestExplanation) String() string {
 	for _, f := range r.FilteredBy {
 		fact(f.Devices, "filtered by selector "+quote(clip(f.Expression, maxQuoted)))
 	}
+	fact(r.TooSmall, "with less capacity than requested")
 	for _, key := range slices.Sorted(maps.Keys(r.Taints)) {
 		fact(r.Taints[key], "tainted "+clip(key, maxQuoted))
 	}
