@@ -90,19 +90,26 @@ func (s *poolState) hold(p *inventory.NodePool, i int) {
 	s.held.Add(i)
 }
 
-// share subtracts what the holders of shareable device i have. One without a share has all of it.
+// share subtracts what the holders of shareable device i have. One without a share has all of it, and does not make it a
+// shared device.
 func (s *poolState) share(p *inventory.NodePool, i int, holders []usage.Holder) {
 	capacity := p.Capacity(i)
 	left := append(make([]amount.Amount, 0, len(capacity.Amounts)), capacity.Amounts...)
+	shared := false
 	for h := range holders {
 		if holders[h].ShareID == nil {
 			s.hold(p, i)
+			continue
 		}
+		shared = true
 		for k, name := range capacity.Names {
 			if consumed, ok := holders[h].ConsumedCapacity[name]; ok {
 				left[k] = left[k].Sub(amount.Of(consumed))
 			}
 		}
+	}
+	if !shared {
+		return
 	}
 	if s.room == nil {
 		s.room = make([][]amount.Amount, p.Len())
@@ -110,7 +117,7 @@ func (s *poolState) share(p *inventory.NodePool, i int, holders []usage.Holder) 
 	s.room[i] = left
 }
 
-// isShared tells whether the shareable device i has a holder.
+// isShared tells whether the shareable device i has a holder of a share.
 func (s *poolState) isShared(i int) bool { return s.room != nil && s.room[i] != nil }
 
 // roomOf is what is left of the capacity of shareable device i. Read only.
