@@ -41,7 +41,7 @@ func TestMain(m *testing.M) {
 //
 //   - Where upstream finds an allocation, ours is the same, to the last field but the random share IDs.
 //   - Whatever ours gives is valid, as the independent checker says.
-//   - Where ours gives something and upstream nothing, there is a known reason for it, see beyondUpstream.
+//   - Ours gives something where upstream gives nothing only if upstream gave up: with an error, or for lack of time.
 //   - Check and Allocate agree.
 func TestDifferential(t *testing.T) {
 	outcomes := make(map[string]int)
@@ -85,11 +85,10 @@ func compare(t *rapid.T, w *world, node *v1.Node, upstream structured.Allocator,
 	case got == nil:
 		return "refused by both"
 	}
-	reason := beyondUpstream(w, node)
-	if reason == "" {
-		t.Fatalf("upstream finds nothing, ours does:\n%s\n%s", toYAML(got), w.dump(node))
-	}
-	return "only ours allocates: " + reason
+	// Upstream searched everything. There is no case in which that misses what is valid; should one be found, rapid
+	// keeps the draw, and it is to be explained here.
+	t.Fatalf("upstream finds nothing, ours does:\n%s\n%s", toYAML(got), w.dump(node))
+	return ""
 }
 
 // within allocates with a time limit.
@@ -131,12 +130,6 @@ func compareCheck(t *rapid.T, w *world, node *v1.Node, ours *firstFit, got []res
 			t.Fatalf("no explanation for %v\n%s", check.Failure, w.dump(node))
 		}
 	}
-}
-
-// beyondUpstream says why ours may find an allocation where upstream's allocator, having searched everything, finds
-// none; empty if there is no such reason.
-func beyondUpstream(*world, *v1.Node) string {
-	return ""
 }
 
 // TestTheCheckerAcceptsWhatUpstreamAllocates keeps the checker from being stricter than the API: upstream's

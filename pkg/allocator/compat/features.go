@@ -15,6 +15,8 @@ func inventoryFeatures(f structured.Features) inventory.Features {
 		FractionalCapacityRange: f.FractionalCapacityRange,
 		ListTypeAttributes:      f.ListTypeAttributes,
 		CompatibilityGroups:     f.CompatibilityGroups,
+		// Upstream's callers do that, not its allocator.
+		NodeAllocatableResources: true,
 	}
 }
 

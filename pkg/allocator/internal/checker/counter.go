@@ -37,21 +37,25 @@ func (c *check) counters(grants []*grant) {
 	}
 }
 
-// compatibilityGroups makes sure that all devices that use a counter set have a group in common, or none has any.
+// compatibilityGroups makes sure that all devices that use a counter set have a group in common, or none has any. Where
+// that is not so among those held before, there is nothing to be kept.
 func (c *check) compatibilityGroups(grants []*grant) {
 	if !c.Features.CompatibilityGroups {
 		return
 	}
 	for _, p := range c.touched(grants) {
-		groups := make(map[string][][]string)
+		groups, held := make(map[string][][]string), make(map[string][][]string)
 		for _, d := range c.inUse(p, grants) {
 			for _, consumption := range d.ConsumesCounters {
 				groups[consumption.CounterSet] = append(groups[consumption.CounterSet], consumption.CompatibilityGroups)
+				if c.isHeld(deviceID{p.id, d.Name}) {
+					held[consumption.CounterSet] = append(held[consumption.CounterSet], consumption.CompatibilityGroups)
+				}
 			}
 		}
 		for set, users := range groups {
 			isTouched := slices.ContainsFunc(p.devices, func(d *device) bool { return d.consumesFrom(set) && c.begins(p, d, grants) })
-			if isTouched && !compatible(users) {
+			if isTouched && compatible(held[set]) && !compatible(users) {
 				c.violation("pool %v: devices that are not compatible would use counter set %s: %v", p.id, set, users)
 			}
 		}
