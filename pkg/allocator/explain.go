@@ -68,6 +68,8 @@ type RequestExplanation struct {
 	Taints  map[string]int `json:"taints,omitempty"`
 	// Unsupported need a feature that is not supported.
 	Unsupported int `json:"unsupported,omitempty"`
+	// NodeAllocatable are those of Unsupported that stand for CPU or memory of a node, or need some of it.
+	NodeAllocatable int `json:"nodeAllocatable,omitempty"`
 	// Free could be had now.
 	Free int `json:"free,omitempty"`
 }
@@ -230,6 +232,7 @@ func (l *laneSum) add(c *RequestCounts) {
 		l.Taints[key] += n
 	}
 	l.Unsupported += c.Unsupported
+	l.NodeAllocatable += c.NodeAllocatable
 	l.Free += c.Free
 }
 
@@ -265,7 +268,7 @@ func (l *laneSum) explanation(reqs *Requests, a *alternative) RequestExplanation
 		Namespace: claim.Namespace, Claim: claim.Name, Request: a.resultName(), DeviceClass: a.class.Object.Name,
 		Wanted: a.count, All: a.all, Devices: l.Devices - l.FilteredByClass,
 		TooSmall: l.TooSmall, Failing: l.Errors, Matching: l.Matching, Held: l.Held, Exhausted: l.Exhausted,
-		Tainted: l.Tainted, Taints: l.Taints, Unsupported: l.Unsupported, Free: l.Free,
+		Tainted: l.Tainted, Taints: l.Taints, Unsupported: l.Unsupported, NodeAllocatable: l.NodeAllocatable, Free: l.Free,
 	}
 	for k, n := range l.FilteredBy {
 		if n > 0 {

@@ -66,6 +66,26 @@ func TestExplainSaysInOneLineWhatIsMissing(t *testing.T) {
 			`request "gpu/choice-0" of claim train: 3 of 3 gpu.example.com devices filtered by selector 'device.attributes["a.example.com"].index > 90' (and 3 more alternatives); ` +
 			`request "other" of claim train: 2 of 3 gpu.example.com devices held, 1 free (4 wanted on one node)`,
 	}
+	cpus := func(i int, d *resourceapi.Device) {
+		if i < 2 {
+			d.NodeAllocatableResources = map[v1.ResourceName]resourceapi.NodeAllocatableResource{v1.ResourceCPU: {}}
+		}
+	}
+	const standing = `standing for CPU or memory of a node (nodeAllocatableResources), which only kube-scheduler itself can account for`
+	tests["devices that stand for CPU"] = struct {
+		world *world
+		want  string
+	}{
+		world: rig().node("n1", gpus(3, cpus)...).claim("train", exactly("gpu", 2)),
+		want:  `request "gpu" of claim train: 2 of 3 gpu.example.com devices ` + standing + `, 1 free (2 wanted on one node)`,
+	}
+	tests["all devices, some of which stand for CPU"] = struct {
+		world *world
+		want  string
+	}{
+		world: rig().node("n1", gpus(3, cpus)...).claim("train", all("gpu")),
+		want:  `request "gpu" of claim train: 2 of 3 gpu.example.com devices ` + standing + `, 1 free (all of a node wanted)`,
+	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			requests, failures := tc.world.failures(t, context.Background())

@@ -121,7 +121,8 @@ func (r *RequestExplanation) String() string {
 	for _, key := range slices.Sorted(maps.Keys(r.Taints)) {
 		fact(r.Taints[key], "tainted "+clip(key, maxQuoted))
 	}
-	fact(r.Unsupported, "with features that are not supported")
+	fact(r.NodeAllocatable, "standing for CPU or memory of a node (nodeAllocatableResources), which only kube-scheduler itself can account for")
+	fact(r.Unsupported-r.NodeAllocatable, "with features that are not supported")
 	fact(r.Failing, "failing a selector")
 	if r.All {
 		fact(r.Free, "free (all of a node wanted)")

@@ -108,8 +108,10 @@ type RequestCounts struct {
 	// Tainted have a taint that is not tolerated; Taints counts by the key of the first such taint.
 	Tainted int
 	Taints  map[string]int
-	// Unsupported consume shared counters while that feature is off.
+	// Unsupported consume shared counters while that feature is off, or are NodeAllocatable.
 	Unsupported int
+	// NodeAllocatable stand for CPU or memory of a node, which nobody accounts for.
+	NodeAllocatable int
 	// Free is Matching without Held, Exhausted, Tainted and Unsupported.
 	Free int
 }
@@ -251,6 +253,7 @@ func (f *Failure) count(in Input, devices *inventory.NodeDevices, a *alternative
 			Claim: a.request.claim, Request: a.request.position, Alternative: a.position, Pool: p, Wanted: a.count,
 			Devices: p.Visible(), Errors: match.Errors.Count(), Matching: match.Match.Count(),
 			Tainted: match.Tainted.Count(), Unsupported: match.Match.AndCount(p.Unsupported()), TooSmall: match.Small.Count(),
+			NodeAllocatable: match.Match.AndCount(p.NodeAllocatable()),
 		}
 		if c.Matching+c.Errors+c.TooSmall < c.Devices {
 			c.FilteredByClass, c.FilteredBy = a.matcher.Rejections(p)

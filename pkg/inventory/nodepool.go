@@ -24,10 +24,12 @@ type NodePool struct {
 	visible           bitset.Set // the devices that the node may use; nil for all
 	bindingConditions bool
 
-	consumers  bitset.Set  // the devices that consume counters; nil if none
-	shareable  bitset.Set  // the devices that allow multiple allocations; nil if none
-	capacities []*Capacity // of those, by device
-	uses       [][]Use     // what devices take of Pool.Counters, by device; nil if there are none
+	consumers   bitset.Set  // the devices that consume counters; nil if none
+	unaccounted bitset.Set  // the devices that stand for CPU or memory of a node; nil if none
+	unsupported bitset.Set  // those, and the consumers if there are no counters; nil if none
+	shareable   bitset.Set  // the devices that allow multiple allocations; nil if none
+	capacities  []*Capacity // of those, by device
+	uses        [][]Use     // what devices take of Pool.Counters, by device; nil if there are none
 
 	matches slots[PoolMatch]
 	columns columns
@@ -60,6 +62,7 @@ func newNodePool(p *Pool, seen []*Slice, node *v1.Node) *NodePool {
 			np.bindingConditions = true
 		}
 		np.consumers = addAll(np.consumers, n, np.starts[i], s.consumers)
+		np.unaccounted = addAll(np.unaccounted, n, np.starts[i], s.unaccounted)
 		if np.shareable = addAll(np.shareable, n, np.starts[i], s.shareable); s.capacities != nil {
 			if np.capacities == nil {
 				np.capacities = make([]*Capacity, n)
@@ -76,6 +79,10 @@ func newNodePool(p *Pool, seen []*Slice, node *v1.Node) *NodePool {
 				}
 			}
 		}
+	}
+	np.unsupported = np.unaccounted
+	if p.Counters == nil {
+		np.unsupported = addAll(np.unsupported.Clone(), n, 0, np.consumers)
 	}
 	np.learnUses()
 	return np
@@ -175,14 +182,13 @@ func (p *NodePool) Shareable() bitset.Set { return p.shareable }
 // Capacity is what device i, which allows multiple allocations, has to give.
 func (p *NodePool) Capacity(i int) *Capacity { return p.capacities[i] }
 
-// Unsupported are the devices that cannot be used because they consume counters and that feature is off; nil if
-// there are none. Read only.
-func (p *NodePool) Unsupported() bitset.Set {
-	if p.Pool.Counters != nil {
-		return nil
-	}
-	return p.consumers
-}
+// Unsupported are the devices that cannot be used because they consume counters and that feature is off, or because
+// they are NodeAllocatable; nil if there are none. Read only.
+func (p *NodePool) Unsupported() bitset.Set { return p.unsupported }
+
+// NodeAllocatable are the devices that stand for CPU or memory of a node, or need some of it, unless that is
+// accounted for; nil if there are none. Read only.
+func (p *NodePool) NodeAllocatable() bitset.Set { return p.unaccounted }
 
 // compare orders pools as their devices are tried: pools by driver and name, pools that have a
 // device with binding conditions after all others.

@@ -25,6 +25,8 @@ type Slice struct {
 	bindingConditions bool
 	// consumers are the devices that consume counters; nil if none.
 	consumers bitset.Set
+	// unaccounted are the devices that stand for CPU or memory of a node; nil if none, or if that is accounted for.
+	unaccounted bitset.Set
 	// shareable are the devices that allow multiple allocations, and capacities what they have to give, by
 	// device; nil if none, or if the feature is off.
 	shareable  bitset.Set
@@ -68,6 +70,9 @@ func newSlice(object *resourceapi.ResourceSlice, features Features) *Slice {
 		}
 		if len(device.ConsumesCounters) > 0 {
 			s.consumers = addDevice(s.consumers, i, len(spec.Devices))
+		}
+		if len(device.NodeAllocatableResources) > 0 && !features.NodeAllocatableResources {
+			s.unaccounted = addDevice(s.unaccounted, i, len(spec.Devices))
 		}
 		if features.ConsumableCapacity {
 			s.learnCapacity(device, i)

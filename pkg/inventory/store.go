@@ -24,6 +24,9 @@ type Features struct {
 	ConsumableCapacity bool
 	// FractionalCapacityRange: steps of request policies are counted in thousandths where they can be.
 	FractionalCapacityRange bool
+	// NodeAllocatableResources: whoever allocates accounts for devices that stand for CPU or memory of a node, or
+	// need some of it. Without it, such devices are not usable.
+	NodeAllocatableResources bool
 	// ListTypeAttributes makes list functions for attributes known to selectors.
 	ListTypeAttributes bool
 	// CompatibilityGroups: without it, slices that use them do not count, and their pools are incomplete.
