@@ -138,10 +138,8 @@ func holdersOn(in Input, keep sets.Set[types.UID]) ([]ClaimHolder, []usage.PoolI
 			continue
 		}
 		pools = append(pools, id)
-		counters := consumesCounters(p)
 		for name, device := range in.Usage.Pool(id).All() {
-			// A device that nobody asks for may use up the counters of one that is asked for.
-			if i := p.Index(name); !counters && (i < 0 || !wanted.Has(i)) {
+			if !isInTheWay(p, wanted, p.Index(name)) {
 				continue
 			}
 			for _, h := range device.Holders() {
@@ -170,25 +168,25 @@ func holdersOn(in Input, keep sets.Set[types.UID]) ([]ClaimHolder, []usage.PoolI
 	return holders, pools
 }
 
+// isInTheWay tells whether a held device is wanted, or may use up counters that wanted devices need. Its index is -1 if
+// the node does not see it.
+func isInTheWay(p *inventory.NodePool, wanted bitset.Set, i int) bool {
+	if i < 0 {
+		return p.Consumers() != nil
+	}
+	return wanted.Has(i) || p.Consumers().Has(i)
+}
+
 // wantedFrom are the devices of the pool that some request would take if nobody held them. Admin access does not
-// mind holders.
+// mind holders, but needs what they leave of counters and capacity.
 func (r *Requests) wantedFrom(p *inventory.NodePool) bitset.Set {
 	wanted := bitset.New(p.Len())
 	for _, a := range r.lanes {
-		if !a.admin {
+		if !a.admin || p.Consumers() != nil || p.Shareable() != nil {
 			wanted.Or(a.matcher.On(p).Match)
 		}
 	}
 	return wanted
-}
-
-func consumesCounters(p *inventory.NodePool) bool {
-	for i := range p.Len() {
-		if len(p.Device(i).ConsumesCounters) > 0 {
-			return true
-		}
-	}
-	return false
 }
 
 // mostPromising returns up to limit nodes that might do without some holders, those that lack the fewest devices

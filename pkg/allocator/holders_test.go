@@ -12,9 +12,11 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 
@@ -64,9 +66,12 @@ func (w *world) nodeNamed(name string) *v1.Node {
 }
 
 func TestFindHoldersNamesWhoseReleaseWouldHelp(t *testing.T) {
-	admin := exactly("gpu", 1)
-	admin.Exactly.AdminAccess = new(bool)
-	*admin.Exactly.AdminAccess = true
+	// The whole of a GPU, its two halves, and a simple device.
+	parts := func(index int) *world {
+		return rig().node("n1", gpus(4, consumes("gpu", "memory", "2", 0), consumes("gpu", "memory", "1", 1, 2))...).
+			counters("n1", "gpu", "memory", "2").
+			claim("c", exactly("gpu", 1, fmt.Sprintf(`device.attributes["a.example.com"].index == %d`, index)))
+	}
 	upper := `device.attributes["a.example.com"].index >= 2`
 	tests := map[string]struct {
 		world *world
@@ -130,6 +135,21 @@ func TestFindHoldersNamesWhoseReleaseWouldHelp(t *testing.T) {
 			world: rig().node("n1", gpus(1)...).node("n2", gpus(2, taint("lost", 0))...).node("n3", gpus(2)...).claim("c", exactly("gpu", 2)),
 			held:  map[string][]string{"a": {"n1/gpu-0"}, "b": {"n2/gpu-0"}, "c": {"n3/gpu-0"}},
 			want:  []string{"n3: c / c"},
+		},
+		"admin access waits for nobody who holds a device": {
+			world: rig().node("n1", gpus(2)...).claim("c", exactly("b", 2)).claim("m", adminAccess(exactly("a", 1))),
+			held:  map[string][]string{"x": {"n1/gpu-0"}, "y": {"n1/gpu-1"}},
+			want:  []string{"n1: x y / x y"},
+		},
+		"who uses up the counters that are needed": {
+			world: parts(0),
+			held:  map[string][]string{"x": {"n1/gpu-1"}, "y": {"n1/gpu-2"}, "other": {"n1/gpu-3"}},
+			want:  []string{"n1: x y / x y"},
+		},
+		"who uses up the counters, and who has the device itself": {
+			world: parts(2),
+			held:  map[string][]string{"x": {"n1/gpu-2"}, "y": {"n1/gpu-0"}},
+			want:  []string{"n1: x y / x y"},
 		},
 		"claims that have to stay": {
 			world: rig().node("n1", gpus(2)...).claim("c", exactly("gpu", 1)),
@@ -201,6 +221,26 @@ func TestHoldersSayWhatTheyHoldOfTheNode(t *testing.T) {
 	cancel()
 	if got := Blockers(ended, in, HolderOptions{}); got != nil {
 		t.Errorf("there is no time left, got %+v", got)
+	}
+}
+
+func TestHoldersOfSharesLeaveRoomTogether(t *testing.T) {
+	w := rig().node("n1", gpus(2, shareable("memory", "10", 0))...).claim("c", takes(exactly("gpu", 1), "memory", "6"))
+	index := usage.NewIndex()
+	for i, amount := range []string{"3", "3", "4"} {
+		name := string(rune('a' + i))
+		index.Set(usage.ClaimRef{UID: types.UID(name), Namespace: "default", Name: name}, &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{
+				Driver: driverA, Pool: "n1", Device: "gpu-0", ShareID: ptr.To(types.UID("share-of-" + name)),
+				ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(amount)},
+			}}},
+		}, nil)
+	}
+	_, in := w.compile(t)
+	in.Usage, in.Node = index.View(), w.nodes[0]
+	got := Blockers(context.Background(), in, HolderOptions{})
+	if got == nil || claimNames(got.Release) != "a b" || claimNames(got.Holders) != "a b c" {
+		t.Errorf("got %v, want the release of a and b", got)
 	}
 }
 
