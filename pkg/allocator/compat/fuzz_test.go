@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -95,9 +96,26 @@ func FuzzQuantities(f *testing.F) {
 					ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{"memory": *q},
 				}}}}}
 			}
+			w.malformed = !isWellFormed(policy)
 			w.survives(t)
 		}
 	})
+}
+
+// isWellFormed tells whether API validation would accept the policy: for others the API's rules say nothing.
+func isWellFormed(policy *resourceapi.CapacityRequestPolicy) bool {
+	switch {
+	case policy == nil:
+		return true
+	case policy.Default == nil || policy.Default.Sign() < 0:
+		return false
+	case policy.ValidRange != nil:
+		r := policy.ValidRange
+		return r.Min != nil && r.Min.Sign() >= 0 && r.Min.Cmp(*policy.Default) <= 0 &&
+			(r.Max == nil || r.Max.Cmp(*policy.Default) >= 0) && (r.Step == nil || (r.Step.Sign() > 0 && r.Step.MilliValue() > 0))
+	}
+	sorted := slices.IsSortedFunc(policy.ValidValues, func(a, b resource.Quantity) int { return a.Cmp(b) })
+	return sorted && slices.ContainsFunc(policy.ValidValues, func(v resource.Quantity) bool { return v.Cmp(*policy.Default) == 0 })
 }
 
 func quantities(in ...*resource.Quantity) []resource.Quantity {
@@ -156,8 +174,8 @@ func FuzzCounters(f *testing.F) {
 
 // FuzzSlices takes JSON of any slices and claims.
 func FuzzSlices(f *testing.F) {
-	add := func(slices []*resourceapi.ResourceSlice, claim *resourceapi.ResourceClaim) {
-		a, errA := json.Marshal(slices)
+	add := func(objects []*resourceapi.ResourceSlice, claim *resourceapi.ResourceClaim) {
+		a, errA := json.Marshal(objects)
 		b, errB := json.Marshal(claim)
 		if err := errors.Join(errA, errB); err != nil {
 			f.Fatal(err)
@@ -169,11 +187,11 @@ func FuzzSlices(f *testing.F) {
 		add(w.slices, w.claims[0])
 	}
 	f.Add([]byte(`[{"spec":{"devices":[{}]}}, null]`), []byte(`{"spec":{"devices":{"requests":[{"name":"r"}]}}}`))
-	f.Fuzz(func(t *testing.T, slices, claim []byte) {
+	f.Fuzz(func(t *testing.T, objects, claim []byte) {
 		w := fuzzWorld()
 		w.slices = nil
 		var decoded []*resourceapi.ResourceSlice
-		if json.Unmarshal(slices, &decoded) != nil || json.Unmarshal(claim, w.claims[0]) != nil {
+		if json.Unmarshal(objects, &decoded) != nil || json.Unmarshal(claim, w.claims[0]) != nil {
 			return
 		}
 		for _, slice := range decoded {
@@ -211,10 +229,12 @@ func (w *world) survives(t *testing.T) {
 	t.Helper()
 	upstream, ours := w.allocators(t)
 	node := w.nodes[0]
-	began := time.Now()
+	// What does not even look at its deadline cannot be stopped, only reported.
+	watchdog := time.AfterFunc(10*time.Second, func() { panic("ours hangs\n" + w.dump(node)) })
 	got, gotErr := within(5*time.Second, ours, node, w.claims)
-	if took := time.Since(began); took > 6*time.Second || errors.Is(gotErr, context.DeadlineExceeded) {
-		t.Fatalf("takes %v\n%s", took, w.dump(node))
+	watchdog.Stop()
+	if errors.Is(gotErr, context.DeadlineExceeded) {
+		t.Fatalf("takes too long\n%s", w.dump(node))
 	}
 	var want []resourceapi.AllocationResult
 	survived := func() (survived bool) {
@@ -223,7 +243,7 @@ func (w *world) survives(t *testing.T) {
 		want, err = within(200*time.Millisecond, upstream, node, w.claims)
 		return err == nil
 	}()
-	if got != nil && !ours.delegate {
+	if got != nil && !ours.delegate && !w.malformed {
 		if err := checker.Check(w.cluster(node), w.claims, got); err != nil {
 			t.Fatalf("invalid allocation: %v\n%s\n%s", err, toYAML(got), w.dump(node))
 		}
