@@ -115,7 +115,7 @@ func (f Features) isInRange(r *resourceapi.CapacityRequestPolicyRange, quantity 
 		}
 		least, step = r.Min.MilliValue(), r.Step.MilliValue()
 	}
-	return step != 0 && (value-least)%step == 0
+	return step > 0 && (value-least)%step == 0
 }
 
 // roundUp returns the least quantity of the range that is enough for the request.
@@ -137,7 +137,7 @@ func (f Features) roundUp(requested *resource.Quantity, r *resourceapi.CapacityR
 	case requested.CmpInt64(math.MaxInt64) > 0:
 		return resource.Quantity{}, fmt.Errorf("request %s cannot be represented in 64 bits, in which the policy's steps are counted", text(requested))
 	}
-	if step == 0 {
+	if step <= 0 {
 		return resource.Quantity{}, fmt.Errorf("steps of %s cannot be counted", text(r.Step))
 	}
 	steps := (value - least) / step

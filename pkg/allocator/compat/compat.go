@@ -37,7 +37,6 @@ func NewAllocator(ctx context.Context,
 			return structured.NewAllocator(ctx, features, allocated, classes, slices, celCache)
 		}),
 	}
-	a.delegate = hasWholeOutdatedPool(slices)
 	for _, slice := range slices {
 		a.delegate = a.delegate || delegatedSlice(slice, features)
 	}

@@ -69,31 +69,3 @@ func delegatedClaims(claims []*resourceapi.ResourceClaim, f structured.Features)
 	}
 	return false
 }
-
-// hasWholeOutdatedPool tells whether all slices of an outdated generation of some pool are still there. Upstream's
-// library then hands out outdated devices on nodes that the present generation is not for; ours never would.
-func hasWholeOutdatedPool(slices []*resourceapi.ResourceSlice) bool {
-	type generation struct {
-		driver, pool string
-		number       int64
-	}
-	latest := make(map[generation]int64)
-	count := make(map[generation]int64)
-	for _, slice := range slices {
-		pool := &slice.Spec.Pool
-		key := generation{driver: slice.Spec.Driver, pool: pool.Name}
-		latest[key] = max(latest[key], pool.Generation)
-		key.number = pool.Generation
-		count[key]++
-	}
-	for _, slice := range slices {
-		pool := &slice.Spec.Pool
-		key := generation{driver: slice.Spec.Driver, pool: pool.Name}
-		isOutdated := pool.Generation < latest[key]
-		key.number = pool.Generation
-		if isOutdated && count[key] == pool.ResourceSliceCount {
-			return true
-		}
-	}
-	return false
-}

@@ -2,6 +2,8 @@ package checker
 
 import (
 	"fmt"
+	"maps"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -20,49 +22,59 @@ type deviceID struct {
 
 func (id deviceID) String() string { return id.poolID.String() + "/" + id.name }
 
-// pool is the newest generation of a pool, as one node sees it.
+// pool is one generation of a pool, as one node sees it: the newest of which the node sees something.
 type pool struct {
 	id poolID
 	// problem is why nothing of the pool may be used on the node; empty if it may.
 	problem string
 	// onNode tells whether the node would see something of the pool.
-	onNode      bool
-	devices     []*device
-	counterSets map[string]*resourceapi.CounterSet
+	onNode       bool
+	slicesOnNode int
+	devices      []*device
+	counterSets  map[string]*resourceapi.CounterSet
 }
 
-// device is one device of the newest generation, on any node.
+// device is one device of that generation, on any node.
 type device struct {
 	*resourceapi.Device
 	slice  *resourceapi.ResourceSlice
 	onNode bool
 }
 
-// poolsFor finds the newest generation of every pool, and what of it the node sees.
+// poolsFor finds for every pool the newest generation of which the node sees something, and what that is. An outdated
+// generation counts only where it is whole: all its slices are there and are for the node. Strictly, only the newest
+// counts anywhere (ResourcePool API); upstream's scheduler sees it as is done here, and so do we.
 func poolsFor(c Cluster) map[poolID]*pool {
-	newest := make(map[poolID]int64)
+	members := make(map[poolID]map[int64][]*resourceapi.ResourceSlice)
 	for _, slice := range c.Slices {
 		id := poolID{slice.Spec.Driver, slice.Spec.Pool.Name}
-		newest[id] = max(newest[id], slice.Spec.Pool.Generation)
-	}
-	members := make(map[poolID][]*resourceapi.ResourceSlice)
-	for _, slice := range c.Slices {
-		id := poolID{slice.Spec.Driver, slice.Spec.Pool.Name}
-		if slice.Spec.Pool.Generation == newest[id] {
-			members[id] = append(members[id], slice)
+		if members[id] == nil {
+			members[id] = make(map[int64][]*resourceapi.ResourceSlice)
 		}
+		members[id][slice.Spec.Pool.Generation] = append(members[id][slice.Spec.Pool.Generation], slice)
 	}
 	pools := make(map[poolID]*pool)
-	for id, slices := range members {
-		pools[id] = newPool(c, id, slices)
+	for id, generations := range members {
+		numbers := slices.Sorted(maps.Keys(generations))
+		slices.Reverse(numbers)
+		for i, number := range numbers {
+			p := newPool(c, id, generations[number])
+			isWhole := p.slicesOnNode == len(generations[number]) && int64(p.slicesOnNode) == generations[number][0].Spec.Pool.ResourceSliceCount
+			if i == 0 || (p.onNode && isWhole) {
+				pools[id] = p
+			}
+			if p.onNode {
+				break
+			}
+		}
 	}
 	return pools
 }
 
-func newPool(c Cluster, id poolID, slices []*resourceapi.ResourceSlice) *pool {
+func newPool(c Cluster, id poolID, members []*resourceapi.ResourceSlice) *pool {
 	p := &pool{id: id, counterSets: make(map[string]*resourceapi.CounterSet)}
 	usable := 0
-	for _, slice := range slices {
+	for _, slice := range members {
 		sliceOnNode, err := onNode(c.Node, slice.Spec.NodeName, slice.Spec.AllNodes, slice.Spec.NodeSelector)
 		p.fail(err)
 		perDevice := ptr.Deref(slice.Spec.PerDeviceNodeSelection, false)
@@ -74,10 +86,10 @@ func newPool(c Cluster, id poolID, slices []*resourceapi.ResourceSlice) *pool {
 		} else {
 			sliceOnNode, perDevice = false, false
 		}
-		if slice.Spec.Pool.ResourceSliceCount != slices[0].Spec.Pool.ResourceSliceCount {
+		if slice.Spec.Pool.ResourceSliceCount != members[0].Spec.Pool.ResourceSliceCount {
 			p.fail(fmt.Errorf("slices disagree about their number"))
 		}
-		p.onNode = p.onNode || sliceOnNode
+		forNode := sliceOnNode
 		if len(slice.Spec.SharedCounters) > 0 {
 			for i := range slice.Spec.SharedCounters {
 				set := &slice.Spec.SharedCounters[i]
@@ -86,6 +98,7 @@ func newPool(c Cluster, id poolID, slices []*resourceapi.ResourceSlice) *pool {
 				}
 				p.counterSets[set.Name] = set
 			}
+			p.see(forNode)
 			continue
 		}
 		for i := range slice.Spec.Devices {
@@ -93,12 +106,13 @@ func newPool(c Cluster, id poolID, slices []*resourceapi.ResourceSlice) *pool {
 			if perDevice {
 				d.onNode, err = onNode(c.Node, d.NodeName, d.AllNodes, d.NodeSelector)
 				p.fail(err)
-				p.onNode = p.onNode || d.onNode
+				forNode = forNode || d.onNode
 			}
 			p.devices = append(p.devices, d)
 		}
+		p.see(forNode)
 	}
-	if want := slices[0].Spec.Pool.ResourceSliceCount; int64(usable) != want {
+	if want := members[0].Spec.Pool.ResourceSliceCount; int64(usable) != want {
 		p.fail(fmt.Errorf("has %d of %d slices", usable, want))
 	}
 	p.checkNames()
@@ -106,6 +120,14 @@ func newPool(c Cluster, id poolID, slices []*resourceapi.ResourceSlice) *pool {
 		p.checkCounters()
 	}
 	return p
+}
+
+// see counts a slice that is for the node.
+func (p *pool) see(forNode bool) {
+	if forNode {
+		p.onNode = true
+		p.slicesOnNode++
+	}
 }
 
 func (p *pool) fail(err error) {
