@@ -34,8 +34,8 @@ var rooms = []room{
 	{path: "pkg/inventory/source", may: []string{"pkg/inventory"}},
 	{path: "pkg/tracker", may: []string{"pkg/usage"}},
 	{path: "pkg/allocator", may: []string{"pkg/inventory", "pkg/usage"}},
-	{path: "pkg/inventory"},
-	{path: "pkg/usage"},
+	{path: "pkg/inventory", may: []string{"internal/sharded"}},
+	{path: "pkg/usage", may: []string{"internal/sharded"}},
 
 	{path: "pkg/draclient"},
 	{path: "pkg/agent/driver", may: []string{"pkg/agent"}},
@@ -44,11 +44,13 @@ var rooms = []room{
 
 	{path: "internal/localcluster", may: []string{"pkg/draclient"}},
 	{path: "internal/arch"},
+	{path: "internal/sharded"},
 
 	{path: "test/lab", may: []string{"internal/localcluster"}},
 	{path: "test/demo", may: []string{"internal/localcluster", "test/lab"}},
 	{path: "test/e2e", may: []string{"internal/localcluster", "test/lab"}},
 	{path: "test/integration", may: []string{"internal/localcluster", "pkg/plugins", "pkg/tracker"}},
+	{path: "test/perf/allocator", may: []string{"pkg/allocator", "pkg/inventory", "pkg/usage"}},
 }
 
 // forbidden lists imports from outside the module that a room must not have,

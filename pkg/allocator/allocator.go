@@ -56,10 +56,10 @@ func (r Result) Fits() bool { return r.Failure == nil }
 // allocation. If ctx ends before the answer is known, the failure's reason is ReasonUndecided, which says
 // nothing about other nodes.
 func Check(ctx context.Context, in Input) Result {
-	return decide(ctx, in, false)
+	return decide(ctx, &in, false)
 }
 
 // Allocate decides like Check and returns the allocations. With equal input it fits exactly when Check does.
 func Allocate(ctx context.Context, in Input) Result {
-	return decide(ctx, in, true)
+	return decide(ctx, &in, true)
 }

@@ -14,20 +14,20 @@ import (
 //  2. A single request without constraints is decided by counting.
 //  3. Everything else is searched for, see search.
 //  4. What fits is turned into allocations, what does not into counts.
-func decide(ctx context.Context, in Input, keep bool) Result {
+func decide(ctx context.Context, in *Input, keep bool) Result {
 	devices := in.Inventory.ForNode(in.Node)
 	if plain := in.Requests.plain; plain != nil && !keep {
 		switch plain.countOnly(devices, in) {
 		case yes:
 			return Result{Score: plain.preference()}
 		case no:
-			return Result{Failure: newFailure(in, devices, nil)}
+			return Result{Failure: newFailure(*in, devices, nil)}
 		}
 	}
-	s := newSearch(ctx, in, devices)
+	s := newSearch(ctx, *in, devices)
 	defer s.release()
 	if !s.run() {
-		return Result{Failure: newFailure(in, devices, s)}
+		return Result{Failure: newFailure(*in, devices, s)}
 	}
 	result := Result{Score: s.score()}
 	if keep {
@@ -47,18 +47,23 @@ const (
 // countOnly decides a request that is alone by counting. A device on which a selector failed matters only if the
 // search would come to it, so such a pool is left to the search. So are several devices that may consume the same
 // counters: each may be had, and not all of them.
-func (a *alternative) countOnly(devices *inventory.NodeDevices, in Input) answer {
+func (a *alternative) countOnly(devices *inventory.NodeDevices, in *Input) answer {
 	if a.all {
 		return a.countAll(devices, in)
 	}
 	free, independent := 0, true
-	for _, p := range devices.Pools {
-		match := a.matcher.On(p)
-		if match.Errors != nil {
+	for i := range devices.Pools {
+		var c count
+		if t := tallyIn(devices, i, in.Usage); a.admin {
+			c = t.state.count(devices.Pools[i], a)
+		} else {
+			c = t.count(devices, i, a)
+		}
+		if c.errors {
 			return unknown
 		}
-		free += stateOf(p, in.Usage).free(p, match, a)
-		independent = independent && !match.Usable.Intersects(p.Consumers())
+		free += c.free
+		independent = independent && !c.dependent
 		if free >= a.count && (independent || a.count == 1) {
 			return yes
 		}
@@ -72,7 +77,7 @@ func (a *alternative) countOnly(devices *inventory.NodeDevices, in Input) answer
 	return unknown
 }
 
-func (a *alternative) countAll(devices *inventory.NodeDevices, in Input) answer {
+func (a *alternative) countAll(devices *inventory.NodeDevices, in *Input) answer {
 	if len(devices.Problems) > 0 {
 		return no
 	}

@@ -7,8 +7,7 @@ import (
 	"stowage.dev/stowage/pkg/usage"
 )
 
-// poolState is what holders leave of one NodePool in one state of usage. It is kept on the NodePool: as long as
-// nothing in the pool is taken or given back, it is the answer for every pod. Immutable.
+// poolState is what holders leave of one NodePool in one state of usage. Immutable.
 type poolState struct {
 	in *usage.Pool
 	// held are the devices that have a holder; of the shareable ones only those that somebody has for itself alone.
@@ -24,22 +23,8 @@ type poolState struct {
 	room [][]amount.Amount
 }
 
-// untouched is the state of pools with simple devices in which nothing is held.
-var untouched = &poolState{}
-
 // stateOf returns what holders leave of the pool.
-func stateOf(p *inventory.NodePool, view usage.View) *poolState {
-	in := view.Pool(usage.PoolID(p.ID()))
-	if in == nil && p.Consumers() == nil && p.Unsupported() == nil {
-		return untouched
-	}
-	if known, ok := p.Attached.Load().(*poolState); ok && known.in == in {
-		return known
-	}
-	state := newPoolState(p, in)
-	p.Attached.Store(state)
-	return state
-}
+func stateOf(p *inventory.NodePool, view usage.View) *poolState { return tallyOf(p, view).state }
 
 // held returns the devices of the pool that have a holder, by index; of the shareable ones only those that somebody
 // has for itself alone. Nil if there are none.

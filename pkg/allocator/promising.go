@@ -1,6 +1,8 @@
 package allocator
 
 import (
+	"slices"
+
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
@@ -105,14 +107,14 @@ func (s *search) available(a *alternative) bitset.Set {
 		g := s.grouping(c)
 		if c.distinct {
 			for _, value := range have {
-				if i, ok := g.index[value]; ok {
-					set.AndNot(g.sets[i])
+				if devices := g.devices(value); devices != nil {
+					set.AndNot(devices)
 				}
 			}
 			set.AndNot(g.unknown)
 			set.And(g.has)
-		} else if i, ok := g.index[have[0]]; ok {
-			set.And(g.sets[i])
+		} else if devices := g.devices(have[0]); devices != nil {
+			set.And(devices)
 		} else {
 			clear(set)
 		}
@@ -120,46 +122,54 @@ func (s *search) available(a *alternative) bitset.Set {
 	return set
 }
 
-// grouping has the devices of the node by their value of one constraint's attribute.
+// grouping has the devices of the node by their value of one constraint's attribute. Read only: with one pool, which
+// is the rule, the sets are the inventory's.
 type grouping struct {
-	index   map[inventory.AttributeValue]int // value → index in sets
-	sets    []bitset.Set
-	unknown bitset.Set // devices whose value is of an unknown kind
-	has     bitset.Set // devices that have the attribute
+	values  []inventory.AttributeValue
+	sets    []bitset.Set // by value
+	unknown bitset.Set   // devices whose value is of an unknown kind
+	has     bitset.Set   // devices that have the attribute
+}
+
+// devices returns those with the value, nil if there are none.
+func (g *grouping) devices(value inventory.AttributeValue) bitset.Set {
+	if i := slices.Index(g.values, value); i >= 0 {
+		return g.sets[i]
+	}
+	return nil
 }
 
 func (s *search) grouping(c *constraint) *grouping {
 	if g := s.groups[c.index]; g != nil {
 		return g
 	}
-	g := &grouping{
-		index:   make(map[inventory.AttributeValue]int),
-		unknown: make(bitset.Set, s.words),
-		has:     make(bitset.Set, s.words),
+	g := &grouping{}
+	s.groups[c.index] = g
+	if len(s.pools) == 1 {
+		column := s.pools[0].Attribute(c.attribute)
+		g.has, g.unknown = column.Has(), column.Unknown()
+		for _, group := range column.Groups() {
+			g.values, g.sets = append(g.values, group.Value), append(g.sets, group.Devices)
+		}
+		return g
 	}
+	g.has, g.unknown = make(bitset.Set, s.words), make(bitset.Set, s.words)
+	index := make(map[inventory.AttributeValue]int)
 	for p, pool := range s.pools {
 		column := pool.Attribute(c.attribute)
-		for i := range pool.Len() {
-			device := s.starts[p] + i
-			value := column.Value(i)
-			switch value.Kind {
-			case inventory.NoAttribute:
-				continue
-			case inventory.UnknownKind:
-				g.unknown.Add(device)
-			default:
-				n, ok := g.index[value]
-				if !ok {
-					n = len(g.sets)
-					g.index[value] = n
-					g.sets = append(g.sets, make(bitset.Set, s.words))
-				}
-				g.sets[n].Add(device)
+		base := s.starts[p] / 64
+		copy(g.has[base:], column.Has())
+		copy(g.unknown[base:], column.Unknown())
+		for _, group := range column.Groups() {
+			i, ok := index[group.Value]
+			if !ok {
+				i = len(g.sets)
+				index[group.Value] = i
+				g.values, g.sets = append(g.values, group.Value), append(g.sets, make(bitset.Set, s.words))
 			}
-			g.has.Add(device)
+			copy(g.sets[i][base:], group.Devices)
 		}
 	}
-	s.groups[c.index] = g
 	return g
 }
 

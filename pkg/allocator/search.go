@@ -304,7 +304,7 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 func (s *search) orderMatters(a *alternative) bool {
 	for _, c := range a.constraints {
 		for _, p := range s.pools {
-			if p.Attribute(c.attribute).HasUnknown() {
+			if p.Attribute(c.attribute).Unknown() != nil {
 				return true
 			}
 		}

@@ -5,6 +5,8 @@ import (
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
+
+	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
 // AttributeValue is a device attribute's value in a form that can be compared with == and used as a key, over
@@ -31,14 +33,54 @@ const (
 // Column has the values of one attribute for all devices of a NodePool. Immutable.
 type Column struct {
 	values  []AttributeValue
-	unknown bool
+	groups  []Group
+	has     bitset.Set
+	unknown bitset.Set
+}
+
+// Group are the devices of a NodePool that have the same value. Immutable.
+type Group struct {
+	Value   AttributeValue
+	Devices bitset.Set
 }
 
 // Value returns the value of device i; its kind is NoAttribute if the device lacks the attribute.
 func (c *Column) Value(i int) AttributeValue { return c.values[i] }
 
-// HasUnknown tells whether any device has a value of UnknownKind.
-func (c *Column) HasUnknown() bool { return c.unknown }
+// Groups are the devices by value, in the order of the first device of each. Read only.
+func (c *Column) Groups() []Group { return c.groups }
+
+// Has are the devices that have the attribute. Read only.
+func (c *Column) Has() bitset.Set { return c.has }
+
+// Unknown are the devices with a value of UnknownKind; nil if there are none. Read only.
+func (c *Column) Unknown() bitset.Set { return c.unknown }
+
+func newColumn(p *NodePool, name resourceapi.FullyQualifiedName) *Column {
+	c := &Column{values: make([]AttributeValue, len(p.devices)), has: bitset.New(len(p.devices))}
+	groupOf := make(map[AttributeValue]int)
+	for i, device := range p.devices {
+		value := attributeValue(device, p.Pool.ID.Driver, name)
+		c.values[i] = value
+		if value.Kind == NoAttribute {
+			continue
+		}
+		c.has.Add(i)
+		switch value.Kind {
+		case UnknownKind:
+			c.unknown = addDevice(c.unknown, i, len(p.devices))
+		default:
+			n, ok := groupOf[value]
+			if !ok {
+				n = len(c.groups)
+				groupOf[value] = n
+				c.groups = append(c.groups, Group{Value: value, Devices: bitset.New(len(p.devices))})
+			}
+			c.groups[n].Devices.Add(i)
+		}
+	}
+	return c
+}
 
 // columns is the small cache of a NodePool's columns.
 type columns struct {
@@ -58,11 +100,7 @@ func (p *NodePool) Attribute(name resourceapi.FullyQualifiedName) *Column {
 	if column != nil {
 		return column
 	}
-	column = &Column{values: make([]AttributeValue, len(p.devices))}
-	for i, device := range p.devices {
-		column.values[i] = attributeValue(device, p.Pool.ID.Driver, name)
-		column.unknown = column.unknown || column.values[i].Kind == UnknownKind
-	}
+	column = newColumn(p, name)
 	p.columns.mu.Lock()
 	defer p.columns.mu.Unlock()
 	if p.columns.byName == nil || len(p.columns.byName) >= maxColumns {

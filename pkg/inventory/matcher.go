@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
@@ -31,6 +32,7 @@ type MatcherSpec struct {
 
 // Matcher tells which devices fulfil a MatcherSpec. Matchers of equal specs are usually the same one.
 type Matcher struct {
+	id          uint32
 	spec        MatcherSpec
 	features    Features
 	slot        int
@@ -63,7 +65,7 @@ func (r *PoolMatch) Takes(i int) []amount.Amount { return r.takes[i] }
 // [*CompileError].
 func (v *View) Matcher(spec MatcherSpec) (*Matcher, error) {
 	return v.caches.matchers.get(spec.key(), func(slot int) (*Matcher, error) {
-		m := &Matcher{spec: spec, features: v.caches.features, slot: slot, expressions: make([]*expression, 0, len(spec.ClassSelectors)+len(spec.Selectors))}
+		m := &Matcher{id: matcherIDs.Add(1), spec: spec, features: v.caches.features, slot: slot, expressions: make([]*expression, 0, len(spec.ClassSelectors)+len(spec.Selectors))}
 		for _, selectors := range [][]string{spec.ClassSelectors, spec.Selectors} {
 			for _, text := range selectors {
 				expr, err := v.caches.compile(text)
@@ -76,6 +78,12 @@ func (v *View) Matcher(spec MatcherSpec) (*Matcher, error) {
 		return m, nil
 	})
 }
+
+// matcherIDs numbers the matchers of the process, from 1.
+var matcherIDs atomic.Uint32
+
+// ID is a number that no other matcher of the process has; never 0.
+func (m *Matcher) ID() uint32 { return m.id }
 
 // key tells specs apart. Lengths before texts keep any two different specs different.
 func (s *MatcherSpec) key() string {

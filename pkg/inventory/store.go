@@ -92,7 +92,6 @@ func NewStore(opts Options) *Store {
 	s.current.Store(&View{
 		classes: immutable.NewMap[string, *Class](newStringHasher()),
 		pools:   immutable.NewSortedMap[PoolID, *Pool](poolIDComparer{}),
-		local:   immutable.NewMap[string, *NodeDevices](newStringHasher()),
 		caches: &caches{
 			features:    opts.Features,
 			expressions: newSlotTable[*expression](opts.MaxSelectors),

@@ -3,10 +3,13 @@ package inventory
 import (
 	"iter"
 	"slices"
+	"sync/atomic"
 
 	"github.com/benbjohnson/immutable"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+
+	"stowage.dev/stowage/internal/sharded"
 )
 
 // View is what exists at one moment. It never changes and may be kept for as long as wanted; any number of
@@ -16,7 +19,7 @@ type View struct {
 	classes    *immutable.Map[string, *Class]
 	pools      *immutable.SortedMap[PoolID, *Pool]
 	// local has, by node name, what nodes see of the pools that consist of slices for single nodes only.
-	local *immutable.Map[string, *NodeDevices]
+	local sharded.Map[string, *NodeDevices]
 	// shared are the other pools, by ID.
 	shared []*Pool
 	caches *caches
@@ -35,6 +38,10 @@ type NodeDevices struct {
 	Pools []*NodePool
 	// Problems are about the pools that the node would see if they were complete and valid, by pool.
 	Problems []*PoolProblem
+
+	// Attached is a place for one value that a consumer derives from what is in here and something else that it can
+	// recognize again, like NodePool.Attached.
+	Attached atomic.Value
 }
 
 var noDevices = &NodeDevices{}

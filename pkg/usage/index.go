@@ -24,7 +24,7 @@ type Index struct {
 
 // NewIndex returns an index in which nothing is held.
 func NewIndex() *Index {
-	return &Index{view: View{pools: newPools()}, holds: map[types.UID][]hold{}}
+	return &Index{holds: map[types.UID][]hold{}}
 }
 
 // View returns the present usage in constant time. Later changes of the index do

@@ -1,17 +1,18 @@
 package usage
 
 import (
-	"hash/maphash"
 	"iter"
 
 	"github.com/benbjohnson/immutable"
+
+	"stowage.dev/stowage/internal/sharded"
 )
 
 // View is an immutable picture of all held devices at one moment. It is a small
 // value: copy it, keep it as long as needed, read it from any goroutine. The
 // zero View holds nothing.
 type View struct {
-	pools    *immutable.Map[PoolID, *Pool]
+	pools    sharded.Map[PoolID, *Pool]
 	revision uint64
 	devices  int
 }
@@ -26,12 +27,23 @@ func (v View) Len() int { return v.devices }
 
 // Pool returns what is held in a pool, nil if nothing is.
 func (v View) Pool(id PoolID) *Pool {
-	if v.pools == nil {
-		return nil
-	}
 	pool, _ := v.pools.Get(id)
 	return pool
 }
+
+// Place says where a pool is to be found in any view.
+type Place struct{ slot sharded.Slot }
+
+// PlaceOf returns the pool's place.
+func PlaceOf(id PoolID) Place { return Place{sharded.SlotOf(id)} }
+
+// Mark stands for what is held in the pools of one place: as long as two views have the same mark there, they have the
+// same *Pool for each of them. To compare marks is much cheaper than to look a pool up. The zero Mark is that of a place
+// where nothing is held.
+type Mark = sharded.Mark[PoolID, *Pool]
+
+// Mark returns the mark of a place.
+func (v View) Mark(p Place) Mark { return v.pools.Mark(p.slot) }
 
 // Device returns who holds a device, nil if it is free.
 func (v View) Device(id DeviceID) *Device {
@@ -42,11 +54,7 @@ func (v View) Device(id DeviceID) *Device {
 // name, the order of pools is arbitrary.
 func (v View) All() iter.Seq2[DeviceID, *Device] {
 	return func(yield func(DeviceID, *Device) bool) {
-		if v.pools == nil {
-			return
-		}
-		for itr := v.pools.Iterator(); !itr.Done(); {
-			id, pool, _ := itr.Next()
+		for id, pool := range v.pools.All() {
 			for name, device := range pool.All() {
 				if !yield(DeviceID{Driver: id.Driver, Pool: id.Pool, Device: name}, device) {
 					return
@@ -116,13 +124,3 @@ func (d *Device) Holders() []Holder {
 // Count returns the number of holders. It is more than one for a shared device,
 // and for a device that was handed out twice.
 func (d *Device) Count() int { return len(d.Holders()) }
-
-// poolHasher hashes the keys of View.pools.
-type poolHasher struct{ seed maphash.Seed }
-
-func (h poolHasher) Hash(id PoolID) uint32  { return uint32(maphash.Comparable(h.seed, id)) }
-func (h poolHasher) Equal(a, b PoolID) bool { return a == b }
-
-func newPools() *immutable.Map[PoolID, *Pool] {
-	return immutable.NewMap[PoolID, *Pool](poolHasher{seed: maphash.MakeSeed()})
-}
