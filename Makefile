@@ -43,6 +43,22 @@ test-unit: ## Unit tests only, race detector on
 e2e: build ## End-to-end tests on a real kubelet and containerd (root)
 	$(GO) test -tags e2e -count=1 -timeout 20m -v ./test/e2e/... ./internal/localcluster/node/...
 
+.PHONY: bench-allocator
+bench-allocator: ## Measure the allocator against upstream's, and check that it has not become slower
+	$(GO) run ./test/perf/allocator -floors test/perf/allocator/floors.json
+
+.PHONY: differential
+differential: ## Compare the allocator with upstream's on 20,000 random clusters
+	$(GO) test -count=1 -v -run 'TestDifferential|TestTheChecker' ./pkg/allocator/compat -rapid.checks=20000
+
+# How long each fuzz target runs.
+FUZZTIME  ?= 30s
+
+.PHONY: fuzz
+fuzz: ## Fuzz the allocator: CEL, quantities, counters, malformed slices (FUZZTIME=30s each)
+	@for target in $$($(GO) test -list '^Fuzz' ./pkg/allocator/compat | grep ^Fuzz); do \
+		$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5s ./pkg/allocator/compat || exit 1; done
+
 .PHONY: lint
 lint: ## go vet, staticcheck, gofumpt and the import order
 	@unformatted="$$($(TOOL) gofumpt -l $(GOFILES))"; \

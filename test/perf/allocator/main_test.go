@@ -1,0 +1,81 @@
+package main
+
+import (
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+func TestARatioThatFallsByMoreThanAFifthIsFound(t *testing.T) {
+	recorded := floors{"case": 200}
+	ratio := comparison{name: "case", target: 100}
+	absolute := comparison{name: "impossible", limit: time.Millisecond}
+	tests := map[string]struct {
+		c    comparison
+		t    times
+		want string
+	}{
+		"as recorded":             {ratio, times{upstream: 200 * time.Second, ours: time.Second}, ""},
+		"a fifth less":            {ratio, times{upstream: 161 * time.Second, ours: time.Second}, ""},
+		"more than a fifth less":  {ratio, times{upstream: 159 * time.Second, ours: time.Second}, "was 200×"},
+		"below the target":        {ratio, times{upstream: 99 * time.Second, ours: time.Second}, "misses the target of 100×"},
+		"another answer":          {ratio, times{upstream: 300 * time.Second, ours: time.Second, fit: 1, upstreamFit: 2}, "upstream says 2 nodes"},
+		"within the limit":        {absolute, times{upstream: time.Millisecond, ours: time.Millisecond}, ""},
+		"longer than the limit":   {absolute, times{upstream: time.Hour, ours: 2 * time.Millisecond}, "takes longer than 1ms"},
+		"a case without a record": {comparison{name: "new", target: 10}, times{upstream: 10 * time.Second, ours: time.Second}, ""},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			if got := recorded.judge(test.c, test.t); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
+
+func TestRecordedRatiosAreReadAsTheyWereWritten(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "floors.json")
+	want := floors{"one": 12, "two": 345.5}
+	if err := want.write(file); err != nil {
+		t.Fatal(err)
+	}
+	got, err := readFloors(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("(-want, +got):\n%s", diff)
+	}
+	if _, err := readFloors(file + ".missing"); err == nil || !strings.Contains(err.Error(), "floors.json.missing") {
+		t.Errorf("an error that names the file is wanted, got %v", err)
+	}
+}
+
+func TestEveryComparisonHasAWorldInWhichBothAgree(t *testing.T) {
+	recorded, err := readFloors("floors.json")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range comparisons() {
+		if (c.target > 0) == (c.limit > 0) {
+			t.Errorf("%s: has target %v and limit %v, wants one of them", c.name, c.target, c.limit)
+		}
+		if _, ok := recorded[c.name]; ok != (c.target > 0) {
+			t.Errorf("%s: recorded %v, want %v", c.name, ok, c.target > 0)
+		}
+	}
+	for _, c := range comparisons()[2:4] { // the others are too large or too slow for a test
+		w := c.world()
+		ours, err := w.filterOurs()
+		if err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+		upstream, err := w.filterUpstream(time.Minute)
+		if err != nil || upstream != ours {
+			t.Errorf("%s: ours fits on %d nodes, upstream's on %d (%v)", c.name, ours, upstream, err)
+		}
+	}
+}
