@@ -103,6 +103,11 @@ func TestStopLeavesNoProcessMountPointOrCgroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	orphan := strings.TrimSpace(string(out))
+	// The kubelet mounts its root folder over itself.
+	inside, args = s.Wrap("/bin/sh", "-c", fmt.Sprintf("mount --bind %s %s", s.target, s.target))
+	if out, err := exec.Command(inside, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	contained := exec.Command("sleep", "1000")
 	if err := contained.Start(); err != nil {
 		t.Fatal(err)

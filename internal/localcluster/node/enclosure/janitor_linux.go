@@ -95,9 +95,8 @@ func makeFolders(path string) (made []string, err error) {
 func unmountAll(spec Spec, made []string) error {
 	var errs []error
 	for i := len(spec.Binds) - 1; i >= 0; i-- {
-		target := spec.Binds[i].Target
-		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("unmounting %s: %w", target, err))
+		if err := unmount(spec.Binds[i].Target); err != nil {
+			errs = append(errs, err)
 		}
 	}
 	for i := len(made) - 1; i >= 0; i-- {
@@ -107,4 +106,17 @@ func unmountAll(spec Spec, made []string) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// unmount removes every mount at a path: the kubelet puts one of its own over its root folder, to share what it mounts below.
+func unmount(path string) error {
+	for {
+		err := unix.Unmount(path, unix.MNT_DETACH)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, fs.ErrNotExist) { // nothing is mounted there, any more
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("unmounting %s: %w", path, err)
+		}
+	}
 }
