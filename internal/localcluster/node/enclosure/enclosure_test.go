@@ -146,6 +146,35 @@ func TestStopLeavesNoProcessMountPointOrCgroup(t *testing.T) {
 	}
 }
 
+// A folder that is removed outside takes what is mounted on it away inside.
+func TestAnEnclosureKeepsItsMountsWhenTheOneThatMadeTheMountPointEnds(t *testing.T) {
+	first := start(t)
+	second := prepare(t)
+	second.target, second.cgroup = first.target, second.cgroup+"-second"
+	var err error
+	if second.Enclosure, err = enclosure.Start(t.Context(), second.binary, second.dir, second.spec()); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Stop(); err != nil {
+		t.Error(err)
+	}
+	path, args := second.Wrap("/bin/sh", "-c", "echo inside > "+second.target+"/file")
+	if out, err := exec.Command(path, args...).CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	if content, err := os.ReadFile(filepath.Join(second.source, "file")); string(content) != "inside\n" {
+		t.Errorf("the folder mounted in the second enclosure: got %q, %v", content, err)
+	}
+	if err := second.Stop(); err != nil {
+		t.Error(err)
+	}
+	gone(t, filepath.Dir(second.target))
+	left, err := filepath.Glob("/run/stowage-mount-point-*" + filepath.Base(first.dir) + "-missing-target")
+	if err != nil || len(left) > 0 {
+		t.Errorf("files about the mount point: got %v, %v, want none", left, err)
+	}
+}
+
 // The test program starts itself as a process that makes an enclosure and then is killed.
 func TestTheJanitorCleansUpAfterAKilledParent(t *testing.T) {
 	s := prepare(t)
