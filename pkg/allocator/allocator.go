@@ -5,6 +5,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
@@ -29,6 +30,10 @@ type Input struct {
 	Inventory *inventory.View
 	Usage     usage.View
 	Policy    Policy
+	// NewShareID makes the ID of one share of a device that allows multiple allocations. IDs must differ for all
+	// shares of a device, also those of other pods. Nil means random UUIDs, as upstream's; they are all that is not
+	// determined by the rest of the input.
+	NewShareID func() types.UID
 }
 
 // Result is the answer for one node.

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"strings"
 	"testing"
 	"time"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -138,74 +138,6 @@ func (w *world) failures(t *testing.T, ctx context.Context) (*Requests, map[stri
 	return requests, failures
 }
 
-func TestExplainSaysInOneLineWhatIsMissing(t *testing.T) {
-	h100 := `device.attributes["a.example.com"].index >= 6`
-	tests := map[string]struct {
-		world *world
-		want  string
-	}{
-		"held, filtered and tainted": {
-			world: rig().node("n1", gpus(8, taint("gpu-lost", 7))...).hold("n1/gpu-6").claim("train", exactly("gpu", 1, h100)),
-			want:  `request "gpu" of claim train: 1 of 8 gpu.example.com devices held, 6 filtered by selector 'device.attributes["a.example.com"].index >= 6', 1 tainted gpu-lost`,
-		},
-		"free, but not enough on one node": {
-			world: rig().node("n1", gpus(4)...).node("n2", gpus(4)...).hold("n1/gpu-0", "n2/gpu-0").claim("train", exactly("gpu", 4)),
-			want:  `request "gpu" of claim train: 2 of 8 gpu.example.com devices held, 6 free (4 wanted on one node)`,
-		},
-		"no device at all": {
-			world: rig().node("n1").claim("train", exactly("gpu", 1)),
-			want:  `request "gpu" of claim train: no gpu.example.com devices`,
-		},
-		"constraint": {
-			world: rig().node("n1", gpus(8)...).claim("train", exactly("gpu", 4)).matchAttribute("a.example.com/root"),
-			want:  `request "gpu" of claim train: 8 of 8 gpu.example.com devices free (4 wanted on one node); at most 2 free devices of one node share a.example.com/root (claim train wants 4)`,
-		},
-		"two claims want the same devices": {
-			world: rig().node("n1", gpus(3)...).claim("one", exactly("gpu", 2)).claim("two", exactly("gpu", 2)),
-			want: `request "gpu" of claim one: 3 of 3 gpu.example.com devices free (2 wanted on one node); ` +
-				`request "gpu" of claim two: 3 of 3 gpu.example.com devices free (2 wanted on one node); ` +
-				`1 nodes have free devices for each request, but not for all together`,
-		},
-		"selector fails on a device": {
-			world: rig().node("n1", gpus(1, without("index", 0))...).claim("train", exactly("gpu", 1, h100)),
-			want: `request "gpu" of claim train: 1 of 1 gpu.example.com devices failing a selector; ` +
-				`claim default/train, request "gpu": selector 'device.attributes["a.example.com"].index >= 6' failed on device a.example.com/n1/gpu-0: no such key: index. consider using CEL optional chaining (.? followed by orValue()) or guarding the check with has() for optional fields`,
-		},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			requests, failures := tc.world.failures(t, context.Background())
-			if len(failures) != len(tc.world.nodes) {
-				t.Fatalf("%d of %d nodes refused", len(failures), len(tc.world.nodes))
-			}
-			if diff := cmp.Diff(tc.want, Explain(requests, maps.All(failures))); diff != "" {
-				t.Error(diff)
-			}
-		})
-	}
-}
-
-func TestExplainIsBoundedAndCountsASharedPoolOnce(t *testing.T) {
-	w := rig().node("n1", gpus(2)...)
-	w.slices[0].Spec.NodeName, w.slices[0].Spec.AllNodes = nil, ptr.To(true)
-	w.nodes = append(w.nodes, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n2"}})
-	w.claim("train", exactly("gpu", 3))
-	requests, failures := w.failures(t, context.Background())
-	want := `request "gpu" of claim train: 2 of 2 gpu.example.com devices free (3 wanted on one node)`
-	if diff := cmp.Diff(want, Explain(requests, maps.All(failures))); diff != "" {
-		t.Error(diff)
-	}
-
-	w.claims = nil
-	for i := range 20 {
-		w.claim(fmt.Sprintf("claim-%d", i), exactly("gpu", 3, strings.Repeat("!", 400)+"false"))
-	}
-	requests, failures = w.failures(t, context.Background())
-	if n := len(Explain(requests, maps.All(failures))); n > maxExplanation {
-		t.Errorf("explanation has %d bytes, want at most %d", n, maxExplanation)
-	}
-}
-
 func TestReasonsPerNode(t *testing.T) {
 	expired, cancel := context.WithDeadline(context.Background(), time.Unix(0, 0))
 	defer cancel()
@@ -219,15 +151,11 @@ func TestReasonsPerNode(t *testing.T) {
 	other.Spec.NodeSelector = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: []v1.NodeSelectorRequirement{{Key: "a", Operator: "What"}}}}}
 	other.Spec.Devices = nil
 	badSelector.slices = append(badSelector.slices, other)
-	counters := rig().node("n1", gpus(1, func(_ int, d *resourceapi.Device) { d.AllowMultipleAllocations = ptr.To(true) })...).claim("c", exactly("gpu", 1))
-	counting := rig().node("n1", gpus(1, func(_ int, d *resourceapi.Device) {
-		d.ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "set", Counters: map[string]resourceapi.Counter{"memory": {}}}}
-	})...).claim("c", exactly("gpu", 1))
-	counting.slices[0].Spec.Pool.ResourceSliceCount = 2
-	set := counting.slices[0].DeepCopy()
-	set.Name, set.Spec.Devices = "counters", nil
-	set.Spec.SharedCounters = []resourceapi.CounterSet{{Name: "set", Counters: map[string]resourceapi.Counter{"memory": {}}}}
-	counting.slices = append(counting.slices, set)
+	noPartitions := rig().node("n1", gpus(1, consumes("set", "memory", "1"))...).claim("c", exactly("gpu", 1))
+	noPartitions.features = func(f *inventory.Features) { f.PartitionableDevices = false }
+	usedUp := rig().node("n1", gpus(2, consumes("set", "memory", "10"))...).counters("n1", "set", "memory", "15").hold("n1/gpu-0").claim("c", exactly("gpu", 1))
+	full := rig().node("n1", gpus(1, shareable("memory", "10"))...).share("n1/gpu-0", "memory", "8").claim("c", takes(exactly("gpu", 1), "memory", "3"))
+	tooSmall := rig().node("n1", gpus(1, shareable("memory", "10"))...).claim("c", takes(exactly("gpu", 1), "memory", "11"))
 	fewAll := rig().node("n1", gpus(33)...).claim("c", all("gpu"))
 
 	tests := map[string]struct {
@@ -249,8 +177,10 @@ func TestReasonsPerNode(t *testing.T) {
 		"pool has a name twice":            {world: duplicate, want: ReasonPool},
 		"pool has a bad node selector":     {world: badSelector, want: ReasonPool},
 		"selector fails":                   {world: rig().node("n1", gpus(1, without("index", 0))...).claim("c", exactly("gpu", 1, `device.attributes["a.example.com"].index == 0`)), want: ReasonSelectorError},
-		"device with multiple allocations": {world: counters, want: ReasonUnsupported},
-		"device that consumes counters":    {world: counting, want: ReasonUnsupported},
+		"counters are not enabled":         {world: noPartitions, want: ReasonUnsupported},
+		"counters are used up":             {world: usedUp, want: ReasonHeld, resolvable: true},
+		"capacity is used up":              {world: full, want: ReasonHeld, resolvable: true},
+		"capacity is too small":            {world: tooSmall, want: ReasonNoMatch},
 		"deadline is over":                 {ctx: expired, world: rig().node("n1", gpus(2)...).claim("c", exactly("a", 1), exactly("b", 1)), want: ReasonUndecided},
 	}
 	for name, tc := range tests {
@@ -341,12 +271,14 @@ func TestCompileNamesWhatIsWrong(t *testing.T) {
 	}}
 	badClass := rig().claim("c", exactly("gpu", 1))
 	badClass.classes[0].Spec.Selectors[0].CEL.Expression = "nonsense"
+	noCapacity := rig()
+	noCapacity.features = func(f *inventory.Features) { f.ConsumableCapacity = false }
 	emptyConstraint := rig().claim("c", exactly("gpu", 1))
 	emptyConstraint.claims[0].Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{}}
 
 	tests := map[string]struct {
 		world    *world
-		features func(*Features)
+		features func(*Features) // of the allocator
 		want     ClaimError
 	}{
 		"class does not exist":                 {world: rig().claim("c", unknownClass), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.deviceClassName", Reason: `device class "missing" does not exist`}},
@@ -357,7 +289,7 @@ func TestCompileNamesWhatIsWrong(t *testing.T) {
 		"request of another kind":              {world: rig().claim("c", resourceapi.DeviceRequest{Name: "gpu"}), want: ClaimError{Request: "gpu", Field: "devices.requests[0]", Reason: "neither exactly nor firstAvailable is set, and other types of requests are not supported"}},
 		"constraint of another kind":           {world: emptyConstraint, want: ClaimError{Field: "devices.constraints[0]", Reason: "neither matchAttribute nor distinctAttribute is set, and other constraints are not supported"}},
 		"allocation mode":                      {world: rig().claim("c", mode), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.allocationMode", Reason: `"Some" is not supported`}},
-		"capacity":                             {world: rig().claim("c", capacity), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.capacity.requests", Reason: "capacity requests are not supported"}},
+		"capacity":                             {world: noCapacity.claim("c", capacity), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.capacity", Reason: "the feature DRAConsumableCapacity is disabled"}},
 		"too many devices":                     {world: rig().claim("c", exactly("a", 30), exactly("b", 3)), want: ClaimError{Request: "b", Field: "devices.requests[1]", Reason: "3 devices in addition to 30 of earlier requests are more than the 32 that one claim can get"}},
 		"admin access disabled":                {world: rig().claim("c", admin), features: func(f *Features) { f.AdminAccess = false }, want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.adminAccess", Reason: "the feature DRAAdminAccess is disabled"}},
 		"firstAvailable disabled":              {world: rig().claim("c", prioritized), features: func(f *Features) { f.PrioritizedList = false }, want: ClaimError{Request: "gpu", Field: "devices.requests[0].firstAvailable", Reason: "the feature DRAPrioritizedList is disabled"}},

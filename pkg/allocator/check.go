@@ -45,33 +45,31 @@ const (
 )
 
 // countOnly decides a request that is alone by counting. A device on which a selector failed matters only if the
-// search would come to it, so such a pool is left to the search.
+// search would come to it, so such a pool is left to the search. So are several devices that may consume the same
+// counters: each may be had, and not all of them.
 func (a *alternative) countOnly(devices *inventory.NodeDevices, in Input) answer {
 	if a.all {
 		return a.countAll(devices, in)
 	}
-	free := 0
+	free, independent := 0, true
 	for _, p := range devices.Pools {
 		match := a.matcher.On(p)
 		if match.Errors != nil {
 			return unknown
 		}
-		if p.Advanced() != nil {
-			return unknown
-		}
-		if a.admin {
-			free += match.Usable.Count()
-		} else {
-			free += match.Usable.AndNotCount(held(p, in.Usage))
-		}
-		if free >= a.count {
+		free += stateOf(p, in.Usage).free(p, match, a)
+		independent = independent && !match.Usable.Intersects(p.Consumers())
+		if free >= a.count && (independent || a.count == 1) {
 			return yes
 		}
 	}
-	if free >= a.count { // nothing wanted, nothing there
+	switch {
+	case free < a.count:
+		return no
+	case independent || a.count == 0:
 		return yes
 	}
-	return no
+	return unknown
 }
 
 func (a *alternative) countAll(devices *inventory.NodeDevices, in Input) answer {
@@ -81,13 +79,10 @@ func (a *alternative) countAll(devices *inventory.NodeDevices, in Input) answer 
 	total := 0
 	for _, p := range devices.Pools {
 		match := a.matcher.On(p)
-		if match.Errors != nil {
+		if match.Errors != nil || match.Match.Intersects(p.Consumers()) {
 			return unknown
 		}
-		if match.Tainted != nil || match.Match.Intersects(p.Advanced()) {
-			return no
-		}
-		if !a.admin && match.Match.Intersects(held(p, in.Usage)) {
+		if match.Tainted != nil || stateOf(p, in.Usage).free(p, match, a) < match.Match.Count() {
 			return no
 		}
 		total += match.Match.Count()

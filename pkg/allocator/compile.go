@@ -59,7 +59,8 @@ type alternative struct {
 	admin       bool
 	tolerations []resourceapi.DeviceToleration
 	selectors   []string
-	constraints []*constraint // those of the claim that apply
+	capacity    *resourceapi.CapacityRequirements // what one device must have; may be nil
+	constraints []*constraint                     // those of the claim that apply
 }
 
 // resultName is the name in allocation results: "request" or "request/subrequest".
@@ -227,9 +228,10 @@ func (c *compiler) alternative(r *request, object *resourceapi.ResourceClaim, co
 	if len(in.derived) > 0 {
 		return bad("derivedAttributes", "derived attributes are not supported")
 	}
-	if in.capacity != nil && len(in.capacity.Requests) > 0 {
-		return bad("capacity.requests", "capacity requests are not supported")
+	if in.capacity != nil && !c.inv.Features().ConsumableCapacity {
+		return bad("capacity", "the feature DRAConsumableCapacity is disabled")
 	}
+	out.capacity = in.capacity
 	if in.admin != nil && !c.features.AdminAccess {
 		return bad("adminAccess", "the feature DRAAdminAccess is disabled")
 	}
@@ -243,10 +245,8 @@ func (c *compiler) alternative(r *request, object *resourceapi.ResourceClaim, co
 	case resourceapi.DeviceAllocationModeAll:
 		out.all = true
 	case resourceapi.DeviceAllocationModeExactCount:
-		if in.count > math.MaxInt32 {
-			return bad("count", fmt.Sprintf("%d devices are more than the %d that one claim can get", in.count, resourceapi.AllocationResultsMaxSize))
-		}
-		out.count = max(0, int(in.count))
+		// Far more than a claim can get: refused for the claim if there is no smaller alternative.
+		out.count = max(0, int(min(in.count, math.MaxInt32)))
 	default:
 		return bad("allocationMode", fmt.Sprintf("%q is not supported", in.mode))
 	}
@@ -275,6 +275,7 @@ func (c *compiler) matcher(a *alternative, object *resourceapi.ResourceClaim, fi
 	class := a.class.Object
 	spec := inventory.MatcherSpec{
 		Selectors:               a.selectors,
+		Capacity:                a.capacity,
 		Tolerations:             a.tolerations,
 		IgnoreTaints:            !c.features.DeviceTaints,
 		RefuseBindingConditions: !c.features.DeviceBindingConditions,

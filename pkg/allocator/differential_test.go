@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -15,6 +16,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/structured"
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
+
+	"stowage.dev/stowage/pkg/allocator/internal/checker"
 )
 
 var upstreamFeatures = structured.Features{
@@ -33,6 +36,13 @@ func newUpstream(tb interface{ Fatalf(string, ...any) }, w *world) structured.Al
 	for _, id := range w.held {
 		allocated.AllocatedDevices.Insert(structured.MakeDeviceID(id.Driver, id.Pool, id.Device))
 	}
+	for _, share := range w.shares {
+		id := structured.MakeDeviceID(share.Driver, share.Pool, share.Device)
+		allocated.AllocatedSharedDeviceIDs.Insert(structured.MakeSharedDeviceID(id, share.ShareID))
+		if share.ConsumedCapacity != nil {
+			allocated.AggregatedCapacity.Insert(structured.NewDeviceConsumedCapacity(id, share.ConsumedCapacity))
+		}
+	}
 	allocator, err := structured.NewAllocator(context.Background(), upstreamFeatures, allocated, classLister(w.classes), w.slices, celCache)
 	if err != nil {
 		tb.Fatalf("upstream: %v", err)
@@ -50,6 +60,11 @@ func TestFirstFitIsUpstreams(t *testing.T) {
 // TestFirstFitIsUpstreamsWhereDevicesAreScarce does the same where the first attempt often has to be given up.
 func TestFirstFitIsUpstreamsWhereDevicesAreScarce(t *testing.T) {
 	differential(t, drawTightWorld)
+}
+
+// TestFirstFitIsUpstreamsWhereDevicesShare does the same with counters and capacity of which there is little.
+func TestFirstFitIsUpstreamsWhereDevicesShare(t *testing.T) {
+	differential(t, drawSharingWorld)
 }
 
 func differential(t *testing.T, draw func(*rapid.T) *world) {
@@ -100,7 +115,7 @@ func (d *differences) compare(t *rapid.T, w *world) {
 			t.Fatalf("too slow\n%s", w.dump(node))
 		}
 		if got.Fits() {
-			if err := validate(w, node, got.Allocations); err != nil {
+			if err := checker.Check(w.cluster(node), w.claims, got.Allocations); err != nil {
 				t.Fatalf("invalid allocation: %v\n%s", err, w.dump(node))
 			}
 		}
@@ -112,7 +127,7 @@ func (d *differences) compare(t *rapid.T, w *world) {
 		case wantErr != nil:
 			d.Failed++
 		case got.Fits():
-			if diff := cmp.Diff(want, got.Allocations); diff != "" {
+			if diff := cmp.Diff(want, got.Allocations, cmpopts.IgnoreFields(resourceapi.DeviceRequestAllocationResult{}, "ShareID")); diff != "" {
 				t.Fatalf("allocation differs (-upstream, +ours):\n%s\n%s", diff, w.dump(node))
 			}
 			d.Same++
@@ -141,6 +156,9 @@ func (w *world) dump(node *v1.Node) string {
 	}
 	for _, id := range w.held {
 		text += "held: " + id.String() + "\n"
+	}
+	for i := range w.shares {
+		text += "--- share\n" + toYAML(&w.shares[i])
 	}
 	return text
 }

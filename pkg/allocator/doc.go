@@ -3,7 +3,8 @@
 // It is a pure function of the claims, an inventory view, a usage view and a policy: [Compile] turns a pod's
 // claims into [Requests] once, [Check] says whether one node can satisfy them and how well, [Allocate] says
 // with which devices. The same code that decides also counts why a node was refused ([Failure]), and
-// [Explain] folds those counts over all nodes into one line.
+// [Explain] sums them up over all nodes as a value ([Explanation]) that prints itself in one line, and
+// [FindHolders] says which claims would have to be released.
 //
 // Semantics are those of k8s.io/dynamic-resource-allocation/structured; in the policy [FirstFit] the result
 // is the very one that upstream's allocator gives. Where upstream gives up the whole pod (a CEL selector that

@@ -2,233 +2,278 @@ package allocator
 
 import (
 	"cmp"
-	"fmt"
 	"iter"
 	"maps"
 	"slices"
-	"strconv"
-	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 
 	"stowage.dev/stowage/pkg/inventory"
 )
 
-// Limits that keep an explanation within an event's message (1,024 bytes) with room for the scheduler's own words.
-const (
-	maxExplanation = 800
-	maxQuoted      = 80
-)
-
-// Explain folds the failures of all nodes into one line for a person: for each request how many devices
-// matched, were held, filtered by which selector, or tainted, then problems with constraints, pools and
-// selectors. The line is the same for the same failures in any order, and bounded in length. A pool that
-// several nodes see alike is counted once. It is empty if there is no failure.
-func Explain(reqs *Requests, failures iter.Seq2[string, *Failure]) string {
-	e := newExplanation(reqs)
-	for node, failure := range failures {
-		e.add(node, failure)
-	}
-	return e.String()
+// Explanation is why the claims of one pod were not satisfied, summed up over nodes: the one value that events,
+// metrics and the command line show. It refers to nothing and can be kept, compared and written as JSON or YAML;
+// field names are stable. Lists are in a fixed order, so that equal failures give equal explanations.
+type Explanation struct {
+	// Nodes is how many nodes were refused.
+	Nodes int `json:"nodes"`
+	// Reasons counts the nodes by reason.
+	Reasons map[Reason]int `json:"reasons,omitempty"`
+	// Requests says, for each request and each of its alternatives, in the order of the claims, how all devices
+	// look to it. A pool that several nodes see alike is counted once. Empty if all nodes are undecided.
+	Requests []RequestExplanation `json:"requests,omitempty"`
+	// Constraints says how far each matchAttribute constraint gets on the node where it gets farthest.
+	Constraints []ConstraintExplanation `json:"constraints,omitempty"`
+	// SelectorErrors are CEL selectors that failed at run time, one for each device on which a node was given up.
+	SelectorErrors []SelectorErrorExplanation `json:"selectorErrors,omitempty"`
+	// Pools are the pools that are incomplete or invalid, by driver and name.
+	Pools []PoolExplanation `json:"pools,omitempty"`
+	// Holders has nodes that would do if some claims were released, the one with the fewest first. Only
+	// [FindHolders] fills it.
+	Holders []NodeHolders `json:"holders,omitempty"`
+	// PerNode has the same counts node by node, if that was asked for, see [ExplainNodes].
+	PerNode []NodeExplanation `json:"perNode,omitempty"`
 }
 
-// explanation sums up failures.
-type explanation struct {
+// RequestExplanation says how devices look to one request, or to one alternative of it.
+type RequestExplanation struct {
+	// Namespace and Claim name the claim.
+	Namespace string `json:"namespace"`
+	Claim     string `json:"claim"`
+	// Request is "request" or "request/subrequest".
+	Request string `json:"request"`
+	// DeviceClass is the class that the request names.
+	DeviceClass string `json:"deviceClass"`
+	// Wanted is how many devices the request needs on one node; 0 with All.
+	Wanted int `json:"wanted,omitempty"`
+	// All tells that the request is for all matching devices of a node.
+	All bool `json:"all,omitempty"`
+	// Devices is how many devices of the class there are. Each of them is in exactly one of FilteredBy,
+	// TooSmall, Failing and Matching.
+	Devices int `json:"devices"`
+	// FilteredBy counts the devices by the selector of the request that was the first to reject them.
+	FilteredBy []SelectorCount `json:"filteredBy,omitempty"`
+	// TooSmall have less capacity than the request asks for, whatever is taken of it.
+	TooSmall int `json:"tooSmall,omitempty"`
+	// Failing is the number of devices on which a selector failed at run time, or whose capacity cannot be judged.
+	Failing int `json:"failing,omitempty"`
+	// Matching passed all selectors. The following are parts of it, and may overlap.
+	Matching int `json:"matching"`
+	// Held are held by other claims, so that nothing of them is left.
+	Held int `json:"held,omitempty"`
+	// Exhausted have less left of a shared counter or of their capacity than the request needs.
+	Exhausted int `json:"exhausted,omitempty"`
+	// Tainted have a taint that the request does not tolerate; Taints counts them by the taint's key.
+	Tainted int            `json:"tainted,omitempty"`
+	Taints  map[string]int `json:"taints,omitempty"`
+	// Unsupported need a feature that is not supported.
+	Unsupported int `json:"unsupported,omitempty"`
+	// NodeAllocatable are those of Unsupported that stand for CPU or memory of a node, or need some of it.
+	NodeAllocatable int `json:"nodeAllocatable,omitempty"`
+	// Free could be had now.
+	Free int `json:"free,omitempty"`
+}
+
+// SelectorCount is how many devices one selector rejected.
+type SelectorCount struct {
+	Expression string `json:"expression"`
+	Devices    int    `json:"devices"`
+}
+
+// ConstraintExplanation says how far a matchAttribute constraint gets.
+type ConstraintExplanation struct {
+	// Namespace and Claim name the claim.
+	Namespace string `json:"namespace"`
+	Claim     string `json:"claim"`
+	// Attribute is what the devices must have in common.
+	Attribute resourceapi.FullyQualifiedName `json:"attribute"`
+	// Best is the largest number of free devices of one node with one value; Wanted is how many are needed.
+	Best   int `json:"best"`
+	Wanted int `json:"wanted"`
+}
+
+// SelectorErrorExplanation says on which device which CEL selector failed at run time.
+type SelectorErrorExplanation struct {
+	Namespace string `json:"namespace"`
+	Claim     string `json:"claim"`
+	Request   string `json:"request"`
+	// DeviceClass is set if the selector is the class's, not the request's own.
+	DeviceClass string `json:"deviceClass,omitempty"`
+	Expression  string `json:"expression"`
+	Driver      string `json:"driver"`
+	Pool        string `json:"pool"`
+	Device      string `json:"device"`
+	// Message is what CEL said.
+	Message string `json:"message"`
+}
+
+// PoolExplanation says why a pool cannot be used.
+type PoolExplanation struct {
+	Driver string                `json:"driver"`
+	Pool   string                `json:"pool"`
+	Kind   inventory.ProblemKind `json:"kind"`
+	Detail string                `json:"detail"`
+}
+
+// NodeExplanation says why one node was refused.
+type NodeExplanation struct {
+	Node   string `json:"node"`
+	Reason Reason `json:"reason"`
+	// Detail is what the reason, being the same for many nodes, does not say: which device, pool, or error.
+	Detail string `json:"detail,omitempty"`
+	// Requests and Constraints are as in Explanation, for this node alone.
+	Requests    []RequestExplanation    `json:"requests,omitempty"`
+	Constraints []ConstraintExplanation `json:"constraints,omitempty"`
+}
+
+// Explain sums up the failures of nodes, by node name, that Check or Allocate gave for reqs. The order of the
+// failures does not matter.
+func Explain(reqs *Requests, failures iter.Seq2[string, *Failure]) *Explanation {
+	s := newSum(reqs)
+	for _, failure := range failures {
+		s.add(failure)
+	}
+	return s.explanation()
+}
+
+// ExplainNodes explains the failures node by node, for the first nodes by name, limit at most.
+func ExplainNodes(reqs *Requests, failures iter.Seq2[string, *Failure], limit int) []NodeExplanation {
+	all := maps.Collect(failures)
+	nodes := slices.Sorted(maps.Keys(all))
+	out := make([]NodeExplanation, 0, min(limit, len(nodes)))
+	for _, node := range nodes[:min(limit, len(nodes))] {
+		failure := all[node]
+		s := newSum(reqs)
+		s.add(failure)
+		e := s.explanation()
+		out = append(out, NodeExplanation{
+			Node: node, Reason: failure.Reason, Detail: failure.detail(), Requests: e.Requests, Constraints: e.Constraints,
+		})
+	}
+	return out
+}
+
+// sum adds up failures.
+type sum struct {
 	reqs      *Requests
-	totals    []totals // by lane
+	lanes     []laneSum // by lane
 	nodes     int
-	undecided int
-	tooMany   int
-	// best has the most devices with one value that any node offers, by constraint.
+	reasons   map[Reason]int
 	best      map[constraintKey]ConstraintCounts
-	conflicts int // nodes where the free devices suffice for each request, but not for all together
 	pools     map[inventory.PoolID]*inventory.PoolProblem
-	selectors map[string]struct{}
+	selectors map[SelectorErrorExplanation]struct{}
 }
 
 type constraintKey struct{ claim, constraint int }
 
-// totals are the counts for one alternative over all nodes.
-type totals struct {
+// laneSum has the counts for one alternative over all nodes.
+type laneSum struct {
 	RequestCounts
 	seen map[*inventory.NodePool]struct{}
 }
 
-func newExplanation(reqs *Requests) *explanation {
-	e := &explanation{
+func newSum(reqs *Requests) *sum {
+	s := &sum{
 		reqs:      reqs,
-		totals:    make([]totals, len(reqs.lanes)),
+		lanes:     make([]laneSum, len(reqs.lanes)),
+		reasons:   make(map[Reason]int),
 		best:      make(map[constraintKey]ConstraintCounts),
 		pools:     make(map[inventory.PoolID]*inventory.PoolProblem),
-		selectors: make(map[string]struct{}),
+		selectors: make(map[SelectorErrorExplanation]struct{}),
 	}
 	for i, a := range reqs.lanes {
-		e.totals[i].seen = make(map[*inventory.NodePool]struct{})
-		e.totals[i].FilteredBy = make([]int, len(a.selectors))
-		e.totals[i].Taints = make(map[string]int)
+		s.lanes[i].seen = make(map[*inventory.NodePool]struct{})
+		s.lanes[i].FilteredBy = make([]int, len(a.selectors))
+	}
+	return s
+}
+
+func (s *sum) add(f *Failure) {
+	s.nodes++
+	s.reasons[f.Reason]++
+	for i := range f.Requests {
+		c := &f.Requests[i]
+		s.lanes[s.reqs.claims[c.Claim].requests[c.Request].alternatives[c.Alternative].lane].add(c)
+	}
+	for _, c := range f.Constraints {
+		key := constraintKey{c.Claim, c.Constraint}
+		if best, ok := s.best[key]; !ok || c.Best > best.Best || (c.Best == best.Best && c.Wanted < best.Wanted) {
+			s.best[key] = c
+		}
+	}
+	for _, problem := range f.Pools {
+		s.pools[problem.Pool] = problem
+	}
+	if f.SelectorError != nil {
+		s.selectors[f.SelectorError.explanation()] = struct{}{}
+	}
+}
+
+func (l *laneSum) add(c *RequestCounts) {
+	if _, ok := l.seen[c.Pool]; ok {
+		return
+	}
+	l.seen[c.Pool] = struct{}{}
+	l.Devices += c.Devices
+	l.FilteredByClass += c.FilteredByClass
+	for k, n := range c.FilteredBy {
+		l.FilteredBy[k] += n
+	}
+	l.Errors += c.Errors
+	l.TooSmall += c.TooSmall
+	l.Matching += c.Matching
+	l.Held += c.Held
+	l.Exhausted += c.Exhausted
+	l.Tainted += c.Tainted
+	for key, n := range c.Taints {
+		if l.Taints == nil {
+			l.Taints = make(map[string]int)
+		}
+		l.Taints[key] += n
+	}
+	l.Unsupported += c.Unsupported
+	l.NodeAllocatable += c.NodeAllocatable
+	l.Free += c.Free
+}
+
+func (s *sum) explanation() *Explanation {
+	e := &Explanation{Nodes: s.nodes, Reasons: s.reasons}
+	if s.reasons[ReasonUndecided] < s.nodes {
+		for i, a := range s.reqs.lanes {
+			e.Requests = append(e.Requests, s.lanes[i].explanation(s.reqs, a))
+		}
+	}
+	for _, key := range slices.SortedFunc(maps.Keys(s.best), func(a, b constraintKey) int {
+		return cmp.Or(cmp.Compare(a.claim, b.claim), cmp.Compare(a.constraint, b.constraint))
+	}) {
+		c, claim := s.best[key], s.reqs.objects[key.claim]
+		e.Constraints = append(e.Constraints, ConstraintExplanation{
+			Namespace: claim.Namespace, Claim: claim.Name, Attribute: c.Attribute, Best: c.Best, Wanted: c.Wanted,
+		})
+	}
+	e.SelectorErrors = slices.SortedFunc(maps.Keys(s.selectors), func(a, b SelectorErrorExplanation) int {
+		return cmp.Or(cmp.Compare(a.String(), b.String()), cmp.Compare(a.Device, b.Device))
+	})
+	for _, id := range slices.SortedFunc(maps.Keys(s.pools), func(a, b inventory.PoolID) int {
+		return cmp.Or(cmp.Compare(a.Driver, b.Driver), cmp.Compare(a.Pool, b.Pool))
+	}) {
+		e.Pools = append(e.Pools, PoolExplanation{Driver: id.Driver, Pool: id.Pool, Kind: s.pools[id].Kind, Detail: s.pools[id].Detail})
 	}
 	return e
 }
 
-func (e *explanation) add(_ string, f *Failure) {
-	e.nodes++
-	switch f.Reason {
-	case ReasonUndecided:
-		e.undecided++
-	case ReasonTooMany:
-		e.tooMany++
-	case ReasonConstraints:
-		e.conflicts++
+func (l *laneSum) explanation(reqs *Requests, a *alternative) RequestExplanation {
+	claim := reqs.objects[a.request.claim]
+	e := RequestExplanation{
+		Namespace: claim.Namespace, Claim: claim.Name, Request: a.resultName(), DeviceClass: a.class.Object.Name,
+		Wanted: a.count, All: a.all, Devices: l.Devices - l.FilteredByClass,
+		TooSmall: l.TooSmall, Failing: l.Errors, Matching: l.Matching, Held: l.Held, Exhausted: l.Exhausted,
+		Tainted: l.Tainted, Taints: l.Taints, Unsupported: l.Unsupported, NodeAllocatable: l.NodeAllocatable, Free: l.Free,
 	}
-	for i := range f.Requests {
-		c := &f.Requests[i]
-		lane := e.reqs.claims[c.Claim].requests[c.Request].alternatives[c.Alternative].lane
-		e.totals[lane].add(c)
-	}
-	for _, c := range f.Constraints {
-		key := constraintKey{c.Claim, c.Constraint}
-		if best, ok := e.best[key]; !ok || c.Best > best.Best || (c.Best == best.Best && c.Wanted < best.Wanted) {
-			e.best[key] = c
+	for k, n := range l.FilteredBy {
+		if n > 0 {
+			e.FilteredBy = append(e.FilteredBy, SelectorCount{Expression: a.selectors[k], Devices: n})
 		}
 	}
-	for _, problem := range f.Pools {
-		e.pools[problem.Pool] = problem
-	}
-	if f.SelectorError != nil {
-		e.selectors[f.SelectorError.Error()] = struct{}{}
-	}
-}
-
-func (t *totals) add(c *RequestCounts) {
-	if _, ok := t.seen[c.Pool]; ok {
-		return
-	}
-	t.seen[c.Pool] = struct{}{}
-	t.Devices += c.Devices
-	t.FilteredByClass += c.FilteredByClass
-	for k, n := range c.FilteredBy {
-		t.FilteredBy[k] += n
-	}
-	t.Errors += c.Errors
-	t.Matching += c.Matching
-	t.Held += c.Held
-	t.Tainted += c.Tainted
-	for key, n := range c.Taints {
-		t.Taints[key] += n
-	}
-	t.Unsupported += c.Unsupported
-	t.Free += c.Free
-}
-
-// String puts the most useful first: what a user can change about the claim, then what is wrong in the cluster.
-func (e *explanation) String() string {
-	if e.nodes == 0 {
-		return ""
-	}
-	var parts []string
-	if e.undecided < e.nodes {
-		for i, a := range e.reqs.lanes {
-			parts = append(parts, e.totals[i].describe(e.reqs, a))
-		}
-	}
-	for _, key := range slices.SortedFunc(maps.Keys(e.best), func(a, b constraintKey) int {
-		return cmp.Or(cmp.Compare(a.claim, b.claim), cmp.Compare(a.constraint, b.constraint))
-	}) {
-		c := e.best[key]
-		parts = append(parts, fmt.Sprintf("at most %d free devices of one node share %s (claim %s wants %d)",
-			c.Best, c.Attribute, e.reqs.objects[c.Claim].Name, c.Wanted))
-	}
-	if e.conflicts > 0 && len(e.best) == 0 {
-		parts = append(parts, fmt.Sprintf("%d nodes have free devices for each request, but not for all together", e.conflicts))
-	}
-	if e.tooMany > 0 {
-		parts = append(parts, fmt.Sprintf("on %d nodes the claim would get more than %d devices", e.tooMany, resourceapi.AllocationResultsMaxSize))
-	}
-	if len(e.selectors) > 0 {
-		text := clip(slices.Min(slices.Collect(maps.Keys(e.selectors))), 5*maxQuoted)
-		parts = append(parts, text+more(len(e.selectors)-1, "device"))
-	}
-	if len(e.pools) > 0 {
-		first := slices.MinFunc(slices.Collect(maps.Values(e.pools)), func(a, b *inventory.PoolProblem) int {
-			return cmp.Or(cmp.Compare(a.Pool.Driver, b.Pool.Driver), cmp.Compare(a.Pool.Pool, b.Pool.Pool))
-		})
-		parts = append(parts, clip(first.String(), 2*maxQuoted)+more(len(e.pools)-1, "pool"))
-	}
-	if e.undecided > 0 {
-		parts = append(parts, fmt.Sprintf("%d nodes undecided: timed out while searching for devices", e.undecided))
-	}
-	return clip(strings.Join(parts, "; "), maxExplanation)
-}
-
-// describe says how all devices look to one alternative.
-func (t *totals) describe(reqs *Requests, a *alternative) string {
-	class := a.class.Object.Name
-	all := t.Devices - t.FilteredByClass
-	text := fmt.Sprintf("request %q of claim %s: ", a.resultName(), reqs.objects[a.request.claim].Name)
-	if all <= 0 {
-		return text + fmt.Sprintf("no %s devices", class)
-	}
-	var facts []string
-	fact := func(n int, what string) {
-		if n <= 0 {
-			return
-		}
-		if len(facts) == 0 {
-			facts = append(facts, fmt.Sprintf("%d of %d %s devices %s", n, all, class, what))
-		} else {
-			facts = append(facts, fmt.Sprintf("%d %s", n, what))
-		}
-	}
-	fact(t.Held, "held")
-	for k, n := range t.FilteredBy {
-		fact(n, "filtered by selector "+quote(clip(a.selectors[k], maxQuoted)))
-	}
-	for _, key := range slices.Sorted(maps.Keys(t.Taints)) {
-		fact(t.Taints[key], "tainted "+key)
-	}
-	fact(t.Unsupported, "unsupported because of shared counters or multiple allocations")
-	fact(t.Errors, "failing a selector")
-	if wanted := a.count; t.Free > 0 {
-		switch {
-		case a.all:
-			fact(t.Free, "free (all of a node wanted)")
-		default:
-			fact(t.Free, fmt.Sprintf("free (%d wanted on one node)", wanted))
-		}
-	}
-	return text + strings.Join(facts, ", ")
-}
-
-// quote puts text into quotes that it does not contain, if there are any, so that it can be read and copied.
-func quote(text string) string {
-	for _, q := range []string{`"`, "'", "`"} {
-		if !strings.Contains(text, q) {
-			return q + text + q
-		}
-	}
-	return strconv.Quote(text)
-}
-
-func more(n int, what string) string {
-	switch {
-	case n <= 0:
-		return ""
-	case n == 1:
-		return fmt.Sprintf(" (and 1 more %s)", what)
-	}
-	return fmt.Sprintf(" (and %d more %ss)", n, what)
-}
-
-// clip shortens text to at most limit bytes, at a rune's border and without line breaks.
-func clip(text string, limit int) string {
-	text = strings.Join(strings.Fields(text), " ")
-	if len(text) <= limit {
-		return text
-	}
-	const ellipsis = "…"
-	cut := limit - len(ellipsis)
-	for cut > 0 && text[cut]&0xC0 == 0x80 {
-		cut--
-	}
-	return text[:cut] + ellipsis
+	return e
 }

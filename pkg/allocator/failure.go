@@ -6,6 +6,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
 // Reason is why a node cannot be used, in one of few fixed strings: the scheduler counts equal strings over
@@ -48,7 +49,7 @@ func (f *Failure) Resolvable() bool {
 		return true
 	case ReasonConstraints:
 		for i := range f.Requests {
-			if f.Requests[i].Held > 0 {
+			if c := &f.Requests[i]; c.Held+c.Exhausted > 0 {
 				return true
 			}
 		}
@@ -58,20 +59,27 @@ func (f *Failure) Resolvable() bool {
 
 // String is the reason with what is known about this node, for logs.
 func (f *Failure) String() string {
-	text := string(f.Reason)
+	if detail := f.detail(); detail != "" {
+		return string(f.Reason) + ": " + detail
+	}
+	return string(f.Reason)
+}
+
+// detail is what the reason does not say.
+func (f *Failure) detail() string {
 	switch {
 	case f.SelectorError != nil:
-		text += ": " + f.SelectorError.Error()
+		return f.SelectorError.Error()
 	case f.Err != nil:
-		text += ": " + f.Err.Error()
+		return f.Err.Error()
 	case f.Reason == ReasonPool && len(f.Pools) > 0:
-		text += ": " + f.Pools[0].String()
+		return f.Pools[0].String()
 	}
-	return text
+	return ""
 }
 
 // RequestCounts says how the devices of one pool of the node look to one request alternative. Every device
-// that the node may use is counted in exactly one of FilteredByClass, FilteredBy, Errors and Matching (and in
+// that the node may use is counted in exactly one of FilteredByClass, FilteredBy, Errors, TooSmall and Matching (and in
 // none if it has binding conditions and that feature is off).
 type RequestCounts struct {
 	// Claim, Request and Alternative are positions: of the claim among those compiled, of the request in
@@ -87,18 +95,24 @@ type RequestCounts struct {
 	FilteredByClass int
 	// FilteredBy[k] were rejected by the request's own selector k, being the first to reject them.
 	FilteredBy []int
-	// Errors is the number of devices on which a selector failed at run time.
+	// Errors is the number of devices on which a selector failed at run time, or whose capacity cannot be judged.
 	Errors int
+	// TooSmall passed all selectors and have less capacity than is required, even when nothing of it is taken.
+	TooSmall int
 	// Matching passed all selectors; the following are parts of it, and may overlap.
 	Matching int
 	// Held have a holder. Always 0 for admin access.
 	Held int
+	// Exhausted have less left of a shared counter or of their capacity than the request needs.
+	Exhausted int
 	// Tainted have a taint that is not tolerated; Taints counts by the key of the first such taint.
 	Tainted int
 	Taints  map[string]int
-	// Unsupported need a feature that is not supported: shared counters or multiple allocations.
+	// Unsupported consume shared counters while that feature is off, or are NodeAllocatable.
 	Unsupported int
-	// Free is Matching without Held, Tainted and Unsupported.
+	// NodeAllocatable stand for CPU or memory of a node, which nobody accounts for.
+	NodeAllocatable int
+	// Free is Matching without Held, Exhausted, Tainted and Unsupported.
 	Free int
 }
 
@@ -111,13 +125,14 @@ type ConstraintCounts struct {
 	Best, Wanted int
 }
 
-// SelectorError is a CEL selector that failed at run time on one device.
+// SelectorError is a CEL selector that failed at run time on one device, or a required capacity that cannot be
+// compared with the device's.
 type SelectorError struct {
 	// Namespace, Claim and Request name what asked.
 	Namespace, Claim, Request string
 	// Class is the DeviceClass if the selector is the class's; empty if it is the request's own.
 	Class string
-	// Expression is the selector.
+	// Expression is the selector; empty if it is the required capacity.
 	Expression string
 	// Driver, Pool and Device name the device.
 	Driver, Pool, Device string
@@ -126,12 +141,15 @@ type SelectorError struct {
 }
 
 func (e *SelectorError) Error() string {
-	of := ""
-	if e.Class != "" {
-		of = fmt.Sprintf(" of device class %q", e.Class)
+	explanation := e.explanation()
+	return explanation.String()
+}
+
+func (e *SelectorError) explanation() SelectorErrorExplanation {
+	return SelectorErrorExplanation{
+		Namespace: e.Namespace, Claim: e.Claim, Request: e.Request, DeviceClass: e.Class, Expression: e.Expression,
+		Driver: e.Driver, Pool: e.Pool, Device: e.Device, Message: fmt.Sprint(e.Err),
 	}
-	return fmt.Sprintf("claim %s/%s, request %q: selector %s%s failed on device %s/%s/%s: %v",
-		e.Namespace, e.Claim, e.Request, quote(e.Expression), of, e.Driver, e.Pool, e.Device, e.Err)
 }
 
 func (e *SelectorError) Unwrap() error { return e.Err }
@@ -158,10 +176,14 @@ func newFailure(in Input, devices *inventory.NodeDevices, s *search) *Failure {
 	}
 	f.Requests = make([]RequestCounts, 0, len(in.Requests.lanes)*len(devices.Pools))
 	worst := fits
+	var broken *SelectorError
 	for _, r := range in.Requests.requests {
 		best := noMatch
 		for _, a := range r.alternatives {
 			best = max(best, f.count(in, devices, a))
+		}
+		if best == noMatch && broken == nil {
+			broken = firstError(in.Requests, devices, r)
 		}
 		worst = min(worst, best)
 	}
@@ -175,6 +197,8 @@ func newFailure(in Input, devices *inventory.NodeDevices, s *search) *Failure {
 	case worst == fits:
 		f.Reason = ReasonConstraints
 		f.countConstraints(s)
+	case worst == noMatch && broken != nil:
+		f.Reason, f.SelectorError = ReasonSelectorError, broken
 	default:
 		f.Reason = worst.reason()
 		if worst == noMatch && len(devices.Problems) > 0 {
@@ -182,6 +206,26 @@ func newFailure(in Input, devices *inventory.NodeDevices, s *search) *Failure {
 		}
 	}
 	return f
+}
+
+// firstError returns the first device on which a selector of the request failed, if the request would get enough
+// devices were those on which one failed to match.
+func firstError(reqs *Requests, devices *inventory.NodeDevices, r *request) *SelectorError {
+	for _, a := range r.alternatives {
+		possible := 0
+		var first *SelectorError
+		for _, p := range devices.Pools {
+			match := a.matcher.On(p)
+			possible += match.Match.Count() + match.Errors.Count()
+			if first == nil && match.Errors != nil {
+				first = selectorError(reqs, a, p, match.Errors.Next(0))
+			}
+		}
+		if first != nil && possible >= a.count {
+			return first
+		}
+	}
+	return nil
 }
 
 // level is how far an alternative gets on a node, from worst to best.
@@ -208,30 +252,21 @@ func (f *Failure) count(in Input, devices *inventory.NodeDevices, a *alternative
 		c := RequestCounts{
 			Claim: a.request.claim, Request: a.request.position, Alternative: a.position, Pool: p, Wanted: a.count,
 			Devices: p.Visible(), Errors: match.Errors.Count(), Matching: match.Match.Count(),
-			Tainted: match.Tainted.Count(), Unsupported: match.Match.AndCount(p.Advanced()),
+			Tainted: match.Tainted.Count(), Unsupported: match.Match.AndCount(p.Unsupported()), TooSmall: match.Small.Count(),
+			NodeAllocatable: match.Match.AndCount(p.NodeAllocatable()),
 		}
-		if c.Matching+c.Errors < c.Devices {
+		if c.Matching+c.Errors+c.TooSmall < c.Devices {
 			c.FilteredByClass, c.FilteredBy = a.matcher.Rejections(p)
 		}
-		usable := match.Usable
+		state := stateOf(p, in.Usage)
+		var others bitset.Set
 		if !a.admin {
-			taken := held(p, in.Usage)
-			c.Held = match.Match.AndCount(taken)
-			c.Free = usable.AndNotCount(taken)
-		} else {
-			c.Free = usable.Count()
+			others = state.held
+			c.Held = match.Match.AndCount(others)
 		}
-		if c.Unsupported > 0 {
-			without := usable.Clone()
-			without.AndNot(p.Advanced())
-			untainted += without.Count()
-			if !a.admin {
-				without.AndNot(held(p, in.Usage))
-			}
-			c.Free = without.Count()
-		} else {
-			untainted += usable.Count()
-		}
+		c.Exhausted = exhausted(p, match, state, others)
+		c.Free = state.free(p, match, a)
+		untainted += match.Usable.AndNotCount(p.Unsupported())
 		if match.Tainted != nil {
 			c.Taints = make(map[string]int)
 			for i := match.Tainted.Next(0); i >= 0; i = match.Tainted.Next(i + 1) {
@@ -260,6 +295,17 @@ func (f *Failure) count(in Input, devices *inventory.NodeDevices, a *alternative
 		return tooMany
 	}
 	return fits
+}
+
+// exhausted counts the devices that are not held and for which too little is left of counters or capacity.
+func exhausted(p *inventory.NodePool, match *inventory.PoolMatch, state *poolState, held bitset.Set) int {
+	n := state.crowded(p, match, match.Match, held)
+	for i := state.short.Next(0); i >= 0; i = state.short.Next(i + 1) {
+		if match.Match.Has(i) && !held.Has(i) && !p.Unsupported().Has(i) {
+			n++
+		}
+	}
+	return n
 }
 
 // countConstraints says how far each matchAttribute constraint gets when nothing else is asked for.

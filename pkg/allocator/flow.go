@@ -8,14 +8,26 @@ import (
 
 func onesCount(word uint64) int { return bits.OnesCount64(word) }
 
-// matchable tells whether the open requests can have their devices without sharing any. Requests with admin
-// access may share across claims and are left out. With more than 64 requests the answer is yes without a look.
+// matchable tells whether the open requests can have their devices without sharing any that are not shareable.
+// Requests with admin access may share across claims and are left out. Of shareable devices each request may have one
+// share. With more than 64 requests the answer is yes without a look.
 func (s *search) matchable(all []open) bool {
 	requests := make([]*open, 0, len(all))
 	for i := range all {
-		if o := &all[i]; !o.admin && o.wanted > 0 {
-			requests = append(requests, o)
+		o := &all[i]
+		if o.admin || o.wanted <= 0 {
+			continue
 		}
+		if shares := o.candidates.AndCount(s.ledger.shareable); shares > 0 {
+			if o.wanted <= shares {
+				continue
+			}
+			rest := open{wanted: o.wanted - shares, candidates: s.newSet()}
+			copy(rest.candidates, o.candidates)
+			rest.candidates.AndNot(s.ledger.shareable)
+			o = &rest
+		}
+		requests = append(requests, o)
 	}
 	if len(requests) < 2 || len(requests) > 64 {
 		return true

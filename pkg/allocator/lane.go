@@ -24,6 +24,7 @@ func (s *search) prepare(a *alternative) bool {
 	blocked := false
 	for i, p := range s.pools {
 		match := a.matcher.On(p)
+		s.matches = append(s.matches, match)
 		base := s.starts[i] / 64
 		if match.Errors != nil {
 			if a.all {
@@ -34,20 +35,24 @@ func (s *search) prepare(a *alternative) bool {
 			}
 			copy(l.errors[base:], match.Errors)
 		}
+		state := s.ledger.states[i]
 		own := l.candidates[base : base+bitset.Words(p.Len())]
 		if a.all {
 			copy(own, match.Match)
-			blocked = blocked || match.Tainted != nil || own.Intersects(p.Advanced()) ||
-				(!a.admin && own.Intersects(held(p, s.in.Usage)))
+			blocked = blocked || match.Tainted != nil || own.Intersects(state.takenFor(a)) || state.crowded(p, match, own, nil) > 0
 			continue
 		}
 		copy(own, match.Usable)
-		own.AndNot(p.Advanced())
-		if !a.admin {
-			taken := held(p, s.in.Usage)
-			own.AndNot(taken)
-			if l.errors != nil {
-				l.errors[base:].AndNot(taken)
+		taken := state.takenFor(a)
+		own.AndNot(taken)
+		if l.errors != nil && !a.admin {
+			l.errors[base:].AndNot(state.held)
+		}
+		if state.room != nil {
+			for device := p.Shareable().Next(0); device >= 0; device = p.Shareable().Next(device + 1) {
+				if own.Has(device) && state.lacksRoom(p, match, device) {
+					own.Remove(device)
+				}
 			}
 		}
 	}

@@ -58,19 +58,25 @@ func (s *search) countFrom(set, taken bitset.Set, from int) int {
 	return n
 }
 
-// pick gives the device to the alternative unless a constraint forbids it.
+// pick gives the device to the alternative unless a constraint forbids it or too little is left of what it shares.
 func (s *search) pick(a *alternative, device int) bool {
+	if !s.charge(a, device) {
+		return false
+	}
 	for i, c := range a.constraints {
 		if !s.bind(c, device) {
 			for _, c := range a.constraints[:i] {
 				s.unbind(c)
 			}
+			s.refund(a, device)
 			return false
 		}
 	}
-	s.taken.Add(device)
-	if len(s.takenBy) > 0 {
-		s.takenBy[a.request.claim].Add(device)
+	if !s.ledger.shareable.Has(device) {
+		s.taken.Add(device)
+		if len(s.takenBy) > 0 {
+			s.takenBy[a.request.claim].Add(device)
+		}
 	}
 	s.used[a.request.claim]++
 	s.picks = append(s.picks, pick{lane: a.lane, device: device})
@@ -82,6 +88,7 @@ func (s *search) unpick(a *alternative) {
 	device := s.picks[len(s.picks)-1].device
 	s.picks = s.picks[:len(s.picks)-1]
 	s.used[a.request.claim]--
+	s.refund(a, device)
 	stillTaken := false
 	if len(s.takenBy) > 0 {
 		s.takenBy[a.request.claim].Remove(device)

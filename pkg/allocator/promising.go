@@ -23,6 +23,8 @@ type open struct {
 //     distinctAttribute constraint enough different values.
 //   - All open requests together must find enough devices without taking any twice (Hall's condition, decided
 //     by a flow over groups of devices that are open to the same requests).
+//   - What is left of counters and of capacity must do for all open requests together, each taking as little as
+//     it can (bounds.go).
 func (s *search) promising(i, k, from int) bool {
 	mark := len(s.arena)
 	arena := s.arena
@@ -82,7 +84,7 @@ func (s *search) promising(i, k, from int) bool {
 			}
 		}
 	}
-	return s.matchable(requests)
+	return s.matchable(requests) && s.affordable(requests)
 }
 
 // available are the devices that the alternative could take next, were it its turn. Devices that cannot be
@@ -93,6 +95,7 @@ func (s *search) available(a *alternative) bitset.Set {
 	copy(set, l.candidates)
 	set.Or(l.errors)
 	set.AndNot(s.takenFor(a))
+	s.dropUnaffordable(a, l, set)
 	for _, c := range a.constraints {
 		have := s.bound[c.index].values
 		if len(have) == 0 {
@@ -187,18 +190,23 @@ func (s *search) satisfiable(c *constraint, requests []open) bool {
 
 // groupSuffices tells whether the devices of one value are enough for all open requests under the constraint.
 func (s *search) groupSuffices(c *constraint, group bitset.Set, requests []open, total int) bool {
-	if group.Count() < total {
+	if s.ledger.shareable == nil && group.Count() < total {
 		return false
 	}
 	union := 0
 	for w := range group {
-		var word uint64
+		var word, shareable uint64
+		if s.ledger.shareable != nil {
+			shareable = s.ledger.shareable[w]
+		}
 		for i := range requests {
 			if bindsAll(c, &requests[i]) {
 				word |= requests[i].candidates[w]
+				// Each request may have a share.
+				union += onesCount(requests[i].candidates[w] & group[w] & shareable)
 			}
 		}
-		union += onesCount(word & group[w])
+		union += onesCount(word & group[w] &^ shareable)
 	}
 	if union < total {
 		return false

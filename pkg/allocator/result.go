@@ -6,6 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/utils/ptr"
 )
 
@@ -43,8 +44,24 @@ func (s *search) results(picks []pick) []resourceapi.DeviceRequestAllocationResu
 		if a.admin {
 			out[i].AdminAccess = ptr.To(true)
 		}
+		if s.ledger.shareable.Has(pick.device) {
+			s.share(&out[i], a, device)
+		}
 	}
 	return out
+}
+
+// share makes the result one share of the device, which allows multiple allocations.
+func (s *search) share(result *resourceapi.DeviceRequestAllocationResult, a *alternative, device *resourceapi.Device) {
+	if s.in.NewShareID != nil {
+		result.ShareID = ptr.To(s.in.NewShareID())
+	} else {
+		result.ShareID = ptr.To(uuid.NewUUID())
+	}
+	// A device for which this fails does not match.
+	if consumed, ok, err := s.in.Inventory.Features().Consumption(device, a.capacity); ok && err == nil && len(consumed) > 0 {
+		result.ConsumedCapacity = consumed
+	}
 }
 
 // config collects the configuration for a claim: first that of the classes, in the order of the requests and each

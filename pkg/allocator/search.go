@@ -34,10 +34,12 @@ type search struct {
 	words    int // length of all bitsets
 	arena    []uint64
 
-	lanes []lane // by alternative.lane
+	lanes   []lane                 // by alternative.lane
+	matches []*inventory.PoolMatch // by alternative.lane and pool
 
-	// taken are the devices picked so far; takenBy those by claim, kept only if there is admin access, which
-	// may pick a device again that another claim of the pod has.
+	ledger ledger
+	// taken are the devices picked so far, without the shareable ones; takenBy those by claim, kept only if there
+	// is admin access, which may pick a device again that another claim of the pod has.
 	taken   bitset.Set
 	takenBy []bitset.Set
 	bound   []binding // by constraint.index
@@ -68,11 +70,13 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 		ctx: ctx, reqs: in.Requests, in: in, pools: devices.Pools, problems: devices.Problems,
 		starts: s.starts[:0], arena: s.arena[:0], lanes: s.lanes[:0], takenBy: s.takenBy[:0], bound: s.bound[:0],
 		picks: s.picks[:0], used: s.used[:0], chosen: s.chosen[:0], order: s.order[:0], groups: s.groups[:0],
+		matches: s.matches[:0], ledger: s.ledger,
 	}
 	for _, p := range s.pools {
 		s.starts = append(s.starts, s.words*64)
 		s.words += bitset.Words(p.Len())
 	}
+	s.openLedger()
 	s.taken = s.newSet()
 	for _, c := range s.reqs.claims {
 		s.used = append(s.used, 0)
@@ -99,6 +103,8 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 // release gives the memory to the next search.
 func (s *search) release() {
 	clear(s.groups)
+	clear(s.matches)
+	s.ledger.close()
 	s.ctx, s.in, s.reqs, s.pools, s.problems, s.classes = nil, Input{}, nil, nil, nil, nil
 	searches.Put(s)
 }
@@ -131,7 +137,7 @@ func (s *search) run() bool {
 	if !s.enough() {
 		return false
 	}
-	if (len(s.reqs.requests) > 1 || len(s.bound) > 0) && !s.promising(-1, 0, 0) {
+	if (len(s.reqs.requests) > 1 || len(s.bound) > 0 || s.ledger.consumers != nil) && !s.promising(-1, 0, 0) {
 		return false
 	}
 	if s.request(0) {
@@ -147,6 +153,7 @@ func (s *search) run() bool {
 // request or one claim cannot be satisfied even when it is alone, there is no need to vary what comes before.
 func (s *search) thorough() bool {
 	s.careful, s.stuck = true, false
+	s.resetLedger()
 	s.classify()
 	whole := s.order
 	var parts [][]int
@@ -187,6 +194,7 @@ func (s *search) thorough() bool {
 // begin takes all picks back and sets which requests are to be satisfied.
 func (s *search) begin(order []int) {
 	s.order = order
+	s.resetLedger()
 	clear(s.taken)
 	for i := range s.takenBy {
 		clear(s.takenBy[i])
@@ -207,7 +215,7 @@ func (s *search) request(i int) bool {
 		return true
 	}
 	request := s.reqs.requests[s.order[i]]
-	twin := request.twin && i > 0 && s.order[i-1] == request.index-1
+	twin := request.twin && i > 0 && s.order[i-1] == request.index-1 && !s.orderMatters(request.alternatives[0])
 	var known string
 	if s.classes != nil && !twin && i > 0 {
 		var dead bool
@@ -227,7 +235,8 @@ func (s *search) request(i int) bool {
 		} else {
 			from := 0
 			if twin {
-				from = s.picks[len(s.picks)-a.count].device + 1
+				// Devices that are not shareable are taken.
+				from = s.picks[len(s.picks)-a.count].device
 			}
 			ok = s.take(i, a, l, 0, from)
 		}
@@ -266,7 +275,7 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 		}
 		left--
 		if s.classes != nil {
-			class := s.classes.of[device]
+			class := s.classes.at(s, device, from)
 			if slices.Contains(tried, class) {
 				continue
 			}
@@ -286,6 +295,19 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 			return false
 		}
 		s.unpick(a)
+	}
+	return false
+}
+
+// orderMatters tells whether a constraint of the alternative meets a value of an unknown kind, which may only come
+// first: then the devices of two equal requests cannot be exchanged.
+func (s *search) orderMatters(a *alternative) bool {
+	for _, c := range a.constraints {
+		for _, p := range s.pools {
+			if p.Attribute(c.attribute).HasUnknown() {
+				return true
+			}
+		}
 	}
 	return false
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
+	"stowage.dev/stowage/pkg/allocator/internal/checker"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -23,7 +24,10 @@ type world struct {
 	slices  []*resourceapi.ResourceSlice
 	classes []*resourceapi.DeviceClass
 	held    []usage.DeviceID
+	shares  []resourceapi.DeviceRequestAllocationResult // held, too
 	claims  []*resourceapi.ResourceClaim
+
+	features func(*inventory.Features) // changes the default
 }
 
 const (
@@ -122,6 +126,154 @@ func drawTightWorld(t *rapid.T) *world {
 	return w
 }
 
+// drawSharingWorld draws one node with a few GPUs that are alike or nearly so, cut into partitions or shared, and requests
+// that barely fit, or do not.
+func drawSharingWorld(t *rapid.T) *world {
+	w := rig()
+	few := rapid.SampledFrom([]int{2, 1, 2, 3})
+	amounts := rapid.SampledFrom([]string{"1", "2", "3", "4", "500m"})
+	var devices []resourceapi.Device
+	interleaved := rapid.Bool().Draw(t, "interleaved")
+	gpus, sets := few.Draw(t, "gpus"), 0
+	var shape []resourceapi.Device
+	consumes := func(gpu, set int, counter, quantity string) resourceapi.DeviceCounterConsumption {
+		return resourceapi.DeviceCounterConsumption{CounterSet: fmt.Sprintf("gpu-%d-%d", gpu, set), Counters: map[string]resourceapi.Counter{
+			counter: {Value: resource.MustParse(quantity)},
+		}}
+	}
+	type consumption struct {
+		set               int
+		counter, quantity string
+	}
+	var uses [][]consumption
+	sets = rapid.SampledFrom([]int{1, 1, 2}).Draw(t, "counter sets")
+	for range rapid.SampledFrom([]int{3, 2, 4, 1}).Draw(t, "devices") {
+		device := resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			"example.com/numa": {IntValue: ptr.To(int64(rapid.IntRange(0, 1).Draw(t, "numa")))},
+		}}
+		if rapid.IntRange(0, 2).Draw(t, "shareable") == 0 {
+			device.AllowMultipleAllocations = ptr.To(true)
+			if rapid.IntRange(0, 3).Draw(t, "has capacity") > 0 {
+				device.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse(amounts.Draw(t, "memory"))}}
+			}
+		}
+		var own []consumption
+		for set := range sets {
+			if rapid.IntRange(0, 3).Draw(t, "consumes") > 0 {
+				own = append(own, consumption{set, rapid.SampledFrom([]string{"x", "x", "y"}).Draw(t, "counter"), amounts.Draw(t, "use")})
+			}
+		}
+		uses = append(uses, own)
+		shape = append(shape, device)
+	}
+	for i := range gpus * len(shape) {
+		gpu, k := i/len(shape), i%len(shape)
+		if interleaved {
+			gpu, k = i%gpus, i/gpus
+		}
+		device := *shape[k].DeepCopy()
+		device.Name = fmt.Sprintf("device-%d", i)
+		device.Attributes["example.com/gpu"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(gpu))}
+		if rapid.IntRange(0, 9).Draw(t, "differs") == 0 {
+			device.Attributes["example.com/numa"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(2))}
+		}
+		for _, u := range uses[k] {
+			device.ConsumesCounters = append(device.ConsumesCounters, consumes(gpu, u.set, u.counter, u.quantity))
+		}
+		devices = append(devices, device)
+	}
+	w.node("node", devices...)
+	slice := w.slices[0].DeepCopy()
+	slice.Name, slice.Spec.Devices = "counters", nil
+	for gpu := range gpus {
+		for set := range sets {
+			slice.Spec.SharedCounters = append(slice.Spec.SharedCounters, resourceapi.CounterSet{Name: fmt.Sprintf("gpu-%d-%d", gpu, set), Counters: map[string]resourceapi.Counter{
+				"x": {Value: resource.MustParse("4")}, "y": {Value: resource.MustParse("3")},
+			}})
+		}
+	}
+	w.slices = append(w.slices, slice)
+	w.recount("node")
+	for i := range devices {
+		if rapid.IntRange(0, 5).Draw(t, "held") > 0 {
+			continue
+		}
+		id := usage.DeviceID{Driver: driverA, Pool: "node", Device: devices[i].Name}
+		if devices[i].AllowMultipleAllocations == nil {
+			w.held = append(w.held, id)
+			continue
+		}
+		share := resourceapi.DeviceRequestAllocationResult{Driver: id.Driver, Pool: id.Pool, Device: id.Device, ShareID: ptr.To(types.UID("share"))}
+		if devices[i].Capacity != nil {
+			share.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("500m")}
+		}
+		w.shares = append(w.shares, share)
+	}
+	for i := range rapid.SampledFrom([]int{1, 2, 1}).Draw(t, "claims") {
+		w.drawSharingClaim(t, fmt.Sprintf("claim-%d", i))
+	}
+	return w
+}
+
+func (w *world) drawSharingClaim(t *rapid.T, name string) {
+	details := func(name string) resourceapi.DeviceRequest {
+		request := exactly(name, int64(rapid.SampledFrom([]int{1, 2, 1, 3}).Draw(t, "count")))
+		if rapid.IntRange(0, 2).Draw(t, "picky") == 2 {
+			request = exactly(name, request.Exactly.Count, fmt.Sprintf(`device.attributes["example.com"].numa != %d`, rapid.IntRange(0, 2).Draw(t, "not numa")))
+		}
+		switch rapid.IntRange(0, 9).Draw(t, "capacity") {
+		case 0, 1, 2, 3, 4:
+			request.Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{
+				"memory": resource.MustParse(rapid.SampledFrom([]string{"1", "500m", "2", "0"}).Draw(t, "required")),
+			}}
+			if rapid.Bool().Draw(t, "only shareable") {
+				request.Exactly.Selectors = append(request.Exactly.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{Expression: "device.allowMultipleAllocations"}})
+			}
+		case 5:
+			request = all(name)
+		}
+		return request
+	}
+	var requests []resourceapi.DeviceRequest
+	var names []string
+	for i := range rapid.SampledFrom([]int{2, 1, 3, 4}).Draw(t, "requests") {
+		name := fmt.Sprintf("request-%d", i)
+		names = append(names, name)
+		switch rapid.IntRange(0, 9).Draw(t, "kind of request") {
+		case 7, 8:
+			requests = append(requests, firstOf(name, details("a"), details("b")))
+		case 9:
+			if request := details(name); request.Exactly.Count > 0 {
+				requests = append(requests, adminAccess(request))
+				continue
+			}
+			requests = append(requests, details(name))
+		case 0, 1:
+			if i > 0 && requests[i-1].Exactly != nil {
+				twin := *requests[i-1].DeepCopy()
+				twin.Name = name
+				requests = append(requests, twin)
+				continue
+			}
+			requests = append(requests, details(name))
+		default:
+			requests = append(requests, details(name))
+		}
+	}
+	w.claim(name, requests...)
+	claim := w.claims[len(w.claims)-1]
+	for range rapid.SampledFrom([]int{0, 1, 0, 2}).Draw(t, "constraints") {
+		constraint := resourceapi.DeviceConstraint{Requests: rapid.SliceOfNDistinct(rapid.SampledFrom(names), 0, len(names), rapid.ID[string]).Draw(t, "constrained")}
+		attribute := ptr.To(resourceapi.FullyQualifiedName(rapid.SampledFrom([]string{"example.com/numa", "example.com/gpu"}).Draw(t, "attribute")))
+		if rapid.IntRange(0, 2).Draw(t, "distinct") == 2 {
+			constraint.DistinctAttribute = attribute
+		} else {
+			constraint.MatchAttribute = attribute
+		}
+		claim.Spec.Devices.Constraints = append(claim.Spec.Devices.Constraints, constraint)
+	}
+}
+
 func config(text string) resourceapi.DeviceConfiguration {
 	return resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: text}}
 }
@@ -137,9 +289,7 @@ func (w *world) drawPool(t *rapid.T, index int) {
 		declared++
 	}
 	generation := int64(1)
-	// Where the new slices are not for the node that the old ones are for, upstream hands out devices of the
-	// outdated generation; ours never does.
-	if (kind == "local" || kind == "all") && rapid.IntRange(0, 9).Draw(t, "outdated") == 9 {
+	if rapid.IntRange(0, 9).Draw(t, "outdated") == 9 {
 		old := w.drawSlice(t, driver, name, kind, home, 90, 0)
 		old.Spec.Pool = resourceapi.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: 1}
 		w.slices = append(w.slices, old)
@@ -310,7 +460,11 @@ func celSelectors(selectors []resourceapi.DeviceSelector) []resourceapi.DeviceSe
 
 // store returns an inventory with the world's slices, set in the given order, and classes.
 func (w *world) store() *inventory.Store {
-	store := inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()})
+	features := inventory.DefaultFeatures()
+	if w.features != nil {
+		w.features(&features)
+	}
+	store := inventory.NewStore(inventory.Options{Features: features})
 	for _, slice := range w.slices {
 		store.SetSlice(slice)
 	}
@@ -330,7 +484,29 @@ func (w *world) usage() usage.View {
 			}}},
 		}, nil)
 	}
+	for i, share := range w.shares {
+		index.Set(usage.ClaimRef{UID: types.UID(fmt.Sprintf("sharer-%d", i))}, &resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{share}},
+		}, nil)
+	}
 	return index.View()
+}
+
+// cluster is the world as the checker sees it from the node.
+func (w *world) cluster(node *v1.Node) checker.Cluster {
+	cluster := checker.Cluster{Node: node, Slices: w.slices, Classes: w.classes, Features: upstreamFeatures}
+	held := func(result resourceapi.DeviceRequestAllocationResult) {
+		cluster.Held = append(cluster.Held, resourceapi.AllocationResult{
+			Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}},
+		})
+	}
+	for _, id := range w.held {
+		held(resourceapi.DeviceRequestAllocationResult{Driver: id.Driver, Pool: id.Pool, Device: id.Device})
+	}
+	for _, share := range w.shares {
+		held(share)
+	}
+	return cluster
 }
 
 // classLister serves upstream's allocator.

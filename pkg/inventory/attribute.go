@@ -30,11 +30,15 @@ const (
 
 // Column has the values of one attribute for all devices of a NodePool. Immutable.
 type Column struct {
-	values []AttributeValue
+	values  []AttributeValue
+	unknown bool
 }
 
 // Value returns the value of device i; its kind is NoAttribute if the device lacks the attribute.
 func (c *Column) Value(i int) AttributeValue { return c.values[i] }
+
+// HasUnknown tells whether any device has a value of UnknownKind.
+func (c *Column) HasUnknown() bool { return c.unknown }
 
 // columns is the small cache of a NodePool's columns.
 type columns struct {
@@ -57,6 +61,7 @@ func (p *NodePool) Attribute(name resourceapi.FullyQualifiedName) *Column {
 	column = &Column{values: make([]AttributeValue, len(p.devices))}
 	for i, device := range p.devices {
 		column.values[i] = attributeValue(device, p.Pool.ID.Driver, name)
+		column.unknown = column.unknown || column.values[i].Kind == UnknownKind
 	}
 	p.columns.mu.Lock()
 	defer p.columns.mu.Unlock()

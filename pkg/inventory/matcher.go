@@ -1,12 +1,15 @@
 package inventory
 
 import (
+	"maps"
+	"slices"
 	"strconv"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
+	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
@@ -15,6 +18,9 @@ type MatcherSpec struct {
 	// ClassSelectors and Selectors are the CEL expressions of the class and of the request. All must match;
 	// they are tried in this order, and a device that one rejects is not shown to the next.
 	ClassSelectors, Selectors []string
+	// Capacity is what the request requires of a device's capacity; looked at only with the feature
+	// ConsumableCapacity.
+	Capacity *resourceapi.CapacityRequirements
 	// Tolerations are the request's.
 	Tolerations []resourceapi.DeviceToleration
 	// IgnoreTaints switches taints off altogether.
@@ -26,6 +32,7 @@ type MatcherSpec struct {
 // Matcher tells which devices fulfil a MatcherSpec. Matchers of equal specs are usually the same one.
 type Matcher struct {
 	spec        MatcherSpec
+	features    Features
 	slot        int
 	expressions []*expression // the class's, then the request's
 }
@@ -33,22 +40,30 @@ type Matcher struct {
 // PoolMatch is what a matcher says about the devices of one NodePool, by their indexes. Immutable.
 type PoolMatch struct {
 	matcher *Matcher
-	// Match are the devices that pass all selectors.
+	// Match are the devices that pass all selectors and have the required capacity, if nothing of it is taken.
 	Match bitset.Set
 	// Tainted are those of Match with a taint that is not tolerated. Nil if none.
 	Tainted bitset.Set
 	// Usable is Match without Tainted.
 	Usable bitset.Set
-	// Errors are the devices on which a selector failed at run time, having passed those before it. They
-	// are not in Match. Nil if none.
+	// Errors are the devices on which a selector failed at run time, having passed those before it, or that
+	// cannot tell what the requirements take of their capacity. They are not in Match. Nil if none.
 	Errors bitset.Set
+	// Small are the devices that pass all selectors and do not have the required capacity. Nil if none.
+	Small bitset.Set
+
+	takes [][]amount.Amount // by device; nil if no device of Match allows multiple allocations
 }
+
+// Takes returns what one allocation of device i, which is in Match and allows multiple allocations, takes of its
+// capacity, in the order of NodePool.Capacity(i). Read only.
+func (r *PoolMatch) Takes(i int) []amount.Amount { return r.takes[i] }
 
 // Matcher returns the matcher for spec, compiling its selectors unless that was done before. The error is a
 // [*CompileError].
 func (v *View) Matcher(spec MatcherSpec) (*Matcher, error) {
 	return v.caches.matchers.get(spec.key(), func(slot int) (*Matcher, error) {
-		m := &Matcher{spec: spec, slot: slot, expressions: make([]*expression, 0, len(spec.ClassSelectors)+len(spec.Selectors))}
+		m := &Matcher{spec: spec, features: v.caches.features, slot: slot, expressions: make([]*expression, 0, len(spec.ClassSelectors)+len(spec.Selectors))}
 		for _, selectors := range [][]string{spec.ClassSelectors, spec.Selectors} {
 			for _, text := range selectors {
 				expr, err := v.caches.compile(text)
@@ -77,6 +92,14 @@ func (s *MatcherSpec) key() string {
 			text(t)
 		}
 	}
+	if s.Capacity != nil {
+		for _, name := range slices.Sorted(maps.Keys(s.Capacity.Requests)) {
+			quantity := s.Capacity.Requests[name]
+			text(string(name))
+			text(quantity.String())
+		}
+	}
+	b.WriteByte(';')
 	b.WriteString(strconv.FormatBool(s.IgnoreTaints))
 	b.WriteString(strconv.FormatBool(s.RefuseBindingConditions))
 	if !s.IgnoreTaints {
@@ -112,14 +135,12 @@ func (m *Matcher) judge(p *NodePool) *PoolMatch {
 			result := expr.on(s)
 			for device := range result.errs {
 				if alive.Has(device) {
-					if r.Errors == nil {
-						r.Errors = bitset.New(p.Len())
-					}
-					r.Errors.Add(p.starts[i] + device)
+					r.Errors = addDevice(r.Errors, p.starts[i]+device, p.Len())
 				}
 			}
 			alive.And(result.match)
 		}
+		m.judgeCapacity(p, i, alive, r)
 		r.Match.OrAt(p.starts[i], alive)
 		if s.tainted == nil || m.spec.IgnoreTaints {
 			continue
@@ -127,10 +148,7 @@ func (m *Matcher) judge(p *NodePool) *PoolMatch {
 		alive.And(s.tainted)
 		for device := alive.Next(0); device >= 0; device = alive.Next(device + 1) {
 			if m.RefusedTaint(&s.Object.Spec.Devices[device]) != nil {
-				if r.Tainted == nil {
-					r.Tainted = bitset.New(p.Len())
-				}
-				r.Tainted.Add(p.starts[i] + device)
+				r.Tainted = addDevice(r.Tainted, p.starts[i]+device, p.Len())
 			}
 		}
 	}
@@ -140,6 +158,43 @@ func (m *Matcher) judge(p *NodePool) *PoolMatch {
 		r.Usable.AndNot(r.Tainted)
 	}
 	return r
+}
+
+// judgeCapacity takes those devices of slice i of p out of alive that do not have the required capacity.
+func (m *Matcher) judgeCapacity(p *NodePool, i int, alive bitset.Set, r *PoolMatch) {
+	s := p.Slices[i]
+	if !m.features.ConsumableCapacity {
+		return
+	}
+	all := m.spec.Capacity != nil && len(m.spec.Capacity.Requests) > 0
+	if !all && s.picky == nil && s.shareable == nil {
+		return
+	}
+	for device := alive.Next(0); device >= 0; device = alive.Next(device + 1) {
+		if !all && !s.picky.Has(device) && !s.shareable.Has(device) {
+			continue
+		}
+		consumed, ok, err := m.features.Consumption(&s.Object.Spec.Devices[device], m.spec.Capacity)
+		index := p.starts[i] + device
+		switch {
+		case err != nil:
+			alive.Remove(device)
+			r.Errors = addDevice(r.Errors, index, p.Len())
+		case !ok:
+			alive.Remove(device)
+			r.Small = addDevice(r.Small, index, p.Len())
+		case s.shareable.Has(device):
+			if r.takes == nil {
+				r.takes = make([][]amount.Amount, p.Len())
+			}
+			capacity := s.capacities[device]
+			takes := make([]amount.Amount, 0, len(capacity.Names))
+			for _, name := range capacity.Names {
+				takes = append(takes, amount.Of(consumed[name]))
+			}
+			r.takes[index] = takes
+		}
+	}
 }
 
 // eligible are the devices of slice i of p, by their index in the slice, before any selector.
@@ -179,7 +234,7 @@ taints:
 }
 
 // Rejections counts the devices of p that each selector is the first to reject: the class's all together, the
-// request's one by one. Devices on which a selector failed are in neither.
+// request's one by one. Devices on which a selector failed, or that are too small, are in neither.
 func (m *Matcher) Rejections(p *NodePool) (byClass int, bySelector []int) {
 	if len(m.spec.Selectors) > 0 {
 		bySelector = make([]int, len(m.spec.Selectors))
@@ -206,7 +261,8 @@ func (m *Matcher) Rejections(p *NodePool) (byClass int, bySelector []int) {
 }
 
 // Error returns the selector that failed at run time on device i of p, and its error. ofClass tells whether the
-// selector is the class's. The error is nil if none failed.
+// selector is the class's. Without an expression it is the required capacity that cannot be judged. The error is
+// nil if nothing failed.
 func (m *Matcher) Error(p *NodePool, i int) (expression string, ofClass bool, err error) {
 	if r := m.On(p); !r.Errors.Has(i) {
 		return "", false, nil
@@ -223,5 +279,6 @@ func (m *Matcher) Error(p *NodePool, i int) (expression string, ofClass bool, er
 			return expr.text, k < len(m.spec.ClassSelectors), err
 		}
 	}
-	return "", false, nil
+	_, _, err = m.features.Consumption(p.devices[i], m.spec.Capacity)
+	return "", false, err
 }

@@ -22,8 +22,14 @@ type NodePool struct {
 	starts            []int // index of the first device of each slice
 	devices           []*resourceapi.Device
 	visible           bitset.Set // the devices that the node may use; nil for all
-	advanced          bitset.Set // the devices that consume counters or allow multiple allocations; nil if none
 	bindingConditions bool
+
+	consumers   bitset.Set  // the devices that consume counters; nil if none
+	unaccounted bitset.Set  // the devices that stand for CPU or memory of a node; nil if none
+	unsupported bitset.Set  // those, and the consumers if there are no counters; nil if none
+	shareable   bitset.Set  // the devices that allow multiple allocations; nil if none
+	capacities  []*Capacity // of those, by device
+	uses        [][]Use     // what devices take of Pool.Counters, by device; nil if there are none
 
 	matches slots[PoolMatch]
 	columns columns
@@ -55,11 +61,13 @@ func newNodePool(p *Pool, seen []*Slice, node *v1.Node) *NodePool {
 		if s.bindingConditions {
 			np.bindingConditions = true
 		}
-		if s.advanced != nil {
-			if np.advanced == nil {
-				np.advanced = bitset.New(n)
+		np.consumers = addAll(np.consumers, n, np.starts[i], s.consumers)
+		np.unaccounted = addAll(np.unaccounted, n, np.starts[i], s.unaccounted)
+		if np.shareable = addAll(np.shareable, n, np.starts[i], s.shareable); s.capacities != nil {
+			if np.capacities == nil {
+				np.capacities = make([]*Capacity, n)
 			}
-			np.advanced.OrAt(np.starts[i], s.advanced)
+			copy(np.capacities[np.starts[i]:], s.capacities)
 		}
 		if s.perDevice != nil {
 			if np.visible == nil {
@@ -72,7 +80,39 @@ func newNodePool(p *Pool, seen []*Slice, node *v1.Node) *NodePool {
 			}
 		}
 	}
+	np.unsupported = np.unaccounted
+	if p.Counters == nil {
+		np.unsupported = addAll(np.unsupported.Clone(), n, 0, np.consumers)
+	}
+	np.learnUses()
 	return np
+}
+
+// addAll adds the devices of one slice, the first of which has the index start, to a set of n, made when needed.
+func addAll(set bitset.Set, n, start int, devices bitset.Set) bitset.Set {
+	if devices == nil {
+		return set
+	}
+	if set == nil {
+		set = bitset.New(n)
+	}
+	set.OrAt(start, devices)
+	return set
+}
+
+// learnUses finds what each device takes of the pool's counters.
+func (p *NodePool) learnUses() {
+	if p.Pool.Counters == nil || p.consumers == nil {
+		return
+	}
+	p.uses = make([][]Use, len(p.devices))
+	for i := p.consumers.Next(0); i >= 0; i = p.consumers.Next(i + 1) {
+		if name := p.devices[i].Name; p.Pool.isDuplicate(name) {
+			p.uses[i] = p.Pool.Counters.usesOf(p.devices[i])
+		} else {
+			p.uses[i] = p.Pool.Counters.Uses(name)
+		}
+	}
 }
 
 // ID names the pool.
@@ -119,8 +159,36 @@ func (p *NodePool) Index(name string) int {
 	return -1
 }
 
-// Advanced are the devices that consume counters or allow multiple allocations. Read only.
-func (p *NodePool) Advanced() bitset.Set { return p.advanced }
+// Consumers are the devices that take something of the pool's counters while they are held; nil if there are none.
+// Read only.
+func (p *NodePool) Consumers() bitset.Set {
+	if p.Pool.Counters == nil {
+		return nil
+	}
+	return p.consumers
+}
+
+// Uses returns what device i takes of the counters Pool.Counters, each counter once. Read only.
+func (p *NodePool) Uses(i int) []Use {
+	if p.uses == nil {
+		return nil
+	}
+	return p.uses[i]
+}
+
+// Shareable are the devices that allow multiple allocations; nil if there are none. Read only.
+func (p *NodePool) Shareable() bitset.Set { return p.shareable }
+
+// Capacity is what device i, which allows multiple allocations, has to give.
+func (p *NodePool) Capacity(i int) *Capacity { return p.capacities[i] }
+
+// Unsupported are the devices that cannot be used because they consume counters and that feature is off, or because
+// they are NodeAllocatable; nil if there are none. Read only.
+func (p *NodePool) Unsupported() bitset.Set { return p.unsupported }
+
+// NodeAllocatable are the devices that stand for CPU or memory of a node, or need some of it, unless that is
+// accounted for; nil if there are none. Read only.
+func (p *NodePool) NodeAllocatable() bitset.Set { return p.unaccounted }
 
 // compare orders pools as their devices are tried: pools by driver and name, pools that have a
 // device with binding conditions after all others.

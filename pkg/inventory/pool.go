@@ -3,12 +3,13 @@ package inventory
 import (
 	"cmp"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
+	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
@@ -43,17 +44,28 @@ func (p *PoolProblem) String() string {
 	return fmt.Sprintf("pool %s is %s: %s", p.Pool, p.Kind, p.Detail)
 }
 
-// Pool is what the slices of the highest generation say about one pool. Immutable but for its caches.
+// Pool is what the slices of one generation, normally the highest, say about one pool. Immutable but for its
+// caches.
 type Pool struct {
 	ID         PoolID
 	Generation int64
 	// Problem is why the pool is unusable on every node that it touches. Nil for a usable pool.
 	Problem *PoolProblem
+	// Counters are the pool's shared counters; nil if no device consumes any.
+	Counters *Counters
+	// Attached is a place for one value that a consumer derives from this very Pool and something else that it
+	// can recognize again. The inventory does not look at it.
+	Attached atomic.Value
 
-	slices     []*Slice         // of the highest generation, by name; also those with counter sets
+	slices     []*Slice         // of this generation, by name; also those with counter sets
 	nodes      map[string][]int // node name → indexes of the slices that are for this node alone
 	roaming    []int            // indexes of the slices that are not for one node alone
 	duplicates []duplicate
+	caches     *caches
+
+	// outdated is the next lower generation, while its slices are still there; else nil. Nodes see it that see
+	// nothing of the generations above it.
+	outdated *Pool
 
 	// mu guards everywhere, the parts of the pool that nodes see, by what they see. A pool for all nodes
 	// has one entry, one for racks as many as racks.
@@ -63,6 +75,7 @@ type Pool struct {
 
 // part is what a set of nodes sees of a pool: devices, or why it cannot use them.
 type part struct {
+	slices  int // how many slices of the pool are for these nodes
 	pool    *NodePool
 	problem *PoolProblem
 }
@@ -77,18 +90,28 @@ type duplicate struct {
 const maxParts = 4096
 
 // newPool derives the pool from all its slices, of any generation. There is at least one.
-func newPool(id PoolID, members map[string]*Slice) *Pool {
-	p := &Pool{ID: id, parts: make(map[string]*part)}
+func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
+	byGeneration := make(map[int64][]*Slice)
 	for _, s := range members {
-		p.Generation = max(p.Generation, s.Object.Spec.Pool.Generation)
+		generation := s.Object.Spec.Pool.Generation
+		byGeneration[generation] = append(byGeneration[generation], s)
 	}
+	var pool *Pool
+	for _, generation := range slices.Sorted(maps.Keys(byGeneration)) {
+		next := newGeneration(id, generation, byGeneration[generation], c)
+		next.outdated = pool
+		pool = next
+	}
+	return pool
+}
+
+func newGeneration(id PoolID, generation int64, members []*Slice, c *caches) *Pool {
+	p := &Pool{ID: id, Generation: generation, caches: c, parts: make(map[string]*part)}
 	ignored := 0
 	for _, s := range members {
-		switch {
-		case s.Object.Spec.Pool.Generation != p.Generation:
-		case s.ignored != "":
+		if s.ignored != "" {
 			ignored++
-		default:
+		} else {
 			p.slices = append(p.slices, s)
 		}
 	}
@@ -133,45 +156,17 @@ func (p *Pool) check(ignored int) (ProblemKind, string) {
 			return Invalid, s.problem
 		}
 	}
-	if detail := p.checkCounters(); detail != "" {
-		return Invalid, detail
+	if p.caches.features.PartitionableDevices {
+		counters, detail := newCounters(p.slices)
+		if detail != "" {
+			return Invalid, detail
+		}
+		if counters != nil {
+			p.Counters = p.caches.counters.shared(counters)
+		}
 	}
 	p.findDuplicates()
 	return "", ""
-}
-
-// checkCounters makes sure that counters which devices consume exist, exactly once.
-func (p *Pool) checkCounters() string {
-	counterSets := make(map[string]*resourceapi.CounterSet)
-	for _, s := range p.slices {
-		for i := range s.Object.Spec.SharedCounters {
-			counterSet := &s.Object.Spec.SharedCounters[i]
-			if _, ok := counterSets[counterSet.Name]; ok {
-				return fmt.Sprintf("duplicate counter set name %s", counterSet.Name)
-			}
-			counterSets[counterSet.Name] = counterSet
-		}
-	}
-	for _, s := range p.slices {
-		if s.advanced == nil || s.holdsCounters() {
-			continue
-		}
-		for i := s.advanced.Next(0); i >= 0; i = s.advanced.Next(i + 1) {
-			device := &s.Object.Spec.Devices[i]
-			for _, consumption := range device.ConsumesCounters {
-				counterSet, ok := counterSets[consumption.CounterSet]
-				if !ok {
-					return fmt.Sprintf("device %s consumes from counter set %s, which does not exist", device.Name, consumption.CounterSet)
-				}
-				for _, name := range slices.Sorted(maps.Keys(consumption.Counters)) {
-					if _, ok := counterSet.Counters[name]; !ok {
-						return fmt.Sprintf("device %s consumes counter %s, which counter set %s does not have", device.Name, name, counterSet.Name)
-					}
-				}
-			}
-		}
-	}
-	return ""
 }
 
 func (p *Pool) findDuplicates() {
@@ -200,10 +195,54 @@ func (p *Pool) findDuplicates() {
 }
 
 // isLocal tells whether every slice of the pool is for one node by name.
-func (p *Pool) isLocal() bool { return len(p.roaming) == 0 }
+func (p *Pool) isLocal() bool {
+	return len(p.roaming) == 0 && (p.outdated == nil || p.outdated.isLocal())
+}
+
+// nodeNames yields the nodes for which there are slices by name, of any generation. A node may come more than once.
+func (p *Pool) nodeNames() iter.Seq[string] {
+	return func(yield func(string) bool) {
+		for ; p != nil; p = p.outdated {
+			for name := range p.nodes {
+				if !yield(name) {
+					return
+				}
+			}
+		}
+	}
+}
+
+// isFor tells whether there is a slice, of any generation, for the node with this name.
+func (p *Pool) isFor(node string) bool {
+	return p.nodes[node] != nil || (p.outdated != nil && p.outdated.isFor(node))
+}
 
 // forNode returns what the node sees of the pool, nil if nothing.
 func (p *Pool) forNode(node *v1.Node) *part {
+	seen, relevant := p.sees(node)
+	if relevant || p.outdated == nil {
+		return seen
+	}
+	return p.outdated.forNodeOutdated(node)
+}
+
+// forNodeOutdated returns what the node sees of an outdated generation when it sees nothing of those above it. As
+// in upstream's allocator, it can use the devices while all slices of that generation are there and are for this
+// node; otherwise it is as if the pool did not exist.
+func (p *Pool) forNodeOutdated(node *v1.Node) *part {
+	for ; p != nil; p = p.outdated {
+		if seen, relevant := p.sees(node); relevant {
+			if seen.slices != len(p.slices) || p.Problem != nil && p.Problem.Kind == Incomplete {
+				return nil
+			}
+			return seen
+		}
+	}
+	return nil
+}
+
+// sees returns what the node sees of this generation, and whether any slice of it is for the node.
+func (p *Pool) sees(node *v1.Node) (*part, bool) {
 	// The key has one bit per slice, then the bits of the devices that choose their nodes.
 	var buf [64]byte
 	key := append(buf[:0], make([]byte, (len(p.slices)+7)/8)...)
@@ -236,31 +275,42 @@ func (p *Pool) forNode(node *v1.Node) *part {
 		}
 	}
 	if !relevant {
-		return nil
+		return nil, false
 	}
 	p.mu.RLock()
 	known := p.parts[string(key)]
 	p.mu.RUnlock()
 	if known != nil {
-		return known
+		return known, true
 	}
 	made := p.newPart(key, node)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if known := p.parts[string(key)]; known != nil {
-		return known
+		return known, true
 	}
 	if len(p.parts) < maxParts {
 		p.parts[string(key)] = made
 	}
-	return made
+	return made, true
 }
 
 // newPart makes what a node sees when it sees the slices in the key.
 func (p *Pool) newPart(key []byte, node *v1.Node) *part {
 	sees := func(i int) bool { return key[i/8]&(1<<(i%8)) != 0 }
+	made := &part{}
+	var seen []*Slice
+	for i, s := range p.slices {
+		if sees(i) {
+			made.slices++
+			if !s.holdsCounters() {
+				seen = append(seen, s)
+			}
+		}
+	}
 	if p.Problem != nil {
-		return &part{problem: p.Problem}
+		made.problem = p.Problem
+		return made
 	}
 	for _, d := range p.duplicates {
 		n := 0
@@ -270,14 +320,15 @@ func (p *Pool) newPart(key []byte, node *v1.Node) *part {
 			}
 		}
 		if n > 1 {
-			return &part{problem: &PoolProblem{Pool: p.ID, Kind: Invalid, Detail: "duplicate device name " + d.device}}
+			made.problem = &PoolProblem{Pool: p.ID, Kind: Invalid, Detail: "duplicate device name " + d.device}
+			return made
 		}
 	}
-	var seen []*Slice
-	for i, s := range p.slices {
-		if sees(i) && !s.holdsCounters() {
-			seen = append(seen, s)
-		}
-	}
-	return &part{pool: newNodePool(p, seen, node)}
+	made.pool = newNodePool(p, seen, node)
+	return made
+}
+
+// isDuplicate tells whether several devices of the pool have the name.
+func (p *Pool) isDuplicate(device string) bool {
+	return slices.ContainsFunc(p.duplicates, func(d duplicate) bool { return d.device == device })
 }

@@ -23,8 +23,17 @@ type Slice struct {
 	tainted bitset.Set
 	// bindingConditions tells whether any device has some, which puts the pool behind all others.
 	bindingConditions bool
-	// advanced are the devices that consume counters or allow multiple allocations; nil if none.
-	advanced bitset.Set
+	// consumers are the devices that consume counters; nil if none.
+	consumers bitset.Set
+	// unaccounted are the devices that stand for CPU or memory of a node; nil if none, or if that is accounted for.
+	unaccounted bitset.Set
+	// shareable are the devices that allow multiple allocations, and capacities what they have to give, by
+	// device; nil if none, or if the feature is off.
+	shareable  bitset.Set
+	capacities []*Capacity
+	// picky are the devices that may be unable to serve a request without capacity requirements; nil if none, or
+	// if the feature is off.
+	picky bitset.Set
 	// problem is what is wrong with the slice, which makes its pool invalid; empty if nothing is.
 	problem string
 	// ignored is why the slice does not count, as if it were not there; empty if it counts.
@@ -59,14 +68,36 @@ func newSlice(object *resourceapi.ResourceSlice, features Features) *Slice {
 		if hasEffectiveTaint(device) {
 			s.tainted = addDevice(s.tainted, i, len(spec.Devices))
 		}
-		if len(device.ConsumesCounters) > 0 || ptr.Deref(device.AllowMultipleAllocations, false) {
-			s.advanced = addDevice(s.advanced, i, len(spec.Devices))
+		if len(device.ConsumesCounters) > 0 {
+			s.consumers = addDevice(s.consumers, i, len(spec.Devices))
+		}
+		if len(device.NodeAllocatableResources) > 0 && !features.NodeAllocatableResources {
+			s.unaccounted = addDevice(s.unaccounted, i, len(spec.Devices))
+		}
+		if features.ConsumableCapacity {
+			s.learnCapacity(device, i)
 		}
 		if device.BindingConditions != nil {
 			s.bindingConditions = true
 		}
 	}
 	return s
+}
+
+// learnCapacity notes what matters about the capacity of device i.
+func (s *Slice) learnCapacity(device *resourceapi.Device, i int) {
+	n := len(s.Object.Spec.Devices)
+	if needsCapacityCheck(device) {
+		s.picky = addDevice(s.picky, i, n)
+	}
+	if !ptr.Deref(device.AllowMultipleAllocations, false) {
+		return
+	}
+	s.shareable = addDevice(s.shareable, i, n)
+	if s.capacities == nil {
+		s.capacities = make([]*Capacity, n)
+	}
+	s.capacities[i] = capacityOf(device)
 }
 
 // holdsCounters tells whether the slice defines counter sets; its devices do not count then.

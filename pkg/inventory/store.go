@@ -17,10 +17,16 @@ import (
 // after the Kubernetes feature gates without their "DRA" prefix.
 type Features struct {
 	// PartitionableDevices: without it, slices with counter sets or with devices that choose their nodes
-	// are for no node.
+	// are for no node, and devices that consume counters are not usable.
 	PartitionableDevices bool
-	// ConsumableCapacity makes device.allowMultipleAllocations known to selectors.
+	// ConsumableCapacity makes device.allowMultipleAllocations count, and known to selectors; capacity
+	// requirements and request policies are looked at. Without it, no device allows multiple allocations.
 	ConsumableCapacity bool
+	// FractionalCapacityRange: steps of request policies are counted in thousandths where they can be.
+	FractionalCapacityRange bool
+	// NodeAllocatableResources: whoever allocates accounts for devices that stand for CPU or memory of a node, or
+	// need some of it. Without it, such devices are not usable.
+	NodeAllocatableResources bool
 	// ListTypeAttributes makes list functions for attributes known to selectors.
 	ListTypeAttributes bool
 	// CompatibilityGroups: without it, slices that use them do not count, and their pools are incomplete.
@@ -29,7 +35,7 @@ type Features struct {
 
 // DefaultFeatures are those on by default in Kubernetes 1.37.
 func DefaultFeatures() Features {
-	return Features{PartitionableDevices: true, ConsumableCapacity: true}
+	return Features{PartitionableDevices: true, ConsumableCapacity: true, FractionalCapacityRange: true}
 }
 
 // Options configure a Store. The zero value of a number means its default.
@@ -57,6 +63,7 @@ type caches struct {
 	features    Features
 	expressions *slotTable[*expression]
 	matchers    *slotTable[*Matcher]
+	counters    counterTables
 }
 
 // CacheStats describes a bounded cache.
@@ -163,7 +170,7 @@ func (s *Store) remove(old *Slice) {
 func (s *Store) rebuild(id PoolID) {
 	var pool *Pool
 	if len(s.members[id]) > 0 {
-		pool = newPool(id, s.members[id])
+		pool = newPool(id, s.members[id], s.View().caches)
 	} else {
 		delete(s.members, id)
 	}
@@ -191,11 +198,14 @@ func (s *Store) change(fn func(*View)) {
 // be nil, or not of that sort.
 func (v *View) replaceLocal(id PoolID, old, pool *Pool) {
 	if old != nil && old.isLocal() {
-		for name := range old.nodes {
-			if pool != nil && pool.isLocal() && pool.nodes[name] != nil {
+		for name := range old.nodeNames() {
+			if pool != nil && pool.isLocal() && pool.isFor(name) {
 				continue // replaced below
 			}
-			local, _ := v.local.Get(name)
+			local, ok := v.local.Get(name)
+			if !ok {
+				continue // had only an outdated part of the pool, which it could not use
+			}
 			if local = local.with(id, nil); len(local.Pools)+len(local.Problems) > 0 {
 				v.local = v.local.Set(name, local)
 			} else {
@@ -206,14 +216,18 @@ func (v *View) replaceLocal(id PoolID, old, pool *Pool) {
 	if pool == nil || !pool.isLocal() {
 		return
 	}
-	for name := range pool.nodes {
+	for name := range pool.nodeNames() {
 		local, ok := v.local.Get(name)
 		if !ok {
 			local = noDevices
 		}
 		// Slices for a node by name do not look at its labels.
 		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		v.local = v.local.Set(name, local.with(id, pool.forNode(node)))
+		if local = local.with(id, pool.forNode(node)); len(local.Pools)+len(local.Problems) > 0 {
+			v.local = v.local.Set(name, local)
+		} else {
+			v.local = v.local.Delete(name)
+		}
 	}
 }
 

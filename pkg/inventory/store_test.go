@@ -138,8 +138,28 @@ func TestANodeReachesTheDevicesOfItsPools(t *testing.T) {
 			slices: []*resourceapi.ResourceSlice{slice("old", "n1", pool("n1", 1, 1)), slice("new", "n1", pool("n1", 2, 1))},
 			want:   []string{"n1/new-device"},
 		},
-		"none if the newer generation is for another node": {
+		"of a whole outdated generation if the newer one is for another node": {
 			slices: []*resourceapi.ResourceSlice{slice("old", "n1", pool("p", 1, 1)), slice("new", "n2", pool("p", 2, 1))},
+			want:   []string{"p/old-device"},
+		},
+		"of the newest outdated generation that the node sees": {
+			slices: []*resourceapi.ResourceSlice{
+				slice("older", "n1", pool("p", 1, 1)), slice("old", "n1", pool("p", 2, 1)), slice("new", "n2", pool("p", 3, 1)),
+			},
+			want: []string{"p/old-device"},
+		},
+		"none of an outdated generation that is not all for the node": {
+			slices: []*resourceapi.ResourceSlice{
+				slice("old-a", "n1", pool("p", 1, 2)), slice("old-b", "n2", pool("p", 1, 2)), slice("new", "n2", pool("p", 2, 1)),
+			},
+		},
+		"none of an outdated generation of which a slice is gone": {
+			slices: []*resourceapi.ResourceSlice{slice("old-a", "n1", pool("p", 1, 2)), slice("new", "n2", pool("p", 2, 1))},
+		},
+		"none of an outdated generation whose newest slice the node sees is incomplete": {
+			slices: []*resourceapi.ResourceSlice{
+				slice("older", "n1", pool("p", 1, 1)), slice("old", "n1", pool("p", 2, 2)), slice("new", "n2", pool("p", 3, 1)),
+			},
 		},
 		"none of an incomplete pool": {
 			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("n1", 3, 2)), slice("ok", "n1", pool("z", 1, 1))},

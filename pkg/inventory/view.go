@@ -42,6 +42,9 @@ var noDevices = &NodeDevices{}
 // Generation counts the events that changed something. A view with a higher number is newer.
 func (v *View) Generation() uint64 { return v.generation }
 
+// Features are those that the view was made with.
+func (v *View) Features() Features { return v.caches.features }
+
 // Class returns the DeviceClass with the name, nil if there is none.
 func (v *View) Class(name string) *Class {
 	class, _ := v.classes.Get(name)

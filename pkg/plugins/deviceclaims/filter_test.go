@@ -345,7 +345,25 @@ func TestPostFilter(t *testing.T) {
 			},
 			pod:      pod("p", "mine"),
 			wantCode: fwk.Unschedulable,
-			want:     []string{"gpu", "3", "held"},
+			want: []string{
+				`request "gpu" of claim mine: 3 of 3 gpu devices held`, "node node-a would do without claim team-a/holder-a",
+			},
+		},
+		"the pod's own claims are not among those whose release would help": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("first", allocated("node-b", "gpu-0"), reservedFor("p", "other")),
+				claim("second"),
+				claim("stranger", allocated("node-b", "gpu-1")),
+			},
+			pod:      pod("p", "first", "second"),
+			wantCode: fwk.Unschedulable,
+			want:     []string{"node node-b would do without claim team-a/stranger"},
+		},
+		"devices that stand for CPU of a node are refused, and it is said why": {
+			claims:   []*resourceapi.ResourceClaim{claim("mine", withClass("cpus"))},
+			pod:      pod("p", "mine"),
+			wantCode: fwk.Unschedulable,
+			want:     []string{"1 of 1 cpus devices standing for CPU or memory of a node", "only kube-scheduler itself"},
 		},
 		"a pod without claims is left to others": {
 			pod:      pod("p"),
@@ -362,6 +380,13 @@ func TestPostFilter(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := twoNodes()
+			cpus := slice("node-a", device("cpus-0", func(d *resourceapi.Device) {
+				d.NodeAllocatableResources = map[v1.ResourceName]resourceapi.NodeAllocatableResource{v1.ResourceCPU: {}}
+			}))
+			cpus.Name, cpus.Spec.Driver = "cpus", "cpu.example.com"
+			ofCPUs := class("cpus")
+			ofCPUs.Spec.Selectors[0].CEL.Expression = `device.driver == "cpu.example.com"`
+			w.objects = append(w.objects, cpus, ofCPUs)
 			w.claims, w.pods = tc.claims, []*v1.Pod{tc.pod}
 			h := newHarness(t, w)
 			h.api.onRequest(func(request string) error {

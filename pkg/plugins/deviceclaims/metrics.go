@@ -39,6 +39,12 @@ var (
 		Help:           "Number of writes to ResourceClaims, by what was written and result: success, conflict or error.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"write", "result"})
+	refusedNodesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "refused_nodes_total",
+		Help:           "Number of nodes refused in attempts that found no node for a pod's claims, by the reason that the pod's event gives.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"reason"})
 	waitingPodsGauge = metrics.NewGauge(&metrics.GaugeOpts{
 		Subsystem:      metricsSubsystem,
 		Name:           "waiting_pods",
@@ -48,7 +54,8 @@ var (
 )
 
 var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(allocationsTotal, allocationDuration, claimWritesTotal, waitingPodsGauge)
+	legacyregistry.MustRegister(allocationsTotal, allocationDuration, claimWritesTotal, refusedNodesTotal, waitingPodsGauge)
+	legacyregistry.CustomMustRegister(caches)
 })
 
 func allocationResult(err error) string {

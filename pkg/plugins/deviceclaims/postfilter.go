@@ -11,8 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-
-	"stowage.dev/stowage/pkg/allocator"
 )
 
 // deallocateTimeout bounds the write of PostFilter, which holds up scheduling.
@@ -20,7 +18,8 @@ const deallocateTimeout = 10 * time.Second
 
 // PostFilter helps a pod for which no node was found. If a claim's own allocation keeps the pod away from
 // nodes, and nobody else uses the claim, it gives up that allocation, and preemption is not tried: the pod may
-// fit now. Otherwise it explains what devices were missing, and leaves the pod to the plugins after it.
+// fit now. Otherwise it explains what devices were missing and whose release would help, and leaves the pod to the
+// plugins after it.
 func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
 	c, err := readCycle(state)
 	if err != nil {
@@ -44,10 +43,8 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 			return nil, fwk.AsStatus(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(pc.claim), err))
 		}
 	}
-	if c.requests != nil {
-		if explanation := allocator.Explain(c.requests, c.results.failures()); explanation != "" {
-			return nil, fwk.NewStatus(fwk.Unschedulable, explanation)
-		}
+	if explanation := pl.explain(ctx, c); explanation != nil {
+		return nil, fwk.NewStatus(fwk.Unschedulable, explanation.String())
 	}
 	return nil, fwk.NewStatus(fwk.Unschedulable)
 }

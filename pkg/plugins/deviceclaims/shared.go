@@ -62,11 +62,13 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle) error {
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	s.tracker = tracker.New(klog.FromContext(ctx))
 	s.store = inventory.NewStore(inventory.Options{Features: inventory.Features{
-		PartitionableDevices: enabled(features.DRAPartitionableDevices),
-		ConsumableCapacity:   enabled(features.DRAConsumableCapacity),
-		ListTypeAttributes:   enabled(features.DRAListTypeAttributes),
-		CompatibilityGroups:  enabled(features.DRADeviceCompatibilityGroups),
+		PartitionableDevices:    enabled(features.DRAPartitionableDevices),
+		ConsumableCapacity:      enabled(features.DRAConsumableCapacity),
+		FractionalCapacityRange: enabled(features.DRAFractionalCapacityRange),
+		ListTypeAttributes:      enabled(features.DRAListTypeAttributes),
+		CompatibilityGroups:     enabled(features.DRADeviceCompatibilityGroups),
 	}})
+	caches.store.Store(s.store)
 	s.waiting = newWaitingPods(s.factory.Core().V1().Pods().Lister())
 
 	var err error

@@ -1,0 +1,13 @@
+// Package compat offers this project's allocator with the signature and the result type of
+// k8s.io/dynamic-resource-allocation/structured.NewAllocator, in the policy FirstFit, so that whatever can use
+// upstream's allocator can use ours: the same devices, in the same order, with the same configuration, node
+// selector and errors. Upstream's own cases are run against it.
+//
+// It differs from upstream's in two points only. It finds allocations where upstream's gives up: where a
+// selector fails on a device that is not needed, or where upstream's search takes too long. And what is wrong
+// with one node only (a selector that fails on one of its devices, a pool that is being updated) is reported with
+// an error that is structured.ErrFailedAllocationOnNode, so that the caller goes on with other nodes.
+//
+// What it is not: the way in which the scheduler plugin uses the allocator. An Allocator of this package builds an
+// inventory and a usage index anew, as upstream's interface demands; the plugin keeps both up to date by events.
+package compat

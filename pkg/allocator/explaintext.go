@@ -1,0 +1,199 @@
+package allocator
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// Limits that keep the line within an event's message (1,024 bytes) with room for the scheduler's own words.
+const (
+	maxExplanation = 800
+	maxQuoted      = 80
+	maxNamed       = 3 // alternatives of one request, and claims of one node, that are named
+)
+
+// String is the explanation in one line for a person, of at most 800 bytes: what a user can change about the
+// claim, then whose release would help, then what is wrong in the cluster. It is empty if there is no failure.
+func (e *Explanation) String() string {
+	if e.Nodes == 0 {
+		return ""
+	}
+	facts := e.describeRequests()
+	for _, c := range e.Constraints {
+		facts = append(facts, fmt.Sprintf("at most %d free devices of one node share %s (claim %s wants %d)",
+			c.Best, clip(string(c.Attribute), maxQuoted), clip(c.Claim, maxQuoted), c.Wanted))
+	}
+	if n := e.Reasons[ReasonConstraints]; n > 0 && len(e.Constraints) == 0 {
+		facts = append(facts, fmt.Sprintf("%d nodes have free devices for each request, but not for all together", n))
+	}
+	if n := e.Reasons[ReasonTooMany]; n > 0 {
+		facts = append(facts, fmt.Sprintf("on %d nodes the claim would get more than %d devices", n, resourceapi.AllocationResultsMaxSize))
+	}
+	// The way out must not be what is cut off.
+	release := ""
+	if len(e.Holders) > 0 {
+		release = "; " + e.Holders[0].String()
+	}
+	text := clip(strings.Join(facts, "; "), maxExplanation-len(release)) + release
+	for _, fact := range e.troubles() {
+		text += "; " + fact
+	}
+	return clip(strings.TrimPrefix(text, "; "), maxExplanation)
+}
+
+// describeRequests describes all requests; of those with many alternatives the first that match anything, then
+// others.
+func (e *Explanation) describeRequests() []string {
+	var facts []string
+	for rest := e.Requests; len(rest) > 0; {
+		alternatives := rest[:1]
+		for len(alternatives) < len(rest) && rest[len(alternatives)].isAlternativeOf(&rest[0]) {
+			alternatives = rest[:len(alternatives)+1]
+		}
+		rest = rest[len(alternatives):]
+		alternatives = slices.Clone(alternatives)
+		slices.SortStableFunc(alternatives, func(a, b RequestExplanation) int {
+			return cmp.Compare(min(b.Matching, 1), min(a.Matching, 1))
+		})
+		for i := range alternatives[:min(maxNamed, len(alternatives))] {
+			facts = append(facts, alternatives[i].String())
+		}
+		if n := len(alternatives) - maxNamed; n > 0 {
+			facts[len(facts)-1] += more(n, "alternative")
+		}
+	}
+	return facts
+}
+
+// isAlternativeOf tells whether both are alternatives of one request. Names of requests have no slash.
+func (r *RequestExplanation) isAlternativeOf(o *RequestExplanation) bool {
+	name, _, prioritized := strings.Cut(r.Request, "/")
+	other, _, _ := strings.Cut(o.Request, "/")
+	return prioritized && name == other && r.Claim == o.Claim
+}
+
+// troubles are what is wrong in the cluster.
+func (e *Explanation) troubles() []string {
+	var facts []string
+	if len(e.SelectorErrors) > 0 {
+		facts = append(facts, clip(e.SelectorErrors[0].String(), 5*maxQuoted)+more(len(e.SelectorErrors)-1, "device"))
+	}
+	if len(e.Pools) > 0 {
+		facts = append(facts, clip(e.Pools[0].String(), 2*maxQuoted)+more(len(e.Pools)-1, "pool"))
+	}
+	if n := e.Reasons[ReasonUndecided]; n > 0 {
+		facts = append(facts, fmt.Sprintf("%d nodes undecided: timed out while searching for devices", n))
+	}
+	return facts
+}
+
+// String says how the devices look to the request, such as
+//
+//	request "gpu" of claim train: 72 of 80 gpu.nvidia.com devices held, 6 filtered by selector "memory>=80Gi", 2 tainted gpu-lost
+func (r *RequestExplanation) String() string {
+	text := fmt.Sprintf("request %q of claim %s: ", clip(r.Request, 2*maxQuoted), clip(r.Claim, maxQuoted))
+	class := clip(r.DeviceClass, maxQuoted)
+	if r.Devices <= 0 {
+		return text + fmt.Sprintf("no %s devices", class)
+	}
+	var facts []string
+	fact := func(n int, what string) {
+		switch {
+		case n <= 0:
+		case len(facts) == 0:
+			facts = append(facts, fmt.Sprintf("%d of %d %s devices %s", n, r.Devices, class, what))
+		default:
+			facts = append(facts, fmt.Sprintf("%d %s", n, what))
+		}
+	}
+	fact(r.Held, "held")
+	fact(r.Exhausted, "without enough left of their capacity or of shared counters")
+	for _, f := range r.FilteredBy {
+		fact(f.Devices, "filtered by selector "+quote(clip(f.Expression, maxQuoted)))
+	}
+	fact(r.TooSmall, "with less capacity than requested")
+	for _, key := range slices.Sorted(maps.Keys(r.Taints)) {
+		fact(r.Taints[key], "tainted "+clip(key, maxQuoted))
+	}
+	fact(r.NodeAllocatable, "standing for CPU or memory of a node (nodeAllocatableResources), which only kube-scheduler itself can account for")
+	fact(r.Unsupported-r.NodeAllocatable, "with features that are not supported")
+	fact(r.Failing, "failing a selector")
+	if r.All {
+		fact(r.Free, "free (all of a node wanted)")
+	} else {
+		fact(r.Free, fmt.Sprintf("free (%d wanted on one node)", r.Wanted))
+	}
+	return text + strings.Join(facts, ", ")
+}
+
+// String says the same as SelectorError.
+func (e *SelectorErrorExplanation) String() string {
+	of := ""
+	if e.DeviceClass != "" {
+		of = fmt.Sprintf(" of device class %q", e.DeviceClass)
+	}
+	return fmt.Sprintf("claim %s/%s, request %q: selector %s%s failed on device %s/%s/%s: %s",
+		e.Namespace, e.Claim, e.Request, quote(e.Expression), of, e.Driver, e.Pool, e.Device, e.Message)
+}
+
+// String names the pool and what is wrong with it.
+func (p *PoolExplanation) String() string {
+	return fmt.Sprintf("pool %s/%s is %s: %s", p.Driver, p.Pool, p.Kind, p.Detail)
+}
+
+// String says which claims are in the way, such as "node n1 would do without claims default/a, default/b".
+func (h *NodeHolders) String() string {
+	names := make([]string, 0, maxNamed)
+	for _, claim := range h.Release[:min(maxNamed, len(h.Release))] {
+		names = append(names, clip(claim.Namespace+"/"+claim.Claim, maxQuoted))
+	}
+	what := "claims"
+	if len(h.Release) == 1 {
+		what = "claim"
+	}
+	text := fmt.Sprintf("node %s would do without %s %s", clip(h.Node, maxQuoted), what, strings.Join(names, ", "))
+	if n := len(h.Release) - maxNamed; n > 0 {
+		text += fmt.Sprintf(" and %d more", n)
+	}
+	return text
+}
+
+// quote puts text into quotes that it does not contain, if there are any, so that it can be read and copied.
+func quote(text string) string {
+	for _, q := range []string{`"`, "'", "`"} {
+		if !strings.Contains(text, q) {
+			return q + text + q
+		}
+	}
+	return strconv.Quote(text)
+}
+
+func more(n int, what string) string {
+	switch {
+	case n <= 0:
+		return ""
+	case n == 1:
+		return fmt.Sprintf(" (and 1 more %s)", what)
+	}
+	return fmt.Sprintf(" (and %d more %ss)", n, what)
+}
+
+// clip shortens text to at most limit bytes, at a rune's border and without line breaks.
+func clip(text string, limit int) string {
+	text = strings.Join(strings.Fields(strings.ToValidUTF8(text, "?")), " ")
+	if len(text) <= limit {
+		return text
+	}
+	const ellipsis = "…"
+	cut := limit - len(ellipsis)
+	for cut > 0 && text[cut]&0xC0 == 0x80 {
+		cut--
+	}
+	return text[:cut] + ellipsis
+}

@@ -1,0 +1,252 @@
+package allocator
+
+import (
+	"cmp"
+	"context"
+	"iter"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/bitset"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// NodeHolders says whose devices keep a node from being used that would do otherwise.
+type NodeHolders struct {
+	Node string `json:"node"`
+	// Release is a set of claims whose release would make the node usable, none of which can be left out. There
+	// may be other such sets, seldom with fewer claims.
+	Release []ClaimHolder `json:"release"`
+	// Holders are all claims that hold devices of the node that the pod could use, or use up counters that such
+	// devices need.
+	Holders []ClaimHolder `json:"holders"`
+}
+
+// ClaimHolder is a claim with what it holds of a node's devices.
+type ClaimHolder struct {
+	Namespace string    `json:"namespace"`
+	Claim     string    `json:"claim"`
+	UID       types.UID `json:"uid"`
+	// InFlight tells that a device was promised to the claim and the API does not have that yet.
+	InFlight bool `json:"inFlight,omitempty"`
+	// Devices are "driver/pool/device", in order, each once.
+	Devices []string `json:"devices"`
+}
+
+// HolderOptions bound what [FindHolders] and [Blockers] cost. The zero value of a number means its default.
+type HolderOptions struct {
+	// Nodes is how many nodes are looked at, the most promising first. Default 8.
+	Nodes int
+	// Decisions is how often one node is decided again, each time without some of the holders. Default 256.
+	Decisions int
+	// Keep are claims whose release is out of the question, such as the pod's own.
+	Keep sets.Set[types.UID]
+}
+
+func (o *HolderOptions) setDefaults() {
+	if o.Nodes <= 0 {
+		o.Nodes = 8
+	}
+	if o.Decisions <= 0 {
+		o.Decisions = 256
+	}
+}
+
+// FindHolders looks for nodes that would do if some claims were released, among those that the failures, by node
+// name, say lack the least. The node with the fewest claims to release comes first. nodeOf returns nil for a node
+// that is not there any more; in.Node is not used.
+//
+// It decides each node many times over. It is bounded by the options and by ctx, after which it returns what it has
+// found: it is meant for a pod that was refused everywhere, not for every node on the way.
+func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Failure], nodeOf func(string) *v1.Node, opts HolderOptions) []NodeHolders {
+	opts.setDefaults()
+	var found []NodeHolders
+	for _, name := range mostPromising(failures, opts.Nodes) {
+		if in.Node = nodeOf(name); in.Node == nil {
+			continue
+		}
+		if blockers := Blockers(ctx, in, opts); blockers != nil {
+			found = append(found, *blockers)
+		}
+		if ctx.Err() != nil {
+			break
+		}
+	}
+	slices.SortStableFunc(found, func(a, b NodeHolders) int {
+		return cmp.Or(cmp.Compare(len(a.Release), len(b.Release)), cmp.Compare(devicesOf(a.Release), devicesOf(b.Release)))
+	})
+	return found
+}
+
+// Blockers says whose release would make a node usable that was refused. It is nil if the release of all holders would not, or if
+// ctx or the options did not leave enough time to tell.
+func Blockers(ctx context.Context, in Input, opts HolderOptions) *NodeHolders {
+	opts.setDefaults()
+	holders, pools := holdersOn(in, opts.Keep)
+	if len(holders) == 0 {
+		return nil
+	}
+	view := in.Usage
+	smallest := minimize(len(holders), opts.Decisions, func(released []int) answer {
+		gone := sets.New[types.UID]()
+		for _, i := range released {
+			gone.Insert(holders[i].UID)
+		}
+		in.Usage = view.Without(pools, func(claim usage.ClaimRef) bool { return gone.Has(claim.UID) })
+		switch result := Check(ctx, in); {
+		case ctx.Err() != nil:
+			return unknown
+		case result.Fits():
+			return yes
+		case result.Failure.Reason == ReasonUndecided:
+			return unknown
+		}
+		return no
+	})
+	if len(smallest) == 0 {
+		return nil
+	}
+	out := &NodeHolders{Node: in.Node.Name, Holders: holders}
+	for _, i := range smallest {
+		out.Release = append(out.Release, holders[i])
+	}
+	return out
+}
+
+func devicesOf(claims []ClaimHolder) int {
+	n := 0
+	for i := range claims {
+		n += len(claims[i].Devices)
+	}
+	return n
+}
+
+// holdersOn returns the claims that hold what the requests could use on the node, those with the fewest devices
+// first, and the pools in which they hold it.
+func holdersOn(in Input, keep sets.Set[types.UID]) ([]ClaimHolder, []usage.PoolID) {
+	var holders []ClaimHolder
+	var pools []usage.PoolID
+	index := make(map[types.UID]int)
+	for _, p := range in.Inventory.ForNode(in.Node).Pools {
+		id := usage.PoolID(p.ID())
+		wanted := in.Requests.wantedFrom(p)
+		if in.Usage.Pool(id) == nil || wanted.Empty() {
+			continue
+		}
+		pools = append(pools, id)
+		for name, device := range in.Usage.Pool(id).All() {
+			if !isInTheWay(p, wanted, p.Index(name)) {
+				continue
+			}
+			for _, h := range device.Holders() {
+				if keep.Has(h.Claim.UID) {
+					continue
+				}
+				at, ok := index[h.Claim.UID]
+				if !ok {
+					at = len(holders)
+					index[h.Claim.UID] = at
+					holders = append(holders, ClaimHolder{Namespace: h.Claim.Namespace, Claim: h.Claim.Name, UID: h.Claim.UID})
+				}
+				holder := &holders[at]
+				holder.InFlight = holder.InFlight || h.InFlight
+				text := usage.DeviceID{Driver: id.Driver, Pool: id.Pool, Device: name}.String()
+				if n := len(holder.Devices); n == 0 || holder.Devices[n-1] != text {
+					holder.Devices = append(holder.Devices, text)
+				}
+			}
+		}
+	}
+	slices.SortFunc(holders, func(a, b ClaimHolder) int {
+		return cmp.Or(cmp.Compare(len(a.Devices), len(b.Devices)), cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(a.Claim, b.Claim), cmp.Compare(a.UID, b.UID))
+	})
+	return holders, pools
+}
+
+// isInTheWay tells whether a held device is wanted, or may use up counters that wanted devices need. Its index is -1 if
+// the node does not see it.
+func isInTheWay(p *inventory.NodePool, wanted bitset.Set, i int) bool {
+	if i < 0 {
+		return p.Consumers() != nil
+	}
+	return wanted.Has(i) || p.Consumers().Has(i)
+}
+
+// wantedFrom are the devices of the pool that some request would take if nobody held them. Admin access does not
+// mind holders, but needs what they leave of counters and capacity.
+func (r *Requests) wantedFrom(p *inventory.NodePool) bitset.Set {
+	wanted := bitset.New(p.Len())
+	for _, a := range r.lanes {
+		if !a.admin || p.Consumers() != nil || p.Shareable() != nil {
+			wanted.Or(a.matcher.On(p).Match)
+		}
+	}
+	return wanted
+}
+
+// mostPromising returns up to limit nodes that might do without some holders, those that lack the fewest devices
+// first, then by name.
+func mostPromising(failures iter.Seq2[string, *Failure], limit int) []string {
+	type candidate struct {
+		node  string
+		lacks int
+	}
+	compare := func(a, b candidate) int { return cmp.Or(cmp.Compare(a.lacks, b.lacks), cmp.Compare(a.node, b.node)) }
+	var best []candidate
+	for node, failure := range failures {
+		lacks, ok := failure.lacks()
+		if !ok {
+			continue
+		}
+		c := candidate{node, lacks}
+		at, _ := slices.BinarySearchFunc(best, c, compare)
+		if at < limit {
+			best = slices.Insert(best[:min(len(best), limit-1)], at, c)
+		}
+	}
+	names := make([]string, len(best))
+	for i, c := range best {
+		names[i] = c.node
+	}
+	return names
+}
+
+// lacks estimates how many devices would have to be released on the node. ok is false if no release would help.
+func (f *Failure) lacks() (n int, ok bool) {
+	if !f.Resolvable() {
+		return 0, false
+	}
+	for i := 0; i < len(f.Requests); {
+		first := &f.Requests[i]
+		least := -1
+		for i < len(f.Requests) && f.Requests[i].Claim == first.Claim && f.Requests[i].Request == first.Request {
+			wanted, alternative := f.Requests[i].Wanted, f.Requests[i].Alternative
+			possible, free := 0, 0
+			for ; i < len(f.Requests) && f.Requests[i].Claim == first.Claim && f.Requests[i].Request == first.Request &&
+				f.Requests[i].Alternative == alternative; i++ {
+				c := &f.Requests[i]
+				possible += c.Matching - max(c.Tainted, c.Unsupported)
+				free += c.Free
+			}
+			if wanted == 0 { // all
+				wanted = possible
+			}
+			if lack := max(0, wanted-free); possible >= wanted && (least < 0 || lack < least) {
+				least = lack
+			}
+		}
+		if least < 0 {
+			return 0, false
+		}
+		n += least
+	}
+	for _, c := range f.Constraints {
+		n = max(n, c.Wanted-c.Best)
+	}
+	return n, true
+}

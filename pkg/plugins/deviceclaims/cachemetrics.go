@@ -1,0 +1,59 @@
+package deviceclaims
+
+import (
+	"sync/atomic"
+
+	"k8s.io/component-base/metrics"
+
+	"stowage.dev/stowage/pkg/inventory"
+)
+
+// cacheCollector exports how full the bounded caches of the inventory are. The numbers are read when somebody asks
+// for them.
+type cacheCollector struct {
+	metrics.BaseStableCollector
+
+	// store is that of the scheduler started last; a process has one.
+	store atomic.Pointer[inventory.Store]
+}
+
+var caches = &cacheCollector{}
+
+var (
+	cacheEntries = metrics.NewDesc(
+		metricsSubsystem+"_cache_entries",
+		"Number of entries in a bounded cache: compiled CEL selectors, or matchers (the selectors and tolerations of a request).",
+		[]string{"cache"}, nil, metrics.ALPHA, "",
+	)
+	cacheLimit = metrics.NewDesc(
+		metricsSubsystem+"_cache_limit",
+		"Largest number of entries of a bounded cache.",
+		[]string{"cache"}, nil, metrics.ALPHA, "",
+	)
+	cacheEvictions = metrics.NewDesc(
+		metricsSubsystem+"_cache_evictions_total",
+		"Number of entries that had to leave a bounded cache to make room for others.",
+		[]string{"cache"}, nil, metrics.ALPHA, "",
+	)
+)
+
+// DescribeWithStability implements [metrics.StableCollector].
+func (c *cacheCollector) DescribeWithStability(ch chan<- *metrics.Desc) {
+	ch <- cacheEntries
+	ch <- cacheLimit
+	ch <- cacheEvictions
+}
+
+// CollectWithStability implements [metrics.StableCollector].
+func (c *cacheCollector) CollectWithStability(ch chan<- metrics.Metric) {
+	store := c.store.Load()
+	if store == nil {
+		return
+	}
+	stats := store.Stats()
+	for name, s := range map[string]inventory.CacheStats{"selectors": stats.Selectors, "matchers": stats.Matchers} {
+		ch <- metrics.NewLazyConstMetric(cacheEntries, metrics.GaugeValue, float64(s.Entries), name)
+		ch <- metrics.NewLazyConstMetric(cacheLimit, metrics.GaugeValue, float64(s.Limit), name)
+		ch <- metrics.NewLazyConstMetric(cacheEvictions, metrics.CounterValue, float64(s.Evicted), name)
+	}
+}

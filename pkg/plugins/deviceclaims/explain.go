@@ -1,0 +1,47 @@
+package deviceclaims
+
+import (
+	"context"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"stowage.dev/stowage/pkg/allocator"
+)
+
+// holdersTimeout bounds the look for claims whose release would help, which holds up scheduling. It takes a small
+// part of that where nodes have tens of devices.
+const holdersTimeout = 50 * time.Millisecond
+
+// explain says why no node satisfies the pod's claims. It is nil if that was not the reason.
+func (pl *Plugin) explain(ctx context.Context, c *cycle) *allocator.Explanation {
+	if c.requests == nil {
+		return nil
+	}
+	explanation := allocator.Explain(c.requests, c.results.failures())
+	if explanation.Nodes == 0 {
+		return nil
+	}
+	for reason, n := range explanation.Reasons {
+		refusedNodesTotal.WithLabelValues(string(reason)).Add(float64(n))
+	}
+	keep := sets.New[types.UID]()
+	for _, pc := range c.claims {
+		keep.Insert(pc.claim.UID)
+	}
+	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
+	defer cancel()
+	explanation.Holders = allocator.FindHolders(ctx, c.input(nil), c.results.failures(), pl.nodeOf, allocator.HolderOptions{Keep: keep})
+	return explanation
+}
+
+// nodeOf returns the node with the name as it is in this cycle, nil if there is none.
+func (pl *Plugin) nodeOf(name string) *v1.Node {
+	info, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(name)
+	if err != nil {
+		return nil
+	}
+	return info.Node()
+}

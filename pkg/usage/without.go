@@ -1,0 +1,60 @@
+package usage
+
+import (
+	"math"
+	"slices"
+	"sync/atomic"
+)
+
+// Without returns what would be held if, in the given pools, the holders for which gone is true had let go. All
+// other pools are as they are. It is how one asks what a pod could have if other claims were released.
+//
+// The result is a view like any other: pools from which nothing is taken keep their identity, the others have a
+// new one. Its Revision is one that no index ever reaches and no other view has.
+//
+// The cost grows with the number of devices held in the given pools.
+func (v View) Without(pools []PoolID, gone func(ClaimRef) bool) View {
+	without := View{pools: v.pools, devices: v.devices, revision: math.MaxUint64 - hypothetical.Add(1)}
+	for _, id := range pools {
+		pool := without.Pool(id)
+		if pool == nil {
+			continue
+		}
+		left := pool.without(gone)
+		without.devices += left.Len() - pool.Len()
+		switch {
+		case left == nil:
+			without.pools = without.pools.Delete(id)
+		case left != pool:
+			without.pools = without.pools.Set(id, left)
+		}
+	}
+	return without
+}
+
+// hypothetical counts the views made by Without, to keep their revisions apart.
+var hypothetical atomic.Uint64
+
+// without returns the pool itself if nobody has gone, nil if nobody is left.
+func (p *Pool) without(gone func(ClaimRef) bool) *Pool {
+	isGone := func(h Holder) bool { return gone(h.Claim) }
+	devices := p.devices
+	for name, device := range p.All() {
+		if !slices.ContainsFunc(device.holders, isGone) {
+			continue
+		}
+		left := slices.DeleteFunc(slices.Clone(device.holders), isGone)
+		if len(left) == 0 {
+			devices = devices.Delete(name)
+		} else {
+			devices = devices.Set(name, &Device{holders: left})
+		}
+	}
+	switch {
+	case devices == p.devices:
+		return p
+	case devices.Len() == 0:
+		return nil
+	}
+	return &Pool{devices: devices}
+}

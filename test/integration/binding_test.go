@@ -1,0 +1,171 @@
+package integration
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	attached     = "test.example/attached"
+	attachFailed = "test.example/attach-failed"
+)
+
+// attachable makes devices of a fabric that have to be attached to a node before a pod can use them.
+func attachable(names ...string) []resourceapi.Device {
+	var devices []resourceapi.Device
+	for _, name := range names {
+		devices = append(devices, resourceapi.Device{
+			Name:                     name,
+			BindsToNode:              ptr.To(true),
+			BindingConditions:        []string{attached},
+			BindingFailureConditions: []string{attachFailed},
+		})
+	}
+	return devices
+}
+
+// addFabric makes a pool of devices that every node of the world can reach.
+func (w *world) addFabric(devices ...resourceapi.Device) {
+	w.t.Helper()
+	slice := w.slice("fabric", devices...)
+	slice.Spec.NodeName, slice.Spec.NodeSelector = nil, labelled(worldLabel, w.name)
+	w.addSlice(slice)
+}
+
+// report sets a condition of the claim's first device, as the component would that attaches it.
+func (w *world) report(claim *resourceapi.ResourceClaim, condition string) {
+	w.t.Helper()
+	claim = claim.DeepCopy()
+	r := claim.Status.Allocation.Devices.Results[0]
+	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+		Driver: r.Driver, Pool: r.Pool, Device: r.Device,
+		Conditions: []metav1.Condition{{
+			Type: condition, Status: metav1.ConditionTrue, Reason: "Tested", Message: "the test says so", LastTransitionTime: metav1.Now(),
+		}},
+	}}
+	_, err := w.client.ResourceV1().ResourceClaims(w.name).UpdateStatus(w.ctx, claim, metav1.UpdateOptions{})
+	w.must(err, "reporting %s for claim %s", condition, claim.Name)
+}
+
+func (w *world) awaitAllocated(name string) *resourceapi.ResourceClaim {
+	w.t.Helper()
+	return w.awaitClaim(name, "allocated", func(c *resourceapi.ResourceClaim) bool { return c.Status.Allocation != nil })
+}
+
+// A pod is bound when another component says that its device is ready, not before.
+func TestPodWaitsForBindingConditions(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.addNode("a")
+	w.addNode("b")
+	w.addFabric(attachable("gpu-0", "gpu-1")...)
+	startScheduler(t, w.name, schedulerSetup{})
+
+	w.addClaim("wanted", spec(w.exactly("gpu", 1)))
+	pod := w.addPod("pod", withClaim("wanted"), w.onNode("b"))
+	claim := w.awaitAllocated("wanted")
+	if claim.Status.Allocation.AllocationTimestamp == nil {
+		t.Error("the allocation has no timestamp, from which the time to get ready counts")
+	}
+	claim.Status.Allocation.AllocationTimestamp = nil
+	want := &resourceapi.AllocationResult{
+		Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{{
+			Request: "gpu", Driver: w.driver, Pool: w.nodeName("fabric"), Device: "gpu-0",
+			BindingConditions: []string{attached}, BindingFailureConditions: []string{attachFailed},
+		}}},
+		NodeSelector: onlyNode(w.nodeName("b")), // the device binds to the node, though others can reach it
+	}
+	if diff := cmp.Diff(want, claim.Status.Allocation); diff != "" {
+		t.Errorf("allocation (-want +got):\n%s", diff)
+	}
+	w.awaitEvent(pod, "waiting up to", "wanted")
+
+	// Another pod comes through meanwhile, with the other device: nothing waits for the one that waits.
+	w.addClaim("other", spec(w.exactly("gpu", 1)))
+	w.addPod("other", withClaim("other"), w.onNode("a"))
+	w.report(w.awaitAllocated("other"), attached)
+	w.awaitBoundTo("other", "a")
+	if current, err := w.client.CoreV1().Pods(w.name).Get(w.ctx, "pod", metav1.GetOptions{}); err != nil || current.Spec.NodeName != "" {
+		t.Errorf("the pod is on node %q before its device is ready (%v)", current.Spec.NodeName, err)
+	}
+
+	w.report(w.claim("wanted"), attached)
+	w.awaitBoundTo("pod", "b")
+}
+
+// A device that cannot be made ready is given back, and the pod is tried again.
+func TestBindingFailureReleasesTheDevice(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.addNode("a")
+	w.addFabric(attachable("gpu-0")...)
+	startScheduler(t, w.name, schedulerSetup{})
+
+	w.addClaim("wanted", spec(w.exactly("gpu", 1)))
+	pod := w.addPod("pod", withClaim("wanted"))
+	w.report(w.awaitAllocated("wanted"), attachFailed)
+	w.awaitEvent(pod, attachFailed, "the test says so")
+	again := w.awaitClaim("wanted", "allocated anew, without the old report", func(c *resourceapi.ResourceClaim) bool {
+		return c.Status.Allocation != nil && len(c.Status.Devices) == 0
+	})
+	w.report(again, attached)
+	w.awaitBoundTo("pod", "a")
+}
+
+// Devices that need no preparation come before those that do.
+func TestReadyDevicesComeBeforeAttachableOnes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.addNode("x", gpus(h100, 1)...) // "fabric" comes before "x"
+	w.addFabric(attachable("gpu-0")...)
+	startScheduler(t, w.name, schedulerSetup{})
+	w.addClaim("wanted", spec(w.exactly("gpu", 1)))
+	w.addPod("pod", withClaim("wanted"))
+	w.awaitBoundTo("pod", "x")
+	if got := w.claim("wanted").Status.Allocation.Devices.Results[0].Pool; got != w.nodeName("x") {
+		t.Errorf("the device is of pool %s, want the node's own", got)
+	}
+}
+
+// Devices of a pool that several nodes reach: the allocation says which, and what one node's pod holds is gone for
+// the others.
+func TestNetworkAttachedPool(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, suffix := range []string{"a", "b"} {
+		w.addNode(suffix)
+	}
+	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null,"stowage.dev/far":%q}}}`, worldLabel, w.name)
+	_, err := w.client.CoreV1().Nodes().Patch(w.ctx, w.addNode("far").Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	w.must(err, "moving a node away")
+	w.addFabric(resourceapi.Device{Name: "nic-0"}, resourceapi.Device{Name: "nic-1"})
+	startScheduler(t, w.name, schedulerSetup{})
+	w.addTemplate("one", spec(w.exactly("nic", 1)))
+
+	fromFar := func(p *v1.Pod) { p.Spec.NodeSelector = map[string]string{"stowage.dev/far": w.name} }
+	w.addPod("far", withTemplate("one"), fromFar)
+	w.awaitUnschedulable("far", "no "+w.class+" devices")
+
+	for i, node := range []string{"a", "b"} {
+		name := "on-" + node
+		w.addPod(name, withTemplate("one"), w.onNode(node))
+		claim := w.claim(claimName(w.awaitBoundTo(name, node), "one"))
+		if diff := cmp.Diff([]string{[]string{"nic-0", "nic-1"}[i]}, devices(claim)); diff != "" {
+			t.Errorf("devices of %s (-want +got):\n%s", name, diff)
+		}
+		if diff := cmp.Diff(labelled(worldLabel, w.name), claim.Status.Allocation.NodeSelector); diff != "" {
+			t.Errorf("node selector of %s (-want +got):\n%s", name, diff)
+		}
+	}
+	w.addPod("late", withTemplate("one"), w.onNode("a"))
+	w.awaitUnschedulable("late", "2 of 2", "held", "would do without claim "+w.name+"/on-")
+	w.deletePod("on-b")
+	w.awaitBoundTo("late", "a")
+}
