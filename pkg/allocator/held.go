@@ -41,10 +41,6 @@ func stateOf(p *inventory.NodePool, view usage.View) *poolState {
 	return state
 }
 
-// held returns the devices of the pool that have a holder, by index; of the shareable ones only those that somebody
-// has for itself alone. Nil if there are none.
-func held(p *inventory.NodePool, view usage.View) bitset.Set { return stateOf(p, view).held }
-
 func newPoolState(p *inventory.NodePool, in *usage.Pool) *poolState {
 	s := &poolState{in: in}
 	for name, device := range in.All() {
