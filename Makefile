@@ -41,7 +41,7 @@ test-unit: ## Unit tests only, race detector on
 
 .PHONY: e2e
 e2e: build ## End-to-end tests on a real kubelet and containerd (root)
-	$(GO) test -tags e2e -count=1 -timeout 20m -v ./test/e2e/... ./internal/localcluster/node/...
+	$(GO) test -tags e2e -p 1 -count=1 -timeout 20m -v ./test/e2e/... ./internal/localcluster/node/...
 
 .PHONY: bench-allocator
 bench-allocator: ## Measure the allocator against upstream's, and check that it has not become slower

@@ -139,11 +139,11 @@ func TestReadyDevicesComeBeforeAttachableOnes(t *testing.T) {
 func TestNetworkAttachedPool(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
-	for _, suffix := range []string{"a", "b"} {
+	for _, suffix := range []string{"a", "b", "far"} {
 		w.addNode(suffix)
 	}
 	patch := fmt.Appendf(nil, `{"metadata":{"labels":{%q:null,"stowage.dev/far":%q}}}`, worldLabel, w.name)
-	_, err := w.client.CoreV1().Nodes().Patch(w.ctx, w.addNode("far").Name, types.MergePatchType, patch, metav1.PatchOptions{})
+	_, err := w.client.CoreV1().Nodes().Patch(w.ctx, w.nodeName("far"), types.MergePatchType, patch, metav1.PatchOptions{})
 	w.must(err, "moving a node away")
 	w.addFabric(resourceapi.Device{Name: "nic-0"}, resourceapi.Device{Name: "nic-1"})
 	startScheduler(t, w.name, schedulerSetup{})

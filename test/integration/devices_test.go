@@ -64,13 +64,15 @@ func tainted(n int, taint resourceapi.DeviceTaint) func(int, *resourceapi.Device
 }
 
 func text(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
+
 func version(s string) resourceapi.DeviceAttribute {
 	return resourceapi.DeviceAttribute{VersionValue: &s}
 }
+
 func number(n int64) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{IntValue: &n} }
 
 // addNode makes a node with room for any pod, and its slice. The suffix names it within the world.
-func (w *world) addNode(suffix string, devices ...resourceapi.Device) *v1.Node {
+func (w *world) addNode(suffix string, devices ...resourceapi.Device) {
 	w.t.Helper()
 	name := w.nodeName(suffix)
 	node := &v1.Node{
@@ -91,16 +93,15 @@ func (w *world) addNode(suffix string, devices ...resourceapi.Device) *v1.Node {
 		},
 	}
 	node.Status.Allocatable = node.Status.Capacity
-	node, err := w.client.CoreV1().Nodes().Create(w.ctx, node, metav1.CreateOptions{})
+	_, err := w.client.CoreV1().Nodes().Create(w.ctx, node, metav1.CreateOptions{})
 	w.must(err, "creating node %s", name)
 	// Admission taints every new node as not ready; the controller that takes the taint away takes its time.
-	node, err = w.client.CoreV1().Nodes().Patch(w.ctx, name, types.MergePatchType, []byte(`{"spec":{"taints":null}}`), metav1.PatchOptions{})
+	_, err = w.client.CoreV1().Nodes().Patch(w.ctx, name, types.MergePatchType, []byte(`{"spec":{"taints":null}}`), metav1.PatchOptions{})
 	w.must(err, "removing the taints of node %s", name)
 	w.t.Cleanup(func() { w.cleanUp(w.client.CoreV1().Nodes().Delete, name) })
 	if len(devices) > 0 {
 		w.addSlice(w.slice(suffix, devices...))
 	}
-	return node
 }
 
 // slice is the only slice of the node's pool, not created yet.

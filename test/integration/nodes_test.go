@@ -44,7 +44,8 @@ func TestBadRequestIsRefusedBeforeAnyNodeIsLookedAt(t *testing.T) {
 	w.awaitEvent(pod, w.name+"-missing")
 }
 
-// Score: a node with an earlier alternative of a prioritized list wins over equal nodes.
+// Score: a node with an earlier alternative of a prioritized list wins over nodes with a later one, also where its CPUs
+// are in use, for which the other plugins prefer idle nodes.
 func TestEarlierAlternativeWinsAcrossNodes(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -52,7 +53,9 @@ func TestEarlierAlternativeWinsAcrossNodes(t *testing.T) {
 		w.addNode(suffix, gpus(a100, 4)...)
 	}
 	w.addNode("hopper", gpus(h100, 3)...)
+	w.addPod("busy", w.onNode("hopper"), withCPUs("64"))
 	startScheduler(t, w.name, schedulerSetup{}) // when all is there, so that the first pod has the choice
+	w.awaitBound("busy")
 	w.addTemplate("h100-else-a100", spec(w.oneOf("gpu", h100, a100)))
 
 	// One pod could be lucky; three are not, as other plugins' scores are against a node that has pods already.

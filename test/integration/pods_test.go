@@ -3,6 +3,7 @@ package integration
 import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
@@ -26,6 +27,13 @@ func withTemplate(name string) podOption {
 // withScheduler makes the pod choose another scheduler than the world's.
 func withScheduler(name string) podOption {
 	return func(p *v1.Pod) { p.Spec.SchedulerName = name }
+}
+
+// withCPUs makes the pod's container ask for CPUs.
+func withCPUs(n string) podOption {
+	return func(p *v1.Pod) {
+		p.Spec.Containers[0].Resources.Requests = v1.ResourceList{v1.ResourceCPU: resource.MustParse(n)}
+	}
 }
 
 // onNode makes the pod fit only one node.

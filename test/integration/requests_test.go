@@ -126,8 +126,10 @@ func TestRequests(t *testing.T) {
 			claim: func(w *world) resourceapi.ResourceClaimSpec { return onePCIeRoot(w.exactly("gpus", 4)) },
 			node:  "fours",
 			want: []result{
-				{Request: "gpus", Device: "gpu-0"}, {Request: "gpus", Device: "gpu-1"},
-				{Request: "gpus", Device: "gpu-2"}, {Request: "gpus", Device: "gpu-3"},
+				{Request: "gpus", Device: "gpu-0"},
+				{Request: "gpus", Device: "gpu-1"},
+				{Request: "gpus", Device: "gpu-2"},
+				{Request: "gpus", Device: "gpu-3"},
 			},
 		},
 		"one PCIe root that no node has": {

@@ -14,6 +14,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -44,14 +45,35 @@ func newWorld(t *testing.T) *world {
 			t.Error(err)
 		}
 	})
+	client := fake.NewClientset()
+	client.PrependReactor("update", "pods", keepDeletion(client.Tracker()))
 	w := &world{
-		t: t, ctx: ctx, client: fake.NewClientset(),
+		t: t, ctx: ctx, client: client,
 		options: Options{Name: "node", Root: root, CDIRoot: filepath.Join(root, "cdi")},
 	}
 	w.plugin = &fakePlugin{root: root, cdiRoot: w.options.CDIRoot, prepared: map[types.UID]bool{}}
 	w.startKubelet()
 	t.Cleanup(w.stopKubelet)
 	return w
+}
+
+// keepDeletion makes the fake client keep a pod's deletion when its status is written from an older object, as
+// API servers do. The client calls reactors one at a time.
+func keepDeletion(tracker clienttesting.ObjectTracker) clienttesting.ReactionFunc {
+	return func(action clienttesting.Action) (bool, runtime.Object, error) {
+		update := action.(clienttesting.UpdateAction)
+		written, ok := update.GetObject().(*corev1.Pod)
+		if !ok || update.GetSubresource() != "status" {
+			return false, nil, nil
+		}
+		object, err := tracker.Get(update.GetResource(), written.Namespace, written.Name)
+		if err != nil {
+			return true, nil, err
+		}
+		known := object.(*corev1.Pod)
+		written.DeletionTimestamp, written.DeletionGracePeriodSeconds = known.DeletionTimestamp, known.DeletionGracePeriodSeconds
+		return false, nil, nil
+	}
 }
 
 func (w *world) startKubelet() {

@@ -103,6 +103,11 @@ func TestStopLeavesNoProcessMountPointOrCgroup(t *testing.T) {
 		t.Fatal(err)
 	}
 	orphan := strings.TrimSpace(string(out))
+	// The kubelet mounts its root folder over itself.
+	inside, args = s.Wrap("/bin/sh", "-c", fmt.Sprintf("mount --bind %s %s", s.target, s.target))
+	if out, err := exec.Command(inside, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%v: %s", err, out)
+	}
 	contained := exec.Command("sleep", "1000")
 	if err := contained.Start(); err != nil {
 		t.Fatal(err)
@@ -138,6 +143,35 @@ func TestStopLeavesNoProcessMountPointOrCgroup(t *testing.T) {
 	gone(t, filepath.Dir(s.target))
 	for _, root := range hierarchies {
 		gone(t, filepath.Join(root, s.cgroup))
+	}
+}
+
+// A folder that is removed outside takes what is mounted on it away inside.
+func TestAnEnclosureKeepsItsMountsWhenTheOneThatMadeTheMountPointEnds(t *testing.T) {
+	first := start(t)
+	second := prepare(t)
+	second.target, second.cgroup = first.target, second.cgroup+"-second"
+	var err error
+	if second.Enclosure, err = enclosure.Start(t.Context(), second.binary, second.dir, second.spec()); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Stop(); err != nil {
+		t.Error(err)
+	}
+	path, args := second.Wrap("/bin/sh", "-c", "echo inside > "+second.target+"/file")
+	if out, err := exec.Command(path, args...).CombinedOutput(); err != nil {
+		t.Errorf("%v: %s", err, out)
+	}
+	if content, err := os.ReadFile(filepath.Join(second.source, "file")); string(content) != "inside\n" {
+		t.Errorf("the folder mounted in the second enclosure: got %q, %v", content, err)
+	}
+	if err := second.Stop(); err != nil {
+		t.Error(err)
+	}
+	gone(t, filepath.Dir(second.target))
+	left, err := filepath.Glob("/run/stowage-mount-point-*" + filepath.Base(first.dir) + "-missing-target")
+	if err != nil || len(left) > 0 {
+		t.Errorf("files about the mount point: got %v, %v, want none", left, err)
 	}
 }
 

@@ -6,7 +6,7 @@ import (
 	"io"
 	"io/fs"
 	"os"
-	"path/filepath"
+	"slices"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,7 +34,7 @@ func RunJanitor(spec Spec, in io.Reader, out io.Writer) error {
 	if outer == namespace {
 		return errors.New("refusing to be the janitor of a mount namespace that the parent process is in, too")
 	}
-	made, err := mountAll(spec)
+	points, err := mountAll(spec)
 	if err == nil {
 		err = makeCgroup(spec.Cgroup)
 	}
@@ -49,62 +49,56 @@ func RunJanitor(spec Spec, in io.Reader, out io.Writer) error {
 		err,
 		killAll(namespace, spec.Cgroup, os.Getpid(), killTimeout),
 		removeCgroup(spec.Cgroup),
-		unmountAll(spec, made),
+		unmountAll(spec, points),
 	)
 }
 
-// mountAll returns the folders it had to make, outermost first.
-func mountAll(spec Spec) (made []string, err error) {
+// mountAll returns the mount points in use, in the order of the binds.
+func mountAll(spec Spec) (points []*mountPoint, err error) {
 	// Nothing mounted here may show outside, and nothing unmounted here may vanish there.
 	if err := unix.Mount("", "/", "", unix.MS_REC|unix.MS_PRIVATE, ""); err != nil {
 		return nil, fmt.Errorf("making the node's mounts private: %w", err)
 	}
 	for _, bind := range spec.Binds {
-		folders, err := makeFolders(bind.Target)
-		made = append(made, folders...)
+		point, err := useMountPoint(bind.Target)
+		if point != nil {
+			points = append(points, point)
+		}
 		if err != nil {
-			return made, err
+			return points, err
 		}
 		if err := unix.Mount(bind.Source, bind.Target, "", unix.MS_BIND|unix.MS_REC, ""); err != nil {
-			return made, fmt.Errorf("mounting %s at %s: %w", bind.Source, bind.Target, err)
+			return points, fmt.Errorf("mounting %s at %s: %w", bind.Source, bind.Target, err)
 		}
 	}
-	return made, nil
+	return points, nil
 }
 
-// makeFolders is os.MkdirAll that tells what it made.
-func makeFolders(path string) (made []string, err error) {
-	if _, err := os.Stat(path); err == nil || !errors.Is(err, fs.ErrNotExist) {
-		return nil, err
-	}
-	made, err = makeFolders(filepath.Dir(path))
-	if err != nil {
-		return made, err
-	}
-	err = os.Mkdir(path, 0o755)
-	if errors.Is(err, fs.ErrExist) { // another node was faster
-		return made, nil
-	}
-	if err != nil {
-		return made, fmt.Errorf("making a mount point: %w", err)
-	}
-	return append(made, path), nil
-}
-
-// unmountAll takes the mounts away and with them the mount points that were made, unless somebody uses them: then they are theirs.
-func unmountAll(spec Spec, made []string) error {
+// unmountAll takes the mounts away, and the mount points that nobody else uses.
+func unmountAll(spec Spec, points []*mountPoint) error {
 	var errs []error
 	for i := len(spec.Binds) - 1; i >= 0; i-- {
-		target := spec.Binds[i].Target
-		if err := unix.Unmount(target, unix.MNT_DETACH); err != nil && !errors.Is(err, unix.EINVAL) && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("unmounting %s: %w", target, err))
+		if err := unmount(spec.Binds[i].Target); err != nil {
+			errs = append(errs, err)
 		}
 	}
-	for i := len(made) - 1; i >= 0; i-- {
-		err := os.Remove(made[i])
-		if err != nil && !errors.Is(err, unix.ENOTEMPTY) && !errors.Is(err, unix.EBUSY) && !errors.Is(err, fs.ErrNotExist) {
-			errs = append(errs, fmt.Errorf("removing a mount point: %w", err))
+	for _, point := range slices.Backward(points) {
+		if err := point.release(); err != nil {
+			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// unmount removes every mount at a path: the kubelet puts one of its own over its root folder, to share what it mounts below.
+func unmount(path string) error {
+	for {
+		err := unix.Unmount(path, unix.MNT_DETACH)
+		if errors.Is(err, unix.EINVAL) || errors.Is(err, fs.ErrNotExist) { // nothing is mounted there, any more
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("unmounting %s: %w", path, err)
+		}
+	}
 }
