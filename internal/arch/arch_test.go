@@ -30,7 +30,8 @@ var rooms = []room{
 	{path: "cmd/scheduler", may: []string{"pkg/plugins"}},
 	{path: "cmd/node-agent", may: []string{"pkg/agent", "pkg/nvmlsim"}},
 
-	{path: "pkg/plugins", may: []string{"pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage"}},
+	{path: "pkg/plugins", may: []string{"pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage", "pkg/fence"}},
+	{path: "pkg/fence", may: []string{"pkg/inventory", "pkg/tracker", "pkg/usage"}},
 	{path: "pkg/inventory/source", may: []string{"pkg/inventory"}},
 	{path: "pkg/tracker", may: []string{"pkg/usage"}},
 	{path: "pkg/allocator", may: []string{"pkg/inventory", "pkg/usage"}},
@@ -61,6 +62,7 @@ var forbidden = map[string][]string{
 	"pkg/usage":            {"k8s.io/client-go", "k8s.io/kubernetes", "k8s.io/utils/clock", "k8s.io/kube-scheduler"},
 	"pkg/allocator":        {"k8s.io/client-go", "k8s.io/kubernetes", "k8s.io/utils/clock", "k8s.io/kube-scheduler", "time"},
 	"pkg/tracker":          {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
+	"pkg/fence":            {"k8s.io/kubernetes", "k8s.io/kube-scheduler", "k8s.io/client-go"},
 	"pkg/agent":            {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
 	"pkg/nvmlsim":          {"k8s.io/"},
 	"pkg/draclient":        {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},

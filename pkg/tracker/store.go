@@ -48,7 +48,7 @@ func (s store) Replace(objs []any, version string) error {
 func (s store) Bookmark(version string) error {
 	s.tracker.mutex.Lock()
 	defer s.tracker.mutex.Unlock()
-	s.tracker.claims.advance(version)
+	s.tracker.advance(version)
 	return nil
 }
 
@@ -63,8 +63,12 @@ func (t *Tracker) observe(obj any) error {
 	}
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
+	// Before layer 1, which ignores what it knows from an answer already.
+	if s := t.standings.event(claim, t.claims.observed); s != nil && t.judge != nil {
+		s.verdict = t.verdictOf(s, usage.View{})
+	}
 	t.put(claim)
-	t.claims.advance(claim.ResourceVersion)
+	t.advance(claim.ResourceVersion)
 	return nil
 }
 
@@ -78,13 +82,14 @@ func (t *Tracker) observeDeletion(obj any) error {
 	}
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
+	delete(t.standings, claim.UID)
 	switch known := t.claims.byUID[claim.UID]; {
 	case known != nil:
 		t.remove(known)
 	case t.claims.get(nameOf(claim)) != nil:
 		staleObjects.Inc()
 	}
-	t.claims.advance(claim.ResourceVersion)
+	t.advance(claim.ResourceVersion)
 	return nil
 }
 
@@ -128,12 +133,14 @@ func (t *Tracker) observeList(objs []any, version string) error {
 	for _, known := range gone {
 		t.remove(known)
 	}
+	t.standings = t.standings.list(listed, t.claims.observed, version)
 	for _, claim := range listed {
 		t.put(claim)
 	}
 	// Also if that is a step back: the watch begins at version and brings again
 	// whatever came after it.
 	t.claims.observed = version
+	t.tellWaiters()
 
 	select {
 	case <-t.synced:
@@ -171,6 +178,12 @@ func (t *Tracker) Assume(claim *resourceapi.ResourceClaim) error {
 	}
 	t.put(trimmed(claim))
 	return nil
+}
+
+// advance notes that the watch has reached version.
+func (t *Tracker) advance(version string) {
+	t.claims.advance(version)
+	t.tellWaiters()
 }
 
 // put makes claim the known object, if it is newer, and moves the usage. All

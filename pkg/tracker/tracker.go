@@ -15,12 +15,14 @@ import (
 )
 
 // Tracker tracks claims. All methods may be called from any goroutine, and none
-// of them waits for anything but the mutex, except for Run and WaitForSync.
+// of them waits for anything but the mutex, except for Run, WaitForSync and
+// WaitObserved.
 //
 // One process needs one Tracker: what two of them have in flight is not known to
 // each other.
 type Tracker struct {
 	logger klog.Logger
+	judge  Judge         // nil for none
 	synced chan struct{} // closed with the first Replace
 
 	mutex sync.Mutex
@@ -30,6 +32,10 @@ type Tracker struct {
 	inFlight map[types.UID]*inFlight
 	// index is layer 3. Only refold changes it.
 	index *usage.Index
+	// standings are the allocations in the order in which the list and the watch
+	// brought them.
+	standings standings
+	waiters   map[*waiter]struct{}
 	// revision counts the changes of claims and of what is in flight.
 	revision uint64
 	events   eventQueue
@@ -37,16 +43,22 @@ type Tracker struct {
 }
 
 // New returns a tracker that knows no claims until it runs.
-func New(logger klog.Logger) *Tracker {
+func New(logger klog.Logger, options ...Option) *Tracker {
 	registerMetrics()
-	return &Tracker{
-		logger:   klog.LoggerWithName(logger, "tracker"),
-		synced:   make(chan struct{}),
-		claims:   newClaims(),
-		inFlight: map[types.UID]*inFlight{},
-		index:    usage.NewIndex(),
-		events:   newEventQueue(),
+	t := &Tracker{
+		logger:    klog.LoggerWithName(logger, "tracker"),
+		synced:    make(chan struct{}),
+		claims:    newClaims(),
+		inFlight:  map[types.UID]*inFlight{},
+		index:     usage.NewIndex(),
+		standings: standings{},
+		waiters:   map[*waiter]struct{}{},
+		events:    newEventQueue(),
 	}
+	for _, option := range options {
+		option(t)
+	}
+	return t
 }
 
 // Run lists and watches ResourceClaims and calls the subscribers, until ctx

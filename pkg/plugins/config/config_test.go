@@ -14,6 +14,7 @@ import (
 	configv1 "k8s.io/kube-scheduler/config/v1"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
+	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/plugins/config"
 )
@@ -52,13 +53,14 @@ profiles:
 
 func TestArgsFromFile(t *testing.T) {
 	seconds := func(n time.Duration) *metav1.Duration { return &metav1.Duration{Duration: n * time.Second} }
+	fence := &config.FenceArgs{Enabled: ptr.To(true), Timeout: seconds(30), Jitter: seconds(1)}
 	tests := map[string]struct {
 		pluginConfig string
 		want         *config.DeviceClaimsArgs
 		wantErr      []string
 	}{
 		"no pluginConfig entry gives the defaults": {
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(10), BindingTimeout: seconds(600)},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(10), BindingTimeout: seconds(600), Fence: fence},
 		},
 		"a field that is not set gets its default, one that is set keeps its value": {
 			pluginConfig: `
@@ -67,7 +69,21 @@ func TestArgsFromFile(t *testing.T) {
     args:
       filterTimeout: 3s
 `,
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(3), BindingTimeout: seconds(600)},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(3), BindingTimeout: seconds(600), Fence: fence},
+		},
+		"the fence can be disabled alone": {
+			pluginConfig: `
+  pluginConfig:
+  - name: DeviceClaims
+    args:
+      fence:
+        enabled: false
+        jitter: 0s
+`,
+			want: &config.DeviceClaimsArgs{
+				FilterTimeout: seconds(10), BindingTimeout: seconds(600),
+				Fence: &config.FenceArgs{Enabled: ptr.To(false), Timeout: seconds(30), Jitter: seconds(0)},
+			},
 		},
 		"kind and apiVersion may be given": {
 			pluginConfig: `
@@ -79,7 +95,7 @@ func TestArgsFromFile(t *testing.T) {
       filterTimeout: 0s
       bindingTimeout: 30s
 `,
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(0), BindingTimeout: seconds(30)},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(0), BindingTimeout: seconds(30), Fence: fence},
 		},
 		"an unknown field is refused by name": {
 			pluginConfig: `
@@ -89,6 +105,16 @@ func TestArgsFromFile(t *testing.T) {
       filterTimout: 3s
 `,
 			wantErr: []string{"DeviceClaims", `unknown field "filterTimout"`},
+		},
+		"an unknown field of the fence is refused by its path": {
+			pluginConfig: `
+  pluginConfig:
+  - name: DeviceClaims
+    args:
+      fence:
+        enable: false
+`,
+			wantErr: []string{"DeviceClaims", `unknown field "fence.enable"`},
 		},
 		"a value of the wrong type is refused": {
 			pluginConfig: `
@@ -138,6 +164,10 @@ func TestArgsAreWrittenInTheirVersion(t *testing.T) {
 	}
 	want := `apiVersion: kubescheduler.config.k8s.io/v1
 bindingTimeout: 10m0s
+fence:
+  enabled: true
+  jitter: 1s
+  timeout: 30s
 filterTimeout: 10s
 kind: DeviceClaimsArgs
 `
@@ -152,6 +182,9 @@ func TestArgsCopyIsIndependent(t *testing.T) {
 	copied := original.DeepCopyObject().(*config.DeviceClaimsArgs)
 	copied.FilterTimeout.Duration = 1
 	copied.BindingTimeout.Duration = 1
+	copied.Fence.Timeout.Duration = 1
+	copied.Fence.Jitter.Duration = 1
+	*copied.Fence.Enabled = false
 	want := &config.DeviceClaimsArgs{}
 	config.SetDefaultsDeviceClaimsArgs(want)
 	if diff := cmp.Diff(want, original); diff != "" {
@@ -178,7 +211,19 @@ func TestValidateDeviceClaimsArgs(t *testing.T) {
 		},
 		"arguments without defaults are refused": {
 			change:  func(a *config.DeviceClaimsArgs) { *a = config.DeviceClaimsArgs{} },
-			wantErr: `[filterTimeout: Required value, bindingTimeout: Required value]`,
+			wantErr: `[filterTimeout: Required value, bindingTimeout: Required value, fence: Required value]`,
+		},
+		"a fence without defaults is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.Fence = &config.FenceArgs{} },
+			wantErr: `[fence.enabled: Required value, fence.timeout: Required value, fence.jitter: Required value]`,
+		},
+		"a fence that waits for less than a second is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.Fence.Timeout.Duration = 999 * time.Millisecond },
+			wantErr: `fence.timeout: Invalid value: "999ms": must be at least 1s`,
+		},
+		"a negative jitter is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.Fence.Jitter.Duration = -1 },
+			wantErr: `fence.jitter: Invalid value: "-1ns": must be at least 0s`,
 		},
 	}
 	for name, tc := range tests {

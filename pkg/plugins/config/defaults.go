@@ -1,6 +1,9 @@
 package config
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
 
 // SetDefaultsDeviceClaimsArgs fills in the fields that are not set.
 func SetDefaultsDeviceClaimsArgs(args *DeviceClaimsArgs) {
@@ -9,5 +12,17 @@ func SetDefaultsDeviceClaimsArgs(args *DeviceClaimsArgs) {
 	}
 	if args.BindingTimeout == nil {
 		args.BindingTimeout = &metav1.Duration{Duration: DefaultBindingTimeout}
+	}
+	if args.Fence == nil {
+		args.Fence = &FenceArgs{}
+	}
+	if args.Fence.Enabled == nil {
+		args.Fence.Enabled = ptr.To(true)
+	}
+	if args.Fence.Timeout == nil {
+		args.Fence.Timeout = &metav1.Duration{Duration: DefaultFenceTimeout}
+	}
+	if args.Fence.Jitter == nil {
+		args.Fence.Jitter = &metav1.Duration{Duration: DefaultFenceJitter}
 	}
 }

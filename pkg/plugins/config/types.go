@@ -5,12 +5,15 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
 )
 
-// Defaults of [DeviceClaimsArgs]. They are those of kube-scheduler's DynamicResourcesArgs.
+// Defaults of [DeviceClaimsArgs]. The first two are those of kube-scheduler's DynamicResourcesArgs.
 const (
 	DefaultFilterTimeout  = 10 * time.Second
 	DefaultBindingTimeout = 10 * time.Minute
+	DefaultFenceTimeout   = 30 * time.Second
+	DefaultFenceJitter    = time.Second
 )
 
 // DeviceClaimsArgs are the arguments of the plugin DeviceClaims.
@@ -29,6 +32,29 @@ type DeviceClaimsArgs struct {
 	// true, counted from the allocation (KEP-5007). At least 1s. Default: 10m.
 	// +optional
 	BindingTimeout *metav1.Duration `json:"bindingTimeout,omitempty"`
+
+	// Fence keeps schedulers in several processes that share devices from binding pods to the same ones.
+	// +optional
+	Fence *FenceArgs `json:"fence,omitempty"`
+}
+
+// FenceArgs are about the fence between schedulers that share devices.
+type FenceArgs struct {
+	// Enabled: before a pod is bound, its claims must have passed the fence. Without it, devices may be handed out
+	// twice as soon as another scheduler, or another replica of this one, hands out the same ones. Default: true.
+	// +optional
+	Enabled *bool `json:"enabled,omitempty"`
+
+	// Timeout bounds how long a pod waits until the watch has brought its own claims. Then its allocations are
+	// taken back, and it is tried again. At least 1s. Default: 30s.
+	// +optional
+	Timeout *metav1.Duration `json:"timeout,omitempty"`
+
+	// Jitter is the longest pause, of a random length, that a pod which came second makes in addition to the
+	// scheduling queue's backoff before it is tried again. It keeps two schedulers from meeting time and again.
+	// 0 means no pause. Default: 1s.
+	// +optional
+	Jitter *metav1.Duration `json:"jitter,omitempty"`
 }
 
 // DeepCopyObject implements [runtime.Object].
@@ -39,6 +65,20 @@ func (a *DeviceClaimsArgs) DeepCopyObject() runtime.Object {
 	out := *a
 	out.FilterTimeout = copyDuration(a.FilterTimeout)
 	out.BindingTimeout = copyDuration(a.BindingTimeout)
+	out.Fence = a.Fence.deepCopy()
+	return &out
+}
+
+func (a *FenceArgs) deepCopy() *FenceArgs {
+	if a == nil {
+		return nil
+	}
+	out := *a
+	if a.Enabled != nil {
+		out.Enabled = ptr.To(*a.Enabled)
+	}
+	out.Timeout = copyDuration(a.Timeout)
+	out.Jitter = copyDuration(a.Jitter)
 	return &out
 }
 

@@ -11,12 +11,28 @@ import (
 // become ready in time.
 const minBindingTimeout = time.Second
 
+// minFenceTimeout is far more than a healthy watch takes, so that a fence does not give up what is about to come.
+const minFenceTimeout = time.Second
+
 // ValidateDeviceClaimsArgs checks defaulted arguments. The error lists every bad field with its value.
 func ValidateDeviceClaimsArgs(args *DeviceClaimsArgs) error {
 	var errs field.ErrorList
 	errs = append(errs, validateDuration(field.NewPath("filterTimeout"), args.FilterTimeout, 0)...)
 	errs = append(errs, validateDuration(field.NewPath("bindingTimeout"), args.BindingTimeout, minBindingTimeout)...)
+	errs = append(errs, validateFence(field.NewPath("fence"), args.Fence)...)
 	return errs.ToAggregate()
+}
+
+func validateFence(path *field.Path, args *FenceArgs) field.ErrorList {
+	if args == nil {
+		return field.ErrorList{field.Required(path, "")}
+	}
+	var errs field.ErrorList
+	if args.Enabled == nil {
+		errs = append(errs, field.Required(path.Child("enabled"), ""))
+	}
+	errs = append(errs, validateDuration(path.Child("timeout"), args.Timeout, minFenceTimeout)...)
+	return append(errs, validateDuration(path.Child("jitter"), args.Jitter, 0)...)
 }
 
 func validateDuration(path *field.Path, d *metav1.Duration, least time.Duration) field.ErrorList {

@@ -25,6 +25,8 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/plugins/config"
 )
 
 const (
@@ -42,6 +44,8 @@ type world struct {
 	objects []runtime.Object // slices and classes
 	// resolver maps extended resources to classes.
 	resolver map[v1.ResourceName]string
+	// fence says how the fence is set up. Without it there is none: what is written is looked at alone.
+	fence *config.FenceArgs
 }
 
 // harness is one plugin with everything around it.
@@ -83,7 +87,10 @@ func newHarness(t *testing.T, w world) *harness {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if h.plugin, err = New(ctx, nil, handle, NewShared()); err != nil {
+	if w.fence == nil {
+		w.fence = &config.FenceArgs{Enabled: ptr.To(false)}
+	}
+	if h.plugin, err = New(ctx, &config.DeviceClaimsArgs{Fence: w.fence}, handle, NewShared()); err != nil {
 		t.Fatal(err)
 	}
 	pods := factory.Core().V1().Pods().Informer()

@@ -17,6 +17,7 @@ const (
 	writeAllocation   = "allocation"
 	writeDeallocation = "deallocation"
 	writeUndo         = "undo"
+	writeWithdrawal   = "withdrawal"
 )
 
 var (

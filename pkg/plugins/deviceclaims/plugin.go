@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
 )
 
@@ -24,6 +25,7 @@ type Plugin struct {
 	handle fwk.Handle
 	client kubernetes.Interface
 	shared *Shared
+	fence  *fence.Fence // nil if it is disabled
 	clock  clock.Clock
 
 	features       allocator.Features
@@ -61,6 +63,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		handle:         handle,
 		client:         handle.ClientSet(),
 		shared:         shared,
+		fence:          newFence(shared.tracker, typed.Fence),
 		clock:          clock.RealClock{},
 		features:       allocatorFeatures(),
 		filterTimeout:  typed.FilterTimeout.Duration,

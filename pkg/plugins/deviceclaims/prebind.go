@@ -24,7 +24,8 @@ func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v
 }
 
 // PreBind writes the allocations that Reserve decided, and the pod's reservation, into the claims, one after
-// the other in the order of their names, and waits until the devices are ready to be bound.
+// the other in the order of their names, makes sure that no other scheduler was first, and waits until the devices
+// are ready to be bound.
 //
 // Its failures are temporary: the pod is tried again after a pause, and Unreserve undoes what was written.
 func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
@@ -48,6 +49,9 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		// The allocation is in the first layer now.
 		pl.shared.tracker.Release(pc.claim.UID, pod.UID)
 		klog.FromContext(ctx).V(3).Info("Claim reserved", "pod", klog.KObj(pod), "node", nodeName, "claim", klog.KObj(pc.claim), "allocated", allocation != nil)
+	}
+	if err := pl.passFence(ctx, state, pod, nodeName, c); err != nil {
+		return fwk.AsStatus(err)
 	}
 	if err := pl.waitForBindingConditions(ctx, pod, c); err != nil {
 		return fwk.AsStatus(err)

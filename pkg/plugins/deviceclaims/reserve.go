@@ -13,6 +13,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/tracker"
+	"stowage.dev/stowage/pkg/usage"
 )
 
 const (
@@ -28,6 +29,8 @@ const (
 type binding struct {
 	// reserved are the allocations in flight.
 	reserved []tracker.Reservation
+	// decidedOn is the usage on which they were decided.
+	decidedOn usage.View
 	// writes are the claims that PreBind tried to change.
 	writes []*claimWrite
 }
@@ -117,6 +120,7 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, node *
 			if err != nil {
 				return nil, fmt.Errorf("node %s: %w", node.Name, err)
 			}
+			c.binding.decidedOn = input.Usage
 			return reserved, nil
 		}
 		stale = err

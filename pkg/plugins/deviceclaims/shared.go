@@ -14,6 +14,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
 
+	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/tracker"
@@ -60,7 +61,6 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle) error {
 	registerMetrics()
 	s.factory = handle.SharedInformerFactory()
 	s.ctx, s.cancel = context.WithCancel(ctx)
-	s.tracker = tracker.New(klog.FromContext(ctx))
 	s.store = inventory.NewStore(inventory.Options{Features: inventory.Features{
 		PartitionableDevices:    enabled(features.DRAPartitionableDevices),
 		ConsumableCapacity:      enabled(features.DRAConsumableCapacity),
@@ -69,6 +69,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle) error {
 		CompatibilityGroups:     enabled(features.DRADeviceCompatibilityGroups),
 	}})
 	caches.store.Store(s.store)
+	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
 	s.waiting = newWaitingPods(s.factory.Core().V1().Pods().Lister())
 
 	var err error

@@ -1,0 +1,229 @@
+package fence
+
+import (
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/amount"
+	"stowage.dev/stowage/pkg/tracker"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// Judge decides whether an allocation fits on top of those that were written
+// before it. It looks at the devices alone: what they are, for which node, and
+// whether the claim may have them, was the allocator's business.
+//
+//   - A device without a share is for one claim alone.
+//   - What all shares of a device consume is at most its capacity (KEP-5075).
+//   - What all held devices of a pool take of a shared counter is at most what
+//     there is of it; a device takes it once, however many share it (KEP-4815).
+//   - Results with admin access take nothing (KEP-5018).
+type Judge struct {
+	devices func() *inventory.View
+}
+
+var _ tracker.Judge = &Judge{}
+
+// NewJudge returns a Judge that knows of devices what the view says that it gets.
+func NewJudge(devices func() *inventory.View) *Judge {
+	return &Judge{devices: devices}
+}
+
+// Judge implements [tracker.Judge].
+func (j *Judge) Judge(c tracker.Case) tracker.Verdict {
+	b := newBench(c, j.devices())
+	verdict := b.judge(false)
+	if verdict.Outcome != tracker.Fits {
+		return verdict
+	}
+	// Would it fit if all came first of which we do not know?
+	if verdict = b.judge(true); verdict.Outcome == tracker.Lost {
+		verdict.Outcome = tracker.Undecided
+	}
+	return verdict
+}
+
+// bench is one case with the devices that it is about.
+type bench struct {
+	tracker.Case
+	inventory *inventory.View
+	// wants is what the claim takes, by device, in the order of its results.
+	wants []want
+	// either tells that holds count that may be earlier, not only those that are.
+	either bool
+}
+
+// want is what a claim takes of one device.
+type want struct {
+	device usage.DeviceID
+	// alone tells that the claim takes the device for itself.
+	alone bool
+	// shares are the claim's shares of the device.
+	shares []*resourceapi.DeviceRequestAllocationResult
+}
+
+func newBench(c tracker.Case, view *inventory.View) *bench {
+	b := &bench{Case: c, inventory: view}
+	for i := range c.Allocation.Devices.Results {
+		result := &c.Allocation.Devices.Results[i]
+		if ptr.Deref(result.AdminAccess, false) {
+			continue
+		}
+		device := usage.DeviceOf(result)
+		at := slices.IndexFunc(b.wants, func(w want) bool { return w.device == device })
+		if at < 0 {
+			at = len(b.wants)
+			b.wants = append(b.wants, want{device: device})
+		}
+		if w := &b.wants[at]; result.ShareID == nil {
+			w.alone = true
+		} else {
+			w.shares = append(w.shares, result)
+		}
+	}
+	return b
+}
+
+// judge decides with or without the holds that may be earlier. What is certain
+// goes before what is not.
+func (b *bench) judge(either bool) tracker.Verdict {
+	b.either = either
+	var unclear []tracker.Verdict
+	for _, check := range []func() tracker.Verdict{b.checkHolders, b.checkCapacity, b.checkCounters} {
+		switch verdict := check(); verdict.Outcome {
+		case tracker.Lost:
+			return verdict
+		case tracker.Undecided:
+			unclear = append(unclear, verdict)
+		}
+	}
+	if len(unclear) > 0 {
+		return unclear[0]
+	}
+	return fits
+}
+
+var fits = tracker.Verdict{Outcome: tracker.Fits}
+
+// before returns the holds on a device that count as earlier.
+func (b *bench) before(id usage.DeviceID, device *usage.Device) []usage.Holder {
+	var found []usage.Holder
+	for _, holder := range device.Holders() {
+		if holder.Claim.UID == b.Claim.UID {
+			continue
+		}
+		switch b.Precedence(id, holder) {
+		case tracker.Earlier:
+			found = append(found, holder)
+		case tracker.EitherWay:
+			if b.either {
+				found = append(found, holder)
+			}
+		}
+	}
+	return found
+}
+
+// unforeseen returns the first of the holds that was not there when the allocation
+// was decided, nil if all were.
+func (b *bench) unforeseen(id usage.DeviceID, holds []usage.Holder) *usage.Holder {
+	decidedOn := b.DecidedOn.Device(id).Holders()
+	at := slices.IndexFunc(holds, func(h usage.Holder) bool {
+		return !slices.ContainsFunc(decidedOn, func(then usage.Holder) bool {
+			then.InFlight = h.InFlight
+			return then.Equal(h)
+		})
+	})
+	if at < 0 {
+		return nil
+	}
+	return &holds[at]
+}
+
+// checkHolders finds somebody who has a device that the claim wants alone, or who
+// has one alone of which the claim wants a share.
+func (b *bench) checkHolders() tracker.Verdict {
+	for _, w := range b.wants {
+		for _, holder := range b.before(w.device, b.Usage.Device(w.device)) {
+			if w.alone || holder.ShareID == nil {
+				return verdict(tracker.Lost, w.device, holder.Claim, "")
+			}
+		}
+	}
+	return fits
+}
+
+// checkCapacity adds up the shares of each device.
+func (b *bench) checkCapacity() tracker.Verdict {
+	unclear := fits
+	for _, w := range b.wants {
+		if len(w.shares) == 0 {
+			continue
+		}
+		holds := b.before(w.device, b.Usage.Device(w.device))
+		if len(holds) == 0 {
+			continue
+		}
+		devices := b.devicesOf(w.device)
+		if len(devices) == 0 {
+			if other := b.unforeseen(w.device, holds); other != nil && unclear.Outcome == tracker.Fits {
+				unclear = verdict(tracker.Undecided, w.device, other.Claim, "the device's capacity is not known")
+			}
+			continue
+		}
+		for _, device := range devices {
+			if name := overdrawn(device, holds, w.shares); name != "" {
+				return verdict(tracker.Lost, w.device, holds[0].Claim, fmt.Sprintf("too little is left of capacity %s", name))
+			}
+		}
+	}
+	return unclear
+}
+
+// overdrawn returns a capacity of which holds and shares together take more than
+// the device has, "" if there is none.
+func overdrawn(device *resourceapi.Device, holds []usage.Holder, shares []*resourceapi.DeviceRequestAllocationResult) resourceapi.QualifiedName {
+	for name, capacity := range device.Capacity {
+		left := amount.Of(capacity.Value)
+		for i := range holds {
+			if consumed, ok := holds[i].ConsumedCapacity[name]; ok {
+				left = left.Sub(amount.Of(consumed))
+			}
+		}
+		for _, share := range shares {
+			if consumed, ok := share.ConsumedCapacity[name]; ok {
+				left = left.Sub(amount.Of(consumed))
+			}
+		}
+		if left.IsNegative() {
+			return name
+		}
+	}
+	return ""
+}
+
+// poolOf returns what is known of a pool, nil if that is nothing, or not all of it.
+func (b *bench) poolOf(id usage.PoolID) *inventory.Pool {
+	pool := b.inventory.Pool(inventory.PoolID(id))
+	if pool == nil || pool.Problem != nil {
+		return nil
+	}
+	return pool
+}
+
+// devicesOf returns what is known of a device, nothing if it is not known.
+func (b *bench) devicesOf(id usage.DeviceID) []*resourceapi.Device {
+	pool := b.poolOf(id.PoolID())
+	if pool == nil {
+		return nil
+	}
+	return pool.Devices(id.Device)
+}
+
+func verdict(outcome tracker.Outcome, device usage.DeviceID, other usage.ClaimRef, detail string) tracker.Verdict {
+	return tracker.Verdict{Outcome: outcome, Device: device, Other: other, Detail: detail}
+}

@@ -1,0 +1,239 @@
+package fence
+
+import (
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/tracker"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// holding is what somebody has, and when.
+type holding struct {
+	claim string
+	has   results
+	when  tracker.Precedence
+}
+
+func TestJudge(t *testing.T) {
+	gpus := []*resourceapi.ResourceSlice{slice("a", whole("gpu-0"), whole("gpu-1"), shareable("big", "80Gi"))}
+	mig := append(withCounters("a", map[string]string{"memory": "80Gi"},
+		partition("one", "40Gi"), partition("two", "40Gi"), partition("three", "40Gi"), partition("all", "80Gi"), whole("plain")),
+		slice("b", whole("gpu-0")))
+	incomplete := slice("a", whole("gpu-0"), whole("gpu-1"))
+	incomplete.Spec.Pool.ResourceSliceCount = 2
+	var none results
+
+	fits := tracker.Verdict{Outcome: tracker.Fits}
+	tests := map[string]struct {
+		slices    []*resourceapi.ResourceSlice
+		others    []holding
+		decidedOn []holding
+		wants     results
+		want      tracker.Verdict
+	}{
+		"nobody else is there": {
+			slices: gpus, wants: none.device("a", "gpu-0"), want: fits,
+		},
+		"another device of the pool is held": {
+			slices: gpus, others: []holding{{"y", none.device("a", "gpu-1"), tracker.Earlier}},
+			wants: none.device("a", "gpu-0"), want: fits,
+		},
+		"the device was taken earlier": {
+			slices: gpus, others: []holding{{"y", none.device("a", "gpu-0"), tracker.Earlier}},
+			wants: none.device("a", "gpu-0"), want: verdict(tracker.Lost, id("a", "gpu-0"), ref("y"), ""),
+		},
+		"the device was taken later": {
+			slices: gpus, others: []holding{{"y", none.device("a", "gpu-0"), tracker.Later}},
+			wants: none.device("a", "gpu-0"), want: fits,
+		},
+		"the device was taken earlier or later": {
+			slices: gpus, others: []holding{{"y", none.device("a", "gpu-0"), tracker.EitherWay}},
+			wants: none.device("a", "gpu-0"), want: verdict(tracker.Undecided, id("a", "gpu-0"), ref("y"), ""),
+		},
+		"one device was taken earlier, another one perhaps": {
+			slices: gpus, others: []holding{{"x", none.device("a", "gpu-0"), tracker.EitherWay}, {"y", none.device("a", "gpu-1"), tracker.Earlier}},
+			wants: none.device("a", "gpu-0").device("a", "gpu-1"), want: verdict(tracker.Lost, id("a", "gpu-1"), ref("y"), ""),
+		},
+		"the device was taken earlier, as was known": {
+			slices: gpus, others: []holding{{"y", none.device("a", "gpu-0"), tracker.Earlier}},
+			decidedOn: []holding{{"y", none.device("a", "gpu-0"), ""}},
+			wants:     none.device("a", "gpu-0"), want: verdict(tracker.Lost, id("a", "gpu-0"), ref("y"), ""),
+		},
+		"admin access takes nothing": {
+			slices: gpus, others: []holding{{"y", none.device("a", "gpu-0"), tracker.Earlier}},
+			wants: none.admin("a", "gpu-0"), want: fits,
+		},
+		"a device is taken although its slice is not known": {
+			others: []holding{{"y", none.device("a", "gpu-0"), tracker.Earlier}},
+			wants:  none.device("a", "gpu-0"), want: verdict(tracker.Lost, id("a", "gpu-0"), ref("y"), ""),
+		},
+
+		"shares that fit": {
+			slices: gpus, others: []holding{{"y", none.share("a", "big", "s1", "40Gi"), tracker.Earlier}},
+			wants: none.share("a", "big", "s2", "40Gi"), want: fits,
+		},
+		"shares that do not": {
+			slices: gpus, others: []holding{{"y", none.share("a", "big", "s1", "41Gi"), tracker.Earlier}},
+			wants: none.share("a", "big", "s2", "40Gi"), want: verdict(tracker.Lost, id("a", "big"), ref("y"), "too little is left of capacity memory"),
+		},
+		"shares of several claims that together do not": {
+			slices: gpus, others: []holding{{"x", none.share("a", "big", "s0", "30Gi"), tracker.Earlier}, {"y", none.share("a", "big", "s1", "30Gi"), tracker.Earlier}},
+			wants: none.share("a", "big", "s2", "30Gi"), want: verdict(tracker.Lost, id("a", "big"), ref("x"), "too little is left of capacity memory"),
+		},
+		"two shares of the claim that together do not": {
+			slices: gpus, others: []holding{{"y", none.share("a", "big", "s1", "30Gi"), tracker.Earlier}},
+			wants: none.share("a", "big", "s2", "30Gi").share("a", "big", "s3", "30Gi"),
+			want:  verdict(tracker.Lost, id("a", "big"), ref("y"), "too little is left of capacity memory"),
+		},
+		"shares that do not fit if one came earlier": {
+			slices: gpus, others: []holding{{"x", none.share("a", "big", "s0", "30Gi"), tracker.Earlier}, {"y", none.share("a", "big", "s1", "30Gi"), tracker.EitherWay}},
+			wants: none.share("a", "big", "s2", "30Gi"), want: verdict(tracker.Undecided, id("a", "big"), ref("x"), "too little is left of capacity memory"),
+		},
+		"a share of a device that somebody has alone": {
+			slices: gpus, others: []holding{{"y", none.device("a", "big"), tracker.Earlier}},
+			wants: none.share("a", "big", "s2", "1Gi"), want: verdict(tracker.Lost, id("a", "big"), ref("y"), ""),
+		},
+		"all of a device of which somebody has a share": {
+			slices: gpus, others: []holding{{"y", none.share("a", "big", "s1", "1Gi"), tracker.Earlier}},
+			wants: none.device("a", "big"), want: verdict(tracker.Lost, id("a", "big"), ref("y"), ""),
+		},
+		"shares of a device that is not known": {
+			others: []holding{{"y", none.share("a", "big", "s1", "1Gi"), tracker.Earlier}},
+			wants:  none.share("a", "big", "s2", "1Gi"), want: verdict(tracker.Undecided, id("a", "big"), ref("y"), "the device's capacity is not known"),
+		},
+		"shares of a device that was known when the claim was decided": {
+			others:    []holding{{"y", none.share("a", "big", "s1", "1Gi"), tracker.Earlier}},
+			decidedOn: []holding{{"y", none.share("a", "big", "s1", "1Gi"), ""}},
+			wants:     none.share("a", "big", "s2", "1Gi"), want: fits,
+		},
+		"a share of a device that is not known and has another holder than then": {
+			others:    []holding{{"y", none.share("a", "big", "s1", "1Gi"), tracker.Earlier}},
+			decidedOn: []holding{{"x", none.share("a", "big", "s1", "1Gi"), ""}},
+			wants:     none.share("a", "big", "s2", "1Gi"), want: verdict(tracker.Undecided, id("a", "big"), ref("y"), "the device's capacity is not known"),
+		},
+
+		"counters that suffice": {
+			slices: mig, others: []holding{{"y", none.device("a", "one"), tracker.Earlier}},
+			wants: none.device("a", "two"), want: fits,
+		},
+		"counters that do not": {
+			slices: mig, others: []holding{{"y", none.device("a", "one"), tracker.Earlier}},
+			wants: none.device("a", "all"), want: verdict(tracker.Lost, id("a", "all"), ref("y"), "too little is left of counter memory of set gpu"),
+		},
+		"counters that do not suffice for all devices of the claim": {
+			slices: mig, others: []holding{{"y", none.device("a", "one"), tracker.Earlier}},
+			wants: none.device("a", "two").device("a", "three"), want: verdict(tracker.Lost, id("a", "three"), ref("y"), "too little is left of counter memory of set gpu"),
+		},
+		"counters that do not suffice for the claim alone, which nobody else made so": {
+			slices: mig, others: []holding{{"y", none.device("a", "plain"), tracker.Earlier}},
+			wants: none.device("a", "two").device("a", "all"), want: fits,
+		},
+		"counters that were taken later": {
+			slices: mig, others: []holding{{"y", none.device("a", "one"), tracker.Later}},
+			wants: none.device("a", "all"), want: fits,
+		},
+		"counters that may have been taken earlier": {
+			slices: mig, others: []holding{{"y", none.device("a", "one"), tracker.EitherWay}},
+			wants: none.device("a", "all"), want: verdict(tracker.Undecided, id("a", "all"), ref("y"), "too little is left of counter memory of set gpu"),
+		},
+		"a device without counters where others have taken them": {
+			slices: mig, others: []holding{{"y", none.device("a", "all"), tracker.Earlier}},
+			wants: none.device("a", "plain"), want: fits,
+		},
+		"a partition of a pool in which an unknown device is held": {
+			slices: mig, others: []holding{{"y", none.device("a", "new"), tracker.Earlier}},
+			wants: none.device("a", "one"), want: verdict(tracker.Undecided, id("a", "one"), ref("y"), "it is not known what devices of pool gpu.example.com/a take of shared counters"),
+		},
+		"a partition of a pool in which an unknown device was held when it was decided": {
+			slices: mig, others: []holding{{"y", none.device("a", "gone"), tracker.Earlier}},
+			decidedOn: []holding{{"y", none.device("a", "gone"), ""}},
+			wants:     none.device("a", "one"), want: fits,
+		},
+		"a device without counters of a pool in which an unknown device is held": {
+			slices: mig, others: []holding{{"y", none.device("a", "new"), tracker.Earlier}},
+			wants: none.device("a", "plain"), want: fits,
+		},
+		"an unknown device of a pool in which a partition is held": {
+			slices: mig, others: []holding{{"y", none.device("a", "one"), tracker.Earlier}},
+			wants: none.device("a", "new"), want: verdict(tracker.Undecided, id("a", "new"), ref("y"), "it is not known what devices of pool gpu.example.com/a take of shared counters"),
+		},
+		"an unknown device of a pool in which a device without counters is held": {
+			slices: mig, others: []holding{{"y", none.device("a", "plain"), tracker.Earlier}},
+			wants: none.device("a", "new"), want: fits,
+		},
+		"an unknown device of a pool in which nothing is held": {
+			slices: mig, wants: none.device("a", "new"), want: fits,
+		},
+		"a device of a pool that is not complete": {
+			slices: []*resourceapi.ResourceSlice{incomplete}, others: []holding{{"y", none.device("a", "gpu-1"), tracker.Earlier}},
+			wants: none.device("a", "gpu-0"), want: verdict(tracker.Undecided, id("a", "gpu-0"), ref("y"), "it is not known what devices of pool gpu.example.com/a take of shared counters"),
+		},
+		"a device of a pool that is not complete, beside one that was held before": {
+			slices: []*resourceapi.ResourceSlice{incomplete}, others: []holding{{"y", none.device("a", "gpu-1"), tracker.Earlier}},
+			decidedOn: []holding{{"y", none.device("a", "gpu-1"), ""}},
+			wants:     none.device("a", "gpu-0"), want: fits,
+		},
+		"certain conflict goes before what is not known": {
+			slices: mig, others: []holding{{"x", none.device("a", "new"), tracker.Earlier}, {"y", none.device("a", "one"), tracker.Earlier}},
+			wants: none.device("a", "all"), want: verdict(tracker.Lost, id("a", "all"), ref("y"), "too little is left of counter memory of set gpu"),
+		},
+		"conflict in the second pool": {
+			slices: mig, others: []holding{{"y", none.device("b", "gpu-0"), tracker.Earlier}},
+			wants: none.device("a", "one").device("b", "gpu-0"), want: verdict(tracker.Lost, id("b", "gpu-0"), ref("y"), ""),
+		},
+		"counters of the second pool": {
+			slices: mig, others: []holding{{"y", none.device("a", "one"), tracker.Earlier}},
+			wants: none.device("b", "gpu-0").device("a", "all"), want: verdict(tracker.Lost, id("a", "all"), ref("y"), "too little is left of counter memory of set gpu"),
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			index := usage.NewIndex()
+			when := map[types.UID]tracker.Precedence{}
+			for _, h := range tc.others {
+				index.Set(ref(h.claim), h.has.allocation(), nil)
+				when[ref(h.claim).UID] = h.when
+			}
+			index.Set(ref("x-itself"), tc.wants.allocation(), nil)
+			decided := usage.NewIndex()
+			for _, h := range tc.decidedOn {
+				decided.Set(ref(h.claim), nil, h.has.allocation())
+			}
+			got := NewJudge(inventoryOf(tc.slices...).View).Judge(tracker.Case{
+				Claim: ref("x-itself"), Allocation: tc.wants.allocation(), Usage: index.View(), DecidedOn: decided.View(),
+				Precedence: func(_ usage.DeviceID, h usage.Holder) tracker.Precedence { return when[h.Claim.UID] },
+			})
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("verdict differs (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A device that is shared takes its counters once, whoever came first.
+func TestJudgeCountsCountersOfASharedDeviceOnce(t *testing.T) {
+	shared := partition("shared", "80Gi")
+	shared.AllowMultipleAllocations = ptr.To(true)
+	shared.Capacity = shareable("", "80Gi").Capacity
+	s := newScheduler(withCounters("a", map[string]string{"memory": "80Gi"}, shared)...)
+	var none results
+	x, y := claim("x", 11, none.share("a", "shared", "s1", "40Gi")), claim("y", 12, none.share("a", "shared", "s2", "40Gi"))
+	s.list(10)
+	s.watch(x)
+	s.watch(y)
+	s.wantVerdict(t, x, usage.View{}, tracker.Fits, "")
+	s.wantVerdict(t, y, usage.View{}, tracker.Fits, "")
+}
+
+func id(pool, device string) usage.DeviceID {
+	return usage.DeviceID{Driver: driver, Pool: pool, Device: device}
+}
+
+func ref(name string) usage.ClaimRef {
+	return usage.ClaimRef{UID: types.UID(name), Namespace: "default", Name: name}
+}
