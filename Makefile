@@ -47,6 +47,11 @@ e2e: build ## End-to-end tests on a real kubelet and containerd (root)
 bench-allocator: ## Measure the allocator against upstream's, and check that it has not become slower
 	$(GO) run ./test/perf/allocator -floors test/perf/allocator/floors.json
 
+.PHONY: bench-fence
+bench-fence: build ## Measure what the fence adds to the time to bind a pod, at 500 and 5,000 nodes
+	$(GO) test -run '^$$' -bench Fence ./pkg/fence
+	$(GO) run ./test/perf/fence
+
 .PHONY: differential
 differential: ## Compare the allocator with upstream's on 20,000 random clusters
 	$(GO) test -count=1 -v -run 'TestDifferential|TestTheChecker' ./pkg/allocator/compat -rapid.checks=20000

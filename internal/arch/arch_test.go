@@ -51,6 +51,7 @@ var rooms = []room{
 	{path: "test/demo", may: []string{"internal/localcluster", "test/lab"}},
 	{path: "test/e2e", may: []string{"internal/localcluster", "test/lab"}},
 	{path: "test/integration", may: []string{"internal/localcluster", "pkg/plugins", "pkg/tracker"}},
+	{path: "test/perf/fence", may: []string{"internal/localcluster"}},
 	{path: "test/perf/allocator", may: []string{"pkg/allocator", "pkg/inventory", "pkg/usage"}},
 }
 
