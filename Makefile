@@ -39,6 +39,22 @@ test: ## Unit tests and integration tests on a real API server, race detector on
 test-unit: ## Unit tests only, race detector on
 	$(GO) test -race -short ./cmd/... ./internal/... ./pkg/...
 
+# The packages whose concurrency is proven.
+PROVEN    := $(wildcard ./pkg/tracker ./pkg/fence)
+
+.PHONY: test-race
+test-race: ## The tracker's and the fence's tests 50 times, race detector on
+	$(GO) test -race -short -count=50 -timeout 20m $(PROVEN)
+
+.PHONY: mutate
+mutate: ## Break the tracker and the fence line by line: at least 90 % must be noticed (~10 min)
+	$(GO) run ./internal/mutate -seeds $(PROVEN)
+	$(GO) run ./internal/mutate -at-least 90 $(PROVEN)
+
+.PHONY: bench-tracker
+bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices held: flat within 2x
+	$(GO) test -run "^$$" -bench SnapshotAndApply ./pkg/tracker
+
 .PHONY: e2e
 e2e: build ## End-to-end tests on a real kubelet and containerd (root)
 	$(GO) test -tags e2e -p 1 -count=1 -timeout 20m -v ./test/e2e/... ./internal/localcluster/node/...

@@ -45,6 +45,7 @@ var rooms = []room{
 
 	{path: "internal/localcluster", may: []string{"pkg/draclient"}},
 	{path: "internal/arch"},
+	{path: "internal/mutate"},
 	{path: "internal/sharded"},
 
 	{path: "test/lab", may: []string{"internal/localcluster"}},

@@ -1,0 +1,77 @@
+// Command mutate breaks a package's code in every small way that it knows and
+// tells which of these mutants the package's tests do not notice.
+//
+// All mutants are compiled into one test binary, each behind a switch, and the
+// binary is run once per mutant: so a mutant costs a run of the tests, not a
+// build. The code is changed through go's -overlay; no file is rewritten.
+//
+// It exists because the tools at hand have no operator that drops a statement,
+// and "no line can be removed" is what is to be shown.
+//
+// In testdata/mutants.yaml a package lists the mutants that no test can tell from
+// the original, with the reason, and bugs that are seeded as a whole.
+package main
+
+import (
+	"context"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/signal"
+	"runtime"
+	"time"
+)
+
+func main() {
+	var o options
+	flag.Float64Var(&o.atLeast, "at-least", 90, "percentage of mutants that must be killed")
+	flag.IntVar(&o.parallel, "parallel", runtime.NumCPU(), "test binaries that run at a time")
+	flag.IntVar(&o.every, "every", 1, "try only every n-th mutant, for a quick look")
+	flag.DurationVar(&o.patience, "patience", time.Minute, "how long tests may run without ending")
+	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run does")
+	flag.StringVar(&o.only, "only", "", "try only mutants whose name contains this")
+	flag.BoolVar(&o.seedsOnly, "seeds", false, "try only the seeded bugs, and list all tests that catch each")
+	flag.Usage = func() {
+		fmt.Fprintf(flag.CommandLine.Output(), "usage: mutate [flags] ./pkg/…\n")
+		flag.PrintDefaults()
+	}
+	flag.Parse()
+
+	ctx, cancel := signal.NotifyContext(context.Background(), os.Interrupt)
+	defer cancel()
+	if err := run(ctx, os.Stdout, o, flag.Args()); err != nil {
+		fmt.Fprintln(os.Stderr, "mutate:", err)
+		os.Exit(1)
+	}
+}
+
+type options struct {
+	atLeast   float64
+	parallel  int
+	every     int
+	patience  time.Duration
+	run, only string
+	seedsOnly bool
+}
+
+// run tries the mutants of all packages, and fails if too many survive.
+func run(ctx context.Context, out io.Writer, o options, patterns []string) error {
+	if len(patterns) == 0 {
+		return fmt.Errorf("no package named")
+	}
+	failed := 0
+	for _, pattern := range patterns {
+		ok, err := tryPackage(ctx, out, o, pattern)
+		if err != nil {
+			return fmt.Errorf("%s: %w", pattern, err)
+		}
+		if !ok {
+			failed++
+		}
+	}
+	if failed > 0 {
+		return fmt.Errorf("%d of %d packages failed", failed, len(patterns))
+	}
+	return nil
+}

@@ -1,0 +1,125 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+
+	"sigs.k8s.io/yaml"
+)
+
+// notes are what a package says of its mutants, in testdata/mutants.yaml.
+type notes struct {
+	// Equivalent are mutants that no test can tell from the original.
+	Equivalent []struct {
+		// Mutant is its name, as printed: "file.go function: what".
+		Mutant string `json:"mutant"`
+		Reason string `json:"reason"`
+	} `json:"equivalent"`
+	// Seeds are bugs of more than one line.
+	Seeds []seed `json:"seeds"`
+}
+
+// seed is a bug: the text Old of a file, which must be there once, becomes New.
+type seed struct {
+	Name string `json:"name"`
+	// File is relative to the package's folder; other packages have files, too.
+	File string `json:"file"`
+	Old  string `json:"old"`
+	New  string `json:"new"`
+	// CaughtBy are the tests that must fail; others may, too.
+	CaughtBy string `json:"caughtBy"`
+}
+
+func readNotes(t *target) (n notes, err error) {
+	path := filepath.Join(t.dir, "testdata", "mutants.yaml")
+	text, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return n, nil
+	}
+	if err != nil {
+		return n, err
+	}
+	if err := yaml.UnmarshalStrict(text, &n); err != nil {
+		return n, fmt.Errorf("%s: %w", path, err)
+	}
+	for i, e := range n.Equivalent {
+		if e.Mutant == "" || e.Reason == "" {
+			return n, fmt.Errorf("%s: equivalent[%d]: a mutant and a reason are needed", path, i)
+		}
+	}
+	return n, nil
+}
+
+// reason says why a mutant is equivalent, and nothing if it is not listed.
+func (n notes) reason(m mutant) string {
+	for _, e := range n.Equivalent {
+		if e.Mutant == m.name() {
+			return e.Reason
+		}
+	}
+	return ""
+}
+
+// trySeeds puts in the seeded bugs one by one and lists all tests that fail.
+func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes, work string) (ok bool, err error) {
+	ok = true
+	for i, s := range n.Seeds {
+		if !strings.Contains(s.Name, o.only) {
+			continue
+		}
+		folder := filepath.Join(work, fmt.Sprint(i))
+		if err := os.Mkdir(folder, 0o700); err != nil {
+			return false, err
+		}
+		overlay, err := s.overlay(t, folder)
+		if err != nil {
+			return false, fmt.Errorf("seed %q: %w", s.Name, err)
+		}
+		binary := filepath.Join(folder, "test")
+		if err := build(ctx, t, overlay, binary); err != nil {
+			return false, fmt.Errorf("seed %q: %w", s.Name, err)
+		}
+		var caught []string
+		for _, test := range append(strings.Fields(s.CaughtBy), "") {
+			one := o
+			one.run = "^" + test + "$"
+			if test == "" {
+				one.run = o.run
+			}
+			r := try(ctx, one, t, binary, 0)
+			if test != "" && !r.killed {
+				ok = false
+				caught = append(caught, "NOT by "+test)
+			} else if r.killed && test == "" {
+				caught = append(caught, "all: "+r.by)
+			}
+		}
+		fmt.Fprintf(out, "%s: %q caught by %s\n", t.path, s.Name, strings.Join(caught, "; "))
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+	}
+	return ok, nil
+}
+
+func (s seed) overlay(t *target, folder string) (string, error) {
+	original := filepath.Join(t.dir, s.File)
+	text, err := os.ReadFile(original)
+	if err != nil {
+		return "", fmt.Errorf("field file: %w", err)
+	}
+	if n := strings.Count(string(text), s.Old); n != 1 {
+		return "", fmt.Errorf("field old: found %d times in %s, want once", n, s.File)
+	}
+	path := filepath.Join(folder, filepath.Base(s.File))
+	if err := os.WriteFile(path, []byte(strings.Replace(string(text), s.Old, s.New, 1)), 0o600); err != nil {
+		return "", err
+	}
+	return writeOverlay(folder, map[string]string{original: path})
+}

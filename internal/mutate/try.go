@@ -1,0 +1,233 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+)
+
+// result is what became of a mutant.
+type result struct {
+	killed bool
+	by     string // the first test that failed, or what else ended the run
+}
+
+// tryPackage tries the mutants of a package, or its seeded bugs, and prints what
+// becomes of them.
+func tryPackage(ctx context.Context, out io.Writer, o options, pattern string) (ok bool, err error) {
+	t, err := load(ctx, pattern)
+	if err != nil {
+		return false, err
+	}
+	notes, err := readNotes(t)
+	if err != nil {
+		return false, err
+	}
+	work, err := os.MkdirTemp("", "mutate-")
+	if err != nil {
+		return false, err
+	}
+	defer os.RemoveAll(work)
+
+	if o.seedsOnly {
+		return trySeeds(ctx, out, o, t, notes, work)
+	}
+	mutants, overlay, err := t.mutate(work)
+	if err != nil {
+		return false, err
+	}
+	binary, raceBinary := filepath.Join(work, "test"), filepath.Join(work, "race")
+	if err := build(ctx, t, overlay, binary); err != nil {
+		return false, err
+	}
+	start := time.Now()
+	if r := try(ctx, o, t, binary, 0, "-test.failfast"); r.killed {
+		return false, fmt.Errorf("the tests fail without a mutant: %s", r.by)
+	}
+	fmt.Fprintf(out, "%s: %d mutants, the tests take %s\n", t.path, len(mutants), time.Since(start).Round(100*time.Millisecond))
+
+	chosen := []int{}
+	for id := 1; id <= len(mutants); id += o.every {
+		if strings.Contains(mutants[id-1].name(), o.only) {
+			chosen = append(chosen, id)
+		}
+	}
+	results := tryAll(ctx, o, chosen, func(id int) result { return try(ctx, o, t, binary, id, "-test.failfast") })
+	survivors := slices.DeleteFunc(slices.Clone(chosen), func(id int) bool { return results[id].killed || notes.reason(mutants[id-1]) != "" })
+	if slices.ContainsFunc(survivors, func(id int) bool { return mutants[id-1].needsRace }) {
+		if err := build(ctx, t, overlay, raceBinary, "-race"); err != nil {
+			return false, err
+		}
+		survivors = slices.DeleteFunc(survivors, func(id int) bool { return !mutants[id-1].needsRace })
+		for id, r := range tryAll(ctx, o, survivors, func(id int) result { return try(ctx, o, t, raceBinary, id, "-test.failfast") }) {
+			results[id] = r
+		}
+	}
+	if ctx.Err() != nil {
+		return false, context.Cause(ctx)
+	}
+	return report(out, o, t, notes, mutants, chosen, results), nil
+}
+
+// mutate writes the package with all mutants, and go's overlay for it.
+func (t *target) mutate(work string) ([]mutant, string, error) {
+	var mutants []mutant
+	replace := map[string]string{}
+	write := func(name, text string) error {
+		path := filepath.Join(work, name)
+		replace[filepath.Join(t.dir, name)] = path
+		return os.WriteFile(path, []byte(text), 0o600)
+	}
+	for _, s := range t.files {
+		w := &walk{target: t, source: s, mutants: &mutants, names: map[string]int{}}
+		w.file()
+		if err := write(s.name, w.mutated()); err != nil {
+			return nil, "", err
+		}
+	}
+	if err := write("zz_mutants.go", switches(t.name)); err != nil {
+		return nil, "", err
+	}
+	overlay, err := writeOverlay(work, replace)
+	return mutants, overlay, err
+}
+
+func writeOverlay(work string, replace map[string]string) (path string, err error) {
+	text, err := json.Marshal(map[string]any{"Replace": replace})
+	if err != nil {
+		return "", err
+	}
+	path = filepath.Join(work, "overlay.json")
+	return path, os.WriteFile(path, text, 0o600)
+}
+
+func build(ctx context.Context, t *target, overlay, binary string, flags ...string) error {
+	args := append([]string{"test", "-c", "-vet=off", "-overlay", overlay, "-o", binary}, flags...)
+	if err := command(ctx, "go", append(args, t.path)...).Run(); err != nil {
+		return fmt.Errorf("compiling the tests: %w", err)
+	}
+	return nil
+}
+
+var failedTest = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
+
+// try runs the tests with one mutant. A run that does not end, or dies, has
+// noticed it, too.
+func try(ctx context.Context, o options, t *target, binary string, id int, flags ...string) result {
+	ctx, cancel := context.WithTimeout(ctx, o.patience)
+	defer cancel()
+	args := append([]string{"-test.short", "-test.timeout", o.patience.String(), "-test.run", o.run}, flags...)
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Dir = t.dir
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", environment, id), "GOMEMLIMIT=1GiB", "GOTRACEBACK=none")
+	var output bytes.Buffer
+	cmd.Stdout, cmd.Stderr = &output, &output
+	err := cmd.Run()
+	var exit *exec.ExitError
+	switch {
+	case err == nil:
+		return result{}
+	case ctx.Err() != nil:
+		return result{true, "the tests do not end"}
+	case !errors.As(err, &exit):
+		return result{true, err.Error()}
+	}
+	var failed []string
+	for _, match := range failedTest.FindAllStringSubmatch(output.String(), -1) {
+		if name, _, sub := strings.Cut(match[1], "/"); !sub && !slices.Contains(failed, name) {
+			failed = append(failed, name)
+		}
+	}
+	switch {
+	case len(failed) > 0:
+		return result{true, strings.Join(failed, ", ")}
+	case strings.Contains(output.String(), "test timed out"):
+		return result{true, "the tests do not end"}
+	default:
+		return result{true, firstLine(output.String())}
+	}
+}
+
+func firstLine(s string) string {
+	for line := range strings.Lines(s) {
+		if strings.HasPrefix(line, "panic:") || strings.HasPrefix(line, "fatal error:") {
+			return strings.TrimSpace(line)
+		}
+	}
+	return "the run died"
+}
+
+// tryAll tries some mutants, several at a time.
+func tryAll(ctx context.Context, o options, ids []int, try func(id int) result) map[int]result {
+	results, todo := map[int]result{}, make(chan int)
+	var mutex sync.Mutex
+	var workers sync.WaitGroup
+	for range o.parallel {
+		workers.Go(func() {
+			for id := range todo {
+				r := try(id)
+				mutex.Lock()
+				results[id] = r
+				mutex.Unlock()
+			}
+		})
+	}
+	for _, id := range ids {
+		if ctx.Err() != nil {
+			break
+		}
+		todo <- id
+	}
+	close(todo)
+	workers.Wait()
+	return results
+}
+
+// report prints what became of each mutant, and the percentage.
+func report(out io.Writer, o options, t *target, notes notes, mutants []mutant, chosen []int, results map[int]result) (ok bool) {
+	killed, survived, equivalent := 0, 0, 0
+	ok = true
+	for _, id := range chosen {
+		m, r := mutants[id-1], results[id]
+		place, reason := fmt.Sprintf("%s:%d", m.file, m.line), notes.reason(m)
+		switch {
+		case r.killed && reason != "":
+			ok = false
+			fmt.Fprintf(out, "WRONGLY LISTED as equivalent  %-18s %s\n%30s killed by %s\n", place, m.name(), "", r.by)
+		case r.killed:
+			killed++
+			fmt.Fprintf(out, "killed     %-18s %s: %s  [%s]\n", place, m.function, m.what, r.by)
+		case reason != "":
+			equivalent++
+			fmt.Fprintf(out, "equivalent %-18s %s: %s  (%s)\n", place, m.function, m.what, reason)
+		default:
+			survived++
+			fmt.Fprintf(out, "SURVIVED   %-18s %s: %s\n", place, m.function, m.what)
+		}
+	}
+	if o.every == 1 && o.only == "" {
+		for _, e := range notes.Equivalent {
+			if !slices.ContainsFunc(mutants, func(m mutant) bool { return m.name() == e.Mutant }) {
+				ok = false
+				fmt.Fprintf(out, "NO SUCH MUTANT: %s\n", e.Mutant)
+			}
+		}
+	}
+	percent := 100.0
+	if killed+survived > 0 {
+		percent = 100 * float64(killed) / float64(killed+survived)
+	}
+	fmt.Fprintf(out, "%s: %d mutants killed, %d survived, %d equivalent: %.1f %% killed (at least %.0f %% wanted)\n", t.path, killed, survived, equivalent, percent, o.atLeast)
+	return ok && percent >= o.atLeast
+}
