@@ -51,6 +51,20 @@ func (e *YieldError) Error() string {
 	return fmt.Sprintf("claim %s gives way: %s", e.Claim, e.Verdict)
 }
 
+// Yields returns the claims that must give way, out of an error of Pass.
+func Yields(err error) []*YieldError {
+	var yields []*YieldError
+	if joined, ok := err.(interface{ Unwrap() []error }); ok {
+		for _, err := range joined.Unwrap() {
+			var yield *YieldError
+			if errors.As(err, &yield) {
+				yields = append(yields, yield)
+			}
+		}
+	}
+	return yields
+}
+
 // Pass waits until the watch has brought the given claims, as the API server has
 // answered to the last write of each or as they were found, and returns nil if all
 // of them may be used. decidedOn is the usage on which their allocations were

@@ -24,6 +24,11 @@
 //     nothing;
 //   - I6 a snapshot costs the same however many claims and devices there are.
 //
+// Beside the layers it keeps, for each allocated claim, when the allocation was
+// written in the order of the store, which is the same for all schedulers, and
+// what a Judge says about it: whether it fits on top of what was written earlier
+// (pkg/fence). Only the list and the watch change that, never an answer.
+//
 // The package does not choose devices (pkg/allocator), does not know which
 // devices exist (pkg/inventory), and never writes to the API.
 //

@@ -44,7 +44,7 @@ func (pl *Plugin) passFence(ctx context.Context, state fwk.CycleState, pod *v1.P
 		pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(pod, nil, v1.EventTypeWarning, "FenceTimeout", "Scheduling",
 			"not bound to node %s, because it cannot be told whether other schedulers use its devices: %v", nodeName, err)
 	}
-	pl.withdraw(ctx, pod, yields(err))
+	pl.withdraw(ctx, pod, fence.Yields(err))
 	pl.Unreserve(ctx, state, pod, nodeName)
 	pl.fence.Pause(ctx)
 	return fmt.Errorf("devices taken back, the pod will be tried again: %w", err)
@@ -76,20 +76,6 @@ func (pl *Plugin) checkStillReserved(pod *v1.Pod, c *cycle) error {
 		}
 	}
 	return nil
-}
-
-// yields returns the claims that must give way.
-func yields(err error) []*fence.YieldError {
-	var found []*fence.YieldError
-	if joined, ok := err.(interface{ Unwrap() []error }); ok {
-		for _, err := range joined.Unwrap() {
-			var yield *fence.YieldError
-			if errors.As(err, &yield) {
-				found = append(found, yield)
-			}
-		}
-	}
-	return found
 }
 
 // withdraw takes the pod's reservation from claims that must give way, and also their allocation where nobody else has

@@ -1,0 +1,320 @@
+package deviceclaims
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/plugins/config"
+)
+
+// fenced has claims "mine" and "other", pods that use the first one, and a fence.
+func fenced() world {
+	w := twoNodes()
+	w.fence = &config.FenceArgs{Timeout: &metav1.Duration{Duration: patience}, Jitter: &metav1.Duration{}}
+	w.claims = []*resourceapi.ResourceClaim{claim("mine"), claim("other")}
+	w.pods = []*v1.Pod{pod("p", "mine"), pod("q", "mine")}
+	return w
+}
+
+// state is what is left of a claim: its devices and its users.
+type state struct{ Devices, Users []string }
+
+func (h *harness) wantState(name string, want state) {
+	h.t.Helper()
+	c := h.api.get(name)
+	got := state{devicesOf(c), usersOf(c)}
+	if len(got.Users) == 0 {
+		got.Users = nil
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		h.t.Errorf("claim %s differs (-want +got):\n%s", name, diff)
+	}
+}
+
+// othersTake allocates the claim "other" as another scheduler would.
+func (h *harness) othersTake(devices ...string) {
+	h.api.change("other", allocated("node-a", devices...))
+	h.api.change("other", reservedFor("somebody"))
+}
+
+// preBindAsync runs PreBind where it waits for the test.
+func (a *attempt) preBindAsync() <-chan *fwk.Status {
+	done := make(chan *fwk.Status, 1)
+	go func() { done <- a.preBind("node-a") }()
+	return done
+}
+
+func TestFenceLetsTheFirstOnePass(t *testing.T) {
+	tests := map[string]func(h *harness){
+		"nobody else is there":            func(*harness) {},
+		"another scheduler comes later":   func(h *harness) { h.othersTake("gpu-0") },
+		"another scheduler has come, too": func(h *harness) { h.othersTake("gpu-1") },
+		"somebody touches the claim": func(h *harness) {
+			h.api.change("mine", func(c *resourceapi.ResourceClaim) { c.Labels = map[string]string{"a": "b"} })
+		},
+	}
+	for name, then := range tests {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, fenced())
+			a := h.filterAll(pod("p", "mine")).reserve("node-a")
+			h.api.hold()
+			done := a.preBindAsync()
+			h.eventually("the claim is written", func() bool { return h.api.get("mine").Status.Allocation != nil })
+			then(h)
+			select {
+			case status := <-done:
+				t.Fatalf("PreBind ended before the watch brought the claim: %v", status)
+			default:
+			}
+			h.api.release()
+			if status := <-done; !status.IsSuccess() {
+				t.Errorf("PreBind: %v", status)
+			}
+			h.wantState("mine", state{[]string{"gpu-0"}, []string{"p"}})
+		})
+	}
+}
+
+// Another scheduler was first, and our watch did not bring it in time.
+func TestFenceTakesBackWhatCameSecond(t *testing.T) {
+	h := newHarness(t, fenced())
+	h.api.hold()
+	h.othersTake("gpu-0")
+	a := h.filterAll(pod("p", "mine")).reserve("node-a")
+	done := a.preBindAsync()
+	h.eventually("the claim is written", func() bool { return h.api.get("mine").Status.Allocation != nil })
+	h.api.release()
+	status := <-done
+	want := "claim team-a/other (UID other-uid) was allocated earlier: device gpu.example.com/node-a/gpu-0"
+	if status.Code() != fwk.Error || !strings.Contains(status.Message(), want) {
+		t.Errorf("PreBind: %v, want an error with %q", status, want)
+	}
+	h.wantState("mine", state{})
+	h.wantState("other", state{[]string{"gpu-0"}, []string{"somebody"}})
+	h.api.written()
+	a.unreserve("node-a")
+	if writes := h.api.written(); len(writes) > 0 {
+		t.Errorf("Unreserve wrote %v, but everything had been taken back", writes)
+	}
+
+	// The next attempt does not want the device any more.
+	if diff := cmp.Diff([]string{"node-b"}, h.filterAll(pod("p", "mine")).fits()); diff != "" {
+		t.Errorf("nodes of the next attempt differ (-want +got):\n%s", diff)
+	}
+}
+
+// All claims of the pod are given back, not only the one that came second.
+func TestFenceTakesBackAllClaims(t *testing.T) {
+	w := fenced()
+	w.objects[1] = slice("node-a", device("gpu-0"), device("gpu-1"))
+	w.claims = append(w.claims, claim("more"))
+	w.pods = []*v1.Pod{pod("p", "mine", "more")}
+	h := newHarness(t, w)
+	h.api.hold()
+	h.othersTake("gpu-1")
+	a := h.filterAll(w.pods[0]).reserve("node-a")
+	done := a.preBindAsync()
+	h.eventually("the claims are written", func() bool { return h.api.get("more").Status.Allocation != nil })
+	h.api.release()
+	if status := <-done; status.IsSuccess() {
+		t.Errorf("PreBind: %v", status)
+	}
+	h.wantState("mine", state{})
+	h.wantState("more", state{})
+}
+
+// A claim that two pods share loses. The first to notice leaves it, the last one takes the allocation back, although
+// it was not the one that wrote it.
+func TestFenceClaimSharedByTwoPodsWhoseAllocatorLoses(t *testing.T) {
+	w := fenced()
+	h := newHarness(t, w)
+	h.api.hold()
+	h.othersTake("gpu-0")
+	allocator := h.filterAll(w.pods[0]).reserve("node-a")
+	first := allocator.preBindAsync()
+	h.eventually("the first pod has written the claim", func() bool { return len(usersOf(h.api.get("mine"))) == 1 })
+	h.eventually("that is known", func() bool {
+		c, err := h.plugin.shared.tracker.Get(testNamespace, "mine")
+		return err == nil && c.Status.Allocation != nil
+	})
+	sharer := h.filterAll(w.pods[1]).reserve("node-a")
+	second := sharer.preBindAsync()
+	h.eventually("the second pod has reserved the claim", func() bool { return len(usersOf(h.api.get("mine"))) == 2 })
+	h.api.release()
+	for _, done := range []<-chan *fwk.Status{first, second} {
+		if status := <-done; status.IsSuccess() || !strings.Contains(status.Message(), "was allocated earlier") {
+			t.Errorf("PreBind: %v", status)
+		}
+	}
+	h.wantState("mine", state{})
+}
+
+// Found after a restart: a claim that was allocated and reserved for a pod that was never bound.
+func TestFenceRestartBetweenWriteAndBind(t *testing.T) {
+	tests := map[string]struct {
+		mine, other func(*resourceapi.ResourceClaim)
+		podOnNode   string
+		want        string
+		wantState   state
+	}{
+		"nobody else has the device": {
+			mine: allocated("node-a", "gpu-0"), other: allocated("node-b", "gpu-1"),
+			wantState: state{[]string{"gpu-0"}, []string{"p"}},
+		},
+		"somebody else has it, too": {
+			mine: allocated("node-a", "gpu-0"), other: allocated("node-a", "gpu-0"),
+			want: "claim team-a/other (UID other-uid) may have been allocated earlier",
+		},
+		"somebody else has it, too, and another pod uses the claim": {
+			mine: func(c *resourceapi.ResourceClaim) {
+				allocated("node-a", "gpu-0")(c)
+				reservedFor("user")(c)
+			},
+			other: allocated("node-a", "gpu-0"),
+			want:  "may have been allocated earlier", wantState: state{[]string{"gpu-0"}, []string{"user"}},
+		},
+		"somebody else has it, too, but the pod has been bound by the scheduler before us": {
+			mine: allocated("node-a", "gpu-0"), other: allocated("node-a", "gpu-0"), podOnNode: "node-a",
+			want: "may have been allocated earlier", wantState: state{[]string{"gpu-0"}, []string{"p"}},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := fenced()
+			w.claims = []*resourceapi.ResourceClaim{claim("mine", tc.mine, reservedFor("p")), claim("other", tc.other, reservedFor("somebody"))}
+			w.pods = []*v1.Pod{pod("p", "mine")}
+			w.pods[0].Spec.NodeName = tc.podOnNode
+			h := newHarness(t, w)
+			status := h.filterAll(pod("p", "mine")).reserve("node-a").preBind("node-a")
+			if status.IsSuccess() != (tc.want == "") || !strings.Contains(status.Message(), tc.want) {
+				t.Errorf("PreBind: %v, want %q", status, tc.want)
+			}
+			h.wantState("mine", tc.wantState)
+		})
+	}
+}
+
+// A claim that somebody else has allocated, and a pod of ours uses.
+func TestFenceClaimAllocatedByAnotherScheduler(t *testing.T) {
+	h := newHarness(t, fenced())
+	h.othersTake("gpu-0")
+	h.api.change("mine", allocated("node-a", "gpu-0"))
+	h.caughtUp("mine")
+	status := h.filterAll(pod("p", "mine")).reserve("node-a").preBind("node-a")
+	if want := "claim team-a/other (UID other-uid) was allocated earlier"; !strings.Contains(status.Message(), want) {
+		t.Errorf("PreBind: %v, want %q", status, want)
+	}
+	h.wantState("mine", state{})
+}
+
+// The watch is silent: nobody knows who was first.
+func TestFenceTimesOut(t *testing.T) {
+	w := fenced()
+	w.fence.Timeout.Duration = time.Second
+	h := newHarness(t, w)
+	h.api.hold()
+	status := h.filterAll(pod("p", "mine")).reserve("node-a").preBind("node-a")
+	if status.Code() != fwk.Error || !strings.Contains(status.Message(), "timed out after 1s") {
+		t.Errorf("PreBind: %v", status)
+	}
+	h.wantState("mine", state{})
+	select {
+	case event := <-h.recorder.Events:
+		if !strings.Contains(event, "Warning FenceTimeout") || !strings.Contains(event, "node-a") {
+			t.Errorf("event %q", event)
+		}
+	default:
+		t.Error("no event tells of it")
+	}
+}
+
+// What happens to the claim while the pod waits is not passed over.
+func TestFenceClaimChangesMeanwhile(t *testing.T) {
+	tests := map[string]struct {
+		then func(h *harness)
+		want string
+	}{
+		"deleted": {func(h *harness) { h.api.delete("mine") }, "claim does not exist any more"},
+		"deallocated": {func(h *harness) {
+			h.api.change("mine", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+		}, "lost its allocation"},
+		"allocated anew": {
+			func(h *harness) {
+				h.api.change("mine", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+				h.api.change("mine", allocated("node-b", "gpu-1"))
+			}, "lost its allocation, or has another one",
+		},
+		"no longer reserved": {
+			func(h *harness) {
+				h.api.change("mine", func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil })
+			}, "the reservation was lost",
+		},
+		"deleted and created again": {
+			func(h *harness) {
+				h.api.delete("mine")
+				h.api.create(claim("mine", func(c *resourceapi.ResourceClaim) { c.UID = "again" }))
+			}, "claim does not exist any more",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, fenced())
+			a := h.filterAll(pod("p", "mine")).reserve("node-a")
+			h.api.hold()
+			done := a.preBindAsync()
+			h.eventually("the claim is written", func() bool { return h.api.get("mine").Status.Allocation != nil })
+			tc.then(h)
+			h.api.release()
+			if status := <-done; status.Code() != fwk.Error || !strings.Contains(status.Message(), tc.want) {
+				t.Errorf("PreBind: %v, want an error with %q", status, tc.want)
+			}
+		})
+	}
+}
+
+// Withdrawing has a precondition: what changed is looked at again.
+func TestFenceWithdrawsFromTheClaimAsItIs(t *testing.T) {
+	h := newHarness(t, fenced())
+	h.api.hold()
+	h.othersTake("gpu-0")
+	a := h.filterAll(pod("p", "mine")).reserve("node-a")
+	done := a.preBindAsync()
+	h.eventually("the claim is written", func() bool { return h.api.get("mine").Status.Allocation != nil })
+	conflicts := 0
+	h.api.onRequest(func(request string) error {
+		if request == "update/status" && conflicts < 2 {
+			conflicts++
+			return apierrors.NewConflict(resourceapi.Resource("resourceclaims"), "mine", fmt.Errorf("changed"))
+		}
+		return nil
+	})
+	h.api.release()
+	if status := <-done; status.IsSuccess() {
+		t.Errorf("PreBind: %v", status)
+	}
+	if conflicts != 2 {
+		t.Errorf("%d conflicts", conflicts)
+	}
+	h.wantState("mine", state{})
+}
+
+func TestFenceCanBeDisabled(t *testing.T) {
+	w := fenced()
+	w.fence = nil
+	h := newHarness(t, w)
+	h.api.hold()
+	h.othersTake("gpu-0")
+	if status := h.filterAll(pod("p", "mine")).reserve("node-a").preBind("node-a"); !status.IsSuccess() {
+		t.Errorf("PreBind: %v", status)
+	}
+	h.wantState("mine", state{[]string{"gpu-0"}, []string{"p"}})
+}
