@@ -15,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/usage"
@@ -247,22 +248,16 @@ func (f *watchFeed) list(t *testing.T, revision int) {
 
 // event tells what happened after a revision.
 func (f *watchFeed) event(revision int) error {
-	before, after := f.world.at(revision), f.world.at(revision+1)
+	kind, claim := changed(f.world.at(revision), f.world.at(revision+1), revision+1)
 	store := f.client.store()
-	for _, name := range f.world.names {
-		switch {
-		case before[name] == after[name]:
-		case after[name] == nil:
-			last := before[name].DeepCopy()
-			last.ResourceVersion = strconv.Itoa(revision + 1)
-			return store.Delete(last)
-		case before[name] == nil:
-			return store.Add(after[name])
-		default:
-			return store.Update(after[name])
-		}
+	switch kind {
+	case watch.Added:
+		return store.Add(claim)
+	case watch.Deleted:
+		return store.Delete(claim)
+	default:
+		return store.Update(claim)
 	}
-	return nil
 }
 
 // schedule schedules a pod several times, as the plugin does: a snapshot, the
