@@ -103,6 +103,9 @@ func (w *walk) statement(s ast.Stmt, free bool, rest []ast.Stmt) {
 	case *ast.BlockStmt:
 		w.block(s.List, free)
 	case *ast.IfStmt:
+		if w.onlyLogs(s) {
+			return
+		}
 		if s.Init != nil {
 			w.simple(s.Init)
 		}
@@ -293,6 +296,14 @@ func (w *walk) zero(e ast.Expr, to types.Type, format string) {
 func (w *walk) isZero(e ast.Expr) bool {
 	lit, ok := e.(*ast.CompositeLit)
 	return ok && len(lit.Elts) == 0 || w.text(e) == "nil"
+}
+
+// onlyLogs tells whether a statement decides no more than what is logged.
+func (w *walk) onlyLogs(s *ast.IfStmt) bool {
+	return s.Else == nil && !slices.ContainsFunc(s.Body.List, func(s ast.Stmt) bool {
+		e, ok := s.(*ast.ExprStmt)
+		return !ok || !w.isLog(e.X)
+	})
 }
 
 // isLog tells whether an expression writes to the log, which tests do not read.
