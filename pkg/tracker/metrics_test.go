@@ -30,6 +30,8 @@ func TestMetricsAreRegisteredOncePerProcess(t *testing.T) {
 
 func TestMetricsSayWhatIsHeldAndInFlight(t *testing.T) {
 	tr := listed(t, 10, claim("a", "ua", 5, gpu0, gpu1), claim("b", "ub", 6))
+	reserve(t, tr, podA, claim("b", "ub", 6), gpu2)
+	tr.Release("ub", podA) // before, the gauge is another tracker's
 	for _, step := range []struct {
 		name           string
 		do             func()
