@@ -22,9 +22,7 @@ func (b *bench) checkCounters() tracker.Verdict {
 		case tracker.Lost:
 			return verdict
 		case tracker.Undecided:
-			if unclear.Outcome == tracker.Fits {
-				unclear = verdict
-			}
+			unclear = verdict
 		}
 	}
 	return unclear
@@ -48,9 +46,10 @@ func (b *bench) checkPool(id usage.PoolID) tracker.Verdict {
 			continue
 		}
 		known := pool != nil && len(pool.Devices(name)) > 0
-		takes := known && t.take(name, holds[0].Claim)
-		if stranger == nil && (!known || takes && len(unknown) > 0) {
-			stranger = b.unforeseen(held, holds)
+		if takes := t.take(name, holds[0].Claim); !known || takes && len(unknown) > 0 {
+			if other := b.unforeseen(held, holds); other != nil {
+				stranger = other
+			}
 		}
 	}
 	for _, device := range consumers {

@@ -189,7 +189,7 @@ func TestPass(t *testing.T) {
 				s := newScheduler(slice("a", whole("gpu-0"), whole("gpu-1")))
 				s.list(10, claim("seen", 5, gpu1))
 				fence := New(s.tracker, Options{Timeout: time.Minute})
-				counted := countOf(t, tc.wantResult)
+				counted, waited := countOf(t, tc.wantResult), waits(t)
 				if tc.then != nil {
 					time.AfterFunc(time.Second, func() { tc.then(s) })
 				}
@@ -209,6 +209,14 @@ func TestPass(t *testing.T) {
 				if yields := len(Yields(err)); yields != tc.wantYields {
 					t.Errorf("%d claims give way, want %d", yields, tc.wantYields)
 				}
+				for _, yield := range Yields(err) {
+					if yield.Allocation == nil {
+						t.Errorf("claim %s gives way with no allocation", yield.Claim)
+					}
+				}
+				if n := waits(t) - waited; n != 1 {
+					t.Errorf("%d waits were measured", n)
+				}
 				if n := countOf(t, tc.wantResult) - counted; n != 1 {
 					t.Errorf("counted %v times as %s", n, tc.wantResult)
 				}
@@ -220,6 +228,15 @@ func TestPass(t *testing.T) {
 func countOf(t *testing.T, result string) float64 {
 	t.Helper()
 	n, err := testutil.GetCounterMetricValue(passagesTotal.WithLabelValues(result))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return n
+}
+
+func waits(t *testing.T) uint64 {
+	t.Helper()
+	n, err := testutil.GetHistogramMetricCount(waitDuration.ObserverMetric)
 	if err != nil {
 		t.Fatal(err)
 	}

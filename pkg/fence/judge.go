@@ -113,9 +113,6 @@ var fits = tracker.Verdict{Outcome: tracker.Fits}
 func (b *bench) before(id usage.DeviceID, device *usage.Device) []usage.Holder {
 	var found []usage.Holder
 	for _, holder := range device.Holders() {
-		if holder.Claim.UID == b.Claim.UID {
-			continue
-		}
 		switch b.Precedence(id, holder) {
 		case tracker.Earlier:
 			found = append(found, holder)
@@ -161,19 +158,13 @@ func (b *bench) checkHolders() tracker.Verdict {
 func (b *bench) checkCapacity() tracker.Verdict {
 	unclear := fits
 	for _, w := range b.wants {
-		if len(w.shares) == 0 {
-			continue
-		}
 		holds := b.before(w.device, b.Usage.Device(w.device))
 		if len(holds) == 0 {
 			continue
 		}
 		devices := b.devicesOf(w.device)
-		if len(devices) == 0 {
-			if other := b.unforeseen(w.device, holds); other != nil && unclear.Outcome == tracker.Fits {
-				unclear = verdict(tracker.Undecided, w.device, other.Claim, "the device's capacity is not known")
-			}
-			continue
+		if other := b.unforeseen(w.device, holds); other != nil && len(devices) == 0 {
+			unclear = verdict(tracker.Undecided, w.device, other.Claim, "the device's capacity is not known")
 		}
 		for _, device := range devices {
 			if name := overdrawn(device, holds, w.shares); name != "" {
@@ -190,14 +181,10 @@ func overdrawn(device *resourceapi.Device, holds []usage.Holder, shares []*resou
 	for name, capacity := range device.Capacity {
 		left := amount.Of(capacity.Value)
 		for i := range holds {
-			if consumed, ok := holds[i].ConsumedCapacity[name]; ok {
-				left = left.Sub(amount.Of(consumed))
-			}
+			left = left.Sub(amount.Of(holds[i].ConsumedCapacity[name]))
 		}
 		for _, share := range shares {
-			if consumed, ok := share.ConsumedCapacity[name]; ok {
-				left = left.Sub(amount.Of(consumed))
-			}
+			left = left.Sub(amount.Of(share.ConsumedCapacity[name]))
 		}
 		if left.IsNegative() {
 			return name

@@ -94,6 +94,10 @@ func TestJudge(t *testing.T) {
 			slices: gpus, others: []holding{{"x", none.share("a", "big", "s0", "30Gi"), tracker.Earlier}, {"y", none.share("a", "big", "s1", "30Gi"), tracker.EitherWay}},
 			wants: none.share("a", "big", "s2", "30Gi"), want: verdict(tracker.Undecided, id("a", "big"), ref("x"), "too little is left of capacity memory"),
 		},
+		"shares of the claim alone that do not, which nobody else made so": {
+			slices: gpus, others: []holding{{"y", none.share("a", "big", "s1", "80Gi"), tracker.Later}},
+			wants: none.share("a", "big", "s2", "81Gi"), want: fits,
+		},
 		"a share of a device that somebody has alone": {
 			slices: gpus, others: []holding{{"y", none.device("a", "big"), tracker.Earlier}},
 			wants: none.share("a", "big", "s2", "1Gi"), want: verdict(tracker.Lost, id("a", "big"), ref("y"), ""),
@@ -165,6 +169,14 @@ func TestJudge(t *testing.T) {
 		"an unknown device of a pool in which a device without counters is held": {
 			slices: mig, others: []holding{{"y", none.device("a", "plain"), tracker.Earlier}},
 			wants: none.device("a", "new"), want: fits,
+		},
+		"an unknown device of a pool without counters": {
+			slices: gpus, others: []holding{{"y", none.device("a", "gpu-1"), tracker.Earlier}},
+			wants: none.device("a", "new"), want: fits,
+		},
+		"a device with the name of a partition in another pool": {
+			slices: append([]*resourceapi.ResourceSlice{slice("c", whole("all"))}, mig...), others: []holding{{"y", none.device("a", "one"), tracker.Earlier}},
+			wants: none.device("a", "two").device("c", "all"), want: fits,
 		},
 		"an unknown device of a pool in which nothing is held": {
 			slices: mig, wants: none.device("a", "new"), want: fits,

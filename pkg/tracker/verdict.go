@@ -43,7 +43,7 @@ type Case struct {
 	// Usage is who holds what, the claim itself included.
 	Usage usage.View
 	// Precedence says how a hold in Usage stands to the claim. What is Later
-	// does not count.
+	// does not count; the claim's own holds are.
 	Precedence func(usage.DeviceID, usage.Holder) Precedence
 	// DecidedOn is the usage on which the allocation was decided, empty if that
 	// is not known: whatever was held there has been taken into account with
