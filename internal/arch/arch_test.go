@@ -30,8 +30,9 @@ var rooms = []room{
 	{path: "cmd/scheduler", may: []string{"pkg/plugins"}},
 	{path: "cmd/node-agent", may: []string{"pkg/agent", "pkg/nvmlsim"}},
 
-	{path: "pkg/plugins", may: []string{"pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage", "pkg/fence"}},
+	{path: "pkg/plugins", may: []string{"pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage", "pkg/fence", "pkg/audit"}},
 	{path: "pkg/fence", may: []string{"pkg/inventory", "pkg/tracker", "pkg/usage"}},
+	{path: "pkg/audit", may: []string{"pkg/tracker", "pkg/usage"}},
 	{path: "pkg/inventory/source", may: []string{"pkg/inventory"}},
 	{path: "pkg/tracker", may: []string{"pkg/usage"}},
 	{path: "pkg/allocator", may: []string{"pkg/inventory", "pkg/usage"}},
@@ -63,6 +64,7 @@ var forbidden = map[string][]string{
 	"pkg/inventory":        {"k8s.io/client-go", "k8s.io/kubernetes", "k8s.io/utils/clock", "k8s.io/kube-scheduler"},
 	"pkg/usage":            {"k8s.io/client-go", "k8s.io/kubernetes", "k8s.io/utils/clock", "k8s.io/kube-scheduler"},
 	"pkg/allocator":        {"k8s.io/client-go", "k8s.io/kubernetes", "k8s.io/utils/clock", "k8s.io/kube-scheduler", "time"},
+	"pkg/audit":            {"k8s.io/client-go", "k8s.io/kubernetes", "k8s.io/utils/clock", "k8s.io/kube-scheduler"},
 	"pkg/tracker":          {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
 	"pkg/fence":            {"k8s.io/kubernetes", "k8s.io/kube-scheduler", "k8s.io/client-go"},
 	"pkg/agent":            {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},

@@ -60,7 +60,7 @@ func TestArgsFromFile(t *testing.T) {
 		wantErr      []string
 	}{
 		"no pluginConfig entry gives the defaults": {
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(10), BindingTimeout: seconds(600), Fence: fence},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence},
 		},
 		"a field that is not set gets its default, one that is set keeps its value": {
 			pluginConfig: `
@@ -69,7 +69,7 @@ func TestArgsFromFile(t *testing.T) {
     args:
       filterTimeout: 3s
 `,
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(3), BindingTimeout: seconds(600), Fence: fence},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(3), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence},
 		},
 		"the fence can be disabled alone": {
 			pluginConfig: `
@@ -81,7 +81,7 @@ func TestArgsFromFile(t *testing.T) {
         jitter: 0s
 `,
 			want: &config.DeviceClaimsArgs{
-				FilterTimeout: seconds(10), BindingTimeout: seconds(600),
+				FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600),
 				Fence: &config.FenceArgs{Enabled: ptr.To(false), Timeout: seconds(30), Jitter: seconds(0)},
 			},
 		},
@@ -94,8 +94,9 @@ func TestArgsFromFile(t *testing.T) {
       kind: DeviceClaimsArgs
       filterTimeout: 0s
       bindingTimeout: 30s
+      auditPeriod: 0s
 `,
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(0), BindingTimeout: seconds(30), Fence: fence},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(0), BindingTimeout: seconds(30), AuditPeriod: seconds(0), Fence: fence},
 		},
 		"an unknown field is refused by name": {
 			pluginConfig: `
@@ -163,6 +164,7 @@ func TestArgsAreWrittenInTheirVersion(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := `apiVersion: kubescheduler.config.k8s.io/v1
+auditPeriod: 10m0s
 bindingTimeout: 10m0s
 fence:
   enabled: true
@@ -185,6 +187,7 @@ func TestArgsCopyIsIndependent(t *testing.T) {
 	copied.Fence.Timeout.Duration = 1
 	copied.Fence.Jitter.Duration = 1
 	*copied.Fence.Enabled = false
+	copied.AuditPeriod.Duration = 1
 	want := &config.DeviceClaimsArgs{}
 	config.SetDefaultsDeviceClaimsArgs(want)
 	if diff := cmp.Diff(want, original); diff != "" {
@@ -209,9 +212,16 @@ func TestValidateDeviceClaimsArgs(t *testing.T) {
 			change:  func(a *config.DeviceClaimsArgs) { a.BindingTimeout.Duration = time.Millisecond },
 			wantErr: `bindingTimeout: Invalid value: "1ms": must be at least 1s`,
 		},
+		"no comparison with the API is valid": {
+			change: func(a *config.DeviceClaimsArgs) { a.AuditPeriod.Duration = 0 },
+		},
+		"an auditPeriod below a second is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.AuditPeriod.Duration = time.Millisecond },
+			wantErr: `auditPeriod: Invalid value: "1ms": must be at least 1s`,
+		},
 		"arguments without defaults are refused": {
 			change:  func(a *config.DeviceClaimsArgs) { *a = config.DeviceClaimsArgs{} },
-			wantErr: `[filterTimeout: Required value, bindingTimeout: Required value, fence: Required value]`,
+			wantErr: `[filterTimeout: Required value, bindingTimeout: Required value, fence: Required value, auditPeriod: Required value]`,
 		},
 		"a fence without defaults is refused": {
 			change:  func(a *config.DeviceClaimsArgs) { a.Fence = &config.FenceArgs{} },

@@ -25,4 +25,7 @@ func SetDefaultsDeviceClaimsArgs(args *DeviceClaimsArgs) {
 	if args.Fence.Jitter == nil {
 		args.Fence.Jitter = &metav1.Duration{Duration: DefaultFenceJitter}
 	}
+	if args.AuditPeriod == nil {
+		args.AuditPeriod = &metav1.Duration{Duration: DefaultAuditPeriod}
+	}
 }

@@ -16,6 +16,9 @@ const (
 	DefaultFenceJitter    = time.Second
 )
 
+// DefaultAuditPeriod is the default of AuditPeriod in [DeviceClaimsArgs].
+const DefaultAuditPeriod = 10 * time.Minute
+
 // DeviceClaimsArgs are the arguments of the plugin DeviceClaims.
 //
 // One Go type serves as the versioned and as the internal type, because there is one version. A second
@@ -32,6 +35,12 @@ type DeviceClaimsArgs struct {
 	// true, counted from the allocation (KEP-5007). At least 1s. Default: 10m.
 	// +optional
 	BindingTimeout *metav1.Duration `json:"bindingTimeout,omitempty"`
+
+	// AuditPeriod is how often what the scheduler knows of claims is compared with the API, in a list of all claims. 0
+	// means never, otherwise at least 1s. Devices held by several claims are looked for in any case, whenever claims change.
+	// Where profiles differ, that of the first one counts. Default: 10m.
+	// +optional
+	AuditPeriod *metav1.Duration `json:"auditPeriod,omitempty"`
 
 	// Fence keeps schedulers in several processes that share devices from binding pods to the same ones.
 	// +optional
@@ -65,6 +74,7 @@ func (a *DeviceClaimsArgs) DeepCopyObject() runtime.Object {
 	out := *a
 	out.FilterTimeout = copyDuration(a.FilterTimeout)
 	out.BindingTimeout = copyDuration(a.BindingTimeout)
+	out.AuditPeriod = copyDuration(a.AuditPeriod)
 	out.Fence = a.Fence.deepCopy()
 	return &out
 }

@@ -14,12 +14,18 @@ const minBindingTimeout = time.Second
 // minFenceTimeout is far more than a healthy watch takes, so that a fence does not give up what is about to come.
 const minFenceTimeout = time.Second
 
+// minAuditPeriod keeps the lists of all claims from being most of what the API server does.
+const minAuditPeriod = time.Second
+
 // ValidateDeviceClaimsArgs checks defaulted arguments. The error lists every bad field with its value.
 func ValidateDeviceClaimsArgs(args *DeviceClaimsArgs) error {
 	var errs field.ErrorList
 	errs = append(errs, validateDuration(field.NewPath("filterTimeout"), args.FilterTimeout, 0)...)
 	errs = append(errs, validateDuration(field.NewPath("bindingTimeout"), args.BindingTimeout, minBindingTimeout)...)
 	errs = append(errs, validateFence(field.NewPath("fence"), args.Fence)...)
+	if args.AuditPeriod == nil || args.AuditPeriod.Duration != 0 {
+		errs = append(errs, validateDuration(field.NewPath("auditPeriod"), args.AuditPeriod, minAuditPeriod)...)
+	}
 	return errs.ToAggregate()
 }
 

@@ -132,7 +132,7 @@ func TestPreBindWrites(t *testing.T) {
 			allocated("node-a", "gpu-0")(want)
 			reservedFor("p")(want)
 			got := h.api.get("c")
-			if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(metav1.ObjectMeta{}, "ResourceVersion"),
+			if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(metav1.ObjectMeta{}, "ResourceVersion", "ManagedFields"),
 				cmpopts.IgnoreFields(resourceapi.AllocationResult{}, "AllocationTimestamp"),
 				cmpopts.IgnoreFields(resourceapi.ResourceClaimStatus{}, "ReservedFor")); diff != "" {
 				t.Errorf("claim differs (-want +got):\n%s", diff)

@@ -2,12 +2,14 @@ package deviceclaims
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"sync"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -16,49 +18,81 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 )
 
-// claimAPI is the API server's side of ResourceClaims: resource versions, optimistic concurrency, and a watch
-// that can be held back. The fake clientset's own tracker has neither of these.
+// claimAPI is the API server's side of ResourceClaims: resource versions, optimistic concurrency, field managers, and
+// a watch that can be held back or closed. The fake clientset's own tracker has none of these.
 type claimAPI struct {
 	t *testing.T
 
 	mutex    sync.Mutex
 	version  int
 	claims   map[types.NamespacedName]*resourceapi.ResourceClaim
-	watchers []*watch.FakeWatcher
+	owners   map[types.UID]statusOwners
+	watchers []*claimWatch
+	sent     []watch.Event // all events that watchers have got, or would have
 	held     []watch.Event
 	holding  bool
+	// late are writes that have been answered and not been carried out.
+	late []clienttesting.UpdateActionImpl
 	// writes are the accepted writes, as "verb/subresource name".
 	writes []string
-	// fault is asked before each request, as "verb/subresource"; an error is the answer. after is asked when
-	// a write has taken effect: an error is the answer although it has.
+	// fault is asked before each request, as "verb/subresource" for claims, and "verb pods"; an error is the answer.
+	// errLate says that a write is carried out only by land. after is asked when a write has taken effect: an error
+	// is the answer although it has.
 	fault, after func(request string) error
 }
 
 func newClaimAPI(t *testing.T, client *fake.Clientset) *claimAPI {
-	api := &claimAPI{t: t, version: 100, claims: map[types.NamespacedName]*resourceapi.ResourceClaim{}}
+	api := &claimAPI{
+		t: t, version: 100,
+		claims: map[types.NamespacedName]*resourceapi.ResourceClaim{}, owners: map[types.UID]statusOwners{},
+	}
 	client.PrependReactor("*", "resourceclaims", api.react)
-	client.PrependWatchReactor("resourceclaims", func(clienttesting.Action) (bool, watch.Interface, error) {
+	client.PrependReactor("get", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		api.mutex.Lock()
 		defer api.mutex.Unlock()
-		watcher := watch.NewFakeWithChanSize(1000, false)
+		err := api.ask(action.GetVerb() + " pods")
+		return err != nil, nil, err
+	})
+	client.PrependWatchReactor("resourceclaims", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		api.mutex.Lock()
+		defer api.mutex.Unlock()
+		watcher := &claimWatch{result: make(chan watch.Event, 10000), stopped: make(chan struct{})}
 		api.watchers = append(api.watchers, watcher)
+		since := action.(clienttesting.WatchAction).GetWatchRestrictions().ResourceVersion
+		for _, event := range api.sent {
+			if newerVersion(event.Object.(*resourceapi.ResourceClaim).ResourceVersion, since) {
+				watcher.send(event)
+			}
+		}
 		return true, watcher, nil
 	})
 	return api
+}
+
+// errLate lets a client believe that its write failed, although it is still on its way.
+var errLate = errors.New("Client.Timeout exceeded while awaiting headers")
+
+// ask returns what the test wants to be the answer to a request, nil if the true one.
+func (api *claimAPI) ask(request string) error {
+	if api.fault == nil {
+		return nil
+	}
+	return api.fault(request)
 }
 
 func (api *claimAPI) react(action clienttesting.Action) (bool, runtime.Object, error) {
 	api.mutex.Lock()
 	defer api.mutex.Unlock()
 	request := action.GetVerb() + "/" + action.GetSubresource()
-	if api.fault != nil {
-		if err := api.fault(request); err != nil {
-			return true, nil, err
+	if err := api.ask(request); err != nil {
+		if update, ok := action.(clienttesting.UpdateActionImpl); ok && errors.Is(err, errLate) {
+			api.late = append(api.late, update)
 		}
+		return true, nil, err
 	}
 	switch action := action.(type) {
-	case clienttesting.UpdateAction:
-		updated, err := api.update(action.GetObject().(*resourceapi.ResourceClaim), action.GetSubresource() == "status")
+	case clienttesting.UpdateActionImpl:
+		updated, err := api.update(action)
 		if err == nil {
 			api.writes = append(api.writes, request+" "+updated.Name)
 			if api.after != nil {
@@ -83,7 +117,8 @@ func (api *claimAPI) react(action clienttesting.Action) (bool, runtime.Object, e
 	return true, nil, fmt.Errorf("unexpected request %s", request)
 }
 
-func (api *claimAPI) update(claim *resourceapi.ResourceClaim, status bool) (*resourceapi.ResourceClaim, error) {
+func (api *claimAPI) update(action clienttesting.UpdateActionImpl) (*resourceapi.ResourceClaim, error) {
+	claim := action.Object.(*resourceapi.ResourceClaim)
 	name := types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
 	known := api.claims[name]
 	switch {
@@ -93,19 +128,40 @@ func (api *claimAPI) update(claim *resourceapi.ResourceClaim, status bool) (*res
 		return nil, apierrors.NewConflict(resourceapi.Resource("resourceclaims"), claim.Name, fmt.Errorf("version %s is outdated", claim.ResourceVersion))
 	}
 	updated := known.DeepCopy()
-	if status {
+	if action.Subresource == "status" {
 		updated.Status = *claim.Status.DeepCopy()
 	} else {
 		updated.ObjectMeta = *claim.ObjectMeta.DeepCopy()
+		updated.ManagedFields = known.ManagedFields
 	}
-	api.store(updated, watch.Modified)
+	if updated.Status.Allocation == nil && len(updated.Status.ReservedFor) > 0 {
+		return nil, apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceClaim").GroupKind(), claim.Name, nil)
+	}
+	if apiequality.Semantic.DeepEqual(known, updated) {
+		return known.DeepCopy(), nil // a write that changes nothing has no version
+	}
+	api.store(updated, watch.Modified, action.UpdateOptions.FieldManager)
 	return updated.DeepCopy(), nil
 }
 
+// land carries out the writes that are still on their way.
+func (api *claimAPI) land() {
+	api.mutex.Lock()
+	defer api.mutex.Unlock()
+	for _, action := range api.late {
+		if _, err := api.update(action); err == nil {
+			api.writes = append(api.writes, "late update/"+action.Subresource+" "+action.Object.(*resourceapi.ResourceClaim).Name)
+		}
+	}
+	api.late = nil
+}
+
 // store gives the claim a new version and tells the watchers.
-func (api *claimAPI) store(claim *resourceapi.ResourceClaim, kind watch.EventType) {
+func (api *claimAPI) store(claim *resourceapi.ResourceClaim, kind watch.EventType, manager string) {
 	api.version++
 	claim.ResourceVersion = strconv.Itoa(api.version)
+	api.owners[claim.UID] = api.owners[claim.UID].after(claim, manager)
+	claim.ManagedFields = api.owners[claim.UID].managedFields()
 	name := types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
 	if kind == watch.Deleted {
 		delete(api.claims, name)
@@ -120,9 +176,18 @@ func (api *claimAPI) send(event watch.Event) {
 		api.held = append(api.held, event)
 		return
 	}
+	api.sent = append(api.sent, event)
 	for _, watcher := range api.watchers {
-		watcher.Action(event.Type, event.Object)
+		watcher.send(event)
 	}
+}
+
+// closeWatchesLocked ends all watches, as a restarting API server does. New ones begin where they ask to.
+func (api *claimAPI) closeWatchesLocked() {
+	for _, watcher := range api.watchers {
+		close(watcher.result)
+	}
+	api.watchers = nil
 }
 
 // hold keeps events back until release.
@@ -146,29 +211,41 @@ func (api *claimAPI) release() {
 func (api *claimAPI) create(claim *resourceapi.ResourceClaim) {
 	api.mutex.Lock()
 	defer api.mutex.Unlock()
-	api.store(claim.DeepCopy(), watch.Added)
+	api.store(claim.DeepCopy(), watch.Added, "kubectl")
 }
 
 // change changes a claim, as another component would.
 func (api *claimAPI) change(name string, fn func(*resourceapi.ResourceClaim)) {
 	api.mutex.Lock()
 	defer api.mutex.Unlock()
+	api.changeLocked(name, fn)
+}
+
+// changeLocked is change for functions that the API calls.
+func (api *claimAPI) changeLocked(name string, fn func(*resourceapi.ResourceClaim)) {
 	claim := api.claims[types.NamespacedName{Namespace: testNamespace, Name: name}].DeepCopy()
 	fn(claim)
-	api.store(claim, watch.Modified)
+	api.store(claim, watch.Modified, "kubectl")
 }
 
 func (api *claimAPI) delete(name string) {
 	api.mutex.Lock()
 	defer api.mutex.Unlock()
-	api.store(api.claims[types.NamespacedName{Namespace: testNamespace, Name: name}].DeepCopy(), watch.Deleted)
+	api.deleteLocked(name)
+}
+
+func (api *claimAPI) deleteLocked(name string) {
+	if api.claims[types.NamespacedName{Namespace: testNamespace, Name: name}] == nil {
+		return
+	}
+	api.store(api.claims[types.NamespacedName{Namespace: testNamespace, Name: name}].DeepCopy(), watch.Deleted, "kubectl")
 }
 
 // get returns what is stored.
 func (api *claimAPI) get(name string) *resourceapi.ResourceClaim {
 	api.mutex.Lock()
 	defer api.mutex.Unlock()
-	return api.claims[types.NamespacedName{Namespace: testNamespace, Name: name}].DeepCopy()
+	return api.claims[types.NamespacedName{Namespace: testNamespace, Name: name}].DeepCopy() // nil if there is none
 }
 
 // written returns the writes since the last call.

@@ -52,6 +52,7 @@ type world struct {
 type harness struct {
 	t         *testing.T
 	ctx       context.Context
+	cancel    context.CancelFunc // ends the scheduler
 	api       *claimAPI
 	client    *fake.Clientset
 	plugin    *Plugin
@@ -62,18 +63,24 @@ type harness struct {
 
 func newHarness(t *testing.T, w world) *harness {
 	t.Helper()
-	_, ctx := ktesting.NewTestContext(t)
-	ctx, cancel := context.WithCancel(ctx)
 	objects := slices.Clone(w.objects)
 	for _, pod := range w.pods {
 		objects = append(objects, pod)
 	}
 	client := fake.NewClientset(objects...)
-	h := &harness{t: t, ctx: ctx, client: client, api: newClaimAPI(t, client), activator: &activator{}, recorder: events.NewFakeRecorder(100)}
+	api := newClaimAPI(t, client)
 	for _, claim := range w.claims {
-		h.api.create(claim)
+		api.create(claim)
 	}
+	return startHarness(t, w, client, api)
+}
 
+// startHarness starts a plugin on an API that is there already, as a scheduler that takes over from another one.
+func startHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI) *harness {
+	t.Helper()
+	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancel := context.WithCancel(ctx)
+	h := &harness{t: t, ctx: ctx, cancel: cancel, client: client, api: api, activator: &activator{}, recorder: events.NewFakeRecorder(100)}
 	factory := informers.NewSharedInformerFactory(client, 0)
 	snapshot := internalcache.NewSnapshot(nil, w.nodes)
 	handle, err := frameworkruntime.NewFramework(ctx, nil, nil,
@@ -83,6 +90,8 @@ func newHarness(t *testing.T, w world) *harness {
 		frameworkruntime.WithSharedDRAManager(draManager{resolver: w.resolver}),
 		frameworkruntime.WithPodActivator(h.activator),
 		frameworkruntime.WithEventRecorder(h.recorder),
+		frameworkruntime.WithWaitingPods(frameworkruntime.NewWaitingPodsMap()),
+		frameworkruntime.WithPodsInPreBind(frameworkruntime.NewPodsInPreBindMap()),
 	)
 	if err != nil {
 		t.Fatal(err)

@@ -46,6 +46,12 @@ var (
 		Help:           "Number of nodes refused in attempts that found no node for a pod's claims, by the reason that the pod's event gives.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
+	claimUndosTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "claim_undos_total",
+		Help:           "Number of times that what was written to a claim was to be taken back, by result: done, kept (the pod is bound, or may be), or failed.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"result"})
 	waitingPodsGauge = metrics.NewGauge(&metrics.GaugeOpts{
 		Subsystem:      metricsSubsystem,
 		Name:           "waiting_pods",
@@ -54,8 +60,43 @@ var (
 	})
 )
 
+// What the auditor finds.
+var (
+	doubleHeldDevices = metrics.NewGauge(&metrics.GaugeOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "audit_double_held_devices",
+		Help:           "Number of devices that several claims hold, at least one of them for itself alone.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	doubleHoldsTotal = metrics.NewCounter(&metrics.CounterOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "audit_double_holds_total",
+		Help:           "Number of times that a device was found to be held by several claims, at least one of them for itself alone.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	differencesGauge = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "audit_differences",
+		Help:           "Number of differences between the claims that are known and the API at the last comparison, by kind: missing, gone, outdated, or usage.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"kind"})
+	comparisonsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "audit_comparisons_total",
+		Help:           "Number of comparisons of the claims that are known with the API, by result: done or error.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"result"})
+	staleInFlight = metrics.NewGauge(&metrics.GaugeOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "audit_stale_in_flight_allocations",
+		Help:           "Number of allocations that have been in flight for longer than the binding timeout while no pod is being bound with them.",
+		StabilityLevel: metrics.ALPHA,
+	})
+)
+
 var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(allocationsTotal, allocationDuration, claimWritesTotal, refusedNodesTotal, waitingPodsGauge)
+	legacyregistry.MustRegister(allocationsTotal, allocationDuration, claimWritesTotal, claimUndosTotal, refusedNodesTotal, waitingPodsGauge)
+	legacyregistry.MustRegister(doubleHeldDevices, doubleHoldsTotal, differencesGauge, comparisonsTotal, staleInFlight)
 	legacyregistry.CustomMustRegister(caches)
 })
 
@@ -80,4 +121,15 @@ func countWrite(write string, err error) {
 		result = "error"
 	}
 	claimWritesTotal.WithLabelValues(write, result).Inc()
+}
+
+func countUndo(kept bool, err error) {
+	result := "done"
+	switch {
+	case err != nil:
+		result = "failed"
+	case kept:
+		result = "kept"
+	}
+	claimUndosTotal.WithLabelValues(result).Inc()
 }

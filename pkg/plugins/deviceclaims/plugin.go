@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/kubernetes"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -31,6 +32,7 @@ type Plugin struct {
 	features       allocator.Features
 	filterTimeout  time.Duration
 	bindingTimeout time.Duration
+	undoPauses     wait.Backoff
 }
 
 var (
@@ -56,7 +58,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	if gate := features.DRANodeAllocatableResources; utilfeature.DefaultFeatureGate.Enabled(gate) {
 		return nil, fmt.Errorf("feature gate %s is enabled, but %s cannot account for devices that stand for CPU or memory of a node: disable it", gate, Name)
 	}
-	if err := shared.start(ctx, handle); err != nil {
+	if err := shared.start(ctx, handle, typed); err != nil {
 		return nil, err
 	}
 	return &Plugin{
@@ -68,6 +70,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		features:       allocatorFeatures(),
 		filterTimeout:  typed.FilterTimeout.Duration,
 		bindingTimeout: typed.BindingTimeout.Duration,
+		undoPauses:     undoPauses,
 	}, nil
 }
 

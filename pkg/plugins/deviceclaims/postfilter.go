@@ -82,7 +82,7 @@ func (pl *Plugin) deallocate(ctx context.Context, pod *v1.Pod, claim *resourceap
 	updated.Status.Allocation = nil
 	updated.Status.ReservedFor = nil
 	updated.Status.Devices = nil
-	written, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{})
+	written, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{FieldManager: pl.shared.fieldManager})
 	countWrite(writeDeallocation, err)
 	if err != nil {
 		return err

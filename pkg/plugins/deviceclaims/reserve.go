@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -16,14 +15,9 @@ import (
 	"stowage.dev/stowage/pkg/usage"
 )
 
-const (
-	// maxReserveAttempts bounds how often an allocation is decided again because usage changed meanwhile.
-	// Only writes of other schedulers and releases come in between, so more than two are rare.
-	maxReserveAttempts = 8
-
-	// undoTimeout bounds the writes of Unreserve for one pod.
-	undoTimeout = 30 * time.Second
-)
+// maxReserveAttempts bounds how often an allocation is decided again because usage changed meanwhile. Only writes of
+// other schedulers and releases come in between, so more than two are rare.
+const maxReserveAttempts = 8
 
 // binding is what was done for a pod from Reserve on, for Unreserve to undo.
 type binding struct {
@@ -128,9 +122,9 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, node *
 	return nil, fmt.Errorf("node %s: gave up after %d attempts: %w", node.Name, maxReserveAttempts, stale)
 }
 
-// Unreserve undoes what Reserve and PreBind did for the pod. It writes to the API only where PreBind may have
-// written. A claim that cannot be restored keeps its allocation and its reservation for the pod, which uses
-// both when it is tried again.
+// Unreserve undoes what Reserve and PreBind did for the pod, the last step first. It reads and writes the API only
+// where PreBind may have written. A claim that cannot be restored keeps its allocation and its reservation for the
+// pod, which uses both when it is tried again; when the pod is deleted, kube-controller-manager releases them.
 func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ string) {
 	c, err := readCycle(state)
 	if err != nil || c == nil {
@@ -138,9 +132,8 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 	}
 	b := *c.binding
 	*c.binding = binding{}
-	for _, w := range b.writes {
-		pl.undo(ctx, pod, w)
-	}
+	pl.undo(ctx, pod, b.writes)
+	// Only now: what the writes did is known to the tracker, so that no device is free that is not.
 	for _, r := range b.reserved {
 		pl.shared.tracker.Release(r.Claim.UID, pod.UID)
 	}

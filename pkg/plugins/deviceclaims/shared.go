@@ -13,10 +13,12 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
+	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/source"
+	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -29,6 +31,8 @@ type Shared struct {
 	startOnce sync.Once
 	startErr  error
 	factory   informers.SharedInformerFactory
+	// fieldManager is the name under which this process, and no other, writes to claims.
+	fieldManager string
 
 	tracker *tracker.Tracker
 	store   *inventory.Store
@@ -44,10 +48,10 @@ type Shared struct {
 // NewShared returns a Shared for one scheduler.
 func NewShared() *Shared { return &Shared{} }
 
-// start starts everything with the clients of the first plugin's scheduler. Later plugins must belong to the
-// same scheduler.
-func (s *Shared) start(ctx context.Context, handle fwk.Handle) error {
-	s.startOnce.Do(func() { s.startErr = s.run(ctx, handle) })
+// start starts everything with the clients of the first plugin's scheduler, and with the first plugin's arguments where
+// they are about what the profiles share. Later plugins must belong to the same scheduler.
+func (s *Shared) start(ctx context.Context, handle fwk.Handle, args *config.DeviceClaimsArgs) error {
+	s.startOnce.Do(func() { s.startErr = s.run(ctx, handle, args) })
 	if s.startErr != nil {
 		return s.startErr
 	}
@@ -57,9 +61,10 @@ func (s *Shared) start(ctx context.Context, handle fwk.Handle) error {
 	return nil
 }
 
-func (s *Shared) run(ctx context.Context, handle fwk.Handle) error {
+func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.DeviceClaimsArgs) error {
 	registerMetrics()
 	s.factory = handle.SharedInformerFactory()
+	s.fieldManager = newFieldManager()
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	s.store = inventory.NewStore(inventory.Options{Features: inventory.Features{
 		PartitionableDevices:    enabled(features.DRAPartitionableDevices),
@@ -82,11 +87,15 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle) error {
 		return fmt.Errorf("watch devices: %w", err)
 	}
 
+	auditor := newAuditor(s.tracker, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, clock.RealClock{})
+
 	// Subscribed before anything runs, so that no change is missed.
 	s.tracker.Subscribe(s.waiting.onClaimEvent)
+	s.tracker.Subscribe(auditor.onClaimEvent)
 	s.source.AddListener(s.waiting.onInventoryEvent)
 	s.wg.Go(func() { s.tracker.Run(s.ctx, tracker.NewListWatch(handle.ClientSet())) })
 	s.wg.Go(func() { s.waiting.run(s.ctx) })
+	s.wg.Go(func() { auditor.run(s.ctx) })
 	s.wg.Go(func() { <-s.source.Done() })
 	return nil
 }

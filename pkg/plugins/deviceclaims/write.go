@@ -6,20 +6,15 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 )
-
-// settlePeriod is how often a claim is read until it is known whether a write took effect.
-const settlePeriod = time.Second
 
 // claimWrite is what PreBind does to one claim.
 type claimWrite struct {
@@ -27,10 +22,16 @@ type claimWrite struct {
 	planned *resourceapi.ResourceClaim
 	// allocation is to be written, nil for a claim that is allocated already.
 	allocation *resourceapi.AllocationResult
-	// written is what the API server answered to the write of allocation and reservation.
+	// written is the claim as the API server has it with allocation and reservation, nil before that is known.
 	written *resourceapi.ResourceClaim
-	// uncertain tells that a write may have taken effect although it failed.
-	uncertain bool
+	// made is what of written is our doing. Only that is ours to undo: a reservation that stood before may be the one of
+	// another scheduler that handles the same pod.
+	made made
+	// joined tells that the claim had users before us, whose leaving should have freed its devices.
+	joined bool
+	// unanswered is what a write sent whose outcome is not known. The write can take effect as long as the claim
+	// has this resource version, and never afterwards.
+	unanswered *resourceapi.ResourceClaim
 }
 
 // bindClaim makes sure that the claim has the allocation, the finalizer and the pod's reservation.
@@ -82,11 +83,17 @@ func sameAllocation(a, b *resourceapi.AllocationResult) bool {
 // writeBinding changes the claim in the API. claim is a copy.
 func (pl *Plugin) writeBinding(ctx context.Context, pod *v1.Pod, w *claimWrite, claim *resourceapi.ResourceClaim) error {
 	client := pl.client.ResourceV1().ResourceClaims(claim.Namespace)
+	options := metav1.UpdateOptions{FieldManager: pl.shared.fieldManager}
+
+	// What looks like a conflict may have been the second try of a write whose first one took effect.
+	if w.unanswered != nil && w.unanswered.ResourceVersion != claim.ResourceVersion {
+		w.written, w.made, w.unanswered = claim.DeepCopy(), w.madeIn(claim, pod, pl.shared.fieldManager), nil
+	}
 
 	// Before the allocation: an allocated claim must not vanish while devices are prepared for it.
 	if w.allocation != nil && !slices.Contains(claim.Finalizers, resourceapi.Finalizer) {
 		claim.Finalizers = append(claim.Finalizers, resourceapi.Finalizer)
-		updated, err := client.Update(ctx, claim, metav1.UpdateOptions{})
+		updated, err := client.Update(ctx, claim, options)
 		countWrite(writeFinalizer, err)
 		if err != nil {
 			return fmt.Errorf("add the finalizer: %w", err)
@@ -94,106 +101,35 @@ func (pl *Plugin) writeBinding(ctx context.Context, pod *v1.Pod, w *claimWrite, 
 		claim = updated.DeepCopy()
 	}
 
-	changed := false
+	users := len(claim.Status.ReservedFor)
+	now := w.made
 	if w.allocation != nil && claim.Status.Allocation == nil {
 		claim.Status.Allocation = w.allocation.DeepCopy()
 		claim.Status.Allocation.AllocationTimestamp = &metav1.Time{Time: pl.clock.Now()}
-		changed = true
+		now.allocation = true
 	}
 	if !isReservedFor(claim, pod) {
 		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
 			APIGroup: v1.GroupName, Resource: "pods", Name: pod.Name, UID: pod.UID,
 		})
-		changed = true
+		now.reservation = true
+		w.joined = users > 0
 	}
-	if !changed {
-		// An earlier write of ours has taken effect after all.
+	if now == w.made {
 		w.written = claim
 		return nil
 	}
-	updated, err := client.UpdateStatus(ctx, claim, metav1.UpdateOptions{})
+	w.unanswered = claim
+	updated, err := client.UpdateStatus(ctx, claim, options)
 	countWrite(writeAllocation, err)
 	if err != nil {
-		w.uncertain = w.uncertain || !isRefusal(err)
+		if isRefusal(err) {
+			w.unanswered = nil
+		}
 		return fmt.Errorf("write allocation and reservation: %w", err)
 	}
-	w.written = updated
+	w.written, w.made, w.unanswered = updated, now, nil
 	return nil
-}
-
-// undo takes back what bindClaim wrote: the pod's reservation, and the allocation if nobody else has reserved
-// the claim meanwhile.
-func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, w *claimWrite) {
-	if w.written == nil && !w.uncertain {
-		return
-	}
-	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(pod), "claim", klog.KObj(w.planned))
-	// The scheduling cycle's context may have ended, which may be why the pod is unreserved.
-	ctx = klog.NewContext(context.WithoutCancel(ctx), logger)
-	if w.written == nil && !pl.settle(ctx, w) {
-		return
-	}
-	ctx, cancel := context.WithTimeout(ctx, undoTimeout)
-	defer cancel()
-	get := pl.known
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		claim, err := get(ctx, w.planned)
-		get = pl.read
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err != nil {
-			return err
-		}
-		return pl.writeUndo(ctx, pod, w, claim)
-	})
-	if err != nil {
-		logger.Error(err, "Cannot take back allocation and reservation of a claim, the pod will use them when it is tried again")
-	}
-}
-
-func (pl *Plugin) writeUndo(ctx context.Context, pod *v1.Pod, w *claimWrite, claim *resourceapi.ResourceClaim) error {
-	if claim.UID != w.planned.UID || !isReservedFor(claim, pod) {
-		return nil
-	}
-	claim = claim.DeepCopy()
-	claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
-		return ref.UID == pod.UID
-	})
-	if w.allocation != nil && len(claim.Status.ReservedFor) == 0 &&
-		claim.Status.Allocation != nil && sameAllocation(claim.Status.Allocation, w.allocation) {
-		claim.Status.Allocation = nil
-		claim.Status.Devices = nil
-	}
-	updated, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, claim, metav1.UpdateOptions{})
-	countWrite(writeUndo, err)
-	if err != nil {
-		return err
-	}
-	pl.assume(ctx, updated)
-	return nil
-}
-
-// settle reads the claim until it is known whether the write took effect, and makes it known to the tracker.
-// Until then the allocation must stay in flight, because the devices may be taken. Without an API server no
-// pod can be scheduled, so there is no hurry. It returns false if the scheduler ends before.
-func (pl *Plugin) settle(ctx context.Context, w *claimWrite) bool {
-	logger := klog.FromContext(ctx)
-	err := wait.PollUntilContextCancel(pl.shared.ctx, settlePeriod, true, func(pollCtx context.Context) (bool, error) {
-		getCtx, cancel := context.WithTimeout(pollCtx, undoTimeout)
-		defer cancel()
-		claim, err := pl.read(getCtx, w.planned)
-		switch {
-		case apierrors.IsNotFound(err):
-			return true, nil
-		case err != nil:
-			logger.Error(err, "Cannot find out whether the write of an allocation took effect, keeping its devices")
-			return false, nil
-		}
-		pl.assume(ctx, claim)
-		return true, nil
-	})
-	return err == nil
 }
 
 // known returns the newest object that the tracker knows for the claim's name.
@@ -213,12 +149,18 @@ func (pl *Plugin) assume(ctx context.Context, claim *resourceapi.ResourceClaim) 
 	}
 }
 
-// isRefusal tells whether the API server has refused a request, so that it certainly had no effect.
+// isRefusal tells whether the API server has refused a request, so that it certainly had no effect. Conflict and
+// TooManyRequests do not count: the client tries again by itself when the server asks it to, and it may be that the
+// first try took effect and the second one was refused for that.
 func isRefusal(err error) bool {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) {
 		return false
 	}
-	code := status.Status().Code
-	return code >= http.StatusBadRequest && code < http.StatusInternalServerError && code != http.StatusRequestTimeout
+	switch code := status.Status().Code; code {
+	case http.StatusRequestTimeout, http.StatusConflict, http.StatusTooManyRequests:
+		return false
+	default:
+		return code >= http.StatusBadRequest && code < http.StatusInternalServerError
+	}
 }

@@ -1,0 +1,276 @@
+package deviceclaims
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/client-go/tools/pager"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/utils/clock"
+
+	"stowage.dev/stowage/pkg/audit"
+	"stowage.dev/stowage/pkg/tracker"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+const (
+	// doubleHoldGrace is how long two claims may hold a device before it is told. Of two schedulers that allocate the same
+	// device at the same time one gives way within it.
+	doubleHoldGrace = 10 * time.Second
+	// auditPageSize is how many claims one request of the comparison gets.
+	auditPageSize = 1000
+	// auditTimeout bounds one comparison.
+	auditTimeout = 2 * time.Minute
+	// maxAuditReports bounds how many findings of one comparison are told one by one.
+	maxAuditReports = 10
+)
+
+// auditor looks for devices held twice whenever claims change, and compares the tracker with the API from time to time
+// (pkg/audit). It runs beside scheduling, and takes the tracker's lock only for a moment.
+type auditor struct {
+	tracker *tracker.Tracker
+	client  kubernetes.Interface
+	handle  fwk.Handle
+	events  events.EventRecorderLogger
+	clock   clock.Clock
+	// period is the time between two comparisons, 0 for none.
+	period time.Duration
+	// inFlightLimit is how long an allocation may be in flight while no pod is being bound with it.
+	inFlightLimit time.Duration
+
+	doubles *audit.Doubles
+	ages    *audit.Ages
+
+	mutex   sync.Mutex
+	touched sets.Set[usage.DeviceID] // since they were looked at
+	wake    chan struct{}            // one token while there is something to look at
+}
+
+func newAuditor(t *tracker.Tracker, handle fwk.Handle, period, inFlightLimit time.Duration, clock clock.Clock) *auditor {
+	return &auditor{
+		tracker: t, client: handle.ClientSet(), handle: handle, events: handle.EventRecorder(), clock: clock,
+		period: period, inFlightLimit: inFlightLimit,
+		doubles: audit.NewDoubles(doubleHoldGrace), ages: audit.NewAges(),
+		touched: sets.New[usage.DeviceID](), wake: make(chan struct{}, 1),
+	}
+}
+
+// onClaimEvent takes the tracker's events.
+func (a *auditor) onClaimEvent(event tracker.Event) {
+	if (event.New == nil || event.New.Status.Allocation == nil) && len(event.Freed) == 0 {
+		return
+	}
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	if event.New != nil && event.New.Status.Allocation != nil {
+		for i := range event.New.Status.Allocation.Devices.Results {
+			a.touched.Insert(usage.DeviceOf(&event.New.Status.Allocation.Devices.Results[i]))
+		}
+	}
+	select {
+	case a.wake <- struct{}{}:
+	default: // there is a token already
+	}
+}
+
+// run audits until ctx ends.
+func (a *auditor) run(ctx context.Context) {
+	logger := klog.LoggerWithName(klog.FromContext(ctx), "auditor")
+	ctx = klog.NewContext(ctx, logger)
+	if err := a.tracker.WaitForSync(ctx); err != nil {
+		return
+	}
+	a.lookAt(logger, func(yield func(usage.DeviceID) bool) {
+		for device := range a.tracker.Snapshot().Usage.All() {
+			if !yield(device) {
+				return
+			}
+		}
+	})
+	compareAt := a.clock.Now().Add(a.period)
+	for {
+		timer := a.timer(compareAt)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-a.wake:
+			timer.Stop()
+		case <-timer.C():
+		}
+		a.lookAt(logger, a.takeTouched())
+		if a.period > 0 && !a.clock.Now().Before(compareAt) {
+			a.compare(ctx)
+			compareAt = a.clock.Now().Add(a.period)
+		}
+	}
+}
+
+// timer fires when there may be something to do without an event.
+func (a *auditor) timer(compareAt time.Time) clock.Timer {
+	at := compareAt
+	next, ok := a.doubles.Next()
+	switch {
+	case ok && (a.period == 0 || next.Before(at)):
+		at = next
+	case a.period == 0:
+		return a.clock.NewTimer(24 * time.Hour) // an event comes first, or there is nothing to do
+	}
+	return a.clock.NewTimer(max(0, at.Sub(a.clock.Now())))
+}
+
+func (a *auditor) takeTouched() iter.Seq[usage.DeviceID] {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	touched := a.touched
+	a.touched = sets.New[usage.DeviceID]()
+	return maps.Keys(touched)
+}
+
+// lookAt looks for double holds of the given devices, and of those that were held twice before.
+func (a *auditor) lookAt(logger klog.Logger, devices iter.Seq[usage.DeviceID]) {
+	found, over := a.doubles.Look(a.clock.Now(), a.tracker.Snapshot().Usage, devices)
+	for _, hold := range found {
+		a.reportDouble(logger, hold)
+	}
+	for _, hold := range over {
+		logger.Info("Device is no longer held by several claims", "device", hold.Device, "claims", hold.Claims)
+	}
+	doubleHeldDevices.Set(float64(a.doubles.Len()))
+}
+
+// reportDouble tells of a double hold in the log and, for each of the claims, in an event.
+func (a *auditor) reportDouble(logger klog.Logger, hold audit.DoubleHold) {
+	doubleHoldsTotal.Inc()
+	claims := make([]*resourceapi.ResourceClaim, len(hold.Claims))
+	descriptions := make([]string, len(hold.Claims))
+	for i, ref := range hold.Claims {
+		claims[i] = a.claim(ref)
+		descriptions[i] = describeHolder(claims[i])
+	}
+	logger.Error(nil, "Device is held by more than one claim", "device", hold.Device, "holders", descriptions, "since", hold.Since.UTC().Format(time.RFC3339))
+	for i, claim := range claims {
+		others := slices.Concat(descriptions[:i], descriptions[i+1:])
+		a.event(logger, claim, "DeviceHeldTwice", "device %s is also held by %s", hold.Device, strings.Join(others, ", and by "))
+	}
+}
+
+// claim returns the claim as it is known or, if it is not any more, what is known of it.
+func (a *auditor) claim(ref usage.ClaimRef) *resourceapi.ResourceClaim {
+	if claim, err := a.tracker.Get(ref.Namespace, ref.Name); err == nil && claim.UID == ref.UID {
+		return claim
+	}
+	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ref.Namespace, Name: ref.Name, UID: ref.UID}}
+}
+
+// describeHolder names a claim, when it was allocated, and who uses it.
+func describeHolder(claim *resourceapi.ResourceClaim) string {
+	allocated := "at an unknown time"
+	if allocation := claim.Status.Allocation; allocation != nil && allocation.AllocationTimestamp != nil {
+		allocated = allocation.AllocationTimestamp.UTC().Format(time.RFC3339)
+	}
+	users := make([]string, len(claim.Status.ReservedFor))
+	for i, user := range claim.Status.ReservedFor {
+		users[i] = fmt.Sprintf("%s %s/%s", strings.TrimSuffix(user.Resource, "s"), claim.Namespace, user.Name)
+	}
+	if len(users) == 0 {
+		users = []string{"nobody"}
+	}
+	return fmt.Sprintf("claim %s (allocated %s, resourceVersion %s, reserved for %s)", klog.KObj(claim), allocated, claim.ResourceVersion, strings.Join(users, ", "))
+}
+
+// maxEventNote is the API's limit for the text of an event.
+const maxEventNote = 1024
+
+func (a *auditor) event(logger klog.Logger, claim *resourceapi.ResourceClaim, reason, format string, args ...any) {
+	note := fmt.Sprintf(format, args...)
+	if len(note) > maxEventNote {
+		note = strings.ToValidUTF8(note[:maxEventNote-3], "") + "..."
+	}
+	a.events.WithLogger(logger).Eventf(claim, nil, v1.EventTypeWarning, reason, "Auditing", "%s", note)
+}
+
+// compare compares the tracker with the API at the tracker's own resource version.
+func (a *auditor) compare(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, auditTimeout)
+	defer cancel()
+	logger := klog.FromContext(ctx)
+	account := a.tracker.Account()
+	a.reportStale(logger, account.InFlight)
+
+	listed, err := a.list(ctx, account.Version)
+	if err != nil {
+		comparisonsTotal.WithLabelValues("error").Inc()
+		logger.V(2).Info("Cannot compare the claims that are known with the API, trying again later", "resourceVersion", account.Version, "reason", err.Error())
+		return
+	}
+	comparisonsTotal.WithLabelValues("done").Inc()
+	differences := audit.Compare(account, listed)
+	counts := map[audit.Kind]int{}
+	for i, d := range differences {
+		counts[d.Kind]++
+		if i < maxAuditReports {
+			logger.Error(nil, "What is known of a claim differs from the API", "claim", klog.KRef(d.Claim.Namespace, d.Claim.Name), "claimUID", d.Claim.UID, "kind", d.Kind, "detail", d.Detail, "resourceVersion", account.Version)
+			a.event(logger, a.claim(d.Claim), "AccountDiffers", "what the scheduler knows of the claim differs from the API (%s): %s", d.Kind, d.Detail)
+		}
+	}
+	for _, kind := range audit.Kinds {
+		differencesGauge.WithLabelValues(string(kind)).Set(float64(counts[kind]))
+	}
+	logger.V(4).Info("Claims compared with the API", "resourceVersion", account.Version, "claims", len(listed), "differences", len(differences))
+}
+
+// list returns all claims as they were at the version, of each what Compare needs.
+func (a *auditor) list(ctx context.Context, version string) ([]*resourceapi.ResourceClaim, error) {
+	p := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return a.client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, options)
+	})
+	p.PageSize = auditPageSize
+	p.PageBufferSize = 0 // a page at a time
+	// A list of another moment would not be comparable.
+	p.FullListIfExpired = false
+	var claims []*resourceapi.ResourceClaim
+	err := p.EachListItem(ctx, metav1.ListOptions{ResourceVersion: version, ResourceVersionMatch: metav1.ResourceVersionMatchExact}, func(obj runtime.Object) error {
+		claim, ok := obj.(*resourceapi.ResourceClaim)
+		if !ok {
+			return fmt.Errorf("unexpected object of type %T in a list of ResourceClaims", obj)
+		}
+		claims = append(claims, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
+			Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, ResourceVersion: claim.ResourceVersion,
+		}})
+		return nil
+	})
+	return claims, err
+}
+
+// reportStale tells of allocations that are in flight for nobody.
+func (a *auditor) reportStale(logger klog.Logger, inFlight []tracker.InFlight) {
+	stale := a.ages.Look(a.clock.Now(), inFlight, a.inFlightLimit, func(pod types.UID) bool {
+		return a.handle.GetWaitingPod(pod) != nil || a.handle.GetPodInPreBind(pod) != nil
+	})
+	staleInFlight.Set(float64(len(stale)))
+	for i, s := range stale {
+		if i >= maxAuditReports {
+			break
+		}
+		logger.Error(nil, "An allocation is in flight and no pod is being bound with it", "claim", klog.KRef(s.Claim.Namespace, s.Claim.Name), "claimUID", s.Claim.UID,
+			"devices", deviceNames(s.Allocation), "pods", s.Owners, "since", s.Since.UTC().Format(time.RFC3339))
+		a.event(logger, a.claim(s.Claim), "AllocationStale", "devices %s are kept for the claim since %s, and no pod is being bound with them",
+			strings.Join(deviceNames(s.Allocation), ", "), s.Since.UTC().Format(time.RFC3339))
+	}
+}

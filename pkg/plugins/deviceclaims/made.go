@@ -1,0 +1,60 @@
+package deviceclaims
+
+import (
+	"encoding/json"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/uuid"
+)
+
+// made is what of a claim's status is the doing of one attempt of one pod.
+type made struct{ allocation, reservation bool }
+
+// newFieldManager returns a name that no other process has. The API server records under which name a field was
+// changed (metadata.managedFields), so a claim tells whose an allocation or a reservation is, also if the answer to the
+// write was lost, and also among schedulers that handle the same pod.
+func newFieldManager() string { return "stowage-scheduler-" + string(uuid.NewUUID()) }
+
+// madeIn finds out from the claim, as the API server sent it, what of it w did. What the claim does not prove counts
+// as somebody else's.
+func (w *claimWrite) madeIn(claim *resourceapi.ResourceClaim, pod *v1.Pod, manager string) made {
+	if claim.UID != w.planned.UID {
+		return made{}
+	}
+	owned := ownedStatus(claim, manager)
+	return made{
+		allocation: w.allocation != nil && claim.Status.Allocation != nil && sameAllocation(claim.Status.Allocation, w.allocation) &&
+			owned.has("f:allocation"),
+		reservation: isReservedFor(claim, pod) && owned.child("f:reservedFor").has(reservationKey(pod.UID)),
+	}
+}
+
+// reservationKey is the name of a reservation in managedFields: status.reservedFor is a map by UID.
+func reservationKey(pod types.UID) string { return fmt.Sprintf(`k:{"uid":%q}`, pod) }
+
+// fieldSet is a set of fields in the format of metadata.managedFields ("FieldsV1").
+type fieldSet map[string]fieldSet
+
+func (s fieldSet) has(field string) bool { _, ok := s[field]; return ok }
+
+func (s fieldSet) child(field string) fieldSet { return s[field] }
+
+// ownedStatus returns the fields of the claim's status that were last changed by the manager. Whoever sets a field to
+// what it is already does not become its owner.
+func ownedStatus(claim *resourceapi.ResourceClaim, manager string) fieldSet {
+	for _, entry := range claim.ManagedFields {
+		if entry.Manager != manager || entry.Operation != metav1.ManagedFieldsOperationUpdate || entry.Subresource != "status" || entry.FieldsV1 == nil {
+			continue
+		}
+		var fields fieldSet
+		if err := json.Unmarshal(entry.FieldsV1.Raw, &fields); err != nil {
+			continue // proves nothing
+		}
+		return fields.child("f:status")
+	}
+	return nil
+}

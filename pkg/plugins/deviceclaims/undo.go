@@ -1,0 +1,209 @@
+package deviceclaims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+)
+
+const (
+	// undoTimeout bounds how long Unreserve tries to take back what is known to be written.
+	undoTimeout = 30 * time.Second
+	// undoRequestTimeout bounds each of its requests.
+	undoRequestTimeout = 10 * time.Second
+	// undoConflicts is how many conflicts it meets before it pauses.
+	undoConflicts = 5
+)
+
+// undoPauses are how long Unreserve waits before it tries again. Without an API server no pod can be scheduled, so
+// there is no hurry.
+var undoPauses = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 100, Cap: 2 * time.Second}
+
+// undo takes back what bindClaim wrote to the claims of a pod.
+//
+// The answer to the binding of a pod can be lost, too, and another scheduler may have bound it with the reservation
+// that stands in the claim. So nothing is taken away from a pod that has a node, or may have one.
+func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, writes []*claimWrite) {
+	writes = slices.DeleteFunc(slices.Clone(writes), func(w *claimWrite) bool { return w.made == made{} && w.unanswered == nil })
+	if len(writes) == 0 {
+		return
+	}
+	// The scheduling cycle's context may have ended, which may be why the pod is unreserved.
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer context.AfterFunc(pl.shared.ctx, cancel)()
+
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(pod))
+	keep, err := pl.hasNode(klog.NewContext(ctx, logger), pod)
+	switch {
+	case err != nil:
+		logger.Error(err, "Cannot find out whether a pod is bound, its claims stay allocated and reserved for it")
+		keep = true
+	case keep:
+		logger.V(2).Info("Pod is bound although its binding failed, its claims stay allocated and reserved for it")
+	}
+	for _, w := range slices.Backward(writes) {
+		logger := klog.LoggerWithValues(logger, "claim", klog.KObj(w.planned))
+		err := pl.undoWrite(klog.NewContext(ctx, logger), pod, w, keep)
+		countUndo(keep, err)
+		if err != nil {
+			logger.Error(err, "Cannot take back allocation and reservation of a claim, the pod will use them when it is tried again")
+		}
+	}
+}
+
+// hasNode reads whether the pod is bound. A pod that is gone is not.
+func (pl *Plugin) hasNode(ctx context.Context, pod *v1.Pod) (bool, error) {
+	bound := false
+	err := pl.persist(ctx, func() bool { return false }, func(ctx context.Context) error {
+		current, err := pl.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("read the pod: %w", err)
+		}
+		bound = current.UID == pod.UID && current.Spec.NodeName != ""
+		return nil
+	})
+	return bound, err
+}
+
+// undoWrite takes back one write, or with keep only finds out what has become of it. As long as that is not known
+// it goes on trying, because until then the claim's devices must not go to anybody else.
+func (pl *Plugin) undoWrite(ctx context.Context, pod *v1.Pod, w *claimWrite, keep bool) error {
+	claim := w.written
+	if w.unanswered != nil {
+		claim = nil
+	}
+	return pl.persist(ctx, func() bool { return w.unanswered != nil }, func(ctx context.Context) error {
+		base := claim
+		claim = nil // the next time it is read
+		if base == nil {
+			read, err := pl.read(ctx, w.planned)
+			if apierrors.IsNotFound(err) {
+				w.unanswered = nil
+				return nil
+			}
+			if err != nil {
+				return fmt.Errorf("read the claim: %w", err)
+			}
+			pl.assume(ctx, read)
+			base = read
+		}
+		return pl.writeUndo(ctx, pod, w, base, keep)
+	})
+}
+
+// writeUndo takes back what w did to the claim, with the claim's resource version as the precondition.
+func (pl *Plugin) writeUndo(ctx context.Context, pod *v1.Pod, w *claimWrite, claim *resourceapi.ResourceClaim, keep bool) error {
+	client := pl.client.ResourceV1().ResourceClaims(claim.Namespace)
+	options := metav1.UpdateOptions{FieldManager: pl.shared.fieldManager}
+	if claim.UID == w.planned.UID && w.unanswered != nil && w.unanswered.ResourceVersion == claim.ResourceVersion {
+		barred := barring(w, claim)
+		if barred == nil {
+			w.unanswered = nil
+			return nil
+		}
+		updated, err := client.Update(ctx, barred, options)
+		countWrite(writeUndo, err)
+		if err != nil {
+			return err
+		}
+		w.unanswered = nil
+		pl.assume(ctx, updated)
+		return nil
+	}
+	w.unanswered = nil
+	restored := restoring(w, claim, pod, pl.shared.fieldManager)
+	if restored == nil || keep {
+		return nil
+	}
+	updated, err := client.UpdateStatus(ctx, restored, options)
+	countWrite(writeUndo, err)
+	if err != nil {
+		return err
+	}
+	pl.assume(ctx, updated)
+	return nil
+}
+
+// barring returns the claim with a change after which an unanswered write cannot take effect any more. It has had
+// none so far, but may still be on its way: its devices would be taken when nobody expects it.
+//
+// What is changed is the finalizer, which stands there for the allocation that is not to come. Nil means that no
+// change is needed: a reservation that comes late takes no device, and goes with its pod.
+func barring(w *claimWrite, claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
+	if w.allocation == nil || !slices.Contains(claim.Finalizers, resourceapi.Finalizer) {
+		return nil
+	}
+	barred := claim.DeepCopy()
+	barred.Finalizers = slices.DeleteFunc(barred.Finalizers, func(f string) bool { return f == resourceapi.Finalizer })
+	return barred
+}
+
+// restoring returns the claim without what w did to it, nil if there is nothing of that in it.
+//
+// If the claim has changed since, it tells itself what is ours. Nothing is if the claim is another one by now, or if
+// another scheduler has reserved it for the pod. The allocation goes if nobody is left who has reserved the claim:
+// if it is ours, and also if the claim had users before us, for the last of them would have taken it along. It stays if it
+// stood there unused.
+func restoring(w *claimWrite, claim *resourceapi.ResourceClaim, pod *v1.Pod, manager string) *resourceapi.ResourceClaim {
+	ours := w.made
+	if w.written == nil || w.written.UID != claim.UID || w.written.ResourceVersion != claim.ResourceVersion {
+		ours = w.madeIn(claim, pod, manager)
+	}
+	restored := claim.DeepCopy()
+	if ours.reservation {
+		restored.Status.ReservedFor = slices.DeleteFunc(restored.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
+			return ref.UID == pod.UID
+		})
+	}
+	unused := len(restored.Status.ReservedFor) == 0
+	if unused && (ours.allocation || ours.reservation && w.joined) {
+		restored.Status.Allocation = nil
+		restored.Status.Devices = nil
+	} else if !ours.reservation {
+		return nil
+	}
+	return restored
+}
+
+// persist calls try until it succeeds, with pauses except after a conflict. It gives up when undoTimeout has passed and
+// unsure is false, or when the scheduler ends.
+func (pl *Plugin) persist(ctx context.Context, unsure func() bool, try func(context.Context) error) error {
+	deadline := pl.clock.Now().Add(undoTimeout)
+	var last error
+	err := pl.undoPauses.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+		for range undoConflicts {
+			requestCtx, cancel := context.WithTimeout(ctx, undoRequestTimeout)
+			last = try(requestCtx)
+			cancel()
+			if !apierrors.IsConflict(last) || ctx.Err() != nil {
+				break
+			}
+		}
+		switch {
+		case last == nil:
+			return true, nil
+		case !unsure() && pl.clock.Now().After(deadline):
+			return false, last
+		case ctx.Err() == nil:
+			klog.FromContext(ctx).V(2).Info("Trying again to take back what was written for a pod", "reason", last.Error())
+		}
+		return false, nil
+	})
+	if err != nil && last != nil && !errors.Is(err, last) {
+		return fmt.Errorf("%w, after: %w", err, last)
+	}
+	return err
+}

@@ -1,0 +1,306 @@
+package deviceclaims
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+)
+
+// reservedAgain takes the pod's reservation away and gives it again, as a scheduler that undoes and one that binds.
+func reservedAgain(h *harness) {
+	var before []resourceapi.ResourceClaimConsumerReference
+	h.api.change("c", func(c *resourceapi.ResourceClaim) { before, c.Status.ReservedFor = c.Status.ReservedFor, nil })
+	h.api.change("c", func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = before })
+}
+
+// What Unreserve leaves alone, and what it takes back, where others handle the same claim or the same pod.
+func TestUndoTouchesOnlyWhatIsOurs(t *testing.T) {
+	lost := func(h *harness) {
+		h.api.afterWrite(func(request string) error {
+			if request == "update/status" {
+				return errReset
+			}
+			return nil
+		})
+	}
+	tests := map[string]struct {
+		claim *resourceapi.ResourceClaim
+		// api is the pod as the API has it, nil if it is gone.
+		api *v1.Pod
+		// before comes before PreBind, and after between PreBind and Unreserve.
+		before, after func(h *harness)
+		wantDevices   []string
+		wantUsers     []string
+		wantFinalizer bool
+	}{
+		"what we wrote is taken back": {
+			claim: claim("c"), api: pod("p", "c"), wantUsers: []string{}, wantFinalizer: true,
+		},
+		"what we wrote is taken back although the answer was lost": {
+			claim: claim("c"), before: lost, wantUsers: []string{}, wantFinalizer: true,
+		},
+		"another scheduler was faster with the same devices and the same pod": {
+			claim: claim("c"),
+			before: func(h *harness) {
+				h.api.hold()
+				h.api.change("c", allocated("node-a", "gpu-0"))
+				h.api.change("c", reservedFor("p"))
+			},
+			wantDevices: []string{"gpu-0"}, wantUsers: []string{"p"}, wantFinalizer: true,
+		},
+		"another scheduler wrote the same when our answer was lost on the way there": {
+			claim: claim("c"),
+			before: func(h *harness) {
+				h.api.onRequest(func(request string) error {
+					if request == "update/status" {
+						return errTimeout
+					}
+					return nil
+				})
+			},
+			after: func(h *harness) {
+				h.api.onRequest(nil)
+				h.api.change("c", allocated("node-a", "gpu-0"))
+				h.api.change("c", reservedFor("p"))
+			},
+			wantDevices: []string{"gpu-0"}, wantUsers: []string{"p"}, wantFinalizer: true,
+		},
+		"another scheduler has reserved our allocation again for the same pod": {
+			claim: claim("c"), after: reservedAgain,
+			wantDevices: []string{"gpu-0"}, wantUsers: []string{"p"}, wantFinalizer: true,
+		},
+		"the same after a lost answer": {
+			claim: claim("c"), before: lost, after: reservedAgain,
+			wantDevices: []string{"gpu-0"}, wantUsers: []string{"p"}, wantFinalizer: true,
+		},
+		"our reservation is gone, our allocation goes": {
+			claim:     claim("c"),
+			after:     func(h *harness) { h.api.change("c", func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil }) },
+			wantUsers: []string{}, wantFinalizer: true,
+		},
+		"another pod uses our allocation": {
+			claim: claim("c"), before: lost, after: func(h *harness) { h.api.change("c", reservedFor("other")) },
+			wantDevices: []string{"gpu-0"}, wantUsers: []string{"other"}, wantFinalizer: true,
+		},
+		"the last user takes the allocation along": {
+			claim: claim("c", allocated("node-a", "gpu-0"), reservedFor("other")),
+			after: func(h *harness) {
+				h.api.change("c", func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = c.Status.ReservedFor[1:] })
+			},
+			wantUsers: []string{}, wantFinalizer: true,
+		},
+		"an allocation that stood unused stays": {
+			claim: claim("c", allocated("node-a", "gpu-0")), before: lost,
+			wantDevices: []string{"gpu-0"}, wantUsers: []string{}, wantFinalizer: true,
+		},
+		"a bound pod keeps everything": {
+			claim: claim("c"), api: boundPod(pod("p", "c"), "p-uid"),
+			wantDevices: []string{"gpu-0"}, wantUsers: []string{"p"}, wantFinalizer: true,
+		},
+		"a bound pod keeps everything although the answer was lost": {
+			claim: claim("c"), api: boundPod(pod("p", "c"), "p-uid"), before: lost,
+			wantDevices: []string{"gpu-0"}, wantUsers: []string{"p"}, wantFinalizer: true,
+		},
+		"a bound pod of the same name is another one": {
+			claim: claim("c"), api: boundPod(pod("p", "c"), "p2-uid"), wantUsers: []string{}, wantFinalizer: true,
+		},
+		"who wrote it is not to be told": {
+			claim: claim("c"), before: lost,
+			after: func(h *harness) {
+				h.api.change("c", func(c *resourceapi.ResourceClaim) { h.api.owners[c.UID] = statusOwners{} })
+			},
+			wantDevices: []string{"gpu-0"}, wantUsers: []string{"p"}, wantFinalizer: true,
+		},
+		"a write that is still on its way is barred": {
+			claim: claim("c"),
+			before: func(h *harness) {
+				h.api.onRequest(func(request string) error {
+					if request == "update/status" {
+						return errLate
+					}
+					return nil
+				})
+			},
+			after:     func(h *harness) { h.api.onRequest(nil) },
+			wantUsers: []string{},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.claims = []*resourceapi.ResourceClaim{tc.claim}
+			if tc.api != nil {
+				w.pods = []*v1.Pod{tc.api}
+			}
+			h := newHarness(t, w)
+			a := h.filterAll(pod("p", "c")).reserve("node-a")
+			if tc.before != nil {
+				tc.before(h)
+			}
+			a.preBind("node-a")
+			h.api.afterWrite(nil)
+			if tc.after != nil {
+				tc.after(h)
+			}
+			a.unreserve("node-a")
+			h.api.land()
+			h.api.release()
+			h.caughtUp("c")
+			got := h.api.get("c")
+			if diff := cmp.Diff(tc.wantDevices, devicesOf(got)); diff != "" {
+				t.Errorf("devices differ (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.wantUsers, usersOf(got)); diff != "" {
+				t.Errorf("users differ (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.wantDevices, h.heldOn("node-a")); diff != "" {
+				t.Errorf("held devices differ (-want +got):\n%s", diff)
+			}
+			if has := slices.Contains(got.Finalizers, resourceapi.Finalizer); has != tc.wantFinalizer {
+				t.Errorf("finalizer there: %t, want %t", has, tc.wantFinalizer)
+			}
+		})
+	}
+}
+
+func boundPod(p *v1.Pod, uid types.UID) *v1.Pod {
+	p.UID, p.Spec.NodeName = uid, "node-a"
+	return p
+}
+
+// Changes of a claim that forbid to go on, at each request of PreBind, before it and after it with the answer lost:
+// the pod is not bound, and nothing of ours is left in any claim.
+func TestClaimChangesAtEveryRequest(t *testing.T) {
+	h := newFaultHarness(t)
+	changes := map[string]func(f *faultRun, name string){
+		"deleted": func(f *faultRun, name string) { f.h.api.deleteLocked(name) },
+		"deleted and created again": func(f *faultRun, name string) {
+			f.h.api.deleteLocked(name)
+			again := claim(name)
+			again.UID += "-2"
+			f.h.api.store(again, watch.Added, "kubectl")
+		},
+		"being deleted": func(f *faultRun, name string) { f.h.api.changeLocked(name, deleting) },
+		"full": func(f *faultRun, name string) {
+			f.h.api.changeLocked(name, func(c *resourceapi.ResourceClaim) {
+				allocated("node-a", "gpu-0")(c)
+				for i := range resourceapi.ResourceClaimReservedForMaxSize {
+					reservedFor("other-" + string(rune('a'+i)))(c)
+				}
+			})
+		},
+		"allocated elsewhere": func(f *faultRun, name string) {
+			f.h.api.changeLocked(name, allocated("node-b", "gpu-7"))
+			f.h.api.changeLocked(name, func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil })
+			f.h.api.changeLocked(name, reservedFor("other"))
+		},
+	}
+	tried := 0
+	for claims := 1; claims <= 3; claims++ {
+		for at := range requestsOf(h, claims, false) {
+			for kind, change := range changes {
+				for which := range claims {
+					for when, d := range map[string]disturbance{
+						"before":                    {before: func(f *faultRun) error { change(f, f.claims[which]); return nil }},
+						"after, the answer is lost": {after: func(f *faultRun) error { change(f, f.claims[which]); return errReset }},
+					} {
+						tried++
+						f := newFaultRun(h, claims, map[int]disturbance{at: d})
+						f.attempt(true)
+						f.settle()
+						for i, name := range f.claims {
+							c := f.h.api.get(name)
+							if c == nil {
+								continue
+							}
+							users := usersOf(c)
+							if slices.Contains(users, f.pod.Name) || len(users) == 0 && c.Status.Allocation != nil {
+								t.Fatalf("%d claims, claim %d is %s %s request %d: claim %d has devices %v, users %v", claims, which, kind, when, at, i, devicesOf(c), users)
+							}
+							if pending, _ := h.plugin.shared.tracker.Pending(c.UID); pending != nil {
+								t.Fatalf("%d claims, claim %d is %s %s request %d: claim %d is in flight", claims, which, kind, when, at, i)
+							}
+						}
+						f.end()
+						if held := h.heldOn("node-a"); len(held) > 0 {
+							t.Fatalf("%d claims, claim %d is %s %s request %d: still held: %v", claims, which, kind, when, at, held)
+						}
+					}
+				}
+			}
+		}
+	}
+	t.Logf("%d steps tried", tried)
+}
+
+// The scheduler ends while it cannot find out what has become of a write: Unreserve returns, and the device stays
+// held until then.
+func TestUnreserveEndsWithTheScheduler(t *testing.T) {
+	w := twoNodes()
+	w.claims = []*resourceapi.ResourceClaim{claim("c")}
+	h := newHarness(t, w)
+	a := h.filterAll(pod("p", "c")).reserve("node-a")
+	h.api.hold()
+	h.api.afterWrite(func(request string) error {
+		if request == "update/status" {
+			return errReset
+		}
+		return nil
+	})
+	ctx, cancel := context.WithCancel(h.ctx)
+	defer cancel()
+	if status := h.plugin.PreBind(ctx, a.state, a.pod, "node-a"); status.IsSuccess() {
+		t.Fatal("PreBind succeeded")
+	}
+	asked := make(chan struct{}, 100)
+	h.api.onRequest(func(request string) error {
+		if request == "get/" {
+			select {
+			case asked <- struct{}{}:
+			default:
+			}
+			return errServer
+		}
+		return nil
+	})
+	done := make(chan struct{})
+	go func() { defer close(done); h.plugin.Unreserve(ctx, a.state, a.pod, "node-a") }()
+	<-asked
+	<-asked
+	if diff := cmp.Diff([]string{"gpu-0"}, h.heldOn("node-a")); diff != "" {
+		t.Errorf("held devices differ (-want +got):\n%s", diff)
+	}
+	cancel() // the cycle's end is no reason to stop
+	<-asked
+	h.cancel()
+	<-done
+}
+
+func TestRefusals(t *testing.T) {
+	for name, tc := range map[string]struct {
+		err  error
+		want bool
+	}{
+		"no answer":         {err: errReset},
+		"500":               {err: errServer},
+		"504":               {err: errGateway},
+		"408":               {err: apierrors.NewTimeoutError("slow", 1)},
+		"429":               {err: errBusy},
+		"409":               {err: errFormer},
+		"403":               {err: errDenied, want: true},
+		"404":               {err: apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), "c"), want: true},
+		"422":               {err: apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceClaim").GroupKind(), "c", nil), want: true},
+		"the context ended": {err: context.Canceled},
+	} {
+		if got := isRefusal(tc.err); got != tc.want {
+			t.Errorf("%s: isRefusal is %t, want %t", name, got, tc.want)
+		}
+	}
+}
