@@ -3,10 +3,12 @@ package tracker
 import (
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -105,17 +107,14 @@ func reserve(tb testing.TB, tr *Tracker, owner types.UID, c *resourceapi.Resourc
 }
 
 // held spells out the usage: by device the UIDs of its holders, with a * for
-// those in flight.
+// those in flight, and with their shares and what these take.
 func held(tr *Tracker) map[string][]string {
 	found := map[string][]string{}
 	for id, d := range tr.Snapshot().Usage.All() {
 		for _, h := range d.Holders() {
-			name := string(h.Claim.UID)
-			if h.InFlight {
-				name += "*"
-			}
-			found[id.String()] = append(found[id.String()], name)
+			found[id.String()] = append(found[id.String()], holderName(h.Claim.UID, h.InFlight, ptr.Deref(h.ShareID, ""))+amounts(h.ConsumedCapacity))
 		}
+		slices.Sort(found[id.String()])
 	}
 	return found
 }
@@ -142,32 +141,49 @@ func recomputed(tr *Tracker) map[string][]string {
 	tr.mutex.Lock()
 	defer tr.mutex.Unlock()
 	found := map[string][]string{}
-	count := func(uid types.UID, allocation *resourceapi.AllocationResult, mark string, except sets.Set[string]) {
+	spell := func(r *resourceapi.DeviceRequestAllocationResult) string {
+		return usage.DeviceOf(r).String() + "/" + string(ptr.Deref(r.ShareID, "")) + amounts(r.ConsumedCapacity)
+	}
+	count := func(uid types.UID, allocation *resourceapi.AllocationResult, inFlight bool, except sets.Set[string]) {
 		if allocation == nil {
 			return
 		}
-		for _, r := range allocation.Devices.Results {
-			if id := usage.DeviceOf(&r).String(); !except.Has(id + string(ptr.Deref(r.ShareID, ""))) {
-				found[id] = append(found[id], string(uid)+mark)
+		for i := range allocation.Devices.Results {
+			r := &allocation.Devices.Results[i]
+			if id := usage.DeviceOf(r).String(); !ptr.Deref(r.AdminAccess, false) && !except.Has(spell(r)) {
+				found[id] = append(found[id], holderName(uid, inFlight, ptr.Deref(r.ShareID, ""))+amounts(r.ConsumedCapacity))
 			}
 		}
 	}
 	for _, known := range tr.claims.byName {
-		count(known.UID, known.Status.Allocation, "", nil)
+		count(known.UID, known.Status.Allocation, false, nil)
 	}
 	for uid, pending := range tr.inFlight {
 		confirmed := sets.New[string]()
 		for _, known := range tr.claims.byName {
 			if known.UID == uid && known.Status.Allocation != nil {
-				for _, r := range known.Status.Allocation.Devices.Results {
-					confirmed.Insert(usage.DeviceOf(&r).String() + string(ptr.Deref(r.ShareID, "")))
+				for i := range known.Status.Allocation.Devices.Results {
+					confirmed.Insert(spell(&known.Status.Allocation.Devices.Results[i]))
 				}
 			}
 		}
-		count(uid, pending.allocation, "*", confirmed)
+		count(uid, pending.allocation, true, confirmed)
 	}
 	for _, holders := range found {
 		slices.Sort(holders)
 	}
 	return found
+}
+
+// amounts spells out what a share takes, and nothing if it takes nothing.
+func amounts(capacity map[resourceapi.QualifiedName]resource.Quantity) string {
+	var all []string
+	for name, amount := range capacity {
+		all = append(all, string(name)+"="+amount.String())
+	}
+	if len(all) == 0 {
+		return ""
+	}
+	slices.Sort(all)
+	return "{" + strings.Join(all, " ") + "}"
 }

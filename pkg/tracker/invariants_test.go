@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -36,6 +37,34 @@ func TestI1UsageIsTheFoldOfBothLayers(t *testing.T) {
 	wantHeld(t, tr, "deleted, but still in flight", holders{gpu0: {"ua*"}, gpu1: {"ub"}})
 	tr.Release("ua", podA)
 	wantHeld(t, tr, "released", holders{gpu1: {"ub"}})
+}
+
+// I1 for shares: each is a hold of its own, with what it takes, and a claim may
+// have several on one device.
+func TestI1UsageHasEverySharesCapacity(t *testing.T) {
+	take := func(share types.UID, memory string) *resourceapi.AllocationResult {
+		a := shared(gpu0, share)
+		a.Devices.Results[0].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory)}
+		return a
+	}
+	twice := take("s1", "10Gi")
+	twice.Devices.Results = append(twice.Devices.Results, take("s2", "20Gi").Devices.Results...)
+	allocated := func(c *resourceapi.ResourceClaim, a *resourceapi.AllocationResult) *resourceapi.ResourceClaim {
+		c.Status.Allocation = a
+		return c
+	}
+
+	tr := listed(t, 10, allocated(claim("a", "ua", 5), twice), claim("b", "ub", 6))
+	wantHeld(t, tr, "listed", holders{gpu0: {"ua/s1{memory=10Gi}", "ua/s2{memory=20Gi}"}})
+	must(t, tr.Reserve(tr.Snapshot().Usage, podA, []Reservation{{claim("b", "ub", 6), take("s3", "5Gi")}}))
+	wantHeld(t, tr, "reserved", holders{gpu0: {"ua/s1{memory=10Gi}", "ua/s2{memory=20Gi}", "ub*/s3{memory=5Gi}"}})
+	must(t, tr.Assume(allocated(claim("b", "ub", 11), take("s3", "6Gi"))))
+	wantHeld(t, tr, "written with another amount: both count", holders{gpu0: {"ua/s1{memory=10Gi}", "ua/s2{memory=20Gi}", "ub*/s3{memory=5Gi}", "ub/s3{memory=6Gi}"}})
+	tr.Release("ub", podA)
+	must(t, tr.Store().Update(allocated(claim("a", "ua", 12), take("s2", "20Gi"))))
+	wantHeld(t, tr, "one share less", holders{gpu0: {"ua/s2{memory=20Gi}", "ub/s3{memory=6Gi}"}})
+	must(t, tr.Store().Delete(claim("a", "ua", 13)))
+	wantHeld(t, tr, "deleted", holders{gpu0: {"ub/s3{memory=6Gi}"}})
 }
 
 // I2. Whatever the order of the write's answer, its echo and other events, the
