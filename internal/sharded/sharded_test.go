@@ -14,11 +14,16 @@ func TestItBehavesLikeAMapAndNoVersionEverChanges(t *testing.T) {
 		want map[int]int
 	}
 	rapid.Check(t, func(t *rapid.T) {
-		versions := []version{{want: map[int]int{}}}
+		// One shard, one that is about to be split, many, and more than one level of branches.
+		first := version{want: map[int]int{}}
+		for key := range rapid.SampledFrom([]int{0, most, most + 1, 600, 3000}).Draw(t, "size") {
+			first.m, first.want[key] = first.m.Set(key, key), key
+		}
+		versions := []version{first}
 		for range rapid.IntRange(1, 40).Draw(t, "changes") {
 			from := rapid.SampledFrom(versions).Draw(t, "version")
 			next := version{want: maps.Clone(from.want)}
-			key := rapid.IntRange(0, 3000).Draw(t, "key")
+			key := rapid.OneOf(rapid.IntRange(0, 20), rapid.IntRange(0, 3000)).Draw(t, "key")
 			if rapid.IntRange(0, 2).Draw(t, "delete") == 2 {
 				next.m = from.m.Delete(key)
 				delete(next.want, key)
@@ -30,8 +35,8 @@ func TestItBehavesLikeAMapAndNoVersionEverChanges(t *testing.T) {
 			versions = append(versions, next)
 		}
 		for _, v := range versions {
-			if diff := cmp.Diff(v.want, maps.Collect(v.m.All())); diff != "" || v.m.Len() != len(v.want) {
-				t.Fatalf("%d entries (-want, +got):\n%s", v.m.Len(), diff)
+			if got := maps.Collect(v.m.All()); !maps.Equal(v.want, got) || v.m.Len() != len(v.want) {
+				t.Fatalf("%d entries (-want, +got):\n%s", v.m.Len(), cmp.Diff(v.want, got))
 			}
 			for key := range 3001 {
 				want, there := v.want[key]
@@ -54,7 +59,7 @@ func TestAMarkStaysTheSameExactlyAsLongAsNothingInItChanges(t *testing.T) {
 		t.Error("a changed shard has its old mark")
 	}
 	for key := range 5000 {
-		if other := SlotOf(key); other != slot && m.Mark(other) != changed.Mark(other) {
+		if other := SlotOf(key); m.Mark(other) != m.Mark(slot) && m.Mark(other) != changed.Mark(other) {
 			t.Fatalf("the shard of key %d has a new mark, but only key 7 changed", key)
 		}
 	}
@@ -78,5 +83,49 @@ func TestStoppingTheIterationStopsIt(t *testing.T) {
 	}
 	if n != 1 {
 		t.Errorf("%d iterations", n)
+	}
+}
+
+// TestAChangeCopiesAsLittleInALargeMap looks at what a change has to copy: the shard, and one branch for each level above.
+func TestAChangeCopiesAsLittleInALargeMap(t *testing.T) {
+	var m Map[int, int]
+	const size = 100_000
+	for i := range size {
+		m = m.Set(i, i)
+	}
+	var look func(n *node[int, int], level int)
+	look = func(n *node[int, int], level int) {
+		if n.shard != nil && (len(n.shard.entries) > most || level > 5) {
+			t.Fatalf("a shard of %d entries on level %d", len(n.shard.entries), level)
+		}
+		if n.branch != nil {
+			for i := range n.branch {
+				look(&n.branch[i], level+1)
+			}
+		}
+	}
+	look(&m.root, 0)
+	for i := range size {
+		m = m.Delete(i)
+	}
+	if m.root.branch != nil || m.root.shard != nil {
+		t.Errorf("something is left of an empty map: %+v", m.root)
+	}
+}
+
+// TestEqualHashes makes sure that entries that no branch can tell apart stay in one shard.
+func TestEqualHashes(t *testing.T) {
+	var n node[int, int]
+	for key := range 3 * most {
+		n = n.with(&entry[int, int]{hash: 7, key: key, value: key}, 0)
+	}
+	if s := n.find(7).entries; len(s) != 3*most {
+		t.Fatalf("%d of %d entries", len(s), 3*most)
+	}
+	for key := range 3 * most {
+		n = n.without(7, key, 0)
+	}
+	if n.branch != nil || n.shard != nil {
+		t.Errorf("something is left: %+v", n)
 	}
 }
