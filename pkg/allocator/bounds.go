@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -59,10 +60,38 @@ func (s *search) countersSuffice(requests []open) bool {
 
 // leastUses is what any device that the request may take uses at least, by the counters' name.
 func (s *search) leastUses(o *open) map[string]amount.Amount {
+	if len(o.request.alternatives) == 1 {
+		return s.leastUsesOf(o.request.alternatives[0])
+	}
 	var least map[string]amount.Amount
-	for device := o.candidates.Next(0); device >= 0; device = o.candidates.Next(device + 1) {
+	for _, a := range o.request.alternatives {
+		if s.lanes[a.lane].hopeless {
+			continue
+		}
+		uses := s.leastUsesOf(a)
+		if len(uses) == 0 {
+			return nil
+		}
+		if least == nil {
+			least = maps.Clone(uses)
+		} else {
+			lower(least, uses)
+		}
+	}
+	return least
+}
+
+// leastUsesOf is what any device that the alternative may take before anything is picked uses at least.
+func (s *search) leastUsesOf(a *alternative) map[string]amount.Amount {
+	l := &s.lanes[a.lane]
+	if l.knowsUses {
+		return l.leastUses
+	}
+	l.knowsUses = true
+	for device := l.candidates.Next(0); device >= 0; device = l.candidates.Next(device + 1) {
 		if !s.ledger.consumers.Has(device) || s.ledger.shareable.Has(device) {
-			return nil // a share may cost nothing
+			l.leastUses = nil // a share may cost nothing
+			return nil
 		}
 		counters := s.pools[s.poolOf(device)].Pool.Counters.All
 		uses := make(map[string]amount.Amount)
@@ -70,19 +99,24 @@ func (s *search) leastUses(o *open) map[string]amount.Amount {
 			name := counters[use.Counter].Name
 			uses[name] = uses[name].Add(use.Amount)
 		}
-		if least == nil {
-			least = uses
-			continue
-		}
-		for name := range least {
-			if use, ok := uses[name]; !ok {
-				delete(least, name)
-			} else if use.Less(least[name]) {
-				least[name] = use
-			}
+		if l.leastUses == nil {
+			l.leastUses = uses
+		} else {
+			lower(l.leastUses, uses)
 		}
 	}
-	return least
+	return l.leastUses
+}
+
+// lower makes least the least of both.
+func lower[K comparable](least, other map[K]amount.Amount) {
+	for name := range least {
+		if n, ok := other[name]; !ok {
+			delete(least, name)
+		} else if n.Less(least[name]) {
+			least[name] = n
+		}
+	}
 }
 
 // partsSuffice tells whether the parts of the node, each by its own counters, may give as many devices as each open
@@ -155,49 +189,79 @@ func (s *search) mostOfPart(devices []int) int {
 	return most
 }
 
+// need is what a request takes at least of one capacity of a device, as often as it needs shares.
+type need struct {
+	least  amount.Amount
+	shares int
+}
+
 // roomSuffices tells whether the shareable devices may give as many shares as the open requests need beyond the
-// devices that they can have for themselves: by the number of the least shares that each device has room for, and
-// by the sums of each capacity.
+// devices that they can have for themselves. It looks at one capacity at a time.
 func (s *search) roomSuffices(requests []open) bool {
-	needed := 0
-	sums := make(map[resourceapi.QualifiedName]amount.Amount)
-	union := s.newSet()
+	needs := make(map[resourceapi.QualifiedName][]need)
+	union, needed, total := s.newSet(), 0, 0
 	for i := range requests {
 		o := &requests[i]
-		n := o.wanted - o.candidates.AndNotCount(s.ledger.shareable)
-		if n <= 0 {
+		shares := o.wanted - o.candidates.AndNotCount(s.ledger.shareable)
+		if shares <= 0 {
 			continue
 		}
-		needed += n
-		for name, least := range s.leastTakes(o) {
-			for range n {
-				sums[name] = sums[name].Add(least)
-			}
-		}
+		needed++
+		total += shares
 		union.Or(o.candidates)
+		for name, least := range s.leastTakes(o) {
+			needs[name] = append(needs[name], need{least, shares})
+		}
 	}
-	if needed == 0 {
+	if total == 0 {
 		return true
 	}
-	possible := 0
-	for device := union.Next(0); device >= 0; device = union.Next(device + 1) {
-		if s.ledger.shareable.Has(device) {
-			possible += s.mostShares(requests, device)
-			p := s.poolOf(device)
-			room := s.roomOf(device)
-			for k, name := range s.pools[p].Capacity(device - s.starts[p]).Names {
-				if sum, ok := sums[name]; ok && !room[k].IsNegative() {
-					sums[name] = sum.Sub(room[k])
-				}
+	union.And(s.ledger.shareable)
+	if total > needed*union.Count() {
+		return false // one request has one share of a device
+	}
+	for name, list := range needs {
+		if !s.fits(name, list, union) {
+			return false
+		}
+	}
+	return true
+}
+
+// fits tells whether the devices have room for what is needed of one capacity: in sum, and, for each size, as many times
+// as that size or more is needed.
+func (s *search) fits(name resourceapi.QualifiedName, needs []need, devices bitset.Set) bool {
+	slices.SortFunc(needs, func(a, b need) int { return b.least.Compare(a.least) })
+	possible := make([]int, len(needs)) // how many shares at most of those needs up to this one, which is the least of them
+	var room amount.Amount
+	for device := devices.Next(0); device >= 0; device = devices.Next(device + 1) {
+		p := s.poolOf(device)
+		k, ok := slices.BinarySearch(s.pools[p].Capacity(device-s.starts[p]).Names, name)
+		if !ok {
+			return true // takes nothing of it
+		}
+		left := s.roomOf(device)[k]
+		if !left.IsNegative() {
+			room = room.Add(left)
+		}
+		for last := range needs {
+			rest := left
+			for i := last; i >= 0 && !rest.Less(needs[i].least); i-- {
+				rest = rest.Sub(needs[i].least)
+				possible[last]++
 			}
 		}
 	}
-	if possible < needed {
-		return false
-	}
-	for _, sum := range sums {
-		if (amount.Amount{}).Less(sum) {
+	wanted := 0
+	for i, need := range needs {
+		if wanted += need.shares; wanted > possible[i] {
 			return false
+		}
+		for range need.shares {
+			if room.Less(need.least) {
+				return false
+			}
+			room = room.Sub(need.least)
 		}
 	}
 	return true
@@ -205,64 +269,52 @@ func (s *search) roomSuffices(requests []open) bool {
 
 // leastTakes is what any share that the request may take takes at least, by capacity.
 func (s *search) leastTakes(o *open) map[resourceapi.QualifiedName]amount.Amount {
+	if len(o.request.alternatives) == 1 {
+		return s.leastTakesOf(o.request.alternatives[0])
+	}
 	var least map[resourceapi.QualifiedName]amount.Amount
-	for device := o.candidates.Next(0); device >= 0; device = o.candidates.Next(device + 1) {
-		if !s.ledger.shareable.Has(device) {
-			continue
-		}
-		p := s.poolOf(device)
-		names := s.pools[p].Capacity(device - s.starts[p]).Names
-		for _, a := range o.request.alternatives {
-			if !s.lanes[a.lane].candidates.Has(device) {
-				continue
-			}
-			takes := s.takes(a, device)
-			if least == nil {
-				least = make(map[resourceapi.QualifiedName]amount.Amount)
-				for k, name := range names {
-					least[name] = takes[k]
-				}
-				continue
-			}
-			for name := range least {
-				if k, ok := slices.BinarySearch(names, name); !ok {
-					delete(least, name)
-				} else if takes[k].Less(least[name]) {
-					least[name] = takes[k]
-				}
-			}
+	for _, a := range o.request.alternatives {
+		if takes := s.leastTakesOf(a); takes == nil {
+			continue // no share
+		} else if least == nil {
+			least = maps.Clone(takes)
+		} else {
+			lower(least, takes)
 		}
 	}
 	return least
 }
 
-// mostShares is how many of the open requests can have a share of the device at most.
-func (s *search) mostShares(requests []open, device int) int {
-	limit := 0
-	var least []amount.Amount
-	for i := range requests {
-		if !requests[i].candidates.Has(device) {
+// leastTakesOf is what any share that the alternative may take takes at least.
+func (s *search) leastTakesOf(a *alternative) map[resourceapi.QualifiedName]amount.Amount {
+	l := &s.lanes[a.lane]
+	if l.knowsTakes {
+		return l.leastTakes
+	}
+	l.knowsTakes = true
+	for device := l.candidates.Next(0); device >= 0; device = l.candidates.Next(device + 1) {
+		if !s.ledger.shareable.Has(device) {
 			continue
 		}
-		limit++
-		for _, a := range requests[i].request.alternatives {
-			if !s.lanes[a.lane].candidates.Has(device) {
-				continue
-			}
-			takes := s.takes(a, device)
-			if least == nil {
-				least = slices.Clone(takes)
-			}
-			for k := range least {
-				if takes[k].Less(least[k]) {
-					least[k] = takes[k]
-				}
-			}
+		p := s.poolOf(device)
+		takes := make(map[resourceapi.QualifiedName]amount.Amount)
+		for k, name := range s.pools[p].Capacity(device - s.starts[p]).Names {
+			takes[name] = s.takes(a, device)[k]
+		}
+		if l.leastTakes == nil {
+			l.leastTakes = takes
+		} else {
+			lower(l.leastTakes, takes)
 		}
 	}
-	most := limit
-	for k, room := range s.roomOf(device)[:len(least)] {
-		most = min(most, room.Times(least[k], limit))
+	return l.leastTakes
+}
+
+// sharesOf is how many shares for the alternative the device could give, at most limit.
+func (s *search) sharesOf(a *alternative, device, limit int) int {
+	room := s.roomOf(device)
+	for k, takes := range s.takes(a, device) {
+		limit = min(limit, room[k].Times(takes, limit))
 	}
-	return most
+	return limit
 }

@@ -4,177 +4,175 @@ import (
 	"encoding/binary"
 	"slices"
 
-	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
-// classes partitions the devices of a node: two devices are in one class if every alternative and every
-// constraint sees them alike, and taking either leaves the same to others. It serves two shortcuts:
+// classes finds out which devices of a node nothing can tell apart at a moment of the search. Two devices are in one
+// class if every open alternative and every constraint sees them alike, and taking either leaves the same to others.
+// It serves two shortcuts:
 //
-//   - If giving a device to a place leads nowhere, giving that place a later device of the same class is not
-//     the way to the first answer: exchanging the two would give an answer that comes earlier.
-//   - If the rest of the requests could not be satisfied once, they cannot be after picks that differ only in
-//     which devices of a class were taken, not in how many.
+//   - If giving a device to a place leads nowhere, then no later device of its class is part of the way to the first
+//     answer, at this place or a later one of the same request: exchanging the two would give an answer that comes
+//     earlier.
+//   - If the rest of the requests could be satisfied, or could not, in one state, the same is true in each state that
+//     differs from it only in which devices of a class are gone, not in how many.
 //
-// Devices that share counters are exchanged only together: they form a part (part.go), and what is said above of a
-// device is said of a part in its present state. A device that shares nothing with others is a part of its own.
+// Devices that share counters, or the value of an attribute that a constraint looks at, are exchanged only together:
+// they form a part (part.go). Whoever can tell which GPU a partition is of, or which root a device is on, can tell
+// two roots apart only by what there is on them.
 type classes struct {
-	of    []int32 // by device: its class while nothing of its part is picked
-	count int
+	*parts
+	// views are by the requests that are still open: what has only mattered to others matters no more.
+	views map[string]*view
+	// known tells in which states the open requests can be satisfied.
+	known map[string]bool
+	// excluded are, by number of picks, the devices that the next pick may not be.
+	excluded []bitset.Set
+	// loads has what parts can give together (pack.go), by what they are like.
+	loads map[string][]load
 
-	parts *parts // nil if no device shares counters or allows multiple allocations
-
-	// matters has, by position in the order, the classes that the requests from there on may take.
-	matters []bitset.Set
-	// buried has the states in which the rest of the requests cannot be satisfied.
-	buried map[string]struct{}
-	values map[inventory.AttributeValue]int // attribute value → number
-	taken  []int                            // by class; scratch
-	key    []byte                           // scratch
-	bound  []int                            // scratch
+	gives    []gives // scratch
+	numbers  []int   // scratch
+	key      []byte  // scratch
+	contents []int32 // scratch
 }
 
-// maxBuried bounds the memory of one search.
-const maxBuried = 1 << 16
+// maxKnown bounds the memory of one search.
+const maxKnown = 1 << 16
 
-// classify makes the classes. With admin access there are none, because a device that an earlier claim took may
-// then be picked again, which makes it different from one that was not taken.
+// likeness is the class of a device as things are. To a request that takes devices numbered at least from, a part that
+// begins below is like no other.
+type likeness struct {
+	content, sign, own int32
+	only               int32 // the part that begins below from; -1 if it does not
+}
+
+// classify makes the classes.
 func (s *search) classify() {
-	if s.reqs.admin {
-		return
+	s.classes = &classes{parts: newParts(s), views: make(map[string]*view), known: make(map[string]bool), loads: make(map[string][]load)}
+}
+
+// at is the class of a device as things are, for the i-th request of the order.
+func (c *classes) at(s *search, v *view, device, from int) likeness {
+	n := c.of[device]
+	k := likeness{content: c.content(s, v, n), sign: v.signs[device], own: c.status(s, v, device), only: -1}
+	if c.list[n].devices[0] < from {
+		k.only = n
 	}
-	c := &classes{of: make([]int32, s.words*64), values: make(map[inventory.AttributeValue]int)}
-	if s.ledger.consumers != nil || s.ledger.shareable != nil {
-		c.parts = newParts(s)
+	return k
+}
+
+// exclude returns the devices that the next pick may not be, at first those that the pick before might not be. The
+// first pick of a request begins anew.
+func (c *classes) exclude(s *search, first bool) bitset.Set {
+	depth := len(s.picks)
+	for len(c.excluded) <= depth {
+		c.excluded = append(c.excluded, bitset.New(s.words*64))
 	}
-	known := make(map[string]int32)
-	unknown := 0
-	var key []byte
-	for p, pool := range s.pools {
-		for i := range pool.Len() {
-			device := s.starts[p] + i
-			key = key[:0]
-			for l := range s.lanes {
-				var b byte
-				if s.lanes[l].candidates.Has(device) {
-					b |= 1
-				}
-				if s.lanes[l].errors.Has(device) {
-					b |= 2
-				}
-				key = append(key, b)
-			}
-			for _, claim := range s.reqs.claims {
-				for _, constraint := range claim.constraints {
-					value := s.value(constraint, device)
-					if value.Kind == inventory.UnknownKind {
-						unknown++
-						key = binary.AppendVarint(key, -int64(unknown)) // like no other
-						continue
-					}
-					key = binary.AppendVarint(key, int64(c.number(value)))
-				}
-			}
-			c.of[device] = intern(known, key)
-		}
-	}
-	if c.parts != nil {
-		c.parts.refine(s, c.of)
-		for _, class := range c.of {
-			c.count = max(c.count, int(class)+1)
-		}
+	if first {
+		clear(c.excluded[depth])
 	} else {
-		c.count = len(known)
+		copy(c.excluded[depth], c.excluded[depth-1])
 	}
-	c.taken = make([]int, c.count)
-	s.classes = c
+	return c.excluded[depth]
+}
+
+// view is the node in the eyes of some requests. It is nil where nobody asks for classes.
+type view struct {
+	open  []int   // the requests, as indexes into reqs.requests, ascending
+	lanes []int   // their alternatives
+	signs []int32 // by device: what tells it from others of its part for as long as these are open; -1 if none may take it
+	// initial has, by part, the content while nothing of it is picked; -1 if not known yet.
+	initial []int32
+	bound   []bool // by constraint.index: whether it applies to any of them
+	admin   []int  // claims with admin access
+}
+
+// view is what the requests from the i-th of the order on see.
+func (c *classes) view(s *search, i int) *view {
+	open := slices.Clone(s.order[i:])
+	slices.Sort(open)
+	key := c.key[:0]
+	for _, r := range open {
+		key = binary.AppendUvarint(key, uint64(r))
+	}
+	c.key = key
+	v := c.views[string(key)]
+	if v == nil {
+		v = c.newView(s, open)
+		c.views[string(key)] = v
+	}
+	return v
+}
+
+func (c *classes) newView(s *search, open []int) *view {
+	v := &view{open: open, signs: make([]int32, len(c.of)), initial: make([]int32, len(c.list)), bound: make([]bool, len(s.bound))}
+	for i := range v.initial {
+		v.initial[i] = -1
+	}
+	for _, r := range open {
+		request := s.reqs.requests[r]
+		for _, a := range request.alternatives {
+			v.lanes = append(v.lanes, a.lane)
+			for _, constraint := range a.constraints {
+				v.bound[constraint.index] = true
+			}
+			if a.admin && !slices.Contains(v.admin, request.claim) {
+				v.admin = append(v.admin, request.claim)
+			}
+		}
+	}
+	for device, n := range c.of {
+		v.signs[device] = -1
+		if n >= 0 {
+			if sign, ok := c.sign(s, v, device); ok {
+				v.signs[device] = intern(c.signs, sign)
+			}
+		}
+	}
+	return v
+}
+
+// state describes what matters to the requests from the i-th of the order on: two states that differ in nothing else are equal.
+func (c *classes) state(s *search, i int) string {
+	v := c.view(s, i)
+	contents := c.contents[:0]
+	for n := range c.list {
+		if content := c.content(s, v, int32(n)); content != 0 {
+			contents = append(contents, content)
+		}
+	}
+	slices.Sort(contents)
+	c.contents = contents
+	key := c.key[:0]
+	claim := -1
+	for _, r := range v.open {
+		key = binary.AppendUvarint(key, uint64(r))
+		if next := s.reqs.requests[r].claim; next != claim {
+			claim = next
+			key = binary.AppendUvarint(key, uint64(s.used[claim]))
+		}
+	}
+	key = append(key, '/')
+	for _, content := range contents {
+		key = binary.AppendUvarint(key, uint64(content))
+	}
+	c.key = key
+	return string(key)
+}
+
+// remember notes whether the open requests can be satisfied in the state.
+func (c *classes) remember(state string, possible bool) {
+	if len(c.known) < maxKnown {
+		c.known[state] = possible
+	}
 }
 
 func intern(known map[string]int32, key []byte) int32 {
 	n, ok := known[string(key)]
 	if !ok {
-		n = int32(len(known))
+		n = int32(len(known)) + 1
 		known[string(key)] = n
 	}
 	return n
-}
-
-// number tells attribute values apart. All of unknown kind have one number.
-func (c *classes) number(value inventory.AttributeValue) int {
-	if value.Kind == inventory.UnknownKind {
-		value = inventory.AttributeValue{Kind: inventory.UnknownKind}
-	}
-	n, ok := c.values[value]
-	if !ok {
-		n = len(c.values)
-		c.values[value] = n
-	}
-	return n
-}
-
-// begin prepares for a search in the order that s has now.
-func (c *classes) begin(s *search) {
-	c.buried = make(map[string]struct{})
-	c.matters = make([]bitset.Set, len(s.order)+1)
-	c.matters[len(s.order)] = bitset.New(c.count)
-	for i := len(s.order) - 1; i >= 0; i-- {
-		c.matters[i] = c.matters[i+1].Clone()
-		for _, a := range s.reqs.requests[s.order[i]].alternatives {
-			candidates := s.lanes[a.lane].candidates
-			for device := candidates.Next(0); device >= 0; device = candidates.Next(device + 1) {
-				c.matters[i].Add(int(c.of[device]))
-			}
-		}
-	}
-}
-
-// dead tells whether the requests from the i-th on are known to be impossible in the present state, and returns
-// the state for bury.
-func (c *classes) dead(s *search, i int) (state string, dead bool) {
-	clear(c.taken)
-	for _, pick := range s.picks {
-		if c.parts == nil || c.parts.isSimple(pick.device) {
-			c.taken[c.of[pick.device]]++
-		}
-	}
-	claim := s.reqs.requests[s.order[i]].claim
-	c.key = append(c.key[:0], byte(i), byte(i>>8), byte(s.used[claim]))
-	for class := c.matters[i].Next(0); class >= 0; class = c.matters[i].Next(class + 1) {
-		c.key = binary.AppendUvarint(c.key, uint64(c.taken[class]))
-	}
-	if c.parts != nil {
-		c.key = c.parts.appendStates(s, c.key, func(device int) bool { return c.matters[i].Has(int(c.of[device])) })
-	}
-	// Only constraints of this claim can still matter: later claims have not begun.
-	for _, constraint := range s.reqs.claims[claim].constraints {
-		c.bound = c.bound[:0]
-		for _, value := range s.bound[constraint.index].values {
-			c.bound = append(c.bound, c.number(value))
-			if !constraint.distinct {
-				break // the first stands for all
-			}
-		}
-		slices.Sort(c.bound)
-		c.key = binary.AppendUvarint(c.key, uint64(len(c.bound)))
-		for _, n := range c.bound {
-			c.key = binary.AppendUvarint(c.key, uint64(n))
-		}
-	}
-	_, dead = c.buried[string(c.key)]
-	return string(c.key), dead
-}
-
-// at is the class of a device as things are, for a request that takes devices numbered at least from.
-func (c *classes) at(s *search, device, from int) int32 {
-	if c.parts == nil || c.parts.isSimple(device) {
-		return c.of[device]
-	}
-	return c.parts.class(s, device, from)
-}
-
-// bury notes that the state leads nowhere.
-func (c *classes) bury(state string) {
-	if len(c.buried) < maxBuried {
-		c.buried[state] = struct{}{}
-	}
 }

@@ -3,6 +3,7 @@ package allocator
 import (
 	resourceapi "k8s.io/api/resource/v1"
 
+	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
@@ -16,6 +17,11 @@ type lane struct {
 	wanted int
 	// hopeless lanes cannot be satisfied whatever else is picked.
 	hopeless bool
+
+	// What a device takes at least, see leastUsesOf and leastTakesOf, once it is known.
+	leastUses             map[string]amount.Amount
+	leastTakes            map[resourceapi.QualifiedName]amount.Amount
+	knowsUses, knowsTakes bool
 }
 
 // prepare finds the devices for one alternative. It returns false if the node is out of the question.

@@ -1,261 +1,360 @@
 package allocator
 
 import (
+	"cmp"
 	"encoding/binary"
 	"slices"
 
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/amount"
+	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
-// parts partitions the devices of a node into those that have nothing to do with each other's counters: the
-// partitions of one GPU are one part, those of another GPU another. Two parts have the same shape if their devices
-// correspond one to one: same classes, same consumption of corresponding counters, and as much left of those
-// before the search. If the same has been picked of both besides, one can stand for the other.
+// parts partitions the devices of a node into those that have to do with each other: the partitions of one GPU, which
+// share its counters, and the devices that have the same value of an attribute that a constraint looks at. A device
+// that shares nothing is a part of its own.
 //
-// The devices of one part that are alike in everything have the same place in it.
+// What there is in a part is its content: for each device that can still be had what it is like, and what is left of
+// what these share. Values and counters have numbers within the part, so that two parts may have the same content. Then
+// one can stand for the other.
 type parts struct {
-	of     []int32 // by device: its part
-	places []int32 // by device: its place
-	list   []part
-	shapes map[string]int32
+	of   []int32 // by device: its part; -1 if no request may take it
+	list []part
+	// units are parts as they would be if there were no constraints.
+	units [][]int
 
-	states map[string]int32 // what is picked of a part → number
-	picked [][]string       // by part: what is picked of its devices, in order, see observe
-	dirty  []int32          // parts of which picked is not empty
-	known  map[string]int32 // shape, state and place → class
-	first  int32            // the first class of those
+	values   [][]int32 // by constraint.index and device: the number of the value within the part, see numberValues
+	counters [][]int32 // by device and use: the number of the counter within the part
+
+	signs, statuses, known map[string]int32 // what a device is like, what is left of it, what there is in a part → number
+	items                  []item           // scratch
+	buffer                 []byte           // scratch
+	needed                 []amount.Amount  // scratch
 }
 
-// part is one part.
+// part is one part, and what was last found in it.
 type part struct {
-	shape       int32
-	first, last int // devices
-	simple      bool
+	devices []int // ascending
+	picks   int   // how many picks are of it
+	view    *view // for which content is true; nil if for none
+	content int32
 }
 
-// newParts finds the parts: what is connected through counters.
+// item is a device that can still be had: what it is like, and what is left of it.
+type item struct{ sign, status int32 }
+
+// newParts finds the parts.
 func newParts(s *search) *parts {
 	ps := &parts{
-		of: make([]int32, s.words*64), places: make([]int32, s.words*64),
-		shapes: make(map[string]int32), states: make(map[string]int32), known: make(map[string]int32),
+		of:    make([]int32, s.words*64),
+		signs: make(map[string]int32), statuses: make(map[string]int32), known: make(map[string]int32),
+	}
+	// While parts are joined, of has another device of the same part, that with the lowest number at the end.
+	root := func(device int) int {
+		for ps.of[device] != int32(device) {
+			device = int(ps.of[device])
+		}
+		return device
+	}
+	join := func(a, b int) {
+		a, b = root(a), root(b)
+		ps.of[max(a, b)] = int32(min(a, b))
+	}
+	all := s.newSet()
+	for i := range s.lanes {
+		all.Or(s.lanes[i].candidates)
+		all.Or(s.lanes[i].errors)
+	}
+	for i := range ps.of {
+		ps.of[i] = int32(i)
 	}
 	for p, pool := range s.pools {
-		ps.connect(s.starts[p], pool)
+		known := make(map[int]int) // part of the pool's counters → unit
+		for i := range pool.Len() {
+			uses, device := pool.Uses(i), s.starts[p]+i
+			if !all.Has(device) {
+				continue
+			}
+			unit := len(ps.units)
+			if len(uses) > 0 {
+				n := pool.Pool.Counters.PartOf(uses[0])
+				if other, ok := known[n]; ok {
+					join(device, ps.units[other][0])
+					ps.units[other] = append(ps.units[other], device)
+					continue
+				}
+				known[n] = unit
+			}
+			ps.units = append(ps.units, []int{device})
+		}
 	}
-	ps.picked = make([][]string, len(ps.list))
+	for _, claim := range s.reqs.claims {
+		for _, c := range claim.constraints {
+			under := s.under(c)
+			for _, group := range s.grouping(c).sets {
+				first := -1
+				for device := group.Next(0); device >= 0; device = group.Next(device + 1) {
+					switch {
+					case !under.Has(device):
+					case first < 0:
+						first = device
+					default:
+						join(first, device)
+					}
+				}
+			}
+		}
+	}
+	for device := range ps.of {
+		switch first := ps.of[device]; {
+		case !all.Has(device):
+			ps.of[device] = -1
+		case int(first) == device:
+			ps.of[device] = int32(len(ps.list))
+			ps.list = append(ps.list, part{devices: []int{device}})
+		default: // the part of a lower number is known
+			n := ps.of[first]
+			ps.of[device] = n
+			ps.list[n].devices = append(ps.list[n].devices, device)
+		}
+	}
+	ps.numberValues(s)
+	ps.numberCounters(s)
 	return ps
 }
 
-// connect makes the parts of one pool, the first device of which has the number start.
-func (ps *parts) connect(start int, pool *inventory.NodePool) {
-	known := make(map[int]int32) // part of the pool's counters → part
-	for i := range pool.Len() {
-		device := start + i
-		uses := pool.Uses(i)
-		n := int32(len(ps.list))
-		if len(uses) > 0 {
-			counters := pool.Pool.Counters.PartOf(uses[0])
-			if known, ok := known[counters]; ok {
-				ps.of[device] = known
-				ps.list[known].last = device
-				continue
-			}
-			known[counters] = n
-		}
-		ps.of[device] = n
-		ps.list = append(ps.list, part{first: device, last: device, simple: len(uses) == 0 && !pool.Shareable().Has(i)})
-	}
-}
-
-// refine makes classes of devices regardless of what they share into classes that take that into account.
-func (ps *parts) refine(s *search, classes []int32) {
-	devices := make([][]int, len(ps.list)) // by part, those that some request may take
-	for p, pool := range s.pools {
-		for i := range pool.Len() {
-			device := s.starts[p] + i
-			if slices.ContainsFunc(s.lanes, func(l lane) bool { return l.candidates.Has(device) || l.errors.Has(device) }) {
-				devices[ps.of[device]] = append(devices[ps.of[device]], device)
-			}
-		}
-	}
-	simple := int32(0)
-	for i := range ps.list {
-		if ps.list[i].simple {
-			simple = max(simple, classes[ps.list[i].first]+1)
-		}
-	}
-	known := make(map[string]int32)
-	for i := range ps.list {
-		if ps.list[i].simple {
-			continue
-		}
-		ps.list[i].shape = ps.shape(s, i, devices[i], classes)
-		for _, device := range devices[i] {
-			key := binary.AppendVarint(binary.AppendVarint(nil, int64(ps.list[i].shape)), int64(ps.places[device]))
-			classes[device] = simple + intern(known, key)
-		}
-	}
-	ps.first = simple + int32(len(known))
-}
-
-// shape describes the part, and finds the places of its devices.
-func (ps *parts) shape(s *search, n int, devices []int, classes []int32) int32 {
-	var shape []byte
-	counters := make(map[int]int) // counter → its number in the part, in the order in which devices use them
-	places := make(map[string]int32)
-	for _, device := range devices {
-		key := binary.AppendVarint(nil, int64(classes[device]))
-		for _, use := range s.usesOf(device) {
-			number, ok := counters[use.Counter]
-			if !ok {
-				number = len(counters)
-				counters[use.Counter] = number
-				shape = append(shape, 'c')
-				shape = s.countersOf(device)[use.Counter].Append(shape)
-			}
-			key = use.Amount.Append(binary.AppendVarint(key, int64(number)))
-		}
-		key = append(key, '/')
-		if s.ledger.shareable.Has(device) {
-			key = s.appendShare(key, device)
-		}
-		ps.places[device] = intern(places, key)
-		shape = binary.AppendVarint(append(shape, 'd'), int64(len(key)))
-		shape = append(shape, key...)
-	}
-	return intern(ps.shapes, shape)
-}
-
-// appendShare describes what matters about a shareable device: its room, what each alternative takes of it, and
-// whether it is shared already.
-func (s *search) appendShare(key []byte, device int) []byte {
-	p := s.poolOf(device)
-	n := len(s.pools[p].Capacity(device - s.starts[p]).Names)
-	shared := byte(0)
-	if s.isShared(device) {
-		shared = 1
-	}
-	key = append(key, shared)
-	for _, left := range s.roomOf(device)[:n] {
-		key = left.Append(key)
-	}
+// under are the devices that the alternatives under the constraint may take.
+func (s *search) under(c *constraint) bitset.Set {
+	set := s.newSet()
 	for _, a := range s.reqs.lanes {
-		if !s.lanes[a.lane].candidates.Has(device) {
-			continue
-		}
-		for _, takes := range s.takes(a, device) {
-			key = takes.Append(key)
+		if slices.Contains(a.constraints, c) {
+			set.Or(s.lanes[a.lane].candidates)
+			set.Or(s.lanes[a.lane].errors)
 		}
 	}
-	return key
+	return set
 }
 
-// isSimple tells whether the device is a part of its own and not shareable.
-func (ps *parts) isSimple(device int) bool { return ps.list[ps.of[device]].simple }
-
-// observe looks at what is picked of the parts that are not simple.
-func (ps *parts) observe(s *search) {
-	for _, n := range ps.dirty {
-		ps.picked[n] = ps.picked[n][:0]
-	}
-	ps.dirty = ps.dirty[:0]
-	for i, p := range s.picks {
-		n := ps.of[p.device]
-		if ps.list[n].simple {
-			continue
+// numberValues numbers the values of each constraint within each part, in the order of the devices. No value has 0, and
+// each one of an unknown kind a negative number that nothing else has.
+func (ps *parts) numberValues(s *search) {
+	unknown := int32(0)
+	for _, claim := range s.reqs.claims {
+		for _, c := range claim.constraints {
+			under, numbers := s.under(c), make([]int32, len(ps.of))
+			for n := range ps.list {
+				known := make(map[inventory.AttributeValue]int32)
+				for _, device := range ps.list[n].devices {
+					if !under.Has(device) {
+						continue
+					}
+					switch value := s.value(c, device); value.Kind {
+					case inventory.NoAttribute:
+					case inventory.UnknownKind:
+						unknown--
+						numbers[device] = unknown
+					default:
+						if known[value] == 0 {
+							known[value] = int32(len(known)) + 1
+						}
+						numbers[device] = known[value]
+					}
+				}
+			}
+			ps.values = append(ps.values, numbers)
 		}
-		if len(ps.picked[n]) == 0 {
-			ps.dirty = append(ps.dirty, n)
-		}
-		isFirst := !slices.ContainsFunc(s.picks[:i], func(other pick) bool { return other.device == p.device })
-		if isFirst { // all shares of a device are described together
-			ps.picked[n] = append(ps.picked[n], ps.describe(s, p.device))
-		}
-	}
-	for _, n := range ps.dirty {
-		slices.Sort(ps.picked[n])
 	}
 }
 
-// describe says what is picked of the device, in a form that is equal for devices of the same place of which the same
-// is picked. It is empty if nothing is.
-func (ps *parts) describe(s *search, device int) string {
-	var kinds []int
+// numberCounters numbers the counters that devices of each part use, in the order of the devices.
+func (ps *parts) numberCounters(s *search) {
+	if s.ledger.consumers == nil {
+		return
+	}
+	type counter struct{ pool, index int }
+	ps.counters = make([][]int32, len(ps.of))
+	most := 0
+	for n := range ps.list {
+		known := make(map[counter]int32)
+		for _, device := range ps.list[n].devices {
+			p := s.poolOf(device)
+			for _, use := range s.usesOf(device) {
+				key := counter{p, use.Counter}
+				if _, ok := known[key]; !ok {
+					known[key] = int32(len(known))
+				}
+				ps.counters[device] = append(ps.counters[device], known[key])
+			}
+		}
+		most = max(most, len(known))
+	}
+	ps.needed = make([]amount.Amount, most)
+}
+
+// sign describes a device in the eyes of the view: which alternatives may take it and how much of it, which values it has,
+// and what it uses of counters. Not ok means that none may take it.
+func (ps *parts) sign(s *search, v *view, device int) (sign []byte, ok bool) {
+	sign = ps.buffer[:0]
+	for _, lane := range v.lanes {
+		l := &s.lanes[lane]
+		candidate := l.candidates.Has(device)
+		if fails := l.errors.Has(device); fails {
+			sign = append(sign, '!')
+		} else if !candidate {
+			continue
+		}
+		a := s.reqs.lanes[lane]
+		sign = binary.AppendUvarint(sign, uint64(lane))
+		for _, c := range a.constraints {
+			sign = binary.AppendVarint(sign, int64(ps.values[c.index][device]))
+		}
+		if candidate && s.ledger.shareable.Has(device) {
+			for _, takes := range s.takes(a, device) {
+				sign = takes.Append(sign)
+			}
+		}
+	}
+	ok = len(sign) > 0
+	sign = append(sign, '/')
+	if s.ledger.consumers.Has(device) {
+		for i, use := range s.usesOf(device) {
+			sign = use.Amount.Append(binary.AppendUvarint(sign, uint64(ps.counters[device][i])))
+		}
+	}
+	ps.buffer = sign
+	return sign, ok
+}
+
+// status describes what is left of a device: 0 is all of a device that shares nothing.
+func (ps *parts) status(s *search, v *view, device int) int32 {
+	shareable := s.ledger.shareable.Has(device)
+	if !shareable && len(v.admin) == 0 {
+		return 0
+	}
+	status := ps.buffer[:0]
+	if shareable {
+		status = append(status, 's')
+		if s.isShared(device) {
+			status = append(status, '+')
+		}
+		p := s.poolOf(device)
+		for _, left := range s.roomOf(device)[:len(s.pools[p].Capacity(device-s.starts[p]).Names)] {
+			status = left.Append(status)
+		}
+	} else {
+		status = append(status, 'p')
+		if s.taken.Has(device) {
+			status = append(status, '-')
+		}
+		for _, claim := range v.admin {
+			if s.takenBy[claim].Has(device) {
+				status = binary.AppendUvarint(status, uint64(claim))
+			}
+		}
+	}
+	ps.buffer = status
+	return intern(ps.statuses, status)
+}
+
+// picked and unpicked forget what was found in the device's part.
+func (ps *parts) picked(device, change int) {
+	p := &ps.list[ps.of[device]]
+	p.view = nil
+	p.picks += change
+}
+
+// content is the number of what there is in the part; 0 means nothing, and no part has the same as another by
+// chance.
+func (ps *parts) content(s *search, v *view, n int32) int32 {
+	p := &ps.list[n]
+	if p.picks == 0 && v.initial[n] >= 0 {
+		return v.initial[n]
+	}
+	if p.view != v {
+		p.view, p.content = v, ps.find(s, v, p)
+	}
+	if p.picks == 0 {
+		v.initial[n] = p.content
+	}
+	return p.content
+}
+
+// find describes the part.
+func (ps *parts) find(s *search, v *view, p *part) int32 {
+	items, most := ps.items[:0], int32(-1)
+	for _, device := range p.devices {
+		if v.signs[device] < 0 || (len(v.admin) == 0 && s.taken.Has(device)) {
+			continue
+		}
+		if s.ledger.consumers.Has(device) && !s.isShared(device) {
+			uses, left := s.usesOf(device), s.countersOf(device)
+			if !affords(left, uses) {
+				continue // nor ever will be
+			}
+			for i, use := range uses {
+				counter := ps.counters[device][i]
+				for ; most < counter; most++ {
+					ps.needed[most+1] = amount.Amount{}
+				}
+				ps.needed[counter] = ps.needed[counter].Add(use.Amount)
+			}
+		}
+		items = append(items, item{v.signs[device], ps.status(s, v, device)})
+	}
+	ps.items = items
+	bound := ps.bound(s, v, p)
+	if len(items) == 0 && len(bound) == 0 {
+		return 0
+	}
+	slices.SortFunc(items, func(a, b item) int { return cmp.Or(cmp.Compare(a.sign, b.sign), cmp.Compare(a.status, b.status)) })
+	text := ps.buffer[:0]
+	for _, item := range items {
+		text = binary.AppendUvarint(binary.AppendUvarint(text, uint64(item.sign)), uint64(item.status))
+	}
+	text = append(text, 0)
+	if most >= 0 {
+		text = ps.appendLeft(s, v, p, text)
+	}
+	for _, b := range bound {
+		text = binary.AppendVarint(text, b)
+	}
+	ps.buffer = text
+	return intern(ps.known, text)
+}
+
+// appendLeft appends what is left of the counters that devices need, unless it is enough for all of them.
+func (ps *parts) appendLeft(s *search, v *view, p *part, text []byte) []byte {
+	for _, device := range p.devices {
+		if v.signs[device] < 0 || !s.ledger.consumers.Has(device) {
+			continue
+		}
+		left := s.countersOf(device)
+		for i, use := range s.usesOf(device) {
+			n := ps.counters[device][i]
+			if rest := left[use.Counter]; rest.Less(ps.needed[n]) {
+				text = rest.Append(binary.AppendUvarint(text, uint64(n)+1))
+				ps.needed[n] = amount.Least // once
+			}
+		}
+	}
+	return append(text, 0)
+}
+
+// bound lists the values of the part to which picks bind the constraints that still matter.
+func (ps *parts) bound(s *search, v *view, p *part) (bound []int64) {
+	if p.picks == 0 {
+		return nil
+	}
 	for _, pick := range s.picks {
-		if pick.device == device {
-			kinds = append(kinds, s.kindOf(pick.lane))
+		if &ps.list[ps.of[pick.device]] != p {
+			continue
+		}
+		for _, c := range s.reqs.lanes[pick.lane].constraints {
+			if v.bound[c.index] {
+				bound = append(bound, int64(c.index)<<32|int64(uint32(ps.values[c.index][pick.device])))
+			}
 		}
 	}
-	if len(kinds) == 0 {
-		return ""
-	}
-	slices.Sort(kinds)
-	text := binary.AppendVarint(nil, int64(ps.places[device]))
-	if s.ledger.shareable.Has(device) {
-		text = binary.AppendVarint(text, int64(len(kinds)))
-		for _, kind := range kinds {
-			text = binary.AppendVarint(text, int64(kind))
-		}
-	}
-	return string(text)
-}
-
-// kindOf tells alternatives apart by what a share for them takes.
-func (s *search) kindOf(lane int) int {
-	return slices.IndexFunc(s.reqs.lanes, func(a *alternative) bool { return a.matcher == s.reqs.lanes[lane].matcher })
-}
-
-func (ps *parts) appendPicked(key []byte, n int32) []byte {
-	for _, text := range ps.picked[n] {
-		key = append(binary.AppendVarint(key, int64(len(text))), text...)
-	}
-	return key
-}
-
-// class is the class of a device of a part that is not simple, for a request that takes devices from the number from
-// on. A part that the request may take only in part is like no other.
-func (ps *parts) class(s *search, device, from int) int32 {
-	ps.observe(s)
-	n := ps.of[device]
-	p := &ps.list[n]
-	key := binary.AppendVarint(nil, int64(p.shape))
-	if p.first < from {
-		key = binary.AppendVarint(append(key, '!'), int64(n))
-	}
-	key = binary.AppendVarint(key, int64(ps.places[device]))
-	own := ps.describe(s, device)
-	key = append(binary.AppendVarint(key, int64(len(own))), own...)
-	return ps.first + intern(ps.known, ps.appendPicked(key, n))
-}
-
-// appendStates appends what is picked of all parts that are not simple, regardless of which of those of equal shape
-// it is, for those that have a device for which matters says so.
-func (ps *parts) appendStates(s *search, key []byte, matters func(device int) bool) []byte {
-	ps.observe(s)
-	var states []int32
-	for _, n := range ps.dirty {
-		if ps.mattersAt(s, n, matters) {
-			states = append(states, intern(ps.states, ps.appendPicked(binary.AppendVarint(nil, int64(ps.list[n].shape)), n)))
-		}
-	}
-	slices.Sort(states)
-	key = binary.AppendUvarint(key, uint64(len(states)))
-	for _, state := range states {
-		key = binary.AppendUvarint(key, uint64(state))
-	}
-	return key
-}
-
-func (ps *parts) mattersAt(s *search, n int32, matters func(device int) bool) bool {
-	p := &ps.list[n]
-	for device := p.first; device <= p.last; device++ {
-		if ps.of[device] == n && s.isCandidate(device) && matters(device) {
-			return true
-		}
-	}
-	return false
-}
-
-func (s *search) isCandidate(device int) bool {
-	return slices.ContainsFunc(s.lanes, func(l lane) bool { return l.candidates.Has(device) })
+	slices.Sort(bound)
+	return slices.Compact(bound)
 }

@@ -46,10 +46,18 @@ func (s *search) next(l *lane, taken bitset.Set, from int) int {
 	return -1
 }
 
-func (s *search) countFrom(set, taken bitset.Set, from int) int {
+// countFrom counts what next would come to, without those excluded.
+func (s *search) countFrom(l *lane, taken, excluded bitset.Set, from int) int {
 	n := 0
 	for w := from / 64; w < s.words; w++ {
-		word := set[w] &^ taken[w]
+		word := l.candidates[w]
+		if l.errors != nil {
+			word |= l.errors[w]
+		}
+		word &^= taken[w]
+		if excluded != nil {
+			word &^= excluded[w]
+		}
 		if w == from/64 {
 			word &= ^uint64(0) << (uint(from) & 63)
 		}
@@ -80,6 +88,9 @@ func (s *search) pick(a *alternative, device int) bool {
 	}
 	s.used[a.request.claim]++
 	s.picks = append(s.picks, pick{lane: a.lane, device: device})
+	if s.classes != nil {
+		s.classes.picked(device, 1)
+	}
 	return true
 }
 
@@ -87,6 +98,9 @@ func (s *search) pick(a *alternative, device int) bool {
 func (s *search) unpick(a *alternative) {
 	device := s.picks[len(s.picks)-1].device
 	s.picks = s.picks[:len(s.picks)-1]
+	if s.classes != nil {
+		s.classes.picked(device, -1)
+	}
 	s.used[a.request.claim]--
 	s.refund(a, device)
 	stillTaken := false

@@ -14,6 +14,14 @@ type open struct {
 	candidates bitset.Set
 	wanted     int
 	admin      bool
+	// choices are the alternatives if there are several that may do.
+	choices []choice
+}
+
+// choice is one alternative of an open request.
+type choice struct {
+	candidates bitset.Set
+	wanted     int
 }
 
 // promising tells whether what is picked so far may lead to an answer. It checks necessary conditions only;
@@ -26,17 +34,44 @@ type open struct {
 //   - All open requests together must find enough devices without taking any twice (Hall's condition, decided
 //     by a flow over groups of devices that are open to the same requests).
 //   - What is left of counters and of capacity must do for all open requests together, each taking as little as
-//     it can (bounds.go).
+//     it can (bounds.go), and partitions must be packed into what they are parts of (pack.go).
+//   - With each value that a matchAttribute constraint may get, all this must be so for the devices of that value.
+//
+// The last two are looked at only once a request has all its devices, for they cost most.
 func (s *search) promising(i, k, from int) bool {
-	mark := len(s.arena)
-	arena := s.arena
-	defer func() {
-		// Sets made here are not needed any more.
+	defer s.keepArena()()
+	requests, ok := s.open(i, k, from)
+	if !ok || !s.isEnough(requests) {
+		return false
+	}
+	isWhole := len(requests) == 0 || i < 0 || requests[0].request != s.reqs.requests[s.order[i]]
+	if len(requests) < 2 || !isWhole {
+		return true
+	}
+	if s.classes != nil && s.ledger.consumers != nil && !s.packable(requests) {
+		return false
+	}
+	for _, claim := range s.reqs.claims {
+		budget := maxValues
+		if !s.assignable(i+1, requests, s.unbound(claim.constraints, requests), nil, &budget) {
+			return false
+		}
+	}
+	return true
+}
+
+// keepArena returns a function that gives back what sets are made until then.
+func (s *search) keepArena() func() {
+	mark, arena := len(s.arena), s.arena
+	return func() {
 		if &arena[:1][0] == &s.arena[:1][0] {
 			s.arena = s.arena[:mark]
 		}
-	}()
-	var requests []open
+	}
+}
+
+// open returns the open requests. Not ok means that one has too few devices to choose from.
+func (s *search) open(i, k, from int) (requests []open, ok bool) {
 	if i >= 0 {
 		r := s.reqs.requests[s.order[i]]
 		a := r.alternatives[s.chosen[r.index]]
@@ -48,6 +83,9 @@ func (s *search) promising(i, k, from int) bool {
 			if from/64 < s.words {
 				o.candidates[from/64] &= ^uint64(0) << (uint(from) & 63)
 			}
+			if s.classes != nil && k > 0 {
+				o.candidates.AndNot(s.classes.excluded[len(s.picks)-1])
+			}
 			requests = append(requests, o)
 		}
 	}
@@ -58,27 +96,162 @@ func (s *search) promising(i, k, from int) bool {
 			if s.lanes[a.lane].hopeless {
 				continue
 			}
-			candidates := s.available(a)
-			if wanted := s.lanes[a.lane].wanted; candidates.Count() >= wanted {
-				if o.wanted < 0 {
-					o.candidates, o.wanted = candidates, wanted
-				} else {
-					o.candidates.Or(candidates)
-					o.wanted = min(o.wanted, wanted)
-				}
-				o.admin = o.admin || a.admin
+			next := choice{candidates: s.available(a), wanted: s.lanes[a.lane].wanted}
+			if next.candidates.Count() < next.wanted {
+				continue
 			}
+			if o.wanted < 0 {
+				o.candidates, o.wanted = next.candidates, next.wanted
+			} else {
+				if o.choices == nil {
+					first := choice{candidates: s.newSet(), wanted: o.wanted}
+					copy(first.candidates, o.candidates)
+					o.choices = append(o.choices, first)
+				}
+				o.choices = append(o.choices, next)
+				o.candidates.Or(next.candidates)
+				o.wanted = min(o.wanted, next.wanted)
+			}
+			o.admin = o.admin || a.admin
 		}
 		if o.wanted < 0 {
-			return false
+			return nil, false
 		}
 		requests = append(requests, o)
 	}
 	for i := range requests {
 		if requests[i].candidates.Count() < requests[i].wanted {
+			return nil, false
+		}
+	}
+	return requests, true
+}
+
+// isFlow tells whether the open requests find their devices exactly if the constraints can have values with which a flow finds
+// them: if nothing is shared, no request has a choice, and no values must differ.
+func (s *search) isFlow(requests []open) bool {
+	for i := range requests {
+		o := &requests[i]
+		if len(o.request.alternatives) > 1 || o.request.alternatives[0].all || o.admin ||
+			o.candidates.Intersects(s.ledger.consumers) || o.candidates.Intersects(s.ledger.shareable) ||
+			o.candidates.Intersects(s.lanes[o.request.alternatives[0].lane].errors) ||
+			slices.ContainsFunc(o.request.alternatives[0].constraints, func(c *constraint) bool { return c.distinct }) {
 			return false
 		}
 	}
+	return len(requests) <= 64
+}
+
+// maxValues bounds for how many values of the constraints of one claim it is asked what would follow.
+const maxValues = 32
+
+// unbound are the matchAttribute constraints that have no value yet and that more than one device will be under.
+func (s *search) unbound(all []*constraint, requests []open) (constraints []*constraint) {
+	for _, c := range all {
+		if !c.distinct && len(s.bound[c.index].values) == 0 && wantedUnder(c, requests) > 1 {
+			constraints = append(constraints, c)
+		}
+	}
+	return constraints
+}
+
+func wantedUnder(c *constraint, requests []open) (total int) {
+	for i := range requests {
+		if o := &requests[i]; bindsAll(c, o) {
+			total += o.wanted
+		}
+	}
+	return total
+}
+
+// assignable tells whether the constraints may have values, all together, with which the open requests, those from the
+// i-th of the order on, find enough devices. It is true if that is not known after as many values as the budget has. Of values
+// that nothing can tell apart one is tried, unless they are of a part in which a constraint has a value already.
+func (s *search) assignable(i int, requests []open, constraints []*constraint, parts []int32, budget *int) bool {
+	if len(constraints) == 0 {
+		return true
+	}
+	c, rest := constraints[0], constraints[1:]
+	g := s.grouping(c)
+	if wanted := wantedUnder(c, requests); wanted == 0 || (wanted == 1 && !g.unknown.Empty()) {
+		return s.assignable(i, requests, rest, parts, budget)
+	}
+	type likeness struct{ content, value int32 }
+	var tried []likeness
+	for _, group := range g.sets {
+		narrowed, ok := s.narrow(requests, c, group)
+		if !ok {
+			continue
+		}
+		used := parts
+		if s.classes != nil {
+			device := group.Next(0)
+			for s.classes.of[device] < 0 || s.classes.values[c.index][device] == 0 {
+				device = group.Next(device + 1)
+			}
+			n := s.classes.of[device]
+			if !slices.Contains(parts, n) {
+				like := likeness{s.classes.content(s, s.classes.view(s, i), n), s.classes.values[c.index][device]}
+				if slices.Contains(tried, like) {
+					continue
+				}
+				tried = append(tried, like)
+			}
+			used = append(slices.Clip(parts), n)
+		}
+		if *budget--; *budget < 0 {
+			return true
+		}
+		if s.isEnough(narrowed) && (len(rest) > 0 || s.classes == nil || s.ledger.consumers == nil || s.packable(narrowed)) && s.assignable(i, narrowed, rest, used, budget) {
+			return true
+		}
+	}
+	return false
+}
+
+// narrow leaves the requests under the constraint only the devices of one value. Not ok means that these are too few.
+func (s *search) narrow(requests []open, c *constraint, group bitset.Set) (narrowed []open, ok bool) {
+	for i := range requests {
+		if o := &requests[i]; bindsAll(c, o) && o.candidates.AndCount(group) < o.wanted {
+			return nil, false
+		}
+	}
+	within := func(set bitset.Set) bitset.Set {
+		out := s.newSet()
+		copy(out, set)
+		out.And(group)
+		return out
+	}
+	narrowed = slices.Clone(requests)
+	for i := range narrowed {
+		o := &narrowed[i]
+		if !bindsAll(c, o) {
+			continue
+		}
+		if o.choices == nil {
+			o.candidates = within(o.candidates)
+			continue
+		}
+		choices := o.choices
+		o.candidates, o.wanted, o.choices = s.newSet(), -1, nil
+		for _, next := range choices {
+			if next.candidates = within(next.candidates); next.candidates.Count() >= next.wanted {
+				o.choices = append(o.choices, next)
+				o.candidates.Or(next.candidates)
+				if o.wanted < 0 || next.wanted < o.wanted {
+					o.wanted = next.wanted
+				}
+			}
+		}
+		if o.wanted < 0 {
+			return nil, false
+		}
+	}
+	return narrowed, true
+}
+
+// isEnough tells whether there may be enough devices for all of the requests.
+func (s *search) isEnough(requests []open) bool {
 	for _, claim := range s.reqs.claims {
 		for _, c := range claim.constraints {
 			if !s.satisfiable(c, requests) {
@@ -261,42 +434,42 @@ func (s *search) fitsGroup(c *constraint, o *open, group bitset.Set) bool {
 	return true
 }
 
-// enoughValues tells whether each open request under the constraint, and all together, find as many different
-// values as they want devices.
+// enoughValues tells whether the open requests under the constraint find as many different values as they want devices,
+// by a flow of requests to values.
 func (s *search) enoughValues(c *constraint, g *grouping, requests []open, total int) bool {
-	together := 0
-	for _, group := range g.sets {
-		for i := range requests {
-			if bindsAll(c, &requests[i]) && requests[i].candidates.Intersects(group) {
-				together++
-				break
-			}
-		}
-	}
 	// A device of unknown kind may come first.
 	spare := 0
 	if !g.unknown.Empty() {
 		spare = 1
 	}
-	if together+spare < total {
-		return false
-	}
+	f := &flow{}
+	var under []*open
 	for i := range requests {
-		o := &requests[i]
-		if !bindsAll(c, o) {
-			continue
+		if o := &requests[i]; bindsAll(c, o) && o.wanted > 0 && len(under) < 64 {
+			under = append(under, o)
+			f.wanted = append(f.wanted, o.wanted)
 		}
-		n := spare
-		for _, group := range g.sets {
+	}
+	values := 0
+	for _, group := range g.sets {
+		var mask uint64
+		for i, o := range under {
 			if o.candidates.Intersects(group) {
-				n++
+				mask |= 1 << i
 			}
 		}
-		if n < o.wanted {
-			return false
+		if mask != 0 {
+			f.add(mask)
+			values++
 		}
 	}
-	return true
+	if values+spare < total {
+		return false
+	}
+	if spare > 0 {
+		f.add(1<<len(under) - 1)
+	}
+	return f.saturates()
 }
 
 // bindsAll tells whether the constraint applies to the request whichever alternative it chooses.

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -16,13 +17,13 @@ import (
 // only what cannot contain the first answer:
 //
 //   - Necessary conditions that are cheap to check (promising.go) cut off what cannot be completed.
-//   - Of devices that nothing can tell apart only the first is tried for one place (class.go).
-//   - What led nowhere once is not tried again in another guise (class.go).
-//   - Of two requests that ask for the same, the earlier gets the earlier device.
+//   - Of devices that nothing can tell apart only the first is tried (class.go).
+//   - Whether the rest of the requests can be satisfied in a state is decided once, in the order of requests in which
+//     that is easiest, and remembered for all states that are alike (class.go, decide).
 //
-// The first attempt is greedy: it never takes a pick back. Only when it fails is the search started anew with
-// all shortcuts. Devices of all pools of the node are numbered in the order in which they are tried, each pool
-// starting at a multiple of 64.
+// There are three attempts, each with what the one before does without: the greedy one never takes a pick back; the
+// short one may take few steps; the thorough one has all shortcuts. Devices of all pools of the node are numbered in the
+// order in which they are tried, each pool starting at a multiple of 64.
 type search struct {
 	ctx   context.Context
 	reqs  *Requests
@@ -50,11 +51,15 @@ type search struct {
 	// order has the requests to satisfy, as indexes into reqs.requests.
 	order []int
 	steps int
-	// careful is false for the greedy attempt, which sets stuck where it would have to take a pick back.
+	// careful is false for the greedy attempt, which sets stuck where it would have to take a pick back. So does the
+	// short one after limit steps; there is none if that is 0.
 	careful bool
 	stuck   bool
-	classes *classes    // nil while not careful, or if devices cannot be told apart safely
-	groups  []*grouping // by constraint.index; made when first needed
+	limit   int
+	classes *classes // nil but in the thorough attempt
+	// deciding tells that any answer will do.
+	deciding bool
+	groups   []*grouping // by constraint.index; made when first needed
 
 	// What ended the search early, if anything did.
 	err           error
@@ -146,16 +151,28 @@ func (s *search) run() bool {
 	if !s.stuck {
 		return false
 	}
+	s.begin(s.order)
+	s.careful, s.stuck, s.limit = true, false, s.steps+shortAttempt
+	if s.request(0) {
+		return true
+	}
+	if !s.stuck {
+		return false
+	}
 	return s.thorough()
 }
 
-// thorough searches with all shortcuts, after the greedy attempt got stuck. It begins with the parts: if one
+// shortAttempt is how many steps the short attempt may take: it mostly ends after few, and the preparation of the
+// thorough one costs as much as some dozen.
+const shortAttempt = 24
+
+// thorough searches with all shortcuts, after the attempts before got stuck. It begins with the parts: if one
 // request or one claim cannot be satisfied even when it is alone, there is no need to vary what comes before.
 func (s *search) thorough() bool {
-	s.careful, s.stuck = true, false
-	s.resetLedger()
-	s.classify()
+	s.stuck, s.limit = false, 0
 	whole := s.order
+	s.begin(whole)
+	s.classify()
 	var parts [][]int
 	if len(whole) > 1 {
 		for _, r := range whole {
@@ -175,20 +192,110 @@ func (s *search) thorough() bool {
 	}
 	for _, part := range parts {
 		s.begin(part)
-		if !s.promising(-1, 0, 0) || !s.request(0) {
-			if s.err != nil {
-				return false
-			}
-			if s.selectorError == nil {
+		if !s.decide(0) {
+			if s.err == nil {
 				s.begin(whole)
-				return false
 			}
-			// Alone, the request came to a device that it might not come to otherwise.
-			s.selectorError = nil
+			return false
 		}
 	}
 	s.begin(whole)
 	return s.request(0)
+}
+
+// decide tells whether the requests from the i-th of the order on can be satisfied as things are, in which order ever.
+// It is true, too, if that depends on a device that cannot be judged, or on the order.
+func (s *search) decide(i int) bool {
+	rest := s.order[i:]
+	for _, r := range rest {
+		for _, a := range s.reqs.requests[r].alternatives {
+			if s.orderMatters(a) {
+				return true
+			}
+		}
+	}
+	if possible, known := s.decideByFlow(i); known {
+		return possible
+	}
+	order, picks := s.order, len(s.picks)
+	s.order = append(slices.Clone(order[:i]), s.hardestFirst(rest)...)
+	s.deciding = true
+	possible := s.promising(i-1, s.wantedBy(i-1), 0) && s.request(i)
+	s.deciding = false
+	for len(s.picks) > picks {
+		s.unpick(s.reqs.lanes[s.picks[len(s.picks)-1].lane])
+	}
+	s.order = order
+	if s.selectorError != nil {
+		// The first answer may be found before the search comes to that device.
+		s.selectorError = nil
+		return true
+	}
+	return possible && s.err == nil
+}
+
+// decideByFlow decides what is nothing but a choice of values and a flow, unless there are too many values.
+func (s *search) decideByFlow(i int) (possible, known bool) {
+	defer s.keepArena()()
+	requests, ok := s.open(i-1, s.wantedBy(i-1), 0)
+	if !ok || !s.isFlow(requests) {
+		return false, !ok
+	}
+	total := slices.Clone(s.used)
+	var constraints []*constraint
+	for i := range requests {
+		claim := requests[i].request.claim
+		if total[claim] += requests[i].wanted; total[claim] > resourceapi.AllocationResultsMaxSize {
+			return false, true
+		}
+	}
+	for _, claim := range s.reqs.claims {
+		constraints = append(constraints, s.unbound(claim.constraints, requests)...)
+	}
+	if !s.isEnough(requests) {
+		return false, true
+	}
+	budget := maxFlows
+	possible = s.assignable(i, requests, constraints, nil, &budget)
+	return possible, budget >= 0
+}
+
+// maxFlows is for how many values it is asked whether a flow finds devices, before they are searched for.
+const maxFlows = 500
+
+// wantedBy is how many devices the i-th request of the order got.
+func (s *search) wantedBy(i int) int {
+	if i < 0 {
+		return 0
+	}
+	r := s.reqs.requests[s.order[i]]
+	return s.lanes[r.alternatives[s.chosen[r.index]].lane].wanted
+}
+
+// hardestFirst orders requests so that it shows early what is impossible: those come first that have the fewest devices
+// to choose from for each that they want, a share of a device counting as many times as there could be such.
+func (s *search) hardestFirst(requests []int) []int {
+	choice := make([]float64, len(s.reqs.requests))
+	for _, r := range requests {
+		for _, a := range s.reqs.requests[r].alternatives {
+			l := &s.lanes[a.lane]
+			if a.all || l.hopeless {
+				continue
+			}
+			n := l.candidates.AndNotCount(s.ledger.shareable)
+			if s.ledger.shareable != nil {
+				for device := l.candidates.Next(0); device >= 0; device = l.candidates.Next(device + 1) {
+					if s.ledger.shareable.Has(device) {
+						n += s.sharesOf(a, device, 16)
+					}
+				}
+			}
+			choice[r] += float64(n) / float64(max(1, l.wanted))
+		}
+	}
+	sorted := slices.Clone(requests)
+	slices.SortStableFunc(sorted, func(a, b int) int { return cmp.Compare(choice[a], choice[b]) })
+	return sorted
 }
 
 // begin takes all picks back and sets which requests are to be satisfied.
@@ -202,11 +309,13 @@ func (s *search) begin(order []int) {
 	for i := range s.bound {
 		s.bound[i].values = s.bound[i].values[:0]
 	}
+	for _, pick := range s.picks {
+		if s.classes != nil {
+			s.classes.picked(pick.device, -1)
+		}
+	}
 	s.picks = s.picks[:0]
 	clear(s.used)
-	if s.classes != nil {
-		s.classes.begin(s)
-	}
 }
 
 // request satisfies the i-th request of the order and all later ones.
@@ -215,14 +324,21 @@ func (s *search) request(i int) bool {
 		return true
 	}
 	request := s.reqs.requests[s.order[i]]
-	twin := request.twin && i > 0 && s.order[i-1] == request.index-1 && !s.orderMatters(request.alternatives[0])
-	var known string
-	if s.classes != nil && !twin && i > 0 {
-		var dead bool
-		if known, dead = s.classes.dead(s, i); dead {
-			return false
+	var state string
+	if s.classes != nil {
+		state = s.classes.state(s, i)
+		possible, known := s.classes.known[state]
+		if !known && !s.deciding && len(s.order)-i > 1 {
+			possible, known = s.decide(i), s.err == nil
+			if known {
+				s.classes.remember(state, possible)
+			}
+		}
+		if known && (s.deciding || !possible) {
+			return possible
 		}
 	}
+	twin := s.classes == nil && request.twin && i > 0 && s.order[i-1] == request.index-1 && !s.orderMatters(request.alternatives[0])
 	for _, a := range request.alternatives {
 		l := &s.lanes[a.lane]
 		if l.hopeless || l.wanted > resourceapi.AllocationResultsMaxSize-s.used[request.claim] {
@@ -241,14 +357,17 @@ func (s *search) request(i int) bool {
 			ok = s.take(i, a, l, 0, from)
 		}
 		if ok {
+			if s.classes != nil && s.deciding {
+				s.classes.remember(state, true)
+			}
 			return true
 		}
 		if s.stopped() {
 			return false
 		}
 	}
-	if known != "" {
-		s.classes.bury(known)
+	if s.classes != nil {
+		s.classes.remember(state, false)
 	}
 	return false
 }
@@ -259,27 +378,30 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 	if k >= l.wanted {
 		return s.request(i + 1)
 	}
-	if s.steps++; s.steps%64 == 0 && s.ctx.Err() != nil {
+	s.steps++
+	if s.steps%16 == 0 && s.ctx.Err() != nil {
 		s.err = context.Cause(s.ctx)
 		return false
 	}
+	if s.limit > 0 && s.steps > s.limit {
+		s.stuck = true
+		return false
+	}
 	taken := s.takenFor(a)
-	left := s.countFrom(l.candidates, taken, from)
-	var tried []int32 // classes that led nowhere
+	var v *view
+	var excluded bitset.Set
+	if s.classes != nil {
+		v, excluded = s.classes.view(s, i), s.classes.exclude(s, k == 0)
+	}
 	for device := s.next(l, taken, from); device >= 0; device = s.next(l, taken, device+1) {
 		if l.errors.Has(device) {
 			return s.fail(a, device)
 		}
-		if left < l.wanted-k {
-			return false
+		if excluded.Has(device) {
+			continue
 		}
-		left--
-		if s.classes != nil {
-			class := s.classes.at(s, device, from)
-			if slices.Contains(tried, class) {
-				continue
-			}
-			tried = append(tried, class)
+		if s.countFrom(l, taken, excluded, device) < l.wanted-k {
+			return false
 		}
 		if !s.pick(a, device) {
 			continue
@@ -295,6 +417,14 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 			return false
 		}
 		s.unpick(a)
+		if s.classes != nil {
+			class := s.classes.at(s, v, device, from)
+			for other := s.next(l, taken, device+1); other >= 0; other = s.next(l, taken, other+1) {
+				if !excluded.Has(other) && s.classes.at(s, v, other, from) == class {
+					excluded.Add(other)
+				}
+			}
+		}
 	}
 	return false
 }

@@ -206,6 +206,12 @@ func TestSharedCountersAndCapacity(t *testing.T) {
 			world: mig().hold("n1/gpu-0-1-3", "n1/gpu-1-1-10").claim("c", firstOf("r", size("large", 4, 1), size("small", 2, 1))),
 			want:  []string{"r/small gpu-0-2-1"},
 		},
+		"an alternative that may do without counters beside one that may not": {
+			world: rig().node("n1", gpus(3, consumes(set, memory, "3", 0, 1))...).counters("n1", set, memory, "3").
+				claim("c", exactly("r", 1, `device.attributes["a.example.com"].index == 0`)).
+				claim("d", firstOf("s", exactly("any", 1), exactly("large", 1, `device.attributes["a.example.com"].index < 2`))),
+			want: []string{"r gpu-0", "s/any gpu-2"},
+		},
 		"partitions of one GPU by matchAttribute": {
 			world: mig().hold("n1/gpu-0-1-3").claim("c", size("r", 2, 2)).matchAttribute("a.example.com/gpu"),
 			want:  []string{"r gpu-1-2-8", "r gpu-1-2-9"},
