@@ -42,9 +42,9 @@ func (f floors) judge(c comparison, t times) string {
 		return fmt.Sprintf("takes longer than %v", c.limit)
 	case c.limit > 0:
 		return ""
-	case t.ratio() < c.target:
+	case t.ratio < c.target:
 		return fmt.Sprintf("misses the target of %.0f×", c.target)
-	case t.ratio() < tolerance*f[c.name]:
+	case t.ratio < tolerance*f[c.name]:
 		return fmt.Sprintf("was %.0f×", f[c.name])
 	}
 	return ""

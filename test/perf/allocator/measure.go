@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"syscall"
@@ -17,26 +18,33 @@ import (
 )
 
 const (
-	// rounds is how often the two take turns.
-	rounds = 7
 	// sample is how long ours is repeated for one time, because a single run is too short for the clock.
-	sample = 50 * time.Millisecond
+	sample = 20 * time.Millisecond
 	// upstreamLimit ends upstream's search where there is nothing to be found.
-	upstreamLimit = 2 * time.Second
+	upstreamLimit = time.Second
+	// minRounds and maxRounds are how often the two take turns, and maxCPU is the time after which no further round
+	// begins. Within these, rounds are added until the median is known to precision.
+	minRounds, maxRounds = 9, 101
+	maxCPU               = 4 * time.Second
+	precision            = 0.02
 )
 
-// times are medians.
+// times are medians over all rounds.
 type times struct {
 	upstream, ours time.Duration
+	// ratio is the median of what upstream took by what ours took right after it: what slows down both for a while,
+	// as another process on the machine does, cancels out.
+	ratio float64
+	// rounds is how many it took, and spread by which part of itself the ratio may be off.
+	rounds int
+	spread float64
 	// timedOut tells that upstream was stopped, so that its time is a lower bound.
 	timedOut bool
 	// fit and upstreamFit are the numbers of nodes that the pod fits on.
 	fit, upstreamFit int
 }
 
-func (t times) ratio() float64 { return float64(t.upstream) / float64(t.ours) }
-
-// compare lets the two take turns, and makes sure that they give the same answer.
+// compare lets the two take turns, and makes sure that they give the same answer. Where upstream finds no end it has one turn.
 func compare(c comparison) (times, error) {
 	w := c.world()
 	w.informed()
@@ -45,35 +53,53 @@ func compare(c comparison) (times, error) {
 		return times{}, fmt.Errorf("ours: %w", err)
 	}
 	out := times{fit: fit, upstreamFit: fit}
-	limit, turns := time.Minute, rounds
+	limit := time.Minute
 	if c.limit > 0 {
-		limit, turns = upstreamLimit, 1
+		limit = upstreamLimit
 	}
 	var upstream, ours []time.Duration
-	for range turns {
-		runtime.GC()
-		began := cpuTime()
-		n, err := w.filterUpstream(limit)
-		upstream = append(upstream, cpuTime()-began)
-		switch {
-		case errors.Is(err, context.DeadlineExceeded):
-			out.timedOut = true
-		case err != nil:
-			return out, fmt.Errorf("upstream: %w", err)
-		default:
-			out.upstreamFit = n
+	var ratios []float64
+	for began := cpuTime(); !enough(ratios, cpuTime()-began); {
+		if c.limit == 0 || len(upstream) == 0 {
+			runtime.GC()
+			before := cpuTime()
+			n, err := w.filterUpstream(limit)
+			upstream = append(upstream, cpuTime()-before)
+			switch {
+			case errors.Is(err, context.DeadlineExceeded):
+				out.timedOut = true
+			case err != nil:
+				return out, fmt.Errorf("upstream: %w", err)
+			default:
+				out.upstreamFit = n
+			}
 		}
 		runtime.GC()
 		ours = append(ours, perRun(func() { _, err = w.filterOurs() }))
 		if err != nil {
 			return out, fmt.Errorf("ours: %w", err)
 		}
+		ratios = append(ratios, float64(upstream[len(upstream)-1])/float64(ours[len(ours)-1]))
 	}
-	for len(ours) < rounds {
-		ours = append(ours, perRun(func() { _, _ = w.filterOurs() }))
-	}
-	out.upstream, out.ours = median(upstream), median(ours)
+	out.upstream, out.ours, out.ratio = median(upstream), median(ours), median(ratios)
+	out.rounds, out.spread = len(ratios), spread(ratios)
 	return out, nil
+}
+
+// enough tells whether no further round is needed, or none may begin.
+func enough(ratios []float64, used time.Duration) bool {
+	if len(ratios) < minRounds {
+		return false
+	}
+	return len(ratios) >= maxRounds || used > maxCPU || spread(ratios) <= precision
+}
+
+// spread is by which part of itself the median may be off: half the distance between the quartiles, by the root of the
+// number of values.
+func spread(values []float64) float64 {
+	sorted := slices.Sorted(slices.Values(values))
+	n := len(sorted)
+	return (sorted[n*3/4] - sorted[n/4]) / 2 / math.Sqrt(float64(n)) / sorted[n/2]
 }
 
 // perRun repeats run for at least one sample, after once to warm up, and returns the CPU time of one.
@@ -177,26 +203,49 @@ func liveHeap() int64 {
 	return int64(stats.HeapAlloc)
 }
 
-// claimEvent is the time of one claim's allocation or release applied to the index, and the view taken from it.
-func claimEvent(nodes int) time.Duration {
-	index := usage.NewIndex()
-	for i := range nodes {
-		index.Set(holder(i), allocation(resourceapi.DeviceRequestAllocationResult{
-			Request: "r", Driver: driver, Pool: fmt.Sprintf("node-%05d", i), Device: "gpu-0",
-		}), nil)
-	}
+// claimEvents is the time, at each number of nodes, of one claim's allocation or release applied to the index, and the view taken
+// from it. Growth is how much longer that takes than at the first number. All take turns.
+func claimEvents(nodes []int) (took []time.Duration, growth []float64) {
 	claim := usage.ClaimRef{UID: "claim", Namespace: "default", Name: "claim"}
-	taken := allocation(resourceapi.DeviceRequestAllocationResult{Request: "r", Driver: driver, Pool: fmt.Sprintf("node-%05d", nodes/2), Device: "gpu-1"})
 	var view usage.View
-	var out []time.Duration
-	for range rounds {
-		out = append(out, perRun(func() {
-			index.Set(claim, taken, nil)
-			view = index.View()
-			index.Set(claim, nil, nil)
-			view = index.View()
-		})/2)
+	var indexes []*usage.Index
+	// Events are about nodes from all over the index, for not all of it is in the processor's cache.
+	allocations := make([][]*resourceapi.AllocationResult, len(nodes))
+	for i, n := range nodes {
+		for event := range 500 {
+			allocations[i] = append(allocations[i], allocation(resourceapi.DeviceRequestAllocationResult{
+				Request: "r", Driver: driver, Pool: fmt.Sprintf("node-%05d", event*n/500), Device: "gpu-1",
+			}))
+		}
+		index := usage.NewIndex()
+		for i := range n {
+			index.Set(holder(i), allocation(resourceapi.DeviceRequestAllocationResult{
+				Request: "r", Driver: driver, Pool: fmt.Sprintf("node-%05d", i), Device: "gpu-0",
+			}), nil)
+		}
+		indexes = append(indexes, index)
+	}
+	times, ratios := make([][]time.Duration, len(nodes)), make([][]float64, len(nodes))
+	began := cpuTime()
+	for {
+		for i, index := range indexes {
+			event := 0
+			times[i] = append(times[i], perRun(func() {
+				event = (event + 1) % len(allocations[i])
+				index.Set(claim, allocations[i][event], nil)
+				view = index.View()
+				index.Set(claim, nil, nil)
+				view = index.View()
+			})/2)
+			ratios[i] = append(ratios[i], float64(times[i][len(times[i])-1])/float64(times[0][len(times[0])-1]))
+		}
+		if enough(ratios[len(nodes)-1], cpuTime()-began) {
+			break
+		}
 	}
 	runtime.KeepAlive(view)
-	return median(out)
+	for i := range nodes {
+		took, growth = append(took, median(times[i])), append(growth, median(ratios[i]))
+	}
+	return took, growth
 }
