@@ -28,7 +28,7 @@ func main() {
 	flag.Float64Var(&o.atLeast, "at-least", 90, "percentage of mutants that must be killed")
 	flag.IntVar(&o.parallel, "parallel", runtime.NumCPU(), "test binaries that run at a time")
 	flag.IntVar(&o.every, "every", 1, "try only every n-th mutant, for a quick look")
-	flag.DurationVar(&o.patience, "patience", time.Minute, "how long tests may run without ending")
+	flag.DurationVar(&o.patience, "patience", 30*time.Second, "how long tests may run without ending")
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run does")
 	flag.StringVar(&o.only, "only", "", "try only mutants whose name contains this")
 	flag.BoolVar(&o.seedsOnly, "seeds", false, "try only the seeded bugs, and list all tests that catch each")

@@ -92,7 +92,12 @@ func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes,
 			if test == "" {
 				one.run = o.run
 			}
-			r := try(ctx, one, t, binary, 0)
+			var flags []string
+			if test != "" { // in full: what depends on the scheduler takes some rounds
+				one.patience *= 6
+				flags = []string{"-test.short=false", "-test.failfast"}
+			}
+			r := try(ctx, one, t, binary, 0, flags...)
 			if test != "" && !r.killed {
 				ok = false
 				caught = append(caught, "NOT by "+test)

@@ -29,8 +29,9 @@ type walk struct {
 	mutants  *[]mutant
 	edits    []edit
 	function string
-	result   *types.Signature // of the function around
-	names    map[string]int   // to tell equal ones apart
+	result   *types.Signature  // of the function around
+	names    map[string]int    // to tell equal ones apart
+	paired   map[ast.Stmt]bool // Unlocks that are dropped with their Lock
 }
 
 func (w *walk) mutant(at ast.Node, format string, args ...any) (id int) {
@@ -83,8 +84,9 @@ func (w *walk) statement(s ast.Stmt, free bool, rest []ast.Stmt) {
 		if w.isLog(s.X) {
 			return
 		}
-		w.lock(s, rest)
-		w.drop(s)
+		if !w.lock(s, rest) {
+			w.drop(s)
+		}
 		w.expression(s.X)
 	case *ast.AssignStmt:
 		if s.Tok != token.DEFINE {
@@ -96,7 +98,9 @@ func (w *walk) statement(s ast.Stmt, free bool, rest []ast.Stmt) {
 	case *ast.IncDecStmt, *ast.SendStmt, *ast.GoStmt, *ast.BranchStmt:
 		w.drop(s)
 	case *ast.DeferStmt:
-		w.drop(s)
+		if !w.paired[s] {
+			w.drop(s)
+		}
 		w.expression(s.Call)
 	case *ast.ReturnStmt:
 		w.returns(s, free)
@@ -160,19 +164,24 @@ func (w *walk) drop(s ast.Stmt) {
 	w.wrap(s, fmt.Sprintf("if !mutantIs(%d) { ", id), " }")
 }
 
-// lock drops a Lock together with the deferred Unlock that follows it. Alone,
-// either would be a fatal error or a deadlock.
-func (w *walk) lock(s *ast.ExprStmt, rest []ast.Stmt) {
+// lock drops a Lock together with the deferred Unlock that follows it, if there
+// is one. Alone, either is a fatal error or a deadlock, which proves nothing and
+// takes long.
+func (w *walk) lock(s *ast.ExprStmt, rest []ast.Stmt) bool {
 	if len(rest) < 2 || !strings.HasSuffix(w.text(s), ".Lock()") {
-		return
+		return false
 	}
-	if unlock, ok := rest[1].(*ast.DeferStmt); ok && strings.HasSuffix(w.text(unlock), ".Unlock()") {
-		id := w.mutant(s, "drop %s with its Unlock", w.text(s))
-		(*w.mutants)[id-1].needsRace = true
-		for _, s := range rest[:2] {
-			w.wrap(s, fmt.Sprintf("if !mutantIs(%d) { ", id), " }")
-		}
+	unlock, ok := rest[1].(*ast.DeferStmt)
+	if !ok || !strings.HasSuffix(w.text(unlock), ".Unlock()") {
+		return false
 	}
+	id := w.mutant(s, "drop %s with its Unlock", w.text(s))
+	(*w.mutants)[id-1].needsRace = true
+	for _, s := range rest[:2] {
+		w.wrap(s, fmt.Sprintf("if !mutantIs(%d) { ", id), " }")
+	}
+	w.paired[unlock] = true
+	return true
 }
 
 // returns mutates a return: other results, or none of it where control may go on.

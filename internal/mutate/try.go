@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"go/ast"
 	"io"
 	"os"
 	"os/exec"
@@ -90,7 +91,7 @@ func (t *target) mutate(work string) ([]mutant, string, error) {
 		return os.WriteFile(path, []byte(text), 0o600)
 	}
 	for _, s := range t.files {
-		w := &walk{target: t, source: s, mutants: &mutants, names: map[string]int{}}
+		w := &walk{target: t, source: s, mutants: &mutants, names: map[string]int{}, paired: map[ast.Stmt]bool{}}
 		w.file()
 		if err := write(s.name, w.mutated()); err != nil {
 			return nil, "", err
@@ -179,6 +180,9 @@ func tryAll(ctx context.Context, o options, ids []int, try func(id int) result) 
 				r := try(id)
 				mutex.Lock()
 				results[id] = r
+				if len(results)%50 == 0 {
+					fmt.Fprintf(os.Stderr, "%d of %d tried\n", len(results), len(ids))
+				}
 				mutex.Unlock()
 			}
 		})

@@ -77,7 +77,7 @@ func behindFaults(t *testing.T, seed uint64, seen map[string]int) *history {
 	})
 	working.Wait()
 
-	time.Sleep(10 * time.Minute) // until the Reflector has outlived all faults
+	time.Sleep(3 * time.Minute) // until the Reflector has outlived all faults
 	got := map[string]*resourceapi.ResourceClaim{}
 	for _, name := range w.names {
 		if c := reader.get(name); c != nil {
@@ -300,10 +300,10 @@ func (s *faultyServer) feed(ctx context.Context, stream *faultyWatch, seen int) 
 			s.saw("410")
 			send(watch.Error, &apierrors.NewResourceExpired("too old").ErrStatus)
 			return
-		case choice == 0 && now > seen:
+		case choice < 4 && now > seen:
 			s.saw("watch closed")
 			return
-		case choice == 1 && now > seen:
+		case choice == 4 && now > seen:
 			time.Sleep(5 * time.Second) // lags until much has happened
 		case seen == now:
 			s.saw("bookmark")
