@@ -33,7 +33,7 @@ type standings map[types.UID]*standing
 // position has been observed. It returns the standing if the claim has just been
 // allocated.
 func (s standings) event(claim *resourceapi.ResourceClaim, position string) *standing {
-	if position != "" && !newer(claim.ResourceVersion, position) {
+	if !newer(claim.ResourceVersion, position) {
 		return nil // brought again: what came after it is known
 	}
 	allocation := claim.Status.Allocation
@@ -60,7 +60,7 @@ func (s standings) event(claim *resourceapi.ResourceClaim, position string) *sta
 // If the list is from before position, the API server has lost what we know, and
 // nothing can be said about any order.
 func (s standings) list(claims []*resourceapi.ResourceClaim, position, version string) standings {
-	wentBack := position != "" && newer(position, version)
+	wentBack := newer(position, version) // or this is the first list, which comes to the same
 	next := make(standings, len(s))
 	for _, claim := range claims {
 		allocation := claim.Status.Allocation
@@ -93,5 +93,5 @@ func (s *standing) holds(device usage.DeviceID, share *types.UID) bool {
 
 // sameAllocation compares with the time of the allocation.
 func sameAllocation(a, b *resourceapi.AllocationResult) bool {
-	return a == b || apiequality.Semantic.DeepEqual(a, b)
+	return apiequality.Semantic.DeepEqual(a, b)
 }

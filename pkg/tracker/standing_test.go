@@ -72,6 +72,10 @@ func TestAllocatedAt(t *testing.T) {
 			steps: []storeStep{seesList(10), sees(claim("a", "ua", 12, gpu0)), seesList(20, claim("a", "ua", 17, gpu1))},
 			want:  Order{"12", "17"},
 		},
+		"and nothing about what it was before": {
+			steps: []storeStep{seesList(10), sees(claim("a", "ua", 12, gpu0)), sees(claim("b", "ub", 14)), seesList(20, claim("a", "ua", 17, gpu1))},
+			want:  Order{"14", "17"},
+		},
 		"the same allocation after a gap may be the old one or written anew": {
 			steps: []storeStep{seesList(10), sees(claim("a", "ua", 12, gpu0)), sees(claim("b", "ub", 15)), seesList(20, claim("a", "ua", 17, gpu0))},
 			want:  Order{"12", "17"},
@@ -181,11 +185,13 @@ func TestOrder(t *testing.T) {
 // asked, and answers Fits from then on if it is told to.
 type exclusive struct {
 	asked int
+	last  Case
 	blind bool
 }
 
 func (j *exclusive) Judge(c Case) Verdict {
 	j.asked++
+	j.last = c
 	v := Verdict{Outcome: Fits}
 	for i := range c.Allocation.Devices.Results {
 		device := usage.DeviceOf(&c.Allocation.Devices.Results[i])
@@ -328,6 +334,52 @@ func TestVerdictIsFinalOnceItFits(t *testing.T) {
 	}
 	if judge.asked != asked {
 		t.Errorf("the judge was asked again")
+	}
+}
+
+// What is judged is kept as long as lists bring the very same object.
+func TestVerdictOutlivesListsThatBringTheSame(t *testing.T) {
+	for name, first := range map[string]storeStep{"event": sees(claim("a", "ua", 12, gpu0)), "list": seesList(12, claim("a", "ua", 12, gpu0))} {
+		t.Run(name, func(t *testing.T) {
+			judge := &exclusive{}
+			tr := New(newTracker(t).logger, WithJudge(judge))
+			relist(t, tr, 10)
+			first(t, tr)
+			ask := func() {
+				t.Helper()
+				if got, err := tr.Verdict(usage.ClaimRef{UID: "ua"}, allocation(gpu0), usage.View{}); err != nil || got.Outcome != Fits {
+					t.Errorf("Verdict() = %v, %v", got, err)
+				}
+			}
+			ask()
+			relist(t, tr, 20, claim("a", "ua", 12, gpu0))
+			ask()
+			if judge.asked != 1 {
+				t.Errorf("the judge was asked %d times", judge.asked)
+			}
+			relist(t, tr, 30, claim("a", "ua", 25, gpu0))
+			ask()
+			if judge.asked != 2 {
+				t.Errorf("the judge was asked %d times, but the claim has changed in a gap", judge.asked)
+			}
+			if want := usage.RefOf(claim("a", "ua", 0)); judge.last.Claim != want || len(judge.last.Allocation.Devices.Results) != 1 {
+				t.Errorf("the judge was asked about %v", judge.last.Claim)
+			}
+		})
+	}
+}
+
+// Another share of the same device is another allocation.
+func TestVerdictIsAboutShares(t *testing.T) {
+	tr := New(newTracker(t).logger, WithJudge(&exclusive{}))
+	c := claim("a", "ua", 12)
+	c.Status.Allocation = shared(gpu0, "s1")
+	relist(t, tr, 20, c)
+	if _, err := tr.Verdict(usage.RefOf(c), shared(gpu0, "s1"), usage.View{}); err != nil {
+		t.Error(err)
+	}
+	if _, err := tr.Verdict(usage.RefOf(c), shared(gpu0, "s2"), usage.View{}); !errors.Is(err, ErrDeallocated) {
+		t.Errorf("another share: %v", err)
 	}
 }
 
