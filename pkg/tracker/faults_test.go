@@ -77,7 +77,7 @@ func behindFaults(t *testing.T, seed uint64, seen map[string]int) *history {
 	})
 	working.Wait()
 
-	time.Sleep(3 * time.Minute) // until the Reflector has outlived all faults
+	time.Sleep(30 * time.Minute) // until the Reflector has outlived all faults
 	got := map[string]*resourceapi.ResourceClaim{}
 	for _, name := range w.names {
 		if c := reader.get(name); c != nil {
@@ -300,15 +300,15 @@ func (s *faultyServer) feed(ctx context.Context, stream *faultyWatch, seen int) 
 			s.saw("410")
 			send(watch.Error, &apierrors.NewResourceExpired("too old").ErrStatus)
 			return
-		case choice < 4 && now > seen:
+		case choice < 3 && now > seen:
 			s.saw("watch closed")
 			return
-		case choice == 4 && now > seen:
+		case choice == 3 && now > seen:
 			time.Sleep(5 * time.Second) // lags until much has happened
 		case seen == now:
 			s.saw("bookmark")
 			send(watch.Bookmark, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.Itoa(seen)}})
-			time.Sleep(time.Second)
+			time.Sleep(time.Duration(1+s.chance(20)) * time.Second)
 		default:
 			seen++
 			kind, claim := changed(s.world.at(seen-1), s.world.at(seen), seen)
