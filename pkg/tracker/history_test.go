@@ -241,7 +241,7 @@ func (h *history) deliver() (stop func()) {
 // The last claim that a history tells of.
 const (
 	lastUID      types.UID = "last"
-	lastRevision           = 1_000_000
+	lastRevision int       = 1_000_000
 )
 
 // judge fails the test if no order of the operations that is compatible with
