@@ -87,6 +87,8 @@ func TestControlPlane(t *testing.T) {
 		}
 	})
 	t.Run("the stock scheduler binds a pod", func(t *testing.T) { testStockScheduler(t, c) })
+	t.Run("a crashed kube-apiserver comes back with its keys", func(t *testing.T) { testCrashAPIServer(t, c) })
+	t.Run("a paused etcd answers when it is resumed", func(t *testing.T) { testPauseEtcd(t, c) })
 	t.Run("a scheduler that refuses its configuration says why", func(t *testing.T) {
 		file := filepath.Join(t.TempDir(), "config.yaml")
 		writeTestFile(t, file, "unknownField: 1\n")

@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -32,6 +33,10 @@ type plane struct {
 	ports   []*Port
 	logs    []*os.File
 	started chan struct{} // closed when envtest's Start has returned
+
+	// mu is held while kube-apiserver is started again, and to stop.
+	mu      sync.Mutex
+	stopped bool
 }
 
 // pidFile is where a process started by envtest leaves its process id, which
@@ -88,7 +93,7 @@ func (c *Cluster) preparePlane() (*plane, error) {
 }
 
 func (c *Cluster) prepareEtcd(p *plane) (*envtest.Etcd, error) {
-	port, log, path, err := c.prepareChild(p, "etcd", c.binaries.Etcd())
+	port, log, path, err := c.prepareChild(p, etcdName, c.binaries.Etcd())
 	if err != nil {
 		return nil, err
 	}
@@ -115,7 +120,7 @@ func (c *Cluster) prepareEtcd(p *plane) (*envtest.Etcd, error) {
 }
 
 func (c *Cluster) prepareAPIServer(p *plane) (*envtest.APIServer, error) {
-	port, log, path, err := c.prepareChild(p, "kube-apiserver", c.binaries.KubeAPIServer())
+	port, log, path, err := c.prepareChild(p, apiServerName, c.binaries.KubeAPIServer())
 	if err != nil {
 		return nil, err
 	}
@@ -254,6 +259,10 @@ func (p *plane) stop() error {
 		p.signal(syscall.SIGKILL)
 		<-p.started
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.stopped = true
+	p.signal(syscall.SIGCONT) // what is paused would not end
 	var errs []error
 	for _, pid := range p.pids {
 		if pid.read() != 0 && !pid.alive() && p.ready() {
