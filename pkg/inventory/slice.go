@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"fmt"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -98,6 +99,28 @@ func (s *Slice) learnCapacity(device *resourceapi.Device, i int) {
 		s.capacities = make([]*Capacity, n)
 	}
 	s.capacities[i] = capacityOf(device)
+}
+
+// withoutTaint returns the object without NoSchedule taints that have the key: the object itself if there are none.
+// So a slice on which nothing else changes is not even a new one.
+func withoutTaint(object *resourceapi.ResourceSlice, key string) *resourceapi.ResourceSlice {
+	own := func(t resourceapi.DeviceTaint) bool {
+		return t.Key == key && t.Effect == resourceapi.DeviceTaintEffectNoSchedule
+	}
+	out := object
+	for i := range object.Spec.Devices {
+		taints := object.Spec.Devices[i].Taints
+		if key == "" || !slices.ContainsFunc(taints, own) {
+			continue
+		}
+		if out == object {
+			shallow := *object
+			shallow.Spec.Devices = slices.Clone(object.Spec.Devices)
+			out = &shallow
+		}
+		out.Spec.Devices[i].Taints = slices.DeleteFunc(slices.Clone(taints), own)
+	}
+	return out
 }
 
 // holdsCounters tells whether the slice defines counter sets; its devices do not count then.

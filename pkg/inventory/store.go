@@ -41,6 +41,9 @@ func DefaultFeatures() Features {
 // Options configure a Store. The zero value of a number means its default.
 type Options struct {
 	Features Features
+	// OwnTaint is the key of a taint with effect NoSchedule that is ignored, as if every request tolerated it: it tells
+	// other schedulers to leave devices alone. Empty: none. Other effects, and other taints on the same device, count.
+	OwnTaint string
 	// MaxSelectors bounds the different CEL selectors kept compiled, with their results. Default 128.
 	MaxSelectors int
 	// MaxMatchers bounds the different combinations of selectors and tolerations whose results are kept.
@@ -51,6 +54,7 @@ type Options struct {
 // Store takes in events and gives out views. All methods may be called by any goroutine.
 type Store struct {
 	features Features
+	ownTaint string
 	current  atomic.Pointer[View]
 
 	mu      sync.Mutex
@@ -86,6 +90,7 @@ func NewStore(opts Options) *Store {
 	}
 	s := &Store{
 		features: opts.Features,
+		ownTaint: opts.OwnTaint,
 		slices:   make(map[string]*Slice),
 		members:  make(map[PoolID]map[string]*Slice),
 	}
@@ -114,6 +119,7 @@ func (s *Store) Stats() Stats {
 func (s *Store) SetSlice(object *resourceapi.ResourceSlice) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	object = withoutTaint(object, s.ownTaint)
 	old := s.slices[object.Name]
 	if old != nil && (old.Object == object || apiequality.Semantic.DeepEqual(&old.Object.Spec, &object.Spec)) {
 		return
