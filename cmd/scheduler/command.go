@@ -72,14 +72,15 @@ func run(ctx context.Context, cmd *cobra.Command, opts *options.Options) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	var registered []app.Option
-	for name, factory := range plugins.NewRegistry() {
+	set := plugins.NewSet()
+	for name, factory := range set.Registry() {
 		registered = append(registered, app.WithPlugin(name, factory))
 	}
 	config, scheduler, err := app.Setup(ctx, opts, registered...)
 	if err != nil {
 		return fmt.Errorf("set up the scheduler: %w", err)
 	}
-	if err := plugins.Validate(scheduler.Profiles); err != nil {
+	if err := set.Adopt(scheduler); err != nil {
 		return err
 	}
 	if mutable, ok := gates.(featuregate.MutableFeatureGate); ok {

@@ -2,9 +2,13 @@ package plugins
 
 import (
 	"context"
+	"fmt"
 
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler"
+	internalqueue "k8s.io/kubernetes/pkg/scheduler/backend/queue"
 	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 
 	// Registers the arguments' types.
@@ -12,13 +16,49 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 )
 
-// NewRegistry returns the plugins for one scheduler. All its profiles share one account of who holds which
-// device. A second scheduler in the same process needs a registry of its own.
-func NewRegistry() frameworkruntime.Registry {
-	shared := deviceclaims.NewShared()
+// Set is the plugins of one scheduler. All its profiles share one account of who holds which device. A second
+// scheduler in the same process needs a set of its own.
+type Set struct {
+	shared *deviceclaims.Shared
+}
+
+// NewSet returns the plugins for one scheduler.
+func NewSet() *Set { return &Set{shared: deviceclaims.NewShared()} }
+
+// NewRegistry is the registry of a new set, for a scheduler that is not adopted: a test's or a benchmark's.
+func NewRegistry() frameworkruntime.Registry { return NewSet().Registry() }
+
+// Registry has the plugins by name.
+func (s *Set) Registry() frameworkruntime.Registry {
 	return frameworkruntime.Registry{
 		deviceclaims.Name: func(ctx context.Context, args runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
-			return deviceclaims.New(ctx, args, handle, shared)
+			return deviceclaims.New(ctx, args, handle, s.shared)
 		},
 	}
+}
+
+// Adopt completes a scheduler that was made with the registry, before it runs. It refuses profiles that [Validate]
+// refuses, and has what only a scheduler that leads may do begin when that scheduler runs.
+func (s *Set) Adopt(sched *scheduler.Scheduler) error {
+	if err := Validate(sched.Profiles); err != nil {
+		return err
+	}
+	if sched.SchedulingQueue == nil {
+		return fmt.Errorf("the scheduler has no scheduling queue")
+	}
+	sched.SchedulingQueue = leadingQueue{sched.SchedulingQueue, s.shared.Lead}
+	return nil
+}
+
+// leadingQueue tells when its scheduler begins to schedule. With leader election, several replicas have all their
+// plugins and caches ready, and only the leader's queue is run; kube-scheduler tells plugins in no other way. A
+// scheduler that loses the lead ends its process.
+type leadingQueue struct {
+	internalqueue.SchedulingQueue
+	lead func()
+}
+
+func (q leadingQueue) Run(logger klog.Logger) {
+	q.lead()
+	q.SchedulingQueue.Run(logger)
 }

@@ -64,7 +64,8 @@ func startScheduler(t *testing.T, name string, setup schedulerSetup) *scheduler 
 	for i := range config.Profiles {
 		setup.probe.enableIn(&config.Profiles[i])
 	}
-	registry := plugins.NewRegistry()
+	set := plugins.NewSet()
+	registry := set.Registry()
 	if err := registry.Register(probeName, setup.probe.factory); err != nil {
 		t.Fatal(err)
 	}
@@ -97,7 +98,7 @@ func startScheduler(t *testing.T, name string, setup schedulerSetup) *scheduler 
 		t.Fatalf("making a scheduler from %s: %v", setup.config, err)
 	}
 
-	if err := plugins.Validate(s.Profiles); err != nil {
+	if err := set.Adopt(s); err != nil {
 		t.Errorf("the configuration %s: %v", setup.config, err)
 	}
 

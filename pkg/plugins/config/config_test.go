@@ -54,13 +54,14 @@ profiles:
 func TestArgsFromFile(t *testing.T) {
 	seconds := func(n time.Duration) *metav1.Duration { return &metav1.Duration{Duration: n * time.Second} }
 	fence := &config.FenceArgs{Enabled: ptr.To(true), Timeout: seconds(30), Jitter: seconds(1)}
+	unowned := &config.OwnershipArgs{Enabled: ptr.To(false), Driver: "gpu.nvidia.com"}
 	tests := map[string]struct {
 		pluginConfig string
 		want         *config.DeviceClaimsArgs
 		wantErr      []string
 	}{
 		"no pluginConfig entry gives the defaults": {
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence, Ownership: unowned},
 		},
 		"a field that is not set gets its default, one that is set keeps its value": {
 			pluginConfig: `
@@ -69,7 +70,7 @@ func TestArgsFromFile(t *testing.T) {
     args:
       filterTimeout: 3s
 `,
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(3), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(3), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence, Ownership: unowned},
 		},
 		"the fence can be disabled alone": {
 			pluginConfig: `
@@ -82,7 +83,21 @@ func TestArgsFromFile(t *testing.T) {
 `,
 			want: &config.DeviceClaimsArgs{
 				FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600),
-				Fence: &config.FenceArgs{Enabled: ptr.To(false), Timeout: seconds(30), Jitter: seconds(0)},
+				Fence:     &config.FenceArgs{Enabled: ptr.To(false), Timeout: seconds(30), Jitter: seconds(0)},
+				Ownership: unowned,
+			},
+		},
+		"devices are owned by driver, pool and name": {
+			pluginConfig: `
+  pluginConfig:
+  - name: DeviceClaims
+    args:
+      ownership: {enabled: true, driver: gpu.example.com, pool: rack/1, device: gpu-0}
+`,
+			want: &config.DeviceClaimsArgs{
+				FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600),
+				Fence:     fence,
+				Ownership: &config.OwnershipArgs{Enabled: ptr.To(true), Driver: "gpu.example.com", Pool: "rack/1", Device: "gpu-0"},
 			},
 		},
 		"kind and apiVersion may be given": {
@@ -96,7 +111,7 @@ func TestArgsFromFile(t *testing.T) {
       bindingTimeout: 30s
       auditPeriod: 0s
 `,
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(0), BindingTimeout: seconds(30), AuditPeriod: seconds(0), Fence: fence},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(0), BindingTimeout: seconds(30), AuditPeriod: seconds(0), Fence: fence, Ownership: unowned},
 		},
 		"an unknown field is refused by name": {
 			pluginConfig: `
@@ -172,6 +187,9 @@ fence:
   timeout: 30s
 filterTimeout: 10s
 kind: DeviceClaimsArgs
+ownership:
+  driver: gpu.nvidia.com
+  enabled: false
 `
 	if diff := cmp.Diff(want, string(out)); diff != "" {
 		t.Errorf("encoded args differ (-want +got):\n%s", diff)
@@ -188,6 +206,8 @@ func TestArgsCopyIsIndependent(t *testing.T) {
 	copied.Fence.Jitter.Duration = 1
 	*copied.Fence.Enabled = false
 	copied.AuditPeriod.Duration = 1
+	*copied.Ownership.Enabled = true
+	copied.Ownership.Driver = "gpu.example.com"
 	want := &config.DeviceClaimsArgs{}
 	config.SetDefaultsDeviceClaimsArgs(want)
 	if diff := cmp.Diff(want, original); diff != "" {
@@ -221,7 +241,7 @@ func TestValidateDeviceClaimsArgs(t *testing.T) {
 		},
 		"arguments without defaults are refused": {
 			change:  func(a *config.DeviceClaimsArgs) { *a = config.DeviceClaimsArgs{} },
-			wantErr: `[filterTimeout: Required value, bindingTimeout: Required value, fence: Required value, auditPeriod: Required value]`,
+			wantErr: `[filterTimeout: Required value, bindingTimeout: Required value, fence: Required value, auditPeriod: Required value, ownership: Required value]`,
 		},
 		"a fence without defaults is refused": {
 			change:  func(a *config.DeviceClaimsArgs) { a.Fence = &config.FenceArgs{} },
@@ -234,6 +254,22 @@ func TestValidateDeviceClaimsArgs(t *testing.T) {
 		"a negative jitter is refused": {
 			change:  func(a *config.DeviceClaimsArgs) { a.Fence.Jitter.Duration = -1 },
 			wantErr: `fence.jitter: Invalid value: "-1ns": must be at least 0s`,
+		},
+		"ownership without defaults is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.Ownership.Enabled = nil },
+			wantErr: `ownership.enabled: Required value`,
+		},
+		"an owned driver that no slice can have is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.Ownership.Driver = "GPU" },
+			wantErr: `ownership.driver: Invalid value: "GPU": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')`,
+		},
+		"an owned pool that no slice can have is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.Ownership.Pool = "rack/" },
+			wantErr: `ownership.pool: Invalid value: "rack/": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')`,
+		},
+		"an owned device that no slice can have is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.Ownership.Device = "gpu.0" },
+			wantErr: `ownership.device: Invalid value: "gpu.0": a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')`,
 		},
 	}
 	for name, tc := range tests {

@@ -28,4 +28,13 @@ func SetDefaultsDeviceClaimsArgs(args *DeviceClaimsArgs) {
 	if args.AuditPeriod == nil {
 		args.AuditPeriod = &metav1.Duration{Duration: DefaultAuditPeriod}
 	}
+	if args.Ownership == nil {
+		args.Ownership = &OwnershipArgs{}
+	}
+	if args.Ownership.Enabled == nil {
+		args.Ownership.Enabled = ptr.To(false)
+	}
+	if args.Ownership.Driver == "" {
+		args.Ownership.Driver = DefaultOwnedDriver
+	}
 }

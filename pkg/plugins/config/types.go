@@ -45,6 +45,10 @@ type DeviceClaimsArgs struct {
 	// Fence keeps schedulers in several processes that share devices from binding pods to the same ones.
 	// +optional
 	Fence *FenceArgs `json:"fence,omitempty"`
+
+	// Ownership keeps schedulers that do not know Stowage off devices.
+	// +optional
+	Ownership *OwnershipArgs `json:"ownership,omitempty"`
 }
 
 // FenceArgs are about the fence between schedulers that share devices.
@@ -66,6 +70,30 @@ type FenceArgs struct {
 	Jitter *metav1.Duration `json:"jitter,omitempty"`
 }
 
+// DefaultOwnedDriver is the driver of Stowage's own node agent.
+const DefaultOwnedDriver = "gpu.nvidia.com"
+
+// OwnershipArgs are about the DeviceTaintRule that keeps schedulers which do not know Stowage off devices. A device
+// is owned if it meets all that is set. Stowage itself ignores the taint, in all profiles.
+type OwnershipArgs struct {
+	// Enabled: the scheduler makes the rule of this profile, and makes it again when somebody deletes or changes it.
+	// Otherwise it removes the rule that it has made before. Default: false.
+	// +optional
+	Enabled *bool `json:"enabled,omitempty"`
+
+	// Driver is the DRA driver of the owned devices. Default: gpu.nvidia.com.
+	// +optional
+	Driver string `json:"driver,omitempty"`
+
+	// Pool is the pool of the owned devices; the pool of a node's own devices is usually named after the node. Empty: all.
+	// +optional
+	Pool string `json:"pool,omitempty"`
+
+	// Device is the name of the owned devices. Empty: all.
+	// +optional
+	Device string `json:"device,omitempty"`
+}
+
 // DeepCopyObject implements [runtime.Object].
 func (a *DeviceClaimsArgs) DeepCopyObject() runtime.Object {
 	if a == nil {
@@ -76,6 +104,13 @@ func (a *DeviceClaimsArgs) DeepCopyObject() runtime.Object {
 	out.BindingTimeout = copyDuration(a.BindingTimeout)
 	out.AuditPeriod = copyDuration(a.AuditPeriod)
 	out.Fence = a.Fence.deepCopy()
+	if a.Ownership != nil {
+		ownership := *a.Ownership
+		if a.Ownership.Enabled != nil {
+			ownership.Enabled = ptr.To(*a.Ownership.Enabled)
+		}
+		out.Ownership = &ownership
+	}
 	return &out
 }
 

@@ -1,9 +1,11 @@
 package config
 
 import (
+	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
@@ -26,6 +28,7 @@ func ValidateDeviceClaimsArgs(args *DeviceClaimsArgs) error {
 	if args.AuditPeriod == nil || args.AuditPeriod.Duration != 0 {
 		errs = append(errs, validateDuration(field.NewPath("auditPeriod"), args.AuditPeriod, minAuditPeriod)...)
 	}
+	errs = append(errs, validateOwnership(field.NewPath("ownership"), args.Ownership)...)
 	return errs.ToAggregate()
 }
 
@@ -39,6 +42,32 @@ func validateFence(path *field.Path, args *FenceArgs) field.ErrorList {
 	}
 	errs = append(errs, validateDuration(path.Child("timeout"), args.Timeout, minFenceTimeout)...)
 	return append(errs, validateDuration(path.Child("jitter"), args.Jitter, 0)...)
+}
+
+// validateOwnership checks names by the rules for drivers, pools and devices in ResourceSlices.
+func validateOwnership(path *field.Path, args *OwnershipArgs) field.ErrorList {
+	switch {
+	case args == nil:
+		return field.ErrorList{field.Required(path, "")}
+	case args.Enabled == nil:
+		return field.ErrorList{field.Required(path.Child("enabled"), "")}
+	}
+	var errs field.ErrorList
+	invalid := func(child, value string, problems []string) {
+		for _, problem := range problems {
+			errs = append(errs, field.Invalid(path.Child(child), value, problem))
+		}
+	}
+	invalid("driver", args.Driver, validation.IsDNS1123Subdomain(args.Driver))
+	if args.Pool != "" {
+		for part := range strings.SplitSeq(args.Pool, "/") {
+			invalid("pool", args.Pool, validation.IsDNS1123Subdomain(part))
+		}
+	}
+	if args.Device != "" {
+		invalid("device", args.Device, validation.IsDNS1123Label(args.Device))
+	}
+	return errs
 }
 
 func validateDuration(path *field.Path, d *metav1.Duration, least time.Duration) field.ErrorList {

@@ -61,6 +61,9 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	if err := shared.start(ctx, handle, typed); err != nil {
 		return nil, err
 	}
+	if err := shared.own(handle.ProfileName(), typed.Ownership); err != nil {
+		return nil, err
+	}
 	return &Plugin{
 		handle:         handle,
 		client:         handle.ClientSet(),

@@ -19,6 +19,7 @@ import (
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/ownership"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -38,6 +39,8 @@ type Shared struct {
 	store   *inventory.Store
 	source  *source.Source
 	waiting *waitingPods
+	owner   *ownership.Keeper // nil if there are no DeviceTaintRules
+	leading sync.Once
 
 	// ctx ends with the scheduler.
 	ctx    context.Context
@@ -66,7 +69,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	s.factory = handle.SharedInformerFactory()
 	s.fieldManager = newFieldManager()
 	s.ctx, s.cancel = context.WithCancel(ctx)
-	s.store = inventory.NewStore(inventory.Options{Features: inventory.Features{
+	s.store = inventory.NewStore(inventory.Options{OwnTaint: ownership.TaintKey, Features: inventory.Features{
 		PartitionableDevices:    enabled(features.DRAPartitionableDevices),
 		ConsumableCapacity:      enabled(features.DRAConsumableCapacity),
 		FractionalCapacityRange: enabled(features.DRAFractionalCapacityRange),
@@ -88,6 +91,9 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	}
 
 	auditor := newAuditor(s.tracker, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, clock.RealClock{})
+	if enabled(features.DRADeviceTaintRules) {
+		s.owner = ownership.NewKeeper(handle.ClientSet().ResourceV1(), s.factory.Resource().V1().DeviceTaintRules())
+	}
 
 	// Subscribed before anything runs, so that no change is missed.
 	s.tracker.Subscribe(s.waiting.onClaimEvent)
@@ -98,6 +104,36 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	s.wg.Go(func() { auditor.run(s.ctx) })
 	s.wg.Go(func() { <-s.source.Done() })
 	return nil
+}
+
+// own has the rule of a profile kept as its arguments want it, from when the scheduler leads.
+func (s *Shared) own(profile string, args *config.OwnershipArgs) error {
+	rule, err := ownership.Rule(profile, args)
+	if err != nil {
+		return fmt.Errorf("args: ownership: %w", err)
+	}
+	if s.owner == nil {
+		if rule != nil {
+			return fmt.Errorf("args: ownership.enabled: Invalid value: true: needs feature gate %s", features.DRADeviceTaintRules)
+		}
+		return nil
+	}
+	name, err := ownership.RuleName(profile)
+	if err != nil {
+		return nil // no rule can be this profile's, so there is none to remove
+	}
+	s.owner.Want(name, rule)
+	return nil
+}
+
+// Lead begins what only a scheduler that leads may do: of several replicas, one keeps the rule that keeps other
+// schedulers off our devices.
+func (s *Shared) Lead() {
+	s.leading.Do(func() {
+		if s.owner != nil && s.ctx.Err() == nil {
+			s.wg.Go(func() { s.owner.Run(s.ctx) })
+		}
+	})
 }
 
 // stop ends all goroutines and waits for them.
