@@ -59,6 +59,13 @@ bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices he
 e2e: build ## End-to-end tests on a real kubelet and containerd (root)
 	$(GO) test -tags e2e -p 1 -count=1 -timeout 20m -v ./test/e2e/... ./internal/localcluster/node/...
 
+# Arguments of the chaos test, for example CHAOS=-short for a smoke test of about a minute, CHAOS='-seed 7'.
+CHAOS     ?=
+
+.PHONY: chaos
+chaos: build ## Several schedulers on one pool while everything breaks: no device over-used, nothing leaked, no pod stuck (CHAOS=-short)
+	$(GO) run ./test/chaos $(CHAOS)
+
 .PHONY: bench-allocator
 bench-allocator: ## Measure the allocator against upstream's, and check that it has not become slower
 	$(GO) run ./test/perf/allocator -floors test/perf/allocator/floors.json

@@ -54,6 +54,7 @@ var rooms = []room{
 	{path: "test/e2e", may: []string{"internal/localcluster", "test/lab"}},
 	{path: "test/integration", may: []string{"internal/localcluster", "pkg/plugins", "pkg/tracker"}},
 	{path: "test/perf/fence", may: []string{"internal/localcluster"}},
+	{path: "test/chaos", may: []string{"internal/localcluster"}},
 	{path: "test/perf/allocator", may: []string{"pkg/allocator", "pkg/inventory", "pkg/usage"}},
 }
 
@@ -72,6 +73,7 @@ var forbidden = map[string][]string{
 	"pkg/draclient":        {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
 	"cmd/node-agent":       {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
 	"internal/":            {"k8s.io/kubernetes"},
+	"test/chaos":           {"k8s.io/kubernetes"},
 	"pkg/inventory/source": {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
 }
 
