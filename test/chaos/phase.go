@@ -8,6 +8,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"sync"
 	"time"
 
 	clientv3 "go.etcd.io/etcd/client/v3"
@@ -125,6 +126,7 @@ func (b *bench) run(ctx context.Context, p phase) (_ outcome, err error) {
 }
 
 // startMembers starts the schedulers of a phase.
+// kube-scheduler comes last: it must not see the devices before they are owned.
 func (b *bench) startMembers(ctx context.Context, p phase) ([]*member, error) {
 	var members []*member
 	for i := range p.ours {
@@ -134,10 +136,14 @@ func (b *bench) startMembers(ctx context.Context, p phase) ([]*member, error) {
 		}
 		members = append(members, m)
 	}
-	for _, m := range members {
-		if err := m.up(ctx); err != nil {
-			return nil, err
-		}
+	var starting sync.WaitGroup
+	errs := make([]error, len(members))
+	for i, m := range members {
+		starting.Go(func() { errs[i] = m.up(ctx) })
+	}
+	starting.Wait()
+	if err := errors.Join(errs...); err != nil {
+		return nil, err
 	}
 	if p.stock {
 		if err := b.awaitOwnership(ctx, len(members)); err != nil {

@@ -114,21 +114,31 @@ func (m *member) connect(ctx context.Context) (kubeconfig string, err error) {
 	return file, clientcmd.WriteToFile(*config, file)
 }
 
-// up starts the scheduler, insisting: the API server may be away.
+// up starts the scheduler and waits until it is ready.
 func (m *member) up(ctx context.Context) error {
-	var last error
-	for ctx.Err() == nil {
-		s, err := m.start(ctx)
+	s, err := m.start(ctx)
+	if err != nil {
+		return err
+	}
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.running = s
+	return nil
+}
+
+// upAgain starts the scheduler until it works: the API server may be away, and
+// schedulers give up when they do not find it.
+func (m *member) upAgain(ctx context.Context) error {
+	for {
+		err := m.up(ctx)
 		if err == nil {
-			m.mu.Lock()
-			m.running = s
-			m.mu.Unlock()
 			return nil
 		}
-		last = err
 		pause(ctx, 500*time.Millisecond)
+		if ctx.Err() != nil {
+			return errors.Join(context.Cause(ctx), err)
+		}
 	}
-	return fmt.Errorf("starting %s: %w", m.name, errors.Join(context.Cause(ctx), last))
 }
 
 // kill ends the scheduler with SIGKILL. It does nothing while it is down.

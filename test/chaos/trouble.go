@@ -91,7 +91,7 @@ func (t *trouble) kill(ctx context.Context, m *member) {
 	down := between(t.random, 0, 3*time.Second)
 	t.wg.Go(func() {
 		pause(ctx, down)
-		if err := m.up(ctx); err != nil && ctx.Err() == nil {
+		if err := m.upAgain(ctx); err != nil && ctx.Err() == nil {
 			t.fail(err)
 		}
 	})
