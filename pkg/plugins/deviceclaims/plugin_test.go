@@ -14,6 +14,9 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
 	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
+	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/plugins/config"
 )
 
 // newPlugin makes a plugin for a scheduler of its own, that ends with the test.
@@ -62,4 +65,23 @@ func TestSharedBelongsToOneScheduler(t *testing.T) {
 	if _, err := newPlugin(t, nil, NewShared()); err != nil {
 		t.Errorf("a second scheduler with a Shared of its own: %v", err)
 	}
+}
+
+func TestNewRefusesOwnershipThatCannotBeKept(t *testing.T) {
+	on := &config.DeviceClaimsArgs{Ownership: &config.OwnershipArgs{Enabled: ptr.To(true)}}
+	t.Run("no rule can be named after the profile", func(t *testing.T) {
+		_, err := newPlugin(t, on, NewShared())
+		if err == nil || !strings.Contains(err.Error(), `profile ""`) {
+			t.Errorf("error %v", err)
+		}
+	})
+	t.Run("taint rules are off", func(t *testing.T) {
+		if err := (&Shared{}).own("stowage", on.Ownership); err == nil || !strings.Contains(err.Error(), "DRADeviceTaintRules") {
+			t.Errorf("error %v", err)
+		}
+		off := &config.OwnershipArgs{Enabled: ptr.To(false)}
+		if err := (&Shared{}).own("stowage", off); err != nil {
+			t.Errorf("without ownership: %v", err)
+		}
+	})
 }
