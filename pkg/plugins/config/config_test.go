@@ -261,11 +261,11 @@ func TestValidateDeviceClaimsArgs(t *testing.T) {
 		},
 		"an owned driver that no slice can have is refused": {
 			change:  func(a *config.DeviceClaimsArgs) { a.Ownership.Driver = "GPU" },
-			wantErr: `ownership.driver: Invalid value: "GPU": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')`,
+			wantErr: `ownership.driver: Invalid value: "GPU": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')`,
 		},
 		"an owned pool that no slice can have is refused": {
 			change:  func(a *config.DeviceClaimsArgs) { a.Ownership.Pool = "rack/" },
-			wantErr: `ownership.pool: Invalid value: "rack/": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')`,
+			wantErr: `ownership.pool: Invalid value: "rack/": a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')`,
 		},
 		"an owned device that no slice can have is refused": {
 			change:  func(a *config.DeviceClaimsArgs) { a.Ownership.Device = "gpu.0" },
