@@ -23,7 +23,8 @@ func inventory() *Inventory {
 	pool := resourceapi.ResourcePool{Name: "p", Generation: 1, ResourceSliceCount: 2}
 	return NewInventory([]*resourceapi.ResourceSlice{
 		{Spec: resourceapi.ResourceSliceSpec{Driver: driver, Pool: pool, Devices: []resourceapi.Device{
-			{Name: "gpu"}, part("whole", "80Gi"), part("half-0", "40Gi"), part("half-1", "40Gi"),
+			{Name: "gpu"},
+			part("whole", "80Gi"), part("half-0", "40Gi"), part("half-1", "40Gi"),
 			{
 				Name: "shared", AllowMultipleAllocations: ptr.To(true),
 				Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse("40Gi")}},
