@@ -68,13 +68,14 @@ type chaos struct {
 
 // all are the phases as the flags want them.
 func (c *chaos) all() []phase {
+	owned := 60
 	if c.short {
-		c.claims, c.rounds = min(c.claims, 150), 1
+		c.claims, c.rounds, owned = min(c.claims, 150), 1, 20
 	}
 	const backlog, hold = 30, 6 * time.Second
 	return []phase{
 		{name: "unfenced", claims: 300, ours: 3, args: fenceOff, toProve: true, backlog: backlog, hold: hold},
-		{name: "owned", claims: 60, ours: 2, stock: true, args: ownershipOn, backlog: backlog, hold: hold / 3},
+		{name: "owned", claims: owned, ours: 2, stock: true, args: ownershipOn, backlog: backlog, hold: hold / 3},
 		{name: "fenced", claims: c.claims, rounds: c.rounds, ours: 3, backlog: backlog, hold: hold},
 	}
 }
