@@ -114,7 +114,16 @@ func TestOwnership(t *testing.T) {
 	t.Run("on", func(t *testing.T) {
 		startScheduler(t, "stowage", schedulerSetup{edit: w.withOwnership(true)})
 		rule := w.awaitOwnership(nil)
-		// From here on kube-scheduler knows the rule from its first look.
+		// Deleted by hand, it is made again; changed by hand, it is repaired.
+		w.must(rules.Delete(w.ctx, ownRule, metav1.DeleteOptions{}), "deleting the rule")
+		rule = w.awaitOwnership(rule)
+		changed := rule.DeepCopy()
+		changed.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNone
+		_, err := rules.Update(w.ctx, changed, metav1.UpdateOptions{})
+		w.must(err, "changing the rule")
+		w.awaitOwnership(nil)
+
+		// kube-scheduler comes now: while the rule was away, a pod of its that waited would have taken a device.
 		stock, err := cluster.StartStockScheduler(w.ctx, localcluster.SchedulerOptions{})
 		w.must(err, "starting the stock scheduler")
 		stopAtEnd(w.t, stock)
@@ -122,15 +131,6 @@ func TestOwnership(t *testing.T) {
 		w.addPod("ours", withTemplate("one"))
 		w.awaitBoundTo("ours", "a")
 		w.awaitUnschedulable("stock", "cannot allocate all claims")
-
-		// Deleted by hand, it is made again; changed by hand, it is repaired.
-		w.must(rules.Delete(w.ctx, ownRule, metav1.DeleteOptions{}), "deleting the rule")
-		rule = w.awaitOwnership(rule)
-		changed := rule.DeepCopy()
-		changed.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNone
-		_, err = rules.Update(w.ctx, changed, metav1.UpdateOptions{})
-		w.must(err, "changing the rule")
-		w.awaitOwnership(nil)
 
 		// Another's taints count for us beside our own.
 		lost := resourceapi.DeviceTaint{Key: "example.com/lost", Effect: resourceapi.DeviceTaintEffectNoSchedule}
