@@ -158,6 +158,11 @@ func TestJudge(t *testing.T) {
 			decidedOn: []holding{{"y", none.device("a", "gone"), ""}},
 			wants:     none.device("a", "one"), want: fits,
 		},
+		"a partition of a pool in which one unknown device was held then, and another one is new": {
+			slices: mig, others: []holding{{"x", none.device("a", "new-1"), tracker.Earlier}, {"y", none.device("a", "new-2"), tracker.Earlier}},
+			decidedOn: []holding{{"y", none.device("a", "new-2"), ""}},
+			wants:     none.device("a", "one"), want: verdict(tracker.Undecided, id("a", "one"), ref("x"), "it is not known what devices of pool gpu.example.com/a take of shared counters"),
+		},
 		"a device without counters of a pool in which an unknown device is held": {
 			slices: mig, others: []holding{{"y", none.device("a", "new"), tracker.Earlier}},
 			wants: none.device("a", "plain"), want: fits,
