@@ -68,7 +68,6 @@ type History struct {
 type claim struct {
 	object    *resourceapi.ResourceClaim
 	allocated int // how often
-	conflict  bool
 }
 
 // NewHistory begins with no pods and no claims.
