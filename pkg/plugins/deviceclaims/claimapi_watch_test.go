@@ -82,7 +82,7 @@ func (o statusOwners) managedFields() []metav1.ManagedFieldsEntry {
 		raw, _ := json.Marshal(map[string]any{"f:status": byManager[manager]})
 		entries = append(entries, metav1.ManagedFieldsEntry{
 			Manager: manager, Operation: metav1.ManagedFieldsOperationUpdate, Subresource: "status",
-			FieldsType: "FieldsV1", FieldsV1: &metav1.FieldsV1{Raw: raw},
+			FieldsType: "FieldsV1", FieldsV1: metav1.NewFieldsV1(string(raw)),
 		})
 	}
 	return entries

@@ -51,7 +51,7 @@ func ownedStatus(claim *resourceapi.ResourceClaim, manager string) fieldSet {
 			continue
 		}
 		var fields fieldSet
-		if err := json.Unmarshal(entry.FieldsV1.Raw, &fields); err != nil {
+		if err := json.Unmarshal(entry.FieldsV1.GetRawBytes(), &fields); err != nil {
 			continue // proves nothing
 		}
 		return fields.child("f:status")
