@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -15,7 +16,8 @@ import (
 
 // EventsToRegister lists the events of the framework's own informers that may help a pod which this plugin
 // has rejected. ResourceClaims and ResourceSlices are not among them: the plugin looks at them through the
-// tracker and the inventory, which wake pods themselves, see [waitingPods].
+// tracker and the inventory, which wake pods
+// themselves, see [waitingPods]. What the hints are told of nodes goes the same way.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	return []fwk.ClusterEventWithHint{
 		{
@@ -23,7 +25,11 @@ func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint,
 			QueueingHintFn: pl.afterPodUpdate,
 		},
 		{
-			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeAllocatable},
+			Event:          fwk.ClusterEvent{Resource: fwk.TargetPod, ActionType: fwk.UpdatePodToleration},
+			QueueingHintFn: pl.afterNewToleration,
+		},
+		{
+			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeTaint | fwk.UpdateNodeAllocatable},
 			QueueingHintFn: pl.afterNodeChange,
 		},
 		{
@@ -48,9 +54,18 @@ func (pl *Plugin) afterPodUpdate(logger klog.Logger, _ *v1.Pod, _, newObj any) (
 	return fwk.Queue, nil
 }
 
-// afterNodeChange queues a pod if the node has devices or carries an allocation of the pod, or if it came to
-// have an extended resource that the pod asks for. A node whose slices come later is an event of the
-// inventory then.
+// afterNewToleration has the waiting room look at the pod again. It leaves out nodes that the pod does not tolerate, and
+// the plugin that refuses them may never have been asked.
+func (pl *Plugin) afterNewToleration(_ klog.Logger, pod *v1.Pod, _, _ any) (fwk.QueueingHint, error) {
+	if len(pod.Spec.ResourceClaims) == 0 || pl.shared.waiting.PodChanged(pod.UID) {
+		return fwk.QueueSkip, nil
+	}
+	return fwk.Queue, nil
+}
+
+// afterNodeChange has the waiting room look at the node, which wakes the pod if it may fit. That the scheduler knows the node by then
+// is certain, because it is asked only after that. A node whose slices come later is an event of the inventory. Only a node that
+// came to have an extended resource that the pod asks for queues the pod directly.
 func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
 	before, after, err := util.As[*v1.Node](oldObj, newObj)
 	if err != nil {
@@ -68,7 +83,11 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 			return fwk.Queue, nil
 		}
 	}
-	if len(pod.Spec.ResourceClaims) == 0 || before != nil && maps.Equal(before.Labels, after.Labels) {
+	if len(pod.Spec.ResourceClaims) == 0 || before != nil && maps.Equal(before.Labels, after.Labels) &&
+		before.Spec.Unschedulable == after.Spec.Unschedulable && apiequality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) {
+		return fwk.QueueSkip, nil
+	}
+	if pl.shared.waiting.NodeChanged(pod.UID, after.Name) {
 		return fwk.QueueSkip, nil
 	}
 	if len(pl.shared.store.View().ForNode(after).Pools) > 0 || pl.hasAllocatedClaim(pod) {

@@ -27,6 +27,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/wakeup"
 )
 
 const (
@@ -46,6 +47,8 @@ type world struct {
 	resolver map[v1.ResourceName]string
 	// fence says how the fence is set up. Without it there is none: what is written is looked at alone.
 	fence *config.FenceArgs
+	// room configures the waiting room.
+	room wakeup.Options
 }
 
 // harness is one plugin with everything around it.
@@ -64,6 +67,9 @@ type harness struct {
 func newHarness(t *testing.T, w world) *harness {
 	t.Helper()
 	objects := slices.Clone(w.objects)
+	for _, node := range w.nodes {
+		objects = append(objects, node)
+	}
 	for _, pod := range w.pods {
 		objects = append(objects, pod)
 	}
@@ -99,10 +105,12 @@ func startHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI) 
 	if w.fence == nil {
 		w.fence = &config.FenceArgs{Enabled: ptr.To(false)}
 	}
-	if h.plugin, err = New(ctx, &config.DeviceClaimsArgs{Fence: w.fence}, handle, NewShared()); err != nil {
+	shared := NewShared()
+	shared.room = w.room
+	if h.plugin, err = New(ctx, &config.DeviceClaimsArgs{Fence: w.fence}, handle, shared); err != nil {
 		t.Fatal(err)
 	}
-	pods := factory.Core().V1().Pods().Informer()
+	pods, nodes := factory.Core().V1().Pods().Informer(), factory.Core().V1().Nodes().Informer()
 	factory.Start(ctx.Done())
 	t.Cleanup(func() {
 		cancel()
@@ -115,7 +123,7 @@ func startHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI) 
 	if err := h.plugin.shared.waitForSync(ctx); err != nil {
 		t.Fatal(err)
 	}
-	h.eventually("the pods are known", pods.HasSynced)
+	h.eventually("pods and nodes are known", func() bool { return pods.HasSynced() && nodes.HasSynced() })
 	for _, node := range w.nodes {
 		info, err := snapshot.NodeInfos().Get(node.Name)
 		if err != nil {
@@ -161,6 +169,9 @@ func (h *harness) filterAll(pod *v1.Pod) *attempt {
 			continue
 		}
 		a.filter[node.Node().Name] = h.plugin.Filter(h.ctx, a.state, pod, node).Message()
+	}
+	if len(a.fits()) == 0 {
+		a.postFilter()
 	}
 	return a
 }

@@ -7,6 +7,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
+
+	"stowage.dev/stowage/pkg/wakeup"
 )
 
 const metricsSubsystem = "stowage_scheduler"
@@ -94,8 +96,25 @@ var (
 	})
 )
 
+var wakeUpsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+	Subsystem: metricsSubsystem,
+	Name:      "wakeups_total",
+	Help: "Number of times that a pod waiting for devices or claims was woken, by cause (device: freed; slice: new, gone or changed, also by taints; class; claim: the pod's own; node; pod; " +
+		"next: a pod woken earlier did not take the devices; retry: the last attempt had no answer) and by result: placed (the pod was bound), or not_placed.",
+	StabilityLevel: metrics.ALPHA,
+}, []string{"result", "cause"})
+
+// countWakeUp counts the outcome of a wake-up.
+func countWakeUp(cause wakeup.Cause, placed bool) {
+	result := "not_placed"
+	if placed {
+		result = "placed"
+	}
+	wakeUpsTotal.WithLabelValues(result, string(cause)).Inc()
+}
+
 var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(allocationsTotal, allocationDuration, claimWritesTotal, claimUndosTotal, refusedNodesTotal, waitingPodsGauge)
+	legacyregistry.MustRegister(allocationsTotal, allocationDuration, claimWritesTotal, claimUndosTotal, refusedNodesTotal, waitingPodsGauge, wakeUpsTotal)
 	legacyregistry.MustRegister(doubleHeldDevices, doubleHoldsTotal, differencesGauge, comparisonsTotal, staleInFlight)
 	legacyregistry.CustomMustRegister(caches)
 })

@@ -3,6 +3,7 @@ package deviceclaims
 import (
 	"context"
 	"fmt"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -33,6 +34,9 @@ type Plugin struct {
 	filterTimeout  time.Duration
 	bindingTimeout time.Duration
 	undoPauses     wait.Backoff
+
+	// profile is looked at when it is first needed.
+	profile func() *profile
 }
 
 var (
@@ -74,6 +78,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		filterTimeout:  typed.FilterTimeout.Duration,
 		bindingTimeout: typed.BindingTimeout.Duration,
 		undoPauses:     undoPauses,
+		profile:        sync.OnceValue(func() *profile { return readProfile(handle) }),
 	}, nil
 }
 

@@ -3,6 +3,7 @@ package deviceclaims
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -11,6 +12,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/allocator"
 )
 
 // deallocateTimeout bounds the write of PostFilter, which holds up scheduling.
@@ -26,8 +29,10 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		return nil, fwk.AsStatus(err)
 	}
 	if c == nil || len(c.claims) == 0 {
+		pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
 		return nil, fwk.NewStatus(fwk.Unschedulable)
 	}
+	pl.waitFor(pod, c)
 	for i, pc := range c.claims {
 		if !pl.mayDeallocate(c, i, pod) {
 			continue
@@ -47,6 +52,17 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		return nil, fwk.NewStatus(fwk.Unschedulable, explanation.String())
 	}
 	return nil, fwk.NewStatus(fwk.Unschedulable)
+}
+
+// waitFor tells the waiting room on which nodes devices were missing.
+func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle) {
+	var nodes []string
+	undecided := false
+	for node, failure := range c.results.failures() {
+		nodes = append(nodes, node)
+		undecided = undecided || failure.Reason == allocator.ReasonUndecided
+	}
+	pl.shared.waiting.Refused(pod.UID, slices.Values(nodes), undecided, pl.clock.Now())
 }
 
 // mayDeallocate tells whether claim i is allocated in a way that rules out nodes, and is used by nobody but

@@ -27,8 +27,10 @@ func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 		return nil
 	}
 	// Looked at again after the pod has been noted as waiting: a change in between would wake nobody.
-	pl.shared.waiting.addForClaims(pl.handle, pod, namespacedNames(names))
-	if name, err := pl.unusableClaim(pod, names); err != nil {
+	pl.shared.waiting.Note(pod, namespacedNames(names), pl)
+	name, err := pl.unusableClaim(pod, names)
+	pl.shared.waiting.Judged(pod.UID, pl.question(pod, &asked{}, err), pl.shared.seenNow())
+	if err != nil {
 		pl.reportUnusable(ctx, pod, name, err)
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
@@ -53,7 +55,7 @@ func (pl *Plugin) reportUnusable(ctx context.Context, pod *v1.Pod, name claimNam
 			return
 		}
 	}
-	if !pl.shared.waiting.isNews(pod.UID, reason.Error()) {
+	if !pl.shared.waiting.IsNews(pod.UID, reason.Error()) {
 		return
 	}
 	pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(pod, nil, v1.EventTypeWarning, "FailedScheduling", "Scheduling",

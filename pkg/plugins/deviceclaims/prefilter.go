@@ -14,6 +14,8 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/wakeup"
 )
 
 // PreFilter looks up the pod's claims, refuses the pod where no node could help, compiles the claims that need
@@ -52,36 +54,46 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 		return nil, fwk.AsStatus(err)
 	}
 
-	// Noted as waiting before anything is looked at: whatever changes later than that wakes the pod.
-	pl.shared.waiting.addForDevices(pl.handle, pod, namespacedNames(names))
-	c.usage = pl.shared.tracker.Snapshot().Usage
+	// Noted as waiting before anything is looked at: whatever changes later than that is looked at for the pod.
+	pl.shared.waiting.Note(pod, namespacedNames(names), pl)
+	snapshot := pl.shared.tracker.Snapshot()
+	c.usage = snapshot.Usage
 	c.inventory = pl.shared.store.View()
+	asked, err := pl.ask(pod, names, c.inventory)
+	pl.shared.waiting.Judged(pod.UID, pl.question(pod, asked, err), wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
+	if err != nil {
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
+	}
+	c.claims, c.requests = asked.claims, asked.requests
+	return c, nil
+}
 
-	var unallocated []*resourceapi.ResourceClaim
+// ask looks at a pod's claims and compiles those without allocation. The error says why the pod cannot be tried on any node; what is
+// known by then is returned with it.
+func (pl *Plugin) ask(pod *v1.Pod, names []claimName, inv *inventory.View) (*asked, error) {
+	a := &asked{}
 	for _, name := range names {
 		claim, err := pl.shared.claimOf(pod, name)
 		if err != nil {
-			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
+			return a, err
 		}
 		pc := podClaim{claim: claim}
 		if claim.Status.Allocation == nil {
 			if pending, _ := pl.shared.tracker.Pending(claim.UID); pending != nil {
-				return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
-					fmt.Sprintf("claim %s is being allocated for another pod", name))
+				return a, fmt.Errorf("claim %s is being allocated for another pod", name)
 			}
-			unallocated = append(unallocated, claim)
+			a.unallocated = append(a.unallocated, claim)
 		} else if pc.nodes, err = usableAllocation(pod, claim); err != nil {
-			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
+			return a, err
 		}
-		c.claims = append(c.claims, pc)
+		a.claims = append(a.claims, pc)
 	}
-	if len(unallocated) == 0 {
-		return c, nil
+	if len(a.unallocated) == 0 {
+		return a, nil
 	}
-	if c.requests, err = allocator.Compile(unallocated, c.inventory, pl.features); err != nil {
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
-	}
-	return c, nil
+	var err error
+	a.requests, err = allocator.Compile(a.unallocated, inv, pl.features)
+	return a, err
 }
 
 // usableAllocation returns the nodes on which a pod can use a claim that is allocated, nil for all, or why it

@@ -60,7 +60,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 			return status
 		}
 	}
-	pl.shared.waiting.remove(pod.UID)
+	pl.shared.waiting.Placed(pod.UID)
 	return nil
 }
 
@@ -80,7 +80,8 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 		}
 		return nil
 	case errors.As(err, &refusal), errors.As(err, &claimErr):
-		// The pod is still among the waiting ones, so what has changed or changes wakes it.
+		// Another node may do, and the change that took this one away need not free anything.
+		pl.shared.waiting.Failed(pod.UID)
 		return fwk.NewStatus(fwk.Unschedulable, err.Error())
 	default:
 		return fwk.AsStatus(err)
@@ -137,6 +138,7 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 	for _, r := range b.reserved {
 		pl.shared.tracker.Release(r.Claim.UID, pod.UID)
 	}
+	pl.shared.waiting.Unplaced(pod.UID, pl.shared.seenNow())
 }
 
 func deviceNames(allocation *resourceapi.AllocationResult) []string {

@@ -21,6 +21,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/ownership"
 	"stowage.dev/stowage/pkg/tracker"
+	"stowage.dev/stowage/pkg/wakeup"
 )
 
 // syncTimeout is how long one scheduling attempt waits for the first lists of claims, slices and classes.
@@ -41,6 +42,7 @@ type Shared struct {
 	waiting *waitingPods
 	owner   *ownership.Keeper // nil if there are no DeviceTaintRules
 	leading sync.Once
+	room    wakeup.Options
 
 	// ctx ends with the scheduler.
 	ctx    context.Context
@@ -49,7 +51,12 @@ type Shared struct {
 }
 
 // NewShared returns a Shared for one scheduler.
-func NewShared() *Shared { return &Shared{} }
+func NewShared() *Shared {
+	return &Shared{room: wakeup.Options{
+		OnOutcome: countWakeUp,
+		OnSize:    func(waiting int) { waitingPodsGauge.Set(float64(waiting)) },
+	}}
+}
 
 // start starts everything with the clients of the first plugin's scheduler, and with the first plugin's arguments where
 // they are about what the profiles share. Later plugins must belong to the same scheduler.
@@ -78,9 +85,13 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	}})
 	caches.store.Store(s.store)
 	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
-	s.waiting = newWaitingPods(s.factory.Core().V1().Pods().Lister())
+	s.waiting = newWaitingPods(s.room, s.factory.Core().V1().Pods().Lister(), s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
 
 	var err error
+	if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(s.waiting.podHandler()); err != nil {
+		s.cancel()
+		return fmt.Errorf("watch pods: %w", err)
+	}
 	s.source, err = source.New(s.ctx, handle.ClientSet(), withSharedSliceIndex(s.factory), s.store, source.Options{
 		DeviceTaintRules:   enabled(features.DRADeviceTaintRules),
 		ConsumableCapacity: enabled(features.DRAConsumableCapacity),

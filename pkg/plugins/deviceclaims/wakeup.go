@@ -3,122 +3,124 @@ package deviceclaims
 import (
 	"context"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	fwk "k8s.io/kube-scheduler/framework"
 
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/tracker"
+	"stowage.dev/stowage/pkg/usage"
+	"stowage.dev/stowage/pkg/wakeup"
 )
 
-// waitingPods are the pods that a change of claims or devices may make schedulable, and wakes them.
+// waitingPods tells the waiting room what changes, and wakes the pods that it names.
 //
 // The framework would wake pods by the events of its own informers. Those may come before the tracker or the
 // inventory has seen the change: the pod would be tried on the old state, fail, and never be woken again. So
-// it is the tracker and the inventory that wake, and a pod is noted here before it looks at them. Whatever
-// changes later than what it saw finds it here.
+// it is the tracker and the inventory that wake, and a pod is noted in the room before it looks at them. Whatever
+// changes later than what it saw finds it there.
 //
-// An entry stays until the pod has been scheduled or is gone. The scheduling queue ignores the activation of
-// a pod that is not waiting, retries one that is being scheduled just now, and leaves a gated one alone.
+// The scheduling queue ignores the activation of a pod that is not waiting, retries one that is being scheduled just
+// now, and leaves a gated one alone. The room keeps an entry until the pod is bound or gone.
 type waitingPods struct {
-	lister corelisters.PodLister
+	*wakeup.Room
 
-	mutex   sync.Mutex
-	pods    map[types.UID]*waitingPod
-	byClaim map[types.NamespacedName]sets.Set[types.UID]
-	// changed are the claims that have changed since the last wake-up; devices tells that devices have
-	// been freed, added or changed, or classes changed.
-	changed sets.Set[types.NamespacedName]
-	devices bool
-	wake    chan struct{} // one token while there is something to do
+	pods    corelisters.PodLister
+	nodes   corelisters.NodeLister
+	tracker *tracker.Tracker
+	store   *inventory.Store
+	// generation is that of the inventory at the last event of a slice. Events of slices come one at a time.
+	generation uint64
 
+	mutex sync.Mutex
 	// watchers are closed with the next event of their claim.
 	watchers map[types.NamespacedName]chan struct{}
 }
 
-type waitingPod struct {
-	pod    *v1.Pod
-	handle fwk.PodActivator
-	claims []types.NamespacedName
-	// devices tells that the pod waits for devices, not only for its claims to exist.
-	devices bool
-	// told is the last reason that an event was made of.
-	told string
-}
-
-func newWaitingPods(lister corelisters.PodLister) *waitingPods {
+func newWaitingPods(options wakeup.Options, pods corelisters.PodLister, nodes corelisters.NodeLister, claims *tracker.Tracker, store *inventory.Store) *waitingPods {
 	return &waitingPods{
-		lister:   lister,
-		pods:     map[types.UID]*waitingPod{},
-		byClaim:  map[types.NamespacedName]sets.Set[types.UID]{},
-		changed:  sets.New[types.NamespacedName](),
-		wake:     make(chan struct{}, 1),
+		Room: wakeup.New(options),
+		pods: pods, nodes: nodes, tracker: claims, store: store,
 		watchers: map[types.NamespacedName]chan struct{}{},
 	}
 }
 
-// addForClaims notes that a pod waits for its claims.
-func (w *waitingPods) addForClaims(handle fwk.PodActivator, pod *v1.Pod, claims []types.NamespacedName) {
-	w.add(&waitingPod{pod: pod, handle: handle, claims: claims})
-}
-
-// addForDevices notes that a pod waits for its claims and for devices.
-func (w *waitingPods) addForDevices(handle fwk.PodActivator, pod *v1.Pod, claims []types.NamespacedName) {
-	w.add(&waitingPod{pod: pod, handle: handle, claims: claims, devices: true})
-}
-
-func (w *waitingPods) add(p *waitingPod) {
-	w.mutex.Lock()
-	defer w.mutex.Unlock()
-	if known := w.pods[p.pod.UID]; known != nil {
-		p.told = known.told
-	}
-	w.removeLocked(p.pod.UID)
-	w.pods[p.pod.UID] = p
-	for _, claim := range p.claims {
-		if w.byClaim[claim] == nil {
-			w.byClaim[claim] = sets.New[types.UID]()
+// run wakes pods until ctx ends. Events that come while it is at it are handled together.
+func (w *waitingPods) run(ctx context.Context) {
+	timer := time.NewTimer(0)
+	defer timer.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-w.Wanted():
+		case <-timer.C:
 		}
-		w.byClaim[claim].Insert(p.pod.UID)
-	}
-	waitingPodsGauge.Set(float64(len(w.pods)))
-}
-
-// isNews tells whether the reason why a waiting pod is kept out differs from the one at the last call.
-func (w *waitingPods) isNews(pod types.UID, reason string) bool {
-	w.mutex.Lock()
-	defer w.mutex.Unlock()
-	known := w.pods[pod]
-	if known == nil || known.told == reason {
-		return false
-	}
-	known.told = reason
-	return true
-}
-
-// remove forgets a pod that waits no longer.
-func (w *waitingPods) remove(pod types.UID) {
-	w.mutex.Lock()
-	defer w.mutex.Unlock()
-	w.removeLocked(pod)
-	waitingPodsGauge.Set(float64(len(w.pods)))
-}
-
-func (w *waitingPods) removeLocked(pod types.UID) {
-	known := w.pods[pod]
-	if known == nil {
-		return
-	}
-	delete(w.pods, pod)
-	for _, claim := range known.claims {
-		w.byClaim[claim].Delete(pod)
-		if len(w.byClaim[claim]) == 0 {
-			delete(w.byClaim, claim)
+		wakes, again := w.Pass(ctx, w.world(ctx))
+		w.activate(klog.FromContext(ctx), wakes)
+		timer.Stop()
+		if !again.IsZero() {
+			timer.Reset(time.Until(again))
 		}
+	}
+}
+
+// world is what the room decides on.
+func (w *waitingPods) world(ctx context.Context) wakeup.World {
+	logger := klog.FromContext(ctx)
+	return wakeup.World{
+		Now: time.Now,
+		State: func() (*inventory.View, usage.View) {
+			return w.store.View(), w.tracker.Snapshot().Usage
+		},
+		Node: func(name string) *v1.Node {
+			node, err := w.nodes.Get(name)
+			if err != nil {
+				return nil
+			}
+			return node
+		},
+		Nodes: func() []*v1.Node {
+			nodes, err := w.nodes.List(labels.Everything())
+			if err != nil {
+				logger.Error(err, "Cannot list nodes")
+			}
+			return nodes
+		},
+		Pod: func(pod *v1.Pod) *v1.Pod {
+			known, err := w.pods.Pods(pod.Namespace).Get(pod.Name)
+			if err != nil || known.UID != pod.UID {
+				return nil
+			}
+			return known
+		},
+		Suitable: func(pod *v1.Pod, tag any) func(*v1.Node) bool { return tag.(*Plugin).suitable(logger, pod) },
+		Look:     func(pod *v1.Pod, tag any, inv *inventory.View) *wakeup.Question { return tag.(*Plugin).look(pod, inv) },
+		Key:      func(pod *v1.Pod, _ any) any { return queueKey(pod) },
+		Before:   func(tag, a, b any) bool { return tag.(*Plugin).before(a, b) },
+	}
+}
+
+// activate puts the pods into the active queue of their scheduler, past any pause.
+func (w *waitingPods) activate(logger klog.Logger, wakes []wakeup.Wake) {
+	woken := map[*Plugin]map[string]*v1.Pod{}
+	for _, wake := range wakes {
+		pl := wake.Tag.(*Plugin)
+		if woken[pl] == nil {
+			woken[pl] = map[string]*v1.Pod{}
+		}
+		woken[pl][wake.Pod.Namespace+"/"+wake.Pod.Name] = wake.Pod
+		logger.V(4).Info("Waking a pod that may fit now", "pod", klog.KObj(wake.Pod), "cause", wake.Cause)
+	}
+	for pl, pods := range woken {
+		pl.handle.Activate(logger, pods)
 	}
 }
 
@@ -126,35 +128,62 @@ func (w *waitingPods) removeLocked(pod types.UID) {
 func (w *waitingPods) onClaimEvent(event tracker.Event) {
 	name := types.NamespacedName{Namespace: event.Claim.Namespace, Name: event.Claim.Name}
 	w.mutex.Lock()
-	defer w.mutex.Unlock()
 	if watcher := w.watchers[name]; watcher != nil {
 		close(watcher)
 		delete(w.watchers, name)
 	}
-	if len(w.byClaim[name]) > 0 {
-		w.changed.Insert(name)
-		w.signal()
-	}
-	if len(event.Freed) > 0 && len(w.pods) > 0 {
-		w.devices = true
-		w.signal()
-	}
+	w.mutex.Unlock()
+	w.ClaimChanged(name)
+	w.Freed(freedBy(event), event.Revision)
 }
 
-// onInventoryEvent takes the inventory's events. Any of them may make devices match or become complete.
-func (w *waitingPods) onInventoryEvent(source.Event) {
-	w.mutex.Lock()
-	defer w.mutex.Unlock()
-	if len(w.pods) > 0 {
-		w.devices = true
-		w.signal()
+// freedBy returns the devices of which there may be more for others. A claim whose allocation was exchanged for another one
+// may have given up a part of what it has of a device.
+func freedBy(event tracker.Event) []usage.DeviceID {
+	if event.Old == nil || event.New == nil {
+		return event.Freed
 	}
+	before, after := event.Old.Status.Allocation, event.New.Status.Allocation
+	if before == nil || after == nil || apiequality.Semantic.DeepEqual(before.Devices.Results, after.Devices.Results) {
+		return event.Freed
+	}
+	freed := make([]usage.DeviceID, len(before.Devices.Results))
+	for i := range before.Devices.Results {
+		freed[i] = usage.DeviceOf(&before.Devices.Results[i])
+	}
+	return freed
 }
 
-func (w *waitingPods) signal() {
-	select {
-	case w.wake <- struct{}{}:
-	default: // there is a token already
+// onInventoryEvent takes the inventory's events.
+func (w *waitingPods) onInventoryEvent(event source.Event) {
+	generation := w.store.View().Generation()
+	if event.Class != nil {
+		w.ClassChanged(event.Class.Name, generation)
+		return
+	}
+	if generation == w.generation {
+		return // nothing of it matters, such as for metadata
+	}
+	w.generation = generation
+	w.SliceChanged(event.OldSlice, event.Slice, generation)
+}
+
+// podHandler forgets pods that are bound or gone.
+func (w *waitingPods) podHandler() cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(_, obj any) {
+			if pod, ok := obj.(*v1.Pod); ok && pod.Spec.NodeName != "" {
+				w.Gone(pod.UID, true)
+			}
+		},
+		DeleteFunc: func(obj any) {
+			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = tombstone.Obj
+			}
+			if pod, ok := obj.(*v1.Pod); ok {
+				w.Gone(pod.UID, pod.Spec.NodeName != "")
+			}
+		},
 	}
 }
 
@@ -168,57 +197,7 @@ func (w *waitingPods) watch(claim types.NamespacedName) <-chan struct{} {
 	return w.watchers[claim]
 }
 
-// run wakes pods until ctx ends. Events that come while it is at it are handled together.
-func (w *waitingPods) run(ctx context.Context) {
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-w.wake:
-		}
-		w.wakeUp(klog.FromContext(ctx))
-	}
-}
-
-func (w *waitingPods) wakeUp(logger klog.Logger) {
-	woken := map[fwk.PodActivator]map[string]*v1.Pod{}
-	for _, p := range w.takeAffected() {
-		known, err := w.lister.Pods(p.pod.Namespace).Get(p.pod.Name)
-		if err != nil || known.UID != p.pod.UID || known.Spec.NodeName != "" {
-			w.remove(p.pod.UID)
-			continue
-		}
-		if woken[p.handle] == nil {
-			woken[p.handle] = map[string]*v1.Pod{}
-		}
-		woken[p.handle][p.pod.Namespace+"/"+p.pod.Name] = known
-	}
-	for handle, pods := range woken {
-		logger.V(5).Info("Waking pods after a change of claims or devices", "pods", len(pods))
-		handle.Activate(logger, pods)
-	}
-}
-
-// takeAffected returns the pods that the changes since the last call concern.
-func (w *waitingPods) takeAffected() []*waitingPod {
-	w.mutex.Lock()
-	defer w.mutex.Unlock()
-	var affected []*waitingPod
-	if w.devices {
-		for _, p := range w.pods {
-			if p.devices {
-				affected = append(affected, p)
-			}
-		}
-	}
-	for claim := range w.changed {
-		for uid := range w.byClaim[claim] {
-			if p := w.pods[uid]; !w.devices || !p.devices {
-				affected = append(affected, p)
-			}
-		}
-	}
-	w.devices = false
-	clear(w.changed)
-	return affected
+// seenNow is the state that whoever looks from now on sees, or a later one.
+func (s *Shared) seenNow() wakeup.Seen {
+	return wakeup.Seen{Usage: s.tracker.Snapshot().Revision, Inventory: s.store.View().Generation()}
 }

@@ -1,8 +1,7 @@
 package deviceclaims
 
 import (
-	"bytes"
-	"runtime"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -147,19 +146,20 @@ func TestPodIsNotedBeforeItLooks(t *testing.T) {
 		claim("holder-a", allocated("node-a", "gpu-0")),
 		claim("holder-b", allocated("node-b", "gpu-0", "gpu-1")),
 	}
+	noted, goOn := make(chan struct{}), make(chan struct{})
+	once := sync.OnceFunc(func() {
+		close(noted)
+		<-goOn
+	})
+	w.room.OnSize = func(int) { once() }
 	h := newHarness(t, w)
 
-	entries := &h.plugin.shared.waiting.mutex
-	entries.Lock()
 	attempts := make(chan *attempt)
 	go func() { attempts <- h.filterAll(waiting) }()
-	h.eventually("the pod is about to be noted", func() bool {
-		stacks := make([]byte, 1<<20)
-		return bytes.Contains(stacks[:runtime.Stack(stacks, true)], []byte("waitingPods).addForDevices"))
-	})
+	<-noted
 	h.api.change("holder-a", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
 	h.caughtUp("holder-a")
-	entries.Unlock()
+	close(goOn)
 
 	if diff := cmp.Diff([]string{"node-a"}, (<-attempts).fits()); diff != "" {
 		t.Errorf("nodes differ (-want +got):\n%s", diff)
@@ -188,8 +188,5 @@ func TestPodsThatDoNotWaitAreForgotten(t *testing.T) {
 }
 
 func (h *harness) isWaiting(p *v1.Pod) bool {
-	waiting := h.plugin.shared.waiting
-	waiting.mutex.Lock()
-	defer waiting.mutex.Unlock()
-	return waiting.pods[p.UID] != nil
+	return h.plugin.shared.waiting.IsWaiting(p.UID)
 }

@@ -1,0 +1,171 @@
+package deviceclaims
+
+import (
+	"fmt"
+	"hash/maphash"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/helper"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/wakeup"
+)
+
+// look says what a waiting pod asks for now.
+func (pl *Plugin) look(pod *v1.Pod, inv *inventory.View) *wakeup.Question {
+	claims, err := claimNames(pod)
+	if err != nil {
+		return &wakeup.Question{Err: err, Claims: err.Error()}
+	}
+	asked, err := pl.ask(pod, claims, inv)
+	return pl.question(pod, asked, err)
+}
+
+// asked is what a pod asks for.
+type asked struct {
+	claims []podClaim
+	// unallocated are those of the claims that need an allocation, requests what they ask for; nil if there are none.
+	unallocated []*resourceapi.ResourceClaim
+	requests    *allocator.Requests
+}
+
+// question puts what a pod asks for in the form of the waiting room. err is why it cannot be asked.
+func (pl *Plugin) question(pod *v1.Pod, a *asked, err error) *wakeup.Question {
+	q := &wakeup.Question{Err: err, Requests: a.requests, Opaque: len(extendedResources(pod)) > 0}
+	for _, claim := range a.unallocated {
+		q.Classes = append(q.Classes, classesOf(claim)...)
+	}
+	pinned := slices.ContainsFunc(a.claims, func(pc podClaim) bool { return pc.nodes != nil })
+	if pinned {
+		q.OnNode = func(node *v1.Node) bool {
+			return !slices.ContainsFunc(a.claims, func(pc podClaim) bool { return pc.nodes != nil && !pc.nodes.Match(node) })
+		}
+	}
+	var state []byte
+	for _, pc := range a.claims {
+		state = fmt.Appendf(state, "%s/%x/%t;", pc.claim.UID, allocationHash(pc.claim), pl.bindingBroken(pc.claim))
+	}
+	if err != nil {
+		state = append(state, err.Error()...)
+	}
+	q.Claims = string(state)
+	return q
+}
+
+var allocationSeed = maphash.MakeSeed()
+
+// allocationHash tells allocations apart, 0 stands for none.
+func allocationHash(claim *resourceapi.ResourceClaim) uint64 {
+	if claim.Status.Allocation == nil {
+		return 0
+	}
+	content, err := claim.Status.Allocation.Marshal()
+	if err != nil {
+		content = []byte(claim.ResourceVersion) // as if every change of the claim were one of its allocation
+	}
+	return maphash.Bytes(allocationSeed, content) | 1
+}
+
+// classesOf are the names of the classes that a claim asks for.
+func classesOf(claim *resourceapi.ResourceClaim) []string {
+	var classes []string
+	for i := range claim.Spec.Devices.Requests {
+		request := &claim.Spec.Devices.Requests[i]
+		if request.Exactly != nil {
+			classes = append(classes, request.Exactly.DeviceClassName)
+		}
+		for j := range request.FirstAvailable {
+			classes = append(classes, request.FirstAvailable[j].DeviceClassName)
+		}
+	}
+	return classes
+}
+
+// configured is the part of kube-scheduler's framework that says how a profile is made up.
+type configured interface {
+	ListPlugins() *schedulerconfig.Plugins
+	QueueSortFunc() fwk.LessFunc
+}
+
+// profile is what the waiting room needs to know of the plugin's profile.
+type profile struct {
+	// filters are the Filter plugins.
+	filters map[string]bool
+	less    fwk.LessFunc
+}
+
+// readProfile looks at the profile, which is complete only after all its plugins have been made.
+func readProfile(handle fwk.Handle) *profile {
+	p := &profile{filters: map[string]bool{}, less: byPriorityAndAge}
+	c, ok := handle.(configured)
+	if !ok {
+		return p
+	}
+	plugins := c.ListPlugins()
+	if plugins == nil {
+		return p
+	}
+	for _, filter := range plugins.Filter.Enabled {
+		p.filters[filter.Name] = true
+	}
+	if len(plugins.QueueSort.Enabled) > 0 {
+		p.less = c.QueueSortFunc()
+	}
+	return p
+}
+
+// suitable returns whether a pod may be on a node by the node's labels and taints. What is false is so for certain: only plugins are
+// asked for that the profile has. EventsToRegister has the changes that matter to it.
+func (pl *Plugin) suitable(logger klog.Logger, pod *v1.Pod) func(*v1.Node) bool {
+	filters := pl.profile().filters
+	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
+	return func(node *v1.Node) bool {
+		if filters[names.NodeAffinity] {
+			if match, err := affinity.Match(node); err == nil && !match {
+				return false
+			}
+		}
+		if filters[names.TaintToleration] {
+			if _, untolerated := corev1helpers.FindMatchingUntoleratedTaint(logger, node.Spec.Taints, pod.Spec.Tolerations, helper.DoNotScheduleTaintsFilterFunc(), true); untolerated {
+				return false
+			}
+		}
+		if filters[names.NodeUnschedulable] && node.Spec.Unschedulable {
+			taint := &v1.Taint{Key: v1.TaintNodeUnschedulable, Effect: v1.TaintEffectNoSchedule}
+			return corev1helpers.TolerationsTolerateTaint(logger, pod.Spec.Tolerations, taint, true)
+		}
+		return true
+	}
+}
+
+// queueKey is what the order of the scheduling queue looks at. A pod's age counts from its creation and not from its last attempt, so
+// that nobody is overtaken by being tried.
+func queueKey(pod *v1.Pod) *framework.QueuedPodInfo {
+	return &framework.QueuedPodInfo{
+		PodInfo:        &framework.PodInfo{Pod: pod},
+		QueueingParams: framework.QueueingParams{Timestamp: pod.CreationTimestamp.Time},
+	}
+}
+
+// byPriorityAndAge is the order of kube-scheduler's own QueueSort plugin.
+func byPriorityAndAge(a, b fwk.QueuedEntityInfo) bool {
+	if a.GetPriority() != b.GetPriority() {
+		return a.GetPriority() > b.GetPriority()
+	}
+	return a.GetTimestamp().Before(b.GetTimestamp())
+}
+
+// before tells whether the queue would take a before b. All profiles of a scheduler have the same order.
+func (pl *Plugin) before(a, b any) bool {
+	return pl.profile().less(a.(*framework.QueuedPodInfo), b.(*framework.QueuedPodInfo))
+}

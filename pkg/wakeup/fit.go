@@ -1,0 +1,135 @@
+package wakeup
+
+import (
+	"context"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// answer is what is known of whether a pod fits a node.
+type answer int
+
+const (
+	unknown answer = iota
+	yes
+	no
+)
+
+// verdicts are what the allocator has said about requests of one shape in one pass.
+type verdicts struct {
+	// refused are the nodes that do not do, be it that a woken pod is expected to take what there was. Within a pass more and
+	// more is expected to be taken, so they stay refused.
+	refused nodeSet
+	// spare are those among them that do, or may do, if no woken pod takes anything.
+	spare nodeSet
+}
+
+// firstFit returns the first of the nodes that the pod fits, having noted what it would take there, or the first for which there is no
+// answer. If there is neither, it notes on which it would fit were it not for those woken before it.
+func (p *pass) firstFit(j *job, asks *Question, nodes *nodeSet) (at int, a answer) {
+	suitable := p.world.Suitable(j.pod, j.tag)
+	usable := func(node *v1.Node) bool {
+		return node != nil && (asks.OnNode == nil || asks.OnNode(node)) && suitable(node)
+	}
+	if asks.Requests == nil || asks.Opaque {
+		for i := nodes.bits.Next(0); i >= 0; i = nodes.bits.Next(i + 1) {
+			if usable(p.world.Node(p.nameOf(i))) {
+				return i, unknown
+			}
+		}
+		return -1, no
+	}
+	v := p.verdicts[asks.shapeOf()]
+	if v == nil {
+		v = &verdicts{}
+		p.verdicts[asks.shapeOf()] = v
+	}
+	if p.held {
+		j.later = intersection(nodes, &v.spare)
+	}
+	nodes.without(&v.refused)
+	ctx := &budget{Context: p.ctx, now: p.world.Now, until: p.world.Now().Add(p.room.options.Budget)}
+	for i := nodes.bits.Next(0); i >= 0; i = nodes.bits.Next(i + 1) {
+		node := p.world.Node(p.nameOf(i))
+		if !usable(node) {
+			continue
+		}
+		switch p.check(ctx, asks, node, p.expected) {
+		case unknown:
+			return i, unknown
+		case yes:
+			p.take(ctx, j, asks, node)
+			return i, yes
+		}
+		v.refused.add(i)
+		if p.held && p.check(ctx, asks, node, p.world.usage) != no {
+			v.spare.add(i)
+			j.later.add(i)
+		}
+	}
+	return -1, no
+}
+
+// intersection returns the common members.
+func intersection(a, b *nodeSet) nodeSet {
+	var out nodeSet
+	for i := b.bits.Next(0); i >= 0; i = b.bits.Next(i + 1) {
+		if a.has(i) {
+			out.add(i)
+		}
+	}
+	return out
+}
+
+func (p *pass) check(ctx context.Context, asks *Question, node *v1.Node, view usage.View) answer {
+	switch result := allocator.Check(ctx, p.input(asks, node, view)); {
+	case ctx.Err() != nil:
+		return unknown
+	case result.Fits():
+		return yes
+	case result.Failure.Reason == allocator.ReasonUndecided:
+		return unknown
+	}
+	return no
+}
+
+// take notes what the pod would take on the node. If that cannot be told, it is expected to take nothing.
+func (p *pass) take(ctx context.Context, j *job, asks *Question, node *v1.Node) {
+	result := allocator.Allocate(ctx, p.input(asks, node, p.expected))
+	if !result.Fits() {
+		return
+	}
+	for i, claim := range asks.Requests.Claims() {
+		j.holds = append(j.holds, hold{usage.RefOf(claim), &result.Allocations[i]})
+	}
+	p.expect(j.holds)
+}
+
+func (p *pass) input(asks *Question, node *v1.Node, view usage.View) allocator.Input {
+	return allocator.Input{Requests: asks.Requests, Node: node, Inventory: p.world.inventory, Usage: view, Policy: allocator.FirstFit}
+}
+
+// budget is a context that ends at a time, without a timer: it is made for each pod, and the allocator looks at nothing but Err.
+type budget struct {
+	context.Context
+
+	now   func() time.Time
+	until time.Time
+}
+
+func (b *budget) Err() error {
+	if err := b.Context.Err(); err != nil {
+		return err
+	}
+	if b.now().After(b.until) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// Deadline implements [context.Context].
+func (b *budget) Deadline() (time.Time, bool) { return b.until, true }

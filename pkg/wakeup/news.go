@@ -1,0 +1,280 @@
+package wakeup
+
+import (
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// news is what has changed and has not been looked at. It is collected as it comes, which is on the goroutines of informers,
+// and made sense of in Pass.
+type news struct {
+	// freed are the pools in which devices were freed, with the tracker's revision of the last time.
+	freed map[inventory.PoolID]uint64
+	// pools are those whose slices changed.
+	pools map[inventory.PoolID]*poolNews
+}
+
+// poolNews is what has changed about the slices of a pool.
+type poolNews struct {
+	// generation of the inventory, or a later one.
+	generation uint64
+	// nodes are those that the slices were or are for.
+	nodes sets.Set[string]
+	// everywhere tells that some slice was or is not for one node alone.
+	everywhere bool
+}
+
+func newNews() news {
+	return news{freed: map[inventory.PoolID]uint64{}, pools: map[inventory.PoolID]*poolNews{}}
+}
+
+func (n *news) empty() bool { return len(n.freed)+len(n.pools) == 0 }
+
+// Freed tells that devices have been freed, be it in part, and that the tracker's snapshots of that revision show it.
+func (r *Room) Freed(devices []usage.DeviceID, revision uint64) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if len(r.waiters) == r.placed {
+		return // who comes later sees it
+	}
+	for _, device := range devices {
+		id := inventory.PoolID(device.PoolID())
+		r.news.freed[id] = max(r.news.freed[id], revision)
+	}
+	if len(devices) > 0 {
+		r.want()
+	}
+}
+
+// SliceChanged tells that a slice came, went or changed; either object may be nil. Views of that generation show it.
+func (r *Room) SliceChanged(before, after *resourceapi.ResourceSlice, generation uint64) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if len(r.waiters) == r.placed {
+		return
+	}
+	for _, slice := range []*resourceapi.ResourceSlice{before, after} {
+		if slice == nil {
+			continue
+		}
+		id := inventory.PoolID{Driver: slice.Spec.Driver, Pool: slice.Spec.Pool.Name}
+		known := r.news.pools[id]
+		if known == nil {
+			known = &poolNews{nodes: sets.New[string]()}
+			r.news.pools[id] = known
+		}
+		known.generation = max(known.generation, generation)
+		if slice.Spec.NodeName != nil {
+			known.nodes.Insert(*slice.Spec.NodeName)
+		} else {
+			known.everywhere = true
+		}
+	}
+	r.want()
+}
+
+// ClassChanged tells that a class came, went or changed.
+func (r *Room) ClassChanged(name string, generation uint64) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	for _, w := range r.waiters {
+		if w.stage == placed || w.stage == judged && w.seen.Inventory >= generation {
+			continue
+		}
+		// Whether the waiter uses the class is looked at in Pass: it may not be known yet.
+		if w.classes == nil {
+			w.classes = map[string]uint64{}
+		}
+		w.classes[name] = max(w.classes[name], generation)
+		r.want()
+	}
+}
+
+// ClaimChanged tells that a claim came, went or changed, or that an allocation of it is no longer in flight.
+func (r *Room) ClaimChanged(name types.NamespacedName) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	for uid := range r.byClaim[name] {
+		if w := r.waiters[uid]; w.stage != placed {
+			w.claimsChanged = true
+			r.want()
+		}
+	}
+}
+
+// NodeChanged tells that a node came or changed in a way that may matter to a pod whose last attempt failed for want of devices. It
+// returns false if the pod is not known.
+func (r *Room) NodeChanged(pod types.UID, node string) bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	w := r.waiters[pod]
+	if w == nil {
+		return false
+	}
+	if w.stage != placed {
+		w.changedNodes.add(r.nodes.number(node))
+		r.want()
+	}
+	return true
+}
+
+// PodChanged tells that a pod has changed so that it may fit where it did not. It returns false if the pod is not known.
+func (r *Room) PodChanged(pod types.UID) bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	w := r.waiters[pod]
+	if w == nil {
+		return false
+	}
+	if w.stage != placed {
+		w.podChanged = true
+		r.want()
+	}
+	return true
+}
+
+// change is one of the news with the nodes that it touches.
+type change struct {
+	cause Cause
+	// usage or inventory is the state that shows the change; the other is 0.
+	usage, inventory uint64
+	// few or many are the nodes, by number.
+	few  []int
+	many nodeSet
+}
+
+// isSeen tells whether the change was part of what an attempt looked at.
+func (c *change) isSeen(seen Seen) bool {
+	return c.usage <= seen.Usage && c.inventory <= seen.Inventory
+}
+
+// addTo adds those nodes of the change to out that are in of, or all if of is nil.
+func (c *change) addTo(out, of *nodeSet) {
+	for _, i := range c.few {
+		if of == nil || of.has(i) {
+			out.add(i)
+		}
+	}
+	if of == nil {
+		out.or(&c.many)
+		return
+	}
+	for i := c.many.bits.Next(0); i >= 0; i = c.many.bits.Next(i + 1) {
+		if of.has(i) {
+			out.add(i)
+		}
+	}
+}
+
+func (c *change) has(i int) bool { return c.many.has(i) || slices.Contains(c.few, i) }
+
+// changes makes sense of the news. The caller holds mutex.
+func (r *Room) changes(n news, world *World) []change {
+	var out []change
+	for id, revision := range n.freed {
+		if pool := world.inventory.Pool(id); pool != nil {
+			out = append(out, r.onNodesOf(pool, change{cause: CauseDevice, usage: revision}, world))
+		}
+	}
+	for id, p := range n.pools {
+		c := change{cause: CauseSlice, inventory: p.generation}
+		switch pool := world.inventory.Pool(id); {
+		case p.everywhere:
+			for _, node := range world.allNodes() {
+				c.many.add(r.nodes.number(node.Name))
+			}
+		case pool != nil:
+			c = r.onNodesOf(pool, c, world)
+		}
+		for name := range p.nodes {
+			c.few = append(c.few, r.nodes.number(name))
+		}
+		out = append(out, c)
+	}
+	return out
+}
+
+// onNodesOf adds the nodes that see the pool.
+func (r *Room) onNodesOf(pool *inventory.Pool, c change, world *World) change {
+	names, local := pool.Reach()
+	if local {
+		for name := range names {
+			c.few = append(c.few, r.nodes.number(name))
+		}
+		return c
+	}
+	for _, node := range world.allNodes() {
+		if pool.Reaches(node) {
+			c.many.add(r.nodes.number(node.Name))
+		}
+	}
+	return c
+}
+
+// nodeTable numbers nodes, so that sets of them are small.
+type nodeTable struct {
+	index map[string]int
+	names []string
+	// tidyAt is the size at which the names of nodes that are gone are dropped.
+	tidyAt int
+}
+
+func (t *nodeTable) number(name string) int {
+	i, ok := t.index[name]
+	if !ok {
+		i = len(t.names)
+		t.index[name] = i
+		t.names = append(t.names, name)
+	}
+	return i
+}
+
+// minNodeNames is up to how many names are never dropped.
+const minNodeNames = 256
+
+// tidy drops the names of nodes that are gone, once they may be the larger part, and renumbers the others in all sets.
+func (r *Room) tidy(world *World) {
+	if len(r.nodes.names) <= max(r.nodes.tidyAt, minNodeNames) {
+		return
+	}
+	old := r.nodes.names
+	r.nodes = nodeTable{index: make(map[string]int), tidyAt: 0}
+	renumbered := make([]int, len(old)) // -1 if gone
+	for i, name := range old {
+		if renumbered[i] = -1; world.Node(name) != nil {
+			renumbered[i] = r.nodes.number(name)
+		}
+	}
+	r.nodes.tidyAt = 2 * len(r.nodes.names)
+	move := func(s *nodeSet) {
+		var moved nodeSet
+		for i := s.bits.Next(0); i >= 0; i = s.bits.Next(i + 1) {
+			if to := renumbered[i]; to >= 0 {
+				moved.add(to)
+			}
+		}
+		*s = moved
+	}
+	for _, w := range r.waiters {
+		move(&w.nodes)
+		move(&w.changedNodes)
+		move(&w.next)
+		for i := range w.missed {
+			c := &w.missed[i]
+			var few []int
+			for _, n := range c.few {
+				if to := renumbered[n]; to >= 0 {
+					few = append(few, to)
+				}
+			}
+			c.few = few
+			move(&c.many)
+		}
+	}
+}

@@ -1,0 +1,314 @@
+package wakeup
+
+import (
+	"iter"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+)
+
+// Options configure a Room. The zero value of each means its default.
+type Options struct {
+	// Patience is how long a woken pod may take until it has been tried. After that the next one is woken, and it is woken
+	// once more itself. Default 10 s.
+	Patience time.Duration
+	// RetryAfter is when a pod is tried again whose attempt ended without an answer; it doubles with each such attempt, up to
+	// 32 times as long. Default 5 s.
+	RetryAfter time.Duration
+	// Budget bounds how long the allocator is asked for one pod in one pass. What is not known then wakes the pod. Default 50 ms.
+	Budget time.Duration
+	// OnOutcome is called for each wake-up once it is known whether it led to a placement. It must not call the room.
+	OnOutcome func(cause Cause, placed bool)
+	// OnSize is called when the number of waiting pods has changed. It must not call the room.
+	OnSize func(waiting int)
+}
+
+// Room is where pods wait. All methods may be called by any goroutine, Pass by one at a time.
+//
+// An attempt to schedule a pod begins with Note, goes on with Judged and ends with Refused, NotRefused, Failed or Placed; any of
+// them may be missing. Other methods tell of what has changed. After each of them Wanted may have a token, and then Pass says whom
+// to wake.
+type Room struct {
+	options Options
+	wanted  chan struct{}
+
+	mutex   sync.Mutex
+	waiters map[types.UID]*waiter
+	byClaim map[types.NamespacedName]sets.Set[types.UID]
+	// woken are the waiters with a wake-up that has not led to anything yet.
+	woken map[types.UID]*waiter
+	// attempts counts.
+	attempts uint64
+	nodes    nodeTable
+	news     news
+	// resolved tells that a woken pod has been tried or is gone, so that the next ones are to be looked at.
+	resolved bool
+	placed   int // how many of waiters are
+}
+
+// New returns an empty room.
+func New(options Options) *Room {
+	if options.Patience <= 0 {
+		options.Patience = 10 * time.Second
+	}
+	if options.RetryAfter <= 0 {
+		options.RetryAfter = 5 * time.Second
+	}
+	if options.Budget <= 0 {
+		options.Budget = 50 * time.Millisecond
+	}
+	if options.OnOutcome == nil {
+		options.OnOutcome = func(Cause, bool) {}
+	}
+	if options.OnSize == nil {
+		options.OnSize = func(int) {}
+	}
+	return &Room{
+		options: options,
+		wanted:  make(chan struct{}, 1),
+		waiters: map[types.UID]*waiter{},
+		byClaim: map[types.NamespacedName]sets.Set[types.UID]{},
+		woken:   map[types.UID]*waiter{},
+		nodes:   nodeTable{index: map[string]int{}},
+		news:    newNews(),
+	}
+}
+
+// Wanted has a token when Pass has something to do.
+func (r *Room) Wanted() <-chan struct{} { return r.wanted }
+
+func (r *Room) want() {
+	select {
+	case r.wanted <- struct{}{}:
+	default: // there is a token already
+	}
+}
+
+// Note begins an attempt: the pod is about to look at its claims, which are named, and at the devices. Whatever is told from now
+// on and is not in what it sees, see Judged, is looked at for it. tag is given back with the pod's wake-ups.
+func (r *Room) Note(pod *v1.Pod, claims []types.NamespacedName, tag any) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	next := &waiter{pod: pod, tag: tag, claims: claims, everyone: true, trying: true}
+	if known := r.waiters[pod.UID]; known != nil {
+		next.told, next.woken, next.retries = known.told, known.woken, known.retries
+		if next.woken != nil {
+			next.woken.during = false
+		}
+		r.forget(pod.UID)
+	}
+	r.attempts++
+	next.attempt = r.attempts
+	r.waiters[pod.UID] = next
+	if next.woken != nil {
+		r.woken[pod.UID] = next
+	}
+	for _, claim := range claims {
+		if r.byClaim[claim] == nil {
+			r.byClaim[claim] = sets.New[types.UID]()
+		}
+		r.byClaim[claim].Insert(pod.UID)
+	}
+	r.sized()
+}
+
+// Judged tells what the pod asks for and the state at which it looked, which was taken after Note.
+func (r *Room) Judged(pod types.UID, question *Question, seen Seen) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	w := r.waiters[pod]
+	if w == nil || w.stage != unjudged {
+		return
+	}
+	w.stage, w.question, w.seen = judged, question, seen
+	if question.Err != nil {
+		// The attempt ends here.
+		r.tried(w)
+	}
+	if len(w.missed) > 0 || w.isTriggered() {
+		r.want()
+	}
+}
+
+// Refused ends an attempt in which devices were missing on the given nodes. On all other nodes something else was missing, which is
+// for others to watch. undecided tells that for some nodes there was no answer; the pod is then tried again after a while.
+func (r *Room) Refused(pod types.UID, nodes iter.Seq[string], undecided bool, now time.Time) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	w := r.waiters[pod]
+	if w == nil || w.stage == placed {
+		return
+	}
+	w.everyone = false
+	w.nodes.clear()
+	for name := range nodes {
+		w.nodes.add(r.nodes.number(name))
+	}
+	w.retryAt = time.Time{}
+	if undecided {
+		w.retryAt = now.Add(r.options.RetryAfter << min(w.retries, 5))
+		w.retries++
+	} else {
+		w.retries = 0
+	}
+	r.tried(w)
+	r.want()
+}
+
+// NotRefused ends an attempt that failed without the claims having anything to do with it.
+func (r *Room) NotRefused(pod types.UID, now time.Time) {
+	r.Refused(pod, func(func(string) bool) {}, false, now)
+}
+
+// Failed ends an attempt in which a node was found that turned out not to do any more. There may be others, so the pod is tried
+// again.
+func (r *Room) Failed(pod types.UID) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if w := r.waiters[pod]; w != nil && w.stage != placed {
+		r.tried(w)
+		w.retry = true
+		r.want()
+	}
+}
+
+// Placed ends an attempt: the pod has devices. It stays known until it is gone, which is when it is bound.
+func (r *Room) Placed(pod types.UID) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	w := r.waiters[pod]
+	if w == nil || w.stage == placed {
+		return
+	}
+	w.stage = placed
+	r.placed++
+	if w.woken != nil {
+		// What it took is held now, and what it was expected to take and did not is for others.
+		w.woken.holds = nil
+		r.resolved = true
+		r.want()
+	}
+	w.missed, w.retries = nil, 0
+	w.nodes.clear()
+	w.next.clear()
+	r.sized()
+}
+
+// Unplaced tells that a pod has given its devices back. Whoever made it do so tries it again, so it does not wait for anything. In
+// a pod group it does: there devices are taken on trial and given back, and seen, taken after that, keeps the trial from waking the
+// group for what it has given back itself.
+func (r *Room) Unplaced(pod types.UID, seen Seen) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	w := r.waiters[pod]
+	if w == nil || w.stage != placed {
+		return
+	}
+	group := groupOf(w.pod)
+	if group == "" || w.question == nil {
+		r.outcome(w, false)
+		r.forget(pod)
+		r.sized()
+		return
+	}
+	w.stage, w.everyone = judged, true
+	r.placed--
+	for _, member := range r.waiters {
+		if member.stage == judged && groupOf(member.pod) == group {
+			member.seen.Usage = max(member.seen.Usage, seen.Usage)
+		}
+	}
+	r.sized()
+}
+
+// groupOf names the pod group of a pod, empty if it has none.
+func groupOf(pod *v1.Pod) string {
+	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
+		return pod.Namespace + "/" + *group.PodGroupName
+	}
+	return ""
+}
+
+// Gone tells that a pod waits no longer: it is bound, or does not exist any more.
+func (r *Room) Gone(pod types.UID, bound bool) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	w := r.waiters[pod]
+	if w == nil {
+		return
+	}
+	r.outcome(w, bound)
+	r.forget(pod)
+	r.sized()
+}
+
+// IsNews tells whether the reason why a waiting pod is kept out differs from the one at the last call.
+func (r *Room) IsNews(pod types.UID, reason string) bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	w := r.waiters[pod]
+	if w == nil || w.told == reason {
+		return false
+	}
+	w.told = reason
+	return true
+}
+
+// IsWaiting tells whether the pod is known and not placed.
+func (r *Room) IsWaiting(pod types.UID) bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	w := r.waiters[pod]
+	return w != nil && w.stage != placed
+}
+
+// tried ends the wake-up that led to the present attempt, if one did.
+func (r *Room) tried(w *waiter) {
+	w.trying = false
+	w.next.clear()
+	switch {
+	case w.woken == nil:
+	case w.woken.during:
+		w.woken.during = false
+	default:
+		r.outcome(w, false)
+	}
+}
+
+// outcome ends a wake-up.
+func (r *Room) outcome(w *waiter, placed bool) {
+	if w.woken == nil {
+		return
+	}
+	r.options.OnOutcome(w.woken.cause, placed)
+	w.woken = nil
+	delete(r.woken, w.pod.UID)
+	r.resolved = true
+	r.want()
+}
+
+// forget drops all that is kept by pod.
+func (r *Room) forget(pod types.UID) {
+	w := r.waiters[pod]
+	delete(r.waiters, pod)
+	delete(r.woken, pod)
+	if w.stage == placed {
+		r.placed--
+	}
+	for _, claim := range w.claims {
+		r.byClaim[claim].Delete(pod)
+		if len(r.byClaim[claim]) == 0 {
+			delete(r.byClaim, claim)
+		}
+	}
+}
+
+func (r *Room) sized() { r.options.OnSize(len(r.waiters) - r.placed) }
+
+// isTriggered tells whether something concerns this waiter alone.
+func (w *waiter) isTriggered() bool {
+	return w.claimsChanged || w.podChanged || len(w.classes) > 0 || w.retry || !w.changedNodes.empty()
+}

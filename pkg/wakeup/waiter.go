@@ -1,0 +1,184 @@
+package wakeup
+
+import (
+	"fmt"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/inventory/bitset"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// Cause is what made a pod worth another attempt.
+type Cause string
+
+// The causes.
+const (
+	// CauseDevice: devices were freed.
+	CauseDevice Cause = "device"
+	// CauseSlice: a ResourceSlice came, went or changed, be it only by a taint or a DeviceTaintRule.
+	CauseSlice Cause = "slice"
+	// CauseClass: a DeviceClass came, went or changed.
+	CauseClass Cause = "class"
+	// CauseClaim: the pod's own claims changed.
+	CauseClaim Cause = "claim"
+	// CauseNode: a node came or changed.
+	CauseNode Cause = "node"
+	// CausePod: the pod itself changed.
+	CausePod Cause = "pod"
+	// CauseNext: a pod that was woken before this one did not take what both could use.
+	CauseNext Cause = "next"
+	// CauseRetry: the last attempt ended without an answer.
+	CauseRetry Cause = "retry"
+)
+
+// Causes are all of them.
+func Causes() []Cause {
+	return []Cause{CauseDevice, CauseSlice, CauseClass, CauseClaim, CauseNode, CausePod, CauseNext, CauseRetry}
+}
+
+// Question is what a pod asks of a node.
+type Question struct {
+	// Err is why there is nothing to ask: the pod's claims cannot be used or not be compiled. Such a pod waits for its
+	// claims and classes, not for devices.
+	Err error
+	// Requests are the compiled claims without allocation, nil if there are none.
+	Requests *allocator.Requests
+	// OnNode tells whether the claims that are allocated can be used on a node. Nil means on all.
+	OnNode func(*v1.Node) bool
+	// Opaque tells that the pod also needs devices that Requests does not say, so that the allocator cannot answer here.
+	Opaque bool
+	// Classes are the names of the DeviceClasses that the claims without allocation name.
+	Classes []string
+	// Claims tells apart in which state the claims are. As long as it is equal nothing has changed for the pod.
+	Claims string
+
+	shape string // of Requests; made when first needed
+}
+
+// shapeOf tells apart what different requests ask for. With one inventory, requests of equal shape fit the same nodes. It is made
+// from the claims and not from what was compiled, so that it cannot lack what the compiler learns later.
+func (q *Question) shapeOf() string {
+	if q.shape == "" {
+		var key []byte
+		for _, claim := range q.Requests.Claims() {
+			devices := claim.Spec.Devices
+			devices.Config = nil // does not matter for where a claim fits
+			content, err := devices.Marshal()
+			if err != nil {
+				content = []byte(claim.UID) // like no other
+			}
+			key = fmt.Appendf(key, "%d:", len(content))
+			key = append(key, content...)
+		}
+		q.shape = string(key)
+	}
+	return q.shape
+}
+
+// Seen is the state that an attempt looked at.
+type Seen struct {
+	// Usage is the claim tracker's revision.
+	Usage uint64
+	// Inventory is the generation of the inventory's view.
+	Inventory uint64
+}
+
+// stage is how far a pod's present attempt has come.
+type stage int
+
+const (
+	// unjudged: noted, about to look. What it asks is not known yet.
+	unjudged stage = iota
+	// judged: what it asks is known. It is being tried, or sleeps.
+	judged
+	// placed: has devices and is being bound. It waits for nothing.
+	placed
+)
+
+// waiter is one pod in the room.
+type waiter struct {
+	pod    *v1.Pod
+	tag    any
+	claims []types.NamespacedName
+	// told is the last reason of which the pod's user was told.
+	told string
+	key  any // its place in the queue's order
+
+	// attempt tells attempts apart.
+	attempt  uint64
+	stage    stage
+	trying   bool // until the attempt is known to have ended
+	seen     Seen
+	question *Question
+	// nodes are those on which devices were missing; all until that is known.
+	nodes    nodeSet
+	everyone bool
+
+	// What has happened since the last attempt and has not been looked at.
+	claimsChanged, podChanged, retry bool
+	classes                          map[string]uint64 // changed ones, with the inventory's generation
+	changedNodes                     nodeSet
+	missed                           []change // while unjudged
+	// next are the nodes on which the pod would fit were it not for pods that were woken before it.
+	next nodeSet
+
+	woken *wakeUp
+	// retries counts attempts without an answer, retryAt is when to try again; zero if there is no need.
+	retries int
+	retryAt time.Time
+}
+
+// wakeUp is one that has not led to anything yet.
+type wakeUp struct {
+	cause Cause
+	// holds are what the pod is expected to take, none if that is not known or has taken too long.
+	holds []hold
+	// until is when it has taken too long.
+	until time.Time
+	// during tells that the pod was being tried when it was woken: the outcome is not that attempt's but the next one's.
+	during bool
+}
+
+// hold is what one claim is expected to get.
+type hold struct {
+	claim      usage.ClaimRef
+	allocation *resourceapi.AllocationResult
+}
+
+// nodeSet is a set of nodes by their numbers in the room's table. It grows as needed.
+type nodeSet struct{ bits bitset.Set }
+
+func (s *nodeSet) add(i int) {
+	for len(s.bits) <= i>>6 {
+		s.bits = append(s.bits, 0)
+	}
+	s.bits.Add(i)
+}
+
+func (s *nodeSet) has(i int) bool { return i>>6 < len(s.bits) && s.bits.Has(i) }
+
+func (s *nodeSet) empty() bool { return s.bits.Empty() }
+
+func (s *nodeSet) clear() { s.bits = nil }
+
+// or adds the members of o.
+func (s *nodeSet) or(o *nodeSet) {
+	for len(s.bits) < len(o.bits) {
+		s.bits = append(s.bits, 0)
+	}
+	for w, word := range o.bits {
+		s.bits[w] |= word
+	}
+}
+
+// without removes the members of o.
+func (s *nodeSet) without(o *nodeSet) {
+	for w := range min(len(s.bits), len(o.bits)) {
+		s.bits[w] &^= o.bits[w]
+	}
+}
