@@ -49,7 +49,7 @@ func (p *pass) firstFit(j *job, asks *Question, nodes *nodeSet) (at int, a answe
 		p.verdicts[asks.shapeOf()] = v
 	}
 	if p.held {
-		j.later = intersection(nodes, &v.spare)
+		j.later.orCommon(nodes, &v.spare)
 	}
 	nodes.without(&v.refused)
 	ctx := &budget{Context: p.ctx, now: p.world.Now, until: p.world.Now().Add(p.room.options.Budget)}
@@ -72,17 +72,6 @@ func (p *pass) firstFit(j *job, asks *Question, nodes *nodeSet) (at int, a answe
 		}
 	}
 	return -1, no
-}
-
-// intersection returns the common members.
-func intersection(a, b *nodeSet) nodeSet {
-	var out nodeSet
-	for i := b.bits.Next(0); i >= 0; i = b.bits.Next(i + 1) {
-		if a.has(i) {
-			out.add(i)
-		}
-	}
-	return out
 }
 
 func (p *pass) check(ctx context.Context, asks *Question, node *v1.Node, view usage.View) answer {

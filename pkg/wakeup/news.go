@@ -163,12 +163,8 @@ func (c *change) addTo(out, of *nodeSet) {
 	}
 	if of == nil {
 		out.or(&c.many)
-		return
-	}
-	for i := c.many.bits.Next(0); i >= 0; i = c.many.bits.Next(i + 1) {
-		if of.has(i) {
-			out.add(i)
-		}
+	} else {
+		out.orCommon(&c.many, of)
 	}
 }
 

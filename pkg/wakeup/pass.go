@@ -96,7 +96,10 @@ type pass struct {
 	room    *Room
 	world   *World
 	changes []change
-	jobs    []*job
+	// unseen are the nodes of those changes that no waiter has seen, which are nearly all; seenBySome are the other changes.
+	unseen     nodeSet
+	seenBySome []change
+	jobs       []*job
 	// expected is the usage with what woken pods are expected to take. held tells whether that differs from the usage.
 	expected usage.View
 	held     bool
@@ -113,6 +116,7 @@ func (r *Room) begin(p *pass) (again []Wake) {
 	r.tidy(p.world)
 	p.changes = r.changes(r.news, p.world)
 	r.news = newNews()
+	r.sortOut(p)
 
 	for uid, w := range r.woken {
 		if w.woken.until.After(now) || w.stage == placed {
@@ -153,6 +157,23 @@ func (r *Room) begin(p *pass) (again []Wake) {
 	return again
 }
 
+// sortOut tells changes that nobody has seen from others, so that thousands of them need not be looked at for each of a thousand
+// waiters.
+func (r *Room) sortOut(p *pass) {
+	var newest Seen
+	for _, w := range r.waiters {
+		newest.Usage, newest.Inventory = max(newest.Usage, w.seen.Usage), max(newest.Inventory, w.seen.Inventory)
+	}
+	for i := range p.changes {
+		c := &p.changes[i]
+		if c.usage > newest.Usage || c.inventory > newest.Inventory {
+			c.addTo(&p.unseen, nil)
+		} else {
+			p.seenBySome = append(p.seenBySome, *c)
+		}
+	}
+}
+
 // job returns what there is to look at for a waiter, nil if nothing, and takes it from the waiter.
 func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Time) *job {
 	switch {
@@ -167,14 +188,19 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 		j.interest = &w.nodes
 	}
 	for name, generation := range w.classes {
-		if generation > w.seen.Inventory && slices.Contains(w.question.Classes, name) {
+		if _, uses := w.question.Classes[name]; uses && generation > w.seen.Inventory {
 			j.classChanged = true
 		}
 	}
 	if !w.retryAt.IsZero() && !w.retryAt.After(now) {
 		j.retry, w.retryAt = true, time.Time{}
 	}
-	for _, changes := range [][]change{w.missed, p.changes} {
+	if j.interest == nil {
+		j.changed.or(&p.unseen)
+	} else {
+		j.changed.orCommon(&p.unseen, j.interest)
+	}
+	for _, changes := range [][]change{w.missed, p.seenBySome} {
 		for i := range changes {
 			if c := &changes[i]; !c.isSeen(w.seen) {
 				c.addTo(&j.changed, j.interest)
@@ -214,8 +240,8 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 	w.pod = j.pod
 	j.tag, j.key, j.question = w.tag, w.key, w.question
 	if j.interest != nil {
-		copied := nodeSet{bits: w.nodes.bits.Clone()}
-		j.interest = &copied
+		shared := w.nodes // nobody changes what is in it but this goroutine
+		j.interest = &shared
 	}
 	return j
 }
@@ -328,6 +354,10 @@ func (p *pass) decide(j *job) {
 		case j.podChanged:
 			everywhere, cause = true, CausePod
 		}
+	}
+	if asks.Err == nil && asks.isOutdated(p.world.inventory) {
+		asks = p.world.Look(j.pod, j.tag, p.world.inventory)
+		j.asks = asks
 	}
 	if asks.Err != nil {
 		return

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -52,12 +53,22 @@ type Question struct {
 	OnNode func(*v1.Node) bool
 	// Opaque tells that the pod also needs devices that Requests does not say, so that the allocator cannot answer here.
 	Opaque bool
-	// Classes are the names of the DeviceClasses that the claims without allocation name.
-	Classes []string
+	// Classes are the DeviceClasses that the claims without allocation name, as they were; nil for one that did not exist.
+	Classes map[string]*inventory.Class
 	// Claims tells apart in which state the claims are. As long as it is equal nothing has changed for the pod.
 	Claims string
 
 	shape string // of Requests; made when first needed
+}
+
+// isOutdated tells whether a class has changed since. Its event may still be under way.
+func (q *Question) isOutdated(inv *inventory.View) bool {
+	for name, class := range q.Classes {
+		if inv.Class(name) != class {
+			return true
+		}
+	}
+	return false
 }
 
 // shapeOf tells apart what different requests ask for. With one inventory, requests of equal shape fit the same nodes. It is made
@@ -150,14 +161,20 @@ type hold struct {
 	allocation *resourceapi.AllocationResult
 }
 
-// nodeSet is a set of nodes by their numbers in the room's table. It grows as needed.
+// nodeSet is a set of nodes by their numbers in the room's table. It grows as needed. A copy shares the members until either is
+// cleared.
 type nodeSet struct{ bits bitset.Set }
 
 func (s *nodeSet) add(i int) {
-	for len(s.bits) <= i>>6 {
-		s.bits = append(s.bits, 0)
-	}
+	s.grow(i>>6 + 1)
 	s.bits.Add(i)
+}
+
+// grow makes room for so many words.
+func (s *nodeSet) grow(words int) {
+	if n := len(s.bits); n < words {
+		s.bits = append(s.bits, make(bitset.Set, words-n)...)
+	}
 }
 
 func (s *nodeSet) has(i int) bool { return i>>6 < len(s.bits) && s.bits.Has(i) }
@@ -168,11 +185,21 @@ func (s *nodeSet) clear() { s.bits = nil }
 
 // or adds the members of o.
 func (s *nodeSet) or(o *nodeSet) {
-	for len(s.bits) < len(o.bits) {
-		s.bits = append(s.bits, 0)
-	}
+	s.grow(len(o.bits))
 	for w, word := range o.bits {
 		s.bits[w] |= word
+	}
+}
+
+// orCommon adds what a and b have in common.
+func (s *nodeSet) orCommon(a, b *nodeSet) {
+	n := min(len(a.bits), len(b.bits))
+	for n > 0 && a.bits[n-1]&b.bits[n-1] == 0 {
+		n--
+	}
+	s.grow(n)
+	for w := range n {
+		s.bits[w] |= a.bits[w] & b.bits[w]
 	}
 }
 

@@ -60,7 +60,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	c.usage = snapshot.Usage
 	c.inventory = pl.shared.store.View()
 	asked, err := pl.ask(pod, names, c.inventory)
-	pl.shared.waiting.Judged(pod.UID, pl.question(pod, asked, err), wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
+	pl.shared.waiting.Judged(pod.UID, pl.question(pod, asked, c.inventory, err), wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}

@@ -28,7 +28,7 @@ func (pl *Plugin) look(pod *v1.Pod, inv *inventory.View) *wakeup.Question {
 		return &wakeup.Question{Err: err, Claims: err.Error()}
 	}
 	asked, err := pl.ask(pod, claims, inv)
-	return pl.question(pod, asked, err)
+	return pl.question(pod, asked, inv, err)
 }
 
 // asked is what a pod asks for.
@@ -40,10 +40,12 @@ type asked struct {
 }
 
 // question puts what a pod asks for in the form of the waiting room. err is why it cannot be asked.
-func (pl *Plugin) question(pod *v1.Pod, a *asked, err error) *wakeup.Question {
-	q := &wakeup.Question{Err: err, Requests: a.requests, Opaque: len(extendedResources(pod)) > 0}
+func (pl *Plugin) question(pod *v1.Pod, a *asked, inv *inventory.View, err error) *wakeup.Question {
+	q := &wakeup.Question{Err: err, Requests: a.requests, Opaque: len(extendedResources(pod)) > 0, Classes: map[string]*inventory.Class{}}
 	for _, claim := range a.unallocated {
-		q.Classes = append(q.Classes, classesOf(claim)...)
+		for _, name := range classesOf(claim) {
+			q.Classes[name] = inv.Class(name)
+		}
 	}
 	pinned := slices.ContainsFunc(a.claims, func(pc podClaim) bool { return pc.nodes != nil })
 	if pinned {

@@ -1,0 +1,302 @@
+package wakeup
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+)
+
+func (c *cluster) wakes(what string, want ...string) {
+	c.t.Helper()
+	if diff := cmp.Diff(want, c.pass()); diff != "" {
+		c.t.Errorf("%s: woken pods differ (-want +got):\n%s", what, diff)
+	}
+}
+
+// full is a cluster of nodes a and b with two devices each, all of which are held.
+func full(t *testing.T, options Options) (*cluster, map[string]*resourceapi.ResourceClaim) {
+	c := newCluster(t, options)
+	holders := map[string]*resourceapi.ResourceClaim{}
+	for _, node := range []string{"a", "b"} {
+		c.addNode(node)
+		c.setSlice(nil, slice(node, 2, 0))
+		for _, device := range []string{"0", "1"} {
+			holders[node+device] = c.holdOn(node, device)
+		}
+	}
+	return c, holders
+}
+
+func TestAsManyAreWokenAsTheFreedDevicesAdmit(t *testing.T) {
+	c, holders := full(t, Options{})
+	pods := c.sleepers(10)
+	c.release(holders["a0"])()
+	c.wakes("one device", "p0")
+	c.wakes("nothing new")
+	c.release(holders["b0"])()
+	c.release(holders["b1"])()
+	c.wakes("two more", "p1", "p2")
+	for _, pod := range pods[:3] {
+		if c.try(pod) == "" {
+			t.Errorf("pod %s was woken and found no device", pod.Name)
+		}
+		c.room.Gone(pod.UID, true)
+	}
+	c.wakes("all that was freed is taken")
+	if diff := cmp.Diff(map[string]int{"device true": 3}, c.outcomes); diff != "" {
+		t.Errorf("outcomes (-want +got):\n%s", diff)
+	}
+}
+
+func TestTheNextIsWokenWhenTheFirst(t *testing.T) {
+	tests := map[string]struct {
+		first func(c *cluster, first *v1.Pod, holders map[string]*resourceapi.ResourceClaim)
+		want  []string
+	}{
+		"takes the device: nobody": {
+			first: func(c *cluster, first *v1.Pod, _ map[string]*resourceapi.ResourceClaim) { c.try(first) },
+		},
+		"is refused by others": {
+			first: func(c *cluster, first *v1.Pod, _ map[string]*resourceapi.ResourceClaim) { c.try(first, "a") },
+			want:  []string{"p1"},
+		},
+		"goes elsewhere": {
+			first: func(c *cluster, first *v1.Pod, holders map[string]*resourceapi.ResourceClaim) {
+				c.release(holders["b0"]) // not heard of yet
+				c.try(first, "a")
+			},
+			want: []string{"p1"},
+		},
+		"is deleted": {
+			first: func(c *cluster, first *v1.Pod, _ map[string]*resourceapi.ResourceClaim) {
+				delete(c.pods, first.UID)
+				c.room.Gone(first.UID, false)
+			},
+			want: []string{"p1"},
+		},
+		"cannot use its claims any more": {
+			first: func(c *cluster, first *v1.Pod, _ map[string]*resourceapi.ResourceClaim) {
+				c.room.Note(first, claimNamesOf(first), nil)
+				c.room.Judged(first.UID, &Question{Err: fmt.Errorf("claim is gone")}, Seen{})
+			},
+			want: []string{"p1"},
+		},
+		"is being tried: nobody yet": {
+			first: func(c *cluster, first *v1.Pod, _ map[string]*resourceapi.ResourceClaim) { c.begin(first) },
+		},
+		"is not tried in time, and it is woken once more": {
+			first: func(c *cluster, _ *v1.Pod, _ map[string]*resourceapi.ResourceClaim) { c.now = c.now.Add(time.Minute) },
+			want:  []string{"p0", "p1"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			c, holders := full(t, Options{})
+			pods := c.sleepers(3)
+			c.release(holders["a0"])()
+			c.wakes("the first", "p0")
+			tc.first(c, pods[0], holders)
+			c.wakes("the next", tc.want...)
+			c.wakes("nobody after that")
+		})
+	}
+}
+
+// The first one fails in an attempt that began before it was woken. That says nothing about the device.
+func TestThePresentAttemptIsNotTheOutcomeOfAWakeUp(t *testing.T) {
+	c, holders := full(t, Options{})
+	pods := c.sleepers(2)
+	running := c.begin(pods[0])
+	c.release(holders["a0"])()
+	c.wakes("in the middle of the attempt", "p0")
+	running.end(nil)
+	c.wakes("its next attempt is still to come")
+	if c.try(pods[0]) != "a" {
+		t.Error("the woken pod does not fit")
+	}
+	c.wakes("the device is taken")
+}
+
+func TestWhatAnAttemptHasSeenDoesNotWake(t *testing.T) {
+	c, holders := full(t, Options{})
+	pod := c.sleepers(1)[0]
+	event := c.release(holders["a0"])
+	c.try(pod, "a") // sees the free device on a node that will not do
+	event()
+	c.wakes("an event that comes after the attempt that saw the change")
+}
+
+func TestAChangeBetweenNoteAndJudgedIsLookedAt(t *testing.T) {
+	c, holders := full(t, Options{})
+	pod := c.sleepers(1)[0]
+	c.room.Note(pod, claimNamesOf(pod), nil)
+	seen := Seen{Usage: c.revision, Inventory: c.store.View().Generation()}
+	question := c.look(pod, c.store.View())
+	c.release(holders["a0"])()
+	c.wakes("what the pod asks for is not known")
+	c.room.Judged(pod.UID, question, seen)
+	c.wakes("now it is", "p0")
+}
+
+func TestWhatWakes(t *testing.T) {
+	tests := map[string]struct {
+		// class and count of what the pod asks for; "gpu" and 1 by default.
+		class  string
+		count  int64
+		change func(c *cluster, holders map[string]*resourceapi.ResourceClaim)
+		want   []string
+		cause  Cause
+	}{
+		"a freed device":                {change: func(c *cluster, h map[string]*resourceapi.ResourceClaim) { c.release(h["a0"])() }, want: []string{"pod"}},
+		"too few freed devices: nobody": {count: 2, change: func(c *cluster, h map[string]*resourceapi.ResourceClaim) { c.release(h["a0"])(); c.release(h["b0"])() }},
+		"enough freed devices":          {count: 2, change: func(c *cluster, h map[string]*resourceapi.ResourceClaim) { c.release(h["a0"])(); c.release(h["a1"])() }, want: []string{"pod"}},
+		"a slice with more devices": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
+			c.setSlice(slice("a", 2, 0), slice("a", 3, 0))()
+		}, want: []string{"pod"}},
+		"more tainted devices: nobody": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
+			c.setSlice(slice("a", 2, 0), slice("a", 3, 3))()
+		}},
+		"a lifted taint": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
+			c.setSlice(slice("a", 2, 0), slice("a", 3, 3))()
+			if woken := c.pass(); len(woken) > 0 {
+				c.t.Errorf("%v woken by tainted devices", woken)
+			}
+			c.setSlice(slice("a", 3, 3), slice("a", 3, 0))()
+		}, want: []string{"pod"}},
+		"a class that does not concern it: nobody":                   {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) { c.setClass(class("other", "true"))() }},
+		"a class of its own that is still missing something: nobody": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) { c.setClass(class("gpu", "true"))() }},
+		"the class that was missing":                                 {class: "late", change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) { c.setClass(class("late", "true"))() }, want: []string{"pod"}},
+		"a slice while the class is missing: nobody": {class: "late", change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
+			c.setSlice(slice("a", 2, 0), slice("a", 3, 0))()
+		}},
+		"a node after its slices": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
+			c.setSlice(nil, slice("new", 1, 0))()
+			if woken := c.pass(); len(woken) > 0 {
+				c.t.Errorf("%v woken without the node", woken)
+			}
+			c.addNode("new")
+			c.room.NodeChanged("pod", "new")
+		}, want: []string{"pod"}},
+		"slices after their node": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
+			c.addNode("new")
+			c.room.NodeChanged("pod", "new")
+			if woken := c.pass(); len(woken) > 0 {
+				c.t.Errorf("%v woken without devices", woken)
+			}
+			c.setSlice(nil, slice("new", 1, 0))()
+		}, want: []string{"pod"}},
+		"a tainted node with devices loses its taint": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
+			c.addNode("new")
+			c.tainted["new"] = true
+			c.room.NodeChanged("pod", "new")
+			c.setSlice(nil, slice("new", 1, 0))()
+			if woken := c.pass(); len(woken) > 0 {
+				c.t.Errorf("%v woken for a tainted node", woken)
+			}
+			delete(c.tainted, "new")
+			c.room.NodeChanged("pod", "new")
+		}, want: []string{"pod"}},
+		"the pod tolerates the node now": {change: func(c *cluster, h map[string]*resourceapi.ResourceClaim) {
+			c.tainted["a"] = true
+			c.release(h["a0"])()
+			if woken := c.pass(); len(woken) > 0 {
+				c.t.Errorf("%v woken for a tainted node", woken)
+			}
+			delete(c.tainted, "a")
+			c.room.PodChanged("pod")
+		}, want: []string{"pod"}},
+		"an attempt that ended at Reserve": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
+			c.begin(c.pods["pod"])
+			c.room.Failed("pod")
+		}, want: []string{"pod"}},
+		"a pool for all nodes": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
+			network := slice("network", 1, 0)
+			network.Spec.NodeName, network.Spec.AllNodes = nil, ptr.To(true)
+			c.setSlice(nil, network)()
+		}, want: []string{"pod"}},
+		"its claims, unchanged: nobody": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
+			c.room.ClaimChanged(types.NamespacedName{Namespace: "default", Name: "pod"})
+		}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			c, holders := full(t, Options{})
+			if tc.class == "" {
+				tc.class = "gpu"
+			}
+			pod := c.addPod("pod", 0, tc.class, max(1, tc.count))
+			c.try(pod)
+			c.wakes("before")
+			tc.change(c, holders)
+			c.wakes("after", tc.want...)
+		})
+	}
+}
+
+// Another plugin refused a node, so its devices do not matter, and that plugin wakes the pod.
+func TestDevicesOfNodesRefusedByOthersDoNotWake(t *testing.T) {
+	c, holders := full(t, Options{})
+	pod := c.addPod("pod", 0, "gpu", 1)
+	c.try(pod, "a")
+	c.release(holders["a0"])()
+	c.wakes("a device of the node that others refused")
+	c.release(holders["b0"])()
+	c.wakes("a device of the other node", "pod")
+}
+
+func TestAttemptsWithoutAnswerAreRepeated(t *testing.T) {
+	c, _ := full(t, Options{RetryAfter: time.Second})
+	pod := c.sleepers(1)[0]
+	for _, after := range []time.Duration{1, 2, 4, 8, 16, 32, 32} {
+		c.begin(pod)
+		c.room.Refused(pod.UID, func(func(string) bool) {}, true, c.now)
+		c.now = c.now.Add(after*time.Second - 1)
+		c.wakes("too early")
+		c.now = c.now.Add(1)
+		c.wakes("in time", "p0")
+	}
+	if diff := cmp.Diff(map[string]int{"retry false": 6}, c.outcomes); diff != "" {
+		t.Errorf("outcomes (-want +got):\n%s", diff)
+	}
+}
+
+// In a pod group's cycle devices are taken on trial. Giving them back must not wake the group again and again.
+func TestAPodGroupDoesNotWakeItself(t *testing.T) {
+	c, holders := full(t, Options{})
+	group := &v1.PodSchedulingGroup{PodGroupName: ptr.To("gang")}
+	first, second := c.addPod("first", 2, "gpu", 1), c.addPod("second", 1, "gpu", 1)
+	first.Spec.SchedulingGroup, second.Spec.SchedulingGroup = group, group
+	c.release(holders["a0"])
+	if c.try(first) != "a" || c.try(second) != "" {
+		t.Fatal("the trial went differently")
+	}
+	event := c.release(c.claims[first.UID])
+	c.room.Unplaced(first.UID, Seen{Usage: c.revision})
+	event()
+	c.wakes("the end of the trial")
+	c.release(holders["b0"])()
+	c.wakes("a device that somebody else freed", "first")
+}
+
+func TestNumbersOfNodesThatAreGoneAreUsedAgain(t *testing.T) {
+	c, _ := full(t, Options{})
+	c.sleepers(1)
+	for i := range 10 * minNodeNames {
+		c.room.NodeChanged("p0", fmt.Sprintf("gone-%d", i))
+		if i%100 == 0 {
+			c.pass()
+		}
+	}
+	c.pass()
+	if n := len(c.room.nodes.names); n > 2*minNodeNames {
+		t.Errorf("%d names of nodes are kept for two nodes", n)
+	}
+	c.setSlice(slice("b", 2, 0), slice("b", 3, 0))()
+	c.wakes("after renumbering", "p0")
+}

@@ -1,0 +1,256 @@
+package wakeup
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+const testDriver = "gpu.example.com"
+
+// tb is what a test and a rapid test have in common.
+type tb interface {
+	Helper()
+	Fatalf(string, ...any)
+	Errorf(string, ...any)
+}
+
+// cluster is the world around a room, with a scheduler that does what the test says.
+type cluster struct {
+	t        tb
+	room     *Room
+	store    *inventory.Store
+	index    *usage.Index
+	revision uint64
+	now      time.Time
+	nodes    []*v1.Node
+	pods     map[types.UID]*v1.Pod
+	claims   map[types.UID]*resourceapi.ResourceClaim // by pod
+	outcomes map[string]int
+	tainted  map[string]bool
+	// nodeOf looks a node up faster than by looking through all.
+	nodeOf func(name string) *v1.Node
+}
+
+func newCluster(t tb, options Options) *cluster {
+	c := &cluster{
+		t: t, store: inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()}), index: usage.NewIndex(),
+		now: time.Unix(1e9, 0), pods: map[types.UID]*v1.Pod{}, claims: map[types.UID]*resourceapi.ResourceClaim{}, outcomes: map[string]int{},
+		tainted: map[string]bool{},
+	}
+	options.OnOutcome = func(cause Cause, placed bool) { c.outcomes[fmt.Sprintf("%s %v", cause, placed)]++ }
+	c.room = New(options)
+	c.store.SetClass(class("gpu", `device.driver == "`+testDriver+`"`))
+	return c
+}
+
+func class(name, selector string) *resourceapi.DeviceClass {
+	return &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.DeviceClassSpec{
+		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: selector}}},
+	}}
+}
+
+// slice is the pool of a node with n devices, the first tainted ones of which have a taint.
+func slice(node string, n, tainted int) *resourceapi.ResourceSlice {
+	s := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: resourceapi.ResourceSliceSpec{
+		Driver: testDriver, NodeName: ptr.To(node), Pool: resourceapi.ResourcePool{Name: node, ResourceSliceCount: 1},
+	}}
+	for i := range n {
+		d := resourceapi.Device{Name: fmt.Sprint(i)}
+		if i < tainted {
+			d.Taints = []resourceapi.DeviceTaint{{Key: "bad", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		}
+		s.Spec.Devices = append(s.Spec.Devices, d)
+	}
+	return s
+}
+
+func (c *cluster) addNode(name string) {
+	c.nodes = append(c.nodes, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}})
+}
+
+func (c *cluster) node(name string) *v1.Node {
+	if c.nodeOf != nil {
+		return c.nodeOf(name)
+	}
+	if i := slices.IndexFunc(c.nodes, func(n *v1.Node) bool { return n.Name == name }); i >= 0 {
+		return c.nodes[i]
+	}
+	return nil
+}
+
+// addPod makes a pod with one claim for n devices of a class.
+func (c *cluster) addPod(name string, priority int32, className string, n int64) *v1.Pod {
+	pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name)}, Spec: v1.PodSpec{Priority: &priority}}
+	c.pods[pod.UID] = pod
+	c.claims[pod.UID] = &resourceapi.ResourceClaim{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-claim")},
+		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
+			Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: className, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: n},
+		}}}},
+	}
+	return pod
+}
+
+func claimNamesOf(pod *v1.Pod) []types.NamespacedName {
+	return []types.NamespacedName{{Namespace: pod.Namespace, Name: pod.Name}}
+}
+
+func (c *cluster) look(pod *v1.Pod, inv *inventory.View) *Question {
+	claim := c.claims[pod.UID]
+	name := claim.Spec.Devices.Requests[0].Exactly.DeviceClassName
+	q := &Question{Classes: map[string]*inventory.Class{name: inv.Class(name)}}
+	q.Requests, q.Err = allocator.Compile([]*resourceapi.ResourceClaim{claim}, inv, allocator.DefaultFeatures())
+	return q
+}
+
+func (c *cluster) world() World {
+	return World{
+		Now:      func() time.Time { return c.now },
+		State:    func() (*inventory.View, usage.View) { return c.store.View(), c.index.View() },
+		Node:     c.node,
+		Nodes:    func() []*v1.Node { return c.nodes },
+		Pod:      func(pod *v1.Pod) *v1.Pod { return c.pods[pod.UID] },
+		Suitable: func(*v1.Pod, any) func(*v1.Node) bool { return func(n *v1.Node) bool { return !c.tainted[n.Name] } },
+		Look:     func(pod *v1.Pod, _ any, inv *inventory.View) *Question { return c.look(pod, inv) },
+		Key:      func(pod *v1.Pod, _ any) any { return *pod.Spec.Priority },
+		Before:   func(_, a, b any) bool { return a.(int32) > b.(int32) },
+	}
+}
+
+// pass returns the names of the pods that are woken, in order.
+func (c *cluster) pass() []string {
+	wakes, _ := c.room.Pass(context.Background(), c.world())
+	var names []string
+	for _, wake := range wakes {
+		names = append(names, wake.Pod.Name)
+	}
+	return names
+}
+
+// attempt is one attempt to schedule a pod.
+type attempt struct {
+	c        *cluster
+	pod      *v1.Pod
+	question *Question
+	inv      *inventory.View
+	view     usage.View
+	nodes    []*v1.Node
+}
+
+// begin does what PreFilter does.
+func (c *cluster) begin(pod *v1.Pod) *attempt {
+	c.room.Note(pod, claimNamesOf(pod), nil)
+	a := &attempt{c: c, pod: pod, inv: c.store.View(), view: c.index.View(), nodes: slices.Clone(c.nodes)}
+	a.question = c.look(pod, a.inv)
+	c.room.Judged(pod.UID, a.question, Seen{Usage: c.revision, Inventory: a.inv.Generation()})
+	return a
+}
+
+// end does what Filter, PostFilter and Reserve do. On the nodes in others something else than devices is missing. It returns the node.
+func (a *attempt) end(others map[string]bool) string {
+	if a.question.Err != nil {
+		a.c.room.NotRefused(a.pod.UID, a.c.now)
+		return ""
+	}
+	var refused []string
+	for _, node := range a.nodes {
+		if others[node.Name] {
+			continue
+		}
+		if !a.c.fits(a.question, node, a.inv, a.view) {
+			refused = append(refused, node.Name)
+			continue
+		}
+		result := allocator.Allocate(context.Background(), allocator.Input{Requests: a.question.Requests, Node: node, Inventory: a.inv, Usage: a.c.index.View()})
+		if !result.Fits() {
+			a.c.room.Failed(a.pod.UID)
+			return ""
+		}
+		a.c.hold(a.c.claims[a.pod.UID], &result.Allocations[0])
+		a.c.room.Placed(a.pod.UID)
+		return node.Name
+	}
+	a.c.room.Refused(a.pod.UID, slices.Values(refused), false, a.c.now)
+	return ""
+}
+
+// try does both.
+func (c *cluster) try(pod *v1.Pod, others ...string) string {
+	set := map[string]bool{}
+	for _, name := range others {
+		set[name] = true
+	}
+	return c.begin(pod).end(set)
+}
+
+func (c *cluster) fits(q *Question, node *v1.Node, inv *inventory.View, view usage.View) bool {
+	return allocator.Check(context.Background(), allocator.Input{Requests: q.Requests, Node: node, Inventory: inv, Usage: view}).Fits()
+}
+
+func (c *cluster) hold(claim *resourceapi.ResourceClaim, allocation *resourceapi.AllocationResult) {
+	c.revision++
+	c.index.Set(usage.RefOf(claim), allocation, nil)
+}
+
+// release frees what a claim has and returns the event, to be delivered to the room.
+func (c *cluster) release(claim *resourceapi.ResourceClaim) func() {
+	c.revision++
+	freed, revision := c.index.Set(usage.RefOf(claim), nil, nil), c.revision
+	return func() { c.room.Freed(freed, revision) }
+}
+
+// holdOn has some claim hold a device.
+func (c *cluster) holdOn(node, device string) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: node + device, UID: types.UID("holder-" + node + "-" + device)}}
+	c.hold(claim, &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+		{Request: "r", Driver: testDriver, Pool: node, Device: device},
+	}}})
+	return claim
+}
+
+func (c *cluster) setSlice(before, after *resourceapi.ResourceSlice) func() {
+	if after != nil {
+		c.store.SetSlice(after)
+	} else {
+		c.store.DeleteSlice(before.Name)
+	}
+	generation := c.store.View().Generation()
+	return func() { c.room.SliceChanged(before, after, generation) }
+}
+
+func (c *cluster) setClass(class *resourceapi.DeviceClass) func() {
+	c.store.SetClass(class)
+	generation := c.store.View().Generation()
+	return func() { c.room.ClassChanged(class.Name, generation) }
+}
+
+// sleepers makes n pods that wait for a GPU each, in order of priority, and returns them.
+func (c *cluster) sleepers(n int) []*v1.Pod {
+	var pods []*v1.Pod
+	for i := range n {
+		pod := c.addPod(fmt.Sprintf("p%d", i), int32(1000-i), "gpu", 1)
+		if node := c.try(pod); node != "" {
+			c.t.Fatalf("pod %s fits %s", pod.Name, node)
+		}
+		pods = append(pods, pod)
+	}
+	if woken := c.pass(); len(woken) > 0 {
+		c.t.Fatalf("%v woken though nothing has changed", woken)
+	}
+	return pods
+}
+
+var _ tb = (*testing.T)(nil)
