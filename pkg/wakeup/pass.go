@@ -59,6 +59,7 @@ type job struct {
 	tag      any
 	key      any
 	attempt  uint64
+	arrival  uint64
 	question *Question
 
 	claimsChanged, podChanged, retry bool
@@ -151,7 +152,7 @@ func (r *Room) begin(p *pass) (again []Wake) {
 		case p.world.Before(a.tag, b.key, a.key):
 			return 1
 		}
-		return cmp.Compare(a.uid, b.uid)
+		return cmp.Compare(a.arrival, b.arrival)
 	})
 	r.sized()
 	return again
@@ -183,7 +184,7 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 		w.missed = append(w.missed, p.changes...)
 		return nil
 	}
-	j := &job{uid: uid, attempt: w.attempt, claimsChanged: w.claimsChanged, podChanged: w.podChanged, retry: w.retry}
+	j := &job{uid: uid, attempt: w.attempt, arrival: w.arrival, claimsChanged: w.claimsChanged, podChanged: w.podChanged, retry: w.retry}
 	if !w.everyone {
 		j.interest = &w.nodes
 	}

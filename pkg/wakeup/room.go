@@ -93,7 +93,8 @@ func (r *Room) Note(pod *v1.Pod, claims []types.NamespacedName, tag any) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	next := &waiter{pod: pod, tag: tag, claims: claims, everyone: true, trying: true}
-	if known := r.waiters[pod.UID]; known != nil {
+	known := r.waiters[pod.UID]
+	if known != nil {
 		next.told, next.woken, next.retries = known.told, known.woken, known.retries
 		if next.woken != nil {
 			next.woken.during = false
@@ -101,7 +102,10 @@ func (r *Room) Note(pod *v1.Pod, claims []types.NamespacedName, tag any) {
 		r.forget(pod.UID)
 	}
 	r.attempts++
-	next.attempt = r.attempts
+	next.attempt, next.arrival = r.attempts, r.attempts
+	if known != nil {
+		next.arrival = known.arrival
+	}
 	r.waiters[pod.UID] = next
 	if next.woken != nil {
 		r.woken[pod.UID] = next

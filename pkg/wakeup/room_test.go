@@ -300,3 +300,46 @@ func TestNumbersOfNodesThatAreGoneAreUsedAgain(t *testing.T) {
 	c.setSlice(slice("b", 2, 0), slice("b", 3, 0))()
 	c.wakes("after renumbering", "p0")
 }
+
+// Each of the pods that wait for the device is told of it in turn, though only the first one's refusal was seen by the second one.
+func TestTheDeviceIsOfferedToOneAfterTheOther(t *testing.T) {
+	c, holders := full(t, Options{})
+	pods := c.sleepers(4)
+	c.release(holders["a0"])()
+	for i, pod := range pods {
+		c.wakes("in turn", fmt.Sprintf("p%d", i))
+		c.try(pod, "a")
+	}
+	c.wakes("all have been asked")
+	if diff := cmp.Diff(map[string]int{"device false": 1, "next false": 3}, c.outcomes); diff != "" {
+		t.Errorf("outcomes (-want +got):\n%s", diff)
+	}
+}
+
+// A pod whose next attempt began while it was being looked at sees everything itself.
+func TestAnAttemptThatBeginsMeanwhileNeedsNoWakeUp(t *testing.T) {
+	c, holders := full(t, Options{})
+	pod := c.sleepers(1)[0]
+	c.release(holders["a0"])()
+	world := c.world()
+	world.Suitable = func(*v1.Pod, any) func(*v1.Node) bool {
+		c.begin(pod)
+		return func(*v1.Node) bool { return true }
+	}
+	if wakes, _ := c.room.Pass(t.Context(), world); len(wakes) > 0 {
+		t.Errorf("%s was woken while it is tried", wakes[0].Pod.Name)
+	}
+	c.wakes("nothing is left to do")
+}
+
+// An attempt may end before the plugin is asked at all.
+func TestAWokenPodMayBeRefusedBeforeItLooks(t *testing.T) {
+	c, holders := full(t, Options{})
+	pods := c.sleepers(2)
+	running := c.begin(pods[0])
+	c.release(holders["a0"])()
+	c.wakes("in the middle of the attempt", "p0")
+	running.end(nil)
+	c.room.NotRefused(pods[0].UID, c.now)
+	c.wakes("the next", "p1")
+}

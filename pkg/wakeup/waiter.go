@@ -119,6 +119,8 @@ type waiter struct {
 	// told is the last reason of which the pod's user was told.
 	told string
 	key  any // its place in the queue's order
+	// arrival is the attempt with which it came; of equals in the queue's order who came first is first.
+	arrival uint64
 
 	// attempt tells attempts apart.
 	attempt  uint64

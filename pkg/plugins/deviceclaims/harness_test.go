@@ -170,9 +170,6 @@ func (h *harness) filterAll(pod *v1.Pod) *attempt {
 		}
 		a.filter[node.Node().Name] = h.plugin.Filter(h.ctx, a.state, pod, node).Message()
 	}
-	if len(a.fits()) == 0 {
-		a.postFilter()
-	}
 	return a
 }
 
