@@ -151,7 +151,11 @@ func TestPodIsNotedBeforeItLooks(t *testing.T) {
 		close(noted)
 		<-goOn
 	})
-	w.room.OnSize = func(int) { once() }
+	w.room.OnSize = func(waiting int) {
+		if waiting == 1 {
+			once()
+		}
+	}
 	h := newHarness(t, w)
 
 	attempts := make(chan *attempt)
