@@ -1,13 +1,16 @@
 package integration
 
 import (
+	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
@@ -178,9 +181,11 @@ func TestTheNextPodIsWokenWhenTheFirstDoesNotTakeTheDevice(t *testing.T) {
 	if s.probe.of("first").attempts == before {
 		t.Error("the pod that has waited longer was not tried")
 	}
-	if n, err := wakeUps("next", "placed"); err != nil || n == 0 {
-		t.Errorf("%v wake-ups of next pods that led to a placement, error %v", n, err)
-	}
+	// The outcome is counted when the scheduler hears that the pod is bound.
+	w.must(wait.PollUntilContextTimeout(w.ctx, 10*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+		n, err := wakeUps("next", "placed")
+		return n > 0, err
+	}), "waiting for the wake-up of the next pod to be counted")
 }
 
 // wakeUps reads the metric, which is of all schedulers in this process.
