@@ -103,7 +103,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 
 	auditor := newAuditor(s.tracker, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, clock.RealClock{})
 	if enabled(features.DRADeviceTaintRules) {
-		s.owner = ownership.NewKeeper(handle.ClientSet().ResourceV1(), s.factory.Resource().V1().DeviceTaintRules())
+		s.owner = ownership.NewKeeper(s.ctx, handle.ClientSet().ResourceV1(), s.factory.Resource().V1().DeviceTaintRules())
 	}
 
 	// Subscribed before anything runs, so that no change is missed.

@@ -43,10 +43,11 @@ type Keeper struct {
 	wants map[string]*resourceapi.DeviceTaintRule // rule name → rule; nil if there must be none
 }
 
-// NewKeeper returns a keeper that does nothing before Run. The caller starts the informer's factory later.
-func NewKeeper(client resourceclient.DeviceTaintRulesGetter, rules resourceinformers.TypedDeviceTaintRuleInformer) *Keeper {
+// NewKeeper returns a keeper that does nothing before Run. The caller starts the informer's factory later. The end of
+// ctx ends what the keeper has in the background, also if it never runs.
+func NewKeeper(ctx context.Context, client resourceclient.DeviceTaintRulesGetter, rules resourceinformers.TypedDeviceTaintRuleInformer) *Keeper {
 	registerMetrics()
-	return &Keeper{
+	k := &Keeper{
 		client:   client,
 		informer: rules.Informer(),
 		lister:   rules.Lister(),
@@ -56,6 +57,8 @@ func NewKeeper(client resourceclient.DeviceTaintRulesGetter, rules resourceinfor
 		limiter: flowcontrol.NewTokenBucketRateLimiter(writesPerSecond, burst),
 		wants:   map[string]*resourceapi.DeviceTaintRule{},
 	}
+	context.AfterFunc(ctx, k.queue.ShutDown)
+	return k
 }
 
 // Want says what the rule with the name has to look like, or, with nil, that there must be none.
@@ -74,7 +77,7 @@ func (k *Keeper) wanted(name string) (rule *resourceapi.DeviceTaintRule, known b
 	return rule, known
 }
 
-// Run keeps the rules until ctx ends. The rules stay when it ends: another replica takes over, or the same
+// Run keeps the rules until ctx ends, which is the keeper's or one that ends earlier. The rules stay when it ends: another replica takes over, or the same
 // scheduler comes back.
 func (k *Keeper) Run(ctx context.Context) {
 	logger := klog.FromContext(ctx)

@@ -83,7 +83,7 @@ func start(t *testing.T, want bool, client *fake.Clientset) *world {
 	ctx, cancel := context.WithCancel(ctx)
 	factory := informers.NewSharedInformerFactory(client, 0)
 	w := &world{t: t, ctx: ctx, client: client}
-	w.keeper = NewKeeper(client.ResourceV1(), factory.Resource().V1().DeviceTaintRules())
+	w.keeper = NewKeeper(t.Context(), client.ResourceV1(), factory.Resource().V1().DeviceTaintRules())
 	w.keeper.limiter = flowcontrol.NewFakeAlwaysRateLimiter()
 	w.name, _ = RuleName(profile)
 	w.keeper.Want(w.name, w.rule(want))
