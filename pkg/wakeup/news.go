@@ -34,8 +34,6 @@ func newNews() news {
 	return news{freed: map[inventory.PoolID]uint64{}, pools: map[inventory.PoolID]*poolNews{}}
 }
 
-func (n *news) empty() bool { return len(n.freed)+len(n.pools) == 0 }
-
 // Freed tells that devices have been freed, be it in part, and that the tracker's snapshots of that revision show it.
 func (r *Room) Freed(devices []usage.DeviceID, revision uint64) {
 	r.mutex.Lock()
