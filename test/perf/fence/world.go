@@ -13,8 +13,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/utils/ptr"
 
@@ -140,24 +141,30 @@ func newClaim(name string) *resourceapi.ResourceClaim {
 
 // watch follows the pods until ctx ends.
 func (w *world) watch(ctx context.Context) error {
-	watcher, err := w.client.CoreV1().Pods(namespace).Watch(ctx, metav1.ListOptions{})
+	factory := informers.NewSharedInformerFactoryWithOptions(w.client, 0, informers.WithNamespace(namespace))
+	_, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    w.see,
+		UpdateFunc: func(_, pod any) { w.see(pod) },
+	})
 	if err != nil {
 		return err
 	}
-	go func() {
-		defer watcher.Stop()
-		for event := range watcher.ResultChan() {
-			if pod, ok := event.Object.(*v1.Pod); ok && event.Type == watch.Modified && pod.Spec.NodeName != "" {
-				w.mutex.Lock()
-				if wait := w.waits[pod.Name]; wait != nil {
-					close(wait)
-					delete(w.waits, pod.Name)
-				}
-				w.mutex.Unlock()
-			}
-		}
-	}()
-	return nil
+	factory.Start(ctx.Done())
+	factory.WaitForCacheSync(ctx.Done())
+	return ctx.Err()
+}
+
+func (w *world) see(object any) {
+	pod, ok := object.(*v1.Pod)
+	if !ok || pod.Spec.NodeName == "" {
+		return
+	}
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if wait := w.waits[pod.Name]; wait != nil {
+		close(wait)
+		delete(w.waits, pod.Name)
+	}
 }
 
 // add makes a pod with a claim of its own. The channel is closed when it is bound.
