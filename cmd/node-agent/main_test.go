@@ -35,6 +35,7 @@ func TestBadInputIsNamed(t *testing.T) {
 		"NVML of no kind":                    {args: []string{"discover", "--nvml=maybe"}, want: []string{"--nvml", "maybe"}},
 		"node name that is none":             {args: []string{"--node-name=Node 1"}, want: []string{"--node-name", "Node 1"}},
 		"relative folder":                    {args: []string{"--state-dir=state"}, want: []string{"--state-dir", `"state"`, "absolute"}},
+		"relative folder of simulated GPUs":  {args: []string{"--sim-dir=sim"}, want: []string{"--sim-dir", `"sim"`, "absolute"}},
 		"output of no kind":                  {args: []string{"discover", "-o", "xml"}, want: []string{"--output", "xml", "yaml"}},
 		"argument that is no flag":           {args: []string{"sail"}, want: []string{"sail"}},
 	}

@@ -20,6 +20,7 @@ type options struct {
 	nvml           string
 	driverRoot     string
 	hostDriverRoot string
+	simDir         string
 
 	kubeconfig    string
 	podUID        string
@@ -58,7 +59,15 @@ func (o *options) addHardwareFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.nodeName, "node-name", o.nodeName, "name of this machine's Node object; NODE_NAME in the environment, or the host's name, if not given")
 	flags.StringVar(&o.nvml, "nvml", o.nvml, "NVML library: auto (the driver's, which may be installed later), the path of a library, or sim:<profile> for simulated GPUs")
 	flags.StringVar(&o.driverRoot, "driver-root", o.driverRoot, "folder below which this program sees the files of the NVIDIA driver")
+	flags.StringVar(&o.simDir, "sim-dir", o.simDir, "folder that keeps the state and the control socket of simulated GPUs; to serve a kubelet, sim in --state-dir if not given")
 	flags.StringVar(&o.hostDriverRoot, "host-driver-root", o.hostDriverRoot, "the same folder as the container runtime sees it; --driver-root if not given")
+}
+
+// keepSimulation gives simulated GPUs a place to outlive this process in.
+func (o *options) keepSimulation() {
+	if o.simDir == "" {
+		o.simDir = filepath.Join(o.stateDir, "sim")
+	}
 }
 
 // addRunFlags adds what serving a kubelet needs.
@@ -96,8 +105,9 @@ func (o *options) validateRun() error {
 		"state-dir":        o.stateDir,
 		"dev-root":         o.devRoot,
 		"driver-root":      o.driverRoot,
+		"sim-dir":          o.simDir,
 	} {
-		if !filepath.IsAbs(path) {
+		if !filepath.IsAbs(path) && (flag != "sim-dir" || path != "") {
 			return fmt.Errorf("--%s %q: an absolute path is needed", flag, path)
 		}
 	}
@@ -106,7 +116,7 @@ func (o *options) validateRun() error {
 
 // open finds the NVML library that the flags ask for.
 func (o *options) open() (*nvml.Handle, error) {
-	handle, err := nvml.Open(o.nvml, nvml.OpenOptions{NodeName: o.nodeName, DriverRoot: o.driverRoot})
+	handle, err := nvml.Open(o.nvml, nvml.OpenOptions{NodeName: o.nodeName, DriverRoot: o.driverRoot, SimDir: o.simDir})
 	if err != nil {
 		return nil, fmt.Errorf("--nvml %s: %w", o.nvml, err)
 	}

@@ -29,6 +29,7 @@ func runAgent(ctx context.Context, opts *options) error {
 	if err != nil {
 		return err
 	}
+	opts.keepSimulation()
 	hardware := driver.NewHardware(opts.open, clock.RealClock{})
 	backend, err := newBackend(ctx, opts, hardware)
 	if err != nil {
@@ -54,7 +55,32 @@ func runAgent(ctx context.Context, opts *options) error {
 		return err
 	}
 	defer stopServing()
+	stopControl, err := serveSimulation(ctx, opts)
+	if err != nil {
+		return err
+	}
+	defer stopControl()
 	return agent.Run(ctx)
+}
+
+// serveSimulation takes commands to simulated GPUs until stop is called. The agent goes on without.
+func serveSimulation(ctx context.Context, opts *options) (stop func(), err error) {
+	handle, err := opts.open()
+	if err != nil || handle.Machine == nil {
+		return func() {}, err
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := handle.Machine.ServeControl(ctx); err != nil {
+			klog.FromContext(ctx).Error(err, "Simulated GPUs take no commands", "folder", opts.simDir)
+		}
+	}()
+	return func() {
+		cancel()
+		<-done
+	}, nil
 }
 
 // newClient reads the kubeconfig, or the ServiceAccount of the pod.

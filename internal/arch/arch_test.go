@@ -29,6 +29,7 @@ type room struct {
 var rooms = []room{
 	{path: "cmd/scheduler", may: []string{"pkg/plugins"}},
 	{path: "cmd/node-agent", may: []string{"pkg/agent", "pkg/nvmlsim"}},
+	{path: "cmd/nvmlsimctl", may: []string{"pkg/nvmlsim"}},
 
 	{path: "pkg/plugins", may: []string{"pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage", "pkg/fence", "pkg/audit", "pkg/wakeup"}},
 	{path: "pkg/fence", may: []string{"pkg/inventory", "pkg/tracker", "pkg/usage"}},
@@ -74,6 +75,7 @@ var forbidden = map[string][]string{
 	"pkg/nvmlsim":          {"k8s.io/"},
 	"pkg/draclient":        {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
 	"cmd/node-agent":       {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
+	"cmd/nvmlsimctl":       {"k8s.io/"},
 	"internal/":            {"k8s.io/kubernetes"},
 	"test/chaos":           {"k8s.io/kubernetes"},
 	"pkg/inventory/source": {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},

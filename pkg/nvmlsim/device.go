@@ -15,12 +15,6 @@ type device struct {
 	serial string
 	path   pciPath
 	links  []link
-
-	// Guarded by lib.mu.
-	computeMode nvml.ComputeMode
-	persistence nvml.EnableState
-	powerLimit  uint32 // milliwatts
-	migMode     int
 }
 
 var _ nvml.Device = (*device)(nil)
@@ -38,15 +32,10 @@ func newDevice(l *Library, index int) *device {
 	}
 	d := &device{
 		lib: l, index: index, gpu: gpu, model: model,
-		uuid:        gpuUUID(l.nodeName, index),
-		serial:      boardSerial(l.nodeName, board),
-		path:        path,
-		links:       makeLinks(l.profile, index),
-		persistence: nvml.FEATURE_ENABLED,
-		powerLimit:  1000 * model.Power.DefaultWatts,
-	}
-	if migEnabled(gpu, model) {
-		d.migMode = nvml.DEVICE_MIG_ENABLE
+		uuid:   gpuUUID(l.nodeName, index),
+		serial: boardSerial(l.nodeName, board),
+		path:   path,
+		links:  makeLinks(l.profile, index),
 	}
 	return d
 }
@@ -61,30 +50,101 @@ func migEnabled(gpu *GPU, model *Model) bool {
 	return model.MIG.Enabled
 }
 
-// answer is the value in a session, or why there is none.
-func answer[T any](d *device, value T) (T, nvml.Return) {
-	if ret := d.lib.ready(); ret != nvml.SUCCESS {
-		var none T
-		return none, ret
+// handle is the device, unless it is gone. It does not wait for a GPU that hangs.
+func (d *device) handle() (nvml.Device, nvml.Return) {
+	now, ret := d.lib.now()
+	if ret != nvml.SUCCESS {
+		return unsupportedDevice{}, ret
 	}
-	return value, nvml.SUCCESS
+	if now.GPUs[d.index].gone() {
+		return unsupportedDevice{}, nvml.ERROR_GPU_IS_LOST
+	}
+	return d, nvml.SUCCESS
+}
+
+// state waits as long as the GPU hangs, as every call that asks the GPU does.
+func (d *device) state() (*GPUState, nvml.Return) {
+	for {
+		now, ret := d.lib.now()
+		if ret != nvml.SUCCESS {
+			return nil, ret
+		}
+		g := &now.GPUs[d.index]
+		switch {
+		case g.gone():
+			return nil, nvml.ERROR_GPU_IS_LOST
+		case !g.Hung:
+			return g, nvml.SUCCESS
+		}
+		d.lib.machine.await(now.changed)
+	}
+}
+
+// ready is state without the state.
+func (d *device) ready() nvml.Return {
+	_, ret := d.state()
+	return ret
+}
+
+// answer is the value, if the GPU answers.
+func answer[T any](d *device, value T) (T, nvml.Return) {
+	return read(d, func(*GPUState) T { return value })
 }
 
 // answerIf is answer for what only some GPUs support.
 func answerIf[T any](d *device, supported bool, value T) (T, nvml.Return) {
-	if !supported {
+	value, ret := answer(d, value)
+	if ret == nvml.SUCCESS && !supported {
 		var none T
-		if ret := d.lib.ready(); ret != nvml.SUCCESS {
-			return none, ret
-		}
 		return none, nvml.ERROR_NOT_SUPPORTED
 	}
-	return answer(d, value)
+	return value, ret
+}
+
+// read is answer for what changes.
+func read[T any](d *device, value func(*GPUState) T) (T, nvml.Return) {
+	g, ret := d.state()
+	if ret != nvml.SUCCESS {
+		var none T
+		return none, ret
+	}
+	return value(g), nvml.SUCCESS
+}
+
+// change is a call that changes the machine, in one step.
+func (d *device) change(f func(*State, *GPUState) nvml.Return) nvml.Return {
+	for {
+		if ret := d.ready(); ret != nvml.SUCCESS {
+			return ret
+		}
+		var ret nvml.Return
+		hung := false
+		err := d.lib.machine.update(func(s *State) error {
+			switch g := &s.GPUs[d.index]; {
+			case g.Hung:
+				hung = true
+			case g.gone():
+				ret = nvml.ERROR_GPU_IS_LOST
+			default:
+				if ret = f(s, g); ret == nvml.SUCCESS {
+					return nil
+				}
+			}
+			return errUnchanged
+		})
+		switch {
+		case hung:
+			continue
+		case err != nil && ret == nvml.SUCCESS:
+			return nvml.ERROR_OPERATING_SYSTEM
+		}
+		return ret
+	}
 }
 
 // Identity.
 
-func (d *device) GetIndex() (int, nvml.Return)       { return answer(d, d.index) }
+func (d *device) GetIndex() (int, nvml.Return)       { return answer(d, d.lib.indexOf(d)) }
 func (d *device) GetName() (string, nvml.Return)     { return answer(d, d.model.ProductName) }
 func (d *device) GetUUID() (string, nvml.Return)     { return answer(d, d.uuid) }
 func (d *device) GetSerial() (string, nvml.Return)   { return answer(d, d.serial) }
@@ -117,37 +177,4 @@ func (d *device) GetNumGpuCores() (int, nvml.Return) { return answer(d, d.model.
 func (d *device) GetAddressingMode() (nvml.DeviceAddressingMode, nvml.Return) {
 	mode, ok := addressingModes[d.model.AddressingMode]
 	return answerIf(d, ok, nvml.DeviceAddressingMode{Value: uint32(mode)})
-}
-
-// Partitions. Instances are not simulated yet: an enabled GPU has none.
-
-func (d *device) IsMigDeviceHandle() (bool, nvml.Return) { return answer(d, false) }
-
-func (d *device) GetMigMode() (current, pending int, ret nvml.Return) {
-	d.lib.mu.RLock()
-	mode := d.migMode
-	d.lib.mu.RUnlock()
-	mode, ret = answerIf(d, d.model.MIG != nil, mode)
-	return mode, mode, ret
-}
-
-func (d *device) GetMaxMigDeviceCount() (int, nvml.Return) {
-	if d.model.MIG == nil {
-		return answer(d, 0)
-	}
-	return answer(d, d.model.MIG.MaxDevices)
-}
-
-func (d *device) GetMigDeviceHandleByIndex(index int) (nvml.Device, nvml.Return) {
-	ret := d.lib.ready()
-	switch {
-	case ret != nvml.SUCCESS:
-	case d.model.MIG == nil:
-		ret = nvml.ERROR_NOT_SUPPORTED
-	case index < 0 || index >= d.model.MIG.MaxDevices:
-		ret = nvml.ERROR_INVALID_ARGUMENT
-	default:
-		ret = nvml.ERROR_NOT_FOUND
-	}
-	return unsupportedDevice{}, ret
 }

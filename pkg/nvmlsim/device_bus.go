@@ -9,7 +9,7 @@ func (d *device) GetPciInfo() (nvml.PciInfo, nvml.Return) {
 }
 
 func (d *device) GetCurrPcieLinkGeneration() (int, nvml.Return) {
-	return answer(d, d.model.PCIe.Generation)
+	return read(d, func(g *GPUState) int { return d.pcie(g).Generation })
 }
 
 func (d *device) GetMaxPcieLinkGeneration() (int, nvml.Return) {
@@ -20,9 +20,23 @@ func (d *device) GetGpuMaxPcieLinkGeneration() (int, nvml.Return) {
 	return answer(d, d.model.PCIe.Generation)
 }
 
-func (d *device) GetCurrPcieLinkWidth() (int, nvml.Return) { return answer(d, d.model.PCIe.Width) }
-func (d *device) GetMaxPcieLinkWidth() (int, nvml.Return)  { return answer(d, d.model.PCIe.Width) }
-func (d *device) GetPcieReplayCounter() (int, nvml.Return) { return answer(d, 0) }
+func (d *device) GetCurrPcieLinkWidth() (int, nvml.Return) {
+	return read(d, func(g *GPUState) int { return d.pcie(g).Width })
+}
+
+func (d *device) GetMaxPcieLinkWidth() (int, nvml.Return) { return answer(d, d.model.PCIe.Width) }
+
+func (d *device) GetPcieReplayCounter() (int, nvml.Return) {
+	return read(d, func(g *GPUState) int { return g.Health.PCIeReplays })
+}
+
+// pcie is the link now.
+func (d *device) pcie(g *GPUState) PCIe {
+	if g.Health.PCIe != nil {
+		return *g.Health.PCIe
+	}
+	return PCIe(d.model.PCIe)
+}
 
 // GetTopologyCommonAncestor is what nvidia-smi topo -mp prints.
 func (d *device) GetTopologyCommonAncestor(other nvml.Device) (nvml.GpuTopologyLevel, nvml.Return) {
@@ -38,11 +52,15 @@ func (d *device) GetTopologyCommonAncestor(other nvml.Device) (nvml.GpuTopologyL
 
 // GetTopologyNearestGpus returns the GPUs at exactly that distance, as NVML does.
 func (d *device) GetTopologyNearestGpus(level nvml.GpuTopologyLevel) ([]nvml.Device, nvml.Return) {
-	if ret := d.lib.ready(); ret != nvml.SUCCESS {
+	if ret := d.ready(); ret != nvml.SUCCESS {
+		return nil, ret
+	}
+	gpus, ret := d.lib.gpus()
+	if ret != nvml.SUCCESS {
 		return nil, ret
 	}
 	var near []nvml.Device
-	for _, other := range d.lib.devices {
+	for _, other := range gpus {
 		if at, _ := d.GetTopologyCommonAncestor(other); other != d && at == level {
 			near = append(near, other)
 		}
@@ -88,7 +106,7 @@ func (d *device) GetP2PStatus(other nvml.Device, index nvml.GpuP2PCapsIndex) (nv
 
 // peer returns the other handle if it belongs to the same library.
 func (d *device) peer(other nvml.Device) (*device, nvml.Return) {
-	if ret := d.lib.ready(); ret != nvml.SUCCESS {
+	if ret := d.ready(); ret != nvml.SUCCESS {
 		return nil, ret
 	}
 	peer, ok := other.(*device)

@@ -65,7 +65,7 @@ func (d *device) reaches(other *device) bool {
 // link returns a link by its index: NVML knows indices up to NVLINK_MAX_LINKS,
 // and answers ERROR_NOT_SUPPORTED for one that the GPU does not have.
 func (d *device) link(index int) (link, nvml.Return) {
-	ret := d.lib.ready()
+	ret := d.ready()
 	switch {
 	case ret != nvml.SUCCESS:
 	case index < 0 || index >= nvml.NVLINK_MAX_LINKS:

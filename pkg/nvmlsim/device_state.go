@@ -4,35 +4,69 @@ import "github.com/NVIDIA/go-nvml/pkg/nvml"
 
 const mib = 1 << 20
 
-// Memory: nothing runs, so only the driver's own part is used.
+// Memory: the driver's own part, and that of the processes.
 
 func (d *device) GetMemoryInfo() (nvml.Memory, nvml.Return) {
-	total, used := d.model.MemoryMiB*mib, d.model.ReservedMiB*mib
-	return answer(d, nvml.Memory{Total: total, Used: used, Free: total - used})
+	return read(d, func(g *GPUState) nvml.Memory {
+		total, used := d.model.MemoryMiB, d.usedMiB(g)
+		return nvml.Memory{Total: total * mib, Used: used * mib, Free: (total - used) * mib}
+	})
 }
 
 func (d *device) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
-	total, reserved := d.model.MemoryMiB*mib, d.model.ReservedMiB*mib
-	return answer(d, nvml.Memory_v2{Total: total, Reserved: reserved, Free: total - reserved})
+	return read(d, func(g *GPUState) nvml.Memory_v2 {
+		total, reserved, used := d.model.MemoryMiB, d.model.ReservedMiB, d.usedMiB(g)
+		return nvml.Memory_v2{Total: total * mib, Reserved: reserved * mib, Used: (used - reserved) * mib, Free: (total - used) * mib}
+	})
+}
+
+func (d *device) usedMiB(g *GPUState) uint64 {
+	return d.model.ReservedMiB + g.usedMiB(func(Process) bool { return true })
 }
 
 func (d *device) GetBAR1MemoryInfo() (nvml.BAR1Memory, nvml.Return) {
 	return answer(d, nvml.BAR1Memory{Bar1Total: d.model.BAR1MiB * mib, Bar1Free: d.model.BAR1MiB * mib})
 }
 
-// Processes and load of an idle GPU.
+// Processes.
 
 func (d *device) GetComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
-	return answer[[]nvml.ProcessInfo](d, nil)
+	return d.processes(ProcessCompute)
 }
 
 func (d *device) GetGraphicsRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
-	return answer[[]nvml.ProcessInfo](d, nil)
+	return d.processes(ProcessGraphics)
 }
 
 func (d *device) GetMPSComputeRunningProcesses() ([]nvml.ProcessInfo, nvml.Return) {
-	return answer[[]nvml.ProcessInfo](d, nil)
+	return d.processes(ProcessMPS)
 }
+
+func (d *device) processes(kind ProcessKind) ([]nvml.ProcessInfo, nvml.Return) {
+	return read(d, func(g *GPUState) []nvml.ProcessInfo {
+		return processInfos(g, func(p Process) bool { return p.Kind == kind })
+	})
+}
+
+// noInstance stands for a MIG instance where there is none.
+const noInstance = 0xFFFFFFFF
+
+// processInfos are the processes for which in holds.
+func processInfos(g *GPUState, in func(Process) bool) (infos []nvml.ProcessInfo) {
+	for _, p := range g.Processes {
+		if !in(p) {
+			continue
+		}
+		info := nvml.ProcessInfo{Pid: p.PID, UsedGpuMemory: p.MemoryMiB * mib, GpuInstanceId: noInstance, ComputeInstanceId: noInstance}
+		if p.Instance != nil {
+			info.GpuInstanceId, info.ComputeInstanceId = p.Instance.GPU, p.Instance.Compute
+		}
+		infos = append(infos, info)
+	}
+	return infos
+}
+
+// Load: none.
 
 func (d *device) GetUtilizationRates() (nvml.Utilization, nvml.Return) {
 	return answer(d, nvml.Utilization{})
@@ -42,91 +76,76 @@ func (d *device) GetPerformanceState() (nvml.Pstates, nvml.Return) {
 	return answer(d, nvml.Pstates(nvml.PSTATE_0))
 }
 
-func (d *device) GetTemperature(sensor nvml.TemperatureSensors) (uint32, nvml.Return) {
-	if sensor != nvml.TEMPERATURE_GPU {
-		return answerIf[uint32](d, false, 0)
-	}
-	return answer(d, d.model.IdleTemperatureC)
-}
-
-// Power, in milliwatts.
-
-func (d *device) GetPowerUsage() (uint32, nvml.Return) {
-	return answer(d, 1000*d.model.Power.IdleWatts)
-}
+// Power limits, in milliwatts.
 
 func (d *device) GetPowerManagementDefaultLimit() (uint32, nvml.Return) {
 	return answer(d, 1000*d.model.Power.DefaultWatts)
 }
 
 func (d *device) GetPowerManagementLimitConstraints() (lowest, highest uint32, ret nvml.Return) {
-	if ret := d.lib.ready(); ret != nvml.SUCCESS {
+	if ret := d.ready(); ret != nvml.SUCCESS {
 		return 0, 0, ret
 	}
 	return 1000 * d.model.Power.MinWatts, 1000 * d.model.Power.MaxWatts, nvml.SUCCESS
 }
 
 func (d *device) GetPowerManagementLimit() (uint32, nvml.Return) {
-	return read(d, &d.powerLimit)
+	return read(d, func(g *GPUState) uint32 { return g.PowerLimitMilliwatts })
 }
 
-func (d *device) GetEnforcedPowerLimit() (uint32, nvml.Return) { return read(d, &d.powerLimit) }
+func (d *device) GetEnforcedPowerLimit() (uint32, nvml.Return) { return d.GetPowerManagementLimit() }
 
 func (d *device) SetPowerManagementLimit(milliwatts uint32) nvml.Return {
-	inRange := milliwatts >= 1000*d.model.Power.MinWatts && milliwatts <= 1000*d.model.Power.MaxWatts
-	return write(d, &d.powerLimit, milliwatts, inRange)
+	return d.change(func(_ *State, g *GPUState) nvml.Return {
+		if milliwatts < 1000*d.model.Power.MinWatts || milliwatts > 1000*d.model.Power.MaxWatts {
+			return nvml.ERROR_INVALID_ARGUMENT
+		}
+		g.PowerLimitMilliwatts = milliwatts
+		return nvml.SUCCESS
+	})
 }
 
 // Modes.
 
-func (d *device) GetComputeMode() (nvml.ComputeMode, nvml.Return) { return read(d, &d.computeMode) }
+func (d *device) GetComputeMode() (nvml.ComputeMode, nvml.Return) {
+	return read(d, func(g *GPUState) nvml.ComputeMode { return computeModes[g.ComputeMode] })
+}
 
+// SetComputeMode knows no exclusive thread mode, as drivers since CUDA 8, and a
+// partitioned GPU has the default mode only.
 func (d *device) SetComputeMode(mode nvml.ComputeMode) nvml.Return {
-	return write(d, &d.computeMode, mode, mode >= nvml.COMPUTEMODE_DEFAULT && mode < nvml.COMPUTEMODE_COUNT)
+	return d.change(func(_ *State, g *GPUState) nvml.Return {
+		for name, value := range computeModes {
+			if value != mode {
+				continue
+			}
+			if g.MIG && name != ComputeDefault {
+				return nvml.ERROR_NOT_SUPPORTED
+			}
+			g.ComputeMode = name
+			return nvml.SUCCESS
+		}
+		return nvml.ERROR_INVALID_ARGUMENT
+	})
 }
 
 func (d *device) GetPersistenceMode() (nvml.EnableState, nvml.Return) {
-	return read(d, &d.persistence)
+	return read(d, func(g *GPUState) nvml.EnableState { return enabled(g.Persistence) })
 }
 
 func (d *device) SetPersistenceMode(mode nvml.EnableState) nvml.Return {
-	return write(d, &d.persistence, mode, mode == nvml.FEATURE_DISABLED || mode == nvml.FEATURE_ENABLED)
+	return d.change(func(_ *State, g *GPUState) nvml.Return {
+		if mode != nvml.FEATURE_DISABLED && mode != nvml.FEATURE_ENABLED {
+			return nvml.ERROR_INVALID_ARGUMENT
+		}
+		g.Persistence = mode == nvml.FEATURE_ENABLED
+		return nvml.SUCCESS
+	})
 }
 
-// Error correction: no error has happened.
-
-func (d *device) GetEccMode() (current, pending nvml.EnableState, ret nvml.Return) {
-	if ret := d.lib.ready(); ret != nvml.SUCCESS {
-		return 0, 0, ret
+func enabled(on bool) nvml.EnableState {
+	if on {
+		return nvml.FEATURE_ENABLED
 	}
-	if !d.model.ECC {
-		return nvml.FEATURE_DISABLED, nvml.FEATURE_DISABLED, nvml.SUCCESS
-	}
-	return nvml.FEATURE_ENABLED, nvml.FEATURE_ENABLED, nvml.SUCCESS
-}
-
-func (d *device) GetTotalEccErrors(nvml.MemoryErrorType, nvml.EccCounterType) (uint64, nvml.Return) {
-	return answerIf[uint64](d, d.model.ECC, 0)
-}
-
-// read returns state that any handle may change.
-func read[T any](d *device, state *T) (T, nvml.Return) {
-	d.lib.mu.RLock()
-	value := *state
-	d.lib.mu.RUnlock()
-	return answer(d, value)
-}
-
-// write changes it, unless the value is not one that NVML takes.
-func write[T any](d *device, state *T, value T, valid bool) nvml.Return {
-	if ret := d.lib.ready(); ret != nvml.SUCCESS {
-		return ret
-	}
-	if !valid {
-		return nvml.ERROR_INVALID_ARGUMENT
-	}
-	d.lib.mu.Lock()
-	defer d.lib.mu.Unlock()
-	*state = value
-	return nvml.SUCCESS
+	return nvml.FEATURE_DISABLED
 }

@@ -9,6 +9,12 @@
 // ERROR_UNINITIALIZED, Init and Shutdown are counted, and what is set on a GPU
 // through one handle is seen through every other.
 //
+// The hardware is a [Machine], which a [Library] is one process's view of. It
+// follows the rules of real GPUs (MIG modes and placements, compute modes, what
+// a reset or a reboot forgets), outlives the process if it has a folder, and
+// things happen to it on command: [Machine.Do] in a test, or the control socket
+// and cmd/nvmlsimctl.
+//
 // Beside NVML the package serves what the kernel knows about the same machine:
 // a tree like /sys with the PCI devices and their NUMA nodes ([Library.Sysfs]).
 //

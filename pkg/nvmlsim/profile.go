@@ -100,6 +100,17 @@ type MIG struct {
 	Enabled bool `json:"enabled"`
 	// MaxDevices is how many MIG devices fit on one GPU.
 	MaxDevices int `json:"maxDevices"`
+	// Table names the GPU's instance profiles and placements, such as
+	// "h100-80gb"; see [migTables].
+	Table string `json:"table"`
+}
+
+// table is nil for a GPU that cannot be partitioned.
+func (m *MIG) table() *migTable {
+	if m == nil {
+		return nil
+	}
+	return migTables[m.Table]
 }
 
 // NVLink describes the links of each GPU.

@@ -16,21 +16,38 @@ const (
 
 // Sysfs returns a tree like the machine's /sys: the PCI devices from the root
 // complexes to the GPUs, with what the kernel says about each, and the links in
-// bus/pci/devices. os.CopyFS writes it to a folder.
-func (l *Library) Sysfs() fs.ReadLinkFS {
+// bus/pci/devices. It follows the machine: a GPU that is removed is not there.
+// os.CopyFS writes it to a folder.
+func (l *Library) Sysfs() fs.ReadLinkFS { return sysfs{l} }
+
+// sysfs is made anew for each question.
+type sysfs struct{ lib *Library }
+
+func (s sysfs) Open(name string) (fs.File, error)          { return s.tree().Open(name) }
+func (s sysfs) ReadLink(name string) (string, error)       { return s.tree().ReadLink(name) }
+func (s sysfs) Lstat(name string) (fs.FileInfo, error)     { return s.tree().Lstat(name) }
+func (s sysfs) ReadFile(name string) ([]byte, error)       { return s.tree().ReadFile(name) }
+func (s sysfs) ReadDir(name string) ([]fs.DirEntry, error) { return s.tree().ReadDir(name) }
+
+func (s sysfs) tree() fstest.MapFS {
+	state := s.lib.machine.State()
 	tree := fstest.MapFS{}
-	for _, d := range l.devices {
+	for _, d := range s.lib.devices {
+		for depth := 1; depth <= len(d.path.bridges); depth++ {
+			addDevice(tree, d.path.sysfs(depth), classPCIBridge, d.gpu.NUMANode, nil)
+		}
+		g := &state.GPUs[d.index]
+		if g.Absent {
+			continue
+		}
 		addDevice(tree, d.path.sysfs(0), class3DController, d.gpu.NUMANode, map[string]string{
 			"vendor":             fmt.Sprintf("0x%04x", d.model.PCIDeviceID&0xffff),
 			"device":             fmt.Sprintf("0x%04x", d.model.PCIDeviceID>>16),
 			"subsystem_vendor":   fmt.Sprintf("0x%04x", d.model.PCISubsystemID&0xffff),
 			"subsystem_device":   fmt.Sprintf("0x%04x", d.model.PCISubsystemID>>16),
-			"current_link_width": fmt.Sprint(d.model.PCIe.Width),
+			"current_link_width": fmt.Sprint(d.pcie(g).Width),
 			"max_link_width":     fmt.Sprint(d.model.PCIe.Width),
 		})
-		for depth := 1; depth <= len(d.path.bridges); depth++ {
-			addDevice(tree, d.path.sysfs(depth), classPCIBridge, d.gpu.NUMANode, nil)
-		}
 	}
 	return tree
 }

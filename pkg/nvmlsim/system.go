@@ -40,29 +40,32 @@ func (l *Library) SystemGetCudaDriverVersion_v2() (int, nvml.Return) {
 // ErrorString names a return code.
 func (l *Library) ErrorString(ret nvml.Return) string { return ret.Error() }
 
-// DeviceGetCount returns the number of GPUs.
+// DeviceGetCount returns the number of GPUs that were there when the session was
+// opened, those since lost or removed included.
 func (l *Library) DeviceGetCount() (int, nvml.Return) {
-	if ret := l.ready(); ret != nvml.SUCCESS {
-		return 0, ret
-	}
-	return len(l.devices), nvml.SUCCESS
+	gpus, ret := l.gpus()
+	return len(gpus), ret
 }
 
 // DeviceGetHandleByIndex returns a GPU's handle.
 func (l *Library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
-	if ret := l.ready(); ret != nvml.SUCCESS {
+	gpus, ret := l.gpus()
+	if ret != nvml.SUCCESS {
 		return unsupportedDevice{}, ret
 	}
-	if index < 0 || index >= len(l.devices) {
+	if index < 0 || index >= len(gpus) {
 		return unsupportedDevice{}, nvml.ERROR_INVALID_ARGUMENT
 	}
-	return l.devices[index], nvml.SUCCESS
+	return gpus[index].handle()
 }
 
-// DeviceGetHandleByUUID returns a GPU's handle.
+// DeviceGetHandleByUUID returns the handle of a GPU or of a MIG device.
 func (l *Library) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) {
 	if uuid == "" {
 		return l.find(nil)
+	}
+	if strings.HasPrefix(uuid, migPrefix) {
+		return l.findMIG(uuid)
 	}
 	return l.find(func(d *device) bool { return d.uuid == uuid })
 }
@@ -87,15 +90,32 @@ func (l *Library) DeviceGetHandleByPciBusId(busID string) (nvml.Device, nvml.Ret
 // find returns the first GPU that matches; a nil match stands for an argument
 // that no GPU could match.
 func (l *Library) find(match func(*device) bool) (nvml.Device, nvml.Return) {
-	if ret := l.ready(); ret != nvml.SUCCESS {
+	gpus, ret := l.gpus()
+	if ret != nvml.SUCCESS {
 		return unsupportedDevice{}, ret
 	}
 	if match == nil {
 		return unsupportedDevice{}, nvml.ERROR_INVALID_ARGUMENT
 	}
-	for _, d := range l.devices {
+	for _, d := range gpus {
 		if match(d) {
-			return d, nvml.SUCCESS
+			return d.handle()
+		}
+	}
+	return unsupportedDevice{}, nvml.ERROR_NOT_FOUND
+}
+
+// findMIG returns the MIG device with that UUID. GPUs that do not answer have none.
+func (l *Library) findMIG(uuid string) (nvml.Device, nvml.Return) {
+	gpus, ret := l.gpus()
+	if ret != nvml.SUCCESS {
+		return unsupportedDevice{}, ret
+	}
+	for _, d := range gpus {
+		for _, m := range d.migDevices() {
+			if m.uuid() == uuid {
+				return m, nvml.SUCCESS
+			}
 		}
 	}
 	return unsupportedDevice{}, nvml.ERROR_NOT_FOUND

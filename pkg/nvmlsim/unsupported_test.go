@@ -78,12 +78,38 @@ func TestNoMethodOfAnyProfilePanics(t *testing.T) {
 		lib := open(t, mustNew(t, profile))
 		// Shutdown among the methods ends the session: one more is open.
 		lib.Init()
-		for _, object := range []any{lib, lib.devices[0]} {
-			forEachMethod(object, func(_ string, call func(handleArgs) []reflect.Value) {
-				call(withHandles)
-				call(withoutHandles)
-			})
+		callEverything(lib, lib.devices[0])
+	}
+}
+
+// TestNoMethodOfAnyHandlePanics is the same for what is on a partitioned GPU,
+// alive and destroyed.
+func TestNoMethodOfAnyHandlePanics(t *testing.T) {
+	for name := range migTables {
+		lib, d := machineWith(t, name)
+		lib.Init()
+		p := migTables[name].profiles[0]
+		do(t, lib.machine, &CreateMIG{GPU: "0", Profile: p.name})
+		info := p.info()
+		instances, _ := d.GetGpuInstances(&info)
+		compute, _ := instances[0].GetComputeInstanceById(0)
+		mig, _ := d.GetMigDeviceHandleByIndex(0)
+		set, _ := lib.EventSetCreate()
+		for range 2 {
+			callEverything(mig, compute, instances[0], set)
 		}
+		if got := len(lib.machine.State().GPUs[0].Instances); got != 0 {
+			t.Errorf("%s: %d instances left after every method, Destroy among them", name, got)
+		}
+	}
+}
+
+func callEverything(objects ...any) {
+	for _, object := range objects {
+		forEachMethod(object, func(_ string, call func(handleArgs) []reflect.Value) {
+			call(withHandles)
+			call(withoutHandles)
+		})
 	}
 }
 
@@ -125,7 +151,7 @@ func forEachMethod(object any, visit func(name string, call func(handleArgs) []r
 
 // notInInterfaces names the methods that NVML does not have.
 func notInInterfaces(name string) bool {
-	return slices.Contains([]string{"Profile", "Sysfs"}, name)
+	return slices.Contains([]string{"Profile", "Sysfs", "Machine"}, name)
 }
 
 func argument(t reflect.Type, handles handleArgs) reflect.Value {

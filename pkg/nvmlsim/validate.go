@@ -92,8 +92,8 @@ func (m *Model) validate(bad report) {
 	if p := m.Power; p.MinWatts > p.DefaultWatts || p.DefaultWatts > p.MaxWatts || p.MaxWatts == 0 || p.MaxWatts > 1e6 {
 		bad("gpu.power", fmt.Sprintf("%+v", p), "want minWatts ≤ defaultWatts ≤ maxWatts ≤ 1000000")
 	}
-	if m.MIG != nil && (m.MIG.MaxDevices < 1 || m.MIG.MaxDevices > 7) {
-		bad("gpu.mig.maxDevices", m.MIG.MaxDevices, "want 1 to 7")
+	if m.MIG != nil {
+		m.validateMIG(bad)
 	}
 	if m.AddressingMode != "" {
 		if _, ok := addressingModes[m.AddressingMode]; !ok {
@@ -102,6 +102,18 @@ func (m *Model) validate(bad report) {
 	}
 	if m.NVLink != nil {
 		m.NVLink.validate(bad)
+	}
+}
+
+func (m *Model) validateMIG(bad report) {
+	if m.MIG.MaxDevices < 1 || m.MIG.MaxDevices > 7 {
+		bad("gpu.mig.maxDevices", m.MIG.MaxDevices, "want 1 to 7")
+	}
+	t := m.MIG.table()
+	if t == nil {
+		bad("gpu.mig.table", quote(m.MIG.Table), "want one of %s", words(migTables))
+	} else if need := t.whole().memoryMiB; need > m.MemoryMiB {
+		bad("gpu.mig.table", quote(m.MIG.Table), "is for GPUs with at least %d MiB, gpu.memoryMiB is %d", need, m.MemoryMiB)
 	}
 }
 

@@ -39,6 +39,10 @@ var (
 )
 
 // words lists the keys of such a table for an error message.
-func words[V any](table map[string]V) string {
-	return strings.Join(slices.Sorted(maps.Keys(table)), ", ")
+func words[K ~string, V any](table map[K]V) string {
+	var names []string
+	for _, name := range slices.Sorted(maps.Keys(table)) {
+		names = append(names, string(name))
+	}
+	return strings.Join(names, ", ")
 }

@@ -26,6 +26,9 @@ var ErrRealDriver = errors.New("a real NVIDIA driver is loaded")
 type OpenOptions struct {
 	// NodeName gives simulated GPUs their identity; needed for them only.
 	NodeName string
+	// SimDir keeps the state of simulated GPUs, which then outlives the process
+	// and is shared with others. Without it they are new, in memory.
+	SimDir string
 	// DriverRoot is the root of the driver's files: "/", or the folder where
 	// a driver container has mounted its own root. "auto" looks there.
 	DriverRoot string
@@ -46,6 +49,22 @@ type Handle struct {
 	// Source is the library's file as given to the dynamic loader, or
 	// "sim:<profile>".
 	Source string
+	// Machine is the simulated hardware, nil for a real driver.
+	Machine *nvmlsim.Machine
+
+	procRoot string
+}
+
+// BootID is another one after each reboot of the machine that has the GPUs.
+func (h *Handle) BootID() (string, error) {
+	if h.Machine != nil {
+		return h.Machine.BootID(), nil
+	}
+	data, err := os.ReadFile(filepath.Join(h.procRoot, "sys/kernel/random/boot_id"))
+	if err != nil {
+		return "", fmt.Errorf("read the boot ID: %w", err)
+	}
+	return strings.TrimSpace(string(data)), nil
 }
 
 // Open turns the --nvml flag into a library: "auto" (the driver's library,
@@ -92,17 +111,31 @@ func openSimulated(spec, profile string, opts OpenOptions) (*Handle, error) {
 		return nil, fmt.Errorf("NVML %q: %w (%s): simulated GPUs on this machine would hide its own: use --nvml=%s",
 			spec, ErrRealDriver, version, SpecAuto)
 	}
-	sim, err := nvmlsim.New(profile, opts.NodeName)
+	machine, err := openMachine(profile, opts)
 	if err != nil {
 		return nil, fmt.Errorf("NVML %q: %w", spec, err)
 	}
-	return &Handle{Library: Adapt(sim, spec), Raw: sim, Sysfs: sim.Sysfs(), Simulated: true, Source: spec}, nil
+	sim := machine.NVML()
+	return &Handle{
+		Library: Adapt(sim, spec), Raw: sim, Sysfs: sim.Sysfs(), Simulated: true, Source: spec, Machine: machine,
+	}, nil
+}
+
+func openMachine(profile string, opts OpenOptions) (*nvmlsim.Machine, error) {
+	p, err := nvmlsim.LoadProfile(profile)
+	if err != nil {
+		return nil, err
+	}
+	if opts.SimDir == "" {
+		return nvmlsim.NewMachine(p, opts.NodeName), nil
+	}
+	return nvmlsim.OpenMachine(p, opts.NodeName, opts.SimDir)
 }
 
 func openReal(path, name string, opts OpenOptions) *Handle {
 	lib := gonvml.New(gonvml.WithLibraryPath(path))
 	return &Handle{
-		Library: Adapt(lib, name), Raw: lib, Source: path,
+		Library: Adapt(lib, name), Raw: lib, Source: path, procRoot: opts.ProcRoot,
 		Sysfs: os.DirFS(opts.SysRoot).(fs.ReadLinkFS), // documented to implement it
 	}
 }

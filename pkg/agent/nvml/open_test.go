@@ -135,3 +135,49 @@ func writeFile(t *testing.T, root, name, content string) string {
 	}
 	return path
 }
+
+func TestSimulatedGPUsAreKeptInTheirFolder(t *testing.T) {
+	opts := OpenOptions{NodeName: "node-a", SimDir: filepath.Join(t.TempDir(), "sim"), ProcRoot: t.TempDir()}
+	open := func() *Handle {
+		h, err := Open("sim:dgx-h100", opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return h
+	}
+	boot, err := open().BootID()
+	if err != nil || boot == "" {
+		t.Fatalf("boot ID %q, %v", boot, err)
+	}
+	if _, err := open().Machine.Do(&nvmlsim.RemoveGPU{GPU: "0"}); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := initialized(t, open()).DeviceCount(); n != 7 || err != nil {
+		t.Errorf("%d GPUs, %v, want the 7 that were left", n, err)
+	}
+	if _, err := open().Machine.Do(&nvmlsim.Reboot{}); err != nil {
+		t.Fatal(err)
+	}
+	if again, err := open().BootID(); err != nil || again == boot {
+		t.Errorf("boot ID %q, %v, want another one", again, err)
+	}
+	opts.NodeName = "node-b"
+	if _, err := Open("sim:dgx-h100", opts); err == nil || !strings.Contains(err.Error(), opts.SimDir) {
+		t.Errorf("error %v, want one that names the folder of the other node", err)
+	}
+}
+
+func TestTheBootIDOfARealMachineIsTheKernels(t *testing.T) {
+	proc := t.TempDir()
+	h, err := Open(t.TempDir()+"/libnvidia-ml.so.1", OpenOptions{ProcRoot: proc})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := h.BootID(); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("error %v, want %v", err, os.ErrNotExist)
+	}
+	writeFile(t, proc, "sys/kernel/random/boot_id", "5b0f\n")
+	if got, err := h.BootID(); got != "5b0f" || err != nil {
+		t.Errorf("%q, %v, want 5b0f", got, err)
+	}
+}

@@ -1,0 +1,227 @@
+package main
+
+import (
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"strings"
+
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+func (c *client) gpuCommands() *cobra.Command {
+	return group("gpu", "Whether a GPU is there and answers",
+		c.onGPU("lose", "Let a GPU fall off the bus", func(gpu string) nvmlsim.Command { return &nvmlsim.LoseGPU{GPU: gpu} }),
+		c.onGPU("restore", "Bring a lost GPU back", func(gpu string) nvmlsim.Command { return &nvmlsim.RestoreGPU{GPU: gpu} }),
+		c.onGPU("hang", "Let calls about a GPU not return", func(gpu string) nvmlsim.Command { return &nvmlsim.HangGPU{GPU: gpu} }),
+		c.onGPU("unhang", "Let them return", func(gpu string) nvmlsim.Command { return &nvmlsim.UnhangGPU{GPU: gpu} }),
+		c.onGPU("reset", "Reset an idle GPU", func(gpu string) nvmlsim.Command { return &nvmlsim.ResetGPU{GPU: gpu} }),
+		c.onGPU("remove", "Take a GPU off the bus", func(gpu string) nvmlsim.Command { return &nvmlsim.RemoveGPU{GPU: gpu} }),
+		c.onGPU("add", "Put a removed GPU back", func(gpu string) nvmlsim.Command { return &nvmlsim.AddGPU{GPU: gpu} }),
+	)
+}
+
+func (c *client) driverCommands() *cobra.Command {
+	plain := func(use, short string, command nvmlsim.Command) *cobra.Command {
+		return c.action(use, short, 0, func([]string) (nvmlsim.Command, error) { return command, nil })
+	}
+	return group("driver", "The kernel driver",
+		plain("unload", "Unload the driver", &nvmlsim.UnloadDriver{}),
+		plain("load", "Load it again", &nvmlsim.LoadDriver{}),
+	)
+}
+
+func (c *client) procCommands() *cobra.Command {
+	var kind, instance string
+	var memory uint64
+	add := c.action("add GPU PID", "Start a process on a GPU or a MIG device", 2, func(args []string) (nvmlsim.Command, error) {
+		pid, err := number("PID", args[1])
+		if err != nil {
+			return nil, err
+		}
+		at, err := parseInstance(instance)
+		if err != nil {
+			return nil, err
+		}
+		return &nvmlsim.AddProcess{GPU: args[0], Process: nvmlsim.Process{
+			PID: pid, Kind: nvmlsim.ProcessKind(kind), MemoryMiB: memory, Instance: at,
+		}}, nil
+	})
+	add.Flags().StringVar(&kind, "kind", string(nvmlsim.ProcessCompute), "compute, graphics or mps")
+	add.Flags().Uint64Var(&memory, "memory-mib", 0, "memory that it uses, in MiB")
+	add.Flags().StringVar(&instance, "instance", "", "MIG device, as GPU instance/compute instance")
+	remove := c.action("rm GPU PID", "End a process", 2, func(args []string) (nvmlsim.Command, error) {
+		pid, err := number("PID", args[1])
+		return &nvmlsim.RemoveProcess{GPU: args[0], PID: pid}, err
+	})
+	return group("proc", "Processes on GPUs", add, remove)
+}
+
+func (c *client) migCommands() *cobra.Command {
+	var start int
+	create := &cobra.Command{
+		Use: "create GPU PROFILE", Short: "Make a MIG device, and print its UUID and instances", Args: cobra.ExactArgs(2),
+		Example: "  nvmlsimctl mig create 0 1g.10gb --start 6",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			command := &nvmlsim.CreateMIG{GPU: args[0], Profile: args[1]}
+			if cmd.Flags().Changed("start") {
+				if start < 0 {
+					return fmt.Errorf("--start %d: want a memory slice, 0 or more", start)
+				}
+				at := uint32(start)
+				command.Start = &at
+			}
+			result, err := c.send(cmd, command)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(cmd.OutOrStdout(), "%s %d/%d\n", result.MIG.UUID, result.MIG.Instance.GPU, result.MIG.Instance.Compute)
+			return err
+		},
+	}
+	create.Flags().IntVar(&start, "start", 0, "first memory slice; the driver's choice if not given")
+	destroy := c.action("destroy GPU INSTANCE", "End a GPU instance by its ID", 2, func(args []string) (nvmlsim.Command, error) {
+		id, err := number("INSTANCE", args[1])
+		return &nvmlsim.DestroyMIG{GPU: args[0], Instance: id}, err
+	})
+	return group("mig", "Partitions of GPUs", create, destroy,
+		c.onGPU("enable", "Ask for MIG mode", func(gpu string) nvmlsim.Command { return &nvmlsim.SetMIG{GPU: gpu, Enabled: true} }),
+		c.onGPU("disable", "Ask for the end of MIG mode", func(gpu string) nvmlsim.Command { return &nvmlsim.SetMIG{GPU: gpu} }),
+	)
+}
+
+func (c *client) faultCommands() []*cobra.Command {
+	var instance string
+	xid := c.action("xid GPU CODE", "Report an XID", 2, func(args []string) (nvmlsim.Command, error) {
+		code, err := number("CODE", args[1])
+		if err != nil {
+			return nil, err
+		}
+		at, err := parseInstance(instance)
+		return &nvmlsim.RaiseXID{GPU: args[0], Code: uint64(code), Instance: at}, err
+	})
+	xid.Flags().StringVar(&instance, "instance", "", "MIG device that it is about, as GPU instance/compute instance")
+
+	ecc := &nvmlsim.CountECC{}
+	eccCommand := c.action("ecc GPU", "Count memory errors", 1, func(args []string) (nvmlsim.Command, error) {
+		ecc.GPU = args[0]
+		return ecc, nil
+	})
+	eccCommand.Flags().Uint64Var(&ecc.Corrected, "corrected", 0, "number of single bit errors")
+	eccCommand.Flags().Uint64Var(&ecc.Uncorrected, "uncorrected", 0, "number of double bit errors")
+
+	rows := &nvmlsim.RemapRows{}
+	remap := c.action("remap GPU", "Replace rows of memory", 1, func(args []string) (nvmlsim.Command, error) {
+		rows.GPU = args[0]
+		return rows, nil
+	})
+	remap.Flags().IntVar(&rows.Corrected, "corrected", 0, "rows more for single bit errors")
+	remap.Flags().IntVar(&rows.Uncorrected, "uncorrected", 0, "rows more for double bit errors")
+	remap.Flags().BoolVar(&rows.Pending, "pending", false, "a row waits for the next reset")
+	remap.Flags().BoolVar(&rows.Failed, "failed", false, "no spare row was left")
+
+	link := &nvmlsim.SetPCIe{}
+	pcie := c.action("pcie GPU GENERATION|best [WIDTH]", "Set the PCIe link", 0, func(args []string) (nvmlsim.Command, error) {
+		link.GPU = args[0]
+		if len(args) == 2 {
+			if args[1] != "best" {
+				return nil, fmt.Errorf("GENERATION %q: want best, or a number and WIDTH", args[1])
+			}
+			return link, nil
+		}
+		generation, err := number("GENERATION", args[1])
+		if err != nil {
+			return nil, err
+		}
+		width, err := number("WIDTH", args[2])
+		link.Link = &nvmlsim.PCIe{Generation: int(generation), Width: int(width)}
+		return link, err
+	})
+	pcie.Args = cobra.RangeArgs(2, 3)
+	pcie.Flags().IntVar(&link.Replays, "replays", 0, "packets more that were sent again")
+
+	throttle := c.action("throttle GPU [REASON...]", "Set why a GPU runs below its clock; nothing for no reason", 0, func(args []string) (nvmlsim.Command, error) {
+		return &nvmlsim.SetThrottle{GPU: args[0], Reasons: args[1:]}, nil
+	})
+	throttle.Args = cobra.MinimumNArgs(1)
+
+	return []*cobra.Command{
+		xid, eccCommand, remap, pcie, throttle,
+		c.action("temp GPU CELSIUS|idle", "Set a GPU's temperature", 2, func(args []string) (nvmlsim.Command, error) {
+			celsius, err := idleOr("CELSIUS", args[1])
+			return &nvmlsim.SetTemperature{GPU: args[0], Celsius: celsius}, err
+		}),
+		c.action("power GPU WATTS|idle", "Set what a GPU draws", 2, func(args []string) (nvmlsim.Command, error) {
+			watts, err := idleOr("WATTS", args[1])
+			return &nvmlsim.SetPower{GPU: args[0], Watts: watts}, err
+		}),
+		c.action("recovery GPU ACTION|none", "Set what must be done to a GPU", 2, func(args []string) (nvmlsim.Command, error) {
+			return &nvmlsim.SetRecovery{GPU: args[0], Action: nvmlsim.Recovery(strings.TrimPrefix(args[1], "none"))}, nil
+		}),
+		c.action("compute-mode GPU MODE", "Set a GPU's compute mode", 2, func(args []string) (nvmlsim.Command, error) {
+			return &nvmlsim.SetComputeMode{GPU: args[0], Mode: nvmlsim.ComputeMode(args[1])}, nil
+		}),
+		c.action("reboot", "Reboot the machine", 0, func([]string) (nvmlsim.Command, error) { return &nvmlsim.Reboot{}, nil }),
+	}
+}
+
+func (c *client) stateCommand() *cobra.Command {
+	output := "yaml"
+	cmd := &cobra.Command{
+		Use: "state", Short: "Print the state of the machine", Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if output != "yaml" && output != "json" {
+				return fmt.Errorf("--output %q: want yaml or json", output)
+			}
+			result, err := c.send(cmd, &nvmlsim.ShowState{})
+			if err != nil {
+				return err
+			}
+			if output == "json" {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(result.State)
+			}
+			document, err := yaml.Marshal(result.State)
+			if err != nil {
+				return err
+			}
+			_, err = cmd.OutOrStdout().Write(document)
+			return err
+		},
+	}
+	cmd.Flags().StringVarP(&output, "output", "o", output, "yaml or json")
+	return cmd
+}
+
+func number(name, value string) (uint32, error) {
+	n, err := strconv.ParseUint(value, 10, 32)
+	if err != nil {
+		return 0, fmt.Errorf("%s %q: want a number", name, value)
+	}
+	return uint32(n), nil
+}
+
+// idleOr returns nil for what an idle GPU has.
+func idleOr(name, value string) (*uint32, error) {
+	if value == "idle" {
+		return nil, nil
+	}
+	n, err := number(name, value)
+	return &n, err
+}
+
+// parseInstance reads "3/0"; nothing is no MIG device.
+func parseInstance(s string) (*nvmlsim.Instance, error) {
+	if s == "" {
+		return nil, nil
+	}
+	gpu, compute, found := strings.Cut(s, "/")
+	g, err := number("--instance", gpu)
+	c, errCompute := number("--instance", compute)
+	if !found || err != nil || errCompute != nil {
+		return nil, fmt.Errorf("--instance %q: want GPU instance/compute instance, such as 3/0", s)
+	}
+	return &nvmlsim.Instance{GPU: g, Compute: c}, nil
+}

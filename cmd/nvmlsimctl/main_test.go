@@ -1,0 +1,197 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/spf13/cobra"
+	"sigs.k8s.io/yaml"
+
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+// ctl runs the program.
+func ctl(t *testing.T, socket string, args ...string) (string, error) {
+	t.Helper()
+	cmd := newCommand(func(string) (string, bool) { return socket, true })
+	var out bytes.Buffer
+	cmd.SetArgs(args)
+	cmd.SetOut(&out)
+	cmd.SetErr(io.Discard)
+	err := cmd.ExecuteContext(t.Context())
+	return out.String(), err
+}
+
+// served is a simulated machine behind "nvmlsimctl serve".
+func served(t *testing.T) (socket string) {
+	t.Helper()
+	dir := filepath.Join(t.TempDir(), "sim")
+	ctx, cancel := context.WithCancel(t.Context())
+	ended := make(chan error)
+	serve := newCommand(os.LookupEnv)
+	serve.SetArgs([]string{"serve", "--profile=dgx-h100", "--node-name=node-1", "--dir=" + dir})
+	serve.SetErr(io.Discard)
+	go func() { ended <- serve.ExecuteContext(ctx) }()
+	t.Cleanup(func() {
+		cancel()
+		if err := <-ended; err != nil {
+			t.Errorf("serve: %v", err)
+		}
+	})
+	socket = filepath.Join(dir, nvmlsim.ControlSocket)
+	for {
+		if _, err := ctl(t, socket, "state"); err == nil {
+			return socket
+		}
+	}
+}
+
+func state(t *testing.T, socket string) nvmlsim.State {
+	t.Helper()
+	out, err := ctl(t, socket, "state", "-o", "yaml")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var s nvmlsim.State
+	if err := yaml.UnmarshalStrict([]byte(out), &s); err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// TestEveryCommandDoesWhatItSays runs them all, in an order in which they work, and looks at what has changed.
+func TestEveryCommandDoesWhatItSays(t *testing.T) {
+	socket := served(t)
+	u32 := func(n uint32) *uint32 { return &n }
+	type gpus = []nvmlsim.GPUState
+	steps := []struct {
+		args string
+		gpu  int
+		got  func(nvmlsim.GPUState) any
+		want any
+	}{
+		{"gpu lose 3", 3, func(g nvmlsim.GPUState) any { return g.Lost }, true},
+		{"gpu restore 3", 3, func(g nvmlsim.GPUState) any { return g.Lost }, false},
+		{"gpu hang 3", 3, func(g nvmlsim.GPUState) any { return g.Hung }, true},
+		{"gpu unhang 3", 3, func(g nvmlsim.GPUState) any { return g.Hung }, false},
+		{"gpu remove 3", 3, func(g nvmlsim.GPUState) any { return g.Absent }, true},
+		{"gpu add 3", 3, func(g nvmlsim.GPUState) any { return g.Absent }, false},
+		{"temp 3 95", 3, func(g nvmlsim.GPUState) any { return g.Health.TemperatureC }, u32(95)},
+		{"temp 3 idle", 3, func(g nvmlsim.GPUState) any { return g.Health.TemperatureC }, (*uint32)(nil)},
+		{"power 3 600", 3, func(g nvmlsim.GPUState) any { return g.Health.PowerWatts }, u32(600)},
+		{"pcie 3 1 4 --replays 2", 3, func(g nvmlsim.GPUState) any { return *g.Health.PCIe }, nvmlsim.PCIe{Generation: 1, Width: 4}},
+		{"pcie 3 best", 3, func(g nvmlsim.GPUState) any { return g.Health.PCIe }, (*nvmlsim.PCIe)(nil)},
+		{"throttle 3 hw-slowdown idle", 3, func(g nvmlsim.GPUState) any { return g.Health.Throttle }, uint64(9)},
+		{"throttle 3", 3, func(g nvmlsim.GPUState) any { return g.Health.Throttle }, uint64(0)},
+		{"recovery 3 gpu-reset", 3, func(g nvmlsim.GPUState) any { return g.Health.Recovery }, nvmlsim.RecoveryReset},
+		{"recovery 3 none", 3, func(g nvmlsim.GPUState) any { return g.Health.Recovery }, nvmlsim.RecoveryNone},
+		{"ecc 3 --corrected 2 --uncorrected 1", 3, func(g nvmlsim.GPUState) any { return g.Health.Volatile }, nvmlsim.ECCCounts{Corrected: 2, Uncorrected: 1}},
+		{"gpu reset 3", 3, func(g nvmlsim.GPUState) any { return g.Health.Volatile }, nvmlsim.ECCCounts{}},
+		{"remap 3 --corrected 1 --pending --failed", 3, func(g nvmlsim.GPUState) any { return g.Health.Rows }, nvmlsim.Rows{Corrected: 1, Pending: true, Failed: true}},
+		{"compute-mode 3 Exclusive_Process", 3, func(g nvmlsim.GPUState) any { return g.ComputeMode }, nvmlsim.ComputeExclusiveProcess},
+		{"proc add 2 77 --memory-mib 10 --kind mps", 2, func(g nvmlsim.GPUState) any { return g.Processes }, []nvmlsim.Process{{PID: 77, Kind: "mps", MemoryMiB: 10}}},
+		{"proc rm 2 77", 2, func(g nvmlsim.GPUState) any { return g.Processes }, []nvmlsim.Process(nil)},
+		{"mig enable 2", 2, func(g nvmlsim.GPUState) any { return g.MIG }, true},
+		{"mig create 2 1g.20gb --start 4", 2, func(g nvmlsim.GPUState) any { return g.Instances[0].Start }, uint32(4)},
+		{"proc add 2 78 --instance 5/0", 2, func(g nvmlsim.GPUState) any { return *g.Processes[0].Instance }, nvmlsim.Instance{GPU: 5}},
+		{"proc rm 2 78", 2, func(g nvmlsim.GPUState) any { return len(g.Processes) }, 0},
+		{"mig destroy 2 5", 2, func(g nvmlsim.GPUState) any { return len(g.Instances) }, 0},
+		{"mig disable 2", 2, func(g nvmlsim.GPUState) any { return g.MIG }, false},
+	}
+	for _, step := range steps {
+		if _, err := ctl(t, socket, strings.Fields(step.args)...); err != nil {
+			t.Errorf("%s: %v", step.args, err)
+			continue
+		}
+		if diff := cmp.Diff(step.want, step.got(gpus(state(t, socket).GPUs)[step.gpu])); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.args, diff)
+		}
+	}
+	if _, err := ctl(t, socket, "xid", "1", "79"); err != nil {
+		t.Error(err)
+	}
+	events := state(t, socket).Events
+	if last := events[len(events)-1]; last.GPU != 1 || last.Data != 79 {
+		t.Errorf("last event %+v, want XID 79 of GPU 1", last)
+	}
+	for _, step := range []struct {
+		args   string
+		loaded bool
+	}{{"driver unload", false}, {"driver load", true}} {
+		if _, err := ctl(t, socket, strings.Fields(step.args)...); err != nil || state(t, socket).Driver.Loaded != step.loaded {
+			t.Errorf("%s: %v", step.args, err)
+		}
+	}
+	before := state(t, socket).BootID
+	if _, err := ctl(t, socket, "reboot"); err != nil || state(t, socket).BootID == before {
+		t.Errorf("reboot: %v", err)
+	}
+}
+
+func TestAMIGDeviceIsPrinted(t *testing.T) {
+	socket := served(t)
+	if _, err := ctl(t, socket, "mig", "enable", "0"); err != nil {
+		t.Fatal(err)
+	}
+	out, err := ctl(t, socket, "mig", "create", "0", "3g.40gb", "--start", "4")
+	if err != nil || !regexp.MustCompile(`^MIG-[0-9a-f-]{36} 2/0\n$`).MatchString(out) {
+		t.Errorf("%q, %v", out, err)
+	}
+}
+
+func TestBadInputIsNamed(t *testing.T) {
+	socket := served(t)
+	missing := filepath.Join(t.TempDir(), "none.sock")
+	tests := map[string]struct {
+		socket string
+		args   string
+		want   string
+	}{
+		"GPU that is not":       {socket, "gpu lose 8", `gpu: "8"`},
+		"code that is none":     {socket, "xid 0 bus", `CODE "bus"`},
+		"process that is none":  {socket, "proc add 0 x", `PID "x"`},
+		"process to end":        {socket, "proc rm 0 x", `PID "x"`},
+		"instance that is none": {socket, "proc add 0 1 --instance 7", `--instance "7"`},
+		"half an instance":      {socket, "xid 0 43 --instance /1", `--instance "/1"`},
+		"instance to destroy":   {socket, "mig destroy 0 all", `INSTANCE "all"`},
+		"start below the first": {socket, "mig create 0 1g.10gb --start -1", "--start -1"},
+		"neither hot nor idle":  {socket, "temp 0 warm", `CELSIUS "warm"`},
+		"power of no number":    {socket, "power 0 much", `WATTS "much"`},
+		"generation alone":      {socket, "pcie 0 3", `GENERATION "3"`},
+		"width that is none":    {socket, "pcie 0 3 wide", `WIDTH "wide"`},
+		"output of no kind":     {socket, "state -o xml", `--output "xml"`},
+		"nobody serves":         {missing, "reboot", missing},
+		"no such command":       {socket, "gpus", "gpus"},
+		"profile that is none":  {socket, "serve --profile abacus --node-name n --dir " + t.TempDir(), "--profile: unknown GPU profile"},
+		"folder that is none":   {socket, "serve --profile t4 --node-name n --dir /dev/null", "--dir: "},
+		"serve without a name":  {socket, "serve --profile t4 --dir x", "node-name"},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, err := ctl(t, test.socket, strings.Fields(test.args)...)
+			if err == nil || !strings.Contains(err.Error(), test.want) {
+				t.Errorf("error %v, want one with %q", err, test.want)
+			}
+		})
+	}
+}
+
+func TestEveryCommandHasALine(t *testing.T) {
+	var visit func(*cobra.Command)
+	visit = func(cmd *cobra.Command) {
+		if cmd.Short == "" {
+			t.Errorf("%s has no line for its help", cmd.CommandPath())
+		}
+		for _, sub := range cmd.Commands() {
+			visit(sub)
+		}
+	}
+	visit(newCommand(os.LookupEnv))
+}

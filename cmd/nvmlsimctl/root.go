@@ -1,0 +1,109 @@
+package main
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+// defaultSocket is where the node agent has it with its default --state-dir.
+const defaultSocket = "/var/lib/stowage/sim/" + nvmlsim.ControlSocket
+
+// client is what all commands but serve need.
+type client struct{ socket string }
+
+func newCommand(env func(string) (string, bool)) *cobra.Command {
+	c := &client{socket: defaultSocket}
+	if socket, ok := env("NVMLSIM_SOCKET"); ok {
+		c.socket = socket
+	}
+	root := &cobra.Command{
+		Use:   "nvmlsimctl",
+		Short: "Makes things happen to the simulated GPUs of a node",
+		Long: "Makes things happen to the simulated GPUs of a node. GPUs are named by index in the profile or by UUID.\n" +
+			"The node agent serves the socket; without one, \"nvmlsimctl serve\" does.",
+		SilenceUsage: true, SilenceErrors: true,
+		Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	root.PersistentFlags().StringVar(&c.socket, "socket", c.socket, "control socket of the simulated machine; NVMLSIM_SOCKET in the environment if not given")
+	root.AddCommand(c.gpuCommands(), c.procCommands(), c.driverCommands(), c.migCommands(), c.stateCommand(), newServeCommand())
+	root.AddCommand(c.faultCommands()...)
+	return root
+}
+
+// send runs a command on the machine.
+func (c *client) send(cmd *cobra.Command, command nvmlsim.Command) (nvmlsim.Result, error) {
+	result, err := nvmlsim.Control(cmd.Context(), c.socket, command)
+	if errors.Is(err, os.ErrNotExist) {
+		err = fmt.Errorf("--socket %s: nobody serves it: start the node agent with simulated GPUs, or nvmlsimctl serve: %w", c.socket, err)
+	}
+	return result, err
+}
+
+// action is a command with arguments that are told from each other by place.
+func (c *client) action(use, short string, args int, make func(args []string) (nvmlsim.Command, error)) *cobra.Command {
+	return &cobra.Command{
+		Use: use, Short: short, Args: cobra.ExactArgs(args),
+		RunE: func(cmd *cobra.Command, args []string) error {
+			command, err := make(args)
+			if err != nil {
+				return err
+			}
+			_, err = c.send(cmd, command)
+			return err
+		},
+	}
+}
+
+// onGPU is an action with a GPU for its only argument.
+func (c *client) onGPU(verb, short string, make func(gpu string) nvmlsim.Command) *cobra.Command {
+	return c.action(verb+" GPU", short, 1, func(args []string) (nvmlsim.Command, error) { return make(args[0]), nil })
+}
+
+// group holds commands about one thing.
+func group(name, short string, commands ...*cobra.Command) *cobra.Command {
+	g := &cobra.Command{
+		Use: name, Short: short, Args: cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+	}
+	g.AddCommand(commands...)
+	return g
+}
+
+// newServeCommand returns "serve", which stands in for the agent's process.
+func newServeCommand() *cobra.Command {
+	var profile, node, folder string
+	cmd := &cobra.Command{
+		Use:   "serve --profile NAME --node-name NODE --dir FOLDER",
+		Short: "Serve a machine's control socket until stopped, where no node agent does",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			p, err := nvmlsim.LoadProfile(profile)
+			if err != nil {
+				return fmt.Errorf("--profile: %w", err)
+			}
+			machine, err := nvmlsim.OpenMachine(p, node, folder)
+			if err != nil {
+				return fmt.Errorf("--dir: %w", err)
+			}
+			fmt.Fprintf(cmd.ErrOrStderr(), "serving %s since %s\n", filepath.Join(folder, nvmlsim.ControlSocket), time.Now().Format(time.RFC3339))
+			return machine.ServeControl(cmd.Context())
+		},
+	}
+	cmd.Flags().StringVar(&profile, "profile", "", "profile of the machine, a name or a file")
+	cmd.Flags().StringVar(&node, "node-name", "", "name of the node, from which the GPUs have their UUIDs")
+	cmd.Flags().StringVar(&folder, "dir", "", "folder that holds the machine's state")
+	for _, required := range []string{"profile", "node-name", "dir"} {
+		if err := cmd.MarkFlagRequired(required); err != nil {
+			panic(err) // the flag is defined above
+		}
+	}
+	return cmd
+}

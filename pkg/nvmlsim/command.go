@@ -1,0 +1,166 @@
+package nvmlsim
+
+import (
+	"errors"
+	"fmt"
+	"strconv"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// Command is something that happens to the machine: a fault, an act of an
+// administrator, a process that starts. The types below are all there are; the
+// control socket takes the same. GPUs are named by index in the profile or by UUID.
+type Command interface {
+	// Name is the command's on the control socket, "gpu lose" for one.
+	Name() string
+	do(m *Machine, s *State) (Result, error)
+}
+
+// Result of a command.
+type Result struct {
+	// MIG is the device that was made.
+	MIG *MIGDevice `json:"mig,omitempty"`
+	// State that was asked for.
+	State *State `json:"state,omitempty"`
+}
+
+// MIGDevice is a GPU instance with one compute instance that is all of it.
+type MIGDevice struct {
+	UUID     string   `json:"uuid"`
+	Instance Instance `json:"instance"`
+}
+
+// Do runs a command. Its error names the field and the value that is wrong, and
+// then nothing has changed.
+func (m *Machine) Do(c Command) (Result, error) {
+	if _, ok := c.(*ShowState); ok {
+		return Result{State: m.State()}, nil
+	}
+	var result Result
+	err := m.update(func(s *State) (err error) {
+		result, err = c.do(m, s)
+		return err
+	})
+	if err != nil {
+		return Result{}, fmt.Errorf("%s: %w", c.Name(), err)
+	}
+	return result, nil
+}
+
+// commands makes an empty command of each kind.
+var commands = []func() Command{
+	func() Command { return &LoseGPU{} },
+	func() Command { return &RestoreGPU{} },
+	func() Command { return &HangGPU{} },
+	func() Command { return &UnhangGPU{} },
+	func() Command { return &ResetGPU{} },
+	func() Command { return &AddGPU{} },
+	func() Command { return &RemoveGPU{} },
+	func() Command { return &RaiseXID{} },
+	func() Command { return &CountECC{} },
+	func() Command { return &SetTemperature{} },
+	func() Command { return &SetPower{} },
+	func() Command { return &SetPCIe{} },
+	func() Command { return &SetThrottle{} },
+	func() Command { return &SetRecovery{} },
+	func() Command { return &RemapRows{} },
+	func() Command { return &AddProcess{} },
+	func() Command { return &RemoveProcess{} },
+	func() Command { return &SetComputeMode{} },
+	func() Command { return &SetMIG{} },
+	func() Command { return &CreateMIG{} },
+	func() Command { return &DestroyMIG{} },
+	func() Command { return &UnloadDriver{} },
+	func() Command { return &LoadDriver{} },
+	func() Command { return &Reboot{} },
+	func() Command { return &ShowState{} },
+}
+
+// ShowState returns the state.
+type ShowState struct{}
+
+// Name implements Command.
+func (*ShowState) Name() string { return "state" }
+
+func (*ShowState) do(_ *Machine, s *State) (Result, error) { return Result{State: s}, nil }
+
+// UnloadDriver removes the driver from the kernel, which needs idle GPUs.
+type UnloadDriver struct{}
+
+// Name implements Command.
+func (*UnloadDriver) Name() string { return "driver unload" }
+
+func (*UnloadDriver) do(_ *Machine, s *State) (Result, error) {
+	if !s.Driver.Loaded {
+		return Result{}, errors.New("the driver is not loaded")
+	}
+	for i := range s.GPUs {
+		if processes := s.GPUs[i].Processes; len(processes) > 0 {
+			return Result{}, fmt.Errorf("the driver is in use: GPU %d has process %d", i, processes[0].PID)
+		}
+	}
+	s.Driver.Loaded = false
+	return Result{}, nil
+}
+
+// LoadDriver loads it again. What the driver kept is forgotten.
+type LoadDriver struct{}
+
+// Name implements Command.
+func (*LoadDriver) Name() string { return "driver load" }
+
+func (*LoadDriver) do(m *Machine, s *State) (Result, error) {
+	if s.Driver.Loaded {
+		return Result{}, errors.New("the driver is loaded already")
+	}
+	s.loadDriver(m.profile)
+	return Result{}, nil
+}
+
+// Reboot restarts the machine: processes, settings and MIG instances are gone,
+// lost GPUs are back, the boot ID is another one.
+type Reboot struct{}
+
+// Name implements Command.
+func (*Reboot) Name() string { return "reboot" }
+
+func (*Reboot) do(m *Machine, s *State) (Result, error) {
+	s.reboot(m.profile)
+	return Result{}, nil
+}
+
+// find returns the GPU that the field gpu names, and its index.
+func (m *Machine) find(s *State, gpu string) (int, *GPUState, error) {
+	index := -1
+	if i, err := strconv.Atoi(gpu); err == nil {
+		index = i
+	} else {
+		for i := range m.profile.GPUs {
+			if gpuUUID(m.node, i) == gpu {
+				index = i
+			}
+		}
+	}
+	if index < 0 || index >= len(s.GPUs) {
+		return 0, nil, fmt.Errorf("gpu: %q: want an index from 0 to %d, or a UUID such as %s", gpu, len(s.GPUs)-1, gpuUUID(m.node, 0))
+	}
+	return index, &s.GPUs[index], nil
+}
+
+// findThere is find for a GPU that is on the bus and answers.
+func (m *Machine) findThere(s *State, gpu string) (int, *GPUState, error) {
+	i, g, err := m.find(s, gpu)
+	if err == nil && g.gone() {
+		err = fmt.Errorf("gpu: %q: the GPU is lost or removed", gpu)
+	}
+	return i, g, err
+}
+
+// refused explains an answer of the rules.
+func refused(field string, value any, ret nvml.Return) error {
+	if ret == nvml.SUCCESS {
+		return nil
+	}
+	return fmt.Errorf("%s: %v: %w", field, value, ret)
+}

@@ -1,0 +1,258 @@
+package nvmlsim
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// xidFallenOff is the XID of a GPU that has fallen off the bus.
+const xidFallenOff = 79
+
+// LoseGPU makes a GPU fall off the bus: XID 79, then every call answers ERROR_GPU_IS_LOST.
+type LoseGPU struct {
+	GPU string `json:"gpu"`
+}
+
+// Name implements Command.
+func (*LoseGPU) Name() string { return "gpu lose" }
+
+func (c *LoseGPU) do(m *Machine, s *State) (Result, error) {
+	i, g, err := m.findThere(s, c.GPU)
+	if err != nil {
+		return Result{}, err
+	}
+	g.Lost = true
+	s.emit(Event{GPU: i, Type: nvml.EventTypeXidCriticalError, Data: xidFallenOff})
+	return Result{}, nil
+}
+
+// RestoreGPU brings a lost GPU back, as after a power cycle of its slot.
+type RestoreGPU struct {
+	GPU string `json:"gpu"`
+}
+
+// Name implements Command.
+func (*RestoreGPU) Name() string { return "gpu restore" }
+
+func (c *RestoreGPU) do(m *Machine, s *State) (Result, error) {
+	i, g, err := m.find(s, c.GPU)
+	switch {
+	case err != nil:
+		return Result{}, err
+	case !g.Lost:
+		return Result{}, fmt.Errorf("gpu: %q: the GPU is not lost", c.GPU)
+	}
+	g.Lost = false
+	g.powerOn(m.profile, i)
+	return Result{}, nil
+}
+
+// powerOn is the state of a GPU that had no power: the driver's settings, no
+// instances, no processes.
+func (g *GPUState) powerOn(p *Profile, i int) {
+	fresh := newState(p, "").GPUs[i]
+	g.ComputeMode, g.Persistence, g.PowerLimitMilliwatts = fresh.ComputeMode, fresh.Persistence, fresh.PowerLimitMilliwatts
+	g.Instances, g.Processes, g.Hung = nil, nil, false
+	g.activateMIG(p, i)
+	g.Health.reset()
+}
+
+// HangGPU makes calls about a GPU not return.
+type HangGPU struct {
+	GPU string `json:"gpu"`
+}
+
+// Name implements Command.
+func (*HangGPU) Name() string { return "gpu hang" }
+
+func (c *HangGPU) do(m *Machine, s *State) (Result, error) {
+	_, g, err := m.findThere(s, c.GPU)
+	if err == nil {
+		g.Hung = true
+	}
+	return Result{}, err
+}
+
+// UnhangGPU lets them return.
+type UnhangGPU struct {
+	GPU string `json:"gpu"`
+}
+
+// Name implements Command.
+func (*UnhangGPU) Name() string { return "gpu unhang" }
+
+func (c *UnhangGPU) do(m *Machine, s *State) (Result, error) {
+	_, g, err := m.find(s, c.GPU)
+	switch {
+	case err != nil:
+		return Result{}, err
+	case !g.Hung:
+		return Result{}, fmt.Errorf("gpu: %q: the GPU does not hang", c.GPU)
+	}
+	g.Hung = false
+	return Result{}, nil
+}
+
+// ResetGPU is nvidia-smi --gpu-reset: it needs an idle GPU, ends MIG instances,
+// and makes a pending MIG mode the current one.
+type ResetGPU struct {
+	GPU string `json:"gpu"`
+}
+
+// Name implements Command.
+func (*ResetGPU) Name() string { return "gpu reset" }
+
+func (c *ResetGPU) do(m *Machine, s *State) (Result, error) {
+	i, g, err := m.findThere(s, c.GPU)
+	switch {
+	case err != nil:
+		return Result{}, err
+	case len(g.Processes) > 0:
+		return Result{}, fmt.Errorf("gpu: %q: in use by process %d", c.GPU, g.Processes[0].PID)
+	}
+	g.Instances, g.Hung, g.ComputeMode = nil, false, ComputeDefault
+	g.switchMIG(s, i)
+	g.Health.reset()
+	return Result{}, nil
+}
+
+// RemoveGPU takes a GPU off the bus.
+type RemoveGPU struct {
+	GPU string `json:"gpu"`
+}
+
+// Name implements Command.
+func (*RemoveGPU) Name() string { return "gpu remove" }
+
+func (c *RemoveGPU) do(m *Machine, s *State) (Result, error) {
+	_, g, err := m.find(s, c.GPU)
+	switch {
+	case err != nil:
+		return Result{}, err
+	case g.Absent:
+		return Result{}, fmt.Errorf("gpu: %q: there is none in that place", c.GPU)
+	}
+	g.Absent, g.Lost, g.Hung, g.Instances, g.Processes = true, false, false, nil, nil
+	return Result{}, nil
+}
+
+// AddGPU puts a GPU that was removed into its place again. Sessions that are
+// open do not see it.
+type AddGPU struct {
+	GPU string `json:"gpu"`
+}
+
+// Name implements Command.
+func (*AddGPU) Name() string { return "gpu add" }
+
+func (c *AddGPU) do(m *Machine, s *State) (Result, error) {
+	i, g, err := m.find(s, c.GPU)
+	switch {
+	case err != nil:
+		return Result{}, err
+	case !g.Absent:
+		return Result{}, fmt.Errorf("gpu: %q: there is one in that place", c.GPU)
+	}
+	g.Absent = false
+	g.powerOn(m.profile, i)
+	return Result{}, nil
+}
+
+// AddProcess starts a process on a GPU or, if it is partitioned, on a MIG device.
+type AddProcess struct {
+	GPU string `json:"gpu"`
+	Process
+}
+
+// Name implements Command.
+func (*AddProcess) Name() string { return "proc add" }
+
+func (c *AddProcess) do(m *Machine, s *State) (Result, error) {
+	_, g, err := m.findThere(s, c.GPU)
+	if err != nil {
+		return Result{}, err
+	}
+	if c.PID == 0 {
+		return Result{}, errors.New("pid: 0: want the process's ID")
+	}
+	if !slices.Contains([]ProcessKind{ProcessCompute, ProcessGraphics, ProcessMPS}, c.Kind) {
+		return Result{}, fmt.Errorf("kind: %q: want %s, %s or %s", c.Kind, ProcessCompute, ProcessGraphics, ProcessMPS)
+	}
+	if slices.ContainsFunc(g.Processes, func(p Process) bool { return p.PID == c.PID }) {
+		return Result{}, fmt.Errorf("pid: %d: the process is on the GPU already", c.PID)
+	}
+	room := m.profile.GPU.MemoryMiB - m.profile.GPU.ReservedMiB - g.usedMiB(func(Process) bool { return true })
+	switch {
+	case g.MIG && c.Instance == nil:
+		return Result{}, errors.New("instance: none: the GPU has MIG enabled, want a GPU instance and a compute instance")
+	case !g.MIG && c.Instance != nil:
+		return Result{}, fmt.Errorf("instance: %d/%d: the GPU does not have MIG enabled", c.Instance.GPU, c.Instance.Compute)
+	case c.Instance != nil:
+		inst := g.instance(c.Instance.GPU)
+		if inst == nil || inst.compute(c.Instance.Compute) == nil {
+			return Result{}, fmt.Errorf("instance: %d/%d: there is no such compute instance", c.Instance.GPU, c.Instance.Compute)
+		}
+		room = m.profile.GPU.MIG.table().byName(inst.Profile).memoryMiB -
+			g.usedMiB(func(p Process) bool { return p.Instance.GPU == c.Instance.GPU })
+	case g.ComputeMode == ComputeProhibited && c.Kind != ProcessGraphics:
+		return Result{}, fmt.Errorf("kind: %q: the GPU's compute mode is %s", c.Kind, g.ComputeMode)
+	case g.ComputeMode == ComputeExclusiveProcess && c.Kind != ProcessGraphics:
+		if other := slices.IndexFunc(g.Processes, func(p Process) bool { return p.Kind == ProcessCompute }); other >= 0 {
+			return Result{}, fmt.Errorf("pid: %d: the GPU's compute mode is %s, and process %d has it", c.PID, g.ComputeMode, g.Processes[other].PID)
+		}
+	}
+	if c.MemoryMiB > room {
+		return Result{}, fmt.Errorf("memoryMiB: %d: only %d are free", c.MemoryMiB, room)
+	}
+	g.Processes = append(g.Processes, c.Process)
+	return Result{}, nil
+}
+
+// RemoveProcess ends a process.
+type RemoveProcess struct {
+	GPU string `json:"gpu"`
+	PID uint32 `json:"pid"`
+}
+
+// Name implements Command.
+func (*RemoveProcess) Name() string { return "proc rm" }
+
+func (c *RemoveProcess) do(m *Machine, s *State) (Result, error) {
+	_, g, err := m.find(s, c.GPU)
+	if err != nil {
+		return Result{}, err
+	}
+	i := slices.IndexFunc(g.Processes, func(p Process) bool { return p.PID == c.PID })
+	if i < 0 {
+		return Result{}, fmt.Errorf("pid: %d: the GPU has no such process", c.PID)
+	}
+	g.Processes = slices.Delete(g.Processes, i, i+1)
+	return Result{}, nil
+}
+
+// SetComputeMode is nvidia-smi --compute-mode.
+type SetComputeMode struct {
+	GPU  string      `json:"gpu"`
+	Mode ComputeMode `json:"mode"`
+}
+
+// Name implements Command.
+func (*SetComputeMode) Name() string { return "compute-mode" }
+
+func (c *SetComputeMode) do(m *Machine, s *State) (Result, error) {
+	_, g, err := m.findThere(s, c.GPU)
+	if err != nil {
+		return Result{}, err
+	}
+	if _, ok := computeModes[c.Mode]; !ok {
+		return Result{}, fmt.Errorf("mode: %q: want one of %s", c.Mode, words(computeModes))
+	}
+	if g.MIG && c.Mode != ComputeDefault {
+		return Result{}, refused("mode", c.Mode, nvml.ERROR_NOT_SUPPORTED)
+	}
+	g.ComputeMode = c.Mode
+	return Result{}, nil
+}

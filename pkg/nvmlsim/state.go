@@ -1,0 +1,291 @@
+package nvmlsim
+
+import (
+	"slices"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
+
+// State is all that changes on a simulated machine. What [Machine.State]
+// returns is a snapshot: it is never written to again, nor may a caller.
+type State struct {
+	// Profile and Node are those that the machine was made for.
+	Profile string `json:"profile"`
+	Node    string `json:"node"`
+	// BootID is a new one after each reboot, as /proc/sys/kernel/random/boot_id.
+	BootID string `json:"bootID"`
+	// HostBootID is that of the machine the simulation runs on: its reboot is
+	// one of the simulated machine, too. Empty for a machine held in memory.
+	HostBootID string `json:"hostBootID,omitempty"`
+	Driver     Driver `json:"driver"`
+	// GPUs by the index in the profile.
+	GPUs []GPUState `json:"gpus"`
+	// Events are the last ones, oldest first; LastEvent numbers them.
+	Events    []Event `json:"events,omitempty"`
+	LastEvent uint64  `json:"lastEvent"`
+	// LastInstance numbers MIG instances: IDs are used again, these are not.
+	LastInstance uint64 `json:"lastInstance"`
+}
+
+// Driver is the kernel driver.
+type Driver struct {
+	Loaded bool `json:"loaded"`
+	// Loads counts how often it was loaded: sessions do not outlive a load.
+	Loads int `json:"loads"`
+}
+
+// GPUState is what changes on one GPU.
+type GPUState struct {
+	// Absent: not on the bus. Lost: on the bus, and not answering. Hung: calls
+	// that ask the GPU do not return.
+	Absent bool `json:"absent,omitempty"`
+	Lost   bool `json:"lost,omitempty"`
+	Hung   bool `json:"hung,omitempty"`
+
+	ComputeMode ComputeMode `json:"computeMode"`
+	Persistence bool        `json:"persistence"`
+	// PowerLimitMilliwatts that was set.
+	PowerLimitMilliwatts uint32 `json:"powerLimitMilliwatts"`
+
+	MIG        bool          `json:"mig"`
+	PendingMIG bool          `json:"pendingMIG"`
+	Instances  []GPUInstance `json:"instances,omitempty"`
+	Processes  []Process     `json:"processes,omitempty"`
+
+	Health Health `json:"health"`
+}
+
+// GPUInstance is a MIG GPU instance.
+type GPUInstance struct {
+	ID      uint32 `json:"id"`
+	Profile string `json:"profile"`
+	// Start and Size are its memory slices.
+	Start   uint32            `json:"start"`
+	Size    uint32            `json:"size"`
+	Compute []ComputeInstance `json:"compute,omitempty"`
+	// Number among all instances that there ever were.
+	Number uint64 `json:"number"`
+}
+
+// ComputeInstance is a part of a GPU instance's compute slices.
+type ComputeInstance struct {
+	ID      uint32 `json:"id"`
+	Profile int    `json:"profile"`
+	Start   uint32 `json:"start"`
+	Size    uint32 `json:"size"`
+	Number  uint64 `json:"number"`
+}
+
+// Process uses a GPU or one MIG device of it.
+type Process struct {
+	PID       uint32      `json:"pid"`
+	Kind      ProcessKind `json:"kind"`
+	MemoryMiB uint64      `json:"memoryMiB"`
+	// Instance is nil for a GPU that is not partitioned.
+	Instance *Instance `json:"instance,omitempty"`
+}
+
+// Instance names a MIG device of a GPU.
+type Instance struct {
+	GPU     uint32 `json:"gpu"`
+	Compute uint32 `json:"compute"`
+}
+
+// ProcessKind is the list in which NVML has a process.
+type ProcessKind string
+
+// The process lists of NVML.
+const (
+	ProcessCompute  ProcessKind = "compute"
+	ProcessGraphics ProcessKind = "graphics"
+	ProcessMPS      ProcessKind = "mps"
+)
+
+// ComputeMode says who may compute on a GPU.
+type ComputeMode string
+
+// The compute modes, in nvidia-smi's words.
+const (
+	ComputeDefault          ComputeMode = "Default"
+	ComputeProhibited       ComputeMode = "Prohibited"
+	ComputeExclusiveProcess ComputeMode = "Exclusive_Process"
+)
+
+var computeModes = map[ComputeMode]nvml.ComputeMode{
+	ComputeDefault:          nvml.COMPUTEMODE_DEFAULT,
+	ComputeProhibited:       nvml.COMPUTEMODE_PROHIBITED,
+	ComputeExclusiveProcess: nvml.COMPUTEMODE_EXCLUSIVE_PROCESS,
+}
+
+// Health is what a GPU reports about its condition. A nil value is that of an
+// idle, sound GPU of the profile.
+type Health struct {
+	TemperatureC *uint32 `json:"temperatureC,omitempty"`
+	PowerWatts   *uint32 `json:"powerWatts,omitempty"`
+	PCIe         *PCIe   `json:"pcie,omitempty"`
+	PCIeReplays  int     `json:"pcieReplays,omitempty"`
+	// Throttle is NVML's mask of reasons.
+	Throttle uint64 `json:"throttle,omitempty"`
+	// Recovery is NVML's recovery action.
+	Recovery Recovery `json:"recovery,omitempty"`
+	// Volatile counts since the driver was loaded, Aggregate for ever.
+	Volatile  ECCCounts `json:"volatile"`
+	Aggregate ECCCounts `json:"aggregate"`
+	Rows      Rows      `json:"rows"`
+}
+
+// PCIe is the state of the link now.
+type PCIe struct {
+	Generation int `json:"generation"`
+	Width      int `json:"width"`
+}
+
+// ECCCounts are memory errors.
+type ECCCounts struct {
+	Corrected   uint64 `json:"corrected"`
+	Uncorrected uint64 `json:"uncorrected"`
+}
+
+// Rows of memory that were replaced by spare ones.
+type Rows struct {
+	Corrected   int `json:"corrected"`
+	Uncorrected int `json:"uncorrected"`
+	// Pending: one is replaced at the next reset. Failed: no spare was left.
+	Pending bool `json:"pending"`
+	Failed  bool `json:"failed"`
+}
+
+// Event is one that NVML reports.
+type Event struct {
+	Number uint64 `json:"number"`
+	GPU    int    `json:"gpu"`
+	// Type is NVML's EventType…, Data the XID for one.
+	Type uint64 `json:"type"`
+	Data uint64 `json:"data"`
+	// Instance that it is about, nil for the whole GPU.
+	Instance *Instance `json:"instance,omitempty"`
+}
+
+// keptEvents bounds the state: who waits later than that has missed the older ones.
+const keptEvents = 512
+
+// clone returns a state that may be changed. Pointers inside are to values that
+// are replaced, never written to.
+func (s *State) clone() *State {
+	c := *s
+	c.Events = slices.Clone(s.Events)
+	c.GPUs = slices.Clone(s.GPUs)
+	for i := range c.GPUs {
+		g := &c.GPUs[i]
+		g.Processes = slices.Clone(g.Processes)
+		g.Instances = slices.Clone(g.Instances)
+		for j := range g.Instances {
+			g.Instances[j].Compute = slices.Clone(g.Instances[j].Compute)
+		}
+	}
+	return &c
+}
+
+// emit adds an event.
+func (s *State) emit(e Event) {
+	s.LastEvent++
+	e.Number = s.LastEvent
+	s.Events = append(s.Events, e)
+	if extra := len(s.Events) - keptEvents; extra > 0 {
+		s.Events = slices.Delete(s.Events, 0, extra)
+	}
+}
+
+// newInstance returns the number of the next instance.
+func (s *State) newInstance() uint64 {
+	s.LastInstance++
+	return s.LastInstance
+}
+
+// newState is that of the machine when it is new.
+func newState(p *Profile, node string) *State {
+	s := &State{Profile: p.Name, Node: node, BootID: newBootID(), Driver: Driver{Loaded: true, Loads: 1}}
+	for i := range p.GPUs {
+		mig := migEnabled(&p.GPUs[i], &p.GPU)
+		s.GPUs = append(s.GPUs, GPUState{
+			ComputeMode: ComputeDefault, Persistence: true, PowerLimitMilliwatts: 1000 * p.GPU.Power.DefaultWatts,
+			MIG: mig, PendingMIG: mig,
+		})
+	}
+	return s
+}
+
+// loadDriver resets what the driver and the GPUs keep only as long as the driver
+// is loaded: settings, MIG instances, counters, and from Hopper on the MIG mode.
+func (s *State) loadDriver(p *Profile) {
+	s.Driver.Loaded = true
+	s.Driver.Loads++
+	for i := range s.GPUs {
+		g := &s.GPUs[i]
+		g.ComputeMode, g.Persistence, g.PowerLimitMilliwatts = ComputeDefault, true, 1000*p.GPU.Power.DefaultWatts
+		g.Instances, g.Processes = nil, nil
+		g.activateMIG(p, i)
+		g.Health.reset()
+	}
+}
+
+// activateMIG makes the pending mode the current one; what the GPU forgets is
+// the profile's again.
+func (g *GPUState) activateMIG(p *Profile, i int) {
+	if t := p.GPU.MIG.table(); t != nil && !t.resetToSwitch {
+		g.PendingMIG = migEnabled(&p.GPUs[i], &p.GPU)
+	}
+	g.MIG = g.PendingMIG
+}
+
+// reset is what a reset of the GPU heals.
+func (h *Health) reset() {
+	h.Volatile = ECCCounts{}
+	h.Rows.Pending = false
+	h.Recovery = RecoveryNone
+	h.Throttle = 0
+}
+
+// reboot is loadDriver after a power cycle: lost and hung GPUs answer again.
+func (s *State) reboot(p *Profile) {
+	s.BootID = newBootID()
+	for i := range s.GPUs {
+		g := &s.GPUs[i]
+		g.Lost, g.Hung = false, false
+		g.Health.PCIeReplays = 0
+	}
+	s.Events = nil
+	s.loadDriver(p)
+}
+
+// instance returns the GPU instance with that ID, nil if there is none.
+func (g *GPUState) instance(id uint32) *GPUInstance {
+	for i := range g.Instances {
+		if g.Instances[i].ID == id {
+			return &g.Instances[i]
+		}
+	}
+	return nil
+}
+
+func (i *GPUInstance) compute(id uint32) *ComputeInstance {
+	for c := range i.Compute {
+		if i.Compute[c].ID == id {
+			return &i.Compute[c]
+		}
+	}
+	return nil
+}
+
+// usedMiB is the memory of the processes for which in holds.
+func (g *GPUState) usedMiB(in func(Process) bool) (used uint64) {
+	for _, p := range g.Processes {
+		if in(p) {
+			used += p.MemoryMiB
+		}
+	}
+	return used
+}
+
+// gone GPUs answer nothing.
+func (g *GPUState) gone() bool { return g.Lost || g.Absent }

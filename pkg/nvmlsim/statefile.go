@@ -1,0 +1,133 @@
+package nvmlsim
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// stateFile keeps a machine's state in a folder that several processes share.
+// It is replaced as a whole, under a lock.
+type stateFile struct{ folder string }
+
+// stamp tells one content of the file from the next: each is a file of its own.
+type stamp struct {
+	inode uint64
+	time  time.Time
+	size  int64
+}
+
+func openStateFile(folder string) (*stateFile, error) {
+	if err := os.MkdirAll(folder, 0o700); err != nil {
+		return nil, err
+	}
+	info, err := os.Stat(folder)
+	if err != nil {
+		return nil, err
+	}
+	if mode := info.Mode().Perm(); mode&0o077 != 0 {
+		return nil, fmt.Errorf("mode %#o: want 0700: who can open the control socket commands the GPUs", mode)
+	}
+	return &stateFile{folder: folder}, nil
+}
+
+func (f *stateFile) path() string { return filepath.Join(f.folder, "state.json") }
+
+// lock excludes other writers, in this process and in others.
+func (f *stateFile) lock() (unlock func(), err error) {
+	file, err := os.OpenFile(filepath.Join(f.folder, "lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return nil, err
+	}
+	for {
+		err = unix.Flock(int(file.Fd()), unix.LOCK_EX)
+		if !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
+	if err != nil {
+		return nil, errors.Join(fmt.Errorf("lock %s: %w", file.Name(), err), file.Close())
+	}
+	return func() { file.Close() }, nil
+}
+
+// load returns the state, nil if there is none yet.
+func (f *stateFile) load() (*State, stamp, error) {
+	file, err := os.Open(f.path())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, stamp{}, nil
+	}
+	if err != nil {
+		return nil, stamp{}, err
+	}
+	defer file.Close()
+	info, err := file.Stat()
+	if err != nil {
+		return nil, stamp{}, err
+	}
+	decoder := json.NewDecoder(file)
+	decoder.DisallowUnknownFields()
+	s := &State{}
+	if err := decoder.Decode(s); err != nil {
+		return nil, stamp{}, fmt.Errorf("decode %s: %w: remove it to start with a new machine", f.path(), err)
+	}
+	return s, stampOf(info), nil
+}
+
+// loadChanged is load, or nil if the content is the one that was seen.
+func (f *stateFile) loadChanged(seen stamp) (*State, stamp, error) {
+	info, err := os.Stat(f.path())
+	if err != nil || stampOf(info) == seen {
+		return nil, seen, err
+	}
+	return f.load()
+}
+
+// save replaces the state. A reader sees the old or the new one; so does who
+// comes after a crash.
+func (f *stateFile) save(s *State) (stamp, error) {
+	data, err := json.Marshal(s)
+	if err != nil {
+		return stamp{}, err
+	}
+	temp, err := os.CreateTemp(f.folder, "state-*.tmp") // mode 0600
+	if err != nil {
+		return stamp{}, err
+	}
+	_, err = temp.Write(append(data, '\n'))
+	err = errors.Join(err, temp.Sync())
+	info, statErr := temp.Stat()
+	err = errors.Join(err, statErr, temp.Close())
+	if err == nil {
+		err = os.Rename(temp.Name(), f.path())
+	}
+	if err != nil {
+		return stamp{}, errors.Join(err, os.Remove(temp.Name()))
+	}
+	return stampOf(info), nil
+}
+
+func stampOf(info fs.FileInfo) stamp {
+	s := stamp{time: info.ModTime(), size: info.Size()}
+	if sys, ok := info.Sys().(*syscall.Stat_t); ok {
+		s.inode = sys.Ino
+	}
+	return s
+}
+
+// hostBootID of the machine that this runs on.
+func hostBootID() (string, error) {
+	data, err := os.ReadFile("/proc/sys/kernel/random/boot_id")
+	if err != nil {
+		return "", fmt.Errorf("read the boot ID: %w", err)
+	}
+	return string(bytes.TrimSpace(data)), nil
+}
