@@ -18,6 +18,10 @@ const (
 	// FirstFit takes the first devices in the order of pools, slices and devices, exactly as upstream's
 	// allocator does.
 	FirstFit Policy = iota
+	// SmallestFit takes the smallest devices that fit: those with the least capacity, of shared ones those with the least
+	// left, then those that take the least of shared counters and leave the least of them. It does not take any that
+	// FirstFit could not take, and it takes the first of those that are equal.
+	SmallestFit
 )
 
 // Input is everything a decision depends on.
@@ -30,6 +34,7 @@ type Input struct {
 	Inventory *inventory.View
 	Usage     usage.View
 	Policy    Policy
+	Scoring   Scoring
 	// NewShareID makes the ID of one share of a device that allows multiple allocations. IDs must differ for all
 	// shares of a device, also those of other pods. Nil means random UUIDs, as upstream's; they are all that is not
 	// determined by the rest of the input.
@@ -43,7 +48,8 @@ type Result struct {
 	// AllocationTimestamp is left to the writer.
 	Allocations []resourceapi.AllocationResult
 	// Score is the raw preference for this node: for each request with alternatives, 8 for the first
-	// alternative down to 1 for the eighth (KEP-4816). Higher is better; normalize over the nodes.
+	// alternative down to 1 for the eighth (KEP-4816); with a Scoring other than NoScoring that times 10,000, and 0 to
+	// 999 for how many of the matching devices are held. Higher is better; normalize over the nodes.
 	Score int64
 	// Failure says why the node cannot be used. Nil means that the claims fit.
 	Failure *Failure

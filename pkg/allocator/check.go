@@ -19,7 +19,9 @@ func decide(ctx context.Context, in *Input, keep bool) Result {
 	if plain := in.Requests.plain; plain != nil && !keep {
 		switch plain.countOnly(devices, in) {
 		case yes:
-			return Result{Score: plain.preference()}
+			var o occupancy
+			o.add(devices, in, plain)
+			return Result{Score: in.score(plain.preference(), o)}
 		case no:
 			return Result{Failure: newFailure(*in, devices, nil)}
 		}
@@ -29,7 +31,8 @@ func decide(ctx context.Context, in *Input, keep bool) Result {
 	if !s.run() {
 		return Result{Failure: newFailure(*in, devices, s)}
 	}
-	result := Result{Score: s.score()}
+	s.prefer()
+	result := Result{Score: s.score(devices)}
 	if keep {
 		result.Allocations = s.allocations()
 	}

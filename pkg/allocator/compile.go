@@ -61,6 +61,24 @@ type alternative struct {
 	selectors   []string
 	capacity    *resourceapi.CapacityRequirements // what one device must have; may be nil
 	constraints []*constraint                     // those of the claim that apply
+	derived     []derived
+}
+
+// derived is an attribute that an alternative derives from those of each device.
+type derived struct {
+	name resourceapi.FullyQualifiedName
+	from *inventory.Derivation
+}
+
+// derivation is what the attribute of the constraint is derived from for the alternative; nil if devices themselves
+// have it.
+func (a *alternative) derivation(c *constraint) *inventory.Derivation {
+	for i := range a.derived {
+		if a.derived[i].name == c.attribute {
+			return a.derived[i].from
+		}
+	}
+	return nil
 }
 
 // resultName is the name in allocation results: "request" or "request/subrequest".
@@ -79,6 +97,8 @@ type constraint struct {
 	attribute resourceapi.FullyQualifiedName
 	distinct  bool
 	requests  []string // names that it applies to; all if empty
+	// derivations has each derivation of the attribute by an alternative to which the constraint applies.
+	derivations []*inventory.Derivation
 }
 
 func (c *constraint) appliesTo(a *alternative) bool {
@@ -225,8 +245,17 @@ func (c *compiler) alternative(r *request, object *resourceapi.ResourceClaim, co
 		e.Request = out.resultName()
 		return e
 	}
-	if len(in.derived) > 0 {
-		return bad("derivedAttributes", "derived attributes are not supported")
+	if len(in.derived) > 0 && !c.inv.Features().DerivedAttributes {
+		return bad("derivedAttributes", "the feature DRADerivedAttributes is disabled")
+	}
+	for i := range in.derived {
+		from, err := c.inv.Derivation(in.derived[i].Expression)
+		if err != nil {
+			e := bad(fmt.Sprintf("derivedAttributes[%d].expression", i), fmt.Sprintf("attribute %s cannot be derived", in.derived[i].Name))
+			e.Err = err
+			return e
+		}
+		out.derived = append(out.derived, derived{name: in.derived[i].Name, from: from})
 	}
 	if in.capacity != nil && !c.inv.Features().ConsumableCapacity {
 		return bad("capacity", "the feature DRAConsumableCapacity is disabled")
@@ -262,6 +291,9 @@ func (c *compiler) alternative(r *request, object *resourceapi.ResourceClaim, co
 	for _, constraint := range constraints {
 		if constraint.appliesTo(out) {
 			out.constraints = append(out.constraints, constraint)
+			if from := out.derivation(constraint); from != nil && !slices.Contains(constraint.derivations, from) {
+				constraint.derivations = append(constraint.derivations, from)
+			}
 		}
 	}
 	r.alternatives = append(r.alternatives, out)
@@ -314,7 +346,7 @@ func areTwins(a, b *request) bool {
 	}
 	x, y := a.alternatives[0], b.alternatives[0]
 	return !x.all && !y.all && x.count == y.count && x.count > 0 && x.admin == y.admin &&
-		x.matcher == y.matcher && slices.Equal(x.constraints, y.constraints)
+		x.matcher == y.matcher && slices.Equal(x.constraints, y.constraints) && slices.Equal(x.derived, y.derived)
 }
 
 func fail(claim *resourceapi.ResourceClaim, request *resourceapi.DeviceRequest, field, reason string) *ClaimError {

@@ -63,6 +63,8 @@ type RequestExplanation struct {
 	Held int `json:"held,omitempty"`
 	// Exhausted have less left of a shared counter or of their capacity than the request needs.
 	Exhausted int `json:"exhausted,omitempty"`
+	// Incompatible have no compatibility group in common with devices in use that take of the same counters.
+	Incompatible int `json:"incompatible,omitempty"`
 	// Tainted have a taint that the request does not tolerate; Taints counts them by the taint's key.
 	Tainted int            `json:"tainted,omitempty"`
 	Taints  map[string]int `json:"taints,omitempty"`
@@ -70,6 +72,9 @@ type RequestExplanation struct {
 	Unsupported int `json:"unsupported,omitempty"`
 	// NodeAllocatable are those of Unsupported that stand for CPU or memory of a node, or need some of it.
 	NodeAllocatable int `json:"nodeAllocatable,omitempty"`
+	// Skipping are those of Unsupported that need node operations to be skipped, which the node cannot, or which is not
+	// enabled.
+	Skipping int `json:"skipping,omitempty"`
 	// Free could be had now.
 	Free int `json:"free,omitempty"`
 }
@@ -92,17 +97,20 @@ type ConstraintExplanation struct {
 	Wanted int `json:"wanted"`
 }
 
-// SelectorErrorExplanation says on which device which CEL selector failed at run time.
+// SelectorErrorExplanation says on which device which CEL selector, or which expression that derives an attribute,
+// failed at run time.
 type SelectorErrorExplanation struct {
 	Namespace string `json:"namespace"`
 	Claim     string `json:"claim"`
 	Request   string `json:"request"`
 	// DeviceClass is set if the selector is the class's, not the request's own.
 	DeviceClass string `json:"deviceClass,omitempty"`
-	Expression  string `json:"expression"`
-	Driver      string `json:"driver"`
-	Pool        string `json:"pool"`
-	Device      string `json:"device"`
+	// Attribute is set if the expression derives that attribute and is not a selector.
+	Attribute  resourceapi.FullyQualifiedName `json:"attribute,omitempty"`
+	Expression string                         `json:"expression"`
+	Driver     string                         `json:"driver"`
+	Pool       string                         `json:"pool"`
+	Device     string                         `json:"device"`
 	// Message is what CEL said.
 	Message string `json:"message"`
 }
@@ -224,6 +232,7 @@ func (l *laneSum) add(c *RequestCounts) {
 	l.Matching += c.Matching
 	l.Held += c.Held
 	l.Exhausted += c.Exhausted
+	l.Incompatible += c.Incompatible
 	l.Tainted += c.Tainted
 	for key, n := range c.Taints {
 		if l.Taints == nil {
@@ -233,6 +242,7 @@ func (l *laneSum) add(c *RequestCounts) {
 	}
 	l.Unsupported += c.Unsupported
 	l.NodeAllocatable += c.NodeAllocatable
+	l.Skipping += c.Skipping
 	l.Free += c.Free
 }
 
@@ -268,7 +278,8 @@ func (l *laneSum) explanation(reqs *Requests, a *alternative) RequestExplanation
 		Namespace: claim.Namespace, Claim: claim.Name, Request: a.resultName(), DeviceClass: a.class.Object.Name,
 		Wanted: a.count, All: a.all, Devices: l.Devices - l.FilteredByClass,
 		TooSmall: l.TooSmall, Failing: l.Errors, Matching: l.Matching, Held: l.Held, Exhausted: l.Exhausted,
-		Tainted: l.Tainted, Taints: l.Taints, Unsupported: l.Unsupported, NodeAllocatable: l.NodeAllocatable, Free: l.Free,
+		Incompatible: l.Incompatible, Tainted: l.Tainted, Taints: l.Taints, Unsupported: l.Unsupported,
+		NodeAllocatable: l.NodeAllocatable, Skipping: l.Skipping, Free: l.Free,
 	}
 	for k, n := range l.FilteredBy {
 		if n > 0 {

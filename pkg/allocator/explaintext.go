@@ -114,6 +114,7 @@ func (r *RequestExplanation) String() string {
 	}
 	fact(r.Held, "held")
 	fact(r.Exhausted, "without enough left of their capacity or of shared counters")
+	fact(r.Incompatible, "incompatible with devices in use beside them (compatibilityGroups)")
 	for _, f := range r.FilteredBy {
 		fact(f.Devices, "filtered by selector "+quote(clip(f.Expression, maxQuoted)))
 	}
@@ -122,7 +123,8 @@ func (r *RequestExplanation) String() string {
 		fact(r.Taints[key], "tainted "+clip(key, maxQuoted))
 	}
 	fact(r.NodeAllocatable, "standing for CPU or memory of a node (nodeAllocatableResources), which only kube-scheduler itself can account for")
-	fact(r.Unsupported-r.NodeAllocatable, "with features that are not supported")
+	fact(r.Skipping, "needing node operations to be skipped (skipNodeOperations), which is not enabled or the node does not declare")
+	fact(r.Unsupported-r.NodeAllocatable-r.Skipping, "with features that are not supported")
 	fact(r.Failing, "failing a selector")
 	if r.All {
 		fact(r.Free, "free (all of a node wanted)")
@@ -137,6 +139,10 @@ func (e *SelectorErrorExplanation) String() string {
 	of := ""
 	if e.DeviceClass != "" {
 		of = fmt.Sprintf(" of device class %q", e.DeviceClass)
+	}
+	if e.Attribute != "" {
+		return fmt.Sprintf("claim %s/%s, request %q: derived attribute %s (%s) failed on device %s/%s/%s: %s",
+			e.Namespace, e.Claim, e.Request, e.Attribute, quote(e.Expression), e.Driver, e.Pool, e.Device, e.Message)
 	}
 	return fmt.Sprintf("claim %s/%s, request %q: selector %s%s failed on device %s/%s/%s: %s",
 		e.Namespace, e.Claim, e.Request, quote(e.Expression), of, e.Driver, e.Pool, e.Device, e.Message)

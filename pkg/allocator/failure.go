@@ -49,7 +49,7 @@ func (f *Failure) Resolvable() bool {
 		return true
 	case ReasonConstraints:
 		for i := range f.Requests {
-			if c := &f.Requests[i]; c.Held+c.Exhausted > 0 {
+			if c := &f.Requests[i]; c.Held+c.Exhausted+c.Incompatible > 0 {
 				return true
 			}
 		}
@@ -105,14 +105,18 @@ type RequestCounts struct {
 	Held int
 	// Exhausted have less left of a shared counter or of their capacity than the request needs.
 	Exhausted int
+	// Incompatible have no compatibility group in common with devices in use that take of the same counters.
+	Incompatible int
 	// Tainted have a taint that is not tolerated; Taints counts by the key of the first such taint.
 	Tainted int
 	Taints  map[string]int
-	// Unsupported consume shared counters while that feature is off, or are NodeAllocatable.
+	// Unsupported consume shared counters while that feature is off, or are NodeAllocatable or Skipping.
 	Unsupported int
 	// NodeAllocatable stand for CPU or memory of a node, which nobody accounts for.
 	NodeAllocatable int
-	// Free is Matching without Held, Exhausted, Tainted and Unsupported.
+	// Skipping need node operations to be skipped, which the node cannot, or which is not enabled.
+	Skipping int
+	// Free is Matching without Held, Exhausted, Incompatible, Tainted and Unsupported.
 	Free int
 }
 
@@ -125,13 +129,15 @@ type ConstraintCounts struct {
 	Best, Wanted int
 }
 
-// SelectorError is a CEL selector that failed at run time on one device, or a required capacity that cannot be
-// compared with the device's.
+// SelectorError is a CEL selector, or the CEL expression of a derived attribute, that failed at run time on one device,
+// or a required capacity that cannot be compared with the device's.
 type SelectorError struct {
 	// Namespace, Claim and Request name what asked.
 	Namespace, Claim, Request string
 	// Class is the DeviceClass if the selector is the class's; empty if it is the request's own.
 	Class string
+	// Attribute is the attribute that the expression derives; empty if it is a selector.
+	Attribute resourceapi.FullyQualifiedName
 	// Expression is the selector; empty if it is the required capacity.
 	Expression string
 	// Driver, Pool and Device name the device.
@@ -147,7 +153,7 @@ func (e *SelectorError) Error() string {
 
 func (e *SelectorError) explanation() SelectorErrorExplanation {
 	return SelectorErrorExplanation{
-		Namespace: e.Namespace, Claim: e.Claim, Request: e.Request, DeviceClass: e.Class, Expression: e.Expression,
+		Namespace: e.Namespace, Claim: e.Claim, Request: e.Request, DeviceClass: e.Class, Attribute: e.Attribute, Expression: e.Expression,
 		Driver: e.Driver, Pool: e.Pool, Device: e.Device, Message: fmt.Sprint(e.Err),
 	}
 }
@@ -253,7 +259,7 @@ func (f *Failure) count(in Input, devices *inventory.NodeDevices, a *alternative
 			Claim: a.request.claim, Request: a.request.position, Alternative: a.position, Pool: p, Wanted: a.count,
 			Devices: p.Visible(), Errors: match.Errors.Count(), Matching: match.Match.Count(),
 			Tainted: match.Tainted.Count(), Unsupported: match.Match.AndCount(p.Unsupported()), TooSmall: match.Small.Count(),
-			NodeAllocatable: match.Match.AndCount(p.NodeAllocatable()),
+			NodeAllocatable: match.Match.AndCount(p.NodeAllocatable()), Skipping: match.Match.AndCount(p.Skipping()),
 		}
 		if c.Matching+c.Errors+c.TooSmall < c.Devices {
 			c.FilteredByClass, c.FilteredBy = a.matcher.Rejections(p)
@@ -265,6 +271,7 @@ func (f *Failure) count(in Input, devices *inventory.NodeDevices, a *alternative
 			c.Held = match.Match.AndCount(others)
 		}
 		c.Exhausted = exhausted(p, match, state, others)
+		c.Incompatible = incompatible(p, match, state, others)
 		c.Free = state.free(p, match, a)
 		untainted += match.Usable.AndNotCount(p.Unsupported())
 		if match.Tainted != nil {
@@ -301,6 +308,17 @@ func (f *Failure) count(in Input, devices *inventory.NodeDevices, a *alternative
 func exhausted(p *inventory.NodePool, match *inventory.PoolMatch, state *poolState, held bitset.Set) int {
 	n := state.crowded(p, match, match.Match, held)
 	for i := state.short.Next(0); i >= 0; i = state.short.Next(i + 1) {
+		if match.Match.Has(i) && !held.Has(i) && !p.Unsupported().Has(i) && !state.incompatible.Has(i) {
+			n++
+		}
+	}
+	return n
+}
+
+// incompatible counts the devices that are not held and that the compatibility groups of those in use rule out.
+func incompatible(p *inventory.NodePool, match *inventory.PoolMatch, state *poolState, held bitset.Set) int {
+	n := 0
+	for i := state.incompatible.Next(0); i >= 0; i = state.incompatible.Next(i + 1) {
 		if match.Match.Has(i) && !held.Has(i) && !p.Unsupported().Has(i) {
 			n++
 		}

@@ -12,13 +12,17 @@ type poolState struct {
 	in *usage.Pool
 	// held are the devices that have a holder; of the shareable ones only those that somebody has for itself alone.
 	held bitset.Set
-	// short are the devices that need more of a shared counter than is left; not those that are shared already,
-	// for which nothing more is taken of counters (KEP-5075). Also those that are not supported.
+	// short are the devices that need more of a shared counter than is left, or are incompatible; not those that are
+	// shared already, for which nothing more is taken of counters (KEP-5075). Also those that are not supported.
 	short bitset.Set
+	// incompatible are the devices whose compatibility groups do not allow them to be in use beside those that are.
+	incompatible bitset.Set
 	// taken are held and short together.
 	taken bitset.Set
 	// counters is what is left of the pool's counters; nil if it has none.
 	counters []amount.Amount
+	// groups are the states of the pool's counter sets; nil if no device has compatibility groups.
+	groups []groupState
 	// room is what is left of the capacity of the shareable devices that have holders, by device; nil if none has.
 	room [][]amount.Amount
 }
@@ -54,21 +58,33 @@ func newPoolState(p *inventory.NodePool, in *usage.Pool) *poolState {
 func (s *poolState) countCounters(p *inventory.NodePool) {
 	var overdrawn bool
 	s.counters, overdrawn = countersLeft(p.Pool, s.in)
+	s.groups = groupsLeft(p, s.in)
+	s.short = s.short.Clone() // the inventory's
 	for i := p.Consumers().Next(0); i >= 0; i = p.Consumers().Next(i + 1) {
-		if !s.isShared(i) && (overdrawn || !affords(s.counters, p.Uses(i))) {
-			if s.short == nil {
-				s.short = bitset.New(p.Len())
-			}
-			s.short.Add(i)
+		if s.isShared(i) {
+			continue
+		}
+		incompatible := s.groups != nil && !groupsAdmit(s.groups, p.Memberships(i))
+		if incompatible {
+			s.incompatible = addTo(s.incompatible, i, p.Len())
+		}
+		if incompatible || overdrawn || !affords(s.counters, p.Uses(i)) {
+			s.short = addTo(s.short, i, p.Len())
 		}
 	}
 }
 
-func (s *poolState) hold(p *inventory.NodePool, i int) {
-	if s.held == nil {
-		s.held = bitset.New(p.Len())
+// addTo adds i to a set of n, made when needed.
+func addTo(set bitset.Set, i, n int) bitset.Set {
+	if set == nil {
+		set = bitset.New(n)
 	}
-	s.held.Add(i)
+	set.Add(i)
+	return set
+}
+
+func (s *poolState) hold(p *inventory.NodePool, i int) {
+	s.held = addTo(s.held, i, p.Len())
 }
 
 // share subtracts what the holders of shareable device i have. One without a share has all of it, and does not make it a

@@ -86,6 +86,7 @@ func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Fail
 // ctx or the options did not leave enough time to tell.
 func Blockers(ctx context.Context, in Input, opts HolderOptions) *NodeHolders {
 	opts.setDefaults()
+	in.Policy, in.Scoring = FirstFit, NoScoring // only whether there is an answer matters
 	holders, pools := holdersOn(in, opts.Keep)
 	if len(holders) == 0 {
 		return nil

@@ -18,6 +18,10 @@ type ledger struct {
 	counters     []amount.Amount // what is left, of all pools
 	firstCounter []int           // by pool: where its counters begin
 
+	groups     []groupState  // of the counter sets of all pools; empty if none has compatibility groups
+	firstGroup []int         // by pool: where its counter sets begin
+	former     []formerGroup // what the picks have changed of groups, in order
+
 	room      []amount.Amount // what is left of each capacity of the shareable devices
 	firstRoom []int           // by device: where its room begins
 	shares    []int           // by device: how many shares are picked
@@ -56,6 +60,11 @@ func (s *search) resetLedger() {
 			l.firstCounter = append(l.firstCounter, len(l.counters))
 			l.counters = append(l.counters, state.counters...)
 		}
+		l.groups, l.firstGroup, l.former = l.groups[:0], l.firstGroup[:0], l.former[:0]
+		for _, state := range l.states {
+			l.firstGroup = append(l.firstGroup, len(l.groups))
+			l.groups = append(l.groups, state.groups...)
+		}
 	}
 	if l.shareable != nil {
 		l.room, l.firstRoom, l.shares = l.room[:0], l.firstRoom[:0], l.shares[:0]
@@ -74,7 +83,10 @@ func (s *search) resetLedger() {
 // close forgets everything but the memory.
 func (l *ledger) close() {
 	clear(l.states)
+	clear(l.groups)
+	clear(l.former)
 	*l = ledger{
+		groups: l.groups[:0], firstGroup: l.firstGroup[:0], former: l.former[:0],
 		states: l.states[:0], counters: l.counters[:0], firstCounter: l.firstCounter[:0],
 		room: l.room[:0], firstRoom: l.firstRoom[:0], shares: l.shares[:0],
 	}
@@ -116,6 +128,11 @@ func (s *search) post(a *alternative, device int, book func(amount.Amount, amoun
 		for _, use := range s.usesOf(device) {
 			counters[use.Counter] = book(counters[use.Counter], use.Amount)
 		}
+		if isPick {
+			s.joinGroups(device)
+		} else {
+			s.leaveGroups(device)
+		}
 	}
 	if shareable {
 		room := s.roomOf(device)
@@ -134,7 +151,8 @@ func (s *search) canCharge(a *alternative, device int) bool {
 	if l.shareable.Has(device) && !covers(s.roomOf(device), s.takes(a, device)) {
 		return false
 	}
-	return !l.consumers.Has(device) || s.isShared(device) || affords(s.countersOf(device), s.usesOf(device))
+	return !l.consumers.Has(device) || s.isShared(device) ||
+		(affords(s.countersOf(device), s.usesOf(device)) && s.admitsGroups(device))
 }
 
 // isShared tells whether somebody has a share of the device already, a holder or a pick, so that another share

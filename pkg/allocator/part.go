@@ -148,16 +148,18 @@ func (ps *parts) numberValues(s *search) {
 					if !under.Has(device) {
 						continue
 					}
-					switch value := s.value(c, device); value.Kind {
-					case inventory.NoAttribute:
-					case inventory.UnknownKind:
+					p := s.poolOf(device)
+					values := s.pools[p].Attribute(c.attribute).Values(device - s.starts[p]) // one, or none
+					switch {
+					case len(values) == 0:
+					case values[0].Kind == inventory.UnknownKind:
 						unknown--
 						numbers[device] = unknown
 					default:
-						if known[value] == 0 {
-							known[value] = int32(len(known)) + 1
+						if known[values[0]] == 0 {
+							known[values[0]] = int32(len(known)) + 1
 						}
-						numbers[device] = known[value]
+						numbers[device] = known[values[0]]
 					}
 				}
 			}

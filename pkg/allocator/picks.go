@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"math/bits"
+	"slices"
 	"sort"
 
 	"stowage.dev/stowage/pkg/inventory"
@@ -14,9 +15,26 @@ type pick struct {
 	device int
 }
 
-// binding is the state of one constraint: the values of the devices picked so far.
+// binding is the state of one constraint: the values that the picks so far leave it with, pick by pick. For
+// matchAttribute these are the values that all devices up to then have in common, of which there is at least one; for
+// distinctAttribute the values of that device.
 type binding struct {
 	values []inventory.AttributeValue
+	ends   []int // by pick: where its values end
+}
+
+// reset forgets all picks.
+func (b *binding) reset() { b.values, b.ends = b.values[:0], b.ends[:0] }
+
+// common are the values that all devices under a matchAttribute have.
+func (b *binding) common() []inventory.AttributeValue { return b.values[b.start():] }
+
+// start is where the values of the last pick begin.
+func (b *binding) start() int {
+	if n := len(b.ends); n > 1 {
+		return b.ends[n-2]
+	}
+	return 0
 }
 
 // takenFor are the devices that the alternative cannot have because of earlier picks: those of the whole pod,
@@ -28,8 +46,16 @@ func (s *search) takenFor(a *alternative) bitset.Set {
 	return s.taken
 }
 
-// next is the first device numbered at least from that is a candidate, or would be if it could be judged.
+// next is the first device from the position on that is a candidate, or would be if it could be judged.
 func (s *search) next(l *lane, taken bitset.Set, from int) int {
+	if o := &s.deviceOrder; o.ranked {
+		for _, device := range o.devices[min(from, len(o.devices)):] {
+			if device := int(device); (l.candidates.Has(device) || l.errors.Has(device)) && !taken.Has(device) {
+				return device
+			}
+		}
+		return -1
+	}
 	for w := from / 64; w < s.words; w++ {
 		word := l.candidates[w]
 		if l.errors != nil {
@@ -49,6 +75,12 @@ func (s *search) next(l *lane, taken bitset.Set, from int) int {
 // countFrom counts what next would come to, without those excluded.
 func (s *search) countFrom(l *lane, taken, excluded bitset.Set, from int) int {
 	n := 0
+	if s.deviceOrder.ranked {
+		for device := s.next(l, taken, from); device >= 0; device = s.next(l, taken, s.deviceOrder.at(device)+1) {
+			n++
+		}
+		return n
+	}
 	for w := from / 64; w < s.words; w++ {
 		word := l.candidates[w]
 		if l.errors != nil {
@@ -72,7 +104,7 @@ func (s *search) pick(a *alternative, device int) bool {
 		return false
 	}
 	for i, c := range a.constraints {
-		if !s.bind(c, device) {
+		if !s.bind(c, a, device) {
 			for _, c := range a.constraints[:i] {
 				s.unbind(c)
 			}
@@ -118,49 +150,56 @@ func (s *search) unpick(a *alternative) {
 	}
 }
 
-// bind adds the device's value to the constraint's, if that is permitted.
-func (s *search) bind(c *constraint, device int) bool {
-	value := s.value(c, device)
-	if value.Kind == inventory.NoAttribute {
+// bind adds the device to those under the constraint, if that is permitted. A device for which the attribute cannot be
+// derived ends the search, as one on which a selector fails does.
+func (s *search) bind(c *constraint, a *alternative, device int) bool {
+	p := s.poolOf(device)
+	column := s.column(c, a.derivation(c), p)
+	if column.Errors().Has(device - s.starts[p]) {
+		s.selectorError = derivationError(s.reqs, a, c, s.pools[p], device-s.starts[p])
 		return false
 	}
+	values := column.Values(device - s.starts[p])
 	b := &s.bound[c.index]
-	if !admits(c, b.values, value) {
+	switch {
+	case len(values) == 0:
 		return false
-	}
-	b.values = append(b.values, value)
-	return true
-}
-
-func (s *search) unbind(c *constraint) {
-	b := &s.bound[c.index]
-	b.values = b.values[:len(b.values)-1]
-}
-
-// admits tells whether a device with the value may join those with the values that are there. A value of an
-// unknown kind may only come first.
-func admits(c *constraint, have []inventory.AttributeValue, value inventory.AttributeValue) bool {
-	if len(have) == 0 {
-		return true
-	}
-	if value.Kind == inventory.UnknownKind {
-		return false
-	}
-	if !c.distinct {
-		return have[0] == value
-	}
-	for _, other := range have {
-		if other == value {
+	case len(b.ends) == 0:
+		b.values = append(b.values, values...)
+	case values[0].Kind == inventory.UnknownKind:
+		return false // may only come first
+	case c.distinct:
+		if slices.ContainsFunc(values, func(value inventory.AttributeValue) bool { return slices.Contains(b.values, value) }) {
+			return false
+		}
+		b.values = append(b.values, values...)
+	default:
+		common, n := b.common(), len(b.values)
+		for _, value := range values {
+			if slices.Contains(common, value) {
+				b.values = append(b.values, value)
+			}
+		}
+		if len(b.values) == n {
 			return false
 		}
 	}
+	b.ends = append(b.ends, len(b.values))
 	return true
 }
 
-// value is the device's value of the constraint's attribute.
-func (s *search) value(c *constraint, device int) inventory.AttributeValue {
-	p := s.poolOf(device)
-	return s.pools[p].Attribute(c.attribute).Value(device - s.starts[p])
+// unbind takes back the last device under the constraint.
+func (s *search) unbind(c *constraint) {
+	b := &s.bound[c.index]
+	b.values, b.ends = b.values[:b.start()], b.ends[:len(b.ends)-1]
+}
+
+// column has the values of the constraint's attribute in one pool, derived if from is not nil.
+func (s *search) column(c *constraint, from *inventory.Derivation, pool int) *inventory.Column {
+	if from != nil {
+		return s.pools[pool].Derived(from)
+	}
+	return s.pools[pool].Attribute(c.attribute)
 }
 
 // poolOf is the index of the pool that the device is in.

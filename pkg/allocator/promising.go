@@ -26,7 +26,7 @@ type choice struct {
 
 // promising tells whether what is picked so far may lead to an answer. It checks necessary conditions only;
 // false is certain, true is not. The i-th request of the order has k devices already and takes further ones only
-// from the number from on; i is -1 before the first request.
+// from the position from on; i is -1 before the first request.
 //
 //   - Every open request must find enough devices that are not taken and that the constraints admit.
 //   - A matchAttribute constraint must have one value with enough devices for all requests under it; a
@@ -77,12 +77,7 @@ func (s *search) open(i, k, from int) (requests []open, ok bool) {
 		a := r.alternatives[s.chosen[r.index]]
 		if wanted := s.lanes[a.lane].wanted - k; wanted > 0 && !a.all {
 			o := open{request: a.request, candidates: s.available(a), wanted: wanted, admin: a.admin}
-			for w := range min(from/64, s.words) {
-				o.candidates[w] = 0
-			}
-			if from/64 < s.words {
-				o.candidates[from/64] &= ^uint64(0) << (uint(from) & 63)
-			}
+			s.deviceOrder.from(o.candidates, from)
 			if s.classes != nil && k > 0 {
 				o.candidates.AndNot(s.classes.excluded[len(s.picks)-1])
 			}
@@ -173,7 +168,8 @@ func (s *search) assignable(i int, requests []open, constraints []*constraint, p
 	}
 	c, rest := constraints[0], constraints[1:]
 	g := s.grouping(c)
-	if wanted := wantedUnder(c, requests); wanted == 0 || (wanted == 1 && !g.unknown.Empty()) {
+	// The search has to come to a device for which the attribute cannot be derived to know that.
+	if wanted := wantedUnder(c, requests); wanted == 0 || (wanted == 1 && !g.unknown.Empty()) || !g.errors.Empty() {
 		return s.assignable(i, requests, rest, parts, budget)
 	}
 	type likeness struct{ content, value int32 }
@@ -272,24 +268,30 @@ func (s *search) available(a *alternative) bitset.Set {
 	set.AndNot(s.takenFor(a))
 	s.dropUnaffordable(a, l, set)
 	for _, c := range a.constraints {
-		have := s.bound[c.index].values
-		if len(have) == 0 {
-			set.And(s.grouping(c).has)
-			continue
-		}
-		g := s.grouping(c)
-		if c.distinct {
-			for _, value := range have {
-				if devices := g.devices(value); devices != nil {
-					set.AndNot(devices)
-				}
+		b, g := &s.bound[c.index], s.groupingFor(c, a)
+		switch {
+		case set.Intersects(g.errors):
+			// The search has to come to a device for which the attribute cannot be derived to know that.
+		case len(b.values) == 0:
+			set.And(g.has)
+		case c.distinct:
+			for _, value := range b.values {
+				set.AndNot(g.devices(value))
 			}
 			set.AndNot(g.unknown)
 			set.And(g.has)
-		} else if devices := g.devices(have[0]); devices != nil {
-			set.And(devices)
-		} else {
-			clear(set)
+		case len(b.common()) == 1:
+			if devices := g.devices(b.common()[0]); devices != nil {
+				set.And(devices)
+			} else {
+				clear(set)
+			}
+		default:
+			matching := s.newSet()
+			for _, value := range b.common() {
+				matching.Or(g.devices(value))
+			}
+			set.And(matching)
 		}
 	}
 	return set
@@ -302,6 +304,7 @@ type grouping struct {
 	sets    []bitset.Set // by value
 	unknown bitset.Set   // devices whose value is of an unknown kind
 	has     bitset.Set   // devices that have the attribute
+	errors  bitset.Set   // devices for which the attribute cannot be derived
 }
 
 // devices returns those with the value, nil if there are none.
@@ -312,27 +315,40 @@ func (g *grouping) devices(value inventory.AttributeValue) bitset.Set {
 	return nil
 }
 
+// grouping has the devices by what any alternative under the constraint sees.
 func (s *search) grouping(c *constraint) *grouping {
 	if g := s.groups[c.index]; g != nil {
 		return g
 	}
-	g := &grouping{}
+	var g *grouping
+	if c.derivations == nil {
+		g = s.newGrouping(c, nil)
+	} else {
+		g = s.mergedGrouping(c)
+	}
 	s.groups[c.index] = g
+	return g
+}
+
+// newGrouping groups the devices by the values of the constraint's attribute, derived if from is not nil.
+func (s *search) newGrouping(c *constraint, from *inventory.Derivation) *grouping {
+	g := &grouping{}
 	if len(s.pools) == 1 {
-		column := s.pools[0].Attribute(c.attribute)
-		g.has, g.unknown = column.Has(), column.Unknown()
+		column := s.column(c, from, 0)
+		g.has, g.unknown, g.errors = column.Has(), column.Unknown(), column.Errors()
 		for _, group := range column.Groups() {
 			g.values, g.sets = append(g.values, group.Value), append(g.sets, group.Devices)
 		}
 		return g
 	}
-	g.has, g.unknown = make(bitset.Set, s.words), make(bitset.Set, s.words)
+	g.has, g.unknown, g.errors = make(bitset.Set, s.words), make(bitset.Set, s.words), make(bitset.Set, s.words)
 	index := make(map[inventory.AttributeValue]int)
-	for p, pool := range s.pools {
-		column := pool.Attribute(c.attribute)
+	for p := range s.pools {
+		column := s.column(c, from, p)
 		base := s.starts[p] / 64
 		copy(g.has[base:], column.Has())
 		copy(g.unknown[base:], column.Unknown())
+		copy(g.errors[base:], column.Errors())
 		for _, group := range column.Groups() {
 			i, ok := index[group.Value]
 			if !ok {
@@ -359,10 +375,17 @@ func (s *search) satisfiable(c *constraint, requests []open) bool {
 		return true
 	}
 	g := s.grouping(c)
+	if !g.errors.Empty() {
+		return true
+	}
 	if c.distinct {
 		return s.enoughValues(c, g, requests, total)
 	}
-	for _, group := range g.sets {
+	common := s.bound[c.index].common()
+	for i, group := range g.sets {
+		if len(common) > 0 && !slices.Contains(common, g.values[i]) {
+			continue
+		}
 		if s.groupSuffices(c, group, requests, total) {
 			return true
 		}
@@ -414,6 +437,9 @@ func (s *search) fitsGroup(c *constraint, o *open, group bitset.Set) bool {
 		}
 		best, values := 0, 0
 		g := s.grouping(other)
+		if !g.errors.Empty() {
+			continue
+		}
 		for _, second := range g.sets {
 			n := 0
 			for w := range second {

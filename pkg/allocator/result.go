@@ -41,6 +41,9 @@ func (s *search) results(picks []pick) []resourceapi.DeviceRequestAllocationResu
 			BindingConditions:        device.BindingConditions,
 			BindingFailureConditions: device.BindingFailureConditions,
 		}
+		if s.in.Inventory.Features().OptionalNodeOperations {
+			out[i].SkipNodeOperations = pool.SliceOf(pick.device - s.starts[p]).Object.Spec.SkipNodeOperations
+		}
 		if a.admin {
 			out[i].AdminAccess = ptr.To(true)
 		}

@@ -14,7 +14,7 @@ import (
 
 // search finds the first way to satisfy all requests on one node, in upstream's order: requests in order,
 // alternatives in order, devices of a request ascending. The order defines the answer, so every shortcut skips
-// only what cannot contain the first answer:
+// only what cannot contain the first answer. Other policies have another order of devices, see prefer.
 //
 //   - Necessary conditions that are cheap to check (promising.go) cut off what cannot be completed.
 //   - Of devices that nothing can tell apart only the first is tried (class.go).
@@ -38,6 +38,8 @@ type search struct {
 	lanes   []lane                 // by alternative.lane
 	matches []*inventory.PoolMatch // by alternative.lane and pool
 
+	deviceOrder deviceOrder
+
 	ledger ledger
 	// taken are the devices picked so far, without the shareable ones; takenBy those by claim, kept only if there
 	// is admin access, which may pick a device again that another claim of the pod has.
@@ -60,6 +62,7 @@ type search struct {
 	// deciding tells that any answer will do.
 	deciding bool
 	groups   []*grouping // by constraint.index; made when first needed
+	derived  map[derivedGroup]*grouping
 
 	// What ended the search early, if anything did.
 	err           error
@@ -75,8 +78,9 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 		ctx: ctx, reqs: in.Requests, in: in, pools: devices.Pools, problems: devices.Problems,
 		starts: s.starts[:0], arena: s.arena[:0], lanes: s.lanes[:0], takenBy: s.takenBy[:0], bound: s.bound[:0],
 		picks: s.picks[:0], used: s.used[:0], chosen: s.chosen[:0], order: s.order[:0], groups: s.groups[:0],
-		matches: s.matches[:0], ledger: s.ledger,
+		matches: s.matches[:0], ledger: s.ledger, deviceOrder: s.deviceOrder,
 	}
+	s.deviceOrder.ranked = false
 	for _, p := range s.pools {
 		s.starts = append(s.starts, s.words*64)
 		s.words += bitset.Words(p.Len())
@@ -91,7 +95,7 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 		for _, constraint := range c.constraints {
 			if n := constraint.index; n < cap(s.bound) {
 				s.bound = s.bound[:n+1]
-				s.bound[n].values = s.bound[n].values[:0]
+				s.bound[n].reset()
 			} else {
 				s.bound = append(s.bound, binding{})
 			}
@@ -110,7 +114,7 @@ func (s *search) release() {
 	clear(s.groups)
 	clear(s.matches)
 	s.ledger.close()
-	s.ctx, s.in, s.reqs, s.pools, s.problems, s.classes = nil, Input{}, nil, nil, nil, nil
+	s.ctx, s.in, s.reqs, s.pools, s.problems, s.classes, s.derived = nil, Input{}, nil, nil, nil, nil, nil
 	searches.Put(s)
 }
 
@@ -159,7 +163,28 @@ func (s *search) run() bool {
 	if !s.stuck {
 		return false
 	}
+	if s.isPeculiar() {
+		s.begin(s.order)
+		s.stuck, s.limit = false, 0
+		return s.request(0)
+	}
 	return s.thorough()
+}
+
+// isPeculiar tells whether devices differ in what the thorough attempt does not know: groups, and attributes that have
+// several values or are derived. Then the necessary conditions alone have to keep the search short.
+func (s *search) isPeculiar() bool {
+	if len(s.ledger.groups) > 0 {
+		return true
+	}
+	for _, claim := range s.reqs.claims {
+		for _, c := range claim.constraints {
+			if c.derivations != nil || slices.ContainsFunc(s.pools, func(p *inventory.NodePool) bool { return p.Attribute(c.attribute).HasLists() }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // shortAttempt is how many steps the short attempt may take: it mostly ends after few, and the preparation of the
@@ -307,7 +332,7 @@ func (s *search) begin(order []int) {
 		clear(s.takenBy[i])
 	}
 	for i := range s.bound {
-		s.bound[i].values = s.bound[i].values[:0]
+		s.bound[i].reset()
 	}
 	for _, pick := range s.picks {
 		if s.classes != nil {
@@ -352,7 +377,7 @@ func (s *search) request(i int) bool {
 			from := 0
 			if twin {
 				// Devices that are not shareable are taken.
-				from = s.picks[len(s.picks)-a.count].device
+				from = s.deviceOrder.at(s.picks[len(s.picks)-a.count].device)
 			}
 			ok = s.take(i, a, l, 0, from)
 		}
@@ -372,8 +397,8 @@ func (s *search) request(i int) bool {
 	return false
 }
 
-// take picks devices for the alternative, from the k-th on, numbered at least from, then goes on to the next
-// request.
+// take picks devices for the alternative, from the k-th on, from the given position in the order of devices on, then goes
+// on to the next request.
 func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 	if k >= l.wanted {
 		return s.request(i + 1)
@@ -393,20 +418,24 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 	if s.classes != nil {
 		v, excluded = s.classes.view(s, i), s.classes.exclude(s, k == 0)
 	}
-	for device := s.next(l, taken, from); device >= 0; device = s.next(l, taken, device+1) {
+	for device := s.next(l, taken, from); device >= 0; device = s.next(l, taken, s.deviceOrder.at(device)+1) {
 		if l.errors.Has(device) {
 			return s.fail(a, device)
 		}
 		if excluded.Has(device) {
 			continue
 		}
-		if s.countFrom(l, taken, excluded, device) < l.wanted-k {
+		at := s.deviceOrder.at(device)
+		if s.countFrom(l, taken, excluded, at) < l.wanted-k {
 			return false
 		}
 		if !s.pick(a, device) {
+			if s.stopped() {
+				return false
+			}
 			continue
 		}
-		if (!s.careful || s.promising(i, k+1, device+1)) && s.take(i, a, l, k+1, device+1) {
+		if (!s.careful || s.promising(i, k+1, at+1)) && s.take(i, a, l, k+1, at+1) {
 			return true
 		}
 		if s.stopped() {
@@ -433,8 +462,8 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 // first: then the devices of two equal requests cannot be exchanged.
 func (s *search) orderMatters(a *alternative) bool {
 	for _, c := range a.constraints {
-		for _, p := range s.pools {
-			if p.Attribute(c.attribute).Unknown() != nil {
+		for p := range s.pools {
+			if s.column(c, a.derivation(c), p).Unknown() != nil {
 				return true
 			}
 		}
@@ -477,11 +506,14 @@ func (s *search) fail(a *alternative, device int) bool {
 
 func (s *search) stopped() bool { return s.err != nil || s.selectorError != nil || s.stuck }
 
-// score is the preference of the chosen alternatives.
-func (s *search) score() int64 {
-	var score int64
+// score is the preference of the chosen alternatives, with what is held of the devices that match them.
+func (s *search) score(devices *inventory.NodeDevices) int64 {
+	var preference int64
+	var o occupancy
 	for i, r := range s.reqs.requests {
-		score += r.alternatives[s.chosen[i]].preference()
+		chosen := r.alternatives[s.chosen[i]]
+		preference += chosen.preference()
+		o.add(devices, &s.in, chosen)
 	}
-	return score
+	return s.in.score(preference, o)
 }

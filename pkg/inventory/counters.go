@@ -20,6 +20,17 @@ type Counters struct {
 
 	byName map[string][]Use // device name → what all devices with this name take
 	parts  []int            // by counter: its part
+	// sets are the names of the counter sets, in order; nil if no device has compatibility groups, or if the feature is
+	// off. With groups, parts are those of whole counter sets.
+	sets     []string
+	setParts []int // by counter set: its part
+}
+
+// Membership says which compatibility groups a device has in one counter set (KEP-5963). A device that consumes
+// counters of a set and has no groups there has one without Groups.
+type Membership struct {
+	Set    int // number of the counter set, by name
+	Groups []string
 }
 
 // Counter is one counter of a counter set.
@@ -42,34 +53,89 @@ func (c *Counters) Uses(device string) []Use { return c.byName[device] }
 // device, and so devices of different parts have nothing to do with each other's counters.
 func (c *Counters) PartOf(use Use) int { return c.parts[use.Counter] }
 
-// findParts connects the counters that one device consumes.
-func (c *Counters) findParts() {
+// HasGroups tells whether some device has compatibility groups, so that they matter for all that consume counters.
+func (c *Counters) HasGroups() bool { return c != nil && c.sets != nil }
+
+// Sets is the number of counter sets, if the pool has groups.
+func (c *Counters) Sets() int { return len(c.sets) }
+
+// PartOfSet tells which part of the pool a counter set belongs to, if the pool has groups.
+func (c *Counters) PartOfSet(set int) int { return c.setParts[set] }
+
+// findParts connects the counters that one device of the slices consumes; where there are groups, the counter sets.
+func (c *Counters) findParts(slicesOfPool []*Slice) {
+	if !c.HasGroups() {
+		c.parts = connect(len(c.All), func(yield func(a, b int)) {
+			for _, uses := range c.byName {
+				for _, use := range uses {
+					yield(uses[0].Counter, use.Counter)
+				}
+			}
+		})
+		return
+	}
+	c.setParts = connect(len(c.sets), func(yield func(a, b int)) {
+		for _, s := range slicesOfPool {
+			for i := s.consumers.Next(0); i >= 0 && !s.holdsCounters(); i = s.consumers.Next(i + 1) {
+				memberships := c.memberships(&s.Object.Spec.Devices[i])
+				for _, m := range memberships {
+					yield(memberships[0].Set, m.Set)
+				}
+			}
+		}
+	})
 	c.parts = make([]int, len(c.All))
-	for i := range c.parts {
-		c.parts[i] = i
+	for i, counter := range c.All {
+		c.parts[i] = c.setParts[c.set(counter.Set)]
 	}
-	find := func(counter int) int {
-		for c.parts[counter] != counter {
-			counter = c.parts[counter]
+}
+
+// set is the number of the counter set with the name, which is there.
+func (c *Counters) set(name string) int {
+	number, _ := slices.BinarySearch(c.sets, name)
+	return number
+}
+
+// memberships are the groups of a device, one for each of its consumptions; nil if the pool has no groups.
+func (c *Counters) memberships(device *resourceapi.Device) []Membership {
+	if !c.HasGroups() || len(device.ConsumesCounters) == 0 {
+		return nil
+	}
+	out := make([]Membership, 0, len(device.ConsumesCounters))
+	for i := range device.ConsumesCounters {
+		consumption := &device.ConsumesCounters[i]
+		out = append(out, Membership{Set: c.set(consumption.CounterSet), Groups: consumption.CompatibilityGroups})
+	}
+	return out
+}
+
+// connect numbers the parts into which pairs connect the numbers below n: each has the least number of its part.
+func connect(n int, pairs func(yield func(a, b int))) []int {
+	parts := make([]int, n)
+	for i := range parts {
+		parts[i] = i
+	}
+	find := func(i int) int {
+		for parts[i] != i {
+			i = parts[i]
 		}
-		return counter
+		return i
 	}
-	for _, uses := range c.byName {
-		for _, use := range uses {
-			a, b := find(use.Counter), find(uses[0].Counter)
-			c.parts[max(a, b)] = min(a, b)
-		}
+	pairs(func(a, b int) {
+		a, b = find(a), find(b)
+		parts[max(a, b)] = min(a, b)
+	})
+	for i := range parts {
+		parts[i] = find(i)
 	}
-	for i := range c.parts {
-		c.parts[i] = find(i)
-	}
+	return parts
 }
 
 // newCounters collects the counters of the slices, and says what is wrong with them: each counter set must be there
 // once, and whatever devices consume must be there.
-func newCounters(slicesOfPool []*Slice) (counters *Counters, problem string) {
+func newCounters(slicesOfPool []*Slice, features Features) (counters *Counters, problem string) {
 	sets := make(map[string]*resourceapi.CounterSet)
-	consumed := false
+	consumed, grouped := false, false
 	for _, s := range slicesOfPool {
 		for i := range s.Object.Spec.SharedCounters {
 			set := &s.Object.Spec.SharedCounters[i]
@@ -79,6 +145,7 @@ func newCounters(slicesOfPool []*Slice) (counters *Counters, problem string) {
 			sets[set.Name] = set
 		}
 		consumed = consumed || (s.consumers != nil && !s.holdsCounters())
+		grouped = grouped || (features.CompatibilityGroups && !s.holdsCounters() && usesCompatibilityGroups(s.Object))
 	}
 	if !consumed {
 		return nil, ""
@@ -86,7 +153,11 @@ func newCounters(slicesOfPool []*Slice) (counters *Counters, problem string) {
 	c := &Counters{byName: make(map[string][]Use)}
 	type key struct{ set, name string }
 	index := make(map[key]int)
-	for _, setName := range slices.Sorted(maps.Keys(sets)) {
+	names := slices.Sorted(maps.Keys(sets))
+	if grouped {
+		c.sets = names
+	}
+	for _, setName := range names {
 		for _, name := range slices.Sorted(maps.Keys(sets[setName].Counters)) {
 			index[key{setName, name}] = len(c.All)
 			c.All = append(c.All, Counter{Set: setName, Name: name, Total: amount.Of(sets[setName].Counters[name].Value)})
@@ -115,7 +186,7 @@ func newCounters(slicesOfPool []*Slice) (counters *Counters, problem string) {
 			c.byName[device.Name] = uses
 		}
 	}
-	c.findParts()
+	c.findParts(slicesOfPool)
 	return c, ""
 }
 
@@ -144,7 +215,8 @@ func addUse(uses []Use, counter int, taken amount.Amount) []Use {
 }
 
 func (c *Counters) equal(o *Counters) bool {
-	return slices.Equal(c.All, o.All) && maps.EqualFunc(c.byName, o.byName, slices.Equal[[]Use])
+	return slices.Equal(c.All, o.All) && maps.EqualFunc(c.byName, o.byName, slices.Equal[[]Use]) &&
+		slices.Equal(c.sets, o.sets) && slices.Equal(c.setParts, o.setParts)
 }
 
 // counterTables keeps the counters seen last, so that the pools of equal nodes share them.

@@ -42,14 +42,21 @@ func (e *CompileError) Unwrap() error { return e.Err }
 func (c *caches) compile(text string) (*expression, error) {
 	return c.expressions.get(text, func(slot int) (*expression, error) {
 		// The cost was limited when the selector was admitted; the runtime limit still holds.
-		program := cel.GetCompiler(cel.Features{
-			EnableConsumableCapacity: c.features.ConsumableCapacity,
-			EnableListTypeAttributes: c.features.ListTypeAttributes,
-		}).CompileCELExpression(text, cel.Options{DisableCostEstimation: true})
+		program := c.features.compiler().CompileCELExpression(text, cel.Options{DisableCostEstimation: true})
 		if program.Error != nil {
 			return nil, &CompileError{Expression: text, Err: program.Error}
 		}
 		return &expression{text: text, slot: slot, program: program}, nil
+	})
+}
+
+// compiler is upstream's, which keeps one for the features used last.
+func (f Features) compiler() interface {
+	CompileCELExpression(string, cel.Options) cel.CompilationResult
+} {
+	return cel.GetCompiler(cel.Features{
+		EnableConsumableCapacity: f.ConsumableCapacity,
+		EnableListTypeAttributes: f.ListTypeAttributes,
 	})
 }
 
@@ -74,15 +81,9 @@ func (e *expression) evaluate(s *Slice) *exprResult {
 	devices := s.Object.Spec.Devices
 	r := &exprResult{expr: e, match: bitset.New(len(devices))}
 	for i := range devices {
-		device := &devices[i]
 		// A result outlives the caller's deadline, so it must not depend on it: CEL's cost limit bounds the
 		// time of one evaluation.
-		matches, _, err := e.program.DeviceMatches(context.Background(), cel.Device{
-			Driver:                   s.Object.Spec.Driver,
-			AllowMultipleAllocations: device.AllowMultipleAllocations,
-			Attributes:               device.Attributes,
-			Capacity:                 device.Capacity,
-		})
+		matches, _, err := e.program.DeviceMatches(context.Background(), s.input(i))
 		switch {
 		case err != nil:
 			if r.errs == nil {
@@ -94,4 +95,15 @@ func (e *expression) evaluate(s *Slice) *exprResult {
 		}
 	}
 	return r
+}
+
+// input is device i as CEL expressions see it.
+func (s *Slice) input(i int) cel.Device {
+	device := &s.Object.Spec.Devices[i]
+	return cel.Device{
+		Driver:                   s.Object.Spec.Driver,
+		AllowMultipleAllocations: device.AllowMultipleAllocations,
+		Attributes:               device.Attributes,
+		Capacity:                 device.Capacity,
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
@@ -232,14 +233,119 @@ func TestAttributesAreFoundByTheirFullName(t *testing.T) {
 		s.Spec.Devices[2].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"a": {}}
 	}))
 	p := store.View().ForNode(node("n1")).Pools[0]
-	column := func(name resourceapi.FullyQualifiedName) []AttributeValue { return p.Attribute(name).values }
-	if diff := cmp.Diff([]AttributeValue{{Kind: StringKind, String: "short"}, {Kind: BoolKind, Int: 1}, {Kind: UnknownKind}}, column(driver+"/a")); diff != "" {
+	column := func(name resourceapi.FullyQualifiedName) [][]AttributeValue { return p.Attribute(name).values }
+	if diff := cmp.Diff([][]AttributeValue{{{Kind: StringKind, String: "short"}}, {{Kind: BoolKind, Int: 1}}, {{Kind: UnknownKind}}}, column(driver+"/a")); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff([]AttributeValue{{Kind: IntKind, Int: 7}, {Kind: VersionKind, String: "1.0.0"}, {}}, column("other.com/a")); diff != "" {
+	if diff := cmp.Diff([][]AttributeValue{{{Kind: IntKind, Int: 7}}, {{Kind: VersionKind, String: "1.0.0"}}, nil}, column("other.com/a")); diff != "" {
 		t.Error(diff)
 	}
-	if diff := cmp.Diff(make([]AttributeValue, 3), column("another.com/a")); diff != "" {
+	if diff := cmp.Diff(make([][]AttributeValue, 3), column("another.com/a")); diff != "" {
 		t.Error(diff)
+	}
+}
+
+func TestListsAreValuesOnlyWithTheirFeature(t *testing.T) {
+	lists := slice("s", "n1", devices("d0", "d1", "d2", "d3"), func(s *resourceapi.ResourceSlice) {
+		for i, attribute := range []resourceapi.DeviceAttribute{
+			{StringValues: []string{"x", "y", "x"}}, {StringValue: ptr.To("y")}, {IntValues: []int64{1}}, {StringValues: []string{}},
+		} {
+			s.Spec.Devices[i].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"a": attribute}
+		}
+	})
+	x, y := AttributeValue{Kind: StringKind, String: "x"}, AttributeValue{Kind: StringKind, String: "y"}
+	unknown := []AttributeValue{{Kind: UnknownKind}}
+	for name, tc := range map[string]struct {
+		features Features
+		values   [][]AttributeValue
+		groups   []Group
+	}{
+		"on": {
+			features: Features{ListTypeAttributes: true},
+			values:   [][]AttributeValue{{x, y}, {y}, {{Kind: IntKind, Int: 1}}, nil},
+			groups:   []Group{{x, bitset.Set{1}}, {y, bitset.Set{3}}, {AttributeValue{Kind: IntKind, Int: 1}, bitset.Set{4}}},
+		},
+		"off": {values: [][]AttributeValue{unknown, {y}, unknown, unknown}, groups: []Group{{y, bitset.Set{2}}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := NewStore(Options{Features: tc.features})
+			store.SetSlice(lists)
+			column := store.View().ForNode(node("n1")).Pools[0].Attribute(driver + "/a")
+			if diff := cmp.Diff(tc.values, column.values); diff != "" {
+				t.Errorf("values (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.groups, column.Groups()); diff != "" {
+				t.Errorf("groups (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestDerivedAttributesAreEvaluatedOncePerSlice(t *testing.T) {
+	store := NewStore(Options{Features: Features{DerivedAttributes: true}})
+	withModel := func(taints ...resourceapi.DeviceTaint) *resourceapi.ResourceSlice {
+		return slice("s", "n1", devices("d0", "d1"), func(s *resourceapi.ResourceSlice) {
+			s.Spec.Devices[0].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"model": {StringValue: ptr.To("x")}}
+			s.Spec.Devices[1].Taints = taints
+		})
+	}
+	store.SetSlice(withModel())
+	d, err := store.View().Derivation(`device.attributes["` + driver + `"].model + "!"`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := store.View().ForNode(node("n1")).Pools[0]
+	column := before.Derived(d)
+	if diff := cmp.Diff([][]AttributeValue{{{Kind: StringKind, String: "x!"}}, nil}, column.values); diff != "" {
+		t.Error(diff)
+	}
+	if !column.Errors().Has(1) || column.Errors().Has(0) || column.Err(1) == nil {
+		t.Errorf("errors: %v, %v", column.Errors(), column.Err(1))
+	}
+	store.SetSlice(withModel(resourceapi.DeviceTaint{Key: "broken", Effect: resourceapi.DeviceTaintEffectNoSchedule}))
+	after := store.View().ForNode(node("n1")).Pools[0]
+	if before.Slices[0] == after.Slices[0] || d.on(before.Slices[0]) != d.on(after.Slices[0]) {
+		t.Error("a taint made the attribute be derived again")
+	}
+	if _, err := store.View().Derivation("nonsense"); err == nil {
+		t.Error("nonsense compiles")
+	}
+	if got := store.Stats().Derivations.Entries; got != 1 {
+		t.Errorf("%d derivations are kept", got)
+	}
+}
+
+// TestDevicesThatSkipNodeOperations: they are for nodes that declare the feature, whether the pool is for one node or
+// for many; where no allocator of upstream's minds, for all.
+func TestDevicesThatSkipNodeOperations(t *testing.T) {
+	able := node("n1")
+	able.Status.DeclaredFeatures = []string{"DRAOptionalNodeOperations"}
+	for name, tc := range map[string]struct {
+		features     Features
+		able, unable bool
+	}{
+		"on":                             {Features{OptionalNodeOperations: true}, true, false},
+		"off":                            {Features{}, true, true},
+		"off, with other alpha features": {Features{DerivedAttributes: true}, false, false},
+	} {
+		for where, change := range map[string]func(*resourceapi.ResourceSlice){
+			"local":  func(*resourceapi.ResourceSlice) {},
+			"shared": func(s *resourceapi.ResourceSlice) { s.Spec.NodeName, s.Spec.AllNodes = nil, ptr.To(true) },
+		} {
+			t.Run(name+", "+where, func(t *testing.T) {
+				store := NewStore(Options{Features: tc.features})
+				store.SetSlice(slice("s", "n1", devices("d0", "d1"), func(s *resourceapi.ResourceSlice) {
+					s.Spec.SkipNodeOperations = []resourceapi.SkipNodeOperation{"*"}
+				}, change))
+				usable := func(n *v1.Node) bool { return store.View().ForNode(n).Pools[0].Unsupported().Count() == 0 }
+				if usable(able) != tc.able || usable(node("n1")) != tc.unable {
+					t.Errorf("usable by the node that can skip operations: %v, by the other: %v, want %v and %v", usable(able), usable(node("n1")), tc.able, tc.unable)
+				}
+				store.DeleteSlice("s")
+				if n := len(store.View().ForNode(able).Pools); n > 0 {
+					t.Errorf("%d pools are left", n)
+				}
+			})
+		}
 	}
 }

@@ -1,6 +1,8 @@
 package inventory
 
 import (
+	"iter"
+	"slices"
 	"sort"
 	"sync"
 	"sync/atomic"
@@ -24,12 +26,14 @@ type NodePool struct {
 	visible           bitset.Set // the devices that the node may use; nil for all
 	bindingConditions bool
 
-	consumers   bitset.Set  // the devices that consume counters; nil if none
-	unaccounted bitset.Set  // the devices that stand for CPU or memory of a node; nil if none
-	unsupported bitset.Set  // those, and the consumers if there are no counters; nil if none
-	shareable   bitset.Set  // the devices that allow multiple allocations; nil if none
-	capacities  []*Capacity // of those, by device
-	uses        [][]Use     // what devices take of Pool.Counters, by device; nil if there are none
+	consumers   bitset.Set     // the devices that consume counters; nil if none
+	unaccounted bitset.Set     // the devices that stand for CPU or memory of a node; nil if none
+	skipping    bitset.Set     // the devices that need node operations to be skipped, which the node cannot; nil if none
+	unsupported bitset.Set     // those, and the consumers if there are no counters; nil if none
+	shareable   bitset.Set     // the devices that allow multiple allocations; nil if none
+	capacities  []*Capacity    // of those, by device
+	uses        [][]Use        // what devices take of Pool.Counters, by device; nil if there are none
+	memberships [][]Membership // the devices' compatibility groups; nil if the pool has none
 
 	matches slots[PoolMatch]
 	columns columns
@@ -63,6 +67,9 @@ func newNodePool(p *Pool, seen []*Slice, node *v1.Node) *NodePool {
 		}
 		np.consumers = addAll(np.consumers, n, np.starts[i], s.consumers)
 		np.unaccounted = addAll(np.unaccounted, n, np.starts[i], s.unaccounted)
+		if s.skipsOperations && (!p.skipsOperations || !canSkipOperations(node)) {
+			np.skipping = addAll(np.skipping, n, np.starts[i], bitset.Full(len(s.Object.Spec.Devices)))
+		}
 		if np.shareable = addAll(np.shareable, n, np.starts[i], s.shareable); s.capacities != nil {
 			if np.capacities == nil {
 				np.capacities = make([]*Capacity, n)
@@ -80,9 +87,9 @@ func newNodePool(p *Pool, seen []*Slice, node *v1.Node) *NodePool {
 			}
 		}
 	}
-	np.unsupported = np.unaccounted
+	np.unsupported = addAll(np.unaccounted.Clone(), n, 0, np.skipping)
 	if p.Counters == nil {
-		np.unsupported = addAll(np.unsupported.Clone(), n, 0, np.consumers)
+		np.unsupported = addAll(np.unsupported, n, 0, np.consumers)
 	}
 	np.learnUses()
 	return np
@@ -112,6 +119,13 @@ func (p *NodePool) learnUses() {
 		} else {
 			p.uses[i] = p.Pool.Counters.Uses(name)
 		}
+	}
+	if !p.Pool.Counters.HasGroups() {
+		return
+	}
+	p.memberships = make([][]Membership, len(p.devices))
+	for i := p.consumers.Next(0); i >= 0; i = p.consumers.Next(i + 1) {
+		p.memberships[i] = p.Pool.Counters.memberships(p.devices[i])
 	}
 }
 
@@ -176,6 +190,38 @@ func (p *NodePool) Uses(i int) []Use {
 	return p.uses[i]
 }
 
+// Memberships returns the compatibility groups of device i, one for each of its consumptions of counters; nil if the
+// pool has no groups. Read only.
+func (p *NodePool) Memberships(i int) []Membership {
+	if p.memberships == nil {
+		return nil
+	}
+	return p.memberships[i]
+}
+
+// AllMemberships yields the names and memberships of all devices of the pool that consume counters: first those that
+// the node sees, then the others.
+func (p *NodePool) AllMemberships() iter.Seq2[string, []Membership] {
+	return func(yield func(string, []Membership) bool) {
+		for i := range p.memberships {
+			if p.memberships[i] != nil && !yield(p.devices[i].Name, p.memberships[i]) {
+				return
+			}
+		}
+		for _, s := range p.Pool.slices {
+			if s.holdsCounters() || slices.Contains(p.Slices, s) {
+				continue
+			}
+			for i := s.consumers.Next(0); i >= 0; i = s.consumers.Next(i + 1) {
+				device := &s.Object.Spec.Devices[i]
+				if !yield(device.Name, p.Pool.Counters.memberships(device)) {
+					return
+				}
+			}
+		}
+	}
+}
+
 // Shareable are the devices that allow multiple allocations; nil if there are none. Read only.
 func (p *NodePool) Shareable() bitset.Set { return p.shareable }
 
@@ -183,12 +229,16 @@ func (p *NodePool) Shareable() bitset.Set { return p.shareable }
 func (p *NodePool) Capacity(i int) *Capacity { return p.capacities[i] }
 
 // Unsupported are the devices that cannot be used because they consume counters and that feature is off, or because
-// they are NodeAllocatable; nil if there are none. Read only.
+// they are NodeAllocatable or Skipping; nil if there are none. Read only.
 func (p *NodePool) Unsupported() bitset.Set { return p.unsupported }
 
 // NodeAllocatable are the devices that stand for CPU or memory of a node, or need some of it, unless that is
 // accounted for; nil if there are none. Read only.
 func (p *NodePool) NodeAllocatable() bitset.Set { return p.unaccounted }
+
+// Skipping are the devices that need node operations to be skipped, which the node does not declare that it can, or
+// which is not enabled; nil if there are none. Read only.
+func (p *NodePool) Skipping() bitset.Set { return p.skipping }
 
 // compare orders pools as their devices are tried: pools by driver and name, pools that have a
 // device with binding conditions after all others.

@@ -63,6 +63,8 @@ type Pool struct {
 	roaming    []int            // indexes of the slices that are not for one node alone
 	duplicates []duplicate
 	caches     *caches
+	// skipsOperations tells that devices of some slice can be used only by nodes that can skip node operations.
+	skipsOperations bool
 
 	// outdated is the next lower generation, while its slices are still there; else nil. Nodes see it that see
 	// nothing of the generations above it.
@@ -117,6 +119,7 @@ func newGeneration(id PoolID, generation int64, members []*Slice, c *caches) *Po
 			ignored++
 		} else {
 			p.slices = append(p.slices, s)
+			p.skipsOperations = p.skipsOperations || (s.skipsOperations && c.features.OptionalNodeOperations)
 		}
 	}
 	slices.SortFunc(p.slices, func(a, b *Slice) int { return cmp.Compare(a.Object.Name, b.Object.Name) })
@@ -161,7 +164,7 @@ func (p *Pool) check(ignored int) (ProblemKind, string) {
 		}
 	}
 	if p.caches.features.PartitionableDevices {
-		counters, detail := newCounters(p.slices)
+		counters, detail := newCounters(p.slices, p.caches.features)
 		if detail != "" {
 			return Invalid, detail
 		}
@@ -247,7 +250,8 @@ func (p *Pool) forNodeOutdated(node *v1.Node) *part {
 
 // sees returns what the node sees of this generation, and whether any slice of it is for the node.
 func (p *Pool) sees(node *v1.Node) (*part, bool) {
-	// The key has one bit per slice, then the bits of the devices that choose their nodes.
+	// The key has one bit per slice, then the bits of the devices that choose their nodes, then whether the node can
+	// skip operations, if that matters.
 	var buf [64]byte
 	key := append(buf[:0], make([]byte, (len(p.slices)+7)/8)...)
 	relevant := false
@@ -280,6 +284,9 @@ func (p *Pool) sees(node *v1.Node) (*part, bool) {
 	}
 	if !relevant {
 		return nil, false
+	}
+	if p.skipsOperations && canSkipOperations(node) {
+		key = append(key, 1)
 	}
 	p.mu.RLock()
 	known := p.parts[string(key)]
@@ -353,4 +360,12 @@ func (p *Pool) Devices(name string) []*resourceapi.Device {
 // isDuplicate tells whether several devices of the pool have the name.
 func (p *Pool) isDuplicate(device string) bool {
 	return slices.ContainsFunc(p.duplicates, func(d duplicate) bool { return d.device == device })
+}
+
+// nodeOperationsFeature is what a node declares in status.declaredFeatures if its kubelet can skip node operations
+// (KEP-5945's feature gate).
+const nodeOperationsFeature = "DRAOptionalNodeOperations"
+
+func canSkipOperations(node *v1.Node) bool {
+	return slices.Contains(node.Status.DeclaredFeatures, nodeOperationsFeature)
 }

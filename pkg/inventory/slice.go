@@ -40,11 +40,15 @@ type Slice struct {
 	// ignored is why the slice does not count, as if it were not there; empty if it counts.
 	ignored string
 
+	// skipsOperations tells that the slice's devices skip node operations, and that this matters.
+	skipsOperations bool
+
 	results slots[exprResult]
+	derived slots[derivedResult]
 }
 
 func newSlice(object *resourceapi.ResourceSlice, features Features) *Slice {
-	s := &Slice{Object: object}
+	s := &Slice{Object: object, skipsOperations: len(object.Spec.SkipNodeOperations) > 0 && features.mindsNodeOperations()}
 	spec := &object.Spec
 	if !features.CompatibilityGroups && usesCompatibilityGroups(object) {
 		s.ignored = "uses compatibility groups, which are not enabled"
@@ -209,7 +213,7 @@ func (r *nodeRule) matches(node *v1.Node) bool {
 	return false
 }
 
-// adopt takes over the results of selectors from the slice's predecessor if selectors cannot tell the two
+// adopt takes over the results of CEL expressions from the slice's predecessor if these cannot tell the two
 // apart. Health changes taints and nothing else, and must not cost an evaluation of every selector.
 func (s *Slice) adopt(old *Slice) {
 	a, b := &s.Object.Spec, &old.Object.Spec
@@ -225,4 +229,5 @@ func (s *Slice) adopt(old *Slice) {
 		}
 	}
 	s.results.copyFrom(&old.results)
+	s.derived.copyFrom(&old.derived)
 }

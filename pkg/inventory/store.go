@@ -27,10 +27,22 @@ type Features struct {
 	// NodeAllocatableResources: whoever allocates accounts for devices that stand for CPU or memory of a node, or
 	// need some of it. Without it, such devices are not usable.
 	NodeAllocatableResources bool
-	// ListTypeAttributes makes list functions for attributes known to selectors.
+	// ListTypeAttributes makes attributes that are lists count in constraints, as all the values that are in them, and
+	// list functions known to CEL expressions.
 	ListTypeAttributes bool
 	// CompatibilityGroups: without it, slices that use them do not count, and their pools are incomplete.
 	CompatibilityGroups bool
+	// OptionalNodeOperations: devices whose slices skip node operations can be used on nodes that declare the feature.
+	// Without it, they are devices like any other, and nothing is skipped; but with another of the features that are
+	// alpha in Kubernetes 1.37 they are not usable, because upstream's allocator for those refuses them.
+	OptionalNodeOperations bool
+	// DerivedAttributes: requests may derive attributes from those of devices.
+	DerivedAttributes bool
+}
+
+// mindsNodeOperations tells whether it matters that devices skip node operations.
+func (f Features) mindsNodeOperations() bool {
+	return f.OptionalNodeOperations || f.ListTypeAttributes || f.CompatibilityGroups || f.DerivedAttributes
 }
 
 // DefaultFeatures are those on by default in Kubernetes 1.37.
@@ -49,6 +61,9 @@ type Options struct {
 	// MaxMatchers bounds the different combinations of selectors and tolerations whose results are kept.
 	// Default 64.
 	MaxMatchers int
+	// MaxDerivations bounds the different CEL expressions for derived attributes kept compiled, with their results.
+	// Default 64.
+	MaxDerivations int
 }
 
 // Store takes in events and gives out views. All methods may be called by any goroutine.
@@ -67,6 +82,7 @@ type caches struct {
 	features    Features
 	expressions *slotTable[*expression]
 	matchers    *slotTable[*Matcher]
+	derivations *slotTable[*Derivation]
 	counters    counterTables
 }
 
@@ -78,7 +94,7 @@ type CacheStats struct {
 }
 
 // Stats describes the caches of a store.
-type Stats struct{ Selectors, Matchers CacheStats }
+type Stats struct{ Selectors, Matchers, Derivations CacheStats }
 
 // NewStore returns an empty store.
 func NewStore(opts Options) *Store {
@@ -87,6 +103,9 @@ func NewStore(opts Options) *Store {
 	}
 	if opts.MaxMatchers <= 0 {
 		opts.MaxMatchers = 64
+	}
+	if opts.MaxDerivations <= 0 {
+		opts.MaxDerivations = 64
 	}
 	s := &Store{
 		features: opts.Features,
@@ -101,6 +120,7 @@ func NewStore(opts Options) *Store {
 			features:    opts.Features,
 			expressions: newSlotTable[*expression](opts.MaxSelectors),
 			matchers:    newSlotTable[*Matcher](opts.MaxMatchers),
+			derivations: newSlotTable[*Derivation](opts.MaxDerivations),
 		},
 	})
 	return s
@@ -112,7 +132,7 @@ func (s *Store) View() *View { return s.current.Load() }
 // Stats returns how full the caches are.
 func (s *Store) Stats() Stats {
 	c := s.View().caches
-	return Stats{Selectors: c.expressions.stats(), Matchers: c.matchers.stats()}
+	return Stats{Selectors: c.expressions.stats(), Matchers: c.matchers.stats(), Derivations: c.derivations.stats()}
 }
 
 // SetSlice adds or replaces the slice with the object's name. The object must not change afterwards.
@@ -211,7 +231,7 @@ func (v *View) replaceLocal(id PoolID, old, pool *Pool) {
 			if !ok {
 				continue // had only an outdated part of the pool, which it could not use
 			}
-			if local = local.with(id, nil); len(local.Pools)+len(local.Problems) > 0 {
+			if local = local.with(id, nil, nil); len(local.Pools)+len(local.Problems) > 0 {
 				v.local = v.local.Set(name, local)
 			} else {
 				v.local = v.local.Delete(name)
@@ -228,7 +248,8 @@ func (v *View) replaceLocal(id PoolID, old, pool *Pool) {
 		}
 		// Slices for a node by name do not look at its labels.
 		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		if local = local.with(id, pool.forNode(node)); len(local.Pools)+len(local.Problems) > 0 {
+		able := &v1.Node{ObjectMeta: node.ObjectMeta, Status: v1.NodeStatus{DeclaredFeatures: []string{nodeOperationsFeature}}}
+		if local = local.with(id, pool.forNode(node), pool.forNode(able)); len(local.Pools)+len(local.Problems) > 0 {
 			v.local = v.local.Set(name, local)
 		} else {
 			v.local = v.local.Delete(name)

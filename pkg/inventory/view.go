@@ -42,6 +42,9 @@ type NodeDevices struct {
 	// Attached is a place for one value that a consumer derives from what is in here and something else that it can
 	// recognize again, like NodePool.Attached.
 	Attached atomic.Value
+
+	// able is what the node can reach if it declares that it can skip node operations. Nil if that makes no difference.
+	able *NodeDevices
 }
 
 var noDevices = &NodeDevices{}
@@ -97,11 +100,14 @@ func (v *View) Problems() iter.Seq[*PoolProblem] {
 	}
 }
 
-// ForNode returns what the node can reach. It looks at the node's name and labels.
+// ForNode returns what the node can reach. It looks at the node's name, labels and declared features.
 func (v *View) ForNode(node *v1.Node) *NodeDevices {
 	local, ok := v.local.Get(node.Name)
 	if !ok {
 		local = noDevices
+	}
+	if local.able != nil && canSkipOperations(node) {
+		local = local.able
 	}
 	merged := local
 	for _, pool := range v.shared {
@@ -133,8 +139,21 @@ func (d *NodeDevices) sort() {
 	slices.SortFunc(d.Problems, func(a, b *PoolProblem) int { return a.Pool.compare(b.Pool) })
 }
 
-// with returns a copy in which the node sees the given part of the pool, or nothing of it if that is nil.
-func (d *NodeDevices) with(id PoolID, seen *part) *NodeDevices {
+// with returns a copy in which the node sees the given part of the pool, or nothing of it if that is nil; able is the
+// part that it sees if it can skip node operations.
+func (d *NodeDevices) with(id PoolID, seen, able *part) *NodeDevices {
+	changed := d.withPart(id, seen)
+	if d.able != nil || seen != able {
+		before := d
+		if d.able != nil {
+			before = d.able
+		}
+		changed.able = before.withPart(id, able)
+	}
+	return changed
+}
+
+func (d *NodeDevices) withPart(id PoolID, seen *part) *NodeDevices {
 	changed := &NodeDevices{
 		Pools:    make([]*NodePool, 0, len(d.Pools)+1),
 		Problems: make([]*PoolProblem, 0, len(d.Problems)+1),

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/rand"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/internal/localcluster"
 )
 
 // worldLabel stands on a world's nodes. Its pods select by it, so that no test sees another one's nodes.
@@ -36,6 +38,12 @@ type world struct {
 
 // newWorld makes a namespace and a class for the devices of a driver of its own.
 func newWorld(t *testing.T) *world {
+	t.Helper()
+	return newWorldIn(t, cluster)
+}
+
+// newWorldIn makes a world in a cluster of the test's own.
+func newWorldIn(t *testing.T, cluster *localcluster.Cluster) *world {
 	t.Helper()
 	w := &world{t: t, ctx: t.Context(), client: cluster.AdminClient()}
 	w.name = namePrefix(t.Name()) + rand.String(5)

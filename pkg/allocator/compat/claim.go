@@ -15,7 +15,6 @@ type anyRequest struct {
 	// name is the request's, or the alternative's own.
 	name, class string
 	all         bool
-	derived     []resourceapi.DeviceDerivedAttribute
 }
 
 // requestsOf yields the exact requests and the alternatives of the others, in order.
@@ -27,14 +26,14 @@ func requestsOf(claim *resourceapi.ResourceClaim) iter.Seq[anyRequest] {
 				sub := &request.FirstAvailable[j]
 				if !yield(anyRequest{
 					position: i, sub: j, name: sub.Name, class: sub.DeviceClassName,
-					all: sub.AllocationMode == resourceapi.DeviceAllocationModeAll, derived: sub.DerivedAttributes,
+					all: sub.AllocationMode == resourceapi.DeviceAllocationModeAll,
 				}) {
 					return
 				}
 			}
 			if exact := request.Exactly; exact != nil && len(request.FirstAvailable) == 0 && !yield(anyRequest{
 				position: i, sub: -1, name: request.Name, class: exact.DeviceClassName,
-				all: exact.AllocationMode == resourceapi.DeviceAllocationModeAll, derived: exact.DerivedAttributes,
+				all: exact.AllocationMode == resourceapi.DeviceAllocationModeAll,
 			}) {
 				return
 			}

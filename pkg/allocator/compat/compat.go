@@ -20,7 +20,7 @@ import (
 // NewAllocator returns an allocator over the given state of the cluster. It is meant for one scheduling cycle and
 // may be used by any number of goroutines. Slices and classes must not change while it is in use.
 //
-// celCache serves only claims and slices with alpha features that are left to upstream's library, see delegated.
+// celCache serves only the wording of one error, for which upstream's library is asked, see constraintError.
 func NewAllocator(ctx context.Context,
 	features structured.Features,
 	allocated structured.AllocatedState,
@@ -37,12 +37,7 @@ func NewAllocator(ctx context.Context,
 			return structured.NewAllocator(ctx, features, allocated, classes, slices, celCache)
 		}),
 	}
-	for _, slice := range slices {
-		a.delegate = a.delegate || delegatedSlice(slice, features)
-	}
-	if !a.delegate {
-		a.learnSlices(slices)
-	}
+	a.learnSlices(slices)
 	return a, nil
 }
 
@@ -52,8 +47,6 @@ type firstFit struct {
 	classes  structured.DeviceClassLister
 	store    *inventory.Store
 	usage    usage.View
-	// delegate tells that the slices need upstream's library.
-	delegate bool
 	// upstream makes upstream's allocator when it is first needed.
 	upstream func() (structured.Allocator, error)
 }
@@ -62,13 +55,6 @@ var _ structured.Allocator = &firstFit{}
 
 // Allocate implements [structured.Allocator].
 func (a *firstFit) Allocate(ctx context.Context, node *v1.Node, claims []*resourceapi.ResourceClaim) ([]resourceapi.AllocationResult, error) {
-	if a.delegate || delegatedClaims(claims, a.features) {
-		upstream, err := a.upstream()
-		if err != nil {
-			return nil, err
-		}
-		return upstream.Allocate(ctx, node, claims)
-	}
 	if err := a.learnClasses(claims); err != nil {
 		return nil, err
 	}

@@ -28,6 +28,9 @@ func claimError(err error, claims []*resourceapi.ResourceClaim) error {
 	if request != e.Request {
 		kind = "subrequest"
 	}
+	if e.Err != nil && strings.Contains(e.Field, "derivedAttributes[") {
+		return &worded{text: fmt.Sprintf("claim %s, request %s: %s: %v", claim, request, e.Reason, e.Err), cause: err}
+	}
 	field := e.Field[strings.LastIndex(e.Field, ".")+1:]
 	field, index, _ := strings.Cut(strings.TrimSuffix(field, "]"), "[")
 	says := func(format string, args ...any) error {
@@ -148,6 +151,9 @@ func selectorError(e *allocator.SelectorError) error {
 	device := fmt.Sprintf("%s/%s/%s", e.Driver, e.Pool, e.Device)
 	if e.Expression == "" {
 		return &worded{fmt.Sprintf("claim %s, request %s: checking capacity for device %s: %v", klog.KRef(e.Namespace, e.Claim), e.Request, device, e.Err), e}
+	}
+	if e.Attribute != "" {
+		return &worded{fmt.Sprintf("evaluate derived attribute %s on device %s failed: %v", e.Attribute, device, e.Err), e}
 	}
 	owner := "claim " + klog.KRef(e.Namespace, e.Claim).String()
 	if e.Class != "" {

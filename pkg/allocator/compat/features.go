@@ -1,7 +1,6 @@
 package compat
 
 import (
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/dynamic-resource-allocation/structured"
 
 	"stowage.dev/stowage/pkg/allocator"
@@ -15,6 +14,8 @@ func inventoryFeatures(f structured.Features) inventory.Features {
 		FractionalCapacityRange: f.FractionalCapacityRange,
 		ListTypeAttributes:      f.ListTypeAttributes,
 		CompatibilityGroups:     f.CompatibilityGroups,
+		OptionalNodeOperations:  f.OptionalNodeOperations,
+		DerivedAttributes:       f.DerivedAttributes,
 		// Upstream's callers do that, not its allocator.
 		NodeAllocatableResources: true,
 	}
@@ -27,45 +28,4 @@ func allocatorFeatures(f structured.Features) allocator.Features {
 		DeviceTaints:            f.DeviceTaints,
 		DeviceBindingConditions: f.DeviceBindingAndStatus,
 	}
-}
-
-// delegatedSlice tells whether the slice uses an alpha feature that only upstream's library has: attributes that
-// are lists, compatibility groups, or node operations that are left out.
-func delegatedSlice(slice *resourceapi.ResourceSlice, f structured.Features) bool {
-	if len(slice.Spec.SkipNodeOperations) > 0 {
-		return true
-	}
-	for i := range slice.Spec.Devices {
-		device := &slice.Spec.Devices[i]
-		if f.CompatibilityGroups {
-			for j := range device.ConsumesCounters {
-				if len(device.ConsumesCounters[j].CompatibilityGroups) > 0 {
-					return true
-				}
-			}
-		}
-		if f.ListTypeAttributes {
-			for _, attribute := range device.Attributes {
-				if len(attribute.IntValues)+len(attribute.BoolValues)+len(attribute.StringValues)+len(attribute.VersionValues) > 0 {
-					return true
-				}
-			}
-		}
-	}
-	return false
-}
-
-// delegatedClaims tells whether a claim uses derived attributes, which only upstream's library has.
-func delegatedClaims(claims []*resourceapi.ResourceClaim, f structured.Features) bool {
-	if !f.DerivedAttributes {
-		return false
-	}
-	for _, claim := range claims {
-		for request := range requestsOf(claim) {
-			if len(request.derived) > 0 {
-				return true
-			}
-		}
-	}
-	return false
 }

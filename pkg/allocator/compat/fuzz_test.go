@@ -243,7 +243,7 @@ func (w *world) survives(t *testing.T) {
 		want, err = within(200*time.Millisecond, upstream, node, w.claims)
 		return err == nil
 	}()
-	if got != nil && !ours.delegate && !w.malformed {
+	if got != nil && !w.malformed {
 		if err := checker.Check(w.cluster(node), w.claims, got); err != nil {
 			t.Fatalf("invalid allocation: %v\n%s\n%s", err, toYAML(got), w.dump(node))
 		}

@@ -57,6 +57,16 @@ var (
 	attributeNames = []resourceapi.FullyQualifiedName{"example.com/numa", driverA + "/model", "example.com/numa", "example.com/mixed", "example.com/derived"}
 )
 
+var derivations = []string{
+	`"same"`,
+	`device.driver`,
+	`device.attributes["a.example.com"].?model.orValue("none")`,
+	`device.attributes["example.com"].?numa.orValue(0)`,
+	`[device.driver, "same"]`,
+	// Fails at run time on devices without the attribute.
+	`device.attributes["a.example.com"].model`,
+}
+
 // chance is true about once in n times, and false in the simplest draw.
 func chance(t *rapid.T, n int, what string) bool {
 	return rapid.IntRange(0, n-1).Draw(t, what) == n-1
@@ -66,7 +76,7 @@ func drawWorld(t *rapid.T) *world {
 	w := &world{features: drawFeatures(t)}
 	for i := range rapid.SampledFrom([]int{1, 2}).Draw(t, "nodes") {
 		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("node-%d", i), Labels: map[string]string{"zone": []string{"east", "west"}[i]}}}
-		if w.features.OptionalNodeOperations && chance(t, 2, "node can skip operations") {
+		if chance(t, 2, "node can skip operations") {
 			node.Status.DeclaredFeatures = []string{"DRAOptionalNodeOperations"}
 		}
 		w.nodes = append(w.nodes, node)
@@ -89,21 +99,18 @@ func drawWorld(t *rapid.T) *world {
 	return w
 }
 
-// drawFeatures draws mostly those that are on by default, rarely with one less, rarely with one of alpha quality.
+// drawFeatures draws those that are on by default, rarely with one less, in half of the draws with some of alpha quality.
 func drawFeatures(t *rapid.T) structured.Features {
 	f := structured.Features{
 		AdminAccess: true, ConsumableCapacity: true, DeviceBindingAndStatus: true, DeviceTaints: true,
 		FractionalCapacityRange: true, PartitionableDevices: true, PrioritizedList: true,
 	}
-	switch rapid.SampledFrom([]int{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}).Draw(t, "features") {
-	case 1:
-		f.ListTypeAttributes = true
-	case 2:
-		f.CompatibilityGroups = true
-	case 3:
-		f.DerivedAttributes = true
-	case 4:
-		f.OptionalNodeOperations = true
+	alpha := rapid.SampledFrom([]int{0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 4, 8, 3, 5, 6, 9, 15}).Draw(t, "alpha features")
+	f.ListTypeAttributes = alpha&1 != 0
+	f.CompatibilityGroups = alpha&2 != 0
+	f.DerivedAttributes = alpha&4 != 0
+	f.OptionalNodeOperations = alpha&8 != 0
+	switch rapid.SampledFrom([]int{0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5, 6, 7, 8, 9, 10, 11}).Draw(t, "features") {
 	case 5:
 		f.AdminAccess = false
 	case 6:
@@ -175,7 +182,7 @@ func (w *world) drawPool(t *rapid.T, index int) {
 			slice.Spec.Devices = append(slice.Spec.Devices, w.drawDevice(t, &kind, devices))
 			devices++
 		}
-		if w.features.OptionalNodeOperations && chance(t, 3, "skips operations") {
+		if (w.features.OptionalNodeOperations || chance(t, 10, "skips although disabled")) && chance(t, 3, "skips operations") {
 			slice.Spec.SkipNodeOperations = []resourceapi.SkipNodeOperation{"*"}
 		}
 		if chance(t, 60, "duplicate") {
@@ -196,6 +203,34 @@ func (w *world) drawPool(t *rapid.T, index int) {
 		}
 	}
 	w.held = slicesutil.DeleteFunc(w.held, func(held resourceapi.AllocationResult) bool { return isShareOfWhole(slices, &held.Devices.Results[0]) })
+	if w.features.CompatibilityGroups {
+		groups := make(map[string][]string) // counter set → what the holders of its devices have in common
+		w.held = slicesutil.DeleteFunc(w.held, func(held resourceapi.AllocationResult) bool {
+			return contradictsGroups(slices, &held.Devices.Results[0], groups)
+		})
+	}
+}
+
+// contradictsGroups tells whether the device of the result cannot be in use beside those before it. What that leaves to
+// others depends upstream on which node asks first, because it counts the devices that this node sees before others.
+func contradictsGroups(slices []*resourceapi.ResourceSlice, result *resourceapi.DeviceRequestAllocationResult, groups map[string][]string) bool {
+	for _, slice := range slices {
+		for _, device := range slice.Spec.Devices {
+			if slice.Spec.Driver != result.Driver || slice.Spec.Pool.Name != result.Pool || device.Name != result.Device {
+				continue
+			}
+			for _, consumption := range device.ConsumesCounters {
+				own := consumption.CompatibilityGroups
+				if common, used := groups[consumption.CounterSet]; used && len(common)+len(own) > 0 {
+					if own = slicesutil.DeleteFunc(slicesutil.Clone(own), func(group string) bool { return !slicesutil.Contains(common, group) }); len(own) == 0 {
+						return true
+					}
+				}
+				groups[consumption.CounterSet] = own
+			}
+		}
+	}
+	return false
 }
 
 // isShareOfWhole tells whether the result is a share of a name that is, on some node, a device without shares. Upstream
@@ -248,6 +283,11 @@ func (w *world) drawDevice(t *rapid.T, kind *poolKind, index int) resourceapi.De
 	if !chance(t, 12, "no numa") {
 		device.Attributes["example.com/numa"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(rapid.IntRange(0, 1).Draw(t, "numa")))}
 	}
+	if w.features.ListTypeAttributes && rapid.Bool().Draw(t, "list of numa") {
+		device.Attributes["example.com/numa"] = resourceapi.DeviceAttribute{
+			IntValues: rapid.SampledFrom([][]int64{{0, 1}, {1, 0, 1}, {0}, {1, 2}, {2, 3}}).Draw(t, "numas"),
+		}
+	}
 	switch rapid.IntRange(0, 5).Draw(t, "mixed") {
 	case 0:
 		device.Attributes["example.com/mixed"] = resourceapi.DeviceAttribute{VersionValue: ptr.To("1.0.0")}
@@ -256,7 +296,7 @@ func (w *world) drawDevice(t *rapid.T, kind *poolKind, index int) resourceapi.De
 	case 2:
 		device.Attributes["example.com/mixed"] = resourceapi.DeviceAttribute{StringValue: ptr.To("1.0.0")}
 	case 3:
-		if w.features.ListTypeAttributes {
+		if w.features.ListTypeAttributes || chance(t, 10, "list although disabled") {
 			device.Attributes["example.com/mixed"] = resourceapi.DeviceAttribute{
 				StringValues: rapid.SampledFrom([][]string{{"1.0.0", "2"}, {"2", "3"}, {"3"}}).Draw(t, "list"),
 			}
@@ -315,7 +355,7 @@ func (w *world) drawConsumption(t *rapid.T, kind *poolKind, device *resourceapi.
 		for j := range len(set.Counters) {
 			consumption.Counters[fmt.Sprintf("counter-%d", j)] = resourceapi.Counter{Value: drawQuantity(t, "consumes", "1", "2", "500m", "4", "0")}
 		}
-		if w.features.CompatibilityGroups {
+		if w.features.CompatibilityGroups || chance(t, 60, "groups although disabled") {
 			consumption.CompatibilityGroups = rapid.SampledFrom([][]string{nil, {"a"}, {"a", "b"}, {"b"}}).Draw(t, "groups")
 		}
 		device.ConsumesCounters = append(device.ConsumesCounters, consumption)
@@ -437,7 +477,7 @@ func (w *world) drawRequest(t *rapid.T) *resourceapi.ExactDeviceRequest {
 	if w.features.DerivedAttributes && chance(t, 2, "derives") {
 		r.DerivedAttributes = []resourceapi.DeviceDerivedAttribute{{
 			Name:       rapid.SampledFrom(attributeNames).Draw(t, "derived"),
-			Expression: rapid.SampledFrom([]string{`"same"`, `device.driver`, `device.attributes["a.example.com"].?model.orValue("none")`}).Draw(t, "expression"),
+			Expression: rapid.SampledFrom(derivations).Draw(t, "expression"),
 		}}
 	}
 	return r

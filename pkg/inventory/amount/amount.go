@@ -95,15 +95,18 @@ func (a Amount) Compare(b Amount) int {
 // IsNegative tells whether a is less than nothing.
 func (a Amount) IsNegative() bool { return a.hi < 0 }
 
+// Float returns the amount in units, not nanos, as nearly as a float64 can.
+func (a Amount) Float() float64 {
+	return (float64(a.hi)*(1<<32)*(1<<32) + float64(a.lo)) / nano
+}
+
 // Over returns a/b, not exactly; 0 if b is not positive.
 func (a Amount) Over(b Amount) float64 {
 	if !(Amount{}).Less(b) {
 		return 0
 	}
-	return a.float() / b.float()
+	return a.Float() / b.Float()
 }
-
-func (a Amount) float() float64 { return float64(a.hi)*(1<<32)*(1<<32) + float64(a.lo) }
 
 // Times returns how often part can be taken from a before less than nothing is left, at most limit times.
 func (a Amount) Times(part Amount, limit int) int {

@@ -55,13 +55,14 @@ func TestArgsFromFile(t *testing.T) {
 	seconds := func(n time.Duration) *metav1.Duration { return &metav1.Duration{Duration: n * time.Second} }
 	fence := &config.FenceArgs{Enabled: ptr.To(true), Timeout: seconds(30), Jitter: seconds(1)}
 	unowned := &config.OwnershipArgs{Enabled: ptr.To(false), Driver: "gpu.nvidia.com"}
+	strategy := &config.ScoringStrategy{Type: config.MostAllocated, Devices: config.SmallestFit}
 	tests := map[string]struct {
 		pluginConfig string
 		want         *config.DeviceClaimsArgs
 		wantErr      []string
 	}{
 		"no pluginConfig entry gives the defaults": {
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence, Ownership: unowned},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence, Ownership: unowned, ScoringStrategy: strategy},
 		},
 		"a field that is not set gets its default, one that is set keeps its value": {
 			pluginConfig: `
@@ -70,7 +71,7 @@ func TestArgsFromFile(t *testing.T) {
     args:
       filterTimeout: 3s
 `,
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(3), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence, Ownership: unowned},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(3), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence, Ownership: unowned, ScoringStrategy: strategy},
 		},
 		"the fence can be disabled alone": {
 			pluginConfig: `
@@ -84,7 +85,7 @@ func TestArgsFromFile(t *testing.T) {
 			want: &config.DeviceClaimsArgs{
 				FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600),
 				Fence:     &config.FenceArgs{Enabled: ptr.To(false), Timeout: seconds(30), Jitter: seconds(0)},
-				Ownership: unowned,
+				Ownership: unowned, ScoringStrategy: strategy,
 			},
 		},
 		"devices are owned by driver, pool and name": {
@@ -97,7 +98,7 @@ func TestArgsFromFile(t *testing.T) {
 			want: &config.DeviceClaimsArgs{
 				FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600),
 				Fence:     fence,
-				Ownership: &config.OwnershipArgs{Enabled: ptr.To(true), Driver: "gpu.example.com", Pool: "rack/1", Device: "gpu-0"},
+				Ownership: &config.OwnershipArgs{Enabled: ptr.To(true), Driver: "gpu.example.com", Pool: "rack/1", Device: "gpu-0"}, ScoringStrategy: strategy,
 			},
 		},
 		"kind and apiVersion may be given": {
@@ -111,7 +112,20 @@ func TestArgsFromFile(t *testing.T) {
       bindingTimeout: 30s
       auditPeriod: 0s
 `,
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(0), BindingTimeout: seconds(30), AuditPeriod: seconds(0), Fence: fence, Ownership: unowned},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(0), BindingTimeout: seconds(30), AuditPeriod: seconds(0), Fence: fence, Ownership: unowned, ScoringStrategy: strategy},
+		},
+		"half of a scoring strategy": {
+			pluginConfig: `
+  pluginConfig:
+  - name: DeviceClaims
+    args:
+      scoringStrategy:
+        type: LeastAllocated
+`,
+			want: &config.DeviceClaimsArgs{
+				FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence, Ownership: unowned,
+				ScoringStrategy: &config.ScoringStrategy{Type: config.LeastAllocated, Devices: config.SmallestFit},
+			},
 		},
 		"an unknown field is refused by name": {
 			pluginConfig: `
@@ -190,6 +204,9 @@ kind: DeviceClaimsArgs
 ownership:
   driver: gpu.nvidia.com
   enabled: false
+scoringStrategy:
+  devices: SmallestFit
+  type: MostAllocated
 `
 	if diff := cmp.Diff(want, string(out)); diff != "" {
 		t.Errorf("encoded args differ (-want +got):\n%s", diff)
@@ -205,6 +222,7 @@ func TestArgsCopyIsIndependent(t *testing.T) {
 	copied.Fence.Timeout.Duration = 1
 	copied.Fence.Jitter.Duration = 1
 	*copied.Fence.Enabled = false
+	copied.ScoringStrategy.Type = ""
 	copied.AuditPeriod.Duration = 1
 	*copied.Ownership.Enabled = true
 	copied.Ownership.Driver = "gpu.example.com"
@@ -239,9 +257,17 @@ func TestValidateDeviceClaimsArgs(t *testing.T) {
 			change:  func(a *config.DeviceClaimsArgs) { a.AuditPeriod.Duration = time.Millisecond },
 			wantErr: `auditPeriod: Invalid value: "1ms": must be at least 1s`,
 		},
+		"an unknown type of scoring is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.ScoringStrategy.Type = "Random" },
+			wantErr: `scoringStrategy.type: Unsupported value: "Random": supported values: "LeastAllocated", "MostAllocated"`,
+		},
+		"an unknown order of devices is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.ScoringStrategy.Devices = "Biggest" },
+			wantErr: `scoringStrategy.devices: Unsupported value: "Biggest": supported values: "FirstFit", "SmallestFit"`,
+		},
 		"arguments without defaults are refused": {
 			change:  func(a *config.DeviceClaimsArgs) { *a = config.DeviceClaimsArgs{} },
-			wantErr: `[filterTimeout: Required value, bindingTimeout: Required value, fence: Required value, auditPeriod: Required value, ownership: Required value]`,
+			wantErr: `[filterTimeout: Required value, bindingTimeout: Required value, fence: Required value, auditPeriod: Required value, ownership: Required value, scoringStrategy: Required value]`,
 		},
 		"a fence without defaults is refused": {
 			change:  func(a *config.DeviceClaimsArgs) { a.Fence = &config.FenceArgs{} },

@@ -37,4 +37,5 @@ func SetDefaultsDeviceClaimsArgs(args *DeviceClaimsArgs) {
 	if args.Ownership.Driver == "" {
 		args.Ownership.Driver = DefaultOwnedDriver
 	}
+	args.ScoringStrategy = args.ScoringStrategy.withDefaults()
 }

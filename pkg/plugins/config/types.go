@@ -46,6 +46,10 @@ type DeviceClaimsArgs struct {
 	// +optional
 	Fence *FenceArgs `json:"fence,omitempty"`
 
+	// ScoringStrategy says which nodes, and which devices of a node, are preferred among those that a pod can have.
+	// +optional
+	ScoringStrategy *ScoringStrategy `json:"scoringStrategy,omitempty"`
+
 	// Ownership keeps schedulers that do not know Stowage off devices.
 	// +optional
 	Ownership *OwnershipArgs `json:"ownership,omitempty"`
@@ -104,6 +108,7 @@ func (a *DeviceClaimsArgs) DeepCopyObject() runtime.Object {
 	out.BindingTimeout = copyDuration(a.BindingTimeout)
 	out.AuditPeriod = copyDuration(a.AuditPeriod)
 	out.Fence = a.Fence.deepCopy()
+	out.ScoringStrategy = a.ScoringStrategy.deepCopy()
 	if a.Ownership != nil {
 		ownership := *a.Ownership
 		if a.Ownership.Enabled != nil {

@@ -29,6 +29,7 @@ func ValidateDeviceClaimsArgs(args *DeviceClaimsArgs) error {
 		errs = append(errs, validateDuration(field.NewPath("auditPeriod"), args.AuditPeriod, minAuditPeriod)...)
 	}
 	errs = append(errs, validateOwnership(field.NewPath("ownership"), args.Ownership)...)
+	errs = append(errs, validateScoringStrategy(field.NewPath("scoringStrategy"), args.ScoringStrategy)...)
 	return errs.ToAggregate()
 }
 

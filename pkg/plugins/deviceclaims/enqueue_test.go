@@ -117,6 +117,7 @@ func TestHints(t *testing.T) {
 		return registered[i].QueueingHintFn
 	}
 	labelled := func(n *v1.Node) { n.Labels = map[string]string{"rack": "1"} }
+	declaring := func(n *v1.Node) { n.Status.DeclaredFeatures = []string{"DRAOptionalNodeOperations"} }
 	withGPUs := func(n *v1.Node) { n.Status.Allocatable = v1.ResourceList{"example.com/gpu": resource.MustParse("8")} }
 	extendedClass := func(name string) *resourceapi.DeviceClass {
 		c := class("other")
@@ -150,6 +151,9 @@ func TestHints(t *testing.T) {
 		},
 		"a node with devices changes labels": {
 			kind: fwk.Node, action: fwk.UpdateNodeLabel, pod: pod("p", "free"), old: node("node-a"), new: node("node-a", labelled), want: fwk.Queue,
+		},
+		"a node with devices declares that it can skip node operations": {
+			kind: fwk.Node, action: fwk.UpdateNodeDeclaredFeature, pod: pod("p", "free"), old: node("node-a"), new: node("node-a", declaring), want: fwk.Queue,
 		},
 		"a node with devices changes in another way": {
 			kind: fwk.Node, action: fwk.UpdateNodeAllocatable, pod: pod("p", "free"), old: node("node-a"), new: node("node-a", withGPUs), want: fwk.QueueSkip,

@@ -29,7 +29,7 @@ func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint,
 			QueueingHintFn: pl.afterNewToleration,
 		},
 		{
-			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeTaint | fwk.UpdateNodeAllocatable},
+			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeTaint | fwk.UpdateNodeAllocatable | fwk.UpdateNodeDeclaredFeature},
 			QueueingHintFn: pl.afterNodeChange,
 		},
 		{
@@ -84,6 +84,7 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 		}
 	}
 	if len(pod.Spec.ResourceClaims) == 0 || before != nil && maps.Equal(before.Labels, after.Labels) &&
+		slices.Equal(before.Status.DeclaredFeatures, after.Status.DeclaredFeatures) &&
 		before.Spec.Unschedulable == after.Spec.Unschedulable && apiequality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) {
 		return fwk.QueueSkip, nil
 	}

@@ -3,10 +3,13 @@ package deviceclaims
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/features"
 
 	"stowage.dev/stowage/pkg/allocator"
 )
@@ -15,6 +18,7 @@ import (
 // nodes, so they say nothing about the node.
 const (
 	reasonElsewhere = "a claim of the pod is allocated for other nodes"
+	reasonSkipping  = "a claim of the pod has devices that need a node which can skip node operations"
 	reasonBinding   = "a claim of the pod has devices that could not be made ready"
 )
 
@@ -68,6 +72,8 @@ func (pl *Plugin) filterAllocated(c *cycle, node *v1.Node) *fwk.Status {
 		switch {
 		case pc.nodes != nil && !pc.nodes.Match(node):
 			reason = reasonElsewhere
+		case skipsNodeOperations(pc.claim) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
+			reason = reasonSkipping
 		case pl.bindingBroken(pc.claim):
 			reason = reasonBinding
 		default:
@@ -81,7 +87,18 @@ func (pl *Plugin) filterAllocated(c *cycle, node *v1.Node) *fwk.Status {
 	return nil
 }
 
+// skipsNodeOperations tells whether the claim's allocation has a device for which node operations are to be skipped. A
+// kubelet that does not know of that would wait for a driver that is not there (KEP-5945).
+func skipsNodeOperations(claim *resourceapi.ResourceClaim) bool {
+	allocation := claim.Status.Allocation
+	return allocation != nil && slices.ContainsFunc(allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
+		return len(result.SkipNodeOperations) > 0
+	})
+}
+
 // input is what the allocator decides on in this cycle.
 func (c *cycle) input(node *v1.Node) allocator.Input {
-	return allocator.Input{Requests: c.requests, Node: node, Inventory: c.inventory, Usage: c.usage, Policy: allocator.FirstFit}
+	return allocator.Input{
+		Requests: c.requests, Node: node, Inventory: c.inventory, Usage: c.usage, Policy: c.policy, Scoring: c.scoring,
+	}
 }

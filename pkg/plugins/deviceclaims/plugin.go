@@ -33,6 +33,8 @@ type Plugin struct {
 	features       allocator.Features
 	filterTimeout  time.Duration
 	bindingTimeout time.Duration
+	policy         allocator.Policy
+	scoring        allocator.Scoring
 	undoPauses     wait.Backoff
 
 	// profile is looked at when it is first needed.
@@ -77,10 +79,22 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		features:       allocatorFeatures(),
 		filterTimeout:  typed.FilterTimeout.Duration,
 		bindingTimeout: typed.BindingTimeout.Duration,
+		policy:         policies[typed.ScoringStrategy.Devices],
+		scoring:        scorings[typed.ScoringStrategy.Type],
 		undoPauses:     undoPauses,
 		profile:        sync.OnceValue(func() *profile { return readProfile(handle) }),
 	}, nil
 }
+
+// What the arguments' words mean to the allocator.
+var (
+	policies = map[config.DeviceOrder]allocator.Policy{
+		config.FirstFit: allocator.FirstFit, config.SmallestFit: allocator.SmallestFit,
+	}
+	scorings = map[config.ScoringStrategyType]allocator.Scoring{
+		config.MostAllocated: allocator.MostAllocated, config.LeastAllocated: allocator.LeastAllocated,
+	}
+)
 
 func typedArgs(args runtime.Object) (*config.DeviceClaimsArgs, error) {
 	typed := &config.DeviceClaimsArgs{}

@@ -38,7 +38,7 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 }
 
 func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.ResourceName) (*cycle, *fwk.Status) {
-	c := &cycle{plan: &plan{extended: extended}, results: newResults(nil), binding: &binding{}}
+	c := &cycle{plan: &plan{extended: extended, policy: pl.policy, scoring: pl.scoring}, results: newResults(nil), binding: &binding{}}
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return c, nil
 	}

@@ -8,7 +8,8 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/helper"
 )
 
-// Score prefers nodes that offer earlier alternatives of the requests with a prioritized list (KEP-4816).
+// Score prefers nodes that offer earlier alternatives of the requests with a prioritized list (KEP-4816), and after that
+// those on which more, or fewer, of the matching devices are held, as the arguments' scoring strategy says.
 func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, nodeInfo fwk.NodeInfo) (int64, *fwk.Status) {
 	c, err := readCycle(state)
 	if err != nil {

@@ -82,6 +82,8 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 		FractionalCapacityRange: enabled(features.DRAFractionalCapacityRange),
 		ListTypeAttributes:      enabled(features.DRAListTypeAttributes),
 		CompatibilityGroups:     enabled(features.DRADeviceCompatibilityGroups),
+		OptionalNodeOperations:  enabled(features.DRAOptionalNodeOperations),
+		DerivedAttributes:       enabled(features.DRADerivedAttributes),
 	}})
 	caches.store.Store(s.store)
 	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))

@@ -28,6 +28,9 @@ type plan struct {
 	requests *allocator.Requests
 	// extended are the extended resources that the pod asks for and that a DeviceClass may stand for.
 	extended []v1.ResourceName
+	// policy and scoring are what the plugin's arguments say.
+	policy  allocator.Policy
+	scoring allocator.Scoring
 	// inventory and usage are the views of this cycle.
 	inventory *inventory.View
 	usage     usage.View

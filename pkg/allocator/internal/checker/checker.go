@@ -142,17 +142,26 @@ func (c *check) single(g *grant) {
 		!slices.Equal(g.result.BindingFailureConditions, g.device.BindingFailureConditions) {
 		c.violation("%v: the binding conditions are not those of the device", g)
 	}
-	skip := g.device.slice.Spec.SkipNodeOperations
-	if !slices.Equal(g.result.SkipNodeOperations, skip) {
-		c.violation("%v: the node operations to skip are not those of the slice", g)
-	}
-	if len(skip) > 0 && (!c.Features.OptionalNodeOperations || !slices.Contains(c.Node.Status.DeclaredFeatures, "DRAOptionalNodeOperations")) {
-		c.violation("%v: the device is for nodes that can skip operations", g)
-	}
+	c.nodeOperations(g)
 	if !c.Features.PartitionableDevices && len(g.device.ConsumesCounters) > 0 {
 		c.violation("%v: the device consumes counters, which are disabled", g)
 	}
 	c.consumption(g)
+}
+
+// nodeOperations makes sure that operations are skipped exactly where the slice says so, on a node that can do that.
+// Without the feature nothing is skipped.
+func (c *check) nodeOperations(g *grant) {
+	skip := g.device.slice.Spec.SkipNodeOperations
+	if !c.Features.OptionalNodeOperations {
+		skip = nil
+	}
+	if !slices.Equal(g.result.SkipNodeOperations, skip) {
+		c.violation("%v: the node operations to skip are not those of the slice", g)
+	}
+	if len(skip) > 0 && !slices.Contains(c.Node.Status.DeclaredFeatures, "DRAOptionalNodeOperations") {
+		c.violation("%v: the device is for nodes that can skip operations", g)
+	}
 }
 
 // counts makes sure that every request got as many devices as it wants, from one alternative.

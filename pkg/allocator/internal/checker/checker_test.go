@@ -240,7 +240,11 @@ func TestEveryRuleIsChecked(t *testing.T) {
 		"other binding failure conditions":     {func(s *scene) { s.result(1, 1).BindingFailureConditions = nil }, "binding conditions are not those"},
 		"binding conditions that are disabled": {func(s *scene) { s.Features.DeviceBindingAndStatus = false }, "disabled"},
 		"skipped operations not copied":        {func(s *scene) { s.Slices[0].Spec.SkipNodeOperations = []resourceapi.SkipNodeOperation{"*"} }, "not those of the slice"},
-		"counters that are disabled":           {func(s *scene) { s.Features.PartitionableDevices = false }, "consumes counters, which are disabled"},
+		"skipped operations that are disabled": {func(s *scene) {
+			s.Features.OptionalNodeOperations = false
+			s.result(0, 0).SkipNodeOperations = []resourceapi.SkipNodeOperation{"*"}
+		}, "not those of the slice"},
+		"counters that are disabled": {func(s *scene) { s.Features.PartitionableDevices = false }, "consumes counters, which are disabled"},
 		"counters are exceeded": {func(s *scene) {
 			s.Slices[2].Spec.SharedCounters[0].Counters["slices"] = resourceapi.Counter{Value: resource.MustParse("5")}
 		}, "6.000 of counter gpu/slices"},

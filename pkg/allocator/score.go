@@ -1,0 +1,96 @@
+package allocator
+
+import (
+	"math"
+
+	"stowage.dev/stowage/pkg/inventory"
+)
+
+// Scoring says which nodes are preferred among those that satisfy the claims.
+type Scoring int
+
+const (
+	// NoScoring prefers nodes that offer earlier alternatives only.
+	NoScoring Scoring = iota
+	// MostAllocated prefers, after that, nodes of whose devices more are held: it packs.
+	MostAllocated
+	// LeastAllocated prefers nodes of whose devices fewer are held: it spreads.
+	LeastAllocated
+)
+
+// preferenceStep is what one step in the order of alternatives counts for in a score. Occupancy, in thousandths, counts
+// for less than a tenth of that.
+const (
+	preferenceStep = 10_000
+	wholeDevice    = 1000
+)
+
+// score adds the occupancy of the node's devices to what the chosen alternatives count for.
+func (in *Input) score(preference int64, o occupancy) int64 {
+	switch in.Scoring {
+	case MostAllocated:
+		return preference*preferenceStep + o.permille()
+	case LeastAllocated:
+		return preference*preferenceStep + wholeDevice - 1 - o.permille()
+	}
+	return preference
+}
+
+// occupancy is how much of the devices of a node that match a pod's requests is held, in thousandths of a device.
+type occupancy struct{ held, total int }
+
+func (o occupancy) permille() int64 {
+	if o.total <= 0 {
+		return 0
+	}
+	return int64(min(wholeDevice-1, o.held*(wholeDevice-1)/o.total))
+}
+
+// add counts the devices that the alternative could have if nobody held any, and what the pod is going to hold of them.
+// What is known of the node's pools answers that without a look at their devices, unless they are shared.
+func (o *occupancy) add(devices *inventory.NodeDevices, in *Input, a *alternative) {
+	if in.Scoring == NoScoring || a.admin {
+		return
+	}
+	wanted := a.count
+	for i, p := range devices.Pools {
+		match := a.matcher.On(p)
+		usable := match.Usable.AndNotCount(p.Unsupported())
+		if usable == 0 {
+			continue
+		}
+		t := tallyIn(devices, i, in.Usage)
+		o.total += usable * wholeDevice
+		o.held += (usable - t.count(devices, i, a).free) * wholeDevice
+		if p.Shareable() != nil && match.Usable.Intersects(p.Shareable()) {
+			o.held += t.state.shared(p, match)
+			wanted = 0 // a share takes part of a device only
+		}
+		if a.all {
+			wanted += usable
+		}
+	}
+	o.held += wanted * wholeDevice
+}
+
+// shared is what holders have of the devices that match and have room for another share, in thousandths of a device.
+// The capacity of which the largest part is taken counts.
+func (s *poolState) shared(p *inventory.NodePool, match *inventory.PoolMatch) int {
+	if s.room == nil {
+		return 0
+	}
+	sum := 0
+	for i := p.Shareable().Next(0); i >= 0; i = p.Shareable().Next(i + 1) {
+		if !match.Usable.Has(i) || s.taken.Has(i) || !s.isShared(i) || s.lacksRoom(p, match, i) {
+			continue
+		}
+		taken := 0.0
+		for k, all := range p.Capacity(i).Amounts {
+			if total := all.Float(); total > 0 {
+				taken = max(taken, 1-s.room[i][k].Float()/total)
+			}
+		}
+		sum += int(math.Round(min(1, taken) * wholeDevice))
+	}
+	return sum
+}
