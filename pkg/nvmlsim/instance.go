@@ -14,8 +14,6 @@ type gpuInstance struct {
 
 // computeInstance is the handle of a compute instance.
 type computeInstance struct {
-	unsupportedComputeInstance
-
 	parent *gpuInstance
 	id     uint32
 	number uint64

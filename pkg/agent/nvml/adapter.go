@@ -53,8 +53,15 @@ func (l *library) CUDADriverVersion() (Version, error) {
 }
 
 func (l *library) DeviceCount() (int, error) {
-	return get(l, "nvmlDeviceGetCount", l.nvml.DeviceGetCount)
+	n, err := get(l, "nvmlDeviceGetCount", l.nvml.DeviceGetCount)
+	if err == nil && (n < 0 || n > maxDevices) {
+		return 0, fmt.Errorf("nvmlDeviceGetCount: %d: want 0 to %d", n, maxDevices)
+	}
+	return n, err
 }
+
+// maxDevices is far more than any machine has: an answer beyond it is none.
+const maxDevices = 1024
 
 func (l *library) Device(index int) (Device, error) {
 	return l.handle("nvmlDeviceGetHandleByIndex", func() (gonvml.Device, gonvml.Return) {
@@ -72,6 +79,9 @@ func (l *library) handle(call string, f func() (gonvml.Device, gonvml.Return)) (
 	d, err := get(l, call, f)
 	if err != nil {
 		return nil, err
+	}
+	if d == nil {
+		return nil, &CallError{Call: call, Return: gonvml.ERROR_UNKNOWN}
 	}
 	return &device{lib: l, nvml: d}, nil
 }

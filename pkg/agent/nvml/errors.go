@@ -22,8 +22,20 @@ var (
 var (
 	// ErrNotSupported means that this GPU or driver lacks the feature.
 	ErrNotSupported error = gonvml.ERROR_NOT_SUPPORTED
-	// ErrNotFound means that there is no such GPU.
+	// ErrNotFound means that there is no such GPU or MIG instance.
 	ErrNotFound error = gonvml.ERROR_NOT_FOUND
+	// ErrInUse means that processes or instances stand against it.
+	ErrInUse error = gonvml.ERROR_IN_USE
+	// ErrNoResources means that a MIG instance does not fit.
+	ErrNoResources error = gonvml.ERROR_INSUFFICIENT_RESOURCES
+	// ErrResetRequired means that it takes effect with a reset of the GPU, or
+	// that the GPU answers nothing before one.
+	ErrResetRequired error = gonvml.ERROR_RESET_REQUIRED
+	// ErrTimeout means that nothing happened in the time.
+	ErrTimeout error = gonvml.ERROR_TIMEOUT
+	// ErrNoSession means that no session is open, or that the driver was
+	// reloaded since: Init again.
+	ErrNoSession error = gonvml.ERROR_UNINITIALIZED
 	// ErrGPULost means that the GPU has fallen off the bus.
 	ErrGPULost error = gonvml.ERROR_GPU_IS_LOST
 )
@@ -39,6 +51,19 @@ func (e *CallError) Error() string { return fmt.Sprintf("%s: %v", e.Call, e.Retu
 
 // Unwrap makes errors.Is work with the answers above.
 func (e *CallError) Unwrap() error { return e.Return }
+
+// Is tells a state of the machine that a single call has run into.
+func (e *CallError) Is(target error) bool {
+	switch target {
+	case ErrLibraryNotFound:
+		return e.Return == gonvml.ERROR_LIBRARY_NOT_FOUND
+	case ErrDriverNotLoaded:
+		return e.Return == gonvml.ERROR_DRIVER_NOT_LOADED
+	case ErrVersionMismatch:
+		return e.Return == gonvml.ERROR_LIB_RM_VERSION_MISMATCH
+	}
+	return false
+}
 
 // initError explains why NVML did not start and what can be done about it.
 func initError(library string, ret gonvml.Return) error {

@@ -2,7 +2,9 @@ package nvml
 
 // Library is an NVML library, real or simulated. Outside of a session every
 // method answers a *CallError with ERROR_UNINITIALIZED. Errors of single calls
-// are *CallError: errors.Is finds ErrNotSupported, ErrNotFound and ErrGPULost.
+// are or wrap *CallError: errors.Is finds ErrNotSupported, ErrNotFound,
+// ErrGPULost and the others. No method returns before the library does: calls
+// into it cannot be cancelled.
 type Library interface {
 	// Init opens a session; each needs its Shutdown. It may be called any
 	// number of times, also after an error: a driver may be loaded later.
@@ -51,6 +53,10 @@ type Device interface {
 	ReachesOverNVLink(other Device) (bool, error)
 	// Fabric is the NVLink fabric that the GPU is part of; nil if none.
 	Fabric() (*Fabric, error)
+
+	Partitions
+	Use
+	Condition
 }
 
 // Version is a major and minor number.
