@@ -21,7 +21,7 @@ func TestAnySequenceOfCallsKeepsTheInvariants(t *testing.T) {
 		dead := map[nvml.GpuInstance]bool{}
 		live := map[nvml.GpuInstance]bool{}
 		pid := uint32(0)
-		pick := func(live map[nvml.GpuInstance]bool) nvml.GpuInstance {
+		pick := func(r *rapid.T) nvml.GpuInstance {
 			if len(live) == 0 {
 				r.Skip("none")
 			}
@@ -54,19 +54,19 @@ func TestAnySequenceOfCallsKeepsTheInvariants(t *testing.T) {
 				}
 			},
 			"create compute": func(r *rapid.T) {
-				gi := pick(live)
+				gi := pick(r)
 				compute, ret := gi.GetComputeInstanceProfileInfo(rapid.IntRange(0, 4).Draw(r, "compute"), 0)
 				if ret == nvml.SUCCESS {
 					gi.CreateComputeInstance(&compute)
 				}
 			},
-			"destroy compute": func(*rapid.T) {
-				if ci, ret := pick(live).GetComputeInstanceById(0); ret == nvml.SUCCESS {
+			"destroy compute": func(r *rapid.T) {
+				if ci, ret := pick(r).GetComputeInstanceById(0); ret == nvml.SUCCESS {
 					ci.Destroy()
 				}
 			},
-			"destroy": func(*rapid.T) {
-				gi := pick(live)
+			"destroy": func(r *rapid.T) {
+				gi := pick(r)
 				if gi.Destroy() == nvml.SUCCESS {
 					delete(live, gi)
 					dead[gi] = true

@@ -5,6 +5,7 @@ import (
 	"io/fs"
 	"path"
 	"strings"
+	"sync"
 	"testing/fstest"
 )
 
@@ -18,21 +19,36 @@ const (
 // complexes to the GPUs, with what the kernel says about each, and the links in
 // bus/pci/devices. It follows the machine: a GPU that is removed is not there.
 // os.CopyFS writes it to a folder.
-func (l *Library) Sysfs() fs.ReadLinkFS { return sysfs{l} }
+func (l *Library) Sysfs() fs.ReadLinkFS { return &sysfs{lib: l} }
 
-// sysfs is made anew for each question.
-type sysfs struct{ lib *Library }
+// sysfs has a tree for the state that the machine was last seen in.
+type sysfs struct {
+	lib *Library
 
-func (s sysfs) Open(name string) (fs.File, error)          { return s.tree().Open(name) }
-func (s sysfs) ReadLink(name string) (string, error)       { return s.tree().ReadLink(name) }
-func (s sysfs) Lstat(name string) (fs.FileInfo, error)     { return s.tree().Lstat(name) }
-func (s sysfs) ReadFile(name string) ([]byte, error)       { return s.tree().ReadFile(name) }
-func (s sysfs) ReadDir(name string) ([]fs.DirEntry, error) { return s.tree().ReadDir(name) }
+	mu   sync.Mutex
+	of   *State
+	made fstest.MapFS
+}
 
-func (s sysfs) tree() fstest.MapFS {
+func (s *sysfs) Open(name string) (fs.File, error)          { return s.tree().Open(name) }
+func (s *sysfs) ReadLink(name string) (string, error)       { return s.tree().ReadLink(name) }
+func (s *sysfs) Lstat(name string) (fs.FileInfo, error)     { return s.tree().Lstat(name) }
+func (s *sysfs) ReadFile(name string) ([]byte, error)       { return s.tree().ReadFile(name) }
+func (s *sysfs) ReadDir(name string) ([]fs.DirEntry, error) { return s.tree().ReadDir(name) }
+
+func (s *sysfs) tree() fstest.MapFS {
 	state := s.lib.machine.State()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.of != state {
+		s.of, s.made = state, s.lib.sysfsTree(state)
+	}
+	return s.made
+}
+
+func (l *Library) sysfsTree(state *State) fstest.MapFS {
 	tree := fstest.MapFS{}
-	for _, d := range s.lib.devices {
+	for _, d := range l.devices {
 		for depth := 1; depth <= len(d.path.bridges); depth++ {
 			addDevice(tree, d.path.sysfs(depth), classPCIBridge, d.gpu.NUMANode, nil)
 		}
