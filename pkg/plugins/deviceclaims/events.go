@@ -33,6 +33,11 @@ func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint,
 			QueueingHintFn: pl.afterNodeChange,
 		},
 		{
+			// What a nominated pod was to get, see afterPodDeletion.
+			Event:          fwk.ClusterEvent{Resource: fwk.AssignedPod, ActionType: fwk.Delete},
+			QueueingHintFn: pl.afterPodDeletion,
+		},
+		{
 			// Also what keeps the framework's map of extended resources to classes up to date.
 			Event:          fwk.ClusterEvent{Resource: fwk.DeviceClass, ActionType: fwk.Add | fwk.Update | fwk.Delete},
 			QueueingHintFn: pl.afterClassChange,
@@ -95,6 +100,23 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 		return fwk.Queue, nil
 	}
 	return fwk.QueueSkip, nil
+}
+
+// afterPodDeletion has the waiting room look at a pod if one goes that was nominated to a node, or is not nominated any
+// more: devices were kept for it. The framework reports that as the deletion of a pod that has no node. Claims of pods that had one come
+// through the tracker.
+func (pl *Plugin) afterPodDeletion(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (fwk.QueueingHint, error) {
+	deleted, _, err := util.As[*v1.Pod](oldObj, nil)
+	if err != nil {
+		return fwk.Queue, err
+	}
+	if deleted.Spec.NodeName != "" || deleted.Status.NominatedNodeName == "" || !usesDevices(deleted) || deleted.UID == pod.UID {
+		return fwk.QueueSkip, nil
+	}
+	if pl.shared.waiting.PodChanged(pod.UID) {
+		return fwk.QueueSkip, nil
+	}
+	return fwk.Queue, nil
 }
 
 // afterClassChange queues a pod for changes of which class stands for an extended resource. All other

@@ -33,7 +33,7 @@ func (pl *Plugin) explain(ctx context.Context, c *cycle) *allocator.Explanation 
 	}
 	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
 	defer cancel()
-	explanation.Holders = allocator.FindHolders(ctx, c.input(nil), c.results.failures(), pl.nodeOf, allocator.HolderOptions{Keep: keep})
+	explanation.Holders = allocator.FindHolders(ctx, c.input(ctx, nil), c.results.failures(), pl.nodeOf, allocator.HolderOptions{Keep: keep})
 	return explanation
 }
 

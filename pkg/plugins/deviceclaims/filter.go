@@ -25,7 +25,7 @@ const (
 // Filter says whether the node can be used for the pod. Nothing that is wrong with one node keeps the pod off
 // another one.
 //
-// All refusals are UnschedulableAndUnresolvable, because preemption does not free devices.
+// A refusal is UnschedulableAndUnresolvable unless pods of lower priority are in the way, see refusal.
 func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
 	c, err := readCycle(state)
 	if err != nil {
@@ -51,18 +51,23 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		checkCtx, cancel = context.WithTimeout(ctx, pl.filterTimeout)
 		defer cancel()
 	}
-	result := allocator.Check(checkCtx, c.input(node))
+	result := allocator.Check(checkCtx, c.input(checkCtx, node))
 	if ctx.Err() != nil {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("stopped by the caller: %v", context.Cause(ctx)))
 	}
-	c.results.set(node.Name, nodeResult{score: result.Score, failure: result.Failure})
 	if result.Fits() {
+		c.findings().set(node.Name, nodeResult{score: result.Score})
 		return nil
+	}
+	c.findings().set(node.Name, nodeResult{failure: result.Failure})
+	code, leaving := pl.refusal(checkCtx, c, pod, nodeInfo, result.Failure)
+	if len(leaving) > 0 {
+		c.findings().setLeaving(node.Name, leaving)
 	}
 	if log := klog.FromContext(ctx).V(5); log.Enabled() {
 		log.Info("Node refused", "pod", klog.KObj(pod), "node", klog.KObj(node), "reason", result.Failure.Reason, "err", result.Failure.Err)
 	}
-	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, string(result.Failure.Reason))
+	return fwk.NewStatus(code, string(result.Failure.Reason))
 }
 
 // filterAllocated refuses a node on which a claim that is allocated already cannot be used.
@@ -97,8 +102,8 @@ func skipsNodeOperations(claim *resourceapi.ResourceClaim) bool {
 }
 
 // input is what the allocator decides on in this cycle.
-func (c *cycle) input(node *v1.Node) allocator.Input {
+func (c *cycle) input(ctx context.Context, node *v1.Node) allocator.Input {
 	return allocator.Input{
-		Requests: c.requests, Node: node, Inventory: c.inventory, Usage: c.usage, Policy: c.policy, Scoring: c.scoring,
+		Requests: c.requests, Node: node, Inventory: c.inventory, Usage: c.view(ctx), Policy: c.policy, Scoring: c.scoring,
 	}
 }

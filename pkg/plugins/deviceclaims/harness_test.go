@@ -61,6 +61,7 @@ type harness struct {
 	plugin    *Plugin
 	nodes     []fwk.NodeInfo
 	activator *activator
+	nominator nominator
 	recorder  *events.FakeRecorder
 }
 
@@ -88,13 +89,14 @@ func startHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI) 
 	ctx, cancel := context.WithCancel(ctx)
 	h := &harness{t: t, ctx: ctx, cancel: cancel, client: client, api: api, activator: &activator{}, recorder: events.NewFakeRecorder(100)}
 	factory := informers.NewSharedInformerFactory(client, 0)
-	snapshot := internalcache.NewSnapshot(nil, w.nodes)
+	snapshot := internalcache.NewSnapshot(slices.DeleteFunc(slices.Clone(w.pods), func(p *v1.Pod) bool { return p.Spec.NodeName == "" }), w.nodes)
 	handle, err := frameworkruntime.NewFramework(ctx, nil, nil,
 		frameworkruntime.WithClientSet(client),
 		frameworkruntime.WithInformerFactory(factory),
 		frameworkruntime.WithSnapshotSharedLister(snapshot),
 		frameworkruntime.WithSharedDRAManager(draManager{resolver: w.resolver}),
 		frameworkruntime.WithPodActivator(h.activator),
+		frameworkruntime.WithPodNominator(&h.nominator),
 		frameworkruntime.WithEventRecorder(h.recorder),
 		frameworkruntime.WithWaitingPods(frameworkruntime.NewWaitingPodsMap()),
 		frameworkruntime.WithPodsInPreBind(frameworkruntime.NewPodsInPreBindMap()),
@@ -239,6 +241,36 @@ func (a *activator) taken() []string {
 	a.names = nil
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// nominator knows which pods are nominated to which nodes.
+type nominator struct {
+	fwk.PodNominator
+	mutex sync.Mutex
+	pods  map[string][]fwk.PodInfo
+}
+
+func (n *nominator) nominate(node string, pods ...*v1.Pod) {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	n.pods = map[string][]fwk.PodInfo{}
+	for _, p := range pods {
+		n.pods[node] = append(n.pods[node], podInfo(p))
+	}
+}
+
+func (n *nominator) NominatedPodsForNode(node string) []fwk.PodInfo {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	return slices.Clone(n.pods[node])
+}
+
+func podInfo(p *v1.Pod) fwk.PodInfo {
+	info, err := framework.NewPodInfo(p)
+	if err != nil {
+		panic(err)
+	}
+	return info
 }
 
 // draManager knows which class stands for which extended resource, and nothing else.

@@ -48,6 +48,12 @@ var (
 		Help:           "Number of nodes refused in attempts that found no node for a pod's claims, by the reason that the pod's event gives.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
+	nodesDecidedAgain = metrics.NewCounter(&metrics.CounterOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "nodes_decided_again_total",
+		Help:           "Number of refused nodes that were decided once more, without what pods of lower priority hold or what is about to be released, to know whether preemption can help.",
+		StabilityLevel: metrics.ALPHA,
+	})
 	claimUndosTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      metricsSubsystem,
 		Name:           "claim_undos_total",
@@ -114,7 +120,7 @@ func countWakeUp(cause wakeup.Cause, placed bool) {
 }
 
 var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(allocationsTotal, allocationDuration, claimWritesTotal, claimUndosTotal, refusedNodesTotal, waitingPodsGauge, wakeUpsTotal)
+	legacyregistry.MustRegister(allocationsTotal, allocationDuration, claimWritesTotal, claimUndosTotal, refusedNodesTotal, nodesDecidedAgain, waitingPodsGauge, wakeUpsTotal)
 	legacyregistry.MustRegister(doubleHeldDevices, doubleHoldsTotal, differencesGauge, comparisonsTotal, staleInFlight)
 	legacyregistry.CustomMustRegister(caches)
 })

@@ -19,10 +19,10 @@ import (
 // deallocateTimeout bounds the write of PostFilter, which holds up scheduling.
 const deallocateTimeout = 10 * time.Second
 
-// PostFilter helps a pod for which no node was found. If a claim's own allocation keeps the pod away from
-// nodes, and nobody else uses the claim, it gives up that allocation, and preemption is not tried: the pod may
-// fit now. Otherwise it explains what devices were missing and whose release would help, and leaves the pod to the
-// plugins after it.
+// PostFilter helps a pod for which no node was found. It waits for devices that others were evicted for, see
+// awaitLeaving. If a claim's own allocation keeps the pod away from nodes, and nobody else uses the claim, it gives up
+// that allocation, and preemption is not tried: the pod may fit now. Otherwise it explains what devices were missing and
+// whose release would help, and leaves the pod to the plugins after it.
 func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
 	c, err := readCycle(state)
 	if err != nil {
@@ -33,25 +33,26 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		return nil, fwk.NewStatus(fwk.Unschedulable)
 	}
 	pl.waitFor(pod, c)
-	for i, pc := range c.claims {
-		if !pl.mayDeallocate(c, i, pod) {
-			continue
-		}
-		switch err := pl.deallocate(ctx, pod, pc.claim); {
+	if status := pl.awaitLeaving(ctx, c, pod); status != nil {
+		return nil, status
+	}
+	var explanation []string
+	if found := pl.explain(ctx, c); found != nil {
+		explanation = append(explanation, found.String())
+	}
+	if obstacle := pl.obstacle(ctx, c, pod); obstacle != nil {
+		switch err := pl.deallocate(ctx, pod, obstacle.claim); {
 		case err == nil:
 			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
-				fmt.Sprintf("gave up the allocation of claim %s, which kept the pod off other nodes", klog.KObj(pc.claim)))
+				append([]string{fmt.Sprintf("gave up the allocation of claim %s, %s", klog.KObj(obstacle.claim), obstacle.reason)}, explanation...)...)
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 			// The claim has changed. That is an event for the pod.
-			return nil, fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(pc.claim)))
+			return nil, fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.claim)))
 		default:
-			return nil, fwk.AsStatus(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(pc.claim), err))
+			return nil, fwk.AsStatus(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
 		}
 	}
-	if explanation := pl.explain(ctx, c); explanation != nil {
-		return nil, fwk.NewStatus(fwk.Unschedulable, explanation.String())
-	}
-	return nil, fwk.NewStatus(fwk.Unschedulable)
+	return nil, fwk.NewStatus(fwk.Unschedulable, explanation...)
 }
 
 // waitFor tells the waiting room on which nodes devices were missing.

@@ -36,6 +36,7 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if c == nil {
 		return nil
 	}
+	pl.shared.attempts.preBind(ctx, pod.UID)
 	for _, pc := range c.claims {
 		allocation := c.binding.allocation(pc.claim)
 		if allocation == nil && isReservedFor(pc.claim, pod) {

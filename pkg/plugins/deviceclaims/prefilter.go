@@ -38,7 +38,7 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 }
 
 func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.ResourceName) (*cycle, *fwk.Status) {
-	c := &cycle{plan: &plan{extended: extended, policy: pl.policy, scoring: pl.scoring}, results: newResults(nil), binding: &binding{}}
+	c := &cycle{plan: &plan{extended: extended, policy: pl.policy, scoring: pl.scoring, stakes: newStakes(pl)}, results: newResults(nil), binding: &binding{}}
 	if len(pod.Spec.ResourceClaims) == 0 {
 		return c, nil
 	}
@@ -65,6 +65,9 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
 	c.claims, c.requests = asked.claims, asked.requests
+	for _, pc := range c.claims {
+		c.stakes.own.Insert(pc.claim.UID)
+	}
 	return c, nil
 }
 
@@ -164,7 +167,3 @@ func nodesByName(selector *v1.NodeSelector) sets.Set[string] {
 	}
 	return names
 }
-
-// PreFilterExtensions returns nil: adding or removing pods changes nothing here. Devices belong to claims,
-// which stay allocated until their pods are gone for good.
-func (pl *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return nil }

@@ -41,7 +41,7 @@ func (b *binding) allocation(claim *resourceapi.ResourceClaim) *resourceapi.Allo
 
 // Reserve decides which devices the pod's claims get on the chosen node, and puts these allocations in flight:
 // from then on nobody else gets the devices. The usage may have changed since PreFilter, so it is decided on
-// the present one.
+// the present one. Devices that nominated pods are going to get are left to them, as they are in Filter.
 func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
 	c, err := readCycle(state)
 	if err != nil {
@@ -51,6 +51,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		return nil
 	}
 	*c.binding = binding{}
+	pl.shared.attempts.begin(pl.handle, pod)
 	if c.requests != nil {
 		node, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(nodeName)
 		if err != nil {
@@ -94,10 +95,12 @@ type refusedError struct{ reason allocator.Reason }
 func (e *refusedError) Error() string { return string(e.reason) }
 
 func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node) ([]tracker.Reservation, error) {
-	input := c.input(node)
+	input := c.input(ctx, node)
+	nominated := pl.nominatedBefore(pod, node.Name)
 	var stale error
 	for range maxReserveAttempts {
-		input.Usage = pl.shared.tracker.Snapshot().Usage
+		view := pl.shared.tracker.Snapshot().Usage
+		input.Usage = c.stakes.withNominees(ctx, nominated, node, c.inventory, view)
 		result := allocator.Allocate(ctx, input)
 		if !result.Fits() {
 			return nil, &refusedError{result.Failure.Reason}
@@ -110,12 +113,12 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, node *
 		for i, claim := range claims {
 			reserved[i] = tracker.Reservation{Claim: claim, Allocation: &result.Allocations[i]}
 		}
-		err := pl.shared.tracker.Reserve(input.Usage, pod.UID, reserved)
+		err := pl.shared.tracker.Reserve(view, pod.UID, reserved)
 		if !errors.Is(err, tracker.ErrStale) {
 			if err != nil {
 				return nil, fmt.Errorf("node %s: %w", node.Name, err)
 			}
-			c.binding.decidedOn = input.Usage
+			c.binding.decidedOn = view
 			return reserved, nil
 		}
 		stale = err
@@ -138,6 +141,7 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 	for _, r := range b.reserved {
 		pl.shared.tracker.Release(r.Claim.UID, pod.UID)
 	}
+	pl.shared.attempts.end(pod.UID)
 	pl.shared.waiting.Unplaced(pod.UID, pl.shared.seenNow())
 }
 

@@ -40,9 +40,12 @@ type Shared struct {
 	store   *inventory.Store
 	source  *source.Source
 	waiting *waitingPods
-	owner   *ownership.Keeper // nil if there are no DeviceTaintRules
-	leading sync.Once
-	room    wakeup.Options
+	// attempts are the pods that are being bound, leaving the claims that preemptors wait for.
+	attempts *attempts
+	leaving  *leavingClaims
+	owner    *ownership.Keeper // nil if there are no DeviceTaintRules
+	leading  sync.Once
+	room     wakeup.Options
 
 	// ctx ends with the scheduler.
 	ctx    context.Context
@@ -87,6 +90,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	}})
 	caches.store.Store(s.store)
 	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
+	s.attempts, s.leaving = newAttempts(), newLeavingClaims()
 	s.waiting = newWaitingPods(s.room, s.factory.Core().V1().Pods().Lister(), s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
 
 	var err error
@@ -111,6 +115,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	// Subscribed before anything runs, so that no change is missed.
 	s.tracker.Subscribe(s.waiting.onClaimEvent)
 	s.tracker.Subscribe(auditor.onClaimEvent)
+	s.tracker.Subscribe(func(event tracker.Event) { s.leaving.onClaimEvent(klog.FromContext(ctx), event) })
 	s.source.AddListener(s.waiting.onInventoryEvent)
 	s.wg.Go(func() { s.tracker.Run(s.ctx, tracker.NewListWatch(handle.ClientSet())) })
 	s.wg.Go(func() { s.waiting.run(s.ctx) })

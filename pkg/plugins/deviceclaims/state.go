@@ -34,6 +34,8 @@ type plan struct {
 	// inventory and usage are the views of this cycle.
 	inventory *inventory.View
 	usage     usage.View
+	// stakes are what other pods hold.
+	stakes *stakes
 }
 
 // podClaim is one claim of the pod.
@@ -46,15 +48,26 @@ type podClaim struct {
 // cycle is the plugin's part of the CycleState.
 type cycle struct {
 	*plan
+	// whatIf says what is different from usage.
+	whatIf  *whatIf
 	results *results
 	// binding is what was done for the pod from Reserve on. One goroutine at a time uses it.
 	binding *binding
 }
 
-// Clone implements [fwk.StateData]. What the clone's Filter finds out stays in the clone: preemption tries
-// nodes on clones, in parallel.
+// Clone implements [fwk.StateData]. Preemption tries nodes on clones, in parallel.
 func (c *cycle) Clone() fwk.StateData {
-	return &cycle{plan: c.plan, results: newResults(c.results), binding: c.binding}
+	return &cycle{plan: c.plan, whatIf: c.whatIf, results: newResults(c.results), binding: c.binding}
+}
+
+// findings are where Filter notes what it finds out. What it finds out in a dry run stays in the clone. A clone that only has nominated
+// pods added is how the framework asks for the node as it is.
+func (c *cycle) findings() *results {
+	r := c.results
+	for !c.whatIf.isDryRun() && r.parent != nil {
+		r = r.parent
+	}
+	return r
 }
 
 // readCycle returns the pod's state, nil if PreFilter found nothing to do or refused the pod.
@@ -75,12 +88,15 @@ func readCycle(state fwk.CycleState) (*cycle, error) {
 
 // results are what Filter found out, by node. Safe for concurrent use.
 type results struct {
-	// parent has the results of the state of which this one's is a clone. Only read.
+	// parent has the results of the state of which this one's is a clone.
 	parent *results
 
 	mutex    sync.Mutex
 	nodes    map[string]nodeResult
 	unusable sets.Set[int]
+	// leaving are the claims whose end the pod has to wait for, on the node that it is nominated to.
+	leaving     []*stake
+	leavingNode string
 }
 
 // nodeResult is the answer for one node.
@@ -109,6 +125,19 @@ func (r *results) get(node string) (nodeResult, bool) {
 		}
 	}
 	return nodeResult{}, false
+}
+
+// leavingFor returns the node that the pod is nominated to and the claims there whose end it has to wait for.
+func (r *results) leavingFor() (string, []*stake) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return r.leavingNode, r.leaving
+}
+
+func (r *results) setLeaving(node string, leaving []*stake) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.leavingNode, r.leaving = node, leaving
 }
 
 // setUnusable notes that the allocation of a claim, by its index, rules out a node.

@@ -1,0 +1,77 @@
+package deviceclaims
+
+import (
+	"context"
+	"errors"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	fwk "k8s.io/kube-scheduler/framework"
+)
+
+// attempts are the pods between Reserve and the end of their binding. A pod can be preempted in this time without
+// being deleted, and nothing but its context tells.
+type attempts struct {
+	mutex sync.Mutex
+	byPod map[types.UID]*bindingAttempt
+}
+
+// bindingAttempt is one of them.
+type bindingAttempt struct {
+	pod    *v1.Pod
+	handle fwk.Handle
+	mutex  sync.Mutex
+	// binding is the context of PreBind, nil before.
+	binding context.Context
+}
+
+func newAttempts() *attempts { return &attempts{byPod: map[types.UID]*bindingAttempt{}} }
+
+func (a *attempts) begin(handle fwk.Handle, pod *v1.Pod) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	a.byPod[pod.UID] = &bindingAttempt{pod: pod, handle: handle}
+}
+
+func (a *attempts) end(pod types.UID) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	delete(a.byPod, pod)
+}
+
+// of returns the attempt of a pod, nil if it has none.
+func (a *attempts) of(pod types.UID) *bindingAttempt {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return a.byPod[pod]
+}
+
+// preBind tells that PreBind has begun.
+func (a *attempts) preBind(ctx context.Context, pod types.UID) {
+	if attempt := a.of(pod); attempt != nil {
+		attempt.mutex.Lock()
+		defer attempt.mutex.Unlock()
+		attempt.binding = ctx
+	}
+}
+
+// isCancelled tells whether the pod will not be bound, because it was preempted: in PreBind, which its context tells,
+// or while it waited for its Permit. Between the two one cannot know; it then counts as cancelled, too, because that
+// does not last.
+func (a *bindingAttempt) isCancelled() bool {
+	a.mutex.Lock()
+	binding := a.binding
+	a.mutex.Unlock()
+	if binding == nil {
+		return a.handle.GetWaitingPod(a.pod.UID) == nil
+	}
+	// A binding that just ends cancels its context, too, and gives no cause.
+	cause := context.Cause(binding)
+	return cause != nil && !errors.Is(cause, context.Canceled)
+}
+
+// PostBind forgets the attempt of a pod that is bound.
+func (pl *Plugin) PostBind(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) {
+	pl.shared.attempts.end(pod.UID)
+}

@@ -1,0 +1,107 @@
+package deviceclaims
+
+import (
+	"context"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// nominee is a pod that other pods were evicted for, and that has not been scheduled yet.
+type nominee struct {
+	// requests are its claims without allocation, nil if there are none or they cannot be compiled.
+	requests *allocator.Requests
+}
+
+// nominee returns what a nominated pod still needs. Claims that it shares with the pod that is being scheduled are left
+// out: they are allocated once, for both.
+func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, inv *inventory.View) *nominee {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if known := s.nominees[pod.UID]; known != nil {
+		return known
+	}
+	n := &nominee{}
+	s.nominees[pod.UID] = n
+	var unallocated []*resourceapi.ResourceClaim
+	for _, name := range claimsNamedBy(pod) {
+		claim, err := s.pl.shared.tracker.Get(pod.Namespace, name)
+		if err != nil || s.own.Has(claim.UID) || claim.Status.Allocation != nil {
+			continue
+		}
+		if pending, _ := s.pl.shared.tracker.Pending(claim.UID); pending == nil {
+			unallocated = append(unallocated, claim)
+		}
+	}
+	if len(unallocated) == 0 {
+		return n
+	}
+	requests, err := allocator.Compile(unallocated, inv, s.pl.features)
+	if err != nil {
+		klog.FromContext(ctx).V(4).Info("No devices are kept for a nominated pod, because its claims cannot be used", "nominatedPod", klog.KObj(pod), "reason", err.Error())
+		return n
+	}
+	n.requests = requests
+	return n
+}
+
+// withNominees returns the usage with the devices that pods nominated to the node are going to get, one pod after the
+// other. They may choose among devices that are held by claims which are about to leave, because it is for these pods
+// that they leave. A pod that would not fit even then keeps nobody from anything.
+func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node, inv *inventory.View, view usage.View) usage.View {
+	pools := poolsOf(node, inv)
+	for _, pod := range pods {
+		requests := s.nominee(ctx, pod, inv).requests
+		if requests == nil {
+			continue
+		}
+		result := allocator.Allocate(ctx, allocator.Input{
+			Requests: requests, Node: node, Inventory: inv, Usage: without(view, s.leavingOn(pools, view)), Policy: allocator.FirstFit,
+		})
+		for i := range result.Allocations {
+			view = view.With(usage.RefOf(requests.Claims()[i]), &result.Allocations[i])
+		}
+	}
+	return view
+}
+
+// nominatedBefore returns the pods that are nominated to the node and that the pod has to make way for, as the framework
+// chooses them for Filter.
+func (pl *Plugin) nominatedBefore(pod *v1.Pod, node string) []*v1.Pod {
+	var pods []*v1.Pod
+	for _, info := range pl.handle.NominatedPodsForNode(node) {
+		other := info.GetPod()
+		if other.UID != pod.UID && usesDevices(other) && corev1helpers.PodPriority(other) >= corev1helpers.PodPriority(pod) {
+			pods = append(pods, other)
+		}
+	}
+	return pods
+}
+
+// isNominated tells whether the node is the one that pods were evicted from for this pod.
+func (pl *Plugin) isNominated(pod *v1.Pod, node string) bool {
+	if pod.Status.NominatedNodeName != "" {
+		return pod.Status.NominatedNodeName == node
+	}
+	// The scheduler may have decided so and not have heard of its own write to the pod.
+	for _, info := range pl.handle.NominatedPodsForNode(node) {
+		if info.GetPod().UID == pod.UID {
+			return true
+		}
+	}
+	return false
+}
+
+func poolsOf(node *v1.Node, inv *inventory.View) []usage.PoolID {
+	var pools []usage.PoolID
+	for _, pool := range inv.ForNode(node).Pools {
+		pools = append(pools, usage.PoolID(pool.ID()))
+	}
+	return pools
+}

@@ -1,0 +1,67 @@
+package deviceclaims
+
+import (
+	"strings"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	fwk "k8s.io/kube-scheduler/framework"
+)
+
+// Of several allocations that pin the pod, the one in its way is given up.
+func TestPostFilterGivesUpTheAllocationThatIsInTheWay(t *testing.T) {
+	tests := map[string]struct {
+		claims []*resourceapi.ResourceClaim
+		gone   string
+		want   []string
+	}{
+		// node-b has two devices, node-a has one.
+		"the one on the node that is too small": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("large", allocated("node-b", "gpu-0"), reservedFor("p")), claim("small", allocated("node-a", "gpu-0"), reservedFor("p")),
+			},
+			gone: "small", want: []string{"kept the pod off other nodes, such as node-b"},
+		},
+		"not the first one by name, if it needs what only its node has": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("a-special", withSelector(`device.attributes["gpu.example.com"].model == "H100"`), allocated("node-b", "gpu-0"), reservedFor("p")),
+				claim("b-any", allocated("node-a", "gpu-0"), reservedFor("p")),
+			},
+			gone: "b-any", want: []string{"such as node-b"},
+		},
+		"the first one if the release of one is not enough": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("first", allocated("node-a", "gpu-0"), reservedFor("p")), claim("second", allocated("node-b", "gpu-0"), reservedFor("p")),
+				claim("stranger", allocated("node-b", "gpu-1"), reservedFor("other")),
+			},
+			gone: "first", want: []string{"which kept the pod off other nodes"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.claims = tc.claims
+			h := newHarness(t, w)
+			var names []string
+			for _, c := range tc.claims {
+				if c.Name != "stranger" {
+					names = append(names, c.Name)
+				}
+			}
+			status := h.filterAll(pod("p", names...)).postFilter()
+			if status.Code() != fwk.UnschedulableAndUnresolvable {
+				t.Errorf("status %v, want that nothing else is tried", status)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(status.Message(), want) {
+					t.Errorf("message %q does not contain %q", status.Message(), want)
+				}
+			}
+			for _, c := range tc.claims {
+				if lost := h.api.get(c.Name).Status.Allocation == nil; lost != (c.Name == tc.gone) {
+					t.Errorf("claim %s: allocation given up: %t", c.Name, lost)
+				}
+			}
+		})
+	}
+}

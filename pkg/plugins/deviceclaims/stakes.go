@@ -1,0 +1,259 @@
+package deviceclaims
+
+import (
+	"slices"
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"stowage.dev/stowage/pkg/tracker"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// stake is a claim that holds devices, and for whom.
+type stake struct {
+	claim usage.ClaimRef
+	// known is what the rest was made from.
+	known tracker.Holding
+	// pools are where its devices are.
+	pools []usage.PoolID
+	// pods are all that the claim is reserved for, or is being allocated for.
+	pods []consumer
+	// foreign tells that it is reserved for something besides pods.
+	foreign bool
+}
+
+// consumer is a pod that a claim is for. The name of one for which the claim is in flight is not known.
+type consumer struct {
+	types.NamespacedName
+	uid types.UID
+}
+
+// isFor tells whether the claim is for these pods and nobody else. A claim that nobody uses is for none.
+func (s *stake) isFor(pods func(types.UID) bool) bool {
+	if s.foreign || len(s.pods) == 0 {
+		return false
+	}
+	return !slices.ContainsFunc(s.pods, func(c consumer) bool { return !pods(c.uid) })
+}
+
+// stakes knows the stakes of one scheduling attempt. What has been looked up once stays as it is, so that all that is
+// tried in the attempt is tried on the same facts. Safe for concurrent use.
+type stakes struct {
+	pl *Plugin
+	// own are the claims of the pod that is being scheduled. They never count as somebody else's.
+	own sets.Set[types.UID]
+
+	mutex    sync.Mutex
+	byClaim  map[types.UID]*stake
+	byPod    map[types.UID][]*stake
+	nominees map[types.UID]*nominee
+}
+
+func newStakes(pl *Plugin) *stakes {
+	return &stakes{
+		pl: pl, own: sets.New[types.UID](),
+		byClaim: map[types.UID]*stake{}, byPod: map[types.UID][]*stake{}, nominees: map[types.UID]*nominee{},
+	}
+}
+
+// usesDevices tells whether a pod may hold devices, from what the pod says itself.
+func usesDevices(pod *v1.Pod) bool {
+	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
+}
+
+// ofPod returns the stakes that a pod has a part in.
+func (s *stakes) ofPod(pod *v1.Pod) []*stake {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	if known, ok := s.byPod[pod.UID]; ok {
+		return known
+	}
+	var refs []usage.ClaimRef
+	for _, name := range claimsNamedBy(pod) {
+		if claim, err := s.pl.shared.tracker.Get(pod.Namespace, name); err == nil {
+			refs = append(refs, usage.RefOf(claim))
+		}
+	}
+	refs = append(refs, s.pl.shared.tracker.InFlightFor(pod.UID)...)
+	var found []*stake
+	for _, ref := range refs {
+		st := s.ofClaimLocked(ref)
+		if st != nil && !slices.Contains(found, st) && slices.ContainsFunc(st.pods, func(c consumer) bool { return c.uid == pod.UID }) {
+			found = append(found, st)
+		}
+	}
+	s.byPod[pod.UID] = found
+	return found
+}
+
+// claimsNamedBy returns the names of the claims that a pod uses, as far as they have been made.
+func claimsNamedBy(pod *v1.Pod) []string {
+	var names []string
+	for i := range pod.Spec.ResourceClaims {
+		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
+			names = append(names, *name)
+		}
+	}
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+		names = append(names, extended.ResourceClaimName)
+	}
+	return names
+}
+
+// ofClaim returns the stake of a claim, nil if it holds nothing or is the pod's own.
+func (s *stakes) ofClaim(ref usage.ClaimRef) *stake {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	return s.ofClaimLocked(ref)
+}
+
+func (s *stakes) ofClaimLocked(ref usage.ClaimRef) *stake {
+	if s.own.Has(ref.UID) {
+		return nil
+	}
+	known, ok := s.byClaim[ref.UID]
+	if !ok {
+		known = newStake(ref, s.pl.shared.tracker.Holding(ref))
+		s.byClaim[ref.UID] = known
+	}
+	return known
+}
+
+// newStake returns nil for a claim that holds nothing.
+func newStake(ref usage.ClaimRef, holding tracker.Holding) *stake {
+	s := &stake{claim: ref, known: holding}
+	s.addPools(holding.InFlight)
+	for _, owner := range holding.Owners {
+		s.addPod(consumer{uid: owner})
+	}
+	if holding.Claim != nil {
+		s.addPools(holding.Claim.Status.Allocation)
+		for _, user := range holding.Claim.Status.ReservedFor {
+			if user.APIGroup != "" || user.Resource != "pods" {
+				s.foreign = true
+				continue
+			}
+			s.addPod(consumer{types.NamespacedName{Namespace: ref.Namespace, Name: user.Name}, user.UID})
+		}
+	}
+	if len(s.pools) == 0 {
+		return nil
+	}
+	return s
+}
+
+func (s *stake) addPools(allocation *resourceapi.AllocationResult) {
+	if allocation == nil {
+		return
+	}
+	for i := range allocation.Devices.Results {
+		pool := usage.DeviceOf(&allocation.Devices.Results[i]).PoolID()
+		if !slices.Contains(s.pools, pool) {
+			s.pools = append(s.pools, pool)
+		}
+	}
+}
+
+func (s *stake) addPod(c consumer) {
+	for i := range s.pods {
+		if s.pods[i].uid == c.uid {
+			if s.pods[i].Name == "" {
+				s.pods[i] = c
+			}
+			return
+		}
+	}
+	s.pods = append(s.pods, c)
+}
+
+// without returns the usage without what the stakes hold.
+func without(view usage.View, stakes []*stake) usage.View {
+	if len(stakes) == 0 {
+		return view
+	}
+	var pools []usage.PoolID
+	gone := sets.New[types.UID]()
+	for _, s := range stakes {
+		gone.Insert(s.claim.UID)
+		for _, pool := range s.pools {
+			if !slices.Contains(pools, pool) {
+				pools = append(pools, pool)
+			}
+		}
+	}
+	return view.Without(pools, func(claim usage.ClaimRef) bool { return gone.Has(claim.UID) })
+}
+
+// releasedWith returns the stakes that end when the pods go: those that are for these pods and for nobody else.
+func (s *stakes) releasedWith(pods map[types.UID]*v1.Pod) []*stake {
+	isGoing := func(uid types.UID) bool { return pods[uid] != nil }
+	var released []*stake
+	for _, pod := range pods {
+		for _, st := range s.ofPod(pod) {
+			if st.isFor(isGoing) && !slices.Contains(released, st) {
+				released = append(released, st)
+			}
+		}
+	}
+	return released
+}
+
+// isLeaving tells whether the claim is about to give up its devices, because all pods that it is for have gone, are
+// going, have ended, or will not be bound.
+func (s *stakes) isLeaving(st *stake) bool {
+	if st.foreign {
+		return false
+	}
+	if len(st.pods) == 0 {
+		return st.known.Claim != nil && st.known.Claim.DeletionTimestamp != nil
+	}
+	return !slices.ContainsFunc(st.pods, func(c consumer) bool { return !s.pl.isLeaving(c) })
+}
+
+// isLeaving tells whether a pod will make no more use of its claims.
+func (pl *Plugin) isLeaving(c consumer) bool {
+	attempt := pl.shared.attempts.of(c.uid)
+	if attempt != nil {
+		c.NamespacedName = types.NamespacedName{Namespace: attempt.pod.Namespace, Name: attempt.pod.Name}
+		if attempt.isCancelled() {
+			return true
+		}
+	}
+	if c.Name == "" {
+		return true // its attempt has ended meanwhile
+	}
+	pod, err := pl.handle.SharedInformerFactory().Core().V1().Pods().Lister().Pods(c.Namespace).Get(c.Name)
+	switch {
+	case err != nil:
+		return apierrors.IsNotFound(err)
+	case pod.UID != c.uid:
+		return true
+	}
+	return pod.DeletionTimestamp != nil || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+}
+
+// leavingOn returns the stakes in devices of a node that are about to end.
+func (s *stakes) leavingOn(pools []usage.PoolID, view usage.View) []*stake {
+	var leaving []*stake
+	seen := sets.New[types.UID]()
+	for _, id := range pools {
+		for _, device := range view.Pool(id).All() {
+			for _, holder := range device.Holders() {
+				if seen.Has(holder.Claim.UID) {
+					continue
+				}
+				seen.Insert(holder.Claim.UID)
+				if st := s.ofClaim(holder.Claim); st != nil && s.isLeaving(st) {
+					leaving = append(leaving, st)
+				}
+			}
+		}
+	}
+	return leaving
+}
