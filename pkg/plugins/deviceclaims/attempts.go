@@ -11,7 +11,7 @@ import (
 )
 
 // attempts are the pods between Reserve and the end of their binding. A pod can be preempted in this time without
-// being deleted, and nothing but its context tells.
+// being deleted, and nothing but its context tells: that of PreBind. Between Permit and PreBind one cannot know.
 type attempts struct {
 	mutex sync.Mutex
 	byPod map[types.UID]*bindingAttempt
@@ -56,15 +56,14 @@ func (a *attempts) preBind(ctx context.Context, pod types.UID) {
 	}
 }
 
-// isCancelled tells whether the pod will not be bound, because it was preempted: in PreBind, which its context tells,
-// or while it waited for its Permit. Between the two one cannot know; it then counts as cancelled, too, because that
-// does not last.
-func (a *bindingAttempt) isCancelled() bool {
+// isCancelled tells whether the pod will not be bound, because it was preempted. If that need not be certain, a pod
+// between Permit and PreBind counts, too: it does not stay there.
+func (a *bindingAttempt) isCancelled(certain bool) bool {
 	a.mutex.Lock()
 	binding := a.binding
 	a.mutex.Unlock()
 	if binding == nil {
-		return a.handle.GetWaitingPod(a.pod.UID) == nil
+		return !certain && a.handle.GetWaitingPod(a.pod.UID) == nil
 	}
 	// A binding that just ends cancels its context, too, and gives no cause.
 	cause := context.Cause(binding)

@@ -52,8 +52,8 @@ func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, inv *inventory.View) 
 }
 
 // withNominees returns the usage with the devices that pods nominated to the node are going to get, one pod after the
-// other. They may choose among devices that are held by claims which are about to leave, because it is for these pods
-// that they leave. A pod that would not fit even then keeps nobody from anything.
+// other. Where too few are free they may choose among those of claims which are about to leave, because it is for these
+// pods that they leave. A pod that would not fit even then keeps nobody from anything.
 func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node, inv *inventory.View, view usage.View) usage.View {
 	pools := poolsOf(node, inv)
 	for _, pod := range pods {
@@ -61,9 +61,12 @@ func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node
 		if requests == nil {
 			continue
 		}
-		result := allocator.Allocate(ctx, allocator.Input{
-			Requests: requests, Node: node, Inventory: inv, Usage: without(view, s.leavingOn(pools, view)), Policy: allocator.FirstFit,
-		})
+		input := allocator.Input{Requests: requests, Node: node, Inventory: inv, Usage: view, Policy: s.pl.policy, Scoring: s.pl.scoring}
+		result := allocator.Allocate(ctx, input)
+		if !result.Fits() {
+			input.Usage = without(view, s.leavingOn(pools, view, true))
+			result = allocator.Allocate(ctx, input)
+		}
 		for i := range result.Allocations {
 			view = view.With(usage.RefOf(requests.Claims()[i]), &result.Allocations[i])
 		}

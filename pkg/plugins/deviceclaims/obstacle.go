@@ -68,7 +68,7 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, i int) string {
 	}
 	holding := &stake{claim: usage.RefOf(moved.claim)}
 	holding.addPools(moved.claim.Status.Allocation)
-	input := allocator.Input{Requests: requests, Inventory: c.inventory, Usage: without(c.usage, []*stake{holding}), Policy: allocator.FirstFit}
+	input := allocator.Input{Requests: requests, Inventory: c.inventory, Usage: without(c.usage, []*stake{holding}), Policy: c.policy, Scoring: c.scoring}
 
 	nodes, err := pl.handle.SnapshotSharedLister().NodeInfos().List()
 	if err != nil {

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 )
@@ -59,6 +60,70 @@ func TestPostFilterGivesUpTheAllocationThatIsInTheWay(t *testing.T) {
 			}
 			for _, c := range tc.claims {
 				if lost := h.api.get(c.Name).Status.Allocation == nil; lost != (c.Name == tc.gone) {
+					t.Errorf("claim %s: allocation given up: %t", c.Name, lost)
+				}
+			}
+		})
+	}
+}
+
+// podGroup is a group of pods of which none has a node yet.
+type podGroup struct {
+	fwk.PodGroupInfo
+	pods []*v1.Pod
+}
+
+func (g podGroup) GetUnscheduledPods() []*v1.Pod { return g.pods }
+
+// Of a group of pods, the one that its own allocation keeps off every node gives it up; allocations that some node could
+// be used with stay.
+func TestPodGroupPostFilter(t *testing.T) {
+	tests := map[string]struct {
+		claims   []*resourceapi.ResourceClaim
+		wantCode fwk.Code
+		gone     string
+	}{
+		"allocations on different nodes": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("fine", allocated("node-b", "gpu-1"), reservedFor("first")),
+				claim("large", allocated("node-b", "gpu-0"), reservedFor("second")), claim("small", allocated("node-a", "gpu-0"), reservedFor("second")),
+			},
+			wantCode: fwk.UnschedulableAndUnresolvable, gone: "large",
+		},
+		"an allocation on a node where the rest of the pod's devices are held": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("fine", allocated("node-b", "gpu-1"), reservedFor("first")),
+				claim("large", allocated("node-b", "gpu-0"), reservedFor("second")), claim("small"),
+			},
+			wantCode: fwk.UnschedulableAndUnresolvable, gone: "large",
+		},
+		"each pod has a node for its devices": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("fine", allocated("node-a", "gpu-0"), reservedFor("first")),
+				claim("large", allocated("node-b", "gpu-0"), reservedFor("second")), claim("small"),
+			},
+			wantCode: fwk.Unschedulable,
+		},
+		"an allocation that somebody else uses": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("fine", allocated("node-b", "gpu-1"), reservedFor("first")),
+				claim("large", allocated("node-b", "gpu-0"), reservedFor("second", "other")), claim("small"),
+			},
+			wantCode: fwk.Unschedulable,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.claims = tc.claims
+			h := newHarness(t, w)
+			group := podGroup{pods: []*v1.Pod{pod("first", "fine"), pod("second", "large", "small")}}
+			_, status := h.plugin.PodGroupPostFilter(h.ctx, nil, group, nil)
+			if status.Code() != tc.wantCode {
+				t.Errorf("status %v, want code %v", status, tc.wantCode)
+			}
+			for _, c := range tc.claims {
+				if lost := c.Status.Allocation != nil && h.api.get(c.Name).Status.Allocation == nil; lost != (c.Name == tc.gone) {
 					t.Errorf("claim %s: allocation given up: %t", c.Name, lost)
 				}
 			}

@@ -42,18 +42,19 @@ type Plugin struct {
 }
 
 var (
-	_ fwk.PreEnqueuePlugin    = &Plugin{}
-	_ fwk.EnqueueExtensions   = &Plugin{}
-	_ fwk.SignPlugin          = &Plugin{}
-	_ fwk.PreFilterPlugin     = &Plugin{}
-	_ fwk.PreFilterExtensions = &Plugin{}
-	_ fwk.FilterPlugin        = &Plugin{}
-	_ fwk.PostFilterPlugin    = &Plugin{}
-	_ fwk.ScorePlugin         = &Plugin{}
-	_ fwk.ScoreExtensions     = &Plugin{}
-	_ fwk.ReservePlugin       = &Plugin{}
-	_ fwk.PreBindPlugin       = &Plugin{}
-	_ fwk.PostBindPlugin      = &Plugin{}
+	_ fwk.PreEnqueuePlugin         = &Plugin{}
+	_ fwk.EnqueueExtensions        = &Plugin{}
+	_ fwk.SignPlugin               = &Plugin{}
+	_ fwk.PreFilterPlugin          = &Plugin{}
+	_ fwk.PreFilterExtensions      = &Plugin{}
+	_ fwk.FilterPlugin             = &Plugin{}
+	_ fwk.PostFilterPlugin         = &Plugin{}
+	_ fwk.ScorePlugin              = &Plugin{}
+	_ fwk.ScoreExtensions          = &Plugin{}
+	_ fwk.ReservePlugin            = &Plugin{}
+	_ fwk.PreBindPlugin            = &Plugin{}
+	_ fwk.PodGroupPostFilterPlugin = &Plugin{}
+	_ fwk.PostBindPlugin           = &Plugin{}
 )
 
 // New returns the plugin for one profile. args is a [config.DeviceClaimsArgs], or nil for the defaults. The

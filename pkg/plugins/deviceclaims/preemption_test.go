@@ -344,6 +344,10 @@ func TestNominatedPodsKeepTheirDevices(t *testing.T) {
 			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2)), claim("leaving", allocated("node-b", "gpu-1"), gone)},
 			nominee: pending("nominee", 5, "two"),
 		},
+		"it prefers what is free already": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two"), claim("leaving", allocated("node-b", "gpu-0"), gone)},
+			nominee: pending("nominee", 5, "two"),
+		},
 		"it keeps nobody from what it cannot use": {
 			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(3))},
 			nominee: pending("nominee", 5, "two"), fits: true,

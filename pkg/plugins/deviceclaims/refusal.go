@@ -25,7 +25,7 @@ func (pl *Plugin) refusal(ctx context.Context, c *cycle, pod *v1.Pod, nodeInfo f
 	}
 	node := nodeInfo.Node()
 	if pl.isNominated(pod, node.Name) {
-		leaving := c.stakes.leavingOn(poolsOf(node, c.inventory), c.view(ctx))
+		leaving := c.stakes.leavingOn(poolsOf(node, c.inventory), c.view(ctx), false)
 		if pl.fitsWithout(ctx, c, node, leaving) {
 			return fwk.Unschedulable, leaving
 		}

@@ -205,28 +205,28 @@ func (s *stakes) releasedWith(pods map[types.UID]*v1.Pod) []*stake {
 }
 
 // isLeaving tells whether the claim is about to give up its devices, because all pods that it is for have gone, are
-// going, have ended, or will not be bound.
-func (s *stakes) isLeaving(st *stake) bool {
+// going, have ended, or will not be bound; see [attempts] for what certain means.
+func (s *stakes) isLeaving(st *stake, certain bool) bool {
 	if st.foreign {
 		return false
 	}
 	if len(st.pods) == 0 {
 		return st.known.Claim != nil && st.known.Claim.DeletionTimestamp != nil
 	}
-	return !slices.ContainsFunc(st.pods, func(c consumer) bool { return !s.pl.isLeaving(c) })
+	return !slices.ContainsFunc(st.pods, func(c consumer) bool { return !s.pl.isLeaving(c, certain) })
 }
 
 // isLeaving tells whether a pod will make no more use of its claims.
-func (pl *Plugin) isLeaving(c consumer) bool {
+func (pl *Plugin) isLeaving(c consumer, certain bool) bool {
 	attempt := pl.shared.attempts.of(c.uid)
 	if attempt != nil {
 		c.NamespacedName = types.NamespacedName{Namespace: attempt.pod.Namespace, Name: attempt.pod.Name}
-		if attempt.isCancelled() {
+		if attempt.isCancelled(certain) {
 			return true
 		}
 	}
 	if c.Name == "" {
-		return true // its attempt has ended meanwhile
+		return !certain // its attempt has ended meanwhile
 	}
 	pod, err := pl.handle.SharedInformerFactory().Core().V1().Pods().Lister().Pods(c.Namespace).Get(c.Name)
 	switch {
@@ -239,7 +239,7 @@ func (pl *Plugin) isLeaving(c consumer) bool {
 }
 
 // leavingOn returns the stakes in devices of a node that are about to end.
-func (s *stakes) leavingOn(pools []usage.PoolID, view usage.View) []*stake {
+func (s *stakes) leavingOn(pools []usage.PoolID, view usage.View, certain bool) []*stake {
 	var leaving []*stake
 	seen := sets.New[types.UID]()
 	for _, id := range pools {
@@ -249,7 +249,7 @@ func (s *stakes) leavingOn(pools []usage.PoolID, view usage.View) []*stake {
 					continue
 				}
 				seen.Insert(holder.Claim.UID)
-				if st := s.ofClaim(holder.Claim); st != nil && s.isLeaving(st) {
+				if st := s.ofClaim(holder.Claim); st != nil && s.isLeaving(st, certain) {
 					leaving = append(leaving, st)
 				}
 			}
