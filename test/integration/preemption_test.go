@@ -133,12 +133,12 @@ func TestPreemption(t *testing.T) {
 		"shares of capacity": {
 			setUp: func(w *world) {
 				w.addNode("a", divisible("gpu-0", "40Gi"))
-				w.addTemplate("15Gi", spec(w.share("gpu", map[resourceapi.QualifiedName]string{"memory": "15Gi"})))
-				w.addTemplate("20Gi", spec(w.share("gpu", map[resourceapi.QualifiedName]string{"memory": "20Gi"})))
-				w.run("keep", middle, "a", withTemplate("15Gi"))
-				w.run("go", low, "a", withTemplate("20Gi"))
+				w.addTemplate("share-15", spec(w.share("gpu", map[resourceapi.QualifiedName]string{"memory": "15Gi"})))
+				w.addTemplate("share-20", spec(w.share("gpu", map[resourceapi.QualifiedName]string{"memory": "20Gi"})))
+				w.run("keep", middle, "a", withTemplate("share-15"))
+				w.run("go", low, "a", withTemplate("share-20"))
 			},
-			wants: []podOption{withTemplate("20Gi")}, victims: []string{"go"},
+			wants: []podOption{withTemplate("share-20")}, victims: []string{"go"},
 		},
 		"two claims per pod": {
 			setUp: func(w *world) {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
@@ -224,26 +225,24 @@ func TestVictimIsCancelledInPreBind(t *testing.T) {
 	w := newWorld(t)
 	undo := newGate()
 	t.Cleanup(undo.reopen)
-	var writes, undone atomic.Int32
+	var writes atomic.Int32
+	undone := make(chan struct{})
+	p := &probe{unreserve: func(pod *v1.Pod) {
+		if pod.Name == "victim" && pod.Namespace == w.name {
+			close(undone)
+			<-undo.opened()
+		}
+	}}
 	hold := func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
-			if !strings.Contains(r.URL.Path, "/namespaces/"+w.name+"/resourceclaims/victims") {
-				return next.RoundTrip(r)
-			}
-			switch {
-			case writesClaim(r, w.name) && writes.Add(1) == 1:
+			if writesClaim(r, w.name) && strings.Contains(r.URL.Path, "/resourceclaims/victims") && writes.Add(1) == 1 {
 				<-r.Context().Done() // never reaches the API server
 				return nil, r.Context().Err()
-			case r.Method == http.MethodGet && undone.Add(1) == 1:
-				select {
-				case <-undo.opened():
-				case <-r.Context().Done():
-				}
 			}
 			return next.RoundTrip(r)
 		})
 	}
-	s := startScheduler(t, w.name, schedulerSetup{wrap: hold})
+	s := startScheduler(t, w.name, schedulerSetup{wrap: hold, probe: p})
 	w.addGPUs(1)
 	w.run("bystander", middle, "b", withTemplate("one"))
 	w.addClaim("victims", spec(w.exactly("gpu", 1)))
@@ -253,7 +252,11 @@ func TestVictimIsCancelledInPreBind(t *testing.T) {
 	undo.close()
 	w.addPod("preemptor", withTemplate("one"), w.withPriority(high))
 	w.awaitNominated("preemptor", "a")
-	w.eventually("the victim's binding is undone", func() bool { return undone.Load() > 0 })
+	select {
+	case <-undone:
+	case <-time.After(patience):
+		t.Fatal("the victim's binding is not undone")
+	}
 	for range 3 {
 		w.tryAgain(s, "preemptor")
 	}

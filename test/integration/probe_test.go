@@ -18,6 +18,8 @@ const probeName = "Probe"
 type probe struct {
 	// permit, if set, is the Permit step; it comes after every plugin's Reserve.
 	permit func(ctx context.Context, pod *v1.Pod, node string) (*fwk.Status, time.Duration)
+	// unreserve, if set, is the Unreserve step; it comes before every plugin's.
+	unreserve func(pod *v1.Pod)
 	// preBind, if set, is the PreBind step after ours.
 	preBind func(ctx context.Context, pod *v1.Pod, node string) *fwk.Status
 
@@ -104,7 +106,11 @@ func (p *probe) Reserve(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ stri
 	return nil
 }
 
-func (p *probe) Unreserve(context.Context, fwk.CycleState, *v1.Pod, string) {}
+func (p *probe) Unreserve(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) {
+	if p.unreserve != nil {
+		p.unreserve(pod)
+	}
+}
 
 func (p *probe) Permit(ctx context.Context, _ fwk.CycleState, pod *v1.Pod, node string) (*fwk.Status, time.Duration) {
 	if p.permit == nil {
