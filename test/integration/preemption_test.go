@@ -55,7 +55,7 @@ func (w *world) run(name, priority, nodeSuffix string, options ...podOption) {
 	w.awaitBoundTo(name, nodeSuffix)
 }
 
-// counterDevices draw on the counter "memory" alone, 80Gi of it.
+// addCountedNode makes a node with devices that share nothing but the counter "memory", of which there are 80Gi.
 func (w *world) addCountedNode(suffix string) {
 	w.t.Helper()
 	w.addNode(suffix)

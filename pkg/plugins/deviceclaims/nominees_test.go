@@ -1,0 +1,134 @@
+package deviceclaims
+
+import (
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	fwk "k8s.io/kube-scheduler/framework"
+)
+
+// filterNominated runs Filter as the framework does for a node that others are nominated to: with them, and if the pod
+// fits then, without them.
+func (a *attempt) filterNominated(node string) *fwk.Status {
+	a.h.t.Helper()
+	state := a.state.Clone()
+	for _, info := range a.h.nominator.NominatedPodsForNode(node) {
+		if status := a.h.plugin.AddPod(a.h.ctx, state, a.pod, info, a.h.nodeOf(node)); !status.IsSuccess() {
+			a.h.t.Fatalf("AddPod failed, which ends the whole attempt: %v", status)
+		}
+	}
+	if status := a.h.plugin.Filter(a.h.ctx, state, a.pod, a.h.nodeOf(node)); !status.IsSuccess() {
+		return status
+	}
+	return a.h.plugin.Filter(a.h.ctx, a.state, a.pod, a.h.nodeOf(node))
+}
+
+func TestNominatedPodsKeepTheirDevices(t *testing.T) {
+	gone := func(c *resourceapi.ResourceClaim) { reservedFor("gone")(c) } // there is no such pod
+	tests := map[string]struct {
+		claims  []*resourceapi.ResourceClaim
+		nominee *v1.Pod
+		fits    bool // on node-b
+	}{
+		"what a nominee needs is taken": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2))},
+			nominee: pending("nominee", 5, "two"),
+		},
+		"what it leaves is free": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two")},
+			nominee: pending("nominee", 5, "two"), fits: true,
+		},
+		"it may count on what is about to become free": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2)), claim("leaving", allocated("node-b", "gpu-1"), gone)},
+			nominee: pending("nominee", 5, "two"),
+		},
+		"it prefers what is free already": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two"), claim("leaving", allocated("node-b", "gpu-0"), gone)},
+			nominee: pending("nominee", 5, "two"),
+		},
+		"it keeps nobody from what it cannot use": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(3))},
+			nominee: pending("nominee", 5, "two"), fits: true,
+		},
+		"what it has already is not taken twice": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", allocated("node-b", "gpu-0"))},
+			nominee: pending("nominee", 5, "two"), fits: true,
+		},
+		"a claim that both use is not taken from the pod": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted", counted(2))},
+			nominee: pending("nominee", 5, "wanted"), fits: true,
+		},
+		"a claim that does not exist is no obstacle": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted")},
+			nominee: pending("nominee", 5, "nowhere"), fits: true,
+		},
+		"a claim that cannot be compiled is no obstacle": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", withClass("nonsense"))},
+			nominee: pending("nominee", 5, "two"), fits: true,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.claims, w.pods = tc.claims, []*v1.Pod{tc.nominee}
+			h := newHarness(t, w)
+			h.nominator.nominate("node-b", tc.nominee)
+			a := h.filterAll(pending("p", 5, "wanted"))
+			if status := a.filterNominated("node-b"); status.IsSuccess() != tc.fits {
+				t.Errorf("fits %t, want %t: %v", status.IsSuccess(), tc.fits, status)
+			}
+		})
+	}
+}
+
+// Filter says that there is a device for both; Reserve must not choose the one that only the nominated pod can use.
+func TestReserveLeavesNominatedPodsTheirDevices(t *testing.T) {
+	w := twoNodes()
+	w.objects = []runtime.Object{class(testClass), slice("node-b", device("gpu-0", withModel("H100")), device("gpu-1", withModel("A100")))}
+	w.claims = []*resourceapi.ResourceClaim{
+		claim("any"), claim("late"),
+		claim("picky", withSelector(`device.attributes["gpu.example.com"].model == "H100"`)),
+	}
+	nominee := pending("nominee", 5, "picky")
+	w.pods = []*v1.Pod{nominee}
+	h := newHarness(t, w)
+	h.nominator.nominate("node-b", nominee)
+	a := h.filterAll(pending("p", 5, "any"))
+	late := h.filterAll(pending("late", 5, "late"))
+	a.reserve("node-b")
+	pendingAllocation, _ := h.plugin.shared.tracker.Pending("any-uid")
+	if got := pendingAllocation.Devices.Results[0].Device; got != "gpu-1" {
+		t.Errorf("the pod got %s, which the nominated pod needs", got)
+	}
+	if status := h.plugin.Reserve(h.ctx, late.state, late.pod, "node-b"); status.Code() != fwk.Unschedulable {
+		t.Errorf("a pod got the nominated pod's device, or an error: %v", status)
+	}
+	higher := h.filterAll(pending("higher", 6, "late"))
+	higher.reserve("node-b") // a nominated pod of lower priority makes way
+}
+
+func TestRefusalsWithNomineesAreExplained(t *testing.T) {
+	w := twoNodes()
+	w.claims = []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2)), claim("a", allocated("node-a", "gpu-0"))}
+	nominee := pending("nominee", 5, "two")
+	w.pods = []*v1.Pod{nominee}
+	h := newHarness(t, w)
+	h.nominator.nominate("node-b", nominee)
+	p := pending("p", 5, "wanted")
+	a := &attempt{h: h, pod: p, state: h.filterAll(pod("none")).state}
+	if _, status := h.plugin.PreFilter(h.ctx, a.state, p, h.nodes); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	if status := a.filterNominated("node-b"); status.IsSuccess() {
+		t.Fatal("the nominated pod's devices are free")
+	}
+	c, err := readCycle(a.state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if result, ok := c.results.get("node-b"); !ok || result.failure == nil {
+		t.Error("the node is not among those on which devices were missing")
+	}
+}
