@@ -1,7 +1,6 @@
 package allocator
 
 import (
-	"encoding/binary"
 	"slices"
 
 	"stowage.dev/stowage/pkg/inventory"
@@ -45,26 +44,6 @@ func (g groupState) with(groups []string) groupState {
 	}
 	g.common = common
 	return g
-}
-
-// append appends an encoding, different for different states.
-func (g *groupState) append(to []byte) []byte {
-	switch {
-	case !g.used:
-		return append(to, 0)
-	case g.bare:
-		return append(to, 1)
-	}
-	return appendTexts(append(to, 2), g.common)
-}
-
-// appendTexts appends an encoding, different for different sets of texts.
-func appendTexts(to []byte, texts []string) []byte {
-	to = binary.AppendVarint(to, int64(len(texts)))
-	for _, text := range slices.Sorted(slices.Values(texts)) {
-		to = append(binary.AppendVarint(to, int64(len(text))), text...)
-	}
-	return to
 }
 
 // groupsLeft is what holders leave of the groups of the pool's counter sets; nil if there are no groups.
