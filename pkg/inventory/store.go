@@ -11,6 +11,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"stowage.dev/stowage/internal/sharded"
 )
 
 // Features are the optional parts of the API that change which slices count or what selectors may say, named
@@ -227,34 +229,46 @@ func (v *View) replaceLocal(id PoolID, old, pool *Pool) {
 			if pool != nil && pool.isLocal() && pool.isFor(name) {
 				continue // replaced below
 			}
-			local, ok := v.local.Get(name)
-			if !ok {
-				continue // had only an outdated part of the pool, which it could not use
-			}
-			if local = local.with(id, nil, nil); len(local.Pools)+len(local.Problems) > 0 {
-				v.local = v.local.Set(name, local)
-			} else {
-				v.local = v.local.Delete(name)
-			}
+			v.setLocal(name, id, nil, nil)
 		}
 	}
 	if pool == nil || !pool.isLocal() {
 		return
 	}
 	for name := range pool.nodeNames() {
-		local, ok := v.local.Get(name)
-		if !ok {
-			local = noDevices
-		}
 		// Slices for a node by name do not look at its labels.
 		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
 		able := &v1.Node{ObjectMeta: node.ObjectMeta, Status: v1.NodeStatus{DeclaredFeatures: []string{nodeOperationsFeature}}}
-		if local = local.with(id, pool.forNode(node), pool.forNode(able)); len(local.Pools)+len(local.Problems) > 0 {
-			v.local = v.local.Set(name, local)
-		} else {
-			v.local = v.local.Delete(name)
-		}
+		v.setLocal(name, id, pool.forNode(node), pool.forNode(able))
 	}
+}
+
+// setLocal makes the node see the given part of the pool, or nothing of it if that is nil; able is the part that it sees
+// if it can skip node operations.
+func (v *View) setLocal(name string, id PoolID, seen, able *part) {
+	local, ok := v.local.Get(name)
+	if !ok {
+		if seen == nil && able == nil {
+			return // had only an outdated part of the pool, which it could not use
+		}
+		local = noDevices
+	}
+	if other, ok := v.able.Get(name); ok || seen != able {
+		if !ok {
+			other = local
+		}
+		v.able = put(v.able, name, other.with(id, able))
+		v.isAble = true
+	}
+	v.local = put(v.local, name, local.with(id, seen))
+}
+
+// put sets what the node can reach, or removes it if that is nothing.
+func put(m sharded.Map[string, *NodeDevices], name string, devices *NodeDevices) sharded.Map[string, *NodeDevices] {
+	if len(devices.Pools)+len(devices.Problems) > 0 {
+		return m.Set(name, devices)
+	}
+	return m.Delete(name)
 }
 
 // replaceShared does the same for a pool that has slices for more than one node.

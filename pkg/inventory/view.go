@@ -20,6 +20,10 @@ type View struct {
 	pools      *immutable.SortedMap[PoolID, *Pool]
 	// local has, by node name, what nodes see of the pools that consist of slices for single nodes only.
 	local sharded.Map[string, *NodeDevices]
+	// able has the same for nodes that declare that they can skip node operations, where that makes a difference.
+	// isAble tells whether there are any.
+	able   sharded.Map[string, *NodeDevices]
+	isAble bool
 	// shared are the other pools, by ID.
 	shared []*Pool
 	caches *caches
@@ -42,9 +46,6 @@ type NodeDevices struct {
 	// Attached is a place for one value that a consumer derives from what is in here and something else that it can
 	// recognize again, like NodePool.Attached.
 	Attached atomic.Value
-
-	// able is what the node can reach if it declares that it can skip node operations. Nil if that makes no difference.
-	able *NodeDevices
 }
 
 var noDevices = &NodeDevices{}
@@ -106,8 +107,10 @@ func (v *View) ForNode(node *v1.Node) *NodeDevices {
 	if !ok {
 		local = noDevices
 	}
-	if local.able != nil && canSkipOperations(node) {
-		local = local.able
+	if v.isAble && canSkipOperations(node) {
+		if able, ok := v.able.Get(node.Name); ok {
+			local = able
+		}
 	}
 	merged := local
 	for _, pool := range v.shared {
@@ -139,21 +142,8 @@ func (d *NodeDevices) sort() {
 	slices.SortFunc(d.Problems, func(a, b *PoolProblem) int { return a.Pool.compare(b.Pool) })
 }
 
-// with returns a copy in which the node sees the given part of the pool, or nothing of it if that is nil; able is the
-// part that it sees if it can skip node operations.
-func (d *NodeDevices) with(id PoolID, seen, able *part) *NodeDevices {
-	changed := d.withPart(id, seen)
-	if d.able != nil || seen != able {
-		before := d
-		if d.able != nil {
-			before = d.able
-		}
-		changed.able = before.withPart(id, able)
-	}
-	return changed
-}
-
-func (d *NodeDevices) withPart(id PoolID, seen *part) *NodeDevices {
+// with returns a copy in which the node sees the given part of the pool, or nothing of it if that is nil.
+func (d *NodeDevices) with(id PoolID, seen *part) *NodeDevices {
 	changed := &NodeDevices{
 		Pools:    make([]*NodePool, 0, len(d.Pools)+1),
 		Problems: make([]*PoolProblem, 0, len(d.Problems)+1),
