@@ -2,8 +2,10 @@ package tracker
 
 import (
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	"k8s.io/apimachinery/pkg/util/sets"
 )
 
 // claims is layer 1: for every name the newest object known. It has no lock of
@@ -15,6 +17,8 @@ import (
 type claims struct {
 	byName map[types.NamespacedName]*resourceapi.ResourceClaim
 	byUID  map[types.UID]*resourceapi.ResourceClaim
+	// byOwner has the UIDs of the claims by the UID of the pod that controls them.
+	byOwner map[types.UID]sets.Set[types.UID]
 	// observed is the resource version up to which the list and the watch have
 	// been applied, empty before the first list.
 	observed string
@@ -22,8 +26,9 @@ type claims struct {
 
 func newClaims() claims {
 	return claims{
-		byName: map[types.NamespacedName]*resourceapi.ResourceClaim{},
-		byUID:  map[types.UID]*resourceapi.ResourceClaim{},
+		byName:  map[types.NamespacedName]*resourceapi.ResourceClaim{},
+		byUID:   map[types.UID]*resourceapi.ResourceClaim{},
+		byOwner: map[types.UID]sets.Set[types.UID]{},
 	}
 }
 
@@ -41,9 +46,16 @@ func (c *claims) put(claim *resourceapi.ResourceClaim) (old *resourceapi.Resourc
 	}
 	if old != nil {
 		delete(c.byUID, old.UID)
+		c.disown(old)
 	}
 	c.byName[name] = claim
 	c.byUID[claim.UID] = claim
+	if owner := owningPod(claim); owner != "" {
+		if c.byOwner[owner] == nil {
+			c.byOwner[owner] = sets.New[types.UID]()
+		}
+		c.byOwner[owner].Insert(claim.UID)
+	}
 	return old, true
 }
 
@@ -51,6 +63,28 @@ func (c *claims) put(claim *resourceapi.ResourceClaim) (old *resourceapi.Resourc
 func (c *claims) remove(claim *resourceapi.ResourceClaim) {
 	delete(c.byName, nameOf(claim))
 	delete(c.byUID, claim.UID)
+	c.disown(claim)
+}
+
+// disown takes a claim out of the index of owners.
+func (c *claims) disown(claim *resourceapi.ResourceClaim) {
+	owner := owningPod(claim)
+	if owner == "" {
+		return
+	}
+	c.byOwner[owner].Delete(claim.UID)
+	if len(c.byOwner[owner]) == 0 {
+		delete(c.byOwner, owner)
+	}
+}
+
+// owningPod returns the UID of the pod that controls the claim, empty if none does.
+func owningPod(claim *resourceapi.ResourceClaim) types.UID {
+	owner := metav1.GetControllerOfNoCopy(claim)
+	if owner == nil || owner.APIVersion != "v1" || owner.Kind != "Pod" {
+		return ""
+	}
+	return owner.UID
 }
 
 // advance notes that the watch has reached version. Versions that cannot be

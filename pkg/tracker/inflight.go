@@ -23,7 +23,9 @@ type inFlight struct {
 
 // Reservation is an allocation to be put in flight.
 type Reservation struct {
-	// Claim is the claim as it was when the allocation was decided.
+	// Claim is the claim as it was when the allocation was decided. Without a
+	// resource version it is unborn: not in the API yet, with a UID of the caller's
+	// making. Once it has been created, Move gives the allocation to it.
 	Claim *resourceapi.ResourceClaim
 	// Allocation is what was decided for it, never nil.
 	Allocation *resourceapi.AllocationResult
@@ -94,7 +96,12 @@ func (t *Tracker) checkReservations(view usage.View, reservations []Reservation)
 func (t *Tracker) checkClaim(claim *resourceapi.ResourceClaim) error {
 	ref := usage.RefOf(claim)
 	known := t.claims.get(nameOf(claim))
+	unborn := claim.ResourceVersion == ""
 	switch {
+	case unborn && t.inFlight[claim.UID] != nil:
+		return claimError(ref, ErrClaimInFlight)
+	case unborn:
+		return nil
 	case known == nil:
 		return claimError(ref, ErrClaimGone)
 	case known.UID != claim.UID:
@@ -108,6 +115,44 @@ func (t *Tracker) checkClaim(claim *resourceapi.ResourceClaim) error {
 	default:
 		return nil
 	}
+}
+
+// Move gives the allocation that an unborn claim has in flight to the claim that
+// has been created in its place. Its devices are held by the one or the other in
+// every snapshot. The error is a *ClaimError: the unborn claim has nothing in
+// flight (ErrClaimGone), or the created one has (ErrClaimInFlight).
+func (t *Tracker) Move(unborn types.UID, created *resourceapi.ResourceClaim) error {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	ref := usage.RefOf(created)
+	pending := t.inFlight[unborn]
+	switch {
+	case pending == nil:
+		return claimError(ref, ErrClaimGone)
+	case t.inFlight[created.UID] != nil:
+		return claimError(ref, ErrClaimInFlight)
+	}
+	before := pending.claim
+	moved := *pending
+	moved.claim = ref
+	t.inFlight[created.UID] = &moved
+	t.refold(ref)
+	delete(t.inFlight, unborn)
+	t.refold(before)
+	t.revision++
+	return nil
+}
+
+// HasInFlight tells whether a pod has an interest in any allocation in flight.
+func (t *Tracker) HasInFlight(owner types.UID) bool {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	for _, pending := range t.inFlight {
+		if pending.owners.Has(owner) {
+			return true
+		}
+	}
+	return false
 }
 
 // Pending returns the allocation that a claim has in flight, and the number of

@@ -3,6 +3,7 @@ package tracker
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -137,6 +138,19 @@ func (t *Tracker) Get(namespace, name string) (*resourceapi.ResourceClaim, error
 		return nil, apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), name)
 	}
 	return claim, nil
+}
+
+// OwnedBy returns the newest known objects of the claims that a pod controls,
+// ordered by name.
+func (t *Tracker) OwnedBy(pod types.UID) []*resourceapi.ResourceClaim {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	var owned []*resourceapi.ResourceClaim
+	for uid := range t.claims.byOwner[pod] {
+		owned = append(owned, t.claims.byUID[uid])
+	}
+	slices.SortFunc(owned, compareNames)
+	return owned
 }
 
 // refold brings the usage of one claim in line with layers 1 and 2. It must run,
