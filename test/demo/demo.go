@@ -47,7 +47,7 @@ var machines = []machine{
 var waves = [][]string{
 	{"product-by-name", "memory-80gi", "four-gpus-one-pcie-root"},
 	{"eight-gpus"},
-	{"one-gpu", "two-gpus-one-pcie-root", "shared-claim", "first-available", "unsatisfiable"},
+	{"one-gpu", "two-gpus-one-pcie-root", "extended-resource", "shared-claim", "first-available", "unsatisfiable"},
 }
 
 // demo is one run.

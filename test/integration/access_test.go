@@ -41,7 +41,10 @@ func TestNodeAgentWritesOnlyItsOwnSlices(t *testing.T) {
 	theirs.Name += "-theirs"
 	w.addSlice(theirs)
 	a, unbound := w.agent("a"), w.agent("")
-	w.awaitPolicy(a, w.slice("b", gpus(h100, 1)...))
+	w.awaitPolicy(func(ctx context.Context) error {
+		_, err := a.ResourceV1().ResourceSlices().Create(ctx, w.slice("b", gpus(h100, 1)...), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	})
 
 	tests := map[string]struct {
 		client  kubernetes.Interface
@@ -81,11 +84,11 @@ func TestNodeAgentWritesOnlyItsOwnSlices(t *testing.T) {
 
 // awaitPolicy waits until the API server refuses what the admission policy forbids. No object tells when a policy
 // has come into effect, so this is the one place where the tests have to poll.
-func (w *world) awaitPolicy(agent kubernetes.Interface, forbidden *resourceapi.ResourceSlice) {
+func (w *world) awaitPolicy(forbidden func(context.Context) error) {
 	w.t.Helper()
 	var last error
 	err := wait.PollUntilContextTimeout(w.ctx, 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		_, last = agent.ResourceV1().ResourceSlices().Create(ctx, forbidden, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		last = forbidden(ctx)
 		return last != nil, nil
 	})
 	if err != nil {
@@ -145,5 +148,16 @@ func TestSchedulerRights(t *testing.T) {
 	checkRefused(t, err, "resourceslices")
 	_, err = client.CoordinationV1().Leases("kube-system").Get(w.ctx, "kube-scheduler", metav1.GetOptions{})
 	checkRefused(t, err, "leases")
-	checkRefused(t, client.ResourceV1().ResourceClaims(w.name).Delete(w.ctx, "claim", metav1.DeleteOptions{}), "resourceclaims")
+
+	// Claims for extended resources are its own, those of users are not.
+	claims := client.ResourceV1().ResourceClaims(w.name)
+	w.awaitPolicy(func(ctx context.Context) error {
+		return claims.Delete(ctx, "claim", metav1.DeleteOptions{DryRun: []string{metav1.DryRunAll}})
+	})
+	checkRefused(t, claims.Delete(w.ctx, "claim", metav1.DeleteOptions{}), "only create or delete claims for extended resources")
+	forged := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
+		Name: "forged", Annotations: map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"},
+	}}
+	_, err = claims.Create(w.ctx, forged, metav1.CreateOptions{})
+	checkRefused(t, err, "that a pod controls")
 }

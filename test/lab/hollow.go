@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	corev1 "k8s.io/api/core/v1"
@@ -42,10 +43,11 @@ func (l *Lab) StartHollowNode(ctx context.Context, name, nvml string) (*hollow.K
 		nvml: nvml,
 		sight: func(_ context.Context, pod *corev1.Pod) (Sight, error) {
 			seen, ok := kubelet.Seen(pod.UID)
-			if !ok || len(seen.Containers) == 0 {
+			main := slices.IndexFunc(seen.Containers, func(c hollow.Container) bool { return c.Name == pod.Spec.Containers[0].Name })
+			if !ok || main < 0 {
 				return Sight{}, fmt.Errorf("hollow node %s does not run pod %s", name, pod.Name)
 			}
-			return hollowSight(seen.Containers[0]), nil
+			return hollowSight(seen.Containers[main]), nil
 		},
 		leavings: leavings(agent.CDIRoot, agent.StateDir),
 	}

@@ -110,8 +110,9 @@ func difference[K cmp.Ordered](what string, want map[K]bool, got []K) error {
 	return nil
 }
 
-// allocation collects the results of all claims of a pod, and checks that each
-// claim is reserved for it.
+// allocation collects the results of all claims of a pod that its first container
+// uses, and checks that each claim is reserved for it. The first container of a pod
+// with claims in its spec uses all of those.
 func (l *Lab) allocation(ctx context.Context, pod *corev1.Pod) (claims []string, results []resourceapi.DeviceRequestAllocationResult, err error) {
 	for i := range pod.Spec.ResourceClaims {
 		name, mustBeOwned, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
@@ -131,15 +132,42 @@ func (l *Lab) allocation(ctx context.Context, pod *corev1.Pod) (claims []string,
 				return nil, nil, err
 			}
 		}
-		if claim.Status.Allocation == nil {
-			return nil, nil, fmt.Errorf("claim %s of running pod %s has no allocation", claim.Name, pod.Name)
-		}
-		if !resourceclaim.IsReservedForPod(pod, claim, false) {
-			return nil, nil, fmt.Errorf("claim %s is not reserved for its running pod %s", claim.Name, pod.Name)
+		if err := inUse(claim, pod); err != nil {
+			return nil, nil, err
 		}
 		results = append(results, claim.Status.Allocation.Devices.Results...)
 	}
+	extended := pod.Status.ExtendedResourceClaimStatus
+	if extended == nil {
+		return claims, results, nil
+	}
+	claim, err := l.client.ResourceV1().ResourceClaims(pod.Namespace).Get(ctx, extended.ResourceClaimName, metav1.GetOptions{})
+	if err != nil {
+		return nil, nil, err
+	}
+	claims = append(claims, claim.Name)
+	if err := inUse(claim, pod); err != nil {
+		return nil, nil, err
+	}
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		if slices.ContainsFunc(extended.RequestMappings, func(m corev1.ContainerExtendedResourceRequest) bool {
+			return m.ContainerName == pod.Spec.Containers[0].Name && m.RequestName == result.Request
+		}) {
+			results = append(results, result)
+		}
+	}
 	return claims, results, nil
+}
+
+// inUse checks that a running pod has what its claim promises.
+func inUse(claim *resourceapi.ResourceClaim, pod *corev1.Pod) error {
+	if claim.Status.Allocation == nil {
+		return fmt.Errorf("claim %s of running pod %s has no allocation", claim.Name, pod.Name)
+	}
+	if !resourceclaim.IsReservedForPod(pod, claim, false) {
+		return fmt.Errorf("claim %s is not reserved for its running pod %s", claim.Name, pod.Name)
+	}
+	return nil
 }
 
 // Row reads back one running pod.

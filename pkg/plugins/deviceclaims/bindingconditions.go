@@ -78,7 +78,7 @@ func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *
 		return nil
 	}
 	start := pl.clock.Now()
-	for _, pc := range c.claims {
+	for _, pc := range c.bindingClaims() {
 		allocation := c.binding.allocation(pc.claim)
 		if allocation == nil {
 			allocation = pc.claim.Status.Allocation

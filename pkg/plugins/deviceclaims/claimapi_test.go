@@ -90,16 +90,41 @@ func (api *claimAPI) react(action clienttesting.Action) (bool, runtime.Object, e
 		}
 		return true, nil, err
 	}
+	// The interfaces include each other, so the verb comes first.
+	if action.GetVerb() == "create" {
+		created := action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceClaim).DeepCopy()
+		name := types.NamespacedName{Namespace: action.GetNamespace(), Name: created.Name}
+		if created.Name == "" || api.claims[name] != nil {
+			return true, nil, apierrors.NewAlreadyExists(resourceapi.Resource("resourceclaims"), created.Name)
+		}
+		created.Namespace, created.UID = action.GetNamespace(), types.UID(created.Name+"-uid")
+		created.Status = resourceapi.ResourceClaimStatus{}
+		api.store(created, watch.Added, action.(clienttesting.CreateActionImpl).CreateOptions.FieldManager)
+		return api.accepted(request, created)
+	}
 	switch action := action.(type) {
+	case clienttesting.DeleteActionImpl:
+		known := api.claims[types.NamespacedName{Namespace: action.GetNamespace(), Name: action.GetName()}]
+		if known == nil {
+			return true, nil, apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), action.GetName())
+		}
+		p := action.DeleteOptions.Preconditions
+		switch {
+		case p == nil || p.UID == nil || p.ResourceVersion == nil:
+			return true, nil, fmt.Errorf("deletion of claim %s without preconditions", known.Name)
+		case *p.UID != known.UID || *p.ResourceVersion != known.ResourceVersion:
+			return true, nil, apierrors.NewConflict(resourceapi.Resource("resourceclaims"), known.Name, fmt.Errorf("version %s is outdated", *p.ResourceVersion))
+		case len(known.Finalizers) > 0:
+			return true, nil, fmt.Errorf("deletion of claim %s, which has finalizers %v", known.Name, known.Finalizers)
+		}
+		api.store(known.DeepCopy(), watch.Deleted, "")
+		return api.accepted(request, known)
 	case clienttesting.UpdateActionImpl:
 		updated, err := api.update(action)
-		if err == nil {
-			api.writes = append(api.writes, request+" "+updated.Name)
-			if api.after != nil {
-				err = api.after(request)
-			}
+		if err != nil {
+			return true, nil, err
 		}
-		return true, updated, err
+		return api.accepted(request, updated)
 	case clienttesting.GetAction:
 		claim := api.claims[types.NamespacedName{Namespace: action.GetNamespace(), Name: action.GetName()}]
 		if claim == nil {
@@ -115,6 +140,17 @@ func (api *claimAPI) react(action clienttesting.Action) (bool, runtime.Object, e
 		return true, list, nil
 	}
 	return true, nil, fmt.Errorf("unexpected request %s", request)
+}
+
+// accepted is the answer to a write that has taken effect.
+func (api *claimAPI) accepted(request string, claim *resourceapi.ResourceClaim) (bool, runtime.Object, error) {
+	api.writes = append(api.writes, request+" "+claim.Name)
+	if api.after != nil {
+		if err := api.after(request); err != nil {
+			return true, nil, err
+		}
+	}
+	return true, claim.DeepCopy(), nil
 }
 
 func (api *claimAPI) update(action clienttesting.UpdateActionImpl) (*resourceapi.ResourceClaim, error) {

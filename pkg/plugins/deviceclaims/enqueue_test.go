@@ -97,6 +97,14 @@ func TestSignPod(t *testing.T) {
 	if _, status := h.plugin.SignPod(h.ctx, pod("user", "c")); status.Code() != fwk.Unschedulable {
 		t.Errorf("a pod with claims is signed: %v", status)
 	}
+
+	h = newHarness(t, extendedWorld())
+	if _, status := h.plugin.SignPod(h.ctx, extendedPod("gpu", gpuResource)); status.Code() != fwk.Unschedulable {
+		t.Errorf("a pod with an extended resource that a class stands for is signed: %v", status)
+	}
+	if _, status := h.plugin.SignPod(h.ctx, extendedPod("nic", nicResource)); !status.IsSuccess() {
+		t.Errorf("a pod with an extended resource of a device plugin is not signed: %v", status)
+	}
 }
 
 func TestHints(t *testing.T) {
@@ -119,6 +127,7 @@ func TestHints(t *testing.T) {
 	labelled := func(n *v1.Node) { n.Labels = map[string]string{"rack": "1"} }
 	declaring := func(n *v1.Node) { n.Status.DeclaredFeatures = []string{"DRAOptionalNodeOperations"} }
 	withGPUs := func(n *v1.Node) { n.Status.Allocatable = v1.ResourceList{"example.com/gpu": resource.MustParse("8")} }
+	withoutGPUs := func(n *v1.Node) { n.Status.Allocatable = v1.ResourceList{"example.com/gpu": resource.MustParse("0")} }
 	extendedClass := func(name string) *resourceapi.DeviceClass {
 		c := class("other")
 		c.Spec.ExtendedResourceName = ptr.To(name)
@@ -160,6 +169,18 @@ func TestHints(t *testing.T) {
 		},
 		"a device plugin registers the pod's extended resource": {
 			kind: fwk.Node, action: fwk.UpdateNodeAllocatable, pod: extendedPod("p", "example.com/gpu"), old: node("node-z"), new: node("node-z", withGPUs), want: fwk.Queue,
+		},
+		"the device plugin of the pod's extended resource goes, and claims come": {
+			kind: fwk.Node, action: fwk.UpdateNodeAllocatable, pod: extendedPod("p", "example.com/gpu"), old: node("node-z", withGPUs), new: node("node-z", withoutGPUs), want: fwk.Queue,
+		},
+		"a pod leaves that had the extended resource from a device plugin": {
+			kind: fwk.AssignedPod, action: fwk.Delete, pod: extendedPod("p", "example.com/gpu"), old: extendedPod("q", "example.com/gpu"), want: fwk.Queue,
+		},
+		"a pod leaves that had the extended resource from a claim": {
+			kind: fwk.AssignedPod, action: fwk.Delete, pod: extendedPod("p", "example.com/gpu"), old: recordedPod("q", "example.com/gpu"), want: fwk.QueueSkip,
+		},
+		"a pod leaves that had another extended resource": {
+			kind: fwk.AssignedPod, action: fwk.Delete, pod: extendedPod("p", "example.com/gpu"), old: extendedPod("q", "example.com/nic"), want: fwk.QueueSkip,
 		},
 		"a class no longer stands for the pod's extended resource": {
 			kind: fwk.DeviceClass, action: fwk.Update, pod: extendedPod("p", "example.com/gpu"),

@@ -33,7 +33,7 @@ func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint,
 			QueueingHintFn: pl.afterNodeChange,
 		},
 		{
-			// What a nominated pod was to get, see afterPodDeletion.
+			// What a nominated pod was to get, or the last pod of a device plugin had, see afterPodDeletion.
 			Event:          fwk.ClusterEvent{Resource: fwk.AssignedPod, ActionType: fwk.Delete},
 			QueueingHintFn: pl.afterPodDeletion,
 		},
@@ -84,7 +84,8 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 		if before != nil {
 			was = before.Status.Allocatable[name]
 		}
-		if now.Cmp(was) > 0 {
+		// More of it; or the device plugin has gone, and the node's devices are for claims.
+		if now.Cmp(was) > 0 || now.IsZero() && !was.IsZero() {
 			return fwk.Queue, nil
 		}
 	}
@@ -102,13 +103,17 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 	return fwk.QueueSkip, nil
 }
 
-// afterPodDeletion has the waiting room look at a pod if one goes that was nominated to a node, or is not nominated any
-// more: devices were kept for it. The framework reports that as the deletion of a pod that has no node. Claims of pods that had one come
-// through the tracker.
+// afterPodDeletion queues a pod if the deleted one had an extended resource of the pod from a device plugin, which
+// may have been the last one of a device plugin that has gone. And it has the waiting room look at a pod if one goes that was
+// nominated to a node, or is not nominated any more: devices were kept for it. The framework reports that as the deletion of a
+// pod that has no node. Claims of pods that had one come through the tracker.
 func (pl *Plugin) afterPodDeletion(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (fwk.QueueingHint, error) {
 	deleted, _, err := util.As[*v1.Pod](oldObj, nil)
 	if err != nil {
 		return fwk.Queue, err
+	}
+	if deleted.Spec.NodeName != "" && slices.ContainsFunc(extendedResources(pod), func(name v1.ResourceName) bool { return holdsFromPlugin(deleted, name) }) {
+		return fwk.Queue, nil
 	}
 	if deleted.Spec.NodeName != "" || deleted.Status.NominatedNodeName == "" || !usesDevices(deleted) || deleted.UID == pod.UID {
 		return fwk.QueueSkip, nil

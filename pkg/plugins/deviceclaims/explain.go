@@ -17,10 +17,12 @@ const holdersTimeout = 50 * time.Millisecond
 
 // explain says why no node satisfies the pod's claims. It is nil if that was not the reason.
 func (pl *Plugin) explain(ctx context.Context, c *cycle) *allocator.Explanation {
-	if c.requests == nil {
+	requests := c.results.mostRefused()
+	if requests == nil {
 		return nil
 	}
-	explanation := allocator.Explain(c.requests, c.results.failures())
+	failures := c.results.failuresFor(requests)
+	explanation := allocator.Explain(requests, failures)
 	if explanation.Nodes == 0 {
 		return nil
 	}
@@ -33,7 +35,7 @@ func (pl *Plugin) explain(ctx context.Context, c *cycle) *allocator.Explanation 
 	}
 	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
 	defer cancel()
-	explanation.Holders = allocator.FindHolders(ctx, c.input(ctx, nil), c.results.failures(), pl.nodeOf, allocator.HolderOptions{Keep: keep})
+	explanation.Holders = allocator.FindHolders(ctx, c.input(ctx, requests, nil), failures, pl.nodeOf, allocator.HolderOptions{Keep: keep})
 	return explanation
 }
 

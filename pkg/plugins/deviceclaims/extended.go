@@ -3,18 +3,86 @@ package deviceclaims
 import (
 	"fmt"
 	"slices"
+	"strings"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/uuid"
 	resourcehelper "k8s.io/component-helpers/resource"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/util"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/inventory"
 )
 
+// Reasons why a node is refused for a pod with extended resources, see filter.go.
+const (
+	reasonClassGone     = "the device class of an extended resource is gone, and no device plugin provides the resource"
+	reasonPluginLeaving = "pods still hold devices of an extended resource that the node's device plugin no longer provides"
+	reasonClaimRecorded = "the pod's status names a claim for its extended resources, but on this node a device plugin provides them"
+	reasonClaimOutdated = "the claim that an earlier attempt made for the pod's extended resources is not what the pod needs"
+)
+
+// unbornClaimName is the name of the claim for extended resources before it is created, in messages. It is not
+// the name of any claim.
+const unbornClaimName = "<extended-resources>"
+
+// extendedPlan is what PreFilter found out about a pod's extended resources (KEP-5004).
+//
+// A node either has a device plugin for a resource, seen by what it has of it in status.allocatable, or it gives
+// its devices to claims, if a DeviceClass stands for the resource. A cluster may have both kinds of nodes. The pod
+// needs a claim only on the latter, and what is in that claim depends on which of its resources the node's device
+// plugins provide.
+//
+// NodeResourcesFit looks at the same node and asks the same resolver. What it leaves to claims must be decided
+// here, or the pod would be bound without devices.
+type extendedPlan struct {
+	pod *v1.Pod
+	// names are what the pod asks for and a class may stand for, ordered.
+	names []v1.ResourceName
+	// backed are the names for which a class stood in PreFilter.
+	backed sets.Set[v1.ResourceName]
+	// recorded tells that the pod's status names a claim, or may. It can be replaced and not be taken back, and a
+	// kubelet that finds it does not start the pod without that claim.
+	recorded bool
+
+	// adopted is the allocated claim of an earlier attempt, which the pod uses again if it can. It is also among the
+	// plan's claims.
+	adopted *resourceapi.ResourceClaim
+	// leftovers are other claims of earlier attempts.
+	leftovers []*resourceapi.ResourceClaim
+
+	// unborn is the claim to be made, without requests.
+	unborn *resourceapi.ResourceClaim
+	// compile compiles the pod's claims without allocation and one more claim.
+	compile func(*resourceapi.ResourceClaim) (*allocator.Requests, error)
+
+	mutex    sync.Mutex
+	variants map[string]*variant // by the backings
+}
+
+// variant is what one kind of nodes has to satisfy.
+type variant struct {
+	// claim is the claim to be made, nil if none is needed.
+	claim    *resourceapi.ResourceClaim
+	mappings []v1.ContainerExtendedResourceRequest
+	// requests are the pod's claims without allocation, with the one to be made. Nil if there are none.
+	requests *allocator.Requests
+	// err says why no node of this kind can be used.
+	err error
+}
+
 // extendedResources returns the names under which a pod asks for extended resources that a DeviceClass may
-// stand for (KEP-5004), ordered.
+// stand for, ordered.
 func extendedResources(pod *v1.Pod) []v1.ResourceName {
 	var names []v1.ResourceName
-	for name, quantity := range resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{}) {
+	for name, quantity := range resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{ExcludeOverhead: true}) {
 		if !quantity.IsZero() && util.IsDRAExtendedResourceName(name) {
 			names = append(names, name)
 		}
@@ -23,29 +91,264 @@ func extendedResources(pod *v1.Pod) []v1.ResourceName {
 	return names
 }
 
-// checkExtendedResources refuses a node on which a DeviceClass stands for an extended resource of the pod.
-//
-// NodeResourcesFit leaves such resources, on nodes without a device plugin for them, to the plugin that
-// allocates claims. This plugin makes no claims for them: without a check the pod would be bound and find no
-// device. The resolver is the one that NodeResourcesFit decides by.
-func (pl *Plugin) checkExtendedResources(names []v1.ResourceName, node fwk.NodeInfo) *fwk.Status {
-	if len(names) == 0 {
-		return nil
+// asksForExtended tells whether any container of the pod asks for an extended resource that a DeviceClass may stand for.
+func asksForExtended(pod *v1.Pod) bool {
+	for _, containers := range [][]v1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
+		for i := range containers {
+			for name, quantity := range containers[i].Resources.Requests {
+				if !quantity.IsZero() && util.IsDRAExtendedResourceName(name) {
+					return true
+				}
+			}
+		}
 	}
+	return false
+}
+
+// classOf returns the class that stands for an extended resource, nil if there is none. The resolver is the one
+// that NodeResourcesFit decides by.
+func (pl *Plugin) classOf(name v1.ResourceName) *resourceapi.DeviceClass {
 	manager := pl.handle.SharedDRAManager()
 	if manager == nil {
 		return nil // then NodeResourcesFit leaves nothing to others
 	}
-	resolver := manager.DeviceClassResolver()
-	allocatable := node.GetAllocatable().GetScalarResources()
-	for _, name := range names {
-		if allocatable[name] > 0 {
-			continue // there is a device plugin
+	return manager.DeviceClassResolver().GetDeviceClass(name)
+}
+
+// isBacked tells whether a class stands for any of the names.
+func (pl *Plugin) isBacked(names []v1.ResourceName) bool {
+	return slices.ContainsFunc(names, func(name v1.ResourceName) bool { return pl.classOf(name) != nil })
+}
+
+// needsDevices tells whether devices that the tracker and the inventory know of can be what a pod waits for.
+func (pl *Plugin) needsDevices(pod *v1.Pod) bool {
+	return len(pod.Spec.ResourceClaims) > 0 || pl.isBacked(extendedResources(pod))
+}
+
+// madeFor returns the claims that were made for the extended resources of a pod, which it asks for under the given
+// names.
+func (pl *Plugin) madeFor(pod *v1.Pod, names []v1.ResourceName) []*resourceapi.ResourceClaim {
+	if len(names) == 0 {
+		return nil
+	}
+	return slices.DeleteFunc(pl.shared.tracker.OwnedBy(pod.UID), func(claim *resourceapi.ResourceClaim) bool {
+		return !isForExtendedResources(claim)
+	})
+}
+
+// namesOf returns the names of claims.
+func namesOf(claims []*resourceapi.ResourceClaim) []types.NamespacedName {
+	names := make([]types.NamespacedName, len(claims))
+	for i, claim := range claims {
+		names[i] = types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
+	}
+	return names
+}
+
+// askExtended adds to what the pod asks for what it asks for as extended resources.
+func (pl *Plugin) askExtended(pod *v1.Pod, names []v1.ResourceName, a *asked, inv *inventory.View) error {
+	a.extended = pl.planExtended(pod, names)
+	a.extended.compile = func(claim *resourceapi.ResourceClaim) (*allocator.Requests, error) {
+		if claim == nil {
+			return a.requests, nil
 		}
-		if class := resolver.GetDeviceClass(name); class != nil {
-			return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf(
-				"extended resource %s is provided by device class %s, and %s does not serve extended resources: use a ResourceClaim", name, class.Name, Name))
+		return pl.compile(append(slices.Clip(a.unallocated), claim), inv)
+	}
+	adopted := a.extended.adopted
+	if adopted == nil {
+		return nil
+	}
+	nodes, err := usableAllocation(pod, adopted)
+	if err != nil {
+		return err
+	}
+	a.claims = append(a.claims, podClaim{claim: adopted, nodes: nodes})
+	return nil
+}
+
+// planExtended begins the plan for a pod's extended resources.
+func (pl *Plugin) planExtended(pod *v1.Pod, names []v1.ResourceName) *extendedPlan {
+	e := &extendedPlan{
+		pod: pod, names: names, backed: sets.New[v1.ResourceName](),
+		recorded: pl.shared.recorded.has(pod),
+		unborn:   unbornClaim(pod),
+		variants: map[string]*variant{},
+	}
+	for _, name := range names {
+		if pl.classOf(name) != nil {
+			e.backed.Insert(name)
 		}
 	}
-	return nil
+	for _, claim := range pl.madeFor(pod, names) {
+		if e.adopted == nil && mayAdopt(claim, pod) {
+			e.adopted = claim
+		} else {
+			e.leftovers = append(e.leftovers, claim)
+		}
+	}
+	return e
+}
+
+// unbornClaim returns a claim that may be made for the pod's extended resources, without requests.
+func unbornClaim(pod *v1.Pod) *resourceapi.ResourceClaim {
+	claim := newExtendedClaim(pod)
+	claim.Name, claim.UID = unbornClaimName, uuid.NewUUID()
+	return claim
+}
+
+// unbornFor returns the claim that will be made for the extended resources of another pod if it comes to the node, nil
+// if it needs none there or has one already.
+func (pl *Plugin) unbornFor(pod *v1.Pod, node *v1.Node) *resourceapi.ResourceClaim {
+	if !asksForExtended(pod) || len(pl.shared.tracker.OwnedBy(pod.UID)) > 0 || len(pl.shared.tracker.InFlightFor(pod.UID)) > 0 {
+		return nil
+	}
+	var backings []backing
+	for _, name := range extendedResources(pod) {
+		if class := pl.classOf(name); class != nil && node.Status.Allocatable.Name(name, resource.DecimalSI).IsZero() {
+			backings = append(backings, backing{name, class.Name})
+		}
+	}
+	if len(backings) == 0 {
+		return nil
+	}
+	claim := unbornClaim(pod)
+	claim.Spec.Devices.Requests = layOut(pod, backings).requests
+	return claim
+}
+
+// mayAdopt tells whether the claim of an earlier attempt may be used as it is, as far as it can be told without
+// a node. The scheduler may have ended between the claim's allocation and the pod's binding.
+func mayAdopt(claim *resourceapi.ResourceClaim, pod *v1.Pod) bool {
+	return claim.DeletionTimestamp == nil && claim.Status.Allocation != nil && usedOnlyBy(claim, pod)
+}
+
+// requestsOn says what a node has to satisfy. The status refuses the node.
+func (pl *Plugin) requestsOn(c *cycle, node fwk.NodeInfo) (*variant, *fwk.Status) {
+	e := c.extended
+	if e == nil {
+		return c.base, nil
+	}
+	var backings []backing
+	scalars := node.GetAllocatable().GetScalarResources()
+	for _, name := range e.names {
+		if scalars[name] > 0 {
+			continue // there is a device plugin, and NodeResourcesFit counts
+		}
+		class := pl.classOf(name)
+		switch {
+		case class == nil && e.backed.Has(name):
+			// NodeResourcesFit may have seen the class just before it went.
+			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonClassGone)
+		case class == nil:
+			continue // nobody's, or one that NodeResourcesFit was told to ignore
+		case pl.pluginIsLeaving(node, name):
+			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonPluginLeaving)
+		}
+		backings = append(backings, backing{name, class.Name})
+	}
+	if e.recorded && len(backings) == 0 {
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonClaimRecorded)
+	}
+	v := e.variant(backings)
+	switch {
+	case v.err != nil:
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, v.err.Error())
+	case e.adopted == nil:
+		return v, nil
+	case v.claim == nil || !apiequality.Semantic.DeepEqual(v.claim.Spec, e.adopted.Spec):
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonClaimOutdated)
+	}
+	// What the extended resources need is allocated already.
+	return &variant{requests: c.base.requests, mappings: v.mappings}, nil
+}
+
+// made returns the claims that earlier attempts made.
+func (e *extendedPlan) made() []*resourceapi.ResourceClaim {
+	if e == nil {
+		return nil
+	}
+	if e.adopted == nil {
+		return e.leftovers
+	}
+	return append(slices.Clip(e.leftovers), e.adopted)
+}
+
+// question says what the pod waits for where claims provide its extended resources. It is nil if that is nothing, or
+// opaque if it cannot be said for all such nodes at once: on some of them a device plugin may provide a part of it.
+func (e *extendedPlan) question(pl *Plugin) (v *variant, opaque bool) {
+	if e.adopted != nil || len(e.backed) == 0 {
+		return nil, false
+	}
+	if base, _ := e.compile(nil); base != nil || len(e.backed) > 1 {
+		return nil, true
+	}
+	name := sets.List(e.backed)[0]
+	class := pl.classOf(name)
+	if class == nil {
+		return nil, true // it has gone just now
+	}
+	if v = e.variant([]backing{{name, class.Name}}); v.err != nil {
+		return nil, false // no node will do
+	}
+	return v, false
+}
+
+// variant returns what nodes have to satisfy on which claims provide the given resources.
+func (e *extendedPlan) variant(backings []backing) *variant {
+	var key strings.Builder
+	for _, b := range backings {
+		fmt.Fprintf(&key, "%s=%s\n", b.resource, b.class)
+	}
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	v := e.variants[key.String()]
+	if v == nil {
+		v = e.newVariant(backings)
+		e.variants[key.String()] = v
+	}
+	return v
+}
+
+func (e *extendedPlan) newVariant(backings []backing) *variant {
+	v := &variant{}
+	if len(backings) > 0 {
+		l := layOut(e.pod, backings)
+		if n := l.devices(); n > resourceapi.AllocationResultsMaxSize {
+			v.err = fmt.Errorf("the pod needs %d devices for its extended resources, and one claim, which all of them come from, can get %d",
+				n, resourceapi.AllocationResultsMaxSize)
+			return v
+		}
+		v.mappings = l.mappings
+		v.claim = e.unborn.DeepCopy()
+		v.claim.Spec.Devices.Requests = l.requests
+	}
+	v.requests, v.err = e.compile(v.claim)
+	return v
+}
+
+// pluginIsLeaving tells whether a node has turned from a device plugin to claims while pods of the device plugin
+// are still there. Nobody but the kubelet knows which devices those hold. The kubelet keeps the resource in the
+// node's status, with zero, once there has been a device plugin.
+func (pl *Plugin) pluginIsLeaving(node fwk.NodeInfo, name v1.ResourceName) bool {
+	if _, known := node.GetAllocatable().GetScalarResources()[name]; !known {
+		return false
+	}
+	return slices.ContainsFunc(node.GetPods(), func(info fwk.PodInfo) bool {
+		pod := info.GetPod()
+		return holdsFromPlugin(pod, name) && len(pl.shared.tracker.OwnedBy(pod.UID)) == 0 && len(pl.shared.tracker.InFlightFor(pod.UID)) == 0
+	})
+}
+
+// holdsFromPlugin tells whether a pod with a node asks for an extended resource and its status names no claim for
+// it. A pod that is being bound just now may have a claim all the same.
+func holdsFromPlugin(pod *v1.Pod, name v1.ResourceName) bool {
+	asks := func(c *v1.Container) bool { return quantityOf(c, name) > 0 }
+	if !slices.ContainsFunc(pod.Spec.Containers, func(c v1.Container) bool { return asks(&c) }) &&
+		!slices.ContainsFunc(pod.Spec.InitContainers, func(c v1.Container) bool { return asks(&c) }) {
+		return false
+	}
+	status := pod.Status.ExtendedResourceClaimStatus
+	return status == nil || !slices.ContainsFunc(status.RequestMappings, func(m v1.ContainerExtendedResourceRequest) bool {
+		return m.ResourceName == string(name)
+	})
 }

@@ -52,8 +52,9 @@ func (pl *Plugin) passFence(ctx context.Context, state fwk.CycleState, pod *v1.P
 
 // boundClaims are the pod's claims as they were written last or, if there was nothing to write, as they were found.
 func (c *cycle) boundClaims() []*resourceapi.ResourceClaim {
-	claims := make([]*resourceapi.ResourceClaim, len(c.claims))
-	for i, pc := range c.claims {
+	bound := c.bindingClaims()
+	claims := make([]*resourceapi.ResourceClaim, len(bound))
+	for i, pc := range bound {
 		claims[i] = pc.claim
 		for _, w := range c.binding.writes {
 			if w.planned.UID == pc.claim.UID {

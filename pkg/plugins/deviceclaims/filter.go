@@ -34,14 +34,16 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 	if c == nil {
 		return nil
 	}
-	if status := pl.checkExtendedResources(c.extended, nodeInfo); status != nil {
-		return status
-	}
 	node := nodeInfo.Node()
 	if status := pl.filterAllocated(c, node); status != nil {
 		return status
 	}
-	if c.requests == nil {
+	wanted, status := pl.requestsOn(c, nodeInfo)
+	if status != nil {
+		return status
+	}
+	if wanted.requests == nil {
+		c.findings().set(node.Name, nodeResult{variant: wanted})
 		return nil
 	}
 
@@ -51,16 +53,16 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		checkCtx, cancel = context.WithTimeout(ctx, pl.filterTimeout)
 		defer cancel()
 	}
-	result := allocator.Check(checkCtx, c.input(checkCtx, node))
+	result := allocator.Check(checkCtx, c.input(checkCtx, wanted.requests, node))
 	if ctx.Err() != nil {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("stopped by the caller: %v", context.Cause(ctx)))
 	}
 	if result.Fits() {
-		c.findings().set(node.Name, nodeResult{score: result.Score})
+		c.findings().set(node.Name, nodeResult{variant: wanted, score: result.Score})
 		return nil
 	}
-	c.findings().set(node.Name, nodeResult{failure: result.Failure})
-	code, leaving := pl.refusal(checkCtx, c, pod, nodeInfo, result.Failure)
+	c.findings().set(node.Name, nodeResult{variant: wanted, failure: result.Failure})
+	code, leaving := pl.refusal(checkCtx, c, wanted.requests, pod, nodeInfo, result.Failure)
 	if len(leaving) > 0 {
 		c.findings().setLeaving(node.Name, leaving)
 	}
@@ -102,8 +104,8 @@ func skipsNodeOperations(claim *resourceapi.ResourceClaim) bool {
 }
 
 // input is what the allocator decides on in this cycle.
-func (c *cycle) input(ctx context.Context, node *v1.Node) allocator.Input {
+func (c *cycle) input(ctx context.Context, requests *allocator.Requests, node *v1.Node) allocator.Input {
 	return allocator.Input{
-		Requests: c.requests, Node: node, Inventory: c.inventory, Usage: c.view(ctx), Policy: c.policy, Scoring: c.scoring,
+		Requests: requests, Node: node, Inventory: c.inventory, Usage: c.view(ctx), Policy: c.policy, Scoring: c.scoring,
 	}
 }

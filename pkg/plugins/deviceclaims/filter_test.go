@@ -147,6 +147,7 @@ func TestFilter(t *testing.T) {
 		}),
 	}
 	h := newHarness(t, w)
+	const tooMany = "the pod needs 33 devices for its extended resources, and one claim, which all of them come from, can get 32"
 	tests := map[string]struct {
 		pod  *v1.Pod
 		want map[string]string
@@ -177,14 +178,16 @@ func TestFilter(t *testing.T) {
 				"node-a": reasonElsewhere, "node-b": reasonElsewhere, "node-c": reasonElsewhere, "node-d": reasonElsewhere, "node-p": reasonElsewhere,
 			},
 		},
-		"an extended resource behind which is a class is served by device plugins only": {
+		"an extended resource behind which is a class comes from claims where there is no device plugin": {
 			pod: extendedPod("p", "example.com/gpu"),
 			want: map[string]string{
-				"node-a": "extended resource example.com/gpu is provided by device class gpu, and DeviceClaims does not serve extended resources: use a ResourceClaim",
-				"node-b": "extended resource example.com/gpu is provided by device class gpu, and DeviceClaims does not serve extended resources: use a ResourceClaim",
-				"node-c": "extended resource example.com/gpu is provided by device class gpu, and DeviceClaims does not serve extended resources: use a ResourceClaim",
-				"node-d": "extended resource example.com/gpu is provided by device class gpu, and DeviceClaims does not serve extended resources: use a ResourceClaim",
-				"node-p": "",
+				"node-a": string(allocator.ReasonHeld), "node-b": "", "node-c": string(allocator.ReasonPool), "node-d": "", "node-p": "",
+			},
+		},
+		"more devices than one claim can get": {
+			pod: containersPod("a=20", "b=13"), // of example.com/gpu
+			want: map[string]string{
+				"node-a": tooMany, "node-b": tooMany, "node-c": tooMany, "node-d": tooMany, "node-p": "",
 			},
 		},
 		"other extended resources are left to the plugin for requests": {

@@ -39,10 +39,10 @@ const (
 
 // world is what exists before the plugin starts.
 type world struct {
-	nodes   []*v1.Node
-	pods    []*v1.Pod
-	claims  []*resourceapi.ResourceClaim
-	objects []runtime.Object // slices and classes
+	nodes []*v1.Node
+	pods  []*v1.Pod
+	claims    []*resourceapi.ResourceClaim
+	objects   []runtime.Object // slices and classes
 	// resolver maps extended resources to classes.
 	resolver map[v1.ResourceName]string
 	// fence says how the fence is set up. Without it there is none: what is written is looked at alone.
@@ -326,6 +326,16 @@ func extendedPod(name string, extended v1.ResourceName) *v1.Pod {
 	p := &v1.Pod{ObjectMeta: meta(name)}
 	requests := v1.ResourceList{extended: resource.MustParse("1")}
 	p.Spec.Containers = []v1.Container{{Name: "main", Resources: v1.ResourceRequirements{Requests: requests, Limits: requests}}}
+	return p
+}
+
+// recordedPod asks for an extended resource, and its status names a claim for it.
+func recordedPod(name string, extended v1.ResourceName) *v1.Pod {
+	p := extendedPod(name, extended)
+	p.Status.ExtendedResourceClaimStatus = &v1.PodExtendedResourceClaimStatus{
+		ResourceClaimName: name + "-extended-resources-xyz",
+		RequestMappings:   []v1.ContainerExtendedResourceRequest{{ContainerName: "main", ResourceName: string(extended), RequestName: "container-0-request-0"}},
+	}
 	return p
 }
 

@@ -20,6 +20,8 @@ const (
 	writeDeallocation = "deallocation"
 	writeUndo         = "undo"
 	writeWithdrawal   = "withdrawal"
+	writeCreation     = "creation"
+	writeDeletion     = "deletion"
 )
 
 var (

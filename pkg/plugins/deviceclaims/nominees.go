@@ -15,13 +15,14 @@ import (
 
 // nominee is a pod that other pods were evicted for, and that has not been scheduled yet.
 type nominee struct {
-	// requests are its claims without allocation, nil if there are none or they cannot be compiled.
+	// requests are its claims without allocation and the one that is still to be made for its extended resources, nil if
+	// there are none or they cannot be compiled.
 	requests *allocator.Requests
 }
 
-// nominee returns what a nominated pod still needs. Claims that it shares with the pod that is being scheduled are left
+// nominee returns what a pod still needs that is nominated to the node. Claims that it shares with the pod that is being scheduled are left
 // out: they are allocated once, for both.
-func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, inv *inventory.View) *nominee {
+func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *inventory.View) *nominee {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if known := s.nominees[pod.UID]; known != nil {
@@ -38,6 +39,9 @@ func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, inv *inventory.View) 
 		if pending, _ := s.pl.shared.tracker.Pending(claim.UID); pending == nil {
 			unallocated = append(unallocated, claim)
 		}
+	}
+	if claim := s.pl.unbornFor(pod, node); claim != nil {
+		unallocated = append(unallocated, claim)
 	}
 	if len(unallocated) == 0 {
 		return n
@@ -57,7 +61,7 @@ func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, inv *inventory.View) 
 func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node, inv *inventory.View, view usage.View) usage.View {
 	pools := poolsOf(node, inv)
 	for _, pod := range pods {
-		requests := s.nominee(ctx, pod, inv).requests
+		requests := s.nominee(ctx, pod, node, inv).requests
 		if requests == nil {
 			continue
 		}

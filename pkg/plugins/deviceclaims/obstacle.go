@@ -59,8 +59,8 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, i int) string {
 	anew := moved.claim.DeepCopy()
 	anew.Status = resourceapi.ResourceClaimStatus{}
 	claims := []*resourceapi.ResourceClaim{anew}
-	if c.requests != nil {
-		claims = append(claims, c.requests.Claims()...)
+	if c.base.requests != nil {
+		claims = append(claims, c.base.requests.Claims()...)
 	}
 	requests, err := allocator.Compile(claims, c.inventory, pl.features)
 	if err != nil {

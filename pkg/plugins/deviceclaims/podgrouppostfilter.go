@@ -41,7 +41,7 @@ func (pl *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleSta
 // lookAgain returns what PreFilter would find out about the pod, nil if it would refuse it or has nothing to do.
 func (pl *Plugin) lookAgain(pod *v1.Pod) *cycle {
 	names, err := claimNames(pod)
-	if err != nil || len(names) == 0 {
+	if err != nil || len(names) == 0 && !pl.needsDevices(pod) {
 		return nil
 	}
 	inv := pl.shared.store.View()
@@ -50,7 +50,7 @@ func (pl *Plugin) lookAgain(pod *v1.Pod) *cycle {
 		return nil
 	}
 	return &cycle{
-		plan:    &plan{claims: found.claims, requests: found.requests, usage: pl.shared.tracker.Snapshot().Usage, inventory: inv, policy: pl.policy, scoring: pl.scoring, stakes: newStakes(pl)},
+		plan:    &plan{claims: found.claims, base: &variant{requests: found.requests}, extended: found.extended, usage: pl.shared.tracker.Snapshot().Usage, inventory: inv, policy: pl.policy, scoring: pl.scoring, stakes: newStakes(pl)},
 		results: newResults(nil), binding: &binding{},
 	}
 }
@@ -67,7 +67,11 @@ func (pl *Plugin) hasDevicesSomewhere(ctx context.Context, c *cycle) bool {
 		if !pl.filterAllocated(c, node).IsSuccess() {
 			continue
 		}
-		if c.requests == nil || allocator.Check(ctx, c.input(ctx, node)).Fits() {
+		wanted, status := pl.requestsOn(c, info)
+		if !status.IsSuccess() {
+			continue
+		}
+		if wanted.requests == nil || allocator.Check(ctx, c.input(ctx, wanted.requests, node)).Fits() {
 			return true
 		}
 		if ctx.Err() != nil {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"strings"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -28,13 +29,20 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	if err != nil {
 		return nil, fwk.AsStatus(err)
 	}
-	if c == nil || len(c.claims) == 0 {
+	if c == nil {
 		pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
 		return nil, fwk.NewStatus(fwk.Unschedulable)
 	}
 	pl.waitFor(pod, c)
 	if status := pl.awaitLeaving(ctx, c, pod); status != nil {
 		return nil, status
+	}
+	switch removed, err := pl.giveUpExtendedClaims(ctx, pod, c.extended); {
+	case err != nil:
+		return nil, fwk.AsStatus(fmt.Errorf("remove what an earlier attempt made for the pod's extended resources: %w", err))
+	case len(removed) > 0:
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
+			fmt.Sprintf("removed claim %s, which an earlier attempt made for the pod's extended resources", strings.Join(removed, ", ")))
 	}
 	var explanation []string
 	if found := pl.explain(ctx, c); found != nil {

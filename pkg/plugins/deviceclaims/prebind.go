@@ -17,7 +17,7 @@ func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v
 	if err != nil {
 		return result, fwk.AsStatus(err)
 	}
-	if c == nil || len(c.claims) == 0 {
+	if c == nil || len(c.claims) == 0 && !c.changesExtendedClaims() {
 		return result, fwk.NewStatus(fwk.Skip)
 	}
 	return result, nil
@@ -37,7 +37,10 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		return nil
 	}
 	pl.shared.attempts.preBind(ctx, pod.UID)
-	for _, pc := range c.claims {
+	if err := pl.createExtendedClaim(ctx, pod, c); err != nil {
+		return fwk.AsStatus(err)
+	}
+	for _, pc := range c.bindingClaims() {
 		allocation := c.binding.allocation(pc.claim)
 		if allocation == nil && isReservedFor(pc.claim, pod) {
 			continue
@@ -55,6 +58,9 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		return fwk.AsStatus(err)
 	}
 	if err := pl.waitForBindingConditions(ctx, pod, c); err != nil {
+		return fwk.AsStatus(err)
+	}
+	if err := pl.recordExtendedClaim(ctx, pod, c); err != nil {
 		return fwk.AsStatus(err)
 	}
 	return nil

@@ -29,7 +29,7 @@ func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 	// Looked at again after the pod has been noted as waiting: a change in between would wake nobody.
 	pl.shared.waiting.Note(pod, namespacedNames(names), pl)
 	name, err := pl.unusableClaim(pod, names)
-	pl.shared.waiting.Judged(pod.UID, pl.question(pod, &asked{}, nil, err), pl.shared.seenNow())
+	pl.shared.waiting.Judged(pod.UID, pl.question(&asked{}, nil, err), pl.shared.seenNow())
 	if err != nil {
 		pl.reportUnusable(ctx, pod, name, err)
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())

@@ -3,6 +3,7 @@ package deviceclaims
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -38,10 +39,7 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 }
 
 func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.ResourceName) (*cycle, *fwk.Status) {
-	c := &cycle{plan: &plan{extended: extended, policy: pl.policy, scoring: pl.scoring, stakes: newStakes(pl)}, results: newResults(nil), binding: &binding{}}
-	if len(pod.Spec.ResourceClaims) == 0 {
-		return c, nil
-	}
+	c := &cycle{plan: &plan{policy: pl.policy, scoring: pl.scoring, stakes: newStakes(pl)}, results: newResults(nil), binding: &binding{}}
 	if len(pod.Status.NodeAllocatableResourceClaimStatuses) > 0 {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			"status.nodeAllocatableResourceClaimStatuses is set: claims for CPU or memory of a node are not supported")
@@ -55,16 +53,22 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	}
 
 	// Noted as waiting before anything is looked at: whatever changes later than that is looked at for the pod.
-	pl.shared.waiting.Note(pod, namespacedNames(names), pl)
+	made := pl.madeFor(pod, extended)
+	waits := len(names) > 0 || len(made) > 0 || pl.isBacked(extended)
+	if waits {
+		pl.shared.waiting.Note(pod, append(namespacedNames(names), namesOf(made)...), pl)
+	}
 	snapshot := pl.shared.tracker.Snapshot()
 	c.usage = snapshot.Usage
 	c.inventory = pl.shared.store.View()
 	asked, err := pl.ask(pod, names, c.inventory)
-	pl.shared.waiting.Judged(pod.UID, pl.question(pod, asked, c.inventory, err), wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
+	if waits {
+		pl.shared.waiting.Judged(pod.UID, pl.question(asked, c.inventory, err), wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
+	}
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
-	c.claims, c.requests = asked.claims, asked.requests
+	c.claims, c.base, c.extended = asked.claims, &variant{requests: asked.requests}, asked.extended
 	for _, pc := range c.claims {
 		c.stakes.own.Insert(pc.claim.UID)
 	}
@@ -91,12 +95,22 @@ func (pl *Plugin) ask(pod *v1.Pod, names []claimName, inv *inventory.View) (*ask
 		}
 		a.claims = append(a.claims, pc)
 	}
-	if len(a.unallocated) == 0 {
-		return a, nil
-	}
 	var err error
-	a.requests, err = allocator.Compile(a.unallocated, inv, pl.features)
-	return a, err
+	if a.requests, err = pl.compile(a.unallocated, inv); err != nil {
+		return a, err
+	}
+	if extended := extendedResources(pod); len(extended) > 0 {
+		return a, pl.askExtended(pod, extended, a, inv)
+	}
+	return a, nil
+}
+
+// compile compiles claims, to nil if there are none.
+func (pl *Plugin) compile(claims []*resourceapi.ResourceClaim, inv *inventory.View) (*allocator.Requests, error) {
+	if len(claims) == 0 {
+		return nil, nil
+	}
+	return allocator.Compile(claims, inv, pl.features)
 }
 
 // usableAllocation returns the nodes on which a pod can use a claim that is allocated, nil for all, or why it

@@ -19,18 +19,18 @@ import (
 //
 // The node that the pod is nominated to gets it, too, if it would do as soon as the claims have left that are about to:
 // Unresolvable would make the pod preempt again. These claims are returned.
-func (pl *Plugin) refusal(ctx context.Context, c *cycle, pod *v1.Pod, nodeInfo fwk.NodeInfo, failure *allocator.Failure) (fwk.Code, []*stake) {
+func (pl *Plugin) refusal(ctx context.Context, c *cycle, requests *allocator.Requests, pod *v1.Pod, nodeInfo fwk.NodeInfo, failure *allocator.Failure) (fwk.Code, []*stake) {
 	if c.whatIf.isDryRun() || !failure.Resolvable() {
 		return fwk.UnschedulableAndUnresolvable, nil
 	}
 	node := nodeInfo.Node()
 	if pl.isNominated(pod, node.Name) {
 		leaving := c.stakes.leavingOn(poolsOf(node, c.inventory), c.view(ctx), false)
-		if pl.fitsWithout(ctx, c, node, leaving) {
+		if pl.fitsWithout(ctx, c, requests, node, leaving) {
 			return fwk.Unschedulable, leaving
 		}
 	}
-	if mayPreempt(pod) && pl.fitsWithout(ctx, c, node, c.stakes.releasedWith(victimsOn(nodeInfo, pod))) {
+	if mayPreempt(pod) && pl.fitsWithout(ctx, c, requests, node, c.stakes.releasedWith(victimsOn(nodeInfo, pod))) {
 		return fwk.Unschedulable, nil
 	}
 	return fwk.UnschedulableAndUnresolvable, nil
@@ -58,11 +58,11 @@ func victimsOn(nodeInfo fwk.NodeInfo, pod *v1.Pod) map[types.UID]*v1.Pod {
 }
 
 // fitsWithout tells whether the node would do if the stakes ended.
-func (pl *Plugin) fitsWithout(ctx context.Context, c *cycle, node *v1.Node, stakes []*stake) bool {
+func (pl *Plugin) fitsWithout(ctx context.Context, c *cycle, requests *allocator.Requests, node *v1.Node, stakes []*stake) bool {
 	if len(stakes) == 0 {
 		return false
 	}
-	input := c.input(ctx, node)
+	input := c.input(ctx, requests, node)
 	input.Usage = without(input.Usage, stakes)
 	nodesDecidedAgain.Inc()
 	return allocator.Check(ctx, input).Fits()

@@ -27,6 +27,8 @@ type binding struct {
 	decidedOn usage.View
 	// writes are the claims that PreBind tried to change.
 	writes []*claimWrite
+	// extended is about the claim for the pod's extended resources.
+	extended extendedBinding
 }
 
 // allocation returns the allocation that was decided for the claim, nil if it had one already.
@@ -52,22 +54,35 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	}
 	*c.binding = binding{}
 	pl.shared.attempts.begin(pl.handle, pod)
-	if c.requests != nil {
-		node, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(nodeName)
-		if err != nil {
-			return fwk.AsStatus(fmt.Errorf("look up node %s: %w", nodeName, err))
-		}
-		if status := pl.allocate(ctx, c, pod, node.Node()); !status.IsSuccess() {
+	node, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(nodeName)
+	if err != nil {
+		return fwk.AsStatus(fmt.Errorf("look up node %s: %w", nodeName, err))
+	}
+	wanted, status := pl.decidedFor(c, node)
+	if !status.IsSuccess() {
+		return status
+	}
+	if wanted.requests != nil {
+		if status := pl.allocate(ctx, c, pod, node.Node(), wanted.requests); !status.IsSuccess() {
 			return status
 		}
 	}
+	c.binding.extended.variant = wanted
 	pl.shared.waiting.Placed(pod.UID)
 	return nil
 }
 
-func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node) *fwk.Status {
+// decidedFor returns what Filter found that the node has to satisfy.
+func (pl *Plugin) decidedFor(c *cycle, node fwk.NodeInfo) (*variant, *fwk.Status) {
+	if result, ok := c.results.get(node.Node().Name); ok {
+		return result.variant, nil
+	}
+	return pl.requestsOn(c, node)
+}
+
+func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
 	start := pl.clock.Now()
-	reserved, err := pl.tryAllocate(ctx, c, pod, node)
+	reserved, err := pl.tryAllocate(ctx, c, pod, c.input(ctx, requests, node))
 	allocationDuration.Observe(pl.clock.Since(start).Seconds())
 	allocationsTotal.WithLabelValues(allocationResult(err)).Inc()
 
@@ -94,8 +109,8 @@ type refusedError struct{ reason allocator.Reason }
 
 func (e *refusedError) Error() string { return string(e.reason) }
 
-func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node) ([]tracker.Reservation, error) {
-	input := c.input(ctx, node)
+func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input allocator.Input) ([]tracker.Reservation, error) {
+	node := input.Node
 	nominated := pl.nominatedBefore(pod, node.Name)
 	var stale error
 	for range maxReserveAttempts {
@@ -105,7 +120,7 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, node *
 		if !result.Fits() {
 			return nil, &refusedError{result.Failure.Reason}
 		}
-		claims := c.requests.Claims()
+		claims := input.Requests.Claims()
 		if len(result.Allocations) != len(claims) {
 			return nil, fmt.Errorf("node %s: %d allocations for %d claims", node.Name, len(result.Allocations), len(claims))
 		}
@@ -137,6 +152,7 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 	b := *c.binding
 	*c.binding = binding{}
 	pl.undo(ctx, pod, b.writes)
+	pl.undoExtendedClaim(ctx, pod, &b.extended)
 	// Only now: what the writes did is known to the tracker, so that no device is free that is not.
 	for _, r := range b.reserved {
 		pl.shared.tracker.Release(r.Claim.UID, pod.UID)

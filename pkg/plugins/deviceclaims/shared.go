@@ -43,6 +43,8 @@ type Shared struct {
 	// attempts are the pods that are being bound, leaving the claims that preemptors wait for.
 	attempts *attempts
 	leaving  *leavingClaims
+	// recorded are pods whose status may name a claim for extended resources.
+	recorded *recordedPods
 	owner    *ownership.Keeper // nil if there are no DeviceTaintRules
 	leading  sync.Once
 	room     wakeup.Options
@@ -91,7 +93,9 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	caches.store.Store(s.store)
 	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
 	s.attempts, s.leaving = newAttempts(), newLeavingClaims()
-	s.waiting = newWaitingPods(s.room, s.factory.Core().V1().Pods().Lister(), s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
+	pods := s.factory.Core().V1().Pods().Lister()
+	s.waiting = newWaitingPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
+	s.recorded = newRecordedPods(pods)
 
 	var err error
 	if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(s.waiting.podHandler()); err != nil {

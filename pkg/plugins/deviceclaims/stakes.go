@@ -64,7 +64,7 @@ func newStakes(pl *Plugin) *stakes {
 
 // usesDevices tells whether a pod may hold devices, from what the pod says itself.
 func usesDevices(pod *v1.Pod) bool {
-	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil
+	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil || asksForExtended(pod)
 }
 
 // ofPod returns the stakes that a pod has a part in.
@@ -79,6 +79,10 @@ func (s *stakes) ofPod(pod *v1.Pod) []*stake {
 		if claim, err := s.pl.shared.tracker.Get(pod.Namespace, name); err == nil {
 			refs = append(refs, usage.RefOf(claim))
 		}
+	}
+	// The status of a pod that is being bound may not name its claim yet.
+	for _, claim := range s.pl.shared.tracker.OwnedBy(pod.UID) {
+		refs = append(refs, usage.RefOf(claim))
 	}
 	refs = append(refs, s.pl.shared.tracker.InFlightFor(pod.UID)...)
 	var found []*stake

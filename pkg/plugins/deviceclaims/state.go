@@ -7,7 +7,6 @@ import (
 	"maps"
 	"sync"
 
-	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -24,10 +23,10 @@ const stateKey fwk.StateKey = Name
 type plan struct {
 	// claims are the pod's claims as they were in PreFilter, each once, ordered by name.
 	claims []podClaim
-	// requests are the compiled claims without allocation, nil if there are none.
-	requests *allocator.Requests
-	// extended are the extended resources that the pod asks for and that a DeviceClass may stand for.
-	extended []v1.ResourceName
+	// base is what a node has to satisfy that has device plugins for all extended resources of the pod.
+	base *variant
+	// extended is about the pod's extended resources, nil if it asks for none that a DeviceClass may stand for.
+	extended *extendedPlan
 	// policy and scoring are what the plugin's arguments say.
 	policy  allocator.Policy
 	scoring allocator.Scoring
@@ -101,6 +100,8 @@ type results struct {
 
 // nodeResult is the answer for one node.
 type nodeResult struct {
+	// variant is what the node had to satisfy.
+	variant *variant
 	score   int64
 	failure *allocator.Failure
 }
@@ -156,14 +157,49 @@ func (r *results) isUnusable(claim int) bool {
 	return r.unusable.Has(claim)
 }
 
+// mostRefused returns the requests that most nodes do not satisfy, nil if all do. They differ between nodes only for
+// pods with extended resources, where nodes of several kinds are in one cluster.
+func (r *results) mostRefused() *allocator.Requests {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	nodes := map[*allocator.Requests]int{}
+	first := map[*allocator.Requests]string{} // for a result that does not depend on the order
+	for name, result := range r.nodes {
+		if result.failure == nil {
+			continue
+		}
+		requests := result.variant.requests
+		nodes[requests]++
+		if known, ok := first[requests]; !ok || name < known {
+			first[requests] = name
+		}
+	}
+	var most *allocator.Requests
+	for requests, n := range nodes {
+		if most == nil || n > nodes[most] || n == nodes[most] && first[requests] < first[most] {
+			most = requests
+		}
+	}
+	return most
+}
+
 // failures iterates over the nodes on which no allocation was found, in no particular order.
 func (r *results) failures() iter.Seq2[string, *allocator.Failure] {
+	return r.failuresOf(func(nodeResult) bool { return true })
+}
+
+// failuresFor is failures of nodes that had to satisfy the given requests.
+func (r *results) failuresFor(requests *allocator.Requests) iter.Seq2[string, *allocator.Failure] {
+	return r.failuresOf(func(result nodeResult) bool { return result.variant.requests == requests })
+}
+
+func (r *results) failuresOf(wanted func(nodeResult) bool) iter.Seq2[string, *allocator.Failure] {
 	r.mutex.Lock()
 	nodes := maps.Clone(r.nodes)
 	r.mutex.Unlock()
 	return func(yield func(string, *allocator.Failure) bool) {
 		for node, result := range nodes {
-			if result.failure != nil && !yield(node, result.failure) {
+			if result.failure != nil && wanted(result) && !yield(node, result.failure) {
 				return
 			}
 		}

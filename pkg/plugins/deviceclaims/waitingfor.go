@@ -28,7 +28,7 @@ func (pl *Plugin) look(pod *v1.Pod, inv *inventory.View) *wakeup.Question {
 		return &wakeup.Question{Err: err, Claims: err.Error()}
 	}
 	asked, err := pl.ask(pod, claims, inv)
-	return pl.question(pod, asked, inv, err)
+	return pl.question(asked, inv, err)
 }
 
 // asked is what a pod asks for.
@@ -37,12 +37,21 @@ type asked struct {
 	// unallocated are those of the claims that need an allocation, requests what they ask for; nil if there are none.
 	unallocated []*resourceapi.ResourceClaim
 	requests    *allocator.Requests
+	// extended is about the pod's extended resources, nil if it has none.
+	extended *extendedPlan
 }
 
 // question puts what a pod asks for in the form of the waiting room. err is why it cannot be asked.
-func (pl *Plugin) question(pod *v1.Pod, a *asked, inv *inventory.View, err error) *wakeup.Question {
-	q := &wakeup.Question{Err: err, Requests: a.requests, Opaque: len(extendedResources(pod)) > 0, Classes: map[string]*inventory.Class{}}
-	for _, claim := range a.unallocated {
+func (pl *Plugin) question(a *asked, inv *inventory.View, err error) *wakeup.Question {
+	q := &wakeup.Question{Err: err, Requests: a.requests, Classes: map[string]*inventory.Class{}}
+	unallocated := a.unallocated
+	if a.extended != nil && err == nil {
+		var v *variant
+		if v, q.Opaque = a.extended.question(pl); v != nil {
+			q.Requests, unallocated = v.requests, append(slices.Clip(unallocated), v.claim)
+		}
+	}
+	for _, claim := range unallocated {
 		for _, name := range classesOf(claim) {
 			q.Classes[name] = inv.Class(name)
 		}
@@ -56,6 +65,9 @@ func (pl *Plugin) question(pod *v1.Pod, a *asked, inv *inventory.View, err error
 	var state []byte
 	for _, pc := range a.claims {
 		state = fmt.Appendf(state, "%s/%x/%t;", pc.claim.UID, allocationHash(pc.claim), pl.bindingBroken(pc.claim))
+	}
+	for _, name := range namesOf(a.extended.made()) {
+		state = fmt.Appendf(state, "%s;", name)
 	}
 	if err != nil {
 		state = append(state, err.Error()...)

@@ -1,0 +1,395 @@
+package deviceclaims
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+)
+
+// extendedWorld has node-a with one GPU and node-b with two, for claims; the class stands for gpuResource.
+func extendedWorld(pods ...*v1.Pod) world {
+	w := twoNodes()
+	w.resolver = map[v1.ResourceName]string{gpuResource: testClass}
+	w.pods = pods
+	return w
+}
+
+// extendedClaims returns the claims for extended resources that exist, by name.
+func (h *harness) extendedClaims() []*resourceapi.ResourceClaim {
+	h.api.mutex.Lock()
+	defer h.api.mutex.Unlock()
+	var found []*resourceapi.ResourceClaim
+	for _, c := range h.api.claims {
+		if isForExtendedResources(c) {
+			found = append(found, c.DeepCopy())
+		}
+	}
+	slices.SortFunc(found, func(a, b *resourceapi.ResourceClaim) int { return strings.Compare(a.Name, b.Name) })
+	return found
+}
+
+// stored returns the pod as the API has it.
+func (h *harness) stored(name string) *v1.Pod {
+	h.t.Helper()
+	p, err := h.client.CoreV1().Pods(testNamespace).Get(h.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return p
+}
+
+// held returns how many devices are held now, in flight or not.
+func (h *harness) held() int { return h.plugin.shared.tracker.Snapshot().Usage.Len() }
+
+// The claim is made, allocated and reserved, and then the pod's status names it, in that order.
+func TestExtendedResourceIsBound(t *testing.T) {
+	p := containersPod("i=2", "a=2")
+	h := newHarness(t, extendedWorld(p))
+	var recordedAfter []string
+	h.client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		recordedAfter = h.api.written()
+		return false, nil, nil
+	})
+	a := h.filterAll(p)
+	if diff := cmp.Diff([]string{"node-b"}, a.fits()); diff != "" {
+		t.Fatalf("nodes (-want +got):\n%s", diff)
+	}
+	a.bind("node-b")
+
+	claims := h.extendedClaims()
+	if len(claims) != 1 {
+		t.Fatalf("%d claims, want 1", len(claims))
+	}
+	c := claims[0]
+	if want := []string{"create/ " + c.Name, "update/ " + c.Name, "update/status " + c.Name}; !slices.Equal(recordedAfter, want) {
+		t.Errorf("writes before the pod's status: %q, want %q", recordedAfter, want)
+	}
+	if !strings.HasPrefix(c.Name, "p-extended-resources-") || !metav1.IsControlledBy(c, p) || c.OwnerReferences[0].Kind != "Pod" {
+		t.Errorf("claim %s with owners %v", c.Name, c.OwnerReferences)
+	}
+	if diff := cmp.Diff([]string{"gpu-0", "gpu-1"}, devicesOf(c)); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff([]string{"p"}, usersOf(c)); diff != "" {
+		t.Errorf("users (-want +got):\n%s", diff)
+	}
+	want := &v1.PodExtendedResourceClaimStatus{ResourceClaimName: c.Name, RequestMappings: []v1.ContainerExtendedResourceRequest{
+		{ContainerName: "i", ResourceName: string(gpuResource), RequestName: "container-1-request-1"},
+		{ContainerName: "a", ResourceName: string(gpuResource), RequestName: "container-1-request-1"},
+	}}
+	if diff := cmp.Diff(want, h.stored("p").Status.ExtendedResourceClaimStatus); diff != "" {
+		t.Errorf("pod's status (-want +got):\n%s", diff)
+	}
+	if h.plugin.shared.tracker.HasInFlight(p.UID) {
+		t.Error("the allocation is still in flight")
+	}
+}
+
+// Whatever request fails, before or after it took effect: after Unreserve nothing is held, and the next attempt binds
+// with one claim.
+func TestExtendedResourceSurvivesEveryFailure(t *testing.T) {
+	type failure struct {
+		request string // "patch" is the patch of the pod's status
+		after   bool   // it took effect
+		lasting bool   // it fails in Unreserve, too
+	}
+	var failures []failure
+	for _, request := range []string{"create/", "update/", "update/status", "patch"} {
+		for _, after := range []bool{false, true} {
+			failures = append(failures, failure{request, after, false}, failure{request, after, true})
+		}
+	}
+	for _, f := range failures {
+		t.Run(fmt.Sprintf("%s, effective %t, lasting %t", f.request, f.after, f.lasting), func(t *testing.T) {
+			p := containersPod("a=2")
+			h := newHarness(t, extendedWorld(p))
+			broken := true
+			fail := func(request string) error {
+				if broken && request == f.request {
+					return errors.New("connection lost")
+				}
+				return nil
+			}
+			if f.after {
+				h.api.afterWrite(fail)
+			} else {
+				h.api.onRequest(fail)
+			}
+			h.client.PrependReactor("patch", "pods", func(action clienttesting.Action) (bool, runtime.Object, error) {
+				err := fail("patch")
+				if err != nil && f.after {
+					changed := p.DeepCopy()
+					changed.Status.ExtendedResourceClaimStatus = &v1.PodExtendedResourceClaimStatus{ResourceClaimName: "lost"}
+					if updateErr := h.client.Tracker().Update(v1.SchemeGroupVersion.WithResource("pods"), changed, testNamespace); updateErr != nil {
+						t.Error(updateErr)
+					}
+				}
+				return err != nil, nil, err
+			})
+			first := h.filterAll(p).reserve("node-b")
+			if status := first.preBind("node-b"); status.IsSuccess() {
+				t.Fatal("PreBind did not fail")
+			}
+			broken = f.lasting
+			first.unreserve("node-b")
+			broken = false
+			left := h.extendedClaims()
+			for _, c := range left {
+				h.caughtUp(c.Name)
+			}
+			if held := h.held(); !f.lasting && held != 0 {
+				t.Errorf("%d devices are held after Unreserve", held)
+			}
+			// A claim of whose creation nobody knows holds nothing.
+			if !f.lasting && f.request != "create/" && len(left) > 0 {
+				t.Errorf("claim %s is left", left[0].Name)
+			}
+
+			h.filterAll(p).bind("node-b")
+			claims := h.extendedClaims()
+			if len(claims) != 1 || len(devicesOf(claims[0])) != 2 {
+				t.Fatalf("%d claims, want one with 2 devices", len(claims))
+			}
+			h.caughtUp(claims[0].Name)
+			if held := h.held(); held != 2 {
+				t.Errorf("%d devices are held, want 2", held)
+			}
+			if got := h.stored("p").Status.ExtendedResourceClaimStatus.ResourceClaimName; got != claims[0].Name {
+				t.Errorf("the pod's status names claim %s, want %s", got, claims[0].Name)
+			}
+		})
+	}
+}
+
+// leftover is a claim that an earlier scheduler made for the pod and allocated on node-b.
+func leftover(p *v1.Pod, change ...func(*resourceapi.ResourceClaim)) *resourceapi.ResourceClaim {
+	c := newExtendedClaim(p)
+	c.Name, c.UID = p.Name+"-extended-resources-old", "old-uid"
+	c.Spec.Devices.Requests = layOut(p, []backing{{gpuResource, testClass}}).requests
+	allocated("node-b", "gpu-0", "gpu-1")(c)
+	reservedFor(p.Name)(c)
+	for _, fn := range change {
+		fn(c)
+	}
+	return c
+}
+
+// What a scheduler left that ended between the claim's creation and the pod's binding is used again, or removed.
+func TestExtendedClaimOfAnEarlierScheduler(t *testing.T) {
+	tests := map[string]struct {
+		left func(p *v1.Pod) *resourceapi.ResourceClaim
+		// adopted tells that the claim is used as it is; else another one is made.
+		adopted bool
+		// postFilter tells that the claim is in the way, and given up first.
+		postFilter bool
+	}{
+		"allocated and reserved": {left: func(p *v1.Pod) *resourceapi.ResourceClaim { return leftover(p) }, adopted: true},
+		"allocated, not reserved": {left: func(p *v1.Pod) *resourceapi.ResourceClaim {
+			return leftover(p, func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil })
+		}, adopted: true},
+		"created only": {left: func(p *v1.Pod) *resourceapi.ResourceClaim {
+			return leftover(p, func(c *resourceapi.ResourceClaim) { c.Status, c.Finalizers = resourceapi.ResourceClaimStatus{}, nil })
+		}},
+		"for other requests than the pod needs now": {left: func(p *v1.Pod) *resourceapi.ResourceClaim {
+			return leftover(p, func(c *resourceapi.ResourceClaim) { c.Spec.Devices.Requests[0].Exactly.Count = 1 })
+		}, postFilter: true},
+		"for a node that is gone": {left: func(p *v1.Pod) *resourceapi.ResourceClaim {
+			return leftover(p, allocated("node-x", "gpu-0", "gpu-1"))
+		}, postFilter: true},
+		"being deleted": {left: func(p *v1.Pod) *resourceapi.ResourceClaim { return leftover(p, deleting) }, postFilter: true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			p := containersPod("a=2")
+			w := extendedWorld(p)
+			old := tc.left(p)
+			w.claims = []*resourceapi.ResourceClaim{old}
+			h := newHarness(t, w)
+			if tc.postFilter {
+				a := h.filterAll(p)
+				if len(a.fits()) != 0 {
+					t.Fatalf("fits on %v", a.fits())
+				}
+				if status := a.postFilter(); status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), old.Name) {
+					t.Fatalf("PostFilter: %v", status)
+				}
+				h.eventually("nothing is held any more", func() bool { return h.held() == 0 })
+				h.eventually("the pod is woken", func() bool { return slices.Contains(h.activator.taken(), "p") })
+				if old.DeletionTimestamp != nil {
+					h.api.delete(old.Name) // the API server does that once there is no finalizer
+				}
+				h.caughtUp(old.Name)
+			}
+			h.filterAll(p).bind("node-b")
+			claims := h.extendedClaims()
+			if len(claims) != 1 || (claims[0].Name == old.Name) != tc.adopted {
+				t.Fatalf("%d claims, the first is %s, adopted %t wanted", len(claims), claims[0].Name, tc.adopted)
+			}
+			if diff := cmp.Diff([]string{"p"}, usersOf(claims[0])); diff != "" || len(devicesOf(claims[0])) != 2 {
+				t.Errorf("devices %v, users (-want +got):\n%s", devicesOf(claims[0]), diff)
+			}
+			if got := h.stored("p").Status.ExtendedResourceClaimStatus; got == nil || got.ResourceClaimName != claims[0].Name {
+				t.Errorf("the pod's status names claim %v, want %s", got, claims[0].Name)
+			}
+		})
+	}
+}
+
+// A pod whose status names a claim is not started by a kubelet without that claim, also where a device plugin has
+// what the pod needs.
+func TestPodWithARecordedClaimStaysOffDevicePluginNodes(t *testing.T) {
+	plugin := node("node-p", func(n *v1.Node) { n.Status.Allocatable = v1.ResourceList{gpuResource: resource.MustParse("4")} })
+	p := containersPod("a=2")
+	w := extendedWorld(p)
+	w.nodes = append(w.nodes, plugin)
+	h := newHarness(t, w)
+	if diff := cmp.Diff([]string{"node-b", "node-p"}, h.filterAll(p).fits()); diff != "" {
+		t.Errorf("a new pod: nodes (-want +got):\n%s", diff)
+	}
+
+	// The patch took effect, its answer was lost, and the informer has not seen it.
+	h.client.PrependReactor("patch", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, errors.New("connection lost")
+	})
+	a := h.filterAll(p).reserve("node-b")
+	a.preBind("node-b")
+	a.unreserve("node-b")
+	again := h.filterAll(p)
+	if diff := cmp.Diff([]string{"node-b"}, again.fits()); diff != "" || again.filter["node-p"] != reasonClaimRecorded {
+		t.Errorf("after a lost answer: %q, nodes (-want +got):\n%s", again.filter["node-p"], diff)
+	}
+
+	known := containersPod("a=2")
+	known.UID = "another"
+	known.Status.ExtendedResourceClaimStatus = recordedPod("p", gpuResource).Status.ExtendedResourceClaimStatus
+	if diff := cmp.Diff([]string{"node-b"}, h.filterAll(known).fits()); diff != "" {
+		t.Errorf("with the status: nodes (-want +got):\n%s", diff)
+	}
+}
+
+// A node whose device plugin has gone still runs pods that have devices from it. Nobody knows which, so no claim gets
+// a device there.
+func TestNodeWhoseDevicePluginIsLeaving(t *testing.T) {
+	gone := func(n *v1.Node) { n.Status.Allocatable = v1.ResourceList{gpuResource: resource.MustParse("0")} }
+	on := func(p *v1.Pod, nodeName string) *v1.Pod {
+		p.Spec.NodeName = nodeName
+		return p
+	}
+	tests := map[string]struct {
+		change  func(*v1.Node)
+		running *v1.Pod
+		want    string
+	}{
+		"its pod has a device from the device plugin": {change: gone, running: on(extendedPod("old", gpuResource), "node-b"), want: reasonPluginLeaving},
+		"its pod has a device from a claim":           {change: gone, running: on(recordedPod("old", gpuResource), "node-b")},
+		"its pod has none":                            {change: gone, running: on(extendedPod("old", nicResource), "node-b")},
+		"there never was a device plugin":             {change: func(*v1.Node) {}, running: on(extendedPod("old", gpuResource), "node-b")},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			p := containersPod("a=2")
+			w := extendedWorld(p)
+			tc.change(w.nodes[1])
+			w.scheduled = []*v1.Pod{tc.running}
+			h := newHarness(t, w)
+			if got := h.filterAll(p).filter["node-b"]; got != tc.want {
+				t.Errorf("reason %q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// A pod that is being bound to such a node has its devices from a claim, although the scheduler's copy of the pod does
+// not say so yet.
+func TestPodBeingBoundIsNotTakenForOneOfTheDevicePlugin(t *testing.T) {
+	bound := containersPod("a=1")
+	bound.Name, bound.UID = "bound", "bound-uid"
+	p := containersPod("a=1")
+	w := extendedWorld(p, bound)
+	w.nodes[1].Status.Allocatable = v1.ResourceList{gpuResource: resource.MustParse("0")}
+	h := newHarness(t, w)
+	a := h.filterAll(bound).reserve("node-b")
+	assumed := bound.DeepCopy()
+	assumed.Spec.NodeName = "node-b"
+	h.nodes[1].AddPodInfo(podInfo(t, assumed))
+	if got := h.filterAll(p).filter["node-b"]; got != "" {
+		t.Errorf("in flight: reason %q", got)
+	}
+	if status := a.preBind("node-b"); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	if got := h.filterAll(p).filter["node-b"]; got != "" {
+		t.Errorf("written: reason %q", got)
+	}
+	a.unreserve("node-b")
+	h.eventually("nothing is held any more", func() bool { return h.held() == 0 && len(h.extendedClaims()) == 0 })
+	h.eventually("the claim is known to be gone", func() bool { return len(h.plugin.shared.tracker.OwnedBy(bound.UID)) == 0 })
+	if got := h.filterAll(p).filter["node-b"]; got != reasonPluginLeaving {
+		t.Errorf("without a claim: reason %q, want %q", got, reasonPluginLeaving)
+	}
+}
+
+func podInfo(t *testing.T, p *v1.Pod) fwk.PodInfo {
+	t.Helper()
+	info, err := framework.NewPodInfo(p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return info
+}
+
+// NodeResourcesFit has left the resource to claims, and then its class goes: the pod must not pass without a device.
+func TestClassThatGoesDuringTheCycle(t *testing.T) {
+	p := containersPod("a=1")
+	w := extendedWorld(p)
+	h := newHarness(t, w)
+	a := h.filterAll(p)
+	if diff := cmp.Diff([]string{"node-a", "node-b"}, a.fits()); diff != "" {
+		t.Fatalf("nodes (-want +got):\n%s", diff)
+	}
+	delete(w.resolver, gpuResource)
+	if got := h.plugin.Filter(h.ctx, a.state, p, h.nodes[1]).Message(); got != reasonClassGone {
+		t.Errorf("reason %q, want %q", got, reasonClassGone)
+	}
+}
+
+// A class that comes during the cycle is served: NodeResourcesFit may have seen it.
+func TestClassThatComesDuringTheCycle(t *testing.T) {
+	p := containersPod("a=1")
+	w := extendedWorld(p)
+	delete(w.resolver, gpuResource)
+	h := newHarness(t, w)
+	a := h.filterAll(p)
+	w.resolver[gpuResource] = testClass
+	a.filter["node-b"] = h.plugin.Filter(h.ctx, a.state, p, h.nodes[1]).Message()
+	a.bind("node-b")
+	if claims := h.extendedClaims(); len(claims) != 1 || len(devicesOf(claims[0])) != 1 {
+		t.Errorf("%d claims, want one with one device", len(claims))
+	}
+}
+
+// The name leaves room for what the API server wants of names, however long the pod's is.
+func TestExtendedClaimPrefix(t *testing.T) {
+	for pod, want := range map[string]string{
+		"p":                                "p-extended-resources-",
+		strings.Repeat("a", 37) + "-b":     strings.Repeat("a", 37) + "-extended-resources-",
+		strings.Repeat("a", 253):           strings.Repeat("a", 38) + "-extended-resources-",
+		strings.Repeat("a", 36) + ".b.ccc": strings.Repeat("a", 36) + ".b-extended-resources-",
+	} {
+		if got := extendedClaimPrefix(pod); got != want {
+			t.Errorf("prefix %q, want %q", got, want)
+		}
+	}
+}
