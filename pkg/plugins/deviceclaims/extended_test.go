@@ -173,6 +173,23 @@ func TestExtendedResourceSurvivesEveryFailure(t *testing.T) {
 	}
 }
 
+// The answer to the pod's binding was lost, and Unreserve comes although it is bound: it keeps what it runs with.
+func TestExtendedClaimOfABoundPodIsKept(t *testing.T) {
+	p := containersPod("a=1")
+	h := newHarness(t, extendedWorld(p))
+	a := h.filterAll(p)
+	a.bind("node-a")
+	bound := h.stored("p")
+	bound.Spec.NodeName = "node-a"
+	if err := h.client.Tracker().Update(v1.SchemeGroupVersion.WithResource("pods"), bound, testNamespace); err != nil {
+		t.Fatal(err)
+	}
+	a.unreserve("node-a")
+	if claims := h.extendedClaims(); len(claims) != 1 {
+		t.Errorf("%d claims, want the one of the bound pod", len(claims))
+	}
+}
+
 // leftover is a claim that an earlier scheduler made for the pod and allocated on node-b.
 func leftover(p *v1.Pod, change ...func(*resourceapi.ResourceClaim)) *resourceapi.ResourceClaim {
 	c := newExtendedClaim(p)

@@ -156,7 +156,8 @@ func (pl *Plugin) recordExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 }
 
 // undoExtendedClaim removes the claim that was made for the pod. What cannot be removed is found again by the
-// pod's next attempt, or goes with the pod.
+// pod's next attempt, or goes with the pod. A pod that is bound, because only the answer to its binding was lost, keeps
+// its claim.
 func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extendedBinding) {
 	if b.recorded {
 		// The next attempt may come before the informer has the new status.
@@ -168,9 +169,18 @@ func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extende
 	// The scheduling cycle's context may have ended, which may be why the pod is unreserved.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(pod), "claim", klog.KObj(b.created))
+	current, err := pl.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	switch {
+	case err != nil && !apierrors.IsNotFound(err):
+		logger.Error(err, "Cannot find out whether a pod is bound, keeping the claim for its extended resources")
+		return
+	case err == nil && current.UID == pod.UID && current.Spec.NodeName != "":
+		logger.V(2).Info("Pod is bound although its binding failed, it keeps the claim for its extended resources")
+		return
+	}
 	if err := pl.removeExtendedClaim(ctx, pod, b.created); err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot remove the claim for the extended resources of a pod that was not bound, its next attempt will",
-			"pod", klog.KObj(pod), "claim", klog.KObj(b.created))
+		logger.Error(err, "Cannot remove the claim for the extended resources of a pod that was not bound, its next attempt will")
 	}
 }
 
