@@ -108,7 +108,7 @@ func TestSignPod(t *testing.T) {
 }
 
 func TestHints(t *testing.T) {
-	w := twoNodes()
+	w := extendedWorld()
 	w.claims = []*resourceapi.ResourceClaim{claim("free"), claim("bound", allocated("node-c", "gpu-0"))}
 	h := newHarness(t, w)
 	registered, err := h.plugin.EventsToRegister(h.ctx)
@@ -169,6 +169,12 @@ func TestHints(t *testing.T) {
 		},
 		"a device plugin registers the pod's extended resource": {
 			kind: fwk.Node, action: fwk.UpdateNodeAllocatable, pod: extendedPod("p", "example.com/gpu"), old: node("node-z"), new: node("node-z", withGPUs), want: fwk.Queue,
+		},
+		"a node with devices for the pod's extended resource": {
+			kind: fwk.Node, action: fwk.Add, pod: extendedPod("p", "example.com/gpu"), new: node("node-a"), want: fwk.Queue,
+		},
+		"a node with devices that do not count for the pod's extended resource": {
+			kind: fwk.Node, action: fwk.Add, pod: extendedPod("p", "example.com/nic"), new: node("node-a"), want: fwk.QueueSkip,
 		},
 		"the device plugin of the pod's extended resource goes, and claims come": {
 			kind: fwk.Node, action: fwk.UpdateNodeAllocatable, pod: extendedPod("p", "example.com/gpu"), old: node("node-z", withGPUs), new: node("node-z", withoutGPUs), want: fwk.Queue,

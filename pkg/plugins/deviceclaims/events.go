@@ -62,7 +62,7 @@ func (pl *Plugin) afterPodUpdate(logger klog.Logger, _ *v1.Pod, _, newObj any) (
 // afterNewToleration has the waiting room look at the pod again. It leaves out nodes that the pod does not tolerate, and
 // the plugin that refuses them may never have been asked.
 func (pl *Plugin) afterNewToleration(_ klog.Logger, pod *v1.Pod, _, _ any) (fwk.QueueingHint, error) {
-	if len(pod.Spec.ResourceClaims) == 0 || pl.shared.waiting.PodChanged(pod.UID) {
+	if !pl.needsDevices(pod) || pl.shared.waiting.PodChanged(pod.UID) {
 		return fwk.QueueSkip, nil
 	}
 	return fwk.Queue, nil
@@ -89,7 +89,7 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 			return fwk.Queue, nil
 		}
 	}
-	if len(pod.Spec.ResourceClaims) == 0 || before != nil && maps.Equal(before.Labels, after.Labels) &&
+	if !pl.needsDevices(pod) || before != nil && maps.Equal(before.Labels, after.Labels) &&
 		slices.Equal(before.Status.DeclaredFeatures, after.Status.DeclaredFeatures) &&
 		before.Spec.Unschedulable == after.Spec.Unschedulable && apiequality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) {
 		return fwk.QueueSkip, nil
