@@ -103,7 +103,7 @@ func TestExtendedResourceSurvivesEveryFailure(t *testing.T) {
 	type failure struct {
 		request string // "patch" is the patch of the pod's status
 		after   bool   // it took effect
-		lasting bool   // it fails in Unreserve, too
+		lasting bool   // it goes on in Unreserve for a while
 	}
 	var failures []failure
 	for _, request := range []string{"create/", "update/", "update/status", "patch"} {
@@ -115,12 +115,13 @@ func TestExtendedResourceSurvivesEveryFailure(t *testing.T) {
 		t.Run(fmt.Sprintf("%s, effective %t, lasting %t", f.request, f.after, f.lasting), func(t *testing.T) {
 			p := containersPod("a=2")
 			h := newHarness(t, extendedWorld(p))
-			broken := true
+			failing := 100 // times
 			fail := func(request string) error {
-				if broken && request == f.request {
-					return errors.New("connection lost")
+				if request != f.request || failing == 0 {
+					return nil
 				}
-				return nil
+				failing--
+				return errors.New("connection lost")
 			}
 			if f.after {
 				h.api.afterWrite(fail)
@@ -142,14 +143,17 @@ func TestExtendedResourceSurvivesEveryFailure(t *testing.T) {
 			if status := first.preBind("node-b"); status.IsSuccess() {
 				t.Fatal("PreBind did not fail")
 			}
-			broken = f.lasting
+			failing = 0
+			if f.lasting {
+				failing = 2
+			}
 			first.unreserve("node-b")
-			broken = false
+			failing = 0
 			left := h.extendedClaims()
 			for _, c := range left {
 				h.caughtUp(c.Name)
 			}
-			if held := h.held(); !f.lasting && held != 0 {
+			if held := h.held(); held != 0 {
 				t.Errorf("%d devices are held after Unreserve", held)
 			}
 			// A claim of whose creation nobody knows holds nothing.

@@ -95,7 +95,7 @@ func (pl *Plugin) createExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 	claim := b.variant.claim.DeepCopy()
 	// The name is chosen here, so that a lost answer does not make a claim that nobody knows the name of.
 	claim.Name, claim.UID = names.SimpleNameGenerator.GenerateName(claim.GenerateName), ""
-	created, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{})
+	created, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{FieldManager: pl.shared.fieldManager})
 	countWrite(writeCreation, err)
 	if err != nil {
 		return fmt.Errorf("create claim %s for the pod's extended resources: %w", klog.KObj(claim), err)
@@ -170,12 +170,11 @@ func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extende
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(pod), "claim", klog.KObj(b.created))
-	current, err := pl.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-	switch {
-	case err != nil && !apierrors.IsNotFound(err):
+	switch bound, err := pl.hasNode(ctx, pod); {
+	case err != nil:
 		logger.Error(err, "Cannot find out whether a pod is bound, keeping the claim for its extended resources")
 		return
-	case err == nil && current.UID == pod.UID && current.Spec.NodeName != "":
+	case bound:
 		logger.V(2).Info("Pod is bound although its binding failed, it keeps the claim for its extended resources")
 		return
 	}
@@ -187,6 +186,7 @@ func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extende
 // removeExtendedClaim gives up the claim's allocation and deletes it. It fails if others than the pod use it.
 func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
 	client := pl.client.ResourceV1().ResourceClaims(claim.Namespace)
+	options := metav1.UpdateOptions{FieldManager: pl.shared.fieldManager}
 	get := pl.known
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		current, err := get(ctx, claim)
@@ -204,7 +204,7 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 		if current.Status.Allocation != nil || len(current.Status.ReservedFor) > 0 {
 			updated := current.DeepCopy()
 			updated.Status.Allocation, updated.Status.ReservedFor, updated.Status.Devices = nil, nil, nil
-			current, err = client.UpdateStatus(ctx, updated, metav1.UpdateOptions{})
+			current, err = client.UpdateStatus(ctx, updated, options)
 			countWrite(writeDeallocation, err)
 			if err != nil {
 				return fmt.Errorf("give up the allocation: %w", err)
@@ -214,7 +214,7 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 		if i := slices.Index(current.Finalizers, resourceapi.Finalizer); i >= 0 {
 			updated := current.DeepCopy()
 			updated.Finalizers = slices.Delete(updated.Finalizers, i, i+1)
-			current, err = client.Update(ctx, updated, metav1.UpdateOptions{})
+			current, err = client.Update(ctx, updated, options)
 			countWrite(writeFinalizer, err)
 			if err != nil {
 				return fmt.Errorf("remove the finalizer: %w", err)
