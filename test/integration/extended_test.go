@@ -255,6 +255,7 @@ func TestNodeTurnsFromADevicePluginToClaims(t *testing.T) {
 	if fits.Status.ExtendedResourceClaimStatus != nil || w.claimsOf(fits) != 0 {
 		t.Errorf("a pod of a device plugin has a claim: %v", fits.Status.ExtendedResourceClaimStatus)
 	}
+	w.deletePod("fits")
 	w.deletePod("waiting")
 	w.awaitBoundTo("again", "a")
 }
