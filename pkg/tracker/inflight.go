@@ -143,18 +143,6 @@ func (t *Tracker) Move(unborn types.UID, created *resourceapi.ResourceClaim) err
 	return nil
 }
 
-// HasInFlight tells whether a pod has an interest in any allocation in flight.
-func (t *Tracker) HasInFlight(owner types.UID) bool {
-	t.mutex.Lock()
-	defer t.mutex.Unlock()
-	for _, pending := range t.inFlight {
-		if pending.owners.Has(owner) {
-			return true
-		}
-	}
-	return false
-}
-
 // Pending returns the allocation that a claim has in flight, and the number of
 // pods that share it; nil and 0 if there is none.
 func (t *Tracker) Pending(claim types.UID) (allocation *resourceapi.AllocationResult, sharers int) {

@@ -17,9 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
-	watchtools "k8s.io/client-go/tools/watch"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/utils/ptr"
 )
@@ -80,22 +78,6 @@ func (w *world) awaitNoClaims(but ...*v1.Pod) {
 			w.awaitClaimGone(claim.Name)
 		}
 	}
-}
-
-// awaitPodGone waits until the pod does not exist.
-func (w *world) awaitPodGone(name string) {
-	w.t.Helper()
-	ctx, cancel := context.WithTimeout(w.ctx, patience)
-	defer cancel()
-	list, err := w.client.CoreV1().Pods(w.name).List(ctx, metav1.ListOptions{FieldSelector: named(name).String()})
-	w.must(err, "listing pod %s", name)
-	if len(list.Items) == 0 {
-		return
-	}
-	_, err = watchtools.Until(ctx, list.ResourceVersion, w.podList(named(name)), func(e watch.Event) (bool, error) {
-		return e.Type == watch.Deleted, nil
-	})
-	w.must(err, "waiting for pod %s to be gone", name)
 }
 
 // The API server fails at each of our writes, with and without effect. The pod is bound in the end, with one claim, and

@@ -125,12 +125,8 @@ func (pl *Plugin) needsDevices(pod *v1.Pod) bool {
 	return len(pod.Spec.ResourceClaims) > 0 || pl.isBacked(extendedResources(pod))
 }
 
-// madeFor returns the claims that were made for the extended resources of a pod, which it asks for under the given
-// names.
-func (pl *Plugin) madeFor(pod *v1.Pod, names []v1.ResourceName) []*resourceapi.ResourceClaim {
-	if len(names) == 0 {
-		return nil
-	}
+// madeFor returns the claims that were made for the extended resources of a pod.
+func (pl *Plugin) madeFor(pod *v1.Pod) []*resourceapi.ResourceClaim {
 	return slices.DeleteFunc(pl.shared.tracker.OwnedBy(pod.UID), func(claim *resourceapi.ResourceClaim) bool {
 		return !isForExtendedResources(claim)
 	})
@@ -179,7 +175,7 @@ func (pl *Plugin) planExtended(pod *v1.Pod, names []v1.ResourceName) *extendedPl
 			e.backed.Insert(name)
 		}
 	}
-	for _, claim := range pl.madeFor(pod, names) {
+	for _, claim := range pl.madeFor(pod) {
 		if e.adopted == nil && mayAdopt(claim, pod) {
 			e.adopted = claim
 		} else {
@@ -199,7 +195,7 @@ func unbornClaim(pod *v1.Pod) *resourceapi.ResourceClaim {
 // unbornFor returns the claim that will be made for the extended resources of another pod if it comes to the node, nil
 // if it needs none there or has one already.
 func (pl *Plugin) unbornFor(pod *v1.Pod, node *v1.Node) *resourceapi.ResourceClaim {
-	if !asksForExtended(pod) || len(pl.shared.tracker.OwnedBy(pod.UID)) > 0 || len(pl.shared.tracker.InFlightFor(pod.UID)) > 0 {
+	if !asksForExtended(pod) || len(pl.madeFor(pod)) > 0 || len(pl.shared.tracker.InFlightFor(pod.UID)) > 0 {
 		return nil
 	}
 	var backings []backing
@@ -335,7 +331,7 @@ func (pl *Plugin) pluginIsLeaving(node fwk.NodeInfo, name v1.ResourceName) bool 
 	}
 	return slices.ContainsFunc(node.GetPods(), func(info fwk.PodInfo) bool {
 		pod := info.GetPod()
-		return holdsFromPlugin(pod, name) && len(pl.shared.tracker.OwnedBy(pod.UID)) == 0 && len(pl.shared.tracker.InFlightFor(pod.UID)) == 0
+		return holdsFromPlugin(pod, name) && len(pl.madeFor(pod)) == 0 && len(pl.shared.tracker.InFlightFor(pod.UID)) == 0
 	})
 }
 

@@ -15,7 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 	fwk "k8s.io/kube-scheduler/framework"
-	"k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/utils/ptr"
 )
 
 // extendedWorld has node-a with one GPU and node-b with two, for claims; the class stands for gpuResource.
@@ -92,7 +92,7 @@ func TestExtendedResourceIsBound(t *testing.T) {
 	if diff := cmp.Diff(want, h.stored("p").Status.ExtendedResourceClaimStatus); diff != "" {
 		t.Errorf("pod's status (-want +got):\n%s", diff)
 	}
-	if h.plugin.shared.tracker.HasInFlight(p.UID) {
+	if len(h.plugin.shared.tracker.InFlightFor(p.UID)) > 0 {
 		t.Error("the allocation is still in flight")
 	}
 }
@@ -323,7 +323,7 @@ func TestNodeWhoseDevicePluginIsLeaving(t *testing.T) {
 			p := containersPod("a=2")
 			w := extendedWorld(p)
 			tc.change(w.nodes[1])
-			w.scheduled = []*v1.Pod{tc.running}
+			w.pods = append(w.pods, tc.running)
 			h := newHarness(t, w)
 			if got := h.filterAll(p).filter["node-b"]; got != tc.want {
 				t.Errorf("reason %q, want %q", got, tc.want)
@@ -344,7 +344,7 @@ func TestPodBeingBoundIsNotTakenForOneOfTheDevicePlugin(t *testing.T) {
 	a := h.filterAll(bound).reserve("node-b")
 	assumed := bound.DeepCopy()
 	assumed.Spec.NodeName = "node-b"
-	h.nodes[1].AddPodInfo(podInfo(t, assumed))
+	h.nodes[1].AddPodInfo(podInfo(assumed))
 	if got := h.filterAll(p).filter["node-b"]; got != "" {
 		t.Errorf("in flight: reason %q", got)
 	}
@@ -360,15 +360,6 @@ func TestPodBeingBoundIsNotTakenForOneOfTheDevicePlugin(t *testing.T) {
 	if got := h.filterAll(p).filter["node-b"]; got != reasonPluginLeaving {
 		t.Errorf("without a claim: reason %q, want %q", got, reasonPluginLeaving)
 	}
-}
-
-func podInfo(t *testing.T, p *v1.Pod) fwk.PodInfo {
-	t.Helper()
-	info, err := framework.NewPodInfo(p)
-	if err != nil {
-		t.Fatal(err)
-	}
-	return info
 }
 
 // NodeResourcesFit has left the resource to claims, and then its class goes: the pod must not pass without a device.
@@ -412,5 +403,50 @@ func TestExtendedClaimPrefix(t *testing.T) {
 		if got := extendedClaimPrefix(pod); got != want {
 			t.Errorf("prefix %q, want %q", got, want)
 		}
+	}
+}
+
+// A pod that others were evicted for gets its extended resource: nobody takes the devices before there is a claim.
+func TestNominatedPodWithAnExtendedResourceKeepsItsDevices(t *testing.T) {
+	for nominated, fits := range map[string]bool{"a=2": false, "a=1": true, "a=3": true} { // three are more than there are
+		t.Run(nominated, func(t *testing.T) {
+			nominee := containersPod(nominated)
+			nominee.Name, nominee.UID, nominee.Spec.Priority = "nominee", "nominee-uid", ptr.To[int32](5)
+			p := containersPod("a=1")
+			h := newHarness(t, extendedWorld(p, nominee))
+			h.nominator.nominate("node-b", nominee)
+			a := h.filterAll(p)
+			if status := a.filterNominated("node-b"); status.IsSuccess() != fits {
+				t.Errorf("the node fits %t, want %t: %v", status.IsSuccess(), fits, status)
+			}
+			if status := h.plugin.Reserve(h.ctx, a.state, p, "node-b"); status.IsSuccess() != fits {
+				t.Errorf("Reserve: %v, want success %t", status, fits)
+			}
+		})
+	}
+}
+
+// The devices of a pod that has them from a claim for its extended resource are free without the pod, also while the
+// scheduler's copy of the pod does not name the claim yet.
+func TestPodWithAnExtendedResourceCanBePreempted(t *testing.T) {
+	low := containersPod("a=2")
+	low.Name, low.UID, low.Spec.Priority = "low", "low-uid", ptr.To[int32](1)
+	p := containersPod("a=2")
+	p.Spec.Priority = ptr.To[int32](9)
+	h := newHarness(t, extendedWorld(p, low))
+	h.filterAll(low).bind("node-b")
+	assumed := low.DeepCopy()
+	assumed.Spec.NodeName = "node-b"
+	h.nodeOf("node-b").AddPodInfo(podInfo(assumed))
+
+	a := h.filterAll(p)
+	if status := h.plugin.Filter(h.ctx, a.state, p, h.nodeOf("node-b")); status.Code() != fwk.Unschedulable {
+		t.Errorf("a node with a victim: %v, want code %v", status, fwk.Unschedulable)
+	}
+	if status := a.dryRun("node-b", byName(assumed), "low"); !status.IsSuccess() {
+		t.Errorf("without the victim: %v", status)
+	}
+	if status := a.dryRun("node-b", byName(assumed), "low", "+low"); status.IsSuccess() {
+		t.Error("with the victim again, the node fits")
 	}
 }

@@ -39,10 +39,10 @@ const (
 
 // world is what exists before the plugin starts.
 type world struct {
-	nodes []*v1.Node
-	pods  []*v1.Pod
-	claims    []*resourceapi.ResourceClaim
-	objects   []runtime.Object // slices and classes
+	nodes   []*v1.Node
+	pods    []*v1.Pod
+	claims  []*resourceapi.ResourceClaim
+	objects []runtime.Object // slices and classes
 	// resolver maps extended resources to classes.
 	resolver map[v1.ResourceName]string
 	// fence says how the fence is set up. Without it there is none: what is written is looked at alone.

@@ -52,7 +52,10 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	}
 
 	// Noted as waiting before anything is looked at: whatever changes later than that is looked at for the pod.
-	made := pl.madeFor(pod, extended)
+	var made []*resourceapi.ResourceClaim
+	if len(extended) > 0 {
+		made = pl.madeFor(pod)
+	}
 	waits := len(names) > 0 || len(made) > 0 || pl.isBacked(extended)
 	if waits {
 		pl.shared.waiting.Note(pod, append(namespacedNames(names), namesOf(made)...), pl)
