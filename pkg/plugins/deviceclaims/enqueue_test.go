@@ -128,6 +128,10 @@ func TestHints(t *testing.T) {
 	declaring := func(n *v1.Node) { n.Status.DeclaredFeatures = []string{"DRAOptionalNodeOperations"} }
 	withGPUs := func(n *v1.Node) { n.Status.Allocatable = v1.ResourceList{"example.com/gpu": resource.MustParse("8")} }
 	withoutGPUs := func(n *v1.Node) { n.Status.Allocatable = v1.ResourceList{"example.com/gpu": resource.MustParse("0")} }
+	placed := func(p *v1.Pod) *v1.Pod {
+		p.Spec.NodeName = "node-a"
+		return p
+	}
 	extendedClass := func(name string) *resourceapi.DeviceClass {
 		c := class("other")
 		c.Spec.ExtendedResourceName = ptr.To(name)
@@ -180,13 +184,13 @@ func TestHints(t *testing.T) {
 			kind: fwk.Node, action: fwk.UpdateNodeAllocatable, pod: extendedPod("p", "example.com/gpu"), old: node("node-z", withGPUs), new: node("node-z", withoutGPUs), want: fwk.Queue,
 		},
 		"a pod leaves that had the extended resource from a device plugin": {
-			kind: fwk.AssignedPod, action: fwk.Delete, pod: extendedPod("p", "example.com/gpu"), old: extendedPod("q", "example.com/gpu"), want: fwk.Queue,
+			kind: fwk.AssignedPod, action: fwk.Delete, pod: extendedPod("p", "example.com/gpu"), old: placed(extendedPod("q", "example.com/gpu")), want: fwk.Queue,
 		},
 		"a pod leaves that had the extended resource from a claim": {
-			kind: fwk.AssignedPod, action: fwk.Delete, pod: extendedPod("p", "example.com/gpu"), old: recordedPod("q", "example.com/gpu"), want: fwk.QueueSkip,
+			kind: fwk.AssignedPod, action: fwk.Delete, pod: extendedPod("p", "example.com/gpu"), old: placed(recordedPod("q", "example.com/gpu")), want: fwk.QueueSkip,
 		},
 		"a pod leaves that had another extended resource": {
-			kind: fwk.AssignedPod, action: fwk.Delete, pod: extendedPod("p", "example.com/gpu"), old: extendedPod("q", "example.com/nic"), want: fwk.QueueSkip,
+			kind: fwk.AssignedPod, action: fwk.Delete, pod: extendedPod("p", "example.com/gpu"), old: placed(extendedPod("q", "example.com/nic")), want: fwk.QueueSkip,
 		},
 		"a class no longer stands for the pod's extended resource": {
 			kind: fwk.DeviceClass, action: fwk.Update, pod: extendedPod("p", "example.com/gpu"),
