@@ -26,7 +26,6 @@ func TestHardRequestsTakeFewSteps(t *testing.T) {
 		"equal devices in any order: 10 of three kinds that alternate":           {hardOrder(), 2000, false},
 		"equal requests: 10 want 2 devices of one rack, 9 racks have 2":          {hardTwins(), 200, false},
 		"a choice of 8 for each of 9 requests, and one kind too few":             {hardChoice(9), 6000, false},
-		"admin access beside what is impossible":                                 {hardAdmin(), 300, false},
 		"partitions: 6 of 3g, 6 of 2g and 8 of 1g do not go into 4 GPUs":         {hardPartitions(4, 6, 6, 8), 100, false},
 		"partitions on one root":                   {hardPartitionsOfRoot(), 100, false},
 		"shares: 9 of more than half on 8 devices": {hardShares(8, "51", 9, "10", 9), 100, false},
@@ -188,11 +187,6 @@ func hardChoice(requests int) *world {
 		list = append(list, firstOf(fmt.Sprintf("r%d", i), choice...))
 	}
 	return w.claim("c", list...)
-}
-
-func hardAdmin() *world {
-	w := hardTwins()
-	return w.claim("admin", adminAccess(exactly("a", 1)))
 }
 
 func hardPartitions(gpus, three, two, one int64) *world {

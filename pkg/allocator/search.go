@@ -171,10 +171,10 @@ func (s *search) run() bool {
 	return s.thorough()
 }
 
-// isPeculiar tells whether devices differ in what the thorough attempt does not know: groups, and attributes that have
-// several values or are derived. Then the necessary conditions alone have to keep the search short.
+// isPeculiar tells whether devices differ in what the thorough attempt does not know: admin access, groups, and attributes
+// that have several values or are derived. Then the necessary conditions alone have to keep the search short.
 func (s *search) isPeculiar() bool {
-	if len(s.ledger.groups) > 0 {
+	if len(s.takenBy) > 0 || len(s.ledger.groups) > 0 {
 		return true
 	}
 	for _, claim := range s.reqs.claims {
