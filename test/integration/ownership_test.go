@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	watchtools "k8s.io/client-go/tools/watch"
+	"k8s.io/client-go/util/retry"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/utils/ptr"
 
@@ -116,11 +117,17 @@ func TestOwnership(t *testing.T) {
 		rule := w.awaitOwnership(nil)
 		// Deleted by hand, it is made again; changed by hand, it is repaired.
 		w.must(rules.Delete(w.ctx, ownRule, metav1.DeleteOptions{}), "deleting the rule")
-		rule = w.awaitOwnership(rule)
-		changed := rule.DeepCopy()
-		changed.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNone
-		_, err := rules.Update(w.ctx, changed, metav1.UpdateOptions{})
-		w.must(err, "changing the rule")
+		w.awaitOwnership(rule)
+		// kube-controller-manager writes the rule's status at any time.
+		w.must(retry.RetryOnConflict(retry.DefaultRetry, func() error {
+			changed, err := rules.Get(w.ctx, ownRule, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			changed.Spec.Taint.Effect = resourceapi.DeviceTaintEffectNone
+			_, err = rules.Update(w.ctx, changed, metav1.UpdateOptions{})
+			return err
+		}), "changing the rule")
 		w.awaitOwnership(nil)
 
 		// kube-scheduler comes now: while the rule was away, a pod of its that waited would have taken a device.
