@@ -35,8 +35,9 @@ func (c *client) driverCommands() *cobra.Command {
 }
 
 func (c *client) procCommands() *cobra.Command {
-	var kind, instance string
+	var kind, instance, pod string
 	var memory uint64
+	var stuck bool
 	add := c.action("add GPU PID", "Start a process on a GPU or a MIG device", 2, func(args []string) (nvmlsim.Command, error) {
 		pid, err := number("PID", args[1])
 		if err != nil {
@@ -47,12 +48,14 @@ func (c *client) procCommands() *cobra.Command {
 			return nil, err
 		}
 		return &nvmlsim.AddProcess{GPU: args[0], Process: nvmlsim.Process{
-			PID: pid, Kind: nvmlsim.ProcessKind(kind), MemoryMiB: memory, Instance: at,
+			PID: pid, Kind: nvmlsim.ProcessKind(kind), MemoryMiB: memory, Instance: at, Pod: pod, Stuck: stuck,
 		}}, nil
 	})
 	add.Flags().StringVar(&kind, "kind", string(nvmlsim.ProcessCompute), "compute, graphics or mps")
 	add.Flags().Uint64Var(&memory, "memory-mib", 0, "memory that it uses, in MiB")
 	add.Flags().StringVar(&instance, "instance", "", "MIG device, as GPU instance/compute instance")
+	add.Flags().StringVar(&pod, "pod", "", "UID of the pod that it belongs to")
+	add.Flags().BoolVar(&stuck, "stuck", false, "it does not end when it is killed")
 	remove := c.action("rm GPU PID", "End a process", 2, func(args []string) (nvmlsim.Command, error) {
 		pid, err := number("PID", args[1])
 		return &nvmlsim.RemoveProcess{GPU: args[0], PID: pid}, err
@@ -163,6 +166,16 @@ func (c *client) faultCommands() []*cobra.Command {
 		}),
 		c.action("compute-mode GPU MODE", "Set a GPU's compute mode", 2, func(args []string) (nvmlsim.Command, error) {
 			return &nvmlsim.SetComputeMode{GPU: args[0], Mode: nvmlsim.ComputeMode(args[1])}, nil
+		}),
+		c.action("timeslice GPU Short|Medium|Long|default", "Set how long a process keeps a GPU", 2, func(args []string) (nvmlsim.Command, error) {
+			return &nvmlsim.SetTimeSlice{GPU: args[0], Time: nvmlsim.TimeSlice(strings.TrimPrefix(args[1], "default"))}, nil
+		}),
+		c.action("leak GPU MIB", "Let memory be in use that no process has", 2, func(args []string) (nvmlsim.Command, error) {
+			mib, err := number("MIB", args[1])
+			return &nvmlsim.LeakMemory{GPU: args[0], MemoryMiB: uint64(mib)}, err
+		}),
+		c.action("stop-mps DAEMON", "End an MPS daemon, as if it had crashed", 1, func(args []string) (nvmlsim.Command, error) {
+			return &nvmlsim.StopMPS{Daemon: args[0]}, nil
 		}),
 		c.action("reboot", "Reboot the machine", 0, func([]string) (nvmlsim.Command, error) { return &nvmlsim.Reboot{}, nil }),
 	}

@@ -55,7 +55,7 @@ func (c *RestoreGPU) do(m *Machine, s *State) (Result, error) {
 func (g *GPUState) powerOn(p *Profile, i int) {
 	fresh := newState(p, "").GPUs[i]
 	g.ComputeMode, g.Persistence, g.PowerLimitMilliwatts = fresh.ComputeMode, fresh.Persistence, fresh.PowerLimitMilliwatts
-	g.Instances, g.Processes, g.Hung = nil, nil, false
+	g.Instances, g.Processes, g.Hung, g.TimeSlice, g.LeakedMiB = nil, nil, false, TimeSliceDefault, 0
 	g.activateMIG(p, i)
 	g.Health.reset()
 }
@@ -113,7 +113,7 @@ func (c *ResetGPU) do(m *Machine, s *State) (Result, error) {
 	case len(g.Processes) > 0:
 		return Result{}, fmt.Errorf("gpu: %q: in use by process %d", c.GPU, g.Processes[0].PID)
 	}
-	g.Instances, g.Hung, g.ComputeMode = nil, false, ComputeDefault
+	g.Instances, g.Hung, g.ComputeMode, g.TimeSlice, g.LeakedMiB = nil, false, ComputeDefault, TimeSliceDefault, 0
 	g.switchMIG(s, i)
 	g.Health.reset()
 	return Result{}, nil

@@ -21,7 +21,7 @@ func (d *device) GetMemoryInfo_v2() (nvml.Memory_v2, nvml.Return) {
 }
 
 func (d *device) usedMiB(g *GPUState) uint64 {
-	return d.model.ReservedMiB + g.usedMiB(func(Process) bool { return true })
+	return d.model.ReservedMiB + g.LeakedMiB + g.usedMiB(func(Process) bool { return true })
 }
 
 func (d *device) GetBAR1MemoryInfo() (nvml.BAR1Memory, nvml.Return) {

@@ -23,6 +23,8 @@ type State struct {
 	// Events are the last ones, oldest first; LastEvent numbers them.
 	Events    []Event `json:"events,omitempty"`
 	LastEvent uint64  `json:"lastEvent"`
+	// Daemons of the Multi-Process Service.
+	Daemons []Daemon `json:"daemons,omitempty"`
 	// LastInstance numbers MIG instances: IDs are used again, these are not.
 	LastInstance uint64 `json:"lastInstance"`
 }
@@ -43,7 +45,9 @@ type GPUState struct {
 	Hung   bool `json:"hung,omitempty"`
 
 	ComputeMode ComputeMode `json:"computeMode"`
-	Persistence bool        `json:"persistence"`
+	// TimeSlice is how long a process keeps the GPU; empty for the default.
+	TimeSlice   TimeSlice `json:"timeSlice,omitempty"`
+	Persistence bool      `json:"persistence"`
 	// PowerLimitMilliwatts that was set.
 	PowerLimitMilliwatts uint32 `json:"powerLimitMilliwatts"`
 
@@ -51,6 +55,8 @@ type GPUState struct {
 	PendingMIG bool          `json:"pendingMIG"`
 	Instances  []GPUInstance `json:"instances,omitempty"`
 	Processes  []Process     `json:"processes,omitempty"`
+	// LeakedMiB of memory are in use, and no process is listed that has them.
+	LeakedMiB uint64 `json:"leakedMiB,omitempty"`
 
 	Health Health `json:"health"`
 }
@@ -83,6 +89,10 @@ type Process struct {
 	MemoryMiB uint64      `json:"memoryMiB"`
 	// Instance is nil for a GPU that is not partitioned.
 	Instance *Instance `json:"instance,omitempty"`
+	// Pod that the process belongs to, by UID; empty for none.
+	Pod string `json:"pod,omitempty"`
+	// Stuck processes do not end when they are killed.
+	Stuck bool `json:"stuck,omitempty"`
 }
 
 // Instance names a MIG device of a GPU.
@@ -115,6 +125,27 @@ var computeModes = map[ComputeMode]nvml.ComputeMode{
 	ComputeDefault:          nvml.COMPUTEMODE_DEFAULT,
 	ComputeProhibited:       nvml.COMPUTEMODE_PROHIBITED,
 	ComputeExclusiveProcess: nvml.COMPUTEMODE_EXCLUSIVE_PROCESS,
+}
+
+// TimeSlice is how long a process keeps a GPU before the next one gets it.
+type TimeSlice string
+
+// The time slices, in the words of nvidia-smi compute-policy.
+const (
+	TimeSliceDefault TimeSlice = ""
+	TimeSliceShort   TimeSlice = "Short"
+	TimeSliceMedium  TimeSlice = "Medium"
+	TimeSliceLong    TimeSlice = "Long"
+)
+
+// Daemon is a control daemon of the Multi-Process Service.
+type Daemon struct {
+	Name string `json:"name"`
+	// GPUs or MIG devices that it serves, by UUID.
+	GPUs []string `json:"gpus"`
+	// ActiveThreadPercentage and MemoryMiB (of each GPU) are the limits of a client; 0 for none.
+	ActiveThreadPercentage int     `json:"activeThreadPercentage,omitempty"`
+	MemoryMiB              []int64 `json:"memoryMiB,omitempty"`
 }
 
 // Health is what a GPU reports about its condition. A nil value is that of an
@@ -175,6 +206,7 @@ func (s *State) clone() *State {
 	c := *s
 	c.Events = slices.Clone(s.Events)
 	c.GPUs = slices.Clone(s.GPUs)
+	c.Daemons = slices.Clone(s.Daemons)
 	for i := range c.GPUs {
 		g := &c.GPUs[i]
 		g.Processes = slices.Clone(g.Processes)
@@ -220,10 +252,11 @@ func newState(p *Profile, node string) *State {
 func (s *State) loadDriver(p *Profile) {
 	s.Driver.Loaded = true
 	s.Driver.Loads++
+	s.Daemons = nil
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
 		g.ComputeMode, g.Persistence, g.PowerLimitMilliwatts = ComputeDefault, true, 1000*p.GPU.Power.DefaultWatts
-		g.Instances, g.Processes = nil, nil
+		g.Instances, g.Processes, g.TimeSlice, g.LeakedMiB = nil, nil, TimeSliceDefault, 0
 		g.activateMIG(p, i)
 		g.Health.reset()
 	}

@@ -2,6 +2,7 @@ package ledger
 
 import (
 	"encoding/json"
+	"fmt"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -23,6 +24,13 @@ type Entry struct {
 	State   State     `json:"state"`
 	Devices []Device  `json:"devices"`
 	Updated time.Time `json:"updated"`
+
+	// BootID is the boot of the machine in which the side effects were made: a reboot ends what is on a GPU.
+	// Records of schema version 1 have none.
+	BootID string `json:"bootID,omitempty"`
+	// Pods are those that the claim was reserved for when it was prepared: what is left of their processes when
+	// it is unprepared has no business on its GPUs any more.
+	Pods []types.UID `json:"pods,omitempty"`
 
 	// Undo lists the side effects in the order in which they are done, each recorded before it is done.
 	// They are undone in reverse; undoing one that never happened must do nothing.
@@ -53,7 +61,12 @@ type Device struct {
 	// Device is the name in the ResourceSlice, GPU the physical GPU behind it.
 	Device string `json:"device"`
 	GPU    string `json:"gpu"`
-	UUID   string `json:"uuid"`
+	// UUID that containers get: the GPU's or, once it is made, the MIG device's.
+	UUID string `json:"uuid"`
+	// GPUUUID is the physical GPU's, left out where UUID is.
+	GPUUUID string `json:"gpuUUID,omitempty"`
+	// Partition is nil for a whole GPU.
+	Partition *Partition `json:"partition,omitempty"`
 	// AdminAccess results use the device without holding it.
 	AdminAccess bool       `json:"adminAccess,omitempty"`
 	ShareID     *types.UID `json:"shareID,omitempty"`
@@ -61,16 +74,78 @@ type Device struct {
 	CDIDeviceIDs []string `json:"cdiDeviceIDs"`
 }
 
+// Partition is a place on a GPU for a MIG GPU instance with one compute instance that is all of it. At most one
+// instance can be in a place, so the place finds it again after a crash.
+type Partition struct {
+	// Profile such as 1g.10gb; ProfileID is the driver's.
+	Profile   string `json:"profile"`
+	ProfileID uint32 `json:"profileID"`
+	// Start and Size are its memory slices.
+	Start uint32 `json:"start"`
+	Size  uint32 `json:"size"`
+}
+
+// String names the place, for messages.
+func (p *Partition) String() string { return fmt.Sprintf("%s at slice %d", p.Profile, p.Start) }
+
+// Overlaps tells whether both cannot exist at once. A whole GPU is nil, and overlaps everything.
+func (p *Partition) Overlaps(q *Partition) bool {
+	if p == nil || q == nil {
+		return true
+	}
+	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
+}
+
 // StepKind names a kind of side effect.
 type StepKind string
 
-// StepCDIFile: a CDI specification file was written; Target is its path.
-const StepCDIFile StepKind = "CDIFile"
+// The kinds of side effects, and what their steps' fields are.
+const (
+	// StepMIGMode: MIG was switched on, on GPU with UUID Target.
+	StepMIGMode StepKind = "MIGMode"
+	// StepPartition: the MIG instances in the place Partition were made, on GPU with UUID Target.
+	StepPartition StepKind = "Partition"
+	// StepPersistence: persistence mode was switched on, on GPU with UUID Target.
+	StepPersistence StepKind = "Persistence"
+	// StepComputeMode: it was changed from Before to Want, on GPU with UUID Target.
+	StepComputeMode StepKind = "ComputeMode"
+	// StepTimeSlice: it was set to Want, on GPU with UUID Target.
+	StepTimeSlice StepKind = "TimeSlice"
+	// StepProcesses: the claim's pods may run processes from now on, on GPU with UUID Target, in the place
+	// Partition if that is not nil. Before is the memory in use, in bytes, before they did.
+	StepProcesses StepKind = "Processes"
+	// StepMPSDaemon: an MPS daemon with the name Target was started.
+	StepMPSDaemon StepKind = "MPSDaemon"
+	// StepCDIFile: a CDI specification file was written; Target is its path.
+	StepCDIFile StepKind = "CDIFile"
+)
 
 // Step is one side effect that unprepare, or the roll-back of a failed prepare, takes back.
 type Step struct {
 	Kind   StepKind `json:"kind"`
 	Target string   `json:"target"`
+	// GPU is the name of the physical GPU, for steps on one.
+	GPU       string     `json:"gpu,omitempty"`
+	Partition *Partition `json:"partition,omitempty"`
+	Before    string     `json:"before,omitempty"`
+	Want      string     `json:"want,omitempty"`
+}
+
+// String names the step, for messages.
+func (s Step) String() string {
+	text := string(s.Kind) + " " + s.Target
+	if s.Partition != nil {
+		text += " " + s.Partition.String()
+	}
+	return text
+}
+
+// PhysicalUUID is the UUID of the GPU that the device is, or is a part of.
+func (d *Device) PhysicalUUID() string {
+	if d.GPUUUID != "" {
+		return d.GPUUUID
+	}
+	return d.UUID
 }
 
 // HeldGPUs returns the physical GPUs that the claim holds: those of all results without admin access, each

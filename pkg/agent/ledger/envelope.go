@@ -9,8 +9,12 @@ import (
 	"fmt"
 )
 
-// SchemaVersion is the version of the payload that this package writes and the newest that it reads.
-const SchemaVersion = 1
+// SchemaVersion is the version of the payload that this package writes and the newest that it reads. All older ones
+// stay readable; testdata has records of each.
+//
+//   - 1: whole GPUs; the only step is StepCDIFile.
+//   - 2: partitions, boot ID, pods, and steps on GPUs. An agent that knows 1 alone would leave them behind.
+const SchemaVersion = 2
 
 const envelopeKind = "StowageClaimLedger"
 

@@ -1,0 +1,207 @@
+package sharing
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"stowage.dev/stowage/pkg/agent/config"
+)
+
+// DriverOptions say where the real driver's programs are.
+type DriverOptions struct {
+	// DriverRoot is the folder below which the agent sees the driver's files; programs run with it as their root.
+	DriverRoot string
+	// MPSRoot gets a folder for each daemon. The host has it under the same path.
+	MPSRoot string
+	// HostCommand precedes programs that must run on the host, not in the agent's container; for example nsenter and
+	// its arguments. Empty if the agent runs on the host itself.
+	HostCommand []string
+	// ProcRoot is /proc, of the host.
+	ProcRoot string
+}
+
+// NewDriver returns the tools for real GPUs.
+func NewDriver(opts DriverOptions) Tools {
+	return Tools{TimeSlicer: &smi{opts}, Daemons: &systemd{opts}, Processes: &processes{proc: opts.ProcRoot}}
+}
+
+// smi runs nvidia-smi.
+type smi struct{ opts DriverOptions }
+
+// SetTimeSlice implements TimeSlicer.
+func (s *smi) SetTimeSlice(ctx context.Context, gpu string, interval config.Interval) error {
+	cmd := exec.CommandContext(ctx, "nvidia-smi", "compute-policy", "-i", gpu, "--set-timeslice", strconv.Itoa(interval.Number()))
+	if s.opts.DriverRoot != "/" {
+		cmd.Path, cmd.Err = "/usr/bin/nvidia-smi", nil
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: s.opts.DriverRoot}
+		cmd.Dir = "/"
+	}
+	if err := run(cmd, ""); err != nil {
+		return fmt.Errorf("set the time slice of %s to %s: %w", gpu, interval, err)
+	}
+	return nil
+}
+
+// systemd supervises daemons as transient units of the host: they are no children of the agent, and not in the
+// cgroup of its container. A daemon that ends is not started again by systemd, because its limits would be
+// lost; the agent does that, with the limits, when it finds it missing.
+type systemd struct{ opts DriverOptions }
+
+const (
+	// containerPipe is where clients look for the daemon, by default.
+	containerPipe = "/tmp/nvidia-mps"
+	pipeEnv       = "CUDA_MPS_PIPE_DIRECTORY=" + containerPipe
+	control       = "nvidia-cuda-mps-control"
+)
+
+func unit(name string) string { return "stowage-mps-" + name + ".service" }
+
+func (s *systemd) dir(name string, parts ...string) string {
+	return filepath.Join(append([]string{s.opts.MPSRoot, name}, parts...)...)
+}
+
+// Start implements Daemons.
+func (s *systemd) Start(ctx context.Context, daemon Daemon) error {
+	running, err := s.Running(ctx, daemon.Name)
+	if err != nil {
+		return err
+	}
+	if running {
+		return nil
+	}
+	for _, folder := range []struct {
+		name string
+		mode os.FileMode
+	}{{"pipe", 0o755}, {"log", 0o755}, {"shm", 0o777 | os.ModeSticky}} {
+		path := s.dir(daemon.Name, folder.name)
+		if err := errors.Join(os.MkdirAll(path, 0o755), os.Chmod(path, folder.mode)); err != nil {
+			return fmt.Errorf("folder of MPS daemon %s: %w", daemon.Name, err)
+		}
+	}
+	args := []string{
+		"systemd-run", "--quiet", "--collect", "--unit=" + unit(daemon.Name),
+		"--description=NVIDIA MPS control daemon of a Stowage claim",
+		// Server and clients meet in shared memory, which is nobody else's.
+		"--property=BindPaths=" + s.dir(daemon.Name, "shm") + ":/dev/shm",
+		"--setenv=CUDA_VISIBLE_DEVICES=" + strings.Join(daemon.GPUs, ","),
+		"--setenv=CUDA_MPS_PIPE_DIRECTORY=" + s.dir(daemon.Name, "pipe"),
+		"--setenv=CUDA_MPS_LOG_DIRECTORY=" + s.dir(daemon.Name, "log"),
+		control, "-f",
+	}
+	if err := run(s.onHost(ctx, args...), ""); err != nil {
+		return fmt.Errorf("start MPS daemon %s: %w", daemon.Name, err)
+	}
+	if err := s.limit(ctx, daemon); err != nil {
+		return errors.Join(err, s.Stop(context.WithoutCancel(ctx), daemon.Name))
+	}
+	return nil
+}
+
+// limit sets the limits. The daemon takes commands a moment after its start.
+func (s *systemd) limit(ctx context.Context, daemon Daemon) error {
+	commands := []string{"get_server_list"}
+	if daemon.ActiveThreadPercentage > 0 {
+		commands = append(commands, "set_default_active_thread_percentage "+strconv.Itoa(daemon.ActiveThreadPercentage))
+	}
+	for i, mib := range daemon.MemoryMiB {
+		if mib > 0 {
+			commands = append(commands, fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", i, mib))
+		}
+	}
+	for _, command := range commands {
+		var last error
+		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 5*time.Second, true, func(ctx context.Context) (bool, error) {
+			last = run(s.onHost(ctx, "env", "CUDA_MPS_PIPE_DIRECTORY="+s.dir(daemon.Name, "pipe"), control), command+"\n")
+			return last == nil, nil
+		})
+		if err != nil {
+			return fmt.Errorf("MPS daemon %s does not take %q: %w", daemon.Name, command, errors.Join(err, last))
+		}
+	}
+	return nil
+}
+
+// Stop implements Daemons. systemd ends the server with the daemon: both are in the unit's cgroup.
+func (s *systemd) Stop(ctx context.Context, name string) error {
+	running, err := s.Running(ctx, name)
+	if err != nil {
+		return err
+	}
+	if running {
+		if err := run(s.onHost(ctx, "systemctl", "stop", unit(name)), ""); err != nil {
+			return fmt.Errorf("stop MPS daemon %s: %w", name, err)
+		}
+	}
+	if err := os.RemoveAll(s.dir(name)); err != nil {
+		return fmt.Errorf("folder of MPS daemon %s: %w", name, err)
+	}
+	return nil
+}
+
+// inactive is the exit status of systemctl is-active for a unit that is not, or does not exist.
+var inactive = map[int]bool{3: true, 4: true}
+
+// Running implements Daemons.
+func (s *systemd) Running(ctx context.Context, name string) (bool, error) {
+	// A folder is made before a daemon is started: without one systemd need not be asked, or be there.
+	if _, err := os.Stat(s.dir(name)); errors.Is(err, os.ErrNotExist) {
+		return false, nil
+	}
+	err := run(s.onHost(ctx, "systemctl", "is-active", "--quiet", unit(name)), "")
+	var exit *exec.ExitError
+	if errors.As(err, &exit) && inactive[exit.ExitCode()] {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("ask systemd for MPS daemon %s: %w", name, err)
+	}
+	return true, nil
+}
+
+// Edits implements Daemons.
+func (s *systemd) Edits(name string) *specs.ContainerEdits {
+	bind := []string{"rw", "nosuid", "nodev", "bind"}
+	return &specs.ContainerEdits{
+		Env: []string{pipeEnv},
+		Mounts: []*specs.Mount{
+			{HostPath: s.dir(name, "pipe"), ContainerPath: containerPipe, Options: bind},
+			{HostPath: s.dir(name, "shm"), ContainerPath: "/dev/shm", Options: bind},
+		},
+	}
+}
+
+func (s *systemd) onHost(ctx context.Context, args ...string) *exec.Cmd {
+	args = append(append([]string(nil), s.opts.HostCommand...), args...)
+	return exec.CommandContext(ctx, args[0], args[1:]...)
+}
+
+// maxOutput of a program goes into an error.
+const maxOutput = 500
+
+// run returns an error with what the program said.
+func run(cmd *exec.Cmd, input string) error {
+	var output bytes.Buffer
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &output, &output
+	// A child that keeps the pipes open is not waited for.
+	cmd.WaitDelay = time.Second
+	if err := cmd.Run(); err != nil {
+		said := strings.TrimSpace(output.String())
+		if len(said) > maxOutput {
+			said = said[:maxOutput] + "…"
+		}
+		return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, said)
+	}
+	return nil
+}

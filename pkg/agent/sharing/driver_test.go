@@ -1,0 +1,184 @@
+package sharing
+
+import (
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"stowage.dev/stowage/pkg/agent/config"
+)
+
+// host has fake programs in its PATH that write down how they were called. A unit runs if its file exists.
+func host(t *testing.T) (opts DriverOptions, calls func() []string) {
+	t.Helper()
+	dir := t.TempDir()
+	log := filepath.Join(dir, "log")
+	script := func(name, body string) {
+		text := "#!/bin/sh\n" + `echo "` + name + ` $*" >> ` + log + "\ncd " + dir + "\n" + body
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	script("nvidia-smi", `[ -e broken ] && { echo "no devices were found"; exit 6; }; exit 0`)
+	script("systemd-run", "touch unit")
+	script("systemctl", `case $1 in is-active) [ -e unit ] || exit 3;; stop) rm unit;; esac`)
+	// It does not take the first command.
+	script("nvidia-cuda-mps-control", `[ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	opts = DriverOptions{DriverRoot: "/", MPSRoot: filepath.Join(dir, "mps"), HostCommand: []string{"env", "HOST=1"}, ProcRoot: "/proc"}
+	return opts, func() []string {
+		data, err := os.ReadFile(log)
+		if err != nil && !os.IsNotExist(err) {
+			t.Fatal(err)
+		}
+		_ = os.Remove(log)
+		return strings.Split(strings.TrimSpace(strings.ReplaceAll(string(data), dir, "DIR")), "\n")
+	}
+}
+
+func TestTimeSliceIsSetByNVIDIASMI(t *testing.T) {
+	opts, calls := host(t)
+	tools := NewDriver(opts)
+	for interval, number := range map[config.Interval]string{
+		config.IntervalDefault: "0", config.IntervalShort: "1", config.IntervalMedium: "2", config.IntervalLong: "3",
+	} {
+		if err := tools.TimeSlicer.SetTimeSlice(t.Context(), "GPU-1", interval); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]string{"nvidia-smi compute-policy -i GPU-1 --set-timeslice " + number}, calls()); diff != "" {
+			t.Errorf("%s: calls (-want +got):\n%s", interval, diff)
+		}
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(opts.MPSRoot), "broken"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := tools.TimeSlicer.SetTimeSlice(t.Context(), "GPU-1", config.IntervalLong)
+	if err == nil || !strings.Contains(err.Error(), "no devices were found") || !strings.Contains(err.Error(), "GPU-1") {
+		t.Errorf("error %v, want one that names the GPU and says what the program said", err)
+	}
+}
+
+func TestMPSDaemonIsAUnitOfTheHost(t *testing.T) {
+	opts, calls := host(t)
+	daemons := NewDriver(opts).Daemons
+	daemon := Daemon{Name: "claim-1", GPUs: []string{"GPU-1", "GPU-2"}, ActiveThreadPercentage: 50, MemoryMiB: []int64{0, 512}}
+	if err := daemons.Start(t.Context(), daemon); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{
+		"systemctl is-active --quiet stowage-mps-claim-1.service",
+		"systemd-run --quiet --collect --unit=stowage-mps-claim-1.service --description=NVIDIA MPS control daemon of a Stowage claim" +
+			" --property=BindPaths=DIR/mps/claim-1/shm:/dev/shm --setenv=CUDA_VISIBLE_DEVICES=GPU-1,GPU-2" +
+			" --setenv=CUDA_MPS_PIPE_DIRECTORY=DIR/mps/claim-1/pipe --setenv=CUDA_MPS_LOG_DIRECTORY=DIR/mps/claim-1/log nvidia-cuda-mps-control -f",
+		"nvidia-cuda-mps-control ", // not ready yet
+		"nvidia-cuda-mps-control ", "mps: get_server_list",
+		"nvidia-cuda-mps-control ", "mps: set_default_active_thread_percentage 50",
+		"nvidia-cuda-mps-control ", "mps: set_default_device_pinned_mem_limit 1 512M",
+	}
+	if diff := cmp.Diff(want[1:], calls()); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	for name, mode := range map[string]os.FileMode{"pipe": 0o755, "log": 0o755, "shm": 0o777 | os.ModeSticky} {
+		info, err := os.Stat(filepath.Join(opts.MPSRoot, "claim-1", name))
+		if err != nil || info.Mode()&(os.ModePerm|os.ModeSticky) != mode {
+			t.Errorf("folder %s: %v, %v", name, info, err)
+		}
+	}
+	// It runs: it is left as it is.
+	if err := daemons.Start(t.Context(), daemon); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want[:1], calls()); diff != "" {
+		t.Errorf("calls when it runs (-want +got):\n%s", diff)
+	}
+	var mounts []string
+	for _, mount := range daemons.Edits("claim-1").Mounts {
+		mounts = append(mounts, strings.TrimPrefix(mount.HostPath, opts.MPSRoot)+" "+mount.ContainerPath)
+	}
+	if diff := cmp.Diff([]string{"/claim-1/pipe /tmp/nvidia-mps", "/claim-1/shm /dev/shm"}, mounts); diff != "" {
+		t.Errorf("mounts (-want +got):\n%s", diff)
+	}
+	for range 2 { // the second time there is none
+		if err := daemons.Stop(t.Context(), "claim-1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if diff := cmp.Diff([]string{want[0], "systemctl stop stowage-mps-claim-1.service"}, calls()); diff != "" {
+		t.Errorf("calls to stop it (-want +got):\n%s", diff)
+	}
+	if _, err := os.Stat(filepath.Join(opts.MPSRoot, "claim-1")); !os.IsNotExist(err) {
+		t.Errorf("its folder: %v", err)
+	}
+}
+
+func TestThePodOfAProcess(t *testing.T) {
+	const uid = "7b6b5d2e-0000-4000-8000-000000000001"
+	tests := map[string]struct{ cgroup, want string }{
+		"systemd driver":         {"0::/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-pod7b6b5d2e_0000_4000_8000_000000000001.slice/cri-containerd-1f.scope\n", uid},
+		"systemd, guaranteed":    {"0::/kubepods.slice/kubepods-pod7b6b5d2e_0000_4000_8000_000000000001.slice/cri-containerd-1f.scope\n", uid},
+		"cgroupfs driver":        {"0::/kubepods/besteffort/pod" + uid + "/1f\n", uid},
+		"cgroup v1":              {"12:cpu:/\n11:devices:/kubepods/pod" + uid + "/1f\n", uid},
+		"static pod":             {"0::/kubepods/pod0123456789abcdef0123456789abcdef/1f\n", "0123456789abcdef0123456789abcdef"},
+		"a kubelet in a node":    {"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod7b6b5d2e_0000_4000_8000_000000000001.slice/x\n", uid},
+		"a service":              {"0::/system.slice/nvidia-dcgm.service\n", ""},
+		"a name that only looks": {"0::/user.slice/pod" + uid + "/x\n", ""},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			proc := t.TempDir()
+			if err := os.Mkdir(filepath.Join(proc, "42"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(proc, "42", "cgroup"), []byte(tc.cgroup), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			got, err := (&processes{proc: proc}).PodOf(42)
+			if err != nil || string(got) != tc.want {
+				t.Errorf("pod %q, %v: want %q", got, err, tc.want)
+			}
+		})
+	}
+}
+
+// TestAProcessIsEndedForItsPodAlone kills a real one, whose cgroup file is a fake.
+func TestAProcessIsEndedForItsPodAlone(t *testing.T) {
+	const uid = "7b6b5d2e-0000-4000-8000-000000000001"
+	sleep := exec.Command("sleep", "600")
+	if err := sleep.Start(); err != nil {
+		t.Fatal(err)
+	}
+	ended := make(chan error, 1)
+	go func() { ended <- sleep.Wait() }()
+	pid := uint32(sleep.Process.Pid)
+	proc := t.TempDir()
+	dir := filepath.Join(proc, strconv.Itoa(int(pid)))
+	if err := os.Mkdir(dir, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(dir, "cgroup"), []byte("0::/kubepods/pod"+uid+"/x\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := &processes{proc: proc}
+	if err := p.End(pid, "another"); err == nil || !strings.Contains(err.Error(), uid) {
+		t.Errorf("for another pod: %v, want a refusal", err)
+	}
+	select {
+	case <-ended:
+		t.Fatal("ended for another pod")
+	default:
+	}
+	if err := p.End(pid, uid); err != nil {
+		t.Fatal(err)
+	}
+	if err := <-ended; err == nil || !strings.Contains(err.Error(), "killed") {
+		t.Errorf("the process ended with %v", err)
+	}
+	if err := p.End(pid, uid); err != nil {
+		t.Errorf("one that is gone: %v", err)
+	}
+}

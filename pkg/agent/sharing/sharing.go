@@ -1,0 +1,60 @@
+package sharing
+
+import (
+	"context"
+	"errors"
+
+	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"stowage.dev/stowage/pkg/agent/config"
+)
+
+// Tools are all that is needed; none may be nil.
+type Tools struct {
+	TimeSlicer TimeSlicer
+	Daemons    Daemons
+	Processes  Processes
+}
+
+// TimeSlicer sets how long a process keeps a GPU before the next one gets it.
+type TimeSlicer interface {
+	// SetTimeSlice of the GPU with that UUID.
+	SetTimeSlice(ctx context.Context, gpu string, interval config.Interval) error
+}
+
+// Daemons of the Multi-Process Service. They outlive the agent, whose containers would lose their GPUs else.
+type Daemons interface {
+	// Start returns when the daemon takes clients and its limits are set. One of that name that runs already
+	// is kept as it is.
+	Start(ctx context.Context, daemon Daemon) error
+	// Stop ends the daemon and removes what it had. That there is none is no error.
+	Stop(ctx context.Context, name string) error
+	// Running tells whether there is one.
+	Running(ctx context.Context, name string) (bool, error)
+	// Edits are what its clients' containers need.
+	Edits(name string) *specs.ContainerEdits
+}
+
+// Daemon is a control daemon with one server.
+type Daemon struct {
+	// Name is part of file names; it never comes from a claim's parameters.
+	Name string
+	// GPUs, or one MIG device, by UUID.
+	GPUs []string
+	// ActiveThreadPercentage of a client; 0 for no limit.
+	ActiveThreadPercentage int
+	// MemoryMiB of a client on each GPU; 0 for no limit.
+	MemoryMiB []int64
+}
+
+// ErrNoProcess means that there is no process with that ID, or that it cannot be seen from here.
+var ErrNoProcess = errors.New("no such process")
+
+// Processes of the node.
+type Processes interface {
+	// PodOf returns the pod that the process belongs to, "" for none. The error wraps ErrNoProcess.
+	PodOf(pid uint32) (types.UID, error)
+	// End kills the process if it belongs to that pod still, and does not wait. That it is gone is no error.
+	End(pid uint32, pod types.UID) error
+}

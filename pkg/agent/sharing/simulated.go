@@ -1,0 +1,90 @@
+package sharing
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"tags.cncf.io/container-device-interface/specs-go"
+
+	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+// NewSimulated returns the tools for the GPUs of a simulated machine. There is nothing behind the daemons'
+// sockets, so containers are told of them and given no folder.
+func NewSimulated(machine *nvmlsim.Machine) Tools {
+	s := &simulated{machine: machine}
+	return Tools{TimeSlicer: s, Daemons: s, Processes: s}
+}
+
+type simulated struct{ machine *nvmlsim.Machine }
+
+// SetTimeSlice implements TimeSlicer.
+func (s *simulated) SetTimeSlice(_ context.Context, gpu string, interval config.Interval) error {
+	_, err := s.machine.Do(&nvmlsim.SetTimeSlice{GPU: gpu, Time: nvmlsim.TimeSlice(strings.TrimPrefix(string(interval), string(config.IntervalDefault)))})
+	return err
+}
+
+// Start implements Daemons.
+func (s *simulated) Start(ctx context.Context, daemon Daemon) error {
+	if running, err := s.Running(ctx, daemon.Name); running || err != nil {
+		return err
+	}
+	_, err := s.machine.Do(&nvmlsim.StartMPS{Daemon: nvmlsim.Daemon{
+		Name: daemon.Name, GPUs: daemon.GPUs, ActiveThreadPercentage: daemon.ActiveThreadPercentage, MemoryMiB: daemon.MemoryMiB,
+	}})
+	return err
+}
+
+// Stop implements Daemons.
+func (s *simulated) Stop(ctx context.Context, name string) error {
+	if running, err := s.Running(ctx, name); !running || err != nil {
+		return err
+	}
+	_, err := s.machine.Do(&nvmlsim.StopMPS{Daemon: name})
+	return err
+}
+
+// Running implements Daemons.
+func (s *simulated) Running(_ context.Context, name string) (bool, error) {
+	return slices.ContainsFunc(s.machine.State().Daemons, func(d nvmlsim.Daemon) bool { return d.Name == name }), nil
+}
+
+// Edits implements Daemons.
+func (s *simulated) Edits(string) *specs.ContainerEdits {
+	return &specs.ContainerEdits{Env: []string{pipeEnv}}
+}
+
+// PodOf implements Processes.
+func (s *simulated) PodOf(pid uint32) (types.UID, error) {
+	_, process := s.find(pid)
+	if process == nil {
+		return "", fmt.Errorf("process %d: %w", pid, ErrNoProcess)
+	}
+	return types.UID(process.Pod), nil
+}
+
+// End implements Processes.
+func (s *simulated) End(pid uint32, pod types.UID) error {
+	gpu, process := s.find(pid)
+	if process == nil || types.UID(process.Pod) != pod || process.Stuck {
+		return nil
+	}
+	_, err := s.machine.Do(&nvmlsim.RemoveProcess{GPU: gpu, PID: pid})
+	return err
+}
+
+func (s *simulated) find(pid uint32) (gpu string, process *nvmlsim.Process) {
+	state := s.machine.State()
+	for i := range state.GPUs {
+		for j := range state.GPUs[i].Processes {
+			if p := &state.GPUs[i].Processes[j]; p.PID == pid {
+				return fmt.Sprint(i), p
+			}
+		}
+	}
+	return "", nil
+}
