@@ -77,8 +77,9 @@ func (b lateBody) Read(p []byte) (int, error) {
 }
 
 // bothChoose makes two schedulers of ours choose the only GPU of node a for the pods "first" and "second", because the
-// watch of the second one is late. When it returns, the first pod is bound, and both claims have the GPU.
-func bothChoose(w *world, second schedulerSetup) *lateWatch {
+// watch of the second one is late. When it returns, the first pod is bound, and both claims have the GPU. The options are
+// for the second pod.
+func bothChoose(w *world, second schedulerSetup, options ...podOption) *lateWatch {
 	w.t.Helper()
 	watch := &lateWatch{}
 	w.t.Cleanup(watch.release)
@@ -97,7 +98,7 @@ func bothChoose(w *world, second schedulerSetup) *lateWatch {
 	watch.hold()
 	w.addPod("first", withClaim("first"), w.onNode("a"), withScheduler(w.name+"-1"))
 	w.awaitBound("first")
-	w.addPod("second", withClaim("second"), w.onNode("a"), withScheduler(w.name+"-2"))
+	w.addPod("second", append(options, withClaim("second"), w.onNode("a"), withScheduler(w.name+"-2"))...)
 	w.awaitClaim("second", "allocated", func(c *resourceapi.ResourceClaim) bool { return len(devices(c)) == 1 })
 	return watch
 }

@@ -9,6 +9,7 @@ import (
 
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/component-base/featuregate"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -98,9 +99,11 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	s.recorded = newRecordedPods(pods)
 
 	var err error
-	if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(s.waiting.podHandler()); err != nil {
-		s.cancel()
-		return fmt.Errorf("watch pods: %w", err)
+	for _, handler := range []cache.ResourceEventHandler{s.waiting.podHandler(), victimHandler(klog.FromContext(ctx), handle)} {
+		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(handler); err != nil {
+			s.cancel()
+			return fmt.Errorf("watch pods: %w", err)
+		}
 	}
 	s.source, err = source.New(s.ctx, handle.ClientSet(), withSharedSliceIndex(s.factory), s.store, source.Options{
 		DeviceTaintRules:   enabled(features.DRADeviceTaintRules),
