@@ -14,6 +14,7 @@ import (
 	// Registers the arguments' types.
 	_ "stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims"
+	"stowage.dev/stowage/pkg/plugins/numa"
 )
 
 // Set is the plugins of one scheduler. All its profiles share one account of who holds which device. A second
@@ -34,6 +35,7 @@ func (s *Set) Registry() frameworkruntime.Registry {
 		deviceclaims.Name: func(ctx context.Context, args runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 			return deviceclaims.New(ctx, args, handle, s.shared)
 		},
+		numa.Name: numa.New,
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
@@ -30,6 +31,7 @@ func load(t *testing.T, file string) profile.Map {
 	client := fake.NewClientset()
 	sched, err := scheduler.New(ctx, client, informers.NewSharedInformerFactory(client, 0), nil,
 		func(string) events.EventRecorderLogger { return events.NewFakeRecorder(1) },
+		scheduler.WithKubeConfig(&rest.Config{Host: "https://127.0.0.1:1"}), // nobody connects
 		scheduler.WithProfiles(config.Profiles...),
 		scheduler.WithFrameworkOutOfTreeRegistry(plugins.NewRegistry()))
 	if err != nil {
@@ -150,7 +152,7 @@ func TestValidate(t *testing.T) {
 }
 
 func TestReadyMadeConfigurationsAreValid(t *testing.T) {
-	for name, wantProfiles := range map[string]int{"second-scheduler.yaml": 1, "second-profile.yaml": 2} {
+	for name, wantProfiles := range map[string]int{"second-scheduler.yaml": 1, "second-scheduler-numa.yaml": 1, "second-profile.yaml": 2} {
 		t.Run(name, func(t *testing.T) {
 			profiles := load(t, filepath.Join("..", "..", "manifests", "scheduler-config", name))
 			if len(profiles) != wantProfiles {

@@ -22,6 +22,12 @@ profiles:
     postFilter: {enabled: [{name: DeviceClaims}]}
     preBind: {enabled: [{name: DeviceClaims}]}
 `
+	numaProfile = `- schedulerName: config-test
+  plugins:
+    multiPoint: {disabled: [{name: DynamicResources}], enabled: [{name: DeviceClaims}, {name: NodeResourceTopologyMatch}]}
+    postFilter: {enabled: [{name: DeviceClaims}]}
+    preBind: {enabled: [{name: DeviceClaims}]}
+`
 )
 
 // A process that cannot do its work right says what to change, and ends.
@@ -75,6 +81,20 @@ func TestSchedulerRefusesToStart(t *testing.T) {
     args: {apiVersion: kubescheduler.config.k8s.io/v1, kind: DeviceClaimsArgs, filterTimeout: -1s}
 `,
 			message: []string{"filterTimeout", "-1s"},
+		},
+		"with an unknown argument for NUMA nodes": {
+			config: configHead + numaProfile + `  pluginConfig:
+  - name: NodeResourceTopologyMatch
+    args: {apiVersion: kubescheduler.config.k8s.io/v1, kind: NodeResourceTopologyMatchArgs, scoringStrategie: {type: LeastAllocated}}
+`,
+			message: []string{"NodeResourceTopologyMatch", "unknown field", "scoringStrategie"},
+		},
+		"with a bad value for NUMA nodes": {
+			config: configHead + numaProfile + `  pluginConfig:
+  - name: NodeResourceTopologyMatch
+    args: {apiVersion: kubescheduler.config.k8s.io/v1, kind: NodeResourceTopologyMatchArgs, scoringStrategy: {type: Fewest}}
+`,
+			message: []string{"NodeResourceTopologyMatch", "scoringStrategy.type", "Fewest"},
 		},
 		"without its kubeconfig": {
 			config:     configHead + goodProfile,

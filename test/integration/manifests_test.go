@@ -77,7 +77,7 @@ func TestConfigMapHasTheConfigurationFiles(t *testing.T) {
 	if err := yaml.UnmarshalStrict([]byte(out), &configMap); err != nil {
 		t.Fatal(err)
 	}
-	for _, file := range []string{secondScheduler, secondProfile} {
+	for _, file := range []string{secondScheduler, numaConfig, secondProfile} {
 		want, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
