@@ -38,6 +38,9 @@ func (pl *Plugin) awaitLeaving(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.
 
 // hasChanged tells whether a claim is not what it was when the attempt looked at it.
 func (pl *Plugin) hasChanged(st *stake) bool {
+	if st.left {
+		return true
+	}
 	now := pl.shared.tracker.Holding(st.claim)
 	return now.Claim != st.known.Claim || now.InFlight != st.known.InFlight || !slices.Equal(now.Owners, st.known.Owners)
 }

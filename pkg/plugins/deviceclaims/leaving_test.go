@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/utils/ptr"
 )
 
@@ -144,6 +145,40 @@ func TestAClaimThatHasLeftMeanwhileWakesThePodAtOnce(t *testing.T) {
 	})
 	h.activator.taken()
 	a.postFilter()
+	if diff := cmp.Diff([]string{"p"}, h.activator.taken()); diff != "" {
+		t.Errorf("activated pods (-want +got):\n%s", diff)
+	}
+}
+
+// A claim that has left between the attempt's view and the look at it is none to evict others for. Its event has passed, so
+// the pod is woken at once.
+func TestAClaimThatHasLeftSinceTheViewWakesThePodAtOnce(t *testing.T) {
+	w := twoNodes()
+	p := pending("p", 5, "wanted")
+	p.Status.NominatedNodeName = "node-b"
+	w.claims = []*resourceapi.ResourceClaim{
+		claim("wanted"), claim("a", allocated("node-a", "gpu-0"), reservedFor("low-a")), claim("b", allocated("node-b", "gpu-0", "gpu-1"), reservedFor("gone")),
+	}
+	w.pods = []*v1.Pod{p, running("low-a", "node-a", 1, "a")}
+	h := newHarness(t, w)
+	a := &attempt{h: h, pod: p, state: framework.NewCycleState()}
+	if _, status := h.plugin.PreFilter(h.ctx, a.state, p, h.nodes); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	h.api.change("b", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+	h.eventually("the release is known", func() bool {
+		c, err := h.plugin.shared.tracker.Get(testNamespace, "b")
+		return err == nil && c.Status.Allocation == nil
+	})
+	for _, node := range h.nodes {
+		if status := h.plugin.Filter(h.ctx, a.state, p, node); status.Code() != fwk.Unschedulable {
+			t.Errorf("Filter of %s: %v, want Unschedulable", node.Node().Name, status)
+		}
+	}
+	h.activator.taken()
+	if status := a.postFilter(); status.Code() != fwk.UnschedulableAndUnresolvable {
+		t.Errorf("PostFilter: %v, want nobody to be evicted", status)
+	}
 	if diff := cmp.Diff([]string{"p"}, h.activator.taken()); diff != "" {
 		t.Errorf("activated pods (-want +got):\n%s", diff)
 	}

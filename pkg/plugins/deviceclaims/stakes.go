@@ -26,6 +26,8 @@ type stake struct {
 	pods []consumer
 	// foreign tells that it is reserved for something besides pods.
 	foreign bool
+	// left tells that it holds nothing any more. Only what the attempt decides on still has it.
+	left bool
 }
 
 // consumer is a pod that a claim is for. The name of one for which the claim is in flight is not known.
@@ -46,7 +48,7 @@ func (s *stake) isFor(pods func(types.UID) bool) bool {
 // tried in the attempt is tried on the same facts. Safe for concurrent use.
 type stakes struct {
 	pl *Plugin
-	// own are the claims of the pod that is being scheduled. They never count as somebody else's.
+	// own are the claims of the pod that is being scheduled, and do not change. They never count as somebody else's.
 	own sets.Set[types.UID]
 
 	mutex    sync.Mutex
@@ -242,7 +244,7 @@ func (pl *Plugin) isLeaving(c consumer, certain bool) bool {
 	return pod.DeletionTimestamp != nil || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
-// leavingOn returns the stakes in devices of a node that are about to end.
+// leavingOn returns the stakes in devices of a node that are about to end, or have ended since the view was taken.
 func (s *stakes) leavingOn(pools []usage.PoolID, view usage.View, certain bool) []*stake {
 	var leaving []*stake
 	seen := sets.New[types.UID]()
@@ -253,7 +255,10 @@ func (s *stakes) leavingOn(pools []usage.PoolID, view usage.View, certain bool) 
 					continue
 				}
 				seen.Insert(holder.Claim.UID)
-				if st := s.ofClaim(holder.Claim); st != nil && s.isLeaving(st, certain) {
+				switch st := s.ofClaim(holder.Claim); {
+				case st == nil && !s.own.Has(holder.Claim.UID):
+					leaving = append(leaving, &stake{claim: holder.Claim, pools: pools, left: true})
+				case st != nil && s.isLeaving(st, certain):
 					leaving = append(leaving, st)
 				}
 			}
