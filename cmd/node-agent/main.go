@@ -56,7 +56,7 @@ func newCommand() *cobra.Command {
 	}
 	opts.addRunFlags(root.Flags())
 	opts.addRunFlags(runCommand.Flags())
-	root.AddCommand(runCommand, newDiscoverCommand(opts))
+	root.AddCommand(runCommand, newDiscoverCommand(opts), newProbeCommand(opts))
 	return root
 }
 

@@ -30,7 +30,12 @@ func runAgent(ctx context.Context, opts *options) error {
 		return err
 	}
 	opts.keepSimulation()
-	hardware := driver.NewHardware(opts.open, clock.RealClock{})
+	hardware := driver.NewHardware(driver.HardwareOptions{
+		Open:     opts.open,
+		Clock:    clock.RealClock{},
+		StateDir: opts.stateDir,
+		Held:     driver.HeldInLedger(opts.stateDir),
+	})
 	backend, err := newBackend(ctx, opts, hardware)
 	if err != nil {
 		return err

@@ -28,7 +28,7 @@ type room struct {
 // room is a decision, taken in docs/design.md first.
 var rooms = []room{
 	{path: "cmd/scheduler", may: []string{"pkg/plugins"}},
-	{path: "cmd/node-agent", may: []string{"pkg/agent", "pkg/nvmlsim"}},
+	{path: "cmd/node-agent", may: []string{"pkg/agent", "pkg/draclient", "pkg/nvmlsim"}},
 	{path: "cmd/nvmlsimctl", may: []string{"pkg/nvmlsim"}},
 
 	{path: "pkg/plugins", may: []string{"pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage", "pkg/fence", "pkg/audit", "pkg/wakeup"}},

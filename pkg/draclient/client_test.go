@@ -133,29 +133,6 @@ func TestAnAnswerThatIsNotOnePerClaimIsAnError(t *testing.T) {
 	}
 }
 
-func TestAFirstCallThatFailsDoesNotSpoilTheClient(t *testing.T) {
-	socket := socketPath(t)
-	c := newClient(t, socket, "v1.DRAPlugin")
-	if err := prepareOne(t.Context(), c); err == nil {
-		t.Fatal("a call without a server succeeded")
-	}
-	(&fakePlugin{}).serve(t, socket)
-	eventually(t, func() error { return prepareOne(t.Context(), c) })
-}
-
-func TestAClientOutlivesItsPluginsRestart(t *testing.T) {
-	socket := socketPath(t)
-	c := newClient(t, socket, "v1.DRAPlugin")
-	for range 3 {
-		stop := (&fakePlugin{}).serve(t, socket)
-		eventually(t, func() error { return prepareOne(t.Context(), c) })
-		stop()
-		if err := prepareOne(t.Context(), c); err == nil {
-			t.Fatal("a call to a stopped server succeeded")
-		}
-	}
-}
-
 func TestACallEndsAtItsTimeout(t *testing.T) {
 	socket := socketPath(t)
 	release := make(chan struct{})

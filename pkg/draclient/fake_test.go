@@ -24,6 +24,7 @@ type fakePlugin struct {
 	healthv1.UnimplementedDRAResourceHealthServer
 
 	connections atomic.Int32 // open now
+	accepted    atomic.Int32 // ever
 	// answer, when set, replaces the answers.
 	answer func(claims []*drav1.Claim) map[string]*drav1.NodePrepareResourceResponse
 }
@@ -97,6 +98,7 @@ func (c connectionCounter) HandleConn(_ context.Context, s stats.ConnStats) {
 	switch s.(type) {
 	case *stats.ConnBegin:
 		c.connections.Add(1)
+		c.accepted.Add(1)
 	case *stats.ConnEnd:
 		c.connections.Add(-1)
 	}

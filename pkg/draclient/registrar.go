@@ -13,41 +13,69 @@ import (
 // registrarTimeout bounds the whole conversation with a registrar.
 const registrarTimeout = 10 * time.Second
 
+// Ask asks the registrar at a socket who its plugin is (GetInfo), and registers nothing. kind is the plugin's type, such as
+// registration.DRAPlugin.
+func Ask(ctx context.Context, socket string) (plugin Plugin, kind string, err error) {
+	ctx, cancel := context.WithTimeout(ctx, registrarTimeout)
+	defer cancel()
+	err = talk(socket, func(registrar registration.RegistrationClient) error {
+		plugin, kind, err = getInfo(ctx, registrar, socket)
+		return err
+	})
+	return plugin, kind, err
+}
+
 // RegisterFrom does the kubelet's part of plugin registration over a registrar's socket: it asks for the plugin (GetInfo), registers it if
 // it is a DRA plugin, and tells the plugin how that went (NotifyRegistrationStatus). It returns the plugin as registered.
 func (r *Registry) RegisterFrom(ctx context.Context, socket string) (Plugin, error) {
 	ctx, cancel := context.WithTimeout(ctx, registrarTimeout)
 	defer cancel()
+	var plugin Plugin
+	err := talk(socket, func(registrar registration.RegistrationClient) error {
+		found, kind, err := getInfo(ctx, registrar, socket)
+		if err != nil {
+			return err
+		}
+		failure := r.registerInfo(kind, found)
+		status := &registration.RegistrationStatus{PluginRegistered: failure == nil}
+		if failure != nil {
+			status.Error = failure.Error()
+		}
+		if _, err := registrar.NotifyRegistrationStatus(ctx, status); err != nil && failure == nil {
+			// The plugin does not want to be registered, or is gone.
+			failure = fmt.Errorf("NotifyRegistrationStatus of registrar %s: %w", socket, err)
+			if err := r.Deregister(found.Driver, found.Endpoint); err != nil {
+				return fmt.Errorf("%w; and deregistering: %w", failure, err)
+			}
+		}
+		if failure == nil {
+			plugin = found
+		}
+		return failure
+	})
+	return plugin, err
+}
+
+// talk connects to a registrar for as long as f takes.
+func talk(socket string, f func(registration.RegistrationClient) error) error {
 	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
-		return Plugin{}, fmt.Errorf("connecting to registrar %s: %w", socket, err)
+		return fmt.Errorf("connecting to registrar %s: %w", socket, err)
 	}
 	defer conn.Close()
-	registrar := registration.NewRegistrationClient(conn)
+	return f(registration.NewRegistrationClient(conn))
+}
+
+func getInfo(ctx context.Context, registrar registration.RegistrationClient, socket string) (Plugin, string, error) {
 	info, err := registrar.GetInfo(ctx, &registration.InfoRequest{})
 	if err != nil {
-		return Plugin{}, fmt.Errorf("GetInfo of registrar %s: %w", socket, err)
+		return Plugin{}, "", fmt.Errorf("GetInfo of registrar %s: %w", socket, err)
 	}
 	plugin := Plugin{Driver: info.Name, Endpoint: info.Endpoint, Services: info.SupportedVersions}
 	if plugin.Endpoint == "" {
 		plugin.Endpoint = socket
 	}
-	failure := r.registerInfo(info.Type, plugin)
-	status := &registration.RegistrationStatus{PluginRegistered: failure == nil}
-	if failure != nil {
-		status.Error = failure.Error()
-	}
-	if _, err := registrar.NotifyRegistrationStatus(ctx, status); err != nil && failure == nil {
-		// The plugin does not want to be registered, or is gone.
-		failure = fmt.Errorf("NotifyRegistrationStatus of registrar %s: %w", socket, err)
-		if err := r.Deregister(plugin.Driver, plugin.Endpoint); err != nil {
-			return Plugin{}, fmt.Errorf("%w; and deregistering: %w", failure, err)
-		}
-	}
-	if failure != nil {
-		return Plugin{}, failure
-	}
-	return plugin, nil
+	return plugin, info.Type, nil
 }
 
 func (r *Registry) registerInfo(kind string, plugin Plugin) error {

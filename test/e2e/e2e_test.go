@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"os"
@@ -61,10 +62,16 @@ func run(ctx context.Context, m *testing.M, root string) (code int, err error) {
 	if err != nil {
 		return 0, err
 	}
+	folder, err := os.MkdirTemp("", "e2e")
+	if err != nil {
+		return 0, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
+	confined := filepath.Join(folder, "node-agent")
 	cluster, err = lab.Start(ctx, lab.Options{
 		Root:      root,
 		Scheduler: filepath.Join(root, "bin", "scheduler"),
-		Agent:     filepath.Join(root, "bin", "node-agent"),
+		Agent:     confined,
 		Progress:  os.Stderr,
 	})
 	if err != nil {
@@ -79,6 +86,9 @@ func run(ctx context.Context, m *testing.M, root string) (code int, err error) {
 			err = fmt.Errorf("stopping the cluster: %w", stopErr)
 		}
 	}()
+	if err := writeConfinedAgent(ctx, cluster, filepath.Join(root, "bin", "node-agent"), confined); err != nil {
+		return 0, err
+	}
 	if _, err := cluster.StartStowage(ctx); err != nil {
 		return 0, err
 	}

@@ -7,10 +7,14 @@ import (
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
+	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
+	resourceapply "k8s.io/client-go/applyconfigurations/resource/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 )
@@ -129,6 +133,45 @@ func TestNodeAgentWritesOnlyItsDevicesStatus(t *testing.T) {
 	if err := report("a", ready); err != nil {
 		t.Errorf("reporting the status of its own device: %v", err)
 	}
+
+	// The agent applies its part, which needs the same rights, and leaves the rest alone.
+	apply := func(suffix string) error {
+		device := resourceapply.AllocatedDeviceStatus().WithDriver(gpuDriver).WithPool(w.nodeName("a")).WithDevice("gpu-0").
+			WithData(runtime.RawExtension{Raw: []byte(`{"uuid":"GPU-0"}`)}).
+			WithConditions(metaapply.Condition().WithType("Ready").WithStatus(metav1.ConditionFalse).WithReason("Test").WithMessage("").WithLastTransitionTime(metav1.Now()))
+		config := resourceapply.ResourceClaim(claim.Name, w.name).WithUID(claim.UID).WithStatus(resourceapply.ResourceClaimStatus().WithDevices(device))
+		_, err := w.agent(suffix).ResourceV1().ResourceClaims(w.name).ApplyStatus(w.ctx, config, metav1.ApplyOptions{FieldManager: gpuDriver, Force: true})
+		return err
+	}
+	checkRefused(t, apply("b"), "resourceclaims/driver")
+	if err := apply("a"); err != nil {
+		t.Errorf("applying the status of its own device: %v", err)
+	}
+	fresh := w.claim(claim.Name)
+	if len(fresh.Status.Devices) != 1 || fresh.Status.Devices[0].Conditions[0].Status != metav1.ConditionFalse || fresh.Status.Allocation == nil {
+		t.Errorf("the status after that: %+v", fresh.Status)
+	}
+}
+
+// A node agent lists pods, to know that nobody uses a claim, and writes events. It cannot read one pod's secrets, or change a pod.
+func TestNodeAgentAndPods(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.addNode("a")
+	client := w.agent("a")
+	if _, err := client.CoreV1().Pods("").List(w.ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + w.nodeName("a")}); err != nil {
+		t.Errorf("listing the node's pods: %v", err)
+	}
+	event := &v1.Event{
+		ObjectMeta:     metav1.ObjectMeta{GenerateName: "event-", Namespace: w.name},
+		InvolvedObject: v1.ObjectReference{Kind: "Pod", Namespace: w.name, Name: "pod"}, Reason: "Test", Type: v1.EventTypeNormal,
+	}
+	if _, err := client.CoreV1().Events(w.name).Create(w.ctx, event, metav1.CreateOptions{}); err != nil {
+		t.Errorf("writing an event: %v", err)
+	}
+	_, err := client.CoreV1().Secrets(w.name).List(w.ctx, metav1.ListOptions{})
+	checkRefused(t, err, "secrets")
+	checkRefused(t, client.CoreV1().Pods(w.name).Delete(w.ctx, "pod", metav1.DeleteOptions{}), "pods")
 }
 
 // The scheduler has no rights that it does not need: a sample of what a takeover of it must not give.

@@ -15,14 +15,19 @@ import (
 	"stowage.dev/stowage/pkg/agent/nvml"
 )
 
+// Discover is [Looker.Discover] for who looks once.
+func Discover(ctx context.Context, lib nvml.Library, sysfs fs.ReadLinkFS) (*Node, error) {
+	return new(Looker).Discover(ctx, lib, sysfs)
+}
+
 // Discover asks NVML and the kernel about every GPU of the machine. The library
 // is opened for as long as it takes; sysfs is the tree below /sys.
 //
 // The error says that there is no driver to ask (see nvml.Library.Init), or that
-// the context has ended. A GPU that does not answer is no error: it is listed in
-// Failures and the others are found all the same. A machine without a GPU has
-// none in the list.
-func Discover(ctx context.Context, lib nvml.Library, sysfs fs.ReadLinkFS) (*Node, error) {
+// the context has ended. A GPU that does not answer, or not in time, is no error:
+// it is listed in Failures and the others are found all the same. A machine
+// without a GPU has none in the list.
+func (l *Looker) Discover(ctx context.Context, lib nvml.Library, sysfs fs.ReadLinkFS) (*Node, error) {
 	logger := klog.FromContext(ctx)
 	if err := lib.Init(); err != nil {
 		return nil, err
@@ -39,7 +44,7 @@ func Discover(ctx context.Context, lib nvml.Library, sysfs fs.ReadLinkFS) (*Node
 		return nil, err
 	}
 	// 2. Each GPU by itself.
-	found, err := node.askGPUs(ctx, lib, sysfs)
+	found, err := l.askGPUs(ctx, node, lib, sysfs)
 	if err != nil {
 		return nil, err
 	}
@@ -79,7 +84,7 @@ type found struct {
 
 // askGPUs returns the GPUs that answer, in order of their PCI addresses, and
 // records those that don't.
-func (n *Node) askGPUs(ctx context.Context, lib nvml.Library, sysfs fs.ReadLinkFS) ([]*found, error) {
+func (l *Looker) askGPUs(ctx context.Context, n *Node, lib nvml.Library, sysfs fs.ReadLinkFS) ([]*found, error) {
 	count, err := lib.DeviceCount()
 	if err != nil {
 		return nil, fmt.Errorf("ask NVML for the number of GPUs: %w", err)
@@ -89,15 +94,13 @@ func (n *Node) askGPUs(ctx context.Context, lib nvml.Library, sysfs fs.ReadLinkF
 		if err := ctx.Err(); err != nil {
 			return nil, fmt.Errorf("discover GPU %d of %d: %w", index, count, err)
 		}
-		f := &found{gpu: GPU{Index: index}}
-		if err := f.ask(lib); err != nil {
+		f, err := l.ask(ctx, index, lib, sysfs)
+		if err != nil {
 			n.Failures = append(n.Failures, Failure{
 				Index: index, UUID: f.gpu.UUID, PCIBusID: f.gpu.PCIBusID, Reason: err.Error(), Err: err,
 			})
 			continue
 		}
-		f.askBus(sysfs)
-		f.askNVLink()
 		all = append(all, f)
 	}
 	slices.SortFunc(all, func(a, b *found) int { return strings.Compare(a.gpu.PCIBusID, b.gpu.PCIBusID) })

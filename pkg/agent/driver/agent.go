@@ -7,16 +7,24 @@ import (
 	"os"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"google.golang.org/grpc"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/health"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/reconcile"
 )
 
 // Name of the driver in ResourceSlices, DeviceClasses and claims: that of NVIDIA's DRA driver, so that existing
@@ -48,7 +56,11 @@ type Agent struct {
 	opts      Options
 	claims    *prepare.Manager
 	publisher *publisher
+	reporter  *reporter
 	status    *Status
+	leftovers *reconcile.Reconciler
+	// registered is when the kubelet last registered the driver, in nanoseconds since 1970; 0 if it has not.
+	registered atomic.Int64
 }
 
 // New prepares an agent; nothing is served before Run.
@@ -65,8 +77,61 @@ func New(opts Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
+	records, err := ledger.Open(durable.OS{}, prepare.LedgerDir(opts.StateDir))
+	if err != nil {
+		return nil, err
+	}
 	status := newStatus()
-	return &Agent{opts: opts, claims: claims, status: status, publisher: newPublisher(opts, status)}, nil
+	a := &Agent{opts: opts, claims: claims, status: status, publisher: newPublisher(opts, status), reporter: newReporter(opts, records)}
+	gpuMetrics.hardware.Store(opts.Hardware)
+	opts.Hardware.OnChange(func(context.Context, string, health.Verdict, health.Verdict) { a.publisher.refresh() })
+	opts.Hardware.OnChange(a.reporter.healthChanged)
+	a.leftovers = a.newReconciler(records)
+	return a, nil
+}
+
+// newReconciler compares the ledger with everything else that knows who uses the GPUs.
+func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
+	return reconcile.New(reconcile.Options{
+		Clock:  clock.RealClock{},
+		Ledger: records,
+		Sources: reconcile.Sources{
+			Claim: func(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+				return a.opts.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
+			},
+			Pods:    reconcile.PodsOf(a.opts.Client, a.opts.NodeName),
+			Kubelet: reconcile.KubeletAt(filepath.Join(a.opts.KubeletRoot, "pod-resources", "kubelet.sock")),
+			Registered: func() time.Time {
+				if at := a.registered.Load(); at != 0 {
+					return time.Unix(0, at)
+				}
+				return time.Time{}
+			},
+			Processes: a.opts.Hardware.Processes,
+		},
+		Repair: func(ctx context.Context) error {
+			_, err := a.claims.Reconcile(ctx)
+			return err
+		},
+		Release: a.claims.Unprepare,
+		Seen:    a.reconciled,
+	})
+}
+
+// reconciled takes note of what was found in the ledger.
+func (a *Agent) reconciled(summary reconcile.Summary) {
+	for state, n := range map[string]int{"started": summary.Started, "completed": summary.Completed - summary.Released, "unreadable": summary.Unreadable} {
+		ledgerClaims.WithLabelValues(state).Set(float64(n))
+	}
+	leftoversReleased.Add(float64(summary.Released))
+	occupied := map[string]types.UID{}
+	for gpu, claim := range summary.Occupied {
+		occupied[gpu] = claim.UID
+	}
+	occupiedGPUs.Set(float64(len(occupied)))
+	if a.opts.Hardware.SetOccupied(occupied) {
+		a.publisher.refresh()
+	}
 }
 
 // Status tells what the agent has reached, for probes.
@@ -98,7 +163,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.status.set(stageLedger, true)
 
 	// 4. Serve the kubelet, with or without GPUs: unprepare needs none.
-	plugin := &plugin{claims: a.claims, hardware: a.opts.Hardware, pool: a.opts.NodeName, fail: cancel}
+	plugin := &plugin{claims: a.claims, hardware: a.opts.Hardware, pool: a.opts.NodeName, reporter: a.reporter, fail: cancel}
 	helper, err := kubeletplugin.Start(ctx, plugin, a.pluginOptions()...)
 	if err != nil {
 		return fmt.Errorf("serve the kubelet in %s: %w", a.opts.KubeletRoot, err)
@@ -110,7 +175,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	// 5. In the background: find and publish GPUs, watch over them, keep the CDI files in place.
 	var group sync.WaitGroup
 	group.Go(func() { a.publisher.run(ctx) })
-	group.Go(func() { a.opts.Hardware.watch(ctx) })
+	group.Go(func() { a.opts.Hardware.Watch(ctx) })
+	group.Go(func() { a.reporter.run(ctx) })
+	group.Go(func() { a.leftovers.Run(ctx) })
 	group.Go(func() { keepCDI(ctx, a.claims, a.opts.CDIDir) })
 	<-ctx.Done()
 	a.status.set(stageServing, false)
@@ -151,6 +218,7 @@ func (a *Agent) onRegistration(ctx context.Context, request any, info *grpc.Unar
 	if info.FullMethod == notifyMethod {
 		a.status.set(stageRegistered, err == nil)
 		if err == nil {
+			a.registered.Store(time.Now().UnixNano())
 			klog.FromContext(ctx).Info("The kubelet has registered the driver", "driver", Name)
 			a.publisher.publishAgain()
 		}

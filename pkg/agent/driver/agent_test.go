@@ -36,6 +36,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
 const (
@@ -50,6 +51,9 @@ type machine struct {
 	client *fake.Clientset
 	// noDriver makes the library missing.
 	noDriver atomic.Bool
+	gpus     *nvmlsim.Machine
+	// last is the agent that was started last.
+	last *driver.Agent
 }
 
 func newMachine(t *testing.T) *machine {
@@ -60,6 +64,9 @@ func newMachine(t *testing.T) *machine {
 	t.Cleanup(func() { must(t, os.RemoveAll(root)) })
 	m := &machine{t: t, root: root, client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid"}})}
 	m.client.PrependReactor("create", "resourceslices", nameSlices())
+	profile, err := nvmlsim.LoadProfile("dgx-h100")
+	must(t, err)
+	m.gpus = nvmlsim.NewMachine(profile, nodeName)
 	must(t, os.MkdirAll(m.path("plugins"), 0o755))
 	must(t, os.MkdirAll(m.path("plugins_registry"), 0o755))
 	must(t, os.MkdirAll(m.path("proc"), 0o755))
@@ -98,7 +105,8 @@ func (m *machine) agent(ctx context.Context, podUID types.UID) (*driver.Agent, e
 		if m.noDriver.Load() {
 			return nil, nvml.ErrLibraryNotFound
 		}
-		return nvml.Open("sim:dgx-h100", nvml.OpenOptions{NodeName: nodeName, ProcRoot: m.path("proc")})
+		sim := m.gpus.NVML()
+		return &nvml.Handle{Library: nvml.Adapt(sim, "sim"), Raw: sim, Sysfs: sim.Sysfs(), Simulated: true, Source: "sim", Machine: m.gpus}, nil
 	}
 	return driver.New(driver.Options{
 		NodeName:    nodeName,
@@ -109,7 +117,7 @@ func (m *machine) agent(ctx context.Context, podUID types.UID) (*driver.Agent, e
 		StateDir:    m.path("state"),
 		CDIDir:      m.path("cdi"),
 		Backend:     backend,
-		Hardware:    driver.NewHardware(open, clock.RealClock{}),
+		Hardware:    driver.NewHardware(driver.HardwareOptions{Open: open, Clock: clock.RealClock{}, StateDir: m.path("state"), Held: driver.HeldInLedger(m.path("state"))}),
 	})
 }
 
@@ -120,6 +128,7 @@ func (m *machine) run(podUID types.UID) (stop func() error) {
 	ctx, cancel := context.WithCancel(ctx)
 	agent, err := m.agent(ctx, podUID)
 	must(m.t, err)
+	m.last = agent
 	done := make(chan error, 1)
 	go func() { done <- agent.Run(ctx) }()
 	var result error
@@ -196,6 +205,7 @@ func (m *machine) waitForGPUs(want int) {
 func (m *machine) allocate(name, device string) *drapb.Claim {
 	m.t.Helper()
 	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid")}}
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name + "-pod", UID: types.UID(name + "-pod-uid")}}
 	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu/h100", Driver: driver.Name, Pool: nodeName, Device: device}},
 	}}

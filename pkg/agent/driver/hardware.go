@@ -4,76 +4,117 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 )
 
-const (
-	// probeTimeout is how long one NVML answer may take. Calls into the library cannot be cancelled.
-	probeTimeout = 10 * time.Second
-	// probeInterval is well below the 30 s after which the kubelet forgets a device's health.
-	probeInterval = 10 * time.Second
-)
+// HardwareOptions say where the GPUs are.
+type HardwareOptions struct {
+	// Open finds the NVML library. It may be another one each time: a driver may be installed later.
+	Open  func() (*nvml.Handle, error)
+	Clock clock.WithTicker
+	// StateDir keeps what must be known of GPUs that are lost before the agent starts; nothing is kept if it is empty.
+	StateDir string
+	// Held tells whether a prepared claim has the GPU: then it is published, as lost, although it is not found any more. None is if nil.
+	Held func(gpu string) bool
+}
 
-// Hardware is the node's GPUs: what discovery found, and whether NVML answers for each of them now.
+// Hardware is the node's GPUs: what discovery found, and their health.
 type Hardware struct {
-	open  func() (*nvml.Handle, error)
-	clock clock.WithTicker
+	opts    HardwareOptions
+	monitor *health.Monitor
+	looker  discovery.Looker
+	// again asks for a new look at the node.
+	again chan struct{}
+	// looking is held during a look.
+	looking chan struct{}
 
-	mu      sync.Mutex
-	handle  *nvml.Handle // that node was found with
-	node    *discovery.Node
-	reason  error // why node is nil
-	probes  map[string]*probe
-	changed chan struct{} // closed and replaced when a health changes
-	found   chan struct{} // closed when GPUs are found for the first time
+	mu     sync.Mutex
+	handle *nvml.Handle // the library with an open session, nil if none is
+	// stale tells that the session cannot be used any more: the driver has gone.
+	stale bool
+	bus   []string // the GPUs on the bus when the session was opened
+	node  *discovery.Node
+	// known are the GPUs of an earlier look, or of an earlier agent.
+	known   []discovery.GPU
+	reason  error         // why no GPU can be asked; nil if they can
+	looked  chan struct{} // closed at the end of a look, and replaced
+	changes []func(ctx context.Context, gpu string, was, is health.Verdict)
+	// occupied GPUs are held by a claim, named by its UID, that is not allocated any more.
+	occupied map[string]types.UID
+	// lead: this agent keeps the state in StateDir.
+	lead bool
 }
 
 var _ prepare.Hardware = (*Hardware)(nil)
 
-// probe is what is known of one GPU's health.
-type probe struct {
-	// call is under way, nil if none is.
-	call *call
-	// err is the last answer, at the time checked.
-	err     error
-	checked time.Time
-}
-
-// call is one question to NVML about one GPU.
-type call struct {
-	since time.Time
-	// err may be read once done is closed.
-	err  error
-	done chan struct{}
-}
-
-// NewHardware returns the GPUs behind the library that open finds; none are known before the first Discover.
-func NewHardware(open func() (*nvml.Handle, error), c clock.WithTicker) *Hardware {
-	return &Hardware{
-		open:    open,
-		clock:   c,
+// NewHardware returns the GPUs behind a library; none are known before the first Discover.
+func NewHardware(opts HardwareOptions) *Hardware {
+	if opts.Held == nil {
+		opts.Held = func(string) bool { return false }
+	}
+	h := &Hardware{
+		opts:    opts,
+		again:   make(chan struct{}, 1),
+		looking: make(chan struct{}, 1),
+		looked:  make(chan struct{}),
 		reason:  errors.New("GPUs have not been looked for yet"),
-		probes:  map[string]*probe{},
-		changed: make(chan struct{}),
-		found:   make(chan struct{}),
+	}
+	h.monitor = health.NewMonitor(health.Options{
+		Clock:   opts.Clock,
+		Dir:     h.healthDir(),
+		Changed: h.healthChanged,
+		Reconfigured: func(string) {
+			select {
+			case h.again <- struct{}{}:
+			default:
+			}
+		},
+	})
+	return h
+}
+
+// OnChange registers who is told when the health of a GPU changes. It must not block. To be called before Discover.
+func (h *Hardware) OnChange(f func(ctx context.Context, gpu string, was, is health.Verdict)) {
+	h.changes = append(h.changes, f)
+}
+
+func (h *Hardware) healthChanged(ctx context.Context, gpu string, was, is health.Verdict) {
+	for _, f := range h.changes {
+		f(ctx, gpu, was, is)
 	}
 }
 
-// Discover looks for GPUs, with a library opened anew: it may have been installed meanwhile. The NVML session
-// stays open after a success. A library that hangs is given up when ctx ends.
+// Discover looks at the node: for GPUs if none are known, and for what has changed since. The library is opened anew if the driver has
+// gone or GPUs have been plugged in, which an open session does not see. What hangs is given up when ctx ends.
 func (h *Hardware) Discover(ctx context.Context) (*discovery.Node, error) {
+	select {
+	case h.looking <- struct{}{}:
+	case <-ctx.Done():
+		return nil, fmt.Errorf("wait for NVML: %w", ctx.Err())
+	}
 	done := make(chan error, 1)
-	go func() { done <- h.discover(ctx) }()
+	go func() {
+		err := h.look(ctx)
+		h.ended(ctx, err)
+		<-h.looking
+		done <- err
+	}()
 	select {
 	case err := <-done:
 		if err != nil {
@@ -87,39 +128,161 @@ func (h *Hardware) Discover(ctx context.Context) (*discovery.Node, error) {
 	}
 }
 
-func (h *Hardware) discover(ctx context.Context) error {
-	handle, node, err := openAndDiscover(ctx, h.open)
-	h.mu.Lock()
-	defer h.mu.Unlock()
+func (h *Hardware) look(ctx context.Context) error {
+	// 1. A session that can be used.
+	handle, renewed, err := h.session(ctx)
 	if err != nil {
-		if h.node == nil {
-			h.reason = err
-		}
 		return err
 	}
-	if h.node == nil {
-		close(h.found)
+	// 2. What is there now, with what has to be remembered.
+	node, err := h.looker.Discover(ctx, handle, handle.Sysfs)
+	if err != nil {
+		h.noSession(err)
+		return fmt.Errorf("discover GPUs: %w", err)
 	}
-	h.handle, h.node, h.reason = handle, node, nil
+	h.mu.Lock()
+	if h.known == nil {
+		h.known = h.loadKnown(ctx)
+	}
+	keepMissing(node, h.known, h.opts.Held)
+	h.node, h.known = node, node.GPUs
+	h.mu.Unlock()
+	h.saveKnown(ctx)
+	// 3. Watch over it.
+	bootID, err := handle.BootID()
+	if err != nil {
+		return err
+	}
+	var targets []health.Target
+	for _, gpu := range node.GPUs {
+		targets = append(targets, target(handle, gpu))
+	}
+	if err := h.monitor.Watch(bootID, targets, renewed); err != nil {
+		klog.FromContext(ctx).Error(err, "Faults found by an earlier agent are not known")
+	}
 	return nil
 }
 
-func openAndDiscover(ctx context.Context, open func() (*nvml.Handle, error)) (*nvml.Handle, *discovery.Node, error) {
-	handle, err := open()
+// ended keeps the outcome of a look and lets go who waits for it.
+func (h *Hardware) ended(ctx context.Context, err error) {
 	if err != nil {
-		return nil, nil, err
+		h.monitor.Fail(ctx, err)
 	}
-	if err := handle.Init(); err != nil {
-		return nil, nil, fmt.Errorf("initialize NVML (%s): %w", handle.Source, err)
-	}
-	node, err := discovery.Discover(ctx, handle, handle.Sysfs)
-	if err != nil {
-		return nil, nil, errors.Join(fmt.Errorf("discover GPUs: %w", err), handle.Shutdown())
-	}
-	return handle, node, nil
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.reason = err
+	close(h.looked)
+	h.looked = make(chan struct{})
 }
 
-// NVML returns the library that GPUs were found with, in go-nvml's terms; nil before that.
+// session returns the open session, or opens one if there is none or if it does not see what is there. renewed tells that the driver was
+// loaded anew.
+func (h *Hardware) session(ctx context.Context) (handle *nvml.Handle, renewed bool, err error) {
+	h.mu.Lock()
+	handle, stale, bus := h.handle, h.stale, h.bus
+	h.mu.Unlock()
+	if handle != nil && !stale {
+		_, err := handle.DriverVersion()
+		if stale = err != nil; !stale && sameGPUs(bus, gpusOnBus(handle.Sysfs)) {
+			return handle, false, nil
+		}
+	}
+	if handle != nil {
+		h.close(ctx, handle, stale)
+	}
+	opened, err := h.opts.Open()
+	if err != nil {
+		return nil, false, err
+	}
+	// Read first: a GPU that is plugged in meanwhile makes the next look open another session.
+	bus = gpusOnBus(opened.Sysfs)
+	if err := opened.Init(); err != nil {
+		return nil, false, fmt.Errorf("initialize NVML (%s): %w", opened.Source, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.handle, h.bus = opened, bus
+	renewed, h.stale = h.stale, false
+	return opened, renewed, nil
+}
+
+// close ends the session, if no call is under way in it: one that hangs may be for ever. What happens to a library that is closed
+// under a call is not known.
+func (h *Hardware) close(ctx context.Context, handle *nvml.Handle, stale bool) {
+	pause, cancel := context.WithTimeout(ctx, health.Deadline)
+	defer cancel()
+	if !h.monitor.Pause(pause) {
+		klog.FromContext(ctx).Info("NVML is opened anew while a call hangs: GPUs that were plugged in may not be seen")
+	} else if err := handle.Shutdown(); err != nil && !errors.Is(err, nvml.ErrNoSession) {
+		klog.FromContext(ctx).Error(err, "Close NVML")
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.handle, h.stale = nil, h.stale || stale
+}
+
+// noSession remembers that the session is over, if that is what the error says.
+func (h *Hardware) noSession(err error) {
+	if errors.Is(err, nvml.ErrNoSession) || errors.Is(err, nvml.ErrDriverNotLoaded) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.stale = true
+	}
+}
+
+// session names a GPU in an open session.
+type session struct {
+	handle *nvml.Handle
+	uuid   string
+}
+
+// target is the GPU as the monitor asks about it.
+func target(handle *nvml.Handle, gpu discovery.GPU) health.Target {
+	return health.Target{
+		Name:    gpu.Name,
+		Session: session{handle, gpu.UUID},
+		Ask: func() (nvml.Readings, error) {
+			device, err := locate(handle, gpu)
+			if err != nil {
+				return nvml.Readings{}, err
+			}
+			readings, err := device.Readings()
+			if err != nil {
+				return readings, fmt.Errorf("NVML does not answer for %s: %w", gpu.UUID, err)
+			}
+			return readings, nil
+		},
+		Listen: func() (nvml.Watch, error) {
+			device, err := locate(handle, gpu)
+			if err != nil {
+				return nil, err
+			}
+			return device.Watch()
+		},
+	}
+}
+
+// locate checks that the GPU at the PCI address still is the one with the UUID.
+func locate(lib nvml.Library, gpu discovery.GPU) (nvml.Device, error) {
+	device, err := lib.DeviceByUUID(gpu.UUID)
+	if err != nil {
+		return nil, fmt.Errorf("NVML does not know %s: %w", gpu.UUID, err)
+	}
+	uuid, err := device.UUID()
+	if err != nil {
+		return nil, fmt.Errorf("NVML does not answer for %s: %w", gpu.UUID, err)
+	}
+	address, err := device.PCIBusID()
+	if err != nil {
+		return nil, fmt.Errorf("NVML does not answer for %s: %w", gpu.UUID, err)
+	}
+	if uuid != gpu.UUID || address != gpu.PCIBusID {
+		return nil, fmt.Errorf("NVML answers with %s at %s, published are %s at %s", uuid, address, gpu.UUID, gpu.PCIBusID)
+	}
+	return device, nil
+}
+
+// NVML returns the library that GPUs were found with, in go-nvml's terms; nil while none is open.
 func (h *Hardware) NVML() gonvml.Interface {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -129,16 +292,39 @@ func (h *Hardware) NVML() gonvml.Interface {
 	return h.handle.Raw
 }
 
-// GPU implements prepare.Hardware: the device is published, and NVML answers for its UUID at its PCI address.
+// GPU implements prepare.Hardware: the device is published, and NVML answers for its UUID at its PCI address. A GPU with a fault that
+// leaves it answering is handed out: the claim may tolerate the taint.
 func (h *Hardware) GPU(ctx context.Context, device string) (cdi.GPU, error) {
-	gpu, err := h.find(device)
-	if err != nil {
-		return cdi.GPU{}, err
+	for {
+		gpu, err := h.find(device)
+		if err != nil {
+			return cdi.GPU{}, err
+		}
+		looked := h.underWay()
+		err = h.monitor.Check(ctx, gpu.Name)
+		switch {
+		case err == nil:
+			return cdi.GPU{Name: gpu.Name, UUID: gpu.UUID, Minor: gpu.Minor}, nil
+		case !errors.Is(err, health.ErrPaused) || looked == nil:
+			return cdi.GPU{}, err
+		}
+		// The driver is being looked for anew, which passes.
+		select {
+		case <-looked:
+		case <-ctx.Done():
+			return cdi.GPU{}, fmt.Errorf("wait for NVML: %w", ctx.Err())
+		}
 	}
-	if err := h.probe(ctx, gpu); err != nil {
-		return cdi.GPU{}, err
+}
+
+// underWay returns a channel that is closed at the end of the look that is under way, nil if none is.
+func (h *Hardware) underWay() <-chan struct{} {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if len(h.looking) == 0 {
+		return nil
 	}
-	return cdi.GPU{Name: gpu.Name, UUID: gpu.UUID, Minor: gpu.Minor}, nil
+	return h.looked
 }
 
 func (h *Hardware) find(device string) (discovery.GPU, error) {
@@ -146,6 +332,9 @@ func (h *Hardware) find(device string) (discovery.GPU, error) {
 	defer h.mu.Unlock()
 	if h.node == nil {
 		return discovery.GPU{}, fmt.Errorf("the node's GPUs are not known: %w", h.reason)
+	}
+	if h.reason != nil && len(h.looking) == 0 {
+		return discovery.GPU{}, fmt.Errorf("the node's GPUs cannot be reached: %w", h.reason)
 	}
 	for _, gpu := range h.node.GPUs {
 		if gpu.Name != device {
@@ -159,86 +348,115 @@ func (h *Hardware) find(device string) (discovery.GPU, error) {
 	return discovery.GPU{}, fmt.Errorf("this node has no GPU of that name")
 }
 
-// probe asks NVML about one GPU and remembers the answer as its health. There is one call at a time for a GPU, which
-// whoever asks meanwhile joins: a call that hangs costs one thread, and blocks nothing but its GPU.
-func (h *Hardware) probe(ctx context.Context, gpu discovery.GPU) error {
-	call := h.join(ctx, gpu)
-	hung := h.clock.NewTimer(probeTimeout - h.clock.Since(call.since))
-	defer hung.Stop()
-	select {
-	case <-call.done:
-		return call.err
-	case <-hung.C():
-		err := fmt.Errorf("NVML has not answered for %s since %s", gpu.UUID, call.since.Format(time.RFC3339))
-		h.record(ctx, gpu.Name, err)
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("wait for NVML to answer for %s: %w", gpu.UUID, ctx.Err())
+// Resources are the node's GPUs as they are published, with the taints that their faults ask for; ok is false while nothing is known.
+func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResources, ok bool) {
+	h.mu.Lock()
+	node, occupied := h.node, h.occupied
+	h.mu.Unlock()
+	if node == nil {
+		return resourceslice.DriverResources{}, false
 	}
+	resources = node.DriverResources(pool)
+	for _, p := range resources.Pools {
+		for s := range p.Slices {
+			devices := p.Slices[s].Devices
+			for d := range devices {
+				gpu := h.gpuOf(devices[d].Name)
+				devices[d].Taints = append(devices[d].Taints, taints(h.monitor.Of(gpu, nil))...)
+				if claim, ok := occupied[gpu]; ok {
+					devices[d].Taints = append(devices[d].Taints, occupiedTaint(claim))
+				}
+			}
+		}
+	}
+	return resources, true
 }
 
-// join returns the call that is under way for the GPU, or starts one.
-func (h *Hardware) join(ctx context.Context, gpu discovery.GPU) *call {
+// Health is the verdict on a published device: that of its GPU, whose name its own begins with.
+func (h *Hardware) Health(device string) health.Verdict {
+	return h.monitor.Of(h.gpuOf(device), nil)
+}
+
+func (h *Hardware) gpuOf(device string) string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	p := h.probes[gpu.Name]
-	if p == nil {
-		p = &probe{}
-		h.probes[gpu.Name] = p
+	if h.node != nil {
+		for _, gpu := range h.node.GPUs {
+			if strings.HasPrefix(device, gpu.Name+"-") {
+				return gpu.Name
+			}
+		}
 	}
-	if p.call != nil {
-		return p.call
+	return device
+}
+
+// SetOccupied tells which GPUs are held by claims, by UID, that are not allocated any more, and reports whether others were before. The map
+// must not be changed afterwards.
+func (h *Hardware) SetOccupied(gpus map[string]types.UID) (changed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	changed = !maps.Equal(h.occupied, gpus)
+	h.occupied = gpus
+	return changed
+}
+
+// Processes counts those that use a GPU, or a part of it. On one that is lost there are none.
+func (h *Hardware) Processes(ctx context.Context, gpu string) (int, error) {
+	h.mu.Lock()
+	handle, node := h.handle, h.node
+	h.mu.Unlock()
+	if handle == nil || node == nil {
+		return 0, errors.New("the node's GPUs are not known")
 	}
-	c := &call{since: h.clock.Now(), done: make(chan struct{})}
-	p.call = c
-	handle := h.handle
+	i := slices.IndexFunc(node.GPUs, func(g discovery.GPU) bool { return g.Name == gpu })
+	if i < 0 {
+		return 0, fmt.Errorf("this node has no GPU %s", gpu)
+	}
+	verdict := h.monitor.Of(gpu, nil)
+	if slices.ContainsFunc(verdict.Faults, func(f health.Fault) bool { return f.Reason == health.Hung }) {
+		// Another call would hang as well, and hold another thread.
+		return 0, fmt.Errorf("GPU %s: %s", gpu, verdict.Message())
+	}
+	type answer struct {
+		n   int
+		err error
+	}
+	answers := make(chan answer, 1)
 	go func() {
-		c.err = ask(handle, gpu)
-		h.mu.Lock()
-		p.call = nil
-		h.mu.Unlock()
-		h.record(ctx, gpu.Name, c.err)
-		close(c.done)
+		device, err := locate(handle, node.GPUs[i])
+		var processes []nvml.Process
+		if err == nil {
+			processes, err = device.Processes()
+		}
+		if errors.Is(err, nvml.ErrGPULost) || errors.Is(err, nvml.ErrNotFound) {
+			processes, err = nil, nil
+		}
+		answers <- answer{len(processes), err}
 	}()
-	return c
+	select {
+	case a := <-answers:
+		return a.n, a.err
+	case <-ctx.Done():
+		return 0, fmt.Errorf("GPU %s: %w", gpu, ctx.Err())
+	}
 }
 
-// ask checks that the GPU at the PCI address still is the one with the UUID.
-func ask(lib nvml.Library, gpu discovery.GPU) error {
-	device, err := lib.DeviceByUUID(gpu.UUID)
-	if err != nil {
-		return fmt.Errorf("NVML does not know %s: %w", gpu.UUID, err)
-	}
-	uuid, err := device.UUID()
-	if err != nil {
-		return fmt.Errorf("NVML does not answer for %s: %w", gpu.UUID, err)
-	}
-	address, err := device.PCIBusID()
-	if err != nil {
-		return fmt.Errorf("NVML does not answer for %s: %w", gpu.UUID, err)
-	}
-	if uuid != gpu.UUID || address != gpu.PCIBusID {
-		return fmt.Errorf("NVML answers with %s at %s, published are %s at %s", uuid, address, gpu.UUID, gpu.PCIBusID)
-	}
-	return nil
-}
-
-// record keeps the answer and wakes who waits for a change.
-func (h *Hardware) record(ctx context.Context, name string, err error) {
+// names of the GPUs.
+func (h *Hardware) names() []string {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	p := h.probes[name]
-	first := p.checked.IsZero()
-	was := p.err
-	p.err, p.checked = err, h.clock.Now()
-	if (was == nil) == (err == nil) && !first {
-		return
+	if h.node == nil {
+		return nil
 	}
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "GPU is not healthy", "device", name)
-	} else if !first {
-		klog.FromContext(ctx).Info("GPU is healthy again", "device", name)
+	var names []string
+	for _, gpu := range h.node.GPUs {
+		names = append(names, gpu.Name)
 	}
-	close(h.changed)
-	h.changed = make(chan struct{})
+	return names
 }
+
+// Watch keeps an eye on all GPUs until ctx ends.
+func (h *Hardware) Watch(ctx context.Context) { h.monitor.Run(ctx) }
+
+// lookInterval is how often the node is looked at for GPUs that have come, or come back, without an event.
+const lookInterval = time.Minute

@@ -2,24 +2,32 @@ package driver
 
 import (
 	"context"
-	"sync"
+	"time"
 
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
-	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/health"
 )
 
-// WatchHealthStatus implements kubeletplugin.DRAPlugin: each offered GPU, whether NVML answers for it. Reports
-// are sent at every change and, because the kubelet forgets them after 30 s, every probeInterval.
+// reportInterval is how often the kubelet is told, although nothing has changed: it forgets a device's health after 30 s, and everything
+// when any stream of the driver ends, as in an update of the agent. Until the next report its pods' devices would be Unknown.
+const reportInterval = 2 * time.Second
+
+// WatchHealthStatus implements kubeletplugin.DRAPlugin: the health of each published device, at every change and every reportInterval. The
+// first report waits until each GPU has been asked, with an answer or without one: a device does not become Unknown because the agent
+// was updated.
 func (p *plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	ticker := p.hardware.clock.NewTicker(probeInterval)
+	monitor := p.hardware.monitor
+	ticker := p.hardware.opts.Clock.NewTicker(reportInterval)
 	defer ticker.Stop()
 	for {
-		devices, changed := p.hardware.health(p.pool)
-		select {
-		case <-ctx.Done():
-			return nil
-		case reports <- kubeletplugin.DeviceHealthReport{Devices: devices}:
+		known, changed := monitor.Known()
+		if known {
+			select {
+			case <-ctx.Done():
+				return nil
+			case reports <- kubeletplugin.DeviceHealthReport{Devices: p.health()}:
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -30,67 +38,29 @@ func (p *plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	}
 }
 
-// health returns what is known of every offered GPU, and a channel that is closed at the next change.
-func (h *Hardware) health(pool string) ([]kubeletplugin.DeviceHealth, <-chan struct{}) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.node == nil {
-		return nil, h.changed
-	}
-	var devices []kubeletplugin.DeviceHealth
-	for _, gpu := range h.node.GPUs {
-		if gpu.NotOffered != "" {
-			continue
-		}
-		health := kubeletplugin.DeviceHealth{PoolName: pool, DeviceName: gpu.Name, Health: kubeletplugin.HealthStatusUnknown}
-		if p := h.probes[gpu.Name]; p != nil && !p.checked.IsZero() {
-			health.LastUpdated = p.checked
-			health.Health = kubeletplugin.HealthStatusHealthy
-			if p.err != nil {
-				health.Health = kubeletplugin.HealthStatusUnhealthy
-				health.Message = p.err.Error()
+var healthStatuses = map[health.Status]kubeletplugin.HealthStatus{
+	health.Unknown:   kubeletplugin.HealthStatusUnknown,
+	health.Healthy:   kubeletplugin.HealthStatusHealthy,
+	health.Unhealthy: kubeletplugin.HealthStatusUnhealthy,
+}
+
+// health is what is known of every published device.
+func (p *plugin) health() []kubeletplugin.DeviceHealth {
+	resources, _ := p.hardware.Resources(p.pool)
+	var list []kubeletplugin.DeviceHealth
+	for name, pool := range resources.Pools {
+		for _, slice := range pool.Slices {
+			for _, device := range slice.Devices {
+				verdict := p.hardware.Health(device.Name)
+				list = append(list, kubeletplugin.DeviceHealth{
+					PoolName:    name,
+					DeviceName:  device.Name,
+					Health:      healthStatuses[verdict.Status],
+					LastUpdated: verdict.Asked,
+					Message:     verdict.Message(),
+				})
 			}
 		}
-		devices = append(devices, health)
 	}
-	return devices, h.changed
-}
-
-// watch probes every offered GPU, once they are found, until ctx ends. A GPU that hangs delays no other.
-func (h *Hardware) watch(ctx context.Context) {
-	select {
-	case <-ctx.Done():
-		return
-	case <-h.found:
-	}
-	var group sync.WaitGroup
-	defer group.Wait()
-	ticker := h.clock.NewTicker(probeInterval)
-	defer ticker.Stop()
-	for {
-		for _, gpu := range h.offered() {
-			// The answer is kept as the GPU's health.
-			group.Go(func() { _ = h.probe(ctx, gpu) })
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C():
-		}
-	}
-}
-
-func (h *Hardware) offered() []discovery.GPU {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.node == nil {
-		return nil
-	}
-	var gpus []discovery.GPU
-	for _, gpu := range h.node.GPUs {
-		if gpu.NotOffered == "" {
-			gpus = append(gpus, gpu)
-		}
-	}
-	return gpus
+	return list
 }

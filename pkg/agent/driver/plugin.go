@@ -19,6 +19,7 @@ type plugin struct {
 	claims   *prepare.Manager
 	hardware *Hardware
 	pool     string
+	reporter *reporter
 	// fail ends the agent.
 	fail context.CancelCauseFunc
 }
@@ -29,7 +30,11 @@ var _ kubeletplugin.DRAPlugin = &plugin{}
 func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	start := time.Now()
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
-	for uid, result := range p.claims.PrepareAll(ctx, claims) {
+	prepared := p.claims.PrepareAll(ctx, claims)
+	for _, claim := range claims {
+		p.reporter.prepared(claim, prepared[claim.UID].Err)
+	}
+	for uid, result := range prepared {
 		observe("prepare", start, result.Err)
 		if result.Err != nil {
 			utilruntime.HandleErrorWithContext(ctx, result.Err, "Claim could not be prepared", "claimUID", uid)
@@ -49,6 +54,7 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	results := p.claims.UnprepareAll(ctx, uids)
 	for uid, err := range results {
 		observe("unprepare", start, err)
+		p.reporter.unprepared(uid)
 		if err != nil {
 			utilruntime.HandleErrorWithContext(ctx, err, "Claim could not be unprepared", "claimUID", uid)
 		}

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/agent/durable"
@@ -27,6 +28,9 @@ const (
 	// graceWithoutGPUs is how long GPUs may fail to be found before the slices of an earlier agent are
 	// replaced by an empty pool: a driver that is being loaded anew is no reason to withdraw them.
 	graceWithoutGPUs = 30 * time.Second
+
+	// settleTime is how long after an event of the hardware the node is looked at.
+	settleTime = time.Second
 )
 
 // publisher finds the node's GPUs and keeps their ResourceSlices in the API server as they should be.
@@ -41,8 +45,11 @@ type publisher struct {
 
 	// wanted gets what should be published; a value that was not taken yet is replaced by a newer one.
 	wanted chan *resourceslice.DriverResources
+	// wanting is held while wanted is replaced.
+	wanting sync.Mutex
 	// again asks to look at the slices now instead of at the next event.
 	again chan struct{}
+	gap   *gapMeter
 }
 
 func newPublisher(opts Options, status *Status) *publisher {
@@ -54,6 +61,7 @@ func newPublisher(opts Options, status *Status) *publisher {
 		status:   status,
 		wanted:   make(chan *resourceslice.DriverResources, 1),
 		again:    make(chan struct{}, 1),
+		gap:      newGapMeter(clock.RealClock{}),
 	}
 }
 
@@ -68,23 +76,32 @@ func (p *publisher) run(ctx context.Context) {
 	}
 }
 
-// discover tries until GPUs are found. No driver is a state, not an error: one may be installed later.
+// discover looks at the node for as long as the agent runs: until GPUs are found, and then for what changes. No driver is a state, not an
+// error: one may be installed later.
 func (p *publisher) discover(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	start := time.Now()
-	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 30 * time.Second}
-	said, withdrawn := "", false
+	first := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 30 * time.Second}
+	backoff := first
+	said, withdrawn := "not looked yet", false
 	for {
 		node, err := p.hardware.Discover(ctx)
-		if err == nil {
-			logger.Info("GPUs are found", "count", len(node.GPUs), "failed", len(node.Failures), "driverVersion", node.DriverVersion)
+		pause := lookInterval
+		switch {
+		case err == nil:
+			if said != "" {
+				logger.Info("GPUs are found", "count", len(node.GPUs), "failed", len(node.Failures), "driverVersion", node.DriverVersion)
+			}
+			said, withdrawn, backoff = "", true, first
 			p.status.set(stageGPUs, true)
-			p.want(node.DriverResources(p.nodeName))
-			return
-		}
-		if err.Error() != said {
+			p.refresh()
+		case err.Error() != said:
 			said = err.Error()
-			logger.Info("No GPUs can be used yet, trying on", "reason", said)
+			logger.Info("No GPUs can be used now, trying on", "reason", said)
+			fallthrough
+		default:
+			p.status.set(stageGPUs, false)
+			pause = backoff.Step()
 		}
 		if !withdrawn && time.Since(start) > graceWithoutGPUs {
 			withdrawn = true
@@ -93,13 +110,30 @@ func (p *publisher) discover(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(backoff.Step()):
+		case <-p.hardware.again:
+			// One event seldom comes alone, and what is being changed is not yet what it will be.
+			pause = min(pause, settleTime)
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(pause):
+			}
+		case <-time.After(pause):
 		}
+	}
+}
+
+// refresh publishes the GPUs as they are now.
+func (p *publisher) refresh() {
+	if resources, ok := p.hardware.Resources(p.nodeName); ok {
+		p.want(resources)
 	}
 }
 
 // want replaces what should be published. It does not block.
 func (p *publisher) want(resources resourceslice.DriverResources) {
+	p.wanting.Lock()
+	defer p.wanting.Unlock()
 	select {
 	case <-p.wanted:
 	default:
@@ -129,6 +163,11 @@ func (p *publisher) publish(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
+	p.hardware.Lead(ctx)
+	var group sync.WaitGroup
+	defer group.Wait()
+	p.gap.want(len(resources.Pools[p.nodeName].Slices))
+	group.Go(func() { p.gap.run(ctx, p.client, p.nodeName) })
 	// It returns only when the API server has answered.
 	controller, err := resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName:   Name,
@@ -149,6 +188,7 @@ func (p *publisher) publish(ctx context.Context) error {
 		case resources = <-p.wanted:
 		case <-p.again:
 		}
+		p.gap.want(len(resources.Pools[p.nodeName].Slices))
 		controller.Update(resources)
 	}
 }

@@ -6,7 +6,6 @@ import (
 	"strings"
 	"sync"
 
-	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
@@ -69,24 +68,3 @@ func (s *Status) ready(w http.ResponseWriter, _ *http.Request) {
 	}
 	fmt.Fprint(w, text.String())
 }
-
-var (
-	callSeconds = metrics.NewHistogramVec(&metrics.HistogramOpts{
-		Namespace:      "stowage",
-		Subsystem:      "agent",
-		Name:           "call_duration_seconds",
-		Help:           "Time that the kubelet's calls took, counted once for each claim of a call, by operation (prepare, unprepare) and outcome (ok, error).",
-		Buckets:        []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 45},
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"operation", "outcome"})
-
-	sliceErrors = metrics.NewCounterVec(&metrics.CounterOpts{
-		Namespace:      "stowage",
-		Subsystem:      "agent",
-		Name:           "slice_errors_total",
-		Help:           "ResourceSlices that were not published as wanted, by reason (dropped_fields, invalid, other).",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"reason"})
-
-	registerMetrics = sync.OnceFunc(func() { legacyregistry.MustRegister(callSeconds, sliceErrors) })
-)

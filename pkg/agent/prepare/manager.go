@@ -66,6 +66,9 @@ type Result struct {
 	Err     error
 }
 
+// LedgerDir is the ledger's folder below Options.StateDir.
+func LedgerDir(stateDir string) string { return filepath.Join(stateDir, "claims") }
+
 // New makes the folders that are missing. Call Recover before the kubelet can call.
 func New(opts Options) (*Manager, error) {
 	if opts.FS == nil {
@@ -77,7 +80,7 @@ func New(opts Options) (*Manager, error) {
 	if opts.LockTimeout == 0 {
 		opts.LockTimeout = DefaultLockTimeout
 	}
-	claims, err := ledger.Open(opts.FS, filepath.Join(opts.StateDir, "claims"))
+	claims, err := ledger.Open(opts.FS, LedgerDir(opts.StateDir))
 	if err != nil {
 		return nil, err
 	}

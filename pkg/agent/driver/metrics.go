@@ -1,0 +1,160 @@
+package driver
+
+import (
+	"sync"
+	"sync/atomic"
+
+	"k8s.io/component-base/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+
+	"stowage.dev/stowage/pkg/agent/health"
+)
+
+const (
+	metricsNamespace = "stowage"
+	metricsSubsystem = "agent"
+)
+
+var (
+	callSeconds = metrics.NewHistogramVec(&metrics.HistogramOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "call_duration_seconds",
+		Help:           "Time that the kubelet's calls took, counted once for each claim of a call, by operation (prepare, unprepare) and outcome (ok, error).",
+		Buckets:        []float64{.005, .01, .025, .05, .1, .25, .5, 1, 2.5, 5, 10, 25, 45},
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"operation", "outcome"})
+
+	sliceErrors = metrics.NewCounterVec(&metrics.CounterOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "slice_errors_total",
+		Help:           "ResourceSlices that were not published as wanted, by reason (dropped_fields, invalid, other).",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"reason"})
+
+	sliceGapSeconds = metrics.NewHistogram(&metrics.HistogramOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "slice_gap_seconds",
+		Help:           "How long not all of the node's ResourceSlices were in the API server, after somebody deleted some: every start of the kubelet deletes all.",
+		Buckets:        []float64{.1, .25, .5, 1, 2, 3, 5, 10, 30, 60, 300},
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	poolGeneration = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "pool_generation",
+		Help:           "Generation of the node's pool of ResourceSlices, as the API server has it.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	slicesPublished = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "slices",
+		Help:           "ResourceSlices of the node in the API server.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	ledgerClaims = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "ledger_claims",
+		Help:           "Claims in the ledger, by state (started, completed, unreadable), when it was last compared with what is in use.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"state"})
+
+	leftoversReleased = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "leftovers_released_total",
+		Help:           "Prepared claims that nobody used any more, which the agent released by itself.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	occupiedGPUs = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "occupied_gpus",
+		Help:           "GPUs held by a prepared claim that is not allocated any more, while it is not certain that nobody uses them.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	registerMetrics = sync.OnceFunc(func() {
+		legacyregistry.MustRegister(callSeconds, sliceErrors, sliceGapSeconds, poolGeneration, slicesPublished, ledgerClaims, leftoversReleased, occupiedGPUs)
+		legacyregistry.CustomMustRegister(gpuMetrics)
+	})
+)
+
+// gpuCollector reads the GPUs' condition when it is asked for metrics.
+type gpuCollector struct {
+	metrics.BaseStableCollector
+	// hardware of the process's agent; nil before there is one.
+	hardware atomic.Pointer[Hardware]
+}
+
+var gpuMetrics = &gpuCollector{}
+
+func gpuDesc(name, help string, labels ...string) *metrics.Desc {
+	return metrics.NewDesc(metrics.BuildFQName(metricsNamespace, metricsSubsystem, name), help, append([]string{"device"}, labels...), nil, metrics.ALPHA, "")
+}
+
+var (
+	healthDesc      = gpuDesc("device_health", "1 for the health that a GPU has, 0 for the others (Healthy, Unhealthy, Unknown).", "health")
+	faultDesc       = gpuDesc("device_fault", "1 for each fault that a GPU has, by reason, and by whether somebody has to act (permanent).", "reason", "permanent")
+	temperatureDesc = gpuDesc("gpu_temperature_celsius", "Temperature of a GPU.")
+	powerDesc       = gpuDesc("gpu_power_watts", "Power that a GPU draws.")
+	eccDesc         = gpuDesc("gpu_ecc_errors", "Memory errors since the driver was loaded, by kind (corrected, uncorrected).", "kind")
+	lanesDesc       = gpuDesc("gpu_pcie_lanes", "Lanes of a GPU's PCIe link that are in use.")
+)
+
+// DescribeWithStability implements metrics.StableCollector.
+func (*gpuCollector) DescribeWithStability(ch chan<- *metrics.Desc) {
+	for _, desc := range []*metrics.Desc{healthDesc, faultDesc, temperatureDesc, powerDesc, eccDesc, lanesDesc} {
+		ch <- desc
+	}
+}
+
+// CollectWithStability implements metrics.StableCollector.
+func (c *gpuCollector) CollectWithStability(ch chan<- metrics.Metric) {
+	h := c.hardware.Load()
+	if h == nil {
+		return
+	}
+	gauge := func(desc *metrics.Desc, value float64, labels ...string) {
+		ch <- metrics.NewLazyConstMetric(desc, metrics.GaugeValue, value, labels...)
+	}
+	for _, name := range h.names() {
+		verdict := h.monitor.Of(name, nil)
+		for _, status := range []health.Status{health.Healthy, health.Unhealthy, health.Unknown} {
+			value := 0.0
+			if verdict.Status == status {
+				value = 1
+			}
+			gauge(healthDesc, value, name, string(status))
+		}
+		seen := map[health.Reason]bool{}
+		for _, fault := range verdict.Faults {
+			if permanent := map[bool]string{true: "true", false: "false"}[fault.Permanent()]; !seen[fault.Reason] {
+				gauge(faultDesc, 1, name, string(fault.Reason), permanent)
+			}
+			seen[fault.Reason] = true
+		}
+		r := h.monitor.Readings(name)
+		if r.TemperatureC != nil {
+			gauge(temperatureDesc, float64(*r.TemperatureC), name)
+		}
+		if r.PowerMilliwatts != nil {
+			gauge(powerDesc, float64(*r.PowerMilliwatts)/1000, name)
+		}
+		if r.ECC != nil {
+			gauge(eccDesc, float64(r.ECC.Corrected), name, "corrected")
+			gauge(eccDesc, float64(r.ECC.Uncorrected), name, "uncorrected")
+		}
+		if r.PCIe != nil {
+			gauge(lanesDesc, float64(r.PCIe.Width), name)
+		}
+	}
+}

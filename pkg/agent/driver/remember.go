@@ -1,0 +1,152 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/prepare"
+)
+
+// keepMissing adds to what was found the GPUs that were known and do not answer now. A GPU that is lost has to stay in the ResourceSlices, or
+// its taint would be gone with it and the pods that have it would never be moved. One that was taken out, without anybody holding it, is
+// not kept.
+func keepMissing(found *discovery.Node, known []discovery.GPU, held func(gpu string) bool) {
+	nameless := slices.ContainsFunc(found.Failures, func(f discovery.Failure) bool { return f.UUID == "" && f.PCIBusID == "" })
+	for _, gpu := range known {
+		if slices.ContainsFunc(found.GPUs, func(g discovery.GPU) bool { return g.Name == gpu.Name }) {
+			continue
+		}
+		failed := slices.ContainsFunc(found.Failures, func(f discovery.Failure) bool {
+			return f.UUID != "" && f.UUID == gpu.UUID || f.PCIBusID != "" && f.PCIBusID == gpu.PCIBusID
+		})
+		if failed || nameless || held(gpu.Name) {
+			found.GPUs = append(found.GPUs, gpu)
+		}
+	}
+	slices.SortFunc(found.GPUs, func(a, b discovery.GPU) int { return strings.Compare(a.PCIBusID, b.PCIBusID) })
+}
+
+// HeldInLedger tells which GPUs prepared claims have, by the ledger in the state folder of an agent. A ledger that cannot be read holds
+// all of them.
+func HeldInLedger(stateDir string) func(gpu string) bool {
+	return func(gpu string) bool {
+		claims, err := ledger.Open(durable.OS{}, prepare.LedgerDir(stateDir))
+		if err != nil {
+			return true
+		}
+		holders, err := claims.Holders(gpu)
+		return err != nil || len(holders) > 0
+	}
+}
+
+// nvidiaVendor is NVIDIA's PCI vendor ID, and displayClass the class of display controllers, GPUs among them.
+const (
+	nvidiaVendor = "0x10de"
+	displayClass = "0x03"
+)
+
+// gpusOnBus lists the PCI addresses of NVIDIA's GPUs that the kernel sees, whether or not a driver has them.
+func gpusOnBus(sysfs fs.FS) []string {
+	const dir = "bus/pci/devices"
+	entries, err := fs.ReadDir(sysfs, dir)
+	if err != nil {
+		return nil
+	}
+	var addresses []string
+	for _, entry := range entries {
+		read := func(file string) string {
+			data, err := fs.ReadFile(sysfs, dir+"/"+entry.Name()+"/"+file)
+			if err != nil {
+				return ""
+			}
+			return strings.TrimSpace(string(data))
+		}
+		if strings.HasPrefix(read("class"), displayClass) && read("vendor") == nvidiaVendor {
+			addresses = append(addresses, entry.Name())
+		}
+	}
+	return addresses
+}
+
+// sameGPUs compares two lists of addresses, which both are in the folder's order.
+func sameGPUs(a, b []string) bool { return slices.Equal(a, b) }
+
+// knownFile is what is remembered of the GPUs. Fields are only ever added within a version.
+type knownFile struct {
+	Version int             `json:"version"`
+	GPUs    []discovery.GPU `json:"gpus"`
+}
+
+const knownVersion = 1
+
+func (h *Hardware) knownPath() string { return filepath.Join(h.opts.StateDir, "gpus.json") }
+
+func (h *Hardware) healthDir() string {
+	if h.opts.StateDir == "" {
+		return ""
+	}
+	return filepath.Join(h.opts.StateDir, "health")
+}
+
+// loadKnown reads what an earlier agent knew. Without it a GPU that was lost before is not published.
+func (h *Hardware) loadKnown(ctx context.Context) []discovery.GPU {
+	if h.opts.StateDir == "" {
+		return nil
+	}
+	data, err := durable.OS{}.ReadFile(h.knownPath())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	var file knownFile
+	if err == nil {
+		err = json.Unmarshal(data, &file)
+	}
+	if err == nil && file.Version != knownVersion {
+		err = errors.New("it is of another version")
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "GPUs of an earlier agent are not known", "path", h.knownPath())
+		return nil
+	}
+	return file.GPUs
+}
+
+// saveKnown keeps what is known for the next agent, if this is the one that does.
+func (h *Hardware) saveKnown(ctx context.Context) {
+	h.mu.Lock()
+	gpus, lead := h.known, h.lead
+	h.mu.Unlock()
+	if !lead || gpus == nil || h.opts.StateDir == "" {
+		return
+	}
+	data, err := json.MarshalIndent(knownFile{Version: knownVersion, GPUs: gpus}, "", "  ")
+	if err == nil {
+		var was []byte
+		if was, _ = (durable.OS{}).ReadFile(h.knownPath()); string(was) == string(data) {
+			return
+		}
+		err = durable.WriteFile(durable.OS{}, h.knownPath(), data, 0o600)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "GPUs cannot be remembered for the next agent", "path", h.knownPath())
+	}
+}
+
+// Lead makes this agent the one that keeps the state of GPUs in StateDir.
+func (h *Hardware) Lead(ctx context.Context) {
+	h.mu.Lock()
+	h.lead = true
+	h.mu.Unlock()
+	h.saveKnown(ctx)
+	h.monitor.Lead(ctx)
+}

@@ -1,0 +1,123 @@
+package health
+
+import (
+	"cmp"
+	"time"
+
+	"stowage.dev/stowage/pkg/agent/nvml"
+)
+
+// Reason says what is wrong with a GPU. It is part of taints' keys and a label of metrics.
+type Reason string
+
+// The reasons. Level reasons are judged anew by each answer of NVML; XID is latched, because an XID is told once.
+const (
+	// Lost: the GPU has fallen off the bus, or NVML does not know it any more.
+	Lost Reason = "gpu-lost"
+	// Hung: a call about the GPU does not return.
+	Hung Reason = "hung"
+	// NoAnswer: NVML answers with an error.
+	NoAnswer Reason = "no-answer"
+	// NoDriver: the driver is not loaded, on the whole node.
+	NoDriver Reason = "no-driver"
+	// XID: the driver reported an error that is not the application's.
+	XID Reason = "xid"
+	// ECC: memory errors that could not be corrected, since the driver was loaded.
+	ECC Reason = "ecc-uncorrected"
+	// RowFailed: a bad row of the memory could not be replaced, because no spare is left.
+	RowFailed Reason = "row-remap-failed"
+	// RowPending: a bad row will be replaced with the next reset. It is not used until then.
+	RowPending Reason = "row-remap-pending"
+	// Temperature: so hot that the GPU slows down.
+	Temperature Reason = "temperature"
+	// PCIe: the link has fewer lanes than GPU and slot have.
+	PCIe Reason = "pcie-width"
+	// Power: the power supply makes the GPU slow down.
+	Power Reason = "power-brake"
+	// Recovery: the driver says that the GPU must be reset, or the node rebooted.
+	Recovery Reason = "recovery-action"
+)
+
+// Severity says what follows from a fault.
+type Severity int
+
+// The severities, the worst last.
+const (
+	// Notice: nothing but that it is told.
+	Notice Severity = iota
+	// Avoid: no new claim gets the GPU.
+	Avoid
+	// Evict: pods that use the GPU are moved, too.
+	Evict
+)
+
+// rule says how a reason is treated.
+type rule struct {
+	severity Severity
+	// permanent faults stay until somebody acts: resets the GPU, reboots the node, replaces the hardware.
+	permanent bool
+	// set is how long a fault must be seen before it counts, clear how long it must not have been seen before it is over.
+	set, clear time.Duration
+}
+
+// rules. What NVML states is believed at once; what is measured must last, because load changes it. The XID's quiet time is long,
+// because the next job may run into the same error.
+var rules = map[Reason]rule{
+	Lost:        {severity: Evict, permanent: true, clear: 30 * time.Second},
+	Hung:        {severity: Avoid, clear: 30 * time.Second},
+	NoAnswer:    {severity: Avoid, set: 20 * time.Second, clear: 20 * time.Second},
+	NoDriver:    {severity: Avoid, set: 30 * time.Second},
+	XID:         {severity: Avoid, clear: 10 * time.Minute},
+	ECC:         {severity: Avoid, permanent: true, clear: 20 * time.Second},
+	RowFailed:   {severity: Avoid, permanent: true, clear: 20 * time.Second},
+	RowPending:  {severity: Notice},
+	Temperature: {severity: Avoid, set: 30 * time.Second, clear: time.Minute},
+	PCIe:        {severity: Avoid, permanent: true, set: 30 * time.Second, clear: 30 * time.Second},
+	Power:       {severity: Avoid, set: 30 * time.Second, clear: time.Minute},
+	Recovery:    {severity: Avoid, permanent: true, clear: 20 * time.Second},
+}
+
+// Fault is one thing that is wrong with a GPU, or with one MIG device of it.
+type Fault struct {
+	Reason Reason `json:"reason"`
+	// Value is the reason's detail in a word, the XID's number for one; a valid label value.
+	Value string `json:"value,omitempty"`
+	// Message is for people. It does not change while the fault lasts: the kubelet takes another message for another state.
+	Message string `json:"message"`
+	// Instance is nil for a fault of the whole GPU.
+	Instance *nvml.Instance `json:"instance,omitempty"`
+	Since    time.Time      `json:"since"`
+
+	// seen is when it began to be seen, and gone when it began not to be; zero for what is not the case.
+	seen, gone time.Time
+}
+
+// Severity of the fault.
+func (f *Fault) Severity() Severity { return rules[f.Reason].severity }
+
+// Permanent faults do not heal by themselves.
+func (f *Fault) Permanent() bool { return rules[f.Reason].permanent }
+
+// counts tells whether it has lasted long enough.
+func (f *Fault) counts() bool { return !f.Since.IsZero() }
+
+func (f *Fault) same(g *Fault) bool {
+	return f.Reason == g.Reason && (f.Instance == nil) == (g.Instance == nil) && (f.Instance == nil || *f.Instance == *g.Instance)
+}
+
+// compare puts the worst first, and otherwise has one order.
+func compare(a, b Fault) int {
+	return cmp.Or(cmp.Compare(b.Severity(), a.Severity()), cmp.Compare(a.Reason, b.Reason), compareInstances(a.Instance, b.Instance))
+}
+
+func compareInstances(a, b *nvml.Instance) int {
+	switch {
+	case a == nil && b == nil:
+		return 0
+	case a == nil:
+		return -1
+	case b == nil:
+		return 1
+	}
+	return cmp.Or(cmp.Compare(a.GPU, b.GPU), cmp.Compare(a.Compute, b.Compute))
+}

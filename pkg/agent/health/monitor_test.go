@@ -1,0 +1,271 @@
+package health
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2/ktesting"
+	"k8s.io/utils/clock"
+
+	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+// bench is a simulated machine with a monitor on two of its GPUs, "a" and "b".
+type bench struct {
+	t       *testing.T
+	machine *nvmlsim.Machine
+	library nvml.Library
+	monitor *Monitor
+
+	mu           sync.Mutex
+	reconfigured []string
+}
+
+func newBench(t *testing.T, dir string) *bench {
+	t.Helper()
+	profile, err := nvmlsim.LoadProfile("dgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	b := &bench{t: t, machine: nvmlsim.NewMachine(profile, "node-1")}
+	b.open(dir)
+	return b
+}
+
+// open starts over with a new monitor, as a new agent does.
+func (b *bench) open(dir string) {
+	b.t.Helper()
+	b.library = nvml.Adapt(b.machine.NVML(), "sim")
+	if err := b.library.Init(); err != nil {
+		b.t.Fatal(err)
+	}
+	b.monitor = NewMonitor(Options{Clock: clock.RealClock{}, Dir: dir, Reconfigured: func(reason string) {
+		b.mu.Lock()
+		defer b.mu.Unlock()
+		b.reconfigured = append(b.reconfigured, reason)
+	}})
+	if err := b.monitor.Watch(b.machine.BootID(), b.targets(), false); err != nil {
+		b.t.Error(err)
+	}
+}
+
+func (b *bench) targets() []Target {
+	var targets []Target
+	for i, name := range []string{"a", "b"} {
+		device := func() (nvml.Device, error) { return b.library.Device(i) }
+		targets = append(targets, Target{
+			Name:    name,
+			Session: b.library,
+			Ask: func() (nvml.Readings, error) {
+				d, err := device()
+				if err != nil {
+					return nvml.Readings{}, err
+				}
+				return d.Readings()
+			},
+			Listen: func() (nvml.Watch, error) {
+				d, err := device()
+				if err != nil {
+					return nil, err
+				}
+				return d.Watch()
+			},
+		})
+	}
+	return targets
+}
+
+// run runs the monitor until stop.
+func (b *bench) run(ctx context.Context) (stop func()) {
+	ctx, cancel := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() { defer close(done); b.monitor.Run(ctx) }()
+	return func() {
+		cancel()
+		<-done
+		time.Sleep(listenStep) // the waits for events that are under way
+	}
+}
+
+func (b *bench) do(c nvmlsim.Command) {
+	b.t.Helper()
+	if _, err := b.machine.Do(c); err != nil {
+		b.t.Fatal(err)
+	}
+}
+
+func (b *bench) want(name, want string) {
+	b.t.Helper()
+	synctest.Wait()
+	if got := told(b.monitor.Of(name, nil)); got != want {
+		b.t.Errorf("GPU %s at %s: %q, want %q", name, time.Now().Format(time.TimeOnly), got, want)
+	}
+}
+
+func TestEventsAreToldAtOnceAndConditionsByPolling(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		b := newBench(t, "")
+		if all, _ := b.monitor.Known(); all {
+			t.Error("all GPUs are known before one was asked")
+		}
+		stop := b.run(ctx)
+		b.want("a", "Healthy")
+		_, changed := b.monitor.Known()
+
+		b.do(&nvmlsim.RaiseXID{GPU: "0", Code: 31})
+		b.do(&nvmlsim.RaiseXID{GPU: "0", Code: 119})
+		b.want("a", "Unhealthy xid=119")
+		b.want("b", "Healthy")
+		select {
+		case <-changed:
+		default:
+			t.Error("who waits for a change was not woken")
+		}
+
+		b.do(&nvmlsim.SetTemperature{GPU: "1", Celsius: new(uint32(95))})
+		time.Sleep(rules[Temperature].set + 2*PollInterval)
+		b.want("b", "Unhealthy temperature")
+		b.do(&nvmlsim.SetTemperature{GPU: "1"})
+		time.Sleep(rules[Temperature].clear + 2*PollInterval)
+		b.want("b", "Healthy")
+
+		time.Sleep(rules[XID].clear)
+		b.want("a", "Healthy")
+
+		// Lost: the listener of the GPU ends, and begins again when it is back.
+		b.do(&nvmlsim.LoseGPU{GPU: "0"})
+		b.want("a", "Unhealthy gpu-lost")
+		time.Sleep(time.Hour)
+		b.want("a", "Unhealthy gpu-lost")
+		b.do(&nvmlsim.RestoreGPU{GPU: "0"})
+		time.Sleep(time.Minute)
+		b.want("a", "Healthy")
+		b.do(&nvmlsim.RaiseXID{GPU: "0", Code: 74})
+		b.want("a", "Unhealthy xid=74")
+		stop()
+	})
+}
+
+// TestAHungGPUCostsNobodyElse: a call into NVML cannot be cancelled.
+func TestAHungGPUCostsNobodyElse(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		b := newBench(t, "")
+		stop := b.run(ctx)
+		b.want("a", "Healthy")
+		b.do(&nvmlsim.HangGPU{GPU: "0"})
+		time.Sleep(PollInterval + Deadline + time.Second)
+		b.want("a", "Unhealthy hung")
+
+		began := time.Now()
+		if err := b.monitor.Check(ctx, "b"); err != nil || time.Since(began) > 0 {
+			t.Errorf("the other GPU: %v after %s", err, time.Since(began))
+		}
+		for range 3 {
+			if err := b.monitor.Check(ctx, "a"); err == nil || time.Since(began) > 0 {
+				t.Errorf("the hung GPU: %v after %s, want an error at once", err, time.Since(began))
+			}
+		}
+		b.do(&nvmlsim.RaiseXID{GPU: "1", Code: 74})
+		b.want("b", "Unhealthy xid=74")
+
+		quick, cancel := context.WithTimeout(ctx, time.Minute)
+		defer cancel()
+		if b.monitor.Pause(quick) {
+			t.Error("nothing is said to be under way, while a call hangs")
+		}
+		b.do(&nvmlsim.UnhangGPU{GPU: "0"})
+		synctest.Wait()
+		if !b.monitor.Pause(ctx) {
+			t.Error("a call is said to be under way after all have returned")
+		}
+		if err := b.monitor.Check(ctx, "a"); !errors.Is(err, ErrPaused) {
+			t.Errorf("a question meanwhile: %v", err)
+		}
+		if err := b.monitor.Watch(b.machine.BootID(), b.targets(), false); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(time.Minute)
+		b.want("a", "Healthy")
+		stop()
+	})
+}
+
+func TestTheSuccessorKnowsWhatTheAgentKnew(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "health")
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		b := newBench(t, dir)
+		stop := b.run(ctx)
+		b.want("a", "Healthy")
+		b.do(&nvmlsim.RaiseXID{GPU: "0", Code: 119})
+		b.want("a", "Unhealthy xid=119")
+		if left, err := os.ReadDir(dir); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("written by an agent that does not lead: %v, %v", left, err)
+		}
+		b.monitor.Lead(ctx)
+		stop()
+
+		b.open(dir)
+		b.want("a", "Unhealthy xid=119")
+		b.want("b", "Unknown")
+
+		// The record is unreadable: it is said, and the GPU is judged by what is seen.
+		if err := os.WriteFile(filepath.Join(dir, "a.json"), []byte("{"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		fresh := NewMonitor(Options{Clock: clock.RealClock{}, Dir: dir})
+		if err := fresh.Watch(b.machine.BootID(), b.targets(), false); err == nil {
+			t.Error("a broken record is read without an error")
+		}
+		if got := told(fresh.Of("a", nil)); got != "Unknown" {
+			t.Errorf("with a broken record: %q", got)
+		}
+	})
+}
+
+func TestTheDriverIsLoadedAnew(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		b := newBench(t, "")
+		stop := b.run(ctx)
+		b.want("a", "Healthy")
+		b.do(&nvmlsim.RaiseXID{GPU: "0", Code: 119})
+		b.do(&nvmlsim.UnloadDriver{})
+		time.Sleep(PollInterval)
+		synctest.Wait()
+		b.mu.Lock()
+		if len(b.reconfigured) == 0 {
+			t.Error("nobody was told that the driver has gone")
+		}
+		b.mu.Unlock()
+		if !b.monitor.Pause(ctx) {
+			t.Error("calls are under way without a driver")
+		}
+		for range 4 {
+			time.Sleep(PollInterval)
+			b.monitor.Fail(ctx, nvml.ErrDriverNotLoaded)
+		}
+		b.want("b", "Unhealthy no-driver")
+		b.do(&nvmlsim.LoadDriver{})
+		if err := errors.Join(b.library.Shutdown(), b.library.Init()); err != nil {
+			t.Fatal(err)
+		}
+		if err := b.monitor.Watch(b.machine.BootID(), b.targets(), true); err != nil {
+			t.Error(err)
+		}
+		b.want("a", "Healthy")
+		b.want("b", "Healthy")
+		b.do(&nvmlsim.RaiseXID{GPU: "1", Code: 119})
+		b.want("b", "Unhealthy xid=119")
+		stop()
+	})
+}

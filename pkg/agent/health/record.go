@@ -1,0 +1,47 @@
+package health
+
+import (
+	"encoding/json"
+	"fmt"
+	"slices"
+)
+
+// recordVersion is that of the file format. Fields are only ever added within a version.
+const recordVersion = 1
+
+// record is what outlives the agent: the faults of one GPU, valid until the machine starts anew.
+type record struct {
+	Version int     `json:"version"`
+	BootID  string  `json:"bootID"`
+	Faults  []Fault `json:"faults"`
+}
+
+// encode returns the faults that count.
+func (s *State) encode(bootID string) ([]byte, error) {
+	faults := slices.DeleteFunc(slices.Clone(s.faults), func(f Fault) bool { return !f.counts() })
+	return json.MarshalIndent(record{Version: recordVersion, BootID: bootID, Faults: faults}, "", "  ")
+}
+
+// decode reads a record. One of an earlier boot holds nothing that is still known: what is still so will be seen.
+func decode(data []byte, bootID string) (State, error) {
+	var r record
+	if err := json.Unmarshal(data, &r); err != nil {
+		return State{}, err
+	}
+	if r.Version != recordVersion {
+		return State{}, fmt.Errorf("version: %d: this agent reads version %d", r.Version, recordVersion)
+	}
+	if r.BootID != bootID {
+		return State{}, nil
+	}
+	var s State
+	for _, f := range r.Faults {
+		if _, ok := rules[f.Reason]; !ok || f.Since.IsZero() {
+			return State{}, fmt.Errorf("faults: reason %q since %s: no such fault", f.Reason, f.Since)
+		}
+		f.seen = f.Since
+		s.faults = append(s.faults, f)
+	}
+	s.sort()
+	return s, nil
+}

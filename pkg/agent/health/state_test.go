@@ -1,0 +1,276 @@
+package health
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"stowage.dev/stowage/pkg/agent/nvml"
+)
+
+// well are the readings of a GPU that has nothing.
+func well() nvml.Readings {
+	return nvml.Readings{
+		TemperatureC: new(uint32(40)), SlowdownC: new(uint32(87)), PowerMilliwatts: new(uint32(70000)),
+		PCIe: &nvml.PCIeLink{Generation: 1, Width: 16, MaxGeneration: 5, MaxWidth: 16}, Throttle: new(uint64(1)),
+		ECC: &nvml.ECCErrors{Corrected: 12}, Rows: &nvml.RemappedRows{Corrected: 1}, RecoveryAction: new(uint32(0)),
+	}
+}
+
+func with(change func(*nvml.Readings)) nvml.Readings {
+	r := well()
+	change(&r)
+	return r
+}
+
+// seen is one observation.
+type seen func(now time.Time, s *State)
+
+func answered(r nvml.Readings) seen { return func(now time.Time, s *State) { s.Answered(now, r) } }
+func failed(err error) seen         { return func(now time.Time, s *State) { s.Failed(now, err) } }
+func xid(code uint64, on *nvml.Instance) seen {
+	return func(now time.Time, s *State) {
+		s.Happened(now, nvml.Event{Kind: nvml.EventXID, Data: code, Instance: on})
+	}
+}
+
+var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
+
+// told is what others are told of the GPU: its status and the faults as reason=value.
+func told(v Verdict) string {
+	text := string(v.Status)
+	for _, f := range v.Faults {
+		text += " " + string(f.Reason)
+		if f.Value != "" {
+			text += "=" + f.Value
+		}
+	}
+	return text
+}
+
+func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
+	hot := with(func(r *nvml.Readings) { r.TemperatureC = new(uint32(87)) })
+	warm := with(func(r *nvml.Readings) { r.TemperatureC = new(uint32(84)) })
+	old := with(func(r *nvml.Readings) { r.RecoveryAction = nil })
+	lost := fmt.Errorf("ask: %w", nvml.ErrGPULost)
+	// Each step: seconds since the start, what is seen, what is told after it.
+	type step struct {
+		at   int
+		seen seen
+		want string
+	}
+	tests := map[string][]step{
+		"nothing is known before the first answer": {{0, xid(31, nil), "Unknown"}, {1, answered(well()), "Healthy"}},
+		"a lost GPU at once, and back after a while": {
+			{0, answered(well()), "Healthy"},
+			{10, failed(lost), "Unhealthy gpu-lost"},
+			{20, answered(well()), "Unhealthy gpu-lost"},
+			{40, answered(well()), "Unhealthy gpu-lost"},
+			{50, answered(well()), "Healthy"},
+		},
+		"a GPU that NVML does not know is lost": {{0, failed(nvml.ErrNotFound), "Unhealthy gpu-lost"}},
+		"the time without answers does not count": {
+			{0, failed(lost), "Unhealthy gpu-lost"},
+			{10, answered(well()), "Unhealthy gpu-lost"},
+			{20, failed(lost), "Unhealthy gpu-lost"},
+			{45, answered(well()), "Unhealthy gpu-lost"},
+		},
+		"XID 79 is told before NVML answers with it": {{0, xid(79, nil), "Unhealthy gpu-lost"}},
+		"an application's XID is no fault": {
+			{0, answered(well()), "Healthy"},
+			{1, xid(13, nil), "Healthy"},
+			{2, xid(31, nil), "Healthy"},
+			{3, xid(43, nil), "Healthy"},
+			{4, xid(45, nil), "Healthy"},
+			{5, xid(68, nil), "Healthy"},
+			{6, xid(109, nil), "Healthy"},
+		},
+		"nor one that the driver has dealt with": {{0, answered(well()), "Healthy"}, {1, xid(63, nil), "Healthy"}, {2, xid(94, nil), "Healthy"}},
+		"another XID, until it has been quiet for long": {
+			{0, xid(119, nil), "Unhealthy xid=119"},
+			{10, answered(well()), "Unhealthy xid=119"},
+			{500, xid(74, nil), "Unhealthy xid=74"},
+			{510, answered(well()), "Unhealthy xid=74"},
+			{1100, answered(well()), "Unhealthy xid=74"},
+			{1110, answered(well()), "Healthy"},
+		},
+		"an XID stands where the driver does not say what is to be done": {{0, xid(119, nil), "Unhealthy xid=119"}, {10, answered(old), "Unhealthy xid=119"}, {7200, answered(old), "Unhealthy xid=119"}},
+		"until the driver is loaded anew":                                {{0, xid(119, nil), "Unhealthy xid=119"}, {10, func(_ time.Time, s *State) { s.Renewed() }, "Unknown"}, {20, answered(old), "Healthy"}},
+		"heat must last, and must be gone by a margin": {
+			{0, answered(hot), "Healthy"},
+			{10, answered(well()), "Healthy"},
+			{20, answered(hot), "Healthy"},
+			{50, answered(hot), "Unhealthy temperature"},
+			{60, answered(warm), "Unhealthy temperature"},
+			{200, answered(warm), "Unhealthy temperature"},
+			{210, answered(well()), "Unhealthy temperature"},
+			{270, answered(well()), "Healthy"},
+		},
+		"what is warm was not hot": {{0, answered(warm), "Healthy"}, {100, answered(warm), "Healthy"}},
+		"memory errors until the counter is reset": {
+			{0, answered(with(func(r *nvml.Readings) { r.ECC.Uncorrected = 1 })), "Unhealthy ecc-uncorrected"},
+			{9000, answered(with(func(r *nvml.Readings) { r.ECC.Uncorrected = 1 })), "Unhealthy ecc-uncorrected"},
+			{9010, answered(well()), "Unhealthy ecc-uncorrected"},
+			{9030, answered(well()), "Healthy"},
+		},
+		"a memory error without a counter": {
+			{0, answered(with(func(r *nvml.Readings) { r.ECC = nil })), "Healthy"},
+			{1, func(now time.Time, s *State) { s.Happened(now, nvml.Event{Kind: nvml.EventDoubleBitECC}) }, "Unhealthy xid=48"},
+		},
+		"a corrected one is no fault": {{0, func(now time.Time, s *State) { s.Happened(now, nvml.Event{Kind: nvml.EventSingleBitECC}) }, "Unknown"}, {1, answered(well()), "Healthy"}},
+		"rows": {
+			{0, answered(with(func(r *nvml.Readings) { r.Rows.Pending = true })), "Healthy row-remap-pending"},
+			{1, answered(with(func(r *nvml.Readings) { r.Rows.Failed = true })), "Unhealthy row-remap-failed"},
+		},
+		"the link's width, not its generation": {
+			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Healthy"},
+			{30, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Unhealthy pcie-width=x8"},
+			{40, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 4 })), "Unhealthy pcie-width=x4"},
+			{50, answered(well()), "Unhealthy pcie-width=x4"},
+			{80, answered(well()), "Healthy"},
+		},
+		"the power brake": {
+			{0, answered(with(func(r *nvml.Readings) { r.Throttle = new(uint64(0x80)) })), "Healthy"},
+			{30, answered(with(func(r *nvml.Readings) { r.Throttle = new(uint64(0x80)) })), "Unhealthy power-brake"},
+		},
+		"thermal slowdown": {
+			{0, answered(with(func(r *nvml.Readings) { r.Throttle = new(uint64(0x40)) })), "Healthy"},
+			{30, answered(with(func(r *nvml.Readings) { r.Throttle = new(uint64(0x40)) })), "Unhealthy temperature"},
+		},
+		"a recovery action": {
+			{0, answered(with(func(r *nvml.Readings) { r.RecoveryAction = new(uint32(4)) })), "Unhealthy recovery-action=drain-and-reset"},
+			{1, answered(with(func(r *nvml.Readings) { r.RecoveryAction = new(uint32(77)) })), "Unhealthy recovery-action=action-77"},
+			{10, answered(well()), "Unhealthy recovery-action=action-77"},
+			{30, answered(well()), "Healthy"},
+		},
+		"a reset that is required shows in the error": {{0, failed(nvml.ErrResetRequired), "Unhealthy recovery-action=gpu-reset"}},
+		"silence": {
+			{0, answered(well()), "Healthy"},
+			{20, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy hung"},
+			{30, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy hung"},
+			{40, answered(well()), "Unhealthy hung"},
+			{70, answered(well()), "Healthy"},
+		},
+		"an error that comes and goes": {{0, failed(errors.New("odd")), "Healthy"}, {10, answered(well()), "Healthy"}, {20, failed(errors.New("odd")), "Healthy"}, {40, failed(errors.New("other")), "Unhealthy no-answer"}},
+		"a driver that is loaded anew": {{0, answered(well()), "Healthy"}, {10, failed(nvml.ErrNoSession), "Healthy"}, {20, answered(well()), "Healthy"}, {30, failed(nvml.ErrDriverNotLoaded), "Healthy"}, {60, failed(nvml.ErrDriverNotLoaded), "Unhealthy no-driver"}, {70, answered(well()), "Healthy"}},
+		"what is not told is not judged": {
+			{0, answered(with(func(r *nvml.Readings) { r.ECC.Uncorrected = 1 })), "Unhealthy ecc-uncorrected"},
+			{100, answered(nvml.Readings{}), "Unhealthy ecc-uncorrected"},
+			{200, answered(nvml.Readings{}), "Unhealthy ecc-uncorrected"},
+		},
+		"the worst comes first": {
+			{0, answered(with(func(r *nvml.Readings) { r.ECC.Uncorrected, r.Rows.Pending = 1, true })), "Unhealthy ecc-uncorrected row-remap-pending"},
+			{1, xid(79, nil), "Unhealthy gpu-lost ecc-uncorrected row-remap-pending"},
+		},
+	}
+	for name, steps := range tests {
+		t.Run(name, func(t *testing.T) {
+			var s State
+			for _, step := range steps {
+				step.seen(start.Add(time.Duration(step.at)*time.Second), &s)
+				if got := told(s.Of(nil)); got != step.want {
+					t.Errorf("after %d s: %q, want %q", step.at, got, step.want)
+				}
+			}
+		})
+	}
+}
+
+// TestAFaultsMessageStaysTheSame: the kubelet takes another message for another state and updates every pod.
+func TestAFaultsMessageStaysTheSame(t *testing.T) {
+	for name, look := range map[string]func(i int) seen{
+		"temperature": func(i int) seen {
+			return answered(with(func(r *nvml.Readings) { r.TemperatureC = new(uint32(90 + uint32(i))) }))
+		},
+		"memory errors": func(i int) seen {
+			return answered(with(func(r *nvml.Readings) { r.ECC.Uncorrected = uint64(1 + i) }))
+		},
+		"silence": func(int) seen { return func(now time.Time, s *State) { s.Silent(now, start) } },
+		"errors":  func(i int) seen { return failed(fmt.Errorf("call %d", i)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			var s State
+			var messages []string
+			for i := range 12 {
+				look(i)(start.Add(time.Duration(i)*10*time.Second), &s)
+				v := s.Of(nil)
+				if v.Status == Unhealthy {
+					messages = append(messages, v.Message())
+				}
+			}
+			if len(messages) < 8 || strings.Count(strings.Join(messages, "\n"), messages[0]) != len(messages) {
+				t.Errorf("messages %q, want one that stays", messages)
+			}
+		})
+	}
+}
+
+func TestAFaultIsThatOfItsPartition(t *testing.T) {
+	first, second := &nvml.Instance{GPU: 1, Compute: 0}, &nvml.Instance{GPU: 2, Compute: 0}
+	sibling := &nvml.Instance{GPU: 1, Compute: 1}
+	tests := map[string]struct {
+		seen seen
+		// Told of the GPU, the first partition, its sibling in the same GPU instance, the second partition.
+		want [4]string
+	}{
+		"of one":              {xid(74, first), [4]string{"Unhealthy xid=74", "Unhealthy xid=74", "Healthy", "Healthy"}},
+		"of a GPU instance":   {xid(74, &nvml.Instance{GPU: 1, Compute: nvml.AllCompute}), [4]string{"Unhealthy xid=74", "Unhealthy xid=74", "Unhealthy xid=74", "Healthy"}},
+		"of the GPU":          {xid(74, nil), [4]string{"Unhealthy xid=74", "Unhealthy xid=74", "Unhealthy xid=74", "Unhealthy xid=74"}},
+		"of an application":   {xid(13, first), [4]string{"Healthy", "Healthy", "Healthy", "Healthy"}},
+		"a lost GPU is whole": {xid(79, first), [4]string{"Unhealthy gpu-lost", "Unhealthy gpu-lost", "Unhealthy gpu-lost", "Unhealthy gpu-lost"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			var s State
+			s.Answered(start, well())
+			tc.seen(start, &s)
+			got := [4]string{told(s.Of(nil)), told(s.Of(first)), told(s.Of(sibling)), told(s.Of(second))}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("GPU, partition, sibling, other partition (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFaultsAreKeptOverRestartsOfTheAgentOnly(t *testing.T) {
+	var s State
+	s.Answered(start, well())
+	xid(119, &nvml.Instance{GPU: 3})(start, &s)
+	s.Answered(start.Add(time.Second), with(func(r *nvml.Readings) { r.TemperatureC = new(uint32(95)) })) // not long enough to count
+	data, err := s.encode("boot-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, err := decode(data, "boot-1")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := told(kept.Of(nil)), "Unhealthy xid=119"; got != want {
+		t.Errorf("after a restart: %q, want %q", got, want)
+	}
+	if got, want := told(kept.Of(&nvml.Instance{GPU: 4})), "Unknown"; got != want {
+		t.Errorf("after a restart, another partition: %q, want %q", got, want)
+	}
+	// It is over as it would have been without the restart.
+	kept.Answered(start.Add(time.Minute), well())
+	kept.Answered(start.Add(11*time.Minute), well())
+	if got := told(kept.Of(nil)); got != "Healthy" {
+		t.Errorf("after the quiet time: %q", got)
+	}
+	rebooted, err := decode(data, "boot-2")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := told(rebooted.Of(nil)); got != "Unknown" {
+		t.Errorf("after a reboot: %q, want Unknown", got)
+	}
+	for _, bad := range []string{"", "{", `{"version": 2, "bootID": "boot-1"}`, `{"version": 1, "bootID": "boot-1", "faults": [{"reason": "bored", "since": "2026-01-01T00:00:00Z"}]}`} {
+		if _, err := decode([]byte(bad), "boot-1"); err == nil {
+			t.Errorf("record %q is read without an error", bad)
+		}
+	}
+}

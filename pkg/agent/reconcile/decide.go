@@ -1,0 +1,147 @@
+package reconcile
+
+import (
+	"fmt"
+	"slices"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+
+	"stowage.dev/stowage/pkg/agent/ledger"
+)
+
+const (
+	// Interval between two readings.
+	Interval = time.Minute
+	// settle is how long after a start of the kubelet nothing is concluded from what it lists: it lists no pods until it has got them.
+	settle = time.Minute
+)
+
+// Reading is what is seen of one claim of the ledger at one time. An error in it means that its part is not known.
+type Reading struct {
+	At time.Time
+	// Claim is the object of that name; nil if there is none.
+	Claim    *resourceapi.ResourceClaim
+	ClaimErr error
+	// Pods of this node, by the API.
+	Pods    []corev1.Pod
+	PodsErr error
+	// Kubelet is what its PodResources service lists.
+	Kubelet    []KubeletPod
+	KubeletErr error
+	// Registered is when the kubelet last registered the driver, which it does when it starts; zero if it has not.
+	Registered time.Time
+	// Processes on the claim's GPUs: 0 for a lost one, on which nothing can run.
+	Processes    int
+	ProcessesErr error
+}
+
+// KubeletPod is a pod that the kubelet gives resources to. Ordinary init containers are not listed.
+type KubeletPod struct {
+	Namespace, Name string
+	// Claims that its containers have, by name.
+	Claims []string
+}
+
+// Decide tells whether the claim is a leftover: it is certain that nobody uses its devices. Otherwise keep says why it stays. It takes two
+// readings, with at least Interval between them; missing evidence is no evidence, so whatever is not known keeps the claim.
+func Decide(entry *ledger.Entry, first, second *Reading) (leftover bool, keep string) {
+	for _, reading := range []*Reading{first, second} {
+		if reading == nil {
+			return false, "it has been looked at only once"
+		}
+		if keep := inUse(entry, reading); keep != "" {
+			return false, keep
+		}
+	}
+	if second.At.Sub(first.At) < Interval {
+		return false, "it has been looked at only once"
+	}
+	if second.Registered.After(first.At.Add(-settle)) {
+		return false, "the kubelet has started a short time ago"
+	}
+	return true, ""
+}
+
+// inUse says who uses the claim, or what is not known; it is empty if nobody does.
+func inUse(entry *ledger.Entry, r *Reading) string {
+	// 1. The claim itself.
+	switch {
+	case r.ClaimErr != nil:
+		return fmt.Sprintf("the API server does not tell about the claim: %v", r.ClaimErr)
+	case isAllocated(entry, r):
+		return "the claim is allocated"
+	}
+	// 2. Pods of this node, whether or not the claim is reserved for them.
+	if r.PodsErr != nil {
+		return fmt.Sprintf("the API server does not tell about this node's pods: %v", r.PodsErr)
+	}
+	for i := range r.Pods {
+		pod := &r.Pods[i]
+		if !terminal(pod) && (uses(pod, entry.Claim) || slices.Contains(entry.Pods, pod.UID)) {
+			return fmt.Sprintf("pod %s/%s uses it and has not ended", pod.Namespace, pod.Name)
+		}
+	}
+	// 3. What the kubelet runs, once it knows its pods.
+	switch {
+	case r.KubeletErr != nil:
+		return fmt.Sprintf("the kubelet does not tell what it runs: %v", r.KubeletErr)
+	case r.Registered.IsZero():
+		return "the kubelet has not registered the driver"
+	}
+	for i := range r.Pods {
+		if pod := &r.Pods[i]; pod.Status.Phase == corev1.PodRunning && !listed(pod, r.Kubelet) {
+			return fmt.Sprintf("the kubelet does not know its pods yet: %s/%s is missing", pod.Namespace, pod.Name)
+		}
+	}
+	for _, pod := range r.Kubelet {
+		if pod.Namespace == entry.Claim.Namespace && slices.Contains(pod.Claims, entry.Claim.Name) {
+			return fmt.Sprintf("the kubelet has it for pod %s/%s", pod.Namespace, pod.Name)
+		}
+	}
+	// 4. The GPUs.
+	switch {
+	case r.ProcessesErr != nil:
+		return fmt.Sprintf("NVML does not tell about processes: %v", r.ProcessesErr)
+	case r.Processes > 0:
+		return fmt.Sprintf("%d processes are on its GPUs", r.Processes)
+	}
+	return ""
+}
+
+// isAllocated tells whether the claim still has one of the devices that were prepared for it. One of the same name with another UID is
+// another claim.
+func isAllocated(entry *ledger.Entry, r *Reading) bool {
+	if r.Claim == nil || r.Claim.UID != entry.Claim.UID || r.Claim.Status.Allocation == nil {
+		return false
+	}
+	return slices.ContainsFunc(r.Claim.Status.Allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
+		return slices.ContainsFunc(entry.Devices, func(d ledger.Device) bool { return d.Pool == result.Pool && d.Device == result.Device })
+	})
+}
+
+func terminal(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// uses tells whether the pod refers to the claim in any of the ways that the API has.
+func uses(pod *corev1.Pod, claim ledger.Claim) bool {
+	if pod.Namespace != claim.Namespace {
+		return false
+	}
+	for i := range pod.Spec.ResourceClaims {
+		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
+		// A claim that is not made yet was not prepared.
+		if err == nil && name != nil && *name == claim.Name {
+			return true
+		}
+	}
+	extended := pod.Status.ExtendedResourceClaimStatus
+	return extended != nil && extended.ResourceClaimName == claim.Name
+}
+
+func listed(pod *corev1.Pod, kubelet []KubeletPod) bool {
+	return slices.ContainsFunc(kubelet, func(k KubeletPod) bool { return k.Namespace == pod.Namespace && k.Name == pod.Name })
+}

@@ -1,0 +1,121 @@
+package reconcile
+
+import (
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"stowage.dev/stowage/pkg/agent/ledger"
+)
+
+var noon = time.Date(2026, 1, 1, 12, 0, 0, 0, time.UTC)
+
+func entry() *ledger.Entry {
+	return &ledger.Entry{
+		Claim: ledger.Claim{UID: "claim-uid", Namespace: "default", Name: "claim"}, State: ledger.PrepareCompleted,
+		Devices: []ledger.Device{{Pool: "node-1", Device: "gpu-0", GPU: "gpu-0"}}, Pods: []types.UID{"old-pod-uid"},
+	}
+}
+
+// unused is a reading that proves that nobody uses the claim.
+func unused(at time.Time) *Reading { return &Reading{At: at, Registered: noon.Add(-time.Hour)} }
+
+func claimWith(uid types.UID, devices ...string) *resourceapi.ResourceClaim {
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "claim", UID: uid}}
+	if devices != nil {
+		claim.Status.Allocation = &resourceapi.AllocationResult{}
+		for _, d := range devices {
+			claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{Pool: "node-1", Device: d})
+		}
+	}
+	return claim
+}
+
+func podWith(name string, phase corev1.PodPhase, change func(*corev1.Pod)) corev1.Pod {
+	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid")}, Status: corev1.PodStatus{Phase: phase}}
+	if change != nil {
+		change(&pod)
+	}
+	return pod
+}
+
+func byName(pod *corev1.Pod) {
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpus", ResourceClaimName: new("claim")}}
+}
+
+func generated(pod *corev1.Pod) {
+	pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpus", ResourceClaimTemplateName: new("template")}}
+	pod.Status.ResourceClaimStatuses = []corev1.PodResourceClaimStatus{{Name: "gpus", ResourceClaimName: new("claim")}}
+}
+
+func extended(pod *corev1.Pod) {
+	pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "claim"}
+}
+
+// TestAClaimIsReleasedOnlyOnProof: each piece of evidence alone keeps the claim, in either reading.
+func TestAClaimIsReleasedOnlyOnProof(t *testing.T) {
+	tests := map[string]struct {
+		change func(*Reading)
+		// keep is part of the reason; empty if the claim is a leftover all the same.
+		keep string
+	}{
+		"nobody uses it":                        {change: func(*Reading) {}},
+		"the API server is away":                {change: func(r *Reading) { r.ClaimErr = errors.New("away") }, keep: "away"},
+		"it is allocated":                       {change: func(r *Reading) { r.Claim = claimWith("claim-uid", "gpu-7", "gpu-0") }, keep: "is allocated"},
+		"it has no allocation":                  {change: func(r *Reading) { r.Claim = claimWith("claim-uid") }},
+		"it has other devices now":              {change: func(r *Reading) { r.Claim = claimWith("claim-uid", "gpu-7") }},
+		"another claim has its name":            {change: func(r *Reading) { r.Claim = claimWith("other-uid", "gpu-0") }},
+		"pods are not known":                    {change: func(r *Reading) { r.PodsErr = errors.New("no list") }, keep: "no list"},
+		"a pod has it by name":                  {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("pod", corev1.PodPending, byName)} }, keep: "default/pod"},
+		"a pod has it from a template":          {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("pod", corev1.PodPending, generated)} }, keep: "default/pod"},
+		"a pod has it for an extended resource": {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("pod", corev1.PodPending, extended)} }, keep: "default/pod"},
+		"a pod for which it was prepared":       {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("old-pod", corev1.PodPending, nil)} }, keep: "default/old-pod"},
+		"a pod had it and has ended":            {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("pod", corev1.PodSucceeded, byName)} }},
+		"a pod had it and has failed":           {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("pod", corev1.PodFailed, byName)} }},
+		"a pod of another namespace": {change: func(r *Reading) {
+			r.Pods = []corev1.Pod{podWith("pod", corev1.PodPending, func(p *corev1.Pod) { byName(p); p.Namespace = "other" })}
+		}},
+		"the kubelet does not answer":                  {change: func(r *Reading) { r.KubeletErr = errors.New("refused") }, keep: "refused"},
+		"the kubelet has not registered":               {change: func(r *Reading) { r.Registered = time.Time{} }, keep: "has not registered"},
+		"the kubelet has just started":                 {change: func(r *Reading) { r.Registered = noon.Add(-settle + time.Second) }, keep: "short time ago"},
+		"the kubelet has started between the readings": {change: func(r *Reading) { r.Registered = noon.Add(30 * time.Second) }, keep: "short time ago"},
+		"the kubelet lists it": {change: func(r *Reading) {
+			r.Kubelet = []KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"x", "claim"}}}
+		}, keep: "kubelet has it"},
+		"the kubelet lists one of that name elsewhere": {change: func(r *Reading) {
+			r.Kubelet = []KubeletPod{{Namespace: "other", Name: "pod", Claims: []string{"claim"}}}
+		}},
+		"the kubelet does not list a running pod yet": {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("other", corev1.PodRunning, nil)} }, keep: "default/other is missing"},
+		"the kubelet lists the running pods": {change: func(r *Reading) {
+			r.Pods = []corev1.Pod{podWith("other", corev1.PodRunning, nil)}
+			r.Kubelet = []KubeletPod{{Namespace: "default", Name: "other"}}
+		}},
+		"NVML does not answer":       {change: func(r *Reading) { r.ProcessesErr = errors.New("hung") }, keep: "hung"},
+		"a process is on its GPU":    {change: func(r *Reading) { r.Processes = 1 }, keep: "1 processes"},
+		"the readings are too close": {change: func(r *Reading) { r.At = noon.Add(30 * time.Second) }, keep: "only once"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			for which := range 2 {
+				readings := []*Reading{unused(noon), unused(noon.Add(Interval))}
+				if tc.keep == "short time ago" || tc.keep == "only once" {
+					which = 1 // these are of the two together
+				}
+				tc.change(readings[which])
+				leftover, keep := Decide(entry(), readings[0], readings[1])
+				if leftover != (tc.keep == "") || !strings.Contains(keep, tc.keep) {
+					t.Errorf("in reading %d: leftover %v, because %q; want a reason with %q", which, leftover, keep, tc.keep)
+				}
+			}
+		})
+	}
+	if leftover, keep := Decide(entry(), nil, unused(noon)); leftover || keep == "" {
+		t.Errorf("after one reading: leftover %v, %q", leftover, keep)
+	}
+}

@@ -1,0 +1,222 @@
+package reconcile
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"stowage.dev/stowage/pkg/agent/ledger"
+)
+
+// Sources are everything that knows who uses the node's GPUs. Each may fail, and may take until the context ends.
+type Sources struct {
+	// Claim reads a ResourceClaim; the error is NotFound if there is none.
+	Claim func(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error)
+	// Pods of this node, by the API server.
+	Pods func(ctx context.Context) ([]corev1.Pod, error)
+	// Kubelet's list of the resources that pods have.
+	Kubelet func(ctx context.Context) ([]KubeletPod, error)
+	// Registered is when the kubelet last registered the driver; zero if it has not.
+	Registered func() time.Time
+	// Processes counts those on a GPU.
+	Processes func(ctx context.Context, gpu string) (int, error)
+}
+
+// Options of a Reconciler.
+type Options struct {
+	Clock   clock.WithTicker
+	Ledger  *ledger.Ledger
+	Sources Sources
+	// Repair puts back what is missing of prepared claims, such as their CDI specifications.
+	Repair func(ctx context.Context) error
+	// Release unprepares a claim, as the kubelet would.
+	Release func(ctx context.Context, claim types.UID) error
+	// Seen gets what was found, each time.
+	Seen func(Summary)
+}
+
+// Summary of one look at the ledger.
+type Summary struct {
+	Started, Completed, Unreadable int
+	// Released are leftovers that are gone now.
+	Released int
+	// Occupied has, by GPU, a claim that is prepared for it although it is not allocated any more: until it is certain that nobody uses
+	// the GPU, no other claim can have it.
+	Occupied map[string]ledger.Claim
+}
+
+// Reconciler looks for leftovers.
+type Reconciler struct {
+	opts Options
+	// before are the readings of claims that nobody seemed to use the last time.
+	before map[types.UID]*Reading
+	// said is why a claim without an object is kept, so that it is logged once.
+	said map[types.UID]string
+}
+
+// New returns a reconciler; nothing is looked at before Run.
+func New(opts Options) *Reconciler {
+	if opts.Seen == nil {
+		opts.Seen = func(Summary) {}
+	}
+	return &Reconciler{opts: opts, before: map[types.UID]*Reading{}, said: map[types.UID]string{}}
+}
+
+// Run looks now and every Interval until ctx ends.
+func (r *Reconciler) Run(ctx context.Context) {
+	ctx = klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "reconcile"))
+	ticker := r.opts.Clock.NewTicker(Interval)
+	defer ticker.Stop()
+	for {
+		if err := r.Once(ctx); err != nil && ctx.Err() == nil {
+			utilruntime.HandleErrorWithContext(ctx, err, "The ledger could not be compared with what is in use")
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C():
+		}
+	}
+}
+
+// Once looks at all claims of the ledger.
+func (r *Reconciler) Once(ctx context.Context) error {
+	// A source that hangs must not take the next look's time.
+	ctx, cancel := context.WithTimeout(ctx, Interval/2)
+	defer cancel()
+	var errs []error
+
+	// 1. What is missing is put back.
+	if err := r.opts.Repair(ctx); err != nil {
+		errs = append(errs, err)
+	}
+
+	// 2. Of each claim: does anybody use it?
+	records, err := r.opts.Ledger.Records()
+	if err != nil {
+		return errors.Join(append(errs, err)...)
+	}
+	summary := Summary{Occupied: map[string]ledger.Claim{}}
+	node := &nodeReading{sources: &r.opts.Sources}
+	present := map[types.UID]bool{}
+	for _, record := range records {
+		present[record.UID] = true
+		if record.Entry == nil {
+			// Nobody can be asked about a claim whose name is not known: it stays held, which Recover has said.
+			summary.Unreadable++
+			continue
+		}
+		if record.Entry.State == ledger.PrepareCompleted {
+			summary.Completed++
+		} else {
+			summary.Started++
+		}
+		orphan, leftover := r.look(ctx, record.Entry, node)
+		if leftover {
+			// 3. Nobody does.
+			err := r.release(ctx, record.Entry)
+			if err == nil {
+				summary.Released++
+				continue
+			}
+			errs = append(errs, err)
+		}
+		if orphan {
+			for _, gpu := range record.Entry.HeldGPUs() {
+				summary.Occupied[gpu] = record.Entry.Claim
+			}
+		}
+	}
+	for uid := range r.before {
+		if !present[uid] {
+			delete(r.before, uid)
+			delete(r.said, uid)
+		}
+	}
+	r.opts.Seen(summary)
+	return errors.Join(errs...)
+}
+
+// look takes a reading of one claim and decides, with the one before. An orphan is known not to be allocated any more; a leftover is one that
+// is known not to be used by anybody, either.
+func (r *Reconciler) look(ctx context.Context, entry *ledger.Entry, node *nodeReading) (orphan, leftover bool) {
+	reading := r.read(ctx, entry, node)
+	uid := entry.Claim.UID
+	orphan = reading.ClaimErr == nil && !isAllocated(entry, reading)
+	leftover, keep := Decide(entry, r.before[uid], reading)
+	switch {
+	case leftover:
+		return orphan, true
+	case inUse(entry, reading) != "":
+		delete(r.before, uid)
+	case r.before[uid] == nil || reading.Registered.After(r.before[uid].At.Add(-settle)):
+		// Otherwise the first reading stays: the time between counts.
+		r.before[uid] = reading
+	}
+	if orphan && r.said[uid] != keep {
+		r.said[uid] = keep
+		klog.FromContext(ctx).Info("Claim is not allocated any more and stays prepared", "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "claimUID", uid, "reason", keep)
+	}
+	return orphan, false
+}
+
+// read asks everybody about one claim, and stops at the first who uses it.
+func (r *Reconciler) read(ctx context.Context, entry *ledger.Entry, node *nodeReading) *Reading {
+	reading := &Reading{At: r.opts.Clock.Now()}
+	reading.Claim, reading.ClaimErr = r.opts.Sources.Claim(ctx, entry.Claim.Namespace, entry.Claim.Name)
+	if apierrors.IsNotFound(reading.ClaimErr) {
+		reading.Claim, reading.ClaimErr = nil, nil
+	}
+	if reading.ClaimErr != nil || isAllocated(entry, reading) {
+		return reading
+	}
+	node.fill(ctx, reading)
+	for _, gpu := range entry.HeldGPUs() {
+		n, err := r.opts.Sources.Processes(ctx, gpu)
+		reading.Processes += n
+		if err != nil {
+			reading.ProcessesErr = errors.Join(reading.ProcessesErr, err)
+		}
+	}
+	return reading
+}
+
+func (r *Reconciler) release(ctx context.Context, entry *ledger.Entry) error {
+	logger := klog.FromContext(ctx)
+	logger.Info("Nobody uses the prepared claim any more, releasing it", "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "claimUID", entry.Claim.UID, "gpus", entry.HeldGPUs())
+	if err := r.opts.Release(ctx, entry.Claim.UID); err != nil {
+		return fmt.Errorf("release claim %s, which nobody uses any more: %w", entry.Claim, err)
+	}
+	delete(r.before, entry.Claim.UID)
+	delete(r.said, entry.Claim.UID)
+	return nil
+}
+
+// nodeReading is what is the same for all claims of a look, asked for when the first claim needs it.
+type nodeReading struct {
+	sources *Sources
+	once    sync.Once
+	reading Reading
+}
+
+func (n *nodeReading) fill(ctx context.Context, into *Reading) {
+	n.once.Do(func() {
+		// In this order: a pod that the API server knows to run must be known to the kubelet, which started it.
+		n.reading.Pods, n.reading.PodsErr = n.sources.Pods(ctx)
+		n.reading.Kubelet, n.reading.KubeletErr = n.sources.Kubelet(ctx)
+		n.reading.Registered = n.sources.Registered()
+	})
+	into.Pods, into.PodsErr = n.reading.Pods, n.reading.PodsErr
+	into.Kubelet, into.KubeletErr = n.reading.Kubelet, n.reading.KubeletErr
+	into.Registered = n.reading.Registered
+}
