@@ -63,13 +63,14 @@ func (c *classes) at(s *search, v *view, device, from int) likeness {
 }
 
 // exclude returns the devices that the next pick may not be, at first those that the pick before might not be. The
-// first pick of a request begins anew.
-func (c *classes) exclude(s *search, first bool) bitset.Set {
+// first pick of a request begins anew, and so does each one of a request whose devices have an order: the exchange of two
+// might change it.
+func (c *classes) exclude(s *search, anew bool) bitset.Set {
 	depth := len(s.picks)
 	for len(c.excluded) <= depth {
 		c.excluded = append(c.excluded, bitset.New(s.words*64))
 	}
-	if first {
+	if anew {
 		clear(c.excluded[depth])
 	} else {
 		copy(c.excluded[depth], c.excluded[depth-1])

@@ -67,6 +67,19 @@ func TestFirstFitIsUpstreamsWhereDevicesShare(t *testing.T) {
 	differential(t, drawSharingWorld)
 }
 
+// TestFirstFitIsUpstreamsThoroughly does the same with the thorough attempt as soon as the greedy one is stuck, which otherwise
+// few of these small worlds need.
+func TestFirstFitIsUpstreamsThoroughly(t *testing.T) {
+	usual := shortAttempt
+	shortAttempt = 1
+	t.Cleanup(func() { shortAttempt = usual })
+	for name, draw := range map[string]func(*rapid.T) *world{
+		"any devices": drawWorld, "scarce devices": drawTightWorld, "admin access": drawAdminWorld, "devices that share": drawSharingWorld,
+	} {
+		t.Run(name, func(t *testing.T) { differential(t, draw) })
+	}
+}
+
 func differential(t *testing.T, draw func(*rapid.T) *world) {
 	if flag.Lookup("rapid.checks").Value.String() == "100" {
 		if err := flag.Set("rapid.checks", "2000"); err != nil {

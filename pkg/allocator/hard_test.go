@@ -19,17 +19,18 @@ func TestHardRequestsTakeFewSteps(t *testing.T) {
 		steps int // at most
 		fits  bool
 	}{
-		"equal roots: 14 claims want a root each, 13 are whole":                  {hardRoots(), 100, false},
-		"values of two constraints together: no root has both kinds on one rack": {hardValues(), 100, false},
-		"values and a flow: three requests on one numa, each kind is scarce":     {hardFlow(), 100, false},
-		"different values by a flow: three requests want 6 of 5 racks":           {hardDistinct(), 100, false},
-		"equal devices in any order: 10 of three kinds that alternate":           {hardOrder(), 2000, false},
-		"equal requests: 10 want 2 devices of one rack, 9 racks have 2":          {hardTwins(), 200, false},
-		"a choice of 8 for each of 9 requests, and one kind too few":             {hardChoice(9), 6000, false},
-		"partitions: 6 of 3g, 6 of 2g and 8 of 1g do not go into 4 GPUs":         {hardPartitions(4, 6, 6, 8), 100, false},
-		"partitions on one root":                   {hardPartitionsOfRoot(), 100, false},
-		"shares: 9 of more than half on 8 devices": {hardShares(8, "51", 9, "10", 9), 100, false},
-		"shares: large ones last":                  {hardShares(8, "10", 9, "90", 8), 300, false},
+		"equal roots: 14 claims want a root each, 13 are whole":                          {hardRoots(), 100, false},
+		"values of two constraints together: no root has both kinds on one rack":         {hardValues(), 100, false},
+		"values and a flow: three requests on one numa, each kind is scarce":             {hardFlow(), 100, false},
+		"different values by a flow: three requests want 6 of 5 racks":                   {hardDistinct(), 100, false},
+		"equal devices in any order: 10 of three kinds that alternate":                   {hardOrder(), 2000, false},
+		"equal requests: 10 want 2 devices of one rack, 9 racks have 2":                  {hardTwins(), 200, false},
+		"a choice of 8 for each of 9 requests, and one kind too few":                     {hardChoice(9), 6000, false},
+		"admin access beside what is impossible":                                         {hardAdmin(), 300, false},
+		"partitions: 6 of 3g, 6 of 2g and 8 of 1g do not go into 4 GPUs":                 {hardPartitions(4, 6, 6, 8), 100, false},
+		"partitions on one root":                                                         {hardPartitionsOfRoot(), 100, false},
+		"shares: 9 of more than half on 8 devices":                                       {hardShares(8, "51", 9, "10", 9), 100, false},
+		"shares: large ones last":                                                        {hardShares(8, "10", 9, "90", 8), 300, false},
 		"the hardest last: what is impossible shows only at the last of 8 requests":      {hardLast(), 300, false},
 		"a way that is found late: the first half of the devices leads nowhere":          {hardLate(), 1000, true},
 		"partitions: what is left of a GPU counts, not how it came to that":              {hardHistory(), 3000, false},
@@ -187,6 +188,11 @@ func hardChoice(requests int) *world {
 		list = append(list, firstOf(fmt.Sprintf("r%d", i), choice...))
 	}
 	return w.claim("c", list...)
+}
+
+func hardAdmin() *world {
+	w := hardTwins()
+	return w.claim("admin", adminAccess(exactly("a", 1)))
 }
 
 func hardPartitions(gpus, three, two, one int64) *world {

@@ -298,7 +298,10 @@ func (ps *parts) find(s *search, v *view, p *part) int32 {
 				for ; most < counter; most++ {
 					ps.needed[most+1] = amount.Amount{}
 				}
-				ps.needed[counter] = ps.needed[counter].Add(use.Amount)
+				// With admin access each claim may have it, besides the one that has it alone.
+				for range 1 + len(v.admin) {
+					ps.needed[counter] = ps.needed[counter].Add(use.Amount)
+				}
 			}
 		}
 		items = append(items, item{v.signs[device], ps.status(s, v, device)})

@@ -78,7 +78,7 @@ func (s *search) open(i, k, from int) (requests []open, ok bool) {
 		if wanted := s.lanes[a.lane].wanted - k; wanted > 0 && !a.all {
 			o := open{request: a.request, candidates: s.available(a), wanted: wanted, admin: a.admin}
 			s.deviceOrder.from(o.candidates, from)
-			if s.classes != nil && k > 0 {
+			if s.classes != nil && k > 0 && !s.orderMatters(a) {
 				o.candidates.AndNot(s.classes.excluded[len(s.picks)-1])
 			}
 			requests = append(requests, o)

@@ -171,10 +171,10 @@ func (s *search) run() bool {
 	return s.thorough()
 }
 
-// isPeculiar tells whether devices differ in what the thorough attempt does not know: admin access, groups, and attributes
+// isPeculiar tells whether devices differ in what the thorough attempt does not know: groups, and attributes
 // that have several values or are derived. Then the necessary conditions alone have to keep the search short.
 func (s *search) isPeculiar() bool {
-	if len(s.takenBy) > 0 || len(s.ledger.groups) > 0 {
+	if len(s.ledger.groups) > 0 {
 		return true
 	}
 	for _, claim := range s.reqs.claims {
@@ -188,8 +188,8 @@ func (s *search) isPeculiar() bool {
 }
 
 // shortAttempt is how many steps the short attempt may take: it mostly ends after few, and the preparation of the
-// thorough one costs as much as some dozen.
-const shortAttempt = 24
+// thorough one costs as much as some dozen. Only tests change it.
+var shortAttempt = 24
 
 // thorough searches with all shortcuts, after the attempts before got stuck. It begins with the parts: if one
 // request or one claim cannot be satisfied even when it is alone, there is no need to vary what comes before.
@@ -228,8 +228,8 @@ func (s *search) thorough() bool {
 	return s.request(0)
 }
 
-// decide tells whether the requests from the i-th of the order on can be satisfied as things are, in which order ever.
-// It is true, too, if that depends on a device that cannot be judged, or on the order.
+// decide tells whether the requests from the i-th of the order on can be satisfied as things are, in which order ever;
+// in theirs if there is admin access. It is true, too, if that depends on a device that cannot be judged, or on the order.
 func (s *search) decide(i int) bool {
 	rest := s.order[i:]
 	for _, r := range rest {
@@ -243,7 +243,9 @@ func (s *search) decide(i int) bool {
 		return possible
 	}
 	order, picks := s.order, len(s.picks)
-	s.order = append(slices.Clone(order[:i]), s.hardestFirst(rest)...)
+	if !s.reqs.admin { // admin access may take what another claim of the pod has, but nothing takes what it has
+		s.order = append(slices.Clone(order[:i]), s.hardestFirst(rest)...)
+	}
 	s.deciding = true
 	possible := s.promising(i-1, s.wantedBy(i-1), 0) && s.request(i)
 	s.deciding = false
@@ -414,9 +416,13 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 	}
 	taken := s.takenFor(a)
 	var v *view
-	var excluded bitset.Set
+	var excluded, forAll bitset.Set // what the next pick may not be, and what no further one may be
 	if s.classes != nil {
-		v, excluded = s.classes.view(s, i), s.classes.exclude(s, k == 0)
+		ordered := s.orderMatters(a)
+		v, excluded = s.classes.view(s, i), s.classes.exclude(s, k == 0 || ordered)
+		if !ordered {
+			forAll = excluded
+		}
 	}
 	for device := s.next(l, taken, from); device >= 0; device = s.next(l, taken, s.deviceOrder.at(device)+1) {
 		if l.errors.Has(device) {
@@ -426,7 +432,7 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 			continue
 		}
 		at := s.deviceOrder.at(device)
-		if s.countFrom(l, taken, excluded, at) < l.wanted-k {
+		if s.countFrom(l, taken, forAll, at) < l.wanted-k {
 			return false
 		}
 		if !s.pick(a, device) {

@@ -71,11 +71,18 @@ func drawWorld(t *rapid.T) *world {
 
 // drawTightWorld draws one node whose few devices barely suffice, or do not, so that the first attempt often leads
 // into a dead end.
-func drawTightWorld(t *rapid.T) *world {
+func drawTightWorld(t *rapid.T) *world { return drawTight(t, []int{5, 6, 4, 7, 3}, 8) }
+
+// drawAdminWorld is the same with more devices and much admin access.
+func drawAdminWorld(t *rapid.T) *world { return drawTight(t, []int{7, 8, 9, 6, 5}, 4) }
+
+// drawTight draws one node with one of those numbers of devices. Of the ten kinds of requests those from the given one on,
+// but the last, have admin access.
+func drawTight(t *rapid.T, numbers []int, admin int) *world {
 	w := rig()
 	w.classes[0].Spec.Selectors = nil // selectors fail on attributes of unknown kinds
 	var devices []resourceapi.Device
-	for i := range rapid.SampledFrom([]int{5, 6, 4, 7, 3}).Draw(t, "devices") {
+	for i := range rapid.SampledFrom(numbers).Draw(t, "devices") {
 		device := resourceapi.Device{Name: fmt.Sprintf("device-%d", i), Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
 			"example.com/numa": {IntValue: ptr.To(int64(rapid.IntRange(0, 2).Draw(t, "numa")))},
 			"example.com/link": {StringValue: ptr.To(rapid.SampledFrom([]string{"a", "b"}).Draw(t, "link"))},
@@ -97,10 +104,10 @@ func drawTightWorld(t *rapid.T) *world {
 					Expression: fmt.Sprintf(`device.attributes["example.com"].numa != %d`, rapid.IntRange(0, 2).Draw(t, "not numa")),
 				}}}
 			}
-			switch rapid.IntRange(0, 9).Draw(t, "kind of request") {
-			case 8:
+			switch kind := rapid.IntRange(0, 9).Draw(t, "kind of request"); {
+			case kind >= admin && kind < 9:
 				request.Exactly.AdminAccess = ptr.To(true)
-			case 9:
+			case kind == 9:
 				request.FirstAvailable = []resourceapi.DeviceSubRequest{
 					{Name: "a", DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count("first")},
 					{Name: "b", DeviceClassName: class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: count("second")},
