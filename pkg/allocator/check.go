@@ -12,31 +12,39 @@ import (
 //
 //  1. Find what the node can reach.
 //  2. A single request without constraints is decided by counting.
-//  3. Everything else is searched for, see search.
-//  4. What fits is turned into allocations, what does not into counts.
+//  3. What was found before for equal requests, and devices held as they are, is true again.
+//  4. Everything else is searched for, see search.
+//  5. What fits is turned into allocations, what does not into counts.
 func decide(ctx context.Context, in *Input, keep bool) Result {
-	devices := in.Inventory.ForNode(in.Node)
+	seen := glanceAt(in)
+	counted := unknown
 	if plain := in.Requests.plain; plain != nil && !keep {
-		switch plain.countOnly(devices, in) {
-		case yes:
+		if counted = plain.countOnly(seen, in); counted == yes {
 			var o occupancy
-			o.add(devices, in, plain)
+			o.add(seen, in, plain)
 			return Result{Score: in.score(plain.preference(), o)}
-		case no:
-			return Result{Failure: newFailure(*in, devices, nil)}
 		}
 	}
-	s := newSearch(ctx, *in, devices)
+	if !keep {
+		if known, ok := seen.verdict(in); ok {
+			return known
+		}
+	}
+	if counted == no {
+		return seen.remember(in, Result{Failure: newFailure(*in, seen.devices, nil)})
+	}
+	s := newSearch(ctx, *in, seen.devices)
 	defer s.release()
 	if !s.run() {
-		return Result{Failure: newFailure(*in, devices, s)}
+		return seen.remember(in, Result{Failure: newFailure(*in, seen.devices, s)})
 	}
 	s.prefer()
-	result := Result{Score: s.score(devices)}
+	result := Result{Score: s.score(seen)}
 	if keep {
 		result.Allocations = s.allocations()
+		return result
 	}
-	return result
+	return seen.remember(in, result)
 }
 
 type answer int
@@ -50,17 +58,17 @@ const (
 // countOnly decides a request that is alone by counting. A device on which a selector failed matters only if the
 // search would come to it, so such a pool is left to the search. So are several devices that may consume the same
 // counters: each may be had, and not all of them.
-func (a *alternative) countOnly(devices *inventory.NodeDevices, in *Input) answer {
+func (a *alternative) countOnly(seen *glance, in *Input) answer {
 	if a.all {
-		return a.countAll(devices, in)
+		return a.countAll(seen.devices, in)
 	}
 	free, independent := 0, true
-	for i := range devices.Pools {
+	for p, t := range seen.pools(in.Usage) {
 		var c count
-		if t := tallyIn(devices, i, in.Usage); a.admin {
-			c = t.state.count(devices.Pools[i], a)
+		if a.admin {
+			c = t.state.count(p, a)
 		} else {
-			c = t.count(devices, i, a)
+			c = t.count(p, a)
 		}
 		if c.errors {
 			return unknown

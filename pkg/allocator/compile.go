@@ -24,6 +24,10 @@ type Requests struct {
 	admin bool
 	// plain is the only alternative if there is no other and no constraint; such pods are judged by counting.
 	plain *alternative
+	// number is the same for all that judge nodes alike, see number.go. recurring tells that such were seen before: what is
+	// found is kept only for those.
+	number    uint64
+	recurring bool
 }
 
 // claim is one compiled claim.
@@ -127,6 +131,7 @@ func Compile(claims []*resourceapi.ResourceClaim, inv *inventory.View, features 
 	if r := c.out; len(r.lanes) == 1 && c.constraints == 0 {
 		r.plain = r.lanes[0]
 	}
+	c.out.number, c.out.recurring = inv.NumberOf(c.out.description())
 	return c.out, nil
 }
 

@@ -49,13 +49,13 @@ func (s *search) mergedGrouping(c *constraint) *grouping {
 		add(merged.has, g.has)
 		add(merged.unknown, g.unknown)
 		add(merged.errors, g.errors)
-		for i, value := range g.values {
-			at := slices.Index(merged.values, value)
+		for _, group := range g.groups {
+			at := slices.IndexFunc(merged.groups, func(known inventory.Group) bool { return known.Value == group.Value })
 			if at < 0 {
-				at = len(merged.values)
-				merged.values, merged.sets = append(merged.values, value), append(merged.sets, make(bitset.Set, s.words))
+				at = len(merged.groups)
+				merged.groups = append(merged.groups, inventory.Group{Value: group.Value, Devices: make(bitset.Set, s.words)})
 			}
-			add(merged.sets[at], g.sets[i])
+			add(merged.groups[at].Devices, group.Devices)
 		}
 	}
 	return merged

@@ -350,7 +350,8 @@ func (f *Failure) countConstraints(s *search) {
 				}
 				counts.Wanted += max(0, least)
 			}
-			for _, group := range s.grouping(c).sets {
+			for _, of := range s.grouping(c).groups {
+				group := of.Devices
 				counts.Best = max(counts.Best, union.AndCount(group))
 			}
 			f.Constraints = append(f.Constraints, counts)

@@ -91,7 +91,8 @@ func newParts(s *search) *parts {
 	for _, claim := range s.reqs.claims {
 		for _, c := range claim.constraints {
 			under := s.under(c)
-			for _, group := range s.grouping(c).sets {
+			for _, of := range s.grouping(c).groups {
+				group := of.Devices
 				first := -1
 				for device := group.Next(0); device >= 0; device = group.Next(device + 1) {
 					switch {

@@ -199,6 +199,9 @@ func (s *search) column(c *constraint, from *inventory.Derivation, pool int) *in
 	if from != nil {
 		return s.pools[pool].Derived(from)
 	}
+	if g := s.groups[c.index]; g != nil && g.column != nil {
+		return g.column
+	}
 	return s.pools[pool].Attribute(c.attribute)
 }
 

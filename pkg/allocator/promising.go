@@ -174,7 +174,8 @@ func (s *search) assignable(i int, requests []open, constraints []*constraint, p
 	}
 	type likeness struct{ content, value int32 }
 	var tried []likeness
-	for _, group := range g.sets {
+	for _, of := range g.groups {
+		group := of.Devices
 		narrowed, ok := s.narrow(requests, c, group)
 		if !ok {
 			continue
@@ -300,17 +301,19 @@ func (s *search) available(a *alternative) bitset.Set {
 // grouping has the devices of the node by their value of one constraint's attribute. Read only: with one pool, which
 // is the rule, the sets are the inventory's.
 type grouping struct {
-	values  []inventory.AttributeValue
-	sets    []bitset.Set // by value
-	unknown bitset.Set   // devices whose value is of an unknown kind
-	has     bitset.Set   // devices that have the attribute
-	errors  bitset.Set   // devices for which the attribute cannot be derived
+	groups  []inventory.Group
+	unknown bitset.Set        // devices whose value is of an unknown kind
+	has     bitset.Set        // devices that have the attribute
+	errors  bitset.Set        // devices for which the attribute cannot be derived
+	column  *inventory.Column // what all this is of, if that is one pool and not derived
 }
 
 // devices returns those with the value, nil if there are none.
 func (g *grouping) devices(value inventory.AttributeValue) bitset.Set {
-	if i := slices.Index(g.values, value); i >= 0 {
-		return g.sets[i]
+	for i := range g.groups {
+		if g.groups[i].Value == value {
+			return g.groups[i].Devices
+		}
 	}
 	return nil
 }
@@ -332,12 +335,17 @@ func (s *search) grouping(c *constraint) *grouping {
 
 // newGrouping groups the devices by the values of the constraint's attribute, derived if from is not nil.
 func (s *search) newGrouping(c *constraint, from *inventory.Derivation) *grouping {
-	g := &grouping{}
+	var g *grouping
+	if n := len(s.spare); n > 0 {
+		g, s.spare = s.spare[n-1], s.spare[:n-1]
+	} else {
+		g = new(grouping)
+	}
 	if len(s.pools) == 1 {
 		column := s.column(c, from, 0)
-		g.has, g.unknown, g.errors = column.Has(), column.Unknown(), column.Errors()
-		for _, group := range column.Groups() {
-			g.values, g.sets = append(g.values, group.Value), append(g.sets, group.Devices)
+		g.groups, g.has, g.unknown, g.errors = column.Groups(), column.Has(), column.Unknown(), column.Errors()
+		if from == nil {
+			g.column = column
 		}
 		return g
 	}
@@ -352,11 +360,11 @@ func (s *search) newGrouping(c *constraint, from *inventory.Derivation) *groupin
 		for _, group := range column.Groups() {
 			i, ok := index[group.Value]
 			if !ok {
-				i = len(g.sets)
+				i = len(g.groups)
 				index[group.Value] = i
-				g.values, g.sets = append(g.values, group.Value), append(g.sets, make(bitset.Set, s.words))
+				g.groups = append(g.groups, inventory.Group{Value: group.Value, Devices: make(bitset.Set, s.words)})
 			}
-			copy(g.sets[i][base:], group.Devices)
+			copy(g.groups[i].Devices[base:], group.Devices)
 		}
 	}
 	return g
@@ -382,11 +390,11 @@ func (s *search) satisfiable(c *constraint, requests []open) bool {
 		return s.enoughValues(c, g, requests, total)
 	}
 	common := s.bound[c.index].common()
-	for i, group := range g.sets {
-		if len(common) > 0 && !slices.Contains(common, g.values[i]) {
+	for _, group := range g.groups {
+		if len(common) > 0 && !slices.Contains(common, group.Value) {
 			continue
 		}
-		if s.groupSuffices(c, group, requests, total) {
+		if s.groupSuffices(c, group.Devices, requests, total) {
 			return true
 		}
 	}
@@ -440,8 +448,8 @@ func (s *search) fitsGroup(c *constraint, o *open, group bitset.Set) bool {
 		if !g.errors.Empty() {
 			continue
 		}
-		for _, second := range g.sets {
-			n := 0
+		for i := range g.groups {
+			second, n := g.groups[i].Devices, 0
 			for w := range second {
 				n += onesCount(o.candidates[w] & group[w] & second[w])
 			}
@@ -477,10 +485,10 @@ func (s *search) enoughValues(c *constraint, g *grouping, requests []open, total
 		}
 	}
 	values := 0
-	for _, group := range g.sets {
+	for _, group := range g.groups {
 		var mask uint64
 		for i, o := range under {
-			if o.candidates.Intersects(group) {
+			if o.candidates.Intersects(group.Devices) {
 				mask |= 1 << i
 			}
 		}

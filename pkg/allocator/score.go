@@ -48,20 +48,19 @@ func (o occupancy) permille() int64 {
 
 // add counts the devices that the alternative could have if nobody held any, and what the pod is going to hold of them.
 // What is known of the node's pools answers that without a look at their devices, unless they are shared.
-func (o *occupancy) add(devices *inventory.NodeDevices, in *Input, a *alternative) {
+func (o *occupancy) add(seen *glance, in *Input, a *alternative) {
 	if in.Scoring == NoScoring || a.admin {
 		return
 	}
 	wanted := a.count
-	for i, p := range devices.Pools {
+	for p, t := range seen.pools(in.Usage) {
 		match := a.matcher.On(p)
 		usable := match.Usable.AndNotCount(p.Unsupported())
 		if usable == 0 {
 			continue
 		}
-		t := tallyIn(devices, i, in.Usage)
 		o.total += usable * wholeDevice
-		o.held += (usable - t.count(devices, i, a).free) * wholeDevice
+		o.held += (usable - t.count(p, a).free) * wholeDevice
 		if p.Shareable() != nil && match.Usable.Intersects(p.Shareable()) {
 			o.held += t.state.shared(p, match)
 			wanted = 0 // a share takes part of a device only

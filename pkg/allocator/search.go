@@ -62,6 +62,7 @@ type search struct {
 	// deciding tells that any answer will do.
 	deciding bool
 	groups   []*grouping // by constraint.index; made when first needed
+	spare    []*grouping // from earlier searches, to be used again
 	derived  map[derivedGroup]*grouping
 
 	// What ended the search early, if anything did.
@@ -78,7 +79,7 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 		ctx: ctx, reqs: in.Requests, in: in, pools: devices.Pools, problems: devices.Problems,
 		starts: s.starts[:0], arena: s.arena[:0], lanes: s.lanes[:0], takenBy: s.takenBy[:0], bound: s.bound[:0],
 		picks: s.picks[:0], used: s.used[:0], chosen: s.chosen[:0], order: s.order[:0], groups: s.groups[:0],
-		matches: s.matches[:0], ledger: s.ledger, deviceOrder: s.deviceOrder,
+		matches: s.matches[:0], ledger: s.ledger, deviceOrder: s.deviceOrder, spare: s.spare,
 	}
 	s.deviceOrder.ranked = false
 	for _, p := range s.pools {
@@ -111,6 +112,12 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 
 // release gives the memory to the next search.
 func (s *search) release() {
+	for _, g := range s.groups {
+		if g != nil {
+			*g = grouping{}
+			s.spare = append(s.spare, g)
+		}
+	}
 	clear(s.groups)
 	clear(s.matches)
 	s.ledger.close()
@@ -513,13 +520,13 @@ func (s *search) fail(a *alternative, device int) bool {
 func (s *search) stopped() bool { return s.err != nil || s.selectorError != nil || s.stuck }
 
 // score is the preference of the chosen alternatives, with what is held of the devices that match them.
-func (s *search) score(devices *inventory.NodeDevices) int64 {
+func (s *search) score(seen *glance) int64 {
 	var preference int64
 	var o occupancy
 	for i, r := range s.reqs.requests {
 		chosen := r.alternatives[s.chosen[i]]
 		preference += chosen.preference()
-		o.add(devices, &s.in, chosen)
+		o.add(seen, &s.in, chosen)
 	}
 	return s.in.score(preference, o)
 }

@@ -17,25 +17,54 @@ type tally struct {
 	state *poolState
 	// counts has, by the number of the matcher modulo its length, a count as made by pack; 0 if there is none.
 	counts [4]atomic.Uint64
+	// verdicts is what was found for requests where this pool is all that the node has; nil if nothing was.
+	verdicts atomic.Pointer[verdicts]
 }
 
-// tallyIn returns the tally of the i-th pool of a node. It is kept also on the node that has only that pool.
-func tallyIn(devices *inventory.NodeDevices, i int, view usage.View) *tally {
-	if len(devices.Pools) > 1 {
-		return tallyOf(devices.Pools[i], view)
-	}
-	known, _ := devices.Attached.Load().(*tally)
-	if known == nil || known.mark != view.Mark(known.place) {
-		known = tallyOf(devices.Pools[i], view)
-		devices.Attached.Store(known)
-	}
-	return known
+// verdicts are by the number of the requests modulo their own number. Immutable.
+type verdicts [2]verdict
+
+// verdict is the result for certain requests, as Check returns it.
+type verdict struct {
+	requests uint64 // Requests.number, which is never 0
+	policy   Policy
+	scoring  Scoring
+	result   Result
 }
+
+// verdict returns what is known for the requests.
+func (t *tally) verdict(in *Input) (Result, bool) {
+	all := t.verdicts.Load()
+	if all == nil {
+		return Result{}, false
+	}
+	v := &all[in.Requests.number%uint64(len(all))]
+	if v.requests != in.Requests.number || v.policy != in.Policy || v.scoring != in.Scoring {
+		return Result{}, false
+	}
+	return v.result, true
+}
+
+// remember keeps a result, unless it depends on more than requests and devices: on time, or on what claims are called.
+func (t *tally) remember(in *Input, result Result) {
+	if f := result.Failure; f != nil && (f.Err != nil || f.SelectorError != nil) {
+		return
+	}
+	var next verdicts
+	if all := t.verdicts.Load(); all != nil {
+		next = *all
+	}
+	next[in.Requests.number%uint64(len(next))] = verdict{requests: in.Requests.number, policy: in.Policy, scoring: in.Scoring, result: result}
+	t.verdicts.Store(&next) // another one may get lost
+}
+
+// isOf tells whether the tally is true in the view.
+func (t *tally) isOf(view usage.View) bool { return t.mark == view.Mark(t.place) }
 
 // tallyOf returns the tally that is true in the view.
 func tallyOf(p *inventory.NodePool, view usage.View) *tally {
 	known, _ := p.Attached.Load().(*tally)
-	if known != nil && known.mark == view.Mark(known.place) {
+	if known != nil && known.isOf(view) {
 		return known
 	}
 	id := usage.PoolID(p.ID())
@@ -47,6 +76,7 @@ func tallyOf(p *inventory.NodePool, view usage.View) *tally {
 		for i := range known.counts {
 			next.counts[i].Store(known.counts[i].Load())
 		}
+		next.verdicts.Store(known.verdicts.Load())
 	} else {
 		next.state = newPoolState(p, in)
 	}
@@ -84,14 +114,14 @@ func unpack(packed uint64) count {
 	return count{free: int(packed & (dependentBit - 1)), dependent: packed&dependentBit != 0, errors: packed&errorsBit != 0}
 }
 
-// count returns the count of the i-th pool of a node for the alternative, which has no admin access.
-func (t *tally) count(devices *inventory.NodeDevices, i int, a *alternative) count {
+// count returns the count of the pool, to which the tally belongs, for the alternative, which has no admin access.
+func (t *tally) count(p *inventory.NodePool, a *alternative) count {
 	id := a.matcher.ID()
 	slot := &t.counts[id%uint32(len(t.counts))]
 	if packed := slot.Load(); packed>>32 == uint64(id) {
 		return unpack(packed)
 	}
-	c := t.state.count(devices.Pools[i], a)
+	c := t.state.count(p, a)
 	slot.Store(c.pack(id))
 	return c
 }

@@ -85,7 +85,25 @@ type caches struct {
 	expressions *slotTable[*expression]
 	matchers    *slotTable[*Matcher]
 	derivations *slotTable[*Derivation]
+	numbers     *slotTable[uint64]
 	counters    counterTables
+}
+
+// MaxNumbers is how many texts have a number at a time, see [View.NumberOf].
+const MaxNumbers = 1024
+
+// numbers of the process that were given away.
+var numbers atomic.Uint64
+
+// NumberOf returns a number that no other text has, and whether the text was known: it keeps its number for as long as it is
+// asked for often enough, and may get another one later. Never 0.
+func (v *View) NumberOf(text string) (number uint64, known bool) {
+	known = true
+	number, _ = v.caches.numbers.get(text, func(int) (uint64, error) {
+		known = false
+		return numbers.Add(1), nil
+	})
+	return number, known
 }
 
 // CacheStats describes a bounded cache.
@@ -123,7 +141,9 @@ func NewStore(opts Options) *Store {
 			expressions: newSlotTable[*expression](opts.MaxSelectors),
 			matchers:    newSlotTable[*Matcher](opts.MaxMatchers),
 			derivations: newSlotTable[*Derivation](opts.MaxDerivations),
+			numbers:     newSlotTable[uint64](MaxNumbers),
 		},
+		attached: new(atomic.Value),
 	})
 	return s
 }
@@ -217,6 +237,7 @@ func (s *Store) rebuild(id PoolID) {
 func (s *Store) change(fn func(*View)) {
 	next := *s.current.Load()
 	next.generation++
+	next.attached = new(atomic.Value)
 	fn(&next)
 	s.current.Store(&next)
 }

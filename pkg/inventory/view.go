@@ -27,6 +27,8 @@ type View struct {
 	// shared are the other pools, by ID.
 	shared []*Pool
 	caches *caches
+
+	attached *atomic.Value
 }
 
 // Class is a DeviceClass. Immutable.
@@ -42,16 +44,19 @@ type NodeDevices struct {
 	Pools []*NodePool
 	// Problems are about the pools that the node would see if they were complete and valid, by pool.
 	Problems []*PoolProblem
-
-	// Attached is a place for one value that a consumer derives from what is in here and something else that it can
-	// recognize again, like NodePool.Attached.
-	Attached atomic.Value
 }
 
 var noDevices = &NodeDevices{}
 
 // Generation counts the events that changed something. A view with a higher number is newer.
 func (v *View) Generation() uint64 { return v.generation }
+
+// Attached is a place for one value that a consumer derives from this very view and something else that it can recognize
+// again, like NodePool.Attached.
+func (v *View) Attached() *atomic.Value { return v.attached }
+
+// Nodes returns the number of nodes that have devices of their own.
+func (v *View) Nodes() int { return v.local.Len() }
 
 // Features are those that the view was made with.
 func (v *View) Features() Features { return v.caches.features }

@@ -17,12 +17,15 @@ type comparison struct {
 	target float64
 	// limit is the longest that ours may take; 0 if target counts.
 	limit time.Duration
+	// alike tells that pods of the same template came before. Otherwise only pods of other kinds did.
+	alike bool
 }
 
 func comparisons() []comparison {
 	return []comparison{
 		{name: "1 GPU over 5,000 nodes × 8 GPUs, half of them held", world: func() *world { return plain(5000) }, target: 100},
 		{name: "8 GPUs with matchAttribute over 500 nodes × 32, three quarters held", world: matching, target: 50},
+		{name: "the same, for a third pod of one template", world: matching, target: 50, alike: true},
 		{name: "MIG 3g of 7 profiles × placements, counters, over 500 nodes × 8, half full", world: partitions, target: 50},
 		{name: "consumable capacity, 1,000 shares over 100 nodes × 8", world: shares, target: 20},
 		{name: "impossible: 21 of 20 devices", world: tooMany, limit: time.Millisecond},

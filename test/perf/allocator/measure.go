@@ -18,8 +18,9 @@ import (
 )
 
 const (
-	// sample is how long ours is repeated for one time, because a single run is too short for the clock.
-	sample = 20 * time.Millisecond
+	// leastSample and mostSample are how long ours is repeated for one time: as long as upstream ran, within these. A single run
+	// is too short for the clock, and the caches and the clock of a processor need longer than that to fall into step.
+	leastSample, mostSample = 20 * time.Millisecond, 200 * time.Millisecond
 	// upstreamLimit ends upstream's search where there is nothing to be found.
 	upstreamLimit = time.Second
 	// minRounds and maxRounds are how often the two take turns, and maxCPU is the time after which no further round
@@ -48,6 +49,10 @@ type times struct {
 func compare(c comparison) (times, error) {
 	w := c.world()
 	w.informed()
+	w.alike = c.alike
+	if err := w.estrange(); err != nil {
+		return times{}, fmt.Errorf("ours: %w", err)
+	}
 	fit, err := w.filterOurs() // slices have been seen
 	if err != nil {
 		return times{}, fmt.Errorf("ours: %w", err)
@@ -75,7 +80,8 @@ func compare(c comparison) (times, error) {
 			}
 		}
 		runtime.GC()
-		ours = append(ours, perRun(func() { _, err = w.filterOurs() }))
+		sample := min(max(upstream[len(upstream)-1], leastSample), mostSample)
+		ours = append(ours, perRun(sample, func() { _, err = w.filterOurs() }))
 		if err != nil {
 			return out, fmt.Errorf("ours: %w", err)
 		}
@@ -102,8 +108,8 @@ func spread(values []float64) float64 {
 	return (sorted[n*3/4] - sorted[n/4]) / 2 / math.Sqrt(float64(n)) / sorted[n/2]
 }
 
-// perRun repeats run for at least one sample, after once to warm up, and returns the CPU time of one.
-func perRun(run func()) time.Duration {
+// perRun repeats run for at least that long, after once to warm up, and returns the CPU time of one.
+func perRun(sample time.Duration, run func()) time.Duration {
 	run()
 	began, n := cpuTime(), 0
 	for n == 0 || cpuTime()-began < sample {
@@ -171,7 +177,7 @@ func indexMemory() (bytes int64, err error) {
 			Request: "r", Driver: id.Driver, Pool: id.Pool, Device: id.Device,
 		}))
 	}
-	w.index = nil
+	w.index, w.alike = nil, true
 	before := liveHeap()
 	w.index = usage.NewIndex()
 	for i := range claims {
@@ -230,7 +236,7 @@ func claimEvents(nodes []int) (took []time.Duration, growth []float64) {
 	for {
 		for i, index := range indexes {
 			event := 0
-			times[i] = append(times[i], perRun(func() {
+			times[i] = append(times[i], perRun(leastSample, func() {
 				event = (event + 1) % len(allocations[i])
 				index.Set(claim, allocations[i][event], nil)
 				view = index.View()

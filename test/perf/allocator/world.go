@@ -41,6 +41,11 @@ type world struct {
 	// What ours works on.
 	index *usage.Index
 	store *inventory.Store
+	// strangers are the claim, compiled so that nothing of what is found for one of them is known for another. They take turns.
+	strangers []*allocator.Requests
+	turn      int
+	// alike makes pods from one template: what is found for one is known for the next.
+	alike bool
 }
 
 func newWorld() *world {
@@ -236,9 +241,13 @@ func (w *world) filterUpstream(limit time.Duration) (int, error) {
 func (w *world) filterOurs() (int, error) {
 	ctx := context.Background()
 	view := w.inventory().View()
-	requests, err := allocator.Compile([]*resourceapi.ResourceClaim{w.claim}, view, allocator.DefaultFeatures())
+	requests, err := w.compile(view)
 	if err != nil {
 		return 0, err
+	}
+	if !w.alike {
+		w.turn++
+		requests = w.strangers[w.turn%len(w.strangers)]
 	}
 	fit := 0
 	for _, node := range w.nodes {
@@ -250,6 +259,26 @@ func (w *world) filterOurs() (int, error) {
 		}
 	}
 	return fit, nil
+}
+
+func (w *world) compile(view *inventory.View) (*allocator.Requests, error) {
+	return allocator.Compile([]*resourceapi.ResourceClaim{w.claim}, view, allocator.DefaultFeatures())
+}
+
+// estrange fills strangers, once: in between so many other kinds of pods come by that each time the claim is as new.
+func (w *world) estrange() error {
+	view := w.inventory().View()
+	for i := range 9 {
+		requests, err := w.compile(view)
+		if err != nil {
+			return err
+		}
+		w.strangers = append(w.strangers, requests)
+		for other := range 2 * inventory.MaxNumbers {
+			view.NumberOf(fmt.Sprintf("another kind %d %d", i, other))
+		}
+	}
+	return nil
 }
 
 // classLister serves upstream's allocator.
