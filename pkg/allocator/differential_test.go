@@ -124,6 +124,16 @@ func (d *differences) compare(t *rapid.T, w *world) {
 		if got.Fits() != check.Fits() || got.Score != check.Score {
 			t.Fatalf("Allocate and Check differ: %v and %v\n%s", got, check, w.dump(node))
 		}
+		for range 3 { // of a template's second pod on, what is found is kept
+			again, err := Compile(w.claims, view, DefaultFeatures())
+			if err != nil {
+				t.Fatalf("compiled once, but not again: %v", err)
+			}
+			in.Requests = again
+			if known := Check(ctx, in); known.Score != check.Score || known.Fits() != check.Fits() || (!check.Fits() && known.Failure.String() != check.Failure.String()) {
+				t.Fatalf("%v for the first pod, %v for a later one of the same template\n%s", check, known, w.dump(node))
+			}
+		}
 		if got.Failure != nil && got.Failure.Reason == ReasonUndecided {
 			t.Fatalf("too slow\n%s", w.dump(node))
 		}

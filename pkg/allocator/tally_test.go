@@ -9,6 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -20,12 +21,15 @@ func TestCountsFollowUsage(t *testing.T) {
 	for i := range nodes {
 		w.node(fmt.Sprintf("node-%d", i), gpus(gpusPerNode)...)
 	}
-	w.claim("c", exactly("gpu", 1))
 	view := w.store().View()
-	requests, err := Compile(w.claims, view, DefaultFeatures())
-	if err != nil {
-		t.Fatal(err)
+	// One kind is decided by counting. The others are searched for, and what is found is kept: for two equal requests, and,
+	// as they do not have the same number, for two that want more.
+	kinds := map[int]*Requests{
+		0: compileTwice(t, view, rig().claim("c", exactly("gpu", 1))),
+		1: compileTwice(t, view, rig().claim("c", exactly("gpu", 1), exactly("more", 1)).matchAttribute(driverA+"/root")),
+		2: compileTwice(t, view, rig().claim("c", exactly("gpu", 1), exactly("more", 1))),
 	}
+	wanted := map[int]int{0: 1, 1: 2, 2: 2}
 
 	type state struct {
 		usage usage.View
@@ -58,13 +62,31 @@ func TestCountsFollowUsage(t *testing.T) {
 		for range 4 {
 			s := seen[random.IntN(len(seen))]
 			for _, n := range []int{node, random.IntN(60), random.IntN(nodes)} {
-				in := Input{Requests: requests, Node: w.nodes[n], Inventory: view, Usage: s.usage}
-				if got, want := Check(context.Background(), in).Fits(), s.held[n] < gpusPerNode; got != want {
-					t.Fatalf("node %d, of which %d of %d devices are held: fits is %v", n, s.held[n], gpusPerNode, got)
+				for kind, requests := range kinds {
+					in := Input{Requests: requests, Node: w.nodes[n], Inventory: view, Usage: s.usage}
+					if got, want := Check(context.Background(), in).Fits(), s.held[n] <= gpusPerNode-wanted[kind]; got != want {
+						t.Fatalf("node %d, of which %d of %d devices are held, for requests of kind %d: fits is %v", n, s.held[n], gpusPerNode, kind, got)
+					}
 				}
 			}
 		}
 	}
+}
+
+// compileTwice compiles the claims as those of the second pod of a template.
+func compileTwice(t *testing.T, view *inventory.View, w *world) *Requests {
+	t.Helper()
+	var requests *Requests
+	for range 2 {
+		var err error
+		if requests, err = Compile(w.claims, view, DefaultFeatures()); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if !requests.recurring {
+		t.Fatal("the second pod is not known to be one")
+	}
+	return requests
 }
 
 func TestACountIsUnpackedAsItWasPacked(t *testing.T) {
