@@ -12,6 +12,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -79,7 +80,7 @@ type cluster struct {
 }
 
 func newCluster(b *testing.B, devices int) *cluster {
-	c := &cluster{tracker: quiet(), random: rand.New(rand.NewPCG(1, 2))}
+	c := &cluster{tracker: New(klog.Logger{}, WithJudge(&exclusive{})), random: rand.New(rand.NewPCG(1, 2))}
 	for node := 0; c.devices < devices; node++ {
 		for gpu := 0; gpu < 8; {
 			var held []usage.DeviceID

@@ -108,9 +108,11 @@ func reserve(tb testing.TB, tr *Tracker, owner types.UID, c *resourceapi.Resourc
 
 // held spells out the usage: by device the UIDs of its holders, with a * for
 // those in flight, and with their shares and what these take.
-func held(tr *Tracker) map[string][]string {
+func held(tr *Tracker) map[string][]string { return heldOf(tr.Snapshot().Usage) }
+
+func heldOf(view usage.View) map[string][]string {
 	found := map[string][]string{}
-	for id, d := range tr.Snapshot().Usage.All() {
+	for id, d := range view.All() {
 		for _, h := range d.Holders() {
 			found[id.String()] = append(found[id.String()], holderName(h.Claim.UID, h.InFlight, ptr.Deref(h.ShareID, ""))+amounts(h.ConsumedCapacity))
 		}

@@ -7,9 +7,9 @@ import (
 	"strconv"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
 	"pgregory.net/rapid"
 
 	"stowage.dev/stowage/pkg/usage"
@@ -17,7 +17,11 @@ import (
 
 // TestModel drives a tracker through arbitrary histories of an API server, its
 // watch and several pods' scheduling, in any interleaving that these allow, and
-// compares it after every step with a model that recomputes all of it.
+// compares it after every step with what is recomputed from the history alone:
+// what is known and held (I1 to I5), older snapshots (I6), and for each
+// allocation when it was written and whether it fits on top of the earlier ones.
+// Devices are whole, partitions that take of shared counters, or given out in
+// shares of their capacity.
 func TestModel(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		m := newModel()
@@ -35,6 +39,7 @@ func TestModel(t *testing.T) {
 			"answer":          m.answer,
 			"stale answer":    m.staleAnswer,
 			"release":         m.release,
+			"withdraw":        m.withdraw,
 			"":                m.check,
 		})
 	})
@@ -47,16 +52,29 @@ type model struct {
 
 	// The server: states[r] is what the claims were at revision r+1.
 	states []map[string]*resourceapi.ResourceClaim
-	uids   int
+	names  map[types.UID]string
+	shares int
 
-	// The watch: the revision that the tracker has seen; 0 before the list.
-	seen int
+	// The watch: the revision that the tracker has seen, 0 before the list, and how
+	// it came there.
+	seen  int
+	feeds []feed
 
 	// The scheduler.
-	answers []*resourceapi.ResourceClaim             // to its writes, not delivered
-	assumed []*resourceapi.ResourceClaim             // answers that were delivered
-	flying  map[types.UID]*flight                    // reserved, not released
-	promise map[types.UID]map[usage.DeviceID]promise // I2: what must not be free
+	answers []*resourceapi.ResourceClaim     // to its writes, not delivered
+	assumed []*resourceapi.ResourceClaim     // answers that were delivered
+	flying  map[types.UID]*flight            // reserved, not released
+	promise map[types.UID]map[taking]promise // I2: what must not be free
+
+	// What was seen in earlier checks.
+	snapshots []picture
+	fits      map[types.UID]Order // verdicts that are final, for as long as the order is this one
+}
+
+// feed is one step of the watch, or a list, from one revision to another.
+type feed struct {
+	from, to int
+	list     bool
 }
 
 type flight struct {
@@ -66,16 +84,18 @@ type flight struct {
 	unanswered int // writes
 }
 
-// promise says until when a device must be held for a claim: until the watch is
+// promise says until when something must be held for a claim: until the watch is
 // at a revision; 0 while that is not known.
 type promise int
 
 func newModel() *model {
 	return &model{
-		tracker: quiet(),
+		tracker: New(klog.Logger{}, WithJudge(modelJudge{})),
 		states:  []map[string]*resourceapi.ResourceClaim{{}},
+		names:   map[types.UID]string{},
 		flying:  map[types.UID]*flight{},
-		promise: map[types.UID]map[usage.DeviceID]promise{},
+		promise: map[types.UID]map[taking]promise{},
+		fits:    map[types.UID]Order{},
 	}
 }
 
@@ -114,8 +134,9 @@ func (m *model) create(t *rapid.T) {
 	if m.now()[name] != nil {
 		t.Skip("exists")
 	}
-	m.uids++
-	m.commit(name, claim(name, types.UID(fmt.Sprintf("u%d", m.uids)), 0))
+	uid := types.UID(fmt.Sprintf("u%d", len(m.names)+1))
+	m.names[uid] = name
+	m.commit(name, claim(name, uid, 0))
 }
 
 func (m *model) delete(t *rapid.T) {
@@ -134,14 +155,14 @@ func (m *model) touch(t *rapid.T) {
 	m.commit(name, m.now()[name].DeepCopy())
 }
 
-// otherScheduler allocates, or moves, a claim to devices that only it uses. (The
-// fence keeps schedulers off each other's devices, not the tracker.)
+// otherScheduler allocates, or moves, a claim to contested devices, whoever has
+// them. (The fence keeps schedulers off each other's devices, not the tracker.)
 func (m *model) otherScheduler(t *rapid.T) {
 	name := pick(t, m.now(), func(c *resourceapi.ResourceClaim) bool {
-		return notAllocated(c) || c.Status.Allocation.Devices.Results[0].Pool == "other"
+		return notAllocated(c) || c.Status.Allocation.Devices.Results[0].Pool == contested
 	})
 	c := m.now()[name].DeepCopy()
-	c.Status.Allocation = allocation(device("other", "gpu-"+strconv.Itoa(rapid.IntRange(0, 2).Draw(t, "device"))))
+	c.Status.Allocation = allocationOf(m.draw(t, contestedDevices))
 	m.commit(name, c)
 }
 
@@ -155,6 +176,7 @@ func (m *model) watch(t *rapid.T) {
 		return
 	}
 	before, after := m.states[m.seen-1], m.states[m.seen]
+	m.feeds = append(m.feeds, feed{from: m.seen, to: m.seen + 1})
 	m.seen++
 	s := m.tracker.Store()
 	for _, name := range []string{"a", "b", "c", "d"} {
@@ -174,7 +196,9 @@ func (m *model) watch(t *rapid.T) {
 
 // relist brings a list at any revision that is not older than what was seen.
 func (m *model) relist(t *rapid.T) {
+	before := m.seen
 	m.seen = rapid.IntRange(max(m.seen, 1), len(m.states)).Draw(t, "revision")
+	m.feeds = append(m.feeds, feed{from: before, to: m.seen, list: true})
 	objs := []any{}
 	for _, c := range m.states[m.seen-1] {
 		objs = append(objs, c.DeepCopy())
@@ -184,7 +208,7 @@ func (m *model) relist(t *rapid.T) {
 
 var pods = rapid.SampledFrom([]types.UID{"p1", "p2", "p3"})
 
-// reserve takes devices that are free in a snapshot.
+// reserve takes what is free in a snapshot.
 func (m *model) reserve(t *rapid.T) {
 	if m.seen == 0 {
 		t.Skip("not synced")
@@ -192,18 +216,15 @@ func (m *model) reserve(t *rapid.T) {
 	known := m.layer1()
 	c := known[pick(t, known, notAllocated)]
 	snapshot := m.tracker.Snapshot()
-	var free []usage.DeviceID
-	for _, d := range []usage.DeviceID{gpu0, gpu1, gpu2} {
-		if snapshot.Usage.Device(d) == nil {
-			free = append(free, d)
-		}
+	takes := m.draw(t, modelDevices)
+	if !fitBeside(takes, heldIn(snapshot.Usage)) {
+		t.Skip("does not fit")
 	}
-	if len(free) == 0 {
-		t.Skip("no device is free")
-	}
-	chosen := rapid.SliceOfNDistinct(rapid.SampledFrom(free), 1, len(free), rapid.ID[usage.DeviceID]).Draw(t, "devices")
 	owner := pods.Draw(t, "pod")
-	a := allocation(chosen...)
+	a := allocationOf(takes)
+	if rapid.IntRange(0, 3).Draw(t, "looks at a device, too") == 0 {
+		a.Devices.Results = append(a.Devices.Results, adminAccess(gpu0).Devices.Results[0])
+	}
 	err := m.tracker.Reserve(snapshot.Usage, owner, []Reservation{{Claim: c, Allocation: a}})
 	if flying := m.flying[c.UID] != nil; flying != (err != nil) {
 		t.Fatalf("Reserve() of a claim that is in flight (%t) = %v", flying, err)
@@ -212,10 +233,24 @@ func (m *model) reserve(t *rapid.T) {
 		return
 	}
 	m.flying[c.UID] = &flight{claim: c, allocation: a, owners: []types.UID{owner}}
-	m.promise[c.UID] = map[usage.DeviceID]promise{}
-	for _, d := range chosen {
-		m.promise[c.UID][d] = 0
+	m.promise[c.UID] = map[taking]promise{}
+	for _, takes := range takes {
+		m.promise[c.UID][takes] = 0
 	}
+}
+
+// draw makes up one or two results.
+func (m *model) draw(t *rapid.T, from []usage.DeviceID) (takes []taking) {
+	for _, d := range rapid.SliceOfNDistinct(rapid.SampledFrom(from), 1, 2, rapid.ID[usage.DeviceID]).Draw(t, "devices") {
+		one := taking{device: d}
+		if isShareable(d) {
+			m.shares++
+			one.share = types.UID(fmt.Sprintf("s%d", m.shares))
+			one.memory = rapid.SampledFrom([]int64{30, 50}).Draw(t, "memory")
+		}
+		takes = append(takes, one)
+	}
+	return takes
 }
 
 func (m *model) pickFlight(t *rapid.T) (types.UID, *flight) {
@@ -298,86 +333,18 @@ func (m *model) release(t *rapid.T) {
 	}
 }
 
-// layer1 is what the tracker should know: what the watch has seen, and answers
-// that are ahead of it.
-func (m *model) layer1() map[string]*resourceapi.ResourceClaim {
-	known := map[string]*resourceapi.ResourceClaim{}
-	if m.seen > 0 {
-		known = maps.Clone(m.states[m.seen-1])
-	}
-	for _, c := range m.assumed {
-		if revisionOf(c) > m.seen && (known[c.Name] == nil || revisionOf(c) > revisionOf(known[c.Name])) {
-			known[c.Name] = c
+// withdraw takes an allocation back that is not in flight here, as the fence may
+// want it, or a pod that goes elsewhere after the write. The answer comes at once.
+func (m *model) withdraw(t *rapid.T) {
+	name := pick(t, m.now(), func(c *resourceapi.ResourceClaim) bool { return isAllocated(c) && m.flying[c.UID] == nil })
+	c := m.now()[name].DeepCopy()
+	c.Status.Allocation = nil
+	m.commit(name, c)
+	must(t, m.tracker.Assume(c.DeepCopy()))
+	m.assumed = append(m.assumed, c)
+	for uid := range m.promise { // of the claim, and of earlier ones of the name, which are known to have gone
+		if m.names[uid] == name {
+			delete(m.promise, uid)
 		}
 	}
-	return known
-}
-
-func (m *model) check(t *rapid.T) {
-	// Layer 1 (I4, I5).
-	want := m.layer1()
-	got := map[string]*resourceapi.ResourceClaim{}
-	for _, name := range []string{"a", "b", "c", "d"} {
-		if c, err := m.tracker.Get("default", name); err == nil {
-			got[name] = c
-		}
-	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Fatalf("claims (-want +got):\n%s", diff)
-	}
-
-	// Layer 3 (I1, I3).
-	holding := map[string][]string{}
-	for _, c := range want {
-		if isAllocated(c) {
-			for _, r := range c.Status.Allocation.Devices.Results {
-				holding[usage.DeviceOf(&r).String()] = append(holding[usage.DeviceOf(&r).String()], string(c.UID))
-			}
-		}
-	}
-	for uid, f := range m.flying {
-		for _, r := range f.allocation.Devices.Results {
-			if id := usage.DeviceOf(&r).String(); !slices.Contains(holding[id], string(uid)) {
-				holding[id] = append(holding[id], string(uid)+"*")
-			}
-		}
-	}
-	for _, h := range holding {
-		slices.Sort(h)
-	}
-	if diff := cmp.Diff(holding, held(m.tracker)); diff != "" {
-		t.Fatalf("usage (-want +got):\n%s", diff)
-	}
-
-	// I2.
-	for uid, devices := range m.promise {
-		for d, until := range devices {
-			if until > 0 && m.seen >= int(until) {
-				delete(devices, d)
-			} else if m.tracker.Snapshot().Usage.Device(d) == nil {
-				t.Fatalf("%s, reserved for claim %s, is free before the watch has seen the write", d, uid)
-			}
-		}
-	}
-
-	// And what it is all for: the server never has a device of ours twice.
-	owners := map[usage.DeviceID]string{}
-	for _, c := range m.now() {
-		if !isAllocated(c) {
-			continue
-		}
-		for _, r := range c.Status.Allocation.Devices.Results {
-			if d := usage.DeviceOf(&r); d.Pool != "other" {
-				if owners[d] != "" {
-					t.Fatalf("%s is allocated to %s and to %s", d, owners[d], c.Name)
-				}
-				owners[d] = c.Name
-			}
-		}
-	}
-}
-
-func revisionOf(c *resourceapi.ResourceClaim) int {
-	revision, _ := strconv.Atoi(c.ResourceVersion)
-	return revision
 }

@@ -8,7 +8,9 @@ import (
 )
 
 // The tests of this file replay what has gone wrong in kube-scheduler's own claim
-// tracker. The numbers are kubernetes/kubernetes issues and pull requests.
+// tracker. The numbers are kubernetes/kubernetes issues and pull requests. What
+// went wrong between the tracker and the plugin's extension points is replayed in
+// pkg/plugins/deviceclaims, too (#139418, #140053).
 
 // Holders were kept as a set of device IDs: with two claims on one device, the
 // first to go took the entry of both along.
@@ -106,6 +108,74 @@ func TestUpstreamSharerJoinsWhileAnotherReleases(t *testing.T) {
 			t.Fatalf("joined: %t, but held: %t", joined, isHeld)
 		}
 	}
+}
+
+// #139418: a pod whose PreBind failed was counted out of an allocation in flight
+// twice, in PreBind and in Unreserve. With that the allocation was dropped although
+// another pod shared it, which then found it "allocated elsewhere".
+func TestUpstreamOnePodReleasesTwiceAndTheOtherKeepsItsShare(t *testing.T) {
+	tr := listed(t, 10, claim("a", "ua", 5))
+	reserve(t, tr, podA, claim("a", "ua", 5), gpu0)
+	chosen, ok := tr.Share("ua", podB)
+	if !ok {
+		t.Fatal("nothing to share")
+	}
+	for range 2 {
+		if tr.Release("ua", podA) {
+			t.Fatal("a release by one pod was taken for the last one")
+		}
+		wantHeld(t, tr, "released by the pod that failed", holders{gpu0: {"ua*"}})
+	}
+	if got, sharers := tr.Pending("ua"); got != chosen || sharers != 1 {
+		t.Errorf("Pending() = %v, %d; want what the other pod shares", got, sharers)
+	}
+	must(t, tr.Assume(claim("a", "ua", 12, gpu0))) // the other pod's write
+	tr.Release("ua", podB)
+	wantHeld(t, tr, "written by the other pod", holders{gpu0: {"ua"}})
+}
+
+// #140053: two pods that share a claim both decided on it while it was not
+// allocated. The write of the first was a conflict to the second, for good. Here the
+// second either shares what is in flight, and finds just that written, or is refused
+// before anything is in flight for it.
+func TestUpstreamSecondPodOfAClaimThatTheFirstOneAllocates(t *testing.T) {
+	t.Run("while it is in flight", func(t *testing.T) {
+		tr := listed(t, 10, claim("a", "ua", 5))
+		decided := tr.Snapshot().Usage // by both
+		must(t, tr.Reserve(decided, podA, []Reservation{{claim("a", "ua", 5), allocation(gpu0)}}))
+		err := tr.Reserve(decided, podB, []Reservation{{claim("a", "ua", 5), allocation(gpu2)}})
+		if !errors.Is(err, ErrClaimInFlight) {
+			t.Fatalf("Reserve() of what is in flight = %v", err)
+		}
+		chosen, ok := tr.Share("ua", podB)
+		if !ok {
+			t.Fatal("nothing to share")
+		}
+		must(t, tr.Assume(claim("a", "ua", 12, gpu0)))
+		tr.Release("ua", podA)
+		if got, err := tr.Get("default", "a"); err != nil || !sameDevices(got.Status.Allocation, chosen) {
+			t.Errorf("Get() = %v, %v; want the devices that the second pod shares", got, err)
+		}
+		if !tr.Release("ua", podB) {
+			t.Error("the second pod's release was not the last")
+		}
+		wantHeld(t, tr, "both have let go", holders{gpu0: {"ua"}})
+	})
+	t.Run("when it is written", func(t *testing.T) {
+		tr := listed(t, 10, claim("a", "ua", 5))
+		decided := tr.Snapshot().Usage
+		must(t, tr.Reserve(decided, podA, []Reservation{{claim("a", "ua", 5), allocation(gpu0)}}))
+		must(t, tr.Assume(claim("a", "ua", 12, gpu0)))
+		tr.Release("ua", podA)
+		err := tr.Reserve(decided, podB, []Reservation{{claim("a", "ua", 5), allocation(gpu2)}})
+		if !errors.Is(err, ErrClaimAllocated) {
+			t.Errorf("Reserve() of what is allocated = %v", err)
+		}
+		if got, sharers := tr.Pending("ua"); got != nil || sharers != 0 {
+			t.Errorf("Pending() = %v, %d", got, sharers)
+		}
+		wantHeld(t, tr, "the second pod was refused", holders{gpu0: {"ua"}})
+	})
 }
 
 // A relist is delivered by an informer as single deletions and updates: in
