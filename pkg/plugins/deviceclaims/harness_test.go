@@ -63,10 +63,18 @@ type harness struct {
 	activator *activator
 	nominator nominator
 	recorder  *events.FakeRecorder
+	// informed tells whether pods and nodes are known.
+	informed func() bool
 }
 
 func newHarness(t *testing.T, w world) *harness {
 	t.Helper()
+	client, api := newAPI(t, w)
+	return startHarness(t, w, client, api)
+}
+
+// newAPI has what exists in a world.
+func newAPI(t *testing.T, w world) (*fake.Clientset, *claimAPI) {
 	objects := slices.Clone(w.objects)
 	for _, node := range w.nodes {
 		objects = append(objects, node)
@@ -79,11 +87,23 @@ func newHarness(t *testing.T, w world) *harness {
 	for _, claim := range w.claims {
 		api.create(claim)
 	}
-	return startHarness(t, w, client, api)
+	return client, api
 }
 
-// startHarness starts a plugin on an API that is there already, as a scheduler that takes over from another one.
+// startHarness starts a plugin on an API that is there already, as a scheduler that takes over from another one, and
+// waits until it knows what there is.
 func startHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI) *harness {
+	t.Helper()
+	h := launchHarness(t, w, client, api)
+	if err := h.plugin.shared.waitForSync(h.ctx); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("pods and nodes are known", h.informed)
+	return h
+}
+
+// launchHarness starts a plugin, which may not know anything yet.
+func launchHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI) *harness {
 	t.Helper()
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
@@ -122,10 +142,7 @@ func startHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI) 
 		factory.Shutdown()
 		frameworkruntime.WaitForShutdown(handle)
 	})
-	if err := h.plugin.shared.waitForSync(ctx); err != nil {
-		t.Fatal(err)
-	}
-	h.eventually("pods and nodes are known", func() bool { return pods.HasSynced() && nodes.HasSynced() })
+	h.informed = func() bool { return pods.HasSynced() && nodes.HasSynced() }
 	for _, node := range w.nodes {
 		info, err := snapshot.NodeInfos().Get(node.Name)
 		if err != nil {
