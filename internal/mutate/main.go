@@ -9,7 +9,9 @@
 // and "no line can be removed" is what is to be shown.
 //
 // In testdata/mutants.yaml a package lists the mutants that no test can tell from
-// the original, with the reason, and bugs that are seeded as a whole.
+// the original, with the reason, and bugs that are seeded as a whole. A mutant that
+// survives and is not listed makes the command fail, and so does one that is listed
+// and does not survive.
 package main
 
 import (
@@ -25,7 +27,7 @@ import (
 
 func main() {
 	var o options
-	flag.Float64Var(&o.atLeast, "at-least", 90, "percentage of mutants that must be killed")
+	flag.Float64Var(&o.atLeast, "at-least", 90, "percentage of mutants that must be killed; those that are listed as equivalent count as not killed")
 	flag.IntVar(&o.parallel, "parallel", runtime.NumCPU(), "test binaries that run at a time")
 	flag.IntVar(&o.every, "every", 1, "try only every n-th mutant, for a quick look")
 	flag.DurationVar(&o.patience, "patience", 30*time.Second, "how long tests may run without ending")

@@ -53,6 +53,11 @@ func readNotes(t *target) (n notes, err error) {
 			return n, fmt.Errorf("%s: equivalent[%d]: a mutant and a reason are needed", path, i)
 		}
 	}
+	for i, s := range n.Seeds {
+		if s.Name == "" || s.File == "" || s.Old == "" || strings.TrimSpace(s.CaughtBy) == "" {
+			return n, fmt.Errorf("%s: seeds[%d]: a name, a file, an old text and the tests that catch it are needed", path, i)
+		}
+	}
 	return n, nil
 }
 
@@ -98,11 +103,14 @@ func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes,
 				flags = []string{"-test.short=false", "-test.failfast"}
 			}
 			r := try(ctx, one, t, binary, 0, flags...)
-			if test != "" && !r.killed {
+			switch {
+			case test == "" && r.killed:
+				caught = append(caught, "all: "+r.by)
+			case test != "" && r.killed:
+				caught = append(caught, test)
+			case test != "":
 				ok = false
 				caught = append(caught, "NOT by "+test)
-			} else if r.killed && test == "" {
-				caught = append(caught, "all: "+r.by)
 			}
 		}
 		fmt.Fprintf(out, "%s: %q caught by %s\n", t.path, s.Name, strings.Join(caught, "; "))

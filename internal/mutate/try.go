@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"go/ast"
 	"io"
+	"maps"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 type result struct {
 	killed bool
 	by     string // the first test that failed, or what else ended the run
+	output string
 }
 
 // tryPackage tries the mutants of a package, or its seeded bugs, and prints what
@@ -52,11 +54,11 @@ func tryPackage(ctx context.Context, out io.Writer, o options, pattern string) (
 	if err := build(ctx, t, overlay, binary); err != nil {
 		return false, err
 	}
-	start := time.Now()
-	if r := try(ctx, o, t, binary, 0, "-test.failfast"); r.killed {
-		return false, fmt.Errorf("the tests fail without a mutant: %s", r.by)
+	stages, took, err := stagesOf(ctx, o, t, binary)
+	if err != nil {
+		return false, err
 	}
-	fmt.Fprintf(out, "%s: %d mutants, the tests take %s\n", t.path, len(mutants), time.Since(start).Round(100*time.Millisecond))
+	fmt.Fprintf(out, "%s: %d mutants, the tests take %s\n", t.path, len(mutants), took.Round(100*time.Millisecond))
 
 	chosen := []int{}
 	for id := 1; id <= len(mutants); id += o.every {
@@ -64,13 +66,23 @@ func tryPackage(ctx context.Context, out io.Writer, o options, pattern string) (
 			chosen = append(chosen, id)
 		}
 	}
-	results := tryAll(ctx, o, chosen, func(id int) result { return try(ctx, o, t, binary, id, "-test.failfast") })
+	results := tryAll(ctx, o, chosen, func(id int) result {
+		var r result
+		for _, stage := range stages {
+			if r = try(ctx, stage, t, binary, id, "-test.failfast"); r.killed {
+				break
+			}
+		}
+		return r
+	})
 	survivors := slices.DeleteFunc(slices.Clone(chosen), func(id int) bool { return results[id].killed || notes.reason(mutants[id-1]) != "" })
 	if slices.ContainsFunc(survivors, func(id int) bool { return mutants[id-1].needsRace }) {
 		if err := build(ctx, t, overlay, raceBinary, "-race"); err != nil {
 			return false, err
 		}
 		survivors = slices.DeleteFunc(survivors, func(id int) bool { return !mutants[id-1].needsRace })
+		o := o
+		o.patience *= raceFactor
 		for id, r := range tryAll(ctx, o, survivors, func(id int) result { return try(ctx, o, t, raceBinary, id, "-test.failfast") }) {
 			results[id] = r
 		}
@@ -78,7 +90,7 @@ func tryPackage(ctx context.Context, out io.Writer, o options, pattern string) (
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	return report(out, o, t, notes, mutants, chosen, results), nil
+	return report(out, o, t.path, notes, mutants, chosen, results), nil
 }
 
 // mutate writes the package with all mutants, and go's overlay for it.
@@ -121,6 +133,77 @@ func build(ctx context.Context, t *target, overlay, binary string, flags ...stri
 	return nil
 }
 
+const (
+	// raceFactor is how much longer tests may take with the race detector.
+	raceFactor = 6
+	// quick is how long a test may take that is among the first to be run.
+	quick = 100 * time.Millisecond
+	// slowdown is how much longer tests with a mutant may take than without one, on
+	// a machine that has other things to do.
+	slowdown = 20
+)
+
+var passedTest = regexp.MustCompile(`(?m)^\s*--- PASS: (\S+) \((\S+s)\)`)
+
+// timesOf reads from the output of a test binary how long each test takes. The time
+// of a test does not include that of parallel subtests.
+func timesOf(output string) (map[string]time.Duration, error) {
+	own, subtests := map[string]time.Duration{}, map[string]time.Duration{}
+	for _, match := range passedTest.FindAllStringSubmatch(output, -1) {
+		d, err := time.ParseDuration(match[2])
+		if err != nil {
+			return nil, fmt.Errorf("test %s: %w", match[1], err)
+		}
+		switch name, sub, isSub := strings.Cut(match[1], "/"); {
+		case !isSub:
+			own[name] = d
+		case !strings.Contains(sub, "/"):
+			subtests[name] += d
+		}
+	}
+	for name := range own {
+		own[name] = max(own[name], subtests[name])
+	}
+	return own, nil
+}
+
+// stagesOf runs the tests without a mutant, and returns how to run them with one:
+// first those that take no time, which kill most, then the others. took is how
+// long all of them take.
+func stagesOf(ctx context.Context, o options, t *target, binary string) (stages []options, took time.Duration, err error) {
+	start := time.Now()
+	r := try(ctx, o, t, binary, 0, "-test.failfast", "-test.v")
+	took = time.Since(start)
+	if r.killed {
+		return nil, took, fmt.Errorf("the tests fail without a mutant: %s\n%s", r.by, r.output)
+	}
+	times, err := timesOf(r.output)
+	if err != nil {
+		return nil, took, err
+	}
+	var tests [2][]string
+	var sums [2]time.Duration
+	for _, test := range slices.Sorted(maps.Keys(times)) {
+		i := 0
+		if times[test] > quick {
+			i = 1
+		}
+		tests[i], sums[i] = append(tests[i], test), sums[i]+times[test]
+	}
+	for i := range tests {
+		if len(tests[i]) > 0 {
+			stage := o
+			stage.run = "^(" + strings.Join(tests[i], "|") + ")$"
+			stage.patience = min(o.patience, slowdown*(sums[i]+quick))
+			stages = append(stages, stage)
+		}
+	}
+	if len(stages) == 0 {
+		return nil, took, errors.New("there are no tests")
+	}
+	return stages, took, nil
+}
+
 var failedTest = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
 
 // try runs the tests with one mutant. A run that does not end, or dies, has
@@ -138,11 +221,11 @@ func try(ctx context.Context, o options, t *target, binary string, id int, flags
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
-		return result{}
+		return result{output: output.String()}
 	case ctx.Err() != nil:
-		return result{true, "the tests do not end"}
+		return result{killed: true, by: doNotEnd}
 	case !errors.As(err, &exit):
-		return result{true, err.Error()}
+		return result{killed: true, by: err.Error()}
 	}
 	var failed []string
 	for _, match := range failedTest.FindAllStringSubmatch(output.String(), -1) {
@@ -152,13 +235,15 @@ func try(ctx context.Context, o options, t *target, binary string, id int, flags
 	}
 	switch {
 	case len(failed) > 0:
-		return result{true, strings.Join(failed, ", ")}
+		return result{true, strings.Join(failed, ", "), output.String()}
 	case strings.Contains(output.String(), "test timed out"):
-		return result{true, "the tests do not end"}
+		return result{killed: true, by: doNotEnd}
 	default:
-		return result{true, firstLine(output.String())}
+		return result{true, firstLine(output.String()), output.String()}
 	}
 }
+
+const doNotEnd = "the tests do not end"
 
 func firstLine(s string) string {
 	for line := range strings.Lines(s) {
@@ -198,9 +283,11 @@ func tryAll(ctx context.Context, o options, ids []int, try func(id int) result) 
 	return results
 }
 
-// report prints what became of each mutant, and the percentage.
-func report(out io.Writer, o options, t *target, notes notes, mutants []mutant, chosen []int, results map[int]result) (ok bool) {
-	killed, survived, equivalent := 0, 0, 0
+// report prints what became of each mutant, and the percentage. It is ok if enough
+// of them were killed, and each of the others is listed with the reason why no test
+// can tell it from the original.
+func report(out io.Writer, o options, path string, notes notes, mutants []mutant, chosen []int, results map[int]result) (ok bool) {
+	killed, survived, equivalent, endless := 0, 0, 0, 0
 	ok = true
 	for _, id := range chosen {
 		m, r := mutants[id-1], results[id]
@@ -211,11 +298,15 @@ func report(out io.Writer, o options, t *target, notes notes, mutants []mutant, 
 			fmt.Fprintf(out, "WRONGLY LISTED as equivalent  %-18s %s\n%30s killed by %s\n", place, m.name(), "", r.by)
 		case r.killed:
 			killed++
+			if r.by == doNotEnd {
+				endless++
+			}
 			fmt.Fprintf(out, "killed     %-18s %s: %s  [%s]\n", place, m.function, m.what, r.by)
 		case reason != "":
 			equivalent++
 			fmt.Fprintf(out, "equivalent %-18s %s: %s  (%s)\n", place, m.function, m.what, reason)
 		default:
+			ok = false
 			survived++
 			fmt.Fprintf(out, "SURVIVED   %-18s %s: %s\n", place, m.function, m.what)
 		}
@@ -229,9 +320,10 @@ func report(out io.Writer, o options, t *target, notes notes, mutants []mutant, 
 		}
 	}
 	percent := 100.0
-	if killed+survived > 0 {
-		percent = 100 * float64(killed) / float64(killed+survived)
+	if all := killed + survived + equivalent; all > 0 {
+		percent = 100 * float64(killed) / float64(all)
 	}
-	fmt.Fprintf(out, "%s: %d mutants killed, %d survived, %d equivalent: %.1f %% killed (at least %.0f %% wanted)\n", t.path, killed, survived, equivalent, percent, o.atLeast)
+	fmt.Fprintf(out, "%s: %d mutants killed (%d because the tests did not end), %d survived without an explanation, %d with one: %.1f %% killed (at least %.0f %% wanted)\n",
+		path, killed, endless, survived, equivalent, percent, o.atLeast)
 	return ok && percent >= o.atLeast
 }

@@ -1,0 +1,57 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestReadNotes(t *testing.T) {
+	tests := map[string]struct{ text, want string }{
+		"nothing":              {"", ""},
+		"complete":             {"equivalent:\n- {mutant: m, reason: r}\nseeds:\n- {name: n, file: f, old: o, new: '', caughtBy: TestX}\n", ""},
+		"a field that is none": {"equivalents: []\n", "equivalents"},
+		"no reason":            {"equivalent:\n- {mutant: m}\n", "equivalent[0]: a mutant and a reason are needed"},
+		"no mutant":            {"equivalent:\n- {mutant: m, reason: r}\n- {reason: r}\n", "equivalent[1]: a mutant and a reason are needed"},
+		"caught by no test":    {"seeds:\n- {name: n, file: f, old: o, caughtBy: ' '}\n", "seeds[0]: a name, a file, an old text and the tests that catch it are needed"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			write(t, filepath.Join(dir, "testdata", "mutants.yaml"), tc.text)
+			_, err := readNotes(&target{dir: dir})
+			if (err != nil) != (tc.want != "") || err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %v, want %q", err, tc.want)
+			}
+		})
+	}
+	if _, err := readNotes(&target{dir: t.TempDir()}); err != nil {
+		t.Errorf("without the file: %v", err)
+	}
+}
+
+// A seed that does not fit the code any more is an error, not a bug that is never put in.
+func TestSeedsMustFitTheCode(t *testing.T) {
+	dir := t.TempDir()
+	write(t, filepath.Join(dir, "f.go"), "a\nb\na\n")
+	for old, want := range map[string]string{"b\n": "", "a\n": "field old: found 2 times in f.go, want once", "c": "field old: found 0 times"} {
+		_, err := seed{File: "f.go", Old: old, New: "d"}.overlay(&target{dir: dir}, t.TempDir())
+		if (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
+			t.Errorf("old %q: error %v, want %q", old, err, want)
+		}
+	}
+	if _, err := (seed{File: "g.go"}).overlay(&target{dir: dir}, t.TempDir()); err == nil || !strings.Contains(err.Error(), "field file") {
+		t.Errorf("no such file: %v", err)
+	}
+}
+
+func write(t *testing.T, path, text string) {
+	t.Helper()
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+}

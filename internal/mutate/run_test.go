@@ -1,0 +1,76 @@
+package main
+
+import (
+	"strings"
+	"testing"
+	"time"
+)
+
+// The packages in testdata are compiled, and their tests run with each mutant.
+func TestRun(t *testing.T) {
+	tests := map[string]struct {
+		pkg     string
+		options options
+		want    []string // lines of the output
+		wantErr string   // in the error, which is nil if it is empty
+	}{
+		"what survives is listed": {
+			pkg: "covered", options: options{atLeast: 80},
+			want: []string{
+				"killed     max.go:6           Max: a > b is always true  [TestMax]",
+				"killed     max.go:6           Max: a > b is always false  [TestMax]",
+				"equivalent max.go:6           Max: a > b with >=  (of equal numbers either is the larger one)",
+				"killed     max.go:7           Max: drop return a  [TestMax]",
+				"killed     max.go:7           Max: return the zero value instead of a  [TestMax]",
+				"killed     max.go:9           Max: return the zero value instead of b  [TestMax]",
+				": 5 mutants killed (0 because the tests did not end), 0 survived without an explanation, 1 with one: 83.3 % killed (at least 80 % wanted)",
+			},
+		},
+		"what survives is not listed, and what is listed does not survive": {
+			pkg: "uncovered",
+			want: []string{
+				"killed     max.go:9           Max: return the zero value instead of b  [TestTheSecondIsLarger]",
+				"SURVIVED   max.go:7           Max: drop return a",
+				"WRONGLY LISTED as equivalent  max.go:6           max.go Max: a > b is always true",
+				"NO SUCH MUTANT: max.go Min: a < b with <=",
+			},
+			wantErr: "1 of 1 packages failed",
+		},
+		"tests that fail by themselves tell nothing": {
+			pkg: "broken", wantErr: "the tests fail without a mutant: TestOne",
+		},
+		"a seeded bug is caught": {
+			pkg: "covered", options: options{seedsOnly: true},
+			want: []string{`"the smaller one" caught by TestMax; all: TestMax`},
+		},
+		"a seeded bug is not caught by the test that is named": {
+			pkg: "uncovered", options: options{seedsOnly: true},
+			want:    []string{`"never the first one" caught by NOT by TestNothing`},
+			wantErr: "1 of 1 packages failed",
+		},
+		"no package": {
+			pkg: "missing", wantErr: "./testdata/missing: listing the package",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			tc.options.every, tc.options.parallel, tc.options.patience = 1, 2, 30*time.Second
+			var out strings.Builder
+			err := run(t.Context(), &out, tc.options, []string{"./testdata/" + tc.pkg})
+			if (err != nil) != (tc.wantErr != "") || err != nil && !strings.Contains(err.Error(), tc.wantErr) {
+				t.Errorf("error %v, want %q", err, tc.wantErr)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(out.String(), want+"\n") {
+					t.Errorf("the output lacks %q", want)
+				}
+			}
+			if t.Failed() {
+				t.Logf("output:\n%s", &out)
+			}
+		})
+	}
+	if err := run(t.Context(), &strings.Builder{}, options{}, nil); err == nil {
+		t.Error("no package is named, and there is no error")
+	}
+}
