@@ -42,9 +42,13 @@ test-unit: ## Unit tests only, race detector on
 # The packages whose concurrency is proven.
 PROVEN    := $(wildcard ./pkg/tracker ./pkg/fence)
 
+# What the plugin does at the fence and cannot be tried without it.
+AT_FENCE  := ^(TestFenceClaimSharedByTwoPodsWhoseAllocatorLoses|TestFenceRestartBetweenWriteAndBind)$$
+
 .PHONY: test-race
 test-race: ## The tracker's and the fence's tests 50 times, race detector on
 	$(GO) test -race -short -count=50 -timeout 20m $(PROVEN)
+	$(GO) test -race -count=50 -timeout 20m -run '$(AT_FENCE)' ./pkg/plugins/deviceclaims
 
 .PHONY: mutate
 mutate: ## Break the tracker and the fence line by line: at least 90 % must be noticed (~10 min)
