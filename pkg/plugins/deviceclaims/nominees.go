@@ -57,7 +57,8 @@ func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *i
 
 // withNominees returns the usage with the devices that pods nominated to the node are going to get, one pod after the
 // other. Where too few are free they may choose among those of claims which are about to leave, because it is for these
-// pods that they leave. A pod that would not fit even then keeps nobody from anything.
+// pods that they leave. Between the nomination and the moment at which the victims are seen to go, nothing tells who they
+// are: then any pod of lower priority may be one. A pod that would not fit even then keeps nobody from anything.
 func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node, inv *inventory.View, view usage.View) usage.View {
 	pools := poolsOf(node, inv)
 	for _, pod := range pods {
@@ -69,6 +70,10 @@ func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node
 		result := allocator.Allocate(ctx, input)
 		if !result.Fits() {
 			input.Usage = without(view, s.leavingOn(pools, view, true))
+			result = allocator.Allocate(ctx, input)
+		}
+		if !result.Fits() {
+			input.Usage = without(view, s.stakesOn(pools, view, func(st *stake) bool { return s.mayBeEvictedFor(st, pod) }))
 			result = allocator.Allocate(ctx, input)
 		}
 		for i := range result.Allocations {

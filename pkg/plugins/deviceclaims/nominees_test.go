@@ -30,6 +30,7 @@ func TestNominatedPodsKeepTheirDevices(t *testing.T) {
 	tests := map[string]struct {
 		claims  []*resourceapi.ResourceClaim
 		nominee *v1.Pod
+		others  []*v1.Pod
 		fits    bool // on node-b
 	}{
 		"what a nominee needs is taken": {
@@ -47,6 +48,18 @@ func TestNominatedPodsKeepTheirDevices(t *testing.T) {
 		"it prefers what is free already": {
 			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two"), claim("leaving", allocated("node-b", "gpu-0"), gone)},
 			nominee: pending("nominee", 5, "two"),
+		},
+		"it may count on pods of lower priority, which have not been seen to go yet": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2)), claim("held", allocated("node-b", "gpu-1"), reservedFor("victim"))},
+			nominee: pending("nominee", 5, "two"), others: []*v1.Pod{running("victim", "node-b", 4, "held")},
+		},
+		"it cannot count on pods of its own priority": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2)), claim("held", allocated("node-b", "gpu-1"), reservedFor("victim", "equal"))},
+			nominee: pending("nominee", 5, "two"), others: []*v1.Pod{running("victim", "node-b", 4, "held"), running("equal", "node-b", 5, "held")}, fits: true,
+		},
+		"it cannot count on what nobody uses and stays": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2)), claim("held", allocated("node-b", "gpu-1"))},
+			nominee: pending("nominee", 5, "two"), fits: true,
 		},
 		"it keeps nobody from what it cannot use": {
 			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(3))},
@@ -72,7 +85,7 @@ func TestNominatedPodsKeepTheirDevices(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := twoNodes()
-			w.claims, w.pods = tc.claims, []*v1.Pod{tc.nominee}
+			w.claims, w.pods = tc.claims, append(tc.others, tc.nominee)
 			h := newHarness(t, w)
 			h.nominator.nominate("node-b", tc.nominee)
 			a := h.filterAll(pending("p", 5, "wanted"))

@@ -9,6 +9,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"stowage.dev/stowage/pkg/tracker"
@@ -222,6 +223,29 @@ func (s *stakes) isLeaving(st *stake, certain bool) bool {
 	return !slices.ContainsFunc(st.pods, func(c consumer) bool { return !s.pl.isLeaving(c, certain) })
 }
 
+// mayBeEvictedFor tells whether the claim ends if all pods of lower priority are evicted.
+func (s *stakes) mayBeEvictedFor(st *stake, pod *v1.Pod) bool {
+	if s.isLeaving(st, true) {
+		return true
+	}
+	return !st.foreign && len(st.pods) > 0 && !slices.ContainsFunc(st.pods, func(c consumer) bool {
+		other := s.pl.podOf(c)
+		return other != nil && corev1helpers.PodPriority(other) >= corev1helpers.PodPriority(pod)
+	})
+}
+
+// podOf returns the pod as it is known, nil if it has gone or its name is not known.
+func (pl *Plugin) podOf(c consumer) *v1.Pod {
+	if attempt := pl.shared.attempts.of(c.uid); attempt != nil {
+		return attempt.pod
+	}
+	pod, err := pl.handle.SharedInformerFactory().Core().V1().Pods().Lister().Pods(c.Namespace).Get(c.Name)
+	if err != nil || pod.UID != c.uid {
+		return nil
+	}
+	return pod
+}
+
 // isLeaving tells whether a pod will make no more use of its claims.
 func (pl *Plugin) isLeaving(c consumer, certain bool) bool {
 	attempt := pl.shared.attempts.of(c.uid)
@@ -246,7 +270,12 @@ func (pl *Plugin) isLeaving(c consumer, certain bool) bool {
 
 // leavingOn returns the stakes in devices of a node that are about to end, or have ended since the view was taken.
 func (s *stakes) leavingOn(pools []usage.PoolID, view usage.View, certain bool) []*stake {
-	var leaving []*stake
+	return s.stakesOn(pools, view, func(st *stake) bool { return s.isLeaving(st, certain) })
+}
+
+// stakesOn returns the stakes in devices of some pools that are of a kind, or have ended since the view was taken.
+func (s *stakes) stakesOn(pools []usage.PoolID, view usage.View, is func(*stake) bool) []*stake {
+	var found []*stake
 	seen := sets.New[types.UID]()
 	for _, id := range pools {
 		for _, device := range view.Pool(id).All() {
@@ -257,12 +286,12 @@ func (s *stakes) leavingOn(pools []usage.PoolID, view usage.View, certain bool) 
 				seen.Insert(holder.Claim.UID)
 				switch st := s.ofClaim(holder.Claim); {
 				case st == nil && !s.own.Has(holder.Claim.UID):
-					leaving = append(leaving, &stake{claim: holder.Claim, pools: pools, left: true})
-				case st != nil && s.isLeaving(st, certain):
-					leaving = append(leaving, st)
+					found = append(found, &stake{claim: holder.Claim, pools: pools, left: true})
+				case st != nil && is(st):
+					found = append(found, st)
 				}
 			}
 		}
 	}
-	return leaving
+	return found
 }
