@@ -111,10 +111,8 @@ func (f *Fence) Pause(ctx context.Context) {
 	if f.options.Jitter <= 0 {
 		return
 	}
-	timer := time.NewTimer(rand.N(f.options.Jitter))
-	defer timer.Stop()
 	select {
-	case <-timer.C:
+	case <-time.After(rand.N(f.options.Jitter)):
 	case <-ctx.Done():
 	}
 }

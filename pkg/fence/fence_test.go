@@ -260,6 +260,23 @@ func TestPassEndsWithItsContext(t *testing.T) {
 	})
 }
 
+// foreign is a context of another make: what is derived from it has a goroutine until it is over.
+type foreign struct{ context.Context }
+
+func (foreign) Done() <-chan struct{} { return make(chan struct{}) }
+
+// What Pass begins ends with it, however long its timeout is. Else the bubble would not end.
+func TestPassLeavesNothingBehind(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScheduler()
+		x := claim("x", 5, results{}.device("a", "gpu-0"))
+		s.list(10, x)
+		if err := New(s.tracker, Options{Timeout: 1 << 62}).Pass(foreign{t.Context()}, []*resourceapi.ResourceClaim{x}, usage.View{}); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 func TestPause(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		took := map[time.Duration]bool{}
