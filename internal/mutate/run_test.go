@@ -1,6 +1,7 @@
 package main
 
 import (
+	"path/filepath"
 	"strings"
 	"testing"
 	"time"
@@ -69,6 +70,9 @@ func TestRun(t *testing.T) {
 				t.Logf("output:\n%s", &out)
 			}
 		})
+	}
+	if left, err := filepath.Glob("testdata/*/testdata/rapid"); err != nil || len(left) > 0 {
+		t.Errorf("left behind: %v, %v", left, err)
 	}
 	if err := run(t.Context(), &strings.Builder{}, options{}, nil); err == nil {
 		t.Error("no package is named, and there is no error")

@@ -214,7 +214,8 @@ func try(ctx context.Context, o options, t *target, binary string, id int, flags
 	args := append([]string{"-test.short", "-test.timeout", o.patience.String(), "-test.run", o.run}, flags...)
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Dir = t.dir
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", environment, id), "GOMEMLIMIT=1GiB", "GOTRACEBACK=none")
+	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", environment, id), "GOMEMLIMIT=1GiB", "GOTRACEBACK=none",
+		"RAPID_NOFAILFILE=true") // else the next run begins with what failed in this one
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
 	err := cmd.Run()

@@ -69,9 +69,6 @@ func (c *claims) remove(claim *resourceapi.ResourceClaim) {
 // disown takes a claim out of the index of owners.
 func (c *claims) disown(claim *resourceapi.ResourceClaim) {
 	owner := owningPod(claim)
-	if owner == "" {
-		return
-	}
 	c.byOwner[owner].Delete(claim.UID)
 	if len(c.byOwner[owner]) == 0 {
 		delete(c.byOwner, owner)
@@ -88,16 +85,17 @@ func owningPod(claim *resourceapi.ResourceClaim) types.UID {
 }
 
 // advance notes that the watch has reached version. Versions that cannot be
-// compared leave it where it is.
+// compared leave it where it is, and so does what comes before the first list, which
+// tells nothing of other claims.
 func (c *claims) advance(version string) {
-	if order, err := resourceversion.CompareResourceVersion(version, c.observed); c.observed == "" && wellFormed(version) || err == nil && order > 0 {
+	if order, _ := resourceversion.CompareResourceVersion(version, c.observed); order > 0 { // 0 with an error
 		c.observed = version
 	}
 }
 
 // hasObserved tells whether the list and the watch have reached version.
 func (c *claims) hasObserved(version string) bool {
-	return c.observed != "" && !newer(version, c.observed)
+	return !newer(version, c.observed) // whatever it is, it is newer than nothing
 }
 
 func nameOf(claim *resourceapi.ResourceClaim) types.NamespacedName {

@@ -2,11 +2,14 @@ package tracker
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"testing"
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -155,6 +158,7 @@ func TestRunReturnsAfterTheLastCallOfASubscriber(t *testing.T) {
 		go func() { tr.Run(ctx, s); returned = true }()
 		synctest.Wait()
 		cancel()
+		must(t, tr.Assume(claim("a", "ua", 11)))
 		synctest.Wait()
 		if returned {
 			t.Error("Run has returned while a subscriber was being called")
@@ -164,5 +168,35 @@ func TestRunReturnsAfterTheLastCallOfASubscriber(t *testing.T) {
 		if !returned || calls != 1 {
 			t.Errorf("returned: %t, calls: %d; want true, 1", returned, calls)
 		}
+		if n := len(tr.events.pending); n != 0 {
+			t.Errorf("%d events are kept for nobody", n)
+		}
 	})
+}
+
+func TestEventsAreNotKeptWithoutASubscriber(t *testing.T) {
+	tr := listed(t, 10, claim("a", "ua", 5))
+	if n := len(tr.events.pending); n != 0 {
+		t.Errorf("%d events are kept for nobody", n)
+	}
+}
+
+// What a list shows to have gone is told of by name, not as it comes.
+func TestClaimsThatAreNotListedGoInTheOrderOfTheirNames(t *testing.T) {
+	var claims []*resourceapi.ResourceClaim
+	var want []string
+	for i := range 20 {
+		name := fmt.Sprintf("claim-%02d", i)
+		claims, want = append(claims, claim(name, types.UID(name), i+1)), append(want, name)
+	}
+	tr := listed(t, 30, claims...)
+	tr.Subscribe(func(Event) {})
+	relist(t, tr, 40)
+	var got []string
+	for _, event := range tr.events.pending {
+		got = append(got, event.Claim.Name)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
 }

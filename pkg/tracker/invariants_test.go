@@ -2,6 +2,7 @@ package tracker
 
 import (
 	"errors"
+	"fmt"
 	"strconv"
 	"testing"
 
@@ -143,6 +144,9 @@ func TestI2DeviceIsHeldUntilTheLastSharerReleases(t *testing.T) {
 	wantHeld(t, tr, "no sharer left", nil)
 	if _, ok := tr.Share("ua", podB); ok {
 		t.Error("shared what is not in flight")
+	}
+	if tr.Release("ua", podB) {
+		t.Error("released what is not in flight")
 	}
 }
 
@@ -291,7 +295,7 @@ func TestReserveChecksWhatTheDecisionWasMadeOn(t *testing.T) {
 		"one claim twice":                           {nil, []Reservation{{free, allocation(gpu0)}, {free, allocation(gpu2)}}, ErrClaimInFlight, ""},
 		"the last of several":                       {nil, []Reservation{{free, allocation(gpu0)}, {other, allocation(gpu2)}, {flying, allocation(gpu2)}}, ErrClaimInFlight, ""},
 		"a device that is held":                     {nil, []Reservation{{free, allocation(gpu1)}}, &HeldError{}, "claim default/free (UID uf): device gpu.nvidia.com/node-a/gpu-1 is held by claim default/allocated (UID ua)"},
-		"a device for two claims at once":           {nil, []Reservation{{free, allocation(gpu0)}, {other, allocation(gpu0)}}, &HeldError{}, ""},
+		"a device for two claims at once":           {nil, []Reservation{{free, allocation(gpu0)}, {other, allocation(gpu0)}}, &HeldError{}, "claim default/other (UID uo): device gpu.nvidia.com/node-a/gpu-0 is held by claim default/free (UID uf)"},
 		"a share of a device that is held":          {nil, []Reservation{{free, shared(gpu1, "s2")}}, &HeldError{}, ""},
 		"a shared device for oneself":               {nil, []Reservation{{free, allocation(device("node-c", "gpu-1"))}}, &HeldError{}, ""},
 		"a second share of a shared device":         {nil, []Reservation{{free, shared(device("node-c", "gpu-1"), "s2")}, {other, shared(device("node-c", "gpu-1"), "s3")}}, nil, ""},
@@ -364,13 +368,23 @@ func TestVersionsThatCannotBeCompared(t *testing.T) {
 			wantHeld(t, tr, "refused list", nil)
 		}
 	})
+	t.Run("of a bookmark before the list are no position", func(t *testing.T) {
+		for _, version := range []string{"", "0", "x"} {
+			tr := newTracker(t)
+			must(t, tr.Store().(store).Bookmark(version))
+			if got := tr.Account().Version; got != "" {
+				t.Errorf("bookmark at %q: position %q", version, got)
+			}
+		}
+	})
 	t.Run("of an answer are refused", func(t *testing.T) {
 		for _, version := range []string{"", "0"} {
 			tr := listed(t, 10, claim("a", "ua", 5))
 			c := claim("a", "ua", 0, gpu0)
 			c.ResourceVersion = version
-			if err := tr.Assume(c); !errors.Is(err, ErrClaimVersion) {
-				t.Errorf("Assume at %q: %v", version, err)
+			err := tr.Assume(c)
+			if want := fmt.Sprintf("claim default/a (UID ua): resource version is not a positive decimal number: found %q", version); !errors.Is(err, ErrClaimVersion) || version != "" && err.Error() != want {
+				t.Errorf("Assume at %q: %v, want %q", version, err, want)
 			}
 			wantHeld(t, tr, "refused answer", nil)
 		}

@@ -29,7 +29,7 @@ import (
 func TestTrackerIsLinearizable(t *testing.T) {
 	rounds := 200
 	if testing.Short() {
-		rounds = 15
+		rounds = 10
 	}
 	for name, m := range map[string]mix{
 		"everything": {names: 4, pods: 3, steps: 25, schedules: 4, elsewhere: 1, late: 6, shares: 5, reads: 12, writes: 12, deletes: 2},

@@ -41,6 +41,18 @@ func TestOwnedBy(t *testing.T) {
 	}
 	want("listed", podA, "ub")
 	want("listed", "bystander")
+	want("listed", "")
+	for name, owner := range map[string]metav1.OwnerReference{
+		"job":      {APIVersion: "batch/v1", Kind: "Job", UID: podA, Controller: ptr.To(true)},
+		"node":     {APIVersion: "v1", Kind: "Node", UID: podA, Controller: ptr.To(true)},
+		"pods-too": {APIVersion: "example.com/v1", Kind: "Pod", UID: podA, Controller: ptr.To(true)},
+	} {
+		other := claim(name, types.UID(name), 11)
+		other.OwnerReferences = []metav1.OwnerReference{owner}
+		must(t, tr.Store().Update(other))
+		want("owned by a "+name, podA, "ub")
+	}
+	tr = listed(t, 10, claim("free", "uf", 4), ownedBy(claim("b", "ub", 5), podA), ownedBy(claim("other", "uo", 6), podB))
 
 	must(t, tr.Assume(ownedBy(claim("a", "ua", 11), podA)))
 	want("our own write, before the watch brings it", podA, "ua", "ub")
@@ -97,6 +109,20 @@ func TestMoveToTheClaimThatWasCreated(t *testing.T) {
 		t.Error("the pod lost its interest in the allocation")
 	}
 	wantHeld(t, tr, "written", holders{gpu0: {"ur"}})
+}
+
+// The allocation goes with the claim that it was given to.
+func TestMovedAllocationIsReleased(t *testing.T) {
+	tr := listed(t, 10, claim("real", "ur", 5))
+	must(t, tr.Reserve(tr.Snapshot().Usage, podA, []Reservation{{Claim: unbornClaim("temporary"), Allocation: allocation(gpu0)}}))
+	must(t, tr.Move("temporary", claim("real", "ur", 5)))
+	if got := tr.InFlightFor(podA); len(got) != 1 || got[0].UID != "ur" || got[0].Name != "real" {
+		t.Errorf("in flight for the pod: %v", got)
+	}
+	if !tr.Release("ur", podA) {
+		t.Error("the release was not the last")
+	}
+	wantHeld(t, tr, "released without a write", nil)
 }
 
 // A claim that was created cannot have two allocations in flight.

@@ -214,8 +214,14 @@ func TestWaitForSyncEndsWithItsContext(t *testing.T) {
 	if err := tr.WaitForSync(ctx); !errors.Is(err, cause) {
 		t.Errorf("WaitForSync() = %v, want %v", err, cause)
 	}
+	if tr.HasSynced() {
+		t.Error("synced without a list")
+	}
 	relist(t, tr, 1)
 	must(t, tr.WaitForSync(ctx))
+	if !tr.HasSynced() {
+		t.Error("not synced by a list")
+	}
 }
 
 func TestRunEndsWithItsContextAndLeavesNoGoroutine(t *testing.T) {

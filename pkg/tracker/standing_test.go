@@ -324,6 +324,9 @@ func TestVerdictIsFinalOnceItFits(t *testing.T) {
 	relist(t, tr, 10)
 	must(t, tr.Store().Update(claim("b", "ub", 12, gpu0)))
 	must(t, tr.Store().Update(claim("a", "ua", 13, gpu0)))
+	if judge.last.Claim != usage.RefOf(claim("a", "ua", 0)) {
+		t.Errorf("the watch brought claim a, and the judge was asked about %+v", judge.last.Claim)
+	}
 	judge.blind = false
 	asked := judge.asked
 	for range 2 {
@@ -334,6 +337,47 @@ func TestVerdictIsFinalOnceItFits(t *testing.T) {
 	}
 	if judge.asked != asked {
 		t.Errorf("the judge was asked again")
+	}
+}
+
+// The judge learns on what the claim was decided.
+func TestVerdictPassesOnWhatWasDecidedOn(t *testing.T) {
+	judge := &exclusive{}
+	tr := New(newTracker(t).logger, WithJudge(judge))
+	relist(t, tr, 10, claim("b", "ub", 5, gpu0))
+	decidedOn := tr.Snapshot().Usage
+	must(t, tr.Store().Update(claim("a", "ua", 12, gpu0)))
+	if _, err := tr.Verdict(usage.ClaimRef{UID: "ua"}, allocation(gpu0), decidedOn); err != nil {
+		t.Error(err)
+	}
+	if got := judge.last.DecidedOn; got.Device(gpu0).Count() != 1 {
+		t.Errorf("decided on usage with %d holders of the device, want one", got.Device(gpu0).Count())
+	}
+}
+
+// An answer tells that the claim was made anew, which the watch does not know yet.
+func TestVerdictOnAClaimThatIsKnownToBeGone(t *testing.T) {
+	tr := New(newTracker(t).logger, WithJudge(&exclusive{}))
+	relist(t, tr, 10)
+	must(t, tr.Store().Update(claim("a", "ua", 12, gpu0)))
+	must(t, tr.Assume(claim("a", "u2", 15)))
+	if _, err := tr.Verdict(usage.ClaimRef{UID: "ua"}, allocation(gpu0), usage.View{}); !errors.Is(err, ErrClaimGone) {
+		t.Errorf("got %v, want %v", err, ErrClaimGone)
+	}
+}
+
+func TestVerdictInWords(t *testing.T) {
+	other := usage.ClaimRef{UID: "ub", Namespace: "default", Name: "b"}
+	for want, verdict := range map[string]Verdict{
+		"fits": {Outcome: Fits},
+		"claim default/b (UID ub) was allocated earlier: device gpu.nvidia.com/node-a/gpu-0":                            {Outcome: Lost, Device: gpu0, Other: other},
+		"claim default/b (UID ub) was allocated earlier: device gpu.nvidia.com/node-a/gpu-0: too little is left":        {Outcome: Lost, Device: gpu0, Other: other, Detail: "too little is left"},
+		"claim default/b (UID ub) may have been allocated earlier: device gpu.nvidia.com/node-a/gpu-0":                  {Outcome: Undecided, Device: gpu0, Other: other},
+		"claim default/b (UID ub) may have been allocated earlier: device gpu.nvidia.com/node-a/gpu-0: it is not known": {Outcome: Undecided, Device: gpu0, Other: other, Detail: "it is not known"},
+	} {
+		if got := verdict.String(); got != want {
+			t.Errorf("got  %s\nwant %s", got, want)
+		}
 	}
 }
 

@@ -88,7 +88,7 @@ func (t *Tracker) Verdict(claim usage.ClaimRef, allocation *resourceapi.Allocati
 	switch {
 	case t.judge == nil:
 		return Verdict{}, errNoJudge
-	case s == nil && t.claims.byUID[claim.UID] == nil:
+	case t.claims.byUID[claim.UID] == nil: // for list and watch it may still be there
 		return Verdict{}, claimError(claim, ErrClaimGone)
 	case s == nil || !sameDevices(s.allocation, allocation):
 		return Verdict{}, claimError(claim, ErrDeallocated)

@@ -82,6 +82,9 @@ func TestWaitObserved(t *testing.T) {
 				default:
 					t.Fatal("still waits")
 				}
+				if !tr.mutex.TryLock() {
+					t.Fatal("the tracker is locked")
+				}
 				if len(tr.waiters) > 0 {
 					t.Error("the tracker still knows who waited")
 				}

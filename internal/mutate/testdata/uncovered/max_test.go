@@ -1,6 +1,10 @@
 package uncovered
 
-import "testing"
+import (
+	"testing"
+
+	"pgregory.net/rapid"
+)
 
 func TestTheSecondIsLarger(t *testing.T) {
 	if got := Max(1, 2); got != 2 {
@@ -9,3 +13,12 @@ func TestTheSecondIsLarger(t *testing.T) {
 }
 
 func TestNothing(*testing.T) { Max(4, 3) }
+
+// What rapid writes about a failure does not stay.
+func TestZero(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		if n := rapid.IntRange(1, 9).Draw(t, "n"); Max(0, n) == 0 {
+			t.Fatalf("Max(0, %d) = 0", n)
+		}
+	})
+}
