@@ -79,6 +79,10 @@ bench-fence: build ## Measure what the fence adds to the time to bind a pod, at 
 	$(GO) test -run '^$$' -bench Fence ./pkg/fence
 	$(GO) run ./test/perf/fence
 
+.PHONY: bench-prepare
+bench-prepare: ## Time to prepare a whole GPU with real fsync, alone and 64 at once: median and 99th percentile
+	$(GO) test -run '^$$' -bench PrepareWholeGPU -benchtime 20x ./pkg/agent/prepare
+
 .PHONY: differential
 differential: ## Compare the allocator with upstream's on 20,000 random clusters
 	$(GO) test -count=1 -v -run 'TestDifferential|TestTheChecker' ./pkg/allocator/compat -rapid.checks=20000
@@ -87,9 +91,10 @@ differential: ## Compare the allocator with upstream's on 20,000 random clusters
 FUZZTIME  ?= 30s
 
 .PHONY: fuzz
-fuzz: ## Fuzz the allocator: CEL, quantities, counters, malformed slices (FUZZTIME=30s each)
-	@for target in $$($(GO) test -list '^Fuzz' ./pkg/allocator/compat | grep ^Fuzz); do \
-		$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5s ./pkg/allocator/compat || exit 1; done
+fuzz: ## Fuzz the allocator, and what the node agent reads: config, ledger, NVML (FUZZTIME=30s each)
+	@for package in ./pkg/allocator/compat ./pkg/agent/config ./pkg/agent/ledger ./pkg/agent/nvml; do \
+		for target in $$($(GO) test -list '^Fuzz' $$package | grep ^Fuzz); do \
+			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5s $$package || exit 1; done; done
 
 .PHONY: lint
 lint: ## go vet, staticcheck, gofumpt and the import order

@@ -43,6 +43,7 @@ func newDiscoverCommand(opts *options) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("discover GPUs: %w", err)
 			}
+			node.Offer(discovery.Policy{Dynamic: opts.partitions == partitionsDynamic})
 			switch output {
 			case "table":
 				return node.PrintTable(cmd.OutOrStdout())

@@ -36,6 +36,9 @@ func TestBadInputIsNamed(t *testing.T) {
 		"node name that is none":             {args: []string{"--node-name=Node 1"}, want: []string{"--node-name", "Node 1"}},
 		"relative folder":                    {args: []string{"--state-dir=state"}, want: []string{"--state-dir", `"state"`, "absolute"}},
 		"relative folder of simulated GPUs":  {args: []string{"--sim-dir=sim"}, want: []string{"--sim-dir", `"sim"`, "absolute"}},
+		"relative folder of daemons":         {args: []string{"--mps-root=mps"}, want: []string{"--mps-root", `"mps"`, "absolute"}},
+		"partitions of no kind":              {args: []string{"discover", "--partitions=some"}, want: []string{"--partitions", `"some"`, "static", "dynamic"}},
+		"policy of no kind":                  {args: []string{"--leftover-processes=spare"}, want: []string{"--leftover-processes", `"spare"`, "quarantine"}},
 		"output of no kind":                  {args: []string{"discover", "-o", "xml"}, want: []string{"--output", "xml", "yaml"}},
 		"argument that is no flag":           {args: []string{"sail"}, want: []string{"sail"}},
 	}
@@ -92,6 +95,21 @@ func TestDiscoverPrintsWhatWouldBePublished(t *testing.T) {
 	}
 	if len(devices) != 8 {
 		t.Errorf("devices %v, want 8", devices)
+	}
+}
+
+func TestDiscoverPrintsPartitions(t *testing.T) {
+	cmd := newCommand()
+	var out bytes.Buffer
+	cmd.SetArgs([]string{"discover", "-o", "yaml", "--nvml=sim:dgx-h100", "--node-name=node-1", "--partitions=dynamic"})
+	cmd.SetOut(&out)
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"sharedCounters:", "name: gpu-0000-1b-00-0-mig-3g40gb-4", "memory-slice-7:", "resourceSliceCount: 9"} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("the slices lack %q", want)
+		}
 	}
 }
 

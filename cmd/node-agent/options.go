@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/prepare"
 )
 
 // options are the flags' values.
@@ -30,6 +31,11 @@ type options struct {
 	devRoot       string
 	cdiHook       string
 	healthAddress string
+
+	partitions string
+	leftovers  string
+	mpsRoot    string
+	hostRoot   string
 }
 
 // defaultOptions takes what a DaemonSet passes through the downward API from the environment.
@@ -42,6 +48,10 @@ func defaultOptions(env func(string) (string, bool), hostname func() (string, er
 		stateDir:      "/var/lib/stowage",
 		devRoot:       "/run/stowage/dev",
 		healthAddress: "127.0.0.1:0",
+		partitions:    partitionsStatic,
+		leftovers:     string(prepare.EndLeftovers),
+		mpsRoot:       "/run/stowage/mps",
+		hostRoot:      "/",
 	}
 	opts.podUID, _ = env("POD_UID")
 	name, ok := env("NODE_NAME")
@@ -60,6 +70,7 @@ func (o *options) addHardwareFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.nvml, "nvml", o.nvml, "NVML library: auto (the driver's, which may be installed later), the path of a library, or sim:<profile> for simulated GPUs")
 	flags.StringVar(&o.driverRoot, "driver-root", o.driverRoot, "folder below which this program sees the files of the NVIDIA driver")
 	flags.StringVar(&o.simDir, "sim-dir", o.simDir, "folder that keeps the state and the control socket of simulated GPUs; to serve a kubelet, sim in --state-dir if not given")
+	flags.StringVar(&o.partitions, "partitions", o.partitions, "static offers the MIG devices that an administrator has made, dynamic also those that can be made, which come and go with their claims")
 	flags.StringVar(&o.hostDriverRoot, "host-driver-root", o.hostDriverRoot, "the same folder as the container runtime sees it; --driver-root if not given")
 }
 
@@ -72,6 +83,7 @@ func (o *options) keepSimulation() {
 
 // addRunFlags adds what serving a kubelet needs.
 func (o *options) addRunFlags(flags *pflag.FlagSet) {
+	o.addUseFlags(flags)
 	flags.StringVar(&o.kubeconfig, "kubeconfig", o.kubeconfig, "kubeconfig file; the pod's ServiceAccount if not given")
 	flags.StringVar(&o.podUID, "pod-uid", o.podUID, "UID of the agent's pod, so that its successor can start while it still serves; POD_UID in the environment if not given")
 	flags.StringVar(&o.kubeletRoot, "kubelet-root-dir", o.kubeletRoot, "the kubelet's --root-dir; sockets are made in its folders plugins and plugins_registry")
@@ -82,10 +94,34 @@ func (o *options) addRunFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "address for /healthz, /readyz and /metrics; port 0 takes a free one, an empty value serves none")
 }
 
+// addUseFlags adds how GPUs are shared and taken back.
+func (o *options) addUseFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.leftovers, "leftover-processes", o.leftovers, "what is done about processes of a pod that are still on its GPU when its claim is unprepared: end kills them, quarantine gives the GPU to nobody until they are gone")
+	flags.StringVar(&o.mpsRoot, "mps-root", o.mpsRoot, "folder for the daemons of NVIDIA's Multi-Process Service, with the same path inside and outside of a container")
+	flags.StringVar(&o.hostRoot, "host-root", o.hostRoot, "the host's root folder as this program sees it; daemons of the Multi-Process Service are started there, by systemd")
+}
+
+const (
+	partitionsStatic  = "static"
+	partitionsDynamic = "dynamic"
+)
+
+// validateUse names the flag that is wrong.
+func (o *options) validateUse() error {
+	switch prepare.Leftovers(o.leftovers) {
+	case prepare.EndLeftovers, prepare.QuarantineLeftovers:
+		return nil
+	}
+	return fmt.Errorf("--leftover-processes %q: want %s or %s", o.leftovers, prepare.EndLeftovers, prepare.QuarantineLeftovers)
+}
+
 // validateHardware names the flag that is wrong.
 func (o *options) validateHardware() error {
 	if reasons := validation.IsDNS1123Subdomain(o.nodeName); len(reasons) > 0 {
 		return fmt.Errorf("--node-name %q: %s", o.nodeName, strings.Join(reasons, "; "))
+	}
+	if o.partitions != partitionsStatic && o.partitions != partitionsDynamic {
+		return fmt.Errorf("--partitions %q: want %s or %s", o.partitions, partitionsStatic, partitionsDynamic)
 	}
 	if !strings.HasPrefix(o.nvml, "sim:") && strings.Contains(o.nvml, "/") {
 		if _, err := os.Stat(o.nvml); errors.Is(err, fs.ErrNotExist) {
@@ -105,11 +141,16 @@ func (o *options) validateRun() error {
 		"state-dir":        o.stateDir,
 		"dev-root":         o.devRoot,
 		"driver-root":      o.driverRoot,
+		"mps-root":         o.mpsRoot,
+		"host-root":        o.hostRoot,
 		"sim-dir":          o.simDir,
 	} {
 		if !filepath.IsAbs(path) && (flag != "sim-dir" || path != "") {
 			return fmt.Errorf("--%s %q: an absolute path is needed", flag, path)
 		}
+	}
+	if err := o.validateUse(); err != nil {
+		return err
 	}
 	return o.validateHardware()
 }

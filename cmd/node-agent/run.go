@@ -18,6 +18,8 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
+	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/sharing"
 )
 
 // runAgent serves this node's kubelet until ctx ends.
@@ -36,7 +38,7 @@ func runAgent(ctx context.Context, opts *options) error {
 		StateDir: opts.stateDir,
 		Held:     driver.HeldInLedger(opts.stateDir),
 	})
-	backend, err := newBackend(ctx, opts, hardware)
+	backend, tools, err := newBackend(ctx, opts, hardware)
 	if err != nil {
 		return err
 	}
@@ -51,6 +53,10 @@ func runAgent(ctx context.Context, opts *options) error {
 		CDIDir:      opts.cdiRoot,
 		Backend:     backend,
 		Hardware:    hardware,
+		Tools:       tools,
+
+		Leftovers:         prepare.Leftovers(opts.leftovers),
+		DynamicPartitions: opts.partitions == partitionsDynamic,
 	})
 	if err != nil {
 		return err
@@ -113,21 +119,28 @@ func newClient(kubeconfig string) (kubernetes.Interface, error) {
 	return client, nil
 }
 
-// newBackend decides what containers get. The library is opened here once, to refuse flags that cannot work
-// at once; whether a driver is loaded shows later.
-func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (cdi.Backend, error) {
+// newBackend decides what containers get, and how GPUs are acted on. The library is opened here once, to refuse
+// flags that cannot work at once; whether a driver is loaded shows later.
+func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (cdi.Backend, sharing.Tools, error) {
 	handle, err := opts.open()
 	if err != nil {
-		return nil, err
+		return nil, sharing.Tools{}, err
 	}
 	if handle.Simulated {
-		return cdi.NewSimulated(ctx, cdi.SimulatedOptions{DevRoot: opts.devRoot, ProcRoot: "/proc"})
+		backend, err := cdi.NewSimulated(ctx, cdi.SimulatedOptions{DevRoot: opts.devRoot, ProcRoot: "/proc"})
+		return backend, sharing.NewSimulated(handle.Machine), err
 	}
-	return cdi.NewDriver(cdi.DriverOptions{
+	backend := cdi.NewDriver(cdi.DriverOptions{
 		NVML:           hardware.NVML,
 		DriverRoot:     opts.driverRoot,
 		HostDriverRoot: opts.hostDriverRoot,
 		HookPath:       opts.cdiHook,
+	})
+	return backend, sharing.NewDriver(sharing.DriverOptions{
+		DriverRoot: opts.driverRoot,
+		MPSRoot:    opts.mpsRoot,
+		HostRoot:   opts.hostRoot,
+		ProcRoot:   "/proc",
 	}), nil
 }
 

@@ -21,13 +21,13 @@ const (
 	envPrefix = "STOWAGE_"
 )
 
-// GPU is a physical GPU, as far as a container's view of it is concerned.
+// GPU is a physical GPU or a MIG device of it, as far as a container's view of it is concerned.
 type GPU struct {
-	// Name is the stable name from the PCI address, such as gpu-0000-1b-00-0.
+	// Name is the physical GPU's stable name from the PCI address, such as gpu-0000-1b-00-0.
 	Name string
-	// UUID as NVML has it, such as GPU-….
+	// UUID as NVML has it, such as GPU-… or MIG-….
 	UUID string
-	// Minor is the number in /dev/nvidia<minor>.
+	// Minor is the number in /dev/nvidia<minor> of the physical GPU.
 	Minor int
 }
 
@@ -38,6 +38,8 @@ type Device struct {
 	// Name is the device's name in its ResourceSlice.
 	Name string
 	GPU  GPU
+	// Extra is what containers get beside the GPU itself; nil for nothing.
+	Extra *specs.ContainerEdits
 }
 
 // Backend knows what a container must be given to use a GPU of this node.
@@ -80,6 +82,10 @@ func BuildSpec(ctx context.Context, backend Backend, claim types.UID, devices []
 		edits, err := backend.GPUEdits(ctx, device.GPU)
 		if err != nil {
 			return nil, fmt.Errorf("find out what a container with device %s (%s) needs: %w", device.Name, device.GPU.UUID, err)
+		}
+		if device.Extra != nil {
+			edits.Env = append(edits.Env, device.Extra.Env...)
+			edits.Mounts = append(edits.Mounts, device.Extra.Mounts...)
 		}
 		edits.Env = append(edits.Env,
 			envPrefix+envName(device.Name)+"="+device.GPU.UUID,

@@ -52,11 +52,11 @@ func (l *Looker) Discover(ctx context.Context, lib nvml.Library, sysfs fs.ReadLi
 	if err := connect(ctx, found); err != nil {
 		return nil, err
 	}
-	// 4. Which of them are offered.
+	// 4. Which of them are offered, for a start: as they are.
 	for _, f := range found {
-		f.gpu.NotOffered = whyNotOffered(&f.gpu)
 		node.GPUs = append(node.GPUs, f.gpu)
 	}
+	node.Offer(Policy{})
 	node.log(logger)
 	return node, nil
 }
@@ -131,6 +131,9 @@ func (f *found) ask(lib nvml.Library) error {
 	f.gpu.Name = deviceName(f.gpu.PCIBusID)
 	f.gpu.CUDAComputeCapability = versionString(capability)
 	f.gpu.MIGEnabled = mig.Enabled
+	if err == nil {
+		f.askMIG(mig, capability)
+	}
 	return err
 }
 
@@ -188,15 +191,6 @@ func (f *found) askNVLink() {
 
 func (f *found) warn(format string, args ...any) {
 	f.gpu.Warnings = append(f.gpu.Warnings, fmt.Sprintf(format, args...))
-}
-
-// whyNotOffered returns "" for a GPU that claims can have as a whole.
-func whyNotOffered(gpu *GPU) string {
-	if gpu.MIGEnabled {
-		return "MIG mode is enabled, so the GPU can only be used in partitions, which are not published yet: " +
-			"disable it with nvidia-smi -i " + strconv.Itoa(gpu.Index) + " -mig 0 to offer the whole GPU"
-	}
-	return ""
 }
 
 // log says in one line each what is not published and why.

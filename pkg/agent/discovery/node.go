@@ -1,5 +1,7 @@
 package discovery
 
+import "stowage.dev/stowage/pkg/agent/nvml"
+
 // Node is what discovery found on one machine.
 type Node struct {
 	// DriverVersion of the NVIDIA kernel driver, such as "570.172.08".
@@ -38,6 +40,12 @@ type GPU struct {
 	NVLink *NVLink `json:"nvlink,omitempty"`
 	// MIGEnabled tells that the GPU is partitioned.
 	MIGEnabled bool `json:"migEnabled,omitempty"`
+	// MIG is nil for a GPU that cannot be partitioned.
+	MIG *MIG `json:"-"`
+	// MIGInstances that there are, whoever made them.
+	MIGInstances []nvml.GPUInstance `json:"migInstances,omitempty"`
+	// Offers are the devices that claims can have of it; see Node.Offer.
+	Offers []Offer `json:"-"`
 	// NotOffered says why the GPU is not in the ResourceSlices; empty if it is.
 	NotOffered string `json:"notOffered,omitempty"`
 	// Warnings say what could not be found out: such facts are not published.

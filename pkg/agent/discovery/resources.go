@@ -16,7 +16,7 @@ import (
 // NVIDIA's DRA driver publishes, and two of ours for NVLink. Beside them stand
 // resource.kubernetes.io/{pciBusID,pcieRoot,numaNode}.
 const (
-	AttributeType                  resourceapi.QualifiedName = "type"                  // "gpu"
+	AttributeType                  resourceapi.QualifiedName = "type"                  // "gpu" or "mig"
 	AttributeUUID                  resourceapi.QualifiedName = "uuid"                  // string
 	AttributeProductName           resourceapi.QualifiedName = "productName"           // string
 	AttributeBrand                 resourceapi.QualifiedName = "brand"                 // string
@@ -28,30 +28,100 @@ const (
 	AttributeNVLinkClique          resourceapi.QualifiedName = "nvlinkClique"          // string, see NVLink.Clique
 	CapacityMemory                 resourceapi.QualifiedName = "memory"                // bytes
 
+	// Of partitions.
+	AttributeParentUUID resourceapi.QualifiedName = "parentUUID" // string
+	AttributeProfile    resourceapi.QualifiedName = "profile"    // string, such as "1g.10gb"
+
 	typeGPU = "gpu"
+	typeMIG = "mig"
 )
 
 // DriverResources returns what the node's GPUs look like to the scheduler: one
-// pool with a slice for each offered GPU, so that a change of one rewrites no
-// other, in order of their PCI addresses. Without any it is one empty slice,
-// which tells that the driver runs.
+// pool with a slice for each GPU that offers something, so that a change of one
+// rewrites no other, in order of their PCI addresses. Counter sets of GPUs whose
+// devices exclude each other come before, in slices of their own, as the API has
+// it. Without any GPU it is one empty slice, which tells that the driver runs.
 func (n *Node) DriverResources(pool string) resourceslice.DriverResources {
-	var slices []resourceslice.Slice
+	var slices, counters []resourceslice.Slice
 	for i := range n.GPUs {
-		if gpu := &n.GPUs[i]; gpu.NotOffered == "" {
-			slices = append(slices, resourceslice.Slice{Devices: []resourceapi.Device{n.device(gpu)}})
+		gpu := &n.GPUs[i]
+		if len(gpu.Offers) == 0 {
+			continue
 		}
+		var slice resourceslice.Slice
+		for o := range gpu.Offers {
+			slice.Devices = append(slice.Devices, n.device(gpu, &gpu.Offers[o]))
+		}
+		slices = append(slices, slice)
+		if !gpu.counted() {
+			continue
+		}
+		last := len(counters) - 1
+		if last < 0 || len(counters[last].SharedCounters) == resourceapi.ResourceSliceMaxCounterSets {
+			counters = append(counters, resourceslice.Slice{})
+			last++
+		}
+		counters[last].SharedCounters = append(counters[last].SharedCounters, gpu.counterSet())
 	}
 	if len(slices) == 0 {
 		slices = []resourceslice.Slice{{}}
 	}
-	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{pool: {Slices: slices}}}
+	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{pool: {Slices: append(counters, slices...)}}}
 }
 
-func (n *Node) device(gpu *GPU) resourceapi.Device {
-	attributes := map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-		AttributeType:                  stringValue(typeGPU),
-		AttributeUUID:                  stringValue(gpu.UUID),
+func (n *Node) device(gpu *GPU, offer *Offer) resourceapi.Device {
+	device := resourceapi.Device{Name: offer.Name}
+	if offer.Partition == nil {
+		device.Attributes, device.Capacity = n.wholeGPU(gpu)
+	} else {
+		device.Attributes, device.Capacity = n.partition(gpu, offer.Partition)
+	}
+	if gpu.counted() {
+		device.ConsumesCounters = gpu.consumes(offer)
+	}
+	return device
+}
+
+type (
+	attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
+	capacities = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity
+)
+
+func (n *Node) wholeGPU(gpu *GPU) (attributes, capacities) {
+	a := n.common(gpu)
+	a[AttributeType] = stringValue(typeGPU)
+	a[AttributeUUID] = stringValue(gpu.UUID)
+	if gpu.NVLink != nil && gpu.NVLink.Domain != "" {
+		a[AttributeNVLinkDomain] = stringValue(gpu.NVLink.Domain)
+	}
+	if gpu.NVLink != nil && gpu.NVLink.Clique != "" {
+		a[AttributeNVLinkClique] = stringValue(gpu.NVLink.Clique)
+	}
+	return a, capacities{CapacityMemory: capacity(int64(gpu.MemoryBytes), resource.BinarySI)}
+}
+
+// partition has no NVLink: peers cannot be reached from one.
+func (n *Node) partition(gpu *GPU, p *Partition) (attributes, capacities) {
+	a := n.common(gpu)
+	a[AttributeType] = stringValue(typeMIG)
+	a[AttributeParentUUID] = stringValue(gpu.UUID)
+	a[AttributeProfile] = stringValue(p.Profile.Name)
+	if p.UUID != "" {
+		a[AttributeUUID] = stringValue(p.UUID)
+	}
+	c := capacities{CapacityMemory: capacity(int64(p.Profile.MemoryMiB)<<20, resource.BinarySI)}
+	for _, u := range units {
+		c[u.capacity] = capacity(int64(u.of(p.Profile)), resource.DecimalSI)
+	}
+	for slice := p.At.Start; slice < p.At.Start+p.At.Size; slice++ {
+		c[sliceCapacity(slice)] = capacity(1, resource.DecimalSI)
+	}
+	return a, c
+}
+
+// common is what a GPU and its partitions have alike.
+func (n *Node) common(gpu *GPU) attributes {
+	a := attributes{
 		AttributeProductName:           stringValue(gpu.ProductName),
 		AttributeBrand:                 stringValue(gpu.Brand),
 		AttributeArchitecture:          stringValue(gpu.Architecture),
@@ -62,25 +132,17 @@ func (n *Node) device(gpu *GPU) resourceapi.Device {
 		deviceattribute.StandardDeviceAttributePCIBusID: stringValue(gpu.PCIBusID),
 	}
 	if gpu.PCIeRoot != "" {
-		attributes[deviceattribute.StandardDeviceAttributePCIeRoot] = stringValue(gpu.PCIeRoot)
+		a[deviceattribute.StandardDeviceAttributePCIeRoot] = stringValue(gpu.PCIeRoot)
 	}
 	if gpu.NUMANode != nil {
 		node := int64(*gpu.NUMANode)
-		attributes[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &node}
+		a[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &node}
 	}
-	if gpu.NVLink != nil && gpu.NVLink.Domain != "" {
-		attributes[AttributeNVLinkDomain] = stringValue(gpu.NVLink.Domain)
-	}
-	if gpu.NVLink != nil && gpu.NVLink.Clique != "" {
-		attributes[AttributeNVLinkClique] = stringValue(gpu.NVLink.Clique)
-	}
-	return resourceapi.Device{
-		Name:       gpu.Name,
-		Attributes: attributes,
-		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{
-			CapacityMemory: {Value: *resource.NewQuantity(int64(gpu.MemoryBytes), resource.BinarySI)},
-		},
-	}
+	return a
+}
+
+func capacity(n int64, format resource.Format) resourceapi.DeviceCapacity {
+	return resourceapi.DeviceCapacity{Value: *resource.NewQuantity(n, format)}
 }
 
 // stringValue cuts what is longer than the API allows, at a character: a GPU

@@ -37,6 +37,7 @@ func TestOddFactsStayInsideTheLimits(t *testing.T) {
 		CUDAComputeCapability: "9",
 		NVLink:                &NVLink{Domain: strings.Repeat("d", 65)},
 	}}}
+	node.Offer(Policy{})
 	d := node.DriverResources("node-a").Pools["node-a"].Slices[0].Devices[0]
 	checkDevice(t, d)
 	got := map[string]string{}

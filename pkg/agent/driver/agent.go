@@ -14,17 +14,20 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/reconcile"
+	"stowage.dev/stowage/pkg/agent/sharing"
 )
 
 // Name of the driver in ResourceSlices, DeviceClasses and claims: that of NVIDIA's DRA driver, so that existing
@@ -49,6 +52,11 @@ type Options struct {
 	CDIDir      string
 	Backend     cdi.Backend
 	Hardware    *Hardware
+	Tools       sharing.Tools
+	// Leftovers is prepare's default if empty.
+	Leftovers prepare.Leftovers
+	// DynamicPartitions are offered, besides those that an administrator has made.
+	DynamicPartitions bool
 }
 
 // Agent serves one node's kubelet.
@@ -67,16 +75,19 @@ type Agent struct {
 func New(opts Options) (*Agent, error) {
 	registerMetrics()
 	claims, err := prepare.New(prepare.Options{
-		Driver:   Name,
-		Pool:     opts.NodeName,
-		StateDir: opts.StateDir,
-		CDIDir:   opts.CDIDir,
-		Backend:  opts.Backend,
-		Hardware: opts.Hardware,
+		Driver:    Name,
+		Pool:      opts.NodeName,
+		StateDir:  opts.StateDir,
+		CDIDir:    opts.CDIDir,
+		Backend:   opts.Backend,
+		Hardware:  opts.Hardware,
+		Tools:     opts.Tools,
+		Leftovers: opts.Leftovers,
 	})
 	if err != nil {
 		return nil, err
 	}
+	opts.Hardware.Offer(discovery.Policy{Dynamic: opts.DynamicPartitions, Ours: claims.Made})
 	records, err := ledger.Open(durable.OS{}, prepare.LedgerDir(opts.StateDir))
 	if err != nil {
 		return nil, err
@@ -127,6 +138,14 @@ func (a *Agent) reconciled(summary reconcile.Summary) {
 	occupied := map[string]types.UID{}
 	for gpu, claim := range summary.Occupied {
 		occupied[gpu] = claim.UID
+	}
+	// So does one with something of a claim left on it that could not be undone.
+	quarantined, err := a.claims.Quarantined()
+	if err != nil {
+		utilruntime.HandleError(err)
+	}
+	for _, q := range quarantined {
+		occupied[q.GPU] = q.Holder()
 	}
 	occupiedGPUs.Set(float64(len(occupied)))
 	if a.opts.Hardware.SetOccupied(occupied) {

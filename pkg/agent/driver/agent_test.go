@@ -36,6 +36,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -118,6 +119,7 @@ func (m *machine) agent(ctx context.Context, podUID types.UID) (*driver.Agent, e
 		CDIDir:      m.path("cdi"),
 		Backend:     backend,
 		Hardware:    driver.NewHardware(driver.HardwareOptions{Open: open, Clock: clock.RealClock{}, StateDir: m.path("state"), Held: driver.HeldInLedger(m.path("state"))}),
+		Tools:       sharing.NewSimulated(m.gpus),
 	})
 }
 

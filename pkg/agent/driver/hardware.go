@@ -16,11 +16,9 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
-	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
-	"stowage.dev/stowage/pkg/agent/prepare"
 )
 
 // HardwareOptions say where the GPUs are.
@@ -44,7 +42,11 @@ type Hardware struct {
 	// looking is held during a look.
 	looking chan struct{}
 
+	// acts has a place for each GPU, taken while something is done to it; see On.
+	acts sync.Map
+
 	mu     sync.Mutex
+	policy discovery.Policy
 	handle *nvml.Handle // the library with an open session, nil if none is
 	// stale tells that the session cannot be used any more: the driver has gone.
 	stale bool
@@ -60,8 +62,6 @@ type Hardware struct {
 	// lead: this agent keeps the state in StateDir.
 	lead bool
 }
-
-var _ prepare.Hardware = (*Hardware)(nil)
 
 // NewHardware returns the GPUs behind a library; none are known before the first Discover.
 func NewHardware(opts HardwareOptions) *Hardware {
@@ -145,6 +145,10 @@ func (h *Hardware) look(ctx context.Context) error {
 		h.known = h.loadKnown(ctx)
 	}
 	keepMissing(node, h.known, h.opts.Held)
+	policy := h.policy
+	h.mu.Unlock()
+	node.Offer(policy)
+	h.mu.Lock()
 	h.node, h.known = node, node.GPUs
 	h.mu.Unlock()
 	h.saveKnown(ctx)
@@ -156,6 +160,7 @@ func (h *Hardware) look(ctx context.Context) error {
 	var targets []health.Target
 	for _, gpu := range node.GPUs {
 		targets = append(targets, target(handle, gpu))
+		h.place(gpu.Name)
 	}
 	if err := h.monitor.Watch(bootID, targets, renewed); err != nil {
 		klog.FromContext(ctx).Error(err, "Faults found by an earlier agent are not known")
@@ -211,7 +216,9 @@ func (h *Hardware) session(ctx context.Context) (handle *nvml.Handle, renewed bo
 func (h *Hardware) close(ctx context.Context, handle *nvml.Handle, stale bool) {
 	pause, cancel := context.WithTimeout(ctx, health.Deadline)
 	defer cancel()
-	if !h.monitor.Pause(pause) {
+	quiet, resume := h.pauseActs(pause)
+	defer resume()
+	if !h.monitor.Pause(pause) || !quiet {
 		klog.FromContext(ctx).Info("NVML is opened anew while a call hangs: GPUs that were plugged in may not be seen")
 	} else if err := handle.Shutdown(); err != nil && !errors.Is(err, nvml.ErrNoSession) {
 		klog.FromContext(ctx).Error(err, "Close NVML")
@@ -292,31 +299,6 @@ func (h *Hardware) NVML() gonvml.Interface {
 	return h.handle.Raw
 }
 
-// GPU implements prepare.Hardware: the device is published, and NVML answers for its UUID at its PCI address. A GPU with a fault that
-// leaves it answering is handed out: the claim may tolerate the taint.
-func (h *Hardware) GPU(ctx context.Context, device string) (cdi.GPU, error) {
-	for {
-		gpu, err := h.find(device)
-		if err != nil {
-			return cdi.GPU{}, err
-		}
-		looked := h.underWay()
-		err = h.monitor.Check(ctx, gpu.Name)
-		switch {
-		case err == nil:
-			return cdi.GPU{Name: gpu.Name, UUID: gpu.UUID, Minor: gpu.Minor}, nil
-		case !errors.Is(err, health.ErrPaused) || looked == nil:
-			return cdi.GPU{}, err
-		}
-		// The driver is being looked for anew, which passes.
-		select {
-		case <-looked:
-		case <-ctx.Done():
-			return cdi.GPU{}, fmt.Errorf("wait for NVML: %w", ctx.Err())
-		}
-	}
-}
-
 // underWay returns a channel that is closed at the end of the look that is under way, nil if none is.
 func (h *Hardware) underWay() <-chan struct{} {
 	h.mu.Lock()
@@ -325,27 +307,6 @@ func (h *Hardware) underWay() <-chan struct{} {
 		return nil
 	}
 	return h.looked
-}
-
-func (h *Hardware) find(device string) (discovery.GPU, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.node == nil {
-		return discovery.GPU{}, fmt.Errorf("the node's GPUs are not known: %w", h.reason)
-	}
-	if h.reason != nil && len(h.looking) == 0 {
-		return discovery.GPU{}, fmt.Errorf("the node's GPUs cannot be reached: %w", h.reason)
-	}
-	for _, gpu := range h.node.GPUs {
-		if gpu.Name != device {
-			continue
-		}
-		if gpu.NotOffered != "" {
-			return discovery.GPU{}, fmt.Errorf("the GPU is not offered: %s", gpu.NotOffered)
-		}
-		return gpu, nil
-	}
-	return discovery.GPU{}, fmt.Errorf("this node has no GPU of that name")
 }
 
 // Resources are the node's GPUs as they are published, with the taints that their faults ask for; ok is false while nothing is known.

@@ -151,7 +151,7 @@ func TestHealthIsSetAndClearedAndSentOften(t *testing.T) {
 		if got := next(kubeletplugin.HealthStatusUnhealthy); !strings.Contains(got.Message, "fallen off") {
 			t.Errorf("message %q", got.Message)
 		}
-		if _, err := h.GPU(ctx, first); !errors.Is(err, nvml.ErrGPULost) {
+		if _, err := h.Find(ctx, first); !errors.Is(err, nvml.ErrGPULost) {
 			t.Errorf("a lost GPU for prepare: %v", err)
 		}
 		if got, want := published(t, h)[0], first+" gpu-lost=:NoExecute"; got != want {
@@ -167,7 +167,7 @@ func TestHealthIsSetAndClearedAndSentOften(t *testing.T) {
 		if got, want := published(t, h)[0], first+" xid=74:NoSchedule"; got != want {
 			t.Errorf("published %q, want %q", got, want)
 		}
-		if _, err := h.GPU(ctx, first); err != nil {
+		if _, err := h.Find(ctx, first); err != nil {
 			t.Errorf("a GPU with a taint that a claim may tolerate, for prepare: %v", err)
 		}
 		r.do(&nvmlsim.RemapRows{GPU: "1", Rows: nvmlsim.Rows{Pending: true}})
@@ -281,7 +281,7 @@ func TestTheDriverGoesAndComes(t *testing.T) {
 			if _, err := h.Discover(ctx); !errors.Is(err, nvml.ErrDriverNotLoaded) {
 				t.Errorf("a look without a driver: %v", err)
 			}
-			if _, err := h.GPU(ctx, device); !errors.Is(err, nvml.ErrDriverNotLoaded) {
+			if _, err := h.Find(ctx, device); !errors.Is(err, nvml.ErrDriverNotLoaded) {
 				t.Errorf("a GPU for prepare: %v, want the reason", err)
 			}
 			time.Sleep(10 * time.Second)
@@ -297,7 +297,7 @@ func TestTheDriverGoesAndComes(t *testing.T) {
 		if got := published(t, h); got[0] != device || strings.Contains(strings.Join(got, ""), "no-driver") {
 			t.Errorf("published %q with the driver loaded anew", got)
 		}
-		if _, err := h.GPU(ctx, device); err != nil {
+		if _, err := h.Find(ctx, device); err != nil {
 			t.Errorf("a GPU for prepare: %v", err)
 		}
 		stop()
@@ -314,7 +314,7 @@ func TestAHungGPUBlocksNothingElse(t *testing.T) {
 		r.do(&nvmlsim.HangGPU{GPU: "0"})
 		start := time.Now()
 		for range 3 {
-			if _, err := h.GPU(ctx, gpus[0].Name); err == nil {
+			if _, err := h.Find(ctx, gpus[0].Name); err == nil {
 				t.Error("a hung GPU is fine for prepare")
 			}
 		}
@@ -322,7 +322,7 @@ func TestAHungGPUBlocksNothingElse(t *testing.T) {
 			t.Errorf("three calls for a hung GPU took %s, want the time of one", took)
 		}
 		start = time.Now()
-		if _, err := h.GPU(ctx, gpus[1].Name); err != nil || time.Since(start) > 0 {
+		if _, err := h.Find(ctx, gpus[1].Name); err != nil || time.Since(start) > 0 {
 			t.Errorf("another GPU: %v after %s", err, time.Since(start))
 		}
 		// An agent that starts now finds the others.
@@ -339,7 +339,7 @@ func TestAHungGPUBlocksNothingElse(t *testing.T) {
 		}
 		r.do(&nvmlsim.UnhangGPU{GPU: "0"})
 		synctest.Wait()
-		if _, err := h.GPU(ctx, gpus[0].Name); err != nil {
+		if _, err := h.Find(ctx, gpus[0].Name); err != nil {
 			t.Errorf("after the call came back: %v", err)
 		}
 		if node, err := fresh.Discover(ctx); err != nil || len(node.Failures) != 0 {

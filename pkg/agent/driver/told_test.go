@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 
@@ -158,4 +159,23 @@ func (m *machine) taints(device string) []resourceapi.DeviceTaint {
 		}
 	}
 	return nil
+}
+
+// TestAGPUInQuarantineIsTainted: nobody could prepare it, so no claim should get it.
+func TestAGPUInQuarantineIsTainted(t *testing.T) {
+	m := newMachine(t)
+	must(t, os.MkdirAll(m.path("state", "quarantine"), 0o700))
+	must(t, os.WriteFile(m.path("state", "quarantine", gpu0+"_a-claim.quarantine"), []byte("{"), 0o600))
+	m.run("")
+	m.register(driver.Name + "-reg.sock")
+	m.waitForGPUs(8)
+	eventually(t, "the slice has a taint", func() error {
+		if taints := m.taints(gpu0); len(taints) != 1 || taints[0].Key != "gpu.nvidia.com/occupied" || taints[0].Effect != resourceapi.DeviceTaintEffectNoSchedule {
+			return fmt.Errorf("taints %v", taints)
+		}
+		return nil
+	})
+	if answer := m.prepare(m.allocate("train", gpu0)); !strings.Contains(answer.GetError(), "in quarantine") {
+		t.Errorf("prepare: %q, want an error about the quarantine", answer.GetError())
+	}
 }

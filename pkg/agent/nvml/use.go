@@ -18,6 +18,10 @@ type Use interface {
 	ComputeMode() (ComputeMode, error)
 	// SetComputeMode needs root. Under MIG only ComputeDefault is supported.
 	SetComputeMode(ComputeMode) error
+	// Persistence tells whether the GPU keeps its settings while nobody uses it.
+	Persistence() (bool, error)
+	// SetPersistence needs root.
+	SetPersistence(on bool) error
 }
 
 // Process uses a GPU or a MIG device of it.
@@ -118,4 +122,17 @@ func (d *device) SetComputeMode(mode ComputeMode) error {
 		}
 	}
 	return fmt.Errorf("compute mode %q: want %s, %s or %s", mode, ComputeDefault, ComputeProhibited, ComputeExclusiveProcess)
+}
+
+func (d *device) Persistence() (bool, error) {
+	mode, err := get(d.lib, "nvmlDeviceGetPersistenceMode", d.nvml.GetPersistenceMode)
+	return mode == gonvml.FEATURE_ENABLED, err
+}
+
+func (d *device) SetPersistence(on bool) error {
+	mode := gonvml.FEATURE_DISABLED
+	if on {
+		mode = gonvml.FEATURE_ENABLED
+	}
+	return ask(d.lib, "nvmlDeviceSetPersistenceMode", func() gonvml.Return { return d.nvml.SetPersistenceMode(mode) })
 }

@@ -1,195 +1,439 @@
 package prepare_test
 
 import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	resourceapi "k8s.io/api/resource/v1"
 
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/durable/durabletest"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
-var modes = []durabletest.Mode{durabletest.Fail, durabletest.CrashBefore, durabletest.CrashAfter}
-
-// TestACrashAtAnyStepOfPrepareIsRecovered fails, or kills the agent at, every single file operation of a
-// prepare. After a restart the claim can be prepared by a retry, and its GPU by another claim instead; in the
-// end nothing is left.
-func TestACrashAtAnyStepOfPrepareIsRecovered(t *testing.T) {
-	train := claim("train", "gpu="+gpu0)
-	run := func(n *node) error {
-		m, err := n.tryManager()
-		if err != nil {
-			return err
-		}
-		_, err = m.Prepare(n.ctx, train)
-		return err
-	}
-	steps := count(t, nil, run)
-	tried := 0
-	for at := 1; at <= len(steps); at++ {
-		for _, mode := range modes {
-			t.Run(fmt.Sprintf("%v/%02d %s", mode, at, filepath.Base(steps[at-1])), func(t *testing.T) {
-				tried++
-				n := newNode(t)
-				n.fsys = &durabletest.Faulty{FS: durable.OS{}, Mode: mode, At: at}
-				prepareErr := run(n)
-
-				n.fsys = durable.OS{} // the agent is started again
-				m := n.manager()
-				recovery, err := m.Recover(n.ctx)
-				if err != nil {
-					t.Fatal(err)
-				}
-				if prepareErr == nil && recovery.Claims != 1 {
-					t.Errorf("prepare reported success, after the restart: %+v", recovery)
-				}
-				if recovery.Claims == 0 {
-					if left := n.files(); len(left) > 0 && !onlyUnfinished(left) {
-						t.Errorf("left after the roll-back: %v", left)
-					}
-					// The kubelet may also never come back with this claim.
-					if _, err := m.Prepare(n.ctx, claim("other", "gpu="+gpu0)); err != nil {
-						t.Errorf("another claim for the GPU: %v", err)
-					}
-					if err := m.Unprepare(n.ctx, "other-uid"); err != nil {
-						t.Error(err)
-					}
-				}
-				devices, err := m.Prepare(n.ctx, train)
-				if err != nil {
-					t.Fatalf("retry: %v", err)
-				}
-				if diff := cmp.Diff([]string{n.hardware.uuid(gpu0)}, n.visible(devices)); diff != "" {
-					t.Errorf("GPUs in the container (-want +got):\n%s", diff)
-				}
-				if err := m.Unprepare(n.ctx, train.UID); err != nil {
-					t.Fatal(err)
-				}
-				if left := n.files(); len(left) > 0 {
-					t.Errorf("left after unprepare: %v", left)
-				}
-			})
-		}
-	}
-	t.Logf("%d faults at %d steps of prepare", tried, len(steps))
+// scenario is a claim whose preparation is disturbed at every step.
+type scenario struct {
+	claim func() *resourceapi.ResourceClaim
+	// before is the state of the machine that the claim finds.
+	before []nvmlsim.Command
+	// other is a claim for the same GPU, which gets it when this one is rolled back.
+	other result
 }
 
-// TestACrashAtAnyStepOfUnprepareIsRecovered is the same for unprepare: until it has reported success the GPU
-// may be held, never half-released.
-func TestACrashAtAnyStepOfUnprepareIsRecovered(t *testing.T) {
-	train := claim("train", "gpu="+gpu0)
-	before := func(n *node) error {
-		_, err := n.manager().Prepare(n.ctx, train)
-		return err
-	}
-	run := func(n *node) error {
-		m, err := n.tryManager()
-		if err != nil {
-			return err
-		}
-		return m.Unprepare(n.ctx, train.UID)
-	}
-	steps := count(t, before, run)
-	tried := 0
-	for at := 1; at <= len(steps); at++ {
-		for _, mode := range modes {
-			t.Run(fmt.Sprintf("%v/%02d %s", mode, at, filepath.Base(steps[at-1])), func(t *testing.T) {
-				tried++
-				n := newNode(t)
-				if err := before(n); err != nil {
-					t.Fatal(err)
-				}
-				n.fsys = &durabletest.Faulty{FS: durable.OS{}, Mode: mode, At: at}
-				if err := run(n); err == nil {
-					t.Fatal("unprepare reported success although a step failed")
-				}
-				n.fsys = durable.OS{}
-				m := n.manager()
-				if _, err := m.Recover(n.ctx); err != nil {
-					t.Fatal(err)
-				}
-				if err := m.Unprepare(n.ctx, train.UID); err != nil {
-					t.Fatalf("retry: %v", err)
-				}
-				if left := n.files(); len(left) > 0 {
-					t.Errorf("left: %v", left)
-				}
-				if _, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu0)); err != nil {
-					t.Errorf("the next claim for the GPU: %v", err)
-				}
-			})
-		}
-	}
-	t.Logf("%d faults at %d steps of unprepare", tried, len(steps))
+var scenarios = map[string]scenario{
+	"whole GPU": {
+		claim: func() *resourceapi.ResourceClaim { return claim("train", "gpu="+gpu0) },
+		other: "gpu=" + gpu0,
+	},
+	"time-slicing": {
+		claim: func() *resourceapi.ResourceClaim {
+			return withConfig(claim("train", "gpu="+gpu0), driverName, sharingConfig("GpuConfig", "TimeSlicing", `,"timeSlicingConfig":{"interval":"Long"}`))
+		},
+		// An administrator's setting, which is restored in the end.
+		before: []nvmlsim.Command{&nvmlsim.SetComputeMode{GPU: "0", Mode: nvmlsim.ComputeExclusiveProcess}},
+		other:  "gpu=" + gpu0,
+	},
+	"MPS": {
+		claim: func() *resourceapi.ResourceClaim {
+			return withConfig(claim("train", "gpu="+gpu0, "more="+gpu1), driverName,
+				sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultActiveThreadPercentage":50,"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}}`))
+		},
+		other: "gpu=" + gpu0,
+	},
+	"MIG": {
+		claim: func() *resourceapi.ResourceClaim {
+			return claim("train", "small="+gpu0+"-mig-1g10gb-0", "large="+gpu0+"-mig-3g40gb-4", "far="+gpu1+"-mig-7g80gb-0")
+		},
+		// GPU 1 has been switched by an administrator, and stays so.
+		before: []nvmlsim.Command{&nvmlsim.SetMIG{GPU: "1", Enabled: true}},
+		other:  "gpu=" + gpu0,
+	},
 }
 
-// TestAStartPutsBackCDIFilesOfPreparedClaims: the kubelet does not call Prepare when a container restarts.
-func TestAStartPutsBackCDIFilesOfPreparedClaims(t *testing.T) {
-	n := newNode(t)
-	devices, err := n.manager().Prepare(n.ctx, claim("train", "gpu="+gpu0))
+// operation is prepare or unprepare of the scenario's claim.
+type operation string
+
+const (
+	preparing   operation = "prepare"
+	unpreparing operation = "unprepare"
+)
+
+// run is what an agent does after its start.
+func (s *scenario) run(n *node, op operation) error {
+	m, err := n.tryManager()
 	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(n.cdiDir()); err != nil { // /var/run does not outlive a reboot
-		t.Fatal(err)
-	}
-	n.hardware = &hardware{} // no driver yet
-	recovery, err := n.manager().Recover(n.ctx)
-	if err != nil || recovery.Claims != 1 || recovery.Restored != 1 {
-		t.Errorf("recovery %+v, %v: want one claim, restored", recovery, err)
-	}
-	n.visible(devices)
-}
-
-// TestReconcileLeavesClaimsAloneThatACallIsWorkingOn: only a start may roll back.
-func TestReconcileLeavesClaimsAloneThatACallIsWorkingOn(t *testing.T) {
-	n := newNode(t)
-	n.fsys = &durabletest.Faulty{FS: durable.OS{}, Mode: durabletest.CrashBefore, At: 0}
-	steps := count(t, nil, func(n *node) error {
-		_, err := n.manager().Prepare(n.ctx, claim("train", "gpu="+gpu0))
 		return err
-	})
-	n.fsys = &durabletest.Faulty{FS: durable.OS{}, Mode: durabletest.CrashBefore, At: len(steps) - 2}
-	if _, err := n.manager().Prepare(n.ctx, claim("train", "gpu="+gpu0)); err == nil {
-		t.Fatal("no crash")
 	}
-	n.fsys = durable.OS{}
-	before := n.files()
-	if _, err := n.manager().Reconcile(n.ctx); err != nil {
-		t.Fatal(err)
+	if op == unpreparing {
+		return m.Unprepare(n.ctx, s.claim().UID)
 	}
-	if diff := cmp.Diff(before, n.files()); diff != "" {
-		t.Errorf("files (-before +after):\n%s", diff)
-	}
+	_, err = m.Prepare(n.ctx, s.claim())
+	return err
 }
 
-// count returns the file operations of run on a new node, undisturbed.
-func count(t *testing.T, before, run func(*node) error) []string {
+// start brings a new machine to where the operation begins.
+func (s *scenario) start(t *testing.T, n *node, op operation) {
 	t.Helper()
-	n := newNode(t)
-	if before != nil {
-		if err := before(n); err != nil {
+	n.do(s.before...)
+	n.hardware.discover(t, dynamic)
+	if op == unpreparing {
+		if err := s.run(n, preparing); err != nil {
 			t.Fatal(err)
 		}
 	}
-	faulty := &durabletest.Faulty{FS: durable.OS{}}
-	n.fsys = faulty
-	if err := run(n); err != nil {
-		t.Fatal(err)
-	}
-	return faulty.Steps()
 }
 
-// onlyUnfinished reports whether all files are ones that were never complete; the next write or removal of
-// the same claim takes them away.
-func onlyUnfinished(names []string) bool {
-	for _, name := range names {
-		if filepath.Ext(name) != durable.TempSuffix {
-			return false
+// disturb lets the agent's file operations, and what it does to hardware, go through faulty.
+func (n *node) disturb(faulty *durabletest.Faulty) {
+	n.fsys = faulty
+	n.hardware.wrap = func(d nvml.Device) nvml.Device { return faultyDevice{d, faulty} }
+	tools := sharing.NewSimulated(n.hardware.machine)
+	n.tools = sharing.Tools{TimeSlicer: faultySlicer{tools.TimeSlicer, faulty}, Daemons: faultyDaemons{tools.Daemons, faulty}, Processes: tools.Processes}
+}
+
+// restart is an agent on the same machine, undisturbed.
+func (n *node) restart() {
+	n.fsys = durable.OS{}
+	n.hardware.wrap = nil
+	n.tools = sharing.NewSimulated(n.hardware.machine)
+}
+
+// undisturbed returns the steps of the operation, and the machine's state before and after it.
+func (s *scenario) undisturbed(t *testing.T, op operation) (steps []string, before, after machineState) {
+	t.Helper()
+	n := newNode(t)
+	s.start(t, n, op)
+	if _, err := n.tryManager(); err != nil { // the folders are part of the state before
+		t.Fatal(err)
+	}
+	before = n.state()
+	faulty := &durabletest.Faulty{FS: durable.OS{}}
+	n.disturb(faulty)
+	if err := s.run(n, op); err != nil {
+		t.Fatal(err)
+	}
+	n.restart()
+	return faulty.Steps(), before, n.state()
+}
+
+// check starts an agent on the machine after the disturbance, lets the kubelet try again, and compares with
+// what an undisturbed run leaves. result is the disturbed operation's.
+func (s *scenario) check(t *testing.T, n *node, op operation, result error, before, after machineState) {
+	t.Helper()
+	n.restart()
+	m := n.manager()
+	recovery, err := m.Recover(n.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if recovery.Quarantined > 0 {
+		t.Errorf("after the restart %d GPUs are in quarantine", recovery.Quarantined)
+	}
+	uid := s.claim().UID
+	if op == preparing {
+		if result == nil && recovery.Claims != 1 {
+			t.Errorf("prepare reported success, after the restart: %+v", recovery)
+		}
+		if recovery.Claims == 0 {
+			if diff := cmp.Diff(before, n.state(), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("after the roll-back (-before the claim +now):\n%s", diff)
+			}
+			// The kubelet may also never come back with this claim.
+			if _, err := m.Prepare(n.ctx, claim("other", s.other)); err != nil {
+				t.Errorf("another claim for the GPU: %v", err)
+			}
+			if err := m.Unprepare(n.ctx, "other-uid"); err != nil {
+				t.Error(err)
+			}
+		}
+		if _, err := m.Prepare(n.ctx, s.claim()); err != nil {
+			t.Fatalf("retry: %v", err)
+		}
+		if diff := cmp.Diff(after, n.state(), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("after the retry (-undisturbed +now):\n%s", diff)
+		}
+		after = before // TestUnprepareLeavesTheMachineAsPrepareFoundIt
+	}
+	if err := m.Unprepare(n.ctx, uid); err != nil {
+		t.Fatalf("unprepare: %v", err)
+	}
+	if diff := cmp.Diff(after, n.state(), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("after unprepare (-undisturbed +now):\n%s", diff)
+	}
+	if _, err := m.Prepare(n.ctx, claim("next", s.other)); err != nil {
+		t.Errorf("the next claim for the GPU: %v", err)
+	}
+}
+
+func TestUnprepareLeavesTheMachineAsPrepareFoundIt(t *testing.T) {
+	for name, s := range scenarios {
+		t.Run(name, func(t *testing.T) {
+			_, begin, prepared := s.undisturbed(t, preparing)
+			_, _, end := s.undisturbed(t, unpreparing)
+			if diff := cmp.Diff(begin, end, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("(-before prepare +after unprepare):\n%s", diff)
+			}
+			if cmp.Equal(begin, prepared, cmpopts.EquateEmpty()) {
+				t.Error("prepare has changed nothing")
+			}
+		})
+	}
+}
+
+// TestAFaultAtAnyStepIsRecovered fails every single step of prepare and unprepare, and ends everything before and
+// after it: writes, syncs and renames of files, and what is done to GPUs. After a restart and a retry the machine is as
+// after an undisturbed run; nothing is leaked, nothing held twice.
+func TestAFaultAtAnyStepIsRecovered(t *testing.T) {
+	for name, s := range scenarios {
+		for _, op := range []operation{preparing, unpreparing} {
+			t.Run(name+"/"+string(op), func(t *testing.T) {
+				steps, before, after := s.undisturbed(t, op)
+				tried := 0
+				for at := 1; at <= len(steps); at++ {
+					for _, mode := range []durabletest.Mode{durabletest.Fail, durabletest.CrashBefore, durabletest.CrashAfter} {
+						t.Run(fmt.Sprintf("%v/%02d %s", mode, at, label(steps[at-1])), func(t *testing.T) {
+							tried++
+							n := newNode(t)
+							s.start(t, n, op)
+							n.disturb(&durabletest.Faulty{FS: durable.OS{}, Mode: mode, At: at})
+							s.check(t, n, op, s.run(n, op), before, after)
+						})
+					}
+				}
+				t.Logf("%s, %s: %d faults at %d steps", name, op, tried, len(steps))
+			})
 		}
 	}
-	return true
+}
+
+// TestKill9AtAnyStepIsRecovered kills a process that prepares, or unprepares, with SIGKILL before and after every
+// single step, and then does as TestAFaultAtAnyStepIsRecovered.
+func TestKill9AtAnyStepIsRecovered(t *testing.T) {
+	if testing.Short() {
+		t.Skip("starts hundreds of processes: run without -short")
+	}
+	total := 0
+	for name, s := range scenarios {
+		for _, op := range []operation{preparing, unpreparing} {
+			t.Run(name+"/"+string(op), func(t *testing.T) {
+				steps, before, after := s.undisturbed(t, op)
+				for at := 1; at <= len(steps); at++ {
+					for _, mode := range []durabletest.Mode{durabletest.KillBefore, durabletest.KillAfter} {
+						t.Run(fmt.Sprintf("%v/%02d %s", mode, at, label(steps[at-1])), func(t *testing.T) {
+							total++
+							root := t.TempDir()
+							n := nodeIn(t, root, "dgx-h100", filepath.Join(root, "sim"))
+							s.start(t, n, op)
+							kill9(t, root, name, op, mode, at)
+							s.check(t, n, op, errors.New("killed"), before, after)
+						})
+					}
+				}
+				t.Logf("%s, %s: killed before and after each of %d steps", name, op, len(steps))
+			})
+		}
+	}
+	t.Logf("%d processes killed", total)
+}
+
+const victimEnv = "STOWAGE_PREPARE_VICTIM"
+
+// order tells the process that is killed what to do.
+type order struct {
+	Root     string
+	Scenario string
+	Op       operation
+	Mode     durabletest.Mode
+	At       int
+}
+
+// kill9 starts this test program as an agent, and returns when it was killed.
+func kill9(t *testing.T, root, scenario string, op operation, mode durabletest.Mode, at int) {
+	t.Helper()
+	data, err := json.Marshal(order{root, scenario, op, mode, at})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var output bytes.Buffer
+	cmd := exec.CommandContext(t.Context(), os.Args[0])
+	cmd.Env = append(os.Environ(), victimEnv+"="+string(data))
+	cmd.Stdout, cmd.Stderr = &output, &output
+	err = cmd.Run()
+	var exit *exec.ExitError
+	if !errors.As(err, &exit) || exit.Sys().(syscall.WaitStatus).Signal() != syscall.SIGKILL {
+		t.Fatalf("the agent was not killed: %v\n%s", err, &output)
+	}
+}
+
+// victim is the agent's process. It returns only if it was not killed.
+func victim(text string) int {
+	var o order
+	err := json.Unmarshal([]byte(text), &o)
+	if err == nil {
+		var n *node
+		if n, err = victimNode(o.Root); err == nil {
+			n.disturb(&durabletest.Faulty{FS: durable.OS{}, Mode: o.Mode, At: o.At})
+			s := scenarios[o.Scenario]
+			err = s.run(n, o.Op)
+		}
+	}
+	fmt.Fprintln(os.Stderr, "not killed:", err)
+	return 1
+}
+
+// machineState is what must be the same after every history: the ledger, the CDI folder, the quarantine, and the GPUs.
+type machineState struct {
+	Claims  []*ledger.Entry
+	Files   map[string]string
+	GPUs    []nvmlsim.GPUState
+	Daemons []nvmlsim.Daemon
+}
+
+func (n *node) state() machineState {
+	n.t.Helper()
+	now := n.hardware.machine.State()
+	s := machineState{Files: map[string]string{}, Daemons: slices.Clone(now.Daemons)}
+	for _, gpu := range now.GPUs {
+		gpu.Instances = slices.Clone(gpu.Instances)
+		for i := range gpu.Instances {
+			gpu.Instances[i].Number = 0 // counts all that there ever were
+			gpu.Instances[i].Compute = slices.Clone(gpu.Instances[i].Compute)
+			for c := range gpu.Instances[i].Compute {
+				gpu.Instances[i].Compute[c].Number = 0
+			}
+		}
+		s.GPUs = append(s.GPUs, gpu)
+	}
+	neutral := strings.NewReplacer(n.root, "ROOT", now.BootID, "BOOT")
+	claims, err := ledger.Open(durable.OS{}, n.claimsDir())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	records, err := claims.Records()
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	for _, record := range records {
+		if record.Err != nil || record.Recovered != nil {
+			n.t.Errorf("record of claim %s: %v, %v", record.UID, record.Err, record.Recovered)
+			continue
+		}
+		data, err := json.Marshal(record.Entry)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		entry := &ledger.Entry{}
+		if err := json.Unmarshal([]byte(neutral.Replace(string(data))), entry); err != nil {
+			n.t.Fatal(err)
+		}
+		s.Claims = append(s.Claims, entry)
+	}
+	for _, dir := range []string{n.cdiDir(), filepath.Join(n.root, "state", "quarantine"), n.claimsDir()} {
+		entries, err := os.ReadDir(dir)
+		if err != nil && !os.IsNotExist(err) {
+			n.t.Fatal(err)
+		}
+		for _, file := range entries {
+			// A write that was never complete: the next write or removal of the same claim takes it away.
+			if filepath.Ext(file.Name()) == durable.TempSuffix && len(s.Claims) == 0 {
+				continue
+			}
+			path := filepath.Join(dir, file.Name())
+			data, err := os.ReadFile(path)
+			if err != nil {
+				n.t.Fatal(err)
+			}
+			if dir == n.claimsDir() {
+				data = nil // compared above
+			}
+			s.Files[neutral.Replace(path)] = neutral.Replace(string(data))
+		}
+	}
+	return s
+}
+
+// label makes a step's name fit for a test's.
+func label(step string) string {
+	op, target, _ := strings.Cut(step, " ")
+	return op + " " + filepath.Base(target)
+}
+
+// faultyDevice counts what is done to a GPU as steps.
+type faultyDevice struct {
+	nvml.Device
+	faulty *durabletest.Faulty
+}
+
+func (d faultyDevice) SetMIGMode(on bool) error {
+	return d.faulty.Do("MIG-mode", fmt.Sprint(on), func() error { return d.Device.SetMIGMode(on) })
+}
+
+func (d faultyDevice) CreateGPUInstance(profile nvml.MIGProfile, at nvml.Placement) (id uint32, err error) {
+	err = d.faulty.Do("create-instance", profile.Name, func() (err error) {
+		id, err = d.Device.CreateGPUInstance(profile, at)
+		return err
+	})
+	return id, err
+}
+
+func (d faultyDevice) CreateComputeInstance(instance uint32) (made nvml.MIGDevice, err error) {
+	err = d.faulty.Do("create-compute", fmt.Sprint(instance), func() (err error) {
+		made, err = d.Device.CreateComputeInstance(instance)
+		return err
+	})
+	return made, err
+}
+
+func (d faultyDevice) DestroyComputeInstance(instance, compute uint32) error {
+	return d.faulty.Do("destroy-compute", fmt.Sprint(instance), func() error { return d.Device.DestroyComputeInstance(instance, compute) })
+}
+
+func (d faultyDevice) DestroyGPUInstance(instance uint32) error {
+	return d.faulty.Do("destroy-instance", fmt.Sprint(instance), func() error { return d.Device.DestroyGPUInstance(instance) })
+}
+
+func (d faultyDevice) SetComputeMode(mode nvml.ComputeMode) error {
+	return d.faulty.Do("compute-mode", string(mode), func() error { return d.Device.SetComputeMode(mode) })
+}
+
+func (d faultyDevice) SetPersistence(on bool) error {
+	return d.faulty.Do("persistence", fmt.Sprint(on), func() error { return d.Device.SetPersistence(on) })
+}
+
+type faultySlicer struct {
+	sharing.TimeSlicer
+	faulty *durabletest.Faulty
+}
+
+func (s faultySlicer) SetTimeSlice(ctx context.Context, gpu string, interval config.Interval) error {
+	return s.faulty.Do("time-slice", string(interval), func() error { return s.TimeSlicer.SetTimeSlice(ctx, gpu, interval) })
+}
+
+type faultyDaemons struct {
+	sharing.Daemons
+	faulty *durabletest.Faulty
+}
+
+func (d faultyDaemons) Start(ctx context.Context, daemon sharing.Daemon) error {
+	return d.faulty.Do("start-daemon", daemon.Name, func() error { return d.Daemons.Start(ctx, daemon) })
+}
+
+func (d faultyDaemons) Stop(ctx context.Context, name string) error {
+	return d.faulty.Do("stop-daemon", name, func() error { return d.Daemons.Stop(ctx, name) })
 }

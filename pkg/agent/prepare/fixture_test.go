@@ -2,7 +2,6 @@ package prepare_test
 
 import (
 	"context"
-	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,14 +16,19 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2/ktesting"
+	"k8s.io/utils/clock"
+	testingclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
 const (
@@ -38,20 +42,44 @@ const (
 
 // node is one simulated machine: its folders outlive the agents (managers) that are started on it.
 type node struct {
-	t        *testing.T
+	t        testing.TB
 	ctx      context.Context // logs to the test
 	root     string
 	fsys     durable.FS
 	hardware *hardware
 	timeout  time.Duration
+	tools    sharing.Tools
+	options  prepare.Options // what is not zero is taken over
 	// mknod lets device nodes be made, which needs root.
 	mknod bool
 }
 
-func newNode(t *testing.T) *node {
+func newNode(t *testing.T) *node { return newNodeOf(t, "dgx-h100") }
+
+func newNodeOf(t *testing.T, profile string) *node {
+	t.Helper()
+	return nodeIn(t, t.TempDir(), profile, "")
+}
+
+// nodeIn is a machine whose GPUs' state is kept in simDir if that is not empty.
+func nodeIn(t *testing.T, root, profile, simDir string) *node {
 	t.Helper()
 	_, ctx := ktesting.NewTestContext(t)
-	return &node{t: t, ctx: ctx, root: t.TempDir(), fsys: durable.OS{}, hardware: newHardware(t), timeout: 10 * time.Second}
+	h, err := newHardware(ctx, root, profile, simDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &node{t: t, ctx: ctx, root: root, fsys: durable.OS{}, hardware: h, tools: sharing.NewSimulated(h.machine), timeout: 10 * time.Second}
+}
+
+// victimNode is nodeIn for a process without a test. Only what does not fail by n.t may be called on it.
+func victimNode(root string) (*node, error) {
+	ctx := context.Background()
+	h, err := newHardware(ctx, root, "dgx-h100", filepath.Join(root, "sim"))
+	if err != nil {
+		return nil, err
+	}
+	return &node{ctx: ctx, root: root, hardware: h, timeout: 10 * time.Second}, nil
 }
 
 func (n *node) cdiDir() string    { return filepath.Join(n.root, "cdi") }
@@ -90,8 +118,13 @@ func (n *node) tryManager() (*prepare.Manager, error) {
 		CDIDir:      n.cdiDir(),
 		Backend:     backend,
 		Hardware:    n.hardware,
+		Tools:       n.tools,
 		FS:          n.fsys,
+		Clock:       testingclock.NewFakePassiveClock(time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)),
 		LockTimeout: n.timeout,
+		GPUTimeout:  n.options.GPUTimeout,
+		EndTimeout:  n.options.EndTimeout,
+		Leftovers:   n.options.Leftovers,
 	})
 }
 
@@ -134,42 +167,91 @@ func (n *node) visible(devices []prepare.Device) []string {
 	return uuids
 }
 
-// hardware is a simulated machine of eight H100, asked directly.
+// hardware is a simulated machine, seen as the agent sees it.
 type hardware struct {
-	gpus map[string]discovery.GPU
+	*driver.Hardware
+	machine *nvmlsim.Machine
+	// gone: there is no driver.
+	gone bool
 	// broken GPUs do not answer.
 	broken map[string]error
+	// wrap, if it is set, stands between the agent and each GPU.
+	wrap func(nvml.Device) nvml.Device
 }
 
-func newHardware(t *testing.T) *hardware {
+// dynamic is the policy of most tests.
+var dynamic = discovery.Policy{Dynamic: true}
+
+func newHardware(ctx context.Context, root, profile, simDir string) (*hardware, error) {
+	handle, err := nvml.Open("sim:"+profile, nvml.OpenOptions{NodeName: pool, ProcRoot: filepath.Join(root, "no-driver"), SimDir: simDir})
+	if err != nil {
+		return nil, err
+	}
+	h := &hardware{
+		Hardware: driver.NewHardware(driver.HardwareOptions{Open: func() (*nvml.Handle, error) { return handle, nil }, Clock: clock.RealClock{}}),
+		machine:  handle.Machine,
+		broken:   map[string]error{},
+	}
+	h.Offer(dynamic)
+	_, err = h.Discover(ctx)
+	return h, err
+}
+
+// discover looks for GPUs again, as an agent does that starts.
+func (h *hardware) discover(t *testing.T, policy discovery.Policy) {
 	t.Helper()
-	handle, err := nvml.Open("sim:dgx-h100", nvml.OpenOptions{NodeName: pool, ProcRoot: t.TempDir()})
-	if err != nil {
+	h.Offer(policy)
+	if _, err := h.Discover(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := handle.Init(); err != nil {
-		t.Fatal(err)
-	}
-	found, err := discovery.Discover(t.Context(), handle, handle.Sysfs)
-	if err != nil {
-		t.Fatal(err)
-	}
-	h := &hardware{gpus: map[string]discovery.GPU{}, broken: map[string]error{}}
-	for _, gpu := range found.GPUs {
-		h.gpus[gpu.Name] = gpu
-	}
-	return h
 }
 
-func (h *hardware) GPU(_ context.Context, device string) (cdi.GPU, error) {
-	gpu, ok := h.gpus[device]
-	if !ok {
-		return cdi.GPU{}, fmt.Errorf("this node has no GPU of that name")
+func (h *hardware) Find(ctx context.Context, device string) (prepare.Target, error) {
+	if h.gone {
+		return prepare.Target{}, nvml.ErrDriverNotLoaded
 	}
-	return cdi.GPU{Name: gpu.Name, UUID: gpu.UUID, Minor: gpu.Minor}, h.broken[device]
+	target, err := h.Hardware.Find(ctx, device)
+	if err != nil {
+		return target, err
+	}
+	return target, h.broken[target.GPU.Name]
 }
 
-func (h *hardware) uuid(device string) string { return h.gpus[device].UUID }
+func (h *hardware) On(ctx context.Context, gpu, uuid string, f func(nvml.Device) error) error {
+	if h.gone {
+		return nvml.ErrDriverNotLoaded
+	}
+	if err := h.broken[gpu]; err != nil {
+		return err
+	}
+	return h.Hardware.On(ctx, gpu, uuid, func(d nvml.Device) error {
+		if h.wrap != nil {
+			d = h.wrap(d)
+		}
+		return f(d)
+	})
+}
+
+func (h *hardware) uuid(device string) string {
+	target, err := h.Hardware.Find(context.Background(), device)
+	if err != nil {
+		panic(err)
+	}
+	return target.GPU.UUID
+}
+
+// do commands the machine.
+func (n *node) do(commands ...nvmlsim.Command) {
+	n.t.Helper()
+	for _, c := range commands {
+		if _, err := n.hardware.machine.Do(c); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+// gpu is the state of one of the machine's GPUs.
+func (n *node) gpu(index int) nvmlsim.GPUState { return n.hardware.machine.State().GPUs[index] }
 
 // result is one allocation result, in the form "request=device", with "+admin" for admin access.
 type result string
@@ -190,6 +272,19 @@ func claim(name string, results ...result) *resourceapi.ResourceClaim {
 	return c
 }
 
+// reservedFor adds pods that may use the claim.
+func reservedFor(c *resourceapi.ResourceClaim, pods ...types.UID) *resourceapi.ResourceClaim {
+	for _, pod := range pods {
+		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: string(pod), UID: pod})
+	}
+	return c
+}
+
+// sharingConfig is parameters of that kind with a strategy and more fields.
+func sharingConfig(kind, strategy, fields string) string {
+	return `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"` + kind + `","sharing":{"strategy":"` + strategy + `"` + fields + `}}`
+}
+
 // withConfig adds opaque parameters for a driver.
 func withConfig(c *resourceapi.ResourceClaim, driver, parameters string) *resourceapi.ResourceClaim {
 	c.Status.Allocation.Devices.Config = append(c.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
@@ -199,4 +294,20 @@ func withConfig(c *resourceapi.ResourceClaim, driver, parameters string) *resour
 		},
 	})
 	return c
+}
+
+// offers are the names of all devices.
+func (n *node) offers() []string {
+	n.t.Helper()
+	found, err := n.hardware.Discover(n.t.Context())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	var names []string
+	for _, gpu := range found.GPUs {
+		for _, offer := range gpu.Offers {
+			names = append(names, offer.Name)
+		}
+	}
+	return names
 }

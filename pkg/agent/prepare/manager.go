@@ -1,10 +1,12 @@
 package prepare
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"sync"
 	"time"
 
@@ -14,35 +16,39 @@ import (
 	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/sharing"
 )
 
-// DefaultLockTimeout leaves most of the kubelet's 45 s per call for the work itself.
-const DefaultLockTimeout = 15 * time.Second
+const (
+	// DefaultLockTimeout leaves most of the kubelet's 45 s per call for the work itself.
+	DefaultLockTimeout = 15 * time.Second
+	defaultUndoTimeout = 25 * time.Second
+)
 
-// Hardware answers for the node's physical GPUs.
-type Hardware interface {
-	// GPU returns the GPU behind a published device, after NVML has answered for it just now with that
-	// UUID. The error says what is wrong with it.
-	GPU(ctx context.Context, device string) (cdi.GPU, error)
-}
-
-// Options of a Manager; all fields but FS, Clock and LockTimeout are required.
+// Options of a Manager; the fields up to Tools are required.
 type Options struct {
 	// Driver and Pool select the allocation results that are this agent's.
 	Driver, Pool string
-	// StateDir gets the folders claims (the ledger) and locks. Agents that follow one another, or serve
+	// StateDir gets the folders claims (the ledger), quarantine and locks. Agents that follow one another, or serve
 	// the kubelet together during a rolling update, share it.
 	StateDir string
 	// CDIDir is read by the container runtime.
 	CDIDir   string
 	Backend  cdi.Backend
 	Hardware Hardware
+	Tools    sharing.Tools
 
-	FS          durable.FS
-	Clock       clock.PassiveClock
-	LockTimeout time.Duration
+	FS    durable.FS
+	Clock clock.PassiveClock
+	// LockTimeout is for one lock, GPUTimeout for one question or act on one GPU, EndTimeout for processes that
+	// were killed to be gone, UndoTimeout for everything on a claim's GPUs that is undone together.
+	LockTimeout, GPUTimeout, EndTimeout, UndoTimeout time.Duration
+	// Leftovers is EndLeftovers if empty.
+	Leftovers Leftovers
 }
 
 // Manager prepares and unprepares claims. Its methods may be called concurrently.
@@ -77,9 +83,11 @@ func New(opts Options) (*Manager, error) {
 	if opts.Clock == nil {
 		opts.Clock = clock.RealClock{}
 	}
-	if opts.LockTimeout == 0 {
-		opts.LockTimeout = DefaultLockTimeout
-	}
+	opts.LockTimeout = cmp.Or(opts.LockTimeout, DefaultLockTimeout)
+	opts.GPUTimeout = cmp.Or(opts.GPUTimeout, defaultGPUTimeout)
+	opts.EndTimeout = cmp.Or(opts.EndTimeout, defaultEndTimeout)
+	opts.UndoTimeout = cmp.Or(opts.UndoTimeout, defaultUndoTimeout)
+	opts.Leftovers = cmp.Or(opts.Leftovers, EndLeftovers)
 	claims, err := ledger.Open(opts.FS, LedgerDir(opts.StateDir))
 	if err != nil {
 		return nil, err
@@ -92,12 +100,16 @@ func New(opts Options) (*Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Manager{
+	m := &Manager{
 		opts:   opts,
 		ledger: claims,
 		store:  store,
 		locks:  &locker{dir: locks, timeout: opts.LockTimeout},
-	}, nil
+	}
+	if err := opts.FS.MkdirAll(m.quarantineDir(), 0o700); err != nil {
+		return nil, fmt.Errorf("make the folder for quarantine: %w", err)
+	}
+	return m, nil
 }
 
 // PrepareAll prepares the claims of one call in parallel. Each has its own result: one that fails, or waits
@@ -152,14 +164,14 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	}()
 
 	// 1. What has this node to do for the claim?
-	results, err := m.plan(claim)
+	results, parameters, err := m.plan(claim)
 	if err != nil || len(results) == 0 {
 		return nil, err
 	}
 
-	// 2. Does NVML answer for each of its GPUs, and what do containers need for them? No lock is held:
-	// a GPU that hangs here must not block other claims.
-	entry, err := m.resolve(ctx, claim, results)
+	// 2. Does NVML answer for each of its GPUs, and how are they to be set up? No lock is held: a GPU that
+	// hangs here must not block other claims.
+	j, err := m.resolve(ctx, claim, results, parameters)
 	if err != nil {
 		return nil, err
 	}
@@ -170,57 +182,91 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
 	}
 	defer unlockClaim()
-	unlockGPUs, err := m.locks.lockGPUs(ctx, entry.HeldGPUs())
+	unlockGPUs, err := m.locks.lockGPUs(ctx, j.entry.HeldGPUs())
 	if err != nil {
 		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
 	}
 	defer unlockGPUs()
-	if err := m.checkHolders(entry); err != nil {
+	if err := m.checkHolders(j.entry); err != nil {
 		return nil, err
 	}
-	before, err := m.reconcilePrevious(ctx, entry)
+	before, err := m.reconcilePrevious(ctx, j.entry)
 	if err != nil {
 		return nil, err
 	}
 
-	// 4. Record, do, verify, record.
-	if err := m.apply(ctx, entry, before); err != nil {
+	// 4. What is to be done to the GPUs? It is, for a claim that is prepared already, what was done.
+	if !before.completed {
+		if err := m.settleGPUs(ctx, j.entry); err != nil {
+			return nil, err
+		}
+		if err := m.decide(ctx, j); err != nil {
+			return nil, fmt.Errorf("claim %s: %w", name(claim), err)
+		}
+	}
+
+	// 5. Record, do, verify, record.
+	if err := m.apply(ctx, j, before); err != nil {
 		return nil, err
 	}
-	return response(entry), nil
+	return response(j.entry), nil
 }
 
-// resolve turns allocation results into the ledger entry that is going to be written, with the CDI
-// specification that the containers will get.
-func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim, results []wanted) (*ledger.Entry, error) {
-	entry := &ledger.Entry{Claim: claimRef(claim), State: ledger.PrepareStarted}
-	var devices []cdi.Device
+// resolve turns allocation results into the beginning of a ledger entry.
+func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim, results []wanted, parameters *config.Set) (*job, error) {
+	j := &job{entry: &ledger.Entry{Claim: claimRef(claim), State: ledger.PrepareStarted, Pods: podsOf(claim)}}
 	for _, want := range results {
-		gpu, err := m.opts.Hardware.GPU(ctx, want.device)
+		target, err := m.opts.Hardware.Find(ctx, want.device)
 		if err != nil {
 			return nil, fmt.Errorf("claim %s, request %s, device %s: %w", name(claim), want.request, want.device, err)
 		}
-		entry.Devices = append(entry.Devices, ledger.Device{
+		settings, err := parameters.For(want.request, target.kind())
+		if err != nil {
+			return nil, fmt.Errorf("claim %s: %w", name(claim), err)
+		}
+		device := ledger.Device{
 			Request:      want.request,
 			Pool:         want.pool,
 			Device:       want.device,
-			GPU:          gpu.Name,
-			UUID:         gpu.UUID,
+			GPU:          target.GPU.Name,
+			UUID:         target.GPU.UUID,
+			Partition:    target.Partition,
 			AdminAccess:  want.adminAccess,
 			ShareID:      want.result.ShareID,
 			CDIDeviceIDs: []string{cdi.DeviceID(claim.UID, want.request, want.device)},
-		})
-		devices = append(devices, cdi.Device{Request: want.request, Name: want.device, GPU: gpu})
+		}
+		if device.Partition != nil {
+			device.UUID, device.GPUUUID = "", target.GPU.UUID
+		}
+		if other := overlapping(j.entry, &device); other != nil {
+			return nil, fmt.Errorf("claim %s: device %s and device %s overlap, allocated for the requests %s and %s", name(claim), other.Device, device.Device, other.Request, device.Request)
+		}
+		j.entry.Devices = append(j.entry.Devices, device)
+		j.targets = append(j.targets, target)
+		j.settings = append(j.settings, settings)
 	}
-	spec, err := cdi.BuildSpec(ctx, m.opts.Backend, claim.UID, devices)
-	if err != nil {
-		return nil, fmt.Errorf("claim %s: %w", name(claim), err)
+	return j, nil
+}
+
+// overlapping returns a device of the entry that cannot be held beside the other one, nil if there is none.
+func overlapping(entry *ledger.Entry, other *ledger.Device) *ledger.Device {
+	for i := range entry.Devices {
+		device := &entry.Devices[i]
+		if !device.AdminAccess && !other.AdminAccess && device.GPU == other.GPU && device.Partition.Overlaps(other.Partition) {
+			return device
+		}
 	}
-	if entry.CDISpec, err = cdi.Encode(spec); err != nil {
-		return nil, fmt.Errorf("claim %s: %w", name(claim), err)
+	return nil
+}
+
+// settleGPUs refuses GPUs in quarantine that cannot be taken out of it now.
+func (m *Manager) settleGPUs(ctx context.Context, entry *ledger.Entry) error {
+	for _, gpu := range entry.HeldGPUs() {
+		if err := m.settle(ctx, gpu); err != nil {
+			return fmt.Errorf("claim %s: %w", entry.Claim, err)
+		}
 	}
-	entry.Undo = []ledger.Step{{Kind: ledger.StepCDIFile, Target: m.store.Path(claim.UID)}}
-	return entry, nil
+	return nil
 }
 
 // HeldError says that a GPU of a claim is held by another one.
@@ -243,9 +289,11 @@ func (e *HeldError) Error() string {
 
 func (e *HeldError) Unwrap() error { return e.Unreadable }
 
-// checkHolders refuses GPUs that another claim holds. The caller has the GPUs' locks.
+// checkHolders refuses devices that another claim holds, judged on the physical GPU: partitions in places that do not
+// overlap are all that can be held beside each other. The caller has the GPUs' locks.
 func (m *Manager) checkHolders(entry *ledger.Entry) error {
-	for _, device := range entry.Devices {
+	for i := range entry.Devices {
+		device := &entry.Devices[i]
 		if device.AdminAccess {
 			continue
 		}
@@ -254,7 +302,7 @@ func (m *Manager) checkHolders(entry *ledger.Entry) error {
 			return fmt.Errorf("claim %s, request %s, device %s: %w", entry.Claim, device.Request, device.Device, err)
 		}
 		for _, holder := range holders {
-			if holder.UID == entry.Claim.UID {
+			if holder.UID == entry.Claim.UID || holder.Entry != nil && overlapping(holder.Entry, device) == nil {
 				continue
 			}
 			held := &HeldError{Claim: entry.Claim, Request: device.Request, Device: device.Device, Holder: string(holder.UID), Unreadable: holder.Err}
@@ -275,8 +323,8 @@ type previous struct {
 	stale bool
 }
 
-// reconcilePrevious looks at what the ledger already says of the claim. An unfinished preparation with other
-// devices is undone first.
+// reconcilePrevious looks at what the ledger already says of the claim. An unfinished preparation is undone first, so
+// that what it found and changed is not taken for how the GPUs were. What a completed one did goes over into the entry.
 func (m *Manager) reconcilePrevious(ctx context.Context, entry *ledger.Entry) (previous, error) {
 	record, err := m.ledger.Get(entry.Claim.UID)
 	if err != nil || record == nil {
@@ -291,21 +339,35 @@ func (m *Manager) reconcilePrevious(ctx context.Context, entry *ledger.Entry) (p
 		klog.FromContext(ctx).Error(record.Recovered, "Ledger record was replaced by its previous copy", "path", record.Path)
 		before = previous{completed: true, stale: true}
 	}
-	if sameDevices(record.Entry, entry) {
-		return before, nil
+	if !before.completed {
+		if err := m.rollBack(ctx, record.Entry); err != nil {
+			return previous{}, fmt.Errorf("undo the unfinished preparation of claim %s with the devices %v: %w", entry.Claim, describe(record.Entry), err)
+		}
+		return previous{}, nil
 	}
-	if before.completed {
+	if !sameDevices(record.Entry, entry) {
 		return previous{}, fmt.Errorf("claim %s is prepared with the devices %v, but now allocated %v: it has to be unprepared first", entry.Claim, describe(record.Entry), describe(entry))
 	}
-	if err := m.rollBack(ctx, record.Entry); err != nil {
-		return previous{}, fmt.Errorf("undo the unfinished preparation of claim %s with the devices %v: %w", entry.Claim, describe(record.Entry), err)
+	entry.Undo, entry.BootID, entry.CDISpec = record.Entry.Undo, record.Entry.BootID, record.Entry.CDISpec
+	for i := range entry.Devices {
+		before.stale = before.stale || record.Entry.Devices[i].UUID == ""
 	}
-	return previous{}, nil
+	for _, pod := range entry.Pods {
+		before.stale = before.stale || !slices.Contains(record.Entry.Pods, pod)
+	}
+	// A pod that is gone may have left something behind.
+	for _, pod := range record.Entry.Pods {
+		if !slices.Contains(entry.Pods, pod) {
+			entry.Pods = append(entry.Pods, pod)
+		}
+	}
+	return before, nil
 }
 
 // apply brings the claim to PrepareCompleted. If it fails, a claim that was not completed before is rolled
 // back; one that had been keeps its GPUs and its files, because containers may use them.
-func (m *Manager) apply(ctx context.Context, entry *ledger.Entry, before previous) (err error) {
+func (m *Manager) apply(ctx context.Context, j *job, before previous) (err error) {
+	entry := j.entry
 	// The kubelet may have given up while this call waited; what it does next must not find a half-made claim.
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("prepare claim %s: %w", entry.Claim, err)
@@ -320,6 +382,16 @@ func (m *Manager) apply(ctx context.Context, entry *ledger.Entry, before previou
 			return err
 		}
 	}
+	rebooted, err := m.perform(ctx, j, before)
+	if err != nil {
+		return err
+	}
+	if err := m.identify(ctx, j); err != nil {
+		return err
+	}
+	if entry.CDISpec, err = m.describeDevices(ctx, j); err != nil {
+		return err
+	}
 	written, err := m.store.Restore(entry.Claim.UID, entry.CDISpec)
 	if err != nil {
 		return err
@@ -327,13 +399,49 @@ func (m *Manager) apply(ctx context.Context, entry *ledger.Entry, before previou
 	if err := m.store.Verify(entry.Claim.UID, deviceIDs(entry)); err != nil {
 		return fmt.Errorf("claim %s: the container runtime would not find its devices: %w", entry.Claim, err)
 	}
-	if before.completed && !before.stale && !written {
+	if before.completed && !before.stale && !written && !rebooted {
 		return nil
 	}
 	if before.completed && written {
 		klog.FromContext(ctx).Info("CDI specification was missing or out of date and is written again", "path", m.store.Path(entry.Claim.UID))
 	}
 	return m.put(entry, ledger.PrepareCompleted)
+}
+
+// perform does the recorded steps. For a claim that was completed before they find their work done, unless the machine
+// was rebooted since or something has ended on its own.
+func (m *Manager) perform(ctx context.Context, j *job, before previous) (rebooted bool, err error) {
+	if before.completed && m.endedByReboot(ctx, j.entry) {
+		rebooted = true
+		if j.entry.BootID, err = m.opts.Hardware.BootID(); err != nil {
+			return true, err
+		}
+		// What is done again is to be undone again.
+		if err := m.put(j.entry, ledger.PrepareCompleted); err != nil {
+			return true, err
+		}
+	}
+	for i, step := range j.entry.Undo {
+		if before.completed && !rebooted && step.Kind == ledger.StepTimeSlice {
+			continue // nothing but a reboot resets it, and setting it takes a program
+		}
+		if step.Kind == ledger.StepMPSDaemon {
+			// It takes its GPUs by UUID.
+			if err := m.identify(ctx, j); err != nil {
+				return rebooted, err
+			}
+		}
+		err := m.do(ctx, j, step)
+		if err == nil {
+			continue
+		}
+		if step.Kind == ledger.StepPartition && !before.completed && errors.Is(err, nvml.ErrNoResources) {
+			// Somebody else was faster: what is in that place now is not ours to destroy.
+			j.entry.Undo = slices.Delete(slices.Clone(j.entry.Undo), i, i+1)
+		}
+		return rebooted, fmt.Errorf("claim %s: %s: %w", j.entry.Claim, step, err)
+	}
+	return rebooted, nil
 }
 
 func (m *Manager) put(entry *ledger.Entry, state ledger.State) error {
@@ -369,7 +477,7 @@ func deviceIDs(entry *ledger.Entry) []string {
 func describe(entry *ledger.Entry) []string {
 	names := make([]string, 0, len(entry.Devices))
 	for _, device := range entry.Devices {
-		names = append(names, device.Device+"="+device.UUID)
+		names = append(names, device.Device+"="+cmp.Or(device.UUID, device.GPUUUID))
 	}
 	return names
 }
@@ -381,7 +489,10 @@ func sameDevices(a, b *ledger.Entry) bool {
 	}
 	for i := range a.Devices {
 		x, y := a.Devices[i], b.Devices[i]
-		if x.Request != y.Request || x.Pool != y.Pool || x.Device != y.Device || x.GPU != y.GPU || x.UUID != y.UUID || x.AdminAccess != y.AdminAccess {
+		if x.Request != y.Request || x.Pool != y.Pool || x.Device != y.Device || x.GPU != y.GPU || x.PhysicalUUID() != y.PhysicalUUID() || x.AdminAccess != y.AdminAccess {
+			return false
+		}
+		if (x.Partition == nil) != (y.Partition == nil) || x.Partition != nil && *x.Partition != *y.Partition {
 			return false
 		}
 	}

@@ -19,6 +19,8 @@ type Recovery struct {
 	RolledBack int
 	// Unreadable claims keep their GPUs held.
 	Unreadable int
+	// Quarantined GPUs could not be released yet; see Manager.Quarantined.
+	Quarantined int
 }
 
 // Recover brings the node in line with the ledger after a start, before the kubelet can call: what a crash
@@ -49,7 +51,8 @@ func (m *Manager) reconcile(ctx context.Context, rollBack bool) (Recovery, error
 			errs = append(errs, err)
 		}
 	}
-	return sum, errors.Join(errs...)
+	sum.Quarantined, err = m.settleAll(ctx)
+	return sum, errors.Join(append(errs, err)...)
 }
 
 // RestoreClaim is Reconcile for one claim.
@@ -95,6 +98,10 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 	default:
 		// Completed, or maybe completed: the newest record is lost and containers may run.
 		sum.Claims++
+		if record.Entry.CDISpec == nil {
+			// The previous copy, from before the specification was made: the next Prepare makes it again.
+			return nil
+		}
 		restored, err := m.store.Restore(uid, record.Entry.CDISpec)
 		if err != nil {
 			return fmt.Errorf("restore claim %s: %w", record.Entry.Claim, err)

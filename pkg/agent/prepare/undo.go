@@ -2,7 +2,6 @@ package prepare
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"slices"
 
@@ -13,7 +12,7 @@ import (
 )
 
 // Unprepare takes the claim's GPUs back. A claim that is not known succeeds: it has been unprepared before,
-// or was never prepared here. It needs neither NVML nor the API server.
+// or was never prepared here. It needs no API server and, so that a pod can always go, no GPU that answers: see Quarantine.
 func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uid)
 	ctx = klog.NewContext(ctx, logger)
@@ -53,24 +52,33 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	return nil
 }
 
-// rollBack undoes the recorded steps in reverse and then forgets the claim. If a step cannot be undone the
-// claim stays in the ledger, and its GPUs held.
+// rollBack undoes the recorded steps in reverse and then forgets the claim. If the disk does not take part the claim
+// stays in the ledger, and its GPUs held. If a GPU does not, the GPU goes into quarantine with what is owed, and the claim
+// is forgotten: it must come to an end, and within undoTimeout, also when the GPU never answers again.
 func (m *Manager) rollBack(ctx context.Context, entry *ledger.Entry) error {
+	// Half a roll-back helps nobody, not even a kubelet that has given up.
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.opts.UndoTimeout)
+	defer cancel()
+	var debts []debt
 	for _, step := range slices.Backward(entry.Undo) {
-		if err := m.undo(entry, step); err != nil {
-			return fmt.Errorf("undo %s %s: %w", step.Kind, step.Target, err)
+		i := slices.IndexFunc(debts, func(d debt) bool { return d.gpu == step.GPU })
+		if i >= 0 {
+			debts[i].steps = slices.Insert(debts[i].steps, 0, step)
+			continue
 		}
+		err := m.undo(ctx, entry, step)
+		if err == nil {
+			continue
+		}
+		err = fmt.Errorf("undo %s: %w", step, err)
+		if step.GPU == "" {
+			return err
+		}
+		debts = append(debts, debt{gpu: step.GPU, steps: []ledger.Step{step}, err: err})
 	}
-	klog.FromContext(ctx).V(5).Info("Recorded steps are undone", "claimUID", entry.Claim.UID, "steps", len(entry.Undo))
+	if err := m.keepDebts(ctx, entry, debts); err != nil {
+		return err
+	}
+	klog.FromContext(ctx).V(5).Info("Recorded steps are undone", "claimUID", entry.Claim.UID, "steps", len(entry.Undo), "quarantined", len(debts))
 	return m.ledger.Remove(entry.Claim.UID)
-}
-
-// undo takes one side effect back; one that never happened is taken back with success.
-func (m *Manager) undo(entry *ledger.Entry, step ledger.Step) error {
-	switch step.Kind {
-	case ledger.StepCDIFile:
-		return m.store.Remove(entry.Claim.UID, step.Target)
-	default:
-		return errors.New("this agent does not know this kind of step")
-	}
 }

@@ -25,9 +25,8 @@ type DriverOptions struct {
 	DriverRoot string
 	// MPSRoot gets a folder for each daemon. The host has it under the same path.
 	MPSRoot string
-	// HostCommand precedes programs that must run on the host, not in the agent's container; for example nsenter and
-	// its arguments. Empty if the agent runs on the host itself.
-	HostCommand []string
+	// HostRoot is the host's root folder as the agent sees it; "/" if the agent runs on the host itself.
+	HostRoot string
 	// ProcRoot is /proc, of the host.
 	ProcRoot string
 }
@@ -42,12 +41,7 @@ type smi struct{ opts DriverOptions }
 
 // SetTimeSlice implements TimeSlicer.
 func (s *smi) SetTimeSlice(ctx context.Context, gpu string, interval config.Interval) error {
-	cmd := exec.CommandContext(ctx, "nvidia-smi", "compute-policy", "-i", gpu, "--set-timeslice", strconv.Itoa(interval.Number()))
-	if s.opts.DriverRoot != "/" {
-		cmd.Path, cmd.Err = "/usr/bin/nvidia-smi", nil
-		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: s.opts.DriverRoot}
-		cmd.Dir = "/"
-	}
+	cmd := below(ctx, s.opts.DriverRoot, "nvidia-smi", "compute-policy", "-i", gpu, "--set-timeslice", strconv.Itoa(interval.Number()))
 	if err := run(cmd, ""); err != nil {
 		return fmt.Errorf("set the time slice of %s to %s: %w", gpu, interval, err)
 	}
@@ -123,7 +117,7 @@ func (s *systemd) limit(ctx context.Context, daemon Daemon) error {
 	for _, command := range commands {
 		var last error
 		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 5*time.Second, true, func(ctx context.Context) (bool, error) {
-			last = run(s.onHost(ctx, "env", "CUDA_MPS_PIPE_DIRECTORY="+s.dir(daemon.Name, "pipe"), control), command+"\n")
+			last = run(s.onHost(ctx, "CUDA_MPS_PIPE_DIRECTORY="+s.dir(daemon.Name, "pipe"), control), command+"\n")
 			return last == nil, nil
 		})
 		if err != nil {
@@ -183,8 +177,17 @@ func (s *systemd) Edits(name string) *specs.ContainerEdits {
 }
 
 func (s *systemd) onHost(ctx context.Context, args ...string) *exec.Cmd {
-	args = append(append([]string(nil), s.opts.HostCommand...), args...)
-	return exec.CommandContext(ctx, args[0], args[1:]...)
+	return below(ctx, s.opts.HostRoot, args...)
+}
+
+// below runs a program of another root folder, with that as its root. It is env that looks the program up there.
+func below(ctx context.Context, root string, args ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "/usr/bin/env", args...)
+	if root != "/" {
+		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
+		cmd.Dir = "/"
+	}
+	return cmd
 }
 
 // maxOutput of a program goes into an error.

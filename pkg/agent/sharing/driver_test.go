@@ -30,7 +30,7 @@ func host(t *testing.T) (opts DriverOptions, calls func() []string) {
 	// It does not take the first command.
 	script("nvidia-cuda-mps-control", `[ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	opts = DriverOptions{DriverRoot: "/", MPSRoot: filepath.Join(dir, "mps"), HostCommand: []string{"env", "HOST=1"}, ProcRoot: "/proc"}
+	opts = DriverOptions{DriverRoot: "/", MPSRoot: filepath.Join(dir, "mps"), HostRoot: "/", ProcRoot: "/proc"}
 	return opts, func() []string {
 		data, err := os.ReadFile(log)
 		if err != nil && !os.IsNotExist(err) {

@@ -24,11 +24,14 @@ const (
 	CrashBefore
 	// CrashAfter lets the chosen step happen (a write only by half) and ends all writing after it.
 	CrashAfter
+	// KillBefore and KillAfter end the process itself there, with SIGKILL.
+	KillBefore
+	KillAfter
 )
 
 // String names the mode in the names of tests.
 func (m Mode) String() string {
-	return [...]string{"fail at", "crash before", "crash after"}[m]
+	return [...]string{"fail at", "crash before", "crash after", "kill before", "kill after"}[m]
 }
 
 // Faulty counts the changing operations of an FS (reads are not counted) and interferes at step At, counted
@@ -62,19 +65,37 @@ func (f *Faulty) step(op, path string) (do bool, err error) {
 		return false, fmt.Errorf("%s %s: %w", op, path, syscall.ENOSPC)
 	case f.Mode == Fail:
 		return true, nil
-	case n == f.At && f.Mode == CrashAfter:
+	case n == f.At && (f.Mode == CrashAfter || f.Mode == KillAfter):
 		return true, ErrCrashed
-	default:
-		return false, ErrCrashed
+	case f.Mode == KillBefore:
+		kill()
 	}
+	return false, ErrCrashed
 }
+
+// kill does not return.
+func kill() {
+	_ = syscall.Kill(syscall.Getpid(), syscall.SIGKILL)
+	select {}
+}
+
+// Do is a step that is no file operation: something that is done to hardware, for example.
+func (f *Faulty) Do(op, target string, fn func() error) error { return f.run(op, target, fn) }
 
 func (f *Faulty) run(op, path string, fn func() error) error {
 	do, err := f.step(op, path)
 	if do {
 		err = errors.Join(err, fn())
 	}
+	f.ended(err)
 	return err
+}
+
+// ended kills the process after the step that it was to be killed after.
+func (f *Faulty) ended(err error) {
+	if f.Mode == KillAfter && errors.Is(err, ErrCrashed) {
+		kill()
+	}
 }
 
 // MkdirAll implements durable.FS.
@@ -93,6 +114,7 @@ func (f *Faulty) Create(path string, perm fs.FileMode) (durable.File, error) {
 		return nil, createErr
 	}
 	if err != nil {
+		f.ended(err)
 		return nil, errors.Join(err, file.Close())
 	}
 	return &faultyFile{File: file, fs: f, path: path}, nil
@@ -133,6 +155,7 @@ func (f *faultyFile) Write(data []byte) (int, error) {
 		data = data[:len(data)/2]
 	}
 	n, writeErr := f.File.Write(data)
+	f.fs.ended(err)
 	return n, errors.Join(err, writeErr)
 }
 

@@ -1,0 +1,94 @@
+package discovery
+
+import (
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"stowage.dev/stowage/pkg/agent/nvml"
+)
+
+// unit is something that a GPU has a number of and its partitions have a share of.
+type unit struct {
+	// capacity is NVIDIA's name for it, counter that of the counter (a DNS label).
+	capacity resourceapi.QualifiedName
+	counter  string
+	of       func(*nvml.MIGProfile) uint32
+}
+
+var units = []unit{
+	{"multiprocessors", "multiprocessors", func(p *nvml.MIGProfile) uint32 { return p.Multiprocessors }},
+	{"copyEngines", "copy-engines", func(p *nvml.MIGProfile) uint32 { return p.CopyEngines }},
+	{"decoders", "decoders", func(p *nvml.MIGProfile) uint32 { return p.Decoders }},
+	{"encoders", "encoders", func(p *nvml.MIGProfile) uint32 { return p.Encoders }},
+	{"jpegEngines", "jpeg-engines", func(p *nvml.MIGProfile) uint32 { return p.JPEGEngines }},
+	{"ofaEngines", "ofa-engines", func(p *nvml.MIGProfile) uint32 { return p.OFAEngines }},
+}
+
+func sliceCapacity(slice uint32) resourceapi.QualifiedName {
+	return resourceapi.QualifiedName(fmt.Sprintf("memorySlice%d", slice))
+}
+
+func sliceCounter(slice uint32) string { return fmt.Sprintf("memory-slice-%d", slice) }
+
+// counted tells whether the GPU's devices exclude each other, so that they need counters.
+func (g *GPU) counted() bool {
+	return len(g.Offers) > 1 && slices.ContainsFunc(g.Offers, func(o Offer) bool { return o.Partition == nil || o.Partition.UUID == "" })
+}
+
+// counterSet is all of the GPU. Each memory slice is a counter of its own, so that places that overlap exclude each
+// other exactly; of the other units there are as many as the partitions of one profile, or the largest, have together.
+func (g *GPU) counterSet() resourceapi.CounterSet {
+	set := resourceapi.CounterSet{Name: g.Name, Counters: map[string]resourceapi.Counter{}}
+	for _, u := range units {
+		var most uint32
+		for i := range g.MIG.Profiles {
+			p := &g.MIG.Profiles[i]
+			most = max(most, p.Max*u.of(p))
+		}
+		count(set.Counters, u.counter, most)
+	}
+	for slice := range g.memorySlices() {
+		set.Counters[sliceCounter(slice)] = counter(1)
+	}
+	return set
+}
+
+// memorySlices is how many the GPU has.
+func (g *GPU) memorySlices() (slices uint32) {
+	for _, p := range g.MIG.Profiles {
+		for _, at := range p.Placements {
+			slices = max(slices, at.Start+at.Size)
+		}
+	}
+	return slices
+}
+
+// consumes is what the device takes of the GPU's counter set.
+func (g *GPU) consumes(o *Offer) []resourceapi.DeviceCounterConsumption {
+	all := g.counterSet()
+	if o.Partition == nil {
+		return []resourceapi.DeviceCounterConsumption{{CounterSet: g.Name, Counters: all.Counters}}
+	}
+	part := map[string]resourceapi.Counter{}
+	for _, u := range units {
+		count(part, u.counter, u.of(o.Partition.Profile))
+	}
+	for slice := o.Partition.At.Start; slice < o.Partition.At.Start+o.Partition.At.Size; slice++ {
+		part[sliceCounter(slice)] = counter(1)
+	}
+	return []resourceapi.DeviceCounterConsumption{{CounterSet: g.Name, Counters: part}}
+}
+
+// count leaves out what there is none of.
+func count(counters map[string]resourceapi.Counter, name string, n uint32) {
+	if n > 0 {
+		counters[name] = counter(n)
+	}
+}
+
+func counter(n uint32) resourceapi.Counter {
+	return resourceapi.Counter{Value: *resource.NewQuantity(int64(n), resource.DecimalSI)}
+}

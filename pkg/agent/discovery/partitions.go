@@ -1,0 +1,166 @@
+package discovery
+
+import (
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+
+	"stowage.dev/stowage/pkg/agent/nvml"
+)
+
+// MIG says how a GPU can be partitioned.
+type MIG struct {
+	// Switches tells that the mode changes without a reset of the GPU: from Hopper on.
+	Switches bool
+	// Profiles of the partitions that the GPU can have, in any mode.
+	Profiles []nvml.MIGProfile
+}
+
+// Partition is a place on a GPU for one MIG device.
+type Partition struct {
+	Profile *nvml.MIGProfile
+	At      nvml.Placement
+	// UUID of the MIG device, empty for one that is made when a claim gets it.
+	UUID string
+}
+
+// Offer is a device that claims can have: a whole GPU or a part of it.
+type Offer struct {
+	Name string
+	// Partition is nil for the whole GPU.
+	Partition *Partition
+}
+
+// Policy says what a node offers.
+type Policy struct {
+	// Dynamic partitions are made when a claim gets them, besides those that an administrator has made.
+	Dynamic bool
+	// Ours tells whether the agent has made what is in that place of the GPU or, for nil, has enabled its MIG mode. What
+	// is not its own was made by an administrator, and is offered as it is. Nil means that nothing is.
+	Ours func(gpu string, at *nvml.Placement) bool
+}
+
+func (p *Policy) ours(gpu string, at *nvml.Placement) bool { return p.Ours != nil && p.Ours(gpu, at) }
+
+// hopper is the first compute capability with a MIG mode that changes without a reset.
+const hopper = 9
+
+// askMIG asks about partitions. A GPU is usable as a whole without the answer.
+func (f *found) askMIG(mode nvml.MIGMode, capability nvml.Version) {
+	if !mode.Capable {
+		return
+	}
+	mig := &MIG{Switches: capability.Major >= hopper}
+	var err error
+	if mig.Profiles, err = f.device.MIGProfiles(); err != nil {
+		f.warn("MIG profiles unknown: %v", err)
+		return
+	}
+	if f.gpu.MIGInstances, err = f.device.GPUInstances(); err != nil {
+		f.warn("MIG devices unknown: %v", err)
+		return
+	}
+	for _, instance := range f.gpu.MIGInstances {
+		if len(instance.Devices) != 1 {
+			f.warn("MIG GPU instance %d has %d compute instances: only one that is all of it can be offered", instance.ID, len(instance.Devices))
+		}
+	}
+	f.gpu.MIG = mig
+}
+
+// Offer decides which devices the node offers, and why a GPU offers none.
+func (n *Node) Offer(policy Policy) {
+	for i := range n.GPUs {
+		n.GPUs[i].offer(policy)
+	}
+}
+
+// offer lists the whole GPU first, then what an administrator has made, then what can be made beside that.
+func (g *GPU) offer(policy Policy) {
+	g.Offers, g.NotOffered = nil, ""
+	given := g.given(policy)
+	switchedOn := g.MIGEnabled && policy.ours(g.Name, nil)
+	if !g.MIGEnabled || switchedOn && len(given) == 0 {
+		g.Offers = append(g.Offers, Offer{Name: g.Name})
+	}
+	for _, instance := range given {
+		if profile := g.MIG.profile(instance.ProfileID); profile != nil && len(instance.Devices) == 1 {
+			g.Offers = append(g.Offers, g.partition(profile, instance.Placement, instance.Devices[0].UUID))
+		}
+	}
+	if policy.Dynamic && g.MIG != nil && (g.MIGEnabled || g.MIG.Switches) {
+		g.Offers = append(g.Offers, g.possible(given)...)
+	}
+	if len(g.Offers) == 0 {
+		g.NotOffered = "MIG mode is enabled, so the GPU can only be used in partitions, and none has been made: " +
+			"make some with nvidia-smi mig -i " + strconv.Itoa(g.Index) + " -cgi <profile> -C, let the agent make them with --partitions=dynamic, " +
+			"or disable MIG mode with nvidia-smi -i " + strconv.Itoa(g.Index) + " -mig 0 to offer the whole GPU"
+	}
+}
+
+// given are the instances that an administrator has made.
+func (g *GPU) given(policy Policy) []nvml.GPUInstance {
+	if g.MIG == nil {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(g.MIGInstances), func(i nvml.GPUInstance) bool { return policy.ours(g.Name, &i.Placement) })
+}
+
+// possible are the partitions that can be made beside those given, in the order of NVML's profiles.
+func (g *GPU) possible(given []nvml.GPUInstance) []Offer {
+	var offers []Offer
+	for i := range g.MIG.Profiles {
+		profile := &g.MIG.Profiles[i]
+		for _, at := range profile.Placements {
+			if !slices.ContainsFunc(given, func(i nvml.GPUInstance) bool {
+				return at.Start < i.Placement.Start+i.Placement.Size && i.Placement.Start < at.Start+at.Size
+			}) {
+				offers = append(offers, g.partition(profile, at, ""))
+			}
+		}
+	}
+	return offers
+}
+
+func (g *GPU) partition(profile *nvml.MIGProfile, at nvml.Placement, uuid string) Offer {
+	return Offer{
+		Name:      fmt.Sprintf("%s-mig-%s-%d", g.Name, profileLabel.Replace(profile.Name), at.Start),
+		Partition: &Partition{Profile: profile, At: at, UUID: uuid},
+	}
+}
+
+// profileLabel makes a part of a DNS label of a profile's name: 1g.10gb+me becomes 1g10gb-me.
+var profileLabel = strings.NewReplacer(".", "", "-me", "-nome", "+", "-")
+
+func (m *MIG) profile(id uint32) *nvml.MIGProfile {
+	for i := range m.Profiles {
+		if m.Profiles[i].ID == id {
+			return &m.Profiles[i]
+		}
+	}
+	return nil
+}
+
+// ErrNoDevice means that the node has no GPU or partition of that name.
+var ErrNoDevice = errors.New("this node has no GPU of that name")
+
+// Find returns the device of that name and the GPU that it is, or is a part of. The error says why it is not offered.
+func (n *Node) Find(device string) (*GPU, *Offer, error) {
+	for i := range n.GPUs {
+		gpu := &n.GPUs[i]
+		for o := range gpu.Offers {
+			if gpu.Offers[o].Name == device {
+				return gpu, &gpu.Offers[o], nil
+			}
+		}
+		if device == gpu.Name || strings.HasPrefix(device, gpu.Name+"-mig-") {
+			if gpu.NotOffered != "" {
+				return nil, nil, fmt.Errorf("the GPU is not offered: %s", gpu.NotOffered)
+			}
+			return nil, nil, fmt.Errorf("the GPU %s does not offer it", gpu.Name)
+		}
+	}
+	return nil, nil, ErrNoDevice
+}

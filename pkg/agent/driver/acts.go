@@ -1,0 +1,151 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/health"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/prepare"
+)
+
+var _ prepare.Hardware = (*Hardware)(nil)
+
+// Offer sets what is offered of GPUs that are found from now on.
+func (h *Hardware) Offer(policy discovery.Policy) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.policy = policy
+}
+
+// Find implements prepare.Hardware: the device is published, and NVML answers for its GPU's UUID at its PCI address. A GPU
+// with a fault that leaves it answering is handed out: the claim may tolerate the taint.
+func (h *Hardware) Find(ctx context.Context, device string) (prepare.Target, error) {
+	for {
+		gpu, offer, err := h.find(device)
+		if err != nil {
+			return prepare.Target{}, err
+		}
+		looked := h.underWay()
+		err = h.monitor.Check(ctx, gpu.Name)
+		switch {
+		case err == nil:
+			return targetOf(gpu, offer), nil
+		case !errors.Is(err, health.ErrPaused) || looked == nil:
+			return prepare.Target{}, err
+		}
+		// The driver is being looked for anew, which passes.
+		select {
+		case <-looked:
+		case <-ctx.Done():
+			return prepare.Target{}, fmt.Errorf("wait for NVML: %w", ctx.Err())
+		}
+	}
+}
+
+// targetOf is what prepare needs to know of an offer.
+func targetOf(gpu *discovery.GPU, offer *discovery.Offer) prepare.Target {
+	target := prepare.Target{
+		GPU:         cdi.GPU{Name: gpu.Name, UUID: gpu.UUID, Minor: gpu.Minor},
+		SwitchesMIG: gpu.MIG != nil && gpu.MIG.Switches,
+	}
+	if p := offer.Partition; p != nil {
+		target.Partition = &ledger.Partition{Profile: p.Profile.Name, ProfileID: p.Profile.ID, Start: p.At.Start, Size: p.At.Size}
+	}
+	return target
+}
+
+// find does not ask NVML.
+func (h *Hardware) find(device string) (*discovery.GPU, *discovery.Offer, error) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.node == nil {
+		return nil, nil, fmt.Errorf("the node's GPUs are not known: %w", h.reason)
+	}
+	if h.reason != nil && len(h.looking) == 0 {
+		return nil, nil, fmt.Errorf("the node's GPUs cannot be reached: %w", h.reason)
+	}
+	return h.node.Find(device)
+}
+
+// On implements prepare.Hardware. One thing is done to a GPU at a time, so that what is undone is never
+// overtaken by what was being done when NVML hung.
+func (h *Hardware) On(ctx context.Context, gpu, uuid string, f func(nvml.Device) error) error {
+	taken := h.place(gpu)
+	select {
+	case taken <- struct{}{}:
+	case <-ctx.Done():
+		return fmt.Errorf("NVML has not finished an earlier call for %s: %w", uuid, ctx.Err())
+	}
+	done := make(chan error, 1)
+	go func() {
+		err := h.with(uuid, f)
+		<-taken
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("NVML does not answer for %s: %w", uuid, ctx.Err())
+	}
+}
+
+func (h *Hardware) place(gpu string) chan struct{} {
+	place, _ := h.acts.LoadOrStore(gpu, make(chan struct{}, 1))
+	return place.(chan struct{})
+}
+
+// pauseActs waits for what is being done to GPUs, and keeps anything more from being done until resume is called. It returns
+// false if something does not end in time.
+func (h *Hardware) pauseActs(ctx context.Context) (quiet bool, resume func()) {
+	var places []chan struct{}
+	quiet = true
+	h.acts.Range(func(_, place any) bool {
+		select {
+		case place.(chan struct{}) <- struct{}{}:
+			places = append(places, place.(chan struct{}))
+		case <-ctx.Done():
+			quiet = false
+		}
+		return quiet
+	})
+	return quiet, func() {
+		for _, place := range places {
+			<-place
+		}
+	}
+}
+
+func (h *Hardware) with(uuid string, f func(nvml.Device) error) error {
+	h.mu.Lock()
+	handle, reason := h.handle, h.reason
+	h.mu.Unlock()
+	if handle == nil {
+		return fmt.Errorf("the node's GPUs are not known: %w", reason)
+	}
+	device, err := handle.DeviceByUUID(uuid)
+	if err != nil {
+		return fmt.Errorf("NVML does not know %s: %w", uuid, err)
+	}
+	return f(device)
+}
+
+// BootID implements prepare.Hardware.
+func (h *Hardware) BootID() (string, error) {
+	h.mu.Lock()
+	handle := h.handle
+	h.mu.Unlock()
+	if handle == nil {
+		// No library has been opened yet; opening one does not load it.
+		var err error
+		if handle, err = h.opts.Open(); err != nil {
+			return "", err
+		}
+	}
+	return handle.BootID()
+}

@@ -1,0 +1,207 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
+)
+
+// do makes one side effect, or finds that it is there already. The CDI file comes last and is the caller's.
+func (m *Manager) do(ctx context.Context, j *job, step ledger.Step) error {
+	switch step.Kind {
+	case ledger.StepMIGMode:
+		return m.act(ctx, step.GPU, step.Target, enableMIG)
+	case ledger.StepPartition:
+		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return makePartition(d, step.Partition) })
+	case ledger.StepPersistence:
+		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetPersistence(true) })
+	case ledger.StepComputeMode:
+		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetComputeMode(nvml.ComputeMode(step.Want)) })
+	case ledger.StepTimeSlice:
+		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
+		defer cancel()
+		return m.opts.Tools.TimeSlicer.SetTimeSlice(ctx, step.Target, config.Interval(step.Want))
+	case ledger.StepProcesses:
+		return nil // the pods do that
+	case ledger.StepMPSDaemon:
+		daemon, err := j.daemon(true)
+		if err != nil || daemon == nil {
+			return err
+		}
+		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
+		defer cancel()
+		return m.opts.Tools.Daemons.Start(ctx, *daemon)
+	case ledger.StepCDIFile:
+		return nil
+	default:
+		return errors.New("this agent does not know this kind of step")
+	}
+}
+
+func enableMIG(d nvml.Device) error {
+	mode, err := d.MIGMode()
+	if err != nil || mode.Enabled {
+		return err
+	}
+	return d.SetMIGMode(true)
+}
+
+// makePartition makes what is missing of a GPU instance and its compute instance.
+func makePartition(d nvml.Device, at *ledger.Partition) error {
+	instances, err := d.GPUInstances()
+	if err != nil {
+		return err
+	}
+	found := inPlace(instances, at)
+	if found == nil {
+		profile := nvml.MIGProfile{Name: at.Profile, ID: at.ProfileID}
+		id, err := d.CreateGPUInstance(profile, nvml.Placement{Start: at.Start, Size: at.Size})
+		if err != nil {
+			return err
+		}
+		found = &nvml.GPUInstance{ID: id}
+	}
+	if len(found.Devices) == 0 {
+		_, err = d.CreateComputeInstance(found.ID)
+	}
+	return err
+}
+
+// identify finds the UUIDs of the claim's MIG devices.
+func (m *Manager) identify(ctx context.Context, j *job) error {
+	for i := range j.entry.Devices {
+		device := &j.entry.Devices[i]
+		if device.Partition == nil {
+			continue
+		}
+		uuid, err := ask(ctx, m, device.GPU, device.PhysicalUUID(), func(d nvml.Device) (string, error) {
+			instances, err := d.GPUInstances()
+			if err != nil {
+				return "", err
+			}
+			switch found := inPlace(instances, device.Partition); {
+			case found == nil:
+				return "", fmt.Errorf("there is no MIG device %s", device.Partition)
+			case len(found.Devices) != 1:
+				return "", fmt.Errorf("%s has %d compute instances, and only one that has all of it can be used", device.Partition, len(found.Devices))
+			default:
+				return found.Devices[0].UUID, nil
+			}
+		})
+		if err != nil {
+			return fmt.Errorf("claim %s, request %s, device %s: %w", j.entry.Claim, device.Request, device.Device, err)
+		}
+		device.UUID = uuid
+	}
+	return nil
+}
+
+// describeDevices returns the CDI specification for the claim's devices, which are made.
+func (m *Manager) describeDevices(ctx context.Context, j *job) ([]byte, error) {
+	devices := make([]cdi.Device, 0, len(j.entry.Devices))
+	for i, device := range j.entry.Devices {
+		gpu := j.targets[i].GPU
+		gpu.UUID = device.UUID
+		described := cdi.Device{Request: device.Request, Name: device.Device, GPU: gpu}
+		if j.settings[i].Strategy == config.MPS && !device.AdminAccess {
+			described.Extra = m.opts.Tools.Daemons.Edits(string(j.entry.Claim.UID))
+		}
+		devices = append(devices, described)
+	}
+	spec, err := cdi.BuildSpec(ctx, m.opts.Backend, j.entry.Claim.UID, devices)
+	if err != nil {
+		return nil, fmt.Errorf("claim %s: %w", j.entry.Claim, err)
+	}
+	data, err := cdi.Encode(spec)
+	if err != nil {
+		return nil, fmt.Errorf("claim %s: %w", j.entry.Claim, err)
+	}
+	return data, nil
+}
+
+// undo takes one side effect back; one that never happened is taken back with success.
+func (m *Manager) undo(ctx context.Context, entry *ledger.Entry, step ledger.Step) error {
+	if step.Kind == ledger.StepCDIFile {
+		return m.store.Remove(entry.Claim.UID, step.Target)
+	}
+	if step.Kind == ledger.StepMPSDaemon {
+		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
+		defer cancel()
+		return m.opts.Tools.Daemons.Stop(ctx, step.Target)
+	}
+	if m.endedByReboot(ctx, entry) {
+		return nil
+	}
+	switch step.Kind {
+	case ledger.StepMIGMode:
+		return m.act(ctx, step.GPU, step.Target, disableMIG)
+	case ledger.StepPartition:
+		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return destroyPartition(d, step.Partition) })
+	case ledger.StepPersistence:
+		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetPersistence(false) })
+	case ledger.StepComputeMode:
+		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetComputeMode(nvml.ComputeMode(step.Before)) })
+	case ledger.StepTimeSlice:
+		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
+		defer cancel()
+		return m.opts.Tools.TimeSlicer.SetTimeSlice(ctx, step.Target, config.IntervalDefault)
+	case ledger.StepProcesses:
+		return m.clear(ctx, entry, step)
+	default:
+		return errors.New("this agent does not know this kind of step")
+	}
+}
+
+// endedByReboot tells that nothing on a GPU can be left of the claim. Not knowing is no.
+func (m *Manager) endedByReboot(ctx context.Context, entry *ledger.Entry) bool {
+	if entry.BootID == "" {
+		return false
+	}
+	now, err := m.opts.Hardware.BootID()
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Boot ID is not known, what the claim did to its GPUs is undone as if there had been no reboot", "reason", err.Error())
+		return false
+	}
+	return now != entry.BootID
+}
+
+// destroyPartition ends the instances in the place, which the ledger says were made by the agent.
+func destroyPartition(d nvml.Device, at *ledger.Partition) error {
+	instances, err := d.GPUInstances()
+	if err != nil {
+		return err
+	}
+	found := inPlace(instances, at)
+	if found == nil {
+		return nil
+	}
+	for _, device := range found.Devices {
+		if err := d.DestroyComputeInstance(device.GPUInstance, device.ComputeInstance); err != nil && !errors.Is(err, nvml.ErrNotFound) {
+			return err
+		}
+	}
+	if err := d.DestroyGPUInstance(found.ID); err != nil && !errors.Is(err, nvml.ErrNotFound) {
+		return err
+	}
+	return nil
+}
+
+// disableMIG leaves MIG on as long as there are instances, of other claims or of an administrator.
+func disableMIG(d nvml.Device) error {
+	mode, err := d.MIGMode()
+	if err != nil || !mode.Enabled {
+		return err
+	}
+	instances, err := d.GPUInstances()
+	if err != nil || len(instances) > 0 {
+		return err
+	}
+	return d.SetMIGMode(false)
+}

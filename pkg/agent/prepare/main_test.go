@@ -1,0 +1,14 @@
+package prepare_test
+
+import (
+	"os"
+	"testing"
+)
+
+// TestMain is also the agent that TestKill9 kills.
+func TestMain(m *testing.M) {
+	if order := os.Getenv(victimEnv); order != "" {
+		os.Exit(victim(order))
+	}
+	os.Exit(m.Run())
+}

@@ -1,0 +1,228 @@
+package prepare
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"path/filepath"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
+)
+
+// Quarantine is a GPU on which something of a claim is left that could not be undone: the GPU is lost, does not
+// answer, or a process does not end. The claim is unprepared all the same, since its pod cannot go otherwise;
+// nobody gets the GPU until what is owed has been done, or a reboot has made it unnecessary.
+type Quarantine struct {
+	// GPU is the physical GPU's name.
+	GPU string `json:"gpu"`
+	// Owed has the claim, the boot, and in Undo the steps on this GPU that are still to be undone.
+	Owed   *ledger.Entry `json:"owed"`
+	Reason string        `json:"reason"`
+	Since  time.Time     `json:"since"`
+
+	path string
+}
+
+// Holder is the claim that the GPU is in quarantine for, "" if that cannot be read any more.
+func (q *Quarantine) Holder() types.UID {
+	if q.Owed == nil {
+		return ""
+	}
+	return q.Owed.Claim.UID
+}
+
+// QuarantinedError says that a GPU is nobody's, and why.
+type QuarantinedError struct {
+	GPU    string
+	Reason string
+	Since  time.Time
+	// Err is why it was not released just now.
+	Err error
+}
+
+func (e *QuarantinedError) Error() string {
+	return fmt.Sprintf("GPU %s is in quarantine since %s (%s): %v", e.GPU, e.Since.Format(time.RFC3339), e.Reason, e.Err)
+}
+
+func (e *QuarantinedError) Unwrap() error { return e.Err }
+
+const quarantineSuffix = ".quarantine"
+
+// Quarantined lists the GPUs in quarantine, by name; one may be listed for several claims.
+func (m *Manager) Quarantined() ([]Quarantine, error) { return m.quarantined("") }
+
+func (m *Manager) quarantined(gpu string) ([]Quarantine, error) {
+	entries, err := m.opts.FS.ReadDir(m.quarantineDir())
+	if err != nil {
+		return nil, fmt.Errorf("read quarantine folder: %w", err)
+	}
+	var all []Quarantine
+	for _, file := range entries {
+		name, ok := strings.CutSuffix(file.Name(), quarantineSuffix)
+		if !ok {
+			continue
+		}
+		of, _, _ := strings.Cut(name, "_")
+		if gpu != "" && of != gpu {
+			continue
+		}
+		all = append(all, m.readQuarantine(filepath.Join(m.quarantineDir(), file.Name()), of))
+	}
+	return all, nil
+}
+
+// readQuarantine makes of a file that cannot be read a quarantine without end: the name tells the GPU.
+func (m *Manager) readQuarantine(path, gpu string) Quarantine {
+	data, err := m.opts.FS.ReadFile(path)
+	q := Quarantine{}
+	if err == nil {
+		err = json.Unmarshal(data, &q)
+	}
+	if err == nil && (q.GPU != gpu || q.Owed == nil) {
+		err = fmt.Errorf("it is about GPU %q", q.GPU)
+	}
+	if err != nil {
+		q = Quarantine{GPU: gpu, Reason: fmt.Sprintf("the file %s cannot be read: %v; remove it once the GPU is known to be idle", path, err)}
+	}
+	q.path = path
+	return q
+}
+
+func (m *Manager) quarantineDir() string { return filepath.Join(m.opts.StateDir, "quarantine") }
+
+func (m *Manager) quarantinePath(gpu string, entry *ledger.Entry) string {
+	return filepath.Join(m.quarantineDir(), gpu+"_"+string(entry.Claim.UID)+quarantineSuffix)
+}
+
+// debt is what could not be undone on one GPU, the steps in the order in which they were done.
+type debt struct {
+	gpu   string
+	steps []ledger.Step
+	err   error
+}
+
+// keepDebts records what is owed for each GPU of the claim.
+func (m *Manager) keepDebts(ctx context.Context, entry *ledger.Entry, debts []debt) error {
+	for _, d := range debts {
+		owed := *entry
+		owed.Undo, owed.CDISpec, owed.Devices = d.steps, nil, nil
+		q := Quarantine{GPU: d.gpu, Owed: &owed, Reason: d.err.Error(), Since: m.opts.Clock.Now().UTC()}
+		data, err := json.Marshal(q)
+		if err != nil {
+			return fmt.Errorf("encode quarantine of GPU %s: %w", d.gpu, err)
+		}
+		if err := durable.WriteFile(m.opts.FS, m.quarantinePath(d.gpu, entry), data, 0o600); err != nil {
+			return fmt.Errorf("put GPU %s into quarantine: %w", d.gpu, err)
+		}
+		klog.FromContext(ctx).Error(d.err, "GPU is in quarantine: what a claim did to it could not be undone", "device", d.gpu, "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "steps", len(d.steps))
+	}
+	return nil
+}
+
+// settle tries to do what is owed on a GPU, and takes it out of quarantine if that succeeds. The caller has the GPU's lock.
+// The error is a *QuarantinedError if the GPU stays where it is.
+func (m *Manager) settle(ctx context.Context, gpu string) error {
+	list, err := m.quarantined(gpu)
+	if err != nil {
+		return err
+	}
+	for _, q := range list {
+		if q.Owed == nil {
+			return &QuarantinedError{GPU: gpu, Reason: q.Reason, Since: q.Since, Err: errors.New("what is to be undone is not known")}
+		}
+		for _, step := range slices.Backward(q.Owed.Undo) {
+			if err := m.undo(ctx, q.Owed, step); err != nil {
+				return &QuarantinedError{GPU: gpu, Reason: q.Reason, Since: q.Since, Err: fmt.Errorf("undo %s of claim %s: %w", step, q.Owed.Claim, err)}
+			}
+		}
+		if err := m.release(q.path); err != nil {
+			return fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
+		}
+		klog.FromContext(ctx).Info("GPU is out of quarantine: what was owed is done", "device", gpu, "claim", klog.KRef(q.Owed.Claim.Namespace, q.Owed.Claim.Name))
+	}
+	return nil
+}
+
+func (m *Manager) release(path string) error {
+	if err := durable.Remove(m.opts.FS, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// settleAll is settle for every GPU in quarantine. Those that stay are no error; who publishes them says why.
+func (m *Manager) settleAll(ctx context.Context) (left int, err error) {
+	list, err := m.quarantined("")
+	if err != nil {
+		return 0, err
+	}
+	var errs []error
+	seen := map[string]bool{}
+	for _, q := range list {
+		if seen[q.GPU] {
+			continue
+		}
+		seen[q.GPU] = true
+		unlock, err := m.locks.lockGPUs(ctx, []string{q.GPU})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("release GPU %s from quarantine: %w", q.GPU, err))
+			continue
+		}
+		err = m.settle(ctx, q.GPU)
+		unlock()
+		var stays *QuarantinedError
+		if errors.As(err, &stays) {
+			left++
+		} else if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return left, errors.Join(errs...)
+}
+
+// Made tells whether the agent has made, since the last boot, what is in that place of the GPU or, for nil, has enabled
+// the GPU's MIG mode: whether a claim, or a GPU in quarantine, has the step that takes it back.
+func (m *Manager) Made(gpu string, at *nvml.Placement) bool {
+	bootID, err := m.opts.Hardware.BootID()
+	if err != nil {
+		return false
+	}
+	holders, err := m.ledger.Holders(gpu)
+	if err != nil {
+		return false
+	}
+	var entries []*ledger.Entry
+	for _, holder := range holders {
+		entries = append(entries, holder.Entry)
+	}
+	list, err := m.quarantined(gpu)
+	if err != nil {
+		return false
+	}
+	for _, q := range list {
+		entries = append(entries, q.Owed)
+	}
+	for _, entry := range entries {
+		if entry == nil || entry.BootID != bootID {
+			continue
+		}
+		for _, step := range entry.Undo {
+			mode := at == nil && step.Kind == ledger.StepMIGMode
+			place := at != nil && step.Kind == ledger.StepPartition && step.Partition.Start == at.Start && step.Partition.Size == at.Size
+			if step.GPU == gpu && (mode || place) {
+				return true
+			}
+		}
+	}
+	return false
+}

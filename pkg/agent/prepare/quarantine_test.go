@@ -1,0 +1,284 @@
+package prepare_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+// process is a command that starts one.
+func process(pid uint32, pod string) *nvmlsim.AddProcess {
+	return &nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: pid, Kind: nvmlsim.ProcessCompute, MemoryMiB: 1024, Pod: pod}}
+}
+
+func (n *node) pids() []uint32 {
+	var pids []uint32
+	for _, p := range n.gpu(0).Processes {
+		pids = append(pids, p.PID)
+	}
+	return pids
+}
+
+func TestProcessesThatAPodLeavesBehind(t *testing.T) {
+	stuck := process(7, "pod-1")
+	stuck.Stuck = true
+	tests := map[string]struct {
+		policy      prepare.Leftovers
+		left        []nvmlsim.Command
+		pids        []uint32 // after unprepare
+		quarantined string   // in the reason
+	}{
+		"none":                     {},
+		"ended":                    {left: []nvmlsim.Command{process(7, "pod-1"), process(8, "pod-1")}},
+		"others are not touched":   {left: []nvmlsim.Command{process(7, "pod-1"), process(8, ""), process(9, "pod-2")}, pids: []uint32{8, 9}},
+		"one that does not end":    {left: []nvmlsim.Command{stuck}, pids: []uint32{7}, quarantined: "process 7 of pod pod-1 is still on it"},
+		"by policy left alone":     {policy: prepare.QuarantineLeftovers, left: []nvmlsim.Command{process(7, "pod-1")}, pids: []uint32{7}, quarantined: "process 7 of pod pod-1"},
+		"memory that nobody frees": {left: []nvmlsim.Command{&nvmlsim.LeakMemory{GPU: "0", MemoryMiB: 512}}, quarantined: "MiB of memory are in use"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.options.Leftovers, n.options.EndTimeout = tc.policy, 50*time.Millisecond
+			m := n.manager()
+			c := reservedFor(claim("train", "gpu="+gpu0), "pod-1")
+			if _, err := m.Prepare(n.ctx, c); err != nil {
+				t.Fatal(err)
+			}
+			n.do(tc.left...)
+			if err := m.Unprepare(n.ctx, c.UID); err != nil {
+				t.Fatal(err)
+			}
+			if left := n.files(); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+			if diff := cmp.Diff(tc.pids, n.pids()); diff != "" {
+				t.Errorf("processes (-want +got):\n%s", diff)
+			}
+			list, err := m.Quarantined()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tc.quarantined == "" {
+				if len(list) > 0 {
+					t.Errorf("in quarantine: %+v", list)
+				}
+				return
+			}
+			if len(list) != 1 || list[0].GPU != gpu0 || !strings.Contains(list[0].Reason, tc.quarantined) {
+				t.Fatalf("in quarantine: %+v, want %s because of %q", list, gpu0, tc.quarantined)
+			}
+			// Nobody gets it, also from an agent that starts now; what it was for is told.
+			m = n.manager()
+			var quarantined *prepare.QuarantinedError
+			if _, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu0)); !errors.As(err, &quarantined) || !strings.Contains(err.Error(), "default/train") {
+				t.Errorf("error %v, want a QuarantinedError that names the claim", err)
+			}
+			// As soon as they are gone it is free.
+			n.do(&nvmlsim.Reboot{})
+			n.hardware.discover(t, dynamic)
+			recovery, err := m.Reconcile(n.ctx)
+			if err != nil || recovery.Quarantined != 0 {
+				t.Errorf("recovery %+v, %v", recovery, err)
+			}
+			if _, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu0)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func TestAPodThatJoinedAClaimLaterIsItsPodToo(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	c := claim("train", "gpu="+gpu0)
+	for _, pod := range []types.UID{"pod-1", "pod-3"} { // the first one has gone when the second one comes
+		c.Status.ReservedFor = nil
+		if _, err := m.Prepare(n.ctx, reservedFor(c, pod)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.do(process(7, "pod-1"), process(8, "pod-3"))
+	if err := m.Unprepare(n.ctx, c.UID); err != nil {
+		t.Fatal(err)
+	}
+	if pids := n.pids(); len(pids) > 0 {
+		t.Errorf("left are %v", pids)
+	}
+}
+
+func TestAGPUIsNotHandedOutUnderAnotherPodsProcess(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	if _, err := m.Prepare(n.ctx, reservedFor(claim("monitor", "gpu="+gpu0+"+admin"), "monitor-pod")); err != nil {
+		t.Fatal(err)
+	}
+	// The host's own, a pod's with admin access, and the pod's itself are no reason.
+	n.do(process(5, ""), process(6, "monitor-pod"), process(7, "pod-1"))
+	c := reservedFor(claim("train", "gpu="+gpu0), "pod-1")
+	if _, err := m.Prepare(n.ctx, c); err != nil {
+		t.Error(err)
+	}
+	if err := m.Unprepare(n.ctx, c.UID); err != nil {
+		t.Fatal(err)
+	}
+	n.do(process(8, "pod-of-yesterday"))
+	var busy *prepare.BusyError
+	if _, err := m.Prepare(n.ctx, c); !errors.As(err, &busy) || busy.PID != 8 || busy.Pod != "pod-of-yesterday" {
+		t.Errorf("error %v, want a BusyError about process 8", err)
+	}
+	n.do(&nvmlsim.RemoveProcess{GPU: "0", PID: 8})
+	if _, err := m.Prepare(n.ctx, c); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestProcessesInAPartitionAreItsClaims: other partitions of the GPU are not looked at.
+func TestProcessesInAPartitionAreItsClaims(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	a := reservedFor(claim("a", result("x="+gpu0+"-mig-3g40gb-0")), "pod-a")
+	b := reservedFor(claim("b", result("x="+gpu0+"-mig-3g40gb-4")), "pod-a") // the same pod
+	for _, c := range []*resourceapi.ResourceClaim{a, b} {
+		if _, err := m.Prepare(n.ctx, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for i, instance := range n.gpu(0).Instances {
+		p := process(uint32(7+i), "pod-a")
+		p.Instance = &nvmlsim.Instance{GPU: instance.ID}
+		n.do(p)
+	}
+	if err := m.Unprepare(n.ctx, a.UID); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]uint32{8}, n.pids()); diff != "" {
+		t.Errorf("processes (-want +got):\n%s", diff)
+	}
+	if list, err := m.Quarantined(); err != nil || len(list) > 0 {
+		t.Errorf("in quarantine: %v, %v", list, err)
+	}
+}
+
+// TestUnprepareEndsWhateverAGPUDoes: the claim goes, in time, and the GPU is nobody's until it is in order.
+func TestUnprepareEndsWhateverAGPUDoes(t *testing.T) {
+	tests := map[string]struct{ fault, mend []nvmlsim.Command }{
+		"lost": {[]nvmlsim.Command{&nvmlsim.LoseGPU{GPU: "0"}}, []nvmlsim.Command{&nvmlsim.RestoreGPU{GPU: "0"}}},
+		"hung": {[]nvmlsim.Command{&nvmlsim.HangGPU{GPU: "0"}}, []nvmlsim.Command{&nvmlsim.UnhangGPU{GPU: "0"}}},
+	}
+	for name, tc := range tests {
+		for kind, s := range scenarios {
+			t.Run(name+"/"+kind, func(t *testing.T) {
+				n := newNode(t)
+				n.options.GPUTimeout = 50 * time.Millisecond
+				n.do(s.before...)
+				n.hardware.discover(t, dynamic)
+				m := n.manager()
+				if _, err := m.Prepare(n.ctx, s.claim()); err != nil {
+					t.Fatal(err)
+				}
+				n.do(tc.fault...)
+				start := time.Now()
+				if err := m.Unprepare(n.ctx, s.claim().UID); err != nil {
+					t.Fatal(err)
+				}
+				if took := time.Since(start); took > 5*time.Second {
+					t.Errorf("it took %v", took)
+				}
+				if left := n.files(); len(left) > 0 {
+					t.Errorf("left: %v", left)
+				}
+				list, err := m.Quarantined()
+				if err != nil || len(list) != 1 || list[0].GPU != gpu0 {
+					t.Errorf("in quarantine: %+v, %v: want %s alone", list, err, gpu0)
+				}
+				n.do(tc.mend...)
+				if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined != 0 {
+					t.Errorf("recovery %+v, %v", recovery, err)
+				}
+				if g := n.gpu(0); g.MIG || len(g.Instances) > 0 || g.TimeSlice != "" || len(n.hardware.machine.State().Daemons) > 0 {
+					t.Errorf("left on the GPU: %+v", g)
+				}
+				if _, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu0)); err != nil {
+					t.Errorf("the next claim: %v", err)
+				}
+			})
+		}
+	}
+}
+
+// TestAGPUThatHangsHoldsNobodyElseUp prepares claims for other GPUs meanwhile.
+func TestAGPUThatHangsHoldsNobodyElseUp(t *testing.T) {
+	n := newNode(t)
+	n.options.GPUTimeout = time.Hour
+	m := n.manager()
+	if _, err := m.Prepare(n.ctx, claim("hung", "gpu="+gpu0)); err != nil {
+		t.Fatal(err)
+	}
+	n.do(&nvmlsim.HangGPU{GPU: "0"})
+	done := make(chan error, 1)
+	go func() { done <- m.Unprepare(n.ctx, "hung-uid") }()
+	for _, gpu := range []result{gpu1, gpu2} {
+		if _, err := m.Prepare(n.ctx, claim("fine-"+string(gpu), "gpu="+gpu)); err != nil {
+			t.Error(err)
+		}
+	}
+	select {
+	case err := <-done:
+		t.Errorf("unprepare has ended with %v although the GPU hangs", err)
+	default:
+	}
+	n.do(&nvmlsim.UnhangGPU{GPU: "0"})
+	if err := <-done; err != nil {
+		t.Error(err)
+	}
+}
+
+func TestAnUnreadableQuarantineHoldsItsGPUAlone(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	path := filepath.Join(n.root, "state", "quarantine", gpu0+"_x.quarantine")
+	if err := os.WriteFile(path, []byte("{"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var quarantined *prepare.QuarantinedError
+	if _, err := m.Prepare(n.ctx, claim("a", "gpu="+gpu0)); !errors.As(err, &quarantined) || !strings.Contains(err.Error(), path) {
+		t.Errorf("error %v, want a QuarantinedError that names the file", err)
+	}
+	if _, err := m.Prepare(n.ctx, claim("b", "gpu="+gpu1)); err != nil {
+		t.Error(err)
+	}
+	if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined != 1 {
+		t.Errorf("recovery %+v, %v: want one in quarantine", recovery, err)
+	}
+}
+
+// TestNoDriverIsAReasonToWaitNotToHold: a pod can go before the driver is there, and its GPU is free with the driver.
+func TestNoDriverIsAReasonToWaitNotToHold(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	if _, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0)); err != nil {
+		t.Fatal(err)
+	}
+	n.hardware.gone = true
+	if err := m.Unprepare(n.ctx, "train-uid"); err != nil {
+		t.Fatal(err)
+	}
+	if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined != 1 {
+		t.Errorf("without a driver: recovery %+v, %v", recovery, err)
+	}
+	n.hardware.gone = false
+	// Prepare does not wait for the next reconcile.
+	if _, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu0)); err != nil {
+		t.Error(err)
+	}
+}

@@ -1,0 +1,342 @@
+package prepare_test
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	oci "github.com/opencontainers/runtime-spec/specs-go"
+	resourceapi "k8s.io/api/resource/v1"
+	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
+
+	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+// setting is what claims change on a GPU.
+type setting struct {
+	Compute nvmlsim.ComputeMode
+	Slice   nvmlsim.TimeSlice
+	MIG     bool
+	Daemons []nvmlsim.Daemon
+}
+
+func (n *node) setting(index int) setting {
+	g := n.gpu(index)
+	daemons := slices.Clone(n.hardware.machine.State().Daemons)
+	for i := range daemons {
+		for j, uuid := range daemons[i].GPUs {
+			daemons[i].GPUs = slices.Clone(daemons[i].GPUs)
+			daemons[i].GPUs[j], _, _ = strings.Cut(uuid, "-") // GPU or MIG
+		}
+	}
+	return setting{Compute: g.ComputeMode, Slice: g.TimeSlice, MIG: g.MIG, Daemons: daemons}
+}
+
+func TestSettingsAreMadeAndTakenBack(t *testing.T) {
+	const idle, exclusive = nvmlsim.ComputeDefault, nvmlsim.ComputeExclusiveProcess
+	partition := gpu0 + "-mig-2g20gb-2"
+	tests := map[string]struct {
+		before []nvmlsim.Command
+		claim  *resourceapi.ResourceClaim
+		want   setting
+		env    []string // in the container
+	}{
+		"nothing asked for": {claim: claim("train", "gpu="+gpu0), want: setting{Compute: idle}},
+		"time slices": {
+			claim: withConfig(claim("train", "gpu="+gpu0), driverName, sharingConfig("GpuConfig", "TimeSlicing", `,"timeSlicingConfig":{"interval":"Medium"}`)),
+			want:  setting{Compute: idle, Slice: nvmlsim.TimeSliceMedium},
+		},
+		"exclusive": {
+			claim: withConfig(claim("train", "gpu="+gpu0), driverName, sharingConfig("GpuConfig", "Exclusive", "")),
+			want:  setting{Compute: exclusive},
+		},
+		"what an administrator has set is no setting of the claim's": {
+			before: []nvmlsim.Command{&nvmlsim.SetComputeMode{GPU: "0", Mode: exclusive}},
+			claim:  claim("train", "gpu="+gpu0),
+			want:   setting{Compute: idle},
+		},
+		"MPS": {
+			claim: withConfig(claim("train", "gpu="+gpu0, "more="+gpu1), driverName,
+				sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultActiveThreadPercentage":30,"defaultPinnedDeviceMemoryLimit":"2Gi","defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}}`)),
+			want: setting{Compute: exclusive, Daemons: []nvmlsim.Daemon{{
+				Name: "train-uid", GPUs: []string{"GPU", "GPU"}, ActiveThreadPercentage: 30, MemoryMiB: []int64{2048, 1024},
+			}}},
+			env: []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps"},
+		},
+		"MPS on a MIG device": {
+			claim: withConfig(claim("train", "mig="+result(partition)), driverName, sharingConfig("MigDeviceConfig", "MPS", "")),
+			want:  setting{Compute: idle, MIG: true, Daemons: []nvmlsim.Daemon{{Name: "train-uid", GPUs: []string{"MIG"}, MemoryMiB: []int64{0}}}},
+			env:   []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps"},
+		},
+		"admin access changes nothing": {
+			before: []nvmlsim.Command{&nvmlsim.SetComputeMode{GPU: "0", Mode: exclusive}},
+			claim:  withConfig(claim("train", "gpu="+gpu0+"+admin"), driverName, sharingConfig("GpuConfig", "MPS", "")),
+			want:   setting{Compute: exclusive},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.do(tc.before...)
+			before := n.setting(0)
+			m := n.manager()
+			for range 2 { // the second time it is prepared already
+				devices, err := m.Prepare(n.ctx, tc.claim)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(tc.want, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("setting (-want +got):\n%s", diff)
+				}
+				env := n.env(devices)
+				for _, want := range tc.env {
+					if !slices.Contains(env, want) {
+						t.Errorf("environment %v lacks %s", env, want)
+					}
+				}
+			}
+			if err := m.Unprepare(n.ctx, tc.claim.UID); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(before, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("setting after unprepare (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// env is the environment of a container with the devices.
+func (n *node) env(devices []prepare.Device) []string {
+	n.t.Helper()
+	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(n.cdiDir()), cdilib.WithAutoRefresh(false))
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	container := &oci.Spec{}
+	for _, device := range devices {
+		if _, err := cache.InjectDevices(container, device.CDIDeviceIDs...); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	return container.Process.Env
+}
+
+func TestSettingsThatCannotBe(t *testing.T) {
+	mps := sharingConfig("GpuConfig", "MPS", "")
+	small, large := gpu0+"-mig-1g10gb-6", gpu0+"-mig-3g40gb-0"
+	tests := map[string]struct {
+		profile string // dgx-h100 if empty
+		before  []nvmlsim.Command
+		claim   *resourceapi.ResourceClaim
+		want    []string
+	}{
+		"a GPU that an administrator keeps free": {
+			before: []nvmlsim.Command{&nvmlsim.SetComputeMode{GPU: "0", Mode: nvmlsim.ComputeProhibited}},
+			claim:  claim("train", "gpu="+gpu0), want: []string{"default/train", "compute mode is Prohibited"},
+		},
+		"a GPU that the driver wants reset": {
+			before: []nvmlsim.Command{&nvmlsim.SetRecovery{GPU: "0", Action: nvmlsim.RecoveryReset}},
+			claim:  claim("train", "gpu="+gpu0), want: []string{gpu0, "reset the GPU"},
+		},
+		"a whole GPU that was partitioned meanwhile": {
+			before: []nvmlsim.Command{&nvmlsim.SetMIG{GPU: "0", Enabled: true}},
+			claim:  claim("train", "gpu="+gpu0), want: []string{gpu0, "MIG mode is enabled"},
+		},
+		"two MIG devices under MPS": {
+			claim: withConfig(claim("train", result("a="+small), result("b="+large)), driverName, sharingConfig("MigDeviceConfig", "MPS", "")),
+			want:  []string{"sharing.strategy", "one MIG device"},
+		},
+		"two kinds of MPS": {
+			claim: func() *resourceapi.ResourceClaim {
+				c := withConfig(claim("train", "a="+gpu0, "b="+gpu1), driverName, mps)
+				withConfig(c, driverName, sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultActiveThreadPercentage":10}`))
+				c.Status.Allocation.Devices.Config[1].Requests = []string{"b"}
+				return c
+			}(),
+			want: []string{"request b", "sharing.mpsConfig"},
+		},
+		"a limit for a device that the claim does not have": {
+			claim: withConfig(claim("train", "gpu="+gpu0), driverName, sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}}`)),
+			want:  []string{`defaultPerDevicePinnedMemoryLimit["1"]`},
+		},
+		"overlapping partitions in a claim": {
+			claim: claim("train", result("a="+gpu0+"-mig-1g10gb-1"), result("b="+large)), want: []string{"overlap", "requests a and b"},
+		},
+		"a whole GPU and a part of it in a claim": {
+			claim: claim("train", "a="+gpu0, result("b="+small)), want: []string{"overlap"},
+		},
+		"a partition that no GPU can have": {
+			claim: claim("train", result("a="+gpu0+"-mig-3g40gb-2")), want: []string{"request a", "does not offer"},
+		},
+		"a partition for an administrator that nobody has made": {
+			before: []nvmlsim.Command{&nvmlsim.SetMIG{GPU: "0", Enabled: true}},
+			claim:  claim("train", result("a="+small+"+admin")), want: []string{"request a", "there is no MIG device 1g.10gb at slice 6"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.do(tc.before...)
+			before := n.hardware.machine.State().GPUs
+			_, err := n.manager().Prepare(n.ctx, tc.claim)
+			if err == nil {
+				t.Fatal("prepared")
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not say %q", err, want)
+				}
+			}
+			if left := n.files(); len(left) > 0 {
+				t.Errorf("left after the failure: %v", left)
+			}
+			if diff := cmp.Diff(before, n.hardware.machine.State().GPUs, cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("GPUs (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestAnAdministratorsPartitionsAreUsedAndNeverTouched: MIG devices that were there are handed out and stay.
+func TestAnAdministratorsPartitionsAreUsedAndNeverTouched(t *testing.T) {
+	n := newNode(t)
+	n.do(&nvmlsim.SetMIG{GPU: "0", Enabled: true}, &nvmlsim.CreateMIG{GPU: "0", Profile: "3g.40gb", Start: new(uint32)})
+	n.hardware.discover(t, dynamic)
+	m := n.manager()
+	before := n.gpu(0).Instances
+	c := claim("train", result("given="+gpu0+"-mig-3g40gb-0"), result("made="+gpu0+"-mig-1g10gb-6"))
+	devices, err := m.Prepare(n.ctx, c)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := len(n.gpu(0).Instances); got != 2 || len(n.visible(devices)) != 2 {
+		t.Errorf("%d instances, container sees %v: want 2", got, n.visible(devices))
+	}
+	if err := m.Unprepare(n.ctx, c.UID); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, n.gpu(0).Instances); diff != "" || !n.gpu(0).MIG {
+		t.Errorf("instances (-before +after), MIG is %v:\n%s", n.gpu(0).MIG, diff)
+	}
+	// One that somebody has made in the place meanwhile is in the way, and not ours to destroy.
+	n.do(&nvmlsim.CreateMIG{GPU: "0", Profile: "1g.20gb", Start: &[]uint32{6}[0]})
+	if _, err := m.Prepare(n.ctx, c); !errors.Is(err, nvml.ErrNoResources) {
+		t.Errorf("error %v, want that there is no room", err)
+	}
+	if got := n.gpu(0).Instances; len(got) != 2 || len(n.files()) > 0 {
+		t.Errorf("instances %v, files %v: want the two of the administrator, and none", got, n.files())
+	}
+}
+
+// TestClaimsSideBySideOnOneGPU: the first to come switches MIG on, the last to go takes it back, in whatever order.
+func TestClaimsSideBySideOnOneGPU(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	a, b := claim("a", result("x="+gpu0+"-mig-3g40gb-0")), claim("b", result("x="+gpu0+"-mig-3g40gb-4"))
+	for _, c := range []*resourceapi.ResourceClaim{a, b} {
+		if _, err := m.Prepare(n.ctx, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for name, other := range map[string]result{"whole": "x=" + gpu0, "overlapping": result("x=" + gpu0 + "-mig-1g10gb-5")} {
+		var held *prepare.HeldError
+		if _, err := m.Prepare(n.ctx, claim(name, other)); !errors.As(err, &held) {
+			t.Errorf("%s: %v, want a HeldError", name, err)
+		}
+	}
+	n.hardware.discover(t, discovery.Policy{Dynamic: true, Ours: m.Made}) // an agent that starts now
+	if !slices.Contains(n.offers(), gpu0) {
+		t.Error("the whole GPU, which the agent has partitioned itself, is not offered any more")
+	}
+	if err := m.Unprepare(n.ctx, a.UID); err != nil {
+		t.Fatal(err)
+	}
+	if g := n.gpu(0); !g.MIG || len(g.Instances) != 1 {
+		t.Errorf("MIG %v, instances %v after the first has gone", g.MIG, g.Instances)
+	}
+	if err := m.Unprepare(n.ctx, b.UID); err != nil {
+		t.Fatal(err)
+	}
+	if g := n.gpu(0); g.MIG || len(g.Instances) != 0 {
+		t.Errorf("MIG %v, instances %v after the last has gone", g.MIG, g.Instances)
+	}
+	if _, err := m.Prepare(n.ctx, claim("whole", "x="+gpu0)); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestAGPUThatIsSwitchedByAReset is partitioned only if it is switched already.
+func TestAGPUThatIsSwitchedByAReset(t *testing.T) {
+	n := newNodeOf(t, "dgx-a100")
+	gpus := n.offers()
+	if len(gpus) != 8 {
+		t.Fatalf("%d devices are offered, want the 8 GPUs", len(gpus))
+	}
+	n.do(&nvmlsim.SetMIG{GPU: "0", Enabled: true}, &nvmlsim.ResetGPU{GPU: "0"})
+	n.hardware.discover(t, dynamic)
+	c := claim("train", result("x="+gpus[0]+"-mig-1g10gb-0"))
+	m := n.manager()
+	if _, err := m.Prepare(n.ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Unprepare(n.ctx, c.UID); err != nil {
+		t.Fatal(err)
+	}
+	if g := n.gpu(0); !g.MIG || len(g.Instances) > 0 {
+		t.Errorf("MIG %v, instances %v: want the administrator's mode, and none", g.MIG, g.Instances)
+	}
+	if offered := n.offers(); slices.Contains(offered, gpus[0]) || len(offered) <= 8 {
+		t.Errorf("offered are %v: want partitions and not the GPU itself", offered)
+	}
+}
+
+// TestAfterARebootAClaimIsMadeAnew: what was on the GPUs is gone, the pod is started again, and what is made for it
+// now is undone in the end.
+func TestAfterARebootAClaimIsMadeAnew(t *testing.T) {
+	for name, again := range map[string]bool{"the pod comes back": true, "the pod is gone": false} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			s := scenarios["MIG"]
+			n.do(s.before...)
+			n.hardware.discover(t, dynamic)
+			if _, err := n.manager().Prepare(n.ctx, s.claim()); err != nil {
+				t.Fatal(err)
+			}
+			n.do(&nvmlsim.Reboot{})
+			// An administrator's script makes one in a place that a claim of before had.
+			n.do(&nvmlsim.SetMIG{GPU: "1", Enabled: true})
+			if !again {
+				n.do(&nvmlsim.CreateMIG{GPU: "1", Profile: "7g.80gb"})
+			}
+			n.hardware.discover(t, dynamic)
+			m := n.manager()
+			if _, err := m.Recover(n.ctx); err != nil {
+				t.Fatal(err)
+			}
+			if again {
+				devices, err := m.Prepare(n.ctx, s.claim())
+				if err != nil {
+					t.Fatal(err)
+				}
+				if sees := n.visible(devices); len(sees) != 3 || len(n.gpu(0).Instances) != 2 {
+					t.Errorf("the container sees %v, instances %v", sees, n.gpu(0).Instances)
+				}
+			}
+			if err := m.Unprepare(n.ctx, s.claim().UID); err != nil {
+				t.Fatal(err)
+			}
+			if g := n.gpu(0); g.MIG || len(g.Instances) > 0 {
+				t.Errorf("GPU 0: MIG %v, instances %v", g.MIG, g.Instances)
+			}
+			if got := len(n.gpu(1).Instances); (got == 1) == again {
+				t.Errorf("GPU 1 has %d instances", got)
+			}
+		})
+	}
+}
