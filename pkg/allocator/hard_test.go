@@ -28,6 +28,9 @@ func TestHardRequestsTakeFewSteps(t *testing.T) {
 		"a choice of 8 for each of 9 requests, and one kind too few":             {hardChoice(9), 6000, false},
 		"admin access beside what is impossible":                                 {hardAdmin(), 300, false},
 		"partitions: 6 of 3g, 6 of 2g and 8 of 1g do not go into 4 GPUs":         {hardPartitions(4, 6, 6, 8), 100, false},
+		"partitions: one claim is impossible, whatever the other has":            {hardTogether(3, 6, 1, 5, 1), 100, false},
+		"partitions: a root has fewer counters than its devices want":            {hardTogether(2, 6, 1, 4, 1), 200, false},
+		"partitions: the largest come first and decide about the rest":           {hardMixed(7, 9, 1, 1, 10), 300, true},
 		"partitions on one root":                   {hardPartitionsOfRoot(), 100, false},
 		"shares: 9 of more than half on 8 devices": {hardShares(8, "51", 9, "10", 9), 100, false},
 		"shares: large ones last":                  {hardShares(8, "10", 9, "90", 8), 300, false},
@@ -198,6 +201,19 @@ func hardAdmin() *world {
 func hardPartitions(gpus, three, two, one int64) *world {
 	w, _ := migWorld(int(gpus))
 	return w.claim("c", exactly("a", one, kind(0)), exactly("b", two, kind(2)), exactly("c", three, kind(3)))
+}
+
+// hardTogether wants partitions of one root, and others of one GPU.
+func hardTogether(gpus int, small, middle, single, large int64) *world {
+	w, _ := migWorld(gpus)
+	return w.claim("c", exactly("a", small, kind(0, 1)), exactly("b", middle, kind(2, 3))).match("root").
+		claim("d", exactly("x", single, kind(0)), exactly("y", large, kind(3, 4))).match("gpu")
+}
+
+// hardMixed wants partitions of four sizes.
+func hardMixed(gpus int, three, two, seven, one int64) *world {
+	w, _ := migWorld(gpus)
+	return w.claim("c", exactly("c", three, kind(3)), exactly("b", two, kind(2)), exactly("d", seven, kind(5)), exactly("a", one, kind(0)))
 }
 
 func hardPartitionsOfRoot() *world {

@@ -1,7 +1,6 @@
 package allocator
 
 import (
-	"cmp"
 	"context"
 	"slices"
 	"sync"
@@ -18,8 +17,8 @@ import (
 //
 //   - Necessary conditions that are cheap to check (promising.go) cut off what cannot be completed.
 //   - Of devices that nothing can tell apart only the first is tried (class.go).
-//   - Whether the rest of the requests can be satisfied in a state is decided once, in the order of requests in which
-//     that is easiest, and remembered for all states that are alike (class.go, decide).
+//   - Whether the rest of the requests can be satisfied in a state is decided once, and remembered for all states that are
+//     alike (class.go, decide).
 //
 // There are three attempts, each with what the one before does without: the greedy one never takes a pick back; the
 // short one may take few steps; the thorough one has all shortcuts. Devices of all pools of the node are numbered in the
@@ -198,28 +197,21 @@ func (s *search) isPeculiar() bool {
 // thorough one costs as much as some dozen. Only tests change it.
 var shortAttempt = 24
 
-// thorough searches with all shortcuts, after the attempts before got stuck. It begins with the parts: if one
-// request or one claim cannot be satisfied even when it is alone, there is no need to vary what comes before.
+// thorough searches with all shortcuts, after the attempts before got stuck. It begins with the claims: if one cannot be
+// satisfied even when it is alone, there is no need to vary what comes before.
 func (s *search) thorough() bool {
 	s.stuck, s.limit = false, 0
 	whole := s.order
 	s.begin(whole)
 	s.classify()
 	var parts [][]int
-	if len(whole) > 1 {
-		for _, r := range whole {
-			parts = append(parts, []int{r})
-		}
-	}
 	if len(s.reqs.claims) > 1 {
 		for i := range s.reqs.claims {
 			var part []int
 			for _, r := range s.reqs.claims[i].requests {
 				part = append(part, r.index)
 			}
-			if len(part) > 1 {
-				parts = append(parts, part)
-			}
+			parts = append(parts, part)
 		}
 	}
 	for _, part := range parts {
@@ -235,11 +227,10 @@ func (s *search) thorough() bool {
 	return s.request(0)
 }
 
-// decide tells whether the requests from the i-th of the order on can be satisfied as things are, in which order ever;
-// in theirs if there is admin access. It is true, too, if that depends on a device that cannot be judged, or on the order.
+// decide tells whether the requests from the i-th of the order on can be satisfied as things are. It is true, too, if that
+// depends on a device that cannot be judged, or on the order of devices.
 func (s *search) decide(i int) bool {
-	rest := s.order[i:]
-	for _, r := range rest {
+	for _, r := range s.order[i:] {
 		for _, a := range s.reqs.requests[r].alternatives {
 			if s.orderMatters(a) {
 				return true
@@ -249,17 +240,13 @@ func (s *search) decide(i int) bool {
 	if possible, known := s.decideByFlow(i); known {
 		return possible
 	}
-	order, picks := s.order, len(s.picks)
-	if !s.reqs.admin { // admin access may take what another claim of the pod has, but nothing takes what it has
-		s.order = append(slices.Clone(order[:i]), s.hardestFirst(rest)...)
-	}
+	picks := len(s.picks)
 	s.deciding = true
 	possible := s.promising(i-1, s.wantedBy(i-1), 0) && s.request(i)
 	s.deciding = false
 	for len(s.picks) > picks {
 		s.unpick(s.reqs.lanes[s.picks[len(s.picks)-1].lane])
 	}
-	s.order = order
 	if s.selectorError != nil {
 		// The first answer may be found before the search comes to that device.
 		s.selectorError = nil
@@ -304,32 +291,6 @@ func (s *search) wantedBy(i int) int {
 	}
 	r := s.reqs.requests[s.order[i]]
 	return s.lanes[r.alternatives[s.chosen[r.index]].lane].wanted
-}
-
-// hardestFirst orders requests so that it shows early what is impossible: those come first that have the fewest devices
-// to choose from for each that they want, a share of a device counting as many times as there could be such.
-func (s *search) hardestFirst(requests []int) []int {
-	choice := make([]float64, len(s.reqs.requests))
-	for _, r := range requests {
-		for _, a := range s.reqs.requests[r].alternatives {
-			l := &s.lanes[a.lane]
-			if a.all || l.hopeless {
-				continue
-			}
-			n := l.candidates.AndNotCount(s.ledger.shareable)
-			if s.ledger.shareable != nil {
-				for device := l.candidates.Next(0); device >= 0; device = l.candidates.Next(device + 1) {
-					if s.ledger.shareable.Has(device) {
-						n += s.sharesOf(a, device, 16)
-					}
-				}
-			}
-			choice[r] += float64(n) / float64(max(1, l.wanted))
-		}
-	}
-	sorted := slices.Clone(requests)
-	slices.SortStableFunc(sorted, func(a, b int) int { return cmp.Compare(choice[a], choice[b]) })
-	return sorted
 }
 
 // begin takes all picks back and sets which requests are to be satisfied.
