@@ -63,6 +63,10 @@ bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices he
 e2e: build ## End-to-end tests on a real kubelet and containerd (root)
 	$(GO) test -tags e2e -p 1 -count=1 -timeout 20m -v ./test/e2e/... ./internal/localcluster/node/...
 
+.PHONY: test-gpu
+test-gpu: ## Checks of what only a real GPU can answer; on a machine without one it says "not run"
+	@$(GO) test -count=1 -v -run TestOnRealGPUs ./test/gpu
+
 # Arguments of the chaos test, for example CHAOS=-short for a smoke test of about a minute, CHAOS='-seed 7'.
 CHAOS     ?=
 
@@ -91,8 +95,8 @@ differential: ## Compare the allocator with upstream's on 20,000 random clusters
 FUZZTIME  ?= 30s
 
 .PHONY: fuzz
-fuzz: ## Fuzz the allocator, and what the node agent reads: config, ledger, NVML (FUZZTIME=30s each)
-	@for package in ./pkg/allocator/compat ./pkg/agent/config ./pkg/agent/ledger ./pkg/agent/nvml; do \
+fuzz: ## Fuzz the allocator, and what the node agent reads: config, claims, ledger, NVML (FUZZTIME=30s each)
+	@for package in ./pkg/allocator/compat ./pkg/agent/config ./pkg/agent/ledger ./pkg/agent/nvml ./pkg/agent/driver; do \
 		for target in $$($(GO) test -list '^Fuzz' $$package | grep ^Fuzz); do \
 			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 5s $$package || exit 1; done; done
 

@@ -57,6 +57,10 @@ type Options struct {
 	Leftovers prepare.Leftovers
 	// DynamicPartitions are offered, besides those that an administrator has made.
 	DynamicPartitions bool
+	// FS keeps the ledger and the CDI specifications; the machine's if nil.
+	FS durable.FS
+	// Kubelet lists the pods that the kubelet gives resources to; by its PodResources socket below KubeletRoot if nil.
+	Kubelet func(context.Context) ([]reconcile.KubeletPod, error)
 }
 
 // Agent serves one node's kubelet.
@@ -74,6 +78,10 @@ type Agent struct {
 // New prepares an agent; nothing is served before Run.
 func New(opts Options) (*Agent, error) {
 	registerMetrics()
+	prepare.RegisterMetrics()
+	if opts.Kubelet == nil {
+		opts.Kubelet = reconcile.KubeletAt(filepath.Join(opts.KubeletRoot, "pod-resources", "kubelet.sock"))
+	}
 	claims, err := prepare.New(prepare.Options{
 		Driver:    Name,
 		Pool:      opts.NodeName,
@@ -83,6 +91,7 @@ func New(opts Options) (*Agent, error) {
 		Hardware:  opts.Hardware,
 		Tools:     opts.Tools,
 		Leftovers: opts.Leftovers,
+		FS:        opts.FS,
 	})
 	if err != nil {
 		return nil, err
@@ -111,7 +120,7 @@ func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
 				return a.opts.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 			},
 			Pods:    reconcile.PodsOf(a.opts.Client, a.opts.NodeName),
-			Kubelet: reconcile.KubeletAt(filepath.Join(a.opts.KubeletRoot, "pod-resources", "kubelet.sock")),
+			Kubelet: a.opts.Kubelet,
 			Registered: func() time.Time {
 				if at := a.registered.Load(); at != 0 {
 					return time.Unix(0, at)
@@ -182,8 +191,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.status.set(stageLedger, true)
 
 	// 4. Serve the kubelet, with or without GPUs: unprepare needs none.
-	plugin := &plugin{claims: a.claims, hardware: a.opts.Hardware, pool: a.opts.NodeName, reporter: a.reporter, fail: cancel}
-	helper, err := kubeletplugin.Start(ctx, plugin, a.pluginOptions()...)
+	helper, err := kubeletplugin.Start(ctx, a.newPlugin(cancel), a.pluginOptions()...)
 	if err != nil {
 		return fmt.Errorf("serve the kubelet in %s: %w", a.opts.KubeletRoot, err)
 	}
@@ -191,17 +199,29 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.status.set(stageServing, true)
 	logger.Info("Serving the kubelet", "driver", Name, "socketFolder", a.pluginDir(), "registryFolder", a.registryDir())
 
-	// 5. In the background: find and publish GPUs, watch over them, keep the CDI files in place.
+	// 5. In the background: find and publish GPUs, watch over them and over the claims, keep the CDI files in place.
 	var group sync.WaitGroup
 	group.Go(func() { a.publisher.run(ctx) })
-	group.Go(func() { a.opts.Hardware.Watch(ctx) })
-	group.Go(func() { a.reporter.run(ctx) })
-	group.Go(func() { a.leftovers.Run(ctx) })
+	group.Go(func() { a.watch(ctx) })
 	group.Go(func() { keepCDI(ctx, a.claims, a.opts.CDIDir) })
 	<-ctx.Done()
 	a.status.set(stageServing, false)
 	group.Wait()
 	return ignoreStop(ctx, context.Cause(ctx))
+}
+
+// newPlugin answers the kubelet; fail ends the agent.
+func (a *Agent) newPlugin(fail context.CancelCauseFunc) *plugin {
+	return &plugin{claims: a.claims, hardware: a.opts.Hardware, pool: a.opts.NodeName, reporter: a.reporter, fail: fail}
+}
+
+// watch looks after the GPUs and the claims until ctx ends.
+func (a *Agent) watch(ctx context.Context) {
+	var group sync.WaitGroup
+	group.Go(func() { a.opts.Hardware.Watch(ctx) })
+	group.Go(func() { a.reporter.run(ctx) })
+	group.Go(func() { a.leftovers.Run(ctx) })
+	group.Wait()
 }
 
 // ignoreStop returns nil if err only says that the agent was asked to stop.

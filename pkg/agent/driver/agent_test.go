@@ -53,6 +53,9 @@ type machine struct {
 	// noDriver makes the library missing.
 	noDriver atomic.Bool
 	gpus     *nvmlsim.Machine
+	disk     fullDisk
+	// makeNodes makes device nodes, below the root.
+	makeNodes bool
 	// last is the agent that was started last.
 	last *driver.Agent
 }
@@ -94,11 +97,11 @@ func (m *machine) path(parts ...string) string {
 
 // agent starts nothing yet.
 func (m *machine) agent(ctx context.Context, podUID types.UID) (*driver.Agent, error) {
-	backend, err := cdi.NewSimulated(ctx, cdi.SimulatedOptions{
-		DevRoot:  m.path("dev"),
-		ProcRoot: m.path("proc"),
-		Mknod:    func(string, uint32, int) error { return unix.EPERM },
-	})
+	nodes := cdi.SimulatedOptions{DevRoot: m.path("dev"), ProcRoot: m.path("proc")}
+	if !m.makeNodes {
+		nodes.Mknod = func(string, uint32, int) error { return unix.EPERM }
+	}
+	backend, err := cdi.NewSimulated(ctx, nodes)
 	if err != nil {
 		return nil, err
 	}
@@ -118,6 +121,7 @@ func (m *machine) agent(ctx context.Context, podUID types.UID) (*driver.Agent, e
 		StateDir:    m.path("state"),
 		CDIDir:      m.path("cdi"),
 		Backend:     backend,
+		FS:          &m.disk,
 		Hardware:    driver.NewHardware(driver.HardwareOptions{Open: open, Clock: clock.RealClock{}, StateDir: m.path("state"), Held: driver.HeldInLedger(m.path("state"))}),
 		Tools:       sharing.NewSimulated(m.gpus),
 	})
@@ -416,7 +420,19 @@ func TestTheSuccessorPublishesWhenTheOldAgentIsGone(t *testing.T) {
 	stopOld := m.run("pod-1")
 	m.waitForGPUs(8)
 	m.run("pod-2")
+	m.dial("plugins_registry", driver.Name+"-pod-2-reg.sock")
+	ready := func() bool {
+		recorder := httptest.NewRecorder()
+		m.last.Status().Handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		return recorder.Code == http.StatusOK
+	}
+	if ready() {
+		t.Error("the successor is ready before the kubelet knows it: its predecessor would end too early")
+	}
 	m.register(driver.Name + "-pod-2-reg.sock")
+	if !ready() {
+		t.Error("the successor is not ready although the kubelet knows it")
+	}
 	must(t, stopOld())
 	list, err := m.client.ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{})
 	must(t, err)

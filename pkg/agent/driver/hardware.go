@@ -59,8 +59,9 @@ type Hardware struct {
 	changes []func(ctx context.Context, gpu string, was, is health.Verdict)
 	// occupied GPUs are held by a claim, named by its UID, that is not allocated any more.
 	occupied map[string]types.UID
-	// lead: this agent keeps the state in StateDir.
-	lead bool
+	// lead: this agent keeps the state in StateDir, since leadSince.
+	lead      bool
+	leadSince time.Time
 }
 
 // NewHardware returns the GPUs behind a library; none are known before the first Discover.

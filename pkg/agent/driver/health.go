@@ -13,13 +13,18 @@ import (
 // when any stream of the driver ends, as in an update of the agent. Until the next report its pods' devices would be Unknown.
 const reportInterval = 2 * time.Second
 
+// For takeOverTime after this agent has become the leading one the kubelet is told every takeOverInterval: the other agent, whose stream is
+// about to end, has just stopped.
+const (
+	takeOverTime     = 10 * time.Second
+	takeOverInterval = 200 * time.Millisecond
+)
+
 // WatchHealthStatus implements kubeletplugin.DRAPlugin: the health of each published device, at every change and every reportInterval. The
 // first report waits until each GPU has been asked, with an answer or without one: a device does not become Unknown because the agent
 // was updated.
 func (p *plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletplugin.DeviceHealthReport) error {
-	monitor := p.hardware.monitor
-	ticker := p.hardware.opts.Clock.NewTicker(reportInterval)
-	defer ticker.Stop()
+	monitor, clock := p.hardware.monitor, p.hardware.opts.Clock
 	for {
 		known, changed := monitor.Known()
 		if known {
@@ -29,13 +34,26 @@ func (p *plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 			case reports <- kubeletplugin.DeviceHealthReport{Devices: p.health()}:
 			}
 		}
+		next := clock.NewTimer(p.hardware.reportInterval())
 		select {
 		case <-ctx.Done():
+			next.Stop()
 			return nil
 		case <-changed:
-		case <-ticker.C():
+			next.Stop()
+		case <-next.C():
 		}
 	}
+}
+
+// reportInterval is how long from now the kubelet is told again.
+func (h *Hardware) reportInterval() time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.lead && h.opts.Clock.Since(h.leadSince) < takeOverTime {
+		return takeOverInterval
+	}
+	return reportInterval
 }
 
 var healthStatuses = map[health.Status]kubeletplugin.HealthStatus{

@@ -125,7 +125,7 @@ func TestHealthIsSetAndClearedAndSentOften(t *testing.T) {
 		// next returns the first GPU's health in the first report that has the wanted one.
 		next := func(want kubeletplugin.HealthStatus) kubeletplugin.DeviceHealth {
 			t.Helper()
-			for range 60 {
+			for range 200 {
 				start := time.Now()
 				report := <-reports
 				if gap := time.Since(start); gap > reportInterval {

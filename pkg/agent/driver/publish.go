@@ -5,6 +5,7 @@ import (
 	"errors"
 	"path/filepath"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -29,6 +30,10 @@ const (
 	// replaced by an empty pool: a driver that is being loaded anew is no reason to withdraw them.
 	graceWithoutGPUs = 30 * time.Second
 
+	// retryInterval is how long after the API server refused a slice, or was away, it is tried again. The controller's own
+	// backoff grows to a quarter of an hour, for which a taint would be missing.
+	retryInterval = 5 * time.Second
+
 	// settleTime is how long after an event of the hardware the node is looked at.
 	settleTime = time.Second
 )
@@ -49,7 +54,9 @@ type publisher struct {
 	wanting sync.Mutex
 	// again asks to look at the slices now instead of at the next event.
 	again chan struct{}
-	gap   *gapMeter
+	// failed tells that a slice could not be written since the last try.
+	failed atomic.Bool
+	gap    *gapMeter
 }
 
 func newPublisher(opts Options, status *Status) *publisher {
@@ -181,12 +188,18 @@ func (p *publisher) publish(ctx context.Context) error {
 		return err
 	}
 	defer controller.Stop()
+	retry := time.NewTicker(retryInterval)
+	defer retry.Stop()
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case resources = <-p.wanted:
 		case <-p.again:
+		case <-retry.C:
+			if !p.failed.Swap(false) {
+				continue
+			}
 		}
 		p.gap.want(len(resources.Pools[p.nodeName].Slices))
 		controller.Update(resources)
@@ -216,6 +229,7 @@ func (p *publisher) handleError(ctx context.Context, err error, msg string) {
 		sliceErrors.WithLabelValues("invalid").Inc()
 		utilruntime.HandleErrorWithContext(ctx, err, "The API server refuses a ResourceSlice as invalid: its devices cannot be scheduled")
 	default:
+		p.failed.Store(true)
 		sliceErrors.WithLabelValues("other").Inc()
 		utilruntime.HandleErrorWithContext(ctx, err, msg)
 	}

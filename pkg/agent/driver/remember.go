@@ -145,7 +145,7 @@ func (h *Hardware) saveKnown(ctx context.Context) {
 // Lead makes this agent the one that keeps the state of GPUs in StateDir.
 func (h *Hardware) Lead(ctx context.Context) {
 	h.mu.Lock()
-	h.lead = true
+	h.lead, h.leadSince = true, h.opts.Clock.Now()
 	h.mu.Unlock()
 	h.saveKnown(ctx)
 	h.monitor.Lead(ctx)

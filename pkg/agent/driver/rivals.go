@@ -103,6 +103,7 @@ func (a *Agent) checkRivals(ctx context.Context) error {
 		case info.GetName() != Name || info.GetType() != registerapi.DRAPlugin:
 		case version != "" && a.opts.PodUID != "" && filepath.Dir(info.GetEndpoint()) == a.pluginDir() && filepath.Base(info.GetEndpoint()) != "dra.sock":
 			logger.Info("Starting beside another agent, which this one replaces", "socket", path, "version", version)
+			a.status.setReplaces()
 		default:
 			return &RivalError{Registrar: path, Endpoint: info.GetEndpoint(), Version: version}
 		}

@@ -30,6 +30,8 @@ var stageNames = [stages]string{"ledger read", "serving the kubelet", "registere
 type Status struct {
 	mu      sync.Mutex
 	reached [stages]bool
+	// replaces tells that another agent serves, which ends when this one is ready.
+	replaces bool
 }
 
 func newStatus() *Status { return &Status{} }
@@ -40,9 +42,16 @@ func (s *Status) set(st stage, reached bool) {
 	s.reached[st] = reached
 }
 
+// setReplaces makes registration part of being ready: if the other agent ended before, the kubelet would have nobody to call.
+func (s *Status) setReplaces() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.replaces = true
+}
+
 // Handler serves /healthz (the process answers), /readyz (the kubelet can call) and /metrics. A node without a driver, or
 // whose kubelet has not come by yet, is ready: waiting is what the agent should do, and restarting it would
-// not help. /readyz lists all stages.
+// not help; but an agent that replaces another one is ready when the kubelet knows it. /readyz lists all stages.
 func (s *Status) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -53,7 +62,7 @@ func (s *Status) Handler() http.Handler {
 
 func (s *Status) ready(w http.ResponseWriter, _ *http.Request) {
 	s.mu.Lock()
-	reached := s.reached
+	reached, replaces := s.reached, s.replaces
 	s.mu.Unlock()
 	var text strings.Builder
 	for st, name := range stageNames {
@@ -63,7 +72,7 @@ func (s *Status) ready(w http.ResponseWriter, _ *http.Request) {
 		}
 		fmt.Fprintf(&text, "[%s] %s\n", mark, name)
 	}
-	if !reached[stageLedger] || !reached[stageServing] {
+	if !reached[stageLedger] || !reached[stageServing] || replaces && !reached[stageRegistered] {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 	fmt.Fprint(w, text.String())

@@ -98,6 +98,7 @@ func TestALostGPUIsToldEverywhere(t *testing.T) {
 		fmt.Sprintf(`stowage_agent_device_health{device=%q,health="Unhealthy"} 1`, gpu0),
 		fmt.Sprintf(`stowage_agent_device_fault{device=%q,permanent="true",reason="gpu-lost"} 1`, gpu0),
 		`stowage_agent_gpu_temperature_celsius{device="gpu-0000-43-00-0"}`,
+		`stowage_agent_lock_wait_seconds_count{lock="gpu",outcome="ok"}`, `stowage_agent_call_duration_seconds_count{operation="prepare",outcome="ok"}`,
 		"stowage_agent_slices 8", "stowage_agent_pool_generation 1",
 	} {
 		if !strings.Contains(recorder.Body.String(), want) {

@@ -27,7 +27,7 @@ type locker struct {
 func (l *locker) lockClaim(ctx context.Context, uid types.UID) (unlock func(), err error) {
 	hash := fnv.New32a()
 	hash.Write([]byte(uid))
-	return l.lock(ctx, fmt.Sprintf("claim-%02x", hash.Sum32()%claimShards))
+	return l.lock(ctx, "claim", fmt.Sprintf("%02x", hash.Sum32()%claimShards))
 }
 
 // lockGPUs excludes every other call that holds or may come to hold one of the GPUs. The global order is
@@ -40,7 +40,7 @@ func (l *locker) lockGPUs(ctx context.Context, gpus []string) (unlock func(), er
 		}
 	}
 	for _, gpu := range slices.Compact(slices.Sorted(slices.Values(gpus))) {
-		u, err := l.lock(ctx, "gpu-"+gpu)
+		u, err := l.lock(ctx, "gpu", gpu)
 		if err != nil {
 			unlock()
 			return nil, err
@@ -50,8 +50,11 @@ func (l *locker) lockGPUs(ctx context.Context, gpus []string) (unlock func(), er
 	return unlock, nil
 }
 
-func (l *locker) lock(ctx context.Context, name string) (unlock func(), err error) {
+// lock takes the lock of that kind and name, and measures how long that took, with or without success.
+func (l *locker) lock(ctx context.Context, kind, name string) (unlock func(), err error) {
 	ctx, cancel := context.WithTimeout(ctx, l.timeout)
 	defer cancel()
-	return durable.Lock(ctx, filepath.Join(l.dir, name+".lock"))
+	start := time.Now()
+	defer func() { lockWaitSeconds.WithLabelValues(kind, outcome(err)).Observe(time.Since(start).Seconds()) }()
+	return durable.Lock(ctx, filepath.Join(l.dir, kind+"-"+name+".lock"))
 }
