@@ -1,0 +1,121 @@
+package tracker
+
+import (
+	"errors"
+	"runtime"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+	"unsafe"
+
+	"k8s.io/apimachinery/pkg/types"
+
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// Each operation is one step to all others, however many changes it makes. Here
+// another one comes in as soon as the mutex is free, wherever that is.
+func TestOperationsAreOneStep(t *testing.T) {
+	onGPU0 := func(name string, uid types.UID) []Reservation {
+		return []Reservation{{claim(name, uid, 5), allocation(gpu0)}}
+	}
+	tests := map[string]func(t *testing.T){
+		"Assume checks and changes": func(t *testing.T) {
+			tr := listed(t, 10, claim("a", "ua", 5))
+			handOver(tr, func() { _ = tr.Assume(claim("a", "ua", 11, gpu0)) }, func() { must(t, tr.Store().Delete(claim("a", "ua", 12, gpu0))) })
+			wantHeld(t, tr, "deleted at a later version", nil)
+		},
+		"Assume moves a claim from one layer to the other": func(t *testing.T) {
+			tr := listed(t, 10, claim("a", "ua", 5))
+			reserve(t, tr, podA, claim("a", "ua", 5), gpu0)
+			var between Snapshot
+			handOver(tr, func() { must(t, tr.Assume(claim("a", "ua", 11, gpu0))) }, func() { between = tr.Snapshot() })
+			if n := between.Usage.Device(gpu0).Count(); n != 1 {
+				t.Errorf("the device has %d holders in between", n)
+			}
+		},
+		"Reserve checks and changes": func(t *testing.T) {
+			tr := listed(t, 10, claim("a", "ua", 5), claim("b", "ub", 6))
+			view := tr.Snapshot().Usage
+			var first, second error
+			handOver(tr, func() { first = tr.Reserve(view, podA, onGPU0("a", "ua")) }, func() { second = tr.Reserve(view, podB, onGPU0("b", "ub")) })
+			if first != nil || !errors.Is(second, ErrStale) {
+				t.Errorf("first %v, second %v; want success and %v", first, second, ErrStale)
+			}
+		},
+		"Reserve takes several claims": func(t *testing.T) {
+			tr := listed(t, 10, claim("a", "ua", 5), claim("b", "ub", 6))
+			both := append(onGPU0("a", "ua"), Reservation{claim("b", "ub", 6), allocation(gpu1)})
+			var between Snapshot
+			handOver(tr, func() { must(t, tr.Reserve(usage.View{}, podA, both)) }, func() { between = tr.Snapshot() })
+			if n := between.Usage.Len(); n != 2 {
+				t.Errorf("%d devices are held in between, want none or both", n)
+			}
+		},
+		"Release counts and removes": func(t *testing.T) {
+			tr := listed(t, 10, claim("a", "ua", 5))
+			reserve(t, tr, podA, claim("a", "ua", 5), gpu0)
+			var last, joined bool
+			handOver(tr, func() { last = tr.Release("ua", podA) }, func() { _, joined = tr.Share("ua", podB) })
+			if last == joined {
+				t.Errorf("the release was the last: %t, and another pod joined: %t", last, joined)
+			}
+		},
+		"a list changes many claims": func(t *testing.T) {
+			tr := listed(t, 10, claim("a", "ua", 5, gpu0), claim("b", "ub", 6, gpu1))
+			var between Snapshot
+			handOver(tr, func() { relist(t, tr, 20, claim("a", "ua", 15, gpu1), claim("b", "ub", 16, gpu0)) }, func() { between = tr.Snapshot() })
+			if a, b := between.Usage.Device(gpu0).Count(), between.Usage.Device(gpu1).Count(); a != 1 || b != 1 {
+				t.Errorf("the devices have %d and %d holders in between", a, b)
+			}
+		},
+		"Snapshot has usage and revision": func(t *testing.T) {
+			tr := listed(t, 10, claim("a", "ua", 5))
+			before := tr.Snapshot()
+			var got Snapshot
+			handOver(tr, func() { got = tr.Snapshot() }, func() { must(t, tr.Store().Update(claim("a", "ua", 11, gpu0))) })
+			if later := got.Revision > before.Revision; later != (got.Usage.Len() > 0) {
+				t.Errorf("revision %d after %d, with %d devices held", got.Revision, before.Revision, got.Usage.Len())
+			}
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			for range 20 {
+				test(t)
+			}
+		})
+	}
+}
+
+// handOver calls both, the first one a little earlier, with the mutex in the mode in
+// which Unlock gives it to who has waited longest (sync.Mutex calls that
+// starvation): if first lets go of it too early, second has it before first goes on.
+//
+// Whether anybody waits, and the mode, are only to be seen in the mutex's state. If
+// that should look different one day, the two merely run side by side.
+func handOver(tr *Tracker, first, second func()) {
+	const starving, waiter, patience = 1 << 2, 1 << 3, 100 * time.Millisecond
+	state := (*int32)(unsafe.Pointer(&tr.mutex))
+	until := func(met func(state int32) bool) {
+		for start := time.Now(); !met(atomic.LoadInt32(state)) && time.Since(start) < patience; {
+			runtime.Gosched()
+		}
+	}
+	tr.mutex.Lock()
+	var both sync.WaitGroup
+	both.Go(first)
+	until(func(state int32) bool { return state/waiter == 1 })
+	both.Go(second)
+	until(func(state int32) bool { return state/waiter == 2 })
+	for start := time.Now(); time.Since(start) < 2*time.Millisecond; {
+		runtime.Gosched() // who waits for a millisecond starves
+	}
+	// The first one wakes up, finds the mutex taken again, and insists.
+	tr.mutex.Unlock()
+	tr.mutex.Lock()
+	until(func(state int32) bool { return state&starving != 0 })
+	tr.mutex.Unlock()
+	both.Wait()
+}
