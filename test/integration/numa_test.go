@@ -2,6 +2,7 @@ package integration
 
 import (
 	"path/filepath"
+	"strings"
 	"testing"
 
 	topology "github.com/k8stopologyawareschedwg/noderesourcetopology-api/pkg/apis/topology/v1alpha2"
@@ -201,7 +202,10 @@ func TestPodWaitsForANUMANode(t *testing.T) {
 	startScheduler(t, w.name, schedulerSetup{config: numaConfig})
 	w.addClaim("wanted", spec(w.exactly("gpu", 1)))
 	w.addPod("pod", withClaim("wanted"), guaranteed("32", "1Gi"))
-	w.awaitUnschedulable("pod", "1 "+notAligned, "Preemption is not helpful")
+	pod := w.awaitUnschedulable("pod", "1 "+notAligned, "Preemption is not helpful")
+	if message := scheduledCondition(pod).Message; strings.Contains(message, "No preemption victims") {
+		t.Errorf("preemption has tried the node, which cannot help: %s", message)
+	}
 	if got := devices(w.claim("wanted")); len(got) > 0 {
 		t.Errorf("the pod waits with devices %q", got)
 	}

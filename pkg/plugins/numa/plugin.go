@@ -20,7 +20,7 @@ const Name = noderesourcetopology.Name
 // reasonBroken is why a node is refused whose NodeResourceTopology object the plugin cannot cope with.
 const reasonBroken = "the NodeResourceTopology object of the node makes no sense"
 
-// Plugin is NodeResourceTopologyMatch of scheduler-plugins, with four differences.
+// Plugin is NodeResourceTopologyMatch of scheduler-plugins, with five differences.
 //
 //   - Extended resources that a node gives to claims are none that its kubelet aligns. The original refuses every
 //     such node, because the node does not have the resource.
@@ -28,6 +28,7 @@ const reasonBroken = "the NodeResourceTopology object of the node makes no sense
 //     node is refused, and the scheduler lives on.
 //   - A refusal is final for preemption. Nothing that the original decides by changes when preemption tries a node
 //     without some of its pods, so such trials are for nothing.
+//   - A node without a NodeResourceTopology object is no error in the log.
 //   - It signs pods, without which no pod of the profile would be batched.
 type Plugin struct {
 	*noderesourcetopology.TopologyMatch
@@ -45,6 +46,7 @@ var (
 
 // New makes the plugin from NodeResourceTopologyMatchArgs.
 func New(ctx context.Context, args runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
+	ctx = klog.NewContext(ctx, quietly(klog.FromContext(ctx)))
 	plugin, err := noderesourcetopology.New(ctx, args, handle)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", Name, err)
