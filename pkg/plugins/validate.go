@@ -6,6 +6,8 @@ import (
 	"maps"
 	"slices"
 
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/kubernetes/pkg/features"
 	"k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
 	"k8s.io/kubernetes/pkg/scheduler/profile"
@@ -14,7 +16,7 @@ import (
 )
 
 // configFragment is what every profile's plugins have to look like. Plugins that are enabled in multiPoint come
-// after kube-scheduler's default plugins, so the two points where the order counts name the plugin again.
+// after kube-scheduler's default plugins, so the points where the order counts name the plugin again.
 const configFragment = `plugins:
   multiPoint:
     enabled:
@@ -22,6 +24,9 @@ const configFragment = `plugins:
     disabled:
     - name: DynamicResources
   postFilter:
+    enabled:
+    - name: DeviceClaims
+  podGroupPostFilter:
     enabled:
     - name: DeviceClaims
   preBind:
@@ -37,7 +42,7 @@ const configFragment = `plugins:
 //     devices that the other one has handed out already.
 //   - DeviceClaims is enabled at every extension point that it has.
 //   - In postFilter it comes before DefaultPreemption, so that an unused allocation is given up before pods are
-//     evicted.
+//     evicted. In podGroupPostFilter, too, if feature gate GenericWorkload is enabled.
 //   - In preBind it comes before VolumeBinding, so that no volume pins the pod to a node before the pod has its
 //     devices.
 func Validate(profiles profile.Map) error {
@@ -81,6 +86,9 @@ func check(plugins *config.Plugins, usedByAny bool) []error {
 	if !before(plugins.PostFilter, deviceclaims.Name, names.DefaultPreemption) {
 		errs = append(errs, errors.New("in postFilter, DeviceClaims comes after DefaultPreemption: enable DeviceClaims in postFilter explicitly, before it"))
 	}
+	if utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload) && !before(plugins.PodGroupPostFilter, deviceclaims.Name, names.DefaultPreemption) {
+		errs = append(errs, errors.New("in podGroupPostFilter, DeviceClaims comes after DefaultPreemption: enable DeviceClaims in podGroupPostFilter explicitly, before it"))
+	}
 	if !before(plugins.PreBind, deviceclaims.Name, names.VolumeBinding) {
 		errs = append(errs, errors.New("in preBind, DeviceClaims comes after VolumeBinding: enable DeviceClaims in preBind explicitly, before it"))
 	}
@@ -104,7 +112,7 @@ func extensionPoints(p *config.Plugins) []extensionPoint {
 		{"score", p.Score, true},
 		{"reserve", p.Reserve, true},
 		{"preBind", p.PreBind, true},
-		{"podGroupPostFilter", p.PodGroupPostFilter, false},
+		{"podGroupPostFilter", p.PodGroupPostFilter, utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload)},
 	}
 }
 

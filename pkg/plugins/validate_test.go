@@ -7,12 +7,15 @@ import (
 	"strings"
 	"testing"
 
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/events"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
+	"k8s.io/kubernetes/pkg/features"
 	"k8s.io/kubernetes/pkg/scheduler"
 	"k8s.io/kubernetes/pkg/scheduler/profile"
 
@@ -129,25 +132,41 @@ func TestValidate(t *testing.T) {
 		},
 	}
 	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			file := filepath.Join(t.TempDir(), "config.yaml")
-			text := "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nprofiles:\n"
-			for i, p := range tc.profiles {
-				text += "- schedulerName: profile-" + string(rune('0'+i)) + "\n  plugins:" + p + "\n"
-			}
-			if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
-				t.Fatal(err)
-			}
-			err := plugins.Validate(load(t, file))
-			if (err == nil) != (len(tc.want) == 0) {
-				t.Fatalf("error: %v", err)
-			}
-			for _, want := range tc.want {
-				if !strings.Contains(err.Error(), want) {
-					t.Errorf("error does not contain %q:\n%v", want, err)
-				}
-			}
-		})
+		t.Run(name, func(t *testing.T) { checkProfiles(t, tc.profiles, tc.want) })
+	}
+}
+
+// Where pods are scheduled in groups, one more order counts.
+func TestValidateWithPodGroups(t *testing.T) {
+	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.GenericWorkload, true)
+	checkProfiles(t, []string{multiPoint + postFilter + preBind}, []string{"in podGroupPostFilter, DeviceClaims comes after DefaultPreemption"})
+	checkProfiles(t, []string{multiPoint + postFilter + preBind + `
+    podGroupPostFilter:
+      disabled: [{name: DeviceClaims}]`}, []string{"DeviceClaims is not enabled in podGroupPostFilter"})
+	checkProfiles(t, []string{multiPoint + postFilter + preBind + `
+    podGroupPostFilter:
+      enabled: [{name: DeviceClaims}]`}, nil)
+}
+
+// checkProfiles checks what Validate says about profiles with such plugins: nothing if nothing is wanted.
+func checkProfiles(t *testing.T, profiles, want []string) {
+	t.Helper()
+	file := filepath.Join(t.TempDir(), "config.yaml")
+	text := "apiVersion: kubescheduler.config.k8s.io/v1\nkind: KubeSchedulerConfiguration\nprofiles:\n"
+	for i, p := range profiles {
+		text += "- schedulerName: profile-" + string(rune('0'+i)) + "\n  plugins:" + p + "\n"
+	}
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	err := plugins.Validate(load(t, file))
+	if (err == nil) != (len(want) == 0) {
+		t.Fatalf("error: %v", err)
+	}
+	for _, part := range want {
+		if !strings.Contains(err.Error(), part) {
+			t.Errorf("error does not contain %q:\n%v", part, err)
+		}
 	}
 }
 

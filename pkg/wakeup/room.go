@@ -201,39 +201,17 @@ func (r *Room) Placed(pod types.UID) {
 	r.sized()
 }
 
-// Unplaced tells that a pod has given its devices back. Whoever made it do so tries it again, so it does not wait for anything. In
-// a pod group it does: there devices are taken on trial and given back, and seen, taken after that, keeps the trial from waking the
-// group for what it has given back itself.
-func (r *Room) Unplaced(pod types.UID, seen Seen) {
+// Unplaced tells that a pod has given its devices back. Whoever made it do so tries it again, so it does not wait for anything.
+func (r *Room) Unplaced(pod types.UID) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
 	if w == nil || w.stage != placed {
 		return
 	}
-	group := groupOf(w.pod)
-	if group == "" || w.question == nil {
-		r.outcome(w, false)
-		r.forget(pod)
-		r.sized()
-		return
-	}
-	w.stage, w.everyone = judged, true
-	r.placed--
-	for _, member := range r.waiters {
-		if member.stage == judged && groupOf(member.pod) == group {
-			member.seen.Usage = max(member.seen.Usage, seen.Usage)
-		}
-	}
+	r.outcome(w, false)
+	r.forget(pod)
 	r.sized()
-}
-
-// groupOf names the pod group of a pod, empty if it has none.
-func groupOf(pod *v1.Pod) string {
-	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
-		return pod.Namespace + "/" + *group.PodGroupName
-	}
-	return ""
 }
 
 // Gone tells that a pod waits no longer: it is bound, or does not exist any more.

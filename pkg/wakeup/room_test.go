@@ -266,22 +266,21 @@ func TestAttemptsWithoutAnswerAreRepeated(t *testing.T) {
 	}
 }
 
-// In a pod group's cycle devices are taken on trial. Giving them back must not wake the group again and again.
-func TestAPodGroupDoesNotWakeItself(t *testing.T) {
+// A pod that gives its devices back is tried again by whoever made it do so, not because they are free.
+func TestAPodThatGivesItsDevicesBackDoesNotWait(t *testing.T) {
 	c, holders := full(t, Options{})
-	group := &v1.PodSchedulingGroup{PodGroupName: ptr.To("gang")}
-	first, second := c.addPod("first", 2, "gpu", 1), c.addPod("second", 1, "gpu", 1)
-	first.Spec.SchedulingGroup, second.Spec.SchedulingGroup = group, group
+	first := c.addPod("first", 2, "gpu", 1)
 	c.release(holders["a0"])
-	if c.try(first) != "a" || c.try(second) != "" {
-		t.Fatal("the trial went differently")
+	if c.try(first) != "a" {
+		t.Fatal("the pod found no device")
 	}
 	event := c.release(c.claims[first.UID])
-	c.room.Unplaced(first.UID, Seen{Usage: c.revision})
+	c.room.Unplaced(first.UID)
 	event()
-	c.wakes("the end of the trial")
-	c.release(holders["b0"])()
-	c.wakes("a device that somebody else freed", "first")
+	c.wakes("its own devices")
+	if c.room.IsWaiting(first.UID) {
+		t.Error("the pod still waits")
+	}
 }
 
 func TestNumbersOfNodesThatAreGoneAreUsedAgain(t *testing.T) {

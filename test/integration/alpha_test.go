@@ -24,8 +24,8 @@ const alphaGates = "DRAListTypeAttributes,DRADerivedAttributes,DRADeviceCompatib
 // The profiles of two schedulers: one with the gates of the API server, one in which they are off.
 const gatesOn, gatesOff = "gates-on", "gates-off"
 
-// TestAlphaFeatures has an API server with all gates on, and two schedulers.
-func TestAlphaFeatures(t *testing.T) {
+// TestFeaturesThatAreOffByDefault has an API server with all gates and versions on, and two schedulers.
+func TestFeaturesThatAreOffByDefault(t *testing.T) {
 	t.Parallel()
 	gated := startGatedCluster(t)
 	for name, test := range map[string]func(*testing.T, *world){
@@ -35,6 +35,13 @@ func TestAlphaFeatures(t *testing.T) {
 		"optional node operations":    testOptionalNodeOperations,
 		"node allocatable resources":  testNodeAllocatableResources,
 		"an allocation that needs it": testAllocationThatSkipsOperations,
+		"rules of older versions":     testRulesOfOlderVersions,
+
+		"a group shares a claim":      testGroupSharesAClaim,
+		"a group gets all or nothing": testGroupGetsAllOrNothing,
+		"claims of a group":           testClaimsOfAGroup,
+		"a group preempts":            testGroupPreempts,
+		"a group is evicted":          testGroupIsEvictedAsAWhole,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -47,12 +54,13 @@ func TestAlphaFeatures(t *testing.T) {
 
 func startGatedCluster(t *testing.T) *localcluster.Cluster {
 	t.Helper()
-	gates := map[string]bool{"DRANodeAllocatableResources": true}
+	gates := map[string]bool{"DRANodeAllocatableResources": true, "GenericWorkload": true, "DRAWorkloadResourceClaims": true}
 	for gate := range strings.SplitSeq(alphaGates, ",") {
 		gates[gate] = true
 	}
 	gated, err := localcluster.Start(t.Context(), localcluster.Options{
 		Progress: os.Stderr, FeatureGates: gates, ControllerManagerArgs: []string{"--node-monitor-grace-period=2h"},
+		RuntimeConfig: map[string]bool{"scheduling.k8s.io/v1beta1": true, "resource.k8s.io/v1beta2": true, "resource.k8s.io/v1alpha3": true},
 	})
 	if err != nil {
 		t.Fatal(err)

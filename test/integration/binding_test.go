@@ -3,13 +3,17 @@ package integration
 import (
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/plugins/config"
 )
 
 const (
@@ -168,4 +172,91 @@ func TestNetworkAttachedPool(t *testing.T) {
 	w.awaitUnschedulable("late", "2 of 2", "held", "would do without claim "+w.name+"/on-")
 	w.deletePod("on-b")
 	w.awaitBoundTo("late", "a")
+}
+
+// A device of the fabric that binds to a node takes its claim there: the next pod that shares the claim goes to the same node, and
+// cannot go to another one.
+func TestDeviceBindsItsClaimToTheNode(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, suffix := range []string{"a", "b", "c"} {
+		w.addNode(suffix)
+	}
+	slice := w.slice("fabric", resourceapi.Device{Name: "gpu-0", BindsToNode: ptr.To(true)})
+	slice.Spec.NodeName, slice.Spec.AllNodes = nil, ptr.To(true)
+	w.addSlice(slice)
+	startScheduler(t, w.name, schedulerSetup{})
+
+	w.addClaim("shared", spec(w.exactly("gpu", 1)))
+	w.addPod("first", withClaim("shared"), w.onNode("b"))
+	w.awaitBoundTo("first", "b")
+	if diff := cmp.Diff(onlyNode(w.nodeName("b")), w.claim("shared").Status.Allocation.NodeSelector); diff != "" {
+		t.Errorf("node selector of the allocation (-want +got):\n%s", diff)
+	}
+	for i := range 3 { // one could be lucky
+		name := fmt.Sprintf("next-%d", i)
+		w.addPod(name, withClaim("shared"))
+		w.awaitBoundTo(name, "b")
+	}
+	w.addPod("elsewhere", withClaim("shared"), w.onNode("a"))
+	w.awaitUnschedulable("elsewhere")
+}
+
+// A device cannot be made ready, and is not to be had any more: tainted, or gone from its slice. The pod gets another one.
+func TestBindingFailureIsTriedElsewhere(t *testing.T) {
+	t.Parallel()
+	s := startScheduler(t, namePrefix(t.Name())+"scheduler", schedulerSetup{})
+	tests := map[string]func(*resourceapi.ResourceSlice){
+		"the device gets a taint": func(slice *resourceapi.ResourceSlice) {
+			slice.Spec.Devices[0].Taints = []resourceapi.DeviceTaint{{Key: "test.example/attach-failed", Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+		},
+		"the device is removed": func(slice *resourceapi.ResourceSlice) { slice.Spec.Devices = nil },
+	}
+	for name, change := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := worldOf(t, s)
+			w.addNode("a")
+			slice := w.addSlice(w.slice("a", attachable("gpu-0")...))
+			w.addClaim("wanted", spec(w.exactly("gpu", 1)))
+			w.addPod("pod", withClaim("wanted"))
+			claim := w.awaitAllocated("wanted")
+
+			change(slice)
+			_, err := w.client.ResourceV1().ResourceSlices().Update(w.ctx, slice, metav1.UpdateOptions{})
+			w.must(err, "changing slice %s", slice.Name)
+			w.addNode("b", gpus(h100, 1)...)
+			w.report(claim, attachFailed)
+			pod := w.awaitBoundTo("pod", "b")
+			w.checkHas(pod, "wanted", "b", "gpu-0")
+			if left := w.claim("wanted").Status.Devices; len(left) > 0 {
+				t.Errorf("the claim still has the status of the device that failed: %v", left)
+			}
+		})
+	}
+}
+
+// A device that does not become ready in time is given back. The pod waits for as long as there is no other one, and then gets that.
+func TestBindingTimeoutIsTriedElsewhere(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.addNode("a", attachable("gpu-0")...)
+	startScheduler(t, w.name, schedulerSetup{edit: func(c *schedulerconfig.KubeSchedulerConfiguration) {
+		for _, p := range c.Profiles[len(c.Profiles)-1].PluginConfig {
+			if args, ok := p.Args.(*config.DeviceClaimsArgs); ok {
+				args.BindingTimeout.Duration = 2 * time.Second
+			}
+		}
+	}})
+	w.addClaim("wanted", spec(w.exactly("gpu", 1)))
+	pod := w.addPod("pod", withClaim("wanted"))
+	first := w.awaitAllocated("wanted")
+	w.awaitUnschedulable("pod", "not ready 2s after the allocation")
+	w.awaitEvent(pod, "not ready 2s after the allocation")
+	w.awaitClaim("wanted", "given back, or allocated anew", func(c *resourceapi.ResourceClaim) bool {
+		return c.Status.Allocation == nil || !c.Status.Allocation.AllocationTimestamp.Equal(first.Status.Allocation.AllocationTimestamp)
+	})
+
+	w.addNode("b", gpus(h100, 1)...)
+	w.checkHas(w.awaitBoundTo("pod", "b"), "wanted", "b", "gpu-0")
 }

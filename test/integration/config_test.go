@@ -20,6 +20,7 @@ profiles:
   plugins:
     multiPoint: {disabled: [{name: DynamicResources}], enabled: [{name: DeviceClaims}]}
     postFilter: {enabled: [{name: DeviceClaims}]}
+    podGroupPostFilter: {enabled: [{name: DeviceClaims}]}
     preBind: {enabled: [{name: DeviceClaims}]}
 `
 	numaProfile = `- schedulerName: config-test

@@ -7,6 +7,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/cache"
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
@@ -15,6 +17,8 @@ import (
 type attempts struct {
 	mutex sync.Mutex
 	byPod map[types.UID]*bindingAttempt
+	// gaveWay are the pods of a group whose last attempt ended at the fence. That of a group without such pods is not kept.
+	gaveWay map[types.NamespacedName]sets.Set[types.UID]
 }
 
 // bindingAttempt is one of them.
@@ -26,12 +30,53 @@ type bindingAttempt struct {
 	binding context.Context
 }
 
-func newAttempts() *attempts { return &attempts{byPod: map[types.UID]*bindingAttempt{}} }
+func newAttempts() *attempts {
+	return &attempts{byPod: map[types.UID]*bindingAttempt{}, gaveWay: map[types.NamespacedName]sets.Set[types.UID]{}}
+}
 
 func (a *attempts) begin(handle fwk.Handle, pod *v1.Pod) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.byPod[pod.UID] = &bindingAttempt{pod: pod, handle: handle}
+	a.forgetWay(pod)
+}
+
+// giveWay notes that a pod of a group ends its attempt at the fence, and returns all of the group that have.
+func (a *attempts) giveWay(pod *v1.Pod) sets.Set[types.UID] {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	left := a.gaveWay[groupKey(pod)]
+	if left == nil {
+		left = sets.New[types.UID]()
+		a.gaveWay[groupKey(pod)] = left
+	}
+	return left.Insert(pod.UID).Clone()
+}
+
+// podHandler forgets pods that are gone.
+func (a *attempts) podHandler() cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
+		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+			obj = tombstone.Obj
+		}
+		if pod, ok := obj.(*v1.Pod); ok && groupOf(pod) != "" {
+			a.mutex.Lock()
+			defer a.mutex.Unlock()
+			a.forgetWay(pod)
+		}
+	}}
+}
+
+// forgetWay forgets that a pod of a group has given way. The mutex is held.
+func (a *attempts) forgetWay(pod *v1.Pod) {
+	key := groupKey(pod)
+	if a.gaveWay[key].Delete(pod.UID).Len() == 0 {
+		delete(a.gaveWay, key)
+	}
+}
+
+func groupKey(pod *v1.Pod) types.NamespacedName {
+	return types.NamespacedName{Namespace: pod.Namespace, Name: groupOf(pod)}
 }
 
 func (a *attempts) end(pod types.UID) {

@@ -88,14 +88,15 @@ func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *
 		}) {
 			continue
 		}
-		if err := pl.waitForClaim(ctx, pod, pc.claim, start); err != nil {
+		if err := pl.waitForClaim(ctx, pod, pc, start); err != nil {
 			return fmt.Errorf("claim %s: wait for binding conditions: %w", klog.KObj(pc.claim), err)
 		}
 	}
 	return nil
 }
 
-func (pl *Plugin) waitForClaim(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, start time.Time) error {
+func (pl *Plugin) waitForClaim(ctx context.Context, pod *v1.Pod, pc podClaim, start time.Time) error {
+	claim := pc.claim
 	name := types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
 	for told := false; ; told = true {
 		// Watched before it is looked at, so that no change is missed.
@@ -104,7 +105,7 @@ func (pl *Plugin) waitForClaim(ctx context.Context, pod *v1.Pod, claim *resource
 		switch {
 		case err != nil:
 			return err
-		case current.UID != claim.UID || !isReservedFor(current, pod) || current.Status.Allocation == nil:
+		case current.UID != claim.UID || !isReservedFor(current, pc.user.UID) || current.Status.Allocation == nil:
 			return errors.New("the reservation was lost")
 		}
 		r := readinessOf(current, pl.bindingTimeout)

@@ -158,7 +158,7 @@ func (pl *Plugin) askExtended(pod *v1.Pod, names []v1.ResourceName, a *asked, in
 	if err != nil {
 		return err
 	}
-	a.claims = append(a.claims, podClaim{claim: adopted, nodes: nodes})
+	a.claims = append(a.claims, podClaim{claim: adopted, nodes: nodes, user: userOf(pod)})
 	return nil
 }
 
@@ -215,7 +215,7 @@ func (pl *Plugin) unbornFor(pod *v1.Pod, node *v1.Node) *resourceapi.ResourceCla
 // mayAdopt tells whether the claim of an earlier attempt may be used as it is, as far as it can be told without
 // a node. The scheduler may have ended between the claim's allocation and the pod's binding.
 func mayAdopt(claim *resourceapi.ResourceClaim, pod *v1.Pod) bool {
-	return claim.DeletionTimestamp == nil && claim.Status.Allocation != nil && usedOnlyBy(claim, pod)
+	return claim.DeletionTimestamp == nil && claim.Status.Allocation != nil && usedOnlyBy(claim, pod.UID)
 }
 
 // requestsOn says what a node has to satisfy. The status refuses the node.

@@ -64,7 +64,7 @@ func isForExtendedResources(claim *resourceapi.ResourceClaim) bool {
 // bindingClaims are the pod's claims, with the one that has been made for its extended resources.
 func (c *cycle) bindingClaims() []podClaim {
 	if created := c.binding.extended.created; created != nil {
-		return append(slices.Clip(c.claims), podClaim{claim: created})
+		return append(slices.Clip(c.claims), podClaim{claim: created, user: userOf(c.extended.pod)})
 	}
 	return c.claims
 }
@@ -197,7 +197,7 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 		if current.UID != claim.UID {
 			return apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), claim.Name)
 		}
-		if !usedOnlyBy(current, pod) {
+		if !usedOnlyBy(current, pod.UID) {
 			return errors.New("it is reserved for others than the pod that owns it")
 		}
 		// First the status: only then is it certain that the device is free when the claim is gone.

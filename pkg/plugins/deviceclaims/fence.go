@@ -5,11 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
+	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -38,13 +40,13 @@ func (pl *Plugin) passFence(ctx context.Context, state fwk.CycleState, pod *v1.P
 	}
 	err := pl.fence.Pass(ctx, c.boundClaims(), c.binding.decidedOn)
 	if err == nil {
-		return pl.checkStillReserved(pod, c)
+		return pl.checkStillReserved(c)
 	}
 	if errors.Is(err, fence.ErrTimeout) {
 		pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(pod, nil, v1.EventTypeWarning, "FenceTimeout", "Scheduling",
 			"not bound to node %s, because it cannot be told whether other schedulers use its devices: %v", nodeName, err)
 	}
-	pl.withdraw(ctx, pod, fence.Yields(err))
+	pl.withdraw(ctx, pod, c, fence.Yields(err))
 	pl.Unreserve(ctx, state, pod, nodeName)
 	pl.fence.Pause(ctx)
 	return fmt.Errorf("devices taken back, the pod will be tried again: %w", err)
@@ -65,14 +67,24 @@ func (c *cycle) boundClaims() []*resourceapi.ResourceClaim {
 	return claims
 }
 
+// userOf returns whom a claim of the pod is reserved for.
+func (c *cycle) userOf(claim types.UID) types.UID {
+	for _, pc := range c.bindingClaims() {
+		if pc.claim.UID == claim {
+			return pc.user.UID
+		}
+	}
+	return ""
+}
+
 // checkStillReserved fails if a claim has changed while the pod waited at the fence.
-func (pl *Plugin) checkStillReserved(pod *v1.Pod, c *cycle) error {
+func (pl *Plugin) checkStillReserved(c *cycle) error {
 	for _, bound := range c.boundClaims() {
 		claim, err := pl.shared.tracker.Get(bound.Namespace, bound.Name)
 		if err != nil {
 			return err
 		}
-		if claim.UID != bound.UID || claim.Status.Allocation == nil || !sameAllocation(claim.Status.Allocation, bound.Status.Allocation) || !isReservedFor(claim, pod) {
+		if claim.UID != bound.UID || claim.Status.Allocation == nil || !sameAllocation(claim.Status.Allocation, bound.Status.Allocation) || !isReservedFor(claim, c.userOf(claim.UID)) {
 			return fmt.Errorf("claim %s: the reservation was lost while the pod was bound", klog.KObj(bound))
 		}
 	}
@@ -84,7 +96,9 @@ func (pl *Plugin) checkStillReserved(pod *v1.Pod, c *cycle) error {
 //
 // The pod is looked up first. Somebody may have bound it, such as a leader before us that is about to end; then its
 // claims are in use.
-func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, yields []*fence.YieldError) {
+//
+// What is reserved for the pod's group is taken from it when no pod of the group is left that may use it.
+func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle, yields []*fence.YieldError) {
 	if len(yields) == 0 {
 		return
 	}
@@ -96,15 +110,20 @@ func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, yields []*fence.Yie
 		logger.Info("Keeping claims that must give way, because the pod is bound or not to be found", "pod", klog.KObj(pod), "err", err)
 		return
 	}
+	groupLeaves := sync.OnceValue(func() bool { return pl.groupLeaves(pod) })
 	for _, yield := range yields {
-		err := retry.RetryOnConflict(retry.DefaultRetry, func() error { return pl.writeWithdrawal(ctx, pod, yield) })
+		user := c.userOf(yield.Claim.UID)
+		if user != pod.UID && !groupLeaves() {
+			continue
+		}
+		err := retry.RetryOnConflict(retry.DefaultRetry, func() error { return pl.writeWithdrawal(ctx, user, yield) })
 		if err != nil {
 			logger.Error(err, "Cannot give up the allocation of a claim that must give way", "pod", klog.KObj(pod), "claim", klog.KRef(yield.Claim.Namespace, yield.Claim.Name))
 		}
 	}
 }
 
-func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence.YieldError) error {
+func (pl *Plugin) writeWithdrawal(ctx context.Context, user types.UID, yield *fence.YieldError) error {
 	client := pl.client.ResourceV1().ResourceClaims(yield.Claim.Namespace)
 	claim, err := client.Get(ctx, yield.Claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -113,11 +132,11 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence
 	if err != nil {
 		return err
 	}
-	if claim.UID != yield.Claim.UID || claim.Status.Allocation == nil || !sameAllocation(claim.Status.Allocation, yield.Allocation) || !isReservedFor(claim, pod) {
+	if claim.UID != yield.Claim.UID || claim.Status.Allocation == nil || !sameAllocation(claim.Status.Allocation, yield.Allocation) || !isReservedFor(claim, user) {
 		return nil
 	}
 	claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
-		return ref.UID == pod.UID
+		return ref.UID == user
 	})
 	if len(claim.Status.ReservedFor) == 0 {
 		claim.Status.Allocation = nil
@@ -128,7 +147,18 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).V(2).Info("Claim gives way", "pod", klog.KObj(pod), "claim", klog.KObj(claim), "deallocated", written.Status.Allocation == nil, "reason", yield.Verdict.String())
+	klog.FromContext(ctx).V(2).Info("Claim gives way", "user", user, "claim", klog.KObj(claim), "deallocated", written.Status.Allocation == nil, "reason", yield.Verdict.String())
 	pl.assume(ctx, written)
 	return nil
+}
+
+// groupLeaves tells whether the pod is the last one of its group to give way: all others that have a node, or are being bound to
+// one, have given way before and not tried again since.
+func (pl *Plugin) groupLeaves(pod *v1.Pod) bool {
+	left := pl.shared.attempts.giveWay(pod)
+	state, err := pl.handle.PodGroupManager().PodGroupStates().Get(pod.Namespace, groupOf(pod))
+	if err != nil {
+		return false
+	}
+	return !slices.ContainsFunc(state.ScheduledPods(), func(member *v1.Pod) bool { return !left.Has(member.UID) })
 }

@@ -79,7 +79,7 @@ func (pl *Plugin) filterAllocated(c *cycle, node *v1.Node) *fwk.Status {
 		switch {
 		case pc.nodes != nil && !pc.nodes.Match(node):
 			reason = reasonElsewhere
-		case skipsNodeOperations(pc.claim) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
+		case skipsNodeOperations(pc.allocation()) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
 			reason = reasonSkipping
 		case pl.bindingBroken(pc.claim):
 			reason = reasonBinding
@@ -94,10 +94,9 @@ func (pl *Plugin) filterAllocated(c *cycle, node *v1.Node) *fwk.Status {
 	return nil
 }
 
-// skipsNodeOperations tells whether the claim's allocation has a device for which node operations are to be skipped. A
+// skipsNodeOperations tells whether an allocation, if there is one, has a device for which node operations are to be skipped. A
 // kubelet that does not know of that would wait for a driver that is not there (KEP-5945).
-func skipsNodeOperations(claim *resourceapi.ResourceClaim) bool {
-	allocation := claim.Status.Allocation
+func skipsNodeOperations(allocation *resourceapi.AllocationResult) bool {
 	return allocation != nil && slices.ContainsFunc(allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
 		return len(result.SkipNodeOperations) > 0
 	})

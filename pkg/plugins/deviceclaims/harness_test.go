@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -42,6 +43,8 @@ type world struct {
 	nodes   []*v1.Node
 	pods    []*v1.Pod
 	claims  []*resourceapi.ResourceClaim
+	groups  []*schedulingapi.PodGroup
+	assumed []*v1.Pod // on nodes for the scheduler, not in the API
 	objects []runtime.Object // slices and classes
 	// resolver maps extended resources to classes.
 	resolver map[v1.ResourceName]string
@@ -109,11 +112,15 @@ func launchHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI)
 	ctx, cancel := context.WithCancel(ctx)
 	h := &harness{t: t, ctx: ctx, cancel: cancel, client: client, api: api, activator: &activator{}, recorder: events.NewFakeRecorder(100)}
 	factory := informers.NewSharedInformerFactory(client, 0)
-	snapshot := internalcache.NewSnapshot(slices.DeleteFunc(slices.Clone(w.pods), func(p *v1.Pod) bool { return p.Spec.NodeName == "" }), w.nodes)
+	onNodes := slices.DeleteFunc(slices.Clone(w.pods), func(p *v1.Pod) bool { return p.Spec.NodeName == "" })
+	onNodes = append(onNodes, w.assumed...)
+	snapshot := internalcache.NewTestSnapshotWithPodGroups(onNodes, w.nodes, w.groups)
 	handle, err := frameworkruntime.NewFramework(ctx, nil, nil,
 		frameworkruntime.WithClientSet(client),
 		frameworkruntime.WithInformerFactory(factory),
 		frameworkruntime.WithSnapshotSharedLister(snapshot),
+		frameworkruntime.WithMutableSnapshotLister(snapshot),
+		frameworkruntime.WithPodGroupManager(snapshot),
 		frameworkruntime.WithSharedDRAManager(draManager{resolver: w.resolver}),
 		frameworkruntime.WithPodActivator(h.activator),
 		frameworkruntime.WithPodNominator(&h.nominator),
@@ -178,7 +185,11 @@ type attempt struct {
 
 // filterAll runs PreFilter and, if that does not refuse the pod, Filter on all nodes.
 func (h *harness) filterAll(pod *v1.Pod) *attempt {
-	a := &attempt{h: h, pod: pod, state: framework.NewCycleState(), filter: map[string]string{}}
+	return h.filterAllIn(framework.NewCycleState(), pod)
+}
+
+func (h *harness) filterAllIn(state fwk.CycleState, pod *v1.Pod) *attempt {
+	a := &attempt{h: h, pod: pod, state: state, filter: map[string]string{}}
 	a.limit, a.preFilter = h.plugin.PreFilter(h.ctx, a.state, pod, h.nodes)
 	if !a.preFilter.IsSuccess() {
 		return a

@@ -4,7 +4,6 @@ import (
 	"encoding/json"
 	"fmt"
 
-	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -21,7 +20,7 @@ func newFieldManager() string { return "stowage-scheduler-" + string(uuid.NewUUI
 
 // madeIn finds out from the claim, as the API server sent it, what of it w did. What the claim does not prove counts
 // as somebody else's.
-func (w *claimWrite) madeIn(claim *resourceapi.ResourceClaim, pod *v1.Pod, manager string) made {
+func (w *claimWrite) madeIn(claim *resourceapi.ResourceClaim, manager string) made {
 	if claim.UID != w.planned.UID {
 		return made{}
 	}
@@ -29,12 +28,12 @@ func (w *claimWrite) madeIn(claim *resourceapi.ResourceClaim, pod *v1.Pod, manag
 	return made{
 		allocation: w.allocation != nil && claim.Status.Allocation != nil && sameAllocation(claim.Status.Allocation, w.allocation) &&
 			owned.has("f:allocation"),
-		reservation: isReservedFor(claim, pod) && owned.child("f:reservedFor").has(reservationKey(pod.UID)),
+		reservation: isReservedFor(claim, w.user.UID) && owned.child("f:reservedFor").has(reservationKey(w.user.UID)),
 	}
 }
 
 // reservationKey is the name of a reservation in managedFields: status.reservedFor is a map by UID.
-func reservationKey(pod types.UID) string { return fmt.Sprintf(`k:{"uid":%q}`, pod) }
+func reservationKey(user types.UID) string { return fmt.Sprintf(`k:{"uid":%q}`, user) }
 
 // fieldSet is a set of fields in the format of metadata.managedFields ("FieldsV1").
 type fieldSet map[string]fieldSet

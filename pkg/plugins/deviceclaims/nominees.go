@@ -36,7 +36,7 @@ func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *i
 		if err != nil || s.own.Has(claim.UID) || claim.Status.Allocation != nil {
 			continue
 		}
-		if pending, _ := s.pl.shared.tracker.Pending(claim.UID); pending == nil {
+		if pending, _ := s.pl.shared.tracker.Pending(claim.UID); pending == nil && s.pl.shared.trial.allocation(claim.UID) == nil {
 			unallocated = append(unallocated, claim)
 		}
 	}

@@ -4,7 +4,6 @@ import (
 	"strings"
 	"testing"
 
-	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 )
@@ -67,14 +66,6 @@ func TestPostFilterGivesUpTheAllocationThatIsInTheWay(t *testing.T) {
 	}
 }
 
-// podGroup is a group of pods of which none has a node yet.
-type podGroup struct {
-	fwk.PodGroupInfo
-	pods []*v1.Pod
-}
-
-func (g podGroup) GetUnscheduledPods() []*v1.Pod { return g.pods }
-
 // Of a group of pods, the one that its own allocation keeps off every node gives it up; allocations that some node could
 // be used with stay.
 func TestPodGroupPostFilter(t *testing.T) {
@@ -117,8 +108,7 @@ func TestPodGroupPostFilter(t *testing.T) {
 			w := twoNodes()
 			w.claims = tc.claims
 			h := newHarness(t, w)
-			group := podGroup{pods: []*v1.Pod{pod("first", "fine"), pod("second", "large", "small")}}
-			_, status := h.plugin.PodGroupPostFilter(h.ctx, nil, group, nil)
+			_, status := h.tryGroup(pod("first", "fine"), pod("second", "large", "small")).postFilter(nil)
 			if status.Code() != tc.wantCode {
 				t.Errorf("status %v, want code %v", status, tc.wantCode)
 			}

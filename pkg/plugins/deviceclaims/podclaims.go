@@ -11,12 +11,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/kubernetes/pkg/features"
 )
 
 // claimName is a claim that a pod uses.
 type claimName struct {
 	types.NamespacedName
-	// generated tells that the claim was made from a template for the pod, which must be its owner.
+	// generated tells that the claim was made from a template for the pod or its group, which must be its owner.
 	generated bool
 }
 
@@ -54,7 +55,7 @@ func (s *Shared) claimOf(pod *v1.Pod, name claimName) (*resourceapi.ResourceClai
 		return nil, fmt.Errorf("claim %s is being deleted", name)
 	}
 	if name.generated {
-		if err := resourceclaim.IsForPod(pod, claim, false); err != nil {
+		if err := resourceclaim.IsForPod(pod, claim, enabled(features.DRAWorkloadResourceClaims)); err != nil {
 			return nil, err
 		}
 	}
@@ -69,7 +70,7 @@ func namespacedNames(names []claimName) []types.NamespacedName {
 	return out
 }
 
-// isReservedFor tells whether the pod is among those that the claim is reserved for.
-func isReservedFor(claim *resourceapi.ResourceClaim, pod *v1.Pod) bool {
-	return resourceclaim.IsReservedForPod(pod, claim, false)
+// isReservedFor tells whether the claim is reserved for a pod or a group.
+func isReservedFor(claim *resourceapi.ResourceClaim, user types.UID) bool {
+	return slices.ContainsFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool { return ref.UID == user })
 }

@@ -3,80 +3,193 @@ package deviceclaims
 import (
 	"context"
 	"fmt"
+	"iter"
+	"maps"
+	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-
-	"stowage.dev/stowage/pkg/allocator"
 )
 
-// PodGroupPostFilter helps a group of pods for which no placement was found, as PostFilter helps a single pod: it gives
-// up an allocation that keeps its own pod off every node. The framework keeps from it what each pod's attempt found
-// out, so each pod of the group is looked at anew.
-func (pl *Plugin) PodGroupPostFilter(ctx context.Context, _ fwk.PodGroupCycleState, group fwk.PodGroupInfo, _ fwk.PodGroupSchedulingFunc) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
-	for _, pod := range group.GetUnscheduledPods() {
-		c := pl.lookAgain(pod)
-		if c == nil || pl.hasDevicesSomewhere(ctx, c) {
-			continue
-		}
-		obstacle := pl.obstacle(ctx, c, pod)
-		if obstacle == nil {
-			continue
-		}
-		switch err := pl.deallocate(ctx, pod, obstacle.claim); {
-		case err == nil:
-			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
-				fmt.Sprintf("pod %s gave up the allocation of claim %s, %s", klog.KObj(pod), klog.KObj(obstacle.claim), obstacle.reason))
-		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-			return nil, fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.claim)))
-		default:
-			return nil, fwk.AsStatus(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
-		}
-	}
-	return nil, fwk.NewStatus(fwk.Unschedulable)
-}
-
-// lookAgain returns what PreFilter would find out about the pod, nil if it would refuse it or has nothing to do.
-func (pl *Plugin) lookAgain(pod *v1.Pod) *cycle {
-	names, err := claimNames(pod)
-	if err != nil || len(names) == 0 && !pl.needsDevices(pod) {
-		return nil
-	}
-	inv := pl.shared.store.View()
-	found, err := pl.ask(pod, names, inv)
+// PodGroupPostFilter helps a group of pods for which no placement was found, as PostFilter helps a single pod. It waits for devices
+// that others were evicted for; or gives up an allocation that keeps its own pod off nodes; or explains what the first pod that
+// found no devices lacks, and leaves the group to the plugins after it. Should these try what would be without some pods, it is
+// prepared for that.
+func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycleState, group fwk.PodGroupInfo, schedule fwk.PodGroupSchedulingFunc) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
+	pl.shared.trial.mayPreempt(nil)
+	found, err := readGroupCycle(state)
 	if err != nil {
-		return nil
+		return nil, fwk.AsStatus(err)
 	}
-	return &cycle{
-		plan:    &plan{claims: found.claims, base: &variant{requests: found.requests}, extended: found.extended, usage: pl.shared.tracker.Snapshot().Usage, inventory: inv, policy: pl.policy, scoring: pl.scoring, stakes: newStakes(pl)},
-		results: newResults(nil), binding: &binding{},
+	pods := group.GetUnscheduledPods()
+	pl.groupWaitsFor(pods, found)
+	if result, status := pl.awaitLeavingForGroup(ctx, pods, found, schedule); status != nil {
+		return result, status
+	}
+	var explanation []string
+	for _, pod := range pods {
+		c := found.pods[pod.UID]
+		if c == nil || c.placed {
+			continue
+		}
+		if status := pl.giveUpFor(ctx, c, pod); status != nil {
+			return nil, status
+		}
+		if len(explanation) == 0 {
+			if why := pl.explain(ctx, c); why != nil {
+				explanation = append(explanation, fmt.Sprintf("pod %s: %s", klog.KObj(pod), why))
+			}
+		}
+	}
+	onNodes, err := podsWithDevices(pl.handle)
+	if err != nil {
+		return nil, fwk.AsStatus(err)
+	}
+	pl.shared.trial.mayPreempt(onNodes)
+	return nil, fwk.NewStatus(fwk.Unschedulable, explanation...)
+}
+
+// groupWaitsFor tells the waiting room on which nodes devices were missing, pod by pod.
+func (pl *Plugin) groupWaitsFor(pods []*v1.Pod, found *groupCycle) {
+	for _, pod := range pods {
+		switch c := found.pods[pod.UID]; {
+		case c == nil:
+		case c.placed:
+			pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
+		case slices.ContainsFunc(c.claims, func(pc podClaim) bool { return pc.shared != nil }):
+			// What it shares with pods before it may be on another node the next time.
+			pl.shared.waiting.Refused(pod.UID, pl.allNodes(), false, pl.clock.Now())
+		default:
+			pl.waitFor(pod, c)
+		}
 	}
 }
 
-// hasDevicesSomewhere tells whether on some node all allocated claims of the pod can be used, and the others have
-// devices. It notes which claims rule out nodes.
-func (pl *Plugin) hasDevicesSomewhere(ctx context.Context, c *cycle) bool {
+func (pl *Plugin) allNodes() iter.Seq[string] {
+	nodes, err := pl.handle.SnapshotSharedLister().NodeInfos().List()
+	return func(yield func(string) bool) {
+		if err != nil {
+			return
+		}
+		for _, node := range nodes {
+			if !yield(node.Node().Name) {
+				return
+			}
+		}
+	}
+}
+
+// giveUpFor gives up what keeps a pod of the group off nodes. It returns nil if there is nothing of that kind.
+func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Status {
+	switch removed, err := pl.giveUpExtendedClaims(ctx, pod, c.extended); {
+	case err != nil:
+		return fwk.AsStatus(fmt.Errorf("pod %s: remove what an earlier attempt made for its extended resources: %w", klog.KObj(pod), err))
+	case len(removed) > 0:
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
+			fmt.Sprintf("pod %s: removed claim %s, which an earlier attempt made for its extended resources", klog.KObj(pod), strings.Join(removed, ", ")))
+	}
+	obstacle := pl.obstacle(ctx, c, pod)
+	if obstacle == nil {
+		return nil
+	}
+	switch err := pl.deallocate(ctx, pod, obstacle.claim); {
+	case err == nil:
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
+			fmt.Sprintf("pod %s gave up the allocation of claim %s, %s", klog.KObj(pod), klog.KObj(obstacle.claim), obstacle.reason))
+	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.claim)))
+	default:
+		return fwk.AsStatus(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
+	}
+}
+
+// awaitLeavingForGroup keeps a group from preempting while devices that others were evicted for are about to become free, see
+// awaitLeaving: if with them it would fit, it is told to wait, and its pods stay nominated. The status is nil otherwise.
+func (pl *Plugin) awaitLeavingForGroup(ctx context.Context, pods []*v1.Pod, found *groupCycle, schedule fwk.PodGroupSchedulingFunc) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
+	nominations, err := pl.nominationsOf(pods)
+	if err != nil {
+		return nil, fwk.AsStatus(err)
+	}
+	stakes := newStakes(pl)
+	for _, c := range found.pods {
+		for _, pc := range c.claims {
+			stakes.own.Insert(pc.claim.UID)
+		}
+	}
+	inv, view := pl.shared.store.View(), pl.shared.tracker.Snapshot().Usage
+	var leaving []*stake
+	for _, name := range sets.List(sets.New(slices.Collect(maps.Values(nominations))...)) {
+		node := pl.nodeOf(name)
+		if node == nil {
+			continue
+		}
+		for _, st := range stakes.leavingOn(poolsOf(node, inv), view, false) {
+			if !slices.Contains(leaving, st) {
+				leaving = append(leaving, st)
+			}
+		}
+	}
+	if len(leaving) == 0 {
+		return nil, nil
+	}
+	fits := false
+	pl.shared.trial.withLeaving(leaving, func() {
+		_, status := schedule(ctx)
+		fits = status.IsSuccess()
+	})
+	if !fits {
+		return nil, nil
+	}
+	// First noted, then looked, as for a single pod.
+	activate := map[string]*v1.Pod{}
+	result := &fwk.PodGroupPostFilterResult{NominatingInfos: map[types.NamespacedName]*fwk.NominatingInfo{}}
+	for _, pod := range pods {
+		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+		activate[name.String()] = pod
+		pl.shared.leaving.add(pl.handle, pod, leaving)
+		if node := nominations[pod.UID]; node != "" {
+			result.NominatingInfos[name] = &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride, NominatedNodeName: node}
+		}
+	}
+	if slices.ContainsFunc(leaving, pl.hasChanged) {
+		for _, pod := range pods {
+			pl.shared.leaving.remove(pod.UID)
+		}
+		pl.handle.Activate(klog.FromContext(ctx), activate)
+	}
+	return result, fwk.NewStatus(fwk.Success, fmt.Sprintf("waiting for devices: nobody uses claims %s any more", claimList(leaving)))
+}
+
+// nominationsOf returns the nodes that the pods are nominated to, by pod.
+func (pl *Plugin) nominationsOf(pods []*v1.Pod) (map[types.UID]string, error) {
+	nominations := map[types.UID]string{}
+	unsure := sets.New[types.UID]()
+	for _, pod := range pods {
+		if node := pod.Status.NominatedNodeName; node != "" {
+			nominations[pod.UID] = node
+		} else {
+			unsure.Insert(pod.UID)
+		}
+	}
+	if unsure.Len() == 0 {
+		return nominations, nil
+	}
+	// The scheduler may not have heard of its own write to a pod.
 	nodes, err := pl.handle.SnapshotSharedLister().NodeInfos().List()
 	if err != nil {
-		return true // nothing is known, so nothing is given up
+		return nil, fmt.Errorf("list nodes: %w", err)
 	}
-	for _, info := range nodes {
-		node := info.Node()
-		if !pl.filterAllocated(c, node).IsSuccess() {
-			continue
-		}
-		wanted, status := pl.requestsOn(c, info)
-		if !status.IsSuccess() {
-			continue
-		}
-		if wanted.requests == nil || allocator.Check(ctx, c.input(ctx, wanted.requests, node)).Fits() {
-			return true
-		}
-		if ctx.Err() != nil {
-			return true
+	for _, node := range nodes {
+		for _, info := range pl.handle.NominatedPodsForNode(node.Node().Name) {
+			if uid := info.GetPod().UID; unsure.Has(uid) {
+				nominations[uid] = node.Node().Name
+			}
 		}
 	}
-	return false
+	return nominations, nil
 }

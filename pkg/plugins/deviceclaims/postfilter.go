@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
@@ -75,7 +76,7 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle) {
 }
 
 // mayDeallocate tells whether claim i is allocated in a way that rules out nodes, and is used by nobody but
-// the pod.
+// the pod, or its group of which no other pod has a node.
 func (pl *Plugin) mayDeallocate(c *cycle, i int, pod *v1.Pod) bool {
 	pc := c.claims[i]
 	if pc.claim.Status.Allocation == nil {
@@ -86,16 +87,14 @@ func (pl *Plugin) mayDeallocate(c *cycle, i int, pod *v1.Pod) bool {
 	if !pinned && !c.results.isUnusable(i) {
 		return false
 	}
-	return usedOnlyBy(pc.claim, pod)
+	return usedOnlyBy(pc.claim, pod.UID) || usedOnlyBy(pc.claim, pod.UID, pc.user.UID) && !pl.hasScheduledMembers(pod)
 }
 
-func usedOnlyBy(claim *resourceapi.ResourceClaim, pod *v1.Pod) bool {
-	for _, user := range claim.Status.ReservedFor {
-		if user.UID != pod.UID {
-			return false
-		}
-	}
-	return true
+// usedOnlyBy tells whether the claim is reserved for nobody else.
+func usedOnlyBy(claim *resourceapi.ResourceClaim, users ...types.UID) bool {
+	return !slices.ContainsFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
+		return !slices.Contains(users, ref.UID)
+	})
 }
 
 // deallocate clears the claim's allocation. The claim's resource version makes sure that it is still the claim

@@ -42,12 +42,12 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	}
 	for _, pc := range c.bindingClaims() {
 		allocation := c.binding.allocation(pc.claim)
-		if allocation == nil && isReservedFor(pc.claim, pod) {
+		if allocation == nil && isReservedFor(pc.claim, pc.user.UID) {
 			continue
 		}
-		w := &claimWrite{planned: pc.claim, allocation: allocation}
+		w := &claimWrite{planned: pc.claim, allocation: allocation, user: pc.user}
 		c.binding.writes = append(c.binding.writes, w)
-		if err := pl.bindClaim(ctx, pod, w); err != nil {
+		if err := pl.bindClaim(ctx, w); err != nil {
 			return fwk.AsStatus(fmt.Errorf("claim %s: %w", klog.KObj(pc.claim), err))
 		}
 		// The allocation is in the first layer now.

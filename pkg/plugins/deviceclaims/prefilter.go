@@ -12,6 +12,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/features"
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
@@ -28,16 +29,23 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
 	state.Delete(stateKey)
-	c, status := pl.newCycle(ctx, pod, extended)
+	inGroup := state.IsPodGroupSchedulingCycle()
+	c, status := pl.newCycle(ctx, pod, extended, inGroup)
 	if !status.IsSuccess() {
 		klog.FromContext(ctx).V(5).Info("Pod cannot be scheduled", "pod", klog.KObj(pod), "reason", status.Message())
 		return nil, status
 	}
 	state.Write(stateKey, c)
+	if inGroup {
+		if err := noteInGroup(state, pod, c); err != nil {
+			return nil, fwk.AsStatus(err)
+		}
+	}
 	return c.preFilterResult(), nil
 }
 
-func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.ResourceName) (*cycle, *fwk.Status) {
+// newCycle begins an attempt. With inGroup it is one of several in a cycle of the pod's group.
+func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.ResourceName, inGroup bool) (*cycle, *fwk.Status) {
 	c := &cycle{plan: &plan{policy: pl.policy, scoring: pl.scoring, stakes: newStakes(pl)}, results: newResults(nil), binding: &binding{}}
 	if len(pod.Status.NodeAllocatableResourceClaimStatuses) > 0 {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
@@ -49,6 +57,20 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	}
 	if err := pl.shared.waitForSync(ctx); err != nil {
 		return nil, fwk.AsStatus(err)
+	}
+	ofGroup, err := pl.groupClaims(pod)
+	if err != nil {
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
+	}
+	if inGroup {
+		c.trial = pl.shared.trial
+		removed, err := c.trial.removedPods(pl.handle)
+		if err != nil {
+			return nil, fwk.AsStatus(err)
+		}
+		if removed != nil {
+			c.whatIf = &whatIf{removed: removed, dryRun: true}
+		}
 	}
 
 	// Noted as waiting before anything is looked at: whatever changes later than that is looked at for the pod.
@@ -63,7 +85,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	snapshot := pl.shared.tracker.Snapshot()
 	c.usage = snapshot.Usage
 	c.inventory = pl.shared.store.View()
-	asked, err := pl.ask(pod, names, c.inventory)
+	asked, err := pl.ask(pod, names, c.inventory, c.trial)
 	if waits {
 		pl.shared.waiting.Judged(pod.UID, pl.question(asked, c.inventory, err), wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
 	}
@@ -71,27 +93,38 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
 	c.claims, c.base, c.extended = asked.claims, &variant{requests: asked.requests}, asked.extended
-	for _, pc := range c.claims {
+	for i := range c.claims {
+		pc := &c.claims[i]
 		c.stakes.own.Insert(pc.claim.UID)
+		if user, ok := ofGroup[pc.claim.Name]; ok {
+			pc.user = user
+		}
 	}
 	return c, nil
 }
 
 // ask looks at a pod's claims and compiles those without allocation. The error says why the pod cannot be tried on any node; what is
-// known by then is returned with it.
-func (pl *Plugin) ask(pod *v1.Pod, names []claimName, inv *inventory.View) (*asked, error) {
+// known by then is returned with it. trial has what other pods of the group have been given in this cycle, if it is one of the group.
+func (pl *Plugin) ask(pod *v1.Pod, names []claimName, inv *inventory.View, trial *trial) (*asked, error) {
 	a := &asked{}
 	for _, name := range names {
 		claim, err := pl.shared.claimOf(pod, name)
 		if err != nil {
 			return a, err
 		}
-		pc := podClaim{claim: claim}
+		pc := podClaim{claim: claim, user: userOf(pod)}
 		if claim.Status.Allocation == nil {
 			if pending, _ := pl.shared.tracker.Pending(claim.UID); pending != nil {
 				return a, fmt.Errorf("claim %s is being allocated for another pod", name)
 			}
-			a.unallocated = append(a.unallocated, claim)
+			if trial != nil {
+				pc.shared = trial.allocation(claim.UID)
+			}
+			if pc.shared == nil {
+				a.unallocated = append(a.unallocated, claim)
+			} else if pc.nodes, err = nodesOf(claim, pc.shared); err != nil {
+				return a, err
+			}
 		} else if pc.nodes, err = usableAllocation(pod, claim); err != nil {
 			return a, err
 		}
@@ -118,7 +151,7 @@ func (pl *Plugin) compile(claims []*resourceapi.ResourceClaim, inv *inventory.Vi
 // usableAllocation returns the nodes on which a pod can use a claim that is allocated, nil for all, or why it
 // cannot.
 func usableAllocation(pod *v1.Pod, claim *resourceapi.ResourceClaim) (*nodeaffinity.NodeSelector, error) {
-	if !isReservedFor(claim, pod) {
+	if !resourceclaim.IsReservedForPod(pod, claim, enabled(features.DRAWorkloadResourceClaims)) {
 		if !resourceclaim.CanBeReserved(claim) {
 			return nil, fmt.Errorf("claim %s is in use", klog.KObj(claim))
 		}
@@ -126,11 +159,15 @@ func usableAllocation(pod *v1.Pod, claim *resourceapi.ResourceClaim) (*nodeaffin
 			return nil, err
 		}
 	}
-	selector := claim.Status.Allocation.NodeSelector
-	if selector == nil {
+	return nodesOf(claim, claim.Status.Allocation)
+}
+
+// nodesOf returns the nodes on which an allocation of the claim can be used, nil for all.
+func nodesOf(claim *resourceapi.ResourceClaim, allocation *resourceapi.AllocationResult) (*nodeaffinity.NodeSelector, error) {
+	if allocation.NodeSelector == nil {
 		return nil, nil
 	}
-	nodes, err := nodeaffinity.NewNodeSelector(selector)
+	nodes, err := nodeaffinity.NewNodeSelector(allocation.NodeSelector)
 	if err != nil {
 		return nil, fmt.Errorf("claim %s, status.allocation.nodeSelector: %w", klog.KObj(claim), err)
 	}
@@ -152,7 +189,7 @@ func (p *plan) preFilterResult() *fwk.PreFilterResult {
 		if pc.nodes == nil {
 			continue
 		}
-		names := nodesByName(pc.claim.Status.Allocation.NodeSelector)
+		names := nodesByName(pc.allocation().NodeSelector)
 		switch {
 		case names == nil:
 		case nodes == nil:

@@ -19,8 +19,10 @@ import (
 //
 // The node that the pod is nominated to gets it, too, if it would do as soon as the claims have left that are about to:
 // Unresolvable would make the pod preempt again. These claims are returned.
+//
+// A pod of a group never gets it: it is the group that preempts, and it does not ask.
 func (pl *Plugin) refusal(ctx context.Context, c *cycle, requests *allocator.Requests, pod *v1.Pod, nodeInfo fwk.NodeInfo, failure *allocator.Failure) (fwk.Code, []*stake) {
-	if c.whatIf.isDryRun() || !failure.Resolvable() {
+	if c.whatIf.isDryRun() || c.trial != nil || !failure.Resolvable() {
 		return fwk.UnschedulableAndUnresolvable, nil
 	}
 	node := nodeInfo.Node()
@@ -30,7 +32,7 @@ func (pl *Plugin) refusal(ctx context.Context, c *cycle, requests *allocator.Req
 			return fwk.Unschedulable, leaving
 		}
 	}
-	if mayPreempt(pod) && pl.fitsWithout(ctx, c, requests, node, c.stakes.releasedWith(victimsOn(nodeInfo, pod))) {
+	if mayPreempt(pod) && pl.fitsWithout(ctx, c, requests, node, c.stakes.releasedWith(pl.victimsOn(nodeInfo, pod))) {
 		return fwk.Unschedulable, nil
 	}
 	return fwk.UnschedulableAndUnresolvable, nil
@@ -40,8 +42,8 @@ func mayPreempt(pod *v1.Pod) bool {
 	return pod.Spec.PreemptionPolicy == nil || *pod.Spec.PreemptionPolicy != v1.PreemptNever
 }
 
-// victimsOn returns the pods of a node that may hold devices and have a lower priority than the pod.
-func victimsOn(nodeInfo fwk.NodeInfo, pod *v1.Pod) map[types.UID]*v1.Pod {
+// victimsOn returns the pods of a node that may hold devices and have a lower priority than the pod, and those that go with them.
+func (pl *Plugin) victimsOn(nodeInfo fwk.NodeInfo, pod *v1.Pod) map[types.UID]*v1.Pod {
 	var victims map[types.UID]*v1.Pod
 	priority := corev1helpers.PodPriority(pod)
 	for _, info := range nodeInfo.GetPods() {
@@ -52,7 +54,9 @@ func victimsOn(nodeInfo fwk.NodeInfo, pod *v1.Pod) map[types.UID]*v1.Pod {
 		if victims == nil {
 			victims = map[types.UID]*v1.Pod{}
 		}
-		victims[other.UID] = other
+		for _, victim := range pl.disruptedWith(other) {
+			victims[victim.UID] = victim
+		}
 	}
 	return victims
 }

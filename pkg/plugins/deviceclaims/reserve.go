@@ -44,6 +44,8 @@ func (b *binding) allocation(claim *resourceapi.ResourceClaim) *resourceapi.Allo
 // Reserve decides which devices the pod's claims get on the chosen node, and puts these allocations in flight:
 // from then on nobody else gets the devices. The usage may have changed since PreFilter, so it is decided on
 // the present one. Devices that nominated pods are going to get are left to them, as they are in Filter.
+//
+// In a cycle of the pod's group all that is only on trial, see [trial].
 func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
 	c, err := readCycle(state)
 	if err != nil {
@@ -53,13 +55,22 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		return nil
 	}
 	*c.binding = binding{}
-	pl.shared.attempts.begin(pl.handle, pod)
+	inGroup := state.IsPodGroupSchedulingCycle()
+	if !inGroup {
+		pl.shared.attempts.begin(pl.handle, pod)
+	}
 	node, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(nodeName)
 	if err != nil {
 		return fwk.AsStatus(fmt.Errorf("look up node %s: %w", nodeName, err))
 	}
 	wanted, status := pl.decidedFor(c, node)
 	if !status.IsSuccess() {
+		return status
+	}
+	if inGroup {
+		return pl.allocateOnTrial(ctx, c, pod, node.Node(), wanted.requests)
+	}
+	if status := pl.join(c, pod, node.Node()); !status.IsSuccess() {
 		return status
 	}
 	if wanted.requests != nil {
@@ -90,7 +101,7 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 	var claimErr *tracker.ClaimError
 	switch {
 	case err == nil:
-		c.binding.reserved = reserved
+		c.binding.reserved = append(c.binding.reserved, reserved...)
 		for _, r := range reserved {
 			klog.FromContext(ctx).V(2).Info("Devices chosen", "pod", klog.KObj(pod), "node", klog.KObj(node), "claim", klog.KObj(r.Claim), "devices", deviceNames(r.Allocation))
 		}
@@ -112,33 +123,96 @@ func (e *refusedError) Error() string { return string(e.reason) }
 func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input allocator.Input) ([]tracker.Reservation, error) {
 	node := input.Node
 	nominated := pl.nominatedBefore(pod, node.Name)
+	joined := len(c.binding.reserved) > 0
 	var stale error
 	for range maxReserveAttempts {
 		view := pl.shared.tracker.Snapshot().Usage
 		input.Usage = c.stakes.withNominees(ctx, nominated, node, c.inventory, view)
-		result := allocator.Allocate(ctx, input)
-		if !result.Fits() {
-			return nil, &refusedError{result.Failure.Reason}
+		reserved, err := decide(ctx, input)
+		if err != nil {
+			return nil, err
 		}
-		claims := input.Requests.Claims()
-		if len(result.Allocations) != len(claims) {
-			return nil, fmt.Errorf("node %s: %d allocations for %d claims", node.Name, len(result.Allocations), len(claims))
-		}
-		reserved := make([]tracker.Reservation, len(claims))
-		for i, claim := range claims {
-			reserved[i] = tracker.Reservation{Claim: claim, Allocation: &result.Allocations[i]}
-		}
-		err := pl.shared.tracker.Reserve(view, pod.UID, reserved)
+		err = pl.shared.tracker.Reserve(view, pod.UID, reserved)
 		if !errors.Is(err, tracker.ErrStale) {
 			if err != nil {
 				return nil, fmt.Errorf("node %s: %w", node.Name, err)
 			}
-			c.binding.decidedOn = view
+			if !joined { // else others have decided too, on another one
+				c.binding.decidedOn = view
+			}
 			return reserved, nil
 		}
 		stale = err
 	}
 	return nil, fmt.Errorf("node %s: gave up after %d attempts: %w", node.Name, maxReserveAttempts, stale)
+}
+
+// decide returns what the claims that need an allocation get.
+func decide(ctx context.Context, input allocator.Input) ([]tracker.Reservation, error) {
+	result := allocator.Allocate(ctx, input)
+	if !result.Fits() {
+		return nil, &refusedError{result.Failure.Reason}
+	}
+	claims := input.Requests.Claims()
+	if len(result.Allocations) != len(claims) {
+		return nil, fmt.Errorf("node %s: %d allocations for %d claims", input.Node.Name, len(result.Allocations), len(claims))
+	}
+	reserved := make([]tracker.Reservation, len(claims))
+	for i, claim := range claims {
+		reserved[i] = tracker.Reservation{Claim: claim, Allocation: &result.Allocations[i]}
+	}
+	return reserved, nil
+}
+
+// allocateOnTrial gives the pod devices on trial. What preemption has taken away to see whether the group fits is free for it.
+func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
+	for _, pc := range c.claims {
+		if pc.shared != nil {
+			c.trial.join(pod.UID, pc.claim.UID)
+		}
+	}
+	if requests != nil {
+		input := c.input(ctx, requests, node)
+		input.Usage = c.stakes.withNominees(ctx, pl.nominatedBefore(pod, node.Name), node, c.inventory, input.Usage)
+		reserved, err := decide(ctx, input)
+		var refusal *refusedError
+		switch {
+		case errors.As(err, &refusal):
+			return fwk.NewStatus(fwk.Unschedulable, err.Error())
+		case err != nil:
+			return fwk.AsStatus(err)
+		}
+		c.trial.give(pod.UID, reserved)
+	}
+	c.placed = true
+	return nil
+}
+
+// join makes the pod one of those that get what has been decided for the claims that they share: another pod of the group has it in
+// flight, or has written it already.
+func (pl *Plugin) join(c *cycle, pod *v1.Pod, node *v1.Node) *fwk.Status {
+	for _, pc := range c.claims {
+		if pc.shared == nil {
+			continue
+		}
+		allocation, flying := pl.shared.tracker.Share(pc.claim.UID, pod.UID)
+		if !flying {
+			if claim, err := pl.shared.tracker.Get(pc.claim.Namespace, pc.claim.Name); err == nil && claim.UID == pc.claim.UID {
+				allocation = claim.Status.Allocation
+			}
+		}
+		usable := false
+		if allocation != nil {
+			c.binding.reserved = append(c.binding.reserved, tracker.Reservation{Claim: pc.claim, Allocation: allocation})
+			nodes, err := nodesOf(pc.claim, allocation)
+			usable = err == nil && (nodes == nil || nodes.Match(node))
+		}
+		if !usable {
+			pl.shared.waiting.Failed(pod.UID)
+			return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has not got for another pod of the group what was planned", klog.KObj(pc.claim)))
+		}
+	}
+	return nil
 }
 
 // Unreserve undoes what Reserve and PreBind did for the pod, the last step first. It reads and writes the API only
@@ -147,6 +221,10 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input 
 func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ string) {
 	c, err := readCycle(state)
 	if err != nil || c == nil {
+		return
+	}
+	if state.IsPodGroupSchedulingCycle() {
+		c.trial.takeBack(pod.UID)
 		return
 	}
 	b := *c.binding
@@ -158,7 +236,7 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 		pl.shared.tracker.Release(r.Claim.UID, pod.UID)
 	}
 	pl.shared.attempts.end(pod.UID)
-	pl.shared.waiting.Unplaced(pod.UID, pl.shared.seenNow())
+	pl.shared.waiting.Unplaced(pod.UID)
 }
 
 func deviceNames(allocation *resourceapi.AllocationResult) []string {

@@ -44,6 +44,8 @@ type Shared struct {
 	// attempts are the pods that are being bound, leaving the claims that preemptors wait for.
 	attempts *attempts
 	leaving  *leavingClaims
+	// trial has what the pods of a group have been given while the group is tried.
+	trial *trial
 	// recorded are pods whose status may name a claim for extended resources.
 	recorded *recordedPods
 	owner    *ownership.Keeper // nil if there are no DeviceTaintRules
@@ -93,13 +95,15 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	}})
 	caches.store.Store(s.store)
 	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
-	s.attempts, s.leaving = newAttempts(), newLeavingClaims()
+	s.attempts, s.leaving, s.trial = newAttempts(), newLeavingClaims(), &trial{}
 	pods := s.factory.Core().V1().Pods().Lister()
 	s.waiting = newWaitingPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
 	s.recorded = newRecordedPods(pods)
 
 	var err error
-	for _, handler := range []cache.ResourceEventHandler{s.waiting.podHandler(), victimHandler(klog.FromContext(ctx), handle)} {
+	for _, handler := range []cache.ResourceEventHandler{
+		s.waiting.podHandler(), s.attempts.podHandler(), victimHandler(klog.FromContext(ctx), handle),
+	} {
 		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(handler); err != nil {
 			s.cancel()
 			return fmt.Errorf("watch pods: %w", err)

@@ -42,11 +42,27 @@ type podClaim struct {
 	claim *resourceapi.ResourceClaim
 	// nodes are where the claim's allocation can be used. Nil if that is everywhere, or without allocation.
 	nodes *nodeaffinity.NodeSelector
+	// user is whom the claim is reserved for: the pod, or its group.
+	user resourceapi.ResourceClaimConsumerReference
+	// shared is what another pod of the group has been given for the claim in this cycle of the group, nil if nothing.
+	shared *resourceapi.AllocationResult
+}
+
+// allocation is what the claim has in this cycle, nil if that is still to be decided.
+func (pc *podClaim) allocation() *resourceapi.AllocationResult {
+	if pc.shared != nil {
+		return pc.shared
+	}
+	return pc.claim.Status.Allocation
 }
 
 // cycle is the plugin's part of the CycleState.
 type cycle struct {
 	*plan
+	// trial has what other pods of the group have been given in this cycle of the group. Nil if the pod is scheduled alone.
+	trial *trial
+	// placed tells that the pod has been given devices on trial.
+	placed bool
 	// whatIf says what is different from usage.
 	whatIf  *whatIf
 	results *results
@@ -56,7 +72,7 @@ type cycle struct {
 
 // Clone implements [fwk.StateData]. Preemption tries nodes on clones, in parallel.
 func (c *cycle) Clone() fwk.StateData {
-	return &cycle{plan: c.plan, whatIf: c.whatIf, results: newResults(c.results), binding: c.binding}
+	return &cycle{plan: c.plan, trial: c.trial, whatIf: c.whatIf, results: newResults(c.results), binding: c.binding}
 }
 
 // findings are where Filter notes what it finds out. What it finds out in a dry run stays in the clone. A clone that only has nominated

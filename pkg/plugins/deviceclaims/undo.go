@@ -53,7 +53,10 @@ func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, writes []*claimWrite) {
 	}
 	for _, w := range slices.Backward(writes) {
 		logger := klog.LoggerWithValues(logger, "claim", klog.KObj(w.planned))
-		err := pl.undoWrite(klog.NewContext(ctx, logger), pod, w, keep)
+		// What is reserved for the group may be in use by its other pods. If it is not, and the group does not fit with it, it is given
+		// up by PodGroupPostFilter.
+		keep := keep || w.user.UID != pod.UID
+		err := pl.undoWrite(klog.NewContext(ctx, logger), w, keep)
 		countUndo(keep, err)
 		if err != nil {
 			logger.Error(err, "Cannot take back allocation and reservation of a claim, the pod will use them when it is tried again")
@@ -80,7 +83,7 @@ func (pl *Plugin) hasNode(ctx context.Context, pod *v1.Pod) (bool, error) {
 
 // undoWrite takes back one write, or with keep only finds out what has become of it. As long as that is not known
 // it goes on trying, because until then the claim's devices must not go to anybody else.
-func (pl *Plugin) undoWrite(ctx context.Context, pod *v1.Pod, w *claimWrite, keep bool) error {
+func (pl *Plugin) undoWrite(ctx context.Context, w *claimWrite, keep bool) error {
 	claim := w.written
 	if w.unanswered != nil {
 		claim = nil
@@ -100,12 +103,12 @@ func (pl *Plugin) undoWrite(ctx context.Context, pod *v1.Pod, w *claimWrite, kee
 			pl.assume(ctx, read)
 			base = read
 		}
-		return pl.writeUndo(ctx, pod, w, base, keep)
+		return pl.writeUndo(ctx, w, base, keep)
 	})
 }
 
 // writeUndo takes back what w did to the claim, with the claim's resource version as the precondition.
-func (pl *Plugin) writeUndo(ctx context.Context, pod *v1.Pod, w *claimWrite, claim *resourceapi.ResourceClaim, keep bool) error {
+func (pl *Plugin) writeUndo(ctx context.Context, w *claimWrite, claim *resourceapi.ResourceClaim, keep bool) error {
 	client := pl.client.ResourceV1().ResourceClaims(claim.Namespace)
 	options := metav1.UpdateOptions{FieldManager: pl.shared.fieldManager}
 	if claim.UID == w.planned.UID && w.unanswered != nil && w.unanswered.ResourceVersion == claim.ResourceVersion {
@@ -124,7 +127,7 @@ func (pl *Plugin) writeUndo(ctx context.Context, pod *v1.Pod, w *claimWrite, cla
 		return nil
 	}
 	w.unanswered = nil
-	restored := restoring(w, claim, pod, pl.shared.fieldManager)
+	restored := restoring(w, claim, pl.shared.fieldManager)
 	if restored == nil || keep {
 		return nil
 	}
@@ -157,15 +160,15 @@ func barring(w *claimWrite, claim *resourceapi.ResourceClaim) *resourceapi.Resou
 // another scheduler has reserved it for the pod. The allocation goes if nobody is left who has reserved the claim:
 // if it is ours, and also if the claim had users before us, for the last of them would have taken it along. It stays if it
 // stood there unused.
-func restoring(w *claimWrite, claim *resourceapi.ResourceClaim, pod *v1.Pod, manager string) *resourceapi.ResourceClaim {
+func restoring(w *claimWrite, claim *resourceapi.ResourceClaim, manager string) *resourceapi.ResourceClaim {
 	ours := w.made
 	if w.written == nil || w.written.UID != claim.UID || w.written.ResourceVersion != claim.ResourceVersion {
-		ours = w.madeIn(claim, pod, manager)
+		ours = w.madeIn(claim, manager)
 	}
 	restored := claim.DeepCopy()
 	if ours.reservation {
 		restored.Status.ReservedFor = slices.DeleteFunc(restored.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
-			return ref.UID == pod.UID
+			return ref.UID == w.user.UID
 		})
 	}
 	unused := len(restored.Status.ReservedFor) == 0

@@ -27,7 +27,7 @@ func (pl *Plugin) look(pod *v1.Pod, inv *inventory.View) *wakeup.Question {
 	if err != nil {
 		return &wakeup.Question{Err: err, Claims: err.Error()}
 	}
-	asked, err := pl.ask(pod, claims, inv)
+	asked, err := pl.ask(pod, claims, inv, nil)
 	return pl.question(asked, inv, err)
 }
 
@@ -56,10 +56,13 @@ func (pl *Plugin) question(a *asked, inv *inventory.View, err error) *wakeup.Que
 			q.Classes[name] = inv.Class(name)
 		}
 	}
-	pinned := slices.ContainsFunc(a.claims, func(pc podClaim) bool { return pc.nodes != nil })
-	if pinned {
+	// What has been given on trial is going to be decided anew.
+	onTrial := func(pc podClaim) bool { return pc.shared != nil }
+	q.Opaque = q.Opaque || slices.ContainsFunc(a.claims, onTrial)
+	pins := slices.DeleteFunc(slices.Clone(a.claims), func(pc podClaim) bool { return pc.nodes == nil || onTrial(pc) })
+	if len(pins) > 0 {
 		q.OnNode = func(node *v1.Node) bool {
-			return !slices.ContainsFunc(a.claims, func(pc podClaim) bool { return pc.nodes != nil && !pc.nodes.Match(node) })
+			return !slices.ContainsFunc(pins, func(pc podClaim) bool { return !pc.nodes.Match(node) })
 		}
 	}
 	var state []byte

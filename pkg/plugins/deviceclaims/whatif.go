@@ -25,8 +25,11 @@ type whatIf struct {
 	// dryRun tells that pods were taken away at some time: somebody tries which of them have to go.
 	dryRun bool
 
-	once sync.Once
-	view usage.View
+	// view is what over made of the view with the revision base, if known.
+	mutex sync.Mutex
+	known bool
+	base  uint64
+	view  usage.View
 }
 
 func (w *whatIf) isDryRun() bool { return w != nil && w.dryRun }
@@ -62,18 +65,30 @@ func (w *whatIf) with(pod *v1.Pod, node *v1.Node) *whatIf {
 	return next
 }
 
-// view returns who holds what, as the pods that were added and removed make it.
+// view returns who holds what: as it was when the cycle began, with what other pods of the group have on trial, and as the pods that
+// were added and removed make it.
 func (c *cycle) view(ctx context.Context) usage.View {
-	w := c.whatIf
-	if w == nil {
-		return c.usage
+	view := c.usage
+	if c.trial != nil {
+		view = c.trial.over(view)
 	}
-	w.once.Do(func() {
-		w.view = without(c.usage, c.stakes.releasedWith(w.removed))
+	if c.whatIf == nil {
+		return view
+	}
+	return c.whatIf.over(ctx, c, view)
+}
+
+// over returns the usage as the pods that were added and removed make it.
+func (w *whatIf) over(ctx context.Context, c *cycle, view usage.View) usage.View {
+	w.mutex.Lock()
+	defer w.mutex.Unlock()
+	if !w.known || w.base != view.Revision() {
+		w.known, w.base = true, view.Revision()
+		w.view = without(view, c.stakes.releasedWith(w.removed))
 		if len(w.nominees) > 0 {
 			w.view = c.stakes.withNominees(ctx, w.nominees, w.node, c.inventory, w.view)
 		}
-	})
+	}
 	return w.view
 }
 

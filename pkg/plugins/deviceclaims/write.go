@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"slices"
 
-	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -22,6 +21,8 @@ type claimWrite struct {
 	planned *resourceapi.ResourceClaim
 	// allocation is to be written, nil for a claim that is allocated already.
 	allocation *resourceapi.AllocationResult
+	// user is whom it is to be reserved for.
+	user resourceapi.ResourceClaimConsumerReference
 	// written is the claim as the API server has it with allocation and reservation, nil before that is known.
 	written *resourceapi.ResourceClaim
 	// made is what of written is our doing. Only that is ours to undo: a reservation that stood before may be the one of
@@ -34,8 +35,8 @@ type claimWrite struct {
 	unanswered *resourceapi.ResourceClaim
 }
 
-// bindClaim makes sure that the claim has the allocation, the finalizer and the pod's reservation.
-func (pl *Plugin) bindClaim(ctx context.Context, pod *v1.Pod, w *claimWrite) error {
+// bindClaim makes sure that the claim has the allocation, the finalizer and the reservation.
+func (pl *Plugin) bindClaim(ctx context.Context, w *claimWrite) error {
 	// Benign changes, such as labels, may come in between. Then everything is looked at anew.
 	get := pl.known
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
@@ -44,10 +45,10 @@ func (pl *Plugin) bindClaim(ctx context.Context, pod *v1.Pod, w *claimWrite) err
 		if err != nil {
 			return err
 		}
-		if err := checkUnchanged(claim, w, pod); err != nil {
+		if err := checkUnchanged(claim, w); err != nil {
 			return err
 		}
-		return pl.writeBinding(ctx, pod, w, claim.DeepCopy())
+		return pl.writeBinding(ctx, w, claim.DeepCopy())
 	})
 	if err != nil {
 		return err
@@ -56,7 +57,7 @@ func (pl *Plugin) bindClaim(ctx context.Context, pod *v1.Pod, w *claimWrite) err
 }
 
 // checkUnchanged fails if the claim is not any more what the pod was scheduled with.
-func checkUnchanged(claim *resourceapi.ResourceClaim, w *claimWrite, pod *v1.Pod) error {
+func checkUnchanged(claim *resourceapi.ResourceClaim, w *claimWrite) error {
 	switch {
 	case claim.UID != w.planned.UID:
 		return fmt.Errorf("was deleted and created again while the pod was scheduled: UID %s instead of %s", claim.UID, w.planned.UID)
@@ -68,7 +69,7 @@ func checkUnchanged(claim *resourceapi.ResourceClaim, w *claimWrite, pod *v1.Pod
 		return errors.New("lost its allocation while the pod was scheduled")
 	case w.allocation == nil && !sameAllocation(claim.Status.Allocation, w.planned.Status.Allocation):
 		return errors.New("got another allocation while the pod was scheduled")
-	case isReservedFor(claim, pod):
+	case isReservedFor(claim, w.user.UID):
 		return nil
 	default:
 		return checkReservedForLimit(claim)
@@ -81,13 +82,13 @@ func sameAllocation(a, b *resourceapi.AllocationResult) bool {
 }
 
 // writeBinding changes the claim in the API. claim is a copy.
-func (pl *Plugin) writeBinding(ctx context.Context, pod *v1.Pod, w *claimWrite, claim *resourceapi.ResourceClaim) error {
+func (pl *Plugin) writeBinding(ctx context.Context, w *claimWrite, claim *resourceapi.ResourceClaim) error {
 	client := pl.client.ResourceV1().ResourceClaims(claim.Namespace)
 	options := metav1.UpdateOptions{FieldManager: pl.shared.fieldManager}
 
 	// What looks like a conflict may have been the second try of a write whose first one took effect.
 	if w.unanswered != nil && w.unanswered.ResourceVersion != claim.ResourceVersion {
-		w.written, w.made, w.unanswered = claim.DeepCopy(), w.madeIn(claim, pod, pl.shared.fieldManager), nil
+		w.written, w.made, w.unanswered = claim.DeepCopy(), w.madeIn(claim, pl.shared.fieldManager), nil
 	}
 
 	// Before the allocation: an allocated claim must not vanish while devices are prepared for it.
@@ -108,10 +109,8 @@ func (pl *Plugin) writeBinding(ctx context.Context, pod *v1.Pod, w *claimWrite, 
 		claim.Status.Allocation.AllocationTimestamp = &metav1.Time{Time: pl.clock.Now()}
 		now.allocation = true
 	}
-	if !isReservedFor(claim, pod) {
-		claim.Status.ReservedFor = append(claim.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
-			APIGroup: v1.GroupName, Resource: "pods", Name: pod.Name, UID: pod.UID,
-		})
+	if !isReservedFor(claim, w.user.UID) {
+		claim.Status.ReservedFor = append(claim.Status.ReservedFor, w.user)
 		now.reservation = true
 		w.joined = users > 0
 	}

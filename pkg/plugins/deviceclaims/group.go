@@ -1,0 +1,112 @@
+package deviceclaims
+
+import (
+	"errors"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/features"
+)
+
+// groupOf returns the name of the pod's group, empty if it has none.
+func groupOf(pod *v1.Pod) string {
+	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
+		return *group.PodGroupName
+	}
+	return ""
+}
+
+// userOf is how a pod stands among those that a claim is reserved for.
+func userOf(pod *v1.Pod) resourceapi.ResourceClaimConsumerReference {
+	return resourceapi.ResourceClaimConsumerReference{APIGroup: v1.GroupName, Resource: "pods", Name: pod.Name, UID: pod.UID}
+}
+
+// groupClaims returns the pod's claims, by name, that are reserved not for the pod but for its group, because the group names the
+// same claim (KEP-5729). They stay reserved until kube-controller-manager finds the group gone.
+func (pl *Plugin) groupClaims(pod *v1.Pod) (map[string]resourceapi.ResourceClaimConsumerReference, error) {
+	name := groupOf(pod)
+	if name == "" || len(pod.Spec.ResourceClaims) == 0 || !enabled(features.DRAWorkloadResourceClaims) {
+		return nil, nil
+	}
+	group, err := pl.handle.SnapshotSharedLister().PodGroups().Get(pod.Namespace, name)
+	if err != nil {
+		return nil, fmt.Errorf("pod group %s/%s: %w", pod.Namespace, name, err)
+	}
+	users := map[string]resourceapi.ResourceClaimConsumerReference{}
+	for i := range pod.Spec.ResourceClaims {
+		ref := &pod.Spec.ResourceClaims[i]
+		user, err := resourceclaim.BindTo(pod, group, ref)
+		if err != nil {
+			return nil, fmt.Errorf("spec.resourceClaims[%d]: %w", i, err)
+		}
+		if claim, _, err := resourceclaim.Name(pod, ref); err == nil && claim != nil && user.UID == group.UID {
+			users[*claim] = user
+		}
+	}
+	return users, nil
+}
+
+// hasScheduledMembers tells whether pods of the pod's group have a node, or are being bound to one.
+func (pl *Plugin) hasScheduledMembers(pod *v1.Pod) bool {
+	state, err := pl.handle.PodGroupManager().PodGroupStates().Get(pod.Namespace, groupOf(pod))
+	return err != nil || state.ScheduledPodsCount() > 0
+}
+
+// disruptedWith returns the pods that go with a pod that is evicted: itself, or all of a group that is only disrupted as a whole.
+func (pl *Plugin) disruptedWith(pod *v1.Pod) []*v1.Pod {
+	alone := []*v1.Pod{pod}
+	name := groupOf(pod)
+	if name == "" || !enabled(features.GenericWorkload) {
+		return alone
+	}
+	snapshot := pl.handle.SnapshotSharedLister()
+	group, err := snapshot.PodGroups().Get(pod.Namespace, name)
+	if err != nil || group.Spec.DisruptionMode == nil || group.Spec.DisruptionMode.All == nil {
+		return alone
+	}
+	state, err := snapshot.PodGroupStates().Get(pod.Namespace, name)
+	if err != nil {
+		return alone
+	}
+	return append(alone, state.ScheduledPods()...)
+}
+
+// groupCycle is what is known of the pods of a group in one cycle of the group. One goroutine uses it.
+type groupCycle struct {
+	pods map[types.UID]*cycle
+}
+
+// Clone implements [fwk.StateData].
+func (g *groupCycle) Clone() fwk.StateData { return g }
+
+// readGroupCycle returns what is known of the group's pods. It is empty if none of them needs devices.
+func readGroupCycle(state fwk.PodGroupCycleState) (*groupCycle, error) {
+	data, err := state.Read(stateKey)
+	if errors.Is(err, fwk.ErrNotFound) {
+		return &groupCycle{pods: map[types.UID]*cycle{}}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the state of %s: %w", Name, err)
+	}
+	g, ok := data.(*groupCycle)
+	if !ok {
+		return nil, fmt.Errorf("the state of %s has type %T", Name, data)
+	}
+	return g, nil
+}
+
+// noteInGroup notes what PreFilter found out about a pod in a cycle of its group.
+func noteInGroup(state fwk.CycleState, pod *v1.Pod, c *cycle) error {
+	group := state.GetPodGroupSchedulingCycle()
+	g, err := readGroupCycle(group)
+	if err != nil {
+		return err
+	}
+	g.pods[pod.UID] = c
+	group.Write(stateKey, g)
+	return nil
+}

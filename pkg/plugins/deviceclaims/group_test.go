@@ -1,0 +1,495 @@
+package deviceclaims
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	"k8s.io/component-base/featuregate"
+	featuregatetesting "k8s.io/component-base/featuregate/testing"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/features"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/utils/ptr"
+)
+
+// podGroup is a group of pods of which none has a node yet.
+type podGroup struct {
+	fwk.PodGroupInfo
+	pods []*v1.Pod
+}
+
+func (g podGroup) GetUnscheduledPods() []*v1.Pod { return g.pods }
+
+// groupAttempt is one scheduling attempt of a group.
+type groupAttempt struct {
+	h        *harness
+	pods     []*v1.Pod
+	state    *framework.CycleState
+	attempts []*attempt
+	// nodes has the node of each pod, empty where it found none.
+	nodes []string
+}
+
+// tryGroup does what the framework does to find out whether a group fits: each pod is tried, and reserved on the first node that it
+// fits; in the end all are unreserved.
+func (h *harness) tryGroup(pods ...*v1.Pod) *groupAttempt {
+	h.t.Helper()
+	g := &groupAttempt{h: h, pods: pods, state: framework.NewCycleState()}
+	for i, p := range pods {
+		state := framework.NewCycleState()
+		state.SetPodGroupSchedulingCycle(g.state)
+		a := h.filterAllIn(state, p)
+		g.attempts, g.nodes = append(g.attempts, a), append(g.nodes, "")
+		if fits := a.fits(); len(fits) > 0 && h.plugin.Reserve(h.ctx, state, p, fits[0]).IsSuccess() {
+			g.nodes[i] = fits[0]
+		}
+	}
+	for i, a := range slices.Backward(g.attempts) {
+		if g.nodes[i] != "" {
+			a.unreserve(g.nodes[i])
+		}
+	}
+	return g
+}
+
+func (g *groupAttempt) wantNodes(nodes ...string) {
+	g.h.t.Helper()
+	if diff := cmp.Diff(nodes, g.nodes); diff != "" {
+		g.h.t.Errorf("nodes of the group's pods (-want +got):\n%s", diff)
+	}
+}
+
+// fitsAll is what the framework does if it is asked to try the group again.
+func (g *groupAttempt) fitsAll(context.Context) (*fwk.PodGroupAssignments, *fwk.Status) {
+	if again := g.h.tryGroup(g.pods...); slices.Contains(again.nodes, "") {
+		return nil, fwk.NewStatus(fwk.Unschedulable)
+	}
+	return nil, nil
+}
+
+func (g *groupAttempt) postFilter(schedule fwk.PodGroupSchedulingFunc) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
+	return g.h.plugin.PodGroupPostFilter(g.h.ctx, g.state, podGroup{pods: g.pods}, schedule)
+}
+
+// forGood begins what comes when the group fits: the pod is reserved once more, with the same state.
+func (g *groupAttempt) forGood(i int) *attempt {
+	a := g.attempts[i]
+	a.state.(*framework.CycleState).SetPodGroupSchedulingCycle(nil)
+	return a
+}
+
+// oneNode has node-b with gpu-0 and gpu-1.
+func oneNode() world {
+	return world{
+		nodes:   []*v1.Node{node("node-b")},
+		objects: []runtime.Object{class(testClass), slice("node-b", device("gpu-0"), device("gpu-1"))},
+	}
+}
+
+// On trial the pods of a group share claims, and nobody gets what another one has. Neither the tracker nor the API hears of it.
+func TestGroupIsTriedInMemory(t *testing.T) {
+	tests := map[string]struct {
+		claims []string
+		pods   []*v1.Pod
+		want   []string
+	}{
+		"a device each": {
+			claims: []string{"a", "b"}, pods: []*v1.Pod{pod("p", "a"), pod("q", "b")}, want: []string{"node-b", "node-b"},
+		},
+		"a device too few": {
+			claims: []string{"a", "b", "c"}, pods: []*v1.Pod{pod("p", "a"), pod("q", "b"), pod("r", "c")}, want: []string{"node-b", "node-b", ""},
+		},
+		"a shared claim": {
+			claims: []string{"shared", "own"}, pods: []*v1.Pod{pod("p", "shared"), pod("q", "shared", "own"), pod("r", "shared")},
+			want: []string{"node-b", "node-b", "node-b"},
+		},
+		"a shared claim takes its device from the others": {
+			claims: []string{"shared", "a", "b"}, pods: []*v1.Pod{pod("p", "shared"), pod("q", "shared", "a"), pod("r", "b")},
+			want: []string{"node-b", "node-b", ""},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			for _, name := range tc.claims {
+				w.claims = append(w.claims, claim(name))
+			}
+			h := newHarness(t, w)
+			before, requests := h.plugin.shared.tracker.Snapshot(), len(h.client.Actions())
+			for range 2 { // the second time as the first
+				h.tryGroup(tc.pods...).wantNodes(tc.want...)
+			}
+			if after := h.plugin.shared.tracker.Snapshot(); after.Revision != before.Revision {
+				t.Errorf("the tracker has changed from revision %d to %d", before.Revision, after.Revision)
+			}
+			if made := h.client.Actions()[requests:]; len(made) > 0 {
+				t.Errorf("requests to the API: %v", made)
+			}
+		})
+	}
+}
+
+// What was tried is then done for good, pod by pod, while the first ones are already being bound.
+func TestGroupGetsWhatWasTried(t *testing.T) {
+	type steps func(h *harness, p, q *attempt)
+	both := []string{"p", "q"}
+	tests := map[string]struct {
+		steps steps
+		users []string
+	}{
+		"in order": {steps: func(h *harness, p, q *attempt) {
+			p.reserve("node-b")
+			q.reserve("node-b")
+			mustBind(h, p, q)
+		}, users: both},
+		"the second one is faster": {steps: func(h *harness, p, q *attempt) {
+			p.reserve("node-b")
+			q.reserve("node-b")
+			mustBind(h, q, p)
+		}, users: both},
+		"the first one is bound before the second one is reserved": {steps: func(h *harness, p, q *attempt) {
+			p.reserve("node-b")
+			mustBind(h, p)
+			q.reserve("node-b")
+			mustBind(h, q)
+		}, users: both},
+		"the first one fails": {steps: func(h *harness, p, q *attempt) {
+			p.reserve("node-b")
+			q.reserve("node-b")
+			mustBind(h, p)
+			p.unreserve("node-b")
+			mustBind(h, q)
+		}, users: []string{"q"}},
+		"the first one fails when the second one has written": {steps: func(h *harness, p, q *attempt) {
+			p.reserve("node-b")
+			q.reserve("node-b")
+			mustBind(h, p, q)
+			p.unreserve("node-b")
+		}, users: []string{"q"}},
+		"the first one is not reserved": {steps: func(h *harness, _, q *attempt) {
+			if status := h.plugin.Reserve(h.ctx, q.state, q.pod, "node-b"); status.Code() != fwk.Unschedulable {
+				h.t.Errorf("Reserve: %v, want it refused", status)
+			}
+			q.unreserve("node-b")
+		}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			w.claims = []*resourceapi.ResourceClaim{claim("shared"), claim("own")}
+			w.pods = []*v1.Pod{pod("p", "shared"), pod("q", "own", "shared")}
+			h := newHarness(t, w)
+			g := h.tryGroup(w.pods...)
+			g.wantNodes("node-b", "node-b")
+			tc.steps(h, g.forGood(0), g.forGood(1))
+			want := state{Users: tc.users}
+			if tc.users != nil {
+				want.Devices = []string{"gpu-0"}
+			}
+			h.wantState("shared", want)
+			held := 0
+			for _, name := range []string{"shared", "own"} {
+				held += len(devicesOf(h.api.get(name)))
+			}
+			if got := h.plugin.shared.tracker.Snapshot().Usage.Len(); got != held {
+				t.Errorf("%d devices are in use, want the %d that are allocated", got, held)
+			}
+		})
+	}
+}
+
+func mustBind(h *harness, attempts ...*attempt) {
+	h.t.Helper()
+	for _, a := range attempts {
+		if status := a.preBind("node-b"); !status.IsSuccess() {
+			h.t.Errorf("PreBind of pod %s: %v", a.pod.Name, status)
+		}
+	}
+}
+
+// withGroups turns on what is off by default.
+func withGroups(t *testing.T) {
+	t.Helper()
+	featuregatetesting.SetFeatureGatesDuringTest(t, utilfeature.DefaultFeatureGate, map[featuregate.Feature]bool{
+		features.GenericWorkload: true, features.DRAWorkloadResourceClaims: true,
+	})
+}
+
+// group is a pod group "g" with the named claims, as pod() names them.
+func group(claims ...string) *schedulingapi.PodGroup {
+	g := &schedulingapi.PodGroup{ObjectMeta: meta("g")}
+	for _, claim := range claims {
+		g.Spec.ResourceClaims = append(g.Spec.ResourceClaims, schedulingapi.PodGroupResourceClaim{Name: "use-" + claim, ResourceClaimName: ptr.To(claim)})
+	}
+	return g
+}
+
+// member makes a pod one of the group.
+func member(p *v1.Pod) *v1.Pod {
+	p.Spec.SchedulingGroup = &v1.PodSchedulingGroup{PodGroupName: ptr.To("g")}
+	return p
+}
+
+// forGroup reserves a claim for the group.
+func forGroup(c *resourceapi.ResourceClaim) {
+	c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{
+		APIGroup: schedulingapi.GroupName, Resource: "podgroups", Name: "g", UID: "g-uid",
+	})
+}
+
+// A claim that the group names, too, is reserved for the group, once. One that only a pod names is reserved for the pod.
+func TestClaimIsReservedForTheGroup(t *testing.T) {
+	withGroups(t)
+	w := oneNode()
+	w.claims = []*resourceapi.ResourceClaim{claim("common"), claim("own")}
+	w.groups = []*schedulingapi.PodGroup{group("common")}
+	w.pods = []*v1.Pod{member(pod("p", "common")), member(pod("q", "common", "own"))}
+	h := newHarness(t, w)
+	g := h.tryGroup(w.pods...)
+	p, q := g.forGood(0).reserve("node-b"), g.forGood(1).reserve("node-b")
+	mustBind(h, p, q)
+	want := []resourceapi.ResourceClaimConsumerReference{{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "g-uid"}}
+	if diff := cmp.Diff(want, h.api.get("common").Status.ReservedFor); diff != "" {
+		t.Errorf("the group's claim is reserved for (-want +got):\n%s", diff)
+	}
+	h.wantState("own", state{Devices: []string{"gpu-1"}, Users: []string{"q"}})
+
+	// A pod that fails leaves the claim to the others.
+	q.unreserve("node-b")
+	h.wantState("common", state{Devices: []string{"gpu-0"}, Users: []string{"g"}})
+	h.wantState("own", state{})
+
+	// The next pod uses it as it is.
+	writes := len(h.api.writes)
+	h.filterAll(member(pod("r", "common"))).bind("node-b")
+	if made := h.api.writes[writes:]; len(made) > 0 {
+		t.Errorf("writes for a pod of the group that the claim is reserved for: %q", made)
+	}
+	// A pod that does not belong to the group shares it as any other claim.
+	h.filterAll(pod("s", "common")).bind("node-b")
+	h.wantState("common", state{Devices: []string{"gpu-0"}, Users: []string{"g", "s"}})
+}
+
+// A claim that was made for the group is its pods', and nobody else's.
+func TestClaimMadeForTheGroup(t *testing.T) {
+	withGroups(t)
+	w := oneNode()
+	made := claim("made", func(c *resourceapi.ResourceClaim) {
+		c.OwnerReferences = []metav1.OwnerReference{{APIVersion: "scheduling.k8s.io/v1beta1", Kind: "PodGroup", Name: "g", UID: "g-uid", Controller: ptr.To(true)}}
+	})
+	w.claims = []*resourceapi.ResourceClaim{made}
+	g := group()
+	g.Spec.ResourceClaims = []schedulingapi.PodGroupResourceClaim{{Name: "gpu", ResourceClaimTemplateName: ptr.To("one-gpu")}}
+	w.groups = []*schedulingapi.PodGroup{g}
+	w.pods = []*v1.Pod{member(templatePod("p", "made")), templatePod("stranger", "made")}
+	h := newHarness(t, w)
+	for _, p := range w.pods {
+		if ok := h.plugin.PreEnqueue(h.ctx, p).IsSuccess(); ok != (p.Name == "p") {
+			t.Errorf("pod %s may be queued: %t", p.Name, ok)
+		}
+	}
+	h.filterAll(w.pods[0]).bind("node-b")
+	h.wantState("made", state{Devices: []string{"gpu-0"}, Users: []string{"g"}})
+}
+
+// An allocation for the group that keeps it off nodes is given up as long as none of its pods has a node.
+func TestGroupGivesUpItsOwnAllocation(t *testing.T) {
+	withGroups(t)
+	for name, assumed := range map[string][]*v1.Pod{"no pod has a node": nil, "a pod has a node": {member(running("r", "node-a", 0, "common"))}} {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("common", allocated("node-a", "gpu-0"), forGroup), claim("own", withSelector(`device.attributes["gpu.example.com"].model == "H100"`)),
+			}
+			w.groups, w.assumed = []*schedulingapi.PodGroup{group("common")}, assumed
+			h := newHarness(t, w)
+			g := h.tryGroup(member(pod("p", "common")), member(pod("q", "common", "own")))
+			g.wantNodes("node-a", "")
+			g.postFilter(g.fitsAll)
+			if given := h.api.get("common").Status.Allocation == nil; given != (assumed == nil) {
+				t.Errorf("the allocation was given up: %t", given)
+			}
+		})
+	}
+}
+
+// A claim of the group that came second gives way when the last pod that could be using it does.
+func TestGroupClaimGivesWayWithItsLastPod(t *testing.T) {
+	withGroups(t)
+	w := fenced()
+	w.groups = []*schedulingapi.PodGroup{group("mine")}
+	w.pods = []*v1.Pod{member(pod("p", "mine")), member(pod("q", "mine"))}
+	w.assumed = []*v1.Pod{member(running("p", "node-a", 0, "mine")), member(running("q", "node-a", 0, "mine"))}
+	h := newHarness(t, w)
+	g := h.tryGroup(w.pods...)
+	g.wantNodes("node-a", "node-a")
+	p, q := g.forGood(0).reserve("node-a"), g.forGood(1).reserve("node-a")
+	h.othersTake("gpu-0")
+	for _, a := range []*attempt{p, q, p} {
+		if status := a.preBind("node-a"); status.IsSuccess() {
+			t.Fatalf("pod %s passed the fence", a.pod.Name)
+		}
+		want := state{Devices: []string{"gpu-0"}, Users: []string{"g"}}
+		if a == q {
+			h.wantState("mine", state{})
+			break
+		}
+		h.wantState("mine", want)
+	}
+	// One that tries again counts as one that could be using it.
+	h.plugin.shared.attempts.begin(h.plugin.handle, w.pods[0])
+	if h.plugin.groupLeaves(w.pods[1]) {
+		t.Error("the group leaves although one of its pods tries again")
+	}
+}
+
+// Preemption for a group takes pods off the snapshot and tries the group; then it puts them back one by one, and tries to do without.
+func TestGroupIsTriedWithoutVictims(t *testing.T) {
+	withGroups(t)
+	p, q := pending("p", 5, "a"), pending("q", 5, "b")
+	for name, tc := range map[string]struct {
+		pods []*v1.Pod
+		// victims are those that the pods cannot do without, if each is put back in order.
+		victims []string
+	}{
+		"as many as there are": {pods: []*v1.Pod{p, q}, victims: []string{"low-0", "low-1"}},
+		"fewer":                {pods: []*v1.Pod{p}, victims: []string{"low-1"}},
+		"one claim for both":   {pods: []*v1.Pod{p, pending("q", 5, "a")}, victims: []string{"low-1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			w.pods = []*v1.Pod{running("low-0", "node-b", 1, "c-0"), running("low-1", "node-b", 1, "c-1")}
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("c-0", allocated("node-b", "gpu-0"), reservedFor("low-0")), claim("c-1", allocated("node-b", "gpu-1"), reservedFor("low-1")),
+				claim("a"), claim("b"),
+			}
+			h := newHarness(t, w)
+			nowhere := make([]string, len(tc.pods))
+			g := h.tryGroup(tc.pods...)
+			g.wantNodes(nowhere...)
+			if _, status := g.postFilter(g.fitsAll); status.Code() != fwk.Unschedulable {
+				t.Fatal(status)
+			}
+			if diff := cmp.Diff(tc.victims, h.preemptFor(tc.pods, w.pods)); diff != "" {
+				t.Errorf("victims (-want +got):\n%s", diff)
+			}
+			// The cluster is as it was, also for the next attempt.
+			h.tryGroup(tc.pods...).wantNodes(nowhere...)
+			if held := h.plugin.shared.tracker.Snapshot().Usage.Len(); held != 2 {
+				t.Errorf("%d devices are in use, want 2", held)
+			}
+		})
+	}
+}
+
+// preemptFor does what preemption for a group does, and returns the pods that it would evict.
+func (h *harness) preemptFor(pods, candidates []*v1.Pod) []string {
+	h.t.Helper()
+	check := func(err error) {
+		h.t.Helper()
+		if err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	snapshot := h.plugin.handle.MutableSnapshotSharedLister()
+	check(snapshot.StartMutations())
+	defer func() { check(snapshot.EndMutations()) }()
+	for _, candidate := range candidates {
+		check(snapshot.RemovePod(klog.FromContext(h.ctx), candidate, candidate.Spec.NodeName))
+	}
+	g := h.tryGroup(pods...)
+	if slices.Contains(g.nodes, "") {
+		h.t.Fatalf("without the others the group is on nodes %q, want it to fit", g.nodes)
+	}
+	var victims []string
+	for _, candidate := range candidates {
+		info := podInfo(candidate)
+		check(snapshot.AddPod(info, candidate.Spec.NodeName))
+		for _, a := range g.attempts {
+			h.plugin.AddPod(h.ctx, a.state, a.pod, info, h.nodeOf(candidate.Spec.NodeName))
+		}
+		if g.fitAgain() {
+			continue
+		}
+		victims = append(victims, candidate.Name)
+		check(snapshot.RemovePod(klog.FromContext(h.ctx), candidate, candidate.Spec.NodeName))
+		for _, a := range g.attempts {
+			h.plugin.RemovePod(h.ctx, a.state, a.pod, info, h.nodeOf(candidate.Spec.NodeName))
+		}
+	}
+	return victims
+}
+
+// fitAgain tells whether each pod still fits its node, with the pods before it reserved on theirs.
+func (g *groupAttempt) fitAgain() bool {
+	for i, a := range g.attempts {
+		if !g.h.plugin.Filter(g.h.ctx, a.state, a.pod, g.h.nodeOf(g.nodes[i])).IsSuccess() {
+			return false
+		}
+		a.reserve(g.nodes[i])
+		defer a.unreserve(g.nodes[i])
+	}
+	return true
+}
+
+// While devices are leaving that others were evicted for, the group waits for them, if with them it fits.
+func TestGroupWaitsForClaimsThatLeave(t *testing.T) {
+	withGroups(t)
+	tests := map[string]struct {
+		nominated bool
+		users     []string // of the claims with the two devices
+		waits     bool
+	}{
+		"their pods are gone":           {nominated: true, users: []string{"gone", "gone"}, waits: true},
+		"nobody was evicted for it":     {users: []string{"gone", "gone"}},
+		"one of them stays":             {nominated: true, users: []string{"gone", "stays"}},
+		"a group has one of the claims": {nominated: true, users: []string{"gone", ""}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			w.pods = []*v1.Pod{running("stays", "node-b", 9, "c-1"), pending("p", 5, "a"), pending("q", 5, "b")}
+			w.claims = []*resourceapi.ResourceClaim{claim("a"), claim("b"), claim("c-0", allocated("node-b", "gpu-0")), claim("c-1", allocated("node-b", "gpu-1"))}
+			for i, user := range tc.users {
+				reserve := reservedFor(user)
+				if user == "" {
+					reserve = forGroup
+				}
+				reserve(w.claims[2+i])
+			}
+			h := newHarness(t, w)
+			pods := w.pods[1:]
+			if tc.nominated {
+				pods[0] = pods[0].DeepCopy()
+				pods[0].Status.NominatedNodeName = "node-b"
+				h.nominator.nominate("node-b", pods...)
+			}
+			g := h.tryGroup(pods...)
+			result, status := g.postFilter(g.fitsAll)
+			if status.IsSuccess() != tc.waits {
+				t.Fatalf("status %v, waits: want %t", status, tc.waits)
+			}
+			if !tc.waits {
+				return
+			}
+			for _, p := range pods { // the second one's own status does not say so yet
+				if info := result.NominatingInfos[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}]; info == nil || info.NominatedNodeName != "node-b" {
+					t.Errorf("pod %s is nominated by %v", p.Name, info)
+				}
+			}
+			h.activator.taken()
+			h.api.change("c-0", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+			h.eventually("the group is woken", func() bool { return slices.Equal(h.activator.taken(), []string{"p", "q"}) })
+		})
+	}
+}
