@@ -10,6 +10,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 )
 
@@ -113,7 +115,8 @@ func testGroupGetsAllOrNothing(t *testing.T, w *world) {
 	for _, name := range names {
 		w.awaitUnschedulable(name)
 	}
-	w.awaitUnschedulable(names[0], "minCount", "2 of 2", "held")
+	await(w, "an explanation of why the group waits", cache.NewListWatchFromClient(w.client.CoreV1().RESTClient(), "events", w.name, fields.Everything()),
+		func(e *v1.Event) bool { return hasAll(e.Message, []string{"waiting", "2 of 2", "held"}) })
 	before := w.claim("shared")
 	if before.Status.Allocation != nil || len(before.Finalizers) > 0 || before.Generation > 1 {
 		t.Errorf("the shared claim was written: %s", describe(before))
@@ -208,7 +211,6 @@ func testGroupPreempts(t *testing.T, w *world) {
 	for _, name := range equal {
 		w.awaitUnschedulable(name)
 	}
-	w.awaitUnschedulable(equal[0], "pod group preemption")
 	if left := w.podNames(); !slices.Contains(left, "keep") {
 		t.Errorf("a pod was evicted in vain, left are %q", left)
 	}
@@ -217,13 +219,13 @@ func testGroupPreempts(t *testing.T, w *world) {
 // A group that is only disrupted as a whole goes as a whole, and what its pods share counts as free then.
 func testGroupIsEvictedAsAWhole(t *testing.T, w *world) {
 	w.addPriorities()
-	w.addTemplate("one", spec(w.exactly("gpu", 1)))
+	w.addTemplate("one", w.partition("gpu"))
 	whole := func(s *schedulingapi.PodGroupSpec) {
 		s.DisruptionMode = &schedulingapi.DisruptionMode{All: &schedulingapi.AllDisruptionMode{}}
 	}
 	w.addNode("a", gpus(h100, 1)...)
 	w.addNode("b", gpus(h100, 1)...)
-	w.addFabric(resourceapi.Device{Name: "nic-0"})
+	w.addFabric(resourceapi.Device{Name: "nic-0", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": text("nic")}})
 
 	w.addGroup("whole", 2, w.ofPriority(low), whole)
 	w.awaitAllBound(w.addMembers("whole", 2, withTemplate("one"), w.withPriority(low)))
@@ -235,7 +237,7 @@ func testGroupIsEvictedAsAWhole(t *testing.T, w *world) {
 	w.deletePod("preemptor")
 
 	// One device for two pods on two nodes.
-	ofFabric := spec(w.exactly("nic", 1, fmt.Sprintf("device.attributes[%q].?type.orValue(\"\") != \"gpu\"", w.driver)))
+	ofFabric := w.partition("nic")
 	w.addClaim("common", ofFabric)
 	w.addGroup("sharing", 2, w.ofPriority(low), whole)
 	w.addPod("on-a", withClaim("common"), w.withPriority(low), inGroup("sharing"), w.onNode("a"))

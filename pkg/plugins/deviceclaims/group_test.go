@@ -392,6 +392,37 @@ func TestGroupIsTriedWithoutVictims(t *testing.T) {
 	}
 }
 
+// What a pod of the group finds without the victims follows what the others have at the moment.
+func TestGroupIsTriedWithWhatTheOthersHaveNow(t *testing.T) {
+	withGroups(t)
+	w := oneNode()
+	low := running("low", "node-b", 1, "c")
+	w.pods = []*v1.Pod{low, running("stays", "node-b", 9, "d")}
+	w.claims = []*resourceapi.ResourceClaim{
+		claim("c", allocated("node-b", "gpu-0"), reservedFor("low")), claim("d", allocated("node-b", "gpu-1"), reservedFor("stays")),
+		claim("a"), claim("b"),
+	}
+	h := newHarness(t, w)
+	p, q := pending("p", 5, "a"), pending("q", 5, "b")
+	h.tryGroup(p, q).postFilter(func(context.Context) (*fwk.PodGroupAssignments, *fwk.Status) { return nil, nil })
+	snapshot := h.plugin.handle.MutableSnapshotSharedLister()
+	if err := snapshot.StartMutations(); err != nil {
+		t.Fatal(err)
+	}
+	if err := snapshot.RemovePod(klog.FromContext(h.ctx), low, "node-b"); err != nil {
+		t.Fatal(err)
+	}
+	g := h.tryGroup(p, q)
+	g.wantNodes("node-b", "")
+	// The first one has given its device back by now.
+	if status := h.plugin.Filter(h.ctx, g.attempts[1].state, q, h.nodeOf("node-b")); !status.IsSuccess() {
+		t.Errorf("the second one alone: %v", status)
+	}
+	if err := snapshot.EndMutations(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // preemptFor does what preemption for a group does, and returns the pods that it would evict.
 func (h *harness) preemptFor(pods, candidates []*v1.Pod) []string {
 	h.t.Helper()

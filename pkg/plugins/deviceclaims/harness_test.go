@@ -44,7 +44,7 @@ type world struct {
 	pods    []*v1.Pod
 	claims  []*resourceapi.ResourceClaim
 	groups  []*schedulingapi.PodGroup
-	assumed []*v1.Pod // on nodes for the scheduler, not in the API
+	assumed []*v1.Pod        // on nodes for the scheduler, not in the API
 	objects []runtime.Object // slices and classes
 	// resolver maps extended resources to classes.
 	resolver map[v1.ResourceName]string

@@ -43,6 +43,7 @@ func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycl
 		if len(explanation) == 0 {
 			if why := pl.explain(ctx, c); why != nil {
 				explanation = append(explanation, fmt.Sprintf("pod %s: %s", klog.KObj(pod), why))
+				pl.tell(ctx, pod, why.String())
 			}
 		}
 	}
@@ -52,6 +53,15 @@ func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycl
 	}
 	pl.shared.trial.mayPreempt(onNodes)
 	return nil, fwk.NewStatus(fwk.Unschedulable, explanation...)
+}
+
+// tell tells the pod's user what its group waits for, once for each reason. What the status says does not come through if a plugin
+// after this one has the last word, and the pod's own condition has only the reasons of its nodes.
+func (pl *Plugin) tell(ctx context.Context, pod *v1.Pod, why string) {
+	if pl.shared.waiting.IsNews(pod.UID, why) {
+		pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(pod, nil, v1.EventTypeWarning, "FailedScheduling", "Scheduling",
+			"the pod's group is waiting: %s", why)
+	}
 }
 
 // groupWaitsFor tells the waiting room on which nodes devices were missing, pod by pod.
