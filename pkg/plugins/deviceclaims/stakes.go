@@ -285,7 +285,7 @@ func (s *stakes) stakesOn(pools []usage.PoolID, view usage.View, is func(*stake)
 				}
 				seen.Insert(holder.Claim.UID)
 				switch st := s.ofClaim(holder.Claim); {
-				case st == nil && !s.own.Has(holder.Claim.UID):
+				case st == nil && !s.own.Has(holder.Claim.UID) && s.pl.shared.trial.allocation(holder.Claim.UID) == nil:
 					found = append(found, &stake{claim: holder.Claim, pools: pools, left: true})
 				case st != nil && is(st):
 					found = append(found, st)
