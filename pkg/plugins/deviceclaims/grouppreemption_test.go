@@ -1,0 +1,186 @@
+package deviceclaims
+
+import (
+	"context"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+)
+
+// Preemption for a group takes pods off the snapshot and tries the group; then it puts them back one by one, and tries to do without.
+func TestGroupIsTriedWithoutVictims(t *testing.T) {
+	withGroups(t)
+	p, q := pending("p", 5, "a"), pending("q", 5, "b")
+	for name, tc := range map[string]struct {
+		pods []*v1.Pod
+		// victims are those that the pods cannot do without, if each is put back in order.
+		victims []string
+	}{
+		"as many as there are": {pods: []*v1.Pod{p, q}, victims: []string{"low-0", "low-1"}},
+		"fewer":                {pods: []*v1.Pod{p}, victims: []string{"low-1"}},
+		"one claim for both":   {pods: []*v1.Pod{p, pending("q", 5, "a")}, victims: []string{"low-1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			w.pods = []*v1.Pod{running("low-0", "node-b", 1, "c-0"), running("low-1", "node-b", 1, "c-1")}
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("c-0", allocated("node-b", "gpu-0"), reservedFor("low-0")), claim("c-1", allocated("node-b", "gpu-1"), reservedFor("low-1")),
+				claim("a"), claim("b"),
+			}
+			h := newHarness(t, w)
+			nowhere := make([]string, len(tc.pods))
+			g := h.tryGroup(tc.pods...)
+			g.wantNodes(nowhere...)
+			if _, status := g.postFilter(g.fitsAll); status.Code() != fwk.Unschedulable {
+				t.Fatal(status)
+			}
+			if diff := cmp.Diff(tc.victims, h.preemptFor(tc.pods, w.pods)); diff != "" {
+				t.Errorf("victims (-want +got):\n%s", diff)
+			}
+			// The cluster is as it was, also for the next attempt.
+			h.tryGroup(tc.pods...).wantNodes(nowhere...)
+			if held := h.plugin.shared.tracker.Snapshot().Usage.Len(); held != 2 {
+				t.Errorf("%d devices are in use, want 2", held)
+			}
+		})
+	}
+}
+
+// What a pod of the group finds without the victims follows what the others have at the moment.
+func TestGroupIsTriedWithWhatTheOthersHaveNow(t *testing.T) {
+	withGroups(t)
+	w := oneNode()
+	low := running("low", "node-b", 1, "c")
+	w.pods = []*v1.Pod{low, running("stays", "node-b", 9, "d")}
+	w.claims = []*resourceapi.ResourceClaim{
+		claim("c", allocated("node-b", "gpu-0"), reservedFor("low")), claim("d", allocated("node-b", "gpu-1"), reservedFor("stays")),
+		claim("a"), claim("b"),
+	}
+	h := newHarness(t, w)
+	p, q := pending("p", 5, "a"), pending("q", 5, "b")
+	h.tryGroup(p, q).postFilter(func(context.Context) (*fwk.PodGroupAssignments, *fwk.Status) { return nil, nil })
+	snapshot := h.plugin.handle.MutableSnapshotSharedLister()
+	if err := snapshot.StartMutations(); err != nil {
+		t.Fatal(err)
+	}
+	if err := snapshot.RemovePod(klog.FromContext(h.ctx), low, "node-b"); err != nil {
+		t.Fatal(err)
+	}
+	g := h.tryGroup(p, q)
+	g.wantNodes("node-b", "")
+	// The first one has given its device back by now.
+	if status := h.plugin.Filter(h.ctx, g.attempts[1].state, q, h.nodeOf("node-b")); !status.IsSuccess() {
+		t.Errorf("the second one alone: %v", status)
+	}
+	if err := snapshot.EndMutations(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// preemptFor does what preemption for a group does, and returns the pods that it would evict.
+func (h *harness) preemptFor(pods, candidates []*v1.Pod) []string {
+	h.t.Helper()
+	check := func(err error) {
+		h.t.Helper()
+		if err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	snapshot := h.plugin.handle.MutableSnapshotSharedLister()
+	check(snapshot.StartMutations())
+	defer func() { check(snapshot.EndMutations()) }()
+	for _, candidate := range candidates {
+		check(snapshot.RemovePod(klog.FromContext(h.ctx), candidate, candidate.Spec.NodeName))
+	}
+	g := h.tryGroup(pods...)
+	if slices.Contains(g.nodes, "") {
+		h.t.Fatalf("without the others the group is on nodes %q, want it to fit", g.nodes)
+	}
+	var victims []string
+	for _, candidate := range candidates {
+		info := podInfo(candidate)
+		check(snapshot.AddPod(info, candidate.Spec.NodeName))
+		for _, a := range g.attempts {
+			h.plugin.AddPod(h.ctx, a.state, a.pod, info, h.nodeOf(candidate.Spec.NodeName))
+		}
+		if g.fitAgain() {
+			continue
+		}
+		victims = append(victims, candidate.Name)
+		check(snapshot.RemovePod(klog.FromContext(h.ctx), candidate, candidate.Spec.NodeName))
+		for _, a := range g.attempts {
+			h.plugin.RemovePod(h.ctx, a.state, a.pod, info, h.nodeOf(candidate.Spec.NodeName))
+		}
+	}
+	return victims
+}
+
+// fitAgain tells whether each pod still fits its node, with the pods before it reserved on theirs.
+func (g *groupAttempt) fitAgain() bool {
+	for i, a := range g.attempts {
+		if !g.h.plugin.Filter(g.h.ctx, a.state, a.pod, g.h.nodeOf(g.nodes[i])).IsSuccess() {
+			return false
+		}
+		a.reserve(g.nodes[i])
+		defer a.unreserve(g.nodes[i])
+	}
+	return true
+}
+
+// While devices are leaving that others were evicted for, the group waits for them, if with them it fits.
+func TestGroupWaitsForClaimsThatLeave(t *testing.T) {
+	withGroups(t)
+	tests := map[string]struct {
+		nominated bool
+		users     []string // of the claims with the two devices
+		waits     bool
+	}{
+		"their pods are gone":           {nominated: true, users: []string{"gone", "gone"}, waits: true},
+		"nobody was evicted for it":     {users: []string{"gone", "gone"}},
+		"one of them stays":             {nominated: true, users: []string{"gone", "stays"}},
+		"a group has one of the claims": {nominated: true, users: []string{"gone", ""}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			w.pods = []*v1.Pod{running("stays", "node-b", 9, "c-1"), pending("p", 5, "a"), pending("q", 5, "b")}
+			w.claims = []*resourceapi.ResourceClaim{claim("a"), claim("b"), claim("c-0", allocated("node-b", "gpu-0")), claim("c-1", allocated("node-b", "gpu-1"))}
+			for i, user := range tc.users {
+				reserve := reservedFor(user)
+				if user == "" {
+					reserve = forGroup
+				}
+				reserve(w.claims[2+i])
+			}
+			h := newHarness(t, w)
+			pods := w.pods[1:]
+			if tc.nominated {
+				pods[0] = pods[0].DeepCopy()
+				pods[0].Status.NominatedNodeName = "node-b"
+				h.nominator.nominate("node-b", pods...)
+			}
+			g := h.tryGroup(pods...)
+			result, status := g.postFilter(g.fitsAll)
+			if status.IsSuccess() != tc.waits {
+				t.Fatalf("status %v, waits: want %t", status, tc.waits)
+			}
+			if !tc.waits {
+				return
+			}
+			for _, p := range pods { // the second one's own status does not say so yet
+				if info := result.NominatingInfos[types.NamespacedName{Namespace: p.Namespace, Name: p.Name}]; info == nil || info.NominatedNodeName != "node-b" {
+					t.Errorf("pod %s is nominated by %v", p.Name, info)
+				}
+			}
+			h.activator.taken()
+			h.api.change("c-0", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+			h.eventually("the group is woken", func() bool { return slices.Equal(h.activator.taken(), []string{"p", "q"}) })
+		})
+	}
+}
