@@ -174,6 +174,15 @@ func TestGroupGetsWhatWasTried(t *testing.T) {
 			mustBind(h, p, q)
 			p.unreserve("node-b")
 		}, users: []string{"q"}},
+		"the first one gives up before anything is written": {steps: func(h *harness, p, q *attempt) {
+			p.reserve("node-b")
+			q.reserve("node-b")
+			p.unreserve("node-b")
+			if held := h.plugin.shared.tracker.Snapshot().Usage.Len(); held != 2 {
+				h.t.Errorf("%d devices are in use, want both of the second pod", held)
+			}
+			mustBind(h, q)
+		}, users: []string{"q"}},
 		"the first one is not reserved": {steps: func(h *harness, _, q *attempt) {
 			if status := h.plugin.Reserve(h.ctx, q.state, q.pod, "node-b"); status.Code() != fwk.Unschedulable {
 				h.t.Errorf("Reserve: %v, want it refused", status)
