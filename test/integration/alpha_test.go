@@ -299,11 +299,17 @@ func testAllocationThatSkipsOperations(t *testing.T, w *world) {
 func testNodeAllocatableResources(t *testing.T, w *world) {
 	w.addNode("n")
 	w.declare("n", "DRANodeAllocatableResources") // the API server takes such slices for no other node
-	w.addSlice(w.slice("n", gpus(h100, 2, func(_ int, d *resourceapi.Device) {
+	slice := w.slice("n", gpus(h100, 2, func(_ int, d *resourceapi.Device) {
 		d.NodeAllocatableResources = map[v1.ResourceName]resourceapi.NodeAllocatableResource{
 			v1.ResourceMemory: {Overhead: &resourceapi.NodeAllocatableOverhead{PerPod: ptr.To(resource.MustParse("1Gi"))}},
 		}
-	})...))
+	})...)
+	// Its admission looks at what a watch of its own has brought.
+	w.eventually("the API server has heard what the node declares", func() bool {
+		_, err := w.client.ResourceV1().ResourceSlices().Create(w.ctx, slice.DeepCopy(), metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err == nil
+	})
+	w.addSlice(slice)
 	w.addClaim("wanted", spec(w.exactly("gpu", 1)))
 	w.addPod("pod", withClaim("wanted"))
 	w.awaitUnschedulable("pod", "2 of 2", "standing for CPU or memory of a node (nodeAllocatableResources), which only kube-scheduler itself can account for")
