@@ -49,16 +49,20 @@ const (
 	// These failures to prepare do not pass by themselves.
 	reasonLost = "GPULost"
 	reasonHeld = "DeviceHeld"
+	reasonOwed = "DeviceQuarantined"
 )
 
 // permanent tells whether a failure to prepare will not pass by itself, and its reason.
 func permanent(err error) (reason string, ok bool) {
 	var held *prepare.HeldError
+	var quarantined *prepare.QuarantinedError
 	switch {
 	case errors.Is(err, nvml.ErrGPULost), errors.Is(err, nvml.ErrNotFound):
 		return reasonLost, true
 	case errors.As(err, &held):
 		return reasonHeld, true
+	case errors.As(err, &quarantined):
+		return reasonOwed, true
 	}
 	return "", false
 }

@@ -179,4 +179,14 @@ func TestAGPUInQuarantineIsTainted(t *testing.T) {
 	if answer := m.prepare(m.allocate("train", gpu0)); !strings.Contains(answer.GetError(), "in quarantine") {
 		t.Errorf("prepare: %q, want an error about the quarantine", answer.GetError())
 	}
+	eventually(t, "the claim says why its device is not ready", func() error {
+		object, err := m.client.ResourceV1().ResourceClaims("default").Get(t.Context(), "train", metav1.GetOptions{})
+		must(t, err)
+		for _, device := range object.Status.Devices {
+			if c := meta.FindStatusCondition(device.Conditions, driver.ConditionReady); c != nil && c.Status == metav1.ConditionFalse && c.Reason == "DeviceQuarantined" {
+				return nil
+			}
+		}
+		return fmt.Errorf("devices %v", object.Status.Devices)
+	})
 }

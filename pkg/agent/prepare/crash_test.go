@@ -437,3 +437,70 @@ func (d faultyDaemons) Start(ctx context.Context, daemon sharing.Daemon) error {
 func (d faultyDaemons) Stop(ctx context.Context, name string) error {
 	return d.faulty.Do("stop-daemon", name, func() error { return d.Daemons.Stop(ctx, name) })
 }
+
+// TestARetryUndoesFirst: the kubelet calls again although the agent was not started anew, for example because the disk
+// was full for a moment.
+func TestARetryUndoesFirst(t *testing.T) {
+	for _, name := range []string{"time-slicing", "MIG"} {
+		s := scenarios[name]
+		steps, before, after := s.undisturbed(t, preparing)
+		for at := 1; at <= len(steps); at++ {
+			t.Run(fmt.Sprintf("%s/%02d %s", name, at, label(steps[at-1])), func(t *testing.T) {
+				n := newNode(t)
+				s.start(t, n, preparing)
+				n.disturb(&durabletest.Faulty{FS: durable.OS{}, Mode: durabletest.CrashAfter, At: at})
+				_ = s.run(n, preparing)
+				n.restart()
+				m := n.manager()
+				if _, err := m.Prepare(n.ctx, s.claim()); err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(after, n.state(), cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("after the retry (-undisturbed +now):\n%s", diff)
+				}
+				if err := m.Unprepare(n.ctx, s.claim().UID); err != nil {
+					t.Fatal(err)
+				}
+				if diff := cmp.Diff(before, n.state(), cmpopts.EquateEmpty()); diff != "" {
+					t.Errorf("after unprepare (-before the claim +now):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// TestACrashAfterARebootLeavesNothing: a claim comes back after a reboot, the agent dies at any step of making it anew,
+// and then the pod is gone.
+func TestACrashAfterARebootLeavesNothing(t *testing.T) {
+	s := scenarios["MIG"]
+	again := func(faulty *durabletest.Faulty) *node {
+		n := newNode(t)
+		s.start(t, n, unpreparing) // prepared
+		n.do(&nvmlsim.Reboot{})
+		n.hardware.discover(t, dynamic)
+		n.disturb(faulty)
+		_ = s.run(n, preparing)
+		n.restart()
+		return n
+	}
+	count := &durabletest.Faulty{FS: durable.OS{}}
+	again(count)
+	if len(count.Steps()) < 10 {
+		t.Fatalf("only %d steps", len(count.Steps()))
+	}
+	for at := range count.Steps() {
+		n := again(&durabletest.Faulty{FS: durable.OS{}, Mode: durabletest.CrashAfter, At: at + 1})
+		m := n.manager()
+		if _, err := m.Recover(n.ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Unprepare(n.ctx, s.claim().UID); err != nil {
+			t.Fatal(err)
+		}
+		for i := range 2 {
+			if g := n.gpu(i); g.MIG || len(g.Instances) > 0 {
+				t.Errorf("step %d, %s: left on GPU %d: MIG %v, instances %v", at+1, count.Steps()[at], i, g.MIG, g.Instances)
+			}
+		}
+	}
+}
