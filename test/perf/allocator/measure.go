@@ -50,9 +50,6 @@ func compare(c comparison) (times, error) {
 	w := c.world()
 	w.informed()
 	w.alike = c.alike
-	if err := w.estrange(); err != nil {
-		return times{}, fmt.Errorf("ours: %w", err)
-	}
 	fit, err := w.filterOurs() // slices have been seen
 	if err != nil {
 		return times{}, fmt.Errorf("ours: %w", err)

@@ -246,6 +246,11 @@ func (w *world) filterOurs() (int, error) {
 		return 0, err
 	}
 	if !w.alike {
+		if w.strangers == nil {
+			if err := w.estrange(); err != nil {
+				return 0, err
+			}
+		}
 		w.turn++
 		requests = w.strangers[w.turn%len(w.strangers)]
 	}
