@@ -309,12 +309,3 @@ func (s *search) leastTakesOf(a *alternative) map[resourceapi.QualifiedName]amou
 	}
 	return l.leastTakes
 }
-
-// sharesOf is how many shares for the alternative the device could give, at most limit.
-func (s *search) sharesOf(a *alternative, device, limit int) int {
-	room := s.roomOf(device)
-	for k, takes := range s.takes(a, device) {
-		limit = min(limit, room[k].Times(takes, limit))
-	}
-	return limit
-}
