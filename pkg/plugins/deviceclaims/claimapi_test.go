@@ -243,6 +243,20 @@ func (api *claimAPI) release() {
 	api.held = nil
 }
 
+// releaseAsList ends the watches because the events that were held are not kept any more, so that all that is heard of them is
+// what there is in the end.
+func (api *claimAPI) releaseAsList() {
+	api.mutex.Lock()
+	defer api.mutex.Unlock()
+	api.holding = false
+	api.sent, api.held = append(api.sent, api.held...), nil
+	expired := apierrors.NewResourceExpired("too old resource version").Status()
+	for _, watcher := range api.watchers {
+		watcher.send(watch.Event{Type: watch.Error, Object: &expired})
+	}
+	api.closeWatchesLocked()
+}
+
 // create stores a new claim, as kubectl or the controller would.
 func (api *claimAPI) create(claim *resourceapi.ResourceClaim) {
 	api.mutex.Lock()

@@ -237,7 +237,8 @@ func TestFenceTimesOut(t *testing.T) {
 	}
 }
 
-// What happens to the claim while the pod waits is not passed over.
+// What happens to the claim while the pod waits is not passed over. It is heard of at once with the pod's own write: were that
+// known first, the pod might go on before.
 func TestFenceClaimChangesMeanwhile(t *testing.T) {
 	tests := map[string]struct {
 		then func(h *harness)
@@ -273,7 +274,7 @@ func TestFenceClaimChangesMeanwhile(t *testing.T) {
 			done := a.preBindAsync()
 			h.eventually("the claim is written", func() bool { return h.api.get("mine").Status.Allocation != nil })
 			tc.then(h)
-			h.api.release()
+			h.api.releaseAsList()
 			if status := <-done; status.Code() != fwk.Error || !strings.Contains(status.Message(), tc.want) {
 				t.Errorf("PreBind: %v, want an error with %q", status, tc.want)
 			}
