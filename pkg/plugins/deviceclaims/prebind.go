@@ -58,6 +58,9 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		return fwk.AsStatus(err)
 	}
 	if err := pl.waitForBindingConditions(ctx, pod, c); err != nil {
+		if ctx.Err() == nil {
+			pl.shared.elsewhere.add(pod.UID, nodeName)
+		}
 		return fwk.AsStatus(err)
 	}
 	if err := pl.recordExtendedClaim(ctx, pod, c); err != nil {

@@ -9,8 +9,9 @@ import (
 )
 
 // Score prefers nodes that offer earlier alternatives of the requests with a prioritized list (KEP-4816), and after that
-// those on which more, or fewer, of the matching devices are held, as the arguments' scoring strategy says.
-func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, nodeInfo fwk.NodeInfo) (int64, *fwk.Status) {
+// those on which more, or fewer, of the matching devices are held, as the arguments' scoring strategy says. Nodes on which
+// devices failed to become ready for the pod come last (KEP-5007).
+func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodeInfo fwk.NodeInfo) (int64, *fwk.Status) {
 	c, err := readCycle(state)
 	if err != nil {
 		return 0, fwk.AsStatus(err)
@@ -19,7 +20,7 @@ func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, node
 		return 0, nil
 	}
 	result, _ := c.results.get(nodeInfo.Node().Name)
-	return result.score, nil
+	return pl.shared.elsewhere.score(pod.UID, nodeInfo.Node().Name, result.score), nil
 }
 
 // ScoreExtensions implements [fwk.ScorePlugin].

@@ -43,7 +43,9 @@ type Shared struct {
 	waiting *waitingPods
 	// attempts are the pods that are being bound, leaving the claims that preemptors wait for.
 	attempts *attempts
-	leaving  *leavingClaims
+	// elsewhere are the nodes that pods should not try again before others.
+	elsewhere *elsewhere
+	leaving   *leavingClaims
 	// trial has what the pods of a group have been given while the group is tried.
 	trial *trial
 	// recorded are pods whose status may name a claim for extended resources.
@@ -95,14 +97,14 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	}})
 	caches.store.Store(s.store)
 	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
-	s.attempts, s.leaving, s.trial = newAttempts(), newLeavingClaims(), &trial{}
+	s.attempts, s.elsewhere, s.leaving, s.trial = newAttempts(), newElsewhere(), newLeavingClaims(), &trial{}
 	pods := s.factory.Core().V1().Pods().Lister()
 	s.waiting = newWaitingPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
 	s.recorded = newRecordedPods(pods)
 
 	var err error
 	for _, handler := range []cache.ResourceEventHandler{
-		s.waiting.podHandler(), s.attempts.podHandler(), victimHandler(klog.FromContext(ctx), handle),
+		s.waiting.podHandler(), s.attempts.podHandler(), s.elsewhere.podHandler(), victimHandler(klog.FromContext(ctx), handle),
 	} {
 		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(handler); err != nil {
 			s.cancel()
