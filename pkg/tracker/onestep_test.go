@@ -40,8 +40,11 @@ func TestOperationsAreOneStep(t *testing.T) {
 			view := tr.Snapshot().Usage
 			var first, second error
 			handOver(tr, func() { first = tr.Reserve(view, podA, onGPU0("a", "ua")) }, func() { second = tr.Reserve(view, podB, onGPU0("b", "ub")) })
+			if second == nil { // it was first after all
+				first, second = second, first
+			}
 			if first != nil || !errors.Is(second, ErrStale) {
-				t.Errorf("first %v, second %v; want success and %v", first, second, ErrStale)
+				t.Errorf("one %v, the other %v; want success and %v", first, second, ErrStale)
 			}
 		},
 		"Reserve takes several claims": func(t *testing.T) {
@@ -49,7 +52,7 @@ func TestOperationsAreOneStep(t *testing.T) {
 			both := append(onGPU0("a", "ua"), Reservation{claim("b", "ub", 6), allocation(gpu1)})
 			var between Snapshot
 			handOver(tr, func() { must(t, tr.Reserve(usage.View{}, podA, both)) }, func() { between = tr.Snapshot() })
-			if n := between.Usage.Len(); n != 2 {
+			if n := between.Usage.Len(); n != 0 && n != 2 {
 				t.Errorf("%d devices are held in between, want none or both", n)
 			}
 		},
