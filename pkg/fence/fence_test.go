@@ -119,6 +119,19 @@ func TestOfTwoWithAKnownOrderExactlyOnePasses(t *testing.T) {
 	}
 }
 
+// A claim that is reserved for a further pod was allocated when it was, and not when that was written.
+func TestAReservationDoesNotMoveTheTimeOfTheAllocation(t *testing.T) {
+	gpu := results{}.device("a", "gpu-0")
+	first, second := claim("first", 11, gpu), claim("second", 12, gpu)
+	s := newScheduler()
+	s.list(10)
+	s.watch(first)
+	s.watch(second)
+	s.watch(claim("first", 13, gpu))
+	s.wantVerdict(t, first, usage.View{}, tracker.Fits, "")
+	s.wantVerdict(t, second, usage.View{}, tracker.Lost, "first")
+}
+
 // A claim that is about to give way makes a third one give way, which fits as soon as it has.
 func TestALoserThatHasNotGivenWayYet(t *testing.T) {
 	gpu := results{}.device("a", "gpu-0")
