@@ -331,37 +331,4 @@ func TestNoStepOfARemovalFreesTheClaimEarly(t *testing.T) {
 	}
 }
 
-func FuzzRecordsOfAnyBytesAreReadable(f *testing.F) {
-	l, err := ledger.Open(durable.OS{}, f.TempDir())
-	if err != nil {
-		f.Fatal(err)
-	}
-	if err := l.Put(entry(ledger.PrepareCompleted, "gpu-a")); err != nil {
-		f.Fatal(err)
-	}
-	record, err := l.Get(uid)
-	if err != nil {
-		f.Fatal(err)
-	}
-	good, err := os.ReadFile(record.Path)
-	if err != nil {
-		f.Fatal(err)
-	}
-	f.Add(good)
-	f.Add(newerVersion(good))
-	f.Add([]byte("{}\n{}"))
-	f.Fuzz(func(t *testing.T, data []byte) {
-		if err := os.WriteFile(record.Path, data, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		got, err := l.Get(uid)
-		if err != nil || got == nil || !got.Holds("gpu-a") {
-			t.Errorf("record %+v, %v: want one that holds its GPU", got, err)
-		}
-		if (got.Entry == nil) == (got.Err == nil) {
-			t.Errorf("record %+v: want an entry or an error", got)
-		}
-	})
-}
-
 func version(n int) string { return fmt.Sprintf(`"schemaVersion":%d`, n) }
