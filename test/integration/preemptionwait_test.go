@@ -159,6 +159,24 @@ func TestPreemptorIsTriedBeforeTheClaimIsReleased(t *testing.T) {
 	}
 }
 
+// nominateOverASlowVictim leaves pod "preemptor" nominated to the only node, for both GPUs of which it waits: its victim "fast" is
+// gone, "slow" is being deleted and goes when the test deletes it.
+func (w *world) nominateOverASlowVictim() {
+	w.t.Helper()
+	w.addPriorities()
+	w.addNode("a", gpus(h100, 2)...)
+	w.addTemplate("one", spec(w.exactly("gpu", 1)))
+	w.addTemplate("two", spec(w.exactly("gpu", 2)))
+	w.run("fast", low, "a", withTemplate("one"))
+	w.run("slow", low, "a", withTemplate("one"), withGrace)
+	free := claimName(w.awaitBound("fast"), "one")
+	w.addPod("preemptor", withTemplate("two"), w.withPriority(high))
+	w.awaitNominated("preemptor", "a")
+	w.awaitDeletion("slow")
+	w.awaitPodGone("fast")
+	w.awaitClaimGone(free)
+}
+
 // One of two victims is gone already, the other one takes its time. Nobody takes the free device meanwhile.
 func TestNominatedPodKeepsItsDevices(t *testing.T) {
 	t.Parallel()
@@ -167,19 +185,7 @@ func TestNominatedPodKeepsItsDevices(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
 			s := startScheduler(t, w.name, schedulerSetup{})
-			w.addPriorities()
-			w.addNode("a", gpus(h100, 2)...)
-			w.addTemplate("one", spec(w.exactly("gpu", 1)))
-			w.addTemplate("two", spec(w.exactly("gpu", 2)))
-			w.run("fast", low, "a", withTemplate("one"))
-			w.run("slow", low, "a", withTemplate("one"), withGrace)
-			free := claimName(w.awaitBound("fast"), "one")
-			w.addPod("preemptor", withTemplate("two"), w.withPriority(high))
-			w.awaitNominated("preemptor", "a")
-			w.awaitDeletion("slow")
-			w.awaitPodGone("fast")
-			w.awaitClaimGone(free)
-
+			w.nominateOverASlowVictim()
 			w.addPod("rival", withTemplate("one"), w.withPriority(tc.rival))
 			w.awaitUnschedulable("rival", "held")
 			w.tryAgain(s, "rival")
@@ -201,16 +207,7 @@ func TestNominatedPodIsDeleted(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	startScheduler(t, w.name, schedulerSetup{})
-	w.addPriorities()
-	w.addNode("a", gpus(h100, 2)...)
-	w.addTemplate("one", spec(w.exactly("gpu", 1)))
-	w.addTemplate("two", spec(w.exactly("gpu", 2)))
-	w.run("fast", low, "a", withTemplate("one"))
-	w.run("slow", low, "a", withTemplate("one"), withGrace)
-	free := claimName(w.awaitBound("fast"), "one")
-	w.addPod("preemptor", withTemplate("two"), w.withPriority(high))
-	w.awaitNominated("preemptor", "a")
-	w.awaitClaimGone(free)
+	w.nominateOverASlowVictim()
 	w.addPod("rival", withTemplate("one"), w.withPriority(low))
 	w.awaitUnschedulable("rival", "held")
 
