@@ -104,6 +104,7 @@ func New(opts Options) (*Agent, error) {
 	status := newStatus()
 	a := &Agent{opts: opts, claims: claims, status: status, publisher: newPublisher(opts, status), reporter: newReporter(opts, records)}
 	gpuMetrics.hardware.Store(opts.Hardware)
+	claimMetrics.records.Store(records)
 	opts.Hardware.OnChange(func(context.Context, string, health.Verdict, health.Verdict) { a.publisher.refresh() })
 	opts.Hardware.OnChange(a.reporter.healthChanged)
 	a.leftovers = a.newReconciler(records)
@@ -140,9 +141,6 @@ func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
 
 // reconciled takes note of what was found in the ledger.
 func (a *Agent) reconciled(summary reconcile.Summary) {
-	for state, n := range map[string]int{"started": summary.Started, "completed": summary.Completed - summary.Released, "unreadable": summary.Unreadable} {
-		ledgerClaims.WithLabelValues(state).Set(float64(n))
-	}
 	leftoversReleased.Add(float64(summary.Released))
 	occupied := map[string]types.UID{}
 	for gpu, claim := range summary.Occupied {

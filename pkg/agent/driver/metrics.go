@@ -58,14 +58,6 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	})
 
-	ledgerClaims = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Namespace:      metricsNamespace,
-		Subsystem:      metricsSubsystem,
-		Name:           "ledger_claims",
-		Help:           "Claims in the ledger, by state (started, completed, unreadable), when it was last compared with what is in use.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"state"})
-
 	leftoversReleased = metrics.NewCounter(&metrics.CounterOpts{
 		Namespace:      metricsNamespace,
 		Subsystem:      metricsSubsystem,
@@ -83,8 +75,9 @@ var (
 	})
 
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(callSeconds, sliceErrors, sliceGapSeconds, poolGeneration, slicesPublished, ledgerClaims, leftoversReleased, occupiedGPUs)
+		legacyregistry.MustRegister(callSeconds, sliceErrors, sliceGapSeconds, poolGeneration, slicesPublished, leftoversReleased, occupiedGPUs)
 		legacyregistry.CustomMustRegister(gpuMetrics)
+		legacyregistry.CustomMustRegister(claimMetrics)
 	})
 )
 
@@ -106,7 +99,7 @@ var (
 	faultDesc       = gpuDesc("device_fault", "1 for each fault that a GPU has, by reason, and by whether somebody has to act (permanent).", "reason", "permanent")
 	temperatureDesc = gpuDesc("gpu_temperature_celsius", "Temperature of a GPU.")
 	powerDesc       = gpuDesc("gpu_power_watts", "Power that a GPU draws.")
-	eccDesc         = gpuDesc("gpu_ecc_errors", "Memory errors since the driver was loaded, by kind (corrected, uncorrected).", "kind")
+	eccDesc         = gpuDesc("gpu_ecc_errors_total", "Memory errors since the driver was loaded, by kind (corrected, uncorrected).", "kind")
 	lanesDesc       = gpuDesc("gpu_pcie_lanes", "Lanes of a GPU's PCIe link that are in use.")
 )
 
@@ -150,8 +143,9 @@ func (c *gpuCollector) CollectWithStability(ch chan<- metrics.Metric) {
 			gauge(powerDesc, float64(*r.PowerMilliwatts)/1000, name)
 		}
 		if r.ECC != nil {
-			gauge(eccDesc, float64(r.ECC.Corrected), name, "corrected")
-			gauge(eccDesc, float64(r.ECC.Uncorrected), name, "uncorrected")
+			// A counter: the driver sets it back when it is loaded.
+			ch <- metrics.NewLazyConstMetric(eccDesc, metrics.CounterValue, float64(r.ECC.Corrected), name, "corrected")
+			ch <- metrics.NewLazyConstMetric(eccDesc, metrics.CounterValue, float64(r.ECC.Uncorrected), name, "uncorrected")
 		}
 		if r.PCIe != nil {
 			gauge(lanesDesc, float64(r.PCIe.Width), name)

@@ -24,6 +24,8 @@ type Entry struct {
 	State   State     `json:"state"`
 	Devices []Device  `json:"devices"`
 	Updated time.Time `json:"updated"`
+	// Completed is when the claim was first PrepareCompleted; zero before, and in records of older agents.
+	Completed time.Time `json:"completed,omitzero"`
 
 	// BootID is the boot of the machine in which the side effects were made: a reboot ends what is on a GPU.
 	// Records of schema version 1 have none.
@@ -119,6 +121,20 @@ const (
 	// StepCDIFile: a CDI specification file was written; Target is its path.
 	StepCDIFile StepKind = "CDIFile"
 )
+
+var stepKinds = map[StepKind]bool{
+	StepMIGMode:     true,
+	StepPartition:   true,
+	StepPersistence: true,
+	StepComputeMode: true,
+	StepTimeSlice:   true,
+	StepProcesses:   true,
+	StepMPSDaemon:   true,
+	StepCDIFile:     true,
+}
+
+// Known tells whether it is one of the kinds above, and not of an agent that knows more.
+func (k StepKind) Known() bool { return stepKinds[k] }
 
 // Step is one side effect that unprepare, or the roll-back of a failed prepare, takes back.
 type Step struct {

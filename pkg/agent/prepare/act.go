@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -14,7 +15,14 @@ import (
 )
 
 // do makes one side effect, or finds that it is there already. The CDI file comes last and is the caller's.
-func (m *Manager) do(ctx context.Context, j *job, step ledger.Step) error {
+func (m *Manager) do(ctx context.Context, j *job, step ledger.Step) (err error) {
+	switch {
+	case !step.Kind.Known():
+		return errUnknownStep
+	case step.Kind == ledger.StepProcesses, step.Kind == ledger.StepCDIFile:
+		return nil // the pods do the one, and the other one comes last
+	}
+	defer measure(preparing, step.Kind, time.Now(), &err)
 	switch step.Kind {
 	case ledger.StepMIGMode:
 		return m.act(ctx, step.GPU, step.Target, enableMIG)
@@ -28,8 +36,6 @@ func (m *Manager) do(ctx context.Context, j *job, step ledger.Step) error {
 		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
 		defer cancel()
 		return m.opts.Tools.TimeSlicer.SetTimeSlice(ctx, step.Target, config.Interval(step.Want))
-	case ledger.StepProcesses:
-		return nil // the pods do that
 	case ledger.StepMPSDaemon:
 		daemon, err := j.daemon(true)
 		if err != nil || daemon == nil {
@@ -38,12 +44,12 @@ func (m *Manager) do(ctx context.Context, j *job, step ledger.Step) error {
 		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
 		defer cancel()
 		return m.opts.Tools.Daemons.Start(ctx, *daemon)
-	case ledger.StepCDIFile:
-		return nil
 	default:
-		return errors.New("this agent does not know this kind of step")
+		return errUnknownStep
 	}
 }
+
+var errUnknownStep = errors.New("this agent does not know this kind of step")
 
 func enableMIG(d nvml.Device) error {
 	mode, err := d.MIGMode()
@@ -127,7 +133,11 @@ func (m *Manager) describeDevices(ctx context.Context, j *job) ([]byte, error) {
 }
 
 // undo takes one side effect back; one that never happened is taken back with success.
-func (m *Manager) undo(ctx context.Context, entry *ledger.Entry, step ledger.Step) error {
+func (m *Manager) undo(ctx context.Context, entry *ledger.Entry, step ledger.Step) (err error) {
+	if !step.Kind.Known() {
+		return errUnknownStep
+	}
+	defer measure(unpreparing, step.Kind, time.Now(), &err)
 	if step.Kind == ledger.StepCDIFile {
 		return m.store.Remove(entry.Claim.UID, step.Target)
 	}
@@ -155,7 +165,7 @@ func (m *Manager) undo(ctx context.Context, entry *ledger.Entry, step ledger.Ste
 	case ledger.StepProcesses:
 		return m.clear(ctx, entry, step)
 	default:
-		return errors.New("this agent does not know this kind of step")
+		return errUnknownStep
 	}
 }
 

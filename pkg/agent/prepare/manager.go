@@ -171,8 +171,8 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 
 	// 2. Does NVML answer for each of its GPUs, and how are they to be set up? No lock is held: a GPU that
 	// hangs here must not block other claims.
-	j, err := m.resolve(ctx, claim, results, parameters)
-	if err != nil {
+	var j *job
+	if err := measured(preparing, stepFind, func() (err error) { j, err = m.resolve(ctx, claim, results, parameters); return err }); err != nil {
 		return nil, err
 	}
 
@@ -200,7 +200,7 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 		if err := m.settleGPUs(ctx, j.entry); err != nil {
 			return nil, err
 		}
-		if err := m.decide(ctx, j); err != nil {
+		if err := measured(preparing, stepDecide, func() error { return m.decide(ctx, j) }); err != nil {
 			return nil, fmt.Errorf("claim %s: %w", name(claim), err)
 		}
 	}
@@ -348,7 +348,7 @@ func (m *Manager) reconcilePrevious(ctx context.Context, entry *ledger.Entry) (p
 	if !sameDevices(record.Entry, entry) {
 		return previous{}, fmt.Errorf("claim %s is prepared with the devices %v, but now allocated %v: it has to be unprepared first", entry.Claim, describe(record.Entry), describe(entry))
 	}
-	entry.Undo, entry.BootID, entry.CDISpec = record.Entry.Undo, record.Entry.BootID, record.Entry.CDISpec
+	entry.Undo, entry.BootID, entry.CDISpec, entry.Completed = record.Entry.Undo, record.Entry.BootID, record.Entry.CDISpec, record.Entry.Completed
 	for i := range entry.Devices {
 		before.stale = before.stale || record.Entry.Devices[i].UUID == ""
 	}
@@ -392,11 +392,14 @@ func (m *Manager) apply(ctx context.Context, j *job, before previous) (err error
 	if entry.CDISpec, err = m.describeDevices(ctx, j); err != nil {
 		return err
 	}
-	written, err := m.store.Restore(entry.Claim.UID, entry.CDISpec)
-	if err != nil {
+	var written bool
+	if err := measured(preparing, ledger.StepCDIFile, func() (err error) {
+		written, err = m.store.Restore(entry.Claim.UID, entry.CDISpec)
+		return err
+	}); err != nil {
 		return err
 	}
-	if err := m.store.Verify(entry.Claim.UID, deviceIDs(entry)); err != nil {
+	if err := measured(preparing, stepVerify, func() error { return m.store.Verify(entry.Claim.UID, deviceIDs(entry)) }); err != nil {
 		return fmt.Errorf("claim %s: the container runtime would not find its devices: %w", entry.Claim, err)
 	}
 	if before.completed && !before.stale && !written && !rebooted {
@@ -447,7 +450,10 @@ func (m *Manager) perform(ctx context.Context, j *job, before previous) (reboote
 func (m *Manager) put(entry *ledger.Entry, state ledger.State) error {
 	entry.State = state
 	entry.Updated = m.opts.Clock.Now().UTC()
-	return m.ledger.Put(entry)
+	if state == ledger.PrepareCompleted && entry.Completed.IsZero() {
+		entry.Completed = entry.Updated
+	}
+	return measured(preparing, stepRecord, func() error { return m.ledger.Put(entry) })
 }
 
 // response is what the kubelet gets for a completed claim.

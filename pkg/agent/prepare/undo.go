@@ -48,7 +48,8 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	if err := m.rollBack(ctx, record.Entry); err != nil {
 		return fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
 	}
-	logger.V(2).Info("Claim is unprepared", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "devices", describe(record.Entry))
+	used := m.countUse(record.Entry)
+	logger.V(2).Info("Claim is unprepared", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "devices", describe(record.Entry), "used", used)
 	return nil
 }
 
@@ -80,5 +81,5 @@ func (m *Manager) rollBack(ctx context.Context, entry *ledger.Entry) error {
 		return err
 	}
 	klog.FromContext(ctx).V(5).Info("Recorded steps are undone", "claimUID", entry.Claim.UID, "steps", len(entry.Undo), "quarantined", len(debts))
-	return m.ledger.Remove(entry.Claim.UID)
+	return measured(unpreparing, stepRecord, func() error { return m.ledger.Remove(entry.Claim.UID) })
 }
