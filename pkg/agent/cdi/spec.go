@@ -40,6 +40,8 @@ type Device struct {
 	GPU  GPU
 	// Extra is what containers get beside the GPU itself; nil for nothing.
 	Extra *specs.ContainerEdits
+	// Mounts beside those.
+	Mounts []*specs.Mount
 }
 
 // Backend knows what a container must be given to use a GPU of this node.
@@ -87,6 +89,7 @@ func BuildSpec(ctx context.Context, backend Backend, claim types.UID, devices []
 			edits.Env = append(edits.Env, device.Extra.Env...)
 			edits.Mounts = append(edits.Mounts, device.Extra.Mounts...)
 		}
+		edits.Mounts = append(edits.Mounts, device.Mounts...)
 		edits.Env = append(edits.Env,
 			envPrefix+envName(device.Name)+"="+device.GPU.UUID,
 			visibleDevices+"="+backend.VisibleDevices(uuids[device.Request]),

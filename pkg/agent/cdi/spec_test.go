@@ -68,7 +68,7 @@ func write(t *testing.T, store *cdi.Store, backend cdi.Backend, claim types.UID,
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := store.Write(claim, data); err != nil {
+	if _, err := store.Restore(claim, data); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -1,7 +1,6 @@
 package cdi
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -64,25 +63,16 @@ func Encode(spec *specs.Spec) ([]byte, error) {
 	return data, nil
 }
 
-// Write replaces the claim's file. Container runtimes run as root, but the file holds nothing secret, and
-// rootless tools read it too: 0644.
-func (s *Store) Write(claim types.UID, data []byte) error {
-	if err := s.ensureDir(); err != nil {
-		return err
-	}
-	if err := durable.WriteFile(s.fsys, s.Path(claim), data, 0o644); err != nil {
-		return fmt.Errorf("write CDI specification of claim %s: %w", claim, err)
-	}
-	return nil
-}
-
-// Restore writes the claim's file unless it has this very content already, and says whether it did.
+// Restore writes the claim's file unless it has this very content already, and says whether it did. Container runtimes
+// run as root, but the file holds nothing secret, and rootless tools read it too: 0644.
 func (s *Store) Restore(claim types.UID, data []byte) (written bool, err error) {
-	current, err := s.fsys.ReadFile(s.Path(claim))
-	if err == nil && bytes.Equal(current, data) {
-		return false, nil
+	if err := s.ensureDir(); err != nil {
+		return false, err
 	}
-	return true, s.Write(claim, data)
+	if written, err = durable.Restore(s.fsys, s.Path(claim), data, 0o644); err != nil {
+		return written, fmt.Errorf("write CDI specification of claim %s: %w", claim, err)
+	}
+	return written, nil
 }
 
 // Remove deletes the claim's file at the path that Path gave when it was written, which may be in another

@@ -219,7 +219,7 @@ func TestAPartitionsAttributes(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		d := node.device(gpu, offer)
+		d := node.Device(gpu, offer)
 		got := map[string]string{}
 		for _, a := range []resourceapi.QualifiedName{AttributeType, AttributeProfile, AttributeParentUUID, AttributeUUID, AttributeProductName, AttributeNVLinkDomain} {
 			if v := d.Attributes[a].StringValue; v != nil {

@@ -50,7 +50,7 @@ func (n *Node) DriverResources(pool string) resourceslice.DriverResources {
 		}
 		var slice resourceslice.Slice
 		for o := range gpu.Offers {
-			slice.Devices = append(slice.Devices, n.device(gpu, &gpu.Offers[o]))
+			slice.Devices = append(slice.Devices, n.Device(gpu, &gpu.Offers[o]))
 		}
 		slices = append(slices, slice)
 		if !gpu.counted() {
@@ -69,7 +69,8 @@ func (n *Node) DriverResources(pool string) resourceslice.DriverResources {
 	return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{pool: {Slices: append(counters, slices...)}}}
 }
 
-func (n *Node) device(gpu *GPU, offer *Offer) resourceapi.Device {
+// Device returns what is published of an offer.
+func (n *Node) Device(gpu *GPU, offer *Offer) resourceapi.Device {
 	device := resourceapi.Device{Name: offer.Name}
 	if offer.Partition == nil {
 		device.Attributes, device.Capacity = n.wholeGPU(gpu)

@@ -26,7 +26,7 @@ func (h *Hardware) Offer(policy discovery.Policy) {
 // with a fault that leaves it answering is handed out: the claim may tolerate the taint.
 func (h *Hardware) Find(ctx context.Context, device string) (prepare.Target, error) {
 	for {
-		gpu, offer, err := h.find(device)
+		node, gpu, offer, err := h.find(device)
 		if err != nil {
 			return prepare.Target{}, err
 		}
@@ -34,7 +34,7 @@ func (h *Hardware) Find(ctx context.Context, device string) (prepare.Target, err
 		err = h.monitor.Check(ctx, gpu.Name)
 		switch {
 		case err == nil:
-			return targetOf(gpu, offer), nil
+			return targetOf(node, gpu, offer), nil
 		case !errors.Is(err, health.ErrPaused) || looked == nil:
 			return prepare.Target{}, err
 		}
@@ -48,9 +48,10 @@ func (h *Hardware) Find(ctx context.Context, device string) (prepare.Target, err
 }
 
 // targetOf is what prepare needs to know of an offer.
-func targetOf(gpu *discovery.GPU, offer *discovery.Offer) prepare.Target {
+func targetOf(node *discovery.Node, gpu *discovery.GPU, offer *discovery.Offer) prepare.Target {
 	target := prepare.Target{
 		GPU:         cdi.GPU{Name: gpu.Name, UUID: gpu.UUID, Minor: gpu.Minor},
+		Attributes:  node.Device(gpu, offer).Attributes,
 		SwitchesMIG: gpu.MIG != nil && gpu.MIG.Switches,
 	}
 	if p := offer.Partition; p != nil {
@@ -60,16 +61,17 @@ func targetOf(gpu *discovery.GPU, offer *discovery.Offer) prepare.Target {
 }
 
 // find does not ask NVML.
-func (h *Hardware) find(device string) (*discovery.GPU, *discovery.Offer, error) {
+func (h *Hardware) find(device string) (*discovery.Node, *discovery.GPU, *discovery.Offer, error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.node == nil {
-		return nil, nil, fmt.Errorf("the node's GPUs are not known: %w", h.reason)
+		return nil, nil, nil, fmt.Errorf("the node's GPUs are not known: %w", h.reason)
 	}
 	if h.reason != nil && len(h.looking) == 0 {
-		return nil, nil, fmt.Errorf("the node's GPUs cannot be reached: %w", h.reason)
+		return nil, nil, nil, fmt.Errorf("the node's GPUs cannot be reached: %w", h.reason)
 	}
-	return h.node.Find(device)
+	gpu, offer, err := h.node.Find(device)
+	return h.node, gpu, offer, err
 }
 
 // On implements prepare.Hardware. One thing is done to a GPU at a time, so that what is undone is never

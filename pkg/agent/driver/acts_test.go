@@ -17,7 +17,7 @@ func TestOneThingAtATimeIsDoneToAGPU(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		h := newRig(t, "dgx-h100").found(ctx)
-		gpu, _, err := h.find(first)
+		_, gpu, _, err := h.find(first)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -1,6 +1,7 @@
 package durable
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io"
@@ -44,6 +45,15 @@ func WriteFile(fsys FS, path string, data []byte, perm fs.FileMode) error {
 		return errors.Join(err, ignoreNotExist(fsys.Remove(temp)))
 	}
 	return fsys.SyncDir(filepath.Dir(path))
+}
+
+// Restore writes path unless it has this very content already, and says whether it did.
+func Restore(fsys FS, path string, data []byte, perm fs.FileMode) (written bool, err error) {
+	current, err := fsys.ReadFile(path)
+	if err == nil && bytes.Equal(current, data) {
+		return false, nil
+	}
+	return true, WriteFile(fsys, path, data, perm)
 }
 
 // Remove deletes path for good. A path that does not exist is no error.

@@ -38,6 +38,8 @@ type Entry struct {
 	// They are undone in reverse; undoing one that never happened must do nothing.
 	Undo []Step `json:"undo,omitempty"`
 
+	// Metadata are the device metadata files as they were written for the claim's containers, by the names of its requests.
+	Metadata map[string]json.RawMessage `json:"metadata,omitempty"`
 	// CDISpec is the CDI specification as it was written for this claim, so that it can be put back
 	// without NVML or the API server.
 	CDISpec json.RawMessage `json:"cdiSpec,omitempty"`
@@ -118,7 +120,7 @@ const (
 	StepProcesses StepKind = "Processes"
 	// StepMPSDaemon: an MPS daemon with the name Target was started.
 	StepMPSDaemon StepKind = "MPSDaemon"
-	// StepCDIFile: a CDI specification file was written; Target is its path.
+	// StepCDIFile: a CDI specification file was written, and the device metadata that it mounts; Target is the former's path.
 	StepCDIFile StepKind = "CDIFile"
 )
 

@@ -119,6 +119,9 @@ func (m *Manager) describeDevices(ctx context.Context, j *job) ([]byte, error) {
 		if j.settings[i].Strategy == config.MPS && !device.AdminAccess {
 			described.Extra = m.opts.Tools.Daemons.Edits(string(j.entry.Claim.UID))
 		}
+		if mount := m.metadataMount(j, i); mount != nil {
+			described.Mounts = append(described.Mounts, mount)
+		}
 		devices = append(devices, described)
 	}
 	spec, err := cdi.BuildSpec(ctx, m.opts.Backend, j.entry.Claim.UID, devices)
@@ -139,7 +142,10 @@ func (m *Manager) undo(ctx context.Context, entry *ledger.Entry, step ledger.Ste
 	}
 	defer measure(unpreparing, step.Kind, time.Now(), &err)
 	if step.Kind == ledger.StepCDIFile {
-		return m.store.Remove(entry.Claim.UID, step.Target)
+		if err := m.store.Remove(entry.Claim.UID, step.Target); err != nil {
+			return err
+		}
+		return m.removeMetadata(entry.Claim.UID)
 	}
 	if step.Kind == ledger.StepMPSDaemon {
 		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)

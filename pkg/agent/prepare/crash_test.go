@@ -344,7 +344,16 @@ func (n *node) state() machineState {
 		}
 		s.Claims = append(s.Claims, entry)
 	}
-	for _, dir := range []string{n.cdiDir(), filepath.Join(n.root, "state", "quarantine"), n.claimsDir()} {
+	dirs := []string{n.cdiDir(), filepath.Join(n.root, "state", "quarantine"), n.claimsDir()}
+	metadata, err := os.ReadDir(n.metadataDir())
+	if err != nil && !os.IsNotExist(err) {
+		n.t.Fatal(err)
+	}
+	for _, claim := range metadata {
+		dirs = append(dirs, filepath.Join(n.metadataDir(), claim.Name()))
+		s.Files[neutral.Replace(dirs[len(dirs)-1])] = "" // also if it is empty
+	}
+	for _, dir := range dirs {
 		entries, err := os.ReadDir(dir)
 		if err != nil && !os.IsNotExist(err) {
 			n.t.Fatal(err)

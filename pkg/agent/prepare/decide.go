@@ -20,7 +20,9 @@ import (
 
 // job is a claim on its way through prepare. The devices of the entry, the targets and the settings are parallel.
 type job struct {
-	entry    *ledger.Entry
+	entry *ledger.Entry
+	// podClaim is the name by which its pods' specs know the claim, if it was made from a template.
+	podClaim string
 	targets  []Target
 	settings []config.Settings
 }

@@ -82,8 +82,9 @@ func victimNode(root string) (*node, error) {
 	return &node{ctx: ctx, root: root, hardware: h, timeout: 10 * time.Second}, nil
 }
 
-func (n *node) cdiDir() string    { return filepath.Join(n.root, "cdi") }
-func (n *node) claimsDir() string { return filepath.Join(n.root, "state", "claims") }
+func (n *node) cdiDir() string      { return filepath.Join(n.root, "cdi") }
+func (n *node) claimsDir() string   { return filepath.Join(n.root, "state", "claims") }
+func (n *node) metadataDir() string { return filepath.Join(n.root, "state", "metadata") }
 
 // manager starts an agent's manager on the machine, without Recover.
 func (n *node) manager() *prepare.Manager {
@@ -144,8 +145,8 @@ func (n *node) files() []string {
 	return names
 }
 
-// visible resolves the CDI names as a container runtime does and returns the GPUs that the container gets.
-func (n *node) visible(devices []prepare.Device) []string {
+// container resolves the CDI names as a container runtime does.
+func (n *node) container(devices []prepare.Device) *oci.Spec {
 	n.t.Helper()
 	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(n.cdiDir()), cdilib.WithAutoRefresh(false))
 	if err != nil {
@@ -157,8 +158,14 @@ func (n *node) visible(devices []prepare.Device) []string {
 			n.t.Fatalf("the runtime cannot resolve %v: %v", device.CDIDeviceIDs, err)
 		}
 	}
+	return container
+}
+
+// visible are the GPUs that a container gets.
+func (n *node) visible(devices []prepare.Device) []string {
+	n.t.Helper()
 	var uuids []string
-	for _, env := range container.Process.Env {
+	for _, env := range n.container(devices).Process.Env {
 		if name, value, _ := strings.Cut(env, "="); strings.HasPrefix(name, "STOWAGE_") {
 			uuids = append(uuids, value)
 		}

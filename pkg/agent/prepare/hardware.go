@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/ledger"
@@ -31,6 +33,8 @@ type Target struct {
 	GPU cdi.GPU
 	// Partition is nil for a whole GPU.
 	Partition *ledger.Partition
+	// Attributes are what is published of the device.
+	Attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 	// SwitchesMIG tells that the GPU's MIG mode can be changed without a reset.
 	SwitchesMIG bool
 }

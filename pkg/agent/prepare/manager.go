@@ -214,7 +214,10 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 
 // resolve turns allocation results into the beginning of a ledger entry.
 func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim, results []wanted, parameters *config.Set) (*job, error) {
-	j := &job{entry: &ledger.Entry{Claim: claimRef(claim), State: ledger.PrepareStarted, Pods: podsOf(claim)}}
+	j := &job{
+		entry:    &ledger.Entry{Claim: claimRef(claim), State: ledger.PrepareStarted, Pods: podsOf(claim)},
+		podClaim: claim.Annotations[resourceapi.PodResourceClaimAnnotation],
+	}
 	for _, want := range results {
 		target, err := m.opts.Hardware.Find(ctx, want.device)
 		if err != nil {
@@ -389,12 +392,15 @@ func (m *Manager) apply(ctx context.Context, j *job, before previous) (err error
 	if err := m.identify(ctx, j); err != nil {
 		return err
 	}
+	if entry.Metadata, err = m.describeMetadata(j); err != nil {
+		return err
+	}
 	if entry.CDISpec, err = m.describeDevices(ctx, j); err != nil {
 		return err
 	}
 	var written bool
 	if err := measured(preparing, ledger.StepCDIFile, func() (err error) {
-		written, err = m.store.Restore(entry.Claim.UID, entry.CDISpec)
+		written, err = m.restoreFiles(entry)
 		return err
 	}); err != nil {
 		return err

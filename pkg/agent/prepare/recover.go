@@ -51,6 +51,7 @@ func (m *Manager) reconcile(ctx context.Context, rollBack bool) (Recovery, error
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, m.sweepMetadata(ctx, records))
 	sum.Quarantined, err = m.settleAll(ctx)
 	return sum, errors.Join(append(errs, err)...)
 }
@@ -102,13 +103,13 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 			// The previous copy, from before the specification was made: the next Prepare makes it again.
 			return nil
 		}
-		restored, err := m.store.Restore(uid, record.Entry.CDISpec)
+		restored, err := m.restoreFiles(record.Entry)
 		if err != nil {
 			return fmt.Errorf("restore claim %s: %w", record.Entry.Claim, err)
 		}
 		if restored {
 			sum.Restored++
-			logger.Info("CDI specification of a prepared claim was missing or changed and is written again", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid, "path", m.store.Path(uid))
+			logger.Info("CDI specification or device metadata of a prepared claim was missing or changed and is written again", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid, "path", m.store.Path(uid))
 		}
 		return nil
 	}

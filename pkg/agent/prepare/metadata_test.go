@@ -1,0 +1,213 @@
+package prepare_test
+
+import (
+	"encoding/json"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/api/metadata"
+	"k8s.io/dynamic-resource-allocation/devicemetadata"
+
+	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/prepare"
+)
+
+// told is what a container reads about its devices, by the files' paths in the container, decoded as applications do.
+func (n *node) told(devices []prepare.Device) map[string]*metadata.DeviceMetadata {
+	n.t.Helper()
+	files := map[string]*metadata.DeviceMetadata{}
+	for _, mount := range n.container(devices).Mounts {
+		if !strings.HasPrefix(mount.Destination, metadata.ContainerDir) {
+			continue
+		}
+		if files[mount.Destination] != nil {
+			n.t.Errorf("%s is mounted twice", mount.Destination)
+		}
+		if !slices.Contains(mount.Options, "ro") {
+			n.t.Errorf("%s can be written by the container: %v", mount.Destination, mount.Options)
+		}
+		file, err := os.Open(mount.Source)
+		if err != nil {
+			n.t.Fatal(err)
+		}
+		defer file.Close()
+		if info, err := file.Stat(); err != nil || info.Mode() != 0o644 {
+			n.t.Errorf("%s: %v, %v: want it readable for containers of any user", mount.Source, info.Mode(), err)
+		}
+		files[mount.Destination] = &metadata.DeviceMetadata{}
+		if err := devicemetadata.DecodeMetadataFromStream(json.NewDecoder(file), files[mount.Destination]); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+	return files
+}
+
+func TestContainersAreToldWhatTheyHave(t *testing.T) {
+	const direct, template = metadata.ContainerDir + "/resourceclaims/train/", metadata.ContainerDir + "/resourceclaimtemplates/gpus/"
+	type device struct{ Request, Name, PCIBusID, UUID string }
+	tests := map[string]struct {
+		claim    *resourceapi.ResourceClaim
+		podClaim string
+		want     map[string][]device
+	}{
+		"two requests, one with two GPUs": {
+			claim: claim("train", "gpu="+gpu0, "more="+gpu1, "more="+gpu2),
+			want: map[string][]device{
+				direct + "gpu/gpu.nvidia.com-metadata.json":  {{"gpu", gpu0, "0000:1b:00.0", ""}},
+				direct + "more/gpu.nvidia.com-metadata.json": {{"more", gpu1, "0000:43:00.0", ""}, {"more", gpu2, "0000:52:00.0", ""}},
+			},
+		},
+		"a claim of a template": {
+			claim:    claim("train", "gpu="+gpu0),
+			podClaim: "gpus",
+			want:     map[string][]device{template + "gpu/gpu.nvidia.com-metadata.json": {{"gpu", gpu0, "0000:1b:00.0", ""}}},
+		},
+		"an alternative": {
+			claim: claim("train", "gpu/large="+gpu0),
+			want:  map[string][]device{direct + "gpu/gpu.nvidia.com-metadata.json": {{"gpu/large", gpu0, "0000:1b:00.0", ""}}},
+		},
+		"admin access": {
+			claim: claim("train", result("watch="+gpu0+"+admin")),
+			want:  map[string][]device{direct + "watch/gpu.nvidia.com-metadata.json": {{"watch", gpu0, "0000:1b:00.0", ""}}},
+		},
+		"a partition that is made": {
+			claim: claim("train", "mig="+gpu0+"-mig-1g10gb-0"),
+			want:  map[string][]device{direct + "mig/gpu.nvidia.com-metadata.json": {{"mig", gpu0 + "-mig-1g10gb-0", "0000:1b:00.0", "MIG"}}},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			if tc.podClaim != "" {
+				tc.claim.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: tc.podClaim}
+			}
+			devices, err := n.manager().Prepare(n.ctx, tc.claim)
+			if err != nil {
+				t.Fatal(err)
+			}
+			visible := n.visible(devices)
+			got := map[string][]device{}
+			for path, file := range n.told(devices) {
+				if file.Name != tc.claim.Name || file.Namespace != tc.claim.Namespace || file.UID != tc.claim.UID {
+					t.Errorf("%s is about claim %s/%s (%s)", path, file.Namespace, file.Name, file.UID)
+				}
+				if (file.PodClaimName != nil) != (tc.podClaim != "") || file.PodClaimName != nil && *file.PodClaimName != tc.podClaim {
+					t.Errorf("%s: pod's name of the claim %v, want %q", path, file.PodClaimName, tc.podClaim)
+				}
+				for _, request := range file.Requests {
+					for _, d := range request.Devices {
+						if d.Driver != driverName || d.Pool != pool {
+							t.Errorf("%s: driver %s, pool %s", path, d.Driver, d.Pool)
+						}
+						uuid := *d.Attributes["uuid"].StringValue
+						if !slices.Contains(visible, uuid) {
+							t.Errorf("%s: UUID %s, the container has %v", path, uuid, visible)
+						}
+						if !strings.HasPrefix(uuid, "MIG-") {
+							uuid = ""
+						} else {
+							uuid = "MIG"
+						}
+						got[path] = append(got[path], device{request.Name, d.Name, *d.Attributes["resource.kubernetes.io/pciBusID"].StringValue, uuid})
+					}
+				}
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("files (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// A container that is restarted is mounted the file again, also when the driver has gone meanwhile.
+func TestDeviceMetadataIsPutBack(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	devices, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := n.state()
+	file := filepath.Join(n.metadataDir(), "train-uid", "gpu.json")
+	for name, spoil := range map[string]func() error{
+		"removed":          func() error { return os.Remove(file) },
+		"changed":          func() error { return os.WriteFile(file, []byte("{}"), 0o600) },
+		"with its folder":  func() error { return os.RemoveAll(n.metadataDir()) },
+		"not by Reconcile": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			if spoil == nil {
+				if err := os.Remove(file); err != nil {
+					t.Fatal(err)
+				}
+				if _, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0)); err != nil {
+					t.Fatal(err)
+				}
+			} else {
+				if err := spoil(); err != nil {
+					t.Fatal(err)
+				}
+				n.hardware.broken[gpu0] = nvml.ErrDriverNotLoaded
+				sum, err := m.Reconcile(n.ctx)
+				if err != nil || sum.Restored != 1 {
+					t.Errorf("%+v, %v: want one claim restored", sum, err)
+				}
+				delete(n.hardware.broken, gpu0)
+			}
+			n.told(devices)
+			if diff := cmp.Diff(before, n.state()); diff != "" {
+				t.Errorf("(-before +now):\n%s", diff)
+			}
+		})
+	}
+}
+
+// An agent from before there was metadata has prepared one claim. Of another one, which it has unprepared, it has left the files.
+func TestDeviceMetadataOverUpdates(t *testing.T) {
+	n := newNode(t)
+	train := claim("train", "gpu="+gpu0)
+	if _, err := n.manager().Prepare(n.ctx, train); err != nil {
+		t.Fatal(err)
+	}
+	want := n.state()
+	records, err := ledger.Open(durable.OS{}, n.claimsDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	record, err := records.Get(train.UID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	record.Entry.Metadata = nil
+	if err := records.Put(record.Entry); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Rename(filepath.Join(n.metadataDir(), "train-uid"), filepath.Join(n.metadataDir(), "other-uid")); err != nil {
+		t.Fatal(err)
+	}
+
+	m := n.manager()
+	if _, err := m.Recover(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(n.metadataDir()); err != nil || len(left) != 0 {
+		t.Errorf("left after the start: %v, %v", left, err)
+	}
+	devices, err := m.Prepare(n.ctx, train)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if told := n.told(devices); len(told) != 1 {
+		t.Errorf("files: %v", told)
+	}
+	if diff := cmp.Diff(want, n.state()); diff != "" {
+		t.Errorf("after the next call (-want +got):\n%s", diff)
+	}
+}
