@@ -135,7 +135,7 @@ func (c *RemoveGPU) do(m *Machine, s *State) (Result, error) {
 	case g.Absent:
 		return Result{}, fmt.Errorf("gpu: %q: there is none in that place", c.GPU)
 	}
-	g.Absent, g.Lost, g.Hung, g.Instances, g.Processes = true, false, false, nil, nil
+	g.Absent, g.Lost, g.Hung, g.Instances, g.Processes, g.Functions = true, false, false, nil, nil, nil
 	return Result{}, nil
 }
 
@@ -171,6 +171,13 @@ type AddProcess struct {
 func (*AddProcess) Name() string { return "proc add" }
 
 func (c *AddProcess) do(m *Machine, s *State) (Result, error) {
+	if c.Kind == ProcessVM {
+		_, g, err := m.find(s, c.GPU)
+		if err != nil {
+			return Result{}, err
+		}
+		return Result{}, g.addVM(c)
+	}
 	_, g, err := m.findThere(s, c.GPU)
 	if err != nil {
 		return Result{}, err

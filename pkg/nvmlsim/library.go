@@ -72,13 +72,14 @@ func (l *Library) Init() nvml.Return {
 	if l.sessions == 0 || l.loads != s.Driver.Loads {
 		l.loads, l.found = s.Driver.Loads, nil
 		for i := range s.GPUs {
-			if !s.GPUs[i].Absent {
+			if !s.GPUs[i].Absent && !s.GPUs[i].Detached() {
 				l.found = append(l.found, i)
 			}
 		}
 	}
 	if l.sessions == 0 {
 		l.over = make(chan struct{})
+		l.machine.open.Add(1)
 	}
 	l.sessions++
 	return nvml.SUCCESS
@@ -96,6 +97,7 @@ func (l *Library) Shutdown() nvml.Return {
 	}
 	if l.sessions--; l.sessions == 0 {
 		close(l.over)
+		l.machine.closed()
 	}
 	return nvml.SUCCESS
 }

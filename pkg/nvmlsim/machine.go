@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -25,7 +26,21 @@ type Machine struct {
 	current *State
 	seen    stamp         // of current's file
 	changed chan struct{} // closed and replaced with current
+
+	// open libraries have every GPU open.
+	open atomic.Int64
 }
+
+// closed notes the end of a library's session, which somebody may wait for.
+func (m *Machine) closed() {
+	m.open.Add(-1)
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.set(m.current, m.seen)
+}
+
+// InUse tells whether a library of this process has a session open.
+func (m *Machine) InUse() bool { return m.open.Load() > 0 }
 
 // pollInterval is how often who waits looks for what another process has changed.
 const pollInterval = 20 * time.Millisecond

@@ -78,6 +78,17 @@ type Model struct {
 	AddressingMode string `json:"addressingMode,omitempty"`
 	// NVLink is nil for a GPU without NVLink.
 	NVLink *NVLink `json:"nvlink,omitempty"`
+	// Functions of the card beside the GPU, such as sound, from number 1 on.
+	Functions []Function `json:"functions,omitempty"`
+}
+
+// Function is one more PCI function of a card.
+type Function struct {
+	// Class and Device as sysfs has them: "0x040300", "0x22ba".
+	Class  string `json:"class"`
+	Device string `json:"device"`
+	// Driver that it has after a boot.
+	Driver string `json:"driver"`
 }
 
 // PCIeLink is the speed of a PCI Express link.

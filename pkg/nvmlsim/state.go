@@ -59,6 +59,9 @@ type GPUState struct {
 	LeakedMiB uint64 `json:"leakedMiB,omitempty"`
 
 	Health Health `json:"health"`
+
+	// Functions of the card, the GPU first; nil as they are after a boot.
+	Functions []FunctionState `json:"functions,omitempty"`
 }
 
 // GPUInstance is a MIG GPU instance.
@@ -109,6 +112,8 @@ const (
 	ProcessCompute  ProcessKind = "compute"
 	ProcessGraphics ProcessKind = "graphics"
 	ProcessMPS      ProcessKind = "mps"
+	// ProcessVM has a GPU that is passed through open; NVML knows nothing of it.
+	ProcessVM ProcessKind = "vm"
 )
 
 // ComputeMode says who may compute on a GPU.
@@ -255,6 +260,9 @@ func (s *State) loadDriver(p *Profile) {
 	s.Daemons = nil
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
+		if g.Detached() {
+			continue
+		}
 		g.ComputeMode, g.Persistence, g.PowerLimitMilliwatts = ComputeDefault, true, 1000*p.GPU.Power.DefaultWatts
 		g.Instances, g.Processes, g.TimeSlice, g.LeakedMiB = nil, nil, TimeSliceDefault, 0
 		g.activateMIG(p, i)
@@ -284,7 +292,7 @@ func (s *State) reboot(p *Profile) {
 	s.BootID = newBootID()
 	for i := range s.GPUs {
 		g := &s.GPUs[i]
-		g.Lost, g.Hung = false, false
+		g.Lost, g.Hung, g.Functions = false, false, nil
 		g.Health.PCIeReplays = 0
 	}
 	s.Events = nil
@@ -320,5 +328,5 @@ func (g *GPUState) usedMiB(in func(Process) bool) (used uint64) {
 	return used
 }
 
-// gone GPUs answer nothing.
-func (g *GPUState) gone() bool { return g.Lost || g.Absent }
+// gone GPUs answer nothing to NVML.
+func (g *GPUState) gone() bool { return g.Lost || g.Absent || g.Detached() }

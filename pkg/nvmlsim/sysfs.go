@@ -19,7 +19,13 @@ const (
 // complexes to the GPUs, with what the kernel says about each, and the links in
 // bus/pci/devices. It follows the machine: a GPU that is removed is not there.
 // os.CopyFS writes it to a folder.
-func (l *Library) Sysfs() fs.ReadLinkFS { return &sysfs{lib: l} }
+func (l *Library) Sysfs() Sysfs { return &sysfs{lib: l} }
+
+// Sysfs is such a tree. Write is the kernel's answer to a value that is written to one of its files.
+type Sysfs interface {
+	fs.ReadLinkFS
+	Write(name, value string) error
+}
 
 // sysfs has a tree for the state that the machine was last seen in.
 type sysfs struct {
@@ -47,16 +53,17 @@ func (s *sysfs) tree() fstest.MapFS {
 }
 
 func (l *Library) sysfsTree(state *State) fstest.MapFS {
-	tree := fstest.MapFS{}
+	tree := addTo{}
+	l.addDrivers(tree, state.Driver.Loaded)
 	for _, d := range l.devices {
 		for depth := 1; depth <= len(d.path.bridges); depth++ {
-			addDevice(tree, d.path.sysfs(depth), classPCIBridge, d.gpu.NUMANode, nil)
+			tree.device(d.path.sysfs(depth), classPCIBridge, d.gpu.NUMANode, nil)
 		}
 		g := &state.GPUs[d.index]
 		if g.Absent {
 			continue
 		}
-		addDevice(tree, d.path.sysfs(0), class3DController, d.gpu.NUMANode, map[string]string{
+		tree.device(d.path.sysfs(0), class3DController, d.gpu.NUMANode, map[string]string{
 			"vendor":             fmt.Sprintf("0x%04x", d.model.PCIDeviceID&0xffff),
 			"device":             fmt.Sprintf("0x%04x", d.model.PCIDeviceID>>16),
 			"subsystem_vendor":   fmt.Sprintf("0x%04x", d.model.PCISubsystemID&0xffff),
@@ -64,24 +71,33 @@ func (l *Library) sysfsTree(state *State) fstest.MapFS {
 			"current_link_width": fmt.Sprint(d.pcie(g).Width),
 			"max_link_width":     fmt.Sprint(d.model.PCIe.Width),
 		})
+		l.addFunctions(tree, d, g, state.Driver.Loaded)
 	}
-	return tree
+	return fstest.MapFS(tree)
 }
 
-// addDevice adds a folder below devices and the bus's link to it.
-func addDevice(tree fstest.MapFS, devicePath, class string, numaNode int, files map[string]string) {
+// addTo is a tree that is being made.
+type addTo fstest.MapFS
+
+// device adds a folder below devices and the bus's link to it.
+func (t addTo) device(devicePath, class string, numaNode int, files map[string]string) {
 	folder := path.Join("devices", devicePath)
-	add := func(name, content string) {
-		tree[path.Join(folder, name)] = &fstest.MapFile{Data: []byte(content + "\n"), Mode: 0o444}
-	}
-	add("class", class)
-	add("numa_node", fmt.Sprint(numaNode))
+	t.file(path.Join(folder, "class"), class)
+	t.file(path.Join(folder, "numa_node"), fmt.Sprint(numaNode))
 	for name, content := range files {
-		add(name, content)
+		t.file(path.Join(folder, name), content)
 	}
-	// Link targets are relative, as the kernel's are.
-	tree[path.Join("bus/pci/devices", path.Base(devicePath))] = &fstest.MapFile{
-		Data: []byte(strings.Repeat("../", 3) + folder),
+	t.link(path.Join("bus/pci/devices", path.Base(devicePath)), folder)
+}
+
+func (t addTo) file(name, content string) {
+	t[name] = &fstest.MapFile{Data: []byte(content + "\n"), Mode: 0o444}
+}
+
+// link adds a link with a relative target, as the kernel's are.
+func (t addTo) link(name, target string) {
+	t[name] = &fstest.MapFile{
+		Data: []byte(strings.Repeat("../", strings.Count(name, "/")) + target),
 		Mode: fs.ModeSymlink | 0o777,
 	}
 }

@@ -10,6 +10,7 @@ import (
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 
+	"stowage.dev/stowage/pkg/agent/vfio"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -43,7 +44,7 @@ type Handle struct {
 	// Raw is the same library in go-nvml's terms, for nvcdi.
 	Raw gonvml.Interface
 	// Sysfs is the kernel's view of the same machine, the tree below /sys.
-	Sysfs fs.ReadLinkFS
+	Sysfs vfio.Sysfs
 	// Simulated tells that no real GPU is behind it.
 	Simulated bool
 	// Source is the library's file as given to the dynamic loader, or
@@ -136,7 +137,7 @@ func openReal(path, name string, opts OpenOptions) *Handle {
 	lib := gonvml.New(gonvml.WithLibraryPath(path))
 	return &Handle{
 		Library: Adapt(lib, name), Raw: lib, Source: path, procRoot: opts.ProcRoot,
-		Sysfs: os.DirFS(opts.SysRoot).(fs.ReadLinkFS), // documented to implement it
+		Sysfs: vfio.Dir(opts.SysRoot),
 	}
 }
 

@@ -1,0 +1,108 @@
+package vfio
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+
+	"golang.org/x/sys/unix"
+)
+
+// Users tells who has device nodes open. As long as somebody has, a driver does not let go of the function behind it, and a write that
+// asks it to does not return.
+type Users interface {
+	// Of returns the processes that have one of the nodes open, in order. That there is no such node is no error.
+	Of(ctx context.Context, nodes ...string) ([]uint32, error)
+}
+
+// Proc looks into /proc, or another folder for it: at the host's processes, which must be visible there.
+type Proc struct{ Root string }
+
+var _ Users = Proc{}
+
+// Of implements Users. Nodes are told by their device numbers: containers have nodes of their own for the same device.
+func (p Proc) Of(ctx context.Context, nodes ...string) ([]uint32, error) {
+	var wanted []uint64
+	for _, node := range nodes {
+		number, ok, err := deviceNumber(node)
+		if err != nil {
+			return nil, err
+		}
+		if ok {
+			wanted = append(wanted, number)
+		}
+	}
+	if len(wanted) == 0 {
+		return nil, nil
+	}
+	entries, err := os.ReadDir(p.Root)
+	if err != nil {
+		return nil, fmt.Errorf("list processes: %w", err)
+	}
+	var users []uint32
+	for _, entry := range entries {
+		pid, err := strconv.ParseUint(entry.Name(), 10, 32)
+		if err != nil {
+			continue
+		}
+		if err := ctx.Err(); err != nil {
+			return nil, fmt.Errorf("look for who uses %s: %w", strings.Join(nodes, ", "), err)
+		}
+		uses, err := hasOpen(filepath.Join(p.Root, entry.Name(), "fd"), wanted)
+		if err != nil {
+			return nil, fmt.Errorf("open files of process %d: %w", pid, err)
+		}
+		if uses {
+			users = append(users, uint32(pid))
+		}
+	}
+	slices.Sort(users)
+	return users, nil
+}
+
+// hasOpen tells whether one of the open files is one of the devices.
+func hasOpen(dir string, wanted []uint64) (bool, error) {
+	entries, err := os.ReadDir(dir)
+	if gone(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	for _, entry := range entries {
+		number, ok, err := deviceNumber(filepath.Join(dir, entry.Name()))
+		if err != nil {
+			return false, err
+		}
+		if ok && slices.Contains(wanted, number) {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// deviceNumber of a character device; ok is false for what is none, or is not there.
+func deviceNumber(path string) (number uint64, ok bool, err error) {
+	info, err := os.Stat(path)
+	if gone(err) {
+		return 0, false, nil
+	}
+	if err != nil {
+		return 0, false, err
+	}
+	stat, isUnix := info.Sys().(*syscall.Stat_t)
+	if !isUnix || info.Mode()&fs.ModeCharDevice == 0 {
+		return 0, false, nil
+	}
+	return stat.Rdev, true, nil
+}
+
+// gone is the error for what belonged to a process that has ended.
+func gone(err error) bool { return errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) }

@@ -1,0 +1,63 @@
+package vfio_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"stowage.dev/stowage/pkg/agent/vfio"
+)
+
+// TestProcessesAreFoundByTheDeviceThatTheyHaveOpen looks at a folder like /proc: what a file is called does not matter.
+func TestProcessesAreFoundByTheDeviceThatTheyHaveOpen(t *testing.T) {
+	root := t.TempDir()
+	link := func(pid, fd, target string) {
+		t.Helper()
+		dir := filepath.Join(root, pid, "fd")
+		if err := os.MkdirAll(dir, 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink(target, filepath.Join(dir, fd)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// /dev/null and /dev/zero stand for GPUs; a container's node has another path.
+	link("70", "0", "/dev/zero")
+	link("70", "3", "/dev/null")
+	link("8", "0", "/dev/null")
+	link("9", "0", "/dev/zero")
+	link("9", "1", filepath.Join(root, "9"))                           // no device
+	link("9", "2", filepath.Join(root, "gone"))                        // closed meanwhile
+	link("self", "0", "/dev/null")                                     // no number
+	if err := os.Mkdir(filepath.Join(root, "10"), 0o755); err != nil { // a process that has just ended
+		t.Fatal(err)
+	}
+	users := vfio.Proc{Root: root}
+	for want, nodes := range map[string][]string{
+		"[8 70]":   {"/dev/null", "/dev/nosuchnode"},
+		"[8 9 70]": {"/dev/null", "/dev/zero"},
+		"[]":       {"/dev/nosuchnode"},
+	} {
+		pids, err := users.Of(t.Context(), nodes...)
+		if err != nil || fmt.Sprint(pids) != want {
+			t.Errorf("%v: %v, %v, want %s", nodes, pids, err, want)
+		}
+	}
+	// This very process, through the real /proc.
+	open, err := os.Open("/dev/full")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer open.Close()
+	if err := os.Symlink("/proc/self", filepath.Join(root, fmt.Sprint(os.Getpid()))); err != nil {
+		t.Fatal(err)
+	}
+	pids, err := users.Of(t.Context(), "/dev/full")
+	if err != nil || fmt.Sprint(pids) != fmt.Sprint([]int{os.Getpid()}) {
+		t.Errorf("users of /dev/full: %v, %v, want this process %d", pids, err, os.Getpid())
+	}
+	if _, err := (vfio.Proc{Root: filepath.Join(root, "none")}).Of(t.Context(), "/dev/null"); err == nil {
+		t.Error("without /proc nobody has anything open")
+	}
+}
