@@ -129,7 +129,10 @@ func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
 				return time.Time{}
 			},
 			Processes: a.opts.Hardware.Processes,
+			GPUOf:     a.opts.Hardware.gpuOf,
 		},
+		Strays:      a.claims.Strays,
+		RemoveStray: a.claims.RemoveStray,
 		Repair: func(ctx context.Context) error {
 			_, err := a.claims.Reconcile(ctx)
 			return err
@@ -142,6 +145,7 @@ func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
 // reconciled takes note of what was found in the ledger.
 func (a *Agent) reconciled(summary reconcile.Summary) {
 	leftoversReleased.Add(float64(summary.Released))
+	strayFiles.Set(float64(summary.Strays))
 	occupied := map[string]types.UID{}
 	for gpu, claim := range summary.Occupied {
 		occupied[gpu] = claim.UID

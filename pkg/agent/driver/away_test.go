@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -26,6 +28,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/reconcile"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -149,6 +152,79 @@ func TestLeftoversAreReleasedByTheAgent(t *testing.T) {
 		if got := published(t, agent.opts.Hardware)[0]; held() || got != gpu {
 			t.Errorf("after the process has ended: held %v, published %q", held(), got)
 		}
+		stop()
+	})
+}
+
+// TestACDIFileWhoseRecordIsLost stays as long as anybody may use it, and goes when nobody does; files of others are nobody's business.
+func TestACDIFileWhoseRecordIsLost(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "t4")
+		const gpu = "gpu-0000-00-1b-0"
+		claim := allocatedClaim("lost", gpu)
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "pod", UID: "pod-uid"}, Status: corev1.PodStatus{Phase: corev1.PodPending}}
+		pod.Spec.NodeName = "node-1"
+		pod.Spec.ResourceClaims = []corev1.PodResourceClaim{{Name: "gpu", ResourceClaimName: new("lost")}}
+		api := newAPIServer(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}}, claim, pod)
+		agent := r.agent(ctx, api)
+		agent.registered.Store(time.Now().Add(-time.Hour).UnixNano())
+		p := agent.newPlugin(func(error) {})
+		if results, _ := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{claim}); results["lost-uid"].Err != nil {
+			t.Fatal(results["lost-uid"].Err)
+		}
+		records, err := filepath.Glob(filepath.Join(prepare.LedgerDir(r.state), "*"))
+		if err != nil || len(records) == 0 {
+			t.Fatalf("records %v, %v", records, err)
+		}
+		for _, record := range records {
+			if err := os.Remove(record); err != nil {
+				t.Fatal(err)
+			}
+		}
+		const foreign = `{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{"name":"0","containerEdits":{"env":["X=y"]}}]}`
+		cdiDir := filepath.Join(r.state, "cdi")
+		others := []string{"k8s.gpu.nvidia.com-claim_x-uid.yaml", "nvidia.com-gpu.json", "nvidia.com-gpu.json.tmp"}
+		for _, name := range others {
+			writeFile(t, filepath.Join(cdiDir, name), foreign)
+		}
+		files := func() []string {
+			entries, err := os.ReadDir(cdiDir)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var names []string
+			for _, entry := range entries {
+				names = append(names, entry.Name())
+			}
+			return names
+		}
+		with := append([]string{"k8s.gpu.nvidia.com-claim_lost-uid.json"}, others...)
+		want := func(what string, want []string) {
+			t.Helper()
+			if diff := cmp.Diff(want, files(), cmpopts.SortSlices(strings.Compare)); diff != "" {
+				t.Errorf("%s: files (-want +got):\n%s", what, diff)
+			}
+		}
+
+		// The agent starts anew: it knows nothing of the claim, and its pod is still there.
+		if _, err := agent.claims.Recover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		stop := background(ctx, agent.watch)
+		time.Sleep(5 * time.Minute)
+		want("while its pod has not ended", with)
+		r.do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 42, Kind: nvmlsim.ProcessCompute, MemoryMiB: 100}})
+		if err := errors.Join(api.CoreV1().Pods("default").Delete(ctx, "pod", metav1.DeleteOptions{}), api.ResourceV1().ResourceClaims("default").Delete(ctx, "lost", metav1.DeleteOptions{})); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Minute)
+		want("while a process of a pod that was deleted by force runs", with)
+		r.do(&nvmlsim.RemoveProcess{GPU: "0", PID: 42})
+		time.Sleep(time.Minute)
+		want("after one reading", with)
+		time.Sleep(time.Minute)
+		want("when nobody uses it", others)
 		stop()
 	})
 }

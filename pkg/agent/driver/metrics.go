@@ -66,6 +66,14 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	})
 
+	strayFiles = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "stray_cdi_files",
+		Help:           "CDI specifications of claims that are not in the ledger, while it is not certain that nobody uses them.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
 	occupiedGPUs = metrics.NewGauge(&metrics.GaugeOpts{
 		Namespace:      metricsNamespace,
 		Subsystem:      metricsSubsystem,
@@ -75,7 +83,7 @@ var (
 	})
 
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(callSeconds, sliceErrors, sliceGapSeconds, poolGeneration, slicesPublished, leftoversReleased, occupiedGPUs)
+		legacyregistry.MustRegister(callSeconds, sliceErrors, sliceGapSeconds, poolGeneration, slicesPublished, leftoversReleased, strayFiles, occupiedGPUs)
 		legacyregistry.CustomMustRegister(gpuMetrics)
 		legacyregistry.CustomMustRegister(claimMetrics)
 	})

@@ -140,6 +140,7 @@ func TestMetricsTellWhatPrepareAndUnprepareDo(t *testing.T) {
 		"slice_gap_seconds":        "",
 		"slices":                   "",
 		"step_duration_seconds":    "operation,outcome,step",
+		"stray_cdi_files":          "",
 	}, labels, ignoreMissing("slice_errors_total", "device_fault")); diff != "" {
 		t.Errorf("metrics and their labels (-want +got):\n%s", diff)
 	}

@@ -123,6 +123,40 @@ func (l *Ledger) Remove(uid types.UID) error {
 	return nil
 }
 
+// Unfinished lists the claims of which a record was being written when its writer died, or is being written now.
+func (l *Ledger) Unfinished() ([]types.UID, error) {
+	names, err := l.names("")
+	if err != nil {
+		return nil, err
+	}
+	var claims []types.UID
+	for _, name := range names {
+		if strings.HasSuffix(name, durable.TempSuffix) {
+			stem, _, _ := strings.Cut(name, suffix)
+			uid, _, _ := parseBase(stem)
+			claims = append(claims, uid)
+		}
+	}
+	return slices.Compact(claims), nil
+}
+
+// RemoveUnfinished deletes what a dead writer of the claim's record has left. The caller excludes writers.
+func (l *Ledger) RemoveUnfinished(uid types.UID) error {
+	names, err := l.names(uid)
+	if err != nil {
+		return err
+	}
+	for _, name := range names {
+		if !strings.HasSuffix(name, durable.TempSuffix) {
+			continue
+		}
+		if err := durable.Remove(l.fsys, filepath.Join(l.dir, name)); err != nil {
+			return fmt.Errorf("remove unfinished ledger record of claim %s: %w", uid, err)
+		}
+	}
+	return nil
+}
+
 // keepPrevious gives the current record the previous copy's name too. The current name stays in place until
 // the new record is renamed over it, so there is no moment without one. A record that cannot be read is no
 // good copy and does not replace one.

@@ -359,10 +359,6 @@ func (n *node) state() machineState {
 			n.t.Fatal(err)
 		}
 		for _, file := range entries {
-			// A write that was never complete: the next write or removal of the same claim takes it away.
-			if filepath.Ext(file.Name()) == durable.TempSuffix && len(s.Claims) == 0 {
-				continue
-			}
 			path := filepath.Join(dir, file.Name())
 			data, err := os.ReadFile(path)
 			if err != nil {

@@ -1,8 +1,17 @@
 package prepare
 
-import "context"
+import (
+	"context"
+
+	"k8s.io/apimachinery/pkg/types"
+)
 
 // LockGPU takes a GPU's lock as another agent would.
 func LockGPU(m *Manager, gpu string) (unlock func(), err error) {
 	return m.locks.lockGPUs(context.Background(), []string{gpu})
+}
+
+// LockClaim takes a claim's lock as another agent would.
+func LockClaim(m *Manager, uid types.UID) (unlock func(), err error) {
+	return m.locks.lockClaim(context.Background(), uid)
 }

@@ -25,7 +25,7 @@ type Recovery struct {
 
 // Recover brings the node in line with the ledger after a start, before the kubelet can call: what a crash
 // left half-made is rolled back, and completed claims get their CDI specifications back, because the
-// kubelet does not call Prepare when a container of a running pod restarts. A claim that cannot be brought in
+// kubelet does not call Prepare when a container of a running pod restarts. Files that a crash left unfinished are removed. A claim that cannot be brought in
 // order stays held and is in the error; the others are not affected.
 func (m *Manager) Recover(ctx context.Context) (Recovery, error) {
 	return m.reconcile(ctx, true)
@@ -53,7 +53,11 @@ func (m *Manager) reconcile(ctx context.Context, rollBack bool) (Recovery, error
 	}
 	errs = append(errs, m.sweepMetadata(ctx, records))
 	sum.Quarantined, err = m.settleAll(ctx)
-	return sum, errors.Join(append(errs, err)...)
+	errs = append(errs, err)
+	if rollBack {
+		errs = append(errs, m.sweep(ctx))
+	}
+	return sum, errors.Join(errs...)
 }
 
 // RestoreClaim is Reconcile for one claim.

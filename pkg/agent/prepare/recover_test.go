@@ -1,17 +1,23 @@
 package prepare_test
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
 
+	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/prepare"
 )
 
 // TestAStartPutsBackCDIFilesOfPreparedClaims: the kubelet does not call Prepare when a container restarts.
@@ -79,5 +85,161 @@ func TestARecordOfANewerAgentBlocksItsClaimAlone(t *testing.T) {
 	}
 	if _, err := m.Prepare(n.ctx, claim("other", "gpu="+gpu1)); err != nil {
 		t.Errorf("another GPU: %v", err)
+	}
+}
+
+// TestFilesThatACrashLeftUnfinishedAreRemovedByTheNextStart, those of claims that exist and of such that do not, and nobody else's.
+func TestFilesThatACrashLeftUnfinishedAreRemovedByTheNextStart(t *testing.T) {
+	n := newNode(t)
+	devices, err := n.manager().Prepare(n.ctx, claim("train", "gpu="+gpu0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	quarantine := filepath.Join(n.root, "state", "quarantine")
+	before := n.files()
+	const foreign = "nvidia.com-gpu.json.tmp"
+	for _, path := range []string{
+		filepath.Join(n.claimsDir(), "train-uid_"+gpu0+".claim.tmp"), filepath.Join(n.claimsDir(), "train-uid_"+gpu0+".claim.prev.tmp"),
+		filepath.Join(n.claimsDir(), "gone-uid_"+gpu1+".claim.tmp"),
+		filepath.Join(n.cdiDir(), "k8s.gpu.nvidia.com-claim_train-uid.json.tmp"), filepath.Join(n.cdiDir(), "k8s.gpu.nvidia.com-claim_gone-uid.json.tmp"),
+		filepath.Join(quarantine, gpu1+"_gone-uid.quarantine.tmp"),
+		filepath.Join(n.cdiDir(), foreign),
+	} {
+		if err := os.WriteFile(path, []byte("torn"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	m := n.manager()
+	unfinished := n.files()
+	if _, err := m.Reconcile(n.ctx); err != nil { // another agent may be writing
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(unfinished, n.files()); diff != "" {
+		t.Errorf("after reconcile (-before +after):\n%s", diff)
+	}
+	if _, err := m.Recover(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(append(before, foreign), n.files()); diff != "" {
+		t.Errorf("files (-want +got):\n%s", diff)
+	}
+	if left, err := os.ReadDir(quarantine); err != nil || len(left) > 0 {
+		t.Errorf("left in quarantine: %v, %v", left, err)
+	}
+	n.visible(devices)
+}
+
+// TestAWriterIsNotSwept: of two agents one starts while the other one writes.
+func TestAWriterIsNotSwept(t *testing.T) {
+	n := newNode(t)
+	n.timeout = 100 * time.Millisecond
+	m := n.manager()
+	path := filepath.Join(n.cdiDir(), "k8s.gpu.nvidia.com-claim_train-uid.json.tmp")
+	if err := os.WriteFile(path, []byte("half"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := prepare.LockClaim(m, "train-uid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	if _, err := n.manager().Recover(n.ctx); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("recover: %v, want that the claim is locked", err)
+	}
+	if _, err := os.Stat(path); err != nil {
+		t.Error(err)
+	}
+}
+
+// TestStraysAreFilesWithoutARecord: unreadable records own theirs, too, and a claim that is prepared again keeps its file.
+func TestStraysAreFilesWithoutARecord(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	for _, c := range []*resourceapi.ResourceClaim{claim("owned", "gpu="+gpu0), claim("torn", "gpu="+gpu1), claim("lost", "gpu="+gpu2)} {
+		if _, err := m.Prepare(n.ctx, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	drop := func(pattern string, with func(path string) error) {
+		t.Helper()
+		paths, err := filepath.Glob(filepath.Join(n.claimsDir(), pattern))
+		if err != nil || len(paths) == 0 {
+			t.Fatalf("%s: %v, %v", pattern, paths, err)
+		}
+		for _, path := range paths {
+			if err := with(path); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	drop("torn-uid*", func(path string) error { return os.Truncate(path, 7) })
+	drop("lost-uid*", os.Remove)
+	want := []cdi.File{{Claim: "lost-uid", Devices: []string{gpu2}}}
+	strays, err := m.Strays()
+	if diff := cmp.Diff(want, strays); err != nil || diff != "" {
+		t.Errorf("strays: %v (-want +got):\n%s", err, diff)
+	}
+	files := n.files()
+	if err := errors.Join(m.RemoveStray(n.ctx, "owned-uid"), m.RemoveStray(n.ctx, "torn-uid")); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff(files, n.files()); diff != "" {
+		t.Errorf("files that have an owner (-before +after):\n%s", diff)
+	}
+
+	// The claim is being prepared: its file is left alone.
+	unlock, err := prepare.LockClaim(m, "lost-uid")
+	if err != nil {
+		t.Fatal(err)
+	}
+	soon, cancel := context.WithTimeout(n.ctx, 100*time.Millisecond)
+	defer cancel()
+	if err := m.RemoveStray(soon, "lost-uid"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("while the claim is locked: %v", err)
+	}
+	unlock()
+	if diff := cmp.Diff(files, n.files()); diff != "" {
+		t.Errorf("files of a claim that is locked (-before +after):\n%s", diff)
+	}
+	if err := m.RemoveStray(n.ctx, "lost-uid"); err != nil {
+		t.Error(err)
+	}
+	if strays, err := m.Strays(); err != nil || len(strays) > 0 {
+		t.Errorf("strays after the removal: %v, %v", strays, err)
+	}
+	if len(n.files()) != len(files)-1 {
+		t.Errorf("files %v, before %v", n.files(), files)
+	}
+}
+
+// TestAKillBetweenTheCDIFileAndTheRecord: unprepare has removed the claim's CDI file, but not its record. The pod may still be there
+// for another try, so the file comes back, and goes with the next unprepare.
+func TestAKillBetweenTheCDIFileAndTheRecord(t *testing.T) {
+	s := scenarios["whole GPU"]
+	steps, _, _ := s.undisturbed(t, unpreparing)
+	removal := slices.IndexFunc(steps, func(step string) bool { return strings.Contains(step, ".json") }) + 1 // steps count from 1
+	n := newNode(t)
+	s.start(t, n, unpreparing)
+	before := n.files()
+	n.fsys = &durabletest.Faulty{FS: durable.OS{}, Mode: durabletest.CrashAfter, At: removal}
+	if err := s.run(n, unpreparing); err == nil {
+		t.Fatal("no crash")
+	}
+	n.restart()
+	if files, err := os.ReadDir(n.cdiDir()); err != nil || len(files) > 0 {
+		t.Fatalf("CDI files %v, %v: the crash came too early", files, err)
+	}
+	m := n.manager()
+	if recovery, err := m.Recover(n.ctx); err != nil || recovery.Restored != 1 {
+		t.Errorf("recovery %+v, %v", recovery, err)
+	}
+	if diff := cmp.Diff(before, n.files()); diff != "" {
+		t.Errorf("files (-before the crash +after the start):\n%s", diff)
+	}
+	if err := m.Unprepare(n.ctx, s.claim().UID); err != nil {
+		t.Fatal(err)
+	}
+	if files := n.files(); len(files) > 0 {
+		t.Errorf("left: %v", files)
 	}
 }

@@ -7,6 +7,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"stowage.dev/stowage/pkg/agent/ledger"
@@ -31,6 +32,9 @@ type Reading struct {
 	// Kubelet is what its PodResources service lists.
 	Kubelet    []KubeletPod
 	KubeletErr error
+	// Users are pods of this node that have not ended, by the UID of each claim that they refer to. Only asked for about CDI files without a record.
+	Users    map[types.UID]string
+	UsersErr error
 	// Registered is when the kubelet last registered the driver, which it does when it starts; zero if it has not.
 	Registered time.Time
 	// Processes on the claim's GPUs: 0 for a lost one, on which nothing can run.
@@ -43,21 +47,25 @@ type KubeletPod struct {
 	Namespace, Name string
 	// Claims that its containers have, by name.
 	Claims []string
+	// CDIClaims are the UIDs in the names of our CDI devices that they have.
+	CDIClaims []types.UID
 }
 
 // Decide tells whether the claim is a leftover: it is certain that nobody uses its devices. Otherwise keep says why it stays. It takes two
 // readings, with at least Interval between them; missing evidence is no evidence, so whatever is not known keeps the claim.
 func Decide(entry *ledger.Entry, first, second *Reading) (leftover bool, keep string) {
-	for _, reading := range []*Reading{first, second} {
-		if reading == nil {
-			return false, "it has been looked at only once"
-		}
-		if keep := inUse(entry, reading); keep != "" {
-			return false, keep
-		}
+	return decide(first, second, func(r *Reading) string { return inUse(entry, r) })
+}
+
+func decide(first, second *Reading, inUse func(*Reading) string) (leftover bool, keep string) {
+	if keep := inUse(second); keep != "" {
+		return false, keep
 	}
-	if second.At.Sub(first.At) < Interval {
+	if first == nil || second.At.Sub(first.At) < Interval {
 		return false, "it has been looked at only once"
+	}
+	if keep := inUse(first); keep != "" {
+		return false, keep
 	}
 	if second.Registered.After(first.At.Add(-settle)) {
 		return false, "the kubelet has started a short time ago"
@@ -85,6 +93,41 @@ func inUse(entry *ledger.Entry, r *Reading) string {
 		}
 	}
 	// 3. What the kubelet runs, once it knows its pods.
+	if keep := kubeletUnknown(r); keep != "" {
+		return keep
+	}
+	for _, pod := range r.Kubelet {
+		if pod.Namespace == entry.Claim.Namespace && slices.Contains(pod.Claims, entry.Claim.Name) {
+			return fmt.Sprintf("the kubelet has it for pod %s/%s", pod.Namespace, pod.Name)
+		}
+	}
+	// 4. The GPUs.
+	return processes(r)
+}
+
+// fileInUse is inUse for a CDI file that no record of the ledger owns. Nothing but the claim's UID is known of its claim.
+func fileInUse(claim types.UID, r *Reading) string {
+	switch {
+	case r.PodsErr != nil:
+		return fmt.Sprintf("the API server does not tell about this node's pods: %v", r.PodsErr)
+	case r.UsersErr != nil:
+		return fmt.Sprintf("the API server does not tell about the claims of this node's pods: %v", r.UsersErr)
+	case r.Users[claim] != "":
+		return fmt.Sprintf("pod %s uses it and has not ended", r.Users[claim])
+	}
+	if keep := kubeletUnknown(r); keep != "" {
+		return keep
+	}
+	for _, pod := range r.Kubelet {
+		if slices.Contains(pod.CDIClaims, claim) {
+			return fmt.Sprintf("the kubelet has it for pod %s/%s", pod.Namespace, pod.Name)
+		}
+	}
+	return processes(r)
+}
+
+// kubeletUnknown says why it is not known what the kubelet runs; it is empty if it is.
+func kubeletUnknown(r *Reading) string {
 	switch {
 	case r.KubeletErr != nil:
 		return fmt.Sprintf("the kubelet does not tell what it runs: %v", r.KubeletErr)
@@ -96,12 +139,10 @@ func inUse(entry *ledger.Entry, r *Reading) string {
 			return fmt.Sprintf("the kubelet does not know its pods yet: %s/%s is missing", pod.Namespace, pod.Name)
 		}
 	}
-	for _, pod := range r.Kubelet {
-		if pod.Namespace == entry.Claim.Namespace && slices.Contains(pod.Claims, entry.Claim.Name) {
-			return fmt.Sprintf("the kubelet has it for pod %s/%s", pod.Namespace, pod.Name)
-		}
-	}
-	// 4. The GPUs.
+	return ""
+}
+
+func processes(r *Reading) string {
 	switch {
 	case r.ProcessesErr != nil:
 		return fmt.Sprintf("NVML does not tell about processes: %v", r.ProcessesErr)
@@ -128,18 +169,21 @@ func terminal(pod *corev1.Pod) bool {
 
 // uses tells whether the pod refers to the claim in any of the ways that the API has.
 func uses(pod *corev1.Pod, claim ledger.Claim) bool {
-	if pod.Namespace != claim.Namespace {
-		return false
-	}
+	return pod.Namespace == claim.Namespace && slices.Contains(claimsOf(pod), claim.Name)
+}
+
+// claimsOf are the names of the claims that the pod refers to. One that is not made yet was not prepared.
+func claimsOf(pod *corev1.Pod) []string {
+	var names []string
 	for i := range pod.Spec.ResourceClaims {
-		name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i])
-		// A claim that is not made yet was not prepared.
-		if err == nil && name != nil && *name == claim.Name {
-			return true
+		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
+			names = append(names, *name)
 		}
 	}
-	extended := pod.Status.ExtendedResourceClaimStatus
-	return extended != nil && extended.ResourceClaimName == claim.Name
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+		names = append(names, extended.ResourceClaimName)
+	}
+	return names
 }
 
 func listed(pod *corev1.Pod, kubelet []KubeletPod) bool {

@@ -65,19 +65,41 @@ func TestAClaimIsReleasedOnlyOnProof(t *testing.T) {
 		// keep is part of the reason; empty if the claim is a leftover all the same.
 		keep string
 	}{
-		"nobody uses it":                        {change: func(*Reading) {}},
-		"the API server is away":                {change: func(r *Reading) { r.ClaimErr = errors.New("away") }, keep: "away"},
-		"it is allocated":                       {change: func(r *Reading) { r.Claim = claimWith("claim-uid", "gpu-7", "gpu-0") }, keep: "is allocated"},
-		"it has no allocation":                  {change: func(r *Reading) { r.Claim = claimWith("claim-uid") }},
-		"it has other devices now":              {change: func(r *Reading) { r.Claim = claimWith("claim-uid", "gpu-7") }},
+		"nobody uses it":           {change: func(*Reading) {}},
+		"the API server is away":   {change: func(r *Reading) { r.ClaimErr = errors.New("away") }, keep: "away"},
+		"it is allocated":          {change: func(r *Reading) { r.Claim = claimWith("claim-uid", "gpu-7", "gpu-0") }, keep: "is allocated"},
+		"it has no allocation":     {change: func(r *Reading) { r.Claim = claimWith("claim-uid") }},
+		"it has other devices now": {change: func(r *Reading) { r.Claim = claimWith("claim-uid", "gpu-7") }},
+		"it has the device of that name elsewhere": {change: func(r *Reading) {
+			r.Claim = claimWith("claim-uid", "gpu-0")
+			r.Claim.Status.Allocation.Devices.Results[0].Pool = "node-2"
+		}},
 		"another claim has its name":            {change: func(r *Reading) { r.Claim = claimWith("other-uid", "gpu-0") }},
 		"pods are not known":                    {change: func(r *Reading) { r.PodsErr = errors.New("no list") }, keep: "no list"},
 		"a pod has it by name":                  {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("pod", corev1.PodPending, byName)} }, keep: "default/pod"},
 		"a pod has it from a template":          {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("pod", corev1.PodPending, generated)} }, keep: "default/pod"},
 		"a pod has it for an extended resource": {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("pod", corev1.PodPending, extended)} }, keep: "default/pod"},
 		"a pod for which it was prepared":       {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("old-pod", corev1.PodPending, nil)} }, keep: "default/old-pod"},
-		"a pod had it and has ended":            {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("pod", corev1.PodSucceeded, byName)} }},
-		"a pod had it and has failed":           {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("pod", corev1.PodFailed, byName)} }},
+		"a pod has another claim": {change: func(r *Reading) {
+			r.Pods = []corev1.Pod{podWith("pod", corev1.PodPending, func(p *corev1.Pod) {
+				byName(p)
+				p.Spec.ResourceClaims[0].ResourceClaimName = new("another")
+			})}
+		}},
+		"a pod has another claim for an extended resource": {change: func(r *Reading) {
+			r.Pods = []corev1.Pod{podWith("pod", corev1.PodPending, func(p *corev1.Pod) {
+				extended(p)
+				p.Status.ExtendedResourceClaimStatus.ResourceClaimName = "another"
+			})}
+		}},
+		"a pod whose claim is not made yet": {change: func(r *Reading) {
+			r.Pods = []corev1.Pod{podWith("pod", corev1.PodPending, func(p *corev1.Pod) { generated(p); p.Status.ResourceClaimStatuses = nil })}
+		}},
+		"a pod that needed no claim of its template": {change: func(r *Reading) {
+			r.Pods = []corev1.Pod{podWith("pod", corev1.PodPending, func(p *corev1.Pod) { generated(p); p.Status.ResourceClaimStatuses[0].ResourceClaimName = nil })}
+		}},
+		"a pod had it and has ended":  {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("pod", corev1.PodSucceeded, byName)} }},
+		"a pod had it and has failed": {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("pod", corev1.PodFailed, byName)} }},
 		"a pod of another namespace": {change: func(r *Reading) {
 			r.Pods = []corev1.Pod{podWith("pod", corev1.PodPending, func(p *corev1.Pod) { byName(p); p.Namespace = "other" })}
 		}},
@@ -92,6 +114,14 @@ func TestAClaimIsReleasedOnlyOnProof(t *testing.T) {
 			r.Kubelet = []KubeletPod{{Namespace: "other", Name: "pod", Claims: []string{"claim"}}}
 		}},
 		"the kubelet does not list a running pod yet": {change: func(r *Reading) { r.Pods = []corev1.Pod{podWith("other", corev1.PodRunning, nil)} }, keep: "default/other is missing"},
+		"the kubelet lists another pod of its namespace": {change: func(r *Reading) {
+			r.Pods = []corev1.Pod{podWith("other", corev1.PodRunning, nil)}
+			r.Kubelet = []KubeletPod{{Namespace: "default", Name: "another"}}
+		}, keep: "default/other is missing"},
+		"the kubelet lists a pod of its name elsewhere": {change: func(r *Reading) {
+			r.Pods = []corev1.Pod{podWith("other", corev1.PodRunning, nil)}
+			r.Kubelet = []KubeletPod{{Namespace: "elsewhere", Name: "other"}}
+		}, keep: "default/other is missing"},
 		"the kubelet lists the running pods": {change: func(r *Reading) {
 			r.Pods = []corev1.Pod{podWith("other", corev1.PodRunning, nil)}
 			r.Kubelet = []KubeletPod{{Namespace: "default", Name: "other"}}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"sync"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
@@ -30,6 +32,8 @@ type Sources struct {
 	Registered func() time.Time
 	// Processes counts those on a GPU.
 	Processes func(ctx context.Context, gpu string) (int, error)
+	// GPUOf is the GPU that a device of a ResourceSlice is, or is a part of.
+	GPUOf func(device string) string
 }
 
 // Options of a Reconciler.
@@ -41,15 +45,17 @@ type Options struct {
 	Repair func(ctx context.Context) error
 	// Release unprepares a claim, as the kubelet would.
 	Release func(ctx context.Context, claim types.UID) error
+	// Strays are CDI files that no record of the ledger owns, and RemoveStray deletes the one of a claim, unless the claim is prepared by now.
+	Strays      func() ([]cdi.File, error)
+	RemoveStray func(ctx context.Context, claim types.UID) error
 	// Seen gets what was found, each time.
 	Seen func(Summary)
 }
 
 // Summary of one look at the ledger.
 type Summary struct {
-	Started, Completed, Unreadable int
-	// Released are leftovers that are gone now.
-	Released int
+	// Released are leftovers that are gone now, and Strays CDI files without a record that are not.
+	Released, Strays int
 	// Occupied has, by GPU, a claim that is prepared for it although it is not allocated any more: until it is certain that nobody uses
 	// the GPU, no other claim can have it.
 	Occupied map[string]ledger.Claim
@@ -58,18 +64,22 @@ type Summary struct {
 // Reconciler looks for leftovers.
 type Reconciler struct {
 	opts Options
-	// before are the readings of claims that nobody seemed to use the last time.
-	before map[types.UID]*Reading
-	// said is why a claim without an object is kept, so that it is logged once.
-	said map[types.UID]string
+	// before are the readings of what nobody seemed to use the last time.
+	before map[subject]*Reading
+	// said is why something that nobody should use is kept, so that it is logged once.
+	said map[subject]string
+}
+
+// subject is what readings are taken of.
+type subject struct {
+	claim types.UID
+	// file: the claim's CDI file, which no record of the ledger owns; otherwise the record.
+	file bool
 }
 
 // New returns a reconciler; nothing is looked at before Run.
 func New(opts Options) *Reconciler {
-	if opts.Seen == nil {
-		opts.Seen = func(Summary) {}
-	}
-	return &Reconciler{opts: opts, before: map[types.UID]*Reading{}, said: map[types.UID]string{}}
+	return &Reconciler{opts: opts, before: map[subject]*Reading{}, said: map[subject]string{}}
 }
 
 // Run looks now and every Interval until ctx ends.
@@ -108,18 +118,12 @@ func (r *Reconciler) Once(ctx context.Context) error {
 	}
 	summary := Summary{Occupied: map[string]ledger.Claim{}}
 	node := &nodeReading{sources: &r.opts.Sources}
-	present := map[types.UID]bool{}
+	present := map[subject]bool{}
 	for _, record := range records {
-		present[record.UID] = true
+		present[subject{claim: record.UID}] = true
 		if record.Entry == nil {
 			// Nobody can be asked about a claim whose name is not known: it stays held, which Recover has said.
-			summary.Unreadable++
 			continue
-		}
-		if record.Entry.State == ledger.PrepareCompleted {
-			summary.Completed++
-		} else {
-			summary.Started++
 		}
 		orphan, leftover := r.look(ctx, record.Entry, node)
 		if leftover {
@@ -137,12 +141,15 @@ func (r *Reconciler) Once(ctx context.Context) error {
 			}
 		}
 	}
-	for uid := range r.before {
-		if !present[uid] {
-			delete(r.before, uid)
-			delete(r.said, uid)
-		}
-	}
+
+	// 4. Of each CDI file that has no record: the same.
+	strays, err := r.strays(ctx, node, present)
+	summary.Strays = strays
+	errs = append(errs, err)
+
+	gone := func(s subject) bool { return !present[s] }
+	maps.DeleteFunc(r.before, func(s subject, _ *Reading) bool { return gone(s) })
+	maps.DeleteFunc(r.said, func(s subject, _ string) bool { return gone(s) })
 	r.opts.Seen(summary)
 	return errors.Join(errs...)
 }
@@ -151,23 +158,36 @@ func (r *Reconciler) Once(ctx context.Context) error {
 // is known not to be used by anybody, either.
 func (r *Reconciler) look(ctx context.Context, entry *ledger.Entry, node *nodeReading) (orphan, leftover bool) {
 	reading := r.read(ctx, entry, node)
-	uid := entry.Claim.UID
 	orphan = reading.ClaimErr == nil && !isAllocated(entry, reading)
-	leftover, keep := Decide(entry, r.before[uid], reading)
+	of := subject{claim: entry.Claim.UID}
+	leftover, keep := r.conclude(of, reading, func(r *Reading) string { return inUse(entry, r) })
+	if orphan && !leftover && r.say(of, keep) {
+		klog.FromContext(ctx).Info("Claim is not allocated any more and stays prepared", "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "claimUID", of.claim, "reason", keep)
+	}
+	return orphan, leftover
+}
+
+// conclude decides with the reading before, and keeps what the next decision needs.
+func (r *Reconciler) conclude(of subject, reading *Reading, inUse func(*Reading) string) (leftover bool, keep string) {
+	first := r.before[of]
+	leftover, keep = decide(first, reading, inUse)
 	switch {
 	case leftover:
-		return orphan, true
-	case inUse(entry, reading) != "":
-		delete(r.before, uid)
-	case r.before[uid] == nil || reading.Registered.After(r.before[uid].At.Add(-settle)):
+		// It stays proven until it is gone.
+	case inUse(reading) != "":
+		delete(r.before, of)
+	case first == nil || reading.Registered.After(first.At.Add(-settle)):
 		// Otherwise the first reading stays: the time between counts.
-		r.before[uid] = reading
+		r.before[of] = reading
 	}
-	if orphan && r.said[uid] != keep {
-		r.said[uid] = keep
-		klog.FromContext(ctx).Info("Claim is not allocated any more and stays prepared", "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "claimUID", uid, "reason", keep)
-	}
-	return orphan, false
+	return leftover, keep
+}
+
+// say tells whether the reason is another one than the last time.
+func (r *Reconciler) say(of subject, reason string) (isNew bool) {
+	isNew = r.said[of] != reason
+	r.said[of] = reason
+	return isNew
 }
 
 // read asks everybody about one claim, and stops at the first who uses it.
@@ -182,13 +202,17 @@ func (r *Reconciler) read(ctx context.Context, entry *ledger.Entry, node *nodeRe
 	}
 	node.fill(ctx, reading)
 	for _, gpu := range entry.HeldGPUs() {
-		n, err := r.opts.Sources.Processes(ctx, gpu)
-		reading.Processes += n
-		if err != nil {
-			reading.ProcessesErr = errors.Join(reading.ProcessesErr, err)
-		}
+		r.countProcesses(ctx, gpu, reading)
 	}
 	return reading
+}
+
+func (r *Reconciler) countProcesses(ctx context.Context, gpu string, reading *Reading) {
+	n, err := r.opts.Sources.Processes(ctx, gpu)
+	reading.Processes += n
+	if err != nil {
+		reading.ProcessesErr = errors.Join(reading.ProcessesErr, err)
+	}
 }
 
 func (r *Reconciler) release(ctx context.Context, entry *ledger.Entry) error {
@@ -197,9 +221,13 @@ func (r *Reconciler) release(ctx context.Context, entry *ledger.Entry) error {
 	if err := r.opts.Release(ctx, entry.Claim.UID); err != nil {
 		return fmt.Errorf("release claim %s, which nobody uses any more: %w", entry.Claim, err)
 	}
-	delete(r.before, entry.Claim.UID)
-	delete(r.said, entry.Claim.UID)
+	r.forget(subject{claim: entry.Claim.UID})
 	return nil
+}
+
+func (r *Reconciler) forget(s subject) {
+	delete(r.before, s)
+	delete(r.said, s)
 }
 
 // nodeReading is what is the same for all claims of a look, asked for when the first claim needs it.
@@ -207,6 +235,7 @@ type nodeReading struct {
 	sources *Sources
 	once    sync.Once
 	reading Reading
+	claims  nodeUsers
 }
 
 func (n *nodeReading) fill(ctx context.Context, into *Reading) {

@@ -6,7 +6,10 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -18,8 +21,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2/ktesting"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
@@ -34,11 +39,16 @@ type scene struct {
 	claim      *resourceapi.ResourceClaim
 	pods       []corev1.Pod
 	podLists   int
-	processes  int
-	releaseErr error
+	kubelet    []KubeletPod
+	registered time.Time
+	processes  map[string]int
+	strays     []cdi.File
+	removed    []types.UID
 	released   []types.UID
 	repaired   int
 	summary    Summary
+
+	claimErr, repairErr, processesErr, releaseErr, straysErr, removeErr error
 }
 
 func newScene(t *testing.T) *scene {
@@ -47,23 +57,36 @@ func newScene(t *testing.T) *scene {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &scene{t: t, clock: clocktesting.NewFakeClock(noon), ledger: records}
+	s := &scene{t: t, clock: clocktesting.NewFakeClock(noon), ledger: records, registered: noon.Add(-time.Hour), processes: map[string]int{}}
 	s.reconciler = New(Options{
 		Clock:  s.clock,
 		Ledger: records,
 		Sources: Sources{
 			Claim: func(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
-				if s.claim == nil {
+				if s.claimErr != nil {
+					return nil, s.claimErr
+				}
+				if s.claim == nil || name != s.claim.Name {
 					return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "resourceclaims"}, name)
 				}
 				return s.claim, nil
 			},
 			Pods:       func(context.Context) ([]corev1.Pod, error) { s.podLists++; return s.pods, nil },
-			Kubelet:    func(context.Context) ([]KubeletPod, error) { return nil, nil },
-			Registered: func() time.Time { return noon.Add(-time.Hour) },
-			Processes:  func(context.Context, string) (int, error) { return s.processes, nil },
+			Kubelet:    func(context.Context) ([]KubeletPod, error) { return s.kubelet, nil },
+			Registered: func() time.Time { return s.registered },
+			Processes:  func(_ context.Context, gpu string) (int, error) { return s.processes[gpu], s.processesErr },
+			GPUOf:      func(device string) string { gpu, _, _ := strings.Cut(device, "-mig"); return gpu },
 		},
-		Repair: func(context.Context) error { s.repaired++; return nil },
+		Repair: func(context.Context) error { s.repaired++; return s.repairErr },
+		Strays: func() ([]cdi.File, error) { return slices.Clone(s.strays), s.straysErr },
+		RemoveStray: func(_ context.Context, uid types.UID) error {
+			if s.removeErr != nil {
+				return s.removeErr
+			}
+			s.removed = append(s.removed, uid)
+			s.strays = slices.DeleteFunc(s.strays, func(f cdi.File) bool { return f.Claim == uid })
+			return nil
+		},
 		Release: func(_ context.Context, uid types.UID) error {
 			if s.releaseErr != nil {
 				return s.releaseErr
@@ -113,7 +136,7 @@ func TestLeftoversAreReleasedAfterTwoReadings(t *testing.T) {
 	s.claim = claimWith("claim-uid", "gpu-0")
 	must(s.look())
 	must(s.look())
-	s.want("allocated", Summary{Completed: 1, Occupied: free})
+	s.want("allocated", Summary{Occupied: free})
 	if s.podLists != 0 {
 		t.Errorf("pods were listed %d times without need", s.podLists)
 	}
@@ -123,29 +146,29 @@ func TestLeftoversAreReleasedAfterTwoReadings(t *testing.T) {
 	s.pods = []corev1.Pod{podWith("pod", corev1.PodPending, byName)}
 	must(s.look())
 	must(s.look())
-	s.want("a pod has it", Summary{Completed: 1, Occupied: occupied})
-	s.pods, s.processes = nil, 1
+	s.want("a pod has it", Summary{Occupied: occupied})
+	s.pods, s.processes["gpu-0"] = nil, 1
 	must(s.look())
 	must(s.look())
-	s.want("a process is left", Summary{Completed: 1, Occupied: occupied})
+	s.want("a process is left", Summary{Occupied: occupied})
 
 	// Nobody: after the second reading, unless somebody is back between.
-	s.processes = 0
+	s.processes["gpu-0"] = 0
 	must(s.look())
-	s.want("once", Summary{Completed: 1, Occupied: occupied})
-	s.processes = 1
+	s.want("once", Summary{Occupied: occupied})
+	s.processes["gpu-0"] = 1
 	must(s.look())
-	s.processes = 0
+	s.processes["gpu-0"] = 0
 	must(s.look())
-	s.want("once again", Summary{Completed: 1, Occupied: occupied})
+	s.want("once again", Summary{Occupied: occupied})
 	s.releaseErr = errors.New("disk full")
 	if err := s.look(); !errors.Is(err, s.releaseErr) {
 		t.Errorf("a release that fails: %v", err)
 	}
-	s.want("not released", Summary{Completed: 1, Occupied: occupied})
+	s.want("not released", Summary{Occupied: occupied})
 	s.releaseErr = nil
 	must(s.look())
-	s.want("released", Summary{Completed: 1, Released: 1, Occupied: free}, "claim-uid")
+	s.want("released", Summary{Released: 1, Occupied: free}, "claim-uid")
 	must(s.look())
 	s.want("gone", Summary{Occupied: free}, "claim-uid")
 	if s.repaired != 12 {
@@ -170,7 +193,133 @@ func TestAClaimThatCannotBeReadIsKept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.want("unreadable", Summary{Unreadable: 1, Occupied: map[string]ledger.Claim{}})
+	s.want("unreadable", Summary{Occupied: map[string]ledger.Claim{}})
+}
+
+// TestWhatIsNotKnownIsNotOccupied: without the API server a claim cannot be told from one that is allocated, and nobody else is asked.
+func TestWhatIsNotKnownIsNotOccupied(t *testing.T) {
+	s := newScene(t)
+	s.claimErr = errors.New("away")
+	for range 3 {
+		if err := s.look(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s.want("away", Summary{Occupied: map[string]ledger.Claim{}})
+	if s.podLists != 0 {
+		t.Errorf("pods were listed %d times without need", s.podLists)
+	}
+}
+
+// TestEverySourceKeepsAClaim: what a source says, or that it does not, comes through to the decision.
+func TestEverySourceKeepsAClaim(t *testing.T) {
+	for name, change := range map[string]func(*scene){
+		"the kubelet has it": func(s *scene) {
+			s.kubelet = []KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"claim"}}}
+		},
+		"NVML does not answer":           func(s *scene) { s.processesErr = errors.New("hung") },
+		"the kubelet has not registered": func(s *scene) { s.registered = time.Time{} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			change(s)
+			for range 4 {
+				if err := s.look(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.want(name, Summary{Occupied: map[string]ledger.Claim{"gpu-0": entry().Claim}})
+		})
+	}
+}
+
+// TestTheTimeBetweenTwoReadingsCounts, and not their number; when the kubelet starts between, it begins anew.
+func TestTheTimeBetweenTwoReadingsCounts(t *testing.T) {
+	s := newScene(t)
+	_, ctx := ktesting.NewTestContext(t)
+	after := func(wait time.Duration) int {
+		t.Helper()
+		s.clock.Step(wait)
+		if err := s.reconciler.Once(ctx); err != nil {
+			t.Fatal(err)
+		}
+		return len(s.released)
+	}
+	if after(0) != 0 || after(Interval-time.Second) != 0 {
+		t.Fatal("released too early")
+	}
+	s.registered = s.clock.Now()
+	// The first reading that counts is one a settled kubelet was asked for.
+	if after(time.Second) != 0 || after(settle) != 0 {
+		t.Fatal("released soon after a start of the kubelet")
+	}
+	if after(Interval-2*time.Second) != 0 {
+		t.Fatal("released too early after a start of the kubelet")
+	}
+	if after(2*time.Second) != 1 {
+		t.Error("not released although a minute has passed")
+	}
+}
+
+// TestWhoIsGoneIsForgotten: the kubelet has unprepared the claim after all.
+func TestWhoIsGoneIsForgotten(t *testing.T) {
+	s := newScene(t)
+	s.strays = []cdi.File{{Claim: "lost", Devices: []string{"gpu-1"}}}
+	if err := s.look(); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.reconciler.before) != 2 || len(s.reconciler.said) != 2 {
+		t.Errorf("remembered: %v, %v; want a claim and a file", s.reconciler.before, s.reconciler.said)
+	}
+	s.strays = nil
+	if err := errors.Join(s.ledger.Remove("claim-uid"), s.look()); err != nil {
+		t.Fatal(err)
+	}
+	if len(s.reconciler.before) > 0 || len(s.reconciler.said) > 0 {
+		t.Errorf("remembered for ever: %v, %v", s.reconciler.before, s.reconciler.said)
+	}
+}
+
+// TestErrorsDoNotStopTheRest: what cannot be repaired or read is said; the claims are looked at all the same.
+func TestErrorsDoNotStopTheRest(t *testing.T) {
+	s := newScene(t)
+	s.repairErr, s.straysErr = errors.New("repair"), errors.New("strays")
+	for range 2 {
+		if err := s.look(); !errors.Is(err, s.repairErr) || !errors.Is(err, s.straysErr) {
+			t.Errorf("error %v, want both", err)
+		}
+	}
+	s.want("released", Summary{Released: 1, Occupied: map[string]ledger.Claim{}}, "claim-uid")
+	if err := os.RemoveAll(s.ledger.Dir()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.look(); !errors.Is(err, os.ErrNotExist) || !errors.Is(err, s.repairErr) {
+		t.Errorf("without a ledger: %v", err)
+	}
+}
+
+// TestRunLooksEveryMinute, and ends with its context.
+func TestRunLooksEveryMinute(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		_, ctx := ktesting.NewTestContext(t)
+		ctx, cancel := context.WithCancel(ctx)
+		s.reconciler.opts.Clock = clock.RealClock{}
+		s.registered = time.Now().Add(-time.Hour)
+		done := make(chan struct{})
+		go func() { defer close(done); s.reconciler.Run(ctx) }()
+		synctest.Wait()
+		if s.repaired != 1 || len(s.released) != 0 {
+			t.Errorf("at the start: %d looks, released %v", s.repaired, s.released)
+		}
+		time.Sleep(Interval)
+		synctest.Wait()
+		if s.repaired != 2 || len(s.released) != 1 {
+			t.Errorf("after a minute: %d looks, released %v", s.repaired, s.released)
+		}
+		cancel()
+		<-done
+	})
 }
 
 // kubelet is the PodResources service.
@@ -183,7 +332,10 @@ func (*kubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*p
 		Namespace: "default", Name: "pod",
 		Containers: []*podresources.ContainerResources{
 			{Name: "a", DynamicResources: []*podresources.DynamicResource{{ClaimName: "one"}}},
-			{Name: "b", DynamicResources: []*podresources.DynamicResource{{ClaimName: "two"}}},
+			{Name: "b", DynamicResources: []*podresources.DynamicResource{{ClaimName: "two", ClaimResources: []*podresources.ClaimResource{
+				{CdiDevices: []*podresources.CDIDevice{{Name: "k8s.gpu.nvidia.com/claim=two-uid_gpu_gpu-0"}, {Name: "k8s.gpu.nvidia.com/claim=two-uid_gpu_gpu-1"}}},
+				{CdiDevices: []*podresources.CDIDevice{{Name: "nic.example.com/claim=other-uid_nic_nic-0"}, {Name: "odd"}}},
+			}}}},
 		},
 	}}}, nil
 }
@@ -211,7 +363,7 @@ func TestWhatTheKubeletRunsIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"one", "two"}}}, pods); diff != "" {
+	if diff := cmp.Diff([]KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"one", "two"}, CDIClaims: []types.UID{"two-uid"}}}, pods); diff != "" {
 		t.Errorf("pods (-want +got):\n%s", diff)
 	}
 }

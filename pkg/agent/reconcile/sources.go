@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -12,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"stowage.dev/stowage/pkg/agent/cdi"
 )
 
 // PodsOf returns the source of a node's pods. They are read from the API server itself: its cache may be older than the last reading.
@@ -42,6 +45,13 @@ func KubeletAt(socket string) func(context.Context) ([]KubeletPod, error) {
 			for _, container := range pod.GetContainers() {
 				for _, claim := range container.GetDynamicResources() {
 					p.Claims = append(p.Claims, claim.GetClaimName())
+					for _, resource := range claim.GetClaimResources() {
+						for _, device := range resource.GetCdiDevices() {
+							if uid, ok := cdi.ClaimOfDevice(device.GetName()); ok && !slices.Contains(p.CDIClaims, uid) {
+								p.CDIClaims = append(p.CDIClaims, uid)
+							}
+						}
+					}
 				}
 			}
 			pods = append(pods, p)

@@ -1,0 +1,95 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/ledger"
+)
+
+// Strays are claims' CDI files that no record of the ledger owns, because the ledger was lost or changed by hand.
+// What is in them may be in use: who removes one must have proof that it is not.
+func (m *Manager) Strays() ([]cdi.File, error) {
+	// In this order: a file is written after the record that owns it.
+	files, err := m.store.Files()
+	if err != nil {
+		return nil, err
+	}
+	records, err := m.ledger.Records()
+	if err != nil {
+		return nil, err
+	}
+	return slices.DeleteFunc(files, func(f cdi.File) bool {
+		return slices.ContainsFunc(records, func(r *ledger.Record) bool { return r.UID == f.Claim })
+	}), nil
+}
+
+// RemoveStray deletes a claim's CDI file, unless the claim is in the ledger by now: it has been prepared again, or is just being.
+func (m *Manager) RemoveStray(ctx context.Context, uid types.UID) error {
+	unlock, err := m.locks.lockClaim(ctx, uid)
+	if err != nil {
+		return fmt.Errorf("remove the CDI specification of claim %s: %w", uid, err)
+	}
+	defer unlock()
+	record, err := m.ledger.Get(uid)
+	if err != nil || record != nil {
+		return err
+	}
+	return m.store.Remove(uid, m.store.Path(uid))
+}
+
+// sweep deletes files that a crashed agent had not written to the end. Another agent may be writing now, so each claim is locked.
+func (m *Manager) sweep(ctx context.Context) error {
+	inLedger, ledgerErr := m.ledger.Unfinished()
+	inCDI, cdiErr := m.store.Unfinished()
+	inQuarantine, quarantineErr := m.unfinishedQuarantines()
+	errs := []error{ledgerErr, cdiErr, quarantineErr}
+	claims := slices.Concat(inLedger, inCDI)
+	for claim := range inQuarantine {
+		claims = append(claims, claim)
+	}
+	slices.Sort(claims)
+	for _, claim := range slices.Compact(claims) {
+		errs = append(errs, m.sweepClaim(ctx, claim, inQuarantine[claim]))
+	}
+	return errors.Join(errs...)
+}
+
+func (m *Manager) sweepClaim(ctx context.Context, claim types.UID, quarantines []string) error {
+	unlock, err := m.locks.lockClaim(ctx, claim)
+	if err != nil {
+		return fmt.Errorf("remove unfinished files of claim %s: %w", claim, err)
+	}
+	defer unlock()
+	errs := []error{m.ledger.RemoveUnfinished(claim), m.store.RemoveUnfinished(claim)}
+	for _, path := range quarantines {
+		errs = append(errs, durable.Remove(m.opts.FS, path))
+	}
+	klog.FromContext(ctx).V(2).Info("Unfinished files of a claim are removed", "claimUID", claim)
+	return errors.Join(errs...)
+}
+
+// unfinishedQuarantines has the paths by claim.
+func (m *Manager) unfinishedQuarantines() (map[types.UID][]string, error) {
+	entries, err := m.opts.FS.ReadDir(m.quarantineDir())
+	if err != nil {
+		return nil, fmt.Errorf("read quarantine folder: %w", err)
+	}
+	paths := map[types.UID][]string{}
+	for _, entry := range entries {
+		if name, ok := strings.CutSuffix(entry.Name(), quarantineSuffix+durable.TempSuffix); ok {
+			_, claim, _ := strings.Cut(name, "_")
+			paths[types.UID(claim)] = append(paths[types.UID(claim)], filepath.Join(m.quarantineDir(), entry.Name()))
+		}
+	}
+	return paths, nil
+}
