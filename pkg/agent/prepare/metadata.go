@@ -137,7 +137,8 @@ func (m *Manager) removeMetadata(claim types.UID) error {
 	return nil
 }
 
-// sweepMetadata removes the files of claims without a record: an older agent, which does not know of them, has unprepared these.
+// sweepMetadata removes the files of claims that have neither a record nor a CDI specification: an older agent, which does not know of
+// metadata, has unprepared these, or their specification was a stray.
 func (m *Manager) sweepMetadata(ctx context.Context, records []*ledger.Record) error {
 	folders, err := m.opts.FS.ReadDir(m.metadataDir())
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -162,6 +163,10 @@ func (m *Manager) sweepMetadataOf(ctx context.Context, claim types.UID) error {
 	defer unlock()
 	// It may have been prepared since the records were read.
 	if record, err := m.ledger.Get(claim); err != nil || record != nil {
+		return err
+	}
+	// As long as a container can be given the claim's devices, it is to be given these, too.
+	if _, err := m.opts.FS.ReadFile(m.store.Path(claim)); !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return m.removeMetadata(claim)

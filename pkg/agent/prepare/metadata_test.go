@@ -211,3 +211,31 @@ func TestDeviceMetadataOverUpdates(t *testing.T) {
 		t.Errorf("after the next call (-want +got):\n%s", diff)
 	}
 }
+
+// The ledger's record is lost, the CDI specification is not: a container that is restarted still gets all of it.
+func TestDeviceMetadataStaysWithItsSpecification(t *testing.T) {
+	n := newNode(t)
+	devices, err := n.manager().Prepare(n.ctx, claim("train", "gpu="+gpu0))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(n.claimsDir()); err != nil {
+		t.Fatal(err)
+	}
+	m := n.manager()
+	if _, err := m.Recover(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if told := n.told(devices); len(told) != 1 {
+		t.Errorf("files: %v", told)
+	}
+	if err := m.RemoveStray(n.ctx, "train-uid"); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Reconcile(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if left, err := os.ReadDir(n.metadataDir()); err != nil || len(left) != 0 {
+		t.Errorf("left without a specification: %v, %v", left, err)
+	}
+}
