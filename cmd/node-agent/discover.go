@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"strings"
 
 	"github.com/spf13/cobra"
 	resourceapi "k8s.io/api/resource/v1"
@@ -43,7 +44,14 @@ func newDiscoverCommand(opts *options) *cobra.Command {
 			if err != nil {
 				return fmt.Errorf("discover GPUs: %w", err)
 			}
-			node.Offer(discovery.Policy{Dynamic: opts.partitions == partitionsDynamic})
+			shares, err := opts.shares()
+			if err != nil {
+				return err
+			}
+			node.Offer(discovery.Policy{Dynamic: opts.partitions == partitionsDynamic, Shares: shares})
+			if unknown := shares.Unknown(node); len(unknown) > 0 {
+				fmt.Fprintf(cmd.ErrOrStderr(), "--share-gpus: this machine has no GPU %s\n", strings.Join(unknown, ", "))
+			}
 			switch output {
 			case "table":
 				return node.PrintTable(cmd.OutOrStdout())

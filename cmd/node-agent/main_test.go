@@ -38,6 +38,8 @@ func TestBadInputIsNamed(t *testing.T) {
 		"relative folder of simulated GPUs":  {args: []string{"--sim-dir=sim"}, want: []string{"--sim-dir", `"sim"`, "absolute"}},
 		"relative folder of daemons":         {args: []string{"--mps-root=mps"}, want: []string{"--mps-root", `"mps"`, "absolute"}},
 		"partitions of no kind":              {args: []string{"discover", "--partitions=some"}, want: []string{"--partitions", `"some"`, "static", "dynamic"}},
+		"shares of no kind":                  {args: []string{"discover", "--share-gpus=half"}, want: []string{"--share-gpus", `"half"`, "all", "none"}},
+		"shares in steps of nothing":         {args: []string{"--share-gpus=0", "--share-memory-step=0"}, want: []string{"--share-memory-step", `"0"`}},
 		"policy of no kind":                  {args: []string{"--leftover-processes=spare"}, want: []string{"--leftover-processes", `"spare"`, "quarantine"}},
 		"output of no kind":                  {args: []string{"discover", "-o", "xml"}, want: []string{"--output", "xml", "yaml"}},
 		"argument that is no flag":           {args: []string{"sail"}, want: []string{"sail"}},
@@ -110,6 +112,23 @@ func TestDiscoverPrintsPartitions(t *testing.T) {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the slices lack %q", want)
 		}
+	}
+}
+
+func TestDiscoverPrintsShares(t *testing.T) {
+	cmd := newCommand()
+	var out, said bytes.Buffer
+	cmd.SetArgs([]string{"discover", "-o", "yaml", "--nvml=sim:dgx-h100", "--node-name=node-1", "--share-gpus=0,99", "--share-memory-step=5Gi"})
+	cmd.SetOut(&out)
+	cmd.SetErr(&said)
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if n := strings.Count(out.String(), "allowMultipleAllocations: true"); n != 1 || !strings.Contains(out.String(), "step: 5Gi") {
+		t.Errorf("%d devices are shared, want one, in steps of 5Gi:\n%s", n, &out)
+	}
+	if !strings.Contains(said.String(), "no GPU 99") {
+		t.Errorf("of a GPU that is not there it said %q", &said)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 )
@@ -33,9 +34,14 @@ type options struct {
 	healthAddress string
 
 	partitions string
-	leftovers  string
-	mpsRoot    string
-	hostRoot   string
+	shareGPUs  string
+	// shareMemoryStep is a quantity, shareComputeStep percent.
+	shareMemoryStep  string
+	shareComputeStep int
+
+	leftovers string
+	mpsRoot   string
+	hostRoot  string
 }
 
 // defaultOptions takes what a DaemonSet passes through the downward API from the environment.
@@ -49,9 +55,14 @@ func defaultOptions(env func(string) (string, bool), hostname func() (string, er
 		devRoot:       "/run/stowage/dev",
 		healthAddress: "127.0.0.1:0",
 		partitions:    partitionsStatic,
-		leftovers:     string(prepare.EndLeftovers),
-		mpsRoot:       "/run/stowage/mps",
-		hostRoot:      "/",
+
+		shareGPUs:        "none",
+		shareMemoryStep:  "1Gi",
+		shareComputeStep: 5,
+
+		leftovers: string(prepare.EndLeftovers),
+		mpsRoot:   "/run/stowage/mps",
+		hostRoot:  "/",
 	}
 	opts.podUID, _ = env("POD_UID")
 	name, ok := env("NODE_NAME")
@@ -71,6 +82,9 @@ func (o *options) addHardwareFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.driverRoot, "driver-root", o.driverRoot, "folder below which this program sees the files of the NVIDIA driver")
 	flags.StringVar(&o.simDir, "sim-dir", o.simDir, "folder that keeps the state and the control socket of simulated GPUs; to serve a kubelet, sim in --state-dir if not given")
 	flags.StringVar(&o.partitions, "partitions", o.partitions, "static offers the MIG devices that an administrator has made, dynamic also those that can be made, which come and go with their claims")
+	flags.StringVar(&o.shareGPUs, "share-gpus", o.shareGPUs, "GPUs that several claims can have at once, each with a share of the memory and the compute: none, all, or PCI addresses (0000:1b:00.0), device names or indices with commas between; they are not partitioned")
+	flags.StringVar(&o.shareMemoryStep, "share-memory-step", o.shareMemoryStep, "what shares of a GPU's memory are multiples of, and the least that one can be")
+	flags.IntVar(&o.shareComputeStep, "share-compute-step", o.shareComputeStep, "what shares of a GPU's compute are multiples of, in percent; with 0 they are of memory alone")
 	flags.StringVar(&o.hostDriverRoot, "host-driver-root", o.hostDriverRoot, "the same folder as the container runtime sees it; --driver-root if not given")
 }
 
@@ -123,6 +137,9 @@ func (o *options) validateHardware() error {
 	if o.partitions != partitionsStatic && o.partitions != partitionsDynamic {
 		return fmt.Errorf("--partitions %q: want %s or %s", o.partitions, partitionsStatic, partitionsDynamic)
 	}
+	if _, err := o.shares(); err != nil {
+		return err
+	}
 	if !strings.HasPrefix(o.nvml, "sim:") && strings.Contains(o.nvml, "/") {
 		if _, err := os.Stat(o.nvml); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("--nvml %s: there is no such library; give another path, or auto to wait for the driver to be installed", o.nvml)
@@ -131,6 +148,15 @@ func (o *options) validateHardware() error {
 		}
 	}
 	return nil
+}
+
+// shares says which GPUs are shared, and how.
+func (o *options) shares() (discovery.Shares, error) {
+	shares, err := discovery.ParseShares(o.shareGPUs, o.shareMemoryStep, o.shareComputeStep)
+	if err != nil {
+		return shares, fmt.Errorf("--share-gpus=%s --share-memory-step=%s --share-compute-step=%d: %w", o.shareGPUs, o.shareMemoryStep, o.shareComputeStep, err)
+	}
+	return shares, nil
 }
 
 // validateRun checks the folders; all are part of what others on the node are told, so none may be relative.

@@ -27,6 +27,10 @@ func runAgent(ctx context.Context, opts *options) error {
 	if err := opts.validateRun(); err != nil {
 		return err
 	}
+	shares, err := opts.shares()
+	if err != nil {
+		return err
+	}
 	client, err := newClient(opts.kubeconfig)
 	if err != nil {
 		return err
@@ -57,6 +61,7 @@ func runAgent(ctx context.Context, opts *options) error {
 
 		Leftovers:         prepare.Leftovers(opts.leftovers),
 		DynamicPartitions: opts.partitions == partitionsDynamic,
+		Shares:            shares,
 	})
 	if err != nil {
 		return err

@@ -9,7 +9,7 @@
 // specifications by name cannot be wrong.
 //
 // The file has one CDI device for each allocation result, named
-// <claim UID>_<request>[.<subrequest>]_<device>. The kubelet gives a container the devices of the requests
+// <claim UID>_<request>[.<subrequest>]_<device>[_<share>]. The kubelet gives a container the devices of the requests
 // that the container uses, in the order of the prepare response, or all of them if it names no request; the
 // runtime applies the edits in that order. A variable that several devices set has the value of the last one.
 // Therefore:
@@ -17,6 +17,8 @@
 //   - STOWAGE_<DEVICE>=<UUID> (for example STOWAGE_GPU_0000_1B_00_0=GPU-…) is set by each device under a name of
 //     its own. The set of these variables is exactly the container's GPUs, whatever it uses: one request, several
 //     requests of a claim, or several claims.
+//   - SHARE_<DEVICE>_MEMORY_MIB and SHARE_<DEVICE>_COMPUTE_PERCENT say how much the request has of a GPU that several claims
+//     share. They are exact for a container that uses one request of that GPU.
 //   - NVIDIA_VISIBLE_DEVICES has one value and no way to be added to, so it cannot be exact for a container
 //     that uses several requests or claims. With a real driver it is "void", as in NVIDIA's own DRA driver:
 //     an NVIDIA runtime below the container engine acts on this variable and must not inject anything beside

@@ -3,6 +3,7 @@ package cdi
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -19,6 +20,8 @@ const (
 	visibleDevices = "NVIDIA_VISIBLE_DEVICES"
 	// envPrefix precedes the device name in the variables that name a container's GPUs.
 	envPrefix = "STOWAGE_"
+	// sharePrefix precedes it in those that say how much of a GPU a container has.
+	sharePrefix = "SHARE_"
 )
 
 // GPU is a physical GPU or a MIG device of it, as far as a container's view of it is concerned.
@@ -38,6 +41,8 @@ type Device struct {
 	// Name is the device's name in its ResourceSlice.
 	Name string
 	GPU  GPU
+	// Share is the allocation's ID if the device is a share of the GPU, empty else.
+	Share types.UID
 	// Extra is what containers get beside the GPU itself; nil for nothing.
 	Extra *specs.ContainerEdits
 	// Mounts beside those.
@@ -57,13 +62,22 @@ type Backend interface {
 
 // DeviceID returns the fully qualified CDI name of a claim's device, as the kubelet is told.
 func DeviceID(claim types.UID, request, device string) string {
-	return parser.QualifiedName(Vendor, Class, deviceName(claim, request, device))
+	return ShareDeviceID(claim, request, device, "")
+}
+
+// ShareDeviceID is DeviceID for a share of a GPU, of which one request can have several.
+func ShareDeviceID(claim types.UID, request, device string, share types.UID) string {
+	return parser.QualifiedName(Vendor, Class, deviceName(claim, request, device, share))
 }
 
 // deviceName joins with underscores, which occur in none of the parts (DNS labels and UUIDs), so that two
 // different results never get one name. A subrequest's slash, which CDI does not admit, becomes a dot.
-func deviceName(claim types.UID, request, device string) string {
-	return strings.Join([]string{string(claim), strings.ReplaceAll(request, "/", "."), device}, "_")
+func deviceName(claim types.UID, request, device string, share types.UID) string {
+	parts := []string{string(claim), strings.ReplaceAll(request, "/", "."), device}
+	if share != "" {
+		parts = append(parts, string(share))
+	}
+	return strings.Join(parts, "_")
 }
 
 // BuildSpec describes the claim's devices for the container runtime.
@@ -74,7 +88,9 @@ func BuildSpec(ctx context.Context, backend Backend, claim types.UID, devices []
 	}
 	uuids := map[string][]string{}
 	for _, device := range devices {
-		uuids[device.Request] = append(uuids[device.Request], device.GPU.UUID)
+		if !slices.Contains(uuids[device.Request], device.GPU.UUID) { // two shares of a GPU
+			uuids[device.Request] = append(uuids[device.Request], device.GPU.UUID)
+		}
 	}
 	spec := &specs.Spec{
 		Kind:           Vendor + "/" + Class,
@@ -95,7 +111,7 @@ func BuildSpec(ctx context.Context, backend Backend, claim types.UID, devices []
 			visibleDevices+"="+backend.VisibleDevices(uuids[device.Request]),
 		)
 		spec.Devices = append(spec.Devices, specs.Device{
-			Name:           deviceName(claim, device.Request, device.Name),
+			Name:           deviceName(claim, device.Request, device.Name, device.Share),
 			ContainerEdits: *edits,
 		})
 	}
@@ -105,6 +121,17 @@ func BuildSpec(ctx context.Context, backend Backend, claim types.UID, devices []
 	}
 	spec.Version = version
 	return spec, nil
+}
+
+// ShareEnv tells a container what its request has of a GPU that it shares with others: the memory in MiB and, if there is one, the limit of
+// the GPU's compute in percent. It is for programs that keep to it; nothing else enforces it.
+func ShareEnv(device string, memoryMiB int64, percent int) []string {
+	name := sharePrefix + envName(device)
+	env := []string{fmt.Sprintf("%s_MEMORY_MIB=%d", name, memoryMiB)}
+	if percent > 0 {
+		env = append(env, fmt.Sprintf("%s_COMPUTE_PERCENT=%d", name, percent))
+	}
+	return env
 }
 
 // envName writes a device name, a DNS label, the way environment variables are written.

@@ -23,6 +23,16 @@ type Settings struct {
 	MPS *Limits
 }
 
+// Setup names what the settings make of a whole GPU. Claims that share a GPU have to want the same.
+func (s Settings) Setup() string {
+	switch s.Strategy {
+	case "", TimeSlicing:
+		return fmt.Sprintf("%s (%s)", TimeSlicing, cmp.Or(s.Interval, IntervalDefault))
+	default:
+		return string(s.Strategy)
+	}
+}
+
 // Limits that an MPS daemon puts on each of its clients.
 type Limits struct {
 	// ActiveThreadPercentage of a device, 1 to 100; 0 for no limit.

@@ -31,6 +31,8 @@ type Offer struct {
 	Name string
 	// Partition is nil for the whole GPU.
 	Partition *Partition
+	// Shares is nil for a device that one claim has at a time.
+	Shares *Shares
 }
 
 // Policy says what a node offers.
@@ -40,6 +42,8 @@ type Policy struct {
 	// Ours tells whether the agent has made what is in that place of the GPU or, for nil, has enabled its MIG mode. What
 	// is not its own was made by an administrator, and is offered as it is. Nil means that nothing is.
 	Ours func(gpu string, at *nvml.Placement) bool
+	// Shares says which GPUs several claims can have at once. No partitions are made of these.
+	Shares Shares
 }
 
 func (p *Policy) ours(gpu string, at *nvml.Placement) bool { return p.Ours != nil && p.Ours(gpu, at) }
@@ -80,6 +84,10 @@ func (n *Node) Offer(policy Policy) {
 // offer lists the whole GPU first, then what an administrator has made, then what can be made beside that.
 func (g *GPU) offer(policy Policy) {
 	g.Offers, g.NotOffered = nil, ""
+	if shares := g.shares(&policy); shares != nil {
+		g.Offers = []Offer{{Name: g.Name, Shares: shares}}
+		return
+	}
 	given := g.given(policy)
 	switchedOn := g.MIGEnabled && policy.ours(g.Name, nil)
 	if !g.MIGEnabled || switchedOn && len(given) == 0 {

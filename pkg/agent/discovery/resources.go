@@ -77,6 +77,9 @@ func (n *Node) Device(gpu *GPU, offer *Offer) resourceapi.Device {
 	} else {
 		device.Attributes, device.Capacity = n.partition(gpu, offer.Partition)
 	}
+	if offer.Shares != nil {
+		offer.Shares.divide(&device)
+	}
 	if gpu.counted() {
 		device.ConsumesCounters = gpu.consumes(offer)
 	}

@@ -83,6 +83,9 @@ func (g *GPU) nvlink() string {
 
 func (g *GPU) offered() string {
 	if g.NotOffered == "" {
+		if s := g.Offers[0].Shares; s != nil {
+			return s.String()
+		}
 		return "yes"
 	}
 	return "no: " + g.NotOffered

@@ -52,6 +52,7 @@ func targetOf(node *discovery.Node, gpu *discovery.GPU, offer *discovery.Offer) 
 	target := prepare.Target{
 		GPU:         cdi.GPU{Name: gpu.Name, UUID: gpu.UUID, Minor: gpu.Minor},
 		Attributes:  node.Device(gpu, offer).Attributes,
+		MemoryBytes: gpu.MemoryBytes,
 		SwitchesMIG: gpu.MIG != nil && gpu.MIG.Switches,
 	}
 	if p := offer.Partition; p != nil {

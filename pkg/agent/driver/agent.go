@@ -57,6 +57,8 @@ type Options struct {
 	Leftovers prepare.Leftovers
 	// DynamicPartitions are offered, besides those that an administrator has made.
 	DynamicPartitions bool
+	// Shares says which GPUs are offered in shares.
+	Shares discovery.Shares
 	// FS keeps the ledger and the CDI specifications; the machine's if nil.
 	FS durable.FS
 	// Kubelet lists the pods that the kubelet gives resources to; by its PodResources socket below KubeletRoot if nil.
@@ -96,7 +98,7 @@ func New(opts Options) (*Agent, error) {
 	if err != nil {
 		return nil, err
 	}
-	opts.Hardware.Offer(discovery.Policy{Dynamic: opts.DynamicPartitions, Ours: claims.Made})
+	opts.Hardware.Offer(discovery.Policy{Dynamic: opts.DynamicPartitions, Ours: claims.Made, Shares: opts.Shares})
 	records, err := ledger.Open(durable.OS{}, prepare.LedgerDir(opts.StateDir))
 	if err != nil {
 		return nil, err

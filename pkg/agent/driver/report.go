@@ -50,12 +50,15 @@ const (
 	reasonLost = "GPULost"
 	reasonHeld = "DeviceHeld"
 	reasonOwed = "DeviceQuarantined"
+	// A share of a GPU does not go with those that others have.
+	reasonShare = "ShareRefused"
 )
 
 // permanent tells whether a failure to prepare will not pass by itself, and its reason.
 func permanent(err error) (reason string, ok bool) {
 	var held *prepare.HeldError
 	var quarantined *prepare.QuarantinedError
+	var share *prepare.ShareError
 	switch {
 	case errors.Is(err, nvml.ErrGPULost), errors.Is(err, nvml.ErrNotFound):
 		return reasonLost, true
@@ -63,6 +66,8 @@ func permanent(err error) (reason string, ok bool) {
 		return reasonHeld, true
 	case errors.As(err, &quarantined):
 		return reasonOwed, true
+	case errors.As(err, &share):
+		return reasonShare, true
 	}
 	return "", false
 }

@@ -190,6 +190,7 @@ func TestFailuresThatLastAreToldApart(t *testing.T) {
 		"a lost GPU":                {err: fmt.Errorf("claim: %w", nvml.ErrGPULost), reason: "GPULost"},
 		"a GPU that is not there":   {err: fmt.Errorf("claim: %w", nvml.ErrNotFound), reason: "GPULost"},
 		"held by another claim":     {err: errors.Join(errors.New("x"), held), reason: "DeviceHeld"},
+		"a share that does not fit": {err: fmt.Errorf("x: %w", &prepare.ShareError{Device: "gpu-0", Wants: "MPS", Setup: "Exclusive"}), reason: "ShareRefused"},
 		"a lock that is not free":   {err: fmt.Errorf("lock: %w", context.DeadlineExceeded)},
 		"a driver that is not here": {err: nvml.ErrDriverNotLoaded},
 	}

@@ -71,6 +71,8 @@ type Device struct {
 	GPUUUID string `json:"gpuUUID,omitempty"`
 	// Partition is nil for a whole GPU.
 	Partition *Partition `json:"partition,omitempty"`
+	// Share is nil for a device that the claim has to itself.
+	Share *Share `json:"share,omitempty"`
 	// AdminAccess results use the device without holding it.
 	AdminAccess bool       `json:"adminAccess,omitempty"`
 	ShareID     *types.UID `json:"shareID,omitempty"`
@@ -100,6 +102,15 @@ func (p *Partition) Overlaps(q *Partition) bool {
 	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
 }
 
+// Share is a part of a whole GPU that several claims have at once.
+type Share struct {
+	// MemoryBytes and ComputePercent are what the allocation takes of the GPU; a share may take no percent.
+	MemoryBytes    int64 `json:"memoryBytes"`
+	ComputePercent int   `json:"computePercent,omitempty"`
+	// Setup names how the GPU is set up: all that have a share of it have to agree.
+	Setup string `json:"setup"`
+}
+
 // StepKind names a kind of side effect.
 type StepKind string
 
@@ -116,7 +127,7 @@ const (
 	// StepTimeSlice: it was set to Want, on GPU with UUID Target.
 	StepTimeSlice StepKind = "TimeSlice"
 	// StepProcesses: the claim's pods may run processes from now on, on GPU with UUID Target, in the place
-	// Partition if that is not nil. Before is the memory in use, in bytes, before they did.
+	// Partition if that is not nil. Before is the memory in use, in bytes, before they did, or before anybody who has a share.
 	StepProcesses StepKind = "Processes"
 	// StepMPSDaemon: an MPS daemon with the name Target was started.
 	StepMPSDaemon StepKind = "MPSDaemon"
@@ -147,6 +158,9 @@ type Step struct {
 	Partition *Partition `json:"partition,omitempty"`
 	Before    string     `json:"before,omitempty"`
 	Want      string     `json:"want,omitempty"`
+	// Shared steps are done for all claims that have a share of the GPU, each of which records them, and are undone with the
+	// last of these.
+	Shared bool `json:"shared,omitempty"`
 }
 
 // String names the step, for messages.

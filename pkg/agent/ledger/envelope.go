@@ -7,6 +7,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 )
 
 // SchemaVersion is the version of the payload that this package writes and the newest that it reads. All older ones
@@ -14,7 +15,16 @@ import (
 //
 //   - 1: whole GPUs; the only step is StepCDIFile.
 //   - 2: partitions, boot ID, pods, and steps on GPUs. An agent that knows 1 alone would leave them behind.
-const SchemaVersion = 2
+//   - 3: shares of GPUs, and steps that several claims have in common, which an agent that knows 2 would undo with the first of them.
+const SchemaVersion = 3
+
+// versionOf is the oldest version that says all of the entry: during an update the agent from before still works with what it knows.
+func versionOf(entry *Entry) int {
+	if slices.ContainsFunc(entry.Devices, func(d Device) bool { return d.Share != nil }) {
+		return 3
+	}
+	return 2
+}
 
 const envelopeKind = "StowageClaimLedger"
 
@@ -46,7 +56,7 @@ func encode(entry *Entry) ([]byte, error) {
 	}
 	payload = append(payload, '\n')
 	sum := sha256.Sum256(payload)
-	head, err := json.Marshal(header{Kind: envelopeKind, SchemaVersion: SchemaVersion, Checksum: hex.EncodeToString(sum[:])})
+	head, err := json.Marshal(header{Kind: envelopeKind, SchemaVersion: versionOf(entry), Checksum: hex.EncodeToString(sum[:])})
 	if err != nil {
 		return nil, fmt.Errorf("encode ledger header: %w", err)
 	}

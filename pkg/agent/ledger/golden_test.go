@@ -54,6 +54,25 @@ var golden = map[string]*ledger.Entry{
 		},
 		CDISpec: json.RawMessage(`{"cdiVersion":"0.5.0","kind":"k8s.gpu.nvidia.com/claim"}`),
 	},
+	"v3-share.claim": {
+		Claim: ledger.Claim{UID: uid, Namespace: "default", Name: "serve"},
+		State: ledger.PrepareCompleted,
+		Devices: []ledger.Device{{
+			Request: "gpu", Pool: "node-1", Device: gpu0, GPU: gpu0, UUID: "GPU-1",
+			Share:   &ledger.Share{MemoryBytes: 20 << 30, ComputePercent: 25, Setup: "MPS"},
+			ShareID: ptr.To[types.UID]("7b6b5d2e-0000-4000-8000-00000000000a"), CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=a"},
+		}},
+		Updated: time.Date(2026, 11, 22, 5, 0, 0, 0, time.UTC),
+		BootID:  "b1",
+		Pods:    []types.UID{"7b6b5d2e-0000-4000-8000-00000000000b"},
+		Undo: []ledger.Step{
+			{Kind: ledger.StepComputeMode, Target: "GPU-1", GPU: gpu0, Before: "Default", Want: "Exclusive_Process", Shared: true},
+			{Kind: ledger.StepProcesses, Target: "GPU-1", GPU: gpu0, Before: "629145600"},
+			{Kind: ledger.StepMPSDaemon, Target: gpu0, GPU: gpu0, Shared: true},
+			{Kind: ledger.StepCDIFile, Target: "/var/run/cdi/k8s.gpu.nvidia.com-claim_x.json"},
+		},
+		CDISpec: json.RawMessage(`{"cdiVersion":"0.5.0","kind":"k8s.gpu.nvidia.com/claim"}`),
+	},
 }
 
 const gpu0 = "gpu-0000-1b-00-0"
@@ -98,22 +117,25 @@ func TestRecordsOfEverySchemaVersionAreReadable(t *testing.T) {
 	}
 }
 
-// TestTheNewestGoldenRecordIsWhatIsWritten: what is written changes together with the version, or not at all.
-func TestTheNewestGoldenRecordIsWhatIsWritten(t *testing.T) {
-	l := open(t, durable.OS{}, t.TempDir())
-	if err := l.Put(golden["v2-partition.claim"]); err != nil {
-		t.Fatal(err)
-	}
-	got, err := os.ReadFile(get(t, l).Path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	want, err := os.ReadFile("testdata/v2-partition.claim")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), string(got)); diff != "" {
-		t.Errorf("file (-want +got):\n%s", diff)
+// TestNewGoldenRecordsAreWhatIsWritten: what is written changes together with the version, or not at all. A record is of
+// the oldest version that says all of it, so that the agent from before an update can unprepare it.
+func TestNewGoldenRecordsAreWhatIsWritten(t *testing.T) {
+	for _, name := range []string{"v2-partition.claim", "v3-share.claim"} {
+		l := open(t, durable.OS{}, t.TempDir())
+		if err := l.Put(golden[name]); err != nil {
+			t.Fatal(err)
+		}
+		got, err := os.ReadFile(get(t, l).Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		want, err := os.ReadFile(filepath.Join("testdata", name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
 	}
 }
 

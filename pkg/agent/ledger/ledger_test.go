@@ -173,7 +173,7 @@ func TestDamagedRecords(t *testing.T) {
 		"another kind of file":     {change: func([]byte) []byte { return []byte("{\"kind\":\"Pod\"}\n{}\n") }},
 		"written by a newer agent": {change: newerVersion, newer: true},
 		"schema version of no time": {change: func(b []byte) []byte {
-			return []byte(strings.Replace(string(b), version(ledger.SchemaVersion), version(0), 1))
+			return []byte(strings.Replace(string(b), version(written), version(0), 1))
 		}},
 	}
 	for name, tc := range damage {
@@ -236,7 +236,7 @@ func TestDamagedRecords(t *testing.T) {
 }
 
 func newerVersion(data []byte) []byte {
-	return []byte(strings.Replace(string(data), version(ledger.SchemaVersion), version(ledger.SchemaVersion+1), 1))
+	return []byte(strings.Replace(string(data), version(written), version(ledger.SchemaVersion+1), 1))
 }
 
 // TestNoStepOfAWriteCanLoseTheRecord fails, or crashes at, every single file operation of writing a record over
@@ -330,5 +330,8 @@ func TestNoStepOfARemovalFreesTheClaimEarly(t *testing.T) {
 		}
 	}
 }
+
+// written is the version that a claim without anything newer gets.
+const written = 2
 
 func version(n int) string { return fmt.Sprintf(`"schemaVersion":%d`, n) }

@@ -43,7 +43,7 @@ func (m *Manager) do(ctx context.Context, j *job, step ledger.Step) (err error) 
 		}
 		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
 		defer cancel()
-		return m.opts.Tools.Daemons.Start(ctx, *daemon)
+		return m.opts.Tools.Daemons.Start(ctx, daemon.Daemon)
 	default:
 		return errUnknownStep
 	}
@@ -116,7 +116,14 @@ func (m *Manager) describeDevices(ctx context.Context, j *job) ([]byte, error) {
 		gpu := j.targets[i].GPU
 		gpu.UUID = device.UUID
 		described := cdi.Device{Request: device.Request, Name: device.Device, GPU: gpu}
-		if j.settings[i].Strategy == config.MPS && !device.AdminAccess {
+		switch {
+		case device.Share != nil:
+			var err error
+			if described.Extra, err = m.shareEdits(j, i); err != nil {
+				return nil, err
+			}
+			described.Share = *device.ShareID
+		case j.settings[i].Strategy == config.MPS && !device.AdminAccess:
 			described.Extra = m.opts.Tools.Daemons.Edits(string(j.entry.Claim.UID))
 		}
 		if mount := m.metadataMount(j, i); mount != nil {
@@ -146,6 +153,11 @@ func (m *Manager) undo(ctx context.Context, entry *ledger.Entry, step ledger.Ste
 			return err
 		}
 		return m.removeMetadata(entry.Claim.UID)
+	}
+	if step.Shared {
+		if kept, err := m.keptByOthers(entry, step.GPU); kept || err != nil {
+			return err
+		}
 	}
 	if step.Kind == ledger.StepMPSDaemon {
 		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)

@@ -17,6 +17,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/durable"
@@ -32,6 +33,8 @@ type scenario struct {
 	claim func() *resourceapi.ResourceClaim
 	// before is the state of the machine that the claim finds.
 	before []nvmlsim.Command
+	// beside, if it is set, is a claim for the same GPU that is prepared before, and stays so.
+	beside func() *resourceapi.ResourceClaim
 	// other is a claim for the same GPU, which gets it when this one is rolled back.
 	other result
 }
@@ -64,6 +67,29 @@ var scenarios = map[string]scenario{
 		before: []nvmlsim.Command{&nvmlsim.SetMIG{GPU: "1", Enabled: true}},
 		other:  "gpu=" + gpu0,
 	},
+	"share": {
+		claim: func() *resourceapi.ResourceClaim { return sharedBy("train", "20Gi:25", underMPS) },
+		other: "gpu=" + gpu0,
+	},
+	"share beside another": {
+		claim:  func() *resourceapi.ResourceClaim { return sharedBy("train", "20Gi:25", underMPS) },
+		beside: func() *resourceapi.ResourceClaim { return sharedBy("beside", "30Gi:50", underMPS) },
+		other:  "gpu=" + gpu0 + "+share:other:49Gi:50",
+	},
+}
+
+var (
+	longSlices = sharingConfig("GpuConfig", "TimeSlicing", `,"timeSlicingConfig":{"interval":"Long"}`)
+	underMPS   = sharingConfig("GpuConfig", "MPS", "")
+)
+
+// sharedBy is a claim with a share of GPU 0, of that memory and percent, and with parameters.
+func sharedBy(name, amount, parameters string) *resourceapi.ResourceClaim {
+	c := claim(name, result("gpu="+gpu0+"+share:"+name+"-share:"+amount))
+	if parameters != "" {
+		withConfig(c, driverName, parameters)
+	}
+	return c
 }
 
 // operation is prepare or unprepare of the scenario's claim.
@@ -92,6 +118,11 @@ func (s *scenario) start(t *testing.T, n *node, op operation) {
 	t.Helper()
 	n.do(s.before...)
 	n.hardware.discover(t, dynamic)
+	if s.beside != nil {
+		if _, err := n.manager().Prepare(n.ctx, s.beside()); err != nil {
+			t.Fatal(err)
+		}
+	}
 	if op == unpreparing {
 		if err := s.run(n, preparing); err != nil {
 			t.Fatal(err)
@@ -145,17 +176,20 @@ func (s *scenario) check(t *testing.T, n *node, op operation, result error, befo
 	if recovery.Quarantined > 0 {
 		t.Errorf("after the restart %d GPUs are in quarantine", recovery.Quarantined)
 	}
-	uid := s.claim().UID
+	uid, besides := s.claim().UID, 0
+	if s.beside != nil {
+		besides = 1
+	}
 	if op == preparing {
-		if result == nil && recovery.Claims != 1 {
+		if result == nil && recovery.Claims != 1+besides {
 			t.Errorf("prepare reported success, after the restart: %+v", recovery)
 		}
-		if recovery.Claims == 0 {
+		if recovery.Claims == besides {
 			if diff := cmp.Diff(before, n.state(), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("after the roll-back (-before the claim +now):\n%s", diff)
 			}
 			// The kubelet may also never come back with this claim.
-			if _, err := m.Prepare(n.ctx, claim("other", s.other)); err != nil {
+			if _, err := m.Prepare(n.ctx, s.another("other")); err != nil {
 				t.Errorf("another claim for the GPU: %v", err)
 			}
 			if err := m.Unprepare(n.ctx, "other-uid"); err != nil {
@@ -176,9 +210,32 @@ func (s *scenario) check(t *testing.T, n *node, op operation, result error, befo
 	if diff := cmp.Diff(after, n.state(), cmpopts.EquateEmpty()); diff != "" {
 		t.Errorf("after unprepare (-undisturbed +now):\n%s", diff)
 	}
-	if _, err := m.Prepare(n.ctx, claim("next", s.other)); err != nil {
+	if _, err := m.Prepare(n.ctx, s.another("next")); err != nil {
 		t.Errorf("the next claim for the GPU: %v", err)
 	}
+	if s.beside == nil {
+		return
+	}
+	// The last of those that share the GPU leaves nothing of what all of them have done.
+	for _, claim := range []types.UID{s.beside().UID, "next-uid"} {
+		if err := m.Unprepare(n.ctx, claim); err != nil {
+			t.Error(err)
+		}
+	}
+	untouched := newNode(t)
+	untouched.do(s.before...)
+	if diff := cmp.Diff(untouched.state(), n.state(), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("after all claims (-before the first +now):\n%s", diff)
+	}
+}
+
+// another is a claim that gets the GPU when the scenario's does not have it. Who shares one agrees on how.
+func (s *scenario) another(name string) *resourceapi.ResourceClaim {
+	c := claim(name, s.other)
+	if s.beside != nil {
+		c.Status.Allocation.Devices.Config = s.beside().Status.Allocation.Devices.Config
+	}
+	return c
 }
 
 func TestUnprepareLeavesTheMachineAsPrepareFoundIt(t *testing.T) {

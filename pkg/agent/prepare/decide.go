@@ -56,7 +56,7 @@ func (m *Manager) decide(ctx context.Context, j *job) error {
 		if err := checkCondition(ctx, gpu, &now.readings); err != nil {
 			return err
 		}
-		if err := m.checkProcesses(j.entry, gpu, &now); err != nil {
+		if err := m.checkProcesses(j, gpu, &now); err != nil {
 			return err
 		}
 		steps, err := m.stepsOn(j, gpu, devices, &now)
@@ -71,7 +71,7 @@ func (m *Manager) decide(ctx context.Context, j *job) error {
 	if daemon, err := j.daemon(false); err != nil {
 		return err
 	} else if daemon != nil {
-		j.entry.Undo = append(j.entry.Undo, ledger.Step{Kind: ledger.StepMPSDaemon, Target: daemon.Name, GPU: j.entry.HeldGPUs()[0]})
+		j.entry.Undo = append(j.entry.Undo, ledger.Step{Kind: ledger.StepMPSDaemon, Target: daemon.Name, GPU: daemon.gpu, Shared: daemon.shared})
 	}
 	j.entry.Undo = append(j.entry.Undo, ledger.Step{Kind: ledger.StepCDIFile, Target: m.store.Path(j.entry.Claim.UID)})
 	return nil
@@ -79,6 +79,9 @@ func (m *Manager) decide(ctx context.Context, j *job) error {
 
 // stepsOn lists what has to be done to one GPU, of which the claim has one device or several partitions.
 func (m *Manager) stepsOn(j *job, gpu string, devices []int, now *observed) ([]ledger.Step, error) {
+	if j.entry.Devices[devices[0]].Share != nil {
+		return m.shareSteps(j, gpu, j.settings[devices[0]], now)
+	}
 	if j.targets[devices[0]].Partition == nil {
 		return wholeSteps(j.settings[devices[0]], now)
 	}
@@ -154,18 +157,45 @@ func (m *Manager) switchedMIG(gpu, bootID string) (bool, error) {
 	return false, nil
 }
 
+// served is the MPS daemon that serves devices of a claim.
+type served struct {
+	sharing.Daemon
+	// gpu is where it belongs.
+	gpu string
+	// shared: it serves all that have a share of that GPU.
+	shared bool
+}
+
 // daemon is the MPS daemon for the claim's devices, nil if none wants one. There is one for all of them, because a
-// container knows one daemon only. Before they are made, MIG devices have no UUIDs to look limits up for.
-func (j *job) daemon(made bool) (*sharing.Daemon, error) {
-	var daemon *sharing.Daemon
+// container knows one daemon only; the claims that share a GPU have one together, which limits nobody: their containers
+// bring their limits along. Before they are made, MIG devices have no UUIDs to look limits up for.
+func (j *job) daemon(made bool) (*served, error) {
+	var daemon *served
 	var limits *config.Limits
 	partitions := 0
 	for i, settings := range j.settings {
-		if settings.Strategy != config.MPS || j.entry.Devices[i].AdminAccess {
+		device := &j.entry.Devices[i]
+		if settings.Strategy != config.MPS || device.AdminAccess {
 			continue
 		}
+		next := served{Daemon: sharing.Daemon{Name: string(j.entry.Claim.UID)}, gpu: j.entry.HeldGPUs()[0]}
+		if device.Share != nil {
+			next = served{Daemon: sharing.Daemon{Name: device.GPU}, gpu: device.GPU, shared: true}
+			if _, err := mpsLimit(settings.MPS, device, j.granted(device.Request, device.GPU)); err != nil {
+				return nil, fmt.Errorf("claim %s, request %s: %w", j.entry.Claim, device.Request, err)
+			}
+		}
 		if daemon == nil {
-			daemon, limits = &sharing.Daemon{Name: string(j.entry.Claim.UID)}, settings.MPS
+			daemon, limits = &next, settings.MPS
+		}
+		if daemon.Name != next.Name {
+			return nil, fmt.Errorf("claim %s, request %s: sharing.strategy: %q: a container can only use one MPS daemon, and each GPU that is shared by several claims has its own: put the requests into claims of their own, or let all be for one GPU", j.entry.Claim, device.Request, config.MPS)
+		}
+		if daemon.shared {
+			if len(daemon.GPUs) == 0 {
+				daemon.GPUs = append(daemon.GPUs, device.UUID)
+			}
+			continue
 		}
 		if !reflect.DeepEqual(limits, settings.MPS) {
 			return nil, fmt.Errorf("claim %s, request %s: sharing.mpsConfig: it differs from that of another request, and a container can only use one MPS daemon: put the requests into claims of their own", j.entry.Claim, j.entry.Devices[i].Request)
@@ -175,8 +205,8 @@ func (j *job) daemon(made bool) (*sharing.Daemon, error) {
 		}
 		daemon.GPUs = append(daemon.GPUs, j.entry.Devices[i].UUID)
 	}
-	if daemon == nil {
-		return nil, nil
+	if daemon == nil || daemon.shared {
+		return daemon, nil
 	}
 	if partitions > 1 || partitions == 1 && len(daemon.GPUs) > 1 {
 		return nil, fmt.Errorf("claim %s: sharing.strategy: %q: an MPS daemon serves one MIG device alone, and the claim has %d devices for it", j.entry.Claim, config.MPS, len(daemon.GPUs))
@@ -228,8 +258,15 @@ func (e *BusyError) Error() string {
 }
 
 // checkProcesses refuses a device that a process of another pod is on. Processes of the host, such as monitoring, and
-// of pods with admin access are no reason.
-func (m *Manager) checkProcesses(entry *ledger.Entry, gpu string, now *observed) error {
+// of pods with admin access are no reason. On a GPU that others have shares of, any may be of theirs: the kubelet does not
+// tell which pods have come to use a claim after it was prepared.
+func (m *Manager) checkProcesses(j *job, gpu string, now *observed) error {
+	entry := j.entry
+	if hasShare(entry, gpu) {
+		if others, err := m.sharers(gpu, entry.Claim.UID, entry.BootID); err != nil || len(others) > 0 {
+			return err
+		}
+	}
 	var admins map[types.UID]bool // looked up only if there is a process
 	for _, process := range now.processes {
 		if !concerns(entry, gpu, now.instances, process) {

@@ -12,6 +12,7 @@ import (
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -260,7 +261,8 @@ func (n *node) do(commands ...nvmlsim.Command) {
 // gpu is the state of one of the machine's GPUs.
 func (n *node) gpu(index int) nvmlsim.GPUState { return n.hardware.machine.State().GPUs[index] }
 
-// result is one allocation result, in the form "request=device", with "+admin" for admin access.
+// result is one allocation result, in the form "request=device", with "+admin" for admin access, or "+share:<ID>:<memory>:<percent>"
+// for a share.
 type result string
 
 // claim returns an allocated claim.
@@ -269,10 +271,15 @@ func claim(name string, results ...result) *resourceapi.ResourceClaim {
 	c.Status.Allocation = &resourceapi.AllocationResult{}
 	for _, r := range results {
 		plain, admin := strings.CutSuffix(string(r), "+admin")
+		plain, share, shared := strings.Cut(plain, "+share:")
 		request, device, _ := strings.Cut(plain, "=")
 		allocated := resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driverName, Pool: pool, Device: device}
 		if admin {
 			allocated.AdminAccess = ptr.To(true)
+		}
+		if parts := strings.Split(share, ":"); shared {
+			allocated.ShareID = ptr.To(types.UID(parts[0]))
+			allocated.ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(parts[1]), "compute": resource.MustParse(parts[2])}
 		}
 		c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, allocated)
 	}

@@ -35,6 +35,8 @@ type Target struct {
 	Partition *ledger.Partition
 	// Attributes are what is published of the device.
 	Attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
+	// MemoryBytes is all that the GPU has.
+	MemoryBytes uint64
 	// SwitchesMIG tells that the GPU's MIG mode can be changed without a reset.
 	SwitchesMIG bool
 }

@@ -187,7 +187,7 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
 	}
 	defer unlockGPUs()
-	if err := m.checkHolders(j.entry); err != nil {
+	if err := m.checkHolders(j); err != nil {
 		return nil, err
 	}
 	before, err := m.reconcilePrevious(ctx, j.entry)
@@ -241,6 +241,12 @@ func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim,
 		if device.Partition != nil {
 			device.UUID, device.GPUUUID = "", target.GPU.UUID
 		}
+		if device.Share, err = want.shareOf(m.opts.Driver, &target, settings); err != nil {
+			return nil, fmt.Errorf("claim %s, request %s, device %s: %w", name(claim), want.request, want.device, err)
+		}
+		if device.Share != nil {
+			device.CDIDeviceIDs = []string{cdi.ShareDeviceID(claim.UID, want.request, want.device, *device.ShareID)}
+		}
 		if other := overlapping(j.entry, &device); other != nil {
 			return nil, fmt.Errorf("claim %s: device %s and device %s overlap, allocated for the requests %s and %s", name(claim), other.Device, device.Device, other.Request, device.Request)
 		}
@@ -255,7 +261,7 @@ func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim,
 func overlapping(entry *ledger.Entry, other *ledger.Device) *ledger.Device {
 	for i := range entry.Devices {
 		device := &entry.Devices[i]
-		if !device.AdminAccess && !other.AdminAccess && device.GPU == other.GPU && device.Partition.Overlaps(other.Partition) {
+		if !device.AdminAccess && !other.AdminAccess && device.GPU == other.GPU && device.Partition.Overlaps(other.Partition) && (device.Share == nil || other.Share == nil) {
 			return device
 		}
 	}
@@ -293,8 +299,10 @@ func (e *HeldError) Error() string {
 func (e *HeldError) Unwrap() error { return e.Unreadable }
 
 // checkHolders refuses devices that another claim holds, judged on the physical GPU: partitions in places that do not
-// overlap are all that can be held beside each other. The caller has the GPUs' locks.
-func (m *Manager) checkHolders(entry *ledger.Entry) error {
+// overlap, and shares as long as the GPU has enough for them, are all that can be held beside each other. The caller has
+// the GPUs' locks.
+func (m *Manager) checkHolders(j *job) error {
+	entry := j.entry
 	for i := range entry.Devices {
 		device := &entry.Devices[i]
 		if device.AdminAccess {
@@ -313,6 +321,11 @@ func (m *Manager) checkHolders(entry *ledger.Entry) error {
 				held.Holder = holder.Entry.Claim.String()
 			}
 			return held
+		}
+		if device.Share != nil {
+			if err := m.checkShare(j, i, holders); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
@@ -502,6 +515,9 @@ func sameDevices(a, b *ledger.Entry) bool {
 	for i := range a.Devices {
 		x, y := a.Devices[i], b.Devices[i]
 		if x.Request != y.Request || x.Pool != y.Pool || x.Device != y.Device || x.GPU != y.GPU || x.PhysicalUUID() != y.PhysicalUUID() || x.AdminAccess != y.AdminAccess {
+			return false
+		}
+		if (x.Share == nil) != (y.Share == nil) || x.Share != nil && (*x.Share != *y.Share || *x.ShareID != *y.ShareID) {
 			return false
 		}
 		if (x.Partition == nil) != (y.Partition == nil) || x.Partition != nil && *x.Partition != *y.Partition {

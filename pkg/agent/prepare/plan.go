@@ -51,10 +51,15 @@ func (m *Manager) plan(claim *resourceapi.ResourceClaim) ([]wanted, *config.Set,
 			result:      result,
 		}
 		if !want.adminAccess {
-			if other, held := holder[want.device]; held {
-				return nil, nil, fmt.Errorf("claim %s: device %s is allocated twice, for the requests %s and %s", name(claim), want.device, other, want.request)
+			// Several shares of a device are told apart by their IDs.
+			key := want.device
+			if result.ShareID != nil {
+				key += "/" + string(*result.ShareID)
 			}
-			holder[want.device] = want.request
+			if other, held := holder[key]; held {
+				return nil, nil, fmt.Errorf("claim %s: device %s is allocated twice, for the requests %s and %s", name(claim), key, other, want.request)
+			}
+			holder[key] = want.request
 		}
 		results = append(results, want)
 	}

@@ -1,0 +1,355 @@
+package prepare_test
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+// prepared prepares the claim.
+func (n *node) prepared(m *prepare.Manager, c *resourceapi.ResourceClaim) []prepare.Device {
+	n.t.Helper()
+	devices, err := m.Prepare(n.ctx, c)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return devices
+}
+
+func (n *node) unprepare(m *prepare.Manager, uid types.UID) {
+	n.t.Helper()
+	if err := m.Unprepare(n.ctx, uid); err != nil {
+		n.t.Fatal(err)
+	}
+}
+
+func TestSharesOfAGPUAreHeldSideBySide(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	before := n.setting(0)
+	medium := sharingConfig("GpuConfig", "TimeSlicing", `,"timeSlicingConfig":{"interval":"Medium"}`)
+	shared := setting{Compute: nvmlsim.ComputeDefault, Slice: nvmlsim.TimeSliceMedium}
+
+	for _, name := range []string{"one", "two"} {
+		for range 2 { // the second time it is prepared already
+			got := n.prepared(m, sharedBy(name, "20Gi:25", medium))
+			want := []prepare.Device{{
+				Request: "gpu", Pool: pool, Device: gpu0, ShareID: ptr.To(types.UID(name + "-share")),
+				CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=" + name + "-uid_gpu_" + gpu0 + "_" + name + "-share"},
+			}}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("devices of %s (-want +got):\n%s", name, diff)
+			}
+			if diff := cmp.Diff([]string{n.hardware.uuid(gpu0)}, n.visible(got)); diff != "" {
+				t.Errorf("GPUs in the container of %s (-want +got):\n%s", name, diff)
+			}
+			for _, want := range []string{"SHARE_GPU_0000_1B_00_0_MEMORY_MIB=20480", "SHARE_GPU_0000_1B_00_0_COMPUTE_PERCENT=25"} {
+				if env := n.env(got); !slices.Contains(env, want) {
+					t.Errorf("environment %v of %s lacks %s", env, name, want)
+				}
+			}
+		}
+	}
+	if diff := cmp.Diff(shared, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("setting for two (-want +got):\n%s", diff)
+	}
+	n.unprepare(m, "one-uid")
+	if diff := cmp.Diff(shared, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("setting for the one that is left (-want +got):\n%s", diff)
+	}
+	n.unprepare(m, "two-uid")
+	if diff := cmp.Diff(before, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("setting after the last (-before the first +after):\n%s", diff)
+	}
+	if left := n.files(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestOneMPSDaemonServesAllWhoShareAGPU: each brings its own limits along.
+func TestOneMPSDaemonServesAllWhoShareAGPU(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	served := setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}}}}
+	tests := []struct {
+		claim *resourceapi.ResourceClaim
+		want  []string
+		never string
+	}{
+		{
+			claim: sharedBy("one", "20Gi:25", underMPS),
+			want:  []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"},
+		},
+		{
+			claim: sharedBy("two", "30Gi:0", underMPS),
+			want:  []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=30720M"}, never: "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+		},
+		{ // four processes in one share
+			claim: sharedBy("three", "8Gi:40", sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultActiveThreadPercentage":10,"defaultPinnedDeviceMemoryLimit":"2Gi"}`)),
+			want:  []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2048M", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=10", "SHARE_GPU_0000_1B_00_0_MEMORY_MIB=8192"},
+		},
+		{ // two shares in one request
+			claim: withConfig(claim("four", "gpu="+gpu0+"+share:a:4Gi:10", "gpu="+gpu0+"+share:b:1Gi:5", "other="+gpu0+"+share:c:2Gi:5"), driverName, underMPS),
+			want:  []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=15", "NVIDIA_VISIBLE_DEVICES=" + n.hardware.uuid(gpu0)},
+		},
+	}
+	for _, tc := range tests {
+		devices := n.prepared(m, tc.claim)
+		env := n.env(slices.DeleteFunc(slices.Clone(devices), func(d prepare.Device) bool { return d.Request == "other" }))
+		for _, want := range tc.want {
+			if !slices.Contains(env, want) {
+				t.Errorf("%s: environment %v lacks %s", tc.claim.Name, env, want)
+			}
+		}
+		if tc.never != "" && strings.Contains(strings.Join(env, "\n"), tc.never) {
+			t.Errorf("%s: environment %v has %s", tc.claim.Name, env, tc.never)
+		}
+		if diff := cmp.Diff(served, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("setting for %s (-want +got):\n%s", tc.claim.Name, diff)
+		}
+	}
+	for i, tc := range tests {
+		n.unprepare(m, tc.claim.UID)
+		want := served
+		if i == len(tests)-1 {
+			want = setting{Compute: nvmlsim.ComputeDefault}
+		}
+		if diff := cmp.Diff(want, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("setting when %s has gone (-want +got):\n%s", tc.claim.Name, diff)
+		}
+	}
+}
+
+func TestSharesThatDoNotGoTogether(t *testing.T) {
+	exclusive := sharingConfig("GpuConfig", "Exclusive", "")
+	tests := map[string]struct {
+		first, second *resourceapi.ResourceClaim
+		want          []string
+		// holds tells that the error is about who holds the GPU, and not about what is shared.
+		holds bool
+		// bad input is no matter of the others.
+		bad bool
+	}{
+		"another mode": {
+			first: sharedBy("one", "20Gi:25", underMPS), second: sharedBy("two", "20Gi:25", ""),
+			want: []string{"default/two", "request gpu", "sharing.strategy", "TimeSlicing (Default)", "MPS by claim default/one"},
+		},
+		"another time slice": {
+			first: sharedBy("one", "20Gi:25", ""), second: sharedBy("two", "20Gi:25", longSlices),
+			want: []string{"TimeSlicing (Long)", "TimeSlicing (Default) by claim default/one"},
+		},
+		"two that want to be alone": {
+			first: sharedBy("one", "20Gi:25", exclusive), second: sharedBy("two", "20Gi:25", exclusive),
+			want: []string{"Exclusive by claim default/one"},
+		},
+		"two modes in one claim": {
+			second: func() *resourceapi.ResourceClaim {
+				c := withConfig(claim("two", "a="+gpu0+"+share:a:4Gi:10", "b="+gpu0+"+share:b:1Gi:5"), driverName, underMPS)
+				c.Status.Allocation.Devices.Config[0].Requests = []string{"a"}
+				return c
+			}(),
+			want: []string{"request a", "claim default/two"},
+		},
+		"more memory than there is": {
+			first: sharedBy("one", "50Gi:25", ""), second: sharedBy("two", "30Gi:25", ""),
+			want: []string{"default/two", "80Gi of the 81559Mi memory", "default/one"},
+		},
+		"more compute than there is": {
+			first: sharedBy("one", "10Gi:75", ""), second: sharedBy("two", "10Gi:30", ""),
+			want: []string{"105% of the 100% compute", "default/one"},
+		},
+		"too much for a GPU that nobody has": {
+			second: sharedBy("two", "90Gi:30", ""), want: []string{"90Gi of the 81559Mi memory", "nobody else"},
+		},
+		"all of a GPU that is shared": {
+			first: sharedBy("one", "10Gi:0", ""), second: claim("two", "gpu="+gpu0), want: []string{"held on this node by claim default/one"}, holds: true,
+		},
+		"a share of a GPU that is somebody's": {
+			first: claim("one", "gpu="+gpu0), second: sharedBy("two", "10Gi:0", ""), want: []string{"held on this node by claim default/one"}, holds: true,
+		},
+		"a share of a GPU that is partitioned": {
+			first: claim("one", "gpu="+gpu0+"-mig-1g10gb-0"), second: sharedBy("two", "10Gi:0", ""), want: []string{"held on this node by claim default/one"}, holds: true,
+		},
+		"more for a process than for all": {
+			second: sharedBy("two", "10Gi:10", sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultPinnedDeviceMemoryLimit":"11Gi"}`)),
+			want:   []string{"default/two", "sharing.mpsConfig", "11264Mi", "10240Mi"}, bad: true,
+		},
+		"more threads for a process than for all": {
+			second: sharedBy("two", "10Gi:10", sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultActiveThreadPercentage":15}`)),
+			want:   []string{"defaultActiveThreadPercentage: 15", "10"}, bad: true,
+		},
+		"two daemons for one container": {
+			second: withConfig(claim("two", "a="+gpu0+"+share:a:4Gi:10", "b="+gpu1+"+share:b:1Gi:5"), driverName, underMPS),
+			want:   []string{"request b", "one MPS daemon"}, bad: true,
+		},
+		"a share of a partition":    {second: claim("two", "gpu="+gpu0+"-mig-1g10gb-0+share:a:4Gi:10"), want: []string{"request gpu", "shareID a", "MIG"}, bad: true},
+		"a share without a name":    {second: claim("two", "gpu="+gpu0+"+share::4Gi:10"), want: []string{`shareID ""`}, bad: true},
+		"a share that is a path":    {second: claim("two", "gpu="+gpu0+"+share:../x:4Gi:10"), want: []string{`shareID "../x"`}, bad: true},
+		"a share of less than none": {second: claim("two", "gpu="+gpu0+"+share:a:-4Gi:10"), want: []string{"consumedCapacity[memory]", "-4Gi"}, bad: true},
+		"a fraction of a percent":   {second: claim("two", "gpu="+gpu0+"+share:a:4Gi:500m"), want: []string{"consumedCapacity[compute]", "500m"}, bad: true},
+		"one share twice":           {second: claim("two", "a="+gpu0+"+share:a:4Gi:10", "b="+gpu0+"+share:a:4Gi:10"), want: []string{"allocated twice", "a and b"}, bad: true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			m := n.manager()
+			if tc.first != nil {
+				n.prepared(m, tc.first)
+			}
+			before := n.state()
+			_, err := m.Prepare(n.ctx, tc.second)
+			if err == nil {
+				t.Fatal("prepared")
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("error %q does not say %q", err, want)
+				}
+			}
+			var held *prepare.HeldError
+			var share *prepare.ShareError
+			if errors.As(err, &held) != tc.holds || errors.As(err, &share) != !(tc.holds || tc.bad) {
+				t.Errorf("error %T: %v", err, err)
+			}
+			if diff := cmp.Diff(before, n.state(), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("machine (-before +after):\n%s", diff)
+			}
+			if tc.first != nil {
+				n.unprepare(m, tc.first.UID)
+				if _, err := m.Prepare(n.ctx, tc.second); err != nil {
+					t.Errorf("when the other has gone: %v", err)
+				}
+			}
+		})
+	}
+}
+
+// TestACapacityMayHaveTheDriversName, and what is not said is all of the memory.
+func TestACapacityMayHaveTheDriversName(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	named := sharedBy("one", "1Gi:0", "")
+	named.Status.Allocation.Devices.Results[0].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{driverName + "/memory": resource.MustParse("3Gi")}
+	if env := n.env(n.prepared(m, named)); !slices.Contains(env, "SHARE_GPU_0000_1B_00_0_MEMORY_MIB=3072") {
+		t.Errorf("environment %v", env)
+	}
+	silent := sharedBy("two", "1Gi:0", "")
+	silent.Status.Allocation.Devices.Results[0].ConsumedCapacity = nil
+	if _, err := m.Prepare(n.ctx, silent); err == nil || !strings.Contains(err.Error(), "84631Mi of the 81559Mi") {
+		t.Errorf("a share of all of it beside another: %v", err)
+	}
+}
+
+// TestAShareIsTakenBackFromItsOwnPodsAlone: the processes of others that share the GPU go on.
+func TestAShareIsTakenBackFromItsOwnPodsAlone(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	n.prepared(m, reservedFor(sharedBy("one", "20Gi:25", ""), "pod-one"))
+	n.do(
+		&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 1, Kind: nvmlsim.ProcessCompute, MemoryMiB: 1000, Pod: "pod-one"}},
+		// It came to use the claim after it was prepared, which nobody tells.
+		&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 2, Kind: nvmlsim.ProcessCompute, MemoryMiB: 1000, Pod: "pod-late"}},
+	)
+	n.prepared(m, reservedFor(sharedBy("two", "20Gi:25", ""), "pod-two"))
+	n.do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 3, Kind: nvmlsim.ProcessCompute, MemoryMiB: 1000, Pod: "pod-two"}})
+	n.do(&nvmlsim.RemoveProcess{GPU: "0", PID: 2})
+
+	n.unprepare(m, "one-uid")
+	var left []uint32
+	for _, p := range n.gpu(0).Processes {
+		left = append(left, p.PID)
+	}
+	if diff := cmp.Diff([]uint32{3}, left); diff != "" {
+		t.Errorf("processes (-want +got):\n%s", diff)
+	}
+	if list, err := m.Quarantined(); err != nil || len(list) > 0 {
+		t.Errorf("quarantined: %+v, %v", list, err)
+	}
+	// Memory that nobody has may be the other's as long as there is one, and not any more when the last has gone.
+	n.do(&nvmlsim.LeakMemory{GPU: "0", MemoryMiB: 2000})
+	n.prepared(m, sharedBy("three", "20Gi:25", ""))
+	n.unprepare(m, "three-uid")
+	if list, err := m.Quarantined(); err != nil || len(list) > 0 {
+		t.Errorf("quarantined while another has a share: %+v, %v", list, err)
+	}
+	n.unprepare(m, "two-uid")
+	if list, err := m.Quarantined(); err != nil || len(list) != 1 || !strings.Contains(list[0].Reason, "of memory are in use") {
+		t.Errorf("quarantined after the last: %+v, %v", list, err)
+	}
+}
+
+// TestAForeignProcessIsNoShare: nobody has the GPU, and a process of some pod is on it.
+func TestAForeignProcessIsNoShare(t *testing.T) {
+	n := newNode(t)
+	n.do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 1, Kind: nvmlsim.ProcessCompute, MemoryMiB: 1000, Pod: "stranger"}})
+	_, err := n.manager().Prepare(n.ctx, sharedBy("one", "20Gi:25", ""))
+	var busy *prepare.BusyError
+	if !errors.As(err, &busy) || busy.Pod != "stranger" {
+		t.Errorf("error %v, want that the GPU is in use by the stranger", err)
+	}
+}
+
+// TestSharesAfterAReboot: each that comes back sets the GPU up again, and one whose pod does not come back undoes nothing of it.
+func TestSharesAfterAReboot(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	n.prepared(m, sharedBy("one", "20Gi:25", underMPS))
+	n.prepared(m, sharedBy("two", "20Gi:25", underMPS))
+	n.do(&nvmlsim.Reboot{})
+	n.hardware.discover(t, dynamic)
+	m = n.manager()
+	if _, err := m.Recover(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	n.prepared(m, sharedBy("two", "20Gi:25", underMPS))
+	served := setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}}}}
+	for _, step := range []struct {
+		name string
+		do   func()
+		want setting
+	}{
+		{"one came back", func() {}, served},
+		{"the other went without", func() { n.unprepare(m, "one-uid") }, served},
+		{"a third joined", func() { n.prepared(m, sharedBy("three", "20Gi:25", underMPS)) }, served},
+		{"the one that came back went", func() { n.unprepare(m, "two-uid") }, served},
+		{"all went", func() { n.unprepare(m, "three-uid") }, setting{Compute: nvmlsim.ComputeDefault}},
+	} {
+		step.do()
+		if diff := cmp.Diff(step.want, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", step.name, diff)
+		}
+	}
+}
+
+// TestSomeoneWhoCannotBeReadKeepsWhatIsShared: its pods may run.
+func TestSomeoneWhoCannotBeReadKeepsWhatIsShared(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	n.prepared(m, sharedBy("one", "20Gi:25", longSlices))
+	n.prepared(m, sharedBy("two", "20Gi:25", longSlices))
+	for _, suffix := range []string{".claim", ".claim.prev"} {
+		if err := os.WriteFile(filepath.Join(n.claimsDir(), "two-uid_"+gpu0+suffix), []byte("garbage"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.unprepare(m, "one-uid")
+	if got := n.setting(0).Slice; got != nvmlsim.TimeSliceLong {
+		t.Errorf("time slice %q: it was taken from a claim that may be in use", got)
+	}
+	if _, err := m.Prepare(n.ctx, sharedBy("three", "20Gi:25", longSlices)); err == nil || !strings.Contains(err.Error(), "two-uid") {
+		t.Errorf("a share beside one that is not known: %v", err)
+	}
+}
