@@ -250,7 +250,7 @@ func checkHealthAndCDI(t *testing.T, n node) {
 		}
 		data, err := cdi.Encode(spec)
 		if err == nil {
-			err = store.Write(claim, data)
+			_, err = store.Restore(claim, data)
 		}
 		if err == nil {
 			err = store.Verify(claim, []string{cdi.DeviceID(claim, "gpu", gpu.Name)})

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -17,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
@@ -236,7 +236,7 @@ func FuzzRecord(f *testing.F) {
 	f.Add([]byte("{}\n{}"))
 	dir := f.TempDir()
 	f.Fuzz(func(t *testing.T, data []byte) {
-		l := open(t, unsynced{}, dir)
+		l := open(t, durabletest.Unsynced{}, dir)
 		path := filepath.Join(dir, string(uid)+"_"+gpu0+".claim")
 		if err := os.WriteFile(path, data, 0o600); err != nil {
 			t.Fatal(err)
@@ -272,17 +272,3 @@ func FuzzRecord(f *testing.F) {
 		}
 	})
 }
-
-// unsynced is the file system without waiting for the disk: what fuzzing looks for is in the bytes.
-type unsynced struct{ durable.OS }
-
-func (unsynced) SyncDir(string) error { return nil }
-
-func (u unsynced) Create(path string, perm fs.FileMode) (durable.File, error) {
-	file, err := u.OS.Create(path, perm)
-	return unsyncedFile{file}, err
-}
-
-type unsyncedFile struct{ durable.File }
-
-func (unsyncedFile) Sync() error { return nil }

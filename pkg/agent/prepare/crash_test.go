@@ -20,7 +20,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/agent/config"
-	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
@@ -140,7 +139,7 @@ func (n *node) disturb(faulty *durabletest.Faulty) {
 
 // restart is an agent on the same machine, undisturbed.
 func (n *node) restart() {
-	n.fsys = durable.OS{}
+	n.fsys = durabletest.Unsynced{}
 	n.hardware.wrap = nil
 	n.tools = sharing.NewSimulated(n.hardware.machine)
 }
@@ -154,7 +153,7 @@ func (s *scenario) undisturbed(t *testing.T, op operation) (steps []string, befo
 		t.Fatal(err)
 	}
 	before = n.state()
-	faulty := &durabletest.Faulty{FS: durable.OS{}}
+	faulty := &durabletest.Faulty{FS: durabletest.Unsynced{}}
 	n.disturb(faulty)
 	if err := s.run(n, op); err != nil {
 		t.Fatal(err)
@@ -268,7 +267,7 @@ func TestAFaultAtAnyStepIsRecovered(t *testing.T) {
 							tried++
 							n := newNode(t)
 							s.start(t, n, op)
-							n.disturb(&durabletest.Faulty{FS: durable.OS{}, Mode: mode, At: at})
+							n.disturb(&durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: mode, At: at})
 							s.check(t, n, op, s.run(n, op), before, after)
 						})
 					}
@@ -345,7 +344,7 @@ func victim(text string) int {
 	if err == nil {
 		var n *node
 		if n, err = victimNode(o.Root); err == nil {
-			n.disturb(&durabletest.Faulty{FS: durable.OS{}, Mode: o.Mode, At: o.At})
+			n.disturb(&durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: o.Mode, At: o.At})
 			s := scenarios[o.Scenario]
 			err = s.run(n, o.Op)
 		}
@@ -378,7 +377,7 @@ func (n *node) state() machineState {
 		s.GPUs = append(s.GPUs, gpu)
 	}
 	neutral := strings.NewReplacer(n.root, "ROOT", now.BootID, "BOOT")
-	claims, err := ledger.Open(durable.OS{}, n.claimsDir())
+	claims, err := ledger.Open(durabletest.Unsynced{}, n.claimsDir())
 	if err != nil {
 		n.t.Fatal(err)
 	}
@@ -510,7 +509,7 @@ func TestARetryUndoesFirst(t *testing.T) {
 			t.Run(fmt.Sprintf("%s/%02d %s", name, at, label(steps[at-1])), func(t *testing.T) {
 				n := newNode(t)
 				s.start(t, n, preparing)
-				n.disturb(&durabletest.Faulty{FS: durable.OS{}, Mode: durabletest.CrashAfter, At: at})
+				n.disturb(&durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: durabletest.CrashAfter, At: at})
 				_ = s.run(n, preparing)
 				n.restart()
 				m := n.manager()
@@ -545,13 +544,13 @@ func TestACrashAfterARebootLeavesNothing(t *testing.T) {
 		n.restart()
 		return n
 	}
-	count := &durabletest.Faulty{FS: durable.OS{}}
+	count := &durabletest.Faulty{FS: durabletest.Unsynced{}}
 	again(count)
 	if len(count.Steps()) < 10 {
 		t.Fatalf("only %d steps", len(count.Steps()))
 	}
 	for at := range count.Steps() {
-		n := again(&durabletest.Faulty{FS: durable.OS{}, Mode: durabletest.CrashAfter, At: at + 1})
+		n := again(&durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: durabletest.CrashAfter, At: at + 1})
 		m := n.manager()
 		if _, err := m.Recover(n.ctx); err != nil {
 			t.Fatal(err)

@@ -26,6 +26,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
@@ -70,7 +71,7 @@ func nodeIn(t *testing.T, root, profile, simDir string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &node{t: t, ctx: ctx, root: root, fsys: durable.OS{}, hardware: h, tools: sharing.NewSimulated(h.machine), timeout: 10 * time.Second}
+	return &node{t: t, ctx: ctx, root: root, fsys: durabletest.Unsynced{}, hardware: h, tools: sharing.NewSimulated(h.machine), timeout: 10 * time.Second}
 }
 
 // victimNode is nodeIn for a process without a test. Only what does not fail by n.t may be called on it.

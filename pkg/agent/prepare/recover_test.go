@@ -14,7 +14,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
-	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
@@ -43,11 +42,11 @@ func TestReconcileLeavesClaimsAloneThatACallIsWorkingOn(t *testing.T) {
 	n := newNode(t)
 	s := scenarios["whole GPU"]
 	steps, _, _ := s.undisturbed(t, preparing)
-	n.fsys = &durabletest.Faulty{FS: durable.OS{}, Mode: durabletest.CrashBefore, At: len(steps) - 2}
+	n.fsys = &durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: durabletest.CrashBefore, At: len(steps) - 2}
 	if _, err := n.manager().Prepare(n.ctx, claim("train", "gpu="+gpu0)); err == nil {
 		t.Fatal("no crash")
 	}
-	n.fsys = durable.OS{}
+	n.fsys = durabletest.Unsynced{}
 	before := n.files()
 	if _, err := n.manager().Reconcile(n.ctx); err != nil {
 		t.Fatal(err)
@@ -221,7 +220,7 @@ func TestAKillBetweenTheCDIFileAndTheRecord(t *testing.T) {
 	n := newNode(t)
 	s.start(t, n, unpreparing)
 	before := n.files()
-	n.fsys = &durabletest.Faulty{FS: durable.OS{}, Mode: durabletest.CrashAfter, At: removal}
+	n.fsys = &durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: durabletest.CrashAfter, At: removal}
 	if err := s.run(n, unpreparing); err == nil {
 		t.Fatal("no crash")
 	}
