@@ -65,6 +65,7 @@ func (c *client) procCommands() *cobra.Command {
 
 func (c *client) migCommands() *cobra.Command {
 	var start int
+	var compute []uint
 	create := &cobra.Command{
 		Use: "create GPU PROFILE", Short: "Make a MIG device, and print its UUID and instances", Args: cobra.ExactArgs(2),
 		Example: "  nvmlsimctl mig create 0 1g.10gb --start 6",
@@ -77,6 +78,9 @@ func (c *client) migCommands() *cobra.Command {
 				at := uint32(start)
 				command.Start = &at
 			}
+			for _, slices := range compute {
+				command.Compute = append(command.Compute, uint32(slices))
+			}
 			result, err := c.send(cmd, command)
 			if err != nil {
 				return err
@@ -85,6 +89,7 @@ func (c *client) migCommands() *cobra.Command {
 			return err
 		},
 	}
+	create.Flags().UintSliceVar(&compute, "compute", nil, "compute instances to make in it, by their slices; one that is all of it if not given")
 	create.Flags().IntVar(&start, "start", 0, "first memory slice; the driver's choice if not given")
 	destroy := c.action("destroy GPU INSTANCE", "End a GPU instance by its ID", 2, func(args []string) (nvmlsim.Command, error) {
 		id, err := number("INSTANCE", args[1])

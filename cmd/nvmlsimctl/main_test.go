@@ -106,6 +106,8 @@ func TestEveryCommandDoesWhatItSays(t *testing.T) {
 		{"proc add 2 78 --instance 5/0", 2, func(g nvmlsim.GPUState) any { return *g.Processes[0].Instance }, nvmlsim.Instance{GPU: 5}},
 		{"proc rm 2 78", 2, func(g nvmlsim.GPUState) any { return len(g.Processes) }, 0},
 		{"mig destroy 2 5", 2, func(g nvmlsim.GPUState) any { return len(g.Instances) }, 0},
+		{"mig create 2 2g.20gb --start 0 --compute 1,1", 2, func(g nvmlsim.GPUState) any { return len(g.Instances[0].Compute) }, 2},
+		{"mig destroy 2 3", 2, func(g nvmlsim.GPUState) any { return len(g.Instances) }, 0},
 		{"mig disable 2", 2, func(g nvmlsim.GPUState) any { return g.MIG }, false},
 	}
 	for _, step := range steps {

@@ -27,13 +27,16 @@ func (c *SetMIG) do(m *Machine, s *State) (Result, error) {
 	return Result{}, nil
 }
 
-// CreateMIG makes a GPU instance and one compute instance that is all of it, as
-// nvidia-smi mig -cgi <profile> -C.
+// CreateMIG makes a GPU instance and compute instances in it, as nvidia-smi mig
+// -cgi <profile>, and -C or -cci. The result is the first of them.
 type CreateMIG struct {
 	GPU     string `json:"gpu"`
 	Profile string `json:"profile"`
 	// Start is the first memory slice; nil leaves the choice to the driver.
 	Start *uint32 `json:"start,omitempty"`
+	// Compute has the slices of each compute instance; if it is empty, there is
+	// one with all of them.
+	Compute []uint32 `json:"compute,omitempty"`
 }
 
 // Name implements Command.
@@ -59,13 +62,31 @@ func (c *CreateMIG) do(m *Machine, s *State) (Result, error) {
 	if ret != nvml.SUCCESS {
 		return Result{}, refused("profile", c.Profile, ret)
 	}
-	all := p.computeProfiles()
-	compute, ret := s.createCompute(i, made.ID, &all[len(all)-1], nil)
-	if ret != nvml.SUCCESS {
-		return Result{}, refused("profile", c.Profile, ret)
+	wanted := c.Compute
+	if len(wanted) == 0 {
+		wanted = []uint32{p.compute}
 	}
-	at := Instance{GPU: made.ID, Compute: compute.ID}
+	for _, slices := range wanted {
+		profile := p.computeSlices(slices)
+		if profile == nil {
+			return Result{}, fmt.Errorf("compute: %d: %s has no compute instance of so many slices", slices, p.name)
+		}
+		if _, ret := s.createCompute(i, made.ID, profile, nil); ret != nvml.SUCCESS {
+			return Result{}, refused("compute", slices, ret)
+		}
+	}
+	at := Instance{GPU: made.ID}
 	return Result{MIG: &MIGDevice{UUID: migUUID(gpuUUID(m.node, i), at), Instance: at}}, nil
+}
+
+// computeSlices is the compute profile with so many, nil if there is none.
+func (p *giProfile) computeSlices(n uint32) *ciProfile {
+	for _, c := range p.computeProfiles() {
+		if c.compute == n {
+			return &c
+		}
+	}
+	return nil
 }
 
 // DestroyMIG ends a GPU instance with its compute instances, as nvidia-smi mig

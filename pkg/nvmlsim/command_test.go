@@ -72,6 +72,8 @@ func TestABadCommandIsRefusedNamingFieldAndValue(t *testing.T) {
 		"MIG in use":               {"dgx-h100", []Command{process(Process{PID: 1, Kind: ProcessCompute})}, &SetMIG{GPU: "0", Enabled: true}, "enabled: true: ERROR_IN_USE"},
 		"profile of no kind":       {"dgx-h100", []Command{&SetMIG{GPU: "0", Enabled: true}}, &CreateMIG{GPU: "0", Profile: "1g.5gb"}, `profile: "1g.5gb": want one of [1g.10gb`},
 		"where none starts":        {"dgx-h100", []Command{&SetMIG{GPU: "0", Enabled: true}}, &CreateMIG{GPU: "0", Profile: "3g.40gb", Start: &two}, "start: 2: want one of [0 4] for 3g.40gb"},
+		"slices of no kind":        {"dgx-h100", []Command{&SetMIG{GPU: "0", Enabled: true}}, &CreateMIG{GPU: "0", Profile: "3g.40gb", Compute: []uint32{4}}, "compute: 4: 3g.40gb has no compute instance of so many slices"},
+		"more slices than it has":  {"dgx-h100", []Command{&SetMIG{GPU: "0", Enabled: true}}, &CreateMIG{GPU: "0", Profile: "3g.40gb", Compute: []uint32{2, 2}}, "compute: 2: ERROR_INSUFFICIENT_RESOURCES"},
 		"instance, MIG off":        {"dgx-h100", nil, &CreateMIG{GPU: "0", Profile: "1g.10gb"}, "profile: 1g.10gb: ERROR_NOT_SUPPORTED"},
 		"destroy nothing":          {"dgx-h100", []Command{&SetMIG{GPU: "0", Enabled: true}}, &DestroyMIG{GPU: "0", Instance: 3}, "instance: 3: ERROR_NOT_FOUND"},
 		"driver in use":            {"t4", []Command{process(Process{PID: 8, Kind: ProcessGraphics})}, &UnloadDriver{}, "GPU 0 has process 8"},

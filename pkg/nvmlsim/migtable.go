@@ -195,7 +195,7 @@ type ciProfile struct {
 }
 
 // computeProfiles are those of a GPU instance: slices in powers of two from
-// aligned starts, three from 0 and 4, and always the whole.
+// aligned starts, three from 0 and 4, and always the whole (nvidia-smi mig -lcip).
 func (p *giProfile) computeProfiles() []ciProfile {
 	var all []ciProfile
 	perSlice := p.sms / p.compute
@@ -217,7 +217,7 @@ func (p *giProfile) computeProfiles() []ciProfile {
 	if p.compute == 3 || p.compute == 7 {
 		add(nvml.COMPUTE_INSTANCE_PROFILE_3_SLICE, 3, 4)
 	}
-	if p.compute == 4 {
+	if p.compute == 4 || p.compute == 7 {
 		add(nvml.COMPUTE_INSTANCE_PROFILE_4_SLICE, 4, 4)
 	}
 	if p.compute == 7 {

@@ -18,8 +18,11 @@ type unit struct {
 	of       func(*nvml.MIGProfile) uint32
 }
 
+// CapacityMultiprocessors of a partition.
+const CapacityMultiprocessors resourceapi.QualifiedName = "multiprocessors"
+
 var units = []unit{
-	{"multiprocessors", "multiprocessors", func(p *nvml.MIGProfile) uint32 { return p.Multiprocessors }},
+	{CapacityMultiprocessors, "multiprocessors", func(p *nvml.MIGProfile) uint32 { return p.Multiprocessors }},
 	{"copyEngines", "copy-engines", func(p *nvml.MIGProfile) uint32 { return p.CopyEngines }},
 	{"decoders", "decoders", func(p *nvml.MIGProfile) uint32 { return p.Decoders }},
 	{"encoders", "encoders", func(p *nvml.MIGProfile) uint32 { return p.Encoders }},
@@ -42,18 +45,37 @@ func (g *GPU) counted() bool {
 // other exactly; of the other units there are as many as the partitions of one profile, or the largest, have together.
 func (g *GPU) counterSet() resourceapi.CounterSet {
 	set := resourceapi.CounterSet{Name: g.Name, Counters: map[string]resourceapi.Counter{}}
+	taken := g.divided()
 	for _, u := range units {
-		var most uint32
+		var most, less uint32
 		for i := range g.MIG.Profiles {
 			p := &g.MIG.Profiles[i]
 			most = max(most, p.Max*u.of(p))
 		}
-		count(set.Counters, u.counter, most)
+		for _, p := range taken {
+			less += u.of(p.Profile)
+		}
+		count(set.Counters, u.counter, most-min(most, less))
 	}
 	for slice := range g.memorySlices() {
-		set.Counters[sliceCounter(slice)] = counter(1)
+		if !slices.ContainsFunc(taken, func(p *Partition) bool { return slice >= p.At.Start && slice < p.At.Start+p.At.Size }) {
+			set.Counters[sliceCounter(slice)] = counter(1)
+		}
 	}
 	return set
+}
+
+// divided are the places whose compute slices an administrator has given to several devices, or not all to one. These devices have
+// what is in the place in common and consume no counters: the set is without it.
+func (g *GPU) divided() []*Partition {
+	var places []*Partition
+	for i := range g.Offers {
+		p := g.Offers[i].Partition
+		if p != nil && p.Compute != nil && !slices.ContainsFunc(places, func(q *Partition) bool { return q.At == p.At }) {
+			places = append(places, p)
+		}
+	}
+	return places
 }
 
 // memorySlices is how many the GPU has.
@@ -69,6 +91,9 @@ func (g *GPU) memorySlices() (slices uint32) {
 // consumes is what the device takes of the GPU's counter set.
 func (g *GPU) consumes(o *Offer) []resourceapi.DeviceCounterConsumption {
 	all := g.counterSet()
+	if o.Partition != nil && o.Partition.Compute != nil {
+		return nil
+	}
 	if o.Partition == nil {
 		return []resourceapi.DeviceCounterConsumption{{CounterSet: g.Name, Counters: all.Counters}}
 	}

@@ -22,8 +22,21 @@ type MIG struct {
 type Partition struct {
 	Profile *nvml.MIGProfile
 	At      nvml.Placement
+	// Compute is nil for a MIG device that has all compute slices of the place, and tells for others which they are: such have the place's
+	// memory and engines in common. They are made by administrators only.
+	Compute *nvml.Placement
+	// Multiprocessors of one that has not all, which are its own.
+	Multiprocessors uint32
 	// UUID of the MIG device, empty for one that is made when a claim gets it.
 	UUID string
+}
+
+// Name of the profile, as nvidia-smi has it: 1c.3g.40gb has one compute slice of a 3g.40gb.
+func (p *Partition) Name() string {
+	if p.Compute != nil {
+		return fmt.Sprintf("%dc.%s", p.Compute.Size, p.Profile.Name)
+	}
+	return p.Profile.Name
 }
 
 // Offer is a device that claims can have: a whole GPU or a part of it.
@@ -67,8 +80,8 @@ func (f *found) askMIG(mode nvml.MIGMode, capability nvml.Version) {
 		return
 	}
 	for _, instance := range f.gpu.MIGInstances {
-		if len(instance.Devices) != 1 {
-			f.warn("MIG GPU instance %d has %d compute instances: only one that is all of it can be offered", instance.ID, len(instance.Devices))
+		if len(instance.Devices) == 0 {
+			f.warn("MIG GPU instance %d has no compute instance, and cannot be used without: make one with nvidia-smi mig -i %d -gi %d -cci", instance.ID, f.gpu.Index, instance.ID)
 		}
 	}
 	f.gpu.MIG = mig
@@ -94,8 +107,8 @@ func (g *GPU) offer(policy Policy) {
 		g.Offers = append(g.Offers, Offer{Name: g.Name})
 	}
 	for _, instance := range given {
-		if profile := g.MIG.profile(instance.ProfileID); profile != nil && len(instance.Devices) == 1 {
-			g.Offers = append(g.Offers, g.partition(profile, instance.Placement, instance.Devices[0].UUID))
+		if profile := g.MIG.profile(instance.ProfileID); profile != nil {
+			g.Offers = append(g.Offers, g.made(profile, &instance)...)
 		}
 	}
 	if policy.Dynamic && g.MIG != nil && (g.MIGEnabled || g.MIG.Switches) {
@@ -128,6 +141,25 @@ func (g *GPU) possible(given []nvml.GPUInstance) []Offer {
 				offers = append(offers, g.partition(profile, at, ""))
 			}
 		}
+	}
+	return offers
+}
+
+// made are the MIG devices of a GPU instance.
+func (g *GPU) made(profile *nvml.MIGProfile, instance *nvml.GPUInstance) []Offer {
+	var offers []Offer
+	for _, device := range instance.Devices {
+		offer := g.partition(profile, instance.Placement, device.UUID)
+		switch at := device.Compute; {
+		case at.Size == profile.ComputeSlices, at.Size == 0 && len(instance.Devices) == 1:
+		case at.Size == 0:
+			g.warnOnce(fmt.Sprintf("MIG device %s is not offered: the driver does not tell which part it is of its GPU instance", device.UUID))
+			continue
+		default:
+			offer.Partition.Compute, offer.Partition.Multiprocessors = &at, device.Multiprocessors
+			offer.Name = fmt.Sprintf("%s-mig-%s-%d-%d", g.Name, profileLabel.Replace(offer.Partition.Name()), instance.Placement.Start, at.Start)
+		}
+		offers = append(offers, offer)
 	}
 	return offers
 }

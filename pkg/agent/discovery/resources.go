@@ -109,13 +109,18 @@ func (n *Node) partition(gpu *GPU, p *Partition) (attributes, capacities) {
 	a := n.common(gpu)
 	a[AttributeType] = stringValue(typeMIG)
 	a[AttributeParentUUID] = stringValue(gpu.UUID)
-	a[AttributeProfile] = stringValue(p.Profile.Name)
+	a[AttributeProfile] = stringValue(p.Name())
 	if p.UUID != "" {
 		a[AttributeUUID] = stringValue(p.UUID)
 	}
 	c := capacities{CapacityMemory: capacity(int64(p.Profile.MemoryMiB)<<20, resource.BinarySI)}
 	for _, u := range units {
 		c[u.capacity] = capacity(int64(u.of(p.Profile)), resource.DecimalSI)
+	}
+	if p.Compute != nil {
+		// Its memory and engines are not its own, so it has no slices of the memory, of which each is one device's.
+		c[CapacityMultiprocessors] = capacity(int64(p.Multiprocessors), resource.DecimalSI)
+		return a, c
 	}
 	for slice := p.At.Start; slice < p.At.Start+p.At.Size; slice++ {
 		c[sliceCapacity(slice)] = capacity(1, resource.DecimalSI)

@@ -57,6 +57,9 @@ func targetOf(node *discovery.Node, gpu *discovery.GPU, offer *discovery.Offer) 
 	}
 	if p := offer.Partition; p != nil {
 		target.Partition = &ledger.Partition{Profile: p.Profile.Name, ProfileID: p.Profile.ID, Start: p.At.Start, Size: p.At.Size}
+		if p.Compute != nil {
+			target.Partition.ComputeStart, target.Partition.ComputeSize = p.Compute.Start, p.Compute.Size
+		}
 	}
 	return target
 }

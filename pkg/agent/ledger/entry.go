@@ -80,8 +80,8 @@ type Device struct {
 	CDIDeviceIDs []string `json:"cdiDeviceIDs"`
 }
 
-// Partition is a place on a GPU for a MIG GPU instance with one compute instance that is all of it. At most one
-// instance can be in a place, so the place finds it again after a crash.
+// Partition is a place on a GPU for a MIG GPU instance, with one compute instance that is all of it or with several. At most
+// one instance can be in a place, so the place finds it again after a crash.
 type Partition struct {
 	// Profile such as 1g.10gb; ProfileID is the driver's.
 	Profile   string `json:"profile"`
@@ -89,15 +89,27 @@ type Partition struct {
 	// Start and Size are its memory slices.
 	Start uint32 `json:"start"`
 	Size  uint32 `json:"size"`
+	// ComputeStart and ComputeSize are the compute slices of the GPU instance that a compute instance has which has not all
+	// of them. With ComputeSize 0 it is the only one.
+	ComputeStart uint32 `json:"computeStart,omitempty"`
+	ComputeSize  uint32 `json:"computeSize,omitempty"`
 }
 
 // String names the place, for messages.
-func (p *Partition) String() string { return fmt.Sprintf("%s at slice %d", p.Profile, p.Start) }
+func (p *Partition) String() string {
+	if p.ComputeSize > 0 {
+		return fmt.Sprintf("%dc.%s at slice %d, compute slice %d", p.ComputeSize, p.Profile, p.Start, p.ComputeStart)
+	}
+	return fmt.Sprintf("%s at slice %d", p.Profile, p.Start)
+}
 
 // Overlaps tells whether both cannot exist at once. A whole GPU is nil, and overlaps everything.
 func (p *Partition) Overlaps(q *Partition) bool {
 	if p == nil || q == nil {
 		return true
+	}
+	if p.Start == q.Start && p.Size == q.Size && p.ComputeSize > 0 && q.ComputeSize > 0 {
+		return p.ComputeStart < q.ComputeStart+q.ComputeSize && q.ComputeStart < p.ComputeStart+p.ComputeSize
 	}
 	return p.Start < q.Start+q.Size && q.Start < p.Start+p.Size
 }

@@ -73,11 +73,27 @@ var golden = map[string]*ledger.Entry{
 		},
 		CDISpec: json.RawMessage(`{"cdiVersion":"0.5.0","kind":"k8s.gpu.nvidia.com/claim"}`),
 	},
+	"v3-compute-instance.claim": {
+		Claim: ledger.Claim{UID: uid, Namespace: "default", Name: "train"},
+		State: ledger.PrepareStarted,
+		Devices: []ledger.Device{{
+			Request: "mig", Pool: "node-1", Device: gpu0 + "-mig-1c3g40gb-4-1", GPU: gpu0, UUID: "MIG-1", GPUUUID: "GPU-1",
+			Partition: &part, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=a"},
+		}},
+		Updated: time.Date(2026, 11, 22, 6, 0, 0, 0, time.UTC),
+		BootID:  "b1",
+		Undo: []ledger.Step{
+			{Kind: ledger.StepProcesses, Target: "GPU-1", GPU: gpu0, Partition: &part},
+			{Kind: ledger.StepCDIFile, Target: "/var/run/cdi/k8s.gpu.nvidia.com-claim_x.json"},
+		},
+	},
 }
 
 const gpu0 = "gpu-0000-1b-00-0"
 
 var place = ledger.Partition{Profile: "1g.10gb", ProfileID: 19, Start: 6, Size: 1}
+
+var part = ledger.Partition{Profile: "3g.40gb", ProfileID: 9, Start: 4, Size: 4, ComputeStart: 1, ComputeSize: 1}
 
 // install puts a file of testdata where a ledger finds it.
 func install(t *testing.T, name string) (l *ledger.Ledger, path string) {
@@ -120,7 +136,7 @@ func TestRecordsOfEverySchemaVersionAreReadable(t *testing.T) {
 // TestNewGoldenRecordsAreWhatIsWritten: what is written changes together with the version, or not at all. A record is of
 // the oldest version that says all of it, so that the agent from before an update can unprepare it.
 func TestNewGoldenRecordsAreWhatIsWritten(t *testing.T) {
-	for _, name := range []string{"v2-partition.claim", "v3-share.claim"} {
+	for _, name := range []string{"v2-partition.claim", "v3-share.claim", "v3-compute-instance.claim"} {
 		l := open(t, durable.OS{}, t.TempDir())
 		if err := l.Put(golden[name]); err != nil {
 			t.Fatal(err)

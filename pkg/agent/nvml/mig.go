@@ -63,6 +63,11 @@ type GPUInstance struct {
 type MIGDevice struct {
 	UUID                         string
 	GPUInstance, ComputeInstance uint32
+	// Compute is where it is among the compute slices of its GPU instance, with Size 0 where the driver does not tell.
+	Compute Placement
+	// Multiprocessors that are its own; memory and engines it shares with the others of its GPU instance. 0 where the driver does
+	// not tell.
+	Multiprocessors uint32
 }
 
 // maxMIGDevices is far more than any GPU has: an answer beyond it is none.
@@ -240,7 +245,35 @@ func (d *device) migDevice(handle gonvml.Device) (MIGDevice, error) {
 		return MIGDevice{}, err
 	}
 	compute, err := get(d.lib, "nvmlDeviceGetComputeInstanceId", handle.GetComputeInstanceId)
-	return MIGDevice{UUID: uuid, GPUInstance: uint32(instance), ComputeInstance: uint32(compute)}, err
+	if err != nil {
+		return MIGDevice{}, err
+	}
+	m := MIGDevice{UUID: uuid, GPUInstance: uint32(instance), ComputeInstance: uint32(compute)}
+	attributes, err := get(d.lib, "nvmlDeviceGetAttributes", handle.GetAttributes)
+	if err != nil && !lacks(err) {
+		return MIGDevice{}, err
+	}
+	m.Multiprocessors = attributes.MultiprocessorCount
+	m.Compute, err = d.computePlacement(m.GPUInstance, m.ComputeInstance)
+	return m, err
+}
+
+// computePlacement is unknown for a driver that does not tell.
+func (d *device) computePlacement(gpuInstance, computeInstance uint32) (Placement, error) {
+	compute, err := d.computeInstance(gpuInstance, computeInstance)
+	if err != nil {
+		return Placement{}, optional(err)
+	}
+	info, err := get(d.lib, "nvmlComputeInstanceGetInfo", compute.GetInfo)
+	return Placement{Start: info.Placement.Start, Size: info.Placement.Size}, optional(err)
+}
+
+// optional is nil for an error that says that the driver does not tell.
+func optional(err error) error {
+	if lacks(err) {
+		return nil
+	}
+	return err
 }
 
 func (d *device) CreateGPUInstance(profile MIGProfile, at Placement) (uint32, error) {
@@ -314,16 +347,7 @@ func (d *device) wholeCompute(instance gonvml.GpuInstance) (whole gonvml.Compute
 }
 
 func (d *device) DestroyComputeInstance(gpuInstance, computeInstance uint32) error {
-	instance, err := d.gpuInstance(gpuInstance)
-	if err != nil {
-		return err
-	}
-	compute, err := get(d.lib, "nvmlGpuInstanceGetComputeInstanceById", func() (gonvml.ComputeInstance, gonvml.Return) {
-		return instance.GetComputeInstanceById(int(computeInstance))
-	})
-	if err == nil && compute == nil {
-		err = &CallError{Call: "nvmlGpuInstanceGetComputeInstanceById", Return: gonvml.ERROR_UNKNOWN}
-	}
+	compute, err := d.computeInstance(gpuInstance, computeInstance)
 	if err == nil {
 		err = ask(d.lib, "nvmlComputeInstanceDestroy", compute.Destroy)
 	}
@@ -331,6 +355,20 @@ func (d *device) DestroyComputeInstance(gpuInstance, computeInstance uint32) err
 		return fmt.Errorf("GPU instance %d, compute instance %d: %w", gpuInstance, computeInstance, err)
 	}
 	return nil
+}
+
+func (d *device) computeInstance(gpuInstance, id uint32) (gonvml.ComputeInstance, error) {
+	instance, err := d.gpuInstance(gpuInstance)
+	if err != nil {
+		return nil, err
+	}
+	compute, err := get(d.lib, "nvmlGpuInstanceGetComputeInstanceById", func() (gonvml.ComputeInstance, gonvml.Return) {
+		return instance.GetComputeInstanceById(int(id))
+	})
+	if err == nil && compute == nil {
+		err = &CallError{Call: "nvmlGpuInstanceGetComputeInstanceById", Return: gonvml.ERROR_UNKNOWN}
+	}
+	return compute, err
 }
 
 func (d *device) DestroyGPUInstance(gpuInstance uint32) error {

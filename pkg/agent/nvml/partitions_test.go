@@ -96,6 +96,9 @@ func TestAMIGDeviceIsMadeListedAndEnded(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if made.Compute != (Placement{0, 2}) || made.Multiprocessors != 32 {
+		t.Errorf("the compute instance has the slices %+v and %d multiprocessors", made.Compute, made.Multiprocessors)
+	}
 	want[0].Devices = []MIGDevice{made}
 	if got, err := d.GPUInstances(); err != nil || !cmp.Equal(want, got) || made.UUID == "" {
 		t.Errorf("with one: %+v, %v", got, err)

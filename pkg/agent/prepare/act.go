@@ -92,14 +92,11 @@ func (m *Manager) identify(ctx context.Context, j *job) error {
 			if err != nil {
 				return "", err
 			}
-			switch found := inPlace(instances, device.Partition); {
-			case found == nil:
-				return "", fmt.Errorf("there is no MIG device %s", device.Partition)
-			case len(found.Devices) != 1:
-				return "", fmt.Errorf("%s has %d compute instances, and only one that has all of it can be used", device.Partition, len(found.Devices))
-			default:
-				return found.Devices[0].UUID, nil
+			found, err := migDeviceIn(instances, device.Partition)
+			if err != nil {
+				return "", err
 			}
+			return found.UUID, nil
 		})
 		if err != nil {
 			return fmt.Errorf("claim %s, request %s, device %s: %w", j.entry.Claim, device.Request, device.Device, err)

@@ -97,6 +97,13 @@ func (m *Manager) stepsOn(j *job, gpu string, devices []int, now *observed) ([]l
 	}
 	for _, i := range devices {
 		at := j.targets[i].Partition
+		if at.ComputeSize > 0 {
+			// The agent makes no such.
+			if _, err := migDeviceIn(now.instances, at); err != nil {
+				return nil, err
+			}
+			continue
+		}
 		// An instance that is there was made by an administrator: of ours there would be a holder.
 		if inPlace(now.instances, at) == nil {
 			steps = append(steps, ledger.Step{Kind: ledger.StepPartition, Partition: at})
@@ -297,15 +304,24 @@ func concerns(entry *ledger.Entry, gpu string, instances []nvml.GPUInstance, pro
 		if device.AdminAccess || device.GPU != gpu {
 			continue
 		}
-		if device.Partition == nil || isIn(process, inPlace(instances, device.Partition)) {
+		if device.Partition == nil || isIn(process, instances, device.Partition) {
 			return true
 		}
 	}
 	return false
 }
 
-func isIn(process nvml.Process, instance *nvml.GPUInstance) bool {
-	return instance != nil && process.Instance != nil && process.Instance.GPU == instance.ID
+// isIn tells whether the process is in the place.
+func isIn(process nvml.Process, instances []nvml.GPUInstance, at *ledger.Partition) bool {
+	instance := inPlace(instances, at)
+	if instance == nil || process.Instance == nil || process.Instance.GPU != instance.ID {
+		return false
+	}
+	if at.ComputeSize == 0 {
+		return true
+	}
+	device, err := migDeviceIn(instances, at)
+	return err == nil && process.Instance.Compute == device.ComputeInstance
 }
 
 // adminPods are the pods that use the GPU without holding it.

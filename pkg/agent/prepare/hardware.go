@@ -129,5 +129,24 @@ func inPlace(instances []nvml.GPUInstance, at *ledger.Partition) *nvml.GPUInstan
 	return nil
 }
 
+// migDeviceIn returns the MIG device of that very place.
+func migDeviceIn(instances []nvml.GPUInstance, at *ledger.Partition) (*nvml.MIGDevice, error) {
+	found := inPlace(instances, at)
+	switch {
+	case found == nil:
+		return nil, fmt.Errorf("there is no MIG device %s", at)
+	case at.ComputeSize == 0 && len(found.Devices) == 1:
+		return &found.Devices[0], nil
+	case at.ComputeSize == 0:
+		return nil, fmt.Errorf("%s has %d compute instances now, and the device is one that has all of it", at, len(found.Devices))
+	}
+	for i, device := range found.Devices {
+		if device.Compute.Start == at.ComputeStart && device.Compute.Size == at.ComputeSize {
+			return &found.Devices[i], nil
+		}
+	}
+	return nil, fmt.Errorf("there is no MIG device %s: %s has %d others", at, at.Profile, len(found.Devices))
+}
+
 // defaultGPUTimeout bounds the questions and acts of one kind on one GPU; making a MIG instance takes about a second.
 const defaultGPUTimeout = 10 * time.Second

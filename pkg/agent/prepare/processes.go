@@ -107,7 +107,7 @@ func usage(d nvml.Device) (u used, err error) {
 func (m *Manager) leftovers(entry *ledger.Entry, step ledger.Step, now used) ([]leftover, error) {
 	var left []leftover
 	for _, process := range now.processes {
-		if step.Partition != nil && !isIn(process, inPlace(now.instances, step.Partition)) {
+		if step.Partition != nil && !isIn(process, now.instances, step.Partition) {
 			continue
 		}
 		pod, err := m.opts.Tools.Processes.PodOf(process.PID)
