@@ -142,10 +142,11 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 		HookPath:       opts.cdiHook,
 	})
 	return backend, sharing.NewDriver(sharing.DriverOptions{
-		DriverRoot: opts.driverRoot,
-		MPSRoot:    opts.mpsRoot,
-		HostRoot:   opts.hostRoot,
-		ProcRoot:   "/proc",
+		DriverRoot:     opts.driverRoot,
+		HostDriverRoot: opts.hostDriverRoot,
+		MPSRoot:        opts.mpsRoot,
+		HostRoot:       opts.hostRoot,
+		ProcRoot:       "/proc",
 	}), nil
 }
 

@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -21,8 +22,10 @@ import (
 
 // DriverOptions say where the real driver's programs are.
 type DriverOptions struct {
-	// DriverRoot is the folder below which the agent sees the driver's files; programs run with it as their root.
+	// DriverRoot is the folder below which the agent sees the driver's files.
 	DriverRoot string
+	// HostDriverRoot is the same folder as the host sees it: "/" for a driver that is installed there. Empty if it has the same path.
+	HostDriverRoot string
 	// MPSRoot gets a folder for each daemon. The host has it under the same path.
 	MPSRoot string
 	// HostRoot is the host's root folder as the agent sees it; "/" if the agent runs on the host itself.
@@ -41,8 +44,11 @@ type smi struct{ opts DriverOptions }
 
 // SetTimeSlice implements TimeSlicer.
 func (s *smi) SetTimeSlice(ctx context.Context, gpu string, interval config.Interval) error {
-	cmd := below(ctx, s.opts.DriverRoot, "nvidia-smi", "compute-policy", "-i", gpu, "--set-timeslice", strconv.Itoa(interval.Number()))
-	if err := run(cmd, ""); err != nil {
+	smi, err := s.opts.find("nvidia-smi")
+	if err == nil {
+		err = run(s.opts.command(ctx, smi, "compute-policy", "-i", gpu, "--set-timeslice", strconv.Itoa(interval.Number())), "")
+	}
+	if err != nil {
 		return fmt.Errorf("set the time slice of %s to %s: %w", gpu, interval, err)
 	}
 	return nil
@@ -75,6 +81,10 @@ func (s *systemd) Start(ctx context.Context, daemon Daemon) error {
 	if running {
 		return nil
 	}
+	program, err := s.opts.find(control)
+	if err != nil {
+		return fmt.Errorf("start MPS daemon %s: %w", daemon.Name, err)
+	}
 	for _, folder := range []struct {
 		name string
 		mode os.FileMode
@@ -84,27 +94,43 @@ func (s *systemd) Start(ctx context.Context, daemon Daemon) error {
 			return fmt.Errorf("folder of MPS daemon %s: %w", daemon.Name, err)
 		}
 	}
-	args := []string{
-		"systemd-run", "--quiet", "--collect", "--unit=" + unit(daemon.Name),
-		"--description=NVIDIA MPS control daemon of a Stowage claim",
-		// Server and clients meet in shared memory, which is nobody else's.
-		"--property=BindPaths=" + s.dir(daemon.Name, "shm") + ":/dev/shm",
-		"--setenv=CUDA_VISIBLE_DEVICES=" + strings.Join(daemon.GPUs, ","),
-		"--setenv=CUDA_MPS_PIPE_DIRECTORY=" + s.dir(daemon.Name, "pipe"),
-		"--setenv=CUDA_MPS_LOG_DIRECTORY=" + s.dir(daemon.Name, "log"),
-		control, "-f",
-	}
-	if err := run(s.onHost(ctx, args...), ""); err != nil {
+	args := append([]string{"systemd-run", "--quiet", "--collect", "--unit=" + unit(daemon.Name), "--description=NVIDIA MPS control daemon of Stowage"}, s.sight(program, daemon.Name)...)
+	args = append(args, "--setenv=CUDA_VISIBLE_DEVICES="+strings.Join(daemon.GPUs, ","), "--setenv=CUDA_MPS_LOG_DIRECTORY="+s.dir(daemon.Name, "log"))
+	if err := run(s.onHost(ctx, append(args, program.line("-f")...)...), ""); err != nil {
 		return fmt.Errorf("start MPS daemon %s: %w", daemon.Name, err)
 	}
-	if err := s.limit(ctx, daemon); err != nil {
+	if err := s.limit(ctx, program, daemon); err != nil {
 		return errors.Join(err, s.Stop(context.WithoutCancel(ctx), daemon.Name))
 	}
 	return nil
 }
 
+// sight are options of systemd-run by which a program sees a daemon's folders, in whatever root it runs.
+func (s *systemd) sight(p program, name string) []string {
+	// Server and clients meet in shared memory, which is nobody else's.
+	options := []string{p.bind(s.dir(name, "shm"), "/dev/shm")}
+	if p.root != "" {
+		options = append(options, p.bind(s.dir(name, "pipe"), s.dir(name, "pipe")), p.bind(s.dir(name, "log"), s.dir(name, "log")))
+	}
+	for _, variable := range append(slices.Clone(p.env), s.pipe(name)) {
+		options = append(options, "--setenv="+variable)
+	}
+	return options
+}
+
+func (s *systemd) pipe(name string) string { return "CUDA_MPS_PIPE_DIRECTORY=" + s.dir(name, "pipe") }
+
+// tell gives a command to the daemon, from where its folders are seen.
+func (s *systemd) tell(ctx context.Context, p program, name, command string) error {
+	if p.root == "" {
+		return run(s.onHost(ctx, append(slices.Clone(p.env), s.pipe(name), p.path)...), command+"\n")
+	}
+	args := append([]string{"systemd-run", "--quiet", "--collect", "--wait", "--pipe"}, s.sight(p, name)...)
+	return run(s.onHost(ctx, append(args, p.line()...)...), command+"\n")
+}
+
 // limit sets the limits. The daemon takes commands a moment after its start.
-func (s *systemd) limit(ctx context.Context, daemon Daemon) error {
+func (s *systemd) limit(ctx context.Context, p program, daemon Daemon) error {
 	commands := []string{"get_server_list"}
 	if daemon.ActiveThreadPercentage > 0 {
 		commands = append(commands, "set_default_active_thread_percentage "+strconv.Itoa(daemon.ActiveThreadPercentage))
@@ -117,7 +143,7 @@ func (s *systemd) limit(ctx context.Context, daemon Daemon) error {
 	for _, command := range commands {
 		var last error
 		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 5*time.Second, true, func(ctx context.Context) (bool, error) {
-			last = run(s.onHost(ctx, "CUDA_MPS_PIPE_DIRECTORY="+s.dir(daemon.Name, "pipe"), control), command+"\n")
+			last = s.tell(ctx, p, daemon.Name, command)
 			return last == nil, nil
 		})
 		if err != nil {

@@ -25,7 +25,8 @@ func host(t *testing.T) (opts DriverOptions, calls func() []string) {
 		}
 	}
 	script("nvidia-smi", `[ -e broken ] && { echo "no devices were found"; exit 6; }; exit 0`)
-	script("systemd-run", "touch unit")
+	// With --wait it runs a program that reads commands, else it starts a unit.
+	script("systemd-run", `case "$*" in *--wait*) [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log+`;; *) touch unit;; esac`)
 	script("systemctl", `case $1 in is-active) [ -e unit ] || exit 3;; stop) rm unit;; esac`)
 	// It does not take the first command.
 	script("nvidia-cuda-mps-control", `[ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
@@ -72,9 +73,9 @@ func TestMPSDaemonIsAUnitOfTheHost(t *testing.T) {
 	}
 	want := []string{
 		"systemctl is-active --quiet stowage-mps-claim-1.service",
-		"systemd-run --quiet --collect --unit=stowage-mps-claim-1.service --description=NVIDIA MPS control daemon of a Stowage claim" +
-			" --property=BindPaths=DIR/mps/claim-1/shm:/dev/shm --setenv=CUDA_VISIBLE_DEVICES=GPU-1,GPU-2" +
-			" --setenv=CUDA_MPS_PIPE_DIRECTORY=DIR/mps/claim-1/pipe --setenv=CUDA_MPS_LOG_DIRECTORY=DIR/mps/claim-1/log nvidia-cuda-mps-control -f",
+		"systemd-run --quiet --collect --unit=stowage-mps-claim-1.service --description=NVIDIA MPS control daemon of Stowage" +
+			" --property=BindPaths=DIR/mps/claim-1/shm:/dev/shm --setenv=CUDA_MPS_PIPE_DIRECTORY=DIR/mps/claim-1/pipe" +
+			" --setenv=CUDA_VISIBLE_DEVICES=GPU-1,GPU-2 --setenv=CUDA_MPS_LOG_DIRECTORY=DIR/mps/claim-1/log nvidia-cuda-mps-control -f",
 		"nvidia-cuda-mps-control ", // not ready yet
 		"nvidia-cuda-mps-control ", "mps: get_server_list",
 		"nvidia-cuda-mps-control ", "mps: set_default_active_thread_percentage 50",

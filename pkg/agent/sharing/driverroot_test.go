@@ -1,0 +1,170 @@
+package sharing
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"stowage.dev/stowage/pkg/agent/config"
+)
+
+// driverAt makes files of a driver below a root, which the host sees as /run/nvidia/driver.
+func driverAt(t *testing.T, files ...string) DriverOptions {
+	t.Helper()
+	root := filepath.Join(t.TempDir(), "driver")
+	for _, file := range files {
+		path := filepath.Join(root, file)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		mode := os.FileMode(0o755)
+		if strings.HasSuffix(file, ".so.1") {
+			mode = 0o644
+		}
+		if err := os.WriteFile(path, []byte("#!/bin/sh\n"), mode); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return DriverOptions{DriverRoot: root, HostDriverRoot: "/run/nvidia/driver", HostRoot: "/host", MPSRoot: "/run/stowage/mps"}
+}
+
+func TestProgramsOfADriverInAFolder(t *testing.T) {
+	container := []string{"usr/bin/env", "usr/bin/nvidia-smi", "usr/bin/nvidia-cuda-mps-control", "usr/lib64/libcuda.so.1"}
+	files := []string{"bin/nvidia-smi", "bin/nvidia-cuda-mps-control", "lib64/libcuda.so.1", "usr/lib64/libnvidia-ml.so.1"}
+	const path = "PATH=/run/nvidia/driver/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	const libraries = "LD_LIBRARY_PATH=/run/nvidia/driver/lib64:/run/nvidia/driver/usr/lib64"
+	tests := map[string]struct {
+		files []string
+		// child is how nvidia-smi is run, and root where; unit how systemd runs it.
+		child, root, unit string
+		refused           string
+	}{
+		"a root file system": {
+			files: container,
+			child: "/usr/bin/env /usr/bin/nvidia-smi -L", root: "DRIVER", unit: "chroot /run/nvidia/driver /usr/bin/nvidia-smi -L",
+		},
+		"the driver's files alone": {
+			files: files,
+			child: "/usr/bin/env " + libraries + " " + path + " /run/nvidia/driver/bin/nvidia-smi -L", root: "/host", unit: "/run/nvidia/driver/bin/nvidia-smi -L",
+		},
+		"nothing":                {refused: "has no nvidia-smi"},
+		"a file of no program":   {files: []string{"usr/bin/nvidia-smi.so.1"}, refused: "has no nvidia-smi"},
+		"a folder of that name":  {files: []string{"bin/nvidia-smi/x"}, refused: "has no nvidia-smi"},
+		"a program of the other": {files: []string{"usr/bin/nvidia-cuda-mps-control"}, refused: "usr/bin, usr/local/bin, bin"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			opts := driverAt(t, tc.files...)
+			p, err := opts.find("nvidia-smi")
+			if tc.refused != "" {
+				if err == nil || !strings.Contains(err.Error(), tc.refused) || !strings.Contains(err.Error(), opts.DriverRoot) {
+					t.Errorf("%+v, %v: want an error that says %q and where", p, err, tc.refused)
+				}
+				// What needs it says so, and names the GPU.
+				if err := NewDriver(opts).TimeSlicer.SetTimeSlice(t.Context(), "GPU-1", config.IntervalLong); err == nil || !strings.Contains(err.Error(), tc.refused) || !strings.Contains(err.Error(), "GPU-1") {
+					t.Errorf("setting a time slice: %v", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			cmd := opts.command(t.Context(), p, "-L")
+			got := []string{strings.Join(cmd.Args, " "), strings.Replace(cmd.SysProcAttr.Chroot, opts.DriverRoot, "DRIVER", 1), strings.Join(p.line("-L"), " ")}
+			if diff := cmp.Diff([]string{tc.child, tc.root, tc.unit}, got); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestADriverOfTheHostIsNotLookedFor: its programs are found by the host's PATH, in the root that the agent sees it in.
+func TestADriverOfTheHostIsNotLookedFor(t *testing.T) {
+	for _, opts := range []DriverOptions{{DriverRoot: "/", HostRoot: "/"}, {DriverRoot: "/host", HostDriverRoot: "/", HostRoot: "/"}} {
+		p, err := opts.find("nvidia-smi")
+		if err != nil {
+			t.Fatal(err)
+		}
+		cmd := opts.command(t.Context(), p)
+		root := "/"
+		if cmd.SysProcAttr != nil {
+			root = cmd.SysProcAttr.Chroot
+		}
+		if diff := cmp.Diff([]string{"/usr/bin/env nvidia-smi", opts.DriverRoot}, []string{strings.Join(cmd.Args, " "), root}); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	}
+}
+
+// TestMPSDaemonOfADriverContainer: daemon and commands run in the driver's root, where the daemon's folders are shown to them.
+func TestMPSDaemonOfADriverContainer(t *testing.T) {
+	opts, calls := host(t)
+	of := driverAt(t, "usr/bin/env", "usr/bin/nvidia-cuda-mps-control")
+	opts.DriverRoot, opts.HostDriverRoot = of.DriverRoot, of.HostDriverRoot
+	if err := NewDriver(opts).Daemons.Start(t.Context(), Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}, ActiveThreadPercentage: 50}); err != nil {
+		t.Fatal(err)
+	}
+	const sees = " --property=BindPaths=DIR/mps/claim-1/shm:/run/nvidia/driver/dev/shm" +
+		" --property=BindPaths=DIR/mps/claim-1/pipe:/run/nvidia/driverDIR/mps/claim-1/pipe" +
+		" --property=BindPaths=DIR/mps/claim-1/log:/run/nvidia/driverDIR/mps/claim-1/log" +
+		" --setenv=CUDA_MPS_PIPE_DIRECTORY=DIR/mps/claim-1/pipe"
+	const program = " chroot /run/nvidia/driver /usr/bin/nvidia-cuda-mps-control"
+	const tell = "systemd-run --quiet --collect --wait --pipe" + sees + program
+	want := []string{
+		"systemd-run --quiet --collect --unit=stowage-mps-claim-1.service --description=NVIDIA MPS control daemon of Stowage" + sees +
+			" --setenv=CUDA_VISIBLE_DEVICES=GPU-1 --setenv=CUDA_MPS_LOG_DIRECTORY=DIR/mps/claim-1/log" + program + " -f",
+		tell, // not ready yet
+		tell, "mps: get_server_list",
+		tell, "mps: set_default_active_thread_percentage 50",
+	}
+	if diff := cmp.Diff(want, calls()); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+// TestMPSDaemonOfADriverInAFolder runs on the host, with the driver's libraries.
+func TestMPSDaemonOfADriverInAFolder(t *testing.T) {
+	opts, calls := host(t)
+	of := driverAt(t, "bin/nvidia-cuda-mps-control", "lib64/libcuda.so.1")
+	opts.DriverRoot = of.DriverRoot // the host sees it there too
+	program, err := os.ReadFile(filepath.Join(filepath.Dir(opts.MPSRoot), control))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(opts.DriverRoot, "bin", control), program, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := NewDriver(opts).Daemons.Start(t.Context(), Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}}); err != nil {
+		t.Fatal(err)
+	}
+	environment := " --setenv=LD_LIBRARY_PATH=" + opts.DriverRoot + "/lib64 --setenv=PATH=" + opts.DriverRoot + "/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+	want := []string{
+		"systemd-run --quiet --collect --unit=stowage-mps-claim-1.service --description=NVIDIA MPS control daemon of Stowage" +
+			" --property=BindPaths=DIR/mps/claim-1/shm:/dev/shm" + environment + " --setenv=CUDA_MPS_PIPE_DIRECTORY=DIR/mps/claim-1/pipe" +
+			" --setenv=CUDA_VISIBLE_DEVICES=GPU-1 --setenv=CUDA_MPS_LOG_DIRECTORY=DIR/mps/claim-1/log " + opts.DriverRoot + "/bin/nvidia-cuda-mps-control -f",
+		"nvidia-cuda-mps-control ", // not ready yet
+		"nvidia-cuda-mps-control ", "mps: get_server_list",
+	}
+	if diff := cmp.Diff(want, calls()); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+}
+
+// TestMPSWithoutItsProgramLeavesNothing: what is missing is said, and no folder made.
+func TestMPSWithoutItsProgramLeavesNothing(t *testing.T) {
+	opts, calls := host(t)
+	opts.DriverRoot = driverAt(t, "usr/bin/env").DriverRoot
+	err := NewDriver(opts).Daemons.Start(t.Context(), Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}})
+	if err == nil || !strings.Contains(err.Error(), "claim-1") || !strings.Contains(err.Error(), "has no nvidia-cuda-mps-control") {
+		t.Errorf("error %v", err)
+	}
+	if got := calls(); len(got) != 1 || got[0] != "" {
+		t.Errorf("calls %q", got)
+	}
+	if _, err := os.Stat(opts.MPSRoot); !os.IsNotExist(err) {
+		t.Errorf("its folder: %v", err)
+	}
+}
