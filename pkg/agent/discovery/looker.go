@@ -22,6 +22,10 @@ var ErrHung = errors.New("NVML does not answer")
 // which a call from an earlier time still hangs is not asked again: each such
 // call holds a thread.
 type Looker struct {
+	// Using, if it is not nil, is called before each call about a GPU, and done after it: such a call may outlive the
+	// look, and the library must not be closed under it.
+	Using func() (done func())
+
 	mu sync.Mutex
 	// hung has, by NVML's index, a channel that is closed when the call returns.
 	hung map[int]<-chan struct{}
@@ -35,7 +39,12 @@ func (l *Looker) ask(ctx context.Context, index int, lib nvml.Library, sysfs fs.
 	f := &found{gpu: GPU{Index: index}}
 	var answer error // once done is closed
 	done := make(chan struct{})
+	release := func() {}
+	if l.Using != nil {
+		release = l.Using()
+	}
 	go func() {
+		defer release()
 		defer close(done)
 		if answer = f.ask(lib); answer == nil {
 			f.askBus(sysfs)

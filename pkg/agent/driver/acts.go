@@ -71,7 +71,7 @@ func (h *Hardware) find(device string) (*discovery.Node, *discovery.GPU, *discov
 	if h.node == nil {
 		return nil, nil, nil, fmt.Errorf("the node's GPUs are not known: %w", h.reason)
 	}
-	if h.reason != nil && len(h.looking) == 0 {
+	if h.reason != nil && h.looked == nil {
 		return nil, nil, nil, fmt.Errorf("the node's GPUs cannot be reached: %w", h.reason)
 	}
 	gpu, offer, err := h.node.Find(device)
@@ -89,7 +89,7 @@ func (h *Hardware) On(ctx context.Context, gpu, uuid string, f func(nvml.Device)
 	}
 	done := make(chan error, 1)
 	go func() {
-		err := h.with(uuid, f)
+		err := h.with(ctx, uuid, f)
 		<-taken
 		done <- err
 	}()
@@ -106,35 +106,13 @@ func (h *Hardware) place(gpu string) chan struct{} {
 	return place.(chan struct{})
 }
 
-// pauseActs waits for what is being done to GPUs, and keeps anything more from being done until resume is called. It returns
-// false if something does not end in time.
-func (h *Hardware) pauseActs(ctx context.Context) (quiet bool, resume func()) {
-	var places []chan struct{}
-	quiet = true
-	h.acts.Range(func(_, place any) bool {
-		select {
-		case place.(chan struct{}) <- struct{}{}:
-			places = append(places, place.(chan struct{}))
-		case <-ctx.Done():
-			quiet = false
-		}
-		return quiet
-	})
-	return quiet, func() {
-		for _, place := range places {
-			<-place
-		}
+func (h *Hardware) with(ctx context.Context, uuid string, f func(nvml.Device) error) error {
+	lib, done, err := h.using(ctx)
+	if err != nil {
+		return err
 	}
-}
-
-func (h *Hardware) with(uuid string, f func(nvml.Device) error) error {
-	h.mu.Lock()
-	handle, reason := h.handle, h.reason
-	h.mu.Unlock()
-	if handle == nil {
-		return fmt.Errorf("the node's GPUs are not known: %w", reason)
-	}
-	device, err := handle.DeviceByUUID(uuid)
+	defer done()
+	device, err := lib.DeviceByUUID(uuid)
 	if err != nil {
 		return fmt.Errorf("NVML does not know %s: %w", uuid, err)
 	}
@@ -144,14 +122,15 @@ func (h *Hardware) with(uuid string, f func(nvml.Device) error) error {
 // BootID implements prepare.Hardware.
 func (h *Hardware) BootID() (string, error) {
 	h.mu.Lock()
-	handle := h.handle
+	lib := h.library
 	h.mu.Unlock()
-	if handle == nil {
-		// No library has been opened yet; opening one does not load it.
-		var err error
-		if handle, err = h.opts.Open(); err != nil {
-			return "", err
-		}
+	if lib != nil {
+		return lib.BootID()
+	}
+	// Opening a library does not load it.
+	handle, err := h.opts.Open()
+	if err != nil {
+		return "", err
 	}
 	return handle.BootID()
 }

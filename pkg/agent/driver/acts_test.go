@@ -44,25 +44,9 @@ func TestOneThingAtATimeIsDoneToAGPU(t *testing.T) {
 			t.Errorf("another GPU: %v", err)
 		}
 
-		// NVML is not closed under it.
-		pause, cancelPause := context.WithTimeout(ctx, time.Second)
-		defer cancelPause()
-		quiet, resume := h.pauseActs(pause)
-		resume()
-		if quiet {
-			t.Error("it is said that nothing is being done to a GPU")
-		}
 		close(release)
-		if quiet, resume = h.pauseActs(ctx); !quiet {
-			t.Error("something is still being done to a GPU")
-		}
-		go func() {
-			time.Sleep(time.Minute)
-			resume()
-		}()
-		start := time.Now()
-		if err := h.On(ctx, first, gpu.UUID, func(nvml.Device) error { return nil }); err != nil || time.Since(start) < time.Minute {
-			t.Errorf("during the pause: %v, after %v", err, time.Since(start))
+		if err := h.On(ctx, first, gpu.UUID, func(nvml.Device) error { return nil }); err != nil {
+			t.Errorf("after it has returned: %v", err)
 		}
 	})
 }

@@ -212,7 +212,7 @@ func TestACDIFileWhoseRecordIsLost(t *testing.T) {
 			t.Fatal(err)
 		}
 		stop := background(ctx, agent.watch)
-		time.Sleep(5 * time.Minute)
+		time.Sleep(5*time.Minute + 30*time.Second) // between two looks
 		want("while its pod has not ended", with)
 		r.do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 42, Kind: nvmlsim.ProcessCompute, MemoryMiB: 100}})
 		if err := errors.Join(api.CoreV1().Pods("default").Delete(ctx, "pod", metav1.DeleteOptions{}), api.ResourceV1().ResourceClaims("default").Delete(ctx, "lost", metav1.DeleteOptions{})); err != nil {

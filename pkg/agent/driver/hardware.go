@@ -45,9 +45,9 @@ type Hardware struct {
 	// acts has a place for each GPU, taken while something is done to it; see On.
 	acts sync.Map
 
-	mu     sync.Mutex
-	policy discovery.Policy
-	handle *nvml.Handle // the library with an open session, nil if none is
+	mu      sync.Mutex
+	policy  discovery.Policy
+	library *library // the open session, nil if none is
 	// stale tells that the session cannot be used any more: the driver has gone.
 	stale bool
 	bus   []string // the GPUs on the bus when the session was opened
@@ -55,7 +55,7 @@ type Hardware struct {
 	// known are the GPUs of an earlier look, or of an earlier agent.
 	known   []discovery.GPU
 	reason  error         // why no GPU can be asked; nil if they can
-	looked  chan struct{} // closed at the end of a look, and replaced
+	looked  chan struct{} // closed at the end of the look that is under way; nil if none is
 	changes []func(ctx context.Context, gpu string, was, is health.Verdict)
 	// occupied GPUs are held by a claim, named by its UID, that is not allocated any more.
 	occupied map[string]types.UID
@@ -73,7 +73,6 @@ func NewHardware(opts HardwareOptions) *Hardware {
 		opts:    opts,
 		again:   make(chan struct{}, 1),
 		looking: make(chan struct{}, 1),
-		looked:  make(chan struct{}),
 		reason:  errors.New("GPUs have not been looked for yet"),
 	}
 	h.monitor = health.NewMonitor(health.Options{
@@ -109,6 +108,9 @@ func (h *Hardware) Discover(ctx context.Context) (*discovery.Node, error) {
 	case <-ctx.Done():
 		return nil, fmt.Errorf("wait for NVML: %w", ctx.Err())
 	}
+	h.mu.Lock()
+	h.looked = make(chan struct{})
+	h.mu.Unlock()
 	done := make(chan error, 1)
 	go func() {
 		err := h.look(ctx)
@@ -131,12 +133,16 @@ func (h *Hardware) Discover(ctx context.Context) (*discovery.Node, error) {
 
 func (h *Hardware) look(ctx context.Context) error {
 	// 1. A session that can be used.
-	handle, renewed, err := h.session(ctx)
+	lib, renewed, err := h.session(ctx)
 	if err != nil {
 		return err
 	}
 	// 2. What is there now, with what has to be remembered.
-	node, err := h.looker.Discover(ctx, handle, handle.Sysfs)
+	h.looker.Using = func() (done func()) {
+		done, _ = lib.use() // only a look ends a session, and this is the one
+		return done
+	}
+	node, err := h.looker.Discover(ctx, lib, lib.Sysfs)
 	if err != nil {
 		h.noSession(err)
 		return fmt.Errorf("discover GPUs: %w", err)
@@ -154,14 +160,13 @@ func (h *Hardware) look(ctx context.Context) error {
 	h.mu.Unlock()
 	h.saveKnown(ctx)
 	// 3. Watch over it.
-	bootID, err := handle.BootID()
+	bootID, err := lib.BootID()
 	if err != nil {
 		return err
 	}
 	var targets []health.Target
 	for _, gpu := range node.GPUs {
-		targets = append(targets, target(handle, gpu))
-		h.place(gpu.Name)
+		targets = append(targets, target(lib, gpu))
 	}
 	if err := h.monitor.Watch(bootID, targets, renewed); err != nil {
 		klog.FromContext(ctx).Error(err, "Faults found by an earlier agent are not known")
@@ -178,23 +183,23 @@ func (h *Hardware) ended(ctx context.Context, err error) {
 	defer h.mu.Unlock()
 	h.reason = err
 	close(h.looked)
-	h.looked = make(chan struct{})
+	h.looked = nil
 }
 
 // session returns the open session, or opens one if there is none or if it does not see what is there. renewed tells that the driver was
 // loaded anew.
-func (h *Hardware) session(ctx context.Context) (handle *nvml.Handle, renewed bool, err error) {
+func (h *Hardware) session(ctx context.Context) (lib *library, renewed bool, err error) {
 	h.mu.Lock()
-	handle, stale, bus := h.handle, h.stale, h.bus
+	lib, stale, bus := h.library, h.stale, h.bus
 	h.mu.Unlock()
-	if handle != nil && !stale {
-		_, err := handle.DriverVersion()
-		if stale = err != nil; !stale && sameGPUs(bus, gpusOnBus(handle.Sysfs)) {
-			return handle, false, nil
+	if lib != nil && !stale {
+		_, err := lib.DriverVersion()
+		if stale = err != nil; !stale && sameGPUs(bus, gpusOnBus(lib.Sysfs)) {
+			return lib, false, nil
 		}
 	}
-	if handle != nil {
-		h.close(ctx, handle, stale)
+	if lib != nil {
+		h.close(ctx, lib, stale)
 	}
 	opened, err := h.opts.Open()
 	if err != nil {
@@ -207,26 +212,9 @@ func (h *Hardware) session(ctx context.Context) (handle *nvml.Handle, renewed bo
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.handle, h.bus = opened, bus
+	h.library, h.bus = newLibrary(opened), bus
 	renewed, h.stale = h.stale, false
-	return opened, renewed, nil
-}
-
-// close ends the session, if no call is under way in it: one that hangs may be for ever. What happens to a library that is closed
-// under a call is not known.
-func (h *Hardware) close(ctx context.Context, handle *nvml.Handle, stale bool) {
-	pause, cancel := context.WithTimeout(ctx, health.Deadline)
-	defer cancel()
-	quiet, resume := h.pauseActs(pause)
-	defer resume()
-	if !h.monitor.Pause(pause) || !quiet {
-		klog.FromContext(ctx).Info("NVML is opened anew while a call hangs: GPUs that were plugged in may not be seen")
-	} else if err := handle.Shutdown(); err != nil && !errors.Is(err, nvml.ErrNoSession) {
-		klog.FromContext(ctx).Error(err, "Close NVML")
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.handle, h.stale = nil, h.stale || stale
+	return h.library, renewed, nil
 }
 
 // noSession remembers that the session is over, if that is what the error says.
@@ -240,17 +228,22 @@ func (h *Hardware) noSession(err error) {
 
 // session names a GPU in an open session.
 type session struct {
-	handle *nvml.Handle
-	uuid   string
+	library *library
+	uuid    string
 }
 
 // target is the GPU as the monitor asks about it.
-func target(handle *nvml.Handle, gpu discovery.GPU) health.Target {
+func target(lib *library, gpu discovery.GPU) health.Target {
 	return health.Target{
 		Name:    gpu.Name,
-		Session: session{handle, gpu.UUID},
+		Session: session{lib, gpu.UUID},
 		Ask: func() (nvml.Readings, error) {
-			device, err := locate(handle, gpu)
+			done, ok := lib.use()
+			if !ok {
+				return nvml.Readings{}, health.ErrPaused
+			}
+			defer done()
+			device, err := locate(lib, gpu)
 			if err != nil {
 				return nvml.Readings{}, err
 			}
@@ -261,13 +254,34 @@ func target(handle *nvml.Handle, gpu discovery.GPU) health.Target {
 			return readings, nil
 		},
 		Listen: func() (nvml.Watch, error) {
-			device, err := locate(handle, gpu)
+			done, ok := lib.use()
+			if !ok {
+				return nil, health.ErrPaused
+			}
+			device, err := locate(lib, gpu)
 			if err != nil {
+				done()
 				return nil, err
 			}
-			return device.Watch()
+			watch, err := device.Watch()
+			if err != nil {
+				done()
+				return nil, err
+			}
+			return usingWatch{watch, done}, nil
 		},
 	}
+}
+
+// usingWatch keeps its session open until it is closed.
+type usingWatch struct {
+	nvml.Watch
+	done func()
+}
+
+func (w usingWatch) Close() error {
+	defer w.done()
+	return w.Watch.Close()
 }
 
 // locate checks that the GPU at the PCI address still is the one with the UUID.
@@ -290,23 +304,20 @@ func locate(lib nvml.Library, gpu discovery.GPU) (nvml.Device, error) {
 	return device, nil
 }
 
-// NVML returns the library that GPUs were found with, in go-nvml's terms; nil while none is open.
+// NVML returns the library that GPUs were found with, in go-nvml's terms; nil while none is open. Who uses it opens a session of its own.
 func (h *Hardware) NVML() gonvml.Interface {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.handle == nil {
+	if h.library == nil {
 		return nil
 	}
-	return h.handle.Raw
+	return h.library.Raw
 }
 
 // underWay returns a channel that is closed at the end of the look that is under way, nil if none is.
 func (h *Hardware) underWay() <-chan struct{} {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if len(h.looking) == 0 {
-		return nil
-	}
 	return h.looked
 }
 
@@ -365,9 +376,9 @@ func (h *Hardware) SetOccupied(gpus map[string]types.UID) (changed bool) {
 // Processes counts those that use a GPU, or a part of it. On one that is lost there are none.
 func (h *Hardware) Processes(ctx context.Context, gpu string) (int, error) {
 	h.mu.Lock()
-	handle, node := h.handle, h.node
+	node := h.node
 	h.mu.Unlock()
-	if handle == nil || node == nil {
+	if node == nil {
 		return 0, errors.New("the node's GPUs are not known")
 	}
 	i := slices.IndexFunc(node.GPUs, func(g discovery.GPU) bool { return g.Name == gpu })
@@ -379,13 +390,18 @@ func (h *Hardware) Processes(ctx context.Context, gpu string) (int, error) {
 		// Another call would hang as well, and hold another thread.
 		return 0, fmt.Errorf("GPU %s: %s", gpu, verdict.Message())
 	}
+	lib, done, err := h.using(ctx)
+	if err != nil {
+		return 0, fmt.Errorf("GPU %s: %w", gpu, err)
+	}
 	type answer struct {
 		n   int
 		err error
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		device, err := locate(handle, node.GPUs[i])
+		defer done()
+		device, err := locate(lib, node.GPUs[i])
 		var processes []nvml.Process
 		if err == nil {
 			processes, err = device.Processes()
