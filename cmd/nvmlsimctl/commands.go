@@ -114,11 +114,14 @@ func (c *client) faultCommands() []*cobra.Command {
 	xid.Flags().StringVar(&instance, "instance", "", "MIG device that it is about, as GPU instance/compute instance")
 
 	ecc := &nvmlsim.CountECC{}
+	var eccInstance string
 	eccCommand := c.action("ecc GPU", "Count memory errors", 1, func(args []string) (nvmlsim.Command, error) {
-		ecc.GPU = args[0]
-		return ecc, nil
+		at, err := parseInstance(eccInstance)
+		ecc.GPU, ecc.Instance = args[0], at
+		return ecc, err
 	})
 	eccCommand.Flags().Uint64Var(&ecc.Corrected, "corrected", 0, "number of single bit errors")
+	eccCommand.Flags().StringVar(&eccInstance, "instance", "", "MIG device that has them, as GPU instance/compute instance")
 	eccCommand.Flags().Uint64Var(&ecc.Uncorrected, "uncorrected", 0, "number of double bit errors")
 
 	rows := &nvmlsim.RemapRows{}

@@ -7,9 +7,11 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/google/go-cmp/cmp"
 	"github.com/spf13/cobra"
 	"sigs.k8s.io/yaml"
@@ -104,6 +106,7 @@ func TestEveryCommandDoesWhatItSays(t *testing.T) {
 		{"mig enable 2", 2, func(g nvmlsim.GPUState) any { return g.MIG }, true},
 		{"mig create 2 1g.20gb --start 4", 2, func(g nvmlsim.GPUState) any { return g.Instances[0].Start }, uint32(4)},
 		{"proc add 2 78 --instance 5/0", 2, func(g nvmlsim.GPUState) any { return *g.Processes[0].Instance }, nvmlsim.Instance{GPU: 5}},
+		{"ecc 2 --uncorrected 1 --instance 5/0", 2, func(g nvmlsim.GPUState) any { return g.Health.Volatile }, nvmlsim.ECCCounts{Uncorrected: 1}},
 		{"proc rm 2 78", 2, func(g nvmlsim.GPUState) any { return len(g.Processes) }, 0},
 		{"mig destroy 2 5", 2, func(g nvmlsim.GPUState) any { return len(g.Instances) }, 0},
 		{"mig create 2 2g.20gb --start 0 --compute 1,1", 2, func(g nvmlsim.GPUState) any { return len(g.Instances[0].Compute) }, 2},
@@ -118,6 +121,11 @@ func TestEveryCommandDoesWhatItSays(t *testing.T) {
 		if diff := cmp.Diff(step.want, step.got(gpus(state(t, socket).GPUs)[step.gpu])); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", step.args, diff)
 		}
+	}
+	if events := state(t, socket).Events; !slices.ContainsFunc(events, func(e nvmlsim.Event) bool {
+		return e.GPU == 2 && e.Type == nvml.EventTypeDoubleBitEccError && e.Instance != nil && *e.Instance == nvmlsim.Instance{GPU: 5}
+	}) {
+		t.Errorf("no event tells whose memory error it was: %v", events)
 	}
 	if _, err := ctl(t, socket, "xid", "1", "79"); err != nil {
 		t.Error(err)
@@ -164,6 +172,8 @@ func TestBadInputIsNamed(t *testing.T) {
 		"process that is none":  {socket, "proc add 0 x", `PID "x"`},
 		"process to end":        {socket, "proc rm 0 x", `PID "x"`},
 		"instance that is none": {socket, "proc add 0 1 --instance 7", `--instance "7"`},
+		"ECC of no instance":    {socket, "ecc 0 --uncorrected 1 --instance 7/0", "instance: 7/0: there is no such compute instance"},
+		"ECC of half of one":    {socket, "ecc 0 --uncorrected 1 --instance 7", `--instance "7"`},
 		"half an instance":      {socket, "xid 0 43 --instance /1", `--instance "/1"`},
 		"instance to destroy":   {socket, "mig destroy 0 all", `INSTANCE "all"`},
 		"start below the first": {socket, "mig create 0 1g.10gb --start -1", "--start -1"},

@@ -25,17 +25,28 @@ func (c *RaiseXID) do(m *Machine, s *State) (Result, error) {
 		return Result{}, err
 	case c.Code == 0 || c.Code > 1000:
 		return Result{}, fmt.Errorf("code: %d: want an XID from 1 to 1000", c.Code)
-	case c.Instance != nil && (g.instance(c.Instance.GPU) == nil || g.instance(c.Instance.GPU).compute(c.Instance.Compute) == nil):
-		return Result{}, fmt.Errorf("instance: %d/%d: there is no such compute instance", c.Instance.GPU, c.Instance.Compute)
+	}
+	if err := g.has(c.Instance); err != nil {
+		return Result{}, err
 	}
 	s.emit(Event{GPU: i, Type: nvml.EventTypeXidCriticalError, Data: c.Code, Instance: c.Instance})
 	return Result{}, nil
+}
+
+// has says that there is no such compute instance; nil, for the whole GPU, always is.
+func (g *GPUState) has(i *Instance) error {
+	if i != nil && (g.instance(i.GPU) == nil || g.instance(i.GPU).compute(i.Compute) == nil) {
+		return fmt.Errorf("instance: %d/%d: there is no such compute instance", i.GPU, i.Compute)
+	}
+	return nil
 }
 
 // CountECC adds memory errors, and reports them.
 type CountECC struct {
 	GPU string `json:"gpu"`
 	ECCCounts
+	// Instance that has them, nil for the whole GPU, whose counters count them in any case.
+	Instance *Instance `json:"instance,omitempty"`
 }
 
 // Name implements Command.
@@ -51,15 +62,18 @@ func (c *CountECC) do(m *Machine, s *State) (Result, error) {
 	case c.Corrected == 0 && c.Uncorrected == 0:
 		return Result{}, errors.New("corrected, uncorrected: 0: want a number of errors")
 	}
+	if err := g.has(c.Instance); err != nil {
+		return Result{}, err
+	}
 	for _, counts := range []*ECCCounts{&g.Health.Volatile, &g.Health.Aggregate} {
 		counts.Corrected += c.Corrected
 		counts.Uncorrected += c.Uncorrected
 	}
 	if c.Corrected > 0 {
-		s.emit(Event{GPU: i, Type: nvml.EventTypeSingleBitEccError})
+		s.emit(Event{GPU: i, Type: nvml.EventTypeSingleBitEccError, Instance: c.Instance})
 	}
 	if c.Uncorrected > 0 {
-		s.emit(Event{GPU: i, Type: nvml.EventTypeDoubleBitEccError})
+		s.emit(Event{GPU: i, Type: nvml.EventTypeDoubleBitEccError, Instance: c.Instance})
 	}
 	return Result{}, nil
 }

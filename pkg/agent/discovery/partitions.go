@@ -164,6 +164,26 @@ func (g *GPU) made(profile *nvml.MIGProfile, instance *nvml.GPUInstance) []Offer
 	return offers
 }
 
+// InstanceOf returns the MIG device that an offer is, as it was found; nil for the whole GPU, and for a partition that is not made.
+func (g *GPU) InstanceOf(offer *Offer) *nvml.Instance {
+	p := offer.Partition
+	if p == nil {
+		return nil
+	}
+	i := slices.IndexFunc(g.MIGInstances, func(i nvml.GPUInstance) bool { return i.ProfileID == p.Profile.ID && i.Placement == p.At })
+	if i < 0 {
+		return nil
+	}
+	found := &g.MIGInstances[i]
+	for _, device := range found.Devices {
+		// One that an administrator has made is known, and one that is made for a claim has all of its GPU instance.
+		if device.UUID == p.UUID || p.UUID == "" && len(found.Devices) == 1 {
+			return &nvml.Instance{GPU: found.ID, Compute: device.ComputeInstance}
+		}
+	}
+	return &nvml.Instance{GPU: found.ID, Compute: nvml.AllCompute}
+}
+
 func (g *GPU) partition(profile *nvml.MIGProfile, at nvml.Placement, uuid string) Offer {
 	return Offer{
 		Name:      fmt.Sprintf("%s-mig-%s-%d", g.Name, profileLabel.Replace(profile.Name), at.Start),

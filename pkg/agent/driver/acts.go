@@ -89,7 +89,7 @@ func (h *Hardware) On(ctx context.Context, gpu, uuid string, f func(nvml.Device)
 	}
 	done := make(chan error, 1)
 	go func() {
-		err := h.with(ctx, uuid, f)
+		err := h.with(ctx, gpu, uuid, f)
 		<-taken
 		done <- err
 	}()
@@ -106,7 +106,7 @@ func (h *Hardware) place(gpu string) chan struct{} {
 	return place.(chan struct{})
 }
 
-func (h *Hardware) with(ctx context.Context, uuid string, f func(nvml.Device) error) error {
+func (h *Hardware) with(ctx context.Context, gpu, uuid string, f func(nvml.Device) error) error {
 	lib, done, err := h.using(ctx)
 	if err != nil {
 		return err
@@ -116,7 +116,30 @@ func (h *Hardware) with(ctx context.Context, uuid string, f func(nvml.Device) er
 	if err != nil {
 		return fmt.Errorf("NVML does not know %s: %w", uuid, err)
 	}
-	return f(device)
+	ended := func(gone nvml.Instance) { h.monitor.Ended(context.WithoutCancel(ctx), gpu, gone) }
+	return f(endingDevice{device, ended})
+}
+
+// endingDevice tells of MIG devices that are destroyed, so that nothing of them is taken for a fault of the next ones with their IDs.
+type endingDevice struct {
+	nvml.Device
+	ended func(nvml.Instance)
+}
+
+func (d endingDevice) DestroyComputeInstance(instance, compute uint32) error {
+	err := d.Device.DestroyComputeInstance(instance, compute)
+	if err == nil {
+		d.ended(nvml.Instance{GPU: instance, Compute: compute})
+	}
+	return err
+}
+
+func (d endingDevice) DestroyGPUInstance(instance uint32) error {
+	err := d.Device.DestroyGPUInstance(instance)
+	if err == nil {
+		d.ended(nvml.Instance{GPU: instance, Compute: nvml.AllCompute})
+	}
+	return err
 }
 
 // BootID implements prepare.Hardware.

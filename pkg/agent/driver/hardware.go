@@ -142,11 +142,13 @@ func (h *Hardware) look(ctx context.Context) error {
 		done, _ = lib.use() // only a look ends a session, and this is the one
 		return done
 	}
+	began := h.opts.Clock.Now()
 	node, err := h.looker.Discover(ctx, lib, lib.Sysfs)
 	if err != nil {
 		h.noSession(err)
 		return fmt.Errorf("discover GPUs: %w", err)
 	}
+	answered := node.GPUs
 	h.mu.Lock()
 	if h.known == nil {
 		h.known = h.loadKnown(ctx)
@@ -170,6 +172,11 @@ func (h *Hardware) look(ctx context.Context) error {
 	}
 	if err := h.monitor.Watch(bootID, targets, renewed); err != nil {
 		klog.FromContext(ctx).Error(err, "Faults found by an earlier agent are not known")
+	}
+	for _, gpu := range answered {
+		if gpu.MIG != nil { // otherwise its instances are not known, or it cannot have any
+			h.monitor.Partitioned(ctx, gpu.Name, began, gpu.MIGInstances)
+		}
 	}
 	return nil
 }
@@ -335,7 +342,7 @@ func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResourc
 			devices := p.Slices[s].Devices
 			for d := range devices {
 				gpu := h.gpuOf(devices[d].Name)
-				devices[d].Taints = append(devices[d].Taints, taints(h.monitor.Of(gpu, nil))...)
+				devices[d].Taints = append(devices[d].Taints, taints(h.Health(devices[d].Name))...)
 				if claim, ok := occupied[gpu]; ok {
 					devices[d].Taints = append(devices[d].Taints, occupiedTaint(claim))
 				}
@@ -345,9 +352,26 @@ func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResourc
 	return resources, true
 }
 
-// Health is the verdict on a published device: that of its GPU, whose name its own begins with.
+// Health is the verdict on a published device. A partition that is not made has what the whole GPU has.
 func (h *Hardware) Health(device string) health.Verdict {
-	return h.monitor.Of(h.gpuOf(device), nil)
+	if gpu, instance := h.instanceOf(device); instance != nil {
+		return h.monitor.Of(gpu, instance)
+	}
+	return h.monitor.Whole(h.gpuOf(device))
+}
+
+// instanceOf returns the MIG device, and its GPU, that a published device was at the last look; nil if it is none.
+func (h *Hardware) instanceOf(device string) (gpu string, instance *nvml.Instance) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.node == nil {
+		return "", nil
+	}
+	found, offer, err := h.node.Find(device)
+	if err != nil {
+		return "", nil
+	}
+	return found.Name, found.InstanceOf(offer)
 }
 
 func (h *Hardware) gpuOf(device string) string {
@@ -419,18 +443,25 @@ func (h *Hardware) Processes(ctx context.Context, gpu string) (int, error) {
 	}
 }
 
-// names of the GPUs.
-func (h *Hardware) names() []string {
+// devices are the GPUs by name, each with its MIG devices that there are, by the name that they are published with.
+func (h *Hardware) devices() map[string]map[string]*nvml.Instance {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	if h.node == nil {
 		return nil
 	}
-	var names []string
-	for _, gpu := range h.node.GPUs {
-		names = append(names, gpu.Name)
+	devices := map[string]map[string]*nvml.Instance{}
+	for i := range h.node.GPUs {
+		gpu := &h.node.GPUs[i]
+		partitions := map[string]*nvml.Instance{}
+		for o := range gpu.Offers {
+			if instance := gpu.InstanceOf(&gpu.Offers[o]); instance != nil {
+				partitions[gpu.Offers[o].Name] = instance
+			}
+		}
+		devices[gpu.Name] = partitions
 	}
-	return names
+	return devices
 }
 
 // Watch keeps an eye on all GPUs until ctx ends.

@@ -103,8 +103,8 @@ func gpuDesc(name, help string, labels ...string) *metrics.Desc {
 }
 
 var (
-	healthDesc      = gpuDesc("device_health", "1 for the health that a GPU has, 0 for the others (Healthy, Unhealthy, Unknown).", "health")
-	faultDesc       = gpuDesc("device_fault", "1 for each fault that a GPU has, by reason, and by whether somebody has to act (permanent).", "reason", "permanent")
+	healthDesc      = gpuDesc("device_health", "1 for the health that a GPU, or a MIG device that there is, has, 0 for the others (Healthy, Unhealthy, Unknown).", "health")
+	faultDesc       = gpuDesc("device_fault", "1 for each fault that a GPU, or a MIG device that there is, has, by reason, and by whether somebody has to act (permanent).", "reason", "permanent")
 	temperatureDesc = gpuDesc("gpu_temperature_celsius", "Temperature of a GPU.")
 	powerDesc       = gpuDesc("gpu_power_watts", "Power that a GPU draws.")
 	eccDesc         = gpuDesc("gpu_ecc_errors_total", "Memory errors since the driver was loaded, by kind (corrected, uncorrected).", "kind")
@@ -127,8 +127,7 @@ func (c *gpuCollector) CollectWithStability(ch chan<- metrics.Metric) {
 	gauge := func(desc *metrics.Desc, value float64, labels ...string) {
 		ch <- metrics.NewLazyConstMetric(desc, metrics.GaugeValue, value, labels...)
 	}
-	for _, name := range h.names() {
-		verdict := h.monitor.Of(name, nil)
+	judge := func(name string, verdict health.Verdict) {
 		for _, status := range []health.Status{health.Healthy, health.Unhealthy, health.Unknown} {
 			value := 0.0
 			if verdict.Status == status {
@@ -142,6 +141,12 @@ func (c *gpuCollector) CollectWithStability(ch chan<- metrics.Metric) {
 				gauge(faultDesc, 1, name, string(fault.Reason), permanent)
 			}
 			seen[fault.Reason] = true
+		}
+	}
+	for name, partitions := range h.devices() {
+		judge(name, h.monitor.Whole(name))
+		for device, instance := range partitions {
+			judge(device, h.monitor.Of(name, instance))
 		}
 		r := h.monitor.Readings(name)
 		if r.TemperatureC != nil {

@@ -218,11 +218,15 @@ func (g *gpu) listenOnce(ctx context.Context, target Target, stop <-chan struct{
 // observe enters something that was seen in the state, and tells everybody what has changed by it.
 func (g *gpu) observe(ctx context.Context, enter func(now time.Time, s *State)) {
 	g.mu.Lock()
-	was := g.state.Of(nil)
+	was, explained, explaining := g.state.Of(nil), g.state.explained, g.state.explaining
 	enter(g.monitor.opts.Clock.Now(), &g.state)
 	is := g.state.Of(nil)
+	accounted := explained != g.state.explained || explaining != g.state.explaining
 	g.mu.Unlock()
 	if was.equal(&is) {
+		if accounted {
+			g.save(ctx)
+		}
 		if was.Asked.IsZero() {
 			g.monitor.wake()
 		}
@@ -246,6 +250,12 @@ func (g *gpu) verdict(instance *nvml.Instance) Verdict {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.state.Of(instance)
+}
+
+func (g *gpu) whole() Verdict {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	return g.state.Whole()
 }
 
 // save writes the record of the state as it is now.

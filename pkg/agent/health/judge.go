@@ -24,10 +24,11 @@ var recoveryActions = map[uint32]struct{ word, text string }{
 const marginC = 5
 
 // judge returns what the readings say is wrong with the whole GPU, and the reasons on which they say something at all: of what the GPU
-// or its driver does not tell nothing is concluded. hot tells that the GPU was too hot before, which makes the margin count.
+// or its driver does not tell nothing is concluded. hot tells that the GPU was too hot before, which makes the margin count; explained memory
+// errors are those of MIG devices.
 //
 // The generation of the PCIe link is not judged, because an idle GPU lowers it to save power.
-func judge(r nvml.Readings, hot bool) (faults []Fault, judged []Reason) {
+func judge(r nvml.Readings, hot bool, explained uint64) (faults []Fault, judged []Reason) {
 	about := func(reason Reason, known, bad bool, value, message string) {
 		if !known {
 			return
@@ -52,7 +53,7 @@ func judge(r nvml.Readings, hot bool) (faults []Fault, judged []Reason) {
 		// A driver that does not know answers 0.
 		about(PCIe, l.Width > 0 && l.MaxWidth > 0, l.Width < l.MaxWidth, fmt.Sprintf("x%d", l.Width), fmt.Sprintf("the PCIe link has %d of %d lanes", l.Width, l.MaxWidth))
 	}
-	about(ECC, r.ECC != nil, r.ECC != nil && r.ECC.Uncorrected > 0, "", "the memory has had errors that could not be corrected since the driver was loaded")
+	about(ECC, r.ECC != nil, r.ECC != nil && r.ECC.Uncorrected > explained, "", "the memory has had errors that could not be corrected since the driver was loaded")
 	about(RowFailed, r.Rows != nil, r.Rows != nil && r.Rows.Failed, "", "a bad row of the memory could not be replaced: the GPU has to be exchanged")
 	about(RowPending, r.Rows != nil, r.Rows != nil && r.Rows.Pending, "", "a bad row of the memory is replaced with the next reset of the GPU")
 	if a := r.RecoveryAction; a != nil {

@@ -200,31 +200,52 @@ func (m *Monitor) look() {
 
 // Check asks NVML about a GPU now, or joins who does. The error says why it did not answer as it should.
 func (m *Monitor) Check(ctx context.Context, name string) error {
-	m.mu.Lock()
-	g := m.gpus[name]
-	m.mu.Unlock()
+	g := m.gpu(name)
 	if g == nil {
 		return fmt.Errorf("GPU %s is not watched", name)
 	}
 	return g.ask(ctx)
 }
 
-// Of returns the verdict on a GPU, or on one MIG device of it; Unknown for one that is not watched.
+// Of returns the verdict on everything about a GPU, or on one MIG device of it; Unknown for one that is not watched.
 func (m *Monitor) Of(name string, instance *nvml.Instance) Verdict {
-	m.mu.Lock()
-	g := m.gpus[name]
-	m.mu.Unlock()
-	if g == nil {
-		return Verdict{Status: Unknown}
+	if g := m.gpu(name); g != nil {
+		return g.verdict(instance)
 	}
-	return g.verdict(instance)
+	return Verdict{Status: Unknown}
+}
+
+// Whole returns the verdict on a GPU without what is wrong with single MIG devices; Unknown for one that is not watched.
+func (m *Monitor) Whole(name string) Verdict {
+	if g := m.gpu(name); g != nil {
+		return g.whole()
+	}
+	return Verdict{Status: Unknown}
+}
+
+// Partitioned tells which GPU instances a GPU had at that time.
+func (m *Monitor) Partitioned(ctx context.Context, name string, at time.Time, instances []nvml.GPUInstance) {
+	if g := m.gpu(name); g != nil {
+		g.observe(ctx, func(_ time.Time, s *State) { s.Partitioned(at, instances) })
+	}
+}
+
+// Ended tells that a MIG device, or all of a GPU instance (nvml.AllCompute), has been destroyed.
+func (m *Monitor) Ended(ctx context.Context, name string, gone nvml.Instance) {
+	if g := m.gpu(name); g != nil {
+		g.observe(ctx, func(_ time.Time, s *State) { s.Ended(gone) })
+	}
+}
+
+func (m *Monitor) gpu(name string) *gpu {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.gpus[name]
 }
 
 // Readings are a GPU's last.
 func (m *Monitor) Readings(name string) nvml.Readings {
-	m.mu.Lock()
-	g := m.gpus[name]
-	m.mu.Unlock()
+	g := m.gpu(name)
 	if g == nil {
 		return nvml.Readings{}
 	}

@@ -14,12 +14,15 @@ type record struct {
 	Version int     `json:"version"`
 	BootID  string  `json:"bootID"`
 	Faults  []Fault `json:"faults"`
+	// ExplainedECC errors are those of MIG devices, Explaining that all up to the next reading are.
+	ExplainedECC uint64 `json:"explainedECC,omitempty"`
+	Explaining   bool   `json:"explaining,omitempty"`
 }
 
 // encode returns the faults that count.
 func (s *State) encode(bootID string) ([]byte, error) {
 	faults := slices.DeleteFunc(slices.Clone(s.faults), func(f Fault) bool { return !f.counts() })
-	return json.MarshalIndent(record{Version: recordVersion, BootID: bootID, Faults: faults}, "", "  ")
+	return json.MarshalIndent(record{Version: recordVersion, BootID: bootID, Faults: faults, ExplainedECC: s.explained, Explaining: s.explaining}, "", "  ")
 }
 
 // decode reads a record. One of an earlier boot holds nothing that is still known: what is still so will be seen.
@@ -34,7 +37,7 @@ func decode(data []byte, bootID string) (State, error) {
 	if r.BootID != bootID {
 		return State{}, nil
 	}
-	var s State
+	s := State{explained: r.ExplainedECC, explaining: r.Explaining}
 	for _, f := range r.Faults {
 		if _, ok := rules[f.Reason]; !ok || f.Since.IsZero() {
 			return State{}, fmt.Errorf("faults: reason %q since %s: no such fault", f.Reason, f.Since)

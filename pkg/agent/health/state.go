@@ -21,6 +21,9 @@ type State struct {
 	readings nvml.Readings
 	// quiet tells that the last readings say that nothing is to be done to the GPU; false also if the driver does not say.
 	quiet bool
+	// explained is how many of the counted memory errors are those of MIG devices. explaining: all up to the next reading are.
+	explained  uint64
+	explaining bool
 }
 
 // Answered: NVML has answered for the GPU.
@@ -28,7 +31,21 @@ func (s *State) Answered(now time.Time, r nvml.Readings) {
 	s.asked, s.readings = now, r
 	s.quiet = r.RecoveryAction != nil && *r.RecoveryAction == 0
 	hot := slices.ContainsFunc(s.faults, func(f Fault) bool { return f.Reason == Temperature && f.counts() })
-	present, judged := judge(r, hot)
+	if r.ECC != nil {
+		if s.explaining {
+			s.explained, s.explaining = r.ECC.Uncorrected, false
+		}
+		s.explained = min(s.explained, r.ECC.Uncorrected) // the driver has set the counter back
+	}
+	present, judged := judge(r, hot, s.explained)
+	if r.ECC != nil && r.ECC.Uncorrected > 0 {
+		// Those of MIG devices stand as long as the counter does.
+		for _, f := range s.faults {
+			if f.Reason == ECC && f.Instance != nil {
+				present = append(present, f)
+			}
+		}
+	}
 	judged = append(judged, Lost, Hung, NoAnswer, NoDriver)
 	if s.quiet {
 		// The driver would say if something had to be done. An older driver doesn't, and then an XID stands until it is loaded anew.
@@ -66,30 +83,76 @@ func (s *State) Silent(now, began time.Time) {
 
 // Happened: NVML has told of an event.
 func (s *State) Happened(now time.Time, e nvml.Event) {
+	instance := e.Instance
+	if e.Kind == nvml.EventXID && wholeXIDs[e.Data] {
+		instance = nil
+	}
 	var fault *Fault
-	switch e.Kind {
-	case nvml.EventXID:
+	switch {
+	case instance != nil && (e.Kind == nvml.EventDoubleBitECC || e.Kind == nvml.EventXID && memoryXIDs[e.Data]):
+		fault = &Fault{Reason: ECC, Message: "the memory has had errors that could not be corrected"}
+		s.explain(now)
+	case e.Kind == nvml.EventXID:
 		fault = faultOfXID(e.Data)
-	case nvml.EventDoubleBitECC:
+	case e.Kind == nvml.EventDoubleBitECC && s.readings.ECC == nil: // otherwise the counter will tell, and tell when it is over
 		fault = &Fault{Reason: XID, Value: fmt.Sprint(xidDoubleBit), Message: fmt.Sprintf("XID %d: %s", xidDoubleBit, xidTexts[xidDoubleBit])}
-		if s.readings.ECC != nil {
-			// The counter will tell, and tell when it is over.
-			fault = nil
-		}
 	}
 	if fault == nil {
 		return
 	}
-	if fault.Reason != Lost {
-		fault.Instance = e.Instance
+	if instance != nil {
+		fault.Instance = instance
+		fault.Message += " (" + describe(instance) + ")"
 	}
 	s.put(now, *fault)
 	s.sort()
 }
 
-// Renewed: the driver was loaded anew, or the machine started anew. What was latched is over; the rest will be seen again if it is still so.
+// explain accounts the memory errors up to the next reading, and such as were read just before they were told, to a MIG device.
+func (s *State) explain(now time.Time) {
+	s.explaining = true
+	s.faults = slices.DeleteFunc(s.faults, func(f Fault) bool {
+		return f.Reason == ECC && f.Instance == nil && now.Sub(f.seen) <= PollInterval
+	})
+}
+
+// describe names MIG devices, for messages.
+func describe(i *nvml.Instance) string {
+	if i.Compute == nvml.AllCompute {
+		return fmt.Sprintf("MIG GPU instance %d", i.GPU)
+	}
+	return fmt.Sprintf("MIG device %d/%d", i.GPU, i.Compute)
+}
+
+// Ended: the MIG device, or all of a GPU instance (nvml.AllCompute), has been destroyed. What was wrong with it is not wrong with one
+// that is made in its place and gets its IDs: what is wrong with the place itself shows in the readings of the GPU.
+func (s *State) Ended(gone nvml.Instance) {
+	s.faults = slices.DeleteFunc(s.faults, func(f Fault) bool { return f.Instance != nil && within(*f.Instance, gone) })
+}
+
+// within tells whether a is b, or in the GPU instance b.
+func within(a, b nvml.Instance) bool {
+	return a.GPU == b.GPU && (a.Compute == b.Compute || b.Compute == nvml.AllCompute)
+}
+
+// Partitioned: there were these GPU instances at that time. What was seen of others before is over with them.
+func (s *State) Partitioned(at time.Time, instances []nvml.GPUInstance) {
+	s.faults = slices.DeleteFunc(s.faults, func(f Fault) bool {
+		return f.Instance != nil && f.seen.Before(at) && !exists(*f.Instance, instances)
+	})
+}
+
+func exists(i nvml.Instance, instances []nvml.GPUInstance) bool {
+	return slices.ContainsFunc(instances, func(g nvml.GPUInstance) bool {
+		return g.ID == i.GPU && (i.Compute == nvml.AllCompute || slices.ContainsFunc(g.Devices, func(d nvml.MIGDevice) bool { return d.ComputeInstance == i.Compute }))
+	})
+}
+
+// Renewed: the driver was loaded anew, or the machine started anew, which also ends all MIG devices. What was latched is over; the rest will
+// be seen again if it is still so.
 func (s *State) Renewed() {
-	s.faults = slices.DeleteFunc(s.faults, func(f Fault) bool { return f.Reason == XID || f.Reason == NoDriver })
+	s.explained, s.explaining = 0, false
+	s.faults = slices.DeleteFunc(s.faults, func(f Fault) bool { return f.Reason == XID || f.Reason == NoDriver || f.Instance != nil })
 }
 
 // step enters what is present, and lets go of what was judged and is not.
@@ -161,13 +224,22 @@ type Verdict struct {
 	Asked time.Time
 }
 
-// Of returns the verdict on a device of the GPU: one MIG device, or, for nil, the GPU as a whole, whose verdict holds every fault. What is
+// Of returns the verdict on a device of the GPU: one MIG device, or, for nil, on everything, which holds every fault. What is
 // wrong with the whole GPU is wrong with each of its MIG devices; what is wrong with one of them is not wrong with the others. A fault of
 // a GPU instance (nvml.AllCompute) is one of all devices in it.
 func (s *State) Of(instance *nvml.Instance) Verdict {
+	return s.verdict(func(f *Fault) bool { return concerns(f.Instance, instance) })
+}
+
+// Whole returns the verdict on the GPU as a whole, without what is wrong with single MIG devices.
+func (s *State) Whole() Verdict {
+	return s.verdict(func(f *Fault) bool { return f.Instance == nil })
+}
+
+func (s *State) verdict(about func(*Fault) bool) Verdict {
 	v := Verdict{Status: Healthy, Asked: s.asked}
 	for _, f := range s.faults {
-		if !f.counts() || !concerns(f.Instance, instance) {
+		if !f.counts() || !about(&f) {
 			continue
 		}
 		v.Faults = append(v.Faults, f)

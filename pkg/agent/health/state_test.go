@@ -38,6 +38,14 @@ func xid(code uint64, on *nvml.Instance) seen {
 	}
 }
 
+func doubleBit(on *nvml.Instance) seen {
+	return func(now time.Time, s *State) { s.Happened(now, nvml.Event{Kind: nvml.EventDoubleBitECC, Instance: on}) }
+}
+
+func uncorrected(n uint64) seen {
+	return answered(with(func(r *nvml.Readings) { r.ECC.Uncorrected = n }))
+}
+
 var start = time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
 
 // told is what others are told of the GPU: its status and the faults as reason=value.
@@ -217,11 +225,26 @@ func TestAFaultIsThatOfItsPartition(t *testing.T) {
 		// Told of the GPU, the first partition, its sibling in the same GPU instance, the second partition.
 		want [4]string
 	}{
-		"of one":              {xid(74, first), [4]string{"Unhealthy xid=74", "Unhealthy xid=74", "Healthy", "Healthy"}},
-		"of a GPU instance":   {xid(74, &nvml.Instance{GPU: 1, Compute: nvml.AllCompute}), [4]string{"Unhealthy xid=74", "Unhealthy xid=74", "Unhealthy xid=74", "Healthy"}},
-		"of the GPU":          {xid(74, nil), [4]string{"Unhealthy xid=74", "Unhealthy xid=74", "Unhealthy xid=74", "Unhealthy xid=74"}},
-		"of an application":   {xid(13, first), [4]string{"Healthy", "Healthy", "Healthy", "Healthy"}},
-		"a lost GPU is whole": {xid(79, first), [4]string{"Unhealthy gpu-lost", "Unhealthy gpu-lost", "Unhealthy gpu-lost", "Unhealthy gpu-lost"}},
+		"of one":                                 {xid(46, first), [4]string{"Unhealthy xid=46", "Unhealthy xid=46", "Healthy", "Healthy"}},
+		"of a GPU instance":                      {xid(46, &nvml.Instance{GPU: 1, Compute: nvml.AllCompute}), [4]string{"Unhealthy xid=46", "Unhealthy xid=46", "Unhealthy xid=46", "Healthy"}},
+		"of the GPU":                             {xid(46, nil), [4]string{"Unhealthy xid=46", "Unhealthy xid=46", "Unhealthy xid=46", "Unhealthy xid=46"}},
+		"of an application":                      {xid(13, first), [4]string{"Healthy", "Healthy", "Healthy", "Healthy"}},
+		"a lost GPU is whole":                    {xid(79, first), [4]string{"Unhealthy gpu-lost", "Unhealthy gpu-lost", "Unhealthy gpu-lost", "Unhealthy gpu-lost"}},
+		"what they share":                        {xid(74, first), [4]string{"Unhealthy xid=74", "Unhealthy xid=74", "Unhealthy xid=74", "Unhealthy xid=74"}},
+		"memory of one":                          {xid(48, first), [4]string{"Unhealthy ecc-uncorrected", "Unhealthy ecc-uncorrected", "Healthy", "Healthy"}},
+		"memory that was contained in one":       {xid(94, first), [4]string{"Unhealthy ecc-uncorrected", "Unhealthy ecc-uncorrected", "Healthy", "Healthy"}},
+		"memory that could not be recovered":     {xid(140, first), [4]string{"Unhealthy ecc-uncorrected", "Unhealthy ecc-uncorrected", "Healthy", "Healthy"}},
+		"memory that was not contained":          {xid(95, first), [4]string{"Unhealthy xid=95", "Unhealthy xid=95", "Unhealthy xid=95", "Unhealthy xid=95"}},
+		"memory of one, by NVML's event":         {doubleBit(first), [4]string{"Unhealthy ecc-uncorrected", "Unhealthy ecc-uncorrected", "Healthy", "Healthy"}},
+		"memory of the GPU, which a counter has": {doubleBit(nil), [4]string{"Healthy", "Healthy", "Healthy", "Healthy"}},
+		"heat": {
+			func(now time.Time, s *State) {
+				hot := with(func(r *nvml.Readings) { r.TemperatureC = new(uint32(95)) })
+				s.Answered(now, hot)
+				s.Answered(now.Add(time.Minute), hot)
+			},
+			[4]string{"Unhealthy temperature", "Unhealthy temperature", "Unhealthy temperature", "Unhealthy temperature"},
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -232,14 +255,176 @@ func TestAFaultIsThatOfItsPartition(t *testing.T) {
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("GPU, partition, sibling, other partition (-want +got):\n%s", diff)
 			}
+			// The GPU as a device of its own has what all of them have, and no more.
+			if got := told(s.Whole()); got != tc.want[3] {
+				t.Errorf("the whole GPU: %q, want %q", got, tc.want[3])
+			}
 		})
+	}
+}
+
+// TestMemoryErrorsAreThoseOfTheirPartition: NVML counts them for the GPU, and tells by events whose they are.
+func TestMemoryErrorsAreThoseOfTheirPartition(t *testing.T) {
+	first, second := &nvml.Instance{GPU: 1, Compute: 0}, &nvml.Instance{GPU: 2, Compute: 0}
+	const one, whole = "Unhealthy ecc-uncorrected", "Healthy"
+	// Each step: seconds since the start, what is seen, what is told of the GPU as a whole, the first and the second partition after it.
+	type step struct {
+		at   int
+		seen seen
+		want [3]string
+	}
+	tests := map[string][]step{
+		"told, then counted": {
+			{0, uncorrected(0), [3]string{whole, whole, whole}},
+			{1, doubleBit(first), [3]string{whole, one, whole}},
+			{2, uncorrected(2), [3]string{whole, one, whole}},
+			{9000, uncorrected(2), [3]string{whole, one, whole}},
+		},
+		"counted, then told": {
+			{0, uncorrected(0), [3]string{whole, whole, whole}},
+			{5, uncorrected(1), [3]string{one, one, one}},
+			{6, doubleBit(first), [3]string{whole, one, whole}},
+			{7, uncorrected(1), [3]string{whole, one, whole}},
+		},
+		"counted long before": {
+			{0, uncorrected(1), [3]string{one, one, one}},
+			{60, doubleBit(first), [3]string{one, "Unhealthy ecc-uncorrected ecc-uncorrected", one}},
+		},
+		"of two": {
+			{0, doubleBit(first), [3]string{"Unknown", one, "Unknown"}},
+			{1, uncorrected(1), [3]string{whole, one, whole}},
+			{2, xid(48, second), [3]string{whole, one, one}},
+			{3, uncorrected(2), [3]string{whole, one, one}},
+		},
+		"and then one that nobody is told to have": {
+			{0, doubleBit(first), [3]string{"Unknown", one, "Unknown"}},
+			{1, uncorrected(1), [3]string{whole, one, whole}},
+			{2, uncorrected(2), [3]string{one, "Unhealthy ecc-uncorrected ecc-uncorrected", one}},
+		},
+		"until the counter is set back": {
+			{0, doubleBit(first), [3]string{"Unknown", one, "Unknown"}},
+			{1, uncorrected(3), [3]string{whole, one, whole}},
+			{2, uncorrected(0), [3]string{whole, one, whole}},
+			{22, uncorrected(0), [3]string{whole, whole, whole}},
+			{23, uncorrected(1), [3]string{one, one, one}}, // none of it is explained
+		},
+		"until the driver is loaded anew": {
+			{0, doubleBit(first), [3]string{"Unknown", one, "Unknown"}},
+			{1, uncorrected(3), [3]string{whole, one, whole}},
+			{2, func(_ time.Time, s *State) { s.Renewed() }, [3]string{whole, whole, whole}},
+			{3, uncorrected(1), [3]string{one, one, one}},
+		},
+		"until the driver is loaded anew, before they were counted": {
+			{0, doubleBit(first), [3]string{"Unknown", one, "Unknown"}},
+			{2, func(_ time.Time, s *State) { s.Renewed() }, [3]string{"Unknown", "Unknown", "Unknown"}},
+			{3, uncorrected(1), [3]string{one, one, one}},
+		},
+		"until the partition has ended": {
+			{0, doubleBit(first), [3]string{"Unknown", one, "Unknown"}},
+			{1, uncorrected(1), [3]string{whole, one, whole}},
+			{2, func(_ time.Time, s *State) { s.Ended(*first) }, [3]string{whole, whole, whole}},
+			{3, uncorrected(1), [3]string{whole, whole, whole}},
+		},
+		"where there is no counter": {
+			{0, answered(with(func(r *nvml.Readings) { r.ECC = nil })), [3]string{whole, whole, whole}},
+			{1, doubleBit(first), [3]string{whole, one, whole}},
+			{9000, answered(with(func(r *nvml.Readings) { r.ECC = nil })), [3]string{whole, one, whole}},
+		},
+	}
+	for name, steps := range tests {
+		t.Run(name, func(t *testing.T) {
+			var s State
+			for _, step := range steps {
+				step.seen(start.Add(time.Duration(step.at)*time.Second), &s)
+				if diff := cmp.Diff(step.want, [3]string{told(s.Whole()), told(s.Of(first)), told(s.Of(second))}); diff != "" {
+					t.Errorf("after %d s (-want +got):\n%s", step.at, diff)
+				}
+				// An agent that starts now goes on from there.
+				data, err := s.encode("boot")
+				if err != nil {
+					t.Fatal(err)
+				}
+				kept, err := decode(data, "boot")
+				if err != nil {
+					t.Fatal(err)
+				}
+				kept.asked, kept.readings, kept.quiet = s.asked, s.readings, s.quiet
+				for i := range kept.faults {
+					kept.faults[i].gone = s.faults[i].gone
+				}
+				s = kept
+			}
+		})
+	}
+}
+
+// TestAFaultEndsWithItsPartition: another one may get its IDs.
+func TestAFaultEndsWithItsPartition(t *testing.T) {
+	first, sibling, other := nvml.Instance{GPU: 1, Compute: 0}, nvml.Instance{GPU: 1, Compute: 1}, nvml.Instance{GPU: 2, Compute: 0}
+	all := nvml.Instance{GPU: 1, Compute: nvml.AllCompute}
+	found := func(instances ...nvml.Instance) []nvml.GPUInstance {
+		var list []nvml.GPUInstance
+		for _, i := range instances {
+			list = append(list, nvml.GPUInstance{ID: i.GPU, Devices: []nvml.MIGDevice{{GPUInstance: i.GPU, ComputeInstance: i.Compute}}})
+		}
+		return list
+	}
+	later, before := start.Add(time.Second), start.Add(-time.Second)
+	tests := map[string]struct {
+		of   nvml.Instance
+		ends func(s *State)
+		gone bool
+	}{
+		"it is destroyed":                      {first, func(s *State) { s.Ended(first) }, true},
+		"its GPU instance is":                  {first, func(s *State) { s.Ended(all) }, true},
+		"its sibling is":                       {first, func(s *State) { s.Ended(sibling) }, false},
+		"another one is":                       {first, func(s *State) { s.Ended(other) }, false},
+		"a GPU instance is":                    {all, func(s *State) { s.Ended(all) }, true},
+		"one of a GPU instance is":             {all, func(s *State) { s.Ended(first) }, false},
+		"it is not found any more":             {first, func(s *State) { s.Partitioned(later, found(other)) }, true},
+		"its sibling is found":                 {first, func(s *State) { s.Partitioned(later, found(sibling, other)) }, true},
+		"its GPU instance is found":            {all, func(s *State) { s.Partitioned(later, found(sibling)) }, false},
+		"nothing is found":                     {all, func(s *State) { s.Partitioned(later, nil) }, true},
+		"it is found":                          {first, func(s *State) { s.Partitioned(later, found(other, first)) }, false},
+		"it was not found before it had fault": {first, func(s *State) { s.Partitioned(before, nil) }, false},
+		"the driver is loaded anew":            {first, func(s *State) { s.Renewed() }, true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			var s State
+			s.Answered(start, well())
+			xid(46, &tc.of)(start, &s)
+			s.Failed(start, nvml.ErrGPULost) // which is not the partition's
+			tc.ends(&s)
+			want := "Unhealthy gpu-lost xid=46"
+			if tc.gone {
+				want = "Unhealthy gpu-lost"
+			}
+			if got := told(s.Of(nil)); got != want {
+				t.Errorf("%q, want %q", got, want)
+			}
+		})
+	}
+}
+
+func TestAMessageNamesThePartition(t *testing.T) {
+	for want, instance := range map[string]*nvml.Instance{
+		"XID 46: an error that is not known to be an application's (MIG device 3/1)":     {GPU: 3, Compute: 1},
+		"XID 46: an error that is not known to be an application's (MIG GPU instance 3)": {GPU: 3, Compute: nvml.AllCompute},
+		"XID 46: an error that is not known to be an application's":                      nil,
+	} {
+		var s State
+		xid(46, instance)(start, &s)
+		if v := s.Of(nil); v.Message() != want {
+			t.Errorf("message %q, want %q", v.Message(), want)
+		}
 	}
 }
 
 func TestFaultsAreKeptOverRestartsOfTheAgentOnly(t *testing.T) {
 	var s State
 	s.Answered(start, well())
-	xid(119, &nvml.Instance{GPU: 3})(start, &s)
+	xid(46, &nvml.Instance{GPU: 3})(start, &s)
 	s.Answered(start.Add(time.Second), with(func(r *nvml.Readings) { r.TemperatureC = new(uint32(95)) })) // not long enough to count
 	data, err := s.encode("boot-1")
 	if err != nil {
@@ -249,7 +434,7 @@ func TestFaultsAreKeptOverRestartsOfTheAgentOnly(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got, want := told(kept.Of(nil)), "Unhealthy xid=119"; got != want {
+	if got, want := told(kept.Of(nil)), "Unhealthy xid=46"; got != want {
 		t.Errorf("after a restart: %q, want %q", got, want)
 	}
 	if got, want := told(kept.Of(&nvml.Instance{GPU: 4})), "Unknown"; got != want {
