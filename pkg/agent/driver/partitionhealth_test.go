@@ -215,20 +215,25 @@ func TestAFaultOfAPartitionThatIsMadeForAClaimGoesWithIt(t *testing.T) {
 	})
 }
 
-// TestAComputeInstanceEndsAlone: its GPU instance stays, and gets another one.
+// TestAComputeInstanceEndsAlone, and has its faults alone: its GPU instance stays, with another one.
 func TestAComputeInstanceEndsAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		r := newRig(t, "dgx-h100")
 		r.do(&nvmlsim.SetMIG{GPU: "0", Enabled: true})
-		sick := r.partition("3g.40gb", 4)
+		start := uint32(4)
+		result, err := r.machine.Do(&nvmlsim.CreateMIG{GPU: "0", Profile: "3g.40gb", Start: &start, Compute: []uint32{1, 1}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sick := result.MIG.Instance
 		h := r.found(ctx)
 		stop := background(ctx, h.Watch)
 		synctest.Wait()
 		r.do(&nvmlsim.RaiseXID{GPU: "0", Code: 46, Instance: &sick})
 		synctest.Wait()
-		if got := ill(t, h); len(got) != 1 {
-			t.Fatalf("taints %v, want one", got)
+		if diff := cmp.Diff([]string{"-mig-1c3g40gb-4-0 xid=46:NoSchedule"}, ill(t, h)); diff != "" {
+			t.Errorf("taints (-want +got):\n%s", diff)
 		}
 		gpu := h.node.GPUs[0]
 		if err := h.On(ctx, gpu.Name, gpu.UUID, func(d nvml.Device) error { return d.DestroyComputeInstance(sick.GPU, sick.Compute) }); err != nil {
