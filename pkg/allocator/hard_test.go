@@ -19,21 +19,22 @@ func TestHardRequestsTakeFewSteps(t *testing.T) {
 		steps int // at most
 		fits  bool
 	}{
-		"equal roots: 14 claims want a root each, 13 are whole":                  {hardRoots(), 100, false},
-		"values of two constraints together: no root has both kinds on one rack": {hardValues(), 100, false},
-		"values and a flow: three requests on one numa, each kind is scarce":     {hardFlow(), 100, false},
-		"different values by a flow: three requests want 6 of 5 racks":           {hardDistinct(), 100, false},
-		"equal devices in any order: 10 of three kinds that alternate":           {hardOrder(), 2000, false},
-		"equal requests: 10 want 2 devices of one rack, 9 racks have 2":          {hardTwins(), 200, false},
-		"a choice of 8 for each of 9 requests, and one kind too few":             {hardChoice(9), 6000, false},
-		"admin access beside what is impossible":                                 {hardAdmin(), 300, false},
-		"partitions: 6 of 3g, 6 of 2g and 8 of 1g do not go into 4 GPUs":         {hardPartitions(4, 6, 6, 8), 100, false},
-		"partitions: one claim is impossible, whatever the other has":            {hardTogether(3, 6, 1, 5, 1), 100, false},
-		"partitions: a root has fewer counters than its devices want":            {hardTogether(2, 6, 1, 4, 1), 200, false},
-		"partitions: the largest come first and decide about the rest":           {hardMixed(7, 9, 1, 1, 10), 300, true},
-		"partitions on one root":                   {hardPartitionsOfRoot(), 100, false},
-		"shares: 9 of more than half on 8 devices": {hardShares(8, "51", 9, "10", 9), 100, false},
-		"shares: large ones last":                  {hardShares(8, "10", 9, "90", 8), 300, false},
+		"equal roots: 14 claims want a root each, 13 are whole":                          {hardRoots(), 100, false},
+		"values of two constraints together: no root has both kinds on one rack":         {hardValues(), 100, false},
+		"values and a flow: three requests on one numa, each kind is scarce":             {hardFlow(), 100, false},
+		"different values by a flow: three requests want 6 of 5 racks":                   {hardDistinct(), 100, false},
+		"equal devices in any order: 10 of three kinds that alternate":                   {hardOrder(), 2000, false},
+		"equal requests: 10 want 2 devices of one rack, 9 racks have 2":                  {hardTwins(), 200, false},
+		"a choice of 8 for each of 9 requests, and one kind too few":                     {hardChoice(9), 6000, false},
+		"admin access beside what is impossible":                                         {hardAdmin(), 300, false},
+		"partitions: 6 of 3g, 6 of 2g and 8 of 1g do not go into 4 GPUs":                 {hardPartitions(4, 6, 6, 8), 100, false},
+		"partitions: one claim is impossible, whatever the other has":                    {hardTogether(3, 6, 1, 5, 1), 100, false},
+		"partitions: a root has fewer counters than its devices want":                    {hardTogether(2, 6, 1, 4, 1), 200, false},
+		"partitions: the largest come first and decide about the rest":                   {hardMixed(7, 9, 1, 1, 10), 300, true},
+		"partitions: no two GPUs have the same left":                                     {hardLeft(), 300, false},
+		"partitions on one root":                                                         {hardPartitionsOfRoot(), 100, false},
+		"shares: 9 of more than half on 8 devices":                                       {hardShares(8, "51", 9, "10", 9), 100, false},
+		"shares: large ones last":                                                        {hardShares(8, "10", 9, "90", 8), 300, false},
 		"the hardest last: what is impossible shows only at the last of 8 requests":      {hardLast(), 300, false},
 		"a way that is found late: the first half of the devices leads nowhere":          {hardLate(), 1000, true},
 		"partitions: what is left of a GPU counts, not how it came to that":              {hardHistory(), 3000, false},
@@ -214,6 +215,18 @@ func hardTogether(gpus int, small, middle, single, large int64) *world {
 func hardMixed(gpus int, three, two, seven, one int64) *world {
 	w, _ := migWorld(gpus)
 	return w.claim("c", exactly("c", three, kind(3)), exactly("b", two, kind(2)), exactly("d", seven, kind(5)), exactly("a", one, kind(0)))
+}
+
+// hardLeft has ten GPUs of which nearly each has other slices left: none can stand for another one, and what is asked for is as
+// much as all of them have, but cannot be cut from them.
+func hardLeft() *world {
+	w, _ := migWorld(10)
+	for gpu, slices := range [][]int{{0, 1}, {5}, {1}, {1, 2}, {}, {1}, {1, 3, 4}, {2, 3}, {0, 1, 4, 6}, {}} {
+		for _, slice := range slices {
+			w.hold(fmt.Sprintf("n1/gpu-%d-1g-%d", gpu, slice))
+		}
+	}
+	return w.claim("c", exactly("a", 3, kind(4)), exactly("b", 10, kind(0)), exactly("c", 9, kind(2)), exactly("d", 4, kind(3)))
 }
 
 func hardPartitionsOfRoot() *world {
