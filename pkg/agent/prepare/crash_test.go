@@ -9,6 +9,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"syscall"
@@ -147,7 +148,7 @@ func (n *node) restart() {
 // undisturbed returns the steps of the operation, and the machine's state before and after it.
 func (s *scenario) undisturbed(t *testing.T, op operation) (steps []string, before, after machineState) {
 	t.Helper()
-	n := newNode(t)
+	n := newNodeOf(t, twoGPUs)
 	s.start(t, n, op)
 	if _, err := n.tryManager(); err != nil { // the folders are part of the state before
 		t.Fatal(err)
@@ -184,7 +185,7 @@ func (s *scenario) check(t *testing.T, n *node, op operation, result error, befo
 			t.Errorf("prepare reported success, after the restart: %+v", recovery)
 		}
 		if recovery.Claims == besides {
-			if diff := cmp.Diff(before, n.state(), cmpopts.EquateEmpty()); diff != "" {
+			if diff := before.diff(n.state()); diff != "" {
 				t.Errorf("after the roll-back (-before the claim +now):\n%s", diff)
 			}
 			// The kubelet may also never come back with this claim.
@@ -198,7 +199,7 @@ func (s *scenario) check(t *testing.T, n *node, op operation, result error, befo
 		if _, err := m.Prepare(n.ctx, s.claim()); err != nil {
 			t.Fatalf("retry: %v", err)
 		}
-		if diff := cmp.Diff(after, n.state(), cmpopts.EquateEmpty()); diff != "" {
+		if diff := after.diff(n.state()); diff != "" {
 			t.Errorf("after the retry (-undisturbed +now):\n%s", diff)
 		}
 		after = before // TestUnprepareLeavesTheMachineAsPrepareFoundIt
@@ -206,7 +207,7 @@ func (s *scenario) check(t *testing.T, n *node, op operation, result error, befo
 	if err := m.Unprepare(n.ctx, uid); err != nil {
 		t.Fatalf("unprepare: %v", err)
 	}
-	if diff := cmp.Diff(after, n.state(), cmpopts.EquateEmpty()); diff != "" {
+	if diff := after.diff(n.state()); diff != "" {
 		t.Errorf("after unprepare (-undisturbed +now):\n%s", diff)
 	}
 	if _, err := m.Prepare(n.ctx, s.another("next")); err != nil {
@@ -221,9 +222,9 @@ func (s *scenario) check(t *testing.T, n *node, op operation, result error, befo
 			t.Error(err)
 		}
 	}
-	untouched := newNode(t)
+	untouched := newNodeOf(t, twoGPUs)
 	untouched.do(s.before...)
-	if diff := cmp.Diff(untouched.state(), n.state(), cmpopts.EquateEmpty()); diff != "" {
+	if diff := untouched.state().diff(n.state()); diff != "" {
 		t.Errorf("after all claims (-before the first +now):\n%s", diff)
 	}
 }
@@ -242,7 +243,7 @@ func TestUnprepareLeavesTheMachineAsPrepareFoundIt(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			_, begin, prepared := s.undisturbed(t, preparing)
 			_, _, end := s.undisturbed(t, unpreparing)
-			if diff := cmp.Diff(begin, end, cmpopts.EquateEmpty()); diff != "" {
+			if diff := begin.diff(end); diff != "" {
 				t.Errorf("(-before prepare +after unprepare):\n%s", diff)
 			}
 			if cmp.Equal(begin, prepared, cmpopts.EquateEmpty()) {
@@ -265,7 +266,7 @@ func TestAFaultAtAnyStepIsRecovered(t *testing.T) {
 					for _, mode := range []durabletest.Mode{durabletest.Fail, durabletest.CrashBefore, durabletest.CrashAfter} {
 						t.Run(fmt.Sprintf("%v/%02d %s", mode, at, label(steps[at-1])), func(t *testing.T) {
 							tried++
-							n := newNode(t)
+							n := newNodeOf(t, twoGPUs)
 							s.start(t, n, op)
 							n.disturb(&durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: mode, At: at})
 							s.check(t, n, op, s.run(n, op), before, after)
@@ -294,7 +295,7 @@ func TestKill9AtAnyStepIsRecovered(t *testing.T) {
 						t.Run(fmt.Sprintf("%v/%02d %s", mode, at, label(steps[at-1])), func(t *testing.T) {
 							total++
 							root := t.TempDir()
-							n := nodeIn(t, root, "dgx-h100", filepath.Join(root, "sim"))
+							n := nodeIn(t, root, twoGPUs, filepath.Join(root, "sim"))
 							s.start(t, n, op)
 							kill9(t, root, name, op, mode, at)
 							s.check(t, n, op, errors.New("killed"), before, after)
@@ -359,6 +360,14 @@ type machineState struct {
 	Files   map[string]string
 	GPUs    []nvmlsim.GPUState
 	Daemons []nvmlsim.Daemon
+}
+
+// diff says how the other state differs. Most do not, which is found out cheaply.
+func (s machineState) diff(other machineState) string {
+	if reflect.DeepEqual(s, other) {
+		return ""
+	}
+	return cmp.Diff(s, other, cmpopts.EquateEmpty())
 }
 
 func (n *node) state() machineState {
@@ -507,7 +516,7 @@ func TestARetryUndoesFirst(t *testing.T) {
 		steps, before, after := s.undisturbed(t, preparing)
 		for at := 1; at <= len(steps); at++ {
 			t.Run(fmt.Sprintf("%s/%02d %s", name, at, label(steps[at-1])), func(t *testing.T) {
-				n := newNode(t)
+				n := newNodeOf(t, twoGPUs)
 				s.start(t, n, preparing)
 				n.disturb(&durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: durabletest.CrashAfter, At: at})
 				_ = s.run(n, preparing)
@@ -516,13 +525,13 @@ func TestARetryUndoesFirst(t *testing.T) {
 				if _, err := m.Prepare(n.ctx, s.claim()); err != nil {
 					t.Fatal(err)
 				}
-				if diff := cmp.Diff(after, n.state(), cmpopts.EquateEmpty()); diff != "" {
+				if diff := after.diff(n.state()); diff != "" {
 					t.Errorf("after the retry (-undisturbed +now):\n%s", diff)
 				}
 				if err := m.Unprepare(n.ctx, s.claim().UID); err != nil {
 					t.Fatal(err)
 				}
-				if diff := cmp.Diff(before, n.state(), cmpopts.EquateEmpty()); diff != "" {
+				if diff := before.diff(n.state()); diff != "" {
 					t.Errorf("after unprepare (-before the claim +now):\n%s", diff)
 				}
 			})
@@ -535,7 +544,7 @@ func TestARetryUndoesFirst(t *testing.T) {
 func TestACrashAfterARebootLeavesNothing(t *testing.T) {
 	s := scenarios["MIG"]
 	again := func(faulty *durabletest.Faulty) *node {
-		n := newNode(t)
+		n := newNodeOf(t, twoGPUs)
 		s.start(t, n, unpreparing) // prepared
 		n.do(&nvmlsim.Reboot{})
 		n.hardware.discover(t, dynamic)

@@ -58,6 +58,9 @@ type node struct {
 
 func newNode(t *testing.T) *node { return newNodeOf(t, "dgx-h100") }
 
+// twoGPUs, gpu0 and gpu1, make a machine that is started quickly.
+const twoGPUs = "testdata/two-h100.yaml"
+
 func newNodeOf(t *testing.T, profile string) *node {
 	t.Helper()
 	return nodeIn(t, t.TempDir(), profile, "")
@@ -77,7 +80,7 @@ func nodeIn(t *testing.T, root, profile, simDir string) *node {
 // victimNode is nodeIn for a process without a test. Only what does not fail by n.t may be called on it.
 func victimNode(root string) (*node, error) {
 	ctx := context.Background()
-	h, err := newHardware(ctx, root, "dgx-h100", filepath.Join(root, "sim"))
+	h, err := newHardware(ctx, root, twoGPUs, filepath.Join(root, "sim"))
 	if err != nil {
 		return nil, err
 	}
