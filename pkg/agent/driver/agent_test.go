@@ -50,10 +50,10 @@ type machine struct {
 	t      *testing.T
 	root   string
 	client *fake.Clientset
-	// noDriver makes the library missing.
-	noDriver atomic.Bool
-	gpus     *nvmlsim.Machine
-	disk     fullDisk
+	// noDriver makes the library missing, away the API server.
+	noDriver, away atomic.Bool
+	gpus           *nvmlsim.Machine
+	disk           fullDisk
 	// makeNodes makes device nodes, below the root.
 	makeNodes bool
 	// last is the agent that was started last.
@@ -68,6 +68,9 @@ func newMachine(t *testing.T) *machine {
 	t.Cleanup(func() { must(t, os.RemoveAll(root)) })
 	m := &machine{t: t, root: root, client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid"}})}
 	m.client.PrependReactor("create", "resourceslices", nameSlices())
+	m.client.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return m.away.Load(), nil, errors.New("the API server is away")
+	})
 	profile, err := nvmlsim.LoadProfile("dgx-h100")
 	must(t, err)
 	m.gpus = nvmlsim.NewMachine(profile, nodeName)

@@ -162,6 +162,34 @@ func TestWhateverHappens(t *testing.T) {
 			must(n.t, errorOf(n.prepare(claim)))
 			must(n.t, n.unprepare(claim))
 		}},
+		"its pod is deleted by force, and runs on": {happens: func(n *node) {
+			n.do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 4711, Kind: nvmlsim.ProcessCompute, MemoryMiB: 100, Pod: "train-pod-uid"}})
+			must(n.t, n.client.ResourceV1().ResourceClaims("default").Delete(t.Context(), "train", metav1.DeleteOptions{}))
+			restart(n)
+		}},
+		"the GPU is allocated twice": {happens: func(n *node) {
+			twice := n.allocate("twice", gpu0)
+			for range 3 { // the kubelet tries on
+				if err := errorOf(n.prepare(twice)); err == nil || !strings.Contains(err.Error(), "held on this node by claim default/train") {
+					n.t.Errorf("prepare of the claim that came second: %v", err)
+				}
+			}
+			must(n.t, n.unprepare(twice))
+		}},
+		"the API server is away, and a pod ends": {happens: func(n *node) {
+			ends, begins := n.allocate("ends", gpu1), n.allocate("begins", "gpu-0000-52-00-0")
+			must(n.t, errorOf(n.prepare(ends)))
+			n.away.Store(true)
+			must(n.t, n.unprepare(ends))
+			_, err := n.plugin().NodePrepareResources(n.t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{begins}})
+			if err == nil || !strings.Contains(err.Error(), "the API server is away") {
+				n.t.Errorf("prepare without an API server: %v", err)
+			}
+			must(n.t, n.resolve(n.ids()...))
+			n.away.Store(false)
+			must(n.t, errorOf(n.prepare(begins)))
+			must(n.t, n.unprepare(begins))
+		}},
 		"the record is corrupt, and its copy, too": {happens: func(n *node) {
 			must(n.t, n.stop())
 			files, err := filepath.Glob(n.path("state", "claims", "*"))

@@ -188,12 +188,21 @@ func (p *publisher) publish(ctx context.Context) error {
 		return err
 	}
 	defer controller.Stop()
+	p.update(ctx, controller, resources)
+	return nil
+}
+
+// update tells the controller what is wanted until ctx ends: at each change, when it is asked to look again, and when it failed.
+func (p *publisher) update(ctx context.Context, controller interface {
+	Update(resources *resourceslice.DriverResources)
+}, resources *resourceslice.DriverResources,
+) {
 	retry := time.NewTicker(retryInterval)
 	defer retry.Stop()
 	for {
 		select {
 		case <-ctx.Done():
-			return nil
+			return
 		case resources = <-p.wanted:
 		case <-p.again:
 		case <-retry.C:

@@ -1,9 +1,14 @@
 package driver
 
 import (
+	"context"
 	"errors"
+	"fmt"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -35,5 +40,75 @@ func TestSlicesThatAreNotPublishedAsWantedAreCounted(t *testing.T) {
 		if after != before+1 {
 			t.Errorf("%s counted %v times", reason, after-before)
 		}
+	}
+}
+
+// updates are what the controller is told: when, since the start, and how many slices.
+type updates struct {
+	start time.Time
+	told  []string
+}
+
+func (u *updates) Update(resources *resourceslice.DriverResources) {
+	u.told = append(u.told, fmt.Sprintf("%s: %d", time.Since(u.start), len(resources.Pools["node-1"].Slices)))
+}
+
+// TestASliceThatWasNotWrittenIsTriedAgainSoon: the controller itself waits longer each time, up to a quarter of an hour, and meanwhile a taint
+// is missing. What the API server will refuse again is not tried again.
+func TestASliceThatWasNotWrittenIsTriedAgainSoon(t *testing.T) {
+	away := errors.New("the API server is away")
+	invalid := apierrors.NewInvalid(schema.GroupKind{Group: resourceapi.GroupName, Kind: "ResourceSlice"}, "slice", nil)
+	slices := func(n int) *resourceslice.DriverResources {
+		return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node-1": {Slices: make([]resourceslice.Slice, n)}}}
+	}
+	type step struct {
+		at time.Duration
+		do func(ctx context.Context, p *publisher)
+	}
+	fails := func(err error) func(context.Context, *publisher) {
+		return func(ctx context.Context, p *publisher) { p.handleError(ctx, err, "processing ResourceSlice objects") }
+	}
+	tests := map[string]struct {
+		steps []step
+		want  []string
+	}{
+		"all is well": {},
+		"one failure": {steps: []step{{time.Second, fails(away)}}, want: []string{"5s: 3"}},
+		"it fails again with each try": {
+			steps: []step{{time.Second, fails(away)}, {6 * time.Second, fails(away)}, {11 * time.Second, fails(away)}},
+			want:  []string{"5s: 3", "10s: 3", "15s: 3"},
+		},
+		"several at once are tried once": {steps: []step{{time.Second, fails(away)}, {time.Second, fails(away)}}, want: []string{"5s: 3"}},
+		"an invalid one is not":          {steps: []step{{time.Second, fails(invalid)}}},
+		"a change is told at once":       {steps: []step{{time.Second, func(_ context.Context, p *publisher) { p.want(*slices(4)) }}}, want: []string{"1s: 4"}},
+		"a registration makes it look":   {steps: []step{{time.Second, func(_ context.Context, p *publisher) { p.publishAgain() }}}, want: []string{"1s: 3"}},
+		"the newest is what is tried again": {
+			steps: []step{{time.Second, func(_ context.Context, p *publisher) { p.want(*slices(4)) }}, {2 * time.Second, fails(away)}},
+			want:  []string{"1s: 4", "5s: 4"},
+		},
+	}
+	registerMetrics()
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, ctx := ktesting.NewTestContext(t)
+				ctx, cancel := context.WithCancel(ctx)
+				p := newPublisher(Options{NodeName: "node-1"}, newStatus())
+				u := &updates{start: time.Now()}
+				done := make(chan struct{})
+				go func() { defer close(done); p.update(ctx, u, slices(3)) }()
+				for _, step := range tc.steps {
+					time.Sleep(step.at - time.Since(u.start))
+					step.do(ctx, p)
+				}
+				time.Sleep(time.Hour)
+				synctest.Wait()
+				if diff := cmp.Diff(tc.want, u.told); diff != "" {
+					t.Errorf("updates (-want +got):\n%s", diff)
+				}
+				cancel()
+				<-done
+			})
+		})
 	}
 }
