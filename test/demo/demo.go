@@ -30,12 +30,15 @@ type machine struct {
 	name, nvml string
 	gpus       int
 	real       bool
+	// agent has further arguments of the node agent.
+	agent []string
 }
 
 // machines are chosen so that every example has a place: only the L40S servers
-// have four GPUs below one PCIe root, only A100 and B200 have 80 GiB.
+// have four GPUs below one PCIe root, only A100 and B200 have 80 GiB, only one H100
+// is offered in shares.
 var machines = []machine{
-	{name: "h100", nvml: "sim:dgx-h100", gpus: 8, real: true},
+	{name: "h100", nvml: "sim:dgx-h100", gpus: 8, real: true, agent: []string{"--share-gpus=7"}},
 	{name: "a100", nvml: "sim:dgx-a100", gpus: 8},
 	{name: "b200", nvml: "sim:hgx-b200", gpus: 8},
 	{name: "l40s", nvml: "sim:l40s", gpus: 8},
@@ -44,9 +47,10 @@ var machines = []machine{
 // waves are the example files in the order in which they are applied. All pods of
 // a wave run before the next begins, so that every example has a place wherever the
 // scheduler puts the others of its wave: the large ones come while there are whole
-// machines free, and the pair of one PCIe root before single GPUs fill the only
+// machines free, after those that want the one GPU in shares, and the pair of one PCIe root before single GPUs fill the only
 // root that may be left with two, on the L40S server.
 var waves = [][]string{
+	{"half-a-gpu"},
 	{"product-by-name", "memory-80gi", "four-gpus-one-pcie-root"},
 	{"eight-gpus"},
 	{"two-gpus-one-pcie-root"},
@@ -164,9 +168,9 @@ func (d *demo) startNodes(ctx context.Context) error {
 	for _, m := range machines {
 		var err error
 		if m.real && !d.hollow {
-			_, err = d.lab.StartRealNode(ctx, m.name, m.nvml)
+			_, err = d.lab.StartRealNode(ctx, m.name, m.nvml, m.agent...)
 		} else {
-			_, err = d.lab.StartHollowNode(ctx, m.name, m.nvml)
+			_, err = d.lab.StartHollowNode(ctx, m.name, m.nvml, m.agent...)
 		}
 		if err != nil {
 			return err

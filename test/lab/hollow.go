@@ -13,8 +13,8 @@ import (
 	"stowage.dev/stowage/internal/localcluster/hollow"
 )
 
-// StartHollowNode starts a kubelet without containers, with our agent beside it.
-func (l *Lab) StartHollowNode(ctx context.Context, name, nvml string) (*hollow.Kubelet, error) {
+// StartHollowNode starts a kubelet without containers, with our agent beside it, which gets the arguments.
+func (l *Lab) StartHollowNode(ctx context.Context, name, nvml string, args ...string) (*hollow.Kubelet, error) {
 	config, err := l.NodeConfig(name)
 	if err != nil {
 		return nil, err
@@ -24,6 +24,7 @@ func (l *Lab) StartHollowNode(ctx context.Context, name, nvml string) (*hollow.K
 		NodeName: name,
 		NVML:     nvml,
 		Root:     filepath.Join(l.Dir(), "hollow", name),
+		Args:     args,
 	}
 	agent.KubeletRootDir = filepath.Join(agent.Root, "kubelet")
 	agent.CDIRoot = filepath.Join(agent.Root, "cdi")

@@ -23,11 +23,11 @@ type labNode struct {
 	leavings []string
 }
 
-// StartRealNode starts a kubelet and containerd with simulated GPUs. It needs root.
-func (l *Lab) StartRealNode(ctx context.Context, name, nvml string) (*node.Node, error) {
+// StartRealNode starts a kubelet and containerd with simulated GPUs, and our agent with the arguments. It needs root.
+func (l *Lab) StartRealNode(ctx context.Context, name, nvml string, args ...string) (*node.Node, error) {
 	n, err := node.Start(ctx, l.Cluster, node.Options{
 		Name:  name,
-		Agent: node.Agent{Binary: l.options.Agent, NVML: nvml},
+		Agent: node.Agent{Binary: l.options.Agent, NVML: nvml, Args: args},
 	})
 	if err != nil {
 		return nil, err

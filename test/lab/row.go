@@ -202,9 +202,9 @@ func (l *Lab) Row(ctx context.Context, pod *corev1.Pod) Row {
 	return row
 }
 
-// Doubles lists devices that more than one claim holds.
+// Doubles lists devices that more than one claim holds, other than in shares.
 func Doubles(claims []resourceapi.ResourceClaim) []string {
-	holders := map[string][]string{}
+	holders, shares := map[string][]string{}, map[string]int{}
 	for _, claim := range claims {
 		if claim.Status.Allocation == nil {
 			continue
@@ -215,11 +215,14 @@ func Doubles(claims []resourceapi.ResourceClaim) []string {
 			}
 			device := result.Driver + "/" + result.Pool + "/" + result.Device
 			holders[device] = append(holders[device], claim.Namespace+"/"+claim.Name)
+			if result.ShareID != nil {
+				shares[device]++
+			}
 		}
 	}
 	var doubles []string
 	for device, claims := range holders {
-		if len(claims) > 1 {
+		if len(claims) > 1 && len(claims) > shares[device] {
 			slices.Sort(claims)
 			doubles = append(doubles, fmt.Sprintf("%s is held by %s", device, strings.Join(claims, " and ")))
 		}

@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 )
 
@@ -87,12 +88,19 @@ func TestDoublesNamesBothHolders(t *testing.T) {
 			}},
 		}
 	}
+	share := func(name, device, id string) resourceapi.ResourceClaim {
+		c := claim(name, device, false)
+		c.Status.Allocation.Devices.Results[0].ShareID = ptr.To(types.UID(id))
+		return c
+	}
 	got := Doubles([]resourceapi.ResourceClaim{
+		share("half", "gpu-2", "s1"), share("other-half", "gpu-2", "s2"),
+		share("part", "gpu-3", "s3"), claim("whole", "gpu-3", false),
 		claim("b", "gpu-0", false), claim("a", "gpu-0", false),
 		claim("c", "gpu-1", false), claim("admin", "gpu-1", true),
 		{ObjectMeta: metav1.ObjectMeta{Name: "pending"}},
 	})
-	want := []string{"gpu.nvidia.com/node/gpu-0 is held by ns/a and ns/b"}
+	want := []string{"gpu.nvidia.com/node/gpu-0 is held by ns/a and ns/b", "gpu.nvidia.com/node/gpu-3 is held by ns/part and ns/whole"}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("unexpected doubles (-want +got):\n%s", diff)
 	}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -130,8 +131,9 @@ func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
 				}
 				return time.Time{}
 			},
-			Processes: a.opts.Hardware.Processes,
-			GPUOf:     a.opts.Hardware.gpuOf,
+			Processes:    a.opts.Hardware.Processes,
+			ProcessesBut: a.processesBut,
+			GPUOf:        a.opts.Hardware.gpuOf,
 		},
 		Strays:      a.claims.Strays,
 		RemoveStray: a.claims.RemoveStray,
@@ -142,6 +144,27 @@ func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
 		Release: a.claims.Unprepare,
 		Seen:    a.reconciled,
 	})
+}
+
+// processesBut counts the processes of pods, other than these pods, on a GPU.
+func (a *Agent) processesBut(ctx context.Context, gpu string, pods []types.UID) (n int, err error) {
+	processes, err := a.opts.Hardware.processes(ctx, gpu)
+	if err != nil {
+		return 0, err
+	}
+	for _, process := range processes {
+		pod, err := a.opts.Tools.Processes.PodOf(process.PID)
+		if errors.Is(err, sharing.ErrNoProcess) {
+			continue
+		}
+		if err != nil {
+			return 0, fmt.Errorf("GPU %s: %w", gpu, err)
+		}
+		if pod != "" && !slices.Contains(pods, pod) {
+			n++
+		}
+	}
+	return n, nil
 }
 
 // reconciled takes note of what was found in the ledger.

@@ -399,28 +399,33 @@ func (h *Hardware) SetOccupied(gpus map[string]types.UID) (changed bool) {
 
 // Processes counts those that use a GPU, or a part of it. On one that is lost there are none.
 func (h *Hardware) Processes(ctx context.Context, gpu string) (int, error) {
+	processes, err := h.processes(ctx, gpu)
+	return len(processes), err
+}
+
+func (h *Hardware) processes(ctx context.Context, gpu string) ([]nvml.Process, error) {
 	h.mu.Lock()
 	node := h.node
 	h.mu.Unlock()
 	if node == nil {
-		return 0, errors.New("the node's GPUs are not known")
+		return nil, errors.New("the node's GPUs are not known")
 	}
 	i := slices.IndexFunc(node.GPUs, func(g discovery.GPU) bool { return g.Name == gpu })
 	if i < 0 {
-		return 0, fmt.Errorf("this node has no GPU %s", gpu)
+		return nil, fmt.Errorf("this node has no GPU %s", gpu)
 	}
 	verdict := h.monitor.Of(gpu, nil)
 	if slices.ContainsFunc(verdict.Faults, func(f health.Fault) bool { return f.Reason == health.Hung }) {
 		// Another call would hang as well, and hold another thread.
-		return 0, fmt.Errorf("GPU %s: %s", gpu, verdict.Message())
+		return nil, fmt.Errorf("GPU %s: %s", gpu, verdict.Message())
 	}
 	lib, done, err := h.using(ctx)
 	if err != nil {
-		return 0, fmt.Errorf("GPU %s: %w", gpu, err)
+		return nil, fmt.Errorf("GPU %s: %w", gpu, err)
 	}
 	type answer struct {
-		n   int
-		err error
+		processes []nvml.Process
+		err       error
 	}
 	answers := make(chan answer, 1)
 	go func() {
@@ -433,13 +438,13 @@ func (h *Hardware) Processes(ctx context.Context, gpu string) (int, error) {
 		if errors.Is(err, nvml.ErrGPULost) || errors.Is(err, nvml.ErrNotFound) {
 			processes, err = nil, nil
 		}
-		answers <- answer{len(processes), err}
+		answers <- answer{processes, err}
 	}()
 	select {
 	case a := <-answers:
-		return a.n, a.err
+		return a.processes, a.err
 	case <-ctx.Done():
-		return 0, fmt.Errorf("GPU %s: %w", gpu, ctx.Err())
+		return nil, fmt.Errorf("GPU %s: %w", gpu, ctx.Err())
 	}
 }
 

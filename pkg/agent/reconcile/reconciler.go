@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -32,6 +33,8 @@ type Sources struct {
 	Registered func() time.Time
 	// Processes counts those on a GPU.
 	Processes func(ctx context.Context, gpu string) (int, error)
+	// ProcessesBut counts those of pods, other than these pods.
+	ProcessesBut func(ctx context.Context, gpu string, pods []types.UID) (int, error)
 	// GPUOf is the GPU that a device of a ResourceSlice is, or is a part of.
 	GPUOf func(device string) string
 }
@@ -125,7 +128,7 @@ func (r *Reconciler) Once(ctx context.Context) error {
 			// Nobody can be asked about a claim whose name is not known: it stays held, which Recover has said.
 			continue
 		}
-		orphan, leftover := r.look(ctx, record.Entry, node)
+		orphan, leftover := r.look(ctx, record.Entry, records, node)
 		if leftover {
 			// 3. Nobody does.
 			err := r.release(ctx, record.Entry)
@@ -156,8 +159,8 @@ func (r *Reconciler) Once(ctx context.Context) error {
 
 // look takes a reading of one claim and decides, with the one before. An orphan is known not to be allocated any more; a leftover is one that
 // is known not to be used by anybody, either.
-func (r *Reconciler) look(ctx context.Context, entry *ledger.Entry, node *nodeReading) (orphan, leftover bool) {
-	reading := r.read(ctx, entry, node)
+func (r *Reconciler) look(ctx context.Context, entry *ledger.Entry, records []*ledger.Record, node *nodeReading) (orphan, leftover bool) {
+	reading := r.read(ctx, entry, records, node)
 	orphan = reading.ClaimErr == nil && !isAllocated(entry, reading)
 	of := subject{claim: entry.Claim.UID}
 	leftover, keep := r.conclude(of, reading, func(r *Reading) string { return inUse(entry, r) })
@@ -191,7 +194,7 @@ func (r *Reconciler) say(of subject, reason string) (isNew bool) {
 }
 
 // read asks everybody about one claim, and stops at the first who uses it.
-func (r *Reconciler) read(ctx context.Context, entry *ledger.Entry, node *nodeReading) *Reading {
+func (r *Reconciler) read(ctx context.Context, entry *ledger.Entry, records []*ledger.Record, node *nodeReading) *Reading {
 	reading := &Reading{At: r.opts.Clock.Now()}
 	reading.Claim, reading.ClaimErr = r.opts.Sources.Claim(ctx, entry.Claim.Namespace, entry.Claim.Name)
 	if apierrors.IsNotFound(reading.ClaimErr) {
@@ -202,17 +205,35 @@ func (r *Reconciler) read(ctx context.Context, entry *ledger.Entry, node *nodeRe
 	}
 	node.fill(ctx, reading)
 	for _, gpu := range entry.HeldGPUs() {
-		r.countProcesses(ctx, gpu, reading)
+		if others, shared := sharers(gpu, entry.Claim.UID, records); shared {
+			reading.count(r.opts.Sources.ProcessesBut(ctx, gpu, others))
+		} else {
+			reading.count(r.opts.Sources.Processes(ctx, gpu))
+		}
 	}
 	return reading
 }
 
-func (r *Reconciler) countProcesses(ctx context.Context, gpu string, reading *Reading) {
-	n, err := r.opts.Sources.Processes(ctx, gpu)
-	reading.Processes += n
+// count adds what NVML says of one GPU.
+func (r *Reading) count(processes int, err error) {
+	r.Processes += processes
 	if err != nil {
-		reading.ProcessesErr = errors.Join(reading.ProcessesErr, err)
+		r.ProcessesErr = errors.Join(r.ProcessesErr, err)
 	}
+}
+
+// sharers are the pods of the other claims that have a share of the GPU, if there are such claims. Their processes, and the daemon that serves
+// them, are no sign that this claim is in use.
+func sharers(gpu string, but types.UID, records []*ledger.Record) (pods []types.UID, shared bool) {
+	for _, record := range records {
+		if record.UID == but || record.Entry == nil {
+			continue
+		}
+		if slices.ContainsFunc(record.Entry.Devices, func(d ledger.Device) bool { return d.GPU == gpu && d.Share != nil }) {
+			pods, shared = append(pods, record.Entry.Pods...), true
+		}
+	}
+	return pods, shared
 }
 
 func (r *Reconciler) release(ctx context.Context, entry *ledger.Entry) error {

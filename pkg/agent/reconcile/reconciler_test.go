@@ -3,6 +3,7 @@ package reconcile
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"os"
 	"path/filepath"
@@ -42,11 +43,14 @@ type scene struct {
 	kubelet    []KubeletPod
 	registered time.Time
 	processes  map[string]int
-	strays     []cdi.File
-	removed    []types.UID
-	released   []types.UID
-	repaired   int
-	summary    Summary
+	// foreign are processes of no pod that was named, asked what it was asked for.
+	foreign  int
+	asked    []string
+	strays   []cdi.File
+	removed  []types.UID
+	released []types.UID
+	repaired int
+	summary  Summary
 
 	claimErr, repairErr, processesErr, releaseErr, straysErr, removeErr error
 }
@@ -75,7 +79,11 @@ func newScene(t *testing.T) *scene {
 			Kubelet:    func(context.Context) ([]KubeletPod, error) { return s.kubelet, nil },
 			Registered: func() time.Time { return s.registered },
 			Processes:  func(_ context.Context, gpu string) (int, error) { return s.processes[gpu], s.processesErr },
-			GPUOf:      func(device string) string { gpu, _, _ := strings.Cut(device, "-mig"); return gpu },
+			ProcessesBut: func(_ context.Context, gpu string, pods []types.UID) (int, error) {
+				s.asked = append(s.asked, fmt.Sprint(gpu, pods))
+				return s.foreign, s.processesErr
+			},
+			GPUOf: func(device string) string { gpu, _, _ := strings.Cut(device, "-mig"); return gpu },
 		},
 		Repair: func(context.Context) error { s.repaired++; return s.repairErr },
 		Strays: func() ([]cdi.File, error) { return slices.Clone(s.strays), s.straysErr },
@@ -119,6 +127,48 @@ func (s *scene) want(what string, summary Summary, released ...types.UID) {
 	}
 	if diff := cmp.Diff(released, s.released); diff != "" {
 		s.t.Errorf("%s: released (-want +got):\n%s", what, diff)
+	}
+}
+
+// TestALeftoverShareIsReleasedBesideTheOthers: their processes and their daemon do not keep it.
+func TestALeftoverShareIsReleasedBesideTheOthers(t *testing.T) {
+	s := newScene(t)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	put := func(claim types.UID, share *ledger.Share, pods ...types.UID) {
+		e := entry()
+		e.Claim.UID, e.Claim.Name, e.Pods = claim, string(claim), pods
+		e.Devices[0].Share, e.Devices[0].CDIDeviceIDs = share, []string{"k8s.gpu.nvidia.com/claim=x"}
+		must(s.reconciler.opts.Ledger.Put(e))
+	}
+	must(s.reconciler.opts.Ledger.Remove("claim-uid"))
+	put("gone", &ledger.Share{}, "pod-gone")
+	put("other", &ledger.Share{}, "pod-1", "pod-2")
+	s.claim = claimWith("other", "gpu-0")
+	s.claim.Name = "other"
+	s.processes["gpu-0"], s.foreign = 3, 1
+	must(s.look())
+	must(s.look())
+	s.want("a process of nobody's", Summary{Occupied: map[string]ledger.Claim{"gpu-0": {UID: "gone", Namespace: "default", Name: "gone"}}})
+	s.foreign = 0
+	must(s.look())
+	must(s.look())
+	s.want("processes of the other alone", Summary{Released: 1, Occupied: map[string]ledger.Claim{}}, "gone")
+	for _, asked := range s.asked {
+		if asked != "gpu-0[pod-1 pod-2]" {
+			t.Errorf("asked for processes on %s, want those of none of the other's pods", asked)
+		}
+	}
+	// The last one is alone: all processes count.
+	s.claim, s.asked = nil, nil
+	must(s.look())
+	must(s.look())
+	if s.want("the last", Summary{Occupied: map[string]ledger.Claim{"gpu-0": {UID: "other", Namespace: "default", Name: "other"}}}, "gone"); len(s.asked) > 0 {
+		t.Errorf("asked %q", s.asked)
 	}
 }
 

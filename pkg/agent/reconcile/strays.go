@@ -56,7 +56,7 @@ func (r *Reconciler) lookAtFile(ctx context.Context, of subject, file *cdi.File,
 	for _, device := range file.Devices {
 		if gpu := r.opts.Sources.GPUOf(device); !counted[gpu] {
 			counted[gpu] = true
-			r.countProcesses(ctx, gpu, reading)
+			reading.count(r.opts.Sources.Processes(ctx, gpu))
 		}
 	}
 	return r.conclude(of, reading, func(r *Reading) string { return fileInUse(file.Claim, r) })
