@@ -118,8 +118,15 @@ func TestEachClaimHasItsOwn(t *testing.T) {
 	if unfinished, err := l.Unfinished(); err != nil || len(unfinished) > 0 {
 		t.Errorf("still unfinished: %v, %v", unfinished, err)
 	}
+	foreign := filepath.Join(l.Dir(), "b_README")
+	if err := os.WriteFile(foreign, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
 	if err := l.Remove("b"); err != nil {
 		t.Fatal(err)
+	}
+	if err := os.Remove(foreign); err != nil {
+		t.Errorf("a file that is no record: %v", err)
 	}
 	if diff := cmp.Diff([]string{a, c}, list(l.Records())); diff != "" {
 		t.Errorf("records without b (-want +got):\n%s", diff)
@@ -226,8 +233,11 @@ func TestAnEntryNamesWhatItHolds(t *testing.T) {
 		"default/train (" + string(uid) + ")": e.Claim.String(),
 		"CDIFile /var/run/cdi/x.json":         e.Undo[0].String(),
 		"Partition GPU-1 1g.10gb at slice 6":  ledger.Step{Kind: ledger.StepPartition, Target: "GPU-1", Partition: &place}.String(),
-		"GPU-gpu-b":                           e.Devices[0].PhysicalUUID(),
-		"GPU-9":                               (&ledger.Device{UUID: "MIG-1", GPUUUID: "GPU-9"}).PhysicalUUID(),
+		"Partition GPU-1 2c.3g.40gb at slice 4, compute slice 1": ledger.Step{
+			Kind: ledger.StepPartition, Target: "GPU-1", Partition: &ledger.Partition{Profile: "3g.40gb", Start: 4, ComputeStart: 1, ComputeSize: 2},
+		}.String(),
+		"GPU-gpu-b": e.Devices[0].PhysicalUUID(),
+		"GPU-9":     (&ledger.Device{UUID: "MIG-1", GPUUUID: "GPU-9"}).PhysicalUUID(),
 	} {
 		if got != want {
 			t.Errorf("%q, want %q", got, want)

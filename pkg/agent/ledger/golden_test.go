@@ -218,6 +218,9 @@ func TestDamageNeverPassesForARecord(t *testing.T) {
 
 func TestOverlap(t *testing.T) {
 	at := func(start, size uint32) *ledger.Partition { return &ledger.Partition{Start: start, Size: size} }
+	part := func(start, size, computeStart, computeSize uint32) *ledger.Partition {
+		return &ledger.Partition{Start: start, Size: size, ComputeStart: computeStart, ComputeSize: computeSize}
+	}
 	tests := map[string]struct {
 		a, b *ledger.Partition
 		want bool
@@ -228,6 +231,13 @@ func TestOverlap(t *testing.T) {
 		"one in the other":            {at(0, 4), at(3, 1), true},
 		"side by side":                {at(0, 4), at(4, 4), false},
 		"apart":                       {at(0, 1), at(6, 1), false},
+		"compute slices side by side": {part(4, 4, 0, 1), part(4, 4, 1, 2), false},
+		"a compute slice in others":   {part(4, 4, 0, 2), part(4, 4, 1, 1), true},
+		"the same compute slices":     {part(4, 4, 1, 1), part(4, 4, 1, 1), true},
+		"of one place, and all of it": {part(4, 4, 1, 1), at(4, 4), true},
+		"of places that overlap":      {part(4, 4, 0, 1), part(4, 2, 1, 1), true},
+		"of places that overlap, too": {part(4, 2, 0, 1), part(5, 2, 1, 1), true},
+		"of places apart":             {part(0, 4, 0, 1), part(4, 4, 0, 1), false},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

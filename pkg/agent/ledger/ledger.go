@@ -269,6 +269,5 @@ func (l *Ledger) names(uid types.UID) ([]string, error) {
 			names = append(names, name)
 		}
 	}
-	slices.Sort(names)
 	return names, nil
 }

@@ -175,8 +175,6 @@ func (r *Reconciler) conclude(of subject, reading *Reading, inUse func(*Reading)
 	first := r.before[of]
 	leftover, keep = decide(first, reading, inUse)
 	switch {
-	case leftover:
-		// It stays proven until it is gone.
 	case inUse(reading) != "":
 		delete(r.before, of)
 	case first == nil || reading.Registered.After(first.At.Add(-settle)):

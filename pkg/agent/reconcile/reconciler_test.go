@@ -311,6 +311,17 @@ func TestTheTimeBetweenTwoReadingsCounts(t *testing.T) {
 	}
 }
 
+// TestAClaimThatComesBackIsLookedAtAnew: what was seen of it before it was released says nothing about it now.
+func TestAClaimThatComesBackIsLookedAtAnew(t *testing.T) {
+	s := newScene(t)
+	again := entry()
+	again.Devices[0].CDIDeviceIDs = []string{"k8s.gpu.nvidia.com/claim=x"}
+	if err := errors.Join(s.look(), s.look(), s.ledger.Put(again), s.look()); err != nil {
+		t.Fatal(err)
+	}
+	s.want("prepared again", Summary{Occupied: map[string]ledger.Claim{"gpu-0": entry().Claim}}, "claim-uid")
+}
+
 // TestWhoIsGoneIsForgotten: the kubelet has unprepared the claim after all.
 func TestWhoIsGoneIsForgotten(t *testing.T) {
 	s := newScene(t)
