@@ -3,6 +3,7 @@ package durable_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync"
@@ -46,40 +47,73 @@ func TestAReaderFindsTheOldContentOrTheNew(t *testing.T) {
 	}
 }
 
+// locks of either kind.
+var locks = map[string]func(ctx context.Context, path string) (func(), error){
+	"of a file": durable.Lock,
+	"of a key": func(ctx context.Context, path string) (func(), error) {
+		return durable.LockKey(ctx, path, "8b8e7a52-5d0b-4f6a-9a55-6d2a3c1c6a10")
+	},
+}
+
 func TestALockExcludesEverybodyElse(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "lock")
-	var holders, most atomic.Int64
-	var group sync.WaitGroup
-	for range 20 {
-		group.Go(func() {
-			unlock, err := durable.Lock(t.Context(), path)
-			if err != nil {
-				t.Error(err)
-				return
+	for name, lock := range locks {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "lock")
+			var holders, most atomic.Int64
+			var group sync.WaitGroup
+			for range 20 {
+				group.Go(func() {
+					unlock, err := lock(t.Context(), path)
+					if err != nil {
+						t.Error(err)
+						return
+					}
+					if n := holders.Add(1); n > most.Load() {
+						most.Store(n)
+					}
+					holders.Add(-1)
+					unlock()
+				})
 			}
-			if n := holders.Add(1); n > most.Load() {
-				most.Store(n)
+			group.Wait()
+			if most.Load() != 1 {
+				t.Errorf("%d held the lock at once", most.Load())
 			}
-			holders.Add(-1)
-			unlock()
 		})
-	}
-	group.Wait()
-	if most.Load() != 1 {
-		t.Errorf("%d held the lock at once", most.Load())
 	}
 }
 
 func TestALockIsNotWaitedForLongerThanTheCallerWants(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "lock")
-	unlock, err := durable.Lock(t.Context(), path)
-	if err != nil {
-		t.Fatal(err)
+	for name, lock := range locks {
+		t.Run(name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "lock")
+			unlock, err := lock(t.Context(), path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer unlock()
+			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+			defer cancel()
+			if _, err := lock(ctx, path); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("error %v, want the context's", err)
+			}
+		})
 	}
-	defer unlock()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+}
+
+// TestKeysDoNotWaitForEachOther: a claim that waits for a GPU that is stuck holds its own lock, which must be nobody else's.
+func TestKeysDoNotWaitForEachOther(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "locks")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	if _, err := durable.Lock(ctx, path); !errors.Is(err, context.DeadlineExceeded) {
-		t.Errorf("error %v, want the context's", err)
+	for i := range 1000 {
+		unlock, err := durable.LockKey(ctx, path, fmt.Sprintf("claim-%d", i))
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unlock()
+	}
+	if info, err := os.Stat(path); err != nil || info.Size() != 0 {
+		t.Errorf("the file: %v, %v, want an empty one", info, err)
 	}
 }
