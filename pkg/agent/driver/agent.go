@@ -74,6 +74,7 @@ type Agent struct {
 	reporter  *reporter
 	status    *Status
 	leftovers *reconcile.Reconciler
+	calls     calls
 	// registered is when the kubelet last registered the driver, in nanoseconds since 1970; 0 if it has not.
 	registered atomic.Int64
 }
@@ -192,10 +193,9 @@ func (a *Agent) reconciled(summary reconcile.Summary) {
 // Status tells what the agent has reached, for probes.
 func (a *Agent) Status() *Status { return a.status }
 
-// Run serves until ctx ends, which is no error, or until the agent cannot go on.
+// Run serves until ctx ends, which is no error, or until the agent cannot go on. The kubelet's calls that are under way when ctx ends are
+// answered: one that is cut off is a pod that fails to start, and another agent, which would have taken the next call, knows nothing of it.
 func (a *Agent) Run(ctx context.Context) error {
-	ctx, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
 	logger := klog.FromContext(ctx)
 
 	// 1. The kubelet makes its folders; a socket in a folder made by us would be one that it never looks at.
@@ -218,7 +218,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.status.set(stageLedger, true)
 
 	// 4. Serve the kubelet, with or without GPUs: unprepare needs none.
-	helper, err := kubeletplugin.Start(ctx, a.newPlugin(cancel), a.pluginOptions()...)
+	serving, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	defer cancel(nil)
+	helper, err := kubeletplugin.Start(serving, a.newPlugin(cancel), a.pluginOptions()...)
 	if err != nil {
 		return fmt.Errorf("serve the kubelet in %s: %w", a.opts.KubeletRoot, err)
 	}
@@ -228,13 +230,31 @@ func (a *Agent) Run(ctx context.Context) error {
 
 	// 5. In the background: find and publish GPUs, watch over them and over the claims, keep the CDI files in place.
 	var group sync.WaitGroup
-	group.Go(func() { a.publisher.run(ctx) })
-	group.Go(func() { a.watch(ctx) })
-	group.Go(func() { keepCDI(ctx, a.claims, a.opts.CDIDir) })
-	<-ctx.Done()
-	a.status.set(stageServing, false)
+	group.Go(func() { a.publisher.run(serving) })
+	group.Go(func() { a.watch(serving) })
+	group.Go(func() { keepCDI(serving, a.claims, a.opts.CDIDir) })
+
+	// 6. Asked to stop, or failed.
+	select {
+	case <-ctx.Done():
+		a.status.set(stageServing, false)
+		a.drain(serving)
+		cancel(context.Cause(ctx))
+	case <-serving.Done():
+		a.status.set(stageServing, false)
+	}
 	group.Wait()
-	return ignoreStop(ctx, context.Cause(ctx))
+	return ignoreStop(ctx, context.Cause(serving))
+}
+
+// drain waits, bounded, for the end of the kubelet's calls, with all that the agent does beside them going on.
+func (a *Agent) drain(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, drainTimeout)
+	defer cancel()
+	a.calls.drain(ctx)
+	if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+		klog.FromContext(ctx).Info("Stopping although calls of the kubelet are under way: they will fail, and be tried again", "waited", drainTimeout)
+	}
 }
 
 // newPlugin answers the kubelet; fail ends the agent.
@@ -274,6 +294,7 @@ func (a *Agent) pluginOptions() []kubeletplugin.Option {
 		kubeletplugin.Serialize(false),
 		kubeletplugin.GRPCInterceptor(identify(a.opts.Version)),
 		kubeletplugin.GRPCInterceptor(a.onRegistration),
+		kubeletplugin.GRPCInterceptor(a.calls.intercept),
 	}
 }
 

@@ -35,6 +35,7 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
+	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -443,6 +444,50 @@ func TestTheSuccessorPublishesWhenTheOldAgentIsGone(t *testing.T) {
 		must(t, m.client.ResourceV1().ResourceSlices().Delete(t.Context(), slice.Name, metav1.DeleteOptions{}))
 	}
 	m.waitForGPUs(8)
+}
+
+// TestAnAgentThatStopsAnswersTheCallsUnderWay: in an update the kubelet calls the new agent, but the old one has what was called before.
+func TestAnAgentThatStopsAnswersTheCallsUnderWay(t *testing.T) {
+	m := newMachine(t)
+	stop := m.run("")
+	m.waitForGPUs(8)
+	plugin := m.plugin()
+	unlock, err := durable.Lock(t.Context(), m.path("state", "locks", "gpu-"+gpu0+".lock"))
+	must(t, err)
+	claim := m.allocate("train", gpu0)
+	answered := make(chan error, 1)
+	go func() {
+		response, err := plugin.NodePrepareResources(t.Context(), &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{claim}})
+		if err == nil && response.GetClaims()["train-uid"].GetError() != "" {
+			err = errors.New(response.GetClaims()["train-uid"].GetError())
+		}
+		answered <- err
+	}()
+	get := func(path string) string {
+		recorder := httptest.NewRecorder()
+		m.last.Status().Handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
+		return recorder.Body.String()
+	}
+	eventually(t, "the call is under way", func() error {
+		if !strings.Contains(get("/metrics"), `stowage_agent_calls_in_flight{operation="prepare"} 1`) {
+			return errors.New("it is not counted")
+		}
+		return nil
+	})
+	stopped := make(chan error, 1)
+	go func() { stopped <- stop() }()
+	eventually(t, "the agent stops", func() error {
+		if strings.Contains(get("/readyz"), "[+] serving the kubelet") {
+			return errors.New("it says that it serves")
+		}
+		return nil
+	})
+	unlock()
+	must(t, <-answered)
+	must(t, <-stopped)
+	if got := get("/metrics"); !strings.Contains(got, `stowage_agent_calls_in_flight{operation="prepare"} 0`) {
+		t.Error("the call is still counted")
+	}
 }
 
 func TestProbesTellWhatIsReached(t *testing.T) {

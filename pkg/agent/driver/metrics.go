@@ -25,6 +25,14 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"operation", "outcome"})
 
+	callsInFlight = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "calls_in_flight",
+		Help:           "The kubelet's calls that are under way, by operation (prepare, unprepare).",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"operation"})
+
 	sliceErrors = metrics.NewCounterVec(&metrics.CounterOpts{
 		Namespace:      metricsNamespace,
 		Subsystem:      metricsSubsystem,
@@ -83,7 +91,7 @@ var (
 	})
 
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(callSeconds, sliceErrors, sliceGapSeconds, poolGeneration, slicesPublished, leftoversReleased, strayFiles, occupiedGPUs)
+		legacyregistry.MustRegister(callSeconds, callsInFlight, sliceErrors, sliceGapSeconds, poolGeneration, slicesPublished, leftoversReleased, strayFiles, occupiedGPUs)
 		legacyregistry.CustomMustRegister(gpuMetrics)
 		legacyregistry.CustomMustRegister(claimMetrics)
 	})

@@ -126,6 +126,7 @@ func TestMetricsTellWhatPrepareAndUnprepareDo(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string]string{
 		"call_duration_seconds":    "operation,outcome",
+		"calls_in_flight":          "operation",
 		"device_health":            "device,health",
 		"device_use_seconds_total": "device",
 		"gpu_ecc_errors_total":     "device,kind",
