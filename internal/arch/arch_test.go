@@ -53,7 +53,7 @@ var rooms = []room{
 
 	{path: "test/lab", may: []string{"internal/localcluster"}},
 	{path: "test/demo", may: []string{"internal/localcluster", "test/lab"}},
-	{path: "test/e2e", may: []string{"internal/localcluster", "test/lab"}},
+	{path: "test/e2e", may: []string{"internal/localcluster", "pkg/nvmlsim", "test/lab"}},
 	{path: "test/integration", may: []string{"internal/localcluster", "pkg/plugins", "pkg/tracker"}},
 	{path: "test/gpu", may: []string{"pkg/agent"}},
 	{path: "test/perf/fence", may: []string{"internal/localcluster"}},

@@ -357,5 +357,5 @@ func pathExists(path string) bool {
 	return !errors.Is(err, fs.ErrNotExist)
 }
 
-// serversCAFile is the certificate of the authority behind ServingCertificate.
-func (c *Cluster) serversCAFile() string { return filepath.Join(c.dir, "servers-ca.crt") }
+// ServersCAFile is the certificate of the authority behind ServingCertificate.
+func (c *Cluster) ServersCAFile() string { return filepath.Join(c.dir, "servers-ca.crt") }

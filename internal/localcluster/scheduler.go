@@ -136,7 +136,7 @@ func (c *Cluster) startScheduler(ctx context.Context, o SchedulerOptions) (*Sche
 	return &Scheduler{
 		Process:    process,
 		URL:        server.url(""),
-		CAFile:     c.serversCAFile(),
+		CAFile:     c.ServersCAFile(),
 		Kubeconfig: o.Kubeconfig,
 		client:     server.client,
 	}, nil

@@ -161,7 +161,14 @@ func createPod(t *testing.T, namespace, name string, gpus int64) {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.CoreV1().Pods(namespace).Create(t.Context(), &corev1.Pod{
+	if _, err := client.CoreV1().Pods(namespace).Create(t.Context(), podWithClaim(name, name), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// podWithClaim has one small container with a claim of the template.
+func podWithClaim(name, template string) *corev1.Pod {
+	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
 			SchedulerName:                 "stowage",
@@ -169,16 +176,14 @@ func createPod(t *testing.T, namespace, name string, gpus int64) {
 			TerminationGracePeriodSeconds: ptr.To[int64](1),
 			AutomountServiceAccountToken:  ptr.To(false),
 			DNSPolicy:                     corev1.DNSDefault,
-			ResourceClaims:                []corev1.PodResourceClaim{{Name: "gpus", ResourceClaimTemplateName: ptr.To(name)}},
+			ResourceClaims:                []corev1.PodResourceClaim{{Name: template, ResourceClaimTemplateName: ptr.To(template)}},
 			Containers: []corev1.Container{{
 				Name:            "main",
 				Image:           image.Probe,
 				ImagePullPolicy: corev1.PullNever,
-				Resources:       corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: "gpus"}}},
+				Resources:       corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: template}}},
 			}},
 		},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
 	}
 }
 

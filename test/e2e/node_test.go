@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -11,7 +12,9 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"stowage.dev/stowage/test/lab"
@@ -47,16 +50,45 @@ func TestAPodThatWaitsGetsTheGPUsOfOneThatEnds(t *testing.T) {
 	second.check()
 }
 
+// A kubelet that starts deletes its node's slices. They are published again soon, and the agent tells how long not all were there.
 func TestKubeletRestartLeavesRunningPodsTheirGPUs(t *testing.T) {
+	// Without the agent's own publishing it would be 30 s.
+	const longestGap = 15 * time.Second
 	namespace := newNamespace(t)
 	before := startPod(t, namespace, "before", 2)
 	before.check()
 	was := before.container()
+	old, metrics := sliceUIDs(t), agentMetrics(t, theNode.Agent())
 
+	begin := time.Now()
 	if err := theNode.RestartKubelet(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// The kubelet wipes the node's slices when it starts.
+	poll(t, "all slices are new ones", func(context.Context) error {
+		now := sliceUIDs(t)
+		for uid := range old {
+			if now[uid] {
+				return fmt.Errorf("slice %s is as before", uid)
+			}
+		}
+		if len(now) != len(old) {
+			return fmt.Errorf("there are %d slices, before it were %d", len(now), len(old))
+		}
+		return nil
+	})
+	const gaps = "stowage_agent_slice_gap_seconds"
+	poll(t, "the agent tells of the gap", func(context.Context) error {
+		if now := agentMetrics(t, theNode.Agent()); now.Count(gaps) != metrics.Count(gaps)+1 {
+			return fmt.Errorf("it has measured %g gaps, before it were %g", now.Count(gaps), metrics.Count(gaps))
+		}
+		return nil
+	})
+	gap := time.Duration((agentMetrics(t, theNode.Agent()).Sum(gaps) - metrics.Sum(gaps)) * float64(time.Second))
+	if gap <= 0 || gap > longestGap || gap > time.Since(begin) {
+		t.Errorf("the measured gap is %s; the restart began %s ago, and at most %s are allowed", gap, time.Since(begin), longestGap)
+	}
+	t.Logf("not all slices were there for %s", gap)
+
 	if err := cluster.WaitForSlices(t.Context(), nodeName, gpuCount); err != nil {
 		t.Fatal(err)
 	}
@@ -66,6 +98,19 @@ func TestKubeletRestartLeavesRunningPodsTheirGPUs(t *testing.T) {
 	before.waitRunning()
 	before.checkAgain()
 	checkSameContainer(t, was, before)
+}
+
+func sliceUIDs(t *testing.T) map[types.UID]bool {
+	t.Helper()
+	list, err := cluster.AdminClient().ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + nodeName})
+	if err != nil {
+		t.Fatal(err)
+	}
+	uids := map[types.UID]bool{}
+	for _, slice := range list.Items {
+		uids[slice.UID] = true
+	}
+	return uids
 }
 
 func TestAgentKilledAndRestarted(t *testing.T) {

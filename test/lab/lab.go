@@ -1,13 +1,10 @@
 package lab
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
-	"os/exec"
 	"path/filepath"
 	"time"
 
@@ -40,7 +37,7 @@ type Lab struct {
 	scheduler *localcluster.Scheduler
 	nodes     map[string]*labNode
 	// known caches what discovery says, by node.
-	known map[string]map[string]gpu
+	known map[string]inventory
 }
 
 // Start starts the control plane and applies the manifests that grant rights and
@@ -55,7 +52,7 @@ func Start(ctx context.Context, options Options) (*Lab, error) {
 		options: options,
 		client:  cluster.AdminClient(),
 		nodes:   map[string]*labNode{},
-		known:   map[string]map[string]gpu{},
+		known:   map[string]inventory{},
 	}
 	if err := l.Apply(ctx, l.Manifest("base", "access")); err != nil {
 		return nil, errors.Join(err, cluster.Stop())
@@ -205,37 +202,4 @@ func (l *Lab) WaitForSlices(ctx context.Context, node string, count int) error {
 		return fmt.Errorf("waiting for the %d GPUs of node %s, %d are published: %w", count, node, published, err)
 	}
 	return nil
-}
-
-// discovered is the part of `node-agent discover -o json` that we read.
-type discovered struct {
-	GPUs []struct {
-		Name  string `json:"name"`
-		UUID  string `json:"uuid"`
-		Minor int    `json:"minor"`
-	} `json:"gpus"`
-}
-
-// gpus asks discovery what GPUs a node has.
-func (l *Lab) gpus(ctx context.Context, node *labNode) (map[string]gpu, error) {
-	if known, ok := l.known[node.name]; ok {
-		return known, nil
-	}
-	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, l.options.Agent, "discover", "-o", "json", "--nvml="+node.nvml, "--node-name="+node.name)
-	cmd.Stderr = &stderr
-	output, err := cmd.Output()
-	if err != nil {
-		return nil, fmt.Errorf("discovering the GPUs of node %s: %w: %s", node.name, err, stderr.String())
-	}
-	var found discovered
-	if err := json.Unmarshal(output, &found); err != nil {
-		return nil, fmt.Errorf("reading what discovery printed for node %s: %w", node.name, err)
-	}
-	gpus := map[string]gpu{}
-	for _, g := range found.GPUs {
-		gpus[g.Name] = gpu{UUID: g.UUID, Minor: g.Minor}
-	}
-	l.known[node.name] = gpus
-	return gpus, nil
 }

@@ -1,15 +1,12 @@
 package lab
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"os"
 	"path/filepath"
 	"time"
 
-	"github.com/prometheus/common/expfmt"
-	"github.com/prometheus/common/model"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 )
@@ -71,12 +68,11 @@ func (l *Lab) gauge(ctx context.Context, name string) (float64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("reading the scheduler's metrics: %w", err)
 	}
-	parser := expfmt.NewTextParser(model.UTF8Validation)
-	families, err := parser.TextToMetricFamilies(bytes.NewReader(text))
+	metrics, err := ParseMetrics(text)
 	if err != nil {
-		return 0, fmt.Errorf("reading the scheduler's metrics: %w", err)
+		return 0, fmt.Errorf("of the scheduler: %w", err)
 	}
-	family, ok := families[name]
+	family, ok := metrics[name]
 	if !ok || len(family.GetMetric()) != 1 {
 		return 0, fmt.Errorf("the scheduler does not have the metric %s", name)
 	}

@@ -2,13 +2,17 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 
 	"stowage.dev/stowage/internal/localcluster/image/report"
 	"stowage.dev/stowage/internal/localcluster/node"
@@ -17,6 +21,8 @@ import (
 // labNode is a node of either kind.
 type labNode struct {
 	name, nvml string
+	// simDir keeps the GPUs' state where the node has partitions, which come and go; empty where it has not.
+	simDir string
 	// sight tells what a running pod's container was given.
 	sight func(ctx context.Context, pod *corev1.Pod) (Sight, error)
 	// leavings are patterns of files that exist only while claims are prepared.
@@ -32,7 +38,7 @@ func (l *Lab) StartRealNode(ctx context.Context, name, nvml string, args ...stri
 	if err != nil {
 		return nil, err
 	}
-	l.nodes[name] = &labNode{
+	started := &labNode{
 		name: name,
 		nvml: nvml,
 		sight: func(ctx context.Context, pod *corev1.Pod) (Sight, error) {
@@ -40,6 +46,11 @@ func (l *Lab) StartRealNode(ctx context.Context, name, nvml string, args ...stri
 		},
 		leavings: leavings(n.CDIDir(), n.StateDir()),
 	}
+	if slices.Contains(args, "--partitions=dynamic") {
+		started.simDir = n.SimulationDir()
+	}
+	l.nodes[name] = started
+	delete(l.known, name)
 	return n, nil
 }
 
@@ -52,17 +63,28 @@ func leavings(cdiDir, stateDir string) []string {
 	}
 }
 
-// probe reads what the container itself printed.
+// printTimeout is how long a container that is reported to run may need to print, on a busy machine.
+const printTimeout = 30 * time.Second
+
+// probe reads what the container itself printed. It waits for that: a container runs before its program does.
 func (l *Lab) probe(ctx context.Context, n *node.Node, pod *corev1.Pod) (Sight, error) {
-	log, err := n.PodLogs(ctx, pod.Namespace, pod.Name, pod.Spec.Containers[0].Name)
+	var sight Sight
+	var unread error
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, printTimeout, true, func(ctx context.Context) (bool, error) {
+		log, err := n.PodLogs(ctx, pod.Namespace, pod.Name, pod.Spec.Containers[0].Name)
+		if err != nil {
+			return false, err
+		}
+		printed, err := report.Last(strings.NewReader(log))
+		if unread = err; err == nil {
+			sight = sightOf(printed)
+		}
+		return err == nil, nil
+	})
 	if err != nil {
-		return Sight{}, err
+		return Sight{}, fmt.Errorf("pod %s: %w", pod.Name, errors.Join(err, unread))
 	}
-	printed, err := report.Last(strings.NewReader(log))
-	if err != nil {
-		return Sight{}, fmt.Errorf("pod %s: %w", pod.Name, err)
-	}
-	return sightOf(printed), nil
+	return sight, nil
 }
 
 var gpuNode = regexp.MustCompile(`^/dev/nvidia([0-9]+)$`)

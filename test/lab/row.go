@@ -70,20 +70,14 @@ func shorten(uuids []string) []string {
 	return short
 }
 
-// gpu is what a device name in an allocation stands for on its node.
-type gpu struct {
-	UUID  string
-	Minor int
-}
-
 // judge compares what a container saw with the devices allocated to its pod.
 // The expectation comes from discovery on the node, not from the agent's
 // prepare, whose work is on trial.
-func judge(allocated []resourceapi.DeviceRequestAllocationResult, gpus map[string]gpu, seen Sight) error {
+func judge(allocated []resourceapi.DeviceRequestAllocationResult, found inventory, seen Sight) error {
 	var errs []error
 	wantUUIDs, wantMinors := map[string]bool{}, map[int]bool{}
 	for _, result := range allocated {
-		device, ok := gpus[result.Device]
+		device, ok := found.find(result.Device)
 		if !ok {
 			errs = append(errs, fmt.Errorf("allocated device %s/%s does not exist on the node", result.Pool, result.Device))
 			continue
@@ -172,7 +166,33 @@ func inUse(claim *resourceapi.ResourceClaim, pod *corev1.Pod) error {
 
 // Row reads back one running pod.
 func (l *Lab) Row(ctx context.Context, pod *corev1.Pod) Row {
-	row := Row{Pod: pod.Name, Node: pod.Spec.NodeName}
+	return l.Rows(ctx, []*corev1.Pod{pod})[0]
+}
+
+// Rows reads back running pods. What their nodes have is asked for once.
+func (l *Lab) Rows(ctx context.Context, pods []*corev1.Pod) []Row {
+	found := map[string]inventory{}
+	rows := make([]Row, 0, len(pods))
+	for _, pod := range pods {
+		node, ok := l.nodes[pod.Spec.NodeName]
+		if !ok {
+			rows = append(rows, Row{Pod: pod.Name, Node: pod.Spec.NodeName, Err: fmt.Errorf("pod %s runs on node %q, which is none of ours", pod.Name, pod.Spec.NodeName)})
+			continue
+		}
+		if _, ok := found[node.name]; !ok {
+			var err error
+			if found[node.name], err = l.discover(ctx, node); err != nil {
+				rows = append(rows, Row{Pod: pod.Name, Node: node.name, Err: err})
+				continue
+			}
+		}
+		rows = append(rows, l.row(ctx, pod, node, found[node.name]))
+	}
+	return rows
+}
+
+func (l *Lab) row(ctx context.Context, pod *corev1.Pod, node *labNode, found inventory) Row {
+	row := Row{Pod: pod.Name, Node: node.name}
 	claims, results, err := l.allocation(ctx, pod)
 	if err != nil {
 		row.Err = err
@@ -182,23 +202,13 @@ func (l *Lab) Row(ctx context.Context, pod *corev1.Pod) Row {
 	for _, result := range results {
 		row.Allocated = append(row.Allocated, result.Device)
 	}
-	node, ok := l.nodes[pod.Spec.NodeName]
-	if !ok {
-		row.Err = fmt.Errorf("pod %s runs on node %q, which is none of ours", pod.Name, pod.Spec.NodeName)
-		return row
-	}
 	seen, err := node.sight(ctx, pod)
 	if err != nil {
 		row.Err = err
 		return row
 	}
 	row.Seen = seen.String()
-	gpus, err := l.gpus(ctx, node)
-	if err != nil {
-		row.Err = err
-		return row
-	}
-	row.Err = judge(results, gpus, seen)
+	row.Err = judge(results, found, seen)
 	return row
 }
 

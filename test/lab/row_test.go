@@ -1,6 +1,7 @@
 package lab
 
 import (
+	"encoding/json"
 	"strings"
 	"testing"
 
@@ -12,9 +13,14 @@ import (
 )
 
 func TestJudgeAcceptsOnlyExactlyTheAllocatedGPUs(t *testing.T) {
-	gpus := map[string]gpu{
-		"gpu-0": {UUID: "GPU-aaaaaaaa-0", Minor: 0},
-		"gpu-1": {UUID: "GPU-bbbbbbbb-1", Minor: 1},
+	var found discovered
+	if err := json.Unmarshal([]byte(`{"gpus": [
+		{"name": "gpu-0", "uuid": "GPU-aaaaaaaa-0", "minor": 0},
+		{"name": "gpu-1", "uuid": "GPU-bbbbbbbb-1", "minor": 1},
+		{"name": "gpu-2", "uuid": "GPU-cccccccc-2", "minor": 2, "migEnabled": true, "migInstances": [
+			{"ID": 9, "ProfileID": 19, "Placement": {"Start": 0, "Size": 1}, "Devices": [{"UUID": "MIG-dddddddd-3"}]},
+			{"ID": 10, "ProfileID": 14, "Placement": {"Start": 4, "Size": 2}, "Devices": [{"UUID": "MIG-eeeeeeee-4"}]}]}]}`), &found); err != nil {
+		t.Fatal(err)
 	}
 	for name, test := range map[string]struct {
 		allocated []string
@@ -24,6 +30,19 @@ func TestJudgeAcceptsOnlyExactlyTheAllocatedGPUs(t *testing.T) {
 		"the same GPUs": {
 			allocated: []string{"gpu-1", "gpu-0"},
 			seen:      Sight{VisibleDevices: []string{"GPU-aaaaaaaa-0", "GPU-bbbbbbbb-1"}, Minors: []int{0, 1}},
+		},
+		"a partition": {
+			allocated: []string{"gpu-2-mig-2g20gb-4"},
+			seen:      Sight{VisibleDevices: []string{"MIG-eeeeeeee-4"}, Minors: []int{2}},
+		},
+		"the partition beside it": {
+			allocated: []string{"gpu-2-mig-1g10gb-me-0"},
+			seen:      Sight{VisibleDevices: []string{"MIG-eeeeeeee-4"}, Minors: []int{2}},
+			want:      "the container has [MIG-eeeeeeee-4], allocated is [MIG-dddddddd-3]",
+		},
+		"a partition that has not been made": {
+			allocated: []string{"gpu-2-mig-1g10gb-1"},
+			want:      "gpu-2-mig-1g10gb-1 does not exist",
 		},
 		"another GPU": {
 			allocated: []string{"gpu-0"},
@@ -66,7 +85,7 @@ func TestJudgeAcceptsOnlyExactlyTheAllocatedGPUs(t *testing.T) {
 			for _, device := range test.allocated {
 				results = append(results, resourceapi.DeviceRequestAllocationResult{Driver: DriverName, Pool: "node", Device: device})
 			}
-			err := judge(results, gpus, test.seen)
+			err := judge(results, found.GPUs, test.seen)
 			switch {
 			case test.want == "" && err != nil:
 				t.Errorf("unexpected error: %v", err)

@@ -4,13 +4,19 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
+	"path/filepath"
 	"syscall"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"stowage.dev/stowage/internal/localcluster"
 )
+
+// agentGracePeriod is that of our DaemonSet's pods: the agent answers the kubelet's calls that are under way before it ends.
+const agentGracePeriod = 30 * time.Second
 
 func (a Agent) withDefaults() Agent {
 	if a.Namespace == "" {
@@ -29,6 +35,42 @@ func (n *Node) StartAgent(ctx context.Context) error {
 	return n.startAgent(ctx)
 }
 
+// StartNextAgent starts another agent beside the one that runs, as a DaemonSet does that is updated with maxSurge 1, and waits until it is
+// ready. It is the node's agent then; the caller ends the former one with Stop.
+func (n *Node) StartNextAgent(ctx context.Context) (former *RunningAgent, err error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	former = n.agent
+	if former == nil {
+		return nil, errors.New("the agent does not run")
+	}
+	n.agent = nil
+	if err := n.startAgent(ctx); err != nil {
+		n.agent = former
+		return nil, err
+	}
+	n.former = append(n.former, former)
+	return former, nil
+}
+
+// Agent is the agent that was started last, nil if none runs.
+func (n *Node) Agent() *RunningAgent {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.agent
+}
+
+// RunningAgent is one agent of a node.
+type RunningAgent struct {
+	*localcluster.Process
+	url string
+}
+
+// Get returns what the agent serves on a path, for instance "/metrics".
+func (a *RunningAgent) Get(ctx context.Context, path string) ([]byte, error) {
+	return get(ctx, http.DefaultClient, a.url+path)
+}
+
 func (n *Node) startAgent(ctx context.Context) error {
 	if n.agentOpt.Binary == "" {
 		return errors.New("the node was started without an agent binary")
@@ -36,6 +78,7 @@ func (n *Node) startAgent(ctx context.Context) error {
 	if n.agent != nil {
 		return fmt.Errorf("the agent runs already, as process %d", n.agent.Pid())
 	}
+	n.agents++
 	// Bound to the Node object: RBAC's and admission's node checks read the node from the token.
 	node, err := n.cluster.AdminClient().CoreV1().Nodes().Get(ctx, n.name, metav1.GetOptions{})
 	if err != nil {
@@ -51,9 +94,12 @@ func (n *Node) startAgent(ctx context.Context) error {
 		return err
 	}
 	address := fmt.Sprintf("127.0.0.1:%d", ports[0])
+	agent := &RunningAgent{url: "http://" + address}
 	path, args := n.enclosure.Wrap(n.agentOpt.Binary, append([]string{
 		"--kubeconfig=" + kubeconfig,
 		"--node-name=" + n.name,
+		// As in a pod: two agents may run at once.
+		fmt.Sprintf("--pod-uid=%s-%d", n.name, n.agents),
 		"--nvml=" + n.agentOpt.NVML,
 		"--kubelet-root-dir=" + kubeletRoot,
 		"--cdi-root=" + cdiRoot,
@@ -61,24 +107,31 @@ func (n *Node) startAgent(ctx context.Context) error {
 		"--dev-root=" + n.layout.devices(),
 		"--health-address=" + address,
 	}, n.agentOpt.Args...)...)
-	n.agent, err = localcluster.StartProcess(ctx, localcluster.Command{
-		Name:    n.name + "-agent",
-		Path:    path,
-		Args:    args,
-		LogFile: n.LogFile("agent"),
-		Ready:   func(ctx context.Context) error { return healthy(ctx, "http://"+address+"/readyz") },
+	agent.Process, err = localcluster.StartProcess(ctx, localcluster.Command{
+		Name:        n.name + "-agent",
+		Path:        path,
+		Args:        args,
+		LogFile:     n.LogFile("agent"),
+		Ready:       func(ctx context.Context) error { return healthy(ctx, agent.url+"/readyz") },
+		StopTimeout: agentGracePeriod,
 	})
+	if err == nil {
+		n.agent = agent
+	}
 	return err
 }
 
+// SimulationDir is the folder of the node's simulated GPUs, with their control socket (pkg/nvmlsim).
+func (n *Node) SimulationDir() string { return filepath.Join(n.layout.agentState(), "sim") }
+
 // StopAgent ends the agent in an orderly way.
 func (n *Node) StopAgent() error {
-	return n.endAgent((*localcluster.Process).Stop)
+	return n.endAgent((*RunningAgent).Stop)
 }
 
 // KillAgent ends the agent with SIGKILL: a crash.
 func (n *Node) KillAgent() error {
-	return n.endAgent((*localcluster.Process).Kill)
+	return n.endAgent((*RunningAgent).Kill)
 }
 
 // SignalAgent sends the agent a signal, for instance SIGSTOP to make it hang.
@@ -91,7 +144,7 @@ func (n *Node) SignalAgent(signal syscall.Signal) error {
 	return n.agent.Signal(signal)
 }
 
-func (n *Node) endAgent(end func(*localcluster.Process) error) error {
+func (n *Node) endAgent(end func(*RunningAgent) error) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.agent == nil {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"syscall"
 	"text/template"
 
 	"stowage.dev/stowage/internal/localcluster"
@@ -102,6 +103,13 @@ func (n *Node) startContainerd(ctx context.Context) error {
 		return fmt.Errorf("importing the test images: %w", err)
 	}
 	return nil
+}
+
+// SignalContainerd sends containerd a signal, for instance SIGSTOP: then containers run on, and none is started or ended.
+func (n *Node) SignalContainerd(signal syscall.Signal) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.containerd.Signal(signal)
 }
 
 // snapshotter is overlayfs, unless the node's folder lies on an overlay itself, as it does in most containers.

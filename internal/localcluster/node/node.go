@@ -62,7 +62,9 @@ type Node struct {
 	enclosure  *enclosure.Enclosure
 	containerd *localcluster.Process
 	kubelet    *localcluster.Process
-	agent      *localcluster.Process
+	agent      *RunningAgent   // the one that was started last
+	former     []*RunningAgent // that StartNextAgent has replaced
+	agents     int             // started so far
 
 	cancel   context.CancelCauseFunc // makes start give up
 	stopOnce sync.Once
@@ -212,7 +214,12 @@ func (n *Node) shutDown() error {
 	defer n.mu.Unlock()
 	var errs []error
 	// Against the order of their start, and the kubelet before containerd, or it would bring back what is killed.
-	for _, process := range []*localcluster.Process{n.agent, n.kubelet, n.containerd} {
+	for _, agent := range append(n.former, n.agent) {
+		if agent != nil {
+			errs = append(errs, agent.Err(), agent.Stop())
+		}
+	}
+	for _, process := range []*localcluster.Process{n.kubelet, n.containerd} {
 		if process != nil {
 			errs = append(errs, process.Err(), process.Stop())
 		}

@@ -5,10 +5,12 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
 )
 
 // RestartKubelet ends the kubelet, starts it anew and waits until it reports the node Ready. Pods run on meanwhile.
@@ -23,6 +25,29 @@ func (n *Node) RestartKubelet(ctx context.Context) error {
 		return fmt.Errorf("restarting the kubelet of node %s: %w", n.name, err)
 	}
 	return n.waitReady(ctx, begin)
+}
+
+// SignalKubelet sends the kubelet a signal, for instance SIGSTOP to make it hang.
+func (n *Node) SignalKubelet(signal syscall.Signal) error {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.kubelet.Signal(signal)
+}
+
+// KubeletMetrics returns the kubelet's metrics. It is asked directly, because the API server does not proxy to loopback addresses.
+func (n *Node) KubeletMetrics(ctx context.Context) ([]byte, error) {
+	config := n.cluster.AdminConfig()
+	config.TLSClientConfig.CAData, config.TLSClientConfig.CAFile = nil, n.cluster.ServersCAFile()
+	client, err := rest.HTTPClientFor(config)
+	if err != nil {
+		return nil, err
+	}
+	defer client.CloseIdleConnections()
+	text, err := get(ctx, client, fmt.Sprintf("https://127.0.0.1:%d/metrics", n.network.kubeletPort))
+	if err != nil {
+		return nil, fmt.Errorf("reading the metrics of the kubelet of node %s: %w", n.name, err)
+	}
+	return text, nil
 }
 
 // PodLogs returns the log of a container as the API server gets it from the kubelet.

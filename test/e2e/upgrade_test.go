@@ -1,0 +1,311 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"stowage.dev/stowage/internal/localcluster/node"
+	"stowage.dev/stowage/test/lab"
+)
+
+// Agents are replaced as a DaemonSet with maxSurge 1 does it. Each time one prepare is under way at the old agent when that is told to end,
+// one is done while both run, and one comes after. None fails, and the health of a running pod's GPU never is anything but Healthy.
+func TestAgentUpgradeFailsNoPrepare(t *testing.T) {
+	namespace := newNamespace(t)
+	watched := startPod(t, namespace, "watched", 1)
+	watched.waitHealth(corev1.ResourceHealthStatusHealthy, "")
+	unhealthy := watched.watchHealth()
+	before := kubeletMetrics(t, theNode)
+
+	const upgrades = 3
+	for upgrade := range upgrades {
+		create := func(when string) pod {
+			p := pod{t: t, namespace: namespace, name: fmt.Sprintf("%s-%d", when, upgrade)}
+			createPod(t, namespace, p.name, 1)
+			return p
+		}
+		// 1. The old agent begins to prepare, and has to wait for the lock of the GPU.
+		old := theNode.Agent()
+		locks := lockGPUs(t, theNode)
+		begun := create("begun")
+		waitCalls(t, old, "the old agent prepares", 1, prepared(agentMetrics(t, old)))
+		device := begun.device()
+		locks.releaseAllBut(device)
+
+		// 2. Both run. The kubelet calls the one that it got to know last.
+		former, err := theNode.StartNextAgent(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		during := create("during")
+		waitCalls(t, theNode.Agent(), "the new agent prepares while both run", 0, 1)
+
+		// 3. The old one is told to end. It answers the call that it has, and only that.
+		stopped := make(chan error, 1)
+		go func() { stopped <- former.Stop() }()
+		poll(t, "the old agent ends", func(ctx context.Context) error {
+			if _, err := former.Get(ctx, "/readyz"); err == nil {
+				return errors.New("it is ready")
+			}
+			return nil
+		})
+		locks.releaseAllBut()
+		if err := <-stopped; err != nil {
+			t.Fatal(err)
+		}
+		after := create("after")
+		for _, p := range []pod{begun, during, after} {
+			p.waitRunning()
+			p.check()
+		}
+		if n := prepared(agentMetrics(t, theNode.Agent())); n != 2 {
+			t.Errorf("upgrade %d: the new agent has prepared %g claims, want those of pods %s and %s", upgrade, n, during.name, after.name)
+		}
+		for _, p := range []pod{begun, during, after} {
+			p.delete()
+		}
+	}
+	checkKubeletCalls(t, namespace, before, kubeletMetrics(t, theNode), 3*upgrades)
+	if seen := unhealthy(); len(seen) > 0 {
+		t.Errorf("health of the watched pod's GPU on the way: %v", seen)
+	}
+}
+
+// checkKubeletCalls compares the kubelet's own count of the pods that needed something to be prepared or unprepared, between two times, with
+// how many there were in the namespace. None failed at the agent.
+func checkKubeletCalls(t *testing.T, namespace string, before, after lab.Metrics, wantPrepared float64) {
+	t.Helper()
+	count := func(m lab.Metrics, operation, isError string) float64 {
+		return m.Count("dra_operations_duration_seconds", "operation_name", operation, "is_error", isError)
+	}
+	refused := 0
+	for _, n := range refusals(t, namespace) {
+		refused += n
+	}
+	for operation, want := range map[string]float64{"PrepareResources": float64(refused), "UnprepareResources": 0} {
+		if n := count(after, operation, "true") - count(before, operation, "true"); n != want {
+			t.Errorf("the kubelet counts %g failures of %s, want %g", n, operation, want)
+		}
+	}
+	if n := count(after, "PrepareResources", "false") - count(before, "PrepareResources", "false"); n < wantPrepared {
+		t.Errorf("the kubelet has prepared %g pods, want %g: nothing is proven", n, wantPrepared)
+	}
+	for _, event := range warnings(t, namespace) {
+		if event.Reason != "FailedScheduling" && !isRefusal(event) {
+			t.Errorf("pod %s: %s: %s", event.InvolvedObject.Name, event.Reason, event.Message)
+		}
+	}
+}
+
+// refusals counts, by pod, how often the kubelet could not read the pod's claim. That may be the case when a pod has just been bound: the
+// API server lets a node read the claims of its pods when it has heard of these itself, and the kubelet may be faster. It then tries again
+// after more than a minute. The agent has not been asked.
+func refusals(t *testing.T, namespace string) map[string]int {
+	t.Helper()
+	byPod := map[string]int{}
+	for _, event := range warnings(t, namespace) {
+		if isRefusal(event) {
+			byPod[event.InvolvedObject.Name] += max(1, int(event.Count))
+		}
+	}
+	return byPod
+}
+
+func isRefusal(event corev1.Event) bool {
+	return event.Reason == "FailedPrepareDynamicResources" && strings.Contains(event.Message, "no relationship found between node")
+}
+
+// warnings are the events of the namespace that tell of something wrong.
+func warnings(t *testing.T, namespace string) []corev1.Event {
+	t.Helper()
+	events, err := cluster.AdminClient().CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return events.Items
+}
+
+// watchHealth collects what the pod's status says of the health of its GPUs, unless it is Healthy, until the function is called that returns it.
+func (p pod) watchHealth() (unhealthy func() []string) {
+	p.t.Helper()
+	stream, err := cluster.AdminClient().CoreV1().Pods(p.namespace).Watch(p.t.Context(), metav1.ListOptions{FieldSelector: "metadata.name=" + p.name})
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	var (
+		seen    []string
+		events  int
+		stopped atomic.Bool
+		done    = make(chan struct{})
+	)
+	go func() {
+		defer close(done)
+		for event := range stream.ResultChan() {
+			object, ok := event.Object.(*corev1.Pod)
+			if !ok {
+				if !stopped.Load() {
+					seen = append(seen, fmt.Sprintf("the watch broke: %v", event.Object))
+				}
+				return
+			}
+			for _, container := range object.Status.ContainerStatuses {
+				for _, resource := range container.AllocatedResourcesStatus {
+					for _, device := range resource.Resources {
+						events++
+						if device.Health != corev1.ResourceHealthStatusHealthy {
+							seen = append(seen, fmt.Sprintf("%s is %s", device.ResourceID, device.Health))
+						}
+					}
+				}
+			}
+		}
+	}()
+	return func() []string {
+		stopped.Store(true)
+		stream.Stop()
+		<-done
+		if events == 0 {
+			seen = append(seen, "nothing was seen")
+		}
+		return seen
+	}
+}
+
+// locks are those of GPUs, which the test has taken as another agent would.
+type locks struct {
+	t     *testing.T
+	files map[string]*os.File // by GPU
+}
+
+// lockGPUs takes the locks of GPUs, of all of the node if none is named. They are released when the test ends, if not before.
+func lockGPUs(t *testing.T, n *node.Node, gpus ...string) *locks {
+	t.Helper()
+	if len(gpus) == 0 {
+		slices, err := cluster.AdminClient().ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + n.Name()})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, slice := range slices.Items {
+			for _, device := range slice.Spec.Devices {
+				gpus = append(gpus, device.Name)
+			}
+		}
+	}
+	l := &locks{t: t, files: map[string]*os.File{}}
+	t.Cleanup(func() { l.releaseAllBut() })
+	for _, gpu := range gpus {
+		if l.files[gpu] != nil {
+			continue
+		}
+		file, err := os.OpenFile(filepath.Join(n.StateDir(), "locks", "gpu-"+gpu+".lock"), os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			t.Fatal(err)
+		}
+		l.files[gpu] = file
+		if err := unix.Flock(int(file.Fd()), unix.LOCK_EX); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return l
+}
+
+// releaseAllBut releases the locks except that of one GPU, if one is named.
+func (l *locks) releaseAllBut(gpus ...string) {
+	l.t.Helper()
+	keep := map[string]bool{}
+	for _, gpu := range gpus {
+		if l.files[gpu] == nil {
+			l.t.Errorf("the lock of GPU %s has not been taken", gpu)
+		}
+		keep[gpu] = true
+	}
+	for gpu, file := range l.files {
+		if keep[gpu] {
+			continue
+		}
+		if err := file.Close(); err != nil {
+			l.t.Error(err)
+		}
+		delete(l.files, gpu)
+	}
+}
+
+// device is what the pod's only claim has.
+func (p pod) device() string {
+	p.t.Helper()
+	for _, claim := range allClaims(p.t, p.namespace) {
+		if r := claim.Status.ReservedFor; len(r) == 1 && r[0].Name == p.name && len(claim.Status.Allocation.Devices.Results) == 1 {
+			return claim.Status.Allocation.Devices.Results[0].Device
+		}
+	}
+	p.t.Fatalf("pod %s has no claim with one device", p.name)
+	return ""
+}
+
+func agentMetrics(t *testing.T, agent *node.RunningAgent) lab.Metrics {
+	t.Helper()
+	return parseMetrics(t)(agent.Get(t.Context(), "/metrics"))
+}
+
+func kubeletMetrics(t *testing.T, n *node.Node) lab.Metrics {
+	t.Helper()
+	return parseMetrics(t)(n.KubeletMetrics(t.Context()))
+}
+
+func parseMetrics(t *testing.T) func([]byte, error) lab.Metrics {
+	return func(text []byte, err error) lab.Metrics {
+		t.Helper()
+		var metrics lab.Metrics
+		if err == nil {
+			metrics, err = lab.ParseMetrics(text)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		return metrics
+	}
+}
+
+// prepared is how many claims an agent has prepared.
+func prepared(m lab.Metrics) float64 {
+	return m.Count("stowage_agent_call_duration_seconds", "operation", "prepare", "outcome", "ok")
+}
+
+// waitCalls waits until an agent has so many calls to prepare under way, and so many claims prepared.
+func waitCalls(t *testing.T, agent *node.RunningAgent, what string, inFlight, done float64) {
+	t.Helper()
+	pollCalls(t, agent, what, func(calls, finished float64) error {
+		if calls != inFlight || finished != done {
+			return fmt.Errorf("%g calls are under way, want %g, and %g claims are prepared, want %g", calls, inFlight, finished, done)
+		}
+		return nil
+	})
+}
+
+// pollCalls waits until an agent's calls to prepare are as they should be: those that are under way, and the claims that are prepared.
+func pollCalls(t *testing.T, agent *node.RunningAgent, what string, condition func(inFlight, done float64) error) {
+	t.Helper()
+	begin := time.Now()
+	poll(t, what, func(context.Context) error {
+		m := agentMetrics(t, agent)
+		calls, finished := m.Sum("stowage_agent_calls_in_flight", "operation", "prepare"), prepared(m)
+		if n := m.Count("stowage_agent_call_duration_seconds", "outcome", "error"); n > 0 {
+			t.Fatalf("waiting until %s: after %s %g calls of the kubelet have failed, %g are under way, %g claims are prepared", what, since(begin), n, calls, finished)
+		}
+		return condition(calls, finished)
+	})
+}
