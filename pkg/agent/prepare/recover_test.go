@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -14,6 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
@@ -241,4 +243,111 @@ func TestAKillBetweenTheCDIFileAndTheRecord(t *testing.T) {
 	if files := n.files(); len(files) > 0 {
 		t.Errorf("left: %v", files)
 	}
+}
+
+// TestWhatAStartFindsIsCounted, and what it cannot bring in order is said.
+func TestWhatAStartFindsIsCounted(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	for _, c := range []*resourceapi.ResourceClaim{claim("well", "gpu="+gpu0), claim("cleared", "gpu="+gpu1)} {
+		if _, err := m.Prepare(n.ctx, c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	file := filepath.Join(n.cdiDir(), "k8s.gpu.nvidia.com-claim_cleared-uid.json")
+	clearFile := func() {
+		t.Helper()
+		if err := os.Remove(file); err != nil {
+			t.Fatal(err)
+		}
+	}
+	records, err := ledger.Open(durable.OS{}, n.claimsDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	half := &ledger.Entry{
+		Claim: ledger.Claim{UID: "half-uid", Namespace: "default", Name: "half"}, State: ledger.PrepareStarted,
+		Devices: []ledger.Device{{Request: "gpu", Device: gpu2, GPU: gpu2, UUID: n.hardware.uuid(gpu2)}},
+	}
+	if err := records.Put(half); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string]string{"torn-uid_gpu-x.claim": "{", "large-uid_all.claim": "{"} {
+		if err := os.WriteFile(filepath.Join(n.claimsDir(), name), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	// Locks that are not free in time: the others are brought in order.
+	n.timeout = 50 * time.Millisecond
+	impatient := n.manager()
+	clearFile()
+	for _, step := range []struct {
+		lock    func() (func(), error)
+		err     string
+		restore int
+	}{
+		{func() (func(), error) { return prepare.LockClaim(m, "cleared-uid") }, "recover claim cleared-uid", 0},
+		{func() (func(), error) { return prepare.LockGPU(m, gpu2) }, "roll back claim default/half (half-uid)", 1},
+	} {
+		if err := records.Put(half); err != nil {
+			t.Fatal(err)
+		}
+		unlock, err := step.lock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		recovery, err := impatient.Recover(n.ctx)
+		if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), step.err) || recovery.Restored != step.restore {
+			t.Errorf("recovery %+v, %v; want %q", recovery, err, step.err)
+		}
+		unlock()
+	}
+
+	clearFile()
+	recovery, err := m.Recover(n.ctx)
+	if want := (prepare.Recovery{Claims: 2, Restored: 1, RolledBack: 1, Unreadable: 2}); recovery != want {
+		t.Errorf("recovery %+v, want %+v", recovery, want)
+	}
+	for _, want := range []string{"GPUs [gpu-x] stay held", "GPUs [all of this node] stay held"} {
+		if err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+	if record, err := records.Get("half-uid"); record != nil || err != nil {
+		t.Errorf("what was half-made: %v, %v", record, err)
+	}
+	clearFile()
+	if recovery, err := m.RestoreClaim(n.ctx, "cleared-uid"); err != nil || recovery.Restored != 1 {
+		t.Errorf("restored: %+v, %v", recovery, err)
+	}
+	if recovery, err := m.RestoreClaim(n.ctx, "nobody"); err != nil || recovery != (prepare.Recovery{}) {
+		t.Errorf("a claim that is not known: %+v, %v", recovery, err)
+	}
+
+	// The disk does not take it.
+	clearFile()
+	n.fsys = fullFolder{durable.OS{}, n.cdiDir()}
+	if recovery, err := n.manager().Recover(n.ctx); !errors.Is(err, syscall.ENOSPC) || recovery.Restored != 0 {
+		t.Errorf("on a full disk: %+v, %v", recovery, err)
+	}
+	if err := os.RemoveAll(n.claimsDir()); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Recover(n.ctx); !errors.Is(err, os.ErrNotExist) {
+		t.Errorf("without a ledger: %v", err)
+	}
+}
+
+// fullFolder has no room for files in one folder.
+type fullFolder struct {
+	durable.FS
+	dir string
+}
+
+func (f fullFolder) Create(path string, perm os.FileMode) (durable.File, error) {
+	if filepath.Dir(path) == f.dir {
+		return nil, &os.PathError{Op: "create", Path: path, Err: syscall.ENOSPC}
+	}
+	return f.FS.Create(path, perm)
 }

@@ -1,0 +1,228 @@
+package prepare_test
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/durable/durabletest"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+func (n *node) quarantineDir() string { return filepath.Join(n.root, "state", "quarantine") }
+
+// TestEachGPUOwesItsOwn: two GPUs of a claim do not answer when it is unprepared; each comes back by itself.
+func TestEachGPUOwesItsOwn(t *testing.T) {
+	n := newNode(t)
+	n.do(&nvmlsim.SetComputeMode{GPU: "0", Mode: nvmlsim.ComputeExclusiveProcess}, &nvmlsim.SetComputeMode{GPU: "1", Mode: nvmlsim.ComputeExclusiveProcess})
+	m := n.manager()
+	if _, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0, "more="+gpu1)); err != nil {
+		t.Fatal(err)
+	}
+	lost := errors.New("no answer")
+	n.hardware.broken[gpu0], n.hardware.broken[gpu1] = lost, lost
+	if err := m.Unprepare(n.ctx, "train-uid"); err != nil {
+		t.Fatal(err)
+	}
+	owed := func() map[string]string {
+		t.Helper()
+		list, err := m.Quarantined()
+		if err != nil {
+			t.Fatal(err)
+		}
+		steps := map[string]string{}
+		for _, q := range list {
+			if q.Holder() != "train-uid" || !strings.Contains(q.Reason, "no answer") {
+				t.Errorf("%s is in quarantine for %q because of %q", q.GPU, q.Holder(), q.Reason)
+			}
+			for _, step := range q.Owed.Undo {
+				steps[q.GPU] += string(step.Kind) + " on " + step.GPU + "; "
+			}
+		}
+		return steps
+	}
+	both := map[string]string{gpu0: "ComputeMode on " + gpu0 + "; Processes on " + gpu0 + "; ", gpu1: "ComputeMode on " + gpu1 + "; Processes on " + gpu1 + "; "}
+	if diff := cmp.Diff(both, owed()); diff != "" {
+		t.Errorf("owed (-want +got):\n%s", diff)
+	}
+	delete(n.hardware.broken, gpu1)
+	recovery, err := m.Reconcile(n.ctx)
+	if err != nil || recovery.Quarantined != 1 {
+		t.Errorf("recovery %+v, %v; want one GPU in quarantine", recovery, err)
+	}
+	delete(both, gpu1)
+	if diff := cmp.Diff(both, owed()); diff != "" {
+		t.Errorf("owed when one is back (-want +got):\n%s", diff)
+	}
+	if got := n.gpu(1).ComputeMode; got != nvmlsim.ComputeExclusiveProcess {
+		t.Errorf("compute mode of GPU 1 is %s, want what was found", got)
+	}
+	delete(n.hardware.broken, gpu0)
+	var quarantined *prepare.QuarantinedError
+	if _, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu0)); err != nil || errors.As(err, &quarantined) {
+		t.Errorf("the other one is back, and is settled by who wants it: %v", err)
+	}
+	if diff := cmp.Diff(map[string]string{}, owed()); diff != "" {
+		t.Errorf("owed in the end (-want +got):\n%s", diff)
+	}
+}
+
+// TestWhatIsOwedToTwoClaimsIsOneGPU in quarantine, not two.
+func TestWhatIsOwedToTwoClaimsIsOneGPU(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	for _, c := range []struct {
+		name string
+		part result
+	}{{"a", "mig=" + gpu0 + "-mig-1g10gb-0"}, {"b", "mig=" + gpu0 + "-mig-1g10gb-1"}} {
+		if _, err := m.Prepare(n.ctx, claim(c.name, c.part)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.hardware.broken[gpu0] = nvml.ErrGPULost
+	if err := errors.Join(m.Unprepare(n.ctx, "a-uid"), m.Unprepare(n.ctx, "b-uid")); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := m.Quarantined(); err != nil || len(list) != 2 {
+		t.Fatalf("in quarantine: %+v, %v", list, err)
+	}
+	if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined != 1 {
+		t.Errorf("recovery %+v, %v; want one GPU", recovery, err)
+	}
+	delete(n.hardware.broken, gpu0)
+	if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined != 0 {
+		t.Errorf("recovery %+v, %v", recovery, err)
+	}
+	if g := n.gpu(0); g.MIG || len(g.Instances) > 0 {
+		t.Errorf("left on the GPU: MIG %v, instances %v", g.MIG, g.Instances)
+	}
+}
+
+// TestAQuarantineThatCannotBeReadHasNoEnd, whatever is wrong with its file; a file that is none does not matter.
+func TestAQuarantineThatCannotBeReadHasNoEnd(t *testing.T) {
+	for name, content := range map[string]string{
+		"torn":           "{",
+		"of another GPU": `{"gpu":"` + gpu1 + `","owed":{"claim":{"uid":"x"}}}`,
+		"without a debt": `{"gpu":"` + gpu0 + `"}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			m := n.manager()
+			for file, text := range map[string]string{gpu0 + "_x.quarantine": content, gpu1 + "_README": "", gpu1 + "_x.quarantine.tmp": "{"} {
+				if err := os.WriteFile(filepath.Join(n.quarantineDir(), file), []byte(text), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			list, err := m.Quarantined()
+			if err != nil || len(list) != 1 || list[0].GPU != gpu0 || list[0].Holder() != "" || !strings.Contains(list[0].Reason, "cannot be read") {
+				t.Errorf("in quarantine: %+v, %v", list, err)
+			}
+			var quarantined *prepare.QuarantinedError
+			if _, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0)); !errors.As(err, &quarantined) || !strings.Contains(quarantined.Reason, "cannot be read") {
+				t.Errorf("prepare: %v", err)
+			}
+			if _, err := m.Prepare(n.ctx, claim("other", "gpu="+gpu1)); err != nil {
+				t.Errorf("another GPU: %v", err)
+			}
+			if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined != 1 {
+				t.Errorf("recovery %+v, %v", recovery, err)
+			}
+		})
+	}
+}
+
+// TestWithoutAFolderNothingIsConcluded: neither that a GPU is in no quarantine, nor that a claim is not known.
+func TestWithoutAFolderNothingIsConcluded(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	if err := os.RemoveAll(n.quarantineDir()); err != nil {
+		t.Fatal(err)
+	}
+	_, listErr := m.Quarantined()
+	_, prepareErr := m.Prepare(n.ctx, claim("train", "gpu="+gpu0))
+	_, reconcileErr := m.Reconcile(n.ctx)
+	for what, err := range map[string]error{"the list": listErr, "prepare": prepareErr, "reconcile": reconcileErr} {
+		if !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s: %v", what, err)
+		}
+	}
+	if err := os.RemoveAll(n.claimsDir()); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Unprepare(n.ctx, "train-uid"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("unprepare: %v", err)
+	}
+}
+
+// TestALockThatIsNotFreeIsNoSuccess: the claim is still prepared.
+func TestALockThatIsNotFreeIsNoSuccess(t *testing.T) {
+	n := newNode(t)
+	n.timeout = 50 * time.Millisecond
+	m := n.manager()
+	if _, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0)); err != nil {
+		t.Fatal(err)
+	}
+	files := n.files()
+	for what, lock := range map[string]func() (func(), error){
+		"of the claim": func() (func(), error) { return prepare.LockClaim(m, "train-uid") },
+		"of the GPU":   func() (func(), error) { return prepare.LockGPU(m, gpu0) },
+	} {
+		unlock, err := lock()
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := m.Unprepare(n.ctx, "train-uid"); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v", what, err)
+		}
+		unlock()
+	}
+	if diff := cmp.Diff(files, n.files()); diff != "" {
+		t.Errorf("files (-before +after):\n%s", diff)
+	}
+}
+
+// TestADebtThatCannotBeKeptKeepsTheClaim: otherwise nobody would know that the GPU is not as it was.
+func TestADebtThatCannotBeKeptKeepsTheClaim(t *testing.T) {
+	unprepare := func(at int) (n *node, steps []string, err error) {
+		n = newNode(t)
+		if _, err := n.manager().Prepare(n.ctx, claim("train", "gpu="+gpu0)); err != nil {
+			t.Fatal(err)
+		}
+		n.hardware.broken[gpu0] = nvml.ErrGPULost
+		faulty := &durabletest.Faulty{FS: durable.OS{}, Mode: durabletest.Fail, At: at}
+		n.fsys = faulty
+		err = n.manager().Unprepare(n.ctx, "train-uid")
+		return n, faulty.Steps(), err
+	}
+	_, steps, err := unprepare(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept := slices.IndexFunc(steps, func(step string) bool { return strings.Contains(step, ".quarantine") })
+	if kept < 0 {
+		t.Fatalf("no debt is kept in the steps %q", steps)
+	}
+	n, _, err := unprepare(kept + 1) // steps count from 1
+	if err == nil || !strings.Contains(err.Error(), "into quarantine") {
+		t.Fatalf("unprepare: %v, want that the debt could not be kept", err)
+	}
+	records, err := ledger.Open(durable.OS{}, n.claimsDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if record, err := records.Get("train-uid"); err != nil || record == nil {
+		t.Errorf("record %v, %v; want it to be kept", record, err)
+	}
+}
