@@ -33,8 +33,9 @@ type options struct {
 	cdiHook       string
 	healthAddress string
 
-	partitions string
-	shareGPUs  string
+	partitions  string
+	passthrough bool
+	shareGPUs   string
 	// shareMemoryStep is a quantity, shareComputeStep percent.
 	shareMemoryStep  string
 	shareComputeStep int
@@ -85,6 +86,7 @@ func (o *options) addHardwareFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.shareGPUs, "share-gpus", o.shareGPUs, "GPUs that several claims can have at once, each with a share of the memory and the compute: none, all, or PCI addresses (0000:1b:00.0), device names or indices with commas between; they are not partitioned")
 	flags.StringVar(&o.shareMemoryStep, "share-memory-step", o.shareMemoryStep, "what shares of a GPU's memory are multiples of, and the least that one can be")
 	flags.IntVar(&o.shareComputeStep, "share-compute-step", o.shareComputeStep, "what shares of a GPU's compute are multiples of, in percent; with 0 they are of memory alone")
+	flags.BoolVar(&o.passthrough, "passthrough", o.passthrough, "offer whole GPUs to virtual machines, too: as devices of type vfio, which leave the NVIDIA driver for as long as a claim has them")
 	flags.StringVar(&o.hostDriverRoot, "host-driver-root", o.hostDriverRoot, "the same folder as the container runtime sees it; --driver-root if not given")
 }
 

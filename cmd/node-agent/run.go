@@ -20,6 +20,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/agent/vfio"
 )
 
 // runAgent serves this node's kubelet until ctx ends.
@@ -36,11 +37,16 @@ func runAgent(ctx context.Context, opts *options) error {
 		return err
 	}
 	opts.keepSimulation()
+	bus, err := newBus(opts)
+	if err != nil {
+		return err
+	}
 	hardware := driver.NewHardware(driver.HardwareOptions{
 		Open:     opts.open,
 		Clock:    clock.RealClock{},
 		StateDir: opts.stateDir,
 		Held:     driver.HeldInLedger(opts.stateDir),
+		Users:    bus.users,
 	})
 	backend, tools, err := newBackend(ctx, opts, hardware)
 	if err != nil {
@@ -62,6 +68,9 @@ func runAgent(ctx context.Context, opts *options) error {
 		Leftovers:         prepare.Leftovers(opts.leftovers),
 		DynamicPartitions: opts.partitions == partitionsDynamic,
 		Shares:            shares,
+		Passthrough:       opts.passthrough,
+		PCI:               bus.pci,
+		Users:             bus.users,
 	})
 	if err != nil {
 		return err
@@ -122,6 +131,24 @@ func newClient(kubeconfig string) (kubernetes.Interface, error) {
 		return nil, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
 	}
 	return client, nil
+}
+
+// bus is how GPUs leave the NVIDIA driver, and come back to it. It is needed without --passthrough, too: claims of before end.
+type bus struct {
+	pci   *vfio.Binder
+	users vfio.Users
+}
+
+func newBus(opts *options) (bus, error) {
+	handle, err := opts.open()
+	if err != nil {
+		return bus{}, err
+	}
+	b := bus{pci: vfio.NewBinder(handle.Sysfs), users: vfio.Proc{Root: "/proc"}}
+	if handle.Machine != nil {
+		b.users = vfio.Simulated{Machine: handle.Machine}
+	}
+	return b, nil
 }
 
 // newBackend decides what containers get, and how GPUs are acted on. The library is opened here once, to refuse

@@ -152,11 +152,20 @@ func (m *Machine) find(s *State, gpu string) (int, *GPUState, error) {
 	return index, &s.GPUs[index], nil
 }
 
-// findThere is find for a GPU that is on the bus and answers.
-func (m *Machine) findThere(s *State, gpu string) (int, *GPUState, error) {
+// findOnBus is find for a GPU that is on the bus and answers.
+func (m *Machine) findOnBus(s *State, gpu string) (int, *GPUState, error) {
 	i, g, err := m.find(s, gpu)
-	if err == nil && g.gone() {
+	if err == nil && (g.Lost || g.Absent) {
 		err = fmt.Errorf("gpu: %q: the GPU is lost or removed", gpu)
+	}
+	return i, g, err
+}
+
+// findThere is findOnBus for a GPU that the driver has.
+func (m *Machine) findThere(s *State, gpu string) (int, *GPUState, error) {
+	i, g, err := m.findOnBus(s, gpu)
+	if err == nil && g.Detached() {
+		err = fmt.Errorf("gpu: %q: the NVIDIA driver does not have the GPU", gpu)
 	}
 	return i, g, err
 }

@@ -20,7 +20,7 @@ type LoseGPU struct {
 func (*LoseGPU) Name() string { return "gpu lose" }
 
 func (c *LoseGPU) do(m *Machine, s *State) (Result, error) {
-	i, g, err := m.findThere(s, c.GPU)
+	i, g, err := m.findOnBus(s, c.GPU)
 	if err != nil {
 		return Result{}, err
 	}
@@ -69,7 +69,7 @@ type HangGPU struct {
 func (*HangGPU) Name() string { return "gpu hang" }
 
 func (c *HangGPU) do(m *Machine, s *State) (Result, error) {
-	_, g, err := m.findThere(s, c.GPU)
+	_, g, err := m.findOnBus(s, c.GPU)
 	if err == nil {
 		g.Hung = true
 	}

@@ -184,10 +184,14 @@ func (m *Machine) bind(s *State, f *FunctionState, at place, driver string) erro
 		return unix.ENODEV
 	case f.Driver != "", driver != driverVFIO && g.passedThrough() && len(g.Processes) > 0:
 		return unix.EBUSY
+	case g.Lost && at.function == 0:
+		return unix.EIO
 	}
 	f.Driver = driver
 	if driver == driverNVIDIA {
+		hung := g.Hung
 		g.powerOn(m.profile, at.gpu)
+		g.Hung = hung
 		g.Persistence = false // the daemon sets it when the machine starts
 	}
 	return nil

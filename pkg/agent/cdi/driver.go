@@ -73,7 +73,7 @@ func (d *Driver) GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, 
 }
 
 // VisibleDevices implements Backend. An NVIDIA runtime below the container engine must not add to CDI.
-func (*Driver) VisibleDevices([]string) string { return "void" }
+func (*Driver) VisibleDevices([]string) string { return noDevices }
 
 // nvcdi makes a new library for each use: it keeps the driver's version, which changes when a driver is
 // loaded anew.

@@ -162,7 +162,7 @@ func (s *Simulated) ensure(node simulatedNode) error {
 	if err := os.RemoveAll(path); err != nil {
 		return fmt.Errorf("replace device node: %w", err)
 	}
-	if err := os.MkdirAll(s.devRoot, 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return fmt.Errorf("make the folder for simulated device nodes: %w", err)
 	}
 	if err := s.mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(uint32(s.major), uint32(node.minor)))); err != nil {

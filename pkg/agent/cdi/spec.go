@@ -43,6 +43,9 @@ type Device struct {
 	GPU  GPU
 	// Share is the allocation's ID if the device is a share of the GPU, empty else.
 	Share types.UID
+	// Nodes, by their names below /dev, are what a container gets in place of the GPU; none for a GPU of the NVIDIA driver.
+	// The GPU's UUID then is what the container shall be told of it.
+	Nodes []string
 	// Extra is what containers get beside the GPU itself; nil for nothing.
 	Extra *specs.ContainerEdits
 	// Mounts beside those.
@@ -58,6 +61,8 @@ type Backend interface {
 	GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, error)
 	// VisibleDevices returns the value of NVIDIA_VISIBLE_DEVICES for a container with these GPUs.
 	VisibleDevices(uuids []string) string
+	// NodeEdits make the nodes with these names below /dev visible in a container. It makes sure that they exist.
+	NodeEdits(ctx context.Context, names []string) (*specs.ContainerEdits, error)
 }
 
 // DeviceID returns the fully qualified CDI name of a claim's device, as the kubelet is told.
@@ -82,24 +87,32 @@ func deviceName(claim types.UID, request, device string, share types.UID) string
 
 // BuildSpec describes the claim's devices for the container runtime.
 func BuildSpec(ctx context.Context, backend Backend, claim types.UID, devices []Device) (*specs.Spec, error) {
-	common, err := backend.CommonEdits(ctx)
+	common, forAll, err := commonEdits(ctx, backend, devices)
 	if err != nil {
 		return nil, fmt.Errorf("find out what every container with a GPU needs: %w", err)
 	}
 	uuids := map[string][]string{}
 	for _, device := range devices {
-		if !slices.Contains(uuids[device.Request], device.GPU.UUID) { // two shares of a GPU
-			uuids[device.Request] = append(uuids[device.Request], device.GPU.UUID)
+		if device.passedThrough() || slices.Contains(uuids[device.Request], device.GPU.UUID) { // the latter: two shares of a GPU
+			continue
 		}
+		uuids[device.Request] = append(uuids[device.Request], device.GPU.UUID)
 	}
-	spec := &specs.Spec{
-		Kind:           Vendor + "/" + Class,
-		ContainerEdits: *common,
+	spec := &specs.Spec{Kind: Vendor + "/" + Class}
+	if forAll {
+		spec.ContainerEdits = *common
 	}
 	for _, device := range devices {
-		edits, err := backend.GPUEdits(ctx, device.GPU)
+		edits, err := device.edits(ctx, backend)
 		if err != nil {
 			return nil, fmt.Errorf("find out what a container with device %s (%s) needs: %w", device.Name, device.GPU.UUID, err)
+		}
+		visible := noDevices
+		if !device.passedThrough() {
+			visible = backend.VisibleDevices(uuids[device.Request])
+			if !forAll {
+				edits = both(common, edits)
+			}
 		}
 		if device.Extra != nil {
 			edits.Env = append(edits.Env, device.Extra.Env...)
@@ -108,7 +121,7 @@ func BuildSpec(ctx context.Context, backend Backend, claim types.UID, devices []
 		edits.Mounts = append(edits.Mounts, device.Mounts...)
 		edits.Env = append(edits.Env,
 			envPrefix+envName(device.Name)+"="+device.GPU.UUID,
-			visibleDevices+"="+backend.VisibleDevices(uuids[device.Request]),
+			visibleDevices+"="+visible,
 		)
 		spec.Devices = append(spec.Devices, specs.Device{
 			Name:           deviceName(claim, device.Request, device.Name, device.Share),

@@ -253,7 +253,7 @@ func FuzzDecode(f *testing.F) {
 			}
 			return
 		}
-		if kind != KindGPU && kind != KindMIG {
+		if kind != KindGPU && kind != KindMIG && kind != KindVFIO {
 			t.Errorf("kind %q", kind)
 		}
 		if (settings.MPS != nil) != (settings.Strategy == MPS) {

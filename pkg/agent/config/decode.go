@@ -36,8 +36,10 @@ func Decode(raw []byte) (Kind, Settings, error) {
 		config = &gpuConfig{}
 	case KindMIG:
 		config = &migDeviceConfig{}
+	case KindVFIO:
+		config = &vfioDeviceConfig{}
 	default:
-		return "", Settings{}, unknown("kind", head.Kind, KindGPU, KindMIG)
+		return "", Settings{}, unknown("kind", head.Kind, KindGPU, KindMIG, KindVFIO)
 	}
 	strict, err := json.UnmarshalStrict(raw, config)
 	if err := errors.Join(append([]error{err}, strict...)...); err != nil {

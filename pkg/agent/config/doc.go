@@ -1,5 +1,5 @@
-// Package config reads the opaque parameters that a claim or a DeviceClass carries for this driver: GpuConfig and
-// MigDeviceConfig of resource.nvidia.com/v1beta1, as NVIDIA's DRA driver has them, so that existing manifests mean
+// Package config reads the opaque parameters that a claim or a DeviceClass carries for this driver: GpuConfig,
+// MigDeviceConfig and VfioDeviceConfig of resource.nvidia.com/v1beta1, as NVIDIA's DRA driver has them, so that existing manifests mean
 // the same here. The strategy Exclusive is ours.
 //
 // Decoding is strict. What is not understood (another kind, a field that does not exist, a value out of range) is

@@ -21,6 +21,8 @@ type Settings struct {
 	Interval Interval
 	// MPS is set for that strategy.
 	MPS *Limits
+	// VFIO of a GPU that a virtual machine gets.
+	VFIO VFIO
 }
 
 // Setup names what the settings make of a whole GPU. Claims that share a GPU have to want the same.

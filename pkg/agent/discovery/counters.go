@@ -41,10 +41,14 @@ func (g *GPU) counted() bool {
 	return len(g.Offers) > 1 && slices.ContainsFunc(g.Offers, func(o Offer) bool { return o.Partition == nil || o.Partition.UUID == "" })
 }
 
-// counterSet is all of the GPU. Each memory slice is a counter of its own, so that places that overlap exclude each
+// counterSet is all of the GPU; of one that cannot be partitioned it is itself. Each memory slice is a counter of its own, so that places that overlap exclude each
 // other exactly; of the other units there are as many as the partitions of one profile, or the largest, have together.
 func (g *GPU) counterSet() resourceapi.CounterSet {
 	set := resourceapi.CounterSet{Name: g.Name, Counters: map[string]resourceapi.Counter{}}
+	if g.MIG == nil || len(g.MIG.Profiles) == 0 {
+		set.Counters[wholeCounter] = counter(1)
+		return set
+	}
 	taken := g.divided()
 	for _, u := range units {
 		var most, less uint32

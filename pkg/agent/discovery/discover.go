@@ -56,6 +56,7 @@ func (l *Looker) Discover(ctx context.Context, lib nvml.Library, sysfs fs.ReadLi
 	for _, f := range found {
 		node.GPUs = append(node.GPUs, f.gpu)
 	}
+	node.addBound(sysfs)
 	node.Offer(Policy{})
 	node.log(logger)
 	return node, nil
@@ -159,6 +160,7 @@ func (f *found) askBus(sysfs fs.ReadLinkFS) {
 		f.warn("NUMA node unknown: %v", err)
 	}
 	f.gpu.NUMANode = numa
+	f.gpu.Passthrough = askPassthrough(sysfs, f.gpu.PCIBusID)
 }
 
 // numaNode returns nil where the kernel reports -1: the firmware names no node.

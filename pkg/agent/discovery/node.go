@@ -46,6 +46,10 @@ type GPU struct {
 	MIGInstances []nvml.GPUInstance `json:"migInstances,omitempty"`
 	// Offers are the devices that claims can have of it; see Node.Offer.
 	Offers []Offer `json:"-"`
+	// Passthrough is nil where the kernel was not asked.
+	Passthrough *Passthrough `json:"passthrough,omitempty"`
+	// NoPassthrough says why the GPU is not offered to virtual machines although the node's are; see Node.Offer.
+	NoPassthrough string `json:"noPassthrough,omitempty"`
 	// NotOffered says why the GPU is not in the ResourceSlices; empty if it is.
 	NotOffered string `json:"notOffered,omitempty"`
 	// Warnings say what could not be found out: such facts are not published.

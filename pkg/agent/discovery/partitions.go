@@ -1,6 +1,7 @@
 package discovery
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -46,6 +47,8 @@ type Offer struct {
 	Partition *Partition
 	// Shares is nil for a device that one claim has at a time.
 	Shares *Shares
+	// Passthrough: it is the whole GPU for a virtual machine, with the driver vfio-pci.
+	Passthrough bool
 }
 
 // Policy says what a node offers.
@@ -57,6 +60,8 @@ type Policy struct {
 	Ours func(gpu string, at *nvml.Placement) bool
 	// Shares says which GPUs several claims can have at once. No partitions are made of these.
 	Shares Shares
+	// Passthrough: whole GPUs are offered to virtual machines, too.
+	Passthrough bool
 }
 
 func (p *Policy) ours(gpu string, at *nvml.Placement) bool { return p.Ours != nil && p.Ours(gpu, at) }
@@ -97,6 +102,12 @@ func (n *Node) Offer(policy Policy) {
 // offer lists the whole GPU first, then what an administrator has made, then what can be made beside that.
 func (g *GPU) offer(policy Policy) {
 	g.Offers, g.NotOffered = nil, ""
+	if g.Unseen() {
+		if g.offerPassthrough(&policy); len(g.Offers) == 0 {
+			g.NotOffered = cmp.Or(g.NoPassthrough, notSeen)
+		}
+		return
+	}
 	if shares := g.shares(&policy); shares != nil {
 		g.Offers = []Offer{{Name: g.Name, Shares: shares}}
 		return
@@ -114,6 +125,7 @@ func (g *GPU) offer(policy Policy) {
 	if policy.Dynamic && g.MIG != nil && (g.MIGEnabled || g.MIG.Switches) {
 		g.Offers = append(g.Offers, g.possible(given)...)
 	}
+	g.offerPassthrough(&policy)
 	if len(g.Offers) == 0 {
 		g.NotOffered = "MIG mode is enabled, so the GPU can only be used in partitions, and none has been made: " +
 			"make some with nvidia-smi mig -i " + strconv.Itoa(g.Index) + " -cgi <profile> -C, let the agent make them with --partitions=dynamic, " +
@@ -215,7 +227,10 @@ func (n *Node) Find(device string) (*GPU, *Offer, error) {
 				return gpu, &gpu.Offers[o], nil
 			}
 		}
-		if device == gpu.Name || strings.HasPrefix(device, gpu.Name+"-mig-") {
+		if device == gpu.Name || device == gpu.Name+passthroughSuffix || strings.HasPrefix(device, gpu.Name+"-mig-") {
+			if device == gpu.Name+passthroughSuffix && gpu.NoPassthrough != "" {
+				return nil, nil, fmt.Errorf("the GPU is not offered to virtual machines: %s", gpu.NoPassthrough)
+			}
 			if gpu.NotOffered != "" {
 				return nil, nil, fmt.Errorf("the GPU is not offered: %s", gpu.NotOffered)
 			}

@@ -8,7 +8,6 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	"k8s.io/dynamic-resource-allocation/deviceattribute"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 )
 
@@ -16,7 +15,7 @@ import (
 // NVIDIA's DRA driver publishes, and two of ours for NVLink. Beside them stand
 // resource.kubernetes.io/{pciBusID,pcieRoot,numaNode}.
 const (
-	AttributeType                  resourceapi.QualifiedName = "type"                  // "gpu" or "mig"
+	AttributeType                  resourceapi.QualifiedName = "type"                  // "gpu", "mig" or "vfio"
 	AttributeUUID                  resourceapi.QualifiedName = "uuid"                  // string
 	AttributeProductName           resourceapi.QualifiedName = "productName"           // string
 	AttributeBrand                 resourceapi.QualifiedName = "brand"                 // string
@@ -72,7 +71,9 @@ func (n *Node) DriverResources(pool string) resourceslice.DriverResources {
 // Device returns what is published of an offer.
 func (n *Node) Device(gpu *GPU, offer *Offer) resourceapi.Device {
 	device := resourceapi.Device{Name: offer.Name}
-	if offer.Partition == nil {
+	if offer.Passthrough {
+		device.Attributes, device.Capacity = n.passthrough(gpu)
+	} else if offer.Partition == nil {
 		device.Attributes, device.Capacity = n.wholeGPU(gpu)
 	} else {
 		device.Attributes, device.Capacity = n.partition(gpu, offer.Partition)
@@ -130,23 +131,13 @@ func (n *Node) partition(gpu *GPU, p *Partition) (attributes, capacities) {
 
 // common is what a GPU and its partitions have alike.
 func (n *Node) common(gpu *GPU) attributes {
-	a := attributes{
-		AttributeProductName:           stringValue(gpu.ProductName),
-		AttributeBrand:                 stringValue(gpu.Brand),
-		AttributeArchitecture:          stringValue(gpu.Architecture),
-		AttributeCUDAComputeCapability: versionValue(gpu.CUDAComputeCapability),
-		AttributeDriverVersion:         versionValue(n.DriverVersion),
-		AttributeCUDADriverVersion:     versionValue(n.CUDADriverVersion),
-
-		deviceattribute.StandardDeviceAttributePCIBusID: stringValue(gpu.PCIBusID),
-	}
-	if gpu.PCIeRoot != "" {
-		a[deviceattribute.StandardDeviceAttributePCIeRoot] = stringValue(gpu.PCIeRoot)
-	}
-	if gpu.NUMANode != nil {
-		node := int64(*gpu.NUMANode)
-		a[deviceattribute.StandardDeviceAttributeNUMANode] = resourceapi.DeviceAttribute{IntValue: &node}
-	}
+	a := n.place(gpu)
+	a[AttributeProductName] = stringValue(gpu.ProductName)
+	a[AttributeBrand] = stringValue(gpu.Brand)
+	a[AttributeArchitecture] = stringValue(gpu.Architecture)
+	a[AttributeCUDAComputeCapability] = versionValue(gpu.CUDAComputeCapability)
+	a[AttributeDriverVersion] = versionValue(n.DriverVersion)
+	a[AttributeCUDADriverVersion] = versionValue(n.CUDADriverVersion)
 	return a
 }
 

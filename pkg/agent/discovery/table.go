@@ -29,7 +29,7 @@ func (n *Node) PrintTable(w io.Writer) error {
 	row("DEVICE", "PRODUCT", "MEMORY", "MINOR", "PCIE ROOT", "NUMA", "NVLINK", "UUID", "OFFERED")
 	for i := range n.GPUs {
 		gpu := &n.GPUs[i]
-		row(gpu.Name, gpu.ProductName, gpu.memory(), gpu.Minor, orDash(gpu.PCIeRoot), gpu.numa(), gpu.nvlink(), gpu.UUID, gpu.offered())
+		row(gpu.Name, orDash(gpu.ProductName), gpu.memory(), gpu.minor(), orDash(gpu.PCIeRoot), gpu.numa(), gpu.nvlink(), orDash(gpu.UUID), gpu.offered())
 	}
 	for _, f := range n.Failures {
 		row(f.name(), "-", "-", "-", "-", "-", "-", orDash(f.UUID), "no: "+f.Reason)
@@ -43,6 +43,11 @@ func (n *Node) PrintTable(w io.Writer) error {
 
 func (n *Node) printWarnings(w io.Writer) error {
 	for i := range n.GPUs {
+		if reason := n.GPUs[i].NoPassthrough; reason != "" {
+			if _, err := fmt.Fprintf(w, "%s: not offered to virtual machines: %s\n", n.GPUs[i].Name, reason); err != nil {
+				return err
+			}
+		}
 		for _, warning := range n.GPUs[i].Warnings {
 			if _, err := fmt.Fprintf(w, "%s: %s\n", n.GPUs[i].Name, warning); err != nil {
 				return err
@@ -62,7 +67,18 @@ func (n *Node) offered() int {
 	return count
 }
 
+// minor is unknown of a GPU that NVML does not see.
+func (g *GPU) minor() string {
+	if g.Unseen() {
+		return "-"
+	}
+	return strconv.Itoa(g.Minor)
+}
+
 func (g *GPU) memory() string {
+	if g.Unseen() {
+		return "-"
+	}
 	return resource.NewQuantity(int64(g.MemoryBytes), resource.BinarySI).String()
 }
 

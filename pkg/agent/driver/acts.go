@@ -30,6 +30,10 @@ func (h *Hardware) Find(ctx context.Context, device string) (prepare.Target, err
 		if err != nil {
 			return prepare.Target{}, err
 		}
+		if offer.Passthrough {
+			// An attempt that failed may have left it with no driver: it is looked at when that is undone.
+			return targetOf(node, gpu, offer), nil
+		}
 		looked := h.underWay()
 		err = h.monitor.Check(ctx, gpu.Name)
 		switch {
@@ -53,6 +57,8 @@ func targetOf(node *discovery.Node, gpu *discovery.GPU, offer *discovery.Offer) 
 		GPU:         cdi.GPU{Name: gpu.Name, UUID: gpu.UUID, Minor: gpu.Minor},
 		Attributes:  node.Device(gpu, offer).Attributes,
 		MemoryBytes: gpu.MemoryBytes,
+		Passthrough: offer.Passthrough,
+		PCIBusID:    gpu.PCIBusID,
 		SwitchesMIG: gpu.MIG != nil && gpu.MIG.Switches,
 	}
 	if p := offer.Partition; p != nil {
@@ -75,6 +81,9 @@ func (h *Hardware) find(device string) (*discovery.Node, *discovery.GPU, *discov
 		return nil, nil, nil, fmt.Errorf("the node's GPUs cannot be reached: %w", h.reason)
 	}
 	gpu, offer, err := h.node.Find(device)
+	if err == nil && gpu.Bound() && !offer.Passthrough {
+		err = discovery.ErrBound
+	}
 	return h.node, gpu, offer, err
 }
 

@@ -29,6 +29,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/reconcile"
 	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/agent/vfio"
 )
 
 // Name of the driver in ResourceSlices, DeviceClasses and claims: that of NVIDIA's DRA driver, so that existing
@@ -60,6 +61,11 @@ type Options struct {
 	DynamicPartitions bool
 	// Shares says which GPUs are offered in shares.
 	Shares discovery.Shares
+	// Passthrough: whole GPUs are offered to virtual machines, too.
+	Passthrough bool
+	// PCI changes the drivers of GPUs, and Users tells who has GPUs open. Without them no GPU is passed through.
+	PCI   *vfio.Binder
+	Users vfio.Users
 	// FS keeps the ledger and the CDI specifications; the machine's if nil.
 	FS durable.FS
 	// Kubelet lists the pods that the kubelet gives resources to; by its PodResources socket below KubeletRoot if nil.
@@ -94,13 +100,15 @@ func New(opts Options) (*Agent, error) {
 		Backend:   opts.Backend,
 		Hardware:  opts.Hardware,
 		Tools:     opts.Tools,
+		PCI:       opts.PCI,
+		Users:     opts.Users,
 		Leftovers: opts.Leftovers,
 		FS:        opts.FS,
 	})
 	if err != nil {
 		return nil, err
 	}
-	opts.Hardware.Offer(discovery.Policy{Dynamic: opts.DynamicPartitions, Ours: claims.Made, Shares: opts.Shares})
+	opts.Hardware.Offer(discovery.Policy{Dynamic: opts.DynamicPartitions, Ours: claims.Made, Shares: opts.Shares, Passthrough: opts.Passthrough})
 	records, err := ledger.Open(durable.OS{}, prepare.LedgerDir(opts.StateDir))
 	if err != nil {
 		return nil, err

@@ -19,6 +19,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/vfio"
 )
 
 // HardwareOptions say where the GPUs are.
@@ -30,6 +31,8 @@ type HardwareOptions struct {
 	StateDir string
 	// Held tells whether a prepared claim has the GPU: then it is published, as lost, although it is not found any more. None is if nil.
 	Held func(gpu string) bool
+	// Users tells who has GPUs open that are passed through to virtual machines.
+	Users vfio.Users
 }
 
 // Hardware is the node's GPUs: what discovery found, and their health.
@@ -59,6 +62,8 @@ type Hardware struct {
 	changes []func(ctx context.Context, gpu string, was, is health.Verdict)
 	// occupied GPUs are held by a claim, named by its UID, that is not allocated any more.
 	occupied map[string]types.UID
+	// noPassthrough is why GPUs are not offered to virtual machines, as it was last said.
+	noPassthrough map[string]string
 	// lead: this agent keeps the state in StateDir, since leadSince.
 	lead      bool
 	leadSince time.Time
@@ -153,10 +158,13 @@ func (h *Hardware) look(ctx context.Context) error {
 	if h.known == nil {
 		h.known = h.loadKnown(ctx)
 	}
+	keepBound(node, h.known, h.opts.Held)
 	keepMissing(node, h.known, h.opts.Held)
 	policy := h.policy
 	h.mu.Unlock()
+	node.AskPassthrough(lib.Sysfs)
 	node.Offer(policy)
+	h.tellPassthrough(ctx, node)
 	h.mu.Lock()
 	h.node, h.known = node, node.GPUs
 	h.mu.Unlock()
@@ -168,7 +176,11 @@ func (h *Hardware) look(ctx context.Context) error {
 	}
 	var targets []health.Target
 	for _, gpu := range node.GPUs {
-		targets = append(targets, target(lib, gpu))
+		if gpu.Bound() {
+			targets = append(targets, boundTarget(lib, gpu))
+		} else {
+			targets = append(targets, target(lib, gpu))
+		}
 	}
 	if err := h.monitor.Watch(bootID, targets, renewed); err != nil {
 		klog.FromContext(ctx).Error(err, "Faults found by an earlier agent are not known")
@@ -413,6 +425,9 @@ func (h *Hardware) processes(ctx context.Context, gpu string) ([]nvml.Process, e
 	i := slices.IndexFunc(node.GPUs, func(g discovery.GPU) bool { return g.Name == gpu })
 	if i < 0 {
 		return nil, fmt.Errorf("this node has no GPU %s", gpu)
+	}
+	if node.GPUs[i].Bound() {
+		return h.boundProcesses(ctx, &node.GPUs[i])
 	}
 	verdict := h.monitor.Of(gpu, nil)
 	if slices.ContainsFunc(verdict.Faults, func(f health.Fault) bool { return f.Reason == health.Hung }) {

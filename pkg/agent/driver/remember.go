@@ -15,6 +15,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/vfio"
 )
 
 // keepMissing adds to what was found the GPUs that were known and do not answer now. A GPU that is lost has to stay in the ResourceSlices, or
@@ -36,8 +37,8 @@ func keepMissing(found *discovery.Node, known []discovery.GPU, held func(gpu str
 	slices.SortFunc(found.GPUs, func(a, b discovery.GPU) int { return strings.Compare(a.PCIBusID, b.PCIBusID) })
 }
 
-// HeldInLedger tells which GPUs prepared claims have, by the ledger in the state folder of an agent. A ledger that cannot be read holds
-// all of them.
+// HeldInLedger tells which GPUs prepared claims have, or have left in quarantine, by the state folder of an agent. A ledger that cannot
+// be read holds all of them.
 func HeldInLedger(stateDir string) func(gpu string) bool {
 	return func(gpu string) bool {
 		claims, err := ledger.Open(durable.OS{}, prepare.LedgerDir(stateDir))
@@ -45,40 +46,24 @@ func HeldInLedger(stateDir string) func(gpu string) bool {
 			return true
 		}
 		holders, err := claims.Holders(gpu)
-		return err != nil || len(holders) > 0
+		return err != nil || len(holders) > 0 || prepare.InQuarantine(stateDir, gpu)
 	}
 }
 
-// nvidiaVendor is NVIDIA's PCI vendor ID, and displayClass the class of display controllers, GPUs among them.
-const (
-	nvidiaVendor = "0x10de"
-	displayClass = "0x03"
-)
-
-// gpusOnBus lists the PCI addresses of NVIDIA's GPUs that the kernel sees, whether or not a driver has them.
-func gpusOnBus(sysfs fs.FS) []string {
-	const dir = "bus/pci/devices"
-	entries, err := fs.ReadDir(sysfs, dir)
+// gpusOnBus lists NVIDIA's GPUs that the kernel sees, with their drivers: a session sees a GPU that the NVIDIA driver had when it was opened.
+func gpusOnBus(sysfs fs.ReadLinkFS) []string {
+	gpus, err := vfio.GPUs(sysfs)
 	if err != nil {
 		return nil
 	}
-	var addresses []string
-	for _, entry := range entries {
-		read := func(file string) string {
-			data, err := fs.ReadFile(sysfs, dir+"/"+entry.Name()+"/"+file)
-			if err != nil {
-				return ""
-			}
-			return strings.TrimSpace(string(data))
-		}
-		if strings.HasPrefix(read("class"), displayClass) && read("vendor") == nvidiaVendor {
-			addresses = append(addresses, entry.Name())
-		}
+	var list []string
+	for _, gpu := range gpus {
+		list = append(list, gpu.Address+" "+gpu.Driver)
 	}
-	return addresses
+	return list
 }
 
-// sameGPUs compares two lists of addresses, which both are in the folder's order.
+// sameGPUs compares two such lists, which both are in the order of the addresses.
 func sameGPUs(a, b []string) bool { return slices.Equal(a, b) }
 
 // knownFile is what is remembered of the GPUs. Fields are only ever added within a version.

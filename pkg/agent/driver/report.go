@@ -305,7 +305,11 @@ func preparedDevice(entry *ledger.Entry, result resourceapi.DeviceRequestAllocat
 
 // deviceData names the hardware that the claim got, which for a MIG device is not known before.
 func deviceData(device *ledger.Device) *runtime.RawExtension {
-	raw, err := json.Marshal(map[string]string{"uuid": device.UUID})
+	name := "uuid"
+	if device.Passthrough {
+		name = "pciBusID"
+	}
+	raw, err := json.Marshal(map[string]string{name: device.UUID})
 	if err != nil {
 		return nil // a map of strings always is JSON
 	}

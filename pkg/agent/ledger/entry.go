@@ -65,7 +65,8 @@ type Device struct {
 	// Device is the name in the ResourceSlice, GPU the physical GPU behind it.
 	Device string `json:"device"`
 	GPU    string `json:"gpu"`
-	// UUID that containers get: the GPU's or, once it is made, the MIG device's.
+	// UUID that containers get: the GPU's or, once it is made, the MIG device's. Of a GPU that is passed through it is the
+	// PCI address, by which alone it can be known.
 	UUID string `json:"uuid"`
 	// GPUUUID is the physical GPU's, left out where UUID is.
 	GPUUUID string `json:"gpuUUID,omitempty"`
@@ -73,6 +74,8 @@ type Device struct {
 	Partition *Partition `json:"partition,omitempty"`
 	// Share is nil for a device that the claim has to itself.
 	Share *Share `json:"share,omitempty"`
+	// Passthrough: it is a whole GPU for a virtual machine.
+	Passthrough bool `json:"passthrough,omitempty"`
 	// AdminAccess results use the device without holding it.
 	AdminAccess bool       `json:"adminAccess,omitempty"`
 	ShareID     *types.UID `json:"shareID,omitempty"`
@@ -141,6 +144,15 @@ const (
 	// StepProcesses: the claim's pods may run processes from now on, on GPU with UUID Target, in the place
 	// Partition if that is not nil. Before is the memory in use, in bytes, before they did, or before anybody who has a share.
 	StepProcesses StepKind = "Processes"
+	// StepNoPersistence: persistence mode was switched off, on GPU with UUID Target.
+	StepNoPersistence StepKind = "NoPersistence"
+	// StepHidden: NVML does not see the GPU with UUID Target from now on.
+	StepHidden StepKind = "Hidden"
+	// StepPCIDriver: PCI function Target was taken from the driver Before (none if empty), which it had with Override
+	// or without one, and given to Want.
+	StepPCIDriver StepKind = "PCIDriver"
+	// StepIOMMUGroup: the claim's pods may have IOMMU group Target open from now on.
+	StepIOMMUGroup StepKind = "IOMMUGroup"
 	// StepMPSDaemon: an MPS daemon with the name Target was started.
 	StepMPSDaemon StepKind = "MPSDaemon"
 	// StepCDIFile: a CDI specification file was written, and the device metadata that it mounts; Target is the former's path.
@@ -154,8 +166,14 @@ var stepKinds = map[StepKind]bool{
 	StepComputeMode: true,
 	StepTimeSlice:   true,
 	StepProcesses:   true,
-	StepMPSDaemon:   true,
-	StepCDIFile:     true,
+
+	StepNoPersistence: true,
+	StepHidden:        true,
+	StepPCIDriver:     true,
+	StepIOMMUGroup:    true,
+
+	StepMPSDaemon: true,
+	StepCDIFile:   true,
 }
 
 // Known tells whether it is one of the kinds above, and not of an agent that knows more.
@@ -172,7 +190,8 @@ type Step struct {
 	Want      string     `json:"want,omitempty"`
 	// Shared steps are done for all claims that have a share of the GPU, each of which records them, and are undone with the
 	// last of these.
-	Shared bool `json:"shared,omitempty"`
+	Shared   bool   `json:"shared,omitempty"`
+	Override string `json:"override,omitempty"`
 }
 
 // String names the step, for messages.

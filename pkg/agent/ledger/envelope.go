@@ -17,10 +17,14 @@ import (
 //   - 2: partitions, boot ID, pods, and steps on GPUs. An agent that knows 1 alone would leave them behind.
 //   - 3: shares of GPUs, and steps that several claims have in common, which an agent that knows 2 would undo with the first of them;
 //     and MIG devices that are less than their GPU instance.
-const SchemaVersion = 3
+//   - 4: GPUs that are passed through to virtual machines. An agent that knows 3 would not give them back.
+const SchemaVersion = 4
 
 // versionOf is the oldest version that says all of the entry: during an update the agent from before still works with what it knows.
 func versionOf(entry *Entry) int {
+	if slices.ContainsFunc(entry.Devices, func(d Device) bool { return d.Passthrough }) {
+		return 4
+	}
 	if slices.ContainsFunc(entry.Devices, func(d Device) bool { return d.Share != nil || d.Partition != nil && d.Partition.ComputeSize > 0 }) {
 		return 3
 	}

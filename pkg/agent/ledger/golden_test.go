@@ -73,6 +73,27 @@ var golden = map[string]*ledger.Entry{
 		},
 		CDISpec: json.RawMessage(`{"cdiVersion":"0.5.0","kind":"k8s.gpu.nvidia.com/claim"}`),
 	},
+	"v4-passthrough.claim": {
+		Claim: ledger.Claim{UID: uid, Namespace: "default", Name: "machine"},
+		State: ledger.PrepareCompleted,
+		Devices: []ledger.Device{{
+			Request: "vm", Pool: "node-1", Device: gpu0 + "-vfio", GPU: gpu0, UUID: "0000:1b:00.0", Passthrough: true,
+			CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=a"},
+		}},
+		Updated: time.Date(2026, 11, 22, 6, 30, 0, 0, time.UTC),
+		BootID:  "b1",
+		Pods:    []types.UID{"7b6b5d2e-0000-4000-8000-00000000000b"},
+		Undo: []ledger.Step{
+			{Kind: ledger.StepComputeMode, Target: "GPU-1", GPU: gpu0, Before: "Exclusive_Process", Want: "Default"},
+			{Kind: ledger.StepNoPersistence, Target: "GPU-1", GPU: gpu0},
+			{Kind: ledger.StepHidden, Target: "GPU-1", GPU: gpu0},
+			{Kind: ledger.StepPCIDriver, Target: "0000:1b:00.0", GPU: gpu0, Before: "nvidia", Want: "vfio-pci"},
+			{Kind: ledger.StepPCIDriver, Target: "0000:1b:00.1", GPU: gpu0, Before: "snd_hda_intel", Override: "snd_hda_intel", Want: "vfio-pci"},
+			{Kind: ledger.StepIOMMUGroup, Target: "20", GPU: gpu0},
+			{Kind: ledger.StepCDIFile, Target: "/var/run/cdi/k8s.gpu.nvidia.com-claim_x.json"},
+		},
+		CDISpec: json.RawMessage(`{"cdiVersion":"0.5.0","kind":"k8s.gpu.nvidia.com/claim"}`),
+	},
 	"v3-compute-instance.claim": {
 		Claim: ledger.Claim{UID: uid, Namespace: "default", Name: "train"},
 		State: ledger.PrepareStarted,
@@ -136,7 +157,7 @@ func TestRecordsOfEverySchemaVersionAreReadable(t *testing.T) {
 // TestNewGoldenRecordsAreWhatIsWritten: what is written changes together with the version, or not at all. A record is of
 // the oldest version that says all of it, so that the agent from before an update can unprepare it.
 func TestNewGoldenRecordsAreWhatIsWritten(t *testing.T) {
-	for _, name := range []string{"v2-partition.claim", "v3-share.claim", "v3-compute-instance.claim"} {
+	for _, name := range []string{"v2-partition.claim", "v3-share.claim", "v3-compute-instance.claim", "v4-passthrough.claim"} {
 		l := open(t, durable.OS{}, t.TempDir())
 		if err := l.Put(golden[name]); err != nil {
 			t.Fatal(err)

@@ -19,8 +19,14 @@ func (m *Manager) do(ctx context.Context, j *job, step ledger.Step) (err error) 
 	switch {
 	case !step.Kind.Known():
 		return errUnknownStep
-	case step.Kind == ledger.StepProcesses, step.Kind == ledger.StepCDIFile:
-		return nil // the pods do the one, and the other one comes last
+	case step.Kind == ledger.StepProcesses, step.Kind == ledger.StepIOMMUGroup, step.Kind == ledger.StepCDIFile:
+		return nil // the pods do the first ones, and the other one comes last
+	case step.Kind == ledger.StepHidden:
+		return nil // the steps after it do that
+	case step.Kind == ledger.StepComputeMode, step.Kind == ledger.StepNoPersistence:
+		if hidden, err := m.isHidden(j, step.GPU); hidden || err != nil {
+			return err
+		}
 	}
 	defer measure(preparing, step.Kind, time.Now(), &err)
 	switch step.Kind {
@@ -32,6 +38,10 @@ func (m *Manager) do(ctx context.Context, j *job, step ledger.Step) (err error) 
 		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetPersistence(true) })
 	case ledger.StepComputeMode:
 		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetComputeMode(nvml.ComputeMode(step.Want)) })
+	case ledger.StepNoPersistence:
+		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetPersistence(false) })
+	case ledger.StepPCIDriver:
+		return m.take(ctx, j, step)
 	case ledger.StepTimeSlice:
 		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
 		defer cancel()
@@ -114,6 +124,11 @@ func (m *Manager) describeDevices(ctx context.Context, j *job) ([]byte, error) {
 		gpu.UUID = device.UUID
 		described := cdi.Device{Request: device.Request, Name: device.Device, GPU: gpu}
 		switch {
+		case device.Passthrough:
+			var err error
+			if described.Nodes, err = m.nodes(&j.targets[i], j.settings[i].VFIO); err != nil {
+				return nil, fmt.Errorf("claim %s, request %s, device %s: %w", j.entry.Claim, device.Request, device.Device, err)
+			}
 		case device.Share != nil:
 			var err error
 			if described.Extra, err = m.shareEdits(j, i); err != nil {
@@ -179,6 +194,14 @@ func (m *Manager) undo(ctx context.Context, entry *ledger.Entry, step ledger.Ste
 		return m.opts.Tools.TimeSlicer.SetTimeSlice(ctx, step.Target, config.IntervalDefault)
 	case ledger.StepProcesses:
 		return m.clear(ctx, entry, step)
+	case ledger.StepNoPersistence:
+		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetPersistence(true) })
+	case ledger.StepHidden:
+		return m.awaitNVML(ctx, step)
+	case ledger.StepPCIDriver:
+		return m.giveBack(ctx, step)
+	case ledger.StepIOMMUGroup:
+		return m.clearGroup(ctx, entry, step)
 	default:
 		return errUnknownStep
 	}

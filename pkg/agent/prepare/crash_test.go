@@ -2,6 +2,7 @@ package prepare_test
 
 import (
 	"bytes"
+	gocmp "cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -25,12 +26,15 @@ import (
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/agent/vfio"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
 // scenario is a claim whose preparation is disturbed at every step.
 type scenario struct {
 	claim func() *resourceapi.ResourceClaim
+	// profile of the machine, twoGPUs if empty.
+	profile string
 	// before is the state of the machine that the claim finds.
 	before []nvmlsim.Command
 	// beside, if it is set, is a claim for the same GPU that is prepared before, and stays so.
@@ -40,6 +44,7 @@ type scenario struct {
 }
 
 var scenarios = map[string]scenario{
+	"passthrough": passthrough,
 	"whole GPU": {
 		claim: func() *resourceapi.ResourceClaim { return claim("train", "gpu="+gpu0) },
 		other: "gpu=" + gpu0,
@@ -92,6 +97,8 @@ func sharedBy(name, amount, parameters string) *resourceapi.ResourceClaim {
 	return c
 }
 
+func (s scenario) machine() string { return gocmp.Or(s.profile, twoGPUs) }
+
 // operation is prepare or unprepare of the scenario's claim.
 type operation string
 
@@ -117,7 +124,7 @@ func (s *scenario) run(n *node, op operation) error {
 func (s *scenario) start(t *testing.T, n *node, op operation) {
 	t.Helper()
 	n.do(s.before...)
-	n.hardware.discover(t, dynamic)
+	n.hardware.discover(t, n.hardware.policy)
 	if s.beside != nil {
 		if _, err := n.manager().Prepare(n.ctx, s.beside()); err != nil {
 			t.Fatal(err)
@@ -135,20 +142,21 @@ func (n *node) disturb(faulty *durabletest.Faulty) {
 	n.fsys = faulty
 	n.hardware.wrap = func(d nvml.Device) nvml.Device { return faultyDevice{d, faulty} }
 	tools := sharing.NewSimulated(n.hardware.machine)
+	n.pci = faultyKernel{n.hardware.kernel, faulty}
 	n.tools = sharing.Tools{TimeSlicer: faultySlicer{tools.TimeSlicer, faulty}, Daemons: faultyDaemons{tools.Daemons, faulty}, Processes: tools.Processes}
 }
 
 // restart is an agent on the same machine, undisturbed.
 func (n *node) restart() {
 	n.fsys = durabletest.Unsynced{}
-	n.hardware.wrap = nil
+	n.hardware.wrap, n.pci = nil, nil
 	n.tools = sharing.NewSimulated(n.hardware.machine)
 }
 
 // undisturbed returns the steps of the operation, and the machine's state before and after it.
 func (s *scenario) undisturbed(t *testing.T, op operation) (steps []string, before, after machineState) {
 	t.Helper()
-	n := newNodeOf(t, twoGPUs)
+	n := newNodeOf(t, s.machine())
 	s.start(t, n, op)
 	if _, err := n.tryManager(); err != nil { // the folders are part of the state before
 		t.Fatal(err)
@@ -168,6 +176,9 @@ func (s *scenario) undisturbed(t *testing.T, op operation) (steps []string, befo
 func (s *scenario) check(t *testing.T, n *node, op operation, result error, before, after machineState) {
 	t.Helper()
 	n.restart()
+	if s.profile == withSound {
+		n.hardware.discover(t, n.hardware.policy) // an agent that starts does so, and must see GPUs that come back
+	}
 	m := n.manager()
 	recovery, err := m.Recover(n.ctx)
 	if err != nil {
@@ -266,7 +277,7 @@ func TestAFaultAtAnyStepIsRecovered(t *testing.T) {
 					for _, mode := range []durabletest.Mode{durabletest.Fail, durabletest.CrashBefore, durabletest.CrashAfter} {
 						t.Run(fmt.Sprintf("%v/%02d %s", mode, at, label(steps[at-1])), func(t *testing.T) {
 							tried++
-							n := newNodeOf(t, twoGPUs)
+							n := newNodeOf(t, s.machine())
 							s.start(t, n, op)
 							n.disturb(&durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: mode, At: at})
 							s.check(t, n, op, s.run(n, op), before, after)
@@ -295,7 +306,7 @@ func TestKill9AtAnyStepIsRecovered(t *testing.T) {
 						t.Run(fmt.Sprintf("%v/%02d %s", mode, at, label(steps[at-1])), func(t *testing.T) {
 							total++
 							root := t.TempDir()
-							n := nodeIn(t, root, twoGPUs, filepath.Join(root, "sim"))
+							n := nodeIn(t, root, s.machine(), filepath.Join(root, "sim"))
 							s.start(t, n, op)
 							kill9(t, root, name, op, mode, at)
 							s.check(t, n, op, errors.New("killed"), before, after)
@@ -344,7 +355,7 @@ func victim(text string) int {
 	err := json.Unmarshal([]byte(text), &o)
 	if err == nil {
 		var n *node
-		if n, err = victimNode(o.Root); err == nil {
+		if n, err = victimNode(o.Root, scenarios[o.Scenario].machine()); err == nil {
 			n.disturb(&durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: o.Mode, At: o.At})
 			s := scenarios[o.Scenario]
 			err = s.run(n, o.Op)
@@ -486,6 +497,16 @@ func (d faultyDevice) SetPersistence(on bool) error {
 	return d.faulty.Do("persistence", fmt.Sprint(on), func() error { return d.Device.SetPersistence(on) })
 }
 
+// faultyKernel counts what is written to the kernel as steps.
+type faultyKernel struct {
+	vfio.Sysfs
+	faulty *durabletest.Faulty
+}
+
+func (k faultyKernel) Write(name, value string) error {
+	return k.faulty.Do("kernel", filepath.Base(name), func() error { return k.Sysfs.Write(name, value) })
+}
+
 type faultySlicer struct {
 	sharing.TimeSlicer
 	faulty *durabletest.Faulty
@@ -511,12 +532,12 @@ func (d faultyDaemons) Stop(ctx context.Context, name string) error {
 // TestARetryUndoesFirst: the kubelet calls again although the agent was not started anew, for example because the disk
 // was full for a moment.
 func TestARetryUndoesFirst(t *testing.T) {
-	for _, name := range []string{"time-slicing", "MIG"} {
+	for _, name := range []string{"time-slicing", "MIG", "passthrough"} {
 		s := scenarios[name]
 		steps, before, after := s.undisturbed(t, preparing)
 		for at := 1; at <= len(steps); at++ {
 			t.Run(fmt.Sprintf("%s/%02d %s", name, at, label(steps[at-1])), func(t *testing.T) {
-				n := newNodeOf(t, twoGPUs)
+				n := newNodeOf(t, s.machine())
 				s.start(t, n, preparing)
 				n.disturb(&durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: durabletest.CrashAfter, At: at})
 				_ = s.run(n, preparing)
@@ -547,7 +568,7 @@ func TestACrashAfterARebootLeavesNothing(t *testing.T) {
 		n := newNodeOf(t, twoGPUs)
 		s.start(t, n, unpreparing) // prepared
 		n.do(&nvmlsim.Reboot{})
-		n.hardware.discover(t, dynamic)
+		n.hardware.discover(t, n.hardware.policy)
 		n.disturb(faulty)
 		_ = s.run(n, preparing)
 		n.restart()

@@ -48,6 +48,17 @@ func (m *Manager) decide(ctx context.Context, j *job) error {
 	held := j.byGPU()
 	for _, gpu := range slices.Sorted(maps.Keys(held)) {
 		devices := held[gpu]
+		if j.targets[devices[0]].Passthrough {
+			steps, err := m.passthroughSteps(ctx, j, devices[0])
+			if err != nil {
+				return fmt.Errorf("device %s: %w", j.entry.Devices[devices[0]].Device, err)
+			}
+			for _, step := range steps {
+				step.GPU = gpu
+				j.entry.Undo = append(j.entry.Undo, step)
+			}
+			continue
+		}
 		uuid := j.targets[devices[0]].GPU.UUID
 		now, err := ask(ctx, m, gpu, uuid, observe)
 		if err != nil {

@@ -30,6 +30,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/agent/vfio"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -52,6 +53,10 @@ type node struct {
 	timeout  time.Duration
 	tools    sharing.Tools
 	options  prepare.Options // what is not zero is taken over
+	// pci, if it is set, stands between the agent and the kernel's PCI bus.
+	pci vfio.Sysfs
+	// noBus: the agent has no access to the PCI bus.
+	noBus bool
 	// mknod lets device nodes be made, which needs root.
 	mknod bool
 }
@@ -78,9 +83,9 @@ func nodeIn(t *testing.T, root, profile, simDir string) *node {
 }
 
 // victimNode is nodeIn for a process without a test. Only what does not fail by n.t may be called on it.
-func victimNode(root string) (*node, error) {
+func victimNode(root, profile string) (*node, error) {
 	ctx := context.Background()
-	h, err := newHardware(ctx, root, twoGPUs, filepath.Join(root, "sim"))
+	h, err := newHardware(ctx, root, profile, filepath.Join(root, "sim"))
 	if err != nil {
 		return nil, err
 	}
@@ -101,6 +106,13 @@ func (n *node) manager() *prepare.Manager {
 	return m
 }
 
+func (n *node) sysfs() vfio.Sysfs {
+	if n.pci != nil {
+		return n.pci
+	}
+	return n.hardware.kernel
+}
+
 func (n *node) tryManager() (*prepare.Manager, error) {
 	proc := filepath.Join(n.root, "proc")
 	if err := os.MkdirAll(proc, 0o755); err != nil {
@@ -117,7 +129,7 @@ func (n *node) tryManager() (*prepare.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	return prepare.New(prepare.Options{
+	opts := prepare.Options{
 		Driver:      driverName,
 		Pool:        pool,
 		StateDir:    filepath.Join(n.root, "state"),
@@ -125,13 +137,19 @@ func (n *node) tryManager() (*prepare.Manager, error) {
 		Backend:     backend,
 		Hardware:    n.hardware,
 		Tools:       n.tools,
+		PCI:         vfio.NewBinder(n.sysfs()),
+		Users:       vfio.Simulated{Machine: n.hardware.machine},
 		FS:          n.fsys,
 		Clock:       testingclock.NewFakePassiveClock(time.Date(2026, 11, 22, 0, 0, 0, 0, time.UTC)),
 		LockTimeout: n.timeout,
 		GPUTimeout:  n.options.GPUTimeout,
 		EndTimeout:  n.options.EndTimeout,
 		Leftovers:   n.options.Leftovers,
-	})
+	}
+	if n.noBus {
+		opts.PCI, opts.Users = nil, nil
+	}
+	return prepare.New(opts)
 }
 
 // files lists the ledger and the CDI folder by their base names.
@@ -183,6 +201,8 @@ func (n *node) visible(devices []prepare.Device) []string {
 type hardware struct {
 	*driver.Hardware
 	machine *nvmlsim.Machine
+	kernel  vfio.Sysfs
+	policy  discovery.Policy
 	// gone: there is no driver.
 	gone bool
 	// broken GPUs do not answer.
@@ -195,16 +215,31 @@ type hardware struct {
 var dynamic = discovery.Policy{Dynamic: true}
 
 func newHardware(ctx context.Context, root, profile, simDir string) (*hardware, error) {
+	policy := dynamic
+	if profile == withSound {
+		policy.Passthrough = true
+		var err error
+		if profile, err = writeProfile(root); err != nil {
+			return nil, err
+		}
+	}
 	handle, err := nvml.Open("sim:"+profile, nvml.OpenOptions{NodeName: pool, ProcRoot: filepath.Join(root, "no-driver"), SimDir: simDir})
 	if err != nil {
 		return nil, err
 	}
 	h := &hardware{
-		Hardware: driver.NewHardware(driver.HardwareOptions{Open: func() (*nvml.Handle, error) { return handle, nil }, Clock: clock.RealClock{}}),
-		machine:  handle.Machine,
-		broken:   map[string]error{},
+		Hardware: driver.NewHardware(driver.HardwareOptions{
+			Open:  func() (*nvml.Handle, error) { return handle, nil },
+			Clock: clock.RealClock{},
+			Held:  driver.HeldInLedger(filepath.Join(root, "state")),
+			Users: vfio.Simulated{Machine: handle.Machine},
+		}),
+		machine: handle.Machine,
+		kernel:  handle.Sysfs,
+		broken:  map[string]error{},
 	}
-	h.Offer(dynamic)
+	h.policy = policy
+	h.Offer(policy)
 	_, err = h.Discover(ctx)
 	return h, err
 }

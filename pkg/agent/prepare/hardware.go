@@ -23,6 +23,11 @@ type Hardware interface {
 	// at once: calls into NVML cannot be cancelled, so f goes on, and f's that come later for the same
 	// GPU wait for it.
 	On(ctx context.Context, gpu, uuid string, f func(nvml.Device) error) error
+	// Look looks at the node anew: for GPUs that have come back.
+	Look(ctx context.Context) error
+	// Apart does f while NVML is closed, because a GPU that NVML has open does not leave its driver, and then is Look. It returns f's
+	// error. All other questions and acts wait meanwhile.
+	Apart(ctx context.Context, f func(context.Context) error) error
 	// BootID is another one after each reboot of the machine.
 	BootID() (string, error)
 }
@@ -37,11 +42,17 @@ type Target struct {
 	Attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute
 	// MemoryBytes is all that the GPU has.
 	MemoryBytes uint64
+	// Passthrough: the whole GPU goes to a virtual machine. Then PCIBusID is where it is, as the kernel writes it.
+	Passthrough bool
+	PCIBusID    string
 	// SwitchesMIG tells that the GPU's MIG mode can be changed without a reset.
 	SwitchesMIG bool
 }
 
 func (t *Target) kind() config.Kind {
+	if t.Passthrough {
+		return config.KindVFIO
+	}
 	if t.Partition != nil {
 		return config.KindMIG
 	}

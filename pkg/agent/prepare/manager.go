@@ -21,6 +21,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/agent/vfio"
 )
 
 const (
@@ -41,6 +42,9 @@ type Options struct {
 	Backend  cdi.Backend
 	Hardware Hardware
 	Tools    sharing.Tools
+	// PCI and Users are needed for GPUs that are passed through to virtual machines.
+	PCI   *vfio.Binder
+	Users vfio.Users
 
 	FS    durable.FS
 	Clock clock.PassiveClock
@@ -238,7 +242,10 @@ func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim,
 			ShareID:      want.result.ShareID,
 			CDIDeviceIDs: []string{cdi.DeviceID(claim.UID, want.request, want.device)},
 		}
-		if device.Partition != nil {
+		switch {
+		case target.Passthrough:
+			device.UUID, device.Passthrough = target.PCIBusID, true
+		case device.Partition != nil:
 			device.UUID, device.GPUUUID = "", target.GPU.UUID
 		}
 		if device.Share, err = want.shareOf(m.opts.Driver, &target, settings); err != nil {

@@ -90,7 +90,7 @@ func TestClaimsThatCannotBePrepared(t *testing.T) {
 		"device of another":     {claim: foreign, want: []string{"default/train", "request gpu", `pool "node-2"`, `pool "node-1"`}},
 		"GPU does not answer":   {claim: claim("train", "a="+gpu0, "b="+gpu1), broken: gpu1, want: []string{"default/train", "request b", "device " + gpu1, "GPU is lost"}},
 		"allocated twice":       {claim: claim("train", "a="+gpu0, "b="+gpu0), want: []string{"default/train", "device " + gpu0, "allocated twice", "a and b"}},
-		"config of other kinds": {claim: withConfig(claim("train", "gpu="+gpu0), driverName, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"VfioDeviceConfig"}`), want: []string{"config[0].opaque.parameters", "class", "VfioDeviceConfig"}},
+		"config of other kinds": {claim: withConfig(claim("train", "gpu="+gpu0), driverName, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"ComputeDomainChannelConfig"}`), want: []string{"config[0].opaque.parameters", "class", "ComputeDomainChannelConfig"}},
 		"config with wishes":    {claim: withConfig(claim("train", "gpu="+gpu0), driverName, `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","shared":true}`), want: []string{"GpuConfig", `unknown field "shared"`}},
 		"config that is none":   {claim: withConfig(claim("train", "gpu="+gpu0), driverName, `[]`), want: []string{"config[0].opaque.parameters", "JSON object"}},
 		"UID that is no name":   {claim: func() *resourceapi.ResourceClaim { c := claim("train", "gpu="+gpu0); c.UID = "../x"; return c }(), want: []string{`"../x"`}},

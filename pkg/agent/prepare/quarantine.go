@@ -56,7 +56,10 @@ func (e *QuarantinedError) Error() string {
 
 func (e *QuarantinedError) Unwrap() error { return e.Err }
 
-const quarantineSuffix = ".quarantine"
+const (
+	quarantineFolder = "quarantine"
+	quarantineSuffix = ".quarantine"
+)
 
 // Quarantined lists the GPUs in quarantine, by name; one may be listed for several claims.
 func (m *Manager) Quarantined() ([]Quarantine, error) { return m.quarantined("") }
@@ -98,7 +101,13 @@ func (m *Manager) readQuarantine(path, gpu string) Quarantine {
 	return q
 }
 
-func (m *Manager) quarantineDir() string { return filepath.Join(m.opts.StateDir, "quarantine") }
+// InQuarantine tells whether an agent with that state folder has the GPU in quarantine. A folder that cannot be read has none.
+func InQuarantine(stateDir, gpu string) bool {
+	files, err := filepath.Glob(filepath.Join(stateDir, quarantineFolder, gpu+"_*"+quarantineSuffix))
+	return err == nil && len(files) > 0
+}
+
+func (m *Manager) quarantineDir() string { return filepath.Join(m.opts.StateDir, quarantineFolder) }
 
 func (m *Manager) quarantinePath(gpu string, entry *ledger.Entry) string {
 	return filepath.Join(m.quarantineDir(), gpu+"_"+string(entry.Claim.UID)+quarantineSuffix)

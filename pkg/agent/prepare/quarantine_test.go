@@ -178,10 +178,13 @@ func TestUnprepareEndsWhateverAGPUDoes(t *testing.T) {
 	for name, tc := range tests {
 		for kind, s := range scenarios {
 			t.Run(name+"/"+kind, func(t *testing.T) {
-				n := newNode(t)
+				n := newNodeOf(t, s.machine())
 				n.options.GPUTimeout = 50 * time.Millisecond
+				if s.profile == withSound {
+					n.options.GPUTimeout = 500 * time.Millisecond // there is time to look for a GPU that comes back
+				}
 				n.do(s.before...)
-				n.hardware.discover(t, dynamic)
+				n.hardware.discover(t, n.hardware.policy)
 				m := n.manager()
 				if _, err := m.Prepare(n.ctx, s.claim()); err != nil {
 					t.Fatal(err)

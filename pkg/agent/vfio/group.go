@@ -170,3 +170,18 @@ func FunctionNode(fsys fs.FS, address string) (string, error) {
 	}
 	return "/dev/vfio/devices/" + entries[0].Name(), nil
 }
+
+// NodesOf are the device nodes by which a group, or a function of it, can be opened now.
+func NodesOf(fsys fs.FS, group string) []string {
+	nodes := []string{GroupNode(group)}
+	members, err := fs.ReadDir(fsys, groups+"/"+group+"/devices")
+	if err != nil {
+		return nodes // a group without functions has been unplugged
+	}
+	for _, member := range members {
+		if node, err := FunctionNode(fsys, member.Name()); err == nil {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
