@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
@@ -104,6 +105,10 @@ func TestOneMPSDaemonServesAllWhoShareAGPU(t *testing.T) {
 		{ // two shares in one request
 			claim: withConfig(claim("four", "gpu="+gpu0+"+share:a:4Gi:10", "gpu="+gpu0+"+share:b:1Gi:5", "other="+gpu0+"+share:c:2Gi:5"), driverName, underMPS),
 			want:  []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=5120M", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=15", "NVIDIA_VISIBLE_DEVICES=" + n.hardware.uuid(gpu0)},
+		},
+		{ // one of them without a limit
+			claim: withConfig(claim("five", "gpu="+gpu0+"+share:d:1Gi:5", "gpu="+gpu0+"+share:e:1Gi:0"), driverName, underMPS),
+			want:  []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2048M"}, never: "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
 		},
 	}
 	for _, tc := range tests {
@@ -256,6 +261,7 @@ func TestACapacityMayHaveTheDriversName(t *testing.T) {
 // TestAShareIsTakenBackFromItsOwnPodsAlone: the processes of others that share the GPU go on.
 func TestAShareIsTakenBackFromItsOwnPodsAlone(t *testing.T) {
 	n := newNode(t)
+	n.options.EndTimeout = 200 * time.Millisecond
 	m := n.manager()
 	n.prepared(m, reservedFor(sharedBy("one", "20Gi:25", ""), "pod-one"))
 	n.do(
@@ -279,7 +285,7 @@ func TestAShareIsTakenBackFromItsOwnPodsAlone(t *testing.T) {
 		t.Errorf("quarantined: %+v, %v", list, err)
 	}
 	// Memory that nobody has may be the other's as long as there is one, and not any more when the last has gone.
-	n.do(&nvmlsim.LeakMemory{GPU: "0", MemoryMiB: 2000})
+	n.do(&nvmlsim.RemoveProcess{GPU: "0", PID: 3}, &nvmlsim.LeakMemory{GPU: "0", MemoryMiB: 2000})
 	n.prepared(m, sharedBy("three", "20Gi:25", ""))
 	n.unprepare(m, "three-uid")
 	if list, err := m.Quarantined(); err != nil || len(list) > 0 {
@@ -326,6 +332,17 @@ func TestSharesAfterAReboot(t *testing.T) {
 		{"a third joined", func() { n.prepared(m, sharedBy("three", "20Gi:25", underMPS)) }, served},
 		{"the one that came back went", func() { n.unprepare(m, "two-uid") }, served},
 		{"all went", func() { n.unprepare(m, "three-uid") }, setting{Compute: nvmlsim.ComputeDefault}},
+		{"two of the next", func() {
+			n.prepared(m, sharedBy("four", "20Gi:25", underMPS))
+			n.prepared(m, sharedBy("five", "20Gi:25", underMPS))
+		}, served},
+		{"one of them came back and went, and the other was not seen again", func() {
+			n.do(&nvmlsim.Reboot{})
+			n.hardware.discover(t, dynamic)
+			n.prepared(m, sharedBy("four", "20Gi:25", underMPS))
+			n.unprepare(m, "four-uid")
+		}, setting{Compute: nvmlsim.ComputeDefault}},
+		{"the other went, too", func() { n.unprepare(m, "five-uid") }, setting{Compute: nvmlsim.ComputeDefault}},
 	} {
 		step.do()
 		if diff := cmp.Diff(step.want, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
