@@ -269,3 +269,102 @@ func TestTheDriverIsLoadedAnew(t *testing.T) {
 		stop()
 	})
 }
+
+// TestWhoIsWatched: what is known of a GPU stays as long as it is watched, and what was latched until the machine starts anew.
+func TestWhoIsWatched(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		b := newBench(t, "")
+		stop := b.run(ctx)
+		b.want("a", "Healthy")
+		b.do(&nvmlsim.RaiseXID{GPU: "0", Code: 119})
+		b.do(&nvmlsim.RaiseXID{GPU: "1", Code: 119})
+		b.want("b", "Unhealthy xid=119")
+		watch := func(bootID string, targets []Target) {
+			t.Helper()
+			if err := b.monitor.Watch(bootID, targets, false); err != nil {
+				t.Error(err)
+			}
+		}
+		watch(b.machine.BootID(), b.targets())
+		b.want("a", "Unhealthy xid=119")
+
+		watch(b.machine.BootID(), b.targets()[:1])
+		b.want("a", "Unhealthy xid=119")
+		b.want("b", "Unknown")
+		if got := b.monitor.Whole("b"); got.Status != Unknown {
+			t.Errorf("a GPU that is not watched: %v", got)
+		}
+		if err := b.monitor.Check(ctx, "b"); err == nil {
+			t.Error("a GPU that is not watched can be asked")
+		}
+		if r := b.monitor.Readings("b"); r.TemperatureC != nil {
+			t.Errorf("readings of a GPU that is not watched: %v", r)
+		}
+
+		watch("another boot", b.targets())
+		time.Sleep(time.Second)
+		b.want("a", "Healthy")
+		b.want("b", "Healthy")
+		stop()
+	})
+}
+
+// TestWhatHappensToOneMIGDeviceIsToldAndKept: others are told of the fault once, and a successor knows whose the memory errors are.
+func TestWhatHappensToOneMIGDeviceIsToldAndKept(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "health")
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		b := newBench(t, dir)
+		told := map[string]int{}
+		var mu sync.Mutex
+		b.monitor.opts.Changed = func(_ context.Context, gpu string, was, is Verdict) {
+			mu.Lock()
+			defer mu.Unlock()
+			told[gpu+" "+string(was.Status)+"-"+string(is.Status)]++
+		}
+		stop := b.run(ctx)
+		b.monitor.Lead(ctx)
+		b.want("a", "Healthy")
+		b.do(&nvmlsim.SetMIG{GPU: "0", Enabled: true})
+		result, err := b.machine.Do(&nvmlsim.CreateMIG{GPU: "0", Profile: "1g.10gb"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		sick := result.MIG.Instance
+		synctest.Wait()
+		b.mu.Lock()
+		if len(b.reconfigured) == 0 || b.reconfigured[0] != "the partitions of a have changed" {
+			t.Errorf("told of the new partition: %q", b.reconfigured)
+		}
+		b.mu.Unlock()
+		b.do(&nvmlsim.CountECC{GPU: "0", ECCCounts: nvmlsim.ECCCounts{Uncorrected: 2}, Instance: &sick})
+		whole := func(what string) {
+			t.Helper()
+			synctest.Wait()
+			if got := b.monitor.Whole("a"); got.Status != Healthy {
+				t.Errorf("%s: the whole GPU: %v", what, got)
+			}
+			if got := b.monitor.Of("a", &nvml.Instance{GPU: sick.GPU, Compute: sick.Compute}); got.Status != Unhealthy {
+				t.Errorf("%s: the MIG device: %v", what, got)
+			}
+		}
+		whole("told")
+		time.Sleep(time.Minute)
+		whole("counted")
+		mu.Lock()
+		if told["a Healthy-Unhealthy"] != 1 || len(told) != 3 { // the others are from Unknown
+			t.Errorf("others were told %v", told)
+		}
+		mu.Unlock()
+		stop()
+		b.open(dir)
+		stop = b.run(ctx)
+		time.Sleep(time.Minute)
+		whole("a successor")
+		b.monitor.Partitioned(ctx, "a", time.Now(), nil)
+		b.monitor.Ended(ctx, "nobody", nvml.Instance{})
+		b.want("a", "Healthy")
+		stop()
+	})
+}

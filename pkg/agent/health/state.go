@@ -258,14 +258,6 @@ func concerns(fault, device *nvml.Instance) bool {
 		fault.GPU == device.GPU && (fault.Compute == device.Compute || fault.Compute == nvml.AllCompute || device.Compute == nvml.AllCompute)
 }
 
-// Worst is the severity of the worst fault; ok is false if there is none.
-func (v *Verdict) Worst() (fault *Fault, ok bool) {
-	if len(v.Faults) == 0 {
-		return nil, false
-	}
-	return &v.Faults[0], true
-}
-
 // Message is for people, empty for a device without faults.
 func (v *Verdict) Message() string {
 	text := ""

@@ -118,6 +118,45 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{210, answered(well()), "Unhealthy temperature"},
 			{270, answered(well()), "Healthy"},
 		},
+		"heat, where the driver does not say why it slows down": {
+			{0, answered(with(func(r *nvml.Readings) { r.TemperatureC, r.Throttle = new(uint32(95)), nil })), "Healthy"},
+			{30, answered(with(func(r *nvml.Readings) { r.TemperatureC, r.Throttle = new(uint32(95)), nil })), "Unhealthy temperature"},
+		},
+		"no temperature is not hot": {
+			{0, answered(with(func(r *nvml.Readings) { r.TemperatureC = nil })), "Healthy"},
+			{60, answered(with(func(r *nvml.Readings) { r.TemperatureC = nil })), "Healthy"},
+		},
+		"a limit of 0 is none": {
+			{0, answered(with(func(r *nvml.Readings) { r.SlowdownC = new(uint32(0)) })), "Healthy"},
+			{60, answered(with(func(r *nvml.Readings) { r.SlowdownC = new(uint32(0)) })), "Healthy"},
+		},
+		"a link about which the driver stops to tell": {
+			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Healthy"},
+			{30, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Unhealthy pcie-width=x8"},
+			{40, answered(with(func(r *nvml.Readings) { r.PCIe.MaxWidth = 0 })), "Unhealthy pcie-width=x8"},
+			{90, answered(with(func(r *nvml.Readings) { r.PCIe.MaxWidth = 0 })), "Unhealthy pcie-width=x8"},
+		},
+		"what is warm was not hot, whatever else it has": {
+			{0, answered(with(func(r *nvml.Readings) { r.TemperatureC, r.ECC.Uncorrected = new(uint32(84)), 1 })), "Unhealthy ecc-uncorrected"},
+			{60, answered(with(func(r *nvml.Readings) { r.TemperatureC, r.ECC.Uncorrected = new(uint32(84)), 1 })), "Unhealthy ecc-uncorrected"},
+		},
+		"another error shows that the driver is loaded": {
+			{0, failed(nvml.ErrDriverNotLoaded), "Healthy"},
+			{30, failed(nvml.ErrDriverNotLoaded), "Unhealthy no-driver"},
+			{40, failed(nvml.ErrGPULost), "Unhealthy gpu-lost"},
+		},
+		"an event of another kind has no XID": {
+			{0, answered(well()), "Healthy"},
+			{1, func(now time.Time, s *State) {
+				s.Happened(now, nvml.Event{Kind: nvml.EventClock, Data: 48, Instance: &nvml.Instance{GPU: 1}})
+			}, "Healthy"},
+		},
+		"an XID of a MIG device is over, its memory errors are not": {
+			{0, xid(46, &nvml.Instance{GPU: 1}), "Unhealthy xid=46"},
+			{1, xid(48, &nvml.Instance{GPU: 1}), "Unhealthy ecc-uncorrected xid=46"},
+			{2, uncorrected(1), "Unhealthy ecc-uncorrected xid=46"},
+			{700, uncorrected(1), "Unhealthy ecc-uncorrected"},
+		},
 		"what is warm was not hot": {{0, answered(warm), "Healthy"}, {100, answered(warm), "Healthy"}},
 		"memory errors until the counter is reset": {
 			{0, answered(with(func(r *nvml.Readings) { r.ECC.Uncorrected = 1 })), "Unhealthy ecc-uncorrected"},
@@ -456,6 +495,58 @@ func TestFaultsAreKeptOverRestartsOfTheAgentOnly(t *testing.T) {
 	for _, bad := range []string{"", "{", `{"version": 2, "bootID": "boot-1"}`, `{"version": 1, "bootID": "boot-1", "faults": [{"reason": "bored", "since": "2026-01-01T00:00:00Z"}]}`} {
 		if _, err := decode([]byte(bad), "boot-1"); err == nil {
 			t.Errorf("record %q is read without an error", bad)
+		}
+	}
+}
+
+// TestFaultsHaveOneOrder, whatever the order in which they were seen: the kubelet takes another message for another state.
+func TestFaultsHaveOneOrder(t *testing.T) {
+	instances := []*nvml.Instance{nil, {GPU: 1, Compute: 0}, {GPU: 1, Compute: 1}, {GPU: 2, Compute: 0}}
+	for _, order := range [][]int{{0, 1, 2, 3}, {3, 2, 1, 0}, {2, 0, 3, 1}, {1, 3, 0, 2}} {
+		var s State
+		for _, i := range order {
+			xid(46, instances[i])(start, &s)
+		}
+		var got []*nvml.Instance
+		for _, f := range s.faults {
+			got = append(got, f.Instance)
+		}
+		if diff := cmp.Diff(instances, got); diff != "" {
+			t.Errorf("seen in the order %v (-want +got):\n%s", order, diff)
+		}
+	}
+}
+
+func TestWhoHasToAct(t *testing.T) {
+	for reason, want := range map[Reason]bool{Lost: true, ECC: true, XID: false, Hung: false} {
+		if f := (Fault{Reason: reason}); f.Permanent() != want {
+			t.Errorf("%s is permanent: %v, want %v", reason, f.Permanent(), want)
+		}
+	}
+}
+
+// TestAVerdictSaysAll that is wrong, and when the GPU was asked; one that says something else is another one.
+func TestAVerdictSaysAll(t *testing.T) {
+	var s State
+	s.Silent(start, start)
+	xid(119, nil)(start, &s)
+	v := s.Of(nil)
+	if got, want := v.Message(), "NVML has not answered since 2026-01-01T00:00:00Z; XID 119: the GPU's system processor does not answer"; got != want {
+		t.Errorf("message %q, want %q", got, want)
+	}
+	if !v.Asked.Equal(start) {
+		t.Errorf("asked at %s", v.Asked)
+	}
+	for name, change := range map[string]func(*Verdict){
+		"status":  func(v *Verdict) { v.Status = Healthy },
+		"faults":  func(v *Verdict) { v.Faults = v.Faults[:1] },
+		"reason":  func(v *Verdict) { v.Faults[0].Reason = Lost },
+		"value":   func(v *Verdict) { v.Faults[1].Value = "74" },
+		"message": func(v *Verdict) { v.Faults[1].Message = "another" },
+	} {
+		same, other := s.Of(nil), s.Of(nil)
+		if change(&other); v.equal(&other) || !v.equal(&same) {
+			t.Errorf("another %s is the same verdict: %v; the same is: %v", name, v.equal(&other), v.equal(&same))
 		}
 	}
 }
