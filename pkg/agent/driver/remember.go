@@ -70,6 +70,8 @@ func sameGPUs(a, b []string) bool { return slices.Equal(a, b) }
 type knownFile struct {
 	Version int             `json:"version"`
 	GPUs    []discovery.GPU `json:"gpus"`
+	// MIG is how GPUs can be partitioned, by their names.
+	MIG map[string]*discovery.MIG `json:"mig,omitempty"`
 }
 
 const knownVersion = 1
@@ -103,6 +105,9 @@ func (h *Hardware) loadKnown(ctx context.Context) []discovery.GPU {
 		klog.FromContext(ctx).Error(err, "GPUs of an earlier agent are not known", "path", h.knownPath())
 		return nil
 	}
+	for i := range file.GPUs {
+		file.GPUs[i].MIG = file.MIG[file.GPUs[i].Name]
+	}
 	return file.GPUs
 }
 
@@ -114,7 +119,13 @@ func (h *Hardware) saveKnown(ctx context.Context) {
 	if !lead || gpus == nil || h.opts.StateDir == "" {
 		return
 	}
-	data, err := json.MarshalIndent(knownFile{Version: knownVersion, GPUs: gpus}, "", "  ")
+	file := knownFile{Version: knownVersion, GPUs: gpus, MIG: map[string]*discovery.MIG{}}
+	for i := range gpus {
+		if gpus[i].MIG != nil {
+			file.MIG[gpus[i].Name] = gpus[i].MIG
+		}
+	}
+	data, err := json.MarshalIndent(file, "", "  ")
 	if err == nil {
 		var was []byte
 		if was, _ = (durable.OS{}).ReadFile(h.knownPath()); string(was) == string(data) {

@@ -1,0 +1,156 @@
+package driver
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2/ktesting"
+	"k8s.io/utils/clock"
+
+	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/vfio"
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+// passthroughNode is a machine whose first GPU can be with a virtual machine.
+type passthroughNode struct {
+	*testing.T
+	ctx     context.Context
+	machine *nvmlsim.Machine
+	binder  *vfio.Binder
+	held    bool
+	state   string
+}
+
+func newPassthroughNode(t *testing.T) *passthroughNode {
+	t.Helper()
+	_, ctx := ktesting.NewTestContext(t)
+	profile, err := nvmlsim.LoadProfile("dgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine := nvmlsim.NewMachine(profile, "node-1")
+	return &passthroughNode{
+		T: t, ctx: ctx, machine: machine, state: t.TempDir(), binder: vfio.NewBinder(machine.NVML().Sysfs()),
+	}
+}
+
+// agent is what an agent knows of the machine that has started and looked.
+func (n *passthroughNode) agent() *Hardware {
+	n.Helper()
+	h := NewHardware(HardwareOptions{
+		Open: func() (*nvml.Handle, error) {
+			lib := n.machine.NVML() // each agent has one of its own
+			return &nvml.Handle{Library: nvml.Adapt(lib, "sim"), Raw: lib, Sysfs: lib.Sysfs(), Machine: n.machine, Simulated: true}, nil
+		},
+		Clock: clock.RealClock{}, StateDir: n.state, Held: func(string) bool { return n.held },
+		Users: vfio.Simulated{Machine: n.machine},
+	})
+	h.Offer(discovery.Policy{Passthrough: true, Dynamic: true})
+	h.Lead(n.ctx)
+	if _, err := h.Discover(n.ctx); err != nil {
+		n.Fatal(err)
+	}
+	return h
+}
+
+// published is what an agent publishes, as JSON.
+func (n *passthroughNode) published(h *Hardware) string {
+	n.Helper()
+	resources, _ := h.Resources("node-1")
+	data, err := json.MarshalIndent(resources, "", " ")
+	if err != nil {
+		n.Fatal(err)
+	}
+	return string(data)
+}
+
+const passedGPU, passedAddress = "gpu-0000-1b-00-0", "0000:1b:00.0"
+
+// TestSlicesStayWhileAGPUIsWithAVirtualMachine, for the agent that did that, and for its successor. That GPU has given the NVLink domain its name.
+func TestSlicesStayWhileAGPUIsWithAVirtualMachine(t *testing.T) {
+	n := newPassthroughNode(t)
+	first := n.agent()
+	before := n.published(first)
+	n.held = true
+	if err := first.Apart(n.ctx, func(ctx context.Context) error { return n.binder.Take(ctx, passedAddress) }); err != nil {
+		t.Fatal(err)
+	}
+	for name, h := range map[string]*Hardware{"the agent": first, "its successor": n.agent()} {
+		if diff := cmp.Diff(before, n.published(h)); diff != "" {
+			t.Errorf("%s publishes (-before +now):\n%s", name, diff)
+		}
+		if err := h.monitor.Check(n.ctx, passedGPU); err != nil || len(h.Health(passedGPU+"-vfio").Faults) > 0 {
+			t.Errorf("%s: health %+v, %v", name, h.Health(passedGPU+"-vfio"), err)
+		}
+		if _, err := h.Find(n.ctx, passedGPU); !errors.Is(err, discovery.ErrBound) {
+			t.Errorf("%s finds the GPU for a container: %v", name, err)
+		}
+		if target, err := h.Find(n.ctx, passedGPU+"-vfio"); err != nil || !target.Passthrough || target.PCIBusID != passedAddress {
+			t.Errorf("%s finds %+v, %v for a virtual machine", name, target, err)
+		}
+	}
+	// It comes back, and both see it.
+	if err := n.binder.GiveBack(n.ctx, passedAddress, "nvidia", ""); err != nil {
+		t.Fatal(err)
+	}
+	if err := first.Look(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := first.Find(n.ctx, passedGPU); err != nil || n.published(first) != before {
+		t.Errorf("given back: %v\n%s", err, cmp.Diff(before, n.published(first)))
+	}
+}
+
+// TestAGPUThatIsGoneWhileAVirtualMachineHasItIsLost: that is all that can be known of it.
+func TestAGPUThatIsGoneWhileAVirtualMachineHasItIsLost(t *testing.T) {
+	n := newPassthroughNode(t)
+	h := n.agent()
+	n.held = true
+	if err := h.Apart(n.ctx, func(ctx context.Context) error { return n.binder.Take(ctx, passedAddress) }); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.machine.Do(&nvmlsim.RemoveGPU{GPU: "0"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := h.monitor.Check(n.ctx, passedGPU); !errors.Is(err, nvml.ErrGPULost) {
+		t.Errorf("error %v", err)
+	}
+}
+
+// TestWhatFailsApartLeavesTheOtherGPUsInReach.
+func TestWhatFailsApartLeavesTheOtherGPUsInReach(t *testing.T) {
+	n := newPassthroughNode(t)
+	h := n.agent()
+	ctx, cancel := context.WithCancel(n.ctx)
+	err := h.Apart(ctx, func(context.Context) error {
+		if n.machine.InUse() {
+			t.Error("NVML is open")
+		}
+		return errors.New("the kernel says no")
+	})
+	if err == nil || err.Error() != "the kernel says no" {
+		t.Errorf("error %v", err)
+	}
+	if _, err := h.Find(n.ctx, passedGPU); err != nil {
+		t.Error(err)
+	}
+	// Nor does it matter that the kubelet gives up meanwhile.
+	ended := make(chan struct{})
+	_ = h.Apart(ctx, func(context.Context) error {
+		defer close(ended)
+		cancel()
+		return nil
+	})
+	<-ended
+	if err := h.Look(n.ctx); err != nil {
+		t.Error(err)
+	}
+	if _, err := h.Find(n.ctx, passedGPU); err != nil {
+		t.Error(err)
+	}
+}
