@@ -60,6 +60,7 @@ func leavings(cdiDir, stateDir string) []string {
 	return []string{
 		filepath.Join(cdiDir, "*"),
 		filepath.Join(stateDir, "claims", "*"),
+		filepath.Join(stateDir, "metadata", "*", "*"),
 	}
 }
 
@@ -92,7 +93,7 @@ var gpuNode = regexp.MustCompile(`^/dev/nvidia([0-9]+)$`)
 // sightOf reads a container's report. A GPU's node counts only if the container
 // can open it up to the missing driver: the devices cgroup admits it.
 func sightOf(printed *report.Report) Sight {
-	sight := Sight{VisibleDevices: splitDevices(printed.VisibleDevices)}
+	sight := Sight{VisibleDevices: splitDevices(printed.VisibleDevices), Told: printed.Told}
 	for _, device := range printed.Devices {
 		match := gpuNode.FindStringSubmatch(device.Path)
 		if match == nil {

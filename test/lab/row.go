@@ -38,6 +38,8 @@ type Row struct {
 type Sight struct {
 	// VisibleDevices are the GPU UUIDs of NVIDIA_VISIBLE_DEVICES.
 	VisibleDevices []string
+	// Told are the UUIDs in the device metadata files.
+	Told []string
 	// Minors are the numbers of the /dev/nvidia<minor> nodes that it can open up
 	// to the missing driver.
 	Minors []int
@@ -90,6 +92,9 @@ func judge(allocated []resourceapi.DeviceRequestAllocationResult, found inventor
 	errs = append(errs,
 		difference("NVIDIA_VISIBLE_DEVICES", wantUUIDs, seen.VisibleDevices),
 		difference("device nodes /dev/nvidia<minor>", wantMinors, seen.Minors))
+	if !seen.Hollow { // which mounts nothing
+		errs = append(errs, difference("device metadata", wantUUIDs, seen.Told))
+	}
 	for _, problem := range seen.Problems {
 		errs = append(errs, errors.New(problem))
 	}

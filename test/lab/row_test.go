@@ -49,6 +49,11 @@ func TestJudgeAcceptsOnlyExactlyTheAllocatedGPUs(t *testing.T) {
 			seen:      Sight{VisibleDevices: []string{"GPU-bbbbbbbb-1"}, Minors: []int{1}},
 			want:      "the container has [GPU-bbbbbbbb-1], allocated is [GPU-aaaaaaaa-0]",
 		},
+		"device metadata of another GPU": {
+			allocated: []string{"gpu-0"},
+			seen:      Sight{VisibleDevices: []string{"GPU-aaaaaaaa-0"}, Told: []string{"GPU-bbbbbbbb-1"}, Minors: []int{0}},
+			want:      "device metadata: the container has [GPU-bbbbbbbb-1], allocated is [GPU-aaaaaaaa-0]",
+		},
 		"a device node too many": {
 			allocated: []string{"gpu-0"},
 			seen:      Sight{VisibleDevices: []string{"GPU-aaaaaaaa-0"}, Minors: []int{0, 1}},
@@ -84,6 +89,9 @@ func TestJudgeAcceptsOnlyExactlyTheAllocatedGPUs(t *testing.T) {
 			var results []resourceapi.DeviceRequestAllocationResult
 			for _, device := range test.allocated {
 				results = append(results, resourceapi.DeviceRequestAllocationResult{Driver: DriverName, Pool: "node", Device: device})
+			}
+			if test.seen.Told == nil {
+				test.seen.Told = test.seen.VisibleDevices
 			}
 			err := judge(results, found.GPUs, test.seen)
 			switch {

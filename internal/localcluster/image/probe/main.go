@@ -82,10 +82,15 @@ func print(reason string) error {
 	if err != nil {
 		return fmt.Errorf("looking for NVIDIA device nodes: %w", err)
 	}
+	told, err := told("/var/run/kubernetes.io/dra-device-attributes")
+	if err != nil {
+		return fmt.Errorf("reading device metadata: %w", err)
+	}
 	line, err := json.Marshal(report.Report{
 		Reason:         reason,
 		VisibleDevices: os.Getenv("NVIDIA_VISIBLE_DEVICES"),
 		Env:            environment(os.Environ()),
+		Told:           told,
 		Devices:        devices,
 	})
 	if err != nil {
@@ -108,6 +113,42 @@ func environment(environ []string) map[string]string {
 		}
 	}
 	return kept
+}
+
+// told reads the device metadata files below root, which has none for a container without claims.
+func told(root string) ([]string, error) {
+	var uuids []string
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "-metadata.json") {
+			return err
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer file.Close()
+		// A file says the same in several versions of the API, of which the first one is the newest.
+		var claim struct {
+			Requests []struct {
+				Devices []struct {
+					Attributes map[string]struct{ String string }
+				}
+			}
+		}
+		if err := json.NewDecoder(file).Decode(&claim); err != nil {
+			return fmt.Errorf("%s: %w", path, err)
+		}
+		for _, request := range claim.Requests {
+			for _, device := range request.Devices {
+				uuids = append(uuids, device.Attributes["uuid"].String)
+			}
+		}
+		return nil
+	})
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	return uuids, err
 }
 
 // devices describes every node below root in whose path, relative to root, the first part starts with "nvidia".

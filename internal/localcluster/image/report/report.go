@@ -30,6 +30,8 @@ type Report struct {
 	VisibleDevices string `json:"visibleDevices"`
 	// Env holds every variable whose name starts with NVIDIA_, CUDA_ or STOWAGE_.
 	Env map[string]string `json:"env"`
+	// Told are the UUIDs of the devices that the device metadata files (KEP-5304) tell of, in order of the files' paths.
+	Told []string `json:"told,omitempty"`
 	// Devices are the nodes below /dev whose name starts with "nvidia", ordered by path.
 	Devices []Device `json:"devices"`
 }
