@@ -367,16 +367,16 @@ func TestRunLooksEveryMinute(t *testing.T) {
 		ctx, cancel := context.WithCancel(ctx)
 		s.reconciler.opts.Clock = clock.RealClock{}
 		s.registered = time.Now().Add(-time.Hour)
+		looks := make(chan Summary)
+		s.reconciler.opts.Seen = func(summary Summary) { looks <- summary }
+		began := time.Now()
 		done := make(chan struct{})
 		go func() { defer close(done); s.reconciler.Run(ctx) }()
-		synctest.Wait()
-		if s.repaired != 1 || len(s.released) != 0 {
-			t.Errorf("at the start: %d looks, released %v", s.repaired, s.released)
-		}
-		time.Sleep(Interval)
-		synctest.Wait()
-		if s.repaired != 2 || len(s.released) != 1 {
-			t.Errorf("after a minute: %d looks, released %v", s.repaired, s.released)
+		for at, released := range []int{0, 1, 0} {
+			summary := <-looks
+			if took := time.Since(began); took != time.Duration(at)*Interval || summary.Released != released {
+				t.Errorf("look %d: after %s, released %d; want after %s, %d", at, took, summary.Released, time.Duration(at)*Interval, released)
+			}
 		}
 		cancel()
 		<-done
