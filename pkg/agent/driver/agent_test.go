@@ -38,6 +38,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/agent/vfio"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -57,6 +58,8 @@ type machine struct {
 	disk           fullDisk
 	// makeNodes makes device nodes, below the root.
 	makeNodes bool
+	// adjust, if it is set, changes the options of agents that are started.
+	adjust func(*driver.Options)
 	// last is the agent that was started last.
 	last *driver.Agent
 }
@@ -116,7 +119,7 @@ func (m *machine) agent(ctx context.Context, podUID types.UID) (*driver.Agent, e
 		sim := m.gpus.NVML()
 		return &nvml.Handle{Library: nvml.Adapt(sim, "sim"), Raw: sim, Sysfs: sim.Sysfs(), Simulated: true, Source: "sim", Machine: m.gpus}, nil
 	}
-	return driver.New(driver.Options{
+	opts := driver.Options{
 		NodeName:    nodeName,
 		PodUID:      podUID,
 		Version:     "v-test",
@@ -126,9 +129,13 @@ func (m *machine) agent(ctx context.Context, podUID types.UID) (*driver.Agent, e
 		CDIDir:      m.path("cdi"),
 		Backend:     backend,
 		FS:          &m.disk,
-		Hardware:    driver.NewHardware(driver.HardwareOptions{Open: open, Clock: clock.RealClock{}, StateDir: m.path("state"), Held: driver.HeldInLedger(m.path("state"))}),
+		Hardware:    driver.NewHardware(driver.HardwareOptions{Open: open, Clock: clock.RealClock{}, StateDir: m.path("state"), Held: driver.HeldInLedger(m.path("state")), Users: vfio.Simulated{Machine: m.gpus}}),
 		Tools:       sharing.NewSimulated(m.gpus),
-	})
+	}
+	if m.adjust != nil {
+		m.adjust(&opts)
+	}
+	return driver.New(opts)
 }
 
 // run runs an agent until the test ends, or until stop is called, which returns what Run returned.
