@@ -7,6 +7,8 @@ import (
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -47,12 +49,22 @@ type Source struct {
 	done     chan struct{}
 	mu       sync.RWMutex
 	listener []func(Event)
+
+	// order is held while an event is handled. The upstream tracker calls its handlers from several goroutines, that of the slices and that
+	// of the taint rules, which take events from its queue in order and may deliver them in another one.
+	order sync.Mutex
+	// slices are those that the store has.
+	slices map[string]*resourceapi.ResourceSlice
+	// overtaken are the names of slices with a change that did not follow on the one before: a late one may still come.
+	overtaken sets.Set[string]
+	// current lists the slices as they are now, with taint rules applied.
+	current func() ([]*resourceapi.ResourceSlice, error)
 }
 
 // New wires the factory's informers into the store. The caller starts the factory after New, as for any
 // informer. client is for the events that the tracker writes about taint rules that do not apply.
 func New(ctx context.Context, client kubernetes.Interface, factory informers.SharedInformerFactory, store *inventory.Store, opts Options) (*Source, error) {
-	s := &Source{store: store, done: make(chan struct{})}
+	s := &Source{store: store, done: make(chan struct{}), slices: make(map[string]*resourceapi.ResourceSlice), overtaken: sets.New[string]()}
 	resources := factory.Resource().V1()
 
 	var err error
@@ -68,6 +80,7 @@ func New(ctx context.Context, client kubernetes.Interface, factory informers.Sha
 	if s.tracker, err = tracker.StartTracker(ctx, trackerOpts); err != nil {
 		return nil, fmt.Errorf("start the tracker for ResourceSlices and DeviceTaintRules: %w", err)
 	}
+	s.current = s.tracker.ListPatchedResourceSlices
 	sliceHandler, err := s.tracker.AddEventHandler(s.sliceHandler())
 	if err != nil {
 		s.tracker.Stop()
@@ -114,8 +127,8 @@ func (s *Source) HasSynced() bool {
 // Done is closed once the context given to New has ended and everything that it started has stopped.
 func (s *Source) Done() <-chan struct{} { return s.done }
 
-// AddListener has fn called for every later change, after the store has it, with no lock held. Calls for one
-// kind of object come one at a time and in order.
+// AddListener has fn called for every later change, after the store has it. Calls come one at a time and, for one kind of object, in
+// order: fn must not wait for another change.
 func (s *Source) AddListener(fn func(Event)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,47 +148,86 @@ func (s *Source) sliceHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
 			if slice, ok := obj.(*resourceapi.ResourceSlice); ok {
-				s.store.SetSlice(slice)
-				s.tell(Event{Slice: slice})
+				s.sliceChanged(slice.Name, nil, slice)
 			}
 		},
 		UpdateFunc: func(oldObj, newObj any) {
 			if slice, ok := newObj.(*resourceapi.ResourceSlice); ok {
-				s.store.SetSlice(slice)
 				old, _ := oldObj.(*resourceapi.ResourceSlice)
-				s.tell(Event{Slice: slice, OldSlice: old})
+				s.sliceChanged(slice.Name, old, slice)
 			}
 		},
 		DeleteFunc: func(obj any) {
 			if slice, ok := last[*resourceapi.ResourceSlice](obj); ok {
-				s.store.DeleteSlice(slice.Name)
-				s.tell(Event{Slice: slice, Deleted: true})
+				s.sliceChanged(slice.Name, slice, nil)
 			}
 		},
 	}
+}
+
+// sliceChanged takes the change of a slice from old to slice; either may be nil. If it does not follow on the one before, it or others
+// were overtaken, and the slice is taken as it is now.
+func (s *Source) sliceChanged(name string, old, slice *resourceapi.ResourceSlice) {
+	s.order.Lock()
+	defer s.order.Unlock()
+	before := s.slices[name]
+	if before != old || s.overtaken.Has(name) {
+		s.overtaken.Insert(name)
+		slices, err := s.current()
+		if err != nil {
+			utilruntime.HandleError(fmt.Errorf("list ResourceSlices with taint rules applied: %w", err)) // never: the index is of slices
+			return
+		}
+		slice = nil
+		for _, now := range slices {
+			if now.Name == name {
+				slice = now
+			}
+		}
+		if slice == before {
+			return
+		}
+	}
+	if slice == nil {
+		delete(s.slices, name)
+		s.store.DeleteSlice(name)
+		s.tell(Event{Slice: before, Deleted: true})
+		return
+	}
+	s.slices[name] = slice
+	s.store.SetSlice(slice)
+	s.tell(Event{Slice: slice, OldSlice: before})
 }
 
 func (s *Source) classHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
 			if class, ok := obj.(*resourceapi.DeviceClass); ok {
-				s.store.SetClass(class)
-				s.tell(Event{Class: class})
+				s.classChanged(class, false)
 			}
 		},
 		UpdateFunc: func(_, newObj any) {
 			if class, ok := newObj.(*resourceapi.DeviceClass); ok {
-				s.store.SetClass(class)
-				s.tell(Event{Class: class})
+				s.classChanged(class, false)
 			}
 		},
 		DeleteFunc: func(obj any) {
 			if class, ok := last[*resourceapi.DeviceClass](obj); ok {
-				s.store.DeleteClass(class.Name)
-				s.tell(Event{Class: class, Deleted: true})
+				s.classChanged(class, true)
 			}
 		},
 	}
+}
+
+func (s *Source) classChanged(class *resourceapi.DeviceClass, deleted bool) {
+	s.order.Lock()
+	defer s.order.Unlock()
+	if deleted {
+		s.store.DeleteClass(class.Name)
+	} else {
+		s.store.SetClass(class)
+	}
+	s.tell(Event{Class: class, Deleted: deleted})
 }
 
 // last returns the last known state of a deleted object.

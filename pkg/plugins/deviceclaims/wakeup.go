@@ -36,7 +36,7 @@ type waitingPods struct {
 	nodes   corelisters.NodeLister
 	tracker *tracker.Tracker
 	store   *inventory.Store
-	// generation is that of the inventory at the last event of a slice. Events of slices come one at a time.
+	// generation is that of the inventory at the last event of a slice. The inventory's events come one at a time.
 	generation uint64
 
 	mutex sync.Mutex
