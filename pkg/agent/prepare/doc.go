@@ -7,8 +7,9 @@
 // recorded steps in reverse and forget the claim last, so that a GPU is never free while something of its last
 // claim is left.
 //
-// A GPU is held by at most one claim, judged on the physical GPU; results with admin access use a device
-// without holding it. A claim whose record cannot be read keeps holding its GPUs.
+// A GPU is held by at most one claim, judged on the physical GPU, or by several that have partitions of it which do
+// not overlap, or shares that it has enough for; results with admin access use a device without holding it. A claim
+// whose record cannot be read keeps holding its GPUs.
 //
 // During a rolling update two agents serve the same kubelet. Calls exclude each other, within and between
 // processes, by file locks per claim and per physical GPU, always taken in one order and waited for no longer

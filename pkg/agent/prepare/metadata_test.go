@@ -2,6 +2,7 @@ package prepare_test
 
 import (
 	"encoding/json"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -136,30 +137,32 @@ func TestDeviceMetadataIsPutBack(t *testing.T) {
 	}
 	before := n.state()
 	file := filepath.Join(n.metadataDir(), "train-uid", "gpu.json")
-	for name, spoil := range map[string]func() error{
-		"removed":          func() error { return os.Remove(file) },
-		"changed":          func() error { return os.WriteFile(file, []byte("{}"), 0o600) },
-		"with its folder":  func() error { return os.RemoveAll(n.metadataDir()) },
-		"not by Reconcile": nil,
+	reconcile := func() error {
+		n.hardware.broken[gpu0] = nvml.ErrDriverNotLoaded
+		defer delete(n.hardware.broken, gpu0)
+		sum, err := m.Reconcile(n.ctx)
+		if err == nil && sum.Restored != 1 {
+			err = fmt.Errorf("%+v: want one claim restored", sum)
+		}
+		return err
+	}
+	prepareAgain := func() error {
+		_, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0))
+		return err
+	}
+	remove := func() error { return os.Remove(file) }
+	for name, tc := range map[string]struct{ spoil, repair func() error }{
+		"removed":         {remove, reconcile},
+		"changed":         {func() error { return os.WriteFile(file, []byte("{}"), 0o600) }, reconcile},
+		"with its folder": {func() error { return os.RemoveAll(n.metadataDir()) }, reconcile},
+		"by the next pod": {remove, prepareAgain},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if spoil == nil {
-				if err := os.Remove(file); err != nil {
-					t.Fatal(err)
-				}
-				if _, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0)); err != nil {
-					t.Fatal(err)
-				}
-			} else {
-				if err := spoil(); err != nil {
-					t.Fatal(err)
-				}
-				n.hardware.broken[gpu0] = nvml.ErrDriverNotLoaded
-				sum, err := m.Reconcile(n.ctx)
-				if err != nil || sum.Restored != 1 {
-					t.Errorf("%+v, %v: want one claim restored", sum, err)
-				}
-				delete(n.hardware.broken, gpu0)
+			if err := tc.spoil(); err != nil {
+				t.Fatal(err)
+			}
+			if err := tc.repair(); err != nil {
+				t.Error(err)
 			}
 			n.told(devices)
 			if diff := cmp.Diff(before, n.state()); diff != "" {
