@@ -30,8 +30,6 @@ type world struct {
 	classes  []*resourceapi.DeviceClass
 	held     []resourceapi.AllocationResult
 	claims   []*resourceapi.ResourceClaim
-	// malformed tells that API validation would refuse some object.
-	malformed bool
 }
 
 const (
