@@ -10,6 +10,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/cel"
@@ -128,7 +129,9 @@ func drawFeatures(t *rapid.T) structured.Features {
 }
 
 func opaque(text string) resourceapi.DeviceConfiguration {
-	return resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: text}}
+	return resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+		Driver: text, Parameters: runtime.RawExtension{Raw: []byte("{}")},
+	}}
 }
 
 func celSelectors(expressions ...string) []resourceapi.DeviceSelector {
