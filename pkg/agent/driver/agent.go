@@ -150,8 +150,9 @@ func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
 			_, err := a.claims.Reconcile(ctx)
 			return err
 		},
-		Release: a.claims.Unprepare,
-		Seen:    a.reconciled,
+		NotePods: a.claims.NotePods,
+		Release:  a.claims.Unprepare,
+		Seen:     a.reconciled,
 	})
 }
 

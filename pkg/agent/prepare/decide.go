@@ -276,8 +276,8 @@ func (e *BusyError) Error() string {
 }
 
 // checkProcesses refuses a device that a process of another pod is on. Processes of the host, such as monitoring, and
-// of pods with admin access are no reason. On a GPU that others have shares of, any may be of theirs: the kubelet does not
-// tell which pods have come to use a claim after it was prepared.
+// of pods with admin access are no reason. On a GPU that others have shares of, any may be of theirs: it takes
+// until the next reconcile to learn which pods have come to use a claim after it was prepared.
 func (m *Manager) checkProcesses(j *job, gpu string, now *observed) error {
 	entry := j.entry
 	if hasShare(entry, gpu) {

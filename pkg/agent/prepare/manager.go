@@ -311,15 +311,10 @@ func (m *Manager) reconcilePrevious(ctx context.Context, entry *ledger.Entry) (p
 	for i := range entry.Devices {
 		before.stale = before.stale || record.Entry.Devices[i].UUID == ""
 	}
-	for _, pod := range entry.Pods {
-		before.stale = before.stale || !slices.Contains(record.Entry.Pods, pod)
-	}
 	// A pod that is gone may have left something behind.
-	for _, pod := range record.Entry.Pods {
-		if !slices.Contains(entry.Pods, pod) {
-			entry.Pods = append(entry.Pods, pod)
-		}
-	}
+	known := record.Entry.Pods
+	before.stale = before.stale || len(joined(entry.Pods, known)) > 0
+	entry.Pods = append(entry.Pods, joined(known, entry.Pods)...)
 	return before, nil
 }
 

@@ -4,7 +4,6 @@ import (
 	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/ledger"
@@ -71,15 +70,4 @@ func name(claim *resourceapi.ResourceClaim) string { return claimRef(claim).Stri
 
 func claimRef(claim *resourceapi.ResourceClaim) ledger.Claim {
 	return ledger.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
-}
-
-// podsOf are the pods that may use the claim, as far as the API says.
-func podsOf(claim *resourceapi.ResourceClaim) []types.UID {
-	var pods []types.UID
-	for _, consumer := range claim.Status.ReservedFor {
-		if consumer.APIGroup == "" && consumer.Resource == "pods" {
-			pods = append(pods, consumer.UID)
-		}
-	}
-	return pods
 }

@@ -1,6 +1,8 @@
 package prepare_test
 
 import (
+	"bytes"
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -12,6 +14,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
@@ -101,18 +105,81 @@ func TestAPodThatJoinedAClaimLaterIsItsPodToo(t *testing.T) {
 	n := newNode(t)
 	m := n.manager()
 	c := claim("train", "gpu="+gpu0)
-	for _, pod := range []types.UID{"pod-1", "pod-3"} { // the first one has gone when the second one comes
+	// The first one has gone when the second one comes, and for the third one the kubelet does not call.
+	for _, join := range []struct {
+		pod types.UID
+		by  func(context.Context, *resourceapi.ResourceClaim) error
+	}{
+		{"pod-0", m.NotePods}, // the claim is not prepared yet
+		{"pod-1", func(ctx context.Context, c *resourceapi.ResourceClaim) error { _, err := m.Prepare(ctx, c); return err }},
+		{"pod-3", func(ctx context.Context, c *resourceapi.ResourceClaim) error { _, err := m.Prepare(ctx, c); return err }},
+		{"pod-4", m.NotePods},
+		{"pod-4", m.NotePods},
+	} {
 		c.Status.ReservedFor = nil
-		if _, err := m.Prepare(n.ctx, reservedFor(c, pod)); err != nil {
+		if err := join.by(n.ctx, reservedFor(c, join.pod)); err != nil {
 			t.Fatal(err)
 		}
 	}
-	n.do(process(7, "pod-1"), process(8, "pod-3"))
+	n.do(process(7, "pod-1"), process(8, "pod-3"), process(9, "pod-4"), process(10, "pod-0"))
 	if err := m.Unprepare(n.ctx, c.UID); err != nil {
 		t.Fatal(err)
 	}
-	if pids := n.pids(); len(pids) > 0 {
-		t.Errorf("left are %v", pids)
+	if diff := cmp.Diff([]uint32{10}, n.pids()); diff != "" {
+		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+// TestPodsAreNotedOnlyOfWhatIsCertain: a record that is unfinished, unreadable or a previous copy is not written over.
+func TestPodsAreNotedOnlyOfWhatIsCertain(t *testing.T) {
+	prepared := reservedFor(claim("train", "gpu="+gpu0), "pod-1")
+	for name, damage := range map[string]func(*testing.T, *ledger.Ledger, *ledger.Record){
+		"unfinished": func(t *testing.T, records *ledger.Ledger, record *ledger.Record) {
+			record.Entry.State = ledger.PrepareStarted
+			if err := records.Put(record.Entry); err != nil {
+				t.Fatal(err)
+			}
+		},
+		"unreadable": func(t *testing.T, _ *ledger.Ledger, record *ledger.Record) {
+			for _, file := range []string{record.Path, record.Path + ".prev"} {
+				if err := os.WriteFile(file, []byte("{"), 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+		},
+		"a previous copy": func(t *testing.T, _ *ledger.Ledger, record *ledger.Record) {
+			if err := os.WriteFile(record.Path, []byte("{"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			m := n.manager()
+			if _, err := m.Prepare(n.ctx, prepared); err != nil {
+				t.Fatal(err)
+			}
+			records, err := ledger.Open(durable.OS{}, n.claimsDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			record, err := records.Get(prepared.UID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			damage(t, records, record)
+			before, err := os.ReadFile(record.Path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := m.NotePods(n.ctx, reservedFor(prepared.DeepCopy(), "pod-2")); err != nil {
+				t.Error(err)
+			}
+			after, err := os.ReadFile(record.Path)
+			if err != nil || !bytes.Equal(before, after) {
+				t.Errorf("the record is written over with\n%s\n%v", after, err)
+			}
+		})
 	}
 }
 

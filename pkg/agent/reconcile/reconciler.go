@@ -46,6 +46,8 @@ type Options struct {
 	Sources Sources
 	// Repair puts back what is missing of prepared claims, such as their CDI specifications.
 	Repair func(ctx context.Context) error
+	// NotePods records the pods that a prepared claim is reserved for by now.
+	NotePods func(ctx context.Context, claim *resourceapi.ResourceClaim) error
 	// Release unprepares a claim, as the kubelet would.
 	Release func(ctx context.Context, claim types.UID) error
 	// Strays are CDI files that no record of the ledger owns, and RemoveStray deletes the one of a claim, unless the claim is prepared by now.
@@ -128,7 +130,8 @@ func (r *Reconciler) Once(ctx context.Context) error {
 			// Nobody can be asked about a claim whose name is not known: it stays held, which Recover has said.
 			continue
 		}
-		orphan, leftover := r.look(ctx, record.Entry, records, node)
+		orphan, leftover, err := r.look(ctx, record.Entry, records, node)
+		errs = append(errs, err)
 		if leftover {
 			// 3. Nobody does.
 			err := r.release(ctx, record.Entry)
@@ -158,16 +161,20 @@ func (r *Reconciler) Once(ctx context.Context) error {
 }
 
 // look takes a reading of one claim and decides, with the one before. An orphan is known not to be allocated any more; a leftover is one that
-// is known not to be used by anybody, either.
-func (r *Reconciler) look(ctx context.Context, entry *ledger.Entry, records []*ledger.Record, node *nodeReading) (orphan, leftover bool) {
+// is known not to be used by anybody, either. Of a claim that is allocated, its pods of now are recorded.
+func (r *Reconciler) look(ctx context.Context, entry *ledger.Entry, records []*ledger.Record, node *nodeReading) (orphan, leftover bool, err error) {
 	reading := r.read(ctx, entry, records, node)
-	orphan = reading.ClaimErr == nil && !isAllocated(entry, reading)
+	if reading.ClaimErr == nil {
+		if orphan = !isAllocated(entry, reading); !orphan {
+			err = r.opts.NotePods(ctx, reading.Claim)
+		}
+	}
 	of := subject{claim: entry.Claim.UID}
 	leftover, keep := r.conclude(of, reading, func(r *Reading) string { return inUse(entry, r) })
 	if orphan && !leftover && r.say(of, keep) {
 		klog.FromContext(ctx).Info("Claim is not allocated any more and stays prepared", "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "claimUID", of.claim, "reason", keep)
 	}
-	return orphan, leftover
+	return orphan, leftover, err
 }
 
 // conclude decides with the reading before, and keeps what the next decision needs.

@@ -49,10 +49,11 @@ type scene struct {
 	strays   []cdi.File
 	removed  []types.UID
 	released []types.UID
+	noted    []types.UID
 	repaired int
 	summary  Summary
 
-	claimErr, repairErr, processesErr, releaseErr, straysErr, removeErr error
+	claimErr, repairErr, processesErr, releaseErr, straysErr, removeErr, noteErr error
 }
 
 func newScene(t *testing.T) *scene {
@@ -94,6 +95,10 @@ func newScene(t *testing.T) *scene {
 			s.removed = append(s.removed, uid)
 			s.strays = slices.DeleteFunc(s.strays, func(f cdi.File) bool { return f.Claim == uid })
 			return nil
+		},
+		NotePods: func(_ context.Context, claim *resourceapi.ResourceClaim) error {
+			s.noted = append(s.noted, claim.UID)
+			return s.noteErr
 		},
 		Release: func(_ context.Context, uid types.UID) error {
 			if s.releaseErr != nil {
@@ -356,6 +361,26 @@ func TestErrorsDoNotStopTheRest(t *testing.T) {
 	}
 	if err := s.look(); !errors.Is(err, os.ErrNotExist) || !errors.Is(err, s.repairErr) {
 		t.Errorf("without a ledger: %v", err)
+	}
+}
+
+// TestPodsOfNowAreRecorded of a claim that is allocated, and of no other: another one of its name has pods of its own.
+func TestPodsOfNowAreRecorded(t *testing.T) {
+	s := newScene(t)
+	s.claim, s.noteErr = claimWith("claim-uid", "gpu-0"), errors.New("disk full")
+	if err := s.look(); !errors.Is(err, s.noteErr) {
+		t.Errorf("error %v, want %v", err, s.noteErr)
+	}
+	s.claimErr = errors.New("API server away")
+	if err := s.look(); err != nil {
+		t.Error(err)
+	}
+	s.claim, s.claimErr = claimWith("another-uid", "gpu-0"), nil
+	if err := s.look(); err != nil {
+		t.Error(err)
+	}
+	if diff := cmp.Diff([]types.UID{"claim-uid"}, s.noted); diff != "" {
+		t.Errorf("noted (-want +got):\n%s", diff)
 	}
 }
 

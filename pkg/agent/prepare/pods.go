@@ -1,0 +1,54 @@
+package prepare
+
+import (
+	"context"
+	"fmt"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"stowage.dev/stowage/pkg/agent/ledger"
+)
+
+// NotePods records pods that have come to use a prepared claim. The kubelet does not call Prepare for them, and what
+// is not recorded of them is not looked for when the claim is unprepared. A claim that is not prepared, or whose record
+// does not say so for certain, is left alone.
+func (m *Manager) NotePods(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	unlock, err := m.locks.lockClaim(ctx, claim.UID)
+	if err != nil {
+		return fmt.Errorf("record the pods of claim %s: %w", name(claim), err)
+	}
+	defer unlock()
+	record, err := m.ledger.Get(claim.UID)
+	if err != nil || record == nil || record.Err != nil || record.Recovered != nil || record.Entry.State != ledger.PrepareCompleted {
+		return err
+	}
+	more := joined(podsOf(claim), record.Entry.Pods)
+	if len(more) == 0 {
+		return nil
+	}
+	record.Entry.Pods = append(record.Entry.Pods, more...)
+	return m.put(record.Entry, ledger.PrepareCompleted)
+}
+
+// podsOf are the pods that may use the claim, as far as the API says.
+func podsOf(claim *resourceapi.ResourceClaim) []types.UID {
+	var pods []types.UID
+	for _, consumer := range claim.Status.ReservedFor {
+		if consumer.APIGroup == "" && consumer.Resource == "pods" {
+			pods = append(pods, consumer.UID)
+		}
+	}
+	return pods
+}
+
+// joined are those of the pods that are not known.
+func joined(pods, known []types.UID) (more []types.UID) {
+	for _, pod := range pods {
+		if !slices.Contains(known, pod) {
+			more = append(more, pod)
+		}
+	}
+	return more
+}
