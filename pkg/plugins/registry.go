@@ -23,8 +23,26 @@ type Set struct {
 	shared *deviceclaims.Shared
 }
 
+// Option is what is unusual about a set.
+type Option func(*settings)
+
+type settings struct {
+	limits deviceclaims.Limits
+}
+
+// WithLimits gives the plugins more time for what they may leave half done, or less.
+func WithLimits(limits deviceclaims.Limits) Option {
+	return func(s *settings) { s.limits = limits }
+}
+
 // NewSet returns the plugins for one scheduler.
-func NewSet() *Set { return &Set{shared: deviceclaims.NewShared()} }
+func NewSet(options ...Option) *Set {
+	var s settings
+	for _, option := range options {
+		option(&s)
+	}
+	return &Set{shared: deviceclaims.NewShared(s.limits)}
+}
 
 // NewRegistry is the registry of a new set, for a scheduler that is not adopted: a test's or a benchmark's.
 func NewRegistry() frameworkruntime.Registry { return NewSet().Registry() }

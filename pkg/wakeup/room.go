@@ -57,7 +57,7 @@ func New(options Options) *Room {
 	if options.RetryAfter <= 0 {
 		options.RetryAfter = 5 * time.Second
 	}
-	if options.Budget <= 0 {
+	if options.Budget == 0 {
 		options.Budget = 50 * time.Millisecond
 	}
 	if options.OnOutcome == nil {

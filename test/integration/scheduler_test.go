@@ -6,6 +6,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
@@ -22,7 +23,11 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/profile"
 
 	"stowage.dev/stowage/pkg/plugins"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 )
+
+// unhurried are limits that a slow machine does not reach either, so that pods are told the same on each.
+var unhurried = deviceclaims.Limits{Holders: 30 * time.Second, Obstacle: 30 * time.Second, WakeUp: 30 * time.Second}
 
 // scheduler is a scheduler in this process, set up as cmd/scheduler sets up its own.
 type scheduler struct {
@@ -64,7 +69,7 @@ func startScheduler(t *testing.T, name string, setup schedulerSetup) *scheduler 
 	for i := range config.Profiles {
 		setup.probe.enableIn(&config.Profiles[i])
 	}
-	set := plugins.NewSet()
+	set := plugins.NewSet(plugins.WithLimits(unhurried))
 	registry := set.Registry()
 	if err := registry.Register(probeName, setup.probe.factory); err != nil {
 		t.Fatal(err)

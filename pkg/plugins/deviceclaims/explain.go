@@ -2,7 +2,6 @@ package deviceclaims
 
 import (
 	"context"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -10,10 +9,6 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 )
-
-// holdersTimeout bounds the look for claims whose release would help, which holds up scheduling. It takes a small
-// part of that where nodes have tens of devices.
-const holdersTimeout = 50 * time.Millisecond
 
 // explain says why no node satisfies the pod's claims. It is nil if that was not the reason.
 func (pl *Plugin) explain(ctx context.Context, c *cycle) *allocator.Explanation {
@@ -33,7 +28,7 @@ func (pl *Plugin) explain(ctx context.Context, c *cycle) *allocator.Explanation 
 	for _, pc := range c.claims {
 		keep.Insert(pc.claim.UID)
 	}
-	ctx, cancel := context.WithTimeout(ctx, holdersTimeout)
+	ctx, cancel := context.WithTimeout(ctx, pl.shared.limits.Holders)
 	defer cancel()
 	explanation.Holders = allocator.FindHolders(ctx, c.input(ctx, requests, nil), failures, pl.nodeOf, allocator.HolderOptions{Keep: keep})
 	return explanation

@@ -1,6 +1,7 @@
 package deviceclaims
 
 import (
+	"cmp"
 	"context"
 	"maps"
 	"slices"
@@ -38,6 +39,9 @@ const (
 	patience      = 20 * time.Second
 )
 
+// unhurried are limits that a slow machine does not reach either, so that what is found is the same on each.
+var unhurried = Limits{Holders: 30 * time.Second, Obstacle: 30 * time.Second, WakeUp: 30 * time.Second}
+
 // world is what exists before the plugin starts.
 type world struct {
 	nodes   []*v1.Node
@@ -52,6 +56,8 @@ type world struct {
 	fence *config.FenceArgs
 	// room configures the waiting room.
 	room wakeup.Options
+	// limits are unhurried if they are not set.
+	limits Limits
 }
 
 // harness is one plugin with everything around it.
@@ -134,7 +140,8 @@ func launchHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI)
 	if w.fence == nil {
 		w.fence = &config.FenceArgs{Enabled: ptr.To(false)}
 	}
-	shared := NewShared()
+	shared := NewShared(cmp.Or(w.limits, unhurried))
+	w.room.Budget = shared.room.Budget
 	shared.room = w.room
 	if h.plugin, err = New(ctx, &config.DeviceClaimsArgs{Fence: w.fence}, handle, shared); err != nil {
 		t.Fatal(err)

@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"slices"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -12,10 +11,6 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/usage"
 )
-
-// obstacleTimeout bounds the look for a node that a claim's allocation keeps its pod off, which holds up scheduling. It
-// is only needed where several claims could be the reason.
-const obstacleTimeout = 50 * time.Millisecond
 
 // obstacle is a claim whose allocation is in the way of its own pod.
 type obstacle struct {
@@ -38,7 +33,7 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 		candidates = append(candidates, i)
 	}
 	if len(candidates) > 1 {
-		ctx, cancel := context.WithTimeout(ctx, obstacleTimeout)
+		ctx, cancel := context.WithTimeout(ctx, pl.shared.limits.Obstacle)
 		defer cancel()
 		for _, i := range candidates {
 			if node := pl.nodeWithout(ctx, c, i); node != "" {

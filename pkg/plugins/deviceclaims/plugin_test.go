@@ -40,7 +40,7 @@ func newPlugin(t *testing.T, args runtime.Object, shared *Shared) (*Plugin, erro
 }
 
 func TestNewRefusesTheWrongArgs(t *testing.T) {
-	_, err := newPlugin(t, &schedulerconfig.DynamicResourcesArgs{}, NewShared())
+	_, err := newPlugin(t, &schedulerconfig.DynamicResourcesArgs{}, NewShared(Limits{}))
 	if err == nil || !strings.Contains(err.Error(), "DynamicResourcesArgs") {
 		t.Errorf("error %v", err)
 	}
@@ -48,21 +48,21 @@ func TestNewRefusesTheWrongArgs(t *testing.T) {
 
 func TestNewRefusesResourcesOfNodes(t *testing.T) {
 	featuregatetesting.SetFeatureGateDuringTest(t, utilfeature.DefaultFeatureGate, features.DRANodeAllocatableResources, true)
-	_, err := newPlugin(t, nil, NewShared())
+	_, err := newPlugin(t, nil, NewShared(Limits{}))
 	if err == nil || !strings.Contains(err.Error(), "DRANodeAllocatableResources") {
 		t.Errorf("error %v", err)
 	}
 }
 
 func TestSharedBelongsToOneScheduler(t *testing.T) {
-	shared := NewShared()
+	shared := NewShared(Limits{})
 	if _, err := newPlugin(t, nil, shared); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := newPlugin(t, nil, shared); err == nil || !strings.Contains(err.Error(), "another scheduler") {
 		t.Errorf("error %v", err)
 	}
-	if _, err := newPlugin(t, nil, NewShared()); err != nil {
+	if _, err := newPlugin(t, nil, NewShared(Limits{})); err != nil {
 		t.Errorf("a second scheduler with a Shared of its own: %v", err)
 	}
 }
@@ -70,7 +70,7 @@ func TestSharedBelongsToOneScheduler(t *testing.T) {
 func TestNewRefusesOwnershipThatCannotBeKept(t *testing.T) {
 	on := &config.DeviceClaimsArgs{Ownership: &config.OwnershipArgs{Enabled: ptr.To(true)}}
 	t.Run("no rule can be named after the profile", func(t *testing.T) {
-		_, err := newPlugin(t, on, NewShared())
+		_, err := newPlugin(t, on, NewShared(Limits{}))
 		if err == nil || !strings.Contains(err.Error(), `profile ""`) {
 			t.Errorf("error %v", err)
 		}

@@ -53,6 +53,7 @@ type Shared struct {
 	owner    *ownership.Keeper // nil if there are no DeviceTaintRules
 	leading  sync.Once
 	room     wakeup.Options
+	limits   Limits
 
 	// ctx ends with the scheduler.
 	ctx    context.Context
@@ -61,8 +62,10 @@ type Shared struct {
 }
 
 // NewShared returns a Shared for one scheduler.
-func NewShared() *Shared {
-	return &Shared{room: wakeup.Options{
+func NewShared(limits Limits) *Shared {
+	limits = limits.withDefaults()
+	return &Shared{limits: limits, room: wakeup.Options{
+		Budget:    limits.WakeUp,
 		OnOutcome: countWakeUp,
 		OnSize:    func(waiting int) { waitingPodsGauge.Set(float64(waiting)) },
 	}}
