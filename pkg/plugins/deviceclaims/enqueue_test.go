@@ -48,6 +48,9 @@ func TestPreEnqueue(t *testing.T) {
 			pod:  pod("user", "leaving"),
 			want: `claim team-a/leaving is being deleted`,
 		},
+		"a pod that has a node is held back by nothing": {
+			pod: boundPod(pod("user", "leaving"), "user-uid"),
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

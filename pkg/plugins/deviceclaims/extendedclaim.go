@@ -183,7 +183,8 @@ func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extende
 	}
 }
 
-// removeExtendedClaim gives up the claim's allocation and deletes it. It fails if others than the pod use it.
+// removeExtendedClaim gives up the claim's allocation and deletes it. It fails if others than the pod use it, or if the pod turns out
+// to be bound.
 func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
 	client := pl.client.ResourceV1().ResourceClaims(claim.Namespace)
 	options := metav1.UpdateOptions{FieldManager: pl.shared.fieldManager}
@@ -199,6 +200,9 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 		}
 		if !usedOnlyBy(current, pod.UID) {
 			return errors.New("it is reserved for others than the pod that owns it")
+		}
+		if err := pl.checkUnused(ctx, pod, current); err != nil {
+			return err
 		}
 		// First the status: only then is it certain that the device is free when the claim is gone.
 		if current.Status.Allocation != nil || len(current.Status.ReservedFor) > 0 {

@@ -98,7 +98,7 @@ func (pl *Plugin) allNodes() iter.Seq[string] {
 func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Status {
 	switch removed, err := pl.giveUpExtendedClaims(ctx, pod, c.extended); {
 	case err != nil:
-		return fwk.AsStatus(fmt.Errorf("pod %s: remove what an earlier attempt made for its extended resources: %w", klog.KObj(pod), err))
+		return statusOfGivingUp(fmt.Errorf("pod %s: remove what an earlier attempt made for its extended resources: %w", klog.KObj(pod), err))
 	case len(removed) > 0:
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			fmt.Sprintf("pod %s: removed claim %s, which an earlier attempt made for its extended resources", klog.KObj(pod), strings.Join(removed, ", ")))
@@ -114,7 +114,7 @@ func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Sta
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.claim)))
 	default:
-		return fwk.AsStatus(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
+		return statusOfGivingUp(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
 	}
 }
 

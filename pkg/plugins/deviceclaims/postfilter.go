@@ -40,7 +40,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	}
 	switch removed, err := pl.giveUpExtendedClaims(ctx, pod, c.extended); {
 	case err != nil:
-		return nil, fwk.AsStatus(fmt.Errorf("remove what an earlier attempt made for the pod's extended resources: %w", err))
+		return nil, statusOfGivingUp(fmt.Errorf("remove what an earlier attempt made for the pod's extended resources: %w", err))
 	case len(removed) > 0:
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			fmt.Sprintf("removed claim %s, which an earlier attempt made for the pod's extended resources", strings.Join(removed, ", ")))
@@ -58,7 +58,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 			// The claim has changed. That is an event for the pod.
 			return nil, fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.claim)))
 		default:
-			return nil, fwk.AsStatus(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
+			return nil, statusOfGivingUp(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
 		}
 	}
 	return nil, fwk.NewStatus(fwk.Unschedulable, explanation...)
@@ -97,11 +97,14 @@ func usedOnlyBy(claim *resourceapi.ResourceClaim, users ...types.UID) bool {
 	})
 }
 
-// deallocate clears the claim's allocation. The claim's resource version makes sure that it is still the claim
-// that was looked at.
+// deallocate clears the claim's allocation, unless the pod turns out to be bound. The claim's resource version makes sure
+// that it is still the claim that was looked at.
 func (pl *Plugin) deallocate(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
 	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout)
 	defer cancel()
+	if err := pl.checkUnused(ctx, pod, claim); err != nil {
+		return err
+	}
 	updated := claim.DeepCopy()
 	updated.Status.Allocation = nil
 	updated.Status.ReservedFor = nil

@@ -10,9 +10,10 @@ import (
 )
 
 // PreEnqueue keeps a pod out of the queue until all its claims exist, are its own where they were made from a
-// template, and are not being deleted. Nothing of that would be seen on the pod, so an event says it.
+// template, and are not being deleted. Nothing of that would be seen on the pod, so an event says it. A pod that has a node, see PreFilter,
+// has got them.
 func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
-	if len(pod.Spec.ResourceClaims) == 0 {
+	if len(pod.Spec.ResourceClaims) == 0 || pod.Spec.NodeName != "" {
 		return nil
 	}
 	names, err := claimNames(pod)

@@ -23,7 +23,13 @@ import (
 // an allocation, and takes the views of inventory and usage on which all nodes are judged.
 //
 // Claims that are allocated already limit the nodes to those that the allocation can be used on.
+//
+// A pod that has a node has its devices, too. It is tried because of a resize that its kubelet has deferred (feature gate
+// InPlacePodVerticalScalingSchedulerPreemption), for which others may be evicted from its node, and devices do not matter for that.
 func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ []fwk.NodeInfo) (*fwk.PreFilterResult, *fwk.Status) {
+	if pod.Spec.NodeName != "" {
+		return nil, fwk.NewStatus(fwk.Skip)
+	}
 	extended := extendedResources(pod)
 	if len(pod.Spec.ResourceClaims) == 0 && len(extended) == 0 {
 		return nil, fwk.NewStatus(fwk.Skip)

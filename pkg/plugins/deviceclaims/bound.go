@@ -1,0 +1,86 @@
+package deviceclaims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/tools/pager"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+)
+
+// podsThatRun selects pods that have a node and have not ended.
+var podsThatRun = fields.AndSelectors(
+	fields.OneTermNotEqualSelector("spec.nodeName", ""),
+	fields.OneTermNotEqualSelector("status.phase", string(v1.PodSucceeded)),
+	fields.OneTermNotEqualSelector("status.phase", string(v1.PodFailed)),
+).String()
+
+// boundError says that a pod which may use a claim has a node, of which the scheduler has not heard yet.
+type boundError struct {
+	pod  klog.ObjectRef
+	node string
+}
+
+func (e *boundError) Error() string {
+	return fmt.Sprintf("pod %s is bound to node %s already, and keeps its claims", e.pod, e.node)
+}
+
+// checkUnused fails with a boundError if the claim is in use by the pod that is being scheduled, or by its group. The pod is tried as if
+// it had no node, but the scheduler may only not know: the answer to the binding was lost, or another scheduler bound the pod, and
+// the informer lags behind. So before a claim that is reserved is taken from it, the API is asked.
+//
+// A claim that is reserved for others must not come here, see usedOnlyBy.
+func (pl *Plugin) checkUnused(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
+	switch {
+	case len(claim.Status.ReservedFor) == 0:
+		return nil
+	case !usedOnlyBy(claim, pod.UID):
+		return pl.checkGroupUnbound(ctx, pod)
+	}
+	current, err := pl.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil
+	case err != nil:
+		return fmt.Errorf("find out whether the pod is bound: %w", err)
+	case current.UID == pod.UID && current.Spec.NodeName != "":
+		return &boundError{klog.KObj(current), current.Spec.NodeName}
+	}
+	return nil
+}
+
+// checkGroupUnbound fails with a boundError if any pod of the pod's group has a node and has not ended.
+func (pl *Plugin) checkGroupUnbound(ctx context.Context, pod *v1.Pod) error {
+	list := func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return pl.client.CoreV1().Pods(pod.Namespace).List(ctx, options)
+	}
+	err := pager.New(list).EachListItem(ctx, metav1.ListOptions{FieldSelector: podsThatRun}, func(obj runtime.Object) error {
+		if other, ok := obj.(*v1.Pod); ok && other.Spec.NodeName != "" && groupOf(other) == groupOf(pod) {
+			return &boundError{klog.KObj(other), other.Spec.NodeName}
+		}
+		return nil
+	})
+	var bound *boundError
+	if err != nil && !errors.As(err, &bound) {
+		return fmt.Errorf("find out whether pods of the pod's group are bound: %w", err)
+	}
+	return err
+}
+
+// statusOfGivingUp says why nothing could be given up for the pod. Who has a node needs nobody evicted, so the plugins after this one are
+// not asked.
+func statusOfGivingUp(err error) *fwk.Status {
+	var bound *boundError
+	if errors.As(err, &bound) {
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, bound.Error())
+	}
+	return fwk.AsStatus(err)
+}
