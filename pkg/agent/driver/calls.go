@@ -8,11 +8,13 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+
+	"stowage.dev/stowage/pkg/agent/prepare"
 )
 
-// drainTimeout is how long an agent that is asked to stop goes on for the calls that are under way. It is more than a call
-// waits for one lock, and ends before the 30 s do that a pod has by default.
-const drainTimeout = 20 * time.Second
+// drainTimeout is how long an agent that is asked to stop goes on for the calls that are under way. A roll-back that has begun
+// comes to its end, and so does the agent in the 30 s that its pod has.
+const drainTimeout = prepare.DefaultUndoTimeout + time.Second
 
 // answerTime is how long the answer of a call may need to get to the kubelet: the server that has to send it is stopped at once.
 const answerTime = 200 * time.Millisecond

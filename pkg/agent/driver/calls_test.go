@@ -2,11 +2,16 @@ package driver
 
 import (
 	"context"
+	"os"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"google.golang.org/grpc"
+	appsv1 "k8s.io/api/apps/v1"
+	"sigs.k8s.io/yaml"
+
+	"stowage.dev/stowage/pkg/agent/prepare"
 )
 
 func TestDrainWaitsForCallsAndTheirAnswers(t *testing.T) {
@@ -61,5 +66,29 @@ func TestDrainWaitsForCallsAndTheirAnswers(t *testing.T) {
 				time.Sleep(time.Minute) // the calls end
 			})
 		})
+	}
+}
+
+// TestARollBackEndsBeforeTheAgent: one that has begun when the agent is told to stop has its time, and the kubelet kills the agent
+// later than that.
+func TestARollBackEndsBeforeTheAgent(t *testing.T) {
+	if drainTimeout < prepare.DefaultUndoTimeout+answerTime {
+		t.Errorf("the agent goes on for %s, and a roll-back may take %s", drainTimeout, prepare.DefaultUndoTimeout)
+	}
+	const manifest = "../../../manifests/base/node-agent/daemonset.yaml"
+	data, err := os.ReadFile(manifest)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var agent appsv1.DaemonSet
+	if err := yaml.UnmarshalStrict(data, &agent); err != nil {
+		t.Fatal(err)
+	}
+	seconds := agent.Spec.Template.Spec.TerminationGracePeriodSeconds
+	if seconds == nil {
+		t.Fatalf("%s: terminationGracePeriodSeconds is not set", manifest)
+	}
+	if grace := time.Duration(*seconds) * time.Second; grace < drainTimeout+3*time.Second {
+		t.Errorf("%s: terminationGracePeriodSeconds: %d: the agent goes on for %s, and has to end then", manifest, *seconds, drainTimeout)
 	}
 }

@@ -13,7 +13,7 @@
 //
 // During a rolling update two agents serve the same kubelet. Calls exclude each other, within and between
 // processes, by file locks per claim and per physical GPU, always taken in one order and waited for no longer
-// than Options.LockTimeout; there is no lock for the node.
+// than Options.LockTimeout in all; there is no lock for the node.
 //
 // The package knows no Kubernetes client and no gRPC; what is published and registered is package driver's.
 package prepare

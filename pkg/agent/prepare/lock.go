@@ -2,6 +2,7 @@ package prepare
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"time"
@@ -13,44 +14,60 @@ import (
 
 // locker takes file locks in one folder, which exclude other agents as well as other calls to this one.
 type locker struct {
-	dir     string
+	dir string
+	// timeout is for all locks of one call together: the kubelet's deadline is for the whole call, too.
 	timeout time.Duration
 }
 
-// lockClaim excludes every other call for the same claim, and no call for another one: it is held while a GPU is waited for.
-func (l *locker) lockClaim(ctx context.Context, uid types.UID) (unlock func(), err error) {
-	return l.lock(ctx, "claim", func(ctx context.Context) (func(), error) {
-		return durable.LockKey(ctx, filepath.Join(l.dir, "claims.lock"), string(uid))
+// locks are those of one call. The global order is the claim's lock first, then GPUs by name, all of them at once: no two calls
+// can wait for each other. Not safe for concurrent use.
+type locks struct {
+	locker  *locker
+	begun   time.Time
+	unlocks []func()
+}
+
+// begin starts the time that the call may wait for all of its locks.
+func (l *locker) begin() *locks { return &locks{locker: l, begun: time.Now()} }
+
+// claim excludes every other call for the same claim, and no call for another one: it is held while a GPU is waited for.
+func (l *locks) claim(ctx context.Context, uid types.UID) error {
+	return l.take(ctx, "claim", func(ctx context.Context) (func(), error) {
+		return durable.LockKey(ctx, filepath.Join(l.locker.dir, "claims.lock"), string(uid))
 	})
 }
 
-// lockGPUs excludes every other call that holds or may come to hold one of the GPUs. The global order is
-// the claim's lock first, then GPUs by name: no two callers can wait for each other.
-func (l *locker) lockGPUs(ctx context.Context, gpus []string) (unlock func(), err error) {
-	var unlocks []func()
-	unlock = func() {
-		for _, u := range slices.Backward(unlocks) {
-			u()
-		}
-	}
+// gpus excludes every other call that holds or may come to hold one of the GPUs. If it fails some may be locked.
+func (l *locks) gpus(ctx context.Context, gpus ...string) error {
 	for _, gpu := range slices.Compact(slices.Sorted(slices.Values(gpus))) {
-		u, err := l.lock(ctx, "gpu", func(ctx context.Context) (func(), error) {
-			return durable.Lock(ctx, filepath.Join(l.dir, "gpu-"+gpu+".lock"))
+		err := l.take(ctx, "gpu", func(ctx context.Context) (func(), error) {
+			return durable.Lock(ctx, filepath.Join(l.locker.dir, "gpu-"+gpu+".lock"))
 		})
 		if err != nil {
-			unlock()
-			return nil, err
+			return err
 		}
-		unlocks = append(unlocks, u)
 	}
-	return unlock, nil
+	return nil
 }
 
-// lock takes a lock of that kind, and measures how long that took, with or without success.
-func (l *locker) lock(ctx context.Context, kind string, take func(context.Context) (func(), error)) (unlock func(), err error) {
-	ctx, cancel := context.WithTimeout(ctx, l.timeout)
+// unlock gives all of them back.
+func (l *locks) unlock() {
+	for _, unlock := range slices.Backward(l.unlocks) {
+		unlock()
+	}
+	l.unlocks = nil
+}
+
+// take takes a lock of that kind, and measures how long that took, with or without success.
+func (l *locks) take(ctx context.Context, kind string, lock func(context.Context) (func(), error)) (err error) {
+	ctx, cancel := context.WithDeadline(ctx, l.begun.Add(l.locker.timeout))
 	defer cancel()
 	start := time.Now()
 	defer func() { lockWaitSeconds.WithLabelValues(kind, outcome(err)).Observe(time.Since(start).Seconds()) }()
-	return take(ctx)
+	unlock, err := lock(ctx)
+	if err != nil {
+		return fmt.Errorf("%s after the call began to wait for its locks: %w", time.Since(l.begun).Round(time.Millisecond), err)
+	}
+	l.unlocks = append(l.unlocks, unlock)
+	return nil
 }

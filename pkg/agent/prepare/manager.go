@@ -25,9 +25,10 @@ import (
 )
 
 const (
-	// DefaultLockTimeout leaves most of the kubelet's 45 s per call for the work itself.
+	// DefaultLockTimeout leaves most of the kubelet's 45 s per call for the work itself, and to unprepare all that it may take.
 	DefaultLockTimeout = 15 * time.Second
-	defaultUndoTimeout = 25 * time.Second
+	// DefaultUndoTimeout is also how long an agent that is told to stop must be able to go on.
+	DefaultUndoTimeout = 25 * time.Second
 )
 
 // Options of a Manager; the fields up to Tools are required.
@@ -48,7 +49,7 @@ type Options struct {
 
 	FS    durable.FS
 	Clock clock.PassiveClock
-	// LockTimeout is for one lock, GPUTimeout for one question or act on one GPU, EndTimeout for processes that
+	// LockTimeout is for all locks of one call together, GPUTimeout for one question or act on one GPU, EndTimeout for processes that
 	// were killed to be gone, UndoTimeout for everything on a claim's GPUs that is undone together.
 	LockTimeout, GPUTimeout, EndTimeout, UndoTimeout time.Duration
 	// Leftovers is EndLeftovers if empty.
@@ -90,7 +91,7 @@ func New(opts Options) (*Manager, error) {
 	opts.LockTimeout = cmp.Or(opts.LockTimeout, DefaultLockTimeout)
 	opts.GPUTimeout = cmp.Or(opts.GPUTimeout, defaultGPUTimeout)
 	opts.EndTimeout = cmp.Or(opts.EndTimeout, defaultEndTimeout)
-	opts.UndoTimeout = cmp.Or(opts.UndoTimeout, defaultUndoTimeout)
+	opts.UndoTimeout = cmp.Or(opts.UndoTimeout, DefaultUndoTimeout)
 	opts.Leftovers = cmp.Or(opts.Leftovers, EndLeftovers)
 	claims, err := ledger.Open(opts.FS, LedgerDir(opts.StateDir))
 	if err != nil {
@@ -181,16 +182,14 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	}
 
 	// 3. Is nobody else holding them, and what was done for this claim before?
-	unlockClaim, err := m.locks.lockClaim(ctx, claim.UID)
-	if err != nil {
+	locks := m.locks.begin()
+	defer locks.unlock()
+	if err := locks.claim(ctx, claim.UID); err != nil {
 		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
 	}
-	defer unlockClaim()
-	unlockGPUs, err := m.locks.lockGPUs(ctx, j.entry.HeldGPUs())
-	if err != nil {
+	if err := locks.gpus(ctx, j.entry.HeldGPUs()...); err != nil {
 		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
 	}
-	defer unlockGPUs()
 	if err := m.checkHolders(j); err != nil {
 		return nil, err
 	}

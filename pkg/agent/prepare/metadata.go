@@ -156,11 +156,11 @@ func (m *Manager) sweepMetadata(ctx context.Context, records []*ledger.Record) e
 }
 
 func (m *Manager) sweepMetadataOf(ctx context.Context, claim types.UID) error {
-	unlock, err := m.locks.lockClaim(ctx, claim)
-	if err != nil {
+	locks := m.locks.begin()
+	defer locks.unlock()
+	if err := locks.claim(ctx, claim); err != nil {
 		return fmt.Errorf("remove device metadata of claim %s: %w", claim, err)
 	}
-	defer unlock()
 	// It may have been prepared since the records were read.
 	if record, err := m.ledger.Get(claim); err != nil || record != nil {
 		return err

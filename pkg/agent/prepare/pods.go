@@ -15,11 +15,11 @@ import (
 // is not recorded of them is not looked for when the claim is unprepared. A claim that is not prepared, or whose record
 // does not say so for certain, is left alone.
 func (m *Manager) NotePods(ctx context.Context, claim *resourceapi.ResourceClaim) error {
-	unlock, err := m.locks.lockClaim(ctx, claim.UID)
-	if err != nil {
+	locks := m.locks.begin()
+	defer locks.unlock()
+	if err := locks.claim(ctx, claim.UID); err != nil {
 		return fmt.Errorf("record the pods of claim %s: %w", name(claim), err)
 	}
-	defer unlock()
 	record, err := m.ledger.Get(claim.UID)
 	if err != nil || record == nil || record.Err != nil || record.Recovered != nil || record.Entry.State != ledger.PrepareCompleted {
 		return err

@@ -182,13 +182,13 @@ func (m *Manager) settleAll(ctx context.Context) (left int, err error) {
 			continue
 		}
 		seen[q.GPU] = true
-		unlock, err := m.locks.lockGPUs(ctx, []string{q.GPU})
-		if err != nil {
+		locks := m.locks.begin()
+		if err := locks.gpus(ctx, q.GPU); err != nil {
 			errs = append(errs, fmt.Errorf("release GPU %s from quarantine: %w", q.GPU, err))
 			continue
 		}
-		err = m.settle(ctx, q.GPU)
-		unlock()
+		err := m.settle(ctx, q.GPU)
+		locks.unlock()
 		var stays *QuarantinedError
 		if errors.As(err, &stays) {
 			left++

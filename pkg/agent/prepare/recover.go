@@ -68,11 +68,11 @@ func (m *Manager) RestoreClaim(ctx context.Context, uid types.UID) (Recovery, er
 }
 
 func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bool, sum *Recovery) error {
-	unlock, err := m.locks.lockClaim(ctx, uid)
-	if err != nil {
+	locks := m.locks.begin()
+	defer locks.unlock()
+	if err := locks.claim(ctx, uid); err != nil {
 		return fmt.Errorf("recover claim %s: %w", uid, err)
 	}
-	defer unlock()
 	// What was listed may have changed until the lock was ours.
 	record, err := m.ledger.Get(uid)
 	if err != nil || record == nil {
@@ -88,11 +88,9 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 		if !rollBack {
 			return nil
 		}
-		unlockGPUs, err := m.locks.lockGPUs(ctx, record.Entry.HeldGPUs())
-		if err != nil {
+		if err := locks.gpus(ctx, record.Entry.HeldGPUs()...); err != nil {
 			return fmt.Errorf("roll back claim %s: %w", record.Entry.Claim, err)
 		}
-		defer unlockGPUs()
 		if err := m.rollBack(ctx, record.Entry); err != nil {
 			return fmt.Errorf("roll back claim %s: %w", record.Entry.Claim, err)
 		}

@@ -35,11 +35,11 @@ func (m *Manager) Strays() ([]cdi.File, error) {
 
 // RemoveStray deletes a claim's CDI file, unless the claim is in the ledger by now: it has been prepared again, or is just being.
 func (m *Manager) RemoveStray(ctx context.Context, uid types.UID) error {
-	unlock, err := m.locks.lockClaim(ctx, uid)
-	if err != nil {
+	locks := m.locks.begin()
+	defer locks.unlock()
+	if err := locks.claim(ctx, uid); err != nil {
 		return fmt.Errorf("remove the CDI specification of claim %s: %w", uid, err)
 	}
-	defer unlock()
 	record, err := m.ledger.Get(uid)
 	if err != nil || record != nil {
 		return err
@@ -65,11 +65,11 @@ func (m *Manager) sweep(ctx context.Context) error {
 }
 
 func (m *Manager) sweepClaim(ctx context.Context, claim types.UID, quarantines []string) error {
-	unlock, err := m.locks.lockClaim(ctx, claim)
-	if err != nil {
+	locks := m.locks.begin()
+	defer locks.unlock()
+	if err := locks.claim(ctx, claim); err != nil {
 		return fmt.Errorf("remove unfinished files of claim %s: %w", claim, err)
 	}
-	defer unlock()
 	errs := []error{m.ledger.RemoveUnfinished(claim), m.store.RemoveUnfinished(claim)}
 	for _, path := range quarantines {
 		errs = append(errs, durable.Remove(m.opts.FS, path))

@@ -21,11 +21,11 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 		logger.Info("Claim to unprepare has no valid UID and is taken for an unknown one", "reason", err.Error())
 		return nil
 	}
-	unlockClaim, err := m.locks.lockClaim(ctx, uid)
-	if err != nil {
+	locks := m.locks.begin()
+	defer locks.unlock()
+	if err := locks.claim(ctx, uid); err != nil {
 		return fmt.Errorf("unprepare claim %s: %w", uid, err)
 	}
-	defer unlockClaim()
 	record, err := m.ledger.Get(uid)
 	if err != nil {
 		return fmt.Errorf("unprepare claim %s: %w", uid, err)
@@ -40,11 +40,9 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 	if record.Recovered != nil {
 		logger.Error(record.Recovered, "Ledger record was replaced by its previous copy", "path", record.Path)
 	}
-	unlockGPUs, err := m.locks.lockGPUs(ctx, record.Entry.HeldGPUs())
-	if err != nil {
+	if err := locks.gpus(ctx, record.Entry.HeldGPUs()...); err != nil {
 		return fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
 	}
-	defer unlockGPUs()
 	if err := m.rollBack(ctx, record.Entry); err != nil {
 		return fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
 	}

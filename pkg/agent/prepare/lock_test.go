@@ -1,0 +1,100 @@
+package prepare
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"stowage.dev/stowage/pkg/agent/ledger"
+)
+
+// found answers for devices that are what they are called, and must not be asked for more.
+type found struct{ Hardware }
+
+func (found) Find(_ context.Context, device string) (Target, error) {
+	var t Target
+	t.GPU.Name, t.GPU.UUID = device, "GPU-of-"+device
+	return t, nil
+}
+
+// TestACallWaitsForAllItsLocksTogether: a minute is what the test's kubelet can wait for, whether for one lock or for four.
+func TestACallWaitsForAllItsLocksTogether(t *testing.T) {
+	const uid = types.UID("train-uid")
+	gpus := []string{"gpu-0", "gpu-1", "gpu-2"}
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "train", UID: uid}}
+	claim.Status.Allocation = &resourceapi.AllocationResult{}
+	half := &ledger.Entry{Claim: claimRef(claim), State: ledger.PrepareStarted}
+	for i, gpu := range gpus {
+		request := fmt.Sprint("request-", i)
+		claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{Request: request, Driver: "driver", Pool: "node", Device: gpu})
+		half.Devices = append(half.Devices, ledger.Device{Request: request, Pool: "node", Device: gpu, GPU: gpu, UUID: "GPU-of-" + gpu, CDIDeviceIDs: []string{"vendor/class=" + gpu}})
+	}
+	for name, call := range map[string]func(context.Context, *Manager) error{
+		"prepare":   func(ctx context.Context, m *Manager) error { _, err := m.Prepare(ctx, claim); return err },
+		"unprepare": func(ctx context.Context, m *Manager) error { return m.Unprepare(ctx, uid) },
+		"recover": func(ctx context.Context, m *Manager) error {
+			var sum Recovery
+			return m.reconcileClaim(ctx, uid, true, &sum)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				root := t.TempDir()
+				m, err := New(Options{Driver: "driver", Pool: "node", StateDir: root, CDIDir: filepath.Join(root, "cdi"), Hardware: found{}, LockTimeout: time.Minute})
+				if err != nil {
+					t.Fatal(err)
+				}
+				if err := m.ledger.Put(half); err != nil {
+					t.Fatal(err)
+				}
+				// Each is free some time after the one before, and the last one never.
+				held := func(lock func(*locks) error) *locks {
+					l := m.locks.begin()
+					if err := lock(l); err != nil {
+						t.Fatal(err)
+					}
+					return l
+				}
+				others := []*locks{held(func(l *locks) error { return l.claim(t.Context(), uid) })}
+				for _, gpu := range gpus {
+					others = append(others, held(func(l *locks) error { return l.gpus(t.Context(), gpu) }))
+				}
+				go func() {
+					for _, other := range others[:3] {
+						time.Sleep(19 * time.Second)
+						other.unlock()
+					}
+				}()
+				began := time.Now()
+				err = call(t.Context(), m)
+				if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took != time.Minute {
+					t.Errorf("after %s: %v; want that the deadline is exceeded, after a minute", took, err)
+				}
+				if err == nil || !strings.Contains(err.Error(), "1m0s after") || !strings.Contains(err.Error(), "gpu-gpu-2.lock") {
+					t.Errorf("error %v, want one that says how long all locks were waited for, and which was the last", err)
+				}
+				// Nothing of it stays locked.
+				for _, gpu := range gpus[:2] {
+					held(func(l *locks) error { return l.gpus(t.Context(), gpu) }).unlock()
+				}
+				others[3].unlock()
+			})
+		})
+	}
+}
+
+// TestACallEndsWithinTheKubelets: the kubelet gives up a call to a DRA plugin after 45 s (PluginClientTimeout in its package cm/dra/plugin).
+func TestACallEndsWithinTheKubelets(t *testing.T) {
+	if rest := 45*time.Second - DefaultLockTimeout - DefaultUndoTimeout; rest < 5*time.Second {
+		t.Errorf("unprepare may wait %s and undo for %s: that leaves %s of the kubelet's 45 s", DefaultLockTimeout, DefaultUndoTimeout, rest)
+	}
+}
