@@ -187,13 +187,22 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	if err := locks.claim(ctx, claim.UID); err != nil {
 		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
 	}
-	if err := locks.gpus(ctx, j.entry.HeldGPUs()...); err != nil {
+	record, err := m.ledger.Get(claim.UID)
+	if err != nil {
+		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
+	}
+	gpus := j.entry.HeldGPUs()
+	if record != nil && record.Entry != nil {
+		// What is undone of an earlier preparation may be on other GPUs: the claim was allocated anew meanwhile.
+		gpus = append(gpus, record.Entry.HeldGPUs()...)
+	}
+	if err := locks.gpus(ctx, gpus...); err != nil {
 		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
 	}
 	if err := m.checkHolders(j); err != nil {
 		return nil, err
 	}
-	before, err := m.reconcilePrevious(ctx, j.entry)
+	before, err := m.reconcilePrevious(ctx, record, j.entry)
 	if err != nil {
 		return nil, err
 	}
@@ -281,12 +290,12 @@ type previous struct {
 	stale bool
 }
 
-// reconcilePrevious looks at what the ledger already says of the claim. An unfinished preparation is undone first, so
-// that what it found and changed is not taken for how the GPUs were. What a completed one did goes over into the entry.
-func (m *Manager) reconcilePrevious(ctx context.Context, entry *ledger.Entry) (previous, error) {
-	record, err := m.ledger.Get(entry.Claim.UID)
-	if err != nil || record == nil {
-		return previous{}, err
+// reconcilePrevious looks at what the ledger already says of the claim, if there is a record of it. An unfinished preparation is undone
+// first, so that what it found and changed is not taken for how the GPUs were. What a completed one did goes over into the entry. The
+// caller has the locks of the record's GPUs, too.
+func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, entry *ledger.Entry) (previous, error) {
+	if record == nil {
+		return previous{}, nil
 	}
 	if record.Err != nil {
 		return previous{}, fmt.Errorf("claim %s: its ledger record %s cannot be read, and its GPUs stay held until the file is removed by hand once nothing uses them: %w", entry.Claim, record.Path, record.Err)

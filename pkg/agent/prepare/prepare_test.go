@@ -14,8 +14,11 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
 func TestPrepareAnswersWithWhatTheRuntimeFinds(t *testing.T) {
@@ -365,5 +368,44 @@ func TestAClaimWithOtherDevicesThanBefore(t *testing.T) {
 	_, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu1))
 	if err == nil || !strings.Contains(err.Error(), gpu0) || !strings.Contains(err.Error(), gpu1) {
 		t.Errorf("error %v, want one that names both devices", err)
+	}
+}
+
+// TestAHalfMadeClaimOnOtherGPUsIsUndoneUnderTheirLocks: a claim was left half-made, released, and allocated anew. Another claim may be at
+// work on the GPUs that it had.
+func TestAHalfMadeClaimOnOtherGPUsIsUndoneUnderTheirLocks(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	n.timeout = 50 * time.Millisecond
+	m := n.manager()
+	n.do(&nvmlsim.SetComputeMode{GPU: "0", Mode: nvmlsim.ComputeExclusiveProcess})
+	records, err := ledger.Open(durable.OS{}, n.claimsDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	uuid := n.hardware.uuid(gpu0)
+	if err := records.Put(&ledger.Entry{
+		Claim: ledger.Claim{UID: "train-uid", Namespace: "default", Name: "train"}, State: ledger.PrepareStarted,
+		Devices: []ledger.Device{{Request: "gpu", Pool: pool, Device: gpu0, GPU: gpu0, UUID: uuid}},
+		Undo:    []ledger.Step{{Kind: ledger.StepComputeMode, Target: uuid, GPU: gpu0, Before: string(nvml.ComputeDefault), Want: string(nvml.ComputeExclusiveProcess)}},
+	}); err != nil {
+		t.Fatal(err)
+	}
+	unlock, err := prepare.LockGPU(m, gpu0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	train := claim("train", "gpu="+gpu1)
+	if _, err := m.Prepare(n.ctx, train); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), gpu0) {
+		t.Errorf("error %v, want one about the time and the lock of the GPU that the claim had", err)
+	}
+	if mode := n.gpu(0).ComputeMode; mode != nvmlsim.ComputeExclusiveProcess {
+		t.Errorf("compute mode %s: the GPU was changed while another call had its lock", mode)
+	}
+	unlock()
+	if _, err := m.Prepare(n.ctx, train); err != nil {
+		t.Fatal(err)
+	}
+	if mode := n.gpu(0).ComputeMode; mode != nvmlsim.ComputeDefault {
+		t.Errorf("compute mode %s: what was half-made is not undone", mode)
 	}
 }
