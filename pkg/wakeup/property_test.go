@@ -165,11 +165,12 @@ func (m *model) addANode(t *rapid.T) {
 }
 
 func (m *model) deleteAPod(t *rapid.T) {
-	uid, ok := pick(t, "sleeping pod", m.asleep)
+	uid, ok := pick(t, "sleeping or queued pod", slices.Concat(m.asleep, m.queue))
 	if !ok {
 		return
 	}
-	m.asleep = slices.DeleteFunc(m.asleep, func(other types.UID) bool { return other == uid })
+	is := func(other types.UID) bool { return other == uid }
+	m.asleep, m.queue = slices.DeleteFunc(m.asleep, is), slices.DeleteFunc(m.queue, is)
 	delete(m.pods, uid)
 	m.room.Gone(uid, false)
 }

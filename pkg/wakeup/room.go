@@ -151,6 +151,10 @@ func (r *Room) Refused(pod types.UID, nodes iter.Seq[string], undecided bool, no
 	for name := range nodes {
 		w.nodes.add(r.nodes.number(name))
 	}
+	// What was offered to others while this attempt ran may still become free, wherever devices are all that is missing.
+	var next nodeSet
+	next.orCommon(&w.next, &w.nodes)
+	w.next = next
 	w.retryAt = time.Time{}
 	if undecided {
 		w.retryAt = now.Add(r.options.RetryAfter << min(w.retries, 5))
@@ -250,7 +254,6 @@ func (r *Room) IsWaiting(pod types.UID) bool {
 // tried ends the wake-up that led to the present attempt, if one did.
 func (r *Room) tried(w *waiter) {
 	w.trying = false
-	w.next.clear()
 	switch {
 	case w.woken == nil:
 	case w.woken.during:

@@ -123,6 +123,33 @@ func TestThePresentAttemptIsNotTheOutcomeOfAWakeUp(t *testing.T) {
 	c.wakes("the device is taken")
 }
 
+// What was freed while a pod was tried went to another one first. If that does not take it, the pod is next, although its own attempt,
+// which had not seen the device, has ended meanwhile.
+func TestTheNextIsWokenThoughItsOldAttemptEndedMeanwhile(t *testing.T) {
+	tests := map[string]struct {
+		others map[string]bool
+		want   []string
+	}{
+		"for want of devices":             {want: []string{"p1"}},
+		"for other reasons on that node":  {others: map[string]bool{"a": true}},
+		"for other reasons on other ones": {others: map[string]bool{"b": true}, want: []string{"p1"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			c, holders := full(t, Options{})
+			pods := c.sleepers(2)
+			running := c.begin(pods[1])
+			c.release(holders["a0"])()
+			c.wakes("in the middle of the attempt", "p0")
+			running.end(tc.others)
+			c.wakes("the first has not been tried yet")
+			delete(c.pods, pods[0].UID)
+			c.room.Gone(pods[0].UID, false)
+			c.wakes("the first is deleted", tc.want...)
+		})
+	}
+}
+
 func TestWhatAnAttemptHasSeenDoesNotWake(t *testing.T) {
 	c, holders := full(t, Options{})
 	pod := c.sleepers(1)[0]
