@@ -178,9 +178,10 @@ func (r *Room) sortOut(p *pass) {
 // job returns what there is to look at for a waiter, nil if nothing, and takes it from the waiter.
 func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Time) *job {
 	switch {
-	case w.stage == placed, w.woken != nil:
+	case w.stage == placed, w.woken != nil && !w.isAnswering():
 		return nil // sees everything in its next attempt, which is certain
-	case w.stage == unjudged:
+	case w.stage == unjudged, w.woken != nil:
+		// To be looked at when it is known what the attempt has seen and, if it is the one that a wake-up led to, has come to.
 		w.missed = append(w.missed, p.changes...)
 		return nil
 	}

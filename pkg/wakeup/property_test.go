@@ -33,6 +33,7 @@ func TestNobodySleepsWhoFitsAndNobodyIsWokenWhoDoesNot(t *testing.T) {
 			"delete":  m.deleteAPod,
 			"hear":    m.hearOne,
 			"pass":    func(*rapid.T) { m.wake() },
+			"during":  m.somethingDuringAnAttempt,
 		})
 		m.settle()
 	})
@@ -100,6 +101,23 @@ func (m *model) endOne(t *rapid.T) {
 	if uid, ok := pick(t, "attempt", slices.Sorted(maps.Keys(m.running))); ok {
 		m.endAttempt(uid)
 	}
+}
+
+// somethingDuringAnAttempt is what seldom comes together by itself: devices come while one pod is tried, and are offered to others first.
+func (m *model) somethingDuringAnAttempt(t *rapid.T) {
+	uid, ok := pick(t, "pod", m.queue)
+	if !ok {
+		return
+	}
+	m.queue = slices.DeleteFunc(m.queue, func(other types.UID) bool { return other == uid })
+	m.running[uid] = m.begin(m.pods[uid])
+	m.changeASlice(t)
+	for _, event := range m.sliceEvents {
+		event()
+	}
+	m.sliceEvents = nil
+	m.wake()
+	m.endAttempt(uid)
 }
 
 func (m *model) endAttempt(uid types.UID) {

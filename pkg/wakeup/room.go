@@ -251,6 +251,9 @@ func (r *Room) IsWaiting(pod types.UID) bool {
 	return w != nil && w.stage != placed
 }
 
+// isAnswering tells whether the present attempt is the one that the pod was woken for. It may have looked already.
+func (w *waiter) isAnswering() bool { return w.woken != nil && w.trying && !w.woken.during }
+
 // tried ends the wake-up that led to the present attempt, if one did.
 func (r *Room) tried(w *waiter) {
 	w.trying = false

@@ -171,6 +171,38 @@ func TestAChangeBetweenNoteAndJudgedIsLookedAt(t *testing.T) {
 	c.wakes("now it is", "p0")
 }
 
+// The attempt that a wake-up led to may have looked before something changes, and end after that was heard of.
+func TestAChangeDuringTheAttemptOfAWakeUpIsLookedAt(t *testing.T) {
+	tests := map[string]func(c *cluster, pod *v1.Pod, change func()){
+		"after it has looked": func(c *cluster, pod *v1.Pod, change func()) {
+			running := c.begin(pod)
+			change()
+			c.wakes("it is not known what the attempt comes to")
+			running.end(map[string]bool{"a": true})
+		},
+		"while it looks": func(c *cluster, pod *v1.Pod, change func()) {
+			c.room.Note(pod, claimNamesOf(pod), nil)
+			running := &attempt{c: c, pod: pod, inv: c.store.View(), view: c.index.View(), nodes: c.nodes}
+			seen := Seen{Usage: c.revision, Inventory: running.inv.Generation()}
+			change()
+			c.wakes("what the attempt has seen is not known")
+			running.question = c.look(pod, running.inv)
+			c.room.Judged(pod.UID, running.question, seen)
+			running.end(map[string]bool{"a": true})
+		},
+	}
+	for name, try := range tests {
+		t.Run(name, func(t *testing.T) {
+			c, holders := full(t, Options{})
+			pod := c.sleepers(1)[0]
+			c.release(holders["a0"])()
+			c.wakes("a device on the node that others refuse", "p0")
+			try(c, pod, func() { c.release(holders["b0"])() })
+			c.wakes("a device that the attempt did not see", "p0")
+		})
+	}
+}
+
 func TestWhatWakes(t *testing.T) {
 	tests := map[string]struct {
 		// class and count of what the pod asks for; "gpu" and 1 by default.
