@@ -39,7 +39,7 @@ func TestTrackerIsLinearizableBehindAFaultyAPIServer(t *testing.T) {
 		synctest.Test(t, func(t *testing.T) { h = behindFaults(t, seed, seen) })
 		h.judge(t, fmt.Sprintf("seed %d", seed))
 	}
-	for _, fault := range []string{"conflict", "answer lost", "500", "429", "410", "watch closed", "relist over a gap", "bookmark", "watch before the answer"} {
+	for _, fault := range []string{"conflict", "answer lost", "500", "429", "410", "watch closed", "relist over a gap", "bookmark", "watch before the answer", "event again", "stale event", "change after its deletion"} {
 		if seen[fault] == 0 {
 			t.Errorf("no history had the fault %q: %v", fault, seen)
 		}
@@ -305,6 +305,13 @@ func (s *faultyServer) feed(ctx context.Context, stream *faultyWatch, seen int) 
 			return
 		case choice == 3 && now > seen:
 			time.Sleep(5 * time.Second) // lags until much has happened
+		case choice == 4 && seen > 1:
+			s.saw("event again")
+			send(changed(s.world.at(seen-1), s.world.at(seen), seen))
+		case choice == 5 && seen > 2:
+			s.saw("stale event") // the Reflector goes on from there when it watches again
+			old := max(2, seen-s.chance(kept))
+			send(changed(s.world.at(old-1), s.world.at(old), old))
 		case seen == now:
 			s.saw("bookmark")
 			send(watch.Bookmark, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{ResourceVersion: strconv.Itoa(seen)}})
@@ -313,6 +320,10 @@ func (s *faultyServer) feed(ctx context.Context, stream *faultyWatch, seen int) 
 			seen++
 			kind, claim := changed(s.world.at(seen-1), s.world.at(seen), seen)
 			send(kind, claim)
+			if kind == watch.Deleted && s.chance(3) == 0 {
+				s.saw("change after its deletion")
+				send(watch.Modified, s.world.at(seen - 1)[claim.Name])
+			}
 		}
 	}
 }

@@ -405,6 +405,32 @@ func TestVersionsThatCannotBeCompared(t *testing.T) {
 	})
 }
 
+// A deletion leaves no trace but the revision up to which the watch has come.
+func TestI4EventThatComesAgainDoesNotBringBackADeletedClaim(t *testing.T) {
+	for name, again := range map[string]func(*Tracker) error{
+		"its last change":      func(tr *Tracker) error { return tr.Store().Update(claim("a", "ua", 12, gpu0)) },
+		"its creation":         func(tr *Tracker) error { return tr.Store().Add(claim("a", "ua", 11)) },
+		"what the list had":    func(tr *Tracker) error { return tr.Store().Update(claim("b", "ub", 10, gpu1)) },
+		"its deletion, as new": func(tr *Tracker) error { return tr.Store().Add(claim("a", "ua", 13, gpu0)) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			tr := listed(t, 10, claim("b", "ub", 10, gpu1))
+			must(t, tr.Store().Add(claim("a", "ua", 11)))
+			must(t, tr.Store().Update(claim("a", "ua", 12, gpu0)))
+			must(t, tr.Store().Delete(claim("a", "ua", 13, gpu0)))
+			must(t, tr.Store().Delete(claim("b", "ub", 14, gpu1)))
+			before := tr.Snapshot().Revision
+			must(t, again(tr))
+			wantHeld(t, tr, "an event of a claim that is gone", nil)
+			if _, ok := tr.AllocatedAt("ua"); ok || tr.Snapshot().Revision != before {
+				t.Errorf("the event has changed something: revision %d, was %d", tr.Snapshot().Revision, before)
+			}
+			must(t, tr.Store().Add(claim("a", "ua2", 15, gpu0)))
+			wantHeld(t, tr, "a later claim of that name", holders{gpu0: {"ua2"}})
+		})
+	}
+}
+
 // The revision up to which the watch has come tells a claim that has gone from
 // one that the watch has not brought yet.
 func TestAnswerForAnUnknownClaimIsTakenIfTheWatchHasNotPassedIt(t *testing.T) {

@@ -65,6 +65,7 @@ func TestMetricsCountWhatIsIgnoredAsStale(t *testing.T) {
 		want float64
 	}{
 		"an older event":                     {func(tr *Tracker) error { return tr.Store().Update(claim("a", "ua", 9)) }, 1},
+		"an event of a claim that is gone":   {func(tr *Tracker) error { return tr.Store().Update(claim("x", "ux", 9)) }, 1},
 		"an older answer":                    {func(tr *Tracker) error { return tr.Assume(claim("a", "ua", 9)) }, 1},
 		"the echo of an answer is not stale": {func(tr *Tracker) error { return tr.Store().Update(claim("a", "ua", 10)) }, 0},
 		"nor is what is newer":               {func(tr *Tracker) error { return tr.Store().Update(claim("a", "ua", 11)) }, 0},

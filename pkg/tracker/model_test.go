@@ -32,6 +32,7 @@ func TestModel(t *testing.T) {
 			"touch":           m.touch,
 			"other scheduler": m.otherScheduler,
 			"watch":           m.watch,
+			"watch again":     m.watchAgain,
 			"relist":          m.relist,
 			"reserve":         m.reserve,
 			"share":           m.share,
@@ -175,16 +176,29 @@ func (m *model) watch(t *rapid.T) {
 		must(t, m.tracker.Store().(store).Bookmark(strconv.Itoa(m.seen)))
 		return
 	}
-	before, after := m.states[m.seen-1], m.states[m.seen]
 	m.feeds = append(m.feeds, feed{from: m.seen, to: m.seen + 1})
 	m.seen++
+	m.deliver(t, m.seen)
+}
+
+// watchAgain brings an event that was brought before, or that is older than the list.
+func (m *model) watchAgain(t *rapid.T) {
+	if m.seen < 2 {
+		t.Skip("nothing was seen")
+	}
+	m.deliver(t, rapid.IntRange(2, m.seen).Draw(t, "revision"))
+}
+
+// deliver brings the event of one revision.
+func (m *model) deliver(t *rapid.T, revision int) {
+	before, after := m.states[revision-2], m.states[revision-1]
 	s := m.tracker.Store()
 	for _, name := range []string{"a", "b", "c", "d"} {
 		switch {
 		case before[name] == after[name]:
 		case after[name] == nil:
 			last := before[name].DeepCopy()
-			last.ResourceVersion = strconv.Itoa(m.seen)
+			last.ResourceVersion = strconv.Itoa(revision)
 			must(t, s.Delete(last))
 		case before[name] == nil:
 			must(t, s.Add(after[name].DeepCopy()))

@@ -292,6 +292,9 @@ type want struct {
 }
 
 func (o *opObserve) apply(s *sequential) bool {
+	if _, ok := s.known[o.claim.name]; !ok && o.claim.revision <= s.observed {
+		return true // of a claim that is gone
+	}
 	s.put(o.claim)
 	s.observed = max(s.observed, o.claim.revision)
 	return true

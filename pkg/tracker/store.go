@@ -18,8 +18,9 @@ import (
 // it only to feed a tracker without an API server.
 //
 // Add, Update and Delete must come in the order of resource versions, as a watch
-// brings them. The store accepts streamed lists: the Reflector collects those in
-// a store of its own and hands them over in one Replace.
+// brings them. What comes once more later on changes nothing. The store accepts
+// streamed lists: the Reflector collects those in a store of its own and hands
+// them over in one Replace.
 func (t *Tracker) Store() cache.ReflectorStore { return store{t} }
 
 // store is the Reflector's side of a Tracker.
@@ -63,6 +64,11 @@ func (t *Tracker) observe(obj any) error {
 	}
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
+	if t.claims.get(nameOf(claim)) == nil && t.claims.hasObserved(claim.ResourceVersion) {
+		// Brought once more after the claim's deletion. No tombstone is needed to tell: the watch is past it.
+		staleObjects.Inc()
+		return nil
+	}
 	// Before layer 1, which ignores what it knows from an answer already.
 	if s := t.standings.event(claim, t.claims.observed); s != nil && t.judge != nil {
 		s.verdict = t.verdictOf(s, usage.View{})
