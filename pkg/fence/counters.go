@@ -29,30 +29,40 @@ func (b *bench) checkCounters() tracker.Verdict {
 }
 
 // checkPool adds up the counters of one pool.
+//
+// Devices that the pool does not have tell that it is known as it was, or as it
+// will be: what it says of the others may be outdated, too. A driver that begins
+// to offer a GPU in parts gives the whole GPU, under its old name, counters that it
+// had none of before.
+//
+// A device that is shared already takes nothing more. It counts for the claim
+// nevertheless, and not for the others: were it theirs, the claim would fit only as
+// long as they have it, and they may be about to give way.
 func (b *bench) checkPool(id usage.PoolID) tracker.Verdict {
 	pool := b.poolOf(id)
-	consumers, unknown := b.consumers(id, pool)
-	if len(consumers)+len(unknown) == 0 {
-		return fits
-	}
+	ours, unknown := b.wantedOf(id, pool)
 	t := newTab(pool)
 	// stranger has a device of which we do not know what it takes, or whether one
 	// of the claim's takes the same.
 	var stranger *usage.Holder
 	for name, device := range b.Usage.Pool(id).All() {
 		held := usage.DeviceID{Driver: id.Driver, Pool: id.Pool, Device: name}
+		known := pool != nil && len(pool.Devices(name)) > 0
+		if b.isWanted(held) || known && t.counters == nil && len(unknown) == 0 {
+			continue // takes nothing, or what the claim takes
+		}
 		holds := b.before(held, device)
 		if len(holds) == 0 {
 			continue
 		}
-		known := pool != nil && len(pool.Devices(name)) > 0
-		if takes := t.take(name, holds[0].Claim); !known || takes && len(unknown) > 0 {
+		t.take(name, holds[0].Claim)
+		if !known || len(unknown) > 0 {
 			if other := b.unforeseen(held, holds); other != nil {
 				stranger = other
 			}
 		}
 	}
-	for _, device := range consumers {
+	for _, device := range ours {
 		if counter, other := t.lacks(device.Device); counter != "" {
 			return tracker.Verdict{Outcome: tracker.Lost, Device: device, Other: other, Detail: "too little is left of " + counter}
 		}
@@ -60,27 +70,30 @@ func (b *bench) checkPool(id usage.PoolID) tracker.Verdict {
 	}
 	if stranger != nil {
 		return tracker.Verdict{
-			Outcome: tracker.Undecided, Device: slices.Concat(unknown, consumers)[0], Other: stranger.Claim,
+			Outcome: tracker.Undecided, Device: slices.Concat(unknown, ours)[0], Other: stranger.Claim,
 			Detail: fmt.Sprintf("it is not known what devices of pool %s take of shared counters", id),
 		}
 	}
 	return fits
 }
 
-// consumers returns the claim's devices in a pool that take something of its
-// counters, and those that may, because the pool does not have them or is not
-// known. A device that is shared already takes nothing more.
-func (b *bench) consumers(id usage.PoolID, pool *inventory.Pool) (consumers, unknown []usage.DeviceID) {
+// wantedOf returns the claim's devices in a pool, apart from those that the pool
+// does not have, or that are not known because it is not.
+func (b *bench) wantedOf(id usage.PoolID, pool *inventory.Pool) (ours, unknown []usage.DeviceID) {
 	for _, w := range b.wants {
 		switch {
-		case w.device.PoolID() != id || len(b.before(w.device, b.Usage.Device(w.device))) > 0:
+		case w.device.PoolID() != id:
 		case pool == nil || len(pool.Devices(w.device.Device)) == 0:
 			unknown = append(unknown, w.device)
-		case pool.Counters != nil && len(pool.Counters.Uses(w.device.Device)) > 0:
-			consumers = append(consumers, w.device)
+		default:
+			ours = append(ours, w.device)
 		}
 	}
-	return consumers, unknown
+	return ours, unknown
+}
+
+func (b *bench) isWanted(device usage.DeviceID) bool {
+	return slices.ContainsFunc(b.wants, func(w want) bool { return w.device == device })
 }
 
 // tab is what is left of the counters of a pool, and who else took something of each.
@@ -101,25 +114,28 @@ func newTab(pool *inventory.Pool) *tab {
 	return t
 }
 
-// take subtracts what a device takes, for another claim or, if that is empty, the
-// claim itself, and tells whether that is anything.
-func (t *tab) take(device string, other usage.ClaimRef) bool {
+// uses is what a device takes, nothing if that is not known.
+func (t *tab) uses(device string) []inventory.Use {
 	if t.counters == nil {
-		return false
+		return nil
 	}
-	uses := t.counters.Uses(device)
-	for _, use := range uses {
+	return t.counters.Uses(device)
+}
+
+// take subtracts what a device takes, for another claim or, if that is empty, the
+// claim itself.
+func (t *tab) take(device string, other usage.ClaimRef) {
+	for _, use := range t.uses(device) {
 		t.left[use.Counter] = t.left[use.Counter].Sub(use.Amount)
 		if other.UID != "" {
 			t.others[use.Counter] = other
 		}
 	}
-	return len(uses) > 0
 }
 
 // lacks returns a counter of which another claim has left too little for a device.
 func (t *tab) lacks(device string) (counter string, other usage.ClaimRef) {
-	for _, use := range t.counters.Uses(device) {
+	for _, use := range t.uses(device) {
 		if other = t.others[use.Counter]; other.UID != "" && t.left[use.Counter].Less(use.Amount) {
 			c := t.counters.All[use.Counter]
 			return fmt.Sprintf("counter %s of set %s", c.Name, c.Set), other

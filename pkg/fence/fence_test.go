@@ -104,6 +104,44 @@ func TestCounterConflictWithALaggingSlice(t *testing.T) {
 	s.wantVerdict(t, ours, decidedOn, tracker.Fits, "")
 }
 
+// A GPU is offered in parts from now on, and the other scheduler has taken one. To us it is a GPU without counters still, and may be
+// taken as a whole.
+func TestCounterConflictWithASliceThatHadNoCounters(t *testing.T) {
+	parts := withCounters("a", map[string]string{"memory": "80Gi"}, partition("gpu-0", "80Gi"), partition("gpu-0-mig", "40Gi"), whole("gpu-1"))
+	for _, s := range parts {
+		s.Spec.Pool.Generation = 2
+	}
+	theirs := claim("theirs", 11, results{}.device("a", "gpu-0-mig"))
+	tests := map[string]struct {
+		ours *resourceapi.ResourceClaim
+		then tracker.Outcome
+	}{
+		"of that GPU":     {claim("ours", 12, results{}.device("a", "gpu-0")), tracker.Lost},
+		"of another GPU":  {claim("ours", 12, results{}.device("a", "gpu-1")), tracker.Fits},
+		"another one yet": {claim("ours", 12, results{}.device("a", "gpu-0").device("a", "gpu-1")), tracker.Lost},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			s := newScheduler(slice("a", whole("gpu-0"), whole("gpu-1")))
+			s.list(10)
+			s.watch(theirs)
+			s.watch(tc.ours)
+			s.wantVerdict(t, tc.ours, usage.View{}, tracker.Undecided, "theirs")
+			for i, slice := range parts {
+				s.store.SetSlice(slice)
+				if i == 0 {
+					s.wantVerdict(t, tc.ours, usage.View{}, tracker.Undecided, "theirs") // half of it is known
+				}
+			}
+			other := ""
+			if tc.then == tracker.Lost {
+				other = "theirs"
+			}
+			s.wantVerdict(t, tc.ours, usage.View{}, tc.then, other)
+		})
+	}
+}
+
 // Of two schedulers that see each other's writes in order, exactly one passes, whichever was first.
 func TestOfTwoWithAKnownOrderExactlyOnePasses(t *testing.T) {
 	for _, first := range []string{"x", "y"} {
@@ -144,6 +182,26 @@ func TestALoserThatHasNotGivenWayYet(t *testing.T) {
 	s.watch(third)
 	s.wantVerdict(t, third, usage.View{}, tracker.Lost, "loser")
 	s.watch(claim("loser", 15, nil))
+	s.wantVerdict(t, third, usage.View{}, tracker.Fits, "")
+}
+
+// Nor does a loser make room: that it has a share of a device already is no reason to pass with another share, because with the loser
+// the counters go that it took for the device.
+func TestALoserThatSharesADevice(t *testing.T) {
+	all := shareable("all", "80Gi")
+	all.ConsumesCounters = partition("", "80Gi").ConsumesCounters
+	s := newScheduler(withCounters("a", map[string]string{"memory": "80Gi"}, partition("part", "40Gi"), all)...)
+	first := claim("first", 11, results{}.device("a", "part"))
+	loser, third := claim("loser", 12, results{}.share("a", "all", "s1", "10Gi")), claim("third", 13, results{}.share("a", "all", "s2", "10Gi"))
+	s.list(10)
+	s.watch(first)
+	s.watch(loser)
+	s.watch(third)
+	s.wantVerdict(t, loser, usage.View{}, tracker.Lost, "first")
+	s.wantVerdict(t, third, usage.View{}, tracker.Lost, "first")
+	s.watch(claim("loser", 14, nil))
+	s.wantVerdict(t, third, usage.View{}, tracker.Lost, "first")
+	s.watch(claim("first", 15, nil))
 	s.wantVerdict(t, third, usage.View{}, tracker.Fits, "")
 }
 

@@ -165,7 +165,24 @@ func TestJudge(t *testing.T) {
 		},
 		"a device without counters of a pool in which an unknown device is held": {
 			slices: mig, others: []holding{{"y", none.device("a", "new"), tracker.Earlier}},
+			wants: none.device("a", "plain"), want: verdict(tracker.Undecided, id("a", "plain"), ref("y"), "it is not known what devices of pool gpu.example.com/a take of shared counters"),
+		},
+		"a device without counters of a pool in which an unknown device was held when it was decided": {
+			slices: mig, others: []holding{{"y", none.device("a", "gone"), tracker.Earlier}},
+			decidedOn: []holding{{"y", none.device("a", "gone"), ""}},
+			wants:     none.device("a", "plain"), want: fits,
+		},
+		"a device without counters of a pool in which an unknown device was taken later": {
+			slices: mig, others: []holding{{"y", none.device("a", "new"), tracker.Later}},
 			wants: none.device("a", "plain"), want: fits,
+		},
+		"a device of a pool without counters in which an unknown device is held": {
+			slices: gpus, others: []holding{{"y", none.device("a", "gpu-0-mig"), tracker.Earlier}},
+			wants: none.device("a", "gpu-0"), want: verdict(tracker.Undecided, id("a", "gpu-0"), ref("y"), "it is not known what devices of pool gpu.example.com/a take of shared counters"),
+		},
+		"a share of a device, which has other shares, of a pool in which an unknown device is held": {
+			slices: gpus, others: []holding{{"x", none.share("a", "big", "s1", "1Gi"), tracker.Earlier}, {"y", none.device("a", "new"), tracker.Earlier}},
+			wants: none.share("a", "big", "s2", "1Gi"), want: verdict(tracker.Undecided, id("a", "big"), ref("y"), "it is not known what devices of pool gpu.example.com/a take of shared counters"),
 		},
 		"an unknown device of a pool in which a partition is held": {
 			slices: mig, others: []holding{{"y", none.device("a", "one"), tracker.Earlier}},
@@ -173,11 +190,16 @@ func TestJudge(t *testing.T) {
 		},
 		"an unknown device of a pool in which a device without counters is held": {
 			slices: mig, others: []holding{{"y", none.device("a", "plain"), tracker.Earlier}},
-			wants: none.device("a", "new"), want: fits,
+			wants: none.device("a", "new"), want: verdict(tracker.Undecided, id("a", "new"), ref("y"), "it is not known what devices of pool gpu.example.com/a take of shared counters"),
 		},
 		"an unknown device of a pool without counters": {
 			slices: gpus, others: []holding{{"y", none.device("a", "gpu-1"), tracker.Earlier}},
-			wants: none.device("a", "new"), want: fits,
+			wants: none.device("a", "new"), want: verdict(tracker.Undecided, id("a", "new"), ref("y"), "it is not known what devices of pool gpu.example.com/a take of shared counters"),
+		},
+		"an unknown device of a pool without counters, in which nothing was taken since it was decided": {
+			slices: gpus, others: []holding{{"y", none.device("a", "gpu-1"), tracker.Earlier}},
+			decidedOn: []holding{{"y", none.device("a", "gpu-1"), ""}},
+			wants:     none.device("a", "new"), want: fits,
 		},
 		"a device with the name of a partition in another pool": {
 			slices: append([]*resourceapi.ResourceSlice{slice("c", whole("all"))}, mig...), others: []holding{{"y", none.device("a", "one"), tracker.Earlier}},

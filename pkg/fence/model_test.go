@@ -55,10 +55,13 @@ func TestSchedulersNeverOverUseADevice(t *testing.T) {
 }
 
 // modelSlices are what there is: two whole GPUs, one that is given out in shares,
-// and partitions of another one, of which two fit at a time.
+// and partitions of another one: of three small ones two fit at a time, or one that
+// takes everything and is given out in shares itself.
 func modelSlices() []*resourceapi.ResourceSlice {
+	all := shareable("all", "80Gi")
+	all.ConsumesCounters = partition("", "80Gi").ConsumesCounters
 	return append(
-		withCounters("mig", map[string]string{"memory": "80Gi"}, partition("p0", "40Gi"), partition("p1", "40Gi"), partition("p2", "40Gi")),
+		withCounters("mig", map[string]string{"memory": "80Gi"}, partition("p0", "40Gi"), partition("p1", "40Gi"), partition("p2", "40Gi"), all),
 		slice("a", whole("gpu-0"), whole("gpu-1"), shareable("big", "80Gi")))
 }
 
@@ -72,6 +75,7 @@ var kinds = map[string]func(claim string) []results{
 		return []results{results{}.device("mig", "p0"), results{}.device("mig", "p1"), results{}.device("mig", "p2")}
 	},
 	"share": func(claim string) []results { return []results{results{}.share("a", "big", "share-"+claim, "30Gi")} },
+	"piece": func(claim string) []results { return []results{results{}.share("mig", "all", "piece-"+claim, "30Gi")} },
 }
 
 // model is an API server, and schedulers that use it.
@@ -121,7 +125,7 @@ func newModel(t *rapid.T) *model {
 			m.learnSlices(i)
 		}
 	}
-	names := rapid.SampledFrom([][]string{{"gpu"}, {"gpu", "gpus"}, {"part"}, {"share"}, {"gpu", "gpus", "part", "share"}}).Draw(t, "kinds")
+	names := rapid.SampledFrom([][]string{{"gpu"}, {"gpu", "gpus"}, {"part"}, {"share"}, {"part", "piece"}, {"gpu", "gpus", "part", "share", "piece"}}).Draw(t, "kinds")
 	for i := range rapid.IntRange(4, 8).Draw(t, "pods") {
 		name := fmt.Sprintf("%s-%d", rapid.SampledFrom(names).Draw(t, "kind"), i)
 		if i > 0 && rapid.IntRange(0, 3).Draw(t, "shares a claim") == 0 {
@@ -417,7 +421,7 @@ func (m *model) finish(t *rapid.T) {
 func (m *model) check(t *rapid.T) {
 	users := map[usage.DeviceID][]string{} // claims
 	seen := map[string]bool{}
-	shares, partitions := 0, map[string]bool{}
+	shares, memory := map[usage.DeviceID]int{}, 0 // what is taken of big and all, and of the counter
 	for _, p := range m.pods {
 		c := m.now()[p.claim]
 		if p.stage != bound || seen[p.claim] {
@@ -432,16 +436,24 @@ func (m *model) check(t *rapid.T) {
 			users[device] = append(users[device], p.claim)
 			switch {
 			case r.ShareID != nil:
-				shares++
+				shares[device]++
+				if r.Device == "all" && shares[device] == 1 {
+					memory += 80
+				}
 			case len(users[device]) > 1:
 				t.Fatalf("device %s is used by claims %v of bound pods", device, users[device])
 			case r.Pool == "mig":
-				partitions[r.Device] = true
+				memory += 40
 			}
 		}
 	}
-	if shares > 2 || len(partitions) > 2 {
-		t.Fatalf("%d shares and %d partitions are used by bound pods, of which 2 fit", shares, len(partitions))
+	for device, n := range shares {
+		if n > 2 {
+			t.Fatalf("%d shares of %s are used by bound pods, of which 2 fit", n, device)
+		}
+	}
+	if memory > 80 {
+		t.Fatalf("partitions with %d Gi of 80 are used by bound pods: %v", memory, users)
 	}
 	for name, c := range m.now() {
 		if (c.Status.Allocation != nil) != (len(c.Status.ReservedFor) > 0) {
