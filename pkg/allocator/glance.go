@@ -4,6 +4,7 @@ import (
 	"hash/maphash"
 	"iter"
 	"math/bits"
+	"sync"
 	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
@@ -24,10 +25,14 @@ type glance struct {
 }
 
 // glances is a table of them, kept on the view of the inventory that they are true for. A glance may be in one of two
-// places; one that is displaced is made again when needed.
+// places; one that is displaced is made again when needed. A view may be the present one for days, in which nodes are replaced
+// with each report of their status: what is known of a node goes when it is replaced.
 type glances struct {
 	places []atomic.Pointer[glance] // a power of 2
-	// displaced counts how often a glance had to give up its place, which tells that the table is too small.
+	// latest has, by name, the object of each node that was entered last: any other of that name may be in no place. Only
+	// entering looks at it.
+	latest sync.Map // string → *v1.Node
+	// displaced counts how often a glance had to give up its place to that of another node, which tells that the table is too small.
 	displaced atomic.Int64
 }
 
@@ -49,20 +54,20 @@ func glanceAt(in *Input) *glance {
 			table = in.Inventory.Attached().Load().(*glances)
 		}
 	}
-	at := maphash.Comparable(glanceSeed, in.Node) & uint64(len(table.places)-1)
-	for _, place := range [2]*atomic.Pointer[glance]{&table.places[at], &table.places[at^1]} {
+	for _, place := range table.placesOf(in.Node) {
 		known := place.Load()
 		if known == nil || known.node != in.Node {
 			continue
 		}
 		if known.tally != nil && !known.tally.isOf(in.Usage) {
-			known = newGlance(in, known.devices)
-			place.Store(known)
+			fresh := newGlance(in, known.devices)
+			place.CompareAndSwap(known, fresh) // not if the node has been replaced meanwhile
+			known = fresh
 		}
 		return known
 	}
 	fresh := newGlance(in, in.Inventory.ForNode(in.Node))
-	table.add(in.Inventory, at, fresh)
+	table.add(in.Inventory, fresh)
 	return fresh
 }
 
@@ -71,15 +76,37 @@ func newGlances(size int) *glances {
 	return &glances{places: make([]atomic.Pointer[glance], 1<<bits.Len(uint(size-1)))}
 }
 
-// add enters a glance in the first of its two places, unless only the other one is empty.
-func (t *glances) add(view *inventory.View, at uint64, fresh *glance) {
-	switch {
-	case t.places[at].CompareAndSwap(nil, fresh), t.places[at^1].CompareAndSwap(nil, fresh):
+// placesOf are the two places where the glance of a node may be.
+func (t *glances) placesOf(node *v1.Node) [2]*atomic.Pointer[glance] {
+	at := maphash.Comparable(glanceSeed, node) & uint64(len(t.places)-1)
+	return [2]*atomic.Pointer[glance]{&t.places[at], &t.places[at^1]}
+}
+
+// add enters a glance in the first of its two places, unless only the other one is empty, and forgets the object that the node
+// was before. In this order: of two objects of one name that are added at a time, whichever is noted later finds the other.
+func (t *glances) add(view *inventory.View, fresh *glance) {
+	places := t.placesOf(fresh.node)
+	isDisplacing := !places[0].CompareAndSwap(nil, fresh) && !places[1].CompareAndSwap(nil, fresh)
+	if isDisplacing {
+		places[0].Store(fresh)
+	}
+	if before, _ := t.latest.Swap(fresh.node.Name, fresh.node); before != nil && before != fresh.node {
+		t.forget(before.(*v1.Node))
+	}
+	if !isDisplacing {
 		return
 	}
-	t.places[at].Store(fresh)
 	if n := len(t.places); int(t.displaced.Add(1)) > n && n < mostGlances {
 		view.Attached().CompareAndSwap(t, newGlances(2*n))
+	}
+}
+
+// forget removes what is known of an object that a node is no more.
+func (t *glances) forget(node *v1.Node) {
+	for _, place := range t.placesOf(node) {
+		for known := place.Load(); known != nil && known.node == node; known = place.Load() {
+			place.CompareAndSwap(known, nil)
+		}
 	}
 }
 

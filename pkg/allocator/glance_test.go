@@ -3,8 +3,10 @@ package allocator
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"sync"
 	"testing"
+	"weak"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -87,4 +89,59 @@ func TestANodeIsSeenAnewWhenTheInventoryChanges(t *testing.T) {
 	if fits() {
 		t.Error("the node's device is gone")
 	}
+}
+
+// TestANodeThatIsReplacedIsForgotten replaces all nodes again and again, as each report of their status does, while the
+// inventory stays as it is: there is one entry for each node, however often that is, and nothing holds on to what nodes were.
+func TestANodeThatIsReplacedIsForgotten(t *testing.T) {
+	const many, times = 100, 50
+	store, requests := zoned(t)
+	view := store.View()
+	check := func(node *v1.Node) {
+		if result := Check(context.Background(), Input{Requests: requests, Node: node, Inventory: view}); !result.Fits() {
+			t.Errorf("%s does not fit", node.Name)
+		}
+	}
+	var replaced []weak.Pointer[v1.Node]
+	var all sync.WaitGroup
+	for range 4 { // each has objects of its own of all nodes
+		var nodes []*v1.Node
+		for range times {
+			for i := range many {
+				nodes = append(nodes, nodeIn("east", i))
+			}
+		}
+		for _, node := range nodes {
+			replaced = append(replaced, weak.Make(node))
+		}
+		all.Go(func() {
+			for _, node := range nodes {
+				check(node)
+				check(node)
+			}
+		})
+	}
+	all.Wait()
+	table := view.Attached().Load().(*glances)
+	entries := 0
+	for i := range table.places {
+		if table.places[i].Load() != nil {
+			entries++
+		}
+	}
+	if entries > many {
+		t.Errorf("%d entries for %d nodes", entries, many)
+	}
+	runtime.GC()
+	runtime.GC()
+	alive := 0
+	for _, node := range replaced {
+		if node.Value() != nil {
+			alive++
+		}
+	}
+	if alive > many {
+		t.Errorf("%d objects of %d nodes are held on to", alive, many)
+	}
+	runtime.KeepAlive(view)
 }
