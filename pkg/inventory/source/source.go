@@ -7,8 +7,6 @@ import (
 	"sync"
 
 	resourceapi "k8s.io/api/resource/v1"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
@@ -50,38 +48,36 @@ type Source struct {
 	mu       sync.RWMutex
 	listener []func(Event)
 
-	// order is held while an event is handled. The upstream tracker calls its handlers from several goroutines, that of the slices and that
-	// of the taint rules, which take events from its queue in order and may deliver them in another one.
+	// turn is held while upstream's tracker handles an event.
+	turn sync.Mutex
+	// order is held while an event of the tracker, or about a class, is handled here.
 	order sync.Mutex
-	// slices are those that the store has.
+	// slices are those that the store has. The tracker may have replaced one by an equal one without telling.
 	slices map[string]*resourceapi.ResourceSlice
-	// overtaken are the names of slices with a change that did not follow on the one before: a late one may still come.
-	overtaken sets.Set[string]
-	// current lists the slices as they are now, with taint rules applied.
-	current func() ([]*resourceapi.ResourceSlice, error)
 }
 
 // New wires the factory's informers into the store. The caller starts the factory after New, as for any
 // informer. client is for the events that the tracker writes about taint rules that do not apply.
 func New(ctx context.Context, client kubernetes.Interface, factory informers.SharedInformerFactory, store *inventory.Store, opts Options) (*Source, error) {
-	s := &Source{store: store, done: make(chan struct{}), slices: make(map[string]*resourceapi.ResourceSlice), overtaken: sets.New[string]()}
+	s := &Source{store: store, done: make(chan struct{}), slices: make(map[string]*resourceapi.ResourceSlice)}
 	resources := factory.Resource().V1()
 
 	var err error
 	trackerOpts := tracker.Options{
 		EnableDeviceTaintRules:   opts.DeviceTaintRules,
 		EnableConsumableCapacity: opts.ConsumableCapacity,
-		SliceInformer:            resources.ResourceSlices(),
+		SliceInformer:            slicesInTurn{resources.ResourceSlices(), &s.turn},
 		KubeClient:               client,
 	}
 	if opts.DeviceTaintRules {
-		trackerOpts.TaintInformer = resources.DeviceTaintRules()
+		trackerOpts.TaintInformer = rulesInTurn{resources.DeviceTaintRules(), &s.turn}
 	}
 	if s.tracker, err = tracker.StartTracker(ctx, trackerOpts); err != nil {
 		return nil, fmt.Errorf("start the tracker for ResourceSlices and DeviceTaintRules: %w", err)
 	}
-	s.current = s.tracker.ListPatchedResourceSlices
+	s.turn.Lock() // it tells the handler of what it has already
 	sliceHandler, err := s.tracker.AddEventHandler(s.sliceHandler())
+	s.turn.Unlock()
 	if err != nil {
 		s.tracker.Stop()
 		return nil, fmt.Errorf("watch ResourceSlices: %w", err)
@@ -148,55 +144,38 @@ func (s *Source) sliceHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
 			if slice, ok := obj.(*resourceapi.ResourceSlice); ok {
-				s.sliceChanged(slice.Name, nil, slice)
+				s.sliceChanged(slice.Name, slice)
 			}
 		},
-		UpdateFunc: func(oldObj, newObj any) {
+		UpdateFunc: func(_, newObj any) {
 			if slice, ok := newObj.(*resourceapi.ResourceSlice); ok {
-				old, _ := oldObj.(*resourceapi.ResourceSlice)
-				s.sliceChanged(slice.Name, old, slice)
+				s.sliceChanged(slice.Name, slice)
 			}
 		},
 		DeleteFunc: func(obj any) {
 			if slice, ok := last[*resourceapi.ResourceSlice](obj); ok {
-				s.sliceChanged(slice.Name, slice, nil)
+				s.sliceChanged(slice.Name, nil)
 			}
 		},
 	}
 }
 
-// sliceChanged takes the change of a slice from old to slice; either may be nil. If it does not follow on the one before, it or others
-// were overtaken, and the slice is taken as it is now.
-func (s *Source) sliceChanged(name string, old, slice *resourceapi.ResourceSlice) {
+// sliceChanged takes the slice as it is now, nil if it is gone. What it was before is what the store has, whatever the tracker says: that
+// may have changed without an event.
+func (s *Source) sliceChanged(name string, slice *resourceapi.ResourceSlice) {
 	s.order.Lock()
 	defer s.order.Unlock()
 	before := s.slices[name]
-	if before != old || s.overtaken.Has(name) {
-		s.overtaken.Insert(name)
-		slices, err := s.current()
-		if err != nil {
-			utilruntime.HandleError(fmt.Errorf("list ResourceSlices with taint rules applied: %w", err)) // never: the index is of slices
-			return
-		}
-		slice = nil
-		for _, now := range slices {
-			if now.Name == name {
-				slice = now
-			}
-		}
-		if slice == before {
-			return
-		}
-	}
-	if slice == nil {
+	switch {
+	case slice != nil:
+		s.slices[name] = slice
+		s.store.SetSlice(slice)
+		s.tell(Event{Slice: slice, OldSlice: before})
+	case before != nil:
 		delete(s.slices, name)
 		s.store.DeleteSlice(name)
 		s.tell(Event{Slice: before, Deleted: true})
-		return
 	}
-	s.slices[name] = slice
-	s.store.SetSlice(slice)
-	s.tell(Event{Slice: slice, OldSlice: before})
 }
 
 func (s *Source) classHandler() cache.ResourceEventHandler {
