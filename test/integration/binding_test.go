@@ -260,3 +260,60 @@ func TestBindingTimeoutIsTriedElsewhere(t *testing.T) {
 	w.addNode("b", gpus(h100, 1)...)
 	w.checkHas(w.awaitBoundTo("pod", "b"), "wanted", "b", "gpu-0")
 }
+
+// A device that is never made ready is tried once, whatever would make the scheduler choose it again, and then another one: of the same
+// node, of the same fabric, or of another node.
+func TestDeviceThatFailsIsNotChosenAgain(t *testing.T) {
+	t.Parallel()
+	s := startScheduler(t, namePrefix(t.Name())+"scheduler", schedulerSetup{edit: func(c *schedulerconfig.KubeSchedulerConfiguration) {
+		for _, p := range c.Profiles[len(c.Profiles)-1].PluginConfig {
+			if args, ok := p.Args.(*config.DeviceClaimsArgs); ok {
+				args.BindingTimeout.Duration = 2 * time.Second
+			}
+		}
+	}})
+	// prefers makes the first node worth more than all that other plugins say.
+	prefers := func(w *world) podOption {
+		return func(p *v1.Pod) {
+			p.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{PreferredDuringSchedulingIgnoredDuringExecution: []v1.PreferredSchedulingTerm{{
+				Weight: 100, Preference: onlyNode(w.nodeName("a")).NodeSelectorTerms[0],
+			}}}}
+		}
+	}
+	tests := map[string]struct {
+		devices  func(w *world)
+		pool     string // and device that is made ready
+		device   string
+		wantNode string
+	}{
+		"another one of the node": {
+			devices: func(w *world) { w.addNode("a", attachable("gpu-0", "gpu-1")...) },
+			pool:    "a", device: "gpu-1", wantNode: "a",
+		},
+		"another one of the fabric": {
+			devices: func(w *world) { w.addNode("a"); w.addFabric(attachable("gpu-0", "gpu-1")...) },
+			pool:    "fabric", device: "gpu-1", wantNode: "a",
+		},
+		"another node, against the pod's preference": {
+			devices: func(w *world) {
+				w.addNode("a", attachable("gpu-0")...)
+				w.addNode("b", attachable("gpu-0")...)
+			},
+			pool: "b", device: "gpu-0", wantNode: "b",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := worldOf(t, s)
+			tc.devices(w)
+			w.addClaim("wanted", spec(w.exactly("gpu", 1)))
+			pod := w.addPod("pod", withClaim("wanted"), prefers(w))
+			w.awaitEvent(pod, "not ready 2s after the allocation")
+			w.report(w.awaitClaim("wanted", "allocated with the other device", func(c *resourceapi.ResourceClaim) bool {
+				return c.Status.Allocation != nil && c.Status.Allocation.Devices.Results[0].Pool == w.nodeName(tc.pool) && c.Status.Allocation.Devices.Results[0].Device == tc.device
+			}), attached)
+			w.awaitBoundTo("pod", tc.wantNode)
+		})
+	}
+}

@@ -440,66 +440,6 @@ func TestBindingConditions(t *testing.T) {
 	}
 }
 
-// TestPodIsTriedElsewhereFirst lets a device take too long, and looks at what the next attempt prefers.
-func TestPodIsTriedElsewhereFirst(t *testing.T) {
-	w := twoNodes()
-	attachable := device("gpu-0", func(d *resourceapi.Device) {
-		d.BindingConditions, d.BindingFailureConditions = []string{"Attached"}, []string{"Broken"}
-	})
-	w.objects = append(w.objects[:1:1], slice("node-a", attachable), slice("node-b", attachable))
-	w.claims = []*resourceapi.ResourceClaim{claim("c")}
-	h := newHarness(t, w)
-	clock := testingclock.NewFakeClock(time.Now())
-	h.plugin.clock = clock
-	prefers := func(pod *v1.Pod) string {
-		t.Helper()
-		a := h.filterAll(pod)
-		var scores []int64
-		for _, node := range h.nodes {
-			score, status := h.plugin.Score(h.ctx, a.state, pod, node)
-			if !status.IsSuccess() {
-				t.Fatal(status)
-			}
-			scores = append(scores, score)
-		}
-		switch {
-		case scores[0] > scores[1]:
-			return h.nodes[0].Node().Name
-		case scores[0] < scores[1]:
-			return h.nodes[1].Node().Name
-		}
-		return ""
-	}
-	tooLate := func(node string) {
-		t.Helper()
-		a := h.filterAll(pod("p", "c")).reserve(node)
-		done := make(chan *fwk.Status)
-		go func() { done <- a.preBind(node) }()
-		h.eventually("PreBind waits", clock.HasWaiters)
-		clock.Step(h.plugin.bindingTimeout)
-		if status := <-done; status.IsSuccess() {
-			t.Fatal("PreBind succeeded")
-		}
-		a.unreserve(node)
-		h.caughtUp("c")
-	}
-	if got := prefers(pod("p", "c")); got != "" {
-		t.Errorf("the first attempt prefers %s", got)
-	}
-	tooLate("node-a")
-	if got := prefers(pod("p", "c")); got != "node-b" {
-		t.Errorf("after node-a failed, %q is preferred", got)
-	}
-	tooLate("node-b")
-	if got := prefers(pod("p", "c")); got != "" {
-		t.Errorf("after both failed, %s is preferred", got)
-	}
-	h.plugin.shared.elsewhere.podHandler().OnDelete(pod("p", "c"))
-	if failed := h.plugin.shared.elsewhere.failed; len(failed) != 0 {
-		t.Errorf("what failed for a pod that is gone is kept: %v", failed)
-	}
-}
-
 func TestFailedDevicesAreGivenUp(t *testing.T) {
 	failed := func(c *resourceapi.ResourceClaim) {
 		allocated("node-a", "gpu-0")(c)

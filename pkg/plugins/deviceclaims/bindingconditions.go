@@ -12,6 +12,8 @@ import (
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/usage"
 )
 
 // readiness is how far the devices of a claim are from being usable (KEP-5007). Devices without binding
@@ -20,6 +22,8 @@ type readiness struct {
 	ready bool
 	// failed says which binding failure condition is true.
 	failed string
+	// pending are the devices that are not ready, with a failure the one that failed.
+	pending []usage.DeviceID
 	// deadline is until when the devices may take, zero if they are ready.
 	deadline time.Time
 }
@@ -36,13 +40,18 @@ func readinessOf(claim *resourceapi.ResourceClaim, timeout time.Duration) readin
 		for _, name := range result.BindingFailureConditions {
 			if status != nil && apimeta.IsStatusConditionTrue(status.Conditions, name) {
 				condition := apimeta.FindStatusCondition(status.Conditions, name)
-				return readiness{failed: fmt.Sprintf("device %s/%s/%s: condition %s: %s: %s", result.Driver, result.Pool, result.Device, name, condition.Reason, condition.Message)}
+				device := usage.DeviceOf(result)
+				return readiness{
+					failed:  fmt.Sprintf("device %s: condition %s: %s: %s", device, name, condition.Reason, condition.Message),
+					pending: []usage.DeviceID{device},
+				}
 			}
 		}
 		if status == nil || slices.ContainsFunc(result.BindingConditions, func(name string) bool {
 			return !apimeta.IsStatusConditionTrue(status.Conditions, name)
 		}) {
 			r.ready = false
+			r.pending = append(r.pending, usage.DeviceOf(result))
 		}
 	}
 	if !r.ready && claim.Status.Allocation.AllocationTimestamp != nil {
@@ -71,6 +80,14 @@ func (pl *Plugin) bindingBroken(claim *resourceapi.ResourceClaim) bool {
 	r := readinessOf(claim, pl.bindingTimeout)
 	return r.failed != "" || !r.deadline.IsZero() && pl.clock.Now().After(r.deadline)
 }
+
+// notReadyError says that devices failed to become ready, or took too long.
+type notReadyError struct {
+	reason  string
+	devices []usage.DeviceID
+}
+
+func (e *notReadyError) Error() string { return e.reason }
 
 // waitForBindingConditions waits until the devices of all claims are ready.
 func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *cycle) error {
@@ -110,7 +127,7 @@ func (pl *Plugin) waitForClaim(ctx context.Context, pod *v1.Pod, pc podClaim, st
 		}
 		r := readinessOf(current, pl.bindingTimeout)
 		if r.failed != "" {
-			return errors.New(r.failed)
+			return &notReadyError{r.failed, r.pending}
 		}
 		if r.ready {
 			return nil
@@ -120,7 +137,7 @@ func (pl *Plugin) waitForClaim(ctx context.Context, pod *v1.Pod, pc podClaim, st
 		}
 		left := r.deadline.Sub(pl.clock.Now())
 		if left <= 0 {
-			return fmt.Errorf("not ready %s after the allocation", pl.bindingTimeout)
+			return &notReadyError{fmt.Sprintf("not ready %s after the allocation", pl.bindingTimeout), r.pending}
 		}
 		if !told {
 			pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(pod, nil, v1.EventTypeNormal, "BindingConditionsPending", "Scheduling",

@@ -1,44 +1,86 @@
 package deviceclaims
 
 import (
+	"context"
+	"maps"
+	"slices"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/usage"
 )
 
-// elsewhere knows, by pod, on which nodes its devices failed to become ready. The pod is tried elsewhere first: without
-// that, what made the scheduler choose such a node would make it choose it again.
+const (
+	// maxFailedDevices bounds what is remembered for one pod. The devices that failed first are forgotten first.
+	maxFailedDevices = 64
+	// maxFailuresOnNode is how often devices may fail on one node before it counts as the node's fault. Of a fabric, another device
+	// might be tried there each time, for as long as there are any.
+	maxFailuresOnNode = 3
+)
+
+// elsewhere knows, by pod, which devices failed to become ready for it, and on which nodes (KEP-5007). The pod is tried with others
+// first: without that, what made the scheduler choose a device would make it choose the same one again.
+//
+// Devices that failed are refused, and so are nodes on which several did, until nothing else is left for the pod. Then they are
+// forgotten, first the nodes, and may be tried again. Nothing of this outlives the process: a pod may then meet the same device once more.
 type elsewhere struct {
 	mutex  sync.Mutex
-	failed map[types.UID]sets.Set[string]
+	failed map[types.UID]*failures
 }
 
-func newElsewhere() *elsewhere { return &elsewhere{failed: map[types.UID]sets.Set[string]{}} }
+// failures are what failed for one pod. They never change, but are replaced.
+type failures struct {
+	nodes   map[string]int // how often
+	devices []usage.DeviceID
 
-// add notes that devices of the node did not become ready for the pod.
-func (e *elsewhere) add(pod types.UID, node string) {
-	e.mutex.Lock()
-	defer e.mutex.Unlock()
-	if e.failed[pod] == nil {
-		e.failed[pod] = sets.New[string]()
-	}
-	e.failed[pod].Insert(node)
+	// view is what without made of the view with the revision base, if known.
+	mutex sync.Mutex
+	known bool
+	base  uint64
+	view  usage.View
 }
 
-// score puts such nodes behind all others.
-func (e *elsewhere) score(pod types.UID, node string, score int64) int64 {
+func newElsewhere() *elsewhere { return &elsewhere{failed: map[types.UID]*failures{}} }
+
+// add notes that these devices did not become ready for the pod on the node.
+func (e *elsewhere) add(pod types.UID, node string, devices []usage.DeviceID) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
-	switch failed := e.failed[pod]; {
-	case failed == nil:
-		return score
-	case failed.Has(node):
-		return 0
+	next := &failures{nodes: map[string]int{}}
+	if known := e.failed[pod]; known != nil {
+		maps.Copy(next.nodes, known.nodes)
+		next.devices = slices.DeleteFunc(slices.Clone(known.devices), func(id usage.DeviceID) bool { return slices.Contains(devices, id) })
 	}
-	return score + 1
+	next.nodes[node]++
+	next.devices = append(next.devices, devices...)
+	next.devices = next.devices[max(0, len(next.devices)-maxFailedDevices):]
+	e.failed[pod] = next
+}
+
+// of returns what failed for the pod, nil if nothing.
+func (e *elsewhere) of(pod types.UID) *failures {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	return e.failed[pod]
+}
+
+// relax lets the pod have what keeps it from being tried: nodes, if there are any that are refused, otherwise devices.
+func (e *elsewhere) relax(pod types.UID) {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	known := e.failed[pod]
+	if known != nil && slices.ContainsFunc(slices.Collect(maps.Keys(known.nodes)), known.tooOften) {
+		e.failed[pod] = &failures{devices: known.devices}
+		return
+	}
+	delete(e.failed, pod)
 }
 
 func (e *elsewhere) forget(pod types.UID) {
@@ -64,4 +106,68 @@ func (e *elsewhere) podHandler() cache.ResourceEventHandler {
 			}
 		},
 	}
+}
+
+// tooOften tells whether a node counts as unable to make devices ready.
+func (f *failures) tooOften(node string) bool { return f.nodes[node] >= maxFailuresOnNode }
+
+// score puts nodes on which devices failed behind all others.
+func (f *failures) score(node string, score int64) int64 {
+	switch {
+	case f == nil:
+		return score
+	case f.nodes[node] > 0:
+		return 0
+	}
+	return score + 1
+}
+
+// heldBy is who has the devices that failed, in a view made for their pod.
+var heldBy = usage.ClaimRef{UID: "failed-for-the-pod"}
+
+// without returns the view as if nobody could have the devices that failed.
+func (f *failures) without(view usage.View) usage.View {
+	if f == nil || len(f.devices) == 0 {
+		return view
+	}
+	f.mutex.Lock()
+	defer f.mutex.Unlock()
+	if !f.known || f.base != view.Revision() {
+		held := &resourceapi.AllocationResult{}
+		for _, id := range f.devices {
+			held.Devices.Results = append(held.Devices.Results, resourceapi.DeviceRequestAllocationResult{Driver: id.Driver, Pool: id.Pool, Device: id.Device})
+		}
+		f.known, f.base, f.view = true, view.Revision(), view.With(heldBy, held)
+	}
+	return f.view
+}
+
+// hasFailed tells whether a node that satisfies the requests does so only with what failed for the pod.
+//
+// It does not matter to pods of a group, since one cannot be tried again without the others, nor to preemption: devices that failed
+// are looked for when nothing else is left, and then whoever has them must be seen to be in the way.
+func (pl *Plugin) hasFailed(ctx context.Context, c *cycle, in allocator.Input) bool {
+	if c.failed == nil || c.trial != nil || c.whatIf.isDryRun() {
+		return false
+	}
+	if c.failed.tooOften(in.Node.Name) {
+		return true
+	}
+	pools := poolsOf(in.Node, c.inventory)
+	if !slices.ContainsFunc(c.failed.devices, func(id usage.DeviceID) bool { return slices.Contains(pools, id.PoolID()) }) {
+		return false
+	}
+	in.Usage = c.failed.without(in.Usage)
+	return !allocator.Check(ctx, in).Fits()
+}
+
+// tryAgain ends an attempt for which nothing was left but what had failed for the pod before: that may be tried now. It is
+// nil if there is something else to wait for.
+func (pl *Plugin) tryAgain(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Status {
+	if !c.results.haveFailed() {
+		return nil
+	}
+	pl.shared.elsewhere.relax(pod.UID)
+	pl.handle.Activate(klog.FromContext(ctx), map[string]*v1.Pod{pod.Namespace + "/" + pod.Name: pod})
+	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "devices that could not be made ready for the pod are tried again, as there are no others")
 }

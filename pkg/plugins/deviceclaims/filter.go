@@ -20,6 +20,7 @@ const (
 	reasonElsewhere = "a claim of the pod is allocated for other nodes"
 	reasonSkipping  = "a claim of the pod has devices that need a node which can skip node operations"
 	reasonBinding   = "a claim of the pod has devices that could not be made ready"
+	reasonFailed    = "only devices that could not be made ready for the pod"
 )
 
 // Filter says whether the node can be used for the pod. Nothing that is wrong with one node keeps the pod off
@@ -53,12 +54,17 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		checkCtx, cancel = context.WithTimeout(ctx, pl.filterTimeout)
 		defer cancel()
 	}
-	result := allocator.Check(checkCtx, c.input(checkCtx, wanted.requests, node))
+	input := c.input(checkCtx, wanted.requests, node)
+	result := allocator.Check(checkCtx, input)
 	if ctx.Err() != nil {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("stopped by the caller: %v", context.Cause(ctx)))
 	}
 	if result.Fits() {
 		c.findings().set(node.Name, nodeResult{variant: wanted, score: result.Score})
+		if pl.hasFailed(checkCtx, c, input) {
+			c.findings().setFailed()
+			return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonFailed)
+		}
 		return nil
 	}
 	c.findings().set(node.Name, nodeResult{variant: wanted, failure: result.Failure})

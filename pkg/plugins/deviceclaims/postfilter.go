@@ -22,7 +22,7 @@ import (
 const deallocateTimeout = 10 * time.Second
 
 // PostFilter helps a pod for which no node was found. It waits for devices that others were evicted for, see
-// awaitLeaving. If a claim's own allocation keeps the pod away from nodes, and nobody else uses the claim, it gives up
+// awaitLeaving. What is refused because it failed for the pod is let go of, see tryAgain. If a claim's own allocation keeps the pod away from nodes, and nobody else uses the claim, it gives up
 // that allocation, and preemption is not tried: the pod may fit now. Otherwise it explains what devices were missing and
 // whose release would help, and leaves the pod to the plugins after it.
 func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
@@ -36,6 +36,9 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	}
 	pl.waitFor(pod, c)
 	if status := pl.awaitLeaving(ctx, c, pod); status != nil {
+		return nil, status
+	}
+	if status := pl.tryAgain(ctx, c, pod); status != nil {
 		return nil, status
 	}
 	switch removed, err := pl.giveUpExtendedClaims(ctx, pod, c.extended); {

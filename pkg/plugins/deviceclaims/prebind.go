@@ -2,6 +2,7 @@ package deviceclaims
 
 import (
 	"context"
+	"errors"
 	"fmt"
 
 	v1 "k8s.io/api/core/v1"
@@ -58,8 +59,8 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		return fwk.AsStatus(err)
 	}
 	if err := pl.waitForBindingConditions(ctx, pod, c); err != nil {
-		if ctx.Err() == nil {
-			pl.shared.elsewhere.add(pod.UID, nodeName)
+		if notReady, ok := errors.AsType[*notReadyError](err); ok {
+			pl.shared.elsewhere.add(pod.UID, nodeName, notReady.devices)
 		}
 		return fwk.AsStatus(err)
 	}

@@ -128,7 +128,7 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input 
 	for range maxReserveAttempts {
 		view := pl.shared.tracker.Snapshot().Usage
 		input.Usage = c.stakes.withNominees(ctx, nominated, node, c.inventory, view)
-		reserved, err := decide(ctx, input)
+		reserved, err := c.decide(ctx, input)
 		if err != nil {
 			return nil, err
 		}
@@ -145,6 +145,18 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input 
 		stale = err
 	}
 	return nil, fmt.Errorf("node %s: gave up after %d attempts: %w", node.Name, maxReserveAttempts, stale)
+}
+
+// decide returns what the claims that need an allocation get: without devices that failed for the pod, if possible.
+func (c *cycle) decide(ctx context.Context, input allocator.Input) ([]tracker.Reservation, error) {
+	if c.failed != nil {
+		others := input
+		others.Usage = c.failed.without(input.Usage)
+		if reserved, err := decide(ctx, others); err == nil {
+			return reserved, nil
+		}
+	}
+	return decide(ctx, input)
 }
 
 // decide returns what the claims that need an allocation get.
@@ -174,7 +186,7 @@ func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, no
 	if requests != nil {
 		input := c.input(ctx, requests, node)
 		input.Usage = c.stakes.withNominees(ctx, pl.nominatedBefore(pod, node.Name), node, c.inventory, input.Usage)
-		reserved, err := decide(ctx, input)
+		reserved, err := c.decide(ctx, input)
 		var refusal *refusedError
 		switch {
 		case errors.As(err, &refusal):

@@ -11,7 +11,7 @@ import (
 // Score prefers nodes that offer earlier alternatives of the requests with a prioritized list (KEP-4816), and after that
 // those on which more, or fewer, of the matching devices are held, as the arguments' scoring strategy says. Nodes on which
 // devices failed to become ready for the pod come last (KEP-5007).
-func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, pod *v1.Pod, nodeInfo fwk.NodeInfo) (int64, *fwk.Status) {
+func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, nodeInfo fwk.NodeInfo) (int64, *fwk.Status) {
 	c, err := readCycle(state)
 	if err != nil {
 		return 0, fwk.AsStatus(err)
@@ -20,7 +20,7 @@ func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, pod *v1.Pod, no
 		return 0, nil
 	}
 	result, _ := c.results.get(nodeInfo.Node().Name)
-	return pl.shared.elsewhere.score(pod.UID, nodeInfo.Node().Name, result.score), nil
+	return c.failed.score(nodeInfo.Node().Name, result.score), nil
 }
 
 // ScoreExtensions implements [fwk.ScorePlugin].

@@ -43,7 +43,7 @@ type Shared struct {
 	waiting *waitingPods
 	// attempts are the pods that are being bound, leaving the claims that preemptors wait for.
 	attempts *attempts
-	// elsewhere are the nodes that pods should not try again before others.
+	// elsewhere has the devices, and nodes, that pods should not try again before others.
 	elsewhere *elsewhere
 	leaving   *leavingClaims
 	// trial has what the pods of a group have been given while the group is tried.

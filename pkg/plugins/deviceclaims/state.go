@@ -35,6 +35,8 @@ type plan struct {
 	usage     usage.View
 	// stakes are what other pods hold.
 	stakes *stakes
+	// failed is what could not be made ready for the pod in earlier attempts. Nil if there is nothing.
+	failed *failures
 }
 
 // podClaim is one claim of the pod.
@@ -109,6 +111,8 @@ type results struct {
 	mutex    sync.Mutex
 	nodes    map[string]nodeResult
 	unusable sets.Set[int]
+	// failed tells that a node was refused because it only has what could not be made ready for the pod.
+	failed bool
 	// leaving are the claims whose end the pod has to wait for, on the node that it is nominated to.
 	leaving     []*stake
 	leavingNode string
@@ -165,6 +169,19 @@ func (r *results) setUnusable(claim int) {
 		r.unusable = sets.New[int]()
 	}
 	r.unusable.Insert(claim)
+}
+
+// setFailed notes that a node was refused because it only has what could not be made ready for the pod.
+func (r *results) setFailed() {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.failed = true
+}
+
+func (r *results) haveFailed() bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return r.failed
 }
 
 func (r *results) isUnusable(claim int) bool {

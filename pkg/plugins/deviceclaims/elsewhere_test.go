@@ -1,0 +1,253 @@
+package deviceclaims
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	fwk "k8s.io/kube-scheduler/framework"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"stowage.dev/stowage/pkg/usage"
+)
+
+func attachable(name string) resourceapi.Device {
+	return device(name, func(d *resourceapi.Device) {
+		d.BindingConditions, d.BindingFailureConditions = []string{"Attached"}, []string{"Broken"}
+	})
+}
+
+// tooLate lets the pod's device not become ready on the node in time, and returns which one that was.
+func (h *harness) tooLate(p *v1.Pod, node string) []string {
+	h.t.Helper()
+	clock := testingclock.NewFakeClock(time.Now())
+	h.plugin.clock = clock
+	a := h.filterAll(p).reserve(node)
+	done := make(chan *fwk.Status)
+	go func() { done <- a.preBind(node) }()
+	h.eventually("PreBind waits", clock.HasWaiters)
+	chosen := devicesOf(h.api.get("c"))
+	clock.Step(h.plugin.bindingTimeout)
+	if status := <-done; status.IsSuccess() {
+		h.t.Fatal("PreBind succeeded")
+	}
+	a.unreserve(node)
+	h.caughtUp("c")
+	return chosen
+}
+
+// TestPodIsTriedElsewhereFirst lets one device after the other take too long. Each is tried once before one is tried again.
+func TestPodIsTriedElsewhereFirst(t *testing.T) {
+	w := twoNodes()
+	w.objects = append(w.objects[:1:1], slice("node-a", attachable("gpu-0")), slice("node-b", attachable("gpu-0"), attachable("gpu-1")))
+	w.claims = []*resourceapi.ResourceClaim{claim("c")}
+	h := newHarness(t, w)
+	p := pod("p", "c")
+	refused := func(want map[string]string) {
+		t.Helper()
+		if diff := cmp.Diff(want, h.filterAll(p).filter); diff != "" {
+			t.Errorf("reasons of Filter (-want +got):\n%s", diff)
+		}
+	}
+	fails := func(node string, want string) {
+		t.Helper()
+		if diff := cmp.Diff([]string{want}, h.tooLate(p, node)); diff != "" {
+			t.Errorf("devices on %s (-want +got):\n%s", node, diff)
+		}
+	}
+	fails("node-b", "gpu-0")
+	refused(map[string]string{"node-a": "", "node-b": ""})
+	fails("node-b", "gpu-1")
+	refused(map[string]string{"node-a": "", "node-b": reasonFailed})
+	if other := h.filterAll(pod("q", "c")); len(other.fits()) != 2 {
+		t.Errorf("another pod is refused: %v", other.filter)
+	}
+	h.activator.taken()
+	fails("node-a", "gpu-0")
+	a := h.filterAll(p)
+	if len(a.fits()) > 0 {
+		t.Errorf("after all devices failed, some are tried at once: %v", a.filter)
+	}
+
+	// There are no others: nobody is evicted, all may be tried again, and nothing else has to happen for that.
+	if status := a.postFilter(); status.Code() != fwk.UnschedulableAndUnresolvable {
+		t.Errorf("PostFilter: %v, want that no other plugin is asked", status)
+	}
+	if diff := cmp.Diff([]string{"p"}, h.activator.taken()); diff != "" {
+		t.Errorf("pods woken (-want +got):\n%s", diff)
+	}
+	refused(map[string]string{"node-a": "", "node-b": ""})
+
+	fails("node-b", "gpu-0")
+	h.plugin.shared.elsewhere.podHandler().OnDelete(p)
+	if failed := h.plugin.shared.elsewhere.failed; len(failed) != 0 {
+		t.Errorf("what failed for a pod that is gone is kept: %v", failed)
+	}
+}
+
+// A device of a fabric that failed is not taken on another node either. A node on which several failed is left alone for
+// as long as there are others.
+func TestDevicesOfAFabricAreTriedElsewhere(t *testing.T) {
+	w := twoNodes()
+	fabric := slice("fabric", attachable("gpu-0"), attachable("gpu-1"), attachable("gpu-2"), attachable("gpu-3"), attachable("gpu-4"))
+	fabric.Spec.NodeName, fabric.Spec.AllNodes = nil, new(true)
+	w.objects = []runtime.Object{class(testClass), fabric}
+	w.claims = []*resourceapi.ResourceClaim{claim("c")}
+	h := newHarness(t, w)
+	p := pod("p", "c")
+	prefers := func() string {
+		t.Helper()
+		a := h.filterAll(p)
+		if len(a.fits()) != 2 {
+			t.Fatalf("not all nodes fit: %v", a.filter)
+		}
+		scores := map[string]int64{}
+		for _, node := range h.nodes {
+			score, status := h.plugin.Score(h.ctx, a.state, p, node)
+			if !status.IsSuccess() {
+				t.Fatal(status)
+			}
+			scores[node.Node().Name] = score
+		}
+		switch {
+		case scores["node-a"] > scores["node-b"]:
+			return "node-a"
+		case scores["node-a"] < scores["node-b"]:
+			return "node-b"
+		}
+		return ""
+	}
+	if got := prefers(); got != "" {
+		t.Errorf("the first attempt prefers %s", got)
+	}
+	var chosen []string
+	for i, node := range []string{"node-a", "node-b", "node-a", "node-a"} {
+		if i == 1 && prefers() != "node-b" {
+			t.Error("after node-a failed, node-b is not preferred")
+		}
+		if i == 2 && prefers() != "" {
+			t.Error("after both failed, one is preferred")
+		}
+		chosen = append(chosen, h.tooLate(p, node)...)
+	}
+	if diff := cmp.Diff([]string{"gpu-0", "gpu-1", "gpu-2", "gpu-3"}, chosen); diff != "" {
+		t.Errorf("devices (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(map[string]string{"node-a": reasonFailed, "node-b": ""}, h.filterAll(p).filter); diff != "" {
+		t.Errorf("reasons of Filter after three failures on a node (-want +got):\n%s", diff)
+	}
+}
+
+// What failed for the pod is what it needs others evicted for if nothing else can be had: then it is tried again.
+func TestPreemptionLooksAtDevicesThatFailed(t *testing.T) {
+	low := running("low", "node-b", 1, "held")
+	p := pending("p", 5, "c")
+	w := oneNode()
+	w.claims = []*resourceapi.ResourceClaim{claim("c"), claim("held", counted(2), allocated("node-b", "gpu-0", "gpu-1"), reservedFor("low"))}
+	w.pods = []*v1.Pod{low, p}
+	h := newHarness(t, w)
+	both := []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: "gpu-0"}, {Driver: testDriver, Pool: "node-b", Device: "gpu-1"}}
+	h.plugin.shared.elsewhere.add(p.UID, "node-b", both)
+	a := h.filterAll(p)
+	if status := a.h.plugin.Filter(h.ctx, a.state, p, h.nodes[0]); status.Code() != fwk.Unschedulable {
+		t.Errorf("Filter: %v, want one that preemption may resolve", status)
+	}
+	if status := a.dryRun("node-b", byName(low), "low"); !status.IsSuccess() {
+		t.Errorf("the node is refused without the pod that holds the devices: %v", status)
+	}
+	if a.postFilter().Code() == fwk.UnschedulableAndUnresolvable {
+		t.Error("PostFilter ends the attempt though others hold the devices")
+	}
+}
+
+// Pods of a group prefer other devices, but are not refused.
+func TestGroupsAvoidDevicesThatFailed(t *testing.T) {
+	for name, tc := range map[string]struct {
+		failed []string
+		want   string
+	}{
+		"another one is left": {failed: []string{"gpu-0"}, want: "gpu-1"},
+		"none is left":        {failed: []string{"gpu-0", "gpu-1"}, want: "gpu-0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			w.claims = []*resourceapi.ResourceClaim{claim("c")}
+			h := newHarness(t, w)
+			p := pod("p", "c")
+			for _, device := range tc.failed {
+				h.plugin.shared.elsewhere.add(p.UID, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
+			}
+			g := h.tryGroup(p)
+			g.wantNodes("node-b")
+			g.forGood(0).bind("node-b")
+			if diff := cmp.Diff([]string{tc.want}, devicesOf(h.api.get("c"))); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestFailuresAreBounded(t *testing.T) {
+	e := newElsewhere()
+	id := func(i int) usage.DeviceID { return usage.DeviceID{Device: fmt.Sprint(i)} }
+	for i := range maxFailedDevices {
+		e.add("p", "n", []usage.DeviceID{id(i)})
+	}
+	e.add("p", "n", []usage.DeviceID{id(0), id(-1)})
+	got := e.of("p").devices
+	if len(got) != maxFailedDevices {
+		t.Errorf("%d devices are remembered, want %d", len(got), maxFailedDevices)
+	}
+	if diff := cmp.Diff([]usage.DeviceID{id(2), id(0), id(-1)}, []usage.DeviceID{got[0], got[len(got)-2], got[len(got)-1]}); diff != "" {
+		t.Errorf("first and last devices remembered (-want +got):\n%s", diff)
+	}
+	e.relax("p")
+	if f := e.of("p"); f == nil || f.tooOften("n") || len(f.devices) != maxFailedDevices {
+		t.Errorf("first the nodes are forgotten, got %v", f)
+	}
+	e.relax("p")
+	if f := e.of("p"); f != nil {
+		t.Errorf("then the devices, got %v", f)
+	}
+	e.relax("p")
+}
+
+// Only devices that are not ready are to blame; if one says that it failed, that one.
+func TestDevicesThatAreNotReady(t *testing.T) {
+	conditions := func(c *resourceapi.ResourceClaim, device, condition string) {
+		c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{
+			Driver: testDriver, Pool: "node-b", Device: device, Conditions: []metav1.Condition{{Type: condition, Status: metav1.ConditionTrue}},
+		})
+	}
+	for name, tc := range map[string]struct {
+		reported map[string]string // condition by device
+		want     []string
+	}{
+		"nothing is known":        {want: []string{"gpu-0", "gpu-1"}},
+		"one is ready":            {reported: map[string]string{"gpu-0": "Attached"}, want: []string{"gpu-1"}},
+		"one failed, one is late": {reported: map[string]string{"gpu-1": "Broken"}, want: []string{"gpu-1"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := claim("c", allocated("node-b", "gpu-0", "gpu-1"))
+			for i := range c.Status.Allocation.Devices.Results {
+				result := &c.Status.Allocation.Devices.Results[i]
+				result.BindingConditions, result.BindingFailureConditions = []string{"Attached"}, []string{"Broken"}
+			}
+			for device, condition := range tc.reported {
+				conditions(c, device, condition)
+			}
+			var got []string
+			for _, id := range readinessOf(c, time.Minute).pending {
+				got = append(got, id.Device)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
