@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -40,9 +41,10 @@ type options struct {
 	shareMemoryStep  string
 	shareComputeStep int
 
-	leftovers string
-	mpsRoot   string
-	hostRoot  string
+	leftovers   string
+	lockTimeout time.Duration
+	mpsRoot     string
+	hostRoot    string
 }
 
 // defaultOptions takes what a DaemonSet passes through the downward API from the environment.
@@ -61,9 +63,10 @@ func defaultOptions(env func(string) (string, bool), hostname func() (string, er
 		shareMemoryStep:  "1Gi",
 		shareComputeStep: 5,
 
-		leftovers: string(prepare.EndLeftovers),
-		mpsRoot:   "/run/stowage/mps",
-		hostRoot:  "/",
+		leftovers:   string(prepare.EndLeftovers),
+		lockTimeout: prepare.DefaultLockTimeout,
+		mpsRoot:     "/run/stowage/mps",
+		hostRoot:    "/",
 	}
 	opts.podUID, _ = env("POD_UID")
 	name, ok := env("NODE_NAME")
@@ -113,6 +116,7 @@ func (o *options) addRunFlags(flags *pflag.FlagSet) {
 // addUseFlags adds how GPUs are shared and taken back.
 func (o *options) addUseFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.leftovers, "leftover-processes", o.leftovers, "what is done about processes of a pod that are still on its GPU when its claim is unprepared: end kills them, quarantine gives the GPU to nobody until they are gone")
+	flags.DurationVar(&o.lockTimeout, "lock-timeout", o.lockTimeout, fmt.Sprintf("how long a call of the kubelet waits for GPUs that other calls or another agent work on; less than the %s after which the kubelet gives up, so that there is time for the work itself", prepare.KubeletPatience))
 	flags.StringVar(&o.mpsRoot, "mps-root", o.mpsRoot, "folder for the daemons of NVIDIA's Multi-Process Service, with the same path inside and outside of a container")
 	flags.StringVar(&o.hostRoot, "host-root", o.hostRoot, "the host's root folder as this program sees it; daemons of the Multi-Process Service are started there, by systemd")
 }
@@ -124,6 +128,9 @@ const (
 
 // validateUse names the flag that is wrong.
 func (o *options) validateUse() error {
+	if o.lockTimeout <= 0 || o.lockTimeout >= prepare.KubeletPatience {
+		return fmt.Errorf("--lock-timeout %s: want more than 0 and less than %s, which is when the kubelet gives up", o.lockTimeout, prepare.KubeletPatience)
+	}
 	switch prepare.Leftovers(o.leftovers) {
 	case prepare.EndLeftovers, prepare.QuarantineLeftovers:
 		return nil

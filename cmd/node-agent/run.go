@@ -66,6 +66,7 @@ func runAgent(ctx context.Context, opts *options) error {
 		Tools:       tools,
 
 		Leftovers:         prepare.Leftovers(opts.leftovers),
+		LockTimeout:       opts.lockTimeout,
 		DynamicPartitions: opts.partitions == partitionsDynamic,
 		Shares:            shares,
 		Passthrough:       opts.passthrough,

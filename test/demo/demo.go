@@ -21,8 +21,10 @@ import (
 const (
 	namespace = "demo"
 	// podTimeout is for a pod from its creation until it is ready, on a machine
-	// that does much else.
-	podTimeout = 2 * time.Minute
+	// that does much else. What a kubelet is refused, for instance a claim that it
+	// asks for too early, it tries again after 60 to 90 s: there is room for that
+	// more than once.
+	podTimeout = 5 * time.Minute
 )
 
 // machine is a node of the demo.

@@ -30,8 +30,11 @@ const (
 	nodeName = "h100"
 	profile  = "sim:dgx-h100"
 	gpuCount = 8
-	// podTimeout is for one change of a pod on a busy machine.
-	podTimeout = 2 * time.Minute
+	// podTimeout is for one change of a pod on a busy machine. What a kubelet is refused it tries again after 60 to 90 s, so it leaves
+	// room for that more than once.
+	podTimeout = 5 * time.Minute
+	// lockTimeout gives the tests that keep an agent from a GPU, on a busy machine too, nearly all of the time that the kubelet waits.
+	lockTimeout = "--lock-timeout=40s"
 )
 
 // The tests share one cluster with one node, and run one after another: most of
@@ -92,7 +95,7 @@ func run(ctx context.Context, m *testing.M, root string) (code int, err error) {
 	if _, err := cluster.StartStowage(ctx); err != nil {
 		return 0, err
 	}
-	if theNode, err = cluster.StartRealNode(ctx, nodeName, profile); err != nil {
+	if theNode, err = cluster.StartRealNode(ctx, nodeName, profile, lockTimeout); err != nil {
 		return 0, err
 	}
 	if err := cluster.WaitForSlices(ctx, nodeName, gpuCount); err != nil {

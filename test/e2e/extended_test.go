@@ -3,6 +3,8 @@
 package e2e
 
 import (
+	"context"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -87,17 +89,17 @@ func extendedPod(name string, initGPUs, appGPUs int64) *corev1.Pod {
 	}
 }
 
-// report is what a container of the pod printed last.
+// report is what a container of the pod printed last. It waits for that: a container runs before its program does.
 func (p pod) report(n *node.Node, container string) *report.Report {
 	p.t.Helper()
-	log, err := n.PodLogs(p.t.Context(), p.namespace, p.name, container)
-	if err != nil {
-		p.t.Fatal(err)
-	}
-	printed, err := report.Last(strings.NewReader(log))
-	if err != nil {
-		p.t.Fatalf("container %s of pod %s: %v", container, p.name, err)
-	}
+	var printed *report.Report
+	poll(p.t, fmt.Sprintf("container %s of pod %s has printed", container, p.name), func(ctx context.Context) error {
+		log, err := n.PodLogs(ctx, p.namespace, p.name, container)
+		if err == nil {
+			printed, err = report.Last(strings.NewReader(log))
+		}
+		return err
+	})
 	return printed
 }
 

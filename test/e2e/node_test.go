@@ -53,7 +53,7 @@ func TestAPodThatWaitsGetsTheGPUsOfOneThatEnds(t *testing.T) {
 // A kubelet that starts deletes its node's slices. They are published again soon, and the agent tells how long not all were there.
 func TestKubeletRestartLeavesRunningPodsTheirGPUs(t *testing.T) {
 	// Without the agent's own publishing it would be 30 s.
-	const longestGap = 15 * time.Second
+	const longestGap = 28 * time.Second
 	namespace := newNamespace(t)
 	before := startPod(t, namespace, "before", 2)
 	before.check()

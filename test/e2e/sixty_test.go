@@ -34,7 +34,7 @@ func TestSixtyPodsAtOnceOnOneNode(t *testing.T) {
 		// A whole GPU, and 25 places for partitions of an H100.
 		devices = gpus * 26
 	)
-	dense, err := cluster.StartRealNode(t.Context(), name, "sim:"+twoMachinesInOne(t), "--partitions=dynamic")
+	dense, err := cluster.StartRealNode(t.Context(), name, "sim:"+twoMachinesInOne(t), "--partitions=dynamic", lockTimeout)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,9 +52,7 @@ func TestSixtyPodsAtOnceOnOneNode(t *testing.T) {
 	kubeletGoesOn := halt(t, dense.SignalKubelet)
 	begin := time.Now()
 	createPartitionPods(t, namespace, pods)
-	poll(t, "all pods are bound", func(context.Context) error {
-		return every(t, namespace, pods, func(p *corev1.Pod) bool { return p.Spec.NodeName == name })
-	})
+	waitReadable(t, namespace, name, pods)
 	t.Logf("all pods are bound after %s", since(begin))
 	gpuOf := map[string]string{} // by pod
 	for _, claim := range allClaims(t, namespace) {
@@ -62,17 +60,7 @@ func TestSixtyPodsAtOnceOnOneNode(t *testing.T) {
 	}
 	locks := lockGPUs(t, dense, slices.Collect(maps.Values(gpuOf))...)
 	kubeletGoesOn()
-	called := 0
-	pollCalls(t, dense.Agent(), "all pods are being prepared", func(inFlight, _ float64) error {
-		refused := refusals(t, namespace)
-		if called = int(inFlight); called+len(refused) != pods {
-			return fmt.Errorf("%d are; %v have been refused", called, refused)
-		}
-		for name := range refused {
-			delete(gpuOf, name)
-		}
-		return nil
-	})
+	waitCalls(t, dense.Agent(), "all pods are being prepared", pods, 0)
 
 	// 2. The pods of all GPUs but one are prepared while that one's wait. No container is started meanwhile: the processor is for the agent.
 	containersGoOn := halt(t, dense.SignalContainerd)
@@ -86,10 +74,10 @@ func TestSixtyPodsAtOnceOnOneNode(t *testing.T) {
 	held := byGPU[busiest]
 	released := time.Now()
 	locks.releaseAllBut(busiest)
-	waitCalls(t, dense.Agent(), "the pods of the other GPUs are prepared", float64(held), float64(called-held))
-	t.Logf("%d claims on %d GPUs are prepared in %s, while %d of another one wait", called-held, len(byGPU)-1, since(released), held)
+	waitCalls(t, dense.Agent(), "the pods of the other GPUs are prepared", float64(held), float64(pods-held))
+	t.Logf("%d claims on %d GPUs are prepared in %s, while %d of another one wait", pods-held, len(byGPU)-1, since(released), held)
 	locks.releaseAllBut()
-	waitCalls(t, dense.Agent(), "all pods are prepared", 0, float64(called))
+	waitCalls(t, dense.Agent(), "all pods are prepared", 0, pods)
 	containersGoOn()
 
 	// 3. All run, each with what it was allocated, and no two with the same.

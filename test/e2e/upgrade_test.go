@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -33,9 +32,14 @@ func TestAgentUpgradeFailsNoPrepare(t *testing.T) {
 
 	const upgrades = 3
 	for upgrade := range upgrades {
+		// The kubelet stands still until it may read the pod's claim: what it is refused it tries again only after a minute, and no
+		// call waits so long for a lock.
 		create := func(when string) pod {
+			kubeletGoesOn := halt(t, theNode.SignalKubelet)
 			p := pod{t: t, namespace: namespace, name: fmt.Sprintf("%s-%d", when, upgrade)}
 			createPod(t, namespace, p.name, 1)
+			waitReadable(t, namespace, nodeName, 1, p.name)
+			kubeletGoesOn()
 			return p
 		}
 		// 1. The old agent begins to prepare, and has to wait for the lock of the GPU.
@@ -92,51 +96,23 @@ func checkKubeletCalls(t *testing.T, namespace string, before, after lab.Metrics
 	count := func(m lab.Metrics, operation, isError string) float64 {
 		return m.Count("dra_operations_duration_seconds", "operation_name", operation, "is_error", isError)
 	}
-	refused := 0
-	for _, n := range refusals(t, namespace) {
-		refused += n
-	}
-	for operation, want := range map[string]float64{"PrepareResources": float64(refused), "UnprepareResources": 0} {
-		if n := count(after, operation, "true") - count(before, operation, "true"); n != want {
-			t.Errorf("the kubelet counts %g failures of %s, want %g", n, operation, want)
+	for _, operation := range []string{"PrepareResources", "UnprepareResources"} {
+		if n := count(after, operation, "true") - count(before, operation, "true"); n != 0 {
+			t.Errorf("the kubelet counts %g failures of %s", n, operation)
 		}
 	}
 	if n := count(after, "PrepareResources", "false") - count(before, "PrepareResources", "false"); n < wantPrepared {
 		t.Errorf("the kubelet has prepared %g pods, want %g: nothing is proven", n, wantPrepared)
 	}
-	for _, event := range warnings(t, namespace) {
-		if event.Reason != "FailedScheduling" && !isRefusal(event) {
-			t.Errorf("pod %s: %s: %s", event.InvolvedObject.Name, event.Reason, event.Message)
-		}
-	}
-}
-
-// refusals counts, by pod, how often the kubelet could not read the pod's claim. That may be the case when a pod has just been bound: the
-// API server lets a node read the claims of its pods when it has heard of these itself, and the kubelet may be faster. It then tries again
-// after more than a minute. The agent has not been asked.
-func refusals(t *testing.T, namespace string) map[string]int {
-	t.Helper()
-	byPod := map[string]int{}
-	for _, event := range warnings(t, namespace) {
-		if isRefusal(event) {
-			byPod[event.InvolvedObject.Name] += max(1, int(event.Count))
-		}
-	}
-	return byPod
-}
-
-func isRefusal(event corev1.Event) bool {
-	return event.Reason == "FailedPrepareDynamicResources" && strings.Contains(event.Message, "no relationship found between node")
-}
-
-// warnings are the events of the namespace that tell of something wrong.
-func warnings(t *testing.T, namespace string) []corev1.Event {
-	t.Helper()
-	events, err := cluster.AdminClient().CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning})
+	warnings, err := cluster.AdminClient().CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "type=" + corev1.EventTypeWarning})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return events.Items
+	for _, event := range warnings.Items {
+		if event.Reason != "FailedScheduling" {
+			t.Errorf("pod %s: %s: %s", event.InvolvedObject.Name, event.Reason, event.Message)
+		}
+	}
 }
 
 // watchHealth collects what the pod's status says of the health of its GPUs, unless it is Healthy, until the function is called that returns it.
@@ -258,26 +234,26 @@ func (p pod) device() string {
 
 func agentMetrics(t *testing.T, agent *node.RunningAgent) lab.Metrics {
 	t.Helper()
-	return parseMetrics(t)(agent.Get(t.Context(), "/metrics"))
+	return metrics(t, "the agent", func(ctx context.Context) ([]byte, error) { return agent.Get(ctx, "/metrics") })
 }
 
 func kubeletMetrics(t *testing.T, n *node.Node) lab.Metrics {
 	t.Helper()
-	return parseMetrics(t)(n.KubeletMetrics(t.Context()))
+	return metrics(t, "the kubelet", n.KubeletMetrics)
 }
 
-func parseMetrics(t *testing.T) func([]byte, error) lab.Metrics {
-	return func(text []byte, err error) lab.Metrics {
-		t.Helper()
-		var metrics lab.Metrics
+// metrics asks until there is an answer: a program may have more to do at the moment.
+func metrics(t *testing.T, of string, get func(context.Context) ([]byte, error)) lab.Metrics {
+	t.Helper()
+	var parsed lab.Metrics
+	poll(t, of+" tells its metrics", func(ctx context.Context) error {
+		text, err := get(ctx)
 		if err == nil {
-			metrics, err = lab.ParseMetrics(text)
+			parsed, err = lab.ParseMetrics(text)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		return metrics
-	}
+		return err
+	})
+	return parsed
 }
 
 // prepared is how many claims an agent has prepared.
@@ -288,17 +264,6 @@ func prepared(m lab.Metrics) float64 {
 // waitCalls waits until an agent has so many calls to prepare under way, and so many claims prepared.
 func waitCalls(t *testing.T, agent *node.RunningAgent, what string, inFlight, done float64) {
 	t.Helper()
-	pollCalls(t, agent, what, func(calls, finished float64) error {
-		if calls != inFlight || finished != done {
-			return fmt.Errorf("%g calls are under way, want %g, and %g claims are prepared, want %g", calls, inFlight, finished, done)
-		}
-		return nil
-	})
-}
-
-// pollCalls waits until an agent's calls to prepare are as they should be: those that are under way, and the claims that are prepared.
-func pollCalls(t *testing.T, agent *node.RunningAgent, what string, condition func(inFlight, done float64) error) {
-	t.Helper()
 	begin := time.Now()
 	poll(t, what, func(context.Context) error {
 		m := agentMetrics(t, agent)
@@ -306,6 +271,9 @@ func pollCalls(t *testing.T, agent *node.RunningAgent, what string, condition fu
 		if n := m.Count("stowage_agent_call_duration_seconds", "outcome", "error"); n > 0 {
 			t.Fatalf("waiting until %s: after %s %g calls of the kubelet have failed, %g are under way, %g claims are prepared", what, since(begin), n, calls, finished)
 		}
-		return condition(calls, finished)
+		if calls != inFlight || finished != done {
+			return fmt.Errorf("%g calls are under way, want %g, and %g claims are prepared, want %g", calls, inFlight, finished, done)
+		}
+		return nil
 	})
 }

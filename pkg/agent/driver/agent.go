@@ -57,6 +57,8 @@ type Options struct {
 	Tools       sharing.Tools
 	// Leftovers is prepare's default if empty.
 	Leftovers prepare.Leftovers
+	// LockTimeout is prepare's default if 0.
+	LockTimeout time.Duration
 	// DynamicPartitions are offered, besides those that an administrator has made.
 	DynamicPartitions bool
 	// Shares says which GPUs are offered in shares.
@@ -93,17 +95,18 @@ func New(opts Options) (*Agent, error) {
 		opts.Kubelet = reconcile.KubeletAt(filepath.Join(opts.KubeletRoot, "pod-resources", "kubelet.sock"))
 	}
 	claims, err := prepare.New(prepare.Options{
-		Driver:    Name,
-		Pool:      opts.NodeName,
-		StateDir:  opts.StateDir,
-		CDIDir:    opts.CDIDir,
-		Backend:   opts.Backend,
-		Hardware:  opts.Hardware,
-		Tools:     opts.Tools,
-		PCI:       opts.PCI,
-		Users:     opts.Users,
-		Leftovers: opts.Leftovers,
-		FS:        opts.FS,
+		Driver:      Name,
+		Pool:        opts.NodeName,
+		StateDir:    opts.StateDir,
+		CDIDir:      opts.CDIDir,
+		Backend:     opts.Backend,
+		Hardware:    opts.Hardware,
+		Tools:       opts.Tools,
+		PCI:         opts.PCI,
+		Users:       opts.Users,
+		Leftovers:   opts.Leftovers,
+		LockTimeout: opts.LockTimeout,
+		FS:          opts.FS,
 	})
 	if err != nil {
 		return nil, err

@@ -20,6 +20,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -239,8 +240,8 @@ func TestWhateverHappens(t *testing.T) {
 			// The pod ends.
 			began := time.Now()
 			err := n.unprepare(n.train)
-			if took := time.Since(began); took > 40*time.Second {
-				t.Errorf("unprepare took %s", took)
+			if took := time.Since(began); took > prepare.KubeletPatience {
+				t.Errorf("unprepare took %s, and the kubelet waits for %s", took, prepare.KubeletPatience)
 			}
 			if tc.stuck != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.stuck) {

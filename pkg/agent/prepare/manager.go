@@ -25,7 +25,9 @@ import (
 )
 
 const (
-	// DefaultLockTimeout leaves most of the kubelet's 45 s per call for the work itself, and to unprepare all that it may take.
+	// KubeletPatience is how long the kubelet waits for the answer to one call (defaultClientCallTimeout in k8s.io/kubernetes/pkg/kubelet/cm/dra/plugin).
+	KubeletPatience = 45 * time.Second
+	// DefaultLockTimeout leaves most of it for the work itself, and to unprepare all that it may take.
 	DefaultLockTimeout = 15 * time.Second
 	// DefaultUndoTimeout is also how long an agent that is told to stop must be able to go on.
 	DefaultUndoTimeout = 25 * time.Second
