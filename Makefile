@@ -33,7 +33,7 @@ demo: build ## Start a real cluster, run GPU pods in it, show what each containe
 
 .PHONY: test
 test: ## Unit tests and integration tests on a real API server, race detector on
-	$(GO) test -race -timeout 20m ./...
+	$(GO) test -race -timeout 60m ./...
 
 .PHONY: test-unit
 test-unit: ## Unit tests only, race detector on
@@ -47,8 +47,8 @@ AT_FENCE  := ^(TestFenceClaimSharedByTwoPodsWhoseAllocatorLoses|TestFenceRestart
 
 .PHONY: test-race
 test-race: ## The tracker's and the fence's tests 50 times, race detector on
-	$(GO) test -race -short -count=50 -timeout 20m $(PROVEN)
-	$(GO) test -race -count=50 -timeout 20m -run '$(AT_FENCE)' ./pkg/plugins/deviceclaims
+	$(GO) test -race -short -count=50 -timeout 60m $(PROVEN)
+	$(GO) test -race -count=50 -timeout 60m -run '$(AT_FENCE)' ./pkg/plugins/deviceclaims
 
 .PHONY: mutate
 mutate: ## Break the tracker and the fence line by line: at least 90 % must be noticed (~10 min)
@@ -61,7 +61,7 @@ bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices he
 
 .PHONY: e2e
 e2e: build ## End-to-end tests on a real kubelet and containerd (root)
-	$(GO) test -tags e2e -p 1 -count=1 -timeout 20m -v ./test/e2e/... ./internal/localcluster/node/...
+	$(GO) test -tags e2e -p 1 -count=1 -timeout 60m -v ./test/e2e/... ./internal/localcluster/node/...
 
 .PHONY: test-gpu
 test-gpu: ## Checks of what only a real GPU can answer; on a machine without one it says "not run"

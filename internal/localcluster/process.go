@@ -13,12 +13,13 @@ import (
 	"time"
 )
 
-// DefaultStopTimeout is how long a process has between SIGTERM and SIGKILL.
-const DefaultStopTimeout = 15 * time.Second
+// DefaultStopTimeout is how long a process has between SIGTERM and SIGKILL. What
+// ends orderly needs far less, except on a machine that does much else.
+const DefaultStopTimeout = 60 * time.Second
 
 // DefaultReadyTimeout is how long a process has from its start until its Ready
 // check passes.
-const DefaultReadyTimeout = 60 * time.Second
+const DefaultReadyTimeout = 2 * time.Minute
 
 // readyInterval is the pause between two Ready checks.
 const readyInterval = 100 * time.Millisecond

@@ -232,7 +232,7 @@ func TestChildrenDieWhenTheirParentIsKilled(t *testing.T) {
 // waitFor waits for a condition and fails the test when it does not come.
 func waitFor(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	err := wait.PollUntilContextTimeout(context.Background(), 20*time.Millisecond, 30*time.Second, true,
+	err := wait.PollUntilContextTimeout(context.Background(), 20*time.Millisecond, 2*time.Minute, true,
 		func(context.Context) (bool, error) { return condition(), nil })
 	if err != nil {
 		t.Fatalf("waiting for %s: %v", what, err)

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -16,7 +18,11 @@ import (
 	"stowage.dev/stowage/internal/localcluster"
 )
 
-const pollInterval = 100 * time.Millisecond
+const (
+	pollInterval = 100 * time.Millisecond
+	// slicesTimeout is for an agent that finds the GPUs of its node, on a busy machine.
+	slicesTimeout = 3 * time.Minute
+)
 
 // Options say where the project's own files are.
 type Options struct {
@@ -76,16 +82,20 @@ func (l *Lab) StartStowage(ctx context.Context) (*localcluster.Scheduler, error)
 	return l.scheduler, err
 }
 
-// WaitForPods waits until every pod of the namespace that the selector matches
-// meets the condition, and there are at least count of them.
+// WaitForPods waits until each of the namespace's pods with the names meets the
+// condition. An error of the condition ends the wait, and so does a pod that is
+// not there; what could not be read for another reason is read again.
 func (l *Lab) WaitForPods(ctx context.Context, namespace string, names []string, what string, timeout time.Duration, condition func(*corev1.Pod) (bool, error)) ([]*corev1.Pod, error) {
 	pods := make([]*corev1.Pod, len(names))
 	var waiting string
+	var unread error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(ctx context.Context) (bool, error) {
 		for i, name := range names {
-			pod, err := l.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
-			if err != nil {
-				return false, err
+			var pod *corev1.Pod
+			if pod, unread = l.client.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{}); apierrors.IsNotFound(unread) {
+				return false, unread
+			} else if unread != nil {
+				return false, nil
 			}
 			done, err := condition(pod)
 			if err != nil {
@@ -100,9 +110,17 @@ func (l *Lab) WaitForPods(ctx context.Context, namespace string, names []string,
 		return true, nil
 	})
 	if err != nil {
-		return nil, fmt.Errorf("waiting for pods to be %s: %w; still waiting for %s%s", what, err, waiting, l.eventsOf(namespace, waiting))
+		return nil, fmt.Errorf("waiting for pods to be %s: %w; still waiting for %s%s", what, both(err, unread), waiting, l.eventsOf(namespace, waiting))
 	}
 	return pods, nil
+}
+
+// both is the error that ended a wait, with the one that it met last.
+func both(err, last error) error {
+	if last == nil || errors.Is(err, last) {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, last)
 }
 
 // Running is the condition that a pod's containers run.
@@ -181,10 +199,11 @@ func (l *Lab) eventsOf(namespace, waiting string) string {
 // complete pools.
 func (l *Lab) WaitForSlices(ctx context.Context, node string, count int) error {
 	published := 0
-	err := wait.PollUntilContextTimeout(ctx, pollInterval, time.Minute, true, func(ctx context.Context) (bool, error) {
-		slices, err := l.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
-		if err != nil {
-			return false, err
+	var unread error
+	err := wait.PollUntilContextTimeout(ctx, pollInterval, slicesTimeout, true, func(ctx context.Context) (bool, error) {
+		var slices *resourceapi.ResourceSliceList
+		if slices, unread = l.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + node}); unread != nil {
+			return false, nil
 		}
 		published = 0
 		for _, slice := range slices.Items {
@@ -199,7 +218,7 @@ func (l *Lab) WaitForSlices(ctx context.Context, node string, count int) error {
 		return published == count, nil
 	})
 	if err != nil {
-		return fmt.Errorf("waiting for the %d GPUs of node %s, %d are published: %w", count, node, published, err)
+		return fmt.Errorf("waiting for the %d GPUs of node %s, %d are published: %w", count, node, published, both(err, unread))
 	}
 	return nil
 }

@@ -48,16 +48,16 @@ func (l *Lab) Leftovers(ctx context.Context) ([]string, error) {
 	return left, nil
 }
 
-// WaitForNoLeftovers waits until Leftovers lists nothing.
+// WaitForNoLeftovers waits until Leftovers lists nothing. What cannot be read is read again.
 func (l *Lab) WaitForNoLeftovers(ctx context.Context, timeout time.Duration) error {
 	var left []string
+	var unread error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, timeout, true, func(ctx context.Context) (bool, error) {
-		var err error
-		left, err = l.Leftovers(ctx)
-		return len(left) == 0, err
+		left, unread = l.Leftovers(ctx)
+		return unread == nil && len(left) == 0, nil
 	})
 	if err != nil {
-		return fmt.Errorf("waiting for claims, held devices, CDI specs and ledger entries to be gone: %w; left: %v", err, left)
+		return fmt.Errorf("waiting for claims, held devices, CDI specs and ledger entries to be gone: %w; left: %v", both(err, unread), left)
 	}
 	return nil
 }

@@ -2,7 +2,6 @@ package lab
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"path/filepath"
 	"regexp"
@@ -65,27 +64,23 @@ func leavings(cdiDir, stateDir string) []string {
 }
 
 // printTimeout is how long a container that is reported to run may need to print, on a busy machine.
-const printTimeout = 30 * time.Second
+const printTimeout = 2 * time.Minute
 
 // probe reads what the container itself printed. It waits for that: a container runs before its program does.
 func (l *Lab) probe(ctx context.Context, n *node.Node, pod *corev1.Pod) (Sight, error) {
-	var sight Sight
+	var printed *report.Report
 	var unread error
 	err := wait.PollUntilContextTimeout(ctx, pollInterval, printTimeout, true, func(ctx context.Context) (bool, error) {
-		log, err := n.PodLogs(ctx, pod.Namespace, pod.Name, pod.Spec.Containers[0].Name)
-		if err != nil {
-			return false, err
+		var log string
+		if log, unread = n.PodLogs(ctx, pod.Namespace, pod.Name, pod.Spec.Containers[0].Name); unread == nil {
+			printed, unread = report.Last(strings.NewReader(log))
 		}
-		printed, err := report.Last(strings.NewReader(log))
-		if unread = err; err == nil {
-			sight = sightOf(printed)
-		}
-		return err == nil, nil
+		return unread == nil, nil
 	})
 	if err != nil {
-		return Sight{}, fmt.Errorf("pod %s: %w", pod.Name, errors.Join(err, unread))
+		return Sight{}, fmt.Errorf("pod %s: %w", pod.Name, both(err, unread))
 	}
-	return sight, nil
+	return sightOf(printed), nil
 }
 
 var gpuNode = regexp.MustCompile(`^/dev/nvidia([0-9]+)$`)

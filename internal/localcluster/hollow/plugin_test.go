@@ -130,7 +130,7 @@ var errBroken = errors.New("the GPU is broken")
 // eventually tries until there is no error.
 func eventually(t *testing.T, try func() error) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
+	deadline := time.Now().Add(2 * time.Minute)
 	for {
 		err := try()
 		if err == nil {

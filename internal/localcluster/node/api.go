@@ -22,8 +22,8 @@ import (
 const (
 	// readyTimeout covers the pulling up of the network on a machine busy with other things.
 	readyTimeout = 2 * time.Minute
-	// removeTimeout is short: the API server may well be gone, and nothing depends on it.
-	removeTimeout = 5 * time.Second
+	// removeTimeout is for an API server that answers; whether it does is asked first.
+	removeTimeout = 30 * time.Second
 
 	pollInterval = 100 * time.Millisecond
 )

@@ -122,7 +122,8 @@ func TestANodeRunsPodsThroughRestartsAndLeavesTheMachineAsItWas(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitGone(t, "plain")
-	if took := time.Since(begin); took > 20*time.Second {
+	// One that does not end is killed after the grace period of 30 s.
+	if took := time.Since(begin); took > 28*time.Second {
 		t.Errorf("deleting the pod took %s: the probe does not end at SIGTERM", took)
 	}
 	// "second" still runs when the node is stopped.
@@ -378,7 +379,7 @@ func wantEntries(t *testing.T, dir string, any bool) {
 // eventually tries until there is no error.
 func eventually(t *testing.T, try func() error) {
 	t.Helper()
-	deadline := time.Now().Add(2 * time.Minute)
+	deadline := time.Now().Add(5 * time.Minute) // what a kubelet is refused it tries again after 60 to 90 s
 	for {
 		err := try()
 		if err == nil {

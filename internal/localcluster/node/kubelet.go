@@ -101,14 +101,23 @@ func (n *Node) startKubelet(ctx context.Context) error {
 	return err
 }
 
+const (
+	// healthTimeout is short: whoever asks asks again.
+	healthTimeout = 2 * time.Second
+	// readTimeout is for a page of metrics on a busy machine.
+	readTimeout = 30 * time.Second
+)
+
 func healthy(ctx context.Context, url string) error {
+	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
+	defer cancel()
 	_, err := get(ctx, http.DefaultClient, url)
 	return err
 }
 
 // get returns what a program of the node serves; an error if it says that something is wrong.
 func get(ctx context.Context, client *http.Client, url string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
 	if err != nil {

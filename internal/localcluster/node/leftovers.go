@@ -24,7 +24,7 @@ func onOverlay(path string) bool {
 // leftovers looks for what the node should have taken with it. Links go shortly after their network namespaces, which the kernel removes
 // in the background.
 func (n *Node) leftovers() error {
-	deadline := time.Now().Add(10 * time.Second)
+	deadline := time.Now().Add(60 * time.Second)
 	for {
 		err := n.leftoversNow()
 		if err == nil || time.Now().After(deadline) {

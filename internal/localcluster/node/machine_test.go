@@ -54,7 +54,7 @@ func machine(t *testing.T) state {
 func wantUnchanged(t *testing.T, before state) {
 	t.Helper()
 	var diff string
-	for deadline := time.Now().Add(15 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
+	for deadline := time.Now().Add(60 * time.Second); time.Now().Before(deadline); time.Sleep(50 * time.Millisecond) {
 		if diff = cmp.Diff(before, machine(t)); diff == "" {
 			return
 		}
