@@ -89,13 +89,12 @@ func (c *Cluster) StartNodeAgent(ctx context.Context, o AgentOptions) (*Process,
 	if err != nil {
 		return nil, fmt.Errorf("starting a node agent for node %s: %w", o.NodeName, err)
 	}
-	// The agent's port cannot be shared, so it is free, not reserved.
-	port, err := ReservePort()
+	// The agent does not share its port.
+	port, err := FreePort()
 	if err != nil {
 		return nil, err
 	}
-	health := port.Address()
-	port.Release()
+	health := fmt.Sprintf("127.0.0.1:%d", port)
 
 	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	return c.StartProcess(ctx, Command{

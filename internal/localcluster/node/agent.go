@@ -89,11 +89,11 @@ func (n *Node) startAgent(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("making the agent's identity: %w", err)
 	}
-	ports, err := freePorts(1)
+	port, err := localcluster.FreePort()
 	if err != nil {
 		return err
 	}
-	address := fmt.Sprintf("127.0.0.1:%d", ports[0])
+	address := fmt.Sprintf("127.0.0.1:%d", port)
 	agent := &RunningAgent{url: "http://" + address}
 	path, args := n.enclosure.Wrap(n.agentOpt.Binary, append([]string{
 		"--kubeconfig=" + kubeconfig,

@@ -3,13 +3,14 @@ package node
 import (
 	"encoding/json"
 	"fmt"
-	"net"
 	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
 
 	"github.com/vishvananda/netlink"
+
+	"stowage.dev/stowage/internal/localcluster"
 )
 
 // network is what a node occupies of the machine's network: two ports on 127.0.0.1, and addresses for its pods that only this machine
@@ -24,12 +25,16 @@ type network struct {
 // port, 10.<high byte>.<low byte>.0/24, so two nodes on one machine never have the same.
 func freeNetwork() (network, error) {
 	for range 20 {
-		ports, err := freePorts(2)
+		kubelet, err := localcluster.FreePort()
 		if err != nil {
 			return network{}, err
 		}
-		n := network{kubeletPort: ports[0], healthzPort: ports[1]}
-		n.pods = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(ports[0] >> 8), byte(ports[0]), 0}), 24)
+		healthz, err := localcluster.FreePort()
+		if err != nil {
+			return network{}, err
+		}
+		n := network{kubeletPort: int32(kubelet), healthzPort: int32(healthz)}
+		n.pods = netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(kubelet >> 8), byte(kubelet), 0}), 24)
 		taken, err := routed(n.pods)
 		if err != nil {
 			return network{}, err
@@ -39,20 +44,6 @@ func freeNetwork() (network, error) {
 		}
 	}
 	return network{}, fmt.Errorf("this machine has routes to so much of 10.0.0.0/8 that no /24 was found for the node's pods")
-}
-
-func freePorts(count int) ([]int32, error) {
-	var ports []int32
-	for range count {
-		listener, err := net.Listen("tcp4", "127.0.0.1:0")
-		if err != nil {
-			return nil, fmt.Errorf("looking for a free port: %w", err)
-		}
-		// Held until all are found, so that they differ.
-		defer listener.Close()
-		ports = append(ports, int32(listener.Addr().(*net.TCPAddr).Port))
-	}
-	return ports, nil
 }
 
 // routed says whether a route other than the default one leads to a part of the prefix.
