@@ -8,7 +8,6 @@ import (
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/health"
-	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 )
@@ -53,21 +52,15 @@ func (h *Hardware) Find(ctx context.Context, device string) (prepare.Target, err
 
 // targetOf is what prepare needs to know of an offer.
 func targetOf(node *discovery.Node, gpu *discovery.GPU, offer *discovery.Offer) prepare.Target {
-	target := prepare.Target{
+	return prepare.Target{
 		GPU:         cdi.GPU{Name: gpu.Name, UUID: gpu.UUID, Minor: gpu.Minor},
 		Attributes:  node.Device(gpu, offer).Attributes,
 		MemoryBytes: gpu.MemoryBytes,
 		Passthrough: offer.Passthrough,
 		PCIBusID:    gpu.PCIBusID,
 		SwitchesMIG: gpu.MIG != nil && gpu.MIG.Switches,
+		Partition:   placeOf(offer),
 	}
-	if p := offer.Partition; p != nil {
-		target.Partition = &ledger.Partition{Profile: p.Profile.Name, ProfileID: p.Profile.ID, Start: p.At.Start, Size: p.At.Size}
-		if p.Compute != nil {
-			target.Partition.ComputeStart, target.Partition.ComputeSize = p.Compute.Start, p.Compute.Size
-		}
-	}
-	return target
 }
 
 // find does not ask NVML.

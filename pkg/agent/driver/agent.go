@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -145,7 +146,7 @@ func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
 			},
 			Processes:    a.opts.Hardware.Processes,
 			ProcessesBut: a.processesBut,
-			GPUOf:        a.opts.Hardware.gpuOf,
+			PlaceOf:      a.opts.Hardware.placeOf,
 		},
 		Strays:      a.claims.Strays,
 		RemoveStray: a.claims.RemoveStray,
@@ -161,11 +162,11 @@ func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
 
 // processesBut counts the processes of pods, other than these pods, on a GPU.
 func (a *Agent) processesBut(ctx context.Context, gpu string, pods []types.UID) (n int, err error) {
-	processes, err := a.opts.Hardware.processes(ctx, gpu)
+	users, err := a.opts.Hardware.usersOf(ctx, gpu)
 	if err != nil {
 		return 0, err
 	}
-	for _, process := range processes {
+	for _, process := range users.processes {
 		pod, err := a.opts.Tools.Processes.PodOf(process.PID)
 		if errors.Is(err, sharing.ErrNoProcess) {
 			continue
@@ -184,20 +185,24 @@ func (a *Agent) processesBut(ctx context.Context, gpu string, pods []types.UID) 
 func (a *Agent) reconciled(summary reconcile.Summary) {
 	leftoversReleased.Add(float64(summary.Released))
 	strayFiles.Set(float64(summary.Strays))
-	occupied := map[string]types.UID{}
-	for gpu, claim := range summary.Occupied {
-		occupied[gpu] = claim.UID
-	}
-	// So does one with something of a claim left on it that could not be undone.
+	var occupied []occupiedPlace
+	// A GPU with something of a claim left on it that could not be undone is nobody's, all of it.
 	quarantined, err := a.claims.Quarantined()
 	if err != nil {
 		utilruntime.HandleError(err)
 	}
 	for _, q := range quarantined {
-		occupied[q.GPU] = q.Holder()
+		occupied = append(occupied, occupiedPlace{gpu: q.GPU, claim: q.Holder()})
 	}
-	occupiedGPUs.Set(float64(len(occupied)))
-	if a.opts.Hardware.SetOccupied(occupied) {
+	for _, held := range summary.Occupied {
+		occupied = append(occupied, occupiedPlace{gpu: held.GPU, at: held.At, claim: held.Claim.UID})
+	}
+	gpus := sets.New[string]()
+	for _, place := range occupied {
+		gpus.Insert(place.gpu)
+	}
+	occupiedGPUs.Set(float64(len(gpus)))
+	if a.opts.Hardware.setOccupied(occupied) {
 		a.publisher.refresh()
 	}
 }

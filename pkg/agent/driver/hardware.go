@@ -4,14 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"sync"
 	"time"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -56,12 +54,11 @@ type Hardware struct {
 	bus   []string // the GPUs on the bus when the session was opened
 	node  *discovery.Node
 	// known are the GPUs of an earlier look, or of an earlier agent.
-	known   []discovery.GPU
-	reason  error         // why no GPU can be asked; nil if they can
-	looked  chan struct{} // closed at the end of the look that is under way; nil if none is
-	changes []func(ctx context.Context, gpu string, was, is health.Verdict)
-	// occupied GPUs are held by a claim, named by its UID, that is not allocated any more.
-	occupied map[string]types.UID
+	known    []discovery.GPU
+	reason   error         // why no GPU can be asked; nil if they can
+	looked   chan struct{} // closed at the end of the look that is under way; nil if none is
+	changes  []func(ctx context.Context, gpu string, was, is health.Verdict)
+	occupied []occupiedPlace
 	// noPassthrough is why GPUs are not offered to virtual machines, as it was last said.
 	noPassthrough map[string]string
 	// lead: this agent keeps the state in StateDir, since leadSince.
@@ -353,10 +350,13 @@ func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResourc
 		for s := range p.Slices {
 			devices := p.Slices[s].Devices
 			for d := range devices {
-				gpu := h.gpuOf(devices[d].Name)
 				devices[d].Taints = append(devices[d].Taints, taints(h.Health(devices[d].Name))...)
-				if claim, ok := occupied[gpu]; ok {
-					devices[d].Taints = append(devices[d].Taints, occupiedTaint(claim))
+				// One is enough: of a key and an effect there can be one only.
+				if gpu, offer, err := node.Find(devices[d].Name); err == nil {
+					at := placeOf(offer)
+					if i := slices.IndexFunc(occupied, func(o occupiedPlace) bool { return o.overlaps(gpu.Name, at) }); i >= 0 {
+						devices[d].Taints = append(devices[d].Taints, occupied[i].taint())
+					}
 				}
 			}
 		}
@@ -397,70 +397,6 @@ func (h *Hardware) gpuOf(device string) string {
 		}
 	}
 	return device
-}
-
-// SetOccupied tells which GPUs are held by claims, by UID, that are not allocated any more, and reports whether others were before. The map
-// must not be changed afterwards.
-func (h *Hardware) SetOccupied(gpus map[string]types.UID) (changed bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	changed = !maps.Equal(h.occupied, gpus)
-	h.occupied = gpus
-	return changed
-}
-
-// Processes counts those that use a GPU, or a part of it. On one that is lost there are none.
-func (h *Hardware) Processes(ctx context.Context, gpu string) (int, error) {
-	processes, err := h.processes(ctx, gpu)
-	return len(processes), err
-}
-
-func (h *Hardware) processes(ctx context.Context, gpu string) ([]nvml.Process, error) {
-	h.mu.Lock()
-	node := h.node
-	h.mu.Unlock()
-	if node == nil {
-		return nil, errors.New("the node's GPUs are not known")
-	}
-	i := slices.IndexFunc(node.GPUs, func(g discovery.GPU) bool { return g.Name == gpu })
-	if i < 0 {
-		return nil, fmt.Errorf("this node has no GPU %s", gpu)
-	}
-	if node.GPUs[i].Bound() {
-		return h.boundProcesses(ctx, &node.GPUs[i])
-	}
-	verdict := h.monitor.Of(gpu, nil)
-	if slices.ContainsFunc(verdict.Faults, func(f health.Fault) bool { return f.Reason == health.Hung }) {
-		// Another call would hang as well, and hold another thread.
-		return nil, fmt.Errorf("GPU %s: %s", gpu, verdict.Message())
-	}
-	lib, done, err := h.using(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("GPU %s: %w", gpu, err)
-	}
-	type answer struct {
-		processes []nvml.Process
-		err       error
-	}
-	answers := make(chan answer, 1)
-	go func() {
-		defer done()
-		device, err := locate(lib, node.GPUs[i])
-		var processes []nvml.Process
-		if err == nil {
-			processes, err = device.Processes()
-		}
-		if errors.Is(err, nvml.ErrGPULost) || errors.Is(err, nvml.ErrNotFound) {
-			processes, err = nil, nil
-		}
-		answers <- answer{processes, err}
-	}()
-	select {
-	case a := <-answers:
-		return a.processes, a.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("GPU %s: %w", gpu, ctx.Err())
-	}
 }
 
 // devices are the GPUs by name, each with its MIG devices that there are, by the name that they are published with.

@@ -86,7 +86,7 @@ var (
 		Namespace:      metricsNamespace,
 		Subsystem:      metricsSubsystem,
 		Name:           "occupied_gpus",
-		Help:           "GPUs held by a prepared claim that is not allocated any more, while it is not certain that nobody uses them.",
+		Help:           "GPUs of which something is held by a prepared claim that is not allocated any more, while it is not certain that nobody uses it, or that are in quarantine.",
 		StabilityLevel: metrics.ALPHA,
 	})
 

@@ -4,10 +4,12 @@ import (
 	"path/filepath"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
 
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -44,5 +46,69 @@ func TestWhoElseIsOnAGPU(t *testing.T) {
 	}
 	if _, err := a.processesBut(ctx, "gpu-9", nil); err == nil {
 		t.Error("a GPU that is not there has no processes")
+	}
+}
+
+// TestWhoIsInAPlace: a process counts unless it is certain that it is elsewhere on the GPU.
+func TestWhoIsInAPlace(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	r := newRig(t, "dgx-h100")
+	r.do(&nvmlsim.SetMIG{GPU: "0", Enabled: true})
+	make := func(profile string, start uint32, compute ...uint32) {
+		r.do(&nvmlsim.CreateMIG{GPU: "0", Profile: profile, Start: &start, Compute: compute})
+	}
+	make("1g.10gb", 0)
+	make("1g.10gb", 2)
+	make("3g.40gb", 4, 1, 1)
+	h := r.hardware()
+	if _, err := h.Discover(ctx); err != nil {
+		t.Fatal(err)
+	}
+	for _, instance := range r.machine.State().GPUs[0].Instances {
+		for _, compute := range instance.Compute {
+			pid := 100*instance.Start + compute.Start + 1
+			r.do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: pid, Kind: nvmlsim.ProcessCompute, Instance: &nvmlsim.Instance{GPU: instance.ID, Compute: compute.ID}}})
+		}
+	}
+	at := func(start, size uint32) *ledger.Partition { return &ledger.Partition{Start: start, Size: size} }
+	part := func(start, size uint32) *ledger.Partition {
+		return &ledger.Partition{Start: 4, Size: 4, ComputeStart: start, ComputeSize: size}
+	}
+	for name, tc := range map[string]struct {
+		at   []*ledger.Partition
+		want int
+	}{
+		"the GPU":                      {nil, 4},
+		"all of it":                    {[]*ledger.Partition{nil}, 4},
+		"a place":                      {[]*ledger.Partition{at(0, 1)}, 1},
+		"two places":                   {[]*ledger.Partition{at(0, 1), at(2, 1)}, 2},
+		"a place with nothing in it":   {[]*ledger.Partition{at(1, 1)}, 0},
+		"a place around others":        {[]*ledger.Partition{at(0, 4)}, 2},
+		"a divided place":              {[]*ledger.Partition{at(4, 4)}, 2},
+		"a part of a divided place":    {[]*ledger.Partition{part(0, 1)}, 1},
+		"a part of it with nothing":    {[]*ledger.Partition{part(2, 1)}, 0},
+		"a place, and all of it again": {[]*ledger.Partition{at(0, 1), nil}, 4},
+	} {
+		if n, err := h.Processes(ctx, first, tc.at...); err != nil || n != tc.want {
+			t.Errorf("%s: %d, %v; want %d", name, n, err, tc.want)
+		}
+	}
+}
+
+// TestAProcessThatMayBeAnywhereIsEverywhere: in no instance, in one that is not known, or in a part of one that is not.
+func TestAProcessThatMayBeAnywhereIsEverywhere(t *testing.T) {
+	u := &users{instances: []nvml.GPUInstance{{ID: 1, Placement: nvml.Placement{Start: 4, Size: 4}, Devices: []nvml.MIGDevice{{GPUInstance: 1, ComputeInstance: 2, Compute: nvml.Placement{Start: 0, Size: 1}}}}}}
+	for name, tc := range map[string]struct {
+		in   *nvml.Instance
+		want *ledger.Partition
+	}{
+		"no instance":         {nil, nil},
+		"an unknown instance": {&nvml.Instance{GPU: 2, Compute: 2}, nil},
+		"an unknown part":     {&nvml.Instance{GPU: 1, Compute: 0}, &ledger.Partition{Start: 4, Size: 4}},
+		"a part":              {&nvml.Instance{GPU: 1, Compute: 2}, &ledger.Partition{Start: 4, Size: 4, ComputeSize: 1}},
+	} {
+		if diff := cmp.Diff(tc.want, u.placeOf(&nvml.Process{PID: 1, Instance: tc.in})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
 	}
 }

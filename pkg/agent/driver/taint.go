@@ -2,7 +2,6 @@ package driver
 
 import (
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/agent/health"
 )
@@ -33,12 +32,4 @@ func taints(verdict health.Verdict) []resourceapi.DeviceTaint {
 		})
 	}
 	return list
-}
-
-// reasonOccupied is the key of the taint of a GPU that is held by a claim which is not allocated any more. The scheduler takes the GPU for
-// free, and no other claim could be prepared.
-const reasonOccupied health.Reason = "occupied"
-
-func occupiedTaint(claim types.UID) resourceapi.DeviceTaint {
-	return resourceapi.DeviceTaint{Key: TaintKey(reasonOccupied), Value: string(claim), Effect: resourceapi.DeviceTaintEffectNoSchedule}
 }

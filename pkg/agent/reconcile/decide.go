@@ -37,7 +37,7 @@ type Reading struct {
 	UsersErr error
 	// Registered is when the kubelet last registered the driver, which it does when it starts; zero if it has not.
 	Registered time.Time
-	// Processes on the claim's GPUs: 0 for a lost one, on which nothing can run.
+	// Processes on what the claim has of its GPUs: 0 for a lost one, on which nothing can run.
 	Processes    int
 	ProcessesErr error
 }
@@ -147,7 +147,7 @@ func processes(r *Reading) string {
 	case r.ProcessesErr != nil:
 		return fmt.Sprintf("NVML does not tell about processes: %v", r.ProcessesErr)
 	case r.Processes > 0:
-		return fmt.Sprintf("%d processes are on its GPUs", r.Processes)
+		return fmt.Sprintf("%d processes are on its devices", r.Processes)
 	}
 	return ""
 }

@@ -31,12 +31,12 @@ type Sources struct {
 	Kubelet func(ctx context.Context) ([]KubeletPod, error)
 	// Registered is when the kubelet last registered the driver; zero if it has not.
 	Registered func() time.Time
-	// Processes counts those on a GPU.
-	Processes func(ctx context.Context, gpu string) (int, error)
+	// Processes counts those on a GPU that are not certain to be outside of these places; the place nil is all of the GPU.
+	Processes func(ctx context.Context, gpu string, at ...*ledger.Partition) (int, error)
 	// ProcessesBut counts those of pods, other than these pods.
 	ProcessesBut func(ctx context.Context, gpu string, pods []types.UID) (int, error)
-	// GPUOf is the GPU that a device of a ResourceSlice is, or is a part of.
-	GPUOf func(device string) string
+	// PlaceOf is the GPU that a device of a ResourceSlice is, or is a part of, and where on it; nil if it is all of it or that is not known.
+	PlaceOf func(device string) (gpu string, at *ledger.Partition)
 }
 
 // Options of a Reconciler.
@@ -61,9 +61,16 @@ type Options struct {
 type Summary struct {
 	// Released are leftovers that are gone now, and Strays CDI files without a record that are not.
 	Released, Strays int
-	// Occupied has, by GPU, a claim that is prepared for it although it is not allocated any more: until it is certain that nobody uses
-	// the GPU, no other claim can have it.
-	Occupied map[string]ledger.Claim
+	// Occupied is what claims are prepared for although they are not allocated any more: until it is certain that nobody uses
+	// it, no other claim can have it.
+	Occupied []Held
+}
+
+// Held is a place on a GPU, or all of it if At is nil, and the claim that holds it.
+type Held struct {
+	GPU   string
+	At    *ledger.Partition
+	Claim ledger.Claim
 }
 
 // Reconciler looks for leftovers.
@@ -121,7 +128,7 @@ func (r *Reconciler) Once(ctx context.Context) error {
 	if err != nil {
 		return errors.Join(append(errs, err)...)
 	}
-	summary := Summary{Occupied: map[string]ledger.Claim{}}
+	var summary Summary
 	node := &nodeReading{sources: &r.opts.Sources}
 	present := map[subject]bool{}
 	for _, record := range records {
@@ -143,7 +150,9 @@ func (r *Reconciler) Once(ctx context.Context) error {
 		}
 		if orphan {
 			for _, gpu := range record.Entry.HeldGPUs() {
-				summary.Occupied[gpu] = record.Entry.Claim
+				for _, at := range placesOn(gpu, record.Entry) {
+					summary.Occupied = append(summary.Occupied, Held{GPU: gpu, At: at, Claim: record.Entry.Claim})
+				}
 			}
 		}
 	}
@@ -213,10 +222,21 @@ func (r *Reconciler) read(ctx context.Context, entry *ledger.Entry, records []*l
 		if others, shared := sharers(gpu, entry.Claim.UID, records); shared {
 			reading.count(r.opts.Sources.ProcessesBut(ctx, gpu, others))
 		} else {
-			reading.count(r.opts.Sources.Processes(ctx, gpu))
+			// What runs in other partitions of the GPU is other claims'.
+			reading.count(r.opts.Sources.Processes(ctx, gpu, placesOn(gpu, entry)...))
 		}
 	}
 	return reading
+}
+
+// placesOn are those of a GPU that the claim holds: nil, once, for all of it or shares of it.
+func placesOn(gpu string, entry *ledger.Entry) (places []*ledger.Partition) {
+	for _, device := range entry.Devices {
+		if device.GPU == gpu && !device.AdminAccess && !slices.Contains(places, device.Partition) {
+			places = append(places, device.Partition)
+		}
+	}
+	return places
 }
 
 // count adds what NVML says of one GPU.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -42,7 +43,8 @@ type scene struct {
 	podLists   int
 	kubelet    []KubeletPod
 	registered time.Time
-	processes  map[string]int
+	// processes by GPU, or by GPU and place, such as "gpu-0@4".
+	processes map[string]int
 	// foreign are processes of no pod that was named, asked what it was asked for.
 	foreign  int
 	asked    []string
@@ -79,12 +81,18 @@ func newScene(t *testing.T) *scene {
 			Pods:       func(context.Context) ([]corev1.Pod, error) { s.podLists++; return s.pods, nil },
 			Kubelet:    func(context.Context) ([]KubeletPod, error) { return s.kubelet, nil },
 			Registered: func() time.Time { return s.registered },
-			Processes:  func(_ context.Context, gpu string) (int, error) { return s.processes[gpu], s.processesErr },
+			Processes:  s.count,
 			ProcessesBut: func(_ context.Context, gpu string, pods []types.UID) (int, error) {
 				s.asked = append(s.asked, fmt.Sprint(gpu, pods))
 				return s.foreign, s.processesErr
 			},
-			GPUOf: func(device string) string { gpu, _, _ := strings.Cut(device, "-mig"); return gpu },
+			PlaceOf: func(device string) (string, *ledger.Partition) {
+				gpu, at, _ := strings.Cut(device, "-mig-")
+				if start, err := strconv.Atoi(at); err == nil {
+					return gpu, place(uint32(start))
+				}
+				return gpu, nil
+			},
 		},
 		Repair: func(context.Context) error { s.repaired++; return s.repairErr },
 		Strays: func() ([]cdi.File, error) { return slices.Clone(s.strays), s.straysErr },
@@ -115,6 +123,20 @@ func newScene(t *testing.T) *scene {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// place is one memory slice of a GPU.
+func place(start uint32) *ledger.Partition { return &ledger.Partition{Start: start, Size: 1} }
+
+// count is NVML's answer: a process that is in no place is in any.
+func (s *scene) count(_ context.Context, gpu string, at ...*ledger.Partition) (n int, err error) {
+	for on, processes := range s.processes {
+		on, where, _ := strings.Cut(on, "@")
+		if on == gpu && (where == "" || slices.ContainsFunc(at, func(p *ledger.Partition) bool { return p == nil || fmt.Sprint(p.Start) == where })) {
+			n += processes
+		}
+	}
+	return n, s.processesErr
 }
 
 // look lets a minute pass and looks.
@@ -158,11 +180,11 @@ func TestALeftoverShareIsReleasedBesideTheOthers(t *testing.T) {
 	s.processes["gpu-0"], s.foreign = 3, 1
 	must(s.look())
 	must(s.look())
-	s.want("a process of nobody's", Summary{Occupied: map[string]ledger.Claim{"gpu-0": {UID: "gone", Namespace: "default", Name: "gone"}}})
+	s.want("a process of nobody's", Summary{Occupied: []Held{{GPU: "gpu-0", Claim: ledger.Claim{UID: "gone", Namespace: "default", Name: "gone"}}}})
 	s.foreign = 0
 	must(s.look())
 	must(s.look())
-	s.want("processes of the other alone", Summary{Released: 1, Occupied: map[string]ledger.Claim{}}, "gone")
+	s.want("processes of the other alone", Summary{Released: 1}, "gone")
 	for _, asked := range s.asked {
 		if asked != "gpu-0[pod-1 pod-2]" {
 			t.Errorf("asked for processes on %s, want those of none of the other's pods", asked)
@@ -172,9 +194,42 @@ func TestALeftoverShareIsReleasedBesideTheOthers(t *testing.T) {
 	s.claim, s.asked = nil, nil
 	must(s.look())
 	must(s.look())
-	if s.want("the last", Summary{Occupied: map[string]ledger.Claim{"gpu-0": {UID: "other", Namespace: "default", Name: "other"}}}, "gone"); len(s.asked) > 0 {
+	if s.want("the last", Summary{Occupied: []Held{{GPU: "gpu-0", Claim: ledger.Claim{UID: "other", Namespace: "default", Name: "other"}}}}, "gone"); len(s.asked) > 0 {
 		t.Errorf("asked %q", s.asked)
 	}
+}
+
+// TestALeftoverPartitionIsReleasedBesideTheOthers: what computes in other partitions of its GPU is no sign that it is in use, and what
+// it holds meanwhile is its place, not the GPU.
+func TestALeftoverPartitionIsReleasedBesideTheOthers(t *testing.T) {
+	s := newScene(t)
+	must := func(err error) {
+		t.Helper()
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	e := entry()
+	e.Devices = []ledger.Device{
+		{Pool: "node-1", Device: "a", GPU: "gpu-0", Partition: place(0), CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=a"}},
+		{Pool: "node-1", Device: "b", GPU: "gpu-0", Partition: place(2), CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=b"}},
+		{Pool: "node-1", Device: "c", GPU: "gpu-1", CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=c"}},
+		{Pool: "node-1", Device: "d", GPU: "gpu-0", AdminAccess: true, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=d"}},
+	}
+	must(s.ledger.Remove(e.Claim.UID))
+	must(s.ledger.Put(e))
+	held := []Held{{GPU: "gpu-0", At: place(0), Claim: e.Claim}, {GPU: "gpu-0", At: place(2), Claim: e.Claim}, {GPU: "gpu-1", Claim: e.Claim}}
+	s.processes["gpu-0@1"] = 2
+	for _, where := range []string{"gpu-0@0", "gpu-0@2", "gpu-1@4", "gpu-0"} {
+		s.processes[where] = 1
+		must(s.look())
+		must(s.look())
+		s.want("a process in "+where, Summary{Occupied: held})
+		delete(s.processes, where)
+	}
+	must(s.look())
+	must(s.look())
+	s.want("processes in another partition alone", Summary{Released: 1}, e.Claim.UID)
 }
 
 func TestLeftoversAreReleasedAfterTwoReadings(t *testing.T) {
@@ -185,13 +240,12 @@ func TestLeftoversAreReleasedAfterTwoReadings(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	occupied := map[string]ledger.Claim{"gpu-0": entry().Claim}
-	free := map[string]ledger.Claim{}
+	occupied := []Held{{GPU: "gpu-0", Claim: entry().Claim}}
 
 	s.claim = claimWith("claim-uid", "gpu-0")
 	must(s.look())
 	must(s.look())
-	s.want("allocated", Summary{Occupied: free})
+	s.want("allocated", Summary{})
 	if s.podLists != 0 {
 		t.Errorf("pods were listed %d times without need", s.podLists)
 	}
@@ -223,9 +277,9 @@ func TestLeftoversAreReleasedAfterTwoReadings(t *testing.T) {
 	s.want("not released", Summary{Occupied: occupied})
 	s.releaseErr = nil
 	must(s.look())
-	s.want("released", Summary{Released: 1, Occupied: free}, "claim-uid")
+	s.want("released", Summary{Released: 1}, "claim-uid")
 	must(s.look())
-	s.want("gone", Summary{Occupied: free}, "claim-uid")
+	s.want("gone", Summary{}, "claim-uid")
 	if s.repaired != 12 {
 		t.Errorf("repaired %d times, want each time", s.repaired)
 	}
@@ -248,7 +302,7 @@ func TestAClaimThatCannotBeReadIsKept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.want("unreadable", Summary{Occupied: map[string]ledger.Claim{}})
+	s.want("unreadable", Summary{})
 }
 
 // TestWhatIsNotKnownIsNotOccupied: without the API server a claim cannot be told from one that is allocated, and nobody else is asked.
@@ -260,7 +314,7 @@ func TestWhatIsNotKnownIsNotOccupied(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.want("away", Summary{Occupied: map[string]ledger.Claim{}})
+	s.want("away", Summary{})
 	if s.podLists != 0 {
 		t.Errorf("pods were listed %d times without need", s.podLists)
 	}
@@ -283,7 +337,7 @@ func TestEverySourceKeepsAClaim(t *testing.T) {
 					t.Fatal(err)
 				}
 			}
-			s.want(name, Summary{Occupied: map[string]ledger.Claim{"gpu-0": entry().Claim}})
+			s.want(name, Summary{Occupied: []Held{{GPU: "gpu-0", Claim: entry().Claim}}})
 		})
 	}
 }
@@ -324,7 +378,7 @@ func TestAClaimThatComesBackIsLookedAtAnew(t *testing.T) {
 	if err := errors.Join(s.look(), s.look(), s.ledger.Put(again), s.look()); err != nil {
 		t.Fatal(err)
 	}
-	s.want("prepared again", Summary{Occupied: map[string]ledger.Claim{"gpu-0": entry().Claim}}, "claim-uid")
+	s.want("prepared again", Summary{Occupied: []Held{{GPU: "gpu-0", Claim: entry().Claim}}}, "claim-uid")
 }
 
 // TestWhoIsGoneIsForgotten: the kubelet has unprepared the claim after all.
@@ -355,7 +409,7 @@ func TestErrorsDoNotStopTheRest(t *testing.T) {
 			t.Errorf("error %v, want both", err)
 		}
 	}
-	s.want("released", Summary{Released: 1, Occupied: map[string]ledger.Claim{}}, "claim-uid")
+	s.want("released", Summary{Released: 1}, "claim-uid")
 	if err := os.RemoveAll(s.ledger.Dir()); err != nil {
 		t.Fatal(err)
 	}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
 // strays looks at the CDI files that no record of the ledger owns, and removes those that certainly nobody uses. left is how many stay.
@@ -52,12 +53,14 @@ func (r *Reconciler) lookAtFile(ctx context.Context, of subject, file *cdi.File,
 	reading := &Reading{At: r.opts.Clock.Now()}
 	node.fill(ctx, reading)
 	reading.Users, reading.UsersErr = node.users(ctx)
-	counted := map[string]bool{}
+	// The file has no more than names, which tell the places of what is offered still.
+	places := map[string][]*ledger.Partition{}
 	for _, device := range file.Devices {
-		if gpu := r.opts.Sources.GPUOf(device); !counted[gpu] {
-			counted[gpu] = true
-			reading.count(r.opts.Sources.Processes(ctx, gpu))
-		}
+		gpu, at := r.opts.Sources.PlaceOf(device)
+		places[gpu] = append(places[gpu], at)
+	}
+	for gpu, at := range places {
+		reading.count(r.opts.Sources.Processes(ctx, gpu, at...))
 	}
 	return r.conclude(of, reading, func(r *Reading) string { return fileInUse(file.Claim, r) })
 }

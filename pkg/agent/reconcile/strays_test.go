@@ -14,7 +14,6 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
-	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
 // lost is the CDI file of a claim that the ledger has lost. It has two devices on one GPU, and one on another.
@@ -57,6 +56,15 @@ func TestACDIFileWithoutARecordIsRemovedOnlyOnProof(t *testing.T) {
 		"the kubelet has not registered":          {change: func(s *scene) { s.registered = time.Time{} }, keep: true},
 		"a process is on the last of its GPUs":    {change: func(s *scene) { s.processes["gpu-2"] = 1 }, keep: true},
 		"a process is on another GPU":             {change: func(s *scene) { s.processes["gpu-3"] = 1 }},
+		"a process is in a place of it": {change: func(s *scene) {
+			s.processes["gpu-3@4"] = 1
+			s.strays[0].Devices = []string{"gpu-3-mig-0", "gpu-3-mig-4"}
+		}, keep: true},
+		"a process is beside its places": {change: func(s *scene) {
+			s.processes["gpu-3@5"] = 1
+			s.strays[0].Devices = []string{"gpu-3-mig-0", "gpu-3-mig-4"}
+		}},
+		"a process is in a place that may be its": {change: func(s *scene) { s.processes["gpu-1@5"] = 1 }, keep: true},
 		"NVML does not answer":                    {change: func(s *scene) { s.processesErr = errors.New("hung") }, keep: true},
 		"it cannot be read":                       {change: func(s *scene) { s.strays[0].Err = errors.New("torn") }, keep: true},
 	}
@@ -84,7 +92,7 @@ func TestACDIFileWithoutARecordIsRemovedOnlyOnProof(t *testing.T) {
 			if diff := cmp.Diff(want, s.removed); diff != "" {
 				t.Errorf("removed (-want +got):\n%s", diff)
 			}
-			s.want(name, Summary{Strays: left, Occupied: map[string]ledger.Claim{}})
+			s.want(name, Summary{Strays: left})
 		})
 	}
 }

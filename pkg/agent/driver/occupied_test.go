@@ -1,0 +1,150 @@
+package driver
+
+import (
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2/ktesting"
+
+	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+// TestALeftoverPartitionKeepsNobodyOffTheOthers: while somebody may use it, what overlaps it has the taint and nothing else, and what runs in
+// the other partitions of its GPU does not keep it.
+func TestALeftoverPartitionKeepsNobodyOffTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "dgx-h100")
+		left, runs := allocatedClaim("left", first+"-mig-1g10gb-6"), allocatedClaim("runs", first+"-mig-3g40gb-0")
+		api := newAPIServer(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}}, left, runs)
+		agent := r.agent(ctx, api)
+		h := agent.opts.Hardware
+		h.Offer(discovery.Policy{Dynamic: true, Ours: agent.claims.Made})
+		if _, err := h.Discover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		agent.registered.Store(time.Now().Add(-time.Hour).UnixNano())
+		p := agent.newPlugin(func(error) {})
+		stop := background(ctx, agent.watch)
+		defer stop()
+		time.Sleep(10 * time.Second)
+		results, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{left, runs})
+		if err != nil || results["left-uid"].Err != nil || results["runs-uid"].Err != nil {
+			t.Fatalf("prepare: %v, %v", results, err)
+		}
+		place := func(start uint32) *nvmlsim.Instance {
+			t.Helper()
+			for _, instance := range r.machine.State().GPUs[0].Instances {
+				if instance.Start == start {
+					return &nvmlsim.Instance{GPU: instance.ID, Compute: instance.Compute[0].ID}
+				}
+			}
+			t.Fatalf("no instance at memory slice %d", start)
+			return nil
+		}
+		for pid, start := range map[uint32]uint32{41: 0, 42: 6} {
+			r.do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: pid, Kind: nvmlsim.ProcessCompute, MemoryMiB: 100, Instance: place(start)}})
+		}
+		held := func() bool {
+			t.Helper()
+			records, err := ledger.Open(durable.OS{}, agent.reporter.ledger.Dir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			record, err := records.Get("left-uid")
+			if err != nil {
+				t.Fatal(err)
+			}
+			return record != nil
+		}
+		if err := api.ResourceV1().ResourceClaims("default").Delete(ctx, "left", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(5 * time.Minute)
+		const taint = " occupied=left-uid:NoSchedule"
+		overlap := []string{"", "-mig-1g10gb-6", "-mig-1g10gb-me-6", "-mig-1g20gb-6", "-mig-3g40gb-4", "-mig-7g80gb-0"}
+		for i := range overlap {
+			overlap[i] += taint
+		}
+		if diff := cmp.Diff(overlap, ill(t, h), cmpopts.SortSlices(strings.Compare)); diff != "" || !held() {
+			t.Errorf("while a process is in it: held %v, devices with taints (-want +got):\n%s", held(), diff)
+		}
+		r.do(&nvmlsim.RemoveProcess{GPU: "0", PID: 42})
+		time.Sleep(3 * time.Minute)
+		if diff := cmp.Diff([]string(nil), ill(t, h)); diff != "" || held() {
+			t.Errorf("after the process has ended: held %v, devices with taints (-want +got):\n%s", held(), diff)
+		}
+		if now := r.machine.State().GPUs[0]; len(now.Instances) != 1 || len(now.Processes) != 1 {
+			t.Errorf("instances %v, processes %v; want those of the claim that runs", now.Instances, now.Processes)
+		}
+	})
+}
+
+// TestOnlyAChangeOfWhatIsOccupiedIsOne: each change has the slices written anew.
+func TestOnlyAChangeOfWhatIsOccupiedIsOne(t *testing.T) {
+	h := NewHardware(HardwareOptions{})
+	at := func(start uint32) *ledger.Partition { return &ledger.Partition{Start: start, Size: 1} }
+	for i, step := range []struct {
+		places  []occupiedPlace
+		changed bool
+	}{
+		{nil, false},
+		{[]occupiedPlace{{"gpu-0", nil, "a"}}, true},
+		{[]occupiedPlace{{"gpu-0", nil, "a"}}, false},
+		{[]occupiedPlace{{"gpu-0", at(0), "a"}}, true},
+		{[]occupiedPlace{{"gpu-0", at(0), "a"}}, false},
+		{[]occupiedPlace{{"gpu-0", at(1), "a"}}, true},
+		{[]occupiedPlace{{"gpu-1", at(1), "a"}}, true},
+		{[]occupiedPlace{{"gpu-1", at(1), "b"}}, true},
+		{[]occupiedPlace{{"gpu-1", nil, "b"}}, true},
+		{[]occupiedPlace{}, true},
+		{nil, false},
+	} {
+		if changed := h.setOccupied(step.places); changed != step.changed {
+			t.Errorf("step %d, %v: changed %v", i, step.places, changed)
+		}
+	}
+}
+
+// TestWhereADeviceIs that is known by its name alone.
+func TestWhereADeviceIs(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	r := newRig(t, "dgx-h100")
+	h := r.hardware()
+	if gpu, at := h.placeOf(first + "-mig-3g40gb-4"); gpu != first+"-mig-3g40gb-4" || at != nil {
+		t.Errorf("before the first look: %s, %v", gpu, at)
+	}
+	start := uint32(0)
+	r.do(&nvmlsim.SetMIG{GPU: "0", Enabled: true})
+	r.do(&nvmlsim.CreateMIG{GPU: "0", Profile: "3g.40gb", Start: &start, Compute: []uint32{1, 1}})
+	h.Offer(discovery.Policy{Dynamic: true})
+	if _, err := h.Discover(ctx); err != nil {
+		t.Fatal(err)
+	}
+	type where struct {
+		GPU string
+		At  *ledger.Partition
+	}
+	for device, want := range map[string]where{
+		first:                            {first, nil},
+		first + "-mig-2g20gb-4":          {first, &ledger.Partition{Profile: "2g.20gb", ProfileID: 14, Start: 4, Size: 2}},
+		first + "-mig-1c3g40gb-0-1":      {first, &ledger.Partition{Profile: "3g.40gb", ProfileID: 9, Start: 0, Size: 4, ComputeStart: 1, ComputeSize: 1}},
+		first + "-mig-not-offered-now-0": {first, nil},
+		"gpu-9":                          {"gpu-9", nil},
+	} {
+		gpu, at := h.placeOf(device)
+		if diff := cmp.Diff(want, where{gpu, at}); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", device, diff)
+		}
+	}
+}

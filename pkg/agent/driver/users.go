@@ -1,0 +1,115 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+
+	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/health"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
+)
+
+// users are the processes on a GPU, and the GPU's instances, among which each of them is on a partitioned one.
+type users struct {
+	processes []nvml.Process
+	instances []nvml.GPUInstance
+}
+
+// Processes counts those that use a GPU. If places on it are named, a process counts unless it is certain that it is in none of
+// them; the place nil is all of the GPU. On a GPU that is lost there are no processes.
+func (h *Hardware) Processes(ctx context.Context, gpu string, at ...*ledger.Partition) (n int, err error) {
+	users, err := h.usersOf(ctx, gpu)
+	if err != nil {
+		return 0, err
+	}
+	for _, process := range users.processes {
+		in := users.placeOf(&process)
+		if len(at) == 0 || slices.ContainsFunc(at, func(p *ledger.Partition) bool { return p.Overlaps(in) }) {
+			n++
+		}
+	}
+	return n, nil
+}
+
+// placeOf is where on the GPU the process is: nil, which is anywhere, for one in no instance or in one that is not known.
+func (u *users) placeOf(process *nvml.Process) *ledger.Partition {
+	if process.Instance == nil {
+		return nil
+	}
+	i := slices.IndexFunc(u.instances, func(i nvml.GPUInstance) bool { return i.ID == process.Instance.GPU })
+	if i < 0 {
+		return nil
+	}
+	in := &ledger.Partition{Start: u.instances[i].Placement.Start, Size: u.instances[i].Placement.Size}
+	for _, device := range u.instances[i].Devices {
+		if device.ComputeInstance == process.Instance.Compute {
+			in.ComputeStart, in.ComputeSize = device.Compute.Start, device.Compute.Size
+		}
+	}
+	return in
+}
+
+func (h *Hardware) usersOf(ctx context.Context, gpu string) (*users, error) {
+	h.mu.Lock()
+	node := h.node
+	h.mu.Unlock()
+	if node == nil {
+		return nil, errors.New("the node's GPUs are not known")
+	}
+	i := slices.IndexFunc(node.GPUs, func(g discovery.GPU) bool { return g.Name == gpu })
+	if i < 0 {
+		return nil, fmt.Errorf("this node has no GPU %s", gpu)
+	}
+	if node.GPUs[i].Bound() {
+		processes, err := h.boundProcesses(ctx, &node.GPUs[i])
+		return &users{processes: processes}, err
+	}
+	verdict := h.monitor.Of(gpu, nil)
+	if slices.ContainsFunc(verdict.Faults, func(f health.Fault) bool { return f.Reason == health.Hung }) {
+		// Another call would hang as well, and hold another thread.
+		return nil, fmt.Errorf("GPU %s: %s", gpu, verdict.Message())
+	}
+	lib, done, err := h.using(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("GPU %s: %w", gpu, err)
+	}
+	type answer struct {
+		users *users
+		err   error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		defer done()
+		found, err := askUsers(lib, node.GPUs[i])
+		if errors.Is(err, nvml.ErrGPULost) || errors.Is(err, nvml.ErrNotFound) {
+			found, err = &users{}, nil
+		}
+		answers <- answer{found, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.users, a.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("GPU %s: %w", gpu, ctx.Err())
+	}
+}
+
+// askUsers asks for the processes first: an instance that one of them was in does not go before it, so what is there afterwards under
+// the instance's ID is where the process was, or the process has ended.
+func askUsers(lib nvml.Library, gpu discovery.GPU) (u *users, err error) {
+	device, err := locate(lib, gpu)
+	if err != nil {
+		return nil, err
+	}
+	u = &users{}
+	if u.processes, err = device.Processes(); err != nil {
+		return nil, err
+	}
+	if slices.ContainsFunc(u.processes, func(p nvml.Process) bool { return p.Instance != nil }) {
+		u.instances, err = device.GPUInstances()
+	}
+	return u, err
+}
