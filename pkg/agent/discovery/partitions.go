@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/util/sets"
+
 	"stowage.dev/stowage/pkg/agent/nvml"
 )
 
@@ -55,16 +57,35 @@ type Offer struct {
 type Policy struct {
 	// Dynamic partitions are made when a claim gets them, besides those that an administrator has made.
 	Dynamic bool
-	// Ours tells whether the agent has made what is in that place of the GPU or, for nil, has enabled its MIG mode. What
-	// is not its own was made by an administrator, and is offered as it is. Nil means that nothing is.
-	Ours func(gpu string, at *nvml.Placement) bool
+	// Ours is what the agent has made itself, as of now. What is not its own was made by an administrator, and is offered as it is. Nil
+	// means that nothing is its own.
+	Ours func() Made
 	// Shares says which GPUs several claims can have at once. No partitions are made of these.
 	Shares Shares
 	// Passthrough: whole GPUs are offered to virtual machines, too.
 	Passthrough bool
 }
 
-func (p *Policy) ours(gpu string, at *nvml.Placement) bool { return p.Ours != nil && p.Ours(gpu, at) }
+// Made are places in which MIG instances were made and, as places of size 0, GPUs whose MIG mode was enabled.
+type Made = sets.Set[Place]
+
+// Place is one on the GPU of that name.
+type Place struct {
+	GPU string
+	At  nvml.Placement
+}
+
+// Since is the policy for what NVML is asked from now on. What the agent takes back until Offer is called may be in the answers, and was made by
+// no administrator.
+func (p Policy) Since() Policy {
+	ours := p.Ours
+	if ours == nil {
+		return p
+	}
+	before := ours()
+	p.Ours = func() Made { return before.Union(ours()) }
+	return p
+}
 
 // hopper is the first compute capability with a MIG mode that changes without a reset.
 const hopper = 9
@@ -94,13 +115,17 @@ func (f *found) askMIG(mode nvml.MIGMode, capability nvml.Version) {
 
 // Offer decides which devices the node offers, and why a GPU offers none.
 func (n *Node) Offer(policy Policy) {
+	var ours Made
+	if policy.Ours != nil {
+		ours = policy.Ours()
+	}
 	for i := range n.GPUs {
-		n.GPUs[i].offer(policy)
+		n.GPUs[i].offer(policy, ours)
 	}
 }
 
 // offer lists the whole GPU first, then what an administrator has made, then what can be made beside that.
-func (g *GPU) offer(policy Policy) {
+func (g *GPU) offer(policy Policy, ours Made) {
 	g.Offers, g.NotOffered = nil, ""
 	if g.Unseen() {
 		if g.offerPassthrough(&policy); len(g.Offers) == 0 {
@@ -112,8 +137,8 @@ func (g *GPU) offer(policy Policy) {
 		g.Offers = []Offer{{Name: g.Name, Shares: shares}}
 		return
 	}
-	given := g.given(policy)
-	switchedOn := g.MIGEnabled && policy.ours(g.Name, nil)
+	given := g.given(ours)
+	switchedOn := g.MIGEnabled && ours.Has(Place{GPU: g.Name})
 	if !g.MIGEnabled || switchedOn && len(given) == 0 {
 		g.Offers = append(g.Offers, Offer{Name: g.Name})
 	}
@@ -134,11 +159,11 @@ func (g *GPU) offer(policy Policy) {
 }
 
 // given are the instances that an administrator has made.
-func (g *GPU) given(policy Policy) []nvml.GPUInstance {
+func (g *GPU) given(ours Made) []nvml.GPUInstance {
 	if g.MIG == nil {
 		return nil
 	}
-	return slices.DeleteFunc(slices.Clone(g.MIGInstances), func(i nvml.GPUInstance) bool { return policy.ours(g.Name, &i.Placement) })
+	return slices.DeleteFunc(slices.Clone(g.MIGInstances), func(i nvml.GPUInstance) bool { return ours.Has(Place{g.Name, i.Placement}) })
 }
 
 // possible are the partitions that can be made beside those given, in the order of NVML's profiles.

@@ -46,11 +46,14 @@ func TestWhatAGPUOffers(t *testing.T) {
 	made := func(profile string, start uint32) nvmlsim.Command {
 		return &nvmlsim.CreateMIG{GPU: "0", Profile: profile, Start: at(start)}
 	}
-	ours := func(mode bool, starts ...uint32) func(string, *nvml.Placement) bool {
-		return func(_ string, p *nvml.Placement) bool {
-			return p == nil && mode || p != nil && slices.Contains(starts, p.Start)
+	ours := func(at ...nvml.Placement) func() Made {
+		made := Made{}
+		for _, at := range at {
+			made.Insert(Place{"gpu-0000-1b-00-0", at})
 		}
+		return func() Made { return made }
 	}
+	mode := nvml.Placement{}
 	const all = 7 + 7 + 4 + 3 + 2 + 1 + 1 // placements of an H100 and an A100
 	tests := map[string]struct {
 		profile string
@@ -66,11 +69,11 @@ func TestWhatAGPUOffers(t *testing.T) {
 		"dynamic, cannot":              {"t4", nil, Policy{Dynamic: true}, []string{""}, 1, ""},
 		"dynamic, MIG off":             {"dgx-h100", nil, Policy{Dynamic: true}, []string{"", "-mig-1g10gb-6", "-mig-1g20gb-6", "-mig-7g80gb-0"}, 1 + all, ""},
 		"dynamic, MIG on":              {"dgx-h100", []nvmlsim.Command{mig}, Policy{Dynamic: true}, []string{"-mig-7g80gb-0"}, all, ""},
-		"dynamic, MIG on by the agent": {"dgx-h100", []nvmlsim.Command{mig, made("3g.40gb", 4)}, Policy{Dynamic: true, Ours: ours(true, 4)}, []string{""}, 1 + all, ""},
+		"dynamic, MIG on by the agent": {"dgx-h100", []nvmlsim.Command{mig, made("3g.40gb", 4)}, Policy{Dynamic: true, Ours: ours(mode, nvml.Placement{Start: 4, Size: 4})}, []string{""}, 1 + all, ""},
 		"dynamic, beside an administrator's": {
 			"dgx-h100",
 			[]nvmlsim.Command{mig, made("3g.40gb", 4), made("1g.10gb", 0)},
-			Policy{Dynamic: true, Ours: ours(true, 0)},
+			Policy{Dynamic: true, Ours: ours(mode, nvml.Placement{Start: 0, Size: 1})},
 			// Itself, and all in the slices 0 to 3.
 			[]string{"-mig-3g40gb-4", "-mig-3g40gb-0", "-mig-4g40gb-0", "-mig-2g20gb-2"},
 			1 + 4 + 4 + 2 + 2 + 1 + 1, "",

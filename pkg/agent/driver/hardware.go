@@ -145,6 +145,10 @@ func (h *Hardware) look(ctx context.Context) error {
 		return done
 	}
 	began := h.opts.Clock.Now()
+	h.mu.Lock()
+	policy := h.policy
+	h.mu.Unlock()
+	policy = policy.Since()
 	node, err := h.looker.Discover(ctx, lib, lib.Sysfs)
 	if err != nil {
 		h.noSession(err)
@@ -157,7 +161,6 @@ func (h *Hardware) look(ctx context.Context) error {
 	}
 	keepBound(node, h.known, h.opts.Held)
 	keepMissing(node, h.known, h.opts.Held)
-	policy := h.policy
 	h.mu.Unlock()
 	node.AskPassthrough(lib.Sysfs)
 	node.Offer(policy)

@@ -27,6 +27,8 @@ type rig struct {
 	machine *nvmlsim.Machine
 	state   string
 	held    map[string]bool
+	// wrap, if it is set, stands between agents and the library.
+	wrap func(nvml.Library) nvml.Library
 }
 
 func newRig(t *testing.T, profile string) *rig {
@@ -42,7 +44,11 @@ func (r *rig) hardware() *Hardware {
 	return NewHardware(HardwareOptions{
 		Open: func() (*nvml.Handle, error) {
 			sim := r.machine.NVML()
-			return &nvml.Handle{Library: nvml.Adapt(sim, "sim"), Raw: sim, Sysfs: sim.Sysfs(), Machine: r.machine, Simulated: true, Source: "sim"}, nil
+			library := nvml.Adapt(sim, "sim")
+			if r.wrap != nil {
+				library = r.wrap(library)
+			}
+			return &nvml.Handle{Library: library, Raw: sim, Sysfs: sim.Sysfs(), Machine: r.machine, Simulated: true, Source: "sim"}, nil
 		},
 		Clock:    clock.RealClock{},
 		StateDir: r.state,

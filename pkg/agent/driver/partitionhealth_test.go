@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
 
@@ -144,7 +145,9 @@ func TestAFaultOfAPartitionThatIsMadeForAClaimGoesWithIt(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		r := newRig(t, "dgx-h100")
 		h := r.hardware()
-		h.Offer(discovery.Policy{Dynamic: true, Ours: func(gpu string, _ *nvml.Placement) bool { return gpu == first }})
+		h.Offer(discovery.Policy{Dynamic: true, Ours: func() discovery.Made {
+			return sets.New(discovery.Place{GPU: first}, discovery.Place{GPU: first, At: nvml.Placement{Start: 4, Size: 4}})
+		}})
 		look := func() {
 			t.Helper()
 			if _, err := h.Discover(ctx); err != nil {

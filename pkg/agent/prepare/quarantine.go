@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
@@ -199,39 +200,38 @@ func (m *Manager) settleAll(ctx context.Context) (left int, err error) {
 	return left, errors.Join(errs...)
 }
 
-// Made tells whether the agent has made, since the last boot, what is in that place of the GPU or, for nil, has enabled
-// the GPU's MIG mode: whether a claim, or a GPU in quarantine, has the step that takes it back.
-func (m *Manager) Made(gpu string, at *nvml.Placement) bool {
+// Made is what the agent has made on GPUs since the last boot: what a claim, or a GPU in quarantine, has a step for that takes it
+// back. What cannot be read is left out.
+func (m *Manager) Made() discovery.Made {
+	made := discovery.Made{}
 	bootID, err := m.opts.Hardware.BootID()
 	if err != nil {
-		return false
-	}
-	holders, err := m.ledger.Holders(gpu)
-	if err != nil {
-		return false
+		return made
 	}
 	var entries []*ledger.Entry
-	for _, holder := range holders {
-		entries = append(entries, holder.Entry)
+	// In this order: what goes over from the ledger into quarantine is in one of them.
+	if records, err := m.ledger.Records(); err == nil {
+		for _, record := range records {
+			entries = append(entries, record.Entry)
+		}
 	}
-	list, err := m.quarantined(gpu)
-	if err != nil {
-		return false
-	}
-	for _, q := range list {
-		entries = append(entries, q.Owed)
+	if list, err := m.quarantined(""); err == nil {
+		for _, q := range list {
+			entries = append(entries, q.Owed)
+		}
 	}
 	for _, entry := range entries {
 		if entry == nil || entry.BootID != bootID {
 			continue
 		}
 		for _, step := range entry.Undo {
-			mode := at == nil && step.Kind == ledger.StepMIGMode
-			place := at != nil && step.Kind == ledger.StepPartition && step.Partition.Start == at.Start && step.Partition.Size == at.Size
-			if step.GPU == gpu && (mode || place) {
-				return true
+			switch step.Kind {
+			case ledger.StepMIGMode:
+				made.Insert(discovery.Place{GPU: step.GPU})
+			case ledger.StepPartition:
+				made.Insert(discovery.Place{GPU: step.GPU, At: nvml.Placement{Start: step.Partition.Start, Size: step.Partition.Size}})
 			}
 		}
 	}
-	return false
+	return made
 }
