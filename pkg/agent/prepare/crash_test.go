@@ -25,6 +25,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/agent/vfio"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -171,13 +172,14 @@ func (s *scenario) undisturbed(t *testing.T, op operation) (steps []string, befo
 	return faulty.Steps(), before, n.state()
 }
 
-// check starts an agent on the machine after the disturbance, lets the kubelet try again, and compares with
-// what an undisturbed run leaves. result is the disturbed operation's.
-func (s *scenario) check(t *testing.T, n *node, op operation, result error, before, after machineState) {
+// starting is how an agent starts on the machine after the disturbance. When it is done nothing of it may be left to do.
+type starting func(t *testing.T, n *node, op operation) (*prepare.Manager, prepare.Recovery)
+
+// seeing is an agent that has seen the GPUs before it reads the ledger.
+func (s *scenario) seeing(t *testing.T, n *node, _ operation) (*prepare.Manager, prepare.Recovery) {
 	t.Helper()
-	n.restart()
 	if s.profile == withSound {
-		n.hardware.discover(t, n.hardware.policy) // an agent that starts does so, and must see GPUs that come back
+		n.hardware.discover(t, n.hardware.policy) // it must see GPUs that come back
 	}
 	m := n.manager()
 	recovery, err := m.Recover(n.ctx)
@@ -187,6 +189,50 @@ func (s *scenario) check(t *testing.T, n *node, op operation, result error, befo
 	if recovery.Quarantined > 0 {
 		t.Errorf("after the restart %d GPUs are in quarantine", recovery.Quarantined)
 	}
+	return m, recovery
+}
+
+// blind is an agent as package driver starts it: NVML is not open yet when it reads the ledger and, if the kubelet is quick, when it
+// unprepares. What cannot be undone without NVML is when it has been opened; owed is how many GPUs waited for that.
+func (s *scenario) blind(t *testing.T, n *node, op operation) (m *prepare.Manager, recovery prepare.Recovery, owed int) {
+	t.Helper()
+	n.hardware.reopen(t)
+	m = n.manager()
+	policy := n.hardware.policy
+	policy.Ours = m.Made
+	n.hardware.Offer(policy)
+	recovery, err := m.Recover(n.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if op == unpreparing {
+		if err := m.Unprepare(n.ctx, s.claim().UID); err != nil {
+			t.Fatalf("unprepare without NVML: %v", err)
+		}
+	}
+	quarantined, err := m.Quarantined()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := n.hardware.Discover(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	now, err := m.Reconcile(n.ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if now.Quarantined > 0 {
+		t.Errorf("after NVML was opened %d GPUs are in quarantine", now.Quarantined)
+	}
+	return m, recovery, len(quarantined)
+}
+
+// check starts an agent on the machine after the disturbance, lets the kubelet try again, and compares with
+// what an undisturbed run leaves. result is the disturbed operation's.
+func (s *scenario) check(t *testing.T, n *node, op operation, result error, before, after machineState, start starting) {
+	t.Helper()
+	n.restart()
+	m, recovery := start(t, n, op)
 	uid, besides := s.claim().UID, 0
 	if s.beside != nil {
 		besides = 1
@@ -268,6 +314,7 @@ func TestUnprepareLeavesTheMachineAsPrepareFoundIt(t *testing.T) {
 // after it: writes, syncs and renames of files, and what is done to GPUs. After a restart and a retry the machine is as
 // after an undisturbed run; nothing is leaked, nothing held twice.
 func TestAFaultAtAnyStepIsRecovered(t *testing.T) {
+	faults, all := 0, 0
 	for name, s := range scenarios {
 		for _, op := range []operation{preparing, unpreparing} {
 			t.Run(name+"/"+string(op), func(t *testing.T) {
@@ -275,16 +322,56 @@ func TestAFaultAtAnyStepIsRecovered(t *testing.T) {
 				tried := 0
 				for at := 1; at <= len(steps); at++ {
 					for _, mode := range []durabletest.Mode{durabletest.Fail, durabletest.CrashBefore, durabletest.CrashAfter} {
-						t.Run(fmt.Sprintf("%v/%02d %s", mode, at, label(steps[at-1])), func(t *testing.T) {
+						t.Run(fmt.Sprintf("%v/%02d %s", mode, at, stepLabel(steps[at-1])), func(t *testing.T) {
 							tried++
 							n := newNodeOf(t, s.machine())
 							s.start(t, n, op)
 							n.disturb(&durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: mode, At: at})
-							s.check(t, n, op, s.run(n, op), before, after)
+							s.check(t, n, op, s.run(n, op), before, after, s.seeing)
 						})
 					}
 				}
-				t.Logf("%s, %s: %d faults at %d steps", name, op, tried, len(steps))
+				t.Logf("tried: %s, %s: %d faults at %d steps", name, op, tried, len(steps))
+				faults, all = faults+tried, all+len(steps)
+			})
+		}
+	}
+	t.Logf("tried: %d faults at %d steps in all", faults, all)
+}
+
+// TestAnAgentThatStartsBlindRecovers ends everything before the first step of prepare and unprepare and after each one, which is before the
+// next one, and then starts an agent as package driver does.
+func TestAnAgentThatStartsBlindRecovers(t *testing.T) {
+	for name, s := range scenarios {
+		for _, op := range []operation{preparing, unpreparing} {
+			t.Run(name+"/"+string(op), func(t *testing.T) {
+				steps, before, after := s.undisturbed(t, op)
+				waited := 0
+				blind := func(t *testing.T, n *node, op operation) (*prepare.Manager, prepare.Recovery) {
+					m, recovery, owed := s.blind(t, n, op)
+					waited += owed
+					return m, recovery
+				}
+				for at := 0; at <= len(steps); at++ {
+					mode, label := durabletest.CrashAfter, "nothing"
+					if at == 0 {
+						mode = durabletest.CrashBefore
+					} else {
+						label = stepLabel(steps[at-1])
+					}
+					t.Run(fmt.Sprintf("%02d %s", at, label), func(t *testing.T) {
+						n := newNodeOf(t, s.machine())
+						s.start(t, n, op)
+						n.hardware.Lead(n.ctx) // what is known of the GPUs outlives it
+						n.disturb(&durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: mode, At: max(at, 1)})
+						s.check(t, n, op, s.run(n, op), before, after, blind)
+					})
+				}
+				t.Logf("tried: %s, %s: ended before the first and after each of %d steps, with NVML closed at the start: %d GPUs had to wait for it", name, op, len(steps), waited)
+				// To give a GPU back to its driver is to open NVML.
+				if waited == 0 && s.profile != withSound {
+					t.Error("nothing had to wait for NVML, so it was not seen to be done then")
+				}
 			})
 		}
 	}
@@ -303,21 +390,21 @@ func TestKill9AtAnyStepIsRecovered(t *testing.T) {
 				steps, before, after := s.undisturbed(t, op)
 				for at := 1; at <= len(steps); at++ {
 					for _, mode := range []durabletest.Mode{durabletest.KillBefore, durabletest.KillAfter} {
-						t.Run(fmt.Sprintf("%v/%02d %s", mode, at, label(steps[at-1])), func(t *testing.T) {
+						t.Run(fmt.Sprintf("%v/%02d %s", mode, at, stepLabel(steps[at-1])), func(t *testing.T) {
 							total++
 							root := t.TempDir()
 							n := nodeIn(t, root, s.machine(), filepath.Join(root, "sim"))
 							s.start(t, n, op)
 							kill9(t, root, name, op, mode, at)
-							s.check(t, n, op, errors.New("killed"), before, after)
+							s.check(t, n, op, errors.New("killed"), before, after, s.seeing)
 						})
 					}
 				}
-				t.Logf("%s, %s: killed before and after each of %d steps", name, op, len(steps))
+				t.Logf("tried: %s, %s: killed before and after each of %d steps", name, op, len(steps))
 			})
 		}
 	}
-	t.Logf("%d processes killed", total)
+	t.Logf("tried: %d processes killed in all", total)
 }
 
 const victimEnv = "STOWAGE_PREPARE_VICTIM"
@@ -449,8 +536,8 @@ func (n *node) state() machineState {
 	return s
 }
 
-// label makes a step's name fit for a test's.
-func label(step string) string {
+// stepLabel makes a step's name fit for a test's.
+func stepLabel(step string) string {
 	op, target, _ := strings.Cut(step, " ")
 	return op + " " + filepath.Base(target)
 }
@@ -536,7 +623,7 @@ func TestARetryUndoesFirst(t *testing.T) {
 		s := scenarios[name]
 		steps, before, after := s.undisturbed(t, preparing)
 		for at := 1; at <= len(steps); at++ {
-			t.Run(fmt.Sprintf("%s/%02d %s", name, at, label(steps[at-1])), func(t *testing.T) {
+			t.Run(fmt.Sprintf("%s/%02d %s", name, at, stepLabel(steps[at-1])), func(t *testing.T) {
 				n := newNodeOf(t, s.machine())
 				s.start(t, n, preparing)
 				n.disturb(&durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: durabletest.CrashAfter, At: at})

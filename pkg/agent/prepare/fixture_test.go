@@ -200,6 +200,8 @@ func (n *node) visible(devices []prepare.Device) []string {
 // hardware is a simulated machine, seen as the agent sees it.
 type hardware struct {
 	*driver.Hardware
+	handle  *nvml.Handle
+	root    string
 	machine *nvmlsim.Machine
 	kernel  vfio.Sysfs
 	policy  discovery.Policy
@@ -228,20 +230,38 @@ func newHardware(ctx context.Context, root, profile, simDir string) (*hardware, 
 		return nil, err
 	}
 	h := &hardware{
-		Hardware: driver.NewHardware(driver.HardwareOptions{
-			Open:  func() (*nvml.Handle, error) { return handle, nil },
-			Clock: clock.RealClock{},
-			Held:  driver.HeldInLedger(filepath.Join(root, "state")),
-			Users: vfio.Simulated{Machine: handle.Machine},
-		}),
 		machine: handle.Machine,
 		kernel:  handle.Sysfs,
+		root:    root,
+		policy:  policy,
 		broken:  map[string]error{},
 	}
-	h.policy = policy
+	h.open(handle)
 	h.Offer(policy)
 	_, err = h.Discover(ctx)
 	return h, err
+}
+
+// open is a new agent, which has not looked for GPUs yet.
+func (h *hardware) open(handle *nvml.Handle) {
+	h.handle = handle
+	h.Hardware = driver.NewHardware(driver.HardwareOptions{
+		Open:     func() (*nvml.Handle, error) { return handle, nil },
+		Clock:    clock.RealClock{},
+		StateDir: filepath.Join(h.root, "state"),
+		Held:     driver.HeldInLedger(filepath.Join(h.root, "state")),
+		Users:    vfio.Simulated{Machine: h.machine},
+	})
+}
+
+// reopen is open after the agent before has ended, and its session of NVML with it.
+func (h *hardware) reopen(t *testing.T) {
+	t.Helper()
+	if err := h.handle.Shutdown(); err != nil {
+		t.Fatal(err)
+	}
+	sim := h.machine.NVML()
+	h.open(&nvml.Handle{Library: nvml.Adapt(sim, "sim"), Raw: sim, Sysfs: sim.Sysfs(), Machine: h.machine, Simulated: true, Source: "sim"})
 }
 
 // discover looks for GPUs again, as an agent does that starts.
