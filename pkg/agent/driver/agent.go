@@ -154,6 +154,8 @@ func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
 			_, err := a.claims.Reconcile(ctx)
 			return err
 		},
+		// What could not be undone without NVML is, as soon as it can be.
+		Again:    a.opts.Hardware.reached,
 		NotePods: a.claims.NotePods,
 		Release:  a.claims.Unprepare,
 		Seen:     a.reconciled,

@@ -233,6 +233,16 @@ func TestACDIFileWhoseRecordIsLost(t *testing.T) {
 // time stands still, as it does in a bubble.
 func (r *rig) agent(ctx context.Context, api *apiServer) *Agent {
 	r.t.Helper()
+	agent := r.blindAgent(ctx, api)
+	if _, err := agent.opts.Hardware.Discover(ctx); err != nil {
+		r.t.Fatal(err)
+	}
+	return agent
+}
+
+// blindAgent has not looked for GPUs.
+func (r *rig) blindAgent(ctx context.Context, api *apiServer) *Agent {
+	r.t.Helper()
 	proc := filepath.Join(r.state, "proc")
 	if err := errors.Join(os.MkdirAll(proc, 0o700), os.WriteFile(filepath.Join(proc, "devices"), nil, 0o600)); err != nil {
 		r.t.Fatal(err)
@@ -249,9 +259,6 @@ func (r *rig) agent(ctx context.Context, api *apiServer) *Agent {
 		Kubelet: func(context.Context) ([]reconcile.KubeletPod, error) { return nil, nil },
 	})
 	if err != nil {
-		r.t.Fatal(err)
-	}
-	if _, err := hardware.Discover(ctx); err != nil {
 		r.t.Fatal(err)
 	}
 	return agent

@@ -40,6 +40,8 @@ type Hardware struct {
 	looker  discovery.Looker
 	// again asks for a new look at the node.
 	again chan struct{}
+	// reached tells that GPUs can be asked that could not be before.
+	reached chan struct{}
 	// looking is held during a look.
 	looking chan struct{}
 
@@ -74,6 +76,7 @@ func NewHardware(opts HardwareOptions) *Hardware {
 	h := &Hardware{
 		opts:    opts,
 		again:   make(chan struct{}, 1),
+		reached: make(chan struct{}, 1),
 		looking: make(chan struct{}, 1),
 		reason:  errors.New("GPUs have not been looked for yet"),
 	}
@@ -200,6 +203,12 @@ func (h *Hardware) ended(ctx context.Context, err error) {
 	}
 	h.mu.Lock()
 	defer h.mu.Unlock()
+	if err == nil && h.reason != nil {
+		select {
+		case h.reached <- struct{}{}:
+		default:
+		}
+	}
 	h.reason = err
 	close(h.looked)
 	h.looked = nil

@@ -148,3 +148,47 @@ func TestWhereADeviceIs(t *testing.T) {
 		}
 	}
 }
+
+// TestWhatWaitsForNVMLIsDoneWhenItIsThere, and not with the next look at the ledger: until then the GPU is nobody's.
+func TestWhatWaitsForNVMLIsDoneWhenItIsThere(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "t4")
+		const gpu = "gpu-0000-00-1b-0"
+		claim := allocatedClaim("was", gpu)
+		api := newAPIServer(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}}, claim)
+		before := r.agent(ctx, api)
+		p := before.newPlugin(func(error) {})
+		defer background(ctx, before.watch)()
+		if results, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{claim}); err != nil || results["was-uid"].Err != nil {
+			t.Fatalf("prepare: %v, %v", results, err)
+		}
+
+		// The next agent has not found the driver yet when the kubelet unprepares the claim.
+		agent := r.blindAgent(ctx, api)
+		h := agent.opts.Hardware
+		defer background(ctx, agent.watch)()
+		time.Sleep(time.Second)
+		if err := agent.claims.Unprepare(ctx, "was-uid"); err != nil {
+			t.Fatal(err)
+		}
+		if list, err := agent.claims.Quarantined(); err != nil || len(list) != 1 {
+			t.Fatalf("in quarantine: %v, %v; want the GPU", list, err)
+		}
+		time.Sleep(time.Second)
+		if _, err := h.Discover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(time.Second)
+		if list, err := agent.claims.Quarantined(); err != nil || len(list) != 0 {
+			t.Errorf("in quarantine a second after the driver was found: %v, %v", list, err)
+		}
+		if got := published(t, h)[0]; got != gpu {
+			t.Errorf("published %q, want no taint", got)
+		}
+		// Another look finds nothing new, and asks for none.
+		if _, err := h.Discover(ctx); err != nil || len(h.reached) > 0 {
+			t.Errorf("a look that finds what was there: %v, %d times said", err, len(h.reached))
+		}
+	})
+}

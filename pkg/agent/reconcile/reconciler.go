@@ -53,6 +53,8 @@ type Options struct {
 	// Strays are CDI files that no record of the ledger owns, and RemoveStray deletes the one of a claim, unless the claim is prepared by now.
 	Strays      func() ([]cdi.File, error)
 	RemoveStray func(ctx context.Context, claim types.UID) error
+	// Again, if it is not nil, asks for a look before its time.
+	Again <-chan struct{}
 	// Seen gets what was found, each time.
 	Seen func(Summary)
 }
@@ -94,7 +96,7 @@ func New(opts Options) *Reconciler {
 	return &Reconciler{opts: opts, before: map[subject]*Reading{}, said: map[subject]string{}}
 }
 
-// Run looks now and every Interval until ctx ends.
+// Run looks now, every Interval and when it is asked to until ctx ends.
 func (r *Reconciler) Run(ctx context.Context) {
 	ctx = klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "reconcile"))
 	ticker := r.opts.Clock.NewTicker(Interval)
@@ -107,6 +109,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C():
+		case <-r.opts.Again:
 		}
 	}
 }

@@ -438,7 +438,7 @@ func TestPodsOfNowAreRecorded(t *testing.T) {
 	}
 }
 
-// TestRunLooksEveryMinute, and ends with its context.
+// TestRunLooksEveryMinute, and when it is asked to, and ends with its context.
 func TestRunLooksEveryMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
@@ -446,17 +446,25 @@ func TestRunLooksEveryMinute(t *testing.T) {
 		ctx, cancel := context.WithCancel(ctx)
 		s.reconciler.opts.Clock = clock.RealClock{}
 		s.registered = time.Now().Add(-time.Hour)
-		looks := make(chan Summary)
+		looks, again := make(chan Summary), make(chan struct{})
+		s.reconciler.opts.Again = again
 		s.reconciler.opts.Seen = func(summary Summary) { looks <- summary }
 		began := time.Now()
 		done := make(chan struct{})
 		go func() { defer close(done); s.reconciler.Run(ctx) }()
-		for at, released := range []int{0, 1, 0} {
+		look := func(at time.Duration, released int) {
+			t.Helper()
 			summary := <-looks
-			if took := time.Since(began); took != time.Duration(at)*Interval || summary.Released != released {
-				t.Errorf("look %d: after %s, released %d; want after %s, %d", at, took, summary.Released, time.Duration(at)*Interval, released)
+			if took := time.Since(began); took != at || summary.Released != released {
+				t.Errorf("look after %s, released %d; want after %s, %d", took, summary.Released, at, released)
 			}
 		}
+		look(0, 0)
+		time.Sleep(Interval / 2)
+		again <- struct{}{}
+		look(Interval/2, 0)
+		look(Interval, 1)
+		look(2*Interval, 0)
 		cancel()
 		<-done
 	})
