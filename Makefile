@@ -87,6 +87,13 @@ bench-fence: build ## Measure what the fence adds to the time to bind a pod, at 
 bench-prepare: ## Time to prepare a whole GPU with real fsync, alone and 64 at once: median and 99th percentile
 	$(GO) test -run '^$$' -bench PrepareWholeGPU -benchtime 20x ./pkg/agent/prepare
 
+# Its whole output is of use only if it fails.
+.PHONY: crash
+crash: ## Fail and kill prepare and unprepare at every step, and print how many steps were tried (~3 min)
+	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
+		$(GO) test -count=1 -timeout 20m -v -run 'AtAnyStepIsRecovered|TestAnAgentThatStartsBlindRecovers' ./pkg/agent/prepare >"$$log" 2>&1 || { cat "$$log"; exit 1; }; \
+		sed -n 's/^.*: tried: //p; /^ok/p' "$$log"
+
 .PHONY: differential
 differential: ## Compare the allocator with upstream's on 20,000 random clusters
 	$(GO) test -count=1 -v -run 'TestDifferential|TestTheChecker' ./pkg/allocator/compat -rapid.checks=20000
