@@ -163,6 +163,7 @@ func TestHealthIsWhatItWasSetTo(t *testing.T) {
 			{FieldId: nvml.FI_DEV_REMAPPED_PENDING},
 			{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION},
 			{FieldId: nvml.FI_DEV_ECC_CURRENT},
+			{FieldId: nvml.FI_MAX}, // of a driver to come
 		}
 		d.GetFieldValues(values)
 		for _, v := range values {
@@ -175,12 +176,12 @@ func TestHealthIsWhatItWasSetTo(t *testing.T) {
 		5, 2, 2,
 		[2]int{1, 2},
 		true, true,
-		[]uint64{200, 100, 400, uint64(nvml.ERROR_NOT_SUPPORTED)},
+		[]uint64{200, 100, 400, uint64(nvml.ERROR_NOT_SUPPORTED), uint64(nvml.ERROR_INVALID_ARGUMENT)},
 	}
 	if diff := cmp.Diff(want, read(d)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	sound := health{29, 68_000, 5, 16, 0, 0, 0, 0, 0, [2]int{}, false, false, []uint64{0, 0, 0, uint64(nvml.ERROR_NOT_SUPPORTED)}}
+	sound := health{29, 68_000, 5, 16, 0, 0, 0, 0, 0, [2]int{}, false, false, []uint64{0, 0, 0, uint64(nvml.ERROR_NOT_SUPPORTED), uint64(nvml.ERROR_INVALID_ARGUMENT)}}
 	if diff := cmp.Diff(sound, read(lib.devices[1])); diff != "" {
 		t.Errorf("the neighbour (-want +got):\n%s", diff)
 	}

@@ -2,6 +2,8 @@ package nvmlsim
 
 import (
 	"encoding/binary"
+	"strconv"
+	"strings"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -135,6 +137,10 @@ func (d *device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 		v := &values[i]
 		value, ok := d.field(g, v.FieldId)
 		v.Value, v.NvmlReturn = [8]byte{}, uint32(nvml.SUCCESS)
+		if !d.lib.knowsField(v.FieldId) {
+			v.NvmlReturn = uint32(nvml.ERROR_INVALID_ARGUMENT)
+			continue
+		}
 		if !ok {
 			v.NvmlReturn = uint32(nvml.ERROR_NOT_SUPPORTED)
 			continue
@@ -146,6 +152,16 @@ func (d *device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 		binary.NativeEndian.PutUint64(v.Value[:], value)
 	}
 	return nvml.SUCCESS
+}
+
+// fieldSince is the first branch of the driver that has a field, where that is younger than the oldest driver in use.
+var fieldSince = map[uint32]int{nvml.FI_DEV_GET_GPU_RECOVERY_ACTION: 565}
+
+// knowsField tells whether the driver has heard of a field, whatever the GPU has.
+func (l *Library) knowsField(id uint32) bool {
+	number, _, _ := strings.Cut(l.profile.System.DriverVersion, ".")
+	branch, err := strconv.Atoi(number)
+	return err == nil && id > 0 && id < nvml.FI_MAX && branch >= fieldSince[id]
 }
 
 func (d *device) field(g *GPUState, id uint32) (value uint64, ok bool) {

@@ -126,6 +126,9 @@ func checkReadings(t *testing.T, lib nvml.Library, found *discovery.Node) {
 			t.Errorf("%s: %v", gpu.Name, err)
 			continue
 		}
+		if r.Odd != nil {
+			t.Errorf("%s: readings that fail: %v", gpu.Name, r.Odd)
+		}
 		if r.TemperatureC == nil || *r.TemperatureC < 5 || *r.TemperatureC > 110 {
 			t.Errorf("%s: temperature %v", gpu.Name, r.TemperatureC)
 		}

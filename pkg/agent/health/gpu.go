@@ -30,6 +30,8 @@ type gpu struct {
 	// listening tells that there is a listener for target.
 	listening bool
 	call      *call
+	// odd is what was last said of readings that failed.
+	odd string
 }
 
 // call is a question to NVML that is under way.
@@ -112,6 +114,7 @@ func (g *gpu) join(ctx context.Context) *call {
 		g.mu.Lock()
 		g.call = nil
 		g.mu.Unlock()
+		g.tellOdd(ctx, readings.Odd)
 		g.observe(ctx, func(now time.Time, s *State) {
 			if c.err != nil {
 				s.Failed(now, c.err)
@@ -124,6 +127,21 @@ func (g *gpu) join(ctx context.Context) *call {
 		}
 	})
 	return c
+}
+
+// tellOdd says when other readings fail than before. A GPU that answers else is not judged by them.
+func (g *gpu) tellOdd(ctx context.Context, odd error) {
+	text := ""
+	if odd != nil {
+		text = odd.Error()
+	}
+	g.mu.Lock()
+	was := g.odd
+	g.odd = text
+	g.mu.Unlock()
+	if text != was && text != "" {
+		klog.FromContext(ctx).Info("The GPU answers, but does not give some of its readings: nothing is concluded from them", "device", g.name, "reason", text)
+	}
 }
 
 // startListening returns the target to listen to, if nobody does.

@@ -5,11 +5,13 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
 
@@ -151,6 +153,38 @@ func TestEventsAreToldAtOnceAndConditionsByPolling(t *testing.T) {
 		b.do(&nvmlsim.RaiseXID{GPU: "0", Code: 74})
 		b.want("a", "Unhealthy xid=74")
 		stop()
+	})
+}
+
+// TestAReadingThatFailsIsToldAndNotJudged: once, and again when another one fails.
+func TestAReadingThatFailsIsToldAndNotJudged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
+		b := newBench(t, "")
+		var odd error
+		ask := func() (nvml.Readings, error) {
+			r := well()
+			r.Odd = odd
+			return r, nil
+		}
+		listen := func() (nvml.Watch, error) { return nil, nvml.ErrNotSupported }
+		if err := b.monitor.Watch("boot-1", []Target{{Name: "a", Session: 1, Ask: ask, Listen: listen}}, false); err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan struct{})
+		go func() { defer close(done); b.monitor.Run(ctx) }()
+		for _, odd = range []error{nil, errors.New("no fan"), errors.New("no fan"), nil, errors.New("no fan"), errors.New("no power")} {
+			time.Sleep(PollInterval)
+			b.want("a", "Healthy")
+		}
+		time.Sleep(PollInterval)
+		cancel()
+		<-done
+		said := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
+		if fans, powers := strings.Count(said, "no fan"), strings.Count(said, "no power"); fans != 2 || powers != 1 {
+			t.Errorf("told %d times of the fan and %d times of the power, want 2 and 1:\n%s", fans, powers, said)
+		}
 	})
 }
 

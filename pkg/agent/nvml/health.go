@@ -10,8 +10,9 @@ import (
 
 // Condition is the part of Device that health needs.
 type Condition interface {
-	// Readings asks for all at once. What the GPU or the driver lacks is nil; an
-	// error means that the GPU did not answer, ErrGPULost for one.
+	// Readings asks for all at once. What the GPU or the driver lacks is nil, and
+	// so is a single reading that failed; an error means that the GPU did not
+	// answer, ErrGPULost for one.
 	Readings() (Readings, error)
 	// Watch reports the GPU's events from now on. It is for one GPU, so that one
 	// that hangs or is lost keeps nobody else's events back.
@@ -32,6 +33,8 @@ type Readings struct {
 	Rows *RemappedRows
 	// RecoveryAction is what the driver says must be done: NVML's number, 0 for nothing.
 	RecoveryAction *uint32
+	// Odd says which readings are nil although they are not just lacked; nil for none.
+	Odd error
 }
 
 // PCIeLink is the link now and at best.
@@ -107,10 +110,17 @@ const noInstance = 0xFFFFFFFF
 
 func (d *device) Readings() (Readings, error) {
 	var r Readings
-	var errs []error
+	var silent, odd []error
+	answered := false
 	keep := func(err error) {
-		if !lacks(err) {
-			errs = append(errs, err)
+		switch {
+		case err == nil:
+			answered = true
+		case lacks(err):
+		case concernsGPU(err):
+			silent = append(silent, err)
+		default:
+			odd = append(odd, err)
 		}
 	}
 	read(&r.TemperatureC, keep)(get(d.lib, "nvmlDeviceGetTemperature", func() (uint32, gonvml.Return) {
@@ -128,7 +138,28 @@ func (d *device) Readings() (Readings, error) {
 		return RemappedRows{corrected, uncorrected, pending, failed}, ret
 	}))
 	read(&r.RecoveryAction, keep)(d.recoveryAction())
-	return r, errors.Join(errs...)
+	r.Odd = errors.Join(odd...)
+	if len(silent) == 0 && !answered {
+		return r, r.Odd
+	}
+	return r, errors.Join(silent...)
+}
+
+// concernsGPU tells whether an error is about the GPU or the driver as a whole.
+// Any other is about the one question that was asked: each reading by itself can
+// be done without, and a GPU that works must not be withdrawn because of one.
+func concernsGPU(err error) bool {
+	var failed *CallError
+	if !errors.As(err, &failed) {
+		return true
+	}
+	switch failed.Return {
+	case gonvml.ERROR_GPU_IS_LOST, gonvml.ERROR_RESET_REQUIRED, gonvml.ERROR_IRQ_ISSUE,
+		gonvml.ERROR_UNINITIALIZED, gonvml.ERROR_DRIVER_NOT_LOADED, gonvml.ERROR_LIB_RM_VERSION_MISMATCH, gonvml.ERROR_LIBRARY_NOT_FOUND,
+		gonvml.ERROR_TIMEOUT, gonvml.ERROR_UNKNOWN:
+		return true
+	}
+	return false
 }
 
 // read keeps an answer, if there was one.
@@ -172,13 +203,19 @@ func (d *device) eccErrors() (counts ECCErrors, err error) {
 	return counts, err
 }
 
+// recoveryAction is known to drivers since R565. An older one answers for it, as
+// for every field that it does not know, that the argument is not valid.
 func (d *device) recoveryAction() (uint32, error) {
 	values := []gonvml.FieldValue{{FieldId: gonvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
 	err := ask(d.lib, "nvmlDeviceGetFieldValues", func() gonvml.Return {
 		if ret := d.nvml.GetFieldValues(values); ret != gonvml.SUCCESS {
 			return ret
 		}
-		return gonvml.Return(int32(values[0].NvmlReturn))
+		ret := gonvml.Return(int32(values[0].NvmlReturn))
+		if ret == gonvml.ERROR_INVALID_ARGUMENT {
+			ret = gonvml.ERROR_NOT_SUPPORTED
+		}
+		return ret
 	})
 	return binary.NativeEndian.Uint32(values[0].Value[:]), err
 }
