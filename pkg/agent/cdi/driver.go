@@ -10,7 +10,6 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi"
 	"github.com/NVIDIA/nvidia-container-toolkit/pkg/nvcdi/transform/root"
-	"k8s.io/klog/v2"
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
@@ -41,7 +40,7 @@ func NewDriver(opts DriverOptions) *Driver { return &Driver{opts: opts} }
 
 // CommonEdits implements Backend.
 func (d *Driver) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error) {
-	lib, err := d.nvcdi(ctx)
+	lib, err := d.nvcdi(newNvcdiLogger(ctx))
 	if err != nil {
 		return nil, err
 	}
@@ -49,12 +48,16 @@ func (d *Driver) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error)
 	if err != nil {
 		return nil, fmt.Errorf("look for the driver's files below %s: %w", d.opts.DriverRoot, err)
 	}
+	if err := requireNodes(edits.DeviceNodes, controlNodes...); err != nil {
+		return nil, fmt.Errorf("look for the driver's device nodes below %s: %w", d.devRoot(), err)
+	}
 	return edits.ContainerEdits, d.toHost(edits.ContainerEdits)
 }
 
 // GPUEdits implements Backend.
 func (d *Driver) GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, error) {
-	lib, err := d.nvcdi(ctx)
+	logger := newNvcdiLogger(ctx)
+	lib, err := d.nvcdi(logger)
 	if err != nil {
 		return nil, err
 	}
@@ -66,8 +69,8 @@ func (d *Driver) GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, 
 		return nil, fmt.Errorf("look for the device nodes of %s: nvcdi knows none", gpu.UUID)
 	}
 	edits := devices[0].ContainerEdits
-	if len(edits.DeviceNodes) == 0 {
-		return nil, fmt.Errorf("look for the device nodes of %s: none below %s", gpu.UUID, d.devRoot())
+	if err := requireGPU(edits.DeviceNodes, gpu); err != nil {
+		return nil, fmt.Errorf("look for the device nodes of %s below %s: %w%s", gpu.UUID, d.devRoot(), err, logger.said())
 	}
 	return &edits, d.toHost(&edits)
 }
@@ -77,7 +80,7 @@ func (*Driver) VisibleDevices([]string) string { return noDevices }
 
 // nvcdi makes a new library for each use: it keeps the driver's version, which changes when a driver is
 // loaded anew.
-func (d *Driver) nvcdi(ctx context.Context) (nvcdi.Interface, error) {
+func (d *Driver) nvcdi(logger *nvcdiLogger) (nvcdi.Interface, error) {
 	lib := d.opts.NVML()
 	if lib == nil {
 		return nil, errors.New("no NVML library is loaded")
@@ -87,7 +90,7 @@ func (d *Driver) nvcdi(ctx context.Context) (nvcdi.Interface, error) {
 		nvcdi.WithNvmlLib(lib),
 		nvcdi.WithDriverRoot(d.opts.DriverRoot),
 		nvcdi.WithDevRoot(d.devRoot()),
-		nvcdi.WithLogger(nvcdiLogger{klog.LoggerWithName(klog.FromContext(ctx), "nvcdi")}),
+		nvcdi.WithLogger(logger),
 		// The sandbox utilities would be a second native library beside NVML, for information that the
 		// driver root already gives.
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
@@ -120,27 +123,4 @@ func (d *Driver) devRoot() string {
 		return d.opts.DriverRoot
 	}
 	return "/"
-}
-
-// nvcdiLogger passes nvcdi's messages on: what it tries and skips is detail, not news.
-type nvcdiLogger struct{ logger klog.Logger }
-
-func (l nvcdiLogger) Errorf(format string, args ...any) {
-	l.logger.Info(fmt.Sprintf(format, args...), "severity", "error")
-}
-
-func (l nvcdiLogger) Warningf(format string, args ...any) {
-	l.logger.V(4).Info(fmt.Sprintf(format, args...), "severity", "warning")
-}
-
-func (l nvcdiLogger) Infof(format string, args ...any) {
-	l.logger.V(5).Info(fmt.Sprintf(format, args...))
-}
-
-func (l nvcdiLogger) Debugf(format string, args ...any) {
-	l.logger.V(6).Info(fmt.Sprintf(format, args...))
-}
-
-func (l nvcdiLogger) Tracef(format string, args ...any) {
-	l.logger.V(7).Info(fmt.Sprintf(format, args...))
 }

@@ -130,6 +130,45 @@ func TestTheHostsPathsAreNamedToTheRuntime(t *testing.T) {
 	}
 }
 
+// onGPU3 is a backend over stand-in files, with a GPU.
+func onGPU3(t *testing.T) (root string, backend *cdi.Driver, one cdi.GPU) {
+	t.Helper()
+	sim, err := nvmlsim.New("dgx-h100", "node-1")
+	must(t, err)
+	if ret := sim.Init(); ret != nvml.SUCCESS {
+		t.Fatal(ret)
+	}
+	version, _ := sim.SystemGetDriverVersion()
+	handle, _ := sim.DeviceGetHandleByIndex(3)
+	one = gpu(3)
+	one.UUID, _ = handle.GetUUID()
+	one.Minor, _ = handle.GetMinorNumber()
+	root = driverRoot(t, version)
+	return root, cdi.NewDriver(cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: root}), one
+}
+
+// TestAMissingDeviceNodeIsSaid: nvcdi goes on without it.
+func TestAMissingDeviceNodeIsSaid(t *testing.T) {
+	for node, common := range map[string]bool{"nvidiactl": true, "nvidia-uvm": true, "nvidia3": false} {
+		t.Run(node, func(t *testing.T) {
+			root, backend, one := onGPU3(t)
+			// What a GPU that renders has besides is not the GPU.
+			dri := filepath.Join(root, "dev", "dri")
+			must(t, os.MkdirAll(dri, 0o755))
+			must(t, os.Rename(filepath.Join(root, "dev", node), filepath.Join(dri, "renderD128")))
+			_, commonErr := backend.CommonEdits(t.Context())
+			_, gpuErr := backend.GPUEdits(t.Context(), one)
+			err := gpuErr
+			if common {
+				err = commonErr
+			}
+			if err == nil || !strings.Contains(err.Error(), "no /dev/"+node) {
+				t.Errorf("common edits: %v, the GPU's: %v: want an error that names the node", commonErr, gpuErr)
+			}
+		})
+	}
+}
+
 func TestAMissingDriverIsSaid(t *testing.T) {
 	backend := cdi.NewDriver(cdi.DriverOptions{NVML: func() nvml.Interface { return nil }, DriverRoot: "/"})
 	_, err := cdi.BuildSpec(t.Context(), backend, train, []cdi.Device{device("gpu", 0)})
