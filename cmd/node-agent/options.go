@@ -109,7 +109,7 @@ func (o *options) addRunFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.cdiRoot, "cdi-root", o.cdiRoot, "folder from which the container runtime reads CDI specifications")
 	flags.StringVar(&o.stateDir, "state-dir", o.stateDir, "folder for the ledger of prepared claims, which must outlive restarts and reboots")
 	flags.StringVar(&o.devRoot, "dev-root", o.devRoot, "folder for the device nodes of simulated GPUs")
-	flags.StringVar(&o.cdiHook, "nvidia-cdi-hook", o.cdiHook, "path of the nvidia-cdi-hook program on the host; nvcdi's default if not given")
+	flags.StringVar(&o.cdiHook, "nvidia-cdi-hook", o.cdiHook, "path of the nvidia-cdi-hook program on the host; nvcdi's default, /usr/bin/nvidia-cdi-hook, if not given")
 	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "address for /healthz, /readyz and /metrics; port 0 takes a free one, an empty value serves none")
 }
 
@@ -118,7 +118,7 @@ func (o *options) addUseFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.leftovers, "leftover-processes", o.leftovers, "what is done about processes of a pod that are still on its GPU when its claim is unprepared: end kills them, quarantine gives the GPU to nobody until they are gone")
 	flags.DurationVar(&o.lockTimeout, "lock-timeout", o.lockTimeout, fmt.Sprintf("how long a call of the kubelet waits for GPUs that other calls or another agent work on; less than the %s after which the kubelet gives up, so that there is time for the work itself", prepare.KubeletPatience))
 	flags.StringVar(&o.mpsRoot, "mps-root", o.mpsRoot, "folder for the daemons of NVIDIA's Multi-Process Service, with the same path inside and outside of a container")
-	flags.StringVar(&o.hostRoot, "host-root", o.hostRoot, "the host's root folder as this program sees it; daemons of the Multi-Process Service are started there, by systemd")
+	flags.StringVar(&o.hostRoot, "host-root", o.hostRoot, "the host's root folder as this program sees it; what containers are given is looked up there, and daemons of the Multi-Process Service are started there, by systemd")
 }
 
 const (

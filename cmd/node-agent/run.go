@@ -61,6 +61,7 @@ func runAgent(ctx context.Context, opts *options) error {
 		KubeletRoot: opts.kubeletRoot,
 		StateDir:    opts.stateDir,
 		CDIDir:      opts.cdiRoot,
+		HostRoot:    opts.hostRoot,
 		Backend:     backend,
 		Hardware:    hardware,
 		Tools:       tools,

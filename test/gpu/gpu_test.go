@@ -232,7 +232,7 @@ func checkHealthAndCDI(t *testing.T, n node) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	store, err := cdi.NewStore(durable.OS{}, t.TempDir())
+	store, err := cdi.NewStore(durable.OS{}, t.TempDir(), "/")
 	if err != nil {
 		t.Fatal(err)
 	}

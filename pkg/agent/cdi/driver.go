@@ -51,6 +51,7 @@ func (d *Driver) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error)
 	if err := requireNodes(edits.DeviceNodes, controlNodes...); err != nil {
 		return nil, fmt.Errorf("look for the driver's device nodes below %s: %w", d.devRoot(), err)
 	}
+	letEverybodyOpen(edits.DeviceNodes)
 	return edits.ContainerEdits, d.toHost(edits.ContainerEdits)
 }
 
@@ -72,6 +73,7 @@ func (d *Driver) GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, 
 	if err := requireGPU(edits.DeviceNodes, gpu); err != nil {
 		return nil, fmt.Errorf("look for the device nodes of %s below %s: %w%s", gpu.UUID, d.devRoot(), err, logger.said())
 	}
+	letEverybodyOpen(edits.DeviceNodes)
 	return &edits, d.toHost(&edits)
 }
 

@@ -1,6 +1,8 @@
 package cdi_test
 
 import (
+	"cmp"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -58,12 +60,13 @@ func TestRealGPUsGetTheDriversFiles(t *testing.T) {
 	minor, _ := handle.GetMinorNumber()
 
 	root := driverRoot(t, version)
+	program := makeHook(t, root)
 	backend := cdi.NewDriver(cdi.DriverOptions{
 		NVML:       func() nvml.Interface { return sim },
 		DriverRoot: root,
-		HookPath:   "/opt/nvidia/nvidia-cdi-hook",
+		HookPath:   program,
 	})
-	store, err := cdi.NewStore(durable.OS{}, t.TempDir())
+	store, err := cdi.NewStore(durable.OS{}, t.TempDir(), "/")
 	must(t, err)
 	one := gpu(minor)
 	one.UUID = uuid
@@ -94,7 +97,7 @@ func TestRealGPUsGetTheDriversFiles(t *testing.T) {
 		t.Errorf("mounts %v: %s is missing", mounts, want)
 	}
 	if !slices.ContainsFunc(hooks, func(hook string) bool {
-		return strings.HasPrefix(hook, "/opt/nvidia/nvidia-cdi-hook") && strings.Contains(hook, "update-ldcache")
+		return strings.HasPrefix(hook, program) && strings.Contains(hook, "update-ldcache")
 	}) {
 		t.Errorf("hooks %q: the one that updates the linker's cache is missing", hooks)
 	}
@@ -130,21 +133,133 @@ func TestTheHostsPathsAreNamedToTheRuntime(t *testing.T) {
 	}
 }
 
+// makeHook stands in for the toolkit's program that containers are prepared with.
+func makeHook(t *testing.T, root string) string {
+	t.Helper()
+	program := filepath.Join(root, "opt/nvidia/nvidia-cdi-hook")
+	must(t, os.MkdirAll(filepath.Dir(program), 0o755))
+	must(t, os.WriteFile(program, nil, 0o755))
+	return program
+}
+
+// TestContainersNeedNotRunAsRoot: nodes that the host keeps for root are open to all in the container that was given the GPU.
+func TestContainersNeedNotRunAsRoot(t *testing.T) {
+	for _, host := range []struct {
+		mode fs.FileMode
+		gid  int
+	}{{0o666, 0}, {0o600, 0}, {0o660, 44}} {
+		root, backend, one := onGPU3(t)
+		for _, node := range []string{"nvidiactl", "nvidia-uvm", "nvidia3"} {
+			path := filepath.Join(root, "dev", node)
+			must(t, os.Chmod(path, host.mode))
+			must(t, os.Chown(path, 0, host.gid))
+		}
+		store, err := cdi.NewStore(durable.OS{}, t.TempDir(), "/")
+		must(t, err)
+		write(t, store, backend, train, cdi.Device{Request: "gpu", Name: one.Name, GPU: one})
+		container := inject(t, store.Dir(), cdi.DeviceID(train, "gpu", one.Name))
+		if len(container.Linux.Devices) != 3 {
+			t.Errorf("device nodes %+v, want 3", container.Linux.Devices)
+		}
+		for _, node := range container.Linux.Devices {
+			if *node.FileMode != 0o666 || node.Major != 121 || node.Type != "c" {
+				t.Errorf("%v on the host: %s is %s %d with %v in the container, want 0666 of major 121", host, node.Path, node.Type, node.Major, node.FileMode)
+			}
+		}
+	}
+}
+
+// TestWhatARuntimeOpensIsLookedUpInTheHostsRoot, which the agent sees in a folder: here with the driver of a driver container in it.
+func TestWhatARuntimeOpensIsLookedUpInTheHostsRoot(t *testing.T) {
+	tests := map[string]struct {
+		hostDriver, hook string
+		damage           func(t *testing.T, host string)
+		want             []string
+	}{
+		"all is there": {},
+		// Of the host, not of the agent, that is.
+		"below a link that is absolute": {hostDriver: "/var/run/nvidia/driver"},
+		"no hook":                       {hook: "/usr/bin/nvidia-cdi-hook", want: []string{"/usr/bin/nvidia-cdi-hook", "--nvidia-cdi-hook"}},
+		"the hook is no program": {
+			damage: func(t *testing.T, host string) {
+				must(t, os.Chmod(filepath.Join(host, "opt/nvidia/nvidia-cdi-hook"), 0o644))
+			},
+			want: []string{"/opt/nvidia/nvidia-cdi-hook", "--nvidia-cdi-hook"},
+		},
+		"the driver is elsewhere": {hostDriver: "/run/driver", want: []string{"/run/driver/"}},
+		"a library has gone": {
+			damage: func(t *testing.T, host string) {
+				found, _ := filepath.Glob(filepath.Join(host, "run/nvidia/driver/usr/lib/x86_64-linux-gnu/libcuda.so.*"))
+				must(t, os.Remove(found[0]))
+			},
+			want: []string{"mount at", "/run/nvidia/driver/usr/lib/x86_64-linux-gnu/libcuda.so."},
+		},
+		"a device node has gone": {
+			damage: func(t *testing.T, host string) {
+				must(t, os.Remove(filepath.Join(host, "run/nvidia/driver/dev/nvidia3")))
+			},
+			want: []string{"/run/nvidia/driver/dev/nvidia3"},
+		},
+		"no root": {damage: func(t *testing.T, host string) { must(t, os.Rename(host, host+"-gone")) }, want: []string{"the host's root folder"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			sim, one := gpu3(t)
+			version, _ := sim.SystemGetDriverVersion()
+			host := filepath.Join(t.TempDir(), "host")
+			driver := filepath.Join(host, "run/nvidia/driver")
+			must(t, os.MkdirAll(filepath.Dir(driver), 0o755))
+			must(t, os.Rename(driverRoot(t, version), driver))
+			must(t, os.MkdirAll(filepath.Join(host, "var"), 0o755))
+			must(t, os.Symlink("/run", filepath.Join(host, "var/run")))
+			makeHook(t, host)
+			backend := cdi.NewDriver(cdi.DriverOptions{
+				NVML:           func() nvml.Interface { return sim },
+				DriverRoot:     driver,
+				HostDriverRoot: cmp.Or(tc.hostDriver, "/run/nvidia/driver"),
+				HookPath:       cmp.Or(tc.hook, "/opt/nvidia/nvidia-cdi-hook"),
+			})
+			store, err := cdi.NewStore(durable.OS{}, t.TempDir(), host)
+			must(t, err)
+			write(t, store, backend, train, cdi.Device{Request: "gpu", Name: one.Name, GPU: one})
+			if tc.damage != nil {
+				tc.damage(t, host)
+			}
+			err = store.Verify(train, []string{cdi.DeviceID(train, "gpu", one.Name)})
+			if (err == nil) != (tc.want == nil) {
+				t.Fatalf("Verify: %v, want an error with %q", err, tc.want)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("Verify: %v, want an error with %q", err, want)
+				}
+			}
+		})
+	}
+}
+
 // onGPU3 is a backend over stand-in files, with a GPU.
 func onGPU3(t *testing.T) (root string, backend *cdi.Driver, one cdi.GPU) {
+	t.Helper()
+	sim, one := gpu3(t)
+	version, _ := sim.SystemGetDriverVersion()
+	root = driverRoot(t, version)
+	return root, cdi.NewDriver(cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: root}), one
+}
+
+// gpu3 is a GPU of a simulated machine.
+func gpu3(t *testing.T) (*nvmlsim.Library, cdi.GPU) {
 	t.Helper()
 	sim, err := nvmlsim.New("dgx-h100", "node-1")
 	must(t, err)
 	if ret := sim.Init(); ret != nvml.SUCCESS {
 		t.Fatal(ret)
 	}
-	version, _ := sim.SystemGetDriverVersion()
 	handle, _ := sim.DeviceGetHandleByIndex(3)
-	one = gpu(3)
+	one := gpu(3)
 	one.UUID, _ = handle.GetUUID()
 	one.Minor, _ = handle.GetMinorNumber()
-	root = driverRoot(t, version)
-	return root, cdi.NewDriver(cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: root}), one
+	return sim, one
 }
 
 // TestAMissingDeviceNodeIsSaid: nvcdi goes on without it.

@@ -3,6 +3,7 @@ package cdi_test
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"runtime"
@@ -47,7 +48,7 @@ func migDriver(t *testing.T) (root string, backend *cdi.Driver, device cdi.GPU, 
 		first := 21 + 10*i
 		minors += fmt.Sprintf("gpu%d/gi%d/access %d\ngpu%d/gi%d/ci%d/access %d\n", minor, gi, first, minor, gi, ci, first+1)
 		for n := range 2 {
-			must(t, unix.Mknod(capNode(root, first+n), unix.S_IFCHR|0o444, int(unix.Mkdev(121, uint32(first+n)))))
+			must(t, unix.Mknod(capNode(root, first+n), unix.S_IFCHR|0o400, int(unix.Mkdev(121, uint32(first+n)))))
 		}
 		if i == 0 {
 			device = cdi.GPU{Name: "gpu-0000-03-00-0", UUID: uuid, Minor: minor}
@@ -102,6 +103,9 @@ func TestAMIGDeviceHasItsOwnNodes(t *testing.T) {
 		var got []string
 		for _, node := range edits.DeviceNodes {
 			got = append(got, node.Path)
+			if want := fs.FileMode(0o444); *node.FileMode&want != want {
+				t.Errorf("%s has mode %v: not all in the container may open it", node.Path, node.FileMode)
+			}
 		}
 		slices.Sort(got)
 		if diff := cmp.Diff([]string{"/dev/nvidia-caps/nvidia-cap21", "/dev/nvidia-caps/nvidia-cap22", "/dev/nvidia3"}, got); diff != "" {

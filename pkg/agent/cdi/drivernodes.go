@@ -1,7 +1,9 @@
 package cdi
 
 import (
+	"cmp"
 	"fmt"
+	"io/fs"
 	"path"
 	"slices"
 	"strconv"
@@ -56,4 +58,31 @@ func requireGPU(nodes []*specs.DeviceNode, gpu GPU) error {
 		return fmt.Errorf("in %s there is [%s], and a MIG device needs two nodes there, of its GPU instance and of its compute instance: make them, as nvidia-modprobe -f <capability> does", capsFolder, strings.Join(caps, " "))
 	}
 	return nil
+}
+
+// letEverybodyOpen gives the driver's nodes modes by which a container need not run as root to use its GPU, whatever an
+// administrator wants of processes of the host (the driver's parameter NVreg_DeviceFileMode): who may use the GPU is said by
+// the claim. Nodes are made anew for each container, with the mode that is asked for. Nodes for rendering are open to the
+// group that nvcdi adds to the container.
+//
+// It also says what kind of node it is, and of which path, so that it can be checked from where the host has another root.
+func letEverybodyOpen(nodes []*specs.DeviceNode) {
+	for _, node := range nodes {
+		if node.Major != 0 {
+			node.Type, node.HostPath = "c", cmp.Or(node.HostPath, node.Path)
+		}
+		var mode fs.FileMode
+		switch {
+		case path.Dir(node.Path) == capsFolder:
+			mode = 0o444 // all that is done with it is to open it
+		case strings.HasPrefix(node.Path, "/dev/nvidia"):
+			mode = 0o666
+		default:
+			continue
+		}
+		if node.FileMode != nil {
+			mode |= node.FileMode.Perm()
+		}
+		node.FileMode = &mode
+	}
 }

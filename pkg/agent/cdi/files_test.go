@@ -18,7 +18,7 @@ import (
 func TestFilesOfOthersAreNotOurs(t *testing.T) {
 	const ours = "k8s.gpu.nvidia.com-claim_"
 	dir := t.TempDir()
-	store, err := cdi.NewStore(durable.OS{}, dir)
+	store, err := cdi.NewStore(durable.OS{}, dir, "/")
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -54,7 +54,7 @@ func (d *Driver) NodeEdits(_ context.Context, names []string) (*specs.ContainerE
 	edits := &specs.ContainerEdits{}
 	for _, name := range names {
 		node := path.Join("/dev", name)
-		if _, _, err := charDevice(node); err != nil {
+		if _, _, err := host("/").charDevice(node); err != nil {
 			return nil, err
 		}
 		edits.DeviceNodes = append(edits.DeviceNodes, &specs.DeviceNode{Path: node, HostPath: node, Permissions: "rw"})

@@ -155,7 +155,7 @@ func (s *Simulated) ensure(node simulatedNode) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	path := s.path(node)
-	major, minor, err := charDevice(path)
+	major, minor, err := host("/").charDevice(path)
 	if err == nil && int(major) == s.major && int(minor) == node.minor {
 		return nil
 	}

@@ -88,7 +88,7 @@ func inject(t *testing.T, dir string, ids ...string) *oci.Spec {
 }
 
 func TestContainersSeeTheirOwnGPUs(t *testing.T) {
-	store, err := cdi.NewStore(durable.OS{}, filepath.Join(t.TempDir(), "cdi"))
+	store, err := cdi.NewStore(durable.OS{}, filepath.Join(t.TempDir(), "cdi"), "/")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -222,7 +222,7 @@ func TestVerifyFindsWhatARuntimeWouldStumbleOver(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			store, err := cdi.NewStore(durable.OS{}, t.TempDir())
+			store, err := cdi.NewStore(durable.OS{}, t.TempDir(), "/")
 			must(t, err)
 			devRoot := t.TempDir()
 			backend, err := cdi.NewSimulated(t.Context(), cdi.SimulatedOptions{DevRoot: devRoot, ProcRoot: procRoot(t)})
@@ -249,7 +249,7 @@ func TestVerifyFindsWhatARuntimeWouldStumbleOver(t *testing.T) {
 
 func TestOnlyTheClaimsOwnFileIsRemoved(t *testing.T) {
 	dir := t.TempDir()
-	store, err := cdi.NewStore(durable.OS{}, dir)
+	store, err := cdi.NewStore(durable.OS{}, dir, "/")
 	must(t, err)
 	backend := simulated(t)
 	write(t, store, backend, train, device("gpu", 0))

@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	oci "github.com/opencontainers/runtime-spec/specs-go"
-	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 	"tags.cncf.io/container-device-interface/pkg/parser"
@@ -28,11 +27,13 @@ var filePrefix = cdilib.GenerateSpecName(Vendor, Class) + "_"
 type Store struct {
 	dir  string
 	fsys durable.FS
+	host host
 }
 
-// NewStore makes the folder if it is missing.
-func NewStore(fsys durable.FS, dir string) (*Store, error) {
-	store := &Store{dir: dir, fsys: fsys}
+// NewStore makes the folder if it is missing. hostRoot is the root folder of the host, whose files the specifications
+// name, as the agent sees it: "/" on the host itself.
+func NewStore(fsys durable.FS, dir, hostRoot string) (*Store, error) {
+	store := &Store{dir: dir, fsys: fsys, host: host(filepath.Clean(hostRoot))}
 	return store, store.ensureDir()
 }
 
@@ -88,17 +89,17 @@ func (s *Store) Remove(claim types.UID, path string) error {
 }
 
 // Verify reads the claim's file the way a container runtime does and applies every one of the devices to an
-// empty container: the file must parse, each name must resolve, and each device node of the host must be a
-// device with the numbers that the container will be allowed to open.
+// empty container: the file must parse, each name must resolve, all that is mounted and each hook's program must be
+// there, and each device node of the host must be a device with the numbers that the container will be allowed to open.
 func (s *Store) Verify(claim types.UID, deviceIDs []string) error {
 	path := s.Path(claim)
 	spec, err := cdilib.ReadSpec(path, 0)
 	if err != nil {
 		return fmt.Errorf("CDI specification of claim %s: %w", claim, err)
 	}
-	// The library fills host paths in when it applies edits, so nodes are looked at before.
+	// The library fills host paths in when it applies edits, so they are looked at before.
 	container := &oci.Spec{}
-	if err := verifyNodes(spec.ContainerEdits.DeviceNodes); err != nil {
+	if err := s.host.verify(&spec.ContainerEdits); err != nil {
 		return fmt.Errorf("CDI specification %s, common edits: %w", path, err)
 	}
 	if err := spec.ApplyEdits(container); err != nil {
@@ -113,7 +114,7 @@ func (s *Store) Verify(claim types.UID, deviceIDs []string) error {
 		if vendor != spec.GetVendor() || class != spec.GetClass() || device == nil {
 			return fmt.Errorf("CDI device %s is not in %s", id, path)
 		}
-		if err := verifyNodes(device.ContainerEdits.DeviceNodes); err != nil {
+		if err := s.host.verify(&device.ContainerEdits); err != nil {
 			return fmt.Errorf("CDI device %s: %w", id, err)
 		}
 		if err := device.ApplyEdits(container); err != nil {
@@ -128,38 +129,4 @@ func (s *Store) ensureDir() error {
 		return fmt.Errorf("make CDI folder: %w", err)
 	}
 	return nil
-}
-
-// verifyNodes checks the nodes that name a file of the host. A node given by its numbers alone (a simulated
-// GPU on a machine where nodes cannot be made) has nothing to check.
-func verifyNodes(nodes []*specs.DeviceNode) error {
-	for _, node := range nodes {
-		path := node.HostPath
-		if path == "" {
-			if node.Type != "" {
-				continue
-			}
-			path = node.Path
-		}
-		major, minor, err := charDevice(path)
-		if err != nil {
-			return err
-		}
-		if node.Type != "" && (node.Type != "c" || node.Major != int64(major) || node.Minor != int64(minor)) {
-			return fmt.Errorf("device node %s is c %d:%d, the CDI specification says %s %d:%d", path, major, minor, node.Type, node.Major, node.Minor)
-		}
-	}
-	return nil
-}
-
-// charDevice returns the numbers of a character device.
-func charDevice(path string) (major, minor uint32, err error) {
-	var stat unix.Stat_t
-	if err := unix.Lstat(path, &stat); err != nil {
-		return 0, 0, fmt.Errorf("device node %s: %w", path, err)
-	}
-	if stat.Mode&unix.S_IFMT != unix.S_IFCHR {
-		return 0, 0, fmt.Errorf("device node %s is no character device", path)
-	}
-	return unix.Major(stat.Rdev), unix.Minor(stat.Rdev), nil
 }

@@ -53,9 +53,11 @@ type Options struct {
 	KubeletRoot string
 	StateDir    string
 	CDIDir      string
-	Backend     cdi.Backend
-	Hardware    *Hardware
-	Tools       sharing.Tools
+	// HostRoot is the host's root folder as the agent sees it; "/" if empty.
+	HostRoot string
+	Backend  cdi.Backend
+	Hardware *Hardware
+	Tools    sharing.Tools
 	// Leftovers is prepare's default if empty.
 	Leftovers prepare.Leftovers
 	// LockTimeout is prepare's default if 0.
@@ -100,6 +102,7 @@ func New(opts Options) (*Agent, error) {
 		Pool:        opts.NodeName,
 		StateDir:    opts.StateDir,
 		CDIDir:      opts.CDIDir,
+		HostRoot:    opts.HostRoot,
 		Backend:     opts.Backend,
 		Hardware:    opts.Hardware,
 		Tools:       opts.Tools,

@@ -33,7 +33,7 @@ const (
 	DefaultUndoTimeout = 25 * time.Second
 )
 
-// Options of a Manager; the fields up to Tools are required.
+// Options of a Manager; the fields up to Tools are required, other than HostRoot.
 type Options struct {
 	// Driver and Pool select the allocation results that are this agent's.
 	Driver, Pool string
@@ -41,7 +41,9 @@ type Options struct {
 	// the kubelet together during a rolling update, share it.
 	StateDir string
 	// CDIDir is read by the container runtime.
-	CDIDir   string
+	CDIDir string
+	// HostRoot is the host's root folder as the agent sees it; "/" if empty. What CDI specifications name is looked up below it.
+	HostRoot string
 	Backend  cdi.Backend
 	Hardware Hardware
 	Tools    sharing.Tools
@@ -95,6 +97,7 @@ func New(opts Options) (*Manager, error) {
 	opts.EndTimeout = cmp.Or(opts.EndTimeout, defaultEndTimeout)
 	opts.UndoTimeout = cmp.Or(opts.UndoTimeout, DefaultUndoTimeout)
 	opts.Leftovers = cmp.Or(opts.Leftovers, EndLeftovers)
+	opts.HostRoot = cmp.Or(opts.HostRoot, "/")
 	claims, err := ledger.Open(opts.FS, LedgerDir(opts.StateDir))
 	if err != nil {
 		return nil, err
@@ -103,7 +106,7 @@ func New(opts Options) (*Manager, error) {
 	if err := opts.FS.MkdirAll(locks, 0o700); err != nil {
 		return nil, fmt.Errorf("make the folder for locks: %w", err)
 	}
-	store, err := cdi.NewStore(opts.FS, opts.CDIDir)
+	store, err := cdi.NewStore(opts.FS, opts.CDIDir, opts.HostRoot)
 	if err != nil {
 		return nil, err
 	}
