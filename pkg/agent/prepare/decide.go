@@ -178,7 +178,7 @@ func (m *Manager) switchedMIG(gpu, bootID string) (bool, error) {
 // served is the MPS daemon that serves devices of a claim.
 type served struct {
 	sharing.Daemon
-	// gpu is where it belongs.
+	// gpu is what its step is recorded for, of all that it serves.
 	gpu string
 	// shared: it serves all that have a share of that GPU.
 	shared bool

@@ -12,12 +12,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -76,6 +78,62 @@ func TestEachGPUOwesItsOwn(t *testing.T) {
 	}
 	if diff := cmp.Diff(map[string]string{}, owed()); diff != "" {
 		t.Errorf("owed in the end (-want +got):\n%s", diff)
+	}
+}
+
+// stuckDaemons do not end.
+type stuckDaemons struct {
+	sharing.Daemons
+	stuck bool
+}
+
+func (d *stuckDaemons) Stop(ctx context.Context, name string) error {
+	if d.stuck {
+		return errors.New("the daemon does not end")
+	}
+	return d.Daemons.Stop(ctx, name)
+}
+
+// TestADaemonThatDoesNotEndKeepsAllItsGPUs: it serves every one of the claim's, and nobody else gets one of them.
+func TestADaemonThatDoesNotEndKeepsAllItsGPUs(t *testing.T) {
+	n := newNode(t)
+	daemons := &stuckDaemons{Daemons: n.tools.Daemons, stuck: true}
+	n.tools.Daemons = daemons
+	m := n.manager()
+	c := withConfig(claim("train", "gpu="+gpu0, "more="+gpu1), driverName, sharingConfig("GpuConfig", "MPS", ""))
+	if _, err := m.Prepare(n.ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	if err := m.Unprepare(n.ctx, c.UID); err != nil {
+		t.Fatal(err)
+	}
+	for _, gpu := range []string{gpu0, gpu1} {
+		var quarantined *prepare.QuarantinedError
+		if _, err := m.Prepare(n.ctx, claim("next", result("gpu="+gpu))); !errors.As(err, &quarantined) || !strings.Contains(err.Error(), "does not end") {
+			t.Errorf("%s: error %v, want a QuarantinedError about the daemon", gpu, err)
+		}
+	}
+	// What was done to the GPUs before the daemon was started stays until it has gone.
+	for i := range 2 {
+		if got := n.gpu(i).ComputeMode; got != nvmlsim.ComputeExclusiveProcess {
+			t.Errorf("compute mode of GPU %d is %s, and its daemon runs", i, got)
+		}
+	}
+	if recovery, err := n.manager().Reconcile(n.ctx); err != nil || recovery.Quarantined != 2 {
+		t.Errorf("recovery %+v, %v; want two GPUs in quarantine, for another agent too", recovery, err)
+	}
+	daemons.stuck = false
+	// One is asked for, the other is not.
+	if _, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu1)); err != nil {
+		t.Error(err)
+	}
+	if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined != 0 {
+		t.Errorf("recovery %+v, %v; want none in quarantine", recovery, err)
+	}
+	for i := range 2 {
+		if diff := cmp.Diff(setting{Compute: nvmlsim.ComputeDefault}, n.setting(i), cmpopts.EquateEmpty()); diff != "" {
+			t.Errorf("GPU %d (-want +got):\n%s", i, diff)
+		}
 	}
 }
 

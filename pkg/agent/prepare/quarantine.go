@@ -121,6 +121,17 @@ type debt struct {
 	err   error
 }
 
+// owe adds a step, of those of the GPU the first.
+func owe(debts []debt, gpu string, step ledger.Step, err error) []debt {
+	step.GPU = gpu
+	i := slices.IndexFunc(debts, func(d debt) bool { return d.gpu == gpu })
+	if i < 0 {
+		return append(debts, debt{gpu: gpu, steps: []ledger.Step{step}, err: err})
+	}
+	debts[i].steps = slices.Insert(debts[i].steps, 0, step)
+	return debts
+}
+
 // keepDebts records what is owed for each GPU of the claim.
 func (m *Manager) keepDebts(ctx context.Context, entry *ledger.Entry, debts []debt) error {
 	for _, d := range debts {

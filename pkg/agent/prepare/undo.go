@@ -60,9 +60,8 @@ func (m *Manager) rollBack(ctx context.Context, entry *ledger.Entry) error {
 	defer cancel()
 	var debts []debt
 	for _, step := range slices.Backward(entry.Undo) {
-		i := slices.IndexFunc(debts, func(d debt) bool { return d.gpu == step.GPU })
-		if i >= 0 {
-			debts[i].steps = slices.Insert(debts[i].steps, 0, step)
+		if slices.ContainsFunc(debts, func(d debt) bool { return d.gpu == step.GPU }) {
+			debts = owe(debts, step.GPU, step, nil)
 			continue
 		}
 		err := m.undo(ctx, entry, step)
@@ -73,11 +72,22 @@ func (m *Manager) rollBack(ctx context.Context, entry *ledger.Entry) error {
 		if step.GPU == "" {
 			return err
 		}
-		debts = append(debts, debt{gpu: step.GPU, steps: []ledger.Step{step}, err: err})
+		for _, gpu := range affected(entry, step) {
+			debts = owe(debts, gpu, step, err)
+		}
 	}
 	if err := m.keepDebts(ctx, entry, debts); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).V(5).Info("Recorded steps are undone", "claimUID", entry.Claim.UID, "steps", len(entry.Undo), "quarantined", len(debts))
 	return measured(unpreparing, stepRecord, func() error { return m.ledger.Remove(entry.Claim.UID) })
+}
+
+// affected are the GPUs on which the step is felt. A daemon that serves the claim alone has all of the claim's GPUs open, and is recorded
+// once, for the first of them.
+func affected(entry *ledger.Entry, step ledger.Step) []string {
+	if step.Kind == ledger.StepMPSDaemon && !step.Shared {
+		return entry.HeldGPUs()
+	}
+	return []string{step.GPU}
 }
