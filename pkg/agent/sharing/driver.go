@@ -78,12 +78,17 @@ func (s *systemd) Start(ctx context.Context, daemon Daemon) error {
 	if err != nil {
 		return err
 	}
-	if running {
+	commands := limits(daemon)
+	if running && s.limited(daemon.Name, commands) {
 		return nil
 	}
 	program, err := s.opts.find(control)
 	if err != nil {
 		return fmt.Errorf("start MPS daemon %s: %w", daemon.Name, err)
+	}
+	if running {
+		// Whoever started it did not come to set its limits, or did not get to know that they are. It has clients, maybe, so it stays.
+		return s.limit(ctx, program, daemon.Name, commands)
 	}
 	for _, folder := range []struct {
 		name string
@@ -94,12 +99,16 @@ func (s *systemd) Start(ctx context.Context, daemon Daemon) error {
 			return fmt.Errorf("folder of MPS daemon %s: %w", daemon.Name, err)
 		}
 	}
+	// One that ran before has left it.
+	if err := os.Remove(s.dir(daemon.Name, limitedFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("folder of MPS daemon %s: %w", daemon.Name, err)
+	}
 	args := append([]string{"systemd-run", "--quiet", "--collect", "--unit=" + unit(daemon.Name), "--description=NVIDIA MPS control daemon of Stowage"}, s.sight(program, daemon.Name)...)
 	args = append(args, "--setenv=CUDA_VISIBLE_DEVICES="+strings.Join(daemon.GPUs, ","), "--setenv=CUDA_MPS_LOG_DIRECTORY="+s.dir(daemon.Name, "log"))
 	if err := run(s.onHost(ctx, append(args, program.line("-f")...)...), ""); err != nil {
 		return fmt.Errorf("start MPS daemon %s: %w", daemon.Name, err)
 	}
-	if err := s.limit(ctx, program, daemon); err != nil {
+	if err := s.limit(ctx, program, daemon.Name, commands); err != nil {
 		return errors.Join(err, s.Stop(context.WithoutCancel(ctx), daemon.Name))
 	}
 	return nil
@@ -129,8 +138,12 @@ func (s *systemd) tell(ctx context.Context, p program, name, command string) err
 	return run(s.onHost(ctx, append(args, p.line()...)...), command+"\n")
 }
 
-// limit sets the limits. The daemon takes commands a moment after its start.
-func (s *systemd) limit(ctx context.Context, p program, daemon Daemon) error {
+// limitedFile is in a daemon's folder once it has its limits, and says which: it loses them if it ends, and an agent can end before it has
+// set them.
+const limitedFile = "limited"
+
+// limits are the commands that set a daemon's limits, after one that it answers as soon as it takes any.
+func limits(daemon Daemon) []string {
 	commands := []string{"get_server_list"}
 	if daemon.ActiveThreadPercentage > 0 {
 		commands = append(commands, "set_default_active_thread_percentage "+strconv.Itoa(daemon.ActiveThreadPercentage))
@@ -140,15 +153,31 @@ func (s *systemd) limit(ctx context.Context, p program, daemon Daemon) error {
 			commands = append(commands, fmt.Sprintf("set_default_device_pinned_mem_limit %d %dM", i, mib))
 		}
 	}
+	return commands
+}
+
+// limited tells whether a daemon that runs has these limits.
+func (s *systemd) limited(name string, commands []string) bool {
+	has, err := os.ReadFile(s.dir(name, limitedFile))
+	return err == nil && string(has) == asText(commands)
+}
+
+func asText(commands []string) string { return strings.Join(commands, "\n") + "\n" }
+
+// limit sets the limits. The daemon takes commands a moment after its start.
+func (s *systemd) limit(ctx context.Context, p program, name string, commands []string) error {
 	for _, command := range commands {
 		var last error
 		err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, 5*time.Second, true, func(ctx context.Context) (bool, error) {
-			last = s.tell(ctx, p, daemon.Name, command)
+			last = s.tell(ctx, p, name, command)
 			return last == nil, nil
 		})
 		if err != nil {
-			return fmt.Errorf("MPS daemon %s does not take %q: %w", daemon.Name, command, errors.Join(err, last))
+			return fmt.Errorf("MPS daemon %s does not take %q: %w", name, command, errors.Join(err, last))
 		}
+	}
+	if err := os.WriteFile(s.dir(name, limitedFile), []byte(asText(commands)), 0o600); err != nil {
+		return fmt.Errorf("folder of MPS daemon %s: %w", name, err)
 	}
 	return nil
 }

@@ -1,12 +1,16 @@
 package sharing
 
 import (
+	"context"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -27,9 +31,9 @@ func host(t *testing.T) (opts DriverOptions, calls func() []string) {
 	script("nvidia-smi", `[ -e broken ] && { echo "no devices were found"; exit 6; }; exit 0`)
 	// With --wait it runs a program that reads commands, else it starts a unit.
 	script("systemd-run", `case "$*" in *--wait*) [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log+`;; *) touch unit;; esac`)
-	script("systemctl", `case $1 in is-active) [ -e unit ] || exit 3;; stop) rm unit;; esac`)
+	script("systemctl", `case $1 in is-active) [ -e unit ] || exit 3;; stop) [ -e unstoppable ] && exit 1; rm unit;; esac`)
 	// It does not take the first command.
-	script("nvidia-cuda-mps-control", `[ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
+	script("nvidia-cuda-mps-control", `[ -e deaf ] && exit 1; [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	opts = DriverOptions{DriverRoot: "/", MPSRoot: filepath.Join(dir, "mps"), HostRoot: "/", ProcRoot: "/proc"}
 	return opts, func() []string {
@@ -114,6 +118,69 @@ func TestMPSDaemonIsAUnitOfTheHost(t *testing.T) {
 	}
 	if _, err := os.Stat(filepath.Join(opts.MPSRoot, "claim-1")); !os.IsNotExist(err) {
 		t.Errorf("its folder: %v", err)
+	}
+}
+
+// TestADaemonGetsItsLimitsAlsoFromTheNextAgent: the one that started it may have ended before it set them.
+func TestADaemonGetsItsLimitsAlsoFromTheNextAgent(t *testing.T) {
+	opts, calls := host(t)
+	daemons := NewDriver(opts).Daemons
+	daemon := Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}, ActiveThreadPercentage: 50}
+	dir := filepath.Dir(opts.MPSRoot)
+	file := func(name string) string { return filepath.Join(dir, name) }
+	touch := func(name string) {
+		t.Helper()
+		if err := errors.Join(os.MkdirAll(filepath.Dir(file(name)), 0o755), os.WriteFile(file(name), nil, 0o600)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	asked := "systemctl is-active --quiet stowage-mps-claim-1.service"
+	limited := []string{"nvidia-cuda-mps-control ", "mps: get_server_list", "nvidia-cuda-mps-control ", "mps: set_default_active_thread_percentage 50"}
+	touch("ready")
+	touch("unit")
+	touch("mps/claim-1/pipe/control")
+
+	// It does not take commands: it stays, and has no limits still.
+	touch("deaf")
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := daemons.Start(ctx, daemon); err == nil || !strings.Contains(err.Error(), "claim-1") {
+		t.Errorf("no limits are set: %v", err)
+	}
+	if got := calls(); slices.ContainsFunc(got, func(call string) bool { return strings.HasPrefix(call, "systemctl stop") }) {
+		t.Errorf("a daemon that may have clients is ended: %q", got)
+	}
+	if err := os.Remove(file("deaf")); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range [][]string{append([]string{asked}, limited...), {asked}} {
+		if err := daemons.Start(t.Context(), daemon); err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, calls()); diff != "" {
+			t.Errorf("it runs: calls (-want +got):\n%s", diff)
+		}
+	}
+	// It has ended and is started, and the agent ends again before it has set the limits.
+	if err := os.Remove(file("unit")); err != nil {
+		t.Fatal(err)
+	}
+	touch("deaf")
+	touch("unstoppable")
+	ctx, cancel = context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	if err := daemons.Start(ctx, daemon); err == nil {
+		t.Error("no limits are set, and it is no error")
+	}
+	calls()
+	if err := errors.Join(os.Remove(file("deaf")), os.Remove(file("unstoppable"))); err != nil {
+		t.Fatal(err)
+	}
+	if err := daemons.Start(t.Context(), daemon); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(append([]string{asked}, limited...), calls()); diff != "" {
+		t.Errorf("it was started without limits: calls (-want +got):\n%s", diff)
 	}
 }
 
