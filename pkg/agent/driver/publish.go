@@ -78,8 +78,25 @@ func (p *publisher) run(ctx context.Context) {
 	var group sync.WaitGroup
 	defer group.Wait()
 	group.Go(func() { p.discover(ctx) })
-	if err := p.publish(ctx); err != nil && ctx.Err() == nil {
-		utilruntime.HandleErrorWithContext(ctx, err, "ResourceSlices cannot be published")
+	p.keepOn(ctx, p.publish)
+}
+
+// keepOn publishes, and begins anew with ever longer pauses where that was not possible: on a disk that is full there is no lock file.
+func (p *publisher) keepOn(ctx context.Context, publish func(context.Context) error) {
+	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 30 * time.Second}
+	for {
+		err := publish(ctx)
+		if err == nil || ctx.Err() != nil {
+			return
+		}
+		pause := backoff.Step()
+		sliceErrors.WithLabelValues("other").Inc()
+		utilruntime.HandleErrorWithContext(ctx, err, "ResourceSlices cannot be published, trying on", "after", pause)
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
+		}
 	}
 }
 
@@ -148,6 +165,16 @@ func (p *publisher) want(resources resourceslice.DriverResources) {
 	p.wanted <- &resources
 }
 
+// wantStill puts back what was taken, unless there is something newer.
+func (p *publisher) wantStill(resources *resourceslice.DriverResources) {
+	p.wanting.Lock()
+	defer p.wanting.Unlock()
+	select {
+	case p.wanted <- resources:
+	default:
+	}
+}
+
 // publishAgain checks the slices now. It does not block.
 func (p *publisher) publishAgain() {
 	select {
@@ -158,13 +185,18 @@ func (p *publisher) publishAgain() {
 
 // publish keeps in the API server what is wanted until ctx ends, after it has waited until something is known
 // of the node's GPUs and until no other agent of the node publishes.
-func (p *publisher) publish(ctx context.Context) error {
+func (p *publisher) publish(ctx context.Context) (err error) {
 	var resources *resourceslice.DriverResources
 	select {
 	case <-ctx.Done():
 		return nil
 	case resources = <-p.wanted:
 	}
+	defer func() {
+		if err != nil {
+			p.wantStill(resources)
+		}
+	}()
 	unlock, err := p.lead(ctx)
 	if err != nil {
 		return err
@@ -173,6 +205,8 @@ func (p *publisher) publish(ctx context.Context) error {
 	p.hardware.Lead(ctx)
 	var group sync.WaitGroup
 	defer group.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
 	p.gap.want(len(resources.Pools[p.nodeName].Slices))
 	group.Go(func() { p.gap.run(ctx, p.client, p.nodeName) })
 	// It returns only when the API server has answered.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -110,5 +111,52 @@ func TestASliceThatWasNotWrittenIsTriedAgainSoon(t *testing.T) {
 				<-done
 			})
 		})
+	}
+}
+
+// TestPublishingIsTriedAgain, with pauses that grow up to half a minute, and ends with the agent.
+func TestPublishingIsTriedAgain(t *testing.T) {
+	registerMetrics()
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		ctx, cancel := context.WithCancel(ctx)
+		p := newPublisher(Options{NodeName: "node-1"}, newStatus())
+		var tries []time.Time
+		done := make(chan struct{})
+		go func() {
+			defer close(done)
+			p.keepOn(ctx, func(context.Context) error {
+				tries = append(tries, time.Now())
+				return errors.New("no space left on device")
+			})
+		}()
+		time.Sleep(10 * time.Minute)
+		cancel()
+		<-done
+		if len(tries) < 20 {
+			t.Errorf("tried %d times in ten minutes", len(tries))
+		}
+		for i := 1; i < len(tries); i++ {
+			pause := tries[i].Sub(tries[i-1])
+			want := min(time.Second<<min(i-1, 5), 30*time.Second)
+			if pause < want || pause > want+want/5 {
+				t.Errorf("pause %d is %s, want about %s", i, pause, want)
+			}
+		}
+		p.keepOn(ctx, func(context.Context) error { return nil }) // nothing more to do
+	})
+}
+
+// TestWhatCouldNotBePublishedIsStillWanted, unless there is something newer by now.
+func TestWhatCouldNotBePublishedIsStillWanted(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	p := newPublisher(Options{NodeName: "node-1", StateDir: filepath.Join(t.TempDir(), "missing")}, newStatus())
+	p.want(emptyPool("old"))
+	if err := p.publish(ctx); err == nil {
+		t.Fatal("published without a lock")
+	}
+	p.wantStill(&resourceslice.DriverResources{}) // somebody else's
+	if got := <-p.wanted; len(got.Pools) != 1 || got.Pools["old"].Slices == nil {
+		t.Errorf("wanted is %v", got)
 	}
 }
