@@ -21,6 +21,9 @@ import (
 // The features that are alpha in 1.37. DRANodeAllocatableResources is the one that only kube-scheduler itself can serve.
 const alphaGates = "DRAListTypeAttributes,DRADerivedAttributes,DRADeviceCompatibilityGroups,DRAOptionalNodeOperations"
 
+// fractionalGate is beta in 1.37, and on only in a cluster that is never to be set back to an older version.
+const fractionalGate = "DRAFractionalCapacityRange"
+
 // The profiles of two schedulers: one with the gates of the API server, one in which they are off.
 const gatesOn, gatesOff = "gates-on", "gates-off"
 
@@ -33,6 +36,7 @@ func TestFeaturesThatAreOffByDefault(t *testing.T) {
 		"derived attributes":          testDerivedAttributes,
 		"compatibility groups":        testCompatibilityGroups,
 		"optional node operations":    testOptionalNodeOperations,
+		"fractional capacity ranges":  testFractionalCapacityRanges,
 		"node allocatable resources":  testNodeAllocatableResources,
 		"an allocation that needs it": testAllocationThatSkipsOperations,
 		"rules of older versions":     testRulesOfOlderVersions,
@@ -54,7 +58,7 @@ func TestFeaturesThatAreOffByDefault(t *testing.T) {
 
 func startGatedCluster(t *testing.T) *localcluster.Cluster {
 	t.Helper()
-	gates := map[string]bool{"DRANodeAllocatableResources": true, "GenericWorkload": true, "DRAWorkloadResourceClaims": true}
+	gates := map[string]bool{fractionalGate: true, "DRANodeAllocatableResources": true, "GenericWorkload": true, "DRAWorkloadResourceClaims": true}
 	for gate := range strings.SplitSeq(alphaGates, ",") {
 		gates[gate] = true
 	}
@@ -82,7 +86,7 @@ func startGatedCluster(t *testing.T) *localcluster.Cluster {
 	}
 	for profile, off := range map[string]string{
 		gatesOn:  "DRANodeAllocatableResources=false",
-		gatesOff: strings.ReplaceAll(alphaGates, ",", "=false,") + "=false,DRANodeAllocatableResources=false",
+		gatesOff: strings.ReplaceAll(alphaGates+","+fractionalGate, ",", "=false,") + "=false,DRANodeAllocatableResources=false",
 	} {
 		_, err := gated.StartScheduler(t.Context(), localcluster.SchedulerOptions{
 			Name: profile, Binary: binary, Args: []string{"--feature-gates=" + off},

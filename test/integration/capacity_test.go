@@ -117,6 +117,43 @@ func TestConsumableCapacity(t *testing.T) {
 	}
 }
 
+// Steps of a policy that are no whole numbers are counted in thousandths, to the last one of the device, and in whole numbers with the
+// gate off.
+func testFractionalCapacityRanges(t *testing.T, w *world) {
+	w.addNode("n", resourceapi.Device{
+		Name: "gpu-0", AllowMultipleAllocations: ptr.To(true),
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"cores": {
+			Value: resource.MustParse("2"),
+			RequestPolicy: &resourceapi.CapacityRequestPolicy{
+				Default: ptr.To(resource.MustParse("500m")),
+				ValidRange: &resourceapi.CapacityRequestPolicyRange{
+					Min: ptr.To(resource.MustParse("500m")), Max: ptr.To(resource.MustParse("2")), Step: ptr.To(resource.MustParse("250m")),
+				},
+			},
+		}},
+	})
+	ids := map[string]string{}
+	takes := func(name, asks, want string, options ...podOption) {
+		t.Helper()
+		w.addClaim(name, spec(w.share("gpu", map[resourceapi.QualifiedName]string{"cores": asks})))
+		w.addPod(name, append(options, withClaim(name))...)
+		w.awaitBoundTo(name, "n")
+		if diff := cmp.Diff([]shareResult{{"gpu-0", map[resourceapi.QualifiedName]string{"cores": want}}}, w.shares(w.claim(name), ids)); diff != "" {
+			t.Errorf("shares of %s (-want +got):\n%s", name, diff)
+		}
+	}
+	takes("whole", "600m", "1", withGates(gatesOff))
+	w.deletePod("whole")
+	w.awaitClaim("whole", "is free", func(c *resourceapi.ResourceClaim) bool { return c.Status.Allocation == nil })
+
+	takes("rounded", "600m", "750m")
+	takes("least", "100m", "500m")
+	takes("last", "750m", "750m")
+	w.addClaim("late", spec(w.share("gpu", nil)))
+	w.addPod("late", withClaim("late"))
+	w.awaitUnschedulable("late", "gpu", "would do without claim")
+}
+
 // What no policy permits is not given, whatever is left.
 func TestRequestOutsideThePolicyOfACapacity(t *testing.T) {
 	t.Parallel()
