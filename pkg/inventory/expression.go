@@ -3,6 +3,7 @@ package inventory
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -16,10 +17,17 @@ type expression struct {
 	text    string
 	slot    int
 	program cel.CompilationResult
-	// last is the result for the slice judged last. Slices of equal nodes give equal results, which then
-	// share one value.
-	last atomic.Pointer[exprResult]
+	// id is a number below 1<<idBits that no other expression of the process has; 0 if none is left.
+	id uint32
+	// results are those on slices of equal nodes.
+	results variety[exprResult]
 }
+
+// expressionIDs numbers the expressions of the process, from 1.
+var expressionIDs atomic.Uint64
+
+// idBits leave as many in a note as the number of a result needs.
+const idBits = 24
 
 // exprResult is what one expression says about the devices of one slice. Immutable.
 type exprResult struct {
@@ -27,6 +35,11 @@ type exprResult struct {
 	match bitset.Set
 	// errs has the devices on which the expression failed at run time; they do not match. Nil if none.
 	errs map[int]error
+}
+
+func (r *exprResult) equal(o *exprResult) bool {
+	return slices.Equal(r.match, o.match) &&
+		maps.EqualFunc(r.errs, o.errs, func(a, b error) bool { return a.Error() == b.Error() })
 }
 
 // CompileError is a CEL selector that does not compile.
@@ -46,7 +59,11 @@ func (c *caches) compile(text string) (*expression, error) {
 		if program.Error != nil {
 			return nil, &CompileError{Expression: text, Err: program.Error}
 		}
-		return &expression{text: text, slot: slot, program: program}, nil
+		e := &expression{text: text, slot: slot, program: program}
+		if id := expressionIDs.Add(1); id < 1<<idBits {
+			e.id = uint32(id)
+		}
+		return e, nil
 	})
 }
 
@@ -62,19 +79,27 @@ func (f Features) compiler() interface {
 
 // on returns what the expression says about the slice's devices, evaluating it if that was not done yet.
 func (e *expression) on(s *Slice) *exprResult {
+	if r := e.keptOn(s); r != nil {
+		return r
+	}
+	r, number := e.results.share(e.evaluate(s), (*exprResult).equal)
+	if number > 0 && e.id > 0 {
+		s.notes.put(e.slot, e.id|number<<idBits)
+	} else {
+		s.results.put(e.slot, r)
+	}
+	return r
+}
+
+// keptOn returns the result that is kept on the slice, nil if there is none.
+func (e *expression) keptOn(s *Slice) *exprResult {
+	if note := s.notes.get(e.slot); e.id > 0 && note&(1<<idBits-1) == e.id {
+		return e.results.value(note >> idBits)
+	}
 	if r := s.results.get(e.slot); r != nil && r.expr == e {
 		return r
 	}
-	r := e.evaluate(s)
-	if r.errs == nil {
-		if last := e.last.Load(); last != nil && slices.Equal(last.match, r.match) {
-			r = last
-		} else {
-			e.last.Store(r)
-		}
-	}
-	s.results.put(e.slot, r)
-	return r
+	return nil
 }
 
 func (e *expression) evaluate(s *Slice) *exprResult {

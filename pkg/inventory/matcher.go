@@ -37,6 +37,8 @@ type Matcher struct {
 	features    Features
 	slot        int
 	expressions []*expression // the class's, then the request's
+	// judged is what it says about the devices of equal nodes.
+	judged variety[PoolMatch]
 }
 
 // PoolMatch is what a matcher says about the devices of one NodePool, by their indexes. Immutable.
@@ -55,6 +57,11 @@ type PoolMatch struct {
 	Small bitset.Set
 
 	takes [][]amount.Amount // by device; nil if no device of Match allows multiple allocations
+}
+
+func (r *PoolMatch) equal(o *PoolMatch) bool {
+	return slices.Equal(r.Match, o.Match) && slices.Equal(r.Tainted, o.Tainted) && slices.Equal(r.Errors, o.Errors) && slices.Equal(r.Small, o.Small) &&
+		slices.EqualFunc(r.takes, o.takes, slices.Equal[[]amount.Amount])
 }
 
 // Takes returns what one allocation of device i, which is in Match and allows multiple allocations, takes of its
@@ -127,7 +134,7 @@ func (m *Matcher) On(p *NodePool) *PoolMatch {
 	if r := p.matches.get(m.slot); r != nil && r.matcher == m {
 		return r
 	}
-	r := m.judge(p)
+	r, _ := m.judged.share(m.judge(p), (*PoolMatch).equal)
 	p.matches.put(m.slot, r)
 	return r
 }

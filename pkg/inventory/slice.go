@@ -43,6 +43,8 @@ type Slice struct {
 	// skipsOperations tells that the slice's devices skip node operations, and that this matters.
 	skipsOperations bool
 
+	// notes say which of an expression's results is the slice's, results are those that have no number.
+	notes   notes
 	results slots[exprResult]
 	derived slots[derivedResult]
 }
@@ -228,6 +230,7 @@ func (s *Slice) adopt(old *Slice) {
 			return
 		}
 	}
+	s.notes.shareWith(&old.notes)
 	s.results.copyFrom(&old.results)
 	s.derived.copyFrom(&old.derived)
 }

@@ -162,8 +162,8 @@ func allocationsPerNode() (float64, error) {
 	return float64(after.Mallocs-before.Mallocs) / float64(len(w.nodes)), err
 }
 
-// indexMemory is what inventory and usage of 5,000 nodes × 8 devices take beyond the objects themselves, after
-// pods of three kinds were filtered.
+// indexMemory is what inventory and usage of 5,000 nodes × 8 devices take beyond the objects themselves, after pods of as many kinds
+// were filtered as fill the caches, with the selectors of each other than those of all others.
 func indexMemory() (bytes int64, err error) {
 	w := plain(5000)
 	var claims []usage.ClaimRef
@@ -180,14 +180,26 @@ func indexMemory() (bytes int64, err error) {
 	for i := range claims {
 		w.index.Set(claims[i], allocations[i], nil)
 	}
-	for _, expression := range []string{`true`, `device.attributes["gpu.nvidia.com"].brand == "Nvidia"`, `device.attributes["resource.kubernetes.io"].numaNode == 0`} {
+	full := w.inventory().Stats()
+	// Each kind has selectors of its own, besides the class's.
+	most := full.Selectors.Limit - 1
+	own := (most + full.Matchers.Limit - 1) / full.Matchers.Limit
+	for kind := range full.Matchers.Limit {
+		var expressions []string
+		for n := kind * own; n < min((kind+1)*own, most); n++ {
+			// Of the 8 devices of a node some match, and which these are depends on the kind.
+			expressions = append(expressions, fmt.Sprintf(`device.attributes["resource.kubernetes.io"].pciBusID < "0000:%02x:00.0" || %d < 0`, 2+n%7, n))
+		}
 		w.claim.Spec.Devices.Requests = nil
-		w.request(2, expression)
+		w.request(2, expressions...)
 		if _, err := w.filterOurs(); err != nil {
 			return 0, err
 		}
 	}
 	after := liveHeap()
+	if full = w.inventory().Stats(); full.Matchers.Entries < full.Matchers.Limit || full.Selectors.Entries < full.Selectors.Limit {
+		return 0, fmt.Errorf("the caches are not full: %+v", full)
+	}
 	runtime.KeepAlive(w)
 	runtime.KeepAlive(claims)
 	runtime.KeepAlive(allocations)
