@@ -92,9 +92,9 @@ func TestACallWaitsForAllItsLocksTogether(t *testing.T) {
 	}
 }
 
-// TestACallEndsWithinTheKubelets: the kubelet gives up a call to a DRA plugin after 45 s (PluginClientTimeout in its package cm/dra/plugin).
+// TestACallEndsWithinTheKubelets: what is locked and undone with the defaults leaves time for the rest.
 func TestACallEndsWithinTheKubelets(t *testing.T) {
-	if rest := 45*time.Second - DefaultLockTimeout - DefaultUndoTimeout; rest < 5*time.Second {
-		t.Errorf("unprepare may wait %s and undo for %s: that leaves %s of the kubelet's 45 s", DefaultLockTimeout, DefaultUndoTimeout, rest)
+	if rest := KubeletPatience - DefaultLockTimeout - DefaultUndoTimeout; rest < 5*time.Second {
+		t.Errorf("unprepare may wait %s and undo for %s: that leaves %s of the kubelet's %s", DefaultLockTimeout, DefaultUndoTimeout, rest, KubeletPatience)
 	}
 }
