@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -282,5 +283,57 @@ func TestADebtThatCannotBeKeptKeepsTheClaim(t *testing.T) {
 	}
 	if record, err := records.Get("train-uid"); err != nil || record == nil {
 		t.Errorf("record %v, %v; want it to be kept", record, err)
+	}
+}
+
+// stuckFolder does not let go of the files in one folder.
+type stuckFolder struct {
+	durable.FS
+	dir string
+}
+
+func (f stuckFolder) Remove(path string) error {
+	if filepath.Dir(path) == f.dir {
+		return &os.PathError{Op: "remove", Path: path, Err: syscall.EROFS}
+	}
+	return f.FS.Remove(path)
+}
+
+// TestADiskThatDoesNotTakePartIsNoSuccess: the kubelet tries again, the claim stays known, and no GPU is in quarantine for it.
+func TestADiskThatDoesNotTakePartIsNoSuccess(t *testing.T) {
+	for name, tc := range map[string]struct {
+		dir  func(*node) string
+		want string
+	}{
+		"the CDI folder": {(*node).cdiDir, "undo CDIFile"},
+		"the ledger":     {(*node).claimsDir, "remove ledger record"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			if _, err := n.manager().Prepare(n.ctx, claim("train", "gpu="+gpu0)); err != nil {
+				t.Fatal(err)
+			}
+			n.fsys = stuckFolder{durable.OS{}, tc.dir(n)}
+			if err := n.manager().Unprepare(n.ctx, "train-uid"); !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("unprepare: %v, want %q", err, tc.want)
+			}
+			n.fsys = durable.OS{}
+			records, err := ledger.Open(durable.OS{}, n.claimsDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if record, err := records.Get("train-uid"); err != nil || record == nil {
+				t.Errorf("record %v, %v; want it to be kept", record, err)
+			}
+			if left, err := os.ReadDir(n.quarantineDir()); err != nil || len(left) > 0 {
+				t.Errorf("in quarantine: %v, %v", left, err)
+			}
+			if err := n.manager().Unprepare(n.ctx, "train-uid"); err != nil {
+				t.Fatal(err)
+			}
+			if left := n.files(); len(left) > 0 {
+				t.Errorf("left: %v", left)
+			}
+		})
 	}
 }
