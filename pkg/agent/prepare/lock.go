@@ -50,12 +50,11 @@ func (l *locks) gpus(ctx context.Context, gpus ...string) error {
 	return nil
 }
 
-// unlock gives all of them back.
+// unlock gives all of them back. To be called once.
 func (l *locks) unlock() {
 	for _, unlock := range slices.Backward(l.unlocks) {
 		unlock()
 	}
-	l.unlocks = nil
 }
 
 // take takes a lock of that kind, and measures how long that took, with or without success.

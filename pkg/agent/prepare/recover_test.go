@@ -331,11 +331,24 @@ func TestWhatAStartFindsIsCounted(t *testing.T) {
 	if recovery, err := n.manager().Recover(n.ctx); !errors.Is(err, syscall.ENOSPC) || recovery.Restored != 0 {
 		t.Errorf("on a full disk: %+v, %v", recovery, err)
 	}
+	if err := records.Put(half); err != nil {
+		t.Fatal(err)
+	}
+	n.fsys = stuckFolder{durable.OS{}, n.claimsDir()}
+	if recovery, err := n.manager().Recover(n.ctx); !errors.Is(err, syscall.EROFS) || !strings.Contains(err.Error(), "roll back claim default/half") || recovery.RolledBack != 0 {
+		t.Errorf("on a disk that cannot be written: %+v, %v", recovery, err)
+	}
 	if err := os.RemoveAll(n.claimsDir()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := m.Recover(n.ctx); !errors.Is(err, os.ErrNotExist) {
-		t.Errorf("without a ledger: %v", err)
+	for what, f := range map[string]func() (prepare.Recovery, error){
+		"Recover":      func() (prepare.Recovery, error) { return m.Recover(n.ctx) },
+		"Reconcile":    func() (prepare.Recovery, error) { return m.Reconcile(n.ctx) },
+		"RestoreClaim": func() (prepare.Recovery, error) { return m.RestoreClaim(n.ctx, "cleared-uid") },
+	} {
+		if _, err := f(); !errors.Is(err, os.ErrNotExist) {
+			t.Errorf("%s without a ledger: %v", what, err)
+		}
 	}
 }
 
