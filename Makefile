@@ -23,6 +23,20 @@ help: ## List every target with a line
 build: ## Build bin/scheduler and bin/node-agent
 	$(GO) build -ldflags '$(LDFLAGS)' -o bin/ ./cmd/scheduler ./cmd/node-agent
 
+# What builds images: the first of these that works. BUILDER=podman asks for one.
+BUILDER   ?= docker podman buildah
+IMAGE_TAG ?= dev
+
+.PHONY: images
+images: ## Build the images that the manifests name, with docker, podman or buildah (IMAGE_TAG=dev)
+	@for builder in $(BUILDER); do \
+		command -v $$builder >/dev/null || { echo "$$builder: is not here"; continue; }; \
+		$$builder info >/dev/null 2>&1 || { echo "$$builder: is here and does not work, '$$builder info' says why"; continue; }; \
+		for image in scheduler node-agent; do \
+			$$builder build --target $$image --tag stowage.dev/$$image:$(IMAGE_TAG) --build-arg "LDFLAGS=$(LDFLAGS)" . || exit 1; \
+		done; exit 0; \
+	done; echo "make images: no image is built, because none of these works: $(BUILDER)"; exit 1
+
 .PHONY: binaries
 binaries: ## Build the real control plane and node from Go modules, once, into the user's cache
 	$(GO) run ./internal/localcluster/binaries

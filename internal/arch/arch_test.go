@@ -55,6 +55,7 @@ var rooms = []room{
 	{path: "test/demo", may: []string{"internal/localcluster", "test/lab"}},
 	{path: "test/e2e", may: []string{"internal/localcluster", "pkg/nvmlsim", "test/lab"}},
 	{path: "test/integration", may: []string{"internal/localcluster", "pkg/plugins", "pkg/tracker"}},
+	{path: "test/images"},
 	{path: "test/gpu", may: []string{"pkg/agent"}},
 	{path: "test/perf/fence", may: []string{"internal/localcluster"}},
 	{path: "test/chaos", may: []string{"internal/localcluster"}},
