@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"regexp"
 	"strings"
+	"sync"
 	"sync/atomic"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -17,19 +18,48 @@ func Adapt(lib gonvml.Interface, name string) Library {
 	return &library{nvml: lib, name: name}
 }
 
+// adaptReal is Adapt for a C library.
+func adaptReal(lib gonvml.Interface, name string) Library {
+	return &library{nvml: lib, name: name, lookup: func(function string) error { return lib.Extensions().LookupSymbol(function) }}
+}
+
 // library guards every call by the number of open sessions: go-nvml jumps into
 // the C library whether or not it is loaded, which ends the process if not.
 // No lock is held over a call, since a call may hang; who closes the last
 // session sees to it that no call is under way.
+//
+// An older driver lacks functions, and a call of one that is missing ends the process as well.
 type library struct {
 	nvml     gonvml.Interface
 	name     string
 	sessions atomic.Int64
+	// lookup returns an error for a function that the C library lacks; nil if there is no C library.
+	lookup func(function string) error
+	// found are the functions that it has, since it was opened.
+	found sync.Map
+}
+
+// has tells whether a function can be called in an open session.
+func (l *library) has(function string) bool {
+	if l.lookup == nil {
+		return true
+	}
+	if _, ok := l.found.Load(function); ok {
+		return true
+	}
+	if l.lookup(function) != nil {
+		return false
+	}
+	l.found.Store(function, nil)
+	return true
 }
 
 func (l *library) Init() error {
 	if err := initError(l.name, l.nvml.Init()); err != nil {
 		return err
+	}
+	if l.sessions.Load() == 0 {
+		l.found.Clear() // it was opened anew, and may be another one
 	}
 	l.sessions.Add(1)
 	return nil
@@ -86,7 +116,8 @@ func (l *library) handle(call string, f func() (gonvml.Device, gonvml.Return)) (
 	return &device{lib: l, nvml: d}, nil
 }
 
-// get makes a call in an open session. Its error is a *CallError.
+// get makes a call in an open session. Its error is a *CallError. The call is the C function that go-nvml jumps to first: it is not made if
+// the library lacks it.
 func get[T any](l *library, call string, f func() (T, gonvml.Return)) (T, error) {
 	var value T
 	err := ask(l, call, func() (ret gonvml.Return) {
@@ -100,7 +131,10 @@ func get[T any](l *library, call string, f func() (T, gonvml.Return)) (T, error)
 func ask(l *library, call string, f func() gonvml.Return) error {
 	ret := gonvml.ERROR_UNINITIALIZED
 	if l.sessions.Load() > 0 {
-		ret = f()
+		ret = gonvml.ERROR_FUNCTION_NOT_FOUND
+		if l.has(call) {
+			ret = f()
+		}
 	}
 	if ret != gonvml.SUCCESS {
 		return &CallError{Call: call, Return: ret}

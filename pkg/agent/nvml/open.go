@@ -136,7 +136,7 @@ func openMachine(profile string, opts OpenOptions) (*nvmlsim.Machine, error) {
 func openReal(path, name string, opts OpenOptions) *Handle {
 	lib := gonvml.New(gonvml.WithLibraryPath(path))
 	return &Handle{
-		Library: Adapt(lib, name), Raw: lib, Source: path, procRoot: opts.ProcRoot,
+		Library: adaptReal(lib, name), Raw: lib, Source: path, procRoot: opts.ProcRoot,
 		Sysfs: vfio.Dir(opts.SysRoot),
 	}
 }

@@ -2,6 +2,11 @@ package nvml
 
 import (
 	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"strings"
 	"testing"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -25,6 +30,109 @@ func TestAnOlderDriverHasNoRecoveryAction(t *testing.T) {
 		if err != nil || r.Odd != nil || r.TemperatureC == nil || (r.RecoveryAction != nil) != known {
 			t.Errorf("driver %s: %+v, %v: want all readings, and the recovery action: %v", version, r, err, known)
 		}
+	}
+}
+
+// cLibrary is a simulated library that would end the process where a function is missing.
+type cLibrary struct {
+	*nvmlsim.Library
+	missing map[string]bool
+	lookups map[string]int
+}
+
+func (l cLibrary) Extensions() gonvml.ExtendedInterface { return l }
+
+func (l cLibrary) LookupSymbol(name string) error {
+	l.lookups[name]++
+	if l.missing[name] {
+		return errors.New("undefined symbol: " + name)
+	}
+	return nil
+}
+
+func (l cLibrary) DeviceGetHandleByIndex(i int) (gonvml.Device, gonvml.Return) {
+	d, ret := l.Library.DeviceGetHandleByIndex(i)
+	return cDevice{d, l}, ret
+}
+
+type cDevice struct {
+	gonvml.Device
+	lib cLibrary
+}
+
+func (d cDevice) GetCurrentClocksEventReasons() (uint64, gonvml.Return) {
+	if d.lib.missing["nvmlDeviceGetCurrentClocksEventReasons"] {
+		panic("symbol lookup error")
+	}
+	return d.Device.GetCurrentClocksEventReasons()
+}
+
+// TestAFunctionThatTheLibraryLacksIsNotCalled: nvmlDeviceGetCurrentClocksEventReasons is there since R535.
+func TestAFunctionThatTheLibraryLacksIsNotCalled(t *testing.T) {
+	sim, err := nvmlsim.New("dgx-h100", "node-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	const function = "nvmlDeviceGetCurrentClocksEventReasons"
+	c := cLibrary{Library: sim, missing: map[string]bool{function: true}, lookups: map[string]int{}}
+	lib := initialized(t, adaptReal(c, "c"))
+	d, err := lib.Device(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if r, err := d.Readings(); err != nil || r.Odd != nil || r.Throttle != nil || r.TemperatureC == nil {
+		t.Errorf("%+v, %v: want all readings but one", r, err)
+	}
+	if _, err := d.Readings(); err != nil {
+		t.Error(err)
+	}
+	if n := c.lookups["nvmlDeviceGetTemperature"]; n != 1 {
+		t.Errorf("a function that is there was looked up %d times", n)
+	}
+	// Another driver is loaded, and the library opened anew.
+	if err := lib.Shutdown(); err != nil {
+		t.Fatal(err)
+	}
+	delete(c.missing, function)
+	c.missing["nvmlDeviceGetTemperature"] = true
+	initialized(t, lib)
+	if r, err := d.Readings(); err != nil || r.Throttle == nil || r.TemperatureC != nil {
+		t.Errorf("another library: %+v, %v", r, err)
+	}
+	if err := lib.Init(); err != nil { // for the first one's end
+		t.Fatal(err)
+	}
+}
+
+// TestCallsHaveTheNamesOfFunctions: one with another name would be taken for one that the library lacks.
+func TestCallsHaveTheNamesOfFunctions(t *testing.T) {
+	dir, err := exec.CommandContext(t.Context(), "go", "list", "-m", "-f", "{{.Dir}}", "github.com/NVIDIA/go-nvml").Output()
+	if err != nil {
+		t.Fatal(err)
+	}
+	header, err := os.ReadFile(filepath.Join(strings.TrimSpace(string(dir)), "pkg/nvml/nvml.h"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := 0
+	for _, file := range files {
+		source, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, m := range regexp.MustCompile(`"(nvml[A-Z]\w*)"`).FindAllSubmatch(source, -1) {
+			names++
+			if !regexp.MustCompile(`DECLDIR ` + string(m[1]) + `\(`).Match(header) {
+				t.Errorf("%s: NVML has no function %s", file, m[1])
+			}
+		}
+	}
+	if names < 60 {
+		t.Errorf("found %d names", names)
 	}
 }
 
