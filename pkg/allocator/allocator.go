@@ -51,6 +51,10 @@ type Result struct {
 	// alternative down to 1 for the eighth (KEP-4816); with a Scoring other than NoScoring that times 10,000, and 0 to
 	// 999 for how many of the matching devices are held. Higher is better; normalize over the nodes.
 	Score int64
+	// Size is how large the devices are that the claims take of this node, in sum of all requests: with SmallestFit and a Scoring
+	// other than NoScoring, if it is known, and otherwise 0. Smaller is better, among nodes of equal preference and before
+	// occupancy; the numbers can be compared, and mean nothing else.
+	Size int64
 	// Failure says why the node cannot be used. Nil means that the claims fit.
 	Failure *Failure
 }

@@ -20,9 +20,9 @@ func decide(ctx context.Context, in *Input, keep bool) Result {
 	counted := unknown
 	if plain := in.Requests.plain; plain != nil && !keep {
 		if counted = plain.countOnly(seen, in); counted == yes {
-			var o occupancy
-			o.add(seen, in, plain)
-			return Result{Score: in.score(plain.preference(), o)}
+			var v value
+			v.add(seen, in, plain)
+			return v.result(in)
 		}
 	}
 	if !keep {
@@ -39,7 +39,7 @@ func decide(ctx context.Context, in *Input, keep bool) Result {
 		return seen.remember(in, Result{Failure: newFailure(*in, seen.devices, s)})
 	}
 	s.prefer()
-	result := Result{Score: s.score(seen)}
+	result := s.value(seen).result(in)
 	if keep {
 		result.Allocations = s.allocations()
 		return result

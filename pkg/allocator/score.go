@@ -25,15 +25,36 @@ const (
 	wholeDevice    = 1000
 )
 
-// score adds the occupancy of the node's devices to what the chosen alternatives count for.
-func (in *Input) score(preference int64, o occupancy) int64 {
+// value is what a node is worth to a pod: by the order of alternatives, by how large the devices are that it would get, and by how
+// many of the node's devices are held.
+type value struct {
+	preference int64
+	size       size
+	occupancy  occupancy
+}
+
+// add adds what a chosen alternative counts for.
+func (v *value) add(seen *glance, in *Input, a *alternative) {
+	v.preference += a.preference()
+	if in.Scoring == NoScoring || a.admin {
+		return
+	}
+	v.occupancy.add(seen, in, a)
+	if in.Policy == SmallestFit {
+		v.size.add(seen, in, a)
+	}
+}
+
+// result is the answer for a node that fits.
+func (v *value) result(in *Input) Result {
+	score := v.preference
 	switch in.Scoring {
 	case MostAllocated:
-		return preference*preferenceStep + o.permille()
+		score = v.preference*preferenceStep + v.occupancy.permille()
 	case LeastAllocated:
-		return preference*preferenceStep + wholeDevice - 1 - o.permille()
+		score = v.preference*preferenceStep + wholeDevice - 1 - v.occupancy.permille()
 	}
-	return preference
+	return Result{Score: score, Size: v.size.total()}
 }
 
 // occupancy is how much of the devices of a node that match a pod's requests is held, in thousandths of a device.
@@ -49,9 +70,6 @@ func (o occupancy) permille() int64 {
 // add counts the devices that the alternative could have if nobody held any, and what the pod is going to hold of them.
 // What is known of the node's pools answers that without a look at their devices, unless they are shared.
 func (o *occupancy) add(seen *glance, in *Input, a *alternative) {
-	if in.Scoring == NoScoring || a.admin {
-		return
-	}
 	wanted := a.count
 	for p, t := range seen.pools(in.Usage) {
 		match := a.matcher.On(p)

@@ -480,14 +480,11 @@ func (s *search) fail(a *alternative, device int) bool {
 
 func (s *search) stopped() bool { return s.err != nil || s.selectorError != nil || s.stuck }
 
-// score is the preference of the chosen alternatives, with what is held of the devices that match them.
-func (s *search) score(seen *glance) int64 {
-	var preference int64
-	var o occupancy
+// value is what the chosen alternatives are worth on this node.
+func (s *search) value(seen *glance) *value {
+	var v value
 	for i, r := range s.reqs.requests {
-		chosen := r.alternatives[s.chosen[i]]
-		preference += chosen.preference()
-		o.add(seen, &s.in, chosen)
+		v.add(seen, &s.in, r.alternatives[s.chosen[i]])
 	}
-	return s.in.score(preference, o)
+	return &v
 }

@@ -34,6 +34,8 @@ type NodePool struct {
 	capacities  []*Capacity    // of those, by device
 	uses        [][]Use        // what devices take of Pool.Counters, by device; nil if there are none
 	memberships [][]Membership // the devices' compatibility groups; nil if the pool has none
+	size        uint16         // of the devices, if all have the same
+	sizes       []uint16       // otherwise by device
 
 	matches slots[PoolMatch]
 	columns columns
@@ -92,6 +94,7 @@ func newNodePool(p *Pool, seen []*Slice, node *v1.Node) *NodePool {
 		np.unsupported = addAll(np.unsupported, n, 0, np.consumers)
 	}
 	np.learnUses()
+	np.measure()
 	return np
 }
 

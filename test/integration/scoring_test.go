@@ -75,6 +75,11 @@ func TestSpreadAlternates(t *testing.T) {
 	}
 }
 
+// card is a device with so much memory.
+func card(name, memory string) resourceapi.Device {
+	return resourceapi.Device{Name: name, Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse(memory)}}}
+}
+
 // A request that a small card can serve does not take the large one; in FirstFit it takes the first.
 func TestSmallestCardThatFits(t *testing.T) {
 	t.Parallel()
@@ -85,9 +90,6 @@ func TestSmallestCardThatFits(t *testing.T) {
 		t.Run(string(order), func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(t)
-			card := func(name, memory string) resourceapi.Device {
-				return resourceapi.Device{Name: name, Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse(memory)}}}
-			}
 			w.addNode("n", card("large", "80Gi"), card("small", "16Gi"), card("tiny", "2Gi"))
 			startScheduler(t, w.name, withStrategy(config.ScoringStrategy{Type: config.MostAllocated, Devices: order}))
 			for i, device := range want {
@@ -99,6 +101,28 @@ func TestSmallestCardThatFits(t *testing.T) {
 					t.Errorf("devices of %s (-want +got):\n%s", name, diff)
 				}
 			}
+		})
+	}
+}
+
+// Where each node has cards of one kind, a request that a small one can serve leaves a node of large ones alone, also if that is half
+// full and the other one empty. In FirstFit what is held decides.
+func TestSmallestCardThatFitsIsOnAnotherNode(t *testing.T) {
+	t.Parallel()
+	for order, want := range map[config.DeviceOrder]string{config.SmallestFit: "small", config.FirstFit: "large"} {
+		t.Run(string(order), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			w.addNode("large", card("gpu-0", "80Gi"), card("gpu-1", "80Gi"))
+			w.addNode("small", card("gpu-0", "16Gi"), card("gpu-1", "16Gi"))
+			w.addNode("tiny", card("gpu-0", "2Gi"), card("gpu-1", "2Gi"))
+			startScheduler(t, w.name, withStrategy(config.ScoringStrategy{Type: config.MostAllocated, Devices: order}))
+			w.addClaim("holder", spec(w.exactly("gpu", 1)))
+			w.addPod("holder", withClaim("holder"), w.onNode("large"))
+			w.awaitBoundTo("holder", "large")
+			w.addClaim("wanted", spec(w.exactly("gpu", 1, `device.capacity["$DRIVER"].memory.compareTo(quantity("4Gi")) >= 0`)))
+			w.addPod("pod", withClaim("wanted"))
+			w.awaitBoundTo("pod", want)
 		})
 	}
 }

@@ -123,8 +123,9 @@ func compareCheck(t *rapid.T, w *world, node *v1.Node, ours *firstFit, got []res
 	}
 	in.Policy, in.Scoring = allocator.SmallestFit, allocator.MostAllocated
 	smallest := allocator.Allocate(context.Background(), in)
-	if check = allocator.Check(context.Background(), in); check.Fits() != smallest.Fits() || check.Score != smallest.Score {
-		t.Fatalf("SmallestFit: Check says %v, score %d, Allocate %v, score %d\n%s", check.Fits(), check.Score, smallest.Fits(), smallest.Score, w.dump(node))
+	if check = allocator.Check(context.Background(), in); check.Fits() != smallest.Fits() || check.Score != smallest.Score || check.Size != smallest.Size {
+		t.Fatalf("SmallestFit: Check says %v, score %d, size %d, Allocate %v, score %d, size %d\n%s",
+			check.Fits(), check.Score, check.Size, smallest.Fits(), smallest.Score, smallest.Size, w.dump(node))
 	}
 	// Where a selector fails, it depends on the order whether the search comes to that device.
 	if failed := gotErr != nil || !smallest.Fits() && smallest.Failure.SelectorError != nil; !failed && smallest.Fits() != (got != nil) {

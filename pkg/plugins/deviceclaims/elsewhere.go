@@ -108,15 +108,23 @@ func (e *elsewhere) podHandler() cache.ResourceEventHandler {
 	}
 }
 
+// on is how often devices failed on the node.
+func (f *failures) on(node string) int {
+	if f == nil {
+		return 0
+	}
+	return f.nodes[node]
+}
+
 // tooOften tells whether a node counts as unable to make devices ready.
-func (f *failures) tooOften(node string) bool { return f.nodes[node] >= maxFailuresOnNode }
+func (f *failures) tooOften(node string) bool { return f.on(node) >= maxFailuresOnNode }
 
 // score puts nodes on which devices failed behind all others.
 func (f *failures) score(node string, score int64) int64 {
 	switch {
 	case f == nil:
 		return score
-	case f.nodes[node] > 0:
+	case f.on(node) > 0:
 		return 0
 	}
 	return score + 1

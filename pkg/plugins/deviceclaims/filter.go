@@ -60,7 +60,7 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("stopped by the caller: %v", context.Cause(ctx)))
 	}
 	if result.Fits() {
-		c.findings().set(node.Name, nodeResult{variant: wanted, score: result.Score})
+		c.findings().set(node.Name, nodeResult{variant: wanted, score: result.Score, size: result.Size})
 		if pl.hasFailed(checkCtx, c, input) {
 			c.findings().setFailed()
 			return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonFailed)

@@ -11,6 +11,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
@@ -294,6 +295,65 @@ func TestScorePrefersEarlierAlternatives(t *testing.T) {
 	want := fwk.NodeScoreList{{Name: "node-a", Score: 88}, {Name: "node-b", Score: 100}}
 	if diff := cmp.Diff(want, scores); diff != "" {
 		t.Errorf("scores differ (-want +got):\n%s", diff)
+	}
+}
+
+// Among nodes with equal alternatives those come first that give the pod smaller devices, whatever else is held; and those where more is
+// held among them.
+func TestScorePrefersSmallDevices(t *testing.T) {
+	large, small := resource.MustParse("80Gi"), resource.MustParse("16Gi")
+	of := func(memory *resource.Quantity) func(*resourceapi.Device) {
+		return func(d *resourceapi.Device) {
+			if memory != nil {
+				d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: *memory}}
+			}
+		}
+	}
+	none := (*resource.Quantity)(nil)
+	for name, tc := range map[string]struct {
+		memory [3]*resource.Quantity // of the devices of the three nodes, of which the first one has one held
+		failed string
+		want   []int64
+	}{
+		"all equal: occupancy alone":              {memory: [3]*resource.Quantity{&small, &small, &small}, want: []int64{100, 49, 49}},
+		"the first is large":                      {memory: [3]*resource.Quantity{&large, &small, &small}, want: []int64{66, 100, 100}},
+		"only one is small":                       {memory: [3]*resource.Quantity{&large, &small, &large}, want: []int64{66, 100, 33}},
+		"of one nothing is known":                 {memory: [3]*resource.Quantity{&large, &small, none}, want: []int64{100, 49, 49}},
+		"devices of the small one failed the pod": {memory: [3]*resource.Quantity{&large, &small, &large}, failed: "node-1", want: []int64{100, 0, 50}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := world{objects: []runtime.Object{class(testClass)}}
+			for i, memory := range tc.memory {
+				name := fmt.Sprintf("node-%d", i)
+				w.nodes = append(w.nodes, node(name))
+				w.objects = append(w.objects, slice(name, device("gpu-0", of(memory)), device("gpu-1", of(memory))))
+			}
+			w.claims = []*resourceapi.ResourceClaim{claim("c"), claim("held", allocated("node-0", "gpu-0"), reservedFor("other"))}
+			h := newHarness(t, w)
+			p := pod("p", "c")
+			if tc.failed != "" {
+				h.plugin.shared.elsewhere.add(p.UID, tc.failed, nil)
+			}
+			a := h.filterAll(p)
+			var scores fwk.NodeScoreList
+			for _, node := range h.nodes {
+				score, status := h.plugin.Score(h.ctx, a.state, p, node)
+				if !status.IsSuccess() {
+					t.Fatal(status)
+				}
+				scores = append(scores, fwk.NodeScore{Name: node.Node().Name, Score: score})
+			}
+			if status := h.plugin.NormalizeScore(h.ctx, a.state, p, scores); !status.IsSuccess() {
+				t.Fatal(status)
+			}
+			var got []int64
+			for _, score := range scores {
+				got = append(got, score.Score)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("scores differ (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 

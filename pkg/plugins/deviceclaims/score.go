@@ -2,10 +2,18 @@ package deviceclaims
 
 import (
 	"context"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/helper"
+)
+
+// sizeStep is what a step in size counts for in a score: more than occupancy, in thousandths, and maxSizeSteps of them less than a step
+// in the order of alternatives, which is 10,000, see [allocator.Result].
+const (
+	sizeStep     = 1000
+	maxSizeSteps = 8
 )
 
 // Score prefers nodes that offer earlier alternatives of the requests with a prioritized list (KEP-4816), and after that
@@ -26,7 +34,40 @@ func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, node
 // ScoreExtensions implements [fwk.ScorePlugin].
 func (pl *Plugin) ScoreExtensions() fwk.ScoreExtensions { return pl }
 
-// NormalizeScore scales the scores so that the best node has the maximum.
-func (pl *Plugin) NormalizeScore(_ context.Context, _ fwk.CycleState, _ *v1.Pod, scores fwk.NodeScoreList) *fwk.Status {
+// NormalizeScore prefers, among nodes with equal alternatives and before occupancy, those that give the pod smaller devices, and
+// scales the scores so that the best node has the maximum.
+func (pl *Plugin) NormalizeScore(_ context.Context, state fwk.CycleState, _ *v1.Pod, scores fwk.NodeScoreList) *fwk.Status {
+	c, err := readCycle(state)
+	if err != nil {
+		return fwk.AsStatus(err)
+	}
+	if c != nil {
+		c.preferSmall(scores)
+	}
 	return helper.DefaultNormalizeScore(fwk.MaxScore, false, scores)
+}
+
+// preferSmall adds to the scores how small the devices are, by rank among all nodes: as long as they are the same everywhere that
+// changes nothing, and where they are not it leaves something to occupancy. It takes sizes that are known on all nodes to compare them.
+func (c *cycle) preferSmall(scores fwk.NodeScoreList) {
+	sizes := make([]int64, len(scores))
+	for i := range scores {
+		result, _ := c.results.get(scores[i].Name)
+		if sizes[i] = result.size; sizes[i] == 0 {
+			return
+		}
+	}
+	ranks := slices.Clone(sizes)
+	slices.Sort(ranks)
+	ranks = slices.Compact(ranks)
+	steps := min(len(ranks)-1, maxSizeSteps)
+	if steps == 0 {
+		return
+	}
+	for i := range scores {
+		rank, _ := slices.BinarySearch(ranks, sizes[i])
+		if c.failed.on(scores[i].Name) == 0 {
+			scores[i].Score += sizeStep * int64((len(ranks)-1-rank)*steps/(len(ranks)-1))
+		}
+	}
 }

@@ -122,8 +122,9 @@ type results struct {
 type nodeResult struct {
 	// variant is what the node had to satisfy.
 	variant *variant
-	score   int64
-	failure *allocator.Failure
+	// score and size are the allocator's.
+	score, size int64
+	failure     *allocator.Failure
 }
 
 func newResults(parent *results) *results {

@@ -145,7 +145,9 @@ func allocationsPerNode() (float64, error) {
 	}
 	filter := func() error {
 		for _, node := range w.nodes {
-			result := allocator.Check(context.Background(), allocator.Input{Requests: requests, Node: node, Inventory: view, Usage: w.index.View()})
+			result := allocator.Check(context.Background(), allocator.Input{
+				Requests: requests, Node: node, Inventory: view, Usage: w.index.View(), Policy: allocator.SmallestFit, Scoring: allocator.MostAllocated,
+			})
 			if !result.Fits() {
 				return fmt.Errorf("node %s: %v", node.Name, result.Failure)
 			}
