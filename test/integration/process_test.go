@@ -16,7 +16,7 @@ import (
 // packages are compiled already.
 var schedulerBinary = sync.OnceValues(func() (string, error) {
 	path := filepath.Join(cluster.Dir(), "bin", "scheduler")
-	args := []string{"build", "-o", path}
+	args := []string{"build", "-buildvcs=false", "-o", path}
 	if raceDetector {
 		args = append(args, "-race")
 	}
