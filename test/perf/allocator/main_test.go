@@ -21,11 +21,13 @@ func TestARatioThatFallsByMoreThanAFifthIsFound(t *testing.T) {
 		"as recorded":             {ratio, times{ratio: 200}, ""},
 		"a fifth less":            {ratio, times{ratio: 161}, ""},
 		"more than a fifth less":  {ratio, times{ratio: 159}, "was 200×"},
-		"below the target":        {ratio, times{ratio: 99}, "misses the target of 100×"},
+		"below the target, too":   {ratio, times{ratio: 99}, "was 200×"},
 		"another answer":          {ratio, times{ratio: 300, fit: 1, upstreamFit: 2}, "upstream says 2 nodes"},
 		"within the limit":        {absolute, times{ratio: 1, ours: time.Millisecond}, ""},
-		"longer than the limit":   {absolute, times{ratio: 1000, ours: 2 * time.Millisecond}, "takes longer than 1ms"},
+		"a slow processor":        {absolute, times{ratio: 1, ours: 5 * time.Millisecond}, ""},
+		"longer than any takes":   {absolute, times{ratio: 1000, ours: 6 * time.Millisecond}, "takes longer than 5ms"},
 		"a case without a record": {comparison{name: "new", target: 10}, times{ratio: 10}, ""},
+		"a new one that is slow":  {comparison{name: "new", target: 10}, times{ratio: 9}, "misses the target of 10×"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -33,6 +35,24 @@ func TestARatioThatFallsByMoreThanAFifthIsFound(t *testing.T) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
 		})
+	}
+}
+
+func TestWhatMissesItsTargetIsTold(t *testing.T) {
+	ratio, absolute := comparison{target: 100}, comparison{limit: time.Millisecond}
+	for name, test := range map[string]struct {
+		c    comparison
+		t    times
+		want bool
+	}{
+		"the target":       {ratio, times{ratio: 100}, false},
+		"below the target": {ratio, times{ratio: 99}, true},
+		"the limit":        {absolute, times{ratio: 1, ours: time.Millisecond}, false},
+		"beyond the limit": {absolute, times{ratio: 1000, ours: 2 * time.Millisecond}, true},
+	} {
+		if got := missed(test.c, test.t); got != test.want {
+			t.Errorf("%s: missed %t, want %t", name, got, test.want)
+		}
 	}
 }
 
@@ -63,8 +83,8 @@ func TestEveryComparisonHasAWorldInWhichBothAgree(t *testing.T) {
 		if (c.target > 0) == (c.limit > 0) {
 			t.Errorf("%s: has target %v and limit %v, wants one of them", c.name, c.target, c.limit)
 		}
-		if _, ok := recorded[c.name]; ok != (c.target > 0) {
-			t.Errorf("%s: recorded %v, want %v", c.name, ok, c.target > 0)
+		if was, ok := recorded[c.name]; ok != (c.target > 0) || was < c.target {
+			t.Errorf("%s: recorded %v (%.0f×), want %v, and no less than the target of %.0f×", c.name, ok, was, c.target > 0, c.target)
 		}
 	}
 	for _, c := range comparisons()[2:4] { // the others are too large or too slow for a test
