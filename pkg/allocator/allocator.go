@@ -35,6 +35,8 @@ type Input struct {
 	Usage     usage.View
 	Policy    Policy
 	Scoring   Scoring
+	// Attempt bounds the time, besides the context; nil for no bound.
+	Attempt Attempt
 	// NewShareID makes the ID of one share of a device that allows multiple allocations. IDs must differ for all
 	// shares of a device, also those of other pods. Nil means random UUIDs, as upstream's; they are all that is not
 	// determined by the rest of the input.
@@ -63,8 +65,8 @@ type Result struct {
 func (r Result) Fits() bool { return r.Failure == nil }
 
 // Check decides whether the node can satisfy the requests, and with which preference. It keeps no
-// allocation. If ctx ends before the answer is known, the failure's reason is ReasonUndecided, which says
-// nothing about other nodes.
+// allocation. If ctx ends or the attempt's time is over before the answer is known, the failure's reason is
+// ReasonUndecided, which says nothing about other nodes but those that are alike.
 func Check(ctx context.Context, in Input) Result {
 	return decide(ctx, &in, false)
 }

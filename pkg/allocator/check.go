@@ -13,7 +13,7 @@ import (
 //  1. Find what the node can reach.
 //  2. A single request without constraints is decided by counting.
 //  3. What was found before for equal requests, and devices held as they are, is true again.
-//  4. Everything else is searched for, see search.
+//  4. Everything else is searched for, see search; what takes long once for all nodes that are alike, see answers.
 //  5. What fits is turned into allocations, what does not into counts.
 func decide(ctx context.Context, in *Input, keep bool) Result {
 	seen := glanceAt(in)
@@ -35,16 +35,18 @@ func decide(ctx context.Context, in *Input, keep bool) Result {
 	}
 	s := newSearch(ctx, *in, seen.devices)
 	defer s.release()
-	if !s.run() {
-		return seen.remember(in, Result{Failure: newFailure(*in, seen.devices, s)})
-	}
-	s.prefer()
-	result := s.value(seen).result(in)
 	if keep {
+		if !s.run() {
+			return Result{Failure: newFailure(*in, seen.devices, s)}
+		}
+		result := s.value(seen).result(in)
 		result.Allocations = s.allocations()
 		return result
 	}
-	return seen.remember(in, result)
+	if !s.runShared() {
+		return seen.remember(in, Result{Failure: newFailure(*in, seen.devices, s)})
+	}
+	return seen.remember(in, s.value(seen).result(in))
 }
 
 type answer int

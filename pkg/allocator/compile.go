@@ -13,7 +13,7 @@ import (
 )
 
 // Requests are a pod's claims in the form in which nodes are judged: everything that does not depend on the
-// node is decided. Immutable, safe for concurrent use.
+// node is decided. Immutable but for a cache, safe for concurrent use.
 type Requests struct {
 	objects  []*resourceapi.ResourceClaim
 	claims   []claim
@@ -22,12 +22,16 @@ type Requests struct {
 
 	// admin tells whether any request asks for admin access.
 	admin bool
+	// choice tells whether some request has several alternatives.
+	choice bool
 	// plain is the only alternative if there is no other and no constraint; such pods are judged by counting.
 	plain *alternative
 	// number is the same for all that judge nodes alike, see number.go. recurring tells that such were seen before: what is
 	// found is kept only for those.
 	number    uint64
 	recurring bool
+	// answers are what was found on nodes for which that took long.
+	answers answers
 }
 
 // claim is one compiled claim.
@@ -302,6 +306,7 @@ func (c *compiler) alternative(r *request, object *resourceapi.ResourceClaim, co
 		}
 	}
 	r.alternatives = append(r.alternatives, out)
+	c.out.choice = c.out.choice || len(r.alternatives) > 1
 	c.out.lanes = append(c.out.lanes, out)
 	c.out.admin = c.out.admin || out.admin
 	return nil

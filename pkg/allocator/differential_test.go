@@ -80,12 +80,17 @@ func TestFirstFitIsUpstreamsThoroughly(t *testing.T) {
 	}
 }
 
-func differential(t *testing.T, draw func(*rapid.T) *world) {
+// manyDraws makes the number of draws 2000 unless another one was asked for by flag.
+func manyDraws(t *testing.T) {
 	if flag.Lookup("rapid.checks").Value.String() == "100" {
 		if err := flag.Set("rapid.checks", "2000"); err != nil {
 			t.Fatal(err)
 		}
 	}
+}
+
+func differential(t *testing.T, draw func(*rapid.T) *world) {
+	manyDraws(t)
 	var stats differences
 	rapid.Check(t, func(t *rapid.T) { stats.compare(t, draw(t)) })
 	t.Logf("%+v", stats)

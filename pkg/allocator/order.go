@@ -42,23 +42,39 @@ func (w worth) compare(o worth) int {
 	return cmp.Or(cmp.Compare(w.unjudged, o.unjudged), cmp.Compare(w.size, o.size), cmp.Compare(w.portion, o.portion), cmp.Compare(w.left, o.left))
 }
 
-// preferSteps bounds the look for an answer in the order of a policy.
-const preferSteps = 512
+// preferSteps bounds the look for an answer in the order of a policy. Many looks end after fewer steps than shortPrefer,
+// so that it does not pay to share what they find.
+const preferSteps, shortPrefer = 512, 32
 
 // prefer looks for the first answer in the order of the policy, after one was found in the order of FirstFit. If it
-// finds none in few steps that one stays: a policy never costs a pod its node.
-func (s *search) prefer() {
-	if s.in.Policy == FirstFit {
-		return
-	}
-	picks, chosen, used := slices.Clone(s.picks), slices.Clone(s.chosen), slices.Clone(s.used)
+// finds none in so many steps that one stays: a policy never costs a pod its node. It returns false if more steps may
+// change that.
+func (s *search) prefer(steps int) (settled bool) {
+	s.firstFit.set(s)
 	s.begin(s.order)
-	s.classes, s.careful, s.stuck, s.limit = nil, true, false, s.steps+preferSteps
+	s.classes, s.careful, s.stuck, s.limit = nil, true, false, s.steps+steps
 	s.orderDevices()
-	if !s.request(0) {
-		s.err, s.selectorError, s.stuck = nil, nil, false
-		s.picks, s.chosen, s.used = append(s.picks[:0], picks...), append(s.chosen[:0], chosen...), append(s.used[:0], used...)
+	if s.request(0) {
+		return true
 	}
+	settled = !s.stuck
+	s.err, s.selectorError, s.stuck = nil, nil, false
+	s.firstFit.restore(s)
+	return settled
+}
+
+// solution is what a search found.
+type solution struct {
+	picks        []pick
+	chosen, used []int
+}
+
+func (f *solution) set(s *search) {
+	f.picks, f.chosen, f.used = append(f.picks[:0], s.picks...), append(f.chosen[:0], s.chosen...), append(f.used[:0], s.used...)
+}
+
+func (f *solution) restore(s *search) {
+	s.picks, s.chosen, s.used = append(s.picks[:0], f.picks...), append(s.chosen[:0], f.chosen...), append(s.used[:0], f.used...)
 }
 
 // orderDevices puts the devices into the order of the policy.

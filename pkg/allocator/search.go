@@ -24,7 +24,10 @@ import (
 // short one may take few steps; the thorough one has all shortcuts. Devices of all pools of the node are numbered in the
 // order in which they are tried, each pool starting at a multiple of 64.
 type search struct {
-	ctx   context.Context
+	ctx context.Context
+	// end is when the attempt's time for this node ends, once that has begun.
+	end   int64
+	begun bool
 	reqs  *Requests
 	in    Input
 	pools []*inventory.NodePool
@@ -63,6 +66,8 @@ type search struct {
 	groups   []*grouping // by constraint.index; made when first needed
 	spare    []*grouping // from earlier searches, to be used again
 	derived  map[derivedGroup]*grouping
+	look     look     // scratch
+	firstFit solution // scratch
 
 	// What ended the search early, if anything did.
 	err           error
@@ -78,7 +83,7 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 		ctx: ctx, reqs: in.Requests, in: in, pools: devices.Pools, problems: devices.Problems,
 		starts: s.starts[:0], arena: s.arena[:0], lanes: s.lanes[:0], takenBy: s.takenBy[:0], bound: s.bound[:0],
 		picks: s.picks[:0], used: s.used[:0], chosen: s.chosen[:0], order: s.order[:0], groups: s.groups[:0],
-		matches: s.matches[:0], ledger: s.ledger, deviceOrder: s.deviceOrder, spare: s.spare,
+		matches: s.matches[:0], ledger: s.ledger, deviceOrder: s.deviceOrder, spare: s.spare, look: s.look, firstFit: s.firstFit,
 	}
 	s.deviceOrder.ranked = false
 	for _, p := range s.pools {
@@ -140,27 +145,58 @@ func (s *search) newSet() bitset.Set {
 
 // run searches. It returns false if there is no answer, or none was found before something ended the search.
 func (s *search) run() bool {
-	if err := s.ctx.Err(); err != nil {
+	found, known := s.easily()
+	return s.finish(found, known)
+}
+
+// runShared is run, but that what takes long is done once for all nodes that are alike. It only says which alternatives
+// are chosen.
+func (s *search) runShared() bool {
+	found, known := s.easily()
+	switch {
+	case shareAll && found:
+	case known && (!found || s.in.Policy == FirstFit || !s.reqs.choice):
+		return found
+	case known && s.prefer(shortPrefer):
+		return true
+	}
+	return s.finishOnce(found, known)
+}
+
+// easily does what takes little time. Not known means that it did not suffice for an answer.
+func (s *search) easily() (found, known bool) {
+	if s.ctx.Err() != nil {
 		s.err = context.Cause(s.ctx)
-		return false
+		return false, true
 	}
 	for _, a := range s.reqs.lanes {
 		if !s.prepare(a) {
-			return false
+			return false, true
 		}
 	}
 	if !s.enough() {
-		return false
+		return false, true
 	}
 	if (len(s.reqs.requests) > 1 || len(s.bound) > 0 || s.ledger.consumers != nil) && !s.promising(-1, 0, 0) {
-		return false
+		return false, true
 	}
-	if s.request(0) {
-		return true
+	found = s.request(0)
+	return found, found || !s.stuck
+}
+
+// finish does the rest.
+func (s *search) finish(found, known bool) bool {
+	if !known {
+		found = s.carefully()
 	}
-	if !s.stuck {
-		return false
+	if found && s.in.Policy != FirstFit {
+		s.prefer(preferSteps)
 	}
+	return found
+}
+
+// carefully makes the two attempts that take picks back.
+func (s *search) carefully() bool {
 	s.begin(s.order)
 	s.careful, s.stuck, s.limit = true, false, s.steps+shortAttempt
 	if s.request(0) {
@@ -176,6 +212,9 @@ func (s *search) run() bool {
 	}
 	return s.thorough()
 }
+
+// shareAll makes nodes share also what is found at once. Only tests change it.
+var shareAll bool
 
 // isPeculiar tells whether devices differ in what the thorough attempt does not know: groups, and attributes
 // that have several values or are derived. Then the necessary conditions alone have to keep the search short.
@@ -374,8 +413,7 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 		return s.request(i + 1)
 	}
 	s.steps++
-	if s.steps%16 == 0 && s.ctx.Err() != nil {
-		s.err = context.Cause(s.ctx)
+	if s.steps%16 == 0 && s.isOver() {
 		return false
 	}
 	if s.limit > 0 && s.steps > s.limit {

@@ -1,0 +1,30 @@
+package allocator
+
+import "context"
+
+// Attempt is one attempt to schedule a pod, with the time that it has. What its time does not suffice for on one node it
+// is not spent on again on nodes that are alike. It must be comparable, and safe for concurrent use.
+type Attempt interface {
+	// Begin is called once for each search that does not end at once. It returns when that has to end, in a unit of its own.
+	Begin() (end int64)
+	// IsOver tells whether that moment has come.
+	IsOver(end int64) bool
+}
+
+// isOver tells whether the time for this node is over, and notes why.
+func (s *search) isOver() bool {
+	if s.ctx.Err() != nil {
+		s.err = context.Cause(s.ctx)
+		return true
+	}
+	if s.in.Attempt == nil {
+		return false
+	}
+	if !s.begun {
+		s.begun, s.end = true, s.in.Attempt.Begin()
+	}
+	if s.in.Attempt.IsOver(s.end) {
+		s.err = context.DeadlineExceeded
+	}
+	return s.err != nil
+}
