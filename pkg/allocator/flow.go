@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"math/bits"
 	"slices"
+
+	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
 func onesCount(word uint64) int { return bits.OnesCount64(word) }
@@ -12,7 +14,7 @@ func onesCount(word uint64) int { return bits.OnesCount64(word) }
 // Requests with admin access may share across claims and are left out. Of shareable devices each request may have one
 // share. With more than 64 requests the answer is yes without a look.
 func (s *search) matchable(all []open) bool {
-	requests := make([]*open, 0, len(all))
+	requests := s.seekers[:0]
 	for i := range all {
 		o := &all[i]
 		if o.admin || o.wanted <= 0 {
@@ -22,18 +24,20 @@ func (s *search) matchable(all []open) bool {
 			if o.wanted <= shares {
 				continue
 			}
-			rest := open{wanted: o.wanted - shares, candidates: s.newSet()}
+			rest := seeker{wanted: o.wanted - shares, candidates: s.newSet()}
 			copy(rest.candidates, o.candidates)
 			rest.candidates.AndNot(s.ledger.shareable)
-			o = &rest
+			requests = append(requests, rest)
+			continue
 		}
-		requests = append(requests, o)
+		requests = append(requests, seeker{o.candidates, o.wanted})
 	}
+	s.seekers = requests
 	if len(requests) < 2 || len(requests) > 64 {
 		return true
 	}
 	// The most particular first: if each finds enough even after all before it took theirs, all do.
-	slices.SortStableFunc(requests, func(a, b *open) int { return cmp.Compare(a.candidates.Count(), b.candidates.Count()) })
+	slices.SortStableFunc(requests, func(a, b seeker) int { return cmp.Compare(a.candidates.Count(), b.candidates.Count()) })
 	wanted, easy := 0, true
 	for _, o := range requests {
 		wanted += o.wanted
@@ -42,14 +46,21 @@ func (s *search) matchable(all []open) bool {
 	if easy {
 		return true
 	}
-	return newFlow(requests, s.words).saturates()
+	return s.flow.of(requests, s.words).saturates()
+}
+
+// seeker is a request that wants devices of a set.
+type seeker struct {
+	candidates bitset.Set
+	wanted     int
 }
 
 // flow is a bipartite network: requests on one side, on the other groups of devices that are open to the same
 // requests, with as much capacity as devices.
 type flow struct {
-	wanted []int
-	groups []flowGroup
+	wanted  []int
+	groups  []flowGroup
+	visited []bool // scratch
 }
 
 type flowGroup struct {
@@ -58,8 +69,15 @@ type flowGroup struct {
 	load []int // by request
 }
 
-func newFlow(requests []*open, words int) *flow {
-	f := &flow{}
+// begin empties the flow and keeps its memory.
+func (f *flow) begin() *flow {
+	f.wanted, f.groups = f.wanted[:0], f.groups[:0]
+	return f
+}
+
+// of makes it the flow of the requests.
+func (f *flow) of(requests []seeker, words int) *flow {
+	f.begin()
 	for _, o := range requests {
 		f.wanted = append(f.wanted, o.wanted)
 	}
@@ -89,12 +107,19 @@ func (f *flow) add(open uint64) {
 			return
 		}
 	}
-	f.groups = append(f.groups, flowGroup{open: open, free: 1, load: make([]int, len(f.wanted))})
+	group := flowGroup{open: open, free: 1}
+	if n := len(f.groups); n < cap(f.groups) { // the memory of an earlier one
+		group.load = f.groups[:n+1][n].load[:0]
+	}
+	group.load = slices.Grow(group.load, len(f.wanted))[:len(f.wanted)]
+	clear(group.load)
+	f.groups = append(f.groups, group)
 }
 
 // saturates tells whether every request gets what it wants.
 func (f *flow) saturates() bool {
-	visited := make([]bool, len(f.groups))
+	visited := slices.Grow(f.visited[:0], len(f.groups))[:len(f.groups)]
+	f.visited = visited
 	for r, wanted := range f.wanted {
 		for range wanted {
 			clear(visited)

@@ -3,7 +3,6 @@ package allocator
 import (
 	resourceapi "k8s.io/api/resource/v1"
 
-	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
@@ -19,9 +18,8 @@ type lane struct {
 	hopeless bool
 
 	// What a device takes at least, see leastUsesOf and leastTakesOf, once it is known.
-	leastUses             map[string]amount.Amount
-	leastTakes            map[resourceapi.QualifiedName]amount.Amount
-	knowsUses, knowsTakes bool
+	leastUses, leastTakes           []named
+	knowsUses, knowsTakes, mayShare bool
 }
 
 // prepare finds the devices for one alternative. It returns false if the node is out of the question.
@@ -71,6 +69,10 @@ func (s *search) prepare(a *alternative) bool {
 		l.hopeless = blocked || n == 0
 	} else {
 		l.hopeless = n < a.count && l.errors.Empty()
+	}
+	if n := len(s.lanes); n < cap(s.lanes) { // the memory of an earlier search
+		former := &s.lanes[:n+1][n]
+		l.leastUses, l.leastTakes = former.leastUses[:0], former.leastTakes[:0]
 	}
 	s.lanes = append(s.lanes, l)
 	return true

@@ -2,7 +2,6 @@ package allocator
 
 import (
 	"cmp"
-	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -25,6 +24,7 @@ type deviceOrder struct {
 	names []resourceapi.QualifiedName
 	sizes []float64
 	most  []float64 // the largest of each
+	sets  []bitset.Set
 }
 
 // worth is what taking a device costs others, the most important measure first.
@@ -132,7 +132,7 @@ func (o *deviceOrder) from(set bitset.Set, position int) {
 // comparable are the sets of devices that have to be compared: those that one request may take, and those of requests
 // that may take the same device.
 func (s *search) comparable() []bitset.Set {
-	var sets []bitset.Set
+	sets := s.deviceOrder.sets[:0]
 	for i := range s.lanes {
 		together := s.newSet()
 		copy(together, s.lanes[i].candidates)
@@ -145,6 +145,7 @@ func (s *search) comparable() []bitset.Set {
 		})
 		sets = append(sets, together)
 	}
+	s.deviceOrder.sets = sets
 	return sets
 }
 
@@ -188,7 +189,10 @@ func (s *search) findCommonCapacities(devices bitset.Set) {
 		p := s.poolOf(device)
 		capacity := s.pools[p].Device(device - s.starts[p]).Capacity
 		if first {
-			names, first = slices.AppendSeq(names, maps.Keys(capacity)), false
+			for name := range capacity {
+				names = append(names, name)
+			}
+			first = false
 			continue
 		}
 		names = slices.DeleteFunc(names, func(name resourceapi.QualifiedName) bool {

@@ -38,7 +38,8 @@ type choice struct {
 //
 // The last two are looked at only once a request has all its devices, for they cost most.
 func (s *search) promising(i, k, from int) bool {
-	defer s.keepArena()()
+	mark := s.mark()
+	defer s.takeBack(mark)
 	requests, ok := s.open(i, k, from)
 	if !ok || !s.isEnough(requests) {
 		return false
@@ -52,25 +53,34 @@ func (s *search) promising(i, k, from int) bool {
 	}
 	for _, claim := range s.reqs.claims {
 		budget := maxValues
-		if !s.assignable(i+1, requests, s.unbound(claim.constraints, requests), nil, &budget) {
+		constraints := s.unbound(s.constraints[:0], claim.constraints, requests)
+		s.constraints = constraints[:0]
+		if !s.assignable(i+1, requests, constraints, nil, &budget) {
 			return false
 		}
 	}
 	return true
 }
 
-// keepArena returns a function that gives back what sets are made until then.
-func (s *search) keepArena() func() {
-	mark, arena := len(s.arena), s.arena
-	return func() {
-		if &arena[:1][0] == &s.arena[:1][0] {
-			s.arena = s.arena[:mark]
-		}
+// mark is how much of the search's own memory is in use.
+type mark struct {
+	arena          []uint64
+	opens, choices int
+}
+
+func (s *search) mark() mark { return mark{s.arena, len(s.opens), len(s.choices)} }
+
+// takeBack gives back the sets, open requests and choices that were made since the mark.
+func (s *search) takeBack(m mark) {
+	if &m.arena[:1][0] == &s.arena[:1][0] {
+		s.arena = s.arena[:len(m.arena)]
 	}
+	s.opens, s.choices = s.opens[:m.opens], s.choices[:m.choices]
 }
 
 // open returns the open requests. Not ok means that one has too few devices to choose from.
 func (s *search) open(i, k, from int) (requests []open, ok bool) {
+	first := len(s.opens)
 	if i >= 0 {
 		r := s.reqs.requests[s.order[i]]
 		a := r.alternatives[s.chosen[r.index]]
@@ -80,12 +90,13 @@ func (s *search) open(i, k, from int) (requests []open, ok bool) {
 			if s.classes != nil && k > 0 && !s.orderMatters(a) {
 				o.candidates.AndNot(s.classes.excluded[len(s.picks)-1])
 			}
-			requests = append(requests, o)
+			s.opens = append(s.opens, o)
 		}
 	}
 	for _, r := range s.order[i+1:] {
 		later := s.reqs.requests[r]
 		o := open{request: later, wanted: -1}
+		firstChoice := len(s.choices)
 		for _, a := range later.alternatives {
 			if s.lanes[a.lane].hopeless {
 				continue
@@ -97,12 +108,12 @@ func (s *search) open(i, k, from int) (requests []open, ok bool) {
 			if o.wanted < 0 {
 				o.candidates, o.wanted = next.candidates, next.wanted
 			} else {
-				if o.choices == nil {
+				if len(s.choices) == firstChoice {
 					first := choice{candidates: s.newSet(), wanted: o.wanted}
 					copy(first.candidates, o.candidates)
-					o.choices = append(o.choices, first)
+					s.choices = append(s.choices, first)
 				}
-				o.choices = append(o.choices, next)
+				s.choices = append(s.choices, next)
 				o.candidates.Or(next.candidates)
 				o.wanted = min(o.wanted, next.wanted)
 			}
@@ -111,8 +122,12 @@ func (s *search) open(i, k, from int) (requests []open, ok bool) {
 		if o.wanted < 0 {
 			return nil, false
 		}
-		requests = append(requests, o)
+		if len(s.choices) > firstChoice {
+			o.choices = slices.Clip(s.choices[firstChoice:])
+		}
+		s.opens = append(s.opens, o)
 	}
+	requests = slices.Clip(s.opens[first:])
 	for i := range requests {
 		if requests[i].candidates.Count() < requests[i].wanted {
 			return nil, false
@@ -139,14 +154,14 @@ func (s *search) isFlow(requests []open) bool {
 // maxValues bounds for how many values of the constraints of one claim it is asked what would follow.
 const maxValues = 32
 
-// unbound are the matchAttribute constraints that have no value yet and that more than one device will be under.
-func (s *search) unbound(all []*constraint, requests []open) (constraints []*constraint) {
+// unbound appends the matchAttribute constraints that have no value yet and that more than one device will be under.
+func (s *search) unbound(to, all []*constraint, requests []open) []*constraint {
 	for _, c := range all {
 		if !c.distinct && len(s.bound[c.index].values) == 0 && wantedUnder(c, requests) > 1 {
-			constraints = append(constraints, c)
+			to = append(to, c)
 		}
 	}
-	return constraints
+	return to
 }
 
 // wantedUnder counts the devices that the open requests will certainly take under the constraint.
@@ -174,8 +189,10 @@ func (s *search) assignable(i int, requests []open, constraints []*constraint, p
 	}
 	type likeness struct{ content, value int32 }
 	var tried []likeness
+	mark := s.mark()
 	for _, of := range g.groups {
 		group := of.Devices
+		s.takeBack(mark)
 		narrowed, ok := s.narrow(requests, c, group)
 		if !ok {
 			continue
@@ -219,7 +236,9 @@ func (s *search) narrow(requests []open, c *constraint, group bitset.Set) (narro
 		out.And(group)
 		return out
 	}
-	narrowed = slices.Clone(requests)
+	first := len(s.opens)
+	s.opens = append(s.opens, requests...)
+	narrowed = slices.Clip(s.opens[first:])
 	for i := range narrowed {
 		o := &narrowed[i]
 		if !bindsAll(c, o) {
@@ -229,11 +248,11 @@ func (s *search) narrow(requests []open, c *constraint, group bitset.Set) (narro
 			o.candidates = within(o.candidates)
 			continue
 		}
-		choices := o.choices
+		choices, firstChoice := o.choices, len(s.choices)
 		o.candidates, o.wanted, o.choices = s.newSet(), -1, nil
 		for _, next := range choices {
 			if next.candidates = within(next.candidates); next.candidates.Count() >= next.wanted {
-				o.choices = append(o.choices, next)
+				s.choices = append(s.choices, next)
 				o.candidates.Or(next.candidates)
 				if o.wanted < 0 || next.wanted < o.wanted {
 					o.wanted = next.wanted
@@ -243,6 +262,7 @@ func (s *search) narrow(requests []open, c *constraint, group bitset.Set) (narro
 		if o.wanted < 0 {
 			return nil, false
 		}
+		o.choices = slices.Clip(s.choices[firstChoice:])
 	}
 	return narrowed, true
 }
@@ -399,19 +419,20 @@ func (s *search) enoughValues(c *constraint, g *grouping, requests []open, total
 	if !g.unknown.Empty() {
 		spare = 1
 	}
-	f := &flow{}
-	var under []*open
+	f := s.flow.begin()
+	under := s.seekers[:0]
 	for i := range requests {
 		if o := &requests[i]; bindsAll(c, o) && o.wanted > 0 && len(under) < 64 {
-			under = append(under, o)
+			under = append(under, seeker{o.candidates, o.wanted})
 			f.wanted = append(f.wanted, o.wanted)
 		}
 	}
+	s.seekers = under
 	values := 0
 	for _, group := range g.groups {
 		var mask uint64
-		for i, o := range under {
-			if o.candidates.Intersects(group.Devices) {
+		for i := range under {
+			if under[i].candidates.Intersects(group.Devices) {
 				mask |= 1 << i
 			}
 		}
@@ -435,7 +456,7 @@ func bindsAll(c *constraint, o *open) bool {
 		return false
 	}
 	for _, a := range o.request.alternatives {
-		if !c.appliesTo(a) {
+		if !slices.Contains(a.constraints, c) {
 			return false
 		}
 	}

@@ -66,13 +66,24 @@ type search struct {
 	groups   []*grouping // by constraint.index; made when first needed
 	spare    []*grouping // from earlier searches, to be used again
 	derived  map[derivedGroup]*grouping
-	look     look     // scratch
-	firstFit solution // scratch
+	scratch
 
 	// What ended the search early, if anything did.
 	err           error
 	selectorError *SelectorError
 	tooMany       bool
+}
+
+// scratch is memory that one search leaves to the next.
+type scratch struct {
+	look        look
+	firstFit    solution
+	sums        bounds
+	flow        flow
+	opens       []open
+	choices     []choice
+	seekers     []seeker
+	constraints []*constraint
 }
 
 var searches = sync.Pool{New: func() any { return new(search) }}
@@ -83,9 +94,10 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 		ctx: ctx, reqs: in.Requests, in: in, pools: devices.Pools, problems: devices.Problems,
 		starts: s.starts[:0], arena: s.arena[:0], lanes: s.lanes[:0], takenBy: s.takenBy[:0], bound: s.bound[:0],
 		picks: s.picks[:0], used: s.used[:0], chosen: s.chosen[:0], order: s.order[:0], groups: s.groups[:0],
-		matches: s.matches[:0], ledger: s.ledger, deviceOrder: s.deviceOrder, spare: s.spare, look: s.look, firstFit: s.firstFit,
+		matches: s.matches[:0], ledger: s.ledger, deviceOrder: s.deviceOrder, spare: s.spare, scratch: s.scratch,
 	}
 	s.deviceOrder.ranked = false
+	s.opens, s.choices, s.sums.namesOf, s.sums.capacities = s.opens[:0], s.choices[:0], s.sums.namesOf[:0], s.sums.capacities[:0]
 	for _, p := range s.pools {
 		s.starts = append(s.starts, s.words*64)
 		s.words += bitset.Words(p.Len())
@@ -124,6 +136,10 @@ func (s *search) release() {
 	}
 	clear(s.groups)
 	clear(s.matches)
+	clear(s.opens[:cap(s.opens)])
+	clear(s.choices[:cap(s.choices)])
+	clear(s.seekers[:cap(s.seekers)])
+	clear(s.constraints[:cap(s.constraints)])
 	s.ledger.close()
 	s.ctx, s.in, s.reqs, s.pools, s.problems, s.classes, s.derived = nil, Input{}, nil, nil, nil, nil, nil
 	searches.Put(s)
@@ -296,7 +312,8 @@ func (s *search) decide(i int) bool {
 
 // decideByFlow decides what is nothing but a choice of values and a flow, unless there are too many values.
 func (s *search) decideByFlow(i int) (possible, known bool) {
-	defer s.keepArena()()
+	mark := s.mark()
+	defer s.takeBack(mark)
 	requests, ok := s.open(i-1, s.wantedBy(i-1), 0)
 	if !ok || !s.isFlow(requests) {
 		return false, !ok
@@ -310,7 +327,7 @@ func (s *search) decideByFlow(i int) (possible, known bool) {
 		}
 	}
 	for _, claim := range s.reqs.claims {
-		constraints = append(constraints, s.unbound(claim.constraints, requests)...)
+		constraints = s.unbound(constraints, claim.constraints, requests)
 	}
 	if !s.isEnough(requests) {
 		return false, true
