@@ -12,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
@@ -103,10 +102,10 @@ func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle, yields []
 		return
 	}
 	logger := klog.FromContext(ctx)
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	present, err := pl.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-	if err != nil || present.UID != pod.UID || present.Spec.NodeName != "" {
+	defer context.AfterFunc(pl.shared.ctx, cancel)()
+	if state, err := pl.readPod(ctx, pod); err != nil || state == podGone || state == podBound {
 		logger.Info("Keeping claims that must give way, because the pod is bound or not to be found", "pod", klog.KObj(pod), "err", err)
 		return
 	}
@@ -116,7 +115,8 @@ func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle, yields []
 		if user != pod.UID && !groupLeaves() {
 			continue
 		}
-		err := retry.RetryOnConflict(retry.DefaultRetry, func() error { return pl.writeWithdrawal(ctx, user, yield) })
+		never := func() bool { return false }
+		err := pl.persist(ctx, never, func(ctx context.Context) error { return pl.writeWithdrawal(ctx, user, yield) })
 		if err != nil {
 			logger.Error(err, "Cannot give up the allocation of a claim that must give way", "pod", klog.KObj(pod), "claim", klog.KRef(yield.Claim.Namespace, yield.Claim.Name))
 		}
@@ -132,9 +132,11 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, user types.UID, yield *fe
 	if err != nil {
 		return err
 	}
+	pl.assume(ctx, claim) // it may have been written with the answer lost
 	if claim.UID != yield.Claim.UID || claim.Status.Allocation == nil || !sameAllocation(claim.Status.Allocation, yield.Allocation) || !isReservedFor(claim, user) {
 		return nil
 	}
+	claim = claim.DeepCopy()
 	claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
 		return ref.UID == user
 	})

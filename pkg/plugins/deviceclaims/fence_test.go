@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/plugins/config"
@@ -318,4 +319,56 @@ func TestFenceCanBeDisabled(t *testing.T) {
 		t.Errorf("PreBind: %v", status)
 	}
 	h.wantState("mine", state{[]string{"gpu-0"}, []string{"p"}})
+}
+
+// Nothing but an answer tells whether a claim that must give way still stands in others' way, so no single failure leaves it there.
+func TestFenceWithdrawalOutlivesFailures(t *testing.T) {
+	tests := map[string]struct {
+		request string
+		// after says that the request takes effect, and only its answer is lost.
+		after bool
+		want  state
+	}{
+		"the pod cannot be read":      {request: "get pods"},
+		"the claim cannot be read":    {request: "get/"},
+		"the claim cannot be written": {request: "update/status"},
+		"the answer is lost":          {request: "update/status", after: true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := fenced()
+			w.pods = []*v1.Pod{pod("p", "mine")}
+			h := newHarness(t, w)
+			h.plugin.undoPauses = wait.Backoff{Duration: time.Microsecond, Steps: 1}
+			// Found allocated, so that only the withdrawal takes it back.
+			h.othersTake("gpu-0")
+			h.api.change("mine", allocated("node-a", "gpu-0"))
+			h.caughtUp("mine")
+			a := h.filterAll(pod("p", "mine")).reserve("node-a")
+			h.api.hold()
+			done := a.preBindAsync()
+			h.eventually("the claim is reserved", func() bool { return len(h.api.get("mine").Status.ReservedFor) == 1 })
+			failures := 0
+			fail := func(request string) error {
+				if request == tc.request && failures < 3 {
+					failures++
+					return errServer
+				}
+				return nil
+			}
+			if tc.after {
+				h.api.afterWrite(fail)
+			} else {
+				h.api.onRequest(fail)
+			}
+			h.api.release()
+			if status := <-done; !strings.Contains(status.Message(), "was allocated earlier") {
+				t.Errorf("PreBind: %v", status)
+			}
+			if failures == 0 {
+				t.Error("nothing has failed")
+			}
+			h.wantState("mine", tc.want)
+		})
+	}
 }

@@ -146,6 +146,7 @@ func launchHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI)
 	if h.plugin, err = New(ctx, &config.DeviceClaimsArgs{Fence: w.fence}, handle, shared); err != nil {
 		t.Fatal(err)
 	}
+	h.plugin.bindingGrace = 0
 	pods, nodes := factory.Core().V1().Pods().Informer(), factory.Core().V1().Nodes().Informer()
 	factory.Start(ctx.Done())
 	t.Cleanup(func() {

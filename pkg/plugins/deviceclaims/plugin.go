@@ -36,6 +36,7 @@ type Plugin struct {
 	policy         allocator.Policy
 	scoring        allocator.Scoring
 	undoPauses     wait.Backoff
+	bindingGrace   time.Duration
 
 	// profile is looked at when it is first needed.
 	profile func() *profile
@@ -85,6 +86,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		policy:         policies[typed.ScoringStrategy.Devices],
 		scoring:        scorings[typed.ScoringStrategy.Type],
 		undoPauses:     undoPauses,
+		bindingGrace:   bindingGrace,
 		profile:        sync.OnceValue(func() *profile { return readProfile(handle) }),
 	}, nil
 }

@@ -67,5 +67,6 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if err := pl.recordExtendedClaim(ctx, pod, c); err != nil {
 		return fwk.AsStatus(err)
 	}
+	c.binding.sent = true
 	return nil
 }

@@ -27,6 +27,8 @@ type binding struct {
 	decidedOn usage.View
 	// writes are the claims that PreBind tried to change.
 	writes []*claimWrite
+	// sent tells that PreBind has succeeded, so that the pod may have been sent to be bound.
+	sent bool
 	// extended is about the claim for the pod's extended resources.
 	extended extendedBinding
 }
@@ -241,7 +243,7 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 	}
 	b := *c.binding
 	*c.binding = binding{}
-	pl.undo(ctx, pod, b.writes)
+	pl.undo(ctx, pod, b.writes, b.sent)
 	pl.undoExtendedClaim(ctx, pod, &b.extended)
 	// Only now: what the writes did is known to the tracker, so that no device is free that is not.
 	for _, r := range b.reserved {

@@ -22,6 +22,8 @@ const (
 	undoRequestTimeout = 10 * time.Second
 	// undoConflicts is how many conflicts it meets before it pauses.
 	undoConflicts = 5
+	// bindingGrace is how long a binding without an answer is given to take effect.
+	bindingGrace = 2 * time.Second
 )
 
 // undoPauses are how long Unreserve waits before it tries again. Without an API server no pod can be scheduled, so
@@ -31,8 +33,9 @@ var undoPauses = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter
 // undo takes back what bindClaim wrote to the claims of a pod.
 //
 // The answer to the binding of a pod can be lost, too, and another scheduler may have bound it with the reservation
-// that stands in the claim. So nothing is taken away from a pod that has a node, or may have one.
-func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, writes []*claimWrite) {
+// that stands in the claim. So nothing is taken away from a pod that has a node, or may have one. sent tells that the
+// pod may have been sent to be bound.
+func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, writes []*claimWrite, sent bool) {
 	writes = slices.DeleteFunc(slices.Clone(writes), func(w *claimWrite) bool { return w.made == made{} && w.unanswered == nil })
 	if len(writes) == 0 {
 		return
@@ -43,7 +46,7 @@ func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, writes []*claimWrite) {
 	defer context.AfterFunc(pl.shared.ctx, cancel)()
 
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(pod))
-	keep, err := pl.hasNode(klog.NewContext(ctx, logger), pod)
+	keep, err := pl.hasNode(klog.NewContext(ctx, logger), pod, sent)
 	switch {
 	case err != nil:
 		logger.Error(err, "Cannot find out whether a pod is bound, its claims stay allocated and reserved for it")
@@ -64,21 +67,60 @@ func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, writes []*claimWrite) {
 	}
 }
 
-// hasNode reads whether the pod is bound. A pod that is gone is not.
-func (pl *Plugin) hasNode(ctx context.Context, pod *v1.Pod) (bool, error) {
-	bound := false
+// hasNode finds out whether the pod is bound. A pod that is gone is not.
+//
+// If the pod was sent to be bound, and only the answer is missing, that may take effect later. Unlike a write of a claim it
+// cannot be barred, because it asks for no resource version. So it is waited for, and what comes later still binds a
+// pod without devices, which the kubelet does not start.
+func (pl *Plugin) hasNode(ctx context.Context, pod *v1.Pod, sent bool) (bool, error) {
+	state, err := pl.readPod(ctx, pod)
+	if err != nil || state != podWaits || !sent {
+		return state == podBound, err
+	}
+	select {
+	case <-pl.clock.After(pl.bindingGrace):
+	case <-ctx.Done():
+		return false, ctx.Err()
+	}
+	state, err = pl.readPod(ctx, pod)
+	return state == podBound, err
+}
+
+// podState is what the API server says of a pod that the scheduler has.
+type podState int
+
+const (
+	podUnknown podState = iota
+	// podGone: does not exist any more.
+	podGone
+	// podEnds: is being deleted, and will not be bound before.
+	podEnds
+	// podWaits: has no node.
+	podWaits
+	podBound
+)
+
+func (pl *Plugin) readPod(ctx context.Context, pod *v1.Pod) (podState, error) {
+	state := podUnknown
 	err := pl.persist(ctx, func() bool { return false }, func(ctx context.Context) error {
 		current, err := pl.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		if err != nil {
+		switch {
+		case apierrors.IsNotFound(err):
+			state = podGone
+		case err != nil:
 			return fmt.Errorf("read the pod: %w", err)
+		case current.UID != pod.UID:
+			state = podGone
+		case current.Spec.NodeName != "":
+			state = podBound
+		case current.DeletionTimestamp != nil:
+			state = podEnds
+		default:
+			state = podWaits
 		}
-		bound = current.UID == pod.UID && current.Spec.NodeName != ""
 		return nil
 	})
-	return bound, err
+	return state, err
 }
 
 // undoWrite takes back one write, or with keep only finds out what has become of it. As long as that is not known

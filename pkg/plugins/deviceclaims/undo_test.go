@@ -4,13 +4,16 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
+	testingclock "k8s.io/utils/clock/testing"
 )
 
 // reservedAgain takes the pod's reservation away and gives it again, as a scheduler that undoes and one that binds.
@@ -302,5 +305,75 @@ func TestRefusals(t *testing.T) {
 		if got := isRefusal(tc.err); got != tc.want {
 			t.Errorf("%s: isRefusal is %t, want %t", name, got, tc.want)
 		}
+	}
+}
+
+// The binding of a pod that PreBind has let go may take effect although no answer came, and late.
+func TestUnreserveWaitsForABindingThatIsUnderWay(t *testing.T) {
+	bind := func(h *harness) {
+		_, err := h.client.CoreV1().Pods(testNamespace).Update(h.ctx, boundPod(pod("p", "c"), "p-uid"), metav1.UpdateOptions{})
+		if err != nil {
+			h.t.Error(err)
+		}
+	}
+	tests := map[string]struct {
+		api *v1.Pod
+		// fails says that PreBind does, so that the pod was not sent.
+		fails bool
+		// meanwhile happens in the time of grace; nil if there is to be none.
+		meanwhile func(h *harness)
+		want      []string
+	}{
+		"it comes":          {api: pod("p", "c"), meanwhile: bind, want: []string{"gpu-0"}},
+		"it does not":       {api: pod("p", "c"), meanwhile: func(*harness) {}},
+		"has come":          {api: boundPod(pod("p", "c"), "p-uid"), want: []string{"gpu-0"}},
+		"was never sent":    {api: pod("p", "c"), fails: true},
+		"the pod is gone":   {},
+		"the pod is new":    {api: func() *v1.Pod { p := pod("p", "c"); p.UID = "again"; return p }()},
+		"the pod is ending": {api: func() *v1.Pod { p := pod("p", "c"); p.DeletionTimestamp = &metav1.Time{Time: time.Now()}; p.Finalizers = []string{"example.com/kept"}; return p }()},
+		"the scheduler ends first": {
+			api: pod("p", "c"), meanwhile: func(h *harness) { h.cancel() }, want: []string{"gpu-0"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.claims = []*resourceapi.ResourceClaim{claim("c")}
+			if tc.api != nil {
+				w.pods = []*v1.Pod{tc.api}
+			}
+			h := newHarness(t, w)
+			clock := testingclock.NewFakeClock(time.Now())
+			h.plugin.clock, h.plugin.bindingGrace = clock, bindingGrace
+			a := h.filterAll(pod("p", "c")).reserve("node-a")
+			if tc.fails {
+				h.api.afterWrite(func(request string) error {
+					if request == "update/status" {
+						return errReset
+					}
+					return nil
+				})
+			}
+			if status := a.preBind("node-a"); status.IsSuccess() == tc.fails {
+				t.Fatalf("PreBind: %v", status)
+			}
+			h.api.afterWrite(nil)
+			done := make(chan struct{})
+			go func() { defer close(done); a.unreserve("node-a") }()
+			if tc.meanwhile != nil {
+				h.eventually("Unreserve waits", clock.HasWaiters)
+				if diff := cmp.Diff([]string{"gpu-0"}, devicesOf(h.api.get("c"))); diff != "" {
+					t.Errorf("devices differ while it waits (-want +got):\n%s", diff)
+				}
+				tc.meanwhile(h)
+				if h.ctx.Err() == nil {
+					clock.Step(bindingGrace)
+				}
+			}
+			<-done
+			if diff := cmp.Diff(tc.want, devicesOf(h.api.get("c"))); diff != "" {
+				t.Errorf("devices differ (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
