@@ -33,7 +33,7 @@ var rooms = []room{
 
 	{path: "pkg/plugins", may: []string{"pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage", "pkg/fence", "pkg/audit", "pkg/wakeup"}},
 	{path: "pkg/fence", may: []string{"pkg/inventory", "pkg/tracker", "pkg/usage"}},
-	{path: "pkg/audit", may: []string{"pkg/tracker", "pkg/usage"}},
+	{path: "pkg/audit", may: []string{"pkg/inventory", "pkg/tracker", "pkg/usage"}},
 	{path: "pkg/inventory/source", may: []string{"pkg/inventory"}},
 	{path: "pkg/tracker", may: []string{"pkg/usage"}},
 	{path: "pkg/wakeup", may: []string{"pkg/allocator", "pkg/inventory", "pkg/usage"}},

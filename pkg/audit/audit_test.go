@@ -141,7 +141,7 @@ func TestDoubleHoldsAreToldOnceAfterTheGracePeriod(t *testing.T) {
 				if s.look {
 					devices = []usage.DeviceID{device("gpu-0")}
 				}
-				found, over := d.Look(start.Add(s.after), s.view, slices.Values(devices))
+				found, over := d.Look(start.Add(s.after), s.view, nothing, slices.Values(devices))
 				if diff := cmp.Diff(s.found, claimsOf(found)); diff != "" {
 					t.Errorf("step %d: found differs (-want +got):\n%s", i, diff)
 				}

@@ -5,14 +5,18 @@ import (
 	"slices"
 	"time"
 
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
 
-// DoubleHold is a device that several claims hold of which one holds it for itself alone.
+// DoubleHold is a device that several claims hold of which one holds it for itself alone, or of which, or of what it takes, too
+// much is held.
 type DoubleHold struct {
 	Device usage.DeviceID
-	// Claims are at least two, ordered by UID.
+	// Claims are those that must not hold it together, ordered by UID: at least two, unless What is set.
 	Claims []usage.ClaimRef
+	// What is the capacity or counter of which there is too little, empty if a device is held twice.
+	What string
 	// Since is when it was first seen.
 	Since time.Time
 }
@@ -58,21 +62,21 @@ func NewDoubles(grace time.Duration) *Doubles {
 
 // Look looks at the given devices, and at those that were held twice the last time. It returns the double holds that
 // have lasted for the grace period and were not returned before, ordered by device; with another claim on the device a
-// hold is another one. over are those returned before that are no more. The cost does not depend on how many devices
-// are held.
-func (d *Doubles) Look(now time.Time, view usage.View, devices iter.Seq[usage.DeviceID]) (found, over []DoubleHold) {
+// hold is another one. over are those returned before that are no more. The cost depends on how many devices are held in
+// the pools of the given ones.
+func (d *Doubles) Look(now time.Time, view usage.View, inv *inventory.View, devices iter.Seq[usage.DeviceID]) (found, over []DoubleHold) {
 	for device := range devices {
-		if d.known[device] == nil && Claimants(view.Device(device)) != nil {
+		if claims, _ := conflict(device, view, inv); d.known[device] == nil && claims != nil {
 			d.known[device] = &double{}
 		}
 	}
 	for device, known := range d.known {
-		claims := Claimants(view.Device(device))
-		if !slices.Equal(claims, known.hold.Claims) {
+		claims, what := conflict(device, view, inv)
+		if !slices.Equal(claims, known.hold.Claims) || what != known.hold.What {
 			if known.told && claims == nil {
 				over = append(over, known.hold)
 			}
-			*known = double{hold: DoubleHold{Device: device, Claims: claims, Since: now}}
+			*known = double{hold: DoubleHold{Device: device, Claims: claims, What: what, Since: now}}
 		}
 		switch {
 		case claims == nil:
@@ -85,6 +89,14 @@ func (d *Doubles) Look(now time.Time, view usage.View, devices iter.Seq[usage.De
 	slices.SortFunc(found, byDevice)
 	slices.SortFunc(over, byDevice)
 	return found, over
+}
+
+// conflict returns the claims that must not hold a device together.
+func conflict(device usage.DeviceID, view usage.View, inv *inventory.View) (claims []usage.ClaimRef, what string) {
+	if claims := Claimants(view.Device(device)); claims != nil {
+		return claims, ""
+	}
+	return Overdrawn(device, view, inv)
 }
 
 // Next says when Look may find something without any change: at the end of a grace period. False means never.

@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/audit"
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -44,6 +45,7 @@ const (
 // (pkg/audit). It runs beside scheduling, and takes the tracker's lock only for a moment.
 type auditor struct {
 	tracker *tracker.Tracker
+	devices func() *inventory.View
 	client  kubernetes.Interface
 	handle  fwk.Handle
 	events  events.EventRecorderLogger
@@ -61,9 +63,9 @@ type auditor struct {
 	wake    chan struct{}            // one token while there is something to look at
 }
 
-func newAuditor(t *tracker.Tracker, handle fwk.Handle, period, inFlightLimit time.Duration, clock clock.Clock) *auditor {
+func newAuditor(t *tracker.Tracker, devices func() *inventory.View, handle fwk.Handle, period, inFlightLimit time.Duration, clock clock.Clock) *auditor {
 	return &auditor{
-		tracker: t, client: handle.ClientSet(), handle: handle, events: handle.EventRecorder(), clock: clock,
+		tracker: t, devices: devices, client: handle.ClientSet(), handle: handle, events: handle.EventRecorder(), clock: clock,
 		period: period, inFlightLimit: inFlightLimit,
 		doubles: audit.NewDoubles(doubleHoldGrace), ages: audit.NewAges(),
 		touched: sets.New[usage.DeviceID](), wake: make(chan struct{}, 1),
@@ -102,9 +104,12 @@ func (a *auditor) run(ctx context.Context) {
 			}
 		}
 	})
-	compareAt := a.clock.Now().Add(a.period)
+	// Beside, as it may take minutes.
+	var comparing sync.WaitGroup
+	defer comparing.Wait()
+	comparing.Go(func() { a.compareRegularly(ctx) })
 	for {
-		timer := a.timer(compareAt)
+		timer := a.timer()
 		select {
 		case <-ctx.Done():
 			timer.Stop()
@@ -114,24 +119,33 @@ func (a *auditor) run(ctx context.Context) {
 		case <-timer.C():
 		}
 		a.lookAt(logger, a.takeTouched())
-		if a.period > 0 && !a.clock.Now().Before(compareAt) {
-			a.compare(ctx)
-			compareAt = a.clock.Now().Add(a.period)
-		}
 	}
 }
 
-// timer fires when there may be something to do without an event.
-func (a *auditor) timer(compareAt time.Time) clock.Timer {
-	at := compareAt
+// compareRegularly compares until ctx ends.
+func (a *auditor) compareRegularly(ctx context.Context) {
+	if a.period <= 0 {
+		return
+	}
+	for {
+		timer := a.clock.NewTimer(a.period)
+		select {
+		case <-ctx.Done():
+			timer.Stop()
+			return
+		case <-timer.C():
+		}
+		a.compare(ctx)
+	}
+}
+
+// timer fires when there may be a double hold to tell of without an event.
+func (a *auditor) timer() clock.Timer {
 	next, ok := a.doubles.Next()
-	switch {
-	case ok && (a.period == 0 || next.Before(at)):
-		at = next
-	case a.period == 0:
+	if !ok {
 		return a.clock.NewTimer(24 * time.Hour) // an event comes first, or there is nothing to do
 	}
-	return a.clock.NewTimer(max(0, at.Sub(a.clock.Now())))
+	return a.clock.NewTimer(max(0, next.Sub(a.clock.Now())))
 }
 
 func (a *auditor) takeTouched() iter.Seq[usage.DeviceID] {
@@ -142,14 +156,15 @@ func (a *auditor) takeTouched() iter.Seq[usage.DeviceID] {
 	return maps.Keys(touched)
 }
 
-// lookAt looks for double holds of the given devices, and of those that were held twice before.
+// lookAt looks for double holds of the given devices, and of those that were held twice before, and whether there is enough of what
+// they give and take.
 func (a *auditor) lookAt(logger klog.Logger, devices iter.Seq[usage.DeviceID]) {
-	found, over := a.doubles.Look(a.clock.Now(), a.tracker.Snapshot().Usage, devices)
+	found, over := a.doubles.Look(a.clock.Now(), a.tracker.Snapshot().Usage, a.devices(), devices)
 	for _, hold := range found {
 		a.reportDouble(logger, hold)
 	}
 	for _, hold := range over {
-		logger.Info("Device is no longer held by several claims", "device", hold.Device, "claims", hold.Claims)
+		logger.Info("Device is no longer held by claims that must not have it together", "device", hold.Device, "claims", hold.Claims)
 	}
 	doubleHeldDevices.Set(float64(a.doubles.Len()))
 }
@@ -163,10 +178,21 @@ func (a *auditor) reportDouble(logger klog.Logger, hold audit.DoubleHold) {
 		claims[i] = a.claim(ref)
 		descriptions[i] = describeHolder(claims[i])
 	}
-	logger.Error(nil, "Device is held by more than one claim", "device", hold.Device, "holders", descriptions, "since", hold.Since.UTC().Format(time.RFC3339))
+	message, reason := "Device is held by more than one claim", "DeviceHeldTwice"
+	if hold.What != "" {
+		message, reason = "More is held of a device than there is", "DeviceOverdrawn"
+	}
+	logger.Error(nil, message, "device", hold.Device, "tooLittleOf", hold.What, "holders", descriptions, "since", hold.Since.UTC().Format(time.RFC3339))
 	for i, claim := range claims {
 		others := slices.Concat(descriptions[:i], descriptions[i+1:])
-		a.event(logger, claim, "DeviceHeldTwice", "device %s is also held by %s", hold.Device, strings.Join(others, ", and by "))
+		if hold.What == "" {
+			a.event(logger, claim, reason, "device %s is also held by %s", hold.Device, strings.Join(others, ", and by "))
+			continue
+		}
+		if len(others) == 0 {
+			others = []string{"nobody else"}
+		}
+		a.event(logger, claim, reason, "device %s: with what is held by %s, more is taken of its %s than there is", hold.Device, strings.Join(others, ", and by "), hold.What)
 	}
 }
 

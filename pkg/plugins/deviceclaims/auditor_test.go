@@ -9,6 +9,8 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
@@ -24,7 +26,7 @@ type testAuditor struct {
 
 func newTestAuditor(h *harness, period time.Duration) testAuditor {
 	clock, recorder := testingclock.NewFakeClock(time.Now()), events.NewFakeRecorder(100)
-	a := newAuditor(h.plugin.shared.tracker, h.plugin.handle, period, time.Minute, clock)
+	a := newAuditor(h.plugin.shared.tracker, h.plugin.shared.store.View, h.plugin.handle, period, time.Minute, clock)
 	a.events = recorder
 	h.plugin.shared.tracker.Subscribe(a.onClaimEvent)
 	return testAuditor{a, clock, recorder}
@@ -204,5 +206,37 @@ func TestAuditorRuns(t *testing.T) {
 		return len(told) == 4
 	})
 	cancel()
+	<-done
+}
+
+// A comparison may take minutes. Double holds are told of meanwhile.
+func TestAuditorTellsOfDoubleHoldsDuringAComparison(t *testing.T) {
+	h := newHarness(t, twoNodes())
+	a := newTestAuditor(h, time.Minute)
+	comparing, goOn := make(chan struct{}), make(chan struct{})
+	h.client.PrependReactor("list", "resourceclaims", func(clienttesting.Action) (bool, runtime.Object, error) {
+		close(comparing)
+		<-goOn
+		return true, nil, errServer
+	})
+	ctx, cancel := context.WithCancel(h.ctx)
+	done := make(chan struct{})
+	go func() { defer close(done); a.run(ctx) }()
+	h.eventually("the auditor waits", func() bool { return a.clock.Waiters() == 2 })
+	a.clock.Step(time.Minute)
+	<-comparing
+	for _, name := range []string{"one", "two"} {
+		h.api.create(claim(name, allocated("node-b", "gpu-1")))
+	}
+	told := 0
+	h.eventually("both are told of", func() bool {
+		if a.clock.HasWaiters() {
+			a.clock.Step(doubleHoldGrace)
+		}
+		told += len(a.told())
+		return told == 2
+	})
+	cancel()
+	close(goOn)
 	<-done
 }

@@ -123,7 +123,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 		return fmt.Errorf("watch devices: %w", err)
 	}
 
-	auditor := newAuditor(s.tracker, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, clock.RealClock{})
+	auditor := newAuditor(s.tracker, s.store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, clock.RealClock{})
 	if enabled(features.DRADeviceTaintRules) {
 		s.owner = ownership.NewKeeper(s.ctx, handle.ClientSet().ResourceV1(), s.factory.Resource().V1().DeviceTaintRules())
 	}

@@ -1,0 +1,85 @@
+package audit
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"slices"
+
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/amount"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// Overdrawn returns the claims that have, in the API, together more than there is of a capacity of the device that is given out
+// in shares (KEP-5075), or of a shared counter that it takes (KEP-4815), ordered by UID, and what that is; nil if it suffices or what
+// there is is not known.
+//
+// One claim alone can be overdrawn, too, when a device has shrunk since.
+func Overdrawn(id usage.DeviceID, view usage.View, inv *inventory.View) (claims []usage.ClaimRef, what string) {
+	pool := inv.Pool(inventory.PoolID(id.PoolID()))
+	if pool == nil || pool.Problem != nil || len(written(view.Device(id))) == 0 {
+		return nil, ""
+	}
+	if claims, what = overdrawnCapacity(id, view, pool); claims != nil {
+		return claims, what
+	}
+	return overdrawnCounter(id, view, pool)
+}
+
+func overdrawnCapacity(id usage.DeviceID, view usage.View, pool *inventory.Pool) ([]usage.ClaimRef, string) {
+	holders := written(view.Device(id))
+	for _, device := range pool.Devices(id.Device) {
+		for _, name := range slices.Sorted(maps.Keys(device.Capacity)) {
+			left := amount.Of(device.Capacity[name].Value)
+			for i := range holders {
+				left = left.Sub(amount.Of(holders[i].ConsumedCapacity[name]))
+			}
+			if left.IsNegative() {
+				return claimants(holders), fmt.Sprintf("capacity %s", name)
+			}
+		}
+	}
+	return nil, ""
+}
+
+func overdrawnCounter(id usage.DeviceID, view usage.View, pool *inventory.Pool) ([]usage.ClaimRef, string) {
+	if pool.Counters == nil {
+		return nil, ""
+	}
+	for _, mine := range pool.Counters.Uses(id.Device) {
+		counter := &pool.Counters.All[mine.Counter]
+		left := counter.Total
+		var holders []usage.Holder
+		for name, device := range view.Pool(id.PoolID()).All() {
+			of := written(device)
+			for _, use := range pool.Counters.Uses(name) {
+				if len(of) > 0 && use.Counter == mine.Counter {
+					left = left.Sub(use.Amount)
+					holders = append(holders, of...)
+				}
+			}
+		}
+		if left.IsNegative() {
+			return claimants(holders), fmt.Sprintf("counter %s of set %s", counter.Name, counter.Set)
+		}
+	}
+	return nil, ""
+}
+
+// written are the holders of a device that are not only in flight.
+func written(device *usage.Device) []usage.Holder {
+	return slices.DeleteFunc(slices.Clone(device.Holders()), func(h usage.Holder) bool { return h.InFlight })
+}
+
+// claimants are the claims of holders, each once, ordered by UID.
+func claimants(holders []usage.Holder) []usage.ClaimRef {
+	var claims []usage.ClaimRef
+	for _, h := range holders {
+		if !slices.Contains(claims, h.Claim) {
+			claims = append(claims, h.Claim)
+		}
+	}
+	slices.SortFunc(claims, func(a, b usage.ClaimRef) int { return cmp.Compare(a.UID, b.UID) })
+	return claims
+}

@@ -1,0 +1,109 @@
+package audit
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// nothing is an inventory without devices.
+var nothing = inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()}).View()
+
+// parted has 80Gi of memory that partitions take 40Gi of, and one everything that is given out in shares; and a GPU without counters.
+func parted() *inventory.View {
+	takes := func(memory string) []resourceapi.DeviceCounterConsumption {
+		return []resourceapi.DeviceCounterConsumption{{CounterSet: "gpu", Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse(memory)}}}}
+	}
+	spec := resourceapi.ResourceSliceSpec{
+		Driver: "gpu.example.com", NodeName: ptr.To("node-a"), Pool: resourceapi.ResourcePool{Name: "node-a", ResourceSliceCount: 2},
+	}
+	devices, counters := spec, spec
+	for _, name := range []string{"part-0", "part-1", "part-2"} {
+		devices.Devices = append(devices.Devices, resourceapi.Device{Name: name, ConsumesCounters: takes("40Gi")})
+	}
+	devices.Devices = append(devices.Devices, resourceapi.Device{Name: "gpu-0"}, resourceapi.Device{
+		Name: "all", AllowMultipleAllocations: ptr.To(true), ConsumesCounters: takes("80Gi"),
+		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse("80Gi")}},
+	})
+	counters.SharedCounters = []resourceapi.CounterSet{{Name: "gpu", Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse("80Gi")}}}}
+	store := inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()})
+	store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "devices"}, Spec: devices})
+	store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "counters"}, Spec: counters})
+	return store.View()
+}
+
+// sharing has a share of "all".
+func sharing(name, memory string) *resourceapi.ResourceClaim {
+	c := claim(name, 1, "all")
+	c.Status.Allocation.Devices.Results[0].ShareID = ptr.To(types.UID(name + "-share"))
+	c.Status.Allocation.Devices.Results[0].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(memory)}
+	return c
+}
+
+func TestOverdrawn(t *testing.T) {
+	const counter, capacity = "counter memory of set gpu", "capacity memory"
+	inFlight := usage.NewIndex()
+	inFlight.Set(usage.RefOf(claim("a", 1)), allocation("part-0", "part-1"), nil)
+	inFlight.Set(usage.RefOf(claim("b", 1)), nil, allocation("part-2"))
+	for name, tc := range map[string]struct {
+		view     usage.View
+		device   string
+		want     []string
+		wantWhat string
+	}{
+		"nothing is held":                   {view: viewOf(), device: "part-0"},
+		"partitions that fit":               {view: viewOf(claim("a", 1, "part-0"), claim("b", 1, "part-1")), device: "part-0"},
+		"partitions that do not":            {view: viewOf(claim("a", 1, "part-0", "part-1"), claim("b", 1, "part-2")), device: "part-2", want: []string{"team-a/a", "team-a/b"}, wantWhat: counter},
+		"of one claim alone":                {view: viewOf(claim("a", 1, "part-0", "part-1", "part-2")), device: "part-2", want: []string{"team-a/a"}, wantWhat: counter},
+		"a device that takes none of it":    {view: viewOf(claim("a", 1, "part-0", "part-1"), claim("b", 1, "part-2", "gpu-0")), device: "gpu-0"},
+		"a device that nobody has any more": {view: viewOf(claim("a", 1, "part-0", "part-1"), sharing("b", "1Gi")), device: "part-2"},
+		"one of them in flight":             {view: inFlight.View(), device: "part-0"},
+		"shares take the counter once":      {view: viewOf(sharing("a", "30Gi"), sharing("b", "30Gi")), device: "all"},
+		"shares beside a partition":         {view: viewOf(sharing("b", "30Gi"), sharing("a", "30Gi"), claim("c", 1, "part-0")), device: "all", want: []string{"team-a/a", "team-a/b", "team-a/c"}, wantWhat: counter},
+		"shares of more than there is":      {view: viewOf(sharing("a", "50Gi"), sharing("b", "31Gi")), device: "all", want: []string{"team-a/a", "team-a/b"}, wantWhat: capacity},
+		"a device of no slice":              {view: viewOf(claim("a", 1, "gone")), device: "gone"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			claims, what := Overdrawn(device(tc.device), tc.view, parted())
+			if diff := cmp.Diff(tc.want, names(claims)); diff != "" || what != tc.wantWhat {
+				t.Errorf("too little of %q, want %q; claims differ (-want +got):\n%s", what, tc.wantWhat, diff)
+			}
+			if claims, what := Overdrawn(device(tc.device), tc.view, nothing); claims != nil {
+				t.Errorf("too little of %s of unknown devices", what)
+			}
+		})
+	}
+}
+
+// What is overdrawn is told like what is held twice: after the grace period, and when it is over. A device that is held twice is not told
+// of once more for what it takes.
+func TestDoublesFindWhatIsOverdrawn(t *testing.T) {
+	d, inv := NewDoubles(grace), parted()
+	over := viewOf(claim("a", 1, "part-0", "part-1"), claim("b", 1, "part-2"))
+	look := func(after time.Duration, view usage.View) (found, over []DoubleHold) {
+		return d.Look(start.Add(after), view, inv, slices.Values([]usage.DeviceID{device("part-2")}))
+	}
+	look(0, over)
+	want := []DoubleHold{{Device: device("part-2"), Claims: []usage.ClaimRef{usage.RefOf(claim("a", 1)), usage.RefOf(claim("b", 1))}, What: "counter memory of set gpu", Since: start}}
+	if found, _ := look(grace, over); cmp.Diff(want, found) != "" {
+		t.Errorf("found (-want +got):\n%s", cmp.Diff(want, found))
+	}
+	if _, ended := look(2*grace, viewOf(claim("b", 1, "part-2"))); cmp.Diff(want, ended) != "" {
+		t.Errorf("over (-want +got):\n%s", cmp.Diff(want, ended))
+	}
+	twice := viewOf(claim("a", 1, "part-0", "part-1", "part-2"), claim("b", 1, "part-2"))
+	look(3*grace, twice)
+	if found, _ := look(4*grace, twice); len(found) != 1 || found[0].What != "" {
+		t.Errorf("found %v, want the device that is held twice", found)
+	}
+}
