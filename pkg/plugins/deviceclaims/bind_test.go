@@ -82,6 +82,7 @@ func TestPreBindWrites(t *testing.T) {
 		meanwhile  func(h *harness)
 		wantWrites []string
 		wantUsers  []string
+		adopts     bool
 	}{
 		"finalizer first, then allocation and reservation": {
 			claim:      claim("c"),
@@ -98,9 +99,11 @@ func TestPreBindWrites(t *testing.T) {
 			wantWrites: []string{"update/status c"},
 			wantUsers:  []string{"other", "p"},
 		},
-		"an allocated and reserved claim is not written": {
-			claim:     claim("c", allocated("node-a", "gpu-0"), reservedFor("p")),
-			wantUsers: []string{"p"},
+		"the reservation of an allocated and reserved claim is taken over": {
+			claim:      claim("c", allocated("node-a", "gpu-0"), reservedFor("p")),
+			wantWrites: []string{"update/ c"},
+			wantUsers:  []string{"p"},
+			adopts:     true,
 		},
 		"a change in between leads to another try on the present claim": {
 			claim: claim("c"),
@@ -131,6 +134,9 @@ func TestPreBindWrites(t *testing.T) {
 			want := before.DeepCopy()
 			allocated("node-a", "gpu-0")(want)
 			reservedFor("p")(want)
+			if tc.adopts {
+				want.Annotations = map[string]string{adoptedKey("p-uid"): h.plugin.shared.fieldManager}
+			}
 			got := h.api.get("c")
 			if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(metav1.ObjectMeta{}, "ResourceVersion", "ManagedFields"),
 				cmpopts.IgnoreFields(resourceapi.AllocationResult{}, "AllocationTimestamp"),

@@ -133,7 +133,8 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, user types.UID, yield *fe
 		return err
 	}
 	pl.assume(ctx, claim) // it may have been written with the answer lost
-	if claim.UID != yield.Claim.UID || claim.Status.Allocation == nil || !sameAllocation(claim.Status.Allocation, yield.Allocation) || !isReservedFor(claim, user) {
+	if claim.UID != yield.Claim.UID || claim.Status.Allocation == nil || !sameAllocation(claim.Status.Allocation, yield.Allocation) || !isReservedFor(claim, user) ||
+		isAdopted(claim, user, pl.shared.fieldManager) { // whoever uses it has a fence of its own
 		return nil
 	}
 	claim = claim.DeepCopy()

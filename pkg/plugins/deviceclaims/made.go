@@ -21,7 +21,7 @@ func newFieldManager() string { return "stowage-scheduler-" + string(uuid.NewUUI
 // madeIn finds out from the claim, as the API server sent it, what of it w did. What the claim does not prove counts
 // as somebody else's.
 func (w *claimWrite) madeIn(claim *resourceapi.ResourceClaim, manager string) made {
-	if claim.UID != w.planned.UID {
+	if claim.UID != w.planned.UID || isAdopted(claim, w.user.UID, manager) {
 		return made{}
 	}
 	owned := ownedStatus(claim, manager)

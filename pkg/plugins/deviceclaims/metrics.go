@@ -16,6 +16,7 @@ const metricsSubsystem = "stowage_scheduler"
 // Values of the label "write".
 const (
 	writeFinalizer    = "finalizer"
+	writeAdoption     = "adoption"
 	writeAllocation   = "allocation"
 	writeDeallocation = "deallocation"
 	writeUndo         = "undo"
@@ -75,13 +76,13 @@ var (
 	doubleHeldDevices = metrics.NewGauge(&metrics.GaugeOpts{
 		Subsystem:      metricsSubsystem,
 		Name:           "audit_double_held_devices",
-		Help:           "Number of devices that several claims hold, at least one of them for itself alone.",
+		Help:           "Number of devices that several claims hold, at least one of them for itself alone, or of which, or of a counter that they take, more is held than there is.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	doubleHoldsTotal = metrics.NewCounter(&metrics.CounterOpts{
 		Subsystem:      metricsSubsystem,
 		Name:           "audit_double_holds_total",
-		Help:           "Number of times that a device was found to be held by several claims, at least one of them for itself alone.",
+		Help:           "Number of times that a device was found to be held by several claims, at least one of them for itself alone, or that more was held of it, or of a counter that it takes, than there is.",
 		StabilityLevel: metrics.ALPHA,
 	})
 	differencesGauge = metrics.NewGaugeVec(&metrics.GaugeOpts{

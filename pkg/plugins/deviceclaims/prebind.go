@@ -43,8 +43,8 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	}
 	for _, pc := range c.bindingClaims() {
 		allocation := c.binding.allocation(pc.claim)
-		if allocation == nil && isReservedFor(pc.claim, pc.user.UID) {
-			continue
+		if allocation == nil && pc.user.UID != pod.UID && isReservedFor(pc.claim, pc.user.UID) {
+			continue // for the pod's group
 		}
 		w := &claimWrite{planned: pc.claim, allocation: allocation, user: pc.user}
 		c.binding.writes = append(c.binding.writes, w)

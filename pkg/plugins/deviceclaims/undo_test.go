@@ -324,13 +324,18 @@ func TestUnreserveWaitsForABindingThatIsUnderWay(t *testing.T) {
 		meanwhile func(h *harness)
 		want      []string
 	}{
-		"it comes":          {api: pod("p", "c"), meanwhile: bind, want: []string{"gpu-0"}},
-		"it does not":       {api: pod("p", "c"), meanwhile: func(*harness) {}},
-		"has come":          {api: boundPod(pod("p", "c"), "p-uid"), want: []string{"gpu-0"}},
-		"was never sent":    {api: pod("p", "c"), fails: true},
-		"the pod is gone":   {},
-		"the pod is new":    {api: func() *v1.Pod { p := pod("p", "c"); p.UID = "again"; return p }()},
-		"the pod is ending": {api: func() *v1.Pod { p := pod("p", "c"); p.DeletionTimestamp = &metav1.Time{Time: time.Now()}; p.Finalizers = []string{"example.com/kept"}; return p }()},
+		"it comes":        {api: pod("p", "c"), meanwhile: bind, want: []string{"gpu-0"}},
+		"it does not":     {api: pod("p", "c"), meanwhile: func(*harness) {}},
+		"has come":        {api: boundPod(pod("p", "c"), "p-uid"), want: []string{"gpu-0"}},
+		"was never sent":  {api: pod("p", "c"), fails: true},
+		"the pod is gone": {},
+		"the pod is new":  {api: func() *v1.Pod { p := pod("p", "c"); p.UID = "again"; return p }()},
+		"the pod is ending": {api: func() *v1.Pod {
+			p := pod("p", "c")
+			p.DeletionTimestamp = &metav1.Time{Time: time.Now()}
+			p.Finalizers = []string{"example.com/kept"}
+			return p
+		}()},
 		"the scheduler ends first": {
 			api: pod("p", "c"), meanwhile: func(h *harness) { h.cancel() }, want: []string{"gpu-0"},
 		},

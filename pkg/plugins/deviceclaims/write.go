@@ -91,9 +91,14 @@ func (pl *Plugin) writeBinding(ctx context.Context, w *claimWrite, claim *resour
 		w.written, w.made, w.unanswered = claim.DeepCopy(), w.madeIn(claim, pl.shared.fieldManager), nil
 	}
 
-	// Before the allocation: an allocated claim must not vanish while devices are prepared for it.
+	// Before the allocation: an allocated claim must not vanish while devices are prepared for it. And before the
+	// reservation: what another process has noted of an earlier one is not true of this one.
+	prepare := !isReservedFor(claim, w.user.UID) && forgetAdoptions(claim)
 	if w.allocation != nil && !slices.Contains(claim.Finalizers, resourceapi.Finalizer) {
 		claim.Finalizers = append(claim.Finalizers, resourceapi.Finalizer)
+		prepare = true
+	}
+	if prepare {
 		updated, err := client.Update(ctx, claim, options)
 		countWrite(writeFinalizer, err)
 		if err != nil {
@@ -114,7 +119,10 @@ func (pl *Plugin) writeBinding(ctx context.Context, w *claimWrite, claim *resour
 		now.reservation = true
 		w.joined = users > 0
 	}
-	if now == w.made {
+	switch {
+	case now == w.made && w.user.Resource == "pods" && !w.made.reservation:
+		return pl.adopt(ctx, w, claim)
+	case now == w.made:
 		w.written = claim
 		return nil
 	}
