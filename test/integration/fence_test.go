@@ -112,6 +112,12 @@ func TestFenceBetweenTwoSchedulers(t *testing.T) {
 	if pod := w.awaitPod("second", "there", func(*v1.Pod) bool { return true }); pod.Spec.NodeName != "" {
 		t.Fatalf("the second pod was bound to a GPU that the first one has: %s", describe(pod))
 	}
+	// Who waits at the fence holds up nobody.
+	w.addPod("without-claims", w.onNode("a"), withScheduler(w.name+"-2"))
+	w.awaitBoundTo("without-claims", "a")
+	if pod := w.awaitPod("second", "there", func(*v1.Pod) bool { return true }); pod.Spec.NodeName != "" {
+		t.Fatalf("the second pod was bound to a GPU that the first one has: %s", describe(pod))
+	}
 	watch.release()
 	pod := w.awaitUnschedulable("second", "claim "+w.name+"/first", "was allocated earlier", w.nodeName("a")+"/gpu-0")
 	w.awaitEvent(pod, "was allocated earlier")

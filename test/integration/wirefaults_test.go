@@ -85,17 +85,36 @@ var wireFaults = map[string]wireFault{
 	"late":            late,
 }
 
+// bindsPod returns the name of the pod that a request binds.
+func bindsPod(r *http.Request, namespace string) (pod string, binds bool) {
+	pod, found := strings.CutPrefix(r.URL.Path, "/api/v1/namespaces/"+namespace+"/pods/")
+	pod, binds = strings.CutSuffix(pod, "/binding")
+	return pod, found && binds
+}
+
 // PreBind and Unreserve, against the real API server: each write of a pod with two claims goes wrong in each way, for
-// pods side by side. All get their devices, each device once, and when the pods are gone nothing is left.
+// pods side by side, and so does the binding. All get their devices, each device once, and when the pods are gone nothing
+// is left.
 func TestEveryWriteMayFail(t *testing.T) {
 	t.Parallel()
-	const writes, nodes, perNode = 4, 8, 8
+	const writes, nodes, perNode = 4, 10, 8
 	w := newWorld(t)
 	var hits atomic.Int32
 	var mutex sync.Mutex
-	seen := map[string]int{} // writes of claims by case
+	seen := map[string]int{} // writes of claims by case, bindings by pod
 	inject := func(next http.RoundTripper) http.RoundTripper {
 		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if pod, binds := bindsPod(r, w.name); binds {
+				mutex.Lock()
+				seen[pod]++
+				first := seen[pod] == 1
+				mutex.Unlock()
+				if fault := wireFaults[strings.TrimPrefix(pod, "binding-")]; first && fault != nil {
+					hits.Add(1)
+					return fault(r, next.RoundTrip)
+				}
+				return next.RoundTrip(r)
+			}
 			if !writesClaim(r, w.name) {
 				return next.RoundTrip(r)
 			}
@@ -121,18 +140,21 @@ func TestEveryWriteMayFail(t *testing.T) {
 	}
 	audit := w.auditDevices()
 	var pods []*v1.Pod
+	addPod := func(name string) {
+		w.addClaim(name+".a", spec(w.exactly("gpu", 1)))
+		w.addClaim(name+".b", spec(w.exactly("gpu", 1)))
+		pods = append(pods, w.newPod(strings.ReplaceAll(name, ".", "-"), func(p *v1.Pod) {
+			for _, suffix := range []string{".a", ".b"} {
+				claim := name + suffix
+				p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, v1.PodResourceClaim{Name: suffix[1:], ResourceClaimName: &claim})
+			}
+		}))
+	}
 	for kind := range wireFaults {
 		for index := range writes {
-			name := fmt.Sprintf("%s.%d", kind, index)
-			w.addClaim(name+".a", spec(w.exactly("gpu", 1)))
-			w.addClaim(name+".b", spec(w.exactly("gpu", 1)))
-			pods = append(pods, w.newPod(strings.ReplaceAll(name, ".", "-"), func(p *v1.Pod) {
-				for _, suffix := range []string{".a", ".b"} {
-					claim := name + suffix
-					p.Spec.ResourceClaims = append(p.Spec.ResourceClaims, v1.PodResourceClaim{Name: suffix[1:], ResourceClaimName: &claim})
-				}
-			}))
+			addPod(fmt.Sprintf("%s.%d", kind, index))
 		}
+		addPod("binding-" + kind)
 	}
 	for _, pod := range pods {
 		_, err := w.client.CoreV1().Pods(w.name).Create(w.ctx, pod, metav1.CreateOptions{})
