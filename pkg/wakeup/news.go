@@ -122,6 +122,19 @@ func (r *Room) NodeChanged(pod types.UID, node string) bool {
 	return true
 }
 
+// NominationEnded tells that a node's devices are not kept any more for a pod that was nominated to it. That is no news of the usage or the
+// inventory, so it does not matter what a waiter has seen of those.
+func (r *Room) NominationEnded(node string) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	for _, w := range r.waiters {
+		if w.stage != placed {
+			w.changedNodes.add(r.nodes.number(node))
+			r.want()
+		}
+	}
+}
+
 // PodChanged tells that a pod has changed so that it may fit where it did not. It returns false if the pod is not known.
 func (r *Room) PodChanged(pod types.UID) bool {
 	r.mutex.Lock()

@@ -261,6 +261,17 @@ func TestWhatWakes(t *testing.T) {
 			delete(c.tainted, "new")
 			c.room.NodeChanged("pod", "new")
 		}, want: []string{"pod"}},
+		"a node of which devices were kept for another pod": {change: func(c *cluster, h map[string]*resourceapi.ResourceClaim) {
+			c.release(h["a0"])
+			c.try(c.pods["pod"], "a") // sees a free device that it must not have
+			if woken := c.pass(); len(woken) > 0 {
+				c.t.Errorf("%v woken for a node that is kept", woken)
+			}
+			c.room.NominationEnded("a")
+		}, want: []string{"pod"}},
+		"a node of which devices were kept, and are all held: nobody": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
+			c.room.NominationEnded("a")
+		}},
 		"the pod tolerates the node now": {change: func(c *cluster, h map[string]*resourceapi.ResourceClaim) {
 			c.tainted["a"] = true
 			c.release(h["a0"])()

@@ -27,7 +27,7 @@ const (
 	CauseClass Cause = "class"
 	// CauseClaim: the pod's own claims changed.
 	CauseClaim Cause = "claim"
-	// CauseNode: a node came or changed.
+	// CauseNode: a node came or changed, or is not kept any more for a pod that was nominated to it.
 	CauseNode Cause = "node"
 	// CausePod: the pod itself changed.
 	CausePod Cause = "pod"

@@ -159,14 +159,17 @@ func TestPreemptorIsTriedBeforeTheClaimIsReleased(t *testing.T) {
 	}
 }
 
-// nominateOverASlowVictim leaves pod "preemptor" nominated to the only node, for both GPUs of which it waits: its victim "fast" is
-// gone, "slow" is being deleted and goes when the test deletes it.
-func (w *world) nominateOverASlowVictim() {
+// nominateOverASlowVictim leaves pod "preemptor" nominated to node a, for both GPUs of which it waits: its victim "fast" is
+// gone, "slow" is being deleted and goes when the test deletes it. Before that other nodes may be set up.
+func (w *world) nominateOverASlowVictim(setUp ...func()) {
 	w.t.Helper()
 	w.addPriorities()
 	w.addNode("a", gpus(h100, 2)...)
 	w.addTemplate("one", spec(w.exactly("gpu", 1)))
 	w.addTemplate("two", spec(w.exactly("gpu", 2)))
+	for _, others := range setUp {
+		others()
+	}
 	w.run("fast", low, "a", withTemplate("one"))
 	w.run("slow", low, "a", withTemplate("one"), withGrace)
 	free := claimName(w.awaitBound("fast"), "one")
@@ -202,6 +205,32 @@ func TestNominatedPodKeepsItsDevices(t *testing.T) {
 	}
 }
 
+// The same for a pod with an extended resource: its devices are kept though it has no claim yet, and it gets them when its victim goes.
+func TestNominatedPodKeepsTheDevicesOfItsExtendedResource(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	s := startScheduler(t, w.name, schedulerSetup{})
+	w.addPriorities()
+	extended := w.standsFor(w.class, "gpu")
+	w.addNode("a", gpus(h100, 2)...)
+	w.run("slow", low, "a", asks(extended, "main=1"), withGrace)
+	w.addPod("preemptor", asks(extended, "main=2"), w.withPriority(high))
+	w.awaitNominated("preemptor", "a")
+	w.awaitDeletion("slow")
+	w.addPod("rival", asks(extended, "main=1"), w.withPriority(high))
+	w.awaitUnschedulable("rival", "held")
+	w.tryAgain(s, "rival")
+	w.tryAgain(s, "preemptor")
+	w.awaitUnschedulable("preemptor", "waiting for devices")
+	w.deletePod("slow")
+	if claim := w.extendedClaim(w.awaitBoundTo("preemptor", "a")); len(devices(claim)) != 2 {
+		t.Errorf("want 2 devices: %s", describe(claim))
+	}
+	w.awaitUnschedulable("rival", "held")
+	w.deletePod("preemptor")
+	w.extendedClaim(w.awaitBoundTo("rival", "a"))
+}
+
 // A nominated pod is deleted before it got its devices. Who was kept from them gets them at once.
 func TestNominatedPodIsDeleted(t *testing.T) {
 	t.Parallel()
@@ -213,6 +242,23 @@ func TestNominatedPodIsDeleted(t *testing.T) {
 
 	w.deletePod("preemptor")
 	w.awaitBoundTo("rival", "a") // slow still holds the other device
+}
+
+// A nominated pod gets its devices on another node. Who was kept from those of the first gets one at once.
+func TestNominatedPodGoesElsewhere(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	startScheduler(t, w.name, schedulerSetup{})
+	w.nominateOverASlowVictim(func() {
+		w.addNode("b", gpus(h100, 2)...)
+		w.run("occupant", high, "b", withTemplate("two"))
+	})
+	w.addPod("rival", withTemplate("one"), w.withPriority(low), w.onNode("a"))
+	w.awaitUnschedulable("rival", "held")
+	w.deletePod("occupant")
+	w.awaitBoundTo("preemptor", "b")
+	w.awaitBoundTo("rival", "a") // slow still holds the other device
+	w.awaitDeletion("slow")
 }
 
 // The victim is in PreBind, nothing of it has been written. Its binding is cancelled, it lives on, and while it gives

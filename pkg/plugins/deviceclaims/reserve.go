@@ -82,6 +82,10 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	}
 	c.binding.extended.variant = wanted
 	pl.shared.waiting.Placed(pod.UID)
+	if kept := pod.Status.NominatedNodeName; kept != "" && kept != nodeName {
+		// No event tells those who were kept from that node's devices: the framework has dropped the nomination already.
+		pl.shared.waiting.NominationEnded(kept)
+	}
 	return nil
 }
 
