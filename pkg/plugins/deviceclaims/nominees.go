@@ -2,9 +2,13 @@ package deviceclaims
 
 import (
 	"context"
+	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 
@@ -15,21 +19,45 @@ import (
 
 // nominee is a pod that other pods were evicted for, and that has not been scheduled yet.
 type nominee struct {
-	// requests are its claims without allocation and the one that is still to be made for its extended resources, nil if
-	// there are none or they cannot be compiled.
-	requests *allocator.Requests
+	// unallocated are its claims without allocation, and the one that is still to be made for its extended resources.
+	unallocated []*resourceapi.ResourceClaim
+	// requests are what the pod still needs when some of these claims have been given devices already, by the UIDs of the others. Nil
+	// if that is nothing, or if it cannot be compiled.
+	requests map[string]*allocator.Requests
 }
 
-// nominee returns what a pod still needs that is nominated to the node. Claims that it shares with the pod that is being scheduled are left
-// out: they are allocated once, for both.
-func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *inventory.View) *nominee {
+// nominee returns what a pod still needs that is nominated to the node, besides what given has. Claims that it shares with the pod that is
+// being scheduled are left out: they are allocated once, for both.
+func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *inventory.View, given sets.Set[types.UID]) *allocator.Requests {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	if known := s.nominees[pod.UID]; known != nil {
-		return known
+	n := s.nominees[pod.UID]
+	if n == nil {
+		n = &nominee{unallocated: s.unallocatedOf(pod, node), requests: map[string]*allocator.Requests{}}
+		s.nominees[pod.UID] = n
 	}
-	n := &nominee{}
-	s.nominees[pod.UID] = n
+	needed := slices.DeleteFunc(slices.Clone(n.unallocated), func(claim *resourceapi.ResourceClaim) bool { return given.Has(claim.UID) })
+	if len(needed) == 0 {
+		return nil
+	}
+	var key strings.Builder
+	for _, claim := range needed {
+		key.WriteString(string(claim.UID) + " ")
+	}
+	requests, known := n.requests[key.String()]
+	if !known {
+		var err error
+		if requests, err = allocator.Compile(needed, inv, s.pl.features); err != nil {
+			klog.FromContext(ctx).V(4).Info("No devices are kept for a nominated pod, because its claims cannot be used", "nominatedPod", klog.KObj(pod), "reason", err.Error())
+			requests = nil
+		}
+		n.requests[key.String()] = requests
+	}
+	return requests
+}
+
+// unallocatedOf returns the claims of a pod nominated to the node that have no devices yet and that nobody is being given devices for.
+func (s *stakes) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.ResourceClaim {
 	var unallocated []*resourceapi.ResourceClaim
 	for _, name := range claimsNamedBy(pod) {
 		claim, err := s.pl.shared.tracker.Get(pod.Namespace, name)
@@ -43,26 +71,18 @@ func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *i
 	if claim := s.pl.unbornFor(pod, node); claim != nil {
 		unallocated = append(unallocated, claim)
 	}
-	if len(unallocated) == 0 {
-		return n
-	}
-	requests, err := allocator.Compile(unallocated, inv, s.pl.features)
-	if err != nil {
-		klog.FromContext(ctx).V(4).Info("No devices are kept for a nominated pod, because its claims cannot be used", "nominatedPod", klog.KObj(pod), "reason", err.Error())
-		return n
-	}
-	n.requests = requests
-	return n
+	return unallocated
 }
 
 // withNominees returns the usage with the devices that pods nominated to the node are going to get, one pod after the
-// other. Where too few are free they may choose among those of claims which are about to leave, because it is for these
+// other; a claim that several of them share gets its devices with the first. Where too few are free they may choose among those of claims which are about to leave, because it is for these
 // pods that they leave. Between the nomination and the moment at which the victims are seen to go, nothing tells who they
 // are: then any pod of lower priority may be one. A pod that would not fit even then keeps nobody from anything.
 func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node, inv *inventory.View, view usage.View) usage.View {
 	pools := poolsOf(node, inv)
+	given := sets.New[types.UID]()
 	for _, pod := range pods {
-		requests := s.nominee(ctx, pod, node, inv).requests
+		requests := s.nominee(ctx, pod, node, inv, given)
 		if requests == nil {
 			continue
 		}
@@ -77,7 +97,9 @@ func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node
 			result = allocator.Allocate(ctx, input)
 		}
 		for i := range result.Allocations {
-			view = view.With(usage.RefOf(requests.Claims()[i]), &result.Allocations[i])
+			claim := requests.Claims()[i]
+			given.Insert(claim.UID)
+			view = view.With(usage.RefOf(claim), &result.Allocations[i])
 		}
 	}
 	return view

@@ -30,6 +30,7 @@ func TestNominatedPodsKeepTheirDevices(t *testing.T) {
 	tests := map[string]struct {
 		claims  []*resourceapi.ResourceClaim
 		nominee *v1.Pod
+		second  *v1.Pod // nominated, too
 		others  []*v1.Pod
 		fits    bool // on node-b
 	}{
@@ -73,6 +74,18 @@ func TestNominatedPodsKeepTheirDevices(t *testing.T) {
 			claims:  []*resourceapi.ResourceClaim{claim("wanted", counted(2))},
 			nominee: pending("nominee", 5, "wanted"), fits: true,
 		},
+		"a claim that two nominees share is given devices once": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("common")},
+			nominee: pending("nominee", 5, "common"), second: pending("second", 5, "common"), fits: true,
+		},
+		"what the second one needs besides is taken": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("common"), claim("own")},
+			nominee: pending("nominee", 5, "common"), second: pending("second", 5, "common", "own"),
+		},
+		"a shared claim that the first one gets no devices for is the second one's": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("common", counted(2)), claim("own", counted(2))},
+			nominee: pending("nominee", 5, "common", "own"), second: pending("second", 5, "common"),
+		},
 		"a claim that does not exist is no obstacle": {
 			claims:  []*resourceapi.ResourceClaim{claim("wanted")},
 			nominee: pending("nominee", 5, "nowhere"), fits: true,
@@ -87,7 +100,11 @@ func TestNominatedPodsKeepTheirDevices(t *testing.T) {
 			w := twoNodes()
 			w.claims, w.pods = tc.claims, append(tc.others, tc.nominee)
 			h := newHarness(t, w)
-			h.nominator.nominate("node-b", tc.nominee)
+			nominees := []*v1.Pod{tc.nominee}
+			if tc.second != nil {
+				nominees = append(nominees, tc.second)
+			}
+			h.nominator.nominate("node-b", nominees...)
 			a := h.filterAll(pending("p", 5, "wanted"))
 			if status := a.filterNominated("node-b"); status.IsSuccess() != tc.fits {
 				t.Errorf("fits %t, want %t: %v", status.IsSuccess(), tc.fits, status)
