@@ -92,7 +92,7 @@ func (pl *Plugin) filterAllocated(c *cycle, node *v1.Node) *fwk.Status {
 		default:
 			continue
 		}
-		c.results.setUnusable(i)
+		c.findings().setUnusable(i)
 	}
 	if reason != "" {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reason)

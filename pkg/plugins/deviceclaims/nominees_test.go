@@ -7,6 +7,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 )
 
 // filterNominated runs Filter as the framework does for a node that others are nominated to: with them, and if the pod
@@ -137,6 +138,34 @@ func TestReserveLeavesNominatedPodsTheirDevices(t *testing.T) {
 	}
 	higher := h.filterAll(pending("higher", 6, "late"))
 	higher.reserve("node-b") // a nominated pod of lower priority makes way
+}
+
+// Where others are nominated to a node, the framework asks a copy of the state first. What is in the way there is in the way.
+func TestObstaclesOnNodesWithNomineesAreGivenUp(t *testing.T) {
+	w := twoNodes()
+	racked := claim("mine", allocated("node-b", "gpu-0"), func(c *resourceapi.ResourceClaim) {
+		// Only nodes with a label of their own may use it.
+		c.Status.Allocation.NodeSelector.NodeSelectorTerms[0] = v1.NodeSelectorTerm{
+			MatchExpressions: []v1.NodeSelectorRequirement{{Key: "rack", Operator: v1.NodeSelectorOpExists}},
+		}
+	})
+	w.claims = []*resourceapi.ResourceClaim{racked, claim("other")}
+	nominee := pending("nominee", 5, "other")
+	w.pods = []*v1.Pod{nominee}
+	w.nodes = w.nodes[1:]
+	h := newHarness(t, w)
+	h.nominator.nominate("node-b", nominee)
+	p := pending("p", 5, "mine")
+	a := &attempt{h: h, pod: p, state: framework.NewCycleState()}
+	if _, status := h.plugin.PreFilter(h.ctx, a.state, p, h.nodes); !status.IsSuccess() {
+		t.Fatal(status)
+	}
+	if status := a.filterNominated("node-b"); status.IsSuccess() {
+		t.Fatal("the allocation is not in the way: the test proves nothing")
+	}
+	if status := a.postFilter(); status.Code() != fwk.UnschedulableAndUnresolvable || h.api.get("mine").Status.Allocation != nil {
+		t.Errorf("the allocation was not given up: %v", status)
+	}
 }
 
 func TestRefusalsWithNomineesAreExplained(t *testing.T) {
