@@ -32,12 +32,11 @@ type verdicts struct {
 // answer. If there is neither, it notes on which it would fit were it not for those woken before it.
 func (p *pass) firstFit(j *job, asks *Question, nodes *nodeSet) (at int, a answer) {
 	suitable := p.world.Suitable(j.pod, j.tag)
-	usable := func(node *v1.Node) bool {
-		return node != nil && (asks.OnNode == nil || asks.OnNode(node)) && suitable(node)
-	}
+	ctx := &budget{Context: p.ctx, now: p.world.Now, until: p.world.Now().Add(p.room.options.Budget)}
+	onNode := func(node *v1.Node) bool { return asks.OnNode == nil || asks.OnNode(node) }
 	if asks.Requests == nil || asks.Opaque {
 		for i := nodes.bits.Next(0); i >= 0; i = nodes.bits.Next(i + 1) {
-			if usable(p.world.Node(p.nameOf(i))) {
+			if node := p.world.Node(p.nameOf(i)); node != nil && suitable(node) && (onNode(node) || p.mayMoveTo(ctx, asks, node)) {
 				return i, unknown
 			}
 		}
@@ -52,10 +51,15 @@ func (p *pass) firstFit(j *job, asks *Question, nodes *nodeSet) (at int, a answe
 		j.later.orCommon(nodes, &v.spare)
 	}
 	nodes.without(&v.refused)
-	ctx := &budget{Context: p.ctx, now: p.world.Now, until: p.world.Now().Add(p.room.options.Budget)}
 	for i := nodes.bits.Next(0); i >= 0; i = nodes.bits.Next(i + 1) {
 		node := p.world.Node(p.nameOf(i))
-		if !usable(node) {
+		if node == nil || !suitable(node) {
+			continue
+		}
+		if !onNode(node) {
+			if p.mayMoveTo(ctx, asks, node) {
+				return i, unknown
+			}
 			continue
 		}
 		switch p.check(ctx, asks, node, p.expected) {
@@ -72,6 +76,15 @@ func (p *pass) firstFit(j *job, asks *Question, nodes *nodeSet) (at int, a answe
 		}
 	}
 	return -1, no
+}
+
+// mayMoveTo tells whether the pod's allocations may be given up for a node on which they cannot be used. What other woken pods are expected
+// to take is not looked at.
+func (p *pass) mayMoveTo(ctx context.Context, asks *Question, node *v1.Node) bool {
+	if !asks.Movable {
+		return false
+	}
+	return asks.Elsewhere == nil || p.check(ctx, &Question{Requests: asks.Elsewhere}, node, p.world.usage) != no
 }
 
 func (p *pass) check(ctx context.Context, asks *Question, node *v1.Node, view usage.View) answer {

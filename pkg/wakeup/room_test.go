@@ -2,6 +2,7 @@ package wakeup
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -411,4 +412,48 @@ func TestAWokenPodMayBeRefusedBeforeItLooks(t *testing.T) {
 	running.end(nil)
 	c.room.NotRefused(pods[0].UID, c.now)
 	c.wakes("the next", "p1")
+}
+
+// A pod whose allocation is on another node is woken for a node that would do if it gave that up.
+func TestPodThatMayGiveUpItsAllocation(t *testing.T) {
+	tests := map[string]struct {
+		movable   bool
+		elsewhere int64 // devices, 0 if that is not known
+		free      []string
+		requests  bool // it has claims without an allocation, too
+		want      []string
+	}{
+		"a node that would do":                           {true, 1, []string{"b0"}, true, []string{"p"}},
+		"a node that would do, and nothing else to find": {true, 1, []string{"b0"}, false, []string{"p"}},
+		"a node with too few":                            {true, 2, []string{"b0"}, true, nil},
+		"a node with too few, and nothing else to find":  {true, 2, []string{"b0"}, false, nil},
+		"a node with enough":                             {true, 2, []string{"b0", "b1"}, true, []string{"p"}},
+		"it is not known what it would need":             {true, 0, []string{"b0"}, true, []string{"p"}},
+		"others use it, too":                             {false, 0, []string{"b0"}, true, nil},
+		"others use it, too, and nothing else to find":   {false, 0, []string{"b0"}, false, nil},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			c, holders := full(t, Options{})
+			p := c.addPod("p", 1, "gpu", 1)
+			other := c.addPod("other", 0, "gpu", max(tc.elsewhere, 1))
+			q := c.look(p, c.store.View())
+			q.OnNode = func(n *v1.Node) bool { return n.Name == "a" }
+			q.Movable = tc.movable
+			if tc.elsewhere > 0 {
+				q.Elsewhere = c.look(other, c.store.View()).Requests
+			}
+			if !tc.requests {
+				q.Requests = nil
+			}
+			c.room.Note(p, nil, nil)
+			c.room.Judged(p.UID, q, Seen{Usage: c.revision, Inventory: c.store.View().Generation()})
+			c.room.Refused(p.UID, slices.Values([]string{"a", "b"}), false, c.now)
+			c.wakes("before anything has changed")
+			for _, device := range tc.free {
+				c.release(holders[device])()
+			}
+			c.wakes("what it waits for", tc.want...)
+		})
+	}
 }

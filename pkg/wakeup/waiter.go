@@ -51,6 +51,10 @@ type Question struct {
 	Requests *allocator.Requests
 	// OnNode tells whether the claims that are allocated can be used on a node. Nil means on all.
 	OnNode func(*v1.Node) bool
+	// Movable tells that where OnNode is false the allocations may be given up if the node would do then. It needs Elsewhere at least
+	// for that; nil means that this is not known.
+	Movable   bool
+	Elsewhere *allocator.Requests
 	// Opaque tells that the pod also needs devices that Requests does not say, so that the allocator cannot answer here.
 	Opaque bool
 	// Classes are the DeviceClasses that the claims without allocation name, as they were; nil for one that did not exist.

@@ -81,23 +81,29 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 // filterAllocated refuses a node on which a claim that is allocated already cannot be used.
 func (pl *Plugin) filterAllocated(c *cycle, node *v1.Node) *fwk.Status {
 	reason := ""
-	for i, pc := range c.claims {
-		switch {
-		case pc.nodes != nil && !pc.nodes.Match(node):
-			reason = reasonElsewhere
-		case skipsNodeOperations(pc.allocation()) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
-			reason = reasonSkipping
-		case pl.bindingBroken(pc.claim):
-			reason = reasonBinding
-		default:
-			continue
+	for i := range c.claims {
+		if why := pl.whyUnusable(&c.claims[i], node); why != "" {
+			reason = why
+			c.findings().setUnusable(i)
 		}
-		c.findings().setUnusable(i)
 	}
 	if reason != "" {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reason)
 	}
 	return nil
+}
+
+// whyUnusable says why a claim cannot be used on the node as it is allocated, empty if it can or is not.
+func (pl *Plugin) whyUnusable(pc *podClaim, node *v1.Node) string {
+	switch {
+	case pc.nodes != nil && !pc.nodes.Match(node):
+		return reasonElsewhere
+	case skipsNodeOperations(pc.allocation()) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
+		return reasonSkipping
+	case pl.bindingBroken(pc.claim):
+		return reasonBinding
+	}
+	return ""
 }
 
 // skipsNodeOperations tells whether an allocation, if there is one, has a device for which node operations are to be skipped. A

@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/usage"
@@ -18,9 +19,10 @@ type obstacle struct {
 	reason string
 }
 
-// obstacle chooses the claim whose allocation is to be given up, nil if none may be. If several may be, it is one whose
-// devices could not be made ready; or else one without whose allocation some node would do; or else, because each
-// of them takes nodes away, the first one.
+// obstacle chooses the claim whose allocation is to be given up, nil if none may be or if that would help nothing. It is one whose
+// devices could not be made ready; or else one without whose allocation some node would do; or else one of several without which some
+// node would do, of which the others follow when the pod is tried again. If there is no time to find out, it is the first one: each of them
+// takes nodes away.
 func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle {
 	var candidates []int
 	for i, pc := range c.claims {
@@ -32,51 +34,79 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 		}
 		candidates = append(candidates, i)
 	}
-	if len(candidates) > 1 {
-		ctx, cancel := context.WithTimeout(ctx, pl.shared.limits.Obstacle)
-		defer cancel()
-		for _, i := range candidates {
-			if node := pl.nodeWithout(ctx, c, i); node != "" {
-				return &obstacle{c.claims[i].claim, fmt.Sprintf("which kept the pod off other nodes, such as %s", node)}
-			}
-		}
-	}
 	if len(candidates) == 0 {
 		return nil
 	}
-	return &obstacle{c.claims[candidates[0]].claim, "which kept the pod off other nodes"}
+	ctx, cancel := context.WithTimeout(ctx, pl.shared.limits.Obstacle)
+	defer cancel()
+	for _, i := range candidates {
+		if node := pl.nodeWithout(ctx, c, pod, []int{i}); node != "" {
+			return &obstacle{c.claims[i].claim, fmt.Sprintf("which kept the pod off other nodes, such as %s", node)}
+		}
+	}
+	if node := pl.nodeWithout(ctx, c, pod, candidates); node != "" {
+		for needed := candidates; ; {
+			fewer := needed[1:]
+			if pl.nodeWithout(ctx, c, pod, fewer) == "" {
+				return &obstacle{c.claims[needed[0]].claim, fmt.Sprintf("which with others kept the pod off other nodes, such as %s", node)}
+			}
+			needed = fewer
+		}
+	}
+	if ctx.Err() != nil {
+		return &obstacle{c.claims[candidates[0]].claim, "which kept the pod off other nodes"}
+	}
+	return nil
 }
 
-// nodeWithout returns a node that has devices for the pod's claims if claim i is allocated anew, where all other claims
-// can be used and claim i, as it is, cannot. It is empty if there is none or ctx has ended.
-func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, i int) string {
-	moved := c.claims[i]
-	anew := moved.claim.DeepCopy()
-	anew.Status = resourceapi.ResourceClaimStatus{}
-	claims := []*resourceapi.ResourceClaim{anew}
-	if c.base.requests != nil {
-		claims = append(claims, c.base.requests.Claims()...)
+// nodeWithout returns a node that has devices for the pod's claims if some of them, by their indexes, are allocated anew, where all others
+// can be used and these, as they are, cannot. What rules a node out for certain besides devices is looked at, too. It is empty if there is
+// none or ctx has ended.
+func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved []int) string {
+	var anew []*resourceapi.ResourceClaim
+	var holding []*stake
+	for _, i := range moved {
+		claim := c.claims[i].claim
+		st := &stake{claim: usage.RefOf(claim)}
+		st.addPools(claim.Status.Allocation)
+		holding = append(holding, st)
+		claim = claim.DeepCopy()
+		claim.Status = resourceapi.ResourceClaimStatus{}
+		anew = append(anew, claim)
 	}
-	requests, err := allocator.Compile(claims, c.inventory, pl.features)
-	if err != nil {
-		return ""
-	}
-	holding := &stake{claim: usage.RefOf(moved.claim)}
-	holding.addPools(moved.claim.Status.Allocation)
-	input := allocator.Input{Requests: requests, Inventory: c.inventory, Usage: without(c.usage, []*stake{holding}), Policy: c.policy, Scoring: c.scoring}
-
+	input := allocator.Input{Inventory: c.inventory, Usage: without(c.usage, holding), Policy: c.policy, Scoring: c.scoring}
 	nodes, err := pl.handle.SnapshotSharedLister().NodeInfos().List()
 	if err != nil {
 		return ""
 	}
+	suitable := pl.suitable(klog.FromContext(ctx), pod)
+	compiled := map[*allocator.Requests]*allocator.Requests{} // by what the node has to satisfy without the moved claims
 	for _, info := range nodes {
-		input.Node = info.Node()
 		if ctx.Err() != nil {
 			return ""
 		}
-		if moved.nodes == nil || moved.nodes.Match(input.Node) || !othersUsable(c.claims, i, input.Node) {
+		if !pl.inTheWay(c, moved, info.Node()) || !suitable(info.Node()) {
 			continue
 		}
+		wanted, status := pl.requestsOn(c, info)
+		if !status.IsSuccess() {
+			continue
+		}
+		requests, known := compiled[wanted.requests]
+		if !known {
+			claims := anew
+			if wanted.requests != nil {
+				claims = append(slices.Clip(anew), wanted.requests.Claims()...)
+			}
+			if requests, err = allocator.Compile(claims, c.inventory, pl.features); err != nil {
+				requests = nil
+			}
+			compiled[wanted.requests] = requests
+		}
+		if requests == nil {
+			continue
+		}
+		input.Node, input.Requests = info.Node(), requests
 		if allocator.Check(ctx, input).Fits() {
 			return input.Node.Name
 		}
@@ -84,8 +114,17 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, i int) string {
 	return ""
 }
 
-// othersUsable tells whether all claims but one can be used on the node as they are allocated.
-func othersUsable(claims []podClaim, but int, node *v1.Node) bool {
-	others := slices.Concat(claims[:but], claims[but+1:])
-	return !slices.ContainsFunc(others, func(pc podClaim) bool { return pc.nodes != nil && !pc.nodes.Match(node) })
+// inTheWay tells whether some of the given claims rule the node out as they are allocated, and no others do.
+func (pl *Plugin) inTheWay(c *cycle, claims []int, node *v1.Node) bool {
+	found := false
+	for i := range c.claims {
+		if pl.whyUnusable(&c.claims[i], node) == "" {
+			continue
+		}
+		if !slices.Contains(claims, i) {
+			return false
+		}
+		found = true
+	}
+	return found
 }

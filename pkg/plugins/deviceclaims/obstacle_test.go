@@ -12,10 +12,11 @@ import (
 func TestPostFilterGivesUpTheAllocationThatIsInTheWay(t *testing.T) {
 	tests := map[string]struct {
 		claims []*resourceapi.ResourceClaim
-		gone   string
+		limits Limits
+		gone   string // none if empty
 		want   []string
 	}{
-		// node-b has two devices, node-a has one.
+		// node-a has one device, node-b two, node-c three.
 		"the one on the node that is too small": {
 			claims: []*resourceapi.ResourceClaim{
 				claim("large", allocated("node-b", "gpu-0"), reservedFor("p")), claim("small", allocated("node-a", "gpu-0"), reservedFor("p")),
@@ -29,18 +30,45 @@ func TestPostFilterGivesUpTheAllocationThatIsInTheWay(t *testing.T) {
 			},
 			gone: "b-any", want: []string{"such as node-b"},
 		},
-		"the first one if the release of one is not enough": {
+		"one of two that must both go": {
 			claims: []*resourceapi.ResourceClaim{
 				claim("first", allocated("node-a", "gpu-0"), reservedFor("p")), claim("second", allocated("node-b", "gpu-0"), reservedFor("p")),
 				claim("stranger", allocated("node-b", "gpu-1"), reservedFor("other")),
 			},
-			gone: "first", want: []string{"which kept the pod off other nodes"},
+			gone: "first", want: []string{"which with others kept the pod off other nodes, such as node-c"},
+		},
+		"not the first one by name, if two others must both go": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("a-fine", allocated("node-c", "gpu-0"), reservedFor("p")),
+				claim("first", allocated("node-a", "gpu-0"), reservedFor("p")), claim("second", allocated("node-b", "gpu-0"), reservedFor("p")),
+				claim("stranger", allocated("node-b", "gpu-1"), reservedFor("other")),
+			},
+			gone: "first", want: []string{"with others"},
+		},
+		"the only one, if another claim finds its devices beside it elsewhere": {
+			claims: []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), reservedFor("p")), claim("open", counted(2))},
+			gone:   "mine", want: []string{"such as node-c"},
+		},
+		"not the only one, if no node has what another claim wants": {
+			claims: []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), reservedFor("p")), claim("open", counted(3))},
+			want:   []string{"claim open"},
+		},
+		"none of several, if no node has what another claim wants": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("first", allocated("node-a", "gpu-0"), reservedFor("p")), claim("open", counted(3)), claim("second", allocated("node-b", "gpu-0"), reservedFor("p")),
+			},
+		},
+		"the first one if there is no time to find out": {
+			claims: []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), reservedFor("p")), claim("open", counted(3))},
+			limits: Limits{Obstacle: over}, gone: "mine", want: []string{"which kept the pod off other nodes"},
 		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := twoNodes()
-			w.claims = tc.claims
+			w.claims, w.limits = tc.claims, tc.limits
+			w.nodes = append(w.nodes, node("node-c"))
+			w.objects = append(w.objects, slice("node-c", device("gpu-0"), device("gpu-1"), device("gpu-2")))
 			h := newHarness(t, w)
 			var names []string
 			for _, c := range tc.claims {
@@ -49,8 +77,8 @@ func TestPostFilterGivesUpTheAllocationThatIsInTheWay(t *testing.T) {
 				}
 			}
 			status := h.filterAll(pod("p", names...)).postFilter()
-			if status.Code() != fwk.UnschedulableAndUnresolvable {
-				t.Errorf("status %v, want that nothing else is tried", status)
+			if nothingElse := status.Code() == fwk.UnschedulableAndUnresolvable; nothingElse != (tc.gone != "") {
+				t.Errorf("status %v, nothing else is tried: %t", status, nothingElse)
 			}
 			for _, want := range tc.want {
 				if !strings.Contains(status.Message(), want) {
@@ -58,7 +86,7 @@ func TestPostFilterGivesUpTheAllocationThatIsInTheWay(t *testing.T) {
 				}
 			}
 			for _, c := range tc.claims {
-				if lost := h.api.get(c.Name).Status.Allocation == nil; lost != (c.Name == tc.gone) {
+				if lost := c.Status.Allocation != nil && h.api.get(c.Name).Status.Allocation == nil; lost != (c.Name == tc.gone) {
 					t.Errorf("claim %s: allocation given up: %t", c.Name, lost)
 				}
 			}
@@ -79,14 +107,21 @@ func TestPodGroupPostFilter(t *testing.T) {
 				claim("fine", allocated("node-b", "gpu-1"), reservedFor("first")),
 				claim("large", allocated("node-b", "gpu-0"), reservedFor("second")), claim("small", allocated("node-a", "gpu-0"), reservedFor("second")),
 			},
-			wantCode: fwk.UnschedulableAndUnresolvable, gone: "large",
+			wantCode: fwk.UnschedulableAndUnresolvable, gone: "small",
 		},
 		"an allocation on a node where the rest of the pod's devices are held": {
 			claims: []*resourceapi.ResourceClaim{
 				claim("fine", allocated("node-b", "gpu-1"), reservedFor("first")),
-				claim("large", allocated("node-b", "gpu-0"), reservedFor("second")), claim("small"),
+				claim("large", allocated("node-a", "gpu-0"), reservedFor("second")), claim("small"),
 			},
 			wantCode: fwk.UnschedulableAndUnresolvable, gone: "large",
+		},
+		"an allocation whose release helps nothing": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("fine", allocated("node-b", "gpu-1"), reservedFor("first")),
+				claim("large", allocated("node-a", "gpu-0"), reservedFor("second")), claim("small", counted(3)),
+			},
+			wantCode: fwk.Unschedulable,
 		},
 		"each pod has a node for its devices": {
 			claims: []*resourceapi.ResourceClaim{
@@ -98,7 +133,7 @@ func TestPodGroupPostFilter(t *testing.T) {
 		"an allocation that somebody else uses": {
 			claims: []*resourceapi.ResourceClaim{
 				claim("fine", allocated("node-b", "gpu-1"), reservedFor("first")),
-				claim("large", allocated("node-b", "gpu-0"), reservedFor("second", "other")), claim("small"),
+				claim("large", allocated("node-a", "gpu-0"), reservedFor("second", "other")), claim("small"),
 			},
 			wantCode: fwk.Unschedulable,
 		},
@@ -107,6 +142,7 @@ func TestPodGroupPostFilter(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := twoNodes()
 			w.claims = tc.claims
+			w.objects[2] = slice("node-b", device("gpu-0"), device("gpu-1"), device("gpu-2"))
 			h := newHarness(t, w)
 			_, status := h.tryGroup(pod("first", "fine"), pod("second", "large", "small")).postFilter(nil)
 			if status.Code() != tc.wantCode {

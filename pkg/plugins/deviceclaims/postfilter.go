@@ -67,7 +67,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	return nil, fwk.NewStatus(fwk.Unschedulable, explanation...)
 }
 
-// waitFor tells the waiting room on which nodes devices were missing.
+// waitFor tells the waiting room on which nodes devices were missing. If an allocation of the pod's own may be given up, these are all.
 func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle) {
 	var nodes []string
 	undecided := false
@@ -75,7 +75,14 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle) {
 		nodes = append(nodes, node)
 		undecided = undecided || failure.Reason == allocator.ReasonUndecided
 	}
-	pl.shared.waiting.Refused(pod.UID, slices.Values(nodes), undecided, pl.clock.Now())
+	missing := slices.Values(nodes)
+	for i := range c.claims {
+		if pl.mayDeallocate(c, i, pod) {
+			missing = pl.allNodes()
+			break
+		}
+	}
+	pl.shared.waiting.Refused(pod.UID, missing, undecided, pl.clock.Now())
 }
 
 // mayDeallocate tells whether claim i is allocated in a way that rules out nodes, and is used by nobody but

@@ -64,6 +64,7 @@ func (pl *Plugin) question(a *asked, inv *inventory.View, err error) *wakeup.Que
 		q.OnNode = func(node *v1.Node) bool {
 			return !slices.ContainsFunc(pins, func(pc podClaim) bool { return !pc.nodes.Match(node) })
 		}
+		pl.askElsewhere(q, pins, unallocated, inv)
 	}
 	var state []byte
 	for _, pc := range a.claims {
@@ -77,6 +78,34 @@ func (pl *Plugin) question(a *asked, inv *inventory.View, err error) *wakeup.Que
 	}
 	q.Claims = string(state)
 	return q
+}
+
+// askElsewhere adds what the pod asks for on nodes where its claims cannot be used as they are allocated, if PostFilter may give these
+// allocations up. It does so when such a node would do.
+func (pl *Plugin) askElsewhere(q *wakeup.Question, pins []podClaim, unallocated []*resourceapi.ResourceClaim, inv *inventory.View) {
+	others := func(pc podClaim) bool {
+		return slices.ContainsFunc(pc.claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
+			return ref.UID != pc.user.UID && ref.Resource != "podgroups" // of a pod without a node, that is its own group
+		})
+	}
+	if slices.ContainsFunc(pins, others) {
+		return
+	}
+	q.Movable = true
+	claims := slices.Clip(unallocated)
+	for _, pc := range pins {
+		for _, name := range classesOf(pc.claim) {
+			q.Classes[name] = inv.Class(name)
+		}
+	}
+	if len(pins) == 1 { // else it depends on the node which of them have to move
+		anew := pins[0].claim.DeepCopy()
+		anew.Status = resourceapi.ResourceClaimStatus{}
+		claims = append(claims, anew)
+	}
+	if requests, err := pl.compile(claims, inv); err == nil {
+		q.Elsewhere = requests
+	}
 }
 
 var allocationSeed = maphash.MakeSeed()

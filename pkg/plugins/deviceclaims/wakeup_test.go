@@ -50,6 +50,22 @@ func TestWakeUp(t *testing.T) {
 			},
 			change: func(h *harness) { h.api.delete("holder-a") },
 		},
+		"a pod is woken when a node has devices for its claims if it gives up what it has elsewhere": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("wanted"), claim("mine", allocated("node-a", "gpu-0"), reservedFor("waiting")),
+				claim("holder-b", allocated("node-b", "gpu-0")),
+			},
+			try: func(h *harness) *fwk.Status {
+				a := h.filterAll(pod("waiting", "wanted", "mine"))
+				if len(a.fits()) > 0 {
+					h.t.Fatalf("the pod fits %v", a.fits())
+				}
+				return a.postFilter()
+			},
+			change: func(h *harness) {
+				h.api.change("holder-b", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+			},
+		},
 		"a pod for which no device exists is woken by a new slice": {
 			claims: []*resourceapi.ResourceClaim{claim("wanted", withSelector(`device.attributes["gpu.example.com"].model == "B200"`))},
 			change: func(h *harness) {
