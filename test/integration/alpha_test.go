@@ -44,7 +44,9 @@ func TestFeaturesThatAreOffByDefault(t *testing.T) {
 		"a group shares a claim":      testGroupSharesAClaim,
 		"a group gets all or nothing": testGroupGetsAllOrNothing,
 		"claims of a group":           testClaimsOfAGroup,
+		"a group gives up a claim":    testGroupGivesUpAnAllocation,
 		"a group preempts":            testGroupPreempts,
+		"extended resources of pods":  testGroupPreemptsForExtendedResources,
 		"a group is evicted":          testGroupIsEvictedAsAWhole,
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -95,6 +95,47 @@ func TestAllocationThatBlocksItsOwnPodIsReleased(t *testing.T) {
 	}
 }
 
+// PostFilter: an allocation is given back only for a node that would do then.
+func TestAllocationIsReleasedOnlyIfThatHelps(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	startScheduler(t, w.name, schedulerSetup{})
+	w.addNode("a", gpus(h100, 2)...)
+	w.addNode("b", gpus(h100, 2)...)
+	for i, name := range []string{"mine", "tied"} {
+		w.allocate(w.addClaim(name, spec(w.exactly("gpu", 1))), "a", fmt.Sprintf("gpu-%d", i))
+	}
+	w.addClaim("three", spec(w.exactly("gpu", 3)))
+	w.addClaim("one", spec(w.exactly("gpu", 1)))
+	pool := func(claim string) string {
+		t.Helper()
+		allocation := w.claim(claim).Status.Allocation
+		if allocation == nil {
+			return "none"
+		}
+		return allocation.Devices.Results[0].Pool
+	}
+	// No node has four devices; and only one that the other pod cannot be on has two.
+	w.addPod("large", withClaim("mine"), withClaim("three"))
+	w.addPod("tied", withClaim("tied"), withClaim("one"), w.onNode("a"))
+	w.awaitUnschedulable("large", "three")
+	w.awaitUnschedulable("tied", "held")
+	for _, claim := range []string{"mine", "tied"} {
+		if got := pool(claim); got != w.nodeName("a") {
+			t.Errorf("claim %s has a device of %s, want of %s", claim, got, w.nodeName("a"))
+		}
+	}
+
+	w.addNode("c", gpus(h100, 4)...)
+	w.awaitBoundTo("large", "c")
+	w.awaitBoundTo("tied", "a")
+	for claim, node := range map[string]string{"mine": "c", "tied": "a"} {
+		if got := pool(claim); got != w.nodeName(node) {
+			t.Errorf("claim %s has a device of %s, want of %s", claim, got, w.nodeName(node))
+		}
+	}
+}
+
 // PostFilter does not take from others.
 func TestAllocationInUseIsNotReleased(t *testing.T) {
 	t.Parallel()

@@ -186,6 +186,23 @@ func testClaimsOfAGroup(t *testing.T, w *world) {
 	w.awaitClaimGone(made)
 }
 
+// An allocation keeps one pod of a group where the other one must be. It is given up, and the group is placed. The framework tries the
+// pods of a gang only up to the first that does not fit, so it is that one's.
+func testGroupGivesUpAnAllocation(t *testing.T, w *world) {
+	w.addNode("a", gpus(h100, 1)...)
+	w.addNode("b", gpus(h100, 2)...)
+	w.addTemplate("one", spec(w.exactly("gpu", 1)))
+	w.allocate(w.addClaim("mine", spec(w.exactly("gpu", 1))), "a", "gpu-0")
+	w.addGroup("gang", 2)
+	w.addPod("large", withTemplate("one"), withClaim("mine"), inGroup("gang"))
+	w.addPod("small", withTemplate("one"), w.onNode("a"), inGroup("gang"))
+	w.awaitBoundTo("small", "a")
+	w.awaitBoundTo("large", "b")
+	if got := w.claim("mine").Status.Allocation.Devices.Results[0].Pool; got != w.nodeName("b") {
+		t.Errorf("the claim has a device of %s, want of %s", got, w.nodeName("b"))
+	}
+}
+
 // A group evicts as many pods as its own need devices, and those of the lowest priority.
 func testGroupPreempts(t *testing.T, w *world) {
 	w.addPriorities()
@@ -210,6 +227,25 @@ func testGroupPreempts(t *testing.T, w *world) {
 	}
 	if left := w.podNames(); !slices.Contains(left, "keep") {
 		t.Errorf("a pod was evicted in vain, left are %q", left)
+	}
+}
+
+// The same for pods with extended resources, on both sides: their claims are made for them, and go with them.
+func testGroupPreemptsForExtendedResources(t *testing.T, w *world) {
+	w.addPriorities()
+	extended := w.standsFor(w.class, "gpu")
+	w.addTemplate("one", spec(w.exactly("gpu", 1)))
+	w.addNode("a", gpus(h100, 4)...)
+	w.run("go-0", low, "a", asks(extended, "main=1"))
+	w.run("keep", middle, "a", asks(extended, "main=1"))
+	w.run("go-1", low, "a", withTemplate("one"))
+	w.addGroup("gang", 3, w.ofPriority(high))
+	names := w.addMembers("gang", 3, asks(extended, "main=1"), w.withPriority(high))
+	for _, name := range names {
+		w.extendedClaim(w.awaitBoundTo(name, "a"))
+	}
+	if diff := cmp.Diff(append(names, "keep"), w.podNames()); diff != "" {
+		t.Errorf("pods that are left (-want +got):\n%s", diff)
 	}
 }
 

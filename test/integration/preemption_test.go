@@ -87,6 +87,8 @@ func TestPreemption(t *testing.T) {
 		setUp func(w *world)
 		// wants are the options of the preemptor.
 		wants []podOption
+		// extended is how much it asks for of the extended resource that the world's class stands for.
+		extended string
 		// victims must go, all other pods stay. Without victims nothing happens, and the preemptor does not run.
 		victims []string
 	}{
@@ -185,6 +187,23 @@ func TestPreemption(t *testing.T) {
 			},
 			wants: []podOption{withTemplate("one")}, victims: []string{"go"},
 		},
+		"extended resources: a pod with a claim evicts one of them": {
+			setUp: func(w *world) {
+				w.addNode("a", gpus(h100, 2)...)
+				w.run("keep", middle, "a", asks(w.standsFor(w.class, "gpu"), "main=1"))
+				w.run("go", low, "a", asks(w.driver+"/gpu", "main=1"))
+			},
+			wants: []podOption{withTemplate("one")}, victims: []string{"go"},
+		},
+		"extended resources: of a pod that evicts one with a claim": {
+			setUp: func(w *world) {
+				w.addNode("a", gpus(h100, 2)...)
+				w.standsFor(w.class, "gpu")
+				w.run("keep", middle, "a", withTemplate("one"))
+				w.run("go", low, "a", withTemplate("one"))
+			},
+			extended: "main=1", victims: []string{"go"},
+		},
 		"equal priority": {
 			setUp: func(w *world) {
 				w.addNode("a", gpus(h100, 1)...)
@@ -210,13 +229,20 @@ func TestPreemption(t *testing.T) {
 			w.addTemplate("two", spec(w.exactly("gpu", 2)))
 			tc.setUp(w)
 			before := w.podNames()
-			preemptor := w.addPod("preemptor", append(tc.wants, w.withPriority(high))...)
+			wants := append(tc.wants, w.withPriority(high))
+			if tc.extended != "" {
+				wants = append(wants, asks(w.driver+"/gpu", tc.extended))
+			}
+			preemptor := w.addPod("preemptor", wants...)
 			if len(tc.victims) == 0 {
 				w.awaitEvent(preemptor, "held")
 				w.awaitUnschedulable("preemptor", "held")
 				w.awaitUnschedulable("preemptor", "Preemption is not helpful")
 			} else {
-				w.awaitBound("preemptor")
+				pod := w.awaitBound("preemptor")
+				if tc.extended != "" {
+					w.extendedClaim(pod)
+				}
 			}
 			want := slices.DeleteFunc(append(before, "preemptor"), func(name string) bool { return slices.Contains(tc.victims, name) })
 			slices.Sort(want)
