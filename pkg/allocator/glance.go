@@ -45,6 +45,29 @@ const (
 
 var glanceSeed = maphash.MakeSeed()
 
+// displacedGlances are those of all tables of the process.
+var displacedGlances atomic.Uint64
+
+// GlanceStats describes what is kept about nodes for the view, which is the cache for whatever follows from the node and the view alone.
+// It goes through all of it.
+func GlanceStats(view *inventory.View) inventory.CacheStats {
+	stats := inventory.CacheStats{Limit: mostGlances, Evicted: displacedGlances.Load()}
+	if table, _ := view.Attached().Load().(*glances); table != nil {
+		stats.Entries = table.len()
+	}
+	return stats
+}
+
+func (t *glances) len() int {
+	n := 0
+	for i := range t.places {
+		if t.places[i].Load() != nil {
+			n++
+		}
+	}
+	return n
+}
+
 // glanceAt returns the glance of the node that is to be judged.
 func glanceAt(in *Input) *glance {
 	table, _ := in.Inventory.Attached().Load().(*glances)
@@ -96,6 +119,7 @@ func (t *glances) add(view *inventory.View, fresh *glance) {
 	if !isDisplacing {
 		return
 	}
+	displacedGlances.Add(1)
 	if n := len(t.places); int(t.displaced.Add(1)) > n && n < mostGlances {
 		view.Attached().CompareAndSwap(t, newGlances(2*n))
 	}

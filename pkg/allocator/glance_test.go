@@ -65,6 +65,28 @@ func TestEachNodeIsSeenAsItIs(t *testing.T) {
 	}
 }
 
+func TestGlanceStats(t *testing.T) {
+	store, requests := zoned(t)
+	view := store.View()
+	before := GlanceStats(view)
+	if before.Entries != 0 || before.Limit != mostGlances {
+		t.Errorf("before any node was looked at: %+v", before)
+	}
+	check := func(number int) {
+		Check(context.Background(), Input{Requests: requests, Node: nodeIn("east", number), Inventory: view})
+	}
+	check(0)
+	if got := GlanceStats(view); got.Entries != 1 || got.Evicted != before.Evicted {
+		t.Errorf("after one node: %+v", got)
+	}
+	for i := range 2 * leastGlances { // twice what there is room for
+		check(i)
+	}
+	if got := GlanceStats(view); got.Entries > leastGlances || int(got.Evicted-before.Evicted) < leastGlances {
+		t.Errorf("after more nodes than there is room for: %+v, before any %+v", got, before)
+	}
+}
+
 // TestANodeIsSeenAnewWhenTheInventoryChanges changes what the same node can reach.
 func TestANodeIsSeenAnewWhenTheInventoryChanges(t *testing.T) {
 	store, requests := zoned(t)
@@ -122,14 +144,7 @@ func TestANodeThatIsReplacedIsForgotten(t *testing.T) {
 		})
 	}
 	all.Wait()
-	table := view.Attached().Load().(*glances)
-	entries := 0
-	for i := range table.places {
-		if table.places[i].Load() != nil {
-			entries++
-		}
-	}
-	if entries > many {
+	if entries := GlanceStats(view).Entries; entries > many {
 		t.Errorf("%d entries for %d nodes", entries, many)
 	}
 	runtime.GC()

@@ -114,6 +114,12 @@ type columns struct {
 	known map[columnKey]*Column
 }
 
+func (c *columns) len() int {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	return len(c.known)
+}
+
 // columnKey is either the name of an attribute that devices have, or what derives one.
 type columnKey struct {
 	name       resourceapi.FullyQualifiedName
@@ -126,7 +132,7 @@ const maxColumns = 32
 // Attribute returns the values of the attribute with this fully qualified name. An attribute without a domain
 // has the driver's (DeviceAttribute API).
 func (p *NodePool) Attribute(name resourceapi.FullyQualifiedName) *Column {
-	return p.columns.get(columnKey{name: name}, func() *Column {
+	return p.column(columnKey{name: name}, func() *Column {
 		features := p.Pool.caches.features
 		return newColumn(p, func(i int) ([]AttributeValue, error) {
 			attribute, ok := lookUp(p.devices[i], p.Pool.ID.Driver, name)
@@ -140,7 +146,7 @@ func (p *NodePool) Attribute(name resourceapi.FullyQualifiedName) *Column {
 
 // Derived returns the values of an attribute that a request derives from those of each device.
 func (p *NodePool) Derived(d *Derivation) *Column {
-	return p.columns.get(columnKey{derivation: d}, func() *Column {
+	return p.column(columnKey{derivation: d}, func() *Column {
 		results := make([]*derivedResult, len(p.Slices))
 		for i, s := range p.Slices {
 			results[i] = d.on(s)
@@ -156,8 +162,9 @@ func (p *NodePool) Derived(d *Derivation) *Column {
 	})
 }
 
-// get returns the column for the key, making it if it is not there.
-func (c *columns) get(key columnKey, build func() *Column) *Column {
+// column returns the column for the key, making it if it is not there.
+func (p *NodePool) column(key columnKey, build func() *Column) *Column {
+	c := &p.columns
 	c.mu.RLock()
 	column := c.known[key]
 	c.mu.RUnlock()
@@ -168,6 +175,7 @@ func (c *columns) get(key columnKey, build func() *Column) *Column {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.known == nil || len(c.known) >= maxColumns {
+		p.Pool.caches.lostColumns.Add(uint64(len(c.known)))
 		c.known = make(map[columnKey]*Column)
 	}
 	c.known[key] = column

@@ -302,6 +302,8 @@ func (p *Pool) sees(node *v1.Node) (*part, bool) {
 	}
 	if len(p.parts) < maxParts {
 		p.parts[string(key)] = made
+	} else {
+		p.caches.lostParts.Add(1)
 	}
 	return made, true
 }

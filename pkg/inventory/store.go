@@ -87,6 +87,9 @@ type caches struct {
 	derivations *slotTable[*Derivation]
 	numbers     *slotTable[uint64]
 	counters    counterTables
+
+	// lostParts and lostColumns count what had no room in the caches of a pool.
+	lostParts, lostColumns atomic.Uint64
 }
 
 // MaxNumbers is how many texts have a number at a time, see [View.NumberOf].
@@ -105,16 +108,6 @@ func (v *View) NumberOf(text string) (number uint64, known bool) {
 	})
 	return number, known
 }
-
-// CacheStats describes a bounded cache.
-type CacheStats struct {
-	Entries, Limit int
-	// Evicted counts entries that had to make room.
-	Evicted uint64
-}
-
-// Stats describes the caches of a store.
-type Stats struct{ Selectors, Matchers, Derivations CacheStats }
 
 // NewStore returns an empty store.
 func NewStore(opts Options) *Store {
@@ -150,12 +143,6 @@ func NewStore(opts Options) *Store {
 
 // View returns what exists now. It costs one pointer read.
 func (s *Store) View() *View { return s.current.Load() }
-
-// Stats returns how full the caches are.
-func (s *Store) Stats() Stats {
-	c := s.View().caches
-	return Stats{Selectors: c.expressions.stats(), Matchers: c.matchers.stats(), Derivations: c.derivations.stats()}
-}
 
 // SetSlice adds or replaces the slice with the object's name. The object must not change afterwards.
 func (s *Store) SetSlice(object *resourceapi.ResourceSlice) {

@@ -5,10 +5,11 @@ import (
 
 	"k8s.io/component-base/metrics"
 
+	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
 )
 
-// cacheCollector exports how full the bounded caches of the inventory are. The numbers are read when somebody asks
+// cacheCollector exports how full the bounded caches of the inventory and the allocator are. The numbers are read when somebody asks
 // for them.
 type cacheCollector struct {
 	metrics.BaseStableCollector
@@ -22,7 +23,7 @@ var caches = &cacheCollector{}
 var (
 	cacheEntries = metrics.NewDesc(
 		metricsSubsystem+"_cache_entries",
-		"Number of entries in a bounded cache: compiled CEL selectors, or matchers (the selectors and tolerations of a request).",
+		"Number of entries in a bounded cache: compiled CEL selectors, matchers (the selectors and tolerations of a request), derivations (compiled CEL expressions of derived attributes), numbers (kinds of requests), glances (nodes), or, in the pool that has most, parts (what different nodes see of it) and columns (attributes of its devices).",
 		[]string{"cache"}, nil, metrics.ALPHA, "",
 	)
 	cacheLimit = metrics.NewDesc(
@@ -32,7 +33,7 @@ var (
 	)
 	cacheEvictions = metrics.NewDesc(
 		metricsSubsystem+"_cache_evictions_total",
-		"Number of entries that had to leave a bounded cache to make room for others.",
+		"Number of entries that had to leave a bounded cache to make room for others, or for which there was none.",
 		[]string{"cache"}, nil, metrics.ALPHA, "",
 	)
 )
@@ -51,7 +52,10 @@ func (c *cacheCollector) CollectWithStability(ch chan<- metrics.Metric) {
 		return
 	}
 	stats := store.Stats()
-	for name, s := range map[string]inventory.CacheStats{"selectors": stats.Selectors, "matchers": stats.Matchers} {
+	for name, s := range map[string]inventory.CacheStats{
+		"selectors": stats.Selectors, "matchers": stats.Matchers, "derivations": stats.Derivations, "numbers": stats.Numbers,
+		"parts": stats.Parts, "columns": stats.Columns, "glances": allocator.GlanceStats(store.View()),
+	} {
 		ch <- metrics.NewLazyConstMetric(cacheEntries, metrics.GaugeValue, float64(s.Entries), name)
 		ch <- metrics.NewLazyConstMetric(cacheLimit, metrics.GaugeValue, float64(s.Limit), name)
 		ch <- metrics.NewLazyConstMetric(cacheEvictions, metrics.CounterValue, float64(s.Evicted), name)

@@ -1,0 +1,74 @@
+package inventory
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestStatsShowHowFullTheCachesOfPoolsAre asks for more parts of one pool, and more attributes of one part, than are kept.
+func TestStatsShowHowFullTheCachesOfPoolsAre(t *testing.T) {
+	const bits = 13
+	store := newStore()
+	for i := range bits {
+		store.SetSlice(slice(fmt.Sprint("s", i), "", pool("racks", 1, bits), devices(fmt.Sprint("d", i)), func(s *resourceapi.ResourceSlice) {
+			s.Spec.NodeName = nil
+			s.Spec.NodeSelector = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: []v1.NodeSelectorRequirement{{
+				Key: fmt.Sprint("bit", i), Operator: v1.NodeSelectorOpExists,
+			}}}}}
+		}))
+	}
+	store.SetSlice(slice("other", "n1", pool("other", 1, 1), devices("d0")))
+	view := store.View()
+	// sees is a node that sees the slices whose bits are set in the number.
+	sees := func(number int) *v1.Node {
+		n := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n", Labels: map[string]string{}}}
+		for i := range bits {
+			if number&(1<<i) != 0 {
+				n.Labels[fmt.Sprint("bit", i)] = ""
+			}
+		}
+		return n
+	}
+	for number := range 100 {
+		view.ForNode(sees(number + 1))
+	}
+	racks := view.ForNode(sees(1)).Pools[0]
+	for i := range maxColumns {
+		racks.Attribute(resourceapi.FullyQualifiedName(fmt.Sprint("a/", i)))
+	}
+	view.NumberOf("text")
+	stats := func() Stats {
+		s := store.Stats()
+		s.Selectors, s.Matchers, s.Derivations = CacheStats{}, CacheStats{}, CacheStats{} // see TestCachesAreBoundedAndStayRight
+		return s
+	}
+	want := Stats{
+		Numbers: CacheStats{Entries: 1, Limit: MaxNumbers},
+		Parts:   CacheStats{Entries: 100, Limit: maxParts},
+		Columns: CacheStats{Entries: maxColumns, Limit: maxColumns},
+	}
+	if diff := cmp.Diff(want, stats()); diff != "" {
+		t.Errorf("with room left (-want +got):\n%s", diff)
+	}
+
+	for number := range maxParts + 5 {
+		view.ForNode(sees(number + 1))
+	}
+	racks.Attribute("a/more")
+	for i := range MaxNumbers + 2 {
+		view.NumberOf(fmt.Sprint("text", i))
+	}
+	want = Stats{
+		Numbers: CacheStats{Entries: MaxNumbers, Limit: MaxNumbers, Evicted: 3},
+		Parts:   CacheStats{Entries: maxParts, Limit: maxParts, Evicted: 5},
+		Columns: CacheStats{Entries: 1, Limit: maxColumns, Evicted: maxColumns},
+	}
+	if diff := cmp.Diff(want, stats()); diff != "" {
+		t.Errorf("with none left (-want +got):\n%s", diff)
+	}
+}
