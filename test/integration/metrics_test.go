@@ -8,7 +8,7 @@ import (
 	"stowage.dev/stowage/internal/localcluster"
 )
 
-// What the process counts can be read where a monitoring system reads it.
+// What the process counts can be read where a monitoring system reads it, and whether it is well where a kubelet asks.
 func TestMetrics(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -26,6 +26,11 @@ func TestMetrics(t *testing.T) {
 	}
 	w.awaitUnschedulable("second", "held")
 
+	for _, path := range []string{"/healthz", "/readyz", "/livez"} {
+		if answer, err := p.Get(t.Context(), path); err != nil || string(answer) != "ok" {
+			t.Errorf("%s answers %q, %v", path, answer, err)
+		}
+	}
 	page, err := p.Get(t.Context(), "/metrics")
 	w.must(err, "reading the metrics")
 	for _, want := range []string{

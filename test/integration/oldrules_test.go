@@ -1,8 +1,11 @@
 package integration
 
 import (
+	"fmt"
+	"strings"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	resourcealpha "k8s.io/api/resource/v1alpha3"
 	resourcebeta "k8s.io/api/resource/v1beta2"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,12 +35,29 @@ func testRulesOfOlderVersions(t *testing.T, w *world) {
 		},
 	} {
 		w.must(create(), "creating a rule of %s", version)
-		// The pod waits for the claim that is made for it, by which time the scheduler has heard of the rule; if not, it is
-		// placed and the test fails.
-		w.addPod("pod-"+version, withTemplate("one"))
-		w.awaitUnschedulable("pod-"+version, "taint")
+		waiting := w.addPodThatIsHeldBack("pod-" + version)
 		w.must(beta.Delete(w.ctx, name, metav1.DeleteOptions{}), "deleting the rule of %s", version)
-		w.awaitBound("pod-" + version)
-		w.deletePod("pod-" + version)
+		w.awaitBound(waiting)
+		w.deletePod(waiting)
 	}
+}
+
+// addPodThatIsHeldBack adds a pod that a taint keeps waiting, and returns its name. One that comes before the scheduler has heard of the
+// taint's rule is placed: then it goes, and another one comes.
+func (w *world) addPodThatIsHeldBack(prefix string) (name string) {
+	w.t.Helper()
+	for i := range 10 {
+		name = fmt.Sprintf("%s-%d", prefix, i)
+		w.addPod(name, withTemplate("one"))
+		pod := w.awaitPod(name, "placed, or kept waiting by a taint", func(p *v1.Pod) bool {
+			c := scheduledCondition(p)
+			return p.Spec.NodeName != "" || c != nil && c.Status == v1.ConditionFalse && strings.Contains(c.Message, "taint")
+		})
+		if pod.Spec.NodeName == "" {
+			return name
+		}
+		w.deletePod(name)
+	}
+	w.t.Fatalf("pod %s and all before it were placed on a device with a taint", name)
+	return ""
 }
