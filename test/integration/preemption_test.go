@@ -1,7 +1,9 @@
 package integration
 
 import (
+	"regexp"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -274,4 +276,35 @@ func (w *world) awaitBudget(s *scheduler, name string) {
 		_, err := lister.PodDisruptionBudgets(w.name).Get(name)
 		return err == nil
 	})
+}
+
+// Preemption tries no node on which evictions could make room for the pod and not give it devices, nor one that the pod cannot use anyway.
+func TestPreemptionTriesNoNodeInVain(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.addPriorities()
+	w.addTemplate("gpu", spec(w.exactly("gpu", 1)))
+	startScheduler(t, w.name, schedulerSetup{})
+	// On one node pods of low priority have all CPUs and one of high priority has the GPU; on the other one a pod of low priority has it.
+	w.addNode("full", gpus(h100, 1)...)
+	w.addNode("forbidden", gpus(h100, 1)...)
+	w.run("important", high, "full", withTemplate("gpu"))
+	w.run("busy", low, "full", withCPUs("128"))
+	w.run("holder", low, "forbidden", withTemplate("gpu"))
+
+	w.addPod("pod", w.withPriority(middle), withTemplate("gpu"), withCPUs("64"), func(p *v1.Pod) {
+		p.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
+			NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: []v1.NodeSelectorRequirement{{
+				Key: v1.LabelHostname, Operator: v1.NodeSelectorOpNotIn, Values: []string{w.nodeName("forbidden")},
+			}}}},
+		}}}
+	})
+	message := scheduledCondition(w.awaitUnschedulable("pod", "1 of 1", "held", "preemption:")).Message
+	_, preemption, _ := strings.Cut(message, "preemption:")
+	if !regexp.MustCompile(`^ 0/\d+ nodes are available: \d+ Preemption is not helpful for scheduling\.?$`).MatchString(preemption) {
+		t.Errorf("preemption tried a node: %s", message)
+	}
+	if names := w.podNames(); len(names) != 4 {
+		t.Errorf("pods left: %v, want all", names)
+	}
 }
