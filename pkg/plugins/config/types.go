@@ -27,7 +27,8 @@ type DeviceClaimsArgs struct {
 	metav1.TypeMeta `json:",inline"`
 
 	// FilterTimeout bounds the search for devices on one node. A node that takes longer is skipped for this
-	// attempt, other nodes are not affected. 0 means no bound. Default: 10s.
+	// attempt, and so are nodes like it; other nodes are not affected. When twice that time has passed for one pod, each
+	// further node has 20 ms, in which all but hard searches end. 0 means no bound. Default: 10s.
 	// +optional
 	FilterTimeout *metav1.Duration `json:"filterTimeout,omitempty"`
 

@@ -48,27 +48,22 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		return nil
 	}
 
-	checkCtx := ctx
-	if pl.filterTimeout > 0 {
-		var cancel context.CancelFunc
-		checkCtx, cancel = context.WithTimeout(ctx, pl.filterTimeout)
-		defer cancel()
-	}
-	input := c.input(checkCtx, wanted.requests, node)
-	result := allocator.Check(checkCtx, input)
+	input := c.input(ctx, wanted.requests, node)
+	input.Attempt = c.budget
+	result := allocator.Check(ctx, input)
 	if ctx.Err() != nil {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("stopped by the caller: %v", context.Cause(ctx)))
 	}
 	if result.Fits() {
 		c.findings().set(node.Name, nodeResult{variant: wanted, score: result.Score, size: result.Size})
-		if pl.hasFailed(checkCtx, c, input) {
+		if pl.hasFailed(ctx, c, input) {
 			c.findings().setFailed()
 			return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonFailed)
 		}
 		return nil
 	}
 	c.findings().set(node.Name, nodeResult{variant: wanted, failure: result.Failure})
-	code, leaving := pl.refusal(checkCtx, c, wanted.requests, pod, nodeInfo, result.Failure)
+	code, leaving := pl.refusal(ctx, c, wanted.requests, pod, nodeInfo, result.Failure)
 	if len(leaving) > 0 {
 		c.findings().setLeaving(node.Name, leaving)
 	}

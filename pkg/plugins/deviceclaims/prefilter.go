@@ -52,7 +52,9 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 
 // newCycle begins an attempt. With inGroup it is one of several in a cycle of the pod's group.
 func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.ResourceName, inGroup bool) (*cycle, *fwk.Status) {
-	c := &cycle{plan: &plan{policy: pl.policy, scoring: pl.scoring, stakes: newStakes(pl), failed: pl.shared.elsewhere.of(pod.UID)}, results: newResults(nil), binding: &binding{}}
+	c := &cycle{plan: &plan{
+		policy: pl.policy, scoring: pl.scoring, budget: newBudget(pl.filterTimeout), stakes: newStakes(pl), failed: pl.shared.elsewhere.of(pod.UID),
+	}, results: newResults(nil), binding: &binding{}}
 	if len(pod.Status.NodeAllocatableResourceClaimStatuses) > 0 {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			"status.nodeAllocatableResourceClaimStatuses is set: claims for CPU or memory of a node are not supported")

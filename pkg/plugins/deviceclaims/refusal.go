@@ -67,7 +67,7 @@ func (pl *Plugin) fitsWithout(ctx context.Context, c *cycle, requests *allocator
 		return false
 	}
 	input := c.input(ctx, requests, node)
-	input.Usage = without(input.Usage, stakes)
+	input.Usage, input.Attempt = without(input.Usage, stakes), c.budget
 	nodesDecidedAgain.Inc()
 	return allocator.Check(ctx, input).Fits()
 }

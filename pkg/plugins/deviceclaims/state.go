@@ -30,6 +30,8 @@ type plan struct {
 	// policy and scoring are what the plugin's arguments say.
 	policy  allocator.Policy
 	scoring allocator.Scoring
+	// budget is the time that Filter has.
+	budget *budget
 	// inventory and usage are the views of this cycle.
 	inventory *inventory.View
 	usage     usage.View
