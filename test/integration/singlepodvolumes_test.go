@@ -50,6 +50,8 @@ func TestPreemptionForVolumeAndDevice(t *testing.T) {
 		victims []string
 		// on is the node that the pod gets, none if it waits.
 		on string
+		// waits is what a pod that waits is told.
+		waits string
 	}{
 		"one pod has both": {
 			setUp: func(w *world) {
@@ -73,6 +75,7 @@ func TestPreemptionForVolumeAndDevice(t *testing.T) {
 				w.run("keep-b", low, "a", withTemplate("one"))
 				w.run("keep-c", low, "b", withTemplate("one"))
 			},
+			waits: volumeInUse,
 		},
 		"the pod with the device beside the volume has equal priority": {
 			setUp: func(w *world) {
@@ -80,6 +83,7 @@ func TestPreemptionForVolumeAndDevice(t *testing.T) {
 				w.run("keep-b", high, "a", withTemplate("one"))
 				w.run("keep-c", high, "b", withTemplate("one"))
 			},
+			waits: "matching devices are held by other claims",
 		},
 	}
 	for name, tc := range tests {
@@ -96,7 +100,7 @@ func TestPreemptionForVolumeAndDevice(t *testing.T) {
 			before := w.podNames()
 			w.addPod("preemptor", withTemplate("one"), withVolume("data"), w.withPriority(high))
 			if tc.on == "" {
-				w.awaitUnschedulable("preemptor", volumeInUse)
+				w.awaitUnschedulable("preemptor", tc.waits)
 			} else {
 				w.awaitBoundTo("preemptor", tc.on)
 			}
