@@ -35,6 +35,9 @@ func (h *Hardware) Find(ctx context.Context, device string) (prepare.Target, err
 		}
 		looked := h.underWay()
 		err = h.monitor.Check(ctx, gpu.Name)
+		if looked == nil {
+			looked = h.underWay() // it may have begun since
+		}
 		switch {
 		case err == nil:
 			return targetOf(node, gpu, offer), nil

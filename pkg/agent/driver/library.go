@@ -79,6 +79,7 @@ func (h *Hardware) using(ctx context.Context) (lib *library, done func(), err er
 			if done, ok := lib.use(); ok {
 				return lib, done, nil
 			}
+			continue // it has been taken away since, by a look that was not under way then
 		}
 		if looked == nil {
 			return nil, nil, fmt.Errorf("the node's GPUs are not known: %w", reason)

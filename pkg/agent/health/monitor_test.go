@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -162,10 +163,12 @@ func TestAReadingThatFailsIsToldAndNotJudged(t *testing.T) {
 		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), logger))
 		b := newBench(t, "")
-		var odd error
+		var odd atomic.Pointer[string]
 		ask := func() (nvml.Readings, error) {
 			r := well()
-			r.Odd = odd
+			if failing := odd.Load(); failing != nil && *failing != "" {
+				r.Odd = errors.New(*failing)
+			}
 			return r, nil
 		}
 		listen := func() (nvml.Watch, error) { return nil, nvml.ErrNotSupported }
@@ -174,7 +177,8 @@ func TestAReadingThatFailsIsToldAndNotJudged(t *testing.T) {
 		}
 		done := make(chan struct{})
 		go func() { defer close(done); b.monitor.Run(ctx) }()
-		for _, odd = range []error{nil, errors.New("no fan"), errors.New("no fan"), nil, errors.New("no fan"), errors.New("no power")} {
+		for _, failing := range []string{"", "no fan", "no fan", "", "no fan", "no power"} {
+			odd.Store(&failing)
 			time.Sleep(PollInterval)
 			b.want("a", "Healthy")
 		}
