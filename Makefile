@@ -94,7 +94,8 @@ chaos: build ## Several schedulers on one pool while everything breaks: no devic
 	$(GO) run ./test/chaos $(CHAOS)
 
 .PHONY: bench-allocator
-bench-allocator: ## Measure the allocator against upstream's, and check that it has not become slower
+bench-allocator: ## Measure the allocator against upstream's, and check that it has not become slower, nor allocates more per node
+	$(GO) test -count=1 -run TestFilterAllocatesLittle ./pkg/allocator
 	$(GO) run ./test/perf/allocator -floors test/perf/allocator/floors.json
 
 .PHONY: bench-fence

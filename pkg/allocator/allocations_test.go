@@ -1,3 +1,7 @@
+//go:build !race
+
+// The race detector makes sync.Pool forget at random, so these are run by `make bench-allocator`.
+
 package allocator
 
 import (
