@@ -213,7 +213,7 @@ func TestSharedAnswersAreThoseOfEachNode(t *testing.T) {
 		"any devices": drawWorld, "scarce devices": drawTightWorld, "admin access": drawAdminWorld, "devices that share": drawSharingWorld,
 	} {
 		t.Run(name, func(t *testing.T) {
-			manyDraws(t)
+			manyDraws(t, 400) // with six looks at each node
 			shared, searched := 0, 0
 			rapid.Check(t, func(t *rapid.T) {
 				w := draw(t)

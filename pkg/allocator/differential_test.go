@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"flag"
+	"strconv"
 	"testing"
 	"time"
 
@@ -80,17 +81,25 @@ func TestFirstFitIsUpstreamsThoroughly(t *testing.T) {
 	}
 }
 
-// manyDraws makes the number of draws 2000 unless another one was asked for by flag.
-func manyDraws(t *testing.T) {
-	if flag.Lookup("rapid.checks").Value.String() == "100" {
-		if err := flag.Set("rapid.checks", "2000"); err != nil {
-			t.Fatal(err)
-		}
+// manyDraws sets the number of draws of the test unless one was asked for by flag.
+func manyDraws(t *testing.T, n int) {
+	checks := flag.Lookup("rapid.checks").Value
+	usual := checks.String()
+	if usual != "100" {
+		return
 	}
+	if err := checks.Set(strconv.Itoa(n)); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := checks.Set(usual); err != nil {
+			t.Error(err)
+		}
+	})
 }
 
 func differential(t *testing.T, draw func(*rapid.T) *world) {
-	manyDraws(t)
+	manyDraws(t, 2000)
 	var stats differences
 	rapid.Check(t, func(t *rapid.T) { stats.compare(t, draw(t)) })
 	t.Logf("%+v", stats)
