@@ -10,10 +10,11 @@ import (
 )
 
 // sizeStep is what a step in size counts for in a score: more than occupancy, in thousandths, and maxSizeSteps of them less than a step
-// in the order of alternatives, which is 10,000, see [allocator.Result].
+// in the order of alternatives, alternativeStep, see [allocator.Result].
 const (
-	sizeStep     = 1000
-	maxSizeSteps = 8
+	sizeStep        = 1000
+	maxSizeSteps    = 8
+	alternativeStep = 10_000
 )
 
 // Score prefers nodes that offer earlier alternatives of the requests with a prioritized list (KEP-4816), and after that
@@ -47,27 +48,35 @@ func (pl *Plugin) NormalizeScore(_ context.Context, state fwk.CycleState, _ *v1.
 	return helper.DefaultNormalizeScore(fwk.MaxScore, false, scores)
 }
 
-// preferSmall adds to the scores how small the devices are, by rank among all nodes: as long as they are the same everywhere that
-// changes nothing, and where they are not it leaves something to occupancy. It takes sizes that are known on all nodes to compare them.
+// preferSmall adds to the scores of the nodes with the best alternatives how small the devices are, by rank among these nodes: as long
+// as they are the same everywhere that changes nothing, and where they are not it leaves something to occupancy. Nodes with worse
+// alternatives get nothing, or they would come closer to the best ones. It takes sizes that are known on all nodes to compare them.
 func (c *cycle) preferSmall(scores fwk.NodeScoreList) {
+	var best int64
+	for i := range scores {
+		best = max(best, scores[i].Score/alternativeStep)
+	}
+	var among []int // indexes
+	var ranks []int64
 	sizes := make([]int64, len(scores))
 	for i := range scores {
+		if scores[i].Score/alternativeStep < best || c.failed.on(scores[i].Name) > 0 {
+			continue
+		}
 		result, _ := c.results.get(scores[i].Name)
 		if sizes[i] = result.size; sizes[i] == 0 {
 			return
 		}
+		among, ranks = append(among, i), append(ranks, sizes[i])
 	}
-	ranks := slices.Clone(sizes)
 	slices.Sort(ranks)
 	ranks = slices.Compact(ranks)
 	steps := min(len(ranks)-1, maxSizeSteps)
-	if steps == 0 {
+	if steps <= 0 {
 		return
 	}
-	for i := range scores {
+	for _, i := range among {
 		rank, _ := slices.BinarySearch(ranks, sizes[i])
-		if c.failed.on(scores[i].Name) == 0 {
-			scores[i].Score += sizeStep * int64((len(ranks)-1-rank)*steps/(len(ranks)-1))
-		}
+		scores[i].Score += sizeStep * int64((len(ranks)-1-rank)*steps/(len(ranks)-1))
 	}
 }
