@@ -12,6 +12,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"stowage.dev/stowage/pkg/tracker"
 )
@@ -21,10 +22,10 @@ import (
 // cancelled gives its devices back a moment later; a preemptor that is tried in between would find no device and evict
 // somebody else. The status ends the attempt and leaves the nomination as it is. It is nil if there is nothing to wait
 // for.
-func (pl *Plugin) awaitLeaving(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Status {
+func (pl *Plugin) awaitLeaving(ctx context.Context, c *cycle, pod *v1.Pod) (*fwk.PostFilterResult, *fwk.Status) {
 	node, leaving := c.results.leavingFor()
 	if len(leaving) == 0 {
-		return nil
+		return nil, nil
 	}
 	// First noted, then looked: what has changed before the note is seen now, and what changes later wakes the pod.
 	pl.shared.leaving.add(pl.handle, pod, leaving)
@@ -32,7 +33,8 @@ func (pl *Plugin) awaitLeaving(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.
 		pl.shared.leaving.remove(pod.UID)
 		pl.handle.Activate(klog.FromContext(ctx), map[string]*v1.Pod{pod.Namespace + "/" + pod.Name: pod})
 	}
-	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
+	// The nomination is said again: the scheduler takes it from the pod's status otherwise, where it may not be yet.
+	return framework.NewPostFilterResultWithNominatedNode(node), fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 		fmt.Sprintf("waiting for devices of node %s: nobody uses claims %s any more", node, claimList(leaving)))
 }
 

@@ -100,6 +100,10 @@ func TestWaitingForClaimsThatLeave(t *testing.T) {
 				if want := "waiting for devices of node node-b: nobody uses claims team-a/on-b any more"; status.Message() != want {
 					t.Errorf("message %q, want %q", status.Message(), want)
 				}
+				result, _ := h.plugin.PostFilter(h.ctx, a.state, a.pod, nil)
+				if result == nil || result.NominatingInfo == nil || result.NominatingMode != fwk.ModeOverride || result.NominatedNodeName != "node-b" {
+					t.Errorf("nominated by %+v, want node-b again", result)
+				}
 				if code := h.plugin.Filter(h.ctx, a.state, a.pod, h.nodeOf("node-b")).Code(); code != fwk.Unschedulable {
 					t.Errorf("Filter of the nominated node: %v, want Unschedulable, or the pod preempts again", code)
 				}

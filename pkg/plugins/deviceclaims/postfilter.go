@@ -35,8 +35,8 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		return nil, fwk.NewStatus(fwk.Unschedulable)
 	}
 	pl.waitFor(pod, c)
-	if status := pl.awaitLeaving(ctx, c, pod); status != nil {
-		return nil, status
+	if result, status := pl.awaitLeaving(ctx, c, pod); status != nil {
+		return result, status
 	}
 	if status := pl.tryAgain(ctx, c, pod); status != nil {
 		return nil, status
