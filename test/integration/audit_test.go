@@ -68,7 +68,9 @@ func TestAudit(t *testing.T) {
 	claim.Status.Allocation = nil
 	_, err := w.client.ResourceV1().ResourceClaims(w.name).UpdateStatus(w.ctx, claim, metav1.UpdateOptions{})
 	w.must(err, "releasing the device of claim right")
-	w.eventually("the log says that it is over", func() bool { return logLine(t, p, "no longer held by claims that must not have it together", device) != "" })
+	w.eventually("the log says that it is over", func() bool {
+		return logLine(t, p, "no longer held by claims that must not have it together", device) != ""
+	})
 }
 
 // eventually waits for something that cannot be watched.
