@@ -1,10 +1,10 @@
 # The images that the manifests name, one stage each: `make images`. Bases are given by tag; to pin them, give their digests,
-# as in --build-arg BASE_IMAGE=gcr.io/distroless/base-nossl-debian12@sha256:…
+# as in --build-arg BASE_IMAGE=debian@sha256:…
 
 # Both are of the same Debian, so that a program finds the C library that it was linked with.
-ARG GO_IMAGE=docker.io/library/golang:1.26-bookworm
-# No shell, no packages: the C library, certificates and time zones.
-ARG BASE_IMAGE=gcr.io/distroless/base-nossl-debian12:latest
+ARG GO_IMAGE=golang:1.26.8-bookworm
+# All that the programs need of it is the C library; one without a shell does as well.
+ARG BASE_IMAGE=debian:bookworm-slim
 
 FROM ${GO_IMAGE} AS build
 WORKDIR /src

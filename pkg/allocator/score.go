@@ -18,11 +18,12 @@ const (
 	LeastAllocated
 )
 
-// preferenceStep is what one step in the order of alternatives counts for in a score. Occupancy, in thousandths, counts
-// for less than a tenth of that.
 const (
-	preferenceStep = 10_000
-	wholeDevice    = 1000
+	// PreferenceStep is what one step in the order of alternatives counts for in a [Result]'s score, unless that is for
+	// nothing else (NoScoring). Occupancy, in thousandths, counts for less than a tenth of that.
+	PreferenceStep = 10_000
+
+	wholeDevice = 1000
 )
 
 // value is what a node is worth to a pod: by the order of alternatives, by how large the devices are that it would get, and by how
@@ -50,9 +51,9 @@ func (v *value) result(in *Input) Result {
 	score := v.preference
 	switch in.Scoring {
 	case MostAllocated:
-		score = v.preference*preferenceStep + v.occupancy.permille()
+		score = v.preference*PreferenceStep + v.occupancy.permille()
 	case LeastAllocated:
-		score = v.preference*preferenceStep + wholeDevice - 1 - v.occupancy.permille()
+		score = v.preference*PreferenceStep + wholeDevice - 1 - v.occupancy.permille()
 	}
 	return Result{Score: score, Size: v.size.total()}
 }

@@ -357,6 +357,30 @@ func TestScorePrefersSmallDevices(t *testing.T) {
 	}
 }
 
+// Nodes with worse alternatives come no closer to the best ones because they give smaller devices.
+func TestSizeMattersAmongTheBestAlternativesOnly(t *testing.T) {
+	c := &cycle{plan: &plan{}, results: newResults(nil)}
+	scores := fwk.NodeScoreList{
+		{Name: "best-large", Score: 2 * allocator.PreferenceStep},
+		{Name: "best-small", Score: 2 * allocator.PreferenceStep},
+		{Name: "worse-smallest", Score: allocator.PreferenceStep},
+		{Name: "worse-unknown", Score: allocator.PreferenceStep},
+	}
+	for i, size := range []int64{80, 40, 16, 0} {
+		c.results.set(scores[i].Name, nodeResult{size: size})
+	}
+	c.preferSmall(scores)
+	want := fwk.NodeScoreList{
+		{Name: "best-large", Score: 2 * allocator.PreferenceStep},
+		{Name: "best-small", Score: 2*allocator.PreferenceStep + sizeStep},
+		{Name: "worse-smallest", Score: allocator.PreferenceStep},
+		{Name: "worse-unknown", Score: allocator.PreferenceStep},
+	}
+	if diff := cmp.Diff(want, scores); diff != "" {
+		t.Errorf("scores (-want +got):\n%s", diff)
+	}
+}
+
 func TestPostFilter(t *testing.T) {
 	// A device of node-b, which only nodes with a label of their own may use.
 	moved := func(c *resourceapi.ResourceClaim) {

@@ -7,14 +7,15 @@ import (
 	v1 "k8s.io/api/core/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/helper"
+
+	"stowage.dev/stowage/pkg/allocator"
 )
 
-// sizeStep is what a step in size counts for in a score: more than occupancy, in thousandths, and maxSizeSteps of them less than a step
-// in the order of alternatives, alternativeStep, see [allocator.Result].
+// sizeStep is what a step in size counts for in a score: more than occupancy, in thousandths, and maxSizeSteps of them less than
+// [allocator.PreferenceStep].
 const (
-	sizeStep        = 1000
-	maxSizeSteps    = 8
-	alternativeStep = 10_000
+	sizeStep     = 1000
+	maxSizeSteps = 8
 )
 
 // Score prefers nodes that offer earlier alternatives of the requests with a prioritized list (KEP-4816), and after that
@@ -54,13 +55,13 @@ func (pl *Plugin) NormalizeScore(_ context.Context, state fwk.CycleState, _ *v1.
 func (c *cycle) preferSmall(scores fwk.NodeScoreList) {
 	var best int64
 	for i := range scores {
-		best = max(best, scores[i].Score/alternativeStep)
+		best = max(best, scores[i].Score/allocator.PreferenceStep)
 	}
 	var among []int // indexes
 	var ranks []int64
 	sizes := make([]int64, len(scores))
 	for i := range scores {
-		if scores[i].Score/alternativeStep < best || c.failed.on(scores[i].Name) > 0 {
+		if scores[i].Score/allocator.PreferenceStep < best || c.failed.on(scores[i].Name) > 0 {
 			continue
 		}
 		result, _ := c.results.get(scores[i].Name)
