@@ -73,8 +73,8 @@ func exactly(name string, count int64, selectors ...string) resourceapi.DeviceRe
 	return resourceapi.DeviceRequest{Name: name, Exactly: exact}
 }
 
-func all(name string) resourceapi.DeviceRequest {
-	request := exactly(name, 0)
+func all(name string, selectors ...string) resourceapi.DeviceRequest {
+	request := exactly(name, 0, selectors...)
 	request.Exactly.AllocationMode = resourceapi.DeviceAllocationModeAll
 	return request
 }
@@ -200,19 +200,26 @@ func TestReasonsPerNode(t *testing.T) {
 	}
 }
 
-// TestAllNeedsEveryPool: what "all devices of the node" are is not known while a pool is incomplete.
+// TestAllNeedsEveryPool: what "all devices of the node" are is not known while a pool is incomplete, whether or not
+// the devices of the other pools can be judged.
 func TestAllNeedsEveryPool(t *testing.T) {
-	w := rig().node("n1", gpus(2)...).claim("c", all("gpu"))
-	other := w.slices[0].DeepCopy()
-	other.Name = "other"
-	other.Spec.Pool = resourceapi.ResourcePool{Name: "other", Generation: 1, ResourceSliceCount: 2}
-	w.slices = append(w.slices, other)
-	_, in := w.compile(t)
-	in.Node = w.nodes[0]
-	for name, decide := range map[string]func(context.Context, Input) Result{"Check": Check, "Allocate": Allocate} {
-		if f := decide(context.Background(), in).Failure; f == nil || f.Reason != ReasonPool {
-			t.Errorf("%s: got %v, want %q", name, f, ReasonPool)
-		}
+	for name, selectors := range map[string][]string{
+		"no selector": nil, "a selector that fails": {`device.attributes["a.example.com"].missing == 0`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := rig().node("n1", gpus(2)...).claim("c", all("gpu", selectors...))
+			other := w.slices[0].DeepCopy()
+			other.Name = "other"
+			other.Spec.Pool = resourceapi.ResourcePool{Name: "other", Generation: 1, ResourceSliceCount: 2}
+			w.slices = append(w.slices, other)
+			_, in := w.compile(t)
+			in.Node = w.nodes[0]
+			for name, decide := range map[string]func(context.Context, Input) Result{"Check": Check, "Allocate": Allocate} {
+				if f := decide(context.Background(), in).Failure; f == nil || f.Reason != ReasonPool {
+					t.Errorf("%s: got %v, want %q", name, f, ReasonPool)
+				}
+			}
+		})
 	}
 }
 

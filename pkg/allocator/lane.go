@@ -24,6 +24,9 @@ type lane struct {
 
 // prepare finds the devices for one alternative. It returns false if the node is out of the question.
 func (s *search) prepare(a *alternative) bool {
+	if a.all && len(s.problems) > 0 {
+		return false // how many all are is not known, nor what is among them
+	}
 	l := lane{candidates: s.newSet(), wanted: a.count}
 	blocked := false
 	for i, p := range s.pools {
@@ -62,9 +65,6 @@ func (s *search) prepare(a *alternative) bool {
 	}
 	n := l.candidates.Count()
 	if a.all {
-		if len(s.problems) > 0 {
-			return false // how many all are is not known
-		}
 		l.wanted = n
 		l.hopeless = blocked || n == 0
 	} else {
