@@ -223,6 +223,32 @@ func TestAllNeedsEveryPool(t *testing.T) {
 	}
 }
 
+// TestAllNeedsEveryDeviceJudged: a device that cannot be judged is the reason, whatever is held in pools before it.
+func TestAllNeedsEveryDeviceJudged(t *testing.T) {
+	for name, change := range map[string]func(w *world){
+		"held": func(w *world) { w.hold("n1/gpu-0") }, "tainted": func(w *world) { taint("lost", 0)(0, &w.slices[0].Spec.Devices[0]) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := rig().node("n1", gpus(1)...).claim("c", all("gpu", `device.attributes["a.example.com"].index == 0`))
+			other := w.slices[0].DeepCopy()
+			other.Name, other.Spec.Pool.Name = "other", "other"
+			w.slices = append(w.slices, other)
+			without("index", 0)(0, &other.Spec.Devices[0])
+			change(w)
+			_, in := w.compile(t)
+			in.Node = w.nodes[0]
+			if first := in.Inventory.ForNode(in.Node).Pools[0].ID().Pool; first != "n1" {
+				t.Fatalf("the first pool is %s", first)
+			}
+			for name, decide := range map[string]func(context.Context, Input) Result{"Check": Check, "Allocate": Allocate} {
+				if f := decide(context.Background(), in).Failure; f == nil || f.Reason != ReasonSelectorError {
+					t.Errorf("%s: got %v, want %q", name, f, ReasonSelectorError)
+				}
+			}
+		})
+	}
+}
+
 func TestUsageDecidesNotWhatWasSeenBefore(t *testing.T) {
 	w := rig().node("n1", gpus(2)...).claim("c", exactly("gpu", 1))
 	_, in := w.compile(t)

@@ -94,18 +94,16 @@ func (a *alternative) countAll(devices *inventory.NodeDevices, in *Input) answer
 	if len(devices.Problems) > 0 {
 		return no
 	}
-	total := 0
+	total, missing := 0, false
 	for _, p := range devices.Pools {
 		match := a.matcher.On(p)
 		if match.Errors != nil || match.Match.Intersects(p.Consumers()) {
 			return unknown
 		}
-		if match.Tainted != nil || stateOf(p, in.Usage).free(p, match, a) < match.Match.Count() {
-			return no
-		}
+		missing = missing || match.Tainted != nil || stateOf(p, in.Usage).free(p, match, a) < match.Match.Count()
 		total += match.Match.Count()
 	}
-	if total == 0 || total > resourceapi.AllocationResultsMaxSize {
+	if missing || total == 0 || total > resourceapi.AllocationResultsMaxSize {
 		return no
 	}
 	return yes
