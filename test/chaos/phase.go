@@ -24,7 +24,7 @@ type phase struct {
 	rounds  int    // of trouble; 0 for none
 	args    string // of our plugin, YAML
 	ours    int    // schedulers of ours
-	stock   bool   // kube-scheduler hands out the same devices
+	stock   bool   // kube-scheduler competes for the same devices
 	toProve bool   // ends at the first violation, and fails without one
 
 	backlog int           // pods that wait at a time
@@ -92,9 +92,6 @@ func (b *bench) run(ctx context.Context, p phase) (_ outcome, err error) {
 	}
 	if p.stock {
 		defer func() { err = errors.Join(err, b.endOwnership(ctx)) }()
-		for _, pod := range competitors(p.name) {
-			owner.create(ctx, pod)
-		}
 	}
 	r := &run{
 		phase:   p,
@@ -108,6 +105,9 @@ func (b *bench) run(ctx context.Context, p phase) (_ outcome, err error) {
 		trouble: &trouble{cluster: b.cluster, members: members, random: random(2), delays: random(3), log: b.out, fail: cancel},
 		plans:   map[string]podPlan{},
 		bound:   map[string]bool{},
+	}
+	if p.stock {
+		r.competitors = newCompetitors(p.name)
 	}
 	err = r.untilAllHaveGone(ctx)
 	if err == nil && p.stock {

@@ -30,6 +30,8 @@ type run struct {
 	load    *load
 	trouble *trouble
 
+	competitors *competitors // nil without kube-scheduler
+
 	plans    map[string]podPlan // of pods that are not gone, by name
 	bound    map[string]bool    // pods that have had a node, by name
 	arrived  int                // claims
@@ -79,6 +81,7 @@ func (r *run) untilAllHaveGone(ctx context.Context) error {
 			if err := r.inspect(); err != nil {
 				return err
 			}
+			r.competitors.takeTurns(ctx, r)
 		case <-delays.C:
 			r.trouble.changeDelays()
 		case <-ctx.Done():
@@ -97,7 +100,7 @@ func (r *run) arrive(ctx context.Context) {
 	r.ebbing = false
 	if len(r.plans) == 0 {
 		// Some pods were deleted before they had claims.
-		r.arrived = r.history.Counts().Claims
+		r.arrived = r.history.Counts().Claims - r.competitors.claims()
 	}
 	for r.arrived < r.phase.claims && r.waiting() < r.phase.backlog {
 		a := r.load.arrive()
