@@ -65,14 +65,6 @@ func TestOperationsAreOneStep(t *testing.T) {
 				t.Errorf("the release was the last: %t, and another pod joined: %t", last, joined)
 			}
 		},
-		"a list changes many claims": func(t *testing.T) {
-			tr := listed(t, 10, claim("a", "ua", 5, gpu0), claim("b", "ub", 6, gpu1))
-			var between Snapshot
-			handOver(tr, func() { relist(t, tr, 20, claim("a", "ua", 15, gpu1), claim("b", "ub", 16, gpu0)) }, func() { between = tr.Snapshot() })
-			if a, b := between.Usage.Device(gpu0).Count(), between.Usage.Device(gpu1).Count(); a != 1 || b != 1 {
-				t.Errorf("the devices have %d and %d holders in between", a, b)
-			}
-		},
 		"Snapshot has usage and revision": func(t *testing.T) {
 			tr := listed(t, 10, claim("a", "ua", 5))
 			before := tr.Snapshot()

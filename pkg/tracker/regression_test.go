@@ -4,7 +4,7 @@ import (
 	"errors"
 	"testing"
 
-	"stowage.dev/stowage/pkg/usage"
+	resourceapi "k8s.io/api/resource/v1"
 )
 
 // The tests of this file replay what has gone wrong in kube-scheduler's own claim
@@ -181,32 +181,19 @@ func TestUpstreamSecondPodOfAClaimThatTheFirstOneAllocates(t *testing.T) {
 // A relist is delivered by an informer as single deletions and updates: in
 // between, devices seem to be free, or held twice.
 func TestUpstreamRelistIsOneChange(t *testing.T) {
-	tr := listed(t, 10, claim("a", "ua", 5, gpu0), claim("b", "ub", 6, gpu1))
-	var wrong []Snapshot
-	stop, done := make(chan struct{}), make(chan struct{})
-	go func() {
-		defer close(done)
-		for {
-			select {
-			case <-stop:
-				return
-			default:
+	for name, after := range map[string][]*resourceapi.ResourceClaim{
+		"a device's holder has gone, another has it": {claim("b", "ub", 6, gpu1), claim("c", "uc", 15, gpu0)},
+		"the claims have swapped their devices":      {claim("a", "ua", 15, gpu1), claim("b", "ub", 16, gpu0)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for range 20 {
+				tr := listed(t, 10, claim("a", "ua", 5, gpu0), claim("b", "ub", 6, gpu1))
+				var between Snapshot
+				handOver(tr, func() { relist(t, tr, 20, after...) }, func() { between = tr.Snapshot() })
+				if first, second := between.Usage.Device(gpu0).Count(), between.Usage.Device(gpu1).Count(); first != 1 || second != 1 {
+					t.Fatalf("a snapshot shows a part of a relist: the devices have %d and %d holders", first, second)
+				}
 			}
-			s := tr.Snapshot()
-			if s.Usage.Device(gpu0).Count() != 1 || s.Usage.Device(gpu1).Count() != 1 {
-				wrong = append(wrong, s)
-				return
-			}
-		}
-	}()
-	for revision := 20; revision < 2000; revision++ {
-		// The claims swap their devices each time.
-		devices := [2]usage.DeviceID{gpu0, gpu1}
-		relist(t, tr, revision, claim("a", "ua", revision, devices[revision%2]), claim("b", "ub", revision, devices[1-revision%2]))
-	}
-	close(stop)
-	<-done
-	if len(wrong) > 0 {
-		t.Errorf("a snapshot shows a part of a relist: %v", wrong)
+		})
 	}
 }
