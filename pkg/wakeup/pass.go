@@ -298,9 +298,12 @@ func (r *Room) deadline() time.Time {
 		}
 	}
 	for _, w := range r.waiters {
-		sooner(w.retryAt)
-		if w.woken != nil && w.stage != placed {
-			sooner(w.woken.until)
+		switch {
+		case w.stage == placed:
+		case w.woken != nil:
+			sooner(w.woken.until) // is tried by then, or woken once more
+		default:
+			sooner(w.retryAt)
 		}
 	}
 	return first

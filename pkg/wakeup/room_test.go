@@ -1,6 +1,7 @@
 package wakeup
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"testing"
@@ -455,5 +456,22 @@ func TestPodThatMayGiveUpItsAllocation(t *testing.T) {
 			}
 			c.wakes("what it waits for", tc.want...)
 		})
+	}
+}
+
+// A pod that was woken while it was tried is going to be tried again, even if that attempt ends without an answer. If that takes long, no
+// pass is due in between: one that is due at a time in the past would be made again and again.
+func TestNoPassIsDueBeforeAWokenPodIsTried(t *testing.T) {
+	c, holders := full(t, Options{RetryAfter: time.Second})
+	pod := c.sleepers(1)[0]
+	c.begin(pod)
+	c.release(holders["a0"])()
+	c.wakes("in the middle of the attempt", "p0")
+	c.room.Refused(pod.UID, slices.Values([]string{"a", "b"}), true, c.now)
+	c.wakes("it is going to be tried")
+	c.now = c.now.Add(2 * time.Second)
+	wakes, again := c.room.Pass(context.Background(), c.world())
+	if len(wakes) > 0 || !again.After(c.now) {
+		t.Errorf("%d pods are woken, and the next pass is due %v ago", len(wakes), c.now.Sub(again))
 	}
 }
