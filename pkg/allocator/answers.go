@@ -23,13 +23,15 @@ type sharedAnswer struct {
 	fits    bool
 	chosen  []int // by request, if it fits
 	// err is why the search ended early; true only for the attempt whose time was over.
-	err     error
+	err error
+
+	// attempt is the one that searches.
 	attempt Attempt
 }
 
 // take returns the answer for nodes with this look, nil if there is no room for it, and whether the caller has to find and
 // settle it.
-func (t *answers) take(print fingerprint) (a *sharedAnswer, mine bool) {
+func (t *answers) take(print fingerprint, attempt Attempt) (a *sharedAnswer, mine bool) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	if a := t.known[print]; a != nil {
@@ -41,15 +43,15 @@ func (t *answers) take(print fingerprint) (a *sharedAnswer, mine bool) {
 	if t.known == nil {
 		t.known = make(map[fingerprint]*sharedAnswer)
 	}
-	a = &sharedAnswer{settled: make(chan struct{}), private: true}
+	a = &sharedAnswer{settled: make(chan struct{}), private: true, attempt: attempt}
 	t.known[print] = a
 	return a, true
 }
 
 // finishOnce finishes the search, unless that was done for a node that looks like this one: then it takes over what was found
-// there. While another one is at it, it waits.
+// there. While another one of the same attempt is at it, it waits. Who judges the node beside that attempt may have less time.
 func (s *search) finishOnce(found, known bool) bool {
-	a, mine := s.reqs.answers.take(s.fingerprint())
+	a, mine := s.reqs.answers.take(s.fingerprint(), s.in.Attempt)
 	switch {
 	case a == nil:
 		return s.finish(found, known)
@@ -59,11 +61,7 @@ func (s *search) finishOnce(found, known bool) bool {
 		a.set(s, found)
 		return found
 	}
-	select {
-	case <-a.settled:
-	case <-s.ctx.Done():
-	}
-	if s.ctx.Err() != nil || !a.isFor(s) {
+	if !a.await(s) || !a.isFor(s) {
 		return s.finish(found, known)
 	}
 	s.err = a.err
@@ -73,12 +71,28 @@ func (s *search) finishOnce(found, known bool) bool {
 	return a.fits
 }
 
+// await returns true when the answer is settled, and false if the search cannot wait for that.
+func (a *sharedAnswer) await(s *search) bool {
+	if a.attempt == s.in.Attempt {
+		select {
+		case <-a.settled:
+		case <-s.ctx.Done():
+		}
+	}
+	select {
+	case <-a.settled:
+		return s.ctx.Err() == nil
+	default:
+		return false
+	}
+}
+
 // set notes what the search found.
 func (a *sharedAnswer) set(s *search, found bool) {
 	if s.selectorError != nil || (s.err != nil && (s.in.Attempt == nil || s.ctx.Err() != nil)) {
 		return // private
 	}
-	a.private, a.fits, a.chosen, a.err, a.attempt = false, found, slices.Clone(s.chosen), s.err, s.in.Attempt
+	a.private, a.fits, a.chosen, a.err = false, found, slices.Clone(s.chosen), s.err
 }
 
 // isFor tells whether the answer is true for the node of the search, too.

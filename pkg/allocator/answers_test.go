@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
@@ -201,6 +202,43 @@ func TestWhatTimeDidNotSufficeForIsSharedWithinAnAttempt(t *testing.T) {
 	if looked, failure := check(1, attempt); looked > 3 || failure.Reason != ReasonUndecided {
 		t.Errorf("again in the first attempt: %d looks at the time, %v", looked, failure)
 	}
+}
+
+// halted is an attempt whose search stands still, some time after the greedy attempt, until goAhead is closed.
+type halted struct {
+	looked          int
+	stands, goAhead chan struct{}
+}
+
+func (h *halted) Begin() int64 { return 0 }
+
+func (h *halted) IsOver(int64) bool {
+	if h.looked++; h.looked == 6 {
+		close(h.stands)
+		<-h.goAhead
+	}
+	return false
+}
+
+// TestNobodyWaitsForTheSearchOfAnotherAttempt: who judges a node beside the attempt, such as to find out who is to be woken, has less
+// time than that has, and need not even be told when it is over (Done), because searches ask.
+func TestNobodyWaitsForTheSearchOfAnotherAttempt(t *testing.T) {
+	w := hardChoice(9).copies(2)
+	_, in := w.compile(t)
+	attempt := &halted{stands: make(chan struct{}), goAhead: make(chan struct{})}
+	first := in
+	first.Node, first.Attempt = w.nodes[0], attempt
+	var group sync.WaitGroup
+	group.Go(func() { Check(context.Background(), first) })
+	<-attempt.stands
+	in.Node = w.nodes[1]
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second) // to end if it hangs
+	defer cancel()
+	if failure := Check(ctx, in).Failure; failure == nil || failure.Reason != ReasonConstraints {
+		t.Errorf("%v, want %q", failure, ReasonConstraints)
+	}
+	close(attempt.goAhead)
+	group.Wait()
 }
 
 // TestSharedAnswersAreThoseOfEachNode draws worlds, and changes of them, and compares the answer that nodes share with what
