@@ -50,6 +50,35 @@ func TestAReservationThatAnotherSchedulerUsesIsLeftAlone(t *testing.T) {
 	}
 }
 
+// The same goes for the claim that the first one has made for the pod's extended resources, whether or not it has heard that it is used.
+func TestAnExtendedClaimThatAnotherSchedulerUsesIsLeftAlone(t *testing.T) {
+	for name, hears := range map[string]bool{"heard of": true, "not heard of": false} {
+		t.Run(name, func(t *testing.T) {
+			p := containersPod("a=1")
+			old := newHarness(t, extendedWorld(p))
+			frozen := old.filterAll(p)
+			frozen.bind("node-a")
+			made := old.extendedClaims()[0].Name
+			next := startHarness(t, extendedWorld(p), old.client, old.api)
+			if !hears {
+				old.api.hold()
+			}
+			next.filterAll(next.stored("p")).bind("node-a")
+			if hears {
+				old.caughtUp(made)
+			}
+			frozen.unreserve("node-a")
+			claims := old.extendedClaims()
+			if len(claims) != 1 || claims[0].Name != made {
+				t.Fatalf("claims %v, want %s", claims, made)
+			}
+			if len(devicesOf(claims[0])) != 1 || !isReservedFor(claims[0], p.UID) {
+				t.Errorf("devices %v, users %v", devicesOf(claims[0]), usersOf(claims[0]))
+			}
+		})
+	}
+}
+
 // The frozen one is faster: what the other one found is gone, although it has not heard of that.
 func TestAReservationThatIsTakenBackCannotBeUsed(t *testing.T) {
 	old := newHarness(t, oneClaim())

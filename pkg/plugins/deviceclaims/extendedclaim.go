@@ -84,7 +84,7 @@ func (pl *Plugin) createExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 		return nil
 	}
 	for _, claim := range c.extended.leftovers {
-		if err := pl.removeExtendedClaim(ctx, pod, claim); err != nil {
+		if err := pl.removeExtendedClaim(ctx, pod, claim, anyClaim); err != nil {
 			return fmt.Errorf("remove claim %s of an earlier attempt: %w", klog.KObj(claim), err)
 		}
 	}
@@ -178,14 +178,23 @@ func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extende
 		logger.V(2).Info("Pod is bound although its binding failed, it keeps the claim for its extended resources")
 		return
 	}
-	if err := pl.removeExtendedClaim(ctx, pod, b.created); err != nil {
+	unused := func(claim *resourceapi.ResourceClaim) error {
+		if isAdopted(claim, pod.UID, pl.shared.fieldManager) {
+			return errors.New("another scheduler uses it for the pod")
+		}
+		return nil
+	}
+	if err := pl.removeExtendedClaim(ctx, pod, b.created, unused); err != nil {
 		logger.Error(err, "Cannot remove the claim for the extended resources of a pod that was not bound, its next attempt will")
 	}
 }
 
-// removeExtendedClaim gives up the claim's allocation and deletes it. It fails if others than the pod use it, or if the pod turns out
-// to be bound.
-func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
+// anyClaim is for removeExtendedClaim.
+func anyClaim(*resourceapi.ResourceClaim) error { return nil }
+
+// removeExtendedClaim gives up the claim's allocation and deletes it, if check has nothing against the claim as it is then. It fails if
+// others than the pod use it, or if the pod turns out to be bound.
+func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, check func(*resourceapi.ResourceClaim) error) error {
 	client := pl.client.ResourceV1().ResourceClaims(claim.Namespace)
 	options := metav1.UpdateOptions{FieldManager: pl.shared.fieldManager}
 	get := pl.known
@@ -200,6 +209,9 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 		}
 		if !usedOnlyBy(current, pod.UID) {
 			return errors.New("it is reserved for others than the pod that owns it")
+		}
+		if err := check(current); err != nil {
+			return err
 		}
 		if err := pl.checkUnused(ctx, pod, current); err != nil {
 			return err
@@ -255,7 +267,7 @@ func (pl *Plugin) giveUpExtendedClaims(ctx context.Context, pod *v1.Pod, e *exte
 	defer cancel()
 	var removed []string
 	for _, claim := range holding {
-		if err := pl.removeExtendedClaim(ctx, pod, claim); err != nil {
+		if err := pl.removeExtendedClaim(ctx, pod, claim, anyClaim); err != nil {
 			return removed, fmt.Errorf("claim %s: %w", klog.KObj(claim), err)
 		}
 		removed = append(removed, klog.KObj(claim).String())
