@@ -168,6 +168,31 @@ func TestObstaclesOnNodesWithNomineesAreGivenUp(t *testing.T) {
 	}
 }
 
+// What a nominated pod is going to get is not what another one gives up its allocation for.
+func TestAnAllocationIsKeptWhereOthersAreNominated(t *testing.T) {
+	tests := map[string]struct {
+		nominee *v1.Pod
+		gone    bool
+	}{
+		"for a pod of higher priority":  {nominee: pending("nominee", 6, "two")},
+		"not for one of lower priority": {nominee: pending("nominee", 4, "two"), gone: true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.claims = []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), reservedFor("p")), claim("two", counted(2))}
+			p := pending("p", 5, "mine")
+			w.pods = []*v1.Pod{tc.nominee, p}
+			h := newHarness(t, w)
+			h.nominator.nominate("node-b", tc.nominee)
+			status := h.filterAll(p).postFilter()
+			if gone := h.api.get("mine").Status.Allocation == nil; gone != tc.gone {
+				t.Errorf("the allocation was given up: %t, %v", gone, status)
+			}
+		})
+	}
+}
+
 func TestRefusalsWithNomineesAreExplained(t *testing.T) {
 	w := twoNodes()
 	w.claims = []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2)), claim("a", allocated("node-a", "gpu-0"))}

@@ -60,8 +60,8 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 }
 
 // nodeWithout returns a node that has devices for the pod's claims if some of them, by their indexes, are allocated anew, where all others
-// can be used and these, as they are, cannot. What rules a node out for certain besides devices is looked at, too. It is empty if there is
-// none or ctx has ended.
+// can be used and these, as they are, cannot. What rules a node out for certain besides devices is looked at, too, and what pods that are
+// nominated to it are going to get is left to them. It is empty if there is none or ctx has ended.
 func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved []int) string {
 	var anew []*resourceapi.ResourceClaim
 	var holding []*stake
@@ -74,7 +74,8 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 		claim.Status = resourceapi.ResourceClaimStatus{}
 		anew = append(anew, claim)
 	}
-	input := allocator.Input{Inventory: c.inventory, Usage: without(c.usage, holding), Policy: c.policy, Scoring: c.scoring}
+	free := without(c.usage, holding)
+	input := allocator.Input{Inventory: c.inventory, Policy: c.policy, Scoring: c.scoring}
 	nodes, err := pl.handle.SnapshotSharedLister().NodeInfos().List()
 	if err != nil {
 		return ""
@@ -107,6 +108,7 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 			continue
 		}
 		input.Node, input.Requests = info.Node(), requests
+		input.Usage = c.stakes.withNominees(ctx, pl.nominatedBefore(pod, info.Node().Name), info.Node(), c.inventory, free)
 		if allocator.Check(ctx, input).Fits() {
 			return input.Node.Name
 		}
