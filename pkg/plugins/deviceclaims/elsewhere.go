@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -31,12 +32,15 @@ const (
 // Devices that failed are refused, and so are nodes on which several did, until nothing else is left for the pod. Then they are
 // forgotten, first the nodes, and may be tried again. Nothing of this outlives the process: a pod may then meet the same device once more.
 type elsewhere struct {
+	pods corelisters.PodLister
+
 	mutex  sync.Mutex
 	failed map[types.UID]*failures
 }
 
 // failures are what failed for one pod. They never change, but are replaced.
 type failures struct {
+	pod     types.NamespacedName
 	nodes   map[string]int // how often
 	devices []usage.DeviceID
 
@@ -47,21 +51,29 @@ type failures struct {
 	view  usage.View
 }
 
-func newElsewhere() *elsewhere { return &elsewhere{failed: map[types.UID]*failures{}} }
+func newElsewhere(pods corelisters.PodLister) *elsewhere {
+	return &elsewhere{pods: pods, failed: map[types.UID]*failures{}}
+}
 
-// add notes that these devices did not become ready for the pod on the node.
-func (e *elsewhere) add(pod types.UID, node string, devices []usage.DeviceID) {
+// add notes that these devices did not become ready for the pod on the node. It forgets pods that are gone: they may have gone while
+// their devices were waited for, so that their end was no news later on.
+func (e *elsewhere) add(pod *v1.Pod, node string, devices []usage.DeviceID) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
-	next := &failures{nodes: map[string]int{}}
-	if known := e.failed[pod]; known != nil {
+	for uid, f := range e.failed {
+		if known, err := e.pods.Pods(f.pod.Namespace).Get(f.pod.Name); uid != pod.UID && (err != nil || known.UID != uid) {
+			delete(e.failed, uid)
+		}
+	}
+	next := &failures{pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, nodes: map[string]int{}}
+	if known := e.failed[pod.UID]; known != nil {
 		maps.Copy(next.nodes, known.nodes)
 		next.devices = slices.DeleteFunc(slices.Clone(known.devices), func(id usage.DeviceID) bool { return slices.Contains(devices, id) })
 	}
 	next.nodes[node]++
 	next.devices = append(next.devices, devices...)
 	next.devices = next.devices[max(0, len(next.devices)-maxFailedDevices):]
-	e.failed[pod] = next
+	e.failed[pod.UID] = next
 }
 
 // of returns what failed for the pod, nil if nothing.
@@ -77,7 +89,7 @@ func (e *elsewhere) relax(pod types.UID) {
 	defer e.mutex.Unlock()
 	known := e.failed[pod]
 	if known != nil && slices.ContainsFunc(slices.Collect(maps.Keys(known.nodes)), known.tooOften) {
-		e.failed[pod] = &failures{devices: known.devices}
+		e.failed[pod] = &failures{pod: known.pod, devices: known.devices}
 		return
 	}
 	delete(e.failed, pod)

@@ -10,6 +10,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 	fwk "k8s.io/kube-scheduler/framework"
 	testingclock "k8s.io/utils/clock/testing"
 
@@ -90,6 +92,22 @@ func TestPodIsTriedElsewhereFirst(t *testing.T) {
 	}
 }
 
+// Who gives up on a pod that waits for its devices deletes it: they fail afterwards, for a pod that is gone.
+func TestWhatFailsForPodsThatAreGoneIsForgotten(t *testing.T) {
+	w := twoNodes()
+	w.objects = append(w.objects[:1:1], slice("node-a", attachable("gpu-0")))
+	w.claims = []*resourceapi.ResourceClaim{claim("c")}
+	h := newHarness(t, w)
+	for i := range 3 {
+		gone := pod(fmt.Sprint("gone-", i), "c")
+		h.plugin.shared.elsewhere.podHandler().OnDelete(gone)
+		h.tooLate(gone, "node-a")
+	}
+	if n := len(h.plugin.shared.elsewhere.failed); n > 1 {
+		t.Errorf("what failed is kept for %d pods, none of which exists", n)
+	}
+}
+
 // A device of a fabric that failed is not taken on another node either. A node on which several failed is left alone for
 // as long as there are others.
 func TestDevicesOfAFabricAreTriedElsewhere(t *testing.T) {
@@ -152,7 +170,7 @@ func TestPreemptionLooksAtDevicesThatFailed(t *testing.T) {
 	w.pods = []*v1.Pod{low, p}
 	h := newHarness(t, w)
 	both := []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: "gpu-0"}, {Driver: testDriver, Pool: "node-b", Device: "gpu-1"}}
-	h.plugin.shared.elsewhere.add(p.UID, "node-b", both)
+	h.plugin.shared.elsewhere.add(p, "node-b", both)
 	a := h.filterAll(p)
 	if status := a.h.plugin.Filter(h.ctx, a.state, p, h.nodes[0]); status.Code() != fwk.Unschedulable {
 		t.Errorf("Filter: %v, want one that preemption may resolve", status)
@@ -180,7 +198,7 @@ func TestGroupsAvoidDevicesThatFailed(t *testing.T) {
 			h := newHarness(t, w)
 			p := pod("p", "c")
 			for _, device := range tc.failed {
-				h.plugin.shared.elsewhere.add(p.UID, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
+				h.plugin.shared.elsewhere.add(p, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
 			}
 			g := h.tryGroup(p)
 			g.wantNodes("node-b")
@@ -193,28 +211,29 @@ func TestGroupsAvoidDevicesThatFailed(t *testing.T) {
 }
 
 func TestFailuresAreBounded(t *testing.T) {
-	e := newElsewhere()
+	e := newElsewhere(corelisters.NewPodLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)))
+	p := pod("p")
 	id := func(i int) usage.DeviceID { return usage.DeviceID{Device: fmt.Sprint(i)} }
 	for i := range maxFailedDevices {
-		e.add("p", "n", []usage.DeviceID{id(i)})
+		e.add(p, "n", []usage.DeviceID{id(i)})
 	}
-	e.add("p", "n", []usage.DeviceID{id(0), id(-1)})
-	got := e.of("p").devices
+	e.add(p, "n", []usage.DeviceID{id(0), id(-1)})
+	got := e.of(p.UID).devices
 	if len(got) != maxFailedDevices {
 		t.Errorf("%d devices are remembered, want %d", len(got), maxFailedDevices)
 	}
 	if diff := cmp.Diff([]usage.DeviceID{id(2), id(0), id(-1)}, []usage.DeviceID{got[0], got[len(got)-2], got[len(got)-1]}); diff != "" {
 		t.Errorf("first and last devices remembered (-want +got):\n%s", diff)
 	}
-	e.relax("p")
-	if f := e.of("p"); f == nil || f.tooOften("n") || len(f.devices) != maxFailedDevices {
+	e.relax(p.UID)
+	if f := e.of(p.UID); f == nil || f.tooOften("n") || len(f.devices) != maxFailedDevices {
 		t.Errorf("first the nodes are forgotten, got %v", f)
 	}
-	e.relax("p")
-	if f := e.of("p"); f != nil {
+	e.relax(p.UID)
+	if f := e.of(p.UID); f != nil {
 		t.Errorf("then the devices, got %v", f)
 	}
-	e.relax("p")
+	e.relax(p.UID)
 }
 
 // Only devices that are not ready are to blame; if one says that it failed, that one.

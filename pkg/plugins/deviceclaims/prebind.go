@@ -60,7 +60,7 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	}
 	if err := pl.waitForBindingConditions(ctx, pod, c); err != nil {
 		if notReady, ok := errors.AsType[*notReadyError](err); ok {
-			pl.shared.elsewhere.add(pod.UID, nodeName, notReady.devices)
+			pl.shared.elsewhere.add(pod, nodeName, notReady.devices)
 		}
 		return fwk.AsStatus(err)
 	}

@@ -100,8 +100,8 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	}})
 	caches.store.Store(s.store)
 	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
-	s.attempts, s.elsewhere, s.leaving, s.trial = newAttempts(), newElsewhere(), newLeavingClaims(), &trial{}
 	pods := s.factory.Core().V1().Pods().Lister()
+	s.attempts, s.elsewhere, s.leaving, s.trial = newAttempts(), newElsewhere(pods), newLeavingClaims(), &trial{}
 	s.waiting = newWaitingPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
 	s.recorded = newRecordedPods(pods)
 
