@@ -77,8 +77,14 @@ func (s *stakes) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.Resour
 // withNominees returns the usage with the devices that pods nominated to the node are going to get, one pod after the
 // other; a claim that several of them share gets its devices with the first. Where too few are free they may choose among those of claims which are about to leave, because it is for these
 // pods that they leave. Between the nomination and the moment at which the victims are seen to go, nothing tells who they
-// are: then any pod of lower priority may be one. A pod that would not fit even then keeps nobody from anything.
+// are: then any pod of lower priority may be one. A pod that would not fit even then keeps nobody from anything, nor does one
+// for which there is no time left: all of them together have as much as a node has in Filter.
 func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node, inv *inventory.View, view usage.View) usage.View {
+	if timeout := s.pl.filterTimeout; timeout > 0 && len(pods) > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, timeout)
+		defer cancel()
+	}
 	pools := poolsOf(node, inv)
 	given := sets.New[types.UID]()
 	for _, pod := range pods {

@@ -130,6 +130,7 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input 
 	node := input.Node
 	nominated := pl.nominatedBefore(pod, node.Name)
 	joined := len(c.binding.reserved) > 0
+	input.Attempt = newBudget(pl.filterTimeout) // of its own: what Filter found in time takes no longer here, unless things have changed
 	var stale error
 	for range maxReserveAttempts {
 		view := pl.shared.tracker.Snapshot().Usage
@@ -191,6 +192,7 @@ func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, no
 	}
 	if requests != nil {
 		input := c.input(ctx, requests, node)
+		input.Attempt = newBudget(pl.filterTimeout)
 		input.Usage = c.stakes.withNominees(ctx, pl.nominatedBefore(pod, node.Name), node, c.inventory, input.Usage)
 		reserved, err := c.decide(ctx, input)
 		var refusal *refusedError

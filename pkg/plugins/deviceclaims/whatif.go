@@ -86,11 +86,6 @@ func (w *whatIf) over(ctx context.Context, c *cycle, view usage.View) usage.View
 		w.known, w.base = true, view.Revision()
 		w.view = without(view, c.stakes.releasedWith(w.removed))
 		if len(w.nominees) > 0 {
-			if timeout := c.stakes.pl.filterTimeout; timeout > 0 {
-				var cancel context.CancelFunc
-				ctx, cancel = context.WithTimeout(ctx, timeout)
-				defer cancel()
-			}
 			w.view = c.stakes.withNominees(ctx, w.nominees, w.node, c.inventory, w.view)
 		}
 	}
