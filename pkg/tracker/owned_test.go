@@ -2,6 +2,7 @@ package tracker
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -42,15 +43,18 @@ func TestOwnedBy(t *testing.T) {
 	want("listed", podA, "ub")
 	want("listed", "bystander")
 	want("listed", "")
-	for name, owner := range map[string]metav1.OwnerReference{
-		"job":      {APIVersion: "batch/v1", Kind: "Job", UID: podA, Controller: ptr.To(true)},
-		"node":     {APIVersion: "v1", Kind: "Node", UID: podA, Controller: ptr.To(true)},
-		"pods-too": {APIVersion: "example.com/v1", Kind: "Pod", UID: podA, Controller: ptr.To(true)},
+	for i, owner := range []metav1.OwnerReference{
+		{APIVersion: "batch/v1", Kind: "Job", UID: podA, Controller: ptr.To(true)},
+		{APIVersion: "v1", Kind: "Node", UID: podA, Controller: ptr.To(true)},
+		{APIVersion: "example.com/v1", Kind: "Pod", UID: podA, Controller: ptr.To(true)},
 	} {
-		other := claim(name, types.UID(name), 11)
+		other := claim(fmt.Sprint("other-", i), types.UID(fmt.Sprint("other-", i)), 11+i)
 		other.OwnerReferences = []metav1.OwnerReference{owner}
 		must(t, tr.Store().Update(other))
-		want("owned by a "+name, podA, "ub")
+		if tr.claims.byUID[other.UID] != other {
+			t.Fatalf("%s is not known", other.Name)
+		}
+		want(fmt.Sprintf("owned by a %s %s", owner.APIVersion, owner.Kind), podA, "ub")
 	}
 	tr = listed(t, 10, claim("free", "uf", 4), ownedBy(claim("b", "ub", 5), podA), ownedBy(claim("other", "uo", 6), podB))
 
