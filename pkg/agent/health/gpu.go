@@ -17,8 +17,6 @@ import (
 type gpu struct {
 	monitor *Monitor
 	name    string
-	// calls are those into NVML that are under way.
-	calls sync.WaitGroup
 
 	// saving is held while the record is written, so that the newest state is written last.
 	saving sync.Mutex
@@ -30,6 +28,10 @@ type gpu struct {
 	// listening tells that there is a listener for target.
 	listening bool
 	call      *call
+	// calls into NVML are under way, and quiet is closed when none is any more; nil before the first one. It is no WaitGroup, which must not
+	// be added to while somebody who has given up still waits for it.
+	calls int
+	quiet chan struct{}
 	// odd is what was last said of readings that failed.
 	odd string
 }
@@ -107,7 +109,7 @@ func (g *gpu) join(ctx context.Context) *call {
 	g.call = c
 	ask := g.target.Ask
 	ctx = context.WithoutCancel(ctx) // the answer counts, whoever asked
-	g.calls.Go(func() {
+	g.goLocked(func() {
 		defer close(c.done)
 		var readings nvml.Readings
 		readings, c.err = ask()
@@ -198,8 +200,42 @@ func (g *gpu) begin(stop <-chan struct{}, f func()) bool {
 	case <-stop:
 		return false
 	default:
-		g.calls.Go(f)
+		g.goLocked(f)
 		return true
+	}
+}
+
+// goLocked runs f, which calls into NVML, in a goroutine of its own.
+func (g *gpu) goLocked(f func()) {
+	if g.calls == 0 {
+		g.quiet = make(chan struct{})
+	}
+	g.calls++
+	go func() {
+		defer func() {
+			g.mu.Lock()
+			defer g.mu.Unlock()
+			if g.calls--; g.calls == 0 {
+				close(g.quiet)
+			}
+		}()
+		f()
+	}()
+}
+
+// isQuiet returns when no call into NVML is under way, or when ctx ends, and tells which.
+func (g *gpu) isQuiet(ctx context.Context) bool {
+	g.mu.Lock()
+	calls, quiet := g.calls, g.quiet
+	g.mu.Unlock()
+	if calls == 0 {
+		return true
+	}
+	select {
+	case <-quiet:
+		return true
+	case <-ctx.Done():
+		return false
 	}
 }
 

@@ -131,23 +131,15 @@ func (m *Monitor) path(name string) string { return filepath.Join(m.opts.Dir, na
 // Pause ends all questions to NVML, for it to be closed, and reports whether none is under way any more when it returns, at the latest
 // when ctx ends. Watch goes on.
 func (m *Monitor) Pause(ctx context.Context) (quiet bool) {
-	done := make(chan struct{})
 	gpus := m.all()
-	go func() {
-		defer close(done)
-		for _, g := range gpus {
-			g.unwatch()
-		}
-		for _, g := range gpus {
-			g.calls.Wait()
-		}
-	}()
-	select {
-	case <-done:
-		return true
-	case <-ctx.Done():
-		return false
+	for _, g := range gpus {
+		g.unwatch()
 	}
+	quiet = true
+	for _, g := range gpus {
+		quiet = g.isQuiet(ctx) && quiet
+	}
+	return quiet
 }
 
 // Fail notes for all GPUs that NVML cannot be asked.

@@ -406,3 +406,33 @@ func TestWhatHappensToOneMIGDeviceIsToldAndKept(t *testing.T) {
 		stop()
 	})
 }
+
+// TestQuestionsBeginWhileEarlierOnesAreWaitedFor: who opens NVML anew gives up waiting when a call hangs, and goes on.
+func TestQuestionsBeginWhileEarlierOnesAreWaitedFor(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	given, giveUp := context.WithCancel(ctx)
+	giveUp()
+	m := NewMonitor(Options{Clock: clock.RealClock{}})
+	watch := func(session int) {
+		target := Target{Name: "a", Session: session, Ask: func() (nvml.Readings, error) { return nvml.Readings{}, nil }}
+		if err := m.Watch("boot", []Target{target}, false); err != nil {
+			t.Fatal(err)
+		}
+	}
+	watch(0)
+	var group sync.WaitGroup
+	defer group.Wait()
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	for range 4 {
+		group.Go(func() {
+			for ctx.Err() == nil {
+				_ = m.Check(ctx, "a") // it may be paused just now
+			}
+		})
+	}
+	for session := range 5_000 {
+		m.Pause(given)
+		watch(session)
+	}
+}

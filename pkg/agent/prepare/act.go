@@ -7,6 +7,7 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+	"tags.cncf.io/container-device-interface/specs-go"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/config"
@@ -43,9 +44,7 @@ func (m *Manager) do(ctx context.Context, j *job, step ledger.Step) (err error) 
 	case ledger.StepPCIDriver:
 		return m.take(ctx, j, step)
 	case ledger.StepTimeSlice:
-		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
-		defer cancel()
-		return m.opts.Tools.TimeSlicer.SetTimeSlice(ctx, step.Target, config.Interval(step.Want))
+		return m.setTimeSlice(ctx, step, config.Interval(step.Want))
 	case ledger.StepMPSDaemon:
 		daemon, err := j.daemon(true)
 		if err != nil || daemon == nil {
@@ -60,6 +59,16 @@ func (m *Manager) do(ctx context.Context, j *job, step ledger.Step) (err error) 
 }
 
 var errUnknownStep = errors.New("this agent does not know this kind of step")
+
+// setTimeSlice is an act on the GPU like those through NVML: the program that does it cannot be ended, either, while the driver hangs, and
+// no second one is started meanwhile.
+func (m *Manager) setTimeSlice(ctx context.Context, step ledger.Step, interval config.Interval) error {
+	ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
+	defer cancel()
+	return m.act(ctx, step.GPU, step.Target, func(nvml.Device) error {
+		return m.opts.Tools.TimeSlicer.SetTimeSlice(ctx, step.Target, interval)
+	})
+}
 
 func enableMIG(d nvml.Device) error {
 	mode, err := d.MIGMode()
@@ -143,7 +152,7 @@ func (m *Manager) describeDevices(ctx context.Context, j *job) ([]byte, error) {
 		}
 		devices = append(devices, described)
 	}
-	spec, err := cdi.BuildSpec(ctx, m.opts.Backend, j.entry.Claim.UID, devices)
+	spec, err := cdi.BuildSpec(ctx, patient{m.opts.Backend, m.opts.GPUTimeout}, j.entry.Claim.UID, devices)
 	if err != nil {
 		return nil, fmt.Errorf("claim %s: %w", j.entry.Claim, err)
 	}
@@ -152,6 +161,42 @@ func (m *Manager) describeDevices(ctx context.Context, j *job) ([]byte, error) {
 		return nil, fmt.Errorf("claim %s: %w", j.entry.Claim, err)
 	}
 	return data, nil
+}
+
+// patient waits no longer than that for what a backend finds out by asking NVML, which cannot be cancelled.
+type patient struct {
+	cdi.Backend
+	timeout time.Duration
+}
+
+// CommonEdits implements cdi.Backend.
+func (p patient) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error) {
+	return p.wait(ctx, p.Backend.CommonEdits)
+}
+
+// GPUEdits implements cdi.Backend.
+func (p patient) GPUEdits(ctx context.Context, gpu cdi.GPU) (*specs.ContainerEdits, error) {
+	return p.wait(ctx, func(ctx context.Context) (*specs.ContainerEdits, error) { return p.Backend.GPUEdits(ctx, gpu) })
+}
+
+func (p patient) wait(ctx context.Context, f func(context.Context) (*specs.ContainerEdits, error)) (*specs.ContainerEdits, error) {
+	ctx, cancel := context.WithTimeout(ctx, p.timeout)
+	defer cancel()
+	type answer struct {
+		edits *specs.ContainerEdits
+		err   error
+	}
+	answers := make(chan answer, 1)
+	go func() {
+		edits, err := f(ctx)
+		answers <- answer{edits, err}
+	}()
+	select {
+	case a := <-answers:
+		return a.edits, a.err
+	case <-ctx.Done():
+		return nil, fmt.Errorf("the driver does not answer: %w", ctx.Err())
+	}
 }
 
 // undo takes one side effect back; one that never happened is taken back with success.
@@ -189,9 +234,7 @@ func (m *Manager) undo(ctx context.Context, entry *ledger.Entry, step ledger.Ste
 	case ledger.StepComputeMode:
 		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetComputeMode(nvml.ComputeMode(step.Before)) })
 	case ledger.StepTimeSlice:
-		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
-		defer cancel()
-		return m.opts.Tools.TimeSlicer.SetTimeSlice(ctx, step.Target, config.IntervalDefault)
+		return m.setTimeSlice(ctx, step, config.IntervalDefault)
 	case ledger.StepProcesses:
 		return m.clear(ctx, entry, step)
 	case ledger.StepNoPersistence:

@@ -82,6 +82,9 @@ func (m *Manager) decide(ctx context.Context, j *job) error {
 	if daemon, err := j.daemon(false); err != nil {
 		return err
 	} else if daemon != nil {
+		if err := m.checkEnded(daemon); err != nil {
+			return err
+		}
 		j.entry.Undo = append(j.entry.Undo, ledger.Step{Kind: ledger.StepMPSDaemon, Target: daemon.Name, GPU: daemon.gpu, Shared: daemon.shared})
 	}
 	j.entry.Undo = append(j.entry.Undo, ledger.Step{Kind: ledger.StepCDIFile, Target: m.store.Path(j.entry.Claim.UID)})
@@ -235,6 +238,21 @@ func (j *job) daemon(made bool) (*served, error) {
 		return nil, fmt.Errorf("claim %s: %w", j.entry.Claim, err)
 	}
 	return daemon, nil
+}
+
+// checkEnded refuses a daemon as long as one of that name is owed for other GPUs, which the claim had before: that one would be taken for it,
+// and ended with what is owed.
+func (m *Manager) checkEnded(daemon *served) error {
+	list, err := m.quarantined("")
+	if err != nil {
+		return err
+	}
+	for _, q := range list {
+		if q.Owed != nil && slices.ContainsFunc(q.Owed.Undo, func(s ledger.Step) bool { return s.Kind == ledger.StepMPSDaemon && s.Target == daemon.Name }) {
+			return &QuarantinedError{GPU: q.GPU, Reason: q.Reason, Since: q.Since, Err: errors.New("the MPS daemon that the claim had on it has not ended, and it can have one at a time")}
+		}
+	}
+	return nil
 }
 
 // recoveryActions are NVML's, in the words of nvidia-smi.

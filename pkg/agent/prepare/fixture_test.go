@@ -59,6 +59,8 @@ type node struct {
 	noBus bool
 	// mknod lets device nodes be made, which needs root.
 	mknod bool
+	// backend, if it is set, stands between the agent and what it knows of containers.
+	backend func(cdi.Backend) cdi.Backend
 }
 
 func newNode(t *testing.T) *node { return newNodeOf(t, "dgx-h100") }
@@ -125,9 +127,13 @@ func (n *node) tryManager() (*prepare.Manager, error) {
 	if !n.mknod {
 		options.Mknod = func(string, uint32, int) error { return unix.EPERM }
 	}
-	backend, err := cdi.NewSimulated(n.ctx, options)
+	simulated, err := cdi.NewSimulated(n.ctx, options)
 	if err != nil {
 		return nil, err
+	}
+	var backend cdi.Backend = simulated
+	if n.backend != nil {
+		backend = n.backend(backend)
 	}
 	opts := prepare.Options{
 		Driver:      driverName,

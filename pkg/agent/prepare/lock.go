@@ -24,11 +24,17 @@ type locker struct {
 type locks struct {
 	locker  *locker
 	begun   time.Time
+	timeout time.Duration
 	unlocks []func()
 }
 
 // begin starts the time that the call may wait for all of its locks.
-func (l *locker) begin() *locks { return &locks{locker: l, begun: time.Now()} }
+func (l *locker) begin() *locks { return l.beginWithin(l.timeout) }
+
+// beginWithin is begin for a call that must not wait longer than that, either.
+func (l *locker) beginWithin(most time.Duration) *locks {
+	return &locks{locker: l, begun: time.Now(), timeout: min(most, l.timeout)}
+}
 
 // claim excludes every other call for the same claim, and no call for another one: it is held while a GPU is waited for.
 func (l *locks) claim(ctx context.Context, uid types.UID) error {
@@ -59,7 +65,7 @@ func (l *locks) unlock() {
 
 // take takes a lock of that kind, and measures how long that took, with or without success.
 func (l *locks) take(ctx context.Context, kind string, lock func(context.Context) (func(), error)) (err error) {
-	ctx, cancel := context.WithDeadline(ctx, l.begun.Add(l.locker.timeout))
+	ctx, cancel := context.WithDeadline(ctx, l.begun.Add(l.timeout))
 	defer cancel()
 	start := time.Now()
 	defer func() { lockWaitSeconds.WithLabelValues(kind, outcome(err)).Observe(time.Since(start).Seconds()) }()

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -187,28 +188,40 @@ func (m *Manager) settleAll(ctx context.Context) (left int, err error) {
 	if err != nil {
 		return 0, err
 	}
-	var errs []error
-	seen := map[string]bool{}
+	gpus := map[string]bool{}
 	for _, q := range list {
-		if seen[q.GPU] {
-			continue
-		}
-		seen[q.GPU] = true
-		locks := m.locks.begin()
-		if err := locks.gpus(ctx, q.GPU); err != nil {
-			errs = append(errs, fmt.Errorf("release GPU %s from quarantine: %w", q.GPU, err))
-			continue
-		}
-		err := m.settle(ctx, q.GPU)
-		locks.unlock()
-		var stays *QuarantinedError
-		if errors.As(err, &stays) {
-			left++
-		} else if err != nil {
-			errs = append(errs, err)
-		}
+		gpus[q.GPU] = true
 	}
+	// One that hangs does not keep the others where they are.
+	var (
+		group sync.WaitGroup
+		mu    sync.Mutex
+		errs  []error
+	)
+	for gpu := range gpus {
+		group.Go(func() {
+			err := m.settleOne(ctx, gpu)
+			mu.Lock()
+			defer mu.Unlock()
+			var stays *QuarantinedError
+			if errors.As(err, &stays) {
+				left++
+			} else if err != nil {
+				errs = append(errs, err)
+			}
+		})
+	}
+	group.Wait()
 	return left, errors.Join(errs...)
+}
+
+func (m *Manager) settleOne(ctx context.Context, gpu string) error {
+	locks := m.locks.begin()
+	defer locks.unlock()
+	if err := locks.gpus(ctx, gpu); err != nil {
+		return fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
+	}
+	return m.settle(ctx, gpu)
 }
 
 // Made is what the agent has made on GPUs since the last boot: what a claim, or a GPU in quarantine, has a step for that takes it

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -23,6 +24,14 @@ type Recovery struct {
 	Quarantined int
 }
 
+func (r *Recovery) add(of Recovery) {
+	r.Claims += of.Claims
+	r.Restored += of.Restored
+	r.RolledBack += of.RolledBack
+	r.Unreadable += of.Unreadable
+	r.Quarantined += of.Quarantined
+}
+
 // Recover brings the node in line with the ledger after a start, before the kubelet can call: what a crash
 // left half-made is rolled back, and completed claims get their CDI specifications back, because the
 // kubelet does not call Prepare when a container of a running pod restarts. Files that a crash left unfinished are removed. A claim that cannot be brought in
@@ -38,18 +47,20 @@ func (m *Manager) Reconcile(ctx context.Context) (Recovery, error) {
 }
 
 func (m *Manager) reconcile(ctx context.Context, rollBack bool) (Recovery, error) {
-	var (
-		sum  Recovery
-		errs []error
-	)
+	var sum Recovery
 	records, err := m.ledger.Records()
 	if err != nil {
 		return sum, err
 	}
-	for _, record := range records {
-		if err := m.reconcileClaim(ctx, record.UID, rollBack, &sum); err != nil {
-			errs = append(errs, err)
-		}
+	// None waits for another one's locks.
+	sums, errs := make([]Recovery, len(records)), make([]error, len(records))
+	var group sync.WaitGroup
+	for i, record := range records {
+		group.Go(func() { errs[i] = m.reconcileClaim(ctx, record.UID, rollBack, &sums[i]) })
+	}
+	group.Wait()
+	for _, of := range sums {
+		sum.add(of)
 	}
 	errs = append(errs, m.sweepMetadata(ctx, records))
 	sum.Quarantined, err = m.settleAll(ctx)

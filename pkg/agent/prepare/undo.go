@@ -21,7 +21,8 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 		logger.Info("Claim to unprepare has no valid UID and is taken for an unknown one", "reason", err.Error())
 		return nil
 	}
-	locks := m.locks.begin()
+	// Whatever a call may wait for: it must be able to undo, too, before the kubelet gives up.
+	locks := m.locks.beginWithin(DefaultLockTimeout)
 	defer locks.unlock()
 	if err := locks.claim(ctx, uid); err != nil {
 		return fmt.Errorf("unprepare claim %s: %w", uid, err)

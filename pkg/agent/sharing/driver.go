@@ -199,8 +199,12 @@ func (s *systemd) Stop(ctx context.Context, name string) error {
 	return nil
 }
 
-// inactive is the exit status of systemctl is-active for a unit that is not, or does not exist.
-var inactive = map[int]bool{3: true, 4: true}
+var (
+	// inactive is the exit status of systemctl is-active for a unit that is not, or does not exist.
+	inactive = map[int]bool{3: true, 4: true}
+	// changing are states (systemd(1)) of units that are not active and have processes all the same, one that is being stopped for example.
+	changing = []string{"activating", "deactivating"}
+)
 
 // Running implements Daemons.
 func (s *systemd) Running(ctx context.Context, name string) (bool, error) {
@@ -208,10 +212,10 @@ func (s *systemd) Running(ctx context.Context, name string) (bool, error) {
 	if _, err := os.Stat(s.dir(name)); errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
-	err := run(s.onHost(ctx, "systemctl", "is-active", "--quiet", unit(name)), "")
+	state, err := output(s.onHost(ctx, "systemctl", "is-active", unit(name)), "")
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && inactive[exit.ExitCode()] {
-		return false, nil
+		return slices.Contains(changing, state), nil
 	}
 	if err != nil {
 		return false, fmt.Errorf("ask systemd for MPS daemon %s: %w", name, err)
@@ -250,16 +254,23 @@ const maxOutput = 500
 
 // run returns an error with what the program said.
 func run(cmd *exec.Cmd, input string) error {
+	_, err := output(cmd, input)
+	return err
+}
+
+// output is what the program said, which is in the error, too.
+func output(cmd *exec.Cmd, input string) (string, error) {
 	var output bytes.Buffer
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &output, &output
 	// A child that keeps the pipes open is not waited for.
 	cmd.WaitDelay = time.Second
-	if err := cmd.Run(); err != nil {
-		said := strings.TrimSpace(output.String())
-		if len(said) > maxOutput {
-			said = said[:maxOutput] + "…"
-		}
-		return fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, said)
+	err := cmd.Run()
+	said := strings.TrimSpace(output.String())
+	if len(said) > maxOutput {
+		said = said[:maxOutput] + "…"
 	}
-	return nil
+	if err != nil {
+		err = fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, said)
+	}
+	return said, err
 }

@@ -31,7 +31,7 @@ func host(t *testing.T) (opts DriverOptions, calls func() []string) {
 	script("nvidia-smi", `[ -e broken ] && { echo "no devices were found"; exit 6; }; exit 0`)
 	// With --wait it runs a program that reads commands, else it starts a unit.
 	script("systemd-run", `case "$*" in *--wait*) [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log+`;; *) touch unit;; esac`)
-	script("systemctl", `case $1 in is-active) [ -e unit ] || exit 3;; stop) [ -e unstoppable ] && exit 1; rm unit;; esac`)
+	script("systemctl", `case $1 in is-active) [ -e ending ] && { echo deactivating; exit 3; }; [ -e unit ] || { echo inactive; exit 3; };; stop) [ -e unstoppable ] && exit 1; rm -f unit ending;; esac`)
 	// It does not take the first command.
 	script("nvidia-cuda-mps-control", `[ -e deaf ] && exit 1; [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
@@ -76,7 +76,7 @@ func TestMPSDaemonIsAUnitOfTheHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := []string{
-		"systemctl is-active --quiet stowage-mps-claim-1.service",
+		"systemctl is-active stowage-mps-claim-1.service",
 		"systemd-run --quiet --collect --unit=stowage-mps-claim-1.service --description=NVIDIA MPS control daemon of Stowage" +
 			" --property=BindPaths=DIR/mps/claim-1/shm:/dev/shm --setenv=CUDA_MPS_PIPE_DIRECTORY=DIR/mps/claim-1/pipe" +
 			" --setenv=CUDA_VISIBLE_DEVICES=GPU-1,GPU-2 --setenv=CUDA_MPS_LOG_DIRECTORY=DIR/mps/claim-1/log nvidia-cuda-mps-control -f",
@@ -134,7 +134,7 @@ func TestADaemonGetsItsLimitsAlsoFromTheNextAgent(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	asked := "systemctl is-active --quiet stowage-mps-claim-1.service"
+	asked := "systemctl is-active stowage-mps-claim-1.service"
 	limited := []string{"nvidia-cuda-mps-control ", "mps: get_server_list", "nvidia-cuda-mps-control ", "mps: set_default_active_thread_percentage 50"}
 	touch("ready")
 	touch("unit")
@@ -181,6 +181,36 @@ func TestADaemonGetsItsLimitsAlsoFromTheNextAgent(t *testing.T) {
 	}
 	if diff := cmp.Diff(append([]string{asked}, limited...), calls()); diff != "" {
 		t.Errorf("it was started without limits: calls (-want +got):\n%s", diff)
+	}
+}
+
+// TestADaemonThatIsStillEndingIsNotGone: systemd waits up to a minute and a half for its processes, and they have the GPU open as long.
+func TestADaemonThatIsStillEndingIsNotGone(t *testing.T) {
+	opts, _ := host(t)
+	daemons := NewDriver(opts).Daemons
+	if err := daemons.Start(t.Context(), Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}}); err != nil {
+		t.Fatal(err)
+	}
+	dir := filepath.Dir(opts.MPSRoot)
+	for _, file := range []string{"ending", "unstoppable"} {
+		if err := os.WriteFile(filepath.Join(dir, file), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := daemons.Stop(t.Context(), "claim-1"); err == nil || !strings.Contains(err.Error(), "claim-1") {
+		t.Errorf("it has not ended: %v", err)
+	}
+	if running, err := daemons.Running(t.Context(), "claim-1"); !running || err != nil {
+		t.Errorf("running: %v, %v", running, err)
+	}
+	if err := os.Remove(filepath.Join(dir, "unstoppable")); err != nil {
+		t.Fatal(err)
+	}
+	if err := daemons.Stop(t.Context(), "claim-1"); err != nil {
+		t.Error(err)
+	}
+	if running, err := daemons.Running(t.Context(), "claim-1"); running || err != nil {
+		t.Errorf("running in the end: %v, %v", running, err)
 	}
 }
 
