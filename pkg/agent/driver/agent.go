@@ -86,6 +86,8 @@ type Agent struct {
 	status    *Status
 	leftovers *reconcile.Reconciler
 	calls     calls
+	// lookedOnce tells the publisher that it is known what is occupied.
+	lookedOnce func()
 	// registered is when the kubelet last registered the driver, in nanoseconds since 1970; 0 if it has not.
 	registered atomic.Int64
 }
@@ -122,6 +124,7 @@ func New(opts Options) (*Agent, error) {
 	}
 	status := newStatus()
 	a := &Agent{opts: opts, claims: claims, status: status, publisher: newPublisher(opts, status), reporter: newReporter(opts, records)}
+	a.lookedOnce = sync.OnceFunc(func() { close(a.publisher.occupiedKnown) })
 	gpuMetrics.hardware.Store(opts.Hardware)
 	claimMetrics.records.Store(records)
 	opts.Hardware.OnChange(func(context.Context, string, health.Verdict, health.Verdict) { a.publisher.refresh() })
@@ -206,10 +209,15 @@ func (a *Agent) reconciled(summary reconcile.Summary) {
 	for _, place := range occupied {
 		gpus.Insert(place.gpu)
 	}
-	occupiedGPUs.Set(float64(len(gpus)))
+	n := len(gpus)
+	if gpus.Has("") {
+		n = len(a.opts.Hardware.devices())
+	}
+	occupiedGPUs.Set(float64(n))
 	if a.opts.Hardware.setOccupied(occupied) {
 		a.publisher.refresh()
 	}
+	a.lookedOnce()
 }
 
 // Status tells what the agent has reached, for probes.

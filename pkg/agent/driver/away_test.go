@@ -255,8 +255,11 @@ func (r *rig) blindAgent(ctx context.Context, api *apiServer) *Agent {
 	hardware.opts.Held = HeldInLedger(r.state)
 	agent, err := New(Options{
 		NodeName: "node-1", Client: api, KubeletRoot: r.state, StateDir: r.state, CDIDir: filepath.Join(r.state, "cdi"), Backend: backend, Hardware: hardware,
-		Tools:   sharing.NewSimulated(r.machine),
-		Kubelet: func(context.Context) ([]reconcile.KubeletPod, error) { return nil, nil },
+		Tools: sharing.NewSimulated(r.machine),
+		Kubelet: func(context.Context) ([]reconcile.KubeletPod, error) {
+			time.Sleep(r.kubeletTakes)
+			return nil, nil
+		},
 	})
 	if err != nil {
 		r.t.Fatal(err)

@@ -106,7 +106,8 @@ func (h *Hardware) healthChanged(ctx context.Context, gpu string, was, is health
 }
 
 // Discover looks at the node: for GPUs if none are known, and for what has changed since. The library is opened anew if the driver has
-// gone or GPUs have been plugged in, which an open session does not see. What hangs is given up when ctx ends.
+// gone or GPUs have been plugged in, which an open session does not see. What hangs is given up when ctx ends, and comes to its end by itself: a look
+// that is cut would leave it open what there is.
 func (h *Hardware) Discover(ctx context.Context) (*discovery.Node, error) {
 	select {
 	case h.looking <- struct{}{}:
@@ -118,6 +119,7 @@ func (h *Hardware) Discover(ctx context.Context) (*discovery.Node, error) {
 	h.mu.Unlock()
 	done := make(chan error, 1)
 	go func() {
+		ctx := context.WithoutCancel(ctx)
 		err := h.look(ctx)
 		h.ended(ctx, err)
 		<-h.looking
@@ -235,7 +237,7 @@ func (h *Hardware) session(ctx context.Context) (lib *library, renewed bool, err
 	}
 	// Read first: a GPU that is plugged in meanwhile makes the next look open another session.
 	bus = gpusOnBus(opened.Sysfs)
-	if err := opened.Init(); err != nil {
+	if err := h.start(ctx, opened); err != nil {
 		return nil, false, fmt.Errorf("initialize NVML (%s): %w", opened.Source, err)
 	}
 	h.mu.Lock()
@@ -243,6 +245,22 @@ func (h *Hardware) session(ctx context.Context) (lib *library, renewed bool, err
 	h.library, h.bus = newLibrary(opened), bus
 	renewed, h.stale = h.stale, false
 	return h.library, renewed, nil
+}
+
+// start opens a session. That may hang, and then no GPU answers.
+func (h *Hardware) start(ctx context.Context, opened *nvml.Handle) error {
+	done := make(chan error, 1)
+	go func() { done <- opened.Init() }()
+	late := h.opts.Clock.NewTicker(health.Deadline)
+	defer late.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-late.C():
+			h.monitor.Fail(ctx, fmt.Errorf("NVML (%s) does not start", opened.Source))
+		}
+	}
 }
 
 // noSession remembers that the session is over, if that is what the error says.

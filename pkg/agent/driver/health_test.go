@@ -29,6 +29,8 @@ type rig struct {
 	held    map[string]bool
 	// wrap, if it is set, stands between agents and the library.
 	wrap func(nvml.Library) nvml.Library
+	// kubeletTakes that long to say what it runs.
+	kubeletTakes time.Duration
 }
 
 func newRig(t *testing.T, profile string) *rig {

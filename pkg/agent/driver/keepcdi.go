@@ -2,6 +2,7 @@ package driver
 
 import (
 	"context"
+	"sync"
 	"time"
 
 	"github.com/fsnotify/fsnotify"
@@ -32,30 +33,39 @@ func keepCDI(ctx context.Context, claims *prepare.Manager, dir string) {
 	}
 	ticker := time.NewTicker(reconcileInterval)
 	defer ticker.Stop()
+	// In the background: a claim that a call is at work on is waited for, and nobody else's file has to wait with it.
+	var group sync.WaitGroup
+	defer group.Wait()
+	all := func() { group.Go(func() { reconcileAll(ctx, claims) }) }
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case event := <-watcher.Events:
-			restore(ctx, claims, watcher, dir, event)
+			if event.Name == dir && gone(event) {
+				all()
+				watchDir(ctx, watcher, dir)
+				continue
+			}
+			group.Go(func() { restore(ctx, claims, event) })
 		case err := <-watcher.Errors:
 			// Events were lost: look at everything.
 			utilruntime.HandleErrorWithContext(ctx, err, "Watch of the CDI folder", "folder", dir)
-			reconcileAll(ctx, claims)
+			all()
 		case <-ticker.C:
-			reconcileAll(ctx, claims)
+			all()
 			watchDir(ctx, watcher, dir)
 		}
 	}
 }
 
-func restore(ctx context.Context, claims *prepare.Manager, watcher *fsnotify.Watcher, dir string, event fsnotify.Event) {
-	if !event.Has(fsnotify.Remove) && !event.Has(fsnotify.Rename) && !event.Has(fsnotify.Write) {
-		return
-	}
-	if event.Name == dir {
-		reconcileAll(ctx, claims)
-		watchDir(ctx, watcher, dir)
+// gone tells whether a file, or a folder, is not what it was.
+func gone(event fsnotify.Event) bool {
+	return event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) || event.Has(fsnotify.Write)
+}
+
+func restore(ctx context.Context, claims *prepare.Manager, event fsnotify.Event) {
+	if !gone(event) {
 		return
 	}
 	uid, ours := cdi.ClaimOf(event.Name)

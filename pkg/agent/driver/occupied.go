@@ -15,7 +15,7 @@ import (
 // free, and no other claim could be prepared.
 const reasonOccupied health.Reason = "occupied"
 
-// occupiedPlace is what such a claim holds: a place on a GPU or, if at is nil, all of it.
+// occupiedPlace is what such a claim holds: a place on a GPU or, if at is nil, all of it. Without a name it is each of the node's GPUs.
 type occupiedPlace struct {
 	gpu   string
 	at    *ledger.Partition
@@ -24,7 +24,7 @@ type occupiedPlace struct {
 
 // overlaps tells whether it keeps others from that place of the GPU.
 func (o *occupiedPlace) overlaps(gpu string, at *ledger.Partition) bool {
-	return o.gpu == gpu && o.at.Overlaps(at)
+	return (o.gpu == "" || o.gpu == gpu) && o.at.Overlaps(at)
 }
 
 func (o *occupiedPlace) equals(p occupiedPlace) bool {

@@ -15,19 +15,10 @@ import (
 	"stowage.dev/stowage/pkg/agent/vfio"
 )
 
-// Look implements prepare.Hardware. A look that has begun is ended: one that is given up would leave it open what there is.
+// Look implements prepare.Hardware.
 func (h *Hardware) Look(ctx context.Context) error {
-	done := make(chan error, 1)
-	go func() {
-		_, err := h.Discover(context.WithoutCancel(ctx))
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("look for GPUs: %w", ctx.Err())
-	}
+	_, err := h.Discover(ctx)
+	return err
 }
 
 // Apart implements prepare.Hardware.

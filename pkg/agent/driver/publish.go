@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable"
 )
 
@@ -33,6 +34,9 @@ const (
 	// retryInterval is how long after the API server refused a slice, or was away, it is tried again. The controller's own
 	// backoff grows to a quarter of an hour, for which a taint would be missing.
 	retryInterval = 5 * time.Second
+
+	// firstLookTime is how long publishing waits for the first look at what is occupied. What an agent before has published stays meanwhile.
+	firstLookTime = 30 * time.Second
 
 	// settleTime is how long after an event of the hardware the node is looked at.
 	settleTime = time.Second
@@ -54,6 +58,8 @@ type publisher struct {
 	wanting sync.Mutex
 	// again asks to look at the slices now instead of at the next event.
 	again chan struct{}
+	// occupiedKnown is closed once it has been looked at what is occupied.
+	occupiedKnown chan struct{}
 	// failed tells that a slice could not be written since the last try.
 	failed atomic.Bool
 	gap    *gapMeter
@@ -67,8 +73,11 @@ func newPublisher(opts Options, status *Status) *publisher {
 		hardware: opts.Hardware,
 		status:   status,
 		wanted:   make(chan *resourceslice.DriverResources, 1),
-		again:    make(chan struct{}, 1),
-		gap:      newGapMeter(clock.RealClock{}),
+
+		occupiedKnown: make(chan struct{}),
+
+		again: make(chan struct{}, 1),
+		gap:   newGapMeter(clock.RealClock{}),
 	}
 }
 
@@ -109,7 +118,7 @@ func (p *publisher) discover(ctx context.Context) {
 	backoff := first
 	said, withdrawn := "not looked yet", false
 	for {
-		node, err := p.hardware.Discover(ctx)
+		node, err := p.look(ctx)
 		pause := lookInterval
 		switch {
 		case err == nil:
@@ -145,6 +154,13 @@ func (p *publisher) discover(ctx context.Context) {
 		case <-time.After(pause):
 		}
 	}
+}
+
+// look gives up waiting after lookInterval, because NVML may hang: then there are no GPUs, as without a driver.
+func (p *publisher) look(ctx context.Context) (*discovery.Node, error) {
+	ctx, cancel := context.WithTimeout(ctx, lookInterval)
+	defer cancel()
+	return p.hardware.Discover(ctx)
 }
 
 // refresh publishes the GPUs as they are now.
@@ -203,6 +219,17 @@ func (p *publisher) publish(ctx context.Context) (err error) {
 	}
 	defer unlock()
 	p.hardware.Lead(ctx)
+	// What is published first must not take away a taint that an agent before has set for good reasons.
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-p.occupiedKnown:
+	case <-time.After(firstLookTime):
+	}
+	select {
+	case resources = <-p.wanted:
+	default:
+	}
 	var group sync.WaitGroup
 	defer group.Wait()
 	ctx, cancel := context.WithCancel(ctx)

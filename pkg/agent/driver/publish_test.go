@@ -10,9 +10,14 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2/ktesting"
@@ -159,4 +164,66 @@ func TestWhatCouldNotBePublishedIsStillWanted(t *testing.T) {
 	if got := <-p.wanted; len(got.Pools) != 1 || got.Pools["old"].Slices == nil {
 		t.Errorf("wanted is %v", got)
 	}
+}
+
+// writes are the slices as they were written, one after the other.
+func writes(api *apiServer) (slices []*resourceapi.ResourceSlice) {
+	for _, action := range api.Actions() {
+		if action.GetResource().Resource != "resourceslices" {
+			continue
+		}
+		switch a := action.(type) {
+		case clienttesting.CreateAction: // updates have the same methods
+			slices = append(slices, a.GetObject().(*resourceapi.ResourceSlice))
+		}
+	}
+	return slices
+}
+
+// namingServer is an API server that names slices.
+func namingServer(objects ...runtime.Object) *apiServer {
+	api := newAPIServer(append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}})...)
+	n := 0
+	api.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		n++
+		slice := action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
+		slice.Name, slice.UID = fmt.Sprint(slice.GenerateName, n), types.UID(fmt.Sprint("slice-", n))
+		return false, nil, nil
+	})
+	return api
+}
+
+// TestWhatIsOccupiedIsKnownBeforeAnythingIsPublished: an agent that starts must not take the taints away that the one before has set.
+func TestWhatIsOccupiedIsKnownBeforeAnythingIsPublished(t *testing.T) {
+	registerMetrics()
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		const gpu = "gpu-0000-00-1b-0"
+		r, api := newRig(t, "t4"), namingServer()
+		before := r.agent(ctx, api)
+		if _, err := before.claims.Prepare(ctx, allocatedClaim("left", gpu)); err != nil { // the API server does not know it any more
+			t.Fatal(err)
+		}
+		background(ctx, before.watch)() // it ends
+		r.kubeletTakes = 10 * time.Second
+		agent := r.blindAgent(ctx, api)
+		defer background(ctx, agent.watch)()
+		defer background(ctx, agent.publisher.run)()
+		time.Sleep(time.Minute)
+		n := 0
+		for _, slice := range writes(api) {
+			for _, device := range slice.Spec.Devices {
+				if device.Name != gpu {
+					continue
+				}
+				n++
+				if len(device.Taints) != 1 || device.Taints[0].Key != TaintKey(reasonOccupied) {
+					t.Errorf("written of %s: taints %v", gpu, device.Taints)
+				}
+			}
+		}
+		if n == 0 {
+			t.Error("the GPU was not published")
+		}
+	})
 }

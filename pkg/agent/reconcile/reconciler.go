@@ -64,11 +64,11 @@ type Summary struct {
 	// Released are leftovers that are gone now, and Strays CDI files without a record that are not.
 	Released, Strays int
 	// Occupied is what claims are prepared for although they are not allocated any more: until it is certain that nobody uses
-	// it, no other claim can have it.
+	// it, no other claim can have it. So it is with what a record that cannot be read holds.
 	Occupied []Held
 }
 
-// Held is a place on a GPU, or all of it if At is nil, and the claim that holds it.
+// Held is a place on a GPU, or all of it if At is nil, and the claim that holds it. GPU is empty for all GPUs of the node.
 type Held struct {
 	GPU   string
 	At    *ledger.Partition
@@ -80,6 +80,8 @@ type Reconciler struct {
 	opts Options
 	// before are the readings of what nobody seemed to use the last time.
 	before map[subject]*Reading
+	// orphans are claims that were not allocated any more when the API server last told.
+	orphans map[types.UID]bool
 	// said is why something that nobody should use is kept, so that it is logged once.
 	said map[subject]string
 }
@@ -93,7 +95,7 @@ type subject struct {
 
 // New returns a reconciler; nothing is looked at before Run.
 func New(opts Options) *Reconciler {
-	return &Reconciler{opts: opts, before: map[subject]*Reading{}, said: map[subject]string{}}
+	return &Reconciler{opts: opts, before: map[subject]*Reading{}, orphans: map[types.UID]bool{}, said: map[subject]string{}}
 }
 
 // Run looks now, every Interval and when it is asked to until ctx ends.
@@ -116,15 +118,15 @@ func (r *Reconciler) Run(ctx context.Context) {
 
 // Once looks at all claims of the ledger.
 func (r *Reconciler) Once(ctx context.Context) error {
-	// A source that hangs must not take the next look's time.
-	ctx, cancel := context.WithTimeout(ctx, Interval/2)
-	defer cancel()
 	var errs []error
 
 	// 1. What is missing is put back.
-	if err := r.opts.Repair(ctx); err != nil {
+	if err := r.repair(ctx); err != nil {
 		errs = append(errs, err)
 	}
+	// A source that hangs must not take the next look's time.
+	ctx, cancel := context.WithTimeout(ctx, Interval/2)
+	defer cancel()
 
 	// 2. Of each claim: does anybody use it?
 	records, err := r.opts.Ledger.Records()
@@ -138,6 +140,7 @@ func (r *Reconciler) Once(ctx context.Context) error {
 		present[subject{claim: record.UID}] = true
 		if record.Entry == nil {
 			// Nobody can be asked about a claim whose name is not known: it stays held, which Recover has said.
+			summary.Occupied = append(summary.Occupied, heldUnread(record)...)
 			continue
 		}
 		orphan, leftover, err := r.look(ctx, record.Entry, records, node)
@@ -167,20 +170,30 @@ func (r *Reconciler) Once(ctx context.Context) error {
 
 	gone := func(s subject) bool { return !present[s] }
 	maps.DeleteFunc(r.before, func(s subject, _ *Reading) bool { return gone(s) })
+	maps.DeleteFunc(r.orphans, func(claim types.UID, _ bool) bool { return gone(subject{claim: claim}) })
 	maps.DeleteFunc(r.said, func(s subject, _ string) bool { return gone(s) })
 	r.opts.Seen(summary)
 	return errors.Join(errs...)
 }
 
-// look takes a reading of one claim and decides, with the one before. An orphan is known not to be allocated any more; a leftover is one that
+// repair takes neither the time of the look that follows nor that of the next one.
+func (r *Reconciler) repair(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, Interval/3)
+	defer cancel()
+	return r.opts.Repair(ctx)
+}
+
+// look takes a reading of one claim and decides, with the one before. An orphan is known not to be allocated any more, or was when that was last
+// known; a leftover is one that
 // is known not to be used by anybody, either. Of a claim that is allocated, its pods of now are recorded.
 func (r *Reconciler) look(ctx context.Context, entry *ledger.Entry, records []*ledger.Record, node *nodeReading) (orphan, leftover bool, err error) {
 	reading := r.read(ctx, entry, records, node)
 	if reading.ClaimErr == nil {
-		if orphan = !isAllocated(entry, reading); !orphan {
+		if r.orphans[entry.Claim.UID] = !isAllocated(entry, reading); !r.orphans[entry.Claim.UID] {
 			err = r.opts.NotePods(ctx, reading.Claim)
 		}
 	}
+	orphan = r.orphans[entry.Claim.UID]
 	of := subject{claim: entry.Claim.UID}
 	leftover, keep := r.conclude(of, reading, func(r *Reading) string { return inUse(entry, r) })
 	if orphan && !leftover && r.say(of, keep) {
@@ -232,6 +245,17 @@ func (r *Reconciler) read(ctx context.Context, entry *ledger.Entry, records []*l
 	return reading
 }
 
+// heldUnread is what a record holds by its file's name.
+func heldUnread(record *ledger.Record) (held []Held) {
+	if record.AllGPUs {
+		return []Held{{Claim: ledger.Claim{UID: record.UID}}}
+	}
+	for _, gpu := range record.GPUs {
+		held = append(held, Held{GPU: gpu, Claim: ledger.Claim{UID: record.UID}})
+	}
+	return held
+}
+
 // placesOn are those of a GPU that the claim holds: nil, once, for all of it or shares of it.
 func placesOn(gpu string, entry *ledger.Entry) (places []*ledger.Partition) {
 	for _, device := range entry.Devices {
@@ -271,6 +295,7 @@ func (r *Reconciler) release(ctx context.Context, entry *ledger.Entry) error {
 		return fmt.Errorf("release claim %s, which nobody uses any more: %w", entry.Claim, err)
 	}
 	r.forget(subject{claim: entry.Claim.UID})
+	delete(r.orphans, entry.Claim.UID)
 	return nil
 }
 

@@ -302,7 +302,15 @@ func TestAClaimThatCannotBeReadIsKept(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.want("unreadable", Summary{})
+	// Whoever has it allocated has it; to the scheduler it may be free, and nobody else could have it prepared.
+	s.want("unreadable", Summary{Occupied: []Held{{GPU: "gpu-0", Claim: ledger.Claim{UID: "claim-uid"}}}})
+	if err := os.Rename(filepath.Join(s.ledger.Dir(), records[0].Name()), filepath.Join(s.ledger.Dir(), "claim-uid_all.claim")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.look(); err != nil {
+		t.Fatal(err)
+	}
+	s.want("unreadable, of more GPUs than can be listed", Summary{Occupied: []Held{{GPU: "", Claim: ledger.Claim{UID: "claim-uid"}}}})
 }
 
 // TestWhatIsNotKnownIsNotOccupied: without the API server a claim cannot be told from one that is allocated, and nobody else is asked.
@@ -317,6 +325,30 @@ func TestWhatIsNotKnownIsNotOccupied(t *testing.T) {
 	s.want("away", Summary{})
 	if s.podLists != 0 {
 		t.Errorf("pods were listed %d times without need", s.podLists)
+	}
+}
+
+// TestWhatWasOccupiedStaysSo while the API server does not tell that it is not any more.
+func TestWhatWasOccupiedStaysSo(t *testing.T) {
+	s := newScene(t)
+	s.processes["gpu-0"] = 1
+	occupied := Summary{Occupied: []Held{{GPU: "gpu-0", Claim: entry().Claim}}}
+	for _, step := range []struct {
+		what  string
+		err   error
+		claim *resourceapi.ResourceClaim
+		want  Summary
+	}{
+		{"not allocated", nil, nil, occupied},
+		{"the API server is away", errors.New("away"), nil, occupied},
+		{"allocated again", nil, claimWith("claim-uid", "gpu-0"), Summary{}},
+		{"away again", errors.New("away"), nil, Summary{}},
+	} {
+		s.claimErr, s.claim = step.err, step.claim
+		if err := s.look(); err != nil {
+			t.Fatal(err)
+		}
+		s.want(step.what, step.want)
 	}
 }
 
@@ -416,6 +448,34 @@ func TestErrorsDoNotStopTheRest(t *testing.T) {
 	if err := s.look(); !errors.Is(err, os.ErrNotExist) || !errors.Is(err, s.repairErr) {
 		t.Errorf("without a ledger: %v", err)
 	}
+}
+
+// TestARepairThatHangsTakesNoTimeOfTheRest, and does not keep the next look back.
+func TestARepairThatHangsTakesNoTimeOfTheRest(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newScene(t)
+		s.reconciler.opts.Repair = func(ctx context.Context) error {
+			<-ctx.Done()
+			return ctx.Err()
+		}
+		claim := s.reconciler.opts.Sources.Claim
+		s.reconciler.opts.Sources.Claim = func(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+			if err := ctx.Err(); err != nil {
+				return nil, err
+			}
+			return claim(ctx, namespace, name)
+		}
+		began := time.Now()
+		for range 2 {
+			if err := s.look(); !errors.Is(err, context.DeadlineExceeded) {
+				t.Errorf("error %v, want that of the repair", err)
+			}
+		}
+		if took := time.Since(began); took >= 2*Interval {
+			t.Errorf("two looks took %s", took)
+		}
+		s.want("released", Summary{Released: 1}, "claim-uid")
+	})
 }
 
 // TestPodsOfNowAreRecorded of a claim that is allocated, and of no other: another one of its name has pods of its own.
