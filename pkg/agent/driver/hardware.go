@@ -336,18 +336,23 @@ func locate(lib nvml.Library, gpu discovery.GPU) (nvml.Device, error) {
 	if err != nil {
 		return nil, fmt.Errorf("NVML does not know %s: %w", gpu.UUID, err)
 	}
+	return device, checkIdentity(device, gpu)
+}
+
+// checkIdentity asks the device who it is.
+func checkIdentity(device nvml.Device, gpu discovery.GPU) error {
 	uuid, err := device.UUID()
 	if err != nil {
-		return nil, fmt.Errorf("NVML does not answer for %s: %w", gpu.UUID, err)
+		return fmt.Errorf("NVML does not answer for %s: %w", gpu.UUID, err)
 	}
 	address, err := device.PCIBusID()
 	if err != nil {
-		return nil, fmt.Errorf("NVML does not answer for %s: %w", gpu.UUID, err)
+		return fmt.Errorf("NVML does not answer for %s: %w", gpu.UUID, err)
 	}
 	if uuid != gpu.UUID || address != gpu.PCIBusID {
-		return nil, fmt.Errorf("NVML answers with %s at %s, published are %s at %s", uuid, address, gpu.UUID, gpu.PCIBusID)
+		return fmt.Errorf("NVML answers with %s at %s, published are %s at %s", uuid, address, gpu.UUID, gpu.PCIBusID)
 	}
-	return device, nil
+	return nil
 }
 
 // NVML returns the library that GPUs were found with, in go-nvml's terms; nil while none is open. Who uses it opens a session of its own.

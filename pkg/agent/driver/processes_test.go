@@ -1,8 +1,12 @@
 package driver
 
 import (
+	"context"
 	"path/filepath"
+	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
@@ -11,6 +15,7 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/reconcile"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
@@ -111,4 +116,65 @@ func TestAProcessThatMayBeAnywhereIsEverywhere(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
 		}
 	}
+}
+
+// deaf is a library whose GPU tells all but its processes.
+type deaf struct {
+	nvml.Library
+	uuid  string
+	hangs <-chan struct{}
+	asked *atomic.Int32
+}
+
+func (l deaf) DeviceByUUID(uuid string) (nvml.Device, error) {
+	d, err := l.Library.DeviceByUUID(uuid)
+	if uuid == l.uuid {
+		d = deafDevice{d, l}
+	}
+	return d, err
+}
+
+type deafDevice struct {
+	nvml.Device
+	library deaf
+}
+
+func (d deafDevice) Processes() ([]nvml.Process, error) {
+	d.library.asked.Add(1)
+	<-d.library.hangs
+	return d.Device.Processes()
+}
+
+// TestACountThatHangsIsOneCall, however often processes are counted, and takes no time of the other GPUs. The GPU answers else, so it has
+// no fault.
+func TestACountThatHangsIsOneCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "t4")
+		gpus := r.found(ctx).node.GPUs
+		hangs := make(chan struct{})
+		var asked atomic.Int32
+		r.wrap = func(library nvml.Library) nvml.Library {
+			return deaf{Library: library, uuid: gpus[0].UUID, hangs: hangs, asked: &asked}
+		}
+		h := r.found(ctx)
+		look, cancel := context.WithTimeout(ctx, reconcile.Interval/2)
+		defer cancel()
+		for range 2 {
+			if n, err := h.Processes(look, gpus[0].Name); err == nil || !strings.Contains(err.Error(), gpus[0].Name) {
+				t.Errorf("%d processes, %v; want an error that names the GPU", n, err)
+			}
+		}
+		if n, err := h.Processes(look, gpus[1].Name); n != 0 || err != nil {
+			t.Errorf("the other GPU: %d processes, %v", n, err)
+		}
+		if n := asked.Load(); n != 1 {
+			t.Errorf("asked %d times, and no answer was there yet", n)
+		}
+		close(hangs)
+		synctest.Wait()
+		if n, err := h.Processes(ctx, gpus[0].Name); n != 0 || err != nil {
+			t.Errorf("when it has answered: %d processes, %v", n, err)
+		}
+	})
 }

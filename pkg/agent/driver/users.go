@@ -72,41 +72,31 @@ func (h *Hardware) usersOf(ctx context.Context, gpu string) (*users, error) {
 		// Another call would hang as well, and hold another thread.
 		return nil, fmt.Errorf("GPU %s: %s", gpu, verdict.Message())
 	}
-	lib, done, err := h.using(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("GPU %s: %w", gpu, err)
+	ctx, cancel := context.WithTimeout(ctx, health.Deadline)
+	defer cancel()
+	// Written by what may still run when On has given up; read only if it has not. A call that hangs by itself holds one thread, too.
+	found := &users{}
+	err := h.On(ctx, gpu, node.GPUs[i].UUID, func(d nvml.Device) (err error) {
+		*found, err = askUsers(d, node.GPUs[i])
+		return err
+	})
+	switch {
+	case err == nil:
+		return found, nil
+	case errors.Is(err, nvml.ErrGPULost), errors.Is(err, nvml.ErrNotFound):
+		return &users{}, nil
 	}
-	type answer struct {
-		users *users
-		err   error
-	}
-	answers := make(chan answer, 1)
-	go func() {
-		defer done()
-		found, err := askUsers(lib, node.GPUs[i])
-		if errors.Is(err, nvml.ErrGPULost) || errors.Is(err, nvml.ErrNotFound) {
-			found, err = &users{}, nil
-		}
-		answers <- answer{found, err}
-	}()
-	select {
-	case a := <-answers:
-		return a.users, a.err
-	case <-ctx.Done():
-		return nil, fmt.Errorf("GPU %s: %w", gpu, ctx.Err())
-	}
+	return nil, fmt.Errorf("GPU %s: %w", gpu, err)
 }
 
 // askUsers asks for the processes first: an instance that one of them was in does not go before it, so what is there afterwards under
 // the instance's ID is where the process was, or the process has ended.
-func askUsers(lib nvml.Library, gpu discovery.GPU) (u *users, err error) {
-	device, err := locate(lib, gpu)
-	if err != nil {
-		return nil, err
+func askUsers(device nvml.Device, gpu discovery.GPU) (u users, err error) {
+	if err := checkIdentity(device, gpu); err != nil {
+		return u, err
 	}
-	u = &users{}
 	if u.processes, err = device.Processes(); err != nil {
-		return nil, err
+		return u, err
 	}
 	if slices.ContainsFunc(u.processes, func(p nvml.Process) bool { return p.Instance != nil }) {
 		u.instances, err = device.GPUInstances()

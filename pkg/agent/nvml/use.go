@@ -48,6 +48,11 @@ var computeModes = map[gonvml.ComputeMode]ComputeMode{
 	gonvml.COMPUTEMODE_EXCLUSIVE_PROCESS: ComputeExclusiveProcess,
 }
 
+// Known tells whether it is one of these, which can be set, and not what another driver has.
+func (m ComputeMode) Known() bool {
+	return m == ComputeDefault || m == ComputeProhibited || m == ComputeExclusiveProcess
+}
+
 // unknownMemory is NVML's word for a process whose memory it does not know.
 const unknownMemory = ^uint64(0)
 

@@ -144,6 +144,9 @@ func wholeSteps(settings config.Settings, now *observed) ([]ledger.Step, error) 
 		// With MPS the one process is the daemon's server.
 		want = nvml.ComputeExclusiveProcess
 	}
+	if err := restorable(now.compute); err != nil {
+		return nil, err
+	}
 	switch {
 	case now.compute == nil && want != nvml.ComputeDefault:
 		return nil, fmt.Errorf("sharing.strategy: %q: the GPU has no compute modes", settings.Strategy)
@@ -156,6 +159,14 @@ func wholeSteps(settings config.Settings, now *observed) ([]ledger.Step, error) 
 		steps = append(steps, ledger.Step{Kind: ledger.StepTimeSlice, Want: string(settings.Interval)})
 	}
 	return append(steps, ledger.Step{Kind: ledger.StepProcesses, Before: strconv.FormatUint(now.usedBytes, 10)}), nil
+}
+
+// restorable refuses a compute mode that the agent does not know: it could not be put back, and the GPU would be in quarantine for ever.
+func restorable(mode *nvml.ComputeMode) error {
+	if mode == nil || mode.Known() {
+		return nil
+	}
+	return fmt.Errorf("compute mode is %s, which this agent could not put back: use nvidia-smi -c DEFAULT on the node", *mode)
 }
 
 // switchedMIG tells whether the GPU's MIG mode was enabled for other claims that have partitions of it. The last

@@ -46,6 +46,7 @@ func TestWhatIsDoneToAWholeGPU(t *testing.T) {
 		"MPS":                               {settings: config.Settings{Strategy: config.MPS}, found: observed{compute: new(nvml.ComputeDefault)}, want: "ComputeMode Default>Exclusive_Process, Processes 0>"},
 		"exclusive, without compute modes":  {settings: config.Settings{Strategy: config.Exclusive}, err: `sharing.strategy: "Exclusive": the GPU has no compute modes`},
 		"kept off by an administrator":      {found: observed{compute: new(nvml.ComputeProhibited)}, err: "an administrator keeps everybody off"},
+		"a mode that cannot be put back":    {found: observed{compute: new(nvml.ComputeMode("Unknown1"))}, err: "compute mode is Unknown1"},
 		"partitioned":                       {found: observed{mig: nvml.MIGMode{Enabled: true}}, err: "MIG mode is enabled"},
 		"a time slice": {
 			settings: config.Settings{Strategy: config.TimeSlicing, Interval: config.IntervalLong}, found: observed{}, want: "TimeSlice >Long, Processes 0>",

@@ -296,7 +296,7 @@ type previous struct {
 }
 
 // reconcilePrevious looks at what the ledger already says of the claim, if there is a record of it. An unfinished preparation is undone
-// first, so that what it found and changed is not taken for how the GPUs were. What a completed one did goes over into the entry. The
+// first, so that what it found and changed is not taken for how the GPUs were; so is one of other devices before a reboot. What a completed one did goes over into the entry. The
 // caller has the locks of the record's GPUs, too.
 func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, entry *ledger.Entry) (previous, error) {
 	if record == nil {
@@ -311,23 +311,23 @@ func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, 
 		klog.FromContext(ctx).Error(record.Recovered, "Ledger record was replaced by its previous copy", "path", record.Path)
 		before = previous{completed: true, stale: true}
 	}
-	if !before.completed {
+	same := sameDevices(record.Entry, entry)
+	// What was prepared before a reboot is on no GPU any more, and one of them may have been replaced.
+	if !before.completed || !same && m.endedByReboot(ctx, record.Entry) {
 		if err := m.rollBack(ctx, record.Entry); err != nil {
-			return previous{}, fmt.Errorf("undo the unfinished preparation of claim %s with the devices %v: %w", entry.Claim, describe(record.Entry), err)
+			return previous{}, fmt.Errorf("undo the earlier preparation of claim %s with the devices %v: %w", entry.Claim, describe(record.Entry), err)
 		}
 		return previous{}, nil
 	}
-	if !sameDevices(record.Entry, entry) {
+	if !same {
 		return previous{}, fmt.Errorf("claim %s is prepared with the devices %v, but now allocated %v: it has to be unprepared first", entry.Claim, describe(record.Entry), describe(entry))
 	}
 	entry.Undo, entry.BootID, entry.CDISpec, entry.Completed = record.Entry.Undo, record.Entry.BootID, record.Entry.CDISpec, record.Entry.Completed
 	for i := range entry.Devices {
 		before.stale = before.stale || record.Entry.Devices[i].UUID == ""
 	}
-	// A pod that is gone may have left something behind.
-	known := record.Entry.Pods
-	before.stale = before.stale || len(joined(entry.Pods, known)) > 0
-	entry.Pods = append(entry.Pods, joined(known, entry.Pods)...)
+	before.stale = before.stale || len(joined(entry.Pods, record.Entry.Pods)) > 0
+	entry.Pods = remembered(record.Entry.Pods, entry.Pods)
 	return before, nil
 }
 

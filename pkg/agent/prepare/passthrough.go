@@ -94,6 +94,9 @@ func (m *Manager) leaveNVML(ctx context.Context, target *Target) ([]ledger.Step,
 	if err := m.checkUnused(ctx, target, os.Getpid()); err != nil {
 		return nil, err
 	}
+	if err := restorable(now.compute); err != nil {
+		return nil, err
+	}
 	var steps []ledger.Step
 	if now.compute != nil && *now.compute != nvml.ComputeDefault {
 		steps = append(steps, ledger.Step{Kind: ledger.StepComputeMode, Target: uuid, Before: string(*now.compute), Want: string(nvml.ComputeDefault)})

@@ -24,12 +24,22 @@ func (m *Manager) NotePods(ctx context.Context, claim *resourceapi.ResourceClaim
 	if err != nil || record == nil || record.Err != nil || record.Recovered != nil || record.Entry.State != ledger.PrepareCompleted {
 		return err
 	}
-	more := joined(podsOf(claim), record.Entry.Pods)
-	if len(more) == 0 {
+	now := podsOf(claim)
+	if len(joined(now, record.Entry.Pods)) == 0 {
 		return nil
 	}
-	record.Entry.Pods = append(record.Entry.Pods, more...)
+	record.Entry.Pods = remembered(record.Entry.Pods, now)
 	return m.put(record.Entry, ledger.PrepareCompleted)
+}
+
+// maxFormerPods is how many pods are remembered that a claim is not reserved for any more. One that always has a pod is never unprepared, and
+// would have ever more of them.
+const maxFormerPods = resourceapi.ResourceClaimReservedForMaxSize
+
+// remembered are the pods of now and, before them, those known that are none of them, which may have left something behind.
+func remembered(known, now []types.UID) []types.UID {
+	former := joined(known, now)
+	return append(former[max(0, len(former)-maxFormerPods):], now...)
 }
 
 // podsOf are the pods that may use the claim, as far as the API says.

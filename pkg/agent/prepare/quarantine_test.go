@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -127,6 +129,49 @@ func TestAPodThatJoinedAClaimLaterIsItsPodToo(t *testing.T) {
 	}
 	if diff := cmp.Diff([]uint32{10}, n.pids()); diff != "" {
 		t.Errorf("left (-want +got):\n%s", diff)
+	}
+}
+
+// TestPodsThatCameAndWentAreNotRememberedForEver: a claim that always has a pod is never unprepared.
+func TestPodsThatCameAndWentAreNotRememberedForEver(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	m := n.manager()
+	c := reservedFor(claim("train", "gpu="+gpu0), "pod-0")
+	if _, err := m.Prepare(n.ctx, c); err != nil {
+		t.Fatal(err)
+	}
+	by := map[string]func() error{
+		"noted":    func() error { return m.NotePods(n.ctx, c) },
+		"prepared": func() error { _, err := m.Prepare(n.ctx, c); return err },
+	}
+	pods := 0
+	for name, join := range by {
+		const most = resourceapi.ResourceClaimReservedForMaxSize
+		for range most + 10 {
+			c.Status.ReservedFor = nil
+			pods++
+			reservedFor(c, "pod-that-stays", types.UID(fmt.Sprint("pod-", pods)))
+			if err := join(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		records, err := ledger.Open(durable.OS{}, n.claimsDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		record, err := records.Get(c.UID)
+		if err != nil {
+			t.Fatal(err)
+		}
+		known := record.Entry.Pods
+		if len(known) != most+2 {
+			t.Errorf("%s: %d pods are known, want the two of now and %d that were before", name, len(known), most)
+		}
+		for _, pod := range []types.UID{"pod-that-stays", types.UID(fmt.Sprint("pod-", pods)), types.UID(fmt.Sprint("pod-", pods-most))} {
+			if !slices.Contains(known, pod) {
+				t.Errorf("%s: %s is not known any more", name, pod)
+			}
+		}
 	}
 }
 

@@ -13,6 +13,8 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -336,6 +338,65 @@ func TestAfterARebootAClaimIsMadeAnew(t *testing.T) {
 			}
 			if got := len(n.gpu(1).Instances); (got == 1) == again {
 				t.Errorf("GPU 1 has %d instances", got)
+			}
+		})
+	}
+}
+
+// TestAGPUThatWasReplacedIsGivenAnew: the claim has another one in the same place after a reboot, and nothing of it is on that. Without a
+// reboot, what was done to the one before is still to be undone.
+func TestAGPUThatWasReplacedIsGivenAnew(t *testing.T) {
+	for name, reboot := range map[string]bool{"while the machine was off": true, "while it was on": false} {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			m := n.manager()
+			c := withConfig(claim("train", "gpu="+gpu0), driverName, sharingConfig("GpuConfig", "Exclusive", ""))
+			if _, err := m.Prepare(n.ctx, c); err != nil {
+				t.Fatal(err)
+			}
+			records, err := ledger.Open(durable.OS{}, n.claimsDir())
+			if err != nil {
+				t.Fatal(err)
+			}
+			record, err := records.Get(c.UID)
+			if err != nil {
+				t.Fatal(err)
+			}
+			const before = "GPU-that-was-there"
+			record.Entry.Devices[0].UUID = before
+			for i := range record.Entry.Undo {
+				if record.Entry.Undo[i].GPU != "" {
+					record.Entry.Undo[i].Target = before
+				}
+			}
+			if err := records.Put(record.Entry); err != nil {
+				t.Fatal(err)
+			}
+			if reboot {
+				n.do(&nvmlsim.Reboot{})
+				n.hardware.discover(t, dynamic)
+			}
+			devices, err := m.Prepare(n.ctx, c)
+			if !reboot {
+				if err == nil || !strings.Contains(err.Error(), before) || !strings.Contains(err.Error(), n.hardware.uuid(gpu0)) {
+					t.Errorf("error %v, want one that names both GPUs", err)
+				}
+				return
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			if sees := n.visible(devices); !slices.Equal(sees, []string{n.hardware.uuid(gpu0)}) {
+				t.Errorf("the container sees %v", sees)
+			}
+			if err := m.Unprepare(n.ctx, c.UID); err != nil {
+				t.Fatal(err)
+			}
+			if got := n.gpu(0).ComputeMode; got != nvmlsim.ComputeDefault {
+				t.Errorf("compute mode %s is left", got)
+			}
+			if list, err := m.Quarantined(); err != nil || len(list) > 0 {
+				t.Errorf("in quarantine: %+v, %v", list, err)
 			}
 		})
 	}
