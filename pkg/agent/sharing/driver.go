@@ -108,10 +108,7 @@ func (s *systemd) Start(ctx context.Context, daemon Daemon) error {
 	if err := run(s.onHost(ctx, append(args, program.line("-f")...)...), ""); err != nil {
 		return fmt.Errorf("start MPS daemon %s: %w", daemon.Name, err)
 	}
-	if err := s.limit(ctx, program, daemon.Name, commands); err != nil {
-		return errors.Join(err, s.Stop(context.WithoutCancel(ctx), daemon.Name))
-	}
-	return nil
+	return s.limit(ctx, program, daemon.Name, commands)
 }
 
 // sight are options of systemd-run by which a program sees a daemon's folders, in whatever root it runs.

@@ -31,7 +31,7 @@ func host(t *testing.T) (opts DriverOptions, calls func() []string) {
 	script("nvidia-smi", `[ -e broken ] && { echo "no devices were found"; exit 6; }; exit 0`)
 	// With --wait it runs a program that reads commands, else it starts a unit.
 	script("systemd-run", `case "$*" in *--wait*) [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log+`;; *) touch unit;; esac`)
-	script("systemctl", `case $1 in is-active) [ -e ending ] && { echo deactivating; exit 3; }; [ -e unit ] || { echo inactive; exit 3; };; stop) [ -e unstoppable ] && exit 1; rm -f unit ending;; esac`)
+	script("systemctl", `case $1 in is-active) [ -e ending ] && { echo deactivating; exit 3; }; [ -e unit ] || { echo inactive; exit 3; };; stop) [ -e slow ] && exec sleep 60; [ -e unstoppable ] && exit 1; rm -f unit ending;; esac`)
 	// It does not take the first command.
 	script("nvidia-cuda-mps-control", `[ -e deaf ] && exit 1; [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
@@ -278,5 +278,28 @@ func TestAProcessIsEndedForItsPodAlone(t *testing.T) {
 	}
 	if err := p.End(pid, uid); err != nil {
 		t.Errorf("one that is gone: %v", err)
+	}
+}
+
+// TestADaemonThatDoesNotEndIsNotWaitedForWhenItIsStarted: who undoes the start does that, in the time that there is for it.
+func TestADaemonThatDoesNotEndIsNotWaitedForWhenItIsStarted(t *testing.T) {
+	opts, _ := host(t)
+	dir := filepath.Dir(opts.MPSRoot)
+	for _, file := range []string{"deaf", "slow"} {
+		if err := os.WriteFile(filepath.Join(dir, file), nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 200*time.Millisecond)
+	defer cancel()
+	done := make(chan error, 1)
+	go func() { done <- NewDriver(opts).Daemons.Start(ctx, Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}}) }()
+	select {
+	case err := <-done:
+		if err == nil || !strings.Contains(err.Error(), "claim-1") {
+			t.Errorf("error %v, want that it does not take commands", err)
+		}
+	case <-time.After(30 * time.Second):
+		t.Fatal("its start has not come to an end")
 	}
 }

@@ -26,7 +26,7 @@ type TimeSlicer interface {
 // Daemons of the Multi-Process Service. They outlive the agent, whose containers would lose their GPUs else.
 type Daemons interface {
 	// Start returns when the daemon takes clients and its limits are set. One of that name that runs already
-	// is kept, and gets its limits if it may not have them.
+	// is kept, and gets its limits if it may not have them. After an error there may be one, to be stopped or started again.
 	Start(ctx context.Context, daemon Daemon) error
 	// Stop ends the daemon and removes what it had. That there is none is no error.
 	Stop(ctx context.Context, name string) error
