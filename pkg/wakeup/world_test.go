@@ -132,7 +132,11 @@ func (c *cluster) world() World {
 
 // pass returns the names of the pods that are woken, in order.
 func (c *cluster) pass() []string {
-	wakes, _ := c.room.Pass(context.Background(), c.world())
+	c.t.Helper()
+	wakes, again := c.room.Pass(context.Background(), c.world())
+	if !again.IsZero() && !again.After(c.now) {
+		c.t.Errorf("the next pass is due %v ago: it would be made at once, for ever", c.now.Sub(again))
+	}
 	var names []string
 	for _, wake := range wakes {
 		names = append(names, wake.Pod.Name)
