@@ -33,7 +33,9 @@ profiles:
     multiPoint:
       disabled: [{name: DynamicResources}]
       enabled: [{name: DeviceClaims, weight: 2}]
+    filter: {enabled: [{name: NodeUnschedulable}, {name: NodeName}, {name: TaintToleration}, {name: NodeAffinity}, {name: DeviceClaims}]}
     postFilter: {enabled: [{name: DeviceClaims}]}
+    podGroupPostFilter: {enabled: [{name: DeviceClaims}]}
     preBind: {enabled: [{name: DeviceClaims}]}
   pluginConfig:
   - name: DeviceClaims
