@@ -21,6 +21,8 @@ func TestHardRequestsTakeFewSteps(t *testing.T) {
 	}{
 		"equal roots: 14 claims want a root each, 13 are whole":                          {hardRoots(), 100, false},
 		"values of two constraints together: no root has both kinds on one rack":         {hardValues(), 100, false},
+		"values of three constraints together: no two devices are alike in all":          {hardTriples(), 100, false},
+		"values of three constraints together, and no flow alone tells":                  {hardTriples().distinct("kind", "kind-0"), 100, false},
 		"values and a flow: three requests on one numa, each kind is scarce":             {hardFlow(), 100, false},
 		"different values by a flow: three requests want 6 of 5 racks":                   {hardDistinct(), 100, false},
 		"equal devices in any order: 10 of three kinds that alternate":                   {hardOrder(), 2000, false},
@@ -32,6 +34,7 @@ func TestHardRequestsTakeFewSteps(t *testing.T) {
 		"partitions: a root has fewer counters than its devices want":                    {hardTogether(2, 6, 1, 4, 1), 200, false},
 		"partitions: the largest come first and decide about the rest":                   {hardMixed(7, 9, 1, 1, 10), 300, true},
 		"partitions: no two GPUs have the same left":                                     {hardLeft(), 300, false},
+		"partitions on one root, after a choice":                                         {hardChoicesAndRoot(), 100, false},
 		"partitions on one root":                                                         {hardPartitionsOfRoot(), 100, false},
 		"shares: 9 of more than half on 8 devices":                                       {hardShares(8, "51", 9, "10", 9), 100, false},
 		"shares: large ones last":                                                        {hardShares(8, "10", 9, "90", 8), 300, false},
@@ -124,6 +127,29 @@ func hardValues() *world {
 	return rig().node("n1", numbered(128, map[string]func(int) int{
 		"root": per(16), "kind": mod(2), "rack": func(i int) int { return i/16*4 + i%4 },
 	})...).claim("c", exactly("a", 2, kind(0)), exactly("b", 2, kind(1)), exactly("c", 3)).match("root", "a", "b").match("rack", "a", "b")
+}
+
+func hardTriples() *world {
+	return rig().node("n1", numbered(8, map[string]func(int) int{
+		"root": mod(2), "rack": func(i int) int { return i / 2 % 2 }, "numa": func(i int) int { return i / 4 % 2 }, "kind": mod(1),
+	})...).claim("c", exactly("last", 2, kind(0))).match("root", "last").match("rack", "last").match("numa", "last").afterChoices()
+}
+
+// afterChoices adds 32 devices of 16 kinds, and to the last claim before all else a request for 8 of any kind, and after all
+// else one for one of each kind: thousands of ways to find out at the same place that what was asked for is impossible.
+func (w *world) afterChoices() *world {
+	slice := &w.slices[0].Spec
+	for i := range 32 {
+		device := numbered(1, map[string]func(int) int{"kind": func(int) int { return 100 + i/2 }})[0]
+		device.Name = fmt.Sprintf("choice-%d", i)
+		slice.Devices = append(slice.Devices, device)
+	}
+	devices := &w.claims[len(w.claims)-1].Spec.Devices
+	devices.Requests = append([]resourceapi.DeviceRequest{exactly("any", 8, `device.attributes["a.example.com"].kind >= 100`)}, devices.Requests...)
+	for i := range 16 {
+		devices.Requests = append(devices.Requests, exactly(fmt.Sprintf("kind-%d", i), 1, kind(100+i)))
+	}
+	return w
 }
 
 func hardFlow() *world {
@@ -234,6 +260,12 @@ func hardPartitionsOfRoot() *world {
 	// Two GPUs of a root have no room for a 7g, two 3g and two 2g.
 	return w.claim("c", exactly("a", 2, kind(2)), exactly("b", 2, kind(3)), exactly("c", 1, kind(5))).match("root").
 		claim("d", exactly("a", 4, kind(0)))
+}
+
+// hardChoicesAndRoot wants partitions of one root, which has no room for them. That shows after the choice of something else.
+func hardChoicesAndRoot() *world {
+	w, _ := migWorld(8)
+	return w.claim("c", exactly("a", 2, kind(2)), exactly("b", 2, kind(3)), exactly("c", 1, kind(5))).match("root", "a", "b", "c").afterChoices()
 }
 
 func hardShares(n int, first string, firsts int, second string, seconds int) *world {

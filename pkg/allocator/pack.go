@@ -38,29 +38,27 @@ type packed struct {
 }
 
 const (
-	// maxKinds is how many kinds of devices are told apart; with more nothing is said.
+	// maxKinds is how many kinds of devices are told apart. Nothing is said about further ones.
 	maxKinds = 8
 	// maxPacking bounds the steps of one question, and maxLoads those for what one part can give.
 	maxPacking, maxLoads = 1500, 1500
 )
 
 // packable tells whether the parts of the node can give the open requests what they want, each at least in number and
-// regardless of constraints. It is true if that is not known.
+// regardless of constraints. It is true if that is not known. If some of the requests cannot be given all, all cannot.
 func (s *search) packable(requests []open) bool {
 	p := &packing{failed: make(map[packed]struct{}), budget: maxPacking}
 	var kinds []*open
 	for i := range requests {
 		o := &requests[i]
-		if o.wanted <= 0 {
+		// What does not add to what is wanted of the parts is left out.
+		if o.wanted <= 0 || o.admin || o.candidates.Intersects(s.ledger.shareable) || !o.candidates.Intersects(s.ledger.consumers) {
 			continue
-		}
-		if o.admin || o.candidates.Intersects(s.ledger.shareable) {
-			return true
 		}
 		n := slices.IndexFunc(kinds, func(other *open) bool { return slices.Equal(other.candidates, o.candidates) })
 		if n < 0 {
 			if n = len(kinds); n == maxKinds {
-				return true
+				continue
 			}
 			kinds = append(kinds, o)
 			p.weights[0][n] = 1
