@@ -130,6 +130,9 @@ func (a *firstFit) failureError(ctx context.Context, node *v1.Node, claims []*re
 	if err := allOfUnusablePool(claims, f.Pools); err != nil {
 		return onNode(err)
 	}
+	if err := tooManyError(claims, f.Requests); err != nil {
+		return onNode(err)
+	}
 	for _, problem := range f.Pools {
 		if problem.Kind == inventory.Invalid {
 			return fmt.Errorf("invalid resource pools were encountered%w", structured.ErrFailedAllocationOnNode)
@@ -177,6 +180,37 @@ func allOfUnusablePool(claims []*resourceapi.ResourceClaim, problems []*inventor
 				return fmt.Errorf("claim %s, request %s: asks for all devices, but resource pool %s is currently %s",
 					klog.KObj(claim), request.name, problems[0].Pool, state)
 			}
+		}
+	}
+	return nil
+}
+
+// tooManyError is about requests that get more devices together than one allocation can list, whatever alternatives are
+// chosen: there are too many devices on the node for a request that is for all of them.
+func tooManyError(claims []*resourceapi.ResourceClaim, counts []allocator.RequestCounts) error {
+	type alternative struct{ claim, request, number int }
+	gets := make(map[alternative]int)
+	for i := range counts {
+		c := &counts[i]
+		if alternative := (alternative{c.Claim, c.Request, c.Alternative}); c.Wanted > 0 {
+			gets[alternative] = c.Wanted
+		} else {
+			gets[alternative] += c.Matching
+		}
+	}
+	for i, claim := range claims {
+		least := 0
+		for j := range claim.Spec.Devices.Requests {
+			request := &claim.Spec.Devices.Requests[j]
+			fewest := gets[alternative{i, j, 0}]
+			for k := range request.FirstAvailable {
+				fewest = min(fewest, gets[alternative{i, j, k}])
+			}
+			if fewest > resourceapi.AllocationResultsMaxSize-least {
+				return fmt.Errorf("claim %s, request %s: adding %d devices exceeds the claim limit of %d, with %d already accounted for",
+					klog.KObj(claim), request.Name, fewest, resourceapi.AllocationResultsMaxSize, least)
+			}
+			least += fewest
 		}
 	}
 	return nil

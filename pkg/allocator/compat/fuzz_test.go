@@ -29,9 +29,9 @@ import (
 func FuzzDifferential(f *testing.F) {
 	f.Fuzz(rapid.MakeFuzz(func(t *rapid.T) {
 		w := drawWorld(t)
-		upstream, ours := w.allocators(t)
+		ours := w.ours(t)
 		for _, node := range w.nodes {
-			compare(t, w, node, upstream, ours)
+			compare(t, w, node, ours)
 		}
 	}))
 }
@@ -211,7 +211,7 @@ func fuzzWorld(devices ...resourceapi.Device) *world {
 // survives runs ours, and upstream's where the API's rules say what the answer is.
 func (w *world) survives(t *testing.T) {
 	t.Helper()
-	upstream, ours := w.allocators(t)
+	upstream, ours := w.upstream(t), w.ours(t)
 	node := w.nodes[0]
 	// What does not even look at its deadline cannot be stopped, only reported.
 	watchdog := time.AfterFunc(time.Minute, func() { panic("ours hangs\n" + w.dump(node)) })

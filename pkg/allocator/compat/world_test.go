@@ -44,8 +44,7 @@ var (
 		`device.driver == "a.example.com"`,
 		`device.attributes["a.example.com"].?model.orValue("") == "x"`,
 		`device.allowMultipleAllocations == true`,
-		// Fails at run time on devices without the attribute.
-		`device.attributes["a.example.com"].model == "y"`,
+		failingSelector,
 	}
 	requestSelectors = []string{
 		`device.driver == "b.example.com"`,
@@ -62,9 +61,16 @@ var derivations = []string{
 	`device.attributes["a.example.com"].?model.orValue("none")`,
 	`device.attributes["example.com"].?numa.orValue(0)`,
 	`[device.driver, "same"]`,
-	// Fails at run time on devices without the attribute.
-	`device.attributes["a.example.com"].model`,
+	failingDerivation,
 }
+
+// What fails at run time on devices without the attribute, and how it is said so that it does not.
+const (
+	failingSelector   = `device.attributes["a.example.com"].model == "y"`
+	patientSelector   = `device.attributes["a.example.com"].?model.orValue("") == "y"`
+	failingDerivation = `device.attributes["a.example.com"].model`
+	hasModel          = `"model" in device.attributes["a.example.com"]`
+)
 
 // chance is true about once in n times, and false in the simplest draw.
 func chance(t *rapid.T, n int, what string) bool {
@@ -191,47 +197,55 @@ func (w *world) drawPool(t *rapid.T, index int) {
 		}
 		slices = append(slices, slice)
 	}
+	generation := int64(1)
+	if chance(t, 6, "outdated") {
+		generation = 2
+	}
 	count := int64(len(slices))
 	if chance(t, 40, "incomplete") {
 		count++
 	}
 	for i, slice := range slices {
 		slice.Name = fmt.Sprintf("%c-%s-%d", 'a'+rapid.IntRange(0, 25).Draw(t, "slice name"), name, i)
-		slice.Spec.Pool = resourceapi.ResourcePool{Name: name, Generation: 1, ResourceSliceCount: count}
+		slice.Spec.Pool = resourceapi.ResourcePool{Name: name, Generation: generation, ResourceSliceCount: count}
 		w.slices = append(w.slices, slice)
 		for j := range slice.Spec.Devices {
 			w.drawHolders(t, slice, &slice.Spec.Devices[j])
 		}
 	}
-	w.held = slicesutil.DeleteFunc(w.held, func(held resourceapi.AllocationResult) bool { return isShareOfWhole(slices, &held.Devices.Results[0]) })
-	if w.features.CompatibilityGroups {
-		groups := make(map[string][]string) // counter set → what the holders of its devices have in common
-		w.held = slicesutil.DeleteFunc(w.held, func(held resourceapi.AllocationResult) bool {
-			return contradictsGroups(slices, &held.Devices.Results[0], groups)
-		})
+	if generation > 1 {
+		w.drawOutdated(t, driver, name, kind, home, devices)
 	}
+	w.held = slicesutil.DeleteFunc(w.held, func(held resourceapi.AllocationResult) bool {
+		return isShareOfWhole(w.slices, &held.Devices.Results[0])
+	})
 }
 
-// contradictsGroups tells whether the device of the result cannot be in use beside those before it. What that leaves to
-// others depends upstream on which node asks first, because it counts the devices that this node sees before others.
-func contradictsGroups(slices []*resourceapi.ResourceSlice, result *resourceapi.DeviceRequestAllocationResult, groups map[string][]string) bool {
-	for _, slice := range slices {
-		for _, device := range slice.Spec.Devices {
-			if slice.Spec.Driver != result.Driver || slice.Spec.Pool.Name != result.Pool || device.Name != result.Device {
-				continue
-			}
-			for _, consumption := range device.ConsumesCounters {
-				own := consumption.CompatibilityGroups
-				if common, used := groups[consumption.CounterSet]; used && len(common)+len(own) > 0 {
-					if own = slicesutil.DeleteFunc(slicesutil.Clone(own), func(group string) bool { return !slicesutil.Contains(common, group) }); len(own) == 0 {
-						return true
-					}
-				}
-				groups[consumption.CounterSet] = own
-			}
+// drawOutdated draws slices of the generation before that the driver has not deleted yet. Their devices may be called like
+// some of the so many of the pool, but hold something else of the counters, or have other names.
+func (w *world) drawOutdated(t *rapid.T, driver, pool string, kind poolKind, home string, devices int) {
+	var outdated []*resourceapi.ResourceSlice
+	slice := w.newSlice(t, driver, kind, home)
+	first := rapid.SampledFrom([]int{devices, 0}).Draw(t, "first outdated device")
+	for i := range rapid.SampledFrom([]int{2, 1, 3}).Draw(t, "outdated devices") {
+		slice.Spec.Devices = append(slice.Spec.Devices, w.drawDevice(t, &kind, first+i))
+	}
+	outdated = append(outdated, slice)
+	if kind.parts && !chance(t, 4, "no outdated counters") {
+		slice := w.newSlice(t, driver, kind, home)
+		slice.Spec.SharedCounters = kind.counterSets
+		outdated = append(outdated, slice)
+	}
+	for i, slice := range outdated {
+		slice.Name = fmt.Sprintf("%c-%s-old-%d", 'a'+rapid.IntRange(0, 25).Draw(t, "slice name"), pool, i)
+		slice.Spec.Pool = resourceapi.ResourcePool{Name: pool, Generation: 1, ResourceSliceCount: int64(len(outdated))}
+		w.slices = append(w.slices, slice)
+	}
+	if first == devices {
+		for i := range slice.Spec.Devices {
+			w.drawHolders(t, slice, &slice.Spec.Devices[i])
 		}
 	}
-	return false
 }
 
 // isShareOfWhole tells whether the result is a share of a name that is, on some node, a device without shares. Upstream
@@ -415,7 +429,7 @@ func (w *world) drawClaim(t *rapid.T, index int) *resourceapi.ResourceClaim {
 		request := resourceapi.DeviceRequest{Name: fmt.Sprintf("request-%d", i)}
 		names = append(names, request.Name)
 		if chance(t, 4, "prioritized") {
-			for j := range rapid.IntRange(1, 3).Draw(t, "alternatives") {
+			for j := range rapid.SampledFrom([]int{2, 1, 3, 2, 1, 8}).Draw(t, "alternatives") {
 				d := w.drawRequest(t)
 				sub := resourceapi.DeviceSubRequest{
 					Name: fmt.Sprintf("sub-%d", j), DeviceClassName: d.DeviceClassName, Selectors: d.Selectors, AllocationMode: d.AllocationMode,
@@ -514,23 +528,30 @@ func (w *world) cluster(node *v1.Node) checker.Cluster {
 // caches for the expressions of upstream's allocators, by what the features make of them.
 var celCaches = map[cel.Features]*cel.Cache{}
 
-// allocators returns upstream's allocator and ours.
-func (w *world) allocators(t interface{ Fatalf(string, ...any) }) (structured.Allocator, *firstFit) {
+// upstream returns a new allocator of upstream's.
+func (w *world) upstream(t interface{ Fatalf(string, ...any) }) structured.Allocator {
+	return w.allocator(t, structured.NewAllocator)
+}
+
+// ours returns a new one of ours.
+func (w *world) ours(t interface{ Fatalf(string, ...any) }) *firstFit {
+	return w.allocator(t, NewAllocator).(*firstFit)
+}
+
+func (w *world) allocator(t interface{ Fatalf(string, ...any) }, create newAllocator) structured.Allocator {
 	key := cel.Features{EnableConsumableCapacity: w.features.ConsumableCapacity, EnableListTypeAttributes: w.features.ListTypeAttributes}
 	if celCaches[key] == nil {
 		celCaches[key] = cel.NewCache(1000, key)
 	}
-	ctx := context.Background()
-	upstream, err := structured.NewAllocator(ctx, w.features, w.allocated(), classLister(w.classes), w.slices, celCaches[key])
+	a, err := create(context.Background(), w.features, w.allocated(), classLister(w.classes), w.slices, celCaches[key])
 	if err != nil {
-		t.Fatalf("upstream: %v", err)
+		t.Fatalf("no allocator: %v", err)
 	}
-	ours, err := NewAllocator(ctx, w.features, w.allocated(), classLister(w.classes), w.slices, celCaches[key])
-	if err != nil {
-		t.Fatalf("ours: %v", err)
-	}
-	return upstream, ours.(*firstFit)
+	return a
 }
+
+type newAllocator func(context.Context, structured.Features, structured.AllocatedState, structured.DeviceClassLister,
+	[]*resourceapi.ResourceSlice, *cel.Cache) (structured.Allocator, error)
 
 // dump prints everything for the failure of one node.
 func (w *world) dump(node *v1.Node) string {

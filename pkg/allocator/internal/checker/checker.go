@@ -207,25 +207,58 @@ func (c *check) gotAll(claim *resourceapi.ResourceClaim, request *request, own [
 			continue
 		}
 		for _, d := range p.devices {
-			if !d.onNode || slices.ContainsFunc(own, func(g *grant) bool { return g.device == d }) {
+			if slices.ContainsFunc(own, func(g *grant) bool { return g.device == d }) {
 				continue
 			}
-			matches, err := c.matches(request, d)
-			if err != nil {
+			if wanted, err := c.isOneOfAll(request, d); err != nil {
 				c.violation("claim %s, request %s: wants all devices: %v", claim.Name, request.name, err)
-				continue
+			} else if wanted {
+				c.violation("claim %s, request %s: wants all devices, did not get %v/%s", claim.Name, request.name, id, d.Name)
 			}
-			if !matches || (!c.Features.DeviceBindingAndStatus && len(d.BindingConditions) > 0) {
-				continue
-			}
-			if c.Features.ConsumableCapacity {
-				if consumed, err := c.consumes(request, d); err != nil || !fitsAlone(d, consumed) {
-					continue // could never be given to this request
-				}
-			}
-			c.violation("claim %s, request %s: wants all devices, did not get %v/%s", claim.Name, request.name, id, d.Name)
 		}
 	}
+}
+
+// isOneOfAll tells whether a request for all devices has to get this one of a pool that can be used: whether it matches and
+// could be given to the request if nothing of it were in use.
+func (c *check) isOneOfAll(request *request, d *device) (bool, error) {
+	if !d.onNode || (!c.Features.DeviceBindingAndStatus && len(d.BindingConditions) > 0) {
+		return false, nil
+	}
+	if matches, err := c.matches(request, d); err != nil || !matches {
+		return false, err
+	}
+	if c.Features.ConsumableCapacity {
+		if consumed, err := c.consumes(request, d); err != nil || !fitsAlone(d, consumed) {
+			return false, nil
+		}
+	}
+	return true, nil
+}
+
+// All returns how many devices of the node the request, or the alternative "request/alternative", has to get if it is for all
+// devices. The error is that of a selector.
+func All(cluster Cluster, claim *resourceapi.ResourceClaim, name string) (total int, err error) {
+	c := &check{Cluster: cluster, pools: poolsFor(cluster)}
+	request := c.findRequest(claim, name)
+	if request == nil {
+		return 0, fmt.Errorf("claim %s has no request %s", claim.Name, name)
+	}
+	for _, p := range c.pools {
+		if p.problem != "" {
+			continue
+		}
+		for _, d := range p.devices {
+			wanted, err := c.isOneOfAll(request, d)
+			if err != nil {
+				return 0, err
+			}
+			if wanted {
+				total++
+			}
+		}
+	}
+	return total, nil
 }
 
 // exclusive makes sure that no device is given away twice, unless it may be.
