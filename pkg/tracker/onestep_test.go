@@ -1,6 +1,7 @@
 package tracker
 
 import (
+	"context"
 	"errors"
 	"runtime"
 	"sync"
@@ -84,6 +85,67 @@ func TestOperationsAreOneStep(t *testing.T) {
 	}
 }
 
+// Whatever reads or changes the tracker waits for the mutex before it does anything.
+func TestMethodsWaitForTheMutex(t *testing.T) {
+	over, end := context.WithCancel(t.Context())
+	end()
+	ref := usage.RefOf(claim("a", "ua", 0))
+	for name, method := range map[string]func(tr *Tracker){
+		"Store.Update":   func(tr *Tracker) { _ = tr.Store().Update(claim("a", "ua", 11, gpu0)) },
+		"Store.Delete":   func(tr *Tracker) { _ = tr.Store().Delete(claim("a", "ua", 11)) },
+		"Store.Replace":  func(tr *Tracker) { _ = tr.Store().Replace(nil, "11") },
+		"Store.Bookmark": func(tr *Tracker) { _ = tr.Store().(store).Bookmark("11") },
+		"Reserve": func(tr *Tracker) {
+			_ = tr.Reserve(usage.View{}, podA, []Reservation{{claim("a", "ua", 5), allocation(gpu0)}})
+		},
+		"Move":         func(tr *Tracker) { _ = tr.Move("ux", claim("a", "ua", 5)) },
+		"Share":        func(tr *Tracker) { tr.Share("ua", podA) },
+		"Release":      func(tr *Tracker) { tr.Release("ua", podA) },
+		"Assume":       func(tr *Tracker) { _ = tr.Assume(claim("a", "ua", 11, gpu0)) },
+		"Snapshot":     func(tr *Tracker) { tr.Snapshot() },
+		"Account":      func(tr *Tracker) { tr.Account() },
+		"Holding":      func(tr *Tracker) { tr.Holding(ref) },
+		"InFlightFor":  func(tr *Tracker) { tr.InFlightFor(podA) },
+		"Pending":      func(tr *Tracker) { tr.Pending("ua") },
+		"OwnedBy":      func(tr *Tracker) { tr.OwnedBy(podA) },
+		"Get":          func(tr *Tracker) { _, _ = tr.Get("default", "a") },
+		"Verdict":      func(tr *Tracker) { _, _ = tr.Verdict(ref, allocation(gpu0), usage.View{}) },
+		"AllocatedAt":  func(tr *Tracker) { tr.AllocatedAt("ua") },
+		"WaitObserved": func(tr *Tracker) { _ = tr.WaitObserved(over, "1000000") },
+		"Subscribe":    func(tr *Tracker) { tr.Subscribe(func(Event) {}) },
+		"takeEvents":   func(tr *Tracker) { tr.takeEvents() },
+		"closeEvents":  func(tr *Tracker) { tr.closeEvents() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			tr := listed(t, 10, claim("a", "ua", 5))
+			tr.mutex.Lock()
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				method(tr)
+			}()
+			hopeless := time.After(time.Minute)
+			for waits := false; !waits; waits = waiters(tr) > 0 {
+				select {
+				case <-done:
+					t.Fatal("it is done while another one has the mutex")
+				case <-hopeless:
+					t.Fatal("neither done nor seen to wait: does the state of a sync.Mutex look different now?")
+				default:
+					runtime.Gosched()
+				}
+			}
+			tr.mutex.Unlock()
+			<-done
+		})
+	}
+}
+
+// mutexState is the state of the tracker's mutex: flags, and above them how many wait for it.
+func mutexState(tr *Tracker) int32 { return atomic.LoadInt32((*int32)(unsafe.Pointer(&tr.mutex))) }
+
+func waiters(tr *Tracker) int32 { return mutexState(tr) >> 3 }
+
 // handOver calls both, the first one a little earlier, with the mutex in the mode in
 // which Unlock gives it to who has waited longest (sync.Mutex calls that
 // starvation): if first lets go of it too early, second has it before first goes on.
@@ -91,26 +153,25 @@ func TestOperationsAreOneStep(t *testing.T) {
 // Whether anybody waits, and the mode, are only to be seen in the mutex's state. If
 // that should look different one day, the two merely run side by side.
 func handOver(tr *Tracker, first, second func()) {
-	const starving, waiter, patience = 1 << 2, 1 << 3, 100 * time.Millisecond
-	state := (*int32)(unsafe.Pointer(&tr.mutex))
-	until := func(met func(state int32) bool) {
-		for start := time.Now(); !met(atomic.LoadInt32(state)) && time.Since(start) < patience; {
+	const starving, patience = 1 << 2, 100 * time.Millisecond
+	until := func(met func() bool) {
+		for start := time.Now(); !met() && time.Since(start) < patience; {
 			runtime.Gosched()
 		}
 	}
 	tr.mutex.Lock()
 	var both sync.WaitGroup
 	both.Go(first)
-	until(func(state int32) bool { return state/waiter == 1 })
+	until(func() bool { return waiters(tr) == 1 })
 	both.Go(second)
-	until(func(state int32) bool { return state/waiter == 2 })
+	until(func() bool { return waiters(tr) == 2 })
 	for start := time.Now(); time.Since(start) < 2*time.Millisecond; {
 		runtime.Gosched() // who waits for a millisecond starves
 	}
 	// The first one wakes up, finds the mutex taken again, and insists.
 	tr.mutex.Unlock()
 	tr.mutex.Lock()
-	until(func(state int32) bool { return state&starving != 0 })
+	until(func() bool { return mutexState(tr)&starving != 0 })
 	tr.mutex.Unlock()
 	both.Wait()
 }
