@@ -64,7 +64,7 @@ func (s *hungSlicer) SetTimeSlice(ctx context.Context, gpu string, interval conf
 // TestAProgramThatDoesNotEndHoldsUpItsGPUAlone: unprepare ends, and no second program is started as long as there is the first.
 func TestAProgramThatDoesNotEndHoldsUpItsGPUAlone(t *testing.T) {
 	n := newNodeOf(t, twoGPUs)
-	n.options.GPUTimeout = 100 * time.Millisecond
+	n.options.GPUTimeout = time.Second
 	slicer := &hungSlicer{TimeSlicer: n.tools.TimeSlicer, release: make(chan struct{})}
 	n.tools.TimeSlicer = slicer
 	m := n.manager()
@@ -128,7 +128,7 @@ func TestWhatContainersNeedIsNotWaitedForForEver(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNodeOf(t, twoGPUs)
-			n.options.GPUTimeout = 100 * time.Millisecond
+			n.options.GPUTimeout = 500 * time.Millisecond
 			n.backend = func(b cdi.Backend) cdi.Backend { backend.Backend = b; return backend }
 			m := n.manager()
 			if err := returned(t, "prepare", func() error { _, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0)); return err }); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "train") {

@@ -308,7 +308,10 @@ func TestAVirtualMachineThatIsLeft(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			n := newNodeOf(t, withSound)
-			n.options = prepare.Options{EndTimeout: 60 * time.Millisecond, GPUTimeout: time.Second, Leftovers: test.policy}
+			n.options = prepare.Options{Leftovers: test.policy}
+			if test.stays {
+				n.options.EndTimeout = 60 * time.Millisecond // what does not end is waited for in vain
+			}
 			m := n.manager()
 			before := n.state()
 			if _, err := m.Prepare(n.ctx, reservedFor(claim("machine", "vm="+vm0), pod)); err != nil {
@@ -351,13 +354,13 @@ func TestAVirtualMachineThatIsLeft(t *testing.T) {
 // TestADriverThatIsGoneKeepsTheGPUInQuarantine until it is loaded again.
 func TestADriverThatIsGoneKeepsTheGPUInQuarantine(t *testing.T) {
 	n := newNodeOf(t, withSound)
-	n.options = prepare.Options{GPUTimeout: 300 * time.Millisecond}
 	m := n.manager()
 	if _, err := m.Prepare(n.ctx, claim("machine", "vm="+vm0)); err != nil {
 		t.Fatal(err)
 	}
 	n.do(&nvmlsim.UnloadDriver{})
-	if err := m.Unprepare(n.ctx, "machine-uid"); err != nil {
+	n.options.GPUTimeout = 300 * time.Millisecond // the driver is waited for in vain
+	if err := n.manager().Unprepare(n.ctx, "machine-uid"); err != nil {
 		t.Fatal(err)
 	}
 	if left, _ := m.Quarantined(); len(left) != 1 || !strings.Contains(left[0].Reason, "the driver nvidia: it is not loaded") {

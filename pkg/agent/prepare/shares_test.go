@@ -261,7 +261,6 @@ func TestACapacityMayHaveTheDriversName(t *testing.T) {
 // TestAShareIsTakenBackFromItsOwnPodsAlone: the processes of others that share the GPU go on.
 func TestAShareIsTakenBackFromItsOwnPodsAlone(t *testing.T) {
 	n := newNode(t)
-	n.options.EndTimeout = 200 * time.Millisecond
 	m := n.manager()
 	n.prepared(m, reservedFor(sharedBy("one", "20Gi:25", ""), "pod-one"))
 	n.do(
@@ -291,7 +290,8 @@ func TestAShareIsTakenBackFromItsOwnPodsAlone(t *testing.T) {
 	if list, err := m.Quarantined(); err != nil || len(list) > 0 {
 		t.Errorf("quarantined while another has a share: %+v, %v", list, err)
 	}
-	n.unprepare(m, "two-uid")
+	n.options.EndTimeout = 200 * time.Millisecond // it is waited for in vain
+	n.unprepare(n.manager(), "two-uid")
 	if list, err := m.Quarantined(); err != nil || len(list) != 1 || !strings.Contains(list[0].Reason, "of memory are in use") {
 		t.Errorf("quarantined after the last: %+v, %v", list, err)
 	}
@@ -369,4 +369,19 @@ func TestSomeoneWhoCannotBeReadKeepsWhatIsShared(t *testing.T) {
 	if _, err := m.Prepare(n.ctx, sharedBy("three", "20Gi:25", longSlices)); err == nil || !strings.Contains(err.Error(), "two-uid") {
 		t.Errorf("a share beside one that is not known: %v", err)
 	}
+}
+
+// TestADaemonOfSharesThatDoesNotEndKeepsItsGPUAlone: what the claim has beside the share, nobody's daemon serves.
+func TestADaemonOfSharesThatDoesNotEndKeepsItsGPUAlone(t *testing.T) {
+	n := newNode(t)
+	n.tools.Daemons = &stuckDaemons{Daemons: n.tools.Daemons, stuck: true}
+	m := n.manager()
+	c := withConfig(claim("train", "share="+gpu1+"+share:a:4Gi:10", "gpu="+gpu0), driverName, underMPS)
+	c.Status.Allocation.Devices.Config[0].Requests = []string{"share"}
+	n.prepared(m, c)
+	n.unprepare(m, c.UID)
+	if list, err := m.Quarantined(); err != nil || len(list) != 1 || list[0].GPU != gpu1 {
+		t.Errorf("in quarantine: %+v, %v; want %s alone", list, err, gpu1)
+	}
+	n.prepared(m, claim("next", "gpu="+gpu0))
 }
