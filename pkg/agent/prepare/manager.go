@@ -311,6 +311,12 @@ func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, 
 		klog.FromContext(ctx).Error(record.Recovered, "Ledger record was replaced by its previous copy", "path", record.Path)
 		before = previous{completed: true, stale: true}
 	}
+	if owed, err := m.owes(record.Entry); err != nil {
+		return previous{}, err
+	} else if owed {
+		// It was being unprepared, so nobody uses it.
+		before = previous{}
+	}
 	same := sameDevices(record.Entry, entry)
 	// What was prepared before a reboot is on no GPU any more, and one of them may have been replaced.
 	if !before.completed || !same && m.endedByReboot(ctx, record.Entry) {
@@ -382,7 +388,7 @@ func (m *Manager) apply(ctx context.Context, j *job, before previous) (err error
 }
 
 // perform does the recorded steps. For a claim that was completed before they find their work done, unless the machine
-// was rebooted since or something has ended on its own.
+// was rebooted since, something has ended on its own, or the disk failed when the claim was unprepared.
 func (m *Manager) perform(ctx context.Context, j *job, before previous) (rebooted bool, err error) {
 	if before.completed && m.endedByReboot(ctx, j.entry) {
 		rebooted = true
@@ -395,9 +401,6 @@ func (m *Manager) perform(ctx context.Context, j *job, before previous) (reboote
 		}
 	}
 	for i, step := range j.entry.Undo {
-		if before.completed && !rebooted && step.Kind == ledger.StepTimeSlice {
-			continue // nothing but a reboot resets it, and setting it takes a program
-		}
 		if step.Kind == ledger.StepMPSDaemon {
 			// It takes its GPUs by UUID.
 			if err := m.identify(ctx, j); err != nil {
@@ -409,8 +412,9 @@ func (m *Manager) perform(ctx context.Context, j *job, before previous) (reboote
 			continue
 		}
 		if step.Kind == ledger.StepPartition && !before.completed && errors.Is(err, nvml.ErrNoResources) {
-			// Somebody else was faster: what is in that place now is not ours to destroy.
+			// Somebody else was faster: what is in that place now is not ours to destroy, whoever undoes the rest.
 			j.entry.Undo = slices.Delete(slices.Clone(j.entry.Undo), i, i+1)
+			err = errors.Join(err, m.put(j.entry, ledger.PrepareStarted))
 		}
 		return rebooted, fmt.Errorf("claim %s: %s: %w", j.entry.Claim, step, err)
 	}

@@ -337,3 +337,55 @@ func TestADiskThatDoesNotTakePartIsNoSuccess(t *testing.T) {
 		})
 	}
 }
+
+// TestAClaimThatWasNotUnpreparedToTheEndIsPreparedAnew: the disk failed after the GPU was taken back, or was to be, and then another pod comes
+// to use the claim. It gets all that it asks for, and nothing of it is undone while it has it.
+func TestAClaimThatWasNotUnpreparedToTheEndIsPreparedAnew(t *testing.T) {
+	for name, tc := range map[string]struct {
+		parameters string
+		broken     error
+		want       setting
+	}{
+		"all was undone": {
+			parameters: sharingConfig("GpuConfig", "TimeSlicing", `,"timeSlicingConfig":{"interval":"Long"}`),
+			want:       setting{Compute: nvmlsim.ComputeDefault, Slice: nvmlsim.TimeSliceLong},
+		},
+		"the GPU did not answer": {
+			parameters: sharingConfig("GpuConfig", "Exclusive", ""), broken: nvml.ErrGPULost,
+			want: setting{Compute: nvmlsim.ComputeExclusiveProcess},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			c := withConfig(claim("train", "gpu="+gpu0), driverName, tc.parameters)
+			if _, err := n.manager().Prepare(n.ctx, c); err != nil {
+				t.Fatal(err)
+			}
+			if tc.broken != nil {
+				n.hardware.broken[gpu0] = tc.broken
+			}
+			n.fsys = stuckFolder{durable.OS{}, n.claimsDir()}
+			if err := n.manager().Unprepare(n.ctx, c.UID); !errors.Is(err, syscall.EROFS) {
+				t.Fatalf("unprepare: %v", err)
+			}
+			clear(n.hardware.broken)
+			n.fsys = durable.OS{}
+			m := n.manager()
+			if _, err := m.Prepare(n.ctx, reservedFor(c, "pod-2")); err != nil {
+				t.Fatal(err)
+			}
+			if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined > 0 {
+				t.Errorf("recovery %+v, %v", recovery, err)
+			}
+			if diff := cmp.Diff(tc.want, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("while it is prepared (-want +got):\n%s", diff)
+			}
+			if err := m.Unprepare(n.ctx, c.UID); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(setting{Compute: nvmlsim.ComputeDefault}, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
+				t.Errorf("in the end (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

@@ -151,6 +151,16 @@ func (m *Manager) keepDebts(ctx context.Context, entry *ledger.Entry, debts []de
 	return nil
 }
 
+// owes tells whether one of the claim's GPUs is in quarantine for the claim itself.
+func (m *Manager) owes(entry *ledger.Entry) (bool, error) {
+	list, err := m.quarantined("")
+	if err != nil {
+		return false, err
+	}
+	held := entry.HeldGPUs()
+	return slices.ContainsFunc(list, func(q Quarantine) bool { return q.Holder() == entry.Claim.UID && slices.Contains(held, q.GPU) }), nil
+}
+
 // settle tries to do what is owed on a GPU, and takes it out of quarantine if that succeeds. The caller has the GPU's lock.
 // The error is a *QuarantinedError if the GPU stays where it is.
 func (m *Manager) settle(ctx context.Context, gpu string) error {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -399,5 +400,42 @@ func TestAGPUThatWasReplacedIsGivenAnew(t *testing.T) {
 				t.Errorf("in quarantine: %+v, %v", list, err)
 			}
 		})
+	}
+}
+
+// overtaken is a GPU on which somebody else makes an instance in the very place that the agent is about to use.
+type overtaken struct {
+	nvml.Device
+	make func()
+}
+
+func (d overtaken) CreateGPUInstance(profile nvml.MIGProfile, at nvml.Placement) (uint32, error) {
+	d.make()
+	return d.Device.CreateGPUInstance(profile, at)
+}
+
+// TestAPartitionOfSomebodyFasterIsNotTouched, also if what is recorded could not be undone at once.
+func TestAPartitionOfSomebodyFasterIsNotTouched(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	n.do(&nvmlsim.SetMIG{GPU: "0", Enabled: true})
+	n.hardware.discover(t, dynamic)
+	start := uint32(4)
+	n.hardware.wrap = func(d nvml.Device) nvml.Device {
+		return overtaken{d, func() { n.do(&nvmlsim.CreateMIG{GPU: "0", Profile: "3g.40gb", Start: &start}) }}
+	}
+	n.fsys = stuckFolder{durable.OS{}, n.cdiDir()}
+	c := claim("train", "mig="+gpu0+"-mig-3g40gb-4")
+	if _, err := n.manager().Prepare(n.ctx, c); !errors.Is(err, nvml.ErrNoResources) || !errors.Is(err, syscall.EROFS) {
+		t.Fatalf("prepare: %v, want that there is no room, and that the file could not be removed", err)
+	}
+	n.hardware.wrap, n.fsys = nil, durable.OS{}
+	if _, err := n.manager().Recover(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if left := n.files(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+	if instances := n.gpu(0).Instances; len(instances) != 1 {
+		t.Errorf("instances %v, want the one of whoever was faster", instances)
 	}
 }
