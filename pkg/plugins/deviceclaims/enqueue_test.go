@@ -66,7 +66,10 @@ func TestPreEnqueue(t *testing.T) {
 }
 
 func TestPodsThatAreKeptOutAreToldOnce(t *testing.T) {
-	h := newHarness(t, world{claims: []*resourceapi.ResourceClaim{claim("leaving", deleting)}})
+	h := newHarness(t, world{
+		claims: []*resourceapi.ResourceClaim{claim("leaving", deleting)},
+		pods:   []*v1.Pod{pod("a", "leaving"), pod("b", "leaving"), pod("c", "missing"), templatePod("d", "coming")},
+	})
 	tests := []struct {
 		name string
 		pod  *v1.Pod
@@ -89,6 +92,27 @@ func TestPodsThatAreKeptOutAreToldOnce(t *testing.T) {
 		if diff := cmp.Diff(tc.want, got); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
 		}
+	}
+}
+
+// Of those who hear of pods each hears for itself: the queue may take up a pod of whose end the waiting room has heard before.
+func TestAPodThatIsGoneDoesNotWait(t *testing.T) {
+	another := pod("p")
+	another.UID = "another"
+	for name, others := range map[string][]*v1.Pod{"it is gone": nil, "there is another one of its name": {another}} {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.pods, w.claims = others, []*resourceapi.ResourceClaim{claim("c")}
+			h := newHarness(t, w)
+			h.plugin.PreEnqueue(h.ctx, pod("p", "missing"))
+			if h.plugin.shared.waiting.IsWaiting("p-uid") {
+				t.Error("it waits for its claim")
+			}
+			h.filterAll(pod("p", "c"))
+			if h.plugin.shared.waiting.IsWaiting("p-uid") {
+				t.Error("it waits for devices")
+			}
+		})
 	}
 }
 

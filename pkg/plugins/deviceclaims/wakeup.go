@@ -52,6 +52,16 @@ func newWaitingPods(options wakeup.Options, pods corelisters.PodLister, nodes co
 	}
 }
 
+// Note is [wakeup.Room.Note], unless the pod is gone. Those who tell of its end are told one by one: the scheduling queue may hear of its
+// beginning after we have heard of its end, and then nobody would ever take it out again.
+func (w *waitingPods) Note(pod *v1.Pod, claims []types.NamespacedName, tag any) {
+	w.Room.Note(pod, claims, tag)
+	// Who is gone after this, and not before, is told of later.
+	if known, err := w.pods.Pods(pod.Namespace).Get(pod.Name); err != nil || known.UID != pod.UID {
+		w.Gone(pod.UID, false)
+	}
+}
+
 // run wakes pods until ctx ends. Events that come while it is at it are handled together.
 func (w *waitingPods) run(ctx context.Context) {
 	timer := time.NewTimer(0)
