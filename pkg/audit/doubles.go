@@ -72,6 +72,9 @@ func (d *Doubles) Look(now time.Time, view usage.View, inv *inventory.View, devi
 	}
 	for device, known := range d.known {
 		claims, what := conflict(device, view, inv)
+		if claims == nil && known.told && known.hold.What != "" && poolOf(device, inv) == nil && len(written(view.Device(device))) > 0 {
+			continue // what there is of it is not known just now
+		}
 		if !slices.Equal(claims, known.hold.Claims) || what != known.hold.What {
 			if known.told && claims == nil {
 				over = append(over, known.hold)

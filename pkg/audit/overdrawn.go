@@ -17,14 +17,22 @@ import (
 //
 // One claim alone can be overdrawn, too, when a device has shrunk since.
 func Overdrawn(id usage.DeviceID, view usage.View, inv *inventory.View) (claims []usage.ClaimRef, what string) {
-	pool := inv.Pool(inventory.PoolID(id.PoolID()))
-	if pool == nil || pool.Problem != nil || len(written(view.Device(id))) == 0 {
+	pool := poolOf(id, inv)
+	if pool == nil || len(written(view.Device(id))) == 0 {
 		return nil, ""
 	}
 	if claims, what = overdrawnCapacity(id, view, pool); claims != nil {
 		return claims, what
 	}
 	return overdrawnCounter(id, view, pool)
+}
+
+// poolOf returns the device's pool, nil if it is not known, or not all of it.
+func poolOf(id usage.DeviceID, inv *inventory.View) *inventory.Pool {
+	if pool := inv.Pool(inventory.PoolID(id.PoolID())); pool != nil && pool.Problem == nil {
+		return pool
+	}
+	return nil
 }
 
 func overdrawnCapacity(id usage.DeviceID, view usage.View, pool *inventory.Pool) ([]usage.ClaimRef, string) {

@@ -98,12 +98,59 @@ func TestDoublesFindWhatIsOverdrawn(t *testing.T) {
 	if found, _ := look(grace, over); cmp.Diff(want, found) != "" {
 		t.Errorf("found (-want +got):\n%s", cmp.Diff(want, found))
 	}
-	if _, ended := look(2*grace, viewOf(claim("b", 1, "part-2"))); cmp.Diff(want, ended) != "" {
+	// A driver that publishes its slices anew leaves them incomplete for a moment. Nothing is over then, nor does it begin again.
+	for after, known := range []*inventory.View{nothing, inv} {
+		inv = known
+		if found, ended := look(grace+time.Duration(after+1)*time.Second, over); len(found)+len(ended) > 0 {
+			t.Errorf("found %v, over %v, while nothing has changed but what is known", found, ended)
+		}
+	}
+	if found, ended := look(3*grace, over); len(found)+len(ended) > 0 {
+		t.Errorf("found %v, over %v, while nothing has changed", found, ended)
+	}
+	if _, ended := look(4*grace, viewOf(claim("b", 1, "part-2"))); cmp.Diff(want, ended) != "" {
 		t.Errorf("over (-want +got):\n%s", cmp.Diff(want, ended))
 	}
 	twice := viewOf(claim("a", 1, "part-0", "part-1", "part-2"), claim("b", 1, "part-2"))
-	look(3*grace, twice)
-	if found, _ := look(4*grace, twice); len(found) != 1 || found[0].What != "" {
+	look(5*grace, twice)
+	if found, _ := look(6*grace, twice); len(found) != 1 || found[0].What != "" {
 		t.Errorf("found %v, want the device that is held twice", found)
+	}
+}
+
+// Where it is not known what there is, only what was told of and may go on stays as it is.
+func TestDoublesEndWhereDevicesAreNotKnown(t *testing.T) {
+	over := viewOf(claim("a", 1, "part-0", "part-1"), claim("b", 1, "part-2"))
+	twice := viewOf(claim("a", 1, "part-2"), claim("b", 1, "part-2"))
+	for name, tc := range map[string]struct {
+		first usage.View
+		told  bool
+		then  usage.View
+		over  int
+	}{
+		"nobody has the device any more": {over, true, viewOf(claim("a", 1, "part-0")), 1},
+		"one of two who had it":          {twice, true, viewOf(claim("a", 1, "part-2")), 1},
+		"what is not told of yet":        {over, false, over, 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := NewDoubles(grace)
+			now := start
+			look := func(view usage.View, inv *inventory.View) (found, over []DoubleHold) {
+				return d.Look(now, view, inv, slices.Values([]usage.DeviceID{device("part-2")}))
+			}
+			look(tc.first, parted())
+			if tc.told {
+				now = now.Add(grace)
+				if found, _ := look(tc.first, parted()); len(found) != 1 {
+					t.Fatalf("found %v", found)
+				}
+			}
+			if _, ended := look(tc.then, nothing); len(ended) != tc.over {
+				t.Errorf("over %v, want %d", ended, tc.over)
+			}
+			if next, ok := d.Next(); ok || d.Len() > 0 {
+				t.Errorf("%d devices are kept, something is due at %v: %t", d.Len(), next, ok)
+			}
+		})
 	}
 }
