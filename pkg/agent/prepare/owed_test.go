@@ -223,6 +223,12 @@ func TestWithoutAFolderNothingIsConcluded(t *testing.T) {
 	if err := m.Unprepare(n.ctx, "train-uid"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("unprepare: %v", err)
 	}
+	if err := os.Mkdir(n.quarantineDir(), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if recovery, err := m.Reconcile(n.ctx); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), "ledger") {
+		t.Errorf("reconcile: %+v, %v; want that there is no ledger", recovery, err)
+	}
 }
 
 // TestALockThatIsNotFreeIsNoSuccess: the claim is still prepared.

@@ -24,12 +24,12 @@ type Recovery struct {
 	Quarantined int
 }
 
+// add adds what was found and done of a claim.
 func (r *Recovery) add(of Recovery) {
 	r.Claims += of.Claims
 	r.Restored += of.Restored
 	r.RolledBack += of.RolledBack
 	r.Unreadable += of.Unreadable
-	r.Quarantined += of.Quarantined
 }
 
 // Recover brings the node in line with the ledger after a start, before the kubelet can call: what a crash
