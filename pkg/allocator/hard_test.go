@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 )
 
@@ -34,7 +33,11 @@ func TestHardRequestsTakeFewSteps(t *testing.T) {
 		"partitions: a root has fewer counters than its devices want":                    {hardTogether(2, 6, 1, 4, 1), 200, false},
 		"partitions: the largest come first and decide about the rest":                   {hardMixed(7, 9, 1, 1, 10), 300, true},
 		"partitions: no two GPUs have the same left":                                     {hardLeft(), 300, false},
-		"partitions on one root, after a choice":                                         {hardChoicesAndRoot(), 100, false},
+		"partitions on one root, after a choice":                                         {hardChoicesAndRoot(16), 100, false},
+		"partitions on one root, which are wanted last":                                  {hardRootLast(), 100, false},
+		"partitions on one root, and a share":                                            {hardChoicesAndRoot(12, exactly("share", 1, kind(6))), 100, false},
+		"partitions on one root, and admin access":                                       {hardChoicesAndRoot(12, adminAccess(exactly("admin", 1, kind(0)))), 100, false},
+		"partitions on one root, and more kinds of others":                               {hardChoicesAndRoot(12, onEach("gpu", kind(0), 2, 3, 4, 5, 6, 7)...), 100, false},
 		"partitions on one root":                                                         {hardPartitionsOfRoot(), 100, false},
 		"shares: 9 of more than half on 8 devices":                                       {hardShares(8, "51", 9, "10", 9), 100, false},
 		"shares: large ones last":                                                        {hardShares(8, "10", 9, "90", 8), 300, false},
@@ -132,24 +135,7 @@ func hardValues() *world {
 func hardTriples() *world {
 	return rig().node("n1", numbered(8, map[string]func(int) int{
 		"root": mod(2), "rack": func(i int) int { return i / 2 % 2 }, "numa": func(i int) int { return i / 4 % 2 }, "kind": mod(1),
-	})...).claim("c", exactly("last", 2, kind(0))).match("root", "last").match("rack", "last").match("numa", "last").afterChoices()
-}
-
-// afterChoices adds 32 devices of 16 kinds, and to the last claim before all else a request for 8 of any kind, and after all
-// else one for one of each kind: thousands of ways to find out at the same place that what was asked for is impossible.
-func (w *world) afterChoices() *world {
-	slice := &w.slices[0].Spec
-	for i := range 32 {
-		device := numbered(1, map[string]func(int) int{"kind": func(int) int { return 100 + i/2 }})[0]
-		device.Name = fmt.Sprintf("choice-%d", i)
-		slice.Devices = append(slice.Devices, device)
-	}
-	devices := &w.claims[len(w.claims)-1].Spec.Devices
-	devices.Requests = append([]resourceapi.DeviceRequest{exactly("any", 8, `device.attributes["a.example.com"].kind >= 100`)}, devices.Requests...)
-	for i := range 16 {
-		devices.Requests = append(devices.Requests, exactly(fmt.Sprintf("kind-%d", i), 1, kind(100+i)))
-	}
-	return w
+	})...).claim("c", exactly("last", 2, kind(0))).match("root", "last").match("rack", "last").match("numa", "last").afterChoices(16)
 }
 
 func hardFlow() *world {
@@ -262,12 +248,6 @@ func hardPartitionsOfRoot() *world {
 		claim("d", exactly("a", 4, kind(0)))
 }
 
-// hardChoicesAndRoot wants partitions of one root, which has no room for them. That shows after the choice of something else.
-func hardChoicesAndRoot() *world {
-	w, _ := migWorld(8)
-	return w.claim("c", exactly("a", 2, kind(2)), exactly("b", 2, kind(3)), exactly("c", 1, kind(5))).match("root", "a", "b", "c").afterChoices()
-}
-
 func hardShares(n int, first string, firsts int, second string, seconds int) *world {
 	devices := numbered(n, nil)
 	for i := range devices {
@@ -326,58 +306,4 @@ func hardClaims() *world {
 		w.claim(fmt.Sprintf("c%d", i), exactly("a", 3, kind(0)), exactly("b", 2, kind(1))).match("root")
 	}
 	return w.claim("last", exactly("a", 2, kind(0))).match("root")
-}
-
-// migProfile is a profile of a GPU with 7 compute and 8 memory slices.
-type migProfile struct {
-	name            string
-	compute, memory int
-	starts          []int
-}
-
-var migProfiles = []migProfile{
-	{"1g", 1, 1, []int{0, 1, 2, 3, 4, 5, 6}},
-	{"1g20", 1, 2, []int{0, 2, 4, 6}},
-	{"2g", 2, 2, []int{0, 2, 4}},
-	{"3g", 3, 4, []int{0, 4}},
-	{"4g", 4, 4, []int{0}},
-	{"7g", 7, 8, []int{0}},
-}
-
-// migWorld has one node with so many GPUs, cut into partitions of each profile at each place; kind is the number of the
-// profile. Two GPUs are on one root.
-func migWorld(gpus int) (*world, []resourceapi.Device) {
-	var devices []resourceapi.Device
-	for gpu := range gpus {
-		for k, p := range migProfiles {
-			for _, start := range p.starts {
-				counters := map[string]resourceapi.Counter{"compute": {Value: *resource.NewQuantity(int64(p.compute), resource.DecimalSI)}}
-				for m := range p.memory {
-					counters[fmt.Sprintf("memory-%d", start+m)] = resourceapi.Counter{Value: resource.MustParse("1")}
-				}
-				of := func(n int) resourceapi.DeviceAttribute {
-					return resourceapi.DeviceAttribute{IntValue: ptr.To(int64(n))}
-				}
-				devices = append(devices, resourceapi.Device{
-					Name: fmt.Sprintf("gpu-%d-%s-%d", gpu, p.name, start),
-					Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-						"kind": of(k), "gpu": of(gpu), "root": of(gpu / 2), "numa": of(gpu * 2 / gpus),
-					},
-					ConsumesCounters: []resourceapi.DeviceCounterConsumption{{CounterSet: fmt.Sprintf("gpu-%d", gpu), Counters: counters}},
-				})
-			}
-		}
-	}
-	w := rig().node("n1", devices...)
-	slice := w.slices[0].DeepCopy()
-	slice.Name, slice.Spec.Devices = "counters", nil
-	for gpu := range gpus {
-		set := resourceapi.CounterSet{Name: fmt.Sprintf("gpu-%d", gpu), Counters: map[string]resourceapi.Counter{"compute": {Value: resource.MustParse("7")}}}
-		for m := range 8 {
-			set.Counters[fmt.Sprintf("memory-%d", m)] = resourceapi.Counter{Value: resource.MustParse("1")}
-		}
-		slice.Spec.SharedCounters = append(slice.Spec.SharedCounters, set)
-	}
-	w.slices = append(w.slices, slice)
-	return w.recount("n1"), devices
 }

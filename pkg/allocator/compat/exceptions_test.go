@@ -162,6 +162,7 @@ func isConstrained(claim *resourceapi.ResourceClaim, name string, attribute reso
 // TestUpstreamGivesUp has a small world for each kind of error of upstream's. Where it is hasty ours has an answer, which is what
 // upstream has in the patient world.
 func TestUpstreamGivesUp(t *testing.T) {
+	numaFromModel := []resourceapi.DeviceDerivedAttribute{{Name: "example.com/numa", Expression: failingDerivation}}
 	tested := make(map[string]bool)
 	for name, tc := range map[string]struct {
 		world *world
@@ -223,12 +224,20 @@ func TestUpstreamGivesUp(t *testing.T) {
 		"an attribute cannot be derived from one of two devices, of which three are wanted, or one": {
 			world: machine("x0", "-0").wants(firstOf("r", exact("three", "class-0", 3), exact("one", "class-0", 1))).onOneNuma().but(func(w *world) {
 				w.features.DerivedAttributes = true
-				w.claims[0].Spec.Devices.Requests[0].FirstAvailable[0].DerivedAttributes = []resourceapi.DeviceDerivedAttribute{
-					{Name: "example.com/numa", Expression: failingDerivation},
-				}
+				w.claims[0].Spec.Devices.Requests[0].FirstAvailable[0].DerivedAttributes = numaFromModel
 			}),
 			kind: "a derived attribute fails",
 			ours: []string{"device-0"},
+		},
+		"an attribute cannot be derived from one of two devices, of which three are wanted, or one, and that matters to no other request": {
+			world: machine("x0", "-0").wants(firstOf("r", exact("three", "class-0", 3), exact("one", "class-0", 1)), exact("s", "class-0", 1)).onOneNuma().but(func(w *world) {
+				w.features.DerivedAttributes = true
+				devices := &w.claims[0].Spec.Devices
+				devices.Requests[0].FirstAvailable[0].DerivedAttributes, devices.Requests[1].Exactly.DerivedAttributes = numaFromModel, numaFromModel
+				devices.Constraints[0].Requests = []string{"r"}
+			}),
+			kind: "a derived attribute fails",
+			ours: []string{"device-0", "device-1"},
 		},
 	} {
 		tested[tc.kind] = true
