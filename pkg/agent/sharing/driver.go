@@ -187,7 +187,10 @@ func (s *systemd) Stop(ctx context.Context, name string) error {
 	}
 	if running {
 		if err := run(s.onHost(ctx, "systemctl", "stop", unit(name)), ""); err != nil {
-			return fmt.Errorf("stop MPS daemon %s: %w", name, err)
+			// It may have ended since, for another of its GPUs for example: then systemd does not know it any more.
+			if running, unknown := s.Running(ctx, name); running || unknown != nil {
+				return fmt.Errorf("stop MPS daemon %s: %w", name, err)
+			}
 		}
 	}
 	if err := os.RemoveAll(s.dir(name)); err != nil {

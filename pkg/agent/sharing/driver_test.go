@@ -31,7 +31,7 @@ func host(t *testing.T) (opts DriverOptions, calls func() []string) {
 	script("nvidia-smi", `[ -e broken ] && { echo "no devices were found"; exit 6; }; exit 0`)
 	// With --wait it runs a program that reads commands, else it starts a unit.
 	script("systemd-run", `case "$*" in *--wait*) [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log+`;; *) touch unit;; esac`)
-	script("systemctl", `case $1 in is-active) [ -e ending ] && { echo deactivating; exit 3; }; [ -e unit ] || { echo inactive; exit 3; };; stop) [ -e slow ] && exec sleep 60; [ -e unstoppable ] && exit 1; rm -f unit ending;; esac`)
+	script("systemctl", `case $1 in is-active) [ -e ending ] && { echo deactivating; exit 3; }; [ -e unit ] || { echo inactive; exit 3; };; stop) [ -e slow ] && exec sleep 60; [ -e unstoppable ] && exit 1; rm -f unit ending; [ ! -e late ] || exit 5;; esac`)
 	// It does not take the first command.
 	script("nvidia-cuda-mps-control", `[ -e deaf ] && exit 1; [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
@@ -211,6 +211,24 @@ func TestADaemonThatIsStillEndingIsNotGone(t *testing.T) {
 	}
 	if running, err := daemons.Running(t.Context(), "claim-1"); running || err != nil {
 		t.Errorf("running in the end: %v, %v", running, err)
+	}
+}
+
+// A daemon is stopped for each of its GPUs. Who comes second hears of systemd that there is none.
+func TestADaemonMayHaveBeenStoppedMeanwhile(t *testing.T) {
+	opts, _ := host(t)
+	daemons := NewDriver(opts).Daemons
+	if err := daemons.Start(t.Context(), Daemon{Name: "claim-1", GPUs: []string{"GPU-1", "GPU-2"}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(opts.MPSRoot), "late"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := daemons.Stop(t.Context(), "claim-1"); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Stat(filepath.Join(opts.MPSRoot, "claim-1")); !os.IsNotExist(err) {
+		t.Errorf("its folder: %v", err)
 	}
 }
 
