@@ -70,7 +70,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 // waitFor tells the waiting room on which nodes devices were missing. If an allocation of the pod's own may be given up, these are all.
 func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle) {
 	var nodes []string
-	undecided := false
+	undecided := pl.evictsWhoIsGone(c, pod)
 	for node, failure := range c.results.failures() {
 		nodes = append(nodes, node)
 		undecided = undecided || failure.Reason == allocator.ReasonUndecided

@@ -151,6 +151,19 @@ func (r *results) get(node string) (nodeResult, bool) {
 	return nodeResult{}, false
 }
 
+// accepted returns the nodes that were not refused, in no order.
+func (r *results) accepted() []string {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	var nodes []string
+	for name, result := range r.nodes {
+		if result.failure == nil {
+			nodes = append(nodes, name)
+		}
+	}
+	return nodes
+}
+
 // leavingFor returns the node that the pod is nominated to and the claims there whose end it has to wait for.
 func (r *results) leavingFor() (string, []*stake) {
 	r.mutex.Lock()

@@ -1,7 +1,10 @@
 package deviceclaims
 
 import (
+	"slices"
+
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -45,4 +48,34 @@ func wasPreempted(pod *v1.Pod) bool {
 		}
 	}
 	return false
+}
+
+// evictsWhoIsGone tells whether pods that are gone may be evicted for the pod once more. The scheduler can hear of devices that are free
+// before it hears of the end of the pods that had them. These then are in the way of something else on the node that the pod is
+// nominated to, of a volume for example, and to evict one that is gone brings about no event. The one of its end may have come
+// while the queue kept the pod back for the eviction, so nobody would wake it.
+func (pl *Plugin) evictsWhoIsGone(c *cycle, pod *v1.Pod) bool {
+	for _, name := range c.results.accepted() {
+		if !pl.isNominated(pod, name) {
+			continue
+		}
+		info, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(name)
+		if err != nil {
+			continue
+		}
+		if slices.ContainsFunc(info.GetPods(), func(other fwk.PodInfo) bool { return pl.hasLostItsClaims(other.GetPod()) }) {
+			return true
+		}
+	}
+	return false
+}
+
+// hasLostItsClaims tells whether the pod had claims, and none is reserved for it any more: kube-controller-manager gives up the
+// reservations of a pod that has ended.
+func (pl *Plugin) hasLostItsClaims(pod *v1.Pod) bool {
+	names := claimsNamedBy(pod)
+	return len(names) > 0 && len(pl.shared.tracker.InFlightFor(pod.UID)) == 0 && !slices.ContainsFunc(names, func(name string) bool {
+		claim, err := pl.shared.tracker.Get(pod.Namespace, name)
+		return err == nil && slices.ContainsFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool { return ref.UID == pod.UID })
+	})
 }

@@ -2,6 +2,7 @@ package deviceclaims
 
 import (
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -41,6 +42,53 @@ func TestNominatedPodsAreWokenWhenAVictimIsGone(t *testing.T) {
 	h.nominator.nominate("node-a", wants, plain)
 	remove("victim") // informers tell of deletions in order
 	h.wakes("wants")
+}
+
+// A nominated pod is tried again by and by where it may be kept from a node by a pod that is gone, of whose end the scheduler has not
+// heard. Its devices are free: something else is missing.
+func TestANominatedPodIsTriedAgainBesidePodsThatAreGone(t *testing.T) {
+	const low, high = 10, 100
+	for name, tc := range map[string]struct {
+		there     *v1.Pod
+		claims    []*resourceapi.ResourceClaim
+		elsewhere bool // nominated to the other node
+		want      bool
+	}{
+		"its claim is gone":              {there: running("there", "node-b", low, "its"), want: true},
+		"its claim has no user any more": {there: running("there", "node-b", low, "its"), claims: []*resourceapi.ResourceClaim{claim("its")}, want: true},
+		"its claim is used by others":    {there: running("there", "node-b", low, "its"), claims: []*resourceapi.ResourceClaim{claim("its", reservedFor("other"))}, want: true},
+		"it has its claim":               {there: running("there", "node-b", low, "its"), claims: []*resourceapi.ResourceClaim{claim("its", reservedFor("there"))}},
+		"it has one of its claims":       {there: running("there", "node-b", low, "its", "old"), claims: []*resourceapi.ResourceClaim{claim("its", reservedFor("there"))}},
+		"it never had one":               {there: running("there", "node-b", low)},
+		"the pod is to get another node": {there: running("there", "node-b", low, "its"), elsewhere: true},
+		"the node has too few devices":   {there: running("there", "node-b", low, "its"), claims: []*resourceapi.ResourceClaim{claim("holder", allocated("node-b", "gpu-0", "gpu-1"))}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			wants := pending("wants", high, "wanted")
+			w := twoNodes()
+			w.room.RetryAfter = time.Millisecond
+			w.claims = append([]*resourceapi.ResourceClaim{claim("wanted")}, tc.claims...)
+			w.pods = []*v1.Pod{wants, tc.there}
+			h := newHarness(t, w)
+			node := "node-b"
+			if tc.elsewhere {
+				node = "node-a"
+			}
+			h.nominator.nominate(node, wants)
+			a := h.filterAll(wants)
+			c, err := readCycle(a.state)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := h.plugin.evictsWhoIsGone(c, wants); got != tc.want {
+				t.Errorf("evictsWhoIsGone() = %t, want %t", got, tc.want)
+			}
+			a.postFilter()
+			if tc.want {
+				h.wakes("wants")
+			}
+		})
+	}
 }
 
 // knowsNot tells whether the lister does not have the pod.
