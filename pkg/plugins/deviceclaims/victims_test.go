@@ -52,6 +52,7 @@ func TestANominatedPodIsTriedAgainBesidePodsThatAreGone(t *testing.T) {
 		there     *v1.Pod
 		claims    []*resourceapi.ResourceClaim
 		elsewhere bool // nominated to the other node
+		assumed   bool // there is being bound
 		want      bool
 	}{
 		"its claim is gone":              {there: running("there", "node-b", low, "its"), want: true},
@@ -60,6 +61,7 @@ func TestANominatedPodIsTriedAgainBesidePodsThatAreGone(t *testing.T) {
 		"it has its claim":               {there: running("there", "node-b", low, "its"), claims: []*resourceapi.ResourceClaim{claim("its", reservedFor("there"))}},
 		"it has one of its claims":       {there: running("there", "node-b", low, "its", "old"), claims: []*resourceapi.ResourceClaim{claim("its", reservedFor("there"))}},
 		"it never had one":               {there: running("there", "node-b", low)},
+		"it is being bound":              {there: running("there", "node-b", low, "its"), claims: []*resourceapi.ResourceClaim{claim("its")}, assumed: true},
 		"the pod is to get another node": {there: running("there", "node-b", low, "its"), elsewhere: true},
 		"the node has too few devices":   {there: running("there", "node-b", low, "its"), claims: []*resourceapi.ResourceClaim{claim("holder", allocated("node-b", "gpu-0", "gpu-1"))}},
 	} {
@@ -69,7 +71,14 @@ func TestANominatedPodIsTriedAgainBesidePodsThatAreGone(t *testing.T) {
 			w.room.RetryAfter = time.Millisecond
 			w.claims = append([]*resourceapi.ResourceClaim{claim("wanted")}, tc.claims...)
 			w.pods = []*v1.Pod{wants, tc.there}
+			binding := pending("there", low, "its")
+			if tc.assumed {
+				w.pods, w.assumed = []*v1.Pod{wants, binding}, []*v1.Pod{tc.there}
+			}
 			h := newHarness(t, w)
+			if tc.assumed {
+				h.filterAll(binding).reserve("node-b")
+			}
 			node := "node-b"
 			if tc.elsewhere {
 				node = "node-a"
