@@ -27,6 +27,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/durable/durabletest"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
@@ -97,6 +98,20 @@ func victimNode(root, profile string) (*node, error) {
 func (n *node) cdiDir() string      { return filepath.Join(n.root, "cdi") }
 func (n *node) claimsDir() string   { return filepath.Join(n.root, "state", "claims") }
 func (n *node) metadataDir() string { return filepath.Join(n.root, "state", "metadata") }
+
+// recordOf opens the ledger and reads the claim's record in it.
+func (n *node) recordOf(claim types.UID) (*ledger.Ledger, *ledger.Record) {
+	n.t.Helper()
+	records, err := ledger.Open(durable.OS{}, n.claimsDir())
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	record, err := records.Get(claim)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return records, record
+}
 
 // manager starts an agent's manager on the machine, without Recover.
 func (n *node) manager() *prepare.Manager {

@@ -14,8 +14,6 @@ import (
 	"k8s.io/dynamic-resource-allocation/api/metadata"
 	"k8s.io/dynamic-resource-allocation/devicemetadata"
 
-	"stowage.dev/stowage/pkg/agent/durable"
-	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 )
@@ -180,14 +178,7 @@ func TestDeviceMetadataOverUpdates(t *testing.T) {
 		t.Fatal(err)
 	}
 	want := n.state()
-	records, err := ledger.Open(durable.OS{}, n.claimsDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	record, err := records.Get(train.UID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	records, record := n.recordOf(train.UID)
 	record.Entry.Metadata = nil
 	if err := records.Put(record.Entry); err != nil {
 		t.Fatal(err)

@@ -16,7 +16,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -158,14 +157,7 @@ func TestPodsThatCameAndWentAreNotRememberedForEver(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		records, err := ledger.Open(durable.OS{}, n.claimsDir())
-		if err != nil {
-			t.Fatal(err)
-		}
-		record, err := records.Get(c.UID)
-		if err != nil {
-			t.Fatal(err)
-		}
+		_, record := n.recordOf(c.UID)
 		known := record.Entry.Pods
 		if len(known) != most+2 {
 			t.Errorf("%s: %d pods are known, want the two of now and %d that were before", name, len(known), most)
@@ -207,14 +199,7 @@ func TestPodsAreNotedOnlyOfWhatIsCertain(t *testing.T) {
 			if _, err := m.Prepare(n.ctx, prepared); err != nil {
 				t.Fatal(err)
 			}
-			records, err := ledger.Open(durable.OS{}, n.claimsDir())
-			if err != nil {
-				t.Fatal(err)
-			}
-			record, err := records.Get(prepared.UID)
-			if err != nil {
-				t.Fatal(err)
-			}
+			records, record := n.recordOf(prepared.UID)
 			damage(t, records, record)
 			before, err := os.ReadFile(record.Path)
 			if err != nil {

@@ -15,7 +15,6 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable"
-	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -355,14 +354,7 @@ func TestAGPUThatWasReplacedIsGivenAnew(t *testing.T) {
 			if _, err := m.Prepare(n.ctx, c); err != nil {
 				t.Fatal(err)
 			}
-			records, err := ledger.Open(durable.OS{}, n.claimsDir())
-			if err != nil {
-				t.Fatal(err)
-			}
-			record, err := records.Get(c.UID)
-			if err != nil {
-				t.Fatal(err)
-			}
+			records, record := n.recordOf(c.UID)
 			const before = "GPU-that-was-there"
 			record.Entry.Devices[0].UUID = before
 			for i := range record.Entry.Undo {
