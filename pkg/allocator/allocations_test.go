@@ -58,7 +58,7 @@ func TestFilterAllocatesLittle(t *testing.T) {
 					}
 					pods = append(pods, requests)
 					for i := range inventory.MaxNumbers {
-						view.NumberOf(fmt.Sprint("another pod ", i))
+						view.NumberOf(w.claims[0].Namespace, fmt.Sprint("another pod ", i))
 					}
 				}
 				filter := func() {

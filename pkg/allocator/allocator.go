@@ -41,6 +41,38 @@ type Input struct {
 	// shares of a device, also those of other pods. Nil means random UUIDs, as upstream's; they are all that is not
 	// determined by the rest of the input.
 	NewShareID func() types.UID
+
+	// ctx is what Check and Allocate were called with, and interrupted why CEL could not say everything that was asked before its
+	// time was over: nothing that was found since is true.
+	ctx         context.Context
+	interrupted error
+}
+
+// match returns what the alternative says about the devices of a pool. If there is no time to evaluate its selectors no device
+// matches, and the input is interrupted.
+func (in *Input) match(a *alternative, p *inventory.NodePool) *inventory.PoolMatch {
+	if known := a.matcher.Known(p); known != nil {
+		return known
+	}
+	var match *inventory.PoolMatch
+	in.evaluate(func(ctx context.Context) (err error) {
+		match, err = a.matcher.On(ctx, p)
+		return err
+	})
+	return match
+}
+
+// evaluate calls what evaluates CEL, with the time that is left for that.
+func (in *Input) evaluate(fn func(context.Context) error) {
+	ctx := in.ctx
+	if in.Attempt != nil {
+		var done context.CancelFunc
+		ctx, done = in.Attempt.Evaluate(ctx)
+		defer done()
+	}
+	if err := fn(ctx); err != nil && in.interrupted == nil {
+		in.interrupted = err
+	}
 }
 
 // Result is the answer for one node.
@@ -68,10 +100,12 @@ func (r Result) Fits() bool { return r.Failure == nil }
 // allocation. If ctx ends or the attempt's time is over before the answer is known, the failure's reason is
 // ReasonUndecided, which says nothing about other nodes but those that are alike.
 func Check(ctx context.Context, in Input) Result {
+	in.ctx, in.interrupted = ctx, nil
 	return decide(ctx, &in, false)
 }
 
 // Allocate decides like Check and returns the allocations. With equal input it fits exactly when Check does.
 func Allocate(ctx context.Context, in Input) Result {
+	in.ctx, in.interrupted = ctx, nil
 	return decide(ctx, &in, true)
 }

@@ -51,7 +51,11 @@ func (t *answers) take(print fingerprint, attempt Attempt) (a *sharedAnswer, min
 // finishOnce finishes the search, unless that was done for a node that looks like this one: then it takes over what was found
 // there. While another one of the same attempt is at it, it waits. Who judges the node beside that attempt may have less time.
 func (s *search) finishOnce(found, known bool) bool {
-	a, mine := s.reqs.answers.take(s.fingerprint(), s.in.Attempt)
+	print := s.fingerprint()
+	if s.err != nil {
+		return false // what was seen of the node is not all
+	}
+	a, mine := s.reqs.answers.take(print, s.in.Attempt)
 	switch {
 	case a == nil:
 		return s.finish(found, known)

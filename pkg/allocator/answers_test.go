@@ -224,6 +224,8 @@ type looksLeft struct{ each, looked int }
 
 func (a *looksLeft) Begin() int64 { return int64(a.looked + a.each) }
 
+func (*looksLeft) End() {}
+
 func (a *looksLeft) IsOver(end int64) bool {
 	a.looked++
 	return int64(a.looked) >= end
@@ -256,6 +258,10 @@ func TestWhatTimeDidNotSufficeForIsSharedWithinAnAttempt(t *testing.T) {
 	}
 }
 
+func (*looksLeft) Evaluate(ctx context.Context) (context.Context, context.CancelFunc) {
+	return ctx, func() {}
+}
+
 // halted is an attempt whose search stands still, some time after the greedy attempt, until goAhead is closed.
 type halted struct {
 	looked          int
@@ -264,12 +270,18 @@ type halted struct {
 
 func (h *halted) Begin() int64 { return 0 }
 
+func (*halted) End() {}
+
 func (h *halted) IsOver(int64) bool {
 	if h.looked++; h.looked == 6 {
 		close(h.stands)
 		<-h.goAhead
 	}
 	return false
+}
+
+func (*halted) Evaluate(ctx context.Context) (context.Context, context.CancelFunc) {
+	return ctx, func() {}
 }
 
 // TestNobodyWaitsForTheSearchOfAnotherAttempt: who judges a node beside the attempt, such as to find out who is to be woken, has less

@@ -7,8 +7,13 @@ import "context"
 type Attempt interface {
 	// Begin is called once for each search that does not end at once. It returns when that has to end, in a unit of its own.
 	Begin() (end int64)
+	// End is called when such a search has ended.
+	End()
 	// IsOver tells whether that moment has come.
 	IsOver(end int64) bool
+	// Evaluate is called around each evaluation of CEL expressions whose results are not kept from before. It returns a context that ends
+	// when there is no time left for that, and what is to be called after it.
+	Evaluate(ctx context.Context) (context.Context, context.CancelFunc)
 }
 
 // isOver tells whether the time for this node is over, and notes why.

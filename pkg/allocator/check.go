@@ -19,10 +19,16 @@ func decide(ctx context.Context, in *Input, keep bool) Result {
 	seen := glanceAt(in)
 	counted := unknown
 	if plain := in.Requests.plain; plain != nil && !keep {
-		if counted = plain.countOnly(seen, in); counted == yes {
+		counted = plain.countOnly(seen, in)
+		if counted == yes {
 			var v value
 			v.add(seen, in, plain)
-			return v.result(in)
+			if in.interrupted == nil {
+				return v.result(in)
+			}
+		}
+		if in.interrupted != nil {
+			return Result{Failure: newUndecided(seen.devices, in.interrupted)}
 		}
 	}
 	if !keep {
@@ -31,22 +37,32 @@ func decide(ctx context.Context, in *Input, keep bool) Result {
 		}
 	}
 	if counted == no {
-		return seen.remember(in, Result{Failure: newFailure(*in, seen.devices, nil)})
+		return seen.remember(in, Result{Failure: newFailure(in, seen.devices, nil)})
 	}
 	s := newSearch(ctx, *in, seen.devices)
 	defer s.release()
+	found := false
 	if keep {
-		if !s.run() {
-			return Result{Failure: newFailure(*in, seen.devices, s)}
+		found = s.run()
+	} else {
+		found = s.runShared()
+	}
+	if !found {
+		result := Result{Failure: newFailure(&s.in, seen.devices, s)}
+		if keep {
+			return result
 		}
-		result := s.value(seen).result(in)
+		return seen.remember(in, result)
+	}
+	result := s.value(seen).result(in)
+	switch {
+	case s.in.interrupted != nil:
+		return Result{Failure: newUndecided(seen.devices, s.in.interrupted)}
+	case keep:
 		result.Allocations = s.allocations()
 		return result
 	}
-	if !s.runShared() {
-		return seen.remember(in, Result{Failure: newFailure(*in, seen.devices, s)})
-	}
-	return seen.remember(in, s.value(seen).result(in))
+	return seen.remember(in, result)
 }
 
 type answer int
@@ -68,9 +84,9 @@ func (a *alternative) countOnly(seen *glance, in *Input) answer {
 	for p, t := range seen.pools(in.Usage) {
 		var c count
 		if a.admin {
-			c = t.state.count(p, a)
+			c = t.state.count(in, p, a)
 		} else {
-			c = t.count(p, a)
+			c = t.count(in, p, a)
 		}
 		if c.errors {
 			return unknown
@@ -96,7 +112,7 @@ func (a *alternative) countAll(devices *inventory.NodeDevices, in *Input) answer
 	}
 	total, missing := 0, false
 	for _, p := range devices.Pools {
-		match := a.matcher.On(p)
+		match := in.match(a, p)
 		if match.Errors != nil || match.Match.Intersects(p.Consumers()) {
 			return unknown
 		}

@@ -1,8 +1,10 @@
 package allocator
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 
@@ -10,6 +12,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
 // Requests are a pod's claims in the form in which nodes are judged: everything that does not depend on the
@@ -126,7 +129,14 @@ func (r *Requests) anyAll() bool {
 // [*ClaimError] that names claim, request and field: an unknown class, a selector that does not compile, a
 // request type or a feature that is not known or disabled, more devices than an allocation can list.
 func Compile(claims []*resourceapi.ResourceClaim, inv *inventory.View, features Features) (*Requests, error) {
-	c := &compiler{inv: inv, features: features, out: &Requests{objects: claims}}
+	return CompileWithin(context.Background(), claims, inv, features)
+}
+
+// CompileWithin is Compile with a bound for the time: a CEL expression that was not compiled before takes up to some hundred
+// milliseconds. The error wraps the cause of ctx if that ends before all are compiled. Those that are stay so, as far as the caches of
+// the inventory have room for them.
+func CompileWithin(ctx context.Context, claims []*resourceapi.ResourceClaim, inv *inventory.View, features Features) (*Requests, error) {
+	c := &compiler{ctx: ctx, inv: inv, features: features, out: &Requests{objects: claims}}
 	for i, object := range claims {
 		if err := c.claim(i, object); err != nil {
 			return nil, err
@@ -135,11 +145,16 @@ func Compile(claims []*resourceapi.ResourceClaim, inv *inventory.View, features 
 	if r := c.out; len(r.lanes) == 1 && c.constraints == 0 {
 		r.plain = r.lanes[0]
 	}
-	c.out.number, c.out.recurring = inv.NumberOf(c.out.description())
+	namespace := ""
+	if len(claims) > 0 {
+		namespace = claims[0].Namespace
+	}
+	c.out.number, c.out.recurring = inv.NumberOf(namespace, c.out.description())
 	return c.out, nil
 }
 
 type compiler struct {
+	ctx         context.Context
 	inv         *inventory.View
 	features    Features
 	out         *Requests
@@ -258,7 +273,7 @@ func (c *compiler) alternative(r *request, object *resourceapi.ResourceClaim, co
 		return bad("derivedAttributes", "the feature DRADerivedAttributes is disabled")
 	}
 	for i := range in.derived {
-		from, err := c.inv.Derivation(in.derived[i].Expression)
+		from, err := c.inv.Derivation(c.ctx, object.Namespace, in.derived[i].Expression)
 		if err != nil {
 			e := bad(fmt.Sprintf("derivedAttributes[%d].expression", i), fmt.Sprintf("attribute %s cannot be derived", in.derived[i].Name))
 			e.Err = err
@@ -268,6 +283,13 @@ func (c *compiler) alternative(r *request, object *resourceapi.ResourceClaim, co
 	}
 	if in.capacity != nil && !c.inv.Features().ConsumableCapacity {
 		return bad("capacity", "the feature DRAConsumableCapacity is disabled")
+	}
+	if in.capacity != nil {
+		for _, name := range slices.Sorted(maps.Keys(in.capacity.Requests)) {
+			if err := amount.Check(in.capacity.Requests[name]); err != nil {
+				return bad(fmt.Sprintf("capacity.requests[%s]", name), err.Error())
+			}
+		}
 	}
 	out.capacity = in.capacity
 	if in.admin != nil && !c.features.AdminAccess {
@@ -321,6 +343,7 @@ func (c *compiler) matcher(a *alternative, object *resourceapi.ResourceClaim, fi
 		Tolerations:             a.tolerations,
 		IgnoreTaints:            !c.features.DeviceTaints,
 		RefuseBindingConditions: !c.features.DeviceBindingConditions,
+		Namespace:               object.Namespace,
 	}
 	for i := range class.Spec.Selectors {
 		if class.Spec.Selectors[i].CEL == nil {
@@ -332,12 +355,13 @@ func (c *compiler) matcher(a *alternative, object *resourceapi.ResourceClaim, fi
 		spec.ClassSelectors = append(spec.ClassSelectors, class.Spec.Selectors[i].CEL.Expression)
 	}
 	var err error
-	if a.matcher, err = c.inv.Matcher(spec); err == nil {
+	if a.matcher, err = c.inv.Matcher(c.ctx, spec); err == nil {
 		return nil
 	}
 	e := &ClaimError{Namespace: object.Namespace, Claim: object.Name, Request: a.resultName(), Reason: "selector does not compile", Err: err}
 	var compileError *inventory.CompileError
 	if !errors.As(err, &compileError) {
+		e.Reason = "selectors cannot be compiled now"
 		return e
 	}
 	if i := slices.Index(spec.ClassSelectors, compileError.Expression); i >= 0 {

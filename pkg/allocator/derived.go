@@ -62,10 +62,10 @@ func (s *search) mergedGrouping(c *constraint) *grouping {
 }
 
 // derivationError says that the constraint's attribute cannot be derived from a device.
-func derivationError(reqs *Requests, a *alternative, c *constraint, p *inventory.NodePool, device int) *SelectorError {
+func derivationError(reqs *Requests, a *alternative, c *constraint, p *inventory.NodePool, device int, column *inventory.Column) *SelectorError {
 	object, from := reqs.objects[a.request.claim], a.derivation(c)
 	return &SelectorError{
 		Namespace: object.Namespace, Claim: object.Name, Request: a.resultName(), Attribute: c.attribute, Expression: from.Expression(),
-		Driver: p.ID().Driver, Pool: p.ID().Pool, Device: p.Device(device).Name, Err: p.Derived(from).Err(device),
+		Driver: p.ID().Driver, Pool: p.ID().Pool, Device: p.Device(device).Name, Err: column.Err(device),
 	}
 }

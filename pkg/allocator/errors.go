@@ -7,6 +7,8 @@ import "fmt"
 type ClaimError struct {
 	// Namespace and Claim name the claim.
 	Namespace, Claim string
+	// Subject is what the request stands for, where no user has written the claim. It is told instead of claim, request and field.
+	Subject string
 	// Request is the request, or "request/subrequest"; empty when the problem is the claim's as a whole.
 	Request string
 	// Class is the DeviceClass that the problem is about; empty when it is the claim's own.
@@ -25,10 +27,13 @@ func (e *ClaimError) Error() string {
 	if e.Request != "" {
 		msg += fmt.Sprintf(", request %q", e.Request)
 	}
+	if e.Subject != "" {
+		msg = e.Subject
+	}
 	if e.Class != "" {
 		msg += fmt.Sprintf(", device class %q", e.Class)
 	}
-	if e.Field != "" {
+	if e.Field != "" && (e.Subject == "" || e.Class != "") {
 		msg += ", " + e.Field
 	}
 	msg += ": " + e.Reason

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/inventory"
 )
@@ -31,6 +32,9 @@ type Explanation struct {
 	// Holders has nodes that would do if some claims were released, the one with the fewest first. Only
 	// [FindHolders] fills it.
 	Holders []NodeHolders `json:"holders,omitempty"`
+	// NeverTogether tells that no node satisfies the requests together even if nobody holds a device, although each alone could be
+	// satisfied. Only [FindLimits] sets it.
+	NeverTogether bool `json:"neverTogether,omitempty"`
 	// PerNode has the same counts node by node, if that was asked for, see [ExplainNodes].
 	PerNode []NodeExplanation `json:"perNode,omitempty"`
 }
@@ -42,12 +46,18 @@ type RequestExplanation struct {
 	Claim     string `json:"claim"`
 	// Request is "request" or "request/subrequest".
 	Request string `json:"request"`
+	// Subject is what the request stands for, where no user has written it.
+	Subject string `json:"subject,omitempty"`
 	// DeviceClass is the class that the request names.
 	DeviceClass string `json:"deviceClass"`
 	// Wanted is how many devices the request needs on one node; 0 with All.
 	Wanted int `json:"wanted,omitempty"`
 	// All tells that the request is for all matching devices of a node.
 	All bool `json:"all,omitempty"`
+	// Limit is what no node exceeds, if that is less than the request asks for. Only [FindLimits] sets it.
+	Limit *Limit `json:"limit,omitempty"`
+	// Offered is how many devices the nodes can use, of any class.
+	Offered int `json:"offered"`
 	// Devices is how many devices of the class there are. Each of them is in exactly one of FilteredBy,
 	// TooSmall, Failing and Matching.
 	Devices int `json:"devices"`
@@ -57,15 +67,19 @@ type RequestExplanation struct {
 	TooSmall int `json:"tooSmall,omitempty"`
 	// Failing is the number of devices on which a selector failed at run time, or whose capacity cannot be judged.
 	Failing int `json:"failing,omitempty"`
-	// Matching passed all selectors. The following are parts of it, and may overlap.
+	// Matching passed all selectors. Each of them is in exactly one of Unsupported, Tainted, Held, Incompatible, Exhausted and Free: in the
+	// first that is true of it, in this order. So a tainted device that is held, too, counts as tainted.
 	Matching int `json:"matching"`
 	// Held are held by other claims, so that nothing of them is left.
 	Held int `json:"held,omitempty"`
 	// Exhausted have less left of a shared counter or of their capacity than the request needs.
 	Exhausted int `json:"exhausted,omitempty"`
+	// Full are those of Exhausted that several claims may share, and whose holders leave too little capacity.
+	Full int `json:"full,omitempty"`
 	// Incompatible have no compatibility group in common with devices in use that take of the same counters.
 	Incompatible int `json:"incompatible,omitempty"`
-	// Tainted have a taint that the request does not tolerate; Taints counts them by the taint's key.
+	// Tainted have a taint that the request does not tolerate; Taints counts them by the taint's key, followed by the
+	// DeviceTaintRule that sets it, if one does and that is known.
 	Tainted int            `json:"tainted,omitempty"`
 	Taints  map[string]int `json:"taints,omitempty"`
 	// Unsupported need a feature that is not supported.
@@ -103,6 +117,8 @@ type SelectorErrorExplanation struct {
 	Namespace string `json:"namespace"`
 	Claim     string `json:"claim"`
 	Request   string `json:"request"`
+	// Subject is as in RequestExplanation.
+	Subject string `json:"subject,omitempty"`
 	// DeviceClass is set if the selector is the class's, not the request's own.
 	DeviceClass string `json:"deviceClass,omitempty"`
 	// Attribute is set if the expression derives that attribute and is not a selector.
@@ -134,10 +150,25 @@ type NodeExplanation struct {
 	Constraints []ConstraintExplanation `json:"constraints,omitempty"`
 }
 
+// Naming gives names to what the allocator knows only by its content. Functions that are nil, or return nothing, name nothing.
+type Naming struct {
+	// Subject returns what a request of a claim stands for, if no user has written the claim.
+	Subject func(claim types.NamespacedName, request string) string
+	// Rule returns the DeviceTaintRule that a device has a taint from.
+	Rule func(pool inventory.PoolID, device string, taint *resourceapi.DeviceTaint) string
+}
+
+func (n *Naming) subject(namespace, claim, request string) string {
+	if n.Subject == nil {
+		return ""
+	}
+	return n.Subject(types.NamespacedName{Namespace: namespace, Name: claim}, request)
+}
+
 // Explain sums up the failures of nodes, by node name, that Check or Allocate gave for reqs. The order of the
 // failures does not matter.
-func Explain(reqs *Requests, failures iter.Seq2[string, *Failure]) *Explanation {
-	s := newSum(reqs)
+func Explain(reqs *Requests, failures iter.Seq2[string, *Failure], naming Naming) *Explanation {
+	s := newSum(reqs, naming)
 	for _, failure := range failures {
 		s.add(failure)
 	}
@@ -151,7 +182,7 @@ func ExplainNodes(reqs *Requests, failures iter.Seq2[string, *Failure], limit in
 	out := make([]NodeExplanation, 0, min(limit, len(nodes)))
 	for _, node := range nodes[:min(limit, len(nodes))] {
 		failure := all[node]
-		s := newSum(reqs)
+		s := newSum(reqs, Naming{})
 		s.add(failure)
 		e := s.explanation()
 		out = append(out, NodeExplanation{
@@ -164,6 +195,7 @@ func ExplainNodes(reqs *Requests, failures iter.Seq2[string, *Failure], limit in
 // sum adds up failures.
 type sum struct {
 	reqs      *Requests
+	naming    Naming
 	lanes     []laneSum // by lane
 	nodes     int
 	reasons   map[Reason]int
@@ -180,9 +212,10 @@ type laneSum struct {
 	seen map[*inventory.NodePool]struct{}
 }
 
-func newSum(reqs *Requests) *sum {
+func newSum(reqs *Requests, naming Naming) *sum {
 	s := &sum{
 		reqs:      reqs,
+		naming:    naming,
 		lanes:     make([]laneSum, len(reqs.lanes)),
 		reasons:   make(map[Reason]int),
 		best:      make(map[constraintKey]ConstraintCounts),
@@ -201,7 +234,8 @@ func (s *sum) add(f *Failure) {
 	s.reasons[f.Reason]++
 	for i := range f.Requests {
 		c := &f.Requests[i]
-		s.lanes[s.reqs.claims[c.Claim].requests[c.Request].alternatives[c.Alternative].lane].add(c)
+		a := s.reqs.claims[c.Claim].requests[c.Request].alternatives[c.Alternative]
+		s.lanes[a.lane].add(c, a, &s.naming)
 	}
 	for _, c := range f.Constraints {
 		key := constraintKey{c.Claim, c.Constraint}
@@ -213,11 +247,13 @@ func (s *sum) add(f *Failure) {
 		s.pools[problem.Pool] = problem
 	}
 	if f.SelectorError != nil {
-		s.selectors[f.SelectorError.explanation()] = struct{}{}
+		e := f.SelectorError.explanation()
+		e.Subject = s.naming.subject(e.Namespace, e.Claim, e.Request)
+		s.selectors[e] = struct{}{}
 	}
 }
 
-func (l *laneSum) add(c *RequestCounts) {
+func (l *laneSum) add(c *RequestCounts, a *alternative, naming *Naming) {
 	if _, ok := l.seen[c.Pool]; ok {
 		return
 	}
@@ -232,25 +268,50 @@ func (l *laneSum) add(c *RequestCounts) {
 	l.Matching += c.Matching
 	l.Held += c.Held
 	l.Exhausted += c.Exhausted
+	l.Full += c.Full
 	l.Incompatible += c.Incompatible
 	l.Tainted += c.Tainted
-	for key, n := range c.Taints {
-		if l.Taints == nil {
-			l.Taints = make(map[string]int)
-		}
-		l.Taints[key] += n
-	}
+	l.addTaints(c, a, naming)
 	l.Unsupported += c.Unsupported
 	l.NodeAllocatable += c.NodeAllocatable
 	l.Skipping += c.Skipping
 	l.Free += c.Free
 }
 
+func (l *laneSum) addTaints(c *RequestCounts, a *alternative, naming *Naming) {
+	if len(c.Taints) == 0 {
+		return
+	}
+	if l.Taints == nil {
+		l.Taints = make(map[string]int)
+	}
+	known := a.matcher.Known(c.Pool)
+	if naming.Rule == nil || known == nil { // it is not worth evaluating selectors again
+		for key, n := range c.Taints {
+			l.Taints[key] += n
+		}
+		return
+	}
+	tainted := known.Tainted
+	for i := tainted.Next(0); i >= 0; i = tainted.Next(i + 1) {
+		if c.Pool.Unsupported().Has(i) {
+			continue
+		}
+		device := c.Pool.Device(i)
+		taint := a.matcher.RefusedTaint(device)
+		key := taint.Key
+		if rule := naming.Rule(c.Pool.ID(), device.Name, taint); rule != "" {
+			key += " by DeviceTaintRule " + rule
+		}
+		l.Taints[key]++
+	}
+}
+
 func (s *sum) explanation() *Explanation {
 	e := &Explanation{Nodes: s.nodes, Reasons: s.reasons}
 	if s.reasons[ReasonUndecided] < s.nodes {
 		for i, a := range s.reqs.lanes {
-			e.Requests = append(e.Requests, s.lanes[i].explanation(s.reqs, a))
+			e.Requests = append(e.Requests, s.lanes[i].explanation(s.reqs, a, &s.naming))
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(s.best), func(a, b constraintKey) int {
@@ -272,12 +333,13 @@ func (s *sum) explanation() *Explanation {
 	return e
 }
 
-func (l *laneSum) explanation(reqs *Requests, a *alternative) RequestExplanation {
+func (l *laneSum) explanation(reqs *Requests, a *alternative, naming *Naming) RequestExplanation {
 	claim := reqs.objects[a.request.claim]
 	e := RequestExplanation{
 		Namespace: claim.Namespace, Claim: claim.Name, Request: a.resultName(), DeviceClass: a.class.Object.Name,
-		Wanted: a.count, All: a.all, Devices: l.Devices - l.FilteredByClass,
-		TooSmall: l.TooSmall, Failing: l.Errors, Matching: l.Matching, Held: l.Held, Exhausted: l.Exhausted,
+		Subject: naming.subject(claim.Namespace, claim.Name, a.resultName()),
+		Wanted:  a.count, All: a.all, Offered: l.Devices, Devices: l.Devices - l.FilteredByClass,
+		TooSmall: l.TooSmall, Failing: l.Errors, Matching: l.Matching, Held: l.Held, Exhausted: l.Exhausted, Full: l.Full,
 		Incompatible: l.Incompatible, Tainted: l.Tainted, Taints: l.Taints, Unsupported: l.Unsupported,
 		NodeAllocatable: l.NodeAllocatable, Skipping: l.Skipping, Free: l.Free,
 	}

@@ -29,11 +29,14 @@ func (e *Explanation) String() string {
 		facts = append(facts, fmt.Sprintf("at most %d free devices of one node share %s (claim %s wants %d)",
 			c.Best, clip(string(c.Attribute), maxQuoted), clip(c.Claim, maxQuoted), c.Wanted))
 	}
-	if n := e.Reasons[ReasonConstraints]; n > 0 && len(e.Constraints) == 0 {
-		facts = append(facts, fmt.Sprintf("%d nodes have free devices for each request, but not for all together", n))
+	switch n := e.Reasons[ReasonConstraints]; {
+	case e.NeverTogether:
+		facts = append(facts, "no node could satisfy the pod's requests together, even if all its devices were free")
+	case n > 0 && len(e.Constraints) == 0:
+		facts = append(facts, fmt.Sprintf("%d node(s) have free devices for each request, but not for all together", n))
 	}
 	if n := e.Reasons[ReasonTooMany]; n > 0 {
-		facts = append(facts, fmt.Sprintf("on %d nodes the claim would get more than %d devices", n, resourceapi.AllocationResultsMaxSize))
+		facts = append(facts, fmt.Sprintf("on %d node(s) the claim would get more than %d devices", n, resourceapi.AllocationResultsMaxSize))
 	}
 	// The way out must not be what is cut off.
 	release := ""
@@ -82,25 +85,52 @@ func (r *RequestExplanation) isAlternativeOf(o *RequestExplanation) bool {
 func (e *Explanation) troubles() []string {
 	var facts []string
 	if len(e.SelectorErrors) > 0 {
-		facts = append(facts, clip(e.SelectorErrors[0].String(), 5*maxQuoted)+more(len(e.SelectorErrors)-1, "device"))
+		facts = append(facts, clip(e.SelectorErrors[0].String(), 5*maxQuoted)+more(e.failedExpressions()-1, "expression"))
 	}
 	if len(e.Pools) > 0 {
 		facts = append(facts, clip(e.Pools[0].String(), 2*maxQuoted)+more(len(e.Pools)-1, "pool"))
 	}
 	if n := e.Reasons[ReasonUndecided]; n > 0 {
-		facts = append(facts, fmt.Sprintf("%d nodes undecided: timed out while searching for devices", n))
+		facts = append(facts, fmt.Sprintf("%d node(s) undecided: timed out while searching for devices", n))
 	}
 	return facts
+}
+
+// failedExpressions counts the expressions that failed. On how many devices is what requests say.
+func (e *Explanation) failedExpressions() int {
+	different := map[string]struct{}{}
+	for i := range e.SelectorErrors {
+		different[e.SelectorErrors[i].expression()] = struct{}{}
+	}
+	return len(different)
+}
+
+// who names a request as its user knows it.
+func who(subject, request, claim string) string {
+	if subject != "" {
+		return clip(subject, 2*maxQuoted)
+	}
+	return fmt.Sprintf("request %q of claim %s", clip(request, 2*maxQuoted), clip(claim, maxQuoted))
 }
 
 // String says how the devices look to the request, such as
 //
 //	request "gpu" of claim train: 72 of 80 gpu.nvidia.com devices held, 6 filtered by selector "memory>=80Gi", 2 tainted gpu-lost
+//
+// or, if no node could satisfy it whoever releases devices, only that.
 func (r *RequestExplanation) String() string {
-	text := fmt.Sprintf("request %q of claim %s: ", clip(r.Request, 2*maxQuoted), clip(r.Claim, maxQuoted))
+	text := who(r.Subject, r.Request, r.Claim) + ": "
 	class := clip(r.DeviceClass, maxQuoted)
-	if r.Devices <= 0 {
-		return text + fmt.Sprintf("no %s devices", class)
+	switch {
+	case r.Offered <= 0:
+		return text + "no ResourceSlice offers devices to the nodes"
+	case r.Devices <= 0:
+		return text + fmt.Sprintf("0 of %d devices match class %s's selectors", r.Offered, class)
+	}
+	if r.Limit != nil {
+		if limit := r.Limit.describe(class, len(r.FilteredBy) > 0); limit != "" {
+			return text + limit
+		}
 	}
 	var facts []string
 	fact := func(n int, what string) {
@@ -113,7 +143,8 @@ func (r *RequestExplanation) String() string {
 		}
 	}
 	fact(r.Held, "held")
-	fact(r.Exhausted, "without enough left of their capacity or of shared counters")
+	fact(r.Full, "shared by others, with too little capacity left")
+	fact(r.Exhausted-r.Full, "blocked by devices in use that take from the same shared counters")
 	fact(r.Incompatible, "incompatible with devices in use beside them (compatibilityGroups)")
 	for _, f := range r.FilteredBy {
 		fact(f.Devices, "filtered by selector "+quote(clip(f.Expression, maxQuoted)))
@@ -136,16 +167,24 @@ func (r *RequestExplanation) String() string {
 
 // String says the same as SelectorError.
 func (e *SelectorErrorExplanation) String() string {
-	of := ""
-	if e.DeviceClass != "" {
-		of = fmt.Sprintf(" of device class %q", e.DeviceClass)
+	of := fmt.Sprintf("claim %s/%s, request %q", e.Namespace, e.Claim, e.Request)
+	if e.Subject != "" {
+		of = e.Subject
 	}
-	if e.Attribute != "" {
-		return fmt.Sprintf("claim %s/%s, request %q: derived attribute %s (%s) failed on device %s/%s/%s: %s",
-			e.Namespace, e.Claim, e.Request, e.Attribute, quote(e.Expression), e.Driver, e.Pool, e.Device, e.Message)
+	return fmt.Sprintf("%s: %s failed, for example on device %s/%s/%s: %s", of, e.expression(), e.Driver, e.Pool, e.Device, e.Message)
+}
+
+// expression says what failed.
+func (e *SelectorErrorExplanation) expression() string {
+	switch {
+	case e.Attribute != "":
+		return fmt.Sprintf("derived attribute %s (%s)", e.Attribute, quote(e.Expression))
+	case e.Expression == "":
+		return "the comparison of the requested capacity"
+	case e.DeviceClass != "":
+		return fmt.Sprintf("selector %s of device class %q", quote(e.Expression), e.DeviceClass)
 	}
-	return fmt.Sprintf("claim %s/%s, request %q: selector %s%s failed on device %s/%s/%s: %s",
-		e.Namespace, e.Claim, e.Request, quote(e.Expression), of, e.Driver, e.Pool, e.Device, e.Message)
+	return "selector " + quote(e.Expression)
 }
 
 // String names the pool and what is wrong with it.
@@ -153,21 +192,68 @@ func (p *PoolExplanation) String() string {
 	return fmt.Sprintf("pool %s/%s is %s: %s", p.Driver, p.Pool, p.Kind, p.Detail)
 }
 
-// String says which claims are in the way, such as "node n1 would do without claims default/a, default/b".
+// InNamespace returns the explanation for who may read one namespace only: of claims of others it has the number.
+func (e *Explanation) InNamespace(namespace string) *Explanation {
+	out := *e
+	out.Holders = make([]NodeHolders, len(e.Holders))
+	for i := range e.Holders {
+		out.Holders[i] = NodeHolders{
+			Node:    e.Holders[i].Node,
+			Release: anonymous(e.Holders[i].Release, namespace),
+			Holders: anonymous(e.Holders[i].Holders, namespace),
+		}
+	}
+	return &out
+}
+
+// anonymous takes the names from claims of other namespaces, which come last.
+func anonymous(claims []ClaimHolder, namespace string) []ClaimHolder {
+	var named, unnamed []ClaimHolder
+	for i := range claims {
+		if claims[i].Namespace == namespace {
+			named = append(named, claims[i])
+		} else {
+			unnamed = append(unnamed, ClaimHolder{InFlight: claims[i].InFlight, Devices: claims[i].Devices})
+		}
+	}
+	return append(named, unnamed...)
+}
+
+// String says which claims are in the way, such as "would fit on node n1 if claims default/a, default/b were released".
 func (h *NodeHolders) String() string {
-	names := make([]string, 0, maxNamed)
-	for _, claim := range h.Release[:min(maxNamed, len(h.Release))] {
+	names := make([]string, 0, len(h.Release))
+	foreign := 0
+	for _, claim := range h.Release {
+		if claim.Claim == "" {
+			foreign++
+			continue
+		}
 		names = append(names, clip(claim.Namespace+"/"+claim.Claim, maxQuoted))
 	}
-	what := "claims"
-	if len(h.Release) == 1 {
-		what = "claim"
+	return fmt.Sprintf("would fit on node %s if %s were released", clip(h.Node, maxQuoted), ListClaims(names, foreign))
+}
+
+// ListClaims lists claims, at most three of them by name, and counts those of other namespaces. There is at least one.
+func ListClaims(names []string, foreign int) string {
+	text := ""
+	if n := len(names); n > 0 {
+		text = plural(n, "claim") + " " + strings.Join(names[:min(maxNamed, n)], ", ")
+		if n > maxNamed {
+			text += fmt.Sprintf(" and %d more", n-maxNamed)
+		}
+		if foreign == 0 {
+			return text
+		}
+		text += " and "
 	}
-	text := fmt.Sprintf("node %s would do without %s %s", clip(h.Node, maxQuoted), what, strings.Join(names, ", "))
-	if n := len(h.Release) - maxNamed; n > 0 {
-		text += fmt.Sprintf(" and %d more", n)
+	return text + fmt.Sprintf("%d %s of other namespaces", foreign, plural(foreign, "claim"))
+}
+
+func plural(n int, what string) string {
+	if n == 1 {
+		return what
 	}
-	return text
+	return what + "s"
 }
 
 // quote puts text into quotes that it does not contain, if there are any, so that it can be read and copied.

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"context"
 	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -25,6 +26,31 @@ const (
 	ReasonConstraints   Reason = "free devices do not satisfy all requests and constraints together"
 	ReasonTooMany       Reason = "the claim would get more devices than one allocation can list"
 )
+
+// OfNodes is the reason as the scheduler tells it, behind the number of nodes that have it.
+func (r Reason) OfNodes() string {
+	switch r {
+	case ReasonUndecided:
+		return "node(s) undecided: timed out while searching for devices"
+	case ReasonSelectorError:
+		return "node(s) with devices on which a CEL selector failed"
+	case ReasonPool:
+		return "node(s) with a resource pool that is incomplete or invalid"
+	case ReasonNoMatch:
+		return "node(s) with too few devices that match the claim"
+	case ReasonUnsupported:
+		return "node(s) whose matching devices need a feature that is not supported"
+	case ReasonTainted:
+		return "node(s) whose matching devices have taints that the claim does not tolerate"
+	case ReasonHeld:
+		return "node(s) whose matching devices are held by other claims"
+	case ReasonConstraints:
+		return "node(s) whose free devices do not satisfy all requests and constraints together"
+	case ReasonTooMany:
+		return "node(s) on which the claim would get more devices than one allocation can list"
+	}
+	return string(r)
+}
 
 // Failure is why a node was refused, with the counts that the decision was made from.
 type Failure struct {
@@ -99,24 +125,28 @@ type RequestCounts struct {
 	Errors int
 	// TooSmall passed all selectors and have less capacity than is required, even when nothing of it is taken.
 	TooSmall int
-	// Matching passed all selectors; the following are parts of it, and may overlap.
+	// Matching passed all selectors. Each of them is in exactly one of Unsupported, Tainted, Held, Incompatible, Exhausted and Free: in the
+	// first that is true of it, in this order. What comes later does not matter until that is mended: the holder of a tainted device may
+	// go, and the device is no better.
 	Matching int
-	// Held have a holder. Always 0 for admin access.
-	Held int
-	// Exhausted have less left of a shared counter or of their capacity than the request needs.
-	Exhausted int
-	// Incompatible have no compatibility group in common with devices in use that take of the same counters.
-	Incompatible int
-	// Tainted have a taint that is not tolerated; Taints counts by the key of the first such taint.
-	Tainted int
-	Taints  map[string]int
 	// Unsupported consume shared counters while that feature is off, or are NodeAllocatable or Skipping.
 	Unsupported int
 	// NodeAllocatable stand for CPU or memory of a node, which nobody accounts for.
 	NodeAllocatable int
 	// Skipping need node operations to be skipped, which the node cannot, or which is not enabled.
 	Skipping int
-	// Free is Matching without Held, Exhausted, Incompatible, Tainted and Unsupported.
+	// Tainted have a taint that is not tolerated; Taints counts by the key of the first such taint.
+	Tainted int
+	Taints  map[string]int
+	// Held have a holder. Always 0 for admin access.
+	Held int
+	// Exhausted have less left of a shared counter or of their capacity than the request needs.
+	Exhausted int
+	// Full are those of Exhausted that lack capacity: they allow multiple allocations, and their holders leave too little.
+	Full int
+	// Incompatible have no compatibility group in common with devices in use that take of the same counters.
+	Incompatible int
+	// Free can be had, each alone.
 	Free int
 }
 
@@ -160,9 +190,16 @@ func (e *SelectorError) explanation() SelectorErrorExplanation {
 
 func (e *SelectorError) Unwrap() error { return e.Err }
 
-func selectorError(reqs *Requests, a *alternative, p *inventory.NodePool, device int) *SelectorError {
-	object := reqs.objects[a.request.claim]
-	expression, ofClass, err := a.matcher.Error(p, device)
+func selectorError(in *Input, a *alternative, p *inventory.NodePool, device int) *SelectorError {
+	object := in.Requests.objects[a.request.claim]
+	var expression string
+	var ofClass bool
+	var err error
+	in.evaluate(func(ctx context.Context) error {
+		var interrupted error
+		expression, ofClass, err, interrupted = a.matcher.Error(ctx, p, device)
+		return interrupted
+	})
 	e := &SelectorError{
 		Namespace: object.Namespace, Claim: object.Name, Request: a.resultName(), Expression: expression,
 		Driver: p.ID().Driver, Pool: p.ID().Pool, Device: p.Device(device).Name, Err: err,
@@ -174,12 +211,11 @@ func selectorError(reqs *Requests, a *alternative, p *inventory.NodePool, device
 }
 
 // newFailure says why the node was refused. s is the search that failed, nil if counting was enough.
-func newFailure(in Input, devices *inventory.NodeDevices, s *search) *Failure {
-	f := &Failure{Pools: devices.Problems}
+func newFailure(in *Input, devices *inventory.NodeDevices, s *search) *Failure {
 	if s != nil && s.err != nil {
-		f.Reason, f.Err = ReasonUndecided, s.err
-		return f
+		return newUndecided(devices, s.err)
 	}
+	f := &Failure{Pools: devices.Problems}
 	f.Requests = make([]RequestCounts, 0, len(in.Requests.lanes)*len(devices.Pools))
 	worst := fits
 	var broken *SelectorError
@@ -189,7 +225,7 @@ func newFailure(in Input, devices *inventory.NodeDevices, s *search) *Failure {
 			best = max(best, f.count(in, devices, a))
 		}
 		if best == noMatch && broken == nil {
-			broken = firstError(in.Requests, devices, r)
+			broken = firstError(in, devices, r)
 		}
 		worst = min(worst, best)
 	}
@@ -211,20 +247,28 @@ func newFailure(in Input, devices *inventory.NodeDevices, s *search) *Failure {
 			f.Reason = ReasonPool
 		}
 	}
+	if in.interrupted != nil {
+		return newUndecided(devices, in.interrupted)
+	}
 	return f
+}
+
+// newUndecided says that the search ended early.
+func newUndecided(devices *inventory.NodeDevices, err error) *Failure {
+	return &Failure{Reason: ReasonUndecided, Pools: devices.Problems, Err: err}
 }
 
 // firstError returns the first device on which a selector of the request failed, if the request would get enough
 // devices were those on which one failed to match.
-func firstError(reqs *Requests, devices *inventory.NodeDevices, r *request) *SelectorError {
+func firstError(in *Input, devices *inventory.NodeDevices, r *request) *SelectorError {
 	for _, a := range r.alternatives {
 		possible := 0
 		var first *SelectorError
 		for _, p := range devices.Pools {
-			match := a.matcher.On(p)
+			match := in.match(a, p)
 			possible += match.Match.Count() + match.Errors.Count()
 			if first == nil && match.Errors != nil {
-				first = selectorError(reqs, a, p, match.Errors.Next(0))
+				first = selectorError(in, a, p, match.Errors.Next(0))
 			}
 		}
 		if first != nil && possible >= a.count {
@@ -251,37 +295,24 @@ func (l level) reason() Reason {
 }
 
 // count adds the counts for one alternative and says how far it gets.
-func (f *Failure) count(in Input, devices *inventory.NodeDevices, a *alternative) level {
+func (f *Failure) count(in *Input, devices *inventory.NodeDevices, a *alternative) level {
 	matching, supported, untainted, free := 0, 0, 0, 0
 	for _, p := range devices.Pools {
-		match := a.matcher.On(p)
+		match := in.match(a, p)
 		c := RequestCounts{
 			Claim: a.request.claim, Request: a.request.position, Alternative: a.position, Pool: p, Wanted: a.count,
-			Devices: p.Visible(), Errors: match.Errors.Count(), Matching: match.Match.Count(),
-			Tainted: match.Tainted.Count(), Unsupported: match.Match.AndCount(p.Unsupported()), TooSmall: match.Small.Count(),
-			NodeAllocatable: match.Match.AndCount(p.NodeAllocatable()), Skipping: match.Match.AndCount(p.Skipping()),
+			Devices: p.Visible(), Errors: match.Errors.Count(), Matching: match.Match.Count(), TooSmall: match.Small.Count(),
 		}
 		if c.Matching+c.Errors+c.TooSmall < c.Devices {
-			c.FilteredByClass, c.FilteredBy = a.matcher.Rejections(p)
+			in.evaluate(func(ctx context.Context) (err error) {
+				c.FilteredByClass, c.FilteredBy, err = a.matcher.Rejections(ctx, p)
+				return err
+			})
 		}
-		state := stateOf(p, in.Usage)
-		var others bitset.Set
-		if !a.admin {
-			others = state.held
-			c.Held = match.Match.AndCount(others)
-		}
-		c.Exhausted = exhausted(p, match, state, others)
-		c.Incompatible = incompatible(p, match, state, others)
-		c.Free = state.free(p, match, a)
-		untainted += match.Usable.AndNotCount(p.Unsupported())
-		if match.Tainted != nil {
-			c.Taints = make(map[string]int)
-			for i := match.Tainted.Next(0); i >= 0; i = match.Tainted.Next(i + 1) {
-				c.Taints[a.matcher.RefusedTaint(p.Device(i)).Key]++
-			}
-		}
+		c.sortMatching(p, match, stateOf(p, in.Usage), a)
 		matching += c.Matching
 		supported += c.Matching - c.Unsupported
+		untainted += c.Matching - c.Unsupported - c.Tainted
 		free += c.Free
 		f.Requests = append(f.Requests, c)
 	}
@@ -304,26 +335,40 @@ func (f *Failure) count(in Input, devices *inventory.NodeDevices, a *alternative
 	return fits
 }
 
-// exhausted counts the devices that are not held and for which too little is left of counters or capacity.
-func exhausted(p *inventory.NodePool, match *inventory.PoolMatch, state *poolState, held bitset.Set) int {
-	n := state.crowded(p, match, match.Match, held)
-	for i := state.short.Next(0); i >= 0; i = state.short.Next(i + 1) {
-		if match.Match.Has(i) && !held.Has(i) && !p.Unsupported().Has(i) && !state.incompatible.Has(i) {
-			n++
+// sortMatching puts each matching device under the first reason for which it cannot be had.
+func (c *RequestCounts) sortMatching(p *inventory.NodePool, match *inventory.PoolMatch, state *poolState, a *alternative) {
+	rest := match.Match.Clone()
+	take := func(set bitset.Set) int {
+		n := rest.AndCount(set)
+		rest.AndNot(set)
+		return n
+	}
+	c.NodeAllocatable = take(p.NodeAllocatable())
+	c.Skipping = take(p.Skipping())
+	c.Unsupported = c.NodeAllocatable + c.Skipping + take(p.Unsupported())
+	for i := match.Tainted.Next(0); i >= 0; i = match.Tainted.Next(i + 1) {
+		if rest.Has(i) {
+			if c.Taints == nil {
+				c.Taints = make(map[string]int)
+			}
+			c.Taints[a.matcher.RefusedTaint(p.Device(i)).Key]++
 		}
 	}
-	return n
-}
-
-// incompatible counts the devices that are not held and that the compatibility groups of those in use rule out.
-func incompatible(p *inventory.NodePool, match *inventory.PoolMatch, state *poolState, held bitset.Set) int {
-	n := 0
-	for i := state.incompatible.Next(0); i >= 0; i = state.incompatible.Next(i + 1) {
-		if match.Match.Has(i) && !held.Has(i) && !p.Unsupported().Has(i) {
-			n++
+	c.Tainted = take(match.Tainted)
+	if !a.admin {
+		c.Held = take(state.held)
+	}
+	c.Incompatible = take(state.incompatible)
+	if state.room != nil {
+		for i := p.Shareable().Next(0); i >= 0; i = p.Shareable().Next(i + 1) {
+			if rest.Has(i) && state.lacksRoom(p, match, i) {
+				rest.Remove(i)
+				c.Full++
+			}
 		}
 	}
-	return n
+	c.Exhausted = c.Full + take(state.short)
+	c.Free = rest.Count()
 }
 
 // countConstraints says how far each matchAttribute constraint gets when nothing else is asked for.

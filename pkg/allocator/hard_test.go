@@ -44,6 +44,7 @@ func TestHardRequestsTakeFewSteps(t *testing.T) {
 		"the hardest last: what is impossible shows only at the last of 8 requests":      {hardLast(), 300, false},
 		"a way that is found late: the first half of the devices leads nowhere":          {hardLate(), 1000, true},
 		"partitions: what is left of a GPU counts, not how it came to that":              {hardHistory(), 3000, false},
+		"a device of an unknown kind, which may only come first, and others before it":   {hardUnknownKind(), 100, true},
 		"two claims for halves of 8 roots of which each has enough for one, and a third": {hardClaims(), 500, false},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -111,6 +112,19 @@ func (w *world) distinct(attribute string, requests ...string) *world {
 		DistinctAttribute: ptr.To(resourceapi.FullyQualifiedName("a.example.com/" + attribute)), Requests: requests,
 	})
 	return w
+}
+
+// hardUnknownKind has 7 devices and one way: the second claim's devices of different links have to be 4, 5 and 6, because that of an unknown
+// kind comes first and the others behind it. So the first claim has to take 5, which the other one gets with admin access, and not 0, 2 and
+// 3, which are like it.
+func hardUnknownKind() *world {
+	w := rig()
+	w.classes[0].Spec.Selectors = nil // they fail on attributes of unknown kinds
+	devices := numbered(7, map[string]func(int) int{"link": func(i int) int { return []int{1, 2, 1, 1, 0, 1, 2}[i] }})
+	devices[4].Attributes["link"] = resourceapi.DeviceAttribute{IntValues: []int64{1}}
+	w.node("n1", devices...)
+	w.claim("c1", exactly("a", 3)).match("link")
+	return w.claim("c2", adminAccess(exactly("any", 1)), adminAccess(exactly("different", 3)), exactly("rest", 2)).distinct("link", "different")
 }
 
 func per(n int) func(int) int { return func(i int) int { return i / n } }

@@ -86,7 +86,7 @@ func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Fail
 // ctx or the options did not leave enough time to tell.
 func Blockers(ctx context.Context, in Input, opts HolderOptions) *NodeHolders {
 	opts.setDefaults()
-	in.Policy, in.Scoring = FirstFit, NoScoring // only whether there is an answer matters
+	in.ctx, in.Policy, in.Scoring = ctx, FirstFit, NoScoring // only whether there is an answer matters
 	holders, pools := holdersOn(in, opts.Keep)
 	if len(holders) == 0 {
 		return nil
@@ -134,7 +134,7 @@ func holdersOn(in Input, keep sets.Set[types.UID]) ([]ClaimHolder, []usage.PoolI
 	index := make(map[types.UID]int)
 	for _, p := range in.Inventory.ForNode(in.Node).Pools {
 		id := usage.PoolID(p.ID())
-		wanted := in.Requests.wantedFrom(p)
+		wanted := in.wantedFrom(p)
 		if in.Usage.Pool(id) == nil || wanted.Empty() {
 			continue
 		}
@@ -180,11 +180,11 @@ func isInTheWay(p *inventory.NodePool, wanted bitset.Set, i int) bool {
 
 // wantedFrom are the devices of the pool that some request would take if nobody held them. Admin access does not
 // mind holders, but needs what they leave of counters and capacity.
-func (r *Requests) wantedFrom(p *inventory.NodePool) bitset.Set {
+func (in *Input) wantedFrom(p *inventory.NodePool) bitset.Set {
 	wanted := bitset.New(p.Len())
-	for _, a := range r.lanes {
+	for _, a := range in.Requests.lanes {
 		if !a.admin || p.Consumers() != nil || p.Shareable() != nil {
-			wanted.Or(a.matcher.On(p).Match)
+			wanted.Or(in.match(a, p).Match)
 		}
 	}
 	return wanted
@@ -231,7 +231,7 @@ func (f *Failure) lacks() (n int, ok bool) {
 			for ; i < len(f.Requests) && f.Requests[i].Claim == first.Claim && f.Requests[i].Request == first.Request &&
 				f.Requests[i].Alternative == alternative; i++ {
 				c := &f.Requests[i]
-				possible += c.Matching - max(c.Tainted, c.Unsupported)
+				possible += c.Matching - c.Tainted - c.Unsupported
 				free += c.Free
 			}
 			if wanted == 0 { // all

@@ -324,7 +324,7 @@ func TestExplanationIsAValue(t *testing.T) {
 			}
 		}
 		explain := func() *Explanation {
-			e := Explain(requests, maps.All(failures))
+			e := Explain(requests, maps.All(failures), Naming{})
 			e.Holders = FindHolders(context.Background(), in, maps.All(failures), w.nodeNamed, HolderOptions{})
 			e.PerNode = ExplainNodes(requests, maps.All(failures), 2)
 			return e
@@ -363,7 +363,7 @@ func TestExplanationInYAML(t *testing.T) {
 		in.Node = node
 		failures[node.Name] = Check(context.Background(), in).Failure
 	}
-	e := Explain(requests, maps.All(failures))
+	e := Explain(requests, maps.All(failures), Naming{})
 	in.Node = w.nodes[0]
 	e.Holders = []NodeHolders{{
 		Node:    "n1",
@@ -403,6 +403,7 @@ requests:
   held: 1
   matching: 4
   namespace: default
+  offered: 5
   request: gpu
   tainted: 1
   taints:

@@ -30,7 +30,10 @@ func (s *search) prepare(a *alternative) bool {
 	l := lane{candidates: s.newSet(), wanted: a.count}
 	blocked := false
 	for i, p := range s.pools {
-		match := a.matcher.On(p)
+		match := s.in.match(a, p)
+		if s.err = s.in.interrupted; s.err != nil {
+			return false
+		}
 		s.matches = append(s.matches, match)
 		base := s.starts[i] / 64
 		if match.Errors != nil {

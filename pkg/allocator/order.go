@@ -31,6 +31,8 @@ type deviceOrder struct {
 type worth struct {
 	// unjudged is 1 for a device on which a selector failed, to which the search should not come without need.
 	unjudged int
+	// unready is 1 for a device with binding conditions, for which its pod would wait.
+	unready int
 	// size is the device's share of the largest one, by the capacities that all devices compared with it have; of a
 	// device that several may share, what is left of those.
 	size float64
@@ -39,7 +41,7 @@ type worth struct {
 }
 
 func (w worth) compare(o worth) int {
-	return cmp.Or(cmp.Compare(w.unjudged, o.unjudged), cmp.Compare(w.size, o.size), cmp.Compare(w.portion, o.portion), cmp.Compare(w.left, o.left))
+	return cmp.Or(cmp.Compare(w.unjudged, o.unjudged), cmp.Compare(w.unready, o.unready), cmp.Compare(w.size, o.size), cmp.Compare(w.portion, o.portion), cmp.Compare(w.left, o.left))
 }
 
 // preferSteps bounds the look for an answer in the order of a policy. Many looks end after fewer steps than shortPrefer,
@@ -164,6 +166,9 @@ func (s *search) weigh(devices bitset.Set) {
 	}
 	for device := devices.Next(0); device >= 0; device = devices.Next(device + 1) {
 		w := &o.worth[device]
+		if p := s.poolOf(device); len(s.pools[p].Device(device-s.starts[p]).BindingConditions) > 0 {
+			w.unready = 1
+		}
 		for k, most := range o.most {
 			if most > 0 {
 				w.size += o.sizes[device*n+k] / most

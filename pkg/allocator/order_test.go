@@ -24,6 +24,10 @@ func memory(name, amount string) resourceapi.Device {
 }
 
 func TestSmallestFit(t *testing.T) {
+	attachable := func(device resourceapi.Device) resourceapi.Device {
+		device.BindingConditions, device.BindingFailureConditions = []string{"attached"}, []string{"failed"}
+		return device
+	}
 	kind := func(device resourceapi.Device, kind string) resourceapi.Device {
 		device.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"kind": {StringValue: &kind}}
 		return device
@@ -45,6 +49,14 @@ func TestSmallestFit(t *testing.T) {
 		"the smallest": {
 			world: rig().node("n1", cards...).claim("c", exactly("gpu", 1)),
 			want:  []string{"n1/small"},
+		},
+		"a ready one before a smaller one that its pod would wait for": {
+			world: rig().node("n1", attachable(memory("small", "16Gi")), memory("large", "80Gi"), memory("middle", "40Gi")).claim("c", exactly("gpu", 1)),
+			want:  []string{"n1/middle"},
+		},
+		"the smallest of those that the pod would wait for": {
+			world: rig().node("n1", attachable(memory("middle", "40Gi")), attachable(memory("small", "16Gi")), memory("large", "80Gi")).claim("c", exactly("gpu", 2)),
+			want:  []string{"n1/large", "n1/small"},
 		},
 		"the first of equals, then the next larger": {
 			world: rig().node("n1", cards...).claim("c", exactly("gpu", 3)),

@@ -24,6 +24,7 @@ type parts struct {
 	units [][]int
 
 	values   [][]int32 // by constraint.index and device: the number of the value within the part, see numberValues
+	unknown  [][]int32 // by constraint.index and device: see countUnknown; nil if no device has a value of an unknown kind
 	counters [][]int32 // by device and use: the number of the counter within the part
 
 	signs, statuses, known map[string]int32 // what a device is like, what is left of it, what there is in a part → number
@@ -120,6 +121,7 @@ func newParts(s *search) *parts {
 		}
 	}
 	ps.numberValues(s)
+	ps.countUnknown(s)
 	ps.numberCounters(s)
 	return ps
 }
@@ -169,6 +171,34 @@ func (ps *parts) numberValues(s *search) {
 	}
 }
 
+// countUnknown counts, for each constraint, the devices with a value of an unknown kind that come before each device in the order of devices.
+// Such a device may only be the first under the constraint, so devices before it and behind it are not alike.
+func (ps *parts) countUnknown(s *search) {
+	ps.unknown = make([][]int32, len(ps.values))
+	for c, numbers := range ps.values {
+		var positions []int
+		for device, number := range numbers {
+			if number < 0 {
+				positions = append(positions, s.deviceOrder.at(device))
+			}
+		}
+		if len(positions) == 0 {
+			continue
+		}
+		ps.unknown[c] = make([]int32, len(numbers))
+		for device, n := range ps.of {
+			if n < 0 {
+				continue // nobody may take it
+			}
+			for _, position := range positions {
+				if position < s.deviceOrder.at(device) {
+					ps.unknown[c][device]++
+				}
+			}
+		}
+	}
+}
+
 // numberCounters numbers the counters that devices of each part use, in the order of the devices.
 func (ps *parts) numberCounters(s *search) {
 	if s.ledger.consumers == nil {
@@ -210,6 +240,9 @@ func (ps *parts) sign(s *search, v *view, device int) (sign []byte, ok bool) {
 		sign = binary.AppendUvarint(sign, uint64(lane))
 		for _, c := range a.constraints {
 			sign = binary.AppendVarint(sign, int64(ps.values[c.index][device]))
+			if before := ps.unknown[c.index]; before != nil {
+				sign = binary.AppendVarint(sign, int64(before[device]))
+			}
 		}
 		if candidate && s.ledger.shareable.Has(device) {
 			for _, takes := range s.takes(a, device) {

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"context"
 	"math/bits"
 	"slices"
 	"sort"
@@ -156,7 +157,7 @@ func (s *search) bind(c *constraint, a *alternative, device int) bool {
 	p := s.poolOf(device)
 	column := s.column(c, a.derivation(c), p)
 	if column.Errors().Has(device - s.starts[p]) {
-		s.selectorError = derivationError(s.reqs, a, c, s.pools[p], device-s.starts[p])
+		s.selectorError = derivationError(s.reqs, a, c, s.pools[p], device-s.starts[p], column)
 		return false
 	}
 	values := column.Values(device - s.starts[p])
@@ -197,7 +198,15 @@ func (s *search) unbind(c *constraint) {
 // column has the values of the constraint's attribute in one pool, derived if from is not nil.
 func (s *search) column(c *constraint, from *inventory.Derivation, pool int) *inventory.Column {
 	if from != nil {
-		return s.pools[pool].Derived(from)
+		var column *inventory.Column
+		s.in.evaluate(func(ctx context.Context) (err error) {
+			column, err = s.pools[pool].Derived(ctx, from)
+			return err
+		})
+		if s.err == nil {
+			s.err = s.in.interrupted
+		}
+		return column
 	}
 	if g := s.groups[c.index]; g != nil && g.column != nil {
 		return g.column

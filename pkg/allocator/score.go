@@ -73,13 +73,13 @@ func (o occupancy) permille() int64 {
 func (o *occupancy) add(seen *glance, in *Input, a *alternative) {
 	wanted := a.count
 	for p, t := range seen.pools(in.Usage) {
-		match := a.matcher.On(p)
+		match := in.match(a, p)
 		usable := match.Usable.AndNotCount(p.Unsupported())
 		if usable == 0 {
 			continue
 		}
 		o.total += usable * wholeDevice
-		o.held += (usable - t.count(p, a).free) * wholeDevice
+		o.held += (usable - t.count(in, p, a).free) * wholeDevice
 		if p.Shareable() != nil && match.Usable.Intersects(p.Shareable()) {
 			o.held += t.state.shared(p, match)
 			wanted = 0 // a share takes part of a device only

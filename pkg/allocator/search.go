@@ -96,6 +96,7 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 		picks: s.picks[:0], used: s.used[:0], chosen: s.chosen[:0], order: s.order[:0], groups: s.groups[:0],
 		matches: s.matches[:0], ledger: s.ledger, deviceOrder: s.deviceOrder, spare: s.spare, scratch: s.scratch,
 	}
+	s.in.ctx, s.in.interrupted = ctx, nil
 	s.deviceOrder.ranked = false
 	s.opens, s.choices, s.sums.namesOf, s.sums.capacities = s.opens[:0], s.choices[:0], s.sums.namesOf[:0], s.sums.capacities[:0]
 	for _, p := range s.pools {
@@ -128,6 +129,10 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 
 // release gives the memory to the next search.
 func (s *search) release() {
+	if s.begun {
+		s.in.Attempt.End()
+		s.begun = false
+	}
 	for _, g := range s.groups {
 		if g != nil {
 			*g = grouping{}
@@ -529,7 +534,7 @@ func (s *search) takeAll(i int, a *alternative, l *lane) bool {
 // fail ends the search because the alternative needs to judge a device on which a selector fails.
 func (s *search) fail(a *alternative, device int) bool {
 	p := s.poolOf(device)
-	s.selectorError = selectorError(s.reqs, a, s.pools[p], device-s.starts[p])
+	s.selectorError = selectorError(&s.in, a, s.pools[p], device-s.starts[p])
 	return false
 }
 

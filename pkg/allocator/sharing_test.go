@@ -96,6 +96,15 @@ func (w *world) share(device, capacity, quantity string) *world {
 	return w
 }
 
+// shareOnly lets a claim have a share of "pool/device" that takes no capacity.
+func (w *world) shareOnly(device string) *world {
+	w.share(device, "none", "0")
+	w.shares[len(w.shares)-1].ConsumedCapacity = nil
+	return w
+}
+
+func noCapacity(_ int, d *resourceapi.Device) { d.Capacity = nil }
+
 // takes makes a request require capacity.
 func takes(request resourceapi.DeviceRequest, capacity, quantity string) resourceapi.DeviceRequest {
 	request.Exactly.Capacity = &resourceapi.CapacityRequirements{
@@ -331,6 +340,46 @@ func TestSharedCountersAndCapacity(t *testing.T) {
 				share("n1/gpu-0", memory, "1").share("n1/gpu-0", memory, "1").claim("c", takes(exactly("r", 1), memory, "1")),
 			want: []string{"r gpu-0 memory=1"},
 		},
+		"a share keeps the partitions off that its device overlaps": {
+			world: rig().node("n1", gpus(2, shareable(memory, "10", 0), consumes(set, memory, "4"))...).counters("n1", set, memory, "5").
+				share("n1/gpu-0", memory, "1").claim("c", exactly("r", 1, `device.attributes["a.example.com"].index == 1`)),
+		},
+		"a share without capacity has taken the counters of its device once": {
+			world: rig().node("n1", gpus(1, shareable(memory, "10"), consumes(set, memory, "4"), noCapacity)...).counters("n1", set, memory, "5").
+				shareOnly("n1/gpu-0").claim("c", exactly("r", 1)),
+			want: []string{"r gpu-0"},
+		},
+		"what was tried and refused for a taint leaves its counters": {
+			world: rig().node("n1", gpus(2, taint("lost", 0), consumes(set, memory, "4"))...).counters("n1", set, memory, "5").claim("c", exactly("r", 1)),
+			want:  []string{"r gpu-1"},
+		},
+		"what was tried and refused for a constraint leaves its counters": {
+			world: rig().node("n1", gpus(4, consumes(set, memory, "3"))...).counters("n1", set, memory, "6").
+				claim("c", exactly("r", 1, `device.attributes["a.example.com"].index == 3`), exactly("s", 1, `device.attributes["a.example.com"].index != 3`)).
+				matchAttribute("a.example.com/root"),
+			want: []string{"r gpu-3", "s gpu-2"},
+		},
+		"a share that was tried and taken back leaves its counters": {
+			world: rig().node("n1", gpus(3, shareable(memory, "10", 0), consumes(set, memory, "4", 0), consumes(set, memory, "5", 1))...).counters("n1", set, memory, "5").
+				claim("c", exactly("r", 1), exactly("s", 1, `device.attributes["a.example.com"].index == 1`)),
+			want: []string{"r gpu-2", "s gpu-1"},
+		},
+		"admin access gives a claim no device twice": {
+			world: rig().node("n1", gpus(1)...).hold("n1/gpu-0").claim("c", adminAccess(exactly("r", 1)), adminAccess(exactly("s", 1))),
+		},
+		"admin access gives a second claim the device of the first": {
+			world: rig().node("n1", gpus(1)...).hold("n1/gpu-0").claim("c", adminAccess(exactly("r", 1))).claim("d", adminAccess(exactly("s", 1))),
+			want:  []string{"r gpu-0", "s gpu-0"},
+		},
+		"all devices as the second alternative": {
+			world: rig().node("n1", gpus(3)...).claim("c", firstOf("r", exactly("five", 5), all("rest"))),
+			want:  []string{"r/rest gpu-0", "r/rest gpu-1", "r/rest gpu-2"},
+		},
+		"an alternative beside all devices of another request": {
+			world: rig().node("n1", gpus(3)...).
+				claim("c", all("r", `device.attributes["a.example.com"].index < 2`), firstOf("s", all("those", `device.attributes["a.example.com"].index < 2`), exactly("one", 1))),
+			want: []string{"r gpu-0", "r gpu-1", "s/one gpu-2"},
+		},
 		"no share if counters are used up": {
 			world: rig().node("n1", gpus(2, shareable(memory, "10", 0), consumes(set, memory, "3"))...).counters("n1", set, memory, "5").
 				hold("n1/gpu-1").claim("c", exactly("r", 1)),
@@ -393,7 +442,7 @@ func TestSharedCountersAndCapacity(t *testing.T) {
 			if diff := cmp.Diff(upstream, result.Allocations, cmpopts.IgnoreFields(resourceapi.DeviceRequestAllocationResult{}, "ShareID")); diff != "" {
 				t.Errorf("allocation (-upstream +ours):\n%s", diff)
 			}
-			checkShareIDs(t, result.Allocations)
+			checkShareIDs(t, w, result.Allocations)
 		})
 	}
 }
@@ -412,13 +461,19 @@ func describe(allocations []resourceapi.AllocationResult) (out []string) {
 }
 
 // checkShareIDs wants an ID of its own for each share, and none for devices that are not shareable.
-func checkShareIDs(t *testing.T, allocations []resourceapi.AllocationResult) {
+func checkShareIDs(t *testing.T, w *world, allocations []resourceapi.AllocationResult) {
 	t.Helper()
+	shareable := make(map[string]bool)
+	for _, slice := range w.slices {
+		for _, device := range slice.Spec.Devices {
+			shareable[slice.Spec.Pool.Name+"/"+device.Name] = ptr.Deref(device.AllowMultipleAllocations, false)
+		}
+	}
 	seen := make(map[types.UID]bool)
 	for _, allocation := range allocations {
 		for _, r := range allocation.Devices.Results {
-			if shared := r.ConsumedCapacity != nil; (r.ShareID != nil) != shared {
-				t.Errorf("%s: share ID %v", r.Device, r.ShareID)
+			if (r.ShareID != nil) != shareable[r.Pool+"/"+r.Device] {
+				t.Errorf("%s: share ID %v", r.Device, ptr.Deref(r.ShareID, "none"))
 			}
 			if r.ShareID != nil && seen[*r.ShareID] {
 				t.Errorf("share ID %s twice", *r.ShareID)

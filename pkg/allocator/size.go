@@ -20,13 +20,13 @@ type size struct {
 func (s *size) add(seen *glance, in *Input, a *alternative) {
 	least, most := 0, 0 // among pools with enough devices, and among those without
 	for p, t := range seen.pools(in.Usage) {
-		free := t.count(p, a).free
+		free := t.count(in, p, a).free
 		if free == 0 {
 			continue
 		}
 		each, same := p.SameSize()
 		if !same {
-			each = t.state.nthSmallest(p, a, min(free, max(1, a.count)))
+			each = t.state.nthSmallest(in, p, a, min(free, max(1, a.count)))
 		}
 		switch {
 		case each == 0:
@@ -52,8 +52,8 @@ func (s *size) total() int64 {
 }
 
 // nthSmallest is the size of the n-th of the free devices, the smallest first. There are at least n.
-func (s *poolState) nthSmallest(p *inventory.NodePool, a *alternative, n int) int {
-	match, taken := a.matcher.On(p), s.takenFor(a)
+func (s *poolState) nthSmallest(in *Input, p *inventory.NodePool, a *alternative, n int) int {
+	match, taken := in.match(a, p), s.takenFor(a)
 	var buffer [64]int // as many as most nodes have
 	sizes := buffer[:0]
 	for i := match.Usable.Next(0); i >= 0; i = match.Usable.Next(i + 1) {

@@ -115,19 +115,21 @@ func unpack(packed uint64) count {
 }
 
 // count returns the count of the pool, to which the tally belongs, for the alternative, which has no admin access.
-func (t *tally) count(p *inventory.NodePool, a *alternative) count {
+func (t *tally) count(in *Input, p *inventory.NodePool, a *alternative) count {
 	id := a.matcher.ID()
 	slot := &t.counts[id%uint32(len(t.counts))]
 	if packed := slot.Load(); packed>>32 == uint64(id) {
 		return unpack(packed)
 	}
-	c := t.state.count(p, a)
-	slot.Store(c.pack(id))
+	c := t.state.count(in, p, a)
+	if in.interrupted == nil {
+		slot.Store(c.pack(id))
+	}
 	return c
 }
 
-func (s *poolState) count(p *inventory.NodePool, a *alternative) count {
-	match := a.matcher.On(p)
+func (s *poolState) count(in *Input, p *inventory.NodePool, a *alternative) count {
+	match := in.match(a, p)
 	return count{
 		free:      s.free(p, match, a),
 		dependent: match.Usable.Intersects(p.Consumers()),

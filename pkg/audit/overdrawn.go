@@ -13,7 +13,7 @@ import (
 
 // Overdrawn returns the claims that have, in the API, together more than there is of a capacity of the device that is given out
 // in shares (KEP-5075), or of a shared counter that it takes (KEP-4815), ordered by UID, and what that is; nil if it suffices or what
-// there is is not known.
+// there is is not known. So it does for devices whose compatibility groups (KEP-5963) exclude each other.
 //
 // One claim alone can be overdrawn, too, when a device has shrunk since.
 func Overdrawn(id usage.DeviceID, view usage.View, inv *inventory.View) (claims []usage.ClaimRef, what string) {
@@ -24,7 +24,10 @@ func Overdrawn(id usage.DeviceID, view usage.View, inv *inventory.View) (claims 
 	if claims, what = overdrawnCapacity(id, view, pool); claims != nil {
 		return claims, what
 	}
-	return overdrawnCounter(id, view, pool)
+	if claims, what = overdrawnCounter(id, view, pool); claims != nil {
+		return claims, what
+	}
+	return excluded(id, view, pool)
 }
 
 // poolOf returns the device's pool, nil if it is not known, or not all of it.
@@ -59,8 +62,8 @@ func overdrawnCounter(id usage.DeviceID, view usage.View, pool *inventory.Pool) 
 		counter := &pool.Counters.All[mine.Counter]
 		left := counter.Total
 		var holders []usage.Holder
-		for name, device := range view.Pool(id.PoolID()).All() {
-			of := written(device)
+		for _, name := range pool.Counters.Consumers(mine.Counter) {
+			of := written(view.Pool(id.PoolID()).Device(name))
 			for _, use := range pool.Counters.Uses(name) {
 				if len(of) > 0 && use.Counter == mine.Counter {
 					left = left.Sub(use.Amount)
@@ -70,6 +73,27 @@ func overdrawnCounter(id usage.DeviceID, view usage.View, pool *inventory.Pool) 
 		}
 		if left.IsNegative() {
 			return claimants(holders), fmt.Sprintf("counter %s of set %s", counter.Name, counter.Set)
+		}
+	}
+	return nil, ""
+}
+
+// excluded looks for devices in the counter sets of this one that do not go together.
+func excluded(id usage.DeviceID, view usage.View, pool *inventory.Pool) ([]usage.ClaimRef, string) {
+	for _, mine := range pool.Memberships(id.Device) {
+		var common inventory.CommonGroups
+		var holders []usage.Holder
+		for _, name := range pool.Counters.Members(mine.Set) {
+			of := written(view.Pool(id.PoolID()).Device(name))
+			for _, m := range pool.Memberships(name) {
+				if len(of) > 0 && m.Set == mine.Set {
+					common.Add(m.Groups)
+					holders = append(holders, of...)
+				}
+			}
+		}
+		if common.Excluded() {
+			return claimants(holders), fmt.Sprintf("compatibility groups of counter set %s", pool.Counters.SetName(mine.Set))
 		}
 	}
 	return nil, ""

@@ -19,7 +19,8 @@ import (
 // nothing is an inventory without devices.
 var nothing = inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()}).View()
 
-// parted has 80Gi of memory that partitions take 40Gi of, and one everything that is given out in shares; and a GPU without counters.
+// parted has 80Gi of memory that partitions take 40Gi of, and one everything that is given out in shares; a GPU without counters; and
+// devices of two compatibility groups, without any, and with both.
 func parted() *inventory.View {
 	takes := func(memory string) []resourceapi.DeviceCounterConsumption {
 		return []resourceapi.DeviceCounterConsumption{{CounterSet: "gpu", Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse(memory)}}}}
@@ -35,8 +36,19 @@ func parted() *inventory.View {
 		Name: "all", AllowMultipleAllocations: ptr.To(true), ConsumesCounters: takes("80Gi"),
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse("80Gi")}},
 	})
-	counters.SharedCounters = []resourceapi.CounterSet{{Name: "gpu", Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse("80Gi")}}}}
-	store := inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()})
+	for name, groups := range map[string][]string{"red": {"red"}, "blue": {"blue"}, "both": {"blue", "red"}, "bare": nil} {
+		taken := takes("1Gi")
+		taken[0].CounterSet, taken[0].CompatibilityGroups = "fabric", groups
+		devices.Devices = append(devices.Devices, resourceapi.Device{Name: name, ConsumesCounters: taken})
+	}
+	for _, name := range []string{"gpu", "fabric"} {
+		counters.SharedCounters = append(counters.SharedCounters, resourceapi.CounterSet{
+			Name: name, Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse("80Gi")}},
+		})
+	}
+	features := inventory.DefaultFeatures()
+	features.CompatibilityGroups = true
+	store := inventory.NewStore(inventory.Options{Features: features})
 	store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "devices"}, Spec: devices})
 	store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "counters"}, Spec: counters})
 	return store.View()
@@ -52,6 +64,7 @@ func sharing(name, memory string) *resourceapi.ResourceClaim {
 
 func TestOverdrawn(t *testing.T) {
 	const counter, capacity = "counter memory of set gpu", "capacity memory"
+	const groups = "compatibility groups of counter set fabric"
 	inFlight := usage.NewIndex()
 	inFlight.Set(usage.RefOf(claim("a", 1)), allocation("part-0", "part-1"), nil)
 	inFlight.Set(usage.RefOf(claim("b", 1)), nil, allocation("part-2"))
@@ -71,6 +84,10 @@ func TestOverdrawn(t *testing.T) {
 		"shares take the counter once":      {view: viewOf(sharing("a", "30Gi"), sharing("b", "30Gi")), device: "all"},
 		"shares beside a partition":         {view: viewOf(sharing("b", "30Gi"), sharing("a", "30Gi"), claim("c", 1, "part-0")), device: "all", want: []string{"team-a/a", "team-a/b", "team-a/c"}, wantWhat: counter},
 		"shares of more than there is":      {view: viewOf(sharing("a", "50Gi"), sharing("b", "31Gi")), device: "all", want: []string{"team-a/a", "team-a/b"}, wantWhat: capacity},
+		"groups that go together":           {view: viewOf(claim("a", 1, "red"), claim("b", 1, "both")), device: "both"},
+		"groups that do not":                {view: viewOf(claim("a", 1, "red"), claim("b", 1, "blue")), device: "blue", want: []string{"team-a/a", "team-a/b"}, wantWhat: groups},
+		"three of which each two do":        {view: viewOf(claim("a", 1, "red"), claim("b", 1, "both"), claim("c", 1, "blue")), device: "both", want: []string{"team-a/a", "team-a/b", "team-a/c"}, wantWhat: groups},
+		"a group beside none":               {view: viewOf(claim("a", 1, "bare"), claim("b", 1, "blue")), device: "bare", want: []string{"team-a/a", "team-a/b"}, wantWhat: groups},
 		"a device of no slice":              {view: viewOf(claim("a", 1, "gone")), device: "gone"},
 	} {
 		t.Run(name, func(t *testing.T) {

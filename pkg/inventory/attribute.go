@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"slices"
 	"strings"
 	"sync"
@@ -132,46 +133,54 @@ const maxColumns = 32
 // Attribute returns the values of the attribute with this fully qualified name. An attribute without a domain
 // has the driver's (DeviceAttribute API).
 func (p *NodePool) Attribute(name resourceapi.FullyQualifiedName) *Column {
-	return p.column(columnKey{name: name}, func() *Column {
-		features := p.Pool.caches.features
-		return newColumn(p, func(i int) ([]AttributeValue, error) {
-			attribute, ok := lookUp(p.devices[i], p.Pool.ID.Driver, name)
-			if !ok {
-				return nil, nil
-			}
-			return features.values(attribute), nil
-		})
-	})
-}
-
-// Derived returns the values of an attribute that a request derives from those of each device.
-func (p *NodePool) Derived(d *Derivation) *Column {
-	return p.column(columnKey{derivation: d}, func() *Column {
-		results := make([]*derivedResult, len(p.Slices))
-		for i, s := range p.Slices {
-			results[i] = d.on(s)
-		}
-		slice := 0
-		return newColumn(p, func(i int) ([]AttributeValue, error) {
-			for slice+1 < len(p.starts) && p.starts[slice+1] <= i {
-				slice++
-			}
-			device := i - p.starts[slice]
-			return results[slice].values[device], results[slice].errs[device]
-		})
-	})
-}
-
-// column returns the column for the key, making it if it is not there.
-func (p *NodePool) column(key columnKey, build func() *Column) *Column {
-	c := &p.columns
-	c.mu.RLock()
-	column := c.known[key]
-	c.mu.RUnlock()
-	if column != nil {
-		return column
+	key := columnKey{name: name}
+	if known := p.knownColumn(key); known != nil {
+		return known
 	}
-	column = build()
+	features := p.Pool.caches.features
+	return p.keepColumn(key, newColumn(p, func(i int) ([]AttributeValue, error) {
+		attribute, ok := lookUp(p.devices[i], p.Pool.ID.Driver, name)
+		if !ok {
+			return nil, nil
+		}
+		return features.values(attribute), nil
+	}))
+}
+
+// Derived returns the values of an attribute that a request derives from those of each device. The error is that ctx ended before
+// they were known; nobody has the attribute then.
+func (p *NodePool) Derived(ctx context.Context, d *Derivation) (*Column, error) {
+	key := columnKey{derivation: d}
+	if known := p.knownColumn(key); known != nil {
+		return known, nil
+	}
+	results := make([]*derivedResult, len(p.Slices))
+	for i, s := range p.Slices {
+		var err error
+		if results[i], err = d.on(ctx, s); err != nil {
+			return newColumn(p, func(int) ([]AttributeValue, error) { return nil, nil }), err
+		}
+	}
+	slice := 0
+	return p.keepColumn(key, newColumn(p, func(i int) ([]AttributeValue, error) {
+		for slice+1 < len(p.starts) && p.starts[slice+1] <= i {
+			slice++
+		}
+		device := i - p.starts[slice]
+		return results[slice].values[device], results[slice].errs[device]
+	})), nil
+}
+
+// knownColumn returns the column that is kept for the key, nil if there is none.
+func (p *NodePool) knownColumn(key columnKey) *Column {
+	p.columns.mu.RLock()
+	defer p.columns.mu.RUnlock()
+	return p.columns.known[key]
+}
+
+// keepColumn keeps the column for the key, and returns it.
+func (p *NodePool) keepColumn(key columnKey, column *Column) *Column {
+	c := &p.columns
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.known == nil || len(c.known) >= maxColumns {

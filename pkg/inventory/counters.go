@@ -24,6 +24,9 @@ type Counters struct {
 	// off. With groups, parts are those of whole counter sets.
 	sets     []string
 	setParts []int // by counter set: its part
+
+	consumersOnce sync.Once
+	consumers     [][]string // by counter: who takes something of it; made when first asked for
 }
 
 // Membership says which compatibility groups a device has in one counter set (KEP-5963). A device that consumes
@@ -159,8 +162,12 @@ func newCounters(slicesOfPool []*Slice, features Features) (counters *Counters, 
 	}
 	for _, setName := range names {
 		for _, name := range slices.Sorted(maps.Keys(sets[setName].Counters)) {
+			total := amount.Of(sets[setName].Counters[name].Value)
+			if total.IsNegative() {
+				return nil, fmt.Sprintf("counter %s of counter set %s is negative", name, setName)
+			}
 			index[key{setName, name}] = len(c.All)
-			c.All = append(c.All, Counter{Set: setName, Name: name, Total: amount.Of(sets[setName].Counters[name].Value)})
+			c.All = append(c.All, Counter{Set: setName, Name: name, Total: total})
 		}
 	}
 	for _, s := range slicesOfPool {
@@ -179,7 +186,11 @@ func newCounters(slicesOfPool []*Slice, features Features) (counters *Counters, 
 					if _, ok := set.Counters[name]; !ok {
 						return nil, fmt.Sprintf("device %s consumes counter %s, which counter set %s does not have", device.Name, name, set.Name)
 					}
-					uses = addUse(uses, index[key{set.Name, name}], amount.Of(consumption.Counters[name].Value))
+					taken := amount.Of(consumption.Counters[name].Value)
+					if taken.IsNegative() {
+						return nil, fmt.Sprintf("device %s consumes a negative amount of counter %s of counter set %s", device.Name, name, set.Name)
+					}
+					uses = addUse(uses, index[key{set.Name, name}], taken)
 				}
 			}
 			slices.SortFunc(uses, func(a, b Use) int { return a.Counter - b.Counter })

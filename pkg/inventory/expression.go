@@ -2,9 +2,10 @@ package inventory
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"maps"
 	"slices"
+	"strings"
 	"sync/atomic"
 
 	"k8s.io/dynamic-resource-allocation/cel"
@@ -17,10 +18,14 @@ type expression struct {
 	text    string
 	slot    int
 	program cel.CompilationResult
+	// bytes is about how much memory it takes without the results.
+	bytes int64
 	// id is a number below 1<<idBits that no other expression of the process has; 0 if none is left.
 	id uint32
 	// results are those on slices of equal nodes.
 	results variety[exprResult]
+	// errors are the different errors at run time, each once.
+	errors variety[error]
 }
 
 // expressionIDs numbers the expressions of the process, from 1.
@@ -29,17 +34,34 @@ var expressionIDs atomic.Uint64
 // idBits leave as many in a note as the number of a result needs.
 const idBits = 24
 
-// exprResult is what one expression says about the devices of one slice. Immutable.
+// exprResult is what one expression says about the first devices of one slice. Immutable.
 type exprResult struct {
 	expr  *expression
 	match bitset.Set
-	// errs has the devices on which the expression failed at run time; they do not match. Nil if none.
-	errs map[int]error
+	// failed are the devices on which the expression failed at run time; they do not match. Nil if none.
+	failed bitset.Set
+	// errors are their errors, by device: numbers in expr.errors, 0 for one that is not kept. Nil if none failed.
+	errors []uint8
+	// devices is how many have been evaluated: fewer than the slice has if there was no time for all.
+	devices int
 }
 
 func (r *exprResult) equal(o *exprResult) bool {
-	return slices.Equal(r.match, o.match) &&
-		maps.EqualFunc(r.errs, o.errs, func(a, b error) bool { return a.Error() == b.Error() })
+	return slices.Equal(r.match, o.match) && slices.Equal(r.failed, o.failed) && slices.Equal(r.errors, o.errors)
+}
+
+// maxError bounds the text of an error that is kept, in bytes.
+const maxError = 512
+
+// errManyErrors stands for an error that is not kept.
+var errManyErrors = errors.New("failed in one of more different ways than are kept")
+
+// why is the error on a device that failed.
+func (e *expression) why(r *exprResult, device int) error {
+	if number := r.errors[device]; number > 0 {
+		return *e.errors.value(uint32(number))
+	}
+	return errManyErrors
 }
 
 // CompileError is a CEL selector that does not compile.
@@ -52,74 +74,105 @@ func (e *CompileError) Error() string { return fmt.Sprintf("CEL compile error: %
 func (e *CompileError) Unwrap() error { return e.Err }
 
 // compile returns the expression for text from the bounded table.
-func (c *caches) compile(text string) (*expression, error) {
-	return c.expressions.get(text, func(slot int) (*expression, error) {
-		// The cost was limited when the selector was admitted; the runtime limit still holds.
-		program := c.features.compiler().CompileCELExpression(text, cel.Options{DisableCostEstimation: true})
-		if program.Error != nil {
-			return nil, &CompileError{Expression: text, Err: program.Error}
+func (c *caches) compile(ctx context.Context, owner, text string) (*expression, error) {
+	return c.expressions.get(ctx, owner, text, func() (made[*expression], error) {
+		program, bytes, err := c.features.compileCEL(text, false)
+		if err != nil {
+			return made[*expression]{}, err
 		}
-		e := &expression{text: text, slot: slot, program: program}
+		e := &expression{text: text, program: program, bytes: bytes}
 		if id := expressionIDs.Add(1); id < 1<<idBits {
 			e.id = uint32(id)
 		}
-		return e, nil
+		return made[*expression]{bytes: bytes, in: func(slot int) *expression {
+			e.slot = slot
+			return e
+		}}, nil
 	})
 }
 
-// compiler is upstream's, which keeps one for the features used last.
-func (f Features) compiler() interface {
-	CompileCELExpression(string, cel.Options) cel.CompilationResult
-} {
-	return cel.GetCompiler(cel.Features{
-		EnableConsumableCapacity: f.ConsumableCapacity,
-		EnableListTypeAttributes: f.ListTypeAttributes,
-	})
-}
-
-// on returns what the expression says about the slice's devices, evaluating it if that was not done yet.
-func (e *expression) on(s *Slice) *exprResult {
+// on returns what the expression says about the slice's devices, evaluating it on those on which that was not done yet. The error is that
+// ctx ended before; what was found until then is kept for the next time.
+func (e *expression) on(ctx context.Context, s *Slice) (*exprResult, error) {
 	if r := e.keptOn(s); r != nil {
-		return r
+		return r, nil
 	}
-	r, number := e.results.share(e.evaluate(s), (*exprResult).equal)
+	evaluated, err := e.evaluate(ctx, s)
+	if err != nil {
+		if evaluated.devices > 0 {
+			s.results.put(e.slot, evaluated)
+		}
+		return nil, err
+	}
+	r, number := e.results.share(evaluated, (*exprResult).equal)
 	if number > 0 && e.id > 0 {
 		s.notes.put(e.slot, e.id|number<<idBits)
+		s.results.drop(e.slot)
 	} else {
 		s.results.put(e.slot, r)
 	}
-	return r
+	return r, nil
 }
 
-// keptOn returns the result that is kept on the slice, nil if there is none.
+// keptOn returns the result for all devices that is kept on the slice, nil if there is none.
 func (e *expression) keptOn(s *Slice) *exprResult {
 	if note := s.notes.get(e.slot); e.id > 0 && note&(1<<idBits-1) == e.id {
 		return e.results.value(note >> idBits)
 	}
-	if r := s.results.get(e.slot); r != nil && r.expr == e {
+	if r := s.results.get(e.slot); r != nil && r.expr == e && r.devices == len(s.Object.Spec.Devices) {
 		return r
 	}
 	return nil
 }
 
-func (e *expression) evaluate(s *Slice) *exprResult {
-	devices := s.Object.Spec.Devices
-	r := &exprResult{expr: e, match: bitset.New(len(devices))}
-	for i := range devices {
-		// A result outlives the caller's deadline, so it must not depend on it: CEL's cost limit bounds the
-		// time of one evaluation.
-		matches, _, err := e.program.DeviceMatches(context.Background(), s.input(i))
+// endOf is why ctx has ended, nil if it has not.
+func endOf(ctx context.Context) error {
+	select {
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	default:
+		return nil
+	}
+}
+
+// evaluate goes on where an earlier evaluation was interrupted. With an error the result is of the devices before that.
+func (e *expression) evaluate(ctx context.Context, s *Slice) (*exprResult, error) {
+	n := len(s.Object.Spec.Devices)
+	r := &exprResult{expr: e, match: bitset.New(n)}
+	if kept := s.results.get(e.slot); kept != nil && kept.expr == e {
+		r.match, r.failed, r.errors, r.devices = kept.match.Clone(), kept.failed.Clone(), slices.Clone(kept.errors), kept.devices
+	}
+	for ; r.devices < n; r.devices++ {
+		if err := endOf(ctx); err != nil {
+			return r, err
+		}
+		matches, _, err := e.program.DeviceMatches(ctx, s.input(r.devices))
+		if err := endOf(ctx); err != nil {
+			return r, err // A result outlives the caller's deadline, so it must not depend on it.
+		}
 		switch {
 		case err != nil:
-			if r.errs == nil {
-				r.errs = make(map[int]error)
+			r.failed = addDevice(r.failed, r.devices, n)
+			if r.errors == nil {
+				r.errors = make([]uint8, n)
 			}
-			r.errs[i] = cel.EnhanceRuntimeError(err)
+			r.errors[r.devices] = e.numberOf(err)
 		case matches:
-			r.match.Add(i)
+			r.match.Add(r.devices)
 		}
 	}
-	return r
+	return r, nil
+}
+
+// numberOf keeps an error at run time, which may name what the device has, if it is not among too many.
+func (e *expression) numberOf(err error) uint8 {
+	text := cel.EnhanceRuntimeError(err).Error()
+	if len(text) > maxError {
+		text = strings.ToValidUTF8(text[:maxError], "") + " ..."
+	}
+	kept := errors.New(text)
+	_, number := e.errors.share(&kept, func(a, b *error) bool { return (*a).Error() == (*b).Error() })
+	return uint8(number)
 }
 
 // input is device i as CEL expressions see it.

@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"maps"
 	"slices"
 	"strconv"
@@ -28,6 +29,8 @@ type MatcherSpec struct {
 	IgnoreTaints bool
 	// RefuseBindingConditions rejects devices with binding conditions before any selector.
 	RefuseBindingConditions bool
+	// Namespace is that of the request. It tells in whose share of the caches things are kept, and nothing else.
+	Namespace string
 }
 
 // Matcher tells which devices fulfil a MatcherSpec. Matchers of equal specs are usually the same one.
@@ -69,22 +72,36 @@ func (r *PoolMatch) equal(o *PoolMatch) bool {
 func (r *PoolMatch) Takes(i int) []amount.Amount { return r.takes[i] }
 
 // Matcher returns the matcher for spec, compiling its selectors unless that was done before. The error is a
-// [*CompileError].
-func (v *View) Matcher(spec MatcherSpec) (*Matcher, error) {
-	return v.caches.matchers.get(spec.key(), func(slot int) (*Matcher, error) {
-		m := &Matcher{id: matcherIDs.Add(1), spec: spec, features: v.caches.features, slot: slot, expressions: make([]*expression, 0, len(spec.ClassSelectors)+len(spec.Selectors))}
-		for _, selectors := range [][]string{spec.ClassSelectors, spec.Selectors} {
-			for _, text := range selectors {
-				expr, err := v.caches.compile(text)
-				if err != nil {
-					return nil, err
-				}
-				m.expressions = append(m.expressions, expr)
+// [*CompileError], or that ctx ended before all were compiled.
+func (v *View) Matcher(ctx context.Context, spec MatcherSpec) (*Matcher, error) {
+	key, owner := spec.key(), spec.Namespace
+	if len(spec.Selectors) == 0 && len(spec.Tolerations) == 0 && spec.Capacity == nil {
+		owner = classOwner
+	}
+	return v.caches.matchers.get(ctx, owner, key, func() (made[*Matcher], error) {
+		m := &Matcher{id: matcherIDs.Add(1), spec: spec, features: v.caches.features, expressions: make([]*expression, 0, len(spec.ClassSelectors)+len(spec.Selectors))}
+		bytes := int64(len(key))
+		for i, text := range slices.Concat(spec.ClassSelectors, spec.Selectors) {
+			owner := spec.Namespace
+			if i < len(spec.ClassSelectors) {
+				owner = classOwner
 			}
+			expr, err := v.caches.compile(ctx, owner, text)
+			if err != nil {
+				return made[*Matcher]{}, err
+			}
+			m.expressions = append(m.expressions, expr)
+			bytes += expr.bytes // which it keeps
 		}
-		return m, nil
+		return made[*Matcher]{bytes: bytes, in: func(slot int) *Matcher {
+			m.slot = slot
+			return m
+		}}, nil
 	})
 }
+
+// classOwner has what the caches keep for classes. Namespaces have names.
+const classOwner = ""
 
 // matcherIDs numbers the matchers of the process, from 1.
 var matcherIDs atomic.Uint32
@@ -129,17 +146,31 @@ func (s *MatcherSpec) key() string {
 	return b.String()
 }
 
-// On returns what the matcher says about the devices of p.
-func (m *Matcher) On(p *NodePool) *PoolMatch {
+// Known returns what the matcher says about the devices of p if that is kept, otherwise nil.
+func (m *Matcher) Known(p *NodePool) *PoolMatch {
 	if r := p.matches.get(m.slot); r != nil && r.matcher == m {
 		return r
 	}
-	r, _ := m.judged.share(m.judge(p), (*PoolMatch).equal)
-	p.matches.put(m.slot, r)
-	return r
+	return nil
 }
 
-func (m *Matcher) judge(p *NodePool) *PoolMatch {
+// On returns what the matcher says about the devices of p. The error is that ctx ended before that was known, which is not kept;
+// no device matches then.
+func (m *Matcher) On(ctx context.Context, p *NodePool) (*PoolMatch, error) {
+	if r := m.Known(p); r != nil {
+		return r, nil
+	}
+	judged, err := m.judge(ctx, p)
+	if err != nil {
+		none := bitset.New(p.Len())
+		return &PoolMatch{matcher: m, Match: none, Usable: none}, err
+	}
+	r, _ := m.judged.share(judged, (*PoolMatch).equal)
+	p.matches.put(m.slot, r)
+	return r, nil
+}
+
+func (m *Matcher) judge(ctx context.Context, p *NodePool) (*PoolMatch, error) {
 	r := &PoolMatch{matcher: m, Match: bitset.New(p.Len())}
 	for i, s := range p.Slices {
 		alive := m.eligible(p, i)
@@ -147,8 +178,11 @@ func (m *Matcher) judge(p *NodePool) *PoolMatch {
 			if alive.Empty() {
 				break
 			}
-			result := expr.on(s)
-			for device := range result.errs {
+			result, err := expr.on(ctx, s)
+			if err != nil {
+				return nil, err
+			}
+			for device := result.failed.Next(0); device >= 0; device = result.failed.Next(device + 1) {
 				if alive.Has(device) {
 					r.Errors = addDevice(r.Errors, p.starts[i]+device, p.Len())
 				}
@@ -172,7 +206,7 @@ func (m *Matcher) judge(p *NodePool) *PoolMatch {
 		r.Usable = r.Match.Clone()
 		r.Usable.AndNot(r.Tainted)
 	}
-	return r
+	return r, nil
 }
 
 // judgeCapacity takes those devices of slice i of p out of alive that do not have the required capacity.
@@ -249,21 +283,21 @@ taints:
 }
 
 // Rejections counts the devices of p that each selector is the first to reject: the class's all together, the
-// request's one by one. Devices on which a selector failed, or that are too small, are in neither.
-func (m *Matcher) Rejections(p *NodePool) (byClass int, bySelector []int) {
+// request's one by one. Devices on which a selector failed, or that are too small, are in neither. The error is that ctx ended
+// before.
+func (m *Matcher) Rejections(ctx context.Context, p *NodePool) (byClass int, bySelector []int, err error) {
 	if len(m.spec.Selectors) > 0 {
 		bySelector = make([]int, len(m.spec.Selectors))
 	}
 	for i, s := range p.Slices {
 		alive := m.eligible(p, i)
 		for k, expr := range m.expressions {
-			result := expr.on(s)
-			rejected := alive.AndNotCount(result.match)
-			for device := range result.errs {
-				if alive.Has(device) {
-					rejected--
-				}
+			result, err := expr.on(ctx, s)
+			if err != nil {
+				return 0, bySelector, err
 			}
+			rejected := alive.AndNotCount(result.match)
+			rejected -= alive.AndCount(result.failed)
 			alive.And(result.match)
 			if own := k - len(m.spec.ClassSelectors); own >= 0 {
 				bySelector[own] += rejected
@@ -272,15 +306,15 @@ func (m *Matcher) Rejections(p *NodePool) (byClass int, bySelector []int) {
 			}
 		}
 	}
-	return byClass, bySelector
+	return byClass, bySelector, nil
 }
 
 // Error returns the selector that failed at run time on device i of p, and its error. ofClass tells whether the
 // selector is the class's. Without an expression it is the required capacity that cannot be judged. The error is
-// nil if nothing failed.
-func (m *Matcher) Error(p *NodePool, i int) (expression string, ofClass bool, err error) {
-	if r := m.On(p); !r.Errors.Has(i) {
-		return "", false, nil
+// nil if nothing failed. What is kept is told even if ctx has ended; interrupted is that ctx ended before it was known.
+func (m *Matcher) Error(ctx context.Context, p *NodePool, i int) (expression string, ofClass bool, err, interrupted error) {
+	if r, err := m.On(ctx, p); err != nil || !r.Errors.Has(i) {
+		return "", false, nil, err
 	}
 	s := p.SliceOf(i)
 	device := i
@@ -290,10 +324,14 @@ func (m *Matcher) Error(p *NodePool, i int) (expression string, ofClass bool, er
 		}
 	}
 	for k, expr := range m.expressions {
-		if err := expr.on(s).errs[device]; err != nil {
-			return expr.text, k < len(m.spec.ClassSelectors), err
+		result, err := expr.on(ctx, s)
+		if err != nil {
+			return "", false, nil, err
+		}
+		if result.failed.Has(device) {
+			return expr.text, k < len(m.spec.ClassSelectors), expr.why(result, device), nil
 		}
 	}
 	_, _, err = m.features.Consumption(p.devices[i], m.spec.Capacity)
-	return "", false, err
+	return "", false, err, nil
 }

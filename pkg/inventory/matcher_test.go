@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
@@ -37,11 +38,16 @@ func tainted(device int, key string, effect resourceapi.DeviceTaintEffect) func(
 
 func matcher(t *testing.T, view *View, spec MatcherSpec) *Matcher {
 	t.Helper()
-	m, err := view.Matcher(spec)
+	m, err := view.Matcher(context.Background(), spec)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return m
+}
+
+func judged(m *Matcher, p *NodePool) *PoolMatch {
+	match, _ := m.On(context.Background(), p) // which does not end
+	return match
 }
 
 func members(s bitset.Set) []int {
@@ -117,14 +123,14 @@ func TestAMatcherJudgesEveryDevice(t *testing.T) {
 			view := store.View()
 			m := matcher(t, view, tc.spec)
 			p := view.ForNode(node("n1")).Pools[0]
-			r := m.On(p)
+			r := judged(m, p)
 			got := result{Match: members(r.Match), Usable: members(r.Usable), Tainted: members(r.Tainted), Errors: members(r.Errors)}
-			got.ByClass, got.BySelector = m.Rejections(p)
+			got.ByClass, got.BySelector, _ = m.Rejections(context.Background(), p)
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Error(diff)
 			}
 			for _, i := range got.Errors {
-				text, ofClass, err := m.Error(p, i)
+				text, ofClass, err, _ := m.Error(context.Background(), p, i)
 				if text != n+" > 1" || ofClass || err == nil || !strings.Contains(err.Error(), "no such key: n") {
 					t.Errorf("error of device %d: %q, %v, %v", i, text, ofClass, err)
 				}
@@ -146,7 +152,7 @@ func TestASelectorIsEvaluatedOncePerSlice(t *testing.T) {
 		t.Fatal("a result is kept before the selector was evaluated")
 	}
 	for _, p := range store.View().ForNode(node("n1")).Pools {
-		m.On(p)
+		judged(m, p)
 	}
 	if !kept(m) {
 		t.Fatal("no result is kept")
@@ -175,10 +181,10 @@ func TestCachesAreBoundedAndStayRight(t *testing.T) {
 	for round := range 3 {
 		for i := range 8 {
 			m := matcher(t, view, MatcherSpec{Selectors: []string{fmt.Sprintf("%s == %d", n, i)}})
-			if diff := cmp.Diff([]int{i}, members(m.On(p).Match)); diff != "" {
+			if diff := cmp.Diff([]int{i}, members(judged(m, p).Match)); diff != "" {
 				t.Errorf("round %d, selector %d: %s", round, i, diff)
 			}
-			if diff := cmp.Diff([]int{0}, members(kept.On(p).Match)); diff != "" {
+			if diff := cmp.Diff([]int{0}, members(judged(kept, p).Match)); diff != "" {
 				t.Errorf("round %d: the matcher that was kept: %s", round, diff)
 			}
 		}
@@ -190,7 +196,7 @@ func TestCachesAreBoundedAndStayRight(t *testing.T) {
 }
 
 func TestASelectorThatDoesNotCompileIsNamed(t *testing.T) {
-	_, err := newStore().View().Matcher(MatcherSpec{ClassSelectors: []string{isGPU}, Selectors: []string{"device.nonsense"}})
+	_, err := newStore().View().Matcher(context.Background(), MatcherSpec{ClassSelectors: []string{isGPU}, Selectors: []string{"device.nonsense"}})
 	var compileError *CompileError
 	if !errors.As(err, &compileError) || compileError.Expression != "device.nonsense" {
 		t.Errorf("got %v", err)
@@ -291,12 +297,15 @@ func TestDerivedAttributesAreEvaluatedOncePerSlice(t *testing.T) {
 		})
 	}
 	store.SetSlice(withModel())
-	d, err := store.View().Derivation(`device.attributes["` + driver + `"].model + "!"`)
+	d, err := store.View().Derivation(context.Background(), "ns", `device.attributes["`+driver+`"].model + "!"`)
 	if err != nil {
 		t.Fatal(err)
 	}
 	before := store.View().ForNode(node("n1")).Pools[0]
-	column := before.Derived(d)
+	column, err := before.Derived(context.Background(), d)
+	if err != nil {
+		t.Fatal(err)
+	}
 	if diff := cmp.Diff([][]AttributeValue{{{Kind: StringKind, String: "x!"}}, nil}, column.values); diff != "" {
 		t.Error(diff)
 	}
@@ -305,10 +314,14 @@ func TestDerivedAttributesAreEvaluatedOncePerSlice(t *testing.T) {
 	}
 	store.SetSlice(withModel(resourceapi.DeviceTaint{Key: "broken", Effect: resourceapi.DeviceTaintEffectNoSchedule}))
 	after := store.View().ForNode(node("n1")).Pools[0]
-	if before.Slices[0] == after.Slices[0] || d.on(before.Slices[0]) != d.on(after.Slices[0]) {
+	derived := func(s *Slice) *derivedResult {
+		r, _ := d.on(context.Background(), s) // which does not end
+		return r
+	}
+	if before.Slices[0] == after.Slices[0] || derived(before.Slices[0]) != derived(after.Slices[0]) {
 		t.Error("a taint made the attribute be derived again")
 	}
-	if _, err := store.View().Derivation("nonsense"); err == nil {
+	if _, err := store.View().Derivation(context.Background(), "ns", "nonsense"); err == nil {
 		t.Error("nonsense compiles")
 	}
 	if got := store.Stats().Derivations.Entries; got != 1 {

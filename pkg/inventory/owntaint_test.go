@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -32,13 +33,13 @@ func TestOwnTaintIsIgnoredAndOthersCount(t *testing.T) {
 			if diff := cmp.Diff(before, object); diff != "" {
 				t.Errorf("the object of the informer was changed (-want +got):\n%s", diff)
 			}
-			m, err := store.View().Matcher(MatcherSpec{})
+			m, err := store.View().Matcher(context.Background(), MatcherSpec{})
 			if err != nil {
 				t.Fatal(err)
 			}
 			var usable []int
 			for _, p := range store.View().ForNode(node("n1")).Pools {
-				usable = append(usable, members(m.On(p).Usable)...)
+				usable = append(usable, members(judged(m, p).Usable)...)
 			}
 			if diff := cmp.Diff(test.usable, usable); diff != "" {
 				t.Errorf("usable devices (-want +got):\n%s", diff)

@@ -66,6 +66,11 @@ type Pool struct {
 	// skipsOperations tells that devices of some slice can be used only by nodes that can skip node operations.
 	skipsOperations bool
 
+	// strangers are the problems of the nodes whose slices do not count, by node; of the newest generation only.
+	strangers map[string]*PoolProblem
+
+	// local tells that every slice, of this and lower generations, is for one node by name.
+	local bool
 	// outdated is the next lower generation, while its slices are still there; else nil. Nodes see it that see
 	// nothing of the generations above it.
 	outdated *Pool
@@ -92,26 +97,32 @@ type duplicate struct {
 	slices []int
 }
 
+// maxSlices bounds the slices of a pool: each change of one looks at all of them. The API allows 128 devices in each.
+const maxSlices = 1024
+
 // maxParts bounds how many different parts of one pool are kept; more are made each time they are asked for.
 const maxParts = 4096
 
 // newPool derives the pool from all its slices, of any generation. There is at least one.
 func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
+	m := membersOf(id, members)
 	byGeneration := make(map[int64][]*Slice)
-	for _, s := range members {
+	for _, s := range m.own {
 		generation := s.Object.Spec.Pool.Generation
 		byGeneration[generation] = append(byGeneration[generation], s)
 	}
 	var pool *Pool
-	for _, generation := range slices.Sorted(maps.Keys(byGeneration)) {
-		next := newGeneration(id, generation, byGeneration[generation], c)
-		next.outdated = pool
+	generations := slices.Sorted(maps.Keys(byGeneration))
+	for i, generation := range generations {
+		next := newGeneration(id, generation, byGeneration[generation], c, m.judged && i == len(generations)-1)
+		next.outdated, next.local = pool, len(next.roaming) == 0 && (pool == nil || pool.local)
 		pool = next
 	}
+	pool.strangers = m.strangers
 	return pool
 }
 
-func newGeneration(id PoolID, generation int64, members []*Slice, c *caches) *Pool {
+func newGeneration(id PoolID, generation int64, members []*Slice, c *caches, judged bool) *Pool {
 	p := &Pool{ID: id, Generation: generation, caches: c, parts: make(map[string]*part)}
 	ignored := 0
 	for _, s := range members {
@@ -133,25 +144,31 @@ func newGeneration(id PoolID, generation int64, members []*Slice, c *caches) *Po
 			p.roaming = append(p.roaming, i)
 		}
 	}
-	if kind, detail := p.check(ignored); detail != "" {
+	if kind, detail := p.check(ignored, judged); detail != "" {
 		p.Problem = &PoolProblem{Pool: id, Kind: kind, Detail: detail}
 	}
 	return p
 }
 
-// check says whether the slices make up a whole and consistent pool, and if not, why.
-func (p *Pool) check(ignored int) (ProblemKind, string) {
+// check says whether the slices make up a whole and consistent pool, and if not, why. Of those that have been judged the number is right.
+func (p *Pool) check(ignored int, judged bool) (ProblemKind, string) {
 	if len(p.slices) == 0 {
 		return Incomplete, fmt.Sprintf("%d slices of generation %d use compatibility groups, which are not enabled", ignored, p.Generation)
 	}
+	if len(p.slices) > maxSlices {
+		return Invalid, fmt.Sprintf("%d slices of generation %d, at most %d are looked at", len(p.slices), p.Generation, maxSlices)
+	}
 	want := p.slices[0].Object.Spec.Pool.ResourceSliceCount
 	for _, s := range p.slices {
+		if judged {
+			break
+		}
 		if other := s.Object.Spec.Pool.ResourceSliceCount; other != want {
 			return Invalid, fmt.Sprintf("slices of generation %d disagree about their number: %s says %d, %s says %d",
 				p.Generation, p.slices[0].Object.Name, want, s.Object.Name, other)
 		}
 	}
-	if have := int64(len(p.slices)); have != want {
+	if have := int64(len(p.slices)); have != want && !judged {
 		detail := fmt.Sprintf("%d of %d slices of generation %d", have, want, p.Generation)
 		if ignored > 0 {
 			detail += fmt.Sprintf(", %d ignored because they use compatibility groups, which are not enabled", ignored)
@@ -201,14 +218,14 @@ func (p *Pool) findDuplicates() {
 	}
 }
 
-// isLocal tells whether every slice of the pool is for one node by name.
-func (p *Pool) isLocal() bool {
-	return len(p.roaming) == 0 && (p.outdated == nil || p.outdated.isLocal())
-}
-
 // nodeNames yields the nodes for which there are slices by name, of any generation. A node may come more than once.
 func (p *Pool) nodeNames() iter.Seq[string] {
 	return func(yield func(string) bool) {
+		for name := range p.strangers {
+			if !yield(name) {
+				return
+			}
+		}
 		for ; p != nil; p = p.outdated {
 			for name := range p.nodes {
 				if !yield(name) {
@@ -221,16 +238,19 @@ func (p *Pool) nodeNames() iter.Seq[string] {
 
 // isFor tells whether there is a slice, of any generation, for the node with this name.
 func (p *Pool) isFor(node string) bool {
-	return p.nodes[node] != nil || (p.outdated != nil && p.outdated.isFor(node))
+	return p.nodes[node] != nil || p.strangers[node] != nil || (p.outdated != nil && p.outdated.isFor(node))
 }
 
-// forNode returns what the node sees of the pool, nil if nothing.
+// forNode returns what the node sees of the pool, nil if nothing. A node whose own slices do not count is told so if it sees nothing else.
 func (p *Pool) forNode(node *v1.Node) *part {
 	seen, relevant := p.sees(node)
-	if relevant || p.outdated == nil {
-		return seen
+	if !relevant && p.outdated != nil {
+		seen = p.outdated.forNodeOutdated(node)
 	}
-	return p.outdated.forNodeOutdated(node)
+	if problem := p.strangers[node.Name]; seen == nil && problem != nil {
+		return &part{problem: problem}
+	}
+	return seen
 }
 
 // forNodeOutdated returns what the node sees of an outdated generation when it sees nothing of those above it. As

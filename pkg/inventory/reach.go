@@ -10,7 +10,7 @@ import (
 // nodes of that name, some perhaps more than once; there need not be such nodes. Otherwise it depends on each node, see
 // Reaches, and names are to be ignored.
 func (p *Pool) Reach() (names iter.Seq[string], local bool) {
-	return p.nodeNames(), p.isLocal()
+	return p.nodeNames(), p.local
 }
 
 // Reaches tells whether the node sees anything of the pool, be it usable or not.

@@ -6,10 +6,10 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
@@ -59,7 +59,10 @@ func newSlice(object *resourceapi.ResourceSlice, features Features) *Slice {
 		return s // for no node
 	}
 	var err error
-	if s.rule, err = newNodeRule(spec.NodeName, spec.AllNodes, spec.NodeSelector); err != nil {
+	if err = checkQuantities(spec); err != nil {
+		s.problem = fmt.Sprintf("slice %s: %v", object.Name, err)
+	}
+	if s.rule, err = newNodeRule(spec.NodeName, spec.AllNodes, spec.NodeSelector); err != nil && s.problem == "" {
 		s.problem = fmt.Sprintf("slice %s: nodeSelector: %v", object.Name, err)
 	}
 	if s.rule.kind == ruleNone && ptr.Deref(spec.PerDeviceNodeSelection, false) {
@@ -225,8 +228,8 @@ func (s *Slice) adopt(old *Slice) {
 	for i := range a.Devices {
 		x, y := &a.Devices[i], &b.Devices[i]
 		if ptr.Deref(x.AllowMultipleAllocations, false) != ptr.Deref(y.AllowMultipleAllocations, false) ||
-			!apiequality.Semantic.DeepEqual(x.Attributes, y.Attributes) ||
-			!apiequality.Semantic.DeepEqual(x.Capacity, y.Capacity) {
+			!amount.Semantic.DeepEqual(x.Attributes, y.Attributes) ||
+			!amount.Semantic.DeepEqual(x.Capacity, y.Capacity) {
 			return
 		}
 	}

@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"hash/maphash"
 	"slices"
 	"sync"
@@ -9,10 +10,10 @@ import (
 	"github.com/benbjohnson/immutable"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"stowage.dev/stowage/internal/sharded"
+	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
 // Features are the optional parts of the API that change which slices count or what selectors may say, named
@@ -95,16 +96,19 @@ type caches struct {
 // MaxNumbers is how many texts have a number at a time, see [View.NumberOf].
 const MaxNumbers = 1024
 
+// cacheBytes bounds what is compiled in each of the caches, in bytes.
+const cacheBytes = 16 << 20
+
 // numbers of the process that were given away.
 var numbers atomic.Uint64
 
 // NumberOf returns a number that no other text has, and whether the text was known: it keeps its number for as long as it is
-// asked for often enough, and may get another one later. Never 0.
-func (v *View) NumberOf(text string) (number uint64, known bool) {
+// asked for often enough, and may get another one later. Never 0. A text that was not known takes of the namespace's share.
+func (v *View) NumberOf(namespace, text string) (number uint64, known bool) {
 	known = true
-	number, _ = v.caches.numbers.get(text, func(int) (uint64, error) {
+	number, _ = v.caches.numbers.get(context.Background(), namespace, text, func() (made[uint64], error) {
 		known = false
-		return numbers.Add(1), nil
+		return made[uint64]{bytes: int64(len(text)), in: func(int) uint64 { return numbers.Add(1) }}, nil
 	})
 	return number, known
 }
@@ -131,10 +135,10 @@ func NewStore(opts Options) *Store {
 		pools:   immutable.NewSortedMap[PoolID, *Pool](poolIDComparer{}),
 		caches: &caches{
 			features:    opts.Features,
-			expressions: newSlotTable[*expression](opts.MaxSelectors),
-			matchers:    newSlotTable[*Matcher](opts.MaxMatchers),
-			derivations: newSlotTable[*Derivation](opts.MaxDerivations),
-			numbers:     newSlotTable[uint64](MaxNumbers),
+			expressions: newSlotTable[*expression](opts.MaxSelectors, cacheBytes),
+			matchers:    newSlotTable[*Matcher](opts.MaxMatchers, cacheBytes),
+			derivations: newSlotTable[*Derivation](opts.MaxDerivations, cacheBytes),
+			numbers:     newSlotTable[uint64](MaxNumbers, cacheBytes),
 		},
 		attached: new(atomic.Value),
 	})
@@ -150,7 +154,7 @@ func (s *Store) SetSlice(object *resourceapi.ResourceSlice) {
 	defer s.mu.Unlock()
 	object = withoutTaint(object, s.ownTaint)
 	old := s.slices[object.Name]
-	if old != nil && (old.Object == object || apiequality.Semantic.DeepEqual(&old.Object.Spec, &object.Spec)) {
+	if old != nil && (old.Object == object || amount.Semantic.DeepEqual(&old.Object.Spec, &object.Spec)) {
 		return
 	}
 	slice := newSlice(object, s.features)
@@ -232,15 +236,15 @@ func (s *Store) change(fn func(*View)) {
 // replaceLocal puts a pool that consists of slices for single nodes in the place of its predecessor. Either may
 // be nil, or not of that sort.
 func (v *View) replaceLocal(id PoolID, old, pool *Pool) {
-	if old != nil && old.isLocal() {
+	if old != nil && old.local {
 		for name := range old.nodeNames() {
-			if pool != nil && pool.isLocal() && pool.isFor(name) {
+			if pool != nil && pool.local && pool.isFor(name) {
 				continue // replaced below
 			}
 			v.setLocal(name, id, nil, nil)
 		}
 	}
-	if pool == nil || !pool.isLocal() {
+	if pool == nil || !pool.local {
 		return
 	}
 	for name := range pool.nodeNames() {
@@ -281,8 +285,8 @@ func put(m sharded.Map[string, *NodeDevices], name string, devices *NodeDevices)
 
 // replaceShared does the same for a pool that has slices for more than one node.
 func (v *View) replaceShared(id PoolID, old, pool *Pool) {
-	wasShared := old != nil && !old.isLocal()
-	isShared := pool != nil && !pool.isLocal()
+	wasShared := old != nil && !old.local
+	isShared := pool != nil && !pool.local
 	if !wasShared && !isShared {
 		return
 	}

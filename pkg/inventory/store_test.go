@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"fmt"
 	"math/rand/v2"
 	"slices"
@@ -10,6 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
@@ -85,17 +87,48 @@ func describe(d *NodeDevices) []string {
 	return out
 }
 
-func TestANodeReachesTheDevicesOfItsPools(t *testing.T) {
-	binding := func(s *resourceapi.ResourceSlice) { s.Spec.Devices[0].BindingConditions = []string{"ready"} }
-	counters := func(name, set string) *resourceapi.ResourceSlice {
-		return slice(name, "n1", pool("n1", 1, 2), func(s *resourceapi.ResourceSlice) {
-			s.Spec.Devices = nil
-			s.Spec.SharedCounters = []resourceapi.CounterSet{{Name: set, Counters: map[string]resourceapi.Counter{"memory": {}}}}
+// A pool of as many slices as may be is usable, one of more is invalid: each change of a slice looks at all of its pool.
+func TestAPoolOfTooManySlicesIsInvalid(t *testing.T) {
+	for name, tc := range map[string]struct {
+		slices int
+		want   []string
+	}{
+		"as many as may be": {slices: maxSlices},
+		"one more":          {slices: maxSlices + 1, want: []string{"pool gpu.example.com/net is invalid: 1025 slices of generation 1, at most 1024 are looked at"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			for i := range tc.slices {
+				store.SetSlice(slice(fmt.Sprint("s", i), "", pool("net", 1, int64(tc.slices)), allNodes))
+			}
+			var got []string
+			for problem := range store.View().Problems() {
+				got = append(got, problem.String())
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+			if devices := describe(store.View().ForNode(node("n1"))); tc.want == nil && len(devices) != tc.slices {
+				t.Errorf("%d devices, want %d", len(devices), tc.slices)
+			}
 		})
 	}
-	consuming := func(set, counter string) func(*resourceapi.ResourceSlice) {
+}
+
+func TestANodeReachesTheDevicesOfItsPools(t *testing.T) {
+	binding := func(s *resourceapi.ResourceSlice) { s.Spec.Devices[0].BindingConditions = []string{"ready"} }
+	amountOf := func(amount []string) resourceapi.Counter {
+		return resourceapi.Counter{Value: resource.MustParse(append(amount, "0")[0])}
+	}
+	counters := func(name, set string, amount ...string) *resourceapi.ResourceSlice {
+		return slice(name, "n1", pool("n1", 1, 2), func(s *resourceapi.ResourceSlice) {
+			s.Spec.Devices = nil
+			s.Spec.SharedCounters = []resourceapi.CounterSet{{Name: set, Counters: map[string]resourceapi.Counter{"memory": amountOf(amount)}}}
+		})
+	}
+	consuming := func(set, counter string, amount ...string) func(*resourceapi.ResourceSlice) {
 		return func(s *resourceapi.ResourceSlice) {
-			s.Spec.Devices[0].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: map[string]resourceapi.Counter{counter: {}}}}
+			s.Spec.Devices[0].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: set, Counters: map[string]resourceapi.Counter{counter: amountOf(amount)}}}
 		}
 	}
 	perDevice := func(s *resourceapi.ResourceSlice) {
@@ -173,6 +206,44 @@ func TestANodeReachesTheDevicesOfItsPools(t *testing.T) {
 			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("p", 1, 2)), slice("b", "n2", pool("p", 1, 2))},
 			want:   []string{"p/a-device"},
 		},
+		"a node's own pool beside a slice that another node adds": {
+			slices: []*resourceapi.ResourceSlice{
+				slice("a", "n1", pool("n1", 1, 2)), slice("b", "n1", pool("n1", 1, 2)), slice("c", "n2", pool("n1", 1, 2)), slice("d", "n3", pool("n1", 9, 1)),
+			},
+			want: []string{"n1/a-device", "n1/b-device"},
+		},
+		"none of a pool of another node's name": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n2", pool("n2/mig", 1, 1)), slice("b", "n1", pool("n2/mig", 9, 1))},
+			want:   []string{"pool gpu.example.com/n2/mig is invalid: the slices of node n1 do not count: the pool is whole without them"},
+		},
+		"a pool called as another node's is": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("gpus", 1, 2)), slice("b", "n1", pool("gpus", 1, 2)), slice("c", "n2", pool("gpus", 1, 1))},
+			want:   []string{"gpus/a-device", "gpus/b-device"},
+		},
+		"a pool with a device called as another node's is": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("gpus", 1, 1), devices("x")), slice("b", "n2", pool("gpus", 1, 1), devices("x"))},
+			want:   []string{"gpus/x"},
+		},
+		"none of a pool of which another node has all slices": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("gpus", 1, 2)), slice("b", "n2", pool("gpus", 1, 1))},
+			want:   []string{"pool gpu.example.com/gpus is invalid: the slices of node n1 do not count: the pool is whole without them"},
+		},
+		"its own and those for all nodes beside a slice that another node adds": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("p", 1, 2)), slice("b", "", pool("p", 1, 2), allNodes), slice("c", "n2", pool("p", 1, 2), devices("a-device"))},
+			want:   []string{"p/a-device", "p/b-device"},
+		},
+		"the newest of its own among generations for other nodes": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("p", 3, 1)), slice("b", "n1", pool("p", 2, 1)), slice("c", "n2", pool("p", 4, 1)), slice("d", "n2", pool("p", 5, 1))},
+			want:   []string{"p/a-device"},
+		},
+		"a pool for many nodes beside a slice that this node adds": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "", pool("net", 1, 2), allNodes), slice("b", "", pool("net", 1, 2), allNodes), slice("c", "n1", pool("net", 1, 2))},
+			want:   []string{"net/a-device", "net/b-device"},
+		},
+		"a pool of single nodes none of which is whole": {
+			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("p", 1, 3)), slice("b", "n2", pool("p", 1, 3))},
+			want:   []string{"pool gpu.example.com/p is incomplete: 2 of 3 slices of generation 1"},
+		},
 		"none of a pool with different counts": {
 			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("n1", 1, 2)), slice("b", "n1", pool("n1", 1, 3))},
 			want:   []string{"pool gpu.example.com/n1 is invalid: slices of generation 1 disagree about their number: a says 2, b says 3"},
@@ -201,9 +272,27 @@ func TestANodeReachesTheDevicesOfItsPools(t *testing.T) {
 			slices: []*resourceapi.ResourceSlice{counters("a", "set"), counters("b", "set")},
 			want:   []string{"pool gpu.example.com/n1 is invalid: duplicate counter set name set"},
 		},
+		"none of a pool with a negative counter": {
+			slices: []*resourceapi.ResourceSlice{counters("a", "set", "-1"), slice("b", "n1", pool("n1", 1, 2), consuming("set", "memory"))},
+			want:   []string{"pool gpu.example.com/n1 is invalid: counter memory of counter set set is negative"},
+		},
+		"none of a pool with a device that gives instead of taking": {
+			slices: []*resourceapi.ResourceSlice{counters("a", "set"), slice("b", "n1", pool("n1", 1, 2), consuming("set", "memory", "-1"))},
+			want:   []string{"pool gpu.example.com/n1 is invalid: device b-device consumes a negative amount of counter memory of counter set set"},
+		},
 		"none of a pool with a bad selector": {
 			slices: []*resourceapi.ResourceSlice{slice("a", "n1", pool("p", 1, 2)), slice("b", "", pool("p", 1, 2), nodesWith("in valid"))},
 			want:   []string{`pool gpu.example.com/p is invalid: slice b: nodeSelector: nodeSelectorTerms[0].matchExpressions[0].key: Invalid value: "in valid": name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is '([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')`},
+		},
+		"its outdated one while the newest uses compatibility groups": {
+			slices: []*resourceapi.ResourceSlice{
+				slice("old", "n1", pool("p", 1, 1)),
+				slice("new", "n1", pool("p", 2, 2), func(s *resourceapi.ResourceSlice) {
+					s.Spec.Devices[0].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CompatibilityGroups: []string{"x"}}}
+				}),
+				slice("other", "n2", pool("p", 2, 2)),
+			},
+			want: []string{"p/old-device"},
 		},
 		"none of a pool with compatibility groups": {
 			slices: []*resourceapi.ResourceSlice{
@@ -370,14 +459,14 @@ func TestReadersAndWritersAtTheSameTime(t *testing.T) {
 				default:
 				}
 				view := store.View()
-				matcher, err := view.Matcher(MatcherSpec{Selectors: []string{`device.driver == "gpu.example.com"`}})
+				matcher, err := view.Matcher(context.Background(), MatcherSpec{Selectors: []string{`device.driver == "gpu.example.com"`}})
 				if err != nil {
 					t.Error(err)
 					return
 				}
 				for i := range 5 {
 					for _, p := range view.ForNode(node(fmt.Sprintf("n%d", i))).Pools {
-						if matcher.On(p).Match.Count() != p.Len() {
+						if judged(matcher, p).Match.Count() != p.Len() {
 							t.Error("a device does not match")
 						}
 						p.Attribute("example.com/none")
@@ -390,6 +479,22 @@ func TestReadersAndWritersAtTheSameTime(t *testing.T) {
 	writers.Wait()
 	close(stop)
 	readers.Wait()
+}
+
+// The cost of an event must not grow with the square of the generations that a node publishes in a pool.
+func BenchmarkSetSliceAmongGenerations(b *testing.B) {
+	for _, n := range []int{500, 4000} {
+		b.Run(fmt.Sprintf("%dgenerations", n), func(b *testing.B) {
+			store := newStore()
+			for i := range n {
+				store.SetSlice(slice(fmt.Sprint("s", i), "n", pool("p", int64(i), 1)))
+			}
+			b.ResetTimer()
+			for i := range b.N {
+				store.SetSlice(slice("s7", "n", pool("p", 7, 1), devices(fmt.Sprint("d", i))))
+			}
+		})
+	}
 }
 
 // The cost of an event must not grow with the number of nodes.

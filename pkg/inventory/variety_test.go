@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"testing"
@@ -41,8 +42,8 @@ func TestEqualNodesShareWhatIsSaidOfThem(t *testing.T) {
 			matches, results := map[*PoolMatch]bool{}, map[*exprResult]bool{}
 			for i := range 12 {
 				p := view.ForNode(node(fmt.Sprintf("n%d", i))).Pools[0]
-				r := m.On(p)
-				matches[r], results[m.expressions[0].on(p.Slices[0])] = true, true
+				r := judged(m, p)
+				matches[r], results[m.expressions[0].keptOn(p.Slices[0])] = true, true
 				want := 0
 				if name == "one kind matches" && i%3 == 1 {
 					want = 2
@@ -84,7 +85,7 @@ func TestWhatIsSaidOfNodesThatDiffer(t *testing.T) {
 	m := matcher(t, view, MatcherSpec{})
 	known := map[*PoolMatch]string{}
 	for _, name := range []string{"plain", "first", "second", "much", "more"} {
-		r := m.On(view.ForNode(node(name)).Pools[0])
+		r := judged(m, view.ForNode(node(name)).Pools[0])
 		if other, ok := known[r]; ok {
 			t.Errorf("nodes %s and %s share what is said of them", name, other)
 		}
@@ -118,7 +119,11 @@ func TestMoreKindsThanHaveNumbers(t *testing.T) {
 					if kept := e.keptOn(s) != nil; kept != (round > 0) {
 						t.Errorf("round %d: a result for node %d is kept: %v", round, i, kept)
 					}
-					if got, want := e.on(s).match.Count(), map[bool]int{i == 1: 2}[true]; got != want {
+					result, err := e.on(context.Background(), s)
+					if err != nil {
+						t.Fatal(err)
+					}
+					if got, want := result.match.Count(), map[bool]int{i == 1: 2}[true]; got != want {
 						t.Errorf("round %d: %d devices of node %d match, want %d", round, got, i, want)
 					}
 				}

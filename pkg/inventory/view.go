@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"iter"
+	"maps"
 	"slices"
 	"sync/atomic"
 
@@ -95,12 +96,17 @@ func (v *View) Pools() iter.Seq[*Pool] {
 	}
 }
 
-// Problems yields the pools that are unusable on every node, by driver and name.
+// Problems yields the pools that are unusable on every node, and the nodes whose slices of a pool do not count, by driver and name.
 func (v *View) Problems() iter.Seq[*PoolProblem] {
 	return func(yield func(*PoolProblem) bool) {
 		for pool := range v.Pools() {
 			if pool.Problem != nil && !yield(pool.Problem) {
 				return
+			}
+			for _, node := range slices.Sorted(maps.Keys(pool.strangers)) {
+				if !yield(pool.strangers[node]) {
+					return
+				}
 			}
 		}
 	}

@@ -9,6 +9,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
 // PoolID identifies a pool of devices. Pool names are unique per driver.
@@ -92,7 +94,7 @@ func (h Holder) Equal(other Holder) bool {
 	return h.Claim == other.Claim &&
 		h.InFlight == other.InFlight &&
 		ptr.Equal(h.ShareID, other.ShareID) &&
-		maps.EqualFunc(h.ConsumedCapacity, other.ConsumedCapacity, func(a, b resource.Quantity) bool { return a.Cmp(b) == 0 })
+		maps.EqualFunc(h.ConsumedCapacity, other.ConsumedCapacity, amount.Equal)
 }
 
 // compare orders the holders of one device, so that equal usage has an equal

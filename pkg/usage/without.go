@@ -37,24 +37,52 @@ var hypothetical atomic.Uint64
 
 // without returns the pool itself if nobody has gone, nil if nobody is left.
 func (p *Pool) without(gone func(ClaimRef) bool) *Pool {
-	isGone := func(h Holder) bool { return gone(h.Claim) }
-	devices := p.devices
+	type change struct {
+		name string
+		left *Device
+	}
+	var changes []change
+	free := 0
 	for name, device := range p.All() {
-		if !slices.ContainsFunc(device.holders, isGone) {
+		left := device.without(gone)
+		if left == device {
 			continue
 		}
-		left := slices.DeleteFunc(slices.Clone(device.holders), isGone)
-		if len(left) == 0 {
-			devices = devices.Delete(name)
-		} else {
-			devices = devices.Set(name, &Device{holders: left})
+		changes = append(changes, change{name, left})
+		if left == nil {
+			free++
 		}
 	}
 	switch {
-	case devices == p.devices:
+	case len(changes) == 0:
 		return p
-	case devices.Len() == 0:
+	case free == p.Len():
 		return nil
 	}
+	devices := p.devices
+	for _, c := range changes {
+		if c.left == nil {
+			devices = devices.Delete(c.name)
+		} else {
+			devices = devices.Set(c.name, c.left)
+		}
+	}
 	return &Pool{devices: devices}
+}
+
+// without returns the device itself if nobody has gone, nil if nobody is left.
+func (d *Device) without(gone func(ClaimRef) bool) *Device {
+	isGone := func(h Holder) bool { return gone(h.Claim) }
+	first := slices.IndexFunc(d.holders, isGone)
+	switch {
+	case first < 0:
+		return d
+	case len(d.holders) == 1:
+		return nil
+	}
+	left := slices.DeleteFunc(slices.Clone(d.holders), isGone)
+	if len(left) == 0 {
+		return nil
+	}
+	return &Device{holders: left}
 }

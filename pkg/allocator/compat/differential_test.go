@@ -140,7 +140,7 @@ func compareCheck(t *rapid.T, w *world, node *v1.Node, ours *firstFit, got []res
 	}
 	if check.Failure != nil {
 		_ = check.Failure.String()
-		text := allocator.Explain(requests, func(yield func(string, *allocator.Failure) bool) { yield(node.Name, check.Failure) })
+		text := allocator.Explain(requests, func(yield func(string, *allocator.Failure) bool) { yield(node.Name, check.Failure) }, allocator.Naming{})
 		if strings.TrimSpace(text.String()) == "" {
 			t.Fatalf("no explanation for %v\n%s", check.Failure, w.dump(node))
 		}

@@ -10,24 +10,27 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 )
 
-// Amount is a resource.Quantity as a number of nanos in 128 bits. The API reads no finer quantity than one nano
-// and none beyond 2^63, so that an Amount, and the sum of a billion of them, is exact. Amounts can be compared
-// with ==.
+// Amount is a resource.Quantity as a number of nanos in 128 bits. Of a quantity within the bounds of [Check], and of
+// the sum of 16 million of them, it is exact. Amounts can be compared with ==.
 type Amount struct {
 	hi int64
 	lo uint64
 }
 
-// Most and Least are what quantities beyond the range become. There is room above them for sums.
+// Most and Least are what quantities beyond the bounds become. There is room for sums of 16 million of them.
 var (
-	Most  = Amount{hi: 1 << 56}
-	Least = Amount{hi: -1 << 56}
+	Most  = Amount{hi: 1 << 39}
+	Least = Amount{hi: -1 << 39}
 )
 
 const nano = 1_000_000_000
 
-// Of converts a quantity. What is finer than one nano is rounded up.
+// Of converts a quantity. What is beyond the bounds of [Check] becomes Most or
+// Least. The time that it takes is bounded.
 func Of(q resource.Quantity) Amount {
+	if q.IsZero() {
+		return Amount{} // whatever its exponent: AsInt64 would count that down
+	}
 	if value, ok := q.AsInt64(); ok {
 		if value < 0 {
 			hi, lo := bits.Mul64(-uint64(value), nano)
@@ -36,29 +39,17 @@ func Of(q resource.Quantity) Amount {
 		hi, lo := bits.Mul64(uint64(value), nano)
 		return Amount{hi: int64(hi), lo: lo}
 	}
-	q = q.DeepCopy() // AsDec changes it
-	dec := q.AsDec()
-	nanos := new(big.Int).Set(dec.UnscaledBig())
-	ten := big.NewInt(10)
-	if shift := 9 - int64(dec.Scale()); shift >= 0 {
-		nanos.Mul(nanos, new(big.Int).Exp(ten, big.NewInt(shift), nil))
-	} else {
-		rest := new(big.Int)
-		nanos.DivMod(nanos, new(big.Int).Exp(ten, big.NewInt(-shift), nil), rest)
-		if rest.Sign() != 0 {
-			nanos.Add(nanos, big.NewInt(1))
-		}
+	if nanos, ok := nanosOf(parts(q)); ok {
+		return ofBig(nanos)
 	}
-	return ofBig(nanos)
+	if q.Sign() < 0 {
+		return Least
+	}
+	return Most
 }
 
+// ofBig converts a number of nanos within the bounds.
 func ofBig(n *big.Int) Amount {
-	if n.BitLen() > 120 {
-		if n.Sign() < 0 {
-			return Least
-		}
-		return Most
-	}
 	var word [16]byte
 	new(big.Int).Abs(n).FillBytes(word[:])
 	a := Amount{hi: int64(binary.BigEndian.Uint64(word[:8])), lo: binary.BigEndian.Uint64(word[8:])}

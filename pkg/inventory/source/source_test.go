@@ -99,13 +99,17 @@ func TestTheStoreFollowsTheAPIServer(t *testing.T) {
 		Taint:          resourceapi.DeviceTaint{Key: "lost", Effect: resourceapi.DeviceTaintEffectNoSchedule},
 	}}
 	usable := func(view *inventory.View) int {
-		m, err := view.Matcher(inventory.MatcherSpec{})
+		m, err := view.Matcher(t.Context(), inventory.MatcherSpec{})
 		if err != nil {
 			t.Fatal(err)
 		}
 		n := 0
 		for _, p := range view.ForNode(node).Pools {
-			n += m.On(p).Usable.Count()
+			match, err := m.On(context.Background(), p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n += match.Usable.Count()
 		}
 		return n
 	}

@@ -1,0 +1,233 @@
+package allocator
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"slices"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// Limit is what the cluster has for a request that asks for more: no node could satisfy it, whoever releases devices.
+type Limit struct {
+	// Asked is how many devices are asked for on one node, by this request and those that compete with it for the same devices, and
+	// Devices how many of them the node with the most has.
+	Asked   int `json:"asked,omitempty"`
+	Devices int `json:"devices,omitempty"`
+	// Others is how many other requests Asked includes.
+	Others int `json:"others,omitempty"`
+	// Capacity is set if it is what one device is asked for and none has: AskedCapacity of it, where the largest has LargestCapacity.
+	Capacity        resourceapi.QualifiedName `json:"capacity,omitempty"`
+	AskedCapacity   string                    `json:"askedCapacity,omitempty"`
+	LargestCapacity string                    `json:"largestCapacity,omitempty"`
+}
+
+// FindLimits tells whether the requests can be satisfied at all: by one of the nodes, if nobody held anything. If not, it notes in the
+// explanation what they exceed. Devices that are tainted, not supported, or cannot be judged count as if they could be had, and where a pool
+// is incomplete or invalid nothing is said: what is told is certain as long as no devices are added. It looks at nodes until one would do, or
+// ctx ends; in.Node and in.Usage are not used.
+func FindLimits(ctx context.Context, in Input, e *Explanation, nodes iter.Seq[*v1.Node]) {
+	if len(e.Requests) != len(in.Requests.lanes) {
+		return
+	}
+	in.ctx = ctx
+	l := newLimits(in.Requests)
+	for node := range nodes {
+		devices := in.Inventory.ForNode(node)
+		if len(devices.Problems) > 0 || ctx.Err() != nil {
+			return
+		}
+		l.look(&in, devices)
+		if in.interrupted != nil {
+			return
+		}
+		if l.areMet() {
+			break
+		}
+	}
+	if !l.areMet() {
+		l.note(e)
+		return
+	}
+	e.NeverTogether = isNeverTogether(ctx, in, e, nodes)
+}
+
+// isNeverTogether decides each node as if nobody held anything. It is false if that is not known.
+func isNeverTogether(ctx context.Context, in Input, e *Explanation, nodes iter.Seq[*v1.Node]) bool {
+	uncertain := func(r RequestExplanation) bool { return r.Tainted+r.Unsupported+r.Failing > 0 }
+	if slices.ContainsFunc(e.Requests, uncertain) {
+		return false
+	}
+	in.Policy, in.Scoring, in.Usage = FirstFit, NoScoring, usage.NewIndex().View()
+	seen := false
+	for node := range nodes {
+		in.Node = node
+		result := Check(ctx, in)
+		if ctx.Err() != nil || result.Fits() || result.Failure.Reason == ReasonUndecided || result.Failure.Reason == ReasonSelectorError {
+			return false
+		}
+		seen = true
+	}
+	return seen
+}
+
+// limits are the most that one node has.
+type limits struct {
+	reqs  *Requests
+	lanes []laneLimit
+	// rivals are requests that ask for the same devices.
+	rivals []rivals
+}
+
+// laneLimit is about one alternative.
+type laneLimit struct {
+	most int
+	// largest are the greatest capacities of devices that pass all selectors, by name.
+	largest map[resourceapi.QualifiedName]resource.Quantity
+}
+
+// rivals are requests without alternatives that take devices from each other.
+type rivals struct {
+	lanes []*alternative
+	asked int
+	// most is how many of their devices the node with the most has; unbounded tells that they may share some.
+	most      int
+	unbounded bool
+}
+
+func newLimits(reqs *Requests) *limits {
+	l := &limits{reqs: reqs, lanes: make([]laneLimit, len(reqs.lanes))}
+	for i := range l.lanes {
+		l.lanes[i].largest = make(map[resourceapi.QualifiedName]resource.Quantity)
+	}
+	for _, r := range reqs.requests {
+		a := r.alternatives[0]
+		if len(r.alternatives) > 1 || a.all || a.admin || a.count == 0 {
+			continue
+		}
+		at := slices.IndexFunc(l.rivals, func(o rivals) bool { return o.lanes[0].matcher == a.matcher })
+		if at < 0 {
+			at = len(l.rivals)
+			l.rivals = append(l.rivals, rivals{})
+		}
+		l.rivals[at].lanes = append(l.rivals[at].lanes, a)
+		l.rivals[at].asked += a.count
+	}
+	return l
+}
+
+// look counts the devices of one node.
+func (l *limits) look(in *Input, devices *inventory.NodeDevices) {
+	for i, a := range l.reqs.lanes {
+		n := 0
+		for _, p := range devices.Pools {
+			match := in.match(a, p)
+			n += match.Match.Count() + match.Errors.Count()
+			l.lanes[i].lookAtCapacity(a, p, match)
+		}
+		l.lanes[i].most = max(l.lanes[i].most, n)
+	}
+	for i := range l.rivals {
+		r := &l.rivals[i]
+		n := 0
+		for _, p := range devices.Pools {
+			match := in.match(r.lanes[0], p)
+			n += match.Match.Count() + match.Errors.Count()
+			r.unbounded = r.unbounded || match.Match.Intersects(p.Shareable())
+		}
+		r.most = max(r.most, n)
+	}
+}
+
+func (l *laneLimit) lookAtCapacity(a *alternative, p *inventory.NodePool, match *inventory.PoolMatch) {
+	if a.capacity == nil {
+		return
+	}
+	for i := range p.Len() {
+		if !match.Match.Has(i) && !match.Small.Has(i) {
+			continue
+		}
+		for name := range a.capacity.Requests {
+			if has, ok := p.Device(i).Capacity[name]; ok && has.Value.Cmp(l.largest[name]) > 0 {
+				l.largest[name] = has.Value
+			}
+		}
+	}
+}
+
+// areMet tells whether every request alone, and those that are rivals together, find enough on some node.
+func (l *limits) areMet() bool {
+	for _, r := range l.reqs.requests {
+		if !slices.ContainsFunc(r.alternatives, l.isMet) {
+			return false
+		}
+	}
+	return !slices.ContainsFunc(l.rivals, func(r rivals) bool { return !r.areMet() })
+}
+
+func (l *limits) isMet(a *alternative) bool {
+	wanted := a.count
+	if a.all {
+		wanted = 1
+	}
+	return l.lanes[a.lane].most >= wanted
+}
+
+func (r *rivals) areMet() bool { return r.unbounded || r.most >= r.asked }
+
+// note writes down what is exceeded.
+func (l *limits) note(e *Explanation) {
+	for _, r := range l.rivals {
+		if !r.areMet() {
+			e.Requests[r.lanes[0].lane].Limit = &Limit{Asked: r.asked, Devices: r.most, Others: len(r.lanes) - 1}
+		}
+	}
+	for i, a := range l.reqs.lanes {
+		if !l.isMet(a) {
+			e.Requests[i].Limit = l.lanes[i].limit(a)
+		}
+	}
+}
+
+func (l *laneLimit) limit(a *alternative) *Limit {
+	limit := &Limit{Asked: a.count, Devices: l.most}
+	if l.most > 0 || a.capacity == nil {
+		return limit
+	}
+	for name, asked := range a.capacity.Requests {
+		if largest := l.largest[name]; asked.Cmp(largest) > 0 && (limit.Capacity == "" || name < limit.Capacity) {
+			limit.Capacity, limit.AskedCapacity, limit.LargestCapacity = name, asked.String(), largest.String()
+		}
+	}
+	return limit
+}
+
+// describe says what is asked for and what there is, such as "asks for 9 gpu.example.com devices of one node, the largest has 8". It is
+// empty if there is nothing of it: then it is the other counts that say why.
+func (l *Limit) describe(class string, selected bool) string {
+	capacity := clip(string(l.Capacity), maxQuoted)
+	text := ""
+	switch {
+	case l.Capacity != "" && l.LargestCapacity == "0":
+		return fmt.Sprintf("asks for %s %s, and no %s device has any", l.AskedCapacity, capacity, class)
+	case l.Capacity != "":
+		return fmt.Sprintf("asks for %s %s, the largest %s device has %s", l.AskedCapacity, capacity, class, l.LargestCapacity)
+	case l.Devices == 0:
+		return ""
+	case l.Others > 0:
+		text = fmt.Sprintf("with %d more %s of the pod asks for %d %s devices of one node, the largest has %d",
+			l.Others, plural(l.Others, "request"), l.Asked, class, l.Devices)
+	default:
+		text = fmt.Sprintf("asks for %d %s devices of one node, the largest has %d", l.Asked, class, l.Devices)
+	}
+	if selected {
+		text += " that match its selectors"
+	}
+	return text
+}

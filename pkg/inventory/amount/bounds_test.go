@@ -1,0 +1,97 @@
+package amount
+
+import (
+	"math/big"
+	"strings"
+	"testing"
+
+	"gopkg.in/inf.v0"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+)
+
+// hostile are quantities that the API reads and stores, and that arithmetic does not end on.
+var hostile = []string{
+	"1e2147483647", "-1e2147483647", "3E2147483647", "9e2147483640", "0e2147483647", "1e20000000", "1e22", "-1e22", "99e21", "10000E",
+	"1" + strings.Repeat("0", 10_000), strings.Repeat("9", 10_000),
+}
+
+var harmless = []string{
+	"0", "1", "-1", "1n", "-1n", "1e-9", "0e22", "0e-9", "9e21", "9999E", "-9999E", "8Ei", "-8Ei", "1000000Ei", "9999999999999999999999",
+	"9999999999999999999999.999999999", "-9999999999999999999999.999999999", "9223372036854775807", "0.1", "1.5Gi", "100m", "1e3",
+}
+
+func TestCheckBoundsQuantities(t *testing.T) {
+	for _, text := range hostile {
+		q := resource.MustParse(text)
+		err := Check(q)
+		if err == nil || len(err.Error()) > 200 {
+			t.Errorf("%.40s: %v", text, err)
+		}
+		want := Most
+		switch {
+		case q.IsZero():
+			want = Amount{}
+		case q.Sign() < 0:
+			want = Least
+		}
+		if got := Of(q); got != want {
+			t.Errorf("%.40s becomes %v, want %v", text, got, want)
+		}
+	}
+	for _, text := range harmless {
+		if err := Check(resource.MustParse(text)); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+	if finer := *resource.NewDecimalQuantity(*inf.NewDec(1, 10), resource.DecimalSI); Check(finer) == nil {
+		t.Error("a tenth of a nano is within the bounds")
+	}
+}
+
+func TestCheckTextBoundsTextsBeforeTheyAreParsed(t *testing.T) {
+	beforeParsing := []string{
+		"1e-2147483647", "1234567890123456789e2147483647", "1.5e-2147483647", "1e4294967296", "0e999", "1e+100", "1e00000000000000000001",
+		strings.Repeat("0", 65), strings.Repeat("9", 10_000_000),
+	}
+	for _, text := range append(beforeParsing, hostile...) {
+		if err := CheckText(text); err == nil || len(err.Error()) > 200 {
+			t.Errorf("%.40s: %v", text, err)
+		}
+	}
+	for _, text := range append([]string{"", "no quantity", "1e", "1ee5", "1-5", "1E99x"}, harmless...) {
+		if err := CheckText(text); err != nil {
+			t.Errorf("%s: %v", text, err)
+		}
+	}
+}
+
+func TestEqualityOfQuantitiesThatNobodyChecked(t *testing.T) {
+	all := append(append([]string{}, hostile...), texts...)
+	for i, x := range all {
+		for j, y := range all {
+			a, b := resource.MustParse(x), resource.MustParse(y)
+			want := i == j
+			if Check(a) == nil && Check(b) == nil {
+				want = a.Cmp(b) == 0
+			}
+			if got := Equal(a, b); got != want {
+				t.Errorf("%.40s and %.40s are equal: %t, want %t", x, y, got, want)
+			}
+			c, d := map[string]resourceapi.Counter{"c": {Value: a}}, map[string]resourceapi.Counter{"c": {Value: b}}
+			if got := Semantic.DeepEqual(c, d); got != want {
+				t.Errorf("objects with %.40s and %.40s are equal: %t, want %t", x, y, got, want)
+			}
+		}
+	}
+}
+
+func TestSumsOf16MillionHaveRoom(t *testing.T) {
+	sum := new(big.Int).Lsh(big.NewInt(1<<23), 64+39) // Most is 2^39 * 2^64
+	if sum.BitLen() > 127 {
+		t.Errorf("the sum takes %d bits", sum.BitLen())
+	}
+	if largest := Of(resource.MustParse("9999999999999999999999.999999999")); !largest.Less(Most) {
+		t.Error("Most is not beyond the bounds")
+	}
+}

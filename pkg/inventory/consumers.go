@@ -1,0 +1,84 @@
+package inventory
+
+import (
+	"slices"
+	"strings"
+)
+
+// Consumers returns the names of the devices that take something of the counter, by index in All, while they are held, in order. Read only.
+func (c *Counters) Consumers(counter int) []string {
+	c.consumersOnce.Do(func() {
+		c.consumers = make([][]string, len(c.All))
+		for name, uses := range c.byName {
+			for _, use := range uses {
+				c.consumers[use.Counter] = append(c.consumers[use.Counter], name)
+			}
+		}
+		for _, names := range c.consumers {
+			slices.SortFunc(names, strings.Compare)
+		}
+	})
+	return c.consumers[counter]
+}
+
+// Memberships returns the compatibility groups of a device of the pool, one for each of its consumptions; nil if the pool has no groups.
+func (p *Pool) Memberships(device string) []Membership {
+	if !p.Counters.HasGroups() {
+		return nil
+	}
+	var all []Membership
+	for _, d := range p.Devices(device) {
+		all = append(all, p.Counters.memberships(d)...)
+	}
+	return all
+}
+
+// SetOf is the number of a counter's set, if the pool has groups.
+func (c *Counters) SetOf(counter int) int { return c.set(c.All[counter].Set) }
+
+// SetName is the name of the counter set with the number that a Membership has.
+func (c *Counters) SetName(set int) string { return c.sets[set] }
+
+// Members returns the names of the devices that are in a counter set, in order, if the pool has groups.
+func (c *Counters) Members(set int) []string {
+	var names []string
+	for counter := range c.All {
+		if c.SetOf(counter) == set {
+			names = append(names, c.Consumers(counter)...)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
+
+// CommonGroups are the compatibility groups that all devices in use have in one counter set (KEP-5963). Devices go together if they all
+// share a group, or if none of them has any. The zero value is that of a set of which no device is in use.
+type CommonGroups struct {
+	used   bool
+	bare   bool // none has groups
+	groups []string
+}
+
+// Add enters a device. Once some devices exclude each other, nothing goes with them.
+func (c *CommonGroups) Add(groups []string) {
+	if !c.used {
+		c.used, c.bare, c.groups = true, len(groups) == 0, slices.Clone(groups)
+		return
+	}
+	c.bare = c.bare && len(groups) == 0
+	c.groups = slices.DeleteFunc(c.groups, func(group string) bool { return !slices.Contains(groups, group) })
+}
+
+// Admits tells whether a device with these groups goes with those in use.
+func (c *CommonGroups) Admits(groups []string) bool {
+	if !c.used {
+		return true
+	}
+	if len(groups) == 0 {
+		return c.bare
+	}
+	return slices.ContainsFunc(groups, func(group string) bool { return slices.Contains(c.groups, group) })
+}
+
+// Excluded tells whether devices are in use that do not go together.
+func (c *CommonGroups) Excluded() bool { return c.used && !c.bare && len(c.groups) == 0 }
