@@ -7,10 +7,11 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/klog/v2"
 
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/tracker"
-	"stowage.dev/stowage/pkg/usage"
 )
 
 // BenchmarkFence is what a bind costs that is observed already: an event that
@@ -57,7 +58,7 @@ func BenchmarkFence(b *testing.B) {
 						b.Fatal(err)
 					}
 					if fenced {
-						if err := fence.Pass(b.Context(), []*resourceapi.ResourceClaim{c}, usage.View{}); err != nil {
+						if err := fence.Pass(b.Context(), []*resourceapi.ResourceClaim{c}, decidedElsewhere); err != nil {
 							b.Fatal(err)
 						}
 					}
@@ -68,5 +69,55 @@ func BenchmarkFence(b *testing.B) {
 				}
 			})
 		}
+	}
+}
+
+// BenchmarkJudge is what two events cost, one that allocates a claim and one that takes the allocation back, in one pool of GPUs with 8
+// partitions each of which 4,000 are held.
+func BenchmarkJudge(b *testing.B) {
+	var none results
+	list, sets := slice("rack"), slice("rack")
+	list.Spec.Pool.ResourceSliceCount, sets.Spec.Pool.ResourceSliceCount = 2, 2
+	sets.Name += "-counters"
+	claims := []any{}
+	for gpu := range 501 {
+		set := fmt.Sprint("gpu-", gpu)
+		sets.Spec.SharedCounters = append(sets.Spec.SharedCounters, resourceapi.CounterSet{
+			Name: set, Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse("80Gi")}},
+		})
+		for part := range 8 {
+			device := partition(fmt.Sprint(set, "-", part), "10Gi")
+			device.ConsumesCounters[0].CounterSet = set
+			list.Spec.Devices = append(list.Spec.Devices, device)
+			if gpu < 500 {
+				claims = append(claims, claim("held-"+device.Name, len(claims)+1, none.device("rack", device.Name)))
+			}
+		}
+	}
+	store := inventoryOf(list, sets)
+	if problem := store.View().Pool(inventory.PoolID{Driver: driver, Pool: "rack"}).Problem; problem != nil {
+		b.Fatal(problem)
+	}
+	for _, judged := range []bool{false, true} {
+		b.Run(fmt.Sprintf("judged=%t", judged), func(b *testing.B) {
+			var options []tracker.Option
+			if judged {
+				options = append(options, tracker.WithJudge(NewJudge(store.View)))
+			}
+			t := tracker.New(klog.Logger{}, options...)
+			revision := len(claims) + 1
+			if err := t.Store().Replace(claims, strconv.Itoa(revision)); err != nil {
+				b.Fatal(err)
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				for _, allocation := range []results{none.device("rack", "gpu-500-3"), nil} {
+					revision++
+					if err := t.Store().Update(claim("new", revision, allocation)); err != nil {
+						b.Fatal(err)
+					}
+				}
+			}
+		})
 	}
 }

@@ -2,6 +2,7 @@ package fence
 
 import (
 	"fmt"
+	"iter"
 	"slices"
 
 	"stowage.dev/stowage/pkg/inventory"
@@ -28,7 +29,8 @@ func (b *bench) checkCounters() tracker.Verdict {
 	return unclear
 }
 
-// checkPool adds up the counters of one pool.
+// checkPool adds up the counters of one pool that the claim's devices take of, and
+// sees whether their compatibility groups go with those of what is held.
 //
 // Devices that the pool does not have tell that it is known as it was, or as it
 // will be: what it says of the others may be outdated, too. A driver that begins
@@ -41,40 +43,61 @@ func (b *bench) checkCounters() tracker.Verdict {
 func (b *bench) checkPool(id usage.PoolID) tracker.Verdict {
 	pool := b.poolOf(id)
 	ours, unknown := b.wantedOf(id, pool)
-	t := newTab(pool)
-	// stranger has a device of which we do not know what it takes, or whether one
-	// of the claim's takes the same.
-	var stranger *usage.Holder
-	for name, device := range b.Usage.Pool(id).All() {
-		held := usage.DeviceID{Driver: id.Driver, Pool: id.Pool, Device: name}
-		known := pool != nil && len(pool.Devices(name)) > 0
-		if b.isWanted(held) || known && t.counters == nil && len(unknown) == 0 {
-			continue // takes nothing, or what the claim takes
-		}
-		holds := b.before(held, device)
-		if len(holds) == 0 {
-			continue
-		}
-		t.take(name, holds[0].Claim)
-		if !known || len(unknown) > 0 {
-			if other := b.unforeseen(held, holds); other != nil {
-				stranger = other
-			}
-		}
+	t := newTab(pool, ours)
+	for name, claim := range b.takers(id, t) {
+		t.take(name, claim)
 	}
 	for _, device := range ours {
-		if counter, other := t.lacks(device.Device); counter != "" {
-			return tracker.Verdict{Outcome: tracker.Lost, Device: device, Other: other, Detail: "too little is left of " + counter}
+		if lacking, other := t.lacks(device.Device); lacking != "" {
+			return tracker.Verdict{Outcome: tracker.Lost, Device: device, Other: other, Detail: lacking}
 		}
 		t.take(device.Device, usage.ClaimRef{})
 	}
-	if stranger != nil {
+	if stranger := b.stranger(id, pool, len(unknown) > 0); stranger != nil {
 		return tracker.Verdict{
 			Outcome: tracker.Undecided, Device: slices.Concat(unknown, ours)[0], Other: stranger.Claim,
 			Detail: fmt.Sprintf("it is not known what devices of pool %s take of shared counters", id),
 		}
 	}
 	return fits
+}
+
+// takers yields the devices, by name, that others hold of those that take of the
+// tab's counters, each with a claim that holds it. Devices of the claim are not
+// among them.
+func (b *bench) takers(id usage.PoolID, t *tab) iter.Seq2[string, usage.ClaimRef] {
+	return func(yield func(string, usage.ClaimRef) bool) {
+		in := b.Usage.Pool(id)
+		for _, name := range t.consumers() {
+			device := usage.DeviceID{Driver: id.Driver, Pool: id.Pool, Device: name}
+			held := in.Device(name)
+			if held == nil || b.isWanted(device) {
+				continue
+			}
+			if holds := b.before(device, held); len(holds) > 0 && !yield(name, holds[0].Claim) {
+				return
+			}
+		}
+	}
+}
+
+// stranger returns a holder that was not there when the claim was decided, of a
+// device of which we do not know what it takes; or of any device if we do not know
+// that of one of the claim's. It is nil if there is none.
+func (b *bench) stranger(id usage.PoolID, pool *inventory.Pool, any bool) *usage.Holder {
+	for name, held := range b.Usage.Pool(id).All() {
+		if !any && pool != nil && len(pool.Devices(name)) > 0 {
+			continue
+		}
+		device := usage.DeviceID{Driver: id.Driver, Pool: id.Pool, Device: name}
+		if b.isWanted(device) {
+			continue
+		}
+		if other := b.unforeseen(device, b.before(device, held)); other != nil {
+			return other
+		}
+	}
+	return nil
 }
 
 // wantedOf returns the claim's devices in a pool, apart from those that the pool
@@ -96,49 +119,97 @@ func (b *bench) isWanted(device usage.DeviceID) bool {
 	return slices.ContainsFunc(b.wants, func(w want) bool { return w.device == device })
 }
 
-// tab is what is left of the counters of a pool, and who else took something of each.
+// tab is what is left of the counters that the claim's devices take of, and which
+// compatibility groups are left in their counter sets.
 type tab struct {
-	counters *inventory.Counters // nil if there are none, or none are known
-	left     []amount.Amount
-	others   []usage.ClaimRef
+	pool  *inventory.Pool // nil if it is not known, or has no counters
+	lines map[int]*line   // by counter
+	sets  map[int]*common // by counter set
 }
 
-func newTab(pool *inventory.Pool) *tab {
+// line is what is left of a counter, and a claim of others that took of it.
+type line struct {
+	left  amount.Amount
+	other usage.ClaimRef
+}
+
+// common is what all devices in use have in common in a counter set, and a claim of
+// others that has one of them.
+type common struct {
+	inventory.CommonGroups
+	other usage.ClaimRef
+}
+
+func newTab(pool *inventory.Pool, ours []usage.DeviceID) *tab {
+	t := &tab{lines: map[int]*line{}, sets: map[int]*common{}}
 	if pool == nil || pool.Counters == nil {
-		return &tab{}
+		return t
 	}
-	t := &tab{counters: pool.Counters, others: make([]usage.ClaimRef, len(pool.Counters.All))}
-	for _, counter := range pool.Counters.All {
-		t.left = append(t.left, counter.Total)
+	t.pool = pool
+	for _, device := range ours {
+		for _, use := range pool.Counters.Uses(device.Device) {
+			t.lines[use.Counter] = &line{left: pool.Counters.All[use.Counter].Total}
+		}
+		for _, m := range pool.Memberships(device.Device) {
+			t.sets[m.Set] = &common{}
+		}
 	}
 	return t
 }
 
-// uses is what a device takes, nothing if that is not known.
-func (t *tab) uses(device string) []inventory.Use {
-	if t.counters == nil {
-		return nil
+// consumers are the devices that take of the counters or, where groups matter, are
+// in one of the counter sets, by name.
+func (t *tab) consumers() []string {
+	var names []string
+	for counter := range t.lines {
+		names = append(names, t.pool.Counters.Consumers(counter)...)
 	}
-	return t.counters.Uses(device)
+	for set := range t.sets {
+		names = append(names, t.pool.Counters.Members(set)...)
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }
 
-// take subtracts what a device takes, for another claim or, if that is empty, the
+// take enters what a device takes, for another claim or, if that is empty, the
 // claim itself.
 func (t *tab) take(device string, other usage.ClaimRef) {
-	for _, use := range t.uses(device) {
-		t.left[use.Counter] = t.left[use.Counter].Sub(use.Amount)
-		if other.UID != "" {
-			t.others[use.Counter] = other
+	if t.pool == nil {
+		return
+	}
+	for _, use := range t.pool.Counters.Uses(device) {
+		if line := t.lines[use.Counter]; line != nil {
+			line.left = line.left.Sub(use.Amount)
+			if other.UID != "" {
+				line.other = other
+			}
+		}
+	}
+	for _, m := range t.pool.Memberships(device) {
+		if set := t.sets[m.Set]; set != nil {
+			set.Add(m.Groups)
+			if other.UID != "" {
+				set.other = other
+			}
 		}
 	}
 }
 
-// lacks returns a counter of which another claim has left too little for a device.
-func (t *tab) lacks(device string) (counter string, other usage.ClaimRef) {
-	for _, use := range t.uses(device) {
-		if other = t.others[use.Counter]; other.UID != "" && t.left[use.Counter].Less(use.Amount) {
-			c := t.counters.All[use.Counter]
-			return fmt.Sprintf("counter %s of set %s", c.Name, c.Set), other
+// lacks says what another claim has left too little of for a device, "" if there is
+// enough of all.
+func (t *tab) lacks(device string) (what string, other usage.ClaimRef) {
+	if t.pool == nil {
+		return "", usage.ClaimRef{}
+	}
+	for _, use := range t.pool.Counters.Uses(device) {
+		if line := t.lines[use.Counter]; line.other.UID != "" && line.left.Less(use.Amount) {
+			c := t.pool.Counters.All[use.Counter]
+			return fmt.Sprintf("too little is left of counter %s of set %s", c.Name, c.Set), line.other
+		}
+	}
+	for _, m := range t.pool.Memberships(device) {
+		if set := t.sets[m.Set]; set.other.UID != "" && !set.Admits(m.Groups) {
+			return fmt.Sprintf("its compatibility groups in counter set %s do not go with those of what is held", t.pool.Counters.SetName(m.Set)), set.other
 		}
 	}
 	return "", usage.ClaimRef{}

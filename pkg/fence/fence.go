@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -67,22 +68,22 @@ func Yields(err error) []*YieldError {
 
 // Pass waits until the watch has brought the given claims, as the API server has
 // answered to the last write of each or as they were found, and returns nil if all
-// of them may be used. decidedOn is the usage on which their allocations were
-// decided, empty if that was elsewhere or in an earlier life.
+// of them may be used. decidedOn returns the usage on which a claim's allocation
+// was decided, empty if that was elsewhere or in an earlier life.
 //
 // The error has a *YieldError for each claim that must give way, ErrTimeout if
 // the watch is silent, or a *tracker.ClaimError for one that is gone or has
 // another allocation.
-func (f *Fence) Pass(ctx context.Context, claims []*resourceapi.ResourceClaim, decidedOn usage.View) (err error) {
+func (f *Fence) Pass(ctx context.Context, claims []*resourceapi.ResourceClaim, decidedOn func(*resourceapi.ResourceClaim) usage.View) (err error) {
 	start := time.Now()
 	defer func() { count(err, time.Since(start)) }()
 	if err := f.wait(ctx, claims); err != nil {
 		return err
 	}
-	var errs []error
+	var errs refusals
 	for _, claim := range claims {
 		ref := usage.RefOf(claim)
-		verdict, err := f.tracker.Verdict(ref, claim.Status.Allocation, decidedOn)
+		verdict, err := f.tracker.Verdict(ref, claim.Status.Allocation, decidedOn(claim))
 		switch {
 		case err != nil:
 			errs = append(errs, err)
@@ -90,8 +91,24 @@ func (f *Fence) Pass(ctx context.Context, claims []*resourceapi.ResourceClaim, d
 			errs = append(errs, &YieldError{Claim: ref, Allocation: claim.Status.Allocation, Verdict: verdict})
 		}
 	}
-	return errors.Join(errs...)
+	if len(errs) == 0 {
+		return nil
+	}
+	return errs
 }
+
+// refusals are one for each claim that must not be used, in one line.
+type refusals []error
+
+func (r refusals) Error() string {
+	texts := make([]string, len(r))
+	for i, err := range r {
+		texts[i] = err.Error()
+	}
+	return strings.Join(texts, "; ")
+}
+
+func (r refusals) Unwrap() []error { return r }
 
 // wait waits until the watch has brought all claims.
 func (f *Fence) wait(ctx context.Context, claims []*resourceapi.ResourceClaim) error {

@@ -265,7 +265,7 @@ func TestPass(t *testing.T) {
 					time.AfterFunc(time.Second, func() { tc.then(s) })
 				}
 				start := time.Now()
-				err := fence.Pass(t.Context(), tc.claims, usage.View{})
+				err := fence.Pass(t.Context(), tc.claims, decidedElsewhere)
 				if took := time.Since(start); took != tc.wantTook {
 					t.Errorf("took %s, want %s", took, tc.wantTook)
 				}
@@ -321,7 +321,7 @@ func TestPassEndsWithItsContext(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		time.AfterFunc(time.Second, cancel)
 		counted := countOf(t, resultCanceled)
-		err := New(s.tracker, Options{Timeout: time.Minute}).Pass(ctx, []*resourceapi.ResourceClaim{claim("x", 12, results{}.device("a", "gpu-0"))}, usage.View{})
+		err := New(s.tracker, Options{Timeout: time.Minute}).Pass(ctx, []*resourceapi.ResourceClaim{claim("x", 12, results{}.device("a", "gpu-0"))}, decidedElsewhere)
 		if !errors.Is(err, context.Canceled) || errors.Is(err, ErrTimeout) {
 			t.Errorf("error %v", err)
 		}
@@ -342,7 +342,7 @@ func TestPassLeavesNothingBehind(t *testing.T) {
 		s := newScheduler()
 		x := claim("x", 5, results{}.device("a", "gpu-0"))
 		s.list(10, x)
-		if err := New(s.tracker, Options{Timeout: 1 << 62}).Pass(foreign{t.Context()}, []*resourceapi.ResourceClaim{x}, usage.View{}); err != nil {
+		if err := New(s.tracker, Options{Timeout: 1 << 62}).Pass(foreign{t.Context()}, []*resourceapi.ResourceClaim{x}, decidedElsewhere); err != nil {
 			t.Error(err)
 		}
 	})

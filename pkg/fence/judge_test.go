@@ -24,6 +24,14 @@ func TestJudge(t *testing.T) {
 	mig := append(withCounters("a", map[string]string{"memory": "80Gi"},
 		partition("one", "40Gi"), partition("two", "40Gi"), partition("three", "40Gi"), partition("all", "80Gi"), whole("plain")),
 		slice("b", whole("gpu-0")))
+	grouped := func(name string, groups ...string) resourceapi.Device {
+		d := partition(name, "1Gi")
+		d.ConsumesCounters[0].CompatibilityGroups = groups
+		return d
+	}
+	groups := withCounters("a", map[string]string{"memory": "80Gi"},
+		grouped("red-1", "red"), grouped("red-2", "red"), grouped("blue", "blue"), grouped("both", "blue", "red"), grouped("bare-1"), grouped("bare-2"), whole("plain"))
+	ofGroups := "its compatibility groups in counter set gpu do not go with those of what is held"
 	incomplete := slice("a", whole("gpu-0"), whole("gpu-1"))
 	incomplete.Spec.Pool.ResourceSliceCount = 2
 	var none results
@@ -216,6 +224,42 @@ func TestJudge(t *testing.T) {
 			slices: []*resourceapi.ResourceSlice{incomplete}, others: []holding{{"y", none.device("a", "gpu-1"), tracker.Earlier}},
 			decidedOn: []holding{{"y", none.device("a", "gpu-1"), ""}},
 			wants:     none.device("a", "gpu-0"), want: fits,
+		},
+		"devices of one compatibility group": {
+			slices: groups, others: []holding{{"y", none.device("a", "red-1"), tracker.Earlier}}, wants: none.device("a", "red-2").device("a", "both"), want: fits,
+		},
+		"devices of different compatibility groups": {
+			slices: groups, others: []holding{{"y", none.device("a", "red-1"), tracker.Earlier}},
+			wants: none.device("a", "plain").device("a", "blue"), want: verdict(tracker.Lost, id("a", "blue"), ref("y"), ofGroups),
+		},
+		"devices of different compatibility groups, the other one later": {
+			slices: groups, others: []holding{{"y", none.device("a", "red-1"), tracker.Later}}, wants: none.device("a", "blue"), want: fits,
+		},
+		"devices of different compatibility groups, the other one perhaps earlier": {
+			slices: groups, others: []holding{{"y", none.device("a", "red-1"), tracker.EitherWay}},
+			wants: none.device("a", "blue"), want: verdict(tracker.Undecided, id("a", "blue"), ref("y"), ofGroups),
+		},
+		"two devices that each have a group in common with a third, and not with each other": {
+			slices: groups, others: []holding{{"x", none.device("a", "both"), tracker.Earlier}, {"y", none.device("a", "red-1"), tracker.Earlier}},
+			wants: none.device("a", "blue"), want: verdict(tracker.Lost, id("a", "blue"), ref("y"), ofGroups),
+		},
+		"a second device of the claim that does not go with the held one and the first": {
+			slices: groups, others: []holding{{"y", none.device("a", "both"), tracker.Earlier}},
+			wants: none.device("a", "red-1").device("a", "blue"), want: verdict(tracker.Lost, id("a", "blue"), ref("y"), ofGroups),
+		},
+		"devices of the claim alone that do not go together, which nobody else made so": {
+			slices: groups, others: []holding{{"y", none.device("a", "plain"), tracker.Earlier}}, wants: none.device("a", "red-1").device("a", "blue"), want: fits,
+		},
+		"devices without groups": {
+			slices: groups, others: []holding{{"y", none.device("a", "bare-1"), tracker.Earlier}}, wants: none.device("a", "bare-2"), want: fits,
+		},
+		"a device without groups beside one that has some": {
+			slices: groups, others: []holding{{"y", none.device("a", "red-1"), tracker.Earlier}},
+			wants: none.device("a", "bare-1"), want: verdict(tracker.Lost, id("a", "bare-1"), ref("y"), ofGroups),
+		},
+		"a device with groups beside one that has none": {
+			slices: groups, others: []holding{{"y", none.device("a", "bare-1"), tracker.Earlier}},
+			wants: none.device("a", "red-1"), want: verdict(tracker.Lost, id("a", "red-1"), ref("y"), ofGroups),
 		},
 		"certain conflict goes before what is not known": {
 			slices: mig, others: []holding{{"x", none.device("a", "new"), tracker.Earlier}, {"y", none.device("a", "one"), tracker.Earlier}},

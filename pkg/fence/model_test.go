@@ -371,7 +371,7 @@ func (m *model) decideOn(p *modelPod) {
 	now, cancel := context.WithCancel(context.Background())
 	cancel()
 	fence := New(s.tracker, Options{Timeout: 1 << 62})
-	err := fence.Pass(now, []*resourceapi.ResourceClaim{p.written}, p.decidedOn)
+	err := fence.Pass(now, []*resourceapi.ResourceClaim{p.written}, func(*resourceapi.ResourceClaim) usage.View { return p.decidedOn })
 	var yield *YieldError
 	var claimErr *tracker.ClaimError
 	switch {

@@ -58,7 +58,9 @@ func shareable(name, memory string) resourceapi.Device {
 }
 
 func inventoryOf(slices ...*resourceapi.ResourceSlice) *inventory.Store {
-	store := inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()})
+	features := inventory.DefaultFeatures()
+	features.CompatibilityGroups = true
+	store := inventory.NewStore(inventory.Options{Features: features})
 	for _, s := range slices {
 		store.SetSlice(s)
 	}
@@ -126,6 +128,8 @@ func (s *scheduler) watch(c *resourceapi.ResourceClaim) {
 		panic(err)
 	}
 }
+
+func decidedElsewhere(*resourceapi.ResourceClaim) usage.View { return usage.View{} }
 
 // wantVerdict asks for a claim that the scheduler has decided about on the given usage.
 func (s *scheduler) wantVerdict(t testing.TB, c *resourceapi.ResourceClaim, decidedOn usage.View, want tracker.Outcome, other string) {

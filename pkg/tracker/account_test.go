@@ -17,7 +17,7 @@ func TestAccount(t *testing.T) {
 
 	tr := listed(t, 10, claim("a", "ua", 5, gpu1), claim("b", "ub", 6))
 	a := allocation(gpu0)
-	must(t, tr.Reserve(tr.Snapshot().Usage, podB, []Reservation{{claim("b", "ub", 6), a}}))
+	must(t, tr.Reserve(tr.Snapshot().Usage, podB, []Reservation{{Claim: claim("b", "ub", 6), Allocation: a}}))
 	tr.Share("ub", podA)
 	must(t, tr.Assume(claim("c", "uc", 12, gpu2))) // ahead of the watch
 	must(t, tr.Store().(store).Bookmark("11"))

@@ -112,7 +112,7 @@ func (c *client) scheduleFaulty(s *faultyServer, pod types.UID, times int) {
 		if known == nil {
 			continue
 		}
-		r := Reservation{known, c.choose(snapshot.Usage)}
+		r := Reservation{Claim: known, Allocation: c.choose(snapshot.Usage)}
 		if c.reserve(snapshot, pod, r) != nil {
 			continue
 		}

@@ -17,6 +17,8 @@ type Holding struct {
 	// interest in it, ordered.
 	InFlight *resourceapi.AllocationResult
 	Owners   []types.UID
+	// Group is the pod group that the claim in flight is going to be reserved for, empty if that is its owners.
+	Group types.UID
 }
 
 // Holding returns what is known of the claim that ref names; of another claim of the same name it returns nothing.
@@ -25,7 +27,7 @@ func (t *Tracker) Holding(ref usage.ClaimRef) Holding {
 	defer t.mutex.Unlock()
 	h := Holding{Claim: t.claims.byUID[ref.UID]}
 	if pending := t.inFlight[ref.UID]; pending != nil {
-		h.InFlight = pending.allocation
+		h.InFlight, h.Group = pending.allocation, pending.group
 		h.Owners = pending.owners.UnsortedList()
 		slices.Sort(h.Owners)
 	}

@@ -12,7 +12,14 @@ import (
 
 func TestHolding(t *testing.T) {
 	allocatedClaim, free := claim("allocated", "ua", 4, gpu1), claim("free", "uf", 5)
-	tr := listed(t, 10, allocatedClaim, free)
+	ofGroup, unborn := claim("of-group", "ug", 6), claim("unborn", "uu", 0)
+	unborn.ResourceVersion = ""
+	tr := listed(t, 10, allocatedClaim, free, ofGroup)
+	must(t, tr.Reserve(tr.Snapshot().Usage, "member", []Reservation{
+		{Claim: unborn, Allocation: allocation(), Group: "g"}, {Claim: ofGroup, Allocation: allocation(), Group: "g"},
+	}))
+	born := claim("unborn", "ub", 11)
+	must(t, tr.Move(unborn.UID, born))
 	reserve(t, tr, podB, free, gpu0)
 	if _, ok := tr.Share("uf", podA); !ok {
 		t.Fatal("nothing is in flight")
@@ -22,9 +29,12 @@ func TestHolding(t *testing.T) {
 		claim    *resourceapi.ResourceClaim
 		inFlight bool
 		owners   []types.UID
+		group    types.UID
 	}{
 		"allocated":                 {ref: usage.RefOf(allocatedClaim), claim: allocatedClaim},
 		"in flight for two pods":    {ref: usage.RefOf(free), claim: free, inFlight: true, owners: []types.UID{podA, podB}},
+		"in flight for a group":     {ref: usage.RefOf(ofGroup), claim: ofGroup, inFlight: true, owners: []types.UID{"member"}, group: "g"},
+		"created, for a group":      {ref: usage.RefOf(born), inFlight: true, owners: []types.UID{"member"}, group: "g"},
 		"another claim of a name":   {ref: usage.ClaimRef{UID: "other", Namespace: free.Namespace, Name: free.Name}},
 		"a claim that is not there": {ref: usage.ClaimRef{UID: "gone", Namespace: "x", Name: "gone"}},
 	}
@@ -39,6 +49,9 @@ func TestHolding(t *testing.T) {
 			}
 			if diff := cmp.Diff(tc.owners, got.Owners); diff != "" {
 				t.Errorf("owners (-want +got):\n%s", diff)
+			}
+			if got.Group != tc.group {
+				t.Errorf("group %q, want %q", got.Group, tc.group)
 			}
 		})
 	}

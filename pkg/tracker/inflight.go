@@ -19,6 +19,8 @@ type inFlight struct {
 	allocation *resourceapi.AllocationResult
 	// owners are the pods that have an interest in the allocation.
 	owners sets.Set[types.UID]
+	// group is the pod group that the claim is going to be reserved for, empty if that is its owners.
+	group types.UID
 }
 
 // Reservation is an allocation to be put in flight.
@@ -29,6 +31,9 @@ type Reservation struct {
 	Claim *resourceapi.ResourceClaim
 	// Allocation is what was decided for it, never nil.
 	Allocation *resourceapi.AllocationResult
+	// Group is the pod group that the claim is going to be reserved for, empty
+	// if that is the pod.
+	Group types.UID
 }
 
 // Reserve puts allocations in flight for a pod, all of them or, with an error,
@@ -46,7 +51,7 @@ func (t *Tracker) Reserve(view usage.View, owner types.UID, reservations []Reser
 	}
 	for _, r := range reservations {
 		claim := usage.RefOf(r.Claim)
-		t.inFlight[claim.UID] = &inFlight{claim: claim, allocation: r.Allocation, owners: sets.New(owner)}
+		t.inFlight[claim.UID] = &inFlight{claim: claim, allocation: r.Allocation, owners: sets.New(owner), group: r.Group}
 		t.refold(claim)
 		t.revision++
 		t.logger.V(5).Info("Allocation in flight", "claim", klog.KRef(claim.Namespace, claim.Name), "claimUID", claim.UID, "pod", owner)

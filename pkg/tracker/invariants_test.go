@@ -57,7 +57,7 @@ func TestI1UsageHasEverySharesCapacity(t *testing.T) {
 
 	tr := listed(t, 10, allocated(claim("a", "ua", 5), twice), claim("b", "ub", 6))
 	wantHeld(t, tr, "listed", holders{gpu0: {"ua/s1{memory=10Gi}", "ua/s2{memory=20Gi}"}})
-	must(t, tr.Reserve(tr.Snapshot().Usage, podA, []Reservation{{claim("b", "ub", 6), take("s3", "5Gi")}}))
+	must(t, tr.Reserve(tr.Snapshot().Usage, podA, []Reservation{{Claim: claim("b", "ub", 6), Allocation: take("s3", "5Gi")}}))
 	wantHeld(t, tr, "reserved", holders{gpu0: {"ua/s1{memory=10Gi}", "ua/s2{memory=20Gi}", "ub*/s3{memory=5Gi}"}})
 	must(t, tr.Assume(allocated(claim("b", "ub", 11), take("s3", "6Gi"))))
 	wantHeld(t, tr, "written with another amount: both count", holders{gpu0: {"ua/s1{memory=10Gi}", "ua/s2{memory=20Gi}", "ub*/s3{memory=5Gi}", "ub/s3{memory=6Gi}"}})
@@ -271,7 +271,7 @@ func TestReserveChecksWhatTheDecisionWasMadeOn(t *testing.T) {
 	prepare := func(t *testing.T) *Tracker {
 		tr := listed(t, 10, free, other, deleting, allocated, flying, holder)
 		reserve(t, tr, podB, flying, device("node-c", "gpu-0"))
-		must(t, tr.Reserve(tr.Snapshot().Usage, podB, []Reservation{{holder, shared(device("node-c", "gpu-1"), "s1")}}))
+		must(t, tr.Reserve(tr.Snapshot().Usage, podB, []Reservation{{Claim: holder, Allocation: shared(device("node-c", "gpu-1"), "s1")}}))
 		return tr
 	}
 	onGPU1 := claim("x", "ux", 11, gpu1)
@@ -282,25 +282,25 @@ func TestReserveChecksWhatTheDecisionWasMadeOn(t *testing.T) {
 		want         error  // errors.Is
 		message      string // if not empty, the whole of it
 	}{
-		"nothing happened":                          {nil, []Reservation{{free, allocation(gpu0)}, {other, allocation(gpu2)}}, nil, ""},
-		"a device in another pool was taken":        {func(tr *Tracker) error { return tr.Store().Add(onGPU1) }, []Reservation{{free, allocation(gpu2)}}, nil, ""},
-		"a device in the pool was taken":            {func(tr *Tracker) error { return tr.Store().Add(onGPU1) }, []Reservation{{other, allocation(gpu2)}, {free, allocation(gpu0)}}, ErrStale, "pool gpu.nvidia.com/node-a: usage has changed since the decision"},
-		"a device in the pool was freed":            {func(tr *Tracker) error { return tr.Store().Delete(allocated) }, []Reservation{{free, allocation(gpu0)}}, ErrStale, ""},
-		"the pool was empty and is not any more":    {func(tr *Tracker) error { return tr.Store().Add(claim("x", "ux", 11, device("node-b", "gpu-1"))) }, []Reservation{{free, allocation(gpu2)}}, ErrStale, ""},
-		"claim deleted":                             {func(tr *Tracker) error { return tr.Store().Delete(free) }, []Reservation{{free, allocation(gpu0)}}, ErrClaimGone, "claim default/free (UID uf): claim does not exist any more"},
-		"claim recreated":                           {func(tr *Tracker) error { return tr.Store().Update(claim("free", "uf2", 11)) }, []Reservation{{free, allocation(gpu0)}}, ErrClaimRecreated, `claim default/free (UID uf): claim was deleted and created again: found "uf2"`},
-		"claim allocated":                           {func(tr *Tracker) error { return tr.Store().Update(claim("free", "uf", 11, gpu2)) }, []Reservation{{free, allocation(gpu0)}}, ErrClaimAllocated, ""},
-		"claim being deleted":                       {nil, []Reservation{{deleting, allocation(gpu0)}}, ErrClaimDeleting, ""},
-		"claim in flight":                           {nil, []Reservation{{flying, allocation(gpu0)}}, ErrClaimInFlight, ""},
-		"one claim twice":                           {nil, []Reservation{{free, allocation(gpu0)}, {free, allocation(gpu2)}}, ErrClaimInFlight, ""},
-		"the last of several":                       {nil, []Reservation{{free, allocation(gpu0)}, {other, allocation(gpu2)}, {flying, allocation(gpu2)}}, ErrClaimInFlight, ""},
-		"a device that is held":                     {nil, []Reservation{{free, allocation(gpu1)}}, &HeldError{}, "claim default/free (UID uf): device gpu.nvidia.com/node-a/gpu-1 is held by claim default/allocated (UID ua)"},
-		"a device for two claims at once":           {nil, []Reservation{{free, allocation(gpu0)}, {other, allocation(gpu0)}}, &HeldError{}, "claim default/other (UID uo): device gpu.nvidia.com/node-a/gpu-0 is held by claim default/free (UID uf)"},
-		"a share of a device that is held":          {nil, []Reservation{{free, shared(gpu1, "s2")}}, &HeldError{}, ""},
-		"a shared device for oneself":               {nil, []Reservation{{free, allocation(device("node-c", "gpu-1"))}}, &HeldError{}, ""},
-		"a second share of a shared device":         {nil, []Reservation{{free, shared(device("node-c", "gpu-1"), "s2")}, {other, shared(device("node-c", "gpu-1"), "s3")}}, nil, ""},
-		"admin access to a device that is held":     {func(tr *Tracker) error { return tr.Store().Add(onGPU1) }, []Reservation{{free, adminAccess(gpu1)}}, nil, ""},
-		"an allocation without devices goes flying": {nil, []Reservation{{free, allocation()}}, nil, ""},
+		"nothing happened":                          {nil, []Reservation{{Claim: free, Allocation: allocation(gpu0)}, {Claim: other, Allocation: allocation(gpu2)}}, nil, ""},
+		"a device in another pool was taken":        {func(tr *Tracker) error { return tr.Store().Add(onGPU1) }, []Reservation{{Claim: free, Allocation: allocation(gpu2)}}, nil, ""},
+		"a device in the pool was taken":            {func(tr *Tracker) error { return tr.Store().Add(onGPU1) }, []Reservation{{Claim: other, Allocation: allocation(gpu2)}, {Claim: free, Allocation: allocation(gpu0)}}, ErrStale, "pool gpu.nvidia.com/node-a: usage has changed since the decision"},
+		"a device in the pool was freed":            {func(tr *Tracker) error { return tr.Store().Delete(allocated) }, []Reservation{{Claim: free, Allocation: allocation(gpu0)}}, ErrStale, ""},
+		"the pool was empty and is not any more":    {func(tr *Tracker) error { return tr.Store().Add(claim("x", "ux", 11, device("node-b", "gpu-1"))) }, []Reservation{{Claim: free, Allocation: allocation(gpu2)}}, ErrStale, ""},
+		"claim deleted":                             {func(tr *Tracker) error { return tr.Store().Delete(free) }, []Reservation{{Claim: free, Allocation: allocation(gpu0)}}, ErrClaimGone, "claim default/free (UID uf): claim does not exist any more"},
+		"claim recreated":                           {func(tr *Tracker) error { return tr.Store().Update(claim("free", "uf2", 11)) }, []Reservation{{Claim: free, Allocation: allocation(gpu0)}}, ErrClaimRecreated, `claim default/free (UID uf): claim was deleted and created again: found "uf2"`},
+		"claim allocated":                           {func(tr *Tracker) error { return tr.Store().Update(claim("free", "uf", 11, gpu2)) }, []Reservation{{Claim: free, Allocation: allocation(gpu0)}}, ErrClaimAllocated, ""},
+		"claim being deleted":                       {nil, []Reservation{{Claim: deleting, Allocation: allocation(gpu0)}}, ErrClaimDeleting, ""},
+		"claim in flight":                           {nil, []Reservation{{Claim: flying, Allocation: allocation(gpu0)}}, ErrClaimInFlight, ""},
+		"one claim twice":                           {nil, []Reservation{{Claim: free, Allocation: allocation(gpu0)}, {Claim: free, Allocation: allocation(gpu2)}}, ErrClaimInFlight, ""},
+		"the last of several":                       {nil, []Reservation{{Claim: free, Allocation: allocation(gpu0)}, {Claim: other, Allocation: allocation(gpu2)}, {Claim: flying, Allocation: allocation(gpu2)}}, ErrClaimInFlight, ""},
+		"a device that is held":                     {nil, []Reservation{{Claim: free, Allocation: allocation(gpu1)}}, &HeldError{}, "claim default/free (UID uf): device gpu.nvidia.com/node-a/gpu-1 is held by claim default/allocated (UID ua)"},
+		"a device for two claims at once":           {nil, []Reservation{{Claim: free, Allocation: allocation(gpu0)}, {Claim: other, Allocation: allocation(gpu0)}}, &HeldError{}, "claim default/other (UID uo): device gpu.nvidia.com/node-a/gpu-0 is held by claim default/free (UID uf)"},
+		"a share of a device that is held":          {nil, []Reservation{{Claim: free, Allocation: shared(gpu1, "s2")}}, &HeldError{}, ""},
+		"a shared device for oneself":               {nil, []Reservation{{Claim: free, Allocation: allocation(device("node-c", "gpu-1"))}}, &HeldError{}, ""},
+		"a second share of a shared device":         {nil, []Reservation{{Claim: free, Allocation: shared(device("node-c", "gpu-1"), "s2")}, {Claim: other, Allocation: shared(device("node-c", "gpu-1"), "s3")}}, nil, ""},
+		"admin access to a device that is held":     {func(tr *Tracker) error { return tr.Store().Add(onGPU1) }, []Reservation{{Claim: free, Allocation: adminAccess(gpu1)}}, nil, ""},
+		"an allocation without devices goes flying": {nil, []Reservation{{Claim: free, Allocation: allocation()}}, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
 			tr := prepare(t)

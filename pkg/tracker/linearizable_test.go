@@ -268,7 +268,7 @@ func (c *client) schedule(w *world, pod types.UID, times, elsewhere int) {
 		var reservations []Reservation
 		for _, name := range some(c.restless, w.names) {
 			if known := c.get(name); known != nil {
-				reservations = append(reservations, Reservation{known, c.choose(snapshot.Usage)})
+				reservations = append(reservations, Reservation{Claim: known, Allocation: c.choose(snapshot.Usage)})
 			}
 		}
 		if len(reservations) == 0 || c.reserve(snapshot, pod, reservations...) != nil {

@@ -116,7 +116,7 @@ func TestMetricsCountRefusedReservationsByReason(t *testing.T) {
 			if name == "d" {
 				wanted = gpu1
 			}
-			err := tr.Reserve(tr.Snapshot().Usage, podA, []Reservation{{claim(name, tc.uid, 5), allocation(wanted)}})
+			err := tr.Reserve(tr.Snapshot().Usage, podA, []Reservation{{Claim: claim(name, tc.uid, 5), Allocation: allocation(wanted)}})
 			if (err != nil) != (tc.reason != "") {
 				t.Fatalf("Reserve() = %v", err)
 			}

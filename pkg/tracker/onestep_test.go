@@ -19,7 +19,7 @@ import (
 // another one comes in as soon as the mutex is free, wherever that is.
 func TestOperationsAreOneStep(t *testing.T) {
 	onGPU0 := func(name string, uid types.UID) []Reservation {
-		return []Reservation{{claim(name, uid, 5), allocation(gpu0)}}
+		return []Reservation{{Claim: claim(name, uid, 5), Allocation: allocation(gpu0)}}
 	}
 	tests := map[string]func(t *testing.T){
 		"Assume checks and changes": func(t *testing.T) {
@@ -50,7 +50,7 @@ func TestOperationsAreOneStep(t *testing.T) {
 		},
 		"Reserve takes several claims": func(t *testing.T) {
 			tr := listed(t, 10, claim("a", "ua", 5), claim("b", "ub", 6))
-			both := append(onGPU0("a", "ua"), Reservation{claim("b", "ub", 6), allocation(gpu1)})
+			both := append(onGPU0("a", "ua"), Reservation{Claim: claim("b", "ub", 6), Allocation: allocation(gpu1)})
 			var between Snapshot
 			handOver(tr, func() { must(t, tr.Reserve(usage.View{}, podA, both)) }, func() { between = tr.Snapshot() })
 			if n := between.Usage.Len(); n != 0 && n != 2 {
@@ -96,7 +96,7 @@ func TestMethodsWaitForTheMutex(t *testing.T) {
 		"Store.Replace":  func(tr *Tracker) { _ = tr.Store().Replace(nil, "11") },
 		"Store.Bookmark": func(tr *Tracker) { _ = tr.Store().(store).Bookmark("11") },
 		"Reserve": func(tr *Tracker) {
-			_ = tr.Reserve(usage.View{}, podA, []Reservation{{claim("a", "ua", 5), allocation(gpu0)}})
+			_ = tr.Reserve(usage.View{}, podA, []Reservation{{Claim: claim("a", "ua", 5), Allocation: allocation(gpu0)}})
 		},
 		"Move":         func(tr *Tracker) { _ = tr.Move("ux", claim("a", "ua", 5)) },
 		"Share":        func(tr *Tracker) { tr.Share("ua", podA) },
@@ -107,7 +107,7 @@ func TestMethodsWaitForTheMutex(t *testing.T) {
 		"Holding":      func(tr *Tracker) { tr.Holding(ref) },
 		"InFlightFor":  func(tr *Tracker) { tr.InFlightFor(podA) },
 		"Pending":      func(tr *Tracker) { tr.Pending("ua") },
-		"OwnedBy":      func(tr *Tracker) { tr.OwnedBy(podA) },
+		"OwnedBy":      func(tr *Tracker) { tr.OwnedBy("default", podA) },
 		"Get":          func(tr *Tracker) { _, _ = tr.Get("default", "a") },
 		"Verdict":      func(tr *Tracker) { _, _ = tr.Verdict(ref, allocation(gpu0), usage.View{}) },
 		"AllocatedAt":  func(tr *Tracker) { tr.AllocatedAt("ua") },

@@ -33,7 +33,7 @@ func TestOwnedBy(t *testing.T) {
 	want := func(step string, pod types.UID, uids ...types.UID) {
 		t.Helper()
 		var got []types.UID
-		for _, c := range tr.OwnedBy(pod) {
+		for _, c := range tr.OwnedBy("default", pod) {
 			got = append(got, c.UID)
 		}
 		if diff := cmp.Diff(uids, got); diff != "" {
@@ -56,6 +56,10 @@ func TestOwnedBy(t *testing.T) {
 		}
 		want(fmt.Sprintf("owned by a %s %s", owner.APIVersion, owner.Kind), podA, "ub")
 	}
+	foreign := ownedBy(claim("foreign", "foreign", 14), podA)
+	foreign.Namespace = "another"
+	must(t, tr.Store().Add(foreign))
+	want("named as the owner by a claim of another namespace", podA, "ub")
 	tr = listed(t, 10, claim("free", "uf", 4), ownedBy(claim("b", "ub", 5), podA), ownedBy(claim("other", "uo", 6), podB))
 
 	must(t, tr.Assume(ownedBy(claim("a", "ua", 11), podA)))
@@ -63,7 +67,7 @@ func TestOwnedBy(t *testing.T) {
 	must(t, tr.Store().Add(ownedBy(claim("a", "ua", 11), podA)))
 	must(t, tr.Store().Update(ownedBy(claim("a", "ua", 12, gpu0), podA)))
 	want("changed", podA, "ua", "ub")
-	if got := tr.OwnedBy(podA)[0]; got.ResourceVersion != "12" {
+	if got := tr.OwnedBy("default", podA)[0]; got.ResourceVersion != "12" {
 		t.Errorf("the object has version %s, want the newest, 12", got.ResourceVersion)
 	}
 

@@ -45,14 +45,14 @@ func TestMethodsMayBeCalledFromAnyGoroutine(t *testing.T) {
 	})
 	repeat(func(i int) {
 		uid := types.UID("unborn-" + strconv.Itoa(i))
-		must(t, tr.Reserve(usage.View{}, podB, []Reservation{{unbornClaim(uid), allocation()}}))
+		must(t, tr.Reserve(usage.View{}, podB, []Reservation{{Claim: unbornClaim(uid), Allocation: allocation()}}))
 		tr.Share(uid, podA)
 		tr.Release(uid, podB)
 		tr.Release(uid, podA)
 	})
 	// A goroutine that calls nothing else has no other lock to be ordered by.
 	for i := range times {
-		must(t, tr.Reserve(usage.View{}, podB, []Reservation{{unbornClaim(types.UID("moving-" + strconv.Itoa(i))), allocation()}}))
+		must(t, tr.Reserve(usage.View{}, podB, []Reservation{{Claim: unbornClaim(types.UID("moving-" + strconv.Itoa(i))), Allocation: allocation()}}))
 	}
 	repeat(func(i int) {
 		must(t, tr.Move(types.UID("moving-"+strconv.Itoa(i)), claim("moved", types.UID("moved-"+strconv.Itoa(i)), 1)))
@@ -64,7 +64,7 @@ func TestMethodsMayBeCalledFromAnyGoroutine(t *testing.T) {
 	repeat(func(int) { tr.Holding(ref) })
 	repeat(func(int) { tr.InFlightFor(podA) })
 	repeat(func(i int) { tr.Pending(types.UID("unborn-" + strconv.Itoa(i))) })
-	repeat(func(int) { tr.OwnedBy(podA) })
+	repeat(func(int) { tr.OwnedBy("default", podA) })
 	repeat(func(int) { _, _ = tr.Get("default", "a") })
 	repeat(func(int) { _, _ = tr.Verdict(ref, allocation(gpu0), usage.View{}) })
 	repeat(func(int) { tr.AllocatedAt("ua") })

@@ -61,7 +61,7 @@ func TestUpstreamEchoComesAfterTheReleaseOfTheAllocationInFlight(t *testing.T) {
 	must(t, tr.Store().Update(claim("a", "ua", 11))) // our finalizer, only now
 	wantHeld(t, tr, "the echo of an earlier write", holders{gpu0: {"ua"}})
 
-	err := tr.Reserve(tr.Snapshot().Usage, podB, []Reservation{{claim("a", "ua", 11), allocation(gpu1)}})
+	err := tr.Reserve(tr.Snapshot().Usage, podB, []Reservation{{Claim: claim("a", "ua", 11), Allocation: allocation(gpu1)}})
 	if !errors.Is(err, ErrClaimAllocated) {
 		t.Errorf("Reserve() on the object of the late echo = %v", err)
 	}
@@ -84,7 +84,7 @@ func TestUpstreamReleaseAfterASwallowedEchoKeepsTheAllocation(t *testing.T) {
 	}
 	wantHeld(t, tr, "released by both", holders{gpu0: {"ua"}})
 
-	err := tr.Reserve(tr.Snapshot().Usage, podB, []Reservation{{claim("a", "ua", 5), allocation(gpu1)}})
+	err := tr.Reserve(tr.Snapshot().Usage, podB, []Reservation{{Claim: claim("a", "ua", 5), Allocation: allocation(gpu1)}})
 	if !errors.Is(err, ErrClaimAllocated) {
 		t.Errorf("Reserve() of an allocated claim = %v", err)
 	}
@@ -97,7 +97,7 @@ func TestUpstreamSharerJoinsWhileAnotherReleases(t *testing.T) {
 	for range 1000 {
 		tr := quiet()
 		relist(t, tr, 10, claim("a", "ua", 5))
-		must(t, tr.Reserve(tr.Snapshot().Usage, podA, []Reservation{{claim("a", "ua", 5), allocation(gpu0)}}))
+		must(t, tr.Reserve(tr.Snapshot().Usage, podA, []Reservation{{Claim: claim("a", "ua", 5), Allocation: allocation(gpu0)}}))
 		done := make(chan bool)
 		go func() { done <- tr.Release("ua", podA) }()
 		_, joined := tr.Share("ua", podB)
@@ -142,8 +142,8 @@ func TestUpstreamSecondPodOfAClaimThatTheFirstOneAllocates(t *testing.T) {
 	t.Run("while it is in flight", func(t *testing.T) {
 		tr := listed(t, 10, claim("a", "ua", 5))
 		decided := tr.Snapshot().Usage // by both
-		must(t, tr.Reserve(decided, podA, []Reservation{{claim("a", "ua", 5), allocation(gpu0)}}))
-		err := tr.Reserve(decided, podB, []Reservation{{claim("a", "ua", 5), allocation(gpu2)}})
+		must(t, tr.Reserve(decided, podA, []Reservation{{Claim: claim("a", "ua", 5), Allocation: allocation(gpu0)}}))
+		err := tr.Reserve(decided, podB, []Reservation{{Claim: claim("a", "ua", 5), Allocation: allocation(gpu2)}})
 		if !errors.Is(err, ErrClaimInFlight) {
 			t.Fatalf("Reserve() of what is in flight = %v", err)
 		}
@@ -164,10 +164,10 @@ func TestUpstreamSecondPodOfAClaimThatTheFirstOneAllocates(t *testing.T) {
 	t.Run("when it is written", func(t *testing.T) {
 		tr := listed(t, 10, claim("a", "ua", 5))
 		decided := tr.Snapshot().Usage
-		must(t, tr.Reserve(decided, podA, []Reservation{{claim("a", "ua", 5), allocation(gpu0)}}))
+		must(t, tr.Reserve(decided, podA, []Reservation{{Claim: claim("a", "ua", 5), Allocation: allocation(gpu0)}}))
 		must(t, tr.Assume(claim("a", "ua", 12, gpu0)))
 		tr.Release("ua", podA)
-		err := tr.Reserve(decided, podB, []Reservation{{claim("a", "ua", 5), allocation(gpu2)}})
+		err := tr.Reserve(decided, podB, []Reservation{{Claim: claim("a", "ua", 5), Allocation: allocation(gpu2)}})
 		if !errors.Is(err, ErrClaimAllocated) {
 			t.Errorf("Reserve() of what is allocated = %v", err)
 		}

@@ -4,10 +4,10 @@ import (
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -93,5 +93,5 @@ func (s *standing) holds(device usage.DeviceID, share *types.UID) bool {
 
 // sameAllocation compares with the time of the allocation.
 func sameAllocation(a, b *resourceapi.AllocationResult) bool {
-	return apiequality.Semantic.DeepEqual(a, b)
+	return amount.Semantic.DeepEqual(a, b)
 }

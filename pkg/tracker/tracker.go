@@ -140,14 +140,16 @@ func (t *Tracker) Get(namespace, name string) (*resourceapi.ResourceClaim, error
 	return claim, nil
 }
 
-// OwnedBy returns the newest known objects of the claims that a pod controls,
-// ordered by name.
-func (t *Tracker) OwnedBy(pod types.UID) []*resourceapi.ResourceClaim {
+// OwnedBy returns the newest known objects of the claims that a pod of the namespace controls, ordered by name. Who may make
+// claims in another namespace can name any pod as their owner; those are not the pod's.
+func (t *Tracker) OwnedBy(namespace string, pod types.UID) []*resourceapi.ResourceClaim {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	var owned []*resourceapi.ResourceClaim
 	for uid := range t.claims.byOwner[pod] {
-		owned = append(owned, t.claims.byUID[uid])
+		if claim := t.claims.byUID[uid]; claim.Namespace == namespace {
+			owned = append(owned, claim)
+		}
 	}
 	slices.SortFunc(owned, compareNames)
 	return owned

@@ -2,8 +2,12 @@ package wakeup
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
+	"sync"
+	"sync/atomic"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -35,7 +39,7 @@ func manyWaiters(b *testing.B, kinds int) (*cluster, map[string]*resourceapi.Res
 	for i := range 1000 {
 		pod := c.addPod(fmt.Sprintf("p%d", i), int32(1000-i), "gpu", int64(1+i%kinds))
 		c.begin(pod)
-		c.room.Refused(pod.UID, slices.Values(names), false, c.now)
+		c.room.Refused(pod.UID, slices.Values(names), nil, false, c.now)
 	}
 	c.pass()
 	return c, holders
@@ -69,7 +73,7 @@ func BenchmarkPass(b *testing.B) {
 				pod := c.pods[types.UID(name)]
 				c.room.Note(pod, claimNamesOf(pod), nil)
 				c.room.Judged(pod.UID, c.look(pod, c.store.View()), Seen{Usage: c.revision, Inventory: c.store.View().Generation()})
-				c.room.Refused(pod.UID, func(func(string) bool) {}, false, c.now)
+				c.room.Refused(pod.UID, func(func(string) bool) {}, nil, false, c.now)
 			}
 			c.holdOn(fmt.Sprintf("node-%d", i%5000), "0")
 		}},
@@ -95,4 +99,51 @@ func BenchmarkPass(b *testing.B) {
 			}
 		})
 	}
+}
+
+// BenchmarkPassOverSharedPools is a look at devices that were freed in 500 pools, each of which all 5,000 nodes see, and how long
+// somebody waits meanwhile who tells the room something: the scheduling loop does, for each pod.
+func BenchmarkPassOverSharedPools(b *testing.B) {
+	c, _ := manyWaiters(b, 1)
+	for _, node := range c.nodes {
+		node.Labels = map[string]string{"zone": "a", "kubernetes.io/hostname": node.Name}
+	}
+	var freed []usage.DeviceID
+	for i := range 500 {
+		shared := slice(fmt.Sprintf("shared-%d", i), 1, 1)
+		shared.Spec.NodeName = nil
+		shared.Spec.NodeSelector = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: []v1.NodeSelectorRequirement{
+			{Key: "zone", Operator: v1.NodeSelectorOpIn, Values: []string{"a", "b"}},
+		}}}}
+		c.setSlice(nil, shared)
+		freed = append(freed, usage.DeviceID{Driver: testDriver, Pool: shared.Name, Device: "0"})
+	}
+	var longest, waits atomic.Int64
+	stop := make(chan struct{})
+	var caller sync.WaitGroup
+	caller.Go(func() {
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				start := time.Now()
+				c.room.IsWaiting("p0")
+				longest.Store(max(longest.Load(), int64(time.Since(start))))
+				runtime.Gosched()
+			}
+		}
+	})
+	n := 0
+	for b.Loop() {
+		longest.Store(0)
+		c.revision++
+		c.room.Freed(freed, c.revision)
+		c.pass()
+		waits.Add(longest.Load())
+		n++
+	}
+	close(stop)
+	caller.Wait()
+	b.ReportMetric(float64(waits.Load())/float64(n)/1e6, "ms-longest-wait/op")
 }

@@ -7,8 +7,8 @@
 //
 // # What is promised
 //
-//   - No pod sleeps that could fit: whatever changes after a pod has been noted is looked at for it, in whatever order
-//     events come. What cannot be decided here wakes the pod.
+//   - No pod sleeps that could fit, or that could have others evicted where it could not in its last attempt: whatever changes
+//     after a pod has been noted is looked at for it, in whatever order events come. What cannot be decided here wakes the pod.
 //   - No more pods are woken than the change admits. A woken pod counts as having taken what it is expected to take until it
 //     has been tried. If it fails, goes elsewhere or is gone, the next one in the order of the queue is woken.
 //   - A pod that was tried and refused on a state is not woken by what was part of that state.

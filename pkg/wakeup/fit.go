@@ -32,31 +32,37 @@ type verdicts struct {
 // answer. If there is neither, it notes on which it would fit were it not for those woken before it.
 func (p *pass) firstFit(j *job, asks *Question, nodes *nodeSet) (at int, a answer) {
 	suitable := p.world.Suitable(j.pod, j.tag)
-	ctx := &budget{Context: p.ctx, now: p.world.Now, until: p.world.Now().Add(p.room.options.Budget)}
-	onNode := func(node *v1.Node) bool { return asks.OnNode == nil || asks.OnNode(node) }
+	began, options := p.world.Now(), &p.room.options
+	ctx := &budget{Context: p.ctx, now: p.world.Now, until: began.Add(min(options.Budget, p.left(j)))}
+	defer func() { p.used[j.pod.Namespace] += p.world.Now().Sub(began) }()
 	if asks.Requests == nil || asks.Opaque {
 		for i := nodes.bits.Next(0); i >= 0; i = nodes.bits.Next(i + 1) {
-			if node := p.world.Node(p.nameOf(i)); node != nil && suitable(node) && (onNode(node) || p.mayMoveTo(ctx, asks, node)) {
+			if node := p.world.Node(p.nameOf(i)); node != nil && suitable(node) && (asks.onNode(node) || p.mayMoveTo(ctx, asks, node)) {
 				return i, unknown
 			}
 		}
 		return -1, no
 	}
-	v := p.verdicts[asks.shapeOf()]
-	if v == nil {
-		v = &verdicts{}
-		p.verdicts[asks.shapeOf()] = v
+	if at, a := p.firstFree(ctx, j, asks, nodes, suitable); a != no {
+		return at, a
 	}
+	return p.firstEvictable(ctx, j, asks, nodes, suitable)
+}
+
+// firstFree looks for a node on which the devices are free.
+func (p *pass) firstFree(ctx *budget, j *job, asks *Question, among *nodeSet, suitable func(*v1.Node) bool) (at int, a answer) {
+	v := p.verdictsOn(asks.shapeOf())
 	if p.held {
-		j.later.orCommon(nodes, &v.spare)
+		j.later.orCommon(among, &v.spare)
 	}
+	nodes := among.clone()
 	nodes.without(&v.refused)
 	for i := nodes.bits.Next(0); i >= 0; i = nodes.bits.Next(i + 1) {
 		node := p.world.Node(p.nameOf(i))
 		if node == nil || !suitable(node) {
 			continue
 		}
-		if !onNode(node) {
+		if !asks.onNode(node) {
 			if p.mayMoveTo(ctx, asks, node) {
 				return i, unknown
 			}
@@ -66,7 +72,7 @@ func (p *pass) firstFit(j *job, asks *Question, nodes *nodeSet) (at int, a answe
 		case unknown:
 			return i, unknown
 		case yes:
-			p.take(ctx, j, asks, node)
+			p.take(ctx, j, asks, node, p.expected)
 			return i, yes
 		}
 		v.refused.add(i)
@@ -78,17 +84,71 @@ func (p *pass) firstFit(j *job, asks *Question, nodes *nodeSet) (at int, a answe
 	return -1, no
 }
 
+// firstEvictable looks for a node on which the devices would be free if others were evicted for the pod. Where that was so in the pod's
+// last attempt it is no news: either they are being evicted, see Nominated, or something besides devices keeps them from it.
+func (p *pass) firstEvictable(ctx *budget, j *job, asks *Question, among *nodeSet, suitable func(*v1.Node) bool) (at int, a answer) {
+	if asks.Evicts == "" {
+		return -1, no
+	}
+	v := p.verdictsOn(asks.Evicts + "/" + asks.shapeOf())
+	nodes := among.clone()
+	if j.asks == nil {
+		j.skipped.orCommon(&nodes, &j.evictable)
+		nodes.without(&j.evictable)
+	}
+	if p.held {
+		j.later.orCommon(&nodes, &v.spare)
+	}
+	nodes.without(&v.refused)
+	for i := nodes.bits.Next(0); i >= 0; i = nodes.bits.Next(i + 1) {
+		node := p.world.Node(p.nameOf(i))
+		if node == nil || !suitable(node) || !asks.onNode(node) {
+			continue
+		}
+		if ctx.Err() != nil {
+			return i, unknown
+		}
+		evicted := p.world.Evicted(j.pod, j.tag, node, p.world.inventory, p.world.usage)
+		if evicted == nil {
+			v.refused.add(i)
+			continue
+		}
+		switch free := evicted(p.expected); p.check(ctx, asks, node, free) {
+		case unknown:
+			return i, unknown
+		case yes:
+			p.take(ctx, j, asks, node, free)
+			return i, yes
+		}
+		v.refused.add(i)
+		if p.held && p.check(ctx, asks, node, evicted(p.world.usage)) != no {
+			v.spare.add(i)
+			j.later.add(i)
+		}
+	}
+	return -1, no
+}
+
+func (p *pass) verdictsOn(shape string) *verdicts {
+	v := p.verdicts[shape]
+	if v == nil {
+		v = &verdicts{}
+		p.verdicts[shape] = v
+	}
+	return v
+}
+
 // mayMoveTo tells whether the pod's allocations may be given up for a node on which they cannot be used. What other woken pods are expected
 // to take is not looked at.
-func (p *pass) mayMoveTo(ctx context.Context, asks *Question, node *v1.Node) bool {
+func (p *pass) mayMoveTo(ctx *budget, asks *Question, node *v1.Node) bool {
 	if !asks.Movable {
 		return false
 	}
 	return asks.Elsewhere == nil || p.check(ctx, &Question{Requests: asks.Elsewhere}, node, p.world.usage) != no
 }
 
-func (p *pass) check(ctx context.Context, asks *Question, node *v1.Node, view usage.View) answer {
-	switch result := allocator.Check(ctx, p.input(asks, node, view)); {
+func (p *pass) check(ctx *budget, asks *Question, node *v1.Node, view usage.View) answer {
+	switch result := allocator.Check(ctx, p.input(ctx, asks, node, view)); {
 	case ctx.Err() != nil:
 		return unknown
 	case result.Fits():
@@ -99,9 +159,13 @@ func (p *pass) check(ctx context.Context, asks *Question, node *v1.Node, view us
 	return no
 }
 
-// take notes what the pod would take on the node. If that cannot be told, it is expected to take nothing.
-func (p *pass) take(ctx context.Context, j *job, asks *Question, node *v1.Node) {
-	result := allocator.Allocate(ctx, p.input(asks, node, p.expected))
+// take notes what the pod would take on the node with that usage. If it cannot be told, or is not certain to be tried, it is expected to take
+// nothing.
+func (p *pass) take(ctx *budget, j *job, asks *Question, node *v1.Node, view usage.View) {
+	if asks.Uncertain {
+		return
+	}
+	result := allocator.Allocate(ctx, p.input(ctx, asks, node, view))
 	if !result.Fits() {
 		return
 	}
@@ -111,8 +175,8 @@ func (p *pass) take(ctx context.Context, j *job, asks *Question, node *v1.Node) 
 	p.expect(j.holds)
 }
 
-func (p *pass) input(asks *Question, node *v1.Node, view usage.View) allocator.Input {
-	return allocator.Input{Requests: asks.Requests, Node: node, Inventory: p.world.inventory, Usage: view, Policy: allocator.FirstFit}
+func (p *pass) input(ctx *budget, asks *Question, node *v1.Node, view usage.View) allocator.Input {
+	return allocator.Input{Requests: asks.Requests, Node: node, Inventory: p.world.inventory, Usage: view, Policy: allocator.FirstFit, Attempt: &evaluation{ctx}}
 }
 
 // budget is a context that ends at a time, without a timer: it is made for each pod, and the allocator looks at nothing but Err.
@@ -135,3 +199,13 @@ func (b *budget) Err() error {
 
 // Deadline implements [context.Context].
 func (b *budget) Deadline() (time.Time, bool) { return b.until, true }
+
+// hasPlaces tells whether all of the pod's claims have a place for it besides those for pods woken before.
+func (p *pass) hasPlaces(asks *Question) bool {
+	for claim, left := range asks.Places {
+		if p.coming[claim] >= left {
+			return false
+		}
+	}
+	return true
+}

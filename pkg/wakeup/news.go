@@ -1,6 +1,7 @@
 package wakeup
 
 import (
+	"maps"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -122,6 +123,42 @@ func (r *Room) NodeChanged(pod types.UID, node string) bool {
 	return true
 }
 
+// NodeRelieved tells that there may be more on a node of what is no device. Where others could have been evicted for the pod by what it needs
+// of devices, that may have been missing.
+func (r *Room) NodeRelieved(pod types.UID, node string) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if w, i := r.takeEvictable(pod, node); w != nil {
+		w.changedNodes.add(i)
+		r.want()
+	}
+}
+
+// Nominated tells that others are being evicted from the node for the pod, as its last attempt decided. Each change there is news from then on,
+// and so is what changed since the attempt: somebody else may get what the evicted had.
+func (r *Room) Nominated(pod types.UID, node string) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if w, i := r.takeEvictable(pod, node); w != nil && w.skipped.has(i) {
+		w.changedNodes.add(i)
+		r.want()
+	}
+}
+
+// takeEvictable takes the node from those on which others could have been evicted for the pod in its last attempt. It returns nil if it is none
+// of them, else the waiter and the node's number. The caller holds mutex.
+func (r *Room) takeEvictable(pod types.UID, node string) (*waiter, int) {
+	w := r.waiters[pod]
+	i, known := r.nodes.index[node]
+	if w == nil || w.stage == placed || !known || !w.evictable.has(i) {
+		return nil, 0
+	}
+	var taken nodeSet
+	taken.add(i)
+	w.evictable.without(&taken)
+	return w, i
+}
+
 // NominationEnded tells that a node's devices are not kept any more for a pod that was nominated to it. That is no news of the usage or the
 // inventory, so it does not matter what a waiter has seen of those.
 func (r *Room) NominationEnded(node string) {
@@ -148,6 +185,18 @@ func (r *Room) PodChanged(pod types.UID) bool {
 		r.want()
 	}
 	return true
+}
+
+// NominationLost tells that a pod which waits for others to be evicted for it does so no longer: somebody else took its nomination. What
+// it found in its last attempt, that others could be evicted, has come to nothing.
+func (r *Room) NominationLost(pod types.UID) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if w := r.waiters[pod]; w != nil && w.stage != placed {
+		w.evictable.clear()
+		w.podChanged = true
+		r.want()
+	}
 }
 
 // change is one of the news with the nodes that it touches.
@@ -181,44 +230,48 @@ func (c *change) addTo(out, of *nodeSet) {
 
 func (c *change) has(i int) bool { return c.many.has(i) || slices.Contains(c.few, i) }
 
-// changes makes sense of the news. The caller holds mutex.
-func (r *Room) changes(n news, world *World) []change {
+// takeNews takes the news and makes sense of them. Which nodes see a pool that is not for one node alone takes long to tell; who tells the room
+// something does not wait for that.
+func (p *pass) takeNews() []change {
+	r := p.room
+	r.mutex.Lock()
+	n := r.news
+	r.news = newNews()
+	r.tidy(p.world)
+	r.mutex.Unlock()
+	// Of pools that change after this there will be news.
+	inv, _ := p.world.State()
 	var out []change
 	for id, revision := range n.freed {
-		if pool := world.inventory.Pool(id); pool != nil {
-			out = append(out, r.onNodesOf(pool, change{cause: CauseDevice, usage: revision}, world))
+		if pool := inv.Pool(id); pool != nil {
+			out = append(out, p.onNodesOf(pool, change{cause: CauseDevice, usage: revision}))
 		}
 	}
-	for id, p := range n.pools {
-		c := change{cause: CauseSlice, inventory: p.generation}
-		switch pool := world.inventory.Pool(id); {
-		case p.everywhere:
-			for _, node := range world.allNodes() {
-				c.many.add(r.nodes.number(node.Name))
-			}
+	for id, news := range n.pools {
+		c := change{cause: CauseSlice, inventory: news.generation}
+		switch pool := inv.Pool(id); {
+		case news.everywhere:
+			c.many = p.every()
 		case pool != nil:
-			c = r.onNodesOf(pool, c, world)
+			c = p.onNodesOf(pool, c)
 		}
-		for name := range p.nodes {
-			c.few = append(c.few, r.nodes.number(name))
-		}
+		c.few = append(c.few, p.numbersOf(maps.Keys(news.nodes))...)
 		out = append(out, c)
 	}
 	return out
 }
 
 // onNodesOf adds the nodes that see the pool.
-func (r *Room) onNodesOf(pool *inventory.Pool, c change, world *World) change {
+func (p *pass) onNodesOf(pool *inventory.Pool, c change) change {
 	names, local := pool.Reach()
 	if local {
-		for name := range names {
-			c.few = append(c.few, r.nodes.number(name))
-		}
+		c.few = append(c.few, p.numbersOf(names)...)
 		return c
 	}
-	for _, node := range world.allNodes() {
+	nodes, numbers := p.allNodes()
+	for i, node := range nodes {
 		if pool.Reaches(node) {
-			c.many.add(r.nodes.number(node.Name))
+			c.many.add(numbers[i])
 		}
 	}
 	return c
@@ -270,6 +323,8 @@ func (r *Room) tidy(world *World) {
 	}
 	for _, w := range r.waiters {
 		move(&w.nodes)
+		move(&w.evictable)
+		move(&w.skipped)
 		move(&w.changedNodes)
 		move(&w.next)
 		for i := range w.missed {

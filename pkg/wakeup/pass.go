@@ -3,6 +3,7 @@ package wakeup
 import (
 	"cmp"
 	"context"
+	"iter"
 	"slices"
 	"time"
 
@@ -27,6 +28,9 @@ type World struct {
 	// Suitable returns what is known of whether the pod may be on a node, leaving devices aside; false must be certain, and the
 	// room must be told when it may have become true.
 	Suitable func(pod *v1.Pod, tag any) func(*v1.Node) bool
+	// Evicted returns what the usage would be on a node without those holders that the pod may have evicted, as a function of the usage. It is
+	// nil where there are none. What a holder is follows from what is in use, which is given.
+	Evicted func(pod *v1.Pod, tag any, node *v1.Node, inv *inventory.View, inUse usage.View) func(usage.View) usage.View
 	// Look says what the pod asks for now, with these classes.
 	Look func(pod *v1.Pod, tag any, inv *inventory.View) *Question
 	// Key and Before are the order of the scheduling queue.
@@ -35,14 +39,6 @@ type World struct {
 
 	inventory *inventory.View
 	usage     usage.View
-	nodes     []*v1.Node
-}
-
-func (w *World) allNodes() []*v1.Node {
-	if w.nodes == nil {
-		w.nodes = w.Nodes()
-	}
-	return w.nodes
 }
 
 // Wake is a pod to be woken.
@@ -64,31 +60,47 @@ type job struct {
 
 	claimsChanged, podChanged, retry bool
 	classChanged                     bool
+	// undecided tells that its last attempt had no answer and that it is not yet time for the next one.
+	undecided bool
 	// changed are nodes that were touched by changes, or that may do if those woken earlier do not take them; next are the
 	// latter.
 	changed, next nodeSet
 	// interest are the nodes on which devices were missing; nil for all.
 	interest *nodeSet
+	// evictable are nodes on which others could have been evicted for it in its last attempt.
+	evictable nodeSet
 
 	// What was decided.
-	asks  *Question // instead of question, if that has changed
-	wake  Cause     // empty if the pod is not to be woken
+	// skipped are those among evictable that were touched by changes and not looked at.
+	skipped nodeSet
+	asks    *Question // instead of question, if that has changed
+	// anew tells that its claims have changed so that any node may do, also such as were not of interest.
+	anew  bool
+	wake  Cause // empty if the pod is not to be woken
 	holds []hold
 	later nodeSet // the next next
+	// queued tells that it is not woken because others are expected to take all places at a claim.
+	queued bool
+	places map[types.UID]int
 }
 
-// Pass looks at what has changed and returns the pods to be woken, in the order of the queue, and when to call it again even if Wanted
-// has no token; zero if there is no need.
-func (r *Room) Pass(ctx context.Context, world World) (wakes []Wake, again time.Time) {
-	p := &pass{ctx: ctx, room: r, world: &world, verdicts: map[string]*verdicts{}}
-	wakes = r.begin(p)
+// Pass looks at what has changed and has the pods woken that this may help, each as soon as that is known, in the order of the queue. It
+// returns when to call it again even if Wanted has no token; zero if there is no need.
+func (r *Room) Pass(ctx context.Context, world World, send func(Wake)) (again time.Time) {
+	p := &pass{ctx: ctx, room: r, world: &world, verdicts: map[string]*verdicts{}, coming: map[types.UID]int{}, used: map[string]time.Duration{}}
+	for _, wake := range r.begin(p) {
+		send(wake)
+	}
 	for _, j := range p.jobs {
 		if ctx.Err() != nil {
-			return nil, time.Time{}
+			return time.Time{}
 		}
 		p.decide(j)
+		if r.finish(p, j) {
+			send(Wake{Pod: j.pod, Tag: j.tag, Cause: j.wake})
+		}
 	}
-	return append(wakes, r.finish(p)...), r.deadline()
+	return r.deadline()
 }
 
 // pass is one run over the waiters.
@@ -104,19 +116,26 @@ type pass struct {
 	// expected is the usage with what woken pods are expected to take. held tells whether that differs from the usage.
 	expected usage.View
 	held     bool
+	// coming are how many woken pods are expected to become users of a claim.
+	coming map[types.UID]int
+	// used is the time that the pods of a namespace have taken.
+	used map[string]time.Duration
 	// verdicts are what the allocator has said in this pass, by shape.
 	verdicts map[string]*verdicts
+
+	// nodes are all nodes, and numbers theirs; nil until somebody asks.
+	nodes   []*v1.Node
+	numbers []int
 }
 
 // begin takes what has changed, and returns those that have to be woken once more because nothing has happened since they were woken.
 func (r *Room) begin(p *pass) (again []Wake) {
+	p.changes = p.takeNews()
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	now := p.world.Now()
-	p.world.inventory, p.world.usage = p.world.State() // after the last of the news
-	r.tidy(p.world)
-	p.changes = r.changes(r.news, p.world)
-	r.news = newNews()
+	// Now, because what was told since the news were taken, of claims and classes for one, is looked at in this pass, too.
+	p.world.inventory, p.world.usage = p.world.State()
 	r.sortOut(p)
 
 	for uid, w := range r.woken {
@@ -129,7 +148,7 @@ func (r *Room) begin(p *pass) (again []Wake) {
 			r.forget(uid)
 			continue
 		}
-		w.woken.holds, w.woken.until = nil, now.Add(r.options.Patience)
+		w.woken.holds, w.woken.places, w.woken.until = nil, nil, now.Add(r.options.Patience)
 		r.resolved = true
 		again = append(again, Wake{Pod: pod, Tag: w.tag, Cause: w.woken.cause})
 	}
@@ -139,6 +158,7 @@ func (r *Room) begin(p *pass) (again []Wake) {
 	p.expected = p.world.usage
 	for _, w := range r.woken {
 		p.expect(w.woken.holds)
+		p.expectUsers(w.woken.places)
 	}
 	for uid, w := range r.waiters {
 		if j := r.job(p, uid, w, resolved, now); j != nil {
@@ -189,14 +209,19 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 	if !w.everyone {
 		j.interest = &w.nodes
 	}
+	j.evictable = w.evictable.clone()
 	for name, generation := range w.classes {
 		if _, uses := w.question.Classes[name]; uses && generation > w.seen.Inventory {
 			j.classChanged = true
 		}
 	}
+	if at := w.question.ChangesAt; !at.IsZero() && !at.After(now) && at.After(w.lookedAt) {
+		j.claimsChanged, w.lookedAt = true, now
+	}
 	if !w.retryAt.IsZero() && !w.retryAt.After(now) {
 		j.retry, w.retryAt = true, time.Time{}
 	}
+	j.undecided = w.retries > 0 && !w.retryAt.IsZero()
 	if j.interest == nil {
 		j.changed.or(&p.unseen)
 	} else {
@@ -220,6 +245,9 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 	if !w.changedNodes.empty() {
 		j.changed.or(&w.changedNodes)
 		w.nodes.or(&w.changedNodes)
+	}
+	if resolved && w.queued {
+		j.claimsChanged, j.podChanged, w.queued = true, true, false // as if everything had changed
 	}
 	w.claimsChanged, w.podChanged, w.retry, w.classes, w.missed = false, false, false, nil, nil
 	nodeChanges := w.changedNodes
@@ -256,35 +284,49 @@ func (p *pass) expect(holds []hold) {
 	}
 }
 
-// finish notes what was decided and returns the pods to be woken. A pod that has begun another attempt since sees everything itself.
-func (r *Room) finish(p *pass) []Wake {
+// expectUsers adds the places that a woken pod is expected to take.
+func (p *pass) expectUsers(places map[types.UID]int) {
+	for claim := range places {
+		p.coming[claim]++
+	}
+}
+
+// finish notes what was decided about a pod and tells whether it is to be woken. One that has begun another attempt since sees
+// everything itself.
+func (r *Room) finish(p *pass, j *job) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	now := p.world.Now()
-	var wakes []Wake
-	for _, j := range p.jobs {
-		w := r.waiters[j.uid]
-		if w == nil || w.attempt != j.attempt || w.stage == placed {
-			if len(j.holds) > 0 {
-				r.resolved = true
-				r.want()
-			}
-			continue
+	w := r.waiters[j.uid]
+	if w == nil || w.attempt != j.attempt || w.stage == placed {
+		if len(j.holds)+len(j.places) > 0 {
+			r.resolved = true
+			r.want()
 		}
-		if j.asks != nil {
-			w.question = j.asks
-		}
-		if j.wake == "" {
-			w.next.or(&j.later)
-			continue
-		}
-		w.woken = &wakeUp{cause: j.wake, holds: j.holds, until: now.Add(r.options.Patience), during: w.trying}
-		w.retryAt = time.Time{}
-		w.next.clear()
-		r.woken[j.uid] = w
-		wakes = append(wakes, Wake{Pod: j.pod, Tag: j.tag, Cause: j.wake})
+		return false
 	}
-	return wakes
+	w.skip(&j.skipped)
+	if !w.changedNodes.empty() {
+		r.want()
+	}
+	if j.queued {
+		w.queued = true // and keeps its question, so that it is looked at again as now
+		w.next.or(&j.changed)
+		return false
+	}
+	if j.asks != nil {
+		w.question = j.asks
+	}
+	w.everyone = w.everyone || j.anew
+	if j.wake == "" {
+		w.next.or(&j.later)
+		return false
+	}
+	w.woken = &wakeUp{cause: j.wake, holds: j.holds, places: j.places, until: p.world.Now().Add(r.options.Patience), during: w.trying}
+	w.retryAt = time.Time{}
+	w.next.clear()
+	w.queued = false
+	r.woken[j.uid] = w
+	return true
 }
 
 // deadline is when something has to be done without any news.
@@ -304,6 +346,9 @@ func (r *Room) deadline() time.Time {
 			sooner(w.woken.until) // is tried by then, or woken once more
 		default:
 			sooner(w.retryAt)
+			if w.stage == judged && w.question.ChangesAt.After(w.lookedAt) {
+				sooner(w.question.ChangesAt)
+			}
 		}
 	}
 	return first
@@ -325,20 +370,45 @@ func (p *pass) causeAt(j *job, node int) Cause {
 // decide says whether a waiter is to be woken:
 //
 //  1. What concerns it alone: it is to be tried anyway, or its claims or classes have changed so that it can be tried.
-//  2. On which nodes it may fit now that did not do before.
-//  3. Whether it fits one of them if those woken before it take what they are expected to take.
+//  2. Whether its claims have places for it if those woken before it take theirs.
+//  3. On which nodes it may fit now that did not do before.
+//  4. Whether it fits one of them if those woken before it take what they are expected to take.
 func (p *pass) decide(j *job) {
+	p.choose(j)
+	if j.wake != "" {
+		asks := j.question
+		if j.asks != nil {
+			asks = j.asks
+		}
+		j.places = asks.Places
+		p.expectUsers(j.places)
+	}
+}
+
+func (p *pass) choose(j *job) {
 	if j.retry {
 		j.wake = CauseRetry
+		return
+	}
+	if p.left(j) <= 0 {
+		if !j.undecided {
+			j.wake = CauseRetry
+		}
 		return
 	}
 	asks, everywhere := j.question, false
 	var cause Cause
 	if j.claimsChanged || j.classChanged || j.podChanged {
-		asks = p.world.Look(j.pod, j.tag, p.world.inventory)
-		j.asks = asks
+		asks = p.look(j)
+		if asks.Undecided && !j.undecided {
+			j.wake = CauseRetry
+		}
 		if asks.Err != nil {
 			return // waits for its claims or classes
+		}
+		if (j.question.Err != nil || asks.Claims != j.question.Claims) && !p.hasPlaces(asks) {
+			j.queued = true
+			return
 		}
 		switch {
 		case j.question.Err != nil:
@@ -354,6 +424,8 @@ func (p *pass) decide(j *job) {
 				return
 			}
 			everywhere, cause = true, CauseClaim
+		case asks.Movable && !j.question.Movable:
+			everywhere, cause = true, CauseClaim
 		case j.classChanged:
 			everywhere, cause = true, CauseClass
 		case j.podChanged:
@@ -361,8 +433,7 @@ func (p *pass) decide(j *job) {
 		}
 	}
 	if asks.Err == nil && asks.isOutdated(p.world.inventory) {
-		asks = p.world.Look(j.pod, j.tag, p.world.inventory)
-		j.asks = asks
+		asks = p.look(j)
 	}
 	if asks.Err != nil {
 		return
@@ -371,14 +442,14 @@ func (p *pass) decide(j *job) {
 	if everywhere {
 		nodes = p.allOf(j)
 		if cause == CauseClaim {
-			nodes = p.every()
+			nodes, j.anew = p.every(), true
 		}
 	}
 	if nodes.empty() {
 		return
 	}
 	at, answer := p.firstFit(j, asks, &nodes)
-	if answer == no {
+	if answer == no || answer == unknown && j.undecided && !everywhere {
 		return
 	}
 	if j.wake = cause; cause == "" || j.changed.has(at) {
@@ -386,23 +457,66 @@ func (p *pass) decide(j *job) {
 	}
 }
 
+// left is the time that is left for a pod. Those that had no answer in their last attempt have less of the namespace's, so that the others are
+// looked at, and not woken unseen.
+func (p *pass) left(j *job) time.Duration {
+	budgets := time.Duration(namespaceBudgets)
+	if j.undecided {
+		budgets = 1
+	}
+	return budgets*p.room.options.Budget - p.used[j.pod.Namespace]
+}
+
+// look asks what the pod asks for now.
+func (p *pass) look(j *job) *Question {
+	began := p.world.Now()
+	j.asks = p.world.Look(j.pod, j.tag, p.world.inventory)
+	p.used[j.pod.Namespace] += p.world.Now().Sub(began)
+	return j.asks
+}
+
 // allOf are all nodes on which devices were missing.
 func (p *pass) allOf(j *job) nodeSet {
 	if j.interest != nil {
-		return nodeSet{bits: j.interest.bits.Clone()}
+		return j.interest.clone()
 	}
 	return p.every()
 }
 
 // every are all nodes.
 func (p *pass) every() nodeSet {
-	p.room.mutex.Lock()
-	defer p.room.mutex.Unlock()
 	var all nodeSet
-	for _, node := range p.world.allNodes() {
-		all.add(p.room.nodes.number(node.Name))
+	_, numbers := p.allNodes()
+	for _, number := range numbers {
+		all.add(number)
 	}
 	return all
+}
+
+// allNodes returns all nodes and their numbers.
+func (p *pass) allNodes() ([]*v1.Node, []int) {
+	if p.nodes == nil {
+		p.nodes = p.world.Nodes()
+		p.numbers = p.numbersOf(func(yield func(string) bool) {
+			for _, node := range p.nodes {
+				if !yield(node.Name) {
+					return
+				}
+			}
+		})
+	}
+	return p.nodes, p.numbers
+}
+
+// numbersOf returns the numbers of nodes.
+func (p *pass) numbersOf(names iter.Seq[string]) []int {
+	p.room.mutex.Lock()
+	defer p.room.mutex.Unlock()
+	var numbers []int
+	for name := range names {
+		numbers = append(numbers, p.room.nodes.number(name))
+	}
+	return numbers
 }
 
 // nameOf returns the name of a node.

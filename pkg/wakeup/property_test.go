@@ -6,6 +6,7 @@ import (
 	"maps"
 	"slices"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -56,6 +57,8 @@ type model struct {
 	// claimEvents and sliceEvents are not heard of yet. Each kind comes in order.
 	claimEvents, sliceEvents []func()
 	made                     int
+	// due is when the last pass asked for the next one, zero if it did not.
+	due time.Time
 }
 
 func pick[T any](t *rapid.T, what string, from []T) (T, bool) {
@@ -206,7 +209,8 @@ func (m *model) hearOne(t *rapid.T) {
 
 // wake wakes pods and checks that each of them fits.
 func (m *model) wake() (n int) {
-	wakes, _ := m.room.Pass(context.Background(), m.world())
+	wakes, due := passOf(context.Background(), m.room, m.world())
+	m.due = due
 	for _, wake := range wakes {
 		uid := wake.Pod.UID
 		if wake.Cause != CauseRetry && !(wake.Cause == CauseClass) && len(m.fitting(wake.Pod)) == 0 {
@@ -238,7 +242,8 @@ func (m *model) fitting(pod *v1.Pod) []string {
 	return names
 }
 
-// settle lets everything happen that is to happen, without any time passing, and looks for pods that sleep and fit.
+// settle lets everything happen that is to happen, and looks for pods that sleep and fit. No time passes before nothing else is left to
+// happen.
 func (m *model) settle() {
 	for quiet := false; !quiet; {
 		quiet = true
@@ -261,6 +266,8 @@ func (m *model) settle() {
 		}
 		if m.wake() > 0 {
 			quiet = false
+		} else if quiet && !m.due.IsZero() {
+			m.now, quiet = m.due, false
 		}
 	}
 	for _, uid := range m.asleep {

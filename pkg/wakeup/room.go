@@ -16,9 +16,11 @@ type Options struct {
 	// once more itself. Default 10 s.
 	Patience time.Duration
 	// RetryAfter is when a pod is tried again whose attempt ended without an answer; it doubles with each such attempt, up to
-	// 32 times as long. Default 5 s.
+	// 32 times as long. One that found a node which did not do after all is tried again at once, then after a 32nd of RetryAfter, which
+	// doubles up to as long as well. Default 5 s.
 	RetryAfter time.Duration
-	// Budget bounds how long the allocator is asked for one pod in one pass. What is not known then wakes the pod. Default 50 ms.
+	// Budget bounds how long the allocator is asked for one pod in one pass; all pods of a namespace have four times as much. What is not known
+	// then wakes the pod, unless its last attempt had no answer either: it waits for RetryAfter then. Default 50 ms.
 	Budget time.Duration
 	// OnOutcome is called for each wake-up once it is known whether it led to a placement. It must not call the room.
 	OnOutcome func(cause Cause, placed bool)
@@ -95,7 +97,7 @@ func (r *Room) Note(pod *v1.Pod, claims []types.NamespacedName, tag any) {
 	next := &waiter{pod: pod, tag: tag, claims: claims, everyone: true, trying: true}
 	known := r.waiters[pod.UID]
 	if known != nil {
-		next.told, next.woken, next.retries = known.told, known.woken, known.retries
+		next.told, next.woken, next.retries, next.losses = known.told, known.woken, known.retries, known.losses
 		if next.woken != nil {
 			next.woken.during = false
 		}
@@ -138,8 +140,8 @@ func (r *Room) Judged(pod types.UID, question *Question, seen Seen) {
 }
 
 // Refused ends an attempt in which devices were missing on the given nodes. On all other nodes something else was missing, which is
-// for others to watch. undecided tells that for some nodes there was no answer; the pod is then tried again after a while.
-func (r *Room) Refused(pod types.UID, nodes iter.Seq[string], undecided bool, now time.Time) {
+// for others to watch. evictable are those among the nodes that would do if others were evicted, as the attempt found. undecided tells that for some nodes there was no answer; the pod is then tried again after a while.
+func (r *Room) Refused(pod types.UID, nodes iter.Seq[string], evictable []string, undecided bool, now time.Time) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -151,11 +153,16 @@ func (r *Room) Refused(pod types.UID, nodes iter.Seq[string], undecided bool, no
 	for name := range nodes {
 		w.nodes.add(r.nodes.number(name))
 	}
+	w.evictable.clear()
+	w.skipped.clear()
+	for _, name := range evictable {
+		w.evictable.add(r.nodes.number(name))
+	}
 	// What was offered to others while this attempt ran may still become free, wherever devices are all that is missing.
 	var next nodeSet
 	next.orCommon(&w.next, &w.nodes)
 	w.next = next
-	w.retryAt = time.Time{}
+	w.retryAt, w.losses = time.Time{}, 0
 	if undecided {
 		w.retryAt = now.Add(r.options.RetryAfter << min(w.retries, 5))
 		w.retries++
@@ -166,21 +173,54 @@ func (r *Room) Refused(pod types.UID, nodes iter.Seq[string], undecided bool, no
 	r.want()
 }
 
-// NotRefused ends an attempt that failed without the claims having anything to do with it.
+// NotRefused ends an attempt that failed without the claims having anything to do with it. What is known of the one before stays true if
+// this one was never noted, or has ended without an answer.
 func (r *Room) NotRefused(pod types.UID, now time.Time) {
-	r.Refused(pod, func(func(string) bool) {}, false, now)
+	if !r.hasEnded(pod) {
+		r.Refused(pod, func(func(string) bool) {}, nil, false, now)
+	}
+}
+
+// hasEnded tells whether the last attempt that was noted has ended, and takes that for the answer to a wake-up.
+func (r *Room) hasEnded(pod types.UID) bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	w := r.waiters[pod]
+	if w == nil || w.stage == placed || w.trying {
+		return false
+	}
+	r.tried(w)
+	r.want()
+	return true
+}
+
+// NotBefore puts off the next attempt of a pod whose last one ended without an answer.
+func (r *Room) NotBefore(pod types.UID, at time.Time) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	if w := r.waiters[pod]; w != nil && !w.retryAt.IsZero() && at.After(w.retryAt) {
+		w.retryAt = at
+	}
 }
 
 // Failed ends an attempt in which a node was found that turned out not to do any more. There may be others, so the pod is tried
-// again.
-func (r *Room) Failed(pod types.UID) {
+// again: at once, because the change that took the node away is known now. If it goes on failing, that is not what it fails for.
+func (r *Room) Failed(pod types.UID, now time.Time) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	if w := r.waiters[pod]; w != nil && w.stage != placed {
-		r.tried(w)
-		w.retry = true
-		r.want()
+	w := r.waiters[pod]
+	if w == nil || w.stage == placed {
+		return
 	}
+	r.tried(w)
+	if w.losses == 0 {
+		w.retry = true
+	} else {
+		w.retryAt = now.Add(r.options.RetryAfter >> 5 << min(w.losses-1, 10))
+	}
+	w.losses++
+	w.retries = 0
+	r.want()
 }
 
 // Placed ends an attempt: the pod has devices. It stays known until it is gone, which is when it is bound.
@@ -195,11 +235,11 @@ func (r *Room) Placed(pod types.UID) {
 	r.placed++
 	if w.woken != nil {
 		// What it took is held now, and what it was expected to take and did not is for others.
-		w.woken.holds = nil
+		w.woken.holds, w.woken.places = nil, nil
 		r.resolved = true
 		r.want()
 	}
-	w.missed, w.retries = nil, 0
+	w.missed, w.retries, w.losses = nil, 0, 0
 	w.nodes.clear()
 	w.next.clear()
 	r.sized()

@@ -55,6 +55,61 @@ func TestAsManyAreWokenAsTheFreedDevicesAdmit(t *testing.T) {
 	}
 }
 
+// Nothing is kept for a pod that need not be tried when it is woken, such as one of a group: the next one is woken with it.
+func TestNothingIsKeptForAPodThatNeedNotBeTried(t *testing.T) {
+	c, holders := full(t, Options{})
+	c.uncertain = map[string]bool{"p0": true, "p1": true}
+	c.sleepers(4)
+	c.release(holders["a0"])()
+	c.wakes("one device", "p0", "p1", "p2")
+	c.now = c.now.Add(time.Minute)
+	woken := c.pass()
+	slices.Sort(woken) // those whose patience has ended come in any order
+	if diff := cmp.Diff([]string{"p0", "p1", "p2", "p3"}, woken); diff != "" {
+		t.Errorf("nobody is tried: woken pods differ (-want +got):\n%s", diff)
+	}
+}
+
+// Pods that wait for a place among the users of one claim.
+func TestAsManyAreWokenAsTheClaimHasPlaces(t *testing.T) {
+	c := newCluster(t, Options{})
+	c.addNode("a")
+	left := 0
+	c.left = &left
+	pods := c.sleepers(6)
+	change := func(n int) {
+		left = n
+		for _, pod := range pods {
+			c.room.ClaimChanged(claimNamesOf(pod)[0])
+		}
+	}
+	place := func(i int) {
+		c.begin(pods[i])
+		left--
+		c.room.Placed(pods[i].UID)
+	}
+	change(2)
+	c.wakes("two places", "p0", "p1")
+	c.wakes("nothing new")
+	change(2)
+	c.wakes("the claim changes in another way")
+	place(0)
+	c.wakes("one is taken, the other one is for p1")
+	c.begin(pods[1])
+	c.room.NotRefused(pods[1].UID, c.now)
+	c.wakes("p1 does not take its place", "p2")
+	c.now = c.now.Add(time.Minute)
+	c.wakes("p2 takes too long", "p2", "p3")
+	place(3)
+	place(2)
+	c.wakes("all are taken")
+	change(1)
+	c.wakes("a place is freed; p1 sleeps for want of something else", "p4")
+	c.room.Gone(pods[4].UID, false)
+	delete(c.pods, pods[4].UID)
+	c.wakes("p4 is gone", "p5")
+}
+
 func TestTheNextIsWokenWhenTheFirst(t *testing.T) {
 	tests := map[string]struct {
 		first func(c *cluster, first *v1.Pod, holders map[string]*resourceapi.ResourceClaim)
@@ -284,7 +339,7 @@ func TestWhatWakes(t *testing.T) {
 		}, want: []string{"pod"}},
 		"an attempt that ended at Reserve": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
 			c.begin(c.pods["pod"])
-			c.room.Failed("pod")
+			c.room.Failed("pod", c.now)
 		}, want: []string{"pod"}},
 		"a pool for all nodes": {change: func(c *cluster, _ map[string]*resourceapi.ResourceClaim) {
 			network := slice("network", 1, 0)
@@ -326,7 +381,7 @@ func TestAttemptsWithoutAnswerAreRepeated(t *testing.T) {
 	pod := c.sleepers(1)[0]
 	for _, after := range []time.Duration{1, 2, 4, 8, 16, 32, 32} {
 		c.begin(pod)
-		c.room.Refused(pod.UID, func(func(string) bool) {}, true, c.now)
+		c.room.Refused(pod.UID, func(func(string) bool) {}, nil, true, c.now)
 		c.now = c.now.Add(after*time.Second - 1)
 		c.wakes("too early")
 		c.now = c.now.Add(1)
@@ -337,6 +392,9 @@ func TestAttemptsWithoutAnswerAreRepeated(t *testing.T) {
 	}
 }
 
+// An attempt that ended at Reserve is repeated at once, as the change that it lost to is known by then. A pod that goes on failing there is
+// tried less and less often.
+// The claims of sleeping pods come to be in another state though nothing happens. The pass that looks at them is due by itself.
 // A pod that gives its devices back is tried again by whoever made it do so, not because they are free.
 func TestAPodThatGivesItsDevicesBackDoesNotWait(t *testing.T) {
 	c, holders := full(t, Options{})
@@ -396,7 +454,7 @@ func TestAnAttemptThatBeginsMeanwhileNeedsNoWakeUp(t *testing.T) {
 		c.begin(pod)
 		return func(*v1.Node) bool { return true }
 	}
-	if wakes, _ := c.room.Pass(t.Context(), world); len(wakes) > 0 {
+	if wakes, _ := passOf(t.Context(), c.room, world); len(wakes) > 0 {
 		t.Errorf("%s was woken while it is tried", wakes[0].Pod.Name)
 	}
 	c.wakes("nothing is left to do")
@@ -448,7 +506,7 @@ func TestPodThatMayGiveUpItsAllocation(t *testing.T) {
 			}
 			c.room.Note(p, nil, nil)
 			c.room.Judged(p.UID, q, Seen{Usage: c.revision, Inventory: c.store.View().Generation()})
-			c.room.Refused(p.UID, slices.Values([]string{"a", "b"}), false, c.now)
+			c.room.Refused(p.UID, slices.Values([]string{"a", "b"}), nil, false, c.now)
 			c.wakes("before anything has changed")
 			for _, device := range tc.free {
 				c.release(holders[device])()
@@ -466,8 +524,11 @@ func TestNoPassIsDueBeforeAWokenPodIsTried(t *testing.T) {
 	c.begin(pod)
 	c.release(holders["a0"])()
 	c.wakes("in the middle of the attempt", "p0")
-	c.room.Refused(pod.UID, slices.Values([]string{"a", "b"}), true, c.now)
+	c.room.Refused(pod.UID, slices.Values([]string{"a", "b"}), nil, true, c.now)
 	c.wakes("it is going to be tried")
 	c.now = c.now.Add(2 * time.Second)
 	c.wakes("it is going to be tried still")
 }
+
+// Who tells the room something, such as the scheduling loop, does not wait until all nodes have been listed and compared with all pools.
+// A class that changes while the room works out which nodes its news touch is looked at as it is then, in this pass or the next one.

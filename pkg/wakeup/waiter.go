@@ -47,6 +47,8 @@ type Question struct {
 	// Err is why there is nothing to ask: the pod's claims cannot be used or not be compiled. Such a pod waits for its
 	// claims and classes, not for devices.
 	Err error
+	// Undecided tells that Err is no more than that the time was not enough to compile the claims.
+	Undecided bool
 	// Requests are the compiled claims without allocation, nil if there are none.
 	Requests *allocator.Requests
 	// OnNode tells whether the claims that are allocated can be used on a node. Nil means on all.
@@ -55,15 +57,28 @@ type Question struct {
 	// for that; nil means that this is not known.
 	Movable   bool
 	Elsewhere *allocator.Requests
+	// Evicts tells apart which holders of devices the pod may have evicted: pods with an equal one may have the same ones evicted. Empty if it
+	// must not have any evicted.
+	Evicts string
+	// Uncertain tells that the pod need not be tried when it is woken, because it is not tried alone. Nothing is kept for it meanwhile.
+	Uncertain bool
 	// Opaque tells that the pod also needs devices that Requests does not say, so that the allocator cannot answer here.
 	Opaque bool
 	// Classes are the DeviceClasses that the claims without allocation name, as they were; nil for one that did not exist.
 	Classes map[string]*inventory.Class
+	// Places are how many more pods can become users of claims that the pod shares with others, this one among them. Claims without
+	// a limit are not among them.
+	Places map[types.UID]int
 	// Claims tells apart in which state the claims are. As long as it is equal nothing has changed for the pod.
 	Claims string
+	// ChangesAt is when they are in another one although nothing happens, zero if they stay as they are.
+	ChangesAt time.Time
 
 	shape string // of Requests; made when first needed
 }
+
+// onNode tells whether the claims that are allocated can be used on the node.
+func (q *Question) onNode(node *v1.Node) bool { return q.OnNode == nil || q.OnNode(node) }
 
 // isOutdated tells whether a class has changed since. Its event may still be under way.
 func (q *Question) isOutdated(inv *inventory.View) bool {
@@ -132,9 +147,15 @@ type waiter struct {
 	trying   bool // until the attempt is known to have ended
 	seen     Seen
 	question *Question
+	// lookedAt is up to when changes that need no event have been looked at.
+	lookedAt time.Time
 	// nodes are those on which devices were missing; all until that is known.
 	nodes    nodeSet
 	everyone bool
+	// evictable are those among them on which others could have been evicted for it in the last attempt. It has been decided whether they are.
+	evictable nodeSet
+	// skipped are those of which a change since was not looked at because of that.
+	skipped nodeSet
 
 	// What has happened since the last attempt and has not been looked at.
 	claimsChanged, podChanged, retry bool
@@ -143,11 +164,22 @@ type waiter struct {
 	missed                           []change // while unjudged
 	// next are the nodes on which the pod would fit were it not for pods that were woken before it.
 	next nodeSet
+	// queued tells that those woken before it are expected to take all places at a claim of its own.
+	queued bool
 
 	woken *wakeUp
-	// retries counts attempts without an answer, retryAt is when to try again; zero if there is no need.
-	retries int
-	retryAt time.Time
+	// retries counts attempts without an answer, and losses those in which it lost its node, in a row. retryAt is when to try again; zero if
+	// there is no need.
+	retries, losses int
+	retryAt         time.Time
+}
+
+// skip notes nodes of which a change was not looked at. That of a node to which the pod has been nominated meanwhile is.
+func (w *waiter) skip(nodes *nodeSet) {
+	w.skipped.or(nodes)
+	again := nodes.clone()
+	again.without(&w.evictable)
+	w.changedNodes.or(&again)
 }
 
 // wakeUp is one that has not led to anything yet.
@@ -155,6 +187,8 @@ type wakeUp struct {
 	cause Cause
 	// holds are what the pod is expected to take, none if that is not known or has taken too long.
 	holds []hold
+	// places are the claims that the pod is expected to become a user of, as long as it is expected to take anything.
+	places map[types.UID]int
 	// until is when it has taken too long.
 	until time.Time
 	// during tells that the pod was being tried when it was woken: the outcome is not that attempt's but the next one's.
@@ -208,6 +242,8 @@ func (s *nodeSet) orCommon(a, b *nodeSet) {
 		s.bits[w] |= a.bits[w] & b.bits[w]
 	}
 }
+
+func (s *nodeSet) clone() nodeSet { return nodeSet{bits: s.bits.Clone()} }
 
 // without removes the members of o.
 func (s *nodeSet) without(o *nodeSet) {

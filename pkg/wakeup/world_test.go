@@ -2,6 +2,7 @@ package wakeup
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"testing"
@@ -40,6 +41,17 @@ type cluster struct {
 	claims   map[types.UID]*resourceapi.ResourceClaim // by pod
 	outcomes map[string]int
 	tainted  map[string]bool
+	// left is how many places a claim has that all pods share, and that is all that they wait for; nil if there is none.
+	left *int
+	// evicts and evicted say whom a pod may have evicted, evictable where an attempt finds that it may; nil if nobody may.
+	evicts    func(*v1.Pod) string
+	evicted   func(*v1.Node, usage.View) func(usage.View) usage.View
+	evictable []string
+	// uncertain are the pods that need not be tried when they are woken.
+	uncertain map[string]bool
+	// deadline is when claims that all pods share are in another state without any event, and that is all that they wait for; zero if
+	// there are none.
+	deadline time.Time
 	// nodeOf looks a node up faster than by looking through all.
 	nodeOf func(name string) *v1.Node
 }
@@ -109,9 +121,22 @@ func claimNamesOf(pod *v1.Pod) []types.NamespacedName {
 }
 
 func (c *cluster) look(pod *v1.Pod, inv *inventory.View) *Question {
+	switch {
+	case !c.deadline.IsZero() && c.now.Before(c.deadline):
+		return &Question{Claims: "in time", ChangesAt: c.deadline}
+	case !c.deadline.IsZero():
+		return &Question{Claims: "too late"}
+	case c.left != nil && *c.left == 0:
+		return &Question{Err: errors.New("full"), Claims: "full"}
+	case c.left != nil:
+		return &Question{Places: map[types.UID]int{"shared": *c.left}, Claims: "there"}
+	}
 	claim := c.claims[pod.UID]
 	name := claim.Spec.Devices.Requests[0].Exactly.DeviceClassName
-	q := &Question{Classes: map[string]*inventory.Class{name: inv.Class(name)}}
+	q := &Question{Uncertain: c.uncertain[pod.Name], Classes: map[string]*inventory.Class{name: inv.Class(name)}}
+	if c.evicts != nil {
+		q.Evicts = c.evicts(pod)
+	}
 	q.Requests, q.Err = allocator.Compile([]*resourceapi.ResourceClaim{claim}, inv, allocator.DefaultFeatures())
 	return q
 }
@@ -124,6 +149,7 @@ func (c *cluster) world() World {
 		Nodes:    func() []*v1.Node { return c.nodes },
 		Pod:      func(pod *v1.Pod) *v1.Pod { return c.pods[pod.UID] },
 		Suitable: func(*v1.Pod, any) func(*v1.Node) bool { return func(n *v1.Node) bool { return !c.tainted[n.Name] } },
+		Evicted:  c.evictedOn,
 		Look:     func(pod *v1.Pod, _ any, inv *inventory.View) *Question { return c.look(pod, inv) },
 		Key:      func(pod *v1.Pod, _ any) any { return *pod.Spec.Priority },
 		Before:   func(_, a, b any) bool { return a.(int32) > b.(int32) },
@@ -133,7 +159,7 @@ func (c *cluster) world() World {
 // pass returns the names of the pods that are woken, in order.
 func (c *cluster) pass() []string {
 	c.t.Helper()
-	wakes, again := c.room.Pass(context.Background(), c.world())
+	wakes, again := passOf(context.Background(), c.room, c.world())
 	if !again.IsZero() && !again.After(c.now) {
 		c.t.Errorf("the next pass is due %v ago: it would be made at once, for ever", c.now.Sub(again))
 	}
@@ -142,6 +168,12 @@ func (c *cluster) pass() []string {
 		names = append(names, wake.Pod.Name)
 	}
 	return names
+}
+
+// passOf makes a pass and collects the wakes.
+func passOf(ctx context.Context, room *Room, world World) (wakes []Wake, again time.Time) {
+	again = room.Pass(ctx, world, func(wake Wake) { wakes = append(wakes, wake) })
+	return wakes, again
 }
 
 // attempt is one attempt to schedule a pod.
@@ -180,14 +212,14 @@ func (a *attempt) end(others map[string]bool) string {
 		}
 		result := allocator.Allocate(context.Background(), allocator.Input{Requests: a.question.Requests, Node: node, Inventory: a.inv, Usage: a.c.index.View()})
 		if !result.Fits() {
-			a.c.room.Failed(a.pod.UID)
+			a.c.room.Failed(a.pod.UID, a.c.now)
 			return ""
 		}
 		a.c.hold(a.c.claims[a.pod.UID], &result.Allocations[0])
 		a.c.room.Placed(a.pod.UID)
 		return node.Name
 	}
-	a.c.room.Refused(a.pod.UID, slices.Values(refused), false, a.c.now)
+	a.c.room.Refused(a.pod.UID, slices.Values(refused), a.c.evictable, false, a.c.now)
 	return ""
 }
 

@@ -1,0 +1,85 @@
+package wakeup
+
+import (
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/usage"
+)
+
+// A pod for which others can be evicted goes before one of lower priority to which the freed device would be enough: it is expected to take
+// what was freed and what it has others evicted from. If it does not, the other one is next.
+func TestWhoMayEvictGoesBeforeWhoFits(t *testing.T) {
+	c, holders := full(t, Options{})
+	c.evicts = func(pod *v1.Pod) string {
+		if *pod.Spec.Priority < 100 {
+			return ""
+		}
+		return "some"
+	}
+	c.evicted = func(node *v1.Node, inUse usage.View) func(usage.View) usage.View {
+		if node.Name != "a" {
+			return nil
+		}
+		gone := func(claim usage.ClaimRef) bool { return claim.UID == holders["a1"].UID }
+		return func(view usage.View) usage.View {
+			return view.Without([]usage.PoolID{{Driver: testDriver, Pool: "a"}}, gone)
+		}
+	}
+	big, small := c.addPod("big", 100, "gpu", 2), c.addPod("small", 50, "gpu", 1)
+	for _, pod := range []*v1.Pod{big, small} {
+		if node := c.try(pod); node != "" {
+			t.Fatalf("pod %s fits %s", pod.Name, node)
+		}
+	}
+	c.wakes("nothing has changed")
+	c.release(holders["b0"])()
+	c.wakes("a device is freed where nobody can be evicted", "small")
+	if c.try(small) != "b" {
+		t.Fatal("the woken pod does not fit")
+	}
+	c.room.Gone(small.UID, true)
+	smaller := c.addPod("smaller", 40, "gpu", 1)
+	c.try(smaller)
+	c.release(holders["a0"])()
+	c.wakes("a device is freed where the other one can be had", "big")
+	c.evictable = []string{"a"}
+	if node := c.try(big); node != "" {
+		t.Fatalf("the pod fits %s though nobody has been evicted yet", node)
+	}
+	c.wakes("the other pod's turn", "smaller")
+	c.room.Gone(smaller.UID, false)
+	free := func() {
+		c.hold(holders["a0"], &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{
+			{Request: "r", Driver: testDriver, Pool: "a", Device: "0"},
+		}}})
+		c.release(holders["a0"])()
+	}
+	free()
+	c.wakes("who could be evicted in the last attempt is no news")
+	c.room.NodeRelieved(big.UID, "b")
+	c.wakes("there is more where nobody can be evicted")
+	c.room.NodeRelieved(big.UID, "a")
+	c.wakes("there may be more of what kept the pod from evicting others", "big")
+
+	c.try(big)
+	free()
+	c.wakes("who could be evicted in the last attempt is no news again")
+	c.room.Nominated(big.UID, "b")
+	c.wakes("others are evicted where nothing has changed")
+	c.room.Nominated(big.UID, "a")
+	c.wakes("others are evicted for the pod, and what they had was freed before that was known", "big")
+	c.try(big)
+	c.room.Nominated(big.UID, "a")
+	c.wakes("others are evicted for the pod, and have what they had")
+	free()
+	c.wakes("what they had is freed", "big")
+}
+
+// evictedOn is [World.Evicted].
+func (c *cluster) evictedOn(_ *v1.Pod, _ any, node *v1.Node, _ *inventory.View, inUse usage.View) func(usage.View) usage.View {
+	return c.evicted(node, inUse)
+}
