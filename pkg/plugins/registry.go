@@ -58,14 +58,19 @@ func (s *Set) Registry() frameworkruntime.Registry {
 }
 
 // Adopt completes a scheduler that was made with the registry, before it runs. It refuses profiles that [Validate]
-// refuses, and has what only a scheduler that leads may do begin when that scheduler runs.
+// refuses, has what only a scheduler that leads may do begin when that scheduler runs, and keeps the scheduler from warning of what is
+// nobody's mistake. A scheduler without DeviceClaims it leaves as it is.
 func (s *Set) Adopt(sched *scheduler.Scheduler) error {
 	if err := Validate(sched.Profiles); err != nil {
 		return err
 	}
+	if !usedByAny(sched.Profiles) {
+		return nil // nothing of what the profiles share was made
+	}
 	if sched.SchedulingQueue == nil {
 		return fmt.Errorf("the scheduler has no scheduling queue")
 	}
+	sched.FailureHandler = s.shared.EndNominations(s.shared.HandleFailures(sched.FailureHandler))
 	sched.SchedulingQueue = leadingQueue{sched.SchedulingQueue, s.shared.Lead}
 	return nil
 }

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/kubernetes/pkg/features"
@@ -23,6 +24,13 @@ const configFragment = `plugins:
     - name: DeviceClaims
     disabled:
     - name: DynamicResources
+  filter:
+    enabled:
+    - name: NodeUnschedulable
+    - name: NodeName
+    - name: TaintToleration
+    - name: NodeAffinity
+    - name: DeviceClaims
   postFilter:
     enabled:
     - name: DeviceClaims
@@ -34,8 +42,23 @@ const configFragment = `plugins:
     - name: DeviceClaims`
 
 // Validate refuses sets of profiles in which DeviceClaims cannot keep its promises. Call it with the profiles
-// of a scheduler before that scheduler runs; the profiles know which plugins are enabled after all defaults,
-// and in which order. The error says what is wrong with which profile, and shows what it has to look like.
+// of a scheduler before that scheduler runs. The error has all findings of [Check] that are no warnings, and shows
+// what a profile has to look like.
+func Validate(profiles profile.Map) error {
+	var errs []error
+	for _, finding := range Check(profiles) {
+		if !finding.Warning {
+			errs = append(errs, errors.New(finding.String()))
+		}
+	}
+	if len(errs) == 0 {
+		return nil
+	}
+	return fmt.Errorf("the scheduler configuration cannot be used:\n%w\nEvery profile needs\n%s", errors.Join(errs...), configFragment)
+}
+
+// Check returns what is wrong with profiles. The profiles know which plugins are enabled after all defaults, and in
+// which order. These are refused:
 //
 //   - All profiles use DeviceClaims, or none. Pods of a profile without any plugin for claims would be bound
 //     without devices, and kube-scheduler's own plugin DynamicResources beside DeviceClaims would hand out
@@ -45,54 +68,119 @@ const configFragment = `plugins:
 //     evicted. In podGroupPostFilter, too, if feature gate GenericWorkload is enabled.
 //   - In preBind it comes before VolumeBinding, so that no volume pins the pod to a node before the pod has its
 //     devices.
-func Validate(profiles profile.Map) error {
-	used := false
-	for _, p := range profiles {
-		used = used || uses(p.ListPlugins(), deviceclaims.Name)
-	}
-	var errs []error
+//
+// The order in filter is a warning: pods get the same devices in any order, and preemption looks at more nodes than
+// it has to.
+func Check(profiles profile.Map) []Finding {
+	used := usedByAny(profiles)
+	var findings []Finding
 	for _, name := range slices.Sorted(maps.Keys(profiles)) {
-		for _, err := range check(profiles[name].ListPlugins(), used) {
-			errs = append(errs, fmt.Errorf("profile %q: %w", name, err))
+		for _, finding := range check(profiles[name].ListPlugins(), used) {
+			finding.Profile = name
+			findings = append(findings, finding)
 		}
 	}
-	if len(errs) == 0 {
-		return nil
+	return findings
+}
+
+// usedByAny tells whether any of the profiles uses DeviceClaims.
+func usedByAny(profiles profile.Map) bool {
+	for _, p := range profiles {
+		if uses(p.ListPlugins(), deviceclaims.Name) {
+			return true
+		}
 	}
-	return fmt.Errorf("the scheduler configuration cannot be used:\n%w\nEvery profile needs\n%s", errors.Join(errs...), configFragment)
+	return false
 }
 
 // check returns what is wrong with one profile. usedByAny tells whether any profile of the scheduler uses
 // DeviceClaims.
-func check(plugins *config.Plugins, usedByAny bool) []error {
+func check(plugins *config.Plugins, usedByAny bool) []Finding {
 	ours, inTree := uses(plugins, deviceclaims.Name), uses(plugins, names.DynamicResources)
+	var findings []Finding
 	switch {
 	case !ours && !usedByAny && inTree:
 		return nil // a scheduler without DeviceClaims
 	case ours && inTree:
-		return []error{errors.New("DynamicResources is enabled beside DeviceClaims: disable DynamicResources in multiPoint")}
+		findings = append(findings, Finding{
+			Plugin: names.DynamicResources, Field: "plugins.multiPoint.disabled",
+			Problem: "DynamicResources is enabled beside DeviceClaims", Change: "disable DynamicResources in multiPoint",
+		})
 	case inTree:
-		return []error{errors.New("DynamicResources is enabled here and DeviceClaims in another profile, both would hand out the same devices: use DeviceClaims in all profiles")}
+		return []Finding{{
+			Plugin: names.DynamicResources, Field: "plugins.multiPoint",
+			Problem: "DynamicResources is enabled here and DeviceClaims in another profile, both would hand out the same devices",
+			Change:  "use DeviceClaims in all profiles",
+		}}
 	case !ours:
-		return []error{errors.New("neither DeviceClaims nor DynamicResources is enabled, pods with claims would run without devices: enable DeviceClaims")}
+		return []Finding{{
+			Plugin: deviceclaims.Name, Field: "plugins.multiPoint.enabled",
+			Problem: "neither DeviceClaims nor DynamicResources is enabled, pods with claims would run without devices",
+			Change:  "enable DeviceClaims",
+		}}
 	}
 
-	var errs []error
 	for _, point := range extensionPoints(plugins) {
 		if point.required && index(point.set, deviceclaims.Name) < 0 {
-			errs = append(errs, fmt.Errorf("DeviceClaims is not enabled in %s: enable it in multiPoint and do not disable it anywhere", point.name))
+			findings = append(findings, Finding{
+				Plugin: deviceclaims.Name, Field: "plugins." + point.name + ".enabled", Value: listed(point.set),
+				Problem: "DeviceClaims is not enabled in " + point.name, Change: "enable it in multiPoint and do not disable it anywhere",
+			})
 		}
 	}
-	if !before(plugins.PostFilter, deviceclaims.Name, names.DefaultPreemption) {
-		errs = append(errs, errors.New("in postFilter, DeviceClaims comes after DefaultPreemption: enable DeviceClaims in postFilter explicitly, before it"))
+	order := func(point string, set config.PluginSet, other string) {
+		if !before(set, deviceclaims.Name, other) {
+			findings = append(findings, Finding{
+				Plugin: deviceclaims.Name, Field: "plugins." + point + ".enabled", Value: listed(set),
+				Problem: fmt.Sprintf("in %s, DeviceClaims comes after %s", point, other),
+				Change:  fmt.Sprintf("enable DeviceClaims in %s explicitly, before it", point),
+			})
+		}
 	}
-	if utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload) && !before(plugins.PodGroupPostFilter, deviceclaims.Name, names.DefaultPreemption) {
-		errs = append(errs, errors.New("in podGroupPostFilter, DeviceClaims comes after DefaultPreemption: enable DeviceClaims in podGroupPostFilter explicitly, before it"))
+	order("postFilter", plugins.PostFilter, names.DefaultPreemption)
+	if utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload) {
+		order("podGroupPostFilter", plugins.PodGroupPostFilter, names.DefaultPreemption)
 	}
-	if !before(plugins.PreBind, deviceclaims.Name, names.VolumeBinding) {
-		errs = append(errs, errors.New("in preBind, DeviceClaims comes after VolumeBinding: enable DeviceClaims in preBind explicitly, before it"))
+	order("preBind", plugins.PreBind, names.VolumeBinding)
+	return append(findings, checkFilter(plugins.Filter)...)
+}
+
+// unresolvable are the Filter plugins whose refusal no eviction changes, and that look at nothing but the node.
+var unresolvable = []string{names.NodeUnschedulable, names.NodeName, names.TaintToleration, names.NodeAffinity}
+
+// checkFilter warns of an order in Filter that costs preemption time. The framework stops at the first plugin that
+// refuses a node, and preemption tries the node again if evictions may change that plugin's mind.
+func checkFilter(set config.PluginSet) []Finding {
+	warning := Finding{
+		Plugin: deviceclaims.Name, Field: "plugins.filter.enabled", Value: listed(set), Warning: true,
+		Change: fmt.Sprintf("list in filter: %s, %s", strings.Join(unresolvable, ", "), deviceclaims.Name),
 	}
-	return errs
+	var findings []Finding
+	if !before(set, deviceclaims.Name, names.NodeResourcesFit) {
+		warning.Problem = "in filter, DeviceClaims comes after NodeResourcesFit: preemption tries nodes whose devices no eviction frees"
+		findings = append(findings, warning)
+	}
+	var late []string
+	for _, name := range unresolvable {
+		if index(set, deviceclaims.Name) >= 0 && index(set, name) > index(set, deviceclaims.Name) {
+			late = append(late, name)
+		}
+	}
+	if len(late) > 0 {
+		warning.Problem = fmt.Sprintf("in filter, DeviceClaims comes before %s: preemption tries nodes that the pod cannot use",
+			strings.Join(late, ", "))
+		findings = append(findings, warning)
+	}
+	return findings
+}
+
+// listed are the plugins of a set in their order.
+func listed(set config.PluginSet) string {
+	var list []string
+	for _, plugin := range set.Enabled {
+		list = append(list, plugin.Name)
+	}
+	return strings.Join(list, ", ")
 }
 
 // extensionPoint is one extension point of a profile.

@@ -62,7 +62,7 @@ func TestArgsFromFile(t *testing.T) {
 		wantErr      []string
 	}{
 		"no pluginConfig entry gives the defaults": {
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence, Ownership: unowned, ScoringStrategy: strategy},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence, Ownership: unowned, ScoringStrategy: strategy, ClaimsOfOtherNamespaces: config.CountClaims},
 		},
 		"a field that is not set gets its default, one that is set keeps its value": {
 			pluginConfig: `
@@ -71,7 +71,7 @@ func TestArgsFromFile(t *testing.T) {
     args:
       filterTimeout: 3s
 `,
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(3), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence, Ownership: unowned, ScoringStrategy: strategy},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(3), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence, Ownership: unowned, ScoringStrategy: strategy, ClaimsOfOtherNamespaces: config.CountClaims},
 		},
 		"the fence can be disabled alone": {
 			pluginConfig: `
@@ -85,7 +85,7 @@ func TestArgsFromFile(t *testing.T) {
 			want: &config.DeviceClaimsArgs{
 				FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600),
 				Fence:     &config.FenceArgs{Enabled: ptr.To(false), Timeout: seconds(30), Jitter: seconds(0)},
-				Ownership: unowned, ScoringStrategy: strategy,
+				Ownership: unowned, ScoringStrategy: strategy, ClaimsOfOtherNamespaces: config.CountClaims,
 			},
 		},
 		"devices are owned by driver, pool and name": {
@@ -98,7 +98,7 @@ func TestArgsFromFile(t *testing.T) {
 			want: &config.DeviceClaimsArgs{
 				FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600),
 				Fence:     fence,
-				Ownership: &config.OwnershipArgs{Enabled: ptr.To(true), Driver: "gpu.example.com", Pool: "rack/1", Device: "gpu-0"}, ScoringStrategy: strategy,
+				Ownership: &config.OwnershipArgs{Enabled: ptr.To(true), Driver: "gpu.example.com", Pool: "rack/1", Device: "gpu-0"}, ScoringStrategy: strategy, ClaimsOfOtherNamespaces: config.CountClaims,
 			},
 		},
 		"kind and apiVersion may be given": {
@@ -112,7 +112,7 @@ func TestArgsFromFile(t *testing.T) {
       bindingTimeout: 30s
       auditPeriod: 0s
 `,
-			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(0), BindingTimeout: seconds(30), AuditPeriod: seconds(0), Fence: fence, Ownership: unowned, ScoringStrategy: strategy},
+			want: &config.DeviceClaimsArgs{FilterTimeout: seconds(0), BindingTimeout: seconds(30), AuditPeriod: seconds(0), Fence: fence, Ownership: unowned, ScoringStrategy: strategy, ClaimsOfOtherNamespaces: config.CountClaims},
 		},
 		"half of a scoring strategy": {
 			pluginConfig: `
@@ -124,7 +124,7 @@ func TestArgsFromFile(t *testing.T) {
 `,
 			want: &config.DeviceClaimsArgs{
 				FilterTimeout: seconds(10), BindingTimeout: seconds(600), AuditPeriod: seconds(600), Fence: fence, Ownership: unowned,
-				ScoringStrategy: &config.ScoringStrategy{Type: config.LeastAllocated, Devices: config.SmallestFit},
+				ScoringStrategy: &config.ScoringStrategy{Type: config.LeastAllocated, Devices: config.SmallestFit}, ClaimsOfOtherNamespaces: config.CountClaims,
 			},
 		},
 		"an unknown field is refused by name": {
@@ -195,6 +195,7 @@ func TestArgsAreWrittenInTheirVersion(t *testing.T) {
 	want := `apiVersion: kubescheduler.config.k8s.io/v1
 auditPeriod: 10m0s
 bindingTimeout: 10m0s
+claimsOfOtherNamespaces: Count
 fence:
   enabled: true
   jitter: 1s
@@ -261,13 +262,20 @@ func TestValidateDeviceClaimsArgs(t *testing.T) {
 			change:  func(a *config.DeviceClaimsArgs) { a.ScoringStrategy.Type = "Random" },
 			wantErr: `scoringStrategy.type: Unsupported value: "Random": supported values: "LeastAllocated", "MostAllocated"`,
 		},
+		"names of other namespaces' claims are valid": {
+			change: func(a *config.DeviceClaimsArgs) { a.ClaimsOfOtherNamespaces = config.NameClaims },
+		},
+		"an unknown way to tell of other namespaces' claims is refused": {
+			change:  func(a *config.DeviceClaimsArgs) { a.ClaimsOfOtherNamespaces = "Hide" },
+			wantErr: `claimsOfOtherNamespaces: Unsupported value: "Hide": supported values: "Count", "Name"`,
+		},
 		"an unknown order of devices is refused": {
 			change:  func(a *config.DeviceClaimsArgs) { a.ScoringStrategy.Devices = "Biggest" },
 			wantErr: `scoringStrategy.devices: Unsupported value: "Biggest": supported values: "FirstFit", "SmallestFit"`,
 		},
 		"arguments without defaults are refused": {
 			change:  func(a *config.DeviceClaimsArgs) { *a = config.DeviceClaimsArgs{} },
-			wantErr: `[filterTimeout: Required value, bindingTimeout: Required value, fence: Required value, auditPeriod: Required value, ownership: Required value, scoringStrategy: Required value]`,
+			wantErr: `[filterTimeout: Required value, bindingTimeout: Required value, fence: Required value, auditPeriod: Required value, ownership: Required value, scoringStrategy: Required value, claimsOfOtherNamespaces: Required value]`,
 		},
 		"a fence without defaults is refused": {
 			change:  func(a *config.DeviceClaimsArgs) { a.Fence = &config.FenceArgs{} },

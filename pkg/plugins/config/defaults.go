@@ -38,4 +38,7 @@ func SetDefaultsDeviceClaimsArgs(args *DeviceClaimsArgs) {
 		args.Ownership.Driver = DefaultOwnedDriver
 	}
 	args.ScoringStrategy = args.ScoringStrategy.withDefaults()
+	if args.ClaimsOfOtherNamespaces == "" {
+		args.ClaimsOfOtherNamespaces = CountClaims
+	}
 }

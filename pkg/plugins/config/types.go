@@ -26,20 +26,20 @@ const DefaultAuditPeriod = 10 * time.Minute
 type DeviceClaimsArgs struct {
 	metav1.TypeMeta `json:",inline"`
 
-	// FilterTimeout bounds the search for devices on one node. A node that takes longer is skipped for this
-	// attempt, and so are nodes like it; other nodes are not affected. When twice that time has passed for one pod, each
-	// further node has 20 ms, in which all but hard searches end. 0 means no bound. Default: 10s.
+	// FilterTimeout bounds the search for devices on one node. A node that takes longer is skipped for this attempt, and so
+	// are nodes like it. When twice that time has passed for one pod, each further node has 20 ms. 0 means no bound.
+	// Default: 10s.
 	// +optional
 	FilterTimeout *metav1.Duration `json:"filterTimeout,omitempty"`
 
-	// BindingTimeout bounds how long a pod waits in PreBind until the binding conditions of its devices are
-	// true, counted from the allocation (KEP-5007). At least 1s. Default: 10m.
+	// BindingTimeout bounds how long a pod waits in PreBind until the binding conditions of its devices are true, counted
+	// from the allocation. At least 1s. Default: 10m.
 	// +optional
 	BindingTimeout *metav1.Duration `json:"bindingTimeout,omitempty"`
 
-	// AuditPeriod is how often what the scheduler knows of claims is compared with the API, in a list of all claims. 0
-	// means never, otherwise at least 1s. Devices held by several claims are looked for in any case, whenever claims change.
-	// Where profiles differ, that of the first one counts. Default: 10m.
+	// AuditPeriod is how often the scheduler compares its account of claims with a list of all claims from the API. 0 means
+	// never, otherwise at least 1s. Devices held by several claims are looked for in any case, whenever claims change. If
+	// profiles differ, the first profile's value counts. Default: 10m.
 	// +optional
 	AuditPeriod *metav1.Duration `json:"auditPeriod,omitempty"`
 
@@ -54,7 +54,22 @@ type DeviceClaimsArgs struct {
 	// Ownership keeps schedulers that do not know Stowage off devices.
 	// +optional
 	Ownership *OwnershipArgs `json:"ownership,omitempty"`
+
+	// ClaimsOfOtherNamespaces says how the events and conditions of a pod or claim tell of claims of other namespaces: Count gives their
+	// number, so that tenants do not learn each other's names; Name names them. The log names them in any case. In what the audit tells
+	// that of the first profile counts. Default: Count.
+	// +optional
+	ClaimsOfOtherNamespaces ClaimDisclosure `json:"claimsOfOtherNamespaces,omitempty"`
 }
+
+// ClaimDisclosure is how much a tenant is told about claims of other namespaces.
+type ClaimDisclosure string
+
+// The ways to tell of claims of other namespaces.
+const (
+	CountClaims ClaimDisclosure = "Count"
+	NameClaims  ClaimDisclosure = "Name"
+)
 
 // FenceArgs are about the fence between schedulers that share devices.
 type FenceArgs struct {
@@ -81,8 +96,8 @@ const DefaultOwnedDriver = "gpu.nvidia.com"
 // OwnershipArgs are about the DeviceTaintRule that keeps schedulers which do not know Stowage off devices. A device
 // is owned if it meets all that is set. Stowage itself ignores the taint, in all profiles.
 type OwnershipArgs struct {
-	// Enabled: the scheduler makes the rule of this profile, and makes it again when somebody deletes or changes it.
-	// Otherwise it removes the rule that it has made before. Default: false.
+	// Enabled: the scheduler makes the DeviceTaintRule of this profile, and makes it again when somebody deletes or changes
+	// it. If false, it removes the rule that it has made before. Default: false.
 	// +optional
 	Enabled *bool `json:"enabled,omitempty"`
 

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"slices"
 	"strings"
 	"time"
 
@@ -30,6 +31,11 @@ func ValidateDeviceClaimsArgs(args *DeviceClaimsArgs) error {
 	}
 	errs = append(errs, validateOwnership(field.NewPath("ownership"), args.Ownership)...)
 	errs = append(errs, validateScoringStrategy(field.NewPath("scoringStrategy"), args.ScoringStrategy)...)
+	if known := []ClaimDisclosure{CountClaims, NameClaims}; args.ClaimsOfOtherNamespaces == "" {
+		errs = append(errs, field.Required(field.NewPath("claimsOfOtherNamespaces"), ""))
+	} else if !slices.Contains(known, args.ClaimsOfOtherNamespaces) {
+		errs = append(errs, field.NotSupported(field.NewPath("claimsOfOtherNamespaces"), args.ClaimsOfOtherNamespaces, known))
+	}
 	return errs.ToAggregate()
 }
 

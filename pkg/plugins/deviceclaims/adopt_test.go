@@ -1,15 +1,19 @@
 package deviceclaims
 
 import (
-	"context"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	fwk "k8s.io/kube-scheduler/framework"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"stowage.dev/stowage/pkg/plugins/config"
 )
 
 // oneClaim is a pod with a claim, for schedulers with a fence.
@@ -45,7 +49,7 @@ func TestAReservationThatAnotherSchedulerUsesIsLeftAlone(t *testing.T) {
 	if status := again.preBind("node-a"); !status.IsSuccess() {
 		t.Fatal(status)
 	}
-	if by := old.api.get("c").Annotations[adoptedKey("p-uid")]; by != old.plugin.shared.fieldManager {
+	if by := adoptionOf(old.api.get("c"), "p-uid").by; by != old.plugin.shared.fieldManager {
 		t.Errorf("adopted by %q, want %q", by, old.plugin.shared.fieldManager)
 	}
 }
@@ -139,12 +143,12 @@ func TestAdoptionsOfFormerReservationsAreForgotten(t *testing.T) {
 				t.Fatal(status)
 			}
 			want := map[string]string{"example.com/other": "stays"}
+			got := h.api.get("c")
 			for key, value := range tc.want {
 				if want[key] = value; value == "us" {
-					want[key] = h.plugin.shared.fieldManager
+					want[key] = adoption{h.plugin.shared.fieldManager, adoptionOf(got, "p-uid").at}.String()
 				}
 			}
-			got := h.api.get("c")
 			if diff := cmp.Diff(want, got.Annotations); diff != "" {
 				t.Errorf("annotations differ (-want +got):\n%s", diff)
 			}
@@ -164,17 +168,116 @@ func TestAdoptionsOfFormerReservationsAreForgotten(t *testing.T) {
 	}
 }
 
-// The pods of a group use its reservation, which none of them has to take over.
-func TestTheReservationOfAGroupIsNotAdopted(t *testing.T) {
-	h := newHarness(t, oneClaim())
-	c := claim("c", allocated("node-a", "gpu-0"), reservedFor("g"))
-	h.api.change("c", func(into *resourceapi.ResourceClaim) { into.Status = c.Status })
-	w := &claimWrite{planned: h.api.get("c"), user: resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g", UID: "g-uid"}}
-	h.api.written()
-	if err := h.plugin.writeBinding(context.Background(), w, h.api.get("c")); err != nil {
-		t.Fatal(err)
+// PostFilter leaves alone what another scheduler is about to bind the pod with, until that one must have ended. Its own notes do not
+// concern it.
+func TestPostFilterTakesNothingThatAnotherSchedulerHasAdopted(t *testing.T) {
+	tests := map[string]struct {
+		world  func() world
+		ours   bool // the note
+		passes time.Duration
+		want   state
+		told   string
+	}{
+		"the last user's claim": {world: oneClaim, want: state{[]string{"gpu-0"}, []string{"p"}}, told: "is in use by another scheduler"},
+		"of the same process":   {world: oneClaim, ours: true, told: "gave up the allocation"},
+		"of one that has ended": {world: oneClaim, passes: config.DefaultBindingTimeout + adoptionRenewal, told: "gave up the allocation"},
+		"of one that may still be at it": {
+			world: oneClaim, passes: config.DefaultBindingTimeout, want: state{[]string{"gpu-0"}, []string{"p"}}, told: "is in use by another scheduler",
+		},
+		"a place among others": {
+			world: func() world {
+				w := oneClaim()
+				w.claims[0] = claim("c", allocated("node-a", "gpu-0"), reservedFor("q"))
+				return w
+			},
+			want: state{[]string{"gpu-0"}, []string{"p", "q"}}, told: "is in use by another scheduler",
+		},
+		"a place among others, ours": {
+			world: func() world {
+				w := oneClaim()
+				w.claims[0] = claim("c", allocated("node-a", "gpu-0"), reservedFor("q"))
+				return w
+			},
+			ours: true, want: state{[]string{"gpu-0"}, []string{"q"}}, told: "gave up the reservation",
+		},
 	}
-	if writes := h.api.written(); len(writes) > 0 || w.written == nil {
-		t.Errorf("wrote %v", writes)
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			old := newHarness(t, tc.world())
+			old.filterAll(pod("p", "c")).bind("node-a")
+			next := startHarness(t, tc.world(), old.client, old.api)
+			next.filterAll(pod("p", "c")).bind("node-a")
+			tries := old
+			if tc.ours {
+				tries = next
+			}
+			tries.caughtUp("c")
+			noted := adoptionOf(tries.api.get("c"), "p-uid")
+			if noted.by != next.plugin.shared.fieldManager {
+				t.Fatalf("adopted by %q", noted.by)
+			}
+			tries.plugin.clock = testingclock.NewFakeClock(noted.at.Add(tc.passes))
+			tries.nodes = tries.nodes[1:] // the claim's own node is full
+			if status := tries.filterAll(pod("p", "c")).postFilter(); status.Code() == fwk.Error || !strings.Contains(status.Message(), tc.told) {
+				t.Errorf("PostFilter: %v, want %q", status, tc.told)
+			}
+			tries.wantState("c", tc.want)
+		})
+	}
+}
+
+// A claim for extended resources is left alone in the same way, by PostFilter and by PreBind, which does not need it.
+func TestNothingRemovesAnExtendedClaimThatAnotherSchedulerHasAdopted(t *testing.T) {
+	p := containersPod("a=1")
+	old := newHarness(t, extendedWorld(p))
+	old.filterAll(p).bind("node-a")
+	made := old.extendedClaims()[0].Name
+	next := startHarness(t, extendedWorld(p), old.client, old.api)
+	next.filterAll(next.stored("p")).bind("node-a")
+	old.caughtUp(made)
+	noted := adoptionOf(old.api.get(made), p.UID)
+	clock := testingclock.NewFakeClock(noted.at)
+	old.plugin.clock = clock
+	old.nodes = old.nodes[1:]
+	for range 2 {
+		if status := old.filterAll(old.stored("p")).postFilter(); status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), "is in use by another scheduler") {
+			t.Errorf("PostFilter: %v", status)
+		}
+	}
+	if at := old.plugin.look(old.stored("p"), old.plugin.shared.store.View()).ChangesAt; !at.Equal(noted.at.Add(config.DefaultBindingTimeout + adoptionRenewal)) {
+		t.Errorf("to be looked at again at %v", at)
+	}
+	leftover := &cycle{plan: &plan{extended: &extendedPlan{pod: p, leftovers: old.extendedClaims()}}, binding: &binding{}}
+	err := old.plugin.createExtendedClaim(old.ctx, old.stored("p"), leftover)
+	if postponed := asPostponed(err); postponed == nil || postponed.eventType != v1.EventTypeNormal || postponed.reason != reasonLostRace {
+		t.Errorf("PreBind: %v", err)
+	}
+	if claims := old.extendedClaims(); len(claims) != 1 || len(devicesOf(claims[0])) != 1 {
+		t.Fatalf("claims: %v", claims)
+	}
+	clock.Step(config.DefaultBindingTimeout + adoptionRenewal)
+	old.filterAll(old.stored("p")).postFilter()
+	if claims := old.extendedClaims(); len(claims) != 0 {
+		t.Errorf("claims: %v", claims)
+	}
+}
+
+// A note is good for the bindings that begin within a minute, then it is made anew, whatever the clock says.
+func TestANoteIsRenewed(t *testing.T) {
+	for passes, want := range map[time.Duration]bool{-time.Hour: true, 0: false, adoptionRenewal - 1: false, adoptionRenewal: true} {
+		t.Run(passes.String(), func(t *testing.T) {
+			w := oneClaim()
+			w.claims[0] = claim("c", allocated("node-a", "gpu-0"), reservedFor("p"))
+			h := newHarness(t, w)
+			h.filterAll(pod("p", "c")).bind("node-a")
+			h.caughtUp("c")
+			before := h.api.get("c")
+			h.plugin.clock = testingclock.NewFakeClock(adoptionOf(before, "p-uid").at.Add(passes))
+			h.filterAll(pod("p", "c")).bind("node-a")
+			after := h.api.get("c")
+			if renewed := after.ResourceVersion != before.ResourceVersion; renewed != want {
+				t.Errorf("renewed: %t, want %t", renewed, want)
+			}
+		})
 	}
 }

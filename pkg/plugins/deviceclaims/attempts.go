@@ -3,13 +3,17 @@ package deviceclaims
 import (
 	"context"
 	"errors"
+	"math"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/tools/cache"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/features"
 )
 
 // attempts are the pods between Reserve and the end of their binding. A pod can be preempted in this time without
@@ -19,7 +23,13 @@ type attempts struct {
 	byPod map[types.UID]*bindingAttempt
 	// gaveWay are the pods of a group whose last attempt ended at the fence. That of a group without such pods is not kept.
 	gaveWay map[types.NamespacedName]sets.Set[types.UID]
+	// failed is how often in a row the binding of a pod of a group has failed, pauses what it waits after that.
+	failed map[types.UID]int
+	pauses wait.Backoff
 }
+
+// memberPauses are those of the scheduling queue's defaults.
+var memberPauses = wait.Backoff{Duration: time.Second, Factor: 2, Cap: 10 * time.Second, Steps: math.MaxInt32}
 
 // bindingAttempt is one of them.
 type bindingAttempt struct {
@@ -31,7 +41,10 @@ type bindingAttempt struct {
 }
 
 func newAttempts() *attempts {
-	return &attempts{byPod: map[types.UID]*bindingAttempt{}, gaveWay: map[types.NamespacedName]sets.Set[types.UID]{}}
+	return &attempts{
+		byPod: map[types.UID]*bindingAttempt{}, gaveWay: map[types.NamespacedName]sets.Set[types.UID]{},
+		failed: map[types.UID]int{}, pauses: memberPauses,
+	}
 }
 
 func (a *attempts) begin(handle fwk.Handle, pod *v1.Pod) {
@@ -41,16 +54,25 @@ func (a *attempts) begin(handle fwk.Handle, pod *v1.Pod) {
 	a.forgetWay(pod)
 }
 
-// giveWay notes that a pod of a group ends its attempt at the fence, and returns all of the group that have.
-func (a *attempts) giveWay(pod *v1.Pod) sets.Set[types.UID] {
+// giveWay notes that a pod ends its attempt at the fence, if it has a group.
+func (a *attempts) giveWay(pod *v1.Pod) {
+	if groupOf(pod) == "" {
+		return
+	}
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
-	left := a.gaveWay[groupKey(pod)]
-	if left == nil {
-		left = sets.New[types.UID]()
-		a.gaveWay[groupKey(pod)] = left
+	key := groupKey(pod)
+	if a.gaveWay[key] == nil {
+		a.gaveWay[key] = sets.New[types.UID]()
 	}
-	return left.Insert(pod.UID).Clone()
+	a.gaveWay[key].Insert(pod.UID)
+}
+
+// haveGivenWay returns the pods of the pod's group that have given way and not begun another attempt.
+func (a *attempts) haveGivenWay(pod *v1.Pod) sets.Set[types.UID] {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return a.gaveWay[groupKey(pod)].Clone()
 }
 
 // podHandler forgets pods that are gone.
@@ -63,6 +85,7 @@ func (a *attempts) podHandler() cache.ResourceEventHandler {
 			a.mutex.Lock()
 			defer a.mutex.Unlock()
 			a.forgetWay(pod)
+			delete(a.failed, pod.UID)
 		}
 	}}
 }
@@ -79,10 +102,30 @@ func groupKey(pod *v1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: groupOf(pod)}
 }
 
+// end ends the attempt of a pod that is bound, or gone.
 func (a *attempts) end(pod types.UID) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	delete(a.byPod, pod)
+	delete(a.failed, pod)
+}
+
+// fail is end for a pod that is not bound. It returns how long a pod of a group waits before it is tried again if its binding had begun: the
+// scheduling queue makes it no pause, as it makes others. One that was preempted makes way at once.
+func (a *attempts) fail(pod *v1.Pod) time.Duration {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	attempt := a.byPod[pod.UID]
+	delete(a.byPod, pod.UID)
+	if attempt == nil || !attempt.isBinding() || attempt.isCancelled(true) || groupOf(pod) == "" || !enabled(features.GenericWorkload) {
+		return 0
+	}
+	pauses := a.pauses
+	for range a.failed[pod.UID] {
+		pauses.Step()
+	}
+	a.failed[pod.UID]++
+	return pauses.Step()
 }
 
 // of returns the attempt of a pod, nil if it has none.
@@ -99,6 +142,13 @@ func (a *attempts) preBind(ctx context.Context, pod types.UID) {
 		defer attempt.mutex.Unlock()
 		attempt.binding = ctx
 	}
+}
+
+// isBinding tells whether PreBind has begun.
+func (a *bindingAttempt) isBinding() bool {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return a.binding != nil
 }
 
 // isCancelled tells whether the pod will not be bound, because it was preempted. If that need not be certain, a pod

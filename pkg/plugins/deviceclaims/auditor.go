@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"iter"
 	"maps"
-	"slices"
 	"strings"
 	"sync"
 	"time"
@@ -13,30 +12,26 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/client-go/tools/pager"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/utils/clock"
 
+	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/audit"
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
 
 const (
-	// doubleHoldGrace is how long two claims may hold a device before it is told. Of two schedulers that allocate the same
-	// device at the same time one gives way within it.
+	// doubleHoldGrace is how long two claims may hold a device, beyond the time that a pod may wait at the fence, before it is told. Of
+	// two schedulers that allocate the same device at the same time one gives way within it.
 	doubleHoldGrace = 10 * time.Second
-	// auditPageSize is how many claims one request of the comparison gets.
-	auditPageSize = 1000
-	// auditTimeout bounds one comparison.
-	auditTimeout = 2 * time.Minute
 	// maxAuditReports bounds how many findings of one comparison are told one by one.
 	maxAuditReports = 10
 )
@@ -55,19 +50,24 @@ type auditor struct {
 	// inFlightLimit is how long an allocation may be in flight while no pod is being bound with it.
 	inFlightLimit time.Duration
 
+	// disclosure says what events on a claim tell of claims of other namespaces.
+	disclosure config.ClaimDisclosure
+
 	doubles *audit.Doubles
 	ages    *audit.Ages
+	// failing is why the last comparison could not be made, "" if it was. Only compare uses it.
+	failing string
 
 	mutex   sync.Mutex
 	touched sets.Set[usage.DeviceID] // since they were looked at
 	wake    chan struct{}            // one token while there is something to look at
 }
 
-func newAuditor(t *tracker.Tracker, devices func() *inventory.View, handle fwk.Handle, period, inFlightLimit time.Duration, clock clock.Clock) *auditor {
+func newAuditor(t *tracker.Tracker, devices func() *inventory.View, handle fwk.Handle, period, inFlightLimit, fenceTimeout time.Duration, clock clock.Clock) *auditor {
 	return &auditor{
 		tracker: t, devices: devices, client: handle.ClientSet(), handle: handle, events: handle.EventRecorder(), clock: clock,
 		period: period, inFlightLimit: inFlightLimit,
-		doubles: audit.NewDoubles(doubleHoldGrace), ages: audit.NewAges(),
+		doubles: audit.NewDoubles(fenceTimeout + doubleHoldGrace), ages: audit.NewAges(),
 		touched: sets.New[usage.DeviceID](), wake: make(chan struct{}, 1),
 	}
 }
@@ -94,6 +94,11 @@ func (a *auditor) onClaimEvent(event tracker.Event) {
 func (a *auditor) run(ctx context.Context) {
 	logger := klog.LoggerWithName(klog.FromContext(ctx), "auditor")
 	ctx = klog.NewContext(ctx, logger)
+	if a.period > 0 {
+		// From here on, so that claims which cannot be listed at all are noticed as well.
+		comparisonPeriod.Set(a.period.Seconds())
+		lastComparison.Set(float64(a.clock.Now().Unix()))
+	}
 	if err := a.tracker.WaitForSync(ctx); err != nil {
 		return
 	}
@@ -184,7 +189,7 @@ func (a *auditor) reportDouble(logger klog.Logger, hold audit.DoubleHold) {
 	}
 	logger.Error(nil, message, "device", hold.Device, "tooLittleOf", hold.What, "holders", descriptions, "since", hold.Since.UTC().Format(time.RFC3339))
 	for i, claim := range claims {
-		others := slices.Concat(descriptions[:i], descriptions[i+1:])
+		others := a.tellOthers(claims, descriptions, i)
 		if hold.What == "" {
 			a.event(logger, claim, reason, "device %s is also held by %s", hold.Device, strings.Join(others, ", and by "))
 			continue
@@ -194,6 +199,25 @@ func (a *auditor) reportDouble(logger klog.Logger, hold audit.DoubleHold) {
 		}
 		a.event(logger, claim, reason, "device %s: with what is held by %s, more is taken of its %s than there is", hold.Device, strings.Join(others, ", and by "), hold.What)
 	}
+}
+
+// tellOthers describes all claims but the i-th to whoever may read that one: of other namespaces' claims no more than the number.
+func (a *auditor) tellOthers(claims []*resourceapi.ResourceClaim, descriptions []string, i int) []string {
+	var others []string
+	foreign := 0
+	for j, description := range descriptions {
+		switch {
+		case j == i:
+		case claims[j].Namespace != claims[i].Namespace && a.disclosure != config.NameClaims:
+			foreign++
+		default:
+			others = append(others, description)
+		}
+	}
+	if foreign > 0 {
+		others = append(others, allocator.ListClaims(nil, foreign))
+	}
+	return others
 }
 
 // claim returns the claim as it is known or, if it is not any more, what is known of it.
@@ -231,59 +255,6 @@ func (a *auditor) event(logger klog.Logger, claim *resourceapi.ResourceClaim, re
 	a.events.WithLogger(logger).Eventf(claim, nil, v1.EventTypeWarning, reason, "Auditing", "%s", note)
 }
 
-// compare compares the tracker with the API at the tracker's own resource version.
-func (a *auditor) compare(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, auditTimeout)
-	defer cancel()
-	logger := klog.FromContext(ctx)
-	account := a.tracker.Account()
-	a.reportStale(logger, account.InFlight)
-
-	listed, err := a.list(ctx, account.Version)
-	if err != nil {
-		comparisonsTotal.WithLabelValues("error").Inc()
-		logger.V(2).Info("Cannot compare the claims that are known with the API, trying again later", "resourceVersion", account.Version, "reason", err.Error())
-		return
-	}
-	comparisonsTotal.WithLabelValues("done").Inc()
-	differences := audit.Compare(account, listed)
-	counts := map[audit.Kind]int{}
-	for i, d := range differences {
-		counts[d.Kind]++
-		if i < maxAuditReports {
-			logger.Error(nil, "What is known of a claim differs from the API", "claim", klog.KRef(d.Claim.Namespace, d.Claim.Name), "claimUID", d.Claim.UID, "kind", d.Kind, "detail", d.Detail, "resourceVersion", account.Version)
-			a.event(logger, a.claim(d.Claim), "AccountDiffers", "what the scheduler knows of the claim differs from the API (%s): %s", d.Kind, d.Detail)
-		}
-	}
-	for _, kind := range audit.Kinds {
-		differencesGauge.WithLabelValues(string(kind)).Set(float64(counts[kind]))
-	}
-	logger.V(4).Info("Claims compared with the API", "resourceVersion", account.Version, "claims", len(listed), "differences", len(differences))
-}
-
-// list returns all claims as they were at the version, of each what Compare needs.
-func (a *auditor) list(ctx context.Context, version string) ([]*resourceapi.ResourceClaim, error) {
-	p := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return a.client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, options)
-	})
-	p.PageSize = auditPageSize
-	p.PageBufferSize = 0 // a page at a time
-	// A list of another moment would not be comparable.
-	p.FullListIfExpired = false
-	var claims []*resourceapi.ResourceClaim
-	err := p.EachListItem(ctx, metav1.ListOptions{ResourceVersion: version, ResourceVersionMatch: metav1.ResourceVersionMatchExact}, func(obj runtime.Object) error {
-		claim, ok := obj.(*resourceapi.ResourceClaim)
-		if !ok {
-			return fmt.Errorf("unexpected object of type %T in a list of ResourceClaims", obj)
-		}
-		claims = append(claims, &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
-			Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID, ResourceVersion: claim.ResourceVersion,
-		}})
-		return nil
-	})
-	return claims, err
-}
-
 // reportStale tells of allocations that are in flight for nobody.
 func (a *auditor) reportStale(logger klog.Logger, inFlight []tracker.InFlight) {
 	stale := a.ages.Look(a.clock.Now(), inFlight, a.inFlightLimit, func(pod types.UID) bool {
@@ -298,5 +269,8 @@ func (a *auditor) reportStale(logger klog.Logger, inFlight []tracker.InFlight) {
 			"devices", deviceNames(s.Allocation), "pods", s.Owners, "since", s.Since.UTC().Format(time.RFC3339))
 		a.event(logger, a.claim(s.Claim), "AllocationStale", "devices %s are kept for the claim since %s, and no pod is being bound with them",
 			strings.Join(deviceNames(s.Allocation), ", "), s.Since.UTC().Format(time.RFC3339))
+	}
+	if more := len(stale) - maxAuditReports; more > 0 {
+		logger.Error(nil, "Further allocations are in flight and no pods are being bound with them", "allocations", more)
 	}
 }

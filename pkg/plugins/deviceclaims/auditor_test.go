@@ -15,6 +15,8 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 	testingclock "k8s.io/utils/clock/testing"
+
+	"stowage.dev/stowage/pkg/tracker"
 )
 
 // testAuditor is an auditor of the harness's tracker that does what the test tells it to. The plugin has another one.
@@ -24,9 +26,12 @@ type testAuditor struct {
 	recorder *events.FakeRecorder
 }
 
+// fenceTimeout is how long pods may wait at the fence, and grace until a device that is held twice is told.
+const fenceTimeout, grace = 30 * time.Second, fenceTimeout + doubleHoldGrace
+
 func newTestAuditor(h *harness, period time.Duration) testAuditor {
 	clock, recorder := testingclock.NewFakeClock(time.Now()), events.NewFakeRecorder(100)
-	a := newAuditor(h.plugin.shared.tracker, h.plugin.shared.store.View, h.plugin.handle, period, time.Minute, clock)
+	a := newAuditor(h.plugin.shared.tracker, h.plugin.shared.store.View, h.plugin.handle, period, time.Minute, fenceTimeout, clock)
 	a.events = recorder
 	h.plugin.shared.tracker.Subscribe(a.onClaimEvent)
 	return testAuditor{a, clock, recorder}
@@ -69,7 +74,7 @@ func TestAuditorTellsOfDoubleHolds(t *testing.T) {
 	})
 	h.eventually("the events have been delivered", func() bool { a.mutex.Lock(); defer a.mutex.Unlock(); return a.touched.Len() == 1 })
 	look()
-	a.clock.Step(doubleHoldGrace - 1)
+	a.clock.Step(grace - 1)
 	look()
 	if events := a.told(); len(events) > 0 {
 		t.Errorf("told within the grace period: %q", events)
@@ -186,7 +191,7 @@ func TestAuditorRuns(t *testing.T) {
 	told := map[string]bool{}
 	h.eventually("both are told of", func() bool {
 		if a.clock.HasWaiters() {
-			a.clock.Step(doubleHoldGrace)
+			a.clock.Step(grace)
 		}
 		for _, event := range a.told() {
 			told[event] = true
@@ -198,7 +203,7 @@ func TestAuditorRuns(t *testing.T) {
 	}
 	h.eventually("two more are told of", func() bool {
 		if a.clock.HasWaiters() {
-			a.clock.Step(doubleHoldGrace)
+			a.clock.Step(grace)
 		}
 		for _, event := range a.told() {
 			told[event] = true
@@ -231,7 +236,7 @@ func TestAuditorTellsOfDoubleHoldsDuringAComparison(t *testing.T) {
 	told := 0
 	h.eventually("both are told of", func() bool {
 		if a.clock.HasWaiters() {
-			a.clock.Step(doubleHoldGrace)
+			a.clock.Step(grace)
 		}
 		told += len(a.told())
 		return told == 2
@@ -239,4 +244,37 @@ func TestAuditorTellsOfDoubleHoldsDuringAComparison(t *testing.T) {
 	cancel()
 	close(goOn)
 	<-done
+}
+
+// Of several replicas, the one that leads tells of what is held twice, also since before it led.
+func TestOnlyTheLeaderAudits(t *testing.T) {
+	h := newHarness(t, twoNodes())
+	s := h.plugin.shared
+	clock := testingclock.NewFakeClock(time.Now())
+	s.auditor.clock = clock
+	for _, name := range []string{"one", "two"} {
+		h.api.create(claim(name, allocated("node-a", "gpu-0")))
+	}
+	h.eventually("both claims are known", func() bool { return holdersOf(h, "node-a", "gpu-0") == 2 })
+	heard := make(chan struct{}, 1)
+	s.tracker.Subscribe(func(event tracker.Event) {
+		if event.Claim.Name == "three" {
+			heard <- struct{}{}
+		}
+	})
+	h.api.create(claim("three"))
+	<-heard // and so of what was before
+	if len(s.auditor.wake) > 0 || clock.HasWaiters() {
+		t.Error("a replica audits")
+	}
+	s.Lead()
+	h.eventually("the leader tells", func() bool {
+		clock.Step(grace)
+		select {
+		case event := <-h.recorder.Events:
+			return strings.Contains(event, "DeviceHeldTwice")
+		default:
+			return false
+		}
+	})
 }

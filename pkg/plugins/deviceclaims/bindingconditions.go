@@ -9,9 +9,11 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	apimeta "k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -51,7 +53,9 @@ func readinessOf(claim *resourceapi.ResourceClaim, timeout time.Duration) readin
 			return !apimeta.IsStatusConditionTrue(status.Conditions, name)
 		}) {
 			r.ready = false
-			r.pending = append(r.pending, usage.DeviceOf(result))
+			if device := usage.DeviceOf(result); !slices.Contains(r.pending, device) { // once, however many shares of it are not
+				r.pending = append(r.pending, device)
+			}
 		}
 	}
 	if !r.ready && claim.Status.Allocation.AllocationTimestamp != nil {
@@ -60,11 +64,24 @@ func readinessOf(claim *resourceapi.ResourceClaim, timeout time.Duration) readin
 	return r
 }
 
+// why says why devices that failed, or took too long, are not ready.
+func (r *readiness) why(timeout time.Duration) string {
+	if r.failed != "" {
+		return r.failed
+	}
+	more := ""
+	if n := len(r.pending) - 1; n > 0 {
+		more = fmt.Sprintf(" and %d more", n)
+	}
+	return fmt.Sprintf("device %s%s not ready within the bindingTimeout of %s after the allocation", r.pending[0], more, timeout)
+}
+
 // deviceStatus returns what the device's driver reports in the claim, nil if nothing.
 func deviceStatus(claim *resourceapi.ResourceClaim, result *resourceapi.DeviceRequestAllocationResult) *resourceapi.AllocatedDeviceStatus {
 	for i := range claim.Status.Devices {
 		status := &claim.Status.Devices[i]
-		if status.Driver == result.Driver && status.Pool == result.Pool && status.Device == result.Device {
+		share := (*string)(result.ShareID)
+		if status.Driver == result.Driver && status.Pool == result.Pool && status.Device == result.Device && ptr.Equal(status.ShareID, share) {
 			return status
 		}
 	}
@@ -79,6 +96,18 @@ func (pl *Plugin) bindingBroken(claim *resourceapi.ResourceClaim) bool {
 	}
 	r := readinessOf(claim, pl.bindingTimeout)
 	return r.failed != "" || !r.deadline.IsZero() && pl.clock.Now().After(r.deadline)
+}
+
+// bindingDeadline is the moment from which on the claim's devices have taken too long, zero if there is none.
+func (pl *Plugin) bindingDeadline(claim *resourceapi.ResourceClaim) time.Time {
+	if !pl.features.DeviceBindingConditions || claim.Status.Allocation == nil {
+		return time.Time{}
+	}
+	deadline := readinessOf(claim, pl.bindingTimeout).deadline
+	if deadline.IsZero() {
+		return deadline
+	}
+	return deadline.Add(time.Nanosecond)
 }
 
 // notReadyError says that devices failed to become ready, or took too long.
@@ -120,10 +149,12 @@ func (pl *Plugin) waitForClaim(ctx context.Context, pod *v1.Pod, pc podClaim, st
 		changed := pl.shared.waiting.watch(name)
 		current, err := pl.shared.tracker.Get(claim.Namespace, claim.Name)
 		switch {
+		case apierrors.IsNotFound(err):
+			return postpone(reasonClaimChanged, claim, errors.New("was deleted while the pod was bound"))
 		case err != nil:
 			return err
 		case current.UID != claim.UID || !isReservedFor(current, pc.user.UID) || current.Status.Allocation == nil:
-			return errors.New("the reservation was lost")
+			return postpone(reasonClaimChanged, claim, errors.New("the reservation was lost"))
 		}
 		r := readinessOf(current, pl.bindingTimeout)
 		if r.failed != "" {
@@ -137,7 +168,7 @@ func (pl *Plugin) waitForClaim(ctx context.Context, pod *v1.Pod, pc podClaim, st
 		}
 		left := r.deadline.Sub(pl.clock.Now())
 		if left <= 0 {
-			return &notReadyError{fmt.Sprintf("not ready %s after the allocation", pl.bindingTimeout), r.pending}
+			return &notReadyError{r.why(pl.bindingTimeout), r.pending}
 		}
 		if !told {
 			pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(pod, nil, v1.EventTypeNormal, "BindingConditionsPending", "Scheduling",

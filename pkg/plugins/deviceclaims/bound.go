@@ -14,6 +14,8 @@ import (
 	"k8s.io/client-go/tools/pager"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/usage"
 )
 
 // podsThatRun selects pods that have a node and have not ended.
@@ -35,7 +37,8 @@ func (e *boundError) Error() string {
 
 // checkUnused fails with a boundError if the claim is in use by the pod that is being scheduled, or by its group. The pod is tried as if
 // it had no node, but the scheduler may only not know: the answer to the binding was lost, or another scheduler bound the pod, and
-// the informer lags behind. So before a claim that is reserved is taken from it, the API is asked.
+// the informer lags behind. So before a claim that is reserved is taken from it, the API is asked. It fails with an adoptedError if another
+// scheduler may be binding the pod.
 //
 // A claim that is reserved for others must not come here, see usedOnlyBy.
 func (pl *Plugin) checkUnused(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
@@ -43,7 +46,21 @@ func (pl *Plugin) checkUnused(ctx context.Context, pod *v1.Pod, claim *resourcea
 	case len(claim.Status.ReservedFor) == 0:
 		return nil
 	case !usedOnlyBy(claim, pod.UID):
-		return pl.checkGroupUnbound(ctx, pod)
+		for _, user := range claim.Status.ReservedFor {
+			if err := pl.checkNotAdopted(claim, user.UID); err != nil {
+				return err
+			}
+		}
+		return pl.checkGroupUnbound(ctx, pod, claim)
+	}
+	return pl.checkUnbound(ctx, pod, claim)
+}
+
+// checkUnbound fails with a boundError if the pod has a node, and with an adoptedError if another scheduler may be binding it, whoever else
+// uses the claim.
+func (pl *Plugin) checkUnbound(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
+	if err := pl.checkNotAdopted(claim, pod.UID); err != nil {
+		return err
 	}
 	current, err := pl.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
@@ -57,13 +74,13 @@ func (pl *Plugin) checkUnused(ctx context.Context, pod *v1.Pod, claim *resourcea
 	return nil
 }
 
-// checkGroupUnbound fails with a boundError if any pod of the pod's group has a node and has not ended.
-func (pl *Plugin) checkGroupUnbound(ctx context.Context, pod *v1.Pod) error {
+// checkGroupUnbound fails with a boundError if any pod of the pod's group uses the claim, has a node and has not ended.
+func (pl *Plugin) checkGroupUnbound(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
 	list := func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return pl.client.CoreV1().Pods(pod.Namespace).List(ctx, options)
 	}
 	err := pager.New(list).EachListItem(ctx, metav1.ListOptions{FieldSelector: podsThatRun}, func(obj runtime.Object) error {
-		if other, ok := obj.(*v1.Pod); ok && other.Spec.NodeName != "" && groupOf(other) == groupOf(pod) {
+		if other, ok := obj.(*v1.Pod); ok && other.Spec.NodeName != "" && groupOf(other) == groupOf(pod) && uses(other, usage.RefOf(claim)) {
 			return &boundError{klog.KObj(other), other.Spec.NodeName}
 		}
 		return nil
@@ -75,12 +92,16 @@ func (pl *Plugin) checkGroupUnbound(ctx context.Context, pod *v1.Pod) error {
 	return err
 }
 
-// statusOfGivingUp says why nothing could be given up for the pod. Who has a node needs nobody evicted, so the plugins after this one are
-// not asked.
+// statusOfGivingUp says why nothing could be given up for the pod. Who has a node, or is about to get one, needs nobody evicted, so the
+// plugins after this one are not asked.
 func statusOfGivingUp(err error) *fwk.Status {
 	var bound *boundError
-	if errors.As(err, &bound) {
+	var adopted *adoptedError
+	switch {
+	case errors.As(err, &bound):
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, bound.Error())
+	case errors.As(err, &adopted):
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, adopted.Error())
 	}
 	return fwk.AsStatus(err)
 }

@@ -87,10 +87,11 @@ func TestGroupWithABoundPodKeepsItsClaim(t *testing.T) {
 		wantCode fwk.Code
 		gone     bool
 	}{
-		"a pod of the group is bound":        {other: member(running("r", "node-a", 0, "common")), wantCode: fwk.UnschedulableAndUnresolvable},
-		"a pod of another group is":          {other: running("r", "node-a", 0, "common"), wantCode: fwk.UnschedulableAndUnresolvable, gone: true},
-		"a pod of the group was and is done": {other: ended(member(running("r", "node-a", 0, "common"))), wantCode: fwk.UnschedulableAndUnresolvable, gone: true},
-		"it is not known":                    {other: running("r", "node-a", 0, "common"), fault: errUnreachable, wantCode: fwk.Error},
+		"a pod of the group is bound":                     {other: member(running("r", "node-a", 0, "common")), wantCode: fwk.UnschedulableAndUnresolvable},
+		"a pod of another group is":                       {other: running("r", "node-a", 0, "common"), wantCode: fwk.UnschedulableAndUnresolvable, gone: true},
+		"a pod of the group was and is done":              {other: ended(member(running("r", "node-a", 0, "common"))), wantCode: fwk.UnschedulableAndUnresolvable, gone: true},
+		"a bound pod of the group does not use the claim": {other: member(running("r", "node-a", 0, "another")), wantCode: fwk.UnschedulableAndUnresolvable, gone: true},
+		"it is not known":                                 {other: running("r", "node-a", 0, "common"), fault: errUnreachable, wantCode: fwk.Error},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

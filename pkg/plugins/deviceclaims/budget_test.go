@@ -1,8 +1,15 @@
 package deviceclaims
 
 import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"slices"
 	"testing"
 	"time"
+
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 func TestBudget(t *testing.T) {
@@ -23,7 +30,8 @@ func TestBudget(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			start := time.Unix(1, 0)
 			now := start
-			b := &budget{timeout: tc.timeout, now: func() time.Time { return now }}
+			b := newBudget(tc.timeout, nil)
+			b.now = func() time.Time { return now }
 			b.Begin()
 			now = start.Add(tc.begins)
 			end := b.Begin()
@@ -41,4 +49,220 @@ func TestBudget(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestEvaluationsOfOneAttemptShareItsTime uses it up in two parts. Another attempt has its own.
+func TestEvaluationsOfOneAttemptShareItsTime(t *testing.T) {
+	now := time.Unix(1, 0)
+	clock := func() time.Time { return now }
+	b, other := &budget{now: clock}, &budget{now: clock}
+	for i, takes := range []time.Duration{evaluationTime - 1, 1, 0} {
+		ctx, done := b.Evaluate(context.Background())
+		if ended := ctx.Err() != nil; ended != (i == 2) && i != 1 { // of the second a nanosecond is left
+			t.Errorf("evaluation %d: it has ended: %t", i, ended)
+		}
+		now = now.Add(takes)
+		done()
+	}
+	ctx, done := b.Evaluate(context.Background())
+	defer done()
+	if !errors.Is(context.Cause(ctx), errEvaluation) {
+		t.Errorf("the time is used up, and the cause is %v", context.Cause(ctx))
+	}
+	ctx, done = other.Evaluate(context.Background())
+	defer done()
+	if ctx.Err() != nil {
+		t.Errorf("another attempt: %v", ctx.Err())
+	}
+}
+
+// TestOneAttemptHasNoMoreThanItsNamespaceHasSaved searches and evaluates, one after the other and at once, with a minute that is granted.
+func TestOneAttemptHasNoMoreThanItsNamespaceHasSaved(t *testing.T) {
+	type step struct {
+		evaluate bool
+		until    time.Duration // from the start on, within an hour
+		has      time.Duration
+	}
+	for name, tc := range map[string]struct {
+		steps  []step
+		atOnce bool
+		spent  time.Duration
+	}{
+		"a search":                 {steps: []step{{until: 30 * time.Second, has: time.Minute}}, spent: 30*time.Second - freeTime},
+		"less than is free":        {steps: []step{{until: freeTime - 1, has: time.Minute}}},
+		"two searches":             {steps: []step{{until: 30 * time.Second, has: time.Minute}, {until: 50 * time.Second, has: 30 * time.Second}}, spent: 50*time.Second - freeTime},
+		"two at once":              {steps: []step{{until: 30 * time.Second, has: time.Minute}, {until: 30 * time.Second, has: 50 * time.Second}}, atOnce: true, spent: 30*time.Second - freeTime},
+		"a search and CEL":         {steps: []step{{until: 59 * time.Second, has: time.Minute}, {evaluate: true, until: time.Minute, has: time.Second}}, spent: time.Minute - freeTime},
+		"CEL and a search":         {steps: []step{{evaluate: true, until: time.Second, has: evaluationTime}, {until: 2 * time.Second, has: 59 * time.Second}}, spent: 2*time.Second - freeTime},
+		"more than there is":       {steps: []step{{until: 2 * time.Minute, has: time.Minute}, {until: 2 * time.Minute}}, spent: 2*time.Minute - freeTime},
+		"CEL when nothing is left": {steps: []step{{until: time.Minute, has: time.Minute}, {evaluate: true, until: time.Minute}}, spent: time.Minute - freeTime},
+	} {
+		t.Run(name, func(t *testing.T) {
+			start := time.Unix(1, 0)
+			now := start
+			s := newShares(func() time.Time { return now })
+			account := s.of(pod("p"))
+			account.saved = time.Minute - freeTime
+			b, ends := newBudget(time.Hour, account), []func(){}
+			for _, step := range tc.steps {
+				var has time.Duration
+				if step.evaluate {
+					ctx, done := b.Evaluate(context.Background())
+					deadline, _ := ctx.Deadline()
+					has = time.Until(deadline).Round(time.Second) // of the real clock, as CEL's
+					ends = append(ends, done)
+				} else {
+					has = time.Duration(b.Begin()) - now.Sub(b.first)
+					ends = append(ends, b.End)
+				}
+				if max(has, 0) != step.has {
+					t.Errorf("it has %v, want %v", has, step.has)
+				}
+				if tc.atOnce {
+					now = now.Add(10 * time.Second)
+					continue
+				}
+				now = start.Add(step.until)
+				ends[len(ends)-1]()
+				ends = nil
+			}
+			now = start.Add(tc.steps[len(tc.steps)-1].until)
+			for _, end := range ends {
+				end()
+			}
+			account.update()
+			saved := time.Minute - freeTime // no more is added to so much
+			if got := saved - account.saved; (got - tc.spent).Abs() > now.Sub(start)/savedPart {
+				t.Errorf("%v are spent, want %v", got, tc.spent)
+			}
+		})
+	}
+}
+
+// hostile is a namespace of pods, each of which takes all the time that it gets and never has an answer.
+type hostile struct {
+	account *account
+	tryAt   []time.Time // by pod
+	retries []int
+}
+
+func newHostile(s *shares, namespace string, pods int, now time.Time) *hostile {
+	h := &hostile{account: s.of(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}}), retries: make([]int, pods)}
+	for range pods {
+		h.tryAt = append(h.tryAt, now)
+	}
+	return h
+}
+
+// try makes the attempt of a pod that is due, and puts the next one off as PostFilter and the waiting room do. It is false if none is due.
+func (h *hostile) try(now *time.Time) bool {
+	for i := range h.tryAt {
+		if h.tryAt[i].After(*now) {
+			continue
+		}
+		b := newBudget(10*time.Second, h.account)
+		for range 3 { // nodes, no two alike
+			*now = now.Add(max(0, time.Duration(b.Begin())-now.Sub(b.first)))
+			b.End()
+		}
+		h.tryAt[i] = now.Add(5 * time.Second << min(h.retries[i], 5))
+		if at := h.account.wait(); at.After(h.tryAt[i]) {
+			h.tryAt[i] = at
+		}
+		h.retries[i]++
+		return true
+	}
+	return false
+}
+
+// TestHardPodsOfANamespaceHaveABoundedPartOfTheTime lets many pods of a namespace take all that they get for a day. Another namespace has
+// what it has alone.
+func TestHardPodsOfANamespaceHaveABoundedPartOfTheTime(t *testing.T) {
+	for _, pods := range []int{1, 100} {
+		start := time.Unix(1, 0)
+		now := start
+		s := newShares(func() time.Time { return now })
+		h := newHostile(s, "hostile", pods, now)
+		var longest, used, free time.Duration
+		for now.Sub(start) < 24*time.Hour {
+			began := now
+			if !h.try(&now) {
+				now = now.Add(time.Second)
+				continue
+			}
+			took := now.Sub(began)
+			longest, used, free = max(longest, took), used+max(0, took-freeTime), free+min(took, freeTime)
+		}
+		if most := mostSaved + 24*time.Hour/savedPart; used > most || used < most*3/4 {
+			t.Errorf("%d pods use %v, want nearly all of %v", pods, used, most)
+		}
+		if most := 24 * time.Hour / 1000; free > most {
+			t.Errorf("%d pods use %v that are not counted, want at most %v", pods, free, most)
+		}
+		if longest < 10*time.Second {
+			t.Errorf("%d pods: no attempt takes longer than %v, want the search of a node to come to its end", pods, longest)
+		}
+		other := s.of(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "other"}})
+		if granted := newBudget(10*time.Second, other).granted; granted != mostSaved+freeTime || !other.wait().IsZero() {
+			t.Errorf("another namespace gets %v", granted)
+		}
+	}
+}
+
+// BenchmarkPodBesideHardOnes is how long pods wait until they have been tried that come at random to a loop that is busy half of the time
+// with them, in a virtual day after the first hour: alone, and with a hundred pods of another namespace that take all the time that they get.
+func BenchmarkPodBesideHardOnes(b *testing.B) {
+	for name, hard := range map[string]int{"alone": 0, "beside 100 hard pods": 100} {
+		b.Run(name, func(b *testing.B) {
+			var waits []time.Duration
+			for b.Loop() {
+				waits = waitsBeside(hard)
+			}
+			for metric, part := range map[string]float64{"p50-ms": 0.5, "p99-ms": 0.99, "p99.9-ms": 0.999} {
+				b.ReportMetric(float64(waits[int(part*float64(len(waits)))])/1e6, metric)
+			}
+			b.ReportMetric(waits[len(waits)-1].Seconds(), "max-s")
+		})
+	}
+}
+
+// waitsBeside returns the times that the pods wait, sorted.
+func waitsBeside(hard int) []time.Duration {
+	const attempt = 5 * time.Millisecond // of any pod, besides long searches
+	random := rand.New(rand.NewPCG(1, 2))
+	start := time.Unix(1, 0)
+	now := start
+	h := newHostile(newShares(func() time.Time { return now }), "hostile", hard, now)
+	var waits []time.Duration
+	for comes := start; now.Sub(start) < 25*time.Hour; {
+		switch { // the queue is in the order of time
+		case hard > 0 && !h.due().After(comes):
+			if due := h.due(); due.After(now) {
+				now = due
+			}
+			h.try(&now)
+			now = now.Add(attempt)
+		case comes.After(now):
+			now = comes
+		default:
+			now = now.Add(attempt)
+			if now.Sub(start) > time.Hour { // what is saved at first has been used
+				waits = append(waits, now.Sub(comes))
+			}
+			comes = comes.Add(time.Duration(random.ExpFloat64() * float64(2*attempt)))
+		}
+	}
+	slices.Sort(waits)
+	return waits
+}
+
+// due is when the first pod is to be tried.
+func (h *hostile) due() time.Time {
+	first := h.tryAt[0]
+	for _, at := range h.tryAt {
+		if at.Before(first) {
+			first = at
+		}
+	}
+	return first
 }

@@ -9,7 +9,7 @@ import (
 	"stowage.dev/stowage/pkg/inventory"
 )
 
-// cacheCollector exports how full the bounded caches of the inventory and the allocator are. The numbers are read when somebody asks
+// cacheCollector exports how full the bounded caches of the inventory and the allocator are, and how many pools are unusable. The numbers are read when somebody asks
 // for them.
 type cacheCollector struct {
 	metrics.BaseStableCollector
@@ -36,6 +36,11 @@ var (
 		"Number of entries that had to leave a bounded cache to make room for others, or for which there was none.",
 		[]string{"cache"}, nil, metrics.ALPHA, "",
 	)
+	poolProblems = metrics.NewDesc(
+		metricsSubsystem+"_pool_problems",
+		"Number of pools of ResourceSlices whose devices cannot be used: incomplete while its driver publishes it, or invalid. A node whose slices contradict another node's pool counts as an invalid one.",
+		[]string{"problem"}, nil, metrics.ALPHA, "",
+	)
 )
 
 // DescribeWithStability implements [metrics.StableCollector].
@@ -43,6 +48,7 @@ func (c *cacheCollector) DescribeWithStability(ch chan<- *metrics.Desc) {
 	ch <- cacheEntries
 	ch <- cacheLimit
 	ch <- cacheEvictions
+	ch <- poolProblems
 }
 
 // CollectWithStability implements [metrics.StableCollector].
@@ -59,5 +65,12 @@ func (c *cacheCollector) CollectWithStability(ch chan<- metrics.Metric) {
 		ch <- metrics.NewLazyConstMetric(cacheEntries, metrics.GaugeValue, float64(s.Entries), name)
 		ch <- metrics.NewLazyConstMetric(cacheLimit, metrics.GaugeValue, float64(s.Limit), name)
 		ch <- metrics.NewLazyConstMetric(cacheEvictions, metrics.CounterValue, float64(s.Evicted), name)
+	}
+	problems := map[inventory.ProblemKind]int{inventory.Incomplete: 0, inventory.Invalid: 0}
+	for problem := range store.View().Problems() {
+		problems[problem.Kind]++
+	}
+	for kind, n := range problems {
+		ch <- metrics.NewLazyConstMetric(poolProblems, metrics.GaugeValue, float64(n), string(kind))
 	}
 }

@@ -32,18 +32,24 @@ func TestCacheMetricsShowHowFullTheCachesAre(t *testing.T) {
 			Devices: []resourceapi.Device{{Name: "gpu-0"}},
 		},
 	})
+	store.SetSlice(&resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "of-another-node"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: "gpu.example.com", NodeName: ptr.To("other"), Pool: resourceapi.ResourcePool{Name: "node", Generation: 2, ResourceSliceCount: 1},
+		},
+	})
 	c.store.Store(store)
 	view := store.View()
 	for _, selector := range []string{"true", "false", "!true"} {
-		if _, err := view.Matcher(inventory.MatcherSpec{Selectors: []string{selector}}); err != nil {
+		if _, err := view.Matcher(t.Context(), inventory.MatcherSpec{Selectors: []string{selector}}); err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := view.Derivation(`"a"`); err != nil {
+	if _, err := view.Derivation(t.Context(), "ns", `"a"`); err != nil {
 		t.Fatal(err)
 	}
 	for i := range inventory.MaxNumbers + 5 { // besides that of the requests below
-		view.NumberOf(strconv.Itoa(i))
+		view.NumberOf("ns", strconv.Itoa(i))
 	}
 	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node"}}
 	view.ForNode(node).Pools[0].Attribute("a/b")
@@ -81,6 +87,10 @@ func TestCacheMetricsShowHowFullTheCachesAre(t *testing.T) {
 		stowage_scheduler_cache_limit{cache="numbers"} 1024
 		stowage_scheduler_cache_limit{cache="parts"} 4096
 		stowage_scheduler_cache_limit{cache="selectors"} 2
+		# HELP stowage_scheduler_pool_problems [ALPHA] Number of pools of ResourceSlices whose devices cannot be used: incomplete while its driver publishes it, or invalid. A node whose slices contradict another node's pool counts as an invalid one.
+		# TYPE stowage_scheduler_pool_problems gauge
+		stowage_scheduler_pool_problems{problem="incomplete"} 0
+		stowage_scheduler_pool_problems{problem="invalid"} 1
 	`
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want)); err != nil {
 		t.Error(err)

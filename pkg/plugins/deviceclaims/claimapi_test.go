@@ -21,7 +21,7 @@ import (
 // claimAPI is the API server's side of ResourceClaims: resource versions, optimistic concurrency, field managers, and
 // a watch that can be held back or closed. The fake clientset's own tracker has none of these.
 type claimAPI struct {
-	t *testing.T
+	t testing.TB
 
 	mutex    sync.Mutex
 	version  int
@@ -41,7 +41,7 @@ type claimAPI struct {
 	fault, after func(request string) error
 }
 
-func newClaimAPI(t *testing.T, client *fake.Clientset) *claimAPI {
+func newClaimAPI(t testing.TB, client *fake.Clientset) *claimAPI {
 	api := &claimAPI{
 		t: t, version: 100,
 		claims: map[types.NamespacedName]*resourceapi.ResourceClaim{}, owners: map[types.UID]statusOwners{},

@@ -65,36 +65,6 @@ func TestPreEnqueue(t *testing.T) {
 	}
 }
 
-func TestPodsThatAreKeptOutAreToldOnce(t *testing.T) {
-	h := newHarness(t, world{
-		claims: []*resourceapi.ResourceClaim{claim("leaving", deleting)},
-		pods:   []*v1.Pod{pod("a", "leaving"), pod("b", "leaving"), pod("c", "missing"), templatePod("d", "coming")},
-	})
-	tests := []struct {
-		name string
-		pod  *v1.Pod
-		want []string
-	}{
-		{"a claim being deleted is told", pod("a", "leaving"), []string{"Warning FailedScheduling waiting: claim team-a/leaving is being deleted"}},
-		{"the same reason is not told again", pod("a", "leaving"), nil},
-		{"another pod is told, too", pod("b", "leaving"), []string{"Warning FailedScheduling waiting: claim team-a/leaving is being deleted"}},
-		{"a claim that somebody has to make is told", pod("c", "missing"), []string{"Warning FailedScheduling waiting: claim team-a/missing does not exist"}},
-		{"a claim that was just made for the pod is no news", templatePod("d", "coming"), nil},
-	}
-	for _, tc := range tests {
-		if status := h.plugin.PreEnqueue(h.ctx, tc.pod); status.IsSuccess() {
-			t.Errorf("%s: the pod was let in", tc.name)
-		}
-		var got []string
-		for len(h.recorder.Events) > 0 {
-			got = append(got, <-h.recorder.Events)
-		}
-		if diff := cmp.Diff(tc.want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", tc.name, diff)
-		}
-	}
-}
-
 // Of those who hear of pods each hears for itself: the queue may take up a pod of whose end the waiting room has heard before.
 func TestAPodThatIsGoneDoesNotWait(t *testing.T) {
 	another := pod("p")

@@ -9,9 +9,12 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/util"
+
+	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
 // EventsToRegister lists the events of the framework's own informers that may help a pod which this plugin
@@ -31,6 +34,10 @@ func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint,
 		{
 			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeTaint | fwk.UpdateNodeAllocatable | fwk.UpdateNodeDeclaredFeature},
 			QueueingHintFn: pl.afterNodeChange,
+		},
+		{
+			Event:          fwk.ClusterEvent{Resource: fwk.AssignedPod, ActionType: fwk.Add},
+			QueueingHintFn: pl.afterPodAssigned,
 		},
 		{
 			// What a nominated pod was to get, or the last pod of a device plugin had, see afterPodDeletion.
@@ -85,10 +92,11 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 			was = before.Status.Allocatable[name]
 		}
 		// More of it; or the device plugin has gone, and the node's devices are for claims.
-		if now.Cmp(was) > 0 || now.IsZero() && !was.IsZero() {
+		if amount.Of(was).Less(amount.Of(now)) || now.IsZero() && !was.IsZero() {
 			return fwk.Queue, nil
 		}
 	}
+	pl.shared.waiting.NodeRelieved(pod.UID, after.Name)
 	if !pl.needsDevices(pod) || before != nil && maps.Equal(before.Labels, after.Labels) &&
 		slices.Equal(before.Status.DeclaredFeatures, after.Status.DeclaredFeatures) &&
 		before.Spec.Unschedulable == after.Spec.Unschedulable && apiequality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) {
@@ -103,10 +111,25 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 	return fwk.QueueSkip, nil
 }
 
+// afterPodAssigned has the waiting room look at a node on which a pod is seen for the first time that the waiting one may have evicted. Its
+// claims may have been allocated before, by another scheduler or before a restart, when nobody could be evicted.
+func (pl *Plugin) afterPodAssigned(_ klog.Logger, pod *v1.Pod, _, newObj any) (fwk.QueueingHint, error) {
+	_, added, err := util.As[*v1.Pod](nil, newObj)
+	if err != nil {
+		return fwk.Queue, err
+	}
+	if mayPreempt(pod) && usesDevices(added) && corev1helpers.PodPriority(added) < corev1helpers.PodPriority(pod) {
+		pl.shared.waiting.NodeChanged(pod.UID, added.Spec.NodeName)
+	}
+	return fwk.QueueSkip, nil
+}
+
 // afterPodDeletion queues a pod if the deleted one had an extended resource of the pod from a device plugin, which
 // may have been the last one of a device plugin that has gone. And it has the waiting room look at a pod if one goes that was
 // nominated to a node, or is not nominated any more: devices were kept for it. The framework reports that as the deletion of a
-// pod that has no node. Claims of pods that had one come through the tracker.
+// pod that has no node. Claims of pods that had one come through the tracker; but those that could not be evicted may have had more than
+// devices, which no other plugin waits for if it was not asked about the node. And as long as the framework has a pod that was evicted from the
+// node that the waiting one is nominated to, it lets that one evict nobody else (PodEligibleToPreemptOthers).
 func (pl *Plugin) afterPodDeletion(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (fwk.QueueingHint, error) {
 	deleted, _, err := util.As[*v1.Pod](oldObj, nil)
 	if err != nil {
@@ -114,6 +137,10 @@ func (pl *Plugin) afterPodDeletion(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (f
 	}
 	if deleted.Spec.NodeName != "" && slices.ContainsFunc(extendedResources(pod), func(name v1.ResourceName) bool { return holdsFromPlugin(deleted, name) }) {
 		return fwk.Queue, nil
+	}
+	if node := deleted.Spec.NodeName; node != "" &&
+		(corev1helpers.PodPriority(deleted) >= corev1helpers.PodPriority(pod) || pod.Status.NominatedNodeName == node) {
+		pl.shared.waiting.NodeRelieved(pod.UID, node)
 	}
 	if deleted.Spec.NodeName != "" || deleted.Status.NominatedNodeName == "" || !usesDevices(deleted) || deleted.UID == pod.UID {
 		return fwk.QueueSkip, nil

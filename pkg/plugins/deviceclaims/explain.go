@@ -2,22 +2,69 @@ package deviceclaims
 
 import (
 	"context"
+	"fmt"
+	"iter"
+	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/features"
+	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/config"
 )
 
-// explain says why no node satisfies the pod's claims. It is nil if that was not the reason.
-func (pl *Plugin) explain(ctx context.Context, c *cycle) *allocator.Explanation {
-	requests := c.results.mostRefused()
-	if requests == nil {
+// explain says why no node satisfies the pod's claims: where they are allocated already, and what of those that are not is missing. Both
+// may be empty.
+func (pl *Plugin) explain(ctx context.Context, c *cycle, pod *v1.Pod) (where, missing string) {
+	return pl.whereAllocated(c), pl.tellMissing(ctx, c, pod)
+}
+
+// join makes one text of those that are not empty.
+func join(texts ...string) string {
+	return strings.Join(slices.DeleteFunc(texts, func(text string) bool { return text == "" }), "; ")
+}
+
+// tellMissing is explainMissing for the pod's user. What that one is not to know is in the log alone.
+func (pl *Plugin) tellMissing(ctx context.Context, c *cycle, pod *v1.Pod) string {
+	found := pl.explainMissing(ctx, c, pod)
+	if found == nil {
+		return ""
+	}
+	whole, told := found.String(), found
+	if pl.disclosure != config.NameClaims {
+		told = found.InNamespace(pod.Namespace)
+	}
+	text := told.String()
+	if text != whole {
+		klog.FromContext(ctx).V(2).Info("Pod waits for claims of other namespaces", "pod", klog.KObj(pod), "why", whole)
+	}
+	return text
+}
+
+// explainMissing says what devices are missing, and whose release would help or that none would. It is nil if that was not the reason.
+func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *allocator.Explanation {
+	wanted := c.results.mostRefused()
+	if wanted == nil {
 		return nil
 	}
-	failures := c.results.failuresFor(requests)
-	explanation := allocator.Explain(requests, failures)
+	failures := c.results.failuresFor(wanted.requests)
+	explanation := allocator.Explain(wanted.requests, failures, allocator.Naming{
+		Rule: pl.taintRule,
+		Subject: func(claim types.NamespacedName, request string) string {
+			if claim.Name != unbornClaimName {
+				return ""
+			}
+			return wanted.subject(request)
+		},
+	})
 	if explanation.Nodes == 0 {
 		return nil
 	}
@@ -30,8 +77,108 @@ func (pl *Plugin) explain(ctx context.Context, c *cycle) *allocator.Explanation 
 	}
 	ctx, cancel := context.WithTimeout(ctx, pl.shared.limits.Holders)
 	defer cancel()
-	explanation.Holders = allocator.FindHolders(ctx, c.input(ctx, requests, nil), failures, pl.nodeOf, allocator.HolderOptions{Keep: keep})
+	input := c.input(ctx, wanted.requests, nil)
+	input.Attempt = c.budget
+	explanation.Holders = allocator.FindHolders(ctx, input, failures, pl.nodeOf, allocator.HolderOptions{Keep: keep})
+	if len(explanation.Holders) == 0 {
+		allocator.FindLimits(ctx, input, explanation, pl.suitableNodes(ctx, pod))
+	}
 	return explanation
+}
+
+// suitableNodes iterates over the nodes that the pod may be on by their labels and taints.
+func (pl *Plugin) suitableNodes(ctx context.Context, pod *v1.Pod) iter.Seq[*v1.Node] {
+	suitable := pl.suitable(klog.FromContext(ctx), pod)
+	return func(yield func(*v1.Node) bool) {
+		nodes, err := pl.handle.SnapshotSharedLister().NodeInfos().List()
+		if err != nil {
+			return
+		}
+		for _, info := range nodes {
+			if suitable(info.Node()) && !yield(info.Node()) {
+				return
+			}
+		}
+	}
+}
+
+// whereAllocated says for which nodes the pod's claims are allocated already, if that rules out others. The scheduler does not say more of
+// nodes that PreFilter leaves out than that this plugin did it. If it left out all, it has said this itself.
+func (pl *Plugin) whereAllocated(c *cycle) string {
+	if limit := c.preFilterResult(); limit != nil && len(limit.NodeNames) == 0 {
+		return ""
+	}
+	var texts []string
+	for i := range c.claims {
+		if pc := &c.claims[i]; pc.nodes != nil {
+			texts = append(texts, pl.describePin(pc)+": the pod can run nowhere else")
+		}
+	}
+	return join(texts...)
+}
+
+// describePin says for which nodes a claim is allocated.
+func (pl *Plugin) describePin(pc *podClaim) string {
+	of := ""
+	if pc.user.Resource == "podgroups" {
+		of = fmt.Sprintf(" of pod group %s", pc.user.Name)
+	}
+	how := "allocated"
+	if pc.shared != nil {
+		how = "planned for another pod of the group"
+	}
+	names := nodesByName(pc.allocation().NodeSelector)
+	if names == nil {
+		return fmt.Sprintf("claim %s%s is %s on nodes that its status.allocation.nodeSelector selects", klog.KObj(pc.claim), of, how)
+	}
+	var nodes []string
+	for _, name := range sets.List(names) {
+		if pl.nodeOf(name) == nil {
+			name += " (which does not exist)"
+		}
+		nodes = append(nodes, name)
+	}
+	return fmt.Sprintf("claim %s%s is %s on node %s", klog.KObj(pc.claim), of, how, strings.Join(nodes, " or "))
+}
+
+// taintRule returns the name of the DeviceTaintRule that a device has a taint from, empty if its driver has set the taint.
+func (pl *Plugin) taintRule(pool inventory.PoolID, device string, taint *resourceapi.DeviceTaint) string {
+	if !enabled(features.DRADeviceTaintRules) {
+		return ""
+	}
+	rules, err := pl.handle.SharedInformerFactory().Resource().V1().DeviceTaintRules().Lister().List(labels.Everything())
+	if err != nil {
+		return ""
+	}
+	first := ""
+	for _, rule := range rules {
+		selector := rule.Spec.DeviceSelector
+		if selector == nil || ptr.Deref(selector.Driver, pool.Driver) != pool.Driver || ptr.Deref(selector.Pool, pool.Pool) != pool.Pool ||
+			ptr.Deref(selector.Device, device) != device {
+			continue
+		}
+		set := &rule.Spec.Taint
+		if set.Key == taint.Key && set.Value == taint.Value && set.Effect == taint.Effect && set.TimeAdded.Equal(taint.TimeAdded) &&
+			(first == "" || rule.Name < first) {
+			first = rule.Name
+		}
+	}
+	return first
+}
+
+// listClaims names claims to a user of the namespace.
+func (pl *Plugin) listClaims(stakes []*stake, namespace string) string {
+	var names []string
+	foreign := 0
+	for _, st := range stakes {
+		if st.claim.Namespace != namespace && pl.disclosure != config.NameClaims {
+			foreign++
+			continue
+		}
+		names = append(names, st.claim.String())
+	}
+	slices.Sort(names)
+	return allocator.ListClaims(names, foreign)
 }
 
 // nodeOf returns the node with the name as it is in this cycle, nil if there is none.

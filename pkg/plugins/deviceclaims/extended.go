@@ -1,14 +1,16 @@
 package deviceclaims
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -19,14 +21,15 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
 // Reasons why a node is refused for a pod with extended resources, see filter.go.
 const (
-	reasonClassGone     = "the device class of an extended resource is gone, and no device plugin provides the resource"
-	reasonPluginLeaving = "pods still hold devices of an extended resource that the node's device plugin no longer provides"
-	reasonClaimRecorded = "the pod's status names a claim for its extended resources, but on this node a device plugin provides them"
-	reasonClaimOutdated = "the claim that an earlier attempt made for the pod's extended resources is not what the pod needs"
+	reasonClassGone     = "node(s) without a device plugin for an extended resource whose device class is gone"
+	reasonPluginLeaving = "node(s) where pods still hold devices of an extended resource that the device plugin no longer provides"
+	reasonClaimRecorded = "node(s) whose device plugin provides the extended resources, for which the pod's status already names a claim"
+	reasonClaimOutdated = "node(s) where the claim of an earlier attempt is not what the pod's extended resources need"
 )
 
 // unbornClaimName is the name of the claim for extended resources before it is created, in messages. It is not
@@ -127,7 +130,7 @@ func (pl *Plugin) needsDevices(pod *v1.Pod) bool {
 
 // madeFor returns the claims that were made for the extended resources of a pod.
 func (pl *Plugin) madeFor(pod *v1.Pod) []*resourceapi.ResourceClaim {
-	return slices.DeleteFunc(pl.shared.tracker.OwnedBy(pod.UID), func(claim *resourceapi.ResourceClaim) bool {
+	return slices.DeleteFunc(pl.shared.tracker.OwnedBy(pod.Namespace, pod.UID), func(claim *resourceapi.ResourceClaim) bool {
 		return !isForExtendedResources(claim)
 	})
 }
@@ -148,13 +151,13 @@ func (pl *Plugin) askExtended(pod *v1.Pod, names []v1.ResourceName, a *asked, in
 		if claim == nil {
 			return a.requests, nil
 		}
-		return pl.compile(append(slices.Clip(a.unallocated), claim), inv)
+		return pl.compile(context.Background(), append(slices.Clip(a.unallocated), claim), inv)
 	}
 	adopted := a.extended.adopted
 	if adopted == nil {
 		return nil
 	}
-	nodes, err := usableAllocation(pod, adopted)
+	nodes, err := pl.usableAllocation(pod, adopted)
 	if err != nil {
 		return err
 	}
@@ -234,6 +237,7 @@ func (pl *Plugin) requestsOn(c *cycle, node fwk.NodeInfo) (*variant, *fwk.Status
 		switch {
 		case class == nil && e.backed.Has(name):
 			// NodeResourcesFit may have seen the class just before it went.
+			c.findings().setClassless()
 			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonClassGone)
 		case class == nil:
 			continue // nobody's, or one that NodeResourcesFit was told to ignore
@@ -248,10 +252,11 @@ func (pl *Plugin) requestsOn(c *cycle, node fwk.NodeInfo) (*variant, *fwk.Status
 	v := e.variant(backings)
 	switch {
 	case v.err != nil:
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, v.err.Error())
+		c.findings().setClassless()
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "node(s) refused: "+v.err.Error())
 	case e.adopted == nil:
 		return v, nil
-	case v.claim == nil || !apiequality.Semantic.DeepEqual(v.claim.Spec, e.adopted.Spec):
+	case v.claim == nil || !amount.Semantic.DeepEqual(v.claim.Spec, e.adopted.Spec):
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonClaimOutdated)
 	}
 	// What the extended resources need is allocated already.
@@ -319,7 +324,30 @@ func (e *extendedPlan) newVariant(backings []backing) *variant {
 		v.claim.Spec.Devices.Requests = l.requests
 	}
 	v.requests, v.err = e.compile(v.claim)
+	if err, ok := errors.AsType[*allocator.ClaimError](v.err); ok && err.Claim == unbornClaimName {
+		named := *err
+		named.Subject = v.subject(err.Request)
+		v.err = &named
+	}
 	return v
+}
+
+// subject names the containers that a request of the claim to be made is for, and what they ask for. Nobody has written that request.
+func (v *variant) subject(request string) string {
+	var containers []string
+	var asked string
+	for _, m := range v.mappings {
+		if m.RequestName == request {
+			containers, asked = append(containers, strconv.Quote(m.ContainerName)), m.ResourceName
+		}
+	}
+	switch len(containers) {
+	case 0:
+		return "the pod's extended resources"
+	case 1:
+		return fmt.Sprintf("container %s, %s", containers[0], asked)
+	}
+	return fmt.Sprintf("containers %s, %s", strings.Join(containers, " and "), asked)
 }
 
 // pluginIsLeaving tells whether a node has turned from a device plugin to claims while pods of the device plugin

@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -52,6 +53,28 @@ func (h *harness) stored(name string) *v1.Pod {
 
 // held returns how many devices are held now, in flight or not.
 func (h *harness) held() int { return h.plugin.shared.tracker.Snapshot().Usage.Len() }
+
+// Each attempt to make a claim that is refused has the same text, so that the pod's events count it.
+func TestTheTextOfAClaimThatCannotBeMadeStaysTheSame(t *testing.T) {
+	p := containersPod("a=1")
+	h := newHarness(t, extendedWorld(p))
+	h.api.onRequest(func(request string) error {
+		if request == "create/" {
+			return apierrors.NewForbidden(resourceapi.Resource("resourceclaims"), "", errors.New("no right"))
+		}
+		return nil
+	})
+	var texts []string
+	for range 2 {
+		a := h.filterAll(p).reserve("node-b")
+		texts = append(texts, a.preBind("node-b").Message())
+		a.unreserve("node-b")
+	}
+	want := `create the claim for the pod's extended resources: resourceclaims.resource.k8s.io is forbidden: no right`
+	if diff := cmp.Diff([]string{want, want}, texts); diff != "" {
+		t.Errorf("texts (-want +got):\n%s", diff)
+	}
+}
 
 // The claim is made, allocated and reserved, and then the pod's status names it, in that order.
 func TestExtendedResourceIsBound(t *testing.T) {
@@ -268,6 +291,29 @@ func TestExtendedClaimOfAnEarlierScheduler(t *testing.T) {
 	}
 }
 
+// Whoever may make claims in another namespace can say that a pod owns them. The pod does not use such a claim, nor remove it.
+func TestExtendedClaimOfAnotherNamespaceIsNotThePods(t *testing.T) {
+	for name, left := range map[string]func(*resourceapi.ResourceClaim){
+		"allocated":     allocated("node-x", "gpu-0", "gpu-1"),
+		"not allocated": func(c *resourceapi.ResourceClaim) { c.Status, c.Finalizers = resourceapi.ResourceClaimStatus{}, nil },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := containersPod("a=2")
+			w := extendedWorld(p)
+			foreign := leftover(p, left, func(c *resourceapi.ResourceClaim) { c.Namespace = "another" })
+			w.claims = []*resourceapi.ResourceClaim{foreign}
+			h := newHarness(t, w)
+			h.filterAll(p).bind("node-b")
+			if got := h.stored("p").Status.ExtendedResourceClaimStatus; got == nil || got.ResourceClaimName == foreign.Name {
+				t.Errorf("the pod's status names claim %v", got)
+			}
+			if len(h.extendedClaims()) != 2 {
+				t.Error("the claim of the other namespace is gone")
+			}
+		})
+	}
+}
+
 // A pod whose status names a claim is not started by a kubelet without that claim, also where a device plugin has
 // what the pod needs.
 func TestPodWithARecordedClaimStaysOffDevicePluginNodes(t *testing.T) {
@@ -356,7 +402,7 @@ func TestPodBeingBoundIsNotTakenForOneOfTheDevicePlugin(t *testing.T) {
 	}
 	a.unreserve("node-b")
 	h.eventually("nothing is held any more", func() bool { return h.held() == 0 && len(h.extendedClaims()) == 0 })
-	h.eventually("the claim is known to be gone", func() bool { return len(h.plugin.shared.tracker.OwnedBy(bound.UID)) == 0 })
+	h.eventually("the claim is known to be gone", func() bool { return len(h.plugin.shared.tracker.OwnedBy(bound.Namespace, bound.UID)) == 0 })
 	if got := h.filterAll(p).filter["node-b"]; got != reasonPluginLeaving {
 		t.Errorf("without a claim: reason %q, want %q", got, reasonPluginLeaving)
 	}

@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/storage/names"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/util/retry"
@@ -61,12 +62,18 @@ func isForExtendedResources(claim *resourceapi.ResourceClaim) bool {
 	return claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"
 }
 
-// bindingClaims are the pod's claims, with the one that has been made for its extended resources.
+// bindingClaims are the pod's claims as they were when it was reserved, with the one that has been made for its extended resources.
 func (c *cycle) bindingClaims() []podClaim {
-	if created := c.binding.extended.created; created != nil {
-		return append(slices.Clip(c.claims), podClaim{claim: created, user: userOf(c.extended.pod)})
+	claims := slices.Clone(c.claims)
+	for i := range claims {
+		if joined := c.binding.joined[claims[i].claim.UID]; joined != nil {
+			claims[i].claim = joined
+		}
 	}
-	return c.claims
+	if created := c.binding.extended.created; created != nil {
+		claims = append(claims, podClaim{claim: created, user: userOf(c.extended.pod)})
+	}
+	return claims
 }
 
 // changesExtendedClaims tells whether PreBind has to make or to remove a claim for extended resources.
@@ -87,6 +94,7 @@ func (pl *Plugin) createExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 		if err := pl.removeExtendedClaim(ctx, pod, claim, anyClaim); err != nil {
 			return fmt.Errorf("remove claim %s of an earlier attempt: %w", klog.KObj(claim), err)
 		}
+		logDecision(ctx, givenBackLine, pod, "", claim, claim.Status.Allocation, "an earlier attempt made the claim for the pod's extended resources, and it is not needed")
 	}
 	b := &c.binding.extended
 	if b.variant == nil || b.variant.claim == nil {
@@ -98,7 +106,8 @@ func (pl *Plugin) createExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 	created, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{FieldManager: pl.shared.fieldManager})
 	countWrite(writeCreation, err)
 	if err != nil {
-		return fmt.Errorf("create claim %s for the pod's extended resources: %w", klog.KObj(claim), err)
+		// Without the claim's name, which is another one each time: the pod's events count what is the same.
+		return fmt.Errorf("create the claim for the pod's extended resources: %w", err)
 	}
 	b.created = created
 	pl.assume(ctx, created)
@@ -157,13 +166,13 @@ func (pl *Plugin) recordExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 
 // undoExtendedClaim removes the claim that was made for the pod. What cannot be removed is found again by the
 // pod's next attempt, or goes with the pod. A pod that is bound, because only the answer to its binding was lost, keeps
-// its claim.
-func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extendedBinding) {
+// its claim; so does one that may be, which undo has found out: the claim is among those that it kept.
+func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extendedBinding, kept sets.Set[types.UID]) {
 	if b.recorded {
 		// The next attempt may come before the informer has the new status.
 		pl.shared.recorded.add(pod)
 	}
-	if b.created == nil {
+	if b.created == nil || kept.Has(b.created.UID) {
 		return
 	}
 	// The scheduling cycle's context may have ended, which may be why the pod is unreserved.
@@ -175,7 +184,6 @@ func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extende
 		logger.Error(err, "Cannot find out whether a pod is bound, keeping the claim for its extended resources")
 		return
 	case bound:
-		logger.V(2).Info("Pod is bound although its binding failed, it keeps the claim for its extended resources")
 		return
 	}
 	unused := func(claim *resourceapi.ResourceClaim) error {
@@ -223,6 +231,7 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 			current, err = client.UpdateStatus(ctx, updated, options)
 			countWrite(writeDeallocation, err)
 			if err != nil {
+				pl.shared.doubts.note(updated, err)
 				return fmt.Errorf("give up the allocation: %w", err)
 			}
 			pl.assume(ctx, current)
@@ -270,6 +279,7 @@ func (pl *Plugin) giveUpExtendedClaims(ctx context.Context, pod *v1.Pod, e *exte
 		if err := pl.removeExtendedClaim(ctx, pod, claim, anyClaim); err != nil {
 			return removed, fmt.Errorf("claim %s: %w", klog.KObj(claim), err)
 		}
+		logDecision(ctx, givenBackLine, pod, "", claim, claim.Status.Allocation, "an earlier attempt made the claim for the pod's extended resources, and no node fits with it")
 		removed = append(removed, klog.KObj(claim).String())
 	}
 	return removed, nil

@@ -8,6 +8,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+
+	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
 // backing is an extended resource that claims provide on some node, and the class that stands for it.
@@ -181,6 +183,9 @@ func quantityOf(c *v1.Container, resource v1.ResourceName) int64 {
 	quantity, ok := c.Resources.Requests[resource]
 	if !ok {
 		return 0
+	}
+	if amount.Check(quantity) != nil {
+		return math.MaxInt32
 	}
 	return min(quantity.Value(), math.MaxInt32)
 }

@@ -5,12 +5,13 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"sync"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -18,6 +19,7 @@ import (
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/tracker"
+	"stowage.dev/stowage/pkg/usage"
 )
 
 // newFence returns the fence of a profile, nil if it is not wanted.
@@ -37,18 +39,63 @@ func (pl *Plugin) passFence(ctx context.Context, state fwk.CycleState, pod *v1.P
 	if pl.fence == nil {
 		return nil
 	}
-	err := pl.fence.Pass(ctx, c.boundClaims(), c.binding.decidedOn)
+	err := pl.fence.Pass(ctx, c.boundClaims(), func(claim *resourceapi.ResourceClaim) usage.View {
+		if pl.isInUse(claim) {
+			// It has passed a fence with the pod that uses it, so whatever was earlier has been taken into account, also what is not known here.
+			return pl.shared.tracker.Snapshot().Usage
+		}
+		return c.binding.decidedOn(claim)
+	})
 	if err == nil {
 		return pl.checkStillReserved(c)
 	}
+	yields := fence.Yields(err)
 	if errors.Is(err, fence.ErrTimeout) {
-		pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(pod, nil, v1.EventTypeWarning, "FenceTimeout", "Scheduling",
-			"not bound to node %s, because it cannot be told whether other schedulers use its devices: %v", nodeName, err)
+		err = fmt.Errorf("not bound to node %s, because it cannot be told whether other schedulers use its devices: %w", nodeName, err)
 	}
-	pl.withdraw(ctx, pod, c, fence.Yields(err))
+	c.binding.why = err.Error()
+	pl.withdraw(ctx, pod, c, yields)
 	pl.Unreserve(ctx, state, pod, nodeName)
 	pl.fence.Pause(ctx)
-	return fmt.Errorf("devices taken back, the pod will be tried again: %w", err)
+	return pl.tellYields(pod, yields, fmt.Errorf("devices taken back, the pod will be tried again: %w", err))
+}
+
+// isInUse tells whether a pod that has a node uses the claim.
+func (pl *Plugin) isInUse(claim *resourceapi.ResourceClaim) bool {
+	pods := pl.handle.SharedInformerFactory().Core().V1().Pods().Lister().Pods(claim.Namespace)
+	return slices.ContainsFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
+		if ref.Resource == "pods" {
+			pod, err := pods.Get(ref.Name)
+			return err == nil && pod.UID == ref.UID && pod.Spec.NodeName != ""
+		}
+		all, err := pods.List(labels.Everything())
+		return err == nil && slices.ContainsFunc(all, func(pod *v1.Pod) bool {
+			return pod.Spec.NodeName != "" && groupOf(pod) == ref.Name && uses(pod, usage.RefOf(claim))
+		})
+	})
+}
+
+// yieldsError is an error of the fence in words that the pod's user may read.
+type yieldsError struct {
+	text string
+	err  error
+}
+
+func (e *yieldsError) Error() string { return e.text }
+func (e *yieldsError) Unwrap() error { return e.err }
+
+// tellYields takes the names of other namespaces' claims from the error.
+func (pl *Plugin) tellYields(pod *v1.Pod, yields []*fence.YieldError, err error) error {
+	if pl.disclosure == config.NameClaims {
+		return err
+	}
+	text := err.Error()
+	for _, yield := range yields {
+		if other := yield.Verdict.Other; other.Namespace != pod.Namespace {
+			text = strings.ReplaceAll(text, fmt.Sprintf("claim %s (UID %s)", other, other.UID), "a claim of another namespace")
+		}
+	}
+	return &yieldsError{text, err}
 }
 
 // boundClaims are the pod's claims as they were written last or, if there was nothing to write, as they were found.
@@ -80,11 +127,14 @@ func (c *cycle) userOf(claim types.UID) types.UID {
 func (pl *Plugin) checkStillReserved(c *cycle) error {
 	for _, bound := range c.boundClaims() {
 		claim, err := pl.shared.tracker.Get(bound.Namespace, bound.Name)
+		if apierrors.IsNotFound(err) {
+			return postpone(reasonClaimChanged, bound, fmt.Errorf("claim %s: was deleted while the pod was bound", klog.KObj(bound)))
+		}
 		if err != nil {
 			return err
 		}
 		if claim.UID != bound.UID || claim.Status.Allocation == nil || !sameAllocation(claim.Status.Allocation, bound.Status.Allocation) || !isReservedFor(claim, c.userOf(claim.UID)) {
-			return fmt.Errorf("claim %s: the reservation was lost while the pod was bound", klog.KObj(bound))
+			return postpone(reasonClaimChanged, bound, fmt.Errorf("claim %s: the reservation was lost while the pod was bound", klog.KObj(bound)))
 		}
 	}
 	return nil
@@ -96,7 +146,8 @@ func (pl *Plugin) checkStillReserved(c *cycle) error {
 // The pod is looked up first. Somebody may have bound it, such as a leader before us that is about to end; then its
 // claims are in use.
 //
-// What is reserved for the pod's group is taken from it when no pod of the group is left that may use it.
+// What is reserved for the pod's group is taken from it when no pod of the group is left that may use it. That is asked before each
+// attempt to write, after the claim has been read: a pod that comes to use it meanwhile moves its version.
 func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle, yields []*fence.YieldError) {
 	if len(yields) == 0 {
 		return
@@ -106,24 +157,21 @@ func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle, yields []
 	defer cancel()
 	defer context.AfterFunc(pl.shared.ctx, cancel)()
 	if state, err := pl.readPod(ctx, pod); err != nil || state == podGone || state == podBound {
-		logger.Info("Keeping claims that must give way, because the pod is bound or not to be found", "pod", klog.KObj(pod), "err", err)
+		logger.V(2).Info("Keeping claims that must give way, because the pod is bound or not to be found", "pod", klog.KObj(pod), "err", err)
 		return
 	}
-	groupLeaves := sync.OnceValue(func() bool { return pl.groupLeaves(pod) })
+	pl.shared.attempts.giveWay(pod)
 	for _, yield := range yields {
-		user := c.userOf(yield.Claim.UID)
-		if user != pod.UID && !groupLeaves() {
-			continue
-		}
 		never := func() bool { return false }
-		err := pl.persist(ctx, never, func(ctx context.Context) error { return pl.writeWithdrawal(ctx, user, yield) })
+		err := pl.persist(ctx, never, func(ctx context.Context) error { return pl.writeWithdrawal(ctx, pod, yield, c) })
 		if err != nil {
 			logger.Error(err, "Cannot give up the allocation of a claim that must give way", "pod", klog.KObj(pod), "claim", klog.KRef(yield.Claim.Namespace, yield.Claim.Name))
 		}
 	}
 }
 
-func (pl *Plugin) writeWithdrawal(ctx context.Context, user types.UID, yield *fence.YieldError) error {
+func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence.YieldError, c *cycle) error {
+	user := c.userOf(yield.Claim.UID)
 	client := pl.client.ResourceV1().ResourceClaims(yield.Claim.Namespace)
 	claim, err := client.Get(ctx, yield.Claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -134,13 +182,16 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, user types.UID, yield *fe
 	}
 	pl.assume(ctx, claim) // it may have been written with the answer lost
 	if claim.UID != yield.Claim.UID || claim.Status.Allocation == nil || !sameAllocation(claim.Status.Allocation, yield.Allocation) || !isReservedFor(claim, user) ||
-		isAdopted(claim, user, pl.shared.fieldManager) { // whoever uses it has a fence of its own
+		!isUsedLastBy(claim, user, pl.shared.fieldManager) { // whoever uses it has a fence of its own
 		return nil
 	}
+	if user != pod.UID {
+		if leaves, err := pl.groupLeaves(ctx, pod, claim); err != nil || !leaves {
+			return err
+		}
+	}
 	claim = claim.DeepCopy()
-	claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
-		return ref.UID == user
-	})
+	removeUser(claim, user)
 	if len(claim.Status.ReservedFor) == 0 {
 		claim.Status.Allocation = nil
 		claim.Status.Devices = nil
@@ -148,20 +199,27 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, user types.UID, yield *fe
 	written, err := client.UpdateStatus(ctx, claim, metav1.UpdateOptions{})
 	countWrite(writeWithdrawal, err)
 	if err != nil {
+		pl.shared.doubts.note(claim, err)
 		return err
 	}
-	klog.FromContext(ctx).V(2).Info("Claim gives way", "user", user, "claim", klog.KObj(claim), "deallocated", written.Status.Allocation == nil, "reason", yield.Verdict.String())
+	for _, w := range c.binding.writes {
+		w.withdrawn = w.withdrawn || w.planned.UID == claim.UID
+	}
 	pl.assume(ctx, written)
 	return nil
 }
 
-// groupLeaves tells whether the pod is the last one of its group to give way: all others that have a node, or are being bound to
-// one, have given way before and not tried again since.
-func (pl *Plugin) groupLeaves(pod *v1.Pod) bool {
-	left := pl.shared.attempts.giveWay(pod)
-	state, err := pl.handle.PodGroupManager().PodGroupStates().Get(pod.Namespace, groupOf(pod))
-	if err != nil {
-		return false
+// groupLeaves tells whether no pod of the pod's group is left that may use a claim of the group: those that have a node use none, and those
+// that are being bound to one have given way and not tried again since. The API is asked, too: another scheduler may have bound one.
+func (pl *Plugin) groupLeaves(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) (bool, error) {
+	left := pl.shared.attempts.haveGivenWay(pod)
+	users, err := pl.scheduledUsers(pod, claim)
+	if err != nil || slices.ContainsFunc(users, func(member *v1.Pod) bool { return !left.Has(member.UID) }) {
+		return false, nil //nolint:nilerr // a group that is not known may have any pods
 	}
-	return !slices.ContainsFunc(state.ScheduledPods(), func(member *v1.Pod) bool { return !left.Has(member.UID) })
+	err = pl.checkGroupUnbound(ctx, pod, claim)
+	if _, bound := errors.AsType[*boundError](err); bound {
+		return false, nil
+	}
+	return err == nil, err
 }

@@ -17,10 +17,10 @@ import (
 // Reasons why a node is refused besides those of the allocator. The scheduler counts equal strings over all
 // nodes, so they say nothing about the node.
 const (
-	reasonElsewhere = "a claim of the pod is allocated for other nodes"
-	reasonSkipping  = "a claim of the pod has devices that need a node which can skip node operations"
-	reasonBinding   = "a claim of the pod has devices that could not be made ready"
-	reasonFailed    = "only devices that could not be made ready for the pod"
+	reasonElsewhere = "node(s) other than those that a claim of the pod is allocated for"
+	reasonSkipping  = "node(s) that cannot skip node operations, as an allocated claim of the pod needs"
+	reasonBinding   = "node(s) refused because an allocated claim of the pod has devices that could not be made ready"
+	reasonFailed    = "node(s) with only devices that could not be made ready for the pod"
 )
 
 // Filter says whether the node can be used for the pod. Nothing that is wrong with one node keeps the pod off
@@ -62,15 +62,15 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		}
 		return nil
 	}
-	c.findings().set(node.Name, nodeResult{variant: wanted, failure: result.Failure})
 	code, leaving := pl.refusal(ctx, c, wanted.requests, pod, nodeInfo, result.Failure)
+	c.findings().set(node.Name, nodeResult{variant: wanted, failure: result.Failure, evictable: code == fwk.Unschedulable && len(leaving) == 0})
 	if len(leaving) > 0 {
 		c.findings().setLeaving(node.Name, leaving)
 	}
 	if log := klog.FromContext(ctx).V(5); log.Enabled() {
 		log.Info("Node refused", "pod", klog.KObj(pod), "node", klog.KObj(node), "reason", result.Failure.Reason, "err", result.Failure.Err)
 	}
-	return fwk.NewStatus(code, string(result.Failure.Reason))
+	return fwk.NewStatus(code, result.Failure.Reason.OfNodes())
 }
 
 // filterAllocated refuses a node on which a claim that is allocated already cannot be used.
@@ -109,9 +109,9 @@ func skipsNodeOperations(allocation *resourceapi.AllocationResult) bool {
 	})
 }
 
-// input is what the allocator decides on in this cycle.
+// input is what the allocator decides on in this cycle, for a node or, without one, for all as they are.
 func (c *cycle) input(ctx context.Context, requests *allocator.Requests, node *v1.Node) allocator.Input {
 	return allocator.Input{
-		Requests: requests, Node: node, Inventory: c.inventory, Usage: c.view(ctx), Policy: c.policy, Scoring: c.scoring,
+		Requests: requests, Node: node, Inventory: c.inventory, Usage: c.view(ctx, node), Policy: c.policy, Scoring: c.scoring,
 	}
 }

@@ -63,7 +63,8 @@ func TestPreFilter(t *testing.T) {
 			pod: pod("p", "everywhere"),
 		},
 		"claims allocated on different nodes leave no node": {
-			pod: pod("p", "on-a", "on-b"), nodes: []string{},
+			pod: pod("p", "on-a", "on-b"), wantCode: fwk.UnschedulableAndUnresolvable,
+			want: []string{"claim team-a/on-a is allocated on node node-a, claim team-a/on-b is allocated on node node-b: no node can use all of them"},
 		},
 		"a claim with as many users as possible is refused to a new one": {
 			pod: pod("p", "full"), wantCode: fwk.UnschedulableAndUnresolvable,
@@ -74,7 +75,7 @@ func TestPreFilter(t *testing.T) {
 		},
 		"a claim that is being allocated for another pod has to be waited for": {
 			pod: pod("p", "flying"), wantCode: fwk.UnschedulableAndUnresolvable,
-			want: []string{"claim team-a/flying is being allocated for another pod"},
+			want: []string{"claim team-a/flying, which the pod shares with pod pilot, is being allocated: the pod is tried again with it"},
 		},
 		"a class that does not exist is named with claim and request": {
 			pod: pod("p", "classless"), wantCode: fwk.UnschedulableAndUnresolvable,
@@ -148,7 +149,7 @@ func TestFilter(t *testing.T) {
 		}),
 	}
 	h := newHarness(t, w)
-	const tooMany = "the pod needs 33 devices for its extended resources, and one claim, which all of them come from, can get 32"
+	const tooMany = "node(s) refused: the pod needs 33 devices for its extended resources, and one claim, which all of them come from, can get 32"
 	tests := map[string]struct {
 		pod  *v1.Pod
 		want map[string]string
@@ -156,21 +157,21 @@ func TestFilter(t *testing.T) {
 		"held devices, an incomplete pool and a missing one rule out their nodes only": {
 			pod: pod("p", "any"),
 			want: map[string]string{
-				"node-a": string(allocator.ReasonHeld),
+				"node-a": allocator.ReasonHeld.OfNodes(),
 				"node-b": "",
-				"node-c": string(allocator.ReasonPool),
+				"node-c": allocator.ReasonPool.OfNodes(),
 				"node-d": "",
-				"node-p": string(allocator.ReasonNoMatch),
+				"node-p": allocator.ReasonNoMatch.OfNodes(),
 			},
 		},
 		"a selector that fails on one node's device rules out that node only": {
 			pod: pod("p", "model"),
 			want: map[string]string{
-				"node-a": string(allocator.ReasonHeld),
+				"node-a": allocator.ReasonHeld.OfNodes(),
 				"node-b": "",
-				"node-c": string(allocator.ReasonPool),
-				"node-d": string(allocator.ReasonSelectorError),
-				"node-p": string(allocator.ReasonNoMatch),
+				"node-c": allocator.ReasonPool.OfNodes(),
+				"node-d": allocator.ReasonSelectorError.OfNodes(),
+				"node-p": allocator.ReasonNoMatch.OfNodes(),
 			},
 		},
 		"an allocation that no node satisfies any more rules out all": {
@@ -182,7 +183,7 @@ func TestFilter(t *testing.T) {
 		"an extended resource behind which is a class comes from claims where there is no device plugin": {
 			pod: extendedPod("p", "example.com/gpu"),
 			want: map[string]string{
-				"node-a": string(allocator.ReasonHeld), "node-b": "", "node-c": string(allocator.ReasonPool), "node-d": "", "node-p": "",
+				"node-a": allocator.ReasonHeld.OfNodes(), "node-b": "", "node-c": allocator.ReasonPool.OfNodes(), "node-d": "", "node-p": "",
 			},
 		},
 		"more devices than one claim can get": {
@@ -415,14 +416,14 @@ func TestPostFilter(t *testing.T) {
 		"an allocation that another pod uses stays": {
 			claims:   []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), reservedFor("p", "other"))},
 			pod:      pod("p", "mine"),
-			wantCode: fwk.Unschedulable,
+			wantCode: fwk.Unschedulable, // on to preemption
 		},
 		"an allocation that can be used everywhere stays": {
 			claims: []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), func(c *resourceapi.ResourceClaim) {
 				c.Status.Allocation.NodeSelector = nil
 			})},
 			pod:      pod("p", "mine"),
-			wantCode: fwk.Unschedulable,
+			wantCode: fwk.Unschedulable, // on to preemption
 		},
 		"without an allocation, the missing devices are explained": {
 			claims: []*resourceapi.ResourceClaim{
@@ -431,9 +432,9 @@ func TestPostFilter(t *testing.T) {
 				claim("holder-b", allocated("node-b", "gpu-0", "gpu-1")),
 			},
 			pod:      pod("p", "mine"),
-			wantCode: fwk.Unschedulable,
+			wantCode: fwk.Unschedulable, // on to preemption
 			want: []string{
-				`request "gpu" of claim mine: 3 of 3 gpu devices held`, "node node-a would do without claim team-a/holder-a",
+				`request "gpu" of claim mine: 3 of 3 gpu devices held`, "would fit on node node-a if claim team-a/holder-a were released",
 			},
 		},
 		"the pod's own claims are not among those whose release would help": {
@@ -443,13 +444,13 @@ func TestPostFilter(t *testing.T) {
 				claim("stranger", allocated("node-b", "gpu-1")),
 			},
 			pod:      pod("p", "first", "second"),
-			wantCode: fwk.Unschedulable,
-			want:     []string{"node node-b would do without claim team-a/stranger"},
+			wantCode: fwk.Unschedulable, // on to preemption
+			want:     []string{"would fit on node node-b if claim team-a/stranger were released"},
 		},
 		"devices that stand for CPU of a node are refused, and it is said why": {
 			claims:   []*resourceapi.ResourceClaim{claim("mine", withClass("cpus"))},
 			pod:      pod("p", "mine"),
-			wantCode: fwk.Unschedulable,
+			wantCode: fwk.Unschedulable, // on to preemption
 			want:     []string{"1 of 1 cpus devices standing for CPU or memory of a node", "only kube-scheduler itself"},
 		},
 		"a pod without claims is left to others": {

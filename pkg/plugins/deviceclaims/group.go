@@ -3,13 +3,18 @@ package deviceclaims
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
+	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+
+	"stowage.dev/stowage/pkg/usage"
 )
 
 // groupOf returns the name of the pod's group, empty if it has none.
@@ -18,6 +23,14 @@ func groupOf(pod *v1.Pod) string {
 		return *group.PodGroupName
 	}
 	return ""
+}
+
+// priorityOf returns the priority that counts when pods are evicted: that of the pod's group, if it has one.
+func (pl *Plugin) priorityOf(pod *v1.Pod) int32 {
+	if groupOf(pod) == "" || !enabled(features.GenericWorkload) {
+		return corev1helpers.PodPriority(pod)
+	}
+	return preemption.GetPodPriority(pod, pl.handle.SnapshotSharedLister().PodGroups(), nil)
 }
 
 // userOf is how a pod stands among those that a claim is reserved for.
@@ -50,10 +63,23 @@ func (pl *Plugin) groupClaims(pod *v1.Pod) (map[string]resourceapi.ResourceClaim
 	return users, nil
 }
 
-// hasScheduledMembers tells whether pods of the pod's group have a node, or are being bound to one.
-func (pl *Plugin) hasScheduledMembers(pod *v1.Pod) bool {
+// groupOf returns the group that a claim of the pod is reserved for, empty if that is the pod.
+func (p *plan) groupOf(claim types.UID, pod *v1.Pod) types.UID {
+	for i := range p.claims {
+		if pc := &p.claims[i]; pc.claim.UID == claim && pc.user.UID != pod.UID {
+			return pc.user.UID
+		}
+	}
+	return ""
+}
+
+// scheduledUsers returns the pods of the pod's group that use the claim and have a node, or are being bound to one.
+func (pl *Plugin) scheduledUsers(pod *v1.Pod, claim *resourceapi.ResourceClaim) ([]*v1.Pod, error) {
 	state, err := pl.handle.PodGroupManager().PodGroupStates().Get(pod.Namespace, groupOf(pod))
-	return err != nil || state.ScheduledPodsCount() > 0
+	if err != nil {
+		return nil, fmt.Errorf("pod group %s/%s: %w", pod.Namespace, groupOf(pod), err)
+	}
+	return slices.DeleteFunc(state.ScheduledPods(), func(member *v1.Pod) bool { return !uses(member, usage.RefOf(claim)) }), nil
 }
 
 // disruptedWith returns the pods that go with a pod that is evicted: itself, or all of a group that is only disrupted as a whole.

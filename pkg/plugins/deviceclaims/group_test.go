@@ -2,31 +2,40 @@ package deviceclaims
 
 import (
 	"context"
+	"errors"
 	"slices"
+	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	compositeapi "k8s.io/api/scheduling/v1alpha3"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/component-base/featuregate"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
+	testingclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 )
 
 // podGroup is a group of pods of which none has a node yet.
 type podGroup struct {
 	fwk.PodGroupInfo
-	pods []*v1.Pod
+	pods  []*v1.Pod
+	group *schedulingapi.PodGroup
 }
 
-func (g podGroup) GetUnscheduledPods() []*v1.Pod { return g.pods }
+func (g podGroup) GetUnscheduledPods() []*v1.Pod                         { return g.pods }
+func (g podGroup) GetPodGroup() *schedulingapi.PodGroup                  { return g.group }
+func (g podGroup) GetCompositePodGroup() *compositeapi.CompositePodGroup { return nil }
 
 // groupAttempt is one scheduling attempt of a group.
 type groupAttempt struct {
@@ -225,7 +234,7 @@ func mustBind(h *harness, attempts ...*attempt) {
 }
 
 // withGroups turns on what is off by default.
-func withGroups(t *testing.T) {
+func withGroups(t testing.TB) {
 	t.Helper()
 	featuregatetesting.SetFeatureGatesDuringTest(t, utilfeature.DefaultFeatureGate, map[featuregate.Feature]bool{
 		features.GenericWorkload: true, features.DRAWorkloadResourceClaims: true,
@@ -276,11 +285,14 @@ func TestClaimIsReservedForTheGroup(t *testing.T) {
 	h.wantState("common", state{Devices: []string{"gpu-0"}, Users: []string{"g"}})
 	h.wantState("own", state{})
 
-	// The next pod uses it as it is.
-	writes := len(h.api.writes)
-	h.filterAll(member(pod("r", "common"))).bind("node-b")
-	if made := h.api.writes[writes:]; len(made) > 0 {
-		t.Errorf("writes for a pod of the group that the claim is reserved for: %q", made)
+	// The next pod uses it as it is, and says so each time.
+	for range 2 {
+		before := h.api.get("common")
+		h.filterAll(member(pod("r", "common"))).bind("node-b")
+		after := h.api.get("common")
+		if diff := cmp.Diff(before.Status, after.Status); diff != "" || after.ResourceVersion == before.ResourceVersion {
+			t.Errorf("version %s after %s, status (-before +after):\n%s", after.ResourceVersion, before.ResourceVersion, diff)
+		}
 	}
 	// A pod that does not belong to the group shares it as any other claim.
 	h.filterAll(pod("s", "common")).bind("node-b")
@@ -309,36 +321,49 @@ func TestClaimMadeForTheGroup(t *testing.T) {
 	h.wantState("made", state{Devices: []string{"gpu-0"}, Users: []string{"g"}})
 }
 
-// An allocation for the group that keeps it off nodes is given up as long as none of its pods has a node.
+// An allocation for the group that keeps it off nodes is given up as long as none of the pods that use it has a node.
 func TestGroupGivesUpItsOwnAllocation(t *testing.T) {
 	withGroups(t)
-	for name, assumed := range map[string][]*v1.Pod{"no pod has a node": nil, "a pod has a node": {member(running("r", "node-a", 0, "common"))}} {
+	for name, tc := range map[string]struct {
+		assumed *v1.Pod
+		givenUp bool
+	}{
+		"no pod has a node":                  {givenUp: true},
+		"a pod has a node":                   {assumed: running("r", "node-a", 0, "common")},
+		"a pod without the claim has a node": {assumed: running("r", "node-a", 0, "another"), givenUp: true},
+	} {
 		t.Run(name, func(t *testing.T) {
 			w := twoNodes()
 			w.claims = []*resourceapi.ResourceClaim{
 				claim("common", allocated("node-a", "gpu-0"), forGroup), claim("own", withSelector(`device.attributes["gpu.example.com"].model == "H100"`)),
 			}
-			w.groups, w.assumed = []*schedulingapi.PodGroup{group("common")}, assumed
+			w.groups = []*schedulingapi.PodGroup{group("common")}
+			if tc.assumed != nil {
+				w.assumed = []*v1.Pod{member(tc.assumed)}
+				w.pods = w.assumed // bound, too
+			}
 			h := newHarness(t, w)
 			g := h.tryGroup(member(pod("p", "common")), member(pod("q", "common", "own")))
 			g.wantNodes("node-a", "")
 			g.postFilter(g.fitsAll)
-			if given := h.api.get("common").Status.Allocation == nil; given != (assumed == nil) {
+			if given := h.api.get("common").Status.Allocation == nil; given != tc.givenUp {
 				t.Errorf("the allocation was given up: %t", given)
 			}
 		})
 	}
 }
 
-// A claim of the group that came second gives way when the last pod that could be using it does.
+// A claim of the group that came second gives way when the last pod that could be using it does. A pod of the group that does not name it, and is
+// bound, could not.
 func TestGroupClaimGivesWayWithItsLastPod(t *testing.T) {
 	withGroups(t)
 	w := fenced()
 	w.groups = []*schedulingapi.PodGroup{group("mine")}
 	w.pods = []*v1.Pod{member(pod("p", "mine")), member(pod("q", "mine"))}
 	w.assumed = []*v1.Pod{member(running("p", "node-a", 0, "mine")), member(running("q", "node-a", 0, "mine"))}
+	w.pods = append(w.pods, member(running("r", "node-a", 0, "another")))
 	h := newHarness(t, w)
-	g := h.tryGroup(w.pods...)
+	g := h.tryGroup(w.pods[:2]...)
 	g.wantNodes("node-a", "node-a")
 	p, q := g.forGood(0).reserve("node-a"), g.forGood(1).reserve("node-a")
 	h.othersTake("gpu-0")
@@ -355,7 +380,278 @@ func TestGroupClaimGivesWayWithItsLastPod(t *testing.T) {
 	}
 	// One that tries again counts as one that could be using it.
 	h.plugin.shared.attempts.begin(h.plugin.handle, w.pods[0])
-	if h.plugin.groupLeaves(w.pods[1]) {
-		t.Error("the group leaves although one of its pods tries again")
+	if leaves, err := h.plugin.groupLeaves(h.ctx, w.pods[1], h.api.get("mine")); leaves || err != nil {
+		t.Errorf("the group leaves although one of its pods tries again: %t, %v", leaves, err)
 	}
+}
+
+// A claim of the group came second and is withdrawn, which takes more than one attempt. Meanwhile another pod of the group comes, finds that
+// nobody else has the device any more, and uses the claim: it keeps it, be it bound already or about to be, by this scheduler or by the next one.
+func TestALateMemberKeepsItsGroupsClaim(t *testing.T) {
+	withGroups(t)
+	for name, tc := range map[string]struct {
+		err            error // the answer to the withdrawal
+		restart, bound bool
+	}{
+		"it is being bound": {err: errServer},
+		"it is bound":       {err: errServer, bound: true},
+		"it is being bound by the next scheduler":                 {err: errServer, restart: true},
+		"it is bound by the next scheduler":                       {err: errServer, restart: true, bound: true},
+		"the withdrawal is late":                                  {err: errLate},
+		"the withdrawal is late, and the next scheduler is there": {err: errLate, restart: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := fenced()
+			w.groups = []*schedulingapi.PodGroup{group("mine")}
+			w.pods = []*v1.Pod{member(pod("p", "mine")), member(pod("q", "mine"))}
+			w.assumed = []*v1.Pod{member(running("p", "node-a", 0, "mine")), member(running("q", "node-a", 0, "mine"))}
+			h := newHarness(t, w)
+			h.plugin.undoPauses = wait.Backoff{Duration: time.Millisecond, Steps: 1}
+			g := h.tryGroup(w.pods...)
+			p, q := g.forGood(0).reserve("node-a"), g.forGood(1).reserve("node-a")
+			h.othersTake("gpu-0")
+			if status := q.preBind("node-a"); status.IsSuccess() {
+				t.Fatal("the pod passed the fence")
+			}
+			q.unreserve("node-a")
+
+			withdrawn := make(chan struct{})
+			tried := sync.OnceFunc(func() { close(withdrawn) })
+			h.api.onRequest(func(request string) error {
+				if request == "update/status" {
+					tried()
+					return tc.err
+				}
+				return nil
+			})
+			done := p.preBindAsync()
+			<-withdrawn
+			h.api.change("other", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+			late := h
+			if tc.restart {
+				late = startHarness(t, w, h.client, h.api)
+			}
+			late.caughtUp("other")
+			late.filterAll(member(pod("q", "mine"))).bind("node-a")
+			if tc.bound {
+				late.binds(member(pod("q", "mine")))
+			}
+			h.api.onRequest(nil)
+			h.api.land()
+			if status := <-done; status.IsSuccess() {
+				t.Error("the pod passed the fence that it had not passed")
+			}
+			h.wantState("mine", state{Devices: []string{"gpu-0"}, Users: []string{"g"}})
+		})
+	}
+}
+
+// What is in flight for the group does not end with its pods, any more than what is written.
+func TestAGroupsClaimInFlightCannotBeEvicted(t *testing.T) {
+	withGroups(t)
+	for name, tc := range map[string]struct {
+		ofGroup bool
+		want    fwk.Code
+	}{
+		"reserved for the group": {ofGroup: true, want: fwk.UnschedulableAndUnresolvable},
+		"reserved for its pods":  {want: fwk.Unschedulable},
+	} {
+		t.Run(name, func(t *testing.T) {
+			for _, written := range []bool{false, true} {
+				w := oneNode()
+				w.claims = []*resourceapi.ResourceClaim{claim("a"), claim("b"), claim("wanted")}
+				w.groups = []*schedulingapi.PodGroup{group()}
+				if tc.ofGroup {
+					w.groups = []*schedulingapi.PodGroup{group("a", "b")}
+				}
+				w.pods = []*v1.Pod{member(pod("p", "a")), member(pod("q", "b"))}
+				w.assumed = []*v1.Pod{member(running("p", "node-b", 0, "a")), member(running("q", "node-b", 0, "b"))}
+				h := newHarness(t, w)
+				for _, p := range w.pods {
+					if a := h.filterAll(p).reserve("node-b"); written {
+						mustBind(h, a)
+					}
+				}
+				a := h.filterAll(pending("high", 5, "wanted"))
+				if got := a.statuses.Get("node-b").Code(); got != tc.want {
+					t.Errorf("written: %t: the node is refused with %v, want %v", written, got, tc.want)
+				}
+			}
+		})
+	}
+}
+
+// The scheduling queue tries a pod of a group at once when its binding has failed. So the attempt ends with a pause, as other pods have one.
+func TestAMemberWhoseBindingFailsMakesAPause(t *testing.T) {
+	withGroups(t)
+	const s = time.Second
+	ofGroup, alone := member(pod("p", "a")), pod("p", "a")
+	for name, tc := range map[string]struct {
+		pod   *v1.Pod
+		binds bool // its binding begins
+		gone  bool
+		ends  bool // the scheduler
+		want  []time.Duration
+	}{
+		"a member":                          {pod: ofGroup, binds: true, want: []time.Duration{s, 2 * s, 4 * s, 8 * s, 10 * s, 10 * s}},
+		"a member that was not to be bound": {pod: ofGroup, want: []time.Duration{0, 0}},
+		"a member that is gone":             {pod: ofGroup, binds: true, gone: true, want: []time.Duration{0, 0}},
+		"a member when the scheduler ends":  {pod: ofGroup, binds: true, ends: true, want: []time.Duration{0}},
+		"a pod without a group":             {pod: alone, binds: true, want: []time.Duration{0, 0}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			w.claims, w.groups = []*resourceapi.ResourceClaim{claim("a")}, []*schedulingapi.PodGroup{group()}
+			if !tc.gone {
+				w.pods = []*v1.Pod{tc.pod}
+			}
+			h := newHarness(t, w)
+			h.plugin.shared.attempts.pauses = memberPauses
+			clock := testingclock.NewFakeClock(time.Now())
+			h.plugin.clock = clock
+			fail := func() <-chan struct{} {
+				a := h.filterAll(tc.pod).reserve("node-b")
+				if tc.binds {
+					h.statusWrites(errServer)
+					if status := a.preBind("node-b"); status.IsSuccess() {
+						t.Error("the pod is bound without its claim")
+					}
+					h.api.onRequest(nil)
+				}
+				if tc.ends {
+					h.cancel()
+				}
+				done := make(chan struct{})
+				go func() {
+					defer close(done)
+					a.unreserve("node-b")
+				}()
+				return done
+			}
+			pauses := func(want time.Duration) {
+				t.Helper()
+				done := fail()
+				if want > 0 {
+					h.eventually("the pod pauses", clock.HasWaiters)
+					if held := h.plugin.shared.tracker.Snapshot().Usage.Len(); held > 0 {
+						t.Errorf("%d devices are held meanwhile", held)
+					}
+					clock.Step(want - 1)
+					if !clock.HasWaiters() {
+						t.Errorf("the pause is shorter than %s", want)
+					}
+					clock.Step(1)
+				}
+				select {
+				case <-done:
+				case <-time.After(patience):
+					t.Fatalf("the pause is longer than %s", want)
+				}
+			}
+			for _, want := range tc.want {
+				pauses(want)
+			}
+			if tc.want[0] == 0 {
+				return
+			}
+			h.plugin.PostBind(h.ctx, h.filterAll(tc.pod).state, tc.pod, "node-b")
+			pauses(tc.want[0])
+		})
+	}
+}
+
+// A woken pod of a group need not be tried: the group may lack others. Nothing is kept for it, so whoever else fits is woken, too.
+func TestNothingIsKeptForAWokenMember(t *testing.T) {
+	withGroups(t)
+	w := oneNode()
+	w.claims = []*resourceapi.ResourceClaim{claim("a"), claim("b"), claim("held", allocated("node-b", "gpu-0")), claim("other", allocated("node-b", "gpu-1"))}
+	w.groups = []*schedulingapi.PodGroup{group()}
+	w.pods = []*v1.Pod{member(pending("p", 5, "a")), pending("q", 1, "b")}
+	h := newHarness(t, w)
+	for _, p := range w.pods {
+		if a := h.filterAll(p); a.postFilter().IsSuccess() {
+			t.Errorf("pod %s fits %v", p.Name, a.fits())
+		}
+	}
+	h.api.change("held", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+	h.wakes("p", "q")
+}
+
+// Two groups share a claim whose node is gone. Each gives up its own reservation, and the last one the allocation.
+func TestTwoGroupsGiveUpAClaimTogether(t *testing.T) {
+	withGroups(t)
+	second := group("common")
+	second.Name, second.UID = "g2", "g2-uid"
+	forSecond := func(c *resourceapi.ResourceClaim) {
+		c.Status.ReservedFor = append(c.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{APIGroup: "scheduling.k8s.io", Resource: "podgroups", Name: "g2", UID: "g2-uid"})
+	}
+	for name, tc := range map[string]struct {
+		reserved []func(*resourceapi.ResourceClaim)
+		bound    bool // a pod of the first group has a node
+	}{
+		"one group":                   {reserved: []func(*resourceapi.ResourceClaim){forGroup}},
+		"two groups":                  {reserved: []func(*resourceapi.ResourceClaim){forGroup, forSecond}},
+		"two groups, one with a node": {reserved: []func(*resourceapi.ResourceClaim){forGroup, forSecond}, bound: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p, q := member(pod("p", "common")), pod("q", "common")
+			q.Spec.SchedulingGroup = &v1.PodSchedulingGroup{PodGroupName: ptr.To("g2")}
+			w := twoNodes()
+			c := claim("common", allocated("node-a", "gpu-0"))
+			for _, change := range tc.reserved {
+				change(c)
+			}
+			w.claims = []*resourceapi.ResourceClaim{c}
+			w.groups = []*schedulingapi.PodGroup{group("common"), second}
+			w.pods = []*v1.Pod{p, q}
+			if tc.bound {
+				w.pods = append(w.pods, member(running("r", "node-a", 0, "common")))
+			}
+			h := newHarness(t, w)
+			h.nodes = h.nodes[1:]
+			for range 2 {
+				for _, x := range []*v1.Pod{p, q} {
+					if g := h.tryGroup(x); g.nodes[0] == "" {
+						g.postFilter(func(context.Context) (*fwk.PodGroupAssignments, *fwk.Status) {
+							return nil, fwk.NewStatus(fwk.Unschedulable)
+						})
+					}
+					h.caughtUp("common")
+				}
+			}
+			if got := h.api.get("common"); (got.Status.Allocation != nil) != tc.bound {
+				t.Errorf("allocated: %t, for %v", got.Status.Allocation != nil, got.Status.ReservedFor)
+			}
+		})
+	}
+}
+
+// A member whose binding is cancelled by preemption: what it holds up is the preemptor.
+func TestAPreemptedMemberMakesWayAtOnce(t *testing.T) {
+	withGroups(t)
+	w := oneNode()
+	w.claims, w.groups = []*resourceapi.ResourceClaim{claim("a")}, []*schedulingapi.PodGroup{group()}
+	p := member(pod("p", "a"))
+	w.pods = []*v1.Pod{p}
+	h := newHarness(t, w)
+	h.plugin.shared.attempts.pauses = memberPauses
+	clock := testingclock.NewFakeClock(time.Now())
+	h.plugin.clock = clock
+	a := h.filterAll(p).reserve("node-b")
+	binding, cancel := context.WithCancelCause(h.ctx)
+	cancel(errors.New("preempted"))
+	h.plugin.shared.attempts.preBind(binding, p.UID)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		a.unreserve("node-b") // with the context of the binding cycle, which preemption does not cancel
+	}()
+	h.eventually("the preempted pod has left its place on the node", func() bool {
+		select {
+		case <-done:
+			return true
+		default:
+			return false
+		}
+	})
 }

@@ -4,10 +4,12 @@ import (
 	"context"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -83,6 +85,39 @@ func TestGroupIsTriedWithWhatTheOthersHaveNow(t *testing.T) {
 	}
 }
 
+// A claim that a victim shares with one pod of the group stays for that one, and ends with the victim for the others.
+func TestClaimsOfTheGroupStayForTheirPods(t *testing.T) {
+	withGroups(t)
+	w := oneNode()
+	low := running("low", "node-b", 1, "c")
+	w.pods = []*v1.Pod{low}
+	w.claims = []*resourceapi.ResourceClaim{claim("c", allocated("node-b", "gpu-0"), reservedFor("low")), claim("a"), claim("b")}
+	h := newHarness(t, w)
+	p, q := pending("p", 5, "a", "c"), pending("q", 5, "b")
+	h.tryGroup(p, q).postFilter(func(context.Context) (*fwk.PodGroupAssignments, *fwk.Status) { return nil, nil })
+	snapshot := h.plugin.handle.MutableSnapshotSharedLister()
+	if err := snapshot.StartMutations(); err != nil {
+		t.Fatal(err)
+	}
+	if err := snapshot.RemovePod(klog.FromContext(h.ctx), low, "node-b"); err != nil {
+		t.Fatal(err)
+	}
+	for _, order := range [][]*v1.Pod{{p, q}, {q, p}} {
+		for _, a := range h.tryGroup(order...).attempts {
+			c, err := readCycle(a.state)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if held := c.view(h.ctx, h.nodeOf("node-b").Node()).Len(); (held > 0) != (a.pod == p) {
+				t.Errorf("%s before %s: %s finds %d devices held", order[0].Name, order[1].Name, a.pod.Name, held)
+			}
+		}
+	}
+	if err := snapshot.EndMutations(); err != nil {
+		t.Fatal(err)
+	}
+}
+
 // preemptFor does what preemption for a group does, and returns the pods that it would evict.
 func (h *harness) preemptFor(pods, candidates []*v1.Pod) []string {
 	h.t.Helper()
@@ -141,15 +176,27 @@ func TestGroupWaitsForClaimsThatLeave(t *testing.T) {
 		users     []string // of the claims with the two devices
 		waits     bool
 	}{
-		"their pods are gone":           {nominated: true, users: []string{"gone", "gone"}, waits: true},
-		"nobody was evicted for it":     {users: []string{"gone", "gone"}},
-		"one of them stays":             {nominated: true, users: []string{"gone", "stays"}},
-		"a group has one of the claims": {nominated: true, users: []string{"gone", ""}},
+		"their pods are gone":             {nominated: true, users: []string{"gone", "gone"}, waits: true},
+		"nobody was evicted for it":       {users: []string{"gone", "gone"}},
+		"one of them stays":               {nominated: true, users: []string{"gone", "stays"}},
+		"a group has one of the claims":   {nominated: true, users: []string{"gone", ""}},
+		"one was preempted and is going":  {nominated: true, users: []string{"gone", "victim"}, waits: true},
+		"one was deleted and is going":    {nominated: true, users: []string{"gone", "deleted"}},
+		"one of higher priority is going": {nominated: true, users: []string{"gone", "higher"}},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := oneNode()
-			w.pods = []*v1.Pod{running("stays", "node-b", 9, "c-1"), pending("p", 5, "a"), pending("q", 5, "b")}
+			going := func(p *v1.Pod) *v1.Pod {
+				p.DeletionTimestamp, p.Finalizers = &metav1.Time{Time: time.Now()}, []string{"example.com/slow"}
+				return p
+			}
+			pods := []*v1.Pod{pending("p", 5, "a"), pending("q", 5, "b")}
+			w.pods = []*v1.Pod{
+				pods[0], pods[1], running("stays", "node-b", 9, "c-1"), going(running("deleted", "node-b", 1, "c-1")),
+				going(preempted(running("victim", "node-b", 1, "c-1"), v1.PodReasonPreemptionByScheduler)),
+				going(preempted(running("higher", "node-b", 9, "c-1"), v1.PodReasonPreemptionByScheduler)),
+			}
 			w.claims = []*resourceapi.ResourceClaim{claim("a"), claim("b"), claim("c-0", allocated("node-b", "gpu-0")), claim("c-1", allocated("node-b", "gpu-1"))}
 			for i, user := range tc.users {
 				reserve := reservedFor(user)
@@ -159,7 +206,6 @@ func TestGroupWaitsForClaimsThatLeave(t *testing.T) {
 				reserve(w.claims[2+i])
 			}
 			h := newHarness(t, w)
-			pods := w.pods[1:]
 			if tc.nominated {
 				pods[0] = pods[0].DeepCopy()
 				pods[0].Status.NominatedNodeName = "node-b"

@@ -62,7 +62,7 @@ type world struct {
 
 // harness is one plugin with everything around it.
 type harness struct {
-	t         *testing.T
+	t         testing.TB
 	ctx       context.Context
 	cancel    context.CancelFunc // ends the scheduler
 	api       *claimAPI
@@ -76,14 +76,14 @@ type harness struct {
 	informed func() bool
 }
 
-func newHarness(t *testing.T, w world) *harness {
+func newHarness(t testing.TB, w world) *harness {
 	t.Helper()
 	client, api := newAPI(t, w)
 	return startHarness(t, w, client, api)
 }
 
 // newAPI has what exists in a world.
-func newAPI(t *testing.T, w world) (*fake.Clientset, *claimAPI) {
+func newAPI(t testing.TB, w world) (*fake.Clientset, *claimAPI) {
 	objects := slices.Clone(w.objects)
 	for _, node := range w.nodes {
 		objects = append(objects, node)
@@ -101,7 +101,7 @@ func newAPI(t *testing.T, w world) (*fake.Clientset, *claimAPI) {
 
 // startHarness starts a plugin on an API that is there already, as a scheduler that takes over from another one, and
 // waits until it knows what there is.
-func startHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI) *harness {
+func startHarness(t testing.TB, w world, client *fake.Clientset, api *claimAPI) *harness {
 	t.Helper()
 	h := launchHarness(t, w, client, api)
 	if err := h.plugin.shared.waitForSync(h.ctx); err != nil {
@@ -112,7 +112,7 @@ func startHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI) 
 }
 
 // launchHarness starts a plugin, which may not know anything yet.
-func launchHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI) *harness {
+func launchHarness(t testing.TB, w world, client *fake.Clientset, api *claimAPI) *harness {
 	t.Helper()
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
@@ -147,6 +147,8 @@ func launchHarness(t *testing.T, w world, client *fake.Clientset, api *claimAPI)
 		t.Fatal(err)
 	}
 	h.plugin.bindingGrace = 0
+	h.plugin.shared.attempts.pauses.Duration = 0
+	h.plugin.bindPauses.Duration = time.Millisecond / 10
 	pods, nodes := factory.Core().V1().Pods().Informer(), factory.Core().V1().Nodes().Informer()
 	factory.Start(ctx.Done())
 	t.Cleanup(func() {
@@ -187,8 +189,9 @@ type attempt struct {
 	state     fwk.CycleState
 	preFilter *fwk.Status
 	limit     *fwk.PreFilterResult
-	// filter has the reason, or "", for each node.
-	filter map[string]string
+	// filter has the reason, or "", for each node, and statuses what was refused.
+	filter   map[string]string
+	statuses *framework.NodeToStatus
 }
 
 // filterAll runs PreFilter and, if that does not refuse the pod, Filter on all nodes.
@@ -197,7 +200,7 @@ func (h *harness) filterAll(pod *v1.Pod) *attempt {
 }
 
 func (h *harness) filterAllIn(state fwk.CycleState, pod *v1.Pod) *attempt {
-	a := &attempt{h: h, pod: pod, state: state, filter: map[string]string{}}
+	a := &attempt{h: h, pod: pod, state: state, filter: map[string]string{}, statuses: framework.NewDefaultNodeToStatus()}
 	a.limit, a.preFilter = h.plugin.PreFilter(h.ctx, a.state, pod, h.nodes)
 	if !a.preFilter.IsSuccess() {
 		return a
@@ -206,7 +209,11 @@ func (h *harness) filterAllIn(state fwk.CycleState, pod *v1.Pod) *attempt {
 		if !a.limit.AllNodes() && !a.limit.NodeNames.Has(node.Node().Name) {
 			continue
 		}
-		a.filter[node.Node().Name] = h.plugin.Filter(h.ctx, a.state, pod, node).Message()
+		status := h.plugin.Filter(h.ctx, a.state, pod, node)
+		a.filter[node.Node().Name] = status.Message()
+		if !status.IsSuccess() {
+			a.statuses.Set(node.Node().Name, status)
+		}
 	}
 	return a
 }
@@ -251,7 +258,7 @@ func (a *attempt) unreserve(node string) {
 }
 
 func (a *attempt) postFilter() *fwk.Status {
-	_, status := a.h.plugin.PostFilter(a.h.ctx, a.state, a.pod, framework.NewDefaultNodeToStatus())
+	_, status := a.h.plugin.PostFilter(a.h.ctx, a.state, a.pod, a.statuses)
 	return status
 }
 
@@ -292,6 +299,15 @@ func (n *nominator) nominate(node string, pods ...*v1.Pod) {
 	n.pods = map[string][]fwk.PodInfo{}
 	for _, p := range pods {
 		n.pods[node] = append(n.pods[node], podInfo(p))
+	}
+}
+
+// withdraw takes a pod's nomination back.
+func (n *nominator) withdraw(p *v1.Pod) {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	for node, pods := range n.pods {
+		n.pods[node] = slices.DeleteFunc(slices.Clone(pods), func(info fwk.PodInfo) bool { return info.GetPod().UID == p.UID })
 	}
 }
 

@@ -1,11 +1,9 @@
 package deviceclaims
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"slices"
-	"strings"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -35,7 +33,7 @@ func (pl *Plugin) awaitLeaving(ctx context.Context, c *cycle, pod *v1.Pod) (*fwk
 	}
 	// The nomination is said again: the scheduler takes it from the pod's status otherwise, where it may not be yet.
 	return framework.NewPostFilterResultWithNominatedNode(node), fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
-		fmt.Sprintf("waiting for devices of node %s: nobody uses claims %s any more", node, claimList(leaving)))
+		fmt.Sprintf("node %s: %s", node, pl.describeLeaving(leaving, pod.Namespace)))
 }
 
 // hasChanged tells whether a claim is not what it was when the attempt looked at it.
@@ -47,13 +45,16 @@ func (pl *Plugin) hasChanged(st *stake) bool {
 	return now.Claim != st.known.Claim || now.InFlight != st.known.InFlight || !slices.Equal(now.Owners, st.known.Owners)
 }
 
-func claimList(stakes []*stake) string {
-	names := make([]string, len(stakes))
-	for i, st := range stakes {
-		names[i] = st.claim.String()
+// waitingForDeallocation is in what a pod is told that waits for claims to leave. It is no warning, see postponedIn.
+const waitingForDeallocation = " released, waiting for "
+
+// describeLeaving says that claims are about to give up their devices.
+func (pl *Plugin) describeLeaving(leaving []*stake, namespace string) string {
+	whose := "their"
+	if len(leaving) == 1 {
+		whose = "its"
 	}
-	slices.SortFunc(names, cmp.Compare[string])
-	return strings.Join(names, ", ")
+	return pl.listClaims(leaving, namespace) + waitingForDeallocation + whose + " deallocation"
 }
 
 // leavingClaims are claims that are about to give up their devices, with the pods that wait for that. Any event of such

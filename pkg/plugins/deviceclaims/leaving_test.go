@@ -3,6 +3,7 @@ package deviceclaims
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -23,9 +24,12 @@ func TestWaitingForClaimsThatLeave(t *testing.T) {
 	// node-a is held by a pod that could be evicted.
 	onA := claim("on-a", allocated("node-a", "gpu-0"), reservedFor("low-a"))
 	lowA := running("low-a", "node-a", 1, "on-a")
-	terminating := running("low-b", "node-b", 1, "on-b")
-	terminating.DeletionTimestamp = &metav1.Time{Time: metav1.Now().Time}
-	terminating.Finalizers = []string{"example.com/slow"}
+	terminating := func(priority int32) *v1.Pod {
+		p := running("low-b", "node-b", priority, "on-b")
+		p.DeletionTimestamp = &metav1.Time{Time: metav1.Now().Time}
+		p.Finalizers = []string{"example.com/slow"}
+		return p
+	}
 	done := running("low-b", "node-b", 1, "on-b")
 	done.Status.Phase = v1.PodSucceeded
 	onB := func(change ...func(*resourceapi.ResourceClaim)) *resourceapi.ResourceClaim {
@@ -49,9 +53,30 @@ func TestWaitingForClaimsThatLeave(t *testing.T) {
 				return p
 			}(), waits: true,
 		},
-		"the pod of the claim is going": {
-			claims: []*resourceapi.ResourceClaim{claim("wanted"), onA, onB()}, pods: []*v1.Pod{lowA, terminating},
+		"the pod of the claim has been preempted and is going": {
+			claims: []*resourceapi.ResourceClaim{claim("wanted"), onA, onB()}, pods: []*v1.Pod{lowA, preempted(terminating(1), v1.PodReasonPreemptionByScheduler)},
 			pod: nominatedTo(pending("p", 5, "wanted"), "node-b"), waits: true,
+		},
+		// As the scheduler's own preemption does: how long such a pod takes is not known, and it need not be its turn.
+		"the pod of the claim is going for another reason": {
+			claims: []*resourceapi.ResourceClaim{claim("wanted"), onA, onB()}, pods: []*v1.Pod{lowA, terminating(1)},
+			pod: nominatedTo(pending("p", 5, "wanted"), "node-b"),
+		},
+		"the pod of the claim is going and has a higher priority": {
+			claims: []*resourceapi.ResourceClaim{claim("wanted"), onA, onB()}, pods: []*v1.Pod{lowA, terminating(9)},
+			pod: nominatedTo(pending("p", 5, "wanted"), "node-b"),
+		},
+		"the pod of the claim has been preempted by one of yet higher priority": {
+			claims: []*resourceapi.ResourceClaim{claim("wanted"), onA, onB()}, pods: []*v1.Pod{lowA, preempted(terminating(9), v1.PodReasonPreemptionByScheduler)},
+			pod: nominatedTo(pending("p", 5, "wanted"), "node-b"),
+		},
+		"the pod of the claim has been preempted and has the same priority": {
+			claims: []*resourceapi.ResourceClaim{claim("wanted"), onA, onB()}, pods: []*v1.Pod{lowA, preempted(terminating(5), v1.PodReasonPreemptionByScheduler)},
+			pod: nominatedTo(pending("p", 5, "wanted"), "node-b"),
+		},
+		"one of two users of the claim has a higher priority and is going": {
+			claims: []*resourceapi.ResourceClaim{claim("wanted"), onA, onB(reservedFor("gone"))}, pods: []*v1.Pod{lowA, terminating(9)},
+			pod: nominatedTo(pending("p", 5, "wanted"), "node-b"),
 		},
 		"the pod of the claim has ended": {
 			claims: []*resourceapi.ResourceClaim{claim("wanted"), onA, onB()}, pods: []*v1.Pod{lowA, done},
@@ -97,8 +122,12 @@ func TestWaitingForClaimsThatLeave(t *testing.T) {
 			wantCode := fwk.Unschedulable // on to preemption
 			if tc.waits {
 				wantCode = fwk.UnschedulableAndUnresolvable
-				if want := "waiting for devices of node node-b: nobody uses claims team-a/on-b any more"; status.Message() != want {
+				if want := "node node-b: claim team-a/on-b released, waiting for its deallocation"; status.Message() != want {
 					t.Errorf("message %q, want %q", status.Message(), want)
+				}
+				fit := &framework.FitError{NumAllNodes: 2, Diagnosis: framework.Diagnosis{NodeToStatus: a.statuses, PostFilterMsg: status.Message()}}
+				if event, _ := told(fwk.NewStatus(fwk.Unschedulable).WithError(fit)); event != "Normal WaitingForDeallocation "+status.Message() {
+					t.Errorf("event %q, want one that is no warning", event)
 				}
 				result, _ := h.plugin.PostFilter(h.ctx, a.state, a.pod, nil)
 				if result == nil || result.NominatingInfo == nil || result.NominatingMode != fwk.ModeOverride || result.NominatedNodeName != "node-b" {
@@ -218,7 +247,7 @@ func TestCancelledBindingsAreLeaving(t *testing.T) {
 				cancel(tc.cancel)
 			}
 			status := h.filterAll(p).postFilter()
-			if waits := status.Code() == fwk.UnschedulableAndUnresolvable; waits != tc.leaving {
+			if waits := strings.Contains(status.Message(), "released, waiting for its deallocation"); waits != tc.leaving {
 				t.Errorf("waits %t, want %t: %v", waits, tc.leaving, status)
 			}
 		})

@@ -48,7 +48,7 @@ func TestHoldersAreLookedForWithinTheirLimit(t *testing.T) {
 			if !strings.Contains(message, "3 of 3 gpu devices held") {
 				t.Errorf("message %q does not say what is missing", message)
 			}
-			if named := strings.Contains(message, "would do without"); named != tc.named {
+			if named := strings.Contains(message, "would fit on node"); named != tc.named {
 				t.Errorf("message %q: names a holder: %t", message, named)
 			}
 		})

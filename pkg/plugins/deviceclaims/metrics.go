@@ -94,9 +94,21 @@ var (
 	comparisonsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      metricsSubsystem,
 		Name:           "audit_comparisons_total",
-		Help:           "Number of comparisons of the claims that are known with the API, by result: done or error.",
+		Help:           "Number of comparisons of the claims that are known with the API, by result: done, or error (it could not be made).",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"result"})
+	lastComparison = metrics.NewGauge(&metrics.GaugeOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "audit_last_comparison_timestamp_seconds",
+		Help:           "Unix time of the last comparison with the API that could be made; before the first one, of the auditor's start. 0 if auditPeriod is 0.",
+		StabilityLevel: metrics.ALPHA,
+	})
+	comparisonPeriod = metrics.NewGauge(&metrics.GaugeOpts{
+		Subsystem:      metricsSubsystem,
+		Name:           "audit_period_seconds",
+		Help:           "Time between two comparisons with the API, 0 if there are none.",
+		StabilityLevel: metrics.ALPHA,
+	})
 	staleInFlight = metrics.NewGauge(&metrics.GaugeOpts{
 		Subsystem:      metricsSubsystem,
 		Name:           "audit_stale_in_flight_allocations",
@@ -124,7 +136,8 @@ func countWakeUp(cause wakeup.Cause, placed bool) {
 
 var registerMetrics = sync.OnceFunc(func() {
 	legacyregistry.MustRegister(allocationsTotal, allocationDuration, claimWritesTotal, claimUndosTotal, refusedNodesTotal, nodesDecidedAgain, waitingPodsGauge, wakeUpsTotal)
-	legacyregistry.MustRegister(doubleHeldDevices, doubleHoldsTotal, differencesGauge, comparisonsTotal, staleInFlight)
+	legacyregistry.MustRegister(doubleHeldDevices, doubleHoldsTotal, differencesGauge, comparisonsTotal, lastComparison, comparisonPeriod,
+		staleInFlight)
 	legacyregistry.CustomMustRegister(caches)
 })
 

@@ -1,6 +1,7 @@
 package deviceclaims
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strings"
@@ -78,28 +79,28 @@ func (s *stakes) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.Resour
 // other; a claim that several of them share gets its devices with the first. Where too few are free they may choose among those of claims which are about to leave, because it is for these
 // pods that they leave. Between the nomination and the moment at which the victims are seen to go, nothing tells who they
 // are: then any pod of lower priority may be one. A pod that would not fit even then keeps nobody from anything, nor does one
-// for which there is no time left: all of them together have as much as a node has in Filter.
+// for which there is no time left: all of a namespace together have as much as a node has in Filter, and as the namespace has saved.
 func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node, inv *inventory.View, view usage.View) usage.View {
 	if timeout := s.pl.filterTimeout; timeout > 0 && len(pods) > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
-	pools := poolsOf(node, inv)
+	pools, base := poolsOf(node, inv), view
 	given := sets.New[types.UID]()
 	for _, pod := range pods {
 		requests := s.nominee(ctx, pod, node, inv, given)
 		if requests == nil {
 			continue
 		}
-		input := allocator.Input{Requests: requests, Node: node, Inventory: inv, Usage: view, Policy: s.pl.policy, Scoring: s.pl.scoring}
+		input := allocator.Input{Requests: requests, Node: node, Inventory: inv, Usage: view, Policy: s.pl.policy, Scoring: s.pl.scoring, Attempt: s.budgetFor(pod)}
 		result := allocator.Allocate(ctx, input)
 		if !result.Fits() {
-			input.Usage = without(view, s.leavingOn(pools, view, true))
+			input.Usage = without(view, s.leavingOn(pools, base, nil))
 			result = allocator.Allocate(ctx, input)
 		}
 		if !result.Fits() {
-			input.Usage = without(view, s.stakesOn(pools, view, func(st *stake) bool { return s.mayBeEvictedFor(st, pod) }))
+			input.Usage = without(view, s.stakesOn(pools, base, func(st *stake) bool { return s.mayBeEvictedFor(st, pod) }))
 			result = allocator.Allocate(ctx, input)
 		}
 		for i := range result.Allocations {
@@ -117,11 +118,22 @@ func (pl *Plugin) nominatedBefore(pod *v1.Pod, node string) []*v1.Pod {
 	var pods []*v1.Pod
 	for _, info := range pl.handle.NominatedPodsForNode(node) {
 		other := info.GetPod()
-		if other.UID != pod.UID && usesDevices(other) && corev1helpers.PodPriority(other) >= corev1helpers.PodPriority(pod) {
+		if other.UID != pod.UID && usesDevices(other) && corev1helpers.PodPriority(other) >= corev1helpers.PodPriority(pod) && !goesBefore(pod, other, node) &&
+			pl.shared.nominations.keep(other, node) {
 			pods = append(pods, other)
 		}
 	}
 	return pods
+}
+
+// goesBefore tells whether a pod does not make way for another one that is nominated to the node and has the same priority: it is nominated
+// to it, too, and came first. Would each make way for the other when somebody else got a device, nobody got those that are left.
+func goesBefore(pod, other *v1.Pod, node string) bool {
+	// Asked for each node and nominee: the scheduling queue, which may know of the nomination earlier, is not asked.
+	if pod.Status.NominatedNodeName != node || corev1helpers.PodPriority(pod) != corev1helpers.PodPriority(other) {
+		return false
+	}
+	return cmp.Or(pod.CreationTimestamp.Compare(other.CreationTimestamp.Time), cmp.Compare(pod.UID, other.UID)) < 0
 }
 
 // isNominated tells whether the node is the one that pods were evicted from for this pod.

@@ -1,10 +1,13 @@
 package deviceclaims
 
 import (
+	"slices"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
@@ -87,6 +90,10 @@ func TestNominatedPodsKeepTheirDevices(t *testing.T) {
 			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("common", counted(2)), claim("own", counted(2))},
 			nominee: pending("nominee", 5, "common", "own"), second: pending("second", 5, "common"),
 		},
+		"one that cannot run beside the first keeps nobody from what that one leaves": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("one"), claim("two", counted(2))},
+			nominee: pending("nominee", 5, "one"), second: pending("second", 5, "two"), fits: true,
+		},
 		"a claim that does not exist is no obstacle": {
 			claims:  []*resourceapi.ResourceClaim{claim("wanted")},
 			nominee: pending("nominee", 5, "nowhere"), fits: true,
@@ -99,12 +106,12 @@ func TestNominatedPodsKeepTheirDevices(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := twoNodes()
-			w.claims, w.pods = tc.claims, append(tc.others, tc.nominee)
-			h := newHarness(t, w)
 			nominees := []*v1.Pod{tc.nominee}
 			if tc.second != nil {
 				nominees = append(nominees, tc.second)
 			}
+			w.claims, w.pods = tc.claims, append(tc.others, nominees...)
+			h := newHarness(t, w)
 			h.nominator.nominate("node-b", nominees...)
 			a := h.filterAll(pending("p", 5, "wanted"))
 			if status := a.filterNominated("node-b"); status.IsSuccess() != tc.fits {
@@ -214,5 +221,60 @@ func TestRefusalsWithNomineesAreExplained(t *testing.T) {
 	}
 	if result, ok := c.results.get("node-b"); !ok || result.failure == nil {
 		t.Error("the node is not among those on which devices were missing")
+	}
+}
+
+// Two pods had others evicted for two devices, and somebody else got one of them. What is left is for one of the two, whoever is tried
+// first and though neither may have others evicted now.
+func TestNomineesOfEqualPriorityDoNotBlockEachOther(t *testing.T) {
+	refused := map[string]string{"younger": `request "gpu" of claim younger: 2 of 2 gpu devices held; would fit on node node-b if claim team-a/faster were released`}
+	for name, tc := range map[string]struct {
+		order  []string
+		policy v1.PreemptionPolicy
+		told   map[string]string
+	}{
+		"the older one is tried first":         {order: []string{"older", "younger"}, policy: v1.PreemptLowerPriority, told: map[string]string{}},
+		"the younger one is tried first":       {order: []string{"younger", "older"}, policy: v1.PreemptLowerPriority, told: refused},
+		"they must not preempt, older first":   {order: []string{"older", "younger"}, policy: v1.PreemptNever, told: map[string]string{}},
+		"they must not preempt, younger first": {order: []string{"younger", "older"}, policy: v1.PreemptNever, told: refused},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nominee := func(name string, at int64) *v1.Pod {
+				p := pending(name, 5, name)
+				p.CreationTimestamp = metav1.Unix(at, 0)
+				p.Spec.PreemptionPolicy, p.Status.NominatedNodeName = &tc.policy, "node-b"
+				return p
+			}
+			nominees := byName(nominee("older", 1), nominee("younger", 2))
+			w := twoNodes()
+			w.nodes, w.objects = w.nodes[1:], []runtime.Object{w.objects[0], w.objects[2]}
+			w.claims = []*resourceapi.ResourceClaim{claim("older"), claim("younger"), claim("faster", allocated("node-b", "gpu-1"), reservedFor("faster"))}
+			w.pods = []*v1.Pod{nominees["older"], nominees["younger"], running("faster", "node-b", 9, "faster")}
+			h := newHarness(t, w)
+			h.nominator.nominate("node-b", nominees["older"], nominees["younger"])
+			placed, told := "", map[string]string{}
+			for _, name := range slices.Concat(tc.order, tc.order) {
+				a := h.filterAll(nominees[name])
+				a.statuses = framework.NewDefaultNodeToStatus()
+				status := a.filterNominated("node-b")
+				if status.IsSuccess() {
+					a.reserve("node-b")
+					placed = name
+					break
+				}
+				a.statuses.Set("node-b", status)
+				result, why := h.plugin.PostFilter(h.ctx, a.state, a.pod, a.statuses)
+				told[name] = why.Message()
+				if result != nil && result.NominatingInfo != nil && result.NominatedNodeName == "" {
+					h.nominator.withdraw(a.pod)
+				}
+			}
+			if placed == "" {
+				t.Errorf("neither got the free device: %q", told)
+			}
+			if diff := cmp.Diff(tc.told, told); diff != "" {
+				t.Errorf("what they are told differs (-want +got):\n%s", diff)
+			}
+		})
 	}
 }

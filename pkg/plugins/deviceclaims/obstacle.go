@@ -7,6 +7,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/allocator"
@@ -17,6 +18,27 @@ import (
 type obstacle struct {
 	claim  *resourceapi.ResourceClaim
 	reason string
+	// shared tells that others use the claim, too, so that the pod can give up no more than its own reservation, or its group's.
+	shared bool
+	// user is whose reservation it is: the pod's, or its group's.
+	user types.UID
+}
+
+// why says why something is given up.
+func (o *obstacle) why() string {
+	if o.shared {
+		return o.reason + "; other pods have reserved it, too"
+	}
+	return o.reason
+}
+
+// givenUp says what has been given up, and why.
+func (o *obstacle) givenUp() string {
+	what := "allocation"
+	if o.shared {
+		what = "reservation"
+	}
+	return fmt.Sprintf("gave up the %s of claim %s, %s", what, klog.KObj(o.claim), o.why())
 }
 
 // obstacle chooses the claim whose allocation is to be given up, nil if none may be or if that would help nothing. It is one whose
@@ -24,13 +46,17 @@ type obstacle struct {
 // node would do, of which the others follow when the pod is tried again. If there is no time to find out, it is the first one: each of them
 // takes nodes away.
 func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle {
+	found := func(i int, reason string) *obstacle {
+		return &obstacle{c.claims[i].claim, reason, pl.usedByOthers(c.claims[i], pod), c.claims[i].user.UID}
+	}
 	var candidates []int
 	for i, pc := range c.claims {
-		if !pl.mayDeallocate(c, i, pod) {
+		if !pl.mayGiveUp(c, i, pod) {
 			continue
 		}
 		if pl.bindingBroken(pc.claim) {
-			return &obstacle{pc.claim, "whose devices could not be made ready"}
+			r := readinessOf(pc.claim, pl.bindingTimeout)
+			return found(i, "which could not be made ready: "+r.why(pl.bindingTimeout))
 		}
 		candidates = append(candidates, i)
 	}
@@ -41,20 +67,20 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 	defer cancel()
 	for _, i := range candidates {
 		if node := pl.nodeWithout(ctx, c, pod, []int{i}); node != "" {
-			return &obstacle{c.claims[i].claim, fmt.Sprintf("which kept the pod off other nodes, such as %s", node)}
+			return found(i, fmt.Sprintf("which kept the pod off other nodes, such as %s", node))
 		}
 	}
 	if node := pl.nodeWithout(ctx, c, pod, candidates); node != "" {
 		for needed := candidates; ; {
 			fewer := needed[1:]
 			if pl.nodeWithout(ctx, c, pod, fewer) == "" {
-				return &obstacle{c.claims[needed[0]].claim, fmt.Sprintf("which with others kept the pod off other nodes, such as %s", node)}
+				return found(needed[0], fmt.Sprintf("which with others kept the pod off other nodes, such as %s", node))
 			}
 			needed = fewer
 		}
 	}
 	if ctx.Err() != nil {
-		return &obstacle{c.claims[candidates[0]].claim, "which kept the pod off other nodes"}
+		return found(candidates[0], "which kept the pod off other nodes")
 	}
 	return nil
 }

@@ -77,8 +77,15 @@ func TestPostFilterGivesUpTheAllocationThatIsInTheWay(t *testing.T) {
 				}
 			}
 			status := h.filterAll(pod("p", names...)).postFilter()
-			if nothingElse := status.Code() == fwk.UnschedulableAndUnresolvable; nothingElse != (tc.gone != "") {
-				t.Errorf("status %v, nothing else is tried: %t", status, nothingElse)
+			wantCode := fwk.Unschedulable // on to preemption
+			if tc.gone != "" {
+				wantCode = fwk.UnschedulableAndUnresolvable // the pod may fit now
+			}
+			if status.Code() != wantCode {
+				t.Errorf("status %v: code %v, want %v", status, status.Code(), wantCode)
+			}
+			if gaveUp := strings.Contains(status.Message(), "gave up the allocation"); gaveUp != (tc.gone != "") {
+				t.Errorf("status %v, an allocation was given up: %t", status, gaveUp)
 			}
 			for _, want := range tc.want {
 				if !strings.Contains(status.Message(), want) {

@@ -35,6 +35,8 @@ type Plugin struct {
 	bindingTimeout time.Duration
 	policy         allocator.Policy
 	scoring        allocator.Scoring
+	bindPauses     wait.Backoff
+	disclosure     config.ClaimDisclosure
 	undoPauses     wait.Backoff
 	bindingGrace   time.Duration
 
@@ -74,6 +76,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	if err := shared.own(handle.ProfileName(), typed.Ownership); err != nil {
 		return nil, err
 	}
+	shared.gated.serve(handle)
 	return &Plugin{
 		handle:         handle,
 		client:         handle.ClientSet(),
@@ -85,6 +88,8 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		bindingTimeout: typed.BindingTimeout.Duration,
 		policy:         policies[typed.ScoringStrategy.Devices],
 		scoring:        scorings[typed.ScoringStrategy.Type],
+		bindPauses:     bindPauses,
+		disclosure:     typed.ClaimsOfOtherNamespaces,
 		undoPauses:     undoPauses,
 		bindingGrace:   bindingGrace,
 		profile:        sync.OnceValue(func() *profile { return readProfile(handle) }),

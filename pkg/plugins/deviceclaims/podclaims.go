@@ -21,8 +21,8 @@ type claimName struct {
 	generated bool
 }
 
-// claimNames returns the claims that a pod uses, each once, by name. It fails if a claim is still to be made
-// from its template.
+// claimNames returns the claims that a pod uses, each once, by name. One that the pod names twice is generated if it is so once, so that
+// the owner is checked. It fails if a claim is still to be made from its template.
 func claimNames(pod *v1.Pod) ([]claimName, error) {
 	var names []claimName
 	for i := range pod.Spec.ResourceClaims {
@@ -30,7 +30,8 @@ func claimNames(pod *v1.Pod) ([]claimName, error) {
 		name, generated, err := resourceclaim.Name(pod, ref)
 		switch {
 		case errors.Is(err, resourceclaim.ErrClaimNotFound):
-			return nil, fmt.Errorf("spec.resourceClaims[%d] %q: no claim has been made yet from template %q", i, ref.Name, *ref.ResourceClaimTemplateName)
+			return nil, &unusableError{reasonClaimNotMade, claimName{generated: true}, fmt.Errorf(
+				"spec.resourceClaims[%d] %q: no claim has been made yet from template %q", i, ref.Name, *ref.ResourceClaimTemplateName)}
 		case err != nil:
 			return nil, fmt.Errorf("spec.resourceClaims[%d]: %w", i, err)
 		case name == nil:
@@ -39,8 +40,15 @@ func claimNames(pod *v1.Pod) ([]claimName, error) {
 		names = append(names, claimName{types.NamespacedName{Namespace: pod.Namespace, Name: *name}, generated})
 	}
 	slices.SortFunc(names, func(a, b claimName) int { return strings.Compare(a.Name, b.Name) })
-	// A pod may name one claim twice. If one of the two is generated, the check of the owner must stay.
-	return slices.CompactFunc(names, func(a, b claimName) bool { return a == b }), nil
+	once := names[:0]
+	for _, name := range names {
+		if last := len(once) - 1; last >= 0 && once[last].NamespacedName == name.NamespacedName {
+			once[last].generated = once[last].generated || name.generated
+			continue
+		}
+		once = append(once, name)
+	}
+	return once, nil
 }
 
 // claimOf returns the newest known object of a claim, if the pod may use it.
@@ -48,15 +56,15 @@ func (s *Shared) claimOf(pod *v1.Pod, name claimName) (*resourceapi.ResourceClai
 	claim, err := s.tracker.Get(name.Namespace, name.Name)
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil, fmt.Errorf("claim %s does not exist", name)
+		return nil, &unusableError{reasonClaimMissing, name, fmt.Errorf("claim %s does not exist", name)}
 	case err != nil:
 		return nil, fmt.Errorf("claim %s: %w", name, err)
 	case claim.DeletionTimestamp != nil:
-		return nil, fmt.Errorf("claim %s is being deleted", name)
+		return nil, &unusableError{reasonClaimEnds, name, fmt.Errorf("claim %s is being deleted", name)}
 	}
 	if name.generated {
 		if err := resourceclaim.IsForPod(pod, claim, enabled(features.DRAWorkloadResourceClaims)); err != nil {
-			return nil, err
+			return nil, &unusableError{reasonClaimOfAnother, name, err}
 		}
 	}
 	return claim, nil
@@ -68,6 +76,13 @@ func namespacedNames(names []claimName) []types.NamespacedName {
 		out[i] = name.NamespacedName
 	}
 	return out
+}
+
+// removeUser takes a pod or a group out of those that the claim is reserved for.
+func removeUser(claim *resourceapi.ResourceClaim, user types.UID) {
+	claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
+		return ref.UID == user
+	})
 }
 
 // isReservedFor tells whether the claim is reserved for a pod or a group.

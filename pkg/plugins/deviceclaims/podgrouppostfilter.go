@@ -41,9 +41,9 @@ func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycl
 			return nil, status
 		}
 		if len(explanation) == 0 {
-			if why := pl.explain(ctx, c); why != nil {
+			if why := join(pl.explain(ctx, c, pod)); why != "" {
 				explanation = append(explanation, fmt.Sprintf("pod %s: %s", klog.KObj(pod), why))
-				pl.tell(ctx, pod, why.String())
+				pl.tell(ctx, pod, why)
 			}
 		}
 	}
@@ -73,7 +73,7 @@ func (pl *Plugin) groupWaitsFor(pods []*v1.Pod, found *groupCycle) {
 			pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
 		case slices.ContainsFunc(c.claims, func(pc podClaim) bool { return pc.shared != nil }):
 			// What it shares with pods before it may be on another node the next time.
-			pl.shared.waiting.Refused(pod.UID, pl.allNodes(), false, pl.clock.Now())
+			pl.shared.waiting.Refused(pod.UID, pl.allNodes(), nil, false, pl.clock.Now())
 		default:
 			pl.waitFor(pod, c)
 		}
@@ -107,10 +107,11 @@ func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Sta
 	if obstacle == nil {
 		return nil
 	}
-	switch err := pl.deallocate(ctx, pod, obstacle.claim); {
+	switch err := pl.giveUp(ctx, pod, obstacle); {
+	case err == nil && obstacle.shared:
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle.givenUp()))
 	case err == nil:
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
-			fmt.Sprintf("pod %s gave up the allocation of claim %s, %s", klog.KObj(pod), klog.KObj(obstacle.claim), obstacle.reason))
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle.givenUp()))
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.claim)))
 	default:
@@ -138,7 +139,7 @@ func (pl *Plugin) awaitLeavingForGroup(ctx context.Context, pods []*v1.Pod, foun
 		if node == nil {
 			continue
 		}
-		for _, st := range stakes.leavingOn(poolsOf(node, inv), view, false) {
+		for _, st := range stakes.leavingOn(poolsOf(node, inv), view, pods[0]) {
 			if !slices.Contains(leaving, st) {
 				leaving = append(leaving, st)
 			}
@@ -172,7 +173,7 @@ func (pl *Plugin) awaitLeavingForGroup(ctx context.Context, pods []*v1.Pod, foun
 		}
 		pl.handle.Activate(klog.FromContext(ctx), activate)
 	}
-	return result, fwk.NewStatus(fwk.Success, fmt.Sprintf("waiting for devices: nobody uses claims %s any more", claimList(leaving)))
+	return result, fwk.NewStatus(fwk.Success, pl.describeLeaving(leaving, pods[0].Namespace))
 }
 
 // nominationsOf returns the nodes that the pods are nominated to, by pod.

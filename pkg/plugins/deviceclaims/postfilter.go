@@ -14,17 +14,16 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-
-	"stowage.dev/stowage/pkg/allocator"
 )
 
 // deallocateTimeout bounds the write of PostFilter, which holds up scheduling.
 const deallocateTimeout = 10 * time.Second
 
 // PostFilter helps a pod for which no node was found. It waits for devices that others were evicted for, see
-// awaitLeaving. What is refused because it failed for the pod is let go of, see tryAgain. If a claim's own allocation keeps the pod away from nodes, and nobody else uses the claim, it gives up
-// that allocation, and preemption is not tried: the pod may fit now. Otherwise it explains what devices were missing and
-// whose release would help, and leaves the pod to the plugins after it.
+// awaitLeaving. What is refused because it failed for the pod is let go of, see tryAgain. If a claim's own allocation keeps the pod
+// away from nodes, and nobody else uses the claim, it gives up that allocation, and preemption is not tried: the pod may fit now. If
+// others use the claim, too, it gives up no more than the pod's reservation. Otherwise it explains what devices were missing
+// and whose release would help, and leaves the pod to the plugins after it.
 func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
 	c, err := readCycle(state)
 	if err != nil {
@@ -48,15 +47,16 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			fmt.Sprintf("removed claim %s, which an earlier attempt made for the pod's extended resources", strings.Join(removed, ", ")))
 	}
-	var explanation []string
-	if found := pl.explain(ctx, c); found != nil {
-		explanation = append(explanation, found.String())
+	where, missing := pl.explain(ctx, c, pod)
+	if c.results.isUndecided() {
+		missing = join(missing, pl.putOff(pod))
 	}
 	if obstacle := pl.obstacle(ctx, c, pod); obstacle != nil {
-		switch err := pl.deallocate(ctx, pod, obstacle.claim); {
+		switch err := pl.giveUp(ctx, pod, obstacle); {
+		case err == nil && obstacle.shared: // it may take long until the others leave, too
+			return nil, leftToOthers(join(obstacle.givenUp(), missing))
 		case err == nil:
-			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
-				append([]string{fmt.Sprintf("gave up the allocation of claim %s, %s", klog.KObj(obstacle.claim), obstacle.reason)}, explanation...)...)
+			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, join(obstacle.givenUp(), missing))
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 			// The claim has changed. That is an event for the pod.
 			return nil, fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.claim)))
@@ -64,30 +64,54 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 			return nil, statusOfGivingUp(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
 		}
 	}
-	return nil, fwk.NewStatus(fwk.Unschedulable, explanation...)
+	return nil, leftToOthers(join(where, missing))
 }
 
-// waitFor tells the waiting room on which nodes devices were missing. If an allocation of the pod's own may be given up, these are all.
+// putOff puts off the next attempt of a pod without an answer until its namespace has time for it, and says so. It is empty if that has
+// time now.
+func (pl *Plugin) putOff(pod *v1.Pod) string {
+	at := pl.shared.shares.of(pod).wait()
+	if at.IsZero() {
+		return ""
+	}
+	pl.shared.waiting.NotBefore(pod.UID, at)
+	return fmt.Sprintf("namespace %s has used its share of the scheduler's time for long searches and CEL expressions: more in %s",
+		pod.Namespace, at.Sub(pl.clock.Now()).Round(time.Second))
+}
+
+// leftToOthers leaves the pod to the plugins after this one: to preemption, which takes back a nomination that holds no more, and to others
+// that have work of their own. What preemption says of having found nobody is not told, see withoutVainPreemption.
+func leftToOthers(why string) *fwk.Status {
+	if why == "" {
+		return fwk.NewStatus(fwk.Unschedulable)
+	}
+	return fwk.NewStatus(fwk.Unschedulable, why)
+}
+
+// waitFor tells the waiting room on which nodes devices were missing. If an allocation of the pod's own may be given up, or a class was
+// missing, these are all.
 func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle) {
 	var nodes []string
-	undecided := pl.evictsWhoIsGone(c, pod)
-	for node, failure := range c.results.failures() {
+	for node := range c.results.failures() {
 		nodes = append(nodes, node)
-		undecided = undecided || failure.Reason == allocator.ReasonUndecided
 	}
+	undecided := pl.evictsWhoIsGone(c, pod) || c.results.isUndecided()
 	missing := slices.Values(nodes)
+	if c.results.isClassless() {
+		missing = pl.allNodes()
+	}
 	for i := range c.claims {
-		if pl.mayDeallocate(c, i, pod) {
+		if pl.mayGiveUp(c, i, pod) {
 			missing = pl.allNodes()
 			break
 		}
 	}
-	pl.shared.waiting.Refused(pod.UID, missing, undecided, pl.clock.Now())
+	pl.shared.waiting.Refused(pod.UID, missing, c.results.evictable(), undecided, pl.clock.Now())
 }
 
-// mayDeallocate tells whether claim i is allocated in a way that rules out nodes, and is used by nobody but
-// the pod, or its group of which no other pod has a node.
-func (pl *Plugin) mayDeallocate(c *cycle, i int, pod *v1.Pod) bool {
+// mayGiveUp tells whether claim i is allocated in a way that rules out nodes, and the pod may give up the allocation, or
+// its own reservation if others use the claim, too.
+func (pl *Plugin) mayGiveUp(c *cycle, i int, pod *v1.Pod) bool {
 	pc := c.claims[i]
 	if pc.claim.Status.Allocation == nil {
 		return false
@@ -97,7 +121,28 @@ func (pl *Plugin) mayDeallocate(c *cycle, i int, pod *v1.Pod) bool {
 	if !pinned && !c.results.isUnusable(i) {
 		return false
 	}
-	return usedOnlyBy(pc.claim, pod.UID) || usedOnlyBy(pc.claim, pod.UID, pc.user.UID) && !pl.hasScheduledMembers(pod)
+	return !pl.isUsedByGroup(pc, pod) && (isReservedFor(pc.claim, pc.user.UID) || !pl.usedByOthers(pc, pod))
+}
+
+// isUsedByGroup tells whether the claim is reserved for the pod's group, and another pod of the group uses it and has a node.
+func (pl *Plugin) isUsedByGroup(pc podClaim, pod *v1.Pod) bool {
+	if pc.user.UID == pod.UID || !isReservedFor(pc.claim, pc.user.UID) {
+		return false
+	}
+	users, err := pl.scheduledUsers(pod, pc.claim)
+	return err != nil || len(users) > 0
+}
+
+// usedByOthers tells whether somebody uses the claim besides the pod, and its group of which no other pod that uses it has a node.
+func (pl *Plugin) usedByOthers(pc podClaim, pod *v1.Pod) bool {
+	switch {
+	case usedOnlyBy(pc.claim, pod.UID):
+		return false
+	case !usedOnlyBy(pc.claim, pod.UID, pc.user.UID):
+		return true
+	}
+	users, err := pl.scheduledUsers(pod, pc.claim)
+	return err != nil || len(users) > 0
 }
 
 // usedOnlyBy tells whether the claim is reserved for nobody else.
@@ -107,24 +152,33 @@ func usedOnlyBy(claim *resourceapi.ResourceClaim, users ...types.UID) bool {
 	})
 }
 
-// deallocate clears the claim's allocation, unless the pod turns out to be bound. The claim's resource version makes sure
-// that it is still the claim that was looked at.
-func (pl *Plugin) deallocate(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
+// giveUp clears the claim's allocation, or takes the pod's reservation from a claim that others use, unless the pod turns out to
+// be bound. So of several pods without a node that keep each other's allocation, the last one to leave clears it. The claim's
+// resource version makes sure that it is still the claim that was looked at.
+func (pl *Plugin) giveUp(ctx context.Context, pod *v1.Pod, obstacle *obstacle) error {
+	claim := obstacle.claim
 	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout)
 	defer cancel()
-	if err := pl.checkUnused(ctx, pod, claim); err != nil {
+	check := pl.checkUnused
+	if obstacle.shared && obstacle.user == pod.UID {
+		check = pl.checkUnbound
+	}
+	if err := check(ctx, pod, claim); err != nil {
 		return err
 	}
 	updated := claim.DeepCopy()
-	updated.Status.Allocation = nil
-	updated.Status.ReservedFor = nil
-	updated.Status.Devices = nil
+	if obstacle.shared {
+		removeUser(updated, obstacle.user)
+	} else {
+		updated.Status.Allocation, updated.Status.ReservedFor, updated.Status.Devices = nil, nil, nil
+	}
 	written, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{FieldManager: pl.shared.fieldManager})
 	countWrite(writeDeallocation, err)
 	if err != nil {
+		pl.shared.doubts.note(claim, err)
 		return err
 	}
-	klog.FromContext(ctx).V(2).Info("Allocation given up", "pod", klog.KObj(pod), "claim", klog.KObj(claim), "devices", deviceNames(claim.Status.Allocation))
 	pl.assume(ctx, written)
+	pl.logGivenBack(ctx, pod, "", claim, claim.Status.Allocation, obstacle.why())
 	return nil
 }

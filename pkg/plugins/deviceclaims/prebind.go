@@ -37,36 +37,41 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if c == nil {
 		return nil
 	}
+	if err := pl.bindClaims(ctx, state, pod, nodeName, c); err != nil {
+		c.binding.why = err.Error()
+		return statusOfBinding(pod, nodeName, err)
+	}
+	c.binding.sent = true
+	return nil
+}
+
+func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string, c *cycle) error {
 	pl.shared.attempts.preBind(ctx, pod.UID)
 	if err := pl.createExtendedClaim(ctx, pod, c); err != nil {
-		return fwk.AsStatus(err)
+		return err
 	}
 	for _, pc := range c.bindingClaims() {
 		allocation := c.binding.allocation(pc.claim)
-		if allocation == nil && pc.user.UID != pod.UID && isReservedFor(pc.claim, pc.user.UID) {
-			continue // for the pod's group
-		}
 		w := &claimWrite{planned: pc.claim, allocation: allocation, user: pc.user}
 		c.binding.writes = append(c.binding.writes, w)
 		if err := pl.bindClaim(ctx, w); err != nil {
-			return fwk.AsStatus(fmt.Errorf("claim %s: %w", klog.KObj(pc.claim), err))
+			return fmt.Errorf("claim %s: %w", klog.KObj(pc.claim), err)
 		}
 		// The allocation is in the first layer now.
 		pl.shared.tracker.Release(pc.claim.UID, pod.UID)
-		klog.FromContext(ctx).V(3).Info("Claim reserved", "pod", klog.KObj(pod), "node", nodeName, "claim", klog.KObj(pc.claim), "allocated", allocation != nil)
+		pl.shared.places.leave(pc.claim.UID, pod.UID)
+		if allocation == nil && w.made.reservation {
+			logDecision(ctx, sharedLine, pod, nodeName, pc.claim, pc.claim.Status.Allocation, "the claim is allocated already, and the pod can use it on this node")
+		}
 	}
 	if err := pl.passFence(ctx, state, pod, nodeName, c); err != nil {
-		return fwk.AsStatus(err)
+		return err
 	}
 	if err := pl.waitForBindingConditions(ctx, pod, c); err != nil {
 		if notReady, ok := errors.AsType[*notReadyError](err); ok {
 			pl.shared.elsewhere.add(pod, nodeName, notReady.devices)
 		}
-		return fwk.AsStatus(err)
+		return err
 	}
-	if err := pl.recordExtendedClaim(ctx, pod, c); err != nil {
-		return fwk.AsStatus(err)
-	}
-	c.binding.sent = true
-	return nil
+	return pl.recordExtendedClaim(ctx, pod, c)
 }

@@ -2,7 +2,10 @@ package deviceclaims
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -16,6 +19,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/usage"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -47,13 +51,28 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 			return nil, fwk.AsStatus(err)
 		}
 	}
-	return c.preFilterResult(), nil
+	result := c.preFilterResult()
+	if !result.AllNodes() && len(result.NodeNames) == 0 {
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, pl.nowhere(c))
+	}
+	return result, nil
+}
+
+// nowhere says that claims are allocated for nodes that have none in common.
+func (pl *Plugin) nowhere(c *cycle) string {
+	var pins []string
+	for i := range c.claims {
+		if pc := &c.claims[i]; pc.nodes != nil && nodesByName(pc.allocation().NodeSelector) != nil {
+			pins = append(pins, pl.describePin(pc))
+		}
+	}
+	return strings.Join(pins, ", ") + ": no node can use all of them"
 }
 
 // newCycle begins an attempt. With inGroup it is one of several in a cycle of the pod's group.
 func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.ResourceName, inGroup bool) (*cycle, *fwk.Status) {
 	c := &cycle{plan: &plan{
-		policy: pl.policy, scoring: pl.scoring, budget: newBudget(pl.filterTimeout), stakes: newStakes(pl), failed: pl.shared.elsewhere.of(pod.UID),
+		policy: pl.policy, scoring: pl.scoring, budget: newBudget(pl.filterTimeout, pl.shared.shares.of(pod)), stakes: newStakes(pl), failed: pl.shared.elsewhere.of(pod.UID),
 	}, results: newResults(nil), binding: &binding{}}
 	if len(pod.Status.NodeAllocatableResourceClaimStatuses) > 0 {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
@@ -72,12 +91,8 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	}
 	if inGroup {
 		c.trial = pl.shared.trial
-		removed, err := c.trial.removedPods(pl.handle)
-		if err != nil {
+		if c.whatIf, err = c.trial.whatIf(pl.handle); err != nil {
 			return nil, fwk.AsStatus(err)
-		}
-		if removed != nil {
-			c.whatIf = &whatIf{removed: removed, dryRun: true}
 		}
 	}
 
@@ -93,12 +108,18 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	snapshot := pl.shared.tracker.Snapshot()
 	c.usage = snapshot.Usage
 	c.inventory = pl.shared.store.View()
-	asked, err := pl.ask(pod, names, c.inventory, c.trial)
+	within, done := c.budget.Evaluate(ctx)
+	asked, err := pl.ask(within, pod, names, c.inventory, c.trial)
+	done()
 	if waits {
-		pl.shared.waiting.Judged(pod.UID, pl.question(asked, c.inventory, err), wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
+		pl.shared.waiting.Judged(pod.UID, pl.question(pod, asked, c.inventory, err), wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
+	}
+	if errors.Is(err, errEvaluation) {
+		pl.shared.waiting.Refused(pod.UID, func(func(string) bool) {}, nil, true, pl.clock.Now())
+		err = errors.New(join(err.Error(), pl.putOff(pod)))
 	}
 	if err != nil {
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
 	}
 	c.claims, c.base, c.extended = asked.claims, &variant{requests: asked.requests}, asked.extended
 	for i := range c.claims {
@@ -112,8 +133,8 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 }
 
 // ask looks at a pod's claims and compiles those without allocation. The error says why the pod cannot be tried on any node; what is
-// known by then is returned with it. trial has what other pods of the group have been given in this cycle, if it is one of the group.
-func (pl *Plugin) ask(pod *v1.Pod, names []claimName, inv *inventory.View, trial *trial) (*asked, error) {
+// known by then is returned with it. Claims are compiled until ctx ends. trial has what other pods of the group have been given in this cycle, if it is one of the group.
+func (pl *Plugin) ask(ctx context.Context, pod *v1.Pod, names []claimName, inv *inventory.View, trial *trial) (*asked, error) {
 	a := &asked{}
 	for _, name := range names {
 		claim, err := pl.shared.claimOf(pod, name)
@@ -123,7 +144,7 @@ func (pl *Plugin) ask(pod *v1.Pod, names []claimName, inv *inventory.View, trial
 		pc := podClaim{claim: claim, user: userOf(pod)}
 		if claim.Status.Allocation == nil {
 			if pending, _ := pl.shared.tracker.Pending(claim.UID); pending != nil {
-				return a, fmt.Errorf("claim %s is being allocated for another pod", name)
+				return a, postpone(reasonClaimBusy, claim, pl.beingAllocated(pod, claim))
 			}
 			if trial != nil {
 				pc.shared = trial.allocation(claim.UID)
@@ -133,13 +154,13 @@ func (pl *Plugin) ask(pod *v1.Pod, names []claimName, inv *inventory.View, trial
 			} else if pc.nodes, err = nodesOf(claim, pc.shared); err != nil {
 				return a, err
 			}
-		} else if pc.nodes, err = usableAllocation(pod, claim); err != nil {
+		} else if pc.nodes, err = pl.usableAllocation(pod, claim); err != nil {
 			return a, err
 		}
 		a.claims = append(a.claims, pc)
 	}
 	var err error
-	if a.requests, err = pl.compile(a.unallocated, inv); err != nil {
+	if a.requests, err = pl.compile(ctx, a.unallocated, inv); err != nil {
 		return a, err
 	}
 	if extended := extendedResources(pod); len(extended) > 0 {
@@ -148,22 +169,41 @@ func (pl *Plugin) ask(pod *v1.Pod, names []claimName, inv *inventory.View, trial
 	return a, nil
 }
 
+// beingAllocated says for whom a claim of the pod is being allocated just now. With it the pod is tried again.
+func (pl *Plugin) beingAllocated(pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
+	var others []string
+	for _, owner := range pl.shared.tracker.Holding(usage.RefOf(claim)).Owners {
+		if owner == pod.UID {
+			continue
+		}
+		if other := pl.podOf(consumer{uid: owner}); other != nil {
+			others = append(others, "pod "+other.Name)
+		}
+	}
+	slices.Sort(others)
+	of := "which the pod uses"
+	if n := len(others); n > 0 {
+		of = "which the pod shares with " + strings.Join(others, ", ")
+	}
+	return fmt.Errorf("claim %s, %s, is being allocated: the pod is tried again with it", klog.KObj(claim), of)
+}
+
 // compile compiles claims, to nil if there are none.
-func (pl *Plugin) compile(claims []*resourceapi.ResourceClaim, inv *inventory.View) (*allocator.Requests, error) {
+func (pl *Plugin) compile(ctx context.Context, claims []*resourceapi.ResourceClaim, inv *inventory.View) (*allocator.Requests, error) {
 	if len(claims) == 0 {
 		return nil, nil
 	}
-	return allocator.Compile(claims, inv, pl.features)
+	return allocator.CompileWithin(ctx, claims, inv, pl.features)
 }
 
 // usableAllocation returns the nodes on which a pod can use a claim that is allocated, nil for all, or why it
 // cannot.
-func usableAllocation(pod *v1.Pod, claim *resourceapi.ResourceClaim) (*nodeaffinity.NodeSelector, error) {
+func (pl *Plugin) usableAllocation(pod *v1.Pod, claim *resourceapi.ResourceClaim) (*nodeaffinity.NodeSelector, error) {
 	if !resourceclaim.IsReservedForPod(pod, claim, enabled(features.DRAWorkloadResourceClaims)) {
 		if !resourceclaim.CanBeReserved(claim) {
 			return nil, fmt.Errorf("claim %s is in use", klog.KObj(claim))
 		}
-		if err := checkReservedForLimit(claim); err != nil {
+		if err := pl.shared.places.check(claim, pod.UID); err != nil {
 			return nil, err
 		}
 	}
@@ -180,14 +220,6 @@ func nodesOf(claim *resourceapi.ResourceClaim, allocation *resourceapi.Allocatio
 		return nil, fmt.Errorf("claim %s, status.allocation.nodeSelector: %w", klog.KObj(claim), err)
 	}
 	return nodes, nil
-}
-
-// checkReservedForLimit fails if no further pod can use the claim.
-func checkReservedForLimit(claim *resourceapi.ResourceClaim) error {
-	if n := len(claim.Status.ReservedFor); n >= resourceapi.ResourceClaimReservedForMaxSize {
-		return fmt.Errorf("claim %s is already reserved for %d pods, the limit is %d", klog.KObj(claim), n, resourceapi.ResourceClaimReservedForMaxSize)
-	}
-	return nil
 }
 
 // preFilterResult limits the nodes to those that the allocated claims name. Nil means no limit.

@@ -27,7 +27,7 @@ func (pl *Plugin) refusal(ctx context.Context, c *cycle, requests *allocator.Req
 	}
 	node := nodeInfo.Node()
 	if pl.isNominated(pod, node.Name) {
-		leaving := c.stakes.leavingOn(poolsOf(node, c.inventory), c.view(ctx), false)
+		leaving := c.stakes.leavingOn(poolsOf(node, c.inventory), c.usage, pod)
 		if pl.fitsWithout(ctx, c, requests, node, leaving) {
 			return fwk.Unschedulable, leaving
 		}
@@ -61,7 +61,7 @@ func (pl *Plugin) victimsOn(nodeInfo fwk.NodeInfo, pod *v1.Pod) map[types.UID]*v
 	return victims
 }
 
-// fitsWithout tells whether the node would do if the stakes ended.
+// fitsWithout tells whether the node would do if the stakes ended. That there was no time to find out is noted: the pod is tried again.
 func (pl *Plugin) fitsWithout(ctx context.Context, c *cycle, requests *allocator.Requests, node *v1.Node, stakes []*stake) bool {
 	if len(stakes) == 0 {
 		return false
@@ -69,5 +69,9 @@ func (pl *Plugin) fitsWithout(ctx context.Context, c *cycle, requests *allocator
 	input := c.input(ctx, requests, node)
 	input.Usage, input.Attempt = without(input.Usage, stakes), c.budget
 	nodesDecidedAgain.Inc()
-	return allocator.Check(ctx, input).Fits()
+	result := allocator.Check(ctx, input)
+	if result.Failure != nil && result.Failure.Reason == allocator.ReasonUndecided {
+		c.results.setUndecided()
+	}
+	return result.Fits()
 }

@@ -5,6 +5,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 )
@@ -79,4 +80,29 @@ func TestUpstreamPodsShareAClaimThatIsNotAllocatedYet(t *testing.T) {
 			h.wantState("shared", state{[]string{"gpu-0"}, []string{"p"}})
 		})
 	}
+}
+
+// A pod names one claim twice, directly and as the one that was made for it from a template. It is one claim: asked for once, given once.
+func TestAClaimThatAPodNamesTwiceIsAllocatedOnce(t *testing.T) {
+	mine := templatePod("mine", "made")
+	mine.Spec.ResourceClaims = append(mine.Spec.ResourceClaims, pod("", "made").Spec.ResourceClaims...)
+	twice := pod("twice", "direct", "direct")
+	twice.Spec.ResourceClaims[1].Name = "again"
+	thief := templatePod("thief", "made")
+	thief.Spec.ResourceClaims = append(thief.Spec.ResourceClaims, pod("", "made").Spec.ResourceClaims...)
+	w := twoNodes()
+	w.pods = []*v1.Pod{mine, twice, thief}
+	w.claims = []*resourceapi.ResourceClaim{claim("made", ownedBy(mine)), claim("direct")}
+	h := newHarness(t, w)
+	if got := h.filterAll(thief).preFilter.Message(); !strings.Contains(got, "was not created for") {
+		t.Errorf("PreFilter of a pod that the claim was not made for: %q", got)
+	}
+	a := h.filterAll(mine)
+	if diff := cmp.Diff([]string{"node-a", "node-b"}, a.fits()); diff != "" {
+		t.Errorf("nodes that do, of which one has a single device (-want +got):\n%s", diff)
+	}
+	a.bind("node-b")
+	h.filterAll(twice).bind("node-b")
+	h.wantState("made", state{[]string{"gpu-0"}, []string{"mine"}})
+	h.wantState("direct", state{[]string{"gpu-1"}, []string{"twice"}})
 }

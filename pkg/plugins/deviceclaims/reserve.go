@@ -4,9 +4,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
@@ -21,14 +23,20 @@ const maxReserveAttempts = 8
 
 // binding is what was done for a pod from Reserve on, for Unreserve to undo.
 type binding struct {
-	// reserved are the allocations in flight.
-	reserved []tracker.Reservation
-	// decidedOn is the usage on which they were decided.
-	decidedOn usage.View
+	// reserved are the allocations in flight, of which others of the pod's group have decided the first ones.
+	reserved        []tracker.Reservation
+	decidedByOthers int
+	// joined are claims, by UID, that others of the pod's group have had allocated since PreFilter. They are like any claim
+	// that is allocated already: the pod does not hold the devices, and never writes the allocation again.
+	joined map[types.UID]*resourceapi.ResourceClaim
+	// usage is that on which this pod's were decided.
+	usage usage.View
 	// writes are the claims that PreBind tried to change.
 	writes []*claimWrite
 	// sent tells that PreBind has succeeded, so that the pod may have been sent to be bound.
 	sent bool
+	// why PreBind has failed, empty if it has not.
+	why string
 	// extended is about the claim for the pod's extended resources.
 	extended extendedBinding
 }
@@ -41,6 +49,24 @@ func (b *binding) allocation(claim *resourceapi.ResourceClaim) *resourceapi.Allo
 		}
 	}
 	return nil
+}
+
+// decidedOn returns the usage on which the claim's allocation was decided for this pod, empty if it was not.
+func (b *binding) decidedOn(claim *resourceapi.ResourceClaim) usage.View {
+	for _, r := range b.reserved[b.decidedByOthers:] {
+		if r.Claim.UID == claim.UID {
+			return b.usage
+		}
+	}
+	return usage.View{}
+}
+
+// join notes a claim that is allocated by now.
+func (b *binding) join(claim *resourceapi.ResourceClaim) {
+	if b.joined == nil {
+		b.joined = map[types.UID]*resourceapi.ResourceClaim{}
+	}
+	b.joined[claim.UID] = claim
 }
 
 // Reserve decides which devices the pod's claims get on the chosen node, and puts these allocations in flight:
@@ -72,6 +98,9 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if inGroup {
 		return pl.allocateOnTrial(ctx, c, pod, node.Node(), wanted.requests)
 	}
+	if status := pl.takePlaces(c, pod); !status.IsSuccess() {
+		return status
+	}
 	if status := pl.join(c, pod, node.Node()); !status.IsSuccess() {
 		return status
 	}
@@ -82,11 +111,32 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	}
 	c.binding.extended.variant = wanted
 	pl.shared.waiting.Placed(pod.UID)
-	if kept := pod.Status.NominatedNodeName; kept != "" && kept != nodeName {
-		// No event tells those who were kept from that node's devices: the framework has dropped the nomination already.
-		pl.shared.waiting.NominationEnded(kept)
+	// The framework has dropped the nomination already, and what the pod got need not be what was kept for it.
+	pl.shared.nominations.end(pod.UID, func(string) bool { return true })
+	return nil
+}
+
+// takePlaces gives the pod a place among the users of each of its claims. Its group has one for all its pods.
+func (pl *Plugin) takePlaces(c *cycle, pod *v1.Pod) *fwk.Status {
+	for _, pc := range c.claims {
+		if pc.user.UID != pod.UID {
+			continue
+		}
+		if err := pl.shared.places.take(pc.claim, pod.UID); err != nil {
+			pl.shared.waiting.Failed(pod.UID, pl.clock.Now())
+			return fwk.NewStatus(fwk.Unschedulable).WithError(err)
+		}
 	}
 	return nil
+}
+
+// leavePlaces gives them back. Whoever was refused for want of a place may have one now.
+func (pl *Plugin) leavePlaces(c *cycle, pod *v1.Pod) {
+	for _, pc := range c.claims {
+		if pl.shared.places.leave(pc.claim.UID, pod.UID) {
+			pl.shared.waiting.ClaimChanged(types.NamespacedName{Namespace: pc.claim.Namespace, Name: pc.claim.Name})
+		}
+	}
 }
 
 // decidedFor returns what Filter found that the node has to satisfy.
@@ -109,13 +159,13 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 	case err == nil:
 		c.binding.reserved = append(c.binding.reserved, reserved...)
 		for _, r := range reserved {
-			klog.FromContext(ctx).V(2).Info("Devices chosen", "pod", klog.KObj(pod), "node", klog.KObj(node), "claim", klog.KObj(r.Claim), "devices", deviceNames(r.Allocation))
+			logDecision(ctx, allocatedLine, pod, node.Name, r.Claim, r.Allocation, c.whyChosen(pod, node.Name))
 		}
 		return nil
 	case errors.As(err, &refusal), errors.As(err, &claimErr):
 		// Another node may do, and the change that took this one away need not free anything.
-		pl.shared.waiting.Failed(pod.UID)
-		return fwk.NewStatus(fwk.Unschedulable, err.Error())
+		pl.shared.waiting.Failed(pod.UID, pl.clock.Now())
+		return fwk.NewStatus(fwk.Unschedulable).WithError(&postponedError{eventType: v1.EventTypeNormal, reason: reasonLostRace, err: err})
 	default:
 		return fwk.AsStatus(err)
 	}
@@ -129,8 +179,7 @@ func (e *refusedError) Error() string { return string(e.reason) }
 func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input allocator.Input) ([]tracker.Reservation, error) {
 	node := input.Node
 	nominated := pl.nominatedBefore(pod, node.Name)
-	joined := len(c.binding.reserved) > 0
-	input.Attempt = newBudget(pl.filterTimeout) // of its own: what Filter found in time takes no longer here, unless things have changed
+	input.Attempt = c.budget.again() // of its own: what Filter found in time takes no longer here, unless things have changed
 	var stale error
 	for range maxReserveAttempts {
 		view := pl.shared.tracker.Snapshot().Usage
@@ -139,14 +188,15 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input 
 		if err != nil {
 			return nil, err
 		}
+		for i := range reserved {
+			reserved[i].Group = c.groupOf(reserved[i].Claim.UID, pod)
+		}
 		err = pl.shared.tracker.Reserve(view, pod.UID, reserved)
 		if !errors.Is(err, tracker.ErrStale) {
 			if err != nil {
 				return nil, fmt.Errorf("node %s: %w", node.Name, err)
 			}
-			if !joined { // else others have decided too, on another one
-				c.binding.decidedOn = view
-			}
+			c.binding.usage = view
 			return reserved, nil
 		}
 		stale = err
@@ -192,7 +242,7 @@ func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, no
 	}
 	if requests != nil {
 		input := c.input(ctx, requests, node)
-		input.Attempt = newBudget(pl.filterTimeout)
+		input.Attempt = c.budget.again()
 		input.Usage = c.stakes.withNominees(ctx, pl.nominatedBefore(pod, node.Name), node, c.inventory, input.Usage)
 		reserved, err := c.decide(ctx, input)
 		var refusal *refusedError
@@ -216,20 +266,22 @@ func (pl *Plugin) join(c *cycle, pod *v1.Pod, node *v1.Node) *fwk.Status {
 			continue
 		}
 		allocation, flying := pl.shared.tracker.Share(pc.claim.UID, pod.UID)
-		if !flying {
-			if claim, err := pl.shared.tracker.Get(pc.claim.Namespace, pc.claim.Name); err == nil && claim.UID == pc.claim.UID {
-				allocation = claim.Status.Allocation
-			}
+		if flying {
+			c.binding.reserved = append(c.binding.reserved, tracker.Reservation{Claim: pc.claim, Allocation: allocation})
+			c.binding.decidedByOthers++
+		} else if claim, err := pl.shared.tracker.Get(pc.claim.Namespace, pc.claim.Name); err == nil && claim.UID == pc.claim.UID {
+			allocation = claim.Status.Allocation
+			c.binding.join(claim)
 		}
 		usable := false
 		if allocation != nil {
-			c.binding.reserved = append(c.binding.reserved, tracker.Reservation{Claim: pc.claim, Allocation: allocation})
 			nodes, err := nodesOf(pc.claim, allocation)
 			usable = err == nil && (nodes == nil || nodes.Match(node))
 		}
 		if !usable {
-			pl.shared.waiting.Failed(pod.UID)
-			return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has not got for another pod of the group what was planned", klog.KObj(pc.claim)))
+			pl.shared.waiting.Failed(pod.UID, pl.clock.Now())
+			return fwk.NewStatus(fwk.Unschedulable).WithError(postpone(reasonClaimChanged, pc.claim,
+				fmt.Errorf("claim %s has not got for another pod of the group what was planned", klog.KObj(pc.claim))))
 		}
 	}
 	return nil
@@ -238,7 +290,7 @@ func (pl *Plugin) join(c *cycle, pod *v1.Pod, node *v1.Node) *fwk.Status {
 // Unreserve undoes what Reserve and PreBind did for the pod, the last step first. It reads and writes the API only
 // where PreBind may have written. A claim that cannot be restored keeps its allocation and its reservation for the
 // pod, which uses both when it is tried again; when the pod is deleted, kube-controller-manager releases them.
-func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ string) {
+func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) {
 	c, err := readCycle(state)
 	if err != nil || c == nil {
 		return
@@ -249,20 +301,36 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 	}
 	b := *c.binding
 	*c.binding = binding{}
-	pl.undo(ctx, pod, b.writes, b.sent)
-	pl.undoExtendedClaim(ctx, pod, &b.extended)
+	taken := b.taken()
+	kept := pl.undo(ctx, pod, nodeName, b.writes, b.sent)
+	pl.undoExtendedClaim(ctx, pod, &b.extended, kept)
 	// Only now: what the writes did is known to the tracker, so that no device is free that is not.
 	for _, r := range b.reserved {
 		pl.shared.tracker.Release(r.Claim.UID, pod.UID)
 	}
-	pl.shared.attempts.end(pod.UID)
+	for _, t := range taken {
+		if !kept.Has(t.Claim.UID) {
+			pl.logGivenBack(ctx, pod, nodeName, t.Claim, t.Allocation, b.whyGivenBack())
+		}
+	}
+	pl.leavePlaces(c, pod)
+	pause := pl.shared.attempts.fail(pod)
 	pl.shared.waiting.Unplaced(pod.UID)
+	pl.pauseMember(ctx, pod, pause)
 }
 
-func deviceNames(allocation *resourceapi.AllocationResult) []string {
-	names := make([]string, len(allocation.Devices.Results))
-	for i, result := range allocation.Devices.Results {
-		names[i] = result.Driver + "/" + result.Pool + "/" + result.Device
+// pauseMember holds up the goroutine that binds a pod of a group, which has nothing any more that others could use but its place on the node.
+func (pl *Plugin) pauseMember(ctx context.Context, pod *v1.Pod, pause time.Duration) {
+	if pl.podOf(consumer{types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, pod.UID}) == nil {
+		pl.shared.attempts.end(pod.UID) // its end may have been told before
+		return
 	}
-	return names
+	if pause == 0 {
+		return
+	}
+	select {
+	case <-pl.clock.After(pause):
+	case <-ctx.Done():
+	case <-pl.shared.ctx.Done():
+	}
 }

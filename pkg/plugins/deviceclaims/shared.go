@@ -41,19 +41,31 @@ type Shared struct {
 	store   *inventory.Store
 	source  *source.Source
 	waiting *waitingPods
+	// places are the pods that are about to be users of claims, turns whose turn it is to write to one.
+	places *places
+	turns  *turns
+	// doubts are the claims that may still lose what a pod is about to use.
+	doubts *doubts
 	// attempts are the pods that are being bound, leaving the claims that preemptors wait for.
 	attempts *attempts
 	// elsewhere has the devices, and nodes, that pods should not try again before others.
 	elsewhere *elsewhere
 	leaving   *leavingClaims
+	// nominations are the nodes that have devices kept for nominated pods.
+	nominations *nominations
 	// trial has what the pods of a group have been given while the group is tried.
 	trial *trial
 	// recorded are pods whose status may name a claim for extended resources.
 	recorded *recordedPods
-	owner    *ownership.Keeper // nil if there are no DeviceTaintRules
-	leading  sync.Once
-	room     wakeup.Options
-	limits   Limits
+	// gated are the pods that PreEnqueue keeps back.
+	gated   *gatedPods
+	auditor *auditor
+	owner   *ownership.Keeper // nil if there are no DeviceTaintRules
+	leading sync.Once
+	room    wakeup.Options
+	limits  Limits
+	// shares is the time that namespaces have.
+	shares *shares
 
 	// ctx ends with the scheduler.
 	ctx    context.Context
@@ -64,7 +76,7 @@ type Shared struct {
 // NewShared returns a Shared for one scheduler.
 func NewShared(limits Limits) *Shared {
 	limits = limits.withDefaults()
-	return &Shared{limits: limits, room: wakeup.Options{
+	return &Shared{limits: limits, shares: newShares(time.Now), room: wakeup.Options{
 		Budget:    limits.WakeUp,
 		OnOutcome: countWakeUp,
 		OnSize:    func(waiting int) { waitingPodsGauge.Set(float64(waiting)) },
@@ -100,14 +112,19 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	}})
 	caches.store.Store(s.store)
 	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
+	s.places, s.turns, s.doubts = newPlaces(s.tracker.Get), newTurns(), newDoubts(s.tracker.Get)
 	pods := s.factory.Core().V1().Pods().Lister()
 	s.attempts, s.elsewhere, s.leaving, s.trial = newAttempts(), newElsewhere(pods), newLeavingClaims(), &trial{}
 	s.waiting = newWaitingPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
+	s.nominations = newNominations(pods, s.waiting.NominationEnded, s.waiting.NominationLost)
 	s.recorded = newRecordedPods(pods)
+	s.gated = newGatedPods(pods)
+	context.AfterFunc(s.ctx, s.gated.queue.ShutDown)
 
 	var err error
 	for _, handler := range []cache.ResourceEventHandler{
-		s.waiting.podHandler(), s.attempts.podHandler(), s.elsewhere.podHandler(), victimHandler(klog.FromContext(ctx), handle),
+		s.waiting.podHandler(), s.attempts.podHandler(), s.elsewhere.podHandler(), victimHandler(ctx, handle, s.tracker), s.gated.podHandler(),
+		s.nominations.podHandler(),
 	} {
 		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(handler); err != nil {
 			s.cancel()
@@ -123,19 +140,19 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 		return fmt.Errorf("watch devices: %w", err)
 	}
 
-	auditor := newAuditor(s.tracker, s.store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, clock.RealClock{})
+	s.auditor = newAuditor(s.tracker, s.store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, args.Fence.Timeout.Duration, clock.RealClock{})
+	s.auditor.disclosure = args.ClaimsOfOtherNamespaces
 	if enabled(features.DRADeviceTaintRules) {
 		s.owner = ownership.NewKeeper(s.ctx, handle.ClientSet().ResourceV1(), s.factory.Resource().V1().DeviceTaintRules())
 	}
 
 	// Subscribed before anything runs, so that no change is missed.
 	s.tracker.Subscribe(s.waiting.onClaimEvent)
-	s.tracker.Subscribe(auditor.onClaimEvent)
+	s.tracker.Subscribe(s.nominations.onClaimEvent)
 	s.tracker.Subscribe(func(event tracker.Event) { s.leaving.onClaimEvent(klog.FromContext(ctx), event) })
 	s.source.AddListener(s.waiting.onInventoryEvent)
 	s.wg.Go(func() { s.tracker.Run(s.ctx, tracker.NewListWatch(handle.ClientSet())) })
 	s.wg.Go(func() { s.waiting.run(s.ctx) })
-	s.wg.Go(func() { auditor.run(s.ctx) })
 	s.wg.Go(func() { <-s.source.Done() })
 	return nil
 }
@@ -160,10 +177,15 @@ func (s *Shared) own(profile string, args *config.OwnershipArgs) error {
 	return nil
 }
 
-// Lead begins what only a scheduler that leads may do: of several replicas, one keeps the rule that keeps other
-// schedulers off our devices.
+// Lead begins what only a scheduler that leads may do: of several replicas, one tells pods why they are kept back, audits, and keeps the
+// rule that keeps other schedulers off our devices.
 func (s *Shared) Lead() {
 	s.leading.Do(func() {
+		if s.ctx.Err() == nil {
+			s.wg.Go(func() { s.gated.run(s.ctx) })
+			s.tracker.Subscribe(s.auditor.onClaimEvent) // it begins with all that is held
+			s.wg.Go(func() { s.auditor.run(s.ctx) })
+		}
 		if s.owner != nil && s.ctx.Err() == nil {
 			s.wg.Go(func() { s.owner.Run(s.ctx) })
 		}

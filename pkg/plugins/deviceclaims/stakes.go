@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
@@ -25,7 +26,7 @@ type stake struct {
 	pools []usage.PoolID
 	// pods are all that the claim is reserved for, or is being allocated for.
 	pods []consumer
-	// foreign tells that it is reserved for something besides pods.
+	// foreign tells that it is reserved for something besides pods, or is going to be.
 	foreign bool
 	// left tells that it holds nothing any more. Only what the attempt decides on still has it.
 	left bool
@@ -52,7 +53,9 @@ type stakes struct {
 	// own are the claims of the pod that is being scheduled, and do not change. They never count as somebody else's.
 	own sets.Set[types.UID]
 
-	mutex    sync.Mutex
+	mutex sync.Mutex
+	// budgets are the time for what nominated pods are going to get, by namespace, of all its pods together.
+	budgets  map[string]*budget
 	byClaim  map[types.UID]*stake
 	byPod    map[types.UID][]*stake
 	nominees map[types.UID]*nominee
@@ -60,9 +63,21 @@ type stakes struct {
 
 func newStakes(pl *Plugin) *stakes {
 	return &stakes{
-		pl: pl, own: sets.New[types.UID](),
+		pl: pl, own: sets.New[types.UID](), budgets: map[string]*budget{},
 		byClaim: map[types.UID]*stake{}, byPod: map[types.UID][]*stake{}, nominees: map[types.UID]*nominee{},
 	}
+}
+
+// budgetFor returns the time for what a nominated pod is going to get. It is its namespace's: a pod of another one does not pay for it.
+func (s *stakes) budgetFor(nominee *v1.Pod) *budget {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	b := s.budgets[nominee.Namespace]
+	if b == nil {
+		b = newBudget(s.pl.filterTimeout, s.pl.shared.shares.of(nominee))
+		s.budgets[nominee.Namespace] = b
+	}
+	return b
 }
 
 // usesDevices tells whether a pod may hold devices, from what the pod says itself.
@@ -84,7 +99,7 @@ func (s *stakes) ofPod(pod *v1.Pod) []*stake {
 		}
 	}
 	// The status of a pod that is being bound may not name its claim yet.
-	for _, claim := range s.pl.shared.tracker.OwnedBy(pod.UID) {
+	for _, claim := range s.pl.shared.tracker.OwnedBy(pod.Namespace, pod.UID) {
 		refs = append(refs, usage.RefOf(claim))
 	}
 	refs = append(refs, s.pl.shared.tracker.InFlightFor(pod.UID)...)
@@ -134,7 +149,7 @@ func (s *stakes) ofClaimLocked(ref usage.ClaimRef) *stake {
 
 // newStake returns nil for a claim that holds nothing.
 func newStake(ref usage.ClaimRef, holding tracker.Holding) *stake {
-	s := &stake{claim: ref, known: holding}
+	s := &stake{claim: ref, known: holding, foreign: holding.Group != ""}
 	s.addPools(holding.InFlight)
 	for _, owner := range holding.Owners {
 		s.addPod(consumer{uid: owner})
@@ -200,32 +215,47 @@ func without(view usage.View, stakes []*stake) usage.View {
 // releasedWith returns the stakes that end when the pods go: those that are for these pods and for nobody else.
 func (s *stakes) releasedWith(pods map[types.UID]*v1.Pod) []*stake {
 	isGoing := func(uid types.UID) bool { return pods[uid] != nil }
-	var released []*stake
+	released := sets.New[*stake]()
 	for _, pod := range pods {
 		for _, st := range s.ofPod(pod) {
-			if st.isFor(isGoing) && !slices.Contains(released, st) {
-				released = append(released, st)
+			if st.isFor(isGoing) {
+				released.Insert(st)
 			}
 		}
 	}
-	return released
+	return released.UnsortedList()
+}
+
+// withoutPods returns the usage without what ends in some pools when the pods go.
+func (s *stakes) withoutPods(view usage.View, pools []usage.PoolID, pods podSet) usage.View {
+	if pods.Len() == 0 {
+		return view
+	}
+	isGoing := func(uid types.UID) bool {
+		_, going := pods.Get(uid)
+		return going
+	}
+	return view.Without(pools, func(claim usage.ClaimRef) bool {
+		st := s.ofClaim(claim)
+		return st != nil && st.isFor(isGoing)
+	})
 }
 
 // isLeaving tells whether the claim is about to give up its devices, because all pods that it is for have gone, are
-// going, have ended, or will not be bound; see [attempts] for what certain means.
-func (s *stakes) isLeaving(st *stake, certain bool) bool {
+// going, have ended, or will not be bound. preemptor is the pod that waits for that, nil if nobody does; see [Plugin.isLeaving].
+func (s *stakes) isLeaving(st *stake, preemptor *v1.Pod) bool {
 	if st.foreign {
 		return false
 	}
 	if len(st.pods) == 0 {
 		return st.known.Claim != nil && st.known.Claim.DeletionTimestamp != nil
 	}
-	return !slices.ContainsFunc(st.pods, func(c consumer) bool { return !s.pl.isLeaving(c, certain) })
+	return !slices.ContainsFunc(st.pods, func(c consumer) bool { return !s.pl.isLeaving(c, preemptor) })
 }
 
 // mayBeEvictedFor tells whether the claim ends if all pods of lower priority are evicted.
 func (s *stakes) mayBeEvictedFor(st *stake, pod *v1.Pod) bool {
-	if s.isLeaving(st, true) {
+	if s.isLeaving(st, nil) {
 		return true
 	}
 	return !st.foreign && len(st.pods) > 0 && !slices.ContainsFunc(st.pods, func(c consumer) bool {
@@ -247,7 +277,11 @@ func (pl *Plugin) podOf(c consumer) *v1.Pod {
 }
 
 // isLeaving tells whether a pod will make no more use of its claims.
-func (pl *Plugin) isLeaving(c consumer, certain bool) bool {
+//
+// A preemptor waits for a pod that is being deleted only if it may have evicted that pod itself, as the scheduler's own preemption does
+// (PodEligibleToPreemptOthers): others may take as long as they like. And what is not certain, see [attempts], is enough to wait for.
+func (pl *Plugin) isLeaving(c consumer, preemptor *v1.Pod) bool {
+	certain := preemptor == nil
 	attempt := pl.shared.attempts.of(c.uid)
 	if attempt != nil {
 		c.NamespacedName = types.NamespacedName{Namespace: attempt.pod.Namespace, Name: attempt.pod.Name}
@@ -262,15 +296,18 @@ func (pl *Plugin) isLeaving(c consumer, certain bool) bool {
 	switch {
 	case err != nil:
 		return apierrors.IsNotFound(err)
-	case pod.UID != c.uid:
+	case pod.UID != c.uid, pod.Status.Phase == v1.PodSucceeded, pod.Status.Phase == v1.PodFailed:
 		return true
+	case preemptor != nil:
+		return preemption.PodTerminatingByPreemption(pod) && pl.priorityOf(pod) < pl.priorityOf(preemptor)
 	}
-	return pod.DeletionTimestamp != nil || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
+	return pod.DeletionTimestamp != nil
 }
 
-// leavingOn returns the stakes in devices of a node that are about to end, or have ended since the view was taken.
-func (s *stakes) leavingOn(pools []usage.PoolID, view usage.View, certain bool) []*stake {
-	return s.stakesOn(pools, view, func(st *stake) bool { return s.isLeaving(st, certain) })
+// leavingOn returns the stakes in devices of a node that are about to end, or have ended since the view was taken. What is only
+// predicted must not be in the view: it would look as if it had ended.
+func (s *stakes) leavingOn(pools []usage.PoolID, view usage.View, preemptor *v1.Pod) []*stake {
+	return s.stakesOn(pools, view, func(st *stake) bool { return s.isLeaving(st, preemptor) })
 }
 
 // stakesOn returns the stakes in devices of some pools that are of a kind, or have ended since the view was taken.

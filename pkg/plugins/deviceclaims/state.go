@@ -115,6 +115,10 @@ type results struct {
 	unusable sets.Set[int]
 	// failed tells that a node was refused because it only has what could not be made ready for the pod.
 	failed bool
+	// classless tells that a node was refused because what it has to satisfy cannot be said without a class.
+	classless bool
+	// undecided tells that there was no time to find out whether others can be evicted from a node.
+	undecided bool
 	// leaving are the claims whose end the pod has to wait for, on the node that it is nominated to.
 	leaving     []*stake
 	leavingNode string
@@ -127,6 +131,8 @@ type nodeResult struct {
 	// score and size are the allocator's.
 	score, size int64
 	failure     *allocator.Failure
+	// evictable tells that a node that was refused would do without pods of lower priority.
+	evictable bool
 }
 
 func newResults(parent *results) *results {
@@ -164,6 +170,19 @@ func (r *results) accepted() []string {
 	return nodes
 }
 
+// evictable returns the nodes that would do without pods of lower priority, in no order.
+func (r *results) evictable() []string {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	var nodes []string
+	for name, result := range r.nodes {
+		if result.evictable {
+			nodes = append(nodes, name)
+		}
+	}
+	return nodes
+}
+
 // leavingFor returns the node that the pod is nominated to and the claims there whose end it has to wait for.
 func (r *results) leavingFor() (string, []*stake) {
 	r.mutex.Lock()
@@ -194,10 +213,46 @@ func (r *results) setFailed() {
 	r.failed = true
 }
 
+// setClassless notes that a node was refused because what it has to satisfy cannot be said without a class.
+func (r *results) setClassless() {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.classless = true
+}
+
+func (r *results) isClassless() bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return r.classless
+}
+
 func (r *results) haveFailed() bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	return r.failed
+}
+
+// setUndecided notes that there was no time to find out whether others can be evicted from a node.
+func (r *results) setUndecided() {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.undecided = true
+}
+
+// isUndecided tells whether the time was not enough for some node.
+func (r *results) isUndecided() bool {
+	r.mutex.Lock()
+	undecided := r.undecided
+	r.mutex.Unlock()
+	if undecided {
+		return true
+	}
+	for _, failure := range r.failures() {
+		if failure.Reason == allocator.ReasonUndecided {
+			return true
+		}
+	}
+	return false
 }
 
 func (r *results) isUnusable(claim int) bool {
@@ -206,18 +261,20 @@ func (r *results) isUnusable(claim int) bool {
 	return r.unusable.Has(claim)
 }
 
-// mostRefused returns the requests that most nodes do not satisfy, nil if all do. They differ between nodes only for
+// mostRefused returns what most nodes do not satisfy, nil if all do. It differs between nodes only for
 // pods with extended resources, where nodes of several kinds are in one cluster.
-func (r *results) mostRefused() *allocator.Requests {
+func (r *results) mostRefused() *variant {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	nodes := map[*allocator.Requests]int{}
 	first := map[*allocator.Requests]string{} // for a result that does not depend on the order
+	variants := map[*allocator.Requests]*variant{}
 	for name, result := range r.nodes {
 		if result.failure == nil {
 			continue
 		}
 		requests := result.variant.requests
+		variants[requests] = result.variant
 		nodes[requests]++
 		if known, ok := first[requests]; !ok || name < known {
 			first[requests] = name
@@ -229,7 +286,7 @@ func (r *results) mostRefused() *allocator.Requests {
 			most = requests
 		}
 	}
-	return most
+	return variants[most]
 }
 
 // failures iterates over the nodes on which no allocation was found, in no particular order.

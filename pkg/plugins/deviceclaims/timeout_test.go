@@ -3,6 +3,8 @@ package deviceclaims
 import (
 	"context"
 	"fmt"
+	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +12,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
@@ -73,7 +76,7 @@ func TestNodeThatTakesTooLongIsGivenUp(t *testing.T) {
 			if !a.preFilter.IsSuccess() {
 				t.Fatal(a.preFilter)
 			}
-			want := map[string]string{"node-a": string(allocator.ReasonUndecided)}
+			want := map[string]string{"node-a": allocator.ReasonUndecided.OfNodes()}
 			for _, name := range others {
 				want[name] = ""
 			}
@@ -85,7 +88,7 @@ func TestNodeThatTakesTooLongIsGivenUp(t *testing.T) {
 				return
 			}
 			if status := a.postFilter(); status.Code() != fwk.Unschedulable {
-				t.Errorf("PostFilter: %v", status)
+				t.Errorf("PostFilter: %v, want the plugins after it to be asked", status)
 			}
 			h.eventually("the pod is tried again", func() bool { return len(h.activator.taken()) > 0 })
 		})
@@ -109,12 +112,14 @@ func TestReserveIsGivenUpInTime(t *testing.T) {
 	} {
 		for how, inGroup := range map[string]bool{"alone": false, "in a group": true} {
 			t.Run(name+", "+how, func(t *testing.T) {
+				nominee := pending("nominee", 5, "kept")
 				h := newHarness(t, world{
+					pods:    []*v1.Pod{nominee},
 					nodes:   []*v1.Node{node("node-a")},
 					objects: []runtime.Object{class(testClass), slice("node-a", divisible(tc.devices)...)},
 					claims:  []*resourceapi.ResourceClaim{claim("c", tc.wants), claim("kept", tc.nominee)},
 				})
-				h.nominator.nominate("node-a", pending("nominee", 5, "kept"))
+				h.nominator.nominate("node-a", nominee)
 				h.plugin.filterTimeout = 500 * time.Millisecond
 				ctx, cancel := context.WithTimeout(h.ctx, patience)
 				defer cancel()
@@ -136,5 +141,202 @@ func TestReserveIsGivenUpInTime(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Where a namespace has used up its time, pods that need no long search and few expressions are placed as ever. Others are put off, and told so,
+// until there is time again.
+func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
+	const told = "namespace team-a has used its share of the scheduler's time for long searches and CEL expressions: more in "
+	// manySelectors takes some hundred milliseconds to compile.
+	manySelectors := func(c *resourceapi.ResourceClaim) {
+		for i := range resourceapi.DeviceSelectorsMaxSize {
+			c.Spec.Devices.Requests[0].Exactly.Selectors = append(c.Spec.Devices.Requests[0].Exactly.Selectors, resourceapi.DeviceSelector{
+				CEL: &resourceapi.CELDeviceSelector{Expression: strings.Repeat(`device.driver == "a" || `, 100) + fmt.Sprintf(`device.driver != "%d"`, i)},
+			})
+		}
+	}
+	for name, tc := range map[string]struct {
+		wants func(*resourceapi.ResourceClaim)
+		// where it is told, and whether it fits when there is time
+		preFilter, fits bool
+	}{
+		"a long search":  {wants: nearlyFull},
+		"many selectors": {wants: manySelectors, preFilter: true, fits: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			hard, easy := pod("hard", "hard"), pod("easy", "easy")
+			h := newHarness(t, world{
+				nodes:   []*v1.Node{node("node-a")},
+				objects: []runtime.Object{class(testClass), slice("node-a", divisible(10)...)},
+				claims:  []*resourceapi.ResourceClaim{claim("hard", tc.wants), claim("easy", counted(1))},
+				pods:    []*v1.Pod{hard, easy},
+				room:    wakeup.Options{RetryAfter: time.Millisecond},
+			})
+			var passed time.Duration
+			h.plugin.shared.shares = newShares(func() time.Time { return time.Now().Add(passed) })
+			account := h.plugin.shared.shares.of(hard)
+			account.saved = -time.Second
+			for round := range 2 {
+				began := time.Now()
+				a := h.filterAll(hard)
+				text := a.postFilter().Message()
+				if tc.preFilter {
+					text = a.preFilter.Message()
+				}
+				if len(a.fits()) > 0 || !strings.Contains(text, told) {
+					t.Errorf("round %d: %v, %v, %q", round, a.preFilter, a.filter, text)
+				}
+				if took := time.Since(began); took > 5*time.Second {
+					t.Errorf("round %d: it has taken %v", round, took)
+				}
+			}
+			if a := h.filterAll(easy); len(a.fits()) != 1 {
+				t.Errorf("an easy pod: %v, %v", a.preFilter, a.filter)
+			}
+			if woken := h.activator.taken(); len(woken) > 0 {
+				t.Errorf("%v are woken", woken)
+			}
+			passed = time.Hour
+			h.plugin.filterTimeout = time.Second
+			a := h.filterAll(hard)
+			text := a.preFilter.Message()
+			if a.preFilter.IsSuccess() && !tc.fits {
+				text = a.postFilter().Message()
+			}
+			if fits := len(a.fits()) > 0; fits != tc.fits || strings.Contains(text, told) {
+				t.Errorf("with time: %v, %v, %q", a.preFilter, a.filter, text)
+			}
+		})
+	}
+}
+
+// tight asks for shares that go into n devices of 1,000, with slack left in sum. With 8, 3, 10 and 1 the search takes some tens of milliseconds.
+func tight(n, per int, slack int64, seed uint64) func(c *resourceapi.ResourceClaim) {
+	return func(c *resourceapi.ResourceClaim) {
+		random := rand.New(rand.NewPCG(seed, 1))
+		var sizes []int64
+		for range n {
+			left := int64(1000) - slack
+			for i := range per {
+				size := left
+				if i < per-1 {
+					size = left/int64(per-i) + random.Int64N(120) - 60
+				}
+				left -= size
+				sizes = append(sizes, size)
+			}
+		}
+		random.Shuffle(len(sizes), func(i, j int) { sizes[i], sizes[j] = sizes[j], sizes[i] })
+		c.Spec.Devices.Requests = nil
+		for i, size := range sizes {
+			c.Spec.Devices.Requests = append(c.Spec.Devices.Requests, resourceapi.DeviceRequest{Name: fmt.Sprintf("share-%d", i), Exactly: &resourceapi.ExactDeviceRequest{
+				DeviceClassName: testClass, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
+				Capacity: &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": *resource.NewQuantity(size, resource.DecimalSI)}},
+			}})
+		}
+	}
+}
+
+// Filter has found a node and used up what the namespace had saved. Reserve, which decides once more, has as much again.
+func TestReserveHasWhatTheAttemptWasGranted(t *testing.T) {
+	p := pod("p", "c")
+	h := newHarness(t, world{
+		nodes:   []*v1.Node{node("node-a")},
+		objects: []runtime.Object{class(testClass), slice("node-a", divisible(8)...)},
+		claims:  []*resourceapi.ResourceClaim{claim("c", tight(8, 3, 10, 1))},
+		pods:    []*v1.Pod{p},
+	})
+	h.plugin.filterTimeout = time.Minute
+	account := h.plugin.shared.shares.of(p)
+	a := h.filterAll(p)
+	if len(a.fits()) == 0 {
+		t.Fatal("the pod fits nowhere")
+	}
+	account.spend(account.saved)
+	if status := h.plugin.Reserve(h.ctx, a.state, p, "node-a"); !status.IsSuccess() {
+		t.Errorf("Reserve: %v", status)
+	}
+	if account.saved >= 0 {
+		t.Errorf("%v are saved, though there was nothing left and Reserve took some", account.saved)
+	}
+	if again := newBudget(time.Minute, account); again.granted != freeTime {
+		t.Errorf("the next attempt is granted %v", again.granted)
+	}
+}
+
+// What a nominated pod is going to get is looked for in the time of its own namespace. Without any it keeps nobody out.
+func TestANomineeIsChargedToItsNamespace(t *testing.T) {
+	for name, tc := range map[string]struct{ saved time.Duration }{
+		"with time":    {saved: time.Second},
+		"without time": {saved: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			nominee, p := pending("nominee", 5, "kept"), pending("p", 5, "c")
+			h := newHarness(t, world{
+				pods:    []*v1.Pod{nominee, p},
+				nodes:   []*v1.Node{node("node-a")},
+				objects: []runtime.Object{class(testClass), slice("node-a", divisible(10)...)},
+				claims:  []*resourceapi.ResourceClaim{claim("c", counted(1)), claim("kept", nearlyFull)},
+			})
+			h.nominator.nominate("node-a", nominee)
+			h.plugin.filterTimeout = 100 * time.Millisecond
+			account := h.plugin.shared.shares.of(nominee)
+			account.saved = tc.saved
+			stakes := newStakes(h.plugin)
+			inv, view := h.plugin.shared.store.View(), h.plugin.shared.tracker.Snapshot().Usage
+			stakes.withNominees(h.ctx, []*v1.Pod{nominee}, node("node-a"), inv, view)
+			want := freeTime
+			if tc.saved > 0 {
+				want += tc.saved
+			}
+			b := stakes.budgetFor(nominee)
+			if b.granted < want || b.granted > want+time.Second/savedPart*10 || b.used == 0 {
+				t.Errorf("granted %v, used %v, want %v granted and some of it used", b.granted, b.used, want)
+			}
+			if b.used > freeTime && account.saved >= tc.saved {
+				t.Errorf("%v used, and %v saved before, %v now", b.used, tc.saved, account.saved)
+			}
+			if other := stakes.budgetFor(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team-b"}}); other == b {
+				t.Error("another namespace has the same time")
+			}
+		})
+	}
+}
+
+// Whether others can be evicted for the pod takes longer to find out than its namespace has left. It is told so, or tried again by time.
+func TestAPodWithoutTimeToFindVictimsIsUndecided(t *testing.T) {
+	for name, tc := range map[string]struct {
+		saved     time.Duration
+		undecided bool
+	}{
+		"with time":    {saved: 20 * time.Second},
+		"without time": {saved: 0, undecided: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			high, low := pending("high", 9, "c"), running("low", "node-a", 1, "held")
+			var gpus []string
+			for i := range 8 {
+				gpus = append(gpus, fmt.Sprint("gpu-", i))
+			}
+			h := newHarness(t, world{
+				nodes:   []*v1.Node{node("node-a")},
+				objects: []runtime.Object{class(testClass), slice("node-a", divisible(8)...)},
+				claims: []*resourceapi.ResourceClaim{
+					claim("c", tight(8, 3, 10, 1)), claim("held", counted(8), allocated("node-a", gpus...), reservedFor("low")),
+				},
+				pods: []*v1.Pod{high, low},
+			})
+			h.plugin.filterTimeout = time.Minute
+			h.plugin.shared.shares.of(high).saved = tc.saved
+			a := h.filterAll(high)
+			text := a.postFilter().Message()
+			if got := a.statuses.Get("node-a").Code() == fwk.Unschedulable; got == tc.undecided {
+				t.Errorf("preemption is offered the node: %t", got)
+			}
+			if got := strings.Contains(text, "has used its share"); got != tc.undecided {
+				t.Errorf("told: %q", text)
+			}
+		})
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"slices"
 	"sync"
 
-	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -25,15 +24,15 @@ type trial struct {
 	given []*given
 	// leaving are claims of others that count as gone.
 	leaving []*stake
-	// view is what over made of the view with the revision base; known tells whether it is up to date.
-	view  usage.View
+	// views[i] is what over made of the view with the revision base for the first i of given, as far as it has. Preemption has the pods of
+	// a group give back the last first, again and again.
+	views []usage.View
 	base  uint64
-	known bool
 
 	// onNodes are the pods with devices on all nodes, noted when preemption for a group may begin. Nil if it may not.
-	onNodes map[types.UID]*v1.Pod
-	// removed are those of them that preemption has taken away, nil before that is known.
-	removed map[types.UID]*v1.Pod
+	onNodes sets.Set[types.UID]
+	// without is the cluster without those of them that preemption has taken away, nil before that is known.
+	without *whatIf
 }
 
 // given is what a claim has been given on trial.
@@ -50,7 +49,6 @@ func (t *trial) give(pod types.UID, reserved []tracker.Reservation) {
 	for _, r := range reserved {
 		t.given = append(t.given, &given{claim: usage.RefOf(r.Claim), allocation: r.Allocation, pods: sets.New(pod)})
 	}
-	t.known = false
 }
 
 // join makes a pod one of those that a claim has been given something for.
@@ -85,11 +83,14 @@ func (t *trial) of(claim types.UID) *given {
 func (t *trial) takeBack(pod types.UID) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
-	for _, g := range t.given {
-		g.pods.Delete(pod)
+	stay := 0 // at the beginning of given
+	for i, g := range t.given {
+		if g.pods.Delete(pod); len(g.pods) > 0 && stay == i {
+			stay++
+		}
 	}
 	t.given = slices.DeleteFunc(t.given, func(g *given) bool { return len(g.pods) == 0 })
-	t.known = false
+	t.views = t.views[:min(len(t.views), stay+1)]
 }
 
 // withLeaving calls try while the devices of the given claims count as free.
@@ -97,7 +98,7 @@ func (t *trial) withLeaving(leaving []*stake, try func()) {
 	set := func(leaving []*stake) {
 		t.mutex.Lock()
 		defer t.mutex.Unlock()
-		t.leaving, t.known = leaving, false
+		t.leaving, t.views = leaving, nil
 	}
 	set(leaving)
 	defer set(nil)
@@ -111,64 +112,63 @@ func (t *trial) over(view usage.View) usage.View {
 	if len(t.given) == 0 && len(t.leaving) == 0 {
 		return view
 	}
-	if !t.known || t.base != view.Revision() {
-		t.known, t.base = true, view.Revision()
-		t.view = without(view, t.leaving)
-		for _, g := range t.given {
-			t.view = t.view.With(g.claim, g.allocation)
-		}
+	if len(t.views) == 0 || t.base != view.Revision() {
+		t.base, t.views = view.Revision(), append(t.views[:0], without(view, t.leaving))
 	}
-	return t.view
+	last := t.views[len(t.views)-1]
+	for _, g := range t.given[len(t.views)-1:] {
+		last = last.With(g.claim, g.allocation)
+		t.views = append(t.views, last)
+	}
+	return last
 }
 
 // mayPreempt tells that preemption for a group may begin, on nodes that have the given pods with devices.
-func (t *trial) mayPreempt(onNodes map[types.UID]*v1.Pod) {
+func (t *trial) mayPreempt(onNodes sets.Set[types.UID]) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
-	t.onNodes, t.removed = onNodes, nil
+	t.onNodes, t.without = onNodes, nil
 }
 
-// removedPods returns the pods that have been taken off their nodes because preemption finds out whether a group would fit without
-// them. Nil if that is not so.
+// whatIf returns, for one pod, the cluster without the pods that have been taken off their nodes because preemption finds out whether a group
+// would fit without them. Nil if that is not so.
 //
 // Nobody tells a plugin: the framework begins with new cycle states on a snapshot from which pods are missing. It is as long as
 // this snapshot is open to changes, and only one can have it open.
-func (t *trial) removedPods(handle fwk.Handle) (map[types.UID]*v1.Pod, error) {
+func (t *trial) whatIf(handle fwk.Handle) (*whatIf, error) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	if t.onNodes == nil {
 		return nil, nil
 	}
 	if snapshot := handle.MutableSnapshotSharedLister(); snapshot.StartMutations() == nil {
-		t.onNodes, t.removed = nil, nil
+		t.onNodes, t.without = nil, nil
 		return nil, snapshot.EndMutations()
 	}
-	if t.removed == nil {
+	if t.without == nil {
 		left, err := podsWithDevices(handle)
 		if err != nil {
 			return nil, err
 		}
-		t.removed = map[types.UID]*v1.Pod{}
-		for uid, pod := range t.onNodes {
-			if left[uid] == nil {
-				t.removed[uid] = pod
-			}
+		t.without = &whatIf{dryRun: true}
+		for uid := range t.onNodes.Difference(left) {
+			t.without.removed = t.without.removed.Set(uid, struct{}{})
 		}
 	}
-	return t.removed, nil
+	return t.without.clone(), nil
 }
 
 // podsWithDevices returns the pods on all nodes of the snapshot that may hold devices.
-func podsWithDevices(handle fwk.Handle) (map[types.UID]*v1.Pod, error) {
+func podsWithDevices(handle fwk.Handle) (sets.Set[types.UID], error) {
 	nodes, err := handle.SnapshotSharedLister().NodeInfos().List()
 	if err != nil {
 		return nil, fmt.Errorf("list nodes: %w", err)
 	}
-	pods := map[types.UID]*v1.Pod{}
+	pods := sets.New[types.UID]()
 	for _, node := range nodes {
 		for _, info := range node.GetPods() {
 			if pod := info.GetPod(); usesDevices(pod) {
-				pods[pod.UID] = pod
+				pods.Insert(pod.UID)
 			}
 		}
 	}

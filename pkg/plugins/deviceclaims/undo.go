@@ -11,6 +11,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 )
@@ -35,10 +37,13 @@ var undoPauses = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter
 // The answer to the binding of a pod can be lost, too, and another scheduler may have bound it with the reservation
 // that stands in the claim. So nothing is taken away from a pod that has a node, or may have one. sent tells that the
 // pod may have been sent to be bound.
-func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, writes []*claimWrite, sent bool) {
+//
+// It returns the claims that keep what was written.
+func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, node string, writes []*claimWrite, sent bool) sets.Set[types.UID] {
+	kept := sets.New[types.UID]()
 	writes = slices.DeleteFunc(slices.Clone(writes), func(w *claimWrite) bool { return w.made == made{} && w.unanswered == nil })
 	if len(writes) == 0 {
-		return
+		return kept
 	}
 	// The scheduling cycle's context may have ended, which may be why the pod is unreserved.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
@@ -52,7 +57,9 @@ func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, writes []*claimWrite, s
 		logger.Error(err, "Cannot find out whether a pod is bound, its claims stay allocated and reserved for it")
 		keep = true
 	case keep:
-		logger.V(2).Info("Pod is bound although its binding failed, its claims stay allocated and reserved for it")
+		for _, w := range writes {
+			logDecision(ctx, keptLine, pod, node, w.planned, w.result(), "the pod is bound although its binding failed")
+		}
 	}
 	for _, w := range slices.Backward(writes) {
 		logger := klog.LoggerWithValues(logger, "claim", klog.KObj(w.planned))
@@ -64,7 +71,11 @@ func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, writes []*claimWrite, s
 		if err != nil {
 			logger.Error(err, "Cannot take back allocation and reservation of a claim, the pod will use them when it is tried again")
 		}
+		if keep || err != nil {
+			kept.Insert(w.planned.UID)
+		}
 	}
+	return kept
 }
 
 // hasNode finds out whether the pod is bound. A pod that is gone is not.
@@ -142,7 +153,6 @@ func (pl *Plugin) undoWrite(ctx context.Context, w *claimWrite, keep bool) error
 			if err != nil {
 				return fmt.Errorf("read the claim: %w", err)
 			}
-			pl.assume(ctx, read)
 			base = read
 		}
 		return pl.writeUndo(ctx, w, base, keep)
@@ -186,9 +196,10 @@ func (pl *Plugin) writeUndo(ctx context.Context, w *claimWrite, claim *resourcea
 // none so far, but may still be on its way: its devices would be taken when nobody expects it.
 //
 // What is changed is the finalizer, which stands there for the allocation that is not to come. Nil means that no
-// change is needed: a reservation that comes late takes no device, and goes with its pod.
+// change is needed. A claim that is allocated has got that from another pod, which needs the finalizer. The late write only
+// adds a reservation, which takes no device and goes with its pod.
 func barring(w *claimWrite, claim *resourceapi.ResourceClaim) *resourceapi.ResourceClaim {
-	if w.allocation == nil || !slices.Contains(claim.Finalizers, resourceapi.Finalizer) {
+	if w.allocation == nil || claim.Status.Allocation != nil || !slices.Contains(claim.Finalizers, resourceapi.Finalizer) {
 		return nil
 	}
 	barred := claim.DeepCopy()
@@ -209,9 +220,7 @@ func restoring(w *claimWrite, claim *resourceapi.ResourceClaim, manager string) 
 	}
 	restored := claim.DeepCopy()
 	if ours.reservation {
-		restored.Status.ReservedFor = slices.DeleteFunc(restored.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
-			return ref.UID == w.user.UID
-		})
+		removeUser(restored, w.user.UID)
 	}
 	unused := len(restored.Status.ReservedFor) == 0
 	if unused && (ours.allocation || ours.reservation && w.joined) {
@@ -228,6 +237,7 @@ func restoring(w *claimWrite, claim *resourceapi.ResourceClaim, manager string) 
 func (pl *Plugin) persist(ctx context.Context, unsure func() bool, try func(context.Context) error) error {
 	deadline := pl.clock.Now().Add(undoTimeout)
 	var last error
+	said := ""
 	err := pl.undoPauses.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		for range undoConflicts {
 			requestCtx, cancel := context.WithTimeout(ctx, undoRequestTimeout)
@@ -242,8 +252,10 @@ func (pl *Plugin) persist(ctx context.Context, unsure func() bool, try func(cont
 			return true, nil
 		case !unsure() && pl.clock.Now().After(deadline):
 			return false, last
-		case ctx.Err() == nil:
-			klog.FromContext(ctx).V(2).Info("Trying again to take back what was written for a pod", "reason", last.Error())
+		case ctx.Err() == nil && !apierrors.IsConflict(last) && failureOf(last) != said:
+			// While a write is unanswered there is no deadline, and its devices go to nobody: what does not pass must be seen.
+			said = failureOf(last)
+			klog.FromContext(ctx).Error(last, "Cannot take back what was written for a pod, trying again")
 		}
 		return false, nil
 	})

@@ -1,20 +1,26 @@
 package deviceclaims
 
 import (
+	"context"
+	"maps"
 	"slices"
+	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/features"
+
+	"stowage.dev/stowage/pkg/tracker"
 )
 
 // victimHandler wakes a nominated pod whenever one of those is gone that were evicted for it. The scheduling queue may
 // let it sleep: it drops the events that come while DefaultPreemption still evicts, and what goes last need not be
 // what the plugins wait for that refused the pod. If one victim had the volume and goes first, and the other one had the
 // device, nobody else would wake the pod. As long as victims are being evicted the queue keeps the pod back.
-func victimHandler(logger klog.Logger, handle fwk.Handle) cache.ResourceEventHandler {
+func victimHandler(ctx context.Context, handle fwk.Handle, claims *tracker.Tracker) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
 		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 			obj = tombstone.Obj
@@ -30,8 +36,13 @@ func victimHandler(logger klog.Logger, handle fwk.Handle) cache.ResourceEventHan
 			}
 		}
 		if len(woken) > 0 {
-			logger.V(4).Info("Waking the pods for which a pod was evicted that is gone now", "victim", klog.KObj(victim), "node", victim.Spec.NodeName)
-			handle.Activate(logger, woken)
+			for _, name := range claimsNamedBy(victim) {
+				if claim, err := claims.Get(victim.Namespace, name); err == nil {
+					logDecision(ctx, evictedLine, victim, victim.Spec.NodeName, claim, claim.Status.Allocation,
+						"it was evicted for "+strings.Join(slices.Sorted(maps.Keys(woken)), ", "))
+				}
+			}
+			handle.Activate(klog.FromContext(ctx), woken)
 		}
 	}}
 }
@@ -70,12 +81,12 @@ func (pl *Plugin) evictsWhoIsGone(c *cycle, pod *v1.Pod) bool {
 	return false
 }
 
-// hasLostItsClaims tells whether the pod had claims, and none is reserved for it any more: kube-controller-manager gives up the
-// reservations of a pod that has ended.
+// hasLostItsClaims tells whether the pod had claims, and none is reserved for it or its group any more: kube-controller-manager gives up
+// the reservations of a pod that has ended.
 func (pl *Plugin) hasLostItsClaims(pod *v1.Pod) bool {
 	names := claimsNamedBy(pod)
 	return len(names) > 0 && len(pl.shared.tracker.InFlightFor(pod.UID)) == 0 && !slices.ContainsFunc(names, func(name string) bool {
 		claim, err := pl.shared.tracker.Get(pod.Namespace, name)
-		return err == nil && slices.ContainsFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool { return ref.UID == pod.UID })
+		return err == nil && resourceclaim.IsReservedForPod(pod, claim, enabled(features.DRAWorkloadResourceClaims))
 	})
 }

@@ -47,6 +47,7 @@ func TestNominatedPodsAreWokenWhenAVictimIsGone(t *testing.T) {
 // A nominated pod is tried again by and by where it may be kept from a node by a pod that is gone, of whose end the scheduler has not
 // heard. Its devices are free: something else is missing.
 func TestANominatedPodIsTriedAgainBesidePodsThatAreGone(t *testing.T) {
+	withGroups(t)
 	const low, high = 10, 100
 	for name, tc := range map[string]struct {
 		there     *v1.Pod
@@ -60,6 +61,8 @@ func TestANominatedPodIsTriedAgainBesidePodsThatAreGone(t *testing.T) {
 		"its claim is used by others":    {there: running("there", "node-b", low, "its"), claims: []*resourceapi.ResourceClaim{claim("its", reservedFor("other"))}, want: true},
 		"it has its claim":               {there: running("there", "node-b", low, "its"), claims: []*resourceapi.ResourceClaim{claim("its", reservedFor("there"))}},
 		"it has one of its claims":       {there: running("there", "node-b", low, "its", "old"), claims: []*resourceapi.ResourceClaim{claim("its", reservedFor("there"))}},
+		"its group has its claim":        {there: member(running("there", "node-b", low, "its")), claims: []*resourceapi.ResourceClaim{claim("its", forGroup)}},
+		"its group has lost its claim":   {there: member(running("there", "node-b", low, "its")), claims: []*resourceapi.ResourceClaim{claim("its")}, want: true},
 		"it never had one":               {there: running("there", "node-b", low)},
 		"it is being bound":              {there: running("there", "node-b", low, "its"), claims: []*resourceapi.ResourceClaim{claim("its")}, assumed: true},
 		"the pod is to get another node": {there: running("there", "node-b", low, "its"), elsewhere: true},

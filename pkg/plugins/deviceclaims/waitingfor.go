@@ -1,12 +1,16 @@
 package deviceclaims
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"hash/maphash"
 	"slices"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/klog/v2"
@@ -23,12 +27,39 @@ import (
 
 // look says what a waiting pod asks for now.
 func (pl *Plugin) look(pod *v1.Pod, inv *inventory.View) *wakeup.Question {
-	claims, err := claimNames(pod)
+	claims, err := pl.usableClaims(pod)
 	if err != nil {
+		pl.shared.gated.keep(pod, err) // it may be another reason than before, or the first one since the pod was tried
 		return &wakeup.Question{Err: err, Claims: err.Error()}
 	}
-	asked, err := pl.ask(pod, claims, inv, nil)
-	return pl.question(asked, inv, err)
+	ctx, cancel := context.WithTimeoutCause(context.Background(), pl.shared.limits.WakeUp, errEvaluation)
+	defer cancel()
+	asked, err := pl.ask(ctx, pod, claims, inv, nil)
+	if err != nil && pl.shared.gated.keeps(pod) {
+		return &wakeup.Question{} // to be tried, so that it is told what is the matter now
+	}
+	q := pl.question(pod, asked, inv, err)
+	if err == nil && groupOf(pod) == "" && !pl.shared.gated.keeps(pod) {
+		q.Places = pl.placesOf(pod, asked)
+	}
+	return q
+}
+
+// placesOf are how many more users the claims have room for that the pod is not a user of. One that is to be allocated has room for the pod
+// that it is allocated for, and for others only afterwards. Not asked for are pods of groups, which are tried together, and pods that
+// PreEnqueue keeps back, which have to be tried once to be told what is true.
+func (pl *Plugin) placesOf(pod *v1.Pod, a *asked) map[types.UID]int {
+	places := map[types.UID]int{}
+	for _, pc := range a.claims {
+		switch {
+		case isReservedFor(pc.claim, pod.UID):
+		case pc.claim.Status.Allocation == nil:
+			places[pc.claim.UID] = 1
+		default:
+			places[pc.claim.UID] = pl.shared.places.left(pc.claim, pod.UID)
+		}
+	}
+	return places
 }
 
 // asked is what a pod asks for.
@@ -42,8 +73,10 @@ type asked struct {
 }
 
 // question puts what a pod asks for in the form of the waiting room. err is why it cannot be asked.
-func (pl *Plugin) question(a *asked, inv *inventory.View, err error) *wakeup.Question {
-	q := &wakeup.Question{Err: err, Requests: a.requests, Classes: map[string]*inventory.Class{}}
+func (pl *Plugin) question(pod *v1.Pod, a *asked, inv *inventory.View, err error) *wakeup.Question {
+	q := &wakeup.Question{
+		Err: err, Undecided: errors.Is(err, errEvaluation), Requests: a.requests, Classes: map[string]*inventory.Class{}, Uncertain: groupOf(pod) != "",
+	}
 	unallocated := a.unallocated
 	if a.extended != nil && err == nil {
 		var v *variant
@@ -55,6 +88,17 @@ func (pl *Plugin) question(a *asked, inv *inventory.View, err error) *wakeup.Que
 		for _, name := range classesOf(claim) {
 			q.Classes[name] = inv.Class(name)
 		}
+	}
+	if a.extended != nil {
+		// Also where the claim cannot be compiled, or differs by node: the resolver may know a class that the inventory does not know yet.
+		for _, name := range a.extended.names {
+			if class := pl.classOf(name); class != nil {
+				q.Classes[class.Name] = inv.Class(class.Name)
+			}
+		}
+	}
+	if mayPreempt(pod) && groupOf(pod) == "" {
+		q.Evicts = evictsOf(corev1helpers.PodPriority(pod), a)
 	}
 	// What has been given on trial is going to be decided anew.
 	onTrial := func(pc podClaim) bool { return pc.shared != nil }
@@ -68,16 +112,41 @@ func (pl *Plugin) question(a *asked, inv *inventory.View, err error) *wakeup.Que
 	}
 	var state []byte
 	for _, pc := range a.claims {
-		state = fmt.Appendf(state, "%s/%x/%t;", pc.claim.UID, allocationHash(pc.claim), pl.bindingBroken(pc.claim))
+		broken, adoptedUntil := pl.bindingBroken(pc.claim), pl.adoptedUntil(pc.claim, pod.UID, pc.user.UID)
+		state = fmt.Appendf(state, "%s/%x/%t/%t;", pc.claim.UID, allocationHash(pc.claim), broken, !adoptedUntil.IsZero())
+		if !broken {
+			q.ChangesAt = sooner(q.ChangesAt, pl.bindingDeadline(pc.claim))
+		}
+		q.ChangesAt = sooner(q.ChangesAt, adoptedUntil)
 	}
-	for _, name := range namesOf(a.extended.made()) {
-		state = fmt.Appendf(state, "%s;", name)
+	for _, claim := range a.extended.made() {
+		state = fmt.Appendf(state, "%s/%s;", claim.Namespace, claim.Name)
+		q.ChangesAt = sooner(q.ChangesAt, pl.adoptedUntil(claim, pod.UID))
 	}
 	if err != nil {
 		state = append(state, err.Error()...)
 	}
 	q.Claims = string(state)
 	return q
+}
+
+// sooner returns the earlier one of two times, of which zero is none.
+func sooner(a, b time.Time) time.Time {
+	if a.IsZero() || !b.IsZero() && b.Before(a) {
+		return b
+	}
+	return a
+}
+
+// evictsOf tells apart which claims pods of a priority may have others evicted for: none that they use themselves.
+func evictsOf(priority int32, a *asked) string {
+	evicts := fmt.Sprint(priority)
+	for _, pc := range a.claims {
+		if pc.claim.Status.Allocation != nil {
+			evicts += " " + string(pc.claim.UID)
+		}
+	}
+	return evicts
 }
 
 // askElsewhere adds what the pod asks for on nodes where its claims cannot be used as they are allocated, if PostFilter may give these
@@ -103,7 +172,7 @@ func (pl *Plugin) askElsewhere(q *wakeup.Question, pins []podClaim, unallocated 
 		anew.Status = resourceapi.ResourceClaimStatus{}
 		claims = append(claims, anew)
 	}
-	if requests, err := pl.compile(claims, inv); err == nil {
+	if requests, err := pl.compile(context.Background(), claims, inv); err == nil {
 		q.Elsewhere = requests
 	}
 }

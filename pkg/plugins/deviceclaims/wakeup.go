@@ -2,18 +2,21 @@ package deviceclaims
 
 import (
 	"context"
+	"slices"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
@@ -73,8 +76,7 @@ func (w *waitingPods) run(ctx context.Context) {
 		case <-w.Wanted():
 		case <-timer.C:
 		}
-		wakes, again := w.Pass(ctx, w.world(ctx))
-		w.activate(klog.FromContext(ctx), wakes)
+		again := w.Pass(ctx, w.world(ctx), func(wake wakeup.Wake) { activate(klog.FromContext(ctx), wake) })
 		timer.Stop()
 		if !again.IsZero() {
 			timer.Reset(time.Until(again))
@@ -85,6 +87,7 @@ func (w *waitingPods) run(ctx context.Context) {
 // world is what the room decides on.
 func (w *waitingPods) world(ctx context.Context) wakeup.World {
 	logger := klog.FromContext(ctx)
+	evictions := newEvictions()
 	return wakeup.World{
 		Now: time.Now,
 		State: func() (*inventory.View, usage.View) {
@@ -112,26 +115,19 @@ func (w *waitingPods) world(ctx context.Context) wakeup.World {
 			return known
 		},
 		Suitable: func(pod *v1.Pod, tag any) func(*v1.Node) bool { return tag.(*Plugin).suitable(logger, pod) },
-		Look:     func(pod *v1.Pod, tag any, inv *inventory.View) *wakeup.Question { return tag.(*Plugin).look(pod, inv) },
-		Key:      func(pod *v1.Pod, _ any) any { return queueKey(pod) },
-		Before:   func(tag, a, b any) bool { return tag.(*Plugin).before(a, b) },
+		Evicted: func(pod *v1.Pod, tag any, node *v1.Node, inv *inventory.View, inUse usage.View) func(usage.View) usage.View {
+			return evictions.evicted(tag.(*Plugin), pod, node, inv, inUse)
+		},
+		Look:   func(pod *v1.Pod, tag any, inv *inventory.View) *wakeup.Question { return tag.(*Plugin).look(pod, inv) },
+		Key:    func(pod *v1.Pod, _ any) any { return queueKey(pod) },
+		Before: func(tag, a, b any) bool { return tag.(*Plugin).before(a, b) },
 	}
 }
 
-// activate puts the pods into the active queue of their scheduler, past any pause.
-func (w *waitingPods) activate(logger klog.Logger, wakes []wakeup.Wake) {
-	woken := map[*Plugin]map[string]*v1.Pod{}
-	for _, wake := range wakes {
-		pl := wake.Tag.(*Plugin)
-		if woken[pl] == nil {
-			woken[pl] = map[string]*v1.Pod{}
-		}
-		woken[pl][wake.Pod.Namespace+"/"+wake.Pod.Name] = wake.Pod
-		logger.V(4).Info("Waking a pod that may fit now", "pod", klog.KObj(wake.Pod), "cause", wake.Cause)
-	}
-	for pl, pods := range woken {
-		pl.handle.Activate(logger, pods)
-	}
+// activate puts the pod into the active queue of its scheduler, past any pause.
+func activate(logger klog.Logger, wake wakeup.Wake) {
+	logger.V(4).Info("Waking a pod that may fit now", "pod", klog.KObj(wake.Pod), "cause", wake.Cause)
+	wake.Tag.(*Plugin).handle.Activate(logger, map[string]*v1.Pod{wake.Pod.Namespace + "/" + wake.Pod.Name: wake.Pod})
 }
 
 // onClaimEvent takes the tracker's events.
@@ -148,13 +144,13 @@ func (w *waitingPods) onClaimEvent(event tracker.Event) {
 }
 
 // freedBy returns the devices of which there may be more for others. A claim whose allocation was exchanged for another one
-// may have given up a part of what it has of a device.
+// may have given up a part of what it has of a device. One that has lost a user may be one that its other users can be evicted for.
 func freedBy(event tracker.Event) []usage.DeviceID {
 	if event.Old == nil || event.New == nil {
 		return event.Freed
 	}
 	before, after := event.Old.Status.Allocation, event.New.Status.Allocation
-	if before == nil || after == nil || apiequality.Semantic.DeepEqual(before.Devices.Results, after.Devices.Results) {
+	if before == nil || after == nil || !hasLostUsers(event.Old, event.New) && amount.Semantic.DeepEqual(before.Devices.Results, after.Devices.Results) {
 		return event.Freed
 	}
 	freed := make([]usage.DeviceID, len(before.Devices.Results))
@@ -162,6 +158,15 @@ func freedBy(event tracker.Event) []usage.DeviceID {
 		freed[i] = usage.DeviceOf(&before.Devices.Results[i])
 	}
 	return freed
+}
+
+// hasLostUsers tells whether a claim is not reserved any more for somebody.
+func hasLostUsers(before, after *resourceapi.ResourceClaim) bool {
+	users := sets.New[types.UID]()
+	for _, user := range after.Status.ReservedFor {
+		users.Insert(user.UID)
+	}
+	return slices.ContainsFunc(before.Status.ReservedFor, func(user resourceapi.ResourceClaimConsumerReference) bool { return !users.Has(user.UID) })
 }
 
 // onInventoryEvent takes the inventory's events.

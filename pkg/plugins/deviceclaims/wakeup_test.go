@@ -1,14 +1,21 @@
 package deviceclaims
 
 import (
+	"slices"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/wakeup"
 )
 
 // wakes waits until exactly the given pods have been activated.
@@ -21,6 +28,16 @@ func (h *harness) wakes(want ...string) {
 	})
 	if diff := cmp.Diff(want, got); diff != "" {
 		h.t.Errorf("woken pods differ (-want +got):\n%s", diff)
+	}
+}
+
+// wakesIf waits until pod p has been activated, or sees that nobody is: because of why.
+func (h *harness) wakesIf(woken bool, why string) {
+	h.t.Helper()
+	if woken {
+		h.wakes("p")
+	} else if got := h.lookedAt(); len(got) > 0 {
+		h.t.Errorf("woken: %v, and %s", got, why)
 	}
 }
 
@@ -123,6 +140,80 @@ func TestWakeUp(t *testing.T) {
 	}
 }
 
+// What becomes possible because a pod's own claim changes in the hands of others is looked at on all nodes, then and from then on: before,
+// the claim kept the pod on one node, and nothing of the others concerned it.
+func TestWakeUpWhenTheOwnClaimMayMove(t *testing.T) {
+	release := func(name string) func(h *harness) {
+		return func(h *harness) {
+			h.api.change(name, func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+			h.caughtUp(name)
+		}
+	}
+	leave := func(h *harness) {
+		h.api.change("mine", func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = nil })
+		h.caughtUp("mine")
+	}
+	for name, tc := range map[string]struct {
+		wants   []string
+		changes []func(h *harness) // the last one wakes the pod
+	}{
+		"the other user of the claim goes": {
+			wants: []string{"mine", "wanted"}, changes: []func(*harness){release("holder-b"), leave},
+		},
+		"and what would do is freed later": {
+			wants: []string{"mine", "wanted"}, changes: []func(*harness){leave, release("holder-b")},
+		},
+		"its allocation is taken back, and what would do is freed later": {
+			wants: []string{"mine", "wanted"}, changes: []func(*harness){release("mine"), release("holder-b")},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			waiting := pod("waiting", tc.wants...)
+			w := twoNodes()
+			w.pods = []*v1.Pod{waiting, running("other", "node-a", 1, "mine")}
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("wanted"), claim("mine", allocated("node-a", "gpu-0"), reservedFor("other")), claim("holder-b", allocated("node-b", "gpu-0", "gpu-1")),
+			}
+			h := newHarness(t, w)
+			a := h.filterAll(waiting)
+			if len(a.fits()) > 0 {
+				t.Fatalf("the pod fits %v", a.fits())
+			}
+			a.postFilter()
+			for i, change := range tc.changes {
+				if woken := h.lookedAt(); i > 0 && len(woken) > 0 {
+					t.Fatalf("woken before it may run: %v", woken)
+				}
+				change(h)
+			}
+			h.wakes("waiting")
+		})
+	}
+}
+
+// lookedAt waits until what has happened has been looked at, and returns whom that woke.
+func (h *harness) lookedAt() []string {
+	h.t.Helper()
+	probe := pod("probe")
+	if err := h.client.Tracker().Add(probe); err != nil {
+		h.t.Fatal(err)
+	}
+	var woken []string
+	h.eventually("what has happened has been looked at", func() bool {
+		h.plugin.shared.waiting.Room.Note(probe, nil, h.plugin)
+		h.plugin.shared.waiting.Judged(probe.UID, &wakeup.Question{Claims: "as they were"}, wakeup.Seen{})
+		h.plugin.shared.waiting.NotRefused(probe.UID, time.Now())
+		h.plugin.shared.waiting.PodChanged(probe.UID)
+		woken = append(woken, h.activator.taken()...)
+		return slices.Contains(woken, "probe")
+	})
+	h.plugin.shared.waiting.Gone(probe.UID, false)
+	if err := h.client.Tracker().Delete(v1.SchemeGroupVersion.WithResource("pods"), probe.Namespace, probe.Name); err != nil {
+		h.t.Fatal(err)
+	}
+	return slices.DeleteFunc(woken, func(name string) bool { return name == "probe" })
+}
+
 // The framework's informers may tell of a change before the tracker has seen it. A pod retried because of
 // that looks at the old state, fails again, and must be woken once more.
 func TestWakeUpAfterTheFrameworkWasFaster(t *testing.T) {
@@ -148,6 +239,46 @@ func TestWakeUpAfterTheFrameworkWasFaster(t *testing.T) {
 	h.wakes("waiting")
 	if diff := cmp.Diff([]string{"node-a"}, h.filterAll(waiting).fits()); diff != "" {
 		t.Errorf("nodes differ (-want +got):\n%s", diff)
+	}
+}
+
+// The resolver of NodeResourcesFit may know the class behind an extended resource before the inventory does. A pod retried because of that is
+// refused once more, and must be woken when the inventory has the class, whatever else it asks for.
+func TestWakeUpByTheClassOfAnExtendedResource(t *testing.T) {
+	second := v1.ResourceName("example.com/second")
+	withSecond := extendedPod("waiting", gpuResource)
+	withSecond.Spec.Containers[0].Resources.Requests[second] = resource.MustParse("1")
+	withClaim := extendedPod("waiting", gpuResource)
+	withClaim.Spec.ResourceClaims = pod("waiting", "wanted").Spec.ResourceClaims
+	tests := map[string]struct {
+		pod      *v1.Pod
+		resolver map[v1.ResourceName]string
+	}{
+		"which is all that the pod asks for": {extendedPod("waiting", gpuResource), map[v1.ResourceName]string{gpuResource: "late"}},
+		"beside another one":                 {withSecond, map[v1.ResourceName]string{gpuResource: "late", second: testClass}},
+		"beside a claim":                     {withClaim, map[v1.ResourceName]string{gpuResource: "late"}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := extendedWorld(tc.pod)
+			w.resolver = tc.resolver
+			w.claims = []*resourceapi.ResourceClaim{claim("wanted")}
+			h := newHarness(t, w)
+			a := h.filterAll(tc.pod)
+			if len(a.fits()) > 0 {
+				t.Fatalf("the pod fits %v without the class", a.fits())
+			}
+			if a.preFilter.IsSuccess() {
+				a.postFilter()
+			}
+			if _, err := h.client.ResourceV1().DeviceClasses().Create(h.ctx, class("late"), metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			h.wakes("waiting")
+			if got := h.filterAll(tc.pod).fits(); !slices.Contains(got, "node-b") {
+				t.Errorf("with the class the pod fits %v, not node-b, which has two devices", got)
+			}
+		})
 	}
 }
 
@@ -209,4 +340,54 @@ func TestPodsThatDoNotWaitAreForgotten(t *testing.T) {
 
 func (h *harness) isWaiting(p *v1.Pod) bool {
 	return h.plugin.shared.waiting.IsWaiting(p.UID)
+}
+
+// A pod sleeps with a claim whose devices are not ready. When they have taken too long the claim may be given up, and no event tells.
+func TestBindingDeadlineOfASleepingPod(t *testing.T) {
+	at := metav1.NewTime(time.Now().Add(-time.Minute).Truncate(time.Second))
+	since := func(at *metav1.Time, conditions ...string) func(*resourceapi.ResourceClaim) {
+		return func(c *resourceapi.ResourceClaim) {
+			reservedFor("p")(c)
+			c.Status.Allocation.AllocationTimestamp = at
+			c.Status.Allocation.Devices.Results[0].BindingConditions = conditions
+		}
+	}
+	deadline := at.Add(config.DefaultBindingTimeout + 1)
+	long := metav1.NewTime(at.Add(-config.DefaultBindingTimeout))
+	adoptedBy := func(by string) func(*resourceapi.ResourceClaim) {
+		return func(c *resourceapi.ResourceClaim) {
+			metav1.SetMetaDataAnnotation(&c.ObjectMeta, adoptedKey("p-uid"), adoption{by, at.Time}.String())
+		}
+	}
+	tests := map[string]struct {
+		claims []*resourceapi.ResourceClaim
+		want   time.Time
+	}{
+		"a claim that another scheduler has adopted": {
+			claims: []*resourceapi.ResourceClaim{claim("c", allocated("node-a", "gpu-0"), since(&at), adoptedBy("another"))},
+			want:   at.Add(config.DefaultBindingTimeout + adoptionRenewal),
+		},
+		"devices that are ready":                {claims: []*resourceapi.ResourceClaim{claim("c", allocated("node-a", "gpu-0"), since(&at))}},
+		"devices that are not":                  {claims: []*resourceapi.ResourceClaim{claim("c", allocated("node-a", "gpu-0"), since(&at, "Attached"))}, want: deadline},
+		"devices that have taken too long":      {claims: []*resourceapi.ResourceClaim{claim("c", allocated("node-a", "gpu-0"), since(&long, "Attached"))}},
+		"devices that were allocated some time": {claims: []*resourceapi.ResourceClaim{claim("c", allocated("node-a", "gpu-0"), since(nil, "Attached"))}},
+		"of two claims the first": {claims: []*resourceapi.ResourceClaim{
+			claim("c", allocated("node-b", "gpu-0"), since(ptr.To(metav1.NewTime(at.Add(time.Second))), "Attached")),
+			claim("d", allocated("node-b", "gpu-1"), since(&at, "Attached")),
+		}, want: deadline},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.claims = tc.claims
+			h := newHarness(t, w)
+			var names []string
+			for _, c := range tc.claims {
+				names = append(names, c.Name)
+			}
+			if got := h.plugin.look(pod("p", names...), h.plugin.shared.store.View()).ChangesAt; !got.Equal(tc.want) {
+				t.Errorf("to be looked at again at %v, want %v", got, tc.want)
+			}
+		})
+	}
 }

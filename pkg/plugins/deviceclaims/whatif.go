@@ -2,94 +2,110 @@ package deviceclaims
 
 import (
 	"context"
-	"maps"
 	"slices"
-	"sync"
+	"sync/atomic"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"stowage.dev/stowage/internal/sharded"
 	"stowage.dev/stowage/pkg/usage"
 )
 
-// whatIf is how a node would be without some of its pods and with some that are nominated to it. It is never changed;
-// each pod added or removed makes a new one, so that clones of a cycle state can share it. Nil stands for the node as
-// it is.
+// whatIf is how the cluster would be without some of its pods, and a node with some that are nominated to it. It is never changed;
+// each pod added or removed makes a new one, so that clones of a cycle state can share it. To make one costs little, however many pods
+// are removed: preemption puts thousands back, one after the other. Nil stands for the cluster as it is.
 type whatIf struct {
-	// removed are the pods that have been taken away. Read only.
-	removed map[types.UID]*v1.Pod
-	// nominees are the pods that have been added, for the node. Read only.
+	// removed are the pods with devices that have been taken away.
+	removed podSet
+	// nominees are the pods that have been added, for the node that is looked at. Read only.
 	nominees []*v1.Pod
-	node     *v1.Node
 	// dryRun tells that pods were taken away at some time: somebody tries which of them have to go.
 	dryRun bool
 
-	// view is what over made of the view with the revision base, if known.
-	mutex sync.Mutex
-	known bool
-	base  uint64
-	view  usage.View
+	// last is what over has made last, for the one pod that is being scheduled. Filter and Reserve ask for the same.
+	last atomic.Pointer[nodeUsage]
 }
 
+// nodeUsage is what has been made of the usage with the revision base for a node.
+type nodeUsage struct {
+	base uint64
+	node *v1.Node
+	view usage.View
+}
+
+// podSet is an immutable set of pods, by UID.
+type podSet = sharded.Map[types.UID, struct{}]
+
 func (w *whatIf) isDryRun() bool { return w != nil && w.dryRun }
+
+func (w *whatIf) hasRemoved(pod *v1.Pod) bool {
+	if w == nil {
+		return false
+	}
+	_, removed := w.removed.Get(pod.UID)
+	return removed
+}
 
 func (w *whatIf) clone() *whatIf {
 	if w == nil {
 		return &whatIf{}
 	}
-	return &whatIf{removed: w.removed, nominees: w.nominees, node: w.node, dryRun: w.dryRun}
+	return &whatIf{removed: w.removed, nominees: w.nominees, dryRun: w.dryRun}
 }
 
 func (w *whatIf) without(pod *v1.Pod) *whatIf {
-	next := w.clone()
-	next.removed = maps.Clone(next.removed)
-	if next.removed == nil {
-		next.removed = map[types.UID]*v1.Pod{}
+	if w.isDryRun() && !usesDevices(pod) {
+		return w
 	}
-	next.removed[pod.UID] = pod
+	next := w.clone()
 	next.dryRun = true
-	return next
-}
-
-func (w *whatIf) with(pod *v1.Pod, node *v1.Node) *whatIf {
-	next := w.clone()
-	switch {
-	case next.removed[pod.UID] != nil:
-		next.removed = maps.Clone(next.removed)
-		delete(next.removed, pod.UID)
-	case pod.Spec.NodeName == "":
-		next.nominees = append(slices.Clip(next.nominees), pod)
-		next.node = node
+	if usesDevices(pod) {
+		next.removed = next.removed.Set(pod.UID, struct{}{})
 	}
 	return next
 }
 
-// view returns who holds what: as it was when the cycle began, with what other pods of the group have on trial, and as the pods that
-// were added and removed make it.
-func (c *cycle) view(ctx context.Context) usage.View {
+func (w *whatIf) with(pod *v1.Pod) *whatIf {
+	switch {
+	case w.hasRemoved(pod):
+		next := w.clone()
+		next.removed = next.removed.Delete(pod.UID)
+		return next
+	case pod.Spec.NodeName == "":
+		next := w.clone()
+		next.nominees = append(slices.Clip(next.nominees), pod)
+		return next
+	}
+	return w
+}
+
+// view returns who holds what that matters for a node: as it was when the cycle began, with what other pods of the group have on trial, and
+// as the pods that were added and removed make it. Without a node it is what matters for all, with no regard to these pods.
+func (c *cycle) view(ctx context.Context, node *v1.Node) usage.View {
 	view := c.usage
 	if c.trial != nil {
 		view = c.trial.over(view)
 	}
-	if c.whatIf == nil {
+	if c.whatIf == nil || node == nil {
 		return view
 	}
-	return c.whatIf.over(ctx, c, view)
+	return c.whatIf.over(ctx, c, node, view)
 }
 
-// over returns the usage as the pods that were added and removed make it.
-func (w *whatIf) over(ctx context.Context, c *cycle, view usage.View) usage.View {
-	w.mutex.Lock()
-	defer w.mutex.Unlock()
-	if !w.known || w.base != view.Revision() {
-		w.known, w.base = true, view.Revision()
-		w.view = without(view, c.stakes.releasedWith(w.removed))
-		if len(w.nominees) > 0 {
-			w.view = c.stakes.withNominees(ctx, w.nominees, w.node, c.inventory, w.view)
-		}
+// over returns the usage as the pods that were added and removed make it for the node. It looks at nothing but the node's pools, so that
+// its cost does not depend on how many pods are removed elsewhere.
+func (w *whatIf) over(ctx context.Context, c *cycle, node *v1.Node, view usage.View) usage.View {
+	if last := w.last.Load(); last != nil && last.base == view.Revision() && last.node == node {
+		return last.view
 	}
-	return w.view
+	next := &nodeUsage{base: view.Revision(), node: node, view: c.stakes.withoutPods(view, poolsOf(node, c.inventory), w.removed)}
+	if len(w.nominees) > 0 {
+		next.view = c.stakes.withNominees(ctx, w.nominees, node, c.inventory, next.view)
+	}
+	w.last.Store(next)
+	return next.view
 }
 
 // PreFilterExtensions returns the plugin: what a node has to offer changes with the pods on it and with those that are
@@ -106,9 +122,16 @@ func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, 
 
 // AddPod undoes RemovePod, or gives devices to a pod that is nominated to the node and has none yet, in the state
 // alone. It never fails: that would end the whole attempt, on all nodes.
-func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, _ *v1.Pod, added fwk.PodInfo, node fwk.NodeInfo) *fwk.Status {
-	if c, err := readCycle(state); err == nil && c != nil {
-		c.whatIf = c.whatIf.with(added.GetPod(), node.Node())
+func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, pod *v1.Pod, added fwk.PodInfo, node fwk.NodeInfo) *fwk.Status {
+	c, err := readCycle(state)
+	if err != nil || c == nil {
+		return nil
 	}
+	if other := added.GetPod(); other.Spec.NodeName == "" && !c.whatIf.hasRemoved(other) {
+		if name := node.Node().Name; !usesDevices(other) || goesBefore(pod, other, name) || !pl.shared.nominations.keep(other, name) {
+			return nil
+		}
+	}
+	c.whatIf = c.whatIf.with(added.GetPod())
 	return nil
 }

@@ -6,13 +6,17 @@ import (
 	"fmt"
 	"net/http"
 	"slices"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
 // claimWrite is what PreBind does to one claim.
@@ -28,6 +32,8 @@ type claimWrite struct {
 	// made is what of written is our doing. Only that is ours to undo: a reservation that stood before may be the one of
 	// another scheduler that handles the same pod.
 	made made
+	// withdrawn tells that the claim has given way to another one since, see withdraw.
+	withdrawn bool
 	// joined tells that the claim had users before us, whose leaving should have freed its devices.
 	joined bool
 	// unanswered is what a write sent whose outcome is not known. The write can take effect as long as the claim
@@ -35,11 +41,29 @@ type claimWrite struct {
 	unanswered *resourceapi.ResourceClaim
 }
 
-// bindClaim makes sure that the claim has the allocation, the finalizer and the reservation.
+// result is what the claim has allocated when the write is done.
+func (w *claimWrite) result() *resourceapi.AllocationResult {
+	if w.allocation != nil {
+		return w.allocation
+	}
+	return w.planned.Status.Allocation
+}
+
+// bindPauses are how long a write is put off that others get ahead of: kube-controller-manager, which takes out pods that have
+// ended, or another scheduler. They come to some three seconds.
+var bindPauses = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.6, Jitter: 0.5, Steps: 12}
+
+// bindClaim makes sure that the claim has the allocation, the finalizer and the reservation. Pods of this process that share the claim
+// do so one after the other, each on what the one before has written.
 func (pl *Plugin) bindClaim(ctx context.Context, w *claimWrite) error {
+	done, err := pl.shared.turns.take(ctx, w.planned.UID)
+	if err != nil {
+		return err
+	}
+	defer done()
 	// Benign changes, such as labels, may come in between. Then everything is looked at anew.
 	get := pl.known
-	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
+	err = retry.RetryOnConflict(pl.bindPauses, func() error {
 		claim, err := get(ctx, w.planned)
 		get = pl.read
 		if err != nil {
@@ -50,7 +74,12 @@ func (pl *Plugin) bindClaim(ctx context.Context, w *claimWrite) error {
 		}
 		return pl.writeBinding(ctx, w, claim.DeepCopy())
 	})
-	if err != nil {
+	switch {
+	case apierrors.IsConflict(err):
+		return postpone(reasonClaimChanged, w.planned, errors.New("changed again and again while the pod was bound"))
+	case apierrors.IsNotFound(err):
+		return postpone(reasonClaimChanged, w.planned, errors.New("was deleted while the pod was scheduled"))
+	case err != nil:
 		return err
 	}
 	return pl.shared.tracker.Assume(w.written)
@@ -58,6 +87,17 @@ func (pl *Plugin) bindClaim(ctx context.Context, w *claimWrite) error {
 
 // checkUnchanged fails if the claim is not any more what the pod was scheduled with.
 func checkUnchanged(claim *resourceapi.ResourceClaim, w *claimWrite) error {
+	if err := changeOf(claim, w); err != nil {
+		return postpone(reasonClaimChanged, claim, err)
+	}
+	if isReservedFor(claim, w.user.UID) {
+		return nil
+	}
+	return checkReservedForLimit(claim, 0)
+}
+
+// changeOf says what has changed.
+func changeOf(claim *resourceapi.ResourceClaim, w *claimWrite) error {
 	switch {
 	case claim.UID != w.planned.UID:
 		return fmt.Errorf("was deleted and created again while the pod was scheduled: UID %s instead of %s", claim.UID, w.planned.UID)
@@ -69,16 +109,13 @@ func checkUnchanged(claim *resourceapi.ResourceClaim, w *claimWrite) error {
 		return errors.New("lost its allocation while the pod was scheduled")
 	case w.allocation == nil && !sameAllocation(claim.Status.Allocation, w.planned.Status.Allocation):
 		return errors.New("got another allocation while the pod was scheduled")
-	case isReservedFor(claim, w.user.UID):
-		return nil
-	default:
-		return checkReservedForLimit(claim)
 	}
+	return nil
 }
 
 // sameAllocation compares without the time of the allocation, which the writer adds.
 func sameAllocation(a, b *resourceapi.AllocationResult) bool {
-	return apiequality.Semantic.DeepEqual(a.Devices, b.Devices) && apiequality.Semantic.DeepEqual(a.NodeSelector, b.NodeSelector)
+	return amount.Semantic.DeepEqual(a.Devices, b.Devices) && apiequality.Semantic.DeepEqual(a.NodeSelector, b.NodeSelector)
 }
 
 // writeBinding changes the claim in the API. claim is a copy.
@@ -120,7 +157,7 @@ func (pl *Plugin) writeBinding(ctx context.Context, w *claimWrite, claim *resour
 		w.joined = users > 0
 	}
 	switch {
-	case now == w.made && w.user.Resource == "pods" && !w.made.reservation:
+	case now == w.made && !w.made.reservation:
 		return pl.adopt(ctx, w, claim)
 	case now == w.made:
 		w.written = claim
@@ -146,7 +183,12 @@ func (pl *Plugin) known(_ context.Context, claim *resourceapi.ResourceClaim) (*r
 
 // read returns the object that the API server has for the claim's name.
 func (pl *Plugin) read(ctx context.Context, claim *resourceapi.ResourceClaim) (*resourceapi.ResourceClaim, error) {
-	return pl.client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	read, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	pl.assume(ctx, read)
+	return read, nil
 }
 
 // assume tells the tracker of an object that the API server has sent. What it ignores is known to be outdated.

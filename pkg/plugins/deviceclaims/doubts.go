@@ -1,0 +1,45 @@
+package deviceclaims
+
+import (
+	"sync"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// doubts are claims whose allocation or reservation this process wanted to take away when no answer came. Such a write can take effect as
+// long as the claim has the same resource version. A pod that is bound with the claim writes to it first, so that it no longer can.
+type doubts struct {
+	// newest returns the newest object of a claim.
+	newest func(namespace, name string) (*resourceapi.ResourceClaim, error)
+
+	mutex  sync.Mutex
+	claims map[types.UID]*resourceapi.ResourceClaim // as they were sent
+}
+
+func newDoubts(newest func(namespace, name string) (*resourceapi.ResourceClaim, error)) *doubts {
+	return &doubts{newest: newest, claims: map[types.UID]*resourceapi.ResourceClaim{}}
+}
+
+// note notes that a write of the claim failed, unless it certainly had no effect. It forgets claims that have changed since.
+func (d *doubts) note(sent *resourceapi.ResourceClaim, err error) {
+	if isRefusal(err) {
+		return
+	}
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	for uid, claim := range d.claims {
+		if newest, err := d.newest(claim.Namespace, claim.Name); err != nil || newest.ResourceVersion != claim.ResourceVersion {
+			delete(d.claims, uid)
+		}
+	}
+	d.claims[sent.UID] = sent
+}
+
+// about tells whether a write that was not answered can still change the claim as it is.
+func (d *doubts) about(claim *resourceapi.ResourceClaim) bool {
+	d.mutex.Lock()
+	defer d.mutex.Unlock()
+	sent := d.claims[claim.UID]
+	return sent != nil && sent.ResourceVersion == claim.ResourceVersion
+}

@@ -1,0 +1,292 @@
+package deviceclaims
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
+)
+
+// Why PreEnqueue keeps a pod back: reasons of its events.
+const (
+	reasonClaimNotMade   = "ClaimNotMade"      // kube-controller-manager has not made it from its template
+	reasonClaimMissing   = "ClaimMissing"      // does not exist
+	reasonClaimEnds      = "ClaimBeingDeleted" // is being deleted
+	reasonClaimOfAnother = "ClaimOfAnotherPod" // was made for another pod
+)
+
+// ReasonWaitingForClaim is the reason of the condition PodScheduled while a pod is kept out of the scheduling queue for want of a claim. It
+// is neither SchedulingGated, which is for gates in the pod's spec, nor Unschedulable, which has autoscalers look for a node.
+const ReasonWaitingForClaim = "WaitingForResourceClaim"
+
+// ReasonWaitingToBeTried is the reason of the condition PodScheduled from when the pod is let in until an attempt has ended.
+const ReasonWaitingToBeTried = "WaitingToBeScheduled"
+
+// waitingToBeTried is its message.
+const waitingToBeTried = "the pod's claims can be used now, it waits to be scheduled"
+
+// gateGrace is how long a pod that nothing has been told yet is kept back before it is told why: most claims are made together with
+// their pods, or a moment later by kube-controller-manager.
+const gateGrace = 2 * time.Second
+
+// unusableError says that a pod cannot be tried on any node before a claim has changed.
+type unusableError struct {
+	reason string // of the event
+	claim  claimName
+	err    error
+}
+
+func (e *unusableError) Error() string { return e.err.Error() }
+func (e *unusableError) Unwrap() error { return e.err }
+
+// gatedPods keep the condition PodScheduled of pods true that PreEnqueue keeps out of the scheduling queue. kube-scheduler writes it
+// only when an attempt fails: a pod that was never tried has none, and one that was is left with what was true then.
+//
+// What a pod is kept back for is noted by PreEnqueue, and by the waiting room when a claim of the pod has changed. A goroutine of the
+// scheduler that leads writes it, with the pod's resource version as the precondition, so that it never writes over what it has not
+// seen. Whenever somebody else changes the pod it looks again. Once the pod is let in, the condition says so. It is not removed:
+// kube-scheduler patches what differs from the condition as it knows it, which may be the one before, and would leave one without status.
+type gatedPods struct {
+	lister corelisters.PodLister
+	queue  workqueue.TypedRateLimitingInterface[types.NamespacedName]
+	grace  time.Duration
+
+	mutex sync.Mutex
+	// profiles are those of this scheduler, by name. Pods of others are told by others.
+	profiles map[string]fwk.Handle
+	pods     map[types.NamespacedName]*gatedPod
+}
+
+// gatedPod is what is to be told.
+type gatedPod struct {
+	uid  types.UID
+	why  *unusableError
+	told string // by an event
+}
+
+func newGatedPods(lister corelisters.PodLister) *gatedPods {
+	return &gatedPods{
+		lister: lister, grace: gateGrace,
+		queue:    workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[types.NamespacedName]()),
+		profiles: map[string]fwk.Handle{},
+		pods:     map[types.NamespacedName]*gatedPod{},
+	}
+}
+
+// serve has the pods of a profile told.
+func (g *gatedPods) serve(profile fwk.Handle) {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	g.profiles[profile.ProfileName()] = profile
+}
+
+func podName(pod *v1.Pod) types.NamespacedName {
+	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
+}
+
+// keep notes why a pod is kept back.
+func (g *gatedPods) keep(pod *v1.Pod, err error) {
+	var why *unusableError
+	if !errors.As(err, &why) {
+		return
+	}
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	known := g.pods[podName(pod)]
+	if known == nil || known.uid != pod.UID {
+		known = &gatedPod{uid: pod.UID}
+		g.pods[podName(pod)] = known
+	}
+	if known.why != nil && known.why.Error() == why.Error() {
+		return
+	}
+	known.why = why
+	if scheduledCondition(pod) == nil {
+		g.queue.AddAfter(podName(pod), g.grace)
+	} else {
+		g.queue.Add(podName(pod)) // what it says is not true any more
+	}
+}
+
+// keeps tells whether the pod is kept back, as far as it is known.
+func (g *gatedPods) keeps(pod *v1.Pod) bool {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	known := g.pods[podName(pod)]
+	return known != nil && known.uid == pod.UID
+}
+
+// letIn notes that a pod is not kept back.
+func (g *gatedPods) letIn(pod *v1.Pod) {
+	g.mutex.Lock()
+	known := g.pods[podName(pod)]
+	delete(g.pods, podName(pod))
+	g.mutex.Unlock()
+	if known != nil || isToldToWait(pod) {
+		g.queue.Add(podName(pod))
+	}
+}
+
+// podHandler looks again at pods whose condition somebody has changed, and forgets those that are bound or gone.
+func (g *gatedPods) podHandler() cache.ResourceEventHandler {
+	forget := func(pod *v1.Pod) {
+		g.mutex.Lock()
+		defer g.mutex.Unlock()
+		if known := g.pods[podName(pod)]; known != nil && known.uid == pod.UID {
+			delete(g.pods, podName(pod))
+		}
+	}
+	return cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(_, obj any) {
+			pod, ok := obj.(*v1.Pod)
+			if !ok {
+				return
+			}
+			if pod.Spec.NodeName != "" {
+				forget(pod)
+				return
+			}
+			g.mutex.Lock()
+			known, ours := g.pods[podName(pod)] != nil, g.profiles[pod.Spec.SchedulerName] != nil
+			g.mutex.Unlock()
+			if known && scheduledCondition(pod) != nil || ours && isToldToWait(pod) {
+				g.queue.Add(podName(pod))
+			}
+		},
+		DeleteFunc: func(obj any) {
+			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = tombstone.Obj
+			}
+			if pod, ok := obj.(*v1.Pod); ok {
+				forget(pod)
+			}
+		},
+	}
+}
+
+// run writes conditions until the queue is shut down.
+func (g *gatedPods) run(ctx context.Context) {
+	for {
+		name, ended := g.queue.Get()
+		if ended {
+			return
+		}
+		switch err := g.tell(ctx, name); {
+		case err == nil:
+			g.queue.Forget(name)
+		case ctx.Err() == nil:
+			if !apierrors.IsConflict(err) {
+				klog.FromContext(ctx).Error(err, "Cannot write why a pod is kept out of the scheduling queue, trying again",
+					"pod", klog.KRef(name.Namespace, name.Name))
+			}
+			g.queue.AddRateLimited(name)
+		}
+		g.queue.Done(name)
+	}
+}
+
+// tell makes the pod's condition what it should be.
+func (g *gatedPods) tell(ctx context.Context, name types.NamespacedName) error {
+	var why *unusableError
+	var profile fwk.Handle
+	g.mutex.Lock()
+	pod, err := g.lister.Pods(name.Namespace).Get(name.Name) // under the mutex: as new as what has been noted, or newer
+	known := g.pods[name]
+	switch {
+	case known != nil && (err != nil || known.uid != pod.UID):
+		delete(g.pods, name) // the queue has taken it up after its end
+	case known != nil:
+		why = known.why
+	}
+	if err == nil {
+		profile = g.profiles[pod.Spec.SchedulerName]
+	}
+	g.mutex.Unlock()
+	if profile == nil || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
+		return nil // gone, about to be, or none of ours
+	}
+
+	told := pod.DeepCopy()
+	switch {
+	case len(pod.Spec.SchedulingGates) > 0:
+		return nil // which is what the condition says
+	case why != nil:
+		podutil.UpdatePodCondition(&told.Status, &v1.PodCondition{
+			Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: ReasonWaitingForClaim, Message: why.Error(),
+			ObservedGeneration: podutil.CalculatePodConditionObservedGeneration(&pod.Status, pod.Generation, v1.PodScheduled),
+		})
+	case isToldToWait(pod):
+		podutil.UpdatePodCondition(&told.Status, &v1.PodCondition{
+			Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: ReasonWaitingToBeTried, Message: waitingToBeTried,
+			ObservedGeneration: podutil.CalculatePodConditionObservedGeneration(&pod.Status, pod.Generation, v1.PodScheduled),
+		})
+	}
+	if err := patchConditions(ctx, profile, pod, told); err != nil {
+		return err
+	}
+	if why == nil {
+		return nil
+	}
+	g.mutex.Lock()
+	isNews := known.told != why.Error()
+	known.told = why.Error()
+	g.mutex.Unlock()
+	if isNews {
+		var claim runtime.Object
+		if why.claim.Name != "" {
+			claim = claimReference(why.claim.NamespacedName)
+		}
+		recorder := profile.EventRecorder().WithLogger(klog.FromContext(ctx))
+		recorder.Eventf(pod, claim, v1.EventTypeWarning, why.reason, "Scheduling", "%s", noteOf(why))
+	}
+	return nil
+}
+
+// patchConditions writes the conditions of the pod's new status, if that differs from the old one.
+func patchConditions(ctx context.Context, handle fwk.Handle, before, after *v1.Pod) error {
+	condition, was := scheduledCondition(after), scheduledCondition(before)
+	if condition == nil || was != nil && *condition == *was {
+		return nil
+	}
+	patch, err := json.Marshal(map[string]any{
+		"metadata": map[string]any{"uid": before.UID, "resourceVersion": before.ResourceVersion},
+		"status":   map[string]any{"conditions": []any{condition}},
+	})
+	if err != nil {
+		return err
+	}
+	pods := handle.ClientSet().CoreV1().Pods(before.Namespace)
+	_, err = pods.Patch(ctx, before.Name, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("patch the condition %s: %w", v1.PodScheduled, err)
+	}
+	return nil
+}
+
+func scheduledCondition(pod *v1.Pod) *v1.PodCondition {
+	_, condition := podutil.GetPodCondition(&pod.Status, v1.PodScheduled)
+	return condition
+}
+
+// isToldToWait tells whether the pod's condition says that it waits for a claim.
+func isToldToWait(pod *v1.Pod) bool {
+	condition := scheduledCondition(pod)
+	return condition != nil && condition.Reason == ReasonWaitingForClaim && condition.Status == v1.ConditionFalse
+}

@@ -1,0 +1,181 @@
+package deviceclaims
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+
+	"stowage.dev/stowage/pkg/tracker"
+)
+
+// nominations knows on which nodes devices have been kept from others for nominated pods, and tells when that ends. The framework tells
+// only of nominations that the API has shown; but a pod is nominated for the scheduling queue before the API shows it.
+type nominations struct {
+	pods corelisters.PodLister
+	// ended is called for a node where less may be kept now.
+	ended func(node string)
+	// lost is called for a waiting pod that is not nominated any more, as the API shows, or is so behind another one.
+	lost func(pod types.UID)
+
+	mutex sync.Mutex
+	byPod map[types.UID]*nomination
+	// waits are pods that have been told that they wait for claims to leave.
+	waits sets.Set[types.UID]
+}
+
+// nomination is what has been kept for one pod.
+type nomination struct {
+	claims []types.NamespacedName
+	nodes  sets.Set[string]
+}
+
+func newNominations(pods corelisters.PodLister, ended func(node string), lost func(pod types.UID)) *nominations {
+	return &nominations{pods: pods, ended: ended, lost: lost, byPod: map[types.UID]*nomination{}, waits: sets.New[types.UID]()}
+}
+
+// beginWait notes that a pod waits for claims to leave. It is false if it did so before.
+func (n *nominations) beginWait(pod types.UID) bool {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	if n.waits.Has(pod) {
+		return false
+	}
+	n.waits.Insert(pod)
+	return true
+}
+
+// endWait notes that a pod waits no more.
+func (n *nominations) endWait(pod types.UID) {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	n.waits.Delete(pod)
+}
+
+// keep tells whether devices of the node are to be kept for a pod that is nominated to it, and notes that they are. Nothing is kept for
+// a pod that is gone or has a node: the scheduling queue may hear of that later than we do.
+func (n *nominations) keep(pod *v1.Pod, node string) bool {
+	n.mutex.Lock()
+	known := n.byPod[pod.UID]
+	if known == nil {
+		known = &nomination{nodes: sets.New[string]()}
+		for _, name := range claimsNamedBy(pod) {
+			known.claims = append(known.claims, types.NamespacedName{Namespace: pod.Namespace, Name: name})
+		}
+		n.byPod[pod.UID] = known
+	}
+	known.nodes.Insert(node)
+	n.mutex.Unlock()
+	// First noted, then looked: who goes after this is told of later.
+	if now, err := n.pods.Pods(pod.Namespace).Get(pod.Name); err != nil || now.UID != pod.UID || now.Spec.NodeName != "" {
+		n.end(pod.UID, func(string) bool { return true })
+		return false
+	}
+	return true
+}
+
+// end tells that nothing is kept for a pod any more on the nodes of which is says so.
+func (n *nominations) end(pod types.UID, is func(node string) bool) {
+	n.mutex.Lock()
+	var ended []string
+	if known := n.byPod[pod]; known != nil {
+		for node := range known.nodes {
+			if is(node) {
+				ended = append(ended, node)
+			}
+		}
+		if known.nodes.Delete(ended...).Len() == 0 {
+			delete(n.byPod, pod)
+		}
+	}
+	n.mutex.Unlock()
+	for _, node := range ended {
+		n.ended(node)
+	}
+}
+
+// podHandler takes the ends of pods, those that got a node, and those that lost a nomination: preemption by a pod of higher priority
+// takes it from others on its node, and the scheduling queue wakes none of them.
+func (n *nominations) podHandler() cache.ResourceEventHandler {
+	all := func(string) bool { return true }
+	return cache.ResourceEventHandlerFuncs{
+		UpdateFunc: func(oldObj, obj any) {
+			before, known := oldObj.(*v1.Pod)
+			pod, ok := obj.(*v1.Pod)
+			switch {
+			case !ok:
+			case pod.Spec.NodeName != "":
+				n.endWait(pod.UID)
+				n.end(pod.UID, all)
+			case known && before.Status.NominatedNodeName != "" && pod.Status.NominatedNodeName == "":
+				n.lost(pod.UID)
+			}
+		},
+		DeleteFunc: func(obj any) {
+			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = tombstone.Obj
+			}
+			if pod, ok := obj.(*v1.Pod); ok {
+				n.endWait(pod.UID)
+				n.end(pod.UID, all)
+			}
+		},
+	}
+}
+
+// onClaimEvent takes the tracker's events. A nominated pod whose claim is gone, or has devices elsewhere, needs less.
+func (n *nominations) onClaimEvent(event tracker.Event) {
+	claim := types.NamespacedName{Namespace: event.Claim.Namespace, Name: event.Claim.Name}
+	var changed []string
+	n.mutex.Lock()
+	for _, known := range n.byPod {
+		if slices.Contains(known.claims, claim) {
+			changed = append(changed, known.nodes.UnsortedList()...)
+		}
+	}
+	n.mutex.Unlock()
+	for _, node := range changed {
+		n.ended(node)
+	}
+}
+
+// overtake notes that a pod has been nominated to a node. Those of lower priority that are nominated there, too, may have lost what was evicted
+// for them. Preemption takes their nominations, but not of a pod of which the API does not show it yet.
+func (n *nominations) overtake(pod *v1.Pod, node string, nominees []fwk.PodInfo) {
+	if pod.Status.NominatedNodeName == node {
+		return // and was when they were tried
+	}
+	for _, info := range nominees {
+		if other := info.GetPod(); corev1helpers.PodPriority(other) < corev1helpers.PodPriority(pod) {
+			n.lost(other.UID)
+		}
+	}
+}
+
+// EndNominations returns a scheduler's failure handler that looks, after the scheduler's own, whether the pod that failed has got or lost a
+// nomination: of one that the API does not show yet no event tells.
+func (s *Shared) EndNominations(next scheduler.FailureHandlerFn) scheduler.FailureHandlerFn {
+	return func(ctx context.Context, profile framework.Framework, pod *framework.QueuedPodInfo, status *fwk.Status,
+		nominating *fwk.NominatingInfo, start time.Time,
+	) {
+		uid := pod.Pod.UID
+		next(ctx, profile, pod, status, nominating, start)
+		if nominating != nil && nominating.Mode() == fwk.ModeOverride && nominating.NominatedNodeName != "" {
+			s.waiting.Nominated(uid, nominating.NominatedNodeName)
+			s.nominations.overtake(pod.Pod, nominating.NominatedNodeName, profile.NominatedPodsForNode(nominating.NominatedNodeName))
+		}
+		s.nominations.end(uid, func(node string) bool {
+			return !slices.ContainsFunc(profile.NominatedPodsForNode(node), func(info fwk.PodInfo) bool { return info.GetPod().UID == uid })
+		})
+	}
+}

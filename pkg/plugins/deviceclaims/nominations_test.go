@@ -1,0 +1,224 @@
+package deviceclaims
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+)
+
+// fails runs the failure handler for a pod, with the nomination that its attempt led to.
+func (h *harness) fails(p *v1.Pod, nominating *fwk.NominatingInfo) {
+	info := &framework.QueuedPodInfo{PodInfo: &framework.PodInfo{Pod: p}}
+	next := func(context.Context, framework.Framework, *framework.QueuedPodInfo, *fwk.Status, *fwk.NominatingInfo, time.Time) {
+		if nominating != nil && nominating.NominatedNodeName == "" {
+			h.nominator.withdraw(p)
+		}
+	}
+	profile, ok := h.plugin.handle.(framework.Framework)
+	if !ok {
+		h.t.Fatal("the handle is no framework")
+	}
+	h.plugin.shared.EndNominations(next)(h.ctx, profile, info, fwk.NewStatus(fwk.Unschedulable), nominating, time.Time{})
+}
+
+// sleeps tries a pod as the framework does, with what others are nominated to. It must be refused.
+func (h *harness) sleeps(p *v1.Pod) {
+	h.t.Helper()
+	a := &attempt{h: h, pod: p, state: framework.NewCycleState(), statuses: framework.NewDefaultNodeToStatus()}
+	if _, status := h.plugin.PreFilter(h.ctx, a.state, p, h.nodes); !status.IsSuccess() {
+		h.t.Fatal(status)
+	}
+	for _, info := range h.nodes {
+		status := a.filterNominated(info.Node().Name)
+		if status.IsSuccess() {
+			h.t.Fatalf("pod %s fits %s", p.Name, info.Node().Name)
+		}
+		a.statuses.Set(info.Node().Name, status)
+	}
+	a.postFilter()
+	if woken := h.activator.taken(); len(woken) > 0 {
+		h.t.Fatalf("%v woken before anything has changed", woken)
+	}
+}
+
+// The scheduling queue knows of a nomination before the API shows it. When it ends, nothing that the framework sees has changed, so it tells
+// nobody. What was kept is for others all the same.
+func TestTheEndOfANominationThatTheAPIDoesNotShowWakesOthers(t *testing.T) {
+	for name, ends := range map[string]func(h *harness, nominee *v1.Pod){
+		"the nominated pod is deleted": func(h *harness, nominee *v1.Pod) {
+			if err := h.client.CoreV1().Pods(testNamespace).Delete(h.ctx, nominee.Name, metav1.DeleteOptions{}); err != nil {
+				h.t.Fatal(err)
+			}
+		},
+		"another scheduler binds it": func(h *harness, nominee *v1.Pod) {
+			bound := nominee.DeepCopy()
+			bound.Spec.NodeName = "node-c"
+			if _, err := h.client.CoreV1().Pods(testNamespace).Update(h.ctx, bound, metav1.UpdateOptions{}); err != nil {
+				h.t.Fatal(err)
+			}
+		},
+		"it gets devices of another node": func(h *harness, nominee *v1.Pod) {
+			h.nominator.withdraw(nominee)
+			h.filterAll(nominee).reserve("node-c")
+		},
+		"its attempt ends without one": func(h *harness, nominee *v1.Pod) {
+			h.fails(nominee, &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride})
+		},
+		"its claim is deleted": func(h *harness, _ *v1.Pod) { h.api.delete("two") },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.nodes = []*v1.Node{node("node-b"), node("node-c")}
+			w.objects = append(w.objects, slice("node-c", device("gpu-0", withModel("L40")), device("gpu-1", withModel("L40"))))
+			nominee, p := pending("nominee", 5, "two"), pending("p", 5, "wanted")
+			w.claims = []*resourceapi.ResourceClaim{claim("wanted", withSelector(`device.attributes["gpu.example.com"].model == "H100"`)), claim("two", counted(2))}
+			w.pods = []*v1.Pod{nominee, p}
+			h := newHarness(t, w)
+			h.nominator.nominate("node-b", nominee)
+			h.sleeps(p)
+			ends(h, nominee)
+			h.wakes("p")
+		})
+	}
+}
+
+// A nomination that goes on keeps what it kept.
+func TestANominationThatGoesOnWakesNobody(t *testing.T) {
+	w := twoNodes()
+	w.nodes = w.nodes[1:]
+	nominee, p := pending("nominee", 5, "two"), pending("p", 5, "wanted")
+	w.claims = []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2))}
+	w.pods = []*v1.Pod{nominee, p}
+	h := newHarness(t, w)
+	var ended []string
+	h.plugin.shared.nominations.ended = func(node string) { ended = append(ended, node) }
+	h.nominator.nominate("node-b", nominee)
+	h.sleeps(p)
+	h.fails(nominee, nil)
+	if len(ended) > 0 {
+		t.Errorf("nominations to %v count as ended", ended)
+	}
+	h.fails(nominee, &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride})
+	if !slices.Equal(ended, []string{"node-b"}) || len(h.plugin.shared.nominations.byPod) > 0 {
+		t.Errorf("ended are the nominations to %v, want that to node-b; %d are left", ended, len(h.plugin.shared.nominations.byPod))
+	}
+}
+
+// Who is evicted for a pod may go, and somebody else get what it had. The pod could have had others evicted in its last attempt, but they were
+// not: that is news, whether the devices are freed before the nomination is known or after.
+func TestANominatedPodIsTriedAgainWhenTheEvictedAreGone(t *testing.T) {
+	free := func(h *harness, _ *v1.Pod) {
+		h.api.change("of-low", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+		h.caughtUp("of-low")
+	}
+	ends := func(nominating *fwk.NominatingInfo) func(*harness, *v1.Pod) {
+		return func(h *harness, p *v1.Pod) { h.fails(p, nominating) }
+	}
+	to := func(node string) *fwk.NominatingInfo {
+		return &fwk.NominatingInfo{NominatedNodeName: node, NominatingMode: fwk.ModeOverride}
+	}
+	for name, tc := range map[string]struct {
+		happens []func(*harness, *v1.Pod)
+		last    func(*harness, *v1.Pod)
+		wakes   bool
+	}{
+		"nominated, then freed":                 {last: free, happens: []func(*harness, *v1.Pod){ends(to("node-b"))}, wakes: true},
+		"freed, then nominated":                 {last: ends(to("node-b")), happens: []func(*harness, *v1.Pod){free}, wakes: true},
+		"freed, then nominated to another node": {last: ends(to("node-a")), happens: []func(*harness, *v1.Pod){free}},
+		"freed, and nobody was evicted":         {last: ends(to("")), happens: []func(*harness, *v1.Pod){free}},
+		"freed, and nothing else decided":       {last: ends(nil), happens: []func(*harness, *v1.Pod){free}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := pending("p", 5, "wanted")
+			w := twoNodes()
+			w.nodes = w.nodes[1:]
+			w.pods = []*v1.Pod{p, running("low", "node-b", 1, "of-low"), running("lower", "node-b", 0, "of-lower")}
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("wanted", counted(2)), claim("of-low", allocated("node-b", "gpu-0"), reservedFor("low")), claim("of-lower", allocated("node-b", "gpu-1"), reservedFor("lower")),
+			}
+			h := newHarness(t, w)
+			h.sleeps(p)
+			for _, happens := range tc.happens {
+				happens(h, p)
+			}
+			if woken := h.lookedAt(); len(woken) > 0 {
+				t.Fatalf("%v woken before there is any news", woken)
+			}
+			tc.last(h, p)
+			h.wakesIf(tc.wakes, "nobody was evicted for the pod from a node where something has changed")
+		})
+	}
+}
+
+// Somebody of higher priority is nominated to the node, too. The pod may have others evicted elsewhere.
+func TestANominatedPodThatIsOvertakenIsTriedAgain(t *testing.T) {
+	for name, tc := range map[string]struct {
+		priority int32
+		shown    bool
+		node     string
+		wakes    bool
+	}{
+		"of higher priority":                       {priority: 9, node: "node-b", wakes: true},
+		"of higher priority, to another node":      {priority: 9, node: "node-a"},
+		"of higher priority, and was so before":    {priority: 9, node: "node-b", shown: true},
+		"of the same priority, which comes second": {priority: 5, node: "node-b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			p, other := pending("p", 5, "wanted"), pending("other", tc.priority, "others")
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("wanted", counted(2)), claim("others", counted(2)), claim("held", allocated("node-b", "gpu-0"), reservedFor("victim")),
+				claim("held-a", allocated("node-a", "gpu-0"), reservedFor("victim-a")),
+			}
+			w.pods = []*v1.Pod{p, other, running("victim", "node-b", 1, "held"), running("victim-a", "node-a", 1, "held-a")}
+			h := newHarness(t, w)
+			h.nominator.nominate("node-b", p)
+			h.sleeps(p)
+			if tc.shown {
+				other.Status.NominatedNodeName = tc.node
+			}
+			if tc.node == "node-b" {
+				h.nominator.nominate("node-b", p, other)
+			}
+			h.fails(other, &fwk.NominatingInfo{NominatedNodeName: tc.node, NominatingMode: fwk.ModeOverride})
+			h.wakesIf(tc.wakes, "nobody has overtaken it")
+		})
+	}
+}
+
+// Preemption by a pod of higher priority takes the nominations of others on the node. Those could have others evicted again.
+func TestAPodThatLosesItsNominationIsTriedAgain(t *testing.T) {
+	w := twoNodes()
+	w.nodes = w.nodes[1:]
+	p := pending("p", 5, "wanted")
+	p.Status.NominatedNodeName = "node-b"
+	w.claims = []*resourceapi.ResourceClaim{claim("wanted", counted(2)), claim("held", allocated("node-b", "gpu-0"), reservedFor("victim"))}
+	w.pods = []*v1.Pod{p, running("victim", "node-b", 1, "held")}
+	h := newHarness(t, w)
+	h.sleeps(p)
+	told := p.DeepCopy()
+	told.Labels = map[string]string{"changed": "true"}
+	update := func() {
+		if _, err := h.client.CoreV1().Pods(testNamespace).Update(h.ctx, told, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	update()
+	h.eventually("the change is known", func() bool {
+		now, err := h.plugin.shared.nominations.pods.Pods(testNamespace).Get("p")
+		return err == nil && now.Labels["changed"] != ""
+	})
+	if woken := h.activator.taken(); len(woken) > 0 {
+		t.Fatalf("%v woken before the nomination is lost", woken)
+	}
+	told.Status.NominatedNodeName = ""
+	update()
+	h.wakes("p")
+}

@@ -1,0 +1,3 @@
+// Package rights tells which rights a scheduler with the plugins of this module lacks in the cluster, so that its
+// readiness can say so. It asks the API server as the scheduler itself, by self subject reviews, which every user may make.
+package rights
