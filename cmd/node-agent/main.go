@@ -29,7 +29,7 @@ func main() {
 	klog.Flush()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "node-agent:", err)
-		os.Exit(1)
+		os.Exit(exitCode(err))
 	}
 }
 
@@ -56,7 +56,7 @@ func newCommand() *cobra.Command {
 	}
 	opts.addRunFlags(root.Flags())
 	opts.addRunFlags(runCommand.Flags())
-	root.AddCommand(runCommand, newDiscoverCommand(opts), newProbeCommand(opts))
+	root.AddCommand(runCommand, newDiscoverCommand(opts), newProbeCommand(opts), newLedgerCommand(opts))
 	return root
 }
 

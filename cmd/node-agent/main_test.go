@@ -41,6 +41,7 @@ func TestBadInputIsNamed(t *testing.T) {
 		"shares of no kind":                  {args: []string{"discover", "--share-gpus=half"}, want: []string{"--share-gpus", `"half"`, "all", "none"}},
 		"shares in steps of nothing":         {args: []string{"--share-gpus=0", "--share-memory-step=0"}, want: []string{"--share-memory-step", `"0"`}},
 		"policy of no kind":                  {args: []string{"--leftover-processes=spare"}, want: []string{"--leftover-processes", `"spare"`, "quarantine"}},
+		"policy of no kind for the host":     {args: []string{"--host-processes=kill"}, want: []string{"--host-processes", `"kill"`, "warn", "taint"}},
 		"no time for a lock":                 {args: []string{"--lock-timeout=0"}, want: []string{"--lock-timeout", "0s"}},
 		"a time that has passed for a lock":  {args: []string{"--lock-timeout=-1s"}, want: []string{"--lock-timeout", "-1s"}},
 		"more time than the kubelet has":     {args: []string{"--lock-timeout=45s"}, want: []string{"--lock-timeout", "45s", "kubelet"}},

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 )
@@ -41,10 +42,12 @@ type options struct {
 	shareMemoryStep  string
 	shareComputeStep int
 
-	leftovers   string
-	lockTimeout time.Duration
-	mpsRoot     string
-	hostRoot    string
+	leftovers string
+	// hostProcesses is a policy.
+	hostProcesses string
+	lockTimeout   time.Duration
+	mpsRoot       string
+	hostRoot      string
 }
 
 // defaultOptions takes what a DaemonSet passes through the downward API from the environment.
@@ -65,8 +68,11 @@ func defaultOptions(env func(string) (string, bool), hostname func() (string, er
 
 		leftovers:   string(prepare.EndLeftovers),
 		lockTimeout: prepare.DefaultLockTimeout,
-		mpsRoot:     "/run/stowage/mps",
-		hostRoot:    "/",
+
+		hostProcesses: string(driver.WarnOfHostProcesses),
+
+		mpsRoot:  "/run/stowage/mps",
+		hostRoot: "/",
 	}
 	opts.podUID, _ = env("POD_UID")
 	name, ok := env("NODE_NAME")
@@ -116,6 +122,7 @@ func (o *options) addRunFlags(flags *pflag.FlagSet) {
 // addUseFlags adds how GPUs are shared and taken back.
 func (o *options) addUseFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.leftovers, "leftover-processes", o.leftovers, "what is done about processes of a pod that are still on its GPU when its claim is unprepared: end kills them, quarantine gives the GPU to nobody until they are gone")
+	flags.StringVar(&o.hostProcesses, "host-processes", o.hostProcesses, "what is done about processes of the host, other than NVIDIA's daemons, on a GPU that no claim has: warn tells of them on the Node and by a metric, taint also gives the GPU to no claim until they are gone")
 	flags.DurationVar(&o.lockTimeout, "lock-timeout", o.lockTimeout, fmt.Sprintf("how long a call of the kubelet waits for GPUs that other calls or another agent work on; less than the %s after which the kubelet gives up, so that there is time for the work itself; a call that takes GPUs back waits for no more than %s of it, because what it undoes may take %s", prepare.KubeletPatience, prepare.DefaultLockTimeout, prepare.DefaultUndoTimeout))
 	flags.StringVar(&o.mpsRoot, "mps-root", o.mpsRoot, "folder for the daemons of NVIDIA's Multi-Process Service, with the same path inside and outside of a container")
 	flags.StringVar(&o.hostRoot, "host-root", o.hostRoot, "the host's root folder as this program sees it; what containers are given is looked up there, and daemons of the Multi-Process Service are started there, by systemd")
@@ -130,6 +137,9 @@ const (
 func (o *options) validateUse() error {
 	if o.lockTimeout <= 0 || o.lockTimeout >= prepare.KubeletPatience {
 		return fmt.Errorf("--lock-timeout %s: want more than 0 and less than %s, which is when the kubelet gives up", o.lockTimeout, prepare.KubeletPatience)
+	}
+	if p := driver.HostProcesses(o.hostProcesses); p != driver.WarnOfHostProcesses && p != driver.TaintForHostProcesses {
+		return fmt.Errorf("--host-processes %q: want %s or %s", o.hostProcesses, driver.WarnOfHostProcesses, driver.TaintForHostProcesses)
 	}
 	switch prepare.Leftovers(o.leftovers) {
 	case prepare.EndLeftovers, prepare.QuarantineLeftovers:

@@ -28,52 +28,12 @@ func runAgent(ctx context.Context, opts *options) error {
 	if err := opts.validateRun(); err != nil {
 		return err
 	}
-	shares, err := opts.shares()
-	if err != nil {
-		return err
-	}
 	client, err := newClient(opts.kubeconfig)
 	if err != nil {
 		return err
 	}
-	opts.keepSimulation()
-	bus, err := newBus(opts)
-	if err != nil {
-		return err
-	}
-	hardware := driver.NewHardware(driver.HardwareOptions{
-		Open:     opts.open,
-		Clock:    clock.RealClock{},
-		StateDir: opts.stateDir,
-		Held:     driver.HeldInLedger(opts.stateDir),
-		Users:    bus.users,
-	})
-	backend, tools, err := newBackend(ctx, opts, hardware)
-	if err != nil {
-		return err
-	}
 	klog.FromContext(ctx).Info("Starting", "version", version.Get().GitVersion, "node", opts.nodeName, "nvml", opts.nvml)
-	agent, err := driver.New(driver.Options{
-		NodeName:    opts.nodeName,
-		PodUID:      types.UID(opts.podUID),
-		Version:     version.Get().GitVersion,
-		Client:      client,
-		KubeletRoot: opts.kubeletRoot,
-		StateDir:    opts.stateDir,
-		CDIDir:      opts.cdiRoot,
-		HostRoot:    opts.hostRoot,
-		Backend:     backend,
-		Hardware:    hardware,
-		Tools:       tools,
-
-		Leftovers:         prepare.Leftovers(opts.leftovers),
-		LockTimeout:       opts.lockTimeout,
-		DynamicPartitions: opts.partitions == partitionsDynamic,
-		Shares:            shares,
-		Passthrough:       opts.passthrough,
-		PCI:               bus.pci,
-		Users:             bus.users,
-	})
+	agent, err := newAgent(ctx, opts, client)
 	if err != nil {
 		return err
 	}
@@ -88,6 +48,52 @@ func runAgent(ctx context.Context, opts *options) error {
 	}
 	defer stopControl()
 	return agent.Run(ctx)
+}
+
+// newAgent puts the agent together as the flags say; nothing of it runs.
+func newAgent(ctx context.Context, opts *options, client kubernetes.Interface) (*driver.Agent, error) {
+	shares, err := opts.shares()
+	if err != nil {
+		return nil, err
+	}
+	opts.keepSimulation()
+	bus, err := newBus(opts)
+	if err != nil {
+		return nil, err
+	}
+	hardware := driver.NewHardware(driver.HardwareOptions{
+		Open:     opts.open,
+		Clock:    clock.RealClock{},
+		StateDir: opts.stateDir,
+		Held:     driver.HeldInLedger(opts.stateDir),
+		Users:    bus.users,
+	})
+	backend, tools, err := newBackend(ctx, opts, hardware)
+	if err != nil {
+		return nil, err
+	}
+	return driver.New(driver.Options{
+		NodeName:    opts.nodeName,
+		PodUID:      types.UID(opts.podUID),
+		Version:     version.Get().GitVersion,
+		Client:      client,
+		KubeletRoot: opts.kubeletRoot,
+		StateDir:    opts.stateDir,
+		CDIDir:      opts.cdiRoot,
+		HostRoot:    opts.hostRoot,
+		Backend:     backend,
+		Hardware:    hardware,
+		Tools:       tools,
+
+		Leftovers:         prepare.Leftovers(opts.leftovers),
+		HostProcesses:     driver.HostProcesses(opts.hostProcesses),
+		LockTimeout:       opts.lockTimeout,
+		DynamicPartitions: opts.partitions == partitionsDynamic,
+		Shares:            shares,
+		Passthrough:       opts.passthrough,
+		PCI:               bus.pci,
+		Users:             bus.users,
+	})
 }
 
 // serveSimulation takes commands to simulated GPUs until stop is called. The agent goes on without.

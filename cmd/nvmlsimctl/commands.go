@@ -38,6 +38,7 @@ func (c *client) procCommands() *cobra.Command {
 	var kind, instance, pod string
 	var memory uint64
 	var stuck bool
+	var command string
 	add := c.action("add GPU PID", "Start a process on a GPU or a MIG device", 2, func(args []string) (nvmlsim.Command, error) {
 		pid, err := number("PID", args[1])
 		if err != nil {
@@ -48,13 +49,14 @@ func (c *client) procCommands() *cobra.Command {
 			return nil, err
 		}
 		return &nvmlsim.AddProcess{GPU: args[0], Process: nvmlsim.Process{
-			PID: pid, Kind: nvmlsim.ProcessKind(kind), MemoryMiB: memory, Instance: at, Pod: pod, Stuck: stuck,
+			PID: pid, Kind: nvmlsim.ProcessKind(kind), MemoryMiB: memory, Instance: at, Pod: pod, Command: command, Stuck: stuck,
 		}}, nil
 	})
 	add.Flags().StringVar(&kind, "kind", string(nvmlsim.ProcessCompute), "compute, graphics or mps")
 	add.Flags().Uint64Var(&memory, "memory-mib", 0, "memory that it uses, in MiB")
 	add.Flags().StringVar(&instance, "instance", "", "MIG device, as GPU instance/compute instance")
 	add.Flags().StringVar(&pod, "pod", "", "UID of the pod that it belongs to")
+	add.Flags().StringVar(&command, "command", "", "name of what it runs")
 	add.Flags().BoolVar(&stuck, "stuck", false, "it does not end when it is killed")
 	remove := c.action("rm GPU PID", "End a process", 2, func(args []string) (nvmlsim.Command, error) {
 		pid, err := number("PID", args[1])
@@ -67,7 +69,7 @@ func (c *client) migCommands() *cobra.Command {
 	var start int
 	var compute []uint
 	create := &cobra.Command{
-		Use: "create GPU PROFILE", Short: "Make a MIG device, and print its UUID and instances", Args: cobra.ExactArgs(2),
+		Use: "create GPU PROFILE", Short: "Make a MIG device, and print its UUID and instances", Args: arguments(cobra.ExactArgs(2)),
 		Example: "  nvmlsimctl mig create 0 1g.10gb --start 6",
 		RunE: func(cmd *cobra.Command, args []string) error {
 			command := &nvmlsim.CreateMIG{GPU: args[0], Profile: args[1]}
@@ -135,13 +137,16 @@ func (c *client) faultCommands() []*cobra.Command {
 	remap.Flags().BoolVar(&rows.Failed, "failed", false, "no spare row was left")
 
 	link := &nvmlsim.SetPCIe{}
-	pcie := c.action("pcie GPU GENERATION|best [WIDTH]", "Set the PCIe link", 0, func(args []string) (nvmlsim.Command, error) {
+	pcie := c.action("pcie GPU best|GENERATION WIDTH", "Set the PCIe link", 0, func(args []string) (nvmlsim.Command, error) {
 		link.GPU = args[0]
 		if len(args) == 2 {
 			if args[1] != "best" {
 				return nil, fmt.Errorf("GENERATION %q: want best, or a number and WIDTH", args[1])
 			}
 			return link, nil
+		}
+		if args[1] == "best" {
+			return nil, fmt.Errorf("WIDTH %q: best takes none", args[2])
 		}
 		generation, err := number("GENERATION", args[1])
 		if err != nil {
@@ -151,16 +156,21 @@ func (c *client) faultCommands() []*cobra.Command {
 		link.Link = &nvmlsim.PCIe{Generation: int(generation), Width: int(width)}
 		return link, err
 	})
-	pcie.Args = cobra.RangeArgs(2, 3)
+	pcie.Args = arguments(cobra.RangeArgs(2, 3))
 	pcie.Flags().IntVar(&link.Replays, "replays", 0, "packets more that were sent again")
 
+	// long adds the words that the arguments may be.
+	long := func(cmd *cobra.Command, text string) *cobra.Command {
+		cmd.Long = cmd.Short + ".\n\n" + text
+		return cmd
+	}
 	throttle := c.action("throttle GPU [REASON...]", "Set why a GPU runs below its clock; nothing for no reason", 0, func(args []string) (nvmlsim.Command, error) {
 		return &nvmlsim.SetThrottle{GPU: args[0], Reasons: args[1:]}, nil
 	})
-	throttle.Args = cobra.MinimumNArgs(1)
+	throttle.Args = arguments(cobra.MinimumNArgs(1))
 
 	return []*cobra.Command{
-		xid, eccCommand, remap, pcie, throttle,
+		xid, eccCommand, remap, pcie, long(throttle, "REASON is one of "+nvmlsim.ThrottleReasons()+"."),
 		c.action("temp GPU CELSIUS|idle", "Set a GPU's temperature", 2, func(args []string) (nvmlsim.Command, error) {
 			celsius, err := idleOr("CELSIUS", args[1])
 			return &nvmlsim.SetTemperature{GPU: args[0], Celsius: celsius}, err
@@ -169,15 +179,15 @@ func (c *client) faultCommands() []*cobra.Command {
 			watts, err := idleOr("WATTS", args[1])
 			return &nvmlsim.SetPower{GPU: args[0], Watts: watts}, err
 		}),
-		c.action("recovery GPU ACTION|none", "Set what must be done to a GPU", 2, func(args []string) (nvmlsim.Command, error) {
-			return &nvmlsim.SetRecovery{GPU: args[0], Action: nvmlsim.Recovery(strings.TrimPrefix(args[1], "none"))}, nil
-		}),
-		c.action("compute-mode GPU MODE", "Set a GPU's compute mode", 2, func(args []string) (nvmlsim.Command, error) {
+		long(c.action("recovery GPU ACTION|none", "Set what must be done to a GPU", 2, func(args []string) (nvmlsim.Command, error) {
+			return &nvmlsim.SetRecovery{GPU: args[0], Action: nvmlsim.Recovery(unless(args[1], "none"))}, nil
+		}), "ACTION is one of "+nvmlsim.Recoveries()+"."),
+		long(c.action("compute-mode GPU MODE", "Set a GPU's compute mode", 2, func(args []string) (nvmlsim.Command, error) {
 			return &nvmlsim.SetComputeMode{GPU: args[0], Mode: nvmlsim.ComputeMode(args[1])}, nil
-		}),
-		c.action("timeslice GPU Short|Medium|Long|default", "Set how long a process keeps a GPU", 2, func(args []string) (nvmlsim.Command, error) {
-			return &nvmlsim.SetTimeSlice{GPU: args[0], Time: nvmlsim.TimeSlice(strings.TrimPrefix(args[1], "default"))}, nil
-		}),
+		}), "MODE is one of "+nvmlsim.ComputeModes()+"."),
+		long(c.action("timeslice GPU TIME|default", "Set how long a process keeps a GPU", 2, func(args []string) (nvmlsim.Command, error) {
+			return &nvmlsim.SetTimeSlice{GPU: args[0], Time: nvmlsim.TimeSlice(unless(args[1], "default"))}, nil
+		}), fmt.Sprintf("TIME is one of %s, %s, %s.", nvmlsim.TimeSliceShort, nvmlsim.TimeSliceMedium, nvmlsim.TimeSliceLong)),
 		c.action("leak GPU MIB", "Let memory be in use that no process has", 2, func(args []string) (nvmlsim.Command, error) {
 			mib, err := number("MIB", args[1])
 			return &nvmlsim.LeakMemory{GPU: args[0], MemoryMiB: uint64(mib)}, err
@@ -230,7 +240,18 @@ func idleOr(name, value string) (*uint32, error) {
 		return nil, nil
 	}
 	n, err := number(name, value)
-	return &n, err
+	if err != nil {
+		return nil, fmt.Errorf("%s %q: want a number or idle", name, value)
+	}
+	return &n, nil
+}
+
+// unless returns a word, or nothing for the word that stands for nothing.
+func unless(word, nothing string) string {
+	if word == nothing {
+		return ""
+	}
+	return word
 }
 
 // parseInstance reads "3/0"; nothing is no MIG device.

@@ -1,10 +1,14 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -41,16 +45,58 @@ func newCommand(env func(string) (string, bool)) *cobra.Command {
 // send runs a command on the machine.
 func (c *client) send(cmd *cobra.Command, command nvmlsim.Command) (nvmlsim.Result, error) {
 	result, err := nvmlsim.Control(cmd.Context(), c.socket, command)
-	if errors.Is(err, os.ErrNotExist) {
+	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ECONNREFUSED) { // a socket may outlive who served it
 		err = fmt.Errorf("--socket %s: nobody serves it: start the node agent with simulated GPUs, or nvmlsimctl serve: %w", c.socket, err)
 	}
-	return result, err
+	return result, inWordsOfUsage(err)
+}
+
+// usageWords are the arguments and flags that stand for the fields of the machine's commands.
+var usageWords = map[string]string{
+	"gpu": "GPU", "pid": "PID", "code": "CODE", "celsius": "CELSIUS", "watts": "WATTS", "action": "ACTION", "mode": "MODE",
+	"time": "TIME", "reasons": "REASON", "daemon": "DAEMON", "profile": "PROFILE", "link.generation": "GENERATION", "link.width": "WIDTH",
+	"kind": "--kind", "instance": "--instance", "memoryMiB": "--memory-mib", "start": "--start", "compute": "--compute",
+	"replays": "--replays", "corrected": "--corrected", "uncorrected": "--uncorrected", "corrected, uncorrected": "--corrected, --uncorrected",
+}
+
+// positional are fields that are arguments in one command and flags in others.
+var positional = map[string]string{"leak memoryMiB": "MIB", "mig destroy instance": "INSTANCE"}
+
+// machineError is "command: field: the rest".
+var machineError = regexp.MustCompile(`^([a-z -]+): ([a-zA-Z.]+(?:, [a-z]+)?): (.*)$`)
+
+// inWordsOfUsage names what was wrong by the words of the usage line. What means nothing to the machine has a word here.
+func inWordsOfUsage(err error) error {
+	if err == nil {
+		return nil
+	}
+	match := machineError.FindStringSubmatch(err.Error())
+	if match == nil {
+		return err
+	}
+	word := cmp.Or(positional[match[1]+" "+match[2]], usageWords[match[2]])
+	if word == "" {
+		return err
+	}
+	rest := strings.Replace(match[3], ", or nothing for the default", ", or default", 1)
+	rest = strings.Replace(rest, ", or nothing", ", or none", 1)
+	return fmt.Errorf("%s: %s %s", match[1], word, rest)
+}
+
+// arguments refuses a number of arguments that the command does not take, and shows its usage line.
+func arguments(check cobra.PositionalArgs) cobra.PositionalArgs {
+	return func(cmd *cobra.Command, args []string) error {
+		if err := check(cmd, args); err != nil {
+			return fmt.Errorf("%d arguments: want %s", len(args), strings.TrimSuffix(cmd.UseLine(), " [flags]"))
+		}
+		return nil
+	}
 }
 
 // action is a command with arguments that are told from each other by place.
 func (c *client) action(use, short string, args int, make func(args []string) (nvmlsim.Command, error)) *cobra.Command {
 	return &cobra.Command{
-		Use: use, Short: short, Args: cobra.ExactArgs(args),
+		Use: use, Short: short, Args: arguments(cobra.ExactArgs(args)),
 		RunE: func(cmd *cobra.Command, args []string) error {
 			command, err := make(args)
 			if err != nil {

@@ -209,7 +209,7 @@ func (c *SetRecovery) do(m *Machine, s *State) (Result, error) {
 	}
 	action, ok := recoveries[c.Action]
 	if !ok {
-		return Result{}, fmt.Errorf("action: %q: want one of %s, or nothing", c.Action, words(recoveries)[2:])
+		return Result{}, fmt.Errorf("action: %q: want one of %s, or nothing", c.Action, Recoveries())
 	}
 	g.Health.Recovery = c.Action
 	s.emit(Event{GPU: i, Type: nvml.EventTypeGpuRecoveryAction, Data: uint64(action)})

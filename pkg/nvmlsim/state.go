@@ -94,6 +94,8 @@ type Process struct {
 	Instance *Instance `json:"instance,omitempty"`
 	// Pod that the process belongs to, by UID; empty for none.
 	Pod string `json:"pod,omitempty"`
+	// Command is the name of what it runs.
+	Command string `json:"command,omitempty"`
 	// Stuck processes do not end when they are killed.
 	Stuck bool `json:"stuck,omitempty"`
 }

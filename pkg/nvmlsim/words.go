@@ -38,6 +38,15 @@ var (
 	}
 )
 
+// ComputeModes lists what [SetComputeMode] takes.
+func ComputeModes() string { return words(computeModes) }
+
+// ThrottleReasons lists what [SetThrottle] takes.
+func ThrottleReasons() string { return words(throttleReasons) }
+
+// Recoveries lists what [SetRecovery] takes beside nothing.
+func Recoveries() string { return strings.TrimPrefix(words(recoveries), ", ") }
+
 // words lists the keys of such a table for an error message.
 func words[K ~string, V any](table map[K]V) string {
 	var names []string

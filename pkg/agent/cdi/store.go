@@ -33,8 +33,13 @@ type Store struct {
 // NewStore makes the folder if it is missing. hostRoot is the root folder of the host, whose files the specifications
 // name, as the agent sees it: "/" on the host itself.
 func NewStore(fsys durable.FS, dir, hostRoot string) (*Store, error) {
-	store := &Store{dir: dir, fsys: fsys, host: host(filepath.Clean(hostRoot))}
-	return store, store.ensureDir()
+	store := At(fsys, dir, hostRoot)
+	return store, store.MakeFolder()
+}
+
+// At is NewStore without making the folder.
+func At(fsys durable.FS, dir, hostRoot string) *Store {
+	return &Store{dir: dir, fsys: fsys, host: host(filepath.Clean(hostRoot))}
 }
 
 // Dir returns the folder.
@@ -67,7 +72,7 @@ func Encode(spec *specs.Spec) ([]byte, error) {
 // Restore writes the claim's file unless it has this very content already, and says whether it did. Container runtimes
 // run as root, but the file holds nothing secret, and rootless tools read it too: 0644.
 func (s *Store) Restore(claim types.UID, data []byte) (written bool, err error) {
-	if err := s.ensureDir(); err != nil {
+	if err := s.MakeFolder(); err != nil {
 		return false, err
 	}
 	if written, err = durable.Restore(s.fsys, s.Path(claim), data, 0o644); err != nil {
@@ -124,7 +129,8 @@ func (s *Store) Verify(claim types.UID, deviceIDs []string) error {
 	return nil
 }
 
-func (s *Store) ensureDir() error {
+// MakeFolder makes the folder if it is missing.
+func (s *Store) MakeFolder() error {
 	if err := s.fsys.MkdirAll(s.dir, 0o755); err != nil {
 		return fmt.Errorf("make CDI folder: %w", err)
 	}

@@ -1,6 +1,7 @@
 package config
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
@@ -91,7 +92,7 @@ func TestWhatIsNotUnderstoodIsNamed(t *testing.T) {
 		"unknown field further down":  {mps(`"limit":1`), []string{`unknown field "sharing.mpsConfig.limit"`}},
 		"another spelling of a field": {gpu(`"Sharing":{"strategy":"MPS"}`), []string{`unknown field "Sharing"`}},
 		"a field twice":               {gpu(`"sharing":{"strategy":"MPS"},"sharing":{"strategy":"TimeSlicing"}`), []string{`duplicate field "sharing"`}},
-		"a value of another type":     {mps(`"defaultActiveThreadPercentage":"half"`), []string{"defaultActiveThreadPercentage", "string"}},
+		"a value of another type":     {mps(`"defaultActiveThreadPercentage":"half"`), []string{"defaultActiveThreadPercentage", `"half"`}},
 		"no strategy":                 {gpu(`"sharing":{}`), []string{`sharing.strategy: ""`, "TimeSlicing, MPS, Exclusive"}},
 		"unknown strategy":            {gpu(`"sharing":{"strategy":"Mps"}`), []string{`sharing.strategy: "Mps"`}},
 		"exclusive MIG device":        {mig(`"sharing":{"strategy":"Exclusive"}`), []string{`sharing.strategy: "Exclusive"`, "TimeSlicing, MPS"}},
@@ -126,6 +127,46 @@ func TestWhatIsNotUnderstoodIsNamed(t *testing.T) {
 				if !strings.Contains(err.Error(), want) {
 					t.Errorf("error %q does not say %q", err, want)
 				}
+			}
+		})
+	}
+}
+
+// A value of another JSON type is told as any other wrong value: the field as it is written, the value, and what is wanted.
+func TestAValueOfAnotherTypeIsToldInTheUsersWords(t *testing.T) {
+	mps := func(fields string) string { return gpu(`"sharing":{"strategy":"MPS","mpsConfig":{` + fields + `}}`) }
+	tests := map[string]struct{ raw, want string }{
+		"text for a number":       {mps(`"defaultActiveThreadPercentage":"half"`), `GpuConfig: sharing.mpsConfig.defaultActiveThreadPercentage: "half": want a whole number`},
+		"a fraction for a number": {mps(`"defaultActiveThreadPercentage":1.5`), `GpuConfig: sharing.mpsConfig.defaultActiveThreadPercentage: 1.5: want a whole number`},
+		"a word for a quantity": {
+			mps(`"defaultPinnedDeviceMemoryLimit":true`),
+			`GpuConfig: sharing.mpsConfig.defaultPinnedDeviceMemoryLimit: true: want a number of bytes such as 512Mi or 10Gi`,
+		},
+		"a list for the quantity of a device": {
+			mps(`"defaultPerDevicePinnedMemoryLimit":{"0":[1]}`),
+			`GpuConfig: sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit["0"]: [1]: want a number of bytes such as 512Mi or 10Gi`,
+		},
+		"a list for the quantities": {
+			mps(`"defaultPerDevicePinnedMemoryLimit":[]`), `GpuConfig: sharing.mpsConfig.defaultPerDevicePinnedMemoryLimit: []: want an object`,
+		},
+		"a number for a word":  {gpu(`"sharing":{"strategy":5}`), `GpuConfig: sharing.strategy: 5: want a string`},
+		"a word for an object": {gpu(`"sharing":"MPS"`), `GpuConfig: sharing: "MPS": want an object`},
+		"an object for a word": {
+			gpu(`"sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":{"is":"Long"}}}`),
+			`GpuConfig: sharing.timeSlicingConfig.interval: {"is":"Long"}: want a string`,
+		},
+		"a word for a truth":     {object(KindVFIO, `"iommu":{"enableAPIDevice":"yes"}`), `VfioDeviceConfig: iommu.enableAPIDevice: "yes": want true or false`},
+		"a number for a version": {`{"apiVersion":3}`, `apiVersion: 3: want a string`},
+		"a list for a kind":      {`{"apiVersion":"` + APIVersion + `","kind":["a"]}`, `kind: ["a"]: want a string`},
+		"a list for all":         {`[1]`, `not a JSON object: [1]`},
+		"a long value is cut": {
+			gpu(`"sharing":"` + strings.Repeat("x", 100) + `"`), `GpuConfig: sharing: "` + strings.Repeat("x", 63) + `…: want an object`,
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if _, _, err := Decode([]byte(tc.raw)); err == nil || err.Error() != tc.want {
+				t.Errorf("error %v, want %s", err, tc.want)
 			}
 		})
 	}
@@ -228,6 +269,144 @@ func TestPrecedence(t *testing.T) {
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("settings (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Parameters that a claim has for its devices, and that none of them takes, would be without any effect.
+func TestAClaimsParametersThatNoDeviceTakesAreRefused(t *testing.T) {
+	const class, claim = resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim
+	mps, migMPS := gpu(`"sharing":{"strategy":"MPS"}`), mig(`"sharing":{"strategy":"MPS"}`)
+	const path = "status.allocation.devices.config[0].opaque.parameters (from the claim): "
+	type list = []resourceapi.DeviceAllocationConfiguration
+	tests := map[string]struct {
+		configs list
+		devices []Device
+		err     string // none if empty
+	}{
+		"of MIG devices, for a whole GPU": {
+			list{from(claim, migMPS)},
+			[]Device{{Request: "a", Kind: KindGPU}},
+			path + "kind: MigDeviceConfig is not for any device of the claim: that of request a takes a GpuConfig",
+		},
+		"of whole GPUs, for partitions": {
+			list{from(claim, mps)},
+			[]Device{{Request: "a", Kind: KindMIG}, {Request: "b", Kind: KindMIG}},
+			path + "kind: GpuConfig is not for any device of the claim: that of request a takes a MigDeviceConfig",
+		},
+		"of nothing but their kind": {
+			list{from(claim, mig(""))},
+			[]Device{{Request: "a", Kind: KindVFIO}},
+			path + "kind: MigDeviceConfig is not for any device of the claim: that of request a takes a VfioDeviceConfig",
+		},
+		"for one device of two": {configs: list{from(claim, migMPS)}, devices: []Device{{Request: "a", Kind: KindGPU}, {Request: "b", Kind: KindMIG}}},
+		"by name, for a device that takes others": {
+			list{from(claim, migMPS, "a")},
+			[]Device{{Request: "a", Kind: KindGPU}, {Request: "b", Kind: KindMIG}},
+			path + "kind: MigDeviceConfig is not for the device of request a, which takes a GpuConfig",
+		},
+		"by name, for a request that has devices of other drivers": {configs: list{from(claim, migMPS, "nic")}, devices: []Device{{Request: "a", Kind: KindGPU}}},
+		"of the class, for other claims of it":                     {configs: list{from(class, migMPS)}, devices: []Device{{Request: "a", Kind: KindGPU}}},
+		"of the class, which one request of two is of":             {configs: list{from(class, migMPS, "a"), from(class, mps, "a")}, devices: []Device{{Request: "a", Kind: KindGPU}}},
+		"of the class, which has none for the device": {
+			list{from(class, migMPS, "a")},
+			[]Device{{Request: "a", Kind: KindGPU}},
+			"status.allocation.devices.config[0].opaque.parameters (from the class): kind: MigDeviceConfig is not for the device of request a, which takes a GpuConfig",
+		},
+		"overridden by later ones of the same kind": {configs: list{from(claim, gpu("")), from(claim, mps)}, devices: []Device{{Request: "a", Kind: KindGPU}}},
+		"for alternatives that were not chosen":     {configs: list{from(claim, migMPS)}, devices: []Device{{Request: "a/gpu", Kind: KindGPU}}},
+		"for an alternative by name": {
+			list{from(claim, migMPS, "a/gpu")},
+			[]Device{{Request: "a/gpu", Kind: KindGPU}},
+			path + "kind: MigDeviceConfig is not for the device of request a/gpu, which takes a GpuConfig",
+		},
+		"for all alternatives, and another request": {configs: list{from(claim, migMPS)}, devices: []Device{{Request: "a/gpu", Kind: KindGPU}, {Request: "b", Kind: KindGPU}}},
+		"for a device with admin access": {
+			list{from(claim, mps)},
+			[]Device{{Request: "a", Kind: KindGPU, AdminAccess: true}},
+			path + `sharing.strategy: "MPS": the device of request a has admin access, which leaves it as it is`,
+		},
+		"for devices one of which has admin access": {
+			configs: list{from(claim, mps)}, devices: []Device{{Request: "a", Kind: KindGPU, AdminAccess: true}, {Request: "b", Kind: KindGPU}},
+		},
+		"that ask for nothing, for a device with admin access": {configs: list{from(claim, gpu(""))}, devices: []Device{{Request: "a", Kind: KindGPU, AdminAccess: true}}},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			set, err := Read(driverName, tc.configs)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, device := range tc.devices {
+				if err == nil {
+					_, err = set.For(device.Request, device.Kind)
+				}
+			}
+			if err == nil {
+				err = set.Check(tc.devices)
+			}
+			var refused *Error
+			if got := ""; err != nil {
+				if got = err.Error(); got != tc.err || !errors.As(err, &refused) {
+					t.Errorf("error %q (%T), want %q", got, err, tc.err)
+				}
+			} else if tc.err != "" {
+				t.Errorf("no error, want %q", tc.err)
+			}
+		})
+	}
+}
+
+// A scheduler leaves out the names where they name all. So what was named is looked up in the claim.
+func TestTheNamesThatTheClaimHasComeBack(t *testing.T) {
+	const class, claim = resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim
+	spec := func(raw string, requests ...string) resourceapi.DeviceClaimConfiguration {
+		return resourceapi.DeviceClaimConfiguration{Requests: requests, DeviceConfiguration: from(claim, raw).DeviceConfiguration}
+	}
+	result := func(request string) resourceapi.DeviceRequestAllocationResult {
+		return resourceapi.DeviceRequestAllocationResult{Request: request, Driver: driverName}
+	}
+	type list = []resourceapi.DeviceAllocationConfiguration
+	tests := map[string]struct {
+		spec    []resourceapi.DeviceClaimConfiguration
+		results []resourceapi.DeviceRequestAllocationResult
+		configs list
+		want    [][]string
+	}{
+		"all of one request": {
+			spec: []resourceapi.DeviceClaimConfiguration{spec(gpu(""), "a")}, results: []resourceapi.DeviceRequestAllocationResult{result("a")},
+			configs: list{from(class, gpu("")), from(claim, gpu(""))}, want: [][]string{nil, {"a"}},
+		},
+		"all of two, beside one for all": {
+			spec:    []resourceapi.DeviceClaimConfiguration{spec(gpu("")), spec(mig(""), "a", "b")},
+			results: []resourceapi.DeviceRequestAllocationResult{result("a"), result("b")},
+			configs: list{from(claim, gpu("")), from(claim, mig(""))}, want: [][]string{nil, {"a", "b"}},
+		},
+		"one for an alternative that was not chosen is not in the allocation": {
+			spec:    []resourceapi.DeviceClaimConfiguration{spec(gpu(""), "a/gpu"), spec(mig(""), "a/mig")},
+			results: []resourceapi.DeviceRequestAllocationResult{result("a/mig")},
+			configs: list{from(claim, mig(""))}, want: [][]string{{"a/mig"}},
+		},
+		"an allocation that is not of this claim stays as it is": {
+			spec: []resourceapi.DeviceClaimConfiguration{spec(gpu(""), "a")}, results: []resourceapi.DeviceRequestAllocationResult{result("a")},
+			configs: list{from(claim, gpu("")), from(claim, gpu(""))}, want: [][]string{nil, nil},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			object := &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Config: tc.spec}}}
+			object.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: tc.results, Config: tc.configs}}
+			before := object.DeepCopy()
+			var got [][]string
+			for _, c := range Allocated(object) {
+				got = append(got, c.Requests)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("requests (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(before, object); diff != "" {
+				t.Errorf("the claim has changed (-want +got):\n%s", diff)
 			}
 		})
 	}

@@ -4,6 +4,8 @@ import (
 	stdjson "encoding/json"
 	"errors"
 	"fmt"
+	"reflect"
+	"strings"
 
 	"sigs.k8s.io/json"
 )
@@ -22,10 +24,14 @@ func Decode(raw []byte) (Kind, Settings, error) {
 	}
 	var object map[string]stdjson.RawMessage
 	if err := json.UnmarshalCaseSensitivePreserveInts(raw, &object); err != nil {
+		var wrong *stdjson.UnmarshalTypeError
+		if errors.As(err, &wrong) {
+			return "", Settings{}, fmt.Errorf("not a JSON object: %s", short(raw))
+		}
 		return "", Settings{}, fmt.Errorf("not a JSON object: %w", err)
 	}
 	if err := json.UnmarshalCaseSensitivePreserveInts(raw, &head); err != nil {
-		return "", Settings{}, fmt.Errorf("no apiVersion and kind: %w", err)
+		return "", Settings{}, inWords(raw, err)
 	}
 	if head.APIVersion != APIVersion {
 		return "", Settings{}, fmt.Errorf("apiVersion: %q: want %s", head.APIVersion, APIVersion)
@@ -42,6 +48,7 @@ func Decode(raw []byte) (Kind, Settings, error) {
 		return "", Settings{}, unknown("kind", head.Kind, KindGPU, KindMIG, KindVFIO)
 	}
 	strict, err := json.UnmarshalStrict(raw, config)
+	err = inWords(raw, err)
 	if err := errors.Join(append([]error{err}, strict...)...); err != nil {
 		return "", Settings{}, fmt.Errorf("%s: %w", head.Kind, err)
 	}
@@ -50,4 +57,49 @@ func Decode(raw []byte) (Kind, Settings, error) {
 		return "", Settings{}, fmt.Errorf("%s: %w", head.Kind, err)
 	}
 	return head.Kind, settings, nil
+}
+
+// inWords tells of a value of the wrong type as of other wrong values: the field as it is written, the value, and what is wanted. The decoder's
+// words are Go's.
+func inWords(raw []byte, err error) error {
+	var wrong *stdjson.UnmarshalTypeError
+	if !errors.As(err, &wrong) || wrong.Field == "" {
+		return err
+	}
+	return fmt.Errorf("%s: %s: want %s", wrong.Field, short(valueAt(raw, wrong.Field)), wanted(wrong.Type))
+}
+
+func wanted(t reflect.Type) string {
+	switch t.Kind() {
+	case reflect.Bool:
+		return "true or false"
+	case reflect.Int:
+		return "a whole number"
+	case reflect.String:
+		return "a string"
+	default:
+		return "an object"
+	}
+}
+
+// valueAt is the field's value as it is written; of fields in lists, which no kind has, nothing is known.
+func valueAt(raw []byte, field string) []byte {
+	for name := range strings.SplitSeq(field, ".") {
+		var object map[string]stdjson.RawMessage
+		if json.UnmarshalCaseSensitivePreserveInts(raw, &object) != nil {
+			return nil
+		}
+		raw = object[name]
+	}
+	return raw
+}
+
+// short cuts values that are too long for a message.
+func short(value []byte) string {
+	const most = 64
+	text := []rune(strings.TrimSpace(string(value)))
+	if len(text) > most {
+		return string(text[:most]) + "…"
+	}
+	return string(text)
 }

@@ -1,12 +1,34 @@
 package config
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 )
+
+// Error says that parameters of a claim or a class are refused. That does not pass by itself: they cannot be changed in a claim.
+type Error struct {
+	// Path of the parameters in the claim, with where they come from.
+	Path string
+	// Err names the field, its value and what is wanted.
+	Err error
+}
+
+func (e *Error) Error() string { return e.Path + ": " + e.Err.Error() }
+
+func (e *Error) Unwrap() error { return e.Err }
+
+// Device is one of the claim's devices, for which parameters are looked up.
+type Device struct {
+	// Request is the result's, with the subrequest after a slash if there is one.
+	Request string
+	// Kind of parameters that the device takes.
+	Kind        Kind
+	AdminAccess bool
+}
 
 // Set is all parameters for one driver in a claim's allocation.
 type Set struct{ entries []entry }
@@ -30,12 +52,12 @@ func Read(driver string, configs []resourceapi.DeviceAllocationConfiguration) (*
 		}
 		path := fmt.Sprintf("status.allocation.devices.config[%d]", i)
 		if c.Source != resourceapi.AllocationConfigSourceClass && c.Source != resourceapi.AllocationConfigSourceClaim {
-			return nil, fmt.Errorf("%s.source: %q: want %s or %s", path, c.Source, resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim)
+			return nil, &Error{Path: path + ".source", Err: fmt.Errorf("%q: want %s or %s", c.Source, resourceapi.AllocationConfigSourceClass, resourceapi.AllocationConfigSourceClaim)}
 		}
 		path += fmt.Sprintf(".opaque.parameters (from the %s)", strings.ToLower(strings.TrimPrefix(string(c.Source), "From")))
 		kind, settings, err := Decode(c.Opaque.Parameters.Raw)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", path, err)
+			return nil, &Error{Path: path, Err: err}
 		}
 		set.entries = append(set.entries, entry{
 			path: path, kind: kind, settings: settings,
@@ -48,27 +70,30 @@ func Read(driver string, configs []resourceapi.DeviceAllocationConfiguration) (*
 // For returns what applies to a device of that kind that was allocated for the request ("request" or
 // "request/subrequest"). The claim's parameters come before the class's, and of each a later one before an
 // earlier one (resource.k8s.io/v1 DeviceAllocationConfiguration). Parameters of another kind that name this very request
-// are an error; those for all requests, or for all alternatives of one, are then meant for others.
+// are an error; those for all requests, or for all alternatives of one, are then meant for others. So are a class's
+// that has parameters of this kind, too: it is of devices of several kinds.
 func (s *Set) For(request string, kind Kind) (Settings, error) {
 	var chosen *entry
+	var other error // parameters of a class that are of another kind
 	for i := range s.entries {
 		e := &s.entries[i]
 		applies, byName := e.appliesTo(request)
-		if !applies {
-			continue
-		}
-		if e.kind != kind {
-			if byName {
-				return Settings{}, fmt.Errorf("%s: kind: %s is not for the device of request %s, which takes a %s", e.path, e.kind, request, kind)
+		switch {
+		case !applies:
+		case e.kind == kind:
+			if chosen == nil || e.fromClaim || !chosen.fromClaim {
+				chosen = e
 			}
-			continue
-		}
-		if chosen == nil || e.fromClaim || !chosen.fromClaim {
-			chosen = e
+		case byName:
+			err := &Error{Path: e.path, Err: fmt.Errorf("kind: %s is not for the device of request %s, which takes a %s", e.kind, request, kind)}
+			if e.fromClaim {
+				return Settings{}, err
+			}
+			other = cmp.Or[error](other, err)
 		}
 	}
 	if chosen == nil {
-		return Settings{}, nil
+		return Settings{}, other
 	}
 	return chosen.settings, nil
 }
@@ -83,4 +108,70 @@ func (e *entry) appliesTo(request string) (applies, byName bool) {
 	}
 	parent, _, sub := strings.Cut(request, "/")
 	return sub && slices.Contains(e.requests, parent), false
+}
+
+// Check refuses parameters of the claim that none of its devices takes: they would be without effect, and nobody would be told. Those for a
+// request that has alternatives may be meant for one that was not chosen, and those for devices of other drivers alone for their turn. The
+// devices are all that the claim has of the driver.
+func (s *Set) Check(devices []Device) error {
+	for i := range s.entries {
+		if e := &s.entries[i]; e.fromClaim {
+			if err := e.check(devices); err != nil {
+				return &Error{Path: e.path, Err: err}
+			}
+		}
+	}
+	return nil
+}
+
+func (e *entry) check(devices []Device) (err error) {
+	for _, d := range devices {
+		applies, byName := e.appliesTo(d.Request)
+		switch {
+		case !applies:
+			continue
+		case e.kind != d.Kind && !byName && strings.Contains(d.Request, "/"):
+			return nil
+		case e.kind != d.Kind:
+			err = cmp.Or(err, fmt.Errorf("kind: %s is not for any device of the claim: that of request %s takes a %s", e.kind, d.Request, d.Kind))
+		case d.AdminAccess && e.settings.Strategy != "":
+			err = cmp.Or(err, fmt.Errorf("sharing.strategy: %q: the device of request %s has admin access, which leaves it as it is", e.settings.Strategy, d.Request))
+		default:
+			return nil
+		}
+	}
+	return err
+}
+
+// Allocated are the parameters in the claim's allocation, with the requests that the claim names for them. A scheduler leaves the names out where
+// they name all requests, and it makes a difference whether parameters are for what can take them or for these requests.
+func Allocated(claim *resourceapi.ResourceClaim) []resourceapi.DeviceAllocationConfiguration {
+	allocation := &claim.Status.Allocation.Devices
+	var named [][]string // of the claim's own, those that are in the allocation, in their order
+	for i := range claim.Spec.Devices.Config {
+		requests := claim.Spec.Devices.Config[i].Requests
+		e := entry{requests: requests}
+		if slices.ContainsFunc(allocation.Results, func(r resourceapi.DeviceRequestAllocationResult) bool {
+			applies, _ := e.appliesTo(r.Request)
+			return applies
+		}) {
+			named = append(named, requests)
+		}
+	}
+	configs := slices.Clone(allocation.Config)
+	var own []*resourceapi.DeviceAllocationConfiguration
+	for i := range configs {
+		if configs[i].Source == resourceapi.AllocationConfigSourceClaim {
+			own = append(own, &configs[i])
+		}
+	}
+	if len(own) != len(named) {
+		return configs // another scheduler's way; it may have named them
+	}
+	for i, c := range own {
+		if len(c.Requests) == 0 {
+			c.Requests = named[i]
+		}
+	}
+	return configs
 }

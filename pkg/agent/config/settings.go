@@ -2,6 +2,7 @@ package config
 
 import (
 	"cmp"
+	"encoding/json"
 	"fmt"
 	"maps"
 	"regexp"
@@ -161,17 +162,22 @@ var (
 
 // mebibytes rounds down: the MPS daemon takes whole ones.
 func (q quantity) mebibytes() (int64, error) {
-	if !plainQuantity.MatchString(string(q)) {
-		return 0, fmt.Errorf("%q: want a number of bytes such as 512Mi or 10Gi", string(q))
+	text := string(q)
+	var number json.Number
+	if json.Unmarshal([]byte(q), &text) != nil && json.Unmarshal([]byte(q), &number) != nil {
+		return 0, fmt.Errorf("%s: want a number of bytes such as 512Mi or 10Gi", short([]byte(q)))
 	}
-	parsed, err := resource.ParseQuantity(string(q))
+	if !plainQuantity.MatchString(text) {
+		return 0, fmt.Errorf("%q: want a number of bytes such as 512Mi or 10Gi", text)
+	}
+	parsed, err := resource.ParseQuantity(text)
 	if err != nil {
-		return 0, fmt.Errorf("%q: %w", string(q), err)
+		return 0, fmt.Errorf("%q: %w", text, err)
 	}
 	const maxMiB = 1 << 30 // a pebibyte
 	mib := parsed.Value() >> 20
 	if mib < 1 || mib > maxMiB {
-		return 0, fmt.Errorf("%q: want at least 1Mi, and no more than a GPU can have", string(q))
+		return 0, fmt.Errorf("%q: want at least 1Mi, and no more than a GPU can have", text)
 	}
 	return mib, nil
 }

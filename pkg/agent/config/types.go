@@ -1,9 +1,6 @@
 package config
 
 import (
-	"encoding/json"
-	"fmt"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -92,20 +89,11 @@ type mpsConfig struct {
 	PerDevicePinnedMemoryLimit     map[string]quantity `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
 }
 
-// quantity is a number of bytes as it was written. It is parsed later, when the field's name is at hand.
+// quantity is a number of bytes as it was written, a JSON string or a number. It is parsed later, when the field's name is at hand.
 type quantity string
 
-// UnmarshalJSON takes a string or a number, as Kubernetes quantities do.
+// UnmarshalJSON takes what is there.
 func (q *quantity) UnmarshalJSON(data []byte) error {
-	var text string
-	if json.Unmarshal(data, &text) == nil {
-		*q = quantity(text)
-		return nil
-	}
-	var number json.Number
-	if err := json.Unmarshal(data, &number); err != nil {
-		return fmt.Errorf("quantity %s: want a string or a number", data)
-	}
-	*q = quantity(number.String())
+	*q = quantity(data)
 	return nil
 }

@@ -56,6 +56,7 @@ func (l *Looker) Discover(ctx context.Context, lib nvml.Library, sysfs fs.ReadLi
 	for _, f := range found {
 		node.GPUs = append(node.GPUs, f.gpu)
 	}
+	node.nameFailures(sysfs)
 	node.addBound(sysfs)
 	node.Offer(Policy{})
 	node.log(logger)
@@ -198,7 +199,7 @@ func (f *found) warn(format string, args ...any) {
 // log says in one line each what is not published and why.
 func (n *Node) log(logger klog.Logger) {
 	for _, f := range n.Failures {
-		logger.Error(f.Err, "GPU did not answer, not offered", "index", f.Index, "uuid", f.UUID, "pciBusID", f.PCIBusID)
+		logger.Error(f.Err, "GPU did not answer, not offered", "index", f.Index, "uuid", f.UUID, "pciBusID", f.PCIBusID, "device", f.Device(), "candidates", f.Candidates)
 	}
 	offered := 0
 	for _, gpu := range n.GPUs {

@@ -58,7 +58,7 @@ func TestAGPUThatDoesNotAnswerHidesNoOther(t *testing.T) {
 	}{
 		"no handle": {
 			faults: map[int]faults{2: {handle: lost}},
-			want:   []Failure{{Index: 2}},
+			want:   []Failure{{Index: 2, PCIBusID: "0000:00:1d.0"}},
 			says:   []string{"ERROR_GPU_IS_LOST"},
 		},
 		"lost after its identity was told": {
@@ -68,12 +68,12 @@ func TestAGPUThatDoesNotAnswerHidesNoOther(t *testing.T) {
 		},
 		"two of four": {
 			faults: map[int]faults{0: {handle: lost}, 3: {memory: lost, pci: lost}},
-			want:   []Failure{{Index: 0}, {Index: 3, UUID: "known"}},
+			want:   []Failure{{Index: 0, PCIBusID: "0000:00:1b.0"}, {Index: 3, UUID: "known", PCIBusID: "0000:00:1e.0"}},
 			says:   []string{"ERROR_GPU_IS_LOST", "ERROR_GPU_IS_LOST"},
 		},
 		"all": {
 			faults: map[int]faults{0: {handle: lost}, 1: {handle: lost}, 2: {handle: lost}, 3: {handle: lost}},
-			want:   []Failure{{Index: 0}, {Index: 1}, {Index: 2}, {Index: 3}},
+			want:   []Failure{{Index: 0, PCIBusID: "0000:00:1b.0"}, {Index: 1, PCIBusID: "0000:00:1c.0"}, {Index: 2, PCIBusID: "0000:00:1d.0"}, {Index: 3, PCIBusID: "0000:00:1e.0"}},
 			says:   []string{"LOST", "LOST", "LOST", "LOST"},
 		},
 	}

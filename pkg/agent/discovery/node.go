@@ -92,4 +92,6 @@ type Failure struct {
 	// Reason is the text of Err.
 	Reason string `json:"reason"`
 	Err    error  `json:"-"`
+	// Candidates are the GPUs on the bus that it may be, by device name, if it does not say which it is.
+	Candidates []string `json:"candidates,omitempty"`
 }

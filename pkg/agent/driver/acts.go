@@ -26,6 +26,9 @@ func (h *Hardware) Offer(policy discovery.Policy) {
 func (h *Hardware) Find(ctx context.Context, device string) (prepare.Target, error) {
 	for {
 		node, gpu, offer, err := h.find(device)
+		if errors.Is(err, discovery.ErrBound) {
+			return prepare.Target{GPU: cdi.GPU{Name: gpu.Name}}, err
+		}
 		if err != nil {
 			return prepare.Target{}, err
 		}

@@ -12,11 +12,10 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -60,6 +59,8 @@ type Options struct {
 	Tools    sharing.Tools
 	// Leftovers is prepare's default if empty.
 	Leftovers prepare.Leftovers
+	// HostProcesses is WarnOfHostProcesses if empty.
+	HostProcesses HostProcesses
 	// LockTimeout is prepare's default if 0.
 	LockTimeout time.Duration
 	// DynamicPartitions are offered, besides those that an administrator has made.
@@ -86,6 +87,9 @@ type Agent struct {
 	status    *Status
 	leftovers *reconcile.Reconciler
 	calls     calls
+	occupancy occupancy
+	check     *selfCheck
+	condition *nodeCondition
 	// lookedOnce tells the publisher that it is known what is occupied.
 	lookedOnce func()
 	// registered is when the kubelet last registered the driver, in nanoseconds since 1970; 0 if it has not.
@@ -99,7 +103,8 @@ func New(opts Options) (*Agent, error) {
 	if opts.Kubelet == nil {
 		opts.Kubelet = reconcile.KubeletAt(filepath.Join(opts.KubeletRoot, "pod-resources", "kubelet.sock"))
 	}
-	claims, err := prepare.New(prepare.Options{
+	a := &Agent{opts: opts}
+	claims := prepare.New(prepare.Options{
 		Driver:      Name,
 		Pool:        opts.NodeName,
 		StateDir:    opts.StateDir,
@@ -113,28 +118,28 @@ func New(opts Options) (*Agent, error) {
 		Leftovers:   opts.Leftovers,
 		LockTimeout: opts.LockTimeout,
 		FS:          opts.FS,
+		Handover:    prepare.Handover{UseOf: a.useOf, Waiting: a.waiting},
 	})
-	if err != nil {
-		return nil, err
-	}
 	opts.Hardware.Offer(discovery.Policy{Dynamic: opts.DynamicPartitions, Ours: claims.Made, Shares: opts.Shares, Passthrough: opts.Passthrough})
-	records, err := ledger.Open(durable.OS{}, prepare.LedgerDir(opts.StateDir))
-	if err != nil {
-		return nil, err
-	}
+	records := ledger.At(durable.OS{}, prepare.LedgerDir(opts.StateDir))
 	status := newStatus()
-	a := &Agent{opts: opts, claims: claims, status: status, publisher: newPublisher(opts, status), reporter: newReporter(opts, records)}
+	a.claims, a.status, a.publisher, a.reporter = claims, status, newPublisher(opts, status), newReporter(opts, records)
+	a.check = newSelfCheck(opts, status, claims.MakeFolders, claims.MakeEmptyFolders, func() error {
+		_, err := records.Records()
+		return err
+	}, a.readinessChanged)
 	a.lookedOnce = sync.OnceFunc(func() { close(a.publisher.occupiedKnown) })
 	gpuMetrics.hardware.Store(opts.Hardware)
 	claimMetrics.records.Store(records)
 	opts.Hardware.OnChange(func(context.Context, string, health.Verdict, health.Verdict) { a.publisher.refresh() })
 	opts.Hardware.OnChange(a.reporter.healthChanged)
-	a.leftovers = a.newReconciler(records)
+	a.leftovers = a.newReconciler(records, nil)
+	a.condition = &nodeCondition{client: opts.Client, node: opts.NodeName, leads: a.publisher.leads, view: a.nodeView, status: status}
 	return a, nil
 }
 
-// newReconciler compares the ledger with everything else that knows who uses the GPUs.
-func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
+// newReconciler compares the ledger with everything else that knows who uses the GPUs. ended may be nil.
+func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context, *corev1.Pod) bool) *reconcile.Reconciler {
 	return reconcile.New(reconcile.Options{
 		Clock:  clock.RealClock{},
 		Ledger: records,
@@ -150,6 +155,8 @@ func (a *Agent) newReconciler(records *ledger.Ledger) *reconcile.Reconciler {
 				}
 				return time.Time{}
 			},
+			Ended:        ended,
+			Running:      a.running(),
 			Processes:    a.opts.Hardware.Processes,
 			ProcessesBut: a.processesBut,
 			PlaceOf:      a.opts.Hardware.placeOf,
@@ -189,35 +196,50 @@ func (a *Agent) processesBut(ctx context.Context, gpu string, pods []types.UID) 
 	return n, nil
 }
 
+// useOf tells who uses what a claim holds that another one waits for.
+func (a *Agent) useOf(ctx context.Context, held *ledger.Entry) prepare.Use {
+	use := a.leftovers.UseOf(ctx, held)
+	return prepare.Use{Ends: use.Ends, Text: use.Text, Public: use.Public}
+}
+
+// waiting tells that a claim waits for one that is being released. Should the kubelet not know that one any more, its release by proof begins
+// now.
+func (a *Agent) waiting(claim *resourceapi.ResourceClaim, err error) {
+	a.reporter.prepared(claim, err)
+	select {
+	case a.opts.Hardware.reached <- struct{}{}:
+	default:
+	}
+}
+
 // reconciled takes note of what was found in the ledger.
 func (a *Agent) reconciled(summary reconcile.Summary) {
 	leftoversReleased.Add(float64(summary.Released))
 	strayFiles.Set(float64(summary.Strays))
-	var occupied []occupiedPlace
-	// A GPU with something of a claim left on it that could not be undone is nobody's, all of it.
-	quarantined, err := a.claims.Quarantined()
-	if err != nil {
-		utilruntime.HandleError(err)
-	}
-	for _, q := range quarantined {
-		occupied = append(occupied, occupiedPlace{gpu: q.GPU, claim: q.Holder()})
-	}
+	left := make([]occupiedPlace, 0, len(summary.Occupied))
 	for _, held := range summary.Occupied {
-		occupied = append(occupied, occupiedPlace{gpu: held.GPU, at: held.At, claim: held.Claim.UID})
+		left = append(left, occupiedPlace{gpu: held.GPU, at: held.At, claim: held.Claim.UID})
 	}
-	gpus := sets.New[string]()
-	for _, place := range occupied {
-		gpus.Insert(place.gpu)
-	}
-	n := len(gpus)
-	if gpus.Has("") {
-		n = len(a.opts.Hardware.devices())
-	}
-	occupiedGPUs.Set(float64(n))
-	if a.opts.Hardware.setOccupied(occupied) {
-		a.publisher.refresh()
-	}
+	a.noteLeft(left)
 	a.lookedOnce()
+	a.reporter.review(a.claims.NamesOf(summary.Unreadable))
+}
+
+// readinessChanged takes the devices out when claims cannot be prepared on this node, and back in when they can.
+func (a *Agent) readinessChanged(_ context.Context, p *problem) {
+	reason := ""
+	if p != nil {
+		reason = p.reason
+	}
+	if !a.opts.Hardware.setNotReady(reason) {
+		return
+	}
+	a.publisher.refresh()
+	if p != nil {
+		a.reporter.nodeEventf(corev1.EventTypeWarning, reasonCannotPrepare, "Claims cannot be prepared on this node: %s", p.message)
+	} else {
+		a.reporter.nodeEventf(corev1.EventTypeNormal, reasonCanPrepare, "Claims can be prepared on this node again")
+	}
 }
 
 // Status tells what the agent has reached, for probes.
@@ -238,7 +260,9 @@ func (a *Agent) Run(ctx context.Context) error {
 		return err
 	}
 
-	// 3. Before the kubelet can call: what was prepared is in order again, what was half-made is gone.
+	// 3. Before the kubelet can call: what was prepared is in order again, what was half-made is gone. Without a folder to write in the agent
+	// serves all the same, and says that it is not ready.
+	a.check.haveFolders(ctx)
 	recovery, err := a.claims.Recover(ctx)
 	if err != nil {
 		// Claims that cannot be brought in order stay held; all others are served.
@@ -246,6 +270,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	logger.Info("Ledger is read", "prepared", recovery.Claims, "cdiRestored", recovery.Restored, "rolledBack", recovery.RolledBack, "unreadable", recovery.Unreadable)
 	a.status.set(stageLedger, true)
+	a.check.checkFolders(ctx)
 
 	// 4. Serve the kubelet, with or without GPUs: unprepare needs none.
 	serving, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
@@ -258,20 +283,24 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.status.set(stageServing, true)
 	logger.Info("Serving the kubelet", "driver", Name, "socketFolder", a.pluginDir(), "registryFolder", a.registryDir())
 
-	// 5. In the background: find and publish GPUs, watch over them and over the claims, keep the CDI files in place.
+	// 5. In the background: find and publish GPUs, watch over them and over the claims, keep the CDI files and the sockets in place.
 	var group sync.WaitGroup
 	group.Go(func() { a.publisher.run(serving) })
 	group.Go(func() { a.watch(serving) })
 	group.Go(func() { keepCDI(serving, a.claims, a.opts.CDIDir) })
+	group.Go(func() { a.watchQuarantine(serving) })
+	group.Go(func() { a.check.run(serving) })
+	group.Go(func() { a.condition.run(serving) })
+	group.Go(func() { a.watchForeign(serving) })
 
 	// 6. Asked to stop, or failed.
 	select {
 	case <-ctx.Done():
-		a.status.set(stageServing, false)
+		a.status.stop()
 		a.drain(serving)
 		cancel(context.Cause(ctx))
 	case <-serving.Done():
-		a.status.set(stageServing, false)
+		a.status.stop()
 	}
 	group.Wait()
 	return ignoreStop(ctx, context.Cause(serving))
@@ -289,7 +318,10 @@ func (a *Agent) drain(ctx context.Context) {
 
 // newPlugin answers the kubelet; fail ends the agent.
 func (a *Agent) newPlugin(fail context.CancelCauseFunc) *plugin {
-	return &plugin{claims: a.claims, hardware: a.opts.Hardware, pool: a.opts.NodeName, reporter: a.reporter, fail: fail}
+	return &plugin{
+		claims: a.claims, hardware: a.opts.Hardware, pool: a.opts.NodeName, reporter: a.reporter,
+		noteQuarantined: a.noteQuarantined, told: a.publisher.told, check: a.check, fail: fail,
+	}
 }
 
 // watch looks after the GPUs and the claims until ctx ends.
@@ -322,6 +354,10 @@ func (a *Agent) pluginOptions() []kubeletplugin.Option {
 		kubeletplugin.RollingUpdate(a.opts.PodUID),
 		// Package prepare has locks of its own, finer than one for the node.
 		kubeletplugin.Serialize(false),
+		// Sockets that can be made anew under the running servers.
+		kubeletplugin.PluginListener(listenInto(&a.check.endpoint)),
+		kubeletplugin.RegistrarListener(listenInto(&a.check.registrar)),
+		kubeletplugin.GRPCInterceptor(a.check.answer),
 		kubeletplugin.GRPCInterceptor(identify(a.opts.Version)),
 		kubeletplugin.GRPCInterceptor(a.onRegistration),
 		kubeletplugin.GRPCInterceptor(a.calls.intercept),
@@ -333,11 +369,13 @@ func (a *Agent) pluginOptions() []kubeletplugin.Option {
 func (a *Agent) onRegistration(ctx context.Context, request any, info *grpc.UnaryServerInfo, handler grpc.UnaryHandler) (any, error) {
 	response, err := handler(ctx, request)
 	if info.FullMethod == notifyMethod {
-		a.status.set(stageRegistered, err == nil)
-		if err == nil {
+		if err != nil {
+			a.status.fail(stageRegistered, reasonNotRegistered, fmt.Sprintf("the kubelet has refused the driver: %v", err))
+		} else {
+			a.status.set(stageRegistered, true)
 			a.registered.Store(time.Now().UnixNano())
 			klog.FromContext(ctx).Info("The kubelet has registered the driver", "driver", Name)
-			a.publisher.publishAgain()
+			a.publisher.refresh()
 		}
 	}
 	return response, err

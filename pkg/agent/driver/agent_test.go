@@ -218,17 +218,26 @@ func (m *machine) waitForGPUs(want int) {
 	})
 }
 
-// allocate creates a claim that has the device.
+// allocate creates a claim that has the device, and its pod, which runs.
 func (m *machine) allocate(name, device string) *drapb.Claim {
 	m.t.Helper()
-	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid")}}
+	return m.allocateIn("default", name, device)
+}
+
+func (m *machine) allocateIn(namespace, name, device string) *drapb.Claim {
+	m.t.Helper()
+	claim := &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(name + "-uid")}}
 	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: name + "-pod", UID: types.UID(name + "-pod-uid")}}
 	claim.Status.Allocation = &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{
 		Results: []resourceapi.DeviceRequestAllocationResult{{Request: "gpu/h100", Driver: driver.Name, Pool: nodeName, Device: device}},
 	}}
-	_, err := m.client.ResourceV1().ResourceClaims("default").Create(m.t.Context(), claim, metav1.CreateOptions{})
+	_, err := m.client.ResourceV1().ResourceClaims(namespace).Create(m.t.Context(), claim, metav1.CreateOptions{})
 	must(m.t, err)
-	return &drapb.Claim{Namespace: "default", Name: name, Uid: name + "-uid"}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name + "-pod", UID: types.UID(name + "-pod-uid")}}
+	pod.Spec.NodeName, pod.Status.Phase = nodeName, corev1.PodRunning
+	_, err = m.client.CoreV1().Pods(namespace).Create(m.t.Context(), pod, metav1.CreateOptions{})
+	must(m.t, err)
+	return &drapb.Claim{Namespace: namespace, Name: name, Uid: name + "-uid"}
 }
 
 func (m *machine) resolve(ids ...string) error {
@@ -521,7 +530,7 @@ func TestProbesTellWhatIsReached(t *testing.T) {
 	m.register(driver.Name + "-reg.sock")
 	// Ready without a driver: the kubelet can call.
 	code, body := get("/readyz")
-	want := "[+] ledger read\n[+] serving the kubelet\n[+] registered by the kubelet\n[-] GPUs found\n"
+	want := "[+] ledger read\n[+] folders writable\n[+] serving the kubelet\n[+] registered by the kubelet\n[-] GPUs found\n[+] accepted by the API server\n"
 	if code != http.StatusOK || body != want {
 		t.Errorf("/readyz without a driver: %d\n%s", code, body)
 	}

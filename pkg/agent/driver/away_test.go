@@ -264,5 +264,8 @@ func (r *rig) blindAgent(ctx context.Context, api *apiServer) *Agent {
 	if err != nil {
 		r.t.Fatal(err)
 	}
+	if err := agent.claims.MakeFolders(); err != nil { // as Run does
+		r.t.Fatal(err)
+	}
 	return agent
 }

@@ -47,10 +47,10 @@ func (c *claimCollector) CollectWithStability(ch chan<- metrics.Metric) {
 	}
 	states := map[string]int{"started": 0, "completed": 0, "unreadable": 0}
 	for _, record := range records {
-		switch {
-		case record.Entry == nil:
+		switch record.State() {
+		case "":
 			states["unreadable"]++
-		case record.Entry.State == ledger.PrepareCompleted:
+		case ledger.PrepareCompleted:
 			states["completed"]++
 			describeClaim(ch, record.Entry)
 		default:

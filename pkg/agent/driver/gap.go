@@ -1,19 +1,10 @@
 package driver
 
 import (
-	"context"
 	"sync"
 	"time"
 
-	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/watch"
-	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
 
@@ -75,47 +66,4 @@ func (g *gapMeter) judge() {
 	case g.whole && g.since.IsZero():
 		g.since = g.clock.Now()
 	}
-}
-
-// run feeds the meter from the API server until ctx ends.
-func (g *gapMeter) run(ctx context.Context, client kubernetes.Interface, node string) {
-	selector := fields.Set{resourceapi.ResourceSliceSelectorNodeName: node, resourceapi.ResourceSliceSelectorDriver: Name}.String()
-	slices := client.ResourceV1().ResourceSlices()
-	watcher := &cache.ListWatch{
-		ListWithContextFunc: func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) {
-			o.FieldSelector = selector
-			return slices.List(ctx, o)
-		},
-		WatchFuncWithContext: func(ctx context.Context, o metav1.ListOptions) (watch.Interface, error) {
-			o.FieldSelector = selector
-			return slices.Watch(ctx, o)
-		},
-	}
-	_, controller := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: cache.ToListWatcherWithWatchListSemantics(watcher, client),
-		ObjectType:    &resourceapi.ResourceSlice{},
-		Handler: cache.ResourceEventHandlerFuncs{
-			AddFunc:    func(o any) { g.saw(ctx, o) },
-			UpdateFunc: func(_, o any) { g.saw(ctx, o) },
-			DeleteFunc: func(o any) {
-				if gone, ok := o.(cache.DeletedFinalStateUnknown); ok {
-					o = gone.Obj
-				}
-				if slice, ok := o.(*resourceapi.ResourceSlice); ok {
-					g.deleted(slice.UID)
-				}
-			},
-		},
-	})
-	controller.RunWithContext(ctx)
-}
-
-func (g *gapMeter) saw(ctx context.Context, o any) {
-	slice, ok := o.(*resourceapi.ResourceSlice)
-	if !ok {
-		klog.FromContext(ctx).Error(nil, "The API server sent something that is no ResourceSlice", "object", o)
-		return
-	}
-	poolGeneration.Set(float64(slice.Spec.Pool.Generation))
-	g.added(slice.UID)
 }

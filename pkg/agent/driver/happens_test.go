@@ -299,11 +299,16 @@ func errorOf(answer *drapb.NodePrepareResourceResponse) error {
 type fullDisk struct {
 	durable.OS
 	full atomic.Bool
+	// readOnly is the name of a folder in which nothing can be written.
+	readOnly atomic.Pointer[string]
 }
 
 func (d *fullDisk) Create(path string, perm fs.FileMode) (durable.File, error) {
 	if d.full.Load() {
 		return nil, &fs.PathError{Op: "create", Path: path, Err: syscall.ENOSPC}
+	}
+	if folder := d.readOnly.Load(); folder != nil && filepath.Base(filepath.Dir(path)) == *folder {
+		return nil, &fs.PathError{Op: "create", Path: path, Err: syscall.EROFS}
 	}
 	return d.OS.Create(path, perm)
 }

@@ -48,6 +48,9 @@ type Hardware struct {
 	// acts has a place for each GPU, taken while something is done to it; see On.
 	acts sync.Map
 
+	// saving is held while what is known is written.
+	saving sync.Mutex
+
 	mu      sync.Mutex
 	policy  discovery.Policy
 	library *library // the open session, nil if none is
@@ -61,6 +64,9 @@ type Hardware struct {
 	looked   chan struct{} // closed at the end of the look that is under way; nil if none is
 	changes  []func(ctx context.Context, gpu string, was, is health.Verdict)
 	occupied []occupiedPlace
+	notReady notReady
+	// foreign is who uses GPUs that no claim has, by GPU.
+	foreign map[string]foreignUse
 	// noPassthrough is why GPUs are not offered to virtual machines, as it was last said.
 	noPassthrough map[string]string
 	// lead: this agent keeps the state in StateDir, since leadSince.
@@ -375,7 +381,7 @@ func (h *Hardware) underWay() <-chan struct{} {
 // Resources are the node's GPUs as they are published, with the taints that their faults ask for; ok is false while nothing is known.
 func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResources, ok bool) {
 	h.mu.Lock()
-	node, occupied := h.node, h.occupied
+	node, occupied, notReady, foreign := h.node, h.occupied, h.notReady, h.foreign
 	h.mu.Unlock()
 	if node == nil {
 		return resourceslice.DriverResources{}, false
@@ -386,11 +392,17 @@ func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResourc
 			devices := p.Slices[s].Devices
 			for d := range devices {
 				devices[d].Taints = append(devices[d].Taints, taints(h.Health(devices[d].Name))...)
+				if notReady.why != "" {
+					devices[d].Taints = append(devices[d].Taints, notReady.taint())
+				}
 				// One is enough: of a key and an effect there can be one only.
 				if gpu, offer, err := node.Find(devices[d].Name); err == nil {
 					at := placeOf(offer)
 					if i := slices.IndexFunc(occupied, func(o occupiedPlace) bool { return o.overlaps(gpu.Name, at) }); i >= 0 {
 						devices[d].Taints = append(devices[d].Taints, occupied[i].taint())
+					}
+					if use, ok := foreign[gpu.Name]; ok && use.taints {
+						devices[d].Taints = append(devices[d].Taints, use.taint())
 					}
 				}
 			}

@@ -36,7 +36,8 @@ func keepCDI(ctx context.Context, claims *prepare.Manager, dir string) {
 	// In the background: a claim that a call is at work on is waited for, and nobody else's file has to wait with it.
 	var group sync.WaitGroup
 	defer group.Wait()
-	all := func() { group.Go(func() { reconcileAll(ctx, claims) }) }
+	var failed failures
+	all := func() { group.Go(func() { reconcileAll(ctx, claims, &failed) }) }
 	for {
 		select {
 		case <-ctx.Done():
@@ -47,7 +48,7 @@ func keepCDI(ctx context.Context, claims *prepare.Manager, dir string) {
 				watchDir(ctx, watcher, dir)
 				continue
 			}
-			group.Go(func() { restore(ctx, claims, event) })
+			group.Go(func() { restore(ctx, claims, event, &failed) })
 		case err := <-watcher.Errors:
 			// Events were lost: look at everything.
 			utilruntime.HandleErrorWithContext(ctx, err, "Watch of the CDI folder", "folder", dir)
@@ -64,7 +65,7 @@ func gone(event fsnotify.Event) bool {
 	return event.Has(fsnotify.Remove) || event.Has(fsnotify.Rename) || event.Has(fsnotify.Write)
 }
 
-func restore(ctx context.Context, claims *prepare.Manager, event fsnotify.Event) {
+func restore(ctx context.Context, claims *prepare.Manager, event fsnotify.Event, failed *failures) {
 	if !gone(event) {
 		return
 	}
@@ -73,13 +74,13 @@ func restore(ctx context.Context, claims *prepare.Manager, event fsnotify.Event)
 		return
 	}
 	// Unprepare removes the file too: then the claim is gone from the ledger, or going, and its lock is waited for.
-	if _, err := claims.RestoreClaim(ctx, uid); err != nil && ctx.Err() == nil {
+	if _, err := claims.RestoreClaim(ctx, uid); failed.changed(string(uid), err) && ctx.Err() == nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "CDI specification could not be restored", "claimUID", uid)
 	}
 }
 
-func reconcileAll(ctx context.Context, claims *prepare.Manager) {
-	if _, err := claims.Reconcile(ctx); err != nil && ctx.Err() == nil {
+func reconcileAll(ctx context.Context, claims *prepare.Manager, failed *failures) {
+	if _, err := claims.Reconcile(ctx); failed.changed("", err) && ctx.Err() == nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Claims could not be reconciled with the CDI folder")
 	}
 }

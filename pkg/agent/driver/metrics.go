@@ -37,7 +37,15 @@ var (
 		Namespace:      metricsNamespace,
 		Subsystem:      metricsSubsystem,
 		Name:           "slice_errors_total",
-		Help:           "ResourceSlices that were not published as wanted, by reason (dropped_fields, invalid, other).",
+		Help:           "ResourceSlices that were not published as wanted, by reason (dropped_fields, invalid, forbidden, other).",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"reason"})
+
+	statusErrors = metrics.NewCounterVec(&metrics.CounterOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "claim_status_errors_total",
+		Help:           "Number of times that the status of a claim's devices could not be written, by reason (forbidden, invalid, other). It is tried again.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
 
@@ -90,8 +98,25 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	})
 
+	socketsRenewed = metrics.NewCounter(&metrics.CounterOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "sockets_renewed_total",
+		Help:           "Sockets for the kubelet that were gone and were made anew.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
+	foreignProcesses = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "processes_without_claim",
+		Help:           "Processes on GPUs that no claim has, without those of NVIDIA's daemons, by whose they are (host, pod).",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"device", "of"})
+
 	registerMetrics = sync.OnceFunc(func() {
-		legacyregistry.MustRegister(callSeconds, callsInFlight, sliceErrors, sliceGapSeconds, poolGeneration, slicesPublished, leftoversReleased, strayFiles, occupiedGPUs)
+		legacyregistry.MustRegister(callSeconds, callsInFlight, sliceErrors, statusErrors, sliceGapSeconds, poolGeneration, slicesPublished, leftoversReleased, strayFiles,
+			occupiedGPUs, socketsRenewed, foreignProcesses)
 		legacyregistry.CustomMustRegister(gpuMetrics)
 		legacyregistry.CustomMustRegister(claimMetrics)
 	})

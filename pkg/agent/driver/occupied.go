@@ -2,6 +2,7 @@ package driver
 
 import (
 	"slices"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -20,6 +21,8 @@ type occupiedPlace struct {
 	gpu   string
 	at    *ledger.Partition
 	claim types.UID
+	// since is zero if that is not recorded.
+	since time.Time
 }
 
 // overlaps tells whether it keeps others from that place of the GPU.
@@ -35,7 +38,7 @@ func (o *occupiedPlace) equals(p occupiedPlace) bool {
 }
 
 func (o *occupiedPlace) taint() resourceapi.DeviceTaint {
-	return resourceapi.DeviceTaint{Key: TaintKey(reasonOccupied), Value: string(o.claim), Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	return resourceapi.DeviceTaint{Key: TaintKey(reasonOccupied), Value: string(o.claim), Effect: resourceapi.DeviceTaintEffectNoSchedule, TimeAdded: addedAt(o.since)}
 }
 
 // setOccupied tells what is held by claims that are not allocated any more, and reports whether that was something else before. The list

@@ -99,14 +99,14 @@ func TestOnlyAChangeOfWhatIsOccupiedIsOne(t *testing.T) {
 		changed bool
 	}{
 		{nil, false},
-		{[]occupiedPlace{{"gpu-0", nil, "a"}}, true},
-		{[]occupiedPlace{{"gpu-0", nil, "a"}}, false},
-		{[]occupiedPlace{{"gpu-0", at(0), "a"}}, true},
-		{[]occupiedPlace{{"gpu-0", at(0), "a"}}, false},
-		{[]occupiedPlace{{"gpu-0", at(1), "a"}}, true},
-		{[]occupiedPlace{{"gpu-1", at(1), "a"}}, true},
-		{[]occupiedPlace{{"gpu-1", at(1), "b"}}, true},
-		{[]occupiedPlace{{"gpu-1", nil, "b"}}, true},
+		{[]occupiedPlace{{gpu: "gpu-0", at: nil, claim: "a"}}, true},
+		{[]occupiedPlace{{gpu: "gpu-0", at: nil, claim: "a"}}, false},
+		{[]occupiedPlace{{gpu: "gpu-0", at: at(0), claim: "a"}}, true},
+		{[]occupiedPlace{{gpu: "gpu-0", at: at(0), claim: "a"}}, false},
+		{[]occupiedPlace{{gpu: "gpu-0", at: at(1), claim: "a"}}, true},
+		{[]occupiedPlace{{gpu: "gpu-1", at: at(1), claim: "a"}}, true},
+		{[]occupiedPlace{{gpu: "gpu-1", at: at(1), claim: "b"}}, true},
+		{[]occupiedPlace{{gpu: "gpu-1", at: nil, claim: "b"}}, true},
 		{[]occupiedPlace{}, true},
 		{nil, false},
 	} {

@@ -11,6 +11,7 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
 )
 
@@ -20,6 +21,11 @@ type plugin struct {
 	hardware *Hardware
 	pool     string
 	reporter *reporter
+	failures failures
+	// noteQuarantined has the taints of GPUs in quarantine brought up to date, and told waits until the API server has those of the GPUs.
+	noteQuarantined func()
+	told            func(ctx context.Context, gpus []string)
+	check           *selfCheck
 	// fail ends the agent.
 	fail context.CancelCauseFunc
 }
@@ -31,13 +37,15 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 	start := time.Now()
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
 	prepared := p.claims.PrepareAll(ctx, claims)
+	p.noteQuarantined() // one may have come into it, or out of it
 	for _, claim := range claims {
 		p.reporter.prepared(claim, prepared[claim.UID].Err)
+		p.check.prepared(prepared[claim.UID].Err)
 	}
 	for uid, result := range prepared {
 		observe("prepare", start, result.Err)
-		if result.Err != nil {
-			utilruntime.HandleErrorWithContext(ctx, result.Err, "Claim could not be prepared", "claimUID", uid)
+		if p.failures.changed("prepare "+string(uid), result.Err) {
+			utilruntime.HandleErrorWithContext(ctx, result.Err, "Claim could not be prepared", "claimUID", uid, "others", prepare.Others(result.Err))
 		}
 		results[uid] = kubeletplugin.PrepareResult{Err: result.Err, Devices: devicesFor(result.Devices)}
 	}
@@ -51,12 +59,20 @@ func (p *plugin) UnprepareResourceClaims(ctx context.Context, claims []kubeletpl
 	for _, claim := range claims {
 		uids = append(uids, claim.UID)
 	}
+	gpus := p.reporter.gpusOf(uids)
 	results := p.claims.UnprepareAll(ctx, uids)
-	for uid, err := range results {
+	// Once the kubelet has the answer the pod goes, and then the GPUs are free to the scheduler.
+	p.noteQuarantined()
+	p.told(ctx, gpus)
+	for _, claim := range claims {
+		err := results[claim.UID]
 		observe("unprepare", start, err)
-		p.reporter.unprepared(uid)
-		if err != nil {
-			utilruntime.HandleErrorWithContext(ctx, err, "Claim could not be unprepared", "claimUID", uid)
+		p.reporter.unprepared(ledger.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}, err)
+		if p.failures.changed("unprepare "+string(claim.UID), err) {
+			utilruntime.HandleErrorWithContext(ctx, err, "Claim could not be unprepared", "claimUID", claim.UID)
+		}
+		if err == nil {
+			p.failures.changed("prepare "+string(claim.UID), nil)
 		}
 	}
 	return results, nil

@@ -3,11 +3,13 @@ package driver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
@@ -50,35 +52,47 @@ type publisher struct {
 	lockPath string
 	client   kubernetes.Interface
 	hardware *Hardware
-	status   *Status
+	// resources are the hardware's.
+	resources func(pool string) (resources resourceslice.DriverResources, ok bool)
+	status    *Status
 
-	// wanted gets what should be published; a value that was not taken yet is replaced by a newer one.
-	wanted chan *resourceslice.DriverResources
-	// wanting is held while wanted is replaced.
-	wanting sync.Mutex
-	// again asks to look at the slices now instead of at the next event.
-	again chan struct{}
+	// changed tells that what should be published has changed, or has to be written anew. What it is, is computed by the one who takes it.
+	changed chan struct{}
+	// withdrawn: while no GPUs are known an empty pool is published.
+	withdrawn atomic.Bool
+	// leads is closed when no other agent of this node publishes, or when that cannot be known.
+	leads    chan struct{}
+	leadOnce sync.Once
 	// occupiedKnown is closed once it has been looked at what is occupied.
 	occupiedKnown chan struct{}
 	// failed tells that a slice could not be written since the last try.
 	failed atomic.Bool
+	// unseen tells that the API server refuses to show the agent its slices.
+	unseen atomic.Bool
 	gap    *gapMeter
+	server sliceWatch
 }
 
 func newPublisher(opts Options, status *Status) *publisher {
-	return &publisher{
-		nodeName: opts.NodeName,
-		lockPath: filepath.Join(opts.StateDir, "publisher.lock"),
-		client:   opts.Client,
-		hardware: opts.Hardware,
-		status:   status,
-		wanted:   make(chan *resourceslice.DriverResources, 1),
+	gap := newGapMeter(clock.RealClock{})
+	p := &publisher{
+		nodeName:  opts.NodeName,
+		lockPath:  filepath.Join(opts.StateDir, "publisher.lock"),
+		client:    opts.Client,
+		hardware:  opts.Hardware,
+		resources: opts.Hardware.Resources,
+		status:    status,
+		changed:   make(chan struct{}, 1),
 
+		leads:         make(chan struct{}),
 		occupiedKnown: make(chan struct{}),
 
-		again: make(chan struct{}, 1),
-		gap:   newGapMeter(clock.RealClock{}),
+		gap:    gap,
+		server: sliceWatch{gap: gap, taints: map[string][]resourceapi.DeviceTaint{}},
 	}
+	p.server.answered = p.answered
+	p.server.taken = func() { status.accepted(reasonSlicesInvalid) }
+	return p
 }
 
 // run looks for GPUs and publishes what it finds, until ctx ends.
@@ -114,6 +128,7 @@ func (p *publisher) keepOn(ctx context.Context, publish func(context.Context) er
 func (p *publisher) discover(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	start := time.Now()
+	found := start // when GPUs were last found
 	first := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 6, Cap: 30 * time.Second}
 	backoff := first
 	said, withdrawn := "not looked yet", false
@@ -125,7 +140,7 @@ func (p *publisher) discover(ctx context.Context) {
 			if said != "" {
 				logger.Info("GPUs are found", "count", len(node.GPUs), "failed", len(node.Failures), "driverVersion", node.DriverVersion)
 			}
-			said, withdrawn, backoff = "", true, first
+			said, withdrawn, backoff, found = "", true, first, time.Now()
 			p.status.set(stageGPUs, true)
 			p.refresh()
 		case err.Error() != said:
@@ -133,12 +148,15 @@ func (p *publisher) discover(ctx context.Context) {
 			logger.Info("No GPUs can be used now, trying on", "reason", said)
 			fallthrough
 		default:
-			p.status.set(stageGPUs, false)
+			if p.status.set(stageGPUs, false); time.Since(found) > graceWithoutGPUs {
+				p.status.fail(stageGPUs, reasonNoGPUs, err.Error())
+			}
 			pause = backoff.Step()
 		}
 		if !withdrawn && time.Since(start) > graceWithoutGPUs {
 			withdrawn = true
-			p.want(emptyPool(p.nodeName))
+			p.withdrawn.Store(true)
+			p.refresh()
 		}
 		select {
 		case <-ctx.Done():
@@ -163,62 +181,49 @@ func (p *publisher) look(ctx context.Context) (*discovery.Node, error) {
 	return p.hardware.Discover(ctx)
 }
 
-// refresh publishes the GPUs as they are now.
+// refresh publishes the GPUs as they are when that is done, and looks at the slices then. It does not block.
 func (p *publisher) refresh() {
-	if resources, ok := p.hardware.Resources(p.nodeName); ok {
-		p.want(resources)
-	}
-}
-
-// want replaces what should be published. It does not block.
-func (p *publisher) want(resources resourceslice.DriverResources) {
-	p.wanting.Lock()
-	defer p.wanting.Unlock()
 	select {
-	case <-p.wanted:
-	default:
-	}
-	p.wanted <- &resources
-}
-
-// wantStill puts back what was taken, unless there is something newer.
-func (p *publisher) wantStill(resources *resourceslice.DriverResources) {
-	p.wanting.Lock()
-	defer p.wanting.Unlock()
-	select {
-	case p.wanted <- resources:
+	case p.changed <- struct{}{}:
 	default:
 	}
 }
 
-// publishAgain checks the slices now. It does not block.
-func (p *publisher) publishAgain() {
-	select {
-	case p.again <- struct{}{}:
+// wanted is what should be published now; nil while nothing is known of the node's GPUs.
+func (p *publisher) wanted() *resourceslice.DriverResources {
+	resources, ok := p.resources(p.nodeName)
+	switch {
+	case ok:
+	case p.withdrawn.Load():
+		resources = emptyPool(p.nodeName)
 	default:
+		return nil
 	}
+	p.server.keepAges(&resources)
+	return &resources
 }
 
 // publish keeps in the API server what is wanted until ctx ends, after it has waited until something is known
 // of the node's GPUs and until no other agent of the node publishes.
-func (p *publisher) publish(ctx context.Context) (err error) {
-	var resources *resourceslice.DriverResources
-	select {
-	case <-ctx.Done():
-		return nil
-	case resources = <-p.wanted:
-	}
-	defer func() {
-		if err != nil {
-			p.wantStill(resources)
+func (p *publisher) publish(ctx context.Context) error {
+	for p.wanted() == nil {
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-p.changed:
 		}
-	}()
+	}
 	unlock, err := p.lead(ctx)
 	if err != nil {
+		if ctx.Err() == nil {
+			p.leading()
+		}
 		return err
 	}
+	p.leading()
 	defer unlock()
 	p.hardware.Lead(ctx)
+	defer p.hardware.Follow()
 	// What is published first must not take away a taint that an agent before has set for good reasons.
 	select {
 	case <-ctx.Done():
@@ -226,16 +231,13 @@ func (p *publisher) publish(ctx context.Context) (err error) {
 	case <-p.occupiedKnown:
 	case <-time.After(firstLookTime):
 	}
-	select {
-	case resources = <-p.wanted:
-	default:
-	}
+	resources := p.wanted()
 	var group sync.WaitGroup
 	defer group.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	p.gap.want(len(resources.Pools[p.nodeName].Slices))
-	group.Go(func() { p.gap.run(ctx, p.client, p.nodeName) })
+	group.Go(func() { p.server.run(ctx, p.client, p.nodeName) })
 	// It returns only when the API server has answered.
 	controller, err := resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName:   Name,
@@ -249,14 +251,14 @@ func (p *publisher) publish(ctx context.Context) (err error) {
 		return err
 	}
 	defer controller.Stop()
-	p.update(ctx, controller, resources)
+	p.update(ctx, controller)
 	return nil
 }
 
 // update tells the controller what is wanted until ctx ends: at each change, when it is asked to look again, and when it failed.
 func (p *publisher) update(ctx context.Context, controller interface {
 	Update(resources *resourceslice.DriverResources)
-}, resources *resourceslice.DriverResources,
+},
 ) {
 	retry := time.NewTicker(retryInterval)
 	defer retry.Stop()
@@ -264,17 +266,22 @@ func (p *publisher) update(ctx context.Context, controller interface {
 		select {
 		case <-ctx.Done():
 			return
-		case resources = <-p.wanted:
-		case <-p.again:
+		case <-p.changed:
 		case <-retry.C:
 			if !p.failed.Swap(false) {
+				if !p.unseen.Load() {
+					p.status.accepted(reasonForbidden)
+				}
 				continue
 			}
 		}
+		resources := p.wanted()
 		p.gap.want(len(resources.Pools[p.nodeName].Slices))
 		controller.Update(resources)
 	}
 }
+
+func (p *publisher) leading() { p.leadOnce.Do(func() { close(p.leads) }) }
 
 // lead waits until no other agent of this node publishes.
 func (p *publisher) lead(ctx context.Context) (unlock func(), err error) {
@@ -287,6 +294,24 @@ func (p *publisher) lead(ctx context.Context) (unlock func(), err error) {
 	return durable.Lock(ctx, p.lockPath)
 }
 
+// answered takes note of an answer of the API server to who reads the slices.
+func (p *publisher) answered(err error) {
+	switch {
+	case err == nil:
+		// At once: an API server that has just started may refuse for a moment.
+		if p.unseen.Swap(false) {
+			p.status.accepted(reasonUnauthorized)
+			if !p.failed.Load() {
+				p.status.accepted(reasonForbidden)
+			}
+		}
+	case refusal(err) == "forbidden":
+		p.unseen.Store(true)
+		p.status.refused(err)
+		sliceErrors.WithLabelValues("forbidden").Inc()
+	}
+}
+
 // handleError says what the API server did not take. The controller tries again after errors; dropped fields
 // and invalid slices stay as they are until the agent or the cluster changes, so they are counted and named.
 func (p *publisher) handleError(ctx context.Context, err error, msg string) {
@@ -297,10 +322,14 @@ func (p *publisher) handleError(ctx context.Context, err error, msg string) {
 		utilruntime.HandleErrorWithContext(ctx, err, "The API server dropped fields of a ResourceSlice: feature gates of the cluster are off", "pool", dropped.PoolName, "slice", dropped.SliceIndex, "features", dropped.DisabledFeatures())
 	case apierrors.IsInvalid(err):
 		sliceErrors.WithLabelValues("invalid").Inc()
+		p.server.unlessAny(func() {
+			p.status.fail(stageAccepted, reasonSlicesInvalid, fmt.Sprintf("the API server takes none of the agent's ResourceSlices: %v", err))
+		})
 		utilruntime.HandleErrorWithContext(ctx, err, "The API server refuses a ResourceSlice as invalid: its devices cannot be scheduled")
 	default:
 		p.failed.Store(true)
-		sliceErrors.WithLabelValues("other").Inc()
+		p.status.refused(err)
+		sliceErrors.WithLabelValues(refusal(err)).Inc()
 		utilruntime.HandleErrorWithContext(ctx, err, msg)
 	}
 }

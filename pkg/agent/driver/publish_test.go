@@ -33,6 +33,7 @@ func TestSlicesThatAreNotPublishedAsWantedAreCounted(t *testing.T) {
 		"dropped_fields": &resourceslice.DroppedFieldsError{PoolName: "node-1", DesiredSlice: &resourceapi.ResourceSlice{}, ActualSlice: &resourceapi.ResourceSlice{}},
 		"invalid":        apierrors.NewInvalid(schema.GroupKind{Group: resourceapi.GroupName, Kind: "ResourceSlice"}, "slice", nil),
 		"other":          errors.New("the API server is away"),
+		"forbidden":      fmt.Errorf("update: %w", apierrors.NewForbidden(schema.GroupResource{Resource: "resourceslices"}, "slice", errors.New("no right"))),
 	} {
 		before, metricErr := testutil.GetCounterMetricValue(sliceErrors.WithLabelValues(reason))
 		if metricErr != nil {
@@ -64,8 +65,14 @@ func (u *updates) Update(resources *resourceslice.DriverResources) {
 func TestASliceThatWasNotWrittenIsTriedAgainSoon(t *testing.T) {
 	away := errors.New("the API server is away")
 	invalid := apierrors.NewInvalid(schema.GroupKind{Group: resourceapi.GroupName, Kind: "ResourceSlice"}, "slice", nil)
-	slices := func(n int) *resourceslice.DriverResources {
-		return &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{"node-1": {Slices: make([]resourceslice.Slice, n)}}}
+	slices := func(n int) func(string) (resourceslice.DriverResources, bool) {
+		return func(pool string) (resourceslice.DriverResources, bool) {
+			return resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{pool: {Slices: make([]resourceslice.Slice, n)}}}, true
+		}
+	}
+	grows := func(_ context.Context, p *publisher) {
+		p.resources = slices(4)
+		p.refresh()
 	}
 	type step struct {
 		at time.Duration
@@ -86,10 +93,10 @@ func TestASliceThatWasNotWrittenIsTriedAgainSoon(t *testing.T) {
 		},
 		"several at once are tried once": {steps: []step{{time.Second, fails(away)}, {time.Second, fails(away)}}, want: []string{"5s: 3"}},
 		"an invalid one is not":          {steps: []step{{time.Second, fails(invalid)}}},
-		"a change is told at once":       {steps: []step{{time.Second, func(_ context.Context, p *publisher) { p.want(*slices(4)) }}}, want: []string{"1s: 4"}},
-		"a registration makes it look":   {steps: []step{{time.Second, func(_ context.Context, p *publisher) { p.publishAgain() }}}, want: []string{"1s: 3"}},
+		"a change is told at once":       {steps: []step{{time.Second, grows}}, want: []string{"1s: 4"}},
+		"a registration makes it look":   {steps: []step{{time.Second, func(_ context.Context, p *publisher) { p.refresh() }}}, want: []string{"1s: 3"}},
 		"the newest is what is tried again": {
-			steps: []step{{time.Second, func(_ context.Context, p *publisher) { p.want(*slices(4)) }}, {2 * time.Second, fails(away)}},
+			steps: []step{{time.Second, grows}, {2 * time.Second, fails(away)}},
 			want:  []string{"1s: 4", "5s: 4"},
 		},
 	}
@@ -100,9 +107,10 @@ func TestASliceThatWasNotWrittenIsTriedAgainSoon(t *testing.T) {
 				_, ctx := ktesting.NewTestContext(t)
 				ctx, cancel := context.WithCancel(ctx)
 				p := newPublisher(Options{NodeName: "node-1"}, newStatus())
+				p.resources = slices(3)
 				u := &updates{start: time.Now()}
 				done := make(chan struct{})
-				go func() { defer close(done); p.update(ctx, u, slices(3)) }()
+				go func() { defer close(done); p.update(ctx, u) }()
 				for _, step := range tc.steps {
 					time.Sleep(step.at - time.Since(u.start))
 					step.do(ctx, p)
@@ -152,17 +160,16 @@ func TestPublishingIsTriedAgain(t *testing.T) {
 	})
 }
 
-// TestWhatCouldNotBePublishedIsStillWanted, unless there is something newer by now.
+// TestWhatCouldNotBePublishedIsStillWanted, and without another change.
 func TestWhatCouldNotBePublishedIsStillWanted(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	p := newPublisher(Options{NodeName: "node-1", StateDir: filepath.Join(t.TempDir(), "missing")}, newStatus())
-	p.want(emptyPool("old"))
-	if err := p.publish(ctx); err == nil {
-		t.Fatal("published without a lock")
-	}
-	p.wantStill(&resourceslice.DriverResources{}) // somebody else's
-	if got := <-p.wanted; len(got.Pools) != 1 || got.Pools["old"].Slices == nil {
-		t.Errorf("wanted is %v", got)
+	p.resources = func(string) (resourceslice.DriverResources, bool) { return emptyPool("gpus"), true }
+	p.refresh()
+	for range 2 {
+		if err := p.publish(ctx); err == nil {
+			t.Fatal("published without a lock")
+		}
 	}
 }
 

@@ -113,6 +113,9 @@ func (h *Hardware) loadKnown(ctx context.Context) []discovery.GPU {
 
 // saveKnown keeps what is known for the next agent, if this is the one that does.
 func (h *Hardware) saveKnown(ctx context.Context) {
+	// Held from before it is read what is known, so that the newest is written last.
+	h.saving.Lock()
+	defer h.saving.Unlock()
 	h.mu.Lock()
 	gpus, lead := h.known, h.lead
 	h.mu.Unlock()
@@ -145,4 +148,14 @@ func (h *Hardware) Lead(ctx context.Context) {
 	h.mu.Unlock()
 	h.saveKnown(ctx)
 	h.monitor.Lead(ctx)
+}
+
+// Follow is Lead's reverse. When it returns this agent writes nothing there, and will not: another one may.
+func (h *Hardware) Follow() {
+	h.saving.Lock()
+	defer h.saving.Unlock()
+	h.mu.Lock()
+	h.lead = false
+	h.mu.Unlock()
+	h.monitor.Follow()
 }

@@ -2,7 +2,6 @@ package driver
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"sync"
@@ -13,7 +12,6 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	metaapply "k8s.io/client-go/applyconfigurations/meta/v1"
@@ -25,26 +23,28 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 )
 
-// Conditions of a device in a claim's status (resource.k8s.io/v1, AllocatedDeviceStatus).
-const (
-	// ConditionReady: the device has been prepared for the claim's pods. It is the API's own name.
-	ConditionReady = "Ready"
-	// ConditionHealthy: nothing is wrong with it.
-	ConditionHealthy = "Healthy"
-)
-
 // Reasons of the conditions and of events.
 const (
-	reasonPrepared  = "Prepared"
-	reasonHealthy   = "Healthy"
-	reasonUnhealthy = "Unhealthy"
-	reasonUnknown   = "Unknown"
+	reasonPrepared = "Prepared"
+	// reasonNotPrepared: what was said of the device is over, and it is not prepared.
+	reasonNotPrepared = "NotPrepared"
+	reasonHealthy     = "Healthy"
+	reasonUnhealthy   = "Unhealthy"
+	reasonUnknown     = "Unknown"
+
+	// reasonReleasing: another claim has the device, and is being released.
+	reasonReleasing = "DeviceNotReleased"
+
+	// All claims of the node.
+	reasonCannotPrepare = "CannotPrepareClaims"
+	reasonCanPrepare    = "CanPrepareClaims"
 
 	// These failures to prepare do not pass by themselves.
 	reasonLost = "GPULost"
@@ -52,14 +52,33 @@ const (
 	reasonOwed = "DeviceQuarantined"
 	// A share of a GPU does not go with those that others have.
 	reasonShare = "ShareRefused"
+	// The claim's parameters are wrong.
+	reasonConfig = "ConfigRefused"
+	// What was done for the claim is not known.
+	reasonUnreadable = "RecordUnreadable"
+	// What was done for the claim cannot be undone, so its pod cannot end.
+	reasonStuck = "UnprepareFailed"
 )
 
-// permanent tells whether a failure to prepare will not pass by itself, and its reason.
-func permanent(err error) (reason string, ok bool) {
+// stuckError is a failure to unprepare. While it lasts the claim's pod stays in Terminating.
+type stuckError struct{ error }
+
+func (e stuckError) Unwrap() error { return e.error }
+
+// known tells whether a failure to prepare is one that the agent can say more about than the kubelet, and its reason: one that will not pass
+// by itself, or of which it is known what has to pass.
+func known(err error) (reason string, ok bool) {
 	var held *prepare.HeldError
 	var quarantined *prepare.QuarantinedError
 	var share *prepare.ShareError
+	var refused *config.Error
+	var unreadable *prepare.UnreadableError
+	var stuck stuckError
 	switch {
+	case errors.As(err, &stuck):
+		return reasonStuck, true
+	case errors.As(err, &held) && held.Use.Ends, errors.As(err, &share) && share.Use.Ends:
+		return reasonReleasing, true
 	case errors.Is(err, nvml.ErrGPULost), errors.Is(err, nvml.ErrNotFound):
 		return reasonLost, true
 	case errors.As(err, &held):
@@ -68,6 +87,10 @@ func permanent(err error) (reason string, ok bool) {
 		return reasonOwed, true
 	case errors.As(err, &share):
 		return reasonShare, true
+	case errors.As(err, &refused):
+		return reasonConfig, true
+	case errors.As(err, &unreadable):
+		return reasonUnreadable, true
 	}
 	return "", false
 }
@@ -83,10 +106,20 @@ type reporter struct {
 	events   record.EventBroadcaster
 	recorder record.EventRecorder
 	queue    workqueue.TypedRateLimitingInterface[ledger.Claim]
+	// refused are the claims whose last status was not taken, and why. Only process uses it.
+	refused map[ledger.Claim]string
 
 	mu sync.Mutex
-	// failures to prepare that do not pass, by claim.
-	failures map[types.UID]error
+	// failures to prepare and to unprepare of which more is known, by claim.
+	failures map[types.UID]noted
+	// unready are the claims of which the last thing said is that a device is not ready.
+	unready map[ledger.Claim]bool
+}
+
+// noted is a failure, and when it was.
+type noted struct {
+	err error
+	at  time.Time
 }
 
 func newReporter(opts Options, claims *ledger.Ledger) *reporter {
@@ -99,21 +132,23 @@ func newReporter(opts Options, claims *ledger.Ledger) *reporter {
 		pool:     opts.NodeName,
 		ledger:   claims,
 		health:   opts.Hardware.Health,
-		failures: map[types.UID]error{},
+		failures: map[types.UID]noted{},
+		unready:  map[ledger.Claim]bool{},
+		refused:  map[ledger.Claim]string{},
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[ledger.Claim](500*time.Millisecond, time.Minute),
 			workqueue.TypedRateLimitingQueueConfig[ledger.Claim]{Name: "claim_status"}),
 	}
 }
 
-// prepared notes the outcome of preparing a claim. Failures that pass are the kubelet's to tell: it does, with each try.
+// prepared notes the outcome of preparing a claim, or what it waits for. Other failures are the kubelet's to tell: it does, with each try.
 func (r *reporter) prepared(claim *resourceapi.ResourceClaim, err error) {
-	if _, lasting := permanent(err); err != nil && !lasting {
+	if _, ok := known(err); err != nil && !ok {
 		return
 	}
 	r.mu.Lock()
 	if err != nil {
-		r.failures[claim.UID] = err
+		r.failures[claim.UID] = noted{said(err), time.Now()}
 	} else {
 		delete(r.failures, claim.UID)
 	}
@@ -121,11 +156,61 @@ func (r *reporter) prepared(claim *resourceapi.ResourceClaim, err error) {
 	r.queue.Add(ledger.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name})
 }
 
-// unprepared forgets the claim.
-func (r *reporter) unprepared(uid types.UID) {
+// said is an error without what differs with each try of the kubelet, such as how long it has waited.
+func said(err error) error {
+	var held *prepare.HeldError
+	var share *prepare.ShareError
+	switch {
+	case errors.As(err, &held) && held.Use.Ends:
+		return held
+	case errors.As(err, &share) && share.Use.Ends:
+		return share
+	}
+	return err
+}
+
+// gpusOf are the GPUs that prepared claims hold, as far as can be read.
+func (r *reporter) gpusOf(claims []types.UID) (gpus []string) {
+	for _, claim := range claims {
+		if ledger.ValidateUID(claim) != nil {
+			continue
+		}
+		if record, err := r.ledger.Get(claim); err == nil && record != nil && record.Entry != nil {
+			gpus = append(gpus, record.Entry.HeldGPUs()...)
+		}
+	}
+	return gpus
+}
+
+// unprepared notes the outcome of unpreparing a claim. What may pass, such as a lock that another call has, is not told: it is tried again.
+func (r *reporter) unprepared(claim ledger.Claim, err error) {
+	if errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled) {
+		return
+	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	delete(r.failures, uid)
+	if err == nil {
+		delete(r.failures, claim.UID)
+		if r.unready[claim] {
+			r.queue.Add(claim)
+		}
+		return
+	}
+	r.failures[claim.UID] = noted{stuckError{err}, time.Now()}
+	r.queue.Add(claim)
+}
+
+// review looks again at what claims are told, without a call of the kubelet: at those whose record cannot be read, and at those of which
+// something is said that may be over.
+func (r *reporter) review(unreadable []ledger.Claim) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, claim := range unreadable {
+		r.queue.Add(claim)
+	}
+	for claim := range r.unready {
+		r.queue.Add(claim)
+	}
 }
 
 // healthChanged tells the claims that have the GPU, and the node.
@@ -153,15 +238,21 @@ func (r *reporter) nodeEvent(gpu string, was, is health.Verdict) {
 	if was.Status == is.Status && was.Message() == is.Message() {
 		return
 	}
-	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.node, UID: types.UID(r.node)}
 	switch {
 	case is.Status == health.Unhealthy:
-		r.recorder.Eventf(node, corev1.EventTypeWarning, "GPU"+reasonUnhealthy, "Device %s: %s", gpu, is.Message())
+		r.nodeEventf(corev1.EventTypeWarning, "GPU"+reasonUnhealthy, "Device %s: %s", gpu, is.Message())
 	case was.Status == health.Unhealthy:
-		r.recorder.Eventf(node, corev1.EventTypeNormal, "GPU"+reasonHealthy, "Device %s is healthy again; it was not: %s", gpu, was.Message())
+		r.nodeEventf(corev1.EventTypeNormal, "GPU"+reasonHealthy, "Device %s is healthy again; it was not: %s", gpu, was.Message())
 	case len(is.Faults) > 0:
-		r.recorder.Eventf(node, corev1.EventTypeNormal, "GPUNeedsAttention", "Device %s: %s", gpu, is.Message())
+		r.nodeEventf(corev1.EventTypeNormal, "GPUNeedsAttention", "Device %s: %s", gpu, is.Message())
 	}
+}
+
+// nodeEventf makes an event of the Node. Its UID is the name, as in the kubelet's events: kubectl describe shows these, and those with the
+// true UID.
+func (r *reporter) nodeEventf(kind, reason, format string, args ...any) {
+	node := &corev1.ObjectReference{APIVersion: "v1", Kind: "Node", Name: r.node, UID: types.UID(r.node)}
+	r.recorder.Eventf(node, kind, reason, format, args...)
 }
 
 // run reports until ctx ends.
@@ -187,13 +278,42 @@ func (r *reporter) run(ctx context.Context) {
 func (r *reporter) process(ctx context.Context, claim ledger.Claim) {
 	defer r.queue.Done(claim)
 	err := r.report(ctx, claim)
+	if err != nil && ctx.Err() != nil {
+		return
+	}
+	if apierrors.IsNotFound(err) {
+		r.forget(claim)
+	}
+	if err == nil || apierrors.IsNotFound(err) {
+		delete(r.refused, claim)
+		r.queue.Forget(claim) // a claim that is gone is nobody's business any more
+		return
+	}
+	// Also what is forbidden is tried again: if the claim is allocated elsewhere by now, the next report finds nothing to write.
+	r.sayRefused(ctx, claim, err)
+	r.queue.AddRateLimited(claim)
+}
+
+// sayRefused counts a failure, and logs it if it is not the claim's last one again.
+func (r *reporter) sayRefused(ctx context.Context, claim ledger.Claim, err error) {
+	reason := refusal(err)
+	statusErrors.WithLabelValues(reason).Inc()
+	if r.refused[claim] == reason {
+		return
+	}
+	r.refused[claim] = reason
+	utilruntime.HandleErrorWithContext(ctx, err, "Status of the claim's devices cannot be written, trying again", "claim", klog.KRef(claim.Namespace, claim.Name))
+}
+
+// refusal says in a word why the API server did not take a status.
+func refusal(err error) string {
 	switch {
-	case err == nil, apierrors.IsNotFound(err), apierrors.IsForbidden(err):
-		// A claim that is gone, or allocated elsewhere by now, is nobody's business any more.
-		r.queue.Forget(claim)
-	case ctx.Err() == nil:
-		klog.FromContext(ctx).V(2).Info("Status of the claim's devices could not be written, trying again", "claim", klog.KRef(claim.Namespace, claim.Name), "reason", err.Error())
-		r.queue.AddRateLimited(claim)
+	case apierrors.IsForbidden(err), apierrors.IsUnauthorized(err):
+		return "forbidden"
+	case apierrors.IsInvalid(err):
+		return "invalid"
+	default:
+		return "other"
 	}
 }
 
@@ -204,20 +324,24 @@ func (r *reporter) report(ctx context.Context, ref ledger.Claim) error {
 		return err
 	}
 	if claim.UID != ref.UID || claim.Status.Allocation == nil {
+		r.forget(ref)
 		return nil
 	}
 	record, err := r.ledger.Get(ref.UID)
 	if err != nil {
 		return err
 	}
-	r.mu.Lock()
-	failure := r.failures[ref.UID]
-	r.mu.Unlock()
+	failure := r.failureOf(ref.UID, record)
 	var entry *ledger.Entry
-	if record != nil && record.Entry != nil && record.Entry.State == ledger.PrepareCompleted {
+	switch {
+	case record == nil:
+	case record.Err != nil && failure == nil:
+		failure = prepare.Unreadable(record)
+	case record.State() == ledger.PrepareCompleted:
 		entry = record.Entry
 	}
 	devices := r.devices(claim, entry, failure)
+	r.noteUnready(ref, devices)
 	changes := changedConditions(claim.Status.Devices, devices)
 	if len(changes) == 0 {
 		return nil
@@ -229,113 +353,38 @@ func (r *reporter) report(ctx context.Context, ref ledger.Claim) error {
 	return nil
 }
 
-// devices are what the claim's status should say of our devices: of each that was prepared, and of each that could not be. What is not known
-// is left out.
-func (r *reporter) devices(claim *resourceapi.ResourceClaim, entry *ledger.Entry, failure error) []resourceapi.AllocatedDeviceStatus {
-	var list []resourceapi.AllocatedDeviceStatus
-	for _, result := range claim.Status.Allocation.Devices.Results {
-		if result.Driver != Name || result.Pool != r.pool {
-			continue
-		}
-		status := resourceapi.AllocatedDeviceStatus{Driver: result.Driver, Pool: result.Pool, Device: result.Device}
-		if result.ShareID != nil {
-			share := string(*result.ShareID)
-			status.ShareID = &share
-		}
-		status.Conditions = keptConditions(claim.Status.Devices, &status)
-		prepared := preparedDevice(entry, result)
-		switch {
-		case failure != nil:
-			reason, _ := permanent(failure)
-			r.set(claim, &status, ConditionReady, metav1.ConditionFalse, reason, failure.Error())
-		case prepared != nil:
-			r.set(claim, &status, ConditionReady, metav1.ConditionTrue, reasonPrepared, "")
-			status.Data = deviceData(prepared)
-		default:
-			continue
-		}
-		switch verdict := r.health(result.Device); verdict.Status {
-		case health.Unhealthy:
-			r.set(claim, &status, ConditionHealthy, metav1.ConditionFalse, reasonUnhealthy, verdict.Message())
-		case health.Healthy:
-			r.set(claim, &status, ConditionHealthy, metav1.ConditionTrue, reasonHealthy, verdict.Message())
-		default:
-			r.set(claim, &status, ConditionHealthy, metav1.ConditionUnknown, reasonUnknown, "NVML has not been asked yet")
-		}
-		list = append(list, status)
-	}
-	return list
-}
-
-// maxConditionMessage is the API's limit (metav1.Condition).
-const maxConditionMessage = 32768
-
-func (r *reporter) set(claim *resourceapi.ResourceClaim, device *resourceapi.AllocatedDeviceStatus, kind string, status metav1.ConditionStatus, reason, message string) {
-	meta.SetStatusCondition(&device.Conditions, metav1.Condition{
-		Type: kind, Status: status, Reason: reason, Message: message[:min(len(message), maxConditionMessage)], ObservedGeneration: claim.Generation,
-	})
-}
-
-func sameDevice(a, b *resourceapi.AllocatedDeviceStatus) bool {
-	return a.Driver == b.Driver && a.Pool == b.Pool && a.Device == b.Device && (a.ShareID == nil) == (b.ShareID == nil) && (a.ShareID == nil || *a.ShareID == *b.ShareID)
-}
-
-// keptConditions are those that the status has of the device, so that the time of their last transition stays.
-func keptConditions(devices []resourceapi.AllocatedDeviceStatus, of *resourceapi.AllocatedDeviceStatus) []metav1.Condition {
-	for i := range devices {
-		if sameDevice(&devices[i], of) {
-			return append([]metav1.Condition(nil), devices[i].Conditions...)
-		}
-	}
-	return nil
-}
-
-func preparedDevice(entry *ledger.Entry, result resourceapi.DeviceRequestAllocationResult) *ledger.Device {
-	if entry == nil {
+// failureOf is what is known to have failed. A record that cannot be read is no reason any more once it can be, or is gone. Nor is anything
+// from before the claim was prepared: in an update the kubelet calls another agent of the node, and this one is not told.
+func (r *reporter) failureOf(claim types.UID, record *ledger.Record) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	failure := r.failures[claim]
+	var unreadable *prepare.UnreadableError
+	readable := errors.As(failure.err, &unreadable) && (record == nil || record.Err == nil)
+	if readable || record != nil && record.Entry != nil && record.Entry.Completed.After(failure.at) {
+		delete(r.failures, claim)
 		return nil
 	}
-	for i := range entry.Devices {
-		d := &entry.Devices[i]
-		if d.Device == result.Device && d.Pool == result.Pool && (d.ShareID == nil || result.ShareID != nil && *d.ShareID == *result.ShareID) {
-			return d
+	return failure.err
+}
+
+func (r *reporter) noteUnready(claim ledger.Claim, devices []resourceapi.AllocatedDeviceStatus) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.unready, claim)
+	for i := range devices {
+		if c := meta.FindStatusCondition(devices[i].Conditions, ConditionReady); c.Status == metav1.ConditionFalse && c.Reason != reasonNotPrepared {
+			r.unready[claim] = true
 		}
 	}
-	return nil
 }
 
-// deviceData names the hardware that the claim got, which for a MIG device is not known before.
-func deviceData(device *ledger.Device) *runtime.RawExtension {
-	name := "uuid"
-	if device.Passthrough {
-		name = "pciBusID"
-	}
-	raw, err := json.Marshal(map[string]string{name: device.UUID})
-	if err != nil {
-		return nil // a map of strings always is JSON
-	}
-	return &runtime.RawExtension{Raw: raw}
-}
-
-// conditionChange is a condition of a device that has become another.
-type conditionChange struct {
-	device  string
-	was, is *metav1.Condition // was is nil for a new one
-}
-
-// changedConditions are those whose status, reason or message differ.
-func changedConditions(was, is []resourceapi.AllocatedDeviceStatus) []conditionChange {
-	var changes []conditionChange
-	for i := range is {
-		before := keptConditions(was, &is[i])
-		for j := range is[i].Conditions {
-			now := &is[i].Conditions[j]
-			old := meta.FindStatusCondition(before, now.Type)
-			if old == nil || old.Status != now.Status || old.Reason != now.Reason || old.Message != now.Message {
-				changes = append(changes, conditionChange{device: is[i].Device, was: old, is: now})
-			}
-		}
-	}
-	return changes
+// forget forgets a claim that is gone, or has no devices any more.
+func (r *reporter) forget(claim ledger.Claim) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.failures, claim.UID)
+	delete(r.unready, claim)
 }
 
 // apply writes our devices, and nothing else of the claim: other drivers have theirs.
@@ -372,7 +421,11 @@ func (r *reporter) podEvents(claim *resourceapi.ResourceClaim, changes []conditi
 		pod := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: claim.Namespace, Name: consumer.Name, UID: consumer.UID}
 		for _, change := range changes {
 			switch {
-			case change.is.Type == ConditionReady && change.is.Status == metav1.ConditionFalse:
+			case change.is.Type == ConditionReady && change.is.Reason == reasonStuck:
+				r.recorder.Eventf(pod, corev1.EventTypeWarning, reasonStuck, "The pod cannot end, because device %s of claim %s cannot be taken back: %s", change.device, claim.Name, change.is.Message)
+			case change.is.Reason == reasonReleasing:
+				r.recorder.Eventf(pod, corev1.EventTypeNormal, reasonReleasing, "Device %s of claim %s is prepared as soon as it is released: %s", change.device, claim.Name, change.is.Message)
+			case change.is.Type == ConditionReady && change.is.Status == metav1.ConditionFalse && change.is.Reason != reasonNotPrepared:
 				r.recorder.Eventf(pod, corev1.EventTypeWarning, change.is.Reason, "Device %s of claim %s cannot be prepared, and that will not pass by itself: %s", change.device, claim.Name, change.is.Message)
 			case change.is.Type == ConditionHealthy && change.is.Status == metav1.ConditionFalse:
 				r.recorder.Eventf(pod, corev1.EventTypeWarning, "Device"+reasonUnhealthy, "Device %s of claim %s: %s", change.device, claim.Name, change.is.Message)

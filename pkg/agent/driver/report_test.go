@@ -66,14 +66,20 @@ func newDesk(t *testing.T) *desk {
 
 func (d *desk) prepared() {
 	d.t.Helper()
-	entry := &ledger.Entry{Claim: ledger.Claim{UID: "train-uid", Namespace: "default", Name: "train"}, State: ledger.PrepareCompleted}
+	d.record()
+	d.reporter.prepared(d.claim, nil)
+}
+
+// record is what an agent of the node writes that prepares the claim.
+func (d *desk) record() {
+	d.t.Helper()
+	entry := &ledger.Entry{Claim: ledger.Claim{UID: "train-uid", Namespace: "default", Name: "train"}, State: ledger.PrepareCompleted, Completed: time.Now()}
 	for _, device := range []string{"gpu-0", "gpu-1"} {
 		entry.Devices = append(entry.Devices, ledger.Device{Pool: "node-1", Device: device, GPU: device, UUID: "GPU-of-" + device, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=" + device}})
 	}
 	if err := d.reporter.ledger.Put(entry); err != nil {
 		d.t.Fatal(err)
 	}
-	d.reporter.prepared(d.claim, nil)
 }
 
 // work does what is in the queue, and returns the number of writes.
@@ -182,7 +188,7 @@ func TestTheClaimsStatusTellsOfItsDevices(t *testing.T) {
 }
 
 func TestFailuresThatLastAreToldApart(t *testing.T) {
-	held := &prepare.HeldError{Claim: ledger.Claim{UID: "train-uid", Namespace: "default", Name: "train"}, Request: "r", Device: "gpu-0", Holder: "default/other (x)"}
+	held := &prepare.HeldError{Claim: ledger.Claim{UID: "train-uid", Namespace: "default", Name: "train"}, Request: "r", Device: "gpu-0", Holder: ledger.Claim{UID: "x", Namespace: "default", Name: "other"}}
 	tests := map[string]struct {
 		err    error
 		reason string // empty for a failure that passes
@@ -215,6 +221,33 @@ func TestFailuresThatLastAreToldApart(t *testing.T) {
 				t.Errorf("%d writes for the same failure", n)
 			}
 			d.wantEvents()
+			d.prepared()
+			d.work()
+			d.wantTold(`gpu.nvidia.com/gpu-0 Ready=True:Prepared Healthy=True:Healthy {"uuid":"GPU-of-gpu-0"}`, `gpu.nvidia.com/gpu-1 Ready=True:Prepared Healthy=True:Healthy {"uuid":"GPU-of-gpu-1"}`)
+		})
+	}
+}
+
+// TestWhatPassesWhenAnotherClaimIsReleasedIsTold, once, and not as a failure that stays.
+func TestWhatPassesWhenAnotherClaimIsReleasedIsTold(t *testing.T) {
+	ends := prepare.Use{Ends: true, Text: "which is being released: pod default/p has ended, and the kubelet has not unprepared it yet"}
+	train := ledger.Claim{UID: "train-uid", Namespace: "default", Name: "train"}
+	for name, err := range map[string]error{
+		"a device": &prepare.HeldError{Claim: train, Request: "r", Device: "gpu-0", Holder: ledger.Claim{UID: "x", Namespace: "default", Name: "other"}, Use: ends},
+		"a share":  &prepare.ShareError{Claim: train, Request: "r", Device: "gpu-0", Wants: "MPS", Setup: "Exclusive", Holder: ledger.Claim{UID: "x", Namespace: "default", Name: "other"}, Use: ends},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDesk(t)
+			d.reporter.prepared(d.claim, err)
+			if d.work() != 1 {
+				t.Error("it is not written once")
+			}
+			d.wantTold("gpu.nvidia.com/gpu-0 Ready=False:DeviceNotReleased Healthy=True:Healthy", "gpu.nvidia.com/gpu-1 Ready=False:DeviceNotReleased Healthy=True:Healthy")
+			d.wantEvents("Normal DeviceNotReleased Device gpu-0 of claim train is prepared as soon as it is released: "+err.Error(), "Normal DeviceNotReleased Device gpu-1")
+			d.reporter.prepared(d.claim, fmt.Errorf("%w; waited 37s, and the kubelet tries again", err))
+			if n := d.work(); n != 0 {
+				t.Errorf("%d writes for the same wait", n)
+			}
 			d.prepared()
 			d.work()
 			d.wantTold(`gpu.nvidia.com/gpu-0 Ready=True:Prepared Healthy=True:Healthy {"uuid":"GPU-of-gpu-0"}`, `gpu.nvidia.com/gpu-1 Ready=True:Prepared Healthy=True:Healthy {"uuid":"GPU-of-gpu-1"}`)
@@ -260,4 +293,22 @@ func TestWhatCannotBeToldIsToldLater(t *testing.T) {
 	if told := d.told(); len(told) != 3 {
 		t.Errorf("the claim's status %q, want both devices", told)
 	}
+}
+
+// TestWhatAnotherAgentHasPreparedHasNotFailed: in an update the kubelet calls the other one, and this one still looks at what it has told. What
+// fails later is told.
+func TestWhatAnotherAgentHasPreparedHasNotFailed(t *testing.T) {
+	d := newDesk(t)
+	held := &prepare.HeldError{Holder: ledger.Claim{UID: "other-uid"}}
+	failed := []string{"gpu.nvidia.com/gpu-0 Ready=False:DeviceHeld Healthy=True:Healthy", "gpu.nvidia.com/gpu-1 Ready=False:DeviceHeld Healthy=True:Healthy"}
+	d.reporter.prepared(d.claim, held)
+	d.work()
+	d.wantTold(failed...)
+	d.record()
+	d.reporter.review(nil)
+	d.work()
+	d.wantTold(`gpu.nvidia.com/gpu-0 Ready=True:Prepared Healthy=True:Healthy {"uuid":"GPU-of-gpu-0"}`, `gpu.nvidia.com/gpu-1 Ready=True:Prepared Healthy=True:Healthy {"uuid":"GPU-of-gpu-1"}`)
+	d.reporter.prepared(d.claim, held)
+	d.work()
+	d.wantTold(failed...)
 }

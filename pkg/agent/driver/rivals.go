@@ -14,6 +14,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 )
@@ -37,8 +38,9 @@ const (
 type RivalError struct {
 	// Registrar is the registration socket, Endpoint the socket that the kubelet would call.
 	Registrar, Endpoint string
-	// Version is set if the rival is another instance of this program.
+	// Version is set if the rival is another instance of this program, and SameUID if it has the sockets that this one would make.
 	Version string
+	SameUID bool
 	// Checkpoint is set if the rival does not run but has left a record of prepared claims.
 	Checkpoint string
 	// Err is set if the rival accepts connections but does not answer.
@@ -51,6 +53,8 @@ func (e *RivalError) Error() string {
 		return fmt.Sprintf("NVIDIA's DRA driver has left %s, by which it remembers the claims that it has prepared on this node: if it is to be replaced, drain the node and remove the file", e.Checkpoint)
 	case e.Err != nil:
 		return fmt.Sprintf("something serves the registration socket %s for driver %s but does not say what it is: %v; stop it first, the kubelet would hand claims to either", e.Registrar, Name, e.Err)
+	case e.SameUID:
+		return fmt.Sprintf("another stowage node agent (%s) already serves driver %s on this node with the same --pod-uid, by the registration socket %s: stop it first, or give each agent a --pod-uid of its own", e.Version, Name, e.Registrar)
 	case e.Version != "":
 		return fmt.Sprintf("another stowage node agent (%s) already serves driver %s on this node, with the registration socket %s: stop it first, or give both agents their --pod-uid for a rolling update", e.Version, Name, e.Registrar)
 	default:
@@ -101,6 +105,9 @@ func (a *Agent) checkRivals(ctx context.Context) error {
 		case err != nil:
 			logger.Info("A plugin of another name does not answer, going on without it", "socket", path, "reason", err.Error())
 		case info.GetName() != Name || info.GetType() != registerapi.DRAPlugin:
+		case version != "" && a.opts.PodUID != "" && path == a.registrarPath():
+			// It would take the other one's sockets, and leave the kubelet with none when it ends.
+			return &RivalError{Registrar: path, Endpoint: info.GetEndpoint(), Version: version, SameUID: true}
 		case version != "" && a.opts.PodUID != "" && filepath.Dir(info.GetEndpoint()) == a.pluginDir() && filepath.Base(info.GetEndpoint()) != "dra.sock":
 			logger.Info("Starting beside another agent, which this one replaces", "socket", path, "version", version)
 			a.status.setReplaces()
@@ -113,6 +120,11 @@ func (a *Agent) checkRivals(ctx context.Context) error {
 		return &RivalError{Checkpoint: checkpoint}
 	}
 	return a.removeStaleEndpoints(ctx)
+}
+
+// registrarPath is the agent's own registration socket if it has a pod UID.
+func (a *Agent) registrarPath() string {
+	return filepath.Join(a.registryDir(), kubeletplugin.RollingUpdateRegistrarSocketFile(a.registryDir(), Name, a.opts.PodUID))
 }
 
 // removeStaleEndpoints clears the driver's own folder of sockets that nobody serves any more.

@@ -5,7 +5,9 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/component-base/metrics/legacyregistry"
 )
 
@@ -13,45 +15,163 @@ import (
 type stage int
 
 const (
-	// stageLedger: prepared claims are in order.
+	// stageLedger: prepared claims are in order, and the ledger can be read.
 	stageLedger stage = iota
-	// stageServing: the sockets for the kubelet are open.
+	// stageFolders: what claims need can be written.
+	stageFolders
+	// stageServing: the sockets for the kubelet are open, and it is this agent that answers there.
 	stageServing
 	// stageRegistered: the kubelet has registered the driver.
 	stageRegistered
 	// stageGPUs: NVML answers and GPUs are known.
 	stageGPUs
+	// stageAccepted: the API server does not refuse the agent. That it is away is no refusal.
+	stageAccepted
 	stages
 )
 
-var stageNames = [stages]string{"ledger read", "serving the kubelet", "registered by the kubelet", "GPUs found"}
+var stageNames = [stages]string{
+	"ledger read", "folders writable", "serving the kubelet", "registered by the kubelet", "GPUs found", "accepted by the API server",
+}
+
+// registerGrace is how long the kubelet has to register a driver that it has not registered before.
+const registerGrace = time.Minute
+
+// problem is why the agent cannot do its work. Reason is one word for taints, conditions and events.
+type problem struct{ reason, message string }
+
+// The reasons why an agent is not ready.
+const (
+	reasonStarting         = "Starting"
+	reasonLedgerUnreadable = "LedgerUnreadable"
+	reasonFolderFull       = "FolderFull"
+	reasonFolderReadOnly   = "FolderReadOnly"
+	reasonFolderUnwritable = "FolderNotWritable"
+	reasonSocketMissing    = "SocketMissing"
+	reasonSocketTaken      = "SocketTaken"
+	reasonSocketSilent     = "SocketDoesNotAnswer"
+	reasonNotRegistered    = "NotRegistered"
+	reasonUnauthorized     = "Unauthorized"
+	reasonForbidden        = "Forbidden"
+	reasonSlicesInvalid    = "SlicesInvalid"
+)
 
 // Status is what the agent has reached.
 type Status struct {
 	mu      sync.Mutex
 	reached [stages]bool
-	// replaces tells that another agent serves, which ends when this one is ready.
-	replaces bool
+	// why a stage is not reached, or lost again; empty for one that is not reached yet.
+	why [stages]problem
+	// needsKubelet: it is not enough that the kubelet may come by. Another agent serves, which ends when this one is ready; or the kubelet
+	// has refused the driver; or it had registered it, and the socket by which it did was lost.
+	needsKubelet bool
+	// serving is when the agent began to, and stopping tells that it does so no more.
+	serving  time.Time
+	stopping bool
 }
 
-func newStatus() *Status { return &Status{} }
+func newStatus() *Status {
+	s := &Status{}
+	s.reached[stageAccepted] = true
+	return s
+}
 
 func (s *Status) set(st stage, reached bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.reached[st] = reached
+	if st == stageServing && reached && s.serving.IsZero() {
+		s.serving = time.Now()
+	}
+	s.reached[st], s.why[st] = reached && !(st == stageServing && s.stopping), problem{}
+}
+
+// stop takes serving back for good.
+func (s *Status) stop() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.stopping, s.reached[stageServing] = true, false
+}
+
+// ends tells whether the agent has been asked to stop. Then another one may be ready already.
+func (s *Status) ends() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.stopping
+}
+
+// get returns whether the stage is reached and, if it was lost, why.
+func (s *Status) get(st stage) (reached bool, why problem) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.reached[st], s.why[st]
+}
+
+// fail takes the stage back, and says why.
+func (s *Status) fail(st stage, reason, message string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.reached[st], s.why[st] = false, problem{reason, message}
+	if st == stageRegistered {
+		s.needsKubelet = true
+	}
 }
 
 // setReplaces makes registration part of being ready: if the other agent ended before, the kubelet would have nobody to call.
 func (s *Status) setReplaces() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.replaces = true
+	s.needsKubelet = true
 }
 
-// Handler serves /healthz (the process answers), /readyz (the kubelet can call) and /metrics. A node without a driver, or
-// whose kubelet has not come by yet, is ready: waiting is what the agent should do, and restarting it would
-// not help; but an agent that replaces another one is ready when the kubelet knows it. /readyz lists all stages.
+// notReady returns the first reason why the agent cannot do its work; nil if it can. A node without a driver, or whose kubelet has not
+// come by yet, is ready: waiting is what the agent should do.
+func (s *Status) notReady() *problem {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.notReadyLocked()
+}
+
+func (s *Status) notReadyLocked() *problem {
+	for _, st := range []stage{stageLedger, stageFolders, stageServing} {
+		if !s.reached[st] {
+			return s.problemOf(st, problem{reasonStarting, "the agent is starting or stopping"})
+		}
+	}
+	if !s.reached[stageRegistered] && (s.needsKubelet || time.Since(s.serving) > registerGrace) {
+		return s.problemOf(stageRegistered, problem{reasonNotRegistered, "the kubelet has not registered the driver"})
+	}
+	if !s.reached[stageAccepted] {
+		return s.problemOf(stageAccepted, problem{})
+	}
+	return nil
+}
+
+// refused notes that the API server has refused the agent's token, or its right to publish. Other errors say nothing of either.
+func (s *Status) refused(err error) {
+	switch {
+	case apierrors.IsUnauthorized(err):
+		s.fail(stageAccepted, reasonUnauthorized, fmt.Sprintf("the API server refuses the agent's token: %v", err))
+	case apierrors.IsForbidden(err):
+		s.fail(stageAccepted, reasonForbidden, fmt.Sprintf("the API server does not let the agent publish ResourceSlices: %v", err))
+	}
+}
+
+// accepted ends a refusal for that reason.
+func (s *Status) accepted(reason string) {
+	if _, why := s.get(stageAccepted); why.reason == reason {
+		s.set(stageAccepted, true)
+	}
+}
+
+func (s *Status) problemOf(st stage, otherwise problem) *problem {
+	if s.why[st] != (problem{}) {
+		otherwise = s.why[st]
+	}
+	return &otherwise
+}
+
+// Handler serves /healthz (the process answers), /readyz (the kubelet can call, and claims can be prepared) and /metrics. Nothing that
+// /readyz tests is mended by a restart of the agent, so it is no liveness probe. It lists all stages, and why one is not reached.
 func (s *Status) Handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
@@ -61,18 +181,21 @@ func (s *Status) Handler() http.Handler {
 }
 
 func (s *Status) ready(w http.ResponseWriter, _ *http.Request) {
-	s.mu.Lock()
-	reached, replaces := s.reached, s.replaces
-	s.mu.Unlock()
 	var text strings.Builder
+	s.mu.Lock()
 	for st, name := range stageNames {
-		mark := "-"
-		if reached[st] {
+		mark, why := "-", ""
+		if s.reached[st] {
 			mark = "+"
 		}
-		fmt.Fprintf(&text, "[%s] %s\n", mark, name)
+		if s.why[st].message != "" {
+			why = ": " + s.why[st].message
+		}
+		fmt.Fprintf(&text, "[%s] %s%s\n", mark, name, why)
 	}
-	if !reached[stageLedger] || !reached[stageServing] || replaces && !reached[stageRegistered] {
+	notReady := s.notReadyLocked()
+	s.mu.Unlock()
+	if notReady != nil {
 		w.WriteHeader(http.StatusServiceUnavailable)
 	}
 	fmt.Fprint(w, text.String())

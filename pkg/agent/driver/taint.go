@@ -1,7 +1,10 @@
 package driver
 
 import (
+	"time"
+
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"stowage.dev/stowage/pkg/agent/health"
 )
@@ -16,20 +19,58 @@ var taintEffects = map[health.Severity]resourceapi.DeviceTaintEffect{
 // TaintKey is the key of the taint for a reason, such as "gpu.nvidia.com/xid".
 func TaintKey(reason health.Reason) string { return Name + "/" + string(reason) }
 
-// taints are what a device's faults ask for, one for each reason: several MIG devices of a GPU may have a fault of the same.
+// reasonNotReady is the key of the taint of all devices while claims cannot be prepared on the node.
+const reasonNotReady health.Reason = "not-ready"
+
+// notReady is why claims cannot be prepared on the node, in a word, and since when; the zero value if they can.
+type notReady struct {
+	why   string
+	since time.Time
+}
+
+func (n *notReady) taint() resourceapi.DeviceTaint {
+	return resourceapi.DeviceTaint{Key: TaintKey(reasonNotReady), Value: n.why, Effect: resourceapi.DeviceTaintEffectNoSchedule, TimeAdded: addedAt(n.since)}
+}
+
+// setNotReady tells why claims cannot be prepared, "" if they can, and reports whether that is news.
+func (h *Hardware) setNotReady(why string) (changed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.notReady.why == why {
+		return false
+	}
+	h.notReady = notReady{why: why, since: h.opts.Clock.Now()}
+	return true
+}
+
+// taints are what a device's faults ask for, one for each reason: several MIG devices of a GPU may have a fault of the same. A taint is as
+// old as the oldest of its faults: the API server would take the time at which it is written, anew whenever the slices were deleted.
 func taints(verdict health.Verdict) []resourceapi.DeviceTaint {
 	var list []resourceapi.DeviceTaint
-	seen := map[health.Reason]bool{}
+	at := map[health.Reason]int{}
 	for _, fault := range verdict.Faults {
-		if seen[fault.Reason] {
+		since := addedAt(fault.Since)
+		if i, ok := at[fault.Reason]; ok {
+			if since.Before(list[i].TimeAdded) {
+				list[i].TimeAdded = since
+			}
 			continue
 		}
-		seen[fault.Reason] = true
+		at[fault.Reason] = len(list)
 		list = append(list, resourceapi.DeviceTaint{
-			Key:    TaintKey(fault.Reason),
-			Value:  fault.Value,
-			Effect: taintEffects[fault.Severity()],
+			Key:       TaintKey(fault.Reason),
+			Value:     fault.Value,
+			Effect:    taintEffects[fault.Severity()],
+			TimeAdded: since,
 		})
 	}
 	return list
+}
+
+// addedAt is a time as the API keeps it; nil if it is not known.
+func addedAt(t time.Time) *metav1.Time {
+	if t.IsZero() {
+		return nil
+	}
+	return &metav1.Time{Time: t.Truncate(time.Second)}
 }

@@ -3,7 +3,6 @@ package durable
 import (
 	"bytes"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"os"
@@ -39,10 +38,10 @@ type File interface {
 func WriteFile(fsys FS, path string, data []byte, perm fs.FileMode) error {
 	temp := path + TempSuffix
 	if err := writeSynced(fsys, temp, data, perm); err != nil {
-		return errors.Join(err, ignoreNotExist(fsys.Remove(temp)))
+		return errors.Join(err, otherThan(err, fsys.Remove(temp)))
 	}
 	if err := fsys.Rename(temp, path); err != nil {
-		return errors.Join(err, ignoreNotExist(fsys.Remove(temp)))
+		return errors.Join(err, otherThan(err, fsys.Remove(temp)))
 	}
 	return fsys.SyncDir(filepath.Dir(path))
 }
@@ -70,12 +69,20 @@ func writeSynced(fsys FS, path string, data []byte, perm fs.FileMode) error {
 		return err
 	}
 	if _, err := file.Write(data); err != nil {
-		return errors.Join(fmt.Errorf("write %s: %w", path, err), file.Close())
+		return errors.Join(err, file.Close())
 	}
 	if err := file.Sync(); err != nil {
-		return errors.Join(fmt.Errorf("sync %s: %w", path, err), file.Close())
+		return errors.Join(err, file.Close())
 	}
 	return file.Close()
+}
+
+// otherThan returns the error of cleaning up, unless there is nothing to remove or it fails for the reason that the first error has told.
+func otherThan(first, cleanup error) error {
+	if cleanup != nil && errors.Is(cleanup, Reason(first)) {
+		return nil
+	}
+	return ignoreNotExist(cleanup)
 }
 
 func ignoreNotExist(err error) error {
@@ -127,7 +134,20 @@ func (OS) SyncDir(path string) error {
 		return err
 	}
 	if err := dir.Sync(); err != nil {
-		return errors.Join(fmt.Errorf("sync folder %s: %w", path, err), dir.Close())
+		return errors.Join(err, dir.Close())
 	}
 	return dir.Close()
+}
+
+// Reason is what is wrong with a file, without its path: for messages that have named it already.
+func Reason(err error) error {
+	var at *fs.PathError
+	if errors.As(err, &at) {
+		return at.Err
+	}
+	var between *os.LinkError // of a rename or a link
+	if errors.As(err, &between) {
+		return between.Err
+	}
+	return err
 }

@@ -4,16 +4,61 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
+	"syscall"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 )
+
+// TestAFailureIsToldOnce, and not again for what was to be cleaned up.
+func TestAFailureIsToldOnce(t *testing.T) {
+	folder := t.TempDir()
+	file := filepath.Join(folder, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	path, written := filepath.Join(file, "record"), filepath.Join(folder, "record")
+	tests := map[string]struct {
+		fsys durable.FS
+		path string
+		want string
+	}{
+		"nothing can be made":           {durable.OS{}, path, "open " + path + ".tmp: not a directory"},
+		"nothing can be renamed":        {sealed{remove: syscall.EROFS}, written, "rename " + written + ".tmp " + written + ": read-only file system"},
+		"the cleanup has its own cause": {sealed{remove: syscall.EIO}, written, "rename " + written + ".tmp " + written + ": read-only file system\nremove " + written + ".tmp: input/output error"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if err := durable.WriteFile(tc.fsys, tc.path, []byte("new"), 0o600); err == nil || err.Error() != tc.want {
+				t.Errorf("%v, want %s", err, tc.want)
+			}
+		})
+	}
+}
+
+// sealed is a file system that becomes read-only when a file has been written. Its errors are those of package os. remove is why nothing
+// can be removed.
+type sealed struct {
+	durable.OS
+	remove error
+}
+
+func (sealed) Rename(oldPath, newPath string) error {
+	return &os.LinkError{Op: "rename", Old: oldPath, New: newPath, Err: syscall.EROFS}
+}
+
+func (f sealed) Remove(path string) error {
+	return &fs.PathError{Op: "remove", Path: path, Err: f.remove}
+}
 
 // TestAReaderFindsTheOldContentOrTheNew fails or crashes at every file operation of a write.
 func TestAReaderFindsTheOldContentOrTheNew(t *testing.T) {
@@ -115,5 +160,45 @@ func TestKeysDoNotWaitForEachOther(t *testing.T) {
 	}
 	if info, err := os.Stat(path); err != nil || info.Size() != 0 {
 		t.Errorf("the file: %v, %v, want an empty one", info, err)
+	}
+}
+
+// TestALockWhereNothingCanBeWritten: one of a file can be had if the file is there; whoever cannot have it is told why.
+func TestALockWhereNothingCanBeWritten(t *testing.T) {
+	folder := t.TempDir()
+	mount := func(flags uintptr) error { return unix.Mount("none", folder, "tmpfs", flags, "") }
+	if err := mount(0); errors.Is(err, unix.EPERM) {
+		t.Skip("only root can mount")
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(folder, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	there, missing := filepath.Join(folder, "lock"), filepath.Join(folder, "missing")
+	if err := os.WriteFile(there, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := mount(unix.MS_REMOUNT | unix.MS_RDONLY); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Millisecond)
+	defer cancel()
+	unlock, err := durable.Lock(ctx, there)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unlock()
+	if _, err := durable.Lock(ctx, there); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("a second one: %v, want the context's", err)
+	}
+	for _, tc := range []struct{ lock, path string }{{"of a file", missing}, {"of a key", missing}, {"of a key", there}} {
+		_, err := locks[tc.lock](t.Context(), tc.path)
+		var at *fs.PathError
+		if !errors.As(err, &at) || !errors.Is(at, unix.EROFS) {
+			t.Errorf("%s %s: %v, want that it is read-only", tc.lock, tc.path, err)
+		}
 	}
 }

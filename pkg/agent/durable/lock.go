@@ -19,7 +19,7 @@ const lockPoll = 20 * time.Millisecond
 // processes and, because every call opens the file anew, other goroutines of this one; the kernel drops it
 // when the process dies. It waits no longer than ctx; the error then wraps ctx's.
 func Lock(ctx context.Context, path string) (unlock func(), err error) {
-	return lock(ctx, path, path, func(file *os.File) error {
+	return lock(ctx, path, path, openAnyhow, func(file *os.File) error {
 		return unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
 	})
 }
@@ -30,17 +30,30 @@ func LockKey(ctx context.Context, path, key string) (unlock func(), err error) {
 	hash := fnv.New64a()
 	hash.Write([]byte(key))
 	byteOfKey := unix.Flock_t{Type: unix.F_WRLCK, Whence: io.SeekStart, Start: int64(hash.Sum64() >> 1), Len: 1}
-	return lock(ctx, path, path+" for "+key, func(file *os.File) error {
+	return lock(ctx, path, path+" for "+key, open, func(file *os.File) error {
 		// An open file description's lock (fcntl(2)): like flock, and unlike a process's record locks.
 		request := byteOfKey
 		return unix.FcntlFlock(file.Fd(), unix.F_OFD_SETLK, &request)
 	})
 }
 
-func lock(ctx context.Context, path, name string, try func(*os.File) error) (unlock func(), err error) {
-	file, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600)
+func open(path string) (*os.File, error) { return os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o600) }
+
+// openAnyhow is open for flock(2), which takes a file that can only be read, too: who cannot write has things to tell under the lock.
+func openAnyhow(path string) (*os.File, error) {
+	file, err := open(path)
+	if errors.Is(err, unix.EROFS) {
+		if file, readErr := os.Open(path); readErr == nil {
+			return file, nil
+		}
+	}
+	return file, err
+}
+
+func lock(ctx context.Context, path, name string, open func(string) (*os.File, error), try func(*os.File) error) (unlock func(), err error) {
+	file, err := open(path)
 	if err != nil {
-		return nil, fmt.Errorf("open lock: %w", err)
+		return nil, err
 	}
 	start := time.Now()
 	for pause := time.Millisecond; ; pause = min(2*pause, lockPoll) {

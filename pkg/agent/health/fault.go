@@ -2,6 +2,8 @@ package health
 
 import (
 	"cmp"
+	"maps"
+	"slices"
 	"time"
 
 	"stowage.dev/stowage/pkg/agent/nvml"
@@ -77,6 +79,9 @@ var rules = map[Reason]rule{
 	Recovery:    {severity: Avoid, permanent: true, clear: 20 * time.Second},
 }
 
+// Reasons are all that there are, in no order.
+func Reasons() []Reason { return slices.Collect(maps.Keys(rules)) }
+
 // Fault is one thing that is wrong with a GPU, or with one MIG device of it.
 type Fault struct {
 	Reason Reason `json:"reason"`
@@ -87,9 +92,11 @@ type Fault struct {
 	// Instance is nil for a fault of the whole GPU.
 	Instance *nvml.Instance `json:"instance,omitempty"`
 	Since    time.Time      `json:"since"`
+	// Gone is when it began not to be seen any more, zero while it is. It counts towards its end over restarts of the agent, too.
+	Gone time.Time `json:"gone,omitzero"`
 
-	// seen is when it began to be seen, and gone when it began not to be; zero for what is not the case.
-	seen, gone time.Time
+	// seen is when it began to be seen.
+	seen time.Time
 }
 
 // Severity of the fault.

@@ -275,7 +275,8 @@ func (g *gpu) observe(ctx context.Context, enter func(now time.Time, s *State)) 
 	was, explained, explaining := g.state.Of(nil), g.state.explained, g.state.explaining
 	enter(g.monitor.opts.Clock.Now(), &g.state)
 	is := g.state.Of(nil)
-	accounted := explained != g.state.explained || explaining != g.state.explaining
+	accounted := explained != g.state.explained || explaining != g.state.explaining ||
+		!slices.EqualFunc(was.Faults, is.Faults, func(a, b Fault) bool { return a.Gone.Equal(b.Gone) })
 	g.mu.Unlock()
 	if was.equal(&is) {
 		if accounted {

@@ -56,6 +56,9 @@ type Monitor struct {
 	opts Options
 	poke chan struct{}
 
+	// writing is read-locked while a record is written.
+	writing sync.RWMutex
+
 	mu      sync.Mutex
 	gpus    map[string]*gpu // by name; those that were once watched stay
 	bootID  string
@@ -80,10 +83,21 @@ func NewMonitor(opts Options) *Monitor {
 // Watch makes targets the GPUs that are watched. For one that is new its record is read; the error says which record could not be, and
 // then nothing is known of that GPU. What was latched before is forgotten if renewed is set: the driver was loaded anew.
 func (m *Monitor) Watch(bootID string, targets []Target, renewed bool) error {
+	renewed, err := m.watch(bootID, targets, renewed)
+	if renewed {
+		// What was forgotten must not be known to the next agent.
+		for _, g := range m.all() {
+			g.save(context.Background())
+		}
+	}
+	return err
+}
+
+func (m *Monitor) watch(bootID string, targets []Target, loaded bool) (renewed bool, err error) {
 	var errs []error
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	renewed = renewed || m.bootID != "" && m.bootID != bootID
+	renewed = loaded || m.bootID != "" && m.bootID != bootID
 	m.bootID = bootID
 	watched := map[string]bool{}
 	for _, target := range targets {
@@ -106,7 +120,7 @@ func (m *Monitor) Watch(bootID string, targets []Target, renewed bool) error {
 	}
 	m.wakeLocked()
 	m.look()
-	return errors.Join(errs...)
+	return renewed, errors.Join(errs...)
 }
 
 func (m *Monitor) restore(name string, g *gpu) error {
@@ -157,6 +171,15 @@ func (m *Monitor) Lead(ctx context.Context) {
 	for _, g := range m.all() {
 		g.save(ctx)
 	}
+}
+
+// Follow is Lead's reverse. When it returns no record is being written, and none will be.
+func (m *Monitor) Follow() {
+	m.writing.Lock()
+	defer m.writing.Unlock()
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.leads = false
 }
 
 // Run asks and listens until ctx ends. Only calls that hang are left over then.
@@ -276,6 +299,8 @@ func (m *Monitor) wakeLocked() {
 
 // write keeps a record, if this is the agent that does.
 func (m *Monitor) write(ctx context.Context, name string, s *State) {
+	m.writing.RLock()
+	defer m.writing.RUnlock()
 	m.mu.Lock()
 	bootID, leads := m.bootID, m.leads
 	m.mu.Unlock()

@@ -165,18 +165,18 @@ func (s *State) step(now time.Time, present []Fault, judged []Reason) {
 			return false
 		}
 		// Not counted yet, or long enough gone.
-		return !f.counts() || !f.gone.IsZero() && now.Sub(f.gone) >= rules[f.Reason].clear || rules[f.Reason].clear == 0
+		return !f.counts() || !f.Gone.IsZero() && now.Sub(f.Gone) >= rules[f.Reason].clear || rules[f.Reason].clear == 0
 	})
 	for i := range s.faults {
 		f := &s.faults[i]
 		switch isPresent := slices.ContainsFunc(present, func(p Fault) bool { return p.same(f) }); {
 		case isPresent:
-			f.gone = time.Time{}
+			f.Gone = time.Time{}
 		case !slices.Contains(judged, f.Reason):
 			// Nothing is known now, so it is not known to be gone.
-			f.gone = time.Time{}
-		case f.gone.IsZero():
-			f.gone = now
+			f.Gone = time.Time{}
+		case f.Gone.IsZero(), f.Gone.After(now): // the clock was set back
+			f.Gone = now
 		}
 	}
 	s.sort()
@@ -194,7 +194,7 @@ func (s *State) put(now time.Time, fault Fault) {
 	if f.Value != fault.Value || f.Reason != NoAnswer && f.Reason != Hung {
 		f.Value, f.Message = fault.Value, fault.Message
 	}
-	f.gone = time.Time{}
+	f.Gone = time.Time{}
 	if !f.counts() && now.Sub(f.seen) >= rules[f.Reason].set {
 		f.Since = f.seen
 	}

@@ -42,7 +42,7 @@ func TestTheReasonIsSaid(t *testing.T) {
 		"another payload": {sealed(kind, 2, "{}") + " ", "corrupt ledger record: checksum of the payload is "},
 		"no payload":      {sealed(kind, 2, "["), "corrupt ledger record: payload: unexpected end"},
 		"another state":   {sealed(kind, 2, fmt.Sprintf(payload, uid, "Bored")), `corrupt ledger record: unknown state "Bored"`},
-		"another claim":   {sealed(kind, 2, fmt.Sprintf(payload, "other", "PrepareStarted")), "corrupt ledger record: the payload is of claim default/train (other)"},
+		"another claim":   {sealed(kind, 2, fmt.Sprintf(payload, "other", "PrepareStarted")), "corrupt ledger record: the payload is of claim other"},
 		"nothing":         {sealed(kind, 2, fmt.Sprintf(payload, uid, "PrepareStarted")), ""},
 	} {
 		t.Run(name, func(t *testing.T) {

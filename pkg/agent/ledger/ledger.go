@@ -36,10 +36,33 @@ type Record struct {
 	// Recovered is the reason why Entry is the previous copy and not the current one. Entry's State may
 	// then be older than the truth: the claim may have been completed.
 	Recovered error
-	// Err says why nothing could be read: a *CorruptError, a *NewerVersionError or an error of the file
-	// system. The GPUs stay held.
+	// Err says why nothing could be read: a *CorruptError, a *NewerVersionError, an error of the file
+	// system, or with two copies a *CopiesError. The GPUs stay held.
 	Err error
 }
+
+// State is the one that counts: a claim whose newest copy is lost may have been completed, and containers may run. It is empty if nothing could
+// be read.
+func (r *Record) State() State {
+	switch {
+	case r.Entry == nil:
+		return ""
+	case r.Recovered != nil:
+		return PrepareCompleted
+	default:
+		return r.Entry.State
+	}
+}
+
+// CopiesError says why neither copy of a record can be read: a *CorruptError or an error of the file system for each.
+type CopiesError struct{ Current, Previous error }
+
+func (e *CopiesError) Error() string {
+	return fmt.Sprintf("%v; nor can its previous copy, %s: %v", durable.Reason(e.Current), previousSuffix, durable.Reason(e.Previous))
+}
+
+// Unwrap returns both reasons.
+func (e *CopiesError) Unwrap() []error { return []error{e.Current, e.Previous} }
 
 // Holds reports whether the record blocks the physical GPU for other claims.
 func (r *Record) Holds(gpu string) bool { return r.AllGPUs || slices.Contains(r.GPUs, gpu) }
@@ -49,11 +72,17 @@ func Open(fsys durable.FS, dir string) (*Ledger, error) {
 	if err := fsys.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("make ledger folder: %w", err)
 	}
-	if err := os.Chmod(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("restrict ledger folder: %w", err)
+	// A file system that is read-only refuses what would change nothing, too.
+	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
+		if err := os.Chmod(dir, 0o700); err != nil {
+			return nil, fmt.Errorf("restrict ledger folder: %w", err)
+		}
 	}
 	return &Ledger{dir: dir, fsys: fsys}, nil
 }
+
+// At is a ledger to be read, in a folder that is there.
+func At(fsys durable.FS, dir string) *Ledger { return &Ledger{dir: dir, fsys: fsys} }
 
 // Dir returns the folder.
 func (l *Ledger) Dir() string { return l.dir }
@@ -70,6 +99,26 @@ func (l *Ledger) Get(uid types.UID) (*Record, error) {
 		return nil, err
 	}
 	return records[0], nil
+}
+
+// Copy is one of a record's two files, for people.
+type Copy struct {
+	Path string `json:"path"`
+	// Content is what it says, nil if Problem says why that cannot be read.
+	Content *Entry `json:"content,omitempty"`
+	Problem string `json:"problem,omitempty"`
+}
+
+// Copies returns the current copy of the record and the previous one.
+func (l *Ledger) Copies(record *Record) []Copy {
+	copies := []Copy{{Path: record.Path}, {Path: record.Path + ".prev"}}
+	for i := range copies {
+		entry, err := l.load(copies[i].Path, record.UID)
+		if copies[i].Content = entry; err != nil {
+			copies[i].Problem = durable.Reason(err).Error()
+		}
+	}
+	return copies
 }
 
 // Holders returns the records that hold the physical GPU. Only their files are read.
@@ -233,6 +282,8 @@ func (l *Ledger) fill(record *Record) bool {
 		record.Entry, record.Recovered, record.Err = previous, err, nil
 	case errors.Is(err, fs.ErrNotExist) && errors.Is(previousErr, fs.ErrNotExist):
 		return false
+	case !errors.Is(previousErr, fs.ErrNotExist):
+		record.Err = &CopiesError{Current: err, Previous: previousErr}
 	}
 	return true
 }
@@ -247,7 +298,7 @@ func (l *Ledger) load(path string, uid types.UID) (*Entry, error) {
 		return nil, err
 	}
 	if entry.Claim.UID != uid {
-		return nil, &CorruptError{Reason: fmt.Sprintf("the payload is of claim %s", entry.Claim)}
+		return nil, &CorruptError{Reason: fmt.Sprintf("the payload is of claim %s", entry.Claim.UID)}
 	}
 	return entry, nil
 }

@@ -25,6 +25,8 @@ type job struct {
 	podClaim string
 	targets  []Target
 	settings []config.Settings
+	// refused is why the claim must not be prepared anew. A claim that is prepared stays so.
+	refused error
 }
 
 // byGPU returns the indices of the devices that hold each physical GPU, or a part of it.

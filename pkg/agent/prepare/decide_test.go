@@ -110,6 +110,8 @@ func (p processes) PodOf(pid uint32) (types.UID, error) {
 	return pod, nil
 }
 
+func (processes) NameOf(uint32) (string, error) { return "", errUnreadable }
+
 func (processes) End(uint32, types.UID) error { return errors.New("not to be ended") }
 
 // manager has a ledger with these entries, and these processes.

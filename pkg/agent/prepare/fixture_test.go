@@ -166,11 +166,13 @@ func (n *node) tryManager() (*prepare.Manager, error) {
 		GPUTimeout:  n.options.GPUTimeout,
 		EndTimeout:  n.options.EndTimeout,
 		Leftovers:   n.options.Leftovers,
+		Handover:    n.options.Handover,
 	}
 	if n.noBus {
 		opts.PCI, opts.Users = nil, nil
 	}
-	return prepare.New(opts)
+	m := prepare.New(opts)
+	return m, m.MakeFolders()
 }
 
 // files lists the ledger and the CDI folder by their base names.

@@ -17,7 +17,7 @@ import (
 // Hardware answers for the node's physical GPUs.
 type Hardware interface {
 	// Find returns what is behind a published device, after NVML has answered for its GPU just now. The error
-	// says what is wrong with it.
+	// says what is wrong with it. Of a device whose GPU is with a virtual machine the GPU's name is returned beside it.
 	Find(ctx context.Context, device string) (Target, error)
 	// On runs f with the GPU of that name and UUID, and returns f's error. When ctx ends first it returns an error
 	// at once: calls into NVML cannot be cancelled, so f goes on, and f's that come later for the same

@@ -70,6 +70,9 @@ func (l *locks) take(ctx context.Context, kind string, lock func(context.Context
 	start := time.Now()
 	defer func() { lockWaitSeconds.WithLabelValues(kind, outcome(err)).Observe(time.Since(start).Seconds()) }()
 	unlock, err := lock(ctx)
+	if err != nil && ctx.Err() == nil {
+		return err // the file system's, which no waiting helps
+	}
 	if err != nil {
 		return fmt.Errorf("%s after the call began to wait for its locks: %w", time.Since(l.begun).Round(time.Millisecond), err)
 	}

@@ -54,7 +54,8 @@ func TestACallWaitsForAllItsLocksTogether(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				root := t.TempDir()
-				m, err := New(Options{Driver: "driver", Pool: "node", StateDir: root, CDIDir: filepath.Join(root, "cdi"), Hardware: found{}, LockTimeout: time.Minute})
+				m := New(Options{Driver: "driver", Pool: "node", StateDir: root, CDIDir: filepath.Join(root, "cdi"), Hardware: found{}, LockTimeout: time.Minute})
+				err := m.MakeFolders()
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -101,5 +102,19 @@ func TestACallWaitsForAllItsLocksTogether(t *testing.T) {
 func TestUnprepareEndsWithinTheKubeletsTime(t *testing.T) {
 	if rest := KubeletPatience - DefaultLockTimeout - DefaultUndoTimeout; rest < 5*time.Second {
 		t.Errorf("unprepare may wait %s and undo for %s: that leaves %s of the kubelet's %s", DefaultLockTimeout, DefaultUndoTimeout, rest, KubeletPatience)
+	}
+}
+
+// A disk that takes no lock file says so, in the words of the system and with the path once: waiting has nothing to do with it.
+func TestALockThatCannotBeMadeIsNoWaiting(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "none")
+	l := (&locker{dir: dir, timeout: time.Minute}).begin()
+	want := "open " + filepath.Join(dir, "gpu-x.lock") + ": no such file or directory"
+	if err := l.gpus(t.Context(), "x"); err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
+	}
+	want = "open " + filepath.Join(dir, "claims.lock") + ": no such file or directory"
+	if err := l.claim(t.Context(), "a"); err == nil || err.Error() != want {
+		t.Errorf("error %v, want %s", err, want)
 	}
 }

@@ -58,6 +58,7 @@ type Options struct {
 	LockTimeout, GPUTimeout, EndTimeout, UndoTimeout time.Duration
 	// Leftovers is EndLeftovers if empty.
 	Leftovers Leftovers
+	Handover
 }
 
 // Manager prepares and unprepares claims. Its methods may be called concurrently.
@@ -84,42 +85,45 @@ type Result struct {
 // LedgerDir is the ledger's folder below Options.StateDir.
 func LedgerDir(stateDir string) string { return filepath.Join(stateDir, "claims") }
 
-// New makes the folders that are missing. Call Recover before the kubelet can call.
-func New(opts Options) (*Manager, error) {
-	if opts.FS == nil {
-		opts.FS = durable.OS{}
-	}
-	if opts.Clock == nil {
-		opts.Clock = clock.RealClock{}
-	}
+// LocksDir is the folder of lock files below Options.StateDir.
+func LocksDir(stateDir string) string { return filepath.Join(stateDir, "locks") }
+
+// New makes nothing yet. Call MakeFolders, and Recover before the kubelet can call.
+func New(opts Options) *Manager {
+	opts.FS = cmp.Or[durable.FS](opts.FS, durable.OS{})
+	opts.Clock = cmp.Or[clock.PassiveClock](opts.Clock, clock.RealClock{})
 	opts.LockTimeout = cmp.Or(opts.LockTimeout, DefaultLockTimeout)
 	opts.GPUTimeout = cmp.Or(opts.GPUTimeout, defaultGPUTimeout)
 	opts.EndTimeout = cmp.Or(opts.EndTimeout, defaultEndTimeout)
 	opts.UndoTimeout = cmp.Or(opts.UndoTimeout, DefaultUndoTimeout)
 	opts.Leftovers = cmp.Or(opts.Leftovers, EndLeftovers)
+	opts.Handover.setDefaults()
 	opts.HostRoot = cmp.Or(opts.HostRoot, "/")
-	claims, err := ledger.Open(opts.FS, LedgerDir(opts.StateDir))
-	if err != nil {
-		return nil, err
-	}
-	locks := filepath.Join(opts.StateDir, "locks")
-	if err := opts.FS.MkdirAll(locks, 0o700); err != nil {
-		return nil, fmt.Errorf("make the folder for locks: %w", err)
-	}
-	store, err := cdi.NewStore(opts.FS, opts.CDIDir, opts.HostRoot)
-	if err != nil {
-		return nil, err
-	}
-	m := &Manager{
+	return &Manager{
 		opts:   opts,
-		ledger: claims,
-		store:  store,
-		locks:  &locker{dir: locks, timeout: opts.LockTimeout},
+		ledger: ledger.At(opts.FS, LedgerDir(opts.StateDir)),
+		store:  cdi.At(opts.FS, opts.CDIDir, opts.HostRoot),
+		locks:  &locker{dir: LocksDir(opts.StateDir), timeout: opts.LockTimeout},
 	}
-	if err := opts.FS.MkdirAll(m.quarantineDir(), 0o700); err != nil {
-		return nil, fmt.Errorf("make the folder for quarantine: %w", err)
+}
+
+// MakeFolders makes those that are missing. To be called again when it failed.
+func (m *Manager) MakeFolders() error {
+	if _, err := ledger.Open(m.opts.FS, m.ledger.Dir()); err != nil {
+		return err
 	}
-	return m, nil
+	if err := m.opts.FS.MkdirAll(m.quarantineDir(), 0o700); err != nil {
+		return fmt.Errorf("make the folder for quarantine: %w", err)
+	}
+	return m.MakeEmptyFolders()
+}
+
+// MakeEmptyFolders makes those that may be made anew at any time: nothing in them is remembered.
+func (m *Manager) MakeEmptyFolders() error {
+	if err := m.opts.FS.MkdirAll(m.locks.dir, 0o700); err != nil {
+		return fmt.Errorf("make the folder for locks: %w", err)
+	}
+	return m.store.MakeFolder()
 }
 
 // PrepareAll prepares the claims of one call in parallel. Each has its own result: one that fails, or waits
@@ -179,14 +183,34 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 		return nil, err
 	}
 
-	// 2. Does NVML answer for each of its GPUs, and how are they to be set up? No lock is held: a GPU that
+	// 2. Is it prepared, or is to be waited for who has its GPUs and is about to go?
+	wait := m.handover(ctx, claim)
+	for {
+		devices, err = m.prepare(ctx, claim, results, parameters)
+		if err == nil || !wait.again(ctx, err) {
+			return devices, wait.end(err)
+		}
+	}
+}
+
+// prepare is one try, which fails at once where another claim has the GPUs.
+func (m *Manager) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, results []wanted, parameters *config.Set) ([]Device, error) {
+	// 1. Does NVML answer for each of its GPUs, and how are they to be set up? No lock is held: a GPU that
 	// hangs here must not block other claims.
 	var j *job
 	if err := measured(preparing, stepFind, func() (err error) { j, err = m.resolve(ctx, claim, results, parameters); return err }); err != nil {
 		return nil, err
 	}
 
-	// 3. Is nobody else holding them, and what was done for this claim before?
+	// 2. Is nobody else holding them? Who does may need their locks to give them back. What is refused anyway does not wait for them.
+	if j.refused != nil && !m.isCompleted(claim.UID) {
+		return nil, j.refused
+	}
+	if err := m.checkHolders(j); err != nil {
+		return nil, err
+	}
+
+	// 3. Is that still so, and what was done for this claim before?
 	locks := m.locks.begin()
 	defer locks.unlock()
 	if err := locks.claim(ctx, claim.UID); err != nil {
@@ -214,6 +238,9 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 
 	// 4. What is to be done to the GPUs? It is, for a claim that is prepared already, what was done.
 	if !before.completed {
+		if j.refused != nil {
+			return nil, j.refused
+		}
 		if err := m.settleGPUs(ctx, j.entry); err != nil {
 			return nil, err
 		}
@@ -235,9 +262,16 @@ func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim,
 		entry:    &ledger.Entry{Claim: claimRef(claim), State: ledger.PrepareStarted, Pods: podsOf(claim)},
 		podClaim: claim.Annotations[resourceapi.PodResourceClaimAnnotation],
 	}
+	var devices []config.Device
 	for _, want := range results {
 		target, err := m.opts.Hardware.Find(ctx, want.device)
 		if err != nil {
+			if gpu := target.GPU.Name; gpu != "" && !want.adminAccess {
+				// Who gave it to a virtual machine may be about to go, and is waited for then.
+				if _, held := m.holders(j.entry, &ledger.Device{Request: want.request, Device: want.device, GPU: gpu}); held != nil {
+					return nil, held
+				}
+			}
 			return nil, fmt.Errorf("claim %s, request %s, device %s: %w", name(claim), want.request, want.device, err)
 		}
 		settings, err := parameters.For(want.request, target.kind())
@@ -273,6 +307,10 @@ func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim,
 		j.entry.Devices = append(j.entry.Devices, device)
 		j.targets = append(j.targets, target)
 		j.settings = append(j.settings, settings)
+		devices = append(devices, config.Device{Request: want.request, Kind: target.kind(), AdminAccess: want.adminAccess})
+	}
+	if err := parameters.Check(devices); err != nil {
+		j.refused = fmt.Errorf("claim %s: %w", name(claim), err)
 	}
 	return j, nil
 }
@@ -303,7 +341,7 @@ func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, 
 		return previous{}, nil
 	}
 	if record.Err != nil {
-		return previous{}, fmt.Errorf("claim %s: its ledger record %s cannot be read, and its GPUs stay held until the file is removed by hand once nothing uses them: %w", entry.Claim, record.Path, record.Err)
+		return previous{}, fmt.Errorf("claim %s: %w", entry.Claim, Unreadable(record))
 	}
 	before := previous{completed: record.Entry.State == ledger.PrepareCompleted}
 	if record.Recovered != nil {
@@ -433,24 +471,10 @@ func (m *Manager) put(entry *ledger.Entry, state ledger.State) error {
 // response is what the kubelet gets for a completed claim.
 func response(entry *ledger.Entry) []Device {
 	devices := make([]Device, 0, len(entry.Devices))
-	for _, device := range entry.Devices {
-		devices = append(devices, Device{
-			Request:      device.Request,
-			Pool:         device.Pool,
-			Device:       device.Device,
-			CDIDeviceIDs: device.CDIDeviceIDs,
-			ShareID:      device.ShareID,
-		})
+	for _, d := range entry.Devices {
+		devices = append(devices, Device{Request: d.Request, Pool: d.Pool, Device: d.Device, CDIDeviceIDs: d.CDIDeviceIDs, ShareID: d.ShareID})
 	}
 	return devices
-}
-
-func deviceIDs(entry *ledger.Entry) []string {
-	var ids []string
-	for _, device := range entry.Devices {
-		ids = append(ids, device.CDIDeviceIDs...)
-	}
-	return ids
 }
 
 // describe lists the devices with their GPUs, for messages.

@@ -20,8 +20,8 @@ var (
 		Namespace:      metricsNamespace,
 		Subsystem:      metricsSubsystem,
 		Name:           "lock_wait_seconds",
-		Help:           "How long a call waited for a lock, by its kind (claim, gpu) and outcome (ok, error: it was not free in time).",
-		Buckets:        []float64{.001, .005, .02, .1, .5, 1, 5, 15},
+		Help:           "How long a call waited for a lock, by its kind (claim, gpu; release: for a claim that was being released) and outcome (ok, error: it was not free in time).",
+		Buckets:        []float64{.001, .005, .02, .1, .5, 1, 5, 15, 40},
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"lock", "outcome"})
 

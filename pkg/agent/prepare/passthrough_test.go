@@ -102,10 +102,14 @@ func TestAGPUIsPassedThroughAndComesBack(t *testing.T) {
 	if got := n.hardware.Health(vm0); len(got.Faults) > 0 {
 		t.Errorf("faults %v of a GPU that is with a virtual machine", got.Faults)
 	}
-	if _, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0)); !errors.Is(err, discovery.ErrBound) {
+	var held *prepare.HeldError
+	if _, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0)); !errors.As(err, &held) {
 		t.Errorf("the GPU for another claim: %v", err)
 	}
-	var held *prepare.HeldError
+	if _, err := m.Prepare(n.ctx, claim("machine", "gpu="+gpu0)); !errors.Is(err, discovery.ErrBound) {
+		t.Errorf("the GPU for a container of the claim itself: %v", err)
+	}
+	held = nil
 	if _, err := m.Prepare(n.ctx, claim("another", "vm="+vm0)); !errors.As(err, &held) {
 		t.Errorf("the same device for another claim: %v", err)
 	}

@@ -4,6 +4,7 @@ import (
 	"fmt"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/ledger"
@@ -28,7 +29,7 @@ func (m *Manager) plan(claim *resourceapi.ResourceClaim) ([]wanted, *config.Set,
 		return nil, nil, err
 	}
 	allocation := &claim.Status.Allocation.Devices
-	parameters, err := config.Read(m.opts.Driver, allocation.Config)
+	parameters, err := config.Read(m.opts.Driver, config.Allocated(claim))
 	if err != nil {
 		return nil, nil, fmt.Errorf("claim %s: %w", name(claim), err)
 	}
@@ -70,4 +71,18 @@ func name(claim *resourceapi.ResourceClaim) string { return claimRef(claim).Stri
 
 func claimRef(claim *resourceapi.ResourceClaim) ledger.Claim {
 	return ledger.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
+}
+
+// isCompleted tells, without a lock, whether the claim may be prepared.
+func (m *Manager) isCompleted(uid types.UID) bool {
+	record, err := m.ledger.Get(uid)
+	return err == nil && record != nil && record.State() == ledger.PrepareCompleted
+}
+
+func deviceIDs(entry *ledger.Entry) []string {
+	var ids []string
+	for _, device := range entry.Devices {
+		ids = append(ids, device.CDIDeviceIDs...)
+	}
+	return ids
 }

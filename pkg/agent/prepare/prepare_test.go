@@ -165,7 +165,7 @@ func TestAGPUIsHeldByOneClaim(t *testing.T) {
 				return
 			}
 			var held *prepare.HeldError
-			if !errors.As(err, &held) || !strings.Contains(held.Holder, "default/first") {
+			if !errors.As(err, &held) || held.Holder.Name != "first" {
 				t.Fatalf("error %v, want a HeldError that names the holder", err)
 			}
 			if err := m.Unprepare(n.ctx, "first-uid"); err != nil {

@@ -48,6 +48,8 @@ type QuarantinedError struct {
 	GPU    string
 	Reason string
 	Since  time.Time
+	// Owed is the claim that it is in quarantine for, if that is known. The text does not name it: it may be another namespace's.
+	Owed ledger.Claim
 	// Err is why it was not released just now.
 	Err error
 }
@@ -60,7 +62,8 @@ func (e *QuarantinedError) Unwrap() error { return e.Err }
 
 const (
 	quarantineFolder = "quarantine"
-	quarantineSuffix = ".quarantine"
+	// QuarantineSuffix ends the names of the files in QuarantineDir.
+	QuarantineSuffix = ".quarantine"
 )
 
 // Quarantined lists the GPUs in quarantine, by name; one may be listed for several claims.
@@ -73,7 +76,7 @@ func (m *Manager) quarantined(gpu string) ([]Quarantine, error) {
 	}
 	var all []Quarantine
 	for _, file := range entries {
-		name, ok := strings.CutSuffix(file.Name(), quarantineSuffix)
+		name, ok := strings.CutSuffix(file.Name(), QuarantineSuffix)
 		if !ok {
 			continue
 		}
@@ -97,7 +100,7 @@ func (m *Manager) readQuarantine(path, gpu string) Quarantine {
 		err = fmt.Errorf("it is about GPU %q", q.GPU)
 	}
 	if err != nil {
-		q = Quarantine{GPU: gpu, Reason: fmt.Sprintf("the file %s cannot be read: %v; remove it once the GPU is known to be idle", path, err)}
+		q = Quarantine{GPU: gpu, Reason: fmt.Sprintf("the file %s cannot be read: %v; node-agent ledger release frees the GPU once nothing uses it", path, durable.Reason(err))}
 	}
 	q.path = path
 	return q
@@ -105,14 +108,17 @@ func (m *Manager) readQuarantine(path, gpu string) Quarantine {
 
 // InQuarantine tells whether an agent with that state folder has the GPU in quarantine. A folder that cannot be read has none.
 func InQuarantine(stateDir, gpu string) bool {
-	files, err := filepath.Glob(filepath.Join(stateDir, quarantineFolder, gpu+"_*"+quarantineSuffix))
+	files, err := filepath.Glob(filepath.Join(QuarantineDir(stateDir), gpu+"_*"+QuarantineSuffix))
 	return err == nil && len(files) > 0
 }
 
-func (m *Manager) quarantineDir() string { return filepath.Join(m.opts.StateDir, quarantineFolder) }
+// QuarantineDir has a file for each GPU in quarantine and claim that it is in it for.
+func QuarantineDir(stateDir string) string { return filepath.Join(stateDir, quarantineFolder) }
+
+func (m *Manager) quarantineDir() string { return QuarantineDir(m.opts.StateDir) }
 
 func (m *Manager) quarantinePath(gpu string, entry *ledger.Entry) string {
-	return filepath.Join(m.quarantineDir(), gpu+"_"+string(entry.Claim.UID)+quarantineSuffix)
+	return filepath.Join(m.quarantineDir(), gpu+"_"+string(entry.Claim.UID)+QuarantineSuffix)
 }
 
 // debt is what could not be undone on one GPU, the steps in the order in which they were done.
@@ -174,7 +180,7 @@ func (m *Manager) settle(ctx context.Context, gpu string) error {
 		}
 		for _, step := range slices.Backward(q.Owed.Undo) {
 			if err := m.undo(ctx, q.Owed, step); err != nil {
-				return &QuarantinedError{GPU: gpu, Reason: q.Reason, Since: q.Since, Err: fmt.Errorf("undo %s of claim %s: %w", step, q.Owed.Claim, err)}
+				return &QuarantinedError{GPU: gpu, Reason: q.Reason, Since: q.Since, Owed: q.Owed.Claim, Err: fmt.Errorf("undo %s: %w", step, err)}
 			}
 		}
 		if err := m.release(q.path); err != nil {

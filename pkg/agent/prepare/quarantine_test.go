@@ -88,7 +88,7 @@ func TestProcessesThatAPodLeavesBehind(t *testing.T) {
 			// Nobody gets it, also from an agent that starts now; what it was for is told.
 			m = n.manager()
 			var quarantined *prepare.QuarantinedError
-			if _, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu0)); !errors.As(err, &quarantined) || !strings.Contains(err.Error(), "default/train") {
+			if _, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu0)); !errors.As(err, &quarantined) || quarantined.Owed.Name != "train" {
 				t.Errorf("error %v, want a QuarantinedError that names the claim", err)
 			}
 			// As soon as they are gone it is free.

@@ -93,9 +93,9 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 	switch {
 	case record.Err != nil:
 		sum.Unreadable++
-		return fmt.Errorf("ledger record %s cannot be read, GPUs %v stay held until the file is removed by hand once nothing uses them: %w", record.Path, heldNames(record), record.Err)
+		return Unreadable(record)
 
-	case record.Entry.State == ledger.PrepareStarted && record.Recovered == nil:
+	case record.State() == ledger.PrepareStarted:
 		if !rollBack {
 			return nil
 		}
@@ -112,6 +112,9 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 	default:
 		// Completed, or maybe completed: the newest record is lost and containers may run.
 		sum.Claims++
+		if rollBack && record.Recovered != nil {
+			previousCopy(ctx, record)
+		}
 		if record.Entry.CDISpec == nil {
 			// The previous copy, from before the specification was made: the next Prepare makes it again.
 			return nil
@@ -130,7 +133,13 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 
 func heldNames(record *ledger.Record) []string {
 	if record.AllGPUs {
-		return []string{"all of this node"}
+		return []string{"all GPUs of this node"}
 	}
 	return record.GPUs
+}
+
+// previousCopy tells, once after a start, that a record was read from its previous copy.
+func previousCopy(ctx context.Context, record *ledger.Record) {
+	klog.FromContext(ctx).Error(record.Recovered, "Ledger record was replaced by its previous copy, and the claim is taken for prepared",
+		"claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", record.UID, "path", record.Path)
 }

@@ -309,7 +309,7 @@ func TestWhatAStartFindsIsCounted(t *testing.T) {
 	if want := (prepare.Recovery{Claims: 2, Restored: 1, RolledBack: 1, Unreadable: 2}); recovery != want {
 		t.Errorf("recovery %+v, want %+v", recovery, want)
 	}
-	for _, want := range []string{"GPUs [gpu-x] stay held", "GPUs [all of this node] stay held"} {
+	for _, want := range []string{"It holds gpu-x until somebody decides", "It holds all GPUs of this node until somebody decides"} {
 		if err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("error %v, want %q", err, want)
 		}

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"slices"
 	"strconv"
-	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -16,6 +15,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
 // A GPU that is offered in shares (consumable capacity, KEP-5075) is held by several claims at once. Each of them keeps
@@ -53,6 +53,9 @@ func (w *wanted) consumed(driver string, name resourceapi.QualifiedName, none in
 	if !ok {
 		return none, nil
 	}
+	if err := amount.Check(quantity); err != nil {
+		return 0, fmt.Errorf("consumedCapacity[%s]: %w", name, err)
+	}
 	n, exact := quantity.AsInt64()
 	if !exact || n < 0 {
 		return 0, fmt.Errorf("consumedCapacity[%s]: %s: want a whole number that is not negative", name, quantity.String())
@@ -71,16 +74,35 @@ type ShareError struct {
 	Capacity     resourceapi.QualifiedName
 	Taken, Total string
 	// Others have shares of the GPU.
-	Others []string
+	Others []ledger.Claim
+	// Use is what is known of those who use the share of one of them, which is Holder.
+	Holder ledger.Claim
+	Use    Use
 }
+
+// holders leaves out the claim itself, which may be the other one: it has no record that could go.
+func (e *ShareError) holders() []types.UID {
+	uids := make([]types.UID, 0, len(e.Others))
+	for _, other := range e.Others {
+		if other.UID != e.Claim.UID {
+			uids = append(uids, other.UID)
+		}
+	}
+	return uids
+}
+
+func (e *ShareError) note(holder ledger.Claim, use Use) { e.Holder, e.Use = holder, use }
 
 func (e *ShareError) Error() string {
 	what := fmt.Sprintf("claim %s, request %s: device %s", e.Claim, e.Request, e.Device)
-	others := strings.Join(e.Others, ", ")
+	others := named(e.Claim, e.Others...)
+	if e.Use.Ends {
+		others += fmt.Sprintf("; it waits for %s, %s", named(e.Claim, e.Holder), e.Use.toldTo(e.Claim, e.Holder))
+	}
 	if e.Capacity != "" {
 		return fmt.Sprintf("%s: its share is more than is left: %s of the %s %s would be taken, with the shares that are held on this node by %s", what, e.Taken, e.Total, e.Capacity, cmp.Or(others, "nobody else"))
 	}
-	return fmt.Sprintf("%s: sharing.strategy: the claim wants its share with %s, and the GPU is shared with %s by claim %s", what, e.Wants, e.Setup, others)
+	return fmt.Sprintf("%s: sharing.strategy: the claim wants its share with %s, and the GPU is shared with %s by %s", what, e.Wants, e.Setup, others)
 }
 
 // checkShare refuses a share that does not go with those of the others. The caller has the GPU's lock.
@@ -99,7 +121,7 @@ func (m *Manager) checkShare(j *job, i int, holders []*ledger.Record) error {
 	add(j.entry)
 	for _, d := range j.entry.Devices {
 		if d.GPU == device.GPU && d.Share != nil && d.Share.Setup != device.Share.Setup {
-			refused.Setup, refused.Wants, refused.Others = d.Share.Setup, device.Share.Setup, []string{j.entry.Claim.String()}
+			refused.Setup, refused.Wants, refused.Others = d.Share.Setup, device.Share.Setup, []ledger.Claim{j.entry.Claim}
 			return refused
 		}
 	}
@@ -109,12 +131,13 @@ func (m *Manager) checkShare(j *job, i int, holders []*ledger.Record) error {
 		}
 		for _, d := range holder.Entry.Devices {
 			if d.GPU == device.GPU && d.Share != nil && (d.Share.Setup != device.Share.Setup || d.Share.Setup == string(config.Exclusive)) {
-				refused.Setup, refused.Wants, refused.Others = d.Share.Setup, device.Share.Setup, []string{holder.Entry.Claim.String()}
+				refused.Setup, refused.Wants = d.Share.Setup, device.Share.Setup
+				refused.Others = []ledger.Claim{holder.Entry.Claim}
 				return refused
 			}
 		}
 		add(holder.Entry)
-		refused.Others = append(refused.Others, holder.Entry.Claim.String())
+		refused.Others = append(refused.Others, holder.Entry.Claim)
 	}
 	switch {
 	case memory > total:

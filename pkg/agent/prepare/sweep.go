@@ -33,6 +33,9 @@ func (m *Manager) Strays() ([]cdi.File, error) {
 	}), nil
 }
 
+// Files are the CDI files of all claims.
+func (m *Manager) Files() ([]cdi.File, error) { return m.store.Files() }
+
 // RemoveStray deletes a claim's CDI file, unless the claim is in the ledger by now: it has been prepared again, or is just being.
 func (m *Manager) RemoveStray(ctx context.Context, uid types.UID) error {
 	locks := m.locks.begin()
@@ -86,7 +89,7 @@ func (m *Manager) unfinishedQuarantines() (map[types.UID][]string, error) {
 	}
 	paths := map[types.UID][]string{}
 	for _, entry := range entries {
-		if name, ok := strings.CutSuffix(entry.Name(), quarantineSuffix+durable.TempSuffix); ok {
+		if name, ok := strings.CutSuffix(entry.Name(), QuarantineSuffix+durable.TempSuffix); ok {
 			_, claim, _ := strings.Cut(name, "_")
 			paths[types.UID(claim)] = append(paths[types.UID(claim)], filepath.Join(m.quarantineDir(), entry.Name()))
 		}

@@ -36,7 +36,7 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 		return nil
 	}
 	if record.Err != nil {
-		return fmt.Errorf("unprepare claim %s: its ledger record %s cannot be read, so what has to be undone is not known; its GPUs stay held until the file is removed by hand once nothing uses them: %w", uid, record.Path, record.Err)
+		return fmt.Errorf("unprepare claim %s: %w", uid, Unreadable(record))
 	}
 	if record.Recovered != nil {
 		logger.Error(record.Recovered, "Ledger record was replaced by its previous copy", "path", record.Path)

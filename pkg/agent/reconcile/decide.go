@@ -2,7 +2,9 @@ package reconcile
 
 import (
 	"fmt"
+	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -32,6 +34,9 @@ type Reading struct {
 	// Kubelet is what its PodResources service lists.
 	Kubelet    []KubeletPod
 	KubeletErr error
+	// Running are the pods of which a process was there before Pods were asked for.
+	Running    map[types.UID]bool
+	RunningErr error
 	// Users are pods of this node that have not ended, by the UID of each claim that they refer to. Only asked for about CDI files without a record.
 	Users    map[types.UID]string
 	UsersErr error
@@ -62,13 +67,13 @@ func decide(first, second *Reading, inUse func(*Reading) string) (leftover bool,
 		return false, keep
 	}
 	if first == nil || second.At.Sub(first.At) < Interval {
-		return false, "it has been looked at only once"
+		return false, LookedOnce
 	}
 	if keep := inUse(first); keep != "" {
 		return false, keep
 	}
 	if second.Registered.After(first.At.Add(-settle)) {
-		return false, "the kubelet has started a short time ago"
+		return false, StartedRecently
 	}
 	return true, ""
 }
@@ -88,7 +93,7 @@ func inUse(entry *ledger.Entry, r *Reading) string {
 	}
 	for i := range r.Pods {
 		pod := &r.Pods[i]
-		if !terminal(pod) && (uses(pod, entry.Claim) || slices.Contains(entry.Pods, pod.UID)) {
+		if !terminal(pod) && hadIt(entry, r, pod) {
 			return fmt.Sprintf("pod %s/%s uses it and has not ended", pod.Namespace, pod.Name)
 		}
 	}
@@ -97,12 +102,56 @@ func inUse(entry *ledger.Entry, r *Reading) string {
 		return keep
 	}
 	for _, pod := range r.Kubelet {
-		if pod.Namespace == entry.Claim.Namespace && slices.Contains(pod.Claims, entry.Claim.Name) {
+		named := pod.Namespace == entry.Claim.Namespace && slices.Contains(pod.Claims, entry.Claim.Name)
+		next := replaced(entry, r) && slices.Contains(pod.CDIClaims, r.Claim.UID)
+		if named && !next || slices.Contains(pod.CDIClaims, entry.Claim.UID) {
 			return fmt.Sprintf("the kubelet has it for pod %s/%s", pod.Namespace, pod.Name)
 		}
 	}
-	// 4. The GPUs.
+	// 4. What runs although nobody lists it.
+	if keep := unlisted(r, func(pod *corev1.Pod) bool { return hadIt(entry, r, pod) }); keep != "" {
+		return keep
+	}
+	// 5. The GPUs.
 	return processes(r)
+}
+
+// hadIt tells whether the claim may have been prepared for the pod. Where another claim has the name by now, a pod that this one is reserved for
+// means this one.
+func hadIt(entry *ledger.Entry, r *Reading, pod *corev1.Pod) bool {
+	if slices.Contains(entry.Pods, pod.UID) {
+		return true
+	}
+	next := replaced(entry, r) && slices.ContainsFunc(r.Claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
+		return c.UID == pod.UID
+	})
+	return uses(pod, entry.Claim) && !next
+}
+
+// replaced tells whether another claim has the name.
+func replaced(entry *ledger.Entry, r *Reading) bool {
+	return r.Claim != nil && r.Claim.UID != entry.Claim.UID
+}
+
+// unlisted says which pod has processes although it has ended or is gone, by the lists. One that is deleted by force is in neither list from
+// then on, and its containers have the rest of its grace period. Without the pod it is not known which claims it had.
+func unlisted(r *Reading, hadIt func(*corev1.Pod) bool) string {
+	if r.RunningErr != nil {
+		return fmt.Sprintf("it is not known which pods have processes: %v", r.RunningErr)
+	}
+	for _, uid := range slices.Sorted(maps.Keys(r.Running)) {
+		i := slices.IndexFunc(r.Pods, func(pod corev1.Pod) bool {
+			return pod.UID == uid || pod.Annotations[corev1.MirrorPodAnnotationKey] == string(uid)
+		})
+		switch {
+		case !strings.Contains(string(uid), "-"): // of no pod, or of a static one, which cannot have claims
+		case i < 0:
+			return fmt.Sprintf("processes of pod %s run, which the API server does not have any more", uid)
+		case terminal(&r.Pods[i]) && hadIt(&r.Pods[i]):
+			return fmt.Sprintf("processes of pod %s/%s run, although it has ended", r.Pods[i].Namespace, r.Pods[i].Name)
+		}
+	}
+	return ""
 }
 
 // fileInUse is inUse for a CDI file that no record of the ledger owns. Nothing but the claim's UID is known of its claim.
@@ -122,6 +171,9 @@ func fileInUse(claim types.UID, r *Reading) string {
 		if slices.Contains(pod.CDIClaims, claim) {
 			return fmt.Sprintf("the kubelet has it for pod %s/%s", pod.Namespace, pod.Name)
 		}
+	}
+	if keep := unlisted(r, func(*corev1.Pod) bool { return true }); keep != "" {
+		return keep
 	}
 	return processes(r)
 }

@@ -37,6 +37,11 @@ func claimWith(uid types.UID, devices ...string) *resourceapi.ResourceClaim {
 	return claim
 }
 
+func reserved(claim *resourceapi.ResourceClaim, pod types.UID) *resourceapi.ResourceClaim {
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", UID: pod}}
+	return claim
+}
+
 func podWith(name string, phase corev1.PodPhase, change func(*corev1.Pod)) corev1.Pod {
 	pod := corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, UID: types.UID(name + "-uid")}, Status: corev1.PodStatus{Phase: phase}}
 	if change != nil {
@@ -126,9 +131,44 @@ func TestAClaimIsReleasedOnlyOnProof(t *testing.T) {
 			r.Pods = []corev1.Pod{podWith("other", corev1.PodRunning, nil)}
 			r.Kubelet = []KubeletPod{{Namespace: "default", Name: "other"}}
 		}},
-		"NVML does not answer":       {change: func(r *Reading) { r.ProcessesErr = errors.New("hung") }, keep: "hung"},
-		"a process is on its GPU":    {change: func(r *Reading) { r.Processes = 1 }, keep: "1 processes"},
-		"the readings are too close": {change: func(r *Reading) { r.At = noon.Add(30 * time.Second) }, keep: "only once"},
+		"the kubelet lists its CDI device": {change: func(r *Reading) {
+			r.Kubelet = []KubeletPod{{Namespace: "default", Name: "pod", CDIClaims: []types.UID{"claim-uid"}}}
+		}, keep: "kubelet has it"},
+		// A claim of that name was made anew, and has another GPU.
+		"a pod has the next claim of its name": {change: func(r *Reading) {
+			r.Claim, r.Pods = reserved(claimWith("next-uid", "gpu-7"), "pod-uid"), []corev1.Pod{podWith("pod", corev1.PodRunning, byName)}
+			r.Kubelet = []KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"claim"}, CDIClaims: []types.UID{"next-uid"}}}
+		}},
+		"a pod may have this claim or the next of its name": {change: func(r *Reading) {
+			r.Claim, r.Pods = reserved(claimWith("next-uid", "gpu-7"), "other-uid"), []corev1.Pod{podWith("pod", corev1.PodPending, byName)}
+		}, keep: "default/pod"},
+		"a pod for which it was prepared has the next of its name": {change: func(r *Reading) {
+			r.Claim, r.Pods = reserved(claimWith("next-uid", "gpu-7"), "old-pod-uid"), []corev1.Pod{podWith("old-pod", corev1.PodPending, byName)}
+		}, keep: "default/old-pod"},
+		"the kubelet lists the name, and not of which of both": {change: func(r *Reading) {
+			r.Claim, r.Kubelet = claimWith("next-uid", "gpu-7"), []KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"claim"}}}
+		}, keep: "kubelet has it"},
+		// A pod deleted by force is in no list, and its containers have its grace period.
+		"a pod deleted by force has processes": {
+			change: func(r *Reading) { r.Running = map[types.UID]bool{"": true, "old-pod-uid": true} },
+			keep:   "processes of pod old-pod-uid run, which the API server does not have any more",
+		},
+		"a pod that had ended has processes": {change: func(r *Reading) {
+			r.Pods, r.Running = []corev1.Pod{podWith("old-pod", corev1.PodFailed, nil)}, map[types.UID]bool{"old-pod-uid": true}
+		}, keep: "processes of pod default/old-pod run, although it has ended"},
+		"a pod without it that had ended has processes": {change: func(r *Reading) {
+			r.Pods, r.Running = []corev1.Pod{podWith("pod", corev1.PodFailed, nil)}, map[types.UID]bool{"pod-uid": true}
+		}},
+		"static pods have processes": {change: func(r *Reading) {
+			r.Pods = []corev1.Pod{podWith("static", corev1.PodPending, func(p *corev1.Pod) {
+				p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "uid-in-its-file"}
+			})}
+			r.Running = map[types.UID]bool{"0123456789abcdef0123456789abcdef": true, "uid-in-its-file": true}
+		}},
+		"pods' processes are not known": {change: func(r *Reading) { r.RunningErr = errors.New("no table") }, keep: "no table"},
+		"NVML does not answer":          {change: func(r *Reading) { r.ProcessesErr = errors.New("hung") }, keep: "hung"},
+		"a process is on its GPU":       {change: func(r *Reading) { r.Processes = 1 }, keep: "1 processes"},
+		"the readings are too close":    {change: func(r *Reading) { r.At = noon.Add(30 * time.Second) }, keep: "only once"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

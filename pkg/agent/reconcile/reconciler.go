@@ -31,6 +31,10 @@ type Sources struct {
 	Kubelet func(ctx context.Context) ([]KubeletPod, error)
 	// Registered is when the kubelet last registered the driver; zero if it has not.
 	Registered func() time.Time
+	// Ended tells whether a pod that is being deleted certainly has no process left; not asked if nil.
+	Ended func(ctx context.Context, pod *corev1.Pod) bool
+	// Running are the pods of which a process is there, also of those that nobody lists any more; not asked if nil.
+	Running func(ctx context.Context) (map[types.UID]bool, error)
 	// Processes counts those on a GPU that are not certain to be outside of these places; the place nil is all of the GPU.
 	Processes func(ctx context.Context, gpu string, at ...*ledger.Partition) (int, error)
 	// ProcessesBut counts those of pods, other than these pods.
@@ -63,6 +67,8 @@ type Options struct {
 type Summary struct {
 	// Released are leftovers that are gone now, and Strays CDI files without a record that are not.
 	Released, Strays int
+	// Unreadable are the claims whose records cannot be read.
+	Unreadable []types.UID
 	// Occupied is what claims are prepared for although they are not allocated any more: until it is certain that nobody uses
 	// it, no other claim can have it. So it is with what a record that cannot be read holds.
 	Occupied []Held
@@ -98,20 +104,29 @@ func New(opts Options) *Reconciler {
 	return &Reconciler{opts: opts, before: map[subject]*Reading{}, orphans: map[types.UID]bool{}, said: map[subject]string{}}
 }
 
-// Run looks now, every Interval and when it is asked to until ctx ends.
+// Run looks now, every Interval, and when it is asked to and an Interval after that until ctx ends: who asks may wait for the second reading.
 func (r *Reconciler) Run(ctx context.Context) {
 	ctx = klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "reconcile"))
 	ticker := r.opts.Clock.NewTicker(Interval)
 	defer ticker.Stop()
+	last := "" // what failed is said once, and not each minute
+	var second <-chan time.Time
 	for {
+		reason := ""
 		if err := r.Once(ctx); err != nil && ctx.Err() == nil {
-			utilruntime.HandleErrorWithContext(ctx, err, "The ledger could not be compared with what is in use")
+			if reason = err.Error(); reason != last {
+				utilruntime.HandleErrorWithContext(ctx, err, "The ledger could not be compared with what is in use")
+			}
 		}
+		last = reason
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C():
+		case <-second:
+			second = nil
 		case <-r.opts.Again:
+			second = r.opts.Clock.After(Interval)
 		}
 	}
 }
@@ -141,6 +156,7 @@ func (r *Reconciler) Once(ctx context.Context) error {
 		if record.Entry == nil {
 			// Nobody can be asked about a claim whose name is not known: it stays held, which Recover has said.
 			summary.Occupied = append(summary.Occupied, heldUnread(record)...)
+			summary.Unreadable = append(summary.Unreadable, record.UID)
 			continue
 		}
 		orphan, leftover, err := r.look(ctx, record.Entry, records, node)
@@ -181,6 +197,32 @@ func (r *Reconciler) repair(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, Interval/3)
 	defer cancel()
 	return r.opts.Repair(ctx)
+}
+
+// UseOf tells now who uses what a claim holds.
+func (r *Reconciler) UseOf(ctx context.Context, entry *ledger.Entry) Use {
+	ctx, cancel := context.WithTimeout(ctx, useTimeout)
+	defer cancel()
+	reading := &Reading{}
+	r.readClaim(ctx, entry, reading)
+	if reading.ClaimErr == nil {
+		reading.Pods, reading.PodsErr = r.opts.Sources.Pods(ctx)
+	}
+	return UseOf(entry, reading)
+}
+
+// useTimeout bounds how long a call of the kubelet, which waits for the answer, waits for the API server.
+const useTimeout = 5 * time.Second
+
+// readClaim enters the object of the claim's name.
+func (r *Reconciler) readClaim(ctx context.Context, entry *ledger.Entry, reading *Reading) {
+	reading.Claim, reading.ClaimErr = r.opts.Sources.Claim(ctx, entry.Claim.Namespace, entry.Claim.Name)
+	if reading.ClaimErr != nil {
+		reading.Claim = nil
+	}
+	if apierrors.IsNotFound(reading.ClaimErr) {
+		reading.ClaimErr = nil
+	}
 }
 
 // look takes a reading of one claim and decides, with the one before. An orphan is known not to be allocated any more, or was when that was last
@@ -226,10 +268,7 @@ func (r *Reconciler) say(of subject, reason string) (isNew bool) {
 // read asks everybody about one claim, and stops at the first who uses it.
 func (r *Reconciler) read(ctx context.Context, entry *ledger.Entry, records []*ledger.Record, node *nodeReading) *Reading {
 	reading := &Reading{At: r.opts.Clock.Now()}
-	reading.Claim, reading.ClaimErr = r.opts.Sources.Claim(ctx, entry.Claim.Namespace, entry.Claim.Name)
-	if apierrors.IsNotFound(reading.ClaimErr) {
-		reading.Claim, reading.ClaimErr = nil, nil
-	}
+	r.readClaim(ctx, entry, reading)
 	if reading.ClaimErr != nil || isAllocated(entry, reading) {
 		return reading
 	}
@@ -314,12 +353,17 @@ type nodeReading struct {
 
 func (n *nodeReading) fill(ctx context.Context, into *Reading) {
 	n.once.Do(func() {
-		// In this order: a pod that the API server knows to run must be known to the kubelet, which started it.
+		// In this order: a pod that has processes must be known to the API server, and one that runs by that to the kubelet, which started it.
+		if n.sources.Running != nil {
+			n.reading.Running, n.reading.RunningErr = n.sources.Running(ctx)
+		}
 		n.reading.Pods, n.reading.PodsErr = n.sources.Pods(ctx)
 		n.reading.Kubelet, n.reading.KubeletErr = n.sources.Kubelet(ctx)
 		n.reading.Registered = n.sources.Registered()
+		n.withoutEnded(ctx)
 	})
 	into.Pods, into.PodsErr = n.reading.Pods, n.reading.PodsErr
 	into.Kubelet, into.KubeletErr = n.reading.Kubelet, n.reading.KubeletErr
+	into.Running, into.RunningErr = n.reading.Running, n.reading.RunningErr
 	into.Registered = n.reading.Registered
 }

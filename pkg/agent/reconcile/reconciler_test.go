@@ -303,14 +303,14 @@ func TestAClaimThatCannotBeReadIsKept(t *testing.T) {
 		}
 	}
 	// Whoever has it allocated has it; to the scheduler it may be free, and nobody else could have it prepared.
-	s.want("unreadable", Summary{Occupied: []Held{{GPU: "gpu-0", Claim: ledger.Claim{UID: "claim-uid"}}}})
+	s.want("unreadable", Summary{Unreadable: []types.UID{"claim-uid"}, Occupied: []Held{{GPU: "gpu-0", Claim: ledger.Claim{UID: "claim-uid"}}}})
 	if err := os.Rename(filepath.Join(s.ledger.Dir(), records[0].Name()), filepath.Join(s.ledger.Dir(), "claim-uid_all.claim")); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.look(); err != nil {
 		t.Fatal(err)
 	}
-	s.want("unreadable, of more GPUs than can be listed", Summary{Occupied: []Held{{GPU: "", Claim: ledger.Claim{UID: "claim-uid"}}}})
+	s.want("unreadable, of more GPUs than can be listed", Summary{Unreadable: []types.UID{"claim-uid"}, Occupied: []Held{{GPU: "", Claim: ledger.Claim{UID: "claim-uid"}}}})
 }
 
 // TestWhatIsNotKnownIsNotOccupied: without the API server a claim cannot be told from one that is allocated, and nobody else is asked.
@@ -498,7 +498,7 @@ func TestPodsOfNowAreRecorded(t *testing.T) {
 	}
 }
 
-// TestRunLooksEveryMinute, and when it is asked to, and ends with its context.
+// TestRunLooksEveryMinute, and when it is asked to and a minute after that, and ends with its context.
 func TestRunLooksEveryMinute(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := newScene(t)
@@ -524,6 +524,7 @@ func TestRunLooksEveryMinute(t *testing.T) {
 		again <- struct{}{}
 		look(Interval/2, 0)
 		look(Interval, 1)
+		look(3*Interval/2, 0)
 		look(2*Interval, 0)
 		cancel()
 		<-done

@@ -14,6 +14,7 @@ import (
 	"syscall"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"tags.cncf.io/container-device-interface/specs-go"
 
@@ -36,7 +37,7 @@ type DriverOptions struct {
 
 // NewDriver returns the tools for real GPUs.
 func NewDriver(opts DriverOptions) Tools {
-	return Tools{TimeSlicer: &smi{opts}, Daemons: &systemd{opts}, Processes: &processes{proc: opts.ProcRoot}}
+	return Tools{TimeSlicer: &smi{opts}, Daemons: &systemd{opts}, Processes: &processes{proc: opts.ProcRoot}, Pods: func() (map[types.UID]bool, error) { return PodsRunning(opts.ProcRoot) }}
 }
 
 // smi runs nvidia-smi.

@@ -241,6 +241,9 @@ func TestThePodOfAProcess(t *testing.T) {
 		"cgroup v1":              {"12:cpu:/\n11:devices:/kubepods/pod" + uid + "/1f\n", uid},
 		"static pod":             {"0::/kubepods/pod0123456789abcdef0123456789abcdef/1f\n", "0123456789abcdef0123456789abcdef"},
 		"a kubelet in a node":    {"0::/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-burstable.slice/kubelet-kubepods-burstable-pod7b6b5d2e_0000_4000_8000_000000000001.slice/x\n", uid},
+		"seen from another pod":  {"0::/../../pod" + uid + "/1f\n", uid},
+		"and from another class": {"0::/../../../kubepods-pod7b6b5d2e_0000_4000_8000_000000000001.slice/cri-containerd-1f.scope\n", uid},
+		"a cluster within a pod": {"0::/kubepods/burstable/pod" + uid + "/1f/kubelet.slice/kubelet-kubepods.slice/kubelet-kubepods-pod7b6b5d2e_0000_4000_8000_000000000002.slice/x\n", uid},
 		"a service":              {"0::/system.slice/nvidia-dcgm.service\n", ""},
 		"a name that only looks": {"0::/user.slice/pod" + uid + "/x\n", ""},
 	}
@@ -258,6 +261,23 @@ func TestThePodOfAProcess(t *testing.T) {
 				t.Errorf("pod %q, %v: want %q", got, err, tc.want)
 			}
 		})
+	}
+}
+
+func TestTheNameOfAProcess(t *testing.T) {
+	proc := t.TempDir()
+	if err := os.Mkdir(filepath.Join(proc, "42"), 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(filepath.Join(proc, "42", "comm"), []byte("nvidia-persiste\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	p := &processes{proc: proc}
+	if name, err := p.NameOf(42); name != "nvidia-persiste" || err != nil {
+		t.Errorf("%q, %v", name, err)
+	}
+	if name, err := p.NameOf(43); !errors.Is(err, ErrNoProcess) {
+		t.Errorf("one that has ended: %q, %v", name, err)
 	}
 }
 

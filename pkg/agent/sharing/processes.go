@@ -18,8 +18,9 @@ import (
 type processes struct{ proc string }
 
 // podCgroup finds the pod's UID in a cgroup path, as the kubelet's systemd and cgroupfs drivers write it:
-// …/kubepods-burstable-pod<uid with underscores>.slice/… and …/kubepods/burstable/pod<uid>/….
-var podCgroup = regexp.MustCompile(`kubepods[^:\n]*[-/]pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(\.slice)?(/|$)`)
+// …/kubepods-burstable-pod<uid with underscores>.slice/… and …/kubepods/burstable/pod<uid>/…. From a container that has a namespace of its own
+// for cgroups, a pod beside its own is /../../pod<uid>/…. Of a cluster within a pod it is the outer one.
+var podCgroup = regexp.MustCompile(`(?:kubepods[^:\n]*?[-/]|/\.\./)pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(\.slice)?(/|$)`)
 
 // PodOf implements Processes.
 func (p *processes) PodOf(pid uint32) (types.UID, error) {
@@ -36,6 +37,18 @@ func (p *processes) PodOf(pid uint32) (types.UID, error) {
 		}
 	}
 	return "", nil
+}
+
+// NameOf implements Processes.
+func (p *processes) NameOf(pid uint32) (string, error) {
+	data, err := os.ReadFile(filepath.Join(p.proc, strconv.FormatUint(uint64(pid), 10), "comm"))
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
+		return "", fmt.Errorf("process %d: %w", pid, ErrNoProcess)
+	}
+	if err != nil {
+		return "", fmt.Errorf("process %d: %w", pid, err)
+	}
+	return strings.TrimSpace(string(data)), nil
 }
 
 // End implements Processes. The process is held by a file descriptor while its pod is looked up, so that no other
@@ -63,4 +76,25 @@ func (p *processes) End(pid uint32, pod types.UID) error {
 		return fmt.Errorf("kill process %d of pod %s: %w", pid, pod, err)
 	}
 	return nil
+}
+
+// PodsRunning are the pods of which a process is there, by the process table at proc, which must be the host's.
+func PodsRunning(proc string) (map[types.UID]bool, error) {
+	entries, err := os.ReadDir(proc)
+	if err != nil {
+		return nil, err
+	}
+	all, pods := &processes{proc: proc}, map[types.UID]bool{}
+	for _, entry := range entries {
+		pid, err := strconv.ParseUint(entry.Name(), 10, 32)
+		if err != nil {
+			continue
+		}
+		pod, err := all.PodOf(uint32(pid))
+		if err != nil && !errors.Is(err, ErrNoProcess) {
+			return nil, err
+		}
+		pods[pod] = true
+	}
+	return pods, nil
 }

@@ -10,11 +10,13 @@ import (
 	"stowage.dev/stowage/pkg/agent/config"
 )
 
-// Tools are all that is needed; none may be nil.
+// Tools are all that is needed; none but Pods may be nil.
 type Tools struct {
 	TimeSlicer TimeSlicer
 	Daemons    Daemons
 	Processes  Processes
+	// Pods of which a process is there. It is nil where containers have no real GPUs.
+	Pods func() (map[types.UID]bool, error)
 }
 
 // TimeSlicer sets how long a process keeps a GPU before the next one gets it.
@@ -55,6 +57,8 @@ var ErrNoProcess = errors.New("no such process")
 type Processes interface {
 	// PodOf returns the pod that the process belongs to, "" for none. The error wraps ErrNoProcess.
 	PodOf(pid uint32) (types.UID, error)
+	// NameOf returns the name of the process's command, of at most 15 bytes. The error wraps ErrNoProcess.
+	NameOf(pid uint32) (string, error)
 	// End kills the process if it belongs to that pod still, and does not wait. That it is gone is no error.
 	End(pid uint32, pod types.UID) error
 }

@@ -67,6 +67,18 @@ func (s *simulated) PodOf(pid uint32) (types.UID, error) {
 	return types.UID(process.Pod), nil
 }
 
+// NameOf implements Processes.
+func (s *simulated) NameOf(pid uint32) (string, error) {
+	_, process := s.find(pid)
+	if process == nil {
+		return "", fmt.Errorf("process %d: %w", pid, ErrNoProcess)
+	}
+	if process.Command == "" && process.Kind == nvmlsim.ProcessMPS {
+		return "nvidia-cuda-mps", nil
+	}
+	return process.Command, nil
+}
+
 // End implements Processes.
 func (s *simulated) End(pid uint32, pod types.UID) error {
 	gpu, process := s.find(pid)

@@ -1,0 +1,213 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/agent/health"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/sharing"
+)
+
+// HostProcesses says what is done about processes of the host on a GPU that no claim has.
+type HostProcesses string
+
+// The policies. Both tell it on the Node and by a metric.
+const (
+	// WarnOfHostProcesses leaves the GPU to claims: the process may be there to look at something.
+	WarnOfHostProcesses HostProcesses = "warn"
+	// TaintForHostProcesses gives the GPU to no claim until they are gone.
+	TaintForHostProcesses HostProcesses = "taint"
+)
+
+// reasonInUse is the key of the taint of a GPU that is used without a claim.
+const reasonInUse health.Reason = "in-use"
+
+const (
+	foreignInterval = 30 * time.Second
+	// reasonUsedWithoutClaim is that of the event.
+	reasonUsedWithoutClaim = "GPUUsedWithoutClaim"
+	// maxNamedProcesses is how many of a GPU's processes are named.
+	maxNamedProcesses = 3
+)
+
+// nvidiaDaemons have GPUs open for the node, not for themselves, by the name of the command as the kernel keeps it (15 bytes).
+var nvidiaDaemons = sets.New("nvidia-persiste", "nvidia-cuda-mps", "nv-hostengine", "dcgm-exporter", "nv-fabricmanage", "nvidia-imex",
+	"nvidia-smi", "nvidia-powerd")
+
+// foreignProcess is on a GPU that no claim has.
+type foreignProcess struct {
+	pid  uint32
+	name string
+	pod  types.UID // empty for a process of the host
+}
+
+// foreignUse is what uses a GPU that no claim has. taints tells that the GPU is taken out.
+type foreignUse struct {
+	processes []foreignProcess
+	taints    bool
+	since     time.Time
+}
+
+func (u *foreignUse) message() string {
+	var names []string
+	for i, p := range u.processes {
+		if i == maxNamedProcesses {
+			names = append(names, fmt.Sprintf("%d more", len(u.processes)-i))
+			break
+		}
+		of := "of the host"
+		if p.pod != "" {
+			of = "of pod " + string(p.pod)
+		}
+		name := fmt.Sprintf("process %d", p.pid)
+		if p.name != "" {
+			name += fmt.Sprintf(" (%s)", p.name)
+		}
+		names = append(names, name+" "+of)
+	}
+	return "it is used without a claim by " + strings.Join(names, ", ")
+}
+
+func (u *foreignUse) taint() resourceapi.DeviceTaint {
+	value := "host-process"
+	if slices.ContainsFunc(u.processes, func(p foreignProcess) bool { return p.pod != "" }) {
+		value = "pod"
+	}
+	return resourceapi.DeviceTaint{Key: TaintKey(reasonInUse), Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule, TimeAdded: addedAt(u.since)}
+}
+
+// watchForeign looks who uses GPUs that no claim has until ctx ends.
+func (a *Agent) watchForeign(ctx context.Context) {
+	ctx = klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "foreign"))
+	ticker := time.NewTicker(foreignInterval)
+	defer ticker.Stop()
+	for {
+		a.lookForForeign(ctx)
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// lookForForeign tells of what is new. Of a GPU that cannot be asked what was known stays.
+func (a *Agent) lookForForeign(ctx context.Context) {
+	h := a.opts.Hardware
+	before := h.foreignUses()
+	now := map[string]foreignUse{}
+	for gpu := range h.devices() {
+		use, err := a.foreignOn(ctx, gpu)
+		if err != nil {
+			klog.FromContext(ctx).V(2).Info("It is not known who uses the GPU", "device", gpu, "reason", err.Error())
+			if was, ok := before[gpu]; ok {
+				now[gpu] = was
+			}
+			continue
+		}
+		if len(use.processes) > 0 {
+			if use.since = h.opts.Clock.Now(); before[gpu].taints {
+				use.since = before[gpu].since
+			}
+			now[gpu] = use
+		}
+	}
+	foreignProcesses.Reset()
+	for _, gpu := range slices.Sorted(maps.Keys(now)) {
+		use := now[gpu]
+		for _, p := range use.processes {
+			of := "host"
+			if p.pod != "" {
+				of = "pod"
+			}
+			foreignProcesses.WithLabelValues(gpu, of).Inc()
+		}
+		if was, ok := before[gpu]; !ok || !slices.Equal(was.processes, use.processes) {
+			a.reporter.nodeEventf(corev1.EventTypeWarning, reasonUsedWithoutClaim, "Device %s: %s", gpu, use.message())
+		}
+	}
+	if h.setForeign(now) {
+		a.publisher.refresh()
+	}
+}
+
+// foreignOn returns the processes on a GPU that no claim has. Processes of NVIDIA's daemons and of pods with admin access are none.
+func (a *Agent) foreignOn(ctx context.Context, gpu string) (use foreignUse, err error) {
+	// First the processes: those of a claim that is released meanwhile would be taken for others'.
+	users, err := a.opts.Hardware.usersOf(ctx, gpu)
+	if err != nil || len(users.processes) == 0 {
+		return use, err
+	}
+	records, err := a.reporter.ledger.Records()
+	if err != nil {
+		return use, err
+	}
+	admins := sets.New[types.UID]()
+	for _, record := range records {
+		if record.Holds(gpu) {
+			return use, nil
+		}
+		if record.Entry != nil && slices.ContainsFunc(record.Entry.Devices, func(d ledger.Device) bool { return d.AdminAccess && d.GPU == gpu }) {
+			admins.Insert(record.Entry.Pods...)
+		}
+	}
+	for _, process := range users.processes {
+		p := foreignProcess{pid: process.PID}
+		if p.pod, err = a.opts.Tools.Processes.PodOf(process.PID); err == nil {
+			p.name, err = a.opts.Tools.Processes.NameOf(process.PID)
+		}
+		if errors.Is(err, sharing.ErrNoProcess) {
+			continue
+		}
+		if err != nil {
+			return use, fmt.Errorf("GPU %s: %w", gpu, err)
+		}
+		if int(p.pid) == os.Getpid() || nvidiaDaemons.Has(p.name) || p.pod != "" && admins.Has(p.pod) {
+			continue
+		}
+		use.processes = append(use.processes, p)
+		// Prepare refuses a GPU with a process of a pod without a claim, whatever the policy.
+		use.taints = use.taints || p.pod != "" || a.opts.HostProcesses == TaintForHostProcesses
+	}
+	return use, nil
+}
+
+func (h *Hardware) foreignUses() map[string]foreignUse {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.foreign
+}
+
+// setForeign tells who uses GPUs without a claim, and reports whether another GPU is taken out because of it. The map must not be
+// changed afterwards.
+func (h *Hardware) setForeign(uses map[string]foreignUse) (changed bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	tainted := func(uses map[string]foreignUse) map[string]resourceapi.DeviceTaint {
+		taints := map[string]resourceapi.DeviceTaint{}
+		for gpu, use := range uses {
+			if use.taints {
+				taints[gpu] = use.taint()
+			}
+		}
+		return taints
+	}
+	// Not ==: each taint has a pointer of its own to its time.
+	changed = !equality.Semantic.DeepEqual(tainted(h.foreign), tainted(uses))
+	h.foreign = uses
+	return changed
+}

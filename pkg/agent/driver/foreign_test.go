@@ -1,0 +1,119 @@
+package driver
+
+import (
+	"fmt"
+	"os"
+	"slices"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/component-base/metrics/testutil"
+	"k8s.io/klog/v2/ktesting"
+
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+// TestAFreeGPUThatIsUsedIsTold: on the Node, by a metric and, by policy or for a pod, by a taint.
+func TestAFreeGPUThatIsUsedIsTold(t *testing.T) {
+	host := nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute, Command: "python3"}
+	const event = "Warning GPUUsedWithoutClaim Device " + first + ": it is used without a claim by process 41 (python3) of the host"
+	tests := map[string]struct {
+		process nvmlsim.Process
+		policy  HostProcesses
+		held    *ledger.Device // by a claim of pod-1
+		event   string
+		of      string // the label of the metric; empty for none
+		taint   string
+	}{
+		"a process of the host":                     {process: host, event: event, of: "host"},
+		"a process of the host, which is warned of": {process: host, policy: WarnOfHostProcesses, event: event, of: "host"},
+		"a process of the host, by policy":          {process: host, policy: TaintForHostProcesses, event: event, of: "host", taint: " in-use=host-process:NoSchedule"},
+		"a process of a pod without a claim": {
+			process: nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute, Command: "train", Pod: "pod-1"},
+			event:   "Warning GPUUsedWithoutClaim Device " + first + ": it is used without a claim by process 41 (train) of pod pod-1", of: "pod", taint: " in-use=pod:NoSchedule",
+		},
+		"a process without a name": {
+			process: nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute},
+			event:   "Warning GPUUsedWithoutClaim Device " + first + ": it is used without a claim by process 41 of the host", of: "host",
+		},
+		"a pod with admin access": {
+			process: nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute, Command: "dcgmi", Pod: "pod-1"},
+			held:    &ledger.Device{Device: first, GPU: first, AdminAccess: true},
+		},
+		"a process of the host on a GPU that a claim has": {process: host, policy: TaintForHostProcesses, held: &ledger.Device{Device: first, GPU: first}},
+		"this agent":          {process: nvmlsim.Process{PID: uint32(os.Getpid()), Kind: nvmlsim.ProcessCompute, Command: "node-agent"}, policy: TaintForHostProcesses},
+		"nvidia-persistenced": {process: nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute, Command: "nvidia-persiste"}, policy: TaintForHostProcesses},
+		"DCGM":                {process: nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute, Command: "nv-hostengine"}, policy: TaintForHostProcesses},
+		"an MPS server":       {process: nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessMPS}, policy: TaintForHostProcesses},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			_, ctx := ktesting.NewTestContext(t)
+			r := newRig(t, "dgx-h100")
+			agent := r.agent(ctx, newAPIServer())
+			agent.opts.HostProcesses = tc.policy
+			events := record.NewFakeRecorder(10)
+			agent.reporter.recorder = events
+			if tc.held != nil {
+				entry := &ledger.Entry{Claim: ledger.Claim{UID: "held-uid", Namespace: "default", Name: "held"}, State: ledger.PrepareCompleted, Devices: []ledger.Device{*tc.held}, Pods: []types.UID{"pod-1"}}
+				if err := agent.reporter.ledger.Put(entry); err != nil {
+					t.Fatal(err)
+				}
+			}
+			r.do(&nvmlsim.AddProcess{GPU: "0", Process: tc.process})
+			h := agent.opts.Hardware
+			// look tells whether the slices are published anew: only when a taint comes or goes.
+			look := func(when string, republished bool) {
+				t.Helper()
+				agent.lookForForeign(ctx)
+				select {
+				case <-agent.publisher.changed:
+					if !republished {
+						t.Errorf("%s: published anew", when)
+					}
+				default:
+					if republished {
+						t.Errorf("%s: not published anew", when)
+					}
+				}
+			}
+			look("at first", tc.taint != "")
+			look("what is told once is not told again", false)
+			checkForeign(t, h, events, tc.event, tc.of, tc.taint)
+			r.do(&nvmlsim.RemoveProcess{GPU: "0", PID: tc.process.PID})
+			look("when it is gone", tc.taint != "")
+			checkForeign(t, h, events, "", "", "")
+		})
+	}
+}
+
+func checkForeign(t *testing.T, h *Hardware, events *record.FakeRecorder, event, of, taint string) {
+	t.Helper()
+	var got []string
+	for len(events.Events) > 0 {
+		got = append(got, <-events.Events)
+	}
+	var want []string
+	if event != "" {
+		want = append(want, event)
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("events (-want +got):\n%s", diff)
+	}
+	for _, label := range []string{"host", "pod"} {
+		n, err := testutil.GetGaugeMetricValue(foreignProcesses.WithLabelValues(first, label))
+		if err != nil || (n == 1) != (label == of) {
+			t.Errorf("metric of %s: %v, %v", label, n, err)
+		}
+	}
+	foreignProcesses.Reset()
+	if all := published(t, h); !slices.Contains(all, first+taint) {
+		t.Errorf("published %v, want %s", all, first+taint)
+	}
+	if use, ok := h.foreignUses()[first]; ok != (of != "") {
+		t.Errorf("known are %v", fmt.Sprint(use))
+	}
+}

@@ -1,0 +1,169 @@
+package driver
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"stowage.dev/stowage/pkg/agent/health"
+)
+
+// ConditionGPUsReady is the agent's condition of its Node: claims can be prepared there, and each of its GPUs can be used.
+const ConditionGPUsReady corev1.NodeConditionType = "GPUsReady"
+
+// Reasons of the condition, besides those of an agent that is not ready.
+const (
+	reasonAllGPUsReady  = "AllGPUsReady"
+	reasonNoGPUs        = "NoGPUsFound"
+	reasonGPUsUnhealthy = "GPUsUnhealthy"
+	reasonGPUsSilent    = "GPUsDoNotAnswer"
+	reasonGPUsOccupied  = "GPUsOccupied"
+	reasonForeignUse    = "GPUsUsedWithoutClaim"
+)
+
+// maxNodeMessage keeps kubectl describe readable.
+const maxNodeMessage = 1500
+
+// nodeView is what is known of the node when its condition is judged.
+type nodeView struct {
+	// notReady is why claims cannot be prepared, nil if they can; noGPUs why no GPU can be used.
+	notReady *problem
+	noGPUs   string
+	// gpus are the published ones, by name, and silent those that do not answer and are not published, each with its reason.
+	gpus   []gpuView
+	silent []string
+}
+
+// gpuView is what is known of one GPU.
+type gpuView struct {
+	name     string
+	verdict  health.Verdict
+	occupied []string // who has something of it that nobody else can have
+	foreign  *foreignUse
+}
+
+// judgeNode says what the condition should be. Each GPU that cannot be used is named with everything that is known to be wrong with it;
+// the reason is that of the first.
+func judgeNode(v nodeView) corev1.NodeCondition {
+	c := corev1.NodeCondition{Type: ConditionGPUsReady, Status: corev1.ConditionFalse}
+	switch {
+	case v.notReady != nil:
+		c.Reason, c.Message = v.notReady.reason, "Claims cannot be prepared on this node: "+v.notReady.message
+	case v.noGPUs != "":
+		c.Reason, c.Message = reasonNoGPUs, "No GPU can be used: "+v.noGPUs
+	case len(v.gpus)+len(v.silent) == 0:
+		c.Reason, c.Message = reasonNoGPUs, "No GPU can be used: NVML finds none"
+	default:
+		c.Status, c.Reason, c.Message = judgeGPUs(v)
+	}
+	c.Message = shorten(c.Message)
+	return c
+}
+
+func judgeGPUs(v nodeView) (status corev1.ConditionStatus, reason, message string) {
+	reason = reasonAllGPUsReady
+	bad := 0
+	var notes []string
+	note := func(name, text string) { notes = append(notes, name+": "+text) }
+	for _, gpu := range v.gpus {
+		why := ""
+		because := func(r string) {
+			if why == "" {
+				why = r
+			}
+		}
+		if message := gpu.verdict.Message(); message != "" {
+			note(gpu.name, message)
+		}
+		if gpu.verdict.Status == health.Unhealthy {
+			because(reasonGPUsUnhealthy)
+		}
+		for _, holder := range gpu.occupied {
+			note(gpu.name, holder)
+			because(reasonGPUsOccupied)
+		}
+		if gpu.foreign != nil {
+			note(gpu.name, gpu.foreign.message())
+			if gpu.foreign.taints {
+				because(reasonForeignUse)
+			}
+		}
+		if why != "" {
+			bad++
+			if reason == reasonAllGPUsReady {
+				reason = why
+			}
+		}
+	}
+	for _, text := range v.silent {
+		notes = append(notes, text)
+		bad++
+		if reason == reasonAllGPUsReady {
+			reason = reasonGPUsSilent
+		}
+	}
+	all := len(v.gpus) + len(v.silent)
+	message = fmt.Sprintf("%d of %d GPUs can be used", all-bad, all)
+	if len(notes) > 0 {
+		message += "; " + strings.Join(notes, "; ")
+	}
+	if bad > 0 {
+		return corev1.ConditionFalse, reason, message
+	}
+	return corev1.ConditionTrue, reason, message
+}
+
+func shorten(text string) string {
+	if len(text) <= maxNodeMessage {
+		return text
+	}
+	const more = " …"
+	return strings.ToValidUTF8(text[:maxNodeMessage-len(more)], "") + more
+}
+
+// nodeView is what is known now; ok is false while too little is known to judge.
+func (a *Agent) nodeView() (v nodeView, ok bool) {
+	h := a.opts.Hardware
+	v.notReady = a.check.told.Load()
+	found, why := a.status.get(stageGPUs)
+	if !found {
+		v.noGPUs = why.message
+		return v, v.notReady != nil || v.noGPUs != ""
+	}
+	if asked, _ := h.monitor.Known(); !asked {
+		return v, v.notReady != nil
+	}
+	h.mu.Lock()
+	node, occupied, foreign := h.node, h.occupied, h.foreign
+	h.mu.Unlock()
+	for _, gpu := range node.GPUs {
+		view := gpuView{name: gpu.Name, verdict: h.monitor.Of(gpu.Name, nil)}
+		for _, place := range occupied {
+			if place.gpu == "" || place.gpu == gpu.Name {
+				view.occupied = append(view.occupied, place.message())
+			}
+		}
+		slices.Sort(view.occupied)
+		view.occupied = slices.Compact(view.occupied)
+		if use, ok := foreign[gpu.Name]; ok {
+			view.foreign = &use
+		}
+		v.gpus = append(v.gpus, view)
+	}
+	for _, f := range node.Failures {
+		if !slices.ContainsFunc(v.gpus, func(g gpuView) bool { return g.name == f.Device() }) {
+			v.silent = append(v.silent, f.String())
+		}
+	}
+	return v, true
+}
+
+// message says who keeps others off, for people.
+func (o *occupiedPlace) message() string {
+	if o.claim == "" {
+		return "something that could not be undone is left on it"
+	}
+	return fmt.Sprintf("it is held for claim %s, which is not allocated any more", o.claim)
+}

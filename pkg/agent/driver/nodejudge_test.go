@@ -1,0 +1,75 @@
+package driver
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+
+	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/health"
+)
+
+func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
+	well := gpuView{name: "gpu-a", verdict: health.Verdict{Status: health.Healthy}}
+	ill := gpuView{name: "gpu-b", verdict: health.Verdict{Status: health.Unhealthy, Faults: []health.Fault{{Reason: health.XID, Value: "79", Message: "XID 79: the GPU has fallen off the bus"}}}}
+	noticed := gpuView{name: "gpu-c", verdict: health.Verdict{Status: health.Healthy, Faults: []health.Fault{{Reason: health.RowPending, Message: "a bad row of the memory is replaced with the next reset of the GPU"}}}}
+	held := occupiedPlace{gpu: "gpu-d", claim: "old-uid"}
+	owed := occupiedPlace{gpu: "gpu-d"}
+	occupied := gpuView{name: "gpu-d", verdict: well.verdict, occupied: []string{held.message(), owed.message()}}
+	used := gpuView{name: "gpu-e", verdict: well.verdict, foreign: &foreignUse{processes: []foreignProcess{{pid: 41, name: "python3"}, {pid: 42, name: "train", pod: "pod-uid"}}}}
+	tainted := used
+	tainted.foreign = &foreignUse{processes: []foreignProcess{{1, "a", ""}, {2, "b", ""}, {3, "c", ""}, {4, "d", ""}, {5, "e", ""}}, taints: true}
+	silent := discovery.Failure{PCIBusID: "0000:1b:00.0", Reason: "GPU 1: NVML does not answer, since an earlier time", Err: fmt.Errorf("GPU 1: %w, since an earlier time", discovery.ErrHung)}
+	tests := map[string]struct {
+		view nodeView
+		want string
+	}{
+		"all is well":           {nodeView{gpus: []gpuView{well, well}}, "True AllGPUsReady: 2 of 2 GPUs can be used"},
+		"a GPU is ill":          {nodeView{gpus: []gpuView{well, ill}}, "False GPUsUnhealthy: 1 of 2 GPUs can be used; gpu-b: XID 79: the GPU has fallen off the bus"},
+		"a GPU needs attention": {nodeView{gpus: []gpuView{noticed}}, "True AllGPUsReady: 1 of 1 GPUs can be used; gpu-c: a bad row of the memory is replaced with the next reset of the GPU"},
+		"a GPU is held": {
+			nodeView{gpus: []gpuView{well, occupied}},
+			"False GPUsOccupied: 1 of 2 GPUs can be used; gpu-d: it is held for claim old-uid, which is not allocated any more; gpu-d: something that could not be undone is left on it",
+		},
+		"a process of the host": {
+			nodeView{gpus: []gpuView{well, used}},
+			"True AllGPUsReady: 2 of 2 GPUs can be used; gpu-e: it is used without a claim by process 41 (python3) of the host, process 42 (train) of pod pod-uid",
+		},
+		"many processes, and the GPU is taken out": {
+			nodeView{gpus: []gpuView{tainted}},
+			"False GPUsUsedWithoutClaim: 0 of 1 GPUs can be used; gpu-e: it is used without a claim by process 1 (a) of the host, process 2 (b) of the host, process 3 (c) of the host, 2 more",
+		},
+		"a GPU does not answer": {
+			nodeView{gpus: []gpuView{well}, silent: []string{silent.String()}},
+			"False GPUsDoNotAnswer: 1 of 2 GPUs can be used; gpu-0000-1b-00-0: NVML does not answer",
+		},
+		"the first that is bad gives the reason": {
+			nodeView{gpus: []gpuView{tainted, ill}},
+			"False GPUsUsedWithoutClaim: 0 of 2 GPUs can be used; gpu-e: it is used without a claim by process 1 (a) of the host, process 2 (b) of the host, process 3 (c) of the host, 2 more; " +
+				"gpu-b: XID 79: the GPU has fallen off the bus",
+		},
+		"no driver": {nodeView{noGPUs: "the NVIDIA driver is not loaded"}, "False NoGPUsFound: No GPU can be used: the NVIDIA driver is not loaded"},
+		"no GPU":    {nodeView{}, "False NoGPUsFound: No GPU can be used: NVML finds none"},
+		"no claim can be prepared": {
+			nodeView{notReady: &problem{reasonFolderFull, "the folder /var/lib/stowage is full: write x: no space left on device"}, gpus: []gpuView{ill}},
+			"False FolderFull: Claims cannot be prepared on this node: the folder /var/lib/stowage is full: write x: no space left on device",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			c := judgeNode(tc.view)
+			if got := fmt.Sprintf("%s %s: %s", c.Status, c.Reason, c.Message); got != tc.want || c.Type != ConditionGPUsReady {
+				t.Errorf("%s\n got %s\nwant %s", c.Type, got, tc.want)
+			}
+		})
+	}
+	long := judgeNode(nodeView{notReady: &problem{"X", strings.Repeat("é", maxNodeMessage)}})
+	if n := len(long.Message); n > maxNodeMessage || n < maxNodeMessage-8 || !strings.HasSuffix(long.Message, "é …") {
+		t.Errorf("a long message has %d bytes, and ends with %q", n, long.Message[n-10:])
+	}
+	if long.Status != corev1.ConditionFalse {
+		t.Errorf("status %s", long.Status)
+	}
+}

@@ -1,0 +1,81 @@
+package driver
+
+import (
+	"context"
+	"io/fs"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+	"k8s.io/klog/v2/ktesting"
+
+	"stowage.dev/stowage/pkg/agent/durable"
+)
+
+// TestALookThatIsUnderWayIsNotTakenForAFolderThatHangs when a claim fails because of the folder meanwhile: another look is due after it.
+func TestALookThatIsUnderWayIsNotTakenForAFolderThatHangs(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	ctx, cancel := context.WithCancel(ctx)
+	begun, end := make(chan struct{}), make(chan struct{})
+	gone := func(name string) *socket { return &socket{path: filepath.Join(t.TempDir(), name), closed: true} }
+	c := &selfCheck{
+		status: newStatus(), fsys: durable.OS{}, soon: make(chan struct{}, 1), registrar: gone("r"), endpoint: gone("e"),
+		tell: func(context.Context, *problem) {}, makeFolders: func() error { return nil }, makeEmpty: func() error { return nil },
+		readLedger: func() error {
+			begun <- struct{}{}
+			<-end
+			return nil
+		},
+	}
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		c.run(ctx)
+	}()
+	<-begun
+	c.prepared(&fs.PathError{Op: "write", Path: "record", Err: unix.ENOSPC})
+	for range 2 { // when the second one fits it has been looked since the first was taken
+		c.soon <- struct{}{}
+	}
+	if _, why := c.status.get(stageFolders); why != (problem{}) {
+		t.Errorf("while the look is under way: %+v", why)
+	}
+	end <- struct{}{}
+	<-begun // the look that was asked for
+	cancel()
+	end <- struct{}{}
+	<-done
+}
+
+// TestAnAgentThatStopsTellsNothing of itself any more, however long the kubelet's calls take: the agent that follows is ready. Before, what
+// lasts is told.
+func TestAnAgentThatStopsTellsNothing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		happens func(*Status)
+		told    string
+	}{
+		"it stops":            {happens: (*Status).stop},
+		"a folder fails":      {happens: func(s *Status) { s.fail(stageFolders, reasonFolderFull, "full") }, told: reasonFolderFull},
+		"it fails, and stops": {happens: func(s *Status) { s.fail(stageFolders, reasonFolderFull, "full"); s.stop() }},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStatus()
+			for _, st := range []stage{stageLedger, stageFolders, stageServing, stageRegistered} {
+				s.set(st, true)
+			}
+			told := ""
+			c := &selfCheck{status: s, tell: func(_ context.Context, p *problem) { told += p.reason }}
+			now := time.Now()
+			c.tellWhatLasts(t.Context(), now)
+			tc.happens(s)
+			for range 60 {
+				now = now.Add(time.Second)
+				c.tellWhatLasts(t.Context(), now)
+			}
+			if told != tc.told {
+				t.Errorf("told %q, want %q", told, tc.told)
+			}
+		})
+	}
+}

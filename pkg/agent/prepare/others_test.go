@@ -1,0 +1,96 @@
+package prepare
+
+import (
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"stowage.dev/stowage/pkg/agent/ledger"
+)
+
+// TestATextNamesClaimsOfItsNamespaceOnly: the error is for the claim's namespace, and the log has what it leaves out.
+func TestATextNamesClaimsOfItsNamespaceOnly(t *testing.T) {
+	mine := ledger.Claim{UID: "m", Namespace: "team-a", Name: "mine"}
+	near := ledger.Claim{UID: "n", Namespace: "team-a", Name: "near"}
+	nigh := ledger.Claim{UID: "i", Namespace: "team-a", Name: "nigh"}
+	far := ledger.Claim{UID: "f", Namespace: "team-b", Name: "far"}
+	away := ledger.Claim{UID: "w", Namespace: "team-c", Name: "away"}
+	runs := func(pod string) Use {
+		return Use{Text: "used by pod " + pod + ", which runs", Public: "used by its pod, which runs"}
+	}
+	ends := func(pod string) Use {
+		const text = "which is being released: %s has ended"
+		return Use{Ends: true, Text: fmt.Sprintf(text, "pod "+pod), Public: fmt.Sprintf(text, "its pod")}
+	}
+	held := func(by ledger.Claim, use Use) error {
+		return &HeldError{Claim: mine, Request: "r", Device: "gpu-0", Holder: by, Use: use}
+	}
+	share := func(holder ledger.Claim, use Use, others ...ledger.Claim) error {
+		return &ShareError{Claim: mine, Request: "r", Device: "gpu-0", Capacity: "memory", Taken: "90Gi", Total: "80Gi", Others: others, Holder: holder, Use: use}
+	}
+	const (
+		what = "claim team-a/mine (m), request r: device gpu-0 "
+		full = "claim team-a/mine (m), request r: device gpu-0: its share is more than is left: 90Gi of the 80Gi memory would be taken, with the shares that are held on this node by "
+	)
+	tests := map[string]struct {
+		err    error
+		text   string
+		others []string
+	}{
+		"held in its namespace": {
+			held(near, runs("team-a/p")), what + "is still held on this node by claim team-a/near (n), used by pod team-a/p, which runs",
+			[]string{"team-a/near (n), used by pod team-a/p, which runs"},
+		},
+		"held in another one": {
+			held(far, runs("team-b/p")), what + "is still held on this node by a claim of another namespace, used by its pod, which runs",
+			[]string{"team-b/far (f), used by pod team-b/p, which runs"},
+		},
+		"released in its namespace": {
+			held(near, ends("team-a/p")), what + "waits for claim team-a/near (n), which is being released: pod team-a/p has ended",
+			[]string{"team-a/near (n), which is being released: pod team-a/p has ended"},
+		},
+		"released in another one": {
+			held(far, ends("team-b/p")), what + "waits for a claim of another namespace, which is being released: its pod has ended",
+			[]string{"team-b/far (f), which is being released: pod team-b/p has ended"},
+		},
+		"held in another one, by whom is not known": {
+			held(far, Use{}), what + "is still held on this node by a claim of another namespace", []string{"team-b/far (f)"},
+		},
+		"held by what cannot be read": {
+			&HeldError{Claim: mine, Request: "r", Device: "gpu-0", Holder: ledger.Claim{UID: "f"}, Unreadable: errors.New("torn")},
+			what + "is still held on this node by claim f, whose ledger record cannot be read: torn", nil,
+		},
+		"shared in its namespace": {
+			share(ledger.Claim{}, Use{}, near, nigh), full + "claims team-a/near (n), team-a/nigh (i)", []string{"team-a/near (n)", "team-a/nigh (i)"},
+		},
+		"shared in both": {share(ledger.Claim{}, Use{}, near, far), full + "claim team-a/near (n) and a claim of another namespace", []string{"team-a/near (n)", "team-b/far (f)"}},
+		"shared in other ones": {
+			share(far, ends("team-b/p"), away, far), full + "2 claims of other namespaces; it waits for a claim of another namespace, which is being released: its pod has ended",
+			[]string{"team-c/away (w)", "team-b/far (f), which is being released: pod team-b/p has ended"},
+		},
+		"shared with nobody": {share(ledger.Claim{}, Use{}), full + "nobody else", nil},
+		"set up in another one": {
+			&ShareError{Claim: mine, Request: "r", Device: "gpu-0", Setup: "MPS", Wants: "Exclusive", Others: []ledger.Claim{far}},
+			"claim team-a/mine (m), request r: device gpu-0: sharing.strategy: the claim wants its share with Exclusive, and the GPU is shared with MPS by a claim of another namespace",
+			[]string{"team-b/far (f)"},
+		},
+		"in quarantine": {
+			&QuarantinedError{GPU: "gpu-0", Reason: "lost", Since: time.Date(2026, 11, 23, 1, 0, 0, 0, time.UTC), Owed: far, Err: errors.New("undo it: no answer")},
+			"GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z (lost): undo it: no answer",
+			[]string{"team-b/far (f)"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if diff := cmp.Diff(tc.text, tc.err.Error()); diff != "" {
+				t.Errorf("text (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.others, Others(fmt.Errorf("x: %w", tc.err))); diff != "" {
+				t.Errorf("for the log (-want +got):\n%s", diff)
+			}
+		})
+	}
+}

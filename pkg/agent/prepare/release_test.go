@@ -1,0 +1,158 @@
+package prepare_test
+
+import (
+	"context"
+	"errors"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/apimachinery/pkg/types"
+
+	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/prepare"
+)
+
+// releaseOf releases a claim that nobody uses.
+func (n *node) releaseOf(m *prepare.Manager, claim types.UID, force bool) prepare.Released {
+	n.t.Helper()
+	done, err := m.Release(n.ctx, claim, force, func(context.Context) string { return "" })
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return done
+}
+
+// tear leaves nothing to read of the claim's record.
+func (n *node) tear(claim types.UID) {
+	n.t.Helper()
+	files, err := filepath.Glob(filepath.Join(n.claimsDir(), string(claim)+"_*"))
+	if err != nil || len(files) == 0 {
+		n.t.Fatalf("records %v, %v", files, err)
+	}
+	for _, file := range files {
+		if err := os.Truncate(file, 7); err != nil {
+			n.t.Fatal(err)
+		}
+	}
+}
+
+// wantLine wants a line that has the text.
+func (n *node) wantLine(what string, lines []string, text string) {
+	n.t.Helper()
+	if !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, text) }) {
+		n.t.Errorf("%s: %q, want a line with %q", what, lines, text)
+	}
+}
+
+// TestAReleaseTriesAgainWhatIsOwed, and gives it up with force alone.
+func TestAReleaseTriesAgainWhatIsOwed(t *testing.T) {
+	tests := map[string]struct {
+		mended, force bool
+		did           string // empty: the GPU stays in quarantine
+	}{
+		"it still does not end": {},
+		"it ends":               {mended: true, did: "released: GPU " + gpu0 + ", on which what was owed is done"},
+		"it is given up":        {force: true, did: "released, because of --force: GPU " + gpu0 + ", with what is owed given up: "},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			daemons := &stuckDaemons{Daemons: n.tools.Daemons, stuck: true}
+			n.tools.Daemons = daemons
+			m := n.manager()
+			c := withConfig(claim("train", "gpu="+gpu0), driverName, sharingConfig("GpuConfig", "MPS", ""))
+			n.prepared(m, c)
+			n.unprepare(m, c.UID)
+			daemons.stuck = !tc.mended
+			done := n.releaseOf(m, c.UID, tc.force)
+			list, err := m.Quarantined()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if tc.did == "" {
+				n.wantLine("left", done.Left, "the daemon does not end")
+				if !slices.Equal(done.Quarantined, []string{gpu0}) || len(list) != 1 || len(done.Did) > 0 {
+					t.Errorf("%+v with %+v in quarantine, want that %s stays there", done, list, gpu0)
+				}
+				return
+			}
+			n.wantLine("did", done.Did, tc.did)
+			if len(done.Quarantined) > 0 || len(list) > 0 {
+				t.Errorf("%+v with %+v in quarantine", done, list)
+			}
+			if _, err := m.Release(n.ctx, c.UID, tc.force, nil); !errors.Is(err, prepare.ErrNoClaim) {
+				t.Errorf("once more: %v", err)
+			}
+		})
+	}
+}
+
+// TestAReleaseLeavesMIGInstancesItDoesNotKnow: without the record an instance may be an administrator's.
+func TestAReleaseLeavesMIGInstancesItDoesNotKnow(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	n.prepared(m, claim("torn", result("x="+gpu0+"-mig-3g40gb-0")))
+	n.prepared(m, claim("beside", "gpu="+gpu1))
+	n.tear("torn-uid")
+	done := n.releaseOf(m, "torn-uid", false)
+	n.wantLine("left", done.Left, "GPU "+gpu0+" has MIG instance ")
+	if len(n.gpu(0).Instances) != 1 || len(done.Quarantined) > 0 {
+		t.Errorf("%+v, instances %v", done, n.gpu(0).Instances)
+	}
+	if files := n.files(); slices.ContainsFunc(files, func(name string) bool { return strings.Contains(name, "torn") }) {
+		t.Errorf("left: %v", files)
+	}
+	n.prepared(m, claim("beside", "gpu="+gpu1))
+}
+
+// TestAReleaseOfAShareLeavesTheOthers as they are; with the last one the GPU is as it was.
+func TestAReleaseOfAShareLeavesTheOthers(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	before := n.setting(0)
+	for _, name := range []string{"one", "two"} {
+		n.prepared(m, sharedBy(name, "20Gi:25", sharingConfig("GpuConfig", "TimeSlicing", `,"timeSlicingConfig":{"interval":"Medium"}`)))
+	}
+	shared := n.setting(0)
+	n.releaseOf(m, "one-uid", false)
+	if diff := cmp.Diff(shared, n.setting(0)); diff != "" {
+		t.Errorf("with the other share (-want +got):\n%s", diff)
+	}
+	n.releaseOf(m, "two-uid", false)
+	if diff := cmp.Diff(before, n.setting(0)); diff != "" || len(n.files()) > 0 {
+		t.Errorf("after both, with the files %v (-want +got):\n%s", n.files(), diff)
+	}
+}
+
+// TestAReleaseOfAPassthrough gives the GPU back by its record. Without one it stays with vfio-pci, and that is told.
+func TestAReleaseOfAPassthrough(t *testing.T) {
+	for name, torn := range map[string]bool{"by its record": false, "of which nothing can be read": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, withSound)
+			m := n.manager()
+			n.prepared(m, claim("machine", "vm="+vm0))
+			if torn {
+				n.tear("machine-uid")
+			}
+			done := n.releaseOf(m, "machine-uid", false)
+			if files := n.files(); len(files) > 0 || len(done.Quarantined) > 0 {
+				t.Errorf("%+v, left %v", done, files)
+			}
+			_, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu0))
+			if !torn {
+				if err != nil || n.driverOf(bus0) != "nvidia/" {
+					t.Errorf("the next claim: %v, with the driver %s", err, n.driverOf(bus0))
+				}
+				return
+			}
+			n.wantLine("left", done.Left, "GPU "+gpu0+": how it is set up could not be looked at: the GPU has the driver vfio-pci")
+			if !errors.Is(err, discovery.ErrBound) {
+				t.Errorf("the next claim: %v", err)
+			}
+		})
+	}
+}
