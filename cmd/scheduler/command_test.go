@@ -1,11 +1,13 @@
 package main
 
 import (
+	"bytes"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 
+	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 )
 
@@ -76,5 +78,43 @@ func TestCommandHasKubeSchedulersFlags(t *testing.T) {
 		if cmd.Flags().Lookup(name) == nil {
 			t.Errorf("no flag --%s", name)
 		}
+	}
+}
+
+// No allow-list of metric labels is no error.
+func TestMetricsFlagsAreAppliedWithoutAnError(t *testing.T) {
+	for name, args := range map[string][]string{
+		"no flags":          nil,
+		"a disabled metric": {"--disabled-metrics=stowage_of_a_test"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var log bytes.Buffer
+			state := klog.CaptureState()
+			defer state.Restore()
+			klog.LogToStderr(false)
+			klog.SetOutput(&log)
+			opts := options.NewOptions()
+			if err := opts.Flags.FlagSet("metrics").Parse(args); err != nil {
+				t.Fatal(err)
+			}
+			if err := applyMetrics(opts); err != nil {
+				t.Fatal(err)
+			}
+			if errs := opts.Metrics.Validate(); len(errs) > 0 { // as Setup does
+				t.Error(errs)
+			}
+			opts.Metrics.Apply()
+			klog.Flush()
+			if log.Len() > 0 {
+				t.Errorf("logged %s", log.String())
+			}
+		})
+	}
+	opts := options.NewOptions()
+	if err := opts.Flags.FlagSet("metrics").Parse([]string{"--allow-metric-labels=a,b=c"}); err != nil {
+		t.Fatal(err)
+	}
+	if err := applyMetrics(opts); err != nil || opts.Metrics == nil {
+		t.Errorf("an allow-list is lost: %v", err)
 	}
 }

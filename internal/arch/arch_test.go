@@ -31,19 +31,20 @@ var rooms = []room{
 	{path: "cmd/node-agent", may: []string{"pkg/agent", "pkg/draclient", "pkg/nvmlsim"}},
 	{path: "cmd/nvmlsimctl", may: []string{"pkg/nvmlsim"}},
 
-	{path: "pkg/plugins", may: []string{"pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage", "pkg/fence", "pkg/audit", "pkg/wakeup"}},
+	{path: "pkg/plugins", may: []string{"internal/sharded", "pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage", "pkg/fence", "pkg/audit", "pkg/wakeup"}},
 	{path: "pkg/fence", may: []string{"pkg/inventory", "pkg/tracker", "pkg/usage"}},
 	{path: "pkg/audit", may: []string{"pkg/inventory", "pkg/tracker", "pkg/usage"}},
 	{path: "pkg/inventory/source", may: []string{"pkg/inventory"}},
-	{path: "pkg/tracker", may: []string{"pkg/usage"}},
+	{path: "pkg/tracker", may: []string{"pkg/usage", "pkg/inventory/amount"}},
 	{path: "pkg/wakeup", may: []string{"pkg/allocator", "pkg/inventory", "pkg/usage"}},
 	{path: "pkg/allocator", may: []string{"pkg/inventory", "pkg/usage"}},
-	{path: "pkg/inventory", may: []string{"internal/sharded"}},
-	{path: "pkg/usage", may: []string{"internal/sharded"}},
+	{path: "pkg/inventory", may: []string{"internal/sharded", "pkg/inventory/amount"}},
+	{path: "pkg/inventory/amount"},
+	{path: "pkg/usage", may: []string{"internal/sharded", "pkg/inventory/amount"}},
 
 	{path: "pkg/draclient"},
 	{path: "pkg/agent/driver", may: []string{"pkg/agent"}},
-	{path: "pkg/agent", may: []string{"pkg/nvmlsim"}},
+	{path: "pkg/agent", may: []string{"pkg/nvmlsim", "pkg/inventory/amount"}},
 	{path: "pkg/nvmlsim"},
 
 	{path: "internal/localcluster", may: []string{"pkg/draclient"}},
@@ -59,6 +60,8 @@ var rooms = []room{
 	{path: "test/gpu", may: []string{"pkg/agent"}},
 	{path: "test/perf/fence", may: []string{"internal/localcluster"}},
 	{path: "test/chaos", may: []string{"internal/localcluster"}},
+	{path: "test/liveness", may: []string{"pkg/plugins", "test/chaos"}},
+	{path: "test/scale", may: []string{"internal/localcluster", "test/chaos", "test/lab"}},
 	{path: "test/perf/allocator", may: []string{"pkg/allocator", "pkg/inventory", "pkg/usage"}},
 }
 
@@ -80,6 +83,7 @@ var forbidden = map[string][]string{
 	"cmd/nvmlsimctl":       {"k8s.io/"},
 	"internal/":            {"k8s.io/kubernetes"},
 	"test/chaos":           {"k8s.io/kubernetes"},
+	"test/scale":           {"k8s.io/kubernetes"},
 	"pkg/inventory/source": {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
 }
 

@@ -3,49 +3,201 @@ package arch
 import (
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"regexp"
 	"strings"
 	"testing"
 )
 
-// Documents that name tests as proof name tests that exist.
-func TestDocumentsNameTestsThatExist(t *testing.T) {
-	root := filepath.Join("..", "..")
-	exists := map[string]bool{}
-	function := regexp.MustCompile(`(?m)^func (Test\w+)\(`)
-	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || entry.IsDir() || !strings.HasSuffix(path, "_test.go") {
+var (
+	testFunction = regexp.MustCompile(`(?m)^func (Test\w+)\(`)
+	// namedTest is a test that a document names, with the case of its table.
+	namedTest = regexp.MustCompile("`(Test[A-Z]\\w*)(?:/([^`]+))?`")
+	// folderOrTest is what the column "shown by" consists of.
+	folderOrTest = regexp.MustCompile("`((?:cmd|internal|pkg|test)/[\\w/-]+)`|" + namedTest.String())
+)
+
+// folder is what the tests of a folder of this repository are called, and their source.
+type folder struct {
+	tests  map[string]bool
+	source string
+}
+
+// folders are those of this repository that have tests, by their path.
+func folders(t *testing.T, root string) map[string]*folder {
+	t.Helper()
+	found := map[string]*folder{}
+	err := filepath.WalkDir(root, func(file string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || !strings.HasSuffix(file, "_test.go") {
 			return err
 		}
-		source, err := os.ReadFile(path)
-		for _, match := range function.FindAllSubmatch(source, -1) {
-			exists[string(match[1])] = true
+		source, err := os.ReadFile(file)
+		if err != nil {
+			return err
 		}
-		return err
+		name, err := filepath.Rel(root, filepath.Dir(file))
+		if err != nil {
+			return err
+		}
+		f := found[filepath.ToSlash(name)]
+		if f == nil {
+			f = &folder{tests: map[string]bool{}}
+			found[filepath.ToSlash(name)] = f
+		}
+		f.source += string(source)
+		for _, match := range testFunction.FindAllSubmatch(source, -1) {
+			f.tests[string(match[1])] = true
+		}
+		return nil
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
+	return found
+}
 
-	documents, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	if err != nil || len(documents) == 0 {
-		t.Fatalf("documents: %q, %v", documents, err)
+// documents are the texts of docs/, by file name.
+func documents(t *testing.T, root string) map[string]string {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
+	if err != nil || len(files) == 0 {
+		t.Fatalf("documents: %q, %v", files, err)
 	}
-	named := 0
-	for _, document := range documents {
-		text, err := os.ReadFile(document)
+	texts := map[string]string{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
 		if err != nil {
 			t.Fatal(err)
 		}
-		for _, match := range regexp.MustCompile("`(Test[A-Z]\\w*)`").FindAllSubmatch(text, -1) {
+		texts[filepath.Base(file)] = string(text)
+	}
+	return texts
+}
+
+// Documents that name tests as proof name tests that exist.
+func TestDocumentsNameTestsThatExist(t *testing.T) {
+	root := filepath.Join("..", "..")
+	exists := map[string]bool{}
+	for _, f := range folders(t, root) {
+		for test := range f.tests {
+			exists[test] = true
+		}
+	}
+	named := 0
+	for document, text := range documents(t, root) {
+		for _, match := range namedTest.FindAllStringSubmatch(text, -1) {
 			named++
-			if name := string(match[1]); !exists[name] {
-				t.Errorf("%s names the test %s, which does not exist", filepath.Base(document), name)
+			if !exists[match[1]] {
+				t.Errorf("%s names the test %s, which does not exist", document, match[1])
 			}
 		}
 	}
 	if named == 0 {
 		t.Error("no document names a test: this one looks at the wrong place")
 	}
+}
+
+// A table whose last column is "shown by" names tests of test/integration, or of the folder before them up to the next semicolon, and
+// with a slash a case of the test.
+func TestTablesNameTestsWhereTheyAre(t *testing.T) {
+	root := filepath.Join("..", "..")
+	all := folders(t, root)
+	rows := map[string]int{}
+	for document, text := range documents(t, root) {
+		for _, row := range shownBy(text) {
+			rows[document]++
+			for _, problem := range misplaced(all, row[len(row)-1]) {
+				t.Errorf("%s, %q: %s", document, row[0], problem)
+			}
+		}
+	}
+	for _, document := range []string{"parity.md", "known-bugs.md"} {
+		if rows[document] == 0 {
+			t.Errorf("%s has no table of tests: this one looks at the wrong place", document)
+		}
+	}
+}
+
+// Each of others' bugs has a thread to read and a test that shows what ours does.
+func TestKnownBugsHaveAThreadAndATest(t *testing.T) {
+	thread := regexp.MustCompile(`\]\(https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+\)`)
+	for _, row := range shownBy(documents(t, filepath.Join("..", ".."))["known-bugs.md"]) {
+		if len(row) != 4 {
+			t.Errorf("%q: %d columns, want situation, seen, what ours does, test", row[0], len(row))
+			continue
+		}
+		if !thread.MatchString(row[1]) {
+			t.Errorf("%q: no link to a thread", row[0])
+		}
+		if !namedTest.MatchString(row[3]) {
+			t.Errorf("%q: no test", row[0])
+		}
+	}
+}
+
+func TestMisplaced(t *testing.T) {
+	all := map[string]*folder{
+		"test/integration": {tests: map[string]bool{"TestA": true}},
+		"pkg/b":            {tests: map[string]bool{"TestB": true}, source: `"a case": {`},
+	}
+	for cell, want := range map[string]int{
+		"`TestA`":                                 0,
+		"`TestA`, `pkg/b` `TestB`":                0,
+		"`pkg/b` `TestB`; `TestA`":                0,
+		"`pkg/b` `TestB/a case`":                  0,
+		"`pkg/b` `TestB/another case`":            1,
+		"`TestB`":                                 1,
+		"`pkg/b` `TestA`":                         1,
+		"`pkg/c` `TestC`":                         1,
+		"the limit: `pkg/b` `TestB`, and `TestA`": 1,
+	} {
+		if got := misplaced(all, cell); len(got) != want {
+			t.Errorf("%s: %q, want %d problems", cell, got, want)
+		}
+	}
+}
+
+// shownBy returns the cells of all rows of a document's tables whose last column is "shown by".
+func shownBy(text string) (rows [][]string) {
+	inside := false
+	for line := range strings.Lines(text) {
+		line = strings.TrimSpace(line)
+		if !strings.HasPrefix(line, "|") {
+			inside = false
+			continue
+		}
+		cells := strings.Split(strings.Trim(line, "|"), "|")
+		for i := range cells {
+			cells[i] = strings.TrimSpace(cells[i])
+		}
+		switch {
+		case cells[len(cells)-1] == "shown by":
+			inside = true
+		case inside && strings.Trim(cells[0], "-") != "":
+			rows = append(rows, cells)
+		}
+	}
+	return rows
+}
+
+// misplaced says which tests of a cell are not where it says that they are.
+func misplaced(all map[string]*folder, cell string) (problems []string) {
+	for part := range strings.SplitSeq(cell, ";") {
+		in := path.Join("test", "integration")
+		for _, match := range folderOrTest.FindAllStringSubmatch(part, -1) {
+			where, test, tableCase := match[1], match[2], match[3]
+			if where != "" {
+				in = where
+				continue
+			}
+			switch f := all[in]; {
+			case f == nil || !f.tests[test]:
+				problems = append(problems, in+" has no test "+test)
+			case tableCase != "" && !strings.Contains(f.source, `"`+tableCase+`"`):
+				problems = append(problems, in+" has no case "+tableCase)
+			}
+		}
+	}
+	return problems
 }

@@ -98,7 +98,7 @@ func (c *Cluster) StartNodeAgent(ctx context.Context, o AgentOptions) (*Process,
 
 	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
 	return c.StartProcess(ctx, Command{
-		Name: c.uniqueName("node-agent-" + strings.ReplaceAll(o.NodeName, "/", "_")),
+		Name: c.uniqueName(strings.ReplaceAll(o.NodeName, "/", "_") + "-agent"), // as on a real node
 		Path: o.Binary,
 		Args: append([]string{
 			"--kubeconfig=" + kubeconfig,

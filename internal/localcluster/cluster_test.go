@@ -77,6 +77,7 @@ func TestControlPlane(t *testing.T) {
 	t.Run("an identity without rights is forbidden everything", func(t *testing.T) { testForbidden(t, c) })
 	t.Run("a node may write its own status only", func(t *testing.T) { testNodeRestriction(t, c) })
 	t.Run("a bound token carries its node", func(t *testing.T) { testBoundToken(t, c) })
+	t.Run("components find all that they authenticate clients with", func(t *testing.T) { testAuthentication(t, c) })
 	t.Run("a claim is made from a template", func(t *testing.T) { testClaimFromTemplate(t, c) })
 	t.Run("manifests are applied and deleted", func(t *testing.T) { testApply(t, c) })
 	t.Run("a bad manifest is refused with kubectl's message", func(t *testing.T) {
@@ -155,6 +156,19 @@ func testBoundToken(t *testing.T, c *Cluster) {
 	}
 	if got := review.Status.UserInfo.Extra["authentication.kubernetes.io/node-name"]; !slices.Equal(got, []string{"bound"}) {
 		t.Errorf("the token's node is %v, want bound", got)
+	}
+}
+
+// Without one of these the components' servers log errors for as long as they run.
+func testAuthentication(t *testing.T, c *Cluster) {
+	published, err := c.AdminClient().CoreV1().ConfigMaps("kube-system").Get(t.Context(), "extension-apiserver-authentication", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, key := range []string{"client-ca-file", "requestheader-client-ca-file"} {
+		if !strings.Contains(published.Data[key], "BEGIN CERTIFICATE") {
+			t.Errorf("%s is %q, want a certificate", key, published.Data[key])
+		}
 	}
 }
 

@@ -140,6 +140,14 @@ func (c *Cluster) prepareAPIServer(p *plane) (*envtest.APIServer, error) {
 	if err != nil {
 		return nil, err
 	}
+	frontProxies, err := newAuthority("stowage-front-proxies")
+	if err != nil {
+		return nil, err
+	}
+	frontProxiesCA, err := c.writeFile(frontProxies.certPEM, "front-proxies-ca.crt")
+	if err != nil {
+		return nil, err
+	}
 
 	server := &envtest.APIServer{
 		Path:         path,
@@ -162,6 +170,13 @@ func (c *Cluster) prepareAPIServer(p *plane) (*envtest.APIServer, error) {
 		Set("kubelet-certificate-authority", serversCA).
 		Set("kubelet-preferred-address-types", "InternalIP", "Hostname").
 		Set("shutdown-delay-duration", "0s").
+		// As in a cluster of kubeadm. There is no front proxy here, but components that look for its authority log errors
+		// as long as there is none.
+		Set("requestheader-client-ca-file", frontProxiesCA).
+		Set("requestheader-allowed-names", "front-proxy-client").
+		Set("requestheader-username-headers", "X-Remote-User").
+		Set("requestheader-group-headers", "X-Remote-Group").
+		Set("requestheader-extra-headers-prefix", "X-Remote-Extra-").
 		// envtest turns ServiceAccount admission off because it runs no
 		// controller manager; we do.
 		SetRaw("disable-admission-plugins", noDefault{})

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net/http"
 	"os"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
@@ -37,6 +38,8 @@ type SchedulerOptions struct {
 	Args []string
 	// Env is added to our environment.
 	Env []string
+	// ReadyTimeout is DefaultReadyTimeout when 0.
+	ReadyTimeout time.Duration
 }
 
 // Scheduler is a running scheduler.
@@ -129,6 +132,8 @@ func (c *Cluster) startScheduler(ctx context.Context, o SchedulerOptions) (*Sche
 		Args:  append(args, o.Args...),
 		Env:   o.Env,
 		Ready: server.ready("/readyz"),
+
+		ReadyTimeout: o.ReadyTimeout,
 	})
 	if err != nil {
 		return nil, err

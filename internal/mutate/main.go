@@ -34,6 +34,8 @@ func main() {
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run does")
 	flag.StringVar(&o.only, "only", "", "try only mutants whose name contains this")
 	flag.BoolVar(&o.seedsOnly, "seeds", false, "try only the seeded bugs, and list all tests that catch each")
+	flag.StringVar(&o.args, "args", "", "further arguments of the tests that must catch a seeded bug")
+	flag.BoolVar(&o.show, "show", false, "print what these tests print")
 	flag.Usage = func() {
 		fmt.Fprintf(flag.CommandLine.Output(), "usage: mutate [flags] ./pkg/…\n")
 		flag.PrintDefaults()
@@ -55,6 +57,8 @@ type options struct {
 	patience  time.Duration
 	run, only string
 	seedsOnly bool
+	args      string
+	show      bool
 }
 
 // run tries the mutants of all packages, and fails if too many survive.

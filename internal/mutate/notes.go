@@ -25,15 +25,22 @@ type notes struct {
 	Seeds []seed `json:"seeds"`
 }
 
-// seed is a bug: the text Old of a file, which must be there once, becomes New.
+// seed is a bug.
 type seed struct {
-	Name string `json:"name"`
+	Name        string `json:"name"`
+	replacement `json:",inline"`
+	// Also are the other places that have to change for it.
+	Also []replacement `json:"also"`
+	// CaughtBy are the tests that must fail; others may, too.
+	CaughtBy string `json:"caughtBy"`
+}
+
+// replacement is a change: the text Old of a file, which must be there once, becomes New.
+type replacement struct {
 	// File is relative to the package's folder; other packages have files, too.
 	File string `json:"file"`
 	Old  string `json:"old"`
 	New  string `json:"new"`
-	// CaughtBy are the tests that must fail; others may, too.
-	CaughtBy string `json:"caughtBy"`
 }
 
 func readNotes(t *target) (n notes, err error) {
@@ -74,18 +81,21 @@ func (n notes) reason(m mutant) string {
 // trySeeds puts in the seeded bugs one by one and lists all tests that fail.
 func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes, work string) (ok bool, err error) {
 	ok = true
-	for i, s := range n.Seeds {
-		if !strings.Contains(s.Name, o.only) {
-			continue
-		}
+	overlays := make([]string, len(n.Seeds))
+	for i, s := range n.Seeds { // all before the first is tried, which takes time
 		folder := filepath.Join(work, fmt.Sprint(i))
 		if err := os.Mkdir(folder, 0o700); err != nil {
 			return false, err
 		}
-		overlay, err := s.overlay(t, folder)
-		if err != nil {
+		if overlays[i], err = s.overlay(t, folder); err != nil {
 			return false, fmt.Errorf("seed %q: %w", s.Name, err)
 		}
+	}
+	for i, s := range n.Seeds {
+		if !strings.Contains(s.Name, o.only) {
+			continue
+		}
+		folder, overlay := filepath.Dir(overlays[i]), overlays[i]
 		binary := filepath.Join(folder, "test")
 		if err := build(ctx, t, overlay, binary); err != nil {
 			return false, fmt.Errorf("seed %q: %w", s.Name, err)
@@ -100,7 +110,7 @@ func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes,
 			var flags []string
 			if test != "" { // in full: what depends on the scheduler takes some rounds
 				one.patience *= 6
-				flags = []string{"-test.short=false", "-test.failfast"}
+				flags = append([]string{"-test.short=false", "-test.failfast", "-test.v"}, strings.Fields(o.args)...)
 			}
 			r := try(ctx, one, t, binary, 0, flags...)
 			switch {
@@ -108,6 +118,9 @@ func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes,
 				caught = append(caught, "all: "+r.by)
 			case test != "" && r.killed:
 				caught = append(caught, test)
+				if o.show {
+					fmt.Fprintln(out, r.output)
+				}
 			case test != "":
 				ok = false
 				caught = append(caught, "NOT by "+test)
@@ -121,18 +134,29 @@ func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes,
 	return ok, nil
 }
 
+// overlay writes the changed files, and go's overlay for them.
 func (s seed) overlay(t *target, folder string) (string, error) {
-	original := filepath.Join(t.dir, s.File)
-	text, err := os.ReadFile(original)
-	if err != nil {
-		return "", fmt.Errorf("field file: %w", err)
+	texts := map[string]string{} // by the file's path
+	for _, r := range append([]replacement{s.replacement}, s.Also...) {
+		path := filepath.Join(t.dir, r.File)
+		if texts[path] == "" {
+			text, err := os.ReadFile(path)
+			if err != nil {
+				return "", fmt.Errorf("field file: %w", err)
+			}
+			texts[path] = string(text)
+		}
+		if n := strings.Count(texts[path], r.Old); n != 1 {
+			return "", fmt.Errorf("field old: found %d times in %s, want once", n, r.File)
+		}
+		texts[path] = strings.Replace(texts[path], r.Old, r.New, 1)
 	}
-	if n := strings.Count(string(text), s.Old); n != 1 {
-		return "", fmt.Errorf("field old: found %d times in %s, want once", n, s.File)
+	replace := map[string]string{}
+	for path, text := range texts {
+		replace[path] = filepath.Join(folder, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))
+		if err := os.WriteFile(replace[path], []byte(text), 0o600); err != nil {
+			return "", err
+		}
 	}
-	path := filepath.Join(folder, filepath.Base(s.File))
-	if err := os.WriteFile(path, []byte(strings.Replace(string(text), s.Old, s.New, 1)), 0o600); err != nil {
-		return "", err
-	}
-	return writeOverlay(folder, map[string]string{original: path})
+	return writeOverlay(folder, replace)
 }
