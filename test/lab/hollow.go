@@ -36,12 +36,14 @@ func (l *Lab) StartHollowNode(ctx context.Context, name, nvml string, args ...st
 	if err := l.OnStop("hollow node "+name, kubelet.Stop); err != nil {
 		return nil, err
 	}
-	if _, err := l.StartNodeAgent(ctx, agent); err != nil {
+	process, err := l.StartNodeAgent(ctx, agent)
+	if err != nil {
 		return nil, err
 	}
 	l.nodes[name] = &labNode{
-		name: name,
-		nvml: nvml,
+		name:     name,
+		nvml:     nvml,
+		agentLog: process.LogPath(), stateDir: agent.StateDir,
 		sight: func(_ context.Context, pod *corev1.Pod) (Sight, error) {
 			seen, ok := kubelet.Seen(pod.UID)
 			main := slices.IndexFunc(seen.Containers, func(c hollow.Container) bool { return c.Name == pod.Spec.Containers[0].Name })

@@ -3,6 +3,7 @@ package lab
 import (
 	"context"
 	"fmt"
+	"maps"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -20,6 +21,8 @@ import (
 // labNode is a node of either kind.
 type labNode struct {
 	name, nvml string
+	// agentLog and stateDir are where the node's agent logs and keeps its state.
+	agentLog, stateDir string
 	// simDir keeps the GPUs' state where the node has partitions, which come and go; empty where it has not.
 	simDir string
 	// sight tells what a running pod's container was given.
@@ -38,8 +41,9 @@ func (l *Lab) StartRealNode(ctx context.Context, name, nvml string, args ...stri
 		return nil, err
 	}
 	started := &labNode{
-		name: name,
-		nvml: nvml,
+		name:     name,
+		nvml:     nvml,
+		agentLog: n.LogFile("agent"), stateDir: n.StateDir(),
 		sight: func(ctx context.Context, pod *corev1.Pod) (Sight, error) {
 			return l.probe(ctx, n, pod)
 		},
@@ -51,6 +55,27 @@ func (l *Lab) StartRealNode(ctx context.Context, name, nvml string, args ...stri
 	l.nodes[name] = started
 	delete(l.known, name)
 	return n, nil
+}
+
+// NodePlaces are where the files of a node's agent are.
+type NodePlaces struct {
+	Node string
+	// AgentLog is the agent's log file, StateDir its ledger and records.
+	AgentLog, StateDir string
+	// SimulatorSocket is what nvmlsimctl takes as --socket.
+	SimulatorSocket string
+}
+
+// Places tells where the files of all nodes are, by name.
+func (l *Lab) Places() []NodePlaces {
+	var places []NodePlaces
+	for _, name := range slices.Sorted(maps.Keys(l.nodes)) {
+		n := l.nodes[name]
+		places = append(places, NodePlaces{
+			Node: name, AgentLog: n.agentLog, StateDir: n.stateDir, SimulatorSocket: filepath.Join(n.stateDir, "sim", "control.sock"),
+		})
+	}
+	return places
 }
 
 // leavings are the files of prepared claims: CDI specs and ledger entries. The

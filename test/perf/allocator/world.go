@@ -280,7 +280,7 @@ func (w *world) estrange() error {
 		}
 		w.strangers = append(w.strangers, requests)
 		for other := range 2 * inventory.MaxNumbers {
-			view.NumberOf(fmt.Sprintf("another kind %d %d", i, other))
+			view.NumberOf(w.claim.Namespace, fmt.Sprintf("another kind %d %d", i, other))
 		}
 	}
 	return nil

@@ -1,0 +1,12 @@
+// Package liveness asks the question of rest: when nothing moves any more, would a new scheduler do anything?
+// Whatever it would do, the old one forgot.
+//
+// A [Scenario] is a small cluster and what happens to it. [Run] plays it in a bubble of testing/synctest: the real
+// scheduling queue, framework and plugins, kube-controller-manager's claim controller, and an API in memory
+// (memoryapi). When all is at rest the scheduler is stopped and a new one is started on the same API. Each binding,
+// eviction and deallocation of that one is a difference, and so is what no rest may have: a device held twice, or
+// held for nobody.
+//
+// Random scenarios come from [Random]; what fails is made small by [Shrink] and printed as code, which can be pasted
+// into the table of TestScenarios.
+package liveness

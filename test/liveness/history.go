@@ -1,0 +1,341 @@
+package liveness
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/test/chaos/audit"
+	"stowage.dev/stowage/test/liveness/memoryapi"
+)
+
+const (
+	// quiet is longer than any pause after which something is tried again: backoff, the fence's wait, a woken pod that
+	// was not tried, a write that comes late; and than any pod's grace but the long one.
+	quiet = 45 * time.Second
+	// patience is how long a cluster may take to come to rest.
+	patience = 10 * time.Minute
+	// stormOf is a number of attempts, all at once, that nothing explains.
+	stormOf = 300
+	// secondLook is what the new scheduler gets.
+	secondLook = 12 * time.Second
+)
+
+// history is a scenario while it is played.
+type history struct {
+	ctx       context.Context
+	api       *memoryapi.Server
+	user      kubernetes.Interface
+	scenario  Scenario
+	scheduler *scheduler
+	started   int   // schedulers
+	err       error // why it could not be played
+
+	mutex  sync.Mutex
+	writes []memoryapi.Write // of the present scheduler
+	moved  time.Time         // when something was written or a pod tried
+	faults []Fail
+	dead   map[string]bool // schedulers of which nothing reaches the API any more
+	// requests are the writes that schedulers have tried.
+	requests []request
+	// over says at every write whether bound pods have more devices than there are.
+	over       *audit.History
+	violations []string
+	instant    time.Time // of the last attempt, and how many others there were then
+	tries      int
+	bound      []string       // pods, as they were bound
+	evicted    []string       // pods
+	counts     map[string]int // what has happened, by kind
+	// excused: it was not asked what a new scheduler does, see waitsForADeletion.
+	excused bool
+}
+
+// Run plays a scenario and returns what is wrong, in the end or on the way.
+func Run(t *testing.T, scenario Scenario, logger klog.Logger) []string {
+	_, differences := run(t, scenario, logger)
+	return differences
+}
+
+func run(t *testing.T, scenario Scenario, logger klog.Logger) (h *history, differences []string) {
+	prepareProcess()
+	synctest.Test(t, func(*testing.T) {
+		ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
+		h = &history{ctx: ctx, scenario: scenario, api: memoryapi.New(), dead: map[string]bool{}, counts: map[string]int{}}
+		h.user = h.api.Client("user")
+		differences = h.play()
+		cancel()
+		time.Sleep(2 * time.Second) // nobody waits for an attempt that a storm has put off
+		synctest.Wait()
+	})
+	return h, differences
+}
+
+// request is a kind of request.
+type request struct{ verb, what string }
+
+// play is the way of a history.
+func (h *history) play() []string {
+	// 1. The cluster, and who else acts in it.
+	h.makeCluster()
+	h.api.OnWrite(h.note)
+	h.api.SetFaults(h.fault)
+	controllers := startControllers(h.ctx, h.api)
+	defer controllers.stop()
+	// 2. The scheduler, and what happens.
+	h.start()
+	for _, step := range h.scenario.Steps {
+		if h.scheduler == nil {
+			break // h.err says why
+		}
+		h.count(reflect.TypeOf(step).Name())
+		step.do(h)
+	}
+	// 3. Rest.
+	h.endTrouble()
+	restless := h.awaitRest()
+	h.stop()
+	if h.err = errors.Join(h.err, h.api.Problems()); h.err != nil {
+		return []string{"the history cannot be played: " + h.err.Error()}
+	}
+	if restless != "" {
+		return []string{restless}
+	}
+	// 4. What may not be at rest.
+	differences := append(h.violations, h.judgeRest()...)
+	if h.excused = h.waitsForADeletion(); h.excused {
+		return differences
+	}
+	// 5. What a new scheduler does.
+	h.start()
+	time.Sleep(secondLook)
+	synctest.Wait()
+	h.stop()
+	for _, write := range h.writes {
+		if does := describe(write); does != "" {
+			differences = append(differences, "a new scheduler "+does)
+		}
+	}
+	return differences
+}
+
+// awaitRest waits until nothing has been written and no pod been tried for a while.
+func (h *history) awaitRest() (restless string) {
+	begin := time.Now()
+	attempts := h.scheduler.attempts.Load()
+	for time.Since(begin) < patience {
+		h.sleep(time.Second)
+		synctest.Wait()
+		h.mutex.Lock()
+		idle := time.Since(h.moved)
+		h.mutex.Unlock()
+		if idle >= quiet {
+			return ""
+		}
+	}
+	return fmt.Sprintf("no rest: after %s pods are still tried or written to, %d attempts", patience, h.scheduler.attempts.Load()-attempts)
+}
+
+// sleep lets time pass. A second after a scheduler has been killed, another one follows.
+func (h *history) sleep(d time.Duration) {
+	for ; d > 0; d -= time.Second {
+		time.Sleep(min(d, time.Second))
+		h.mutex.Lock()
+		killed := h.scheduler != nil && h.dead[h.scheduler.name]
+		h.mutex.Unlock()
+		if killed {
+			h.stop()
+			h.start()
+		}
+	}
+}
+
+// start starts a scheduler, by a name of its own.
+func (h *history) start() {
+	h.mutex.Lock()
+	h.started++ // undoing of the scheduler before may still write
+	h.writes = nil
+	h.mutex.Unlock()
+	var err error
+	if h.scheduler, err = startScheduler(h.ctx, fmt.Sprintf("scheduler-%d", h.started), h.api, !h.scenario.NoFence, h.tried); err != nil {
+		h.err = err
+	}
+}
+
+func (h *history) stop() {
+	if h.scheduler != nil {
+		h.scheduler.stop()
+	}
+}
+
+// endTrouble lets all informers hear everything, and all requests be answered.
+func (h *history) endTrouble() {
+	for _, resource := range resources {
+		h.api.Release(resource)
+	}
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	h.faults = nil
+}
+
+func (h *history) count(what string) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	h.counts[what]++
+}
+
+// note is told of every write.
+func (h *history) note(w memoryapi.Write) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	h.moved = time.Now()
+	change := audit.Change{Deleted: w.Deleted}
+	change.Pod, _ = w.Object.(*v1.Pod)
+	change.Claim, _ = w.Object.(*resourceapi.ResourceClaim)
+	if change.Pod != nil || change.Claim != nil {
+		for _, violation := range h.over.Apply(w.Version, time.Now(), change) {
+			h.violations = append(h.violations, violation.What)
+		}
+	}
+	if w.Client == fmt.Sprintf("scheduler-%d", h.started) {
+		h.writes = append(h.writes, w)
+	}
+	switch name := w.Object.(metav1.Object).GetName(); {
+	case w.What == "pods/binding":
+		h.counts["bound"]++
+		h.bound = append(h.bound, name)
+	case w.Client == attacherName:
+		h.counts["device attached, or not"]++
+	case w.What == "pods" && w.Verb == "delete" && strings.HasPrefix(w.Client, "scheduler"):
+		if change.Pod.Labels[guarded] != "" {
+			h.counts["guarded pod evicted"]++
+		}
+		h.evicted = append(h.evicted, name)
+	}
+}
+
+// tried is told of every scheduling attempt. A pod that is tried again and again at one instant is a storm: time, which
+// passes only when everybody waits, would stand still for ever.
+func (h *history) tried() {
+	h.mutex.Lock()
+	if now := time.Now(); now.Equal(h.instant) {
+		h.tries++
+	} else {
+		h.instant, h.tries = now, 0
+	}
+	h.moved = h.instant
+	storm := h.tries >= stormOf
+	if h.tries == stormOf {
+		h.violations = append(h.violations, fmt.Sprintf("storm: %d attempts at one instant", stormOf))
+	}
+	h.mutex.Unlock()
+	if storm {
+		time.Sleep(time.Second)
+	}
+}
+
+// fault has the requests of schedulers fail as steps want it.
+func (h *history) fault(client, verb, what string) memoryapi.Fault {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	if client == "user" || client == controllerName || client == attacherName {
+		return memoryapi.None
+	}
+	if h.dead[client] {
+		return memoryapi.Lost
+	}
+	if verb != "get" {
+		h.requests = append(h.requests, request{verb, what})
+	}
+	for i := range h.faults {
+		f := &h.faults[i]
+		if f.Verb != verb || f.What != what {
+			continue
+		}
+		if f.After > 0 {
+			f.After--
+			continue
+		}
+		if f.Times > 0 {
+			f.Times--
+			switch f.Kill {
+			case Before:
+				h.kill(client)
+			case After:
+				time.AfterFunc(50*time.Millisecond, func() {
+					h.mutex.Lock()
+					defer h.mutex.Unlock()
+					h.kill(client)
+				})
+			}
+			return f.With
+		}
+	}
+	return memoryapi.None
+}
+
+// kill lets nothing of a scheduler reach the API any more, and ends it.
+func (h *history) kill(client string) {
+	h.counts["scheduler killed"]++
+	h.dead[client] = true
+	if h.scheduler.name == client {
+		h.scheduler.cancel()
+	}
+}
+
+// describe says what a write does to others, "" if it only tells of the scheduler's view.
+func describe(w memoryapi.Write) string {
+	name := w.Object.(metav1.Object).GetName()
+	switch object := w.Object.(type) {
+	case *v1.Pod:
+		switch {
+		case w.What == "pods/binding":
+			return fmt.Sprintf("binds pod %s to %s", name, object.Spec.NodeName)
+		case w.Verb == "delete":
+			return "evicts pod " + name
+		}
+	case *resourceapi.ResourceClaim:
+		switch {
+		case w.Verb == "delete":
+			return "deletes claim " + name
+		case w.What == "resourceclaims/status" && object.Status.Allocation == nil:
+			return "deallocates claim " + name
+		case w.What == "resourceclaims/status":
+			return "allocates or reserves claim " + name
+		}
+	}
+	return ""
+}
+
+func (h *history) makeCluster() {
+	h.made(h.user.CoreV1().Namespaces().Create(h.ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}))
+	var all []*resourceapi.ResourceSlice
+	if !h.scenario.LateClasses {
+		for _, name := range classNames {
+			Class{Name: name}.do(h)
+		}
+	}
+	for _, node := range h.scenario.Nodes {
+		all = append(all, node.slices()...)
+		if !node.Late {
+			h.join(node)
+			h.publish(node)
+		}
+	}
+	if !slices.ContainsFunc(h.scenario.Nodes, func(n Node) bool { return !n.Late }) {
+		h.join(Node{Name: "bare"}) // without any node, kube-scheduler tries again and again
+	}
+	h.over = audit.NewHistory(audit.NewInventory(all))
+}

@@ -1,0 +1,205 @@
+package liveness
+
+import (
+	"flag"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
+
+	"stowage.dev/stowage/test/liveness/memoryapi"
+)
+
+var (
+	verbosity = flag.Int("log", -1, "log what schedulers do, at this verbosity")
+	histories = flag.Int("histories", 40, "how many random histories")
+	firstSeed = flag.Uint64("seed", 1, "seed of the first history")
+	lasting   = flag.Duration("for", 0, "play random histories for this long, however many")
+	keepGoing = flag.Int("failures", 1, "how many differences are reported before it ends")
+)
+
+func TestMain(m *testing.M) {
+	flag.Parse()
+	klog.LogToStderr(false)
+	klog.SetLogger(logr.Discard())
+	os.Exit(m.Run())
+}
+
+func logger() klog.Logger {
+	if *verbosity < 0 {
+		return logr.Discard()
+	}
+	return textlogger.NewLogger(textlogger.NewConfig(textlogger.Verbosity(*verbosity)))
+}
+
+func TestScenarios(t *testing.T) {
+	for name, tc := range map[string]struct {
+		scenario Scenario
+		// bound and evicted are pods in the order in which it happened.
+		bound, evicted []string
+	}{
+		"the class of an extended resource comes later than its pod": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}}, LateClasses: true,
+				Steps: []Step{Pod{Name: "p", Extended: 1}, Wait{time.Second}, Class{Name: gpuClass}},
+			},
+			bound: []string{"p"},
+		},
+		"a device is given to the next pod": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}},
+				Steps: []Step{Pod{Name: "p", Ask: Ask{GPUs: 1}}, Wait{time.Second}, Pod{Name: "q", Ask: Ask{GPUs: 1}}, Wait{time.Second}, Delete{Pod: "p"}},
+			},
+			bound: []string{"p", "q"},
+		},
+		"a pod preempts": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}},
+				Steps: []Step{Pod{Name: "p", Ask: Ask{GPUs: 1}, Grace: 10 * time.Second}, Wait{time.Second}, Pod{Name: "q", Ask: Ask{GPUs: 1}, Priority: 10}},
+			},
+			bound: []string{"p", "q"}, evicted: []string{"p"},
+		},
+		"halves of a GPU": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", Halved: 1}},
+				Steps: []Step{Pod{Name: "p", Ask: Ask{Halves: 1}}, Wait{time.Second}, Pod{Name: "q", Ask: Ask{Halves: 1}}, Wait{time.Second}, Pod{Name: "r", Ask: Ask{GPUs: 1}}},
+			},
+			bound: []string{"p", "q"},
+		},
+		"parts of a GPU": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", Shared: 1}},
+				Steps: []Step{Pod{Name: "p", Ask: Ask{Share: 50}}, Wait{time.Second}, Pod{Name: "q", Ask: Ask{Share: 50}}, Wait{time.Second}, Pod{Name: "r", Ask: Ask{Share: 30}}},
+			},
+			bound: []string{"p", "q"},
+		},
+		"a shared claim": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}},
+				Steps: []Step{Claim{Name: "c", Ask: Ask{GPUs: 1}}, Pod{Name: "p", Claims: []string{"c"}}, Wait{time.Second}, Pod{Name: "q", Claims: []string{"c"}}},
+			},
+			bound: []string{"p", "q"},
+		},
+		"devices that are attached": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", Attached: 1}},
+				Steps: []Step{Pod{Name: "p", Ask: Ask{GPUs: 1}}, Wait{20 * time.Second}, Delete{Pod: "p", Now: true}, Pod{Name: "q", Ask: Ask{GPUs: 1}}},
+			},
+			bound: []string{"p", "q"},
+		},
+		"a device that can be attached only the second time": {
+			scenario: Scenario{Nodes: []Node{{Name: "a", Attached: 2}}, Steps: []Step{Pod{Name: "p", Ask: Ask{GPUs: 2}}}},
+			bound:    []string{"p"},
+		},
+		"a node that comes late": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1, Late: true}},
+				Steps: []Step{Pod{Name: "p", Ask: Ask{GPUs: 1}}, Wait{time.Second}, Publish{Node: "a"}, Wait{time.Second}, Join{Node: "a"}},
+			},
+			bound: []string{"p"},
+		},
+		"slices that come late": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1, Late: true}},
+				Steps: []Step{Pod{Name: "p", Extended: 1}, Wait{time.Second}, Join{Node: "a"}, Wait{time.Second}, Publish{Node: "a"}},
+			},
+			bound: []string{"p"},
+		},
+		"the pod whose budget allows it is evicted": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}, {Name: "b", GPUs: 1}},
+				Steps: []Step{
+					Budget{},
+					Pod{Name: "p", Ask: Ask{GPUs: 1}, Guarded: true},
+					Wait{time.Second},
+					Pod{Name: "r", Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "q", Ask: Ask{GPUs: 1}, Priority: 10},
+				},
+			},
+			bound: []string{"p", "r", "q"}, evicted: []string{"r"},
+		},
+		"watches that begin anew": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}},
+				Steps: []Step{
+					Hold{Resource: "resourceclaims"},
+					Pod{Name: "p", Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Reconnect{Expired: true},
+					Wait{time.Second},
+					Release{Resource: "resourceclaims"},
+				},
+			},
+			bound: []string{"p"},
+		},
+		"an extended resource": {
+			scenario: Scenario{Nodes: []Node{{Name: "a", GPUs: 2}}, Steps: []Step{Pod{Name: "p", Extended: 1}}},
+			bound:    []string{"p"},
+		},
+		"a scheduler that is killed": {
+			scenario: Scenario{Nodes: []Node{{Name: "a", GPUs: 2}}, Steps: []Step{
+				Fail{Verb: "create", What: "pods/binding", Times: 1, With: memoryapi.Lost, Kill: Before}, Pod{Name: "p", Ask: Ask{GPUs: 1}},
+			}},
+			bound: []string{"p"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h, differences := run(t, tc.scenario, logger())
+			for _, difference := range differences {
+				t.Error(difference)
+			}
+			if diff := cmp.Diff(tc.bound, h.bound); diff != "" {
+				t.Errorf("bound (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.evicted, h.evicted); diff != "" {
+				t.Errorf("evicted (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What a new scheduler would do at rest, the old one forgot.
+func TestRest(t *testing.T) {
+	begin, failures := time.Now(), 0
+	played, bound, evicted, excused := 0, 0, 0, 0
+	counts := map[string]int{}
+	for ; failures < *keepGoing && (*lasting > 0 && time.Since(begin) < *lasting || *lasting == 0 && played < *histories); played++ {
+		seed := *firstSeed + uint64(played)
+		scenario := Random(seed)
+		h, differences := run(t, scenario, logr.Discard())
+		bound, evicted = bound+len(h.bound), evicted+len(h.evicted)
+		for what, n := range h.counts {
+			counts[what] += n
+		}
+		if h.excused {
+			excused++
+		}
+		if len(differences) == 0 {
+			continue
+		}
+		failures++
+		small := Shrink(scenario, func(s Scenario) bool { return len(Run(t, s, logr.Discard())) > 0 })
+		t.Errorf("seed %d: %q\nmade small: %q\n%s", seed, differences, differencesOf(t, small), small.Code())
+	}
+	t.Logf("%d histories with %d bindings and %d evictions, %.1f per second, %d with differences, %d excused",
+		played, bound, evicted, float64(played)/time.Since(begin).Seconds(), failures, excused)
+	t.Logf("what happened: %v", counts)
+	if excused*10 > played {
+		t.Error("more than a tenth is excused")
+	}
+}
+
+// differencesOf plays a scenario, which failed, until it fails again.
+func differencesOf(t *testing.T, s Scenario) []string {
+	for range 10 * attempts {
+		if differences := Run(t, s, logr.Discard()); len(differences) > 0 {
+			return differences
+		}
+	}
+	return []string{"it failed before, and not any more"}
+}

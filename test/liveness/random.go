@@ -1,0 +1,228 @@
+package liveness
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"stowage.dev/stowage/test/liveness/memoryapi"
+)
+
+// Random is a scenario that a seed decides.
+func Random(seed uint64) Scenario {
+	g := &generator{Rand: rand.New(rand.NewPCG(seed, 0))}
+	// Each scenario has a few of all that can be special: what always happens at once hides what happens alone.
+	g.preempting, g.sharing, g.extended, g.changing, g.failing, g.delayed = !g.one(3), g.one(3), g.one(4), g.one(3), g.one(3), g.one(4)
+	g.kinds = pick(g, whole, whole, whole, halved, shared, whole|halved, whole|shared, halved|shared)
+	g.guarded, g.growing = g.preempting && g.one(3), g.one(4)
+	if g.one(4) {
+		g.kinds |= attachable
+	}
+	if g.extended {
+		g.kinds |= 1
+	}
+	g.NoFence = g.one(4)
+	g.LateClasses = g.changing && g.one(2)
+	for i := range pick(g, 1, 1, 1, 2, 2, 3) {
+		g.Nodes = append(g.Nodes, g.node(fmt.Sprintf("node-%d", i)))
+	}
+	if g.sharing {
+		for range 1 + g.IntN(3) {
+			g.claims = append(g.claims, fmt.Sprintf("shared-%d", len(g.claims)))
+			g.add(Claim{Name: g.claims[len(g.claims)-1], Ask: g.ask()})
+		}
+	}
+	for range 5 + g.IntN(15) {
+		g.add(g.step())
+		if g.one(2) {
+			g.add(Wait{For: pick(g, 10*time.Millisecond, 300*time.Millisecond, time.Second, 3*time.Second, 3*time.Second, 20*time.Second)})
+		}
+	}
+	if g.LateClasses {
+		for _, name := range classNames {
+			g.add(Class{Name: name})
+		}
+	}
+	for _, node := range g.Nodes {
+		if node.Late && !g.one(4) {
+			g.add(pick[Step](g, Join{Node: node.Name}, Publish{Node: node.Name}))
+			g.add(Join{Node: node.Name})
+			g.add(Publish{Node: node.Name})
+		}
+	}
+	return g.Scenario
+}
+
+// generator makes one scenario.
+type generator struct {
+	*rand.Rand
+	Scenario
+	preempting, sharing, extended, changing, failing, delayed, guarded, growing bool
+	kinds                                                                       int
+	pods, claims                                                                []string
+}
+
+func (g *generator) add(step Step) { g.Steps = append(g.Steps, step) }
+
+// one is true in one of n cases.
+func (g *generator) one(n int) bool { return g.IntN(n) == 0 }
+
+// pick returns one of several values.
+func pick[T any](g *generator, values ...T) T { return values[g.IntN(len(values))] }
+
+// has tells whether devices of a kind are there.
+func (g *generator) has(kind int) bool { return g.kinds&kind != 0 }
+
+const (
+	whole = 1 << iota
+	halved
+	shared
+	attachable
+)
+
+func (g *generator) node(name string) Node {
+	n := Node{Name: name}
+	if g.has(whole) {
+		n.GPUs = 1 + g.IntN(2)
+	}
+	if g.has(halved) {
+		n.Halved = 1
+	}
+	if g.has(shared) {
+		n.Shared = 1
+	}
+	if g.has(attachable) {
+		n.Attached = 1 + g.IntN(2)
+	}
+	n.Late = g.growing && g.one(2)
+	return n
+}
+
+// step is one of what can happen in this scenario, most often a pod that comes or goes.
+func (g *generator) step() Step {
+	for {
+		switch g.IntN(14) {
+		case 0, 1, 2, 3:
+			return g.pod()
+		case 4, 5, 6:
+			if len(g.pods) > 0 {
+				return Delete{Pod: pick(g, g.pods...), Now: g.one(2)}
+			}
+		case 7:
+			if g.sharing {
+				return pick[Step](g, DeleteClaim{Name: pick(g, g.claims...)}, Deallocate{Claim: pick(g, g.claims...)}, Claim{Name: pick(g, g.claims...), Ask: g.ask()})
+			}
+		case 8, 9:
+			if g.changing {
+				return g.change()
+			}
+		case 10:
+			if g.failing {
+				return g.fail()
+			}
+		case 11:
+			if g.delayed {
+				return g.delay()
+			}
+		case 12:
+			if g.guarded {
+				return Budget{Allows: int32(g.IntN(3))}
+			}
+		case 13:
+			if g.growing {
+				node := pick(g, g.Nodes...).Name
+				return pick[Step](g, Join{Node: node}, Publish{Node: node})
+			}
+		}
+	}
+}
+
+func (g *generator) pod() Step {
+	pod := Pod{Name: fmt.Sprintf("p%d", len(g.pods)), Grace: pick(g, 0, time.Second, 10*time.Second, 30*time.Second, 24*time.Hour)}
+	g.pods = append(g.pods, pod.Name)
+	if g.preempting {
+		pod.Priority = pick[int32](g, 0, 0, 10, 20)
+	}
+	pod.Guarded = g.guarded && g.one(2)
+	if g.extended && g.one(2) {
+		pod.Extended = 1 + g.IntN(2)
+	}
+	if g.sharing && g.one(2) {
+		pod.Claims = []string{pick(g, g.claims...)}
+		if other := pick(g, g.claims...); g.one(3) {
+			pod.Claims = append(pod.Claims, other)
+		}
+	}
+	if pod.Extended+len(pod.Claims) == 0 || g.one(4) {
+		pod.Ask = g.ask()
+	}
+	return pod
+}
+
+func (g *generator) ask() Ask {
+	for {
+		switch g.IntN(3) {
+		case 0:
+			if g.has(whole | halved | attachable) {
+				return Ask{GPUs: 1 + g.IntN(2)}
+			}
+		case 1:
+			if g.has(halved) {
+				return Ask{Halves: 1 + g.IntN(2)}
+			}
+		case 2:
+			if g.has(shared) {
+				return Ask{Share: pick(g, 30, 50, 100)}
+			}
+		}
+	}
+}
+
+// change is something that happens to the cluster.
+func (g *generator) change() Step {
+	node := pick(g, g.Nodes...)
+	switch g.IntN(3) {
+	case 0:
+		return Class{Name: pick(g, classNames...), Broken: g.one(3)}
+	case 1:
+		return Cordon{Node: node.Name, Lifted: g.one(2)}
+	default:
+		devices := node.slices()[0].Spec.Devices
+		return Taint{Node: node.Name, Device: devices[g.IntN(len(devices))].Name, Lifted: g.one(2)}
+	}
+}
+
+// fail is something that goes wrong with a request, or with the scheduler.
+func (g *generator) fail() Step {
+	if g.one(4) {
+		return Restart{}
+	}
+	verbs := [][2]string{
+		{"update", "resourceclaims"},
+		{"update", "resourceclaims/status"},
+		{"update", "resourceclaims/status"},
+		{"create", "pods/binding"},
+		{"patch", "pods/status"},
+		{"get", "pods"},
+		{"get", "resourceclaims"},
+		{"delete", "pods"},
+		{"create", "resourceclaims"},
+		{"delete", "resourceclaims"},
+	}
+	verb := pick(g, verbs...)
+	faults := []memoryapi.Fault{memoryapi.Refused, memoryapi.Lost}
+	if verb[0] != "get" {
+		faults = append(faults, memoryapi.Conflict, memoryapi.NoAnswer, memoryapi.Late, memoryapi.Slow)
+	}
+	fail := Fail{Verb: verb[0], What: verb[1], With: pick(g, faults...), Times: pick(g, 1, 1, 2, 5), Kill: pick(g, Never, Never, Never, Before, After)}
+	if g.NoFence && fail.With == memoryapi.Late {
+		fail.Kill = Never // what a process that is dead wrote, and what comes late, only the fence sees
+	}
+	return fail
+}
+
+// delay has informers hear later than others.
+func (g *generator) delay() Step {
+	resource := pick(g, "pods", "nodes", "resourceclaims", "resourceslices", "deviceclasses")
+	return pick[Step](g, Hold{Resource: resource}, Hold{Resource: resource}, Release{Resource: resource}, Release{Resource: resource}, Reconnect{}, Reconnect{Expired: true})
+}

@@ -1,0 +1,144 @@
+package liveness
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/runtime"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/dynamic/dynamicinformer"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
+	kubescheduler "k8s.io/kubernetes/pkg/scheduler"
+	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/plugins"
+	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims"
+	"stowage.dev/stowage/test/liveness/memoryapi"
+)
+
+// configFile is the shipped configuration.
+const configFile = "../../manifests/scheduler-config/second-scheduler.yaml"
+
+// schedulerName is the shipped configuration's.
+const schedulerName = "stowage"
+
+// loadConfig reads the shipped configuration.
+var loadConfig = sync.OnceValues(func() (*schedulerconfig.KubeSchedulerConfiguration, error) {
+	return options.LoadConfigFromFile(klog.Background(), configFile)
+})
+
+// noFlush is longer than any history: a pod that only the flush of old unschedulable pods wakes sleeps.
+const noFlush = 1000 * time.Hour
+
+// scheduler is a scheduler in a bubble, set up as cmd/scheduler sets up its own.
+type scheduler struct {
+	name    string // its client's
+	cancel  context.CancelFunc
+	running sync.WaitGroup
+	synced  chan struct{} // closed when it knows what there is
+	// attempts are how often it has tried a pod.
+	attempts atomic.Int64
+}
+
+// startScheduler starts a scheduler on an API and does not wait for it. tried is called at each scheduling attempt.
+func startScheduler(ctx context.Context, name string, api *memoryapi.Server, fence bool, tried func()) (*scheduler, error) {
+	loaded, err := loadConfig()
+	if err != nil {
+		return nil, err
+	}
+	cfg := loaded.DeepCopy()
+	for i := range cfg.Profiles[0].PluginConfig {
+		if args, ok := cfg.Profiles[0].PluginConfig[i].Args.(*config.DeviceClaimsArgs); ok {
+			args.Fence.Enabled = ptr.To(fence)
+		}
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	client := api.Client(name)
+	factory := kubescheduler.NewInformerFactory(client, 0, nil)
+	dynamicInformers := dynamicinformer.NewDynamicSharedInformerFactory(dynamic.NewForConfigOrDie(api.Config(name)), 0)
+	set := plugins.NewSet(plugins.WithLimits(unhurried))
+	sched, err := kubescheduler.New(ctx, client, factory, dynamicInformers,
+		func(string) events.EventRecorderLogger { return silentRecorder{} },
+		kubescheduler.WithComponentConfigVersion(cfg.TypeMeta.APIVersion),
+		kubescheduler.WithProfiles(cfg.Profiles...),
+		kubescheduler.WithParallelism(1),
+		kubescheduler.WithPodInitialBackoffSeconds(cfg.PodInitialBackoffSeconds),
+		kubescheduler.WithPodMaxBackoffSeconds(cfg.PodMaxBackoffSeconds),
+		kubescheduler.WithPodMaxInUnschedulablePodsDuration(noFlush),
+		kubescheduler.WithFrameworkOutOfTreeRegistry(set.Registry()),
+	)
+	if err == nil {
+		err = set.Adopt(sched)
+	}
+	if err != nil {
+		cancel()
+		return nil, fmt.Errorf("make scheduler %s: %w", name, err)
+	}
+	s := &scheduler{name: name, cancel: cancel, synced: make(chan struct{})}
+	next := sched.NextEntity
+	sched.NextEntity = func(logger klog.Logger) (framework.QueuedEntityInfo, error) {
+		entity, err := next(logger)
+		s.attempts.Add(1)
+		tried()
+		return entity, err
+	}
+	s.running.Go(func() {
+		defer factory.Shutdown()
+		defer dynamicInformers.Shutdown()
+		factory.Start(ctx.Done())
+		dynamicInformers.Start(ctx.Done())
+		factory.WaitForCacheSync(ctx.Done())
+		dynamicInformers.WaitForCacheSync(ctx.Done())
+		if err := sched.WaitForHandlersSync(ctx); err != nil {
+			panic(err) // nobody stops it before
+		}
+		close(s.synced)
+		sched.Run(ctx)
+	})
+	return s, nil
+}
+
+// stop ends the scheduler as a signal would, but not before it knows what there is: client-go leaves watches behind whose
+// informers end while they are listing.
+func (s *scheduler) stop() {
+	<-s.synced
+	synctest.Wait() // the claim tracker has a list of its own
+	s.cancel()
+	s.running.Wait()
+}
+
+// unhurried are limits that a slow machine does not reach either. Time does not pass in a bubble while somebody works, so it is
+// only for what waits.
+var unhurried = deviceclaims.Limits{Holders: 30 * time.Second, Obstacle: 30 * time.Second, WakeUp: 30 * time.Second}
+
+// silentRecorder drops events.
+type silentRecorder struct{}
+
+func (silentRecorder) Eventf(runtime.Object, runtime.Object, string, string, string, string, ...any) {
+}
+
+func (r silentRecorder) WithLogger(logr.Logger) events.EventRecorderLogger { return r }
+
+// prepareProcess starts what lives as long as the process, so that no bubble does: the runtime's goroutine for signals,
+// which kube-scheduler asks for. And it takes away the pause after each error that is logged, because the last error may
+// have been in another bubble, which is another time.
+var prepareProcess = sync.OnceFunc(func() {
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+	signals := make(chan os.Signal, 1)
+	signal.Notify(signals, syscall.SIGUSR2)
+	signal.Stop(signals)
+})
