@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"text/tabwriter"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -66,8 +67,11 @@ type demo struct {
 	hollow bool
 	wait   bool
 
-	lab   *lab.Lab
-	begun time.Time
+	lab       *lab.Lab
+	scheduler *localcluster.Scheduler
+	begun     time.Time
+	// waiting: all is as it should be, and the cluster runs until somebody ends it.
+	waiting bool
 }
 
 func (d *demo) run(ctx context.Context) (err error) {
@@ -98,7 +102,8 @@ func (d *demo) run(ctx context.Context) (err error) {
 		}},
 		{"start etcd, kube-apiserver and kube-controller-manager; grant rights, define classes", d.startCluster},
 		{"start Stowage's scheduler", func(ctx context.Context) error {
-			_, err := d.lab.StartStowage(ctx)
+			var err error
+			d.scheduler, err = d.lab.StartStowage(ctx)
 			return err
 		}},
 		{"start the nodes and their agents", d.startNodes},
@@ -120,8 +125,10 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	if d.wait {
-		d.explainWait()
+		d.waiting = true
+		explainWait(d.out, d.places())
 		<-ctx.Done()
+		fmt.Fprintln(d.out, "\nStopping the cluster.")
 		return nil
 	}
 	return d.stage(ctx, "delete the pods and check that nothing is left", d.cleanUp)
@@ -273,9 +280,38 @@ func (d *demo) showUnsatisfiable(ctx context.Context) error {
 	return nil
 }
 
-func (d *demo) explainWait() {
-	fmt.Fprintf(d.out, "The cluster runs until Ctrl-C. To look around:\n  %s --kubeconfig %s -n %s get pods,resourceclaims -o wide\n",
-		d.lab.Binaries().Kubectl(), d.lab.AdminKubeconfig(), namespace)
+// places is where everything of the running demo is.
+type places struct {
+	kubectl, kubeconfig, schedulerURL, logs string
+	nodes                                   []lab.NodePlaces
+}
+
+func (d *demo) places() places {
+	return places{
+		kubectl: d.lab.Binaries().Kubectl(), kubeconfig: d.lab.AdminKubeconfig(), schedulerURL: d.scheduler.URL,
+		logs: d.lab.LogDir(), nodes: d.lab.Places(),
+	}
+}
+
+// explainWait says where to look while the cluster runs.
+func explainWait(out io.Writer, p places) {
+	fmt.Fprintf(out, `The cluster runs until Ctrl-C, which stops and removes all of it.
+
+kubectl     export KUBECONFIG=%s
+            %s -n %s get pods,resourceclaims -o wide
+scheduler   curl -k %s/readyz?verbose
+logs        %s
+
+`, p.kubeconfig, p.kubectl, namespace, p.schedulerURL, p.logs)
+	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(w, "NODE\tWHAT\tWHERE")
+	for _, node := range p.nodes {
+		fmt.Fprintf(w, "%s\tagent's log\t%s\n\tagent's state\t%s\n\tsimulator\t%s\n", node.Node, node.AgentLog, node.StateDir, node.SimulatorSocket)
+	}
+	w.Flush()
+	if len(p.nodes) > 0 {
+		fmt.Fprintf(out, "\nA fault of a simulated GPU, for instance:\n  go run ./cmd/nvmlsimctl --socket %s gpu lose 0\n", p.nodes[0].SimulatorSocket)
+	}
 }
 
 func (d *demo) cleanUp(ctx context.Context) error {

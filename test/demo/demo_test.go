@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"errors"
+	"flag"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -81,5 +82,79 @@ wide  b200  many   gpu-0000-1b-00-0 gpu-0000-43-00-0 gpu-0000-52-00-0  /dev/nvid
 				t.Errorf("table (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+func TestReportSaysHowItEnded(t *testing.T) {
+	bad := errors.New("bad")
+	for name, tc := range map[string]struct {
+		err                 error
+		interrupted, waited bool
+		status              int
+		text                string
+	}{
+		"all is well":                            {},
+		"Ctrl-C ends -wait":                      {interrupted: true, waited: true},
+		"Ctrl-C before the end":                  {err: bad, interrupted: true, status: 1, text: "\nThe demo was interrupted before its end. Everything is stopped.\n"},
+		"it fails":                               {err: bad, status: 1, text: "\nThe demo failed: bad\n"},
+		"-wait ends and something does not stop": {err: bad, interrupted: true, waited: true, status: 1, text: "\nThe demo failed: bad\n"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out bytes.Buffer
+			if status := report(&out, tc.err, tc.interrupted, tc.waited); status != tc.status {
+				t.Errorf("status %d, want %d", status, tc.status)
+			}
+			if diff := cmp.Diff(tc.text, out.String()); diff != "" {
+				t.Errorf("text (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+func TestExplainWaitSaysWhereEverythingIs(t *testing.T) {
+	var out bytes.Buffer
+	explainWait(&out, places{
+		kubectl: "/c/kubectl", kubeconfig: "/d/admin.kubeconfig", schedulerURL: "https://127.0.0.1:1", logs: "/d/logs",
+		nodes: []lab.NodePlaces{
+			{Node: "a100", AgentLog: "/d/logs/a100-agent.log", StateDir: "/d/a100", SimulatorSocket: "/d/a100/sim/control.sock"},
+			{Node: "h100", AgentLog: "/d/logs/h100-agent.log", StateDir: "/d/h100", SimulatorSocket: "/d/h100/sim/control.sock"},
+		},
+	})
+	want := `The cluster runs until Ctrl-C, which stops and removes all of it.
+
+kubectl     export KUBECONFIG=/d/admin.kubeconfig
+            /c/kubectl -n demo get pods,resourceclaims -o wide
+scheduler   curl -k https://127.0.0.1:1/readyz?verbose
+logs        /d/logs
+
+NODE  WHAT           WHERE
+a100  agent's log    /d/logs/a100-agent.log
+      agent's state  /d/a100
+      simulator      /d/a100/sim/control.sock
+h100  agent's log    /d/logs/h100-agent.log
+      agent's state  /d/h100
+      simulator      /d/h100/sim/control.sock
+
+A fault of a simulated GPU, for instance:
+  go run ./cmd/nvmlsimctl --socket /d/a100/sim/control.sock gpu lose 0
+`
+	if diff := cmp.Diff(want, out.String()); diff != "" {
+		t.Errorf("text (-want +got):\n%s", diff)
+	}
+}
+
+func TestHelpExplainsWait(t *testing.T) {
+	var out bytes.Buffer
+	set := flag.NewFlagSet("demo", flag.ContinueOnError)
+	set.SetOutput(&out)
+	flags(&demo{}, set)
+	set.Usage()
+	for _, want := range []string{
+		"run `make build` first, or `make demo`", "Exit status: 0 if everything was as it should be, also when -wait is ended by Ctrl-C; 1 otherwise.",
+		"leave the cluster running until Ctrl-C, and say where kubeconfig, logs, agents and simulators are",
+	} {
+		if !strings.Contains(out.String(), want) {
+			t.Errorf("help lacks %q:\n%s", want, out.String())
+		}
 	}
 }

@@ -146,7 +146,7 @@ func startPod(t *testing.T, namespace, name string, gpus int64) pod {
 	return p
 }
 
-func createPod(t *testing.T, namespace, name string, gpus int64) {
+func createPod(t *testing.T, namespace, name string, gpus int64, adjust ...func(*corev1.Pod)) {
 	t.Helper()
 	client := cluster.AdminClient()
 	if _, err := client.ResourceV1().ResourceClaimTemplates(namespace).Create(t.Context(), &resourceapi.ResourceClaimTemplate{
@@ -164,7 +164,11 @@ func createPod(t *testing.T, namespace, name string, gpus int64) {
 	}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := client.CoreV1().Pods(namespace).Create(t.Context(), podWithClaim(name, name), metav1.CreateOptions{}); err != nil {
+	object := podWithClaim(name, name)
+	for _, f := range adjust {
+		f(object)
+	}
+	if _, err := client.CoreV1().Pods(namespace).Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -152,15 +152,21 @@ func (p pod) waitHealth(want corev1.ResourceHealthStatus, text string) {
 	})
 }
 
-func (p pod) waitEvent(reason string) {
+// waitEvent waits until the pod has an event of that reason, and returns what it says.
+func (p pod) waitEvent(reason string) (message string) {
 	p.t.Helper()
 	poll(p.t, "pod "+p.name+" has an event "+reason, func(ctx context.Context) error {
 		events, err := cluster.AdminClient().CoreV1().Events(p.namespace).List(ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=" + p.name + ",reason=" + reason})
-		if err == nil && len(events.Items) == 0 {
-			err = fmt.Errorf("there is none")
+		if err != nil {
+			return err
 		}
-		return err
+		if len(events.Items) == 0 {
+			return fmt.Errorf("there is none")
+		}
+		message = events.Items[0].Message
+		return nil
 	})
+	return message
 }
 
 func (p pod) waitGone() {

@@ -1,4 +1,3 @@
-// Package images checks how the images that the manifests name are built, with a builder that only writes down what it is asked for.
 package images
 
 import (

@@ -222,7 +222,7 @@ func testCompatibilityGroups(t *testing.T, w *world) {
 		}
 	}
 	w.addPod("vgpu", withTemplate("vgpu"))
-	w.awaitUnschedulable("vgpu", "devices incompatible with devices in use", "would do without claims")
+	w.awaitUnschedulable("vgpu", "devices incompatible with devices in use", "would fit on node")
 	w.deletePod("mig-0")
 	w.deletePod("mig-1")
 	w.awaitBoundTo("vgpu", "n")
@@ -296,7 +296,7 @@ func testAllocationThatSkipsOperations(t *testing.T, w *world) {
 	w.addPod("first", withClaim("shared"))
 	w.awaitBoundTo("first", "able")
 	w.addPod("second", withClaim("shared"), w.onNode("unable"))
-	w.awaitUnschedulable("second", "can skip node operations")
+	w.awaitUnschedulable("second", "cannot skip node operations")
 	w.declare("unable", skipping)
 	w.awaitBoundTo("second", "unable")
 }

@@ -26,7 +26,7 @@ func TestAudit(t *testing.T) {
 	p := startProcess(t, localcluster.SchedulerOptions{
 		Name: w.name,
 		Config: writeConfig(t, configHead+strings.ReplaceAll(goodProfile, "config-test", w.name)+
-			"  pluginConfig: [{name: DeviceClaims, args: {auditPeriod: 1s}}]\n"),
+			"  pluginConfig: [{name: DeviceClaims, args: {auditPeriod: 1s, fence: {timeout: 5s}}}]\n"),
 	})
 	w.addNode("a", gpus(h100, 8)...)
 	w.addTemplate("one", spec(w.exactly("gpu", 1)))

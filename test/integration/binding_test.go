@@ -155,7 +155,7 @@ func TestNetworkAttachedPool(t *testing.T) {
 
 	fromFar := func(p *v1.Pod) { p.Spec.NodeSelector = map[string]string{"stowage.dev/far": w.name} }
 	w.addPod("far", withTemplate("one"), fromFar)
-	w.awaitUnschedulable("far", "no "+w.class+" devices")
+	w.awaitUnschedulable("far", "no ResourceSlice offers devices to the nodes")
 
 	for i, node := range []string{"a", "b"} {
 		name := "on-" + node
@@ -169,7 +169,7 @@ func TestNetworkAttachedPool(t *testing.T) {
 		}
 	}
 	w.addPod("late", withTemplate("one"), w.onNode("a"))
-	w.awaitUnschedulable("late", "2 of 2", "held", "would do without claim "+w.name+"/on-")
+	w.awaitUnschedulable("late", "2 of 2", "held", "if claim "+w.name+"/on-")
 	w.deletePod("on-b")
 	w.awaitBoundTo("late", "a")
 }
@@ -251,8 +251,8 @@ func TestBindingTimeoutIsTriedElsewhere(t *testing.T) {
 	w.addClaim("wanted", spec(w.exactly("gpu", 1)))
 	pod := w.addPod("pod", withClaim("wanted"))
 	first := w.awaitAllocated("wanted")
-	w.awaitUnschedulable("pod", "not ready 2s after the allocation")
-	w.awaitEvent(pod, "not ready 2s after the allocation")
+	w.awaitUnschedulable("pod", "not ready within the bindingTimeout of 2s after the allocation")
+	w.awaitEvent(pod, "not ready within the bindingTimeout of 2s after the allocation")
 	w.awaitClaim("wanted", "given back, or allocated anew", func(c *resourceapi.ResourceClaim) bool {
 		return c.Status.Allocation == nil || !c.Status.Allocation.AllocationTimestamp.Equal(first.Status.Allocation.AllocationTimestamp)
 	})
@@ -309,7 +309,7 @@ func TestDeviceThatFailsIsNotChosenAgain(t *testing.T) {
 			tc.devices(w)
 			w.addClaim("wanted", spec(w.exactly("gpu", 1)))
 			pod := w.addPod("pod", withClaim("wanted"), prefers(w))
-			w.awaitEvent(pod, "not ready 2s after the allocation")
+			w.awaitEvent(pod, "not ready within the bindingTimeout of 2s after the allocation")
 			w.report(w.awaitClaim("wanted", "allocated with the other device", func(c *resourceapi.ResourceClaim) bool {
 				return c.Status.Allocation != nil && c.Status.Allocation.Devices.Results[0].Pool == w.nodeName(tc.pool) && c.Status.Allocation.Devices.Results[0].Device == tc.device
 			}), attached)

@@ -105,7 +105,7 @@ func TestConsumableCapacity(t *testing.T) {
 	// 30Gi of 40Gi and 45 of 100 are taken.
 	w.addClaim("late", spec(w.share("gpu", map[resourceapi.QualifiedName]string{"memory": "15Gi"})))
 	w.addPod("late", withClaim("late"))
-	w.awaitUnschedulable("late", "gpu", "would do without claim")
+	w.awaitUnschedulable("late", "gpu", "would fit on node")
 	w.addClaim("small", spec(w.share("gpu", map[resourceapi.QualifiedName]string{"memory": "10Gi", "compute": "50"})))
 	w.addPod("small", withClaim("small"))
 	w.awaitBound("small")
@@ -151,7 +151,7 @@ func testFractionalCapacityRanges(t *testing.T, w *world) {
 	takes("last", "750m", "750m")
 	w.addClaim("late", spec(w.share("gpu", nil)))
 	w.addPod("late", withClaim("late"))
-	w.awaitUnschedulable("late", "gpu", "would do without claim")
+	w.awaitUnschedulable("late", "gpu", "would fit on node")
 }
 
 // What no policy permits is not given, whatever is left.
@@ -208,5 +208,5 @@ func TestMultiAllocatableDevices(t *testing.T) {
 	}
 	w.addClaim("too-late", spec(w.exactly("device", 1, `device.attributes["$DRIVER"].type == "closed"`)))
 	w.addPod("too-late", withClaim("too-late"))
-	w.awaitUnschedulable("too-late", "held", "would do without claim "+w.name+"/alone")
+	w.awaitUnschedulable("too-late", "held", "if claim "+w.name+"/alone were released")
 }

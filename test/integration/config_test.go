@@ -47,11 +47,11 @@ func TestSchedulerRefusesToStart(t *testing.T) {
     postFilter: {enabled: [{name: DeviceClaims}]}
     preBind: {enabled: [{name: DeviceClaims}]}
 `,
-			message: []string{`profile "config-test"`, "disable DynamicResources"},
+			message: []string{"profile: config-test", "disable DynamicResources"},
 		},
 		"with the in-tree plugin in another profile": {
 			config:  configHead + goodProfile + "- schedulerName: other\n",
-			message: []string{`profile "other"`, "DynamicResources", "use DeviceClaims in all profiles"},
+			message: []string{"profile: other", "DynamicResources", "use DeviceClaims in all profiles"},
 		},
 		"with our PostFilter after the defaults": {
 			config: configHead + `- schedulerName: config-test

@@ -39,7 +39,7 @@ func TestEightAlternatives(t *testing.T) {
 	// A pod for which there is nothing left is told first about those that match something.
 	w.addClaim("late", spec(request))
 	w.addPod("late", withClaim("late"))
-	w.awaitUnschedulable("late", `"gpu/choice-6"`, `"gpu/choice-7"`, "2 of 2", "held", "(and 5 more alternatives)", "would do without claim "+w.name+"/wanted")
+	w.awaitUnschedulable("late", `"gpu/choice-6"`, `"gpu/choice-7"`, "2 of 2", "held", "(and 5 more alternatives)", "if claim "+w.name+"/wanted were released")
 }
 
 // distinctAttribute: devices that have nothing of the kind in common.
@@ -138,8 +138,8 @@ func TestWaitingPodNamesTheHoldersInItsWay(t *testing.T) {
 	w.addPod("train", withClaim("train"))
 	pod := w.awaitUnschedulable("train",
 		`request "gpu" of claim train: 4 of 8 `+w.class+` devices held, 4 filtered by selector`,
-		"node "+w.nodeName("a")+" would do without claim "+w.name+"/three")
-	w.awaitEvent(pod, "would do without claim "+w.name+"/three")
+		"would fit on node "+w.nodeName("a")+" if claim "+w.name+"/three were released")
+	w.awaitEvent(pod, "if claim "+w.name+"/three were released")
 	w.deletePod("three")
 	w.awaitBoundTo("train", "a")
 }

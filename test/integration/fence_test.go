@@ -4,12 +4,14 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
 
@@ -76,16 +78,21 @@ func (b lateBody) Read(p []byte) (int, error) {
 	return n, err
 }
 
+// choice is what bothChoose leaves: two schedulers, the second one with a late watch.
+type choice struct {
+	*lateWatch
+	schedulers [2]*scheduler
+}
+
 // bothChoose makes two schedulers of ours choose the only GPU of node a for the pods "first" and "second", because the
 // watch of the second one is late. When it returns, the first pod is bound, and both claims have the GPU. The options are
 // for the second pod.
-func bothChoose(w *world, second schedulerSetup, options ...podOption) *lateWatch {
+func bothChoose(w *world, second schedulerSetup, options ...podOption) choice {
 	w.t.Helper()
 	watch := &lateWatch{}
 	w.t.Cleanup(watch.release)
 	second.wrap = watch.wrap
-	startScheduler(w.t, w.name+"-1", schedulerSetup{})
-	startScheduler(w.t, w.name+"-2", second)
+	schedulers := [2]*scheduler{startScheduler(w.t, w.name+"-1", schedulerSetup{}), startScheduler(w.t, w.name+"-2", second)}
 	w.addNode("a", gpus(h100, 1)...)
 	w.addNode("b", gpus(h100, 1)...)
 	w.addClaim("first", spec(w.exactly("gpu", 1)))
@@ -100,7 +107,7 @@ func bothChoose(w *world, second schedulerSetup, options ...podOption) *lateWatc
 	w.awaitBound("first")
 	w.addPod("second", append(options, withClaim("second"), w.onNode("a"), withScheduler(w.name+"-2"))...)
 	w.awaitClaim("second", "allocated", func(c *resourceapi.ResourceClaim) bool { return len(devices(c)) == 1 })
-	return watch
+	return choice{watch, schedulers}
 }
 
 // Two schedulers of ours choose the same GPU. One pod is bound; the other one gives the GPU back, says why, and is bound
@@ -120,7 +127,10 @@ func TestFenceBetweenTwoSchedulers(t *testing.T) {
 	}
 	watch.release()
 	pod := w.awaitUnschedulable("second", "claim "+w.name+"/first", "was allocated earlier", w.nodeName("a")+"/gpu-0")
-	w.awaitEvent(pod, "was allocated earlier")
+	event := w.awaitEvent(pod, "was allocated earlier")
+	if event.Type != v1.EventTypeNormal || event.Reason != "LostRaceForDevices" || event.Series != nil && event.Series.Count > 1 {
+		t.Errorf("want one Normal event with the reason LostRaceForDevices, got %s", describe(event))
+	}
 	w.awaitClaim("second", "given back", func(c *resourceapi.ResourceClaim) bool {
 		return c.Status.Allocation == nil && len(c.Status.ReservedFor) == 0
 	})
@@ -130,6 +140,17 @@ func TestFenceBetweenTwoSchedulers(t *testing.T) {
 
 	w.endPod(w.awaitBound("first"))
 	w.awaitBoundTo("second", "a")
+
+	// A race that is lost is nobody's mistake.
+	for _, s := range watch.schedulers {
+		s.wantNoErrors(t)
+	}
+	events, err := w.client.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{})
+	w.must(err, "listing events")
+	told := slices.DeleteFunc(events.Items, func(e v1.Event) bool { return !strings.Contains(e.Message, "was allocated earlier") })
+	if len(told) != 1 {
+		t.Errorf("%d events tell of the race, want one", len(told))
+	}
 }
 
 // The same without fence shows that the test can fail, and what the fence is for.

@@ -146,7 +146,7 @@ func TestOwnership(t *testing.T) {
 			others = append(others, w.addTaintRule("a", device, lost))
 		}
 		w.addPod("late", withTemplate("one"))
-		w.awaitUnschedulable("late", "3 tainted example.com/lost", "1 of 4", "held")
+		w.awaitUnschedulable("late", "1 tainted example.com/lost by DeviceTaintRule "+others[0], "by DeviceTaintRule "+others[1], "by DeviceTaintRule "+others[2], "1 of 4", "held")
 		w.must(rules.Delete(w.ctx, others[0], metav1.DeleteOptions{}), "deleting the rule of gpu-1")
 		pod := w.awaitBoundTo("late", "a")
 		if got := devices(w.claim(claimName(pod, "one"))); len(got) != 1 || got[0] != "gpu-1" {

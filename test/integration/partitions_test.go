@@ -90,7 +90,7 @@ func TestPartitionsShareCounters(t *testing.T) {
 	w.addPod("second-half", withTemplate("half"))
 	w.awaitUnschedulable("second-half", "part")
 	w.addPod("whole", withTemplate("whole"))
-	w.awaitUnschedulable("whole", "part", "would do without claims")
+	w.awaitUnschedulable("whole", "part", "would fit on node")
 
 	w.deletePod("quarter")
 	second := w.awaitBoundTo("second-half", "a")

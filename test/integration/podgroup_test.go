@@ -3,6 +3,7 @@ package integration
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -112,7 +113,9 @@ func testGroupGetsAllOrNothing(t *testing.T, w *world) {
 	w.addGroup("gang", 3)
 	names := w.addMembers("gang", 3, withTemplate("one"))
 	for _, name := range names {
-		w.awaitUnschedulable(name)
+		if message := scheduledCondition(w.awaitUnschedulable(name)).Message; strings.Contains(message, "reemption") {
+			t.Errorf("pod %s is told of preemption, though nobody can be evicted: %s", name, message)
+		}
 	}
 	await(w, "an explanation of why the group waits", cache.NewListWatchFromClient(w.client.CoreV1().RESTClient(), "events", w.name, fields.Everything()),
 		func(e *v1.Event) bool { return hasAll(e.Message, []string{"waiting", "2 of 2", "held"}) })

@@ -1,7 +1,6 @@
 package integration
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -238,8 +237,10 @@ func TestPreemption(t *testing.T) {
 			preemptor := w.addPod("preemptor", wants...)
 			if len(tc.victims) == 0 {
 				w.awaitEvent(preemptor, "held")
-				w.awaitUnschedulable("preemptor", "held")
-				w.awaitUnschedulable("preemptor", "Preemption is not helpful")
+				message := scheduledCondition(w.awaitUnschedulable("preemptor", "held")).Message
+				if strings.Contains(message, "preemption:") {
+					t.Errorf("the pod is told of preemption, though nobody could be evicted: %s", message)
+				}
 			} else {
 				pod := w.awaitBound("preemptor")
 				if tc.extended != "" {
@@ -284,7 +285,7 @@ func TestPreemptionTriesNoNodeInVain(t *testing.T) {
 	w := newWorld(t)
 	w.addPriorities()
 	w.addTemplate("gpu", spec(w.exactly("gpu", 1)))
-	startScheduler(t, w.name, schedulerSetup{})
+	s := startScheduler(t, w.name, schedulerSetup{})
 	// On one node pods of low priority have all CPUs and one of high priority has the GPU; on the other one a pod of low priority has it.
 	w.addNode("full", gpus(h100, 1)...)
 	w.addNode("forbidden", gpus(h100, 1)...)
@@ -299,12 +300,53 @@ func TestPreemptionTriesNoNodeInVain(t *testing.T) {
 			}}}},
 		}}}
 	})
-	message := scheduledCondition(w.awaitUnschedulable("pod", "1 of 1", "held", "preemption:")).Message
-	_, preemption, _ := strings.Cut(message, "preemption:")
-	if !regexp.MustCompile(`^ 0/\d+ nodes are available: \d+ Preemption is not helpful for scheduling\.?$`).MatchString(preemption) {
-		t.Errorf("preemption tried a node: %s", message)
+	w.awaitUnschedulable("pod", "1 of 1", "held")
+	if n := s.probe.of("pod").taken; n != 0 {
+		t.Errorf("preemption tried nodes, %d pods were taken off them", n)
 	}
 	if names := w.podNames(); len(names) != 4 {
 		t.Errorf("pods left: %v, want all", names)
+	}
+}
+
+// A pod is not told of preemption that finds nobody, whatever it has tried, neither by its event nor by its condition.
+func TestAPodIsNotToldOfPreemptionThatFindsNobody(t *testing.T) {
+	t.Parallel()
+	for name, tc := range map[string]struct {
+		holder string // the priority of the pod that has the other device
+		tried  bool
+	}{
+		"a pod of lower priority that has too few CPUs": {holder: low, tried: true},
+		"pods of higher priority have all":              {holder: high},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(t)
+			s := startScheduler(t, w.name, schedulerSetup{}) // of its own, because its probe counts by the pod's name
+			w.addPriorities()
+			w.addTemplate("one", spec(w.exactly("gpu", 1)))
+			w.addNode("a", gpus(h100, 2)...)
+			w.run("holder", tc.holder, "a", withTemplate("one"), withCPUs("1"))
+			w.run("busy", high, "a", withCPUs("100"))
+			before := w.podNames()
+			pod := w.addPod("pod", withTemplate("one"), withCPUs("64"), w.withPriority(middle))
+			w.awaitEvent(pod, "Insufficient cpu")
+			if message := scheduledCondition(w.awaitUnschedulable("pod", "Insufficient cpu")).Message; strings.Contains(message, "reemption") {
+				t.Errorf("the condition: %s", message)
+			}
+			list, err := w.client.CoreV1().Events(w.name).List(w.ctx, metav1.ListOptions{FieldSelector: "involvedObject.name=pod"})
+			w.must(err, "listing the pod's events")
+			for i := range list.Items {
+				if message := list.Items[i].Message; strings.Contains(message, "reemption") {
+					t.Errorf("an event: %s", message)
+				}
+			}
+			if tried := s.probe.of("pod").taken > 0; len(list.Items) == 0 || tried != tc.tried {
+				t.Errorf("%d events, preemption tried nodes: %t; the test shows nothing", len(list.Items), tried)
+			}
+			if diff := cmp.Diff(append(before, "pod"), w.podNames()); diff != "" {
+				t.Errorf("pods that are left (-want +got):\n%s", diff)
+			}
+		})
 	}
 }

@@ -147,7 +147,7 @@ func TestPreemptorIsTriedBeforeTheClaimIsReleased(t *testing.T) {
 	for range 3 {
 		w.tryAgain(s, "preemptor")
 	}
-	w.awaitUnschedulable("preemptor", "waiting for devices of node "+w.nodeName("a"))
+	w.awaitUnschedulable("preemptor", "node "+w.nodeName("a")+": claim", "released, waiting for its deallocation")
 	if diff := cmp.Diff([]string{"bystander", "preemptor"}, w.podNames()); diff != "" {
 		t.Errorf("pods that are left (-want +got):\n%s", diff)
 	}
@@ -193,7 +193,7 @@ func TestNominatedPodKeepsItsDevices(t *testing.T) {
 			w.awaitUnschedulable("rival", "held")
 			w.tryAgain(s, "rival")
 			w.tryAgain(s, "preemptor")
-			w.awaitUnschedulable("preemptor", "waiting for devices")
+			w.awaitUnschedulable("preemptor", "released, waiting for its deallocation")
 			w.deletePod("slow")
 			w.awaitBoundTo("preemptor", "a")
 			w.tryAgain(s, "rival")
@@ -221,7 +221,7 @@ func TestNominatedPodKeepsTheDevicesOfItsExtendedResource(t *testing.T) {
 	w.awaitUnschedulable("rival", "held")
 	w.tryAgain(s, "rival")
 	w.tryAgain(s, "preemptor")
-	w.awaitUnschedulable("preemptor", "waiting for devices")
+	w.awaitUnschedulable("preemptor", "released, waiting for its deallocation")
 	w.deletePod("slow")
 	if claim := w.extendedClaim(w.awaitBoundTo("preemptor", "a")); len(devices(claim)) != 2 {
 		t.Errorf("want 2 devices: %s", describe(claim))

@@ -32,6 +32,8 @@ type probe struct {
 // podCounts is how often the scheduler reached a step for a pod.
 type podCounts struct {
 	attempts, filtered, reserved int
+	// taken counts the pods that preemption took off a node to see whether the pod fits without them.
+	taken int
 }
 
 var (
@@ -93,7 +95,16 @@ func (p *probe) PreFilter(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ []
 	return nil, nil
 }
 
-func (p *probe) PreFilterExtensions() fwk.PreFilterExtensions { return nil }
+func (p *probe) PreFilterExtensions() fwk.PreFilterExtensions { return p }
+
+func (p *probe) AddPod(context.Context, fwk.CycleState, *v1.Pod, fwk.PodInfo, fwk.NodeInfo) *fwk.Status {
+	return nil
+}
+
+func (p *probe) RemovePod(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
+	p.count(pod, func(c *podCounts) { c.taken++ })
+	return nil
+}
 
 // Filter runs only for nodes that all other plugins let pass.
 func (p *probe) Filter(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ fwk.NodeInfo) *fwk.Status {

@@ -181,7 +181,7 @@ func TestSharedClaimInFlightOfAPodThatIsRejected(t *testing.T) {
 	w.addPod("first", withClaim("shared"))
 	waiting := b.await(w, "first")
 	w.addPod("second", withClaim("shared"))
-	w.awaitUnschedulable("second", "shared", "another pod")
+	w.awaitUnschedulable("second", "shared, which the pod shares with pod first, is being allocated")
 
 	waiting.Reject(probeName, "the test says no")
 	w.awaitUnschedulable("first", "the test says no")

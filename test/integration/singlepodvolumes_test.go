@@ -25,7 +25,8 @@ func TestPodWaitsForAVolumeThatAnotherPodUses(t *testing.T) {
 
 	w.addClaim("wanted", spec(w.exactly("gpu", 1)))
 	w.addPod("pod", withClaim("wanted"), withVolume("data"))
-	w.awaitUnschedulable("pod", "2 node(s)", volumeInUse)
+	// On a the device is missing, too, and asked for first.
+	w.awaitUnschedulable("pod", "1 node(s) whose matching devices are held", "1 node(s) unavailable due to PersistentVolumeClaim with "+volumeInUse)
 	if n := scheduler.probe.of("pod").reserved; n > 0 {
 		t.Errorf("devices were reserved %d times for a pod whose volume is in use", n)
 	}
@@ -83,7 +84,7 @@ func TestPreemptionForVolumeAndDevice(t *testing.T) {
 				w.run("keep-b", high, "a", withTemplate("one"))
 				w.run("keep-c", high, "b", withTemplate("one"))
 			},
-			waits: "matching devices are held by other claims",
+			waits: "node(s) whose matching devices are held by other claims",
 		},
 	}
 	for name, tc := range tests {

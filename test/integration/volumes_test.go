@@ -16,7 +16,7 @@ const (
 	noStorage     = "did not have enough free storage"
 	otherSegment  = "didn't match PersistentVolume's node affinity"
 	volumeInUse   = "ReadWriteOncePod access mode already in-use"
-	tooFewDevices = "not enough devices match the claim"
+	tooFewDevices = "node(s) with too few devices that match the claim"
 )
 
 // A pod with a device and a volume that is still to be provisioned gets neither until one node has both, and waits
@@ -71,7 +71,7 @@ func TestPodNeedsDeviceAndStorageOnOneNode(t *testing.T) {
 			w.addClaim("wanted", spec(w.exactly("gpu", 1)))
 			volumeClaim := s.addVolumeClaim("data")
 			w.addPod("pod", withClaim("wanted"), withVolume("data"))
-			w.awaitUnschedulable("pod", "0/", "1 node(s) "+noStorage, "1 "+tooFewDevices, "1 matching devices are held by other claims")
+			w.awaitUnschedulable("pod", "0/", "1 node(s) "+noStorage, "1 "+tooFewDevices, "1 node(s) whose matching devices are held by other claims")
 			if claim := w.claim("wanted"); len(devices(claim)) > 0 {
 				t.Errorf("the pod waits, and its claim has a device: %s", describe(claim))
 			}
@@ -217,7 +217,7 @@ func TestProvisioningFailureReleasesTheDevice(t *testing.T) {
 	exhausted = false
 	mutex.Unlock()
 	s.fill("a")
-	w.awaitUnschedulable("pod", "held", "would do without claim "+w.name+"/other")
+	w.awaitUnschedulable("pod", "held", "if claim "+w.name+"/other were released")
 	w.endPod(other)
 	w.awaitBoundTo("pod", "a")
 	s.awaitVolume("data")
@@ -266,7 +266,7 @@ func TestBoundVolumePinsTheDevice(t *testing.T) {
 				s.addPod("holder-c", withTemplate("one"), s.onNode("c"))
 				s.addPod("holder-d", withTemplate("one"), s.onNode("d"))
 			},
-			reasons: []string{"2 node(s) " + otherSegment, "2 matching devices are held by other claims"},
+			reasons: []string{"2 node(s) " + otherSegment, "2 node(s) whose matching devices are held by other claims"},
 		},
 		"a second volume is provisioned beside it": {
 			before: func(s *storage) {

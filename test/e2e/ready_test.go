@@ -1,0 +1,148 @@
+//go:build e2e
+
+package e2e
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os/exec"
+	"path/filepath"
+	"strconv"
+	"strings"
+	"testing"
+
+	"stowage.dev/stowage/pkg/nvmlsim"
+	"stowage.dev/stowage/test/lab"
+)
+
+// firstGPU is the device with index 0, which nobody has between tests.
+const firstGPU = "gpu-0000-1b-00-0"
+
+// The agent's registration socket is removed under a real kubelet, which takes that for the end of the driver. The agent makes it anew, the
+// kubelet registers the driver again, and pods get their GPUs.
+func TestTheAgentRegistersAgainWhenItsSocketGoes(t *testing.T) {
+	namespace := newNamespace(t)
+	agent := theNode.Agent()
+	before := agentMetrics(t, agent).Sum("stowage_agent_sockets_renewed_total")
+	inNode(t, "sh", "-c", "rm /var/lib/kubelet/plugins_registry/gpu.nvidia.com-*-reg.sock /var/lib/kubelet/plugins/gpu.nvidia.com/dra-*.sock")
+	poll(t, "the agent has made both sockets anew", func(context.Context) error {
+		if n := agentMetrics(t, agent).Sum("stowage_agent_sockets_renewed_total") - before; n != 2 {
+			return fmt.Errorf("it has made %g", n)
+		}
+		return nil
+	})
+	poll(t, "the agent is ready", func(ctx context.Context) error {
+		_, err := agent.Get(ctx, "/readyz")
+		return err
+	})
+	startPod(t, namespace, "after", 1).check()
+	waitDescribed(t, "GPUsReady", "True", "AllGPUsReady", "8 of 8 GPUs can be used")
+}
+
+// While records cannot be written no pod is sent to the node, and it says so where people look.
+func TestANodeWhoseStateFolderIsReadOnlyTakesItsGPUsOut(t *testing.T) {
+	namespace := newNamespace(t)
+	running := startPod(t, namespace, "running", 1)
+	state := theNode.StateDir()
+	inNode(t, "mount", "--bind", state, state)
+	mounted := true
+	unmount := func() {
+		if mounted {
+			inNode(t, "umount", "--lazy", state)
+			mounted = false
+		}
+	}
+	t.Cleanup(unmount)
+	inNode(t, "mount", "-o", "remount,bind,ro", state)
+
+	says := "the folder " + state + " is read-only"
+	poll(t, "readyz says why", func(ctx context.Context) error {
+		text, err := theNode.Agent().Get(ctx, "/readyz")
+		if err == nil {
+			return fmt.Errorf("it is ready: %s", text)
+		}
+		return nil
+	})
+	waitDescribed(t, "GPUsReady", "False", "FolderReadOnly", says)
+	waitDescribed(t, "Warning", "CannotPrepareClaims", says)
+	device, _ := running.gpu()
+	waitTaints(t, device, "gpu.nvidia.com/not-ready=FolderReadOnly:NoSchedule")
+	createPod(t, namespace, "waits", 1)
+	if _, err := cluster.WaitForPods(t.Context(), namespace, []string{"waits"}, "refused", podTimeout, lab.Unschedulable); err != nil {
+		t.Fatal(err)
+	}
+	running.checkAgain()
+
+	unmount()
+	waits := pod{t: t, namespace: namespace, name: "waits"}
+	waits.waitRunning()
+	waits.check()
+	waitDescribed(t, "GPUsReady", "True", "AllGPUsReady")
+	waitDescribed(t, "Normal", "CanPrepareClaims")
+	waitTaints(t, device)
+}
+
+// A GPU that goes bad while nobody uses it: the Node says which, and why, and that it is well again.
+func TestAnIdleGPUThatGoesBadShowsOnItsNode(t *testing.T) {
+	hardware(t, &nvmlsim.SetRecovery{GPU: "0", Action: nvmlsim.RecoveryReset})
+	t.Cleanup(func() {
+		if _, err := nvmlsim.Control(context.Background(), controlSocket(), &nvmlsim.SetRecovery{GPU: "0"}); err != nil {
+			t.Error(err)
+		}
+	})
+	waitDescribed(t, "GPUsReady", "False", "GPUsUnhealthy", firstGPU+": the driver asks for a reset of the GPU")
+	waitDescribed(t, "Warning", "GPUUnhealthy", firstGPU+": the driver asks for a reset of the GPU")
+	hardware(t, &nvmlsim.SetRecovery{GPU: "0"})
+	waitDescribed(t, "GPUsReady", "True", "AllGPUsReady")
+	waitDescribed(t, "Normal", "GPUHealthy", firstGPU)
+}
+
+// A process of the host on a GPU that no claim has: the Node says whose it is, and so does a metric.
+func TestAHostProcessOnAFreeGPUShowsOnItsNode(t *testing.T) {
+	const pid = 4190001
+	hardware(t, &nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: pid, Kind: nvmlsim.ProcessCompute, Command: "python3"}})
+	t.Cleanup(func() {
+		if _, err := nvmlsim.Control(context.Background(), controlSocket(), &nvmlsim.RemoveProcess{GPU: "0", PID: pid}); err != nil {
+			t.Error(err)
+		}
+	})
+	says := fmt.Sprintf("%s: it is used without a claim by process %d (python3) of the host", firstGPU, pid)
+	waitDescribed(t, "GPUsReady", "True", "AllGPUsReady", says)
+	waitDescribed(t, "Warning", "GPUUsedWithoutClaim", says)
+	if n := agentMetrics(t, theNode.Agent()).Sum("stowage_agent_processes_without_claim", "device", firstGPU, "of", "host"); n != 1 {
+		t.Errorf("the metric is %g, want 1", n)
+	}
+	waitTaints(t, firstGPU) // which is the policy
+}
+
+// waitDescribed waits until a line of kubectl describe node has all of the texts.
+func waitDescribed(t *testing.T, texts ...string) {
+	t.Helper()
+	poll(t, fmt.Sprintf("kubectl describe node has a line with %q", texts), func(ctx context.Context) error {
+		described, err := cluster.Kubectl(ctx, "describe", "node", nodeName)
+		if err != nil {
+			return err
+		}
+		for line := range strings.Lines(described) {
+			all := true
+			for _, text := range texts {
+				all = all && strings.Contains(line, text)
+			}
+			if all {
+				return nil
+			}
+		}
+		_, shown, _ := strings.Cut(described, "Conditions:")
+		return errors.New(shown[:min(len(shown), 4000)])
+	})
+}
+
+// inNode runs a program where the agent runs, with the node's mounts.
+func inNode(t *testing.T, program string, args ...string) {
+	t.Helper()
+	args = append([]string{"--mount=" + filepath.Join("/proc", strconv.Itoa(theNode.Agent().Pid()), "ns", "mnt"), "--", program}, args...)
+	if out, err := exec.CommandContext(context.WithoutCancel(t.Context()), "nsenter", args...).CombinedOutput(); err != nil {
+		t.Fatalf("nsenter %v: %v\n%s", args, err, out)
+	}
+}
