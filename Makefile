@@ -56,7 +56,7 @@ test: ## Unit tests and integration tests on a real API server, race detector on
 
 .PHONY: test-unit
 test-unit: ## Unit tests only, race detector on
-	$(GO) test -race -short -timeout 60m ./cmd/... ./internal/... ./pkg/... ./test/demo ./test/lab ./test/perf/...
+	$(GO) test -race -short -timeout 60m ./cmd/... ./internal/... ./pkg/... ./test/demo ./test/lab ./test/perf/... ./test/scale
 
 # The packages whose concurrency is proven.
 PROVEN    := $(wildcard ./pkg/tracker ./pkg/fence)
@@ -73,6 +73,10 @@ test-race: ## The tracker's and the fence's tests 50 times, race detector on
 mutate: ## Break the tracker and the fence line by line: at least 90 % must be noticed (~10 min)
 	$(GO) run ./internal/mutate -seeds $(PROVEN)
 	$(GO) run ./internal/mutate -at-least 90 $(PROVEN)
+
+.PHONY: mutate-rest
+mutate-rest: ## Put back faults that make pods sleep or devices idle: random histories must show each (~1 h)
+	$(GO) run ./internal/mutate -seeds -show -patience 5m -run 'TestScenarios$$' -args '-histories 4000' ./test/liveness
 
 .PHONY: bench-tracker
 bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices held: flat within 2x
@@ -93,10 +97,32 @@ CHAOS     ?=
 chaos: build ## Several schedulers on one pool while everything breaks: no device over-used, nothing leaked, no pod stuck (CHAOS=-short)
 	$(GO) run ./test/chaos $(CHAOS)
 
+# Arguments of the random histories, for example LIVENESS='-for 5m -seed 7', LIVENESS='-histories 20000'.
+LIVENESS  ?= -for 1h
+
+.PHONY: liveness
+liveness: ## Random histories in virtual time: at rest, a new scheduler must have nothing to do (1 h; LIVENESS='-for 5m')
+	$(GO) test -count=1 -v -timeout 0 -run 'TestRest$$' ./test/liveness $(LIVENESS)
+
+.PHONY: crash-scheduler
+crash-scheduler: ## Each write of a scheduler fails in each way, with and without its end: nothing is held for nobody, nobody sleeps (~8 min)
+	$(GO) test -count=1 -v -timeout 60m -run 'TestFaultMatrix$$' ./test/liveness -every 1
+
+# Arguments of the scale test, for example SCALE='-nodes 100 -claims 500 -burst 50 -churn 10s -audit-period 5s' for a look at what it does.
+SCALE     ?=
+
+.PHONY: scale
+scale: build ## 5,000 nodes, 40,000 devices, 25,000 claims: start, burst, churn, audit, restart, and what each takes (~20 min)
+	$(GO) run ./test/scale $(SCALE)
+
 .PHONY: bench-allocator
 bench-allocator: ## Measure the allocator against upstream's, and check that it has not become slower, nor allocates more per node
 	$(GO) test -count=1 -run TestFilterAllocatesLittle ./pkg/allocator
 	$(GO) run ./test/perf/allocator -floors test/perf/allocator/floors.json
+
+.PHONY: bench-preemption
+bench-preemption: ## Time to find victims among 104 to 8,000 pods, for a pod and for groups, beside the same framework without the plugin
+	$(GO) test -run '^$$' -bench Preemption -benchtime 2x ./pkg/plugins/deviceclaims
 
 .PHONY: bench-fence
 bench-fence: build ## Measure what the fence adds to the time to bind a pod, at 500 and 5,000 nodes
