@@ -39,7 +39,7 @@ func manyWaiters(b *testing.B, kinds int) (*cluster, map[string]*resourceapi.Res
 	for i := range 1000 {
 		pod := c.addPod(fmt.Sprintf("p%d", i), int32(1000-i), "gpu", int64(1+i%kinds))
 		c.begin(pod)
-		c.room.Refused(pod.UID, slices.Values(names), nil, false, c.now)
+		c.room.Refused(pod.UID, Refusal{Nodes: slices.Values(names)}, c.now)
 	}
 	c.pass()
 	return c, holders
@@ -73,7 +73,7 @@ func BenchmarkPass(b *testing.B) {
 				pod := c.pods[types.UID(name)]
 				c.room.Note(pod, claimNamesOf(pod), nil)
 				c.room.Judged(pod.UID, c.look(pod, c.store.View()), Seen{Usage: c.revision, Inventory: c.store.View().Generation()})
-				c.room.Refused(pod.UID, func(func(string) bool) {}, nil, false, c.now)
+				c.room.Refused(pod.UID, Refusal{}, c.now)
 			}
 			c.holdOn(fmt.Sprintf("node-%d", i%5000), "0")
 		}},

@@ -45,7 +45,7 @@ func TestLostNodesAndMissingAnswersAreCountedApart(t *testing.T) {
 	pod := c.sleepers(1)[0]
 	undecided := func() {
 		c.begin(pod)
-		c.room.Refused(pod.UID, func(func(string) bool) {}, nil, true, c.now)
+		c.room.Refused(pod.UID, Refusal{Undecided: true}, c.now)
 	}
 	lost := func() {
 		c.begin(pod)
@@ -164,17 +164,11 @@ func (c *cluster) undecidedly(world *World, takes time.Duration) (asked *int) {
 func TestAPodWithoutAnAnswerIsTriedByTime(t *testing.T) {
 	c, holders := full(t, Options{RetryAfter: time.Minute, Budget: time.Second})
 	pods := c.sleepers(2)
-	undecided := func() {
+	undecided := func(until time.Time) {
 		c.begin(pods[0])
-		c.room.Refused(pods[0].UID, func(yield func(string) bool) {
-			for _, node := range c.nodes {
-				if !yield(node.Name) {
-					return
-				}
-			}
-		}, nil, true, c.now)
+		c.room.Refused(pods[0].UID, Refusal{Nodes: c.allNodes, Undecided: true, NotBefore: until}, c.now)
 	}
-	undecided()
+	undecided(c.now.Add(time.Second)) // sooner than it is tried anyway
 	end := c.now.Add(time.Minute)
 	for i, holder := range []string{"a0", "b0"} {
 		c.release(holders[holder])()
@@ -195,16 +189,13 @@ func TestAPodWithoutAnAnswerIsTriedByTime(t *testing.T) {
 	}
 	c.now = end
 	c.wakes("in time", "p1", "p0") // p1 once more: it has not been tried for long
-	undecided()
-	c.room.NotBefore(pods[0].UID, c.now.Add(time.Hour))
-	c.room.NotBefore(pods[0].UID, c.now.Add(time.Second)) // sooner than it is tried anyway
+	undecided(c.now.Add(time.Hour))
 	c.try(pods[1])
 	c.now = c.now.Add(time.Hour - 1)
 	c.wakes("it is put off")
 	c.now = c.now.Add(1)
 	c.wakes("after that", "p0")
 	c.try(pods[0])
-	c.room.NotBefore(pods[0].UID, c.now.Add(time.Second))
 	c.now = c.now.Add(time.Hour)
 	c.wakes("it has an answer by now")
 }
@@ -243,13 +234,7 @@ func TestPodsWithoutAnAnswerDoNotHaveOthersWokenForNothing(t *testing.T) {
 			for _, pod := range pods[:hardOnes] {
 				hard[pod.Name] = true
 				c.begin(pod)
-				c.room.Refused(pod.UID, func(yield func(string) bool) {
-					for _, node := range c.nodes {
-						if !yield(node.Name) {
-							return
-						}
-					}
-				}, nil, true, c.now)
+				c.room.Refused(pod.UID, Refusal{Nodes: c.allNodes, Undecided: true}, c.now)
 			}
 			for i := range 20 {
 				pod := c.addPod(fmt.Sprintf("easy%d", i), int32(100-i), "gpu", int64(100+i)) // fits nowhere
@@ -291,7 +276,7 @@ func TestAnAttemptThatHasEndedIsNotEndedAgain(t *testing.T) {
 	c, _ := full(t, Options{RetryAfter: time.Minute})
 	for _, pod := range c.sleepers(2) {
 		c.begin(pod)
-		c.room.Refused(pod.UID, func(func(string) bool) {}, nil, true, c.now)
+		c.room.Refused(pod.UID, Refusal{Undecided: true}, c.now)
 		c.room.NotRefused(pod.UID, c.now)
 	}
 	c.now = c.now.Add(time.Minute)
@@ -303,7 +288,7 @@ func TestClaimsThatAreNotCompiledInTimeWakeThePod(t *testing.T) {
 	c, _ := full(t, Options{RetryAfter: time.Minute})
 	pods := c.sleepers(2)
 	c.begin(pods[0])
-	c.room.Refused(pods[0].UID, func(func(string) bool) {}, nil, true, c.now)
+	c.room.Refused(pods[0].UID, Refusal{Undecided: true}, c.now)
 	for _, pod := range pods {
 		c.room.ClaimChanged(claimNamesOf(pod)[0])
 	}

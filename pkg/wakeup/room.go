@@ -139,9 +139,19 @@ func (r *Room) Judged(pod types.UID, question *Question, seen Seen) {
 	}
 }
 
-// Refused ends an attempt in which devices were missing on the given nodes. On all other nodes something else was missing, which is
-// for others to watch. evictable are those among the nodes that would do if others were evicted, as the attempt found. undecided tells that for some nodes there was no answer; the pod is then tried again after a while.
-func (r *Room) Refused(pod types.UID, nodes iter.Seq[string], evictable []string, undecided bool, now time.Time) {
+// Refusal is what an attempt has found in which devices were missing.
+type Refusal struct {
+	// Nodes are those on which devices were missing, nil for none. On all others something else was missing, which is for others to watch.
+	Nodes iter.Seq[string]
+	// Evictable are those among the nodes that would do if others were evicted.
+	Evictable []string
+	// Undecided tells that for some nodes there was no answer. The pod is then tried again after a while, but not before NotBefore.
+	Undecided bool
+	NotBefore time.Time
+}
+
+// Refused ends an attempt in which devices were missing.
+func (r *Room) Refused(pod types.UID, refusal Refusal, now time.Time) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -150,12 +160,14 @@ func (r *Room) Refused(pod types.UID, nodes iter.Seq[string], evictable []string
 	}
 	w.everyone = false
 	w.nodes.clear()
-	for name := range nodes {
-		w.nodes.add(r.nodes.number(name))
+	if refusal.Nodes != nil {
+		for name := range refusal.Nodes {
+			w.nodes.add(r.nodes.number(name))
+		}
 	}
 	w.evictable.clear()
 	w.skipped.clear()
-	for _, name := range evictable {
+	for _, name := range refusal.Evictable {
 		w.evictable.add(r.nodes.number(name))
 	}
 	// What was offered to others while this attempt ran may still become free, wherever devices are all that is missing.
@@ -163,8 +175,11 @@ func (r *Room) Refused(pod types.UID, nodes iter.Seq[string], evictable []string
 	next.orCommon(&w.next, &w.nodes)
 	w.next = next
 	w.retryAt, w.losses = time.Time{}, 0
-	if undecided {
+	if refusal.Undecided {
 		w.retryAt = now.Add(r.options.RetryAfter << min(w.retries, 5))
+		if refusal.NotBefore.After(w.retryAt) {
+			w.retryAt = refusal.NotBefore
+		}
 		w.retries++
 	} else {
 		w.retries = 0
@@ -177,7 +192,7 @@ func (r *Room) Refused(pod types.UID, nodes iter.Seq[string], evictable []string
 // this one was never noted, or has ended without an answer.
 func (r *Room) NotRefused(pod types.UID, now time.Time) {
 	if !r.hasEnded(pod) {
-		r.Refused(pod, func(func(string) bool) {}, nil, false, now)
+		r.Refused(pod, Refusal{}, now)
 	}
 }
 
@@ -192,15 +207,6 @@ func (r *Room) hasEnded(pod types.UID) bool {
 	r.tried(w)
 	r.want()
 	return true
-}
-
-// NotBefore puts off the next attempt of a pod whose last one ended without an answer.
-func (r *Room) NotBefore(pod types.UID, at time.Time) {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	if w := r.waiters[pod]; w != nil && !w.retryAt.IsZero() && at.After(w.retryAt) {
-		w.retryAt = at
-	}
 }
 
 // Failed ends an attempt in which a node was found that turned out not to do any more. There may be others, so the pod is tried

@@ -381,7 +381,7 @@ func TestAttemptsWithoutAnswerAreRepeated(t *testing.T) {
 	pod := c.sleepers(1)[0]
 	for _, after := range []time.Duration{1, 2, 4, 8, 16, 32, 32} {
 		c.begin(pod)
-		c.room.Refused(pod.UID, func(func(string) bool) {}, nil, true, c.now)
+		c.room.Refused(pod.UID, Refusal{Undecided: true}, c.now)
 		c.now = c.now.Add(after*time.Second - 1)
 		c.wakes("too early")
 		c.now = c.now.Add(1)
@@ -506,7 +506,7 @@ func TestPodThatMayGiveUpItsAllocation(t *testing.T) {
 			}
 			c.room.Note(p, nil, nil)
 			c.room.Judged(p.UID, q, Seen{Usage: c.revision, Inventory: c.store.View().Generation()})
-			c.room.Refused(p.UID, slices.Values([]string{"a", "b"}), nil, false, c.now)
+			c.room.Refused(p.UID, Refusal{Nodes: slices.Values([]string{"a", "b"})}, c.now)
 			c.wakes("before anything has changed")
 			for _, device := range tc.free {
 				c.release(holders[device])()
@@ -524,7 +524,7 @@ func TestNoPassIsDueBeforeAWokenPodIsTried(t *testing.T) {
 	c.begin(pod)
 	c.release(holders["a0"])()
 	c.wakes("in the middle of the attempt", "p0")
-	c.room.Refused(pod.UID, slices.Values([]string{"a", "b"}), nil, true, c.now)
+	c.room.Refused(pod.UID, Refusal{Nodes: slices.Values([]string{"a", "b"}), Undecided: true}, c.now)
 	c.wakes("it is going to be tried")
 	c.now = c.now.Add(2 * time.Second)
 	c.wakes("it is going to be tried still")

@@ -195,6 +195,15 @@ func (c *cluster) begin(pod *v1.Pod) *attempt {
 	return a
 }
 
+// allNodes are the names of the nodes.
+func (c *cluster) allNodes(yield func(string) bool) {
+	for _, node := range c.nodes {
+		if !yield(node.Name) {
+			return
+		}
+	}
+}
+
 // end does what Filter, PostFilter and Reserve do. On the nodes in others something else than devices is missing. It returns the node.
 func (a *attempt) end(others map[string]bool) string {
 	if a.question.Err != nil {
@@ -219,7 +228,7 @@ func (a *attempt) end(others map[string]bool) string {
 		a.c.room.Placed(a.pod.UID)
 		return node.Name
 	}
-	a.c.room.Refused(a.pod.UID, slices.Values(refused), a.c.evictable, false, a.c.now)
+	a.c.room.Refused(a.pod.UID, Refusal{Nodes: slices.Values(refused), Evictable: a.c.evictable}, a.c.now)
 	return ""
 }
 

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/wakeup"
 )
 
 // PodGroupPostFilter helps a group of pods for which no placement was found, as PostFilter helps a single pod. It waits for devices
@@ -73,7 +75,7 @@ func (pl *Plugin) groupWaitsFor(pods []*v1.Pod, found *groupCycle) {
 			pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
 		case slices.ContainsFunc(c.claims, func(pc podClaim) bool { return pc.shared != nil }):
 			// What it shares with pods before it may be on another node the next time.
-			pl.shared.waiting.Refused(pod.UID, pl.allNodes(), nil, false, pl.clock.Now())
+			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Nodes: pl.allNodes()}, pl.clock.Now())
 		default:
 			pl.waitFor(pod, c)
 		}

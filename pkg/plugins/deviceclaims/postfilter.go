@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/wakeup"
 )
 
 // deallocateTimeout bounds the write of PostFilter, which holds up scheduling.
@@ -33,7 +35,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
 		return nil, fwk.NewStatus(fwk.Unschedulable)
 	}
-	pl.waitFor(pod, c)
+	until := pl.waitFor(pod, c)
 	if result, status := pl.awaitLeaving(ctx, c, pod); status != nil {
 		return result, status
 	}
@@ -48,9 +50,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 			fmt.Sprintf("removed claim %s, which an earlier attempt made for the pod's extended resources", strings.Join(removed, ", ")))
 	}
 	where, missing := pl.explain(ctx, c, pod)
-	if c.results.isUndecided() {
-		missing = join(missing, pl.putOff(pod))
-	}
+	missing = join(missing, pl.putOff(pod, until))
 	if obstacle := pl.obstacle(ctx, c, pod); obstacle != nil {
 		switch err := pl.giveUp(ctx, pod, obstacle); {
 		case err == nil && obstacle.shared: // it may take long until the others leave, too
@@ -67,16 +67,16 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	return nil, leftToOthers(join(where, missing))
 }
 
-// putOff puts off the next attempt of a pod without an answer until its namespace has time for it, and says so. It is empty if that has
-// time now.
-func (pl *Plugin) putOff(pod *v1.Pod) string {
-	at := pl.shared.shares.of(pod).wait()
-	if at.IsZero() {
+// hasTimeAt is when the pod's namespace has time for long searches and CEL expressions, zero if it has some now.
+func (pl *Plugin) hasTimeAt(pod *v1.Pod) time.Time { return pl.shared.shares.of(pod).wait() }
+
+// putOff tells until when a pod without an answer is put off because its namespace has no time for it.
+func (pl *Plugin) putOff(pod *v1.Pod, until time.Time) string {
+	if until.IsZero() {
 		return ""
 	}
-	pl.shared.waiting.NotBefore(pod.UID, at)
 	return fmt.Sprintf("namespace %s has used its share of the scheduler's time for long searches and CEL expressions: more in %s",
-		pod.Namespace, at.Sub(pl.clock.Now()).Round(time.Second))
+		pod.Namespace, until.Sub(pl.clock.Now()).Round(time.Second))
 }
 
 // leftToOthers leaves the pod to the plugins after this one: to preemption, which takes back a nomination that holds no more, and to others
@@ -89,13 +89,15 @@ func leftToOthers(why string) *fwk.Status {
 }
 
 // waitFor tells the waiting room on which nodes devices were missing. If an allocation of the pod's own may be given up, or a class was
-// missing, these are all.
-func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle) {
+// missing, these are all. Returned is until when a pod without an answer is put off, zero if it is not.
+func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle) (until time.Time) {
 	var nodes []string
 	for node := range c.results.failures() {
 		nodes = append(nodes, node)
 	}
-	undecided := pl.evictsWhoIsGone(c, pod) || c.results.isUndecided()
+	if c.results.isUndecided() {
+		until = pl.hasTimeAt(pod)
+	}
 	missing := slices.Values(nodes)
 	if c.results.isClassless() {
 		missing = pl.allNodes()
@@ -106,7 +108,11 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle) {
 			break
 		}
 	}
-	pl.shared.waiting.Refused(pod.UID, missing, c.results.evictable(), undecided, pl.clock.Now())
+	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{
+		Nodes: missing, Evictable: c.results.evictable(),
+		Undecided: pl.evictsWhoIsGone(c, pod) || c.results.isUndecided(), NotBefore: until,
+	}, pl.clock.Now())
+	return until
 }
 
 // mayGiveUp tells whether claim i is allocated in a way that rules out nodes, and the pod may give up the allocation, or

@@ -115,8 +115,9 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 		pl.shared.waiting.Judged(pod.UID, pl.question(pod, asked, c.inventory, err), wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
 	}
 	if errors.Is(err, errEvaluation) {
-		pl.shared.waiting.Refused(pod.UID, func(func(string) bool) {}, nil, true, pl.clock.Now())
-		err = errors.New(join(err.Error(), pl.putOff(pod)))
+		until := pl.hasTimeAt(pod)
+		pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.clock.Now())
+		err = errors.New(join(err.Error(), pl.putOff(pod, until)))
 	}
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -173,22 +174,28 @@ func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
 				pods:    []*v1.Pod{hard, easy},
 				room:    wakeup.Options{RetryAfter: time.Millisecond},
 			})
-			var passed time.Duration
-			h.plugin.shared.shares = newShares(func() time.Time { return time.Now().Add(passed) })
+			ctx, cancel := context.WithTimeout(h.ctx, patience)
+			defer cancel()
+			h.ctx, h.plugin.filterTimeout = ctx, 0 // so that the namespace's time alone ends a search
+			// Each look at the clock takes a while, so that searches end however fast the machine is.
+			var looks, passed atomic.Int64
+			start := time.Now()
+			h.plugin.shared.shares = newShares(func() time.Time {
+				return start.Add(time.Duration(looks.Add(1))*freeTime/20 + time.Duration(passed.Load()))
+			})
 			account := h.plugin.shared.shares.of(hard)
+			if a := h.filterAll(easy); len(a.fits()) != 1 { // the class's selectors are compiled then
+				t.Fatalf("with time: %v, %v", a.preFilter, a.filter)
+			}
 			account.saved = -time.Second
 			for round := range 2 {
-				began := time.Now()
-				a := h.filterAll(hard)
+				a := h.filterAll(hard) // does not come back where nothing ends the search
 				text := a.postFilter().Message()
 				if tc.preFilter {
 					text = a.preFilter.Message()
 				}
 				if len(a.fits()) > 0 || !strings.Contains(text, told) {
 					t.Errorf("round %d: %v, %v, %q", round, a.preFilter, a.filter, text)
-				}
-				if took := time.Since(began); took > 5*time.Second {
-					t.Errorf("round %d: it has taken %v", round, took)
 				}
 			}
 			if a := h.filterAll(easy); len(a.fits()) != 1 {
@@ -197,9 +204,13 @@ func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
 			if woken := h.activator.taken(); len(woken) > 0 {
 				t.Errorf("%v are woken", woken)
 			}
-			passed = time.Hour
-			h.plugin.filterTimeout = time.Second
+			passed.Store(int64(time.Hour))
+			h.plugin.filterTimeout = 10 * freeTime
 			a := h.filterAll(hard)
+			for tc.fits && len(a.fits()) == 0 && h.ctx.Err() == nil { // what is compiled is kept, on a slow machine
+				a = h.filterAll(hard)
+				account.saved = mostSaved
+			}
 			text := a.preFilter.Message()
 			if a.preFilter.IsSuccess() && !tc.fits {
 				text = a.postFilter().Message()
