@@ -6,6 +6,7 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
@@ -98,43 +99,45 @@ func TestOneAttemptHasNoMoreThanItsNamespaceHasSaved(t *testing.T) {
 		"CEL when nothing is left": {steps: []step{{until: time.Minute, has: time.Minute}, {evaluate: true, until: time.Minute}}, spent: time.Minute - freeTime},
 	} {
 		t.Run(name, func(t *testing.T) {
-			start := time.Unix(1, 0)
-			now := start
-			s := newShares(func() time.Time { return now })
-			account := s.of(pod("p"))
-			account.saved = time.Minute - freeTime
-			b, ends := newBudget(time.Hour, account), []func(){}
-			for _, step := range tc.steps {
-				var has time.Duration
-				if step.evaluate {
-					ctx, done := b.Evaluate(context.Background())
-					deadline, _ := ctx.Deadline()
-					has = time.Until(deadline).Round(time.Second) // of the real clock, as CEL's
-					ends = append(ends, done)
-				} else {
-					has = time.Duration(b.Begin()) - now.Sub(b.first)
-					ends = append(ends, b.End)
+			synctest.Test(t, func(t *testing.T) { // the deadline of an evaluation is of the real clock
+				start := time.Unix(1, 0)
+				now := start
+				s := newShares(func() time.Time { return now })
+				account := s.of(pod("p"))
+				account.saved = time.Minute - freeTime
+				b, ends := newBudget(time.Hour, account), []func(){}
+				for _, step := range tc.steps {
+					var has time.Duration
+					if step.evaluate {
+						ctx, done := b.Evaluate(context.Background())
+						deadline, _ := ctx.Deadline()
+						has = time.Until(deadline)
+						ends = append(ends, done)
+					} else {
+						has = time.Duration(b.Begin()) - now.Sub(b.first)
+						ends = append(ends, b.End)
+					}
+					if max(has, 0) != step.has {
+						t.Errorf("it has %v, want %v", has, step.has)
+					}
+					if tc.atOnce {
+						now = now.Add(10 * time.Second)
+						continue
+					}
+					now = start.Add(step.until)
+					ends[len(ends)-1]()
+					ends = nil
 				}
-				if max(has, 0) != step.has {
-					t.Errorf("it has %v, want %v", has, step.has)
+				now = start.Add(tc.steps[len(tc.steps)-1].until)
+				for _, end := range ends {
+					end()
 				}
-				if tc.atOnce {
-					now = now.Add(10 * time.Second)
-					continue
+				account.update()
+				saved := time.Minute - freeTime // no more is added to so much
+				if got := saved - account.saved; (got - tc.spent).Abs() > now.Sub(start)/savedPart {
+					t.Errorf("%v are spent, want %v", got, tc.spent)
 				}
-				now = start.Add(step.until)
-				ends[len(ends)-1]()
-				ends = nil
-			}
-			now = start.Add(tc.steps[len(tc.steps)-1].until)
-			for _, end := range ends {
-				end()
-			}
-			account.update()
-			saved := time.Minute - freeTime // no more is added to so much
-			if got := saved - account.saved; (got - tc.spent).Abs() > now.Sub(start)/savedPart {
-				t.Errorf("%v are spent, want %v", got, tc.spent)
-			}
+			})
 		})
 	}
 }

@@ -36,7 +36,7 @@ const (
 	testNamespace = "team-a"
 	testDriver    = "gpu.example.com"
 	testClass     = "gpu"
-	patience      = 20 * time.Second
+	patience      = time.Minute
 )
 
 // unhurried are limits that a slow machine does not reach either, so that what is found is the same on each.

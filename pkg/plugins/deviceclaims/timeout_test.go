@@ -145,6 +145,19 @@ func TestReserveIsGivenUpInTime(t *testing.T) {
 	}
 }
 
+// paceByLooks lets the time of searches pass by looks at the clock, of which twenty take freeTime, so that it does not depend on the machine. The
+// selectors of the classes are compiled before, for a pod that asks for little. Time that has passed beside may be added.
+func (h *harness) paceByLooks(easy *v1.Pod) (passed *atomic.Int64) {
+	h.t.Helper()
+	passed = new(atomic.Int64)
+	start := time.Now()
+	h.plugin.shared.shares = newShares(func() time.Time { return start.Add(time.Duration(passed.Add(int64(freeTime / 20)))) })
+	if a := h.filterAll(easy); !a.preFilter.IsSuccess() {
+		h.t.Fatal(a.preFilter)
+	}
+	return passed
+}
+
 // Where a namespace has used up its time, pods that need no long search and few expressions are placed as ever. Others are put off, and told so,
 // until there is time again.
 func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
@@ -177,16 +190,8 @@ func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
 			ctx, cancel := context.WithTimeout(h.ctx, patience)
 			defer cancel()
 			h.ctx, h.plugin.filterTimeout = ctx, 0 // so that the namespace's time alone ends a search
-			// Each look at the clock takes a while, so that searches end however fast the machine is.
-			var looks, passed atomic.Int64
-			start := time.Now()
-			h.plugin.shared.shares = newShares(func() time.Time {
-				return start.Add(time.Duration(looks.Add(1))*freeTime/20 + time.Duration(passed.Load()))
-			})
+			passed := h.paceByLooks(easy)
 			account := h.plugin.shared.shares.of(hard)
-			if a := h.filterAll(easy); len(a.fits()) != 1 { // the class's selectors are compiled then
-				t.Fatalf("with time: %v, %v", a.preFilter, a.filter)
-			}
 			account.saved = -time.Second
 			for round := range 2 {
 				a := h.filterAll(hard) // does not come back where nothing ends the search
@@ -204,7 +209,7 @@ func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
 			if woken := h.activator.taken(); len(woken) > 0 {
 				t.Errorf("%v are woken", woken)
 			}
-			passed.Store(int64(time.Hour))
+			passed.Add(int64(time.Hour))
 			h.plugin.filterTimeout = 10 * freeTime
 			a := h.filterAll(hard)
 			for tc.fits && len(a.fits()) == 0 && h.ctx.Err() == nil { // what is compiled is kept, on a slow machine
@@ -255,10 +260,11 @@ func TestReserveHasWhatTheAttemptWasGranted(t *testing.T) {
 	h := newHarness(t, world{
 		nodes:   []*v1.Node{node("node-a")},
 		objects: []runtime.Object{class(testClass), slice("node-a", divisible(8)...)},
-		claims:  []*resourceapi.ResourceClaim{claim("c", tight(8, 3, 10, 1))},
+		claims:  []*resourceapi.ResourceClaim{claim("c", tight(8, 3, 10, 1)), claim("easy", counted(1))},
 		pods:    []*v1.Pod{p},
 	})
 	h.plugin.filterTimeout = time.Minute
+	h.paceByLooks(pod("easy", "easy"))
 	account := h.plugin.shared.shares.of(p)
 	a := h.filterAll(p)
 	if len(a.fits()) == 0 {
@@ -290,8 +296,9 @@ func TestANomineeIsChargedToItsNamespace(t *testing.T) {
 				objects: []runtime.Object{class(testClass), slice("node-a", divisible(10)...)},
 				claims:  []*resourceapi.ResourceClaim{claim("c", counted(1)), claim("kept", nearlyFull)},
 			})
+			h.plugin.filterTimeout = 10 * freeTime
+			h.paceByLooks(p)
 			h.nominator.nominate("node-a", nominee)
-			h.plugin.filterTimeout = 100 * time.Millisecond
 			account := h.plugin.shared.shares.of(nominee)
 			account.saved = tc.saved
 			stakes := newStakes(h.plugin)
@@ -335,10 +342,12 @@ func TestAPodWithoutTimeToFindVictimsIsUndecided(t *testing.T) {
 				objects: []runtime.Object{class(testClass), slice("node-a", divisible(8)...)},
 				claims: []*resourceapi.ResourceClaim{
 					claim("c", tight(8, 3, 10, 1)), claim("held", counted(8), allocated("node-a", gpus...), reservedFor("low")),
+					claim("easy", counted(1)),
 				},
 				pods: []*v1.Pod{high, low},
 			})
 			h.plugin.filterTimeout = time.Minute
+			h.paceByLooks(pod("easy", "easy"))
 			h.plugin.shared.shares.of(high).saved = tc.saved
 			a := h.filterAll(high)
 			text := a.postFilter().Message()
