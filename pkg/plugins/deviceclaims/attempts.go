@@ -82,12 +82,17 @@ func (a *attempts) podHandler() cache.ResourceEventHandler {
 			obj = tombstone.Obj
 		}
 		if pod, ok := obj.(*v1.Pod); ok && groupOf(pod) != "" {
-			a.mutex.Lock()
-			defer a.mutex.Unlock()
-			a.forgetWay(pod)
-			delete(a.failed, pod.UID)
+			a.forget(pod)
 		}
 	}}
+}
+
+// forget forgets a pod that is gone, and has no attempt.
+func (a *attempts) forget(pod *v1.Pod) {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	a.forgetWay(pod)
+	delete(a.failed, pod.UID)
 }
 
 // forgetWay forgets that a pod of a group has given way. The mutex is held.

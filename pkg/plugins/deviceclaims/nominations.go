@@ -45,14 +45,22 @@ func newNominations(pods corelisters.PodLister, ended func(node string), lost fu
 }
 
 // beginWait notes that a pod waits for claims to leave. It is false if it did so before.
-func (n *nominations) beginWait(pod types.UID) bool {
+func (n *nominations) beginWait(pod *v1.Pod) bool {
 	n.mutex.Lock()
-	defer n.mutex.Unlock()
-	if n.waits.Has(pod) {
-		return false
+	before := n.waits.Has(pod.UID)
+	n.waits.Insert(pod.UID)
+	n.mutex.Unlock()
+	if !n.isPending(pod) {
+		n.endWait(pod.UID)
 	}
-	n.waits.Insert(pod)
-	return true
+	return !before
+}
+
+// isPending tells whether the pod is still there and has no node. Who first notes something about a pod and then asks learns of what has ended
+// by then; of what ends later its handler is told.
+func (n *nominations) isPending(pod *v1.Pod) bool {
+	now, err := n.pods.Pods(pod.Namespace).Get(pod.Name)
+	return err == nil && now.UID == pod.UID && now.Spec.NodeName == ""
 }
 
 // endWait notes that a pod waits no more.
@@ -76,8 +84,7 @@ func (n *nominations) keep(pod *v1.Pod, node string) bool {
 	}
 	known.nodes.Insert(node)
 	n.mutex.Unlock()
-	// First noted, then looked: who goes after this is told of later.
-	if now, err := n.pods.Pods(pod.Namespace).Get(pod.Name); err != nil || now.UID != pod.UID || now.Spec.NodeName != "" {
+	if !n.isPending(pod) {
 		n.end(pod.UID, func(string) bool { return true })
 		return false
 	}

@@ -8,6 +8,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
@@ -86,6 +87,82 @@ func TestTheEndOfANominationThatTheAPIDoesNotShowWakesOthers(t *testing.T) {
 			ends(h, nominee)
 			h.wakes("p")
 		})
+	}
+}
+
+// A pod can end at any time, and what its attempt notes in its end is forgotten in any order.
+func TestNothingIsKeptOfAPodThatIsGone(t *testing.T) {
+	withGroups(t)
+	p := member(pod("p", "a"))
+	notes := map[string]struct {
+		note func(h *harness)
+		kept func(s *Shared) bool
+	}{
+		"that it waits for claims to leave": {
+			note: func(h *harness) {
+				next := func(context.Context, framework.Framework, *framework.QueuedPodInfo, *fwk.Status, *fwk.NominatingInfo, time.Time) {
+				}
+				info := &framework.QueuedPodInfo{PodInfo: &framework.PodInfo{Pod: p}}
+				waits := refusedWith("node node-b: claim team-a/c released, waiting for its deallocation")
+				h.plugin.shared.HandleFailures(next)(h.ctx, nil, info, waits, nil, time.Time{})
+			},
+			kept: func(s *Shared) bool {
+				s.nominations.mutex.Lock()
+				defer s.nominations.mutex.Unlock()
+				return len(s.nominations.waits) > 0
+			},
+		},
+		"that it has given way at the fence": {
+			note: func(h *harness) {
+				a := h.filterAll(p).reserve("node-b")
+				h.plugin.shared.attempts.giveWay(p)
+				a.unreserve("node-b")
+			},
+			kept: func(s *Shared) bool {
+				s.attempts.mutex.Lock()
+				defer s.attempts.mutex.Unlock()
+				return len(s.attempts.gaveWay) > 0
+			},
+		},
+	}
+	pods := v1.SchemeGroupVersion.WithResource("pods")
+	orders := map[string]struct {
+		before bool // its end was told before
+		ends   func(h *harness) error
+	}{
+		"told of before": {before: true},
+		"told of after":  {ends: func(h *harness) error { return h.client.Tracker().Delete(pods, p.Namespace, p.Name) }},
+		"not told of, as another pod has its name": {ends: func(h *harness) error {
+			another := p.DeepCopy()
+			another.UID = "another"
+			return h.client.Tracker().Update(pods, another, p.Namespace)
+		}},
+	}
+	for what, n := range notes {
+		for when, order := range orders {
+			t.Run(what+"/"+when, func(t *testing.T) {
+				w := oneNode()
+				w.claims, w.groups = []*resourceapi.ResourceClaim{claim("a")}, []*schedulingapi.PodGroup{group()}
+				if !order.before {
+					w.pods = []*v1.Pod{p}
+				}
+				h := newHarness(t, w)
+				n.note(h)
+				if order.before {
+					if n.kept(h.plugin.shared) {
+						t.Error("it is kept of a pod that was gone")
+					}
+					return
+				}
+				if !n.kept(h.plugin.shared) {
+					t.Error("it is not kept of a pod that is there")
+				}
+				if err := order.ends(h); err != nil {
+					t.Fatal(err)
+				}
+				h.eventually("it is forgotten", func() bool { return !n.kept(h.plugin.shared) })
+			})
+		}
 	}
 }
 

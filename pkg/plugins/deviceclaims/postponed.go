@@ -136,7 +136,7 @@ func (s *Shared) HandleFailures(next scheduler.FailureHandlerFn) scheduler.Failu
 			s.nominations.endWait(pod.Pod.UID)
 		}
 		if postponed != nil {
-			toldBefore := postponed.reason == reasonDeallocation && !s.nominations.beginWait(pod.Pod.UID)
+			toldBefore := postponed.reason == reasonDeallocation && !s.nominations.beginWait(pod.Pod)
 			profile = retelling{profile, postponed, toldBefore}
 		}
 		next(ctx, profile, pod, status, nominating, start)

@@ -14,6 +14,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	corelisters "k8s.io/client-go/listers/core/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -28,7 +30,16 @@ func told(status *fwk.Status) (event, condition string) {
 
 // handle is what kube-scheduler does with a failure, as far as it can be seen from outside: the status that it gets, and its event.
 func handle(status *fwk.Status) (handled *fwk.Status, event string) {
-	return handleWith(newNominations(nil, nil, nil), status)
+	return handleWith(nominationsWith(), status)
+}
+
+// nominationsWith knows the pods.
+func nominationsWith(pods ...*v1.Pod) *nominations {
+	known := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
+	for _, p := range pods {
+		_ = known.Add(p) // the store of an indexer refuses only what has no name
+	}
+	return newNominations(corelisters.NewPodLister(known), nil, nil)
 }
 
 // handleWith returns no event if there is none.
@@ -69,7 +80,7 @@ func TestAWaitForClaimsToLeaveIsToldOnce(t *testing.T) {
 		"its deletion": func(n *nominations) { n.podHandler().OnDelete(p) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			n := newNominations(nil, nil, nil)
+			n := nominationsWith(p)
 			if got, want := []bool{told(n, waits), told(n, still), told(n, still)}, []bool{true, false, false}; !slices.Equal(got, want) {
 				t.Errorf("told %v, want %v", got, want)
 			}

@@ -322,7 +322,7 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 // pauseMember holds up the goroutine that binds a pod of a group, which has nothing any more that others could use but its place on the node.
 func (pl *Plugin) pauseMember(ctx context.Context, pod *v1.Pod, pause time.Duration) {
 	if pl.podOf(consumer{types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, pod.UID}) == nil {
-		pl.shared.attempts.end(pod.UID) // its end may have been told before
+		pl.shared.attempts.forget(pod) // its end may have been told before
 		return
 	}
 	if pause == 0 {

@@ -7,6 +7,7 @@ import (
 	"sync"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
@@ -126,7 +127,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 		s.waiting.podHandler(), s.attempts.podHandler(), s.elsewhere.podHandler(), victimHandler(ctx, handle, s.tracker), s.gated.podHandler(),
 		s.nominations.podHandler(),
 	} {
-		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(handler); err != nil {
+		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(byUID{handler}); err != nil {
 			s.cancel()
 			return fmt.Errorf("watch pods: %w", err)
 		}
@@ -155,6 +156,22 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	s.wg.Go(func() { s.waiting.run(s.ctx) })
 	s.wg.Go(func() { <-s.source.Done() })
 	return nil
+}
+
+// byUID takes the events of pods. One that was deleted and made anew under its name while the informer did not hear is two pods, not one that
+// was updated.
+type byUID struct{ cache.ResourceEventHandler }
+
+// OnUpdate implements [cache.ResourceEventHandler].
+func (h byUID) OnUpdate(before, after any) {
+	gone, wasPod := before.(*v1.Pod)
+	pod, isPod := after.(*v1.Pod)
+	if wasPod && isPod && gone.UID != pod.UID {
+		h.OnDelete(gone)
+		h.OnAdd(pod, false)
+		return
+	}
+	h.ResourceEventHandler.OnUpdate(before, after)
 }
 
 // own has the rule of a profile kept as its arguments want it, from when the scheduler leads.
