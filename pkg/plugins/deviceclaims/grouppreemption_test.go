@@ -54,6 +54,52 @@ func TestGroupIsTriedWithoutVictims(t *testing.T) {
 	}
 }
 
+// A pod waits for what its group's attempt has found. What is tried in the end of the attempt changes nothing about that: on a node that
+// another plugin refused, a device that becomes free is no news for the pod.
+func TestWhatIsTriedForAGroupIsNoAttempt(t *testing.T) {
+	withGroups(t)
+	for name, nominated := range map[string]bool{"by preemption": false, "to see whether it waits for claims that leave": true} {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			w.nodes = append(w.nodes, node("node-c"))
+			w.objects = append(w.objects, slice("node-c", device("gpu-0")))
+			low := running("low", "node-b", 1, "c-1")
+			pods := []*v1.Pod{pending("p", 5, "a"), pending("q", 5, "b")}
+			w.pods = append(pods, low)
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("a"), claim("b"), claim("c-0", allocated("node-b", "gpu-0"), reservedFor("gone")),
+				claim("c-1", allocated("node-b", "gpu-1"), reservedFor("low")), claim("other", allocated("node-c", "gpu-0")),
+			}
+			h := newHarness(t, w)
+			h.nodes = h.nodes[:1]
+			if nominated {
+				h.nominator.nominate("node-b", pods...)
+			}
+			g := h.tryGroup(pods...)
+			g.wantNodes("", "")
+			tried := 0
+			_, status := g.postFilter(func(ctx context.Context) (*fwk.PodGroupAssignments, *fwk.Status) {
+				tried++
+				return g.fitsAll(ctx)
+			})
+			if status.Code() != fwk.Unschedulable || (tried > 0) != nominated {
+				t.Fatalf("tried %d times, %v", tried, status)
+			}
+			if !nominated {
+				h.preemptFor(pods[:1], []*v1.Pod{low})
+			}
+			if woken := h.lookedAt(); len(woken) > 0 {
+				t.Errorf("%v woken before anything has changed", woken)
+			}
+			h.api.change("other", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+			h.caughtUp("other")
+			if woken := h.lookedAt(); len(woken) > 0 {
+				t.Errorf("%v woken for a node that another plugin refused", woken)
+			}
+		})
+	}
+}
+
 // What a pod of the group finds without the victims follows what the others have at the moment.
 func TestGroupIsTriedWithWhatTheOthersHaveNow(t *testing.T) {
 	withGroups(t)

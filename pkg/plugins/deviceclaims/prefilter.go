@@ -96,12 +96,14 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 		}
 	}
 
-	// Noted as waiting before anything is looked at: whatever changes later than that is looked at for the pod.
+	// Noted as waiting before anything is looked at: whatever changes later than that is looked at for the pod. What is tried while the
+	// group's attempt ends is none: the pod waits for what the attempt has found.
 	var made []*resourceapi.ResourceClaim
 	if len(extended) > 0 {
 		made = pl.madeFor(pod)
 	}
-	waits := len(names) > 0 || len(made) > 0 || pl.isBacked(extended)
+	attempted := !c.whatIf.isDryRun()
+	waits := attempted && (len(names) > 0 || len(made) > 0 || pl.isBacked(extended))
 	if waits {
 		pl.shared.waiting.Note(pod, append(namespacedNames(names), namesOf(made)...), pl)
 	}
@@ -116,7 +118,9 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	}
 	if errors.Is(err, errEvaluation) {
 		until := pl.hasTimeAt(pod)
-		pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.clock.Now())
+		if attempted {
+			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.clock.Now())
+		}
 		err = errors.New(join(err.Error(), pl.putOff(pod, until)))
 	}
 	if err != nil {

@@ -131,14 +131,17 @@ func (t *trial) mayPreempt(onNodes sets.Set[types.UID]) {
 }
 
 // whatIf returns, for one pod, the cluster without the pods that have been taken off their nodes because preemption finds out whether a group
-// would fit without them. Nil if that is not so.
+// would fit without them; or as it is, if what is leaving counts as gone. Nil if neither is so.
 //
 // Nobody tells a plugin: the framework begins with new cycle states on a snapshot from which pods are missing. It is as long as
 // this snapshot is open to changes, and only one can have it open.
 func (t *trial) whatIf(handle fwk.Handle) (*whatIf, error) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
-	if t.onNodes == nil {
+	switch {
+	case len(t.leaving) > 0:
+		return &whatIf{dryRun: true}, nil
+	case t.onNodes == nil:
 		return nil, nil
 	}
 	if snapshot := handle.MutableSnapshotSharedLister(); snapshot.StartMutations() == nil {
