@@ -291,7 +291,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() { a.watchQuarantine(serving) })
 	group.Go(func() { a.check.run(serving) })
 	group.Go(func() { a.condition.run(serving) })
-	group.Go(func() { a.watchForeign(serving) })
 
 	// 6. Asked to stop, or failed.
 	select {
@@ -330,6 +329,7 @@ func (a *Agent) watch(ctx context.Context) {
 	group.Go(func() { a.opts.Hardware.Watch(ctx) })
 	group.Go(func() { a.reporter.run(ctx) })
 	group.Go(func() { a.leftovers.Run(ctx) })
+	group.Go(func() { a.watchForeign(ctx) })
 	group.Wait()
 }
 

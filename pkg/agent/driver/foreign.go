@@ -12,7 +12,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
@@ -59,7 +58,6 @@ type foreignProcess struct {
 type foreignUse struct {
 	processes []foreignProcess
 	taints    bool
-	since     time.Time
 }
 
 func (u *foreignUse) message() string {
@@ -87,20 +85,28 @@ func (u *foreignUse) taint() resourceapi.DeviceTaint {
 	if slices.ContainsFunc(u.processes, func(p foreignProcess) bool { return p.pod != "" }) {
 		value = "pod"
 	}
-	return resourceapi.DeviceTaint{Key: TaintKey(reasonInUse), Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule, TimeAdded: addedAt(u.since)}
+	return resourceapi.DeviceTaint{Key: TaintKey(reasonInUse), Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule}
 }
 
-// watchForeign looks who uses GPUs that no claim has until ctx ends.
+// watchForeign looks who uses GPUs that no claim has until ctx ends. The agent that publishes does, and it looks first, when GPUs are known:
+// what it publishes first must not take away the taint that an agent before has set.
 func (a *Agent) watchForeign(ctx context.Context) {
 	ctx = klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "foreign"))
+	select {
+	case <-ctx.Done():
+		return
+	case <-a.publisher.leads:
+	}
+	a.lookForForeign(ctx)
+	close(a.publisher.foreignKnown)
 	ticker := time.NewTicker(foreignInterval)
 	defer ticker.Stop()
 	for {
-		a.lookForForeign(ctx)
 		select {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
+			a.lookForForeign(ctx)
 		}
 	}
 }
@@ -120,9 +126,6 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 			continue
 		}
 		if len(use.processes) > 0 {
-			if use.since = h.opts.Clock.Now(); before[gpu].taints {
-				use.since = before[gpu].since
-			}
 			now[gpu] = use
 		}
 	}
@@ -206,8 +209,7 @@ func (h *Hardware) setForeign(uses map[string]foreignUse) (changed bool) {
 		}
 		return taints
 	}
-	// Not ==: each taint has a pointer of its own to its time.
-	changed = !equality.Semantic.DeepEqual(tainted(h.foreign), tainted(uses))
+	changed = !maps.Equal(tainted(h.foreign), tainted(uses))
 	h.foreign = uses
 	return changed
 }

@@ -37,7 +37,8 @@ const (
 	// backoff grows to a quarter of an hour, for which a taint would be missing.
 	retryInterval = 5 * time.Second
 
-	// firstLookTime is how long publishing waits for the first look at what is occupied. What an agent before has published stays meanwhile.
+	// firstLookTime is how long publishing waits for the first looks at what is occupied and at who uses GPUs without a claim. What an agent
+	// before has published stays meanwhile.
 	firstLookTime = 30 * time.Second
 
 	// settleTime is how long after an event of the hardware the node is looked at.
@@ -63,8 +64,8 @@ type publisher struct {
 	// leads is closed when no other agent of this node publishes, or when that cannot be known.
 	leads    chan struct{}
 	leadOnce sync.Once
-	// occupiedKnown is closed once it has been looked at what is occupied.
-	occupiedKnown chan struct{}
+	// occupiedKnown is closed once it has been looked at what is occupied, and foreignKnown once it has been looked who uses GPUs without a claim.
+	occupiedKnown, foreignKnown chan struct{}
 	// failed tells that a slice could not be written since the last try.
 	failed atomic.Bool
 	// unseen tells that the API server refuses to show the agent its slices.
@@ -86,6 +87,7 @@ func newPublisher(opts Options, status *Status) *publisher {
 
 		leads:         make(chan struct{}),
 		occupiedKnown: make(chan struct{}),
+		foreignKnown:  make(chan struct{}),
 
 		gap:    gap,
 		server: sliceWatch{gap: gap, taints: map[string][]resourceapi.DeviceTaint{}},
@@ -224,12 +226,8 @@ func (p *publisher) publish(ctx context.Context) error {
 	defer unlock()
 	p.hardware.Lead(ctx)
 	defer p.hardware.Follow()
-	// What is published first must not take away a taint that an agent before has set for good reasons.
-	select {
-	case <-ctx.Done():
+	if p.awaitFirstLooks(ctx); ctx.Err() != nil {
 		return nil
-	case <-p.occupiedKnown:
-	case <-time.After(firstLookTime):
 	}
 	resources := p.wanted()
 	var group sync.WaitGroup
@@ -253,6 +251,19 @@ func (p *publisher) publish(ctx context.Context) error {
 	defer controller.Stop()
 	p.update(ctx, controller)
 	return nil
+}
+
+// awaitFirstLooks waits, for at most firstLookTime: what is published first must not take away a taint that an agent before has set for good
+// reasons.
+func (p *publisher) awaitFirstLooks(ctx context.Context) {
+	ctx, cancel := context.WithTimeout(ctx, firstLookTime)
+	defer cancel()
+	for _, known := range []<-chan struct{}{p.occupiedKnown, p.foreignKnown} {
+		select {
+		case <-ctx.Done():
+		case <-known:
+		}
+	}
 }
 
 // update tells the controller what is wanted until ctx ends: at each change, when it is asked to look again, and when it failed.

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -21,6 +24,8 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2/ktesting"
+
+	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
 // TestSlicesThatAreNotPublishedAsWantedAreCounted: the controller calls every error recoverable, but some stay
@@ -200,6 +205,40 @@ func namingServer(objects ...runtime.Object) *apiServer {
 	return api
 }
 
+// writtenTaints returns the taints that a GPU is written with from now on, as "key=value, added at 1m0s" since start, a line for each write.
+// Where the agent does not say when a taint was added the API server does.
+func writtenTaints(api *apiServer, gpu string, start time.Time) func() []string {
+	var mu sync.Mutex
+	var written []string
+	api.PrependReactor("*", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		write, ok := action.(clienttesting.CreateAction) // updates have the same methods
+		if !ok {
+			return false, nil, nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		for _, device := range write.GetObject().(*resourceapi.ResourceSlice).Spec.Devices {
+			var taints []string
+			for i := range device.Taints {
+				taint := &device.Taints[i]
+				if taint.TimeAdded == nil {
+					taint.TimeAdded = &metav1.Time{Time: time.Now().Truncate(time.Second)}
+				}
+				taints = append(taints, fmt.Sprintf("%s=%s, added at %s", taint.Key, taint.Value, taint.TimeAdded.Sub(start)))
+			}
+			if device.Name == gpu {
+				written = append(written, strings.Join(taints, "; "))
+			}
+		}
+		return false, nil, nil
+	})
+	return func() []string {
+		mu.Lock()
+		defer mu.Unlock()
+		return slices.Clone(written)
+	}
+}
+
 // TestWhatIsOccupiedIsKnownBeforeAnythingIsPublished: an agent that starts must not take the taints away that the one before has set.
 func TestWhatIsOccupiedIsKnownBeforeAnythingIsPublished(t *testing.T) {
 	registerMetrics()
@@ -231,6 +270,53 @@ func TestWhatIsOccupiedIsKnownBeforeAnythingIsPublished(t *testing.T) {
 		}
 		if n == 0 {
 			t.Error("the GPU was not published")
+		}
+	})
+}
+
+// TestAForeignUseIsKnownBeforeAnythingIsPublished: a start and a restart leave its taint where it is, and as old as it is, also if somebody
+// deletes the slices afterwards.
+func TestAForeignUseIsKnownBeforeAnythingIsPublished(t *testing.T) {
+	registerMetrics()
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		const gpu = "gpu-0000-00-1b-0"
+		start := time.Now()
+		r, api := newRig(t, "t4"), namingServer()
+		written := writtenTaints(api, gpu, start)
+		r.do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute, Command: "python3"}})
+		time.Sleep(time.Minute)
+		run := func(what string) (stop func()) {
+			agent := r.blindAgent(ctx, api)
+			agent.opts.HostProcesses = TaintForHostProcesses
+			stopWatch, stopPublisher := background(ctx, agent.watch), background(ctx, agent.publisher.run)
+			time.Sleep(time.Minute)
+			if len(agent.opts.Hardware.foreignUses()) != 1 {
+				t.Errorf("%s: it is not known that the GPU is used", what)
+			}
+			return func() { stopPublisher(); stopWatch() }
+		}
+		run("at the first start")()
+		defer run("after a restart")()
+		list, err := api.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, slice := range list.Items {
+			if err := api.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Minute)
+		all := written()
+		if len(all) < 2 {
+			t.Errorf("the GPU was published %d times, want it published again after its slice was deleted", len(all))
+		}
+		for i, got := range all {
+			// The library takes a second to write.
+			if want := "gpu.nvidia.com/in-use=host-process, added at 1m1s"; got != want {
+				t.Errorf("write %d: taints %q, want %q", i, got, want)
+			}
 		}
 	})
 }

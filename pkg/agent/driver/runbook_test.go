@@ -22,7 +22,10 @@ func TestTheRunbookHasAllTaints(t *testing.T) {
 	for _, row := range regexp.MustCompile("(?m)^\\| `(gpu\\.nvidia\\.com/[a-z-]+)` \\| (\\w+) \\|").FindAllStringSubmatch(string(text), -1) {
 		told[row[1]] = row[2]
 	}
-	want := map[string]string{TaintKey(reasonOccupied): string((&occupiedPlace{}).taint().Effect)}
+	want := map[string]string{}
+	for _, taint := range []resourceapi.DeviceTaint{(&occupiedPlace{}).taint(), (&foreignUse{}).taint()} {
+		want[taint.Key] = string(taint.Effect)
+	}
 	for _, reason := range health.Reasons() {
 		for _, taint := range taints(health.Verdict{Faults: []health.Fault{{Reason: reason}}}) {
 			want[taint.Key] = string(taint.Effect)
