@@ -64,7 +64,8 @@ type Hardware struct {
 	looked   chan struct{} // closed at the end of the look that is under way; nil if none is
 	changes  []func(ctx context.Context, gpu string, was, is health.Verdict)
 	occupied []occupiedPlace
-	notReady notReady
+	// notReady is why claims cannot be prepared on the node, in a word; empty if they can.
+	notReady string
 	// foreign is who uses GPUs that no claim has, by GPU.
 	foreign map[string]foreignUse
 	// noPassthrough is why GPUs are not offered to virtual machines, as it was last said.
@@ -392,8 +393,8 @@ func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResourc
 			devices := p.Slices[s].Devices
 			for d := range devices {
 				devices[d].Taints = append(devices[d].Taints, taints(h.Health(devices[d].Name))...)
-				if notReady.why != "" {
-					devices[d].Taints = append(devices[d].Taints, notReady.taint())
+				if notReady != "" {
+					devices[d].Taints = append(devices[d].Taints, notReadyTaint(notReady))
 				}
 				// One is enough: of a key and an effect there can be one only.
 				if gpu, offer, err := node.Find(devices[d].Name); err == nil {

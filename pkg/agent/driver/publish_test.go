@@ -298,15 +298,7 @@ func TestAForeignUseIsKnownBeforeAnythingIsPublished(t *testing.T) {
 		}
 		run("at the first start")()
 		defer run("after a restart")()
-		list, err := api.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		for _, slice := range list.Items {
-			if err := api.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
-		}
+		deleteSlices(ctx, t, api)
 		time.Sleep(time.Minute)
 		all := written()
 		if len(all) < 2 {
@@ -319,4 +311,51 @@ func TestAForeignUseIsKnownBeforeAnythingIsPublished(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestARestartKeepsTheTaintOfANodeThatCannotPrepare, and its age.
+func TestARestartKeepsTheTaintOfANodeThatCannotPrepare(t *testing.T) {
+	registerMetrics()
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r, api := newRig(t, "t4"), namingServer()
+		written := writtenTaints(api, "gpu-0000-00-1b-0", time.Now())
+		run := func() (stop func()) {
+			agent := r.agent(ctx, api)
+			agent.status.set(stageLedger, true)
+			agent.status.fail(stageFolders, reasonFolderFull, "full")
+			agent.status.set(stageServing, true)
+			agent.check.begin(ctx)
+			stopWatch, stopPublisher := background(ctx, agent.watch), background(ctx, agent.publisher.run)
+			time.Sleep(time.Minute)
+			return func() { stopPublisher(); stopWatch() }
+		}
+		run()()
+		defer run()()
+		deleteSlices(ctx, t, api)
+		time.Sleep(time.Minute)
+		all := written()
+		if len(all) < 2 {
+			t.Errorf("the GPU was published %d times, want it published again after its slice was deleted", len(all))
+		}
+		for i, got := range all {
+			if want := "gpu.nvidia.com/not-ready=FolderFull, added at 1s"; got != want {
+				t.Errorf("write %d: taints %q, want %q", i, got, want)
+			}
+		}
+	})
+}
+
+// deleteSlices does what a kubelet that starts does.
+func deleteSlices(ctx context.Context, t *testing.T, api *apiServer) {
+	t.Helper()
+	list, err := api.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, slice := range list.Items {
+		if err := api.ResourceV1().ResourceSlices().Delete(ctx, slice.Name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
 }

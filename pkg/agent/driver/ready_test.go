@@ -8,13 +8,16 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2/ktesting"
 
 	"stowage.dev/stowage/pkg/agent/driver"
@@ -235,6 +238,7 @@ func TestAnAgentStartsWhereNothingCanBeWritten(t *testing.T) {
 			t.Parallel()
 			m := newMachine(t)
 			mend := tc.breaks(m)
+			before := len(m.client.Actions())
 			m.run("")
 			m.register(driver.Name + "-reg.sock")
 			m.waitReadyz(http.StatusServiceUnavailable, "[-] folders writable: the folder "+m.path("state"))
@@ -243,6 +247,7 @@ func TestAnAgentStartsWhereNothingCanBeWritten(t *testing.T) {
 			if tc.taint {
 				m.waitForGPUs(8)
 				m.waitNotReadyTaint(tc.reason)
+				m.checkAllWrittenWithTaint(before, "gpu.nvidia.com/not-ready", tc.reason)
 			}
 			mend()
 			m.waitReadyz(http.StatusOK)
@@ -251,6 +256,22 @@ func TestAnAgentStartsWhereNothingCanBeWritten(t *testing.T) {
 			m.waitNodeCondition("True", "AllGPUsReady")
 			must(t, errorOf(m.prepare(m.allocate("after", gpu0))))
 		})
+	}
+}
+
+// checkAllWrittenWithTaint checks all writes of slices after the first n calls of the API server.
+func (m *machine) checkAllWrittenWithTaint(n int, key, value string) {
+	m.t.Helper()
+	for _, action := range m.client.Actions()[n:] {
+		write, ok := action.(clienttesting.CreateAction) // updates have the same methods
+		if !ok || action.GetResource().Resource != "resourceslices" {
+			continue
+		}
+		for _, device := range write.GetObject().(*resourceapi.ResourceSlice).Spec.Devices {
+			if !slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == key && t.Value == value }) {
+				m.t.Errorf("%s of device %s: taints %v, want %s=%s", action.GetVerb(), device.Name, device.Taints, key, value)
+			}
+		}
 	}
 }
 

@@ -123,7 +123,9 @@ type noted struct {
 }
 
 func newReporter(opts Options, claims *ledger.Ledger) *reporter {
+	// From now on: an event that nobody records is lost.
 	events := record.NewBroadcaster()
+	events.StartRecordingToSink(&corev1client.EventSinkImpl{Interface: opts.Client.CoreV1().Events("")})
 	return &reporter{
 		events:   events,
 		recorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: Name, Host: opts.NodeName}),
@@ -258,7 +260,6 @@ func (r *reporter) nodeEventf(kind, reason, format string, args ...any) {
 // run reports until ctx ends.
 func (r *reporter) run(ctx context.Context) {
 	ctx = klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "reporter"))
-	r.events.StartRecordingToSink(&corev1client.EventSinkImpl{Interface: r.client.CoreV1().Events("")})
 	var group sync.WaitGroup
 	defer group.Wait()
 	defer r.events.Shutdown()

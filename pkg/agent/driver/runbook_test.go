@@ -23,7 +23,7 @@ func TestTheRunbookHasAllTaints(t *testing.T) {
 		told[row[1]] = row[2]
 	}
 	want := map[string]string{}
-	for _, taint := range []resourceapi.DeviceTaint{(&occupiedPlace{}).taint(), (&foreignUse{}).taint()} {
+	for _, taint := range []resourceapi.DeviceTaint{(&occupiedPlace{}).taint(), (&foreignUse{}).taint(), notReadyTaint(reasonFolderFull)} {
 		want[taint.Key] = string(taint.Effect)
 	}
 	for _, reason := range health.Reasons() {

@@ -117,6 +117,16 @@ func (c *selfCheck) run(ctx context.Context) {
 	}
 }
 
+// begin tells at once why an agent that begins to serve is not ready: what it publishes first must not bring back the devices that an agent
+// before has taken out. The kubelet is given the time to register the driver.
+func (c *selfCheck) begin(ctx context.Context) {
+	now := time.Now()
+	if p := c.status.notReady(); p != nil && p.reason != reasonNotRegistered {
+		c.since = now.Add(-lasting)
+	}
+	c.tellWhatLasts(ctx, now)
+}
+
 // tellWhatLasts tells a problem that has lasted, or that it is over. An agent that stops tells nothing any more: the kubelet's calls under
 // way may take their time, while the one that follows is ready.
 func (c *selfCheck) tellWhatLasts(ctx context.Context, now time.Time) {

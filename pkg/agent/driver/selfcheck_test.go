@@ -79,3 +79,34 @@ func TestAnAgentThatStopsTellsNothing(t *testing.T) {
 		})
 	}
 }
+
+// TestWhatIsWrongAtTheStartIsToldAtOnce, unless it is that the kubelet has not come by yet: then it has the time that it always has.
+func TestWhatIsWrongAtTheStartIsToldAtOnce(t *testing.T) {
+	for name, tc := range map[string]struct {
+		happens func(*Status)
+		told    string
+		later   string
+	}{
+		"nothing is":             {happens: func(*Status) {}},
+		"a folder fails":         {func(s *Status) { s.fail(stageFolders, reasonFolderFull, "full") }, reasonFolderFull, reasonFolderFull},
+		"the agent replaces one": {func(s *Status) { s.setReplaces() }, "", reasonNotRegistered},
+		"a folder fails, too":    {func(s *Status) { s.setReplaces(); s.fail(stageFolders, reasonFolderFull, "full") }, reasonFolderFull, reasonFolderFull},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newStatus()
+			for _, st := range []stage{stageLedger, stageFolders, stageServing} {
+				s.set(st, true)
+			}
+			told := ""
+			c := &selfCheck{status: s, tell: func(_ context.Context, p *problem) { told += p.reason }}
+			tc.happens(s)
+			if c.begin(t.Context()); told != tc.told {
+				t.Errorf("at the start: told %q, want %q", told, tc.told)
+			}
+			c.tellWhatLasts(t.Context(), time.Now().Add(lasting))
+			if told != tc.later {
+				t.Errorf("later: told %q, want %q", told, tc.later)
+			}
+		})
+	}
+}

@@ -22,25 +22,17 @@ func TaintKey(reason health.Reason) string { return Name + "/" + string(reason) 
 // reasonNotReady is the key of the taint of all devices while claims cannot be prepared on the node.
 const reasonNotReady health.Reason = "not-ready"
 
-// notReady is why claims cannot be prepared on the node, in a word, and since when; the zero value if they can.
-type notReady struct {
-	why   string
-	since time.Time
-}
-
-func (n *notReady) taint() resourceapi.DeviceTaint {
-	return resourceapi.DeviceTaint{Key: TaintKey(reasonNotReady), Value: n.why, Effect: resourceapi.DeviceTaintEffectNoSchedule, TimeAdded: addedAt(n.since)}
+func notReadyTaint(why string) resourceapi.DeviceTaint {
+	return resourceapi.DeviceTaint{Key: TaintKey(reasonNotReady), Value: why, Effect: resourceapi.DeviceTaintEffectNoSchedule}
 }
 
 // setNotReady tells why claims cannot be prepared, "" if they can, and reports whether that is news.
 func (h *Hardware) setNotReady(why string) (changed bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.notReady.why == why {
-		return false
-	}
-	h.notReady = notReady{why: why, since: h.opts.Clock.Now()}
-	return true
+	changed = h.notReady != why
+	h.notReady = why
+	return changed
 }
 
 // taints are what a device's faults ask for, one for each reason: several MIG devices of a GPU may have a fault of the same. A taint is as
