@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -49,10 +50,24 @@ var nvidiaDaemons = sets.New("nvidia-persiste", "nvidia-cuda-mps", "nv-hostengin
 
 // foreignProcess is on a GPU that no claim has.
 type foreignProcess struct {
-	pid  uint32
-	name string
+	pid uint32
+	foreignUser
+}
+
+// foreignUser is whose a process is. It stays the same when a program is started anew.
+type foreignUser struct {
+	name string    // of the command; empty if it has none
 	pod  types.UID // empty for a process of the host
 }
+
+func (u foreignUser) of() string {
+	if u.pod != "" {
+		return "of pod " + string(u.pod)
+	}
+	return "of the host"
+}
+
+func (u foreignUser) String() string { return cmp.Or(u.name, "a process") + " " + u.of() }
 
 // foreignUse is what uses a GPU that no claim has. taints tells that the GPU is taken out.
 type foreignUse struct {
@@ -60,22 +75,32 @@ type foreignUse struct {
 	taints    bool
 }
 
+// message names the processes, for the Node's condition.
 func (u *foreignUse) message() string {
 	var names []string
-	for i, p := range u.processes {
-		if i == maxNamedProcesses {
-			names = append(names, fmt.Sprintf("%d more", len(u.processes)-i))
-			break
-		}
-		of := "of the host"
-		if p.pod != "" {
-			of = "of pod " + string(p.pod)
-		}
+	for _, p := range u.processes {
 		name := fmt.Sprintf("process %d", p.pid)
 		if p.name != "" {
 			name += fmt.Sprintf(" (%s)", p.name)
 		}
-		names = append(names, name+" "+of)
+		names = append(names, name+" "+p.of())
+	}
+	return usedBy(names)
+}
+
+// users are those whose processes there are, each once.
+func (u *foreignUse) users() []string {
+	var users []string
+	for _, p := range u.processes {
+		users = append(users, p.String())
+	}
+	slices.Sort(users)
+	return slices.Compact(users)
+}
+
+func usedBy(names []string) string {
+	if more := len(names) - maxNamedProcesses; more > 0 {
+		names = append(names[:maxNamedProcesses:maxNamedProcesses], fmt.Sprintf("%d more", more))
 	}
 	return "it is used without a claim by " + strings.Join(names, ", ")
 }
@@ -139,8 +164,10 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 			}
 			foreignProcesses.WithLabelValues(gpu, of).Inc()
 		}
-		if was, ok := before[gpu]; !ok || !slices.Equal(was.processes, use.processes) {
-			a.reporter.nodeEventf(corev1.EventTypeWarning, reasonUsedWithoutClaim, "Device %s: %s", gpu, use.message())
+		// Not at each new PID: a program that is started again and again would use up the events that a Node may have.
+		was, users := before[gpu], use.users()
+		if !sets.New(was.users()...).HasAll(users...) {
+			a.reporter.nodeEventf(corev1.EventTypeWarning, reasonUsedWithoutClaim, "Device %s: %s", gpu, usedBy(users))
 		}
 	}
 	if h.setForeign(now) {

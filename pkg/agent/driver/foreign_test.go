@@ -19,7 +19,7 @@ import (
 // TestAFreeGPUThatIsUsedIsTold: on the Node, by a metric and, by policy or for a pod, by a taint.
 func TestAFreeGPUThatIsUsedIsTold(t *testing.T) {
 	host := nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute, Command: "python3"}
-	const event = "Warning GPUUsedWithoutClaim Device " + first + ": it is used without a claim by process 41 (python3) of the host"
+	const event = "Warning GPUUsedWithoutClaim Device " + first + ": it is used without a claim by python3 of the host"
 	tests := map[string]struct {
 		process nvmlsim.Process
 		policy  HostProcesses
@@ -33,11 +33,11 @@ func TestAFreeGPUThatIsUsedIsTold(t *testing.T) {
 		"a process of the host, by policy":          {process: host, policy: TaintForHostProcesses, event: event, of: "host", taint: " in-use=host-process:NoSchedule"},
 		"a process of a pod without a claim": {
 			process: nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute, Command: "train", Pod: "pod-1"},
-			event:   "Warning GPUUsedWithoutClaim Device " + first + ": it is used without a claim by process 41 (train) of pod pod-1", of: "pod", taint: " in-use=pod:NoSchedule",
+			event:   "Warning GPUUsedWithoutClaim Device " + first + ": it is used without a claim by train of pod pod-1", of: "pod", taint: " in-use=pod:NoSchedule",
 		},
 		"a process without a name": {
 			process: nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute},
-			event:   "Warning GPUUsedWithoutClaim Device " + first + ": it is used without a claim by process 41 of the host", of: "host",
+			event:   "Warning GPUUsedWithoutClaim Device " + first + ": it is used without a claim by a process of the host", of: "host",
 		},
 		"a pod with admin access": {
 			process: nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute, Command: "dcgmi", Pod: "pod-1"},
@@ -115,5 +115,56 @@ func checkForeign(t *testing.T, h *Hardware, events *record.FakeRecorder, event,
 	}
 	if use, ok := h.foreignUses()[first]; ok != (of != "") {
 		t.Errorf("known are %v", fmt.Sprint(use))
+	}
+}
+
+// TestAForeignUseIsToldOnceForEachUser, however often the program is started anew: each time it has another PID.
+func TestAForeignUseIsToldOnceForEachUser(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	r := newRig(t, "dgx-h100")
+	agent := r.agent(ctx, newAPIServer())
+	events := record.NewFakeRecorder(10)
+	agent.reporter.recorder = events
+	var running []uint32
+	for _, step := range []struct {
+		name string
+		runs []nvmlsim.Process
+		told string // who the event names; empty for none
+		says string // what the condition names
+	}{
+		{"one begins", []nvmlsim.Process{{PID: 41, Command: "job"}}, "job of the host", "process 41 (job) of the host"},
+		{"it is started anew", []nvmlsim.Process{{PID: 42, Command: "job"}}, "", "process 42 (job) of the host"},
+		{"it has two processes", []nvmlsim.Process{{PID: 43, Command: "job"}, {PID: 44, Command: "job"}}, "", "process 43 (job) of the host, process 44 (job) of the host"},
+		{"another one comes", []nvmlsim.Process{{PID: 43, Command: "job"}, {PID: 45, Command: "train"}}, "job of the host, train of the host", "process 43 (job) of the host, process 45 (train) of the host"},
+		{"one ends", []nvmlsim.Process{{PID: 45, Command: "train"}}, "", "process 45 (train) of the host"},
+		{"one of the same name in a pod", []nvmlsim.Process{{PID: 45, Command: "train", Pod: "pod-1"}}, "train of pod pod-1", "process 45 (train) of pod pod-1"},
+		{"another pod", []nvmlsim.Process{{PID: 46, Command: "train", Pod: "pod-2"}}, "train of pod pod-2", "process 46 (train) of pod pod-2"},
+		{"all end", nil, "", ""},
+		{"one begins again", []nvmlsim.Process{{PID: 47, Command: "job"}}, "job of the host", "process 47 (job) of the host"},
+	} {
+		for _, pid := range running {
+			r.do(&nvmlsim.RemoveProcess{GPU: "0", PID: pid})
+		}
+		running = nil
+		for _, process := range step.runs {
+			process.Kind = nvmlsim.ProcessCompute
+			r.do(&nvmlsim.AddProcess{GPU: "0", Process: process})
+			running = append(running, process.PID)
+		}
+		agent.lookForForeign(ctx)
+		told := ""
+		for len(events.Events) > 0 {
+			told += <-events.Events
+		}
+		want := ""
+		if step.told != "" {
+			want = "Warning GPUUsedWithoutClaim Device " + first + ": it is used without a claim by " + step.told
+		}
+		if told != want {
+			t.Errorf("%s: event %q, want %q", step.name, told, want)
+		}
+		if use, ok := agent.opts.Hardware.foreignUses()[first]; ok != (step.says != "") || ok && use.message() != "it is used without a claim by "+step.says {
+			t.Errorf("%s: the condition says %q, want %q", step.name, use.message(), step.says)
+		}
 	}
 }

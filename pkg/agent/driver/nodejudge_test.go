@@ -18,9 +18,9 @@ func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
 	held := occupiedPlace{gpu: "gpu-d", claim: "old-uid"}
 	owed := occupiedPlace{gpu: "gpu-d"}
 	occupied := gpuView{name: "gpu-d", verdict: well.verdict, occupied: []string{held.message(), owed.message()}}
-	used := gpuView{name: "gpu-e", verdict: well.verdict, foreign: &foreignUse{processes: []foreignProcess{{pid: 41, name: "python3"}, {pid: 42, name: "train", pod: "pod-uid"}}}}
+	used := gpuView{name: "gpu-e", verdict: well.verdict, foreign: &foreignUse{processes: []foreignProcess{{41, foreignUser{"python3", ""}}, {42, foreignUser{"train", "pod-uid"}}}}}
 	tainted := used
-	tainted.foreign = &foreignUse{processes: []foreignProcess{{1, "a", ""}, {2, "b", ""}, {3, "c", ""}, {4, "d", ""}, {5, "e", ""}}, taints: true}
+	tainted.foreign = &foreignUse{processes: []foreignProcess{{1, foreignUser{"a", ""}}, {2, foreignUser{"b", ""}}, {3, foreignUser{"c", ""}}, {4, foreignUser{"d", ""}}, {5, foreignUser{"e", ""}}}, taints: true}
 	silent := discovery.Failure{PCIBusID: "0000:1b:00.0", Reason: "GPU 1: NVML does not answer, since an earlier time", Err: fmt.Errorf("GPU 1: %w, since an earlier time", discovery.ErrHung)}
 	tests := map[string]struct {
 		view nodeView
