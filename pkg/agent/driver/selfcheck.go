@@ -189,13 +189,15 @@ func (c *selfCheck) keepSockets(ctx context.Context) (ours bool) {
 	logger := klog.FromContext(ctx)
 	var errs []error
 	for _, s := range []*socket{c.endpoint, c.registrar} {
-		renewed, err := s.keep()
+		renewed, err := s.keep(func() {
+			// First: the kubelet may register the driver as soon as there is a socket.
+			if s == c.registrar {
+				c.status.fail(stageRegistered, reasonNotRegistered,
+					"the kubelet has not registered the driver again since its registration socket was lost")
+			}
+		})
 		if err != nil {
 			errs = append(errs, err)
-		}
-		if s == c.registrar && (renewed || err != nil) {
-			c.status.fail(stageRegistered, reasonNotRegistered,
-				"the kubelet has not registered the driver again since its registration socket was lost")
 		}
 		if renewed {
 			socketsRenewed.Inc()

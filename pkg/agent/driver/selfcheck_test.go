@@ -2,7 +2,11 @@ package driver
 
 import (
 	"context"
+	"errors"
+	"fmt"
 	"io/fs"
+	"net"
+	"os"
 	"path/filepath"
 	"testing"
 	"time"
@@ -108,5 +112,77 @@ func TestWhatIsWrongAtTheStartIsToldAtOnce(t *testing.T) {
 				t.Errorf("later: told %q, want %q", told, tc.later)
 			}
 		})
+	}
+}
+
+// TestAKubeletThatIsQuickIsRegistered: it may call as soon as the registration socket is there again, and what it says is the last word.
+func TestAKubeletThatIsQuickIsRegistered(t *testing.T) {
+	root, err := os.MkdirTemp("", "quick") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	path := filepath.Join(root, "reg.sock")
+	registrar, err := listenOn(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer registrar.Close()
+	c := &selfCheck{status: newStatus(), registrar: registrar, endpoint: &socket{closed: true}}
+	for range 100 {
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		c.status.set(stageRegistered, true)
+		called := make(chan struct{})
+		go func() {
+			defer close(called)
+			for {
+				if conn, err := net.Dial("unix", path); err == nil {
+					if reached, _ := c.status.get(stageRegistered); reached {
+						t.Error("the driver is registered by a socket that was lost")
+					}
+					c.status.set(stageRegistered, true)
+					_ = conn.Close()
+					return
+				}
+			}
+		}()
+		if !c.keepSockets(t.Context()) {
+			t.Fatal("the socket was not made anew")
+		}
+		<-called
+		if reached, why := c.status.get(stageRegistered); !reached {
+			t.Fatalf("the kubelet has registered the driver, and the agent says %q", why.message)
+		}
+	}
+}
+
+// TestASocketIsLostBeforeItIsMadeAnew, and not while it is there.
+func TestASocketIsLostBeforeItIsMadeAnew(t *testing.T) {
+	root, err := os.MkdirTemp("", "lost") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	path := filepath.Join(root, "s")
+	s, err := listenOn(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer s.Close()
+	said := ""
+	keep := func() error {
+		_, err := s.keep(func() {
+			_, err := os.Lstat(path)
+			said += fmt.Sprintf("lost, gone %v;", errors.Is(err, fs.ErrNotExist))
+		})
+		return err
+	}
+	if err := errors.Join(keep(), os.Remove(path), keep(), keep()); err != nil {
+		t.Fatal(err)
+	}
+	if want := "lost, gone true;"; said != want {
+		t.Errorf("%q, want %q", said, want)
 	}
 }

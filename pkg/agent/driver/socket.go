@@ -47,18 +47,19 @@ func (e *socketError) Unwrap() error { return e.Err }
 // listenOn makes the socket. What a process that is gone has left there is removed.
 func listenOn(path string) (*socket, error) {
 	s := &socket{path: path}
-	_, err := s.keep()
+	_, err := s.keep(func() {})
 	return s, err
 }
 
 // keep makes the socket anew if it is not this listener's any more, unless another process serves it: two that take it from each other
-// would be worse than one that does not work. renewed tells that it did.
-func (s *socket) keep() (renewed bool, err error) {
+// would be worse than one that does not work. renewed tells that it did, and lost is called before.
+func (s *socket) keep(lost func()) (renewed bool, err error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if s.closed || s.isOurs() {
 		return false, nil
 	}
+	lost()
 	if _, err := os.Lstat(s.path); err == nil {
 		if !stale(s.path) {
 			return false, &socketError{Path: s.path, PID: servedBy(s.path)}
