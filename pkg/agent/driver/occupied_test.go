@@ -1,6 +1,9 @@
 package driver
 
 import (
+	"errors"
+	"os"
+	"path/filepath"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -16,6 +19,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -191,4 +195,35 @@ func TestWhatWaitsForNVMLIsDoneWhenItIsThere(t *testing.T) {
 			t.Errorf("a look that finds what was there: %v, %d times said", err, len(h.reached))
 		}
 	})
+}
+
+// TestAQuarantineThatCannotBeReadStaysAsItWas: what cannot be read ends no quarantine.
+func TestAQuarantineThatCannotBeReadStaysAsItWas(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	r := newRig(t, "t4")
+	agent := r.agent(ctx, newAPIServer())
+	const gpu = "gpu-0000-00-1b-0"
+	folder, away := prepare.QuarantineDir(r.state), filepath.Join(r.state, "away")
+	file := filepath.Join(folder, gpu+"_was-uid"+prepare.QuarantineSuffix)
+	writeFile(t, file, "{")
+	agent.noteQuarantined()
+	taint := published(t, agent.opts.Hardware)[0]
+	if !strings.HasPrefix(taint, gpu+" occupied=") {
+		t.Fatalf("in quarantine: %q, want it occupied", taint)
+	}
+	if err := os.Rename(folder, away); err != nil {
+		t.Fatal(err)
+	}
+	for what, note := range map[string]func(){"the quarantines": agent.noteQuarantined, "the ledger": func() { agent.noteLeft(nil) }} {
+		if note(); published(t, agent.opts.Hardware)[0] != taint {
+			t.Errorf("a look at %s when the folder cannot be read: %q, want %q", what, published(t, agent.opts.Hardware)[0], taint)
+		}
+	}
+	if err := errors.Join(os.Rename(away, folder), os.Remove(file)); err != nil {
+		t.Fatal(err)
+	}
+	agent.noteQuarantined()
+	if got := published(t, agent.opts.Hardware)[0]; got != gpu {
+		t.Errorf("when the quarantine has ended: %q, want no taint", got)
+	}
 }
