@@ -184,7 +184,7 @@ With --force no proof is needed. Then a container that still runs may have its G
 			if err := opts.validateRun(); err != nil {
 				return err
 			}
-			client, err := newClient(opts.kubeconfig)
+			client, err := newClientOf(opts.kubeconfig)
 			if err != nil {
 				if !force {
 					return err

@@ -34,6 +34,9 @@ type options struct {
 	devRoot       string
 	cdiHook       string
 	healthAddress string
+	certFile      string
+	keyFile       string
+	clientCAFile  string
 
 	partitions  string
 	passthrough bool
@@ -116,7 +119,10 @@ func (o *options) addRunFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.stateDir, "state-dir", o.stateDir, "folder for the ledger of prepared claims, which must outlive restarts and reboots")
 	flags.StringVar(&o.devRoot, "dev-root", o.devRoot, "folder for the device nodes of simulated GPUs")
 	flags.StringVar(&o.cdiHook, "nvidia-cdi-hook", o.cdiHook, "path of the nvidia-cdi-hook program on the host; nvcdi's default, /usr/bin/nvidia-cdi-hook, if not given")
-	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "address for /healthz, /readyz and /metrics; port 0 takes a free one, an empty value serves none")
+	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "address for /healthz, /readyz and /metrics, over TLS; port 0 takes a free one, an empty value serves none")
+	flags.StringVar(&o.certFile, "tls-cert-file", o.certFile, "certificate to serve --health-address with, read anew when it changes; one signed by itself if not given")
+	flags.StringVar(&o.keyFile, "tls-private-key-file", o.keyFile, "private key of --tls-cert-file")
+	flags.StringVar(&o.clientCAFile, "client-ca-file", o.clientCAFile, "authority whose certificates name who reads /metrics; without one only tokens do")
 }
 
 // addUseFlags adds how GPUs are shared and taken back.

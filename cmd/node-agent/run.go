@@ -2,11 +2,7 @@ package main
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net"
-	"net/http"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -28,7 +24,11 @@ func runAgent(ctx context.Context, opts *options) error {
 	if err := opts.validateRun(); err != nil {
 		return err
 	}
-	client, err := newClient(opts.kubeconfig)
+	config, err := newConfig(opts.kubeconfig)
+	if err != nil {
+		return err
+	}
+	client, err := newClient(config)
 	if err != nil {
 		return err
 	}
@@ -37,7 +37,7 @@ func runAgent(ctx context.Context, opts *options) error {
 	if err != nil {
 		return err
 	}
-	stopServing, err := serveHealth(ctx, opts.healthAddress, agent.Status().Handler())
+	stopServing, err := serveHealth(ctx, opts, config, agent.Status())
 	if err != nil {
 		return err
 	}
@@ -116,8 +116,8 @@ func serveSimulation(ctx context.Context, opts *options) (stop func(), err error
 	}, nil
 }
 
-// newClient reads the kubeconfig, or the ServiceAccount of the pod.
-func newClient(kubeconfig string) (kubernetes.Interface, error) {
+// newConfig reads the kubeconfig, or the ServiceAccount of the pod.
+func newConfig(kubeconfig string) (*rest.Config, error) {
 	var (
 		config *rest.Config
 		err    error
@@ -134,9 +134,21 @@ func newClient(kubeconfig string) (kubernetes.Interface, error) {
 	config.AcceptContentTypes = "application/vnd.kubernetes.protobuf,application/json"
 	// A burst of pods on the node means a claim to read for each, while the kubelet waits.
 	config.QPS, config.Burst = 50, 200
+	return config, nil
+}
+
+func newClientOf(kubeconfig string) (kubernetes.Interface, error) {
+	config, err := newConfig(kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	return newClient(config)
+}
+
+func newClient(config *rest.Config) (kubernetes.Interface, error) {
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
-		return nil, fmt.Errorf("--kubeconfig %s: %w", kubeconfig, err)
+		return nil, fmt.Errorf("--kubeconfig: %w", err)
 	}
 	return client, nil
 }
@@ -183,29 +195,4 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 		HostRoot:       opts.hostRoot,
 		ProcRoot:       "/proc",
 	}), nil
-}
-
-// serveHealth serves probes and metrics until stop is called.
-func serveHealth(ctx context.Context, address string, handler http.Handler) (stop func(), err error) {
-	if address == "" {
-		return func() {}, nil
-	}
-	listener, err := net.Listen("tcp", address)
-	if err != nil {
-		return nil, fmt.Errorf("--health-address %s: %w", address, err)
-	}
-	server := &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second}
-	logger := klog.FromContext(ctx)
-	logger.Info("Serving health and metrics", "address", listener.Addr().String())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			logger.Error(err, "Health and metrics are not served any more")
-		}
-	}()
-	return func() {
-		_ = server.Close()
-		<-done
-	}, nil
 }

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
@@ -96,11 +95,16 @@ func (c *Cluster) StartNodeAgent(ctx context.Context, o AgentOptions) (*Process,
 	}
 	health := fmt.Sprintf("127.0.0.1:%d", port)
 
-	client := &http.Client{Timeout: 5 * time.Second, Transport: &http.Transport{DisableKeepAlives: true}}
+	name := c.uniqueName(strings.ReplaceAll(o.NodeName, "/", "_") + "-agent") // as on a real node
+	serving, client, err := c.Serving(name)
+	if err != nil {
+		return nil, fmt.Errorf("starting a node agent for node %s: %w", o.NodeName, err)
+	}
+	client.Timeout = 5 * time.Second
 	return c.StartProcess(ctx, Command{
-		Name: c.uniqueName(strings.ReplaceAll(o.NodeName, "/", "_") + "-agent"), // as on a real node
+		Name: name,
 		Path: o.Binary,
-		Args: append([]string{
+		Args: append(append([]string{
 			"--kubeconfig=" + kubeconfig,
 			"--node-name=" + o.NodeName,
 			"--nvml=" + o.NVML,
@@ -109,9 +113,9 @@ func (c *Cluster) StartNodeAgent(ctx context.Context, o AgentOptions) (*Process,
 			"--state-dir=" + o.StateDir,
 			"--dev-root=" + o.DevRoot,
 			"--health-address=" + health,
-		}, o.Args...),
+		}, serving...), o.Args...),
 		Ready: func(ctx context.Context) error {
-			_, err := getHTTP(ctx, client, "http://"+health+"/readyz")
+			_, err := getHTTP(ctx, client, "https://"+health+"/readyz")
 			return err
 		},
 	})

@@ -83,40 +83,41 @@ func (c *Cluster) secureServer(name string) (*secureServer, error) {
 	if err := c.OnStop("port of "+name, func() error { port.Release(); return nil }); err != nil {
 		return nil, err
 	}
-	cert, key, err := c.ServingCertificate(name)
+	args, client, err := c.Serving(name)
 	if err != nil {
 		return nil, err
 	}
+	client.Timeout = 5 * time.Second
+	return &secureServer{
+		port:   port,
+		args:   append([]string{"--bind-address=127.0.0.1", "--secure-port=" + port.String(), "--permit-port-sharing"}, args...),
+		client: client,
+	}, nil
+}
+
+// Serving returns the flags with which a server has a certificate and knows the
+// administrator by one, also before the API server has published the authority,
+// and the administrator's client of it, which has no timeout.
+func (c *Cluster) Serving(name string) (args []string, client *http.Client, err error) {
+	cert, key, err := c.ServingCertificate(name)
+	if err != nil {
+		return nil, nil, err
+	}
 	admin, err := tls.X509KeyPair(c.admin.CertData, c.admin.KeyData)
 	if err != nil {
-		return nil, fmt.Errorf("reading the administrator's certificate: %w", err)
+		return nil, nil, fmt.Errorf("reading the administrator's certificate: %w", err)
 	}
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(c.servingCA.certPEM)
-	return &secureServer{
-		port: port,
-		args: []string{
-			"--bind-address=127.0.0.1",
-			"--secure-port=" + port.String(),
-			"--permit-port-sharing",
-			"--tls-cert-file=" + cert,
-			"--tls-private-key-file=" + key,
-			// The administrator is known by certificate, also before the API
-			// server has published the authority.
-			"--client-ca-file=" + c.ClientCAFile(),
+	args = []string{"--tls-cert-file=" + cert, "--tls-private-key-file=" + key, "--client-ca-file=" + c.ClientCAFile()}
+	return args, &http.Client{Transport: &http.Transport{
+		TLSClientConfig: &tls.Config{
+			RootCAs:      roots,
+			Certificates: []tls.Certificate{admin},
+			MinVersion:   tls.VersionTLS12,
 		},
-		client: &http.Client{
-			Timeout: 5 * time.Second,
-			Transport: &http.Transport{
-				TLSClientConfig: &tls.Config{
-					RootCAs:      roots,
-					Certificates: []tls.Certificate{admin},
-					MinVersion:   tls.VersionTLS12,
-				},
-				DisableKeepAlives: true,
-			},
-		},
-	}, nil
+		DisableKeepAlives: true,
+	}}, nil
 }
 
 // url is "https://127.0.0.1:<port>" with a path.

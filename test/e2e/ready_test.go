@@ -4,13 +4,19 @@ package e2e
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
+	"net/http"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"stowage.dev/stowage/pkg/nvmlsim"
 	"stowage.dev/stowage/test/lab"
@@ -38,6 +44,64 @@ func TestTheAgentRegistersAgainWhenItsSocketGoes(t *testing.T) {
 	})
 	startPod(t, namespace, "after", 1).check()
 	waitDescribed(t, "GPUsReady", "True", "AllGPUsReady", "8 of 8 GPUs can be used")
+}
+
+// Probes are for all, metrics for whom the API server lets read them.
+func TestWhoReadsTheAgentsMetrics(t *testing.T) {
+	namespace := newNamespace(t)
+	account := func(name string) (token string) {
+		if _, err := cluster.AdminClient().CoreV1().ServiceAccounts(namespace).Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		config, err := cluster.ServiceAccountConfig(t.Context(), namespace, name, nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return config.BearerToken
+	}
+	tenant, reader := account("tenant"), account("reader")
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: namespace},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "stowage-metrics-reader"},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: namespace, Name: "reader"}},
+	}
+	bindings := cluster.AdminClient().RbacV1().ClusterRoleBindings()
+	if _, err := bindings.Create(t.Context(), binding, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = bindings.Delete(context.Background(), binding.Name, metav1.DeleteOptions{}) })
+	client := &http.Client{Transport: &http.Transport{TLSClientConfig: &tls.Config{InsecureSkipVerify: true}}} // as probes and Prometheus do
+	for name, tc := range map[string]struct {
+		token, path string
+		want        int
+	}{
+		"a probe of life":       {path: "/healthz", want: http.StatusOK},
+		"a probe of readiness":  {path: "/readyz", want: http.StatusOK},
+		"metrics for nobody":    {path: "/metrics", want: http.StatusUnauthorized},
+		"metrics for a tenant":  {path: "/metrics", token: tenant, want: http.StatusForbidden},
+		"metrics for a reader":  {path: "/metrics", token: reader, want: http.StatusOK},
+		"with a false token":    {path: "/metrics", token: "false", want: http.StatusUnauthorized},
+		"profiles for a reader": {path: "/debug/pprof/", token: reader, want: http.StatusNotFound},
+	} {
+		poll(t, name, func(ctx context.Context) error { // the API server learns of the role a little later
+			request, err := http.NewRequestWithContext(ctx, http.MethodGet, theNode.Agent().URL(tc.path), nil)
+			if err != nil {
+				return err
+			}
+			if tc.token != "" {
+				request.Header.Set("Authorization", "Bearer "+tc.token)
+			}
+			response, err := client.Do(request)
+			if err != nil {
+				return err
+			}
+			defer response.Body.Close()
+			if response.StatusCode != tc.want {
+				return fmt.Errorf("%s, want %d", response.Status, tc.want)
+			}
+			return nil
+		})
+	}
 }
 
 // While records cannot be written no pod is sent to the node, and it says so where people look.

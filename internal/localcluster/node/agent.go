@@ -63,13 +63,17 @@ func (n *Node) Agent() *RunningAgent {
 // RunningAgent is one agent of a node.
 type RunningAgent struct {
 	*localcluster.Process
-	url string
+	url    string
+	client *http.Client
 }
 
-// Get returns what the agent serves on a path, for instance "/metrics".
+// Get returns what the agent serves the administrator on a path, for instance "/metrics".
 func (a *RunningAgent) Get(ctx context.Context, path string) ([]byte, error) {
-	return get(ctx, http.DefaultClient, a.url+path)
+	return get(ctx, a.client, a.URL(path))
 }
+
+// URL is where the agent serves path, over TLS.
+func (a *RunningAgent) URL(path string) string { return a.url + path }
 
 func (n *Node) startAgent(ctx context.Context) error {
 	if n.agentOpt.Binary == "" {
@@ -94,8 +98,12 @@ func (n *Node) startAgent(ctx context.Context) error {
 		return err
 	}
 	address := fmt.Sprintf("127.0.0.1:%d", port)
-	agent := &RunningAgent{url: "http://" + address}
-	path, args := n.enclosure.Wrap(n.agentOpt.Binary, append([]string{
+	serving, client, err := n.cluster.Serving(fmt.Sprintf("%s-agent-%d", n.name, n.agents))
+	if err != nil {
+		return err
+	}
+	agent := &RunningAgent{url: "https://" + address, client: client}
+	path, args := n.enclosure.Wrap(n.agentOpt.Binary, append(append([]string{
 		"--kubeconfig=" + kubeconfig,
 		"--node-name=" + n.name,
 		// As in a pod: two agents may run at once.
@@ -106,13 +114,13 @@ func (n *Node) startAgent(ctx context.Context) error {
 		"--state-dir=" + n.layout.agentState(),
 		"--dev-root=" + n.layout.devices(),
 		"--health-address=" + address,
-	}, n.agentOpt.Args...)...)
+	}, serving...), n.agentOpt.Args...)...)
 	agent.Process, err = localcluster.StartProcess(ctx, localcluster.Command{
 		Name:        n.name + "-agent",
 		Path:        path,
 		Args:        args,
 		LogFile:     n.LogFile("agent"),
-		Ready:       func(ctx context.Context) error { return healthy(ctx, agent.url+"/readyz") },
+		Ready:       func(ctx context.Context) error { return healthy(ctx, client, agent.URL("/readyz")) },
 		StopTimeout: agentGracePeriod,
 	})
 	if err == nil {

@@ -96,7 +96,7 @@ func (n *Node) startKubelet(ctx context.Context) error {
 		Path:    path,
 		Args:    args,
 		LogFile: n.LogFile("kubelet"),
-		Ready:   func(ctx context.Context) error { return healthy(ctx, n.network.healthz()) },
+		Ready:   func(ctx context.Context) error { return healthy(ctx, http.DefaultClient, n.network.healthz()) },
 	})
 	return err
 }
@@ -108,10 +108,10 @@ const (
 	readTimeout = 30 * time.Second
 )
 
-func healthy(ctx context.Context, url string) error {
+func healthy(ctx context.Context, client *http.Client, url string) error {
 	ctx, cancel := context.WithTimeout(ctx, healthTimeout)
 	defer cancel()
-	_, err := get(ctx, http.DefaultClient, url)
+	_, err := get(ctx, client, url)
 	return err
 }
 

@@ -444,7 +444,7 @@ func TestTheSuccessorPublishesWhenTheOldAgentIsGone(t *testing.T) {
 	m.dial("plugins_registry", driver.Name+"-pod-2-reg.sock")
 	ready := func() bool {
 		recorder := httptest.NewRecorder()
-		m.last.Status().Handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		m.last.Status().Handler(allowAll).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/readyz", nil))
 		return recorder.Code == http.StatusOK
 	}
 	if ready() {
@@ -482,7 +482,7 @@ func TestAnAgentThatStopsAnswersTheCallsUnderWay(t *testing.T) {
 	}()
 	get := func(path string) string {
 		recorder := httptest.NewRecorder()
-		m.last.Status().Handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
+		m.last.Status().Handler(allowAll).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
 		return recorder.Body.String()
 	}
 	eventually(t, "the call is under way", func() error {
@@ -516,7 +516,7 @@ func TestProbesTellWhatIsReached(t *testing.T) {
 	must(t, err)
 	get := func(path string) (int, string) {
 		recorder := httptest.NewRecorder()
-		agent.Status().Handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
+		agent.Status().Handler(allowAll).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
 		return recorder.Code, recorder.Body.String()
 	}
 	if code, _ := get("/healthz"); code != http.StatusOK {
@@ -541,6 +541,41 @@ func TestProbesTellWhatIsReached(t *testing.T) {
 	must(t, <-done)
 	if code, _ := get("/readyz"); code != http.StatusServiceUnavailable {
 		t.Errorf("/readyz after the stop: %d", code)
+	}
+}
+
+// Probes are for all. What names claims, pods and folders is for callers that may read it.
+func TestWhoMayNotReadIsToldNoReasons(t *testing.T) {
+	m := newMachine(t)
+	must(t, os.RemoveAll(m.path("cdi")))
+	must(t, os.WriteFile(m.path("cdi"), nil, 0o600)) // no folder can be made there
+	stop := m.run("")
+	defer func() { must(t, stop()) }()
+	for status, want := range map[int]struct {
+		metrics int
+		why     bool
+	}{
+		http.StatusOK:           {metrics: http.StatusOK, why: true},
+		http.StatusUnauthorized: {metrics: http.StatusUnauthorized},
+		http.StatusForbidden:    {metrics: http.StatusForbidden},
+	} {
+		get := func(path string) (int, string) {
+			recorder := httptest.NewRecorder()
+			m.last.Status().Handler(func(*http.Request) int { return status }).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, path, nil))
+			return recorder.Code, recorder.Body.String()
+		}
+		eventually(t, "it is not ready for a folder", func() error {
+			if code, body := get("/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "[-] folders writable") || strings.Contains(body, m.path("cdi")) != want.why {
+				return fmt.Errorf("/readyz for a caller with %d: %d\n%s", status, code, body)
+			}
+			return nil
+		})
+		if code, body := get("/metrics"); code != want.metrics || strings.Contains(body, "stowage_agent_") != want.why {
+			t.Errorf("/metrics for a caller with %d: %d", status, code)
+		}
+		if code, _ := get("/healthz"); code != http.StatusOK {
+			t.Errorf("/healthz for a caller with %d: %d", status, code)
+		}
 	}
 }
 

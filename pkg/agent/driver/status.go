@@ -172,15 +172,25 @@ func (s *Status) problemOf(st stage, otherwise problem) *problem {
 
 // Handler serves /healthz (the process answers), /readyz (the kubelet can call, and claims can be prepared) and /metrics. Nothing that
 // /readyz tests is mended by a restart of the agent, so it is no liveness probe. It lists all stages, and why one is not reached.
-func (s *Status) Handler() http.Handler {
+//
+// Metrics and reasons name claims, pods and folders. They are for requests for which check gives http.StatusOK; another one is the
+// status of the answer.
+func (s *Status) Handler(check func(*http.Request) int) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("/healthz", func(w http.ResponseWriter, _ *http.Request) { fmt.Fprintln(w, "ok") })
-	mux.HandleFunc("/readyz", s.ready)
-	mux.Handle("/metrics", legacyregistry.Handler())
+	mux.HandleFunc("/readyz", func(w http.ResponseWriter, r *http.Request) { s.ready(w, check(r) == http.StatusOK) })
+	metrics := legacyregistry.Handler()
+	mux.HandleFunc("/metrics", func(w http.ResponseWriter, r *http.Request) {
+		if status := check(r); status != http.StatusOK {
+			http.Error(w, http.StatusText(status), status)
+			return
+		}
+		metrics.ServeHTTP(w, r)
+	})
 	return mux
 }
 
-func (s *Status) ready(w http.ResponseWriter, _ *http.Request) {
+func (s *Status) ready(w http.ResponseWriter, withReasons bool) {
 	var text strings.Builder
 	s.mu.Lock()
 	for st, name := range stageNames {
@@ -188,7 +198,7 @@ func (s *Status) ready(w http.ResponseWriter, _ *http.Request) {
 		if s.reached[st] {
 			mark = "+"
 		}
-		if s.why[st].message != "" {
+		if s.why[st].message != "" && withReasons {
 			why = ": " + s.why[st].message
 		}
 		fmt.Fprintf(&text, "[%s] %s%s\n", mark, name, why)

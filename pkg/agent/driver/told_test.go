@@ -93,7 +93,7 @@ func TestALostGPUIsToldEverywhere(t *testing.T) {
 		return nil
 	})
 	recorder := httptest.NewRecorder()
-	m.last.Status().Handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	m.last.Status().Handler(allowAll).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	for _, want := range []string{
 		fmt.Sprintf(`stowage_agent_device_health{device=%q,health="Unhealthy"} 1`, gpu0),
 		fmt.Sprintf(`stowage_agent_device_fault{device=%q,permanent="true",reason="gpu-lost"} 1`, gpu0),

@@ -196,7 +196,7 @@ func TestAClaimReadFromItsPreviousCopyCountsAsPrepared(t *testing.T) {
 	}
 	m.truncateRecords("train-uid_*.claim") // the previous copy says PrepareStarted
 	recorder := httptest.NewRecorder()
-	m.last.Status().Handler().ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
+	m.last.Status().Handler(allowAll).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	for _, want := range []string{
 		`stowage_agent_ledger_claims{state="completed"} 1`, `stowage_agent_ledger_claims{state="started"} 0`, `stowage_agent_ledger_claims{state="unreadable"} 0`,
 	} {

@@ -1,0 +1,218 @@
+package main
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/go-logr/logr"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/apiserver/pkg/apis/apiserver"
+	"k8s.io/apiserver/pkg/authentication/authenticator"
+	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
+	"k8s.io/apiserver/pkg/authentication/user"
+	"k8s.io/apiserver/pkg/authorization/authorizer"
+	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
+	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/agent/driver"
+)
+
+const (
+	// maxConnections are kept open. With one more the oldest is closed, so that who fills them does not keep the kubelet out.
+	maxConnections = 128
+	// headerTimeout is for a caller to say what it wants, TLS included.
+	headerTimeout = 5 * time.Second
+	idleTimeout   = 30 * time.Second
+	// answerTimeout holds what the API server is asked about the caller, too.
+	answerTimeout = time.Minute
+	reviewTimeout = 10 * time.Second
+)
+
+// serveHealth serves probes to all, and metrics to whom the API server lets read them, until stop is called.
+func serveHealth(ctx context.Context, opts *options, config *rest.Config, status *driver.Status) (stop func(), err error) {
+	if opts.healthAddress == "" {
+		return func() {}, nil
+	}
+	ctx, cancel := context.WithCancel(ctx)
+	defer func() {
+		if err != nil {
+			cancel()
+		}
+	}()
+	// Whoever sends tokens that nobody knows must not use up the requests that claims need.
+	config = rest.CopyConfig(config)
+	config.QPS, config.Burst, config.RateLimiter = 5, 10, nil
+	client, err := newClient(config)
+	if err != nil {
+		return nil, err
+	}
+	readers, err := newReaders(ctx, client, opts.clientCAFile)
+	if err != nil {
+		return nil, err
+	}
+	certificate, err := newCertificate(ctx, opts)
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", opts.healthAddress)
+	if err != nil {
+		return nil, fmt.Errorf("--health-address %s: %w", opts.healthAddress, err)
+	}
+	open := &connections{most: maxConnections}
+	server := &http.Server{
+		Handler:           status.Handler(readers.check),
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       headerTimeout,
+		WriteTimeout:      answerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    64 << 10,
+		ConnState:         open.changed,
+		TLSConfig: &tls.Config{
+			MinVersion:     tls.VersionTLS12,
+			NextProtos:     []string{"http/1.1"},
+			GetCertificate: certificate,
+			ClientAuth:     tls.RequestClientCert, // readers says whose it is
+		},
+	}
+	logger := klog.FromContext(ctx)
+	server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(logger.V(4)), slog.LevelInfo) // callers must not fill the log
+	logger.Info("Serving health and metrics", "address", listener.Addr().String())
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
+			logger.Error(err, "Health and metrics are not served any more")
+		}
+	}()
+	return func() {
+		cancel()
+		_ = server.Close()
+		<-done
+	}, nil
+}
+
+// newCertificate is that of the flags, or one that is signed by itself and known to nobody, as kube-scheduler's.
+func newCertificate(ctx context.Context, opts *options) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+	if opts.certFile == "" {
+		cert, key, err := certutil.GenerateSelfSignedCertKey(opts.nodeName, nil, []string{"localhost"})
+		if err != nil {
+			return nil, fmt.Errorf("make a certificate: %w", err)
+		}
+		pair, err := tls.X509KeyPair(cert, key)
+		return func(*tls.ClientHelloInfo) (*tls.Certificate, error) { return &pair, nil }, err
+	}
+	content, err := dynamiccertificates.NewDynamicServingContentFromFiles("serving", opts.certFile, opts.keyFile)
+	if err != nil {
+		return nil, fmt.Errorf("--tls-cert-file %s, --tls-private-key-file %s: %w", opts.certFile, opts.keyFile, err)
+	}
+	go content.Run(ctx, 1)
+	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		pair, err := tls.X509KeyPair(content.CurrentCertKeyContent())
+		return &pair, err
+	}, nil
+}
+
+// readers asks the API server who a caller is, and what it may read.
+type readers struct {
+	who  authenticator.Request
+	what authorizer.Authorizer
+}
+
+func newReaders(ctx context.Context, client kubernetes.Interface, clientCAFile string) (*readers, error) {
+	pauses := &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 3}
+	who := authenticatorfactory.DelegatingAuthenticatorConfig{
+		Anonymous:                &apiserver.AnonymousAuthConfig{Enabled: false},
+		TokenAccessReviewClient:  client.AuthenticationV1(),
+		TokenAccessReviewTimeout: reviewTimeout,
+		WebhookRetryBackoff:      pauses,
+		CacheTTL:                 10 * time.Second,
+	}
+	if clientCAFile != "" {
+		authority, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca", clientCAFile)
+		if err != nil {
+			return nil, fmt.Errorf("--client-ca-file %s: %w", clientCAFile, err)
+		}
+		go authority.Run(ctx, 1)
+		who.ClientCertificateCAContentProvider = authority
+	}
+	what := authorizerfactory.DelegatingAuthorizerConfig{
+		SubjectAccessReviewClient: client.AuthorizationV1(),
+		AllowCacheTTL:             10 * time.Second,
+		DenyCacheTTL:              10 * time.Second,
+		WebhookRetryBackoff:       pauses,
+	}
+	var (
+		r   readers
+		err error
+	)
+	if r.who, _, err = who.New(); err != nil {
+		return nil, fmt.Errorf("ask the API server who callers are: %w", err)
+	}
+	if r.what, err = what.New(); err != nil {
+		return nil, fmt.Errorf("ask the API server what callers may read: %w", err)
+	}
+	return &r, nil
+}
+
+// check returns http.StatusOK for a caller that may read the path, else the status of the answer.
+func (r *readers) check(request *http.Request) int {
+	logger := klog.FromContext(request.Context())
+	caller, known, err := r.who.AuthenticateRequest(request)
+	if !known {
+		if err != nil {
+			logger.V(4).Info("Who calls is not known", "path", request.URL.Path, "err", err)
+		}
+		return http.StatusUnauthorized
+	}
+	if slices.Contains(caller.User.GetGroups(), user.SystemPrivilegedGroup) {
+		return http.StatusOK // as kube-scheduler: also while the API server is away
+	}
+	decision, why, err := r.what.Authorize(request.Context(), authorizer.AttributesRecord{
+		User: caller.User, Verb: strings.ToLower(request.Method), Path: request.URL.Path,
+	})
+	switch {
+	case decision == authorizer.DecisionAllow:
+		return http.StatusOK
+	case err != nil:
+		logger.Error(err, "What the caller may read cannot be found out", "user", caller.User.GetName(), "path", request.URL.Path)
+		return http.StatusInternalServerError
+	}
+	logger.V(4).Info("The caller may not read that", "user", caller.User.GetName(), "path", request.URL.Path, "reason", why)
+	return http.StatusForbidden
+}
+
+// connections are those of a server that are open.
+type connections struct {
+	most int
+
+	mutex sync.Mutex
+	open  []net.Conn // the one that has been as it is for longest first
+}
+
+// changed is the server's ConnState. What is closed here is said to be closed later.
+func (c *connections) changed(conn net.Conn, state http.ConnState) {
+	c.mutex.Lock()
+	defer c.mutex.Unlock()
+	c.open = slices.DeleteFunc(c.open, func(other net.Conn) bool { return other == conn })
+	if state == http.StateClosed || state == http.StateHijacked {
+		return
+	}
+	c.open = append(c.open, conn)
+	if len(c.open) > c.most {
+		_ = c.open[0].Close()
+		c.open = c.open[1:]
+	}
+}
