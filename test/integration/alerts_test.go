@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -36,6 +37,9 @@ func TestAlertsAskForMetricsThatExist(t *testing.T) {
 		t.Fatal(err)
 	}
 	alerts := 0
+	// refusals are the alerts about slices that the API server does not take, each with the reasons that it counts: each reason but other has one.
+	var refusals []string
+	reasons := regexp.MustCompile(`stowage_agent_slice_errors_total\{reason=~?"([^"]+)"\}`)
 	for _, group := range file.Groups {
 		for _, rule := range group.Rules {
 			alerts++
@@ -44,6 +48,9 @@ func TestAlertsAskForMetricsThatExist(t *testing.T) {
 			}
 			if !strings.Contains(string(runbook), "\n| `"+rule.Alert+"` | ") {
 				t.Errorf("alert %s has no row in the runbook", rule.Alert)
+			}
+			if match := reasons.FindStringSubmatch(rule.Expr); match != nil {
+				refusals = append(refusals, rule.Alert+": "+match[1])
 			}
 			asked := regexp.MustCompile(`stowage_\w+`).FindAllString(rule.Expr, -1)
 			if len(asked) == 0 {
@@ -58,6 +65,9 @@ func TestAlertsAskForMetricsThatExist(t *testing.T) {
 	}
 	if alerts < 5 {
 		t.Errorf("only %d alerts", alerts)
+	}
+	if want := []string{"StowageDevicesNotPublished: dropped_fields", "StowageAgentRefused: forbidden|invalid"}; !slices.Equal(refusals, want) {
+		t.Errorf("alerts count slice errors with the reasons %q, want %q", refusals, want)
 	}
 }
 
