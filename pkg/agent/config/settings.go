@@ -160,26 +160,31 @@ var (
 	plainQuantity = regexp.MustCompile(`^[0-9]{1,15}(\.[0-9]{1,6})?(Ki|Mi|Gi|Ti|k|M|G|T)?$`)
 )
 
+// The least and the most of a limit: the MPS daemon takes whole mebibytes, and no GPU has a pebibyte.
+var leastLimit, mostLimit = resource.MustParse("1Mi"), resource.MustParse("1Pi")
+
 // mebibytes rounds down: the MPS daemon takes whole ones.
 func (q quantity) mebibytes() (int64, error) {
 	text := string(q)
-	var number json.Number
-	if json.Unmarshal([]byte(q), &text) != nil && json.Unmarshal([]byte(q), &number) != nil {
-		return 0, fmt.Errorf("%s: want a number of bytes such as 512Mi or 10Gi", short([]byte(q)))
+	if strings.HasPrefix(text, `"`) {
+		if err := json.Unmarshal([]byte(q), &text); err != nil {
+			return 0, err
+		}
+	} else if _, err := strconv.ParseInt(text, 10, 64); err != nil {
+		text = "" // not a number, or one with a fraction or an exponent
 	}
+	value := short([]byte(q))
 	if !plainQuantity.MatchString(text) {
-		return 0, fmt.Errorf("%q: want a number of bytes such as 512Mi or 10Gi", text)
+		return 0, fmt.Errorf("%s: want a number of bytes such as 512Mi or 10Gi", value)
 	}
 	parsed, err := resource.ParseQuantity(text)
 	if err != nil {
-		return 0, fmt.Errorf("%q: %w", text, err)
+		return 0, fmt.Errorf("%s: %w", value, err)
 	}
-	const maxMiB = 1 << 30 // a pebibyte
-	mib := parsed.Value() >> 20
-	if mib < 1 || mib > maxMiB {
-		return 0, fmt.Errorf("%q: want at least 1Mi, and no more than a GPU can have", text)
+	if parsed.Cmp(leastLimit) < 0 || parsed.Cmp(mostLimit) > 0 {
+		return 0, fmt.Errorf("%s: want a number of bytes, at least 1Mi and at most 1Pi", value)
 	}
-	return mib, nil
+	return parsed.Value() >> 20, nil
 }
 
 func unknown[T ~string](field string, value T, known ...T) error {
