@@ -125,6 +125,48 @@ func TestContainersAreToldWhatTheyHave(t *testing.T) {
 	}
 }
 
+// Text of a claim becomes part of paths and CDI names: what could leave them is refused by its field, and nothing is written.
+func TestNamesOfAClaimDoNotLeaveTheirPaths(t *testing.T) {
+	annotated := func(value string) func(*resourceapi.ResourceClaim) {
+		return func(c *resourceapi.ResourceClaim) {
+			c.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: value}
+		}
+	}
+	request := func(value string) func(*resourceapi.ResourceClaim) {
+		return func(c *resourceapi.ResourceClaim) { c.Status.Allocation.Devices.Results[0].Request = value }
+	}
+	const annotation, result = "metadata.annotations[resource.kubernetes.io/pod-claim-name]: ", "status.allocation.devices.results[0].request: "
+	for name, tc := range map[string]struct {
+		change func(*resourceapi.ResourceClaim)
+		want   string
+	}{
+		"the pod's name for it, as a path":      {annotated("../../etc"), annotation + `"../../etc"`},
+		"the pod's name for it, with a dot":     {annotated(".."), annotation + `".."`},
+		"the pod's name for it, of two labels":  {annotated("a.b"), annotation + `"a.b"`},
+		"the pod's name for it, empty":          {annotated(""), annotation + `""`},
+		"the pod's name for it, with a newline": {annotated("a\nb"), annotation + `"a\nb"`},
+		"the pod's name for it, too long":       {annotated(strings.Repeat("a", 64)), annotation},
+		"its name":                              {func(c *resourceapi.ResourceClaim) { c.Name = "../x" }, `metadata.name: "../x"`},
+		"its UID":                               {func(c *resourceapi.ResourceClaim) { c.UID = "../x" }, `claim UID "../x"`},
+		"a request":                             {request(".."), result + `".."`},
+		"a subrequest":                          {request("gpu/.."), result + `".."`},
+		"a request that is a path":              {request("/etc"), result + `""`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			before := n.state()
+			c := claim("train", "gpu="+gpu0)
+			tc.change(c)
+			if _, err := n.manager().Prepare(n.ctx, c); err == nil || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("error %v, want one with %s", err, tc.want)
+			}
+			if diff := cmp.Diff(before, n.state()); diff != "" {
+				t.Errorf("(-before +now):\n%s", diff)
+			}
+		})
+	}
+}
+
 // A container that is restarted is mounted the file again, also when the driver has gone meanwhile.
 func TestDeviceMetadataIsPutBack(t *testing.T) {
 	n := newNode(t)

@@ -1,10 +1,13 @@
 package prepare
 
 import (
+	"errors"
 	"fmt"
+	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/ledger"
@@ -25,7 +28,7 @@ func (m *Manager) plan(claim *resourceapi.ResourceClaim) ([]wanted, *config.Set,
 	if claim.Status.Allocation == nil {
 		return nil, nil, fmt.Errorf("claim %s is not allocated", name(claim))
 	}
-	if err := ledger.ValidateUID(claim.UID); err != nil {
+	if err := checkNames(claim); err != nil {
 		return nil, nil, err
 	}
 	allocation := &claim.Status.Allocation.Devices
@@ -64,6 +67,31 @@ func (m *Manager) plan(claim *resourceapi.ResourceClaim) ([]wanted, *config.Set,
 		results = append(results, want)
 	}
 	return results, parameters, nil
+}
+
+// checkNames refuses text of the claim that could leave the file, folder or CDI name of which it becomes a part: the claim's UID
+// and name, its name in pods' specs, and the names of its requests. All but the annotation have been checked by the API server, too. Devices are looked up
+// among the node's own, and shares have UIDs (see shareOf).
+func checkNames(claim *resourceapi.ResourceClaim) error {
+	if err := ledger.ValidateUID(claim.UID); err != nil {
+		return err
+	}
+	check := func(field, value string, of func(string) []string) error {
+		if problems := of(value); len(problems) > 0 {
+			return fmt.Errorf("claim %s/%s: %s: %q: %s", claim.Namespace, claim.Name, field, value, strings.Join(problems, ", "))
+		}
+		return nil
+	}
+	errs := []error{check("metadata.name", claim.Name, validation.IsDNS1123Subdomain)}
+	if name, ok := claim.Annotations[resourceapi.PodResourceClaimAnnotation]; ok {
+		errs = append(errs, check("metadata.annotations["+resourceapi.PodResourceClaimAnnotation+"]", name, validation.IsDNS1123Label))
+	}
+	for i, result := range claim.Status.Allocation.Devices.Results {
+		for part := range strings.SplitSeq(result.Request, "/") {
+			errs = append(errs, check(fmt.Sprintf("status.allocation.devices.results[%d].request", i), part, validation.IsDNS1123Label))
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // name returns namespace/name (UID) for messages.
