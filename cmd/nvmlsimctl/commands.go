@@ -169,8 +169,18 @@ func (c *client) faultCommands() []*cobra.Command {
 	})
 	throttle.Args = arguments(cobra.MinimumNArgs(1))
 
+	refuse := c.action("refuse GPU [SETTING...]", "Let a GPU refuse for ever that settings are changed; nothing for none", 0, func(args []string) (nvmlsim.Command, error) {
+		command := &nvmlsim.Refuse{GPU: args[0]}
+		for _, setting := range args[1:] {
+			command.Settings = append(command.Settings, nvmlsim.Setting(setting))
+		}
+		return command, nil
+	})
+	refuse.Args = arguments(cobra.MinimumNArgs(1))
+
 	return []*cobra.Command{
 		xid, eccCommand, remap, pcie, long(throttle, "REASON is one of "+nvmlsim.ThrottleReasons()+"."),
+		long(refuse, "SETTING is one of "+nvmlsim.Settings()+"."),
 		c.action("temp GPU CELSIUS|idle", "Set a GPU's temperature", 2, func(args []string) (nvmlsim.Command, error) {
 			celsius, err := idleOr("CELSIUS", args[1])
 			return &nvmlsim.SetTemperature{GPU: args[0], Celsius: celsius}, err

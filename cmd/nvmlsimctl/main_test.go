@@ -99,6 +99,8 @@ func TestEveryCommandDoesWhatItSays(t *testing.T) {
 		{"remap 3 --corrected 1 --pending --failed", 3, func(g nvmlsim.GPUState) any { return g.Health.Rows }, nvmlsim.Rows{Corrected: 1, Pending: true, Failed: true}},
 		{"timeslice 3 Long", 3, func(g nvmlsim.GPUState) any { return g.TimeSlice }, nvmlsim.TimeSliceLong},
 		{"timeslice 3 default", 3, func(g nvmlsim.GPUState) any { return g.TimeSlice }, nvmlsim.TimeSliceDefault},
+		{"refuse 3 mps timeslice", 3, func(g nvmlsim.GPUState) any { return g.Refused }, []nvmlsim.Setting{"mps", "timeslice"}},
+		{"refuse 3", 3, func(g nvmlsim.GPUState) any { return g.Refused }, []nvmlsim.Setting(nil)},
 		{"leak 3 64", 3, func(g nvmlsim.GPUState) any { return g.LeakedMiB }, uint64(64)},
 		{"compute-mode 3 Exclusive_Process", 3, func(g nvmlsim.GPUState) any { return g.ComputeMode }, nvmlsim.ComputeExclusiveProcess},
 		{"proc add 2 77 --memory-mib 10 --kind mps", 2, func(g nvmlsim.GPUState) any { return g.Processes }, []nvmlsim.Process{{PID: 77, Kind: "mps", MemoryMiB: 10}}},

@@ -69,6 +69,7 @@ var commands = []func() Command{
 	func() Command { return &RemoveProcess{} },
 	func() Command { return &SetComputeMode{} },
 	func() Command { return &SetTimeSlice{} },
+	func() Command { return &Refuse{} },
 	func() Command { return &LeakMemory{} },
 	func() Command { return &StartMPS{} },
 	func() Command { return &StopMPS{} },

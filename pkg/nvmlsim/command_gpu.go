@@ -206,7 +206,7 @@ func (c *AddProcess) do(m *Machine, s *State) (Result, error) {
 			g.usedMiB(func(p Process) bool { return p.Instance.GPU == c.Instance.GPU })
 	case g.ComputeMode == ComputeProhibited && c.Kind != ProcessGraphics:
 		return Result{}, fmt.Errorf("kind: %q: the GPU's compute mode is %s", c.Kind, g.ComputeMode)
-	case g.ComputeMode == ComputeExclusiveProcess && c.Kind != ProcessGraphics:
+	case g.ComputeMode == ComputeExclusiveProcess && c.Kind == ProcessCompute: // clients of a daemon are its server to the GPU
 		if other := slices.IndexFunc(g.Processes, func(p Process) bool { return p.Kind == ProcessCompute }); other >= 0 {
 			return Result{}, fmt.Errorf("pid: %d: the GPU's compute mode is %s, and process %d has it", c.PID, g.ComputeMode, g.Processes[other].PID)
 		}
@@ -257,7 +257,7 @@ func (c *SetComputeMode) do(m *Machine, s *State) (Result, error) {
 	if _, ok := computeModes[c.Mode]; !ok {
 		return Result{}, fmt.Errorf("mode: %q: want one of %s", c.Mode, words(computeModes))
 	}
-	if g.MIG && c.Mode != ComputeDefault {
+	if g.MIG && c.Mode != ComputeDefault || g.refuses(SettingComputeMode) {
 		return Result{}, refused("mode", c.Mode, nvml.ERROR_NOT_SUPPORTED)
 	}
 	g.ComputeMode = c.Mode

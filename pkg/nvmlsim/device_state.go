@@ -119,7 +119,7 @@ func (d *device) SetComputeMode(mode nvml.ComputeMode) nvml.Return {
 			if value != mode {
 				continue
 			}
-			if g.MIG && name != ComputeDefault {
+			if g.MIG && name != ComputeDefault || g.refuses(SettingComputeMode) {
 				return nvml.ERROR_NOT_SUPPORTED
 			}
 			g.ComputeMode = name
@@ -137,6 +137,9 @@ func (d *device) SetPersistenceMode(mode nvml.EnableState) nvml.Return {
 	return d.change(func(_ *State, g *GPUState) nvml.Return {
 		if mode != nvml.FEATURE_DISABLED && mode != nvml.FEATURE_ENABLED {
 			return nvml.ERROR_INVALID_ARGUMENT
+		}
+		if g.refuses(SettingPersistence) {
+			return nvml.ERROR_NOT_SUPPORTED
 		}
 		g.Persistence = mode == nvml.FEATURE_ENABLED
 		return nvml.SUCCESS

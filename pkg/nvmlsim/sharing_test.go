@@ -1,9 +1,14 @@
 package nvmlsim
 
 import (
+	"errors"
+	"slices"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
+	"github.com/google/go-cmp/cmp"
 )
 
 func daemon(name string, gpu int) Command {
@@ -12,7 +17,7 @@ func daemon(name string, gpu int) Command {
 
 // TestSharingEndsWithWhatHoldsIt: time slices are the driver's, leaked memory the GPU's, and daemons the machine's.
 func TestSharingEndsWithWhatHoldsIt(t *testing.T) {
-	set := []Command{&SetTimeSlice{GPU: "0", Time: TimeSliceLong}, &LeakMemory{GPU: "0", MemoryMiB: 64}, daemon("a", 0)}
+	set := []Command{&SetTimeSlice{GPU: "0", Time: TimeSliceLong}, &LeakMemory{GPU: "0", MemoryMiB: 64}, daemon("a", 1)}
 	tests := map[string]struct {
 		then   []Command
 		slice  TimeSlice
@@ -22,7 +27,7 @@ func TestSharingEndsWithWhatHoldsIt(t *testing.T) {
 		"set":           {nil, TimeSliceLong, 64, true},
 		"a GPU reset":   {[]Command{&ResetGPU{GPU: "0"}}, TimeSliceDefault, 0, true},
 		"lost and back": {[]Command{&LoseGPU{GPU: "0"}, &RestoreGPU{GPU: "0"}}, TimeSliceDefault, 0, true},
-		"driver reload": {[]Command{&UnloadDriver{}, &LoadDriver{}}, TimeSliceDefault, 0, false},
+		"driver reload": {[]Command{&StopMPS{Daemon: "a"}, &UnloadDriver{}, &LoadDriver{}}, TimeSliceDefault, 0, false},
 		"reboot":        {[]Command{&Reboot{}}, TimeSliceDefault, 0, false},
 		"ended":         {[]Command{&StopMPS{Daemon: "a"}}, TimeSliceLong, 64, false},
 	}
@@ -42,6 +47,98 @@ func TestSharingEndsWithWhatHoldsIt(t *testing.T) {
 				t.Errorf("time slice %q, leaked %d, daemons %v: want %q, %d, %v", g.TimeSlice, g.LeakedMiB, s.Daemons, tc.slice, tc.leaked, tc.daemon)
 			}
 		})
+	}
+}
+
+// TestADaemonHasAServerOnItsGPUs: it is a process as others are, so the GPU is in use. Its clients may be on a GPU that is exclusive, and nobody else.
+func TestADaemonHasAServerOnItsGPUs(t *testing.T) {
+	l, err := New("t4", "node-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := l.Machine()
+	pids := func(gpu int) (pids []uint32) {
+		for _, p := range m.State().GPUs[gpu].Processes {
+			pids = append(pids, p.PID)
+		}
+		return pids
+	}
+	both := &StartMPS{Daemon{Name: "a", GPUs: []string{gpuUUID("node-a", 0), gpuUUID("node-a", 1)}}}
+	for _, c := range []Command{&SetComputeMode{GPU: "0", Mode: ComputeExclusiveProcess}, both, daemon("b", 2), &AddProcess{GPU: "0", Process: Process{PID: 7, Kind: ProcessMPS}}} {
+		if _, err := m.Do(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, b := pids(1), pids(2)
+	if len(a) != 1 || len(b) != 1 || a[0] == b[0] || !slices.Equal(pids(0), []uint32{a[0], 7}) {
+		t.Errorf("processes %v, %v, %v; want one server for a on two GPUs, with its client on one, and another server for b", pids(0), a, b)
+	}
+	for _, refused := range []Command{&AddProcess{GPU: "0", Process: Process{PID: 8, Kind: ProcessCompute}}, &ResetGPU{GPU: "1"}} {
+		if _, err := m.Do(refused); err == nil || !strings.Contains(err.Error(), strconv.Itoa(int(a[0]))) {
+			t.Errorf("%s: %v, want that process %d has the GPU", refused.Name(), err, a[0])
+		}
+	}
+	if _, err := m.Do(&StopMPS{Daemon: "a"}); err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(pids(0), []uint32{7}) || len(pids(1)) != 0 || !slices.Equal(pids(2), b) {
+		t.Errorf("processes %v, %v, %v when a has ended", pids(0), pids(1), pids(2))
+	}
+}
+
+// TestWhatAGPURefusesStaysAsItIs, until it refuses it no more.
+func TestWhatAGPURefusesStaysAsItIs(t *testing.T) {
+	l, err := New("t4", "node-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if ret := l.Init(); ret != nvml.SUCCESS {
+		t.Fatal(ret)
+	}
+	do := func(c Command) error { _, err := l.Machine().Do(c); return err }
+	returned := func(ret nvml.Return) error {
+		if ret == nvml.SUCCESS {
+			return nil
+		}
+		return ret
+	}
+	gpu := func(i int) nvml.Device { d, _ := l.DeviceGetHandleByIndex(i); return d }
+	changes := map[Setting][]func(i int) error{
+		SettingComputeMode: {
+			func(i int) error { return do(&SetComputeMode{GPU: strconv.Itoa(i), Mode: ComputeExclusiveProcess}) },
+			func(i int) error { return returned(gpu(i).SetComputeMode(nvml.COMPUTEMODE_DEFAULT)) },
+		},
+		SettingPersistence: {func(i int) error { return returned(gpu(i).SetPersistenceMode(nvml.FEATURE_DISABLED)) }},
+		SettingTimeSlice:   {func(i int) error { return do(&SetTimeSlice{GPU: strconv.Itoa(i), Time: TimeSliceLong}) }},
+		SettingMPS:         {func(i int) error { return do(daemon(strconv.Itoa(i), i)) }},
+	}
+	for setting := range settings {
+		if err := do(&Refuse{GPU: "0", Settings: []Setting{setting}}); err != nil {
+			t.Fatal(err)
+		}
+		before := l.Machine().State().GPUs[0]
+		for _, change := range changes[setting] {
+			if err := change(0); !errors.Is(err, nvml.ERROR_NOT_SUPPORTED) {
+				t.Errorf("%s is refused: %v", setting, err)
+			}
+			if err := change(1); err != nil {
+				t.Errorf("%s on another GPU: %v", setting, err)
+			}
+		}
+		if diff := cmp.Diff(before, l.Machine().State().GPUs[0]); diff != "" {
+			t.Errorf("%s is refused (-before +after):\n%s", setting, diff)
+		}
+		if err := do(&Refuse{GPU: "0"}); err != nil {
+			t.Fatal(err)
+		}
+		for _, change := range changes[setting] {
+			if err := change(0); err != nil {
+				t.Errorf("%s is refused no more: %v", setting, err)
+			}
+		}
+	}
+	if err := do(&Refuse{GPU: "0", Settings: []Setting{"fan"}}); err == nil || !strings.Contains(err.Error(), string(SettingTimeSlice)) {
+		t.Errorf("a setting that there is none of: %v", err)
 	}
 }
 

@@ -55,6 +55,8 @@ type GPUState struct {
 	PendingMIG bool          `json:"pendingMIG"`
 	Instances  []GPUInstance `json:"instances,omitempty"`
 	Processes  []Process     `json:"processes,omitempty"`
+	// Refused settings cannot be changed, as in a virtual machine or without the right to; see [Refuse].
+	Refused []Setting `json:"refused,omitempty"`
 	// LeakedMiB of memory are in use, and no process is listed that has them.
 	LeakedMiB uint64 `json:"leakedMiB,omitempty"`
 
@@ -96,6 +98,8 @@ type Process struct {
 	Pod string `json:"pod,omitempty"`
 	// Command is the name of what it runs.
 	Command string `json:"command,omitempty"`
+	// Daemon of the Multi-Process Service whose server it is; empty for none.
+	Daemon string `json:"daemon,omitempty"`
 	// Stuck processes do not end when they are killed.
 	Stuck bool `json:"stuck,omitempty"`
 }
@@ -144,6 +148,22 @@ const (
 	TimeSliceMedium  TimeSlice = "Medium"
 	TimeSliceLong    TimeSlice = "Long"
 )
+
+// Setting is one that a GPU may refuse to have changed.
+type Setting string
+
+// The settings that can be refused. For MPS no daemon is started.
+const (
+	SettingComputeMode Setting = "compute-mode"
+	SettingPersistence Setting = "persistence"
+	SettingTimeSlice   Setting = "timeslice"
+	SettingMPS         Setting = "mps"
+)
+
+var settings = map[Setting]bool{SettingComputeMode: true, SettingPersistence: true, SettingTimeSlice: true, SettingMPS: true}
+
+// refuses tells whether the setting cannot be changed.
+func (g *GPUState) refuses(s Setting) bool { return slices.Contains(g.Refused, s) }
 
 // Daemon is a control daemon of the Multi-Process Service.
 type Daemon struct {

@@ -44,6 +44,9 @@ func ComputeModes() string { return words(computeModes) }
 // ThrottleReasons lists what [SetThrottle] takes.
 func ThrottleReasons() string { return words(throttleReasons) }
 
+// Settings lists what [Refuse] takes.
+func Settings() string { return words(settings) }
+
 // Recoveries lists what [SetRecovery] takes beside nothing.
 func Recoveries() string { return strings.TrimPrefix(words(recoveries), ", ") }
 
