@@ -8,6 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 
 	"sigs.k8s.io/yaml"
@@ -91,6 +94,12 @@ func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes,
 			return false, fmt.Errorf("seed %q: %w", s.Name, err)
 		}
 	}
+	original := filepath.Join(work, "original")
+	if o.random > 0 {
+		if err := build(ctx, t, "", original); err != nil {
+			return false, err
+		}
+	}
 	for i, s := range n.Seeds {
 		if !strings.Contains(s.Name, o.only) {
 			continue
@@ -104,26 +113,28 @@ func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes,
 		for _, test := range append(strings.Fields(s.CaughtBy), "") {
 			one := o
 			one.run = "^" + test + "$"
-			if test == "" {
+			var r result
+			where := ""
+			switch {
+			case test == "":
 				one.run = o.run
+				r = try(ctx, one, t, binary, 0)
+			case o.random > 0:
+				r, where = tryRandom(ctx, inFull(one), t, binary, original)
+			default:
+				r = try(ctx, inFull(one), t, binary, 0, fully...)
 			}
-			var flags []string
-			if test != "" { // in full: what depends on the scheduler takes some rounds
-				one.patience *= 6
-				flags = append([]string{"-test.short=false", "-test.failfast", "-test.v"}, strings.Fields(o.args)...)
-			}
-			r := try(ctx, one, t, binary, 0, flags...)
 			switch {
 			case test == "" && r.killed:
 				caught = append(caught, "all: "+r.by)
 			case test != "" && r.killed:
-				caught = append(caught, test)
+				caught = append(caught, test+where)
 				if o.show {
 					fmt.Fprintln(out, r.output)
 				}
 			case test != "":
 				ok = false
-				caught = append(caught, "NOT by "+test)
+				caught = append(caught, "NOT by "+test+where)
 			}
 		}
 		fmt.Fprintf(out, "%s: %q caught by %s\n", t.path, s.Name, strings.Join(caught, "; "))
@@ -133,6 +144,51 @@ func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes,
 	}
 	return ok, nil
 }
+
+// fully are the arguments of a test that must catch a seeded bug: what depends on the scheduler takes some rounds.
+var fully = []string{"-test.short=false", "-test.failfast", "-test.v"}
+
+// inFull gives a test the time for that.
+func inFull(o options) options {
+	o.patience *= 6
+	return o
+}
+
+var failedSeed = regexp.MustCompile(`seed (\d+):`)
+
+// tryRandom plays random histories with a seeded bug until one fails that the original passes, and says where that was. What the
+// original fails, too, is a fault of the histories' bench.
+func tryRandom(ctx context.Context, o options, t *target, binary, original string) (r result, where string) {
+	play := func(binary string, seed, histories, rounds int) result {
+		return try(ctx, o, t, binary, 0, slices.Concat(fully, []string{
+			"-test.count", strconv.Itoa(rounds),
+			"-seed", strconv.Itoa(seed), "-histories", strconv.Itoa(histories),
+		})...)
+	}
+	faults := ""
+	for first := 1; first <= o.random; {
+		if r = play(binary, first, o.random-first+1, 1); !r.killed {
+			break
+		}
+		match := failedSeed.FindStringSubmatch(r.output)
+		if match == nil {
+			return result{output: r.output}, fmt.Sprintf(" (from seed %d: %s, and it is not said at which seed)", first, r.by) + faults
+		}
+		seed, err := strconv.Atoi(match[1])
+		if err != nil || seed < first {
+			return result{output: r.output}, fmt.Sprintf(" (it failed at seed %s, which was not asked for)", match[1])
+		}
+		if !play(original, seed, 1, roundsOfOriginal).killed {
+			return r, fmt.Sprintf(" (seed %d, after %d histories)", seed, seed) + faults
+		}
+		faults += fmt.Sprintf(" (the original fails at seed %d, too)", seed)
+		first = seed + 1
+	}
+	return result{output: r.output}, fmt.Sprintf(" (after %d histories)", o.random) + faults
+}
+
+// roundsOfOriginal are how often the original has to pass: goroutines run in any order.
+const roundsOfOriginal = 3
 
 // overlay writes the changed files, and go's overlay for them.
 func (s seed) overlay(t *target, folder string) (string, error) {

@@ -49,6 +49,14 @@ func TestRun(t *testing.T) {
 			want:    []string{`"never the first one" caught by NOT by TestNothing`},
 			wantErr: "1 of 1 packages failed",
 		},
+		"what the original fails, too, catches no bug": {
+			pkg: "random", options: options{seedsOnly: true, random: 6, run: "^$"},
+			want: []string{
+				`"never the first one" caught by TestRandom (seed 4, after 4 histories) (the original fails at seed 2, too)`,
+				`"the same in other words" caught by NOT by TestRandom (after 6 histories) (the original fails at seed 2, too)`,
+			},
+			wantErr: "1 of 1 packages failed",
+		},
 		"no package": {
 			pkg: "missing", wantErr: "./testdata/missing: listing the package",
 		},

@@ -126,7 +126,10 @@ func writeOverlay(work string, replace map[string]string) (path string, err erro
 }
 
 func build(ctx context.Context, t *target, overlay, binary string, flags ...string) error {
-	args := append([]string{"test", "-c", "-vet=off", "-overlay", overlay, "-o", binary}, flags...)
+	args := append([]string{"test", "-c", "-vet=off", "-o", binary}, flags...)
+	if overlay != "" {
+		args = append(args, "-overlay", overlay)
+	}
 	if err := command(ctx, "go", append(args, t.path)...).Run(); err != nil {
 		return fmt.Errorf("compiling the tests: %w", err)
 	}

@@ -1,0 +1,8 @@
+package random
+
+func Max(a, b int) int {
+	if a > b {
+		return a
+	}
+	return b
+}
