@@ -9,6 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/informers"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/controller/resourceclaim"
+	"k8s.io/kubernetes/pkg/controller/scheduling/podgroupprotection"
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/test/liveness/memoryapi"
@@ -27,36 +29,38 @@ const (
 	attacherName   = "attacher"
 )
 
-// controllers are who else acts in a cluster: kube-controller-manager's claim controller, the real one; the garbage
-// collector, which deletes the claims of pods that are gone; kubelets, which end pods that are being deleted; and who attaches devices.
+// lookAgain is how often controllers look at everything again. kube-controller-manager does every 12 to 24 hours: only then it finds that a
+// pod has ended of which it never heard, because a watch begun anew told neither of its beginning nor of its end. It is shorter than quiet.
+const lookAgain = 30 * time.Second
+
+// controllers are who else acts in a cluster: kube-controller-manager's controllers for claims and for groups, the real ones; the garbage
+// collector, which deletes the claims of pods and groups that are gone; kubelets, which end pods that are being deleted; and who attaches devices.
 type controllers struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 }
 
-func startControllers(ctx context.Context, api *memoryapi.Server) *controllers {
+func startControllers(ctx context.Context, api *memoryapi.Server, groups bool) *controllers {
 	ctx, cancel := context.WithCancel(ctx)
 	c := &controllers{cancel: cancel}
 	client := api.Client(controllerName)
-	factory := informers.NewSharedInformerFactory(client, 0)
-	claims, err := resourceclaim.NewController(klog.FromContext(ctx), client, factory.Core().V1().Pods(), nil,
-		factory.Resource().V1().ResourceClaims(), factory.Resource().V1().ResourceClaimTemplates())
+	factory := informers.NewSharedInformerFactory(client, lookAgain)
+	claims, err := resourceclaim.NewController(klog.FromContext(ctx), client, factory.Core().V1().Pods(),
+		factory.Scheduling().V1beta1().PodGroups(), factory.Resource().V1().ResourceClaims(), factory.Resource().V1().ResourceClaimTemplates())
 	if err != nil {
 		panic(err)
 	}
 	api.OnDelete = func(object runtime.Object) { collectGarbage(ctx, client, object) }
-	_, err = factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(_, pod any) { endPod(ctx, client, pod.(*v1.Pod)) },
-	})
-	if err != nil {
-		panic(err)
-	}
+	hear(factory.Core().V1().Pods().Informer(), func(pod *v1.Pod) { endPod(ctx, client, pod) })
 	a := &attacher{claims: api.Client(attacherName).ResourceV1(), tried: map[string]bool{}}
-	_, err = factory.Resource().V1().ResourceClaims().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
-		UpdateFunc: func(_, claim any) { a.attachSoon(ctx, claim.(*resourceapi.ResourceClaim)) },
-	})
-	if err != nil {
-		panic(err)
+	hear(factory.Resource().V1().ResourceClaims().Informer(), func(claim *resourceapi.ResourceClaim) { a.attachSoon(ctx, claim) })
+	if groups {
+		protection, err := podgroupprotection.NewPodGroupProtectionController(klog.FromContext(ctx),
+			factory.Scheduling().V1beta1().PodGroups(), factory.Core().V1().Pods(), client)
+		if err != nil {
+			panic(err)
+		}
+		c.running.Go(func() { protection.Run(ctx, 1) })
 	}
 	c.running.Go(func() {
 		defer factory.Shutdown()
@@ -71,20 +75,33 @@ func (c *controllers) stop() {
 	c.running.Wait()
 }
 
-// collectGarbage deletes what a pod that is gone owned, soon.
-func collectGarbage(ctx context.Context, client kubernetes.Interface, gone runtime.Object) {
-	pod, ok := gone.(*v1.Pod)
-	if !ok {
+// hear calls fn with each object that is there or changes. After a watch begun anew, what has changed may be new.
+func hear[T any](informer cache.SharedIndexInformer, fn func(T)) {
+	_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(object any) { fn(object.(T)) },
+		UpdateFunc: func(_, object any) { fn(object.(T)) },
+	})
+	if err != nil {
+		panic(err) // it has not been stopped
+	}
+}
+
+// collectGarbage deletes the claims that a pod or a group owned that is gone, soon.
+func collectGarbage(ctx context.Context, client kubernetes.Interface, object runtime.Object) {
+	switch object.(type) {
+	case *v1.Pod, *schedulingapi.PodGroup:
+	default:
 		return
 	}
+	gone := object.(metav1.Object)
 	time.AfterFunc(100*time.Millisecond, func() {
-		list, err := client.ResourceV1().ResourceClaims(pod.Namespace).List(ctx, metav1.ListOptions{})
+		list, err := client.ResourceV1().ResourceClaims(gone.GetNamespace()).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return // the history has ended
 		}
 		for _, claim := range list.Items {
-			if owner := metav1.GetControllerOf(&claim); owner != nil && owner.UID == pod.UID && claim.DeletionTimestamp == nil {
-				_ = client.ResourceV1().ResourceClaims(pod.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &claim.UID}})
+			if owner := metav1.GetControllerOf(&claim); owner != nil && owner.UID == gone.GetUID() && claim.DeletionTimestamp == nil {
+				_ = client.ResourceV1().ResourceClaims(claim.Namespace).Delete(ctx, claim.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{UID: &claim.UID}})
 			}
 		}
 	})

@@ -2,7 +2,7 @@
 // Whatever it would do, the old one forgot.
 //
 // A [Scenario] is a small cluster and what happens to it. [Run] plays it in a bubble of testing/synctest: the real
-// scheduling queue, framework and plugins, kube-controller-manager's claim controller, and an API in memory
+// scheduling queue, framework and plugins, kube-controller-manager's controllers for claims and groups, and an API in memory
 // (memoryapi). When all is at rest the scheduler is stopped and a new one is started on the same API. Each binding,
 // eviction and deallocation of that one is a difference, and so is what no rest may have: a device held twice, or
 // held for nobody.

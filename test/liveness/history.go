@@ -26,8 +26,10 @@ const (
 	// quiet is longer than any pause after which something is tried again: backoff, the fence's wait, a woken pod that
 	// was not tried, a write that comes late; and than any pod's grace but the long one.
 	quiet = 45 * time.Second
-	// patience is how long a cluster may take to come to rest.
+	// patience is how long a cluster may take to come to rest, beyond that.
 	patience = 10 * time.Minute
+	// permitTimeout is how long a pod of a gang waits for the others before it gives up, and a little more.
+	permitTimeout = 5*time.Minute + 10*time.Second
 	// stormOf is a number of attempts, all at once, that nothing explains.
 	stormOf = 300
 	// secondLook is what the new scheduler gets.
@@ -71,13 +73,16 @@ func Run(t *testing.T, scenario Scenario, logger klog.Logger) []string {
 
 func run(t *testing.T, scenario Scenario, logger klog.Logger) (h *history, differences []string) {
 	prepareProcess()
+	if err := switchGroups(scenario.Groups); err != nil {
+		t.Fatal(err)
+	}
 	synctest.Test(t, func(*testing.T) {
 		ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
 		h = &history{ctx: ctx, scenario: scenario, api: memoryapi.New(), dead: map[string]bool{}, counts: map[string]int{}}
 		h.user = h.api.Client("user")
 		differences = h.play()
 		cancel()
-		time.Sleep(2 * time.Second) // nobody waits for an attempt that a storm has put off
+		time.Sleep(h.quiet()) // nobody waits any more for an attempt that a storm has put off, nor for the others of a gang
 		synctest.Wait()
 	})
 	return h, differences
@@ -92,7 +97,7 @@ func (h *history) play() []string {
 	h.makeCluster()
 	h.api.OnWrite(h.note)
 	h.api.SetFaults(h.fault)
-	controllers := startControllers(h.ctx, h.api)
+	controllers := startControllers(h.ctx, h.api, h.scenario.Groups)
 	defer controllers.stop()
 	// 2. The scheduler, and what happens.
 	h.start()
@@ -131,17 +136,25 @@ func (h *history) play() []string {
 	return differences
 }
 
+// quiet is how long nothing happens before it counts as rest.
+func (h *history) quiet() time.Duration {
+	if h.scenario.Groups {
+		return quiet + permitTimeout
+	}
+	return quiet
+}
+
 // awaitRest waits until nothing has been written and no pod been tried for a while.
 func (h *history) awaitRest() (restless string) {
 	begin := time.Now()
 	attempts := h.scheduler.attempts.Load()
-	for time.Since(begin) < patience {
+	for time.Since(begin) < patience+h.quiet() {
 		h.sleep(time.Second)
 		synctest.Wait()
 		h.mutex.Lock()
 		idle := time.Since(h.moved)
 		h.mutex.Unlock()
-		if idle >= quiet {
+		if idle >= h.quiet() {
 			return ""
 		}
 	}
@@ -175,9 +188,17 @@ func (h *history) start() {
 }
 
 func (h *history) stop() {
-	if h.scheduler != nil {
-		h.scheduler.stop()
+	if h.scheduler == nil {
+		return
 	}
+	h.scheduler.stop()
+	// Its process ends. The pods of a gang that wait for others do not know that.
+	name := h.scheduler.name
+	time.AfterFunc(time.Minute, func() {
+		h.mutex.Lock()
+		defer h.mutex.Unlock()
+		h.dead[name] = true
+	})
 }
 
 // endTrouble lets all informers hear everything, and all requests be answered.
@@ -215,6 +236,9 @@ func (h *history) note(w memoryapi.Write) {
 	switch name := w.Object.(metav1.Object).GetName(); {
 	case w.What == "pods/binding":
 		h.counts["bound"]++
+		if change.Pod.Spec.SchedulingGroup != nil {
+			h.counts["bound in a group"]++
+		}
 		h.bound = append(h.bound, name)
 	case w.Client == attacherName:
 		h.counts["device attached, or not"]++
@@ -227,15 +251,18 @@ func (h *history) note(w memoryapi.Write) {
 }
 
 // tried is told of every scheduling attempt. A pod that is tried again and again at one instant is a storm: time, which
-// passes only when everybody waits, would stand still for ever.
-func (h *history) tried() {
+// passes only when everybody waits, would stand still for ever. A group that does not fit is tried again and again, as upstream does: that
+// is no unrest.
+func (h *history) tried(group bool) {
 	h.mutex.Lock()
 	if now := time.Now(); now.Equal(h.instant) {
 		h.tries++
 	} else {
 		h.instant, h.tries = now, 0
 	}
-	h.moved = h.instant
+	if !group {
+		h.moved = h.instant
+	}
 	storm := h.tries >= stormOf
 	if h.tries == stormOf {
 		h.violations = append(h.violations, fmt.Sprintf("storm: %d attempts at one instant", stormOf))

@@ -5,6 +5,7 @@ import (
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
@@ -21,6 +22,10 @@ func (h *history) judgeRest() []string {
 	if err != nil {
 		return []string{err.Error()}
 	}
+	groups, err := h.user.SchedulingV1beta1().PodGroups("").List(h.ctx, metav1.ListOptions{})
+	if err != nil {
+		return []string{err.Error()}
+	}
 	alive := map[types.UID]v1.Pod{}
 	for _, pod := range pods.Items {
 		alive[pod.UID] = pod
@@ -34,8 +39,11 @@ func (h *history) judgeRest() []string {
 			found = append(found, fmt.Sprintf("claim %s holds devices for nobody", claim.Name))
 		}
 		for _, user := range claim.Status.ReservedFor {
+			if slices.ContainsFunc(groups.Items, func(group schedulingapi.PodGroup) bool { return group.UID == user.UID }) {
+				continue // a group keeps its claims to its end
+			}
 			if pod, ok := alive[user.UID]; !ok {
-				found = append(found, fmt.Sprintf("claim %s is reserved for pod %s, which is gone", claim.Name, user.Name))
+				found = append(found, fmt.Sprintf("claim %s is reserved for %s %s, which is gone", claim.Name, user.Resource, user.Name))
 			} else if pod.Spec.NodeName == "" {
 				found = append(found, fmt.Sprintf("claim %s holds devices for pod %s, which waits", claim.Name, user.Name))
 			}

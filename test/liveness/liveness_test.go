@@ -3,6 +3,7 @@ package liveness
 import (
 	"flag"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -137,6 +138,119 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"p"},
 		},
+		"a device is attached though its claim is new to who attaches it": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1, Attached: 1}},
+				Steps: []Step{Pod{Name: "p", Extended: 2}, Reconnect{Expired: true}},
+			},
+			bound: []string{"p"},
+		},
+		"a pod ends and kube-controller-manager has not heard that it has a claim": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}},
+				Steps: []Step{
+					Pod{Name: "p", Extended: 1},
+					Hold{Resource: "pods"},
+					Wait{time.Second},
+					Delete{Pod: "p", Now: true},
+					Wait{time.Second},
+					Reconnect{Expired: true},
+					Release{Resource: "pods"},
+				},
+			},
+			bound: []string{"p"},
+		},
+		"a claim of a group's own": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 1}},
+				Steps: []Step{
+					Group{Name: "g", Gang: 2, Ask: Ask{GPUs: 1}},
+					Pod{Name: "p", Group: "g", Common: true},
+					Pod{Name: "q", Group: "g", Common: true},
+					Wait{time.Second},
+					Pod{Name: "r", Ask: Ask{GPUs: 1}},
+					Delete{Pod: "p"},
+					Delete{Pod: "q"},
+					Wait{time.Second},
+					DeleteGroup{Name: "g"},
+				},
+			},
+			bound: []string{"p", "q", "r"},
+		},
+		"a gang gets its devices together": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Pod{Name: "r", Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Group{Name: "g", Gang: 2},
+					Pod{Name: "p", Group: "g", Ask: Ask{GPUs: 1}},
+					Pod{Name: "q", Group: "g", Ask: Ask{GPUs: 1}},
+					Wait{time.Minute},
+					Delete{Pod: "r"},
+				},
+			},
+			bound: []string{"p", "q", "r"},
+		},
+		"a gang that does not fit": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 1}},
+				Steps: []Step{
+					Group{Name: "g", Gang: 2},
+					Pod{Name: "p", Group: "g", Ask: Ask{GPUs: 1}},
+					Pod{Name: "q", Group: "g", Ask: Ask{GPUs: 1}},
+				},
+			},
+		},
+		"a gang has others evicted, and a node comes before they have ended": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 2}, {Name: "b", GPUs: 2, Late: true}},
+				Steps: []Step{
+					Pod{Name: "p", Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Pod{Name: "q", Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Group{Name: "g", Priority: 10, Gang: 2},
+					Pod{Name: "r", Priority: 10, Group: "g", Ask: Ask{GPUs: 1}},
+					Pod{Name: "s", Priority: 10, Group: "g", Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Join{Node: "b"},
+					Publish{Node: "b"},
+				},
+			},
+			bound: []string{"p", "q", "r", "s"}, evicted: []string{"p", "q"},
+		},
+		"a pod of a group is nominated, and the next one is tried beside it": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 1, Halved: 1, Shared: 1}},
+				Steps: []Step{
+					Pod{Name: "p", Grace: 30 * time.Second, Extended: 1},
+					Group{Name: "g", Priority: 10, Ask: Ask{Halves: 2}},
+					Wait{300 * time.Millisecond},
+					Pod{Name: "q", Priority: 10, Ask: Ask{Share: 100}, Extended: 1, Group: "g", Common: true},
+					Wait{300 * time.Millisecond},
+					Pod{Name: "r", Priority: 10, Ask: Ask{Share: 100}, Group: "g", Common: true},
+				},
+			},
+			bound: []string{"p", "r"}, evicted: []string{"p"},
+		},
+		"a gang with a claim of its own fits neither node, and evicting does not help": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 4}, {Name: "b", GPUs: 4}, {Name: "c", Shared: 1}},
+				Steps: []Step{
+					Pod{Name: "r", Ask: Ask{Share: 30}},
+					Group{Name: "g", Priority: 10, Gang: 2, Ask: Ask{GPUs: 2}},
+					Pod{Name: "p", Priority: 10, Group: "g", Ask: Ask{GPUs: 2}, Common: true},
+					Pod{Name: "q", Priority: 10, Group: "g", Ask: Ask{GPUs: 1}, Common: true},
+				},
+			},
+			bound: []string{"r"},
+		},
 		"an extended resource": {
 			scenario: Scenario{Nodes: []Node{{Name: "a", GPUs: 2}}, Steps: []Step{Pod{Name: "p", Extended: 1}}},
 			bound:    []string{"p"},
@@ -152,6 +266,10 @@ func TestScenarios(t *testing.T) {
 			h, differences := run(t, tc.scenario, logger())
 			for _, difference := range differences {
 				t.Error(difference)
+			}
+			if tc.scenario.Groups {
+				slices.Sort(h.bound) // the pods of a group are bound, and evicted, in any order
+				slices.Sort(h.evicted)
 			}
 			if diff := cmp.Diff(tc.bound, h.bound); diff != "" {
 				t.Errorf("bound (-want +got):\n%s", diff)
@@ -189,7 +307,7 @@ func TestRest(t *testing.T) {
 	t.Logf("%d histories with %d bindings and %d evictions, %.1f per second, %d with differences, %d excused",
 		played, bound, evicted, float64(played)/time.Since(begin).Seconds(), failures, excused)
 	t.Logf("what happened: %v", counts)
-	if excused*10 > played {
+	if played >= 40 && excused*10 > played {
 		t.Error("more than a tenth is excused")
 	}
 }

@@ -30,6 +30,15 @@ var pairs = map[string]Scenario{
 		Nodes: []Node{{Name: "a", GPUs: 1}, {Name: "b", GPUs: 1}},
 		Steps: []Step{Pod{Name: "p", Extended: 1}, Pod{Name: "q", Extended: 1}},
 	},
+	"a group of two and its claim": {
+		Groups: true,
+		Nodes:  []Node{{Name: "a", GPUs: 2}, {Name: "b", GPUs: 2}},
+		Steps: []Step{
+			Group{Name: "g", Gang: 2, Ask: Ask{GPUs: 1}},
+			Pod{Name: "p", Group: "g", Common: true},
+			Pod{Name: "q", Group: "g", Common: true},
+		},
+	},
 	"a pod that preempts": {
 		Nodes: []Node{{Name: "a", GPUs: 1}},
 		Steps: []Step{
@@ -38,11 +47,11 @@ var pairs = map[string]Scenario{
 	},
 }
 
-// What follows the fault: nothing, the pods' end while it is dealt with, or after.
+// What follows the fault: nothing, the end of the pods, and of their group, while it is dealt with, or after.
 var aftermaths = [][]Step{
 	nil,
-	{Wait{For: 100 * time.Millisecond}, Delete{Pod: "p"}, Delete{Pod: "q"}},
-	{Wait{For: 20 * time.Second}, Delete{Pod: "p"}, Delete{Pod: "q"}},
+	{Wait{For: 100 * time.Millisecond}, Delete{Pod: "p"}, Delete{Pod: "q"}, DeleteGroup{Name: "g"}},
+	{Wait{For: 20 * time.Second}, Delete{Pod: "p"}, Delete{Pod: "q"}, DeleteGroup{Name: "g"}},
 }
 
 // matrix returns a pair with each write failing. writes are those of a history without faults, as "verb what".
@@ -61,7 +70,7 @@ func matrix(pair Scenario, writes []request) []Scenario {
 						if noFence && fault == memoryapi.Late && kill != Never {
 							continue // what a process that is dead wrote, and what comes late, only the fence sees
 						}
-						s := Scenario{Nodes: pair.Nodes, NoFence: noFence}
+						s := Scenario{Nodes: pair.Nodes, Groups: pair.Groups, NoFence: noFence}
 						s.Steps = append(s.Steps, Fail{Verb: write.verb, What: write.what, After: count[write] - 1, With: fault, Times: 1, Kill: kill})
 						s.Steps = append(s.Steps, pair.Steps...)
 						s.Steps = append(s.Steps, aftermath...)

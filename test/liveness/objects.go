@@ -6,8 +6,10 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/kubernetes/pkg/apis/scheduling"
 	"k8s.io/utils/ptr"
 )
 
@@ -153,11 +155,48 @@ func (p Pod) object() *v1.Pod {
 		use(v1.PodResourceClaim{Name: "own", ResourceClaimTemplateName: ptr.To(p.Name)})
 	}
 	for i, claim := range p.Claims {
-		use(v1.PodResourceClaim{Name: fmt.Sprintf("%s-%d", claim, i), ResourceClaimName: ptr.To(claim)})
+		use(v1.PodResourceClaim{Name: useOf(claim, i), ResourceClaimName: ptr.To(claim)})
+	}
+	if p.Group != "" {
+		pod.Spec.SchedulingGroup = &v1.PodSchedulingGroup{PodGroupName: ptr.To(p.Group)}
+	}
+	if p.Common {
+		use(v1.PodResourceClaim{Name: common, ResourceClaimTemplateName: ptr.To(p.Group)})
 	}
 	if p.Extended > 0 {
 		amount := v1.ResourceList{extended: *resource.NewQuantity(int64(p.Extended), resource.DecimalSI)}
 		pod.Spec.Containers[0].Resources.Requests, pod.Spec.Containers[0].Resources.Limits = amount, amount
 	}
 	return pod
+}
+
+// common is the name that groups and their pods have for the group's own claim, useOf that for the i-th of their other claims. A claim
+// is reserved for the group where both have the same name for it.
+const common = "common"
+
+func useOf(claim string, i int) string { return fmt.Sprintf("%s-%d", claim, i) }
+
+func (g Group) object() *schedulingapi.PodGroup {
+	group := &schedulingapi.PodGroup{
+		ObjectMeta: metav1.ObjectMeta{Name: g.Name, Namespace: namespace, Finalizers: []string{scheduling.PodGroupProtectionFinalizer}},
+		Spec:       schedulingapi.PodGroupSpec{Priority: ptr.To(g.Priority)},
+	}
+	if g.Gang > 0 {
+		group.Spec.SchedulingPolicy.Gang = &schedulingapi.GangSchedulingPolicy{MinCount: int32(g.Gang)}
+	} else {
+		group.Spec.SchedulingPolicy.Basic = &schedulingapi.BasicSchedulingPolicy{}
+	}
+	if g.Whole {
+		group.Spec.DisruptionMode = &schedulingapi.DisruptionMode{All: &schedulingapi.AllDisruptionMode{}}
+	}
+	use := func(claim schedulingapi.PodGroupResourceClaim) {
+		group.Spec.ResourceClaims = append(group.Spec.ResourceClaims, claim)
+	}
+	if g.Ask != (Ask{}) {
+		use(schedulingapi.PodGroupResourceClaim{Name: common, ResourceClaimTemplateName: ptr.To(g.Name)})
+	}
+	for i, claim := range g.Claims {
+		use(schedulingapi.PodGroupResourceClaim{Name: useOf(claim, i), ResourceClaimName: ptr.To(claim)})
+	}
+	return group
 }

@@ -11,6 +11,7 @@ import (
 // Random is a scenario that a seed decides.
 func Random(seed uint64) Scenario {
 	g := &generator{Rand: rand.New(rand.NewPCG(seed, 0))}
+	g.Groups = rand.New(rand.NewPCG(seed, 1)).IntN(4) == 0 // by itself: what seeds without groups decide stays as it is
 	// Each scenario has a few of all that can be special: what always happens at once hides what happens alone.
 	g.preempting, g.sharing, g.extended, g.changing, g.failing, g.delayed = !g.one(3), g.one(3), g.one(4), g.one(3), g.one(3), g.one(4)
 	g.kinds = pick(g, whole, whole, whole, halved, shared, whole|halved, whole|shared, halved|shared)
@@ -59,7 +60,7 @@ type generator struct {
 	Scenario
 	preempting, sharing, extended, changing, failing, delayed, guarded, growing bool
 	kinds                                                                       int
-	pods, claims                                                                []string
+	pods, claims, groups                                                        []string
 }
 
 func (g *generator) add(step Step) { g.Steps = append(g.Steps, step) }
@@ -100,8 +101,12 @@ func (g *generator) node(name string) Node {
 
 // step is one of what can happen in this scenario, most often a pod that comes or goes.
 func (g *generator) step() Step {
+	kinds := 14
+	if g.Groups {
+		kinds = 18
+	}
 	for {
-		switch g.IntN(14) {
+		switch g.IntN(kinds) {
 		case 0, 1, 2, 3:
 			return g.pod()
 		case 4, 5, 6:
@@ -133,13 +138,69 @@ func (g *generator) step() Step {
 				node := pick(g, g.Nodes...).Name
 				return pick[Step](g, Join{Node: node}, Publish{Node: node})
 			}
+		case 14, 15, 16:
+			return g.group()
+		case 17:
+			if len(g.groups) > 0 {
+				return DeleteGroup{Name: pick(g, g.groups...)}
+			}
 		}
 	}
 }
 
+// group is a group of two pods, each of which uses what is common to both and, or, a claim of its own. Which of the three comes first is random.
+func (g *generator) group() Step {
+	group := Group{Name: fmt.Sprintf("g%d", len(g.groups)), Gang: pick(g, 0, 2, 2), Whole: g.one(3)}
+	g.groups = append(g.groups, group.Name)
+	member := Pod{Group: group.Name, Grace: g.grace()}
+	if g.preempting {
+		group.Priority = pick[int32](g, 0, 0, 10, 20)
+		member.Priority = group.Priority
+	}
+	switch {
+	case g.one(2):
+		group.Ask, member.Common = g.ask(), true
+	case g.sharing:
+		member.Claims = []string{pick(g, g.claims...)}
+		if g.one(2) {
+			group.Claims = member.Claims
+		}
+	}
+	steps := []Step{group}
+	for range 2 {
+		pod := member
+		pod.Name = g.podName()
+		if g.extended && g.one(2) {
+			pod.Extended = 1
+		}
+		if pod.Extended+len(pod.Claims) == 0 && !pod.Common || g.one(4) {
+			pod.Ask = g.ask()
+		}
+		steps = append(steps, pod)
+	}
+	if g.one(3) {
+		g.Shuffle(len(steps), func(i, j int) { steps[i], steps[j] = steps[j], steps[i] })
+	}
+	for _, step := range steps[:2] {
+		g.add(step)
+		if g.one(4) {
+			g.add(Wait{For: 300 * time.Millisecond})
+		}
+	}
+	return steps[2]
+}
+
+func (g *generator) podName() string {
+	g.pods = append(g.pods, fmt.Sprintf("p%d", len(g.pods)))
+	return g.pods[len(g.pods)-1]
+}
+
+func (g *generator) grace() time.Duration {
+	return pick(g, 0, time.Second, 10*time.Second, 30*time.Second, 24*time.Hour)
+}
+
 func (g *generator) pod() Step {
-	pod := Pod{Name: fmt.Sprintf("p%d", len(g.pods)), Grace: pick(g, 0, time.Second, 10*time.Second, 30*time.Second, 24*time.Hour)}
-	g.pods = append(g.pods, pod.Name)
+	pod := Pod{Name: g.podName(), Grace: g.grace()}
 	if g.preempting {
 		pod.Priority = pick[int32](g, 0, 0, 10, 20)
 	}
@@ -209,6 +270,9 @@ func (g *generator) fail() Step {
 		{"create", "resourceclaims"},
 		{"delete", "resourceclaims"},
 	}
+	if g.Groups {
+		verbs = append(verbs, [2]string{"patch", "podgroups/status"})
+	}
 	verb := pick(g, verbs...)
 	faults := []memoryapi.Fault{memoryapi.Refused, memoryapi.Lost}
 	if verb[0] != "get" {
@@ -223,6 +287,10 @@ func (g *generator) fail() Step {
 
 // delay has informers hear later than others.
 func (g *generator) delay() Step {
-	resource := pick(g, "pods", "nodes", "resourceclaims", "resourceslices", "deviceclasses")
+	held := []string{"pods", "nodes", "resourceclaims", "resourceslices", "deviceclasses"}
+	if g.Groups {
+		held = append(held, "podgroups")
+	}
+	resource := pick(g, held...)
 	return pick[Step](g, Hold{Resource: resource}, Hold{Resource: resource}, Release{Resource: resource}, Release{Resource: resource}, Reconnect{}, Reconnect{Expired: true})
 }

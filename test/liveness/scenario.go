@@ -15,7 +15,9 @@ type Scenario struct {
 	LateClasses bool
 	// NoFence switches the fence off.
 	NoFence bool
-	Steps   []Step
+	// Groups switches groups of pods on.
+	Groups bool
+	Steps  []Step
 }
 
 // Node is a node with its devices.
@@ -58,7 +60,26 @@ type Pod struct {
 	Extended int
 	// Guarded is for pods of which a [Budget] says how many may be disrupted.
 	Guarded bool
+	// Group is the group that it belongs to. Common is for pods that use the claim of their group's own.
+	Group  string
+	Common bool
 }
+
+// Group makes a group of pods, which are tried together. They have its priority.
+type Group struct {
+	Name     string
+	Priority int32
+	// Gang is how many of its pods get nodes together, or none does. With 0 each gets what it can.
+	Gang int
+	// Ask is for a claim of the group's own, made from a template. Claims are reserved for the group and not for its pods.
+	Ask    Ask
+	Claims []string
+	// Whole is for groups whose pods are evicted together.
+	Whole bool
+}
+
+// DeleteGroup deletes a group. It goes when it has no pods.
+type DeleteGroup struct{ Name string }
 
 // Budget says how many guarded pods may be disrupted.
 type Budget struct{ Allows int32 }
@@ -147,6 +168,9 @@ func (s Scenario) Code() string {
 	b.WriteString("Scenario{\n")
 	if s.NoFence {
 		b.WriteString("\tNoFence: true,\n")
+	}
+	if s.Groups {
+		b.WriteString("\tGroups: true,\n")
 	}
 	if s.LateClasses {
 		b.WriteString("\tLateClasses: true,\n")

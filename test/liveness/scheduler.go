@@ -14,11 +14,14 @@ import (
 	"github.com/go-logr/logr"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
+	"k8s.io/kubernetes/pkg/features"
 	kubescheduler "k8s.io/kubernetes/pkg/scheduler"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
@@ -36,10 +39,19 @@ const configFile = "../../manifests/scheduler-config/second-scheduler.yaml"
 // schedulerName is the shipped configuration's.
 const schedulerName = "stowage"
 
-// loadConfig reads the shipped configuration.
-var loadConfig = sync.OnceValues(func() (*schedulerconfig.KubeSchedulerConfiguration, error) {
+// loadConfig reads the shipped configuration, with groups and without: the default plugins depend on that.
+var loadConfig = map[bool]func() (*schedulerconfig.KubeSchedulerConfiguration, error){false: sync.OnceValues(readConfig), true: sync.OnceValues(readConfig)}
+
+func readConfig() (*schedulerconfig.KubeSchedulerConfiguration, error) {
 	return options.LoadConfigFromFile(klog.Background(), configFile)
-})
+}
+
+// switchGroups switches groups of pods on or off, for the whole process.
+func switchGroups(on bool) error {
+	return utilfeature.DefaultMutableFeatureGate.SetFromMap(map[string]bool{
+		string(features.GenericWorkload): on, string(features.DRAWorkloadResourceClaims): on,
+	})
+}
 
 // noFlush is longer than any history: a pod that only the flush of old unschedulable pods wakes sleeps.
 const noFlush = 1000 * time.Hour
@@ -50,13 +62,13 @@ type scheduler struct {
 	cancel  context.CancelFunc
 	running sync.WaitGroup
 	synced  chan struct{} // closed when it knows what there is
-	// attempts are how often it has tried a pod.
+	// attempts are how often it has tried a pod or a group.
 	attempts atomic.Int64
 }
 
 // startScheduler starts a scheduler on an API and does not wait for it. tried is called at each scheduling attempt.
-func startScheduler(ctx context.Context, name string, api *memoryapi.Server, fence bool, tried func()) (*scheduler, error) {
-	loaded, err := loadConfig()
+func startScheduler(ctx context.Context, name string, api *memoryapi.Server, fence bool, tried func(group bool)) (*scheduler, error) {
+	loaded, err := loadConfig[utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload)]()
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +105,7 @@ func startScheduler(ctx context.Context, name string, api *memoryapi.Server, fen
 	sched.NextEntity = func(logger klog.Logger) (framework.QueuedEntityInfo, error) {
 		entity, err := next(logger)
 		s.attempts.Add(1)
-		tried()
+		tried(err == nil && entity != nil && entity.Type() == fwk.PodGroupKeyType)
 		return entity, err
 	}
 	s.running.Go(func() {

@@ -7,6 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -17,12 +18,26 @@ import (
 // What each step does. A request that fails because of what is, or is not, there any more is part of the history.
 
 func (p Pod) do(h *history) {
-	if p.Ask != (Ask{}) {
+	h.makeTemplate(p.Name, p.Ask)
+	h.made(h.user.CoreV1().Pods(namespace).Create(h.ctx, p.object(), metav1.CreateOptions{}))
+}
+
+func (g Group) do(h *history) {
+	h.makeTemplate(g.Name, g.Ask)
+	h.made(h.user.SchedulingV1beta1().PodGroups(namespace).Create(h.ctx, g.object(), metav1.CreateOptions{}))
+}
+
+func (d DeleteGroup) do(h *history) {
+	h.done(h.user.SchedulingV1beta1().PodGroups(namespace).Delete(h.ctx, d.Name, metav1.DeleteOptions{}))
+}
+
+// makeTemplate makes the template of a claim that asks for something.
+func (h *history) makeTemplate(name string, ask Ask) {
+	if ask != (Ask{}) {
 		h.made(h.user.ResourceV1().ResourceClaimTemplates(namespace).Create(h.ctx, &resourceapi.ResourceClaimTemplate{
-			ObjectMeta: metav1.ObjectMeta{Name: p.Name}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: p.Ask.spec()},
+			ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: resourceapi.ResourceClaimTemplateSpec{Spec: ask.spec()},
 		}, metav1.CreateOptions{}))
 	}
-	h.made(h.user.CoreV1().Pods(namespace).Create(h.ctx, p.object(), metav1.CreateOptions{}))
 }
 
 func (d Delete) do(h *history) {
@@ -50,6 +65,11 @@ func (d Deallocate) do(h *history) {
 		return
 	}
 	for _, user := range claim.Status.ReservedFor {
+		if user.Resource == "podgroups" {
+			if group, err := h.user.SchedulingV1beta1().PodGroups(namespace).Get(h.ctx, user.Name, metav1.GetOptions{}); err == nil && group.UID == user.UID {
+				return // its pods run, or are about to
+			}
+		}
 		if pod, err := h.user.CoreV1().Pods(namespace).Get(h.ctx, user.Name, metav1.GetOptions{}); err == nil && pod.UID == user.UID {
 			return // it runs, or is about to
 		}
@@ -158,6 +178,7 @@ var resources = map[string]schema.GroupVersionResource{
 	"resourceclaims": resourceapi.SchemeGroupVersion.WithResource("resourceclaims"),
 	"resourceslices": resourceapi.SchemeGroupVersion.WithResource("resourceslices"),
 	"deviceclasses":  resourceapi.SchemeGroupVersion.WithResource("deviceclasses"),
+	"podgroups":      schedulingapi.SchemeGroupVersion.WithResource("podgroups"),
 }
 
 func (s Hold) do(h *history) { h.api.Hold(resources[s.Resource]) }
