@@ -26,6 +26,14 @@ type attempts struct {
 	// failed is how often in a row the binding of a pod of a group has failed, pauses what it waits after that.
 	failed map[types.UID]int
 	pauses wait.Backoff
+	// refused are the pods of a group that Reserve has refused though their group fitted.
+	refused map[types.UID]refusals
+}
+
+// refusals are how often in a row that was, and until when the pod pauses.
+type refusals struct {
+	times int
+	until time.Time
 }
 
 // memberPauses are those of the scheduling queue's defaults.
@@ -43,8 +51,40 @@ type bindingAttempt struct {
 func newAttempts() *attempts {
 	return &attempts{
 		byPod: map[types.UID]*bindingAttempt{}, gaveWay: map[types.NamespacedName]sets.Set[types.UID]{},
-		failed: map[types.UID]int{}, pauses: memberPauses,
+		failed: map[types.UID]int{}, pauses: memberPauses, refused: map[types.UID]refusals{},
 	}
+}
+
+// refuse notes that Reserve has refused a pod. One of a group pauses from the second time on: for the scheduling queue the group has been
+// scheduled, and is tried again at once. The first time somebody else was faster, and another node may do.
+func (a *attempts) refuse(pod *v1.Pod, now time.Time) {
+	if groupOf(pod) == "" || !enabled(features.GenericWorkload) {
+		return
+	}
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	r := a.refused[pod.UID]
+	if r.times > 0 {
+		r.until = now.Add(a.pause(r.times - 1))
+	}
+	r.times++
+	a.refused[pod.UID] = r
+}
+
+// pausesUntil is until when a pod pauses that Reserve has refused, zero if it does not.
+func (a *attempts) pausesUntil(pod types.UID) time.Time {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return a.refused[pod].until
+}
+
+// pause is how long a pod waits that has failed so many times before. The mutex is held.
+func (a *attempts) pause(before int) time.Duration {
+	pauses := a.pauses
+	for range before {
+		pauses.Step()
+	}
+	return pauses.Step()
 }
 
 func (a *attempts) begin(handle fwk.Handle, pod *v1.Pod) {
@@ -93,6 +133,7 @@ func (a *attempts) forget(pod *v1.Pod) {
 	defer a.mutex.Unlock()
 	a.forgetWay(pod)
 	delete(a.failed, pod.UID)
+	delete(a.refused, pod.UID)
 }
 
 // forgetWay forgets that a pod of a group has given way. The mutex is held.
@@ -113,6 +154,7 @@ func (a *attempts) end(pod types.UID) {
 	defer a.mutex.Unlock()
 	delete(a.byPod, pod)
 	delete(a.failed, pod)
+	delete(a.refused, pod)
 }
 
 // fail is end for a pod that is not bound. It returns how long a pod of a group waits before it is tried again if its binding had begun: the
@@ -125,12 +167,9 @@ func (a *attempts) fail(pod *v1.Pod) time.Duration {
 	if attempt == nil || !attempt.isBinding() || attempt.isCancelled(true) || groupOf(pod) == "" || !enabled(features.GenericWorkload) {
 		return 0
 	}
-	pauses := a.pauses
-	for range a.failed[pod.UID] {
-		pauses.Step()
-	}
+	pause := a.pause(a.failed[pod.UID])
 	a.failed[pod.UID]++
-	return pauses.Step()
+	return pause
 }
 
 // of returns the attempt of a pod, nil if it has none.

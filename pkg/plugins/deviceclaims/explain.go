@@ -117,19 +117,19 @@ func (pl *Plugin) whereAllocated(c *cycle) string {
 	return join(texts...)
 }
 
-// describePin says for which nodes a claim is allocated.
+// describePin says for which nodes a claim is allocated. One that is planned is so for another node each time: if the text named it, pod and
+// group would be written with each attempt.
 func (pl *Plugin) describePin(pc *podClaim) string {
 	of := ""
 	if pc.user.Resource == "podgroups" {
 		of = fmt.Sprintf(" of pod group %s", pc.user.Name)
 	}
-	how := "allocated"
 	if pc.shared != nil {
-		how = "planned for another pod of the group"
+		return fmt.Sprintf("claim %s%s is planned for another pod of the group on one node", klog.KObj(pc.claim), of)
 	}
 	names := nodesByName(pc.allocation().NodeSelector)
 	if names == nil {
-		return fmt.Sprintf("claim %s%s is %s on nodes that its status.allocation.nodeSelector selects", klog.KObj(pc.claim), of, how)
+		return fmt.Sprintf("claim %s%s is allocated on nodes that its status.allocation.nodeSelector selects", klog.KObj(pc.claim), of)
 	}
 	var nodes []string
 	for _, name := range sets.List(names) {
@@ -138,7 +138,7 @@ func (pl *Plugin) describePin(pc *podClaim) string {
 		}
 		nodes = append(nodes, name)
 	}
-	return fmt.Sprintf("claim %s%s is %s on node %s", klog.KObj(pc.claim), of, how, strings.Join(nodes, " or "))
+	return fmt.Sprintf("claim %s%s is allocated on node %s", klog.KObj(pc.claim), of, strings.Join(nodes, " or "))
 }
 
 // taintRule returns the name of the DeviceTaintRule that a device has a taint from, empty if its driver has set the taint.

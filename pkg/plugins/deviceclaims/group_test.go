@@ -15,6 +15,7 @@ import (
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/component-base/featuregate"
@@ -481,6 +482,59 @@ func TestAGroupsClaimInFlightCannotBeEvicted(t *testing.T) {
 	}
 }
 
+// While a group is tried the scheduling queue does not know what those of its pods need that are nominated, and as soon as they have failed it
+// does. The others get what was tried; they would be tried again at once, for ever. What is kept for pods that were known stays kept.
+func TestAMemberGetsWhatWasTriedBesideNominatedOnes(t *testing.T) {
+	withGroups(t)
+	const any0, any1 = "any-0", "any-1"
+	picky := func(model string) func(*resourceapi.ResourceClaim) {
+		return withSelector(`device.attributes["gpu.example.com"].model == "` + model + `"`)
+	}
+	for name, tc := range map[string]struct {
+		others []string // pods without a group, by claim, that are nominated all the time
+		want   []string // devices
+	}{
+		"nobody else is nominated":         {want: []string{"gpu-0", "gpu-1"}},
+		"two pods of others are nominated": {others: []string{"h100", "a100"}, want: []string{"gpu-2", "gpu-3"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			w.objects = []runtime.Object{class(testClass), slice("node-b", device("gpu-0", withModel("H100")), device("gpu-1", withModel("A100")),
+				device("gpu-2", withModel("L40")), device("gpu-3", withModel("L40")), device("gpu-4", withModel("L40")))}
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("all-0", counted(5)), claim("all-1", counted(5)), claim(any0), claim(any1), claim("h100", picky("H100")), claim("a100", picky("A100")),
+				claim("held", allocated("node-b", "gpu-4"), reservedFor("gone")),
+			}
+			w.groups = []*schedulingapi.PodGroup{group()}
+			q0, q1 := member(pending("q0", 5, "all-0")), member(pending("q1", 5, "all-1"))
+			r0, r1 := member(pending("r0", 5, any0)), member(pending("r1", 5, any1))
+			w.pods = []*v1.Pod{q0, q1, r0, r1}
+			known := []*v1.Pod{}
+			for _, claim := range tc.others {
+				known = append(known, pending("with-"+claim, 5, claim))
+			}
+			w.pods = append(w.pods, known...)
+			h := newHarness(t, w)
+			h.nominator.nominate("node-b", append(slices.Clip(known), pod("q0"), pod("q1"))...)
+			g := h.tryGroup(q0, q1, r0, r1)
+			g.wantNodes("", "", "node-b", "node-b")
+			h.nominator.nominate("node-b", append(slices.Clip(known), q0, q1)...)
+			var got []string
+			for i, claim := range []string{any0, any1} {
+				if status := h.plugin.Reserve(h.ctx, g.forGood(2+i).state, g.pods[2+i], "node-b"); !status.IsSuccess() {
+					t.Errorf("pod %s fitted when its group was tried, and now: %v", g.pods[2+i].Name, status)
+					continue
+				}
+				pending, _ := h.plugin.shared.tracker.Pending(types.UID(claim + "-uid"))
+				got = append(got, pending.Devices.Results[0].Device)
+			}
+			if diff := cmp.Diff(tc.want, got); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 // The scheduling queue tries a pod of a group at once when its binding has failed. So the attempt ends with a pause, as other pods have one.
 func TestAMemberWhoseBindingFailsMakesAPause(t *testing.T) {
 	withGroups(t)
@@ -556,6 +610,81 @@ func TestAMemberWhoseBindingFailsMakesAPause(t *testing.T) {
 			}
 			h.plugin.PostBind(h.ctx, h.filterAll(tc.pod).state, tc.pod, "node-b")
 			pauses(tc.want[0])
+		})
+	}
+}
+
+// A pod that Reserve refuses though its group fitted is tried again at once, and pauses when that goes on.
+func TestAMemberThatReserveRefusesPauses(t *testing.T) {
+	withGroups(t)
+	w := oneNode()
+	w.claims = []*resourceapi.ResourceClaim{claim("a"), claim("b"), claim("other"), claim("another")}
+	w.groups = []*schedulingapi.PodGroup{group()}
+	w.pods = []*v1.Pod{member(pod("p", "a")), member(pod("q", "b"))}
+	h := newHarness(t, w)
+	h.plugin.shared.attempts.pauses = memberPauses
+	clock := testingclock.NewFakeClock(time.Now())
+	h.plugin.clock = clock
+	held := func(n int) func() bool {
+		return func() bool { return h.plugin.shared.tracker.Snapshot().Usage.Len() == n }
+	}
+	taken := map[string][]string{"other": {"gpu-0"}, "another": {"gpu-1"}}
+	refuse := func() {
+		t.Helper()
+		g := h.tryGroup(w.pods...)
+		g.wantNodes("node-b", "node-b")
+		for claim, devices := range taken {
+			h.api.change(claim, allocated("node-b", devices...))
+		}
+		h.eventually("others have the devices", held(2))
+		for i, p := range g.pods {
+			a := g.forGood(i)
+			if status := h.plugin.Reserve(h.ctx, a.state, p, "node-b"); status.Code() != fwk.Unschedulable {
+				t.Errorf("Reserve of pod %s: %v, want it refused", p.Name, status)
+			}
+			a.unreserve("node-b")
+		}
+		for claim := range taken {
+			h.api.change(claim, func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+		}
+		h.eventually("the devices are free", held(0))
+	}
+	refuse()
+	for _, pause := range []time.Duration{time.Second, 2 * time.Second, 4 * time.Second, 8 * time.Second, 10 * time.Second, 10 * time.Second} {
+		refuse() // and the time before has not made it pause any more
+		clock.Step(pause - 1)
+		h.tryGroup(w.pods...).wantNodes("", "")
+		clock.Step(1)
+	}
+	g := h.tryGroup(w.pods...)
+	g.wantNodes("node-b", "node-b")
+	for i := range g.pods {
+		g.forGood(i).bind("node-b")
+		h.plugin.PostBind(h.ctx, g.attempts[i].state, g.pods[i], "node-b")
+	}
+	if n := len(h.plugin.shared.attempts.refused); n > 0 {
+		t.Errorf("%d pods are remembered that are bound", n)
+	}
+}
+
+// A group that did not fit is tried again by and by, though nothing has changed: the queue lets it sleep after it has had others evicted.
+func TestAGroupThatDidNotFitIsTriedAgain(t *testing.T) {
+	withGroups(t)
+	for name, claims := range map[string][2][]string{
+		"claims of their own":           {{"a"}, {"b"}},
+		"one that they share, and more": {{"shared"}, {"shared", "b"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			w.room.RetryAfter = time.Millisecond
+			w.claims = []*resourceapi.ResourceClaim{claim("a"), claim("b"), claim("shared"), claim("held", allocated("node-b", "gpu-0"))}
+			w.groups = []*schedulingapi.PodGroup{group()}
+			w.pods = []*v1.Pod{member(pod("p", claims[0]...)), member(pod("q", claims[1]...))}
+			h := newHarness(t, w)
+			g := h.tryGroup(w.pods...)
+			g.wantNodes("node-b", "")
+			g.postFilter(nil)
+			h.wakes("q")
 		})
 	}
 }

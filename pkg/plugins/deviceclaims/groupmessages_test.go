@@ -37,7 +37,7 @@ func TestWhatAWaitingGroupIsTold(t *testing.T) {
 		"the group's claim is planned for another pod of the group": {
 			claims: []*resourceapi.ResourceClaim{claim("common"), claim("own", counted(2))}, of: []string{"common"},
 			pods: []*v1.Pod{member(pod("p", "common")), member(pod("q", "common", "own"))},
-			want: `claim team-a/common of pod group g is planned for another pod of the group on node node-a: the pod can run nowhere else; request "gpu" of claim own: 1 of 1 gpu devices held`,
+			want: `claim team-a/common of pod group g is planned for another pod of the group on one node: the pod can run nowhere else; request "gpu" of claim own: 1 of 1 gpu devices held`,
 		},
 	} {
 		t.Run(situation, func(t *testing.T) {

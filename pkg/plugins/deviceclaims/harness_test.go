@@ -142,6 +142,8 @@ func launchHarness(t testing.TB, w world, client *fake.Clientset, api *claimAPI)
 	}
 	shared := NewShared(cmp.Or(w.limits, unhurried))
 	w.room.Budget = shared.room.Budget
+	// Nobody is woken by time because the machine is slow.
+	w.room.RetryAfter = cmp.Or(w.room.RetryAfter, time.Hour)
 	shared.room = w.room
 	if h.plugin, err = New(ctx, &config.DeviceClaimsArgs{Fence: w.fence}, handle, shared); err != nil {
 		t.Fatal(err)

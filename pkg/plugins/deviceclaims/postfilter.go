@@ -35,7 +35,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
 		return nil, fwk.NewStatus(fwk.Unschedulable)
 	}
-	until := pl.waitFor(pod, c)
+	until := pl.waitFor(pod, c, false)
 	if result, status := pl.awaitLeaving(ctx, c, pod); status != nil {
 		return result, status
 	}
@@ -89,13 +89,15 @@ func leftToOthers(why string) *fwk.Status {
 }
 
 // waitFor tells the waiting room on which nodes devices were missing. If an allocation of the pod's own may be given up, or a class was
-// missing, these are all. Returned is until when a pod without an answer is put off, zero if it is not.
-func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle) (until time.Time) {
+// missing, these are all. Returned is until when a pod without an answer is put off, zero if it is not. One that may be kept from its node by
+// pods that are gone is not: nothing wakes it sooner. It is tried again by and by, and so is, with again, any pod.
+func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle, again bool) (until time.Time) {
 	var nodes []string
 	for node := range c.results.failures() {
 		nodes = append(nodes, node)
 	}
-	if c.results.isUndecided() {
+	undecided, besideGone := c.results.isUndecided(), pl.evictsWhoIsGone(c, pod)
+	if undecided && !besideGone {
 		until = pl.hasTimeAt(pod)
 	}
 	missing := slices.Values(nodes)
@@ -110,7 +112,7 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle) (until time.Time) {
 	}
 	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{
 		Nodes: missing, Evictable: c.results.evictable(),
-		Undecided: pl.evictsWhoIsGone(c, pod) || c.results.isUndecided(), NotBefore: until,
+		Undecided: undecided || besideGone || again, NotBefore: until,
 	}, pl.clock.Now())
 	return until
 }

@@ -23,6 +23,9 @@ import (
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
+// reasonPausing does not say how long: the pod would be written with each attempt.
+const reasonPausing = "the pod pauses for some seconds: it was refused again and again after its group had been tried"
+
 // PreFilter looks up the pod's claims, refuses the pod where no node could help, compiles the claims that need
 // an allocation, and takes the views of inventory and usage on which all nodes are judged.
 //
@@ -106,6 +109,12 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	waits := attempted && (len(names) > 0 || len(made) > 0 || pl.isBacked(extended))
 	if waits {
 		pl.shared.waiting.Note(pod, append(namespacedNames(names), namesOf(made)...), pl)
+	}
+	if until := pl.shared.attempts.pausesUntil(pod.UID); inGroup && pl.clock.Now().Before(until) {
+		if waits {
+			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.clock.Now())
+		}
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonPausing)
 	}
 	snapshot := pl.shared.tracker.Snapshot()
 	c.usage = snapshot.Usage

@@ -163,6 +163,7 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 		}
 		return nil
 	case errors.As(err, &refusal), errors.As(err, &claimErr):
+		pl.shared.attempts.refuse(pod, pl.clock.Now())
 		// Another node may do, and the change that took this one away need not free anything.
 		pl.shared.waiting.Failed(pod.UID, pl.clock.Now())
 		return fwk.NewStatus(fwk.Unschedulable).WithError(&postponedError{eventType: v1.EventTypeNormal, reason: reasonLostRace, err: err})
@@ -178,12 +179,15 @@ func (e *refusedError) Error() string { return string(e.reason) }
 
 func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input allocator.Input) ([]tracker.Reservation, error) {
 	node := input.Node
-	nominated := pl.nominatedBefore(pod, node.Name)
+	nominees := c.nominees
+	if c.trial == nil {
+		nominees = pl.nominatedBefore(pod, node.Name)
+	}
 	input.Attempt = c.budget.again() // of its own: what Filter found in time takes no longer here, unless things have changed
 	var stale error
 	for range maxReserveAttempts {
 		view := pl.shared.tracker.Snapshot().Usage
-		input.Usage = c.stakes.withNominees(ctx, nominated, node, c.inventory, view)
+		input.Usage = c.stakes.withNominees(ctx, nominees, node, c.inventory, view)
 		reserved, err := c.decide(ctx, input)
 		if err != nil {
 			return nil, err
@@ -243,7 +247,8 @@ func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, no
 	if requests != nil {
 		input := c.input(ctx, requests, node)
 		input.Attempt = c.budget.again()
-		input.Usage = c.stakes.withNominees(ctx, pl.nominatedBefore(pod, node.Name), node, c.inventory, input.Usage)
+		c.nominees = pl.nominatedBefore(pod, node.Name)
+		input.Usage = c.stakes.withNominees(ctx, c.nominees, node, c.inventory, input.Usage)
 		reserved, err := c.decide(ctx, input)
 		var refusal *refusedError
 		switch {

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"sync"
 
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
@@ -67,6 +68,9 @@ type cycle struct {
 	trial *trial
 	// placed tells that the pod has been given devices on trial.
 	placed bool
+	// nominees are the pods that devices were kept for on trial. They are the same in the end, though more are known then: the scheduling
+	// queue says of a pod that is nominated what it needs while it has that pod, and it has none of those that are being tried.
+	nominees []*v1.Pod
 	// whatIf says what is different from usage.
 	whatIf  *whatIf
 	results *results

@@ -4,9 +4,14 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/wakeup"
 )
 
 func preempted(pod *v1.Pod, reason string) *v1.Pod {
@@ -107,4 +112,36 @@ func TestANominatedPodIsTriedAgainBesidePodsThatAreGone(t *testing.T) {
 func (s *Shared) knowsNot(pod string) bool {
 	_, err := s.factory.Core().V1().Pods().Lister().Pods(testNamespace).Get(pod)
 	return err != nil
+}
+
+// Nor is it put off because its namespace has no time for the search on another node.
+func TestANominatedPodBesidePodsThatAreGoneIsNotPutOff(t *testing.T) {
+	for name, nominated := range map[string]bool{"nominated to their node": true, "not nominated": false} {
+		t.Run(name, func(t *testing.T) {
+			wants, there := pending("wants", 100, "wanted"), running("there", "node-a", 10, "gone")
+			h := newHarness(t, world{
+				nodes:   []*v1.Node{node("node-a"), node("node-b")},
+				objects: []runtime.Object{class(testClass), slice("node-a", divisible(30)...), slice("node-b", divisible(10)...)},
+				claims:  []*resourceapi.ResourceClaim{claim("wanted", nearlyFull), claim("easy", counted(1))},
+				pods:    []*v1.Pod{wants, there},
+				room:    wakeup.Options{RetryAfter: time.Millisecond},
+			})
+			h.plugin.filterTimeout = 10 * freeTime
+			h.paceByLooks(pod("easy", "easy"))
+			if nominated {
+				h.nominator.nominate("node-a", wants)
+			}
+			a := h.filterAll(wants)
+			if diff := cmp.Diff(map[string]string{"node-a": "", "node-b": allocator.ReasonUndecided.OfNodes()}, a.filter); diff != "" {
+				t.Fatalf("reasons of Filter (-want +got):\n%s", diff)
+			}
+			h.plugin.shared.shares.of(wants).spend(time.Hour) // by others of its namespace
+			a.postFilter()
+			if nominated {
+				h.wakes("wants")
+			} else if woken := h.lookedAt(); len(woken) > 0 {
+				t.Errorf("%v woken, though there is no time", woken)
+			}
+		})
+	}
 }
