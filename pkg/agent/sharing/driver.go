@@ -2,6 +2,7 @@ package sharing
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -27,16 +28,22 @@ type DriverOptions struct {
 	DriverRoot string
 	// HostDriverRoot is the same folder as the host sees it: "/" for a driver that is installed there. Empty if it has the same path.
 	HostDriverRoot string
-	// MPSRoot gets a folder for each daemon. The host has it under the same path.
+	// MPSRoot gets a folder for each daemon, on which a file system of ShmBytes is mounted. The host has it under the same path, and sees
+	// what is mounted there.
 	MPSRoot string
+	// ShmBytes is DefaultShmBytes if 0.
+	ShmBytes int64
 	// HostRoot is the host's root folder as the agent sees it; "/" if the agent runs on the host itself.
 	HostRoot string
 	// ProcRoot is /proc, of the host.
 	ProcRoot string
+
+	mounts mounts // the kernel's if nil
 }
 
 // NewDriver returns the tools for real GPUs.
 func NewDriver(opts DriverOptions) Tools {
+	opts.ShmBytes = cmp.Or(opts.ShmBytes, DefaultShmBytes)
 	return Tools{TimeSlicer: &smi{opts}, Daemons: &systemd{opts}, Processes: &processes{proc: opts.ProcRoot}, Pods: func() (map[types.UID]bool, error) { return PodsRunning(opts.ProcRoot) }}
 }
 
@@ -67,10 +74,27 @@ const (
 	control       = "nvidia-cuda-mps-control"
 )
 
-func unit(name string) string { return "stowage-mps-" + name + ".service" }
+const (
+	unitPrefix = "stowage-mps-"
+	unitSuffix = ".service"
+)
+
+func unit(name string) string { return unitPrefix + name + unitSuffix }
 
 func (s *systemd) dir(name string, parts ...string) string {
 	return filepath.Join(append([]string{s.opts.MPSRoot, name}, parts...)...)
+}
+
+// Check implements Daemons.
+func (s *systemd) Check(ctx context.Context, daemon Daemon) error {
+	_, err := s.opts.find(control)
+	if err == nil {
+		_, err = s.active(ctx, daemon.Name)
+	}
+	if err != nil {
+		return fmt.Errorf("no MPS daemon can be started on this node: %w", err)
+	}
+	return nil
 }
 
 // Start implements Daemons.
@@ -91,21 +115,11 @@ func (s *systemd) Start(ctx context.Context, daemon Daemon) error {
 		// Whoever started it did not come to set its limits, or did not get to know that they are. It has clients, maybe, so it stays.
 		return s.limit(ctx, program, daemon.Name, commands)
 	}
-	for _, folder := range []struct {
-		name string
-		mode os.FileMode
-	}{{"pipe", 0o755}, {"log", 0o755}, {"shm", 0o777 | os.ModeSticky}} {
-		path := s.dir(daemon.Name, folder.name)
-		if err := errors.Join(os.MkdirAll(path, 0o755), os.Chmod(path, folder.mode)); err != nil {
-			return fmt.Errorf("folder of MPS daemon %s: %w", daemon.Name, err)
-		}
-	}
-	// One that ran before has left it.
-	if err := os.Remove(s.dir(daemon.Name, limitedFile)); err != nil && !errors.Is(err, os.ErrNotExist) {
+	if err := s.makeFolder(daemon.Name); err != nil {
 		return fmt.Errorf("folder of MPS daemon %s: %w", daemon.Name, err)
 	}
 	args := append([]string{"systemd-run", "--quiet", "--collect", "--unit=" + unit(daemon.Name), "--description=NVIDIA MPS control daemon of Stowage"}, s.sight(program, daemon.Name)...)
-	args = append(args, "--setenv=CUDA_VISIBLE_DEVICES="+strings.Join(daemon.GPUs, ","), "--setenv=CUDA_MPS_LOG_DIRECTORY="+s.dir(daemon.Name, "log"))
+	args = append(args, "--setenv=CUDA_VISIBLE_DEVICES="+strings.Join(daemon.GPUs, ","), "--setenv=CUDA_MPS_LOG_DIRECTORY="+s.dir(daemon.Name, logFolder))
 	if err := run(s.onHost(ctx, append(args, program.line("-f")...)...), ""); err != nil {
 		return fmt.Errorf("start MPS daemon %s: %w", daemon.Name, err)
 	}
@@ -115,9 +129,11 @@ func (s *systemd) Start(ctx context.Context, daemon Daemon) error {
 // sight are options of systemd-run by which a program sees a daemon's folders, in whatever root it runs.
 func (s *systemd) sight(p program, name string) []string {
 	// Server and clients meet in shared memory, which is nobody else's.
-	options := []string{p.bind(s.dir(name, "shm"), "/dev/shm")}
+	options := []string{p.bind(s.dir(name, shmFolder), "/dev/shm")}
 	if p.root != "" {
-		options = append(options, p.bind(s.dir(name, "pipe"), s.dir(name, "pipe")), p.bind(s.dir(name, "log"), s.dir(name, "log")))
+		for _, folder := range []string{pipeFolder, logFolder} {
+			options = append(options, p.bind(s.dir(name, folder), s.dir(name, folder)))
+		}
 	}
 	for _, variable := range append(slices.Clone(p.env), s.pipe(name)) {
 		options = append(options, "--setenv="+variable)
@@ -125,7 +141,9 @@ func (s *systemd) sight(p program, name string) []string {
 	return options
 }
 
-func (s *systemd) pipe(name string) string { return "CUDA_MPS_PIPE_DIRECTORY=" + s.dir(name, "pipe") }
+func (s *systemd) pipe(name string) string {
+	return "CUDA_MPS_PIPE_DIRECTORY=" + s.dir(name, pipeFolder)
+}
 
 // tell gives a command to the daemon, from where its folders are seen.
 func (s *systemd) tell(ctx context.Context, p program, name, command string) error {
@@ -194,7 +212,7 @@ func (s *systemd) Stop(ctx context.Context, name string) error {
 			}
 		}
 	}
-	if err := os.RemoveAll(s.dir(name)); err != nil {
+	if err := s.removeFolder(name); err != nil {
 		return fmt.Errorf("folder of MPS daemon %s: %w", name, err)
 	}
 	return nil
@@ -213,6 +231,11 @@ func (s *systemd) Running(ctx context.Context, name string) (bool, error) {
 	if _, err := os.Stat(s.dir(name)); errors.Is(err, os.ErrNotExist) {
 		return false, nil
 	}
+	return s.active(ctx, name)
+}
+
+// active asks systemd.
+func (s *systemd) active(ctx context.Context, name string) (bool, error) {
 	state, err := output(s.onHost(ctx, "systemctl", "is-active", unit(name)), "")
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && inactive[exit.ExitCode()] {
@@ -224,14 +247,20 @@ func (s *systemd) Running(ctx context.Context, name string) (bool, error) {
 	return true, nil
 }
 
+// Ready implements Daemons.
+func (s *systemd) Ready(ctx context.Context, daemon Daemon) (bool, error) {
+	running, err := s.Running(ctx, daemon.Name)
+	return running && s.limited(daemon.Name, limits(daemon)), err
+}
+
 // Edits implements Daemons.
 func (s *systemd) Edits(name string) *specs.ContainerEdits {
-	bind := []string{"rw", "nosuid", "nodev", "bind"}
+	bind := []string{"rw", "nosuid", "nodev", "noexec", "bind"}
 	return &specs.ContainerEdits{
 		Env: []string{pipeEnv},
 		Mounts: []*specs.Mount{
-			{HostPath: s.dir(name, "pipe"), ContainerPath: containerPipe, Options: bind},
-			{HostPath: s.dir(name, "shm"), ContainerPath: "/dev/shm", Options: bind},
+			{HostPath: s.dir(name, pipeFolder), ContainerPath: containerPipe, Options: bind},
+			{HostPath: s.dir(name, shmFolder), ContainerPath: "/dev/shm", Options: bind},
 		},
 	}
 }
@@ -250,8 +279,26 @@ func below(ctx context.Context, root string, args ...string) *exec.Cmd {
 	return cmd
 }
 
-// maxOutput of a program goes into an error.
+// maxOutput of a program, and as much of its command line, goes into an error. What a daemon's folder is used for is its clients' to say, and so
+// may be what a program says that looks there.
 const maxOutput = 500
+
+// head keeps the beginning of what is written.
+type head struct{ bytes.Buffer }
+
+func (h *head) Write(data []byte) (int, error) {
+	if room := maxOutput + 1 - h.Len(); room > 0 {
+		h.Buffer.Write(data[:min(room, len(data))])
+	}
+	return len(data), nil
+}
+
+func clipped(text string) string {
+	if len(text) > maxOutput {
+		return strings.ToValidUTF8(text[:maxOutput], "") + "…"
+	}
+	return strings.ToValidUTF8(text, "�")
+}
 
 // run returns an error with what the program said.
 func run(cmd *exec.Cmd, input string) error {
@@ -261,17 +308,14 @@ func run(cmd *exec.Cmd, input string) error {
 
 // output is what the program said, which is in the error, too.
 func output(cmd *exec.Cmd, input string) (string, error) {
-	var output bytes.Buffer
+	var output head
 	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &output, &output
 	// A child that keeps the pipes open is not waited for.
 	cmd.WaitDelay = time.Second
 	err := cmd.Run()
-	said := strings.TrimSpace(output.String())
-	if len(said) > maxOutput {
-		said = said[:maxOutput] + "…"
-	}
+	said := clipped(strings.TrimSpace(output.String()))
 	if err != nil {
-		err = fmt.Errorf("%s: %w: %s", strings.Join(cmd.Args, " "), err, said)
+		err = fmt.Errorf("%s: %w: %s", clipped(strings.Join(cmd.Args, " ")), err, said)
 	}
 	return said, err
 }

@@ -28,14 +28,16 @@ func host(t *testing.T) (opts DriverOptions, calls func() []string) {
 			t.Fatal(err)
 		}
 	}
+	// A node without systemd has its programs all the same.
+	const absent = `[ -e no-systemd ] && { echo "System has not been booted with systemd as init system (PID 1). Can't operate."; exit 1; }; `
 	script("nvidia-smi", `[ -e broken ] && { echo "no devices were found"; exit 6; }; exit 0`)
 	// With --wait it runs a program that reads commands, else it starts a unit.
-	script("systemd-run", `case "$*" in *--wait*) [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log+`;; *) touch unit;; esac`)
-	script("systemctl", `case $1 in is-active) [ -e ending ] && { echo deactivating; exit 3; }; [ -e unit ] || { echo inactive; exit 3; };; stop) [ -e slow ] && exec sleep 60; [ -e unstoppable ] && exit 1; rm -f unit ending; [ ! -e late ] || exit 5;; esac`)
+	script("systemd-run", absent+`case "$*" in *--wait*) [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log+`;; *) [ -e refuse ] && { echo "no such unit"; exit 1; }; touch unit;; esac`)
+	script("systemctl", absent+`case $1 in is-active) [ -e ending ] && { echo deactivating; exit 3; }; [ -e unit ] || { echo inactive; exit 3; };; stop) [ -e slow ] && exec sleep 60; [ -e unstoppable ] && exit 1; rm -f unit ending; [ ! -e late ] || exit 5;; esac`)
 	// It does not take the first command.
 	script("nvidia-cuda-mps-control", `[ -e deaf ] && exit 1; [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	opts = DriverOptions{DriverRoot: "/", MPSRoot: filepath.Join(dir, "mps"), HostRoot: "/", ProcRoot: "/proc"}
+	opts = DriverOptions{DriverRoot: "/", MPSRoot: filepath.Join(dir, "mps"), HostRoot: "/", ProcRoot: "/proc", mounts: fakeMounts{}}
 	return opts, func() []string {
 		data, err := os.ReadFile(log)
 		if err != nil && !os.IsNotExist(err) {
@@ -121,6 +123,35 @@ func TestMPSDaemonIsAUnitOfTheHost(t *testing.T) {
 	}
 }
 
+// TestWhereNoDaemonCanBeStarted is found out before one is, and changes nothing.
+func TestWhereNoDaemonCanBeStarted(t *testing.T) {
+	opts, calls := host(t)
+	daemon := Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}}
+	for range 2 {
+		if err := NewDriver(opts).Daemons.Check(t.Context(), daemon); err != nil {
+			t.Error(err)
+		}
+	}
+	asked := "systemctl is-active stowage-mps-claim-1.service"
+	if diff := cmp.Diff([]string{asked, asked}, calls()); diff != "" {
+		t.Errorf("calls (-want +got):\n%s", diff)
+	}
+	other := opts
+	other.DriverRoot, other.HostDriverRoot = t.TempDir(), "/run/nvidia/driver"
+	if err := NewDriver(other).Daemons.Check(t.Context(), daemon); err == nil || !strings.Contains(err.Error(), control) {
+		t.Errorf("a driver without the program: %v", err)
+	}
+	if err := os.WriteFile(filepath.Join(filepath.Dir(opts.MPSRoot), "no-systemd"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := NewDriver(opts).Daemons.Check(t.Context(), daemon); err == nil || !strings.Contains(err.Error(), "not been booted with systemd") {
+		t.Errorf("a host without systemd: %v", err)
+	}
+	if _, err := os.Stat(opts.MPSRoot); !os.IsNotExist(err) {
+		t.Errorf("a folder is left: %v", err)
+	}
+}
+
 // TestADaemonGetsItsLimitsAlsoFromTheNextAgent: the one that started it may have ended before it set them.
 func TestADaemonGetsItsLimitsAlsoFromTheNextAgent(t *testing.T) {
 	opts, calls := host(t)
@@ -176,11 +207,18 @@ func TestADaemonGetsItsLimitsAlsoFromTheNextAgent(t *testing.T) {
 	if err := errors.Join(os.Remove(file("deaf")), os.Remove(file("unstoppable"))); err != nil {
 		t.Fatal(err)
 	}
+	if ready, err := daemons.Ready(t.Context(), daemon); ready || err != nil {
+		t.Errorf("without its limits: ready %t, %v", ready, err)
+	}
+	calls()
 	if err := daemons.Start(t.Context(), daemon); err != nil {
 		t.Fatal(err)
 	}
 	if diff := cmp.Diff(append([]string{asked}, limited...), calls()); diff != "" {
 		t.Errorf("it was started without limits: calls (-want +got):\n%s", diff)
+	}
+	if ready, err := daemons.Ready(t.Context(), daemon); !ready || err != nil {
+		t.Errorf("with its limits: ready %t, %v", ready, err)
 	}
 }
 
@@ -264,6 +302,39 @@ func TestThePodOfAProcess(t *testing.T) {
 	}
 }
 
+func TestTheDaemonOfAProcess(t *testing.T) {
+	const pod = "/kubepods/pod7b6b5d2e-0000-4000-8000-000000000001/x"
+	tests := map[string]struct{ cgroup, want string }{
+		"a claim's":                   {"0::/system.slice/stowage-mps-7b6b5d2e-0000.service\n", "7b6b5d2e-0000"},
+		"a GPU's, cgroup v1":          {"12:cpu:/\n1:name=systemd:/system.slice/stowage-mps-gpu-0000-1b-00-0.service\n", "gpu-0000-1b-00-0"},
+		"seen from a container":       {"0::/../../../system.slice/stowage-mps-gpu-0000-1b-00-0.service\n", "gpu-0000-1b-00-0"},
+		"another service":             {"0::/system.slice/nvidia-mps.service\n", ""},
+		"a pod's":                     {"0::" + pod + "\n", ""},
+		"a pod's that looks like one": {"0::" + pod + "/system.slice/stowage-mps-gpu-0000-1b-00-0.service\n", ""},
+		"a user's that looks like one": {
+			"0::/user.slice/user-1000.slice/user@1000.service/app.slice/stowage-mps-gpu-0000-1b-00-0.service\n", "",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			proc := t.TempDir()
+			if err := os.Mkdir(filepath.Join(proc, "42"), 0o755); err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(filepath.Join(proc, "42", "cgroup"), []byte(tc.cgroup), 0o600); err != nil {
+				t.Fatal(err)
+			}
+			p := &processes{proc: proc}
+			if got, err := p.DaemonOf(42); err != nil || got != tc.want {
+				t.Errorf("daemon %q, %v: want %q", got, err, tc.want)
+			}
+			if got, err := p.DaemonOf(43); !errors.Is(err, ErrNoProcess) {
+				t.Errorf("one that has ended: %q, %v", got, err)
+			}
+		})
+	}
+}
+
 func TestTheNameOfAProcess(t *testing.T) {
 	proc := t.TempDir()
 	if err := os.Mkdir(filepath.Join(proc, "42"), 0o755); err != nil {
@@ -300,8 +371,8 @@ func TestAProcessIsEndedForItsPodAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	p := &processes{proc: proc}
-	if err := p.End(pid, "another"); err == nil || !strings.Contains(err.Error(), uid) {
-		t.Errorf("for another pod: %v, want a refusal", err)
+	if err := p.End(pid, "another"); err == nil || strings.Contains(err.Error(), uid) {
+		t.Errorf("for another pod: %v, want a refusal that does not name the pod", err)
 	}
 	select {
 	case <-ended:

@@ -22,14 +22,43 @@ type processes struct{ proc string }
 // for cgroups, a pod beside its own is /../../pod<uid>/…. Of a cluster within a pod it is the outer one.
 var podCgroup = regexp.MustCompile(`(?:kubepods[^:\n]*?[-/]|/\.\./)pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(\.slice)?(/|$)`)
 
-// PodOf implements Processes.
-func (p *processes) PodOf(pid uint32) (types.UID, error) {
-	data, err := os.ReadFile(filepath.Join(p.proc, strconv.FormatUint(uint64(pid), 10), "cgroup"))
+// daemonCgroup finds the name of a daemon in the cgroup path of its unit (see systemd), which is one of the host's services.
+var daemonCgroup = regexp.MustCompile(`/system\.slice/` + unitPrefix + `([^/]+)` + regexp.QuoteMeta(unitSuffix) + `(/|$)`)
+
+// DaemonOf implements Processes. A container may give a cgroup of its own any name, and is a pod's all the same.
+func (p *processes) DaemonOf(pid uint32) (string, error) {
+	if pod, err := p.PodOf(pid); pod != "" || err != nil {
+		return "", err
+	}
+	data, err := p.read(pid, "cgroup")
+	if err != nil {
+		return "", err
+	}
+	for line := range strings.Lines(string(data)) {
+		if found := daemonCgroup.FindStringSubmatch(strings.TrimSpace(line)); found != nil {
+			return found[1], nil
+		}
+	}
+	return "", nil
+}
+
+// read reads a file of the process.
+func (p *processes) read(pid uint32, file string) ([]byte, error) {
+	data, err := os.ReadFile(filepath.Join(p.proc, strconv.FormatUint(uint64(pid), 10), file))
 	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return "", fmt.Errorf("process %d: %w", pid, ErrNoProcess)
+		err = ErrNoProcess
 	}
 	if err != nil {
-		return "", fmt.Errorf("process %d: %w", pid, err)
+		return nil, fmt.Errorf("process %d: %w", pid, err)
+	}
+	return data, nil
+}
+
+// PodOf implements Processes.
+func (p *processes) PodOf(pid uint32) (types.UID, error) {
+	data, err := p.read(pid, "cgroup")
+	if err != nil {
+		return "", err
 	}
 	for line := range strings.Lines(string(data)) {
 		if found := podCgroup.FindStringSubmatch(strings.TrimSpace(line)); found != nil {
@@ -41,12 +70,9 @@ func (p *processes) PodOf(pid uint32) (types.UID, error) {
 
 // NameOf implements Processes.
 func (p *processes) NameOf(pid uint32) (string, error) {
-	data, err := os.ReadFile(filepath.Join(p.proc, strconv.FormatUint(uint64(pid), 10), "comm"))
-	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ESRCH) {
-		return "", fmt.Errorf("process %d: %w", pid, ErrNoProcess)
-	}
+	data, err := p.read(pid, "comm")
 	if err != nil {
-		return "", fmt.Errorf("process %d: %w", pid, err)
+		return "", err
 	}
 	return strings.TrimSpace(string(data)), nil
 }
@@ -70,7 +96,7 @@ func (p *processes) End(pid uint32, pod types.UID) error {
 		return err
 	}
 	if of != pod {
-		return fmt.Errorf("process %d is of pod %q, not of pod %s", pid, of, pod)
+		return fmt.Errorf("process %d is not of pod %s any more", pid, pod) // whose it is concerns nobody else
 	}
 	if err := unix.PidfdSendSignal(fd, unix.SIGKILL, nil, 0); err != nil && !errors.Is(err, unix.ESRCH) {
 		return fmt.Errorf("kill process %d of pod %s: %w", pid, pod, err)

@@ -27,6 +27,8 @@ type TimeSlicer interface {
 
 // Daemons of the Multi-Process Service. They outlive the agent, whose containers would lose their GPUs else.
 type Daemons interface {
+	// Check returns an error if no such daemon can be started here. It changes nothing.
+	Check(ctx context.Context, daemon Daemon) error
 	// Start returns when the daemon takes clients and its limits are set. One of that name that runs already
 	// is kept, and gets its limits if it may not have them. After an error there may be one, to be stopped or started again.
 	Start(ctx context.Context, daemon Daemon) error
@@ -34,6 +36,10 @@ type Daemons interface {
 	Stop(ctx context.Context, name string) error
 	// Running tells whether there is one.
 	Running(ctx context.Context, name string) (bool, error)
+	// Ready tells whether there is one that has its limits.
+	Ready(ctx context.Context, daemon Daemon) (bool, error)
+	// List names the daemons of which something is there, running or not.
+	List() ([]string, error)
 	// Edits are what its clients' containers need.
 	Edits(name string) *specs.ContainerEdits
 }
@@ -59,6 +65,8 @@ type Processes interface {
 	PodOf(pid uint32) (types.UID, error)
 	// NameOf returns the name of the process's command, of at most 15 bytes. The error wraps ErrNoProcess.
 	NameOf(pid uint32) (string, error)
+	// DaemonOf returns the name of the daemon of ours that the process is, or is a server of; "" for none. The error wraps ErrNoProcess.
+	DaemonOf(pid uint32) (string, error)
 	// End kills the process if it belongs to that pod still, and does not wait. That it is gone is no error.
 	End(pid uint32, pod types.UID) error
 }

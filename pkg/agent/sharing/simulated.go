@@ -28,6 +28,16 @@ func (s *simulated) SetTimeSlice(_ context.Context, gpu string, interval config.
 	return err
 }
 
+// Check implements Daemons.
+func (s *simulated) Check(_ context.Context, daemon Daemon) error {
+	for _, gpu := range daemon.GPUs {
+		if s.machine.Refuses(gpu, nvmlsim.SettingMPS) {
+			return fmt.Errorf("no MPS daemon can serve %s", gpu)
+		}
+	}
+	return nil
+}
+
 // Start implements Daemons.
 func (s *simulated) Start(ctx context.Context, daemon Daemon) error {
 	if running, err := s.Running(ctx, daemon.Name); running || err != nil {
@@ -51,6 +61,19 @@ func (s *simulated) Stop(ctx context.Context, name string) error {
 // Running implements Daemons.
 func (s *simulated) Running(_ context.Context, name string) (bool, error) {
 	return slices.ContainsFunc(s.machine.State().Daemons, func(d nvmlsim.Daemon) bool { return d.Name == name }), nil
+}
+
+// Ready implements Daemons.
+func (s *simulated) Ready(ctx context.Context, daemon Daemon) (bool, error) {
+	return s.Running(ctx, daemon.Name)
+}
+
+// List implements Daemons.
+func (s *simulated) List() (names []string, err error) {
+	for _, daemon := range s.machine.State().Daemons {
+		names = append(names, daemon.Name)
+	}
+	return names, nil
 }
 
 // Edits implements Daemons.
@@ -77,6 +100,15 @@ func (s *simulated) NameOf(pid uint32) (string, error) {
 		return "nvidia-cuda-mps", nil
 	}
 	return process.Command, nil
+}
+
+// DaemonOf implements Processes.
+func (s *simulated) DaemonOf(pid uint32) (string, error) {
+	_, process := s.find(pid)
+	if process == nil {
+		return "", fmt.Errorf("process %d: %w", pid, ErrNoProcess)
+	}
+	return process.Daemon, nil
 }
 
 // End implements Processes.

@@ -1,0 +1,190 @@
+package sharing
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+
+	"golang.org/x/sys/unix"
+)
+
+// The folder of an MPS daemon has what the daemon and its clients meet in. The clients are containers, of tenants, and may write there: to the
+// shared memory, and, as root of their containers, beside the daemon's sockets. So the folder is a file system of its own in memory, with room
+// for that daemon alone, on which nothing is executed, no device opened and no link followed. It ends by being unmounted. What is in it, which may be
+// nested deeper than anybody can walk, is never looked through.
+
+// The parts of a daemon's folder.
+const (
+	pipeFolder = "pipe"
+	logFolder  = "log"
+	shmFolder  = "shm"
+)
+
+// DefaultShmBytes is what containers have as shared memory without a daemon.
+const DefaultShmBytes = 64 << 20
+
+// bytesPerFile is how much of the memory there is for each file that can be made.
+const bytesPerFile = 16 << 10
+
+// mounts are those of the host, as far as they matter here; tests have others.
+type mounts interface {
+	// mount mounts a new file system of that size in memory.
+	mount(path string, bytes int64) error
+	// unmount takes away the one on top, although it may be in use: what is in it goes with its last user.
+	unmount(path string) error
+	// mounted tells whether one is mounted there. A path that does not exist has none.
+	mounted(path string) (bool, error)
+}
+
+// kernelMounts are the kernel's. The agent's and the host's have to be the same for the folder of the daemons.
+type kernelMounts struct{ hostRoot string }
+
+const nosymfollow = 0x100 // MS_NOSYMFOLLOW, since Linux 5.10; a kernel before takes no notice of it
+
+func (k kernelMounts) mount(path string, bytes int64) error {
+	options := fmt.Sprintf("size=%d,nr_inodes=%d,mode=0755", bytes, max(bytes/bytesPerFile, 64))
+	if err := unix.Mount("stowage-mps", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|nosymfollow, options); err != nil {
+		return fmt.Errorf("mount a tmpfs at %s: %w", path, err)
+	}
+	if k.hostRoot == "/" {
+		return nil
+	}
+	here, err := deviceOf(path)
+	if err == nil {
+		var there uint64
+		if there, err = deviceOf(filepath.Join(k.hostRoot, path)); err == nil && here != there {
+			err = errors.New("the host does not see it: the agent's volume for the folder needs mountPropagation Bidirectional, and that for --host-root HostToContainer")
+		}
+	}
+	if err != nil {
+		return fmt.Errorf("mount a tmpfs at %s: %w", path, errors.Join(err, k.unmount(path)))
+	}
+	return nil
+}
+
+func (kernelMounts) unmount(path string) error {
+	if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
+		return fmt.Errorf("unmount %s: %w", path, err)
+	}
+	return nil
+}
+
+func (kernelMounts) mounted(path string) (bool, error) {
+	here, err := deviceOf(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	parent, err := deviceOf(filepath.Dir(path))
+	return here != parent, err
+}
+
+// deviceOf is the file system that a path is on.
+func deviceOf(path string) (uint64, error) {
+	var stat unix.Stat_t
+	if err := unix.Lstat(path, &stat); err != nil {
+		return 0, &fs.PathError{Op: "stat", Path: path, Err: err}
+	}
+	return uint64(stat.Dev), nil
+}
+
+// makeFolder makes the folder of a daemon that does not run. If there is one, containers may have it: then it stays, for them to find the daemon
+// that is started again, without what the one before has left.
+func (s *systemd) makeFolder(name string) error {
+	dir := s.dir(name)
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return err
+	}
+	mounted, err := s.mounts().mounted(dir)
+	if err != nil {
+		return err
+	}
+	if mounted {
+		err = errors.Join(emptyFlat(s.dir(name, pipeFolder)), removeIfThere(s.dir(name, limitedFile)))
+	} else {
+		err = s.mounts().mount(dir, s.opts.ShmBytes)
+	}
+	if err != nil {
+		return err
+	}
+	for folder, mode := range map[string]os.FileMode{pipeFolder: 0o755, logFolder: 0o755, shmFolder: 0o777 | os.ModeSticky} {
+		path := s.dir(name, folder)
+		if err := errors.Join(os.MkdirAll(path, 0o755), os.Chmod(path, mode)); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// emptyFlat removes the files in a folder, and folders that are empty. What tenants have nested there stays: it is not the daemon's.
+func emptyFlat(dir string) error {
+	entries, err := os.ReadDir(dir)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if err := os.Remove(filepath.Join(dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeFolder takes a daemon's folder away. One of an agent that mounted nothing is left where it is not empty: the next one of that name is
+// mounted over it, and a reboot ends it.
+func (s *systemd) removeFolder(name string) error {
+	dir := s.dir(name)
+	for {
+		mounted, err := s.mounts().mounted(dir)
+		if err != nil {
+			return err
+		}
+		if !mounted {
+			break
+		}
+		if err := s.mounts().unmount(dir); err != nil {
+			return err
+		}
+	}
+	if err := removeIfThere(dir); err != nil && !errors.Is(err, unix.ENOTEMPTY) {
+		return err
+	}
+	return nil
+}
+
+func removeIfThere(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return nil
+}
+
+// List implements Daemons.
+func (s *systemd) List() ([]string, error) {
+	entries, err := os.ReadDir(s.opts.MPSRoot)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("folders of MPS daemons: %w", err)
+	}
+	var names []string
+	for _, entry := range entries {
+		names = append(names, entry.Name())
+	}
+	return names, nil
+}
+
+func (s *systemd) mounts() mounts {
+	if s.opts.mounts != nil {
+		return s.opts.mounts
+	}
+	return kernelMounts{hostRoot: s.opts.HostRoot}
+}
