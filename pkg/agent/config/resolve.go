@@ -28,6 +28,8 @@ type Device struct {
 	// Kind of parameters that the device takes.
 	Kind        Kind
 	AdminAccess bool
+	// Share: other claims have shares of the GPU, too.
+	Share bool
 }
 
 // Set is all parameters for one driver in a claim's allocation.
@@ -73,6 +75,34 @@ func Read(driver string, configs []resourceapi.DeviceAllocationConfiguration) (*
 // are an error; those for all requests, or for all alternatives of one, are then meant for others. So are a class's
 // that has parameters of this kind, too: it is of devices of several kinds.
 func (s *Set) For(request string, kind Kind) (Settings, error) {
+	chosen, err := s.choose(request, kind)
+	if chosen == nil || err != nil {
+		return Settings{}, err
+	}
+	return chosen.settings, nil
+}
+
+// Resolve is For with the node's rules for the device. Refused is what they have against the parameters; a claim that is prepared already
+// has the settings all the same.
+func (s *Set) Resolve(device Device, rules *Rules) (settings Settings, refused, err error) {
+	chosen, err := s.choose(device.Request, device.Kind)
+	if err != nil {
+		return Settings{}, nil, err
+	}
+	if chosen != nil {
+		settings = chosen.settings
+		if err := rules.check(settings, device.Share); err != nil && !device.AdminAccess {
+			refused = &Error{Path: chosen.path, Err: err}
+		}
+	}
+	if device.Share {
+		settings = settings.ForShare(rules)
+	}
+	return settings, refused, nil
+}
+
+// choose returns the parameters that For is about, nil if there are none.
+func (s *Set) choose(request string, kind Kind) (*entry, error) {
 	var chosen *entry
 	var other error // parameters of a class that are of another kind
 	for i := range s.entries {
@@ -87,15 +117,15 @@ func (s *Set) For(request string, kind Kind) (Settings, error) {
 		case byName:
 			err := &Error{Path: e.path, Err: fmt.Errorf("kind: %s is not for the device of request %s, which takes a %s", e.kind, request, kind)}
 			if e.fromClaim {
-				return Settings{}, err
+				return nil, err
 			}
 			other = cmp.Or[error](other, err)
 		}
 	}
 	if chosen == nil {
-		return Settings{}, other
+		return nil, other
 	}
-	return chosen.settings, nil
+	return chosen, nil
 }
 
 // appliesTo also says whether the request is named itself.

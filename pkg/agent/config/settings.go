@@ -26,7 +26,7 @@ type Settings struct {
 	VFIO VFIO
 }
 
-// Setup names what the settings make of a whole GPU. Claims that share a GPU have to want the same.
+// Setup names what the settings make of a whole GPU. It is the same for all claims that share one.
 func (s Settings) Setup() string {
 	switch s.Strategy {
 	case "", TimeSlicing:

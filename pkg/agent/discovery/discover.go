@@ -218,7 +218,7 @@ func (n *Node) log(logger klog.Logger) {
 
 // deviceName makes a DNS label of a PCI address.
 func deviceName(busID string) string {
-	return "gpu-" + strings.NewReplacer(":", "-", ".", "-").Replace(busID)
+	return NamePrefix + strings.NewReplacer(":", "-", ".", "-").Replace(busID)
 }
 
 func versionString(v nvml.Version) string { return fmt.Sprintf("%d.%d", v.Major, v.Minor) }

@@ -2,6 +2,9 @@ package discovery
 
 import "stowage.dev/stowage/pkg/agent/nvml"
 
+// NamePrefix begins the names of all GPUs.
+const NamePrefix = "gpu-"
+
 // Node is what discovery found on one machine.
 type Node struct {
 	// DriverVersion of the NVIDIA kernel driver, such as "570.172.08".

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/nvml"
 )
 
@@ -51,6 +52,8 @@ type Offer struct {
 	Shares *Shares
 	// Passthrough: it is the whole GPU for a virtual machine, with the driver vfio-pci.
 	Passthrough bool
+	// Strategies are those by which the processes of a claim may share the device, as they are published; empty for a virtual machine's.
+	Strategies string
 }
 
 // Policy says what a node offers.
@@ -64,6 +67,8 @@ type Policy struct {
 	Shares Shares
 	// Passthrough: whole GPUs are offered to virtual machines, too.
 	Passthrough bool
+	// Sharing is what the node's administrator has decided about it.
+	Sharing config.Rules
 }
 
 // Made are places in which MIG instances were made and, as places of size 0, GPUs whose MIG mode was enabled.
@@ -120,7 +125,13 @@ func (n *Node) Offer(policy Policy) {
 		ours = policy.Ours()
 	}
 	for i := range n.GPUs {
-		n.GPUs[i].offer(policy, ours)
+		gpu := &n.GPUs[i]
+		gpu.offer(policy, ours)
+		for o := range gpu.Offers {
+			if offer := &gpu.Offers[o]; !offer.Passthrough {
+				offer.Strategies = policy.Sharing.Strategies(offer.Shares != nil)
+			}
+		}
 	}
 }
 

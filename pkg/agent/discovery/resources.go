@@ -9,23 +9,26 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
+
+	"stowage.dev/stowage/pkg/agent/config"
 )
 
 // Attributes and capacity of a GPU, in the driver's domain: the names that
-// NVIDIA's DRA driver publishes, and two of ours for NVLink. Beside them stand
+// NVIDIA's DRA driver publishes, and ours for NVLink and sharing. Beside them stand
 // resource.kubernetes.io/{pciBusID,pcieRoot,numaNode}.
 const (
-	AttributeType                  resourceapi.QualifiedName = "type"                  // "gpu", "mig" or "vfio"
-	AttributeUUID                  resourceapi.QualifiedName = "uuid"                  // string
-	AttributeProductName           resourceapi.QualifiedName = "productName"           // string
-	AttributeBrand                 resourceapi.QualifiedName = "brand"                 // string
-	AttributeArchitecture          resourceapi.QualifiedName = "architecture"          // string
-	AttributeCUDAComputeCapability resourceapi.QualifiedName = "cudaComputeCapability" // version
-	AttributeDriverVersion         resourceapi.QualifiedName = "driverVersion"         // version
-	AttributeCUDADriverVersion     resourceapi.QualifiedName = "cudaDriverVersion"     // version
-	AttributeNVLinkDomain          resourceapi.QualifiedName = "nvlinkDomain"          // string, see NVLink.Domain
-	AttributeNVLinkClique          resourceapi.QualifiedName = "nvlinkClique"          // string, see NVLink.Clique
-	CapacityMemory                 resourceapi.QualifiedName = "memory"                // bytes
+	AttributeType                  resourceapi.QualifiedName = "type"                     // "gpu", "mig" or "vfio"
+	AttributeUUID                  resourceapi.QualifiedName = "uuid"                     // string
+	AttributeProductName           resourceapi.QualifiedName = "productName"              // string
+	AttributeBrand                 resourceapi.QualifiedName = "brand"                    // string
+	AttributeArchitecture          resourceapi.QualifiedName = "architecture"             // string
+	AttributeCUDAComputeCapability resourceapi.QualifiedName = "cudaComputeCapability"    // version
+	AttributeDriverVersion         resourceapi.QualifiedName = "driverVersion"            // version
+	AttributeCUDADriverVersion     resourceapi.QualifiedName = "cudaDriverVersion"        // version
+	AttributeNVLinkDomain          resourceapi.QualifiedName = "nvlinkDomain"             // string, see NVLink.Domain
+	AttributeNVLinkClique          resourceapi.QualifiedName = "nvlinkClique"             // string, see NVLink.Clique
+	AttributeSharingStrategies     resourceapi.QualifiedName = config.AttributeStrategies // string: "TimeSlicing,MPS", one of them, or "none"
+	CapacityMemory                 resourceapi.QualifiedName = "memory"                   // bytes
 
 	// Of partitions.
 	AttributeParentUUID resourceapi.QualifiedName = "parentUUID" // string
@@ -77,6 +80,9 @@ func (n *Node) Device(gpu *GPU, offer *Offer) resourceapi.Device {
 		device.Attributes, device.Capacity = n.wholeGPU(gpu)
 	} else {
 		device.Attributes, device.Capacity = n.partition(gpu, offer.Partition)
+	}
+	if offer.Strategies != "" {
+		device.Attributes[AttributeSharingStrategies] = stringValue(offer.Strategies)
 	}
 	if offer.Shares != nil {
 		offer.Shares.divide(&device)
