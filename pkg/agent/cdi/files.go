@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -60,11 +61,14 @@ func (s *Store) devicesOf(claim types.UID) ([]string, error) {
 	}
 	var devices []string
 	for _, device := range spec.Devices {
+		// Those of shares have a fourth part, and one device several of them.
 		parts := strings.Split(device.Name, "_")
-		if len(parts) != 3 || parts[0] != string(claim) {
-			return nil, fmt.Errorf("CDI specification %s: devices: name %q: want <claim>_<request>_<device>, of claim %s", path, device.Name, claim)
+		if len(parts) != 3 && len(parts) != 4 || parts[0] != string(claim) {
+			return nil, fmt.Errorf("CDI specification %s: devices: name %q: want <claim>_<request>_<device> or <claim>_<request>_<device>_<share>, of claim %s", path, device.Name, claim)
 		}
-		devices = append(devices, parts[2])
+		if !slices.Contains(devices, parts[2]) {
+			devices = append(devices, parts[2])
+		}
 	}
 	if len(devices) == 0 {
 		return nil, fmt.Errorf("CDI specification %s: devices: it has none", path)

@@ -37,6 +37,7 @@ func TestFilesOfOthersAreNotOurs(t *testing.T) {
 		ours + "d-other-claim.json":      spec(kind, "a-uid_gpu_gpu-0"),
 		ours + "e-name.json":             spec(kind, "gpu-0"),
 		ours + "f-none.json":             spec(kind),
+		ours + "g-shares.json":           spec(kind, "g-shares_gpu_gpu-0_share-1", "g-shares_gpu_gpu-0_share-2", "g-shares_more_gpu-1"),
 		ours + "a-uid.json.tmp":          "{",
 		ours + "a-uid.yaml":              "kind: " + kind,
 		ours + ".json":                   spec(kind, "_gpu_gpu-0"),
@@ -67,9 +68,10 @@ func TestFilesOfOthersAreNotOurs(t *testing.T) {
 		"a-uid":         "gpu-0 gpu-1-mig-1g10gb-0",
 		"b-torn":        "error: unexpected end of JSON input",
 		"c-kind":        `error: kind: "nvidia.com/gpu": want "k8s.gpu.nvidia.com/claim"`,
-		"d-other-claim": `error: devices: name "a-uid_gpu_gpu-0": want <claim>_<request>_<device>, of claim d-other-claim`,
-		"e-name":        `error: devices: name "gpu-0": want <claim>_<request>_<device>, of claim e-name`,
+		"d-other-claim": `error: devices: name "a-uid_gpu_gpu-0": want <claim>_<request>_<device> or <claim>_<request>_<device>_<share>, of claim d-other-claim`,
+		"e-name":        `error: devices: name "gpu-0": want <claim>_<request>_<device> or <claim>_<request>_<device>_<share>, of claim e-name`,
 		"f-none":        "error: devices: it has none",
+		"g-shares":      "gpu-0 gpu-1",
 	}, got); diff != "" {
 		t.Errorf("files (-want +got):\n%s", diff)
 	}

@@ -264,8 +264,8 @@ func (g *gpu) listenOnce(ctx context.Context, target Target, stop <-chan struct{
 		}
 		klog.FromContext(ctx).V(2).Info("NVML event", "device", target.Name, "kind", event.Kind, "data", event.Data, "instance", event.Instance)
 		g.observe(ctx, func(now time.Time, s *State) { s.Happened(now, event) })
-		// The readings may tell more.
-		g.monitor.look()
+		// The readings may tell more. They are not waited for: the next event may be there.
+		_ = g.join(ctx)
 	}
 }
 

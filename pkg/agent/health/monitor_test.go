@@ -157,6 +157,36 @@ func TestEventsAreToldAtOnceAndConditionsByPolling(t *testing.T) {
 	})
 }
 
+// TestAnEventAsksItsGPUAlone: a program that is started again and again has one each time.
+func TestAnEventAsksItsGPUAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		b := newBench(t, "")
+		targets := b.targets()
+		asked := make([]atomic.Int32, len(targets))
+		for i := range targets {
+			ask := targets[i].Ask
+			targets[i].Session = i
+			targets[i].Ask = func() (nvml.Readings, error) { asked[i].Add(1); return ask() }
+		}
+		if err := b.monitor.Watch(b.machine.BootID(), targets, false); err != nil {
+			t.Fatal(err)
+		}
+		stop := b.run(ctx)
+		time.Sleep(PollInterval / 2)
+		was := []int32{asked[0].Load(), asked[1].Load()}
+		for range 20 {
+			b.do(&nvmlsim.RaiseXID{GPU: "0", Code: 31})
+			b.do(&nvmlsim.RaiseXID{GPU: "0", Code: 43})
+			synctest.Wait()
+		}
+		if a, b := asked[0].Load()-was[0], asked[1].Load()-was[1]; a < 20 || b > 0 {
+			t.Errorf("after 40 events of one GPU it was asked %d times, and the other one %d times; want at least 20, and none", a, b)
+		}
+		stop()
+	})
+}
+
 // TestAReadingThatFailsIsToldAndNotJudged: once, and again when another one fails.
 func TestAReadingThatFailsIsToldAndNotJudged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

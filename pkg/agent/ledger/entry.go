@@ -192,6 +192,17 @@ type Step struct {
 	// last of these.
 	Shared   bool   `json:"shared,omitempty"`
 	Override string `json:"override,omitempty"`
+	// Daemon is how an MPS daemon was started; nil before, and in records of older agents.
+	Daemon *Daemon `json:"daemon,omitempty"`
+}
+
+// Daemon is what an MPS daemon is started with, besides its name.
+type Daemon struct {
+	// GPUs, or one MIG device, by UUID.
+	GPUs []string `json:"gpus"`
+	// ActiveThreadPercentage of a client, and MemoryMiB of a client on each GPU; 0 for no limit.
+	ActiveThreadPercentage int     `json:"activeThreadPercentage,omitempty"`
+	MemoryMiB              []int64 `json:"memoryMiB,omitempty"`
 }
 
 // String names the step, for messages.

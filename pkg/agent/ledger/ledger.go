@@ -231,7 +231,10 @@ func (l *Ledger) keepPrevious(path string) error {
 	if err := l.fsys.Link(path, temp); err != nil {
 		return err
 	}
-	return l.fsys.Rename(temp, previous)
+	if err := l.fsys.Rename(temp, previous); err != nil {
+		return errors.Join(err, l.fsys.Remove(temp))
+	}
+	return nil
 }
 
 // read returns the records that the filter, which sees only what the name says, lets through.

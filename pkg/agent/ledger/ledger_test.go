@@ -277,6 +277,9 @@ func TestNoStepOfAWriteCanLoseTheRecord(t *testing.T) {
 				if record == nil || record.Entry == nil || record.Recovered != nil {
 					t.Fatalf("record after %v: %+v, want one of the two whole", err, record)
 				}
+				if left, err := l.Unfinished(); mode == durabletest.Fail && (err != nil || len(left) > 0) {
+					t.Errorf("unfinished although the writer lives: %v, %v", left, err)
+				}
 				// Trying again works, and so does forgetting the claim.
 				if err := l.Put(entry(ledger.PrepareCompleted, "gpu-a")); err != nil {
 					t.Errorf("Put again: %v", err)

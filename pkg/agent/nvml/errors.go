@@ -22,6 +22,8 @@ var (
 var (
 	// ErrNotSupported means that this GPU or driver lacks the feature.
 	ErrNotSupported error = gonvml.ERROR_NOT_SUPPORTED
+	// ErrNoPermission means that this process may not change it.
+	ErrNoPermission error = gonvml.ERROR_NO_PERMISSION
 	// ErrNotFound means that there is no such GPU or MIG instance.
 	ErrNotFound error = gonvml.ERROR_NOT_FOUND
 	// ErrInUse means that processes or instances stand against it.
