@@ -13,10 +13,12 @@ import (
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/sharing"
 )
 
-// do makes one side effect, or finds that it is there already. The CDI file comes last and is the caller's.
-func (m *Manager) do(ctx context.Context, j *job, step ledger.Step) (err error) {
+// do makes one side effect, or finds that it is there already. The CDI file comes last and is the caller's. fresh tells that nothing has been done
+// for the claim since the last boot.
+func (m *Manager) do(ctx context.Context, j *job, step ledger.Step, fresh bool) (err error) {
 	switch {
 	case !step.Kind.Known():
 		return errUnknownStep
@@ -34,28 +36,39 @@ func (m *Manager) do(ctx context.Context, j *job, step ledger.Step) (err error) 
 	case ledger.StepMIGMode:
 		return m.act(ctx, step.GPU, step.Target, enableMIG)
 	case ledger.StepPartition:
-		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return makePartition(d, step.Partition) })
+		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return makePartition(d, step.Partition, fresh) })
 	case ledger.StepPersistence:
-		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetPersistence(true) })
+		err := m.act(ctx, step.GPU, step.Target, setPersistence(true))
+		if refused(err) && !j.sets(step.GPU) {
+			klog.FromContext(ctx).Info("Persistence mode cannot be switched on, and the claim has no settings that the driver could forget", "device", step.GPU, "reason", err.Error())
+			return nil
+		}
+		return err
 	case ledger.StepComputeMode:
-		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetComputeMode(nvml.ComputeMode(step.Want)) })
+		return m.act(ctx, step.GPU, step.Target, setComputeMode(step.Want))
 	case ledger.StepNoPersistence:
-		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetPersistence(false) })
+		return m.act(ctx, step.GPU, step.Target, setPersistence(false))
 	case ledger.StepPCIDriver:
 		return m.take(ctx, j, step)
 	case ledger.StepTimeSlice:
 		return m.setTimeSlice(ctx, step, config.Interval(step.Want))
 	case ledger.StepMPSDaemon:
-		daemon, err := j.daemon(true)
-		if err != nil || daemon == nil {
-			return err
-		}
-		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
-		defer cancel()
-		return m.opts.Tools.Daemons.Start(ctx, daemon.Daemon)
+		return m.startDaemon(ctx, step)
 	default:
 		return errUnknownStep
 	}
+}
+
+// startDaemon starts an MPS daemon that does not run, as the step says.
+func (m *Manager) startDaemon(ctx context.Context, step ledger.Step) error {
+	ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
+	defer cancel()
+	return m.opts.Tools.Daemons.Start(ctx, daemonOf(step))
+}
+
+// daemonOf is the daemon that a step has, or will have, started.
+func daemonOf(step ledger.Step) sharing.Daemon {
+	return sharing.Daemon{Name: step.Target, GPUs: step.Daemon.GPUs, ActiveThreadPercentage: step.Daemon.ActiveThreadPercentage, MemoryMiB: step.Daemon.MemoryMiB}
 }
 
 var errUnknownStep = errors.New("this agent does not know this kind of step")
@@ -70,6 +83,25 @@ func (m *Manager) setTimeSlice(ctx context.Context, step ledger.Step, interval c
 	})
 }
 
+// setPersistence and setComputeMode change what is not so already: a GPU that refuses a change is no worse for being left as it is.
+func setPersistence(on bool) func(nvml.Device) error {
+	return func(d nvml.Device) error {
+		if now, err := d.Persistence(); err != nil || now == on {
+			return err
+		}
+		return d.SetPersistence(on)
+	}
+}
+
+func setComputeMode(mode string) func(nvml.Device) error {
+	return func(d nvml.Device) error {
+		if now, err := d.ComputeMode(); err != nil || string(now) == mode {
+			return err
+		}
+		return d.SetComputeMode(nvml.ComputeMode(mode))
+	}
+}
+
 func enableMIG(d nvml.Device) error {
 	mode, err := d.MIGMode()
 	if err != nil || mode.Enabled {
@@ -78,16 +110,26 @@ func enableMIG(d nvml.Device) error {
 	return d.SetMIGMode(true)
 }
 
-// makePartition makes what is missing of a GPU instance and its compute instance.
-func makePartition(d nvml.Device, at *ledger.Partition) error {
+// errPlaceTaken: somebody else has made an instance in the place, or where it would overlap, since the agent looked.
+var errPlaceTaken = errors.New("somebody else has made a MIG instance there")
+
+// makePartition makes what is missing of a GPU instance and its compute instance. If nothing has been done for the claim what is there is not
+// the agent's.
+func makePartition(d nvml.Device, at *ledger.Partition, fresh bool) error {
 	instances, err := d.GPUInstances()
 	if err != nil {
 		return err
 	}
 	found := inPlace(instances, at)
+	if found != nil && fresh {
+		return errPlaceTaken
+	}
 	if found == nil {
 		profile := nvml.MIGProfile{Name: at.Profile, ID: at.ProfileID}
 		id, err := d.CreateGPUInstance(profile, nvml.Placement{Start: at.Start, Size: at.Size})
+		if errors.Is(err, nvml.ErrNoResources) {
+			return fmt.Errorf("%w: %w", errPlaceTaken, err)
+		}
 		if err != nil {
 			return err
 		}
@@ -230,15 +272,15 @@ func (m *Manager) undo(ctx context.Context, entry *ledger.Entry, step ledger.Ste
 	case ledger.StepPartition:
 		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return destroyPartition(d, step.Partition) })
 	case ledger.StepPersistence:
-		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetPersistence(false) })
+		return m.act(ctx, step.GPU, step.Target, setPersistence(false))
 	case ledger.StepComputeMode:
-		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetComputeMode(nvml.ComputeMode(step.Before)) })
+		return m.act(ctx, step.GPU, step.Target, setComputeMode(step.Before))
 	case ledger.StepTimeSlice:
 		return m.setTimeSlice(ctx, step, config.IntervalDefault)
 	case ledger.StepProcesses:
 		return m.clear(ctx, entry, step)
 	case ledger.StepNoPersistence:
-		return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error { return d.SetPersistence(true) })
+		return m.act(ctx, step.GPU, step.Target, setPersistence(true))
 	case ledger.StepHidden:
 		return m.awaitNVML(ctx, step)
 	case ledger.StepPCIDriver:

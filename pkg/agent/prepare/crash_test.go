@@ -36,6 +36,8 @@ type scenario struct {
 	claim func() *resourceapi.ResourceClaim
 	// profile of the machine, twoGPUs if empty.
 	profile string
+	// shares is how the node shares its GPUs, by time slices if empty.
+	shares config.Strategy
 	// before is the state of the machine that the claim finds.
 	before []nvmlsim.Command
 	// beside, if it is set, is a claim for the same GPU that is prepared before, and stays so.
@@ -74,20 +76,19 @@ var scenarios = map[string]scenario{
 		other:  "gpu=" + gpu0,
 	},
 	"share": {
-		claim: func() *resourceapi.ResourceClaim { return sharedBy("train", "20Gi:25", underMPS) },
-		other: "gpu=" + gpu0,
+		shares: config.MPS,
+		claim:  func() *resourceapi.ResourceClaim { return sharedBy("train", "20Gi:25", "") },
+		other:  "gpu=" + gpu0,
 	},
 	"share beside another": {
-		claim:  func() *resourceapi.ResourceClaim { return sharedBy("train", "20Gi:25", underMPS) },
-		beside: func() *resourceapi.ResourceClaim { return sharedBy("beside", "30Gi:50", underMPS) },
+		shares: config.MPS,
+		claim:  func() *resourceapi.ResourceClaim { return sharedBy("train", "20Gi:25", "") },
+		beside: func() *resourceapi.ResourceClaim { return sharedBy("beside", "30Gi:50", "") },
 		other:  "gpu=" + gpu0 + "+share:other:49Gi:50",
 	},
 }
 
-var (
-	longSlices = sharingConfig("GpuConfig", "TimeSlicing", `,"timeSlicingConfig":{"interval":"Long"}`)
-	underMPS   = sharingConfig("GpuConfig", "MPS", "")
-)
+var underMPS = sharingConfig("GpuConfig", "MPS", "")
 
 // sharedBy is a claim with a share of GPU 0, of that memory and percent, and with parameters.
 func sharedBy(name, amount, parameters string) *resourceapi.ResourceClaim {
@@ -110,6 +111,7 @@ const (
 
 // run is what an agent does after its start.
 func (s *scenario) run(n *node, op operation) error {
+	n.rules.Shares = s.shares
 	m, err := n.tryManager()
 	if err != nil {
 		return err
@@ -124,6 +126,7 @@ func (s *scenario) run(n *node, op operation) error {
 // start brings a new machine to where the operation begins.
 func (s *scenario) start(t *testing.T, n *node, op operation) {
 	t.Helper()
+	n.rules.Shares = s.shares
 	n.do(s.before...)
 	n.hardware.discover(t, n.hardware.policy)
 	if s.beside != nil {
@@ -286,14 +289,8 @@ func (s *scenario) check(t *testing.T, n *node, op operation, result error, befo
 	}
 }
 
-// another is a claim that gets the GPU when the scenario's does not have it. Who shares one agrees on how.
-func (s *scenario) another(name string) *resourceapi.ResourceClaim {
-	c := claim(name, s.other)
-	if s.beside != nil {
-		c.Status.Allocation.Devices.Config = s.beside().Status.Allocation.Devices.Config
-	}
-	return c
-}
+// another is a claim that gets the GPU when the scenario's does not have it.
+func (s *scenario) another(name string) *resourceapi.ResourceClaim { return claim(name, s.other) }
 
 func TestUnprepareLeavesTheMachineAsPrepareFoundIt(t *testing.T) {
 	for name, s := range scenarios {

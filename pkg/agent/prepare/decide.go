@@ -27,6 +27,10 @@ type job struct {
 	settings []config.Settings
 	// refused is why the claim must not be prepared anew. A claim that is prepared stays so.
 	refused error
+	// prepared: the claim was, when this began.
+	prepared bool
+	// begun is how many of the entry's steps have been begun.
+	begun int
 }
 
 // byGPU returns the indices of the devices that hold each physical GPU, or a part of it.
@@ -78,13 +82,19 @@ func (m *Manager) decide(ctx context.Context, j *job) error {
 		}
 		for _, step := range steps {
 			step.GPU, step.Target = gpu, uuid
+			if err := m.checkTimeSlice(ctx, j, step); err != nil {
+				return err
+			}
 			j.entry.Undo = append(j.entry.Undo, step)
 		}
 	}
 	if daemon, err := j.daemon(false); err != nil {
 		return err
 	} else if daemon != nil {
-		if err := m.checkEnded(daemon); err != nil {
+		if err := m.checkEnded(j.entry.Claim, daemon); err != nil {
+			return err
+		}
+		if err := m.checkDaemon(ctx, daemon); err != nil {
 			return err
 		}
 		j.entry.Undo = append(j.entry.Undo, ledger.Step{Kind: ledger.StepMPSDaemon, Target: daemon.Name, GPU: daemon.gpu, Shared: daemon.shared})
@@ -255,14 +265,14 @@ func (j *job) daemon(made bool) (*served, error) {
 
 // checkEnded refuses a daemon as long as one of that name is owed for other GPUs, which the claim had before: that one would be taken for it,
 // and ended with what is owed.
-func (m *Manager) checkEnded(daemon *served) error {
+func (m *Manager) checkEnded(claim ledger.Claim, daemon *served) error {
 	list, err := m.quarantined("")
 	if err != nil {
 		return err
 	}
 	for _, q := range list {
 		if q.Owed != nil && slices.ContainsFunc(q.Owed.Undo, func(s ledger.Step) bool { return s.Kind == ledger.StepMPSDaemon && s.Target == daemon.Name }) {
-			return &QuarantinedError{GPU: q.GPU, Reason: q.Reason, Since: q.Since, Err: errors.New("the MPS daemon that the claim had on it has not ended, and it can have one at a time")}
+			return &QuarantinedError{GPU: q.GPU, Reason: q.Reason, Since: q.Since, Owed: q.Owed.Claim, Claim: claim, Err: errors.New("the MPS daemon that the claim had on it has not ended, and it can have one at a time")}
 		}
 	}
 	return nil
@@ -294,7 +304,7 @@ func checkCondition(ctx context.Context, gpu string, r *nvml.Readings) error {
 	return nil
 }
 
-// BusyError says that a process of another pod is on a GPU that nobody holds.
+// BusyError says that a process of another pod is on a GPU that nobody holds. The text does not say whose: it may be another namespace's.
 type BusyError struct {
 	Claim ledger.Claim
 	GPU   string
@@ -303,7 +313,7 @@ type BusyError struct {
 }
 
 func (e *BusyError) Error() string {
-	return fmt.Sprintf("claim %s: GPU %s is in use by process %d of pod %s, which has no claim for it on this node", e.Claim, e.GPU, e.PID, e.Pod)
+	return fmt.Sprintf("claim %s: GPU %s is in use by a process of another pod, which has no claim for it on this node", e.Claim, e.GPU)
 }
 
 // checkProcesses refuses a device that a process of another pod is on. Processes of the host, such as monitoring, and

@@ -112,6 +112,8 @@ func (p processes) PodOf(pid uint32) (types.UID, error) {
 
 func (processes) NameOf(uint32) (string, error) { return "", errUnreadable }
 
+func (processes) DaemonOf(uint32) (string, error) { return "", errUnreadable }
+
 func (processes) End(uint32, types.UID) error { return errors.New("not to be ended") }
 
 // manager has a ledger with these entries, and these processes.
@@ -158,12 +160,12 @@ func TestWhoMayBeOnAGPU(t *testing.T) {
 		"its own pod":                          {pids: []uint32{2}},
 		"a pod with admin access":              {pids: []uint32{3, 3}},
 		"one that has ended":                   {pids: []uint32{5}},
-		"a stranger":                           {pids: []uint32{1, 2, 3, 4}, err: "claim default/mine (mine): GPU gpu-0 is in use by process 4 of pod stranger"},
+		"a stranger":                           {pids: []uint32{1, 2, 3, 4}, err: "claim default/mine (mine): GPU gpu-0 is in use by a process of another pod"},
 		"one that cannot be known":             {pids: []uint32{666}, err: "who uses GPU gpu-0: unreadable"},
-		"a stranger on its partition":          {pids: []uint32{4}, on: &nvml.Instance{GPU: 9}, part: place, err: "process 4 of pod stranger"},
+		"a stranger on its partition":          {pids: []uint32{4}, on: &nvml.Instance{GPU: 9}, part: place, err: "is in use by a process of another pod"},
 		"a stranger on another partition":      {pids: []uint32{4}, on: &nvml.Instance{GPU: 8}, part: place},
 		"a stranger on no partition, of all":   {pids: []uint32{4}, part: place},
-		"a stranger on a partition of the GPU": {pids: []uint32{4}, on: &nvml.Instance{GPU: 8}, err: "process 4 of pod stranger"},
+		"a stranger on a partition of the GPU": {pids: []uint32{4}, on: &nvml.Instance{GPU: 8}, err: "is in use by a process of another pod"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

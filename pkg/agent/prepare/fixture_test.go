@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -23,6 +24,7 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/durable"
@@ -54,6 +56,7 @@ type node struct {
 	timeout  time.Duration
 	tools    sharing.Tools
 	options  prepare.Options // what is not zero is taken over
+	rules    config.Rules
 	// pci, if it is set, stands between the agent and the kernel's PCI bus.
 	pci vfio.Sysfs
 	// noBus: the agent has no access to the PCI bus.
@@ -82,7 +85,7 @@ func nodeIn(t *testing.T, root, profile, simDir string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &node{t: t, ctx: ctx, root: root, fsys: durabletest.Unsynced{}, hardware: h, tools: sharing.NewSimulated(h.machine), timeout: 10 * time.Second}
+	return &node{t: t, ctx: ctx, root: root, fsys: durabletest.Unsynced{}, hardware: h, tools: sharing.NewSimulated(h.machine), timeout: 10 * time.Second, rules: byDefault}
 }
 
 // victimNode is nodeIn for a process without a test. Only what does not fail by n.t may be called on it.
@@ -92,8 +95,11 @@ func victimNode(root, profile string) (*node, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &node{ctx: ctx, root: root, hardware: h, timeout: 10 * time.Second}, nil
+	return &node{ctx: ctx, root: root, hardware: h, timeout: 10 * time.Second, rules: byDefault}, nil
 }
+
+// byDefault are the rules of an agent without flags.
+var byDefault = config.Rules{Node: pool, Allowed: []config.Strategy{config.TimeSlicing, config.MPS}, Shares: config.TimeSlicing}
 
 func (n *node) cdiDir() string      { return filepath.Join(n.root, "cdi") }
 func (n *node) claimsDir() string   { return filepath.Join(n.root, "state", "claims") }
@@ -167,6 +173,7 @@ func (n *node) tryManager() (*prepare.Manager, error) {
 		EndTimeout:  n.options.EndTimeout,
 		Leftovers:   n.options.Leftovers,
 		Handover:    n.options.Handover,
+		Sharing:     n.rules,
 	}
 	if n.noBus {
 		opts.PCI, opts.Users = nil, nil
@@ -232,6 +239,8 @@ type hardware struct {
 	gone bool
 	// broken GPUs do not answer.
 	broken map[string]error
+	// looks at the node, by agents.
+	looks atomic.Int32
 	// wrap, if it is set, stands between the agent and each GPU.
 	wrap func(nvml.Device) nvml.Device
 }
@@ -307,6 +316,11 @@ func (h *hardware) Find(ctx context.Context, device string) (prepare.Target, err
 	return target, h.broken[target.GPU.Name]
 }
 
+func (h *hardware) Look(ctx context.Context) error {
+	h.looks.Add(1)
+	return h.Hardware.Look(ctx)
+}
+
 func (h *hardware) On(ctx context.Context, gpu, uuid string, f func(nvml.Device) error) error {
 	if h.gone {
 		return nvml.ErrDriverNotLoaded
@@ -314,9 +328,10 @@ func (h *hardware) On(ctx context.Context, gpu, uuid string, f func(nvml.Device)
 	if err := h.broken[gpu]; err != nil {
 		return err
 	}
+	wrap := h.wrap // an act that was given up may go on beside the next ones
 	return h.Hardware.On(ctx, gpu, uuid, func(d nvml.Device) error {
-		if h.wrap != nil {
-			d = h.wrap(d)
+		if wrap != nil {
+			d = wrap(d)
 		}
 		return f(d)
 	})

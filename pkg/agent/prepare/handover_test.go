@@ -188,17 +188,16 @@ func TestAHolderThatTurnsOutToRunIsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// TestAClaimDoesNotWaitForItself: two of its own requests do not go together, and no release helps.
+// TestAClaimDoesNotWaitForItself: its own requests are for more than there is, and no release helps.
 func TestAClaimDoesNotWaitForItself(t *testing.T) {
 	n := newNodeOf(t, twoGPUs)
 	var asked atomic.Int32
 	n.options.UseOf = func(context.Context, *ledger.Entry) prepare.Use { asked.Add(1); return ending }
 	m := n.manager()
-	c := withConfig(claim("two", "a="+gpu0+"+share:a:4Gi:10", "b="+gpu0+"+share:b:1Gi:5"), driverName, underMPS)
-	c.Status.Allocation.Devices.Config[0].Requests = []string{"a"}
+	c := claim("two", "a="+gpu0+"+share:a:50Gi:10", "b="+gpu0+"+share:b:50Gi:5")
 	err := returned(t, "prepare", func() error { _, err := m.Prepare(n.ctx, c); return err })
 	var share *prepare.ShareError
-	if !errors.As(err, &share) || !strings.HasSuffix(err.Error(), "by claim default/two (two-uid)") || asked.Load() != 0 {
+	if !errors.As(err, &share) || !strings.HasSuffix(err.Error(), "by nobody else") || asked.Load() != 0 {
 		t.Errorf("%d asked, error %v; want that the claim is refused because of itself", asked.Load(), err)
 	}
 }

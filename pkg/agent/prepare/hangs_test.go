@@ -46,15 +46,16 @@ func becomes(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-// hungSlicer does not return when a GPU gets the default back, whoever gives up: its process is one that the kernel does not end.
+// hungSlicer does not return once it hangs, whoever gives up: its process is one that the kernel does not end.
 type hungSlicer struct {
 	sharing.TimeSlicer
+	hangs   atomic.Bool
 	release chan struct{}
 	calls   atomic.Int32
 }
 
 func (s *hungSlicer) SetTimeSlice(ctx context.Context, gpu string, interval config.Interval) error {
-	if interval == config.IntervalDefault {
+	if s.hangs.Load() {
 		s.calls.Add(1)
 		<-s.release
 	}
@@ -72,6 +73,7 @@ func TestAProgramThatDoesNotEndHoldsUpItsGPUAlone(t *testing.T) {
 	if _, err := m.Prepare(n.ctx, c); err != nil {
 		t.Fatal(err)
 	}
+	slicer.hangs.Store(true)
 	if err := returned(t, "unprepare", func() error { return m.Unprepare(n.ctx, c.UID) }); err != nil {
 		t.Fatal(err)
 	}

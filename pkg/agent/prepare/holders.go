@@ -27,7 +27,8 @@ func (e *HeldError) Error() string {
 	use := e.Use.toldTo(e.Claim, e.Holder)
 	switch {
 	case e.Unreadable != nil:
-		return fmt.Sprintf("%s is still held on this node by claim %s, whose ledger record cannot be read: %v", what, e.Holder.UID, e.Unreadable)
+		// Its namespace is not known.
+		return what + " is still held on this node by a claim whose ledger record cannot be read; node-agent ledger show names it, on the node"
 	case e.Use.Ends:
 		return fmt.Sprintf("%s waits for %s, %s", what, named(e.Claim, e.Holder), use)
 	case use != "":

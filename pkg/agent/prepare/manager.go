@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"sync"
 	"time"
@@ -19,7 +20,6 @@ import (
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
-	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/agent/vfio"
 )
@@ -58,6 +58,8 @@ type Options struct {
 	LockTimeout, GPUTimeout, EndTimeout, UndoTimeout time.Duration
 	// Leftovers is EndLeftovers if empty.
 	Leftovers Leftovers
+	// Sharing is what the node's administrator has decided about it.
+	Sharing config.Rules
 	Handover
 }
 
@@ -187,11 +189,17 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	wait := m.handover(ctx, claim)
 	for {
 		devices, err = m.prepare(ctx, claim, results, parameters)
+		if errors.Is(err, errAnew) {
+			continue
+		}
 		if err == nil || !wait.again(ctx, err) {
 			return devices, wait.end(err)
 		}
 	}
 }
+
+// errAnew: what the claim had is undone, so that the node's rules are for it like for one that was never prepared.
+var errAnew = errors.New("the claim is to be prepared anew")
 
 // prepare is one try, which fails at once where another claim has the GPUs.
 func (m *Manager) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, results []wanted, parameters *config.Set) ([]Device, error) {
@@ -203,7 +211,7 @@ func (m *Manager) prepare(ctx context.Context, claim *resourceapi.ResourceClaim,
 	}
 
 	// 2. Is nobody else holding them? Who does may need their locks to give them back. What is refused anyway does not wait for them.
-	if j.refused != nil && !m.isCompleted(claim.UID) {
+	if j.refused != nil && !j.prepared {
 		return nil, j.refused
 	}
 	if err := m.checkHolders(j); err != nil {
@@ -236,14 +244,19 @@ func (m *Manager) prepare(ctx context.Context, claim *resourceapi.ResourceClaim,
 		return nil, err
 	}
 
-	// 4. What is to be done to the GPUs? It is, for a claim that is prepared already, what was done.
+	// 4. What is to be done to the GPUs? It is, for a claim that is prepared already, what was done, as long as a reboot has not ended that.
 	if !before.completed {
 		if j.refused != nil {
 			return nil, j.refused
 		}
+		if j.prepared {
+			return nil, errAnew
+		}
 		if err := m.settleGPUs(ctx, j.entry); err != nil {
 			return nil, err
 		}
+	}
+	if before.fresh() {
 		if err := measured(preparing, stepDecide, func() error { return m.decide(ctx, j) }); err != nil {
 			return nil, fmt.Errorf("claim %s: %w", name(claim), err)
 		}
@@ -262,8 +275,12 @@ func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim,
 		entry:    &ledger.Entry{Claim: claimRef(claim), State: ledger.PrepareStarted, Pods: podsOf(claim)},
 		podClaim: claim.Annotations[resourceapi.PodResourceClaimAnnotation],
 	}
+	rules := m.opts.Sharing
+	before := m.preparedBefore(claim.UID)
+	j.prepared = before != nil
 	var devices []config.Device
 	for _, want := range results {
+		rules.Shares = m.sharedBy(before, &want)
 		target, err := m.opts.Hardware.Find(ctx, want.device)
 		if err != nil {
 			if gpu := target.GPU.Name; gpu != "" && !want.adminAccess {
@@ -274,9 +291,15 @@ func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim,
 			}
 			return nil, fmt.Errorf("claim %s, request %s, device %s: %w", name(claim), want.request, want.device, err)
 		}
-		settings, err := parameters.For(want.request, target.kind())
+		described := config.Device{
+			Request: want.request, Kind: target.kind(), AdminAccess: want.adminAccess, Share: want.result.ShareID != nil && !want.adminAccess,
+		}
+		settings, refused, err := parameters.Resolve(described, &rules)
 		if err != nil {
 			return nil, fmt.Errorf("claim %s: %w", name(claim), err)
+		}
+		if refused != nil && j.refused == nil {
+			j.refused = fmt.Errorf("claim %s, request %s, device %s: %w", name(claim), want.request, want.device, refused)
 		}
 		device := ledger.Device{
 			Request:      want.request,
@@ -307,9 +330,9 @@ func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim,
 		j.entry.Devices = append(j.entry.Devices, device)
 		j.targets = append(j.targets, target)
 		j.settings = append(j.settings, settings)
-		devices = append(devices, config.Device{Request: want.request, Kind: target.kind(), AdminAccess: want.adminAccess})
+		devices = append(devices, described)
 	}
-	if err := parameters.Check(devices); err != nil {
+	if err := parameters.Check(devices); err != nil && j.refused == nil {
 		j.refused = fmt.Errorf("claim %s: %w", name(claim), err)
 	}
 	return j, nil
@@ -319,6 +342,10 @@ func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim,
 func (m *Manager) settleGPUs(ctx context.Context, entry *ledger.Entry) error {
 	for _, gpu := range entry.HeldGPUs() {
 		if err := m.settle(ctx, gpu); err != nil {
+			var stays *QuarantinedError
+			if errors.As(err, &stays) {
+				stays.Claim = entry.Claim
+			}
 			return fmt.Errorf("claim %s: %w", entry.Claim, err)
 		}
 	}
@@ -331,11 +358,16 @@ type previous struct {
 	completed bool
 	// stale: the current record is lost or is not what it should be, and has to be written again.
 	stale bool
+	// rebooted: nothing of what was done to GPUs is there any more, and how they were before is how they were at another time.
+	rebooted bool
 }
 
+// fresh tells that nothing has been done to the claim's GPUs.
+func (p previous) fresh() bool { return !p.completed || p.rebooted }
+
 // reconcilePrevious looks at what the ledger already says of the claim, if there is a record of it. An unfinished preparation is undone
-// first, so that what it found and changed is not taken for how the GPUs were; so is one of other devices before a reboot. What a completed one did goes over into the entry. The
-// caller has the locks of the record's GPUs, too.
+// first, so that what it found and changed is not taken for how the GPUs were; so is one of other devices before a reboot. What a completed one
+// did goes over into the entry, unless a reboot has ended it. The caller has the locks of the record's GPUs, too.
 func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, entry *ledger.Entry) (previous, error) {
 	if record == nil {
 		return previous{}, nil
@@ -356,8 +388,9 @@ func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, 
 		before = previous{}
 	}
 	same := sameDevices(record.Entry, entry)
+	before.rebooted = before.completed && m.endedByReboot(ctx, record.Entry)
 	// What was prepared before a reboot is on no GPU any more, and one of them may have been replaced.
-	if !before.completed || !same && m.endedByReboot(ctx, record.Entry) {
+	if !before.completed || !same && before.rebooted {
 		if err := m.rollBack(ctx, record.Entry); err != nil {
 			return previous{}, fmt.Errorf("undo the earlier preparation of claim %s with the devices %v: %w", entry.Claim, describe(record.Entry), err)
 		}
@@ -366,7 +399,10 @@ func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, 
 	if !same {
 		return previous{}, fmt.Errorf("claim %s is prepared with the devices %v, but now allocated %v: it has to be unprepared first", entry.Claim, describe(record.Entry), describe(entry))
 	}
-	entry.Undo, entry.BootID, entry.CDISpec, entry.Completed = record.Entry.Undo, record.Entry.BootID, record.Entry.CDISpec, record.Entry.Completed
+	entry.CDISpec, entry.Completed = record.Entry.CDISpec, record.Entry.Completed
+	if !before.rebooted {
+		entry.Undo, entry.BootID = record.Entry.Undo, record.Entry.BootID
+	}
 	for i := range entry.Devices {
 		before.stale = before.stale || record.Entry.Devices[i].UUID == ""
 	}
@@ -383,20 +419,28 @@ func (m *Manager) apply(ctx context.Context, j *job, before previous) (err error
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("prepare claim %s: %w", entry.Claim, err)
 	}
-	if !before.completed {
-		defer func() {
-			if err != nil {
-				err = errors.Join(err, m.rollBack(ctx, entry))
+	defer func() {
+		// Of a claim from before a reboot nobody uses anything. Where its place is taken it has to be decided anew, and the record does not say so.
+		if err != nil && (!before.completed || before.rebooted && errors.Is(err, errPlaceTaken)) {
+			begun := *entry
+			begun.Undo = entry.Undo[:j.begun]
+			if before.rebooted {
+				begun.Undo = append(slices.Clone(begun.Undo), entry.Undo[len(entry.Undo)-1]) // the CDI file is of the boot before
 			}
-		}()
+			err = errors.Join(err, m.rollBack(ctx, &begun))
+		}
+	}()
+	if !before.completed {
 		if err := m.put(entry, ledger.PrepareStarted); err != nil {
 			return err
 		}
 	}
-	rebooted, err := m.perform(ctx, j, before)
-	if err != nil {
+	recorded := slices.Clone(entry.Undo)
+	if err := m.perform(ctx, j, before); err != nil {
 		return err
 	}
+	// Limits of a daemon may be others than those of the record, or not in it.
+	before.stale = before.stale || !reflect.DeepEqual(recorded, entry.Undo)
 	if err := m.identify(ctx, j); err != nil {
 		return err
 	}
@@ -416,7 +460,7 @@ func (m *Manager) apply(ctx context.Context, j *job, before previous) (err error
 	if err := measured(preparing, stepVerify, func() error { return m.store.Verify(entry.Claim.UID, deviceIDs(entry)) }); err != nil {
 		return fmt.Errorf("claim %s: the container runtime would not find its devices: %w", entry.Claim, err)
 	}
-	if before.completed && !before.stale && !written && !rebooted {
+	if before.completed && !before.stale && !written && !before.rebooted {
 		return nil
 	}
 	if before.completed && written {
@@ -427,36 +471,41 @@ func (m *Manager) apply(ctx context.Context, j *job, before previous) (err error
 
 // perform does the recorded steps. For a claim that was completed before they find their work done, unless the machine
 // was rebooted since, something has ended on its own, or the disk failed when the claim was unprepared.
-func (m *Manager) perform(ctx context.Context, j *job, before previous) (rebooted bool, err error) {
-	if before.completed && m.endedByReboot(ctx, j.entry) {
-		rebooted = true
-		if j.entry.BootID, err = m.opts.Hardware.BootID(); err != nil {
-			return true, err
-		}
-		// What is done again is to be undone again.
+func (m *Manager) perform(ctx context.Context, j *job, before previous) error {
+	if before.rebooted {
 		if err := m.put(j.entry, ledger.PrepareCompleted); err != nil {
-			return true, err
+			return err
 		}
 	}
 	for i, step := range j.entry.Undo {
 		if step.Kind == ledger.StepMPSDaemon {
 			// It takes its GPUs by UUID.
 			if err := m.identify(ctx, j); err != nil {
-				return rebooted, err
+				return err
 			}
+			daemon, err := j.daemon(true)
+			if err != nil {
+				return err
+			}
+			if daemon == nil {
+				continue // its parameters are others by now: what there is of the daemon stays until the claim is unprepared
+			}
+			step.Daemon = &ledger.Daemon{GPUs: daemon.GPUs, ActiveThreadPercentage: daemon.ActiveThreadPercentage, MemoryMiB: daemon.MemoryMiB}
+			j.entry.Undo[i] = step
 		}
-		err := m.do(ctx, j, step)
+		j.begun = i + 1
+		err := m.do(ctx, j, step, before.fresh())
 		if err == nil {
 			continue
 		}
-		if step.Kind == ledger.StepPartition && !before.completed && errors.Is(err, nvml.ErrNoResources) {
-			// Somebody else was faster: what is in that place now is not ours to destroy, whoever undoes the rest.
-			j.entry.Undo = slices.Delete(slices.Clone(j.entry.Undo), i, i+1)
-			err = errors.Join(err, m.put(j.entry, ledger.PrepareStarted))
+		if before.fresh() && errors.Is(err, errPlaceTaken) {
+			// What is in that place now is not ours to destroy, whoever undoes the rest.
+			j.entry.Undo, j.begun = slices.Delete(slices.Clone(j.entry.Undo), i, i+1), i
+			err = errors.Join(err, m.put(j.entry, j.entry.State))
 		}
-		return rebooted, fmt.Errorf("claim %s: %s: %w", j.entry.Claim, step, err)
+		return fmt.Errorf("claim %s: %s%s: %w", j.entry.Claim, j.field(step), step, err)
 	}
-	return rebooted, nil
+	return nil
 }
 
 func (m *Manager) put(entry *ledger.Entry, state ledger.State) error {

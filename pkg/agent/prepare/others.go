@@ -48,13 +48,14 @@ func (u Use) toldTo(to, of ledger.Claim) string {
 	return u.Text
 }
 
-// Others names, for the log, the claims that an error is about besides its own, and who uses them. An error's text is for the claim's
-// namespace, and names no others'.
+// Others names, for the log, the claims and pods that an error is about besides its own, and what is known of them. An error's text is for the
+// claim's namespace, and names no others'.
 func Others(err error) []string {
 	var (
 		held        *HeldError
 		share       *ShareError
 		quarantined *QuarantinedError
+		busy        *BusyError
 		names       []string
 	)
 	add := func(claim ledger.Claim, use Use) {
@@ -68,6 +69,8 @@ func Others(err error) []string {
 		names = append(names, name)
 	}
 	switch {
+	case errors.As(err, &held) && held.Unreadable != nil:
+		names = append(names, fmt.Sprintf("%s: %v", held.Holder.UID, held.Unreadable))
 	case errors.As(err, &held):
 		add(held.Holder, held.Use)
 	case errors.As(err, &share):
@@ -80,6 +83,9 @@ func Others(err error) []string {
 		}
 	case errors.As(err, &quarantined):
 		add(quarantined.Owed, Use{})
+		names = append(names, quarantined.inFull())
+	case errors.As(err, &busy):
+		names = append(names, fmt.Sprintf("process %d of pod %s", busy.PID, busy.Pod))
 	}
 	return names
 }

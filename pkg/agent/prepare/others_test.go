@@ -31,6 +31,13 @@ func TestATextNamesClaimsOfItsNamespaceOnly(t *testing.T) {
 	share := func(holder ledger.Claim, use Use, others ...ledger.Claim) error {
 		return &ShareError{Claim: mine, Request: "r", Device: "gpu-0", Capacity: "memory", Taken: "90Gi", Total: "80Gi", Others: others, Holder: holder, Use: use}
 	}
+	quarantined := func(refused, owed ledger.Claim) error {
+		const reason = "process 7 of pod p-1 is still on it"
+		return &QuarantinedError{
+			GPU: "gpu-0", Reason: reason, Since: time.Date(2026, 11, 23, 1, 0, 0, 0, time.UTC), Owed: owed, Claim: refused,
+			Err: errors.New("undo Processes GPU-1: " + reason),
+		}
+	}
 	const (
 		what = "claim team-a/mine (m), request r: device gpu-0 "
 		full = "claim team-a/mine (m), request r: device gpu-0: its share is more than is left: 90Gi of the 80Gi memory would be taken, with the shares that are held on this node by "
@@ -61,7 +68,8 @@ func TestATextNamesClaimsOfItsNamespaceOnly(t *testing.T) {
 		},
 		"held by what cannot be read": {
 			&HeldError{Claim: mine, Request: "r", Device: "gpu-0", Holder: ledger.Claim{UID: "f"}, Unreadable: errors.New("torn")},
-			what + "is still held on this node by claim f, whose ledger record cannot be read: torn", nil,
+			what + "is still held on this node by a claim whose ledger record cannot be read; node-agent ledger show names it, on the node",
+			[]string{"f: torn"},
 		},
 		"shared in its namespace": {
 			share(ledger.Claim{}, Use{}, near, nigh), full + "claims team-a/near (n), team-a/nigh (i)", []string{"team-a/near (n)", "team-a/nigh (i)"},
@@ -73,14 +81,34 @@ func TestATextNamesClaimsOfItsNamespaceOnly(t *testing.T) {
 		},
 		"shared with nobody": {share(ledger.Claim{}, Use{}), full + "nobody else", nil},
 		"set up in another one": {
-			&ShareError{Claim: mine, Request: "r", Device: "gpu-0", Setup: "MPS", Wants: "Exclusive", Others: []ledger.Claim{far}},
-			"claim team-a/mine (m), request r: device gpu-0: sharing.strategy: the claim wants its share with Exclusive, and the GPU is shared with MPS by a claim of another namespace",
+			&ShareError{Claim: mine, Request: "r", Device: "gpu-0", Setup: "MPS", Wants: "TimeSlicing (Default)", Others: []ledger.Claim{far}},
+			"claim team-a/mine (m), request r: device gpu-0: the node shares its GPUs by TimeSlicing (Default), and this one is still shared by MPS, by a claim of another namespace",
 			[]string{"team-b/far (f)"},
 		},
-		"in quarantine": {
-			&QuarantinedError{GPU: "gpu-0", Reason: "lost", Since: time.Date(2026, 11, 23, 1, 0, 0, 0, time.UTC), Owed: far, Err: errors.New("undo it: no answer")},
-			"GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z (lost): undo it: no answer",
+		"shared with another one": {
+			&ShareError{Claim: mine, Request: "r", Device: "gpu-0", Apart: "node-1", Others: []ledger.Claim{far}},
+			"claim team-a/mine (m), request r: device gpu-0: node node-1 gives shares of a GPU to one namespace alone (it is run without --share-across-namespaces), and a claim of another namespace has one",
 			[]string{"team-b/far (f)"},
+		},
+		"in quarantine, for the administrator": {
+			quarantined(ledger.Claim{}, far), "GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z (process 7 of pod p-1 is still on it): undo Processes GPU-1: process 7 of pod p-1 is still on it",
+			[]string{"team-b/far (f)", "GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z (process 7 of pod p-1 is still on it): undo Processes GPU-1: process 7 of pod p-1 is still on it"},
+		},
+		"in quarantine because of its namespace": {
+			quarantined(mine, near), "GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z (process 7 of pod p-1 is still on it): undo Processes GPU-1: process 7 of pod p-1 is still on it",
+			[]string{"team-a/near (n)", "GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z (process 7 of pod p-1 is still on it): undo Processes GPU-1: process 7 of pod p-1 is still on it"},
+		},
+		"in quarantine because of another one": {
+			quarantined(mine, far), "GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z: what an earlier claim did to it is not undone; node-agent ledger show says more, on the node",
+			[]string{"team-b/far (f)", "GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z (process 7 of pod p-1 is still on it): undo Processes GPU-1: process 7 of pod p-1 is still on it"},
+		},
+		"in quarantine, for whom is not known": {
+			quarantined(mine, ledger.Claim{}), "GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z: what an earlier claim did to it is not undone; node-agent ledger show says more, on the node",
+			[]string{"GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z (process 7 of pod p-1 is still on it): undo Processes GPU-1: process 7 of pod p-1 is still on it"},
+		},
+		"used without a claim": {
+			&BusyError{Claim: mine, GPU: "gpu-0", PID: 7, Pod: "p-1"}, "claim team-a/mine (m): GPU gpu-0 is in use by a process of another pod, which has no claim for it on this node",
+			[]string{"process 7 of pod p-1"},
 		},
 	}
 	for name, tc := range tests {

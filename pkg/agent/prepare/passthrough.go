@@ -26,7 +26,7 @@ import (
 
 const (
 	nvidiaDriver = "nvidia"
-	// returnPoll is the pause between two looks for a GPU that was given back.
+	// returnPoll is the pause after the first look for a GPU that was given back. Each look is one at the whole node, so the pauses grow.
 	returnPoll = 200 * time.Millisecond
 )
 
@@ -206,17 +206,22 @@ func (m *Manager) awaitNVML(ctx context.Context, step ledger.Step) error {
 		_, err := ask(ctx, m, step.GPU, step.Target, nvml.Device.UUID)
 		return err
 	}
-	var last error
-	err := wait.PollUntilContextTimeout(ctx, returnPoll, m.opts.GPUTimeout, true, func(ctx context.Context) (bool, error) {
-		if last = m.opts.Hardware.Look(ctx); last == nil {
-			last = seen(ctx)
+	ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
+	defer cancel()
+	for pause := returnPoll; ; pause *= 2 {
+		err := m.opts.Hardware.Look(ctx)
+		if err == nil {
+			err = seen(ctx)
 		}
-		return last == nil, nil
-	})
-	if err != nil {
-		return fmt.Errorf("the GPU was given back to its driver, and NVML does not see it: %w", errors.Join(err, last))
+		if err == nil {
+			return nil
+		}
+		select {
+		case <-time.After(pause):
+		case <-ctx.Done():
+			return fmt.Errorf("the GPU was given back to its driver, and NVML does not see it: %w", errors.Join(ctx.Err(), err))
+		}
 	}
-	return nil
 }
 
 // clearGroup returns when nobody has the IOMMU group open: vfio-pci would not let go of its functions.

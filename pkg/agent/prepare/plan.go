@@ -101,10 +101,13 @@ func claimRef(claim *resourceapi.ResourceClaim) ledger.Claim {
 	return ledger.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
 }
 
-// isCompleted tells, without a lock, whether the claim may be prepared.
-func (m *Manager) isCompleted(uid types.UID) bool {
+// preparedBefore returns, without a lock, what was done for a claim that may be prepared; nil for others.
+func (m *Manager) preparedBefore(uid types.UID) *ledger.Entry {
 	record, err := m.ledger.Get(uid)
-	return err == nil && record != nil && record.State() == ledger.PrepareCompleted
+	if err != nil || record == nil || record.State() != ledger.PrepareCompleted {
+		return nil
+	}
+	return record.Entry
 }
 
 func deviceIDs(entry *ledger.Entry) []string {

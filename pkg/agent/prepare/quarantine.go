@@ -48,13 +48,22 @@ type QuarantinedError struct {
 	GPU    string
 	Reason string
 	Since  time.Time
-	// Owed is the claim that it is in quarantine for, if that is known. The text does not name it: it may be another namespace's.
-	Owed ledger.Claim
+	// Owed is the claim that it is in quarantine for, if that is known, and Claim the one that is refused because of it, if one is. Only
+	// where both are of one namespace does the text say what it is in quarantine for: reasons name pods and processes.
+	Owed, Claim ledger.Claim
 	// Err is why it was not released just now.
 	Err error
 }
 
 func (e *QuarantinedError) Error() string {
+	if e.Claim.UID != "" && e.Claim.Namespace != e.Owed.Namespace {
+		return fmt.Sprintf("GPU %s is in quarantine since %s: what an earlier claim did to it is not undone; node-agent ledger show says more, on the node", e.GPU, e.Since.Format(time.RFC3339))
+	}
+	return e.inFull()
+}
+
+// inFull is for the node's log and its administrators.
+func (e *QuarantinedError) inFull() string {
 	return fmt.Sprintf("GPU %s is in quarantine since %s (%s): %v", e.GPU, e.Since.Format(time.RFC3339), e.Reason, e.Err)
 }
 
@@ -144,7 +153,7 @@ func (m *Manager) keepDebts(ctx context.Context, entry *ledger.Entry, debts []de
 	for _, d := range debts {
 		owed := *entry
 		owed.Undo, owed.CDISpec, owed.Devices = d.steps, nil, nil
-		q := Quarantine{GPU: d.gpu, Owed: &owed, Reason: d.err.Error(), Since: m.opts.Clock.Now().UTC()}
+		q := Quarantine{GPU: d.gpu, Owed: &owed, Reason: clipped(d.err.Error()), Since: m.opts.Clock.Now().UTC()}
 		data, err := json.Marshal(q)
 		if err != nil {
 			return fmt.Errorf("encode quarantine of GPU %s: %w", d.gpu, err)
@@ -155,6 +164,16 @@ func (m *Manager) keepDebts(ctx context.Context, entry *ledger.Entry, debts []de
 		klog.FromContext(ctx).Error(d.err, "GPU is in quarantine: what a claim did to it could not be undone", "device", d.gpu, "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "steps", len(d.steps))
 	}
 	return nil
+}
+
+// maxReason of an error is kept. Errors have paths and output of programs in them, which may be long.
+const maxReason = 1024
+
+func clipped(text string) string {
+	if len(text) > maxReason {
+		text = text[:maxReason] + "…"
+	}
+	return strings.ToValidUTF8(text, "")
 }
 
 // owes tells whether one of the claim's GPUs is in quarantine for the claim itself.

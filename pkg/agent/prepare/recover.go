@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -14,8 +15,9 @@ import (
 
 // Recovery counts what Recover and Reconcile found and did.
 type Recovery struct {
-	// Claims are completed and in order, Restored ones had a CDI specification that had to be written again.
-	Claims, Restored int
+	// Claims are completed and in order, Restored ones had a CDI specification that had to be written again, and Restarted an MPS daemon that had
+	// ended.
+	Claims, Restored, Restarted int
 	// RolledBack were left half-made by a crash.
 	RolledBack int
 	// Unreadable claims keep their GPUs held.
@@ -28,6 +30,7 @@ type Recovery struct {
 func (r *Recovery) add(of Recovery) {
 	r.Claims += of.Claims
 	r.Restored += of.Restored
+	r.Restarted += of.Restarted
 	r.RolledBack += of.RolledBack
 	r.Unreadable += of.Unreadable
 }
@@ -66,7 +69,7 @@ func (m *Manager) reconcile(ctx context.Context, rollBack bool) (Recovery, error
 	sum.Quarantined, err = m.settleAll(ctx)
 	errs = append(errs, err)
 	if rollBack {
-		errs = append(errs, m.sweep(ctx))
+		errs = append(errs, m.sweep(ctx), m.sweepDaemons(ctx))
 	}
 	return sum, errors.Join(errs...)
 }
@@ -127,8 +130,46 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 			sum.Restored++
 			logger.Info("CDI specification or device metadata of a prepared claim was missing or changed and is written again", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid, "path", m.store.Path(uid))
 		}
+		started, err := m.keepDaemon(ctx, locks, record.Entry)
+		if err != nil {
+			return fmt.Errorf("restore claim %s: %w", record.Entry.Claim, err)
+		}
+		if started {
+			sum.Restarted++
+			logger.Info("MPS daemon of a prepared claim had ended and is started again", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid)
+		}
 		return nil
 	}
+}
+
+// keepDaemon starts the MPS daemon of a prepared claim again, with its limits, if it has ended: with it have its clients, and when their
+// containers start again they find none. One that runs without its limits, because it did not take them in time, gets them. The caller has the
+// claim's lock.
+func (m *Manager) keepDaemon(ctx context.Context, locks *locks, entry *ledger.Entry) (started bool, err error) {
+	i := slices.IndexFunc(entry.Undo, func(s ledger.Step) bool { return s.Kind == ledger.StepMPSDaemon })
+	if i < 0 || entry.Undo[i].Daemon == nil || m.endedByReboot(ctx, entry) {
+		return false, nil
+	}
+	step := entry.Undo[i]
+	ready := func() (bool, error) {
+		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
+		defer cancel()
+		return m.opts.Tools.Daemons.Ready(ctx, daemonOf(step))
+	}
+	if is, err := ready(); is || err != nil {
+		return false, err
+	}
+	// Another claim may be starting the one that both have.
+	if err := locks.gpus(ctx, entry.HeldGPUs()...); err != nil {
+		return false, err
+	}
+	if owed, err := m.owes(entry); owed || err != nil {
+		return false, err // it is being unprepared
+	}
+	if is, err := ready(); is || err != nil {
+		return false, err
+	}
+	return true, m.startDaemon(ctx, step)
 }
 
 func heldNames(record *ledger.Record) []string {

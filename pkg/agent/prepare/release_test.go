@@ -10,8 +10,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"k8s.io/apimachinery/pkg/types"
 
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/prepare"
 )
@@ -112,10 +114,11 @@ func TestAReleaseLeavesMIGInstancesItDoesNotKnow(t *testing.T) {
 // TestAReleaseOfAShareLeavesTheOthers as they are; with the last one the GPU is as it was.
 func TestAReleaseOfAShareLeavesTheOthers(t *testing.T) {
 	n := newNode(t)
+	n.rules.Shares = config.MPS
 	m := n.manager()
 	before := n.setting(0)
 	for _, name := range []string{"one", "two"} {
-		n.prepared(m, sharedBy(name, "20Gi:25", sharingConfig("GpuConfig", "TimeSlicing", `,"timeSlicingConfig":{"interval":"Medium"}`)))
+		n.prepared(m, sharedBy(name, "20Gi:25", ""))
 	}
 	shared := n.setting(0)
 	n.releaseOf(m, "one-uid", false)
@@ -123,7 +126,7 @@ func TestAReleaseOfAShareLeavesTheOthers(t *testing.T) {
 		t.Errorf("with the other share (-want +got):\n%s", diff)
 	}
 	n.releaseOf(m, "two-uid", false)
-	if diff := cmp.Diff(before, n.setting(0)); diff != "" || len(n.files()) > 0 {
+	if diff := cmp.Diff(before, n.setting(0), cmpopts.EquateEmpty()); diff != "" || len(n.files()) > 0 {
 		t.Errorf("after both, with the files %v (-want +got):\n%s", n.files(), diff)
 	}
 }

@@ -2,15 +2,18 @@ package prepare_test
 
 import (
 	"errors"
+	"os"
 	"slices"
 	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"stowage.dev/stowage/pkg/agent/discovery"
@@ -406,28 +409,198 @@ func (d overtaken) CreateGPUInstance(profile nvml.MIGProfile, at nvml.Placement)
 	return d.Device.CreateGPUInstance(profile, at)
 }
 
-// TestAPartitionOfSomebodyFasterIsNotTouched, also if what is recorded could not be undone at once.
+// keptRecords are not removed.
+type keptRecords struct{ durable.FS }
+
+func (f keptRecords) Remove(path string) error {
+	if strings.HasSuffix(path, ".claim") {
+		return &os.PathError{Op: "remove", Path: path, Err: syscall.EROFS}
+	}
+	return f.FS.Remove(path)
+}
+
+// TestAPartitionOfSomebodyFasterIsNotTouched, whenever they made it, and also if the record could not be removed at once. The next try gets theirs, and
+// leaves it.
 func TestAPartitionOfSomebodyFasterIsNotTouched(t *testing.T) {
-	n := newNodeOf(t, twoGPUs)
-	n.do(&nvmlsim.SetMIG{GPU: "0", Enabled: true})
-	n.hardware.discover(t, dynamic)
+	const before, late = "gpu-0000-1b-00-0-mig-1g10gb-0", "gpu-0000-1b-00-0-mig-3g40gb-4"
 	start := uint32(4)
-	n.hardware.wrap = func(d nvml.Device) nvml.Device {
-		return overtaken{d, func() { n.do(&nvmlsim.CreateMIG{GPU: "0", Profile: "3g.40gb", Start: &start}) }}
+	theirs := &nvmlsim.CreateMIG{GPU: "0", Profile: "3g.40gb", Start: &start}
+	for name, overtake := range map[string]func(n *node, d nvml.Device, once func()) nvml.Device{
+		"before the agent looks what is there": func(_ *node, d nvml.Device, once func()) nvml.Device { return lookedAt{d, once} },
+		"afterwards":                           func(_ *node, d nvml.Device, once func()) nvml.Device { return overtaken{d, once} },
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			n.do(&nvmlsim.SetMIG{GPU: "0", Enabled: true})
+			n.hardware.discover(t, dynamic)
+			done := false
+			n.hardware.wrap = func(d nvml.Device) nvml.Device {
+				return overtake(n, d, func() {
+					if n.recorded("train-uid") && len(n.gpu(0).Instances) == 1 && !done { // the first of the two is made
+						done = true
+						n.do(theirs)
+					}
+				})
+			}
+			n.fsys = keptRecords{durable.OS{}}
+			c := claim("train", "a="+before, "b="+late)
+			if _, err := n.manager().Prepare(n.ctx, c); err == nil || !strings.Contains(err.Error(), "somebody else") || !errors.Is(err, syscall.EROFS) {
+				t.Fatalf("prepare: %v, want that the place is taken, and that the record could not be removed", err)
+			}
+			n.hardware.wrap, n.fsys = nil, durable.OS{}
+			left := func(what string) {
+				t.Helper()
+				if instances := n.gpu(0).Instances; len(instances) != 1 || instances[0].Start != start || len(n.files()) > 0 {
+					t.Errorf("%s: instances %v, files %v; want the instance of whoever was faster", what, instances, n.files())
+				}
+			}
+			m := n.manager()
+			if _, err := m.Recover(n.ctx); err != nil {
+				t.Fatal(err)
+			}
+			left("after the restart")
+			n.prepared(m, c)
+			n.unprepare(m, c.UID)
+			left("after the next try")
+		})
 	}
-	n.fsys = stuckFolder{durable.OS{}, n.cdiDir()}
-	c := claim("train", "mig="+gpu0+"-mig-3g40gb-4")
-	if _, err := n.manager().Prepare(n.ctx, c); !errors.Is(err, nvml.ErrNoResources) || !errors.Is(err, syscall.EROFS) {
-		t.Fatalf("prepare: %v, want that there is no room, and that the file could not be removed", err)
+}
+
+// lookedAt is a GPU on which somebody does something before each look at its instances.
+type lookedAt struct {
+	nvml.Device
+	do func()
+}
+
+func (d lookedAt) GPUInstances() ([]nvml.GPUInstance, error) {
+	d.do()
+	return d.Device.GPUInstances()
+}
+
+// recorded tells whether the claim has a record.
+func (n *node) recorded(uid types.UID) bool {
+	n.t.Helper()
+	_, record := n.recordOf(uid)
+	return record != nil
+}
+
+// noCompute is a GPU that has no room for compute instances.
+type noCompute struct{ nvml.Device }
+
+func (noCompute) CreateComputeInstance(uint32) (nvml.MIGDevice, error) {
+	return nvml.MIGDevice{}, nvml.ErrNoResources
+}
+
+// TestAGPUInstanceThatGetsNoComputeInstanceDoesNotStay, with or without the agent that made it.
+func TestAGPUInstanceThatGetsNoComputeInstanceDoesNotStay(t *testing.T) {
+	for name, fsys := range map[string]durable.FS{"undone at once": durable.OS{}, "undone by the next agent": keptRecords{durable.OS{}}} {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			n.manager()
+			before := n.state()
+			n.hardware.wrap = func(d nvml.Device) nvml.Device { return noCompute{d} }
+			n.fsys = fsys
+			if _, err := n.manager().Prepare(n.ctx, claim("train", "a="+gpu0+"-mig-1g10gb-0", "b="+gpu0+"-mig-3g40gb-4")); !errors.Is(err, nvml.ErrNoResources) {
+				t.Fatalf("prepare: %v, want that there is no room", err)
+			}
+			n.fsys = durable.OS{}
+			if _, err := n.manager().Recover(n.ctx); err != nil {
+				t.Fatal(err)
+			}
+			if diff := before.diff(n.state()); diff != "" {
+				t.Errorf("the machine (-before the claim +after):\n%s", diff)
+			}
+		})
 	}
-	n.hardware.wrap, n.fsys = nil, durable.OS{}
-	if _, err := n.manager().Recover(n.ctx); err != nil {
-		t.Fatal(err)
+}
+
+// TestWhatAGPUWasBeforeIsAsOfThisBoot: the next boot is another time, in which the GPU has other settings and less memory free.
+func TestWhatAGPUWasBeforeIsAsOfThisBoot(t *testing.T) {
+	exclusive, idle := nvmlsim.ComputeExclusiveProcess, nvmlsim.ComputeDefault
+	tests := map[string]struct {
+		claim         func(name string) *resourceapi.ResourceClaim
+		was, is, want nvmlsim.ComputeMode // want while the claim has the GPU
+	}{
+		"an administrator's mode is gone":  {wholeWith(""), exclusive, idle, idle},
+		"an administrator's mode has come": {wholeWith(""), idle, exclusive, idle},
+		"what the claim wants was there":   {wholeWith(sharingConfig("GpuConfig", "Exclusive", "")), exclusive, idle, exclusive},
+		"what the claim wants is there":    {wholeWith(sharingConfig("GpuConfig", "Exclusive", "")), idle, exclusive, exclusive},
+		"of a share":                       {func(name string) *resourceapi.ResourceClaim { return sharedBy(name, "20Gi:25", "") }, exclusive, idle, idle},
 	}
-	if left := n.files(); len(left) > 0 {
-		t.Errorf("left: %v", left)
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			n.options.EndTimeout = 50 * time.Millisecond // memory that stays is waited for in vain
+			set := func(mode nvmlsim.ComputeMode) { n.do(&nvmlsim.SetComputeMode{GPU: "0", Mode: mode}) }
+			set(tc.was)
+			c := tc.claim("train")
+			n.prepared(n.manager(), c)
+			for range 2 { // and another boot
+				n.do(&nvmlsim.Reboot{}, &nvmlsim.LeakMemory{GPU: "0", MemoryMiB: 512})
+				set(tc.is)
+				n.hardware.discover(t, dynamic)
+				m := n.manager()
+				if _, err := m.Recover(n.ctx); err != nil {
+					t.Fatal(err)
+				}
+				for range 2 { // the second pod of the claim
+					n.prepared(m, c)
+				}
+				if got := n.gpu(0).ComputeMode; got != tc.want {
+					t.Errorf("compute mode %s while the claim has the GPU, want %s", got, tc.want)
+				}
+			}
+			m := n.manager()
+			n.unprepare(m, c.UID)
+			if list, err := m.Quarantined(); err != nil || len(list) > 0 {
+				t.Errorf("in quarantine: %+v, %v", list, err)
+			}
+			if got := n.gpu(0).ComputeMode; got != tc.is {
+				t.Errorf("compute mode %s in the end, want %s", got, tc.is)
+			}
+			n.prepared(m, claim("next", "gpu="+gpu0))
+		})
 	}
-	if instances := n.gpu(0).Instances; len(instances) != 1 {
-		t.Errorf("instances %v, want the one of whoever was faster", instances)
+}
+
+// TestAPlaceTakenAfterARebootIsHadOnceItIsFree: at boot an administrator's script was there first. The claim, which nobody can use any more, is
+// not taken for one that has what it needs.
+func TestAPlaceTakenAfterARebootIsHadOnceItIsFree(t *testing.T) {
+	start := uint32(4)
+	for name, devices := range map[string][]result{
+		"the claim's only one": {"b=" + gpu0 + "-mig-3g40gb-4"},
+		"after another one":    {"a=" + gpu0 + "-mig-1g10gb-0", "b=" + gpu0 + "-mig-3g40gb-4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			c := claim("train", devices...)
+			n.prepared(n.manager(), c)
+			n.do(&nvmlsim.Reboot{}, &nvmlsim.SetMIG{GPU: "0", Enabled: true})
+			n.hardware.discover(t, dynamic)
+			m := n.manager()
+			if _, err := m.Recover(n.ctx); err != nil {
+				t.Fatal(err)
+			}
+			n.do(&nvmlsim.CreateMIG{GPU: "0", Profile: "1g.20gb", Start: &start})
+			for range 2 {
+				if _, err := m.Prepare(n.ctx, c); err == nil || len(n.files()) > 0 {
+					t.Fatalf("where somebody else's instance is: %v, files %v", err, n.files())
+				}
+				if instances := n.gpu(0).Instances; !slices.ContainsFunc(instances, func(i nvmlsim.GPUInstance) bool { return i.Start == start && i.Profile == "1g.20gb" }) {
+					t.Fatalf("instances %v, want the administrator's among them", instances)
+				}
+			}
+			for _, instance := range n.gpu(0).Instances {
+				if instance.Start == start {
+					n.do(&nvmlsim.DestroyMIG{GPU: "0", Instance: instance.ID})
+				}
+			}
+			n.hardware.discover(t, dynamic)
+			n.prepared(m, c)
+			n.unprepare(m, c.UID)
+			if instances := n.gpu(0).Instances; len(instances) > 0 {
+				t.Errorf("instances %v are left", instances)
+			}
+		})
 	}
 }

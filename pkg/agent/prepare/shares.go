@@ -68,8 +68,10 @@ func (w *wanted) consumed(driver string, name resourceapi.QualifiedName, none in
 type ShareError struct {
 	Claim           ledger.Claim
 	Request, Device string
-	// Setup is what the others have set the GPU up as, if that is the reason, and Wants what the claim does.
+	// Setup is what the others have set the GPU up as, if that is the reason, and Wants how the node shares its GPUs by now.
 	Setup, Wants string
+	// Apart is the node if the reason is that there one namespace alone has shares of a GPU.
+	Apart string
 	// Capacity is what there is not enough of, otherwise: Total is all that the GPU has, and Taken what would be.
 	Capacity     resourceapi.QualifiedName
 	Taken, Total string
@@ -80,13 +82,10 @@ type ShareError struct {
 	Use    Use
 }
 
-// holders leaves out the claim itself, which may be the other one: it has no record that could go.
 func (e *ShareError) holders() []types.UID {
-	uids := make([]types.UID, 0, len(e.Others))
-	for _, other := range e.Others {
-		if other.UID != e.Claim.UID {
-			uids = append(uids, other.UID)
-		}
+	uids := make([]types.UID, len(e.Others))
+	for i, other := range e.Others {
+		uids[i] = other.UID
 	}
 	return uids
 }
@@ -102,7 +101,10 @@ func (e *ShareError) Error() string {
 	if e.Capacity != "" {
 		return fmt.Sprintf("%s: its share is more than is left: %s of the %s %s would be taken, with the shares that are held on this node by %s", what, e.Taken, e.Total, e.Capacity, cmp.Or(others, "nobody else"))
 	}
-	return fmt.Sprintf("%s: sharing.strategy: the claim wants its share with %s, and the GPU is shared with %s by %s", what, e.Wants, e.Setup, others)
+	if e.Apart != "" {
+		return fmt.Sprintf("%s: node %s gives shares of a GPU to one namespace alone (it is run without %s), and %s has one", what, e.Apart, config.AcrossNamespacesFlag, others)
+	}
+	return fmt.Sprintf("%s: the node shares its GPUs by %s, and this one is still shared by %s, by %s", what, e.Wants, e.Setup, others)
 }
 
 // checkShare refuses a share that does not go with those of the others. The caller has the GPU's lock.
@@ -119,18 +121,16 @@ func (m *Manager) checkShare(j *job, i int, holders []*ledger.Record) error {
 		}
 	}
 	add(j.entry)
-	for _, d := range j.entry.Devices {
-		if d.GPU == device.GPU && d.Share != nil && d.Share.Setup != device.Share.Setup {
-			refused.Setup, refused.Wants, refused.Others = d.Share.Setup, device.Share.Setup, []ledger.Claim{j.entry.Claim}
-			return refused
-		}
-	}
 	for _, holder := range holders {
 		if holder.UID == j.entry.Claim.UID || holder.Entry == nil {
 			continue
 		}
+		if !m.opts.Sharing.AcrossNamespaces && !j.prepared && holder.Entry.Claim.Namespace != j.entry.Claim.Namespace && hasShare(holder.Entry, device.GPU) {
+			refused.Apart, refused.Others = m.opts.Pool, []ledger.Claim{holder.Entry.Claim}
+			return refused
+		}
 		for _, d := range holder.Entry.Devices {
-			if d.GPU == device.GPU && d.Share != nil && (d.Share.Setup != device.Share.Setup || d.Share.Setup == string(config.Exclusive)) {
+			if d.GPU == device.GPU && d.Share != nil && d.Share.Setup != device.Share.Setup {
 				refused.Setup, refused.Wants = d.Share.Setup, device.Share.Setup
 				refused.Others = []ledger.Claim{holder.Entry.Claim}
 				return refused
@@ -148,6 +148,23 @@ func (m *Manager) checkShare(j *job, i int, holders []*ledger.Record) error {
 		return nil
 	}
 	return refused
+}
+
+// sharedBy is the strategy that shares of a device are used with: a prepared claim keeps what it has, whatever the node's rules are by now.
+func (m *Manager) sharedBy(before *ledger.Entry, want *wanted) config.Strategy {
+	if before == nil {
+		return m.opts.Sharing.Shares
+	}
+	i := slices.IndexFunc(before.Devices, func(d ledger.Device) bool {
+		return d.Share != nil && d.Request == want.request && d.Device == want.device
+	})
+	switch {
+	case i < 0:
+		return m.opts.Sharing.Shares
+	case before.Devices[i].Share.Setup == string(config.MPS):
+		return config.MPS
+	}
+	return config.TimeSlicing
 }
 
 func bytes(n int64) string   { return resource.NewQuantity(n, resource.BinarySI).String() }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
@@ -40,13 +41,13 @@ func (n *node) unprepare(m *prepare.Manager, uid types.UID) {
 func TestSharesOfAGPUAreHeldSideBySide(t *testing.T) {
 	n := newNode(t)
 	m := n.manager()
+	n.do(&nvmlsim.SetComputeMode{GPU: "0", Mode: nvmlsim.ComputeExclusiveProcess}) // an administrator's, which comes back with the last
 	before := n.setting(0)
-	medium := sharingConfig("GpuConfig", "TimeSlicing", `,"timeSlicingConfig":{"interval":"Medium"}`)
-	shared := setting{Compute: nvmlsim.ComputeDefault, Slice: nvmlsim.TimeSliceMedium}
+	shared := setting{Compute: nvmlsim.ComputeDefault}
 
 	for _, name := range []string{"one", "two"} {
 		for range 2 { // the second time it is prepared already
-			got := n.prepared(m, sharedBy(name, "20Gi:25", medium))
+			got := n.prepared(m, sharedBy(name, "20Gi:25", ""))
 			want := []prepare.Device{{
 				Request: "gpu", Pool: pool, Device: gpu0, ShareID: ptr.To(types.UID(name + "-share")),
 				CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=" + name + "-uid_gpu_" + gpu0 + "_" + name + "-share"},
@@ -83,6 +84,7 @@ func TestSharesOfAGPUAreHeldSideBySide(t *testing.T) {
 // TestOneMPSDaemonServesAllWhoShareAGPU: each brings its own limits along.
 func TestOneMPSDaemonServesAllWhoShareAGPU(t *testing.T) {
 	n := newNode(t)
+	n.rules.Shares = config.MPS
 	m := n.manager()
 	served := setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}}}}
 	tests := []struct {
@@ -95,7 +97,7 @@ func TestOneMPSDaemonServesAllWhoShareAGPU(t *testing.T) {
 			want:  []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=20480M", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=25"},
 		},
 		{
-			claim: sharedBy("two", "30Gi:0", underMPS),
+			claim: sharedBy("two", "30Gi:0", ""), // that it asks for nothing changes nothing
 			want:  []string{"CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=30720M"}, never: "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
 		},
 		{ // four processes in one share
@@ -139,8 +141,8 @@ func TestOneMPSDaemonServesAllWhoShareAGPU(t *testing.T) {
 }
 
 func TestSharesThatDoNotGoTogether(t *testing.T) {
-	exclusive := sharingConfig("GpuConfig", "Exclusive", "")
 	tests := map[string]struct {
+		shares        config.Strategy
 		first, second *resourceapi.ResourceClaim
 		want          []string
 		// holds tells that the error is about who holds the GPU, and not about what is shared.
@@ -148,26 +150,6 @@ func TestSharesThatDoNotGoTogether(t *testing.T) {
 		// bad input is no matter of the others.
 		bad bool
 	}{
-		"another mode": {
-			first: sharedBy("one", "20Gi:25", underMPS), second: sharedBy("two", "20Gi:25", ""),
-			want: []string{"default/two", "request gpu", "sharing.strategy", "TimeSlicing (Default)", "MPS by claim default/one"},
-		},
-		"another time slice": {
-			first: sharedBy("one", "20Gi:25", ""), second: sharedBy("two", "20Gi:25", longSlices),
-			want: []string{"TimeSlicing (Long)", "TimeSlicing (Default) by claim default/one"},
-		},
-		"two that want to be alone": {
-			first: sharedBy("one", "20Gi:25", exclusive), second: sharedBy("two", "20Gi:25", exclusive),
-			want: []string{"Exclusive by claim default/one"},
-		},
-		"two modes in one claim": {
-			second: func() *resourceapi.ResourceClaim {
-				c := withConfig(claim("two", "a="+gpu0+"+share:a:4Gi:10", "b="+gpu0+"+share:b:1Gi:5"), driverName, underMPS)
-				c.Status.Allocation.Devices.Config[0].Requests = []string{"a"}
-				return c
-			}(),
-			want: []string{"request a", "claim default/two"},
-		},
 		"more memory than there is": {
 			first: sharedBy("one", "50Gi:25", ""), second: sharedBy("two", "30Gi:25", ""),
 			want: []string{"default/two", "80Gi of the 81559Mi memory", "default/one"},
@@ -189,14 +171,17 @@ func TestSharesThatDoNotGoTogether(t *testing.T) {
 			first: claim("one", "gpu="+gpu0+"-mig-1g10gb-0"), second: sharedBy("two", "10Gi:0", ""), want: []string{"held on this node by claim default/one"}, holds: true,
 		},
 		"more for a process than for all": {
+			shares: config.MPS,
 			second: sharedBy("two", "10Gi:10", sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultPinnedDeviceMemoryLimit":"11Gi"}`)),
 			want:   []string{"default/two", "sharing.mpsConfig", "11264Mi", "10240Mi"}, bad: true,
 		},
 		"more threads for a process than for all": {
+			shares: config.MPS,
 			second: sharedBy("two", "10Gi:10", sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultActiveThreadPercentage":15}`)),
 			want:   []string{"defaultActiveThreadPercentage: 15", "10"}, bad: true,
 		},
 		"two daemons for one container": {
+			shares: config.MPS,
 			second: withConfig(claim("two", "a="+gpu0+"+share:a:4Gi:10", "b="+gpu1+"+share:b:1Gi:5"), driverName, underMPS),
 			want:   []string{"request b", "one MPS daemon"}, bad: true,
 		},
@@ -210,6 +195,7 @@ func TestSharesThatDoNotGoTogether(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)
+			n.rules.Shares = tc.shares
 			m := n.manager()
 			if tc.first != nil {
 				n.prepared(m, tc.first)
@@ -311,6 +297,7 @@ func TestAForeignProcessIsNoShare(t *testing.T) {
 // TestSharesAfterAReboot: each that comes back sets the GPU up again, and one whose pod does not come back undoes nothing of it.
 func TestSharesAfterAReboot(t *testing.T) {
 	n := newNode(t)
+	n.rules.Shares = config.MPS
 	m := n.manager()
 	n.prepared(m, sharedBy("one", "20Gi:25", underMPS))
 	n.prepared(m, sharedBy("two", "20Gi:25", underMPS))
@@ -354,19 +341,21 @@ func TestSharesAfterAReboot(t *testing.T) {
 // TestSomeoneWhoCannotBeReadKeepsWhatIsShared: its pods may run.
 func TestSomeoneWhoCannotBeReadKeepsWhatIsShared(t *testing.T) {
 	n := newNode(t)
+	n.rules.Shares = config.MPS
 	m := n.manager()
-	n.prepared(m, sharedBy("one", "20Gi:25", longSlices))
-	n.prepared(m, sharedBy("two", "20Gi:25", longSlices))
+	n.prepared(m, sharedBy("one", "20Gi:25", ""))
+	n.prepared(m, sharedBy("two", "20Gi:25", ""))
+	shared := n.setting(0)
 	for _, suffix := range []string{".claim", ".claim.prev"} {
 		if err := os.WriteFile(filepath.Join(n.claimsDir(), "two-uid_"+gpu0+suffix), []byte("garbage"), 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
 	n.unprepare(m, "one-uid")
-	if got := n.setting(0).Slice; got != nvmlsim.TimeSliceLong {
-		t.Errorf("time slice %q: it was taken from a claim that may be in use", got)
+	if diff := cmp.Diff(shared, n.setting(0)); diff != "" {
+		t.Errorf("taken from a claim that may be in use (-for two +now):\n%s", diff)
 	}
-	if _, err := m.Prepare(n.ctx, sharedBy("three", "20Gi:25", longSlices)); err == nil || !strings.Contains(err.Error(), "two-uid") {
+	if _, err := m.Prepare(n.ctx, sharedBy("three", "20Gi:25", "")); err == nil || strings.Contains(err.Error(), "two-uid") || !strings.Contains(strings.Join(prepare.Others(err), ""), "two-uid") {
 		t.Errorf("a share beside one that is not known: %v", err)
 	}
 }
@@ -374,6 +363,7 @@ func TestSomeoneWhoCannotBeReadKeepsWhatIsShared(t *testing.T) {
 // TestADaemonOfSharesThatDoesNotEndKeepsItsGPUAlone: what the claim has beside the share, nobody's daemon serves.
 func TestADaemonOfSharesThatDoesNotEndKeepsItsGPUAlone(t *testing.T) {
 	n := newNode(t)
+	n.rules.Shares = config.MPS
 	n.tools.Daemons = &stuckDaemons{Daemons: n.tools.Daemons, stuck: true}
 	m := n.manager()
 	c := withConfig(claim("train", "share="+gpu1+"+share:a:4Gi:10", "gpu="+gpu0), driverName, underMPS)

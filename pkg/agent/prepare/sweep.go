@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
@@ -95,4 +96,66 @@ func (m *Manager) unfinishedQuarantines() (map[types.UID][]string, error) {
 		}
 	}
 	return paths, nil
+}
+
+// sweepDaemons takes away what is left of MPS daemons of which neither a record nor a quarantine tells, as after the ledger was lost: folders, and the
+// file systems that are mounted there. A daemon that runs is left alone: pods may use it.
+func (m *Manager) sweepDaemons(ctx context.Context) error {
+	names, err := m.opts.Tools.Daemons.List()
+	if err != nil {
+		return err
+	}
+	var errs []error
+	for _, name := range names {
+		errs = append(errs, m.sweepDaemon(ctx, name))
+	}
+	return errors.Join(errs...)
+}
+
+func (m *Manager) sweepDaemon(ctx context.Context, name string) error {
+	locks := m.locks.begin()
+	defer locks.unlock()
+	// The name is a claim's UID or a GPU's name. Whoever starts a daemon has the lock of either.
+	if err := locks.claim(ctx, types.UID(name)); err != nil {
+		return fmt.Errorf("what is left of MPS daemon %s: %w", name, err)
+	}
+	if strings.HasPrefix(name, discovery.NamePrefix) {
+		if err := locks.gpus(ctx, name); err != nil {
+			return fmt.Errorf("what is left of MPS daemon %s: %w", name, err)
+		}
+	}
+	if known, err := m.hasDaemon(name); known || err != nil {
+		return err
+	}
+	// Nobody is served before this ends, and systemd may hang.
+	ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
+	defer cancel()
+	if running, err := m.opts.Tools.Daemons.Running(ctx, name); running || err != nil {
+		return err
+	}
+	if err := m.opts.Tools.Daemons.Stop(ctx, name); err != nil {
+		return fmt.Errorf("what is left of MPS daemon %s: %w", name, err)
+	}
+	klog.FromContext(ctx).Info("What was left of an MPS daemon is removed: no claim has it", "daemon", name)
+	return nil
+}
+
+// hasDaemon tells whether a claim or a quarantine may have a daemon of that name.
+func (m *Manager) hasDaemon(name string) (bool, error) {
+	records, err := m.ledger.Records()
+	if err != nil {
+		return false, err
+	}
+	list, err := m.quarantined("")
+	if err != nil {
+		return false, err
+	}
+	has := func(entry *ledger.Entry) bool {
+		return slices.ContainsFunc(entry.Undo, func(s ledger.Step) bool { return s.Kind == ledger.StepMPSDaemon && s.Target == name })
+	}
+	return slices.ContainsFunc(records, func(r *ledger.Record) bool {
+		return r.Entry == nil && (string(r.UID) == name || r.Holds(name)) || r.Entry != nil && has(r.Entry)
+	}) || slices.ContainsFunc(list, func(q Quarantine) bool {
+		return q.Owed == nil && (string(q.claim()) == name || q.GPU == name) || q.Owed != nil && has(q.Owed)
+	}), nil
 }

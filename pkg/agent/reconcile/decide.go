@@ -103,7 +103,8 @@ func inUse(entry *ledger.Entry, r *Reading) string {
 	}
 	for _, pod := range r.Kubelet {
 		named := pod.Namespace == entry.Claim.Namespace && slices.Contains(pod.Claims, entry.Claim.Name)
-		next := replaced(entry, r) && slices.Contains(pod.CDIClaims, r.Claim.UID)
+		// The kubelet lists a claim before it is prepared, and then none of its devices.
+		next := replaced(entry, r) && (slices.Contains(pod.CDIClaims, r.Claim.UID) || reservedFor(entry, r, pod))
 		if named && !next || slices.Contains(pod.CDIClaims, entry.Claim.UID) {
 			return fmt.Sprintf("the kubelet has it for pod %s/%s", pod.Namespace, pod.Name)
 		}
@@ -128,9 +129,17 @@ func hadIt(entry *ledger.Entry, r *Reading, pod *corev1.Pod) bool {
 	return uses(pod, entry.Claim) && !next
 }
 
-// replaced tells whether another claim has the name.
+// replaced tells whether another claim has the name, or the claim itself other devices: an allocation goes only when nobody has the claim
+// reserved any more, so who has now is not who used what was prepared.
 func replaced(entry *ledger.Entry, r *Reading) bool {
-	return r.Claim != nil && r.Claim.UID != entry.Claim.UID
+	return r.Claim != nil && (r.Claim.UID != entry.Claim.UID || r.Claim.Status.Allocation != nil && !isAllocated(entry, r))
+}
+
+// reservedFor tells whether the claim that there is now is reserved for a pod of that name, and the one that was prepared was not.
+func reservedFor(entry *ledger.Entry, r *Reading, pod KubeletPod) bool {
+	return pod.Namespace == r.Claim.Namespace && slices.ContainsFunc(r.Claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
+		return c.Name == pod.Name && !slices.Contains(entry.Pods, c.UID)
+	})
 }
 
 // unlisted says which pod has processes although it has ended or is gone, by the lists. One that is deleted by force is in neither list from
@@ -204,14 +213,17 @@ func processes(r *Reading) string {
 	return ""
 }
 
-// isAllocated tells whether the claim still has one of the devices that were prepared for it. One of the same name with another UID is
-// another claim.
+// isAllocated tells whether the claim still has the devices that were prepared for it: an allocation never changes, so one without some of them is
+// another. One of the same name with another UID is another claim.
 func isAllocated(entry *ledger.Entry, r *Reading) bool {
 	if r.Claim == nil || r.Claim.UID != entry.Claim.UID || r.Claim.Status.Allocation == nil {
 		return false
 	}
-	return slices.ContainsFunc(r.Claim.Status.Allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
-		return slices.ContainsFunc(entry.Devices, func(d ledger.Device) bool { return d.Pool == result.Pool && d.Device == result.Device })
+	results := r.Claim.Status.Allocation.Devices.Results
+	return !slices.ContainsFunc(entry.Devices, func(d ledger.Device) bool {
+		return !slices.ContainsFunc(results, func(result resourceapi.DeviceRequestAllocationResult) bool {
+			return d.Pool == result.Pool && d.Device == result.Device
+		})
 	})
 }
 

@@ -38,7 +38,7 @@ func claimWith(uid types.UID, devices ...string) *resourceapi.ResourceClaim {
 }
 
 func reserved(claim *resourceapi.ResourceClaim, pod types.UID) *resourceapi.ResourceClaim {
-	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", UID: pod}}
+	claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: strings.TrimSuffix(string(pod), "-uid"), UID: pod}}
 	return claim
 }
 
@@ -145,6 +145,29 @@ func TestAClaimIsReleasedOnlyOnProof(t *testing.T) {
 		"a pod for which it was prepared has the next of its name": {change: func(r *Reading) {
 			r.Claim, r.Pods = reserved(claimWith("next-uid", "gpu-7"), "old-pod-uid"), []corev1.Pod{podWith("old-pod", corev1.PodPending, byName)}
 		}, keep: "default/old-pod"},
+		// The claim itself was allocated anew, while the kubelet had forgotten it.
+		"a pod waits for the other devices that the claim has now": {change: func(r *Reading) {
+			r.Claim, r.Pods = reserved(claimWith("claim-uid", "gpu-7"), "pod-uid"), []corev1.Pod{podWith("pod", corev1.PodPending, byName)}
+			r.Kubelet = []KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"claim"}}}
+		}},
+		"a pod has the other devices that the claim has now, or those of before": {change: func(r *Reading) {
+			r.Claim, r.Pods = reserved(claimWith("claim-uid", "gpu-7"), "pod-uid"), []corev1.Pod{podWith("pod", corev1.PodPending, byName)}
+			r.Kubelet = []KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"claim"}, CDIClaims: []types.UID{"claim-uid"}}}
+		}, keep: "kubelet has it"},
+		"a pod for which it was prepared waits for its other devices": {change: func(r *Reading) {
+			r.Claim, r.Pods = reserved(claimWith("claim-uid", "gpu-7"), "old-pod-uid"), []corev1.Pod{podWith("old-pod", corev1.PodPending, byName)}
+		}, keep: "default/old-pod"},
+		"the kubelet lists a pod for which it was prepared, of a claim with other devices": {change: func(r *Reading) {
+			r.Claim, r.Kubelet = reserved(claimWith("claim-uid", "gpu-7"), "old-pod-uid"), []KubeletPod{{Namespace: "default", Name: "old-pod", Claims: []string{"claim"}}}
+		}, keep: "kubelet has it"},
+		"a pod has the claim, and its other devices are another pod's": {change: func(r *Reading) {
+			r.Claim, r.Pods = reserved(claimWith("claim-uid", "gpu-7"), "other-uid"), []corev1.Pod{podWith("pod", corev1.PodPending, byName)}
+		}, keep: "default/pod"},
+		"the kubelet lists another pod than the one that waits": {change: func(r *Reading) {
+			r.Claim, r.Kubelet = reserved(claimWith("claim-uid", "gpu-7"), "pod-uid"), []KubeletPod{
+				{Namespace: "default", Name: "another", Claims: []string{"claim"}},
+			}
+		}, keep: "kubelet has it"},
 		"the kubelet lists the name, and not of which of both": {change: func(r *Reading) {
 			r.Claim, r.Kubelet = claimWith("next-uid", "gpu-7"), []KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"claim"}}}
 		}, keep: "kubelet has it"},
@@ -187,5 +210,34 @@ func TestAClaimIsReleasedOnlyOnProof(t *testing.T) {
 	}
 	if leftover, keep := Decide(entry(), nil, unused(noon)); leftover || keep == "" {
 		t.Errorf("after one reading: leftover %v, %q", leftover, keep)
+	}
+}
+
+// TestAClaimThatKeptSomeOfItsDevicesIsAllocatedAnew: the pod that waits for the others is not what the devices of before are kept for, and one for which
+// they were prepared is.
+func TestAClaimThatKeptSomeOfItsDevicesIsAllocatedAnew(t *testing.T) {
+	for name, tc := range map[string]struct {
+		devices []string
+		pod     string
+		keep    string
+	}{
+		"both":                              {[]string{"gpu-1", "gpu-0"}, "pod", "is allocated"},
+		"both, and another":                 {[]string{"gpu-1", "gpu-7", "gpu-0"}, "pod", "is allocated"},
+		"one of two":                        {[]string{"gpu-1", "gpu-7"}, "pod", ""},
+		"one of two, for the pod of before": {[]string{"gpu-1", "gpu-7"}, "old-pod", "default/old-pod"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			two := entry()
+			two.Devices = append(two.Devices, ledger.Device{Pool: "node-1", Device: "gpu-1", GPU: "gpu-1"})
+			at := func(at time.Time) *Reading {
+				r := unused(at)
+				r.Claim, r.Pods = reserved(claimWith("claim-uid", tc.devices...), types.UID(tc.pod+"-uid")), []corev1.Pod{podWith(tc.pod, corev1.PodPending, byName)}
+				r.Kubelet = []KubeletPod{{Namespace: "default", Name: tc.pod, Claims: []string{"claim"}}}
+				return r
+			}
+			if leftover, keep := Decide(two, at(noon), at(noon.Add(Interval))); leftover != (tc.keep == "") || !strings.Contains(keep, tc.keep) {
+				t.Errorf("leftover %v, because %q; want a reason with %q", leftover, keep, tc.keep)
+			}
+		})
 	}
 }

@@ -41,7 +41,7 @@ func (r *Reconciler) Look(ctx context.Context, claim types.UID, files []cdi.File
 	if len(file.Devices) == 0 {
 		return "it is not known which GPUs it holds", nil
 	}
-	_, keep = r.lookAtFile(ctx, of, &file, node)
+	_, keep = r.lookAtFile(ctx, of, &file, records, node)
 	return keep, nil
 }
 

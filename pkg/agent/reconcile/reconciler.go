@@ -69,6 +69,9 @@ type Summary struct {
 	Released, Strays int
 	// Unreadable are the claims whose records cannot be read.
 	Unreadable []types.UID
+	// Unknown is how many claims the API server has never told about since the start. They may not be allocated any more, so what they hold is
+	// occupied.
+	Unknown int
 	// Occupied is what claims are prepared for although they are not allocated any more: until it is certain that nobody uses
 	// it, no other claim can have it. So it is with what a record that cannot be read holds.
 	Occupied []Held
@@ -84,6 +87,8 @@ type Held struct {
 // Reconciler looks for leftovers.
 type Reconciler struct {
 	opts Options
+	// began is when the reconciler was made.
+	began time.Time
 	// before are the readings of what nobody seemed to use the last time.
 	before map[subject]*Reading
 	// orphans are claims that were not allocated any more when the API server last told.
@@ -101,7 +106,7 @@ type subject struct {
 
 // New returns a reconciler; nothing is looked at before Run.
 func New(opts Options) *Reconciler {
-	return &Reconciler{opts: opts, before: map[subject]*Reading{}, orphans: map[types.UID]bool{}, said: map[subject]string{}}
+	return &Reconciler{opts: opts, began: opts.Clock.Now(), before: map[subject]*Reading{}, orphans: map[types.UID]bool{}, said: map[subject]string{}}
 }
 
 // Run looks now, every Interval, and when it is asked to and an Interval after that until ctx ends: who asks may wait for the second reading.
@@ -170,6 +175,11 @@ func (r *Reconciler) Once(ctx context.Context) error {
 			}
 			errs = append(errs, err)
 		}
+		// One that was prepared since the start was allocated then.
+		if _, known := r.orphans[record.UID]; !known && record.Entry.Updated.Before(r.began) {
+			summary.Unknown++
+			orphan = true
+		}
 		if orphan {
 			for _, gpu := range record.Entry.HeldGPUs() {
 				for _, at := range placesOn(gpu, record.Entry) {
@@ -180,7 +190,7 @@ func (r *Reconciler) Once(ctx context.Context) error {
 	}
 
 	// 4. Of each CDI file that has no record: the same.
-	strays, err := r.strays(ctx, node, present)
+	strays, err := r.strays(ctx, records, node, present)
 	summary.Strays = strays
 	errs = append(errs, err)
 
@@ -235,7 +245,7 @@ func (r *Reconciler) look(ctx context.Context, entry *ledger.Entry, records []*l
 			err = r.opts.NotePods(ctx, reading.Claim)
 		}
 	}
-	orphan = r.orphans[entry.Claim.UID]
+	orphan = r.orphans[entry.Claim.UID] // false while it is not known
 	of := subject{claim: entry.Claim.UID}
 	leftover, keep := r.conclude(of, reading, func(r *Reading) string { return inUse(entry, r) })
 	if orphan && !leftover && r.say(of, keep) {
@@ -274,14 +284,18 @@ func (r *Reconciler) read(ctx context.Context, entry *ledger.Entry, records []*l
 	}
 	node.fill(ctx, reading)
 	for _, gpu := range entry.HeldGPUs() {
-		if others, shared := sharers(gpu, entry.Claim.UID, records); shared {
-			reading.count(r.opts.Sources.ProcessesBut(ctx, gpu, others))
-		} else {
-			// What runs in other partitions of the GPU is other claims'.
-			reading.count(r.opts.Sources.Processes(ctx, gpu, placesOn(gpu, entry)...))
-		}
+		r.countProcesses(ctx, reading, gpu, entry.Claim.UID, records, placesOn(gpu, entry)...)
 	}
 	return reading
+}
+
+// countProcesses counts those on a GPU that may be the claim's. What runs in other partitions is other claims', as is what those who share the GPU run.
+func (r *Reconciler) countProcesses(ctx context.Context, reading *Reading, gpu string, claim types.UID, records []*ledger.Record, at ...*ledger.Partition) {
+	if others, shared := sharers(gpu, claim, records); shared {
+		reading.count(r.opts.Sources.ProcessesBut(ctx, gpu, others))
+	} else {
+		reading.count(r.opts.Sources.Processes(ctx, gpu, at...))
+	}
 }
 
 // heldUnread is what a record holds by its file's name.

@@ -313,8 +313,9 @@ func TestAClaimThatCannotBeReadIsKept(t *testing.T) {
 	s.want("unreadable, of more GPUs than can be listed", Summary{Unreadable: []types.UID{"claim-uid"}, Occupied: []Held{{GPU: "", Claim: ledger.Claim{UID: "claim-uid"}}}})
 }
 
-// TestWhatIsNotKnownIsNotOccupied: without the API server a claim cannot be told from one that is allocated, and nobody else is asked.
-func TestWhatIsNotKnownIsNotOccupied(t *testing.T) {
+// TestWhatWasNeverKnownIsOccupied: an agent that starts without the API server cannot tell a claim from one that is not allocated any more. Nobody
+// else is asked.
+func TestWhatWasNeverKnownIsOccupied(t *testing.T) {
 	s := newScene(t)
 	s.claimErr = errors.New("away")
 	for range 3 {
@@ -322,10 +323,15 @@ func TestWhatIsNotKnownIsNotOccupied(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.want("away", Summary{})
+	s.want("away", Summary{Unknown: 1, Occupied: []Held{{GPU: "gpu-0", Claim: entry().Claim}}})
 	if s.podLists != 0 {
 		t.Errorf("pods were listed %d times without need", s.podLists)
 	}
+	s.claimErr, s.claim = nil, claimWith("claim-uid", "gpu-0")
+	if err := s.look(); err != nil {
+		t.Fatal(err)
+	}
+	s.want("it is allocated", Summary{})
 }
 
 // TestWhatWasOccupiedStaysSo while the API server does not tell that it is not any more.

@@ -15,7 +15,7 @@ import (
 )
 
 // strays looks at the CDI files that no record of the ledger owns, and removes those that certainly nobody uses. left is how many stay.
-func (r *Reconciler) strays(ctx context.Context, node *nodeReading, present map[subject]bool) (left int, err error) {
+func (r *Reconciler) strays(ctx context.Context, records []*ledger.Record, node *nodeReading, present map[subject]bool) (left int, err error) {
 	files, err := r.opts.Strays()
 	if err != nil {
 		return 0, err
@@ -27,7 +27,7 @@ func (r *Reconciler) strays(ctx context.Context, node *nodeReading, present map[
 		of := subject{claim: file.Claim, file: true}
 		present[of] = true
 		left++
-		unused, keep := r.lookAtFile(ctx, of, file, node)
+		unused, keep := r.lookAtFile(ctx, of, file, records, node)
 		if !unused {
 			if r.say(of, keep) {
 				logger.Info("CDI specification of a claim that is not in the ledger stays", "claimUID", file.Claim, "devices", file.Devices, "reason", keep)
@@ -46,7 +46,7 @@ func (r *Reconciler) strays(ctx context.Context, node *nodeReading, present map[
 }
 
 // lookAtFile takes a reading of one file and decides, with the one before.
-func (r *Reconciler) lookAtFile(ctx context.Context, of subject, file *cdi.File, node *nodeReading) (unused bool, keep string) {
+func (r *Reconciler) lookAtFile(ctx context.Context, of subject, file *cdi.File, records []*ledger.Record, node *nodeReading) (unused bool, keep string) {
 	if file.Err != nil {
 		return false, fmt.Sprintf("it is not known which GPUs it is for: %v", file.Err)
 	}
@@ -60,7 +60,7 @@ func (r *Reconciler) lookAtFile(ctx context.Context, of subject, file *cdi.File,
 		places[gpu] = append(places[gpu], at)
 	}
 	for gpu, at := range places {
-		reading.count(r.opts.Sources.Processes(ctx, gpu, at...))
+		r.countProcesses(ctx, reading, gpu, file.Claim, records, at...)
 	}
 	return r.conclude(of, reading, func(r *Reading) string { return fileInUse(file.Claim, r) })
 }

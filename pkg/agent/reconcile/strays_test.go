@@ -14,6 +14,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
 // lost is the CDI file of a claim that the ledger has lost. It has two devices on one GPU, and one on another.
@@ -93,6 +94,46 @@ func TestACDIFileWithoutARecordIsRemovedOnlyOnProof(t *testing.T) {
 				t.Errorf("removed (-want +got):\n%s", diff)
 			}
 			s.want(name, Summary{Strays: left})
+		})
+	}
+}
+
+// TestACDIFileOfAShareGoesWhileOthersShareItsGPU: what they run is no sign of who has no record any more.
+func TestACDIFileOfAShareGoesWhileOthersShareItsGPU(t *testing.T) {
+	for name, tc := range map[string]struct {
+		foreign int
+		want    []types.UID
+	}{
+		"others run":         {want: []types.UID{"lost-uid"}},
+		"somebody else runs": {foreign: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			if err := s.ledger.Remove("claim-uid"); err != nil {
+				t.Fatal(err)
+			}
+			for _, uid := range []types.UID{"one-uid", "two-uid"} {
+				e := entry()
+				e.Claim.UID, e.Claim.Name, e.Pods = uid, string(uid), []types.UID{"pod-of-" + uid}
+				e.Devices[0].Share = &ledger.Share{MemoryBytes: 1}
+				if err := s.ledger.Put(e); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.claimErr = errors.New("away") // nothing is concluded about those that have records
+			s.strays = []cdi.File{{Claim: "lost-uid", Devices: []string{"gpu-0"}}}
+			s.processes["gpu-0"], s.foreign = 2, tc.foreign
+			for range 2 {
+				if err := s.look(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if diff := cmp.Diff(tc.want, s.removed); diff != "" {
+				t.Errorf("removed (-want +got):\n%s", diff)
+			}
+			if want := "gpu-0[pod-of-one-uid pod-of-two-uid]"; len(s.asked) != 2 || s.asked[0] != want {
+				t.Errorf("asked for processes of others than %v, want %s twice", s.asked, want)
+			}
 		})
 	}
 }
