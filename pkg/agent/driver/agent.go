@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/health"
@@ -48,6 +49,8 @@ type Options struct {
 	// Version is what a second agent is told about this one.
 	Version string
 	Client  kubernetes.Interface
+	// NodeClient acts as the node itself, and only lists its pods; Client if nil.
+	NodeClient kubernetes.Interface
 	// KubeletRoot is the kubelet's --root-dir, with the same path inside and outside of a container.
 	KubeletRoot string
 	StateDir    string
@@ -65,8 +68,9 @@ type Options struct {
 	LockTimeout time.Duration
 	// DynamicPartitions are offered, besides those that an administrator has made.
 	DynamicPartitions bool
-	// Shares says which GPUs are offered in shares.
-	Shares discovery.Shares
+	// Shares says which GPUs are offered in shares, and Sharing what may be asked for, of these and of others.
+	Shares  discovery.Shares
+	Sharing config.Rules
 	// Passthrough: whole GPUs are offered to virtual machines, too.
 	Passthrough bool
 	// PCI changes the drivers of GPUs, and Users tells who has GPUs open. Without them no GPU is passed through.
@@ -100,6 +104,9 @@ type Agent struct {
 func New(opts Options) (*Agent, error) {
 	registerMetrics()
 	prepare.RegisterMetrics()
+	if opts.NodeClient == nil {
+		opts.NodeClient = opts.Client
+	}
 	if opts.Kubelet == nil {
 		opts.Kubelet = reconcile.KubeletAt(filepath.Join(opts.KubeletRoot, "pod-resources", "kubelet.sock"))
 	}
@@ -116,14 +123,16 @@ func New(opts Options) (*Agent, error) {
 		PCI:         opts.PCI,
 		Users:       opts.Users,
 		Leftovers:   opts.Leftovers,
+		Sharing:     opts.Sharing,
 		LockTimeout: opts.LockTimeout,
 		FS:          opts.FS,
 		Handover:    prepare.Handover{UseOf: a.useOf, Waiting: a.waiting},
 	})
-	opts.Hardware.Offer(discovery.Policy{Dynamic: opts.DynamicPartitions, Ours: claims.Made, Shares: opts.Shares, Passthrough: opts.Passthrough})
+	opts.Hardware.Offer(discovery.Policy{Dynamic: opts.DynamicPartitions, Ours: claims.Made, Shares: opts.Shares, Sharing: opts.Sharing, Passthrough: opts.Passthrough})
 	records := ledger.At(durable.OS{}, prepare.LedgerDir(opts.StateDir))
 	status := newStatus()
 	a.claims, a.status, a.publisher, a.reporter = claims, status, newPublisher(opts, status), newReporter(opts, records)
+	a.publisher.asked = opts.Hardware.reached
 	a.check = newSelfCheck(opts, status, claims.MakeFolders, claims.MakeEmptyFolders, func() error {
 		_, err := records.Records()
 		return err
@@ -134,7 +143,9 @@ func New(opts Options) (*Agent, error) {
 	opts.Hardware.OnChange(func(context.Context, string, health.Verdict, health.Verdict) { a.publisher.refresh() })
 	opts.Hardware.OnChange(a.reporter.healthChanged)
 	a.leftovers = a.newReconciler(records, nil)
-	a.condition = &nodeCondition{client: opts.Client, node: opts.NodeName, leads: a.publisher.leads, view: a.nodeView, status: status}
+	a.condition = &nodeCondition{
+		client: opts.Client, node: opts.NodeName, leads: a.publisher.leads, awaitFirstLooks: a.publisher.awaitFirstLooks, view: a.nodeView, status: status,
+	}
 	return a, nil
 }
 
@@ -147,7 +158,7 @@ func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context
 			Claim: func(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 				return a.opts.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 			},
-			Pods:    reconcile.PodsOf(a.opts.Client, a.opts.NodeName),
+			Pods:    reconcile.PodsOf(a.opts.NodeClient, a.opts.NodeName),
 			Kubelet: a.opts.Kubelet,
 			Registered: func() time.Time {
 				if at := a.registered.Load(); at != 0 {
@@ -157,7 +168,7 @@ func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context
 			},
 			Ended:        ended,
 			Running:      a.running(),
-			Processes:    a.opts.Hardware.Processes,
+			Processes:    a.processes,
 			ProcessesBut: a.processesBut,
 			PlaceOf:      a.opts.Hardware.placeOf,
 		},
@@ -221,7 +232,9 @@ func (a *Agent) reconciled(summary reconcile.Summary) {
 		left = append(left, occupiedPlace{gpu: held.GPU, at: held.At, claim: held.Claim.UID})
 	}
 	a.noteLeft(left)
-	a.lookedOnce()
+	if summary.Unknown == 0 {
+		a.lookedOnce()
+	}
 	a.reporter.review(a.claims.NamesOf(summary.Unreadable))
 }
 
@@ -376,7 +389,7 @@ func (a *Agent) onRegistration(ctx context.Context, request any, info *grpc.Unar
 			a.status.set(stageRegistered, true)
 			a.registered.Store(time.Now().UnixNano())
 			klog.FromContext(ctx).Info("The kubelet has registered the driver", "driver", Name)
-			a.publisher.refresh()
+			a.publisher.writeAnew()
 		}
 	}
 	return response, err

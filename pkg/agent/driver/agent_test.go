@@ -34,6 +34,7 @@ import (
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/nvml"
@@ -131,6 +132,7 @@ func (m *machine) agent(ctx context.Context, podUID types.UID) (*driver.Agent, e
 		FS:          &m.disk,
 		Hardware:    driver.NewHardware(driver.HardwareOptions{Open: open, Clock: clock.RealClock{}, StateDir: m.path("state"), Held: driver.HeldInLedger(m.path("state")), Users: vfio.Simulated{Machine: m.gpus}}),
 		Tools:       sharing.NewSimulated(m.gpus),
+		Sharing:     config.Rules{Node: nodeName, Allowed: []config.Strategy{config.TimeSlicing, config.MPS}},
 	}
 	if m.adjust != nil {
 		m.adjust(&opts)

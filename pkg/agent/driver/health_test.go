@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
 
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -31,6 +32,8 @@ type rig struct {
 	wrap func(nvml.Library) nvml.Library
 	// kubeletTakes that long to say what it runs.
 	kubeletTakes time.Duration
+	// sharing allows nothing if it is not set.
+	sharing config.Rules
 }
 
 func newRig(t *testing.T, profile string) *rig {

@@ -29,6 +29,8 @@ type nodeCondition struct {
 	node   string
 	// leads is closed when this is the agent that publishes.
 	leads <-chan struct{}
+	// awaitFirstLooks waits until it is known what the agent before knew, or for not too long: a restart must not turn the condition.
+	awaitFirstLooks func(ctx context.Context)
 	// view is what is known of the node; ok is false while that is too little.
 	view func() (v nodeView, ok bool)
 	// status is told whether the API server takes the agent's token.
@@ -45,6 +47,7 @@ func (n *nodeCondition) run(ctx context.Context) {
 		return
 	case <-n.leads:
 	}
+	n.awaitFirstLooks(ctx)
 	ticker := time.NewTicker(judgeInterval)
 	defer ticker.Stop()
 	var written corev1.NodeCondition

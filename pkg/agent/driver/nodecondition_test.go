@@ -1,8 +1,10 @@
 package driver
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -79,7 +81,7 @@ func TestTheNodesConditionIsWrittenOnChangeOnly(t *testing.T) {
 			return fails.Load(), nil, errors.New("the API server is away")
 		})
 		leads := make(chan struct{})
-		c := &nodeCondition{client: n.client, node: "node-1", leads: leads, status: newStatus(), view: func() (nodeView, bool) {
+		c := &nodeCondition{client: n.client, node: "node-1", leads: leads, awaitFirstLooks: func(context.Context) {}, status: newStatus(), view: func() (nodeView, bool) {
 			n.mu.Lock()
 			defer n.mu.Unlock()
 			return n.view, n.ok
@@ -139,7 +141,7 @@ func TestATokenThatWasRefusedOnceIsTriedAtOnce(t *testing.T) {
 		})
 		leads := make(chan struct{})
 		close(leads)
-		c := &nodeCondition{client: client, node: "node-1", leads: leads, status: newStatus(), view: func() (nodeView, bool) {
+		c := &nodeCondition{client: client, node: "node-1", leads: leads, awaitFirstLooks: func(context.Context) {}, status: newStatus(), view: func() (nodeView, bool) {
 			return nodeView{gpus: []gpuView{{name: "gpu-0"}}}, true
 		}}
 		defer background(ctx, c.run)()
@@ -169,7 +171,7 @@ func TestATokenThatIsTakenIsAcceptedThoughTheRoleIsOld(t *testing.T) {
 		})
 		leads := make(chan struct{})
 		close(leads)
-		c := &nodeCondition{client: client, node: "node-1", leads: leads, status: newStatus(), view: func() (nodeView, bool) {
+		c := &nodeCondition{client: client, node: "node-1", leads: leads, awaitFirstLooks: func(context.Context) {}, status: newStatus(), view: func() (nodeView, bool) {
 			return nodeView{gpus: []gpuView{{name: "gpu-0"}}}, true
 		}}
 		defer background(ctx, c.run)()
@@ -179,6 +181,46 @@ func TestATokenThatIsTakenIsAcceptedThoughTheRoleIsOld(t *testing.T) {
 		synctest.Wait()
 		if reached, why := c.status.get(stageAccepted); !reached {
 			t.Errorf("not accepted: %+v", why)
+		}
+	})
+}
+
+// TestARestartDoesNotTurnTheNodesCondition: what the agent before knew is looked at before it is written.
+func TestARestartDoesNotTurnTheNodesCondition(t *testing.T) {
+	registerMetrics()
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r, api := newRig(t, "t4"), namingServer()
+		run := func(do func(*Agent)) {
+			agent := r.blindAgent(ctx, api)
+			for _, st := range []stage{stageLedger, stageFolders, stageServing} {
+				agent.status.set(st, true)
+			}
+			stopWatch, stopPublisher, stopCondition := background(ctx, agent.watch), background(ctx, agent.publisher.run), background(ctx, agent.condition.run)
+			time.Sleep(20 * time.Second)
+			do(agent)
+			stopCondition()
+			stopPublisher()
+			stopWatch()
+		}
+		r.kubeletTakes = 10 * time.Second // as long it is not known what is occupied
+		run(func(agent *Agent) {
+			if _, err := agent.claims.Prepare(ctx, allocatedClaim("left", "gpu-0000-00-1b-0")); err != nil { // the API server does not know it any more
+				t.Fatal(err)
+			}
+		})
+		api.ClearActions()
+		for range 2 {
+			run(func(*Agent) {})
+		}
+		var written []string
+		for _, action := range api.Actions() {
+			if patch, ok := action.(clienttesting.PatchAction); ok && action.GetResource().Resource == "nodes" {
+				written = append(written, string(patch.GetPatch()))
+			}
+		}
+		if len(written) != 1 || !strings.Contains(written[0], reasonGPUsOccupied) {
+			t.Errorf("after two restarts the condition was written %d times, want once, with %s:\n%s", len(written), reasonGPUsOccupied, strings.Join(written, "\n"))
 		}
 	})
 }

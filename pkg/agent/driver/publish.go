@@ -10,7 +10,9 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
@@ -41,6 +43,12 @@ const (
 	// before has published stays meanwhile.
 	firstLookTime = 30 * time.Second
 
+	// nodeInterval is how often the Node is read although nothing tells that it was made anew.
+	nodeInterval = time.Minute
+
+	// anewInterval is how often it is written what is wanted, although it was before: fields that the API server dropped it may take by now.
+	anewInterval = time.Hour
+
 	// settleTime is how long after an event of the hardware the node is looked at.
 	settleTime = time.Second
 )
@@ -57,8 +65,10 @@ type publisher struct {
 	resources func(pool string) (resources resourceslice.DriverResources, ok bool)
 	status    *Status
 
-	// changed tells that what should be published has changed, or has to be written anew. What it is, is computed by the one who takes it.
+	// changed tells that what should be published may have changed, or has to be written anew. What it is, is computed by the one who takes it.
 	changed chan struct{}
+	// anew: it has to be written anew what was written before.
+	anew atomic.Bool
 	// withdrawn: while no GPUs are known an empty pool is published.
 	withdrawn atomic.Bool
 	// leads is closed when no other agent of this node publishes, or when that cannot be known.
@@ -72,6 +82,10 @@ type publisher struct {
 	unseen atomic.Bool
 	gap    *gapMeter
 	server sliceWatch
+	// keepWrites is how long the controller may not have seen what it wrote; its own default if nil.
+	keepWrites *time.Duration
+	// asked, if it is not nil, is signalled when the API server has answered for the first time, or for another Node.
+	asked chan<- struct{}
 }
 
 func newPublisher(opts Options, status *Status) *publisher {
@@ -90,7 +104,7 @@ func newPublisher(opts Options, status *Status) *publisher {
 		foreignKnown:  make(chan struct{}),
 
 		gap:    gap,
-		server: sliceWatch{gap: gap, taints: map[string][]resourceapi.DeviceTaint{}},
+		server: sliceWatch{gap: gap, taints: map[string][]resourceapi.DeviceTaint{}, gone: make(chan struct{}, 1)},
 	}
 	p.server.answered = p.answered
 	p.server.taken = func() { status.accepted(reasonSlicesInvalid) }
@@ -183,10 +197,19 @@ func (p *publisher) look(ctx context.Context) (*discovery.Node, error) {
 	return p.hardware.Discover(ctx)
 }
 
-// refresh publishes the GPUs as they are when that is done, and looks at the slices then. It does not block.
-func (p *publisher) refresh() {
+// refresh publishes the GPUs as they are when that is done, if that is something else than before. It does not block.
+func (p *publisher) refresh() { signal(p.changed) }
+
+// writeAnew is refresh, and looks at the slices even if they should be as before. It does not block.
+func (p *publisher) writeAnew() {
+	p.anew.Store(true)
+	p.refresh()
+}
+
+// signal does not block: one who has not looked yet will see what is new as well.
+func signal(c chan<- struct{}) {
 	select {
-	case p.changed <- struct{}{}:
+	case c <- struct{}{}:
 	default:
 	}
 }
@@ -226,30 +249,59 @@ func (p *publisher) publish(ctx context.Context) error {
 	defer unlock()
 	p.hardware.Lead(ctx)
 	defer p.hardware.Follow()
-	if p.awaitFirstLooks(ctx); ctx.Err() != nil {
-		return nil
-	}
-	resources := p.wanted()
+	p.gap.want(len(p.wanted().Pools[p.nodeName].Slices))
 	var group sync.WaitGroup
 	defer group.Wait()
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	p.gap.want(len(resources.Pools[p.nodeName].Slices))
 	group.Go(func() { p.server.run(ctx, p.client, p.nodeName) })
+	for ctx.Err() == nil {
+		// The API server has answered then: what it alone can tell can be known.
+		uid := p.awaitNode(ctx)
+		if p.asked != nil {
+			signal(p.asked)
+		}
+		if p.awaitFirstLooks(ctx); ctx.Err() != nil {
+			break
+		}
+		if err := p.publishFor(ctx, uid); err != nil && ctx.Err() == nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// publishFor is publish for as long as the Node has that UID, which is the slices' owner: those of an owner that is gone are deleted as soon as they
+// are made.
+func (p *publisher) publishFor(ctx context.Context, uid types.UID) error {
+	ctx, cancel := context.WithCancel(ctx)
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer cancel()
+	group.Go(func() {
+		defer cancel()
+		p.whileNode(ctx, uid)
+	})
+	resources := p.wanted()
 	// It returns only when the API server has answered.
 	controller, err := resourceslice.StartController(ctx, resourceslice.Options{
 		DriverName:   Name,
 		KubeClient:   p.client,
-		Owner:        &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.nodeName},
+		Owner:        &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: p.nodeName, UID: uid},
 		Resources:    resources,
 		SyncDelay:    ptr.To(sliceSyncDelay),
 		ErrorHandler: p.handleError,
+
+		MutationCacheTTL: p.keepWrites,
 	})
 	if err != nil {
+		if ctx.Err() != nil {
+			return nil
+		}
 		return err
 	}
 	defer controller.Stop()
-	p.update(ctx, controller)
+	p.update(ctx, controller, resources)
 	return nil
 }
 
@@ -266,18 +318,23 @@ func (p *publisher) awaitFirstLooks(ctx context.Context) {
 	}
 }
 
-// update tells the controller what is wanted until ctx ends: at each change, when it is asked to look again, and when it failed.
+// update tells the controller what is wanted until ctx ends: what differs from what was told last, and all of it when it is to be written anew, or
+// could not be written. What the API server has instead is no reason: it may have dropped fields, and would each time.
 func (p *publisher) update(ctx context.Context, controller interface {
 	Update(resources *resourceslice.DriverResources)
-},
+}, last *resourceslice.DriverResources,
 ) {
-	retry := time.NewTicker(retryInterval)
+	retry, anew := time.NewTicker(retryInterval), time.NewTicker(anewInterval)
 	defer retry.Stop()
+	defer anew.Stop()
 	for {
+		again := false
 		select {
 		case <-ctx.Done():
 			return
 		case <-p.changed:
+		case <-anew.C:
+			again = true
 		case <-retry.C:
 			if !p.failed.Swap(false) {
 				if !p.unseen.Load() {
@@ -285,10 +342,16 @@ func (p *publisher) update(ctx context.Context, controller interface {
 				}
 				continue
 			}
+			again = true
 		}
+		again = p.anew.Swap(false) || again
 		resources := p.wanted()
+		if !again && apiequality.Semantic.DeepEqual(last, resources) {
+			continue
+		}
 		p.gap.want(len(resources.Pools[p.nodeName].Slices))
 		controller.Update(resources)
+		last = resources
 	}
 }
 
@@ -333,6 +396,7 @@ func (p *publisher) handleError(ctx context.Context, err error, msg string) {
 		utilruntime.HandleErrorWithContext(ctx, err, "The API server dropped fields of a ResourceSlice: feature gates of the cluster are off", "pool", dropped.PoolName, "slice", dropped.SliceIndex, "features", dropped.DisabledFeatures())
 	case apierrors.IsInvalid(err):
 		sliceErrors.WithLabelValues("invalid").Inc()
+		p.anew.Store(true) // tried again with the next look
 		p.server.unlessAny(func() {
 			p.status.fail(stageAccepted, reasonSlicesInvalid, fmt.Sprintf("the API server takes none of the agent's ResourceSlices: %v", err))
 		})

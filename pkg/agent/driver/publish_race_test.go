@@ -52,7 +52,7 @@ func TestGPUsThatFailAtOneTickAreAllPublished(t *testing.T) {
 			r := newRig(t, "dgx-h100")
 			agent := r.agent(ctx, namingServer())
 			told := &lastUpdate{}
-			defer background(ctx, func(ctx context.Context) { agent.publisher.update(ctx, told) })()
+			defer background(ctx, func(ctx context.Context) { agent.publisher.update(ctx, told, nil) })()
 			defer background(ctx, agent.watch)()
 			time.Sleep(time.Second)
 			for i := range 8 {

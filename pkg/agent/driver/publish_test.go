@@ -99,7 +99,15 @@ func TestASliceThatWasNotWrittenIsTriedAgainSoon(t *testing.T) {
 		"several at once are tried once": {steps: []step{{time.Second, fails(away)}, {time.Second, fails(away)}}, want: []string{"5s: 3"}},
 		"an invalid one is not":          {steps: []step{{time.Second, fails(invalid)}}},
 		"a change is told at once":       {steps: []step{{time.Second, grows}}, want: []string{"1s: 4"}},
-		"a registration makes it look":   {steps: []step{{time.Second, func(_ context.Context, p *publisher) { p.refresh() }}}, want: []string{"1s: 3"}},
+		"a registration makes it look":   {steps: []step{{time.Second, func(_ context.Context, p *publisher) { p.writeAnew() }}}, want: []string{"1s: 3"}},
+		"what is wanted already is not told": {steps: []step{
+			{time.Second, func(_ context.Context, p *publisher) { p.refresh() }}, {time.Minute, grows}, {2 * time.Minute, func(_ context.Context, p *publisher) { p.refresh() }},
+		}, want: []string{"1m0s: 4"}},
+		"an invalid one is, with the next look": {
+			steps: []step{{time.Second, fails(invalid)}, {time.Minute, func(_ context.Context, p *publisher) { p.refresh() }}, {2 * time.Minute, func(_ context.Context, p *publisher) { p.refresh() }}},
+			want:  []string{"1m0s: 3"},
+		},
+		"all is looked at once an hour": {steps: []step{{90 * time.Minute, func(context.Context, *publisher) {}}}, want: []string{"1h0m0s: 3", "2h0m0s: 3"}},
 		"the newest is what is tried again": {
 			steps: []step{{time.Second, grows}, {2 * time.Second, fails(away)}},
 			want:  []string{"1s: 4", "5s: 4"},
@@ -114,13 +122,14 @@ func TestASliceThatWasNotWrittenIsTriedAgainSoon(t *testing.T) {
 				p := newPublisher(Options{NodeName: "node-1"}, newStatus())
 				p.resources = slices(3)
 				u := &updates{start: time.Now()}
-				done := make(chan struct{})
-				go func() { defer close(done); p.update(ctx, u) }()
+				done, first := make(chan struct{}), p.wanted()
+				go func() { defer close(done); p.update(ctx, u, first) }()
 				for _, step := range tc.steps {
 					time.Sleep(step.at - time.Since(u.start))
+					synctest.Wait()
 					step.do(ctx, p)
 				}
-				time.Sleep(time.Hour)
+				time.Sleep(50 * time.Minute)
 				synctest.Wait()
 				if diff := cmp.Diff(tc.want, u.told); diff != "" {
 					t.Errorf("updates (-want +got):\n%s", diff)

@@ -23,6 +23,8 @@ type sliceWatch struct {
 	answered func(error)
 	// taken is told that the API server has a slice.
 	taken func()
+	// gone is signalled when a slice was deleted.
+	gone chan struct{}
 
 	mu     sync.Mutex
 	taints map[string][]resourceapi.DeviceTaint // by device
@@ -72,6 +74,7 @@ func (w *sliceWatch) run(ctx context.Context, client kubernetes.Interface, node 
 				}
 				if slice, ok := o.(*resourceapi.ResourceSlice); ok {
 					w.gap.deleted(slice.UID)
+					signal(w.gone)
 				}
 			},
 		},

@@ -10,6 +10,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/sharing"
 )
 
 // users are the processes on a GPU, and the GPU's instances, among which each of them is on a partitioned one.
@@ -21,13 +22,37 @@ type users struct {
 // Processes counts those that use a GPU. If places on it are named, a process counts unless it is certain that it is in none of
 // them; the place nil is all of the GPU. On a GPU that is lost there are no processes.
 func (h *Hardware) Processes(ctx context.Context, gpu string, at ...*ledger.Partition) (n int, err error) {
+	processes, err := h.processesIn(ctx, gpu, at...)
+	return len(processes), err
+}
+
+func (h *Hardware) processesIn(ctx context.Context, gpu string, at ...*ledger.Partition) (in []nvml.Process, err error) {
 	users, err := h.usersOf(ctx, gpu)
+	if err != nil {
+		return nil, err
+	}
+	for _, process := range users.processes {
+		place := users.placeOf(&process)
+		if len(at) == 0 || slices.ContainsFunc(at, func(p *ledger.Partition) bool { return p.Overlaps(place) }) {
+			in = append(in, process)
+		}
+	}
+	return in, nil
+}
+
+// processes is Hardware.Processes without the servers of our MPS daemons: such a one is there as long as its daemon, whether or not it has
+// clients, and these are processes of their own.
+func (a *Agent) processes(ctx context.Context, gpu string, at ...*ledger.Partition) (n int, err error) {
+	processes, err := a.opts.Hardware.processesIn(ctx, gpu, at...)
 	if err != nil {
 		return 0, err
 	}
-	for _, process := range users.processes {
-		in := users.placeOf(&process)
-		if len(at) == 0 || slices.ContainsFunc(at, func(p *ledger.Partition) bool { return p.Overlaps(in) }) {
+	for _, process := range processes {
+		daemon, err := a.opts.Tools.Processes.DaemonOf(process.PID)
+		if err != nil && !errors.Is(err, sharing.ErrNoProcess) {
+			return 0, fmt.Errorf("GPU %s: %w", gpu, err)
+		}
+		if daemon == "" { // also if it cannot be seen whose it is
 			n++
 		}
 	}
