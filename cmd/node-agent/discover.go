@@ -48,7 +48,11 @@ func newDiscoverCommand(opts *options) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			node.Offer(discovery.Policy{Dynamic: opts.partitions == partitionsDynamic, Shares: shares, Passthrough: opts.passthrough})
+			sharing, err := opts.sharing()
+			if err != nil {
+				return err
+			}
+			node.Offer(discovery.Policy{Dynamic: opts.partitions == partitionsDynamic, Shares: shares, Sharing: sharing, Passthrough: opts.passthrough})
 			if unknown := shares.Unknown(node); len(unknown) > 0 {
 				fmt.Fprintf(cmd.ErrOrStderr(), "--share-gpus: this machine has no GPU %s\n", strings.Join(unknown, ", "))
 			}

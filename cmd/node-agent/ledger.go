@@ -184,15 +184,15 @@ With --force no proof is needed. Then a container that still runs may have its G
 			if err := opts.validateRun(); err != nil {
 				return err
 			}
-			client, err := newClientOf(opts.kubeconfig)
+			api, err := newClientsOf(opts.kubeconfig, opts.nodeName)
 			if err != nil {
 				if !force {
 					return err
 				}
-				client = nil
+				api = clients{}
 			}
 			opts.keepSimulation()
-			agent, err := newAgent(cmd.Context(), opts, client)
+			agent, err := newAgent(cmd.Context(), opts, api)
 			if err != nil {
 				return err
 			}

@@ -40,11 +40,18 @@ func TestBadInputIsNamed(t *testing.T) {
 		"partitions of no kind":              {args: []string{"discover", "--partitions=some"}, want: []string{"--partitions", `"some"`, "static", "dynamic"}},
 		"shares of no kind":                  {args: []string{"discover", "--share-gpus=half"}, want: []string{"--share-gpus", `"half"`, "all", "none"}},
 		"shares in steps of nothing":         {args: []string{"--share-gpus=0", "--share-memory-step=0"}, want: []string{"--share-memory-step", `"0"`}},
+		"sharing of no kind":                 {args: []string{"discover", "--allow-sharing=both"}, want: []string{"--allow-sharing", `"both"`, "time-slicing", "mps", "none"}},
+		"shares of no strategy":              {args: []string{"discover", "--share-strategy=exclusive"}, want: []string{"--share-strategy", `"exclusive"`, "time-slicing", "mps"}},
+		"shares that are not allowed":        {args: []string{"--share-gpus=0", "--share-strategy=mps", "--allow-sharing=time-slicing"}, want: []string{"--share-strategy=mps", "--share-gpus=0", "--allow-sharing=time-slicing"}},
+		"shared memory of no size":           {args: []string{"--mps-shm-size=much"}, want: []string{"--mps-shm-size", `"much"`}},
+		"shared memory of nothing":           {args: []string{"--mps-shm-size=1"}, want: []string{"--mps-shm-size", `"1"`, "1Mi"}},
 		"policy of no kind":                  {args: []string{"--leftover-processes=spare"}, want: []string{"--leftover-processes", `"spare"`, "quarantine"}},
 		"policy of no kind for the host":     {args: []string{"--host-processes=kill"}, want: []string{"--host-processes", `"kill"`, "warn", "taint"}},
 		"no time for a lock":                 {args: []string{"--lock-timeout=0"}, want: []string{"--lock-timeout", "0s"}},
 		"a time that has passed for a lock":  {args: []string{"--lock-timeout=-1s"}, want: []string{"--lock-timeout", "-1s"}},
 		"more time than the kubelet has":     {args: []string{"--lock-timeout=45s"}, want: []string{"--lock-timeout", "45s", "kubelet"}},
+		"certificate without a key":          {args: []string{"--tls-cert-file=tls.crt"}, want: []string{"--tls-cert-file", `"tls.crt"`, "--tls-private-key-file"}},
+		"key without a certificate":          {args: []string{"--tls-private-key-file=tls.key"}, want: []string{"--tls-private-key-file", `"tls.key"`, "--tls-cert-file"}},
 		"output of no kind":                  {args: []string{"discover", "-o", "xml"}, want: []string{"--output", "xml", "yaml"}},
 		"argument that is no flag":           {args: []string{"sail"}, want: []string{"sail"}},
 	}
@@ -122,7 +129,7 @@ func TestDiscoverPrintsPartitions(t *testing.T) {
 func TestDiscoverPrintsShares(t *testing.T) {
 	cmd := newCommand()
 	var out, said bytes.Buffer
-	cmd.SetArgs([]string{"discover", "-o", "yaml", "--nvml=sim:dgx-h100", "--node-name=node-1", "--share-gpus=0,99", "--share-memory-step=5Gi"})
+	cmd.SetArgs([]string{"discover", "-o", "yaml", "--nvml=sim:dgx-h100", "--node-name=node-1", "--share-gpus=0,99", "--share-memory-step=5Gi", "--share-strategy=mps"})
 	cmd.SetOut(&out)
 	cmd.SetErr(&said)
 	if err := cmd.ExecuteContext(t.Context()); err != nil {
@@ -130,6 +137,9 @@ func TestDiscoverPrintsShares(t *testing.T) {
 	}
 	if n := strings.Count(out.String(), "allowMultipleAllocations: true"); n != 1 || !strings.Contains(out.String(), "step: 5Gi") {
 		t.Errorf("%d devices are shared, want one, in steps of 5Gi:\n%s", n, &out)
+	}
+	if mps, both := strings.Count(out.String(), "string: MPS\n"), strings.Count(out.String(), "string: TimeSlicing,MPS\n"); mps != 1 || both != 7 {
+		t.Errorf("%d devices say that they are shared by MPS and %d that they can be by both, want 1 and 7:\n%s", mps, both, &out)
 	}
 	if !strings.Contains(said.String(), "no GPU 99") {
 		t.Errorf("of a GPU that is not there it said %q", &said)

@@ -6,12 +6,15 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/nvml"
@@ -44,13 +47,19 @@ type options struct {
 	// shareMemoryStep is a quantity, shareComputeStep percent.
 	shareMemoryStep  string
 	shareComputeStep int
+	// allowSharing is a list of strategies, shareStrategy one of them.
+	allowSharing          string
+	shareStrategy         string
+	shareAcrossNamespaces bool
 
 	leftovers string
 	// hostProcesses is a policy.
 	hostProcesses string
 	lockTimeout   time.Duration
 	mpsRoot       string
-	hostRoot      string
+	// mpsShmSize is a quantity.
+	mpsShmSize string
+	hostRoot   string
 }
 
 // defaultOptions takes what a DaemonSet passes through the downward API from the environment.
@@ -68,14 +77,17 @@ func defaultOptions(env func(string) (string, bool), hostname func() (string, er
 		shareGPUs:        "none",
 		shareMemoryStep:  "1Gi",
 		shareComputeStep: 5,
+		allowSharing:     "time-slicing,mps",
+		shareStrategy:    "time-slicing",
 
 		leftovers:   string(prepare.EndLeftovers),
 		lockTimeout: prepare.DefaultLockTimeout,
 
 		hostProcesses: string(driver.WarnOfHostProcesses),
 
-		mpsRoot:  "/run/stowage/mps",
-		hostRoot: "/",
+		mpsRoot:    "/run/stowage/mps",
+		mpsShmSize: "64Mi",
+		hostRoot:   "/",
 	}
 	opts.podUID, _ = env("POD_UID")
 	name, ok := env("NODE_NAME")
@@ -98,6 +110,8 @@ func (o *options) addHardwareFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.shareGPUs, "share-gpus", o.shareGPUs, "GPUs that several claims can have at once, each with a share of the memory and the compute: none, all, or PCI addresses (0000:1b:00.0), device names or indices with commas between; they are not partitioned")
 	flags.StringVar(&o.shareMemoryStep, "share-memory-step", o.shareMemoryStep, "what shares of a GPU's memory are multiples of, and the least that one can be")
 	flags.IntVar(&o.shareComputeStep, "share-compute-step", o.shareComputeStep, "what shares of a GPU's compute are multiples of, in percent; with 0 they are of memory alone")
+	flags.StringVar(&o.allowSharing, "allow-sharing", o.allowSharing, "how the processes of a claim may share its GPU, if the claim asks for it: time-slicing, mps, both with a comma between, or none; published as the attribute sharingStrategies of each device. Neither is a boundary between who does not trust each other")
+	flags.StringVar(&o.shareStrategy, "share-strategy", o.shareStrategy, "how the GPUs of --share-gpus are shared by the claims that have them, which have no say in it: time-slicing or mps, and one of --allow-sharing")
 	flags.BoolVar(&o.passthrough, "passthrough", o.passthrough, "offer whole GPUs to virtual machines, too: as devices of type vfio, which leave the NVIDIA driver for as long as a claim has them")
 	flags.StringVar(&o.hostDriverRoot, "host-driver-root", o.hostDriverRoot, "the same folder as the container runtime sees it; --driver-root if not given")
 }
@@ -127,10 +141,12 @@ func (o *options) addRunFlags(flags *pflag.FlagSet) {
 
 // addUseFlags adds how GPUs are shared and taken back.
 func (o *options) addUseFlags(flags *pflag.FlagSet) {
+	flags.BoolVar(&o.shareAcrossNamespaces, "share-across-namespaces", o.shareAcrossNamespaces, "give shares of one GPU to claims of several namespaces; without it, a claim waits for a GPU of which another namespace has shares")
 	flags.StringVar(&o.leftovers, "leftover-processes", o.leftovers, "what is done about processes of a pod that are still on its GPU when its claim is unprepared: end kills them, quarantine gives the GPU to nobody until they are gone")
 	flags.StringVar(&o.hostProcesses, "host-processes", o.hostProcesses, "what is done about processes of the host, other than NVIDIA's daemons, on a GPU that no claim has: warn tells of them on the Node and by a metric, taint also gives the GPU to no claim until they are gone")
 	flags.DurationVar(&o.lockTimeout, "lock-timeout", o.lockTimeout, fmt.Sprintf("how long a call of the kubelet waits for GPUs that other calls or another agent work on; less than the %s after which the kubelet gives up, so that there is time for the work itself; a call that takes GPUs back waits for no more than %s of it, because what it undoes may take %s", prepare.KubeletPatience, prepare.DefaultLockTimeout, prepare.DefaultUndoTimeout))
 	flags.StringVar(&o.mpsRoot, "mps-root", o.mpsRoot, "folder for the daemons of NVIDIA's Multi-Process Service, with the same path inside and outside of a container")
+	flags.StringVar(&o.mpsShmSize, "mps-shm-size", o.mpsShmSize, "how much memory the folder of one daemon of the Multi-Process Service may take, in which its clients have their shared memory (/dev/shm)")
 	flags.StringVar(&o.hostRoot, "host-root", o.hostRoot, "the host's root folder as this program sees it; what containers are given is looked up there, and daemons of the Multi-Process Service are started there, by systemd")
 }
 
@@ -147,12 +163,29 @@ func (o *options) validateUse() error {
 	if p := driver.HostProcesses(o.hostProcesses); p != driver.WarnOfHostProcesses && p != driver.TaintForHostProcesses {
 		return fmt.Errorf("--host-processes %q: want %s or %s", o.hostProcesses, driver.WarnOfHostProcesses, driver.TaintForHostProcesses)
 	}
+	if _, err := o.mpsShm(); err != nil {
+		return err
+	}
 	switch prepare.Leftovers(o.leftovers) {
 	case prepare.EndLeftovers, prepare.QuarantineLeftovers:
 		return nil
 	}
 	return fmt.Errorf("--leftover-processes %q: want %s or %s", o.leftovers, prepare.EndLeftovers, prepare.QuarantineLeftovers)
 }
+
+// mpsShm is in bytes.
+func (o *options) mpsShm() (int64, error) {
+	size, err := resource.ParseQuantity(o.mpsShmSize)
+	if err != nil {
+		return 0, fmt.Errorf("--mps-shm-size %q: %w", o.mpsShmSize, err)
+	}
+	if size.Cmp(leastShm) < 0 || size.Cmp(mostShm) > 0 {
+		return 0, fmt.Errorf("--mps-shm-size %q: want %s to %s", o.mpsShmSize, leastShm.String(), mostShm.String())
+	}
+	return size.Value(), nil
+}
+
+var leastShm, mostShm = resource.MustParse("1Mi"), resource.MustParse("1Ti")
 
 // validateHardware names the flag that is wrong.
 func (o *options) validateHardware() error {
@@ -163,6 +196,9 @@ func (o *options) validateHardware() error {
 		return fmt.Errorf("--partitions %q: want %s or %s", o.partitions, partitionsStatic, partitionsDynamic)
 	}
 	if _, err := o.shares(); err != nil {
+		return err
+	}
+	if _, err := o.sharing(); err != nil {
 		return err
 	}
 	if !strings.HasPrefix(o.nvml, "sim:") && strings.Contains(o.nvml, "/") {
@@ -184,6 +220,19 @@ func (o *options) shares() (discovery.Shares, error) {
 	return shares, nil
 }
 
+// sharing is what claims may ask for.
+func (o *options) sharing() (config.Rules, error) {
+	rules, err := config.ParseRules(o.nodeName, o.allowSharing, o.shareStrategy)
+	if err != nil {
+		return rules, err
+	}
+	if o.shareGPUs != "none" && !slices.Contains(rules.Allowed, rules.Shares) {
+		return rules, fmt.Errorf("%s=%s --share-gpus=%s: %s=%s does not allow it", config.SharesFlag, o.shareStrategy, o.shareGPUs, config.AllowFlag, o.allowSharing)
+	}
+	rules.AcrossNamespaces = o.shareAcrossNamespaces
+	return rules, nil
+}
+
 // validateRun checks the folders; all are part of what others on the node are told, so none may be relative.
 func (o *options) validateRun() error {
 	for flag, path := range map[string]string{
@@ -199,6 +248,9 @@ func (o *options) validateRun() error {
 		if !filepath.IsAbs(path) && (flag != "sim-dir" || path != "") {
 			return fmt.Errorf("--%s %q: an absolute path is needed", flag, path)
 		}
+	}
+	if (o.certFile == "") != (o.keyFile == "") {
+		return fmt.Errorf("--tls-cert-file %q, --tls-private-key-file %q: want both or none", o.certFile, o.keyFile)
 	}
 	if err := o.validateUse(); err != nil {
 		return err

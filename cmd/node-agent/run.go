@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -14,6 +16,7 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
+	"stowage.dev/stowage/pkg/agent/policies"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/agent/vfio"
@@ -28,12 +31,12 @@ func runAgent(ctx context.Context, opts *options) error {
 	if err != nil {
 		return err
 	}
-	client, err := newClient(config)
+	api, err := newClients(config, opts.nodeName)
 	if err != nil {
 		return err
 	}
 	klog.FromContext(ctx).Info("Starting", "version", version.Get().GitVersion, "node", opts.nodeName, "nvml", opts.nvml)
-	agent, err := newAgent(ctx, opts, client)
+	agent, err := newAgent(ctx, opts, api)
 	if err != nil {
 		return err
 	}
@@ -47,12 +50,45 @@ func runAgent(ctx context.Context, opts *options) error {
 		return err
 	}
 	defer stopControl()
-	return agent.Run(ctx)
+	return runUnderPolicies(ctx, api.agent, opts.nodeName, agent.Run)
+}
+
+// runUnderPolicies runs the agent once the API server refuses what the policies forbid. Where the API server does not answer the kubelet is
+// served all the same, until it is known that a policy is void.
+func runUnderPolicies(ctx context.Context, client kubernetes.Interface, node string, run func(context.Context) error) error {
+	ctx, fail := context.WithCancelCause(ctx)
+	undecided, decided := make(chan struct{}), make(chan error, 1)
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer fail(nil)
+	group.Go(func() {
+		err := policies.Await(ctx, client, node, sync.OnceFunc(func() { close(undecided) }))
+		if err != nil {
+			fail(err)
+		}
+		decided <- err
+	})
+	select {
+	case err := <-decided:
+		if err != nil {
+			return err
+		}
+	case <-undecided:
+	}
+	err := run(ctx)
+	if void := (*policies.VoidError)(nil); errors.As(context.Cause(ctx), &void) {
+		return void
+	}
+	return err
 }
 
 // newAgent puts the agent together as the flags say; nothing of it runs.
-func newAgent(ctx context.Context, opts *options, client kubernetes.Interface) (*driver.Agent, error) {
+func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, error) {
 	shares, err := opts.shares()
+	if err != nil {
+		return nil, err
+	}
+	sharingRules, err := opts.sharing()
 	if err != nil {
 		return nil, err
 	}
@@ -76,7 +112,8 @@ func newAgent(ctx context.Context, opts *options, client kubernetes.Interface) (
 		NodeName:    opts.nodeName,
 		PodUID:      types.UID(opts.podUID),
 		Version:     version.Get().GitVersion,
-		Client:      client,
+		Client:      api.agent,
+		NodeClient:  api.node,
 		KubeletRoot: opts.kubeletRoot,
 		StateDir:    opts.stateDir,
 		CDIDir:      opts.cdiRoot,
@@ -90,6 +127,7 @@ func newAgent(ctx context.Context, opts *options, client kubernetes.Interface) (
 		LockTimeout:       opts.lockTimeout,
 		DynamicPartitions: opts.partitions == partitionsDynamic,
 		Shares:            shares,
+		Sharing:           sharingRules,
 		Passthrough:       opts.passthrough,
 		PCI:               bus.pci,
 		Users:             bus.users,
@@ -137,12 +175,26 @@ func newConfig(kubeconfig string) (*rest.Config, error) {
 	return config, nil
 }
 
-func newClientOf(kubeconfig string) (kubernetes.Interface, error) {
+// clients of the API server: as the agent, and as its node, for what only the node authorizer can limit to one node.
+type clients struct{ agent, node kubernetes.Interface }
+
+func newClientsOf(kubeconfig, nodeName string) (clients, error) {
 	config, err := newConfig(kubeconfig)
 	if err != nil {
-		return nil, err
+		return clients{}, err
 	}
-	return newClient(config)
+	return newClients(config, nodeName)
+}
+
+func newClients(config *rest.Config, nodeName string) (clients, error) {
+	agent, err := newClient(config)
+	if err != nil {
+		return clients{}, err
+	}
+	config = rest.CopyConfig(config)
+	config.Impersonate = rest.ImpersonationConfig{UserName: "system:node:" + nodeName}
+	node, err := newClient(config)
+	return clients{agent: agent, node: node}, err
 }
 
 func newClient(config *rest.Config) (kubernetes.Interface, error) {
@@ -182,6 +234,10 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 		backend, err := cdi.NewSimulated(ctx, cdi.SimulatedOptions{DevRoot: opts.devRoot, ProcRoot: "/proc"})
 		return backend, sharing.NewSimulated(handle.Machine), err
 	}
+	shm, err := opts.mpsShm()
+	if err != nil {
+		return nil, sharing.Tools{}, err
+	}
 	backend := cdi.NewDriver(cdi.DriverOptions{
 		NVML:           hardware.NVML,
 		DriverRoot:     opts.driverRoot,
@@ -192,6 +248,7 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 		DriverRoot:     opts.driverRoot,
 		HostDriverRoot: opts.hostDriverRoot,
 		MPSRoot:        opts.mpsRoot,
+		ShmBytes:       shm,
 		HostRoot:       opts.hostRoot,
 		ProcRoot:       "/proc",
 	}), nil

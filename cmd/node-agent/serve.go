@@ -71,22 +71,7 @@ func serveHealth(ctx context.Context, opts *options, config *rest.Config, status
 	if err != nil {
 		return nil, fmt.Errorf("--health-address %s: %w", opts.healthAddress, err)
 	}
-	open := &connections{most: maxConnections}
-	server := &http.Server{
-		Handler:           status.Handler(readers.check),
-		ReadHeaderTimeout: headerTimeout,
-		ReadTimeout:       headerTimeout,
-		WriteTimeout:      answerTimeout,
-		IdleTimeout:       idleTimeout,
-		MaxHeaderBytes:    64 << 10,
-		ConnState:         open.changed,
-		TLSConfig: &tls.Config{
-			MinVersion:     tls.VersionTLS12,
-			NextProtos:     []string{"http/1.1"},
-			GetCertificate: certificate,
-			ClientAuth:     tls.RequestClientCert, // readers says whose it is
-		},
-	}
+	server := newServer(status.Handler(readers.check), certificate)
 	logger := klog.FromContext(ctx)
 	server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(logger.V(4)), slog.LevelInfo) // callers must not fill the log
 	logger.Info("Serving health and metrics", "address", listener.Addr().String())
@@ -102,6 +87,28 @@ func serveHealth(ctx context.Context, opts *options, config *rest.Config, status
 		_ = server.Close()
 		<-done
 	}, nil
+}
+
+// newServer speaks HTTP/1.1 alone: a connection of HTTP/2 has hundreds of requests at once, and connections are what is counted.
+func newServer(handler http.Handler, certificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)) *http.Server {
+	open := &connections{most: maxConnections}
+	server := &http.Server{
+		Handler:           handler,
+		Protocols:         &http.Protocols{},
+		ReadHeaderTimeout: headerTimeout,
+		ReadTimeout:       headerTimeout,
+		WriteTimeout:      answerTimeout,
+		IdleTimeout:       idleTimeout,
+		MaxHeaderBytes:    64 << 10,
+		ConnState:         open.changed,
+		TLSConfig: &tls.Config{
+			MinVersion:     tls.VersionTLS12,
+			GetCertificate: certificate,
+			ClientAuth:     tls.RequestClientCert, // readers says whose it is
+		},
+	}
+	server.Protocols.SetHTTP1(true)
+	return server
 }
 
 // newCertificate is that of the flags, or one that is signed by itself and known to nobody, as kube-scheduler's.
@@ -212,7 +219,15 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 	}
 	c.open = append(c.open, conn)
 	if len(c.open) > c.most {
-		_ = c.open[0].Close()
+		cut(c.open[0])
 		c.open = c.open[1:]
 	}
+}
+
+// cut closes a connection without the goodbye of TLS: that waits for a peer that does not read, and all others with it.
+func cut(conn net.Conn) {
+	if over, ok := conn.(*tls.Conn); ok {
+		conn = over.NetConn()
+	}
+	_ = conn.Close()
 }

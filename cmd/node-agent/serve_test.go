@@ -12,6 +12,7 @@ import (
 	"os"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -145,4 +146,78 @@ func TestIdleConnectionsDoNotKeepOthersOut(t *testing.T) {
 			t.Fatalf("connection %d is open", i)
 		}
 	}
+}
+
+// A connection of HTTP/2 would count as one, with hundreds of requests at once.
+func TestTheServerSpeaksNoHTTP2(t *testing.T) {
+	certificate, err := newCertificate(t.Context(), &options{nodeName: "node-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	server := newServer(http.NotFoundHandler(), certificate)
+	server.ErrorLog = log.New(io.Discard, "", 0)
+	done := make(chan error, 1)
+	go func() { done <- server.ServeTLS(listener, "", "") }()
+	defer func() {
+		_ = server.Close()
+		if err := <-done; !errors.Is(err, http.ErrServerClosed) {
+			t.Error(err)
+		}
+	}()
+	for name, tc := range map[string]struct {
+		offered []string
+		want    string
+		refused bool
+	}{
+		"a caller that knows HTTP/2 alone": {offered: []string{"h2"}, refused: true},
+		"one that knows both":              {offered: []string{"h2", "http/1.1"}, want: "http/1.1"},
+		"one that does not say":            {},
+	} {
+		conn, err := tls.Dial("tcp", listener.Addr().String(), &tls.Config{InsecureSkipVerify: true, NextProtos: tc.offered})
+		if (err != nil) != tc.refused {
+			t.Errorf("%s: error %v, want one: %v", name, err, tc.refused)
+		}
+		if err != nil {
+			continue
+		}
+		if got := conn.ConnectionState().NegotiatedProtocol; got != tc.want {
+			t.Errorf("%s: %q is spoken, want %q", name, got, tc.want)
+		}
+		conn.Close()
+	}
+}
+
+// Who does not read what it is sent holds up nobody when its connection is closed for another one.
+func TestOneThatDoesNotReadIsCutOff(t *testing.T) {
+	certificate, err := newCertificate(t.Context(), &options{nodeName: "node-1"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	synctest.Test(t, func(t *testing.T) {
+		const most, many = 2, 6
+		open := &connections{most: most}
+		start := time.Now()
+		for i := range many {
+			here, there := net.Pipe() // takes nothing that is not read
+			defer here.Close()
+			server := tls.Server(here, &tls.Config{GetCertificate: certificate, SessionTicketsDisabled: true})
+			shaken := make(chan error, 1)
+			go func() { shaken <- server.Handshake() }()
+			if err := errors.Join(tls.Client(there, &tls.Config{InsecureSkipVerify: true}).Handshake(), <-shaken); err != nil {
+				t.Fatal("connection ", i, ": ", err)
+			}
+			defer there.Close()
+			open.changed(server, http.StateIdle)
+			if took := time.Since(start); took > 0 {
+				t.Fatalf("connection %d waits %s for another one to be closed", i, took)
+			}
+			if want := min(i+1, most); len(open.open) != want {
+				t.Errorf("%d connections are open, want %d", len(open.open), want)
+			}
+		}
+	})
 }

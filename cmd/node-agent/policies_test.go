@@ -1,0 +1,57 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"stowage.dev/stowage/pkg/agent/policies"
+)
+
+// An agent that serves already ends when a policy turns out to be void.
+func TestAnAgentThatServesEndsWhenAPolicyIsVoid(t *testing.T) {
+	for name, tc := range map[string]struct {
+		later error
+		void  bool
+	}{
+		"void":    {void: true},
+		"refused": {later: apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("policy"))},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				begin := time.Now()
+				client := fake.NewClientset()
+				client.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+					if time.Since(begin) < time.Hour {
+						return true, nil, errors.New("away")
+					}
+					return true, nil, tc.later
+				})
+				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Hour)
+				defer cancel()
+				var started, ended time.Duration
+				err := runUnderPolicies(ctx, client, "node-1", func(ctx context.Context) error {
+					started = time.Since(begin)
+					<-ctx.Done()
+					ended = time.Since(begin)
+					return nil
+				})
+				var void *policies.VoidError
+				if errors.As(err, &void) != tc.void || !tc.void && err != nil {
+					t.Errorf("ended with %v", err)
+				}
+				if started > time.Minute || (ended < 2*time.Hour) != tc.void {
+					t.Errorf("started after %v, ended after %v", started, ended)
+				}
+			})
+		})
+	}
+}

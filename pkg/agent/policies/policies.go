@@ -1,0 +1,134 @@
+// Package policies makes certain that the admission policies about the node agent are about the account that the agent runs as.
+package policies
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+)
+
+const (
+	// grace is for a policy that has just been made to come into effect.
+	grace = 30 * time.Second
+	// period is between two looks, and timeout for each write.
+	period  = time.Second
+	timeout = 5 * time.Second
+)
+
+// forbidden is the name of what no agent may write.
+const forbidden = "forbidden.stowage.dev"
+
+// An admission policy names the account that it is for. Where the agent runs as another account, what the policy forbids is allowed, and
+// nothing says so. So the agent tries, as dry runs, one write for each policy that is about it.
+var forbiddenWrites = []struct {
+	policy, what string
+	try          func(ctx context.Context, client kubernetes.Interface, node string, dryRun []string) error
+}{
+	{"stowage-node-agent-own-slices", "ResourceSlices of other nodes and drivers", func(ctx context.Context, client kubernetes.Interface, _ string, dryRun []string) error {
+		_, err := client.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
+			ObjectMeta: metav1.ObjectMeta{GenerateName: forbidden + "-"},
+			Spec: resourceapi.ResourceSliceSpec{
+				Driver: forbidden, NodeName: ptr.To(forbidden), Pool: resourceapi.ResourcePool{Name: forbidden, ResourceSliceCount: 1},
+			},
+		}, metav1.CreateOptions{DryRun: dryRun})
+		return err
+	}},
+	{"stowage-node-agent-own-node", "any condition of nodes", func(ctx context.Context, client kubernetes.Interface, node string, dryRun []string) error {
+		patch := `{"status":{"conditions":[{"type":"` + forbidden + `","status":"True"}]}}`
+		_, err := client.CoreV1().Nodes().Patch(ctx, node, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{DryRun: dryRun}, "status")
+		return err
+	}},
+	{"stowage-node-agent-own-events", "events in the name of others", func(ctx context.Context, client kubernetes.Interface, _ string, dryRun []string) error {
+		_, err := client.CoreV1().Events(metav1.NamespaceDefault).Create(ctx, &corev1.Event{
+			ObjectMeta:     metav1.ObjectMeta{GenerateName: forbidden + "-"},
+			InvolvedObject: corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: metav1.NamespaceDefault, Name: forbidden},
+			Source:         corev1.EventSource{Component: forbidden}, Reason: "Forbidden", Type: corev1.EventTypeNormal,
+		}, metav1.CreateOptions{DryRun: dryRun})
+		return err
+	}},
+}
+
+// VoidError says that the agent could write what it must not.
+type VoidError struct {
+	account  string
+	policies []string // and what they forbid
+}
+
+func (e *VoidError) Error() string {
+	return fmt.Sprintf("admission policies are missing or not about the agent's account %s, which could write: %s. Apply manifests/base/access; "+
+		"if the account has another name than there, change it in the policies, too", e.account, strings.Join(e.policies, "; "))
+}
+
+// Await returns nil when the API server refuses what the policies forbid, or when ctx ends, and an error if it does not refuse. It calls
+// undecided when the API server does not answer, and goes on asking.
+func Await(ctx context.Context, client kubernetes.Interface, node string, undecided func()) error {
+	logger := klog.FromContext(ctx)
+	var since time.Time // when the policies were first seen to be void
+	var said string
+	say := func(message string, err error) {
+		if message != said {
+			logger.Info(message, "reason", err)
+			said = message
+		}
+	}
+	for {
+		void, unknown := Void(ctx, client, node)
+		switch {
+		case len(void) == 0 && unknown == nil:
+			return nil
+		case len(void) == 0:
+			say("It is not known yet whether the admission policies are in effect", unknown)
+			undecided()
+		case since.IsZero():
+			since = time.Now()
+		case time.Since(since) >= grace:
+			return &VoidError{account: accountOf(ctx, client), policies: void}
+		default:
+			say("Waiting for admission policies to come into effect", fmt.Errorf("void: %s", strings.Join(void, "; ")))
+		}
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(period):
+		}
+	}
+}
+
+// Void are those whose write would pass, with what they forbid. unknown is why the API server has not decided about another one.
+func Void(ctx context.Context, client kubernetes.Interface, node string) (void []string, unknown error) {
+	for _, write := range forbiddenWrites {
+		ctx, cancel := context.WithTimeout(ctx, timeout)
+		err := write.try(ctx, client, node, []string{metav1.DryRunAll})
+		cancel()
+		switch {
+		case err == nil:
+			void = append(void, write.what+" (policy "+write.policy+")")
+		case !apierrors.IsForbidden(err):
+			unknown = fmt.Errorf("policy %s: %w", write.policy, err)
+		}
+	}
+	return slices.Clip(void), unknown
+}
+
+// accountOf is who the API server takes the agent for.
+func accountOf(ctx context.Context, client kubernetes.Interface) string {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	review, err := client.AuthenticationV1().SelfSubjectReviews().Create(ctx, &authenticationv1.SelfSubjectReview{}, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Sprintf("(unknown: %v)", err)
+	}
+	return fmt.Sprintf("%q", review.Status.UserInfo.Username)
+}
