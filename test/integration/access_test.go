@@ -29,13 +29,18 @@ const gpuDriver = "gpu.nvidia.com"
 // agent is a client with the node agent's identity, on the given node or on none.
 func (w *world) agent(nodeSuffix string) kubernetes.Interface {
 	w.t.Helper()
+	return kubernetes.NewForConfigOrDie(w.agentConfig(nodeSuffix))
+}
+
+func (w *world) agentConfig(nodeSuffix string) *rest.Config {
+	w.t.Helper()
 	var bound *authenticationv1.BoundObjectReference
 	if nodeSuffix != "" {
 		bound = &authenticationv1.BoundObjectReference{Kind: "Node", APIVersion: "v1", Name: w.nodeName(nodeSuffix)}
 	}
 	config, err := cluster.ServiceAccountConfig(w.ctx, "stowage-system", "stowage-node-agent", bound)
 	w.must(err, "getting the identity of the node agent")
-	return kubernetes.NewForConfigOrDie(config)
+	return config
 }
 
 // kubelet is a client with the identity of a node's kubelet.
@@ -222,25 +227,102 @@ func TestNodeAgentWritesOnlyItsConditionOfItsNode(t *testing.T) {
 	}
 }
 
-// A node agent lists pods, to know that nobody uses a claim, and writes events. It cannot read one pod's secrets, or change a pod.
-func TestNodeAgentAndPods(t *testing.T) {
+// A node agent lists the pods of its node, as that node, to know that nobody uses a claim. It reads no others and no secrets, and changes
+// none; and it does nothing else as a node.
+func TestNodeAgentListsThePodsOfItsNode(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	w.addNode("a")
-	client := w.agent("a")
-	if _, err := client.CoreV1().Pods("").List(w.ctx, metav1.ListOptions{FieldSelector: "spec.nodeName=" + w.nodeName("a")}); err != nil {
-		t.Errorf("listing the node's pods: %v", err)
+	w.addNode("b")
+	as := func(suffix, node string) kubernetes.Interface {
+		config := w.agentConfig(suffix)
+		if node != "" {
+			config.Impersonate.UserName = "system:node:" + w.nodeName(node)
+		}
+		return kubernetes.NewForConfigOrDie(config)
 	}
-	event := &v1.Event{
-		ObjectMeta:     metav1.ObjectMeta{GenerateName: "event-", Namespace: w.name},
-		InvolvedObject: v1.ObjectReference{Kind: "Pod", Namespace: w.name, Name: "pod"}, Reason: "Test", Type: v1.EventTypeNormal,
+	list := func(client kubernetes.Interface, selector string) error {
+		_, err := client.CoreV1().Pods(metav1.NamespaceAll).List(w.ctx, metav1.ListOptions{FieldSelector: selector})
+		return err
 	}
-	if _, err := client.CoreV1().Events(w.name).Create(w.ctx, event, metav1.CreateOptions{}); err != nil {
-		t.Errorf("writing an event: %v", err)
+	ofA, ofB := "spec.nodeName="+w.nodeName("a"), "spec.nodeName="+w.nodeName("b")
+	for _, node := range []string{"a", "b"} {
+		if err := list(as(node, node), "spec.nodeName="+w.nodeName(node)); err != nil {
+			t.Errorf("listing the pods of node %s: %v", node, err)
+		}
 	}
-	_, err := client.CoreV1().Secrets(w.name).List(w.ctx, metav1.ListOptions{})
-	checkRefused(t, err, "secrets")
-	checkRefused(t, client.CoreV1().Pods(w.name).Delete(w.ctx, "pod", metav1.DeleteOptions{}), "pods")
+	checkRefused(t, list(as("a", ""), ofA), "cannot list resource \"pods\"")
+	checkRefused(t, list(as("a", "a"), ""), "can only list/watch pods with spec.nodeName field selector")
+	checkRefused(t, list(as("a", "a"), ofB), "can only list/watch pods with spec.nodeName field selector")
+	checkRefused(t, list(as("a", "b"), ofB), "cannot impersonate")
+	checkRefused(t, list(as("", "a"), ofA), "cannot impersonate")
+	_, err := as("a", "a").CoreV1().Pods(w.name).Get(w.ctx, "pod", metav1.GetOptions{})
+	checkRefused(t, err, "cannot impersonate")
+	_, err = as("a", "a").CoreV1().Nodes().Get(w.ctx, w.nodeName("a"), metav1.GetOptions{})
+	checkRefused(t, err, "cannot impersonate")
+}
+
+// A node agent writes events as its driver on its node, about that node and about pods, and leaves those of others alone.
+func TestNodeAgentWritesOnlyItsEvents(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.addNode("a")
+	w.addNode("b")
+	event := func(kind, name, host string) *v1.Event {
+		e := &v1.Event{
+			ObjectMeta:     metav1.ObjectMeta{GenerateName: "event-", Namespace: w.name},
+			InvolvedObject: v1.ObjectReference{APIVersion: "v1", Kind: kind, Namespace: w.name, Name: name},
+			Source:         v1.EventSource{Component: gpuDriver, Host: host}, Reason: "Test", Type: v1.EventTypeNormal,
+		}
+		if kind == "Node" {
+			e.Namespace, e.InvolvedObject.Namespace = metav1.NamespaceDefault, ""
+		}
+		return e
+	}
+	create := func(ctx context.Context, client kubernetes.Interface, e *v1.Event) (*v1.Event, error) {
+		return client.CoreV1().Events(e.Namespace).Create(ctx, e, metav1.CreateOptions{})
+	}
+	count := func(client kubernetes.Interface, e *v1.Event, patch string) error {
+		_, err := client.CoreV1().Events(e.Namespace).Patch(w.ctx, e.Name, types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	a, unbound, nodeA, nodeB := w.agent("a"), w.agent(""), w.nodeName("a"), w.nodeName("b")
+	w.awaitPolicy(func(ctx context.Context) error {
+		_, err := create(ctx, a, event("Pod", "pod", nodeB))
+		return err
+	})
+	for _, e := range []*v1.Event{event("Pod", "pod", nodeA), event("Node", nodeA, nodeA)} {
+		made, err := create(w.ctx, a, e)
+		if err != nil {
+			t.Errorf("its event about a %s: %v", e.InvolvedObject.Kind, err)
+			continue
+		}
+		if err := count(a, made, `{"count":2}`); err != nil {
+			t.Errorf("counting it: %v", err)
+		}
+	}
+	other := event("Pod", "pod", nodeA)
+	other.Source.Component = "kubelet"
+	for name, test := range map[string]struct {
+		client  kubernetes.Interface
+		event   *v1.Event
+		message string
+	}{
+		"as another node":        {a, event("Pod", "pod", nodeB), "may only write events whose source is"},
+		"as the kubelet":         {a, other, "may only write events whose source is"},
+		"without a node":         {unbound, event("Pod", "pod", ""), "may only write events whose source is"},
+		"about another node":     {a, event("Node", nodeB, nodeA), "may only write events about pods and that node"},
+		"about something else's": {a, event("ResourceClaim", "claim", nodeA), "may only write events about pods and that node"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := create(w.ctx, test.client, test.event)
+			checkRefused(t, err, test.message)
+		})
+	}
+	kubelets, err := create(w.ctx, w.client, other)
+	w.must(err, "writing another's event")
+	checkRefused(t, count(a, kubelets, `{"count":2}`), "may only write events whose source is")
+	checkRefused(t, count(a, kubelets, `{"count":2,"source":{"component":"gpu.nvidia.com"}}`), "may only write events whose source is")
 }
 
 // The scheduler has no rights that it does not need: a sample of what a takeover of it must not give.

@@ -7,7 +7,10 @@ import (
 	"strings"
 	"testing"
 
+	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/yaml"
 )
 
@@ -85,5 +88,50 @@ func TestConfigMapHasTheConfigurationFiles(t *testing.T) {
 		if got := configMap.Data[filepath.Base(file)]; got != string(want) {
 			t.Errorf("the ConfigMap has for %s:\n%s", file, got)
 		}
+	}
+}
+
+// Where the tokens of agent and scheduler go is not up to the nodes: no kubelet can give its node the labels that the pods follow.
+func TestNoNodeBringsAPodOfOursToItself(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.addNode("a")
+	kubelet := w.kubelet("a")
+	label := func(key string) error {
+		patch := `{"metadata":{"labels":{"` + key + `":"true"}}}`
+		_, err := kubelet.CoreV1().Nodes().Patch(w.ctx, w.nodeName("a"), types.StrategicMergePatchType, []byte(patch), metav1.PatchOptions{})
+		return err
+	}
+	if err := label("nvidia.com/gpu.present"); err != nil {
+		t.Errorf("a label that kubelets may set: %v", err)
+	}
+	var agent appsv1.DaemonSet
+	var scheduler appsv1.Deployment
+	for file, object := range map[string]any{"node-agent/daemonset.yaml": &agent, "scheduler/deployment.yaml": &scheduler} {
+		data, err := os.ReadFile(filepath.Join(manifests, "base", file))
+		w.must(err, "reading the manifest")
+		w.must(yaml.UnmarshalStrict(data, object), "reading %s", file)
+	}
+	var keys []string
+	for key := range agent.Spec.Template.Spec.NodeSelector {
+		keys = append(keys, key)
+	}
+	if len(keys) != 1 {
+		t.Fatalf("the agent follows the labels %q", keys)
+	}
+	affinity := scheduler.Spec.Template.Spec.Affinity
+	if affinity == nil || affinity.NodeAffinity == nil || affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution == nil {
+		t.Fatal("the scheduler runs anywhere")
+	}
+	for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+		for _, expression := range term.MatchExpressions {
+			keys = append(keys, expression.Key)
+		}
+	}
+	if len(keys) != 2 {
+		t.Fatalf("agent and scheduler follow the labels %q", keys)
+	}
+	for _, key := range keys {
+		checkRefused(t, label(key), "is not allowed to modify labels")
 	}
 }
