@@ -21,8 +21,8 @@ help: ## List every target with a line
 
 .PHONY: build
 # The revision is in LDFLAGS. Go's own stamp would fail the build where git refuses the folder because it is somebody else's.
-build: ## Build bin/scheduler and bin/node-agent
-	$(GO) build -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/scheduler ./cmd/node-agent
+build: ## Build bin/scheduler, bin/node-agent and bin/nvmlsimctl, which commands simulated GPUs
+	$(GO) build -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/scheduler ./cmd/node-agent ./cmd/nvmlsimctl
 
 # What builds images: the first of these that works. BUILDER=podman asks for one.
 BUILDER   ?= docker podman buildah
@@ -76,7 +76,7 @@ mutate: ## Break the tracker and the fence line by line: at least 90 % must be n
 
 .PHONY: mutate-rest
 mutate-rest: ## Put back faults that make pods sleep or devices idle: random histories must show each (~1 h)
-	$(GO) run ./internal/mutate -seeds -show -patience 5m -run 'TestScenarios$$' -args '-histories 4000' ./test/liveness
+	$(GO) run ./internal/mutate -seeds -show -patience 5m -run 'TestScenarios$$' -random 4000 ./test/liveness
 
 .PHONY: bench-tracker
 bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices held: flat within 2x
@@ -105,7 +105,7 @@ liveness: ## Random histories in virtual time: at rest, a new scheduler must hav
 	$(GO) test -count=1 -v -timeout 0 -run 'TestRest$$' ./test/liveness $(LIVENESS)
 
 .PHONY: crash-scheduler
-crash-scheduler: ## Each write of a scheduler fails in each way, with and without its end: nothing is held for nobody, nobody sleeps (~8 min)
+crash-scheduler: ## Each write of a scheduler fails in each way, with and without its end: nothing is held for nobody, nobody sleeps (~10 min)
 	$(GO) test -count=1 -v -timeout 60m -run 'TestFaultMatrix$$' ./test/liveness -every 1
 
 # Arguments of the scale test, for example SCALE='-nodes 100 -claims 500 -burst 50 -churn 10s -audit-period 5s' for a look at what it does.

@@ -310,7 +310,7 @@ logs        %s
 	}
 	w.Flush()
 	if len(p.nodes) > 0 {
-		fmt.Fprintf(out, "\nA fault of a simulated GPU, for instance:\n  go run ./cmd/nvmlsimctl --socket %s gpu lose 0\n", p.nodes[0].SimulatorSocket)
+		fmt.Fprintf(out, "\nA fault of a simulated GPU, for instance:\n  bin/nvmlsimctl --socket %s gpu lose 0\n", p.nodes[0].SimulatorSocket)
 	}
 }
 

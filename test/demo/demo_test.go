@@ -136,7 +136,7 @@ h100  agent's log    /d/logs/h100-agent.log
       simulator      /d/h100/sim/control.sock
 
 A fault of a simulated GPU, for instance:
-  go run ./cmd/nvmlsimctl --socket /d/a100/sim/control.sock gpu lose 0
+  bin/nvmlsimctl --socket /d/a100/sim/control.sock gpu lose 0
 `
 	if diff := cmp.Diff(want, out.String()); diff != "" {
 		t.Errorf("text (-want +got):\n%s", diff)
