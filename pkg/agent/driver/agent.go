@@ -181,7 +181,7 @@ func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context
 		// What could not be undone without NVML is, as soon as it can be.
 		Again:    a.opts.Hardware.reached,
 		NotePods: a.claims.NotePods,
-		Release:  a.claims.Unprepare,
+		Release:  a.claims.UnprepareUnused,
 		Seen:     a.reconciled,
 	})
 }

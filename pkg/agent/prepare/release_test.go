@@ -8,14 +8,21 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
 
+	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/reconcile"
 )
 
 // releaseOf releases a claim that nobody uses.
@@ -155,6 +162,76 @@ func TestAReleaseOfAPassthrough(t *testing.T) {
 			n.wantLine("left", done.Left, "GPU "+gpu0+": how it is set up could not be looked at: the GPU has the driver vfio-pci")
 			if !errors.Is(err, discovery.ErrBound) {
 				t.Errorf("the next claim: %v", err)
+			}
+		})
+	}
+}
+
+// TestAClaimThatIsPreparedAgainIsNotReleased: nobody used it, as every source told, and then another pod of the claim has it prepared before the
+// release has the claim's lock.
+func TestAClaimThatIsPreparedAgainIsNotReleased(t *testing.T) {
+	tests := map[string]struct {
+		between  func(n *node, m *prepare.Manager)
+		released bool
+		pods     []types.UID
+	}{
+		"nothing happens": {between: func(*node, *prepare.Manager) {}, released: true},
+		"a pod joins": {
+			between: func(n *node, m *prepare.Manager) { n.prepared(m, reservedFor(claim("train", "gpu="+gpu0), "second")) },
+			pods:    []types.UID{"first", "second"},
+		},
+		"it is unprepared and prepared": {
+			between: func(n *node, m *prepare.Manager) {
+				n.unprepare(m, "train-uid")
+				n.prepared(m, reservedFor(claim("train", "gpu="+gpu0), "second"))
+			},
+			pods: []types.UID{"second"},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			m := n.manager()
+			n.prepared(m, reservedFor(claim("train", "gpu="+gpu0), "first"))
+			clock := testingclock.NewFakeClock(time.Date(2026, 11, 22, 1, 0, 0, 0, time.UTC))
+			records, _ := n.recordOf("train-uid")
+			looks := 0
+			var found reconcile.Summary
+			leftovers := reconcile.New(reconcile.Options{
+				Clock: clock, Ledger: records,
+				Sources: reconcile.Sources{
+					Claim: func(context.Context, string, string) (*resourceapi.ResourceClaim, error) {
+						return claim("train"), nil // not allocated, until the pod comes
+					},
+					Pods:       func(context.Context) ([]corev1.Pod, error) { return nil, nil },
+					Kubelet:    func(context.Context) ([]reconcile.KubeletPod, error) { return nil, nil },
+					Registered: func() time.Time { return clock.Now().Add(-time.Hour) },
+					// It is asked last.
+					Processes: func(context.Context, string, ...*ledger.Partition) (int, error) {
+						if looks++; looks == 2 {
+							tc.between(n, m)
+						}
+						return 0, nil
+					},
+				},
+				Repair:   func(context.Context) error { return nil },
+				NotePods: m.NotePods,
+				Release:  m.UnprepareUnused,
+				Strays:   func() ([]cdi.File, error) { return nil, nil },
+				Seen:     func(s reconcile.Summary) { found = s },
+			})
+			for range 2 {
+				if err := leftovers.Once(n.ctx); err != nil {
+					t.Fatal(err)
+				}
+				clock.Step(reconcile.Interval)
+			}
+			_, record := n.recordOf("train-uid")
+			if looks != 2 || (found.Released == 1) != tc.released || (record == nil) != tc.released {
+				t.Fatalf("%d looks, %+v, record %+v, want it released: %v", looks, found, record, tc.released)
+			}
+			if record != nil && !slices.Equal(record.Entry.Pods, tc.pods) {
+				t.Errorf("pods %v, want %v", record.Entry.Pods, tc.pods)
 			}
 		})
 	}

@@ -3,6 +3,7 @@ package prepare
 import (
 	"context"
 	"fmt"
+	"reflect"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -14,42 +15,56 @@ import (
 // Unprepare takes the claim's GPUs back. A claim that is not known succeeds: it has been unprepared before,
 // or was never prepared here. It needs no API server and, so that a pod can always go, no GPU that answers: see Quarantine.
 func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
+	_, err := m.unprepare(ctx, uid, nil)
+	return err
+}
+
+// UnprepareUnused is Unprepare for a claim of which it was decided, without its lock, that nobody uses it. If its record is not the one any more that
+// was seen then, the claim has been prepared since, for a pod that may run: nothing is done.
+func (m *Manager) UnprepareUnused(ctx context.Context, seen *ledger.Entry) (done bool, err error) {
+	return m.unprepare(ctx, seen.Claim.UID, seen)
+}
+
+func (m *Manager) unprepare(ctx context.Context, uid types.UID, seen *ledger.Entry) (done bool, err error) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uid)
 	ctx = klog.NewContext(ctx, logger)
 	if err := ledger.ValidateUID(uid); err != nil {
 		// Nothing can have been prepared under such a name.
 		logger.Info("Claim to unprepare has no valid UID and is taken for an unknown one", "reason", err.Error())
-		return nil
+		return false, nil
 	}
 	// Whatever a call may wait for: it must be able to undo, too, before the kubelet gives up.
 	locks := m.locks.beginWithin(DefaultLockTimeout)
 	defer locks.unlock()
 	if err := locks.claim(ctx, uid); err != nil {
-		return fmt.Errorf("unprepare claim %s: %w", uid, err)
+		return false, fmt.Errorf("unprepare claim %s: %w", uid, err)
 	}
 	record, err := m.ledger.Get(uid)
 	if err != nil {
-		return fmt.Errorf("unprepare claim %s: %w", uid, err)
+		return false, fmt.Errorf("unprepare claim %s: %w", uid, err)
 	}
 	if record == nil {
 		logger.V(2).Info("Claim to unprepare is not known, nothing to do")
-		return nil
+		return false, nil
 	}
 	if record.Err != nil {
-		return fmt.Errorf("unprepare claim %s: %w", uid, Unreadable(record))
+		return false, fmt.Errorf("unprepare claim %s: %w", uid, Unreadable(record))
 	}
 	if record.Recovered != nil {
 		logger.Error(record.Recovered, "Ledger record was replaced by its previous copy", "path", record.Path)
 	}
+	if seen != nil && !reflect.DeepEqual(seen, record.Entry) {
+		return false, nil
+	}
 	if err := locks.gpus(ctx, record.Entry.HeldGPUs()...); err != nil {
-		return fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
+		return false, fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
 	}
 	if err := m.rollBack(ctx, record.Entry); err != nil {
-		return fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
+		return false, fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
 	}
 	used := m.countUse(record.Entry)
 	logger.V(2).Info("Claim is unprepared", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "devices", describe(record.Entry), "used", used)
-	return nil
+	return true, nil
 }
 
 // rollBack undoes the recorded steps in reverse and then forgets the claim. If the disk does not take part the claim

@@ -52,8 +52,8 @@ type Options struct {
 	Repair func(ctx context.Context) error
 	// NotePods records the pods that a prepared claim is reserved for by now.
 	NotePods func(ctx context.Context, claim *resourceapi.ResourceClaim) error
-	// Release unprepares a claim, as the kubelet would.
-	Release func(ctx context.Context, claim types.UID) error
+	// Release unprepares a claim, as the kubelet would, if its record is still the one that was seen. Otherwise somebody has prepared it since.
+	Release func(ctx context.Context, seen *ledger.Entry) (released bool, err error)
 	// Strays are CDI files that no record of the ledger owns, and RemoveStray deletes the one of a claim, unless the claim is prepared by now.
 	Strays      func() ([]cdi.File, error)
 	RemoveStray func(ctx context.Context, claim types.UID) error
@@ -168,9 +168,11 @@ func (r *Reconciler) Once(ctx context.Context) error {
 		errs = append(errs, err)
 		if leftover {
 			// 3. Nobody does.
-			err := r.release(ctx, record.Entry)
-			if err == nil {
+			released, err := r.release(ctx, record.Entry)
+			if released {
 				summary.Released++
+			}
+			if err == nil {
 				continue
 			}
 			errs = append(errs, err)
@@ -341,15 +343,19 @@ func sharers(gpu string, but types.UID, records []*ledger.Record) (pods []types.
 	return pods, shared
 }
 
-func (r *Reconciler) release(ctx context.Context, entry *ledger.Entry) error {
-	logger := klog.FromContext(ctx)
-	logger.Info("Nobody uses the prepared claim any more, releasing it", "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "claimUID", entry.Claim.UID, "gpus", entry.HeldGPUs())
-	if err := r.opts.Release(ctx, entry.Claim.UID); err != nil {
-		return fmt.Errorf("release claim %s, which nobody uses any more: %w", entry.Claim, err)
+// release tells that a claim stays without an error where it was prepared again since it was read: then nothing is known of it.
+func (r *Reconciler) release(ctx context.Context, entry *ledger.Entry) (released bool, err error) {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "claimUID", entry.Claim.UID)
+	logger.Info("Nobody uses the prepared claim any more, releasing it", "gpus", entry.HeldGPUs())
+	if released, err = r.opts.Release(ctx, entry); err != nil {
+		return false, fmt.Errorf("release claim %s, which nobody uses any more: %w", entry.Claim, err)
+	}
+	if !released {
+		logger.Info("Claim was prepared again meanwhile and stays")
 	}
 	r.forget(subject{claim: entry.Claim.UID})
 	delete(r.orphans, entry.Claim.UID)
-	return nil
+	return released, nil
 }
 
 func (r *Reconciler) forget(s subject) {

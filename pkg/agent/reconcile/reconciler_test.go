@@ -54,6 +54,8 @@ type scene struct {
 	noted    []types.UID
 	repaired int
 	summary  Summary
+	// preparedAgain: between the decision and the release the record becomes another one.
+	preparedAgain bool
 
 	claimErr, repairErr, processesErr, releaseErr, straysErr, removeErr, noteErr error
 }
@@ -108,12 +110,12 @@ func newScene(t *testing.T) *scene {
 			s.noted = append(s.noted, claim.UID)
 			return s.noteErr
 		},
-		Release: func(_ context.Context, uid types.UID) error {
-			if s.releaseErr != nil {
-				return s.releaseErr
+		Release: func(_ context.Context, seen *ledger.Entry) (bool, error) {
+			if s.releaseErr != nil || s.preparedAgain {
+				return false, s.releaseErr
 			}
-			s.released = append(s.released, uid)
-			return records.Remove(uid)
+			s.released = append(s.released, seen.Claim.UID)
+			return true, records.Remove(seen.Claim.UID)
 		},
 		Seen: func(summary Summary) { s.summary = summary },
 	})
@@ -276,11 +278,18 @@ func TestLeftoversAreReleasedAfterTwoReadings(t *testing.T) {
 	}
 	s.want("not released", Summary{Occupied: occupied})
 	s.releaseErr = nil
+	// Somebody has it prepared while it is decided on: nothing of before counts.
+	s.preparedAgain = true
+	must(s.look())
+	s.want("prepared again", Summary{})
+	s.preparedAgain = false
+	must(s.look())
+	s.want("once since then", Summary{Occupied: occupied})
 	must(s.look())
 	s.want("released", Summary{Released: 1}, "claim-uid")
 	must(s.look())
 	s.want("gone", Summary{}, "claim-uid")
-	if s.repaired != 12 {
+	if s.repaired != 14 {
 		t.Errorf("repaired %d times, want each time", s.repaired)
 	}
 	if len(s.reconciler.before) > 0 || len(s.reconciler.said) > 0 {
