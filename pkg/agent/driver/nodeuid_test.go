@@ -206,7 +206,8 @@ func TestWithoutANodeNothingIsPublished(t *testing.T) {
 	}
 }
 
-// TestWhatTheAPIServerDropsIsNotWrittenAgainAndAgain: nothing has changed, and each write would be a new generation of the pool.
+// TestWhatTheAPIServerDropsIsNotWrittenAgainAndAgain: nothing has changed, and each write would be a new generation of the pool. But it is written
+// again soon, because the next API server may be of another version, and ever more seldom.
 func TestWhatTheAPIServerDropsIsNotWrittenAgainAndAgain(t *testing.T) {
 	registerMetrics()
 	synctest.Test(t, func(t *testing.T) {
@@ -230,12 +231,27 @@ func TestWhatTheAPIServerDropsIsNotWrittenAgainAndAgain(t *testing.T) {
 		agent := r.agent(ctx, api)
 		defer background(ctx, agent.watch)()
 		defer agent.publishing(ctx)()
-		time.Sleep(time.Minute)
+		time.Sleep(50 * time.Second)
 		before := len(writes(api))
-		time.Sleep(20 * time.Minute)
-		if n := len(writes(api)) - before; before == 0 || n > 0 {
-			t.Errorf("%d slices are written at the start, and %d in 20 minutes without a change", before, n)
+		if before == 0 {
+			t.Error("nothing is written at the start")
 		}
+		for _, tc := range []struct {
+			in          time.Duration
+			least, most int
+		}{
+			{in: 2 * time.Minute, least: 1, most: 2},  // after a minute
+			{in: 14 * time.Minute, least: 2, most: 3}, // after 2, 4 and 8 more
+			{in: 48 * time.Minute, least: 1, most: 2}, // after 16 and 32 more
+			{in: 10 * time.Hour, least: 9, most: 10},  // and each hour
+		} {
+			n := -len(writes(api))
+			time.Sleep(tc.in)
+			if n += len(writes(api)); n < tc.least || n > tc.most {
+				t.Errorf("%d slices are written in %s without a change, want %d to %d", n, tc.in, tc.least, tc.most)
+			}
+		}
+		before = len(writes(api))
 		// A change is written, and the rest at last, when the server may have learned to keep it.
 		r.do(&nvmlsim.SetRecovery{GPU: "1", Action: nvmlsim.RecoveryReset})
 		time.Sleep(time.Minute)
@@ -249,6 +265,30 @@ func TestWhatTheAPIServerDropsIsNotWrittenAgainAndAgain(t *testing.T) {
 		list, err := api.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
 		if err != nil || len(list.Items) == 0 || len(list.Items[0].Spec.Devices[0].Taints) != 1 {
 			t.Errorf("%d slices, %v; want the taint that was dropped on the first", len(list.Items), err)
+		}
+		// When nothing was dropped for some time, it is the first time again.
+		time.Sleep(3 * time.Hour)
+		mu.Lock()
+		drops = true
+		mu.Unlock()
+		r.do(&nvmlsim.SetRecovery{GPU: "2", Action: nvmlsim.RecoveryReset})
+		time.Sleep(time.Minute)
+		mu.Lock()
+		drops = false
+		mu.Unlock()
+		time.Sleep(2 * time.Minute)
+		list, err = api.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		tainted := 0
+		for _, slice := range list.Items {
+			for _, device := range slice.Spec.Devices {
+				tainted += len(device.Taints)
+			}
+		}
+		if tainted != 3 {
+			t.Errorf("%d taints, want that of the third GPU, too, which was dropped a moment before", tainted)
 		}
 	})
 }

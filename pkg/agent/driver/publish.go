@@ -46,8 +46,9 @@ const (
 	// nodeInterval is how often the Node is read although nothing tells that it was made anew.
 	nodeInterval = time.Minute
 
-	// anewInterval is how often it is written what is wanted, although it was before: fields that the API server dropped it may take by now.
-	anewInterval = time.Hour
+	// After firstAnew a slice of which the API server dropped fields is written again, and then after pauses that double up to lastAnew: while API
+	// servers of two versions answer, the next one may keep them, and one that is upgraded does in the end. Each such write is a new generation.
+	firstAnew, lastAnew = time.Minute, time.Hour
 
 	// settleTime is how long after an event of the hardware the node is looked at.
 	settleTime = time.Second
@@ -78,6 +79,8 @@ type publisher struct {
 	occupiedKnown, foreignKnown chan struct{}
 	// failed tells that a slice could not be written since the last try.
 	failed atomic.Bool
+	// dropped tells that the API server has dropped fields of a slice since that was last looked at.
+	dropped atomic.Bool
 	// unseen tells that the API server refuses to show the agent its slices.
 	unseen atomic.Bool
 	gap    *gapMeter
@@ -318,23 +321,32 @@ func (p *publisher) awaitFirstLooks(ctx context.Context) {
 	}
 }
 
-// update tells the controller what is wanted until ctx ends: what differs from what was told last, and all of it when it is to be written anew, or
-// could not be written. What the API server has instead is no reason: it may have dropped fields, and would each time.
+// update tells the controller what is wanted until ctx ends: what differs from what was told last, and all of it when it is to be written anew,
+// could not be written, or was a while ago not taken as a whole. What the API server has instead is no reason: it may drop fields each time.
 func (p *publisher) update(ctx context.Context, controller interface {
 	Update(resources *resourceslice.DriverResources)
 }, last *resourceslice.DriverResources,
 ) {
-	retry, anew := time.NewTicker(retryInterval), time.NewTicker(anewInterval)
+	retry, anew, pause := time.NewTicker(retryInterval), time.NewTimer(lastAnew), firstAnew
 	defer retry.Stop()
 	defer anew.Stop()
-	for {
+	for dropped := false; ; {
 		again := false
+		if p.dropped.Swap(false) {
+			dropped = true
+			anew.Reset(pause)
+			pause = min(2*pause, lastAnew)
+		}
 		select {
 		case <-ctx.Done():
 			return
 		case <-p.changed:
 		case <-anew.C:
-			again = true
+			if !dropped {
+				pause = firstAnew
+			}
+			again, dropped = true, false
+			anew.Reset(lastAnew)
 		case <-retry.C:
 			if !p.failed.Swap(false) {
 				if !p.unseen.Load() {
@@ -392,6 +404,7 @@ func (p *publisher) handleError(ctx context.Context, err error, msg string) {
 	var dropped *resourceslice.DroppedFieldsError
 	switch {
 	case errors.As(err, &dropped):
+		p.dropped.Store(true)
 		sliceErrors.WithLabelValues("dropped_fields").Inc()
 		utilruntime.HandleErrorWithContext(ctx, err, "The API server dropped fields of a ResourceSlice: feature gates of the cluster are off", "pool", dropped.PoolName, "slice", dropped.SliceIndex, "features", dropped.DisabledFeatures())
 	case apierrors.IsInvalid(err):
