@@ -261,9 +261,7 @@ func (p *publisher) publish(ctx context.Context) error {
 	for ctx.Err() == nil {
 		// The API server has answered then: what it alone can tell can be known.
 		uid := p.awaitNode(ctx)
-		if p.asked != nil {
-			signal(p.asked)
-		}
+		signal(p.asked)
 		if p.awaitFirstLooks(ctx); ctx.Err() != nil {
 			break
 		}

@@ -6,7 +6,6 @@ import (
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"stowage.dev/stowage/pkg/agent/config"
@@ -99,15 +98,6 @@ func name(claim *resourceapi.ResourceClaim) string { return claimRef(claim).Stri
 
 func claimRef(claim *resourceapi.ResourceClaim) ledger.Claim {
 	return ledger.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
-}
-
-// preparedBefore returns, without a lock, what was done for a claim that may be prepared; nil for others.
-func (m *Manager) preparedBefore(uid types.UID) *ledger.Entry {
-	record, err := m.ledger.Get(uid)
-	if err != nil || record == nil || record.State() != ledger.PrepareCompleted {
-		return nil
-	}
-	return record.Entry
 }
 
 func deviceIDs(entry *ledger.Entry) []string {
