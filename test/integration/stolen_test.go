@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	v1 "k8s.io/api/core/v1"
@@ -20,6 +21,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/util/yaml"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/scheme"
@@ -194,13 +196,18 @@ func TestAStolenTokenDoesNotDoTheWorst(t *testing.T) {
 		config.Impersonate = thing.as
 		return thing.do(w.ctx, kubernetes.NewForConfigOrDie(config))
 	}
-	w.awaitPolicy(func(ctx context.Context) error { return try(scheduler, things["delete a user's claim"]) })
-	w.awaitPolicy(func(ctx context.Context) error { return try(w.agentConfig("a"), things["write another node's slices"]) })
 	for token, config := range map[string]*rest.Config{"agent": w.agentConfig("a"), "scheduler": scheduler, "monitor": monitor} {
 		t.Run(token, func(t *testing.T) {
 			refused := 0
 			for name, thing := range things {
 				err := try(config, thing)
+				if err == nil && !strings.Contains(thing.may, token) {
+					// A policy that was just made may not be in force yet, each at a time of its own. The last answer is judged below.
+					_ = wait.PollUntilContextTimeout(w.ctx, 100*time.Millisecond, patience, false, func(context.Context) (bool, error) {
+						err = try(config, thing)
+						return err != nil, nil
+					})
+				}
 				switch {
 				case strings.Contains(thing.may, token):
 					if apierrors.IsForbidden(err) {

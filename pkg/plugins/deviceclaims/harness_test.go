@@ -5,6 +5,7 @@ import (
 	"context"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -74,6 +75,7 @@ type harness struct {
 	recorder  *events.FakeRecorder
 	// informed tells whether pods and nodes are known.
 	informed func() bool
+	probes   int // that lookedAt has made
 }
 
 func newHarness(t testing.TB, w world) *harness {
@@ -268,14 +270,26 @@ func (a *attempt) postFilter() *fwk.Status {
 type activator struct {
 	mutex sync.Mutex
 	names []string
+	// probe is the last pod of lookedAt's that was activated. One may be activated once more later.
+	probe string
 }
 
 func (a *activator) Activate(_ klog.Logger, pods map[string]*v1.Pod) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	for _, pod := range pods {
+		if strings.HasPrefix(pod.Name, "probe-") {
+			a.probe = pod.Name
+			continue
+		}
 		a.names = append(a.names, pod.Name)
 	}
+}
+
+func (a *activator) probed(name string) bool {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return a.probe == name
 }
 
 // taken returns the pods activated since the last call, ordered.

@@ -1,6 +1,7 @@
 package deviceclaims
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -194,24 +195,23 @@ func TestWakeUpWhenTheOwnClaimMayMove(t *testing.T) {
 // lookedAt waits until what has happened has been looked at, and returns whom that woke.
 func (h *harness) lookedAt() []string {
 	h.t.Helper()
-	probe := pod("probe")
+	h.probes++
+	probe := pod(fmt.Sprintf("probe-%d", h.probes))
 	if err := h.client.Tracker().Add(probe); err != nil {
 		h.t.Fatal(err)
 	}
-	var woken []string
 	h.eventually("what has happened has been looked at", func() bool {
 		h.plugin.shared.waiting.Room.Note(probe, nil, h.plugin)
 		h.plugin.shared.waiting.Judged(probe.UID, &wakeup.Question{Claims: "as they were"}, wakeup.Seen{})
 		h.plugin.shared.waiting.NotRefused(probe.UID, time.Now())
 		h.plugin.shared.waiting.PodChanged(probe.UID)
-		woken = append(woken, h.activator.taken()...)
-		return slices.Contains(woken, "probe")
+		return h.activator.probed(probe.Name)
 	})
 	h.plugin.shared.waiting.Gone(probe.UID, false)
 	if err := h.client.Tracker().Delete(v1.SchemeGroupVersion.WithResource("pods"), probe.Namespace, probe.Name); err != nil {
 		h.t.Fatal(err)
 	}
-	return slices.DeleteFunc(woken, func(name string) bool { return name == "probe" })
+	return h.activator.taken()
 }
 
 // The framework's informers may tell of a change before the tracker has seen it. A pod retried because of
