@@ -178,6 +178,21 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"p", "q", "r"},
 		},
+		"a pod of a group waits for a claim, and is gone before it comes": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 1}},
+				Steps: []Step{
+					Group{Name: "g"},
+					Pod{Name: "p", Group: "g", Claims: []string{"c"}},
+					Wait{time.Second},
+					Pod{Name: "q", Group: "g", Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Delete{Pod: "p"},
+				},
+			},
+			bound: []string{"q"},
+		},
 		"a gang gets its devices together": {
 			scenario: Scenario{
 				Groups: true,

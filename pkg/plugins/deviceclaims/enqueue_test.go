@@ -15,14 +15,6 @@ import (
 
 func TestPreEnqueue(t *testing.T) {
 	mine := templatePod("mine", "mine-gpu")
-	h := newHarness(t, world{
-		pods: []*v1.Pod{mine},
-		claims: []*resourceapi.ResourceClaim{
-			claim("shared"),
-			claim("mine-gpu", ownedBy(mine)),
-			claim("leaving", deleting),
-		},
-	})
 	tests := map[string]struct {
 		pod  *v1.Pod
 		want string
@@ -54,6 +46,14 @@ func TestPreEnqueue(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, world{
+				pods: []*v1.Pod{tc.pod},
+				claims: []*resourceapi.ResourceClaim{
+					claim("shared"),
+					claim("mine-gpu", ownedBy(mine)),
+					claim("leaving", deleting),
+				},
+			})
 			status := h.plugin.PreEnqueue(h.ctx, tc.pod)
 			if diff := cmp.Diff(tc.want, status.Message()); diff != "" {
 				t.Errorf("reason differs (-want +got):\n%s", diff)
@@ -74,7 +74,11 @@ func TestAPodThatIsGoneDoesNotWait(t *testing.T) {
 			w := twoNodes()
 			w.pods, w.claims = others, []*resourceapi.ResourceClaim{claim("c")}
 			h := newHarness(t, w)
-			h.plugin.PreEnqueue(h.ctx, pod("p", "missing"))
+			for _, p := range []*v1.Pod{pod("p", "missing"), templatePod("p", "")} {
+				if status := h.plugin.PreEnqueue(h.ctx, p); !status.IsSuccess() {
+					t.Errorf("it is kept back, and would keep back its group: %v", status)
+				}
+			}
 			if h.plugin.shared.waiting.IsWaiting("p-uid") {
 				t.Error("it waits for its claim")
 			}

@@ -98,12 +98,21 @@ func podName(pod *v1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// keep notes why a pod is kept back.
-func (g *gatedPods) keep(pod *v1.Pod, err error) {
+// keep notes why a pod is kept back. It is false for a pod that is gone: the scheduling queue may take it up after its end, and a pod that is
+// kept back keeps back its whole group. Who first notes a pod and then asks learns of what has ended by then; of what ends later, podHandler is told.
+func (g *gatedPods) keep(pod *v1.Pod, err error) bool {
 	var why *unusableError
-	if !errors.As(err, &why) {
-		return
+	if errors.As(err, &why) {
+		g.note(pod, why)
 	}
+	if now, err := g.lister.Pods(pod.Namespace).Get(pod.Name); err == nil && now.UID == pod.UID {
+		return true
+	}
+	g.forget(pod)
+	return false
+}
+
+func (g *gatedPods) note(pod *v1.Pod, why *unusableError) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	known := g.pods[podName(pod)]
@@ -141,15 +150,20 @@ func (g *gatedPods) letIn(pod *v1.Pod) {
 	}
 }
 
-// podHandler looks again at pods whose condition somebody has changed, and forgets those that are bound or gone.
-func (g *gatedPods) podHandler() cache.ResourceEventHandler {
-	forget := func(pod *v1.Pod) {
-		g.mutex.Lock()
-		defer g.mutex.Unlock()
-		if known := g.pods[podName(pod)]; known != nil && known.uid == pod.UID {
-			delete(g.pods, podName(pod))
-		}
+// forget forgets a pod, and returns its profile if it was kept back, nil otherwise.
+func (g *gatedPods) forget(pod *v1.Pod) fwk.Handle {
+	g.mutex.Lock()
+	defer g.mutex.Unlock()
+	if known := g.pods[podName(pod)]; known == nil || known.uid != pod.UID {
+		return nil
 	}
+	delete(g.pods, podName(pod))
+	return g.profiles[pod.Spec.SchedulerName]
+}
+
+// podHandler looks again at pods whose condition somebody has changed, and forgets those that are bound or gone. When one is gone, the
+// rest of its group may be tried: the scheduling queue does not look at a group again that has lost a pod.
+func (g *gatedPods) podHandler(ctx context.Context) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(_, obj any) {
 			pod, ok := obj.(*v1.Pod)
@@ -157,7 +171,7 @@ func (g *gatedPods) podHandler() cache.ResourceEventHandler {
 				return
 			}
 			if pod.Spec.NodeName != "" {
-				forget(pod)
+				g.forget(pod)
 				return
 			}
 			g.mutex.Lock()
@@ -171,8 +185,12 @@ func (g *gatedPods) podHandler() cache.ResourceEventHandler {
 			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 				obj = tombstone.Obj
 			}
-			if pod, ok := obj.(*v1.Pod); ok {
-				forget(pod)
+			pod, ok := obj.(*v1.Pod)
+			if !ok {
+				return
+			}
+			if profile := g.forget(pod); profile != nil && groupOf(pod) != "" {
+				profile.Activate(klog.FromContext(ctx), map[string]*v1.Pod{podName(pod).String(): pod}) // activates the group
 			}
 		},
 	}
@@ -206,10 +224,7 @@ func (g *gatedPods) tell(ctx context.Context, name types.NamespacedName) error {
 	g.mutex.Lock()
 	pod, err := g.lister.Pods(name.Namespace).Get(name.Name) // under the mutex: as new as what has been noted, or newer
 	known := g.pods[name]
-	switch {
-	case known != nil && (err != nil || known.uid != pod.UID):
-		delete(g.pods, name) // the queue has taken it up after its end
-	case known != nil:
+	if known != nil && err == nil && known.uid == pod.UID {
 		why = known.why
 	}
 	if err == nil {

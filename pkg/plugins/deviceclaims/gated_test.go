@@ -7,7 +7,9 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	fwk "k8s.io/kube-scheduler/framework"
 )
@@ -262,6 +264,48 @@ func TestAPodThatIsGoneIsNotKeptInMind(t *testing.T) {
 		defer h.plugin.shared.gated.mutex.Unlock()
 		return len(h.plugin.shared.gated.pods) == 0
 	})
+}
+
+// The scheduling queue does not look at a group again that has lost a pod.
+func TestAGroupIsTriedWhenThePodThatKeptItBackIsGone(t *testing.T) {
+	withGroups(t)
+	for name, tc := range map[string]struct {
+		pod       *v1.Pod
+		activated []string
+	}{
+		"a pod that was kept back":     {pod: member(pod("p", "missing")), activated: []string{"p"}},
+		"a pod without a claim's name": {pod: member(templatePod("p", "")), activated: []string{"p"}},
+		"a pod that was let in":        {pod: member(pod("p", "there"))},
+		"a pod without a group":        {pod: pod("p", "missing")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, world{
+				pods: []*v1.Pod{tc.pod}, groups: []*schedulingapi.PodGroup{group()}, claims: []*resourceapi.ResourceClaim{claim("there")},
+			})
+			h.plugin.PreEnqueue(h.ctx, tc.pod)
+			ended := make(chan struct{})
+			informer := h.plugin.handle.SharedInformerFactory().Core().V1().Pods().Informer()
+			// Handlers are told in no order among each other, but in that of what happens.
+			if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{DeleteFunc: func(any) { close(ended) }}); err != nil {
+				t.Fatal(err)
+			}
+			if err := h.client.CoreV1().Pods(testNamespace).Delete(h.ctx, "p", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			<-ended
+			var activated []string
+			h.eventually("the pod is forgotten", func() bool {
+				activated = append(activated, h.activator.taken()...)
+				return !h.plugin.shared.gated.keeps(tc.pod) && len(activated) >= len(tc.activated)
+			})
+			if diff := cmp.Diff(tc.activated, activated); diff != "" {
+				t.Errorf("activated (-want +got):\n%s", diff)
+			}
+			if status := h.plugin.PreEnqueue(h.ctx, tc.pod); !status.IsSuccess() {
+				t.Errorf("it keeps its group back for ever: %v", status)
+			}
+		})
+	}
 }
 
 // A pod's events come from its own profile.

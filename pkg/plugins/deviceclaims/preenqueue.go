@@ -17,8 +17,7 @@ func (pl *Plugin) PreEnqueue(_ context.Context, pod *v1.Pod) *fwk.Status {
 	names, err := claimNames(pod)
 	if err != nil {
 		// The update of the pod's status that brings the name is an event for the pod itself.
-		pl.shared.gated.keep(pod, err)
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
+		return pl.keepBack(pod, err)
 	}
 	if !pl.shared.tracker.HasSynced() {
 		return nil // PreFilter waits and looks
@@ -32,11 +31,18 @@ func (pl *Plugin) PreEnqueue(_ context.Context, pod *v1.Pod) *fwk.Status {
 	_, err = pl.usableClaims(pod)
 	pl.shared.waiting.Judged(pod.UID, pl.question(pod, &asked{}, nil, err), pl.shared.seenNow())
 	if err != nil {
-		pl.shared.gated.keep(pod, err)
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
+		return pl.keepBack(pod, err)
 	}
 	pl.shared.gated.letIn(pod)
 	return nil
+}
+
+// keepBack keeps a pod out of the queue, unless it is gone.
+func (pl *Plugin) keepBack(pod *v1.Pod, err error) *fwk.Status {
+	if !pl.shared.gated.keep(pod, err) {
+		return nil
+	}
+	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
 }
 
 // usableClaims returns the pod's claims, or the first reason why it cannot use them, whatever node it is on.

@@ -124,7 +124,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 
 	var err error
 	for _, handler := range []cache.ResourceEventHandler{
-		s.waiting.podHandler(), s.attempts.podHandler(), s.elsewhere.podHandler(), victimHandler(ctx, handle, s.tracker), s.gated.podHandler(),
+		s.waiting.podHandler(), s.attempts.podHandler(), s.elsewhere.podHandler(), victimHandler(ctx, handle, s.tracker), s.gated.podHandler(s.ctx),
 		s.nominations.podHandler(),
 	} {
 		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(byUID{handler}); err != nil {
