@@ -38,19 +38,22 @@ const (
 
 // history is a scenario while it is played.
 type history struct {
-	ctx       context.Context
-	api       *memoryapi.Server
-	user      kubernetes.Interface
-	scenario  Scenario
-	scheduler *scheduler
-	started   int   // schedulers
-	err       error // why it could not be played
+	ctx         context.Context
+	api         *memoryapi.Server
+	user        kubernetes.Interface
+	scenario    Scenario
+	controllers *controllers
+	scheduler   *scheduler
+	started     int   // schedulers
+	err         error // why it could not be played
 
 	mutex  sync.Mutex
 	writes []memoryapi.Write // of the present scheduler
 	moved  time.Time         // when something was written or a pod tried
-	faults []Fail
-	dead   map[string]bool // schedulers of which nothing reaches the API any more
+	// groupTried is when a group was tried the last time.
+	groupTried time.Time
+	faults     []Fail
+	dead       map[string]bool // schedulers of which nothing reaches the API any more
 	// requests are the writes that schedulers have tried.
 	requests []request
 	// over says at every write whether bound pods have more devices than there are.
@@ -97,8 +100,8 @@ func (h *history) play() []string {
 	h.makeCluster()
 	h.api.OnWrite(h.note)
 	h.api.SetFaults(h.fault)
-	controllers := startControllers(h.ctx, h.api, h.scenario.Groups)
-	defer controllers.stop()
+	h.controllers = startControllers(h.ctx, h.api, h.scenario.Groups)
+	defer func() { h.controllers.stop() }()
 	// 2. The scheduler, and what happens.
 	h.start()
 	for _, step := range h.scenario.Steps {
@@ -124,16 +127,7 @@ func (h *history) play() []string {
 		return differences
 	}
 	// 5. What a new scheduler does.
-	h.start()
-	time.Sleep(secondLook)
-	synctest.Wait()
-	h.stop()
-	for _, write := range h.writes {
-		if does := describe(write); does != "" {
-			differences = append(differences, "a new scheduler "+does)
-		}
-	}
-	return differences
+	return append(differences, h.judgeSuccessor()...)
 }
 
 // quiet is how long nothing happens before it counts as rest.
@@ -260,7 +254,9 @@ func (h *history) tried(group bool) {
 	} else {
 		h.instant, h.tries = now, 0
 	}
-	if !group {
+	if group {
+		h.groupTried = h.instant
+	} else {
 		h.moved = h.instant
 	}
 	storm := h.tries >= stormOf

@@ -3,13 +3,18 @@ package liveness
 import (
 	"fmt"
 	"slices"
+	"testing/synctest"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
+
+	"stowage.dev/stowage/test/liveness/memoryapi"
 )
 
 // judgeRest returns what no cluster at rest may have: devices that a claim has for nobody.
@@ -44,12 +49,37 @@ func (h *history) judgeRest() []string {
 			}
 			if pod, ok := alive[user.UID]; !ok {
 				found = append(found, fmt.Sprintf("claim %s is reserved for %s %s, which is gone", claim.Name, user.Resource, user.Name))
-			} else if pod.Spec.NodeName == "" {
+			} else if pod.Spec.NodeName == "" && !h.isLeftBehind(claim, pod, pods.Items, groups.Items) {
 				found = append(found, fmt.Sprintf("claim %s holds devices for pod %s, which waits", claim.Name, user.Name))
 			}
 		}
 	}
 	return found
+}
+
+// isLeftBehind tells whether a scheduler before the present one has reserved a claim for a pod of a gang, and the gang has too few pods now. A
+// scheduler's queue keeps such a pod out until there are enough, and nobody tries it: neither upstream nor we take anything from it before.
+func (h *history) isLeftBehind(claim resourceapi.ResourceClaim, pod v1.Pod, pods []v1.Pod, groups []schedulingapi.PodGroup) bool {
+	if pod.Spec.SchedulingGroup == nil {
+		return false
+	}
+	name := *pod.Spec.SchedulingGroup.PodGroupName
+	members := 0
+	for _, other := range pods {
+		if other.Namespace == pod.Namespace && other.Spec.SchedulingGroup != nil && *other.Spec.SchedulingGroup.PodGroupName == name {
+			members++
+		}
+	}
+	short := slices.ContainsFunc(groups, func(group schedulingapi.PodGroup) bool {
+		gang := group.Spec.SchedulingPolicy.Gang
+		return group.Namespace == pod.Namespace && group.Name == name && gang != nil && members < int(gang.MinCount)
+	})
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return short && !slices.ContainsFunc(h.writes, func(w memoryapi.Write) bool {
+		written, ok := w.Object.(*resourceapi.ResourceClaim)
+		return ok && written.UID == claim.UID
+	})
 }
 
 // waitsForADeletion tells whether a pod waits for one that its user has deleted and that has not ended: preemption took that one for a
@@ -67,4 +97,61 @@ func (h *history) waitsForADeletion() bool {
 				corev1helpers.PodPriority(&other) < corev1helpers.PodPriority(&waiting)
 		})
 	})
+}
+
+// startsPerNode is how often a new scheduler begins with each node before it counts as certain that it always does something.
+const startsPerNode = 4
+
+// judgeSuccessor returns what a new scheduler does that the old one has not done.
+//
+// A group is tried pod by pod, and where its first pod goes is decided by the node with which kube-scheduler begins, which moves with each
+// attempt. On one node the second pod finds what it needs, on another one it does not; nobody looks for both together. So the old scheduler may
+// try a group again and again and always begin at the wrong node, where a new one begins at another one. What it did was possible if a new
+// scheduler that begins at some node does nothing, either. That excuses nobody who sleeps: it counts only while the old one still tries
+// groups, and what can be had for a pod that sleeps, a new scheduler gets wherever it begins.
+func (h *history) judgeSuccessor() []string {
+	h.mutex.Lock()
+	tries := !h.groupTried.IsZero() && time.Since(h.groupTried) < quiet
+	h.mutex.Unlock()
+	atRest := h.api.Clone()
+	differences := h.secondLook()
+	if !tries || len(differences) == 0 {
+		return differences
+	}
+	// Who is tried before the group is a matter of chance, too, and moves the node with which it begins.
+	for i := range startsPerNode * len(h.scenario.Nodes) {
+		h.controllers.stop()
+		h.api = atRest.Clone()
+		h.api.FirstNode = i % len(h.scenario.Nodes)
+		h.controllers = startControllers(h.ctx, h.api, h.scenario.Groups)
+		h.api.OnWrite(h.noteSuccessor)
+		if len(h.secondLook()) == 0 {
+			h.count("another node first")
+			return nil
+		}
+	}
+	return differences
+}
+
+// secondLook is what a new scheduler does.
+func (h *history) secondLook() (differences []string) {
+	h.start()
+	time.Sleep(secondLook)
+	synctest.Wait()
+	h.stop()
+	for _, write := range h.writes {
+		if does := describe(write); does != "" {
+			differences = append(differences, "a new scheduler "+does)
+		}
+	}
+	return differences
+}
+
+// noteSuccessor is told of every write to a clone of the API, of which nothing counts but what the new scheduler does.
+func (h *history) noteSuccessor(w memoryapi.Write) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	if w.Client == fmt.Sprintf("scheduler-%d", h.started) {
+		h.writes = append(h.writes, w)
+	}
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"slices"
 	"strconv"
@@ -27,6 +28,8 @@ import (
 type Server struct {
 	// OnDelete is told of each object that is gone, while nothing else happens: a garbage collector's ear.
 	OnDelete func(runtime.Object)
+	// FirstNode is the place of the node with which lists of nodes begin; those before it come last. No API server promises an order.
+	FirstNode int
 
 	mutex   sync.Mutex
 	changed *sync.Cond // watches may have something to send
@@ -66,6 +69,18 @@ func New() *Server {
 	s := &Server{version: 1, kinds: map[schema.GroupVersionResource]*kind{}}
 	s.changed = sync.NewCond(&s.mutex)
 	return s
+}
+
+// Clone returns another server with the same objects. Nobody has heard anything of it yet, and nothing goes wrong with it.
+func (s *Server) Clone() *Server {
+	s.mutex.Lock()
+	defer s.mutex.Unlock()
+	clone := New()
+	clone.version, clone.objects, clone.compacted = s.version, s.objects, s.version
+	for resource, k := range s.kinds {
+		clone.kinds[resource] = &kind{objects: maps.Clone(k.objects), log: slices.Clip(k.log), shown: len(k.log)}
+	}
+	return clone
 }
 
 // Client returns a client by the given name.
@@ -153,8 +168,8 @@ func (s *Server) show(k *kind) {
 	s.changed.Broadcast()
 }
 
-// asShown returns the objects of which watches have told, ordered.
-func (k *kind) asShown() []runtime.Object {
+// asShown returns the objects of which watches have told.
+func (k *kind) asShown() map[types.NamespacedName]runtime.Object {
 	objects := map[types.NamespacedName]runtime.Object{}
 	for _, e := range k.log[:k.shown] {
 		if e.kind == watch.Deleted {
@@ -163,10 +178,11 @@ func (k *kind) asShown() []runtime.Object {
 			objects[nameOf(e.object)] = e.object
 		}
 	}
-	return ordered(objects)
+	return objects
 }
 
-func ordered(objects map[types.NamespacedName]runtime.Object) []runtime.Object {
+// ordered returns objects in the order of a list.
+func (s *Server) ordered(r request, objects map[types.NamespacedName]runtime.Object) []runtime.Object {
 	var names []types.NamespacedName
 	for name := range objects {
 		names = append(names, name)
@@ -175,6 +191,9 @@ func ordered(objects map[types.NamespacedName]runtime.Object) []runtime.Object {
 	var all []runtime.Object
 	for _, name := range names {
 		all = append(all, objects[name])
+	}
+	if first := s.FirstNode; r.resource.Resource == "nodes" && first < len(all) {
+		all = slices.Concat(all[first:], all[:first])
 	}
 	return all
 }
@@ -259,7 +278,7 @@ func (s *Server) read(req *http.Request, r request) (*http.Response, error) {
 		Items           []runtime.Object `json:"items"`
 	}{TypeMeta: metav1.TypeMeta{Kind: r.kind.Kind + "List", APIVersion: r.kind.GroupVersion().String()}, Items: []runtime.Object{}}
 	list.ResourceVersion = strconv.FormatInt(s.version, 10)
-	for _, object := range ordered(k.objects) {
+	for _, object := range s.ordered(r, k.objects) {
 		if r.namespace == "" || object.(metav1.Object).GetNamespace() == r.namespace {
 			list.Items = append(list.Items, object)
 		}

@@ -2,6 +2,7 @@ package memoryapi
 
 import (
 	"context"
+	"strings"
 	"testing"
 
 	v1 "k8s.io/api/core/v1"
@@ -151,5 +152,41 @@ func TestPodsEndGracefully(t *testing.T) {
 				t.Errorf("left is %v, %v", left, err)
 			}
 		})
+	}
+}
+
+// A clone has what there is, and goes its own way; lists of nodes begin where they are asked to.
+func TestClone(t *testing.T) {
+	ctx := context.Background()
+	server := New()
+	nodes := server.Client("a").CoreV1().Nodes()
+	for _, name := range []string{"a", "b", "c"} {
+		if _, err := nodes.Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	clone := server.Clone()
+	if err := nodes.Delete(ctx, "a", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for first, want := range []string{"a b c", "b c a", "c a b"} {
+		clone.FirstNode = first
+		list, err := clone.Client("a").CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		var names []string
+		for _, node := range list.Items {
+			names = append(names, node.Name)
+		}
+		if got := strings.Join(names, " "); got != want {
+			t.Errorf("beginning with node %d: %s, want %s", first, got, want)
+		}
+	}
+	if err := clone.Client("a").CoreV1().Nodes().Delete(ctx, "b", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if list, err := nodes.List(ctx, metav1.ListOptions{}); err != nil || len(list.Items) != 2 || list.Items[0].Name != "b" {
+		t.Errorf("the server has %v, %v", list, err)
 	}
 }

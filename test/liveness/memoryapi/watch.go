@@ -46,7 +46,7 @@ func (s *Server) watchObjects(req *http.Request, r request) (*http.Response, err
 		if k.held {
 			version = k.shownVersion
 		}
-		for _, stored := range k.asShown() {
+		for _, stored := range s.ordered(r, k.asShown()) {
 			first = append(first, encodeEvent(watch.Added, stored)...)
 		}
 		first = append(first, encodeEvent(watch.Bookmark, initialEventsEnd(r, version))...)

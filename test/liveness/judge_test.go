@@ -1,0 +1,147 @@
+package liveness
+
+import (
+	"context"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/test/liveness/memoryapi"
+)
+
+// A gang fits only where its first pod is put on node a, without pod p. The old scheduler may try it for ever with node b, and a new one find that.
+func TestNobodyIsJudgedByTheNodeThatIsTriedFirst(t *testing.T) {
+	scenario := Scenario{
+		Groups: true,
+		Nodes:  []Node{{Name: "a", GPUs: 1, Shared: 1}, {Name: "b", GPUs: 1, Shared: 1}},
+		Steps: []Step{
+			Pod{Name: "p", Grace: 24 * time.Hour, Extended: 1},
+			Pod{Name: "unfit", Priority: 10, Ask: Ask{GPUs: 2}},
+			Pod{Name: "q", Priority: 10, Ask: Ask{GPUs: 1}},
+			Group{Name: "g", Priority: 10, Gang: 2, Ask: Ask{Share: 100}},
+			Pod{Name: "r", Priority: 10, Group: "g", Common: true},
+			Pod{Name: "s", Priority: 10, Extended: 1, Group: "g", Common: true},
+		},
+	}
+	excused := 0
+	for range 20 { // about every third time it is the wrong node
+		h, differences := run(t, scenario, logr.Discard())
+		for _, difference := range differences {
+			t.Error(difference)
+		}
+		excused += h.counts["another node first"]
+	}
+	t.Logf("excused: %d", excused)
+}
+
+// A pod that sleeps though it could run, and one that could have others evicted, are seen beside a group that is tried again and again.
+func TestWhoSleepsIsSeenWhateverNodeIsTriedFirst(t *testing.T) {
+	for name, tc := range map[string]struct {
+		holder *Pod
+		want   []string
+	}{
+		"a pod that fits one node": {want: []string{"a new scheduler allocates or reserves claim", "a new scheduler binds pod p to b"}},
+		"a pod that can have another one evicted there": {
+			holder: &Pod{Name: "q", Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}}, want: []string{"a new scheduler evicts pod q"},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			prepareProcess()
+			if err := switchGroups(true); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Test(t, func(*testing.T) {
+				ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))
+				scenario := Scenario{Groups: true, Nodes: []Node{{Name: "a"}, {Name: "b", GPUs: 1}}}
+				h := &history{ctx: ctx, scenario: scenario, api: memoryapi.New(), dead: map[string]bool{}, counts: map[string]int{}}
+				h.user = h.api.Client("user")
+				h.makeCluster()
+				h.api.OnWrite(h.note)
+				h.controllers = startControllers(ctx, h.api, true)
+				if tc.holder != nil {
+					h.start()
+					tc.holder.do(h)
+					h.sleep(time.Second)
+					h.stop()
+				}
+				Pod{Name: "p", Ask: Ask{GPUs: 1}, Priority: 10}.do(h) // nobody hears of it
+				h.sleep(time.Second)
+				h.groupTried = time.Now()
+				got := h.judgeSuccessor()
+				h.controllers.stop()
+				cancel()
+				time.Sleep(h.quiet())
+				synctest.Wait()
+				if diff := cmp.Diff(tc.want, withoutClaims(got)); diff != "" {
+					t.Errorf("differences (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// A claim is held for a pod that waits: that is a difference, but where a scheduler that is gone has left it to a gang that is short of pods.
+func TestClaimsOfPodsThatWait(t *testing.T) {
+	const difference = "claim c holds devices for pod p, which waits"
+	for name, tc := range map[string]struct {
+		gang     int
+		pods     []Pod
+		ownWrite bool
+		want     []string
+	}{
+		"a pod without a group":                {pods: []Pod{{Name: "p"}}, want: []string{difference}},
+		"a gang that is short of pods":         {gang: 2, pods: []Pod{{Name: "p", Group: "g"}}},
+		"reserved by the present scheduler":    {gang: 2, pods: []Pod{{Name: "p", Group: "g"}}, ownWrite: true, want: []string{difference}},
+		"a gang that has all its pods":         {gang: 2, pods: []Pod{{Name: "p", Group: "g"}, {Name: "q", Group: "g"}}, want: []string{difference}},
+		"a group whose pods get what they can": {pods: []Pod{{Name: "p", Group: "g"}}, want: []string{difference}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := context.Background()
+			h := &history{ctx: ctx, api: memoryapi.New(), counts: map[string]int{}}
+			h.user = h.api.Client("user")
+			Group{Name: "g", Gang: tc.gang}.do(h)
+			for _, pod := range tc.pods {
+				pod.do(h)
+			}
+			Claim{Name: "c", Ask: Ask{GPUs: 1}}.do(h)
+			claims := h.user.ResourceV1().ResourceClaims(namespace)
+			claim, err := claims.Get(ctx, "c", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pod, err := h.user.CoreV1().Pods(namespace).Get(ctx, "p", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			claim.Status.Allocation = &resourceapi.AllocationResult{}
+			claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: pod.UID}}
+			if claim, err = claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if tc.ownWrite {
+				h.writes = []memoryapi.Write{{Object: claim}}
+			}
+			if diff := cmp.Diff(tc.want, h.judgeRest()); diff != "" || h.err != nil {
+				t.Errorf("differences (-want +got):\n%s%v", diff, h.err)
+			}
+		})
+	}
+}
+
+// withoutClaims leaves the names of claims out, which are generated.
+func withoutClaims(differences []string) (all []string) {
+	const prefix = "a new scheduler allocates or reserves claim"
+	for _, d := range differences {
+		if len(d) > len(prefix) && d[:len(prefix)] == prefix {
+			d = prefix
+		}
+		all = append(all, d)
+	}
+	return all
+}
