@@ -92,6 +92,62 @@ func TestAReaderFindsTheOldContentOrTheNew(t *testing.T) {
 	}
 }
 
+// TestWhatIsReportedAsDoneOutlivesAPowerCut: a file that is written or removed is so after it; one that was being written is as before, or
+// as it was to be.
+func TestWhatIsReportedAsDoneOutlivesAPowerCut(t *testing.T) {
+	tests := map[string]struct {
+		do   func(fsys durable.FS, path string) error
+		want string // "" for no file
+	}{
+		"written": {func(fsys durable.FS, path string) error { return durable.WriteFile(fsys, path, []byte("new"), 0o600) }, "new"},
+		"restored": {func(fsys durable.FS, path string) error {
+			_, err := durable.Restore(fsys, path, []byte("new"), 0o600)
+			return err
+		}, "new"},
+		"removed": {durable.Remove, ""},
+		"written once": {func(fsys durable.FS, path string) error {
+			return errors.Join(durable.Remove(fsys, path), durable.WriteFile(fsys, path, []byte("new"), 0o600))
+		}, "new"},
+	}
+	luck := map[string]func() bool{
+		"nothing else is on the disk": nil,
+		"everything is":               func() bool { return true },
+	}
+	for i := range 8 { // all that there can be of three coins
+		n := 0
+		luck[fmt.Sprintf("coins %03b", i)] = func() bool { n++; return i>>(n%3)&1 == 1 }
+	}
+	for name, tc := range tests {
+		for lucky, coin := range luck {
+			t.Run(name+", "+lucky, func(t *testing.T) {
+				steps := -1
+				for at := 0; steps < 0 || at <= steps; at++ {
+					disk := durabletest.NewVolatile()
+					path := filepath.Join(t.TempDir(), "file")
+					if err := durable.WriteFile(disk, path, []byte("old"), 0o600); err != nil {
+						t.Fatal(err)
+					}
+					faulty := &durabletest.Faulty{FS: disk, Mode: durabletest.CrashAfter, At: at}
+					err := tc.do(faulty, path)
+					if at == 0 {
+						steps = len(faulty.Steps())
+					}
+					if err := disk.PowerCut(coin); err != nil {
+						t.Fatal(err)
+					}
+					data, readErr := os.ReadFile(path)
+					if readErr != nil && !errors.Is(readErr, fs.ErrNotExist) {
+						t.Fatal(readErr)
+					}
+					if got := string(data); got != tc.want && (err == nil || got != "old" && (got != "" || name != "written once" || readErr == nil)) {
+						t.Errorf("cut at step %d, after %v: content %q, %v", at, err, got, readErr)
+					}
+				}
+			})
+		}
+	}
+}
+
 // locks of either kind.
 var locks = map[string]func(ctx context.Context, path string) (func(), error){
 	"of a file": durable.Lock,
