@@ -77,6 +77,12 @@ mutate: ## Break the tracker and the fence line by line: at least 90 % must be n
 .PHONY: mutate-rest
 mutate-rest: ## Put back faults that make pods sleep or devices idle: random histories must show each (~1 h)
 	$(GO) run ./internal/mutate -seeds -show -patience 5m -run 'TestScenarios$$' -random 4000 ./test/liveness
+	$(GO) run ./internal/mutate -seeds -patience 10m -run 'TestRest$$' -random 2000 ./pkg/agent/prepare
+	$(GO) run ./internal/mutate -seeds -patience 10m -run 'TestWhatIsPublishedAtRest$$' -random 200 ./pkg/agent/driver
+
+.PHONY: mutate-agent
+mutate-agent: ## Break what the node agent remembers, does and takes back, line by line: at least 95 % must be noticed (hours)
+	$(GO) run ./internal/mutate -at-least 95 -patience 5m ./pkg/agent/ledger ./pkg/agent/reconcile ./pkg/agent/prepare
 
 .PHONY: bench-tracker
 bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices held: flat within 2x
@@ -103,6 +109,14 @@ LIVENESS  ?= -for 1h
 .PHONY: liveness
 liveness: ## Random histories in virtual time: at rest, a new scheduler must have nothing to do (1 h; LIVENESS='-for 5m')
 	$(GO) test -count=1 -v -timeout 0 -run 'TestRest$$' ./test/liveness $(LIVENESS)
+
+# Arguments of the agent's random histories, for example AGENT_REST='-histories 500 -seed 7'.
+AGENT_REST ?= -histories 20000
+
+.PHONY: agent-rest
+agent-rest: ## Random histories of a node: at rest a new agent changes nothing, and all GPUs are offered that work (~20 min)
+	$(GO) test -count=1 -timeout 0 -run 'TestRest$$' ./pkg/agent/prepare $(AGENT_REST)
+	$(GO) test -count=1 -timeout 0 -run 'TestWhatIsPublishedAtRest$$' ./pkg/agent/driver -histories 500
 
 .PHONY: crash-scheduler
 crash-scheduler: ## Each write of a scheduler fails in each way, with and without its end: nothing is held for nobody, nobody sleeps (~10 min)

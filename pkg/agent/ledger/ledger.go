@@ -1,6 +1,7 @@
 package ledger
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -163,9 +164,7 @@ func (l *Ledger) Remove(uid types.UID) error {
 			return fmt.Errorf("remove ledger record of claim %s: %w", uid, err)
 		}
 	}
-	if len(names) == 0 {
-		return nil
-	}
+	// Also where nothing is left: who removed it may have ended before this.
 	if err := l.fsys.SyncDir(l.dir); err != nil {
 		return fmt.Errorf("remove ledger record of claim %s: %w", uid, err)
 	}
@@ -224,6 +223,10 @@ func (l *Ledger) keepPrevious(path string) error {
 		return nil
 	}
 	previous := path + ".prev"
+	// A crash before the current record was replaced leaves both names of one file, and to rename one of these onto the other does nothing (rename(2)).
+	if kept, err := l.fsys.ReadFile(previous); err == nil && bytes.Equal(kept, data) {
+		return nil
+	}
 	temp := previous + durable.TempSuffix
 	if err := l.fsys.Remove(temp); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err

@@ -337,4 +337,55 @@ func TestNoStepOfARemovalFreesTheClaimEarly(t *testing.T) {
 // written is the version that a claim without anything newer gets.
 const written = 2
 
+// TestNoCopyIsLeftUnfinished: whatever a crash leaves of a write, the next one leaves nothing half-made.
+func TestNoCopyIsLeftUnfinished(t *testing.T) {
+	steps := 1
+	for at := 0; at <= steps; at++ {
+		for _, mode := range []durabletest.Mode{durabletest.Fail, durabletest.CrashBefore, durabletest.CrashAfter} {
+			dir := filepath.Join(t.TempDir(), "claims")
+			l := open(t, durabletest.Unsynced{}, dir)
+			if err := l.Put(entry(ledger.PrepareStarted, "gpu-0")); err != nil {
+				t.Fatal(err)
+			}
+			faulty := &durabletest.Faulty{FS: durabletest.Unsynced{}, Mode: mode, At: at}
+			_ = ledger.At(faulty, dir).Put(entry(ledger.PrepareCompleted, "gpu-0"))
+			if at == 0 {
+				steps = len(faulty.Steps())
+			}
+			if err := l.Put(entry(ledger.PrepareCompleted, "gpu-0")); err != nil {
+				t.Fatal(err)
+			}
+			if left, err := l.Unfinished(); err != nil || len(left) > 0 {
+				t.Errorf("%v step %d of %q: %v are left unfinished, %v", mode, at, faulty.Steps(), left, err)
+			}
+		}
+	}
+}
+
+// TestAClaimThatIsRemovedTwiceIsGoneForGood: who removed it first ended before that was on the disk.
+func TestAClaimThatIsRemovedTwiceIsGoneForGood(t *testing.T) {
+	disk := durabletest.NewVolatile()
+	steps := 1
+	for at := 0; at <= steps; at++ {
+		dir := filepath.Join(t.TempDir(), "claims")
+		l := open(t, disk, dir)
+		for _, state := range []ledger.State{ledger.PrepareStarted, ledger.PrepareCompleted} {
+			if err := l.Put(entry(state, "gpu-0")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		faulty := &durabletest.Faulty{FS: disk, Mode: durabletest.CrashBefore, At: at}
+		_ = ledger.At(faulty, dir).Remove(uid)
+		if at == 0 {
+			steps = len(faulty.Steps())
+		}
+		if err := errors.Join(l.Remove(uid), disk.PowerCut(nil)); err != nil {
+			t.Fatal(err)
+		}
+		if record := get(t, l); record != nil {
+			t.Errorf("ended before step %d of %q, removed again, power cut: %+v is back", at, faulty.Steps(), record)
+		}
+	}
+}
+
 func version(n int) string { return fmt.Sprintf(`"schemaVersion":%d`, n) }

@@ -52,6 +52,7 @@ type node struct {
 	ctx      context.Context // logs to the test
 	root     string
 	fsys     durable.FS
+	disk     durable.FS // fsys, while nothing disturbs it
 	hardware *hardware
 	timeout  time.Duration
 	tools    sharing.Tools
@@ -85,7 +86,8 @@ func nodeIn(t *testing.T, root, profile, simDir string) *node {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return &node{t: t, ctx: ctx, root: root, fsys: durabletest.Unsynced{}, hardware: h, tools: sharing.NewSimulated(h.machine), timeout: 10 * time.Second, rules: byDefault}
+	disk := durabletest.Unsynced{}
+	return &node{t: t, ctx: ctx, root: root, fsys: disk, disk: disk, hardware: h, tools: sharing.NewSimulated(h.machine), timeout: 10 * time.Second, rules: byDefault}
 }
 
 // victimNode is nodeIn for a process without a test. Only what does not fail by n.t may be called on it.

@@ -20,6 +20,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/reconcile"
@@ -167,6 +168,43 @@ func TestAReleaseOfAPassthrough(t *testing.T) {
 	}
 }
 
+// leftovers releases claims that are forgotten by everybody, by name. last is called when the last question about a claim is asked.
+func (n *node) leftovers(m *prepare.Manager, clock *testingclock.FakeClock, forgotten func(claim string) bool, last func()) (*reconcile.Reconciler, *reconcile.Summary) {
+	n.t.Helper()
+	records := ledger.At(durabletest.Unsynced{}, n.claimsDir())
+	found := &reconcile.Summary{}
+	return reconcile.New(reconcile.Options{
+		Clock: clock, Ledger: records,
+		Sources: reconcile.Sources{
+			Claim: func(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
+				c := claim(name)
+				if record, err := records.Get(c.UID); err == nil && record != nil && !forgotten(name) {
+					for _, d := range record.Entry.Devices {
+						c.Status.Allocation.Devices.Results = append(c.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{Pool: d.Pool, Device: d.Device})
+					}
+					reservedFor(c, record.Entry.Pods...)
+					return c, err
+				}
+				c.Status.Allocation = nil
+				return c, nil
+			},
+			Pods:       func(context.Context) ([]corev1.Pod, error) { return nil, nil },
+			Kubelet:    func(context.Context) ([]reconcile.KubeletPod, error) { return nil, nil },
+			Registered: func() time.Time { return clock.Now().Add(-time.Hour) },
+			Processes:  func(context.Context, string, ...*ledger.Partition) (int, error) { last(); return 0, nil },
+			ProcessesBut: func(context.Context, string, []types.UID) (int, error) {
+				last()
+				return 0, nil
+			},
+		},
+		Repair:   func(context.Context) error { return nil },
+		NotePods: m.NotePods,
+		Release:  m.UnprepareUnused,
+		Strays:   func() ([]cdi.File, error) { return nil, nil },
+		Seen:     func(s reconcile.Summary) { *found = s },
+	}), found
+}
+
 // TestAClaimThatIsPreparedAgainIsNotReleased: nobody used it, as every source told, and then another pod of the claim has it prepared before the
 // release has the claim's lock.
 func TestAClaimThatIsPreparedAgainIsNotReleased(t *testing.T) {
@@ -194,31 +232,11 @@ func TestAClaimThatIsPreparedAgainIsNotReleased(t *testing.T) {
 			m := n.manager()
 			n.prepared(m, reservedFor(claim("train", "gpu="+gpu0), "first"))
 			clock := testingclock.NewFakeClock(time.Date(2026, 11, 22, 1, 0, 0, 0, time.UTC))
-			records, _ := n.recordOf("train-uid")
 			looks := 0
-			var found reconcile.Summary
-			leftovers := reconcile.New(reconcile.Options{
-				Clock: clock, Ledger: records,
-				Sources: reconcile.Sources{
-					Claim: func(context.Context, string, string) (*resourceapi.ResourceClaim, error) {
-						return claim("train"), nil // not allocated, until the pod comes
-					},
-					Pods:       func(context.Context) ([]corev1.Pod, error) { return nil, nil },
-					Kubelet:    func(context.Context) ([]reconcile.KubeletPod, error) { return nil, nil },
-					Registered: func() time.Time { return clock.Now().Add(-time.Hour) },
-					// It is asked last.
-					Processes: func(context.Context, string, ...*ledger.Partition) (int, error) {
-						if looks++; looks == 2 {
-							tc.between(n, m)
-						}
-						return 0, nil
-					},
-				},
-				Repair:   func(context.Context) error { return nil },
-				NotePods: m.NotePods,
-				Release:  m.UnprepareUnused,
-				Strays:   func() ([]cdi.File, error) { return nil, nil },
-				Seen:     func(s reconcile.Summary) { found = s },
+			leftovers, found := n.leftovers(m, clock, func(string) bool { return true }, func() {
+				if looks++; looks == 2 {
+					tc.between(n, m)
+				}
 			})
 			for range 2 {
 				if err := leftovers.Once(n.ctx); err != nil {

@@ -10,13 +10,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	testingclock "k8s.io/utils/clock/testing"
 
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/durable/durabletest"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/reconcile"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -29,11 +35,18 @@ var (
 type history struct {
 	*node
 	t    *testing.T
+	seed uint64
 	rand *rand.Rand
 	log  []string
+	// power is on the disk that h.disk is.
+	power *durabletest.Volatile
+	// told is what the kubelet knows: that a claim is prepared, or that it is not.
+	told map[types.UID]bool
 	// theirs are the administrator's MIG instances, by their numbers.
 	theirs map[uint64]bool
 	pid    uint32
+	// rebooted: what is made anew for a claim is in its record already, so that an administrator's instance in the same place would be taken for it.
+	rebooted bool
 }
 
 // restClaims are what a claim may want. Many of them cannot be had at once.
@@ -78,13 +91,17 @@ func (h *history) try(c nvmlsim.Command) error {
 
 // agent does something as the agent, which may fail or end at any step. Then the next one starts.
 func (h *history) agent(what string, do func(m *prepare.Manager) error) {
-	faulty := &durabletest.Faulty{FS: durabletest.Unsynced{}}
+	faulty := &durabletest.Faulty{FS: h.disk}
 	disturbed := h.rand.IntN(3) == 0
 	if disturbed {
 		faulty.Mode = one(h.rand, []durabletest.Mode{durabletest.Fail, durabletest.CrashBefore, durabletest.CrashAfter})
 		faulty.At = 1 + h.rand.IntN(25)
 		h.disturb(faulty)
 		what += fmt.Sprintf(", %v step %d", faulty.Mode, faulty.At)
+	} else if !h.rebooted && h.rand.IntN(4) == 0 {
+		looks := h.rand.IntN(5)
+		h.hardware.wrap = func(d nvml.Device) nvml.Device { return meddled{d, h, &looks} }
+		defer func() { h.hardware.wrap = nil }()
 	}
 	m, err := h.tryManager()
 	if err == nil {
@@ -100,6 +117,29 @@ func (h *history) agent(what string, do func(m *prepare.Manager) error) {
 	}
 }
 
+// meddled is a GPU on which the administrator makes an instance just before the agent looks for the last time, where claims have theirs.
+type meddled struct {
+	nvml.Device
+	h     *history
+	looks *int
+}
+
+func (d meddled) GPUInstances() ([]nvml.GPUInstance, error) {
+	if *d.looks--; *d.looks == 0 {
+		d.h.theirInstance(fmt.Sprint(d.h.rand.IntN(2)), one(d.h.rand, []string{"1g.10gb", "3g.40gb"}), uint32(4*d.h.rand.IntN(2)))
+	}
+	return d.Device.GPUInstances()
+}
+
+// theirInstance is one that the administrator makes, if there is room.
+func (h *history) theirInstance(gpu, profile string, start uint32) {
+	err := h.try(&nvmlsim.CreateMIG{GPU: gpu, Profile: profile, Start: &start})
+	if err == nil {
+		h.theirs[h.hardware.machine.State().LastInstance-1] = true // its compute instance is the last
+	}
+	h.say("the administrator makes an instance %s on GPU %s at %d: %v", profile, gpu, start, err)
+}
+
 // next is one thing that happens.
 func (h *history) next() {
 	gpu := fmt.Sprint(h.rand.IntN(2))
@@ -107,13 +147,16 @@ func (h *history) next() {
 	c := h.claim(kind)
 	switch h.rand.IntN(14) {
 	case 0, 1, 2, 3, 4:
-		h.agent("prepare "+kind, func(m *prepare.Manager) error { _, err := m.Prepare(h.ctx, c); return err })
+		h.agent("prepare "+kind, func(m *prepare.Manager) error {
+			_, err := m.Prepare(h.ctx, c)
+			return h.tell(c.UID, true, err)
+		})
 	case 5, 6, 7:
 		if held := h.recorded(); len(held) > 0 {
 			kind = one(h.rand, held)
 			c = h.claim(kind)
 		}
-		h.agent("unprepare "+kind, func(m *prepare.Manager) error { return m.Unprepare(h.ctx, c.UID) })
+		h.agent("unprepare "+kind, func(m *prepare.Manager) error { return h.tell(c.UID, false, m.Unprepare(h.ctx, c.UID)) })
 	case 8:
 		h.agent("reconcile", func(m *prepare.Manager) error { _, err := m.Reconcile(h.ctx); return err })
 	case 9:
@@ -133,18 +176,40 @@ func (h *history) next() {
 		}
 	case 12:
 		// It overlaps what claims take, and is never one of these.
-		start := uint32(2 * h.rand.IntN(4))
-		err := h.try(&nvmlsim.CreateMIG{GPU: gpu, Profile: "1g.20gb", Start: &start})
-		if err == nil {
-			h.theirs[h.hardware.machine.State().LastInstance-1] = true // its compute instance is the last
-		}
-		h.say("the administrator makes an instance on GPU %s at %d: %v", gpu, start, err)
+		h.theirInstance(gpu, "1g.20gb", uint32(2*h.rand.IntN(4)))
 	case 13:
 		if h.rand.IntN(3) == 0 {
+			how := "reboot"
+			if h.rand.IntN(2) == 0 {
+				how = "power cut"
+				h.powerCut()
+			}
 			h.do(&nvmlsim.Reboot{})
+			h.rebooted = true
 			h.look()
 			recovery, err := h.manager().Recover(h.ctx)
-			h.say("reboot: %+v, %v", recovery, err)
+			h.say("%s: %+v, %v", how, recovery, err)
+		}
+	}
+}
+
+// tell answers the kubelet. It knows nothing from an error.
+func (h *history) tell(claim types.UID, prepared bool, err error) error {
+	if h.told[claim] = prepared; err != nil {
+		delete(h.told, claim)
+	}
+	return err
+}
+
+// powerCut takes away what was not synced, or some of it, which must be nothing that the kubelet was told.
+func (h *history) powerCut() {
+	if err := h.power.PowerCut(func() bool { return h.rand.IntN(2) == 0 }); err != nil {
+		h.errorf("power cut: %v", err)
+	}
+	for _, claim := range slices.Sorted(maps.Keys(h.told)) {
+		_, record := h.recordOf(claim)
+		if is := record != nil && record.Err == nil && record.Recovered == nil; is != h.told[claim] {
+			h.errorf("after a power cut the record of claim %s is %+v, and the kubelet was told that it is prepared: %v", claim, record, h.told[claim])
 		}
 	}
 }
@@ -179,6 +244,7 @@ func (h *history) rest() *prepare.Manager {
 	// A daemon of a partition that went with its GPU cannot be started before that is made anew.
 	recovery, err := m.Recover(h.ctx)
 	h.say("at rest, an agent starts: %+v, %v", recovery, err)
+	var forgotten []types.UID
 	for _, kind := range slices.Sorted(maps.Keys(restClaims)) {
 		c := h.claim(kind)
 		_, record := h.recordOf(c.UID)
@@ -189,9 +255,25 @@ func (h *history) rest() *prepare.Manager {
 				continue
 			}
 		}
+		if record != nil && h.rand.IntN(3) == 0 {
+			h.say("at rest, the kubelet has forgotten %s", kind)
+			forgotten = append(forgotten, c.UID)
+			continue
+		}
 		if err := m.Unprepare(h.ctx, c.UID); err != nil {
 			h.errorf("unprepare %s: %v", kind, err)
 		}
+	}
+	clock := testingclock.NewFakeClock(time.Date(2026, 11, 22, 1, 0, 0, 0, time.UTC))
+	leftovers, found := h.leftovers(m, clock, func(claim string) bool { return slices.Contains(forgotten, types.UID(claim+"-uid")) }, func() {})
+	for range 2 {
+		if err := leftovers.Once(h.ctx); err != nil {
+			h.errorf("leftovers: %v", err)
+		}
+		clock.Step(reconcile.Interval)
+	}
+	if found.Released != len(forgotten) {
+		h.errorf("of %v, which the kubelet has forgotten, %d are released", forgotten, found.Released)
 	}
 	if _, err := m.Reconcile(h.ctx); err != nil {
 		h.errorf("reconcile: %v", err)
@@ -199,9 +281,25 @@ func (h *history) rest() *prepare.Manager {
 	return m
 }
 
+// offered are the devices that an agent would publish, by name. Their taints come from what watches over GPUs, which nothing does here.
+func (h *history) offered(hardware *driver.Hardware) map[string]resourceapi.Device {
+	resources, ok := hardware.Resources(pool)
+	if !ok {
+		h.errorf("nothing is known of the machine")
+	}
+	devices := map[string]resourceapi.Device{}
+	for _, slice := range resources.Pools[pool].Slices {
+		for _, device := range slice.Devices {
+			device.Taints = nil
+			devices[device.Name] = device
+		}
+	}
+	return devices
+}
+
 func (h *history) errorf(format string, args ...any) {
 	h.t.Helper()
-	h.t.Errorf(format+"\n  %s", append(args, strings.Join(h.log, "\n  "))...)
+	h.t.Errorf("seed %d: "+format+"\n  %s", slices.Concat([]any{h.seed}, args, []any{strings.Join(h.log, "\n  ")})...)
 }
 
 // judge looks at a machine at rest.
@@ -213,7 +311,11 @@ func (h *history) judge(m *prepare.Manager) {
 	}
 	// 2. A new agent changes nothing.
 	before := h.state()
+	offered := h.offered(h.hardware.Hardware)
+	h.hardware.reopen(h.t)
 	other := h.manager()
+	h.hardware.Offer(discovery.Policy{Dynamic: true, Ours: other.Made})
+	h.look()
 	if _, err := other.Recover(h.ctx); err != nil {
 		h.errorf("a new agent: %v", err)
 	}
@@ -223,6 +325,9 @@ func (h *history) judge(m *prepare.Manager) {
 	if diff := before.diff(h.state()); diff != "" {
 		h.errorf("a new agent changes (-before +after):\n%s", diff)
 	}
+	if diff := cmp.Diff(offered, h.offered(h.hardware.Hardware)); diff != "" {
+		h.errorf("a new agent publishes something else (-before +after):\n%s", diff)
+	}
 	// 3. What no record names is not there, and what is an administrator's is.
 	held, named := map[string]bool{}, map[string]bool{}
 	for _, entry := range before.Claims {
@@ -230,8 +335,13 @@ func (h *history) judge(m *prepare.Manager) {
 			held[gpu] = true
 		}
 		for _, step := range entry.Undo {
-			if step.Kind == "MPSDaemon" {
-				named[step.Target] = true
+			if step.Kind != ledger.StepMPSDaemon {
+				continue
+			}
+			named[step.Target] = true
+			runs := slices.ContainsFunc(before.Daemons, func(d nvmlsim.Daemon) bool { return d.Name == step.Target })
+			if entry.BootID == "BOOT" && !runs { // the boot of now
+				h.errorf("daemon %s of claim %s does not run", step.Target, entry.Claim.UID)
 			}
 		}
 	}
@@ -259,8 +369,11 @@ func (h *history) judge(m *prepare.Manager) {
 		if g.ComputeMode != nvmlsim.ComputeDefault || g.TimeSlice != "" || g.MIG != (theirs > 0) || len(g.Instances) != theirs {
 			h.errorf("GPU %d is nobody's and has: compute mode %s, time slice %q, MIG %v, instances %+v, %d of which are an administrator's", i, g.ComputeMode, g.TimeSlice, g.MIG, g.Instances, theirs)
 		}
-		// 4. Who comes gets it.
+		// 4. It is offered, and who comes gets it.
 		if theirs == 0 {
+			if _, is := offered[name]; !is {
+				h.errorf("GPU %d is nobody's and is not offered", i)
+			}
 			next := claim("next", result("gpu="+name))
 			if _, err := m.Prepare(h.ctx, next); err != nil {
 				h.errorf("GPU %d is nobody's: %v", i, err)
@@ -284,7 +397,11 @@ func TestRest(t *testing.T) {
 	for i := range *restHistories {
 		seed := *restSeed + uint64(i)
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			h := &history{node: newNodeOf(t, twoGPUs), t: t, rand: rand.New(rand.NewPCG(seed, 0)), theirs: map[uint64]bool{}}
+			h := &history{
+				node: newNodeOf(t, twoGPUs), t: t, seed: seed, rand: rand.New(rand.NewPCG(seed, 0)),
+				power: durabletest.NewVolatile(), told: map[types.UID]bool{}, theirs: map[uint64]bool{},
+			}
+			h.fsys, h.disk = h.power, h.power
 			h.options.EndTimeout = 20 * time.Millisecond // what is stuck is waited for in vain
 			h.rules.Shares = one(h.rand, []config.Strategy{config.TimeSlicing, config.MPS})
 			for gpu := range 2 {

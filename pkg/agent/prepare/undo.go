@@ -45,7 +45,7 @@ func (m *Manager) unprepare(ctx context.Context, uid types.UID, seen *ledger.Ent
 	}
 	if record == nil {
 		logger.V(2).Info("Claim to unprepare is not known, nothing to do")
-		return false, nil
+		return false, m.ledger.Remove(uid) // for good, also if it was forgotten only a moment ago
 	}
 	if record.Err != nil {
 		return false, fmt.Errorf("unprepare claim %s: %w", uid, Unreadable(record))

@@ -114,7 +114,8 @@ func (v *Volatile) PowerCut(lucky func() bool) error {
 			c.disk = c.now
 		}
 		c.now = c.disk
-		errs = append(errs, os.WriteFile(path, c.disk, 0o600))
+		// Its folder may have been removed, which was not synced, either.
+		errs = append(errs, os.MkdirAll(filepath.Dir(path), 0o700), os.WriteFile(path, c.disk, 0o600))
 	}
 	v.now, v.disk = kept, maps.Clone(kept)
 	return errors.Join(errs...)
