@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -19,21 +20,25 @@ import (
 // An agent that serves already ends when a policy turns out to be void.
 func TestAnAgentThatServesEndsWhenAPolicyIsVoid(t *testing.T) {
 	for name, tc := range map[string]struct {
-		later error
+		later func(resource string) error
 		void  bool
 	}{
-		"void":    {void: true},
-		"refused": {later: apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("policy"))},
+		"void": {later: func(string) error { return nil }, void: true},
+		"refused": {later: func(resource string) error {
+			policy := map[string]string{"resourceslices": "slices", "nodes": "node", "events": "events"}[resource]
+			return apierrors.NewForbidden(schema.GroupResource{}, "", fmt.Errorf("ValidatingAdmissionPolicy 'stowage-node-agent-own-%s' denied request: no", policy))
+		}},
+		"not known": {later: func(string) error { return apierrors.NewForbidden(schema.GroupResource{}, "", errors.New("no role")) }},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begin := time.Now()
 				client := fake.NewClientset()
-				client.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
+				client.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 					if time.Since(begin) < time.Hour {
 						return true, nil, errors.New("away")
 					}
-					return true, nil, tc.later
+					return true, nil, tc.later(action.GetResource().Resource)
 				})
 				ctx, cancel := context.WithTimeout(t.Context(), 2*time.Hour)
 				defer cancel()

@@ -241,22 +241,31 @@ func TestAnAgentSeesThatItsPoliciesAreNotAboutItsAccount(t *testing.T) {
 	for _, role := range roles(t, filepath.Join(manifests, "base/access/node-agent.yaml")) {
 		rules = append(rules, role.Rules...)
 	}
-	w.newAccount("renamed", rules)
-	config, err := cluster.ServiceAccountConfig(w.ctx, w.name, "renamed", &authenticationv1.BoundObjectReference{Kind: "Node", APIVersion: "v1", Name: w.nodeName("a")})
-	w.must(err, "getting the identity")
-	await := func(client kubernetes.Interface, want int) {
+	await := func(client kubernetes.Interface, want int, forbidden bool) {
 		t.Helper()
 		w.awaitPolicy(func(ctx context.Context) error {
 			void, unknown := policies.Void(ctx, client, w.nodeName("a"))
-			if unknown == nil && len(void) == want {
+			if len(void) == want && apierrors.IsForbidden(unknown) == forbidden && (unknown == nil || forbidden) {
 				return errors.New("as it should be")
 			}
-			t.Logf("void: %q, unknown: %v; want %d", void, unknown, want)
+			t.Logf("void: %q, unknown: %v; want %d, forbidden by others: %t", void, unknown, want, forbidden)
 			return nil
 		})
 	}
-	await(w.agent("a"), 0)
-	await(kubernetes.NewForConfigOrDie(config), 3)
+	await(w.agent("a"), 0, false)
+	for name, tc := range map[string]struct {
+		rules     []rbacv1.PolicyRule
+		void      int
+		forbidden bool
+	}{
+		"renamed":   {rules: rules, void: 3},
+		"powerless": {forbidden: true}, // RBAC refuses, and of the policies nothing is known
+	} {
+		w.newAccount(name, tc.rules)
+		config, err := cluster.ServiceAccountConfig(w.ctx, w.name, name, &authenticationv1.BoundObjectReference{Kind: "Node", APIVersion: "v1", Name: w.nodeName("a")})
+		w.must(err, "getting the identity")
+		await(kubernetes.NewForConfigOrDie(config), tc.void, tc.forbidden)
+	}
 }
 
 // roles are the Roles and ClusterRoles of a manifest.

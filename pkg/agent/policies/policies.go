@@ -3,9 +3,10 @@ package policies
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
@@ -22,8 +23,10 @@ import (
 const (
 	// grace is for a policy that has just been made to come into effect.
 	grace = 30 * time.Second
-	// period is between two looks, and timeout for each write.
+	// period is between two looks. While nothing is known it doubles, up to longest.
 	period  = time.Second
+	longest = time.Minute
+	// timeout is for the writes of a look, which are made at the same time.
 	timeout = 5 * time.Second
 )
 
@@ -71,11 +74,12 @@ func (e *VoidError) Error() string {
 		"if the account has another name than there, change it in the policies, too", e.account, strings.Join(e.policies, "; "))
 }
 
-// Await returns nil when the API server refuses what the policies forbid, or when ctx ends, and an error if it does not refuse. It calls
-// undecided when the API server does not answer, and goes on asking.
+// Await returns nil when the policies refuse what they forbid, or when ctx ends, and an error if some do not for as long as grace. It calls
+// undecided whenever that cannot be found out, and goes on asking.
 func Await(ctx context.Context, client kubernetes.Interface, node string, undecided func()) error {
 	logger := klog.FromContext(ctx)
-	var since time.Time // when the policies were first seen to be void
+	pause := period
+	var since time.Time // from when on each look has found void policies
 	var said string
 	say := func(message string, err error) {
 		if message != said {
@@ -90,9 +94,10 @@ func Await(ctx context.Context, client kubernetes.Interface, node string, undeci
 			return nil
 		case len(void) == 0:
 			say("It is not known yet whether the admission policies are in effect", unknown)
+			since = time.Time{}
 			undecided()
 		case since.IsZero():
-			since = time.Now()
+			since, pause = time.Now(), period
 		case time.Since(since) >= grace:
 			return &VoidError{account: accountOf(ctx, client), policies: void}
 		default:
@@ -101,25 +106,39 @@ func Await(ctx context.Context, client kubernetes.Interface, node string, undeci
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-time.After(period):
+		case <-time.After(pause):
+		}
+		if since.IsZero() {
+			pause = min(2*pause, longest)
 		}
 	}
 }
 
-// Void are those whose write would pass, with what they forbid. unknown is why the API server has not decided about another one.
+// Void are those whose write would pass, with what they forbid. unknown is why it is not known of others.
 func Void(ctx context.Context, client kubernetes.Interface, node string) (void []string, unknown error) {
-	for _, write := range forbiddenWrites {
-		ctx, cancel := context.WithTimeout(ctx, timeout)
-		err := write.try(ctx, client, node, []string{metav1.DryRunAll})
-		cancel()
-		switch {
+	ctx, cancel := context.WithTimeout(ctx, timeout)
+	defer cancel()
+	errs := make([]error, len(forbiddenWrites))
+	var group sync.WaitGroup
+	for i, write := range forbiddenWrites {
+		group.Go(func() { errs[i] = write.try(ctx, client, node, []string{metav1.DryRunAll}) })
+	}
+	group.Wait()
+	for i, write := range forbiddenWrites {
+		switch err := errs[i]; {
 		case err == nil:
 			void = append(void, write.what+" (policy "+write.policy+")")
-		case !apierrors.IsForbidden(err):
-			unknown = fmt.Errorf("policy %s: %w", write.policy, err)
+		case !refusedBy(write.policy, err):
+			unknown = errors.Join(unknown, fmt.Errorf("policy %s: %w", write.policy, err))
 		}
 	}
-	return slices.Clip(void), unknown
+	return void, unknown
+}
+
+// refusedBy tells a policy's refusal from others: RBAC refuses before any policy is asked. The API server names the policy in the message alone
+// (k8s.io/apiserver, pkg/admission/plugin/policy/validating).
+func refusedBy(policy string, err error) bool {
+	return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "ValidatingAdmissionPolicy '"+policy+"'")
 }
 
 // accountOf is who the API server takes the agent for.
