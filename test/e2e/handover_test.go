@@ -216,3 +216,58 @@ func TestAGPUInQuarantineIsTaintedWhenItsClaimIsGone(t *testing.T) {
 	hardware(t, &nvmlsim.UnhangGPU{GPU: uuid})
 	waitTaints(t, device)
 }
+
+// TestNoPodIsBoundToAGPUInQuarantine: ten wait while a claim is unprepared whose GPU does not answer. The other GPUs become free, and theirs are those.
+func TestNoPodIsBoundToAGPUInQuarantine(t *testing.T) {
+	const waiting = 10
+	namespace := newNamespace(t)
+	leaving := startPod(t, namespace, "leaving", 1)
+	device, uuid := leaving.gpu()
+	others := startPod(t, namespace, "others", gpuCount-1)
+	for i := range waiting {
+		createPod(t, namespace, fmt.Sprint("waiting-", i), 1)
+	}
+	hardware(t, &nvmlsim.HangGPU{GPU: uuid})
+	t.Cleanup(func() {
+		if _, err := nvmlsim.Control(context.Background(), controlSocket(), &nvmlsim.UnhangGPU{GPU: uuid}); err != nil && !strings.Contains(err.Error(), "not") {
+			t.Error(err)
+		}
+	})
+	leaving.delete()
+	others.delete()
+	runs := func(want int) {
+		t.Helper()
+		poll(t, fmt.Sprintf("%d of the pods run", want), func(ctx context.Context) error {
+			list, err := cluster.AdminClient().CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			bound, running := 0, 0
+			for i := range list.Items {
+				if is, err := lab.Running(&list.Items[i]); err != nil {
+					t.Fatal(err)
+				} else if is {
+					running++
+				}
+				if list.Items[i].Spec.NodeName != "" {
+					bound++
+				}
+			}
+			if bound > want {
+				t.Fatalf("%d pods are bound, and there are %d GPUs for them", bound, want)
+			}
+			if running != want {
+				return fmt.Errorf("%d do", running)
+			}
+			return nil
+		})
+	}
+	runs(gpuCount - 1)
+	for _, claim := range allClaims(t, namespace) {
+		if claim.Status.Allocation != nil && claim.Status.Allocation.Devices.Results[0].Device == device {
+			t.Errorf("claim %s has device %s, which is in quarantine", claim.Name, device)
+		}
+	}
+	hardware(t, &nvmlsim.UnhangGPU{GPU: uuid})
+	runs(gpuCount)
+}

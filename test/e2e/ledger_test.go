@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -19,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
 // ledgerCommand runs "node-agent ledger" as an administrator does in the agent's container: where the agent runs, with its flags.
@@ -185,4 +188,80 @@ func TestAPodWhoseRecordIsTornGoesAfterARelease(t *testing.T) {
 	}
 	next := startPod(t, namespace, "next", gpuCount)
 	next.check()
+}
+
+// TestASettingThatNoGPUTakesFailsItsPodsAlone: fifty of them come, as those of a Job do, and each hears which field it is. No GPU is out of service after
+// that, and the next pod gets all of them.
+func TestASettingThatNoGPUTakesFailsItsPodsAlone(t *testing.T) {
+	const (
+		pods  = 50
+		field = "sharing.timeSlicingConfig.interval"
+	)
+	refuse := func(ctx context.Context, settings ...nvmlsim.Setting) {
+		for i := range gpuCount {
+			if _, err := nvmlsim.Control(ctx, controlSocket(), &nvmlsim.Refuse{GPU: fmt.Sprint(i), Settings: settings}); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	refuse(t.Context(), nvmlsim.SettingTimeSlice)
+	t.Cleanup(func() { refuse(context.Background()) })
+	namespace := newNamespace(t)
+	client := cluster.AdminClient()
+	if _, err := client.ResourceV1().ResourceClaimTemplates(namespace).Create(t.Context(), &resourceapi.ResourceClaimTemplate{
+		ObjectMeta: metav1.ObjectMeta{Name: "sliced"},
+		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+			Requests: []resourceapi.DeviceRequest{{Name: "gpus", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}}},
+			Config: []resourceapi.DeviceClaimConfiguration{{
+				DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+					Driver: "gpu.nvidia.com",
+					Parameters: runtime.RawExtension{
+						Raw: []byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"TimeSlicing","timeSlicingConfig":{"interval":"Long"}}}`),
+					},
+				}},
+			}},
+		}}},
+	}, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	left := map[string]bool{}
+	for i := range pods {
+		p := podWithClaim(fmt.Sprint("sliced-", i), "sliced")
+		left[p.Name] = true
+		if _, err := client.CoreV1().Pods(namespace).Create(t.Context(), p, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Who has heard it goes, and makes room for the next ones.
+	begin := time.Now()
+	poll(t, "each pod hears which field is refused", func(ctx context.Context) error {
+		events, err := client.CoreV1().Events(namespace).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, event := range events.Items {
+			name := event.InvolvedObject.Name
+			if !left[name] || !strings.Contains(event.Message, field) {
+				continue
+			}
+			if err := client.CoreV1().Pods(namespace).Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+				return err
+			}
+			delete(left, name)
+		}
+		if len(left) > 0 {
+			return fmt.Errorf("%d have not", len(left))
+		}
+		return nil
+	})
+	t.Logf("%d pods are refused in %s", pods, since(begin))
+	begin = time.Now()
+	next := startPod(t, namespace, "next", gpuCount)
+	t.Logf("the next pod has all %d GPUs after %s", gpuCount, since(begin))
+	next.check()
+	quarantine, err := filepath.Glob(filepath.Join(theNode.StateDir(), "quarantine", "*"))
+	if err != nil || len(quarantine) > 0 {
+		t.Errorf("in quarantine: %v, %v", quarantine, err)
+	}
+	next.delete()
 }
