@@ -209,6 +209,17 @@ func (c *client) faultCommands() []*cobra.Command {
 	}
 }
 
+// shownState is a state whose GPUs have names.
+type shownState struct {
+	*nvmlsim.State
+	GPUs []shownGPU `json:"gpus"`
+}
+
+type shownGPU struct {
+	nvmlsim.GPUName
+	nvmlsim.GPUState
+}
+
 func (c *client) stateCommand() *cobra.Command {
 	output := "yaml"
 	cmd := &cobra.Command{
@@ -221,10 +232,14 @@ func (c *client) stateCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			if output == "json" {
-				return json.NewEncoder(cmd.OutOrStdout()).Encode(result.State)
+			shown := shownState{State: result.State}
+			for i := range result.State.GPUs {
+				shown.GPUs = append(shown.GPUs, shownGPU{result.GPUs[i], result.State.GPUs[i]})
 			}
-			document, err := yaml.Marshal(result.State)
+			if output == "json" {
+				return json.NewEncoder(cmd.OutOrStdout()).Encode(shown)
+			}
+			document, err := yaml.Marshal(shown)
 			if err != nil {
 				return err
 			}

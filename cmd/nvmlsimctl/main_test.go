@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 	"regexp"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -57,15 +58,48 @@ func served(t *testing.T) (socket string) {
 
 func state(t *testing.T, socket string) nvmlsim.State {
 	t.Helper()
-	out, err := ctl(t, socket, "state", "-o", "yaml")
+	shown := shown(t, socket, "yaml")
+	for i := range shown.GPUs {
+		shown.State.GPUs = append(shown.State.GPUs, shown.GPUs[i].GPUState)
+	}
+	return *shown.State
+}
+
+func shown(t *testing.T, socket, format string) shownState {
+	t.Helper()
+	out, err := ctl(t, socket, "state", "-o", format)
 	if err != nil {
 		t.Fatal(err)
 	}
-	var s nvmlsim.State
+	var s shownState
 	if err := yaml.UnmarshalStrict([]byte(out), &s); err != nil {
 		t.Fatal(err)
 	}
 	return s
+}
+
+// A GPU that is seen in the state can be commanded by the names that it has there.
+func TestTheStateNamesItsGPUs(t *testing.T) {
+	socket := served(t)
+	for _, format := range []string{"yaml", "json"} {
+		gpus := shown(t, socket, format).GPUs
+		if len(gpus) != 8 {
+			t.Fatalf("%d GPUs in %s, want 8", len(gpus), format)
+		}
+		for i, gpu := range gpus {
+			for _, name := range []string{gpu.UUID, strconv.Itoa(gpu.Index)} {
+				if _, err := ctl(t, socket, "gpu", "lose", name); err != nil || !state(t, socket).GPUs[i].Lost {
+					t.Errorf("GPU %d is not lost by its name %q in %s: %v", i, name, format, err)
+				}
+				if _, err := ctl(t, socket, "gpu", "restore", name); err != nil {
+					t.Error(err)
+				}
+			}
+			if !regexp.MustCompile(`^[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.0$`).MatchString(gpu.Address) {
+				t.Errorf("GPU %d has the address %q in %s", i, gpu.Address, format)
+			}
+		}
+	}
 }
 
 // TestEveryCommandDoesWhatItSays runs them all, in an order in which they work, and looks at what has changed.

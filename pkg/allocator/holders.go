@@ -45,6 +45,8 @@ type HolderOptions struct {
 	Decisions int
 	// Keep are claims whose release is out of the question, such as the pod's own.
 	Keep sets.Set[types.UID]
+	// Namespace is that of the pod: among sets of one size its claims are preferred, which its owner can do something about.
+	Namespace string
 }
 
 func (o *HolderOptions) setDefaults() {
@@ -77,7 +79,8 @@ func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Fail
 		}
 	}
 	slices.SortStableFunc(found, func(a, b NodeHolders) int {
-		return cmp.Or(cmp.Compare(len(a.Release), len(b.Release)), cmp.Compare(devicesOf(a.Release), devicesOf(b.Release)))
+		return cmp.Or(cmp.Compare(len(a.Release), len(b.Release)), cmp.Compare(devicesOf(a.Release), devicesOf(b.Release)),
+			cmp.Compare(foreignOf(a.Release, opts.Namespace), foreignOf(b.Release, opts.Namespace)))
 	})
 	return found
 }
@@ -87,7 +90,7 @@ func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Fail
 func Blockers(ctx context.Context, in Input, opts HolderOptions) *NodeHolders {
 	opts.setDefaults()
 	in.ctx, in.Policy, in.Scoring = ctx, FirstFit, NoScoring // only whether there is an answer matters
-	holders, pools := holdersOn(in, opts.Keep)
+	holders, pools := holdersOn(in, opts)
 	if len(holders) == 0 {
 		return nil
 	}
@@ -126,9 +129,20 @@ func devicesOf(claims []ClaimHolder) int {
 	return n
 }
 
+// foreignOf counts the claims of other namespaces.
+func foreignOf(claims []ClaimHolder, namespace string) int {
+	n := 0
+	for i := range claims {
+		if claims[i].Namespace != namespace {
+			n++
+		}
+	}
+	return n
+}
+
 // holdersOn returns the claims that hold what the requests could use on the node, those with the fewest devices
-// first, and the pools in which they hold it.
-func holdersOn(in Input, keep sets.Set[types.UID]) ([]ClaimHolder, []usage.PoolID) {
+// first, then those of the pod's namespace, and the pools in which they hold it.
+func holdersOn(in Input, opts HolderOptions) ([]ClaimHolder, []usage.PoolID) {
 	var holders []ClaimHolder
 	var pools []usage.PoolID
 	index := make(map[types.UID]int)
@@ -144,7 +158,7 @@ func holdersOn(in Input, keep sets.Set[types.UID]) ([]ClaimHolder, []usage.PoolI
 				continue
 			}
 			for _, h := range device.Holders() {
-				if keep.Has(h.Claim.UID) {
+				if opts.Keep.Has(h.Claim.UID) {
 					continue
 				}
 				at, ok := index[h.Claim.UID]
@@ -163,7 +177,8 @@ func holdersOn(in Input, keep sets.Set[types.UID]) ([]ClaimHolder, []usage.PoolI
 		}
 	}
 	slices.SortFunc(holders, func(a, b ClaimHolder) int {
-		return cmp.Or(cmp.Compare(len(a.Devices), len(b.Devices)), cmp.Compare(a.Namespace, b.Namespace),
+		return cmp.Or(cmp.Compare(len(a.Devices), len(b.Devices)),
+			cmp.Compare(foreignOf([]ClaimHolder{a}, opts.Namespace), foreignOf([]ClaimHolder{b}, opts.Namespace)), cmp.Compare(a.Namespace, b.Namespace),
 			cmp.Compare(a.Claim, b.Claim), cmp.Compare(a.UID, b.UID))
 	})
 	return holders, pools

@@ -27,12 +27,16 @@ import (
 func heldBy(claims map[string][]string) usage.View {
 	index := usage.NewIndex()
 	for name, devices := range claims {
+		namespace, name, found := strings.Cut(name, "/")
+		if !found {
+			namespace, name = "default", namespace
+		}
 		a := &resourceapi.AllocationResult{}
 		for _, device := range devices {
 			pool, device, _ := strings.Cut(device, "/")
 			a.Devices.Results = append(a.Devices.Results, resourceapi.DeviceRequestAllocationResult{Driver: driverA, Pool: pool, Device: device})
 		}
-		index.Set(usage.ClaimRef{UID: types.UID(name + "-uid"), Namespace: "default", Name: name}, a, nil)
+		index.Set(usage.ClaimRef{UID: types.UID(name + "-uid"), Namespace: namespace, Name: name}, a, nil)
 	}
 	return index.View()
 }
@@ -150,6 +154,30 @@ func TestFindHoldersNamesWhoseReleaseWouldHelp(t *testing.T) {
 			world: parts(2),
 			held:  map[string][]string{"x": {"n1/gpu-2"}, "y": {"n1/gpu-0"}},
 			want:  []string{"n1: x y / x y"},
+		},
+		"of equals the claim of the pod's own namespace": {
+			world: rig().node("n1", gpus(3)...).claim("c", exactly("gpu", 1)),
+			held:  map[string][]string{"red/a": {"n1/gpu-0"}, "team/z": {"n1/gpu-1"}, "zoo/b": {"n1/gpu-2"}},
+			opts:  HolderOptions{Namespace: "team"},
+			want:  []string{"n1: z / z a b"},
+		},
+		"of several": {
+			world: rig().node("n1", gpus(3)...).claim("c", exactly("gpu", 2)),
+			held:  map[string][]string{"red/a": {"n1/gpu-0"}, "team/z": {"n1/gpu-1"}, "team/y": {"n1/gpu-2"}},
+			opts:  HolderOptions{Namespace: "team"},
+			want:  []string{"n1: y z / y z a"},
+		},
+		"and of equal nodes that with such claims": {
+			world: rig().node("n1", gpus(1)...).node("n2", gpus(1)...).claim("c", exactly("gpu", 1)),
+			held:  map[string][]string{"red/a": {"n1/gpu-0"}, "team/z": {"n2/gpu-0"}},
+			opts:  HolderOptions{Namespace: "team"},
+			want:  []string{"n2: z / z", "n1: a / a"},
+		},
+		"fewer claims go first, whosever they are": {
+			world: rig().node("n1", gpus(4)...).claim("c", exactly("gpu", 2)),
+			held:  map[string][]string{"red/big": {"n1/gpu-0", "n1/gpu-1"}, "team/y": {"n1/gpu-2"}, "team/z": {"n1/gpu-3"}},
+			opts:  HolderOptions{Namespace: "team"},
+			want:  []string{"n1: big / y z big"},
 		},
 		"claims that have to stay": {
 			world: rig().node("n1", gpus(2)...).claim("c", exactly("gpu", 1)),

@@ -3,6 +3,7 @@ package nvmlsim
 import (
 	"errors"
 	"fmt"
+	"path"
 	"strconv"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -23,6 +24,15 @@ type Result struct {
 	MIG *MIGDevice `json:"mig,omitempty"`
 	// State that was asked for.
 	State *State `json:"state,omitempty"`
+	// GPUs of that state, in its order.
+	GPUs []GPUName `json:"gpus,omitempty"`
+}
+
+// GPUName is how commands, and the agent's devices, name a GPU.
+type GPUName struct {
+	Index   int    `json:"index"`
+	UUID    string `json:"uuid"`
+	Address string `json:"address"` // on the PCI bus
 }
 
 // MIGDevice is a GPU instance with one compute instance that is all of it.
@@ -34,8 +44,8 @@ type MIGDevice struct {
 // Do runs a command. Its error names the field and the value that is wrong, and
 // then nothing has changed.
 func (m *Machine) Do(c Command) (Result, error) {
-	if _, ok := c.(*ShowState); ok {
-		return Result{State: m.State()}, nil
+	if show, ok := c.(*ShowState); ok {
+		return show.do(m, m.State())
 	}
 	var result Result
 	err := m.update(func(s *State) (err error) {
@@ -88,7 +98,17 @@ type ShowState struct{}
 // Name implements Command.
 func (*ShowState) Name() string { return "state" }
 
-func (*ShowState) do(_ *Machine, s *State) (Result, error) { return Result{State: s}, nil }
+func (*ShowState) do(m *Machine, s *State) (Result, error) {
+	return Result{State: s, GPUs: m.names()}, nil
+}
+
+func (m *Machine) names() []GPUName {
+	names := make([]GPUName, len(m.profile.GPUs))
+	for i := range names {
+		names[i] = GPUName{Index: i, UUID: gpuUUID(m.node, i), Address: path.Base(m.profile.GPUs[i].PCI)}
+	}
+	return names
+}
 
 // UnloadDriver removes the driver from the kernel, which needs idle GPUs.
 type UnloadDriver struct{}

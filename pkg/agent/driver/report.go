@@ -46,12 +46,13 @@ const (
 	reasonCannotPrepare = "CannotPrepareClaims"
 	reasonCanPrepare    = "CanPrepareClaims"
 
-	// These failures to prepare do not pass by themselves.
-	reasonLost = "GPULost"
-	reasonHeld = "DeviceHeld"
-	reasonOwed = "DeviceQuarantined"
-	// A share of a GPU does not go with those that others have.
+	// These failures to prepare last until others have left the GPU: who has it, or has shares with which this one does not go.
+	reasonHeld  = "DeviceHeld"
 	reasonShare = "ShareRefused"
+
+	// These do not pass by themselves.
+	reasonLost = "GPULost"
+	reasonOwed = "DeviceQuarantined"
 	// The claim's parameters are wrong.
 	reasonConfig = "ConfigRefused"
 	// What was done for the claim is not known.
@@ -426,6 +427,8 @@ func (r *reporter) podEvents(claim *resourceapi.ResourceClaim, changes []conditi
 				r.recorder.Eventf(pod, corev1.EventTypeWarning, reasonStuck, "The pod cannot end, because device %s of claim %s cannot be taken back: %s", change.device, claim.Name, change.is.Message)
 			case change.is.Reason == reasonReleasing:
 				r.recorder.Eventf(pod, corev1.EventTypeNormal, reasonReleasing, "Device %s of claim %s is prepared as soon as it is released: %s", change.device, claim.Name, change.is.Message)
+			case change.is.Reason == reasonHeld || change.is.Reason == reasonShare:
+				r.recorder.Eventf(pod, corev1.EventTypeWarning, change.is.Reason, "Device %s of claim %s cannot be prepared before others have left its GPU: %s", change.device, claim.Name, change.is.Message)
 			case change.is.Type == ConditionReady && change.is.Status == metav1.ConditionFalse && change.is.Reason != reasonNotPrepared:
 				r.recorder.Eventf(pod, corev1.EventTypeWarning, change.is.Reason, "Device %s of claim %s cannot be prepared, and that will not pass by itself: %s", change.device, claim.Name, change.is.Message)
 			case change.is.Type == ConditionHealthy && change.is.Status == metav1.ConditionFalse:

@@ -192,11 +192,12 @@ func TestFailuresThatLastAreToldApart(t *testing.T) {
 	tests := map[string]struct {
 		err    error
 		reason string // empty for a failure that passes
+		said   string
 	}{
-		"a lost GPU":                {err: fmt.Errorf("claim: %w", nvml.ErrGPULost), reason: "GPULost"},
-		"a GPU that is not there":   {err: fmt.Errorf("claim: %w", nvml.ErrNotFound), reason: "GPULost"},
-		"held by another claim":     {err: errors.Join(errors.New("x"), held), reason: "DeviceHeld"},
-		"a share that does not fit": {err: fmt.Errorf("x: %w", &prepare.ShareError{Device: "gpu-0", Wants: "MPS", Setup: "Exclusive"}), reason: "ShareRefused"},
+		"a lost GPU":                {err: fmt.Errorf("claim: %w", nvml.ErrGPULost), reason: "GPULost", said: ", and that will not pass by itself: "},
+		"a GPU that is not there":   {err: fmt.Errorf("claim: %w", nvml.ErrNotFound), reason: "GPULost", said: ", and that will not pass by itself: "},
+		"held by another claim":     {err: errors.Join(errors.New("x"), held), reason: "DeviceHeld", said: " before others have left its GPU: "},
+		"a share that does not fit": {err: fmt.Errorf("x: %w", &prepare.ShareError{Device: "gpu-0", Wants: "MPS", Setup: "Exclusive"}), reason: "ShareRefused", said: " before others have left its GPU: "},
 		"a lock that is not free":   {err: fmt.Errorf("lock: %w", context.DeadlineExceeded)},
 		"a driver that is not here": {err: nvml.ErrDriverNotLoaded},
 	}
@@ -214,7 +215,7 @@ func TestFailuresThatLastAreToldApart(t *testing.T) {
 				return
 			}
 			d.wantTold("gpu.nvidia.com/gpu-0 Ready=False:"+tc.reason+" Healthy=True:Healthy", "gpu.nvidia.com/gpu-1 Ready=False:"+tc.reason+" Healthy=True:Healthy")
-			d.wantEvents("Warning "+tc.reason+" Device gpu-0 of claim train cannot be prepared", "Warning "+tc.reason+" Device gpu-1")
+			d.wantEvents("Warning "+tc.reason+" Device gpu-0 of claim train cannot be prepared"+tc.said, "Warning "+tc.reason+" Device gpu-1")
 			// The kubelet tries on: that is said once.
 			d.reporter.prepared(d.claim, tc.err)
 			if n := d.work(); n != 0 {

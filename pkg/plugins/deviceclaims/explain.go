@@ -79,7 +79,7 @@ func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *al
 	defer cancel()
 	input := c.input(ctx, wanted.requests, nil)
 	input.Attempt = c.budget
-	explanation.Holders = allocator.FindHolders(ctx, input, failures, pl.nodeOf, allocator.HolderOptions{Keep: keep})
+	explanation.Holders = allocator.FindHolders(ctx, input, failures, pl.nodeOf, allocator.HolderOptions{Keep: keep, Namespace: pod.Namespace})
 	if len(explanation.Holders) == 0 {
 		allocator.FindLimits(ctx, input, explanation, pl.suitableNodes(ctx, pod))
 	}
