@@ -217,6 +217,7 @@ func (l *Library) addFunctions(tree addTo, d *device, g *GPUState, loaded bool) 
 			override = f.Override
 		}
 		tree.file(path.Join(folder, "driver_override"), override)
+		tree.file(path.Join(folder, "reset_method"), "flr bus")
 		tree.link(path.Join(folder, "iommu_group"), group)
 		tree.link(path.Join(group, "devices", at.address.String()), folder)
 		if f.Driver != "" && (f.Driver != driverNVIDIA || loaded) {

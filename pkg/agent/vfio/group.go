@@ -132,10 +132,22 @@ func GroupOf(fsys fs.ReadLinkFS, gpu string) (*Group, error) {
 				"put the GPU into another slot, or enable ACS in the firmware", id, f.Address, f.Class, f.Driver)
 		}
 	}
+	if !canReset(fsys, gpu) {
+		return nil, errors.New("the kernel has no way to reset the GPU (reset_method in sysfs): what one virtual machine leaves in it the next one would find")
+	}
 	if vfs, err := read(fsys, devices+"/"+gpu+"/sriov_numvfs"); err == nil && vfs != "0" {
 		return nil, fmt.Errorf("the GPU has %s virtual functions (vGPU): they would be lost", vfs)
 	}
 	return group, nil
+}
+
+// canReset tells whether the kernel can reset a function by itself, by a way that is not switched off. Kernels before 5.15 do not list the ways.
+func canReset(fsys fs.FS, address string) bool {
+	ways, err := read(fsys, devices+"/"+address+"/reset_method")
+	if errors.Is(err, fs.ErrNotExist) {
+		return exists(fsys, devices+"/"+address+"/reset")
+	}
+	return err == nil && strings.TrimSpace(ways) != ""
 }
 
 // slot is the address without the function's number.

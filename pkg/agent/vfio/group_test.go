@@ -27,6 +27,7 @@ func bus(group string, functions ...string) fstest.MapFS {
 		folder := "devices/pci0000:15/" + parts[0]
 		tree[folder+"/class"] = &fstest.MapFile{Data: []byte(parts[1] + "\n")}
 		tree[folder+"/vendor"] = &fstest.MapFile{Data: []byte(parts[2] + "\n")}
+		tree[folder+"/reset_method"] = &fstest.MapFile{Data: []byte("flr bus\n")}
 		tree[folder+"/driver_override"] = &fstest.MapFile{Data: []byte("(null)\n")}
 		link("bus/pci/devices/"+parts[0], folder)
 		if parts[3] != "-" {
@@ -75,7 +76,12 @@ func TestOnlyAGroupThatIsOneCardIsPassedThrough(t *testing.T) {
 		"without vfio-pci":          {tree: without(bus("12", card), "bus/pci/drivers/vfio-pci/bind"), refused: "modprobe vfio-pci"},
 		"with virtual functions":    {tree: with(bus("12", card), "devices/pci0000:15/"+gpu+"/sriov_numvfs", "4\n"), refused: "4 virtual functions"},
 		"that could have some":      {tree: with(bus("12", card), "devices/pci0000:15/"+gpu+"/sriov_numvfs", "0\n"), want: gpu + "=nvidia"},
-		"that is not there":         {tree: bus("12", sound), refused: "no PCI function " + gpu},
+		"without a way to reset it": {tree: without(bus("12", card), "devices/pci0000:15/"+gpu+"/reset_method"), refused: "no way to reset"},
+		"with all of them off":      {tree: with(bus("12", card), "devices/pci0000:15/"+gpu+"/reset_method", "\n"), refused: "no way to reset"},
+		"with an older kernel": {
+			tree: with(without(bus("12", card), "devices/pci0000:15/"+gpu+"/reset_method"), "devices/pci0000:15/"+gpu+"/reset", ""), want: gpu + "=nvidia",
+		},
+		"that is not there": {tree: bus("12", sound), refused: "no PCI function " + gpu},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -10,7 +10,6 @@ import (
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -76,32 +75,32 @@ func hasOpen(dir string, wanted []uint64) (bool, error) {
 	if err != nil {
 		return false, err
 	}
-	for _, entry := range entries {
+	return slices.ContainsFunc(entries, func(entry os.DirEntry) bool {
+		// A file of which nothing is told is on a file system whose server has gone, and no device of ours.
 		number, ok, err := deviceNumber(filepath.Join(dir, entry.Name()))
-		if err != nil {
-			return false, err
-		}
-		if ok && slices.Contains(wanted, number) {
-			return true, nil
-		}
-	}
-	return false, nil
+		return err == nil && ok && slices.Contains(wanted, number)
+	}), nil
 }
 
-// deviceNumber of a character device; ok is false for what is none, or is not there.
+// deviceNumber of a character device; ok is false for what is none, or is not there. No file system is asked for what the kernel knows: the
+// server of one in user space may never answer.
 func deviceNumber(path string) (number uint64, ok bool, err error) {
-	info, err := os.Stat(path)
+	var stat unix.Statx_t
+	for {
+		if err = unix.Statx(unix.AT_FDCWD, path, unix.AT_STATX_DONT_SYNC, unix.STATX_TYPE, &stat); !errors.Is(err, unix.EINTR) {
+			break
+		}
+	}
 	if gone(err) {
 		return 0, false, nil
 	}
 	if err != nil {
-		return 0, false, err
+		return 0, false, &os.PathError{Op: "statx", Path: path, Err: err}
 	}
-	stat, isUnix := info.Sys().(*syscall.Stat_t)
-	if !isUnix || info.Mode()&fs.ModeCharDevice == 0 {
+	if stat.Mode&unix.S_IFMT != unix.S_IFCHR {
 		return 0, false, nil
 	}
-	return stat.Rdev, true, nil
+	return unix.Mkdev(stat.Rdev_major, stat.Rdev_minor), true, nil
 }
 
 // gone is the error for what belonged to a process that has ended.

@@ -5,6 +5,9 @@ import (
 	"os"
 	"path/filepath"
 	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
 
 	"stowage.dev/stowage/pkg/agent/vfio"
 )
@@ -59,5 +62,56 @@ func TestProcessesAreFoundByTheDeviceThatTheyHaveOpen(t *testing.T) {
 	}
 	if _, err := (vfio.Proc{Root: filepath.Join(root, "none")}).Of(t.Context(), "/dev/null"); err == nil {
 		t.Error("without /proc nobody has anything open")
+	}
+}
+
+// TestAFileSystemThatNeverAnswersHoldsNobodyUp: a process has a folder open on a FUSE file system whose server does not even say hello. Whoever
+// asks it for anything waits for ever.
+func TestAFileSystemThatNeverAnswersHoldsNobodyUp(t *testing.T) {
+	server, err := unix.Open("/dev/fuse", unix.O_RDWR|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Skipf("no FUSE here: %v", err)
+	}
+	mountpoint := t.TempDir()
+	if err := unix.Mount("none", mountpoint, "fuse", 0, fmt.Sprintf("fd=%d,rootmode=40000,user_id=0,group_id=0", server)); err != nil {
+		unix.Close(server)
+		t.Skipf("may not mount: %v", err)
+	}
+	t.Cleanup(func() {
+		_ = unix.Close(server) // whoever waits gets an error
+		if err := unix.Unmount(mountpoint, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	folder, err := unix.Open(mountpoint, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	null, err := os.Open("/dev/null")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = null.Close() })
+	t.Cleanup(func() { _ = unix.Close(folder) })
+	root, self := t.TempDir(), fmt.Sprint(os.Getpid())
+	if err := os.Symlink("/proc/self", filepath.Join(root, self)); err != nil {
+		t.Fatal(err)
+	}
+	type answer struct {
+		pids []uint32
+		err  error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		pids, err := vfio.Proc{Root: root}.Of(t.Context(), "/dev/null")
+		done <- answer{pids, err}
+	}()
+	select {
+	case got := <-done:
+		if got.err != nil || fmt.Sprint(got.pids) != "["+self+"]" {
+			t.Errorf("%v, %v, want this process %s", got.pids, got.err, self)
+		}
+	case <-time.After(time.Minute):
+		t.Error("waits for the file system's server")
 	}
 }
