@@ -5,15 +5,17 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/blang/semver/v4"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
-// checkQuantities names the first quantity of a slice that is out of bounds. No other one may be calculated with: a pool
-// that has one is invalid.
-func checkQuantities(spec *resourceapi.ResourceSliceSpec) error {
+// checkValues names the first quantity of a slice that is out of bounds, or the first version that CEL cannot read. Nobody may calculate
+// with such a quantity, and every selector fails on a device with such a version, whatever it looks at. A pool that has one is invalid:
+// otherwise it would keep requests of all other drivers off the nodes that see it.
+func checkValues(spec *resourceapi.ResourceSliceSpec) error {
 	for i := range spec.SharedCounters {
 		set := &spec.SharedCounters[i]
 		if err := checkCounters(set.Counters); err != nil {
@@ -29,6 +31,9 @@ func checkQuantities(spec *resourceapi.ResourceSliceSpec) error {
 }
 
 func checkDevice(device *resourceapi.Device) error {
+	if err := checkVersions(device.Attributes); err != nil {
+		return err
+	}
 	for _, name := range slices.Sorted(maps.Keys(device.Capacity)) {
 		if err := checkCapacity(device.Capacity[name]); err != nil {
 			return fmt.Errorf("capacity %s: %w", name, err)
@@ -41,6 +46,24 @@ func checkDevice(device *resourceapi.Device) error {
 		}
 	}
 	return nil
+}
+
+// checkVersions reads versions as CEL does. The API allows numbers of any length in them.
+func checkVersions(attributes map[resourceapi.QualifiedName]resourceapi.DeviceAttribute) error {
+	var first resourceapi.QualifiedName
+	var firstErr error
+	for name, attribute := range attributes {
+		versions := attribute.VersionValues
+		if attribute.VersionValue != nil {
+			versions = []string{*attribute.VersionValue}
+		}
+		for _, version := range versions {
+			if _, err := semver.Parse(version); err != nil && (firstErr == nil || name < first) {
+				first, firstErr = name, fmt.Errorf("attribute %s: version %q: %w", name, version, err)
+			}
+		}
+	}
+	return firstErr
 }
 
 func checkCounters(counters map[string]resourceapi.Counter) error {

@@ -14,6 +14,30 @@ import (
 // neverEnding is read and stored by the API server. Nothing that compares, adds or rounds it ends.
 const neverEnding = "1e2147483647"
 
+// TestAPoolWithAVersionThatCELCannotReadIsInvalid: the API takes versions whose numbers have more than 64 bits. Every selector fails on a device
+// that has one, so other drivers' devices on the node, and for all nodes on every node, could not be had any more.
+func TestAPoolWithAVersionThatCELCannotReadIsInvalid(t *testing.T) {
+	for name, attribute := range map[string]resourceapi.DeviceAttribute{
+		"one":       {VersionValue: ptr.To("18446744073709551616.0.0")},
+		"of a list": {VersionValues: []string{"1.0.0", "1.0.18446744073709551616"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			store.SetSlice(slice("beside", "n1", pool("beside", 1, 1)))
+			store.SetSlice(slice("s", "n1", func(s *resourceapi.ResourceSlice) {
+				s.Spec.Devices[0].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"b": attribute, "a": attribute, "c": {VersionValue: ptr.To("1.2.3")}}
+			}))
+			devices := store.View().ForNode(node("n1"))
+			if len(devices.Pools) != 1 || devices.Pools[0].Pool.ID.Pool != "beside" {
+				t.Errorf("the pools are %v, want the one beside", devices.Pools)
+			}
+			if len(devices.Problems) != 1 || devices.Problems[0].Kind != Invalid || !strings.Contains(devices.Problems[0].Detail, "device s-device, attribute a: version ") {
+				t.Errorf("the problems are %v, want one that names the attribute", devices.Problems)
+			}
+		})
+	}
+}
+
 // TestAPoolWithAQuantityOutOfBoundsIsInvalid puts one quantity on which arithmetic does not end into each field of a slice that
 // has one. The pool of the same driver beside it stays as it is.
 func TestAPoolWithAQuantityOutOfBoundsIsInvalid(t *testing.T) {

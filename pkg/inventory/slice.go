@@ -59,7 +59,7 @@ func newSlice(object *resourceapi.ResourceSlice, features Features) *Slice {
 		return s // for no node
 	}
 	var err error
-	if err = checkQuantities(spec); err != nil {
+	if err = checkValues(spec); err != nil {
 		s.problem = fmt.Sprintf("slice %s: %v", object.Name, err)
 	}
 	if s.rule, err = newNodeRule(spec.NodeName, spec.AllNodes, spec.NodeSelector); err != nil && s.problem == "" {
