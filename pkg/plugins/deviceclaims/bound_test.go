@@ -5,10 +5,12 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -72,6 +74,44 @@ func TestPostFilterTakesNothingFromABoundPod(t *testing.T) {
 			}
 			if gone := h.api.get("c").Status.Allocation == nil; gone != tc.gone {
 				t.Errorf("the allocation was given up: %t", gone)
+			}
+		})
+	}
+}
+
+// What could not be given up is tried again, though nothing happens: its devices would be held for a pod that sleeps.
+func TestWhatCouldNotBeGivenUpIsTriedAgain(t *testing.T) {
+	conflict := apierrors.NewConflict(resourceapi.Resource("resourceclaims"), "c", errors.New("it has changed"))
+	for name, tc := range map[string]struct {
+		request string
+		err     error
+	}{
+		"it is not known whether the pod is bound": {"get pods", errUnreachable},
+		"the write has no answer":                  {"update/status", errUnreachable},
+		"the write is a conflict":                  {"update/status", conflict},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.claims = []*resourceapi.ResourceClaim{claim("c", allocated("node-a", "gpu-0"), reservedFor("p"))}
+			p := pod("p", "c")
+			w.pods, w.room.RetryAfter = []*v1.Pod{p}, time.Millisecond
+			h := newHarness(t, w)
+			fails := true
+			h.api.onRequest(func(request string) error {
+				if fails && request == tc.request {
+					return tc.err
+				}
+				return nil
+			})
+			status := h.filterAll(p).postFilter()
+			if status.IsSuccess() || h.api.get("c").Status.Allocation == nil {
+				t.Fatalf("given up: %v", status)
+			}
+			h.eventually("the pod is woken", func() bool { return len(h.activator.taken()) > 0 })
+			fails = false
+			h.filterAll(p).postFilter()
+			if h.api.get("c").Status.Allocation != nil {
+				t.Error("the allocation is kept")
 			}
 		})
 	}

@@ -44,7 +44,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	}
 	switch removed, err := pl.giveUpExtendedClaims(ctx, pod, c.extended); {
 	case err != nil:
-		return nil, statusOfGivingUp(fmt.Errorf("remove what an earlier attempt made for the pod's extended resources: %w", err))
+		return nil, pl.notGivenUp(pod, c, fmt.Errorf("remove what an earlier attempt made for the pod's extended resources: %w", err))
 	case len(removed) > 0:
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			fmt.Sprintf("removed claim %s, which an earlier attempt made for the pod's extended resources", strings.Join(removed, ", ")))
@@ -58,13 +58,22 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		case err == nil:
 			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, join(obstacle.givenUp(), missing))
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-			// The claim has changed. That is an event for the pod.
+			pl.waitFor(pod, c, true)
 			return nil, fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.claim)))
 		default:
-			return nil, statusOfGivingUp(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
+			return nil, pl.notGivenUp(pod, c, fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
 		}
 	}
 	return nil, leftToOthers(join(where, missing))
+}
+
+// notGivenUp says why nothing could be given up for the pod. What had no answer is tried again by and by: no event need follow.
+func (pl *Plugin) notGivenUp(pod *v1.Pod, c *cycle, err error) *fwk.Status {
+	status := statusOfGivingUp(err)
+	if status.Code() == fwk.Error {
+		pl.waitFor(pod, c, true)
+	}
+	return status
 }
 
 // hasTimeAt is when the pod's namespace has time for long searches and CEL expressions, zero if it has some now.
