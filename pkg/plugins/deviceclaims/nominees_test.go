@@ -187,7 +187,8 @@ func TestAnAllocationIsKeptWhereOthersAreNominated(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := twoNodes()
-			w.claims = []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), reservedFor("p")), claim("two", counted(2))}
+			// Reserved for nobody: a pod that waits keeps nothing of its own, whoever is nominated.
+			w.claims = []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0")), claim("two", counted(2))}
 			p := pending("p", 5, "mine")
 			w.pods = []*v1.Pod{tc.nominee, p}
 			h := newHarness(t, w)

@@ -41,10 +41,13 @@ func (o *obstacle) givenUp() string {
 	return fmt.Sprintf("gave up the %s of claim %s, %s", what, klog.KObj(o.claim), o.why())
 }
 
-// obstacle chooses the claim whose allocation is to be given up, nil if none may be or if that would help nothing. It is one whose
+// obstacle chooses the claim whose allocation is to be given up, nil if there is none. It is one whose
 // devices could not be made ready; or else one without whose allocation some node would do; or else one of several without which some
 // node would do, of which the others follow when the pod is tried again. If there is no time to find out, it is the first one: each of them
 // takes nodes away.
+//
+// If that would help nothing, it is still one that is reserved for the pod, as by a scheduler that has ended. A pod that waits holds
+// nothing: two of them could wait for each other's devices for ever.
 func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle {
 	found := func(i int, reason string) *obstacle {
 		return &obstacle{c.claims[i].claim, reason, pl.usedByOthers(c.claims[i], pod), c.claims[i].user.UID}
@@ -81,6 +84,11 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 	}
 	if ctx.Err() != nil {
 		return found(candidates[0], "which kept the pod off other nodes")
+	}
+	for _, i := range candidates {
+		if claim := c.claims[i].claim; isReservedFor(claim, pod.UID) && pl.checkNotAdopted(claim, pod.UID) == nil {
+			return found(i, "which others may use while the pod waits")
+		}
 	}
 	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"strings"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 )
@@ -49,14 +50,15 @@ func TestPostFilterGivesUpTheAllocationThatIsInTheWay(t *testing.T) {
 			claims: []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), reservedFor("p")), claim("open", counted(2))},
 			gone:   "mine", want: []string{"such as node-c"},
 		},
-		"not the only one, if no node has what another claim wants": {
-			claims: []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), reservedFor("p")), claim("open", counted(3))},
+		"not the only one, if nobody has reserved it and no node has what another claim wants": {
+			claims: []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0")), claim("open", counted(3))},
 			want:   []string{"claim open"},
 		},
-		"none of several, if no node has what another claim wants": {
+		"the one that is reserved for the pod, though no node has what another claim wants": {
 			claims: []*resourceapi.ResourceClaim{
-				claim("first", allocated("node-a", "gpu-0"), reservedFor("p")), claim("open", counted(3)), claim("second", allocated("node-b", "gpu-0"), reservedFor("p")),
+				claim("free", allocated("node-a", "gpu-0")), claim("mine", allocated("node-b", "gpu-0"), reservedFor("p")), claim("open", counted(3)),
 			},
+			gone: "mine", want: []string{"which others may use while the pod waits"},
 		},
 		"the first one if there is no time to find out": {
 			claims: []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"), reservedFor("p")), claim("open", counted(3))},
@@ -101,6 +103,22 @@ func TestPostFilterGivesUpTheAllocationThatIsInTheWay(t *testing.T) {
 	}
 }
 
+// Two pods have been reserved two claims each when the scheduler ended, and have got a device each: neither waits for the other one's for ever.
+func TestPodsThatWaitHoldNothing(t *testing.T) {
+	w := twoNodes()
+	w.nodes = w.nodes[1:] // with two devices
+	w.claims = []*resourceapi.ResourceClaim{
+		claim("p-first", allocated("node-b", "gpu-0"), reservedFor("p")), claim("p-second"),
+		claim("q-first", allocated("node-b", "gpu-1"), reservedFor("q")), claim("q-second"),
+	}
+	p, q := pod("p", "p-first", "p-second"), pod("q", "q-first", "q-second")
+	w.pods = []*v1.Pod{p, q}
+	h := newHarness(t, w)
+	h.filterAll(p).postFilter()
+	h.wantState("p-first", state{})
+	h.filterAll(q).bind("node-b")
+}
+
 // Of a group of pods, the one that its own allocation keeps off every node gives it up; allocations that some node could
 // be used with stay.
 func TestPodGroupPostFilter(t *testing.T) {
@@ -128,7 +146,7 @@ func TestPodGroupPostFilter(t *testing.T) {
 				claim("fine", allocated("node-b", "gpu-1"), reservedFor("first")),
 				claim("large", allocated("node-a", "gpu-0"), reservedFor("second")), claim("small", counted(3)),
 			},
-			wantCode: fwk.Unschedulable,
+			wantCode: fwk.UnschedulableAndUnresolvable, gone: "large",
 		},
 		"each pod has a node for its devices": {
 			claims: []*resourceapi.ResourceClaim{
