@@ -21,6 +21,7 @@ var (
 	firstSeed = flag.Uint64("seed", 1, "seed of the first history")
 	lasting   = flag.Duration("for", 0, "play random histories for this long, however many")
 	keepGoing = flag.Int("failures", 1, "how many differences are reported before it ends")
+	tolerant  = flag.Bool("tolerate-flaky", false, "report a difference that one of three plays shows, and do not fail for it")
 )
 
 func TestMain(m *testing.M) {
@@ -266,6 +267,22 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"r"},
 		},
+		"nothing is held for a pod that waits, though a scheduler has ended and then nobody can be asked": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Pod{Name: "p", Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Fail{Verb: "create", What: "pods/binding", Times: 1, With: memoryapi.Lost, Kill: Before},
+					Fail{Verb: "get", What: "pods", Times: 5, With: memoryapi.Lost},
+					Pod{Name: "q", Claims: []string{"c"}},
+					Cordon{Node: "a"},
+					Wait{10 * time.Second},
+				},
+			},
+			bound: []string{"p"},
+		},
 		"an extended resource": {
 			scenario: Scenario{Nodes: []Node{{Name: "a", GPUs: 2}}, Steps: []Step{Pod{Name: "p", Extended: 1}}},
 			bound:    []string{"p"},
@@ -299,7 +316,7 @@ func TestScenarios(t *testing.T) {
 // What a new scheduler would do at rest, the old one forgot.
 func TestRest(t *testing.T) {
 	begin, failures := time.Now(), 0
-	played, bound, evicted, excused := 0, 0, 0, 0
+	played, bound, evicted, excused, flaky := 0, 0, 0, 0, 0
 	counts := map[string]int{}
 	for ; failures < *keepGoing && (*lasting > 0 && time.Since(begin) < *lasting || *lasting == 0 && played < *histories); played++ {
 		seed := *firstSeed + uint64(played)
@@ -315,12 +332,23 @@ func TestRest(t *testing.T) {
 		if len(differences) == 0 {
 			continue
 		}
+		plays := 1
+		for range 2 {
+			if len(Run(t, scenario, logr.Discard())) > 0 {
+				plays++
+			}
+		}
+		if plays == 1 && *tolerant {
+			flaky++
+			t.Logf("FLAKY: seed %d: in 1 of 3 plays %q\nto find out why: LIVENESS='-seed %d -histories 1'", seed, differences, seed)
+			continue
+		}
 		failures++
 		small := Shrink(scenario, func(s Scenario) bool { return len(Run(t, s, logr.Discard())) > 0 })
-		t.Errorf("seed %d: %q\nmade small: %q\n%s", seed, differences, differencesOf(t, small), small.Code())
+		t.Errorf("seed %d: in %d of 3 plays %q\nmade small: %q\n%s", seed, plays, differences, differencesOf(t, small), small.Code())
 	}
-	t.Logf("%d histories with %d bindings and %d evictions, %.1f per second, %d with differences, %d excused",
-		played, bound, evicted, float64(played)/time.Since(begin).Seconds(), failures, excused)
+	t.Logf("%d histories with %d bindings and %d evictions, %.1f per second, %d with differences, %d flaky, %d excused",
+		played, bound, evicted, float64(played)/time.Since(begin).Seconds(), failures, flaky, excused)
 	t.Logf("what happened: %v", counts)
 	if played >= 40 && excused*10 > played {
 		t.Error("more than a tenth is excused")
