@@ -81,7 +81,7 @@ mutate-rest: ## Put back faults that make pods sleep or devices idle: random his
 	$(GO) run ./internal/mutate -seeds -patience 10m -run 'TestWhatIsPublishedAtRest$$' -random 200 ./pkg/agent/driver
 
 .PHONY: mutate-agent
-mutate-agent: ## Break what the node agent remembers, does and takes back, line by line: at least 95 % must be noticed (hours)
+mutate-agent: ## Break what the node agent remembers, does and takes back, line by line: at least 95 % should be noticed (hours)
 	$(GO) run ./internal/mutate -at-least 95 -patience 5m ./pkg/agent/ledger ./pkg/agent/reconcile ./pkg/agent/prepare
 
 .PHONY: bench-tracker

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
@@ -245,5 +246,74 @@ func TestAnEntryNamesWhatItHolds(t *testing.T) {
 	}
 	if !ledger.StepCDIFile.Known() || ledger.StepKind("Prayer").Known() {
 		t.Error("known kinds are not what they should be")
+	}
+}
+
+// TestARecordTellsOfBothItsCopies: its state is the one that counts, and what cannot be read is said of each copy.
+func TestARecordTellsOfBothItsCopies(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "claims")
+	l := open(t, durabletest.Unsynced{}, dir)
+	if l.Dir() != dir || ledger.At(durabletest.Unsynced{}, dir).Dir() != dir {
+		t.Errorf("folder %s, want %s", l.Dir(), dir)
+	}
+	for _, state := range []ledger.State{ledger.PrepareStarted, ledger.PrepareStarted, ledger.PrepareCompleted} {
+		if err := l.Put(entry(state, "gpu-0")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	path := get(t, l).Path
+	tear := func(path string) func() {
+		return func() {
+			if err := os.WriteFile(path, []byte("torn"), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	for _, step := range []struct {
+		name     string
+		do       func()
+		state    ledger.State
+		contents []ledger.State
+	}{
+		{"both are whole", func() {}, ledger.PrepareCompleted, []ledger.State{ledger.PrepareCompleted, ledger.PrepareStarted}},
+		{"the current one is torn", tear(path), ledger.PrepareCompleted, []ledger.State{"", ledger.PrepareStarted}},
+		{"both are torn", tear(path + ".prev"), "", []ledger.State{"", ""}},
+	} {
+		step.do()
+		record := get(t, l)
+		if got := record.State(); got != step.state {
+			t.Errorf("%s: state %q, want %q", step.name, got, step.state)
+		}
+		copies := l.Copies(record)
+		if len(copies) != 2 || copies[0].Path != path || copies[1].Path != path+".prev" {
+			t.Fatalf("%s: copies %+v", step.name, copies)
+		}
+		for i, want := range step.contents {
+			if got := copies[i]; (got.Content == nil) != (want == "") || (got.Problem != "") != (want == "") || want != "" && got.Content.State != want {
+				t.Errorf("%s: copy %d: %+v, want state %q", step.name, i, got, want)
+			}
+		}
+	}
+	var both *ledger.CopiesError
+	var torn *ledger.CorruptError
+	err := get(t, l).Err
+	if !errors.As(err, &both) || both.Current == nil || both.Previous == nil || !errors.As(err, &torn) || !strings.Contains(err.Error(), "; nor can its previous copy, ") {
+		t.Errorf("error %v, want one of both copies", err)
+	}
+}
+
+// TestThePreviousCopyIsTheOneBefore, and not the first.
+func TestThePreviousCopyIsTheOneBefore(t *testing.T) {
+	l := open(t, durabletest.Unsynced{}, filepath.Join(t.TempDir(), "claims"))
+	for _, pod := range []types.UID{"first", "second", "third"} {
+		e := entry(ledger.PrepareCompleted, "gpu-0")
+		e.Pods = []types.UID{pod}
+		if err := l.Put(e); err != nil {
+			t.Fatal(err)
+		}
+	}
+	copies := l.Copies(get(t, l))
+	if got := copies[1].Content; got == nil || got.Pods[0] != "second" {
+		t.Errorf("previous copy %+v, want that of the second", got)
 	}
 }

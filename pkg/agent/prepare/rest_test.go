@@ -47,6 +47,8 @@ type history struct {
 	pid    uint32
 	// rebooted: what is made anew for a claim is in its record already, so that an administrator's instance in the same place would be taken for it.
 	rebooted bool
+	// lost: a GPU was, and its instances with it.
+	lost bool
 }
 
 // restClaims are what a claim may want. Many of them cannot be had at once.
@@ -165,6 +167,7 @@ func (h *history) next() {
 		h.say("process %d of %s on GPU %s, stuck %v: %v", p.PID, p.Pod, gpu, p.Stuck, h.try(&nvmlsim.AddProcess{GPU: gpu, Process: p}))
 	case 10:
 		if h.rand.IntN(4) == 0 {
+			h.lost = true
 			h.say("GPU %s is lost: %v", gpu, h.try(&nvmlsim.LoseGPU{GPU: gpu}))
 		} else {
 			h.say("GPU %s is back: %v", gpu, h.try(&nvmlsim.RestoreGPU{GPU: gpu}))
@@ -238,6 +241,12 @@ func (h *history) rest() *prepare.Manager {
 			h.do(&nvmlsim.RemoveProcess{GPU: fmt.Sprint(i), PID: p.PID})
 		}
 	}
+	for _, daemon := range h.hardware.machine.State().Daemons {
+		if h.rand.IntN(2) == 0 {
+			h.do(&nvmlsim.StopMPS{Daemon: daemon.Name})
+			h.say("at rest, daemon %s dies", daemon.Name)
+		}
+	}
 	h.options.EndTimeout = 0 // nothing is stuck any more
 	h.look()
 	m := h.manager()
@@ -254,6 +263,11 @@ func (h *history) rest() *prepare.Manager {
 			if err == nil {
 				continue
 			}
+		}
+		// A partition, with its daemon, may have gone with a GPU that was lost.
+		if h.told[c.UID] && kind != "a part's MPS" && h.rand.IntN(2) == 0 {
+			h.say("at rest, %s goes on", kind)
+			continue
 		}
 		if record != nil && h.rand.IntN(3) == 0 {
 			h.say("at rest, the kubelet has forgotten %s", kind)
@@ -353,6 +367,17 @@ func (h *history) judge(m *prepare.Manager) {
 	for path := range before.Files {
 		if !slices.ContainsFunc(before.claimUIDs(), func(uid string) bool { return strings.Contains(path, uid) }) {
 			h.errorf("file %s is nobody's", path)
+		}
+	}
+	there := map[uint64]bool{}
+	for i := range 2 {
+		for _, instance := range h.gpu(i).Instances {
+			there[instance.Number] = true
+		}
+	}
+	for number := range h.theirs {
+		if !there[number] && !h.rebooted && !h.lost {
+			h.errorf("the administrator's instance %d is gone", number)
 		}
 	}
 	for i, name := range []string{gpu0, gpu1} {
