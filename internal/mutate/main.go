@@ -34,7 +34,7 @@ func main() {
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run does")
 	flag.StringVar(&o.only, "only", "", "try only mutants whose name contains this")
 	flag.BoolVar(&o.seedsOnly, "seeds", false, "try only the seeded bugs, and list all tests that catch each")
-	flag.IntVar(&o.random, "random", 0, "the tests that must catch a seeded bug play this many random histories: they take -seed and -histories, and print \"seed N:\" of one that fails. It counts only if the original passes that one")
+	flag.IntVar(&o.random, "random", 0, "the tests that must catch a seeded bug play this many random histories: they take -seed and -histories, and print \"seed N:\" of one that fails. It counts only if that one fails again, and the original passes it")
 	flag.BoolVar(&o.show, "show", false, "print what the tests print that catch a seeded bug")
 	flag.Usage = func() {
 		fmt.Fprintf(flag.CommandLine.Output(), "usage: mutate [flags] ./pkg/…\n")

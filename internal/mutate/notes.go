@@ -156,12 +156,12 @@ func inFull(o options) options {
 
 var failedSeed = regexp.MustCompile(`seed (\d+):`)
 
-// tryRandom plays random histories with a seeded bug until one fails that the original passes, and says where that was. What the
-// original fails, too, is a fault of the histories' bench.
+// tryRandom plays random histories with a seeded bug until one fails, and fails again, that the original passes, and says where that was. What
+// the original fails, too, or fails only once, is a fault of the histories' bench.
 func tryRandom(ctx context.Context, o options, t *target, binary, original string) (r result, where string) {
-	play := func(binary string, seed, histories, rounds int) result {
+	play := func(binary string, seed, histories, count int) result {
 		return try(ctx, o, t, binary, 0, slices.Concat(fully, []string{
-			"-test.count", strconv.Itoa(rounds),
+			"-test.count", strconv.Itoa(count),
 			"-seed", strconv.Itoa(seed), "-histories", strconv.Itoa(histories),
 		})...)
 	}
@@ -178,17 +178,21 @@ func tryRandom(ctx context.Context, o options, t *target, binary, original strin
 		if err != nil || seed < first {
 			return result{output: r.output}, fmt.Sprintf(" (it failed at seed %s, which was not asked for)", match[1])
 		}
-		if !play(original, seed, 1, roundsOfOriginal).killed {
+		switch {
+		case !play(binary, seed, 1, rounds).killed:
+			faults += fmt.Sprintf(" (it fails only once at seed %d)", seed)
+		case play(original, seed, 1, rounds).killed:
+			faults += fmt.Sprintf(" (the original fails at seed %d, too)", seed)
+		default:
 			return r, fmt.Sprintf(" (seed %d, after %d histories)", seed, seed) + faults
 		}
-		faults += fmt.Sprintf(" (the original fails at seed %d, too)", seed)
 		first = seed + 1
 	}
 	return result{output: r.output}, fmt.Sprintf(" (after %d histories)", o.random) + faults
 }
 
-// roundsOfOriginal are how often the original has to pass: goroutines run in any order.
-const roundsOfOriginal = 3
+// rounds are how often the original has to pass, and in how many the bug may fail again: goroutines run in any order.
+const rounds = 3
 
 // overlay writes the changed files, and go's overlay for them.
 func (s seed) overlay(t *target, folder string) (string, error) {
