@@ -221,7 +221,7 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 	if !w.retryAt.IsZero() && !w.retryAt.After(now) {
 		j.retry, w.retryAt = true, time.Time{}
 	}
-	j.undecided = w.retries > 0 && !w.retryAt.IsZero()
+	j.undecided = w.undecided && !w.retryAt.IsZero()
 	if j.interest == nil {
 		j.changed.or(&p.unseen)
 	} else {

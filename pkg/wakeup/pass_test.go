@@ -200,6 +200,61 @@ func TestAPodWithoutAnAnswerIsTriedByTime(t *testing.T) {
 	c.wakes("it has an answer by now")
 }
 
+// A pod whose last attempt had an answer is woken by what cannot be decided, also if it is going to be tried again by time; and is looked at for as
+// long as any other.
+func TestAPodWithAnAnswerThatIsTriedAgainIsWokenByAnyChange(t *testing.T) {
+	for name, tc := range map[string]struct {
+		refusal Refusal
+		want    []string
+	}{
+		"no answer":        {refusal: Refusal{Undecided: true}},
+		"an answer":        {Refusal{Again: true}, []string{"p0"}},
+		"no answer before": {Refusal{}, []string{"p0"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, holders := full(t, Options{RetryAfter: time.Minute, Budget: time.Second})
+			pod := c.sleepers(1)[0]
+			for _, refusal := range []Refusal{{Undecided: true}, tc.refusal} {
+				refusal.Nodes = c.allNodes
+				c.begin(pod)
+				c.room.Refused(pod.UID, refusal, c.now)
+			}
+			c.release(holders["a0"])()
+			world := c.world()
+			asked := c.undecidedly(&world, 2*time.Second)
+			var woken []string
+			wakes, _ := passOf(t.Context(), c.room, world)
+			for _, wake := range wakes {
+				woken = append(woken, wake.Pod.Name)
+			}
+			if diff := cmp.Diff(tc.want, woken); diff != "" || *asked == 0 {
+				t.Errorf("asked %d times; woken (-want +got):\n%s", *asked, diff)
+			}
+		})
+	}
+}
+
+// A pod that only pauses is tried when that is over. It has not been looked at, so that counts for nothing.
+func TestAPauseIsNoAttemptWithoutAnAnswer(t *testing.T) {
+	c, _ := full(t, Options{RetryAfter: time.Second})
+	pod := c.sleepers(1)[0]
+	for _, again := range []time.Duration{1, 2, 4} {
+		for range 3 {
+			c.begin(pod)
+			c.room.Refused(pod.UID, Refusal{NotBefore: c.now.Add(time.Millisecond)}, c.now)
+			c.wakes("it pauses")
+			c.now = c.now.Add(time.Millisecond)
+			c.wakes("the pause is over", "p0")
+		}
+		c.begin(pod)
+		c.room.Refused(pod.UID, Refusal{Again: true}, c.now)
+		c.now = c.now.Add(again*time.Second - 1)
+		c.wakes("too early")
+		c.now = c.now.Add(1)
+		c.wakes("in time", "p0")
+	}
+}
+
 // TestPodsOfOneNamespaceDoNotKeepOthersFromBeingWoken has ten pods of one namespace for which nothing can be decided, before one of another
 // namespace, which is woken as soon as it is looked at.
 func TestPodsOfOneNamespaceDoNotKeepOthersFromBeingWoken(t *testing.T) {

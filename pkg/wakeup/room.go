@@ -15,7 +15,7 @@ type Options struct {
 	// Patience is how long a woken pod may take until it has been tried. After that the next one is woken, and it is woken
 	// once more itself. Default 10 s.
 	Patience time.Duration
-	// RetryAfter is when a pod is tried again whose attempt ended without an answer; it doubles with each such attempt, up to
+	// RetryAfter is when a pod is tried again whose attempt ended without an answer, see [Refusal]; it doubles with each such attempt, up to
 	// 32 times as long. One that found a node which did not do after all is tried again at once, then after a 32nd of RetryAfter, which
 	// doubles up to as long as well. Default 5 s.
 	RetryAfter time.Duration
@@ -30,9 +30,8 @@ type Options struct {
 
 // Room is where pods wait. All methods may be called by any goroutine, Pass by one at a time.
 //
-// An attempt to schedule a pod begins with Note, goes on with Judged and ends with Refused, NotRefused, Failed or Placed; any of
-// them may be missing. Other methods tell of what has changed. After each of them Wanted may have a token, and then Pass says whom
-// to wake.
+// An attempt to schedule a pod begins with Note and Judged, and ends with Refused, NotRefused, Failed or Placed, which may be missing.
+// Other methods tell of what has changed. After each of them Wanted may have a token, and then Pass says whom to wake.
 type Room struct {
 	options Options
 	wanted  chan struct{}
@@ -145,9 +144,10 @@ type Refusal struct {
 	Nodes iter.Seq[string]
 	// Evictable are those among the nodes that would do if others were evicted.
 	Evictable []string
-	// Undecided tells that for some nodes there was no answer. The pod is then tried again after a while, but not before NotBefore.
-	Undecided bool
-	NotBefore time.Time
+	// Undecided tells that for some nodes there was no answer. The pod is then tried again after a while, and Again tells that it is although
+	// there was one. In either case that is not before NotBefore. A pod that has not been looked at is only told NotBefore, and is tried then.
+	Undecided, Again bool
+	NotBefore        time.Time
 }
 
 // Refused ends an attempt in which devices were missing.
@@ -174,14 +174,14 @@ func (r *Room) Refused(pod types.UID, refusal Refusal, now time.Time) {
 	var next nodeSet
 	next.orCommon(&w.next, &w.nodes)
 	w.next = next
-	w.retryAt, w.losses = time.Time{}, 0
-	if refusal.Undecided {
-		w.retryAt = now.Add(r.options.RetryAfter << min(w.retries, 5))
-		if refusal.NotBefore.After(w.retryAt) {
-			w.retryAt = refusal.NotBefore
+	w.retryAt, w.losses, w.undecided = refusal.NotBefore, 0, refusal.Undecided
+	switch {
+	case refusal.Undecided || refusal.Again:
+		if at := now.Add(r.options.RetryAfter << min(w.retries, 5)); at.After(w.retryAt) {
+			w.retryAt = at
 		}
 		w.retries++
-	} else {
+	case refusal.NotBefore.IsZero():
 		w.retries = 0
 	}
 	r.tried(w)

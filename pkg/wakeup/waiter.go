@@ -168,10 +168,11 @@ type waiter struct {
 	queued bool
 
 	woken *wakeUp
-	// retries counts attempts without an answer, and losses those in which it lost its node, in a row. retryAt is when to try again; zero if
-	// there is no need.
+	// retries counts attempts after which it is tried again by and by, and losses those in which it lost its node, in a row. retryAt is when to
+	// try again; zero if there is no need. undecided tells that the last attempt had no answer.
 	retries, losses int
 	retryAt         time.Time
+	undecided       bool
 }
 
 // skip notes nodes of which a change was not looked at. That of a node to which the pod has been nominated meanwhile is.

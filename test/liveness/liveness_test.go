@@ -210,6 +210,24 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"p", "q", "r"},
 		},
+		"a gang with a claim of its own gets a device before a pod of lower priority": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 3}},
+				Steps: []Step{
+					Pod{Name: "r", Priority: 20, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Group{Name: "g", Priority: 10, Gang: 2, Ask: Ask{GPUs: 1}},
+					Pod{Name: "p", Priority: 10, Group: "g", Ask: Ask{GPUs: 1}, Common: true},
+					Pod{Name: "q", Priority: 10, Group: "g", Ask: Ask{GPUs: 1}, Common: true},
+					Wait{10*time.Minute + 13*time.Second}, // by now it is tried by time no more than every 160 s
+					Pod{Name: "s", Ask: Ask{GPUs: 3}},
+					Wait{10 * time.Second},
+					Delete{Pod: "r", Now: true},
+				},
+			},
+			bound: []string{"p", "q", "r"},
+		},
 		"a gang that does not fit": {
 			scenario: Scenario{
 				Groups: true,

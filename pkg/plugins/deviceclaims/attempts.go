@@ -30,7 +30,7 @@ type attempts struct {
 	refused map[types.UID]refusals
 }
 
-// refusals are how often in a row that was, and until when the pod pauses.
+// refusals are how often that was until the pod is bound, and until when it pauses.
 type refusals struct {
 	times int
 	until time.Time

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,6 +26,8 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	testingclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/wakeup"
 )
 
 // podGroup is a group of pods of which none has a node yet.
@@ -667,24 +670,92 @@ func TestAMemberThatReserveRefusesPauses(t *testing.T) {
 	}
 }
 
-// A group that did not fit is tried again by and by, though nothing has changed: the queue lets it sleep after it has had others evicted.
+// The room wakes a member that pauses as soon as it may be tried again, and not before.
+func TestAPausingMemberIsWokenInTime(t *testing.T) {
+	withGroups(t)
+	w := oneNode()
+	w.claims = []*resourceapi.ResourceClaim{claim("a")}
+	w.groups = []*schedulingapi.PodGroup{group()}
+	w.pods = []*v1.Pod{member(pod("p", "a"))}
+	h := newHarness(t, w)
+	clock := testingclock.NewFakeClock(time.Now()) // stands still, and the room's goes on
+	h.plugin.clock = clock
+	for _, pause := range []time.Duration{time.Hour, time.Millisecond} {
+		h.plugin.shared.attempts.pauses.Duration = pause
+		for range 2 {
+			h.plugin.shared.attempts.refuse(w.pods[0], clock.Now())
+		}
+		g := h.tryGroup(w.pods...)
+		g.wantNodes("")
+		g.postFilter(nil)
+		if pause == time.Millisecond {
+			h.wakes("p")
+		} else if woken := h.lookedAt(); len(woken) > 0 {
+			t.Errorf("%v woken early", woken)
+		}
+		h.plugin.shared.attempts.end(w.pods[0].UID)
+	}
+}
+
+// A group that did not fit is tried again by and by, though nothing has changed: the queue lets it sleep after it has had others evicted. And it
+// is as soon as a device is free.
 func TestAGroupThatDidNotFitIsTriedAgain(t *testing.T) {
 	withGroups(t)
-	for name, claims := range map[string][2][]string{
+	claims := map[string][2][]string{
 		"claims of their own":           {{"a"}, {"b"}},
 		"one that they share, and more": {{"shared"}, {"shared", "b"}},
+	}
+	for name, tc := range map[string]struct {
+		retryAfter time.Duration
+		change     func(h *harness)
+	}{
+		"by time": {time.Millisecond, func(*harness) {}},
+		"as a device is free": {time.Hour, func(h *harness) {
+			h.api.change("held", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+		}},
 	} {
+		for of, claims := range claims {
+			t.Run(name+"/"+of, func(t *testing.T) {
+				w := oneNode()
+				w.room.RetryAfter = tc.retryAfter
+				w.claims = []*resourceapi.ResourceClaim{claim("a"), claim("b"), claim("shared"), claim("held", allocated("node-b", "gpu-0"))}
+				w.groups = []*schedulingapi.PodGroup{group()}
+				w.pods = []*v1.Pod{member(pod("p", claims[0]...)), member(pod("q", claims[1]...))}
+				h := newHarness(t, w)
+				g := h.tryGroup(w.pods...)
+				g.wantNodes("node-b", "")
+				g.postFilter(nil)
+				tc.change(h)
+				h.wakes("q")
+			})
+		}
+	}
+}
+
+// The framework does not try the pods after the first one that does not fit. One of them that was woken is not woken again and again for that.
+func TestAMemberThatIsNotTriedIsNotWokenForEver(t *testing.T) {
+	withGroups(t)
+	for name, tried := range map[string]int{"not tried": 1, "tried, and refused": 2} {
 		t.Run(name, func(t *testing.T) {
+			var ended atomic.Int32
 			w := oneNode()
-			w.room.RetryAfter = time.Millisecond
-			w.claims = []*resourceapi.ResourceClaim{claim("a"), claim("b"), claim("shared"), claim("held", allocated("node-b", "gpu-0"))}
+			w.room = wakeup.Options{RetryAfter: time.Millisecond, OnOutcome: func(wakeup.Cause, bool) { ended.Add(1) }}
+			w.claims = []*resourceapi.ResourceClaim{claim("a"), claim("b"), claim("held", allocated("node-b", "gpu-0")), claim("other")}
 			w.groups = []*schedulingapi.PodGroup{group()}
-			w.pods = []*v1.Pod{member(pod("p", claims[0]...)), member(pod("q", claims[1]...))}
+			w.pods = []*v1.Pod{member(pod("p", "a")), member(pod("q", "b"))}
 			h := newHarness(t, w)
 			g := h.tryGroup(w.pods...)
 			g.wantNodes("node-b", "")
 			g.postFilter(nil)
 			h.wakes("q")
+			h.api.change("other", allocated("node-b", "gpu-1"))
+			h.eventually("both are held", func() bool { return h.plugin.shared.tracker.Snapshot().Usage.Len() == 2 })
+			g = h.tryGroup(w.pods[:tried]...)
+			g.pods = w.pods
+			g.postFilter(nil)
+			if got := ended.Load(); got != 1 {
+				t.Errorf("%d wake-ups have ended, want 1", got)
+			}
 		})
 	}
 }

@@ -69,15 +69,17 @@ func (pl *Plugin) tell(ctx context.Context, pod *v1.Pod, why string) {
 // groupWaitsFor tells the waiting room on which nodes devices were missing, pod by pod. Each is tried again by and by. The queue tries a group
 // again and again, too, but not one that has others evicted: while DefaultPreemption does that, the queue puts it aside, and then lets it sleep
 // until a victim is gone, whatever else makes room for it.
+//
+// The framework stops at the first pod without which the group cannot be: those after it have no cycle. If one of them was woken, nothing has
+// come of it, as the group waits for the first one.
 func (pl *Plugin) groupWaitsFor(pods []*v1.Pod, found *groupCycle) {
 	for _, pod := range pods {
 		switch c := found.pods[pod.UID]; {
-		case c == nil:
-		case c.placed:
+		case c == nil, c.placed:
 			pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
 		case slices.ContainsFunc(c.claims, func(pc podClaim) bool { return pc.shared != nil }):
 			// What it shares with pods before it may be on another node the next time.
-			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Nodes: pl.allNodes(), Undecided: true}, pl.clock.Now())
+			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Nodes: pl.allNodes(), Again: true}, pl.clock.Now())
 		default:
 			pl.waitFor(pod, c, true)
 		}

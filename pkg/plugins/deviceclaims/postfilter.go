@@ -121,7 +121,7 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle, again bool) (until time.Time) {
 	}
 	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{
 		Nodes: missing, Evictable: c.results.evictable(),
-		Undecided: undecided || besideGone || again, NotBefore: until,
+		Undecided: undecided, Again: besideGone || again, NotBefore: until,
 	}, pl.clock.Now())
 	return until
 }

@@ -110,12 +110,6 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	if waits {
 		pl.shared.waiting.Note(pod, append(namespacedNames(names), namesOf(made)...), pl)
 	}
-	if until := pl.shared.attempts.pausesUntil(pod.UID); inGroup && pl.clock.Now().Before(until) {
-		if waits {
-			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.clock.Now())
-		}
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonPausing)
-	}
 	snapshot := pl.shared.tracker.Snapshot()
 	c.usage = snapshot.Usage
 	c.inventory = pl.shared.store.View()
@@ -134,6 +128,12 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	}
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
+	}
+	if until := pl.shared.attempts.pausesUntil(pod.UID); inGroup && pl.clock.Now().Before(until) {
+		if attempted {
+			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{NotBefore: until}, pl.clock.Now())
+		}
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonPausing)
 	}
 	c.claims, c.base, c.extended = asked.claims, &variant{requests: asked.requests}, asked.extended
 	for i := range c.claims {
