@@ -31,7 +31,8 @@ import (
 )
 
 const (
-	// maxConnections are kept open. With one more the oldest is closed, so that who fills them does not keep the kubelet out.
+	// maxConnections are kept open. With one more the oldest is closed of the address that has the most, so that who fills them does not
+	// keep the kubelet out.
 	maxConnections = 128
 	// headerTimeout is for a caller to say what it wants, TLS included.
 	headerTimeout = 5 * time.Second
@@ -219,9 +220,25 @@ func (c *connections) changed(conn net.Conn, state http.ConnState) {
 	}
 	c.open = append(c.open, conn)
 	if len(c.open) > c.most {
-		cut(c.open[0])
-		c.open = c.open[1:]
+		over := c.oldestOfMost()
+		cut(c.open[over])
+		c.open = slices.Delete(c.open, over, over+1)
 	}
+}
+
+// oldestOfMost is the first of the address that has the most.
+func (c *connections) oldestOfMost() int {
+	count, most := map[string]int{}, 0
+	for _, conn := range c.open {
+		count[addressOf(conn)]++
+		most = max(most, count[addressOf(conn)])
+	}
+	return slices.IndexFunc(c.open, func(conn net.Conn) bool { return count[addressOf(conn)] == most })
+}
+
+func addressOf(conn net.Conn) string {
+	host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+	return host
 }
 
 // cut closes a connection without the goodbye of TLS: that waits for a peer that does not read, and all others with it.

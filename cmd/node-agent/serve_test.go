@@ -10,6 +10,9 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
+	"slices"
+	"strconv"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -114,9 +117,19 @@ func TestIdleConnectionsDoNotKeepOthersOut(t *testing.T) {
 	ask := func(conn net.Conn) error {
 		_, err := io.WriteString(conn, "GET / HTTP/1.1\r\nHost: agent\r\n\r\n")
 		if err == nil {
-			_, err = conn.Read(make([]byte, 12))
+			_, err = conn.Read(make([]byte, 1024))
 		}
 		return err
+	}
+	// The kubelet keeps a connection, from the node's address. What others do from theirs is not its matter.
+	node := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(127, 0, 0, 2)}}
+	kubelet, err := tls.DialWithDialer(&node, "tcp", server.Listener.Addr().String(), &tls.Config{InsecureSkipVerify: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kubelet.Close()
+	if err := ask(kubelet); err != nil {
+		t.Fatal(err)
 	}
 	var conns []net.Conn
 	for i := range many {
@@ -146,7 +159,58 @@ func TestIdleConnectionsDoNotKeepOthersOut(t *testing.T) {
 			t.Fatalf("connection %d is open", i)
 		}
 	}
+	if err := ask(kubelet); err != nil {
+		t.Errorf("the kubelet's connection: %v", err)
+	}
 }
+
+// Which connection makes room for another one.
+func TestTheAddressWithTheMostConnectionsLosesOne(t *testing.T) {
+	for name, tc := range map[string]struct {
+		from string // the addresses of connections, the oldest first; the last is one too many
+		cut  int
+	}{
+		"one address":                      {from: "a a a a a", cut: 0},
+		"a flood after the kubelet":        {from: "k a a a a", cut: 1},
+		"the kubelet after a flood":        {from: "a a a a k", cut: 0},
+		"a flood around the kubelet":       {from: "a k a a k", cut: 0},
+		"the larger of two floods":         {from: "b b a a a", cut: 2},
+		"two that are alike":               {from: "k b a a b", cut: 1},
+		"as many addresses as connections": {from: "k a b c d", cut: 0},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var conns []*connFrom
+			var want []net.Conn
+			open := &connections{most: 4}
+			for i, address := range strings.Fields(tc.from) {
+				conn := &connFrom{address: address, port: strconv.Itoa(i)}
+				open.changed(conn, http.StateNew)
+				if conns = append(conns, conn); i != tc.cut {
+					want = append(want, conn)
+				}
+			}
+			for i, conn := range conns {
+				if conn.closed != (i == tc.cut) {
+					t.Errorf("%s: connection %d is closed: %t", tc.from, i, conn.closed)
+				}
+			}
+			if !slices.Equal(open.open, want) {
+				t.Errorf("%s: %d are left, want all but %d in their order", tc.from, len(open.open), tc.cut)
+			}
+		})
+	}
+}
+
+type connFrom struct {
+	net.Conn
+	address, port string
+	closed        bool
+}
+
+func (c *connFrom) RemoteAddr() net.Addr { return c }
+func (c *connFrom) Network() string      { return "tcp" }
+func (c *connFrom) String() string       { return net.JoinHostPort(c.address, c.port) }
+func (c *connFrom) Close() error         { c.closed = true; return nil }
 
 // A connection of HTTP/2 would count as one, with hundreds of requests at once.
 func TestTheServerSpeaksNoHTTP2(t *testing.T) {
