@@ -2,6 +2,7 @@ package main
 
 import (
 	"context"
+	"crypto/sha256"
 	"crypto/tls"
 	"errors"
 	"fmt"
@@ -14,18 +15,26 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apiserver/pkg/apis/apiserver"
 	"k8s.io/apiserver/pkg/authentication/authenticator"
-	"k8s.io/apiserver/pkg/authentication/authenticatorfactory"
+	"k8s.io/apiserver/pkg/authentication/group"
+	"k8s.io/apiserver/pkg/authentication/request/bearertoken"
+	"k8s.io/apiserver/pkg/authentication/request/union"
+	"k8s.io/apiserver/pkg/authentication/request/x509"
+	"k8s.io/apiserver/pkg/authentication/token/cache"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/apiserver/pkg/authorization/authorizer"
 	"k8s.io/apiserver/pkg/authorization/authorizerfactory"
 	"k8s.io/apiserver/pkg/server/dynamiccertificates"
+	"k8s.io/apiserver/pkg/util/webhook"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	certutil "k8s.io/client-go/util/cert"
+	"k8s.io/client-go/util/flowcontrol"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/lru"
 
 	"stowage.dev/stowage/pkg/agent/driver"
 )
@@ -53,9 +62,9 @@ func serveHealth(ctx context.Context, opts *options, config *rest.Config, status
 			cancel()
 		}
 	}()
-	// Whoever sends tokens that nobody knows must not use up the requests that claims need.
+	// Whoever sends tokens must not use up the requests that claims need. How many are asked about says turns.
 	config = rest.CopyConfig(config)
-	config.QPS, config.Burst, config.RateLimiter = 5, 10, nil
+	config.RateLimiter = nil
 	client, err := newClient(config)
 	if err != nil {
 		return nil, err
@@ -135,57 +144,91 @@ func newCertificate(ctx context.Context, opts *options) (func(*tls.ClientHelloIn
 
 // readers asks the API server who a caller is, and what it may read.
 type readers struct {
-	who  authenticator.Request
-	what authorizer.Authorizer
+	who   authenticator.Request
+	what  authorizer.Authorizer
+	turns *turns
 }
 
 func newReaders(ctx context.Context, client kubernetes.Interface, clientCAFile string) (*readers, error) {
-	pauses := &wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 3}
-	who := authenticatorfactory.DelegatingAuthenticatorConfig{
-		Anonymous:                &apiserver.AnonymousAuthConfig{Enabled: false},
-		TokenAccessReviewClient:  client.AuthenticationV1(),
-		TokenAccessReviewTimeout: reviewTimeout,
-		WebhookRetryBackoff:      pauses,
-		CacheTTL:                 10 * time.Second,
-	}
+	var who []authenticator.Request
 	if clientCAFile != "" {
 		authority, err := dynamiccertificates.NewDynamicCAContentFromFile("client-ca", clientCAFile)
 		if err != nil {
 			return nil, fmt.Errorf("--client-ca-file %s: %w", clientCAFile, err)
 		}
 		go authority.Run(ctx, 1)
-		who.ClientCertificateCAContentProvider = authority
+		who = append(who, x509.NewDynamic(authority.VerifyOptions, x509.CommonNameUserConversion))
 	}
+	who = append(who, bearertoken.New(cache.New(reviews{client}, false, answerTTL, answerTTL)))
 	what := authorizerfactory.DelegatingAuthorizerConfig{
 		SubjectAccessReviewClient: client.AuthorizationV1(),
-		AllowCacheTTL:             10 * time.Second,
-		DenyCacheTTL:              10 * time.Second,
-		WebhookRetryBackoff:       pauses,
+		AllowCacheTTL:             answerTTL,
+		DenyCacheTTL:              answerTTL,
+		WebhookRetryBackoff:       &pauses,
 	}
-	var (
-		r   readers
-		err error
-	)
-	if r.who, _, err = who.New(); err != nil {
-		return nil, fmt.Errorf("ask the API server who callers are: %w", err)
-	}
-	if r.what, err = what.New(); err != nil {
+	authorizer, err := what.New()
+	if err != nil {
 		return nil, fmt.Errorf("ask the API server what callers may read: %w", err)
 	}
-	return &r, nil
+	return &readers{who: group.NewAuthenticatedGroupAdder(union.New(who...)), what: authorizer, turns: newTurns()}, nil
+}
+
+// answerTTL is how long an answer of the API server is kept, as kube-scheduler keeps it.
+const answerTTL = 10 * time.Second
+
+var pauses = wait.Backoff{Duration: 500 * time.Millisecond, Factor: 1.5, Jitter: 0.2, Steps: 3}
+
+// reviews has the API server look at tokens. Unlike k8s.io/apiserver's own it tells a token that is refused from an API server that is away.
+type reviews struct{ client kubernetes.Interface }
+
+var errNoReview = errors.New("the API server does not review the token")
+
+// AuthenticateToken implements authenticator.Token. The error wraps errNoReview.
+func (r reviews) AuthenticateToken(ctx context.Context, token string) (*authenticator.Response, bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, reviewTimeout)
+	defer cancel()
+	var review *authenticationv1.TokenReview
+	err := webhook.WithExponentialBackoff(ctx, pauses, func() (err error) {
+		asked := &authenticationv1.TokenReview{Spec: authenticationv1.TokenReviewSpec{Token: token}}
+		review, err = r.client.AuthenticationV1().TokenReviews().Create(ctx, asked, metav1.CreateOptions{})
+		return err
+	}, webhook.DefaultShouldRetry)
+	if err != nil {
+		return nil, false, fmt.Errorf("%w: %w", errNoReview, err)
+	}
+	if !review.Status.Authenticated {
+		return nil, false, nil
+	}
+	of := review.Status.User
+	extra := map[string][]string{}
+	for key, values := range of.Extra {
+		extra[key] = values
+	}
+	return &authenticator.Response{User: &user.DefaultInfo{Name: of.Username, UID: of.UID, Groups: of.Groups, Extra: extra}}, true, nil
 }
 
 // check returns http.StatusOK for a caller that may read the path, else the status of the answer.
 func (r *readers) check(request *http.Request) int {
 	logger := klog.FromContext(request.Context())
+	if request.Method != http.MethodGet && request.Method != http.MethodHead {
+		return http.StatusMethodNotAllowed // each other one would be a question of its own
+	}
+	credentials := request.Header.Get("Authorization")
+	if credentials != "" && !r.turns.take(request.RemoteAddr, credentials) {
+		return http.StatusServiceUnavailable
+	}
 	caller, known, err := r.who.AuthenticateRequest(request)
-	if !known {
-		if err != nil {
-			logger.V(4).Info("Who calls is not known", "path", request.URL.Path, "err", err)
-		}
+	switch {
+	case known:
+	case errors.Is(err, errNoReview):
+		logger.Error(err, "Who calls cannot be found out", "path", request.URL.Path)
+		return http.StatusServiceUnavailable
+	default:
+		logger.V(4).Info("Who calls is not known", "path", request.URL.Path, "err", err)
 		return http.StatusUnauthorized
 	}
 	if slices.Contains(caller.User.GetGroups(), user.SystemPrivilegedGroup) {
+		r.turns.admit(credentials)
 		return http.StatusOK // as kube-scheduler: also while the API server is away
 	}
 	decision, why, err := r.what.Authorize(request.Context(), authorizer.AttributesRecord{
@@ -193,6 +236,7 @@ func (r *readers) check(request *http.Request) int {
 	})
 	switch {
 	case decision == authorizer.DecisionAllow:
+		r.turns.admit(credentials)
 		return http.StatusOK
 	case err != nil:
 		logger.Error(err, "What the caller may read cannot be found out", "user", caller.User.GetName(), "path", request.URL.Path)
@@ -200,6 +244,49 @@ func (r *readers) check(request *http.Request) int {
 	}
 	logger.V(4).Info("The caller may not read that", "user", caller.User.GetName(), "path", request.URL.Path, "reason", why)
 	return http.StatusForbidden
+}
+
+// turns bound what the API server is asked about callers who have read nothing yet, so that whoever sends tokens that nobody knows does not keep
+// readers out. Of one address there are fewer than of all.
+type turns struct {
+	all  flowcontrol.RateLimiter
+	each *lru.Cache // the limiters, by address
+	// admitted are the hashes of credentials with which something was read.
+	admitted *lru.Cache
+}
+
+const (
+	turnsPerSecond, turnsAtOnce           = 5, 20
+	turnsPerSecondOfOne, turnsAtOnceOfOne = 1, 5
+	// addressesKept is how many have a limiter, and readersKept how many credentials never need one again.
+	addressesKept, readersKept = 1024, 128
+)
+
+func newTurns() *turns {
+	return &turns{
+		all:      flowcontrol.NewTokenBucketRateLimiter(turnsPerSecond, turnsAtOnce),
+		each:     lru.New(addressesKept),
+		admitted: lru.New(readersKept),
+	}
+}
+
+func (t *turns) take(from, credentials string) bool {
+	if _, ok := t.admitted.Get(sha256.Sum256([]byte(credentials))); ok {
+		return true
+	}
+	address := hostOf(from)
+	limiter, ok := t.each.Get(address)
+	if !ok {
+		limiter = flowcontrol.NewTokenBucketRateLimiter(turnsPerSecondOfOne, turnsAtOnceOfOne)
+		t.each.Add(address, limiter)
+	}
+	return limiter.(flowcontrol.RateLimiter).TryAccept() && t.all.TryAccept()
+}
+
+func (t *turns) admit(credentials string) {
+	if credentials != "" {
+		t.admitted.Add(sha256.Sum256([]byte(credentials)), nil)
+	}
 }
 
 // connections are those of a server that are open.
@@ -236,8 +323,10 @@ func (c *connections) oldestOfMost() int {
 	return slices.IndexFunc(c.open, func(conn net.Conn) bool { return count[addressOf(conn)] == most })
 }
 
-func addressOf(conn net.Conn) string {
-	host, _, _ := net.SplitHostPort(conn.RemoteAddr().String())
+func addressOf(conn net.Conn) string { return hostOf(conn.RemoteAddr().String()) }
+
+func hostOf(address string) string {
+	host, _, _ := net.SplitHostPort(address)
 	return host
 }
 

@@ -1,9 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log"
 	"net"
@@ -27,11 +29,68 @@ import (
 // The API server says who a caller is and what it may read. Where it cannot be asked nothing is read.
 func TestTheAPIServerSaysWhoReads(t *testing.T) {
 	var asked atomic.Int32
+	api := httptest.NewServer(reviewer(t, &asked))
+	defer api.Close()
+	client, err := kubernetes.NewForConfig(&rest.Config{Host: api.URL, ContentConfig: asJSON})
+	if err != nil {
+		t.Fatal(err)
+	}
+	readers, err := newReaders(t.Context(), client, "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, tc := range map[string]struct {
+		token, path, method string
+		want                int
+		asked               int32
+	}{
+		"no token":         {path: "/metrics", want: http.StatusUnauthorized},
+		"a false token":    {token: "nobody", path: "/metrics", want: http.StatusUnauthorized, asked: 1},
+		"who may not":      {token: "tenant", path: "/metrics", want: http.StatusForbidden, asked: 1},
+		"who may":          {token: "prometheus", path: "/metrics", want: http.StatusOK, asked: 1},
+		"another path":     {token: "guest", path: "/readyz", want: http.StatusForbidden, asked: 1},
+		"another method":   {token: "poet", path: "/metrics", method: "SING", want: http.StatusMethodNotAllowed},
+		"no answer":        {token: "unlucky", path: "/metrics", want: http.StatusInternalServerError, asked: 1},
+		"no review":        {token: "unreviewed", path: "/metrics", want: http.StatusServiceUnavailable, asked: 3}, // an error is not kept
+		"an administrator": {token: "root", path: "/readyz", want: http.StatusOK, asked: 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			asked.Store(0)
+			for range 3 { // the answer is kept
+				if got := readers.check(reading(name, tc.method, tc.path, tc.token)); got != tc.want {
+					t.Errorf("%d, want %d", got, tc.want)
+				}
+			}
+			if got := asked.Load(); got != tc.asked {
+				t.Errorf("the API server is asked %d times who that is, want %d", got, tc.asked)
+			}
+		})
+	}
+}
+
+// reading is a request from that address.
+func reading(from, method, path, token string) *http.Request {
+	request := httptest.NewRequest(cmp.Or(method, http.MethodGet), path, nil)
+	request.RemoteAddr = net.JoinHostPort(from, "1234")
+	if token != "" {
+		request.Header.Set("Authorization", "Bearer "+token)
+	}
+	return request
+}
+
+// reviewer is an API server to which tokens are names. Those that begin with an x are nobody's.
+func reviewer(t *testing.T, asked *atomic.Int32) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /apis/authentication.k8s.io/v1/tokenreviews", func(w http.ResponseWriter, r *http.Request) {
 		asked.Add(1)
 		review := read[authenticationv1.TokenReview](t, r)
-		if name := review.Spec.Token; name != "nobody" {
+		switch name := review.Spec.Token; {
+		case name == "unreviewed":
+			http.Error(w, "no", http.StatusForbidden)
+			return
+		case name == "nobody", name[0] == 'x':
+			review.Status.Error = "[invalid bearer token, token lookup failed]" // as a real one says
+		default:
 			review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{Username: name}}
 			if name == "root" {
 				review.Status.User.Groups = []string{"system:masters"}
@@ -46,49 +105,81 @@ func TestTheAPIServerSaysWhoReads(t *testing.T) {
 			return
 		}
 		of := *review.Spec.NonResourceAttributes
-		review.Status.Allowed = review.Spec.User == "prometheus" && of == authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"}
+		review.Status.Allowed = strings.HasPrefix(review.Spec.User, "prometheus") && of == authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"}
 		write(t, w, review)
 	})
-	api := httptest.NewServer(mux)
-	defer api.Close()
-	client, err := kubernetes.NewForConfig(&rest.Config{Host: api.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
-	readers, err := newReaders(t.Context(), client, "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	return mux
+}
+
+// Whoever sends tokens that nobody knows, however many, keeps neither those out who read before nor, from one address, those who never did.
+func TestFalseTokensDoNotKeepReadersOut(t *testing.T) {
 	for name, tc := range map[string]struct {
-		token, path string
-		want        int
-		asked       int32
+		addresses int
+		asked     int32 // of 1000 false tokens
+		stranger  int   // what one gets who reads for the first time
 	}{
-		"no token":         {path: "/metrics", want: http.StatusUnauthorized},
-		"a false token":    {token: "nobody", path: "/metrics", want: http.StatusUnauthorized, asked: 1},
-		"who may not":      {token: "tenant", path: "/metrics", want: http.StatusForbidden, asked: 1},
-		"who may":          {token: "prometheus", path: "/metrics", want: http.StatusOK, asked: 1},
-		"another path":     {token: "guest", path: "/readyz", want: http.StatusForbidden, asked: 1},
-		"no answer":        {token: "unlucky", path: "/metrics", want: http.StatusInternalServerError, asked: 1},
-		"an administrator": {token: "root", path: "/readyz", want: http.StatusOK, asked: 1},
+		"one address":    {addresses: 1, asked: turnsAtOnceOfOne, stranger: http.StatusOK},
+		"many addresses": {addresses: 50, asked: turnsAtOnce - 1, stranger: http.StatusServiceUnavailable},
 	} {
 		t.Run(name, func(t *testing.T) {
-			asked.Store(0)
-			for range 3 { // the answer is kept
-				request := httptest.NewRequest(http.MethodGet, tc.path, nil)
-				if tc.token != "" {
-					request.Header.Set("Authorization", "Bearer "+tc.token)
+			synctest.Test(t, func(t *testing.T) {
+				var asked atomic.Int32
+				api := reviewer(t, &asked)
+				away := false
+				client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", ContentConfig: asJSON, QPS: 1000, Burst: 1000, Transport: roundTrip(func(r *http.Request) (*http.Response, error) {
+					if away {
+						return nil, errors.New("no route to host")
+					}
+					answer := httptest.NewRecorder()
+					api.ServeHTTP(answer, r)
+					return answer.Result(), nil
+				})})
+				if err != nil {
+					t.Fatal(err)
 				}
-				if got := readers.check(request); got != tc.want {
-					t.Errorf("%d, want %d", got, tc.want)
+				readers, err := newReaders(t.Context(), client, "")
+				if err != nil {
+					t.Fatal(err)
 				}
-			}
-			if got := asked.Load(); got != tc.asked {
-				t.Errorf("the API server is asked %d times who that is, want %d", got, tc.asked)
-			}
+				expect := func(when string, want int, request *http.Request) {
+					t.Helper()
+					if got := readers.check(request); got != want {
+						t.Errorf("%s: %d, want %d", when, got, want)
+					}
+				}
+				flood := func(seconds int) map[int]int {
+					answers := map[int]int{}
+					for i := range 1000 {
+						answers[readers.check(reading(fmt.Sprint("10.0.0.", i%tc.addresses), "", "/metrics", fmt.Sprint("x", seconds, "-", i)))]++
+					}
+					return answers
+				}
+				expect("before", http.StatusOK, reading("10.0.1.1", "", "/metrics", "prometheus"))
+				asked.Store(0)
+				answers := flood(0)
+				if got := int(asked.Load()); got != int(tc.asked) || answers[http.StatusUnauthorized] != got || answers[http.StatusServiceUnavailable] != 1000-got {
+					t.Errorf("asked %d times, want %d, answers %v", got, tc.asked, answers)
+				}
+				expect("a stranger", tc.stranger, reading("10.0.1.2", "", "/metrics", "prometheus-2"))
+				for i := range 10 {
+					time.Sleep(2 * answerTTL)
+					flood(i + 1)
+					expect("one that has read before, in a flood", http.StatusOK, reading("10.0.1.1", "", "/metrics", "prometheus"))
+				}
+				time.Sleep(2 * answerTTL)
+				away = true
+				expect("while the API server is away", http.StatusServiceUnavailable, reading("10.0.1.1", "", "/metrics", "prometheus"))
+			})
 		})
 	}
 }
+
+type roundTrip func(*http.Request) (*http.Response, error)
+
+func (f roundTrip) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
+// asJSON is how read and write encode.
+var asJSON = rest.ContentConfig{ContentType: "application/json"}
 
 func read[T any](t *testing.T, r *http.Request) *T {
 	review := new(T)
