@@ -63,8 +63,10 @@ type extendedPlan struct {
 
 	// unborn is the claim to be made, without requests.
 	unborn *resourceapi.ResourceClaim
-	// compile compiles the pod's claims without allocation and one more claim.
-	compile func(*resourceapi.ResourceClaim) (*allocator.Requests, error)
+	// requests are what the pod's claims without allocation ask for, nil if there are none.
+	requests *allocator.Requests
+	// compile compiles the pod's claims without allocation and one more claim, until the context ends.
+	compile func(context.Context, *resourceapi.ResourceClaim) (*allocator.Requests, error)
 
 	mutex    sync.Mutex
 	variants map[string]*variant // by the backings
@@ -147,11 +149,9 @@ func namesOf(claims []*resourceapi.ResourceClaim) []types.NamespacedName {
 // askExtended adds to what the pod asks for what it asks for as extended resources.
 func (pl *Plugin) askExtended(pod *v1.Pod, names []v1.ResourceName, a *asked, inv *inventory.View) error {
 	a.extended = pl.planExtended(pod, names)
-	a.extended.compile = func(claim *resourceapi.ResourceClaim) (*allocator.Requests, error) {
-		if claim == nil {
-			return a.requests, nil
-		}
-		return pl.compile(context.Background(), append(slices.Clip(a.unallocated), claim), inv)
+	a.extended.requests = a.requests
+	a.extended.compile = func(ctx context.Context, claim *resourceapi.ResourceClaim) (*allocator.Requests, error) {
+		return pl.compile(ctx, append(slices.Clip(a.unallocated), claim), inv)
 	}
 	adopted := a.extended.adopted
 	if adopted == nil {
@@ -249,8 +249,11 @@ func (pl *Plugin) requestsOn(c *cycle, node fwk.NodeInfo) (*variant, *fwk.Status
 	if e.recorded && len(backings) == 0 {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonClaimRecorded)
 	}
-	v := e.variant(backings)
+	v := e.variant(c.budget.Evaluate, backings)
 	switch {
+	case errors.Is(v.err, errEvaluation):
+		c.results.setUndecided()
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, allocator.ReasonUndecided.OfNodes())
 	case v.err != nil:
 		c.findings().setClassless()
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "node(s) refused: "+v.err.Error())
@@ -276,11 +279,11 @@ func (e *extendedPlan) made() []*resourceapi.ResourceClaim {
 
 // question says what the pod waits for where claims provide its extended resources. It is nil if that is nothing, or
 // opaque if it cannot be said for all such nodes at once: on some of them a device plugin may provide a part of it.
-func (e *extendedPlan) question(pl *Plugin) (v *variant, opaque bool) {
+func (e *extendedPlan) question(ctx context.Context, pl *Plugin) (v *variant, opaque bool) {
 	if e.adopted != nil || len(e.backed) == 0 {
 		return nil, false
 	}
-	if base, _ := e.compile(nil); base != nil || len(e.backed) > 1 {
+	if e.requests != nil || len(e.backed) > 1 {
 		return nil, true
 	}
 	name := sets.List(e.backed)[0]
@@ -288,14 +291,16 @@ func (e *extendedPlan) question(pl *Plugin) (v *variant, opaque bool) {
 	if class == nil {
 		return nil, true // it has gone just now
 	}
-	if v = e.variant([]backing{{name, class.Name}}); v.err != nil {
-		return nil, false // no node will do
+	within := func(context.Context) (context.Context, context.CancelFunc) { return ctx, func() {} }
+	if v = e.variant(within, []backing{{name, class.Name}}); v.err != nil {
+		return nil, errors.Is(v.err, errEvaluation) // else no node will do
 	}
 	return v, false
 }
 
-// variant returns what nodes have to satisfy on which claims provide the given resources.
-func (e *extendedPlan) variant(backings []backing) *variant {
+// variant returns what nodes have to satisfy on which claims provide the given resources. What is new is compiled in the time that evaluate
+// gives. If that is not enough, nothing is kept, and the variant has errEvaluation.
+func (e *extendedPlan) variant(evaluate func(context.Context) (context.Context, context.CancelFunc), backings []backing) *variant {
 	var key strings.Builder
 	for _, b := range backings {
 		fmt.Fprintf(&key, "%s=%s\n", b.resource, b.class)
@@ -304,13 +309,16 @@ func (e *extendedPlan) variant(backings []backing) *variant {
 	defer e.mutex.Unlock()
 	v := e.variants[key.String()]
 	if v == nil {
-		v = e.newVariant(backings)
-		e.variants[key.String()] = v
+		ctx, done := evaluate(context.Background())
+		defer done()
+		if v = e.newVariant(ctx, backings); !errors.Is(v.err, errEvaluation) {
+			e.variants[key.String()] = v
+		}
 	}
 	return v
 }
 
-func (e *extendedPlan) newVariant(backings []backing) *variant {
+func (e *extendedPlan) newVariant(ctx context.Context, backings []backing) *variant {
 	v := &variant{}
 	if len(backings) > 0 {
 		l := layOut(e.pod, backings)
@@ -323,7 +331,11 @@ func (e *extendedPlan) newVariant(backings []backing) *variant {
 		v.claim = e.unborn.DeepCopy()
 		v.claim.Spec.Devices.Requests = l.requests
 	}
-	v.requests, v.err = e.compile(v.claim)
+	if v.claim == nil {
+		v.requests = e.requests
+		return v
+	}
+	v.requests, v.err = e.compile(ctx, v.claim)
 	if err, ok := errors.AsType[*allocator.ClaimError](v.err); ok && err.Claim == unbornClaimName {
 		named := *err
 		named.Subject = v.subject(err.Request)

@@ -133,7 +133,7 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 			if wanted.requests != nil {
 				claims = append(slices.Clip(anew), wanted.requests.Claims()...)
 			}
-			if requests, err = allocator.Compile(claims, c.inventory, pl.features); err != nil {
+			if requests, err = allocator.CompileWithin(ctx, claims, c.inventory, pl.features); err != nil {
 				requests = nil
 			}
 			compiled[wanted.requests] = requests

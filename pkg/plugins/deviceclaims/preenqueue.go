@@ -10,7 +10,7 @@ import (
 // PreEnqueue keeps a pod out of the queue until all its claims exist, are its own where they were made from a
 // template, and are not being deleted. Nothing of that would be seen on the pod, so its condition says it, see
 // [gatedPods]. A pod that has a node, see PreFilter, has got them.
-func (pl *Plugin) PreEnqueue(_ context.Context, pod *v1.Pod) *fwk.Status {
+func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 	if len(pod.Spec.ResourceClaims) == 0 || pod.Spec.NodeName != "" {
 		return nil
 	}
@@ -29,7 +29,7 @@ func (pl *Plugin) PreEnqueue(_ context.Context, pod *v1.Pod) *fwk.Status {
 	// Looked at again after the pod has been noted as waiting: a change in between would wake nobody.
 	pl.shared.waiting.Note(pod, namespacedNames(names), pl)
 	_, err = pl.usableClaims(pod)
-	pl.shared.waiting.Judged(pod.UID, pl.question(pod, &asked{}, nil, err), pl.shared.seenNow())
+	pl.shared.waiting.Judged(pod.UID, pl.question(ctx, pod, &asked{}, nil, err), pl.shared.seenNow())
 	if err != nil {
 		return pl.keepBack(pod, err)
 	}

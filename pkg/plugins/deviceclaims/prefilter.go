@@ -115,9 +115,13 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	c.inventory = pl.shared.store.View()
 	within, done := c.budget.Evaluate(ctx)
 	asked, err := pl.ask(within, pod, names, c.inventory, c.trial)
+	var question *wakeup.Question
+	if waits {
+		question = pl.question(within, pod, asked, c.inventory, err)
+	}
 	done()
 	if waits {
-		pl.shared.waiting.Judged(pod.UID, pl.question(pod, asked, c.inventory, err), wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
+		pl.shared.waiting.Judged(pod.UID, question, wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
 	}
 	if errors.Is(err, errEvaluation) {
 		until := pl.hasTimeAt(pod)

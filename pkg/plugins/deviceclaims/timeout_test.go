@@ -227,6 +227,41 @@ func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
 	}
 }
 
+// The class that stands for an extended resource is compiled in the time of the pod's namespace, too. Nodes for which that is not enough are
+// undecided, and decided later.
+func TestAnExtendedResourceIsCompiledInTheNamespacesTime(t *testing.T) {
+	p := extendedPod("pod", gpuResource)
+	w := extendedWorld(p)
+	for _, object := range w.objects {
+		if c, ok := object.(*resourceapi.DeviceClass); ok {
+			for i := range resourceapi.DeviceSelectorsMaxSize { // some hundred milliseconds
+				c.Spec.Selectors = append(c.Spec.Selectors, resourceapi.DeviceSelector{CEL: &resourceapi.CELDeviceSelector{
+					Expression: strings.Repeat(`device.driver == "a" || `, 100) + fmt.Sprintf(`device.driver != "%d"`, i),
+				}})
+			}
+		}
+	}
+	h := newHarness(t, w)
+	account := h.plugin.shared.shares.of(p)
+	account.saved = -time.Hour
+	a := h.filterAll(p)
+	if text := a.postFilter().Message(); len(a.fits()) > 0 || !strings.Contains(text, "has used its share of the scheduler's time") {
+		t.Errorf("without time: %v, %v, %q", a.preFilter, a.filter, text)
+	}
+	if n := h.plugin.shared.store.Stats().Selectors.Entries; n >= resourceapi.DeviceSelectorsMaxSize {
+		t.Errorf("without time all %d selectors were compiled", n)
+	}
+	ctx, cancel := context.WithTimeout(h.ctx, patience)
+	defer cancel()
+	for len(a.fits()) == 0 && ctx.Err() == nil { // what is compiled is kept, on a slow machine
+		account.saved, account.wanted = mostSaved, 0
+		a = h.filterAll(p)
+	}
+	if len(a.fits()) == 0 {
+		t.Errorf("with time: %v, %v", a.preFilter, a.filter)
+	}
+}
+
 // tight asks for shares that go into n devices of 1,000, with slack left in sum. With 8, 3, 10 and 1 the search takes some tens of milliseconds.
 func tight(n, per int, slack int64, seed uint64) func(c *resourceapi.ResourceClaim) {
 	return func(c *resourceapi.ResourceClaim) {

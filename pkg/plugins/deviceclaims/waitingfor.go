@@ -38,7 +38,7 @@ func (pl *Plugin) look(pod *v1.Pod, inv *inventory.View) *wakeup.Question {
 	if err != nil && pl.shared.gated.keeps(pod) {
 		return &wakeup.Question{} // to be tried, so that it is told what is the matter now
 	}
-	q := pl.question(pod, asked, inv, err)
+	q := pl.question(ctx, pod, asked, inv, err)
 	if err == nil && groupOf(pod) == "" && !pl.shared.gated.keeps(pod) {
 		q.Places = pl.placesOf(pod, asked)
 	}
@@ -72,15 +72,15 @@ type asked struct {
 	extended *extendedPlan
 }
 
-// question puts what a pod asks for in the form of the waiting room. err is why it cannot be asked.
-func (pl *Plugin) question(pod *v1.Pod, a *asked, inv *inventory.View, err error) *wakeup.Question {
+// question puts what a pod asks for in the form of the waiting room. err is why it cannot be asked. Expressions are compiled until ctx ends.
+func (pl *Plugin) question(ctx context.Context, pod *v1.Pod, a *asked, inv *inventory.View, err error) *wakeup.Question {
 	q := &wakeup.Question{
 		Err: err, Undecided: errors.Is(err, errEvaluation), Requests: a.requests, Classes: map[string]*inventory.Class{}, Uncertain: groupOf(pod) != "",
 	}
 	unallocated := a.unallocated
 	if a.extended != nil && err == nil {
 		var v *variant
-		if v, q.Opaque = a.extended.question(pl); v != nil {
+		if v, q.Opaque = a.extended.question(ctx, pl); v != nil {
 			q.Requests, unallocated = v.requests, append(slices.Clip(unallocated), v.claim)
 		}
 	}
@@ -108,7 +108,7 @@ func (pl *Plugin) question(pod *v1.Pod, a *asked, inv *inventory.View, err error
 		q.OnNode = func(node *v1.Node) bool {
 			return !slices.ContainsFunc(pins, func(pc podClaim) bool { return !pc.nodes.Match(node) })
 		}
-		pl.askElsewhere(q, pins, unallocated, inv)
+		pl.askElsewhere(ctx, q, pins, unallocated, inv)
 	}
 	var state []byte
 	for _, pc := range a.claims {
@@ -151,7 +151,7 @@ func evictsOf(priority int32, a *asked) string {
 
 // askElsewhere adds what the pod asks for on nodes where its claims cannot be used as they are allocated, if PostFilter may give these
 // allocations up. It does so when such a node would do.
-func (pl *Plugin) askElsewhere(q *wakeup.Question, pins []podClaim, unallocated []*resourceapi.ResourceClaim, inv *inventory.View) {
+func (pl *Plugin) askElsewhere(ctx context.Context, q *wakeup.Question, pins []podClaim, unallocated []*resourceapi.ResourceClaim, inv *inventory.View) {
 	others := func(pc podClaim) bool {
 		return slices.ContainsFunc(pc.claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
 			return ref.UID != pc.user.UID && ref.Resource != "podgroups" // of a pod without a node, that is its own group
@@ -172,7 +172,7 @@ func (pl *Plugin) askElsewhere(q *wakeup.Question, pins []podClaim, unallocated 
 		anew.Status = resourceapi.ResourceClaimStatus{}
 		claims = append(claims, anew)
 	}
-	if requests, err := pl.compile(context.Background(), claims, inv); err == nil {
+	if requests, err := pl.compile(ctx, claims, inv); err == nil {
 		q.Elsewhere = requests
 	}
 }
