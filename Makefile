@@ -162,6 +162,13 @@ crash: ## Fail and kill prepare and unprepare at every step, and print how many 
 differential: ## Compare the allocator with upstream's on 20,000 random clusters
 	$(GO) test -count=1 -v -timeout 60m -run 'TestDifferential|TestTheChecker' ./pkg/allocator/compat -rapid.checks=20000
 
+# How many hostile objects, and which: HOSTILE='-hostile-objects 20000 -hostile-seed 7'.
+HOSTILE   ?= -hostile-objects 100000
+
+.PHONY: hostile
+hostile: ## Give the scheduler 100,000 objects at the API's extremes: no handler or attempt is long, nothing is kept (~1 h; a quiet machine)
+	$(GO) test -count=1 -v -timeout 0 -run 'TestHostileObjects$$' ./test/integration $(HOSTILE)
+
 # How much each fuzz target runs. A number of inputs, not a time: up to Go 1.26 a target whose time ends while an
 # input runs may be reported as failed (go.dev/issue/75804).
 FUZZTIME  ?= 30000x

@@ -47,6 +47,7 @@ var rooms = []room{
 	{path: "pkg/agent", may: []string{"pkg/nvmlsim", "pkg/inventory/amount"}},
 	{path: "pkg/nvmlsim"},
 
+	{path: "internal/hostile"},
 	{path: "internal/localcluster", may: []string{"pkg/draclient"}},
 	{path: "internal/arch"},
 	{path: "internal/mutate"},
@@ -55,7 +56,7 @@ var rooms = []room{
 	{path: "test/lab", may: []string{"internal/localcluster"}},
 	{path: "test/demo", may: []string{"internal/localcluster", "test/lab"}},
 	{path: "test/e2e", may: []string{"internal/localcluster", "pkg/nvmlsim", "test/lab"}},
-	{path: "test/integration", may: []string{"internal/localcluster", "pkg/plugins", "pkg/tracker"}},
+	{path: "test/integration", may: []string{"internal/hostile", "internal/localcluster", "pkg/plugins", "pkg/tracker"}},
 	{path: "test/images"},
 	{path: "test/gpu", may: []string{"pkg/agent"}},
 	{path: "test/perf/fence", may: []string{"internal/localcluster"}},

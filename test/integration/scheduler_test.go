@@ -67,6 +67,8 @@ type schedulerSetup struct {
 	probe  *probe                // a plugin of the test's beside ours
 	wrap   transport.WrapperFunc // between the scheduler's clients and the API server
 	edit   func(*schedulerconfig.KubeSchedulerConfiguration)
+	// meter, if set, measures what our plugin takes. Then its limits are those that are shipped, and the log has no decisions.
+	meter *meter
 	// identity connects to the API server; schedulerIdentity in the shared cluster if nil.
 	identity *rest.Config
 }
@@ -82,7 +84,11 @@ func startScheduler(t *testing.T, name string, setup schedulerSetup) *scheduler 
 		setup.probe = &probe{}
 	}
 	log := &lockedBuffer{}
-	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(4)))
+	limits, verbosity := unhurried, 4
+	if setup.meter != nil {
+		limits, verbosity = setup.meter.limits, 0
+	}
+	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(verbosity)))
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
 
 	config, err := options.LoadConfigFromFile(logger, setup.config)
@@ -96,7 +102,7 @@ func startScheduler(t *testing.T, name string, setup schedulerSetup) *scheduler 
 	for i := range config.Profiles {
 		setup.probe.enableIn(&config.Profiles[i])
 	}
-	set := plugins.NewSet(plugins.WithLimits(unhurried))
+	set := plugins.NewSet(plugins.WithLimits(limits))
 	registry := set.Registry()
 	if err := registry.Register(probeName, setup.probe.factory); err != nil {
 		t.Fatal(err)
@@ -111,8 +117,12 @@ func startScheduler(t *testing.T, name string, setup schedulerSetup) *scheduler 
 	if setup.wrap != nil {
 		identity.Wrap(setup.wrap)
 	}
-	client := kubernetes.NewForConfigOrDie(identity)
+	client := kubernetes.Interface(kubernetes.NewForConfigOrDie(identity))
 	factory := kubescheduler.NewInformerFactory(client, 0, nil)
+	if setup.meter != nil {
+		client, factory = setup.meter.client(client), setup.meter.factory(factory)
+		registry[deviceclaims.Name] = setup.meter.plugin(registry[deviceclaims.Name])
+	}
 	dynamicInformers := dynamicinformer.NewDynamicSharedInformerFactory(dynamic.NewForConfigOrDie(identity), 0)
 	broadcaster := events.NewEventBroadcasterAdapterWithContext(ctx, client)
 

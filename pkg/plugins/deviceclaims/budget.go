@@ -17,7 +17,9 @@ import (
 // Long searches and CEL expressions together have no more than the pod's namespace has saved, see [shares].
 type budget struct {
 	timeout time.Duration // for one node; none if it is 0
-	now     func() time.Time
+	// evaluation is how long CEL expressions may be evaluated.
+	evaluation time.Duration
+	now        func() time.Time
 	// account is the namespace's, granted what it has given for this attempt. Without an account there is no such bound.
 	account *account
 	granted time.Duration
@@ -46,9 +48,9 @@ var errEvaluation = fmt.Errorf("CEL expressions took longer than %s, or than the
 
 // newBudget is the budget of one attempt for a pod with that account, which may be nil.
 func newBudget(timeout time.Duration, account *account) *budget {
-	b := &budget{timeout: timeout, now: time.Now, account: account}
+	b := &budget{timeout: timeout, evaluation: evaluationTime, now: time.Now, account: account}
 	if account != nil {
-		b.now, b.granted = account.shares.now, account.grant()
+		b.evaluation, b.now, b.granted = account.shares.evaluation, account.shares.now, account.grant()
 	}
 	return b
 }
@@ -56,7 +58,7 @@ func newBudget(timeout time.Duration, account *account) *budget {
 // again is the budget of a decision that Filter has found to be possible: as much as the attempt was granted, which may be more than is saved
 // by now. What it takes has to be saved before another attempt is granted anything.
 func (b *budget) again() *budget {
-	return &budget{timeout: b.timeout, now: b.now, account: b.account, granted: b.granted}
+	return &budget{timeout: b.timeout, evaluation: b.evaluation, now: b.now, account: b.account, granted: b.granted}
 }
 
 // Begin implements [allocator.Attempt]. The end is counted from the first long search on.
@@ -102,7 +104,7 @@ func (b *budget) Evaluate(ctx context.Context) (context.Context, context.CancelF
 	b.mutex.Lock()
 	began := b.now()
 	b.start(began)
-	left := min(evaluationTime-b.evaluated, b.left(began))
+	left := min(b.evaluation-b.evaluated, b.left(began))
 	b.mutex.Unlock()
 	ctx, cancel := context.WithTimeoutCause(ctx, left, errEvaluation)
 	return ctx, func() {
@@ -157,6 +159,8 @@ func (b *budget) left(now time.Time) time.Duration {
 // hard pods a namespace has, they take no more of the loop than 1/savedPart, after the first mostSaved, beside what any pod takes.
 type shares struct {
 	now func() time.Time
+	// evaluation is how long the CEL expressions of a pod may be evaluated in one attempt.
+	evaluation time.Duration
 
 	mutex    sync.Mutex
 	accounts map[string]*account
@@ -176,7 +180,7 @@ const (
 )
 
 func newShares(now func() time.Time) *shares {
-	return &shares{now: now, accounts: map[string]*account{}}
+	return &shares{now: now, evaluation: evaluationTime, accounts: map[string]*account{}}
 }
 
 // of returns the account of a pod's namespace.

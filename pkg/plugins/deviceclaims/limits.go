@@ -18,14 +18,17 @@ type Limits struct {
 	Obstacle time.Duration
 	// WakeUp is for finding out whether a waiting pod fits after a change, for each pod. If it ends, the pod is woken.
 	WakeUp time.Duration
+	// Evaluation is how long the CEL expressions of one pod may be evaluated in one attempt.
+	Evaluation time.Duration
 }
 
 const defaultLimit = 50 * time.Millisecond
 
 func (l Limits) withDefaults() Limits {
 	return Limits{
-		Holders:  cmp.Or(l.Holders, defaultLimit),
-		Obstacle: cmp.Or(l.Obstacle, defaultLimit),
-		WakeUp:   cmp.Or(l.WakeUp, defaultLimit),
+		Holders:    cmp.Or(l.Holders, defaultLimit),
+		Obstacle:   cmp.Or(l.Obstacle, defaultLimit),
+		WakeUp:     cmp.Or(l.WakeUp, defaultLimit),
+		Evaluation: cmp.Or(l.Evaluation, evaluationTime),
 	}
 }

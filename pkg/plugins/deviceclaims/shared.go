@@ -77,7 +77,9 @@ type Shared struct {
 // NewShared returns a Shared for one scheduler.
 func NewShared(limits Limits) *Shared {
 	limits = limits.withDefaults()
-	return &Shared{limits: limits, shares: newShares(time.Now), room: wakeup.Options{
+	shares := newShares(time.Now)
+	shares.evaluation = limits.Evaluation
+	return &Shared{limits: limits, shares: shares, room: wakeup.Options{
 		Budget:    limits.WakeUp,
 		OnOutcome: countWakeUp,
 		OnSize:    func(waiting int) { waitingPodsGauge.Set(float64(waiting)) },
