@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"strings"
+	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -29,7 +31,7 @@ import (
 )
 
 var (
-	restHistories = flag.Int("histories", 8, "random histories of TestWhatIsPublishedAtRest")
+	restHistories = flag.Int("histories", 5, "random histories of TestWhatIsPublishedAtRest")
 	restSeed      = flag.Uint64("seed", 1, "of the first of them")
 )
 
@@ -39,21 +41,25 @@ type life struct {
 	ctx  context.Context
 	rand *rand.Rand
 	api  *apiServer
-	log  []string
+	seed uint64
 
 	agent *Agent
 	stop  func()
-	seed  uint64
-	// started is when the agent was.
-	started time.Time
-	// claims that the kubelet has prepared, and the GPU of each. left are those that are gone from the API server and were not unprepared, and since when.
+	// claims that the kubelet has prepared, and the GPU of each.
 	claims map[types.UID]string
-	left   map[types.UID]leftClaim
 	nodes  int // that there have been
 	made   int // claims
 	pid    uint32
 	// drops: the API server keeps no taints.
-	drops bool
+	drops atomic.Bool
+
+	// mu guards what is used while the agent writes.
+	mu  sync.Mutex
+	log []string
+	// started is when the agent was.
+	started time.Time
+	// left are claims that are gone from the API server and were not unprepared.
+	left map[types.UID]leftClaim
 }
 
 type leftClaim struct {
@@ -64,17 +70,24 @@ type leftClaim struct {
 var lifeGPUs = []string{"gpu-0000-00-1b-0", "gpu-0000-00-1c-0", "gpu-0000-00-1d-0", "gpu-0000-00-1e-0"}
 
 func (l *life) say(format string, args ...any) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.log = append(l.log, time.Now().Format("15:04:05 ")+fmt.Sprintf(format, args...))
 }
 
 func (l *life) errorf(format string, args ...any) {
 	l.t.Helper()
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	l.t.Errorf("seed %d: "+format+"\n  %s", slices.Concat([]any{l.seed}, args, []any{strings.Join(l.log, "\n  ")})...)
 }
 
 // start is a new agent, as Run starts it, without what waits for the kernel: time would stand still.
 func (l *life) start() {
-	l.agent, l.started = l.blindAgent(l.ctx, l.api), time.Now()
+	l.agent = l.blindAgent(l.ctx, l.api)
+	l.mu.Lock()
+	l.started = time.Now()
+	l.mu.Unlock()
 	l.agent.registered.Store(time.Now().Add(-time.Hour).UnixNano())
 	recovery, err := l.agent.claims.Recover(l.ctx)
 	l.say("an agent starts: %+v, %v", recovery, err)
@@ -146,13 +159,15 @@ func (l *life) next() {
 		l.start()
 	case 14:
 		if l.rand.IntN(2) == 0 {
-			l.drops = !l.drops
-			l.say("the API server drops taints: %v", l.drops)
+			l.drops.Store(!l.drops.Load())
+			l.say("the API server drops taints: %v", l.drops.Load())
 			break
 		}
 		l.say("the kubelet forgets %v", slices.Sorted(maps.Keys(l.claims)))
 		for uid, gpu := range l.claims {
+			l.mu.Lock()
 			l.left[uid] = leftClaim{gpu, time.Now()}
+			l.mu.Unlock()
 			l.forget(uid)
 		}
 	}
@@ -176,7 +191,7 @@ func (l *life) prepare(gpu string) {
 // unprepare lets a pod go. When the kubelet is answered the scheduler may give the GPU to another one.
 func (l *life) unprepare(uid types.UID) {
 	gpu := l.claims[uid]
-	sure := !l.api.away.Load() && !l.drops
+	sure := !l.api.away.Load() && !l.drops.Load()
 	results, err := l.agent.newPlugin(func(error) {}).UnprepareResourceClaims(l.ctx, []kubeletplugin.NamespacedObject{{UID: uid}})
 	l.say("unprepare %s: %v, %v", uid, results[uid], err)
 	if results[uid] != nil {
@@ -210,9 +225,12 @@ func (l *life) slices() []resourceapi.ResourceSlice {
 // knows that after two looks, and before the first one nothing is written.
 func (l *life) written(slice *resourceapi.ResourceSlice) {
 	recorded := l.recorded()
+	l.mu.Lock()
+	started, gone := l.started, maps.Clone(l.left)
+	l.mu.Unlock()
 	for _, device := range slice.Spec.Devices {
-		for uid, left := range l.left {
-			known := l.started.After(left.since)
+		for uid, left := range gone {
+			known := started.After(left.since)
 			if left.gpu == device.Name && known && slices.Contains(recorded, uid) && len(device.Taints) == 0 {
 				l.errorf("GPU %s is offered, and claim %s, which is gone, has it", left.gpu, uid)
 			}
@@ -238,7 +256,7 @@ func (l *life) published() map[string]string {
 // rest brings back what is not there, but for GPUs, some of which stay ill.
 func (l *life) rest() (ill map[string]bool) {
 	l.api.away.Store(false)
-	dropped := l.drops
+	dropped := l.drops.Load()
 	if dropped {
 		l.api.ClearActions()
 		time.Sleep(time.Hour)
@@ -247,7 +265,7 @@ func (l *life) rest() (ill map[string]bool) {
 			l.errorf("where the API server drops taints each slice is written %d times in an hour", each)
 		}
 	}
-	l.drops = false
+	l.drops.Store(false)
 	ill = map[string]bool{}
 	for i, gpu := range lifeGPUs {
 		for _, p := range l.machine.State().GPUs[i].Processes {
@@ -300,7 +318,7 @@ func (l *life) judge(ill map[string]bool) {
 func (l *life) recorded() (claims []types.UID) {
 	records, err := ledger.At(durable.OS{}, prepare.LedgerDir(l.state)).Records()
 	if err != nil {
-		l.t.Fatal(err)
+		l.errorf("ledger: %v", err)
 	}
 	for _, record := range records {
 		claims = append(claims, record.UID)
@@ -332,7 +350,7 @@ func TestWhatIsPublishedAtRest(t *testing.T) {
 					}
 					l.written(slice)
 					for i := range slice.Spec.Devices {
-						if l.drops {
+						if l.drops.Load() {
 							slice.Spec.Devices[i].Taints = nil
 						}
 					}
