@@ -105,40 +105,28 @@ func refused(findings []plugins.Finding) []plugins.Finding {
 // readable takes those arguments of DeviceClaims out of a file that their types cannot hold, so that the rest of the file
 // can be judged, too. What is no YAML is left to kube-scheduler's decoder.
 func readable(data []byte) ([]byte, []plugins.Finding) {
-	var document struct {
-		Profiles []struct {
-			SchedulerName string `json:"schedulerName"`
-			PluginConfig  []struct {
-				Name string         `json:"name"`
-				Args map[string]any `json:"args"`
-			} `json:"pluginConfig"`
-		} `json:"profiles"`
-	}
-	if yaml.Unmarshal(data, &document) != nil {
-		return data, nil
-	}
 	var whole map[string]any
 	if yaml.Unmarshal(data, &whole) != nil {
 		return data, nil
 	}
 	var findings []plugins.Finding
-	for i, p := range document.Profiles {
-		for j, entry := range p.PluginConfig {
-			if entry.Name != deviceclaims.Name {
+	profiles, _ := whole["profiles"].([]any)
+	for i, item := range profiles {
+		profile, _ := item.(map[string]any)
+		name, _ := profile["schedulerName"].(string)
+		entries, _ := profile["pluginConfig"].([]any)
+		for j, item := range entries {
+			entry, _ := item.(map[string]any)
+			args, ok := entry["args"].(map[string]any)
+			if !ok || entry["name"] != deviceclaims.Name {
 				continue
 			}
-			misfits := config.Misfits(entry.Args)
-			for _, misfit := range misfits {
+			for _, misfit := range config.Misfits(args) { // which it takes out of them
 				findings = append(findings, plugins.Finding{
-					Profile: p.SchedulerName, Plugin: deviceclaims.Name,
+					Profile: name, Plugin: deviceclaims.Name,
 					Field: fmt.Sprintf("profiles[%d].pluginConfig[%d].args.%s", i, j, misfit.Path), Value: misfit.Value,
 					Problem: misfit.Problem, Change: misfit.Change,
 				})
-			}
-			if len(misfits) > 0 {
-				// The types above say that all of these are there.
-				entries := whole["profiles"].([]any)[i].(map[string]any)["pluginConfig"].([]any)
-				entries[j].(map[string]any)["args"] = entry.Args
 			}
 		}
 	}

@@ -3,6 +3,7 @@ package main
 import (
 	"bytes"
 	"context"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -39,6 +40,19 @@ func validated(t *testing.T, text string) (string, error) {
 		got += strings.ReplaceAll(err.Error(), file, "FILE")
 	}
 	return got, err
+}
+
+// A key is its own in one spelling alone.
+func TestAKeyInAnotherSpellingIsNamed(t *testing.T) {
+	const args = "  - name: DeviceClaims\n    args: {bindingTimeout: true}\n"
+	for key, text := range map[string]string{
+		"profiles[0].pluginconfig": "profiles:\n- schedulerName: stowage\n  pluginconfig:\n" + args,
+		"Profiles":                 "Profiles:\n- schedulerName: stowage\n  pluginConfig:\n" + args,
+	} {
+		if got, err := validated(t, configHead+text); err == nil || !strings.Contains(got, fmt.Sprintf("unknown field %q", key)) {
+			t.Errorf("%s: %q, %v", key, got, err)
+		}
+	}
 }
 
 func TestValidateConfigSaysAllThatIsWrong(t *testing.T) {

@@ -229,7 +229,7 @@ func (a *Agent) reconciled(summary reconcile.Summary) {
 	strayFiles.Set(float64(summary.Strays))
 	left := make([]occupiedPlace, 0, len(summary.Occupied))
 	for _, held := range summary.Occupied {
-		left = append(left, occupiedPlace{gpu: held.GPU, at: held.At, claim: held.Claim.UID})
+		left = append(left, occupiedPlace{gpu: held.GPU, at: held.At, claim: held.Claim.UID, why: held.Why})
 	}
 	a.noteLeft(left)
 	if summary.Unknown == 0 {

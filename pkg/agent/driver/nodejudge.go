@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"stowage.dev/stowage/pkg/agent/health"
+	"stowage.dev/stowage/pkg/agent/reconcile"
 )
 
 // ConditionGPUsReady is the agent's condition of its Node: claims can be prepared there, and each of its GPUs can be used.
@@ -162,8 +163,15 @@ func (a *Agent) nodeView() (v nodeView, ok bool) {
 
 // message says who keeps others off, for people.
 func (o *occupiedPlace) message() string {
-	if o.claim == "" {
-		return "something that could not be undone is left on it"
+	switch {
+	case o.quarantined && o.claim == "":
+		return "it is in quarantine: something that could not be undone is left on it"
+	case o.quarantined:
+		return fmt.Sprintf("it is in quarantine: something of claim %s that could not be undone is left on it", o.claim)
+	case o.why == reconcile.Unread:
+		return fmt.Sprintf("it is held for claim %s, whose record cannot be read", o.claim)
+	case o.why == reconcile.Unknown:
+		return fmt.Sprintf("it is held for claim %s, and the API server has not told yet whether that is allocated", o.claim)
 	}
 	return fmt.Sprintf("it is held for claim %s, which is not allocated any more", o.claim)
 }

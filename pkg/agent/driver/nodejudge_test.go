@@ -9,6 +9,7 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/health"
+	"stowage.dev/stowage/pkg/agent/reconcile"
 )
 
 func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
@@ -16,8 +17,12 @@ func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
 	ill := gpuView{name: "gpu-b", verdict: health.Verdict{Status: health.Unhealthy, Faults: []health.Fault{{Reason: health.XID, Value: "79", Message: "XID 79: the GPU has fallen off the bus"}}}}
 	noticed := gpuView{name: "gpu-c", verdict: health.Verdict{Status: health.Healthy, Faults: []health.Fault{{Reason: health.RowPending, Message: "a bad row of the memory is replaced with the next reset of the GPU"}}}}
 	held := occupiedPlace{gpu: "gpu-d", claim: "old-uid"}
-	owed := occupiedPlace{gpu: "gpu-d"}
+	owed := occupiedPlace{gpu: "gpu-d", quarantined: true}
 	occupied := gpuView{name: "gpu-d", verdict: well.verdict, occupied: []string{held.message(), owed.message()}}
+	owes := occupiedPlace{gpu: "gpu-e", claim: "old-uid", quarantined: true}
+	unread := occupiedPlace{gpu: "gpu-e", claim: "b-uid", why: reconcile.Unread}
+	unknown := occupiedPlace{gpu: "gpu-e", claim: "c-uid", why: reconcile.Unknown}
+	kept := gpuView{name: "gpu-e", verdict: well.verdict, occupied: []string{owes.message(), unread.message(), unknown.message()}}
 	used := gpuView{name: "gpu-e", verdict: well.verdict, foreign: &foreignUse{processes: []foreignProcess{{41, foreignUser{"python3", ""}}, {42, foreignUser{"train", "pod-uid"}}}}}
 	tainted := used
 	tainted.foreign = &foreignUse{processes: []foreignProcess{{1, foreignUser{"a", ""}}, {2, foreignUser{"b", ""}}, {3, foreignUser{"c", ""}}, {4, foreignUser{"d", ""}}, {5, foreignUser{"e", ""}}}, taints: true}
@@ -31,7 +36,12 @@ func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
 		"a GPU needs attention": {nodeView{gpus: []gpuView{noticed}}, "True AllGPUsReady: 1 of 1 GPUs can be used; gpu-c: a bad row of the memory is replaced with the next reset of the GPU"},
 		"a GPU is held": {
 			nodeView{gpus: []gpuView{well, occupied}},
-			"False GPUsOccupied: 1 of 2 GPUs can be used; gpu-d: it is held for claim old-uid, which is not allocated any more; gpu-d: something that could not be undone is left on it",
+			"False GPUsOccupied: 1 of 2 GPUs can be used; gpu-d: it is held for claim old-uid, which is not allocated any more; gpu-d: it is in quarantine: something that could not be undone is left on it",
+		},
+		"a GPU is kept from others, and its claim may be in use": {
+			nodeView{gpus: []gpuView{well, kept}},
+			"False GPUsOccupied: 1 of 2 GPUs can be used; gpu-e: it is in quarantine: something of claim old-uid that could not be undone is left on it; " +
+				"gpu-e: it is held for claim b-uid, whose record cannot be read; gpu-e: it is held for claim c-uid, and the API server has not told yet whether that is allocated",
 		},
 		"a process of the host": {
 			nodeView{gpus: []gpuView{well, used}},

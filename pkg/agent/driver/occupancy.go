@@ -48,7 +48,7 @@ func (a *Agent) publishOccupiedLocked() {
 		a.occupancy.quarantined = quarantined
 	}
 	for _, q := range a.occupancy.quarantined {
-		occupied = append(occupied, occupiedPlace{gpu: q.GPU, claim: q.Holder(), since: q.Since})
+		occupied = append(occupied, occupiedPlace{gpu: q.GPU, claim: q.Holder(), quarantined: true, since: q.Since})
 	}
 	occupied = append(occupied, a.occupancy.left...)
 	gpus := sets.New[string]()

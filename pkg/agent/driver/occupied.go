@@ -10,6 +10,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/reconcile"
 )
 
 // reasonOccupied is the key of the taint of what is held by a claim which is not allocated any more. The scheduler takes it for
@@ -21,6 +22,9 @@ type occupiedPlace struct {
 	gpu   string
 	at    *ledger.Partition
 	claim types.UID
+	// quarantined: something of the claim, if there is one, could not be undone. Otherwise why tells why the claim keeps it.
+	quarantined bool
+	why         reconcile.Why
 	// since is zero if that is not recorded.
 	since time.Time
 }
@@ -34,7 +38,7 @@ func (o *occupiedPlace) equals(p occupiedPlace) bool {
 	if (o.at == nil) != (p.at == nil) || o.at != nil && *o.at != *p.at {
 		return false
 	}
-	return o.gpu == p.gpu && o.claim == p.claim
+	return o.gpu == p.gpu && o.claim == p.claim && o.quarantined == p.quarantined && o.why == p.why
 }
 
 func (o *occupiedPlace) taint() resourceapi.DeviceTaint {

@@ -126,7 +126,9 @@ type noted struct {
 func newReporter(opts Options, claims *ledger.Ledger) *reporter {
 	// From now on: an event that nobody records is lost.
 	events := record.NewBroadcaster()
-	events.StartRecordingToSink(&corev1client.EventSinkImpl{Interface: opts.Client.CoreV1().Events("")})
+	if opts.Client != nil { // a release without an API server tells nobody
+		events.StartRecordingToSink(&corev1client.EventSinkImpl{Interface: opts.Client.CoreV1().Events("")})
+	}
 	return &reporter{
 		events:   events,
 		recorder: events.NewRecorder(scheme.Scheme, corev1.EventSource{Component: Name, Host: opts.NodeName}),
@@ -146,14 +148,18 @@ func newReporter(opts Options, claims *ledger.Ledger) *reporter {
 
 // prepared notes the outcome of preparing a claim, or what it waits for. Other failures are the kubelet's to tell: it does, with each try.
 func (r *reporter) prepared(claim *resourceapi.ResourceClaim, err error) {
-	if _, ok := known(err); err != nil && !ok {
-		return
-	}
+	_, ok := known(err)
 	r.mu.Lock()
-	if err != nil {
-		r.failures[claim.UID] = noted{said(err), time.Now()}
-	} else {
+	switch reason, _ := known(r.failures[claim.UID].err); {
+	case err == nil:
 		delete(r.failures, claim.UID)
+	case ok:
+		r.failures[claim.UID] = noted{said(err), time.Now()}
+	case reason == reasonReleasing:
+		delete(r.failures, claim.UID) // it waits for nobody any more
+	default:
+		r.mu.Unlock()
+		return
 	}
 	r.mu.Unlock()
 	r.queue.Add(ledger.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name})

@@ -229,6 +229,32 @@ func TestFailuresThatLastAreToldApart(t *testing.T) {
 	}
 }
 
+// What a claim waited for is over once it fails for a reason that only the kubelet tells. What lasts is not: such a failure may come between.
+func TestAWaitIsNotToldOnceSomethingElseFails(t *testing.T) {
+	other := ledger.Claim{UID: "x", Namespace: "default", Name: "other"}
+	for name, tc := range map[string]struct {
+		use  prepare.Use
+		want string
+	}{
+		"a wait":               {prepare.Use{Ends: true, Text: "which is being released"}, "NotPrepared"},
+		"a failure that stays": {prepare.Use{Text: "used by pod default/p, which runs"}, "DeviceHeld"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDesk(t)
+			d.reporter.prepared(d.claim, &prepare.HeldError{Request: "r", Device: "gpu-0", Holder: other, Use: tc.use})
+			d.work()
+			d.reporter.prepared(d.claim, errors.New("no MPS daemon can be started"))
+			d.reporter.review(nil)
+			d.work()
+			for _, told := range d.told() {
+				if strings.HasPrefix(told, "gpu.nvidia.com/") && !strings.Contains(told, ":"+tc.want+" ") {
+					t.Errorf("%s, want the reason %s", told, tc.want)
+				}
+			}
+		})
+	}
+}
+
 // TestWhatPassesWhenAnotherClaimIsReleasedIsTold, once, and not as a failure that stays.
 func TestWhatPassesWhenAnotherClaimIsReleasedIsTold(t *testing.T) {
 	ends := prepare.Use{Ends: true, Text: "which is being released: pod default/p has ended, and the kubelet has not unprepared it yet"}

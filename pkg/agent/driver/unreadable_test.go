@@ -150,10 +150,15 @@ func TestAnAdministratorReleasesAClaimThatCannotBeRead(t *testing.T) {
 	if left := len(m.files("claims")); left != 2 {
 		t.Errorf("%d files are left of the record", left)
 	}
+	// With --force without an API server, too.
+	withKubelet := m.adjust
+	m.adjust = func(o *driver.Options) { withKubelet(o); o.Client, o.NodeClient = nil, nil }
+	beside, err = m.agent(t.Context(), "")
+	must(t, err)
 	done, err := beside.Release(t.Context(), "train-uid", true, silent)
 	must(t, err)
 	want := []string{
-		"passed over, because of --force: the kubelet has it for pod default/train-pod",
+		"passed over, because of --force: the API server cannot be asked, for want of --kubeconfig",
 		"undone: CDIFile " + m.path("cdi", "k8s.gpu.nvidia.com-claim_train-uid.json"), "undone: MPSDaemon train-uid", "undone: MPSDaemon " + gpu0,
 		"undone: ComputeMode GPU-072282fa-319c-5a28-8e56-4b9fcf52c045", "removed: the claim's ledger record",
 	}

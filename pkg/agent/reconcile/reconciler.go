@@ -82,7 +82,20 @@ type Held struct {
 	GPU   string
 	At    *ledger.Partition
 	Claim ledger.Claim
+	Why   Why
 }
+
+// Why something is held by a claim.
+type Why int
+
+const (
+	// Left: the claim is not allocated any more.
+	Left Why = iota
+	// Unread: the claim's record cannot be read, so nobody can be asked about it.
+	Unread
+	// Unknown: since its start the agent has not heard whether the claim is allocated.
+	Unknown
+)
 
 // Reconciler looks for leftovers.
 type Reconciler struct {
@@ -178,14 +191,15 @@ func (r *Reconciler) Once(ctx context.Context) error {
 			errs = append(errs, err)
 		}
 		// One that was prepared since the start was allocated then.
+		why := Left
 		if _, known := r.orphans[record.UID]; !known && record.Entry.Updated.Before(r.began) {
 			summary.Unknown++
-			orphan = true
+			orphan, why = true, Unknown
 		}
 		if orphan {
 			for _, gpu := range record.Entry.HeldGPUs() {
 				for _, at := range placesOn(gpu, record.Entry) {
-					summary.Occupied = append(summary.Occupied, Held{GPU: gpu, At: at, Claim: record.Entry.Claim})
+					summary.Occupied = append(summary.Occupied, Held{GPU: gpu, At: at, Claim: record.Entry.Claim, Why: why})
 				}
 			}
 		}
@@ -303,10 +317,10 @@ func (r *Reconciler) countProcesses(ctx context.Context, reading *Reading, gpu s
 // heldUnread is what a record holds by its file's name.
 func heldUnread(record *ledger.Record) (held []Held) {
 	if record.AllGPUs {
-		return []Held{{Claim: ledger.Claim{UID: record.UID}}}
+		return []Held{{Claim: ledger.Claim{UID: record.UID}, Why: Unread}}
 	}
 	for _, gpu := range record.GPUs {
-		held = append(held, Held{GPU: gpu, Claim: ledger.Claim{UID: record.UID}})
+		held = append(held, Held{GPU: gpu, Claim: ledger.Claim{UID: record.UID}, Why: Unread})
 	}
 	return held
 }

@@ -312,14 +312,14 @@ func TestAClaimThatCannotBeReadIsKept(t *testing.T) {
 		}
 	}
 	// Whoever has it allocated has it; to the scheduler it may be free, and nobody else could have it prepared.
-	s.want("unreadable", Summary{Unreadable: []types.UID{"claim-uid"}, Occupied: []Held{{GPU: "gpu-0", Claim: ledger.Claim{UID: "claim-uid"}}}})
+	s.want("unreadable", Summary{Unreadable: []types.UID{"claim-uid"}, Occupied: []Held{{GPU: "gpu-0", Claim: ledger.Claim{UID: "claim-uid"}, Why: Unread}}})
 	if err := os.Rename(filepath.Join(s.ledger.Dir(), records[0].Name()), filepath.Join(s.ledger.Dir(), "claim-uid_all.claim")); err != nil {
 		t.Fatal(err)
 	}
 	if err := s.look(); err != nil {
 		t.Fatal(err)
 	}
-	s.want("unreadable, of more GPUs than can be listed", Summary{Unreadable: []types.UID{"claim-uid"}, Occupied: []Held{{GPU: "", Claim: ledger.Claim{UID: "claim-uid"}}}})
+	s.want("unreadable, of more GPUs than can be listed", Summary{Unreadable: []types.UID{"claim-uid"}, Occupied: []Held{{GPU: "", Claim: ledger.Claim{UID: "claim-uid"}, Why: Unread}}})
 }
 
 // TestWhatWasNeverKnownIsOccupied: an agent that starts without the API server cannot tell a claim from one that is not allocated any more. Nobody
@@ -332,7 +332,7 @@ func TestWhatWasNeverKnownIsOccupied(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	s.want("away", Summary{Unknown: 1, Occupied: []Held{{GPU: "gpu-0", Claim: entry().Claim}}})
+	s.want("away", Summary{Unknown: 1, Occupied: []Held{{GPU: "gpu-0", Claim: entry().Claim, Why: Unknown}}})
 	if s.podLists != 0 {
 		t.Errorf("pods were listed %d times without need", s.podLists)
 	}
