@@ -56,7 +56,7 @@ func TestBudget(t *testing.T) {
 func TestEvaluationsOfOneAttemptShareItsTime(t *testing.T) {
 	now := time.Unix(1, 0)
 	clock := func() time.Time { return now }
-	b, other := &budget{now: clock}, &budget{now: clock}
+	b, other := &budget{now: clock, evaluation: evaluationTime}, &budget{now: clock, evaluation: evaluationTime}
 	for i, takes := range []time.Duration{evaluationTime - 1, 1, 0} {
 		ctx, done := b.Evaluate(context.Background())
 		if ended := ctx.Err() != nil; ended != (i == 2) && i != 1 { // of the second a nanosecond is left

@@ -41,7 +41,7 @@ const (
 )
 
 // unhurried are limits that a slow machine does not reach either, so that what is found is the same on each.
-var unhurried = Limits{Holders: 30 * time.Second, Obstacle: 30 * time.Second, WakeUp: 30 * time.Second}
+var unhurried = Limits{Holders: 30 * time.Second, Obstacle: 30 * time.Second, WakeUp: 30 * time.Second, Evaluation: evaluationTime}
 
 // world is what exists before the plugin starts.
 type world struct {

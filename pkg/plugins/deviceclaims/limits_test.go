@@ -16,8 +16,8 @@ const over = -1
 func TestLimitsHaveDefaults(t *testing.T) {
 	const ms = time.Millisecond
 	tests := map[string]struct{ limits, want Limits }{
-		"none is set": {Limits{}, Limits{Holders: 50 * ms, Obstacle: 50 * ms, WakeUp: 50 * ms}},
-		"one is set":  {Limits{Obstacle: time.Second}, Limits{Holders: 50 * ms, Obstacle: time.Second, WakeUp: 50 * ms}},
+		"none is set": {Limits{}, Limits{Holders: 50 * ms, Obstacle: 50 * ms, WakeUp: 50 * ms, Evaluation: 2 * time.Second}},
+		"one is set":  {Limits{Obstacle: time.Second}, Limits{Holders: 50 * ms, Obstacle: time.Second, WakeUp: 50 * ms, Evaluation: 2 * time.Second}},
 		"all are set": {unhurried, unhurried},
 	}
 	for name, tc := range tests {
