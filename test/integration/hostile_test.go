@@ -29,7 +29,7 @@ import (
 )
 
 var (
-	hostileObjects = flag.Int("hostile-objects", 2000, "how many hostile objects the scheduler is given")
+	hostileObjects = flag.Int("hostile-objects", 400, "how many hostile objects the scheduler is given")
 	hostileSeed    = flag.Uint64("hostile-seed", 1, "which")
 )
 
