@@ -154,9 +154,9 @@ func (s *systemd) tell(ctx context.Context, p program, name, command string) err
 	return run(s.onHost(ctx, append(args, p.line()...)...), command+"\n")
 }
 
-// limitedFile is in a daemon's folder once it has its limits, and says which: it loses them if it ends, and an agent can end before it has
-// set them.
-const limitedFile = "limited"
+// limitedFile is there once a daemon has its limits, and says which: it loses them if it ends, and an agent can end before it has set them. It
+// lies beside the daemon's folder, in which tenants can take all the room there is.
+func (s *systemd) limitedFile(name string) string { return s.dir(name) + ".limited" }
 
 // limits are the commands that set a daemon's limits, after one that it answers as soon as it takes any.
 func limits(daemon Daemon) []string {
@@ -174,7 +174,7 @@ func limits(daemon Daemon) []string {
 
 // limited tells whether a daemon that runs has these limits.
 func (s *systemd) limited(name string, commands []string) bool {
-	has, err := os.ReadFile(s.dir(name, limitedFile))
+	has, err := os.ReadFile(s.limitedFile(name))
 	return err == nil && string(has) == asText(commands)
 }
 
@@ -192,8 +192,8 @@ func (s *systemd) limit(ctx context.Context, p program, name string, commands []
 			return fmt.Errorf("MPS daemon %s does not take %q: %w", name, command, errors.Join(err, last))
 		}
 	}
-	if err := os.WriteFile(s.dir(name, limitedFile), []byte(asText(commands)), 0o600); err != nil {
-		return fmt.Errorf("folder of MPS daemon %s: %w", name, err)
+	if err := os.WriteFile(s.limitedFile(name), []byte(asText(commands)), 0o600); err != nil {
+		return fmt.Errorf("limits of MPS daemon %s: %w", name, err)
 	}
 	return nil
 }

@@ -104,11 +104,11 @@ func (s *systemd) makeFolder(name string) error {
 		return err
 	}
 	if mounted {
-		err = errors.Join(emptyFlat(s.dir(name, pipeFolder)), removeIfThere(s.dir(name, limitedFile)))
+		err = emptyFlat(s.dir(name, pipeFolder))
 	} else {
 		err = s.mounts().mount(dir, s.opts.ShmBytes)
 	}
-	if err != nil {
+	if err := errors.Join(err, removeIfThere(s.limitedFile(name))); err != nil {
 		return err
 	}
 	for folder, mode := range map[string]os.FileMode{pipeFolder: 0o755, logFolder: 0o755, shmFolder: 0o777 | os.ModeSticky} {
@@ -141,6 +141,9 @@ func emptyFlat(dir string) error {
 // mounted over it, and a reboot ends it.
 func (s *systemd) removeFolder(name string) error {
 	dir := s.dir(name)
+	if err := removeIfThere(s.limitedFile(name)); err != nil {
+		return err
+	}
 	for {
 		mounted, err := s.mounts().mounted(dir)
 		if err != nil {
@@ -177,7 +180,9 @@ func (s *systemd) List() ([]string, error) {
 	}
 	var names []string
 	for _, entry := range entries {
-		names = append(names, entry.Name())
+		if entry.IsDir() {
+			names = append(names, entry.Name())
+		}
 	}
 	return names, nil
 }

@@ -7,12 +7,14 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/util/wait"
 )
 
 // fakeMounts has the sizes of what is mounted, by path. What is in a folder goes with what is mounted there.
@@ -168,6 +170,61 @@ func nest(t *testing.T, dir string) {
 	_ = unix.Close(at)
 	if depth < 1000 {
 		t.Fatalf("only %d levels", depth)
+	}
+}
+
+// TestAFullFolderDoesNotKeepADaemonFromItsLimits: tenants can fill the folder, and the daemon is ready all the same.
+func TestAFullFolderDoesNotKeepADaemonFromItsLimits(t *testing.T) {
+	needsRoot(t)
+	opts, calls := host(t)
+	opts.mounts, opts.ShmBytes = nil, 1<<20
+	daemons := NewDriver(opts).Daemons
+	daemon := Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}, ActiveThreadPercentage: 50}
+	dir := filepath.Join(opts.MPSRoot, daemon.Name)
+	t.Cleanup(func() {
+		for unix.Unmount(dir, unix.MNT_DETACH) == nil {
+		}
+	})
+	touch(t, opts, "deaf") // the agent ends before it has set the limits
+	ctx, cancel := context.WithCancel(t.Context())
+	go func() {
+		_ = wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(context.Context) (bool, error) {
+			_, err := os.Stat(filepath.Join(filepath.Dir(opts.MPSRoot), "unit"))
+			return err == nil, nil
+		})
+		cancel()
+	}()
+	if err := daemons.Start(ctx, daemon); err == nil {
+		t.Fatal("no limits are set, and it is no error")
+	}
+	remove(t, opts, "deaf")
+	full := error(nil)
+	for i := 0; full == nil && i < 1000; i++ {
+		full = os.WriteFile(filepath.Join(dir, "shm", strconv.Itoa(i)), nil, 0o600)
+	}
+	if !errors.Is(full, unix.ENOSPC) {
+		t.Fatal(full)
+	}
+	for _, when := range []string{"it runs", "it died, and is started again"} {
+		if err := daemons.Start(t.Context(), daemon); err != nil {
+			t.Errorf("%s: %v", when, err)
+		}
+		if ready, err := daemons.Ready(t.Context(), daemon); !ready || err != nil {
+			t.Errorf("%s: ready %t, %v", when, ready, err)
+		}
+		if got := calls(); !slices.Contains(got, "mps: set_default_active_thread_percentage 50") {
+			t.Errorf("%s: calls %q, want that it gets its limits", when, got)
+		}
+		if names, err := daemons.List(); err != nil || !slices.Equal(names, []string{daemon.Name}) {
+			t.Errorf("%s: listed are %v, %v", when, names, err)
+		}
+		_ = os.Remove(filepath.Join(filepath.Dir(opts.MPSRoot), "unit"))
+	}
+	if err := daemons.Stop(t.Context(), daemon.Name); err != nil {
+		t.Error(err)
+	}
+	if left, err := os.ReadDir(opts.MPSRoot); err != nil || len(left) > 0 {
+		t.Errorf("left: %v, %v", left, err)
 	}
 }
 
