@@ -36,16 +36,16 @@ type mounts interface {
 	unmount(path string) error
 	// mounted tells whether one is mounted there. A path that does not exist has none.
 	mounted(path string) (bool, error)
+	// followsNoLinks returns an error if the kernel follows links in what is mounted there.
+	followsNoLinks(path string) error
 }
 
 // kernelMounts are the kernel's. The agent's and the host's have to be the same for the folder of the daemons.
 type kernelMounts struct{ hostRoot string }
 
-const nosymfollow = 0x100 // MS_NOSYMFOLLOW, since Linux 5.10; a kernel before takes no notice of it
-
 func (k kernelMounts) mount(path string, bytes int64) error {
 	options := fmt.Sprintf("size=%d,nr_inodes=%d,mode=0755", bytes, max(bytes/bytesPerFile, 64))
-	if err := unix.Mount("stowage-mps", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|nosymfollow, options); err != nil {
+	if err := unix.Mount("stowage-mps", path, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|unix.MS_NOSYMFOLLOW, options); err != nil {
 		return fmt.Errorf("mount a tmpfs at %s: %w", path, err)
 	}
 	if k.hostRoot == "/" {
@@ -67,6 +67,22 @@ func (k kernelMounts) mount(path string, bytes int64) error {
 func (kernelMounts) unmount(path string) error {
 	if err := unix.Unmount(path, unix.MNT_DETACH|unix.UMOUNT_NOFOLLOW); err != nil {
 		return fmt.Errorf("unmount %s: %w", path, err)
+	}
+	return nil
+}
+
+const nosymfollow = 0x2000 // ST_NOSYMFOLLOW, which is not in the package unix
+
+// A kernel before Linux 5.10 takes no notice of MS_NOSYMFOLLOW, and says nothing of it.
+func (kernelMounts) followsNoLinks(path string) error {
+	var stat unix.Statfs_t
+	var host unix.Utsname
+	if err := errors.Join(unix.Statfs(path, &stat), unix.Uname(&host)); err != nil {
+		return &fs.PathError{Op: "statfs", Path: path, Err: err}
+	}
+	if stat.Flags&nosymfollow == 0 {
+		return fmt.Errorf("links at %s are followed by Linux %s: a container could have the daemon, which is root, write to any file of the host; MPS needs Linux 5.10 or later, "+
+			"and --allow-sharing=time-slicing forbids it on this node", path, unix.ByteSliceToString(host.Release[:]))
 	}
 	return nil
 }
@@ -109,6 +125,9 @@ func (s *systemd) makeFolder(name string) error {
 		err = s.mounts().mount(dir, s.opts.ShmBytes)
 	}
 	if err := errors.Join(err, removeIfThere(s.limitedFile(name))); err != nil {
+		return err
+	}
+	if err := s.mounts().followsNoLinks(dir); err != nil {
 		return err
 	}
 	for folder, mode := range map[string]os.FileMode{pipeFolder: 0o755, logFolder: 0o755, shmFolder: 0o777 | os.ModeSticky} {

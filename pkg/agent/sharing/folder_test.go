@@ -41,6 +41,13 @@ func empty(path string) error {
 	return err
 }
 
+func (f fakeMounts) followsNoLinks(path string) error {
+	if _, err := os.Stat(filepath.Join(filepath.Dir(path), "..", "old-kernel")); err == nil {
+		return errors.New("links are followed")
+	}
+	return nil
+}
+
 func (f fakeMounts) mounted(path string) (bool, error) {
 	_, ok := f[path]
 	return ok, nil
@@ -100,7 +107,7 @@ func TestADaemonsFolderIsAFileSystemOfItsOwn(t *testing.T) {
 		if got := int64(stat.Blocks) * stat.Bsize; stat.Type != unix.TMPFS_MAGIC || got != opts.ShmBytes || stat.Files != 2048 {
 			t.Errorf("%s: type %x, %d bytes, %d files; want a tmpfs of %d bytes and 2048 files", name, stat.Type, got, stat.Files, opts.ShmBytes)
 		}
-		const want = unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | nosymfollowFlag
+		const want = unix.ST_NOSUID | unix.ST_NODEV | unix.ST_NOEXEC | nosymfollow
 		if stat.Flags&want != want {
 			t.Errorf("%s: flags %x, want %x", name, stat.Flags, want)
 		}
@@ -141,8 +148,6 @@ func TestADaemonsFolderIsAFileSystemOfItsOwn(t *testing.T) {
 	}
 }
 
-const nosymfollowFlag = 0x2000 // ST_NOSYMFOLLOW
-
 // nest makes a folder in a folder, and so on, until there is no file left to be made.
 func nest(t *testing.T, dir string) {
 	t.Helper()
@@ -170,6 +175,65 @@ func nest(t *testing.T, dir string) {
 	_ = unix.Close(at)
 	if depth < 1000 {
 		t.Fatalf("only %d levels", depth)
+	}
+}
+
+// TestWhereLinksAreFollowedNoDaemonIsStarted: a daemon is root, and its clients can put links where it writes.
+func TestWhereLinksAreFollowedNoDaemonIsStarted(t *testing.T) {
+	for name, before := range map[string]bool{"a new folder": false, "one that containers have": true} {
+		t.Run(name, func(t *testing.T) {
+			opts, calls := host(t)
+			opts.mounts = fakeMounts{}
+			daemons := NewDriver(opts).Daemons
+			daemon := Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}}
+			if before {
+				if err := daemons.Start(t.Context(), daemon); err != nil {
+					t.Fatal(err)
+				}
+				remove(t, opts, "unit") // it died
+			}
+			calls()
+			touch(t, opts, "old-kernel")
+			if err := daemons.Start(t.Context(), daemon); err == nil || !strings.Contains(err.Error(), "links are followed") {
+				t.Errorf("error %v, want that links are followed", err)
+			}
+			if got := calls(); slices.ContainsFunc(got, func(c string) bool { return strings.HasPrefix(c, "systemd-run ") }) {
+				t.Errorf("it is started: %q", got)
+			}
+			if err := daemons.Stop(t.Context(), daemon.Name); err != nil || len(opts.mounts.(fakeMounts)) > 0 {
+				t.Errorf("stopped: %v; mounted: %v", err, opts.mounts)
+			}
+		})
+	}
+}
+
+// TestTheKernelSaysWhetherItFollowsLinks: one that does not know the flag mounts without it.
+func TestTheKernelSaysWhetherItFollowsLinks(t *testing.T) {
+	needsRoot(t)
+	path := t.TempDir()
+	t.Cleanup(func() {
+		for unix.Unmount(path, unix.MNT_DETACH) == nil {
+		}
+	})
+	if err := unix.Mount("stowage-test", path, "tmpfs", 0, ""); err != nil { // as an older kernel does it
+		t.Fatal(err)
+	}
+	var k kernelMounts
+	release, err := os.ReadFile("/proc/sys/kernel/osrelease")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := k.followsNoLinks(path); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "Linux "+strings.TrimSpace(string(release))+":") {
+		t.Errorf("error %v, want one that names the folder and the kernel", err)
+	}
+	if err := k.mount(path, 1<<20); err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(k.followsNoLinks(path), os.Symlink("/", filepath.Join(path, "link"))); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(path, "link")); !errors.Is(err, unix.ELOOP) {
+		t.Errorf("the link is followed: %v", err)
 	}
 }
 
