@@ -170,6 +170,9 @@ pod from going. It may run beside the agent, has the agent's locks, and needs th
 That nobody uses the claim is proven as the agent does it: by the API server, the kubelet and the GPUs' processes, in two looks a
 minute apart. Otherwise it is refused, and the reason is told. A pod that is being deleted counts as ended when none of its processes is left.
 
+The pods of the node are listed as that node. So whoever --kubeconfig speaks for needs the right to impersonate the user
+system:node:NODE. The agent's own account has it.
+
 With --force no proof is needed. Then a container that still runs may have its GPU together with the next claim's.
 ` + exitCodes,
 		Args: cobra.ExactArgs(1),
