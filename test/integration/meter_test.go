@@ -86,7 +86,7 @@ func measured(fn func()) time.Duration {
 
 func (m *meter) handled(who string, took time.Duration, object any) {
 	idle := measured(func() {
-		for i := range uint32(100_000) { // some ten microseconds
+		for i := range uint32(10_000) { // some ten microseconds
 			m.spun.Store(i)
 		}
 	})
@@ -110,7 +110,8 @@ func nameOf(object any) string {
 }
 
 // report logs what was measured, and fails if one event handler of ours took longer than handler, or one attempt longer than attempt. What the
-// same work took at most is let pass.
+// same work took at most is let pass. With the race detector, which makes some work sixty times longer and some none, it fails only if nothing
+// was measured.
 func (m *meter) report(t *testing.T, handler, attempt time.Duration) {
 	t.Helper()
 	m.mutex.Lock()
@@ -122,12 +123,12 @@ func (m *meter) report(t *testing.T, handler, attempt time.Duration) {
 	handler, attempt = handler+m.idle.most, attempt+m.idle.most
 	for who, r := range m.handlers {
 		t.Logf("%s: %s", who, r)
-		if r.most > handler && !strings.Contains(who, "k8s.io/kubernetes/") { // kube-scheduler's own are not ours to mend
+		if !raceDetector && r.most > handler && !strings.Contains(who, "k8s.io/kubernetes/") { // kube-scheduler's own are not ours to mend
 			t.Errorf("%s took %s for %s, want at most %s", who, r.most, r.mostOfWhat, handler)
 		}
 	}
 	t.Logf("attempts: %s", &m.attempts)
-	if m.attempts.most > attempt {
+	if !raceDetector && m.attempts.most > attempt {
 		t.Errorf("an attempt took %s for %s, want at most %s", m.attempts.most, m.attempts.mostOfWhat, attempt)
 	}
 	if len(m.handlers) == 0 || m.attempts.times == 0 {
