@@ -7,16 +7,22 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"net"
 	"net/http"
 	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
+	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"stowage.dev/stowage/pkg/nvmlsim"
 	"stowage.dev/stowage/test/lab"
@@ -144,6 +150,69 @@ func TestANodeWhoseStateFolderIsReadOnlyTakesItsGPUsOut(t *testing.T) {
 	waits.check()
 	waitDescribed(t, "GPUsReady", "True", "AllGPUsReady")
 	waitDescribed(t, "Normal", "CanPrepareClaims")
+	waitTaints(t, device)
+}
+
+// rival is a plugin that says that it is the driver, as NVIDIA's does, and prepares nothing.
+type rival struct {
+	registerapi.UnimplementedRegistrationServer
+	drapb.UnimplementedDRAPluginServer
+	registered chan struct{}
+}
+
+func (r *rival) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return &registerapi.PluginInfo{
+		Type: registerapi.DRAPlugin, Name: "gpu.nvidia.com", Endpoint: "/var/lib/kubelet/plugins/gpu.nvidia.com/rival.sock", SupportedVersions: []string{drapb.DRAPluginService},
+	}, nil
+}
+
+func (r *rival) NotifyRegistrationStatus(_ context.Context, status *registerapi.RegistrationStatus) (*registerapi.RegistrationStatusResponse, error) {
+	if status.GetPluginRegistered() {
+		close(r.registered)
+	}
+	return &registerapi.RegistrationStatusResponse{}, nil
+}
+
+// A plugin of the same driver name that comes later has the kubelet's calls. The node says so and gets no pods, until it is gone.
+func TestANodeWithARivalPluginTakesItsGPUsOut(t *testing.T) {
+	namespace := newNamespace(t)
+	running := startPod(t, namespace, "running", 1)
+	device, _ := running.gpu()
+	kubelet := filepath.Join("/proc", strconv.Itoa(theNode.Agent().Pid()), "root", "var", "lib", "kubelet")
+	r := &rival{registered: make(chan struct{})}
+	server := grpc.NewServer()
+	registerapi.RegisterRegistrationServer(server, r)
+	drapb.RegisterDRAPluginServer(server, r)
+	var serving sync.WaitGroup
+	end := sync.OnceFunc(func() { server.Stop(); serving.Wait() }) // which removes the sockets
+	t.Cleanup(end)
+	for _, path := range []string{"plugins/gpu.nvidia.com/rival.sock", "plugins_registry/gpu.nvidia.com-reg.sock"} {
+		listener, err := net.Listen("unix", filepath.Join(kubelet, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		serving.Go(func() { _ = server.Serve(listener) })
+	}
+	select {
+	case <-r.registered:
+	case <-time.After(podTimeout):
+		t.Fatal("the kubelet does not register the rival")
+	}
+
+	waitDescribed(t, "GPUsReady", "False", "RivalPlugin", "gpu.nvidia.com-reg.sock")
+	waitDescribed(t, "Warning", "CannotPrepareClaims", "another plugin already serves driver gpu.nvidia.com")
+	waitTaints(t, device, "gpu.nvidia.com/not-ready=RivalPlugin:NoSchedule")
+	createPod(t, namespace, "waits", 1)
+	if _, err := cluster.WaitForPods(t.Context(), namespace, []string{"waits"}, "refused", podTimeout, lab.Unschedulable); err != nil {
+		t.Fatal(err)
+	}
+	running.checkAgain()
+
+	end()
+	waits := pod{t: t, namespace: namespace, name: "waits"}
+	waits.waitRunning()
+	waits.check()
+	waitDescribed(t, "GPUsReady", "True", "AllGPUsReady")
 	waitTaints(t, device)
 }
 

@@ -268,7 +268,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		return ignoreStop(ctx, err)
 	}
 
-	// 2. Nobody else may serve the driver on this node, and nothing of a crashed agent may be in the way.
+	// 2. Nobody else may serve the driver on this node, now or later, and nothing of a crashed agent may be in the way.
 	if err := a.checkRivals(ctx); err != nil {
 		return err
 	}
@@ -304,6 +304,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() { keepCDI(serving, a.claims, a.opts.CDIDir) })
 	group.Go(func() { a.watchQuarantine(serving) })
 	group.Go(func() { a.check.run(serving) })
+	group.Go(func() { a.watchRivals(serving) })
 	group.Go(func() { a.condition.run(serving) })
 
 	// 6. Asked to stop, or failed.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -32,6 +35,8 @@ const (
 	nvidiaCheckpoint = "checkpoint.json"
 
 	rivalTimeout = 2 * time.Second
+	// rivalInterval is how often an agent that serves looks for rivals.
+	rivalInterval = 10 * time.Second
 )
 
 // RivalError says that another plugin serves the same driver name on this node.
@@ -88,9 +93,8 @@ func (a *Agent) checkRivals(ctx context.Context) error {
 			continue
 		}
 		path := filepath.Join(a.registryDir(), entry.Name())
-		ours := strings.HasPrefix(entry.Name(), Name+"-") && strings.HasSuffix(entry.Name(), "-reg.sock")
 		if stale(path) {
-			if ours {
+			if mayServeUs(path) {
 				logger.Info("Removing the registration socket of a plugin that is gone", "socket", path)
 				if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 					return fmt.Errorf("remove stale socket: %w", err)
@@ -98,28 +102,131 @@ func (a *Agent) checkRivals(ctx context.Context) error {
 			}
 			continue
 		}
-		info, version, err := askRegistrar(ctx, path)
-		switch {
-		case err != nil && ours:
-			return &RivalError{Registrar: path, Err: err}
-		case err != nil:
-			logger.Info("A plugin of another name does not answer, going on without it", "socket", path, "reason", err.Error())
-		case info.GetName() != Name || info.GetType() != registerapi.DRAPlugin:
-		case version != "" && a.opts.PodUID != "" && path == a.registrarPath():
-			// It would take the other one's sockets, and leave the kubelet with none when it ends.
-			return &RivalError{Registrar: path, Endpoint: info.GetEndpoint(), Version: version, SameUID: true}
-		case version != "" && a.opts.PodUID != "" && filepath.Dir(info.GetEndpoint()) == a.pluginDir() && filepath.Base(info.GetEndpoint()) != "dra.sock":
-			logger.Info("Starting beside another agent, which this one replaces", "socket", path, "version", version)
+		switch who, err := a.judge(ctx, path); who {
+		case aRival:
+			return err
+		case anAgentOfOurs:
+			logger.Info("Starting beside another agent, which this one replaces", "socket", path)
 			a.status.setReplaces()
-		default:
-			return &RivalError{Registrar: path, Endpoint: info.GetEndpoint(), Version: version}
+		case nobodyKnown:
+			logger.Info("A plugin of another name does not answer, going on without it", "socket", path, "reason", err.Error())
+		case somebodyElse:
 		}
 	}
-	checkpoint := filepath.Join(a.pluginDir(), nvidiaCheckpoint)
-	if _, err := os.Stat(checkpoint); err == nil {
-		return &RivalError{Checkpoint: checkpoint}
+	if err := a.nvidiaLeftovers(); err != nil {
+		return err
 	}
 	return a.removeStaleEndpoints(ctx)
+}
+
+// registrant is who has a registration socket.
+type registrant int
+
+const (
+	// somebodyElse serves another driver name.
+	somebodyElse registrant = iota
+	// nobodyKnown does not answer, and its socket has another driver's name.
+	nobodyKnown
+	// anAgentOfOurs is another agent of a rolling update.
+	anAgentOfOurs
+	// aRival serves our driver name.
+	aRival
+)
+
+// judge asks who has the registration socket. The error is a *RivalError for a rival, and says why nobody is known.
+func (a *Agent) judge(ctx context.Context, path string) (registrant, error) {
+	info, version, err := askRegistrar(ctx, path)
+	switch {
+	case err != nil && mayServeUs(path):
+		return aRival, &RivalError{Registrar: path, Err: err}
+	case err != nil:
+		return nobodyKnown, err
+	case info.GetName() != Name || info.GetType() != registerapi.DRAPlugin:
+		return somebodyElse, nil
+	case version != "" && a.opts.PodUID != "" && path == a.registrarPath():
+		// It would take the other one's sockets, and leave the kubelet with none when it ends.
+		return aRival, &RivalError{Registrar: path, Endpoint: info.GetEndpoint(), Version: version, SameUID: true}
+	case version != "" && a.opts.PodUID != "" && filepath.Dir(info.GetEndpoint()) == a.pluginDir() && filepath.Base(info.GetEndpoint()) != "dra.sock":
+		return anAgentOfOurs, nil
+	}
+	return aRival, &RivalError{Registrar: path, Endpoint: info.GetEndpoint(), Version: version}
+}
+
+// mayServeUs tells by the name of a registration socket whether it is one of our driver name.
+func mayServeUs(path string) bool {
+	name := filepath.Base(path)
+	return strings.HasPrefix(name, Name+"-") && strings.HasSuffix(name, "-reg.sock")
+}
+
+// nvidiaLeftovers returns a *RivalError if NVIDIA's driver may have prepared claims on the node.
+func (a *Agent) nvidiaLeftovers() error {
+	checkpoint := filepath.Join(a.pluginDir(), nvidiaCheckpoint)
+	if _, err := os.Stat(checkpoint); err != nil {
+		return nil
+	}
+	return &RivalError{Checkpoint: checkpoint}
+}
+
+// rivalWatch is what an agent that serves knows of the node's registration sockets.
+type rivalWatch struct {
+	agent *Agent
+	// others are the sockets of other drivers. They are asked once: some plugins log each question.
+	others map[string]fs.FileInfo
+	// suspects are the sockets that were a rival's, or of our driver name and silent, at the last look.
+	suspects sets.Set[string]
+}
+
+// watchRivals looks until ctx ends for plugins of our driver name that come later. The kubelet hands claims to the last one that came.
+func (a *Agent) watchRivals(ctx context.Context) {
+	w := &rivalWatch{agent: a}
+	wait.UntilWithContext(klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "rivals")), w.look, rivalInterval)
+}
+
+// look asks the sockets that are new, and those of our driver name, who they are. The agent is not ready for as long as there is a rival. A
+// socket of our driver name that does not answer is one at the second look: an agent that starts makes its socket first. Sockets of plugins
+// that are gone may stay: the kubelet prefers a plugin that it can reach.
+func (w *rivalWatch) look(ctx context.Context) {
+	a := w.agent
+	entries, err := os.ReadDir(a.registryDir())
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Could not look for other plugins")
+		return
+	}
+	rival := a.nvidiaLeftovers()
+	others, suspects := map[string]fs.FileInfo{}, sets.New[string]()
+	for _, entry := range entries {
+		path := filepath.Join(a.registryDir(), entry.Name())
+		file, err := entry.Info()
+		if err != nil || file.Mode()&os.ModeSocket == 0 || path == a.check.registrar.path {
+			continue
+		}
+		if known := w.others[path]; known != nil && os.SameFile(known, file) && known.ModTime().Equal(file.ModTime()) {
+			others[path] = file
+			continue
+		}
+		if stale(path) {
+			continue
+		}
+		switch who, err := a.judge(ctx, path); who {
+		case somebodyElse:
+			others[path] = file
+		case aRival:
+			suspects.Insert(path)
+			if errors.Unwrap(err) == nil || w.suspects.Has(path) {
+				rival = err
+			}
+		case anAgentOfOurs, nobodyKnown:
+		}
+	}
+	if ctx.Err() != nil {
+		return
+	}
+	w.others, w.suspects = others, suspects
+	if rival != nil {
+		a.check.fail(ctx, stageAlone, reasonRivalPlugin, rival)
+	} else {
+		a.status.set(stageAlone, true)
+	}
 }
 
 // registrarPath is the agent's own registration socket if it has a pod UID.

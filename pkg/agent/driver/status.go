@@ -23,6 +23,8 @@ const (
 	stageServing
 	// stageRegistered: the kubelet has registered the driver.
 	stageRegistered
+	// stageAlone: no other plugin serves the driver's name, so that it is this agent whom the kubelet calls.
+	stageAlone
 	// stageGPUs: NVML answers and GPUs are known.
 	stageGPUs
 	// stageAccepted: the API server does not refuse the agent. That it is away is no refusal.
@@ -31,7 +33,7 @@ const (
 )
 
 var stageNames = [stages]string{
-	"ledger read", "folders writable", "serving the kubelet", "registered by the kubelet", "GPUs found", "accepted by the API server",
+	"ledger read", "folders writable", "serving the kubelet", "registered by the kubelet", "no rival plugin", "GPUs found", "accepted by the API server",
 }
 
 // registerGrace is how long the kubelet has to register a driver that it has not registered before.
@@ -51,6 +53,7 @@ const (
 	reasonSocketTaken      = "SocketTaken"
 	reasonSocketSilent     = "SocketDoesNotAnswer"
 	reasonNotRegistered    = "NotRegistered"
+	reasonRivalPlugin      = "RivalPlugin"
 	reasonUnauthorized     = "Unauthorized"
 	reasonForbidden        = "Forbidden"
 	reasonSlicesInvalid    = "SlicesInvalid"
@@ -72,7 +75,7 @@ type Status struct {
 
 func newStatus() *Status {
 	s := &Status{}
-	s.reached[stageAccepted] = true
+	s.reached[stageAlone], s.reached[stageAccepted] = true, true
 	return s
 }
 
@@ -132,7 +135,7 @@ func (s *Status) notReady() *problem {
 }
 
 func (s *Status) notReadyLocked() *problem {
-	for _, st := range []stage{stageLedger, stageFolders, stageServing} {
+	for _, st := range []stage{stageLedger, stageFolders, stageServing, stageAlone} {
 		if !s.reached[st] {
 			return s.problemOf(st, problem{reasonStarting, "the agent is starting or stopping"})
 		}
