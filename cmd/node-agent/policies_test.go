@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"stowage.dev/stowage/pkg/agent/policies"
+	"stowage.dev/stowage/pkg/policies"
 )
 
 // An agent that serves already ends when a policy turns out to be void.

@@ -16,10 +16,10 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
-	"stowage.dev/stowage/pkg/agent/policies"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/agent/vfio"
+	"stowage.dev/stowage/pkg/policies"
 )
 
 // runAgent serves this node's kubelet until ctx ends.
@@ -62,7 +62,7 @@ func runUnderPolicies(ctx context.Context, client kubernetes.Interface, node str
 	defer group.Wait()
 	defer fail(nil)
 	group.Go(func() {
-		err := policies.Await(ctx, client, node, sync.OnceFunc(func() { close(undecided) }))
+		err := policies.Await(ctx, client, policies.OfNodeAgent(node), sync.OnceFunc(func() { close(undecided) }))
 		if err != nil {
 			fail(err)
 		}

@@ -27,11 +27,11 @@ type room struct {
 // rooms is the import order. A room that is missing here fails the test: a new
 // room is a decision, taken in docs/design.md first.
 var rooms = []room{
-	{path: "cmd/scheduler", may: []string{"pkg/plugins"}},
-	{path: "cmd/node-agent", may: []string{"pkg/agent", "pkg/draclient", "pkg/nvmlsim"}},
+	{path: "cmd/scheduler", may: []string{"pkg/plugins", "pkg/policies"}},
+	{path: "cmd/node-agent", may: []string{"pkg/agent", "pkg/draclient", "pkg/nvmlsim", "pkg/policies"}},
 	{path: "cmd/nvmlsimctl", may: []string{"pkg/nvmlsim"}},
 
-	{path: "pkg/plugins", may: []string{"internal/sharded", "pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage", "pkg/fence", "pkg/audit", "pkg/wakeup"}},
+	{path: "pkg/plugins", may: []string{"internal/sharded", "pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage", "pkg/fence", "pkg/audit", "pkg/policies", "pkg/wakeup"}},
 	{path: "pkg/fence", may: []string{"pkg/inventory", "pkg/tracker", "pkg/usage"}},
 	{path: "pkg/audit", may: []string{"pkg/inventory", "pkg/tracker", "pkg/usage"}},
 	{path: "pkg/inventory/source", may: []string{"pkg/inventory"}},
@@ -43,6 +43,7 @@ var rooms = []room{
 	{path: "pkg/usage", may: []string{"internal/sharded", "pkg/inventory/amount"}},
 
 	{path: "pkg/draclient"},
+	{path: "pkg/policies"},
 	{path: "pkg/agent/driver", may: []string{"pkg/agent"}},
 	{path: "pkg/agent", may: []string{"pkg/nvmlsim", "pkg/inventory/amount"}},
 	{path: "pkg/nvmlsim"},
@@ -56,7 +57,7 @@ var rooms = []room{
 	{path: "test/lab", may: []string{"internal/localcluster"}},
 	{path: "test/demo", may: []string{"internal/localcluster", "test/lab"}},
 	{path: "test/e2e", may: []string{"internal/localcluster", "pkg/nvmlsim", "test/lab"}},
-	{path: "test/integration", may: []string{"internal/hostile", "internal/localcluster", "pkg/plugins", "pkg/tracker"}},
+	{path: "test/integration", may: []string{"internal/hostile", "internal/localcluster", "pkg/plugins", "pkg/policies", "pkg/tracker"}},
 	{path: "test/images"},
 	{path: "test/gpu", may: []string{"pkg/agent"}},
 	{path: "test/perf/fence", may: []string{"internal/localcluster"}},
@@ -80,6 +81,7 @@ var forbidden = map[string][]string{
 	"pkg/agent":            {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
 	"pkg/nvmlsim":          {"k8s.io/"},
 	"pkg/draclient":        {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
+	"pkg/policies":         {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
 	"cmd/node-agent":       {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
 	"cmd/nvmlsimctl":       {"k8s.io/"},
 	"internal/":            {"k8s.io/kubernetes"},

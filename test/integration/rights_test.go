@@ -23,6 +23,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/yaml"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/util/retry"
 	featuregatetesting "k8s.io/component-base/featuregate/testing"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
@@ -120,7 +121,7 @@ func TestEachMissingRightIsNamed(t *testing.T) {
 	config, err := cluster.ServiceAccountConfig(w.ctx, w.name, "less", nil)
 	w.must(err, "getting the identity")
 	config.QPS, config.Burst = -1, 0
-	checker := rights.NewChecker(kubernetes.NewForConfigOrDie(config), required, clock.RealClock{}, nil)
+	checker := rights.NewChecker(kubernetes.NewForConfigOrDie(config), required, nil, clock.RealClock{}, nil)
 	await := func(what, want string) {
 		t.Helper()
 		err := wait.PollUntilContextTimeout(w.ctx, 20*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
@@ -157,7 +158,7 @@ func TestEachMissingRightIsNamed(t *testing.T) {
   %s
 To grant them, apply:
   ClusterRole stowage-scheduler: kubectl apply -k manifests/base/access
-Rights are looked at every 10s until none is missing.
+Rights are looked at every 10s until nothing is wrong.
 `, w.name, name))
 				checked++
 			}
@@ -170,7 +171,8 @@ Rights are looked at every 10s until none is missing.
 	await("after the grant", "")
 }
 
-// The scheduler itself says so in /readyz to those who may know, and becomes ready when the right is granted.
+// The scheduler itself says so in /readyz to those who may know, and which policies are not about its account. It becomes ready when the right is
+// granted and the policy is about its account.
 func TestReadyzSaysWhichRightIsMissing(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
@@ -248,6 +250,10 @@ func TestReadyzSaysWhichRightIsMissing(t *testing.T) {
 		}
 	}
 	a.grant(rules)
+	await(token("operator"), http.StatusInternalServerError, fmt.Sprintf(`[-]rights failed: Admission policies are missing or not about the scheduler's account "system:serviceaccount:%s:scheduler", which could write:
+  claims of users (policy stowage-scheduler-own-claims)
+`, w.name))
+	w.coverByPolicy("stowage-scheduler-own-claims", "system:serviceaccount:"+w.name+":scheduler")
 	await("", http.StatusOK, "ok")
 	page := func(token string) map[string]int {
 		statuses := map[string]int{}
@@ -268,6 +274,32 @@ func TestReadyzSaysWhichRightIsMissing(t *testing.T) {
 	}, page(token("operator"))); diff != "" {
 		t.Errorf("callers who may see readiness (-want +got):\n%s", diff)
 	}
+}
+
+// coverByPolicy has a policy be about a further account until the test ends.
+func (w *world) coverByPolicy(name, account string) {
+	w.t.Helper()
+	client := cluster.AdminClient().AdmissionregistrationV1().ValidatingAdmissionPolicies()
+	change := func(ctx context.Context, change func(expression string) string) error {
+		return retry.RetryOnConflict(retry.DefaultRetry, func() error {
+			policy, err := client.Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			condition := &policy.Spec.MatchConditions[0]
+			condition.Expression = change(condition.Expression)
+			_, err = client.Update(ctx, policy, metav1.UpdateOptions{})
+			return err
+		})
+	}
+	further := fmt.Sprintf(" || request.userInfo.username == %q", account)
+	w.must(change(w.ctx, func(expression string) string { return expression + further }), "changing the policy")
+	w.t.Cleanup(func() {
+		err := change(context.WithoutCancel(w.ctx), func(expression string) string { return strings.Replace(expression, further, "", 1) })
+		if err != nil {
+			w.t.Error(err)
+		}
+	})
 }
 
 // requiredOfSecondScheduler are the rights that the manifests' own configuration needs, without its lease.

@@ -28,7 +28,7 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
-	"stowage.dev/stowage/pkg/agent/policies"
+	"stowage.dev/stowage/pkg/policies"
 )
 
 var dryRun = []string{metav1.DryRunAll}
@@ -244,7 +244,7 @@ func TestAnAgentSeesThatItsPoliciesAreNotAboutItsAccount(t *testing.T) {
 	await := func(client kubernetes.Interface, want int, forbidden bool) {
 		t.Helper()
 		w.awaitPolicy(func(ctx context.Context) error {
-			void, unknown := policies.Void(ctx, client, w.nodeName("a"))
+			void, unknown := policies.Void(ctx, client, policies.OfNodeAgent(w.nodeName("a")))
 			if len(void) == want && apierrors.IsForbidden(unknown) == forbidden && (unknown == nil || forbidden) {
 				return errors.New("as it should be")
 			}

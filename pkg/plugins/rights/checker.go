@@ -19,11 +19,13 @@ import (
 	"k8s.io/component-helpers/auth/rbac/validation"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
+
+	"stowage.dev/stowage/pkg/policies"
 )
 
 // How often the rights are looked at, and how much is asked.
 const (
-	// Retry is the pause while a right is missing, Period the one while none is. A refused call ends the latter.
+	// Retry is the pause while something is wrong or not known, Period the one while all is right. A refused call ends the latter.
 	Retry  = 10 * time.Second
 	Period = 5 * time.Minute
 	// lookTimeout bounds one look.
@@ -83,7 +85,7 @@ type observedResults struct {
 // Increment implements [metrics.ResultMetric].
 func (o observedResults) Increment(ctx context.Context, code, method, host string) {
 	o.next.Increment(ctx, code, method, host)
-	if code != strconv.Itoa(http.StatusForbidden) {
+	if code != strconv.Itoa(http.StatusForbidden) || ctx.Value(refusalIsRight{}) != nil {
 		return
 	}
 	select {
@@ -92,26 +94,32 @@ func (o observedResults) Increment(ctx context.Context, code, method, host strin
 	}
 }
 
-// Checker watches whether the scheduler may do what it has to do.
+// refusalIsRight is in the context of calls that must be refused.
+type refusalIsRight struct{}
+
+// Checker watches whether the scheduler may do what it has to do, and whether admission policies keep it from what it must not.
 type Checker struct {
 	client   kubernetes.Interface
 	required []Right
+	writes   []policies.Write
 	clock    clock.Clock
 
 	mu sync.Mutex
 	// missing are the rights that the API server denied when it was last asked; user is who asked.
 	missing []Right
 	more    int
-	user    string
+	// void are the writes that would pass, with the policies that forbid them.
+	void []string
+	user string
 	// looked is closed when the first look has ended, with or without an answer.
 	looked chan struct{}
 	denied Denials
 }
 
-// NewChecker returns a checker of the rights that the client's user should have. Run makes it look. Denials, which may be nil, tell it when a
-// right may have been taken away.
-func NewChecker(client kubernetes.Interface, required []Right, clock clock.Clock, denied Denials) *Checker {
-	c := &Checker{client: client, required: required, clock: clock, looked: make(chan struct{}), denied: denied}
+// NewChecker returns a checker of the rights that the client's user should have, and of the writes that it must not make. Run makes it look.
+// Denials, which may be nil, tell it when a right may have been taken away.
+func NewChecker(client kubernetes.Interface, required []Right, writes []policies.Write, clock clock.Clock, denied Denials) *Checker {
+	c := &Checker{client: client, required: required, writes: writes, clock: clock, looked: make(chan struct{}), denied: denied}
 	if len(required) == 0 {
 		close(c.looked)
 	}
@@ -161,25 +169,43 @@ func (c *Checker) Look(ctx context.Context) (again bool) {
 		c.mu.Unlock()
 		return true
 	}
+	void, unknown := policies.Void(context.WithValue(ctx, refusalIsRight{}, true), c.client, c.writes)
+	if unknown != nil {
+		klog.FromContext(ctx).V(2).Info("It is not known whether the admission policies are about the scheduler's account", "err", unknown)
+	}
 	user := ""
-	if len(missing) > 0 {
+	if len(missing) > 0 || len(void) > 0 {
 		user = c.whoAmI(ctx)
 	}
 	c.mu.Lock()
+	if unknown != nil && len(void) == 0 {
+		void = c.void // not known to be otherwise
+	}
 	changed := !slices.Equal(missing, c.missing) || more != c.more
-	c.missing, c.more, c.user = missing, more, user
+	changedVoid := !slices.Equal(void, c.void)
+	c.missing, c.more, c.void = missing, more, void
+	if user != "" {
+		c.user = user
+	}
 	c.sawOnce()
 	c.mu.Unlock()
 	needed := slices.ContainsFunc(missing, func(r Right) bool { return !r.optional() })
+	logger := klog.FromContext(ctx)
 	switch {
 	case changed && needed:
-		klog.FromContext(ctx).Error(nil, "The scheduler lacks rights, it is not ready", "missing", c.Missing(), "user", user)
+		logger.Error(nil, "The scheduler lacks rights, it is not ready", "missing", c.Missing(), "user", user)
 	case changed && len(missing) > 0:
-		klog.FromContext(ctx).Error(nil, "The scheduler lacks rights, it works without them", "missing", c.Missing(), "user", user)
+		logger.Error(nil, "The scheduler lacks rights, it works without them", "missing", c.Missing(), "user", user)
 	case changed:
-		klog.FromContext(ctx).Info("The scheduler has all rights that it needs")
+		logger.Info("The scheduler has all rights that it needs")
 	}
-	return needed
+	switch {
+	case changedVoid && len(void) > 0:
+		logger.Error(nil, "The scheduler could write what it must not, it is not ready", "void", void, "user", user)
+	case changedVoid:
+		logger.Info("The admission policies are about the scheduler's account")
+	}
+	return needed || len(void) > 0 || unknown != nil
 }
 
 // ask returns the rights that are missing: first by one list of all rules that hold in every namespace, which is not
@@ -267,8 +293,8 @@ func (c *Checker) Missing() []string {
 	return texts
 }
 
-// Problem says which rights are missing and what grants them; it is empty if none is without which pods wait. It waits
-// for the first look to end, which is bounded, and has an error if ctx ends before that.
+// Problem says which rights are missing and what grants them, and which policies are void; it is empty if no right is missing without which
+// pods wait, and no policy is void. It waits for the first look to end, which is bounded, and has an error if ctx ends before that.
 func (c *Checker) Problem(ctx context.Context) (string, error) {
 	select {
 	case <-c.looked:
@@ -278,22 +304,30 @@ func (c *Checker) Problem(ctx context.Context) (string, error) {
 	texts := c.Missing()
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if !slices.ContainsFunc(c.missing, func(r Right) bool { return !r.optional() }) {
-		return "", nil
-	}
 	var b strings.Builder
-	fmt.Fprintf(&b, "The scheduler lacks rights in the cluster. It is user %q and may not:\n", c.user)
-	for _, text := range texts {
-		b.WriteString("  " + text + "\n")
-	}
-	b.WriteString("To grant them, apply:\n")
-	var roles []string
-	for _, right := range c.missing {
-		if !slices.Contains(roles, right.Role) {
-			roles = append(roles, right.Role)
-			b.WriteString("  " + right.Role + "\n")
+	if slices.ContainsFunc(c.missing, func(r Right) bool { return !r.optional() }) {
+		fmt.Fprintf(&b, "The scheduler lacks rights in the cluster. It is user %q and may not:\n", c.user)
+		for _, text := range texts {
+			b.WriteString("  " + text + "\n")
+		}
+		b.WriteString("To grant them, apply:\n")
+		var roles []string
+		for _, right := range c.missing {
+			if !slices.Contains(roles, right.Role) {
+				roles = append(roles, right.Role)
+				b.WriteString("  " + right.Role + "\n")
+			}
 		}
 	}
-	fmt.Fprintf(&b, "Rights are looked at every %s until none is missing.\n", Retry)
+	if len(c.void) > 0 {
+		fmt.Fprintf(&b, "Admission policies are missing or not about the scheduler's account %q, which could write:\n", c.user)
+		for _, text := range c.void {
+			b.WriteString("  " + text + "\n")
+		}
+		b.WriteString("To forbid it, apply manifests/base/access; if the account has another name than there, change it in the policies, too.\n")
+	}
+	if b.Len() > 0 {
+		fmt.Fprintf(&b, "Rights are looked at every %s until nothing is wrong.\n", Retry)
+	}
 	return b.String(), nil
 }

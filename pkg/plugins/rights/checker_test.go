@@ -2,8 +2,11 @@ package rights_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"slices"
 	"strings"
 	"sync"
@@ -14,12 +17,20 @@ import (
 	"github.com/google/go-cmp/cmp"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/metrics"
 	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/plugins/rights"
+	"stowage.dev/stowage/pkg/policies"
 )
 
 // apiServer answers reviews.
@@ -30,6 +41,8 @@ type apiServer struct {
 	rules   []authorizationv1.ResourceRule
 	allowed map[string]bool
 	err     error
+	// write is the answer to the write of a claim.
+	write error
 	// failing is what an authorizer of the API server says of why it did not decide.
 	failing string
 	// lists and questions count what was asked.
@@ -55,6 +68,8 @@ func newAPIServer() *apiServer {
 			return true, &authorizationv1.SelfSubjectAccessReview{Status: authorizationv1.SubjectAccessReviewStatus{
 				Allowed: s.allowed[key], EvaluationError: s.failing,
 			}}, nil
+		case *resourceapi.ResourceClaim:
+			return true, review, s.write
 		case *authenticationv1.SelfSubjectReview:
 			return true, &authenticationv1.SelfSubjectReview{Status: authenticationv1.SelfSubjectReviewStatus{
 				UserInfo: authenticationv1.UserInfo{Username: "system:serviceaccount:a:b"},
@@ -129,7 +144,7 @@ func TestTheProblemNamesWhatIsMissing(t *testing.T) {
 To grant them, apply:
   ClusterRole one: kubectl apply -k one
   Role two: kubectl apply -k two
-Rights are looked at every 10s until none is missing.
+Rights are looked at every 10s until nothing is wrong.
 `,
 			wantQuestions: 3,
 		},
@@ -138,7 +153,7 @@ Rights are looked at every 10s until none is missing.
 		t.Run(name, func(t *testing.T) {
 			server := newAPIServer()
 			server.rules, server.allowed = tc.rules, tc.allowed
-			checker := rights.NewChecker(server, all, clock.RealClock{}, nil)
+			checker := rights.NewChecker(server, all, nil, clock.RealClock{}, nil)
 			if again := checker.Look(t.Context()); again != (tc.want != "") {
 				t.Errorf("look again soon: %v", again)
 			}
@@ -158,7 +173,7 @@ func TestAskingIsBounded(t *testing.T) {
 	for i := range 100 {
 		many = append(many, rights.Right{Verb: "get", Resource: fmt.Sprintf("r%d", i), Role: "x"})
 	}
-	checker := rights.NewChecker(server, many, clock.RealClock{}, nil)
+	checker := rights.NewChecker(server, many, nil, clock.RealClock{}, nil)
 	checker.Look(t.Context())
 	if server.questions != 20 {
 		t.Errorf("%d questions, want 20", server.questions)
@@ -173,7 +188,7 @@ func TestAskingIsBounded(t *testing.T) {
 func TestWhoAsksAtAStartWaitsForTheFirstLook(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := newAPIServer()
-		checker := rights.NewChecker(server, all, clock.RealClock{}, nil)
+		checker := rights.NewChecker(server, all, nil, clock.RealClock{}, nil)
 		answers := make(chan string)
 		for range 2 {
 			go func() {
@@ -200,7 +215,7 @@ func TestWhoAsksAtAStartWaitsForTheFirstLook(t *testing.T) {
 func TestWithoutAnAnswerNothingChanges(t *testing.T) {
 	server := newAPIServer()
 	server.err = errors.New("down")
-	checker := rights.NewChecker(server, all, clock.RealClock{}, nil)
+	checker := rights.NewChecker(server, all, nil, clock.RealClock{}, nil)
 	left, leave := context.WithCancel(t.Context())
 	leave()
 	if got, err := checker.Problem(left); got != "" || !errors.Is(err, context.Canceled) {
@@ -222,7 +237,7 @@ func TestWithoutAnAnswerNothingChanges(t *testing.T) {
 func TestAnAuthorizerWithoutAnAnswerIsNoMissingRight(t *testing.T) {
 	server := newAPIServer()
 	server.failing = "webhook: timeout"
-	checker := rights.NewChecker(server, all, clock.RealClock{}, nil)
+	checker := rights.NewChecker(server, all, nil, clock.RealClock{}, nil)
 	if !checker.Look(t.Context()) || problem(t, checker) != "" {
 		t.Errorf("problem %q", problem(t, checker))
 	}
@@ -237,7 +252,7 @@ func TestWithoutEventsTheSchedulerIsReady(t *testing.T) {
 	server := newAPIServer()
 	events := rights.Right{Verb: "create", Group: "events.k8s.io", Resource: "events", Role: "ClusterRole one: kubectl apply -k one"}
 	server.grant(all...)
-	checker := rights.NewChecker(server, append([]rights.Right{events}, all...), clock.RealClock{}, nil)
+	checker := rights.NewChecker(server, append([]rights.Right{events}, all...), nil, clock.RealClock{}, nil)
 	if again := checker.Look(t.Context()); again || problem(t, checker) != "" {
 		t.Errorf("look again soon: %v, problem %q", again, problem(t, checker))
 	}
@@ -255,7 +270,7 @@ func TestAGrantShowsAndThenLittleIsAsked(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := newAPIServer()
 		ctx, cancel := context.WithCancel(t.Context())
-		checker := rights.NewChecker(server, all, clock.RealClock{}, nil)
+		checker := rights.NewChecker(server, all, nil, clock.RealClock{}, nil)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -296,7 +311,7 @@ func TestARefusedCallIsLookedInto(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		denied, besides := rights.NewDenials(), &results{}
 		calls := denied.Observe(besides)
-		checker := rights.NewChecker(server, all, clock.RealClock{}, denied)
+		checker := rights.NewChecker(server, all, nil, clock.RealClock{}, denied)
 		done := make(chan struct{})
 		go func() {
 			defer close(done)
@@ -331,9 +346,99 @@ func TestARefusedCallIsLookedInto(t *testing.T) {
 	})
 }
 
+// refusal is what the API server says when a policy denies a claim.
+func refusal(policy string) *apierrors.StatusError {
+	return apierrors.NewForbidden(schema.GroupResource{Group: "resource.k8s.io", Resource: "resourceclaims"}, "forbidden.stowage.dev",
+		fmt.Errorf("ValidatingAdmissionPolicy '%s' with binding '%s' denied request: no", policy, policy))
+}
+
+// A scheduler whose policy is not about its account is not ready. Only a refusal that names the policy is one, and what is not known changes nothing.
+func TestAVoidPolicyIsAProblem(t *testing.T) {
+	const said = `Admission policies are missing or not about the scheduler's account "system:serviceaccount:a:b", which could write:
+  claims of users (policy stowage-scheduler-own-claims)
+To forbid it, apply manifests/base/access; if the account has another name than there, change it in the policies, too.
+Rights are looked at every 10s until nothing is wrong.
+`
+	server := newAPIServer()
+	server.grant(all...)
+	checker := rights.NewChecker(server, all, policies.OfScheduler(), clock.RealClock{}, nil)
+	for _, step := range []struct {
+		name    string
+		write   error
+		problem string
+		again   bool
+	}{
+		{name: "another policy refuses from the start", write: refusal("quiet"), again: true},
+		{name: "it would pass", problem: said, again: true},
+		{name: "another policy refuses what would pass", write: refusal("quiet"), problem: said, again: true},
+		{name: "nobody answers", write: errors.New("away"), problem: said, again: true},
+		{name: "its policy refuses", write: refusal("stowage-scheduler-own-claims")},
+		{name: "nobody answers after the refusal", write: errors.New("away"), again: true},
+	} {
+		server.write = step.write
+		if again := checker.Look(t.Context()); again != step.again {
+			t.Errorf("%s: look again soon: %t", step.name, again)
+		}
+		if diff := cmp.Diff(step.problem, problem(t, checker)); diff != "" {
+			t.Errorf("%s: problem (-want +got):\n%s", step.name, diff)
+		}
+	}
+	server.write = nil
+	server.grant(updateStatus, getLease, bindPods)
+	checker.Look(t.Context())
+	for _, want := range []string{"  list resourceslices.resource.k8s.io in all namespaces\n", "  claims of users ("} {
+		if !strings.Contains(problem(t, checker), want) {
+			t.Errorf("problem lacks %q:\n%s", want, problem(t, checker))
+		}
+	}
+}
+
+// wire answers requests as an API server does in which the policy holds.
+type wire struct{ writes int }
+
+func (w *wire) RoundTrip(request *http.Request) (*http.Response, error) {
+	answer := httptest.NewRecorder()
+	answer.Header().Set("Content-Type", "application/json")
+	var body any = &authorizationv1.SelfSubjectRulesReview{
+		TypeMeta: metav1.TypeMeta{APIVersion: "authorization.k8s.io/v1", Kind: "SelfSubjectRulesReview"},
+		Status:   authorizationv1.SubjectRulesReviewStatus{ResourceRules: granting(all...)},
+	}
+	if strings.HasSuffix(request.URL.Path, "/resourceclaims") {
+		w.writes++
+		status := refusal("stowage-scheduler-own-claims").ErrStatus
+		status.APIVersion, status.Kind = "v1", "Status"
+		body = &status
+		answer.WriteHeader(int(status.Code))
+	}
+	err := json.NewEncoder(answer).Encode(body)
+	return answer.Result(), err
+}
+
+// The refusal that is wanted is no refused call that is looked into: the next look would be after 10 s, for ever.
+func TestAPolicyThatHoldsIsTriedSeldom(t *testing.T) {
+	before := metrics.RequestResult
+	defer func() { metrics.RequestResult = before }()
+	synctest.Test(t, func(t *testing.T) {
+		denied := rights.NewDenials()
+		metrics.RequestResult = denied.Observe(&results{})
+		api := &wire{}
+		client, err := kubernetes.NewForConfig(&rest.Config{Host: "http://api", Transport: api})
+		if err != nil {
+			t.Fatal(err)
+		}
+		ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
+		defer cancel()
+		checker := rights.NewChecker(client, all, policies.OfScheduler(), clock.RealClock{}, denied)
+		checker.Run(ctx)
+		if problem := problem(t, checker); problem != "" || api.writes != 12 {
+			t.Errorf("%d writes in an hour, want 12; problem %q", api.writes, problem)
+		}
+	})
+}
+
 func TestNothingIsAskedWhereNothingIsRequired(t *testing.T) {
 	server := newAPIServer()
-	checker := rights.NewChecker(server, nil, clock.RealClock{}, nil)
+	checker := rights.NewChecker(server, nil, nil, clock.RealClock{}, nil)
 	checker.Run(t.Context()) // returns
 	if problem(t, checker) != "" || server.lists != 0 {
 		t.Errorf("%d lists, problem %q", server.lists, problem(t, checker))

@@ -129,7 +129,7 @@ func TestTheAgentRunsOnlyUnderItsPolicies(t *testing.T) {
 					writes++
 					return true, nil, tc.answer(time.Since(begin), resource)
 				})
-				err := Await(t.Context(), client, "node-1", func() { undecided = true })
+				err := Await(t.Context(), client, OfNodeAgent("node-1"), func() { undecided = true })
 				if undecided != tc.undecided {
 					t.Errorf("undecided: %t", undecided)
 				}
@@ -156,7 +156,7 @@ func TestTheAgentRunsOnlyUnderItsPolicies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), grace/2)
 		defer cancel()
-		if err := Await(ctx, fake.NewClientset(), "node-1", func() {}); err != nil {
+		if err := Await(ctx, fake.NewClientset(), OfNodeAgent("node-1"), func() {}); err != nil {
 			t.Errorf("asked to stop while it waits: %v", err)
 		}
 	})
@@ -171,7 +171,7 @@ func TestAnAPIServerThatSaysNothingIsWaitedForOnce(t *testing.T) {
 		}
 		ctx, cancel := context.WithCancel(t.Context())
 		begin := time.Now()
-		if err := Await(ctx, client, "node-1", cancel); err != nil || time.Since(begin) > timeout {
+		if err := Await(ctx, client, OfNodeAgent("node-1"), cancel); err != nil || time.Since(begin) > timeout {
 			t.Errorf("%v after %s, want that it is undecided after %s", err, time.Since(begin), timeout)
 		}
 	})
