@@ -58,8 +58,8 @@ func TestTheReasonIsSaid(t *testing.T) {
 				}
 				return
 			}
-			if record.Entry != nil || record.Err == nil || !strings.HasPrefix(record.Err.Error(), tc.want) {
-				t.Errorf("record %+v, want the error %q", record, tc.want)
+			if record.Entry != nil || record.Err == nil || !strings.HasPrefix(record.Err.Error(), tc.want) || strings.Contains(record.Err.Error(), "previous copy") {
+				t.Errorf("record %+v, want the error %q and no word of a copy that was never made", record, tc.want)
 			}
 		})
 	}
@@ -152,6 +152,14 @@ func TestThePreviousCopyAlone(t *testing.T) {
 	record := get(t, l)
 	if record == nil || record.Entry == nil || record.Entry.State != ledger.PrepareStarted || !errors.Is(record.Recovered, fs.ErrNotExist) || !record.Holds("gpu-a") {
 		t.Errorf("record %+v, want the previous copy, and that the current one is missing", record)
+	}
+	// It cannot be read, either: the claim is there all the same.
+	if err := os.WriteFile(record.Path+".prev", []byte("torn"), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	var both *ledger.CopiesError
+	if record := get(t, l); record == nil || !errors.As(record.Err, &both) || !record.Holds("gpu-a") {
+		t.Errorf("record %+v, want one that cannot be read", record)
 	}
 }
 
@@ -256,11 +264,15 @@ func TestARecordTellsOfBothItsCopies(t *testing.T) {
 	if l.Dir() != dir || ledger.At(durabletest.Unsynced{}, dir).Dir() != dir {
 		t.Errorf("folder %s, want %s", l.Dir(), dir)
 	}
-	for _, state := range []ledger.State{ledger.PrepareStarted, ledger.PrepareStarted, ledger.PrepareCompleted} {
-		if err := l.Put(entry(state, "gpu-0")); err != nil {
-			t.Fatal(err)
+	put := func(state ledger.State) func() {
+		return func() {
+			if err := l.Put(entry(state, "gpu-0")); err != nil {
+				t.Fatal(err)
+			}
 		}
 	}
+	put(ledger.PrepareStarted)()
+	put(ledger.PrepareStarted)()
 	path := get(t, l).Path
 	tear := func(path string) func() {
 		return func() {
@@ -275,7 +287,8 @@ func TestARecordTellsOfBothItsCopies(t *testing.T) {
 		state    ledger.State
 		contents []ledger.State
 	}{
-		{"both are whole", func() {}, ledger.PrepareCompleted, []ledger.State{ledger.PrepareCompleted, ledger.PrepareStarted}},
+		{"both are whole, and it is only started", func() {}, ledger.PrepareStarted, []ledger.State{ledger.PrepareStarted, ledger.PrepareStarted}},
+		{"both are whole", put(ledger.PrepareCompleted), ledger.PrepareCompleted, []ledger.State{ledger.PrepareCompleted, ledger.PrepareStarted}},
 		{"the current one is torn", tear(path), ledger.PrepareCompleted, []ledger.State{"", ledger.PrepareStarted}},
 		{"both are torn", tear(path + ".prev"), "", []ledger.State{"", ""}},
 	} {
@@ -302,13 +315,16 @@ func TestARecordTellsOfBothItsCopies(t *testing.T) {
 	}
 }
 
-// TestThePreviousCopyIsTheOneBefore, and not the first.
+// TestThePreviousCopyIsTheOneBefore, and not the first, also where a write was cut off.
 func TestThePreviousCopyIsTheOneBefore(t *testing.T) {
 	l := open(t, durabletest.Unsynced{}, filepath.Join(t.TempDir(), "claims"))
 	for _, pod := range []types.UID{"first", "second", "third"} {
 		e := entry(ledger.PrepareCompleted, "gpu-0")
 		e.Pods = []types.UID{pod}
 		if err := l.Put(e); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(get(t, l).Path+".prev.tmp", nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}

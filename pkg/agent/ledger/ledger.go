@@ -74,10 +74,12 @@ func Open(fsys durable.FS, dir string) (*Ledger, error) {
 		return nil, fmt.Errorf("make ledger folder: %w", err)
 	}
 	// A file system that is read-only refuses what would change nothing, too.
-	if info, err := os.Stat(dir); err != nil || info.Mode().Perm() != 0o700 {
-		if err := os.Chmod(dir, 0o700); err != nil {
-			return nil, fmt.Errorf("restrict ledger folder: %w", err)
-		}
+	info, err := os.Stat(dir)
+	if err == nil && info.Mode().Perm() != 0o700 {
+		err = os.Chmod(dir, 0o700)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("restrict ledger folder: %w", err)
 	}
 	return &Ledger{dir: dir, fsys: fsys}, nil
 }
@@ -96,7 +98,7 @@ func (l *Ledger) Records() ([]*Record, error) {
 // Get returns the claim's record, nil if there is none.
 func (l *Ledger) Get(uid types.UID) (*Record, error) {
 	records, err := l.read(func(r *Record) bool { return r.UID == uid })
-	if err != nil || len(records) == 0 {
+	if len(records) == 0 {
 		return nil, err
 	}
 	return records[0], nil
@@ -224,7 +226,7 @@ func (l *Ledger) keepPrevious(path string) error {
 	}
 	previous := path + ".prev"
 	// A crash before the current record was replaced leaves both names of one file, and to rename one of these onto the other does nothing (rename(2)).
-	if kept, err := l.fsys.ReadFile(previous); err == nil && bytes.Equal(kept, data) {
+	if kept, _ := l.fsys.ReadFile(previous); bytes.Equal(kept, data) {
 		return nil
 	}
 	temp := previous + durable.TempSuffix
