@@ -135,9 +135,9 @@ func replaced(entry *ledger.Entry, r *Reading) bool {
 	return r.Claim != nil && (r.Claim.UID != entry.Claim.UID || r.Claim.Status.Allocation != nil && !isAllocated(entry, r))
 }
 
-// reservedFor tells whether the claim that there is now is reserved for a pod of that name, and the one that was prepared was not.
+// reservedFor tells whether the claim that there is now is reserved for a pod of its namespace of that name, and the one that was prepared was not.
 func reservedFor(entry *ledger.Entry, r *Reading, pod KubeletPod) bool {
-	return pod.Namespace == r.Claim.Namespace && slices.ContainsFunc(r.Claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
+	return slices.ContainsFunc(r.Claim.Status.ReservedFor, func(c resourceapi.ResourceClaimConsumerReference) bool {
 		return c.Name == pod.Name && !slices.Contains(entry.Pods, c.UID)
 	})
 }
@@ -240,7 +240,7 @@ func uses(pod *corev1.Pod, claim ledger.Claim) bool {
 func claimsOf(pod *corev1.Pod) []string {
 	var names []string
 	for i := range pod.Spec.ResourceClaims {
-		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
+		if name, _, _ := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); name != nil {
 			names = append(names, *name)
 		}
 	}

@@ -139,6 +139,15 @@ func TestAClaimIsReleasedOnlyOnProof(t *testing.T) {
 			r.Claim, r.Pods = reserved(claimWith("next-uid", "gpu-7"), "pod-uid"), []corev1.Pod{podWith("pod", corev1.PodRunning, byName)}
 			r.Kubelet = []KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"claim"}, CDIClaims: []types.UID{"next-uid"}}}
 		}},
+		"the kubelet has the next claim of its name, which nobody has reserved any more": {change: func(r *Reading) {
+			r.Claim, r.Kubelet = claimWith("next-uid"), []KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"claim"}, CDIClaims: []types.UID{"next-uid"}}}
+		}},
+		"a pod has reserved the next claim of its name, which is not allocated": {change: func(r *Reading) {
+			r.Claim, r.Pods = reserved(claimWith("next-uid"), "pod-uid"), []corev1.Pod{podWith("pod", corev1.PodPending, byName)}
+		}},
+		"a pod has reserved the claim, which is not allocated": {change: func(r *Reading) {
+			r.Claim, r.Pods = reserved(claimWith("claim-uid"), "pod-uid"), []corev1.Pod{podWith("pod", corev1.PodPending, byName)}
+		}, keep: "default/pod"},
 		"a pod may have this claim or the next of its name": {change: func(r *Reading) {
 			r.Claim, r.Pods = reserved(claimWith("next-uid", "gpu-7"), "other-uid"), []corev1.Pod{podWith("pod", corev1.PodPending, byName)}
 		}, keep: "default/pod"},
@@ -178,6 +187,9 @@ func TestAClaimIsReleasedOnlyOnProof(t *testing.T) {
 		},
 		"a pod that had ended has processes": {change: func(r *Reading) {
 			r.Pods, r.Running = []corev1.Pod{podWith("old-pod", corev1.PodFailed, nil)}, map[types.UID]bool{"old-pod-uid": true}
+		}, keep: "processes of pod default/old-pod run, although it has ended"},
+		"a pod that had ended has processes, after another in the list": {change: func(r *Reading) {
+			r.Pods, r.Running = []corev1.Pod{podWith("pod", corev1.PodPending, nil), podWith("old-pod", corev1.PodFailed, nil)}, map[types.UID]bool{"old-pod-uid": true}
 		}, keep: "processes of pod default/old-pod run, although it has ended"},
 		"a pod without it that had ended has processes": {change: func(r *Reading) {
 			r.Pods, r.Running = []corev1.Pod{podWith("pod", corev1.PodFailed, nil)}, map[types.UID]bool{"pod-uid": true}

@@ -47,7 +47,7 @@ func (r *Reconciler) Look(ctx context.Context, claim types.UID, files []cdi.File
 
 // withoutEnded leaves out pods that are being deleted and of which no process is left: a pod whose claim cannot be unprepared stays so.
 func (n *nodeReading) withoutEnded(ctx context.Context) {
-	if n.sources.Ended == nil || n.reading.PodsErr != nil {
+	if n.sources.Ended == nil {
 		return
 	}
 	n.reading.Pods = slices.DeleteFunc(slices.Clone(n.reading.Pods), func(pod corev1.Pod) bool {

@@ -142,7 +142,6 @@ func (r *Reconciler) Run(ctx context.Context) {
 			return
 		case <-ticker.C():
 		case <-second:
-			second = nil
 		case <-r.opts.Again:
 			second = r.opts.Clock.After(Interval)
 		}
@@ -151,12 +150,8 @@ func (r *Reconciler) Run(ctx context.Context) {
 
 // Once looks at all claims of the ledger.
 func (r *Reconciler) Once(ctx context.Context) error {
-	var errs []error
-
 	// 1. What is missing is put back.
-	if err := r.repair(ctx); err != nil {
-		errs = append(errs, err)
-	}
+	errs := []error{r.repair(ctx)}
 	// A source that hangs must not take the next look's time.
 	ctx, cancel := context.WithTimeout(ctx, Interval/2)
 	defer cancel()
@@ -338,9 +333,7 @@ func placesOn(gpu string, entry *ledger.Entry) (places []*ledger.Partition) {
 // count adds what NVML says of one GPU.
 func (r *Reading) count(processes int, err error) {
 	r.Processes += processes
-	if err != nil {
-		r.ProcessesErr = errors.Join(r.ProcessesErr, err)
-	}
+	r.ProcessesErr = errors.Join(r.ProcessesErr, err)
 }
 
 // sharers are the pods of the other claims that have a share of the GPU, if there are such claims. Their processes, and the daemon that serves

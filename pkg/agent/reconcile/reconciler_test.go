@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,15 +14,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2/ktesting"
-	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
-	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
@@ -43,6 +39,7 @@ type scene struct {
 	podLists   int
 	kubelet    []KubeletPod
 	registered time.Time
+	running    map[types.UID]bool
 	// processes by GPU, or by GPU and place, such as "gpu-0@4".
 	processes map[string]int
 	// foreign are processes of no pod that was named, asked what it was asked for.
@@ -57,7 +54,7 @@ type scene struct {
 	// preparedAgain: between the decision and the release the record becomes another one.
 	preparedAgain bool
 
-	claimErr, repairErr, processesErr, releaseErr, straysErr, removeErr, noteErr error
+	claimErr, runningErr, repairErr, processesErr, releaseErr, straysErr, removeErr, noteErr error
 }
 
 func newScene(t *testing.T) *scene {
@@ -72,17 +69,19 @@ func newScene(t *testing.T) *scene {
 		Ledger: records,
 		Sources: Sources{
 			Claim: func(_ context.Context, _, name string) (*resourceapi.ResourceClaim, error) {
+				// As client-go does, with an error an object comes, too.
 				if s.claimErr != nil {
-					return nil, s.claimErr
+					return &resourceapi.ResourceClaim{}, s.claimErr
 				}
 				if s.claim == nil || name != s.claim.Name {
-					return nil, apierrors.NewNotFound(schema.GroupResource{Resource: "resourceclaims"}, name)
+					return &resourceapi.ResourceClaim{}, apierrors.NewNotFound(schema.GroupResource{Resource: "resourceclaims"}, name)
 				}
 				return s.claim, nil
 			},
 			Pods:       func(context.Context) ([]corev1.Pod, error) { s.podLists++; return s.pods, nil },
 			Kubelet:    func(context.Context) ([]KubeletPod, error) { return s.kubelet, nil },
 			Registered: func() time.Time { return s.registered },
+			Running:    func(context.Context) (map[types.UID]bool, error) { return s.running, s.runningErr },
 			Processes:  s.count,
 			ProcessesBut: func(_ context.Context, gpu string, pods []types.UID) (int, error) {
 				s.asked = append(s.asked, fmt.Sprint(gpu, pods))
@@ -374,6 +373,8 @@ func TestEverySourceKeepsAClaim(t *testing.T) {
 			s.kubelet = []KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"claim"}}}
 		},
 		"NVML does not answer":           func(s *scene) { s.processesErr = errors.New("hung") },
+		"a pod that is gone runs":        func(s *scene) { s.running = map[types.UID]bool{"gone-uid": true} },
+		"it is not known what runs":      func(s *scene) { s.runningErr = errors.New("no table") },
 		"the kubelet has not registered": func(s *scene) { s.registered = time.Time{} },
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -435,15 +436,15 @@ func TestWhoIsGoneIsForgotten(t *testing.T) {
 	if err := s.look(); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.reconciler.before) != 2 || len(s.reconciler.said) != 2 {
-		t.Errorf("remembered: %v, %v; want a claim and a file", s.reconciler.before, s.reconciler.said)
+	if len(s.reconciler.before) != 2 || len(s.reconciler.said) != 2 || len(s.reconciler.orphans) != 1 {
+		t.Errorf("remembered: %v, %v, %v; want a claim and a file", s.reconciler.before, s.reconciler.said, s.reconciler.orphans)
 	}
 	s.strays = nil
 	if err := errors.Join(s.ledger.Remove("claim-uid"), s.look()); err != nil {
 		t.Fatal(err)
 	}
-	if len(s.reconciler.before) > 0 || len(s.reconciler.said) > 0 {
-		t.Errorf("remembered for ever: %v, %v", s.reconciler.before, s.reconciler.said)
+	if len(s.reconciler.before) > 0 || len(s.reconciler.said) > 0 || len(s.reconciler.orphans) > 0 {
+		t.Errorf("remembered for ever: %v, %v, %v", s.reconciler.before, s.reconciler.said, s.reconciler.orphans)
 	}
 }
 
@@ -513,81 +514,80 @@ func TestPodsOfNowAreRecorded(t *testing.T) {
 	}
 }
 
-// TestRunLooksEveryMinute, and when it is asked to and a minute after that, and ends with its context.
-func TestRunLooksEveryMinute(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		s := newScene(t)
-		_, ctx := ktesting.NewTestContext(t)
-		ctx, cancel := context.WithCancel(ctx)
-		s.reconciler.opts.Clock = clock.RealClock{}
-		s.registered = time.Now().Add(-time.Hour)
-		looks, again := make(chan Summary), make(chan struct{})
-		s.reconciler.opts.Again = again
-		s.reconciler.opts.Seen = func(summary Summary) { looks <- summary }
-		began := time.Now()
-		done := make(chan struct{})
-		go func() { defer close(done); s.reconciler.Run(ctx) }()
-		look := func(at time.Duration, released int) {
-			t.Helper()
-			summary := <-looks
-			if took := time.Since(began); took != at || summary.Released != released {
-				t.Errorf("look after %s, released %d; want after %s, %d", took, summary.Released, at, released)
+// TestWhatOthersHaveIsNoProof: only shares of the same GPU have others' processes on it.
+func TestWhatOthersHaveIsNoProof(t *testing.T) {
+	for name, tc := range map[string]struct {
+		other ledger.Device
+		torn  bool
+	}{
+		"a share of another GPU":          {other: ledger.Device{GPU: "gpu-1", Share: &ledger.Share{}}},
+		"the GPU, which is not in shares": {other: ledger.Device{GPU: "gpu-0"}},
+		"what cannot be read":             {other: ledger.Device{GPU: "gpu-0", Share: &ledger.Share{}}, torn: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			other := entry()
+			other.Claim.UID, other.Claim.Name, other.Devices = "other", "other", []ledger.Device{tc.other}
+			if err := s.ledger.Put(other); err != nil {
+				t.Fatal(err)
 			}
-		}
-		look(0, 0)
-		time.Sleep(Interval / 2)
-		again <- struct{}{}
-		look(Interval/2, 0)
-		look(Interval, 1)
-		look(3*Interval/2, 0)
-		look(2*Interval, 0)
-		cancel()
-		<-done
-	})
+			if tc.torn {
+				record, err := s.ledger.Get("other")
+				if err := errors.Join(err, os.WriteFile(record.Path, []byte("torn"), 0o600)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			// The other one is allocated, and its pod runs nothing.
+			s.claim = claimWith("other", tc.other.Device)
+			s.claim.Name, s.claim.Status.Allocation.Devices.Results[0].Pool = "other", tc.other.Pool
+			s.processes["gpu-0"] = 1
+			if err := errors.Join(s.look(), s.look()); err != nil {
+				t.Fatal(err)
+			}
+			if len(s.released) > 0 || len(s.asked) > 0 {
+				t.Errorf("released %v, asked %v", s.released, s.asked)
+			}
+			s.processes["gpu-0"] = 0
+			if err := errors.Join(s.look(), s.look()); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff([]types.UID{"claim-uid"}, s.released); diff != "" {
+				t.Errorf("released (-want +got):\n%s", diff)
+			}
+		})
+	}
 }
 
-// kubelet is the PodResources service.
-type kubelet struct {
-	podresources.UnimplementedPodResourcesListerServer
+// TestWhatIsHeldTwiceIsToldOnce: two shares of a GPU hold it.
+func TestWhatIsHeldTwiceIsToldOnce(t *testing.T) {
+	s := newScene(t)
+	e := entry()
+	e.Devices[0].Share = &ledger.Share{}
+	e.Devices = append(e.Devices, e.Devices[0])
+	if err := errors.Join(s.ledger.Put(e), s.look()); err != nil {
+		t.Fatal(err)
+	}
+	s.want("two shares of a GPU", Summary{Occupied: []Held{{GPU: "gpu-0", Claim: e.Claim}}})
 }
 
-func (*kubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*podresources.ListPodResourcesResponse, error) {
-	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{{
-		Namespace: "default", Name: "pod",
-		Containers: []*podresources.ContainerResources{
-			{Name: "a", DynamicResources: []*podresources.DynamicResource{{ClaimName: "one"}}},
-			{Name: "b", DynamicResources: []*podresources.DynamicResource{{ClaimName: "two", ClaimResources: []*podresources.ClaimResource{
-				{CdiDevices: []*podresources.CDIDevice{{Name: "k8s.gpu.nvidia.com/claim=two-uid_gpu_gpu-0"}, {Name: "k8s.gpu.nvidia.com/claim=two-uid_gpu_gpu-1"}}},
-				{CdiDevices: []*podresources.CDIDevice{{Name: "nic.example.com/claim=other-uid_nic_nic-0"}, {Name: "odd"}}},
-			}}}},
-		},
-	}}}, nil
-}
-
-func TestWhatTheKubeletRunsIsRead(t *testing.T) {
-	dir, err := os.MkdirTemp("", "kubelet")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer os.RemoveAll(dir)
-	socket := filepath.Join(dir, "kubelet.sock")
-	if _, err := KubeletAt(socket)(t.Context()); err == nil {
-		t.Error("a kubelet that is not there answers")
-	}
-	listener, err := net.Listen("unix", socket)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server := grpc.NewServer()
-	podresources.RegisterPodResourcesListerServer(server, &kubelet{})
-	done := make(chan error)
-	go func() { done <- server.Serve(listener) }()
-	defer func() { server.Stop(); <-done }()
-	pods, err := KubeletAt(socket)(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff([]KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"one", "two"}, CDIClaims: []types.UID{"two-uid"}}}, pods); diff != "" {
-		t.Errorf("pods (-want +got):\n%s", diff)
+// TestWhatWasPreparedSinceTheStartWasAllocatedThen: while the API server is away it is not occupied, also where its claim was thought to be left.
+func TestWhatWasPreparedSinceTheStartWasAllocatedThen(t *testing.T) {
+	for name, left := range map[string]bool{"never seen": false, "seen as left": true} {
+		t.Run(name, func(t *testing.T) {
+			s := newScene(t)
+			if left {
+				s.preparedAgain = true
+				if err := errors.Join(s.look(), s.look()); err != nil {
+					t.Fatal(err)
+				}
+			}
+			again := entry()
+			again.Updated = s.clock.Now()
+			s.claimErr = errors.New("away")
+			if err := errors.Join(s.ledger.Put(again), s.look()); err != nil {
+				t.Fatal(err)
+			}
+			s.want("away", Summary{})
+		})
 	}
 }

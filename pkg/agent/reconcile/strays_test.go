@@ -55,8 +55,16 @@ func TestACDIFileWithoutARecordIsRemovedOnlyOnProof(t *testing.T) {
 		}},
 		"the kubelet does not list a running pod": {change: func(s *scene) { s.pods = []corev1.Pod{podWith("pod", corev1.PodRunning, nil)} }, keep: true},
 		"the kubelet has not registered":          {change: func(s *scene) { s.registered = time.Time{} }, keep: true},
-		"a process is on the last of its GPUs":    {change: func(s *scene) { s.processes["gpu-2"] = 1 }, keep: true},
-		"a process is on another GPU":             {change: func(s *scene) { s.processes["gpu-3"] = 1 }},
+		"a pod that is gone has processes":        {change: func(s *scene) { s.running = map[types.UID]bool{"gone-uid": true} }, keep: true},
+		"a pod that has ended has processes": {change: func(s *scene) {
+			s.pods, s.running = []corev1.Pod{podWith("pod", corev1.PodFailed, nil)}, map[types.UID]bool{"pod-uid": true}
+		}, keep: true},
+		"a pod that runs without it has processes": {change: func(s *scene) {
+			s.pods, s.running = []corev1.Pod{podWith("pod", corev1.PodRunning, nil)}, map[types.UID]bool{"pod-uid": true}
+			s.kubelet = []KubeletPod{{Namespace: "default", Name: "pod"}}
+		}},
+		"a process is on the last of its GPUs": {change: func(s *scene) { s.processes["gpu-2"] = 1 }, keep: true},
+		"a process is on another GPU":          {change: func(s *scene) { s.processes["gpu-3"] = 1 }},
 		"a process is in a place of it": {change: func(s *scene) {
 			s.processes["gpu-3@4"] = 1
 			s.strays[0].Devices = []string{"gpu-3-mig-0", "gpu-3-mig-4"}

@@ -31,25 +31,29 @@ func TestWhoUsesAPreparedClaim(t *testing.T) {
 	}
 	terminating := pod("p", "pod-uid", corev1.PodRunning, "")
 	terminating.DeletionTimestamp, terminating.DeletionGracePeriodSeconds = &metav1.Time{Time: deleted.Add(30 * time.Second)}, ptr.To[int64](30)
+	graceless := terminating
+	graceless.DeletionGracePeriodSeconds = nil
 	const gone = "which is being released: its pod is gone from the API server, and the kubelet has not unprepared it yet"
 	tests := map[string]struct {
 		reading Reading
 		runs    bool
 		want    string
 	}{
-		"its pod runs":                         {Reading{Claim: object("uid"), Pods: []corev1.Pod{pod("p", "pod-uid", corev1.PodRunning, "")}}, true, "used by pod default/p, which runs"},
-		"its pod starts":                       {Reading{Claim: object("uid"), Pods: []corev1.Pod{pod("p", "pod-uid", corev1.PodPending, "")}}, true, "used by pod default/p, which is starting"},
-		"a pod that came later runs":           {Reading{Claim: object("uid"), Pods: []corev1.Pod{pod("q", "q-uid", corev1.PodRunning, "claim")}}, true, "used by pod default/q, which runs"},
-		"the claim is gone, and its pod runs":  {Reading{Pods: []corev1.Pod{pod("p", "pod-uid", corev1.PodRunning, "claim")}}, true, "used by pod default/p, which runs"},
-		"its pod is gone":                      {Reading{Claim: object("uid")}, false, gone},
-		"both are gone":                        {Reading{}, false, gone},
-		"only other pods are there":            {Reading{Pods: []corev1.Pod{pod("q", "q-uid", corev1.PodRunning, "other"), pod("r", "r-uid", corev1.PodRunning, "")}}, false, gone},
-		"another claim of its name has a pod":  {Reading{Claim: object("next"), Pods: []corev1.Pod{pod("q", "q-uid", corev1.PodPending, "claim")}}, false, gone},
-		"its pod is deleted":                   {Reading{Claim: object("uid"), Pods: []corev1.Pod{terminating}}, false, "which is being released: pod default/p was deleted at 2026-11-22T12:00:00Z, and has not ended yet"},
-		"its pod is deleted, and another runs": {Reading{Claim: object("uid"), Pods: []corev1.Pod{terminating, pod("q", "q-uid", corev1.PodRunning, "claim")}}, true, "used by pod default/q, which runs"},
-		"its pod has ended":                    {Reading{Claim: object("uid"), Pods: []corev1.Pod{pod("p", "pod-uid", corev1.PodFailed, "")}}, false, "which is being released: pod default/p has ended, and the kubelet has not unprepared it yet"},
-		"the claim is not told":                {Reading{ClaimErr: errors.New("away")}, false, "and the API server does not tell who uses it: away"},
-		"the pods are not told":                {Reading{Claim: object("uid"), PodsErr: errors.New("away")}, false, "and the API server does not tell who uses it: away"},
+		"its pod runs":                               {Reading{Claim: object("uid"), Pods: []corev1.Pod{pod("p", "pod-uid", corev1.PodRunning, "")}}, true, "used by pod default/p, which runs"},
+		"its pod starts":                             {Reading{Claim: object("uid"), Pods: []corev1.Pod{pod("p", "pod-uid", corev1.PodPending, "")}}, true, "used by pod default/p, which is starting"},
+		"a pod that came later runs":                 {Reading{Claim: object("uid"), Pods: []corev1.Pod{pod("q", "q-uid", corev1.PodRunning, "claim")}}, true, "used by pod default/q, which runs"},
+		"the claim is gone, and its pod runs":        {Reading{Pods: []corev1.Pod{pod("p", "pod-uid", corev1.PodRunning, "claim")}}, true, "used by pod default/p, which runs"},
+		"its pod is gone":                            {Reading{Claim: object("uid")}, false, gone},
+		"both are gone":                              {Reading{}, false, gone},
+		"only other pods are there":                  {Reading{Pods: []corev1.Pod{pod("q", "q-uid", corev1.PodRunning, "other"), pod("r", "r-uid", corev1.PodRunning, "")}}, false, gone},
+		"another claim of its name has a pod":        {Reading{Claim: object("next"), Pods: []corev1.Pod{pod("q", "q-uid", corev1.PodPending, "claim")}}, false, gone},
+		"its pod is deleted":                         {Reading{Claim: object("uid"), Pods: []corev1.Pod{terminating}}, false, "which is being released: pod default/p was deleted at 2026-11-22T12:00:00Z, and has not ended yet"},
+		"its pod is deleted, and another runs":       {Reading{Claim: object("uid"), Pods: []corev1.Pod{terminating, pod("q", "q-uid", corev1.PodRunning, "claim")}}, true, "used by pod default/q, which runs"},
+		"another runs, and its pod is deleted":       {Reading{Claim: object("uid"), Pods: []corev1.Pod{pod("q", "q-uid", corev1.PodRunning, "claim"), terminating}}, true, "used by pod default/q, which runs"},
+		"its pod is deleted, without a grace period": {Reading{Claim: object("uid"), Pods: []corev1.Pod{graceless}}, false, "which is being released: pod default/p was deleted at 2026-11-22T12:00:30Z, and has not ended yet"},
+		"its pod has ended":                          {Reading{Claim: object("uid"), Pods: []corev1.Pod{pod("p", "pod-uid", corev1.PodFailed, "")}}, false, "which is being released: pod default/p has ended, and the kubelet has not unprepared it yet"},
+		"the claim is not told":                      {Reading{ClaimErr: errors.New("away")}, false, "and the API server does not tell who uses it: away"},
+		"the pods are not told":                      {Reading{Claim: object("uid"), PodsErr: errors.New("away")}, false, "and the API server does not tell who uses it: away"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
