@@ -63,7 +63,9 @@ func owners(api *apiServer) func() map[types.UID]int {
 	api.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		mu.Lock()
 		defer mu.Unlock()
-		made[action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice).OwnerReferences[0].UID]++
+		if !api.away.Load() { // which refuses it
+			made[action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice).OwnerReferences[0].UID]++
+		}
 		return false, nil, nil
 	})
 	return func() map[types.UID]int {
