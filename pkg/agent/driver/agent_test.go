@@ -308,6 +308,7 @@ func TestThePathOfAClaim(t *testing.T) {
 
 // TestSlicesThatTheKubeletDeletedAreBackSoon: every kubelet start deletes the slices of its node.
 func TestSlicesThatTheKubeletDeletedAreBackSoon(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.run("")
 	m.waitForGPUs(8)
@@ -327,6 +328,7 @@ func TestSlicesThatTheKubeletDeletedAreBackSoon(t *testing.T) {
 }
 
 func TestTheAgentWaitsForTheKubeletAndTheDriver(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.noDriver.Store(true)
 	must(t, os.Remove(m.path("plugins_registry")))
@@ -439,6 +441,7 @@ func TestAnotherPluginForTheDriverIsARivalAndNamed(t *testing.T) {
 // TestTheSuccessorPublishesWhenTheOldAgentIsGone: of two agents one leads, so that they cannot change slices in
 // turns, and the other one takes over.
 func TestTheSuccessorPublishesWhenTheOldAgentIsGone(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	stopOld := m.run("pod-1")
 	m.waitForGPUs(8)

@@ -15,6 +15,7 @@ import (
 
 // TestTheSuccessorOfAPodDeletedByForceWaits for the kubelet to unprepare the claim, and says so. As long as the pod is there it is refused.
 func TestTheSuccessorOfAPodDeletedByForceWaits(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.run("")
 	m.waitForGPUs(8)
@@ -62,6 +63,7 @@ func (m *machine) tells(claim *drapb.Claim, reason, message string) func() error
 
 // TestATenantIsToldOfNoOtherTenantsClaims, nor of their pods, be it in a condition, an event, or the answer to the kubelet.
 func TestATenantIsToldOfNoOtherTenantsClaims(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.run("")
 	m.waitForGPUs(8)

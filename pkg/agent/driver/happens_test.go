@@ -51,6 +51,7 @@ func (n *node) start() {
 // TestWhateverHappens: a claim has been prepared, its pod runs, and then something happens. Whatever it is: the pod's container can restart,
 // nobody else gets its GPU, other claims get theirs, and when the pod is gone everything is given back.
 func TestWhateverHappens(t *testing.T) {
+	t.Parallel()
 	restart := func(n *node) {
 		n.t.Helper()
 		must(n.t, n.stop())

@@ -72,6 +72,7 @@ func (m *machine) setups() []nvmlsim.GPUState {
 // machine come and go in one call each. Each GPU is set up for its own, what is wrong with one is wrong with no other, and in the
 // end all are as they were.
 func TestEveryGPUOfANodeInAnotherMode(t *testing.T) {
+	t.Parallel()
 	const mig0, mig4 = gpu0 + "-mig-1g10gb-0", gpu0 + "-mig-3g40gb-4"
 	gpus := []string{
 		gpu0, gpu1, "gpu-0000-52-00-0", "gpu-0000-61-00-0", "gpu-0000-9d-00-0", "gpu-0000-c3-00-0", "gpu-0000-d1-00-0", "gpu-0000-df-00-0",

@@ -73,6 +73,7 @@ func (m *machine) waitNotReadyTaint(value string) {
 
 // TestReadyMeansItWorks: what the kubelet and prepare need goes while the agent runs, and comes back.
 func TestReadyMeansItWorks(t *testing.T) {
+	t.Parallel()
 	const ours = driver.Name + "-reg.sock"
 	tests := map[string]struct {
 		// happens breaks something, and returns what mends it; nil if the agent does that itself.
@@ -195,6 +196,7 @@ func TestReadyMeansItWorks(t *testing.T) {
 
 // TestAnAgentStartsWhereNothingCanBeWritten, says so on the Node, and is ready once it can.
 func TestAnAgentStartsWhereNothingCanBeWritten(t *testing.T) {
+	t.Parallel()
 	tests := map[string]struct {
 		// breaks the state folder before the start, and returns what mends it.
 		breaks func(m *machine) (mend func())

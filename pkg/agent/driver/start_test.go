@@ -16,6 +16,7 @@ import (
 
 // TestNoAPIServerAtTheStart: the kubelet is served, and pods go; when the API server comes the GPUs are published and pods come.
 func TestNoAPIServerAtTheStart(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	var asked atomic.Int64
 	m.client.PrependReactor("list", "resourceslices", func(clienttesting.Action) (bool, runtime.Object, error) {

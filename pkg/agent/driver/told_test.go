@@ -164,6 +164,7 @@ func (m *machine) taints(device string) []resourceapi.DeviceTaint {
 
 // TestAGPUInQuarantineIsTainted: nobody could prepare it, so no claim should get it.
 func TestAGPUInQuarantineIsTainted(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	must(t, os.MkdirAll(m.path("state", "quarantine"), 0o700))
 	must(t, os.WriteFile(m.path("state", "quarantine", gpu0+"_a-claim.quarantine"), []byte("{"), 0o600))

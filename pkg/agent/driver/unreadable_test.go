@@ -38,6 +38,7 @@ func (m *machine) truncateRecords(pattern string) {
 // A claim whose record cannot be read keeps its pod from ending: the claim's condition says so, and the pod has one event, however often the
 // kubelet tries.
 func TestAPodThatCannotEndIsToldWhy(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.run("")
 	m.register(driver.Name + "-reg.sock")
@@ -92,6 +93,7 @@ func TestAPodThatCannotEndIsToldWhy(t *testing.T) {
 // A record that is torn while nobody calls: the condition says so at the next look, also of an agent that starts on it. When the claim is
 // released while it stays allocated, what is said of its record is over, too.
 func TestTheConditionTellsTheTruthWithoutACall(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	stop := m.run("")
 	m.waitForGPUs(8)
@@ -118,6 +120,7 @@ func TestTheConditionTellsTheTruthWithoutACall(t *testing.T) {
 
 // An administrator frees the GPU beside the agent that runs, and the kubelet's next call succeeds. What is in use is not freed.
 func TestAnAdministratorReleasesAClaimThatCannotBeRead(t *testing.T) {
+	t.Parallel()
 	m := newMachine(t)
 	m.adjust = func(o *driver.Options) {
 		o.Kubelet = func(context.Context) ([]reconcile.KubeletPod, error) {
