@@ -6,6 +6,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +14,7 @@ import (
 	"reflect"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -30,6 +32,9 @@ import (
 	"stowage.dev/stowage/pkg/agent/vfio"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
+
+// everyNth leaves out processes to be killed, each of which has to start: TestAFaultAtAnyStepIsRecovered tries all steps, always.
+var everyNth = flag.Int("every", 5, "kill a process at every n-th place only")
 
 // scenario is a claim whose preparation is disturbed at every step.
 type scenario struct {
@@ -311,10 +316,13 @@ func TestUnprepareLeavesTheMachineAsPrepareFoundIt(t *testing.T) {
 // after it: writes, syncs and renames of files, and what is done to GPUs. After a restart and a retry the machine is as
 // after an undisturbed run; nothing is leaked, nothing held twice.
 func TestAFaultAtAnyStepIsRecovered(t *testing.T) {
-	faults, all := 0, 0
+	t.Parallel()
+	var faults, all atomic.Int64
+	t.Cleanup(func() { t.Logf("tried: %d faults at %d steps in all", faults.Load(), all.Load()) })
 	for name, s := range scenarios {
 		for _, op := range []operation{preparing, unpreparing} {
 			t.Run(name+"/"+string(op), func(t *testing.T) {
+				t.Parallel()
 				steps, before, after := s.undisturbed(t, op)
 				tried := 0
 				for at := 1; at <= len(steps); at++ {
@@ -332,11 +340,11 @@ func TestAFaultAtAnyStepIsRecovered(t *testing.T) {
 					}
 				}
 				t.Logf("tried: %s, %s: %d faults at %d steps", name, op, tried, len(steps))
-				faults, all = faults+tried, all+len(steps)
+				faults.Add(int64(tried))
+				all.Add(int64(len(steps)))
 			})
 		}
 	}
-	t.Logf("tried: %d faults at %d steps in all", faults, all)
 }
 
 // triedAfter tells that to end everything before this step is to end it after the one before. A write happens by half then.
@@ -347,9 +355,11 @@ func triedAfter(steps []string, at int) bool {
 // TestAnAgentThatStartsBlindRecovers ends everything before the first step of prepare and unprepare and after each one, which is before the
 // next one, and then starts an agent as package driver does.
 func TestAnAgentThatStartsBlindRecovers(t *testing.T) {
+	t.Parallel()
 	for name, s := range scenarios {
 		for _, op := range []operation{preparing, unpreparing} {
 			t.Run(name+"/"+string(op), func(t *testing.T) {
+				t.Parallel()
 				steps, before, after := s.undisturbed(t, op)
 				waited := 0
 				blind := func(t *testing.T, n *node, op operation) (*prepare.Manager, prepare.Recovery) {
@@ -383,23 +393,30 @@ func TestAnAgentThatStartsBlindRecovers(t *testing.T) {
 }
 
 // TestKill9AtAnyStepIsRecovered kills a process that prepares, or unprepares, with SIGKILL before and after every
-// single step, and then does as TestAFaultAtAnyStepIsRecovered.
+// single step, or before and after some, and then does as TestAFaultAtAnyStepIsRecovered.
 func TestKill9AtAnyStepIsRecovered(t *testing.T) {
 	if testing.Short() {
 		t.Skip("starts hundreds of processes: run without -short")
 	}
-	total := 0
+	t.Parallel()
+	var killed atomic.Int64
+	t.Cleanup(func() { t.Logf("tried: %d processes killed in all", killed.Load()) })
 	for name, s := range scenarios {
 		for _, op := range []operation{preparing, unpreparing} {
 			t.Run(name+"/"+string(op), func(t *testing.T) {
+				t.Parallel()
 				steps, before, after := s.undisturbed(t, op)
+				place, tried := len(steps), 0 // so that scenarios begin at different ones
 				for at := 1; at <= len(steps); at++ {
 					for _, mode := range []durabletest.Mode{durabletest.KillBefore, durabletest.KillAfter} {
 						if mode == durabletest.KillBefore && triedAfter(steps, at) {
 							continue
 						}
+						if place++; place%*everyNth != 0 {
+							continue
+						}
+						tried++
 						t.Run(fmt.Sprintf("%v/%02d %s", mode, at, stepLabel(steps[at-1])), func(t *testing.T) {
-							total++
 							root := t.TempDir()
 							n := nodeIn(t, root, s.machine(), filepath.Join(root, "sim"))
 							s.start(t, n, op)
@@ -408,11 +425,11 @@ func TestKill9AtAnyStepIsRecovered(t *testing.T) {
 						})
 					}
 				}
-				t.Logf("tried: %s, %s: killed before and after each of %d steps", name, op, len(steps))
+				killed.Add(int64(tried))
+				t.Logf("tried: %s, %s: %d killed, of those before and after each of %d steps every %d.", name, op, tried, len(steps), *everyNth)
 			})
 		}
 	}
-	t.Logf("tried: %d processes killed in all", total)
 }
 
 const victimEnv = "STOWAGE_PREPARE_VICTIM"

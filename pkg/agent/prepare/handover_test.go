@@ -170,6 +170,7 @@ func TestAWaitEndsWithTheCall(t *testing.T) {
 
 // TestAHolderThatTurnsOutToRunIsNotWaitedFor: what was not known becomes known.
 func TestAHolderThatTurnsOutToRunIsNotWaitedFor(t *testing.T) {
+	t.Parallel()
 	n := newNodeOf(t, twoGPUs)
 	var asked atomic.Int32
 	n.options.UseOf = func(context.Context, *ledger.Entry) prepare.Use {
