@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"sync"
@@ -20,7 +21,9 @@ import (
 	"google.golang.org/grpc"
 	corev1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
@@ -173,18 +176,16 @@ func (r *rival) NotifyRegistrationStatus(_ context.Context, status *registerapi.
 	return &registerapi.RegistrationStatusResponse{}, nil
 }
 
-// A plugin of the same driver name that comes later has the kubelet's calls. The node says so and gets no pods, until it is gone.
-func TestANodeWithARivalPluginTakesItsGPUsOut(t *testing.T) {
-	namespace := newNamespace(t)
-	running := startPod(t, namespace, "running", 1)
-	device, _ := running.gpu()
+// come has the kubelet register the rival, until end is called.
+func (r *rival) come(t *testing.T) (end func()) {
+	t.Helper()
 	kubelet := filepath.Join("/proc", strconv.Itoa(theNode.Agent().Pid()), "root", "var", "lib", "kubelet")
-	r := &rival{registered: make(chan struct{})}
+	r.registered = make(chan struct{})
 	server := grpc.NewServer()
 	registerapi.RegisterRegistrationServer(server, r)
 	drapb.RegisterDRAPluginServer(server, r)
 	var serving sync.WaitGroup
-	end := sync.OnceFunc(func() { server.Stop(); serving.Wait() }) // which removes the sockets
+	end = sync.OnceFunc(func() { server.Stop(); serving.Wait() }) // which removes the sockets
 	t.Cleanup(end)
 	for _, path := range []string{"plugins/gpu.nvidia.com/rival.sock", "plugins_registry/gpu.nvidia.com-reg.sock"} {
 		listener, err := net.Listen("unix", filepath.Join(kubelet, path))
@@ -198,9 +199,18 @@ func TestANodeWithARivalPluginTakesItsGPUsOut(t *testing.T) {
 	case <-time.After(podTimeout):
 		t.Fatal("the kubelet does not register the rival")
 	}
+	return end
+}
 
+// A plugin of the same driver name that comes later has the kubelet's calls. The node says so and, before the plugin publishes anything, gets
+// no pods.
+func TestANodeWithARivalPluginTakesItsGPUsOut(t *testing.T) {
+	namespace := newNamespace(t)
+	running := startPod(t, namespace, "running", 1)
+	device, _ := running.gpu()
+	end := new(rival).come(t)
 	waitDescribed(t, "GPUsReady", "False", "RivalPlugin", "gpu.nvidia.com-reg.sock")
-	waitDescribed(t, "Warning", "CannotPrepareClaims", "another plugin already serves driver gpu.nvidia.com")
+	waitDescribed(t, "Warning", "CannotPrepareClaims", "another plugin serves driver gpu.nvidia.com")
 	waitTaints(t, device, "gpu.nvidia.com/not-ready=RivalPlugin:NoSchedule")
 	createPod(t, namespace, "waits", 1)
 	if _, err := cluster.WaitForPods(t.Context(), namespace, []string{"waits"}, "refused", podTimeout, lab.Unschedulable); err != nil {
@@ -214,6 +224,55 @@ func TestANodeWithARivalPluginTakesItsGPUsOut(t *testing.T) {
 	waits.check()
 	waitDescribed(t, "GPUsReady", "True", "AllGPUsReady")
 	waitTaints(t, device)
+}
+
+// The rival publishes the same pool, as NVIDIA's driver does, in turns with the agent. The node says that there is one, and when it is gone the
+// pool is the agent's again.
+func TestAPoolThatARivalPluginPublishesIsOursAgainWhenItIsGone(t *testing.T) {
+	end := new(rival).come(t)
+	node, err := cluster.AdminClient().CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	theirs := resourceslice.Pool{Slices: []resourceslice.Slice{{Devices: []resourceapi.Device{{Name: "gpu-0"}}}}}
+	publisher, err := resourceslice.StartController(t.Context(), resourceslice.Options{
+		DriverName: "gpu.nvidia.com", KubeClient: cluster.AdminClient(), Owner: &resourceslice.Owner{APIVersion: "v1", Kind: "Node", Name: nodeName, UID: node.UID},
+		Resources: &resourceslice.DriverResources{Pools: map[string]resourceslice.Pool{nodeName: theirs}}, SyncDelay: new(time.Second),
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	stop := sync.OnceFunc(publisher.Stop)
+	t.Cleanup(stop)
+	published := func(ctx context.Context, device string) (is bool, err error) {
+		list, err := cluster.AdminClient().ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + nodeName})
+		if err != nil {
+			return false, err
+		}
+		for _, slice := range list.Items {
+			is = is || slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool { return d.Name == device })
+		}
+		return is, nil
+	}
+	waitDescribed(t, "GPUsReady", "False", "RivalPlugin", "both publish the node's devices in turns")
+	poll(t, "the rival publishes its device", func(ctx context.Context) error {
+		if is, err := published(ctx, "gpu-0"); err != nil || !is {
+			return errors.Join(err, errors.New("it is not there"))
+		}
+		return nil
+	})
+
+	stop()
+	end()
+	waitTaints(t, firstGPU)
+	poll(t, "the rival's device is gone", func(ctx context.Context) error {
+		if is, err := published(ctx, "gpu-0"); err != nil || is {
+			return errors.Join(err, errors.New("it is there"))
+		}
+		return nil
+	})
+	waitDescribed(t, "GPUsReady", "True", "AllGPUsReady")
+	startPod(t, newNamespace(t), "after", 1).check()
 }
 
 // A GPU that goes bad while nobody uses it: the Node says which, and why, and that it is well again.

@@ -57,13 +57,14 @@ func (e *RivalError) Error() string {
 	case e.Checkpoint != "":
 		return fmt.Sprintf("NVIDIA's DRA driver has left %s, by which it remembers the claims that it has prepared on this node: if it is to be replaced, drain the node and remove the file", e.Checkpoint)
 	case e.Err != nil:
-		return fmt.Sprintf("something serves the registration socket %s for driver %s but does not say what it is: %v; stop it first, the kubelet would hand claims to either", e.Registrar, Name, e.Err)
+		return fmt.Sprintf("something serves the registration socket %s for driver %s but does not say what it is: %.200s; stop it, the kubelet would hand claims to either", e.Registrar, Name, e.Err)
 	case e.SameUID:
-		return fmt.Sprintf("another stowage node agent (%s) already serves driver %s on this node with the same --pod-uid, by the registration socket %s: stop it first, or give each agent a --pod-uid of its own", e.Version, Name, e.Registrar)
+		return fmt.Sprintf("another stowage node agent (%.100s) already serves driver %s on this node with the same --pod-uid, by the registration socket %s: stop it first, or give each agent a --pod-uid of its own", e.Version, Name, e.Registrar)
 	case e.Version != "":
-		return fmt.Sprintf("another stowage node agent (%s) already serves driver %s on this node, with the registration socket %s: stop it first, or give both agents their --pod-uid for a rolling update", e.Version, Name, e.Registrar)
+		return fmt.Sprintf("another stowage node agent (%.100s) already serves driver %s on this node, with the registration socket %s: stop it first, or give both agents their --pod-uid for a rolling update", e.Version, Name, e.Registrar)
 	default:
-		return fmt.Sprintf("another plugin already serves driver %s on this node, with the registration socket %s and the endpoint %s: remove it first, the kubelet would hand claims to either", Name, e.Registrar, e.Endpoint)
+		return fmt.Sprintf("another plugin serves driver %s on this node, with the registration socket %s and the endpoint %.200q: the kubelet calls whoever registered last, and both publish the node's devices in turns. "+
+			"Cordon and drain the node, and remove one of the two", Name, e.Registrar, e.Endpoint)
 	}
 }
 
@@ -83,16 +84,12 @@ func identify(version string) grpc.UnaryServerInterceptor {
 // serves our driver name and is not the agent that this one is about to replace, and removes the sockets that
 // a crashed agent has left: the kubelet would try them again and again.
 func (a *Agent) checkRivals(ctx context.Context) error {
-	entries, err := os.ReadDir(a.registryDir())
+	sockets, err := a.registrationSockets()
 	if err != nil {
 		return fmt.Errorf("look for other plugins: %w", err)
 	}
 	logger := klog.FromContext(ctx)
-	for _, entry := range entries {
-		if entry.Type()&os.ModeSocket == 0 {
-			continue
-		}
-		path := filepath.Join(a.registryDir(), entry.Name())
+	for path := range sockets {
 		if stale(path) {
 			if mayServeUs(path) {
 				logger.Info("Removing the registration socket of a plugin that is gone", "socket", path)
@@ -117,6 +114,29 @@ func (a *Agent) checkRivals(ctx context.Context) error {
 		return err
 	}
 	return a.removeStaleEndpoints(ctx)
+}
+
+// registrationSockets are those that the kubelet looks at: in all folders below its own, but for names that begin with a dot.
+func (a *Agent) registrationSockets() (map[string]fs.FileInfo, error) {
+	root, sockets := a.registryDir(), map[string]fs.FileInfo{}
+	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil && path == root:
+			return err
+		case err != nil, path == root:
+			return nil
+		case strings.HasPrefix(entry.Name(), "."):
+			if entry.IsDir() {
+				return fs.SkipDir
+			}
+			return nil
+		}
+		if file, err := os.Stat(path); err == nil && file.Mode()&os.ModeSocket != 0 { // of a link, too
+			sockets[path] = file
+		}
+		return nil
+	})
+	return sockets, err
 }
 
 // registrant is who has a registration socket.
@@ -170,10 +190,10 @@ func (a *Agent) nvidiaLeftovers() error {
 // rivalWatch is what an agent that serves knows of the node's registration sockets.
 type rivalWatch struct {
 	agent *Agent
-	// others are the sockets of other drivers. They are asked once: some plugins log each question.
+	// others are the sockets of other drivers, and of who did not answer. They are asked once: some plugins log each question.
 	others map[string]fs.FileInfo
-	// suspects are the sockets that were a rival's, or of our driver name and silent, at the last look.
-	suspects sets.Set[string]
+	// rivals are the sockets that were a rival's at the last look.
+	rivals sets.Set[string]
 }
 
 // watchRivals looks until ctx ends for plugins of our driver name that come later. The kubelet hands claims to the last one that came.
@@ -182,22 +202,20 @@ func (a *Agent) watchRivals(ctx context.Context) {
 	wait.UntilWithContext(klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "rivals")), w.look, rivalInterval)
 }
 
-// look asks the sockets that are new, and those of our driver name, who they are. The agent is not ready for as long as there is a rival. A
-// socket of our driver name that does not answer is one at the second look: an agent that starts makes its socket first. Sockets of plugins
-// that are gone may stay: the kubelet prefers a plugin that it can reach.
+// look asks the sockets that are new, and those of our driver name, who they are. The agent is not ready for as long as there is a rival. Who
+// does not answer is one only if it was: the kubelet does not register it either, and it may be an agent of ours that starts, or cannot end.
+// Sockets of plugins that are gone may stay: the kubelet prefers a plugin that it can reach.
 func (w *rivalWatch) look(ctx context.Context) {
 	a := w.agent
-	entries, err := os.ReadDir(a.registryDir())
+	sockets, err := a.registrationSockets()
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Could not look for other plugins")
 		return
 	}
 	rival := a.nvidiaLeftovers()
-	others, suspects := map[string]fs.FileInfo{}, sets.New[string]()
-	for _, entry := range entries {
-		path := filepath.Join(a.registryDir(), entry.Name())
-		file, err := entry.Info()
-		if err != nil || file.Mode()&os.ModeSocket == 0 || path == a.check.registrar.path {
+	others, rivals := map[string]fs.FileInfo{}, sets.New[string]()
+	for path, file := range sockets {
+		if path == a.check.registrar.path {
 			continue
 		}
 		if known := w.others[path]; known != nil && os.SameFile(known, file) && known.ModTime().Equal(file.ModTime()) {
@@ -208,20 +226,20 @@ func (w *rivalWatch) look(ctx context.Context) {
 			continue
 		}
 		switch who, err := a.judge(ctx, path); who {
-		case somebodyElse:
+		case somebodyElse, nobodyKnown:
 			others[path] = file
 		case aRival:
-			suspects.Insert(path)
-			if errors.Unwrap(err) == nil || w.suspects.Has(path) {
+			if errors.Unwrap(err) == nil || w.rivals.Has(path) {
+				rivals.Insert(path)
 				rival = err
 			}
-		case anAgentOfOurs, nobodyKnown:
+		case anAgentOfOurs:
 		}
 	}
 	if ctx.Err() != nil {
 		return
 	}
-	w.others, w.suspects = others, suspects
+	w.others, w.rivals = others, rivals
 	if rival != nil {
 		a.check.fail(ctx, stageAlone, reasonRivalPlugin, rival)
 	} else {
@@ -252,11 +270,11 @@ func (a *Agent) removeStaleEndpoints(ctx context.Context) error {
 	return nil
 }
 
-// stale reports whether nobody listens on the socket: the process that made it is gone.
+// stale reports whether nobody listens on the socket: the process that made it is gone, or has taken it away.
 func stale(path string) bool {
 	conn, err := net.DialTimeout("unix", path, rivalTimeout)
 	if err != nil {
-		return errors.Is(err, syscall.ECONNREFUSED)
+		return errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, fs.ErrNotExist)
 	}
 	_ = conn.Close()
 	return false

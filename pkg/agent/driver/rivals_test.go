@@ -90,7 +90,7 @@ func TestAPluginThatComesLaterIsARival(t *testing.T) {
 		"nobody comes": {steps: []step{{}, {}}},
 		"NVIDIA's driver, until its socket is removed": {
 			plugins: []*laterPlugin{nvidia()},
-			steps:   []step{{}, {come, "another plugin already serves driver gpu.nvidia.com"}, {nil, Name + "-reg.sock"}, {remove(0), ""}},
+			steps:   []step{{}, {come, "another plugin serves driver gpu.nvidia.com"}, {nil, Name + "-reg.sock"}, {remove(0), ""}},
 		},
 		"NVIDIA's driver, until it is killed": {
 			plugins: []*laterPlugin{nvidia()},
@@ -129,14 +129,30 @@ func TestAPluginThatComesLaterIsARival(t *testing.T) {
 				{func(w *world) { w.plugins[0].broken.Store(false) }, "another plugin"},
 			},
 		},
-		"one that does not answer yet": {
+		"an agent of ours, which does not answer at first, and hangs at its end": {
 			plugins: []*laterPlugin{{name: Name, socket: Name + "-u2-reg.sock", version: "v2", endpoint: "plugins/" + Name + "/dra-u2.sock"}},
 			steps: []step{
 				{func(w *world) { w.plugins[0].broken.Store(true); come(w) }, ""},
 				{func(w *world) { w.plugins[0].broken.Store(false) }, ""},
 				{func(w *world) { w.plugins[0].broken.Store(true) }, ""},
-				{nil, "does not say what it is"},
+				{},
 			},
+		},
+		"NVIDIA's driver in a folder of its own, and sockets that the kubelet does not look at": {
+			plugins: []*laterPlugin{{name: Name, socket: "nvidia/reg.sock"}, {name: Name, socket: ".x.sock"}},
+			steps: []step{
+				{func(w *world) {
+					if err := os.Mkdir(filepath.Join(w.registry, "nvidia"), 0o700); err != nil {
+						w.t.Fatal(err)
+					}
+					come(w)
+				}, "nvidia/reg.sock"},
+				{remove(0), ""},
+			},
+		},
+		"a plugin that names a very long endpoint": {
+			plugins: []*laterPlugin{{name: Name, socket: "x.sock", endpoint: strings.Repeat("\x1b\n", 1<<20)}},
+			steps:   []step{{come, `\x1b\n`}},
 		},
 		"an agent of ours that does not belong to a rolling update": {
 			plugins: []*laterPlugin{{name: Name, socket: Name + "-reg.sock", version: "v2", endpoint: "plugins/" + Name + "/dra.sock"}},
@@ -177,7 +193,7 @@ func TestAPluginThatComesLaterIsARival(t *testing.T) {
 				}
 			}
 			for _, p := range tc.plugins {
-				if p.version != "" {
+				if p.version != "" { // an agent of ours names a whole path
 					p.endpoint = filepath.Join(root, p.endpoint)
 				}
 			}
@@ -195,6 +211,8 @@ func TestAPluginThatComesLaterIsARival(t *testing.T) {
 				switch p := a.status.notReady(); {
 				case s.want == "" && p != nil:
 					t.Errorf("step %d: not ready: %+v", i, p)
+				case p != nil && (len(p.message) > 2000 || strings.ContainsAny(p.message, "\x1b\n")):
+					t.Errorf("step %d: a reason of %d bytes, or with control characters", i, len(p.message))
 				case s.want != "" && (p == nil || p.reason != reasonRivalPlugin || !strings.Contains(p.message, s.want)):
 					t.Errorf("step %d: %+v, want reason %s with %q", i, p, reasonRivalPlugin, s.want)
 				}

@@ -161,8 +161,10 @@ func (s *Status) refused(err error) {
 
 // accepted ends a refusal for that reason.
 func (s *Status) accepted(reason string) {
-	if _, why := s.get(stageAccepted); why.reason == reason {
-		s.set(stageAccepted, true)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.why[stageAccepted].reason == reason {
+		s.reached[stageAccepted], s.why[stageAccepted] = true, problem{}
 	}
 }
 

@@ -335,20 +335,27 @@ func TestTheDaemonOfAProcess(t *testing.T) {
 	}
 }
 
+// TestTheNameOfAProcess is what the process says, which may be anything, fit to be shown.
 func TestTheNameOfAProcess(t *testing.T) {
-	proc := t.TempDir()
-	if err := os.Mkdir(filepath.Join(proc, "42"), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(proc, "42", "comm"), []byte("nvidia-persiste\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
-	p := &processes{proc: proc}
-	if name, err := p.NameOf(42); name != "nvidia-persiste" || err != nil {
-		t.Errorf("%q, %v", name, err)
-	}
-	if name, err := p.NameOf(43); !errors.Is(err, ErrNoProcess) {
-		t.Errorf("one that has ended: %q, %v", name, err)
+	for comm, want := range map[string]string{
+		"nvidia-persiste\n":     "nvidia-persiste",
+		"тест 1\n":              "тест 1",
+		"\xff\x1b[2J\nx\u202ey": "??[2J?x?y",
+	} {
+		proc := t.TempDir()
+		if err := os.Mkdir(filepath.Join(proc, "42"), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(proc, "42", "comm"), []byte(comm), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		p := &processes{proc: proc}
+		if name, err := p.NameOf(42); name != want || err != nil {
+			t.Errorf("%q: %q, %v, want %q", comm, name, err, want)
+		}
+		if name, err := p.NameOf(43); !errors.Is(err, ErrNoProcess) {
+			t.Errorf("one that has ended: %q, %v", name, err)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+	"unicode"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
@@ -74,7 +75,13 @@ func (p *processes) NameOf(pid uint32) (string, error) {
 	if err != nil {
 		return "", err
 	}
-	return strings.TrimSpace(string(data)), nil
+	// A program may give itself any bytes for a name, and the name goes into events and conditions.
+	return strings.Map(func(r rune) rune {
+		if !unicode.IsPrint(r) || r == unicode.ReplacementChar {
+			return '?'
+		}
+		return r
+	}, strings.TrimSpace(string(data))), nil
 }
 
 // End implements Processes. The process is held by a file descriptor while its pod is looked up, so that no other
