@@ -19,6 +19,7 @@ require (
 	github.com/k8stopologyawareschedwg/noderesourcetopology-api v0.1.2
 	github.com/onsi/gomega v1.40.0
 	github.com/opencontainers/runtime-spec v1.3.0
+	github.com/pelletier/go-toml v1.9.5
 	github.com/prometheus/client_model v0.6.2
 	github.com/prometheus/common v0.70.0
 	github.com/spf13/cobra v1.10.2

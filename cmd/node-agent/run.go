@@ -108,6 +108,14 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, e
 	if err != nil {
 		return nil, err
 	}
+	handle, err := opts.open()
+	if err != nil {
+		return nil, err
+	}
+	warning := ""
+	if !handle.Simulated && opts.toolkitConfig != "" {
+		warning = cdi.GPUsByEnvironment(opts.hostRoot, opts.toolkitConfig)
+	}
 	return driver.New(driver.Options{
 		NodeName:    opts.nodeName,
 		PodUID:      types.UID(opts.podUID),
@@ -129,6 +137,7 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, e
 		Shares:            shares,
 		Sharing:           sharingRules,
 		Passthrough:       opts.passthrough,
+		Warning:           warning,
 		PCI:               bus.pci,
 		Users:             bus.users,
 	})

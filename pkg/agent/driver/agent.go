@@ -73,6 +73,8 @@ type Options struct {
 	Sharing config.Rules
 	// Passthrough: whole GPUs are offered to virtual machines, too.
 	Passthrough bool
+	// Warning is what is wrong with the host's configuration although claims can be prepared; empty if nothing is.
+	Warning string
 	// PCI changes the drivers of GPUs, and Users tells who has GPUs open. Without them no GPU is passed through.
 	PCI   *vfio.Binder
 	Users vfio.Users
@@ -296,6 +298,10 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.status.set(stageServing, true)
 	logger.Info("Serving the kubelet", "driver", Name, "socketFolder", a.pluginDir(), "registryFolder", a.registryDir())
 	a.check.begin(serving)
+	if warning := a.opts.Warning; warning != "" {
+		logger.Info("The host's configuration: warning", "warning", warning)
+		a.reporter.nodeEventf(corev1.EventTypeWarning, reasonHostConfiguration, "%s", warning)
+	}
 
 	// 5. In the background: find and publish GPUs, watch over them and over the claims, keep the CDI files and the sockets in place.
 	var group sync.WaitGroup

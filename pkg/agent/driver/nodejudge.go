@@ -24,6 +24,9 @@ const (
 	reasonForeignUse    = "GPUsUsedWithoutClaim"
 )
 
+// reasonHostConfiguration is of the Node's event about [Options.Warning].
+const reasonHostConfiguration = "HostConfiguration"
+
 // maxNodeMessage keeps kubectl describe readable.
 const maxNodeMessage = 1500
 
@@ -35,6 +38,8 @@ type nodeView struct {
 	// gpus are the published ones, by name, and silent those that do not answer and are not published, each with its reason.
 	gpus   []gpuView
 	silent []string
+	// warning is of the host's configuration.
+	warning string
 }
 
 // gpuView is what is known of one GPU.
@@ -105,6 +110,9 @@ func judgeGPUs(v nodeView) (status corev1.ConditionStatus, reason, message strin
 			reason = reasonGPUsSilent
 		}
 	}
+	if v.warning != "" {
+		notes = append(notes, v.warning)
+	}
 	all := len(v.gpus) + len(v.silent)
 	message = fmt.Sprintf("%d of %d GPUs can be used", all-bad, all)
 	if len(notes) > 0 {
@@ -127,7 +135,7 @@ func shorten(text string) string {
 // nodeView is what is known now; ok is false while too little is known to judge.
 func (a *Agent) nodeView() (v nodeView, ok bool) {
 	h := a.opts.Hardware
-	v.notReady = a.check.told.Load()
+	v.notReady, v.warning = a.check.told.Load(), a.opts.Warning
 	found, why := a.status.get(stageGPUs)
 	if !found {
 		v.noGPUs = why.message

@@ -31,9 +31,10 @@ func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
 		view nodeView
 		want string
 	}{
-		"all is well":           {nodeView{gpus: []gpuView{well, well}}, "True AllGPUsReady: 2 of 2 GPUs can be used"},
-		"a GPU is ill":          {nodeView{gpus: []gpuView{well, ill}}, "False GPUsUnhealthy: 1 of 2 GPUs can be used; gpu-b: XID 79: the GPU has fallen off the bus"},
-		"a GPU needs attention": {nodeView{gpus: []gpuView{noticed}}, "True AllGPUsReady: 1 of 1 GPUs can be used; gpu-c: a bad row of the memory is replaced with the next reset of the GPU"},
+		"all is well":              {nodeView{gpus: []gpuView{well, well}}, "True AllGPUsReady: 2 of 2 GPUs can be used"},
+		"the host's configuration": {nodeView{gpus: []gpuView{well}, warning: "pods get GPUs in another way"}, "True AllGPUsReady: 1 of 1 GPUs can be used; pods get GPUs in another way"},
+		"a GPU is ill":             {nodeView{gpus: []gpuView{well, ill}}, "False GPUsUnhealthy: 1 of 2 GPUs can be used; gpu-b: XID 79: the GPU has fallen off the bus"},
+		"a GPU needs attention":    {nodeView{gpus: []gpuView{noticed}}, "True AllGPUsReady: 1 of 1 GPUs can be used; gpu-c: a bad row of the memory is replaced with the next reset of the GPU"},
 		"a GPU is held": {
 			nodeView{gpus: []gpuView{well, occupied}},
 			"False GPUsOccupied: 1 of 2 GPUs can be used; gpu-d: it is held for claim old-uid, which is not allocated any more; gpu-d: it is in quarantine: something that could not be undone is left on it",

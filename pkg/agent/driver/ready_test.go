@@ -335,6 +335,22 @@ func (m *machine) waitNodeEvent(kind, reason string) {
 	})
 }
 
+// TestAWarningAboutTheHostIsTold, by an event and by the condition, and the node is ready all the same.
+func TestAWarningAboutTheHostIsTold(t *testing.T) {
+	m := newMachine(t)
+	m.adjust = func(opts *driver.Options) { opts.Warning = "pods get GPUs in another way" }
+	m.run("")
+	m.register(driver.Name + "-reg.sock")
+	m.waitForGPUs(8)
+	m.waitNodeEvent(corev1.EventTypeWarning, "HostConfiguration")
+	m.waitNodeCondition(corev1.ConditionTrue, "AllGPUsReady")
+	node, err := m.client.CoreV1().Nodes().Get(t.Context(), nodeName, metav1.GetOptions{})
+	must(t, err)
+	if got, want := node.Status.Conditions[0].Message, "8 of 8 GPUs can be used; pods get GPUs in another way"; got != want {
+		t.Errorf("condition %q, want %q", got, want)
+	}
+}
+
 // TestASecondAgentWithTheSameIdentityIsRefused: it would take the sockets of the first, and remove them when it ends.
 func TestASecondAgentWithTheSameIdentityIsRefused(t *testing.T) {
 	m := newMachine(t)
