@@ -15,7 +15,7 @@ import (
 
 // NodeAgentServiceAccount is the identity that our manifests give to the node
 // agent.
-var NodeAgentServiceAccount = types.NamespacedName{Namespace: "stowage-system", Name: "stowage-node-agent"}
+var NodeAgentServiceAccount = types.NamespacedName{Namespace: "stowage-node-agent", Name: "stowage-node-agent"}
 
 // AgentOptions say how to run a node agent outside a real node, for a hollow
 // one.

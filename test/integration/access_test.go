@@ -38,7 +38,7 @@ func (w *world) agentConfig(nodeSuffix string) *rest.Config {
 	if nodeSuffix != "" {
 		bound = &authenticationv1.BoundObjectReference{Kind: "Node", APIVersion: "v1", Name: w.nodeName(nodeSuffix)}
 	}
-	config, err := cluster.ServiceAccountConfig(w.ctx, "stowage-system", "stowage-node-agent", bound)
+	config, err := cluster.ServiceAccountConfig(w.ctx, "stowage-node-agent", "stowage-node-agent", bound)
 	w.must(err, "getting the identity of the node agent")
 	return config
 }

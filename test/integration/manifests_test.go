@@ -2,15 +2,21 @@ package integration
 
 import (
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
 	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/kubernetes/pkg/api/v1/resource"
+	"k8s.io/kubernetes/third_party/forked/golang/expansion"
 	"sigs.k8s.io/yaml"
 )
 
@@ -133,5 +139,105 @@ func TestNoNodeBringsAPodOfOursToItself(t *testing.T) {
 	}
 	for _, key := range keys {
 		checkRefused(t, label(key), "is not allowed to modify labels")
+	}
+}
+
+// workload is what a kustomization runs in a namespace.
+type workload struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		Template v1.PodTemplateSpec `json:"template"`
+	} `json:"spec"`
+}
+
+// workloads are those of all overlays, as the real kubectl makes them, by overlay and kind.
+func workloads(t *testing.T) map[string]workload {
+	t.Helper()
+	dirs, err := filepath.Glob(filepath.Join(manifests, "overlays", "*"))
+	if err != nil || len(dirs) < 4 {
+		t.Fatalf("overlays: %q, %v", dirs, err)
+	}
+	all := map[string]workload{}
+	for _, dir := range dirs {
+		out, err := cluster.Kubectl(t.Context(), "kustomize", dir)
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		for document := range strings.SplitSeq(out, "\n---\n") {
+			var w workload
+			if err := yaml.Unmarshal([]byte(document), &w); err != nil {
+				t.Fatal(err)
+			}
+			if len(w.Spec.Template.Spec.Containers) > 0 {
+				all[filepath.Base(dir)+" "+w.Kind] = w
+			}
+		}
+	}
+	if len(all) != 2*len(dirs) {
+		t.Fatalf("workloads of %q: %v", dirs, slices.Collect(maps.Keys(all)))
+	}
+	return all
+}
+
+// The pods of each manifest are let into the namespace that they go to, and into none that allows more than they need.
+func TestOnlyTheAgentsNamespaceIsPrivileged(t *testing.T) {
+	t.Parallel()
+	admit := func(w workload, namespace string) error {
+		pod := &v1.Pod{ObjectMeta: metav1.ObjectMeta{GenerateName: w.Name + "-", Labels: w.Spec.Template.Labels}, Spec: w.Spec.Template.Spec}
+		_, err := cluster.AdminClient().CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		return err
+	}
+	for name, w := range workloads(t) {
+		if err := admit(w, w.Namespace); err != nil {
+			t.Errorf("%s: %v", name, err)
+		}
+		if w.Kind == "DaemonSet" {
+			w.Spec.Template.Spec.ServiceAccountName = ""
+			checkRefused(t, admit(w, "stowage-system"), `violates PodSecurity "restricted:latest"`)
+		}
+	}
+	namespaces, err := cluster.AdminClient().CoreV1().Namespaces().List(t.Context(), metav1.ListOptions{LabelSelector: "app.kubernetes.io/part-of=stowage"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	levels := map[string]string{}
+	for _, namespace := range namespaces.Items {
+		levels[namespace.Name] = namespace.Labels["pod-security.kubernetes.io/enforce"]
+	}
+	if want := map[string]string{"stowage-system": "restricted", "stowage-node-agent": "privileged"}; !maps.Equal(levels, want) {
+		t.Errorf("namespaces: %v, want %v", levels, want)
+	}
+}
+
+// Go keeps its memory below the container's limit, with the values that the kubelet makes of the manifests, also where an overlay changes the limit.
+func TestGoKnowsTheMemoryLimit(t *testing.T) {
+	t.Parallel()
+	for name, w := range workloads(t) {
+		for _, limit := range []string{"", "100Mi", "1500M", "64Gi"} {
+			container := &w.Spec.Template.Spec.Containers[0]
+			if limit != "" {
+				container.Resources.Limits[v1.ResourceMemory] = apiresource.MustParse(limit)
+			}
+			values := map[string]string{}
+			for _, env := range container.Env {
+				value := expansion.Expand(env.Value, expansion.MappingFuncFor(values))
+				if from := env.ValueFrom; from != nil && from.ResourceFieldRef != nil {
+					var err error
+					if value, err = resource.ExtractContainerResourceValue(from.ResourceFieldRef, container); err != nil {
+						t.Fatalf("%s: %v", name, err)
+					}
+				}
+				values[env.Name] = value
+			}
+			got, err := strconv.ParseInt(values["GOMEMLIMIT"], 10, 64)
+			memory := container.Resources.Limits.Memory().Value()
+			if err != nil || got > memory*97/100 || got < memory*95/100 {
+				t.Errorf("%s: GOMEMLIMIT=%s of a limit of %d (%s), %v", name, values["GOMEMLIMIT"], memory, limit, err)
+			}
+			if request := container.Resources.Requests.Memory().Value(); limit == "" && (request == 0 || request > memory) {
+				t.Errorf("%s: %d bytes are requested of %d", name, request, memory)
+			}
+		}
 	}
 }

@@ -20,7 +20,7 @@ const agentGracePeriod = 30 * time.Second
 
 func (a Agent) withDefaults() Agent {
 	if a.Namespace == "" {
-		a.Namespace = "stowage-system"
+		a.Namespace = "stowage-node-agent"
 	}
 	if a.ServiceAccount == "" {
 		a.ServiceAccount = "stowage-node-agent"

@@ -38,7 +38,7 @@ type Agent struct {
 	Binary string
 	// NVML is the agent's --nvml flag, for instance "sim:dgx-h100".
 	NVML string
-	// Namespace and ServiceAccount name the agent's identity; by default stowage-system and stowage-node-agent. Both must exist.
+	// Namespace and ServiceAccount name the agent's identity; by default stowage-node-agent, both. Both must exist.
 	Namespace      string
 	ServiceAccount string
 	// Args are further arguments.
