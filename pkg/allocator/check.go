@@ -81,7 +81,7 @@ func (a *alternative) countOnly(seen *glance, in *Input) answer {
 		return a.countAll(seen.devices, in)
 	}
 	free, independent := 0, true
-	for p, t := range seen.pools(in.Usage) {
+	for p, t := range seen.pools(in) {
 		var c count
 		if a.admin {
 			c = t.state.count(in, p, a)
@@ -116,7 +116,7 @@ func (a *alternative) countAll(devices *inventory.NodeDevices, in *Input) answer
 		if match.Errors != nil || match.Match.Intersects(p.Consumers()) {
 			return unknown
 		}
-		missing = missing || match.Tainted != nil || stateOf(p, in.Usage).free(p, match, a) < match.Match.Count()
+		missing = missing || match.Tainted != nil || in.stateOf(p).free(p, match, a) < match.Match.Count()
 		total += match.Match.Count()
 	}
 	if missing || total == 0 || total > resourceapi.AllocationResultsMaxSize {

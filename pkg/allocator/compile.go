@@ -22,6 +22,8 @@ type Requests struct {
 	claims   []claim
 	requests []*request     // of all claims, in order
 	lanes    []*alternative // of all requests, in order
+	// namespace is that of all claims.
+	namespace string
 
 	// admin tells whether any request asks for admin access.
 	admin bool
@@ -125,7 +127,7 @@ func (r *Requests) anyAll() bool {
 	return slices.ContainsFunc(r.lanes, func(a *alternative) bool { return a.all })
 }
 
-// Compile compiles the unallocated claims of one pod against the classes of the view. The error is a
+// Compile compiles the unallocated claims of one pod, all of its namespace, against the classes of the view. The error is a
 // [*ClaimError] that names claim, request and field: an unknown class, a selector that does not compile, a
 // request type or a feature that is not known or disabled, more devices than an allocation can list.
 func Compile(claims []*resourceapi.ResourceClaim, inv *inventory.View, features Features) (*Requests, error) {
@@ -145,11 +147,10 @@ func CompileWithin(ctx context.Context, claims []*resourceapi.ResourceClaim, inv
 	if r := c.out; len(r.lanes) == 1 && c.constraints == 0 {
 		r.plain = r.lanes[0]
 	}
-	namespace := ""
 	if len(claims) > 0 {
-		namespace = claims[0].Namespace
+		c.out.namespace = claims[0].Namespace
 	}
-	c.out.number, c.out.recurring = inv.NumberOf(namespace, c.out.description())
+	c.out.number, c.out.recurring = inv.NumberOf(c.out.namespace, c.out.description())
 	return c.out, nil
 }
 

@@ -72,6 +72,8 @@ type RequestExplanation struct {
 	Matching int `json:"matching"`
 	// Held are held by other claims, so that nothing of them is left.
 	Held int `json:"held,omitempty"`
+	// Foreign are those of Held of which another namespace has shares, on nodes where shares of one device are one namespace's.
+	Foreign int `json:"foreign,omitempty"`
 	// Exhausted have less left of a shared counter or of their capacity than the request needs.
 	Exhausted int `json:"exhausted,omitempty"`
 	// Full are those of Exhausted that several claims may share, and whose holders leave too little capacity.
@@ -267,6 +269,7 @@ func (l *laneSum) add(c *RequestCounts, a *alternative, naming *Naming) {
 	l.TooSmall += c.TooSmall
 	l.Matching += c.Matching
 	l.Held += c.Held
+	l.Foreign += c.Foreign
 	l.Exhausted += c.Exhausted
 	l.Full += c.Full
 	l.Incompatible += c.Incompatible
@@ -339,7 +342,7 @@ func (l *laneSum) explanation(reqs *Requests, a *alternative, naming *Naming) Re
 		Namespace: claim.Namespace, Claim: claim.Name, Request: a.resultName(), DeviceClass: a.class.Object.Name,
 		Subject: naming.subject(claim.Namespace, claim.Name, a.resultName()),
 		Wanted:  a.count, All: a.all, Offered: l.Devices, Devices: l.Devices - l.FilteredByClass,
-		TooSmall: l.TooSmall, Failing: l.Errors, Matching: l.Matching, Held: l.Held, Exhausted: l.Exhausted, Full: l.Full,
+		TooSmall: l.TooSmall, Failing: l.Errors, Matching: l.Matching, Held: l.Held, Foreign: l.Foreign, Exhausted: l.Exhausted, Full: l.Full,
 		Incompatible: l.Incompatible, Tainted: l.Tainted, Taints: l.Taints, Unsupported: l.Unsupported,
 		NodeAllocatable: l.NodeAllocatable, Skipping: l.Skipping, Free: l.Free,
 	}

@@ -142,7 +142,8 @@ func (r *RequestExplanation) String() string {
 			facts = append(facts, fmt.Sprintf("%d %s", n, what))
 		}
 	}
-	fact(r.Held, "held")
+	fact(r.Held-r.Foreign, "held")
+	fact(r.Foreign, "shared by another namespace")
 	fact(r.Full, "shared by others, with too little capacity left")
 	fact(r.Exhausted-r.Full, "blocked by devices in use that take from the same shared counters")
 	fact(r.Incompatible, "incompatible with devices in use beside them (compatibilityGroups)")

@@ -140,6 +140,8 @@ type RequestCounts struct {
 	Taints  map[string]int
 	// Held have a holder. Always 0 for admin access.
 	Held int
+	// Foreign are those of Held of which another namespace has shares, where shares of one device are one namespace's.
+	Foreign int
 	// Exhausted have less left of a shared counter or of their capacity than the request needs.
 	Exhausted int
 	// Full are those of Exhausted that lack capacity: they allow multiple allocations, and their holders leave too little.
@@ -309,7 +311,7 @@ func (f *Failure) count(in *Input, devices *inventory.NodeDevices, a *alternativ
 				return err
 			})
 		}
-		c.sortMatching(p, match, stateOf(p, in.Usage), a)
+		c.sortMatching(p, match, in.stateOf(p), a)
 		matching += c.Matching
 		supported += c.Matching - c.Unsupported
 		untainted += c.Matching - c.Unsupported - c.Tainted
@@ -356,6 +358,7 @@ func (c *RequestCounts) sortMatching(p *inventory.NodePool, match *inventory.Poo
 	}
 	c.Tainted = take(match.Tainted)
 	if !a.admin {
+		c.Foreign = rest.AndCount(state.foreign)
 		c.Held = take(state.held)
 	}
 	c.Incompatible = take(state.incompatible)

@@ -10,7 +10,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"stowage.dev/stowage/pkg/inventory"
-	"stowage.dev/stowage/pkg/usage"
 )
 
 // glance is what one look at a node needs: its devices, and where these are of one pool and nothing is wrong, as on most
@@ -21,7 +20,7 @@ type glance struct {
 	node    *v1.Node
 	devices *inventory.NodeDevices
 	pool    *inventory.NodePool // nil if there is not one pool alone
-	tally   *tally              // of pool
+	tally   *tally              // of pool, for no namespace
 }
 
 // glances is a table of them, kept on the view of the inventory that they are true for. A glance may be in one of two
@@ -143,15 +142,15 @@ func newGlance(in *Input, devices *inventory.NodeDevices) *glance {
 	return g
 }
 
-// pools yields the node's pools and their tallies.
-func (g *glance) pools(view usage.View) iter.Seq2[*inventory.NodePool, *tally] {
+// pools yields the node's pools and their tallies for the requests' namespace.
+func (g *glance) pools(in *Input) iter.Seq2[*inventory.NodePool, *tally] {
 	return func(yield func(*inventory.NodePool, *tally) bool) {
 		if g.pool != nil {
-			yield(g.pool, g.tally)
+			yield(g.pool, g.tally.in(g.pool, in.Requests.namespace))
 			return
 		}
 		for _, p := range g.devices.Pools {
-			if !yield(p, tallyOf(p, view)) {
+			if !yield(p, in.tallyOf(p)) {
 				return
 			}
 		}
@@ -163,13 +162,13 @@ func (g *glance) verdict(in *Input) (Result, bool) {
 	if g.tally == nil || !in.Requests.recurring {
 		return Result{}, false
 	}
-	return g.tally.verdict(in)
+	return g.tally.in(g.pool, in.Requests.namespace).verdict(in)
 }
 
 // remember keeps the result for requests that recur, and returns it.
 func (g *glance) remember(in *Input, result Result) Result {
 	if g.tally != nil && in.Requests.recurring {
-		g.tally.remember(in, result)
+		g.tally.in(g.pool, in.Requests.namespace).remember(in, result)
 	}
 	return result
 }

@@ -12,6 +12,8 @@ type poolState struct {
 	in *usage.Pool
 	// held are the devices that have a holder; of the shareable ones only those that somebody has for itself alone.
 	held bitset.Set
+	// foreign are those of held of which another namespace has shares, see apart; nil if there are none.
+	foreign bitset.Set
 	// short are the devices that need more of a shared counter than is left, or are incompatible; not those that are
 	// shared already, for which nothing more is taken of counters (KEP-5075). Also those that are not supported.
 	short bitset.Set
@@ -27,8 +29,8 @@ type poolState struct {
 	room [][]amount.Amount
 }
 
-// stateOf returns what holders leave of the pool.
-func stateOf(p *inventory.NodePool, view usage.View) *poolState { return tallyOf(p, view).state }
+// stateOf returns what holders leave of the pool to the requests' namespace.
+func (in *Input) stateOf(p *inventory.NodePool) *poolState { return in.tallyOf(p).state }
 
 func newPoolState(p *inventory.NodePool, in *usage.Pool) *poolState {
 	s := &poolState{in: in}

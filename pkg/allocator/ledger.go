@@ -32,7 +32,7 @@ func (s *search) openLedger() {
 	l := &s.ledger
 	consumers, shareable := false, false
 	for _, p := range s.pools {
-		l.states = append(l.states, stateOf(p, s.in.Usage))
+		l.states = append(l.states, s.in.stateOf(p))
 		consumers = consumers || p.Consumers() != nil
 		shareable = shareable || p.Shareable() != nil
 	}

@@ -72,7 +72,7 @@ func (o occupancy) permille() int64 {
 // What is known of the node's pools answers that without a look at their devices, unless they are shared.
 func (o *occupancy) add(seen *glance, in *Input, a *alternative) {
 	wanted := a.count
-	for p, t := range seen.pools(in.Usage) {
+	for p, t := range seen.pools(in) {
 		match := in.match(a, p)
 		usable := match.Usable.AndNotCount(p.Unsupported())
 		if usable == 0 {

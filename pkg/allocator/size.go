@@ -19,7 +19,7 @@ type size struct {
 // the same everywhere, so it is the device's own size that matters.
 func (s *size) add(seen *glance, in *Input, a *alternative) {
 	least, most := 0, 0 // among pools with enough devices, and among those without
-	for p, t := range seen.pools(in.Usage) {
+	for p, t := range seen.pools(in) {
 		free := t.count(in, p, a).free
 		if free == 0 {
 			continue

@@ -14,6 +14,8 @@ import (
 type tally struct {
 	place usage.Place
 	mark  usage.Mark
+	// apart is nil where the pool looks alike to all namespaces, which is so almost everywhere. Otherwise ask [tally.in].
+	apart *apart
 	state *poolState
 	// counts has, by the number of the matcher modulo its length, a count as made by pack; 0 if there is none.
 	counts [4]atomic.Uint64
@@ -61,7 +63,12 @@ func (t *tally) remember(in *Input, result Result) {
 // isOf tells whether the tally is true in the view.
 func (t *tally) isOf(view usage.View) bool { return t.mark == view.Mark(t.place) }
 
-// tallyOf returns the tally that is true in the view.
+// tallyOf returns the tally that is true in the view, for the requests' namespace.
+func (in *Input) tallyOf(p *inventory.NodePool) *tally {
+	return tallyOf(p, in.Usage).in(p, in.Requests.namespace)
+}
+
+// tallyOf returns the tally that is true in the view, as it is kept on the pool.
 func tallyOf(p *inventory.NodePool, view usage.View) *tally {
 	known, _ := p.Attached.Load().(*tally)
 	if known != nil && known.isOf(view) {
@@ -72,13 +79,16 @@ func tallyOf(p *inventory.NodePool, view usage.View) *tally {
 	next.mark = view.Mark(next.place)
 	if in := view.Pool(id); known != nil && known.state.in == in {
 		// Something changed in another pool that has the same mark.
-		next.state = known.state
+		next.state, next.apart = known.state, known.apart
 		for i := range known.counts {
 			next.counts[i].Store(known.counts[i].Load())
 		}
 		next.verdicts.Store(known.verdicts.Load())
 	} else {
 		next.state = newPoolState(p, in)
+		if owners := ownersOf(p, in); owners != nil {
+			next.apart = &apart{owners: owners}
+		}
 	}
 	p.Attached.Store(next)
 	return next

@@ -21,6 +21,7 @@ import (
 //   - What all shares of a device consume is at most its capacity (KEP-5075).
 //   - What all held devices of a pool take of a shared counter is at most what
 //     there is of it; a device takes it once, however many share it (KEP-4815).
+//   - Where shares of a device are one namespace's, no other one has a share.
 //   - Results with admin access take nothing (KEP-5018).
 type Judge struct {
 	devices func() *inventory.View
@@ -93,7 +94,7 @@ func newBench(c tracker.Case, view *inventory.View) *bench {
 func (b *bench) judge(either bool) tracker.Verdict {
 	b.either = either
 	var unclear []tracker.Verdict
-	for _, check := range []func() tracker.Verdict{b.checkHolders, b.checkCapacity, b.checkCounters} {
+	for _, check := range []func() tracker.Verdict{b.checkHolders, b.checkNamespaces, b.checkCapacity, b.checkCounters} {
 		switch verdict := check(); verdict.Outcome {
 		case tracker.Lost:
 			return verdict
@@ -152,6 +153,22 @@ func (b *bench) checkHolders() tracker.Verdict {
 		}
 	}
 	return fits
+}
+
+// checkNamespaces finds a share of another namespace where shares of a device are one namespace's.
+func (b *bench) checkNamespaces() tracker.Verdict {
+	for _, w := range b.wants {
+		for _, holder := range b.before(w.device, b.Usage.Device(w.device)) {
+			if holder.Claim.Namespace != b.Claim.Namespace && b.isApart(w.device) {
+				return verdict(tracker.Lost, w.device, holder.Claim, "its shares are one namespace's")
+			}
+		}
+	}
+	return fits
+}
+
+func (b *bench) isApart(id usage.DeviceID) bool {
+	return slices.ContainsFunc(b.devicesOf(id), func(device *resourceapi.Device) bool { return inventory.IsApart(id.Driver, device) })
 }
 
 // checkCapacity adds up the shares of each device.

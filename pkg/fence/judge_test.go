@@ -320,3 +320,68 @@ func id(pool, device string) usage.DeviceID {
 func ref(name string) usage.ClaimRef {
 	return usage.ClaimRef{UID: types.UID(name), Namespace: "default", Name: name}
 }
+
+// Where shares of a GPU are one namespace's, the later one of two namespaces gives way.
+func TestTheLaterOfTwoNamespacesGivesWay(t *testing.T) {
+	own := func(r results) results {
+		for i := range r {
+			r[i].Driver = "gpu.nvidia.com"
+		}
+		return r
+	}
+	apart := func(driver, attribute string) *resourceapi.ResourceSlice {
+		s := slice("a", shareable("gpu-0", "80Gi"))
+		s.Spec.Driver = driver
+		s.Spec.Devices[0].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{resourceapi.QualifiedName(attribute): {BoolValue: ptr.To(true)}}
+		return s
+	}
+	var none results
+	share := func(id string) results { return own(none.share("a", "gpu-0", id, "10Gi")) }
+	tests := map[string]struct {
+		slice     *resourceapi.ResourceSlice
+		namespace string // of the other claim
+		theirs    results
+		ours      results
+		first     bool // ours came first
+		want      tracker.Outcome
+	}{
+		"another namespace's was earlier":          {namespace: "other", want: tracker.Lost},
+		"another namespace's was earlier, in full": {slice: apart("gpu.nvidia.com", "gpu.nvidia.com/sharedByNamespace"), namespace: "other", want: tracker.Lost},
+		"another namespace's was later":            {namespace: "other", first: true, want: tracker.Fits},
+		"the namespace's own":                      {namespace: "default", want: tracker.Fits},
+		"the node allows it":                       {slice: apart("gpu.nvidia.com", "something"), namespace: "other", want: tracker.Fits},
+		"another one looks at it":                  {namespace: "other", theirs: own(none.admin("a", "gpu-0")), want: tracker.Fits},
+		"ours looks at it":                         {namespace: "other", ours: own(none.admin("a", "gpu-0")), want: tracker.Fits},
+		"the pool is not known":                    {slice: slice("b"), namespace: "other", want: tracker.Undecided},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			if tc.slice == nil {
+				tc.slice = apart("gpu.nvidia.com", "sharedByNamespace")
+			}
+			if tc.theirs == nil {
+				tc.theirs = share("theirs")
+			}
+			if tc.ours == nil {
+				tc.ours = share("ours")
+			}
+			s := newScheduler(tc.slice)
+			s.list(10)
+			theirs, ours := claim("theirs", 11, tc.theirs), claim("ours", 12, tc.ours)
+			theirs.Namespace = tc.namespace
+			if tc.first {
+				theirs.ResourceVersion, ours.ResourceVersion = ours.ResourceVersion, theirs.ResourceVersion
+				s.watch(ours)
+				s.watch(theirs)
+			} else {
+				s.watch(theirs)
+				s.watch(ours)
+			}
+			other := ""
+			if tc.want != tracker.Fits {
+				other = "theirs"
+			}
+			s.wantVerdict(t, ours, usage.View{}, tc.want, other)
+		})
+	}
+}

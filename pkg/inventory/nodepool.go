@@ -31,6 +31,7 @@ type NodePool struct {
 	skipping    bitset.Set     // the devices that need node operations to be skipped, which the node cannot; nil if none
 	unsupported bitset.Set     // those, and the consumers if there are no counters; nil if none
 	shareable   bitset.Set     // the devices that allow multiple allocations; nil if none
+	apart       bitset.Set     // those of them whose shares are one namespace's; nil if none
 	capacities  []*Capacity    // of those, by device
 	uses        [][]Use        // what devices take of Pool.Counters, by device; nil if there are none
 	memberships [][]Membership // the devices' compatibility groups; nil if the pool has none
@@ -78,6 +79,7 @@ func newNodePool(p *Pool, seen []*Slice, node *v1.Node) *NodePool {
 			}
 			copy(np.capacities[np.starts[i]:], s.capacities)
 		}
+		np.apart = addAll(np.apart, n, np.starts[i], s.apart)
 		if s.perDevice != nil {
 			if np.visible == nil {
 				np.visible = bitset.Full(n)
@@ -227,6 +229,9 @@ func (p *NodePool) AllMemberships() iter.Seq2[string, []Membership] {
 
 // Shareable are the devices that allow multiple allocations; nil if there are none. Read only.
 func (p *NodePool) Shareable() bitset.Set { return p.shareable }
+
+// Apart are those of the shareable devices whose shares are one namespace's at a time, see [IsApart]; nil if there are none. Read only.
+func (p *NodePool) Apart() bitset.Set { return p.apart }
 
 // Capacity is what device i, which allows multiple allocations, has to give.
 func (p *NodePool) Capacity(i int) *Capacity { return p.capacities[i] }

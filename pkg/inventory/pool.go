@@ -63,6 +63,8 @@ type Pool struct {
 	roaming    []int            // indexes of the slices that are not for one node alone
 	duplicates []duplicate
 	caches     *caches
+	// apart tells that some slice, of any generation, has devices whose shares are one namespace's.
+	apart bool
 	// skipsOperations tells that devices of some slice can be used only by nodes that can skip node operations.
 	skipsOperations bool
 
@@ -119,6 +121,9 @@ func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
 		pool = next
 	}
 	pool.strangers = m.strangers
+	for _, s := range members {
+		pool.apart = pool.apart || s.apart != nil
+	}
 	return pool
 }
 

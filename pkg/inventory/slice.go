@@ -32,6 +32,8 @@ type Slice struct {
 	// device; nil if none, or if the feature is off.
 	shareable  bitset.Set
 	capacities []*Capacity
+	// apart are those of the shareable devices whose shares are one namespace's; nil if none.
+	apart bitset.Set
 	// picky are the devices that may be unable to serve a request without capacity requirements; nil if none, or
 	// if the feature is off.
 	picky bitset.Set
@@ -108,6 +110,24 @@ func (s *Slice) learnCapacity(device *resourceapi.Device, i int) {
 		s.capacities = make([]*Capacity, n)
 	}
 	s.capacities[i] = capacityOf(device)
+	if IsApart(s.Object.Spec.Driver, device) {
+		s.apart = addDevice(s.apart, i, n)
+	}
+}
+
+// The node agent's driver, and the attribute, true where a device's shares are one namespace's: there the agent prepares no share for a
+// claim while claims of another namespace have one. What other drivers publish under the name means nothing here.
+const (
+	ownDriver      = "gpu.nvidia.com"
+	attributeApart = "sharedByNamespace"
+)
+
+// IsApart tells whether the device of the driver is one whose shares the node gives to one namespace at a time.
+func IsApart(driver string, device *resourceapi.Device) bool {
+	if driver != ownDriver || !ptr.Deref(device.AllowMultipleAllocations, false) {
+		return false
+	}
+	return ptr.Deref(device.Attributes[attributeApart].BoolValue, false) || ptr.Deref(device.Attributes[ownDriver+"/"+attributeApart].BoolValue, false)
 }
 
 // withoutTaint returns the object without NoSchedule taints that have the key: the object itself if there are none.

@@ -219,6 +219,12 @@ func (s *Store) rebuild(id PoolID) {
 		} else {
 			v.pools = v.pools.Delete(id)
 		}
+		if old != nil && old.apart {
+			v.apart--
+		}
+		if pool != nil && pool.apart {
+			v.apart++
+		}
 		v.replaceLocal(id, old, pool)
 		v.replaceShared(id, old, pool)
 	})

@@ -514,3 +514,60 @@ func BenchmarkSetSlice(b *testing.B) {
 		})
 	}
 }
+
+// Whether namespaces matter follows the slices, of whichever generation, and is about the node agent's shares alone.
+func TestAViewMindsNamespacesWhileADeviceDoes(t *testing.T) {
+	tests := map[string]struct {
+		driver string
+		shared bool
+		name   resourceapi.QualifiedName
+		value  resourceapi.DeviceAttribute
+		want   bool
+	}{
+		"the agent's":                     {ownDriver, true, "sharedByNamespace", resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}, true},
+		"the agent's, with its domain":    {ownDriver, true, "gpu.nvidia.com/sharedByNamespace", resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}, true},
+		"false":                           {ownDriver, true, "sharedByNamespace", resourceapi.DeviceAttribute{BoolValue: ptr.To(false)}, false},
+		"of another kind":                 {ownDriver, true, "sharedByNamespace", resourceapi.DeviceAttribute{StringValue: ptr.To("true")}, false},
+		"of another domain":               {ownDriver, true, "example.com/sharedByNamespace", resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}, false},
+		"a device that nobody shares":     {ownDriver, false, "sharedByNamespace", resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}, false},
+		"another driver's":                {driver, true, "sharedByNamespace", resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}, false},
+		"another driver's, in our domain": {driver, true, "gpu.nvidia.com/sharedByNamespace", resourceapi.DeviceAttribute{BoolValue: ptr.To(true)}, false},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			with := func(generation int64, attribute bool) *resourceapi.ResourceSlice {
+				return slice("a", "n1", pool("n1", generation, 1), func(s *resourceapi.ResourceSlice) {
+					s.Spec.Driver = tc.driver
+					s.Spec.Devices = []resourceapi.Device{{Name: "plain"}, {Name: "shared", AllowMultipleAllocations: &tc.shared}}
+					if attribute {
+						s.Spec.Devices[1].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{tc.name: tc.value}
+					}
+				})
+			}
+			store := newStore()
+			check := func(what string, want bool) {
+				t.Helper()
+				var apart []int
+				for _, p := range store.View().ForNode(node("n1")).Pools {
+					for i := p.Apart().Next(0); i >= 0; i = p.Apart().Next(i + 1) {
+						apart = append(apart, i)
+					}
+				}
+				if got := store.View().MindsNamespaces(); got != want || slices.Equal(apart, []int{1}) != want {
+					t.Errorf("%s: namespaces matter: %v, of devices %v; want %v", what, got, apart, want)
+				}
+			}
+			check("empty", false)
+			store.SetSlice(with(1, true))
+			check("published", tc.want)
+			store.SetSlice(with(2, true))
+			check("published anew", tc.want)
+			store.SetSlice(with(2, false))
+			check("not any more", false)
+			store.SetSlice(with(2, true))
+			check("again", tc.want)
+			store.DeleteSlice("a")
+			check("gone", false)
+		})
+	}
+}

@@ -28,6 +28,8 @@ type View struct {
 	// shared are the other pools, by ID.
 	shared []*Pool
 	caches *caches
+	// apart counts the pools that have devices whose shares are one namespace's.
+	apart int
 
 	attached *atomic.Value
 }
@@ -58,6 +60,9 @@ func (v *View) Attached() *atomic.Value { return v.attached }
 
 // Nodes returns the number of nodes that have devices of their own.
 func (v *View) Nodes() int { return v.local.Len() }
+
+// MindsNamespaces tells whether some device may be had by claims of one namespace and not by those of another, see [IsApart].
+func (v *View) MindsNamespaces() bool { return v.apart > 0 }
 
 // Features are those that the view was made with.
 func (v *View) Features() Features { return v.caches.features }

@@ -51,7 +51,7 @@ func (p *pass) firstFit(j *job, asks *Question, nodes *nodeSet) (at int, a answe
 
 // firstFree looks for a node on which the devices are free.
 func (p *pass) firstFree(ctx *budget, j *job, asks *Question, among *nodeSet, suitable func(*v1.Node) bool) (at int, a answer) {
-	v := p.verdictsOn(asks.shapeOf())
+	v := p.verdictsOn(p.shapeOf(asks))
 	if p.held {
 		j.later.orCommon(among, &v.spare)
 	}
@@ -90,7 +90,7 @@ func (p *pass) firstEvictable(ctx *budget, j *job, asks *Question, among *nodeSe
 	if asks.Evicts == "" {
 		return -1, no
 	}
-	v := p.verdictsOn(asks.Evicts + "/" + asks.shapeOf())
+	v := p.verdictsOn(asks.Evicts + "/" + p.shapeOf(asks))
 	nodes := among.clone()
 	if j.asks == nil {
 		j.skipped.orCommon(&nodes, &j.evictable)
@@ -127,6 +127,14 @@ func (p *pass) firstEvictable(ctx *budget, j *job, asks *Question, among *nodeSe
 		}
 	}
 	return -1, no
+}
+
+// shapeOf tells apart requests that may fit different nodes.
+func (p *pass) shapeOf(asks *Question) string {
+	if !p.world.inventory.MindsNamespaces() {
+		return asks.shapeOf()
+	}
+	return asks.Requests.Claims()[0].Namespace + "/" + asks.shapeOf()
 }
 
 func (p *pass) verdictsOn(shape string) *verdicts {

@@ -9,6 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 )
@@ -532,3 +533,54 @@ func TestNoPassIsDueBeforeAWokenPodIsTried(t *testing.T) {
 
 // Who tells the room something, such as the scheduling loop, does not wait until all nodes have been listed and compared with all pools.
 // A class that changes while the room works out which nodes its news touch is looked at as it is then, in this pass or the next one.
+
+// A GPU whose shares are one namespace's is free for others when the last of its shares goes, and for its own namespace before. What one
+// namespace is refused another one may have.
+func TestAGPUOfAnotherNamespaceWakesWithItsLastShare(t *testing.T) {
+	c := newCluster(t, Options{})
+	c.setClass(class("own", `device.driver == "gpu.nvidia.com"`))
+	c.addNode("a")
+	s := slice("a", 1, 0)
+	s.Spec.Driver = "gpu.nvidia.com"
+	s.Spec.Devices[0].AllowMultipleAllocations = ptr.To(true)
+	s.Spec.Devices[0].Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse("2")}}
+	s.Spec.Devices[0].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"sharedByNamespace": {BoolValue: ptr.To(true)}}
+	c.setSlice(nil, s)()
+	add := func(name, namespace string, priority int32) *v1.Pod {
+		pod := c.addPod(name, priority, "own", 1)
+		claim := c.claims[pod.UID]
+		pod.Namespace, claim.Namespace = namespace, namespace
+		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1")}}
+		return pod
+	}
+	try := func(pod *v1.Pod, want string) {
+		t.Helper()
+		if got := c.try(pod); got != want {
+			t.Fatalf("pod %s fits %q, want %q", pod.Name, got, want)
+		}
+	}
+	first, second := add("a-1", "team-a", 9), add("a-2", "team-a", 8)
+	b, third, others := add("b", "team-b", 7), add("a-3", "team-a", 6), add("c", "team-c", 5)
+	try(first, "a")
+	try(second, "a")
+	for _, pod := range []*v1.Pod{b, third, others} {
+		try(pod, "")
+	}
+	c.pass()
+
+	gone := func(pod *v1.Pod) {
+		c.release(c.claims[pod.UID])()
+		c.room.Gone(pod.UID, true)
+	}
+	gone(first)
+	c.wakes("one of two shares goes", "a-3") // b is asked first, and wants the same
+	try(third, "a")
+	gone(second)
+	c.wakes("two of three have gone")
+	gone(third)
+	c.wakes("the last share goes", "b") // which then has it, and c must not
+	try(b, "a")
+	c.wakes("it is another namespace's")
+	gone(b)
+	c.wakes("and that goes", "c")
+}

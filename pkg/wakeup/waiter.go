@@ -90,7 +90,7 @@ func (q *Question) isOutdated(inv *inventory.View) bool {
 	return false
 }
 
-// shapeOf tells apart what different requests ask for. With one inventory, requests of equal shape fit the same nodes. It is made
+// shapeOf tells apart what different requests of one namespace ask for. With one inventory, requests of equal shape fit the same nodes. It is made
 // from the claims and not from what was compiled, so that it cannot lack what the compiler learns later.
 func (q *Question) shapeOf() string {
 	if q.shape == "" {

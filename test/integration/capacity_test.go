@@ -4,8 +4,10 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 )
 
@@ -209,4 +211,67 @@ func TestMultiAllocatableDevices(t *testing.T) {
 	w.addClaim("too-late", spec(w.exactly("device", 1, `device.attributes["$DRIVER"].type == "closed"`)))
 	w.addPod("too-late", withClaim("too-late"))
 	w.awaitUnschedulable("too-late", "held", "if claim "+w.name+"/alone were released")
+}
+
+// Two tenants get a GPU each although one would do, where the node keeps its shares to one namespace. Who finds none waits for the last
+// share of the other one, or until the node allows it.
+func TestSharesOfAGPUAreOneNamespaces(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.driver, w.class = gpuDriver, w.name+"-shares"
+	w.addClass(w.class, `device.driver == "$DRIVER"`)
+	apart := func(name string) resourceapi.Device {
+		d := divisible(name, "40Gi")
+		d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"sharedByNamespace": {BoolValue: ptr.To(true)}}
+		return d
+	}
+	w.addNode("two", apart("gpu-0"), apart("gpu-1"))
+	w.addNode("one")
+	one := w.addSlice(w.slice("one", apart("gpu-0")))
+	w.addNode("allows", divisible("gpu-0", "40Gi"))
+	startScheduler(t, w.name, schedulerSetup{})
+	other := worldOf(t, &scheduler{name: w.name})
+	other.driver, other.class = w.driver, w.class
+
+	add := func(tenant *world, name, node string) {
+		t.Helper()
+		tenant.addClaim(name, spec(tenant.share("gpu", nil)))
+		tenant.addPod(name, withClaim(name), w.onNode(node), func(p *v1.Pod) { p.Spec.NodeSelector[worldLabel] = w.name })
+	}
+	gets := func(tenant *world, name, want string) {
+		t.Helper()
+		tenant.awaitBound(name)
+		if diff := cmp.Diff([]string{want}, devices(tenant.claim(name))); diff != "" {
+			t.Errorf("devices of %s (-want +got):\n%s", name, diff)
+		}
+	}
+	for _, step := range []struct {
+		tenant           *world
+		name, node, want string
+	}{
+		{w, "first", "two", "gpu-0"},
+		{other, "second", "two", "gpu-1"},
+		{w, "third", "two", "gpu-0"},
+		{w, "sole", "one", "gpu-0"},
+		{w, "fellow", "one", "gpu-0"},
+		{w, "mixed-1", "allows", "gpu-0"},
+		{other, "mixed-2", "allows", "gpu-0"},
+	} {
+		add(step.tenant, step.name, step.node)
+		gets(step.tenant, step.name, step.want)
+	}
+
+	add(other, "waits", "one")
+	other.awaitUnschedulable("waits", "1 of 1 "+w.class+" devices shared by another namespace")
+	w.deletePod("sole")
+	w.awaitClaim("sole", "is free", func(c *resourceapi.ResourceClaim) bool { return c.Status.Allocation == nil })
+	w.deletePod("fellow")
+	gets(other, "waits", "gpu-0")
+
+	add(w, "late", "one")
+	w.awaitUnschedulable("late", "shared by another namespace")
+	one.Spec.Devices[0].Attributes = nil
+	_, err := w.client.ResourceV1().ResourceSlices().Update(w.ctx, one, metav1.UpdateOptions{})
+	w.must(err, "letting node one share across namespaces")
+	gets(w, "late", "gpu-0")
 }
