@@ -27,8 +27,12 @@ const (
 	AcrossNamespacesFlag = "--share-across-namespaces"
 )
 
-// AttributeStrategies is the attribute of a device that has what Strategies returns.
-const AttributeStrategies = "sharingStrategies"
+// The attributes of a device that tell the rules: what Strategies returns, and, true or absent, what SharedByNamespace does. The scheduler
+// goes by the latter.
+const (
+	AttributeStrategies        = "sharingStrategies"
+	AttributeSharedByNamespace = "sharedByNamespace"
+)
 
 // inFlags are the strategies as the flags name them, in the order in which they are listed.
 var inFlags = []struct {
@@ -94,6 +98,9 @@ func (r *Rules) Strategies(share bool) string {
 	}
 	return strings.Join(names, ",")
 }
+
+// SharedByNamespace tells whether a device is one namespace's as long as claims have shares of it.
+func (r *Rules) SharedByNamespace(share bool) bool { return share && !r.AcrossNamespaces }
 
 func (r *Rules) shares() Strategy {
 	if r.Shares == MPS {

@@ -54,6 +54,8 @@ type Offer struct {
 	Passthrough bool
 	// Strategies are those by which the processes of a claim may share the device, as they are published; empty for a virtual machine's.
 	Strategies string
+	// SharedByNamespace: claims of one namespace at a time have shares of it.
+	SharedByNamespace bool
 }
 
 // Policy says what a node offers.
@@ -130,6 +132,7 @@ func (n *Node) Offer(policy Policy) {
 		for o := range gpu.Offers {
 			if offer := &gpu.Offers[o]; !offer.Passthrough {
 				offer.Strategies = policy.Sharing.Strategies(offer.Shares != nil)
+				offer.SharedByNamespace = policy.Sharing.SharedByNamespace(offer.Shares != nil)
 			}
 		}
 	}

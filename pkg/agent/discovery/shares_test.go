@@ -8,6 +8,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 
+	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -88,6 +90,29 @@ func TestSharedGPUs(t *testing.T) {
 				t.Errorf("warnings %q, want %q", warnings, tc.warns)
 			}
 		})
+	}
+}
+
+// The scheduler is told of the devices whose shares are one namespace's: of all GPUs in shares unless the node allows it, and of no others.
+func TestSharesOfOneNamespaceArePublished(t *testing.T) {
+	const shared = "gpu-0000-1b-00-0"
+	for across, want := range map[bool][]string{false: {shared}, true: nil} {
+		policy := Policy{Dynamic: true, Shares: shares(t, "0", "1Gi", 5), Sharing: config.Rules{AcrossNamespaces: across}}
+		var got []string
+		for _, slice := range partitioned(t, "dgx-h100", policy).DriverResources("node-a").Pools["node-a"].Slices {
+			for _, d := range slice.Devices {
+				a, published := d.Attributes["sharedByNamespace"]
+				if published != inventory.IsApart("gpu.nvidia.com", &d) || published && (a.BoolValue == nil || !*a.BoolValue) {
+					t.Errorf("device %s has the attribute as %v, and the scheduler reads it as %v", d.Name, a, inventory.IsApart("gpu.nvidia.com", &d))
+				}
+				if published {
+					got = append(got, d.Name)
+				}
+			}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("across namespaces %v: devices with the attribute (-want +got):\n%s", across, diff)
+		}
 	}
 }
 
