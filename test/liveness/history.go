@@ -50,8 +50,9 @@ type history struct {
 	mutex  sync.Mutex
 	writes []memoryapi.Write // of the present scheduler
 	moved  time.Time         // when something was written or a pod tried
-	// groupTried is when a group was tried the last time.
+	// groupTried is when a group was tried the last time, groupTries how often one was.
 	groupTried time.Time
+	groupTries int
 	faults     []Fail
 	dead       map[string]bool // schedulers of which nothing reaches the API any more
 	// requests are the writes that schedulers have tried.
@@ -138,18 +139,28 @@ func (h *history) quiet() time.Duration {
 	return quiet
 }
 
-// awaitRest waits until nothing has been written and no pod been tried for a while.
+// awaitRest waits until nothing has been written and no pod been tried for a while. Groups are tried by time, but not often.
 func (h *history) awaitRest() (restless string) {
 	begin := time.Now()
 	attempts := h.scheduler.attempts.Load()
+	var before *groupWork // what had been done for groups by the last minute
 	for time.Since(begin) < patience+h.quiet() {
 		h.sleep(time.Second)
 		synctest.Wait()
 		h.mutex.Lock()
 		idle := time.Since(h.moved)
 		h.mutex.Unlock()
-		if idle >= h.quiet() {
-			return ""
+		switch {
+		case !h.scenario.Groups:
+			if idle >= h.quiet() {
+				return ""
+			}
+		case idle < h.quiet()-time.Minute:
+			before = nil
+		case before == nil:
+			before = h.groupWork()
+		case idle >= h.quiet() && time.Since(before.at) >= time.Minute:
+			return h.judgeGroupWork(before)
 		}
 	}
 	return fmt.Sprintf("no rest: after %s pods are still tried or written to, %d attempts", patience, h.scheduler.attempts.Load()-attempts)
@@ -256,6 +267,7 @@ func (h *history) tried(group bool) {
 	}
 	if group {
 		h.groupTried = h.instant
+		h.groupTries++
 	} else {
 		h.moved = h.instant
 	}

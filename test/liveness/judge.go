@@ -1,6 +1,7 @@
 package liveness
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"testing/synctest"
@@ -11,6 +12,8 @@ import (
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/component-base/metrics/legacyregistry"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
@@ -154,4 +157,58 @@ func (h *history) noteSuccessor(w memoryapi.Write) {
 	if w.Client == fmt.Sprintf("scheduler-%d", h.started) {
 		h.writes = append(h.writes, w)
 	}
+}
+
+// groupWork is what schedulers have done for groups by some time.
+type groupWork struct {
+	at              time.Time
+	tries, refusals int
+}
+
+// groupWork returns it. Reserve refuses a pod of a group whose trial has given it devices only if something has changed in between.
+func (h *history) groupWork() *groupWork {
+	h.mutex.Lock()
+	w := &groupWork{at: time.Now(), tries: h.groupTries}
+	h.mutex.Unlock()
+	families, err := legacyregistry.DefaultGatherer.Gather()
+	if err != nil {
+		h.err = errors.Join(h.err, err)
+	}
+	for _, family := range families {
+		if family.GetName() != "stowage_scheduler_allocations_total" {
+			continue
+		}
+		for _, m := range family.GetMetric() {
+			if m.GetLabel()[0].GetValue() != "chosen" {
+				w.refusals += int(m.GetCounter().GetValue())
+			}
+		}
+	}
+	return w
+}
+
+// triesPerMinute is how often a group that waits may be tried at rest: by kube-scheduler's queue each ten seconds, and by time less and less often.
+const triesPerMinute = 7
+
+// judgeGroupWork says whether groups have been tried too often since.
+func (h *history) judgeGroupWork(before *groupWork) (restless string) {
+	now := h.groupWork()
+	pods, err := h.user.CoreV1().Pods("").List(h.ctx, metav1.ListOptions{})
+	if err != nil {
+		h.err = errors.Join(h.err, err)
+		return ""
+	}
+	waiting := sets.New[string]()
+	for _, pod := range pods.Items {
+		if group := pod.Spec.SchedulingGroup; group != nil && pod.Spec.NodeName == "" {
+			waiting.Insert(*group.PodGroupName)
+		}
+	}
+	switch {
+	case now.refusals > before.refusals:
+		return fmt.Sprintf("no rest: Reserve has refused %d pods in the last minute", now.refusals-before.refusals)
+	case now.tries-before.tries > triesPerMinute*waiting.Len():
+		return fmt.Sprintf("no rest: %d groups that wait have been tried %d times in the last minute", waiting.Len(), now.tries-before.tries)
+	}
+	return ""
 }

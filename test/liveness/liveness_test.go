@@ -228,6 +228,25 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"p", "q", "r"},
 		},
+		"one pod of a gang after the other comes to be the first that does not fit": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 3}},
+				Steps: []Step{
+					Pod{Name: "s", Priority: 10, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Group{Name: "g", Gang: 3},
+					Pod{Name: "p", Group: "g", Ask: Ask{GPUs: 1}},
+					Pod{Name: "q", Group: "g", Ask: Ask{GPUs: 1}},
+					Pod{Name: "r", Group: "g", Ask: Ask{GPUs: 1}},
+					Wait{20 * time.Second},
+					Pod{Name: "t", Priority: 10, Ask: Ask{GPUs: 1}},
+					Wait{20 * time.Second},
+					Pod{Name: "u", Priority: 10, Ask: Ask{GPUs: 1}},
+				},
+			},
+			bound: []string{"s", "t", "u"},
+		},
 		"a gang that does not fit": {
 			scenario: Scenario{
 				Groups: true,
