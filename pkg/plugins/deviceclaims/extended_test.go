@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -287,6 +288,27 @@ func TestExtendedClaimOfAnEarlierScheduler(t *testing.T) {
 			if got := h.stored("p").Status.ExtendedResourceClaimStatus; got == nil || got.ResourceClaimName != claims[0].Name {
 				t.Errorf("the pod's status names claim %v, want %s", got, claims[0].Name)
 			}
+		})
+	}
+}
+
+// A scheduler has ended before it bound the pods of a group, and the group does not fit any more. The claim of one that fits, or was not tried, goes.
+func TestExtendedClaimOfAGroupThatWaitsGoes(t *testing.T) {
+	withGroups(t)
+	for name, tried := range map[string]bool{"it fits": true, "it is not tried": false} {
+		t.Run(name, func(t *testing.T) {
+			p, q := member(containersPod("a=2")), member(pod("q", "large"))
+			w := extendedWorld(p, q)
+			w.groups = []*schedulingapi.PodGroup{group()}
+			w.claims = []*resourceapi.ResourceClaim{leftover(p), claim("large", counted(3))}
+			h := newHarness(t, w)
+			g := h.tryGroup(p, q)
+			if g.wantNodes("node-b", ""); !tried {
+				g = h.tryGroup(q)
+				g.pods = []*v1.Pod{q, p}
+			}
+			g.postFilter(nil)
+			h.eventually("nothing is held any more", func() bool { return h.held() == 0 })
 		})
 	}
 }

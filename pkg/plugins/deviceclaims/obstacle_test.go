@@ -6,6 +6,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
@@ -148,16 +149,15 @@ func TestPodGroupPostFilter(t *testing.T) {
 			},
 			wantCode: fwk.UnschedulableAndUnresolvable, gone: "large",
 		},
-		"each pod has a node for its devices": {
+		"an allocation that nobody has reserved, on a node for the pod's devices": {
 			claims: []*resourceapi.ResourceClaim{
-				claim("fine", allocated("node-a", "gpu-0"), reservedFor("first")),
-				claim("large", allocated("node-b", "gpu-0"), reservedFor("second")), claim("small"),
+				claim("fine", allocated("node-a", "gpu-0")), claim("large", allocated("node-b", "gpu-0")), claim("small"),
 			},
 			wantCode: fwk.Unschedulable,
 		},
 		"an allocation that somebody else uses": {
 			claims: []*resourceapi.ResourceClaim{
-				claim("fine", allocated("node-b", "gpu-1"), reservedFor("first")),
+				claim("fine", allocated("node-b", "gpu-1"), reservedFor("other")),
 				claim("large", allocated("node-a", "gpu-0"), reservedFor("second", "other")), claim("small"),
 			},
 			wantCode: fwk.Unschedulable,
@@ -178,6 +178,49 @@ func TestPodGroupPostFilter(t *testing.T) {
 					t.Errorf("claim %s: allocation given up: %t", c.Name, lost)
 				}
 			}
+		})
+	}
+}
+
+// A scheduler has ended before it bound the pods of a group, and the group does not fit any more. What is reserved for those that would fit, and for
+// those that the framework does not try after the first one that does not, is for others.
+func TestPodsOfAGroupThatWaitHoldNothing(t *testing.T) {
+	withGroups(t)
+	held := func(users ...string) state { return state{Devices: []string{"gpu-0"}, Users: users} }
+	for name, tc := range map[string]struct {
+		first, second []func(*resourceapi.ResourceClaim)
+		notTried      bool
+		bound         bool
+		want          state // of first; second is never kept
+	}{
+		"one claim":             {first: []func(*resourceapi.ResourceClaim){reservedFor("p")}},
+		"two claims":            {first: []func(*resourceapi.ResourceClaim){reservedFor("p")}, second: []func(*resourceapi.ResourceClaim){allocated("node-b", "gpu-1"), reservedFor("p")}},
+		"a pod not tried":       {first: []func(*resourceapi.ResourceClaim){reservedFor("p")}, notTried: true},
+		"another one's, too":    {first: []func(*resourceapi.ResourceClaim){reservedFor("p", "other")}, want: held("other")},
+		"the group's":           {first: []func(*resourceapi.ResourceClaim){forGroup}, want: held("g")},
+		"nobody's":              {want: held()},
+		"the pod's, which runs": {first: []func(*resourceapi.ResourceClaim){reservedFor("p")}, bound: true, want: held("p")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("first", append(tc.first, allocated("node-b", "gpu-0"))...), claim("second", tc.second...), claim("large", counted(3)),
+			}
+			w.groups = []*schedulingapi.PodGroup{group("first")}
+			p, q := member(pod("p", "first", "second")), member(pod("q", "large"))
+			w.pods = []*v1.Pod{p, q}
+			h := newHarness(t, w)
+			if tc.bound {
+				h.binds(p) // of which the scheduler has not heard
+			}
+			g := h.tryGroup(p, q)
+			if g.wantNodes("node-b", ""); tc.notTried {
+				g = h.tryGroup(q)
+				g.pods = []*v1.Pod{q, p}
+			}
+			g.postFilter(nil)
+			h.wantState("first", tc.want)
+			h.wantState("second", state{})
 		})
 	}
 }

@@ -49,6 +49,9 @@ func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycl
 			}
 		}
 	}
+	if status := pl.giveUpKept(ctx, pods); status != nil {
+		return nil, status
+	}
 	onNodes, err := podsWithDevices(pl.handle)
 	if err != nil {
 		return nil, fwk.AsStatus(err)
@@ -102,17 +105,29 @@ func (pl *Plugin) allNodes() iter.Seq[string] {
 
 // giveUpFor gives up what keeps a pod of the group off nodes. It returns nil if there is nothing of that kind.
 func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Status {
-	switch removed, err := pl.giveUpExtendedClaims(ctx, pod, c.extended); {
+	if status := pl.giveUpExtended(ctx, pod, c.extended); status != nil {
+		return status
+	}
+	if obstacle := pl.obstacle(ctx, c, pod); obstacle != nil {
+		return pl.giveUpObstacle(ctx, pod, obstacle)
+	}
+	return nil
+}
+
+// giveUpExtended removes what an earlier attempt made for the extended resources of a pod of the group.
+func (pl *Plugin) giveUpExtended(ctx context.Context, pod *v1.Pod, e *extendedPlan) *fwk.Status {
+	switch removed, err := pl.giveUpExtendedClaims(ctx, pod, e); {
 	case err != nil:
 		return statusOfGivingUp(fmt.Errorf("pod %s: remove what an earlier attempt made for its extended resources: %w", klog.KObj(pod), err))
 	case len(removed) > 0:
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			fmt.Sprintf("pod %s: removed claim %s, which an earlier attempt made for its extended resources", klog.KObj(pod), strings.Join(removed, ", ")))
 	}
-	obstacle := pl.obstacle(ctx, c, pod)
-	if obstacle == nil {
-		return nil
-	}
+	return nil
+}
+
+// giveUpObstacle gives up what is in the way of a pod of the group.
+func (pl *Plugin) giveUpObstacle(ctx context.Context, pod *v1.Pod, obstacle *obstacle) *fwk.Status {
 	switch err := pl.giveUp(ctx, pod, obstacle); {
 	case err == nil && obstacle.shared:
 		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle.givenUp()))
@@ -123,6 +138,41 @@ func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Sta
 	default:
 		return statusOfGivingUp(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
 	}
+}
+
+// giveUpKept gives up what a scheduler before has reserved for pods of the group that fit with it, or were not tried, as those after the first
+// one without which the group cannot be are not. A pod that waits holds nothing, see obstacle. It returns nil if there is nothing of that kind.
+func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.Status) {
+	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout) // for all, as nobody else is scheduled meanwhile: the next attempt goes on
+	defer cancel()
+	for _, pod := range pods {
+		names, err := claimNames(pod)
+		if err != nil {
+			continue // a claim is not made yet, so nothing has been reserved for the pod
+		}
+		for _, name := range names {
+			claim, err := pl.shared.claimOf(pod, name)
+			if err != nil || claim.Status.Allocation == nil || !isReservedFor(claim, pod.UID) || pl.checkNotAdopted(claim, pod.UID) != nil {
+				continue
+			}
+			shared := pl.usedByOthers(podClaim{claim: claim, user: userOf(pod)}, pod)
+			status = moreOf(status, pl.giveUpObstacle(ctx, pod, &obstacle{claim, "which others may use while the pod's group waits", shared, pod.UID}))
+		}
+		status = moreOf(status, pl.giveUpExtended(ctx, pod, &extendedPlan{leftovers: pl.madeFor(pod)}))
+		if status.Code() == fwk.Error {
+			break
+		}
+	}
+	return status
+}
+
+// moreOf returns the status that says more about what becomes of the group: an error, that it is tried again, that it is left to others, nothing.
+func moreOf(a, b *fwk.Status) *fwk.Status {
+	order := []fwk.Code{fwk.Success, fwk.Unschedulable, fwk.UnschedulableAndUnresolvable, fwk.Error}
+	if slices.Index(order, b.Code()) > slices.Index(order, a.Code()) {
+		return b
+	}
+	return a
 }
 
 // awaitLeavingForGroup keeps a group from preempting while devices that others were evicted for are about to become free, see
