@@ -165,7 +165,8 @@ type groupWork struct {
 	tries, refusals int
 }
 
-// groupWork returns it. Reserve refuses a pod of a group whose trial has given it devices only if something has changed in between.
+// groupWork returns it. Reserve refuses a pod of a group whose trial has given it devices only if something has changed in between. The counter is
+// the process's, in which one history is played at a time, as [switchGroups] is for all, too.
 func (h *history) groupWork() *groupWork {
 	h.mutex.Lock()
 	w := &groupWork{at: time.Now(), tries: h.groupTries}

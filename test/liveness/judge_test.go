@@ -2,6 +2,7 @@ package liveness
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -144,4 +145,56 @@ func withoutClaims(differences []string) (all []string) {
 		all = append(all, d)
 	}
 	return all
+}
+
+// A difference counts that two of three plays show, whichever these are. All three are played.
+func TestADifferenceCountsThatTwoOfThreePlaysShow(t *testing.T) {
+	for name, tc := range map[string]struct {
+		fails []bool // after the first play, which did
+		plays int
+		flaky bool
+	}{
+		"never again":     {fails: []bool{false, false}, plays: 1, flaky: true},
+		"the second time": {fails: []bool{true, false}, plays: 2},
+		"the third time":  {fails: []bool{false, true}, plays: 2},
+		"always":          {fails: []bool{true, true}, plays: 3},
+	} {
+		t.Run(name, func(t *testing.T) {
+			played := 0
+			plays, flaky := again(func() bool { played++; return tc.fails[played-1] })
+			if plays != tc.plays || flaky != tc.flaky || played != len(tc.fails) {
+				t.Errorf("shown by %d plays, flaky: %t, played again %d times, want %d, %t, %d", plays, flaky, played, tc.plays, tc.flaky, len(tc.fails))
+			}
+		})
+	}
+}
+
+// Groups are tried at rest, but not often, and then Reserve refuses none of their pods.
+func TestGroupsThatAreTriedTooOftenAreNotAtRest(t *testing.T) {
+	for name, tc := range map[string]struct {
+		groups, tries, refusals int
+		want                    string
+	}{
+		"as often as the queue does":  {groups: 1, tries: triesPerMinute},
+		"as often, for each of two":   {groups: 2, tries: 2 * triesPerMinute},
+		"more often":                  {groups: 1, tries: triesPerMinute + 1, want: "no rest: 1 groups that wait have been tried 8 times in the last minute"},
+		"though none waits":           {tries: 1, want: "no rest: 0 groups that wait have been tried 1 times in the last minute"},
+		"Reserve has refused one pod": {groups: 1, tries: 1, refusals: 1, want: "no rest: Reserve has refused 1 pods in the last minute"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := &history{ctx: t.Context(), api: memoryapi.New()}
+			h.user = h.api.Client("user")
+			for i := range tc.groups {
+				for _, pod := range []string{"p", "q"} {
+					Pod{Name: fmt.Sprint(pod, i), Group: fmt.Sprint("g", i)}.do(h)
+				}
+			}
+			before := h.groupWork()
+			h.groupTries += tc.tries
+			before.refusals -= tc.refusals
+			if got := h.judgeGroupWork(before); got != tc.want || h.err != nil {
+				t.Errorf("%q, want %q; error: %v", got, tc.want, h.err)
+			}
+		})
+	}
 }
