@@ -1,10 +1,12 @@
-# The images that the manifests name, one stage each: `make images`. Bases are given by tag; to pin them, give their digests,
-# as in --build-arg BASE_IMAGE=debian@sha256:…
+# The images that the manifests name, one stage each: `make images`. Each base is given by its digest, as in
+# --build-arg GO_IMAGE=golang:1.26.8-bookworm@sha256:…; there is no default, because a tag can be another image tomorrow.
 
-# Both are of the same Debian, so that a program finds the C library that it was linked with.
-ARG GO_IMAGE=golang:1.26.8-bookworm
-# All that the programs need of it is the C library; one without a shell does as well.
-ARG BASE_IMAGE=debian:bookworm-slim
+# Go, on the Debian of BASE_IMAGE, so that a program finds the C library that it was linked with: golang:1.26.8-bookworm.
+ARG GO_IMAGE
+# A base for a program that needs nothing: gcr.io/distroless/static-debian12.
+ARG STATIC_IMAGE
+# A base that has the C library, and no shell: gcr.io/distroless/base-nossl-debian12.
+ARG BASE_IMAGE
 
 FROM ${GO_IMAGE} AS build
 WORKDIR /src
@@ -15,18 +17,29 @@ COPY internal internal
 COPY pkg pkg
 ARG LDFLAGS=
 # NVIDIA's header marks old NVML calls as deprecated; the bindings still wrap them.
-ENV CGO_ENABLED=1 CGO_CFLAGS=-Wno-deprecated-declarations
-RUN go build -trimpath -ldflags "${LDFLAGS}" -o /out/ ./cmd/scheduler ./cmd/node-agent ./cmd/nvmlsimctl
+ENV CGO_CFLAGS=-Wno-deprecated-declarations
+RUN CGO_ENABLED=0 go build -trimpath -ldflags "${LDFLAGS}" -o /out/ ./cmd/scheduler
+# The agent opens the driver's library. What simulates GPUs is not in it.
+RUN CGO_ENABLED=1 go build -trimpath -tags nosim -ldflags "${LDFLAGS}" -o /out/ ./cmd/node-agent
 
-FROM ${BASE_IMAGE} AS scheduler
+FROM build AS build-simulated
+RUN CGO_ENABLED=1 go build -trimpath -ldflags "${LDFLAGS}" -o /out/simulated/ ./cmd/node-agent ./cmd/nvmlsimctl
+
+FROM ${STATIC_IMAGE} AS scheduler
 COPY --from=build /out/scheduler /scheduler
 USER 65532:65532
 ENTRYPOINT ["/scheduler"]
 
 # The agent is root: the kubelet's and the container runtime's folders are. What it needs of the NVIDIA driver it takes from
-# the host, and it runs nothing of its own image. nvmlsimctl commands simulated GPUs.
+# the host, and it runs nothing of its own image.
 FROM ${BASE_IMAGE} AS node-agent
 COPY --from=build /out/node-agent /node-agent
-COPY --from=build /out/nvmlsimctl /nvmlsimctl
+USER 0:0
+ENTRYPOINT ["/node-agent"]
+
+# For trying it out, in manifests/overlays/simulated alone: an agent that simulates GPUs, and nvmlsimctl, which commands them.
+FROM ${BASE_IMAGE} AS node-agent-simulated
+COPY --from=build-simulated /out/simulated/node-agent /node-agent
+COPY --from=build-simulated /out/simulated/nvmlsimctl /nvmlsimctl
 USER 0:0
 ENTRYPOINT ["/node-agent"]

@@ -27,14 +27,23 @@ build: ## Build bin/scheduler, bin/node-agent and bin/nvmlsimctl, which commands
 # What builds images: the first of these that works. BUILDER=podman asks for one.
 BUILDER   ?= docker podman buildah
 IMAGE_TAG ?= dev
+# node-agent-simulated is the one of the overlay simulated.
+IMAGES    ?= scheduler node-agent
+# The bases of the images, which the Dockerfile explains, by digest: NAME:TAG@sha256:…
+GO_IMAGE     ?=
+STATIC_IMAGE ?=
+BASE_IMAGE   ?=
 
 .PHONY: images
-images: ## Build the images that the manifests name, with docker, podman or buildah (IMAGE_TAG=dev)
+images: ## Build images by docker, podman or buildah (IMAGE_TAG=dev IMAGES='scheduler node-agent'; GO_IMAGE=, STATIC_IMAGE=, BASE_IMAGE= by digest)
+	@for base in 'GO_IMAGE=$(GO_IMAGE)' 'STATIC_IMAGE=$(STATIC_IMAGE)' 'BASE_IMAGE=$(BASE_IMAGE)'; do case "$$base" in *@sha256:????????????????????????????????????????????????????????????????) ;; \
+		*) echo "$$base: want an image with its digest, NAME:TAG@sha256:…, which 'docker buildx imagetools inspect NAME:TAG' tells; the Dockerfile has the names"; exit 1;; esac; done
 	@for builder in $(BUILDER); do \
 		command -v $$builder >/dev/null || { echo "$$builder: is not here"; continue; }; \
 		$$builder info >/dev/null 2>&1 || { echo "$$builder: is here and does not work, '$$builder info' says why"; continue; }; \
-		for image in scheduler node-agent; do \
-			$$builder build --target $$image --tag stowage.dev/$$image:$(IMAGE_TAG) --build-arg "LDFLAGS=$(LDFLAGS)" . || exit 1; \
+		for image in $(IMAGES); do \
+			$$builder build --target $$image --tag stowage.dev/$$image:$(IMAGE_TAG) --build-arg "LDFLAGS=$(LDFLAGS)" \
+				--build-arg GO_IMAGE=$(GO_IMAGE) --build-arg STATIC_IMAGE=$(STATIC_IMAGE) --build-arg BASE_IMAGE=$(BASE_IMAGE) . || exit 1; \
 		done; exit 0; \
 	done; echo "make images: no image is built, because none of these works: $(BUILDER)"; exit 1
 

@@ -1,6 +1,7 @@
 package images
 
 import (
+	"bytes"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -34,6 +35,9 @@ func builders(t *testing.T, bodies map[string]string) (path string, told func() 
 	}
 }
 
+// someImage is one with a digest, of nothing.
+func someImage(name string) string { return name + ":1@sha256:" + strings.Repeat("0", 64) }
+
 func TestMakeImages(t *testing.T) {
 	program, err := exec.LookPath("make")
 	if err != nil {
@@ -46,6 +50,9 @@ func TestMakeImages(t *testing.T) {
 		builds []string // by which, the stage, and the image
 		says   []string // and fails
 	}{
+		"no digest":        {here: map[string]string{"docker": ""}, args: []string{"STATIC_IMAGE=gcr.io/distroless/static-debian12:latest"}, says: []string{"STATIC_IMAGE=gcr.io/distroless/static-debian12:latest: want an image with its digest"}},
+		"no base":          {here: map[string]string{"docker": ""}, args: []string{"GO_IMAGE="}, says: []string{"GO_IMAGE=: want an image with its digest"}},
+		"simulated":        {here: map[string]string{"docker": ""}, args: []string{"IMAGES=node-agent-simulated"}, builds: []string{"docker node-agent-simulated stowage.dev/node-agent-simulated:dev"}},
 		"none":             {says: []string{"docker: is not here", "podman: is not here", "buildah: is not here", "no image is built"}},
 		"no daemon":        {here: map[string]string{"docker": daemonless}, says: []string{"docker: is here and does not work", "no image is built"}},
 		"the first":        {here: map[string]string{"docker": "", "podman": ""}, builds: []string{"docker scheduler stowage.dev/scheduler:dev", "docker node-agent stowage.dev/node-agent:dev"}},
@@ -54,12 +61,14 @@ func TestMakeImages(t *testing.T) {
 		"one that fails":   {here: map[string]string{"docker": `[ "$1" = info ] || exit 7`}, builds: []string{"docker scheduler stowage.dev/scheduler:dev"}, says: []string{"Error"}},
 		"asked and absent": {here: map[string]string{"docker": ""}, args: []string{"BUILDER=podman"}, says: []string{"podman: is not here", "none of these works: podman"}},
 	}
-	built := regexp.MustCompile(`^(\S+) build --target (\S+) --tag (\S+) --build-arg LDFLAGS=.*-X \S+ \.$`)
+	built := regexp.MustCompile(`^(\S+) build --target (\S+) --tag (\S+) --build-arg LDFLAGS=.*-X \S+ --build-arg GO_IMAGE=` + someImage("go") + " --build-arg STATIC_IMAGE=" + someImage("static") + " --build-arg BASE_IMAGE=" + someImage("base") + ` \.$`)
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			path, told := builders(t, tc.here)
 			// The version in LDFLAGS is not known without go and git.
-			cmd := exec.CommandContext(t.Context(), program, append([]string{"-C", root, "images", "LDFLAGS=-X a=b -X c=d"}, tc.args...)...)
+			cmd := exec.CommandContext(t.Context(), program, append([]string{
+				"-C", root, "images", "LDFLAGS=-X a=b -X c=d", "GO_IMAGE=" + someImage("go"), "STATIC_IMAGE=" + someImage("static"), "BASE_IMAGE=" + someImage("base"),
+			}, tc.args...)...)
 			cmd.Env = []string{"PATH=" + path}
 			output, err := cmd.CombinedOutput()
 			if (err != nil) != (tc.says != nil) {
@@ -82,6 +91,48 @@ func TestMakeImages(t *testing.T) {
 				t.Errorf("builds (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// An agent for real GPUs has nothing in it that simulates any, and no image but the one for that has it or nvmlsimctl. No base is named by a tag alone.
+func TestNoGPUsAreSimulatedInProduction(t *testing.T) {
+	dockerfile := read(t, "Dockerfile")
+	if m := regexp.MustCompile(`(?m)^ARG \w*IMAGE=.*$`).FindString(dockerfile); m != "" {
+		t.Errorf("a base has a default: %s", m)
+	}
+	for _, image := range []string{"scheduler", "node-agent"} {
+		_, stage, _ := strings.Cut(dockerfile, " AS "+image+"\n")
+		stage, _, _ = strings.Cut(stage, "\nFROM ")
+		for line := range strings.Lines(stage) {
+			if strings.HasPrefix(line, "COPY") && line != "COPY --from=build /out/"+image+" /"+image+"\n" {
+				t.Errorf("image %s: %s", image, line)
+			}
+		}
+	}
+	const tags = "nosim"
+	if !strings.Contains(dockerfile, " -tags "+tags+` -ldflags "${LDFLAGS}" -o /out/ ./cmd/node-agent`+"\n") {
+		t.Error("the agent is built with what simulates GPUs")
+	}
+	simulates := []byte("stowage/pkg/nvmlsim.LoadProfile")
+	for tag, want := range map[string]bool{"": true, tags: false} {
+		agent := filepath.Join(t.TempDir(), "node-agent")
+		if out, err := exec.CommandContext(t.Context(), "go", "build", "-buildvcs=false", "-tags", tag, "-o", agent, root+"/cmd/node-agent").CombinedOutput(); err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		program, err := os.ReadFile(agent)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := bytes.Contains(program, simulates); got != want {
+			t.Errorf("built with tags %q it simulates: %t", tag, got)
+		}
+		if want {
+			continue
+		}
+		out, err := exec.CommandContext(t.Context(), agent, "discover", "--nvml=sim:dgx-h100", "--node-name=a").CombinedOutput()
+		if err == nil || !strings.Contains(string(out), "built without simulated GPUs") {
+			t.Errorf("told to simulate: %v\n%s", err, out)
+		}
 	}
 }
 

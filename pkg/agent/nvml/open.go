@@ -89,7 +89,7 @@ func Open(spec string, opts OpenOptions) (*Handle, error) {
 		return openReal(spec, spec, opts), nil
 	}
 	return nil, fmt.Errorf("NVML %q: want %q, the path of a library, or %s<profile> with one of %s",
-		spec, SpecAuto, specSimPrefix, strings.Join(nvmlsim.Profiles(), ", "))
+		spec, SpecAuto, specSimPrefix, strings.Join(profiles(), ", "))
 }
 
 func (o *OpenOptions) setDefaults() {
@@ -120,17 +120,6 @@ func openSimulated(spec, profile string, opts OpenOptions) (*Handle, error) {
 	return &Handle{
 		Library: Adapt(sim, spec), Raw: sim, Sysfs: sim.Sysfs(), Simulated: true, Source: spec, Machine: machine,
 	}, nil
-}
-
-func openMachine(profile string, opts OpenOptions) (*nvmlsim.Machine, error) {
-	p, err := nvmlsim.LoadProfile(profile)
-	if err != nil {
-		return nil, err
-	}
-	if opts.SimDir == "" {
-		return nvmlsim.NewMachine(p, opts.NodeName), nil
-	}
-	return nvmlsim.OpenMachine(p, opts.NodeName, opts.SimDir)
 }
 
 func openReal(path, name string, opts OpenOptions) *Handle {
