@@ -17,7 +17,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	testingclock "k8s.io/utils/clock/testing"
 
-	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable/durabletest"
@@ -191,18 +190,33 @@ func (n *node) leftovers(m *prepare.Manager, clock *testingclock.FakeClock, forg
 			Pods:       func(context.Context) ([]corev1.Pod, error) { return nil, nil },
 			Kubelet:    func(context.Context) ([]reconcile.KubeletPod, error) { return nil, nil },
 			Registered: func() time.Time { return clock.Now().Add(-time.Hour) },
-			Processes:  func(context.Context, string, ...*ledger.Partition) (int, error) { last(); return 0, nil },
-			ProcessesBut: func(context.Context, string, []types.UID) (int, error) {
+			Processes: func(_ context.Context, gpu string, _ ...*ledger.Partition) (int, error) {
 				last()
-				return 0, nil
+				return n.processesBut(gpu, nil), nil
 			},
+			ProcessesBut: func(_ context.Context, gpu string, pods []types.UID) (int, error) {
+				last()
+				return n.processesBut(gpu, pods), nil
+			},
+			PlaceOf: func(device string) (string, *ledger.Partition) { return device[:len(gpu0)], nil },
 		},
-		Repair:   func(context.Context) error { return nil },
-		NotePods: m.NotePods,
-		Release:  m.UnprepareUnused,
-		Strays:   func() ([]cdi.File, error) { return nil, nil },
-		Seen:     func(s reconcile.Summary) { *found = s },
+		Repair:      func(context.Context) error { return nil },
+		NotePods:    m.NotePods,
+		Release:     m.UnprepareUnused,
+		Strays:      m.Strays,
+		RemoveStray: m.RemoveStray,
+		Seen:        func(s reconcile.Summary) { *found = s },
 	}), found
+}
+
+// processesBut counts the processes on a GPU that are of other pods. The server of a daemon of ours is none.
+func (n *node) processesBut(gpu string, pods []types.UID) (count int) {
+	for _, p := range n.gpu(slices.Index([]string{gpu0, gpu1, gpu2}, gpu)).Processes {
+		if p.Daemon == "" && !slices.Contains(pods, types.UID(p.Pod)) {
+			count++
+		}
+	}
+	return count
 }
 
 // TestAClaimThatIsPreparedAgainIsNotReleased: nobody used it, as every source told, and then another pod of the claim has it prepared before the

@@ -1,12 +1,15 @@
 package prepare_test
 
 import (
+	"errors"
 	"flag"
 	"fmt"
 	"maps"
 	"math/rand/v2"
+	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -101,9 +104,12 @@ func (h *history) agent(what string, do func(m *prepare.Manager) error) {
 		h.disturb(faulty)
 		what += fmt.Sprintf(", %v step %d", faulty.Mode, faulty.At)
 	} else if !h.rebooted && h.rand.IntN(4) == 0 {
-		looks := h.rand.IntN(5)
-		h.hardware.wrap = func(d nvml.Device) nvml.Device { return meddled{d, h, &looks} }
-		defer func() { h.hardware.wrap = nil }()
+		meddling := &meddling{h: h, looks: h.rand.IntN(5)}
+		h.hardware.wrap = func(d nvml.Device) nvml.Device { return meddled{d, meddling} }
+		defer func() {
+			h.hardware.wrap = nil
+			meddling.end()
+		}()
 	}
 	m, err := h.tryManager()
 	if err == nil {
@@ -119,17 +125,36 @@ func (h *history) agent(what string, do func(m *prepare.Manager) error) {
 	}
 }
 
-// meddled is a GPU on which the administrator makes an instance just before the agent looks for the last time, where claims have theirs.
+// meddling is an administrator who makes an instance just before the agent looks for the last time, where claims have theirs.
+type meddling struct {
+	mu    sync.Mutex
+	h     *history
+	looks int
+}
+
+// end: a call of the agent that took too long may go on when the agent has given it up.
+func (m *meddling) end() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	m.looks = 0
+}
+
+func (m *meddling) look() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.looks--; m.looks == 0 {
+		m.h.theirInstance(fmt.Sprint(m.h.rand.IntN(2)), one(m.h.rand, []string{"1g.10gb", "3g.40gb"}), uint32(4*m.h.rand.IntN(2)))
+	}
+}
+
+// meddled is a GPU with such an administrator.
 type meddled struct {
 	nvml.Device
-	h     *history
-	looks *int
+	by *meddling
 }
 
 func (d meddled) GPUInstances() ([]nvml.GPUInstance, error) {
-	if *d.looks--; *d.looks == 0 {
-		d.h.theirInstance(fmt.Sprint(d.h.rand.IntN(2)), one(d.h.rand, []string{"1g.10gb", "3g.40gb"}), uint32(4*d.h.rand.IntN(2)))
-	}
+	d.by.look()
 	return d.Device.GPUInstances()
 }
 
@@ -147,7 +172,7 @@ func (h *history) next() {
 	gpu := fmt.Sprint(h.rand.IntN(2))
 	kind := one(h.rand, slices.Sorted(maps.Keys(restClaims)))
 	c := h.claim(kind)
-	switch h.rand.IntN(14) {
+	switch h.rand.IntN(15) {
 	case 0, 1, 2, 3, 4:
 		h.agent("prepare "+kind, func(m *prepare.Manager) error {
 			_, err := m.Prepare(h.ctx, c)
@@ -193,7 +218,25 @@ func (h *history) next() {
 			recovery, err := h.manager().Recover(h.ctx)
 			h.say("%s: %+v, %v", how, recovery, err)
 		}
+	case 14:
+		// Of what is done besides, nobody would know any more.
+		c = h.claim(kind)
+		if _, record := h.recordOf(c.UID); record != nil && record.Entry != nil && !slices.ContainsFunc(record.Entry.Undo, func(s ledger.Step) bool { return s.Kind != ledger.StepCDIFile }) {
+			h.say("somebody removes the record of %s: %v", kind, h.loseRecord(c.UID))
+			delete(h.told, c.UID)
+		}
 	}
+}
+
+// loseRecord removes the files of the claim's record.
+func (h *history) loseRecord(claim types.UID) error {
+	entries, err := h.disk.ReadDir(h.claimsDir())
+	for _, entry := range entries {
+		if strings.Contains(entry.Name(), string(claim)) {
+			err = errors.Join(err, h.disk.Remove(filepath.Join(h.claimsDir(), entry.Name())))
+		}
+	}
+	return errors.Join(err, h.disk.SyncDir(h.claimsDir()))
 }
 
 // tell answers the kubelet. It knows nothing from an error.
@@ -267,6 +310,13 @@ func (h *history) rest() *prepare.Manager {
 		// A partition, with its daemon, may have gone with a GPU that was lost.
 		if h.told[c.UID] && kind != "a part's MPS" && h.rand.IntN(2) == 0 {
 			h.say("at rest, %s goes on", kind)
+			for i, gpu := range []string{gpu0, gpu1} {
+				if slices.Contains(record.Entry.HeldGPUs(), gpu) {
+					h.pid++
+					p := nvmlsim.Process{PID: h.pid, Kind: nvmlsim.ProcessCompute, MemoryMiB: 64, Pod: string(c.Status.ReservedFor[0].UID)}
+					h.say("at rest, its process %d on GPU %d: %v", p.PID, i, h.try(&nvmlsim.AddProcess{GPU: fmt.Sprint(i), Process: p}))
+				}
+			}
 			continue
 		}
 		if record != nil && h.rand.IntN(3) == 0 {
