@@ -195,7 +195,9 @@ func writes(api *apiServer) (slices []*resourceapi.ResourceSlice) {
 		}
 		switch a := action.(type) {
 		case clienttesting.CreateAction: // updates have the same methods
-			slices = append(slices, a.GetObject().(*resourceapi.ResourceSlice))
+			if slice, ok := a.GetObject().(*resourceapi.ResourceSlice); ok { // of an older version from who asked while the API server was away
+				slices = append(slices, slice)
+			}
 		}
 	}
 	return slices
@@ -206,8 +208,11 @@ func namingServer(objects ...runtime.Object) *apiServer {
 	api := newAPIServer(append(objects, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}})...)
 	n := 0
 	api.PrependReactor("create", "resourceslices", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		slice, ok := action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
+		if !ok { // who asked while it was away tries older versions, too
+			return true, nil, errAway
+		}
 		n++
-		slice := action.(clienttesting.CreateAction).GetObject().(*resourceapi.ResourceSlice)
 		slice.Name, slice.UID = fmt.Sprint(slice.GenerateName, n), types.UID(fmt.Sprint("slice-", n))
 		return false, nil, nil
 	})

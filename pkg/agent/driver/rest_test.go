@@ -50,8 +50,8 @@ type life struct {
 	nodes  int // that there have been
 	made   int // claims
 	pid    uint32
-	// drops: the API server keeps no taints.
-	drops atomic.Bool
+	// drops: the API server keeps no taints. dropped: it has not, and what it has then is written again in part.
+	drops, dropped atomic.Bool
 
 	// mu guards what is used while the agent writes.
 	mu  sync.Mutex
@@ -156,20 +156,34 @@ func (l *life) next() {
 		l.say("node %d", l.nodes)
 	case 13:
 		l.stop()
+		if l.rand.IntN(3) == 0 {
+			l.forgetAll()
+		}
+		time.Sleep(time.Second)
+		if l.rand.IntN(3) == 0 {
+			l.api.away.Store(true)
+			l.say("the API server is away")
+		}
 		l.start()
 	case 14:
 		if l.rand.IntN(2) == 0 {
 			l.drops.Store(!l.drops.Load())
+			l.dropped.Store(true)
 			l.say("the API server drops taints: %v", l.drops.Load())
 			break
 		}
-		l.say("the kubelet forgets %v", slices.Sorted(maps.Keys(l.claims)))
-		for uid, gpu := range l.claims {
-			l.mu.Lock()
-			l.left[uid] = leftClaim{gpu, time.Now()}
-			l.mu.Unlock()
-			l.forget(uid)
-		}
+		l.forgetAll()
+	}
+}
+
+// forgetAll: the kubelet has lost its checkpoint.
+func (l *life) forgetAll() {
+	l.say("the kubelet forgets %v", slices.Sorted(maps.Keys(l.claims)))
+	for uid, gpu := range l.claims {
+		l.mu.Lock()
+		l.left[uid] = leftClaim{gpu, time.Now()}
+		l.mu.Unlock()
+		l.forget(uid)
 	}
 }
 
@@ -231,7 +245,7 @@ func (l *life) written(slice *resourceapi.ResourceSlice) {
 	for _, device := range slice.Spec.Devices {
 		for uid, left := range gone {
 			known := started.After(left.since)
-			if left.gpu == device.Name && known && slices.Contains(recorded, uid) && len(device.Taints) == 0 {
+			if left.gpu == device.Name && known && !l.dropped.Load() && slices.Contains(recorded, uid) && len(device.Taints) == 0 {
 				l.errorf("GPU %s is offered, and claim %s, which is gone, has it", left.gpu, uid)
 			}
 		}
@@ -349,6 +363,7 @@ func TestWhatIsPublishedAtRest(t *testing.T) {
 						return false, nil, nil
 					}
 					l.written(slice)
+					slice.Spec.Devices = slices.Clone(slice.Spec.Devices) // they are those of the next write, too
 					for i := range slice.Spec.Devices {
 						if l.drops.Load() {
 							slice.Spec.Devices[i].Taints = nil

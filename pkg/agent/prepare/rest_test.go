@@ -219,13 +219,33 @@ func (h *history) next() {
 			h.say("%s: %+v, %v", how, recovery, err)
 		}
 	case 14:
-		// Of what is done besides, nobody would know any more.
 		c = h.claim(kind)
-		if _, record := h.recordOf(c.UID); record != nil && record.Entry != nil && !slices.ContainsFunc(record.Entry.Undo, func(s ledger.Step) bool { return s.Kind != ledger.StepCDIFile }) {
+		if h.nobodyMisses(c.UID) {
 			h.say("somebody removes the record of %s: %v", kind, h.loseRecord(c.UID))
 			delete(h.told, c.UID)
 		}
 	}
+}
+
+// nobodyMisses tells that what was done for the claim is undone without its record: there are only a file, or settings that others keep.
+func (h *history) nobodyMisses(claim types.UID) bool {
+	_, record := h.recordOf(claim)
+	if record == nil || record.Entry == nil {
+		return false
+	}
+	shared := func(gpu string) bool {
+		return slices.ContainsFunc(h.recorded(), func(kind string) bool {
+			_, other := h.recordOf(h.claim(kind).UID)
+			return other.UID != claim && other.Entry != nil && slices.Contains(other.Entry.HeldGPUs(), gpu)
+		})
+	}
+	return !slices.ContainsFunc(record.Entry.Undo, func(s ledger.Step) bool {
+		switch s.Kind {
+		case ledger.StepCDIFile, ledger.StepProcesses, ledger.StepPersistence:
+			return false
+		}
+		return !s.Shared || !shared(s.GPU)
+	})
 }
 
 // loseRecord removes the files of the claim's record.
@@ -311,7 +331,7 @@ func (h *history) rest() *prepare.Manager {
 		if h.told[c.UID] && kind != "a part's MPS" && h.rand.IntN(2) == 0 {
 			h.say("at rest, %s goes on", kind)
 			for i, gpu := range []string{gpu0, gpu1} {
-				if slices.Contains(record.Entry.HeldGPUs(), gpu) {
+				if strings.Contains(kind, "share") && slices.Contains(record.Entry.HeldGPUs(), gpu) { // what another claim has left must go all the same
 					h.pid++
 					p := nvmlsim.Process{PID: h.pid, Kind: nvmlsim.ProcessCompute, MemoryMiB: 64, Pod: string(c.Status.ReservedFor[0].UID)}
 					h.say("at rest, its process %d on GPU %d: %v", p.PID, i, h.try(&nvmlsim.AddProcess{GPU: fmt.Sprint(i), Process: p}))
