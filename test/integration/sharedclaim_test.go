@@ -17,9 +17,9 @@ import (
 func TestThreeHundredPodsOnOneClaimCauseNoWarning(t *testing.T) {
 	const pods, places = 300, resourceapi.ResourceClaimReservedForMaxSize
 	w := newWorld(t)
-	s := startScheduler(t, w.name, schedulerSetup{})
 	w.addNode("a", gpus(h100, 1)...)
 	w.addClaim("shared", spec(w.exactly("gpu", 1)))
+	s := startScheduler(t, w.name, schedulerSetup{}) // which has seen the slice before it tries a pod, and warns of none
 
 	var creators sync.WaitGroup
 	for i := range pods {
