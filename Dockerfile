@@ -19,10 +19,11 @@ ARG LDFLAGS=
 # NVIDIA's header marks old NVML calls as deprecated; the bindings still wrap them.
 ENV CGO_CFLAGS=-Wno-deprecated-declarations
 RUN CGO_ENABLED=0 go build -trimpath -ldflags "${LDFLAGS}" -o /out/ ./cmd/scheduler
-# The agent opens the driver's library. What simulates GPUs is not in it.
+# The agent opens the driver's library. It cannot simulate GPUs.
 RUN CGO_ENABLED=1 go build -trimpath -tags nosim -ldflags "${LDFLAGS}" -o /out/ ./cmd/node-agent
 
 FROM build AS build-simulated
+ARG LDFLAGS=
 RUN CGO_ENABLED=1 go build -trimpath -ldflags "${LDFLAGS}" -o /out/simulated/ ./cmd/node-agent ./cmd/nvmlsimctl
 
 FROM ${STATIC_IMAGE} AS scheduler

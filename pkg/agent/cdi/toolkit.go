@@ -28,7 +28,7 @@ const (
 func GPUsByEnvironment(hostRoot, file string) string {
 	h := host(hostRoot)
 	data, err := h.read(file, maxToolkitConfig)
-	if errors.Is(err, unix.ENOENT) {
+	if errors.Is(err, unix.ENOENT) && file == ToolkitConfig { // a path that somebody has given should be there
 		if _, err := h.stat(toolkitRuntime, true); err != nil {
 			return ""
 		}

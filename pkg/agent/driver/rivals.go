@@ -190,7 +190,7 @@ func (a *Agent) nvidiaLeftovers() error {
 // rivalWatch is what an agent that serves knows of the node's registration sockets.
 type rivalWatch struct {
 	agent *Agent
-	// others are the sockets of other drivers, and of who did not answer. They are asked once: some plugins log each question.
+	// others are the sockets of other drivers. They are asked once: some plugins log each question.
 	others map[string]fs.FileInfo
 	// rivals are the sockets that were a rival's at the last look.
 	rivals sets.Set[string]
@@ -226,14 +226,14 @@ func (w *rivalWatch) look(ctx context.Context) {
 			continue
 		}
 		switch who, err := a.judge(ctx, path); who {
-		case somebodyElse, nobodyKnown:
+		case somebodyElse:
 			others[path] = file
 		case aRival:
 			if errors.Unwrap(err) == nil || w.rivals.Has(path) {
 				rivals.Insert(path)
 				rival = err
 			}
-		case anAgentOfOurs:
+		case anAgentOfOurs, nobodyKnown:
 		}
 	}
 	if ctx.Err() != nil {

@@ -150,6 +150,13 @@ func TestAPluginThatComesLaterIsARival(t *testing.T) {
 				{remove(0), ""},
 			},
 		},
+		"NVIDIA's driver with a socket of any name, slow to answer": {
+			plugins: []*laterPlugin{{name: Name, socket: "x.sock"}},
+			steps: []step{
+				{func(w *world) { w.plugins[0].broken.Store(true); come(w) }, ""},
+				{func(w *world) { w.plugins[0].broken.Store(false) }, "x.sock"},
+			},
+		},
 		"a plugin that names a very long endpoint": {
 			plugins: []*laterPlugin{{name: Name, socket: "x.sock", endpoint: strings.Repeat("\x1b\n", 1<<20)}},
 			steps:   []step{{come, `\x1b\n`}},
