@@ -15,7 +15,7 @@ import (
 
 const module = "stowage.dev/stowage/"
 
-// room is one row of the table in docs/design.md. A package belongs to the
+// room is one row of the table in docs/design/README.md. A package belongs to the
 // room with the longest matching path.
 type room struct {
 	path string
@@ -25,7 +25,7 @@ type room struct {
 }
 
 // rooms is the import order. A room that is missing here fails the test: a new
-// room is a decision, taken in docs/design.md first.
+// room is a decision, taken in docs/design/README.md first.
 var rooms = []room{
 	{path: "cmd/scheduler", may: []string{"pkg/plugins", "pkg/policies"}},
 	{path: "cmd/node-agent", may: []string{"pkg/agent", "pkg/draclient", "pkg/nvmlsim", "pkg/policies"}},
@@ -101,7 +101,7 @@ func TestImportsKeepTheOrderOfTheRooms(t *testing.T) {
 		path := strings.TrimPrefix(pkg.ImportPath, module)
 		home, ok := roomOf(path)
 		if !ok {
-			t.Errorf("%s belongs to no room of docs/design.md: add it there and here", path)
+			t.Errorf("%s belongs to no room of docs/design/README.md: add it there and here", path)
 			continue
 		}
 		for _, imported := range pkg.Imports {

@@ -57,20 +57,21 @@ func folders(t *testing.T, root string) map[string]*folder {
 	return found
 }
 
-// documents are the texts of docs/, by file name.
+// documents are the texts below docs/, by their path in it.
 func documents(t *testing.T, root string) map[string]string {
 	t.Helper()
-	files, err := filepath.Glob(filepath.Join(root, "docs", "*.md"))
-	if err != nil || len(files) == 0 {
-		t.Fatalf("documents: %q, %v", files, err)
-	}
 	texts := map[string]string{}
-	for _, file := range files {
-		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
+	docs := os.DirFS(filepath.Join(root, "docs"))
+	err := fs.WalkDir(docs, ".", func(name string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || path.Ext(name) != ".md" {
+			return err
 		}
-		texts[filepath.Base(file)] = string(text)
+		text, err := fs.ReadFile(docs, name)
+		texts[name] = string(text)
+		return err
+	})
+	if err != nil || len(texts) == 0 {
+		t.Fatalf("%d documents, %v", len(texts), err)
 	}
 	return texts
 }
