@@ -18,9 +18,11 @@ var (
 	// docs/runbook.md, *Taints*.
 	plainReference = regexp.MustCompile("(?:^|[^\\w/.-])(docs/[\\w/-]+\\.md)(?:#([\\w-]+))?`?(?:,[\\s/#]+\\*([^*]+)\\*)?")
 	// link is a link of a document to a file of the repository, and the heading after it.
-	link          = regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]+))?\)(?:,\s+\*([^*]+)\*)?`)
-	headingLine   = regexp.MustCompile(`(?m)^#+ +(.+?) *$`)
-	boldLead      = regexp.MustCompile(`(?m)^ *(?:[*-] +)?\*\*?([^*\n]+?)[.:]?\*\*?`)
+	link        = regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]+))?\)(?:,\s+\*([^*]+)\*)?`)
+	headingLine = regexp.MustCompile(`(?m)^#+ +(.+?) *$`)
+	boldLead    = regexp.MustCompile(`(?m)^ *(?:[*-] +)?\*\*?([^*\n]+?)[.:]?\*\*?`)
+	// namedSource is a folder, a file, or a name of a package that a document has between backticks.
+	namedSource   = regexp.MustCompile("`((?:cmd|internal|manifests|pkg|test)/[\\w/-]+(?:\\.[a-z]+)?)(?:\\.[A-Z]\\w*)?`|`(\\w+\\.go)`")
 	notInAnAnchor = regexp.MustCompile("[^\\p{L}\\p{N}_ -]")
 )
 
@@ -123,6 +125,41 @@ func TestReferencesToDocumentsLeadSomewhere(t *testing.T) {
 	}
 	if references < 20 {
 		t.Errorf("%d references to documents: this test looks at the wrong place", references)
+	}
+}
+
+// Folders and files that a chapter of the design names exist: by their path,
+// or a Go file by its name alone.
+func TestTheDesignNamesSourcesThatExist(t *testing.T) {
+	root := filepath.Join("..", "..")
+	repository, goFiles := os.DirFS(root), map[string]bool{}
+	err := fs.WalkDir(repository, ".", func(file string, _ fs.DirEntry, err error) error {
+		if path.Ext(file) == ".go" {
+			goFiles[path.Base(file)] = true
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	named := 0
+	for document, text := range documents(t, root) {
+		if path.Dir(document) != "design" {
+			continue
+		}
+		for _, match := range namedSource.FindAllStringSubmatch(text, -1) {
+			named++
+			if match[2] != "" {
+				if !goFiles[match[2]] {
+					t.Errorf("%s names %s: there is no such file", document, match[2])
+				}
+			} else if _, err := fs.Stat(repository, match[1]); err != nil {
+				t.Errorf("%s names %s: %v", document, match[1], err)
+			}
+		}
+	}
+	if named < 50 {
+		t.Errorf("%d folders and files are named: this test looks at the wrong place", named)
 	}
 }
 
