@@ -6,8 +6,11 @@ TOOL      := $(GO) tool -modfile=tools/go.mod
 # starts with the Kubernetes version that the scheduler is built from.
 KUBE      := $(shell $(GO) list -m -f '{{.Version}}' k8s.io/kubernetes 2>/dev/null)
 REVISION  := $(shell git describe --tags --always --dirty 2>/dev/null || echo unknown)
+# The project's own version, from the newest tag: docs/releasing.md.
+VERSION   ?= $(shell git describe --tags --match 'v0.*' --dirty 2>/dev/null || echo v0.0.0-$(REVISION))
 LDFLAGS   := -X k8s.io/component-base/version.gitVersion=$(KUBE)+stowage.$(REVISION) \
-             -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37
+             -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37 \
+             -X stowage.dev/stowage/internal/version.release=$(VERSION)
 GOFILES    = $(shell git ls-files --cached --others --exclude-standard '*.go')
 
 # NVIDIA's header marks old NVML calls as deprecated; the bindings still wrap them.
@@ -209,6 +212,14 @@ fmt: ## Format the code
 .PHONY: generate
 generate: ## Run the code generators
 	$(GO) generate ./...
+
+.PHONY: release-check
+release-check: ## Whether VERSION=v0.x.y can be tagged: nothing uncommitted, a section in the changelog, no such tag yet
+	@echo '$(VERSION)' | grep -Eqx 'v0\.[0-9]+\.[0-9]+(-rc\.[0-9]+)?' || { echo "VERSION=$(VERSION): want v0.x.y or v0.x.y-rc.n"; exit 1; }
+	@test -z "$$(git status --porcelain)" || { echo "there is something uncommitted"; exit 1; }
+	@grep -q '^## $(patsubst v%,%,$(VERSION)) ' CHANGELOG.md || { echo "CHANGELOG.md has no section '## $(patsubst v%,%,$(VERSION)) (date)'"; exit 1; }
+	@! git rev-parse -q --verify 'refs/tags/$(VERSION)' >/dev/null || { echo "the tag $(VERSION) is there already"; exit 1; }
+	@echo "$(VERSION) can be tagged"
 
 .PHONY: presubmit
 presubmit: lint test ## What a change must pass before it is sent (CI does more: see .ci/run)

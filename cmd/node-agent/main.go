@@ -16,8 +16,9 @@ import (
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
 	_ "k8s.io/component-base/logs/json/register"
-	"k8s.io/component-base/version"
 	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/internal/version"
 )
 
 func main() {
@@ -40,7 +41,7 @@ func newCommand() *cobra.Command {
 	root := &cobra.Command{
 		Use:           "node-agent",
 		Short:         "Publishes a node's GPUs and hands them to containers",
-		Version:       version.Get().GitVersion,
+		Version:       version.Beside(),
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	stowageversion "stowage.dev/stowage/internal/version"
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/prepare"
@@ -35,7 +36,7 @@ func runAgent(ctx context.Context, opts *options) error {
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Starting", "version", version.Get().GitVersion, "node", opts.nodeName, "nvml", opts.nvml)
+	klog.FromContext(ctx).Info("Starting", "version", version.Get().GitVersion, "stowage", stowageversion.Release(), "node", opts.nodeName, "nvml", opts.nvml)
 	agent, err := newAgent(ctx, opts, api)
 	if err != nil {
 		return err

@@ -22,6 +22,7 @@ import (
 	"k8s.io/kubernetes/cmd/kube-scheduler/app"
 	"k8s.io/kubernetes/cmd/kube-scheduler/app/options"
 
+	"stowage.dev/stowage/internal/version"
 	"stowage.dev/stowage/pkg/plugins"
 )
 
@@ -40,7 +41,11 @@ func newCommand() *cobra.Command {
 			return opts.ComponentGlobalsRegistry.Set() // feature gates
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			verflag.PrintAndExitIfRequested()
+			if cmd.Flags().Lookup("version").Value.String() == "true" {
+				fmt.Fprintln(cmd.OutOrStdout(), "Kubernetes", version.Beside())
+				return nil
+			}
+			verflag.PrintAndExitIfRequested() // --version=raw
 			if cmd.Flags().Changed(validateConfigFlag) {
 				if err := applyLogs(opts); err != nil {
 					return err

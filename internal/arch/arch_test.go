@@ -8,6 +8,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -27,8 +28,8 @@ type room struct {
 // rooms is the import order. A room that is missing here fails the test: a new
 // room is a decision, taken in docs/design/README.md first.
 var rooms = []room{
-	{path: "cmd/scheduler", may: []string{"pkg/plugins", "pkg/policies"}},
-	{path: "cmd/node-agent", may: []string{"pkg/agent", "pkg/draclient", "pkg/nvmlsim", "pkg/policies"}},
+	{path: "cmd/scheduler", may: []string{"internal/version", "pkg/plugins", "pkg/policies"}},
+	{path: "cmd/node-agent", may: []string{"internal/version", "pkg/agent", "pkg/draclient", "pkg/nvmlsim", "pkg/policies"}},
 	{path: "cmd/nvmlsimctl", may: []string{"pkg/nvmlsim"}},
 
 	{path: "pkg/plugins", may: []string{"internal/sharded", "pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage", "pkg/fence", "pkg/audit", "pkg/policies", "pkg/wakeup"}},
@@ -53,6 +54,7 @@ var rooms = []room{
 	{path: "internal/arch"},
 	{path: "internal/mutate"},
 	{path: "internal/sharded"},
+	{path: "internal/version"},
 
 	{path: "test/lab", may: []string{"internal/localcluster"}},
 	{path: "test/demo", may: []string{"internal/localcluster", "test/lab"}},
@@ -122,6 +124,35 @@ func TestImportsKeepTheOrderOfTheRooms(t *testing.T) {
 			}) {
 				t.Errorf("%s imports %s: room %s may only import %v", path, strings.TrimPrefix(imported, module), home.path, home.may)
 			}
+		}
+	}
+}
+
+// The design's table has each room, or the folder that it is in, and no room that is gone.
+func TestTheDesignHasATableOfTheRooms(t *testing.T) {
+	content, err := os.ReadFile(filepath.Join("..", "..", "docs", "design", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, table, _ := strings.Cut(string(content), "\n## Rooms\n")
+	table, _, _ = strings.Cut(table, "\n## ")
+	var rows []string
+	for line := range strings.Lines(table) {
+		if cells := strings.Split(line, "|"); len(cells) > 2 {
+			for _, match := range regexp.MustCompile("`([\\w/-]+?)(?:/…)?`").FindAllStringSubmatch(cells[1], -1) {
+				rows = append(rows, match[1])
+			}
+		}
+	}
+	within := func(path, folder string) bool { return path == folder || strings.HasPrefix(path, folder+"/") }
+	for _, room := range rooms {
+		if !slices.ContainsFunc(rows, func(row string) bool { return within(room.path, row) }) {
+			t.Errorf("room %s is not in the table of docs/design/README.md", room.path)
+		}
+	}
+	for _, row := range rows {
+		if _, ok := roomOf(row); !ok && !slices.ContainsFunc(rooms, func(room room) bool { return within(room.path, row) }) {
+			t.Errorf("docs/design/README.md has a room %s, which the test does not know", row)
 		}
 	}
 }
