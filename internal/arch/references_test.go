@@ -128,8 +128,8 @@ func TestReferencesToDocumentsLeadSomewhere(t *testing.T) {
 	}
 }
 
-// Folders and files that a chapter of the design names exist: by their path,
-// or a Go file by its name alone.
+// Folders and files that a chapter of the design, or CONTRIBUTING.md, names
+// exist: by their path, or a Go file by its name alone.
 func TestTheDesignNamesSourcesThatExist(t *testing.T) {
 	root := filepath.Join("..", "..")
 	repository, goFiles := os.DirFS(root), map[string]bool{}
@@ -142,9 +142,14 @@ func TestTheDesignNamesSourcesThatExist(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	named := 0
-	for document, text := range documents(t, root) {
-		if path.Dir(document) != "design" {
+	named, texts := 0, documents(t, root)
+	contributing, err := os.ReadFile(filepath.Join(root, "CONTRIBUTING.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	texts["design/../../CONTRIBUTING.md"] = string(contributing)
+	for document, text := range texts {
+		if !strings.HasPrefix(document, "design/") {
 			continue
 		}
 		for _, match := range namedSource.FindAllStringSubmatch(text, -1) {
@@ -160,6 +165,27 @@ func TestTheDesignNamesSourcesThatExist(t *testing.T) {
 	}
 	if named < 50 {
 		t.Errorf("%d folders and files are named: this test looks at the wrong place", named)
+	}
+}
+
+// Whom CODEOWNERS asks about a folder is not asked when it has moved.
+func TestCodeOwnersNamePathsThatExist(t *testing.T) {
+	root := filepath.Join("..", "..")
+	text, err := os.ReadFile(filepath.Join(root, ".github", "CODEOWNERS"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(text)) {
+		fields := strings.Fields(line)
+		if len(fields) == 0 || fields[0] == "#" {
+			continue
+		}
+		if _, err := os.Stat(filepath.Join(root, strings.TrimSuffix(fields[0], "*"))); err != nil {
+			t.Error(err)
+		}
+		if len(fields) < 2 {
+			t.Errorf("%s has no owner", fields[0])
+		}
 	}
 }
 
