@@ -41,8 +41,7 @@ func newCommand() *cobra.Command {
 			return opts.ComponentGlobalsRegistry.Set() // feature gates
 		},
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			if cmd.Flags().Lookup("version").Value.String() == "true" {
-				fmt.Fprintln(cmd.OutOrStdout(), "Kubernetes", version.Beside())
+			if printVersion(cmd) {
 				return nil
 			}
 			verflag.PrintAndExitIfRequested() // --version=raw
@@ -68,6 +67,15 @@ func newCommand() *cobra.Command {
 	cliflag.SetUsageAndHelpFunc(cmd, *sets, cols)
 	explainArgs(cmd)
 	return cmd
+}
+
+// printVersion does what --version asks for, and tells whether it did: kube-scheduler's line, and ours below it.
+func printVersion(cmd *cobra.Command) bool {
+	if cmd.Flags().Lookup("version").Value.String() != "true" {
+		return false
+	}
+	fmt.Fprintln(cmd.OutOrStdout(), "Kubernetes", version.Beside())
+	return true
 }
 
 const validateConfigFlag = "validate-config"
