@@ -18,6 +18,13 @@ func (c *client) gpuCommands() *cobra.Command {
 		c.onGPU("restore", "Bring a lost GPU back", func(gpu string) nvmlsim.Command { return &nvmlsim.RestoreGPU{GPU: gpu} }),
 		c.onGPU("hang", "Let calls about a GPU not return", func(gpu string) nvmlsim.Command { return &nvmlsim.HangGPU{GPU: gpu} }),
 		c.onGPU("unhang", "Let them return", func(gpu string) nvmlsim.Command { return &nvmlsim.UnhangGPU{GPU: gpu} }),
+		c.action("slow GPU MILLISECONDS", "Let each call that asks a GPU take so long, 0 for no time", 2, func(args []string) (nvmlsim.Command, error) {
+			each, err := number("MILLISECONDS", args[1])
+			if err != nil {
+				return nil, err
+			}
+			return &nvmlsim.SlowGPU{GPU: args[0], Milliseconds: nvmlsim.Milliseconds(each)}, nil
+		}),
 		c.onGPU("reset", "Reset an idle GPU", func(gpu string) nvmlsim.Command { return &nvmlsim.ResetGPU{GPU: gpu} }),
 		c.onGPU("remove", "Take a GPU off the bus", func(gpu string) nvmlsim.Command { return &nvmlsim.RemoveGPU{GPU: gpu} }),
 		c.onGPU("add", "Put a removed GPU back", func(gpu string) nvmlsim.Command { return &nvmlsim.AddGPU{GPU: gpu} }),

@@ -117,6 +117,8 @@ func TestEveryCommandDoesWhatItSays(t *testing.T) {
 		{"gpu restore 3", 3, func(g nvmlsim.GPUState) any { return g.Lost }, false},
 		{"gpu hang 3", 3, func(g nvmlsim.GPUState) any { return g.Hung }, true},
 		{"gpu unhang 3", 3, func(g nvmlsim.GPUState) any { return g.Hung }, false},
+		{"gpu slow 3 20", 3, func(g nvmlsim.GPUState) any { return g.Slow }, nvmlsim.Milliseconds(20)},
+		{"gpu slow 3 0", 3, func(g nvmlsim.GPUState) any { return g.Slow }, nvmlsim.Milliseconds(0)},
 		{"gpu remove 3", 3, func(g nvmlsim.GPUState) any { return g.Absent }, true},
 		{"gpu add 3", 3, func(g nvmlsim.GPUState) any { return g.Absent }, false},
 		{"temp 3 95", 3, func(g nvmlsim.GPUState) any { return g.Health.TemperatureC }, u32(95)},

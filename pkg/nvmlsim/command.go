@@ -64,6 +64,7 @@ var commands = []func() Command{
 	func() Command { return &RestoreGPU{} },
 	func() Command { return &HangGPU{} },
 	func() Command { return &UnhangGPU{} },
+	func() Command { return &SlowGPU{} },
 	func() Command { return &ResetGPU{} },
 	func() Command { return &AddGPU{} },
 	func() Command { return &RemoveGPU{} },

@@ -96,6 +96,28 @@ func (c *UnhangGPU) do(m *Machine, s *State) (Result, error) {
 	return Result{}, nil
 }
 
+// SlowGPU makes each call that asks a GPU take that long, as on a node under
+// load: NVIDIA's DRA driver has seen 10 seconds for a handle, and caches it.
+type SlowGPU struct {
+	GPU          string       `json:"gpu"`
+	Milliseconds Milliseconds `json:"milliseconds"`
+}
+
+// Name implements Command.
+func (*SlowGPU) Name() string { return "gpu slow" }
+
+func (c *SlowGPU) do(m *Machine, s *State) (Result, error) {
+	_, g, err := m.find(s, c.GPU)
+	switch {
+	case err != nil:
+		return Result{}, err
+	case c.Milliseconds > 60_000:
+		return Result{}, fmt.Errorf("milliseconds: %d: want at most 60000", c.Milliseconds)
+	}
+	g.Slow = c.Milliseconds
+	return Result{}, nil
+}
+
 // ResetGPU is nvidia-smi --gpu-reset: it needs an idle GPU, ends MIG instances,
 // and makes a pending MIG mode the current one.
 type ResetGPU struct {

@@ -133,7 +133,7 @@ func (*SetPCIe) Name() string { return "pcie" }
 
 func (c *SetPCIe) do(m *Machine, s *State) (Result, error) {
 	_, g, err := m.findThere(s, c.GPU)
-	best := m.profile.GPU.PCIe
+	best := m.profile.GPU.PCIe.link()
 	switch {
 	case err != nil:
 		return Result{}, err

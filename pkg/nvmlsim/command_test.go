@@ -28,6 +28,7 @@ func TestABadCommandIsRefusedNamingFieldAndValue(t *testing.T) {
 		"released, not hung":       {"t4", nil, &UnhangGPU{GPU: "0"}, "does not hang"},
 		"removed twice":            {"t4", []Command{&RemoveGPU{GPU: "0"}}, &RemoveGPU{GPU: "0"}, "there is none in that place"},
 		"added twice":              {"t4", nil, &AddGPU{GPU: "0"}, "there is one in that place"},
+		"slower than a minute":     {"t4", nil, &SlowGPU{GPU: "0", Milliseconds: 60_001}, "milliseconds: 60001"},
 		"reset in use":             {"t4", []Command{process(Process{PID: 5, Kind: ProcessCompute})}, &ResetGPU{GPU: "0"}, "in use by process 5"},
 		"XID 0":                    {"t4", nil, &RaiseXID{GPU: "0"}, "code: 0"},
 		"XID of no instance":       {"dgx-h100", nil, &RaiseXID{GPU: "0", Code: 43, Instance: &Instance{GPU: 9}}, "instance: 9/0"},
@@ -172,7 +173,7 @@ func TestHealthIsWhatItWasSetTo(t *testing.T) {
 		return h
 	}
 	want := health{
-		93, 650_000, 3, 8, 12, nvml.ClocksThrottleReasonHwThermalSlowdown | nvml.ClocksEventReasonSwPowerCap,
+		93, 650_000, 3, 8, 12, nvml.ClocksEventReasonGpuIdle | nvml.ClocksThrottleReasonHwThermalSlowdown | nvml.ClocksEventReasonSwPowerCap,
 		5, 2, 2,
 		[2]int{1, 2},
 		true, true,
@@ -181,13 +182,13 @@ func TestHealthIsWhatItWasSetTo(t *testing.T) {
 	if diff := cmp.Diff(want, read(d)); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
-	sound := health{29, 68_000, 5, 16, 0, 0, 0, 0, 0, [2]int{}, false, false, []uint64{0, 0, 0, uint64(nvml.ERROR_NOT_SUPPORTED), uint64(nvml.ERROR_INVALID_ARGUMENT)}}
+	sound := health{29, 68_000, 5, 16, 0, nvml.ClocksEventReasonGpuIdle, 0, 0, 0, [2]int{}, false, false, []uint64{0, 0, 0, uint64(nvml.ERROR_NOT_SUPPORTED), uint64(nvml.ERROR_INVALID_ARGUMENT)}}
 	if diff := cmp.Diff(sound, read(lib.devices[1])); diff != "" {
 		t.Errorf("the neighbour (-want +got):\n%s", diff)
 	}
 	do(t, m, &ResetGPU{GPU: "0"})
 	after := read(d)
-	if after.Corrected != 0 || after.Uncorrected != 2 || after.Pending || !after.Failed || after.Throttle != 0 || after.Fields[2] != 0 {
+	if after.Corrected != 0 || after.Uncorrected != 2 || after.Pending || !after.Failed || after.Throttle != nvml.ClocksEventReasonGpuIdle || after.Fields[2] != 0 {
 		t.Errorf("after a reset %+v, want the volatile errors, the pending row and the action gone", after)
 	}
 }

@@ -1,6 +1,10 @@
 package nvmlsim
 
-import "github.com/NVIDIA/go-nvml/pkg/nvml"
+import (
+	"time"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
 
 // device is one simulated GPU; the pointer is its NVML handle.
 type device struct {
@@ -74,6 +78,7 @@ func (d *device) state() (*GPUState, nvml.Return) {
 		case g.gone():
 			return nil, nvml.ERROR_GPU_IS_LOST
 		case !g.Hung:
+			time.Sleep(time.Duration(g.Slow) * time.Millisecond)
 			return g, nvml.SUCCESS
 		}
 		d.lib.machine.await(now.changed)
@@ -150,9 +155,10 @@ func (d *device) GetUUID() (string, nvml.Return)     { return answer(d, d.uuid) 
 func (d *device) GetSerial() (string, nvml.Return)   { return answer(d, d.serial) }
 func (d *device) GetMinorNumber() (int, nvml.Return) { return answer(d, d.lib.profile.minor(d.index)) }
 
+// GetBoardId has the device's number as it is, not shifted: a recorded T4 at 00:1e.0 has 0x1e.
 func (d *device) GetBoardId() (uint32, nvml.Return) {
 	a := d.path.address
-	return answer(d, a.domain<<16|a.bus<<8|a.device<<3|a.function)
+	return answer(d, a.domain<<16|a.bus<<8|a.device)
 }
 
 func (d *device) GetBrand() (nvml.BrandType, nvml.Return) {

@@ -1,6 +1,10 @@
 package nvmlsim
 
-import "github.com/NVIDIA/go-nvml/pkg/nvml"
+import (
+	"cmp"
+
+	"github.com/NVIDIA/go-nvml/pkg/nvml"
+)
 
 // PCI Express and the distance to other GPUs.
 
@@ -17,13 +21,15 @@ func (d *device) GetMaxPcieLinkGeneration() (int, nvml.Return) {
 }
 
 func (d *device) GetGpuMaxPcieLinkGeneration() (int, nvml.Return) {
-	return answer(d, d.model.PCIe.Generation)
+	return answer(d, cmp.Or(d.model.PCIe.DeviceGeneration, d.model.PCIe.Generation))
 }
 
 func (d *device) GetCurrPcieLinkWidth() (int, nvml.Return) {
 	return read(d, func(g *GPUState) int { return d.pcie(g).Width })
 }
 
+// GetMaxPcieLinkWidth is the card's: recorded T4 and L40S answer 16 with a link
+// of 8 lanes, although nvml.h says "possible with this device and system".
 func (d *device) GetMaxPcieLinkWidth() (int, nvml.Return) { return answer(d, d.model.PCIe.Width) }
 
 func (d *device) GetPcieReplayCounter() (int, nvml.Return) {
@@ -35,7 +41,7 @@ func (d *device) pcie(g *GPUState) PCIe {
 	if g.Health.PCIe != nil {
 		return *g.Health.PCIe
 	}
-	return PCIe(d.model.PCIe)
+	return d.model.PCIe.link()
 }
 
 // GetTopologyCommonAncestor is what nvidia-smi topo -mp prints.

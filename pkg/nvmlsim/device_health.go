@@ -28,12 +28,6 @@ var recoveries = map[Recovery]nvml.DeviceGpuRecoveryAction{
 	RecoveryDrainAndReset: nvml.GPU_RECOVERY_ACTION_DRAIN_AND_RESET,
 }
 
-// Temperatures at which data center GPUs slow down and switch themselves off.
-const (
-	slowdownC = 87
-	shutdownC = 92
-)
-
 func (d *device) GetTemperature(sensor nvml.TemperatureSensors) (uint32, nvml.Return) {
 	if sensor != nvml.TEMPERATURE_GPU {
 		return answerIf[uint32](d, false, 0)
@@ -41,14 +35,28 @@ func (d *device) GetTemperature(sensor nvml.TemperatureSensors) (uint32, nvml.Re
 	return read(d, func(g *GPUState) uint32 { return valueOr(g.Health.TemperatureC, d.model.IdleTemperatureC) })
 }
 
+// GetTemperatureThreshold is not supported for GPUs that have distances instead:
+// nvml.h says of "Ada and later" that it "would be removed", and the recorded
+// Hopper has none either.
 func (d *device) GetTemperatureThreshold(threshold nvml.TemperatureThresholds) (uint32, nvml.Return) {
+	var celsius uint32
 	switch threshold {
 	case nvml.TEMPERATURE_THRESHOLD_SLOWDOWN:
-		return answer[uint32](d, slowdownC)
+		celsius = d.model.thermal().SlowdownC
 	case nvml.TEMPERATURE_THRESHOLD_SHUTDOWN:
-		return answer[uint32](d, shutdownC)
+		celsius = d.model.thermal().ShutdownC
 	}
-	return answerIf[uint32](d, false, 0)
+	return answerIf(d, celsius > 0, celsius)
+}
+
+// GetMarginTemperature is the distance to the nearest threshold.
+func (d *device) GetMarginTemperature() (nvml.MarginTemperature, nvml.Return) {
+	celsius, ret := d.GetTemperature(nvml.TEMPERATURE_GPU)
+	if ret != nvml.SUCCESS {
+		return nvml.MarginTemperature{}, ret
+	}
+	margin := d.model.thermal().IdleMarginC + int32(d.model.IdleTemperatureC) - int32(celsius)
+	return answerIf(d, d.model.thermal().IdleMarginC != 0, nvml.MarginTemperature{MarginTemperature: margin})
 }
 
 // GetPowerUsage is in milliwatts.
@@ -57,7 +65,12 @@ func (d *device) GetPowerUsage() (uint32, nvml.Return) {
 }
 
 func (d *device) GetCurrentClocksEventReasons() (uint64, nvml.Return) {
-	return read(d, func(g *GPUState) uint64 { return g.Health.Throttle })
+	return read(d, func(g *GPUState) uint64 {
+		if len(g.Processes) == 0 {
+			return g.Health.Throttle | nvml.ClocksEventReasonGpuIdle
+		}
+		return g.Health.Throttle
+	})
 }
 
 func (d *device) GetCurrentClocksThrottleReasons() (uint64, nvml.Return) {
@@ -146,8 +159,13 @@ func (d *device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 			continue
 		}
 		v.ValueType = uint32(nvml.VALUE_TYPE_UNSIGNED_LONG_LONG)
-		if v.FieldId == nvml.FI_DEV_GET_GPU_RECOVERY_ACTION {
+		switch v.FieldId {
+		case nvml.FI_DEV_GET_GPU_RECOVERY_ACTION:
 			v.ValueType = uint32(nvml.VALUE_TYPE_UNSIGNED_INT)
+		case nvml.FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT, nvml.FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT:
+			v.ValueType = uint32(nvml.VALUE_TYPE_SIGNED_INT)
+			binary.NativeEndian.PutUint32(v.Value[:], uint32(value))
+			continue
 		}
 		binary.NativeEndian.PutUint64(v.Value[:], value)
 	}
@@ -186,6 +204,10 @@ func (d *device) field(g *GPUState, id uint32) (value uint64, ok bool) {
 		return oneIf(h.Rows.Failed), rows
 	case nvml.FI_DEV_GET_GPU_RECOVERY_ACTION:
 		return uint64(recoveries[h.Recovery]), true
+	case nvml.FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT:
+		return uint64(d.model.thermal().SlowdownMarginC), d.model.thermal().IdleMarginC != 0
+	case nvml.FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT:
+		return uint64(d.model.thermal().ShutdownMarginC), d.model.thermal().IdleMarginC != 0
 	}
 	return 0, false
 }

@@ -86,11 +86,18 @@ func (d *device) GetNvLinkState(index int) (nvml.EnableState, nvml.Return) {
 	return nvml.FEATURE_DISABLED, ret
 }
 
+// nvlinkVersions are nvml.h's nvmlNvlinkVersion_t by the generation: an H100,
+// whose links are the fourth, answers 6.
+var nvlinkVersions = map[uint32]nvml.NvlinkVersion{
+	1: nvml.NVLINK_VERSION_1_0, 2: nvml.NVLINK_VERSION_2_0, 3: nvml.NVLINK_VERSION_3_0,
+	4: nvml.NVLINK_VERSION_4_0, 5: nvml.NVLINK_VERSION_5_0, 6: nvml.NVLINK_VERSION_6_0,
+}
+
 func (d *device) GetNvLinkVersion(index int) (uint32, nvml.Return) {
 	if _, ret := d.link(index); ret != nvml.SUCCESS {
 		return 0, ret
 	}
-	return d.model.NVLink.Version, nvml.SUCCESS
+	return uint32(nvlinkVersions[d.model.NVLink.Version]), nvml.SUCCESS
 }
 
 func (d *device) GetNvLinkCapability(index int, capability nvml.NvLinkCapability) (uint32, nvml.Return) {

@@ -146,6 +146,14 @@ func (d *device) SetPersistenceMode(mode nvml.EnableState) nvml.Return {
 	})
 }
 
+func (d *device) GetVirtualizationMode() (nvml.GpuVirtualizationMode, nvml.Return) {
+	mode := nvml.GPU_VIRTUALIZATION_MODE_NONE
+	if d.lib.profile.System.VirtualMachine {
+		mode = nvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH
+	}
+	return answer(d, mode)
+}
+
 func enabled(on bool) nvml.EnableState {
 	if on {
 		return nvml.FEATURE_ENABLED

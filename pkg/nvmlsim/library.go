@@ -61,8 +61,14 @@ func (l *Library) Machine() *Machine { return l.machine }
 // Profile returns the machine's description; not to be changed.
 func (l *Library) Profile() *Profile { return l.profile }
 
-// Init opens a session. As with the real library, each Init needs a Shutdown.
-func (l *Library) Init() nvml.Return {
+// Init opens a session. As with the real library, each Init needs a Shutdown,
+// and a machine without a GPU for it refuses: see [Library.InitWithFlags].
+func (l *Library) Init() nvml.Return { return l.InitWithFlags(0) }
+
+// InitWithFlags opens a session, with INIT_FLAG_NO_GPUS also where the driver
+// has no GPU ("Don't fail nvmlInit() when no GPUs are found", nvml.h; with which
+// error it fails is assumed).
+func (l *Library) InitWithFlags(flags uint32) nvml.Return {
 	s := l.machine.State()
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -77,6 +83,9 @@ func (l *Library) Init() nvml.Return {
 			}
 		}
 	}
+	if l.sessions == 0 && len(l.found) == 0 && flags&nvml.INIT_FLAG_NO_GPUS == 0 {
+		return nvml.ERROR_DRIVER_NOT_LOADED
+	}
 	if l.sessions == 0 {
 		l.over = make(chan struct{})
 		l.machine.open.Add(1)
@@ -84,9 +93,6 @@ func (l *Library) Init() nvml.Return {
 	l.sessions++
 	return nvml.SUCCESS
 }
-
-// InitWithFlags is Init: no flag changes what is simulated.
-func (l *Library) InitWithFlags(uint32) nvml.Return { return l.Init() }
 
 // Shutdown closes a session, or answers ERROR_UNINITIALIZED if none is open.
 func (l *Library) Shutdown() nvml.Return {

@@ -174,3 +174,33 @@ func TestIdentitiesFollowFromTheNodeName(t *testing.T) {
 		}
 	}
 }
+
+// TestALostGPUHidesAllByUUID, and none by its address.
+func TestALostGPUHidesAllByUUID(t *testing.T) {
+	lib := open(t, mustNew(t, "t4"))
+	do(t, lib.machine, &LoseGPU{GPU: "2"})
+	for i, d := range lib.devices {
+		serial := boardSerial("node-a", i)
+		_, byUUID := lib.DeviceGetHandleByUUID(d.uuid)
+		_, bySerial := lib.DeviceGetHandleBySerial(serial)
+		_, byAddress := lib.DeviceGetHandleByPciBusId(d.path.address.String())
+		if byUUID != nvml.ERROR_GPU_IS_LOST || bySerial != nvml.ERROR_GPU_IS_LOST || (byAddress == nvml.ERROR_GPU_IS_LOST) != (i == 2) {
+			t.Errorf("GPU %d by UUID %v, by serial number %v, by address %v", i, byUUID, bySerial, byAddress)
+		}
+	}
+}
+
+// TestAMachineWithoutGPUsNeedsAFlagToInit, because all of them are with virtual machines for one.
+func TestAMachineWithoutGPUsNeedsAFlagToInit(t *testing.T) {
+	lib := mustNew(t, "a100-40gb")
+	do(t, lib.machine, &RemoveGPU{GPU: "0"})
+	if ret := lib.Init(); ret == nvml.SUCCESS {
+		t.Error("started without a GPU")
+	}
+	if ret := lib.InitWithFlags(nvml.INIT_FLAG_NO_GPUS); ret != nvml.SUCCESS {
+		t.Error(ret)
+	}
+	if n, ret := lib.DeviceGetCount(); n != 0 || ret != nvml.SUCCESS {
+		t.Errorf("%d GPUs, %v", n, ret)
+	}
+}

@@ -60,7 +60,7 @@ func TestTheHardwareOutlivesItsUsers(t *testing.T) {
 	do(t, m, &SetComputeMode{GPU: "1", Mode: ComputeExclusiveProcess})
 	do(t, m, &AddProcess{GPU: "2", Process: Process{PID: 9, Kind: ProcessMPS, MemoryMiB: 5}})
 	do(t, m, &CountECC{GPU: "3", ECCCounts: ECCCounts{Corrected: 4}})
-	do(t, m, &LoseGPU{GPU: "4"})
+	do(t, m, &HangGPU{GPU: "4"})
 
 	again := openMachine(t, "dgx-h100", folder)
 	if diff := cmp.Diff(m.State(), again.State()); diff != "" {

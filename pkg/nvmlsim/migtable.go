@@ -131,6 +131,15 @@ var migTables = map[string]*migTable{
 		{"4g.93gb", 72, 8, 1, 1, 0, 94464},
 		{"7g.186gb", 152, 16, 1, 1, 1, 188672},
 	}),
+	"gb300-278gb": newMIGTable(8, false, eighths, []units{
+		{"1g.35gb", 18, 2, 1, 1, 0, 35328},
+		{"1g.35gb+me", 18, 2, 1, 1, 1, 35328},
+		{"1g.70gb", 18, 2, 1, 1, 0, 70912},
+		{"2g.70gb", 36, 3, 1, 1, 0, 70912},
+		{"3g.139gb", 72, 6, 1, 1, 0, 142080},
+		{"4g.139gb", 72, 8, 1, 1, 0, 142080},
+		{"7g.278gb", 152, 16, 1, 1, 1, 283136},
+	}),
 }
 
 func newMIGTable(slices uint32, resetToSwitch bool, shapes []shape, rows []units) *migTable {

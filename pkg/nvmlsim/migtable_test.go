@@ -17,7 +17,7 @@ func machineWith(t *testing.T, table string) (*Library, *device) {
 	t.Helper()
 	base, memory := "dgx-h100", map[string]uint64{
 		"a30-24gb": 24576, "a100-40gb": 40960, "a100-80gb": 81920, "h100-80gb": 81559, "h200-141gb": 143771,
-		"b200-180gb": 183359, "gb200-186gb": 189471,
+		"b200-180gb": 183359, "gb200-186gb": 189471, "gb300-278gb": 284208,
 	}[table]
 	if migTables[table].resetToSwitch {
 		base = "dgx-a100"

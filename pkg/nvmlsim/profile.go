@@ -1,6 +1,7 @@
 package nvmlsim
 
 import (
+	"cmp"
 	"embed"
 	"errors"
 	"fmt"
@@ -35,8 +36,14 @@ type Profile struct {
 
 // System holds the versions of the driver.
 type System struct {
+	// VirtualMachine tells that a hypervisor passes the GPUs through: the driver
+	// knows it, and the port above a GPU is the hypervisor's.
+	VirtualMachine bool `json:"virtualMachine,omitempty"`
 	// DriverVersion as in /proc/driver/nvidia/version, such as "570.172.08".
 	DriverVersion string `json:"driverVersion"`
+	// PersistenceOff: the GPUs are as the driver brings them up by itself, without
+	// persistence.
+	PersistenceOff bool `json:"persistenceOff,omitempty"`
 	// CUDADriverVersion is the newest CUDA that the driver serves, "12.8".
 	CUDADriverVersion string `json:"cudaDriverVersion"`
 }
@@ -64,12 +71,14 @@ type Model struct {
 	// PCIDeviceID and PCISubsystemID are NVML's device<<16|vendor words.
 	PCIDeviceID    uint32 `json:"pciDeviceID"`
 	PCISubsystemID uint32 `json:"pciSubsystemID"`
-	// PCIe is the fastest link that the GPU and its slot agree on.
-	PCIe PCIeLink `json:"pcie"`
+	// PCIe is what the card and its slot can do.
+	PCIe Bus `json:"pcie"`
 	// Power limits and the draw of an idle GPU.
 	Power Power `json:"power"`
 	// IdleTemperatureC is the temperature of an idle GPU.
 	IdleTemperatureC uint32 `json:"idleTemperatureC"`
+	// Thermal says from when on a hot GPU slows down.
+	Thermal Thermal `json:"thermal,omitzero"`
 	// ECC tells whether the memory has error correction switched on.
 	ECC bool `json:"ecc"`
 	// MIG is nil for a GPU that cannot be partitioned.
@@ -91,11 +100,26 @@ type Function struct {
 	Driver string `json:"driver"`
 }
 
-// PCIeLink is the speed of a PCI Express link.
-type PCIeLink struct {
+// Bus is the PCI Express link of a GPU, and what its two ends can do.
+type Bus struct {
+	// Generation is the fastest that card and slot agree on, Width what the card
+	// has: NVML calls both the link's maximum.
 	Generation int `json:"generation"`
 	Width      int `json:"width"`
+	// DeviceGeneration is the card's alone; Generation where left out.
+	DeviceGeneration int `json:"deviceGeneration,omitempty"`
+	// LinkWidth is how many lanes the link has where those are fewer than the
+	// card's, as in most clouds; Width where left out.
+	LinkWidth int `json:"linkWidth,omitempty"`
+	// PortWidth is what the kernel says of the port above; LinkWidth where left out.
+	PortWidth int `json:"portWidth,omitempty"`
 }
+
+// link is the one of a sound GPU.
+func (b Bus) link() PCIe { return PCIe{Generation: b.Generation, Width: cmp.Or(b.LinkWidth, b.Width)} }
+
+// port is how many lanes the port above the GPU has.
+func (b Bus) port() int { return cmp.Or(b.PortWidth, b.link().Width) }
 
 // Power values are in watts.
 type Power struct {
@@ -103,6 +127,25 @@ type Power struct {
 	MinWatts     uint32 `json:"minWatts"`
 	DefaultWatts uint32 `json:"defaultWatts"`
 	MaxWatts     uint32 `json:"maxWatts"`
+}
+
+// Thermal has the thresholds in one of two forms. GPUs up to Ampere name temperatures; later ones how far the GPU is from the nearest
+// threshold ("T.Limit"), and at which distances it acts, which may be negative.
+type Thermal struct {
+	SlowdownC uint32 `json:"slowdownC,omitempty"`
+	ShutdownC uint32 `json:"shutdownC,omitempty"`
+	// IdleMarginC is the distance of an idle GPU, zero for one that names temperatures.
+	IdleMarginC     int32 `json:"idleMarginC,omitempty"`
+	SlowdownMarginC int32 `json:"slowdownMarginC,omitempty"`
+	ShutdownMarginC int32 `json:"shutdownMarginC,omitempty"`
+}
+
+// thermal is the profile's, or what many GPUs have.
+func (m *Model) thermal() Thermal {
+	if m.Thermal == (Thermal{}) {
+		return Thermal{SlowdownC: 87, ShutdownC: 92}
+	}
+	return m.Thermal
 }
 
 // MIG describes a GPU that can be partitioned.

@@ -13,7 +13,7 @@ import (
 )
 
 func TestTheBuiltInProfiles(t *testing.T) {
-	want := []string{"dgx-a100", "dgx-h100", "gb200", "hgx-b200", "l40s", "t4"}
+	want := []string{"a100-40gb", "dgx-a100", "dgx-h100", "gb200", "gb300", "hgx-b200", "l40s", "t4"}
 	if diff := cmp.Diff(want, Profiles()); diff != "" {
 		t.Errorf("names (-want +got):\n%s", diff)
 	}
@@ -81,7 +81,15 @@ func TestABadProfileIsRefusedNamingFieldAndValue(t *testing.T) {
 		"PCI device ID":               {"t4", "0x1EB810DE", "0", "gpu.pciDeviceID: 0"},
 		"PCIe generation":             {"t4", "generation: 3", "generation: 30", "gpu.pcie.generation: 30"},
 		"PCIe width":                  {"t4", "width: 16", "width: 12", "gpu.pcie.width: 12"},
-		"power limits upside down":    {"t4", "minWatts: 60", "minWatts: 80", "gpu.power: {IdleWatts:9 MinWatts:80"},
+		"more lanes than the card":    {"t4", "linkWidth: 8", "linkWidth: 32", "gpu.pcie.linkWidth: 32"},
+		"fewer lanes than the port":   {"t4", "linkWidth: 8", "linkWidth: 8, portWidth: 4", "gpu.pcie.linkWidth: 8: want at most"},
+		"a port of three lanes":       {"t4", "linkWidth: 8", "linkWidth: 1, portWidth: 3", "gpu.pcie.portWidth: 3"},
+		"a card slower than its link": {"t4", "linkWidth: 8", "deviceGeneration: 2", "gpu.pcie.deviceGeneration: 2"},
+		"power limits upside down":    {"t4", "minWatts: 60", "minWatts: 80", "gpu.power: {IdleWatts:33 MinWatts:80"},
+		"one threshold":               {"t4", "thermal: {slowdownC: 93, shutdownC: 96}", "thermal: {slowdownC: 93}", "gpu.thermal: {SlowdownC:93"},
+		"thresholds upside down":      {"t4", "slowdownC: 93", "slowdownC: 99", "gpu.thermal: {SlowdownC:99"},
+		"thresholds of both kinds":    {"t4", "slowdownC: 93", "idleMarginC: 30, slowdownC: 93", "gpu.thermal: {SlowdownC:93"},
+		"margins upside down":         {"l40s", "slowdownMarginC: -2", "slowdownMarginC: -6", "gpu.thermal: {SlowdownC:0"},
 		"MIG devices":                 {"dgx-a100", "maxDevices: 7", "maxDevices: 8", "gpu.mig.maxDevices: 8"},
 		"addressing mode":             {"dgx-a100", "addressingMode: HMM", "addressingMode: hmm", `gpu.addressingMode: "hmm": want one of ATS, HMM, None`},
 		"NVLink version":              {"dgx-a100", "version: 3", "version: 0", "gpu.nvlink.version: 0"},

@@ -43,6 +43,8 @@ type GPUState struct {
 	Absent bool `json:"absent,omitempty"`
 	Lost   bool `json:"lost,omitempty"`
 	Hung   bool `json:"hung,omitempty"`
+	// Slow is how long each call that asks the GPU takes.
+	Slow Milliseconds `json:"slowMilliseconds,omitempty"`
 
 	ComputeMode ComputeMode `json:"computeMode"`
 	// TimeSlice is how long a process keeps the GPU; empty for the default.
@@ -65,6 +67,9 @@ type GPUState struct {
 	// Functions of the card, the GPU first; nil as they are after a boot.
 	Functions []FunctionState `json:"functions,omitempty"`
 }
+
+// Milliseconds is a time.
+type Milliseconds uint32
 
 // GPUInstance is a MIG GPU instance.
 type GPUInstance struct {
@@ -267,7 +272,7 @@ func newState(p *Profile, node string) *State {
 	for i := range p.GPUs {
 		mig := migEnabled(&p.GPUs[i], &p.GPU)
 		s.GPUs = append(s.GPUs, GPUState{
-			ComputeMode: ComputeDefault, Persistence: true, PowerLimitMilliwatts: 1000 * p.GPU.Power.DefaultWatts,
+			ComputeMode: ComputeDefault, Persistence: !p.System.PersistenceOff, PowerLimitMilliwatts: 1000 * p.GPU.Power.DefaultWatts,
 			MIG: mig, PendingMIG: mig,
 		})
 	}
@@ -285,7 +290,7 @@ func (s *State) loadDriver(p *Profile) {
 		if g.Detached() {
 			continue
 		}
-		g.ComputeMode, g.Persistence, g.PowerLimitMilliwatts = ComputeDefault, true, 1000*p.GPU.Power.DefaultWatts
+		g.ComputeMode, g.Persistence, g.PowerLimitMilliwatts = ComputeDefault, !p.System.PersistenceOff, 1000*p.GPU.Power.DefaultWatts
 		g.Instances, g.Processes, g.TimeSlice, g.LeakedMiB = nil, nil, TimeSliceDefault, 0
 		g.activateMIG(p, i)
 		g.Health.reset()

@@ -1,6 +1,8 @@
 package nvmlsim
 
 import (
+	"bytes"
+	"encoding/binary"
 	"fmt"
 	"io/fs"
 	"path"
@@ -57,7 +59,11 @@ func (l *Library) sysfsTree(state *State) fstest.MapFS {
 	l.addDrivers(tree, state.Driver.Loaded)
 	for _, d := range l.devices {
 		for depth := 1; depth <= len(d.path.bridges); depth++ {
-			tree.device(d.path.sysfs(depth), classPCIBridge, d.gpu.NUMANode, nil)
+			width := d.model.PCIe.Width
+			if depth == 1 {
+				width = d.model.PCIe.port()
+			}
+			tree.device(d.path.sysfs(depth), classPCIBridge, d.gpu.NUMANode, map[string]string{"max_link_width": fmt.Sprint(width)})
 		}
 		g := &state.GPUs[d.index]
 		if g.Absent {
@@ -71,9 +77,23 @@ func (l *Library) sysfsTree(state *State) fstest.MapFS {
 			"current_link_width": fmt.Sprint(d.pcie(g).Width),
 			"max_link_width":     fmt.Sprint(d.model.PCIe.Width),
 		})
+		tree[path.Join("devices", d.path.sysfs(0), "config")] = &fstest.MapFile{Data: d.configSpace(g), Mode: 0o644}
 		l.addFunctions(tree, d, g, state.Driver.Loaded)
 	}
 	return fstest.MapFS(tree)
+}
+
+// configSpace is the beginning of the GPU's PCI configuration, as anybody may
+// read it. A device that has fallen off the bus does not answer, and a read that
+// is not answered gives all ones (PCI Express Base Specification, 2.3.2).
+func (d *device) configSpace(g *GPUState) []byte {
+	config := make([]byte, 64)
+	if g.Lost {
+		return bytes.Repeat([]byte{0xff}, len(config))
+	}
+	binary.LittleEndian.PutUint16(config, uint16(d.model.PCIDeviceID))
+	binary.LittleEndian.PutUint16(config[2:], uint16(d.model.PCIDeviceID>>16))
+	return config
 }
 
 // addTo is a tree that is being made.

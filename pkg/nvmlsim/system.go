@@ -59,10 +59,15 @@ func (l *Library) DeviceGetHandleByIndex(index int) (nvml.Device, nvml.Return) {
 	return gpus[index].handle()
 }
 
-// DeviceGetHandleByUUID returns the handle of a GPU or of a MIG device.
+// DeviceGetHandleByUUID returns the handle of a GPU or of a MIG device. It looks
+// at all GPUs: NVML answers GPU_IS_LOST "if any GPU has fallen off the bus or is
+// otherwise inaccessible" (nvml.h).
 func (l *Library) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) {
 	if uuid == "" {
 		return l.find(nil)
+	}
+	if ret := l.allThere(); ret != nvml.SUCCESS {
+		return unsupportedDevice{}, ret
 	}
 	if strings.HasPrefix(uuid, migPrefix) {
 		return l.findMIG(uuid)
@@ -70,10 +75,22 @@ func (l *Library) DeviceGetHandleByUUID(uuid string) (nvml.Device, nvml.Return) 
 	return l.find(func(d *device) bool { return d.uuid == uuid })
 }
 
-// DeviceGetHandleBySerial returns a GPU's handle.
+// allThere tells whether each GPU of the session can be looked at.
+func (l *Library) allThere() nvml.Return {
+	gpus, ret := l.gpus()
+	for i := 0; ret == nvml.SUCCESS && i < len(gpus); i++ {
+		_, ret = gpus[i].handle()
+	}
+	return ret
+}
+
+// DeviceGetHandleBySerial returns a GPU's handle. It looks at all GPUs, as by UUID.
 func (l *Library) DeviceGetHandleBySerial(serial string) (nvml.Device, nvml.Return) {
 	if serial == "" {
 		return l.find(nil)
+	}
+	if ret := l.allThere(); ret != nvml.SUCCESS {
+		return unsupportedDevice{}, ret
 	}
 	return l.find(func(d *device) bool { return d.serial == serial })
 }

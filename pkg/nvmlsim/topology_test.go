@@ -33,6 +33,11 @@ SYS SYS SYS SYS X NODE NODE NODE
 SYS SYS SYS SYS NODE X NODE NODE
 SYS SYS SYS SYS NODE NODE X NODE
 SYS SYS SYS SYS NODE NODE NODE X`
+	tray := `
+X NODE SYS SYS
+NODE X SYS SYS
+SYS SYS X NODE
+SYS SYS NODE X`
 	twoSwitches := strings.ReplaceAll(ownRoot, "NODE", "PIX")
 	tests := map[string]struct{ bus, links string }{
 		"dgx-a100": {
@@ -47,18 +52,13 @@ SYS SYS SYS SYS SYS SYS X PXB
 SYS SYS SYS SYS SYS SYS PXB X`,
 			links: allNVLink(8, "NV12"),
 		},
-		"dgx-h100": {bus: ownRoot, links: allNVLink(8, "NV18")},
-		"hgx-b200": {bus: ownRoot, links: allNVLink(8, "NV18")},
-		"gb200": {
-			bus: `
-X NODE SYS SYS
-NODE X SYS SYS
-SYS SYS X NODE
-SYS SYS NODE X`,
-			links: allNVLink(4, "NV18"),
-		},
-		"l40s": {bus: twoSwitches, links: twoSwitches},
-		"t4":   {bus: allNVLink(4, "PHB"), links: allNVLink(4, "PHB")},
+		"dgx-h100":  {bus: ownRoot, links: allNVLink(8, "NV18")},
+		"hgx-b200":  {bus: ownRoot, links: allNVLink(8, "NV18")},
+		"gb200":     {bus: tray, links: allNVLink(4, "NV18")},
+		"gb300":     {bus: tray, links: allNVLink(4, "NV18")},
+		"a100-40gb": {bus: "X", links: "X"},
+		"l40s":      {bus: twoSwitches, links: twoSwitches},
+		"t4":        {bus: allNVLink(4, "PHB"), links: allNVLink(4, "PHB")},
 	}
 	for _, profile := range Profiles() {
 		t.Run(profile, func(t *testing.T) {

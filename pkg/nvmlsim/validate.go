@@ -84,13 +84,25 @@ func (m *Model) validate(bad report) {
 	if m.PCIe.Generation < 1 || m.PCIe.Generation > 7 {
 		bad("gpu.pcie.generation", m.PCIe.Generation, "want 1 to 7")
 	}
-	switch m.PCIe.Width {
-	case 1, 2, 4, 8, 16:
-	default:
-		bad("gpu.pcie.width", m.PCIe.Width, "want 1, 2, 4, 8 or 16")
+	if g := m.PCIe.DeviceGeneration; g != 0 && (g < m.PCIe.Generation || g > 7) {
+		bad("gpu.pcie.deviceGeneration", g, "want gpu.pcie.generation, %d, to 7", m.PCIe.Generation)
+	}
+	for field, width := range map[string]int{
+		"width": m.PCIe.Width, "linkWidth": m.PCIe.link().Width, "portWidth": m.PCIe.port(),
+	} {
+		if width < 1 || width > 32 || width&(width-1) != 0 || field != "portWidth" && width > 16 {
+			bad("gpu.pcie."+field, width, "want 1, 2, 4, 8 or 16")
+		}
+	}
+	if m.PCIe.link().Width > min(m.PCIe.Width, m.PCIe.port()) {
+		bad("gpu.pcie.linkWidth", m.PCIe.LinkWidth, "want at most what the card and the port above have")
 	}
 	if p := m.Power; p.MinWatts > p.DefaultWatts || p.DefaultWatts > p.MaxWatts || p.MaxWatts == 0 || p.MaxWatts > 1e6 {
 		bad("gpu.power", fmt.Sprintf("%+v", p), "want minWatts ≤ defaultWatts ≤ maxWatts ≤ 1000000")
+	}
+	if h := m.thermal(); (h.SlowdownC == 0) != (h.ShutdownC == 0) || (h.SlowdownC == 0) == (h.IdleMarginC == 0) ||
+		h.SlowdownC > h.ShutdownC || h.SlowdownMarginC < h.ShutdownMarginC || h.IdleMarginC < 0 {
+		bad("gpu.thermal", fmt.Sprintf("%+v", h), "want slowdownC ≤ shutdownC, or idleMarginC and slowdownMarginC ≥ shutdownMarginC")
 	}
 	if m.MIG != nil {
 		m.validateMIG(bad)
@@ -118,8 +130,8 @@ func (m *Model) validateMIG(bad report) {
 }
 
 func (n *NVLink) validate(bad report) {
-	if n.Version < 1 || n.Version > 9 {
-		bad("gpu.nvlink.version", n.Version, "want the generation, 1 to 9")
+	if _, ok := nvlinkVersions[n.Version]; !ok {
+		bad("gpu.nvlink.version", n.Version, "want the generation, 1 to %d", len(nvlinkVersions))
 	}
 	if n.Links < 1 || n.Links > nvml.NVLINK_MAX_LINKS {
 		bad("gpu.nvlink.links", n.Links, "want 1 to %d", nvml.NVLINK_MAX_LINKS)
