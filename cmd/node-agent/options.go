@@ -18,6 +18,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/driver"
+	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 )
@@ -61,6 +62,8 @@ type options struct {
 	// mpsShmSize is a quantity.
 	mpsShmSize string
 	hostRoot   string
+	// healthRules is a health.Policy.
+	healthRules string
 	// toolkitConfig is a path on the host.
 	toolkitConfig string
 }
@@ -151,6 +154,7 @@ func (o *options) addUseFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.leftovers, "leftover-processes", o.leftovers, "what is done about processes of a pod that are still on its GPU when its claim is unprepared: end kills them, quarantine gives the GPU to nobody until they are gone")
 	flags.StringVar(&o.hostProcesses, "host-processes", o.hostProcesses, "what is done about processes of the host, other than NVIDIA's daemons, on a GPU that no claim has: warn tells of them on the Node and by a metric, taint also gives the GPU to no claim until they are gone")
 	flags.DurationVar(&o.lockTimeout, "lock-timeout", o.lockTimeout, fmt.Sprintf("how long a call of the kubelet waits for GPUs that other calls or another agent work on; less than the %s after which the kubelet gives up, so that there is time for the work itself; a call that takes GPUs back waits for no more than %s of it, because what it undoes may take %s", prepare.KubeletPatience, prepare.DefaultLockTimeout, prepare.DefaultUndoTimeout))
+	flags.StringVar(&o.healthRules, "health-rules", o.healthRules, "which of the rules that judge a GPU are softened, with commas between: off, notice (told, and nothing else) or avoid (no new claim gets the GPU, and no pod is moved), such as pcie-width=off,xid/74=notice,gpu-lost=avoid, each with PRODUCT: before it if it is for the GPUs of that product only; the rules are the names of the agent's taints")
 	flags.StringVar(&o.mpsRoot, "mps-root", o.mpsRoot, "folder for the daemons of NVIDIA's Multi-Process Service, with the same path inside and outside of a container")
 	flags.StringVar(&o.mpsShmSize, "mps-shm-size", o.mpsShmSize, "how much memory the folder of one daemon of the Multi-Process Service may take, in which its clients have their shared memory (/dev/shm)")
 	flags.StringVar(&o.hostRoot, "host-root", o.hostRoot, "the host's root folder as this program sees it; what containers are given is looked up there, and daemons of the Multi-Process Service are started there, by systemd")
@@ -168,6 +172,9 @@ func (o *options) validateUse() error {
 	}
 	if p := driver.HostProcesses(o.hostProcesses); p != driver.WarnOfHostProcesses && p != driver.TaintForHostProcesses {
 		return fmt.Errorf("--host-processes %q: want %s or %s", o.hostProcesses, driver.WarnOfHostProcesses, driver.TaintForHostProcesses)
+	}
+	if _, err := health.ParsePolicy(o.healthRules); err != nil {
+		return fmt.Errorf("--health-rules %w", err)
 	}
 	if _, err := o.mpsShm(); err != nil {
 		return err

@@ -17,6 +17,7 @@ import (
 	stowageversion "stowage.dev/stowage/internal/version"
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
+	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/agent/vfio"
@@ -98,10 +99,15 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, e
 	if err != nil {
 		return nil, err
 	}
+	rules, err := health.ParsePolicy(opts.healthRules)
+	if err != nil {
+		return nil, err
+	}
 	hardware := driver.NewHardware(driver.HardwareOptions{
 		Open:     opts.open,
 		Clock:    clock.RealClock{},
 		StateDir: opts.stateDir,
+		Rules:    rules,
 		Held:     driver.HeldInLedger(opts.stateDir),
 		Users:    bus.users,
 	})

@@ -100,7 +100,7 @@ func checkIdentity(t *testing.T, lib nvml.Library, found *discovery.Node) {
 		if !uuidPattern.MatchString(gpu.UUID) || gpu.MemoryBytes == 0 || gpu.ProductName == "" || gpu.CUDAComputeCapability == "" {
 			t.Errorf("%+v is not complete", gpu)
 		}
-		device, err := lib.DeviceByUUID(gpu.UUID)
+		device, err := lib.DeviceAt(gpu.PCIBusID)
 		if err != nil {
 			t.Errorf("%s is not found by its UUID: %v", gpu.Name, err)
 			continue
@@ -109,7 +109,7 @@ func checkIdentity(t *testing.T, lib nvml.Library, found *discovery.Node) {
 			t.Errorf("%s is at %s by its UUID, and at %s by its index: %v", gpu.Name, address, gpu.PCIBusID, err)
 		}
 	}
-	if _, err := lib.DeviceByUUID("GPU-00000000-0000-0000-0000-000000000000"); !errors.Is(err, nvml.ErrNotFound) {
+	if _, err := lib.DeviceAt("ffff:ff:1f.0"); !errors.Is(err, nvml.ErrNotFound) {
 		t.Errorf("a GPU that is not there: %v, want ErrNotFound", err)
 	}
 }
@@ -117,7 +117,7 @@ func checkIdentity(t *testing.T, lib nvml.Library, found *discovery.Node) {
 // checkReadings: they come, and are what they are taken to be.
 func checkReadings(t *testing.T, lib nvml.Library, found *discovery.Node) {
 	for _, gpu := range found.GPUs {
-		device, err := lib.DeviceByUUID(gpu.UUID)
+		device, err := lib.DeviceAt(gpu.PCIBusID)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -150,7 +150,7 @@ func checkReadings(t *testing.T, lib nvml.Library, found *discovery.Node) {
 // checkEvents: an event set for one GPU can be made, waits no longer than it should, and can be closed between two waits.
 func checkEvents(t *testing.T, lib nvml.Library, found *discovery.Node) {
 	for _, gpu := range found.GPUs {
-		device, err := lib.DeviceByUUID(gpu.UUID)
+		device, err := lib.DeviceAt(gpu.PCIBusID)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -40,7 +40,7 @@ func NewDriver(opts DriverOptions) *Driver { return &Driver{opts: opts} }
 
 // CommonEdits implements Backend.
 func (d *Driver) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error) {
-	lib, err := d.nvcdi(newNvcdiLogger(ctx))
+	lib, err := d.nvcdi(newNvcdiLogger(ctx), GPU{})
 	if err != nil {
 		return nil, err
 	}
@@ -58,7 +58,7 @@ func (d *Driver) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error)
 // GPUEdits implements Backend.
 func (d *Driver) GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, error) {
 	logger := newNvcdiLogger(ctx)
-	lib, err := d.nvcdi(logger)
+	lib, err := d.nvcdi(logger, gpu)
 	if err != nil {
 		return nil, err
 	}
@@ -81,11 +81,14 @@ func (d *Driver) GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, 
 func (*Driver) VisibleDevices([]string) string { return noDevices }
 
 // nvcdi makes a new library for each use: it keeps the driver's version, which changes when a driver is
-// loaded anew.
-func (d *Driver) nvcdi(logger *nvcdiLogger) (nvcdi.Interface, error) {
+// loaded anew. It is about one GPU, or about none.
+func (d *Driver) nvcdi(logger *nvcdiLogger, gpu GPU) (nvcdi.Interface, error) {
 	lib := d.opts.NVML()
 	if lib == nil {
 		return nil, errors.New("no NVML library is loaded")
+	}
+	if gpu.PCIBusID != "" {
+		lib = atBus{lib, gpu.PCIBusID}
 	}
 	opts := []nvcdi.Option{
 		nvcdi.WithMode(nvcdi.ModeNvml),

@@ -247,7 +247,7 @@ func onGPU3(t *testing.T) (root string, backend *cdi.Driver, one cdi.GPU) {
 	return root, cdi.NewDriver(cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: root}), one
 }
 
-// gpu3 is a GPU of a simulated machine.
+// gpu3 is a GPU of a simulated machine, of which another one has fallen off the bus.
 func gpu3(t *testing.T) (*nvmlsim.Library, cdi.GPU) {
 	t.Helper()
 	sim, err := nvmlsim.New("dgx-h100", "node-1")
@@ -257,7 +257,10 @@ func gpu3(t *testing.T) (*nvmlsim.Library, cdi.GPU) {
 	}
 	handle, _ := sim.DeviceGetHandleByIndex(3)
 	one := gpu(3)
+	one.PCIBusID = "0000:61:00.0"
 	one.UUID, _ = handle.GetUUID()
+	_, err = sim.Machine().Do(&nvmlsim.LoseGPU{GPU: "5"})
+	must(t, err)
 	one.Minor, _ = handle.GetMinorNumber()
 	return sim, one
 }

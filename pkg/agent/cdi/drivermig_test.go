@@ -19,13 +19,13 @@ import (
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
-// migDriver is a backend over stand-in files with a MIG device on GPU 3, and what the driver says in /proc of its nodes.
+// migDriver is a backend over stand-in files with a MIG device on GPU 3, on a machine of which another GPU has fallen off the bus, and what the driver says in /proc of its nodes.
 func migDriver(t *testing.T) (root string, backend *cdi.Driver, device cdi.GPU, minors string) {
 	t.Helper()
 	profile, err := nvmlsim.LoadProfile("dgx-h100")
 	must(t, err)
 	machine := nvmlsim.NewMachine(profile, "node-1")
-	for _, c := range []nvmlsim.Command{&nvmlsim.SetMIG{GPU: "3", Enabled: true}, &nvmlsim.CreateMIG{GPU: "3", Profile: "1g.10gb"}, &nvmlsim.CreateMIG{GPU: "3", Profile: "3g.40gb"}} {
+	for _, c := range []nvmlsim.Command{&nvmlsim.SetMIG{GPU: "3", Enabled: true}, &nvmlsim.CreateMIG{GPU: "3", Profile: "1g.10gb"}, &nvmlsim.CreateMIG{GPU: "3", Profile: "3g.40gb"}, &nvmlsim.LoseGPU{GPU: "5"}} {
 		_, err := machine.Do(c)
 		must(t, err)
 	}
@@ -51,7 +51,7 @@ func migDriver(t *testing.T) (root string, backend *cdi.Driver, device cdi.GPU, 
 			must(t, unix.Mknod(capNode(root, first+n), unix.S_IFCHR|0o400, int(unix.Mkdev(121, uint32(first+n)))))
 		}
 		if i == 0 {
-			device = cdi.GPU{Name: "gpu-0000-03-00-0", UUID: uuid, Minor: minor}
+			device = cdi.GPU{Name: "gpu-0000-03-00-0", UUID: uuid, PCIBusID: "0000:61:00.0", Minor: minor}
 		}
 	}
 	return root, cdi.NewDriver(cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: root}), device, minors

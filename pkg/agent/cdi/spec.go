@@ -30,6 +30,8 @@ type GPU struct {
 	Name string
 	// UUID as NVML has it, such as GPU-… or MIG-….
 	UUID string
+	// PCIBusID of the physical GPU, as the kernel writes it.
+	PCIBusID string
 	// Minor is the number in /dev/nvidia<minor> of the physical GPU.
 	Minor int
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path"
 	"slices"
 	"strconv"
 	"strings"
@@ -130,6 +131,9 @@ func (f *found) ask(lib nvml.Library) error {
 		set(&f.gpu.MemoryBytes, d.MemoryBytes),
 		set(&mig, d.MIGMode),
 	)
+	if err := set(&f.gpu.AddressingMode, d.AddressingMode); err != nil {
+		f.warn("addressing mode unknown: %v", err)
+	}
 	f.gpu.Name = deviceName(f.gpu.PCIBusID)
 	f.gpu.CUDAComputeCapability = versionString(capability)
 	f.gpu.MIGEnabled = mig.Enabled
@@ -181,6 +185,36 @@ func numaNode(sysfs fs.FS, busID string) (*int, error) {
 	return &node, nil
 }
 
+// askLanes asks for what the link can be judged by. In a virtual machine the port is one that the hypervisor made: what it says is not what the GPU
+// is plugged into.
+func (f *found) askLanes(sysfs fs.ReadLinkFS) {
+	if virtual, err := f.device.InVirtualMachine(); err == nil && !virtual {
+		f.gpu.PortLanes = portLanes(sysfs, f.gpu.PCIBusID)
+	}
+}
+
+// portLanes is how many lanes the port above the GPU has, 0 where the kernel knows none: the GPU is at the root, or the number is none that
+// a link can have (255 stands for an unknown one, 32 is what hypervisors make up).
+func portLanes(sysfs fs.ReadLinkFS, busID string) int {
+	device := "bus/pci/devices/" + busID
+	target, err := sysfs.ReadLink(device)
+	if err != nil {
+		return 0
+	}
+	data, err := fs.ReadFile(sysfs, path.Join(path.Dir(device), target, "../max_link_width"))
+	if err != nil {
+		return 0
+	}
+	lanes, err := strconv.Atoi(strings.TrimSpace(string(data)))
+	if err != nil || lanes < 1 || lanes > maxLanes {
+		return 0
+	}
+	return lanes
+}
+
+// maxLanes is the widest link that there is.
+const maxLanes = 16
+
 // askNVLink asks for the GPU's own side. A GPU is usable without NVLink.
 func (f *found) askNVLink() {
 	var err error
@@ -219,6 +253,15 @@ func (n *Node) log(logger klog.Logger) {
 // deviceName makes a DNS label of a PCI address.
 func deviceName(busID string) string {
 	return NamePrefix + strings.NewReplacer(":", "-", ".", "-").Replace(busID)
+}
+
+// BusID is the PCI address of the GPU whose device has that name.
+func BusID(device string) string {
+	parts := strings.Split(strings.TrimPrefix(device, NamePrefix), "-")
+	if len(parts) != 4 {
+		return ""
+	}
+	return fmt.Sprintf("%s:%s:%s.%s", parts[0], parts[1], parts[2], parts[3])
 }
 
 func versionString(v nvml.Version) string { return fmt.Sprintf("%d.%d", v.Major, v.Minor) }

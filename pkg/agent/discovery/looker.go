@@ -48,6 +48,7 @@ func (l *Looker) ask(ctx context.Context, index int, lib nvml.Library, sysfs fs.
 		defer close(done)
 		if answer = f.ask(lib); answer == nil {
 			f.askBus(sysfs)
+			f.askLanes(sysfs)
 			f.askNVLink()
 		}
 	}()

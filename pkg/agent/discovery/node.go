@@ -35,10 +35,14 @@ type GPU struct {
 	CUDAComputeCapability string `json:"cudaComputeCapability"`
 	// MemoryBytes is all memory, including what the driver keeps for itself.
 	MemoryBytes uint64 `json:"memoryBytes"`
+	// AddressingMode is how the GPU reaches the machine's memory: "HMM", "ATS" or "None"; empty where that is not known.
+	AddressingMode string `json:"addressingMode,omitempty"`
 	// NUMANode is nil where the kernel knows none.
 	NUMANode *int `json:"numaNode,omitempty"`
 	// PCIeRoot is the root complex, "pci0000:15"; empty where unknown.
 	PCIeRoot string `json:"pcieRoot,omitempty"`
+	// PortLanes is how many PCIe lanes the port above the GPU has; 0 where that is not known.
+	PortLanes int `json:"portLanes,omitempty"`
 	// NVLink is nil for a GPU without an active link.
 	NVLink *NVLink `json:"nvlink,omitempty"`
 	// MIGEnabled tells that the GPU is partitioned.

@@ -59,7 +59,7 @@ func TestNVLinkDomains(t *testing.T) {
 		"a clique over nodes names the domain, also for a GPU alone": {
 			profile: "gb200",
 			change:  func(p *nvmlsim.Profile) { p.GPUs = p.GPUs[:1] },
-			want:    []string{"5f6d2f3e-0c8b-4f0e-9d55-6a7f2b1c9e10.1"},
+			want:    []string{"5f6d2f3e-0c8b-4f0e-9d55-6a7f2b1c9e10.2"},
 		},
 	}
 	for name, test := range tests {

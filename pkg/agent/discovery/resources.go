@@ -25,6 +25,7 @@ const (
 	AttributeCUDAComputeCapability resourceapi.QualifiedName = "cudaComputeCapability"           // version
 	AttributeDriverVersion         resourceapi.QualifiedName = "driverVersion"                   // version
 	AttributeCUDADriverVersion     resourceapi.QualifiedName = "cudaDriverVersion"               // version
+	AttributeAddressingMode        resourceapi.QualifiedName = "addressingMode"                  // string: "HMM", "ATS" or "None"
 	AttributeNVLinkDomain          resourceapi.QualifiedName = "nvlinkDomain"                    // string, see NVLink.Domain
 	AttributeNVLinkClique          resourceapi.QualifiedName = "nvlinkClique"                    // string, see NVLink.Clique
 	AttributeSharingStrategies     resourceapi.QualifiedName = config.AttributeStrategies        // string: "TimeSlicing,MPS", one of them, or "none"
@@ -106,6 +107,9 @@ func (n *Node) wholeGPU(gpu *GPU) (attributes, capacities) {
 	a := n.common(gpu)
 	a[AttributeType] = stringValue(typeGPU)
 	a[AttributeUUID] = stringValue(gpu.UUID)
+	if gpu.AddressingMode != "" {
+		a[AttributeAddressingMode] = stringValue(gpu.AddressingMode)
+	}
 	if gpu.NVLink != nil && gpu.NVLink.Domain != "" {
 		a[AttributeNVLinkDomain] = stringValue(gpu.NVLink.Domain)
 	}

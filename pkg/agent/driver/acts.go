@@ -59,7 +59,7 @@ func (h *Hardware) Find(ctx context.Context, device string) (prepare.Target, err
 // targetOf is what prepare needs to know of an offer.
 func targetOf(node *discovery.Node, gpu *discovery.GPU, offer *discovery.Offer) prepare.Target {
 	return prepare.Target{
-		GPU:         cdi.GPU{Name: gpu.Name, UUID: gpu.UUID, Minor: gpu.Minor},
+		GPU:         cdi.GPU{Name: gpu.Name, UUID: gpu.UUID, PCIBusID: gpu.PCIBusID, Minor: gpu.Minor},
 		Attributes:  node.Device(gpu, offer).Attributes,
 		MemoryBytes: gpu.MemoryBytes,
 		Passthrough: offer.Passthrough,
@@ -120,9 +120,15 @@ func (h *Hardware) with(ctx context.Context, gpu, uuid string, f func(nvml.Devic
 		return err
 	}
 	defer done()
-	device, err := lib.DeviceByUUID(uuid)
+	device, err := lib.DeviceAt(discovery.BusID(gpu))
 	if err != nil {
-		return fmt.Errorf("NVML does not know %s: %w", uuid, err)
+		return fmt.Errorf("NVML does not know %s: %w", gpu, err)
+	}
+	switch is, err := device.UUID(); {
+	case err != nil:
+		return fmt.Errorf("NVML does not answer for %s: %w", gpu, err)
+	case is != uuid:
+		return fmt.Errorf("%s is %s now, and no longer %s: %w", gpu, is, uuid, nvml.ErrNotFound)
 	}
 	ended := func(gone nvml.Instance) { h.monitor.Ended(context.WithoutCancel(ctx), gpu, gone) }
 	return f(endingDevice{device, ended})

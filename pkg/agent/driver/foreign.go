@@ -19,6 +19,7 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/sharing"
 )
 
@@ -179,6 +180,9 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 func (a *Agent) foreignOn(ctx context.Context, gpu string) (use foreignUse, err error) {
 	// First the processes: those of a claim that is released meanwhile would be taken for others'.
 	users, err := a.opts.Hardware.usersOf(ctx, gpu)
+	if errors.Is(err, nvml.ErrGPULost) {
+		return use, nil // no claim gets it, whoever has it open
+	}
 	if err != nil || len(users.processes) == 0 {
 		return use, err
 	}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"slices"
 	"strings"
 	"sync"
@@ -27,6 +28,8 @@ type HardwareOptions struct {
 	Clock clock.WithTicker
 	// StateDir keeps what must be known of GPUs that are lost before the agent starts; nothing is kept if it is empty.
 	StateDir string
+	// Rules says how the rules of health are softened.
+	Rules health.Policy
 	// Held tells whether a prepared claim has the GPU: then it is published, as lost, although it is not found any more. None is if nil.
 	Held func(gpu string) bool
 	// Users tells who has GPUs open that are passed through to virtual machines.
@@ -90,6 +93,7 @@ func NewHardware(opts HardwareOptions) *Hardware {
 	h.monitor = health.NewMonitor(health.Options{
 		Clock:   opts.Clock,
 		Dir:     h.healthDir(),
+		Policy:  opts.Rules,
 		Changed: h.healthChanged,
 		Reconfigured: func(string) {
 			select {
@@ -289,6 +293,8 @@ type session struct {
 func target(lib *library, gpu discovery.GPU) health.Target {
 	return health.Target{
 		Name:    gpu.Name,
+		UUID:    gpu.UUID,
+		Model:   gpu.ProductName,
 		Session: session{lib, gpu.UUID},
 		Ask: func() (nvml.Readings, error) {
 			done, ok := lib.use()
@@ -298,11 +304,14 @@ func target(lib *library, gpu discovery.GPU) health.Target {
 			defer done()
 			device, err := locate(lib, gpu)
 			if err != nil {
-				return nvml.Readings{}, err
+				return nvml.Readings{}, proveLoss(lib.Sysfs, gpu.PCIBusID, err)
 			}
 			readings, err := device.Readings()
 			if err != nil {
-				return readings, fmt.Errorf("NVML does not answer for %s: %w", gpu.UUID, err)
+				return readings, proveLoss(lib.Sysfs, gpu.PCIBusID, fmt.Errorf("NVML does not answer for %s: %w", gpu.UUID, err))
+			}
+			if readings.PCIe != nil {
+				readings.PCIe.PortWidth = gpu.PortLanes
 			}
 			return readings, nil
 		},
@@ -326,6 +335,14 @@ func target(lib *library, gpu discovery.GPU) health.Target {
 	}
 }
 
+// proveLoss lets the error say that the GPU is lost only if the bus says so, too: for a GPU that is lost pods are moved.
+func proveLoss(sysfs fs.ReadLinkFS, busID string, err error) error {
+	if (errors.Is(err, nvml.ErrGPULost) || errors.Is(err, nvml.ErrNotFound)) && !vfio.Gone(sysfs, busID) {
+		return fmt.Errorf("%s answers on the PCI bus, and not to NVML: %v", busID, err) //nolint:errorlint // it is not that error
+	}
+	return err
+}
+
 // usingWatch keeps its session open until it is closed.
 type usingWatch struct {
 	nvml.Watch
@@ -339,9 +356,9 @@ func (w usingWatch) Close() error {
 
 // locate checks that the GPU at the PCI address still is the one with the UUID.
 func locate(lib nvml.Library, gpu discovery.GPU) (nvml.Device, error) {
-	device, err := lib.DeviceByUUID(gpu.UUID)
+	device, err := lib.DeviceAt(gpu.PCIBusID)
 	if err != nil {
-		return nil, fmt.Errorf("NVML does not know %s: %w", gpu.UUID, err)
+		return nil, fmt.Errorf("NVML does not know %s at %s: %w", gpu.UUID, gpu.PCIBusID, err)
 	}
 	return device, checkIdentity(device, gpu)
 }

@@ -129,6 +129,8 @@ func (h *Hardware) tellPassthrough(ctx context.Context, node *discovery.Node) {
 func boundTarget(lib *library, gpu discovery.GPU) health.Target {
 	return health.Target{
 		Name:    gpu.Name,
+		UUID:    gpu.UUID,
+		Model:   gpu.ProductName,
 		Session: session{lib, gpu.Name},
 		Ask: func() (nvml.Readings, error) {
 			f, err := vfio.ReadFunction(lib.Sysfs, gpu.PCIBusID)

@@ -121,14 +121,14 @@ func TestAProcessThatMayBeAnywhereIsEverywhere(t *testing.T) {
 // deaf is a library whose GPU tells all but its processes.
 type deaf struct {
 	nvml.Library
-	uuid  string
+	busID string
 	hangs <-chan struct{}
 	asked *atomic.Int32
 }
 
-func (l deaf) DeviceByUUID(uuid string) (nvml.Device, error) {
-	d, err := l.Library.DeviceByUUID(uuid)
-	if uuid == l.uuid {
+func (l deaf) DeviceAt(busID string) (nvml.Device, error) {
+	d, err := l.Library.DeviceAt(busID)
+	if busID == l.busID {
 		d = deafDevice{d, l}
 	}
 	return d, err
@@ -155,7 +155,7 @@ func TestACountThatHangsIsOneCall(t *testing.T) {
 		hangs := make(chan struct{})
 		var asked atomic.Int32
 		r.wrap = func(library nvml.Library) nvml.Library {
-			return deaf{Library: library, uuid: gpus[0].UUID, hangs: hangs, asked: &asked}
+			return deaf{Library: library, busID: gpus[0].PCIBusID, hangs: hangs, asked: &asked}
 		}
 		h := r.found(ctx)
 		look, cancel := context.WithTimeout(ctx, reconcile.Interval/2)

@@ -27,7 +27,7 @@ func TestTheAPIServerKnowsOfAQuarantineBeforeTheKubeletDoes(t *testing.T) {
 		within  time.Duration
 	}{
 		"all is well":              {within: time.Second},
-		"the GPU is lost":          {happens: &nvmlsim.LoseGPU{GPU: "0"}, want: []string{"gpu-lost", "occupied"}, within: time.Minute},
+		"the GPU is lost":          {happens: &nvmlsim.LoseGPU{GPU: "0"}, want: []string{"occupied"}, within: time.Minute},
 		"the API server is away":   {happens: &nvmlsim.LoseGPU{GPU: "0"}, away: true, within: prepare.DefaultUndoTimeout + tellTimeout},
 		"away, and nothing to say": {away: true, within: time.Second},
 	} {

@@ -51,12 +51,12 @@ func TestAReleaseEndsWhoeverDoesNotAnswer(t *testing.T) {
 				ctx, cancel := context.WithTimeout(ctx, time.Hour)
 				defer cancel()
 				r := newRig(t, "t4")
-				uuid := r.found(ctx).node.GPUs[0].UUID
+				first := r.found(ctx).node.GPUs[0]
 				hangs := make(chan struct{})
 				r.wrap = func(library nvml.Library) nvml.Library {
 					switch {
 					case tc.count:
-						return deaf{Library: library, uuid: uuid, hangs: hangs, asked: new(atomic.Int32)}
+						return deaf{Library: library, busID: first.PCIBusID, hangs: hangs, asked: new(atomic.Int32)}
 					case tc.start:
 						return stuckStart{library, hangs}
 					}
@@ -73,7 +73,7 @@ func TestAReleaseEndsWhoeverDoesNotAnswer(t *testing.T) {
 				}
 				entry := &ledger.Entry{
 					Claim: ledger.Claim{UID: "held-uid", Namespace: "default", Name: "held"}, State: ledger.PrepareCompleted,
-					Devices: []ledger.Device{{Device: gpu, GPU: gpu, UUID: uuid}},
+					Devices: []ledger.Device{{Device: gpu, GPU: gpu, UUID: first.UUID}},
 				}
 				if err := agent.reporter.ledger.Put(entry); err != nil {
 					t.Fatal(err)

@@ -20,7 +20,8 @@ type users struct {
 }
 
 // Processes counts those that use a GPU. If places on it are named, a process counts unless it is certain that it is in none of
-// them; the place nil is all of the GPU. On a GPU that is lost there are no processes.
+// them; the place nil is all of the GPU. Of a GPU that is lost they are not known: a process keeps
+// it open for as long as it lives.
 func (h *Hardware) Processes(ctx context.Context, gpu string, at ...*ledger.Partition) (n int, err error) {
 	processes, err := h.processesIn(ctx, gpu, at...)
 	return len(processes), err
@@ -105,13 +106,10 @@ func (h *Hardware) usersOf(ctx context.Context, gpu string) (*users, error) {
 		*found, err = askUsers(d, node.GPUs[i])
 		return err
 	})
-	switch {
-	case err == nil:
-		return found, nil
-	case errors.Is(err, nvml.ErrGPULost), errors.Is(err, nvml.ErrNotFound):
-		return &users{}, nil
+	if err != nil {
+		return nil, fmt.Errorf("GPU %s: %w", gpu, err)
 	}
-	return nil, fmt.Errorf("GPU %s: %w", gpu, err)
+	return found, nil
 }
 
 // askUsers asks for the processes first: an instance that one of them was in does not go before it, so what is there afterwards under

@@ -62,11 +62,12 @@ type rule struct {
 	set, clear time.Duration
 }
 
-// rules. What NVML states is believed at once; what is measured must last, because load changes it. The XID's quiet time is long,
-// because the next job may run into the same error.
+// rules. What NVML states is believed at once, but that a GPU is lost, for which pods are moved, must be seen in two polls. What is measured must
+// last, because load changes it: a busy driver takes 10 seconds and more for an answer, and is not hung. The XID's quiet time is long, because
+// the next job may run into the same error.
 var rules = map[Reason]rule{
-	Lost:        {severity: Evict, permanent: true, clear: 30 * time.Second},
-	Hung:        {severity: Avoid, clear: 30 * time.Second},
+	Lost:        {severity: Evict, permanent: true, set: PollInterval / 2, clear: 30 * time.Second},
+	Hung:        {severity: Avoid, set: 30 * time.Second, clear: 30 * time.Second},
 	NoAnswer:    {severity: Avoid, set: 20 * time.Second, clear: 20 * time.Second},
 	NoDriver:    {severity: Avoid, set: 30 * time.Second},
 	XID:         {severity: Avoid, clear: 10 * time.Minute},
@@ -97,10 +98,12 @@ type Fault struct {
 
 	// seen is when it began to be seen.
 	seen time.Time
+	// softer is how much less severe it is than its rule has it.
+	softer Severity
 }
 
 // Severity of the fault.
-func (f *Fault) Severity() Severity { return rules[f.Reason].severity }
+func (f *Fault) Severity() Severity { return rules[f.Reason].severity - f.softer }
 
 // Permanent faults do not heal by themselves.
 func (f *Fault) Permanent() bool { return rules[f.Reason].permanent }

@@ -50,6 +50,8 @@ func (g *gpu) watch(target Target, renewed bool) {
 	if renewed {
 		g.state.Renewed()
 	}
+	g.state.policy = g.monitor.opts.Policy
+	g.state.Is(target.UUID, target.Model)
 	if g.target != nil && g.target.Session == target.Session {
 		return
 	}
@@ -272,10 +274,10 @@ func (g *gpu) listenOnce(ctx context.Context, target Target, stop <-chan struct{
 // observe enters something that was seen in the state, and tells everybody what has changed by it.
 func (g *gpu) observe(ctx context.Context, enter func(now time.Time, s *State)) {
 	g.mu.Lock()
-	was, explained, explaining := g.state.Of(nil), g.state.explained, g.state.explaining
+	was, explained, explaining, lanes := g.state.Of(nil), g.state.explained, g.state.explaining, g.state.lanes
 	enter(g.monitor.opts.Clock.Now(), &g.state)
 	is := g.state.Of(nil)
-	accounted := explained != g.state.explained || explaining != g.state.explaining ||
+	accounted := explained != g.state.explained || explaining != g.state.explaining || lanes != g.state.lanes ||
 		!slices.EqualFunc(was.Faults, is.Faults, func(a, b Fault) bool { return a.Gone.Equal(b.Gone) })
 	g.mu.Unlock()
 	if was.equal(&is) {

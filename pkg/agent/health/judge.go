@@ -25,10 +25,10 @@ const marginC = 5
 
 // judge returns what the readings say is wrong with the whole GPU, and the reasons on which they say something at all: of what the GPU
 // or its driver does not tell nothing is concluded. hot tells that the GPU was too hot before, which makes the margin count; explained memory
-// errors are those of MIG devices.
+// errors are those of MIG devices; lanes are the most that the PCIe link was seen with.
 //
 // The generation of the PCIe link is not judged, because an idle GPU lowers it to save power.
-func judge(r nvml.Readings, hot bool, explained uint64) (faults []Fault, judged []Reason) {
+func judge(r nvml.Readings, hot bool, explained uint64, lanes int) (faults []Fault, judged []Reason) {
 	about := func(reason Reason, known, bad bool, value, message string) {
 		if !known {
 			return
@@ -38,20 +38,17 @@ func judge(r nvml.Readings, hot bool, explained uint64) (faults []Fault, judged 
 			faults = append(faults, Fault{Reason: reason, Value: value, Message: message})
 		}
 	}
-	known := r.TemperatureC != nil && r.SlowdownC != nil && *r.SlowdownC > 0
-	var limit uint32
-	if known {
-		limit = *r.SlowdownC
-		if hot {
-			limit -= min(marginC, limit)
-		}
-	}
+	tooHot, known := overheated(r, hot)
 	throttled := r.Throttle != nil && *r.Throttle&throttleHWThermal != 0
-	about(Temperature, known || r.Throttle != nil, throttled || known && *r.TemperatureC >= limit, "", "the GPU is so hot that it slows down")
+	about(Temperature, known || r.Throttle != nil, throttled || tooHot, "", "the GPU is so hot that it slows down")
 	about(Power, r.Throttle != nil, r.Throttle != nil && *r.Throttle&throttleHWPowerBrake != 0, "", "the power supply makes the GPU slow down")
 	if l := r.PCIe; l != nil {
-		// A driver that does not know answers 0.
-		about(PCIe, l.Width > 0 && l.MaxWidth > 0, l.Width < l.MaxWidth, fmt.Sprintf("x%d", l.Width), fmt.Sprintf("the PCIe link has %d of %d lanes", l.Width, l.MaxWidth))
+		// A driver that does not know answers 0. A card may have more lanes than the port that it is plugged into, and then it never has these;
+		// where the port is not known, the link is compared with itself.
+		if l.PortWidth > 0 && l.MaxWidth > 0 {
+			lanes = min(l.PortWidth, l.MaxWidth)
+		}
+		about(PCIe, l.Width > 0, l.Width < lanes, fmt.Sprintf("x%d", l.Width), fmt.Sprintf("the PCIe link has %d of %d lanes", l.Width, lanes))
 	}
 	about(ECC, r.ECC != nil, r.ECC != nil && r.ECC.Uncorrected > explained, "", "the memory has had errors that could not be corrected since the driver was loaded")
 	about(RowFailed, r.Rows != nil, r.Rows != nil && r.Rows.Failed, "", "a bad row of the memory could not be replaced: the GPU has to be exchanged")
@@ -64,4 +61,20 @@ func judge(r nvml.Readings, hot bool, explained uint64) (faults []Fault, judged 
 		about(Recovery, true, *a != 0, action.word, action.text)
 	}
 	return faults, judged
+}
+
+// overheated compares the temperature with the GPU's own threshold, in whichever form it has one; known tells whether it has. A GPU that was
+// too hot has to cool down by the margin.
+func overheated(r nvml.Readings, hot bool) (tooHot, known bool) {
+	var margin int64
+	if hot {
+		margin = marginC
+	}
+	switch {
+	case r.MarginC != nil && r.SlowdownMarginC != nil:
+		return int64(*r.MarginC) <= int64(*r.SlowdownMarginC)+margin, true
+	case r.TemperatureC != nil && r.SlowdownC != nil && *r.SlowdownC > 0:
+		return int64(*r.TemperatureC) >= int64(*r.SlowdownC)-margin, true
+	}
+	return false, false
 }

@@ -31,6 +31,10 @@ const (
 type Target struct {
 	// Name of the GPU's device.
 	Name string
+	// UUID of the GPU that is there now: what is remembered of another one is not known of it.
+	UUID string
+	// Model is its product's name.
+	Model string
 	// Session is equal, with ==, for targets whose functions ask the same GPU in the same session: who listens to it goes on.
 	Session any
 	// Ask checks that it still is that GPU, and reads its condition.
@@ -45,6 +49,8 @@ type Options struct {
 	FS    durable.FS
 	// Dir keeps a file for each GPU, so that faults outlive the agent; nothing is kept if it is empty.
 	Dir string
+	// Policy softens rules.
+	Policy Policy
 	// Changed is told when what is known of a GPU has changed in a way that others should know; it must not block.
 	Changed func(ctx context.Context, gpu string, was, is Verdict)
 	// Reconfigured is told when the driver has gone or a GPU's partitions have changed: the node has to be looked at anew.

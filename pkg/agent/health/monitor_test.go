@@ -145,6 +145,8 @@ func TestEventsAreToldAtOnceAndConditionsByPolling(t *testing.T) {
 
 		// Lost: the listener of the GPU ends, and begins again when it is back.
 		b.do(&nvmlsim.LoseGPU{GPU: "0"})
+		b.want("a", "Healthy")
+		time.Sleep(2 * PollInterval)
 		b.want("a", "Unhealthy gpu-lost")
 		time.Sleep(time.Hour)
 		b.want("a", "Unhealthy gpu-lost")
@@ -231,6 +233,8 @@ func TestAHungGPUCostsNobodyElse(t *testing.T) {
 		b.want("a", "Healthy")
 		b.do(&nvmlsim.HangGPU{GPU: "0"})
 		time.Sleep(PollInterval + Deadline + time.Second)
+		b.want("a", "Healthy")
+		time.Sleep(rules[Hung].set)
 		b.want("a", "Unhealthy hung")
 
 		began := time.Now()

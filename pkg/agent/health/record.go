@@ -17,15 +17,21 @@ type record struct {
 	// ExplainedECC errors are those of MIG devices, Explaining that all up to the next reading are.
 	ExplainedECC uint64 `json:"explainedECC,omitempty"`
 	Explaining   bool   `json:"explaining,omitempty"`
+	// UUID of the GPU, and the most Lanes that its PCIe link was seen with. They stay known when the machine starts anew: that is when a link
+	// comes up with fewer.
+	UUID  string `json:"uuid,omitempty"`
+	Lanes int    `json:"lanes,omitempty"`
 }
 
 // encode returns the faults that count.
 func (s *State) encode(bootID string) ([]byte, error) {
 	faults := slices.DeleteFunc(slices.Clone(s.faults), func(f Fault) bool { return !f.counts() })
-	return json.MarshalIndent(record{Version: recordVersion, BootID: bootID, Faults: faults, ExplainedECC: s.explained, Explaining: s.explaining}, "", "  ")
+	return json.MarshalIndent(record{
+		Version: recordVersion, BootID: bootID, Faults: faults, ExplainedECC: s.explained, Explaining: s.explaining, UUID: s.uuid, Lanes: s.lanes,
+	}, "", "  ")
 }
 
-// decode reads a record. One of an earlier boot holds nothing that is still known: what is still so will be seen.
+// decode reads a record. One of an earlier boot holds nothing of its faults that is still known: what is still so will be seen.
 func decode(data []byte, bootID string) (State, error) {
 	var r record
 	if err := json.Unmarshal(data, &r); err != nil {
@@ -35,9 +41,9 @@ func decode(data []byte, bootID string) (State, error) {
 		return State{}, fmt.Errorf("version: %d: this agent reads version %d", r.Version, recordVersion)
 	}
 	if r.BootID != bootID {
-		return State{}, nil
+		return State{uuid: r.UUID, lanes: r.Lanes}, nil
 	}
-	s := State{explained: r.ExplainedECC, explaining: r.Explaining}
+	s := State{explained: r.ExplainedECC, explaining: r.Explaining, uuid: r.UUID, lanes: r.Lanes}
 	for _, f := range r.Faults {
 		if _, ok := rules[f.Reason]; !ok || f.Since.IsZero() {
 			return State{}, fmt.Errorf("faults: reason %q since %s: no such fault", f.Reason, f.Since)

@@ -24,6 +24,31 @@ type State struct {
 	// explained is how many of the counted memory errors are those of MIG devices. explaining: all up to the next reading are.
 	explained  uint64
 	explaining bool
+	// uuid of the GPU, and the most lanes that its PCIe link was seen with.
+	uuid  string
+	lanes int
+	// model of the GPU, and how its faults are judged.
+	model  string
+	policy Policy
+}
+
+// Is tells which GPU it is, and of which product. Another one than before has a link of its own.
+func (s *State) Is(uuid, model string) {
+	if s.uuid != uuid {
+		s.uuid, s.lanes = uuid, 0
+	}
+	s.model = model
+	s.soften()
+}
+
+// soften makes faults as severe as the policy has them, and forgets those that it switches off.
+func (s *State) soften() {
+	s.faults = slices.DeleteFunc(s.faults, func(f Fault) bool { return s.policy.severity(s.model, &f) == off })
+	for i := range s.faults {
+		f := &s.faults[i]
+		f.softer = rules[f.Reason].severity - s.policy.severity(s.model, f)
+	}
+	s.sort()
 }
 
 // Answered: NVML has answered for the GPU.
@@ -37,7 +62,10 @@ func (s *State) Answered(now time.Time, r nvml.Readings) {
 		}
 		s.explained = min(s.explained, r.ECC.Uncorrected) // the driver has set the counter back
 	}
-	present, judged := judge(r, hot, s.explained)
+	if r.PCIe != nil {
+		s.lanes = max(s.lanes, r.PCIe.Width)
+	}
+	present, judged := judge(r, hot, s.explained, s.lanes)
 	if r.ECC != nil && r.ECC.Uncorrected > 0 {
 		// Those of MIG devices stand as long as the counter does.
 		for _, f := range s.faults {
@@ -61,7 +89,9 @@ func (s *State) Failed(now time.Time, err error) {
 	switch {
 	case errors.Is(err, nvml.ErrGPULost), errors.Is(err, nvml.ErrNotFound):
 		fault = Fault{Reason: Lost, Message: lostMessage}
-	case errors.Is(err, nvml.ErrNoSession), errors.Is(err, nvml.ErrDriverNotLoaded), errors.Is(err, nvml.ErrLibraryNotFound), errors.Is(err, nvml.ErrVersionMismatch):
+	case errors.Is(err, nvml.ErrVersionMismatch):
+		fault = Fault{Reason: NoDriver, Message: "the NVIDIA driver has another version than its library, as after an upgrade"}
+	case errors.Is(err, nvml.ErrNoSession), errors.Is(err, nvml.ErrDriverNotLoaded), errors.Is(err, nvml.ErrLibraryNotFound):
 		fault = Fault{Reason: NoDriver, Message: "the NVIDIA driver is not loaded"}
 	case errors.Is(err, nvml.ErrResetRequired):
 		fault = Fault{Reason: Recovery, Value: recoveryActions[1].word, Message: recoveryActions[1].text}
@@ -105,7 +135,7 @@ func (s *State) Happened(now time.Time, e nvml.Event) {
 		fault.Message += " (" + describe(instance) + ")"
 	}
 	s.put(now, *fault)
-	s.sort()
+	s.soften()
 }
 
 // explain accounts the memory errors up to the next reading, and such as were read just before they were told, to a MIG device.
@@ -179,7 +209,7 @@ func (s *State) step(now time.Time, present []Fault, judged []Reason) {
 			f.Gone = now
 		}
 	}
-	s.sort()
+	s.soften()
 }
 
 // put enters a fault that is seen now.

@@ -63,6 +63,9 @@ func told(v Verdict) string {
 func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 	hot := with(func(r *nvml.Readings) { r.TemperatureC = new(uint32(87)) })
 	warm := with(func(r *nvml.Readings) { r.TemperatureC = new(uint32(84)) })
+	near := func(margin int32) nvml.Readings { // at a distance of -2 it slows down
+		return with(func(r *nvml.Readings) { r.SlowdownC, r.MarginC, r.SlowdownMarginC = nil, new(margin), new(int32(-2)) })
+	}
 	old := with(func(r *nvml.Readings) { r.RecoveryAction = nil })
 	lost := fmt.Errorf("ask: %w", nvml.ErrGPULost)
 	// Each step: seconds since the start, what is seen, what is told after it.
@@ -73,21 +76,31 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 	}
 	tests := map[string][]step{
 		"nothing is known before the first answer": {{0, xid(31, nil), "Unknown"}, {1, answered(well()), "Healthy"}},
-		"a lost GPU at once, and back after a while": {
+		"a lost GPU with the second answer, and back after a while": {
 			{0, answered(well()), "Healthy"},
-			{10, failed(lost), "Unhealthy gpu-lost"},
-			{20, answered(well()), "Unhealthy gpu-lost"},
-			{40, answered(well()), "Unhealthy gpu-lost"},
-			{50, answered(well()), "Healthy"},
+			{10, failed(lost), "Healthy"},
+			{20, failed(lost), "Unhealthy gpu-lost"},
+			{30, answered(well()), "Unhealthy gpu-lost"},
+			{50, answered(well()), "Unhealthy gpu-lost"},
+			{60, answered(well()), "Healthy"},
 		},
-		"a GPU that NVML does not know is lost": {{0, failed(nvml.ErrNotFound), "Unhealthy gpu-lost"}},
+		"one that answers again was never lost": {
+			{0, failed(lost), "Healthy"},
+			{1, failed(lost), "Healthy"}, // because somebody asked between two polls
+			{10, answered(well()), "Healthy"},
+			{20, failed(lost), "Healthy"},
+			{30, answered(well()), "Healthy"},
+		},
+		"a GPU that NVML does not know is lost": {{0, failed(nvml.ErrNotFound), "Healthy"}, {10, failed(nvml.ErrNotFound), "Unhealthy gpu-lost"}},
 		"the time without answers does not count": {
+			{-10, failed(lost), "Healthy"},
 			{0, failed(lost), "Unhealthy gpu-lost"},
 			{10, answered(well()), "Unhealthy gpu-lost"},
 			{20, failed(lost), "Unhealthy gpu-lost"},
 			{45, answered(well()), "Unhealthy gpu-lost"},
 		},
-		"XID 79 is told before NVML answers with it": {{0, xid(79, nil), "Unhealthy gpu-lost"}},
+		"XID 79 counts as an answer": {{0, xid(79, nil), "Unknown"}, {10, failed(lost), "Unhealthy gpu-lost"}},
+		"and is not believed alone":  {{0, xid(79, nil), "Unknown"}, {10, answered(well()), "Healthy"}, {20, answered(well()), "Healthy"}},
 		"an application's XID is no fault": {
 			{0, answered(well()), "Healthy"},
 			{1, xid(13, nil), "Healthy"},
@@ -122,6 +135,16 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{0, answered(with(func(r *nvml.Readings) { r.TemperatureC, r.Throttle = new(uint32(95)), nil })), "Healthy"},
 			{30, answered(with(func(r *nvml.Readings) { r.TemperatureC, r.Throttle = new(uint32(95)), nil })), "Unhealthy temperature"},
 		},
+		"heat, by the distance to the threshold": {
+			{0, answered(near(-2)), "Healthy"},
+			{30, answered(near(-2)), "Unhealthy temperature"},
+			{40, answered(near(3)), "Unhealthy temperature"},
+			{120, answered(near(3)), "Unhealthy temperature"},
+			{130, answered(near(4)), "Unhealthy temperature"},
+			{190, answered(near(4)), "Healthy"},
+			{220, answered(near(-1)), "Healthy"},
+			{260, answered(near(-1)), "Healthy"},
+		},
 		"no temperature is not hot": {
 			{0, answered(with(func(r *nvml.Readings) { r.TemperatureC = nil })), "Healthy"},
 			{60, answered(with(func(r *nvml.Readings) { r.TemperatureC = nil })), "Healthy"},
@@ -131,10 +154,11 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{60, answered(with(func(r *nvml.Readings) { r.SlowdownC = new(uint32(0)) })), "Healthy"},
 		},
 		"a link about which the driver stops to tell": {
+			{-10, answered(well()), "Healthy"},
 			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Healthy"},
 			{30, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Unhealthy pcie-width=x8"},
-			{40, answered(with(func(r *nvml.Readings) { r.PCIe.MaxWidth = 0 })), "Unhealthy pcie-width=x8"},
-			{90, answered(with(func(r *nvml.Readings) { r.PCIe.MaxWidth = 0 })), "Unhealthy pcie-width=x8"},
+			{40, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 0 })), "Unhealthy pcie-width=x8"},
+			{90, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 0 })), "Unhealthy pcie-width=x8"},
 		},
 		"what is warm was not hot, whatever else it has": {
 			{0, answered(with(func(r *nvml.Readings) { r.TemperatureC, r.ECC.Uncorrected = new(uint32(84)), 1 })), "Unhealthy ecc-uncorrected"},
@@ -143,7 +167,8 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 		"another error shows that the driver is loaded": {
 			{0, failed(nvml.ErrDriverNotLoaded), "Healthy"},
 			{30, failed(nvml.ErrDriverNotLoaded), "Unhealthy no-driver"},
-			{40, failed(nvml.ErrGPULost), "Unhealthy gpu-lost"},
+			{40, failed(nvml.ErrGPULost), "Healthy"},
+			{50, failed(nvml.ErrGPULost), "Unhealthy gpu-lost"},
 		},
 		"an event of another kind has no XID": {
 			{0, answered(well()), "Healthy"},
@@ -174,11 +199,34 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{1, answered(with(func(r *nvml.Readings) { r.Rows.Failed = true })), "Unhealthy row-remap-failed"},
 		},
 		"the link's width, not its generation": {
+			{-10, answered(well()), "Healthy"},
 			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Healthy"},
 			{30, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Unhealthy pcie-width=x8"},
 			{40, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 4 })), "Unhealthy pcie-width=x4"},
 			{50, answered(well()), "Unhealthy pcie-width=x4"},
 			{80, answered(well()), "Healthy"},
+		},
+		"fewer lanes than the card's are no fault": {
+			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Healthy"},
+			{60, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Healthy"},
+		},
+		"nor are the port's": {
+			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.PortWidth = 8, 8 })), "Healthy"},
+			{60, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.PortWidth = 8, 8 })), "Healthy"},
+		},
+		"fewer lanes than the port's are": {
+			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.PortWidth = 8, 16 })), "Healthy"},
+			{30, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.PortWidth = 8, 16 })), "Unhealthy pcie-width=x8"},
+		},
+		"a port of more lanes than the card": {
+			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.MaxWidth, r.PCIe.PortWidth = 8, 8, 16 })), "Healthy"},
+			{60, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.MaxWidth, r.PCIe.PortWidth = 8, 8, 16 })), "Healthy"},
+		},
+		"another card has lanes of its own": {
+			{0, answered(well()), "Healthy"},
+			{10, func(_ time.Time, s *State) { s.Is("GPU-other", "") }, "Healthy"},
+			{20, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Healthy"},
+			{60, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Healthy"},
 		},
 		"the power brake": {
 			{0, answered(with(func(r *nvml.Readings) { r.Throttle = new(uint64(0x80)) })), "Healthy"},
@@ -197,10 +245,19 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 		"a reset that is required shows in the error": {{0, failed(nvml.ErrResetRequired), "Unhealthy recovery-action=gpu-reset"}},
 		"silence": {
 			{0, answered(well()), "Healthy"},
-			{20, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy hung"},
-			{30, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy hung"},
-			{40, answered(well()), "Unhealthy hung"},
-			{70, answered(well()), "Healthy"},
+			{20, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
+			{40, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
+			{50, func(now time.Time, s *State) { s.Silent(now, start) }, "Unhealthy hung"},
+			{60, answered(well()), "Unhealthy hung"},
+			{90, answered(well()), "Healthy"},
+		},
+		"slow answers are no silence": {
+			{20, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
+			{30, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
+			{40, answered(well()), "Healthy"},
+			{60, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
+			{80, func(now time.Time, s *State) { s.Silent(now, start) }, "Healthy"},
+			{85, answered(well()), "Healthy"},
 		},
 		"an error that comes and goes": {{0, failed(errors.New("odd")), "Healthy"}, {10, answered(well()), "Healthy"}, {20, failed(errors.New("odd")), "Healthy"}, {40, failed(errors.New("other")), "Unhealthy no-answer"}},
 		"a driver that is loaded anew": {{0, answered(well()), "Healthy"}, {10, failed(nvml.ErrNoSession), "Healthy"}, {20, answered(well()), "Healthy"}, {30, failed(nvml.ErrDriverNotLoaded), "Healthy"}, {60, failed(nvml.ErrDriverNotLoaded), "Unhealthy no-driver"}, {70, answered(well()), "Healthy"}},
@@ -211,7 +268,8 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 		},
 		"the worst comes first": {
 			{0, answered(with(func(r *nvml.Readings) { r.ECC.Uncorrected, r.Rows.Pending = 1, true })), "Unhealthy ecc-uncorrected row-remap-pending"},
-			{1, xid(79, nil), "Unhealthy gpu-lost ecc-uncorrected row-remap-pending"},
+			{1, failed(lost), "Unhealthy ecc-uncorrected row-remap-pending"},
+			{10, failed(lost), "Unhealthy gpu-lost ecc-uncorrected row-remap-pending"},
 		},
 	}
 	for name, steps := range tests {
@@ -264,11 +322,14 @@ func TestAFaultIsThatOfItsPartition(t *testing.T) {
 		// Told of the GPU, the first partition, its sibling in the same GPU instance, the second partition.
 		want [4]string
 	}{
-		"of one":                                 {xid(46, first), [4]string{"Unhealthy xid=46", "Unhealthy xid=46", "Healthy", "Healthy"}},
-		"of a GPU instance":                      {xid(46, &nvml.Instance{GPU: 1, Compute: nvml.AllCompute}), [4]string{"Unhealthy xid=46", "Unhealthy xid=46", "Unhealthy xid=46", "Healthy"}},
-		"of the GPU":                             {xid(46, nil), [4]string{"Unhealthy xid=46", "Unhealthy xid=46", "Unhealthy xid=46", "Unhealthy xid=46"}},
-		"of an application":                      {xid(13, first), [4]string{"Healthy", "Healthy", "Healthy", "Healthy"}},
-		"a lost GPU is whole":                    {xid(79, first), [4]string{"Unhealthy gpu-lost", "Unhealthy gpu-lost", "Unhealthy gpu-lost", "Unhealthy gpu-lost"}},
+		"of one":            {xid(46, first), [4]string{"Unhealthy xid=46", "Unhealthy xid=46", "Healthy", "Healthy"}},
+		"of a GPU instance": {xid(46, &nvml.Instance{GPU: 1, Compute: nvml.AllCompute}), [4]string{"Unhealthy xid=46", "Unhealthy xid=46", "Unhealthy xid=46", "Healthy"}},
+		"of the GPU":        {xid(46, nil), [4]string{"Unhealthy xid=46", "Unhealthy xid=46", "Unhealthy xid=46", "Unhealthy xid=46"}},
+		"of an application": {xid(13, first), [4]string{"Healthy", "Healthy", "Healthy", "Healthy"}},
+		"a lost GPU is whole": {func(now time.Time, s *State) {
+			xid(79, first)(now, s)
+			failed(nvml.ErrGPULost)(now.Add(PollInterval), s)
+		}, [4]string{"Unhealthy gpu-lost", "Unhealthy gpu-lost", "Unhealthy gpu-lost", "Unhealthy gpu-lost"}},
 		"what they share":                        {xid(74, first), [4]string{"Unhealthy xid=74", "Unhealthy xid=74", "Unhealthy xid=74", "Unhealthy xid=74"}},
 		"memory of one":                          {xid(48, first), [4]string{"Unhealthy ecc-uncorrected", "Unhealthy ecc-uncorrected", "Healthy", "Healthy"}},
 		"memory that was contained in one":       {xid(94, first), [4]string{"Unhealthy ecc-uncorrected", "Unhealthy ecc-uncorrected", "Healthy", "Healthy"}},
@@ -431,6 +492,7 @@ func TestAFaultEndsWithItsPartition(t *testing.T) {
 			s.Answered(start, well())
 			xid(46, &tc.of)(start, &s)
 			s.Failed(start, nvml.ErrGPULost) // which is not the partition's
+			s.Failed(start.Add(PollInterval), nvml.ErrGPULost)
 			tc.ends(&s)
 			want := "Unhealthy gpu-lost xid=46"
 			if tc.gone {
@@ -525,6 +587,7 @@ func TestWhoHasToAct(t *testing.T) {
 // TestAVerdictSaysAll that is wrong, and when the GPU was asked; one that says something else is another one.
 func TestAVerdictSaysAll(t *testing.T) {
 	var s State
+	s.Silent(start.Add(-time.Minute), start)
 	s.Silent(start, start)
 	xid(119, nil)(start, &s)
 	v := s.Of(nil)

@@ -54,8 +54,9 @@ func (l *library) has(function string) bool {
 	return true
 }
 
+// Init also begins on a machine whose GPUs are all with virtual machines.
 func (l *library) Init() error {
-	if err := initError(l.name, l.nvml.Init()); err != nil {
+	if err := initError(l.name, l.nvml.InitWithFlags(gonvml.INIT_FLAG_NO_GPUS)); err != nil {
 		return err
 	}
 	if l.sessions.Load() == 0 {
@@ -99,9 +100,9 @@ func (l *library) Device(index int) (Device, error) {
 	})
 }
 
-func (l *library) DeviceByUUID(uuid string) (Device, error) {
-	return l.handle("nvmlDeviceGetHandleByUUID", func() (gonvml.Device, gonvml.Return) {
-		return l.nvml.DeviceGetHandleByUUID(uuid)
+func (l *library) DeviceAt(busID string) (Device, error) {
+	return l.handle("nvmlDeviceGetHandleByPciBusId_v2", func() (gonvml.Device, gonvml.Return) {
+		return l.nvml.DeviceGetHandleByPciBusId(busID)
 	})
 }
 
@@ -190,6 +191,19 @@ func (d *device) MemoryBytes() (uint64, error) {
 	return memory.Total, err
 }
 
+func (d *device) InVirtualMachine() (bool, error) {
+	mode, err := get(d.lib, "nvmlDeviceGetVirtualizationMode", d.nvml.GetVirtualizationMode)
+	return mode == gonvml.GPU_VIRTUALIZATION_MODE_PASSTHROUGH || mode == gonvml.GPU_VIRTUALIZATION_MODE_VGPU, err
+}
+
+func (d *device) AddressingMode() (string, error) {
+	mode, err := get(d.lib, "nvmlDeviceGetAddressingMode", d.nvml.GetAddressingMode)
+	if lacks(err) {
+		return "", nil
+	}
+	return word(addressingModes, gonvml.DeviceAddressingModeType(mode.Value)), err
+}
+
 func (d *device) MIGMode() (MIGMode, error) {
 	mode, err := get(d.lib, "nvmlDeviceGetMigMode", func() (MIGMode, gonvml.Return) {
 		current, pending, ret := d.nvml.GetMigMode()
@@ -254,7 +268,7 @@ func (d *device) nvLink(index int) (NVLink, error) {
 	}
 	// A hidden device has no address, or one that is none.
 	address, _ := kernelBusID(info)
-	return NVLink{Index: index, Version: int(version), Remote: remoteType(remote), RemotePCIBusID: address}, nil
+	return NVLink{Index: index, Version: nvlinkVersions[gonvml.NvlinkVersion(version)], Remote: remoteType(remote), RemotePCIBusID: address}, nil
 }
 
 func remoteType(t gonvml.IntNvLinkDeviceType) RemoteType {

@@ -33,7 +33,7 @@ func TestADeviceSaysInGoTermsWhatNVMLSays(t *testing.T) {
 			Name: "NVIDIA GB200", Brand: "Nvidia", Architecture: "Blackwell", PCIBusID: "0009:01:00.0",
 			Capability: Version{10, 0}, Minor: 1, MemoryBytes: 189471 << 20, MIG: MIGMode{Capable: true},
 			Links: 18, FirstLink: NVLink{Version: 5, Remote: RemoteSwitch},
-			Fabric: &Fabric{State: "Completed", ClusterUUID: "5f6d2f3e-0c8b-4f0e-9d55-6a7f2b1c9e10", CliqueID: 1},
+			Fabric: &Fabric{State: "Completed", ClusterUUID: "5f6d2f3e-0c8b-4f0e-9d55-6a7f2b1c9e10", CliqueID: 2},
 		},
 		"l40s": {
 			Name: "NVIDIA L40S", Brand: "Nvidia", Architecture: "Ada Lovelace", PCIBusID: "0000:19:00.0",
@@ -78,7 +78,7 @@ func TestADeviceSaysInGoTermsWhatNVMLSays(t *testing.T) {
 			if err := errors.Join(errs...); err != nil {
 				t.Fatal(err)
 			}
-			same, err := lib.DeviceByUUID(got.UUID)
+			same, err := lib.DeviceAt(got.PCIBusID)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -127,7 +127,7 @@ func TestACallOutsideOfASessionIsRefusedBeforeTheLibraryIsTouched(t *testing.T) 
 		"DriverVersion":           func() error { _, err := missing.DriverVersion(); return err },
 		"CUDADriverVersion":       func() error { _, err := missing.CUDADriverVersion(); return err },
 		"Device":                  func() error { _, err := missing.Device(0); return err },
-		"DeviceByUUID":            func() error { _, err := missing.DeviceByUUID("GPU-0"); return err },
+		"DeviceAt":                func() error { _, err := missing.DeviceAt("0000:00:1b.0"); return err },
 		"Shutdown":                missing.Shutdown,
 		"a handle kept too long":  func() error { _, err := stale.UUID(); return err },
 		"its links":               func() error { _, err := stale.NVLinks(); return err },
@@ -145,7 +145,7 @@ func TestACallOutsideOfASessionIsRefusedBeforeTheLibraryIsTouched(t *testing.T) 
 
 func TestErrorsOfCallsCanBeDecidedOn(t *testing.T) {
 	lib := initialized(t, simulated(t, "t4"))
-	if _, err := lib.DeviceByUUID("GPU-of-another-node"); !errors.Is(err, ErrNotFound) {
+	if _, err := lib.DeviceAt("0000:99:00.0"); !errors.Is(err, ErrNotFound) {
 		t.Errorf("error %v, want %v", err, ErrNotFound)
 	}
 	other := initialized(t, simulated(t, "t4"))
@@ -190,7 +190,7 @@ type failingInit struct {
 	ret gonvml.Return
 }
 
-func (f failingInit) Init() gonvml.Return { return f.ret }
+func (f failingInit) InitWithFlags(uint32) gonvml.Return { return f.ret }
 
 func TestAddressesAreRewrittenAsTheKernelHasThem(t *testing.T) {
 	tests := map[string]string{

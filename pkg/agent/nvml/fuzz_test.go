@@ -121,7 +121,7 @@ type strange struct {
 	gonvml.Interface
 }
 
-func (s *strange) Init() gonvml.Return                                 { return gonvml.SUCCESS }
+func (s *strange) InitWithFlags(uint32) gonvml.Return                  { return gonvml.SUCCESS }
 func (s *strange) DeviceGetCount() (int, gonvml.Return)                { return s.int() }
 func (s *strange) SystemGetDriverVersion() (string, gonvml.Return)     { return s.string() }
 func (s *strange) SystemGetCudaDriverVersion_v2() (int, gonvml.Return) { return s.int() }

@@ -22,10 +22,13 @@ type Condition interface {
 // Readings of a GPU's condition.
 type Readings struct {
 	TemperatureC *uint32
-	// SlowdownC is the temperature at which the GPU slows down.
-	SlowdownC       *uint32
-	PowerMilliwatts *uint32
-	PCIe            *PCIeLink
+	// SlowdownC is the temperature at which the GPU slows down. GPUs from Hopper
+	// on have none; they say how far they are from the nearest threshold, and at
+	// which distance they slow down.
+	SlowdownC                *uint32
+	MarginC, SlowdownMarginC *int32
+	PowerMilliwatts          *uint32
+	PCIe                     *PCIeLink
 	// Throttle is NVML's mask of clocksEventReasons.
 	Throttle *uint64
 	// ECC errors since the driver was loaded.
@@ -37,10 +40,13 @@ type Readings struct {
 	Odd error
 }
 
-// PCIeLink is the link now and at best.
+// PCIeLink is the link now and at best. At best is what NVML says, and that is what the card has: in a slot or a virtual machine with fewer
+// lanes a link of fewer is sound.
 type PCIeLink struct {
 	Generation, Width       int
 	MaxGeneration, MaxWidth int
+	// PortWidth is how many lanes the port above the GPU has; 0 where that is not known. NVML does not know it.
+	PortWidth int
 }
 
 // ECCErrors are memory errors.
@@ -129,6 +135,11 @@ func (d *device) Readings() (Readings, error) {
 	read(&r.SlowdownC, keep)(get(d.lib, "nvmlDeviceGetTemperatureThreshold", func() (uint32, gonvml.Return) {
 		return d.nvml.GetTemperatureThreshold(gonvml.TEMPERATURE_THRESHOLD_SLOWDOWN)
 	}))
+	read(&r.MarginC, keep)(get(d.lib, "nvmlDeviceGetMarginTemperature", func() (int32, gonvml.Return) {
+		margin, ret := d.nvml.GetMarginTemperature()
+		return margin.MarginTemperature, ret
+	}))
+	read(&r.SlowdownMarginC, keep)(field[int32](d, gonvml.FI_DEV_TEMPERATURE_SLOWDOWN_TLIMIT))
 	read(&r.PowerMilliwatts, keep)(get(d.lib, "nvmlDeviceGetPowerUsage", d.nvml.GetPowerUsage))
 	read(&r.Throttle, keep)(get(d.lib, "nvmlDeviceGetCurrentClocksEventReasons", d.nvml.GetCurrentClocksEventReasons))
 	read(&r.PCIe, keep)(d.pcieLink())
@@ -137,7 +148,7 @@ func (d *device) Readings() (Readings, error) {
 		corrected, uncorrected, pending, failed, ret := d.nvml.GetRemappedRows()
 		return RemappedRows{corrected, uncorrected, pending, failed}, ret
 	}))
-	read(&r.RecoveryAction, keep)(d.recoveryAction())
+	read(&r.RecoveryAction, keep)(field[uint32](d, gonvml.FI_DEV_GET_GPU_RECOVERY_ACTION))
 	r.Odd = errors.Join(odd...)
 	if len(silent) == 0 && !answered {
 		return r, r.Odd
@@ -203,10 +214,10 @@ func (d *device) eccErrors() (counts ECCErrors, err error) {
 	return counts, err
 }
 
-// recoveryAction is known to drivers since R565. An older one answers for it, as
-// for every field that it does not know, that the argument is not valid.
-func (d *device) recoveryAction() (uint32, error) {
-	values := []gonvml.FieldValue{{FieldId: gonvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+// field asks for a field of 32 bits. A driver that does not know it, as those before R565 do not know the recovery action, answers that the
+// argument is not valid.
+func field[T int32 | uint32](d *device, id uint32) (T, error) {
+	values := []gonvml.FieldValue{{FieldId: id}}
 	err := ask(d.lib, "nvmlDeviceGetFieldValues", func() gonvml.Return {
 		if ret := d.nvml.GetFieldValues(values); ret != gonvml.SUCCESS {
 			return ret
@@ -217,7 +228,7 @@ func (d *device) recoveryAction() (uint32, error) {
 		}
 		return ret
 	})
-	return binary.NativeEndian.Uint32(values[0].Value[:]), err
+	return T(binary.NativeEndian.Uint32(values[0].Value[:])), err
 }
 
 type watch struct {

@@ -21,8 +21,10 @@ type Library interface {
 	DeviceCount() (int, error)
 	// Device returns the handle of the GPU with that index.
 	Device(index int) (Device, error)
-	// DeviceByUUID returns the handle of the GPU with that UUID.
-	DeviceByUUID(uuid string) (Device, error)
+	// DeviceAt returns the handle of the GPU at that PCI address, as the kernel
+	// writes it. There is none by UUID: NVML looks for it on all GPUs, which
+	// takes long when they are busy, and fails if any has fallen off the bus.
+	DeviceAt(busID string) (Device, error)
 }
 
 // Device is one GPU.
@@ -43,6 +45,12 @@ type Device interface {
 	MinorNumber() (int, error)
 	// MemoryBytes is the total memory, including what the driver reserves.
 	MemoryBytes() (uint64, error)
+	// InVirtualMachine tells whether a hypervisor has passed the GPU, or a part
+	// of it, through to this machine.
+	InVirtualMachine() (bool, error)
+	// AddressingMode is how the GPU reaches the machine's memory: "HMM", "ATS" or
+	// "None"; empty where the GPU or the driver does not say.
+	AddressingMode() (string, error)
 	// MIGMode tells whether the GPU can be and is partitioned.
 	MIGMode() (MIGMode, error)
 	// NVLinks lists the active links; empty for a GPU without NVLink.
@@ -72,7 +80,8 @@ type MIGMode struct {
 
 // NVLink is one active link of a GPU.
 type NVLink struct {
-	Index   int
+	Index int
+	// Version is the generation, 4 for an H100; 0 for one that is not known.
 	Version int
 	// Remote is what the other end is.
 	Remote RemoteType

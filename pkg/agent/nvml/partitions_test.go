@@ -177,8 +177,8 @@ func TestProcessesOfAllKindsAreNamedOnce(t *testing.T) {
 // doubled is a library whose one GPU has processes in two lists.
 type doubled struct{ gonvml.Interface }
 
-func (doubled) Init() gonvml.Return     { return gonvml.SUCCESS }
-func (doubled) Shutdown() gonvml.Return { return gonvml.SUCCESS }
+func (doubled) InitWithFlags(uint32) gonvml.Return { return gonvml.SUCCESS }
+func (doubled) Shutdown() gonvml.Return            { return gonvml.SUCCESS }
 func (doubled) DeviceGetHandleByIndex(int) (gonvml.Device, gonvml.Return) {
 	return doubledGPU{}, gonvml.SUCCESS
 }
@@ -205,20 +205,21 @@ func (doubledGPU) GetGraphicsRunningProcesses() ([]gonvml.ProcessInfo, gonvml.Re
 
 func TestReadingsAreAllThatTheGPUHas(t *testing.T) {
 	p := func(n uint32) *uint32 { return &n }
-	throttled := uint64(gonvml.ClocksThrottleReasonHwSlowdown)
+	throttled := uint64(gonvml.ClocksThrottleReasonHwSlowdown | gonvml.ClocksEventReasonGpuIdle)
 	m, d := hardware(t, "dgx-h100")
 	happen(t, m, &nvmlsim.SetTemperature{GPU: "0", Celsius: p(90)}, &nvmlsim.SetThrottle{GPU: "0", Reasons: []string{"hw-slowdown"}},
 		&nvmlsim.SetPCIe{GPU: "0", Link: &nvmlsim.PCIe{Generation: 2, Width: 8}}, &nvmlsim.CountECC{GPU: "0", ECCCounts: nvmlsim.ECCCounts{Corrected: 1, Uncorrected: 2}},
 		&nvmlsim.RemapRows{GPU: "0", Rows: nvmlsim.Rows{Uncorrected: 1, Pending: true}}, &nvmlsim.SetRecovery{GPU: "0", Action: nvmlsim.RecoveryReset})
 	want := Readings{
-		TemperatureC: p(90), SlowdownC: p(87), PowerMilliwatts: p(68_000), PCIe: &PCIeLink{2, 8, 5, 16}, Throttle: &throttled,
+		TemperatureC: p(90), MarginC: new(int32(-3)), SlowdownMarginC: new(int32(-2)), PowerMilliwatts: p(68_000),
+		PCIe: &PCIeLink{Generation: 2, Width: 8, MaxGeneration: 5, MaxWidth: 16}, Throttle: &throttled,
 		ECC: &ECCErrors{1, 2}, Rows: &RemappedRows{Uncorrected: 1, Pending: true}, RecoveryAction: p(1),
 	}
 	if got, err := d.Readings(); err != nil || !cmp.Equal(want, got) {
 		t.Errorf("%v (-want +got):\n%s", err, cmp.Diff(want, got))
 	}
 	_, old := hardware(t, "t4")
-	if got, err := old.Readings(); err != nil || got.Rows != nil || got.TemperatureC == nil {
+	if got, err := old.Readings(); err != nil || got.Rows != nil || got.TemperatureC == nil || got.MarginC != nil || got.SlowdownC == nil || *got.SlowdownC != 93 {
 		t.Errorf("a GPU without row remapping: %+v, %v", got, err)
 	}
 	happen(t, m, &nvmlsim.LoseGPU{GPU: "0"})

@@ -229,6 +229,10 @@ func (m mute) GetTemperature(gonvml.TemperatureSensors) (uint32, gonvml.Return) 
 func (m mute) GetTemperatureThreshold(gonvml.TemperatureThresholds) (uint32, gonvml.Return) {
 	return 0, m.ret
 }
+
+func (m mute) GetMarginTemperature() (gonvml.MarginTemperature, gonvml.Return) {
+	return gonvml.MarginTemperature{}, m.ret
+}
 func (m mute) GetPowerUsage() (uint32, gonvml.Return)                { return 0, m.ret }
 func (m mute) GetCurrentClocksEventReasons() (uint64, gonvml.Return) { return 0, m.ret }
 func (m mute) GetCurrPcieLinkGeneration() (int, gonvml.Return)       { return 0, m.ret }

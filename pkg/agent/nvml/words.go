@@ -41,6 +41,16 @@ var (
 		gonvml.DEVICE_ARCH_RUBIN:     "Rubin",
 		gonvml.DEVICE_ARCH_UNKNOWN:   "Unknown",
 	}
+	addressingModes = map[gonvml.DeviceAddressingModeType]string{
+		gonvml.DEVICE_ADDRESSING_MODE_NONE: "None",
+		gonvml.DEVICE_ADDRESSING_MODE_HMM:  "HMM",
+		gonvml.DEVICE_ADDRESSING_MODE_ATS:  "ATS",
+	}
+	// The generations of NVLink.
+	nvlinkVersions = map[gonvml.NvlinkVersion]int{
+		gonvml.NVLINK_VERSION_1_0: 1, gonvml.NVLINK_VERSION_2_0: 2, gonvml.NVLINK_VERSION_2_2: 2, gonvml.NVLINK_VERSION_3_0: 3,
+		gonvml.NVLINK_VERSION_3_1: 3, gonvml.NVLINK_VERSION_4_0: 4, gonvml.NVLINK_VERSION_5_0: 5, gonvml.NVLINK_VERSION_6_0: 6,
+	}
 	fabricStates = map[uint8]string{
 		gonvml.GPU_FABRIC_STATE_NOT_STARTED: "NotStarted",
 		gonvml.GPU_FABRIC_STATE_IN_PROGRESS: "InProgress",

@@ -281,8 +281,8 @@ func (m *Manager) checkEnded(claim ledger.Claim, daemon *served) error {
 // recoveryActions are NVML's, in the words of nvidia-smi.
 var recoveryActions = []string{"none", "reset the GPU", "reboot the node", "drain P2P traffic", "drain and reset the GPU"}
 
-// checkCondition refuses a GPU that cannot work. A slow link and memory errors in the past are no reason, but
-// worth a line.
+// checkCondition refuses a GPU that cannot work. Memory errors in the past are no reason, but worth a
+// line.
 func checkCondition(ctx context.Context, gpu string, r *nvml.Readings) error {
 	logger := klog.FromContext(ctx)
 	if action := r.RecoveryAction; action != nil && *action != 0 {
@@ -291,9 +291,6 @@ func checkCondition(ctx context.Context, gpu string, r *nvml.Readings) error {
 			what = recoveryActions[*action]
 		}
 		return fmt.Errorf("GPU %s: the driver says that it does not work before this is done: %s", gpu, what)
-	}
-	if link := r.PCIe; link != nil && link.Width < link.MaxWidth {
-		logger.Info("GPU has fewer PCIe lanes than it could have", "device", gpu, "lanes", link.Width, "best", link.MaxWidth)
 	}
 	if ecc := r.ECC; ecc != nil && ecc.Uncorrected > 0 {
 		logger.Info("GPU has had memory errors since the driver was loaded", "device", gpu, "uncorrected", ecc.Uncorrected)

@@ -42,7 +42,7 @@ type Reading struct {
 	UsersErr error
 	// Registered is when the kubelet last registered the driver, which it does when it starts; zero if it has not.
 	Registered time.Time
-	// Processes on what the claim has of its GPUs: 0 for a lost one, on which nothing can run.
+	// Processes on what the claim has of its GPUs. Those of a lost one are not known.
 	Processes    int
 	ProcessesErr error
 }

@@ -1,6 +1,7 @@
 package vfio
 
 import (
+	"bytes"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -58,6 +59,16 @@ func ReadFunction(fsys fs.ReadLinkFS, address string) (Function, error) {
 		f.Override = ""
 	}
 	return f, nil
+}
+
+// Gone tells whether the function does not answer on the bus any more: the kernel has let go of it, or its configuration reads as all ones, which
+// is what the bus gives for a read that nobody answers. What cannot be read is no proof.
+func Gone(fsys fs.ReadLinkFS, address string) bool {
+	config, err := fs.ReadFile(fsys, devices+"/"+address+"/config")
+	if err != nil {
+		return errors.Is(err, fs.ErrNotExist) && !exists(fsys, devices+"/"+address)
+	}
+	return len(config) >= 4 && bytes.Equal(config[:4], []byte{0xff, 0xff, 0xff, 0xff})
 }
 
 // isGPU tells whether it is one of NVIDIA's.

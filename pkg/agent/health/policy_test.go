@@ -1,0 +1,97 @@
+package health
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"stowage.dev/stowage/pkg/agent/nvml"
+)
+
+func TestRulesAreSoftenedAsTheyAreWritten(t *testing.T) {
+	tests := map[string]struct {
+		policy string
+		seen   seen
+		want   string // of an L40S
+	}{
+		"nothing is":                {"", xid(74, nil), "Unhealthy xid=74"},
+		"told only":                 {"xid=notice", xid(74, nil), "Healthy xid=74"},
+		"not even told":             {"xid=off", xid(74, nil), "Healthy"},
+		"one XID":                   {"xid/74=off", xid(74, nil), "Healthy"},
+		"another XID":               {"xid/74=off", xid(119, nil), "Unhealthy xid=119"},
+		"of this product":           {"NVIDIA L40S:xid=off", xid(74, nil), "Healthy"},
+		"of another product":        {"Tesla T4:xid=off", xid(74, nil), "Unhealthy xid=74"},
+		"but of this product":       {"xid=off,NVIDIA L40S:xid=avoid", xid(74, nil), "Unhealthy xid=74"},
+		"the later one counts":      {"NVIDIA L40S:xid=avoid , xid=off", xid(74, nil), "Healthy"},
+		"errors of the memory":      {"ecc-uncorrected=off", uncorrected(3), "Healthy"},
+		"another rule stays":        {"ecc-uncorrected=off", xid(74, nil), "Unhealthy xid=74"},
+		"an answer that is missing": {"no-answer=off,no-driver=notice", failed(nvml.ErrDriverNotLoaded), "Healthy no-driver"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			policy, err := ParsePolicy(tc.policy)
+			if err != nil {
+				t.Fatal(err)
+			}
+			s := State{policy: policy}
+			s.Is("GPU-1", "NVIDIA L40S")
+			s.Answered(start, well())
+			tc.seen(start, &s)
+			tc.seen(start.Add(time.Minute), &s)
+			if got := told(s.Of(nil)); got != tc.want {
+				t.Errorf("%q, want %q", got, tc.want)
+			}
+		})
+	}
+}
+
+// TestALostGPUWithASofterRuleMovesNobody, and a record of an agent with other rules is judged by those of now.
+func TestALostGPUWithASofterRuleMovesNobody(t *testing.T) {
+	var s State
+	for i := range 3 {
+		failed(nvml.ErrGPULost)(start.Add(time.Duration(i)*PollInterval), &s)
+	}
+	severity := func(s *State) Severity { return s.Of(nil).Faults[0].Severity() }
+	if got := severity(&s); got != Evict {
+		t.Errorf("severity %d of a lost GPU, want %d", got, Evict)
+	}
+	data, err := s.encode("boot")
+	if err != nil {
+		t.Fatal(err)
+	}
+	kept, err := decode(data, "boot")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if kept.policy, err = ParsePolicy("gpu-lost=avoid"); err != nil {
+		t.Fatal(err)
+	}
+	kept.Is("GPU-1", "NVIDIA L40S")
+	if got := severity(&kept); got != Avoid {
+		t.Errorf("severity %d with the rule softened, want %d", got, Avoid)
+	}
+	if kept.policy, err = ParsePolicy("gpu-lost=off"); err != nil {
+		t.Fatal(err)
+	}
+	kept.Is("GPU-1", "NVIDIA L40S")
+	if got := told(kept.Of(nil)); got != "Unknown" {
+		t.Errorf("%q with the rule switched off", got)
+	}
+}
+
+func TestABadPolicyIsRefusedNamingTheItem(t *testing.T) {
+	for policy, want := range map[string]string{
+		"pcie-width":               `"pcie-width": want a rule and what becomes of it`,
+		"lanes=off":                `no rule "lanes": there are ecc-uncorrected, gpu-lost,`,
+		"xid=off,pcie-width=maybe": `"pcie-width=maybe": "maybe": want off, notice or avoid`,
+		"xid/many=off":             "want an XID by its number",
+		"ecc-uncorrected/74=off":   "want an XID by its number",
+		"xid/0=off":                "want an XID by its number",
+		"row-remap-pending=avoid":  "can be softened only",
+		"gpu-lost=evict":           `"evict": want off, notice or avoid`,
+	} {
+		if _, err := ParsePolicy(policy); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want an error that says %q", policy, err, want)
+		}
+	}
+}
