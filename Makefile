@@ -92,9 +92,13 @@ mutate-rest: ## Put back faults that make pods sleep or devices idle: random his
 	$(GO) run ./internal/mutate -seeds -patience 10m -run 'TestRest$$' -random 2000 ./pkg/agent/prepare
 	$(GO) run ./internal/mutate -seeds -patience 10m -run 'TestWhatIsPublishedAtRest$$' -random 200 ./pkg/agent/driver
 
+# Arguments of the next one, for example MUTANTS='-sample 300 -seed 7' for an estimate.
+MUTANTS   ?=
+
 .PHONY: mutate-agent
-mutate-agent: ## Break what the node agent remembers, does and takes back, line by line: at least 95 % should be noticed (hours)
-	$(GO) run ./internal/mutate -at-least 95 -patience 5m ./pkg/agent/ledger ./pkg/agent/reconcile ./pkg/agent/prepare
+mutate-agent: ## Break what the node agent remembers, does and takes back, line by line: at least 95 % should be noticed (hours; MUTANTS='-sample 300')
+	$(GO) run ./internal/mutate -at-least 95 -patience 5m $(MUTANTS) ./pkg/agent/ledger ./pkg/agent/reconcile
+	$(GO) run ./internal/mutate -at-least 95 -patience 5m -temp "$(wildcard /dev/shm)" -unlisted $(MUTANTS) ./pkg/agent/prepare
 
 .PHONY: bench-tracker
 bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices held: flat within 2x

@@ -43,20 +43,42 @@ func (w *walk) mutated() string {
 	return text.String()
 }
 
-// switches is the file that is added to a package: which mutant is on, and the
-// operations that a mutant changes.
-func switches(name string) string {
+// switches is the file that is added to a package: which mutant is on, which ones
+// a run comes by if that is asked for, and the operations that a mutant changes.
+func switches(name string, mutants int) string {
 	return fmt.Sprintf(`package %s
 
 import (
 	mutantOS "os"
 	mutantStrconv "strconv"
 	mutantCmp "cmp"
+	mutantAtomic "sync/atomic"
 )
 
 var mutantOn = func() int { n, _ := mutantStrconv.Atoi(mutantOS.Getenv(%q)); return n }()
 
-func mutantIs(id int) bool { return mutantOn == id }
+var mutantReached = func() *mutantOS.File {
+	path := mutantOS.Getenv(%q)
+	if path == "" {
+		return nil
+	}
+	file, err := mutantOS.OpenFile(path, mutantOS.O_APPEND|mutantOS.O_CREATE|mutantOS.O_WRONLY, 0o600)
+	if err != nil {
+		panic(err)
+	}
+	return file
+}()
+
+var mutantSeen [%d]mutantAtomic.Bool
+
+func mutantIs(id int) bool {
+	if mutantReached != nil && !mutantSeen[id].Swap(true) {
+		if _, err := mutantReached.WriteString(mutantStrconv.Itoa(id) + "\n"); err != nil {
+			panic(err)
+		}
+	}
+	return mutantOn == id
+}
 
 func mutantZero[T any](id int, value T) T {
 	if mutantIs(id) {
@@ -89,7 +111,10 @@ func mutantSum[T ~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uin
 }
 
 var _, _, _ = mutantZero[int], mutantOrder[int], mutantSum[int]
-`, name, environment)
+`, name, environment, reachedFile, mutants+1)
 }
 
-const environment = "STOWAGE_MUTANT"
+const (
+	environment = "STOWAGE_MUTANT"
+	reachedFile = "STOWAGE_MUTANTS_REACHED"
+)

@@ -1,9 +1,11 @@
 // Command mutate breaks a package's code in every small way that it knows and
 // tells which of these mutants the package's tests do not notice.
 //
-// All mutants are compiled into one test binary, each behind a switch, and the
-// binary is run once per mutant: so a mutant costs a run of the tests, not a
-// build. The code is changed through go's -overlay; no file is rewritten.
+// All mutants are compiled into one test binary, each behind a switch, so that a
+// mutant costs a run of tests, not a build. Each test is run alone first, and
+// writes down which switches it comes by. A mutant is then tried with the tests
+// that come by it, the quickest first, until one fails. The code is changed
+// through go's -overlay; no file is rewritten.
 //
 // It exists because the tools at hand have no operator that drops a statement,
 // and "no line can be removed" is what is to be shown.
@@ -29,7 +31,10 @@ func main() {
 	var o options
 	flag.Float64Var(&o.atLeast, "at-least", 90, "percentage of mutants that must be killed; those that are listed as equivalent count as not killed")
 	flag.IntVar(&o.parallel, "parallel", runtime.NumCPU(), "test binaries that run at a time")
-	flag.IntVar(&o.every, "every", 1, "try only every n-th mutant, for a quick look")
+	flag.IntVar(&o.sample, "sample", 0, "try only so many mutants, drawn by chance, and say how sure the percentage is")
+	flag.Uint64Var(&o.seed, "seed", 1, "of -sample")
+	flag.StringVar(&o.temp, "temp", "", "the folder for the tests' temporary files; on a disk in memory tests that write many are several times faster")
+	flag.BoolVar(&o.unlisted, "unlisted", false, "mutants that survive need not be listed")
 	flag.DurationVar(&o.patience, "patience", 30*time.Second, "how long tests may run without ending")
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run does")
 	flag.StringVar(&o.only, "only", "", "try only mutants whose name contains this")
@@ -53,7 +58,10 @@ func main() {
 type options struct {
 	atLeast   float64
 	parallel  int
-	every     int
+	sample    int
+	seed      uint64
+	temp      string
+	unlisted  bool
 	patience  time.Duration
 	run, only string
 	seedsOnly bool

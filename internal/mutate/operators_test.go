@@ -47,7 +47,7 @@ func mutantsOf(t *testing.T, signature, body string) (names []string, mutated st
 
 	// What comes out is Go, with the lines where they were.
 	var files []*ast.File
-	for name, text := range map[string]string{"p.go": mutated, "switches.go": switches("p")} {
+	for name, text := range map[string]string{"p.go": mutated, "switches.go": switches("p", len(mutants))} {
 		file, err := parser.ParseFile(sources, name, text, parser.SkipObjectResolution)
 		if err != nil {
 			t.Fatalf("%v in:\n%s", err, text)

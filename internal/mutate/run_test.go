@@ -37,6 +37,13 @@ func TestRun(t *testing.T) {
 			},
 			wantErr: "1 of 1 packages failed",
 		},
+		"only tests that come by a mutant are run, and a mutant that none comes by survives": {
+			pkg: "unreached", options: options{unlisted: true, atLeast: 50},
+			want: []string{
+				"killed     max.go:4           Max: return the zero value instead of max(a, b)  [TestMax]",
+				"SURVIVED   max.go:7           Min: return the zero value instead of min(a, b)",
+			},
+		},
 		"tests that fail by themselves tell nothing": {
 			pkg: "broken", wantErr: "the tests fail without a mutant: TestOne",
 		},
@@ -63,7 +70,7 @@ func TestRun(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			tc.options.every, tc.options.parallel, tc.options.patience = 1, 2, 30*time.Second
+			tc.options.parallel, tc.options.patience = 2, 30*time.Second
 			t.Setenv("FAILED_ONCE", filepath.Join(t.TempDir(), "once"))
 			var out strings.Builder
 			err := run(t.Context(), &out, tc.options, []string{"./testdata/" + tc.pkg})

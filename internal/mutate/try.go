@@ -8,7 +8,8 @@ import (
 	"fmt"
 	"go/ast"
 	"io"
-	"maps"
+	"math"
+	"math/rand/v2"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -54,36 +55,30 @@ func tryPackage(ctx context.Context, out io.Writer, o options, pattern string) (
 	if err := build(ctx, t, overlay, binary); err != nil {
 		return false, err
 	}
-	stages, took, err := stagesOf(ctx, o, t, binary)
+	tests, took, err := testsOf(ctx, o, t, binary, work)
 	if err != nil {
 		return false, err
 	}
 	fmt.Fprintf(out, "%s: %d mutants, the tests take %s\n", t.path, len(mutants), took.Round(100*time.Millisecond))
 
-	chosen := []int{}
-	for id := 1; id <= len(mutants); id += o.every {
-		if strings.Contains(mutants[id-1].name(), o.only) {
-			chosen = append(chosen, id)
-		}
-	}
-	results := tryAll(ctx, o, chosen, func(id int) result {
-		var r result
-		for _, stage := range stages {
-			if r = try(ctx, stage, t, binary, id, "-test.failfast"); r.killed {
-				break
-			}
-		}
-		return r
+	chosen := choose(o, mutants)
+	results := tryAll(ctx, o, chosen, func(id int) result { return tryStages(ctx, stagesOf(o, tests, id), t, binary, id) })
+	survivors := slices.DeleteFunc(slices.Clone(chosen), func(id int) bool {
+		return results[id].killed || !mutants[id-1].needsRace || notes.reason(mutants[id-1]) != ""
 	})
-	survivors := slices.DeleteFunc(slices.Clone(chosen), func(id int) bool { return results[id].killed || notes.reason(mutants[id-1]) != "" })
-	if slices.ContainsFunc(survivors, func(id int) bool { return mutants[id-1].needsRace }) {
+	if len(survivors) > 0 {
 		if err := build(ctx, t, overlay, raceBinary, "-race"); err != nil {
 			return false, err
 		}
-		survivors = slices.DeleteFunc(survivors, func(id int) bool { return !mutants[id-1].needsRace })
 		o := o
 		o.patience *= raceFactor
-		for id, r := range tryAll(ctx, o, survivors, func(id int) result { return try(ctx, o, t, raceBinary, id, "-test.failfast") }) {
+		for id, r := range tryAll(ctx, o, survivors, func(id int) result {
+			stages := stagesOf(o, tests, id)
+			for i := range stages {
+				stages[i].patience = o.patience
+			}
+			return tryStages(ctx, stages, t, raceBinary, id)
+		}) {
 			results[id] = r
 		}
 	}
@@ -91,6 +86,22 @@ func tryPackage(ctx context.Context, out io.Writer, o options, pattern string) (
 		return false, context.Cause(ctx)
 	}
 	return report(out, o, t.path, notes, mutants, chosen, results), nil
+}
+
+// choose returns the IDs of the mutants to try, in their order.
+func choose(o options, mutants []mutant) (ids []int) {
+	for i, m := range mutants {
+		if strings.Contains(m.name(), o.only) {
+			ids = append(ids, i+1)
+		}
+	}
+	if o.sample > 0 && o.sample < len(ids) {
+		random := rand.New(rand.NewPCG(o.seed, 0))
+		random.Shuffle(len(ids), func(i, j int) { ids[i], ids[j] = ids[j], ids[i] })
+		ids = ids[:o.sample]
+		slices.Sort(ids)
+	}
+	return ids
 }
 
 // mutate writes the package with all mutants, and go's overlay for it.
@@ -109,7 +120,7 @@ func (t *target) mutate(work string) ([]mutant, string, error) {
 			return nil, "", err
 		}
 	}
-	if err := write("zz_mutants.go", switches(t.name)); err != nil {
+	if err := write("zz_mutants.go", switches(t.name, len(mutants))); err != nil {
 		return nil, "", err
 	}
 	overlay, err := writeOverlay(work, replace)
@@ -146,82 +157,31 @@ const (
 	slowdown = 20
 )
 
-var passedTest = regexp.MustCompile(`(?m)^\s*--- PASS: (\S+) \((\S+s)\)`)
-
-// timesOf reads from the output of a test binary how long each test takes. The time
-// of a test does not include that of parallel subtests.
-func timesOf(output string) (map[string]time.Duration, error) {
-	own, subtests := map[string]time.Duration{}, map[string]time.Duration{}
-	for _, match := range passedTest.FindAllStringSubmatch(output, -1) {
-		d, err := time.ParseDuration(match[2])
-		if err != nil {
-			return nil, fmt.Errorf("test %s: %w", match[1], err)
-		}
-		switch name, sub, isSub := strings.Cut(match[1], "/"); {
-		case !isSub:
-			own[name] = d
-		case !strings.Contains(sub, "/"):
-			subtests[name] += d
-		}
-	}
-	for name := range own {
-		own[name] = max(own[name], subtests[name])
-	}
-	return own, nil
-}
-
-// stagesOf runs the tests without a mutant, and returns how to run them with one:
-// first those that take no time, which kill most, then the others. took is how
-// long all of them take.
-func stagesOf(ctx context.Context, o options, t *target, binary string) (stages []options, took time.Duration, err error) {
-	start := time.Now()
-	r := try(ctx, o, t, binary, 0, "-test.failfast", "-test.v")
-	took = time.Since(start)
-	if r.killed {
-		return nil, took, fmt.Errorf("the tests fail without a mutant: %s\n%s", r.by, r.output)
-	}
-	times, err := timesOf(r.output)
-	if err != nil {
-		return nil, took, err
-	}
-	var tests [2][]string
-	var sums [2]time.Duration
-	for _, test := range slices.Sorted(maps.Keys(times)) {
-		i := 0
-		if times[test] > quick {
-			i = 1
-		}
-		tests[i], sums[i] = append(tests[i], test), sums[i]+times[test]
-	}
-	for i := range tests {
-		if len(tests[i]) > 0 {
-			stage := o
-			stage.run = "^(" + strings.Join(tests[i], "|") + ")$"
-			stage.patience = min(o.patience, slowdown*(sums[i]+quick))
-			stages = append(stages, stage)
-		}
-	}
-	if len(stages) == 0 {
-		return nil, took, errors.New("there are no tests")
-	}
-	return stages, took, nil
-}
-
 var failedTest = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
 
 // try runs the tests with one mutant. A run that does not end, or dies, has
 // noticed it, too.
 func try(ctx context.Context, o options, t *target, binary string, id int, flags ...string) result {
+	return tryWith(ctx, o, t, binary, id, nil, flags...)
+}
+
+// tryWith is try with more in the environment. What a run that was ended leaves in its temporary folder is removed.
+func tryWith(ctx context.Context, o options, t *target, binary string, id int, env []string, flags ...string) result {
+	temp, err := os.MkdirTemp(o.temp, "mutant-")
+	if err != nil {
+		return result{killed: true, by: err.Error()}
+	}
+	defer os.RemoveAll(temp)
 	ctx, cancel := context.WithTimeout(ctx, o.patience)
 	defer cancel()
 	args := append([]string{"-test.short", "-test.timeout", o.patience.String(), "-test.run", o.run}, flags...)
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Dir = t.dir
-	cmd.Env = append(os.Environ(), fmt.Sprintf("%s=%d", environment, id), "GOMEMLIMIT=1GiB", "GOTRACEBACK=none",
-		"RAPID_NOFAILFILE=true") // else the next run begins with what failed in this one
+	cmd.Env = append(append(os.Environ(), fmt.Sprintf("%s=%d", environment, id), "GOMEMLIMIT=1GiB", "GOTRACEBACK=none", "TMPDIR="+temp,
+		"RAPID_NOFAILFILE=true"), env...) // else the next run begins with what failed in this one
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
-	err := cmd.Run()
+	err = cmd.Run()
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
@@ -310,12 +270,12 @@ func report(out io.Writer, o options, path string, notes notes, mutants []mutant
 			equivalent++
 			fmt.Fprintf(out, "equivalent %-18s %s: %s  (%s)\n", place, m.function, m.what, reason)
 		default:
-			ok = false
+			ok = ok && o.unlisted
 			survived++
 			fmt.Fprintf(out, "SURVIVED   %-18s %s: %s\n", place, m.function, m.what)
 		}
 	}
-	if o.every == 1 && o.only == "" {
+	if len(chosen) == len(mutants) && o.only == "" {
 		for _, e := range notes.Equivalent {
 			if !slices.ContainsFunc(mutants, func(m mutant) bool { return m.name() == e.Mutant }) {
 				ok = false
@@ -323,11 +283,23 @@ func report(out io.Writer, o options, path string, notes notes, mutants []mutant
 			}
 		}
 	}
-	percent := 100.0
-	if all := killed + survived + equivalent; all > 0 {
+	percent, sampled, all := 100.0, "", killed+survived+equivalent
+	if all > 0 {
 		percent = 100 * float64(killed) / float64(all)
 	}
-	fmt.Fprintf(out, "%s: %d mutants killed (%d because the tests did not end), %d survived without an explanation, %d with one: %.1f %% killed (at least %.0f %% wanted)\n",
-		path, killed, endless, survived, equivalent, percent, o.atLeast)
+	if all < len(mutants) && o.only == "" {
+		low, high := interval(killed, all)
+		sampled = fmt.Sprintf(" in a sample of %d of %d (of all of them it is %.1f to %.1f %%, with 95 %% confidence)", all, len(mutants), 100*low, 100*high)
+	}
+	fmt.Fprintf(out, "%s: %d mutants killed (%d because the tests did not end), %d survived without an explanation, %d with one: %.1f %% killed%s (at least %.0f %% wanted)\n",
+		path, killed, endless, survived, equivalent, percent, sampled, o.atLeast)
 	return ok && percent >= o.atLeast
+}
+
+// interval is Wilson's of 95 % confidence for a share of which a sample has hits of n.
+func interval(hits, n int) (low, high float64) {
+	const z = 1.96
+	share, count := float64(hits)/float64(n), float64(n)
+	middle, half := share+z*z/(2*count), z*math.Sqrt(share*(1-share)/count+z*z/(4*count*count))
+	return (middle - half) / (1 + z*z/count), (middle + half) / (1 + z*z/count)
 }
