@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -171,22 +172,24 @@ func TestAWaitEndsWithTheCall(t *testing.T) {
 // TestAHolderThatTurnsOutToRunIsNotWaitedFor: what was not known becomes known.
 func TestAHolderThatTurnsOutToRunIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
-	n := newNodeOf(t, twoGPUs)
-	var asked atomic.Int32
-	n.options.UseOf = func(context.Context, *ledger.Entry) prepare.Use {
-		if asked.Add(1) == 1 {
-			return ending
+	synctest.Test(t, func(t *testing.T) {
+		n := newNodeOf(t, twoGPUs)
+		var asked atomic.Int32
+		n.options.UseOf = func(context.Context, *ledger.Entry) prepare.Use {
+			if asked.Add(1) == 1 {
+				return ending
+			}
+			return running
 		}
-		return running
-	}
-	m := n.manager()
-	if _, err := m.Prepare(n.ctx, claim("first", "gpu="+gpu0)); err != nil {
-		t.Fatal(err)
-	}
-	err := returned(t, "prepare", func() error { _, err := m.Prepare(n.ctx, claim("second", "gpu="+gpu0)); return err })
-	if err == nil || !strings.Contains(err.Error(), running.Text) {
-		t.Errorf("%v, want that it runs", err)
-	}
+		m := n.manager()
+		if _, err := m.Prepare(n.ctx, claim("first", "gpu="+gpu0)); err != nil {
+			t.Fatal(err)
+		}
+		err := returned(t, "prepare", func() error { _, err := m.Prepare(n.ctx, claim("second", "gpu="+gpu0)); return err })
+		if err == nil || !strings.Contains(err.Error(), running.Text) {
+			t.Errorf("%v, want that it runs", err)
+		}
+	})
 }
 
 // TestAClaimDoesNotWaitForItself: its own requests are for more than there is, and no release helps.

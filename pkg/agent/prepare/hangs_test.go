@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -64,42 +65,44 @@ func (s *hungSlicer) SetTimeSlice(ctx context.Context, gpu string, interval conf
 
 // TestAProgramThatDoesNotEndHoldsUpItsGPUAlone: unprepare ends, and no second program is started as long as there is the first.
 func TestAProgramThatDoesNotEndHoldsUpItsGPUAlone(t *testing.T) {
-	n := newNodeOf(t, twoGPUs)
-	n.options.GPUTimeout = time.Second
-	slicer := &hungSlicer{TimeSlicer: n.tools.TimeSlicer, release: make(chan struct{})}
-	n.tools.TimeSlicer = slicer
-	m := n.manager()
-	c := withConfig(claim("train", "gpu="+gpu0), driverName, sharingConfig("GpuConfig", "TimeSlicing", `,"timeSlicingConfig":{"interval":"Long"}`))
-	if _, err := m.Prepare(n.ctx, c); err != nil {
-		t.Fatal(err)
-	}
-	slicer.hangs.Store(true)
-	if err := returned(t, "unprepare", func() error { return m.Unprepare(n.ctx, c.UID) }); err != nil {
-		t.Fatal(err)
-	}
-	if err := returned(t, "reconcile", func() error {
-		recovery, err := m.Reconcile(n.ctx)
-		if recovery.Quarantined != 1 {
-			t.Errorf("recovery %+v, want the GPU in quarantine", recovery)
+	synctest.Test(t, func(t *testing.T) {
+		n := newNodeOf(t, twoGPUs)
+		n.options.GPUTimeout = time.Second
+		slicer := &hungSlicer{TimeSlicer: n.tools.TimeSlicer, release: make(chan struct{})}
+		n.tools.TimeSlicer = slicer
+		m := n.manager()
+		c := withConfig(claim("train", "gpu="+gpu0), driverName, sharingConfig("GpuConfig", "TimeSlicing", `,"timeSlicingConfig":{"interval":"Long"}`))
+		if _, err := m.Prepare(n.ctx, c); err != nil {
+			t.Fatal(err)
 		}
-		return err
-	}); err != nil {
-		t.Error(err)
-	}
-	if calls := slicer.calls.Load(); calls != 1 {
-		t.Errorf("%d programs were started, of which none has ended", calls)
-	}
-	if _, err := m.Prepare(n.ctx, claim("other", "gpu="+gpu1)); err != nil {
-		t.Errorf("the other GPU: %v", err)
-	}
-	close(slicer.release)
-	becomes(t, "out of quarantine", func() bool {
-		recovery, err := m.Reconcile(n.ctx)
-		return err == nil && recovery.Quarantined == 0
+		slicer.hangs.Store(true)
+		if err := returned(t, "unprepare", func() error { return m.Unprepare(n.ctx, c.UID) }); err != nil {
+			t.Fatal(err)
+		}
+		if err := returned(t, "reconcile", func() error {
+			recovery, err := m.Reconcile(n.ctx)
+			if recovery.Quarantined != 1 {
+				t.Errorf("recovery %+v, want the GPU in quarantine", recovery)
+			}
+			return err
+		}); err != nil {
+			t.Error(err)
+		}
+		if calls := slicer.calls.Load(); calls != 1 {
+			t.Errorf("%d programs were started, of which none has ended", calls)
+		}
+		if _, err := m.Prepare(n.ctx, claim("other", "gpu="+gpu1)); err != nil {
+			t.Errorf("the other GPU: %v", err)
+		}
+		close(slicer.release)
+		becomes(t, "out of quarantine", func() bool {
+			recovery, err := m.Reconcile(n.ctx)
+			return err == nil && recovery.Quarantined == 0
+		})
+		if got := n.gpu(0).TimeSlice; got != "" {
+			t.Errorf("time slice %q is left", got)
+		}
 	})
-	if got := n.gpu(0).TimeSlice; got != "" {
-		t.Errorf("time slice %q is left", got)
-	}
 }
 
 // hungBackend does not return while it hangs.
@@ -120,28 +123,29 @@ func (b *hungBackend) GPUEdits(ctx context.Context, gpu cdi.GPU) (*specs.Contain
 
 // TestWhatContainersNeedIsNotWaitedForForEver: who looks it up asks NVML, which may not answer. The claim can be unprepared all the same.
 func TestWhatContainersNeedIsNotWaitedForForEver(t *testing.T) {
-	free := make(chan struct{})
-	close(free)
-	hangs := make(chan struct{})
-	defer close(hangs)
-	for name, backend := range map[string]*hungBackend{
-		"what all containers need": {common: hangs, gpu: free},
-		"what the GPU is to them":  {common: free, gpu: hangs},
-	} {
-		t.Run(name, func(t *testing.T) {
-			n := newNodeOf(t, twoGPUs)
-			n.options.GPUTimeout = 500 * time.Millisecond
-			n.backend = func(b cdi.Backend) cdi.Backend { backend.Backend = b; return backend }
-			m := n.manager()
-			if err := returned(t, "prepare", func() error { _, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0)); return err }); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "train") {
-				t.Errorf("prepare: %v; want that the claim has run out of time", err)
-			}
-			if err := returned(t, "unprepare", func() error { return m.Unprepare(n.ctx, "train-uid") }); err != nil {
-				t.Error(err)
-			}
-			if left := n.files(); len(left) > 0 {
-				t.Errorf("left: %v", left)
-			}
+	for _, what := range []string{"what all containers need", "what the GPU is to them"} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				free, hangs := make(chan struct{}), make(chan struct{})
+				close(free)
+				defer close(hangs)
+				hung := &hungBackend{common: hangs, gpu: free}
+				if what == "what the GPU is to them" {
+					hung.common, hung.gpu = free, hangs
+				}
+				n := newNodeOf(t, twoGPUs)
+				n.backend = func(b cdi.Backend) cdi.Backend { hung.Backend = b; return hung }
+				m := n.manager()
+				if err := returned(t, "prepare", func() error { _, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0)); return err }); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "train") {
+					t.Errorf("prepare: %v; want that the claim has run out of time", err)
+				}
+				if err := returned(t, "unprepare", func() error { return m.Unprepare(n.ctx, "train-uid") }); err != nil {
+					t.Error(err)
+				}
+				if left := n.files(); len(left) > 0 {
+					t.Errorf("left: %v", left)
+				}
+			})
 		})
 	}
 }

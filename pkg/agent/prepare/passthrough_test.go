@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -423,23 +424,25 @@ func TestWithoutABusNothingIsPassedThrough(t *testing.T) {
 
 // TestAGPUThatDoesNotComeBackIsLookedForEverLess: each look is one at the whole node.
 func TestAGPUThatDoesNotComeBackIsLookedForEverLess(t *testing.T) {
-	n := newNodeOf(t, withSound)
-	n.hardware.discover(t, n.hardware.policy)
-	n.options.GPUTimeout = 3 * time.Second
-	m := n.manager()
-	n.prepared(m, claim("machine", "vm="+vm0))
-	n.hardware.broken[gpu0] = nvml.ErrNotFound
-	n.hardware.looks.Store(0)
-	n.unprepare(m, "machine-uid")
-	if looks := n.hardware.looks.Load(); looks < 2 || looks > 6 {
-		t.Errorf("looked %d times in %s, want it looked for again, with growing pauses", looks, n.options.GPUTimeout)
-	}
-	if list, err := m.Quarantined(); err != nil || len(list) != 1 || list[0].GPU != gpu0 {
-		t.Errorf("in quarantine: %+v, %v; want %s", list, err, gpu0)
-	}
-	clear(n.hardware.broken)
-	if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined != 0 {
-		t.Errorf("recovery %+v, %v", recovery, err)
-	}
-	n.prepared(m, claim("next", "gpu="+gpu0))
+	synctest.Test(t, func(t *testing.T) {
+		n := newNodeOf(t, withSound)
+		n.hardware.discover(t, n.hardware.policy)
+		n.options.GPUTimeout = 3 * time.Second
+		m := n.manager()
+		n.prepared(m, claim("machine", "vm="+vm0))
+		n.hardware.broken[gpu0] = nvml.ErrNotFound
+		n.hardware.looks.Store(0)
+		n.unprepare(m, "machine-uid")
+		if looks := n.hardware.looks.Load(); looks < 2 || looks > 6 {
+			t.Errorf("looked %d times in %s, want it looked for again, with growing pauses", looks, n.options.GPUTimeout)
+		}
+		if list, err := m.Quarantined(); err != nil || len(list) != 1 || list[0].GPU != gpu0 {
+			t.Errorf("in quarantine: %+v, %v; want %s", list, err, gpu0)
+		}
+		clear(n.hardware.broken)
+		if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined != 0 {
+			t.Errorf("recovery %+v, %v", recovery, err)
+		}
+		n.prepared(m, claim("next", "gpu="+gpu0))
+	})
 }

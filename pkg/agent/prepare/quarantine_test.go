@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -278,40 +279,42 @@ func TestUnprepareEndsWhateverAGPUDoes(t *testing.T) {
 	for name, tc := range tests {
 		for kind, s := range scenarios {
 			t.Run(name+"/"+kind, func(t *testing.T) {
-				n := newNodeOf(t, s.machine())
-				n.do(s.before...)
-				n.hardware.discover(t, n.hardware.policy)
-				m := n.manager()
-				n.options.GPUTimeout = time.Second // for a GPU that hangs, and enough for the others
-				impatient := n.manager()
-				if _, err := m.Prepare(n.ctx, s.claim()); err != nil {
-					t.Fatal(err)
-				}
-				n.do(tc.fault...)
-				start := time.Now()
-				if err := impatient.Unprepare(n.ctx, s.claim().UID); err != nil {
-					t.Fatal(err)
-				}
-				if took := time.Since(start); took > prepare.DefaultUndoTimeout {
-					t.Errorf("it took %v", took)
-				}
-				if left := n.files(); len(left) > 0 {
-					t.Errorf("left: %v", left)
-				}
-				list, err := m.Quarantined()
-				if err != nil || len(list) != 1 || list[0].GPU != gpu0 {
-					t.Errorf("in quarantine: %+v, %v: want %s alone", list, err, gpu0)
-				}
-				n.do(tc.mend...)
-				if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined != 0 {
-					t.Errorf("recovery %+v, %v", recovery, err)
-				}
-				if g := n.gpu(0); g.MIG || len(g.Instances) > 0 || g.TimeSlice != "" || len(n.hardware.machine.State().Daemons) > 0 {
-					t.Errorf("left on the GPU: %+v", g)
-				}
-				if _, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu0)); err != nil {
-					t.Errorf("the next claim: %v", err)
-				}
+				synctest.Test(t, func(t *testing.T) {
+					n := newNodeOf(t, s.machine())
+					n.do(s.before...)
+					n.hardware.discover(t, n.hardware.policy)
+					m := n.manager()
+					n.options.GPUTimeout = time.Second // for a GPU that hangs, and enough for the others
+					impatient := n.manager()
+					if _, err := m.Prepare(n.ctx, s.claim()); err != nil {
+						t.Fatal(err)
+					}
+					n.do(tc.fault...)
+					start := time.Now()
+					if err := impatient.Unprepare(n.ctx, s.claim().UID); err != nil {
+						t.Fatal(err)
+					}
+					if took := time.Since(start); took > prepare.DefaultUndoTimeout {
+						t.Errorf("it took %v", took)
+					}
+					if left := n.files(); len(left) > 0 {
+						t.Errorf("left: %v", left)
+					}
+					list, err := m.Quarantined()
+					if err != nil || len(list) != 1 || list[0].GPU != gpu0 {
+						t.Errorf("in quarantine: %+v, %v: want %s alone", list, err, gpu0)
+					}
+					n.do(tc.mend...)
+					if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined != 0 {
+						t.Errorf("recovery %+v, %v", recovery, err)
+					}
+					if g := n.gpu(0); g.MIG || len(g.Instances) > 0 || g.TimeSlice != "" || len(n.hardware.machine.State().Daemons) > 0 {
+						t.Errorf("left on the GPU: %+v", g)
+					}
+					if _, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu0)); err != nil {
+						t.Errorf("the next claim: %v", err)
+					}
+				})
 			})
 		}
 	}
