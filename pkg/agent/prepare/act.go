@@ -263,8 +263,8 @@ func (m *Manager) undo(ctx context.Context, entry *ledger.Entry, step ledger.Ste
 		defer cancel()
 		return m.opts.Tools.Daemons.Stop(ctx, step.Target)
 	}
-	if m.endedByReboot(ctx, entry) {
-		return nil
+	if ended, err := m.endedByReboot(entry); ended || err != nil {
+		return err
 	}
 	switch step.Kind {
 	case ledger.StepMIGMode:
@@ -292,17 +292,13 @@ func (m *Manager) undo(ctx context.Context, entry *ledger.Entry, step ledger.Ste
 	}
 }
 
-// endedByReboot tells that nothing on a GPU can be left of the claim. Not knowing is no.
-func (m *Manager) endedByReboot(ctx context.Context, entry *ledger.Entry) bool {
+// endedByReboot tells that nothing on a GPU can be left of the claim.
+func (m *Manager) endedByReboot(entry *ledger.Entry) (bool, error) {
 	if entry.BootID == "" {
-		return false
+		return false, nil
 	}
 	now, err := m.opts.Hardware.BootID()
-	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Boot ID is not known, what the claim did to its GPUs is undone as if there had been no reboot", "reason", err.Error())
-		return false
-	}
-	return now != entry.BootID
+	return err == nil && now != entry.BootID, err
 }
 
 // destroyPartition ends the instances in the place, which the ledger says were made by the agent.

@@ -158,7 +158,7 @@ func (n *node) disturb(faulty *durabletest.Faulty) {
 // restart is an agent on the same machine, undisturbed.
 func (n *node) restart() {
 	n.fsys = n.disk
-	n.hardware.wrap, n.pci = nil, nil
+	n.hardware.wrap, n.hardware.readings, n.pci = nil, nil, nil
 	n.tools = sharing.NewSimulated(n.hardware.machine)
 }
 

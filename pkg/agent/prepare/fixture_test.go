@@ -177,6 +177,9 @@ func (n *node) tryManager() (*prepare.Manager, error) {
 		Handover:    n.options.Handover,
 		Sharing:     n.rules,
 	}
+	if r := n.hardware.readings; r != nil {
+		opts.Users = readUsers{opts.Users, r}
+	}
 	if n.noBus {
 		opts.PCI, opts.Users = nil, nil
 	}
@@ -243,6 +246,8 @@ type hardware struct {
 	broken map[string]error
 	// looks at the node, by agents.
 	looks atomic.Int32
+	// readings, if it is set, are through which the agent reads what is not the GPUs'.
+	readings *readings
 	// wrap, if it is set, stands between the agent and each GPU.
 	wrap func(nvml.Device) nvml.Device
 }
@@ -316,6 +321,13 @@ func (h *hardware) Find(ctx context.Context, device string) (prepare.Target, err
 		return target, err
 	}
 	return target, h.broken[target.GPU.Name]
+}
+
+func (h *hardware) BootID() (string, error) {
+	if h.readings == nil {
+		return h.Hardware.BootID()
+	}
+	return through(h.readings, "boot ID", h.Hardware.BootID)
 }
 
 func (h *hardware) Look(ctx context.Context) error {

@@ -183,7 +183,7 @@ func (m *Manager) isHidden(j *job, gpu string) (bool, error) {
 		return false, err
 	}
 	f, err := vfio.ReadFunction(sysfs, target.PCIBusID)
-	return f.Driver == vfio.Driver, err
+	return f.Driver != nvidiaDriver, err // also where it was left between the two drivers
 }
 
 // giveBack is take's reverse. A function that has been unplugged needs none.

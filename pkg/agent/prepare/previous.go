@@ -46,7 +46,12 @@ func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, 
 		before = previous{}
 	}
 	same := sameDevices(record.Entry, entry)
-	before.rebooted = before.completed && m.endedByReboot(ctx, record.Entry)
+	if before.completed {
+		var err error
+		if before.rebooted, err = m.endedByReboot(record.Entry); err != nil {
+			return previous{}, fmt.Errorf("claim %s: whether the node was rebooted since it was prepared: %w", entry.Claim, err)
+		}
+	}
 	// What was prepared before a reboot is on no GPU any more, and one of them may have been replaced.
 	if !before.completed || !same && before.rebooted {
 		if err := m.rollBack(ctx, record.Entry); err != nil {
@@ -57,7 +62,7 @@ func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, 
 	if !same {
 		return previous{}, fmt.Errorf("claim %s is prepared with the devices %v, but now allocated %v: it has to be unprepared first", entry.Claim, describe(record.Entry), describe(entry))
 	}
-	entry.CDISpec, entry.Completed = record.Entry.CDISpec, record.Entry.Completed
+	entry.CDISpec, entry.Metadata, entry.Completed = record.Entry.CDISpec, record.Entry.Metadata, record.Entry.Completed
 	if !before.rebooted {
 		entry.Undo, entry.BootID = record.Entry.Undo, record.Entry.BootID
 	}

@@ -147,8 +147,11 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 // claim's lock.
 func (m *Manager) keepDaemon(ctx context.Context, locks *locks, entry *ledger.Entry) (started bool, err error) {
 	i := slices.IndexFunc(entry.Undo, func(s ledger.Step) bool { return s.Kind == ledger.StepMPSDaemon })
-	if i < 0 || entry.Undo[i].Daemon == nil || m.endedByReboot(ctx, entry) {
+	if i < 0 || entry.Undo[i].Daemon == nil {
 		return false, nil
+	}
+	if ended, err := m.endedByReboot(entry); ended || err != nil {
+		return false, err
 	}
 	step := entry.Undo[i]
 	ready := func() (bool, error) {

@@ -49,7 +49,8 @@ type history struct {
 	theirs map[uint64]bool
 	pid    uint32
 	// rebooted: what is made anew for a claim is in its record already, so that an administrator's instance in the same place would be taken for it.
-	rebooted bool
+	// So nobody meddles then, and if a claim has not been made anew to the end it is unsure what becomes of an administrator's instances.
+	rebooted, unsure bool
 	// lost: a GPU was, and its instances with it.
 	lost bool
 }
@@ -167,6 +168,16 @@ func (h *history) theirInstance(gpu, profile string, start uint32) {
 	h.say("the administrator makes an instance %s on GPU %s at %d: %v", profile, gpu, start, err)
 }
 
+// bootScript is an administrator's, which makes an instance where claims have theirs.
+func (h *history) bootScript() {
+	at := one(h.rand, []struct {
+		gpu, profile string
+		start        uint32
+	}{{"0", "1g.10gb", 0}, {"0", "1g.10gb", 1}, {"1", "3g.40gb", 4}, {"1", "2g.20gb", 0}})
+	h.do(&nvmlsim.SetMIG{GPU: at.gpu, Enabled: true})
+	h.theirInstance(at.gpu, at.profile, at.start)
+}
+
 // next is one thing that happens.
 func (h *history) next() {
 	gpu := fmt.Sprint(h.rand.IntN(2))
@@ -176,6 +187,7 @@ func (h *history) next() {
 	case 0, 1, 2, 3, 4:
 		h.agent("prepare "+kind, func(m *prepare.Manager) error {
 			_, err := m.Prepare(h.ctx, c)
+			h.unsure = h.unsure || h.rebooted && err != nil && strings.Contains(kind, "part")
 			return h.tell(c.UID, true, err)
 		})
 	case 5, 6, 7:
@@ -213,7 +225,11 @@ func (h *history) next() {
 				h.powerCut()
 			}
 			h.do(&nvmlsim.Reboot{})
-			h.rebooted = true
+			h.rebooted, h.unsure = true, false
+			clear(h.theirs)
+			if h.rand.IntN(2) == 0 {
+				h.bootScript()
+			}
 			h.look()
 			recovery, err := h.manager().Recover(h.ctx)
 			h.say("%s: %+v, %v", how, recovery, err)
@@ -322,6 +338,7 @@ func (h *history) rest() *prepare.Manager {
 		_, record := h.recordOf(c.UID)
 		if record != nil && h.rand.IntN(3) == 0 {
 			_, err := m.Prepare(h.ctx, c)
+			h.unsure = h.unsure || h.rebooted && err != nil && strings.Contains(kind, "part")
 			h.say("at rest, prepare %s again: %v", kind, err)
 			if err == nil {
 				continue
@@ -446,7 +463,7 @@ func (h *history) judge(m *prepare.Manager) {
 		}
 	}
 	for number := range h.theirs {
-		if !there[number] && !h.rebooted && !h.lost {
+		if !there[number] && !h.unsure && !h.lost {
 			h.errorf("the administrator's instance %d is gone", number)
 		}
 	}
