@@ -268,3 +268,30 @@ func TestAClaimThatIsPreparedAgainIsNotReleased(t *testing.T) {
 		})
 	}
 }
+
+// TestAReleaseNeedsProofOrForce: what somebody uses, and what an older agent cannot undo, is released with force alone.
+func TestAReleaseNeedsProofOrForce(t *testing.T) {
+	for name, force := range map[string]bool{"without force": false, "with force": true} {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			m := n.manager()
+			c := claim("train", "gpu="+gpu0)
+			n.prepared(m, c)
+			before := n.state()
+			done, err := m.Release(n.ctx, c.UID, force, func(context.Context) string { return "a pod runs" })
+			if force {
+				n.wantLine("did", done.Did, "passed over, because of --force: a pod runs")
+				if err != nil || len(n.files()) > 0 {
+					t.Errorf("%v, files %v", err, n.files())
+				}
+				return
+			}
+			if !errors.Is(err, prepare.ErrInUse) || !strings.Contains(err.Error(), "a pod runs") || len(done.Did) > 0 {
+				t.Errorf("%+v, %v", done, err)
+			}
+			if diff := before.diff(n.state()); diff != "" {
+				t.Errorf("it was refused (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
