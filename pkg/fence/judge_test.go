@@ -343,6 +343,7 @@ func TestTheLaterOfTwoNamespacesGivesWay(t *testing.T) {
 		theirs    results
 		ours      results
 		first     bool // ours came first
+		inUse     bool // a pod that has a node uses ours
 		want      tracker.Outcome
 	}{
 		"another namespace's was earlier":          {namespace: "other", want: tracker.Lost},
@@ -350,6 +351,7 @@ func TestTheLaterOfTwoNamespacesGivesWay(t *testing.T) {
 		"another namespace's was later":            {namespace: "other", first: true, want: tracker.Fits},
 		"the namespace's own":                      {namespace: "default", want: tracker.Fits},
 		"the node allows it":                       {slice: apart("gpu.nvidia.com", "something"), namespace: "other", want: tracker.Fits},
+		"a pod that has a node uses ours":          {namespace: "other", inUse: true, want: tracker.Fits},
 		"another one looks at it":                  {namespace: "other", theirs: own(none.admin("a", "gpu-0")), want: tracker.Fits},
 		"ours looks at it":                         {namespace: "other", ours: own(none.admin("a", "gpu-0")), want: tracker.Fits},
 		"the pool is not known":                    {slice: slice("b"), namespace: "other", want: tracker.Undecided},
@@ -381,7 +383,11 @@ func TestTheLaterOfTwoNamespacesGivesWay(t *testing.T) {
 			if tc.want != tracker.Fits {
 				other = "theirs"
 			}
-			s.wantVerdict(t, ours, usage.View{}, tc.want, other)
+			var decidedOn usage.View
+			if tc.inUse {
+				decidedOn = s.tracker.Snapshot().Usage
+			}
+			s.wantVerdict(t, ours, decidedOn, tc.want, other)
 		})
 	}
 }

@@ -47,7 +47,8 @@ type Case struct {
 	Precedence func(usage.DeviceID, usage.Holder) Precedence
 	// DecidedOn is the usage on which the allocation was decided, empty if that
 	// is not known: whatever was held there has been taken into account with
-	// the knowledge of that time.
+	// the knowledge of that time. The claim's own hold is in it if a pod that
+	// has a node uses the claim.
 	DecidedOn usage.View
 }
 

@@ -213,3 +213,22 @@ func TestATenantGivesWayAtTheFence(t *testing.T) {
 		t.Errorf("the claim has %v, for %v", devicesOf(c), usersOf(c))
 	}
 }
+
+// Two namespaces have shares of one GPU from a time when the node allowed it, and the scheduler is started again. Who uses a claim that runs goes on
+// using it; what has not come into use gives way.
+func TestAClaimInUseDoesNotGiveWayToAnotherTenant(t *testing.T) {
+	for name, node := range map[string]string{"in use": "node-a", "not in use": ""} {
+		t.Run(name, func(t *testing.T) {
+			w := tenants(1, asking("a", sharing("gpu-0", "a")), asking("b", sharing("gpu-0", "b")))
+			user, next := tenant("b"), tenant("b")
+			user.Spec.NodeName = node
+			next.Name, next.UID = "b-2", "b-2-uid"
+			w.pods, w.fence = []*v1.Pod{user, next}, fenced().fence
+			h := newHarness(t, w)
+			status := h.filterAll(next).reserve("node-a").preBind("node-a")
+			if status.IsSuccess() != (node != "") {
+				t.Errorf("PreBind: %v", status)
+			}
+		})
+	}
+}
