@@ -220,3 +220,31 @@ func TestADeviceOfAnotherNamespaceIsLikeOneThatIsHeld(t *testing.T) {
 		t.Error("no namespace has met shares of another one")
 	}
 }
+
+// What is kept on a pool is taken over when something changes in another pool that has the same mark, as all have while few are held, and with it
+// whose its devices are.
+func TestNamespacesStayApartWhenAnotherPoolChanges(t *testing.T) {
+	w := rig().node("n1", gpus(1, shareable("memory", "4"))...).share("n1/gpu-0", "memory", "1").claim("c", takes(exactly("r", 1), "memory", "1"))
+	w = w.ours(func(string) bool { return true })
+	index, inv := usage.NewIndex(), w.store().View()
+	hold := func(name string, result resourceapi.DeviceRequestAllocationResult) {
+		allocation := &resourceapi.AllocationResult{Devices: resourceapi.DeviceAllocationResult{Results: []resourceapi.DeviceRequestAllocationResult{result}}}
+		index.Set(usage.ClaimRef{UID: types.UID(name), Namespace: "team-a", Name: name}, allocation, nil)
+	}
+	check := func(when string) {
+		t.Helper()
+		for namespace, want := range map[string]bool{"team-a": true, "team-b": false} {
+			requests, err := Compile(w.of(namespace), inv, DefaultFeatures())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := Check(context.Background(), Input{Requests: requests, Node: w.nodes[0], Inventory: inv, Usage: index.View()}).Fits(); got != want {
+				t.Errorf("%s: a claim of %s fits: %v", when, namespace, got)
+			}
+		}
+	}
+	hold("sharer", w.shares[0])
+	check("at first")
+	hold("neighbour", resourceapi.DeviceRequestAllocationResult{Driver: ownDriver, Pool: "n2", Device: "gpu-0"})
+	check("when another pool has changed")
+}
