@@ -16,10 +16,16 @@ import (
 
 // Whatever happens, in whatever order it is heard of: once all is quiet no pod sleeps that fits, and nobody was woken that did not fit
 // when it was woken. The judge is the allocator, asked for every node.
-func TestNobodySleepsWhoFitsAndNobodyIsWokenWhoDoesNot(t *testing.T) {
+func TestNobodySleepsWhoFitsAndNobodyIsWokenWhoDoesNot(t *testing.T) { checkRest(t, false) }
+
+// So it is where claims of several namespaces want shares of devices, some of which give theirs to one namespace at a time.
+func TestNobodySleepsWhoFitsBesideOtherNamespaces(t *testing.T) { checkRest(t, true) }
+
+func checkRest(t *testing.T, shares bool) {
 	rapid.Check(t, func(t *rapid.T) {
-		m := &model{t: t, cluster: newCluster(t, Options{}), running: map[types.UID]*attempt{}, again: map[types.UID]bool{}, others: map[types.UID]map[string]bool{}, slices: map[string]*resourceapi.ResourceSlice{}}
+		m := &model{t: t, shares: shares, cluster: newCluster(t, Options{}), running: map[types.UID]*attempt{}, again: map[types.UID]bool{}, others: map[types.UID]map[string]bool{}, slices: map[string]*resourceapi.ResourceSlice{}}
 		m.setClass(class("small", "true"))
+		m.setClass(class("gpu", "true"))
 		for i := range rapid.IntRange(1, 3).Draw(t, "nodes") {
 			m.newNode(fmt.Sprintf("n%d", i))
 		}
@@ -45,6 +51,8 @@ type model struct {
 	*cluster
 
 	t *rapid.T
+	// shares tells that devices are given out in shares.
+	shares bool
 	// queue has the pods to be tried, running those being tried; asleep has those that wait.
 	queue, asleep []types.UID
 	running       map[types.UID]*attempt
@@ -71,16 +79,31 @@ func pick[T any](t *rapid.T, what string, from []T) (T, bool) {
 
 func (m *model) newNode(name string) {
 	m.addNode(name)
-	n := rapid.IntRange(0, 3).Draw(m.t, "devices")
-	s := slice(name, n, rapid.IntRange(0, n).Draw(m.t, "tainted"))
+	s := m.drawSlice(m.t, name, 3)
 	m.sliceEvents = append(m.sliceEvents, m.setSlice(m.slices[name], s))
 	m.slices[name] = s
+}
+
+// drawSlice is a slice with at most that many devices, some of which are tainted.
+func (m *model) drawSlice(t *rapid.T, name string, most int) *resourceapi.ResourceSlice {
+	n := rapid.IntRange(0, most).Draw(t, "devices")
+	s := slice(name, n, rapid.IntRange(0, n).Draw(t, "tainted"))
+	if m.shares {
+		s.Spec.Driver = "gpu.nvidia.com"
+		for i := range s.Spec.Devices {
+			giveOutInShares(&s.Spec.Devices[i], rapid.IntRange(0, 3).Draw(t, "of one namespace") > 0)
+		}
+	}
+	return s
 }
 
 func (m *model) addAPod(t *rapid.T) {
 	m.made++
 	name := fmt.Sprintf("p%d", m.made)
 	pod := m.addPod(name, int32(rapid.IntRange(0, 2).Draw(t, "priority")), rapid.SampledFrom([]string{"gpu", "small", "late"}).Draw(t, "class"), int64(rapid.IntRange(1, 2).Draw(t, "count")))
+	if m.shares {
+		m.takesShare(pod, rapid.SampledFrom([]string{"team-a", "team-b", "team-c"}).Draw(t, "namespace"))
+	}
 	refused := map[string]bool{}
 	for _, node := range m.nodes {
 		if rapid.IntRange(0, 4).Draw(t, "refused by others") == 0 {
@@ -160,8 +183,7 @@ func (m *model) changeASlice(t *rapid.T) {
 	if !ok {
 		return
 	}
-	n := rapid.IntRange(0, 4).Draw(t, "devices")
-	s := slice(name, n, rapid.IntRange(0, n).Draw(t, "tainted"))
+	s := m.drawSlice(t, name, 4)
 	m.sliceEvents = append(m.sliceEvents, m.setSlice(m.slices[name], s))
 	m.slices[name] = s
 }

@@ -9,7 +9,6 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 )
@@ -542,15 +541,11 @@ func TestAGPUOfAnotherNamespaceWakesWithItsLastShare(t *testing.T) {
 	c.addNode("a")
 	s := slice("a", 1, 0)
 	s.Spec.Driver = "gpu.nvidia.com"
-	s.Spec.Devices[0].AllowMultipleAllocations = ptr.To(true)
-	s.Spec.Devices[0].Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse("2")}}
-	s.Spec.Devices[0].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"sharedByNamespace": {BoolValue: ptr.To(true)}}
+	giveOutInShares(&s.Spec.Devices[0], true)
 	c.setSlice(nil, s)()
 	add := func(name, namespace string, priority int32) *v1.Pod {
 		pod := c.addPod(name, priority, "own", 1)
-		claim := c.claims[pod.UID]
-		pod.Namespace, claim.Namespace = namespace, namespace
-		claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1")}}
+		c.takesShare(pod, namespace)
 		return pod
 	}
 	try := func(pod *v1.Pod, want string) {

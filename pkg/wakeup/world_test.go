@@ -10,6 +10,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
@@ -87,6 +88,20 @@ func slice(node string, n, tainted int) *resourceapi.ResourceSlice {
 		s.Spec.Devices = append(s.Spec.Devices, d)
 	}
 	return s
+}
+
+// giveOutInShares lets two claims have the device, of one namespace if it is apart.
+func giveOutInShares(d *resourceapi.Device, apart bool) {
+	d.AllowMultipleAllocations = ptr.To(true)
+	d.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse("2")}}
+	d.Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"sharedByNamespace": {BoolValue: ptr.To(apart)}}
+}
+
+// takesShare puts the pod into a namespace, and lets its claim ask for half a device.
+func (c *cluster) takesShare(pod *v1.Pod, namespace string) {
+	claim := c.claims[pod.UID]
+	pod.Namespace, claim.Namespace = namespace, namespace
+	claim.Spec.Devices.Requests[0].Exactly.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("1")}}
 }
 
 func (c *cluster) addNode(name string) {
