@@ -535,7 +535,7 @@ func TestProbesTellWhatIsReached(t *testing.T) {
 	m.register(driver.Name + "-reg.sock")
 	// Ready without a driver: the kubelet can call.
 	code, body := get("/readyz")
-	want := "[+] ledger read\n[+] folders writable\n[+] serving the kubelet\n[+] registered by the kubelet\n[+] no rival plugin\n[-] GPUs found\n[+] accepted by the API server\n"
+	want := "[+] ledger read\n[+] folders writable\n[+] serving the kubelet\n[+] registered by the kubelet\n[+] no rival plugin\n[-] GPUs found\n[+] accepted by the API server\n[-] publishes the node's ResourceSlices\n"
 	if code != http.StatusOK || body != want {
 		t.Errorf("/readyz without a driver: %d\n%s", code, body)
 	}

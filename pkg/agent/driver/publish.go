@@ -133,6 +133,7 @@ func (p *publisher) keepOn(ctx context.Context, publish func(context.Context) er
 		}
 		pause := backoff.Step()
 		sliceErrors.WithLabelValues("other").Inc()
+		p.status.fail(stagePublishes, reasonNotPublished, err.Error())
 		utilruntime.HandleErrorWithContext(ctx, err, "ResourceSlices cannot be published, trying on", "after", pause)
 		select {
 		case <-ctx.Done():
@@ -250,6 +251,8 @@ func (p *publisher) publish(ctx context.Context) error {
 	}
 	p.leading()
 	defer unlock()
+	p.status.set(stagePublishes, true)
+	defer p.status.set(stagePublishes, false)
 	p.hardware.Lead(ctx)
 	defer p.hardware.Follow()
 	p.gap.want(len(p.wanted().Pools[p.nodeName].Slices))
@@ -375,6 +378,8 @@ func (p *publisher) lead(ctx context.Context) (unlock func(), err error) {
 		return unlock, err
 	}
 	klog.FromContext(ctx).Info("Another agent of this node publishes its ResourceSlices, waiting for it to stop", "lock", p.lockPath)
+	p.status.fail(stagePublishes, reasonOtherPublishes, fmt.Sprintf("since %s another agent of this node, of whichever namespace, holds %s, "+
+		"and this one publishes once that has ended", time.Now().UTC().Format(time.RFC3339), p.lockPath))
 	return durable.Lock(ctx, p.lockPath)
 }
 

@@ -2,7 +2,12 @@ package driver_test
 
 import (
 	"fmt"
+	"net/http"
+	"net/http/httptest"
 	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 
@@ -12,6 +17,7 @@ import (
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 
 	"stowage.dev/stowage/pkg/agent/driver"
+	"stowage.dev/stowage/pkg/agent/durable"
 )
 
 // TestNoAPIServerAtTheStart: the kubelet is served, and pods go; when the API server comes the GPUs are published and pods come.
@@ -91,6 +97,40 @@ func TestSlicesArePublishedOnceThereIsALock(t *testing.T) {
 	if got := m.published(); len(got) > 0 {
 		t.Errorf("published without a lock: %v", got)
 	}
+	m.awaitReadyz("[-] publishes the node's ResourceSlices: ", lock)
 	must(t, os.Remove(lock))
 	m.waitForGPUs(8)
+	m.awaitReadyz("[+] publishes the node's ResourceSlices\n")
+}
+
+// TestWhoWaitsForAnotherAgentToPublishSaysSo, and is ready: in an update the other one ends once this one is. An agent of another namespace does not,
+// and if it has lost its rights nobody publishes.
+func TestWhoWaitsForAnotherAgentToPublishSaysSo(t *testing.T) {
+	m := newMachine(t)
+	lock := m.path("state", "publisher.lock")
+	must(t, os.MkdirAll(filepath.Dir(lock), 0o700))
+	unlock, err := durable.Lock(t.Context(), lock)
+	must(t, err)
+	m.run("")
+	m.awaitReadyz("[-] publishes the node's ResourceSlices: since ", "another agent of this node", lock)
+	if got := m.published(); len(got) > 0 {
+		t.Errorf("published beside the other agent: %v", got)
+	}
+	unlock()
+	m.waitForGPUs(8)
+	m.awaitReadyz("[+] publishes the node's ResourceSlices\n")
+}
+
+// awaitReadyz waits until the agent is ready, and /readyz has the texts.
+func (m *machine) awaitReadyz(texts ...string) {
+	m.t.Helper()
+	eventually(m.t, fmt.Sprintf("/readyz has %q", texts), func() error {
+		recorder := httptest.NewRecorder()
+		m.last.Status().Handler(allowAll).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+		body := recorder.Body.String()
+		if recorder.Code != http.StatusOK || slices.ContainsFunc(texts, func(text string) bool { return !strings.Contains(body, text) }) {
+			return fmt.Errorf("%d: %s", recorder.Code, body)
+		}
+		return nil
+	})
 }

@@ -29,11 +29,14 @@ const (
 	stageGPUs
 	// stageAccepted: the API server does not refuse the agent. That it is away is no refusal.
 	stageAccepted
+	// stagePublishes: of the agents of this node it is this one that publishes, and it can.
+	stagePublishes
 	stages
 )
 
 var stageNames = [stages]string{
 	"ledger read", "folders writable", "serving the kubelet", "registered by the kubelet", "no rival plugin", "GPUs found", "accepted by the API server",
+	"publishes the node's ResourceSlices",
 }
 
 // registerGrace is how long the kubelet has to register a driver that it has not registered before.
@@ -57,6 +60,10 @@ const (
 	reasonUnauthorized     = "Unauthorized"
 	reasonForbidden        = "Forbidden"
 	reasonSlicesInvalid    = "SlicesInvalid"
+
+	// With these it is ready all the same, as without GPUs: in an update the other agent ends once this one is.
+	reasonOtherPublishes = "OtherAgentPublishes"
+	reasonNotPublished   = "NotPublished"
 )
 
 // Status is what the agent has reached.
