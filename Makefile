@@ -209,6 +209,18 @@ lint: ## go vet, staticcheck, gofumpt and the import order
 	$(TOOL) staticcheck -tags e2e ./...
 	$(GO) test -count=1 ./internal/arch
 
+# Where govulncheck finds what is known: https://vuln.go.dev or a copy of it, which may be a folder, file:///PATH.
+VULNDB    ?= https://vuln.go.dev
+
+.PHONY: vulncheck
+vulncheck: ## Known vulnerabilities in what our code calls, by govulncheck (VULNDB=: a copy of its database). Fails where that cannot be read
+	$(GO) test -count=1 -run TestModulesHaveTheirFixes ./internal/arch
+	@version=$$($(TOOL) govulncheck -db '$(VULNDB)' -version) || exit 1; echo "$$version"; \
+		case "$$version" in *"DB updated: "*) ;; *) \
+			echo "make vulncheck: NOT CHECKED: the database $(VULNDB) cannot be read. VULNDB= names a copy of it."; \
+			echo "What has been checked is the table in internal/arch/modules_test.go, which has a few modules only."; exit 1;; esac
+	$(TOOL) govulncheck -db '$(VULNDB)' ./...
+
 .PHONY: fmt
 fmt: ## Format the code
 	$(TOOL) gofumpt -w $(GOFILES)
