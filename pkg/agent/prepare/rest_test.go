@@ -186,8 +186,7 @@ func (h *history) next() {
 	switch h.rand.IntN(15) {
 	case 0, 1, 2, 3, 4:
 		h.agent("prepare "+kind, func(m *prepare.Manager) error {
-			_, err := m.Prepare(h.ctx, c)
-			h.unsure = h.unsure || h.rebooted && err != nil && strings.Contains(kind, "part")
+			err := h.prepare(m, kind)
 			return h.tell(c.UID, true, err)
 		})
 	case 5, 6, 7:
@@ -275,6 +274,13 @@ func (h *history) loseRecord(claim types.UID) error {
 	return errors.Join(err, h.disk.SyncDir(h.claimsDir()))
 }
 
+// prepare is the kubelet's call.
+func (h *history) prepare(m *prepare.Manager, kind string) error {
+	_, err := m.Prepare(h.ctx, h.claim(kind))
+	h.unsure = h.unsure || h.rebooted && err != nil && strings.Contains(kind, "part")
+	return err
+}
+
 // tell answers the kubelet. It knows nothing from an error.
 func (h *history) tell(claim types.UID, prepared bool, err error) error {
 	if h.told[claim] = prepared; err != nil {
@@ -337,8 +343,7 @@ func (h *history) rest() *prepare.Manager {
 		c := h.claim(kind)
 		_, record := h.recordOf(c.UID)
 		if record != nil && h.rand.IntN(3) == 0 {
-			_, err := m.Prepare(h.ctx, c)
-			h.unsure = h.unsure || h.rebooted && err != nil && strings.Contains(kind, "part")
+			err := h.prepare(m, kind)
 			h.say("at rest, prepare %s again: %v", kind, err)
 			if err == nil {
 				continue
