@@ -16,6 +16,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
+	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -137,6 +138,23 @@ func (n *nominations) podHandler() cache.ResourceEventHandler {
 				n.end(pod.UID, all)
 			}
 		},
+	}
+}
+
+// onInventoryEvent takes the inventory's events. By another class a nominated pod may need other devices, or find none. What slices change on a node
+// is news for who waits for its devices anyway.
+func (n *nominations) onInventoryEvent(event source.Event) {
+	if event.Class == nil {
+		return
+	}
+	changed := sets.New[string]()
+	n.mutex.Lock()
+	for _, known := range n.byPod {
+		changed = changed.Union(known.nodes)
+	}
+	n.mutex.Unlock()
+	for node := range changed {
+		n.ended(node)
 	}
 }
 

@@ -73,13 +73,22 @@ func TestTheEndOfANominationThatTheAPIDoesNotShowWakesOthers(t *testing.T) {
 			h.fails(nominee, &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride})
 		},
 		"its claim is deleted": func(h *harness, _ *v1.Pod) { h.api.delete("two") },
+		"the class of its claim has no devices any more": func(h *harness, _ *v1.Pod) {
+			broken := class("second")
+			broken.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "false"}}}
+			if _, err := h.client.ResourceV1().DeviceClasses().Update(h.ctx, broken, metav1.UpdateOptions{}); err != nil {
+				h.t.Fatal(err)
+			}
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := twoNodes()
 			w.nodes = []*v1.Node{node("node-b"), node("node-c")}
-			w.objects = append(w.objects, slice("node-c", device("gpu-0", withModel("L40")), device("gpu-1", withModel("L40"))))
+			w.objects = append(w.objects, class("second"), slice("node-c", device("gpu-0", withModel("L40")), device("gpu-1", withModel("L40"))))
 			nominee, p := pending("nominee", 5, "two"), pending("p", 5, "wanted")
-			w.claims = []*resourceapi.ResourceClaim{claim("wanted", withSelector(`device.attributes["gpu.example.com"].model == "H100"`)), claim("two", counted(2))}
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("wanted", withSelector(`device.attributes["gpu.example.com"].model == "H100"`)), claim("two", counted(2), withClass("second")),
+			}
 			w.pods = []*v1.Pod{nominee, p}
 			h := newHarness(t, w)
 			h.nominator.nominate("node-b", nominee)

@@ -57,12 +57,19 @@ func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *i
 	return requests
 }
 
-// unallocatedOf returns the claims of a pod nominated to the node that have no devices yet and that nobody is being given devices for.
+// unallocatedOf returns the claims of a pod nominated to the node that have no devices yet and that nobody is being given devices for. It is none if
+// another claim of the pod has been allocated meanwhile, cannot be used on the node, and is in use by others: then the pod cannot come.
 func (s *stakes) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.ResourceClaim {
 	var unallocated []*resourceapi.ResourceClaim
 	for _, name := range claimsNamedBy(pod) {
 		claim, err := s.pl.shared.tracker.Get(pod.Namespace, name)
-		if err != nil || s.own.Has(claim.UID) || claim.Status.Allocation != nil {
+		if err != nil || s.own.Has(claim.UID) {
+			continue
+		}
+		if allocation := claim.Status.Allocation; allocation != nil {
+			if nodes, err := nodesOf(claim, allocation); err == nil && nodes != nil && !nodes.Match(node) && !usedOnlyBy(claim, pod.UID) {
+				return nil
+			}
 			continue
 		}
 		if pending, _ := s.pl.shared.tracker.Pending(claim.UID); pending == nil && s.pl.shared.trial.allocation(claim.UID) == nil {

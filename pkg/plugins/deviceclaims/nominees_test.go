@@ -94,6 +94,14 @@ func TestNominatedPodsKeepTheirDevices(t *testing.T) {
 			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("one"), claim("two", counted(2))},
 			nominee: pending("nominee", 5, "one"), second: pending("second", 5, "two"), fits: true,
 		},
+		"one with a claim that others use on another node keeps nobody from anything": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2)), claim("common", allocated("node-a", "gpu-0"), reservedFor("other"))},
+			nominee: pending("nominee", 5, "two", "common"), others: []*v1.Pod{running("other", "node-a", 4, "common")}, fits: true,
+		},
+		"one may give up a claim that is allocated on another node": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2)), claim("own", allocated("node-a", "gpu-0"), reservedFor("nominee"))},
+			nominee: pending("nominee", 5, "two", "own"),
+		},
 		"a claim that does not exist is no obstacle": {
 			claims:  []*resourceapi.ResourceClaim{claim("wanted")},
 			nominee: pending("nominee", 5, "nowhere"), fits: true,

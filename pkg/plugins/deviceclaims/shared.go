@@ -154,6 +154,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	s.tracker.Subscribe(s.nominations.onClaimEvent)
 	s.tracker.Subscribe(func(event tracker.Event) { s.leaving.onClaimEvent(klog.FromContext(ctx), event) })
 	s.source.AddListener(s.waiting.onInventoryEvent)
+	s.source.AddListener(s.nominations.onInventoryEvent)
 	s.wg.Go(func() { s.tracker.Run(s.ctx, tracker.NewListWatch(handle.ClientSet())) })
 	s.wg.Go(func() { s.waiting.run(s.ctx) })
 	s.wg.Go(func() { <-s.source.Done() })
