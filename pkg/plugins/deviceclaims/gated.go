@@ -57,7 +57,7 @@ func (e *unusableError) Unwrap() error { return e.err }
 // only when an attempt fails: a pod that was never tried has none, and one that was is left with what was true then.
 //
 // What a pod is kept back for is noted by PreEnqueue, and by the waiting room when a claim of the pod has changed. A goroutine of the
-// scheduler that leads writes it, with the pod's resource version as the precondition, so that it never writes over what it has not
+// scheduler that leads gives up what is reserved for the pod, which holds nothing while it waits, and writes the reason, with the pod's resource version as the precondition, so that it never writes over what it has not
 // seen. Whenever somebody else changes the pod it looks again. Once the pod is let in, the condition says so. It is not removed:
 // kube-scheduler patches what differs from the condition as it knows it, which may be the one before, and would leave one without status.
 type gatedPods struct {
@@ -68,7 +68,9 @@ type gatedPods struct {
 	mutex sync.Mutex
 	// profiles are those of this scheduler, by name. Pods of others are told by others.
 	profiles map[string]fwk.Handle
-	pods     map[types.NamespacedName]*gatedPod
+	// giveUp gives up what is reserved for a pod of a profile, by its name.
+	giveUp map[string]func(context.Context, *v1.Pod) error
+	pods   map[types.NamespacedName]*gatedPod
 }
 
 // gatedPod is what is to be told.
@@ -82,16 +84,16 @@ func newGatedPods(lister corelisters.PodLister) *gatedPods {
 	return &gatedPods{
 		lister: lister, grace: gateGrace,
 		queue:    workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[types.NamespacedName]()),
-		profiles: map[string]fwk.Handle{},
-		pods:     map[types.NamespacedName]*gatedPod{},
+		profiles: map[string]fwk.Handle{}, giveUp: map[string]func(context.Context, *v1.Pod) error{},
+		pods: map[types.NamespacedName]*gatedPod{},
 	}
 }
 
-// serve has the pods of a profile told.
-func (g *gatedPods) serve(profile fwk.Handle) {
+// serve has the pods of a profile told, and what is reserved for them given up.
+func (g *gatedPods) serve(profile fwk.Handle, giveUp func(context.Context, *v1.Pod) error) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	g.profiles[profile.ProfileName()] = profile
+	g.profiles[profile.ProfileName()], g.giveUp[profile.ProfileName()] = profile, giveUp
 }
 
 func podName(pod *v1.Pod) types.NamespacedName {
@@ -208,7 +210,7 @@ func (g *gatedPods) run(ctx context.Context) {
 			g.queue.Forget(name)
 		case ctx.Err() == nil:
 			if !apierrors.IsConflict(err) {
-				klog.FromContext(ctx).Error(err, "Cannot write why a pod is kept out of the scheduling queue, trying again",
+				klog.FromContext(ctx).Error(err, "Cannot write why a pod is kept out of the scheduling queue, or give up what is reserved for it, trying again",
 					"pod", klog.KRef(name.Namespace, name.Name))
 			}
 			g.queue.AddRateLimited(name)
@@ -221,6 +223,7 @@ func (g *gatedPods) run(ctx context.Context) {
 func (g *gatedPods) tell(ctx context.Context, name types.NamespacedName) error {
 	var why *unusableError
 	var profile fwk.Handle
+	var giveUp func(context.Context, *v1.Pod) error
 	g.mutex.Lock()
 	pod, err := g.lister.Pods(name.Namespace).Get(name.Name) // under the mutex: as new as what has been noted, or newer
 	known := g.pods[name]
@@ -228,7 +231,7 @@ func (g *gatedPods) tell(ctx context.Context, name types.NamespacedName) error {
 		why = known.why
 	}
 	if err == nil {
-		profile = g.profiles[pod.Spec.SchedulerName]
+		profile, giveUp = g.profiles[pod.Spec.SchedulerName], g.giveUp[pod.Spec.SchedulerName]
 	}
 	g.mutex.Unlock()
 	if profile == nil || pod.Spec.NodeName != "" || pod.DeletionTimestamp != nil {
@@ -267,6 +270,12 @@ func (g *gatedPods) tell(ctx context.Context, name types.NamespacedName) error {
 		}
 		recorder := profile.EventRecorder().WithLogger(klog.FromContext(ctx))
 		recorder.Eventf(pod, claim, v1.EventTypeWarning, why.reason, "Scheduling", "%s", noteOf(why))
+	}
+	var adopted *adoptedError
+	if err := giveUp(ctx, pod); errors.As(err, &adopted) {
+		g.queue.AddAfter(name, adoptionRenewal)
+	} else if err != nil && !apierrors.IsNotFound(err) {
+		return err
 	}
 	return nil
 }

@@ -3,10 +3,12 @@ package deviceclaims
 import (
 	"strings"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
@@ -118,6 +120,71 @@ func TestPodsThatWaitHoldNothing(t *testing.T) {
 	h.filterAll(p).postFilter()
 	h.wantState("p-first", state{})
 	h.filterAll(q).bind("node-b")
+}
+
+// A pod waits for one of its claims, or for a class, perhaps for ever. What a scheduler that has ended has reserved for it of the others goes to those
+// who can use it.
+func TestAPodThatWaitsForAClaimHoldsNoOther(t *testing.T) {
+	adopted := func(c *resourceapi.ResourceClaim) {
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, adoptedKey("p-uid"), adoption{"another", time.Now()}.String())
+	}
+	for name, tc := range map[string]struct {
+		claims []*resourceapi.ResourceClaim
+		after  map[string]state
+	}{
+		"the class is not there": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("first", allocated("node-b", "gpu-0"), reservedFor("p")), claim("second", withClass("missing")),
+			},
+			after: map[string]state{"first": {}, "second": {}},
+		},
+		"a claim does not exist": {
+			claims: []*resourceapi.ResourceClaim{claim("first", allocated("node-b", "gpu-0"), reservedFor("p"))},
+			after:  map[string]state{"first": {}},
+		},
+		"a claim is being deleted": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("first", allocated("node-b", "gpu-0"), reservedFor("p")), claim("second", deleting, allocated("node-b", "gpu-1"), reservedFor("p")),
+			},
+			after: map[string]state{"first": {}, "second": {}},
+		},
+		"others use it, too": {
+			claims: []*resourceapi.ResourceClaim{claim("first", allocated("node-b", "gpu-0"), reservedFor("p", "q"))},
+			after:  map[string]state{"first": {Devices: []string{"gpu-0"}, Users: []string{"q"}}},
+		},
+		"another scheduler may be binding the pod": {
+			claims: []*resourceapi.ResourceClaim{claim("first", allocated("node-b", "gpu-0"), reservedFor("p"), adopted)},
+			after:  map[string]state{"first": {Devices: []string{"gpu-0"}, Users: []string{"p"}}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.claims = tc.claims
+			p := pod("p", "first", "second")
+			w.pods = []*v1.Pod{p}
+			h := newHarness(t, w).leads()
+			if h.plugin.PreEnqueue(h.ctx, p).IsSuccess() {
+				h.filterAll(p).postFilter()
+			}
+			h.settled()
+			for name, want := range tc.after {
+				h.wantState(name, want)
+			}
+		})
+	}
+}
+
+// A pod that has a node is tried for a resize, and needs what is reserved for it.
+func TestAPodWithANodeKeepsItsClaims(t *testing.T) {
+	w := twoNodes()
+	w.claims = []*resourceapi.ResourceClaim{claim("c", allocated("node-b", "gpu-0"), reservedFor("p"))}
+	p := running("p", "node-b", 0, "c")
+	w.pods = []*v1.Pod{p}
+	h := newHarness(t, w)
+	if status := h.filterAll(p).postFilter(); status.Code() != fwk.Unschedulable {
+		t.Errorf("preemption is not asked: %v", status)
+	}
+	h.wantState("c", state{[]string{"gpu-0"}, []string{"p"}})
 }
 
 // Of a group of pods, the one that its own allocation keeps off every node gives it up; allocations that some node could

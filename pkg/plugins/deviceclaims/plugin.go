@@ -76,8 +76,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	if err := shared.own(handle.ProfileName(), typed.Ownership); err != nil {
 		return nil, err
 	}
-	shared.gated.serve(handle)
-	return &Plugin{
+	pl := &Plugin{
 		handle:         handle,
 		client:         handle.ClientSet(),
 		shared:         shared,
@@ -93,7 +92,9 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		undoPauses:     undoPauses,
 		bindingGrace:   bindingGrace,
 		profile:        sync.OnceValue(func() *profile { return readProfile(handle) }),
-	}, nil
+	}
+	shared.gated.serve(handle, pl.giveUpKeptBack)
+	return pl, nil
 }
 
 // What the arguments' words mean to the allocator.

@@ -32,8 +32,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		return nil, fwk.AsStatus(err)
 	}
 	if c == nil {
-		pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
-		return nil, fwk.NewStatus(fwk.Unschedulable)
+		return nil, pl.refusedByPreFilter(ctx, pod)
 	}
 	until := pl.waitFor(pod, c, false)
 	if result, status := pl.awaitLeaving(ctx, c, pod); status != nil {

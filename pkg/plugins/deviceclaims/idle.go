@@ -1,0 +1,79 @@
+package deviceclaims
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/wakeup"
+)
+
+// A pod that waits holds nothing, see obstacle. One that is refused before any node is looked at waits for a claim or a class, perhaps for ever,
+// and an earlier attempt, of a scheduler that has ended for one, may have left it others of its claims. Nobody could get these devices, whatever
+// the priority: preemption evicts only who has a node.
+
+// refusedByPreFilter ends an attempt in which no node was looked at.
+func (pl *Plugin) refusedByPreFilter(ctx context.Context, pod *v1.Pod) *fwk.Status {
+	pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
+	if pod.Spec.NodeName != "" {
+		return leftToOthers("") // see PreFilter
+	}
+	given, err := pl.giveUpIdle(ctx, pod, func(*resourceapi.ResourceClaim) error { return nil })
+	if err == nil {
+		return leftToOthers(given)
+	}
+	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Again: true}, pl.clock.Now()) // no event need follow
+	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+		return leftToOthers(given)
+	}
+	return statusOfGivingUp(err)
+}
+
+// giveUpIdle gives up what is reserved for a pod, and says what that was. check is asked after a claim has been looked at and before it is
+// written.
+func (pl *Plugin) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*resourceapi.ResourceClaim) error) (given string, err error) {
+	if groupOf(pod) != "" {
+		return "", nil // see PodGroupPostFilter
+	}
+	var all []string
+	var failed []error
+	for _, name := range claimsNamedBy(pod) {
+		claim, err := pl.shared.tracker.Get(pod.Namespace, name)
+		if err != nil || claim.Status.Allocation == nil || !isReservedFor(claim, pod.UID) {
+			continue
+		}
+		idle := &obstacle{claim, "which others may use while the pod waits", !usedOnlyBy(claim, pod.UID), pod.UID}
+		if err = check(claim); err == nil {
+			err = pl.giveUp(ctx, pod, idle)
+		}
+		if err != nil {
+			failed = append(failed, fmt.Errorf("give up the reservation of claim %s: %w", klog.KObj(claim), err))
+			continue
+		}
+		all = append(all, idle.givenUp())
+	}
+	return strings.Join(all, "; "), errors.Join(failed...)
+}
+
+// errBinding says that a pod has been let in and tried meanwhile.
+var errBinding = errors.New("the pod is being bound")
+
+// giveUpKeptBack gives up what is reserved for a pod that PreEnqueue keeps back. It may be let in and tried meanwhile. If it is to be bound then
+// with a claim as it is now, it has been noted in attempts before that, or writes to the claim first, because of the doubt.
+func (pl *Plugin) giveUpKeptBack(ctx context.Context, pod *v1.Pod) error {
+	_, err := pl.giveUpIdle(ctx, pod, func(claim *resourceapi.ResourceClaim) error {
+		pl.shared.doubts.note(claim, errBinding)
+		if pl.shared.attempts.of(pod.UID) != nil {
+			return errBinding
+		}
+		return nil
+	})
+	return err
+}
