@@ -98,6 +98,8 @@ type Agent struct {
 	condition *nodeCondition
 	// lookedOnce tells the publisher that it is known what is occupied.
 	lookedOnce func()
+	// blind are the GPUs of which it is not known who uses them.
+	blind failures
 	// registered is when the kubelet last registered the driver, in nanoseconds since 1970; 0 if it has not.
 	registered atomic.Int64
 }

@@ -27,6 +27,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
 	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
@@ -61,8 +62,9 @@ type machine struct {
 	makeNodes bool
 	// adjust, if it is set, changes the options of agents that are started.
 	adjust func(*driver.Options)
-	// last is the agent that was started last.
-	last *driver.Agent
+	// last is the agent that was started last, and lines are what it has logged.
+	last  *driver.Agent
+	lines ktesting.Buffer
 }
 
 func newMachine(t *testing.T) *machine {
@@ -143,8 +145,9 @@ func (m *machine) agent(ctx context.Context, podUID types.UID) (*driver.Agent, e
 // run runs an agent until the test ends, or until stop is called, which returns what Run returned.
 func (m *machine) run(podUID types.UID) (stop func() error) {
 	m.t.Helper()
-	_, ctx := ktesting.NewTestContext(m.t)
-	ctx, cancel := context.WithCancel(ctx)
+	logger := ktesting.NewLogger(m.t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	m.lines = logger.GetSink().(ktesting.Underlier).GetBuffer()
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
 	agent, err := m.agent(ctx, podUID)
 	must(m.t, err)
 	m.last = agent
@@ -161,6 +164,16 @@ func (m *machine) run(podUID types.UID) (stop func() error) {
 	}
 	m.t.Cleanup(func() { _ = stop() })
 	return stop
+}
+
+// logged are the values of the lines of the log with this message.
+func (m *machine) logged(message string) (lines []string) {
+	for _, entry := range m.lines.Data() {
+		if entry.Message == message {
+			lines = append(lines, strings.TrimSpace(fmt.Sprintln(append(entry.WithKVList, entry.ParameterKVList...)...)))
+		}
+	}
+	return lines
 }
 
 // dial connects to a socket once it is served.

@@ -14,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
@@ -137,15 +138,21 @@ func (a *Agent) watchForeign(ctx context.Context) {
 	}
 }
 
-// lookForForeign tells of what is new. Of a GPU that cannot be asked what was known stays.
+// lookForForeign tells of what is new. Of a GPU of which it cannot be found out what was known stays, and it is counted.
 func (a *Agent) lookForForeign(ctx context.Context) {
 	h := a.opts.Hardware
 	before := h.foreignUses()
-	now := map[string]foreignUse{}
+	now, blind := map[string]foreignUse{}, 0
 	for gpu := range h.devices() {
 		use, err := a.foreignOn(ctx, gpu)
+		if ctx.Err() != nil {
+			return
+		}
+		if a.blind.changed(gpu, err) {
+			utilruntime.HandleErrorWithContext(ctx, err, "It is not known who uses the GPU", "device", gpu)
+		}
 		if err != nil {
-			klog.FromContext(ctx).V(2).Info("It is not known who uses the GPU", "device", gpu, "reason", err.Error())
+			blind++
 			if was, ok := before[gpu]; ok {
 				now[gpu] = was
 			}
@@ -155,6 +162,7 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 			now[gpu] = use
 		}
 	}
+	gpusOfUnknownUse.Set(float64(blind))
 	foreignProcesses.Reset()
 	for _, gpu := range slices.Sorted(maps.Keys(now)) {
 		use := now[gpu]

@@ -1,18 +1,23 @@
 package driver
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/record"
 	"k8s.io/component-base/metrics/testutil"
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -167,4 +172,70 @@ func TestAForeignUseIsToldOnceForEachUser(t *testing.T) {
 			t.Errorf("%s: the condition says %q, want %q", step.name, use.message(), step.says)
 		}
 	}
+}
+
+// TestALookForForeignProcessesThatFailsIsLoud: one line of the log for each reason, however often it is tried, and a metric for as long as it
+// lasts. What was known of the GPU stays.
+func TestALookForForeignProcessesThatFailsIsLoud(t *testing.T) {
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	ctx := klog.NewContext(t.Context(), logger)
+	r := newRig(t, "dgx-h100")
+	agent := r.agent(ctx, newAPIServer())
+	agent.opts.HostProcesses = TaintForHostProcesses
+	table := &unreadableTable{Processes: agent.opts.Tools.Processes}
+	agent.opts.Tools.Processes = table
+	r.do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute, Command: "job"}})
+	const says = "It is not known who uses the GPU"
+	for _, step := range []struct {
+		name  string
+		err   error
+		lines int // of the log, with those of the steps before
+		blind float64
+	}{
+		{"it is known", nil, 0, 0},
+		{"the table cannot be read", errors.New("no table"), 1, 1},
+		{"it is tried again", errors.New("no table"), 1, 1},
+		{"for another reason", errors.New("a torn table"), 2, 1},
+		{"it is known again", nil, 2, 0},
+		{"and is not", errors.New("a torn table"), 3, 1},
+	} {
+		table.err = step.err
+		agent.lookForForeign(ctx)
+		log := logger.GetSink().(ktesting.Underlier).GetBuffer().Data()
+		var said []string
+		for _, entry := range log {
+			if entry.Type == ktesting.LogError && entry.Message == says {
+				said = append(said, fmt.Sprint(entry.Err, entry.WithKVList, entry.ParameterKVList))
+			}
+		}
+		if len(said) != step.lines || step.err != nil && !strings.Contains(said[len(said)-1], step.err.Error()) || step.err != nil && !strings.Contains(said[len(said)-1], first) {
+			t.Errorf("%s: the log has %q, want %d lines, and the last one about %v of %s", step.name, said, step.lines, step.err, first)
+		}
+		if n, err := testutil.GetGaugeMetricValue(gpusOfUnknownUse); err != nil || n != step.blind {
+			t.Errorf("%s: the metric is %g, %v, want %g", step.name, n, err, step.blind)
+		}
+		if all, want := published(t, agent.opts.Hardware), first+" in-use=host-process:NoSchedule"; !slices.Contains(all, want) {
+			t.Errorf("%s: published %v, want %s", step.name, all, want)
+		}
+	}
+	stopped, cancel := context.WithCancel(ctx)
+	cancel()
+	table.err = context.Canceled
+	agent.lookForForeign(stopped)
+	if log := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); strings.Count(log, says) != 3 {
+		t.Errorf("the agent's end is told as a failure:\n%s", log)
+	}
+}
+
+// unreadableTable is a process table that cannot be read while err is set.
+type unreadableTable struct {
+	sharing.Processes
+	err error
+}
+
+func (u *unreadableTable) PodOf(pid uint32) (types.UID, error) {
+	if u.err != nil {
+		return "", u.err
+	}
+	return u.Processes.PodOf(pid)
 }

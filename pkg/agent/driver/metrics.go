@@ -114,9 +114,17 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"device", "of"})
 
+	gpusOfUnknownUse = metrics.NewGauge(&metrics.GaugeOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "gpus_of_unknown_use",
+		Help:           "GPUs of which it could not be found out at the last look whether processes without a claim use them.",
+		StabilityLevel: metrics.ALPHA,
+	})
+
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(callSeconds, callsInFlight, sliceErrors, statusErrors, sliceGapSeconds, poolGeneration, slicesPublished, leftoversReleased, strayFiles,
-			occupiedGPUs, socketsRenewed, foreignProcesses)
+			occupiedGPUs, socketsRenewed, foreignProcesses, gpusOfUnknownUse)
 		legacyregistry.CustomMustRegister(gpuMetrics)
 		legacyregistry.CustomMustRegister(claimMetrics)
 	})

@@ -134,6 +134,7 @@ func TestMetricsTellWhatPrepareAndUnprepareDo(t *testing.T) {
 		"device_use_seconds_total": "device",
 		"gpu_ecc_errors_total":     "device,kind",
 		"gpu_pcie_lanes":           "device",
+		"gpus_of_unknown_use":      "",
 		"gpu_power_watts":          "device",
 		"gpu_temperature_celsius":  "device",
 		"ledger_claims":            "state",

@@ -39,6 +39,13 @@ const (
 	reasonUnhealthy   = "Unhealthy"
 	reasonUnknown     = "Unknown"
 
+	// What events say of a GPU's health to its Node, and of a device's to its pods.
+	reasonGPUUnhealthy      = "GPUUnhealthy"
+	reasonGPUHealthy        = "GPUHealthy"
+	reasonGPUNeedsAttention = "GPUNeedsAttention"
+	reasonDeviceUnhealthy   = "DeviceUnhealthy"
+	reasonDeviceHealthy     = "DeviceHealthy"
+
 	// reasonReleasing: another claim has the device, and is being released.
 	reasonReleasing = "DeviceNotReleased"
 
@@ -249,11 +256,11 @@ func (r *reporter) nodeEvent(gpu string, was, is health.Verdict) {
 	}
 	switch {
 	case is.Status == health.Unhealthy:
-		r.nodeEventf(corev1.EventTypeWarning, "GPU"+reasonUnhealthy, "Device %s: %s", gpu, is.Message())
+		r.nodeEventf(corev1.EventTypeWarning, reasonGPUUnhealthy, "Device %s: %s", gpu, is.Message())
 	case was.Status == health.Unhealthy:
-		r.nodeEventf(corev1.EventTypeNormal, "GPU"+reasonHealthy, "Device %s is healthy again; it was not: %s", gpu, was.Message())
+		r.nodeEventf(corev1.EventTypeNormal, reasonGPUHealthy, "Device %s is healthy again; it was not: %s", gpu, was.Message())
 	case len(is.Faults) > 0:
-		r.nodeEventf(corev1.EventTypeNormal, "GPUNeedsAttention", "Device %s: %s", gpu, is.Message())
+		r.nodeEventf(corev1.EventTypeNormal, reasonGPUNeedsAttention, "Device %s: %s", gpu, is.Message())
 	}
 }
 
@@ -438,9 +445,9 @@ func (r *reporter) podEvents(claim *resourceapi.ResourceClaim, changes []conditi
 			case change.is.Type == ConditionReady && change.is.Status == metav1.ConditionFalse && change.is.Reason != reasonNotPrepared:
 				r.recorder.Eventf(pod, corev1.EventTypeWarning, change.is.Reason, "Device %s of claim %s cannot be prepared, and that will not pass by itself: %s", change.device, claim.Name, change.is.Message)
 			case change.is.Type == ConditionHealthy && change.is.Status == metav1.ConditionFalse:
-				r.recorder.Eventf(pod, corev1.EventTypeWarning, "Device"+reasonUnhealthy, "Device %s of claim %s: %s", change.device, claim.Name, change.is.Message)
+				r.recorder.Eventf(pod, corev1.EventTypeWarning, reasonDeviceUnhealthy, "Device %s of claim %s: %s", change.device, claim.Name, change.is.Message)
 			case change.is.Type == ConditionHealthy && change.is.Status == metav1.ConditionTrue && change.was != nil && change.was.Status == metav1.ConditionFalse:
-				r.recorder.Eventf(pod, corev1.EventTypeNormal, "Device"+reasonHealthy, "Device %s of claim %s is healthy again", change.device, claim.Name)
+				r.recorder.Eventf(pod, corev1.EventTypeNormal, reasonDeviceHealthy, "Device %s of claim %s is healthy again", change.device, claim.Name)
 			}
 		}
 	}

@@ -1,13 +1,19 @@
 package driver
 
 import (
+	"go/ast"
+	"go/parser"
+	"go/token"
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"stowage.dev/stowage/pkg/agent/health"
 )
@@ -37,4 +43,69 @@ func TestTheRunbookHasAllTaints(t *testing.T) {
 	if want[TaintKey(health.Lost)] != string(resourceapi.DeviceTaintEffectNoExecute) {
 		t.Error("a lost GPU does not move its pods")
 	}
+}
+
+// Troubleshooting has a row for every reason of a condition, a taint or an event that the agent writes, and for no other.
+func TestTroubleshootingHasAllReasons(t *testing.T) {
+	// These say that all is well, or what a row of another reason says.
+	well := sets.New(reasonPrepared, reasonHealthy, reasonAllGPUsReady)
+	// These are the kubelet's events.
+	theirs := sets.New("FailedPrepareDynamicResources")
+
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "docs", "troubleshooting.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, chapter, _ := strings.Cut(string(text), "\n## Node agent\n")
+	chapter, _, _ = strings.Cut(chapter, "\n## ")
+	told := sets.New[string]()
+	for row := range strings.Lines(chapter) {
+		shown, _, _ := strings.Cut(strings.TrimPrefix(row, "| "), " | ")
+		for _, list := range regexp.MustCompile("(?:[Rr]easons?|[Ee]vents?)((?:(?:,| or| and)? `[A-Z][A-Za-z]+`)+)").FindAllStringSubmatch(shown, -1) {
+			told.Insert(regexp.MustCompile("[A-Z][A-Za-z]+").FindAllString(list[1], -1)...)
+		}
+	}
+	want := reasonsOf(t)
+	if len(want) < 30 {
+		t.Fatalf("only %v are found", sets.List(want))
+	}
+	if missing := want.Difference(told).Difference(well); missing.Len() > 0 {
+		t.Errorf("no row of docs/troubleshooting.md has the reasons %v", sets.List(missing))
+	}
+	if unknown := told.Difference(want).Difference(theirs); unknown.Len() > 0 {
+		t.Errorf("docs/troubleshooting.md has the reasons %v, which the agent does not write", sets.List(unknown))
+	}
+}
+
+// reasonsOf are the constants of the package that are called reason… and are words as conditions and events have them.
+func reasonsOf(t *testing.T) sets.Set[string] {
+	t.Helper()
+	files, err := filepath.Glob("*.go")
+	if err != nil {
+		t.Fatal(err)
+	}
+	reasons := sets.New[string]()
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		ast.Inspect(parsed, func(node ast.Node) bool {
+			spec, ok := node.(*ast.ValueSpec)
+			for i := 0; ok && i < len(spec.Values); i++ {
+				literal, isLiteral := spec.Values[i].(*ast.BasicLit)
+				if !strings.HasPrefix(spec.Names[i].Name, "reason") || !isLiteral {
+					continue
+				}
+				if word, err := strconv.Unquote(literal.Value); err == nil && word != strings.ToLower(word) {
+					reasons.Insert(word)
+				}
+			}
+			return true
+		})
+	}
+	return reasons
 }

@@ -8,11 +8,17 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strings"
+	"sync"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
+	drapb "k8s.io/kubelet/pkg/apis/dra/v1"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 
 	"stowage.dev/stowage/pkg/agent/durable"
 )
@@ -185,4 +191,118 @@ func TestASocketIsLostBeforeItIsMadeAnew(t *testing.T) {
 	if want := "lost, gone true;"; said != want {
 		t.Errorf("%q, want %q", said, want)
 	}
+}
+
+// echo answers each call, as another plugin does.
+type echo struct {
+	registerapi.UnimplementedRegistrationServer
+	drapb.UnimplementedDRAPluginServer
+}
+
+func (echo) GetInfo(context.Context, *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
+	return &registerapi.PluginInfo{Name: Name}, nil
+}
+
+func (echo) NodePrepareResources(context.Context, *drapb.NodePrepareResourcesRequest) (*drapb.NodePrepareResourcesResponse, error) {
+	return &drapb.NodePrepareResourcesResponse{}, nil
+}
+
+// TestAnAgentThatDoesNotAnswerIsNotReady, although its sockets are there and are its own: only a call finds that out, and only a call that is
+// answered ends it.
+func TestAnAgentThatDoesNotAnswerIsNotReady(t *testing.T) {
+	t.Parallel()
+	serve := func(t *testing.T, s *socket, options ...grpc.ServerOption) (stop func()) {
+		t.Helper()
+		server := grpc.NewServer(options...)
+		registerapi.RegisterRegistrationServer(server, echo{})
+		drapb.RegisterDRAPluginServer(server, echo{})
+		done := make(chan error, 1)
+		go func() { done <- server.Serve(s) }()
+		stop = sync.OnceFunc(func() { server.Stop(); <-done })
+		t.Cleanup(stop)
+		return stop
+	}
+	for name, tc := range map[string]struct {
+		// breaks is the one of the two sockets that does not answer.
+		registrar bool
+		happens   func(t *testing.T, s *socket)
+		says      string
+	}{
+		"the plugin's socket: nobody takes what comes":       {happens: func(*testing.T, *socket) {}, says: "DeadlineExceeded"},
+		"the registration socket: nobody takes what comes":   {registrar: true, happens: func(*testing.T, *socket) {}, says: "DeadlineExceeded"},
+		"the plugin's socket: somebody else answers":         {happens: func(t *testing.T, s *socket) { serve(t, s) }, says: "somebody else answers"},
+		"the registration socket: each connection is closed": {registrar: true, happens: closeEach, says: "Unavailable"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+			ctx := klog.NewContext(t.Context(), logger)
+			root, err := os.MkdirTemp("", "silent") // short enough for a socket
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { os.RemoveAll(root) })
+			c := &selfCheck{status: newStatus(), instance: "me"}
+			for _, s := range []**socket{&c.endpoint, &c.registrar} {
+				if *s, err = listenOn(filepath.Join(root, fmt.Sprint(s == &c.registrar))); err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() { (*s).Close() })
+			}
+			bad, good := c.endpoint, c.registrar
+			if tc.registrar {
+				bad, good = good, bad
+			}
+			serve(t, good, grpc.UnaryInterceptor(c.answer))
+			tc.happens(t, bad)
+			for range 2 {
+				c.callSelf(ctx)
+				if !c.keepSockets(ctx) {
+					t.Fatal("a socket is gone")
+				}
+				reached, why := c.status.get(stageServing)
+				if want := "the agent does not answer on its own socket " + bad.path + ": "; reached || why.reason != "SocketDoesNotAnswer" || !strings.HasPrefix(why.message, want) || !strings.Contains(why.message, tc.says) {
+					t.Errorf("serving is %t, %+v, want %s… %s", reached, why, want, tc.says)
+				}
+			}
+			if log := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); strings.Count(log, "Claims cannot be prepared on this node") != 1 {
+				t.Errorf("the log has not one line:\n%s", log)
+			}
+			// It answers again.
+			if err := os.Remove(bad.path); err != nil {
+				t.Fatal(err)
+			}
+			again, err := listenOn(bad.path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer again.Close()
+			serve(t, again, grpc.UnaryInterceptor(c.answer))
+			if tc.registrar {
+				c.registrar = again
+			} else {
+				c.endpoint = again
+			}
+			c.callSelf(ctx)
+			if reached, why := c.status.get(stageServing); !reached || why != (problem{}) {
+				t.Errorf("when it answers serving is %t, %+v", reached, why)
+			}
+		})
+	}
+}
+
+// closeEach takes each connection and closes it.
+func closeEach(t *testing.T, s *socket) {
+	done := make(chan struct{})
+	t.Cleanup(func() { s.Close(); <-done })
+	go func() {
+		defer close(done)
+		for {
+			conn, err := s.Accept()
+			if err != nil {
+				return
+			}
+			_ = conn.Close()
+		}
+	}()
 }

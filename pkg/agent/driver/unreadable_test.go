@@ -71,6 +71,9 @@ func TestAPodThatCannotEndIsToldWhy(t *testing.T) {
 			t.Fatalf("unprepare: %v\nwant %s", err, want)
 		}
 	}
+	if lines := m.logged("Claim could not be unprepared"); len(lines) != 1 || !strings.Contains(lines[0], "train-uid") {
+		t.Errorf("three tries are logged as %q, want one line", lines)
+	}
 	eventually(t, "the device is not ready", ready(metav1.ConditionFalse, "UnprepareFailed"))
 	told := func() (messages []string) {
 		list, err := m.client.CoreV1().Events("default").List(t.Context(), metav1.ListOptions{})
@@ -196,13 +199,19 @@ func (m *machine) files(folder string) (names []string) {
 // What the log counts as prepared after a start, the metric does, too.
 func TestAClaimReadFromItsPreviousCopyCountsAsPrepared(t *testing.T) {
 	m := newMachine(t)
-	m.run("")
+	stop := m.run("")
 	m.register(driver.Name + "-reg.sock")
 	m.waitForGPUs(8)
 	if message := m.prepare(m.allocate("train", gpu0)).GetError(); message != "" {
 		t.Fatal(message)
 	}
 	m.truncateRecords("train-uid_*.claim") // the previous copy says PrepareStarted
+	must(t, stop())
+	m.run("")
+	m.register(driver.Name + "-reg.sock")
+	if lines, want := m.logged("Ledger is read"), []string{"prepared 1 cdiRestored 0 rolledBack 0 unreadable 0"}; !slices.Equal(lines, want) {
+		t.Errorf("the log says %q, want %q", lines, want)
+	}
 	recorder := httptest.NewRecorder()
 	m.last.Status().Handler(allowAll).ServeHTTP(recorder, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	for _, want := range []string{
