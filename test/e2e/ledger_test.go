@@ -105,32 +105,67 @@ func (p pod) notReady(reason, message string) {
 }
 
 func TestParametersThatNoDeviceTakesAreToldAndNothingIsDone(t *testing.T) {
-	namespace := newNamespace(t)
-	client := cluster.AdminClient()
-	if _, err := client.ResourceV1().ResourceClaimTemplates(namespace).Create(t.Context(), &resourceapi.ResourceClaimTemplate{
-		ObjectMeta: metav1.ObjectMeta{Name: "wrong"},
-		Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
-			Requests: []resourceapi.DeviceRequest{{Name: "gpus", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}}},
-			Config: []resourceapi.DeviceClaimConfiguration{{
-				Requests: []string{"gpus"},
-				DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-					Driver:     "gpu.nvidia.com",
-					Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`)},
-				}},
-			}},
-		}}},
-	}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
+	const partitioned = "7"
+	for name, tc := range map[string]struct {
+		class, parameters, want string
+	}{
+		"a kind that is for partitions, for a whole GPU": {
+			"gpu.nvidia.com", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"MigDeviceConfig","sharing":{"strategy":"MPS"}}`,
+			"kind: MigDeviceConfig is not for the device of request gpus, which takes a GpuConfig",
+		},
+		"MPS of the kind for whole GPUs, for a partition": {
+			"mig.nvidia.com", `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"MPS"}}`,
+			"kind: GpuConfig is not for the device of request gpus, which takes a MigDeviceConfig",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			namespace := newNamespace(t)
+			if tc.class == "mig.nvidia.com" {
+				hardware(t, &nvmlsim.SetMIG{GPU: partitioned, Enabled: true})
+				t.Cleanup(func() {
+					if _, err := nvmlsim.Control(context.Background(), controlSocket(), &nvmlsim.SetMIG{GPU: partitioned}); err != nil {
+						t.Error(err)
+					}
+					if err := cluster.WaitForSlices(context.Background(), nodeName, gpuCount); err != nil {
+						t.Error(err)
+					}
+				})
+				made, err := nvmlsim.Control(t.Context(), controlSocket(), &nvmlsim.CreateMIG{GPU: partitioned, Profile: "1g.10gb"})
+				if err != nil {
+					t.Fatal(err)
+				}
+				t.Cleanup(func() {
+					if _, err := nvmlsim.Control(context.Background(), controlSocket(), &nvmlsim.DestroyMIG{GPU: partitioned, Instance: made.MIG.Instance.GPU}); err != nil {
+						t.Error(err)
+					}
+				})
+			}
+			client := cluster.AdminClient()
+			if _, err := client.ResourceV1().ResourceClaimTemplates(namespace).Create(t.Context(), &resourceapi.ResourceClaimTemplate{
+				ObjectMeta: metav1.ObjectMeta{Name: "wrong"},
+				Spec: resourceapi.ResourceClaimTemplateSpec{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
+					Requests: []resourceapi.DeviceRequest{{Name: "gpus", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: tc.class}}},
+					Config: []resourceapi.DeviceClaimConfiguration{{
+						Requests: []string{"gpus"},
+						DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+							Driver: "gpu.nvidia.com", Parameters: runtime.RawExtension{Raw: []byte(tc.parameters)},
+						}},
+					}},
+				}}},
+			}, metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := client.CoreV1().Pods(namespace).Create(t.Context(), podWithClaim("wrong", "wrong"), metav1.CreateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			p := pod{t: t, namespace: namespace, name: "wrong"}
+			p.notReady("ConfigRefused", tc.want)
+			if files := append(cdiFiles(t), recordsOf(t, claimOf(t, namespace))...); len(files) > 0 {
+				t.Errorf("files %v", files)
+			}
+			p.delete()
+		})
 	}
-	if _, err := client.CoreV1().Pods(namespace).Create(t.Context(), podWithClaim("wrong", "wrong"), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	p := pod{t: t, namespace: namespace, name: "wrong"}
-	p.notReady("ConfigRefused", "kind: MigDeviceConfig is not for the device of request gpus, which takes a GpuConfig")
-	if files := append(cdiFiles(t), recordsOf(t, claimOf(t, namespace))...); len(files) > 0 {
-		t.Errorf("files %v", files)
-	}
-	p.delete()
 }
 
 func recordsOf(t *testing.T, claim *resourceapi.ResourceClaim) []string {
@@ -160,10 +195,21 @@ func TestAPodWhoseRecordIsTornGoesAfterARelease(t *testing.T) {
 	if out, code, err := ledgerCommand(t.Context(), "list"); err != nil || code != 0 || !strings.Contains(out, namespace+"/"+claim.Name) {
 		t.Errorf("list: exit code %d, %v:\n%s", code, err, out)
 	}
+	out, code, err := ledgerCommand(t.Context(), "show", string(claim.UID))
+	for _, file := range files {
+		if want := "- path: " + file + "\n  problem: 'corrupt ledger record: no header line in 7 bytes'\n"; err != nil || code != 0 || !strings.Contains(out, want) {
+			t.Errorf("show: exit code %d, %v:\n%s\nwant %s", code, err, out, want)
+		}
+	}
+	// An agent finds it at its start, before anybody asks.
+	restartAgent(t)
+	p.notReady("RecordUnreadable", "see node-agent ledger show "+string(claim.UID))
 	if out, code, err := ledgerCommand(t.Context(), "release", string(claim.UID)); err != nil || code != 2 || !strings.Contains(out, "uses it and has not ended") {
 		t.Fatalf("release of what a pod uses: exit code %d, %v:\n%s", code, err, out)
 	}
 
+	log := theNode.LogFile("agent")
+	logged, failures := logSize(t, log), failedUnprepares(t)
 	pods := cluster.AdminClient().CoreV1().Pods(namespace)
 	if err := pods.Delete(t.Context(), p.name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -172,7 +218,16 @@ func TestAPodWhoseRecordIsTornGoesAfterARelease(t *testing.T) {
 	if now := p.get(); now.DeletionTimestamp == nil || now.Status.Phase == corev1.PodSucceeded {
 		t.Errorf("the pod is %s, want that it cannot end", now.Status.Phase)
 	}
-	out, code, err := ledgerCommand(t.Context(), "release", string(claim.UID))
+	poll(t, "the kubelet has tried again", func(context.Context) error {
+		if n := failedUnprepares(t) - failures; n < 2 {
+			return fmt.Errorf("it has tried %g times", n)
+		}
+		return nil
+	})
+	if lines := linesSince(t, log, logged, "Claim could not be unprepared", string(claim.UID)); len(lines) != 1 {
+		t.Errorf("the agent's log has %d lines about it, want one:\n%s", len(lines), strings.Join(lines, ""))
+	}
+	out, code, err = ledgerCommand(t.Context(), "release", string(claim.UID))
 	if err != nil || code != 0 {
 		t.Fatalf("release: exit code %d, %v:\n%s", code, err, out)
 	}
@@ -188,6 +243,12 @@ func TestAPodWhoseRecordIsTornGoesAfterARelease(t *testing.T) {
 	}
 	next := startPod(t, namespace, "next", gpuCount)
 	next.check()
+}
+
+// failedUnprepares is how often the kubelet was told that a claim cannot be unprepared.
+func failedUnprepares(t *testing.T) float64 {
+	t.Helper()
+	return agentMetrics(t, theNode.Agent()).Count("stowage_agent_call_duration_seconds", "operation", "unprepare", "outcome", "error")
 }
 
 // TestASettingThatNoGPUTakesFailsItsPodsAlone: fifty of them come, as those of a Job do, and each hears which field it is. No GPU is out of service after

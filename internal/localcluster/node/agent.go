@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net/http"
 	"path/filepath"
+	"slices"
 	"syscall"
 	"time"
 
@@ -28,11 +29,11 @@ func (a Agent) withDefaults() Agent {
 	return a
 }
 
-// StartAgent starts the node agent and waits until it says that it is ready. It is an error if one runs.
-func (n *Node) StartAgent(ctx context.Context) error {
+// StartAgent starts the node agent, with these arguments after its own, and waits until it says that it is ready. It is an error if one runs.
+func (n *Node) StartAgent(ctx context.Context, args ...string) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	return n.startAgent(ctx)
+	return n.startAgent(ctx, args...)
 }
 
 // StartNextAgent starts another agent beside the one that runs, as a DaemonSet does that is updated with maxSurge 1, and waits until it is
@@ -75,7 +76,7 @@ func (a *RunningAgent) Get(ctx context.Context, path string) ([]byte, error) {
 // URL is where the agent serves path, over TLS.
 func (a *RunningAgent) URL(path string) string { return a.url + path }
 
-func (n *Node) startAgent(ctx context.Context) error {
+func (n *Node) startAgent(ctx context.Context, args ...string) error {
 	if n.agentOpt.Binary == "" {
 		return errors.New("the node was started without an agent binary")
 	}
@@ -103,7 +104,7 @@ func (n *Node) startAgent(ctx context.Context) error {
 		return err
 	}
 	agent := &RunningAgent{url: "https://" + address, client: client}
-	path, args := n.enclosure.Wrap(n.agentOpt.Binary, append(append([]string{
+	path, all := n.enclosure.Wrap(n.agentOpt.Binary, slices.Concat([]string{
 		"--kubeconfig=" + kubeconfig,
 		"--node-name=" + n.name,
 		// As in a pod: two agents may run at once.
@@ -114,11 +115,11 @@ func (n *Node) startAgent(ctx context.Context) error {
 		"--state-dir=" + n.layout.agentState(),
 		"--dev-root=" + n.layout.devices(),
 		"--health-address=" + address,
-	}, serving...), n.agentOpt.Args...)...)
+	}, serving, n.agentOpt.Args, args)...)
 	agent.Process, err = localcluster.StartProcess(ctx, localcluster.Command{
 		Name:        n.name + "-agent",
 		Path:        path,
-		Args:        args,
+		Args:        all,
 		LogFile:     n.LogFile("agent"),
 		Ready:       func(ctx context.Context) error { return healthy(ctx, client, agent.URL("/readyz")) },
 		StopTimeout: agentGracePeriod,
