@@ -115,7 +115,9 @@ func (h *history) play() []string {
 	// 3. Rest.
 	h.endTrouble()
 	restless := h.awaitRest()
+	nominated := h.nominated()
 	h.stop()
+	h.show(nominated)
 	if h.err = errors.Join(h.err, h.api.Problems()); h.err != nil {
 		return []string{"the history cannot be played: " + h.err.Error()}
 	}
@@ -127,8 +129,10 @@ func (h *history) play() []string {
 	if h.excused = h.waitsForADeletion(); h.excused {
 		return differences
 	}
-	// 5. What a new scheduler does.
-	return append(differences, h.judgeSuccessor()...)
+	// 5. What a new scheduler does, and one that does not believe what the old one believed.
+	atRest, waits := h.api.Clone(), h.waitsInVain()
+	differences = append(differences, h.judgeSuccessor(atRest)...)
+	return append(differences, h.judgeNominations(atRest, waits)...)
 }
 
 // quiet is how long nothing happens before it counts as rest.

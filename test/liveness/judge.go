@@ -112,22 +112,18 @@ const startsPerNode = 4
 // try a group again and again and always begin at the wrong node, where a new one begins at another one. What it did was possible if a new
 // scheduler that begins at some node does nothing, either. That excuses nobody who sleeps: it counts only while the old one still tries
 // groups, and what can be had for a pod that sleeps, a new scheduler gets wherever it begins.
-func (h *history) judgeSuccessor() []string {
+func (h *history) judgeSuccessor(atRest *memoryapi.Server) []string {
 	h.mutex.Lock()
 	tries := !h.groupTried.IsZero() && time.Since(h.groupTried) < quiet
 	h.mutex.Unlock()
-	atRest := h.api.Clone()
 	differences := h.secondLook()
 	if !tries || len(differences) == 0 {
 		return differences
 	}
 	// Who is tried before the group is a matter of chance, too, and moves the node with which it begins.
 	for i := range startsPerNode * len(h.scenario.Nodes) {
-		h.controllers.stop()
-		h.api = atRest.Clone()
+		h.goBackTo(atRest)
 		h.api.FirstNode = i % len(h.scenario.Nodes)
-		h.controllers = startControllers(h.ctx, h.api, h.scenario.Groups)
-		h.api.OnWrite(h.noteSuccessor)
 		if len(h.secondLook()) == 0 {
 			h.count("another node first")
 			return nil
@@ -148,6 +144,91 @@ func (h *history) secondLook() (differences []string) {
 		}
 	}
 	return differences
+}
+
+// goBackTo goes on with the cluster as it was.
+func (h *history) goBackTo(then *memoryapi.Server) {
+	h.controllers.stop()
+	h.api = then.Clone()
+	h.user = h.api.Client("user")
+	h.controllers = startControllers(h.ctx, h.api, h.scenario.Groups)
+	h.api.OnWrite(h.noteSuccessor)
+}
+
+// nominated returns for which nodes pods are nominated, as the scheduling queue knows, by their names.
+func (h *history) nominated() map[string]string {
+	all := map[string]string{}
+	for _, node := range h.scenario.Nodes {
+		for _, info := range h.scheduler.queue.NominatedPodsForNode(node.Name) {
+			all[info.GetPod().Name] = node.Name
+		}
+	}
+	return all
+}
+
+// show writes nominations of which the API was not told because a write failed: nobody tries that again, neither upstream nor we, so a new
+// scheduler would evict others for the same pod.
+func (h *history) show(nominated map[string]string) {
+	h.nominate(func(pod *v1.Pod) {
+		if node := nominated[pod.Name]; node != "" {
+			pod.Status.NominatedNodeName = node
+		}
+	})
+}
+
+// nominate changes the nominations of pods that wait.
+func (h *history) nominate(change func(pod *v1.Pod)) {
+	pods, err := h.user.CoreV1().Pods(namespace).List(h.ctx, metav1.ListOptions{})
+	if err != nil {
+		h.err = errors.Join(h.err, err)
+		return
+	}
+	for i := range pods.Items {
+		pod := &pods.Items[i]
+		before := pod.Status.NominatedNodeName
+		if change(pod); pod.Spec.NodeName == "" && pod.Status.NominatedNodeName != before {
+			h.made(h.user.CoreV1().Pods(namespace).UpdateStatus(h.ctx, pod, metav1.UpdateOptions{}))
+		}
+	}
+}
+
+// judgeNominations returns what a new scheduler would do if pods were not nominated that wait for nobody. It believes in their nominations as the
+// old one did. A nominated pod waits for pods of lower priority to end on that node, and for nobody else: others may take as long as they like. With
+// groups chance may have its way, see judgeSuccessor.
+func (h *history) judgeNominations(atRest *memoryapi.Server, waits map[string]string) (differences []string) {
+	if len(waits) == 0 || h.scenario.Groups {
+		return nil
+	}
+	h.goBackTo(atRest)
+	h.nominate(func(pod *v1.Pod) {
+		if waits[pod.Name] != "" {
+			pod.Status.NominatedNodeName = ""
+		}
+	})
+	h.count("waits in vain")
+	for _, does := range h.secondLook() {
+		differences = append(differences, fmt.Sprintf("%s that does not know for which nodes pods are nominated where nobody ends for them: %v", does, waits))
+	}
+	return differences
+}
+
+// waitsInVain are pods that wait and are nominated to a node on which nobody of lower priority is about to end, with these nodes.
+func (h *history) waitsInVain() map[string]string {
+	pods, err := h.user.CoreV1().Pods(namespace).List(h.ctx, metav1.ListOptions{})
+	if err != nil {
+		h.err = errors.Join(h.err, err)
+		return nil
+	}
+	waits := map[string]string{}
+	for _, pod := range pods.Items {
+		node := pod.Status.NominatedNodeName
+		if pod.Spec.NodeName == "" && node != "" && !slices.ContainsFunc(pods.Items, func(other v1.Pod) bool {
+			return other.Spec.NodeName == node && other.DeletionTimestamp != nil && corev1helpers.PodPriority(&other) < corev1helpers.PodPriority(&pod)
+		}) {
+			waits[pod.Name] = node
+		}
+	}
+	return waits
 }
 
 // noteSuccessor is told of every write to a clone of the API, of which nothing counts but what the new scheduler does.

@@ -9,6 +9,7 @@ import (
 
 	"github.com/go-logr/logr"
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
@@ -74,13 +75,67 @@ func TestWhoSleepsIsSeenWhateverNodeIsTriedFirst(t *testing.T) {
 				Pod{Name: "p", Ask: Ask{GPUs: 1}, Priority: 10}.do(h) // nobody hears of it
 				h.sleep(time.Second)
 				h.groupTried = time.Now()
-				got := h.judgeSuccessor()
+				got := h.judgeSuccessor(h.api.Clone())
 				h.controllers.stop()
 				cancel()
 				time.Sleep(h.quiet())
 				synctest.Wait()
 				if diff := cmp.Diff(tc.want, withoutClaims(got)); diff != "" {
 					t.Errorf("differences (-want +got):\n%s", diff)
+				}
+			})
+		})
+	}
+}
+
+// A nomination for which nobody ends keeps a pod from having others evicted, of a new scheduler, too. So it is asked what one does without it.
+func TestNominationsForWhichNobodyEnds(t *testing.T) {
+	const difference = "a new scheduler evicts pod low that does not know for which nodes pods are nominated where nobody ends for them: map[p:a]"
+	for name, tc := range map[string]struct {
+		holder Pod
+		steps  []Step
+		want   []string
+	}{
+		"one of higher priority": {holder: Pod{Priority: 20, Grace: 24 * time.Hour}, steps: []Step{Delete{Pod: "holder"}}, want: []string{difference}},
+		"one of lower priority":  {holder: Pod{Grace: 24 * time.Hour}, steps: []Step{Delete{Pod: "holder"}}},
+		"nobody":                 {holder: Pod{Priority: 20}, want: []string{difference}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			prepareProcess()
+			if err := switchGroups(false); err != nil {
+				t.Fatal(err)
+			}
+			synctest.Test(t, func(*testing.T) {
+				ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))
+				scenario := Scenario{Nodes: []Node{{Name: "a", GPUs: 1}, {Name: "b", Shared: 1}}}
+				h := &history{ctx: ctx, scenario: scenario, api: memoryapi.New(), dead: map[string]bool{}, counts: map[string]int{}}
+				h.user = h.api.Client("user")
+				h.makeCluster()
+				h.api.OnWrite(h.note)
+				h.controllers = startControllers(ctx, h.api, false)
+				h.start()
+				tc.holder.Name, tc.holder.Ask = "holder", Ask{GPUs: 1}
+				tc.holder.do(h)
+				Pod{Name: "low", Grace: 24 * time.Hour, Ask: Ask{Share: 100}}.do(h)
+				h.sleep(time.Second)
+				h.stop()
+				for _, step := range tc.steps {
+					step.do(h)
+				}
+				Pod{Name: "p", Priority: 10, Ask: Ask{Share: 100}}.do(h) // nobody hears of it
+				h.sleep(time.Second)                                     // but who makes its claim, and writes to it
+				h.nominate(func(pod *v1.Pod) {
+					if pod.Name == "p" {
+						pod.Status.NominatedNodeName = "a"
+					}
+				})
+				got := h.judgeNominations(h.api.Clone(), h.waitsInVain())
+				h.controllers.stop()
+				cancel()
+				time.Sleep(h.quiet())
+				synctest.Wait()
+				if diff := cmp.Diff(tc.want, got); diff != "" || h.err != nil {
+					t.Errorf("differences (-want +got):\n%s%v", diff, h.err)
 				}
 			})
 		})

@@ -16,8 +16,9 @@ import (
 const (
 	namespace = "team-a"
 	driver    = "gpu.nvidia.com"
-	// extended is the extended resource that the class for whole GPUs stands for.
-	extended = "nvidia.com/gpu"
+	// extended is the extended resource that the class for whole GPUs stands for, extendedHalf that of the class for halves.
+	extended     = "nvidia.com/gpu"
+	extendedHalf = "nvidia.com/half"
 	// guarded is a label of the pods that a budget is for.
 	guarded = "guarded"
 )
@@ -105,8 +106,11 @@ func (c Class) object() *resourceapi.DeviceClass {
 	class := &resourceapi.DeviceClass{ObjectMeta: metav1.ObjectMeta{Name: c.Name}, Spec: resourceapi.DeviceClassSpec{
 		Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: expression}}},
 	}}
-	if c.Name == gpuClass {
+	switch c.Name {
+	case gpuClass:
 		class.Spec.ExtendedResourceName = ptr.To(extended)
+	case halfClass:
+		class.Spec.ExtendedResourceName = ptr.To(extendedHalf)
 	}
 	return class
 }
@@ -163,8 +167,13 @@ func (p Pod) object() *v1.Pod {
 	if p.Common {
 		use(v1.PodResourceClaim{Name: common, ResourceClaimTemplateName: ptr.To(p.Group)})
 	}
-	if p.Extended > 0 {
-		amount := v1.ResourceList{extended: *resource.NewQuantity(int64(p.Extended), resource.DecimalSI)}
+	amount := v1.ResourceList{}
+	for name, n := range map[v1.ResourceName]int{extended: p.Extended, extendedHalf: p.ExtendedHalves} {
+		if n > 0 {
+			amount[name] = *resource.NewQuantity(int64(n), resource.DecimalSI)
+		}
+	}
+	if len(amount) > 0 {
 		pod.Spec.Containers[0].Resources.Requests, pod.Spec.Containers[0].Resources.Limits = amount, amount
 	}
 	return pod

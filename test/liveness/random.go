@@ -10,7 +10,10 @@ import (
 
 // Random is a scenario that a seed decides.
 func Random(seed uint64) Scenario {
-	g := &generator{Rand: rand.New(rand.NewPCG(seed, 0))}
+	g := &generator{Rand: rand.New(rand.NewPCG(seed, 0)), more: rand.New(rand.NewPCG(seed, 3))}
+	if rand.New(rand.NewPCG(seed, 2)).IntN(4) == 0 { // by itself, as what follows
+		return g.contest()
+	}
 	g.Groups = rand.New(rand.NewPCG(seed, 1)).IntN(4) == 0 // by itself: what seeds without groups decide stays as it is
 	// Each scenario has a few of all that can be special: what always happens at once hides what happens alone.
 	g.preempting, g.sharing, g.extended, g.changing, g.failing, g.delayed = !g.one(3), g.one(3), g.one(4), g.one(3), g.one(3), g.one(4)
@@ -58,6 +61,7 @@ func Random(seed uint64) Scenario {
 type generator struct {
 	*rand.Rand
 	Scenario
+	more                                                                        *rand.Rand // for what came later: what it decides leaves the rest of a seed's history as it was
 	preempting, sharing, extended, changing, failing, delayed, guarded, growing bool
 	kinds                                                                       int
 	pods, claims, groups                                                        []string
@@ -207,6 +211,9 @@ func (g *generator) pod() Step {
 	pod.Guarded = g.guarded && g.one(2)
 	if g.extended && g.one(2) {
 		pod.Extended = 1 + g.IntN(2)
+		if g.has(halved) && g.more.IntN(2) == 0 {
+			pod.ExtendedHalves = 1
+		}
 	}
 	if g.sharing && g.one(2) {
 		pod.Claims = []string{pick(g, g.claims...)}
@@ -237,6 +244,41 @@ func (g *generator) ask() Ask {
 			}
 		}
 	}
+}
+
+// contest is about two nodes with few GPUs and pods that take them from each other: who is evicted takes long to end, others are deleted meanwhile,
+// and what the evicted leave goes to somebody else, or is tainted. Of all that can be special little happens besides, because much of it has to come
+// together: two nominees, one of which the API does not show; a pod of higher priority that ends beside one that was evicted.
+func (g *generator) contest() Scenario {
+	g.kinds, g.preempting = whole, true
+	g.Nodes = []Node{{Name: "node-0", GPUs: 2}, {Name: "node-1", GPUs: 1 + g.IntN(2), Late: g.one(2)}}
+	for range 8 + g.IntN(14) {
+		switch g.IntN(10) {
+		case 0, 1, 2, 3:
+			pod := Pod{Name: g.podName(), Priority: pick[int32](g, 0, 0, 10, 20), Ask: Ask{GPUs: pick(g, 1, 1, 2)}}
+			pod.Grace = pick(g, 0, 10*time.Second, 30*time.Second, 24*time.Hour, 24*time.Hour)
+			if pod.Priority > 0 && g.one(3) {
+				g.add(Fail{Verb: "patch", What: "pods/status", Times: 1, With: pick(g, memoryapi.Lost, memoryapi.Lost, memoryapi.Refused, memoryapi.Late)})
+			}
+			g.add(pod)
+		case 4, 5, 6:
+			if len(g.pods) > 0 {
+				g.add(Delete{Pod: pick(g, g.pods...), Now: g.one(3)})
+			}
+		case 7, 8:
+			node := pick(g, g.Nodes...)
+			g.add(Taint{Node: node.Name, Device: fmt.Sprintf("gpu-%d", g.IntN(node.GPUs)), Lifted: g.one(2)})
+		case 9:
+			if node := g.Nodes[1].Name; g.Nodes[1].Late {
+				g.add(Join{Node: node})
+				g.add(Publish{Node: node})
+			}
+		}
+		if g.one(2) {
+			g.add(Wait{For: pick(g, 300*time.Millisecond, 3*time.Second, 12*time.Second, 31*time.Second)})
+		}
+	}
+	return g.Scenario
 }
 
 // change is something that happens to the cluster.

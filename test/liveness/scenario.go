@@ -54,10 +54,11 @@ type Pod struct {
 	Priority int32
 	Grace    time.Duration
 	// Ask is for a claim of its own, made from a template, Claims are claims that several pods may use, one perhaps twice, and Extended is how many
-	// nvidia.com/gpu it asks for.
-	Ask      Ask
-	Claims   []string
-	Extended int
+	// nvidia.com/gpu it asks for, ExtendedHalves how many nvidia.com/half.
+	Ask            Ask
+	Claims         []string
+	Extended       int
+	ExtendedHalves int
 	// Guarded is for pods of which a [Budget] says how many may be disrupted.
 	Guarded bool
 	// Group is the group that it belongs to. Common is for pods that use the claim of their group's own.

@@ -64,6 +64,9 @@ type scheduler struct {
 	synced  chan struct{} // closed when it knows what there is
 	// attempts are how often it has tried a pod or a group.
 	attempts atomic.Int64
+	queue    interface {
+		NominatedPodsForNode(node string) []fwk.PodInfo
+	}
 }
 
 // startScheduler starts a scheduler on an API and does not wait for it. tried is called at each scheduling attempt.
@@ -100,7 +103,7 @@ func startScheduler(ctx context.Context, name string, api *memoryapi.Server, fen
 		cancel()
 		return nil, fmt.Errorf("make scheduler %s: %w", name, err)
 	}
-	s := &scheduler{name: name, cancel: cancel, synced: make(chan struct{})}
+	s := &scheduler{name: name, cancel: cancel, synced: make(chan struct{}), queue: sched.SchedulingQueue}
 	next := sched.NextEntity
 	sched.NextEntity = func(logger klog.Logger) (framework.QueuedEntityInfo, error) {
 		entity, err := next(logger)
