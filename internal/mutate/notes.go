@@ -36,6 +36,12 @@ type seed struct {
 	Also []replacement `json:"also"`
 	// CaughtBy are the tests that must fail; others may, too.
 	CaughtBy string `json:"caughtBy"`
+	// History is the seed of a random history that fails with it, and is tried before all others.
+	History int `json:"history"`
+	// NoHistory is why no random history can show it. Then CaughtBy are tests that play none.
+	NoHistory string `json:"noHistory"`
+	// In is the folder of the package with these tests, if it is another one.
+	In string `json:"in"`
 }
 
 // replacement is a change: the text Old of a file, which must be there once, becomes New.
@@ -66,6 +72,9 @@ func readNotes(t *target) (n notes, err error) {
 	for i, s := range n.Seeds {
 		if s.Name == "" || s.File == "" || s.Old == "" || strings.TrimSpace(s.CaughtBy) == "" {
 			return n, fmt.Errorf("%s: seeds[%d]: a name, a file, an old text and the tests that catch it are needed", path, i)
+		}
+		if s.NoHistory == "" && s.In != "" || s.NoHistory != "" && s.History != 0 {
+			return n, fmt.Errorf("%s: seeds[%d]: noHistory is needed for tests in another package, and goes without a history", path, i)
 		}
 	}
 	return n, nil
@@ -109,6 +118,14 @@ func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes,
 		if err := build(ctx, t, overlay, binary); err != nil {
 			return false, fmt.Errorf("seed %q: %w", s.Name, err)
 		}
+		elsewhere, binaryElsewhere := t, binary // where the tests are that must catch it
+		if s.In != "" {
+			dir := filepath.Join(t.dir, s.In)
+			elsewhere, binaryElsewhere = &target{dir: dir, path: dir}, filepath.Join(folder, "elsewhere")
+			if err := build(ctx, elsewhere, overlay, binaryElsewhere); err != nil {
+				return false, fmt.Errorf("seed %q: %w", s.Name, err)
+			}
+		}
 		var caught []string
 		for _, test := range append(strings.Fields(s.CaughtBy), "") {
 			one := o
@@ -119,10 +136,10 @@ func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes,
 			case test == "":
 				one.run = o.run
 				r = try(ctx, one, t, binary, 0)
-			case o.random > 0:
-				r, where = tryRandom(ctx, inFull(one), t, binary, original)
+			case o.random > 0 && s.NoHistory == "":
+				r, where = tryRandom(ctx, inFull(one), t, binary, original, s.History)
 			default:
-				r = try(ctx, inFull(one), t, binary, 0, fully...)
+				r = try(ctx, inFull(one), elsewhere, binaryElsewhere, 0, fully...)
 			}
 			switch {
 			case test == "" && r.killed:
@@ -157,8 +174,8 @@ func inFull(o options) options {
 var failedSeed = regexp.MustCompile(`seed (\d+):`)
 
 // tryRandom plays random histories with a seeded bug until one fails, and fails again, that the original passes, and says where that was. What
-// the original fails, too, or fails only once, is a fault of the histories' bench.
-func tryRandom(ctx context.Context, o options, t *target, binary, original string) (r result, where string) {
+// the original fails, too, or fails only once, is a fault of the histories' bench. The known one is tried first, if it is not 0.
+func tryRandom(ctx context.Context, o options, t *target, binary, original string, known int) (r result, where string) {
 	play := func(binary string, seed, histories, count int) result {
 		return try(ctx, o, t, binary, 0, slices.Concat(fully, []string{
 			"-test.count", strconv.Itoa(count),
@@ -166,6 +183,12 @@ func tryRandom(ctx context.Context, o options, t *target, binary, original strin
 		})...)
 	}
 	faults := ""
+	if known > 0 {
+		if r = play(binary, known, 1, rounds); r.killed && !play(original, known, 1, rounds).killed {
+			return r, fmt.Sprintf(" (seed %d, which is known)", known)
+		}
+		faults = fmt.Sprintf(" (not at seed %d, where it was)", known)
+	}
 	for first := 1; first <= o.random; {
 		if r = play(binary, first, o.random-first+1, 1); !r.killed {
 			break

@@ -14,6 +14,9 @@ func TestReadNotes(t *testing.T) {
 		"a field that is none": {"equivalents: []\n", "equivalents"},
 		"no reason":            {"equivalent:\n- {mutant: m}\n", "equivalent[0]: a mutant and a reason are needed"},
 		"no mutant":            {"equivalent:\n- {mutant: m, reason: r}\n- {reason: r}\n", "equivalent[1]: a mutant and a reason are needed"},
+		"caught elsewhere":     {"seeds:\n- {name: n, file: f, old: o, caughtBy: TestX, in: ../x, noHistory: why}\n", ""},
+		"elsewhere, no reason": {"seeds:\n- {name: n, file: f, old: o, caughtBy: TestX, in: ../x}\n", "seeds[0]: noHistory is needed"},
+		"no history at a seed": {"seeds:\n- {name: n, file: f, old: o, caughtBy: TestX, history: 3, noHistory: why}\n", "seeds[0]: noHistory is needed"},
 		"caught by no test":    {"seeds:\n- {name: n, file: f, old: o, caughtBy: ' '}\n", "seeds[0]: a name, a file, an old text and the tests that catch it are needed"},
 	}
 	for name, tc := range tests {

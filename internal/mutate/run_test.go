@@ -60,6 +60,9 @@ func TestRun(t *testing.T) {
 			pkg: "random", options: options{seedsOnly: true, random: 6, run: "^$"},
 			want: []string{
 				`"never the first one" caught by TestRandom (seed 4, after 4 histories) (the original fails at seed 2, too) (it fails only once at seed 3)`,
+				`"the first one is taken for the second" caught by TestRandom (seed 6, which is known)`,
+				`"where the original fails" caught by TestRandom (seed 4, after 4 histories) (not at seed 2, where it was) (the original fails at seed 2, too)`,
+				`"caught elsewhere" caught by TestTwoIsMore`,
 				`"the same in other words" caught by NOT by TestRandom (after 6 histories) (the original fails at seed 2, too)`,
 			},
 			wantErr: "1 of 1 packages failed",
