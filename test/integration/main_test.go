@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -24,6 +25,14 @@ const (
 var cluster *localcluster.Cluster
 
 func TestMain(m *testing.M) {
+	// Tests wait for each other (reserveSharedProfiles), for leases and for timeouts far more than they compute.
+	// As many at a time as there are processors leaves these idle.
+	flag.Parse()
+	if !flagIsSet("test.parallel") {
+		if err := flag.Set("test.parallel", "6"); err != nil {
+			panic(err)
+		}
+	}
 	options := localcluster.Options{
 		Progress: os.Stderr,
 		// Nobody renews the leases of nodes made by hand.
@@ -42,3 +51,9 @@ var schedulerIdentity = sync.OnceValues(func() (*rest.Config, error) {
 	account := localcluster.SchedulerServiceAccount
 	return cluster.ServiceAccountConfig(context.Background(), account.Namespace, account.Name, nil)
 })
+
+func flagIsSet(name string) bool {
+	set := false
+	flag.Visit(func(f *flag.Flag) { set = set || f.Name == name })
+	return set
+}
