@@ -5,9 +5,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -89,7 +91,7 @@ func (a *Agent) checkRivals(ctx context.Context) error {
 		return fmt.Errorf("look for other plugins: %w", err)
 	}
 	logger := klog.FromContext(ctx)
-	for path := range sockets {
+	for _, path := range slices.Sorted(maps.Keys(sockets)) {
 		if stale(path) {
 			if mayServeUs(path) {
 				logger.Info("Removing the registration socket of a plugin that is gone", "socket", path)
@@ -106,7 +108,7 @@ func (a *Agent) checkRivals(ctx context.Context) error {
 			logger.Info("Starting beside another agent, which this one replaces", "socket", path)
 			a.status.setReplaces()
 		case nobodyKnown:
-			logger.Info("A plugin of another name does not answer, going on without it", "socket", path, "reason", err.Error())
+			logger.Info("A plugin of another name does not answer, or one has just ended, going on without it", "socket", path, "reason", err.Error())
 		case somebodyElse:
 		}
 	}
@@ -116,19 +118,15 @@ func (a *Agent) checkRivals(ctx context.Context) error {
 	return a.removeStaleEndpoints(ctx)
 }
 
-// registrationSockets are those that the kubelet looks at: in all folders below its own, but for names that begin with a dot.
+// registrationSockets are those that the kubelet looks at: in all folders below its own, also hidden ones, which it walks when it starts. Only
+// sockets whose own names begin with a dot it passes over.
 func (a *Agent) registrationSockets() (map[string]fs.FileInfo, error) {
-	root, sockets := a.registryDir(), map[string]fs.FileInfo{}
+	root, sockets := a.registryDir()+"/", map[string]fs.FileInfo{} // the folder itself may be a link
 	err := filepath.WalkDir(root, func(path string, entry fs.DirEntry, err error) error {
 		switch {
 		case err != nil && path == root:
 			return err
-		case err != nil, path == root:
-			return nil
-		case strings.HasPrefix(entry.Name(), "."):
-			if entry.IsDir() {
-				return fs.SkipDir
-			}
+		case err != nil, path == root, strings.HasPrefix(entry.Name(), "."):
 			return nil
 		}
 		if file, err := os.Stat(path); err == nil && file.Mode()&os.ModeSocket != 0 { // of a link, too
@@ -145,7 +143,7 @@ type registrant int
 const (
 	// somebodyElse serves another driver name.
 	somebodyElse registrant = iota
-	// nobodyKnown does not answer, and its socket has another driver's name.
+	// nobodyKnown does not answer, and is gone by now or its socket has another driver's name.
 	nobodyKnown
 	// anAgentOfOurs is another agent of a rolling update.
 	anAgentOfOurs
@@ -157,7 +155,7 @@ const (
 func (a *Agent) judge(ctx context.Context, path string) (registrant, error) {
 	info, version, err := askRegistrar(ctx, path)
 	switch {
-	case err != nil && mayServeUs(path):
+	case err != nil && mayServeUs(path) && !stale(path): // an agent that ends while it is asked is none
 		return aRival, &RivalError{Registrar: path, Err: err}
 	case err != nil:
 		return nobodyKnown, err
@@ -209,15 +207,16 @@ func (w *rivalWatch) look(ctx context.Context) {
 	a := w.agent
 	sockets, err := a.registrationSockets()
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Could not look for other plugins")
+		klog.FromContext(ctx).V(2).Info("Could not look for other plugins", "reason", err.Error()) // the self-check tells that the folder is gone
 		return
 	}
 	rival := a.nvidiaLeftovers()
 	others, rivals := map[string]fs.FileInfo{}, sets.New[string]()
-	for path, file := range sockets {
+	for _, path := range slices.Sorted(maps.Keys(sockets)) { // of several rivals the same one is named each time
 		if path == a.check.registrar.path {
 			continue
 		}
+		file := sockets[path]
 		if known := w.others[path]; known != nil && os.SameFile(known, file) && known.ModTime().Equal(file.ModTime()) {
 			others[path] = file
 			continue

@@ -21,13 +21,19 @@ type laterPlugin struct {
 	registerapi.UnimplementedRegistrationServer
 	name, endpoint, version string // version is empty for a program that is not ours
 	broken                  atomic.Bool
+	ends                    func() // if not nil, when it is asked
 	asked                   atomic.Int32
 	socket                  string
+	listener                *net.UnixListener
 	stop                    func()
 }
 
 func (p *laterPlugin) GetInfo(ctx context.Context, _ *registerapi.InfoRequest) (*registerapi.PluginInfo, error) {
 	p.asked.Add(1)
+	if p.ends != nil {
+		p.ends()
+		return nil, errors.New("ending")
+	}
 	if p.broken.Load() {
 		return nil, errors.New("broken")
 	}
@@ -45,6 +51,7 @@ func (p *laterPlugin) come(t *testing.T, folder string) {
 		t.Fatal(err)
 	}
 	listener.SetUnlinkOnClose(false)
+	p.listener = listener
 	server := grpc.NewServer()
 	registerapi.RegisterRegistrationServer(server, p)
 	done := make(chan struct{})
@@ -138,7 +145,7 @@ func TestAPluginThatComesLaterIsARival(t *testing.T) {
 				{},
 			},
 		},
-		"NVIDIA's driver in a folder of its own, and sockets that the kubelet does not look at": {
+		"NVIDIA's driver in a folder of its own, and a socket that the kubelet does not look at": {
 			plugins: []*laterPlugin{{name: Name, socket: "nvidia/reg.sock"}, {name: Name, socket: ".x.sock"}},
 			steps: []step{
 				{func(w *world) {
@@ -149,6 +156,27 @@ func TestAPluginThatComesLaterIsARival(t *testing.T) {
 				}, "nvidia/reg.sock"},
 				{remove(0), ""},
 			},
+		},
+		"NVIDIA's driver in a hidden folder, into which a kubelet that starts looks": {
+			plugins: []*laterPlugin{{name: Name, socket: ".nvidia/reg.sock"}},
+			steps: []step{{func(w *world) {
+				if err := os.Mkdir(filepath.Join(w.registry, ".nvidia"), 0o700); err != nil {
+					w.t.Fatal(err)
+				}
+				come(w)
+			}, ".nvidia/reg.sock"}},
+		},
+		"NVIDIA's driver, where the kubelet's folder is a link": {
+			plugins: []*laterPlugin{nvidia()},
+			steps: []step{{func(w *world) {
+				if err := os.Rename(w.registry, w.registry+"-moved"); err != nil {
+					w.t.Fatal(err)
+				}
+				if err := os.Symlink(w.registry+"-moved", w.registry); err != nil {
+					w.t.Fatal(err)
+				}
+				come(w)
+			}, Name + "-reg.sock"}},
 		},
 		"NVIDIA's driver with a socket of any name, slow to answer": {
 			plugins: []*laterPlugin{{name: Name, socket: "x.sock"}},
@@ -186,29 +214,15 @@ func TestAPluginThatComesLaterIsARival(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			_, ctx := ktesting.NewTestContext(t)
-			root, err := os.MkdirTemp("", "rivals") // short enough for a socket
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Cleanup(func() { _ = os.RemoveAll(root) })
-			a := &Agent{opts: Options{KubeletRoot: root, PodUID: "u1"}, status: newStatus()}
-			a.check = &selfCheck{status: a.status, registrar: &socket{path: a.registrarPath()}}
-			w := &world{t: t, root: root, registry: a.registryDir(), plugins: tc.plugins}
-			for _, folder := range []string{a.registryDir(), a.pluginDir()} {
-				if err := os.MkdirAll(folder, 0o700); err != nil {
-					t.Fatal(err)
-				}
-			}
+			a := agentInFolders(t)
+			w := &world{t: t, root: a.opts.KubeletRoot, registry: a.registryDir(), plugins: tc.plugins}
 			for _, p := range tc.plugins {
 				if p.version != "" { // an agent of ours names a whole path
-					p.endpoint = filepath.Join(root, p.endpoint)
+					p.endpoint = filepath.Join(w.root, p.endpoint)
 				}
 			}
 			own := &laterPlugin{name: Name, version: "v1", socket: filepath.Base(a.registrarPath())}
 			own.come(t, w.registry)
-			for _, st := range []stage{stageLedger, stageFolders, stageServing, stageRegistered} {
-				a.status.set(st, true)
-			}
 			watch := &rivalWatch{agent: a}
 			for i, s := range tc.steps {
 				if s.does != nil {
@@ -234,4 +248,65 @@ func TestAPluginThatComesLaterIsARival(t *testing.T) {
 			}
 		})
 	}
+}
+
+// TestOfSeveralRivalsTheSameIsNamedAtEachLook: the message is in the Node's condition, which is written when it changes.
+func TestOfSeveralRivalsTheSameIsNamedAtEachLook(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	a := agentInFolders(t)
+	for _, name := range []string{"a", "b", "c", "d"} {
+		p := &laterPlugin{name: Name, socket: name + ".sock"}
+		p.come(t, a.registryDir())
+	}
+	watch := &rivalWatch{agent: a}
+	watch.look(ctx)
+	first := a.status.notReady()
+	for range 10 {
+		watch.look(ctx)
+		if p := a.status.notReady(); !p.same(first) {
+			t.Fatalf("%+v, and before %+v", p, first)
+		}
+	}
+}
+
+// TestAnAgentThatEndsWhileItIsAskedIsNoRival: the one that replaces it starts.
+func TestAnAgentThatEndsWhileItIsAskedIsNoRival(t *testing.T) {
+	for name, remains := range map[string]bool{"and removes its socket": false, "and leaves its socket": true} {
+		t.Run(name, func(t *testing.T) {
+			_, ctx := ktesting.NewTestContext(t)
+			a := agentInFolders(t)
+			old := &laterPlugin{name: Name, version: "v0", socket: Name + "-u0-reg.sock"}
+			old.come(t, a.registryDir())
+			old.ends = func() {
+				_ = old.listener.Close()
+				if !remains {
+					_ = os.Remove(filepath.Join(a.registryDir(), old.socket))
+				}
+			}
+			if err := a.checkRivals(ctx); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// agentInFolders returns an agent that is ready, as far as is needed to look for rivals.
+func agentInFolders(t *testing.T) *Agent {
+	t.Helper()
+	root, err := os.MkdirTemp("", "rivals") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = os.RemoveAll(root) })
+	a := &Agent{opts: Options{KubeletRoot: root, PodUID: "u1"}, status: newStatus()}
+	a.check = &selfCheck{status: a.status, registrar: &socket{path: a.registrarPath()}}
+	for _, folder := range []string{a.registryDir(), a.pluginDir()} {
+		if err := os.MkdirAll(folder, 0o700); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, st := range []stage{stageLedger, stageFolders, stageServing, stageRegistered} {
+		a.status.set(st, true)
+	}
+	return a
 }
