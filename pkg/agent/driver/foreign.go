@@ -77,17 +77,22 @@ type foreignUse struct {
 	taints    bool
 }
 
-// message names the processes, for the Node's condition.
+// message says whose the processes are. It does not change when a program is started anew: it is in an event, and in the Node's condition.
 func (u *foreignUse) message() string {
+	users := u.users()
+	if more := len(users) - maxNamedProcesses; more > 0 {
+		users = append(users[:maxNamedProcesses:maxNamedProcesses], fmt.Sprintf("%d more", more))
+	}
+	return "it is used without a claim by " + strings.Join(users, ", ")
+}
+
+// String names each process, for the log.
+func (u *foreignUse) String() string {
 	var names []string
 	for _, p := range u.processes {
-		name := fmt.Sprintf("process %d", p.pid)
-		if p.name != "" {
-			name += fmt.Sprintf(" (%s)", p.name)
-		}
-		names = append(names, name+" "+p.of())
+		names = append(names, fmt.Sprintf("%d (%s)", p.pid, p.foreignUser))
 	}
-	return usedBy(names)
+	return strings.Join(names, ", ")
 }
 
 // users are those whose processes there are, each once.
@@ -98,13 +103,6 @@ func (u *foreignUse) users() []string {
 	}
 	slices.Sort(users)
 	return slices.Compact(users)
-}
-
-func usedBy(names []string) string {
-	if more := len(names) - maxNamedProcesses; more > 0 {
-		names = append(names[:maxNamedProcesses:maxNamedProcesses], fmt.Sprintf("%d more", more))
-	}
-	return "it is used without a claim by " + strings.Join(names, ", ")
 }
 
 func (u *foreignUse) taint() resourceapi.DeviceTaint {
@@ -174,9 +172,12 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 			foreignProcesses.WithLabelValues(gpu, of).Inc()
 		}
 		// Not at each new PID: a program that is started again and again would use up the events that a Node may have.
-		was, users := before[gpu], use.users()
-		if !sets.New(was.users()...).HasAll(users...) {
-			a.reporter.nodeEventf(corev1.EventTypeWarning, reasonUsedWithoutClaim, "Device %s: %s", gpu, usedBy(users))
+		was := before[gpu]
+		if !slices.Equal(was.processes, use.processes) {
+			klog.FromContext(ctx).Info("A GPU is used without a claim", "device", gpu, "processes", use.String())
+		}
+		if !sets.New(was.users()...).HasAll(use.users()...) {
+			a.reporter.nodeEventf(corev1.EventTypeWarning, reasonUsedWithoutClaim, "Device %s: %s", gpu, use.message())
 		}
 	}
 	if h.setForeign(now) {

@@ -137,15 +137,15 @@ func TestAForeignUseIsToldOnceForEachUser(t *testing.T) {
 		told string // who the event names; empty for none
 		says string // what the condition names
 	}{
-		{"one begins", []nvmlsim.Process{{PID: 41, Command: "job"}}, "job of the host", "process 41 (job) of the host"},
-		{"it is started anew", []nvmlsim.Process{{PID: 42, Command: "job"}}, "", "process 42 (job) of the host"},
-		{"it has two processes", []nvmlsim.Process{{PID: 43, Command: "job"}, {PID: 44, Command: "job"}}, "", "process 43 (job) of the host, process 44 (job) of the host"},
-		{"another one comes", []nvmlsim.Process{{PID: 43, Command: "job"}, {PID: 45, Command: "train"}}, "job of the host, train of the host", "process 43 (job) of the host, process 45 (train) of the host"},
-		{"one ends", []nvmlsim.Process{{PID: 45, Command: "train"}}, "", "process 45 (train) of the host"},
-		{"one of the same name in a pod", []nvmlsim.Process{{PID: 45, Command: "train", Pod: "pod-1"}}, "train of pod pod-1", "process 45 (train) of pod pod-1"},
-		{"another pod", []nvmlsim.Process{{PID: 46, Command: "train", Pod: "pod-2"}}, "train of pod pod-2", "process 46 (train) of pod pod-2"},
+		{"one begins", []nvmlsim.Process{{PID: 41, Command: "job"}}, "job of the host", "job of the host"},
+		{"it is started anew", []nvmlsim.Process{{PID: 42, Command: "job"}}, "", "job of the host"},
+		{"it has two processes", []nvmlsim.Process{{PID: 43, Command: "job"}, {PID: 44, Command: "job"}}, "", "job of the host"},
+		{"another one comes", []nvmlsim.Process{{PID: 43, Command: "job"}, {PID: 45, Command: "train"}}, "job of the host, train of the host", "job of the host, train of the host"},
+		{"one ends", []nvmlsim.Process{{PID: 45, Command: "train"}}, "", "train of the host"},
+		{"one of the same name in a pod", []nvmlsim.Process{{PID: 45, Command: "train", Pod: "pod-1"}}, "train of pod pod-1", "train of pod pod-1"},
+		{"another pod", []nvmlsim.Process{{PID: 46, Command: "train", Pod: "pod-2"}}, "train of pod pod-2", "train of pod pod-2"},
 		{"all end", nil, "", ""},
-		{"one begins again", []nvmlsim.Process{{PID: 47, Command: "job"}}, "job of the host", "process 47 (job) of the host"},
+		{"one begins again", []nvmlsim.Process{{PID: 47, Command: "job"}}, "job of the host", "job of the host"},
 	} {
 		for _, pid := range running {
 			r.do(&nvmlsim.RemoveProcess{GPU: "0", PID: pid})

@@ -124,7 +124,9 @@ func judgeGPUs(v nodeView) (status corev1.ConditionStatus, reason, message strin
 	return corev1.ConditionTrue, reason, message
 }
 
+// shorten also makes text valid: the API server would keep another one, which would be written again and again.
 func shorten(text string) string {
+	text = strings.ToValidUTF8(text, "?")
 	if len(text) <= maxNodeMessage {
 		return text
 	}

@@ -32,6 +32,7 @@ func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
 		want string
 	}{
 		"all is well":              {nodeView{gpus: []gpuView{well, well}}, "True AllGPUsReady: 2 of 2 GPUs can be used"},
+		"a text that is not valid": {nodeView{notReady: &problem{reasonRivalPlugin, "the socket x\xff.sock"}}, "False RivalPlugin: Claims cannot be prepared on this node: the socket x?.sock"},
 		"the host's configuration": {nodeView{gpus: []gpuView{well}, warning: "pods get GPUs in another way"}, "True AllGPUsReady: 1 of 1 GPUs can be used; pods get GPUs in another way"},
 		"a GPU is ill":             {nodeView{gpus: []gpuView{well, ill}}, "False GPUsUnhealthy: 1 of 2 GPUs can be used; gpu-b: XID 79: the GPU has fallen off the bus"},
 		"a GPU needs attention":    {nodeView{gpus: []gpuView{noticed}}, "True AllGPUsReady: 1 of 1 GPUs can be used; gpu-c: a bad row of the memory is replaced with the next reset of the GPU"},
@@ -46,11 +47,11 @@ func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
 		},
 		"a process of the host": {
 			nodeView{gpus: []gpuView{well, used}},
-			"True AllGPUsReady: 2 of 2 GPUs can be used; gpu-e: it is used without a claim by process 41 (python3) of the host, process 42 (train) of pod pod-uid",
+			"True AllGPUsReady: 2 of 2 GPUs can be used; gpu-e: it is used without a claim by python3 of the host, train of pod pod-uid",
 		},
 		"many processes, and the GPU is taken out": {
 			nodeView{gpus: []gpuView{tainted}},
-			"False GPUsUsedWithoutClaim: 0 of 1 GPUs can be used; gpu-e: it is used without a claim by process 1 (a) of the host, process 2 (b) of the host, process 3 (c) of the host, 2 more",
+			"False GPUsUsedWithoutClaim: 0 of 1 GPUs can be used; gpu-e: it is used without a claim by a of the host, b of the host, c of the host, 2 more",
 		},
 		"a GPU does not answer": {
 			nodeView{gpus: []gpuView{well}, silent: []string{silent.String()}},
@@ -58,7 +59,7 @@ func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
 		},
 		"the first that is bad gives the reason": {
 			nodeView{gpus: []gpuView{tainted, ill}},
-			"False GPUsUsedWithoutClaim: 0 of 2 GPUs can be used; gpu-e: it is used without a claim by process 1 (a) of the host, process 2 (b) of the host, process 3 (c) of the host, 2 more; " +
+			"False GPUsUsedWithoutClaim: 0 of 2 GPUs can be used; gpu-e: it is used without a claim by a of the host, b of the host, c of the host, 2 more; " +
 				"gpu-b: XID 79: the GPU has fallen off the bus",
 		},
 		"no driver": {nodeView{noGPUs: "the NVIDIA driver is not loaded"}, "False NoGPUsFound: No GPU can be used: the NVIDIA driver is not loaded"},

@@ -214,6 +214,7 @@ func (c *selfCheck) keepSockets(ctx context.Context) (ours bool) {
 	var bad *socketError
 	if errors.As(errs[0], &bad) && bad.Err == nil {
 		reason = reasonSocketTaken
+		ctx = klog.NewContext(ctx, klog.LoggerWithValues(logger, "process", bad.PID))
 	}
 	c.fail(ctx, stageServing, reason, errs[0])
 	return false

@@ -27,17 +27,15 @@ var _ net.Listener = &socket{}
 // socketError says why a socket is not ours.
 type socketError struct {
 	Path string
-	// PID of who serves it, 0 if that is not known; Err why it is missing and cannot be made. If both are zero it is served by somebody.
-	PID int32
+	// Err says why it is missing and cannot be made. If it is nil another process serves it, with this PID, or 0 if that is not known.
+	// The message does not have the PID: it is in the Node's condition, and would change whenever that process is started anew.
 	Err error
+	PID int32
 }
 
 func (e *socketError) Error() string {
-	switch {
-	case e.Err != nil:
+	if e.Err != nil {
 		return fmt.Sprintf("the socket %s is missing and cannot be made anew: %v", e.Path, e.Err)
-	case e.PID != 0:
-		return fmt.Sprintf("the socket %s is served by process %d, not by this agent", e.Path, e.PID)
 	}
 	return fmt.Sprintf("the socket %s is served by another process, not by this agent", e.Path)
 }
