@@ -119,9 +119,9 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, e
 	if err != nil {
 		return nil, err
 	}
-	warning := ""
+	var warning func() string
 	if !handle.Simulated && opts.toolkitConfig != "" {
-		warning = cdi.GPUsByEnvironment(opts.hostRoot, opts.toolkitConfig)
+		warning = func() string { return cdi.GPUsByEnvironment(opts.hostRoot, opts.toolkitConfig) }
 	}
 	return driver.New(driver.Options{
 		NodeName:    opts.nodeName,

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"strings"
 
 	toolkit "github.com/NVIDIA/nvidia-container-toolkit/api/config/v1"
 	"github.com/pelletier/go-toml"
@@ -12,27 +13,45 @@ import (
 )
 
 const (
-	// ToolkitConfig is where NVIDIA's container runtime has its configuration on the host.
-	ToolkitConfig = "/etc/nvidia-container-runtime/config.toml"
-	// toolkitRuntime is there where the toolkit is a package of the distribution.
-	toolkitRuntime = "/usr/bin/nvidia-container-runtime"
+	// AutoToolkitConfig stands for the configuration of each toolkit that is where toolkits are on a host.
+	AutoToolkitConfig = "auto"
 	// acceptEnvironment is true where the file does not say otherwise.
 	acceptEnvironment = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 	// maxToolkitConfig is in bytes. The file that the toolkit itself writes has less than 2,000.
 	maxToolkitConfig = 256 << 10
 )
 
+// toolkits are where NVIDIA's container toolkit may be on a host. The GPU operator's comes first: it makes its own the container runtime's.
+var toolkits = []struct{ runtime, config string }{
+	{"/usr/local/nvidia/toolkit/nvidia-container-runtime", "/usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"},
+	{"/usr/bin/nvidia-container-runtime", "/etc/nvidia-container-runtime/config.toml"}, // a package of the distribution
+}
+
 // GPUsByEnvironment says why containers may get GPUs without a claim: NVIDIA's container runtime gives those that the variable
 // NVIDIA_VISIBLE_DEVICES names, in a pod's environment or its image's, unless its configuration, a file on the host, says otherwise. It is empty if
-// that is said, or if neither the file is there nor the runtime.
+// that is said or, with AutoToolkitConfig, if there is no runtime.
 func GPUsByEnvironment(hostRoot, file string) string {
 	h := host(hostRoot)
+	if file != AutoToolkitConfig {
+		return h.gpusByEnvironment(file, "")
+	}
+	var warnings []string
+	for _, t := range toolkits {
+		if warning := h.gpusByEnvironment(t.config, t.runtime); warning != "" {
+			warnings = append(warnings, warning)
+		}
+	}
+	return strings.Join(warnings, "; ")
+}
+
+// gpusByEnvironment is of one file. It may be missing if it is the default of a runtime: its defaults hold, if that is there.
+func (h host) gpusByEnvironment(file, runtime string) string {
 	data, err := h.read(file, maxToolkitConfig)
-	if errors.Is(err, unix.ENOENT) && file == ToolkitConfig { // a path that somebody has given should be there
-		if _, err := h.stat(toolkitRuntime, true); err != nil {
+	if errors.Is(err, unix.ENOENT) && runtime != "" {
+		if _, err := h.stat(runtime, true); err != nil {
 			return ""
 		}
-		data, err = nil, nil // its defaults hold
+		data, err = nil, nil
 	}
 	var config *toolkit.Config
 	if err == nil {

@@ -1,6 +1,7 @@
 package cdi_test
 
 import (
+	"cmp"
 	"os"
 	"path/filepath"
 	"strings"
@@ -18,12 +19,16 @@ func TestWhetherTheEnvironmentGivesGPUs(t *testing.T) {
 		gives   = "gives it GPUs without a claim"
 		unknown = "is not known"
 	)
-	file := cdi.ToolkitConfig[1:]
+	const (
+		file     = "etc/nvidia-container-runtime/config.toml"
+		operator = "usr/local/nvidia/toolkit"
+	)
 	write := func(text string) func(t *testing.T, root string) {
 		return func(t *testing.T, root string) { put(t, filepath.Join(root, file), text) }
 	}
 	for name, tc := range map[string]struct {
 		host func(t *testing.T, root string)
+		file string // that is given; empty for none
 		want string // in the text; empty if there is none
 		own  bool   // the toolkit cannot be asked: it would wait, or look elsewhere
 	}{
@@ -39,15 +44,33 @@ runtimes = ["runc", "crun"]
 [nvidia-container-runtime.modes.csv]
 mount-spec-path = "/etc/nvidia-container-runtime/host-files-for-container.d"
 `)},
-		"allowed":                  {host: write("accept-nvidia-visible-devices-envvar-when-unprivileged = true\n"), want: gives},
-		"a comment":                {host: write("#accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"), want: gives},
-		"in another table":         {host: write("[nvidia-container-cli]\naccept-nvidia-visible-devices-envvar-when-unprivileged = false\n"), want: gives},
-		"an empty file":            {host: write(""), want: gives},
-		"a text":                   {host: write("accept-nvidia-visible-devices-envvar-when-unprivileged = \"false\"\n"), want: unknown},
-		"no TOML":                  {host: write("accept-nvidia-visible-devices-envvar-when-unprivileged: false\n"), want: unknown},
-		"neither runtime nor file": {host: func(*testing.T, string) {}, own: true},
-		"a runtime without a file": {host: func(t *testing.T, root string) { put(t, filepath.Join(root, "usr/bin/nvidia-container-runtime"), "") }, want: gives},
-		"a file without an end":    {host: write(strings.Repeat("#\n", 1<<20)), want: unknown, own: true},
+		"allowed":                             {host: write("accept-nvidia-visible-devices-envvar-when-unprivileged = true\n"), want: gives},
+		"a comment":                           {host: write("#accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"), want: gives},
+		"in another table":                    {host: write("[nvidia-container-cli]\naccept-nvidia-visible-devices-envvar-when-unprivileged = false\n"), want: gives},
+		"an empty file":                       {host: write(""), want: gives},
+		"a text":                              {host: write("accept-nvidia-visible-devices-envvar-when-unprivileged = \"false\"\n"), want: unknown},
+		"no TOML":                             {host: write("accept-nvidia-visible-devices-envvar-when-unprivileged: false\n"), want: unknown},
+		"neither runtime nor file":            {host: func(*testing.T, string) {}, own: true},
+		"a runtime without a file":            {host: func(t *testing.T, root string) { put(t, filepath.Join(root, "usr/bin/nvidia-container-runtime"), "") }, want: gives},
+		"a file that is given":                {file: "/opt/x.toml", host: func(t *testing.T, root string) { put(t, filepath.Join(root, "opt/x.toml"), "") }, want: "/opt/x.toml", own: true},
+		"a file that is given and missing":    {file: "/opt/x.toml", host: func(*testing.T, string) {}, want: "/opt/x.toml cannot be read: no such file", own: true},
+		"the usual file is given and missing": {file: "/" + file, host: func(*testing.T, string) {}, want: unknown, own: true},
+		"the GPU operator's toolkit forbids it": {host: func(t *testing.T, root string) {
+			put(t, filepath.Join(root, operator, "nvidia-container-runtime"), "")
+			put(t, filepath.Join(root, operator, ".config/nvidia-container-runtime/config.toml"), "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
+		}, own: true},
+		"the GPU operator's toolkit allows it, the distribution's forbids it": {host: func(t *testing.T, root string) {
+			put(t, filepath.Join(root, operator, ".config/nvidia-container-runtime/config.toml"), "")
+			write("accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")(t, root)
+		}, want: "in the host's /" + operator + "/.config/nvidia-container-runtime/config.toml", own: true},
+		"the GPU operator's toolkit forbids it, the distribution's allows it": {host: func(t *testing.T, root string) {
+			put(t, filepath.Join(root, operator, ".config/nvidia-container-runtime/config.toml"), "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n")
+			write("")(t, root)
+		}, want: "in the host's /" + file, own: true},
+		"the GPU operator's toolkit without a file": {host: func(t *testing.T, root string) {
+			put(t, filepath.Join(root, operator, "nvidia-container-runtime"), "")
+		}, want: gives, own: true},
+		"a file without an end": {host: write(strings.Repeat("#\n", 1<<20)), want: unknown, own: true},
 		"a folder": {host: func(t *testing.T, root string) {
 			if err := os.MkdirAll(filepath.Join(root, file), 0o755); err != nil {
 				t.Fatal(err)
@@ -78,7 +101,7 @@ mount-spec-path = "/etc/nvidia-container-runtime/host-files-for-container.d"
 		t.Run(name, func(t *testing.T) {
 			root := t.TempDir()
 			tc.host(t, root)
-			got := cdi.GPUsByEnvironment(root, cdi.ToolkitConfig)
+			got := cdi.GPUsByEnvironment(root, cmp.Or(tc.file, cdi.AutoToolkitConfig))
 			if tc.want == "" && got != "" || !strings.Contains(got, tc.want) {
 				t.Errorf("%q, want %q", got, tc.want)
 			}

@@ -16,6 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
@@ -39,6 +40,9 @@ const Name = "gpu.nvidia.com"
 
 // maxSocketPath is what fits into a socket address on Linux, without the terminating zero.
 const maxSocketPath = 107
+
+// hostInterval is how often the host's configuration is looked at.
+const hostInterval = time.Minute
 
 // Options of an Agent.
 type Options struct {
@@ -73,8 +77,8 @@ type Options struct {
 	Sharing config.Rules
 	// Passthrough: whole GPUs are offered to virtual machines, too.
 	Passthrough bool
-	// Warning is what is wrong with the host's configuration although claims can be prepared; empty if nothing is.
-	Warning string
+	// Warning says what is wrong with the host's configuration although claims can be prepared; empty if nothing is. It may be nil.
+	Warning func() string
 	// PCI changes the drivers of GPUs, and Users tells who has GPUs open. Without them no GPU is passed through.
 	PCI   *vfio.Binder
 	Users vfio.Users
@@ -100,6 +104,8 @@ type Agent struct {
 	lookedOnce func()
 	// blind are the GPUs of which it is not known who uses them.
 	blind failures
+	// warning is what Options.Warning has said last.
+	warning atomic.Pointer[string]
 	// registered is when the kubelet last registered the driver, in nanoseconds since 1970; 0 if it has not.
 	registered atomic.Int64
 }
@@ -300,10 +306,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.status.set(stageServing, true)
 	logger.Info("Serving the kubelet", "driver", Name, "socketFolder", a.pluginDir(), "registryFolder", a.registryDir())
 	a.check.begin(serving)
-	if warning := a.opts.Warning; warning != "" {
-		logger.Info("The host's configuration: warning", "warning", warning)
-		a.reporter.nodeEventf(corev1.EventTypeWarning, reasonHostConfiguration, "%s", warning)
-	}
+	a.lookAtHost(serving)
 
 	// 5. In the background: find and publish GPUs, watch over them and over the claims, keep the CDI files and the sockets in place.
 	var group sync.WaitGroup
@@ -313,6 +316,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() { a.watchQuarantine(serving) })
 	group.Go(func() { a.check.run(serving) })
 	group.Go(func() { a.watchRivals(serving) })
+	group.Go(func() { wait.UntilWithContext(serving, a.lookAtHost, hostInterval) })
 	group.Go(func() { a.condition.run(serving) })
 
 	// 6. Asked to stop, or failed.
@@ -326,6 +330,20 @@ func (a *Agent) Run(ctx context.Context) error {
 	}
 	group.Wait()
 	return ignoreStop(ctx, context.Cause(serving))
+}
+
+// lookAtHost tells what is wrong with the host's configuration when that is news. It may change: the GPU operator installs NVIDIA's container
+// toolkit while the agent serves.
+func (a *Agent) lookAtHost(ctx context.Context) {
+	if a.opts.Warning == nil {
+		return
+	}
+	warning := a.opts.Warning()
+	if was := a.warning.Swap(&warning); was != nil && *was == warning || warning == "" {
+		return
+	}
+	klog.FromContext(ctx).Info("The host's configuration: warning", "warning", warning)
+	a.reporter.nodeEventf(corev1.EventTypeWarning, reasonHostConfiguration, "%s", warning)
 }
 
 // drain waits, bounded, for the end of the kubelet's calls, with all that the agent does beside them going on.

@@ -137,7 +137,10 @@ func shorten(text string) string {
 // nodeView is what is known now; ok is false while too little is known to judge.
 func (a *Agent) nodeView() (v nodeView, ok bool) {
 	h := a.opts.Hardware
-	v.notReady, v.warning = a.check.told.Load(), a.opts.Warning
+	v.notReady = a.check.told.Load()
+	if warning := a.warning.Load(); warning != nil {
+		v.warning = *warning
+	}
 	found, why := a.status.get(stageGPUs)
 	if !found {
 		v.noGPUs = why.message

@@ -338,7 +338,7 @@ func (m *machine) waitNodeEvent(kind, reason string) {
 // TestAWarningAboutTheHostIsTold, by an event and by the condition, and the node is ready all the same.
 func TestAWarningAboutTheHostIsTold(t *testing.T) {
 	m := newMachine(t)
-	m.adjust = func(opts *driver.Options) { opts.Warning = "pods get GPUs in another way" }
+	m.adjust = func(opts *driver.Options) { opts.Warning = func() string { return "pods get GPUs in another way" } }
 	m.run("")
 	m.register(driver.Name + "-reg.sock")
 	m.waitForGPUs(8)
