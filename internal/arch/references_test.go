@@ -16,14 +16,14 @@ var (
 	// plainReference is a document that a comment or a text names, by its path
 	// from the repository's root, and the heading after it if there is one:
 	// docs/runbook.md, *Taints*.
-	plainReference = regexp.MustCompile("(?:^|[^\\w/.-])(docs/[\\w/-]+\\.md)(?:#([\\w-]+))?`?(?:,[\\s/#]+\\*([^*]+)\\*)?")
+	plainReference = regexp.MustCompile(`(?:^|[^\w/.-])(docs/[\w/-]+\.md)(?:#([\w-]+))?\x60?(?:,[\s/#]+\*([^*]+)\*)?`)
 	// link is a link of a document to a file of the repository, and the heading after it.
 	link        = regexp.MustCompile(`\]\(([^)#\s]*)(?:#([^)\s]+))?\)(?:,\s+\*([^*]+)\*)?`)
 	headingLine = regexp.MustCompile(`(?m)^#+ +(.+?) *$`)
 	boldLead    = regexp.MustCompile(`(?m)^ *(?:[*-] +)?\*\*?([^*\n]+?)[.:]?\*\*?`)
 	// namedSource is a folder, a file, or a name of a package that a document has between backticks.
-	namedSource   = regexp.MustCompile("`((?:cmd|internal|manifests|pkg|test)/[\\w/-]+(?:\\.[a-z]+)?)(?:\\.[A-Z]\\w*)?`|`(\\w+\\.go)`")
-	notInAnAnchor = regexp.MustCompile("[^\\p{L}\\p{N}_ -]")
+	namedSource   = regexp.MustCompile(`\x60((?:cmd|internal|manifests|pkg|test)/[\w/-]+(?:\.[a-z]+)?)(?:\.[A-Z]\w*)?\x60|\x60(\w+\.go)\x60`)
+	notInAnAnchor = regexp.MustCompile(`[^\p{L}\p{N}_ -]`)
 )
 
 // reference is what a file says of a place in another one.
