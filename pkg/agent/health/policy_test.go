@@ -25,6 +25,12 @@ func TestRulesAreSoftenedAsTheyAreWritten(t *testing.T) {
 		"the later one counts":      {"NVIDIA L40S:xid=avoid , xid=off", xid(74, nil), "Healthy"},
 		"errors of the memory":      {"ecc-uncorrected=off", uncorrected(3), "Healthy"},
 		"another rule stays":        {"ecc-uncorrected=off", xid(74, nil), "Unhealthy xid=74"},
+		"one XID after another":     {"xid/74=off", then(xid(95, nil), xid(74, nil)), "Unhealthy xid=95"},
+		"one XID before another":    {"xid/74=off", then(xid(74, nil), xid(95, nil)), "Unhealthy xid=95"},
+		"a notice after a fault":    {"xid/74=notice", then(xid(95, nil), xid(74, nil)), "Unhealthy xid=95"},
+		"a notice before a fault":   {"xid/74=notice", then(xid(74, nil), xid(95, nil)), "Unhealthy xid=95"},
+		"the later of two faults":   {"xid/74=off", then(xid(95, nil), xid(119, nil)), "Unhealthy xid=119"},
+		"the later of two notices":  {"xid/74=notice,xid/119=notice", then(xid(74, nil), xid(119, nil)), "Healthy xid=119"},
 		"an answer that is missing": {"no-answer=off,no-driver=notice", failed(nvml.ErrDriverNotLoaded), "Healthy no-driver"},
 	}
 	for name, tc := range tests {
@@ -41,7 +47,44 @@ func TestRulesAreSoftenedAsTheyAreWritten(t *testing.T) {
 			if got := told(s.Of(nil)); got != tc.want {
 				t.Errorf("%q, want %q", got, tc.want)
 			}
+			// An agent that starts now tells the same, and goes on from there.
+			data, err := s.encode("boot")
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept, err := decode(data, "boot")
+			if err != nil {
+				t.Fatal(err)
+			}
+			kept.asked, kept.readings, kept.policy = s.asked, s.readings, s.policy
+			kept.Is("GPU-1", "NVIDIA L40S")
+			if got := told(kept.Of(nil)); got != tc.want {
+				t.Errorf("after a restart: %q, want %q", got, tc.want)
+			}
+			tc.seen(start.Add(2*time.Minute), &kept)
+			if got := told(kept.Of(nil)); got != tc.want {
+				t.Errorf("seen again after a restart: %q, want %q", got, tc.want)
+			}
 		})
+	}
+}
+
+// TestASofterFaultDoesNotProlongAHarderOne: the quiet time is that of the fault that is told.
+func TestASofterFaultDoesNotProlongAHarderOne(t *testing.T) {
+	for _, policy := range []string{"xid/74=off", "xid/74=notice"} {
+		var s State
+		var err error
+		if s.policy, err = ParsePolicy(policy); err != nil {
+			t.Fatal(err)
+		}
+		s.Is("GPU-1", "NVIDIA L40S")
+		xid(95, nil)(start, &s)
+		s.Answered(start, well())
+		xid(74, nil)(start.Add(5*time.Minute), &s)
+		s.Answered(start.Add(10*time.Minute), well())
+		if got := told(s.Of(nil)); got != "Healthy" {
+			t.Errorf("%s: %q after XID 95's quiet time", policy, got)
+		}
 	}
 }
 

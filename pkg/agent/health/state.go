@@ -127,7 +127,7 @@ func (s *State) Happened(now time.Time, e nvml.Event) {
 	case e.Kind == nvml.EventDoubleBitECC && s.readings.ECC == nil: // otherwise the counter will tell, and tell when it is over
 		fault = &Fault{Reason: XID, Value: fmt.Sprint(xidDoubleBit), Message: fmt.Sprintf("XID %d: %s", xidDoubleBit, xidTexts[xidDoubleBit])}
 	}
-	if fault == nil {
+	if fault == nil || s.policy.severity(s.model, fault) == off {
 		return
 	}
 	if instance != nil {
@@ -212,9 +212,12 @@ func (s *State) step(now time.Time, present []Fault, judged []Reason) {
 	s.soften()
 }
 
-// put enters a fault that is seen now.
+// put enters a fault that is seen now. A softer one, such as another XID, does not take a harder one's place.
 func (s *State) put(now time.Time, fault Fault) {
 	i := slices.IndexFunc(s.faults, func(f Fault) bool { return f.same(&fault) })
+	if i >= 0 && s.policy.severity(s.model, &fault) < s.policy.severity(s.model, &s.faults[i]) {
+		return
+	}
 	if i < 0 {
 		fault.seen = now
 		s.faults = append(s.faults, fault)

@@ -38,6 +38,14 @@ func xid(code uint64, on *nvml.Instance) seen {
 	}
 }
 
+// then is one observation after the other.
+func then(first, second seen) seen {
+	return func(now time.Time, s *State) {
+		first(now, s)
+		second(now, s)
+	}
+}
+
 func doubleBit(on *nvml.Instance) seen {
 	return func(now time.Time, s *State) { s.Happened(now, nvml.Event{Kind: nvml.EventDoubleBitECC, Instance: on}) }
 }
