@@ -21,7 +21,8 @@ func newDoubts(newest func(namespace, name string) (*resourceapi.ResourceClaim, 
 	return &doubts{newest: newest, claims: map[types.UID]*resourceapi.ResourceClaim{}}
 }
 
-// note notes that a write of the claim failed, unless it certainly had no effect. It forgets claims that have changed since.
+// note notes that a write of the claim failed, unless it certainly had no effect. It forgets claims that have changed since, and notes none that
+// has: another write of it may be on its way.
 func (d *doubts) note(sent *resourceapi.ResourceClaim, err error) {
 	if isRefusal(err) {
 		return
@@ -29,11 +30,19 @@ func (d *doubts) note(sent *resourceapi.ResourceClaim, err error) {
 	d.mutex.Lock()
 	defer d.mutex.Unlock()
 	for uid, claim := range d.claims {
-		if newest, err := d.newest(claim.Namespace, claim.Name); err != nil || newest.ResourceVersion != claim.ResourceVersion {
+		if !d.isNewest(claim) {
 			delete(d.claims, uid)
 		}
 	}
-	d.claims[sent.UID] = sent
+	if d.isNewest(sent) {
+		d.claims[sent.UID] = sent
+	}
+}
+
+// isNewest tells whether the claim has not changed.
+func (d *doubts) isNewest(claim *resourceapi.ResourceClaim) bool {
+	newest, err := d.newest(claim.Namespace, claim.Name)
+	return err == nil && newest.ResourceVersion == claim.ResourceVersion
 }
 
 // about tells whether a write that was not answered can still change the claim as it is.

@@ -1,0 +1,35 @@
+package deviceclaims
+
+import (
+	"context"
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+)
+
+// Of two writes without an answer, the one that can still take effect counts, whichever was noted first.
+func TestADoubtIsAboutTheClaimAsItIs(t *testing.T) {
+	at := func(version string) *resourceapi.ResourceClaim {
+		c := claim("c")
+		c.ResourceVersion = version
+		return c
+	}
+	conflict := apierrors.NewConflict(resourceapi.Resource("resourceclaims"), "c", nil)
+	for name, noted := range map[string][]string{
+		"one": {"2"}, "the older one first": {"1", "2"}, "the older one last": {"2", "1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			d := newDoubts(func(string, string) (*resourceapi.ResourceClaim, error) { return at("2"), nil })
+			for i, version := range noted {
+				d.note(at(version), []error{context.DeadlineExceeded, conflict}[i])
+			}
+			if !d.about(at("2")) {
+				t.Error("a write on version 2 is forgotten")
+			}
+			if d.about(at("1")) {
+				t.Error("a write on version 1 can take effect")
+			}
+		})
+	}
+}
