@@ -51,6 +51,22 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"p"},
 		},
+		"a nominated pod whose claim is deleted keeps no devices": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 2, Shared: 1}},
+				Steps: []Step{
+					Claim{Name: "c", Ask: Ask{Share: 50}},
+					Pod{Name: "x", Ask: Ask{GPUs: 1}, Grace: 10 * time.Second},
+					Wait{time.Second},
+					Pod{Name: "p", Ask: Ask{GPUs: 2}, Claims: []string{"c"}, Priority: 10},
+					Wait{time.Second},
+					Pod{Name: "q", Ask: Ask{GPUs: 1}, Priority: 10},
+					Wait{time.Second},
+					DeleteClaim{Name: "c"},
+				},
+			},
+			bound: []string{"x", "q"}, evicted: []string{"x"},
+		},
 		"a device is given to the next pod": {
 			scenario: Scenario{
 				Nodes: []Node{{Name: "a", GPUs: 1}},

@@ -72,7 +72,9 @@ func TestTheEndOfANominationThatTheAPIDoesNotShowWakesOthers(t *testing.T) {
 		"its attempt ends without one": func(h *harness, nominee *v1.Pod) {
 			h.fails(nominee, &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride})
 		},
-		"its claim is deleted": func(h *harness, _ *v1.Pod) { h.api.delete("two") },
+		"its claim is deleted":                 func(h *harness, _ *v1.Pod) { h.api.delete("two") },
+		"another claim of it is deleted":       func(h *harness, _ *v1.Pod) { h.api.delete("other") },
+		"another claim of it is being deleted": func(h *harness, _ *v1.Pod) { h.api.change("other", deleting) },
 		"the class of its claim has no devices any more": func(h *harness, _ *v1.Pod) {
 			broken := class("second")
 			broken.Spec.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{Expression: "false"}}}
@@ -85,9 +87,11 @@ func TestTheEndOfANominationThatTheAPIDoesNotShowWakesOthers(t *testing.T) {
 			w := twoNodes()
 			w.nodes = []*v1.Node{node("node-b"), node("node-c")}
 			w.objects = append(w.objects, class("second"), slice("node-c", device("gpu-0", withModel("L40")), device("gpu-1", withModel("L40"))))
-			nominee, p := pending("nominee", 5, "two"), pending("p", 5, "wanted")
+			nominee, p := pending("nominee", 5, "two", "other"), pending("p", 5, "wanted")
+			anywhere := func(c *resourceapi.ResourceClaim) { c.Status.Allocation.NodeSelector = nil }
 			w.claims = []*resourceapi.ResourceClaim{
 				claim("wanted", withSelector(`device.attributes["gpu.example.com"].model == "H100"`)), claim("two", counted(2), withClass("second")),
+				claim("other", allocated("fabric", "gpu-0"), anywhere),
 			}
 			w.pods = []*v1.Pod{nominee, p}
 			h := newHarness(t, w)

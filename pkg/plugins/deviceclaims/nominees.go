@@ -58,8 +58,11 @@ func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *i
 }
 
 // unallocatedOf returns the claims of a pod nominated to the node that have no devices yet and that nobody is being given devices for. It is none if
-// another claim of the pod has been allocated meanwhile, cannot be used on the node, and is in use by others: then the pod cannot come.
+// the pod cannot come: it waits for one of its claims, or another one has been allocated meanwhile, cannot be used on the node, and is in use by others.
 func (s *stakes) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.ResourceClaim {
+	if _, err := s.pl.usableClaims(pod); err != nil {
+		return nil
+	}
 	var unallocated []*resourceapi.ResourceClaim
 	for _, name := range claimsNamedBy(pod) {
 		claim, err := s.pl.shared.tracker.Get(pod.Namespace, name)

@@ -102,6 +102,14 @@ func TestNominatedPodsKeepTheirDevices(t *testing.T) {
 			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2)), claim("own", allocated("node-a", "gpu-0"), reservedFor("nominee"))},
 			nominee: pending("nominee", 5, "two", "own"),
 		},
+		"one that waits for a claim keeps nobody from anything": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2))},
+			nominee: pending("nominee", 5, "two", "missing"), fits: true,
+		},
+		"one of which a claim is being deleted keeps nobody from anything": {
+			claims:  []*resourceapi.ResourceClaim{claim("wanted"), claim("two", counted(2)), claim("ends", deleting, allocated("node-b", "gpu-9"), reservedFor("nominee"))},
+			nominee: pending("nominee", 5, "two", "ends"), fits: true,
+		},
 		"a claim that does not exist is no obstacle": {
 			claims:  []*resourceapi.ResourceClaim{claim("wanted")},
 			nominee: pending("nominee", 5, "nowhere"), fits: true,
