@@ -274,7 +274,7 @@ func (g *gatedPods) tell(ctx context.Context, name types.NamespacedName) error {
 	var adopted *adoptedError
 	if err := giveUp(ctx, pod); errors.As(err, &adopted) {
 		g.queue.AddAfter(name, adoptionRenewal)
-	} else if err != nil && !apierrors.IsNotFound(err) {
+	} else if err != nil {
 		return err
 	}
 	return nil

@@ -9,6 +9,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
@@ -30,7 +31,7 @@ func (pl *Plugin) refusedByPreFilter(ctx context.Context, pod *v1.Pod) *fwk.Stat
 		return leftToOthers(given)
 	}
 	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Again: true}, pl.clock.Now()) // no event need follow
-	if apierrors.IsConflict(err) || apierrors.IsNotFound(err) {
+	if apierrors.IsConflict(err) {
 		return leftToOthers(given)
 	}
 	return statusOfGivingUp(err)
@@ -42,9 +43,15 @@ func (pl *Plugin) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*resou
 	if groupOf(pod) != "" {
 		return "", nil // see PodGroupPostFilter
 	}
+	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout) // for all, as nobody else may be scheduled meanwhile
+	defer cancel()
+	names := sets.New(claimsNamedBy(pod)...)
+	for _, claim := range pl.madeFor(pod) { // the pod's status may not name it yet
+		names.Insert(claim.Name)
+	}
 	var all []string
 	var failed []error
-	for _, name := range claimsNamedBy(pod) {
+	for _, name := range sets.List(names) {
 		claim, err := pl.shared.tracker.Get(pod.Namespace, name)
 		if err != nil || claim.Status.Allocation == nil || !isReservedFor(claim, pod.UID) {
 			continue
@@ -52,6 +59,9 @@ func (pl *Plugin) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*resou
 		idle := &obstacle{claim, "which others may use while the pod waits", !usedOnlyBy(claim, pod.UID), pod.UID}
 		if err = check(claim); err == nil {
 			err = pl.giveUp(ctx, pod, idle)
+		}
+		if apierrors.IsNotFound(err) {
+			continue
 		}
 		if err != nil {
 			failed = append(failed, fmt.Errorf("give up the reservation of claim %s: %w", klog.KObj(claim), err))

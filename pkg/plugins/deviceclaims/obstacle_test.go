@@ -1,6 +1,8 @@
 package deviceclaims
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -8,7 +10,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 )
 
@@ -128,6 +133,10 @@ func TestAPodThatWaitsForAClaimHoldsNoOther(t *testing.T) {
 	adopted := func(c *resourceapi.ResourceClaim) {
 		metav1.SetMetaDataAnnotation(&c.ObjectMeta, adoptedKey("p-uid"), adoption{"another", time.Now()}.String())
 	}
+	p := extendedPod("p", gpuResource)
+	p.Spec.ResourceClaims = pod("p", "first", "second").Spec.ResourceClaims
+	// The scheduler ended before it wrote the claim's name into the pod's status.
+	ofExtended := leftover(p, allocated("node-b", "gpu-1"))
 	for name, tc := range map[string]struct {
 		claims []*resourceapi.ResourceClaim
 		after  map[string]state
@@ -138,9 +147,17 @@ func TestAPodThatWaitsForAClaimHoldsNoOther(t *testing.T) {
 			},
 			after: map[string]state{"first": {}, "second": {}},
 		},
+		"the class is not there, and a claim for extended resources is": {
+			claims: []*resourceapi.ResourceClaim{claim("first"), claim("second", withClass("missing")), ofExtended},
+			after:  map[string]state{ofExtended.Name: {}},
+		},
 		"a claim does not exist": {
 			claims: []*resourceapi.ResourceClaim{claim("first", allocated("node-b", "gpu-0"), reservedFor("p"))},
 			after:  map[string]state{"first": {}},
+		},
+		"a claim does not exist, and one for extended resources does": {
+			claims: []*resourceapi.ResourceClaim{claim("first", allocated("node-b", "gpu-0"), reservedFor("p")), ofExtended},
+			after:  map[string]state{"first": {}, ofExtended.Name: {}},
 		},
 		"a claim is being deleted": {
 			claims: []*resourceapi.ResourceClaim{
@@ -160,8 +177,7 @@ func TestAPodThatWaitsForAClaimHoldsNoOther(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := twoNodes()
 			w.claims = tc.claims
-			p := pod("p", "first", "second")
-			w.pods = []*v1.Pod{p}
+			w.pods, w.resolver = []*v1.Pod{p}, map[v1.ResourceName]string{gpuResource: testClass}
 			h := newHarness(t, w).leads()
 			if h.plugin.PreEnqueue(h.ctx, p).IsSuccess() {
 				h.filterAll(p).postFilter()
@@ -172,6 +188,69 @@ func TestAPodThatWaitsForAClaimHoldsNoOther(t *testing.T) {
 			}
 		})
 	}
+}
+
+// One claim of a pod that is kept back is gone when it is to be given up, and what becomes of the other one is not known: that one is tried again.
+func TestAClaimThatIsGoneDoesNotHideAnother(t *testing.T) {
+	w := twoNodes()
+	w.claims = []*resourceapi.ResourceClaim{
+		claim("first", allocated("node-b", "gpu-0"), reservedFor("p")), claim("second", allocated("node-b", "gpu-1"), reservedFor("p")),
+	}
+	p := pod("p", "first", "second", "third")
+	w.pods = []*v1.Pod{p}
+	h := newHarness(t, w)
+	writes := 0
+	h.api.onRequest(func(request string) error {
+		if request != "update/status" {
+			return nil
+		}
+		writes++
+		switch {
+		case writes%2 == 1:
+			return apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), "first")
+		case writes == 2:
+			return errors.New("no answer")
+		}
+		return nil
+	})
+	h.leads().plugin.PreEnqueue(h.ctx, p)
+	h.eventually("the second claim is given up", func() bool { return h.api.get("second").Status.Allocation == nil })
+}
+
+// While a pod gives up what is reserved for it no other one is scheduled: all its claims together have the time of one.
+func TestGivingUpManyClaimsIsBounded(t *testing.T) {
+	w := twoNodes()
+	w.claims = []*resourceapi.ResourceClaim{
+		claim("first", allocated("node-b", "gpu-0"), reservedFor("p")), claim("second", allocated("node-b", "gpu-1"), reservedFor("p")),
+		claim("third", withClass("missing")),
+	}
+	p := pod("p", "first", "second", "third")
+	w.pods = []*v1.Pod{p}
+	h := newHarness(t, w)
+	silent := silentPods{Interface: h.client}
+	h.plugin.client = &silent
+	if status := h.filterAll(p).postFilter(); status.Code() != fwk.Error {
+		t.Errorf("PostFilter: %v", status)
+	}
+	if len(silent.deadlines) != 2 || !silent.deadlines[0].Equal(silent.deadlines[1]) {
+		t.Errorf("deadlines of the requests: %v", silent.deadlines)
+	}
+}
+
+// silentPods is a client that gets no answer about pods. It notes until when it was waited for.
+type silentPods struct {
+	kubernetes.Interface
+	typedcorev1.CoreV1Interface
+	typedcorev1.PodInterface
+	deadlines []time.Time
+}
+
+func (s *silentPods) CoreV1() typedcorev1.CoreV1Interface  { return s }
+func (s *silentPods) Pods(string) typedcorev1.PodInterface { return s }
+func (s *silentPods) Get(ctx context.Context, _ string, _ metav1.GetOptions) (*v1.Pod, error) {
+	deadline, _ := ctx.Deadline()
+	s.deadlines = append(s.deadlines, deadline)
+	return nil, context.DeadlineExceeded
 }
 
 // A pod that has a node is tried for a resize, and needs what is reserved for it.
