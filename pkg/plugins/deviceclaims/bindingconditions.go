@@ -171,7 +171,7 @@ func (pl *Plugin) waitForClaim(ctx context.Context, pod *v1.Pod, pc podClaim, st
 			return &notReadyError{r.why(pl.bindingTimeout), r.pending}
 		}
 		if !told {
-			pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(pod, nil, v1.EventTypeNormal, "BindingConditionsPending", "Scheduling",
+			pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(regarding(pod), claimReference(name), v1.EventTypeNormal, "BindingConditionsPending", "Scheduling",
 				"waiting up to %s for the devices of claim %s to become ready", left.Round(time.Second), name)
 		}
 		timer := pl.clock.NewTimer(left)

@@ -174,7 +174,7 @@ func (r retellingRecorder) Eventf(pod, related runtime.Object, _, _, action, _ s
 	if claim := r.why.claim; claim.Name != "" {
 		related = claimReference(claim)
 	}
-	r.EventRecorderLogger.Eventf(pod, related, r.why.eventType, r.why.reason, action, "%s", noteOf(r.why))
+	r.EventRecorderLogger.Eventf(regarding(pod), related, r.why.eventType, r.why.reason, action, "%s", noteOf(r.why))
 }
 
 // noteOf is an error's text, cut to what the API server allows in an event.
@@ -185,6 +185,16 @@ func noteOf(err error) string {
 		note = strings.ToValidUTF8(note[:validation.NoteLengthLimit-len(cut)], "") + cut
 	}
 	return note
+}
+
+// regarding stands for a pod in events. It has no resource version: each write of the pod's status changes that, and events that differ in
+// it are not counted as one.
+func regarding(object runtime.Object) runtime.Object {
+	pod, ok := object.(*v1.Pod)
+	if !ok {
+		return object
+	}
+	return &v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 }
 
 // claimReference stands for a claim in events.
