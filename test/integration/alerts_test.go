@@ -79,7 +79,8 @@ func metricNames(t *testing.T) map[string]bool {
 	names := map[string]bool{}
 	for file, prefix := range map[string]string{
 		"plugins/deviceclaims/metrics.go": "stowage_scheduler_", "plugins/deviceclaims/cachemetrics.go": "stowage_scheduler_",
-		"agent/driver/metrics.go": "stowage_agent_", "agent/driver/claimmetrics.go": "stowage_agent_",
+		"plugins/rights/metrics.go": "stowage_scheduler_",
+		"agent/driver/metrics.go":   "stowage_agent_", "agent/driver/claimmetrics.go": "stowage_agent_",
 	} {
 		content, err := os.ReadFile(filepath.Join("../../pkg", file))
 		if err != nil {

@@ -1,6 +1,7 @@
 package rights
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"net/http"
@@ -13,6 +14,7 @@ import (
 	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/metrics"
@@ -111,6 +113,8 @@ type Checker struct {
 	// void are the writes that would pass, with the policies that forbid them.
 	void []string
 	user string
+	// unanswered says in a word why the last look had no answer, empty if it had one.
+	unanswered string
 	// looked is closed when the first look has ended, with or without an answer.
 	looked chan struct{}
 	denied Denials
@@ -119,6 +123,7 @@ type Checker struct {
 // NewChecker returns a checker of the rights that the client's user should have, and of the writes that it must not make. Run makes it look.
 // Denials, which may be nil, tell it when a right may have been taken away.
 func NewChecker(client kubernetes.Interface, required []Right, writes []policies.Write, clock clock.Clock, denied Denials) *Checker {
+	registerMetrics()
 	c := &Checker{client: client, required: required, writes: writes, clock: clock, looked: make(chan struct{}), denied: denied}
 	if len(required) == 0 {
 		close(c.looked)
@@ -137,6 +142,9 @@ func (c *Checker) sawOnce() {
 
 // Run looks at the rights until ctx ends.
 func (c *Checker) Run(ctx context.Context) {
+	if len(c.required) > 0 {
+		c.setLastAnswer()
+	}
 	for len(c.required) > 0 {
 		more := Period - Retry
 		if c.Look(ctx) {
@@ -163,16 +171,14 @@ func (c *Checker) Look(ctx context.Context) (again bool) {
 	defer cancel()
 	missing, more, err := c.ask(ctx)
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("The scheduler's rights could not be checked", "err", err)
+		c.reportAnswer(klog.FromContext(ctx), err)
 		c.mu.Lock()
 		c.sawOnce()
 		c.mu.Unlock()
 		return true
 	}
 	void, unknown := policies.Void(context.WithValue(ctx, refusalIsRight{}, true), c.client, c.writes)
-	if unknown != nil {
-		klog.FromContext(ctx).V(2).Info("It is not known whether the admission policies are about the scheduler's account", "err", unknown)
-	}
+	c.reportAnswer(klog.FromContext(ctx), unknown)
 	user := ""
 	if len(missing) > 0 || len(void) > 0 {
 		user = c.whoAmI(ctx)
@@ -207,6 +213,29 @@ func (c *Checker) Look(ctx context.Context) (again bool) {
 	}
 	return needed || len(void) > 0 || unknown != nil
 }
+
+// reportAnswer notes whether a look had an answer, and logs it when that changes.
+func (c *Checker) reportAnswer(logger klog.Logger, err error) {
+	unanswered := ""
+	if err == nil {
+		c.setLastAnswer()
+	} else {
+		unanswered = cmp.Or(string(apierrors.ReasonForError(err)), "unanswered")
+	}
+	c.mu.Lock()
+	before := c.unanswered
+	c.unanswered = unanswered
+	c.mu.Unlock()
+	switch {
+	case unanswered == before:
+	case err != nil:
+		logger.Error(err, "The scheduler's rights cannot be checked, trying again", "every", Retry)
+	default:
+		logger.Info("The scheduler's rights are checked again")
+	}
+}
+
+func (c *Checker) setLastAnswer() { lastAnswer.Set(float64(c.clock.Now().Unix())) }
 
 // ask returns the rights that are missing: first by one list of all rules that hold in every namespace, which is not
 // complete where other authorizers than RBAC decide, and then, of those that are not in it, one by one.

@@ -1,6 +1,7 @@
 package rights_test
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -27,7 +28,11 @@ import (
 	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/metrics"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/textlogger"
 	"k8s.io/utils/clock"
+	testingclock "k8s.io/utils/clock/testing"
 
 	"stowage.dev/stowage/pkg/plugins/rights"
 	"stowage.dev/stowage/pkg/policies"
@@ -231,6 +236,86 @@ func TestWithoutAnAnswerNothingChanges(t *testing.T) {
 	if checker.Look(t.Context()); before == "" || problem(t, checker) != before {
 		t.Errorf("problem %q, before %q", problem(t, checker), before)
 	}
+}
+
+// Without an answer nothing is known to be wrong, so the log says it once for each reason, and the metric stands still.
+func TestWithoutAnAnswerTheLogAndTheMetricSaySo(t *testing.T) {
+	server := newAPIServer()
+	server.grant(all...)
+	hour := testingclock.NewFakeClock(time.Unix(1_000_000, 0))
+	checker := rights.NewChecker(server, all, policies.OfScheduler(), hour, nil)
+	refused := refusal("stowage-scheduler-own-claims")
+	down := apierrors.NewTooManyRequestsError("wait")
+	const fails, works = `"The scheduler's rights cannot be checked, trying again" err=`, `"The scheduler's rights are checked again"`
+	answered := int64(0)
+	for _, step := range []struct {
+		name       string
+		err, write error
+		want       string
+	}{
+		{name: "all is well"},
+		{name: "down", err: errors.New("connection refused, port 1"), want: fails},
+		{name: "still down", err: errors.New("connection refused, port 2")},
+		{name: "down for another reason", err: down, want: fails},
+		{name: "again so", err: down},
+		{name: "an answer", want: works},
+		{name: "another one"},
+		{name: "no answer about the policies", write: down, want: fails},
+		{name: "none again", write: down},
+		{name: "an answer about both", want: works},
+	} {
+		hour.Step(time.Minute)
+		var log bytes.Buffer
+		logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(&log)))
+		server.err, server.write = step.err, refused
+		if step.write != nil {
+			server.write = step.write
+		}
+		checker.Look(klog.NewContext(t.Context(), logger))
+		if step.err == nil && step.write == nil {
+			answered = hour.Now().Unix()
+		}
+		if got := lastAnswer(t); got != answered {
+			t.Errorf("%s: the last answer was at %d, want %d", step.name, got, answered)
+		}
+		var lines []string
+		for line := range strings.Lines(log.String()) {
+			if strings.Contains(line, "checked") {
+				lines = append(lines, line)
+			}
+		}
+		if len(lines) != min(len(step.want), 1) || !strings.Contains(strings.Join(lines, ""), step.want) {
+			t.Errorf("%s: the log has %q, want %q once", step.name, lines, step.want)
+		}
+	}
+}
+
+// A check that never has an answer says since when.
+func TestTheMetricBeginsWithTheCheck(t *testing.T) {
+	server := newAPIServer()
+	server.err = errors.New("down")
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	rights.NewChecker(server, all, nil, testingclock.NewFakeClock(time.Unix(2_000_000, 0)), nil).Run(ctx)
+	if got := lastAnswer(t); got != 2_000_000 {
+		t.Errorf("the last answer was at %d, want the check's start", got)
+	}
+}
+
+// lastAnswer is the metric as Prometheus reads it.
+func lastAnswer(t *testing.T) int64 {
+	t.Helper()
+	families, err := legacyregistry.DefaultGatherer.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, family := range families {
+		if family.GetName() == "stowage_scheduler_rights_last_answer_timestamp_seconds" {
+			return int64(family.GetMetric()[0].GetGauge().GetValue())
+		}
+	}
+	t.Fatal("there is no such metric")
+	return 0
 }
 
 // An authorizer that does not answer has not denied anything.
