@@ -146,7 +146,7 @@ crash-scheduler: ## Each write of a scheduler fails in each way, with and withou
 SCALE     ?=
 
 .PHONY: scale
-scale: build ## 5,000 nodes, 40,000 devices, 25,000 claims: start, burst, churn, audit, restart, and what each takes (~20 min)
+scale: build ## 5,000 nodes, 40,000 devices, 25,000 claims: start, burst, churn, audit, restart, and what each takes (20 min at most)
 	$(GO) run ./test/scale $(SCALE)
 
 .PHONY: bench-allocator

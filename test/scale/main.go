@@ -34,7 +34,7 @@ func main() {
 	flag.StringVar(&o.root, "root", ".", "the project's folder, with the manifests")
 	flag.StringVar(&o.binary, "scheduler", "bin/scheduler", "the scheduler")
 	flag.StringVar(&o.figuresFile, "out", "", "file for the figures, as JSON")
-	flag.DurationVar(&o.limit, "limit", time.Hour, "how long it may take in all")
+	flag.DurationVar(&o.limit, "limit", 20*time.Minute, "how long it may take in all; a run that takes longer fails")
 	flag.Parse()
 
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
@@ -42,11 +42,23 @@ func main() {
 	// client-go tells how watches end, which they do when the cluster stops.
 	klog.LogToStderr(false)
 	klog.SetOutput(io.Discard)
-	if err := run(ctx, o); err != nil {
+	if err := within(ctx, o.limit, func(ctx context.Context) error { return run(ctx, o) }); err != nil {
 		if ctx.Err() != nil {
 			err = errors.New("interrupted; everything is stopped")
 		}
 		fmt.Fprintf(os.Stderr, "\nscale failed: %v\n", err)
 		os.Exit(1)
 	}
+}
+
+// within runs something for as long as it may take. If its time is over, the error says so, whatever it was in.
+func within(ctx context.Context, limit time.Duration, run func(context.Context) error) error {
+	overdue := fmt.Errorf("it takes longer than -limit %s", limit)
+	ctx, cancel := context.WithTimeoutCause(ctx, limit, overdue)
+	defer cancel()
+	err := run(ctx)
+	if err != nil && errors.Is(context.Cause(ctx), overdue) {
+		return fmt.Errorf("%w; it was in %w", overdue, err)
+	}
+	return err
 }

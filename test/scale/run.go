@@ -60,8 +60,6 @@ const controllers = "resourceclaim-controller,garbage-collector-controller," +
 
 func run(ctx context.Context, o options) (err error) {
 	begin := time.Now()
-	ctx, cancel := context.WithTimeoutCause(ctx, o.limit, fmt.Errorf("not done after %s", o.limit))
-	defer cancel()
 	b, err := newBench(o)
 	if err != nil {
 		return err
