@@ -125,13 +125,18 @@ func (d *demo) run(ctx context.Context) (err error) {
 		return err
 	}
 	if d.wait {
-		d.waiting = true
-		explainWait(d.out, d.places())
-		<-ctx.Done()
-		fmt.Fprintln(d.out, "\nStopping the cluster.")
+		d.untilEnded(ctx, d.places())
 		return nil
 	}
 	return d.stage(ctx, "delete the pods and check that nothing is left", d.cleanUp)
+}
+
+// untilEnded waits until somebody ends the demo, which has succeeded.
+func (d *demo) untilEnded(ctx context.Context, p places) {
+	d.waiting = true
+	explainWait(d.out, p)
+	<-ctx.Done()
+	fmt.Fprintln(d.out, "\nStopping the cluster.")
 }
 
 // stage runs one step and prints how long it took.

@@ -1,12 +1,19 @@
 package main
 
 import (
+	"bufio"
 	"bytes"
+	"context"
 	"errors"
 	"flag"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -143,6 +150,73 @@ A fault of a simulated GPU, for instance:
 	}
 }
 
+// waitShows is what -wait prints, in the words of README and help.
+const waitShows = "the kubeconfig, the logs, the agents' state and the simulators' sockets are"
+
+// README says how to leave the cluster running, how that ends, and what is printed, as the help does.
+func TestReadmeNamesWait(t *testing.T) {
+	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []string{"\ngo run ./test/demo -wait ", "Ctrl-C ends it, with status 0\n", "\nIt prints where " + waitShows} {
+		if !strings.Contains(string(text), want) {
+			t.Errorf("README lacks %q", want)
+		}
+	}
+}
+
+// A signal ends -wait as a success, and what comes before it as a failure, as a shell sees it.
+func TestASignalEndsWaitWithStatus0(t *testing.T) {
+	const waits, works = "wait", "work"
+	if role := os.Getenv("DEMO_ROLE"); role != "" {
+		os.Exit(untilSignal(&demo{out: os.Stdout}, func(d *demo, ctx context.Context) error {
+			if role == waits {
+				d.untilEnded(ctx, places{})
+				return nil
+			}
+			fmt.Fprintln(d.out, "at work")
+			<-ctx.Done()
+			return ctx.Err()
+		}))
+	}
+	for _, tc := range []struct {
+		role   string
+		signal os.Signal
+		status int
+	}{
+		{waits, os.Interrupt, 0},
+		{waits, syscall.SIGTERM, 0},
+		{works, os.Interrupt, 1},
+		{works, syscall.SIGTERM, 1},
+	} {
+		t.Run(fmt.Sprintf("%s, %s", tc.role, tc.signal), func(t *testing.T) {
+			process := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestASignalEndsWaitWithStatus0$")
+			process.Env = append(os.Environ(), "DEMO_ROLE="+tc.role)
+			out, err := process.StdoutPipe()
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := process.Start(); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := bufio.NewReader(out).ReadString('\n'); err != nil {
+				t.Fatal(err)
+			}
+			if err := process.Process.Signal(tc.signal); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, out); err != nil {
+				t.Fatal(err)
+			}
+			_ = process.Wait() // its status is looked at
+			if got := process.ProcessState.ExitCode(); got != tc.status {
+				t.Errorf("exit status %d (%s), want %d", got, process.ProcessState, tc.status)
+			}
+		})
+	}
+}
+
 func TestHelpExplainsWait(t *testing.T) {
 	var out bytes.Buffer
 	set := flag.NewFlagSet("demo", flag.ContinueOnError)
@@ -151,7 +225,7 @@ func TestHelpExplainsWait(t *testing.T) {
 	set.Usage()
 	for _, want := range []string{
 		"run `make build` first, or `make demo`", "Exit status: 0 if everything was as it should be, also when -wait is ended by Ctrl-C; 1 otherwise.",
-		"leave the cluster running until Ctrl-C, and say where kubeconfig, logs, agents and simulators are",
+		"leave the cluster running until Ctrl-C, and print where " + waitShows,
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("help lacks %q:\n%s", want, out.String())

@@ -19,17 +19,23 @@ func main() {
 	flags(&d, flag.CommandLine)
 	flag.Parse()
 
+	os.Exit(untilSignal(&d, (*demo).run))
+}
+
+// untilSignal runs the demo until its end or a signal, and returns the exit status.
+func untilSignal(d *demo, run func(*demo, context.Context) error) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	err := d.run(ctx)
-	os.Exit(report(os.Stderr, err, ctx.Err() != nil, d.waiting))
+	err := run(d, ctx)
+	return report(os.Stderr, err, ctx.Err() != nil, d.waiting)
 }
 
 // flags are the demo's flags and the text of -help.
 func flags(d *demo, set *flag.FlagSet) {
 	set.StringVar(&d.root, "root", ".", "the project's `folder`")
 	set.BoolVar(&d.hollow, "hollow", os.Geteuid() != 0, "use hollow nodes only, which start no containers; the default without root")
-	set.BoolVar(&d.wait, "wait", false, "after the table, leave the cluster running until Ctrl-C, and say where kubeconfig, logs, agents and simulators are")
+	set.BoolVar(&d.wait, "wait", false, "after the table, leave the cluster running until Ctrl-C, and print where "+
+		"the kubeconfig, the logs, the agents' state and the simulators' sockets are")
 	set.Usage = func() {
 		fmt.Fprint(set.Output(), usage)
 		set.PrintDefaults()
