@@ -5,6 +5,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 )
 
 // PreEnqueue: a pod whose claim does not exist must not cost a scheduling attempt.
@@ -25,6 +27,46 @@ func TestPodIsNotTriedBeforeItsClaimExists(t *testing.T) {
 
 	w.addClaim("late", spec(w.exactly("gpu", 1)))
 	w.awaitBound("early")
+}
+
+// The condition of a pod that PreEnqueue keeps back names the claim that is missing, follows what changes, and goes when the pod is let in.
+func TestTheConditionOfAGatedPodStaysTrue(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	startScheduler(t, w.name, schedulerSetup{})
+	w.addNode("a", gpus(h100, 4)...)
+	waitsFor := func(claim string) func(*v1.Pod) bool {
+		return func(p *v1.Pod) bool {
+			c := scheduledCondition(p)
+			return c != nil && c.Status == v1.ConditionFalse && c.Reason == deviceclaims.ReasonWaitingForClaim &&
+				c.Message == "claim "+w.name+"/"+claim+" does not exist"
+		}
+	}
+	w.addPod("first", withClaim("one"), withClaim("two"))
+	w.addPod("second", withClaim("three"))
+	w.awaitPod("first", "waiting for its first claim", waitsFor("one"))
+	second := w.awaitPod("second", "waiting for its claim", waitsFor("three"))
+
+	// A claim comes, goes, and comes again.
+	w.addClaim("one", spec(w.exactly("gpu", 1)))
+	w.awaitPod("first", "waiting for its second claim", waitsFor("two"))
+	w.must(w.client.ResourceV1().ResourceClaims(w.name).Delete(w.ctx, "one", metav1.DeleteOptions{}), "deleting a claim")
+	w.awaitPod("first", "waiting for its first claim again", waitsFor("one"))
+	w.addClaim("one", spec(w.exactly("gpu", 1)))
+	w.addClaim("two", spec(w.exactly("gpu", 1)))
+	letIn := func(p *v1.Pod) bool {
+		c := scheduledCondition(p)
+		return p.Spec.NodeName != "" && c.Status == v1.ConditionTrue && c.Reason == "" && c.Message == ""
+	}
+	w.awaitPod("first", "bound, and its condition true", letIn)
+
+	// Who still waits was not written meanwhile.
+	now := w.awaitPod("second", "still waiting", waitsFor("three"))
+	if now.ResourceVersion != second.ResourceVersion {
+		t.Errorf("the second pod was written: %+v, before %+v", now.Status, second.Status)
+	}
+	w.addClaim("three", spec(w.exactly("gpu", 1)))
+	w.awaitPod("second", "bound, and its condition true", letIn)
 }
 
 // PreEnqueue knows a claim by its owner, not by its name alone.
