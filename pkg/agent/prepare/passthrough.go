@@ -66,12 +66,23 @@ func (m *Manager) passthroughSteps(ctx context.Context, j *job, i int) ([]ledger
 			continue // an administrator wants it so
 		}
 		step := ledger.Step{Kind: ledger.StepPCIDriver, Target: f.Address, Before: f.Driver, Want: vfio.Driver}
-		if f.Override != vfio.Driver {
-			step.Override = f.Override
+		override, err := m.override(ctx, f.Address)
+		if err != nil {
+			return nil, err
+		}
+		if override != vfio.Driver {
+			step.Override = override
 		}
 		steps = append(steps, step)
 	}
 	return append(steps, ledger.Step{Kind: ledger.StepIOMMUGroup, Target: group.ID}), nil
+}
+
+// override is the only driver that may have the function.
+func (m *Manager) override(ctx context.Context, address string) (string, error) {
+	ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
+	defer cancel()
+	return m.opts.PCI.Override(ctx, address)
 }
 
 // leaveNVML lists what has to be done to a GPU while NVML sees it, and refuses one that is not idle.

@@ -64,7 +64,11 @@ func (n *node) driverOf(address string) string {
 	if err != nil {
 		n.t.Fatal(err)
 	}
-	return f.Driver + "/" + f.Override
+	override, err := vfio.NewBinder(n.hardware.kernel).Override(n.t.Context(), address)
+	if err != nil {
+		n.t.Fatal(err)
+	}
+	return f.Driver + "/" + override
 }
 
 func vm(pid uint32, pod string) *nvmlsim.AddProcess {

@@ -65,30 +65,44 @@ func (b *Binder) GiveBack(ctx context.Context, address, driver, override string)
 	})
 }
 
+// Override returns the only driver that may have the function, empty for any that matches.
+func (b *Binder) Override(ctx context.Context, address string) (string, error) {
+	var override string
+	if err := b.change(ctx, address, func(c *change) error {
+		override = c.Override
+		return nil
+	}); err != nil {
+		return "", err
+	}
+	return override, nil
+}
+
 // change is what is being done to a function, and how the function is.
 type change struct {
 	Function
-	ctx   context.Context
-	sysfs Sysfs
-	// writing is the file that the kernel has been asked to write and has not finished with.
-	writing atomic.Pointer[string]
+	// Override is the only driver that may have it, empty for any that matches.
+	Override string
+	ctx      context.Context
+	sysfs    Sysfs
+	// asked is what the kernel has been asked for and has not finished.
+	asked atomic.Pointer[string]
 }
 
-// change does f, which has the function to itself. When ctx ends it does not wait for a write that hangs; nothing else is done to the
-// function until that has returned.
+// change does f, which has the function to itself. When ctx ends it does not wait for a read or a write that hangs; nothing else is done to
+// the function until that has returned.
 func (b *Binder) change(ctx context.Context, address string, f func(*change) error) error {
 	place, _ := b.changing.LoadOrStore(address, make(chan struct{}, 1))
 	taken := place.(chan struct{})
 	select {
 	case taken <- struct{}{}:
 	case <-ctx.Done():
-		return fmt.Errorf("the kernel has not finished an earlier write for PCI function %s, which somebody uses: %w", address, ctx.Err())
+		return fmt.Errorf("the kernel has not finished an earlier read or write for PCI function %s, which somebody uses: %w", address, ctx.Err())
 	}
 	c := &change{ctx: ctx, sysfs: b.sysfs}
 	done := make(chan error, 1)
 	go func() {
-		var err error
-		if c.Function, err = ReadFunction(b.sysfs, address); err == nil {
+		err := c.read(address)
+		if err == nil {
 			err = f(c)
 		}
 		<-taken
@@ -99,11 +113,22 @@ func (b *Binder) change(ctx context.Context, address string, f func(*change) err
 		return err
 	case <-ctx.Done():
 	}
-	if file := c.writing.Load(); file != nil {
-		return fmt.Errorf("the kernel does not finish a write to %s, because somebody uses the PCI function: %w", *file, ctx.Err())
+	if asked := c.asked.Load(); asked != nil {
+		return fmt.Errorf("the kernel does not finish %s, because somebody uses the PCI function: %w", *asked, ctx.Err())
 	}
 	// It ends by itself, and says why.
 	return <-done
+}
+
+// read finds out how the function is.
+func (c *change) read(address string) (err error) {
+	if c.Function, err = ReadFunction(c.sysfs, address); err != nil {
+		return err
+	}
+	return c.ask("a read of "+overrideOf(address), func() error {
+		c.Override, err = readOverride(c.sysfs, address)
+		return err
+	})
 }
 
 // override makes the driver the only one that may have the function; an empty one takes that back.
@@ -111,7 +136,7 @@ func (c *change) override(driver string) error {
 	if c.Override == driver {
 		return nil
 	}
-	if err := c.write(devices+"/"+c.Address+"/driver_override", driver+"\n"); err != nil {
+	if err := c.write(overrideOf(c.Address), driver+"\n"); err != nil {
 		return err
 	}
 	c.Override = driver
@@ -157,13 +182,17 @@ func (c *change) await(done func() bool, otherwise string) error {
 	return nil
 }
 
-// write begins nothing when the time is over.
 func (c *change) write(name, value string) error {
-	c.writing.Store(&name)
-	defer c.writing.Store(nil)
-	// After that is stored, or change could wait for a write that it does not see.
+	return c.ask("a write to "+name, func() error { return c.sysfs.Write(name, value) })
+}
+
+// ask does what may not return. It begins nothing when the time is over.
+func (c *change) ask(what string, f func() error) error {
+	c.asked.Store(&what)
+	defer c.asked.Store(nil)
+	// After that is stored, or change could wait for what it does not see.
 	if err := c.ctx.Err(); err != nil {
 		return err
 	}
-	return c.sysfs.Write(name, value)
+	return f()
 }

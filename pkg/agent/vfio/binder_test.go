@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -71,7 +72,11 @@ func is(t *testing.T, sysfs vfio.Sysfs, address string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return f.Driver + "/" + f.Override
+	override, err := vfio.NewBinder(sysfs).Override(t.Context(), address)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return f.Driver + "/" + override
 }
 
 func soon(t *testing.T) context.Context {
@@ -234,7 +239,7 @@ func TestAWriteThatHangsHoldsUpItsFunctionAlone(t *testing.T) {
 				t.Errorf("in use: %v", err)
 			}
 			sysfs.writes()
-			if err := move(soon(t)); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "an earlier write") {
+			if err := move(soon(t)); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "an earlier read or write") {
 				t.Errorf("still in use: %v", err)
 			}
 			if written := sysfs.writes(); len(written) > 0 {
@@ -248,6 +253,37 @@ func TestAWriteThatHangsHoldsUpItsFunctionAlone(t *testing.T) {
 				t.Errorf("not in use any more: %s, %v", is(t, sysfs, gpu), err)
 			}
 		})
+	}
+}
+
+// removing is a kernel in which a function is being removed, which does not come to an end: it has the function's lock.
+type removing struct {
+	vfio.Sysfs
+	address string
+	ended   <-chan struct{}
+}
+
+func (r removing) ReadFile(name string) ([]byte, error) {
+	if name == "bus/pci/devices/"+r.address+"/driver_override" {
+		<-r.ended
+	}
+	return fs.ReadFile(r.Sysfs, name)
+}
+
+// TestAReadThatHangsHoldsUpItsFunctionAlone: somebody removes the function, and does not come to an end.
+func TestAReadThatHangsHoldsUpItsFunctionAlone(t *testing.T) {
+	_, sysfs := card(t)
+	ended := make(chan struct{})
+	defer close(ended)
+	b := vfio.NewBinder(removing{sysfs, gpu, ended})
+	if err := b.Take(soon(t), gpu); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "does not finish a read of bus/pci/devices/"+gpu+"/driver_override") {
+		t.Errorf("it is removed: %v", err)
+	}
+	if _, err := b.Override(soon(t), gpu); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "an earlier read or write") {
+		t.Errorf("it is still removed: %v", err)
+	}
+	if err := b.Take(t.Context(), sound); err != nil {
+		t.Errorf("another function: %v", err)
 	}
 }
 

@@ -34,11 +34,10 @@ type Function struct {
 	Class, Vendor, Device string
 	// Driver that has the function, empty for none.
 	Driver string
-	// Override is the only driver that may have it, empty for any that matches.
-	Override string
 }
 
-// ReadFunction returns what the kernel says of a function. The error wraps fs.ErrNotExist if there is none.
+// ReadFunction returns what the kernel says of a function. The error wraps fs.ErrNotExist if there is none. It reads nothing for which the kernel
+// takes the function's lock: somebody who removes the function may hold that for ever.
 func ReadFunction(fsys fs.ReadLinkFS, address string) (Function, error) {
 	f := Function{Address: address}
 	at := devices + "/" + address + "/"
@@ -52,14 +51,23 @@ func ReadFunction(fsys fs.ReadLinkFS, address string) (Function, error) {
 	if f.Driver, err = linked(fsys, at+"driver"); err != nil {
 		return f, fmt.Errorf("PCI function %s: its driver: %w", address, err)
 	}
-	if f.Override, err = read(fsys, at+"driver_override"); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return f, fmt.Errorf("PCI function %s: %w", address, err)
-	}
-	if f.Override == "(null)" {
-		f.Override = ""
-	}
 	return f, nil
 }
+
+// readOverride returns the only driver that may have the function, empty for any that matches. It may not return: the kernel takes the
+// function's lock for it.
+func readOverride(fsys fs.FS, address string) (string, error) {
+	override, err := read(fsys, overrideOf(address))
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("PCI function %s: %w", address, err)
+	}
+	if override == "(null)" {
+		return "", nil
+	}
+	return override, nil
+}
+
+func overrideOf(address string) string { return devices + "/" + address + "/driver_override" }
 
 // Gone tells whether the function does not answer on the bus any more: the kernel has let go of it, or its configuration reads as all ones, which
 // is what the bus gives for a read that nobody answers. What cannot be read is no proof.
@@ -84,6 +92,10 @@ func GPUs(fsys fs.ReadLinkFS) ([]Function, error) {
 	}
 	var gpus []Function
 	for _, entry := range entries {
+		class, err := read(fsys, devices+"/"+entry.Name()+"/class")
+		if err == nil && !strings.HasPrefix(class, displayClass) {
+			continue
+		}
 		f, err := ReadFunction(fsys, entry.Name())
 		if errors.Is(err, fs.ErrNotExist) {
 			continue // it has just been unplugged
@@ -146,8 +158,14 @@ func GroupOf(fsys fs.ReadLinkFS, gpu string) (*Group, error) {
 	if !canReset(fsys, gpu) {
 		return nil, errors.New("the kernel has no way to reset the GPU (reset_method in sysfs): what one virtual machine leaves in it the next one would find")
 	}
-	if vfs, err := read(fsys, devices+"/"+gpu+"/sriov_numvfs"); err == nil && vfs != "0" {
-		return nil, fmt.Errorf("the GPU has %s virtual functions (vGPU): they would be lost", vfs)
+	// Its links are counted, because the kernel takes the function's lock to tell their number.
+	entries, err := fs.ReadDir(fsys, devices+"/"+gpu)
+	if err != nil {
+		return nil, fmt.Errorf("PCI function %s: %w", gpu, err)
+	}
+	entries = slices.DeleteFunc(entries, func(e fs.DirEntry) bool { return !strings.HasPrefix(e.Name(), "virtfn") })
+	if len(entries) > 0 {
+		return nil, fmt.Errorf("the GPU has %d virtual functions (vGPU): they would be lost", len(entries))
 	}
 	return group, nil
 }

@@ -74,7 +74,7 @@ func TestOnlyAGroupThatIsOneCardIsPassedThrough(t *testing.T) {
 		"with another GPU":          {tree: bus("12", card, "0000:1c:00.0 0x030200 0x10de vfio-pci"), refused: "0000:1c:00.0"},
 		"without an IOMMU":          {tree: bus("", card), refused: "the IOMMU is off"},
 		"without vfio-pci":          {tree: without(bus("12", card), "bus/pci/drivers/vfio-pci/bind"), refused: "modprobe vfio-pci"},
-		"with virtual functions":    {tree: with(bus("12", card), "devices/pci0000:15/"+gpu+"/sriov_numvfs", "4\n"), refused: "4 virtual functions"},
+		"with virtual functions":    {tree: with(with(bus("12", card), "devices/pci0000:15/"+gpu+"/virtfn0", ""), "devices/pci0000:15/"+gpu+"/virtfn1", ""), refused: "2 virtual functions"},
 		"that could have some":      {tree: with(bus("12", card), "devices/pci0000:15/"+gpu+"/sriov_numvfs", "0\n"), want: gpu + "=nvidia"},
 		"without a way to reset it": {tree: without(bus("12", card), "devices/pci0000:15/"+gpu+"/reset_method"), refused: "no way to reset"},
 		"with all of them off":      {tree: with(bus("12", card), "devices/pci0000:15/"+gpu+"/reset_method", "\n"), refused: "no way to reset"},
@@ -149,8 +149,8 @@ func TestAFolderIsSeenAsTheKernelIs(t *testing.T) {
 	if data, err := os.ReadFile(real); err != nil || string(data) != "vfio-pci\n" {
 		t.Errorf("the file has %q, %v", data, err)
 	}
-	if f, err := vfio.ReadFunction(sysfs, gpu); err != nil || f.Override != "vfio-pci" {
-		t.Errorf("function %+v, %v", f, err)
+	if override, err := vfio.NewBinder(sysfs).Override(t.Context(), gpu); err != nil || override != "vfio-pci" {
+		t.Errorf("override %q, %v", override, err)
 	}
 	if err := sysfs.Write("bus/pci/devices/"+gpu+"/driver/unbind", gpu); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file that is not there: %v", err)
