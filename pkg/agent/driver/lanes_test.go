@@ -52,7 +52,7 @@ func TestALinkIsJudgedByItsPortAndByWhatItWas(t *testing.T) {
 				_, ctx := ktesting.NewTestContext(t)
 				narrow := func(lanes int) {
 					if lanes > 0 {
-						r.do(&nvmlsim.SetPCIe{GPU: "0", Link: &nvmlsim.PCIe{Generation: 1, Width: lanes}})
+						r.do(&nvmlsim.SetPCIe{GPU: "0", Link: &nvmlsim.PCIe{Generation: r.machine.Profile().GPU.PCIe.Generation, Width: lanes}})
 					}
 				}
 				check := func(h *Hardware, want string) {

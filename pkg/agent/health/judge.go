@@ -27,7 +27,8 @@ const marginC = 5
 // or its driver does not tell nothing is concluded. hot tells that the GPU was too hot before, which makes the margin count; explained memory
 // errors are those of MIG devices; lanes are the most that the PCIe link was seen with.
 //
-// The generation of the PCIe link is not judged, because an idle GPU lowers it to save power.
+// The generation of the PCIe link is not judged, because an idle GPU lowers it to save power. Some lower the width with it, so a narrow
+// link is judged at its full generation only.
 func judge(r nvml.Readings, hot bool, explained uint64, lanes int) (faults []Fault, judged []Reason) {
 	about := func(reason Reason, known, bad bool, value, message string) {
 		if !known {
@@ -48,7 +49,8 @@ func judge(r nvml.Readings, hot bool, explained uint64, lanes int) (faults []Fau
 		if l.PortWidth > 0 && l.MaxWidth > 0 {
 			lanes = min(l.PortWidth, l.MaxWidth)
 		}
-		about(PCIe, l.Width > 0, l.Width < lanes, fmt.Sprintf("x%d", l.Width), fmt.Sprintf("the PCIe link has %d of %d lanes", l.Width, lanes))
+		full := l.Width >= lanes || l.Generation >= l.MaxGeneration
+		about(PCIe, l.Width > 0 && full, l.Width < lanes, fmt.Sprintf("x%d", l.Width), fmt.Sprintf("the PCIe link has %d of %d lanes", l.Width, lanes))
 	}
 	about(ECC, r.ECC != nil, r.ECC != nil && r.ECC.Uncorrected > explained, "", "the memory has had errors that could not be corrected since the driver was loaded")
 	about(RowFailed, r.Rows != nil, r.Rows != nil && r.Rows.Failed, "", "a bad row of the memory could not be replaced: the GPU has to be exchanged")

@@ -59,14 +59,23 @@ func parseItem(text string) (i item, err error) {
 			return i, fmt.Errorf("rule %q: want an XID by its number, such as xid/74", rule)
 		}
 	}
+	if i.xid == xidLost {
+		return i, fmt.Errorf("rule %q: XID %d says that the GPU is lost, which is the rule %s", rule, xidLost, Lost)
+	}
 	if i.severity, ok = severities[severity]; !ok {
 		return i, fmt.Errorf("%q: want off, notice or avoid", severity)
 	}
 	if i.severity > r.severity {
 		return i, fmt.Errorf("%s: a rule can be softened only, and this one is less than %s already", rule, severity)
 	}
+	if i.severity < Avoid && slices.Contains(unusable, i.reason) {
+		return i, fmt.Errorf("%s: want avoid, or the rule as it is: a GPU that does not answer cannot be given to a claim", rule)
+	}
 	return i, nil
 }
+
+// unusable are the reasons of a GPU for which no claim can be prepared.
+var unusable = []Reason{Lost, Hung, NoAnswer, NoDriver}
 
 func reasonWords() string {
 	var words []string

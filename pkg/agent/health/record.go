@@ -40,6 +40,9 @@ func decode(data []byte, bootID string) (State, error) {
 	if r.Version != recordVersion {
 		return State{}, fmt.Errorf("version: %d: this agent reads version %d", r.Version, recordVersion)
 	}
+	if r.Lanes > maxLanes {
+		r.Lanes = 0 // an earlier agent took any number that it was told
+	}
 	if r.BootID != bootID {
 		return State{uuid: r.UUID, lanes: r.Lanes}, nil
 	}

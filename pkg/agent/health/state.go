@@ -1,6 +1,7 @@
 package health
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"slices"
@@ -9,7 +10,11 @@ import (
 	"stowage.dev/stowage/pkg/agent/nvml"
 )
 
-const lostMessage = "the GPU has fallen off the bus"
+const (
+	lostMessage = "the GPU has fallen off the bus"
+	// maxLanes is the widest PCIe link that there is.
+	maxLanes = 16
+)
 
 // State is what is known of one GPU. The zero value knows nothing. It has no clock: each method is told the time, which must not go back.
 type State struct {
@@ -62,8 +67,8 @@ func (s *State) Answered(now time.Time, r nvml.Readings) {
 		}
 		s.explained = min(s.explained, r.ECC.Uncorrected) // the driver has set the counter back
 	}
-	if r.PCIe != nil {
-		s.lanes = max(s.lanes, r.PCIe.Width)
+	if l := r.PCIe; l != nil && l.Width <= min(maxLanes, cmp.Or(l.MaxWidth, maxLanes)) {
+		s.lanes = max(s.lanes, l.Width)
 	}
 	present, judged := judge(r, hot, s.explained, s.lanes)
 	if r.ECC != nil && r.ECC.Uncorrected > 0 {

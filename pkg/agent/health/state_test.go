@@ -16,7 +16,7 @@ import (
 func well() nvml.Readings {
 	return nvml.Readings{
 		TemperatureC: new(uint32(40)), SlowdownC: new(uint32(87)), PowerMilliwatts: new(uint32(70000)),
-		PCIe: &nvml.PCIeLink{Generation: 1, Width: 16, MaxGeneration: 5, MaxWidth: 16}, Throttle: new(uint64(1)),
+		PCIe: &nvml.PCIeLink{Generation: 5, Width: 16, MaxGeneration: 5, MaxWidth: 16}, Throttle: new(uint64(1)),
 		ECC: &nvml.ECCErrors{Corrected: 12}, Rows: &nvml.RemappedRows{Corrected: 1}, RecoveryAction: new(uint32(0)),
 	}
 }
@@ -107,8 +107,16 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{20, failed(lost), "Unhealthy gpu-lost"},
 			{45, answered(well()), "Unhealthy gpu-lost"},
 		},
-		"XID 79 counts as an answer": {{0, xid(79, nil), "Unknown"}, {10, failed(lost), "Unhealthy gpu-lost"}},
-		"and is not believed alone":  {{0, xid(79, nil), "Unknown"}, {10, answered(well()), "Healthy"}, {20, answered(well()), "Healthy"}},
+		"XID 79 is not believed alone": {{0, xid(79, nil), "Unknown"}, {10, answered(well()), "Healthy"}, {20, answered(well()), "Healthy"}},
+		"nor twice":                    {{0, answered(well()), "Healthy"}, {1, xid(79, nil), "Healthy"}, {7, xid(79, nil), "Healthy"}, {8, failed(lost), "Healthy"}, {18, failed(lost), "Unhealthy gpu-lost"}},
+		"nor does XID 154 say which recovery action it is": {
+			{0, answered(well()), "Healthy"},
+			{1, xid(154, nil), "Healthy"},
+			{2, answered(with(func(r *nvml.Readings) { r.RecoveryAction = new(uint32(1)) })), "Unhealthy recovery-action=gpu-reset"},
+			{3, xid(154, nil), "Unhealthy recovery-action=gpu-reset"},
+			{4, answered(well()), "Unhealthy recovery-action=gpu-reset"},
+			{30, answered(well()), "Healthy"},
+		},
 		"an application's XID is no fault": {
 			{0, answered(well()), "Healthy"},
 			{1, xid(13, nil), "Healthy"},
@@ -206,13 +214,32 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{0, answered(with(func(r *nvml.Readings) { r.Rows.Pending = true })), "Healthy row-remap-pending"},
 			{1, answered(with(func(r *nvml.Readings) { r.Rows.Failed = true })), "Unhealthy row-remap-failed"},
 		},
-		"the link's width, not its generation": {
+		"the link's width": {
 			{-10, answered(well()), "Healthy"},
 			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Healthy"},
 			{30, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Unhealthy pcie-width=x8"},
 			{40, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 4 })), "Unhealthy pcie-width=x4"},
 			{50, answered(well()), "Unhealthy pcie-width=x4"},
 			{80, answered(well()), "Healthy"},
+		},
+		"a width that no link has": {
+			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 63 })), "Healthy"},
+			{10, answered(well()), "Healthy"},
+			{50, answered(well()), "Healthy"},
+		},
+		"nor this card": {
+			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.MaxWidth = 16, 8 })), "Healthy"},
+			{10, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.MaxWidth = 8, 8 })), "Healthy"},
+			{50, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.MaxWidth = 8, 8 })), "Healthy"},
+		},
+		"a link that is trained down to save power": {
+			{-10, answered(well()), "Healthy"},
+			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.Generation = 8, 1 })), "Healthy"},
+			{30, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.Generation = 8, 1 })), "Healthy"},
+			{40, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.Generation = 8, 5 })), "Healthy"},
+			{70, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.Generation = 8, 5 })), "Unhealthy pcie-width=x8"},
+			{80, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.Generation = 8, 1 })), "Unhealthy pcie-width=x8"},
+			{200, answered(with(func(r *nvml.Readings) { r.PCIe.Width, r.PCIe.Generation = 8, 1 })), "Unhealthy pcie-width=x8"},
 		},
 		"fewer lanes than the card's are no fault": {
 			{0, answered(with(func(r *nvml.Readings) { r.PCIe.Width = 8 })), "Healthy"},
@@ -335,7 +362,7 @@ func TestAFaultIsThatOfItsPartition(t *testing.T) {
 		"of the GPU":        {xid(46, nil), [4]string{"Unhealthy xid=46", "Unhealthy xid=46", "Unhealthy xid=46", "Unhealthy xid=46"}},
 		"of an application": {xid(13, first), [4]string{"Healthy", "Healthy", "Healthy", "Healthy"}},
 		"a lost GPU is whole": {func(now time.Time, s *State) {
-			xid(79, first)(now, s)
+			failed(nvml.ErrGPULost)(now, s)
 			failed(nvml.ErrGPULost)(now.Add(PollInterval), s)
 		}, [4]string{"Unhealthy gpu-lost", "Unhealthy gpu-lost", "Unhealthy gpu-lost", "Unhealthy gpu-lost"}},
 		"what they share":                        {xid(74, first), [4]string{"Unhealthy xid=74", "Unhealthy xid=74", "Unhealthy xid=74", "Unhealthy xid=74"}},
@@ -562,6 +589,18 @@ func TestFaultsAreKeptOverRestartsOfTheAgentOnly(t *testing.T) {
 	for _, bad := range []string{"", "{", `{"version": 2, "bootID": "boot-1"}`, `{"version": 1, "bootID": "boot-1", "faults": [{"reason": "bored", "since": "2026-01-01T00:00:00Z"}]}`} {
 		if _, err := decode([]byte(bad), "boot-1"); err == nil {
 			t.Errorf("record %q is read without an error", bad)
+		}
+	}
+}
+
+// TestLanesThatNoLinkHasAreNotRemembered: an earlier agent may have written any number that it was told.
+func TestLanesThatNoLinkHasAreNotRemembered(t *testing.T) {
+	for _, boot := range []string{"boot-1", "boot-2"} {
+		for lanes, want := range map[int]int{8: 8, 16: 16, 63: 0} {
+			s, err := decode(fmt.Appendf(nil, `{"version": 1, "bootID": "boot-1", "lanes": %d}`, lanes), boot)
+			if err != nil || s.lanes != want {
+				t.Errorf("%d lanes, read in %s: %d, %v, want %d", lanes, boot, s.lanes, err, want)
+			}
 		}
 	}
 }

@@ -10,15 +10,18 @@ var (
 	// a high rate of corrected errors (92), an uncorrected one that ended only the process that met it (94).
 	recordXIDs = map[uint64]bool{63: true, 92: true, 94: true}
 	// wholeXIDs are about parts of the GPU that its MIG devices share, whichever of them NVML names: the microcontrollers (61, 62, 119, 120), the
-	// list of rows to be replaced (64), the links (74), the bus (79), and an error of the memory that was not contained (95).
-	wholeXIDs = map[uint64]bool{61: true, 62: true, 64: true, 74: true, 79: true, 95: true, 119: true, 120: true}
+	// list of rows to be replaced (64), the links (74), and an error of the memory that was not contained (95).
+	wholeXIDs = map[uint64]bool{61: true, 62: true, 64: true, 74: true, 95: true, 119: true, 120: true}
 	// memoryXIDs are errors of the memory that could not be corrected, which NVML's counter also counts. MIG devices have memory of their own.
 	memoryXIDs = map[uint64]bool{48: true, 94: true, 140: true}
 )
 
 const (
 	xidDoubleBit = 48
-	xidLost      = 79
+	// xidLost: the GPU has fallen off the bus. The question that every event puts finds out whether it has.
+	xidLost = 79
+	// xidRecovery: the recovery action has changed, also back to none. The same question reads it.
+	xidRecovery = 154
 )
 
 var xidTexts = map[uint64]string{
@@ -27,7 +30,6 @@ var xidTexts = map[uint64]string{
 	62:  "the GPU's microcontroller halted",
 	64:  "a bad row of the memory could not be recorded for replacement",
 	74:  "an NVLink has failed",
-	79:  "the GPU has fallen off the bus",
 	95:  "an error in the memory may have reached other processes",
 	119: "the GPU's system processor does not answer",
 	120: "the GPU's system processor has failed",
@@ -37,10 +39,8 @@ var xidTexts = map[uint64]string{
 // faultOfXID returns nil for an XID that says nothing about the GPU's own health.
 func faultOfXID(code uint64) *Fault {
 	switch {
-	case applicationXIDs[code], recordXIDs[code]:
+	case applicationXIDs[code], recordXIDs[code], code == xidLost, code == xidRecovery:
 		return nil
-	case code == xidLost:
-		return &Fault{Reason: Lost, Message: lostMessage}
 	}
 	text, ok := xidTexts[code]
 	if !ok {
