@@ -60,6 +60,7 @@ func TestWhatIsNotProvedLostMovesNobody(t *testing.T) {
 					h := r.found(ctx)
 					stop := background(ctx, h.Watch)
 					time.Sleep(time.Minute)
+					synctest.Wait()
 					left = times
 					for range 30 {
 						time.Sleep(10 * time.Second)
