@@ -180,6 +180,7 @@ func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context
 			Running:      a.running(),
 			Processes:    a.processes,
 			ProcessesBut: a.processesBut,
+			BootID:       a.opts.Hardware.BootID,
 			PlaceOf:      a.opts.Hardware.placeOf,
 		},
 		Strays:      a.claims.Strays,

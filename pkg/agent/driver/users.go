@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
 
 	"stowage.dev/stowage/pkg/agent/discovery"
@@ -106,8 +107,30 @@ func (h *Hardware) usersOf(ctx context.Context, gpu string) (*users, error) {
 		*found, err = askUsers(d, node.GPUs[i])
 		return err
 	})
+	if errors.Is(err, nvml.ErrGPULost) || errors.Is(err, nvml.ErrNotFound) {
+		return h.usersOfLost(ctx, &node.GPUs[i], err)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("GPU %s: %w", gpu, err)
+	}
+	return found, nil
+}
+
+// usersOfLost are the processes that have the device of a GPU open of which NVML tells nothing, as lost says. A process keeps it open for as long
+// as it uses the GPU.
+func (h *Hardware) usersOfLost(ctx context.Context, gpu *discovery.GPU, lost error) (*users, error) {
+	if h.opts.Users == nil {
+		return nil, fmt.Errorf("GPU %s: %w", gpu.Name, lost)
+	}
+	pids, err := h.opts.Users.OfGPU(ctx, gpu.Minor)
+	if err != nil {
+		return nil, fmt.Errorf("GPU %s: %w", gpu.Name, errors.Join(lost, err))
+	}
+	found := &users{}
+	for _, pid := range pids {
+		if int(pid) != os.Getpid() { // NVML has every GPU open
+			found.processes = append(found.processes, nvml.Process{PID: pid})
+		}
 	}
 	return found, nil
 }

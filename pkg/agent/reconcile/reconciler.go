@@ -39,6 +39,8 @@ type Sources struct {
 	Processes func(ctx context.Context, gpu string, at ...*ledger.Partition) (int, error)
 	// ProcessesBut counts those of pods, other than these pods.
 	ProcessesBut func(ctx context.Context, gpu string, pods []types.UID) (int, error)
+	// BootID of the machine now; not asked if nil.
+	BootID func() (string, error)
 	// PlaceOf is the GPU that a device of a ResourceSlice is, or is a part of, and where on it; nil if it is all of it or that is not known.
 	PlaceOf func(device string) (gpu string, at *ledger.Partition)
 }
@@ -294,10 +296,23 @@ func (r *Reconciler) read(ctx context.Context, entry *ledger.Entry, records []*l
 		return reading
 	}
 	node.fill(ctx, reading)
+	if r.rebooted(entry) {
+		return reading
+	}
 	for _, gpu := range entry.HeldGPUs() {
 		r.countProcesses(ctx, reading, gpu, entry.Claim.UID, records, placesOn(gpu, entry)...)
 	}
 	return reading
+}
+
+// rebooted tells whether the machine has started anew since the claim was prepared. Then nothing of it runs, and a GPU that has been lost need not
+// say so.
+func (r *Reconciler) rebooted(entry *ledger.Entry) bool {
+	if entry.BootID == "" || r.opts.Sources.BootID == nil {
+		return false
+	}
+	now, err := r.opts.Sources.BootID()
+	return err == nil && now != "" && now != entry.BootID
 }
 
 // countProcesses counts those on a GPU that may be the claim's. What runs in other partitions is other claims', as is what those who share the GPU run.

@@ -42,6 +42,8 @@ type scene struct {
 	running    map[types.UID]bool
 	// processes by GPU, or by GPU and place, such as "gpu-0@4".
 	processes map[string]int
+	// boot is the machine's boot ID.
+	boot string
 	// foreign are processes of no pod that was named, asked what it was asked for.
 	foreign  int
 	asked    []string
@@ -87,6 +89,7 @@ func newScene(t *testing.T) *scene {
 				s.asked = append(s.asked, fmt.Sprint(gpu, pods))
 				return s.foreign, s.processesErr
 			},
+			BootID: func() (string, error) { return s.boot, nil },
 			PlaceOf: func(device string) (string, *ledger.Partition) {
 				gpu, at, _ := strings.Cut(device, "-mig-")
 				if start, err := strconv.Atoi(at); err == nil {
@@ -293,6 +296,35 @@ func TestLeftoversAreReleasedAfterTwoReadings(t *testing.T) {
 	}
 	if len(s.reconciler.before) > 0 || len(s.reconciler.said) > 0 {
 		t.Errorf("remembered for ever: %v, %v", s.reconciler.before, s.reconciler.said)
+	}
+}
+
+// TestNobodyUsesWhatAnEarlierBootPrepared: nothing of it runs, so a GPU that does not tell who uses it does not keep it for ever.
+func TestNobodyUsesWhatAnEarlierBootPrepared(t *testing.T) {
+	for _, tc := range []struct {
+		prepared, now string
+		released      bool
+	}{
+		{"boot-1", "boot-2", true},
+		{"boot-1", "boot-1", false},
+		{"", "boot-2", false}, // an earlier agent did not record it
+		{"boot-1", "", false},
+	} {
+		s := newScene(t)
+		e := entry()
+		e.BootID, e.Devices[0].CDIDeviceIDs = tc.prepared, []string{"k8s.gpu.nvidia.com/claim=x"}
+		if err := s.reconciler.opts.Ledger.Put(e); err != nil {
+			t.Fatal(err)
+		}
+		s.boot, s.processesErr = tc.now, errors.New("the GPU is lost")
+		for range 2 {
+			if err := s.look(); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := len(s.released) == 1; got != tc.released {
+			t.Errorf("prepared in %q, now %q: released %v, want %v", tc.prepared, tc.now, s.released, tc.released)
+		}
 	}
 }
 

@@ -2,6 +2,7 @@ package vfio
 
 import (
 	"context"
+	"fmt"
 	"os"
 	"slices"
 
@@ -12,6 +13,11 @@ import (
 type Simulated struct{ Machine *nvmlsim.Machine }
 
 var _ Users = Simulated{}
+
+// OfGPU implements Users.
+func (s Simulated) OfGPU(ctx context.Context, minor int) ([]uint32, error) {
+	return s.Of(ctx, fmt.Sprintf("/dev/nvidia%d", minor))
+}
 
 // Of implements Users. A library with an open session uses every GPU of the driver.
 func (s Simulated) Of(_ context.Context, nodes ...string) ([]uint32, error) {

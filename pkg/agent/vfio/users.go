@@ -19,7 +19,12 @@ import (
 type Users interface {
 	// Of returns the processes that have one of the nodes open, in order. That there is no such node is no error.
 	Of(ctx context.Context, nodes ...string) ([]uint32, error)
+	// OfGPU returns the processes that have the NVIDIA driver's device of that minor number open, in order, whether or not it has a node here.
+	OfGPU(ctx context.Context, minor int) ([]uint32, error)
 }
+
+// nvidiaMajor is the device number of the NVIDIA driver's GPUs.
+const nvidiaMajor = 195
 
 // Proc looks into /proc, or another folder for it: at the host's processes, which must be visible there.
 type Proc struct{ Root string }
@@ -41,6 +46,19 @@ func (p Proc) Of(ctx context.Context, nodes ...string) ([]uint32, error) {
 	if len(wanted) == 0 {
 		return nil, nil
 	}
+	return p.having(ctx, strings.Join(nodes, ", "), wanted)
+}
+
+// OfGPU implements Users.
+func (p Proc) OfGPU(ctx context.Context, minor int) ([]uint32, error) {
+	if minor < 0 {
+		return nil, errors.New("the GPU's minor number is not known")
+	}
+	return p.having(ctx, fmt.Sprintf("device %d:%d", nvidiaMajor, minor), []uint64{unix.Mkdev(nvidiaMajor, uint32(minor))})
+}
+
+// having are the processes that have one of the devices open.
+func (p Proc) having(ctx context.Context, what string, wanted []uint64) ([]uint32, error) {
 	entries, err := os.ReadDir(p.Root)
 	if err != nil {
 		return nil, fmt.Errorf("list processes: %w", err)
@@ -52,7 +70,7 @@ func (p Proc) Of(ctx context.Context, nodes ...string) ([]uint32, error) {
 			continue
 		}
 		if err := ctx.Err(); err != nil {
-			return nil, fmt.Errorf("look for who uses %s: %w", strings.Join(nodes, ", "), err)
+			return nil, fmt.Errorf("look for who uses %s: %w", what, err)
 		}
 		uses, err := hasOpen(filepath.Join(p.Root, entry.Name(), "fd"), wanted)
 		if err != nil {
