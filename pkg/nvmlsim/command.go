@@ -163,7 +163,7 @@ func (m *Machine) find(s *State, gpu string) (int, *GPUState, error) {
 		index = i
 	} else {
 		for i := range m.profile.GPUs {
-			if gpuUUID(m.node, i) == gpu {
+			if gpuUUID(m.node, i) == gpu || path.Base(m.profile.GPUs[i].PCI) == gpu {
 				index = i
 			}
 		}

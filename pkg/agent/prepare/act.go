@@ -78,8 +78,12 @@ var errUnknownStep = errors.New("this agent does not know this kind of step")
 func (m *Manager) setTimeSlice(ctx context.Context, step ledger.Step, interval config.Interval) error {
 	ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
 	defer cancel()
-	return m.act(ctx, step.GPU, step.Target, func(nvml.Device) error {
-		return m.opts.Tools.TimeSlicer.SetTimeSlice(ctx, step.Target, interval)
+	return m.act(ctx, step.GPU, step.Target, func(d nvml.Device) error {
+		address, err := d.PCIBusID()
+		if err != nil {
+			return err
+		}
+		return m.opts.Tools.TimeSlicer.SetTimeSlice(ctx, address, interval)
 	})
 }
 

@@ -4,13 +4,16 @@ import (
 	"context"
 	"errors"
 	"os"
+	"path"
 	"path/filepath"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	"tags.cncf.io/container-device-interface/specs-go"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
@@ -18,6 +21,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
 // soon is far more than what must not wait takes on a slow machine, and less than what it must not wait for.
@@ -103,6 +107,45 @@ func TestAProgramThatDoesNotEndHoldsUpItsGPUAlone(t *testing.T) {
 			t.Errorf("time slice %q is left", got)
 		}
 	})
+}
+
+// namedSlicer notes of which GPUs time slices are set.
+type namedSlicer struct {
+	sharing.TimeSlicer
+	mu   sync.Mutex
+	gpus map[string]bool
+}
+
+func (s *namedSlicer) SetTimeSlice(ctx context.Context, gpu string, interval config.Interval) error {
+	s.mu.Lock()
+	s.gpus[gpu] = true
+	s.mu.Unlock()
+	return s.TimeSlicer.SetTimeSlice(ctx, gpu, interval)
+}
+
+// TestATimeSliceIsSetByAddress: nvidia-smi finds no GPU by its UUID any more when one has fallen off the bus.
+func TestATimeSliceIsSetByAddress(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	slicer := &namedSlicer{TimeSlicer: n.tools.TimeSlicer, gpus: map[string]bool{}}
+	n.tools.TimeSlicer = slicer
+	m := n.manager()
+	want := map[string]bool{}
+	for i, gpu := range []string{gpu0, gpu1} {
+		c := withConfig(claim("train-"+gpu, result("gpu="+gpu)), driverName, sharingConfig("GpuConfig", "TimeSlicing", `,"timeSlicingConfig":{"interval":"Long"}`))
+		if _, err := m.Prepare(n.ctx, c); err != nil {
+			t.Fatal(err)
+		}
+		if got := n.gpu(i).TimeSlice; got != nvmlsim.TimeSliceLong {
+			t.Errorf("time slice %q of GPU %d", got, i)
+		}
+		if err := m.Unprepare(n.ctx, c.UID); err != nil {
+			t.Fatal(err)
+		}
+		want[path.Base(n.hardware.machine.Profile().GPUs[i].PCI)] = true
+	}
+	if diff := cmp.Diff(want, slicer.gpus); diff != "" {
+		t.Errorf("set of (-want +got):\n%s", diff)
+	}
 }
 
 // hungBackend does not return while it hangs.

@@ -21,7 +21,7 @@ type Tools struct {
 
 // TimeSlicer sets how long a process keeps a GPU before the next one gets it.
 type TimeSlicer interface {
-	// SetTimeSlice of the GPU with that UUID.
+	// SetTimeSlice of the GPU at that PCI address: one that is lost makes handles by UUID fail for all others.
 	SetTimeSlice(ctx context.Context, gpu string, interval config.Interval) error
 }
 
