@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/discovery"
@@ -131,13 +132,36 @@ func (h *Hardware) with(ctx context.Context, gpu, uuid string, f func(nvml.Devic
 		return fmt.Errorf("%s is %s now, and no longer %s: %w", gpu, is, uuid, nvml.ErrNotFound)
 	}
 	ended := func(gone nvml.Instance) { h.monitor.Ended(context.WithoutCancel(ctx), gpu, gone) }
-	return f(endingDevice{device, ended})
+	return f(endingDevice{device, ended, h.ignoresRecovery(gpu)})
+}
+
+// ignoresRecovery tells whether the node's rules have it that nothing follows from the recovery action of that GPU.
+func (h *Hardware) ignoresRecovery(gpu string) bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	model := ""
+	if h.node != nil {
+		if i := slices.IndexFunc(h.node.GPUs, func(g discovery.GPU) bool { return g.Name == gpu }); i >= 0 {
+			model = h.node.GPUs[i].ProductName
+		}
+	}
+	return h.opts.Rules.Ignores(model, health.Recovery)
 }
 
 // endingDevice tells of MIG devices that are destroyed, so that nothing of them is taken for a fault of the next ones with their IDs.
 type endingDevice struct {
 	nvml.Device
 	ended func(nvml.Instance)
+	// ignoresRecovery: its readings have no recovery action.
+	ignoresRecovery bool
+}
+
+func (d endingDevice) Readings() (nvml.Readings, error) {
+	r, err := d.Device.Readings()
+	if d.ignoresRecovery {
+		r.RecoveryAction = nil
+	}
+	return r, err
 }
 
 func (d endingDevice) DestroyComputeInstance(instance, compute uint32) error {

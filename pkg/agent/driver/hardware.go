@@ -170,6 +170,11 @@ func (h *Hardware) look(ctx context.Context) error {
 		h.noSession(err)
 		return fmt.Errorf("discover GPUs: %w", err)
 	}
+	if err := seesSome(node, lib.Sysfs); err != nil {
+		// A session that was opened before the driver had its GPUs never sees them.
+		h.close(ctx, lib, false)
+		return err
+	}
 	answered := node.GPUs
 	h.mu.Lock()
 	if h.known == nil {
@@ -205,6 +210,22 @@ func (h *Hardware) look(ctx context.Context) error {
 		if gpu.MIG != nil { // otherwise its instances are not known, or it cannot have any
 			h.monitor.Partitioned(ctx, gpu.Name, began, gpu.MIGInstances)
 		}
+	}
+	return nil
+}
+
+// seesSome returns an error if the driver has GPUs that answer on the bus, and NVML says that there is none at all.
+func seesSome(node *discovery.Node, sysfs fs.ReadLinkFS) error {
+	if len(node.Failures) > 0 || slices.ContainsFunc(node.GPUs, func(g discovery.GPU) bool { return !g.Bound() }) {
+		return nil
+	}
+	gpus, err := vfio.GPUs(sysfs)
+	if err != nil {
+		return nil // there is no PCI bus, or none that can be read
+	}
+	gpus = slices.DeleteFunc(gpus, func(f vfio.Function) bool { return f.Driver != "nvidia" || vfio.Gone(sysfs, f.Address) })
+	if len(gpus) > 0 {
+		return fmt.Errorf("NVML finds no GPU, and the driver has %d, the first at %s: it is opened anew", len(gpus), gpus[0].Address)
 	}
 	return nil
 }

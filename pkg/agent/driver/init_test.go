@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"fmt"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -80,4 +81,33 @@ func TestADriverThatNeverStartsHasNoGPUs(t *testing.T) {
 			t.Errorf("when it has started: published %s", got)
 		}
 	})
+}
+
+// early is a library that was opened before the driver had its GPUs.
+type early struct{ nvml.Library }
+
+func (early) DeviceCount() (int, error) { return 0, nil }
+
+// TestASessionThatSeesNoGPUIsOpenedAgain, if the driver has some: such a session never sees them.
+func TestASessionThatSeesNoGPUIsOpenedAgain(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	r := newRig(t, "dgx-h100")
+	r.wrap = func(library nvml.Library) nvml.Library { return early{library} }
+	h := r.hardware()
+	if node, err := h.Discover(ctx); err == nil || !strings.Contains(err.Error(), "the driver has 8, the first at 0000:1b:00.0") {
+		t.Fatalf("%+v, %v, want an error", node, err)
+	}
+	r.wrap = nil
+	node, err := h.Discover(ctx)
+	if err != nil || len(node.GPUs) != 8 {
+		t.Errorf("%+v, %v, want 8 GPUs", node, err)
+	}
+	// Where the driver has none that answers there is nothing to wait for.
+	bare := newRig(t, "dgx-h100")
+	for i := range 8 {
+		bare.do(&nvmlsim.RemoveGPU{GPU: fmt.Sprint(i)})
+	}
+	if node, err := bare.hardware().Discover(ctx); err != nil || len(node.GPUs) != 0 {
+		t.Errorf("without GPUs: %+v, %v", node, err)
+	}
 }

@@ -135,7 +135,7 @@ func boundTarget(lib *library, gpu discovery.GPU) health.Target {
 		Ask: func() (nvml.Readings, error) {
 			f, err := vfio.ReadFunction(lib.Sysfs, gpu.PCIBusID)
 			switch {
-			case errors.Is(err, fs.ErrNotExist):
+			case errors.Is(err, fs.ErrNotExist), err == nil && f.Driver == vfio.Driver && vfio.Gone(lib.Sysfs, gpu.PCIBusID):
 				err = fmt.Errorf("%s is not on the bus any more: %w", gpu.PCIBusID, nvml.ErrGPULost)
 			case err == nil && f.Driver != vfio.Driver:
 				// It has just been given back; the next look will find it.

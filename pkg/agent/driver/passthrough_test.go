@@ -108,17 +108,27 @@ func TestSlicesStayWhileAGPUIsWithAVirtualMachine(t *testing.T) {
 
 // TestAGPUThatIsGoneWhileAVirtualMachineHasItIsLost: that is all that can be known of it.
 func TestAGPUThatIsGoneWhileAVirtualMachineHasItIsLost(t *testing.T) {
-	n := newPassthroughNode(t)
-	h := n.agent()
-	n.held = true
-	if err := h.Apart(n.ctx, func(ctx context.Context) error { return n.binder.Take(ctx, passedAddress) }); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := n.machine.Do(&nvmlsim.RemoveGPU{GPU: "0"}); err != nil {
-		t.Fatal(err)
-	}
-	if err := h.monitor.Check(n.ctx, passedGPU); !errors.Is(err, nvml.ErrGPULost) {
-		t.Errorf("error %v", err)
+	for name, happens := range map[string]nvmlsim.Command{
+		"off the bus":                  &nvmlsim.RemoveGPU{GPU: "0"},
+		"on the bus, and dead":         &nvmlsim.LoseGPU{GPU: "0"},
+		"a GPU that has nothing is no": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newPassthroughNode(t)
+			h := n.agent()
+			n.held = true
+			if err := h.Apart(n.ctx, func(ctx context.Context) error { return n.binder.Take(ctx, passedAddress) }); err != nil {
+				t.Fatal(err)
+			}
+			if happens != nil {
+				if _, err := n.machine.Do(happens); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := h.monitor.Check(n.ctx, passedGPU); errors.Is(err, nvml.ErrGPULost) != (happens != nil) {
+				t.Errorf("error %v", err)
+			}
+		})
 	}
 }
 

@@ -374,7 +374,7 @@ func (p *publisher) leading() { p.leadOnce.Do(func() { close(p.leads) }) }
 func (p *publisher) lead(ctx context.Context) (unlock func(), err error) {
 	soon, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
-	if unlock, err = durable.Lock(soon, p.lockPath); err == nil || soon.Err() == nil {
+	if unlock, err = durable.Lock(soon, p.lockPath); err == nil || soon.Err() == nil || ctx.Err() != nil {
 		return unlock, err
 	}
 	klog.FromContext(ctx).Info("Another agent of this node publishes its ResourceSlices, waiting for it to stop", "lock", p.lockPath)

@@ -13,6 +13,7 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/vfio"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -154,5 +155,50 @@ func TestGPUsThatAreAllWithVirtualMachines(t *testing.T) {
 	node, err := r.hardware().Discover(ctx)
 	if err != nil || len(node.GPUs) != 0 {
 		t.Errorf("a look at a node without GPUs of the driver: %v, %v", node, err)
+	}
+}
+
+// TestWhoHasALostGPUOpenUsesIt: NVML does not tell, and the kernel does. This very process, which has every GPU open, is no user.
+func TestWhoHasALostGPUOpenUsesIt(t *testing.T) {
+	r := newRig(t, "dgx-h100")
+	_, ctx := ktesting.NewTestContext(t)
+	h := r.found(ctx)
+	h.opts.Users = vfio.Simulated{Machine: r.machine}
+	for _, gpu := range []string{"0", "1"} {
+		r.do(&nvmlsim.AddProcess{GPU: gpu, Process: nvmlsim.Process{PID: 42, Kind: nvmlsim.ProcessCompute}})
+		r.do(&nvmlsim.AddProcess{GPU: gpu, Process: nvmlsim.Process{PID: 43, Kind: nvmlsim.ProcessCompute}})
+	}
+	r.do(&nvmlsim.LoseGPU{GPU: "0"})
+	for want := 2; want >= 0; want-- {
+		if n, err := h.Processes(ctx, first); err != nil || n != want {
+			t.Errorf("%d processes, %v, want %d", n, err, want)
+		}
+		if want > 0 {
+			r.do(&nvmlsim.RemoveProcess{GPU: "0", PID: uint32(41 + want)})
+		}
+	}
+}
+
+// TestARecoveryActionThatTheRulesPassOverIsNotRead by who prepares claims, either.
+func TestARecoveryActionThatTheRulesPassOverIsNotRead(t *testing.T) {
+	for rules, want := range map[string]bool{
+		"": true, "recovery-action=avoid": true, "recovery-action=off": false, "recovery-action=notice": false,
+		"Tesla T4:recovery-action=off": true, "NVIDIA H100 80GB HBM3:recovery-action=off": false,
+	} {
+		t.Run(rules, func(t *testing.T) {
+			r := newRig(t, "dgx-h100")
+			_, ctx := ktesting.NewTestContext(t)
+			h := r.found(ctx)
+			var err error
+			if h.opts.Rules, err = health.ParsePolicy(rules); err != nil {
+				t.Fatal(err)
+			}
+			r.do(&nvmlsim.SetRecovery{GPU: "0", Action: nvmlsim.RecoveryReset})
+			var readings nvml.Readings
+			err = h.On(ctx, first, h.node.GPUs[0].UUID, func(d nvml.Device) (err error) { readings, err = d.Readings(); return err })
+			if err != nil || (readings.RecoveryAction != nil) != want {
+				t.Errorf("recovery action %v, %v, want one: %v", readings.RecoveryAction, err, want)
+			}
+		})
 	}
 }

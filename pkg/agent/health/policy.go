@@ -86,6 +86,11 @@ func reasonWords() string {
 	return strings.Join(words, ", ")
 }
 
+// Ignores tells whether nothing follows from that reason for a GPU of that product.
+func (p Policy) Ignores(model string, reason Reason) bool {
+	return p.severity(model, &Fault{Reason: reason}) < Avoid
+}
+
 // severity of a fault of a GPU of that product. It is off if the fault is none.
 func (p Policy) severity(model string, f *Fault) Severity {
 	severity := rules[f.Reason].severity

@@ -1,9 +1,9 @@
 package vfio
 
 import (
-	"bytes"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"slices"
 	"strings"
@@ -72,11 +72,15 @@ func overrideOf(address string) string { return devices + "/" + address + "/driv
 // Gone tells whether the function does not answer on the bus any more: the kernel has let go of it, or its configuration reads as all ones, which
 // is what the bus gives for a read that nobody answers. What cannot be read is no proof.
 func Gone(fsys fs.ReadLinkFS, address string) bool {
-	config, err := fs.ReadFile(fsys, devices+"/"+address+"/config")
+	config, err := fsys.Open(devices + "/" + address + "/config")
 	if err != nil {
-		return errors.Is(err, fs.ErrNotExist) && !exists(fsys, devices+"/"+address)
+		return errors.Is(err, fs.ErrNotExist) && !exists(fsys, devices+"/"+address) && exists(fsys, devices)
 	}
-	return len(config) >= 4 && bytes.Equal(config[:4], []byte{0xff, 0xff, 0xff, 0xff})
+	defer config.Close()
+	// No more than who it is: a read of what follows is one of the device's registers.
+	var id [4]byte
+	_, err = io.ReadFull(config, id[:])
+	return err == nil && id == [4]byte{0xff, 0xff, 0xff, 0xff}
 }
 
 // isGPU tells whether it is one of NVIDIA's.

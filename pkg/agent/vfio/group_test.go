@@ -162,3 +162,65 @@ func TestAFolderIsSeenAsTheKernelIs(t *testing.T) {
 		t.Errorf("a path out of the tree: %v", err)
 	}
 }
+
+// counting counts what is read of PCI configurations.
+type counting struct {
+	fstest.MapFS
+	read int
+}
+
+type countedFile struct {
+	fs.File
+	read *int
+}
+
+func (f countedFile) Read(data []byte) (int, error) {
+	n, err := f.File.Read(data)
+	*f.read += n
+	return n, err
+}
+
+func (c *counting) Open(name string) (fs.File, error) {
+	file, err := c.MapFS.Open(name)
+	if strings.HasSuffix(name, "/config") {
+		file = countedFile{file, &c.read}
+	}
+	return file, err
+}
+
+func (c *counting) ReadFile(name string) ([]byte, error) {
+	data, err := c.MapFS.ReadFile(name)
+	if strings.HasSuffix(name, "/config") {
+		c.read += len(data)
+	}
+	return data, err
+}
+
+// TestAFunctionIsGoneWhenTheBusSaysSo: for a GPU that is lost pods are moved, so what cannot be read proves nothing. And no more is read than who it is.
+func TestAFunctionIsGoneWhenTheBusSaysSo(t *testing.T) {
+	const card = gpu + " 0x030200 0x10de nvidia"
+	config := func(content string) fstest.MapFS {
+		return with(bus("12", card), "devices/pci0000:15/"+gpu+"/config", content)
+	}
+	for name, tc := range map[string]struct {
+		tree fstest.MapFS
+		want bool
+	}{
+		"it answers":                 {tree: config("\xde\x10\x30\x23" + strings.Repeat("\x00", 4092))},
+		"nobody answers":             {tree: config(strings.Repeat("\xff", 4096)), want: true},
+		"half of an answer":          {tree: config("\xff\xff")},
+		"it is not on the bus":       {tree: bus("12", "0000:43:00.0 0x030000 0x10de nvidia"), want: true},
+		"it has no configuration":    {tree: bus("12", card)},
+		"there is no bus to look at": {tree: fstest.MapFS{}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			fsys := &counting{MapFS: tc.tree}
+			if got := vfio.Gone(fsys, gpu); got != tc.want {
+				t.Errorf("gone: %v, want %v", got, tc.want)
+			}
+			if fsys.read > 4 {
+				t.Errorf("%d bytes of the configuration were read, want 4", fsys.read)
+			}
+		})
+	}
+}
