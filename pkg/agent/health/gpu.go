@@ -28,6 +28,8 @@ type gpu struct {
 	// listening tells that there is a listener for target.
 	listening bool
 	call      *call
+	// again: something has happened since that question was put, so another one follows.
+	again bool
 	// calls into NVML are under way, and quiet is closed when none is any more; nil before the first one. It is no WaitGroup, which must not
 	// be added to while somebody who has given up still waits for it.
 	calls int
@@ -116,7 +118,8 @@ func (g *gpu) join(ctx context.Context) *call {
 		var readings nvml.Readings
 		readings, c.err = ask()
 		g.mu.Lock()
-		g.call = nil
+		again := g.again
+		g.call, g.again = nil, false
 		g.mu.Unlock()
 		g.tellOdd(ctx, readings.Odd)
 		g.observe(ctx, func(now time.Time, s *State) {
@@ -129,8 +132,22 @@ func (g *gpu) join(ctx context.Context) *call {
 		if errors.Is(c.err, nvml.ErrNoSession) || errors.Is(c.err, nvml.ErrDriverNotLoaded) {
 			g.monitor.opts.Reconfigured("the driver has gone")
 		}
+		if again {
+			_ = g.join(ctx)
+		}
 	})
 	return c
+}
+
+// renew puts a question whose answer is newer than what has happened until now. It does not wait.
+func (g *gpu) renew(ctx context.Context) {
+	g.mu.Lock()
+	g.again = g.call != nil
+	underWay := g.again
+	g.mu.Unlock()
+	if !underWay {
+		_ = g.join(ctx)
+	}
 }
 
 // tellOdd says when other readings fail than before. A GPU that answers else is not judged by them.
@@ -267,7 +284,7 @@ func (g *gpu) listenOnce(ctx context.Context, target Target, stop <-chan struct{
 		klog.FromContext(ctx).V(2).Info("NVML event", "device", target.Name, "kind", event.Kind, "data", event.Data, "instance", event.Instance)
 		g.observe(ctx, func(now time.Time, s *State) { s.Happened(now, event) })
 		// The readings may tell more. They are not waited for: the next event may be there.
-		_ = g.join(ctx)
+		g.renew(ctx)
 	}
 }
 

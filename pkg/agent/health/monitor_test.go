@@ -190,6 +190,42 @@ func TestAnEventAsksItsGPUAlone(t *testing.T) {
 }
 
 // TestAReadingThatFailsIsToldAndNotJudged: once, and again when another one fails.
+// TestARecoveryActionIsReadWhenItChanges: XID 154 says that it has, and the readings which. An answer that was under way then may be of before.
+func TestARecoveryActionIsReadWhenItChanges(t *testing.T) {
+	for name, slow := range map[string]time.Duration{"nobody asks": 0, "a question is under way": 3 * time.Second} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, ctx := ktesting.NewTestContext(t)
+				b := newBench(t, "")
+				targets := b.targets()
+				for i := range targets {
+					ask := targets[i].Ask
+					targets[i].Ask = func() (nvml.Readings, error) {
+						readings, err := ask()
+						time.Sleep(slow)
+						return readings, err
+					}
+				}
+				b.monitor = NewMonitor(Options{Clock: clock.RealClock{}})
+				if err := b.monitor.Watch(b.machine.BootID(), targets, false); err != nil {
+					t.Fatal(err)
+				}
+				stop := b.run(ctx)
+				// Just after a poll has read.
+				time.Sleep(PollInterval + time.Second)
+				for _, action := range []nvmlsim.Recovery{nvmlsim.RecoveryReset, nvmlsim.RecoveryReboot} {
+					b.do(&nvmlsim.SetRecovery{GPU: "0", Action: action})
+					b.do(&nvmlsim.RaiseXID{GPU: "0", Code: 154})
+					time.Sleep(2 * slow)
+					b.want("a", "Unhealthy recovery-action="+string(action))
+					b.want("b", "Healthy")
+				}
+				stop()
+			})
+		})
+	}
+}
+
 func TestAReadingThatFailsIsToldAndNotJudged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
