@@ -116,13 +116,15 @@ const noInstance = 0xFFFFFFFF
 
 func (d *device) Readings() (Readings, error) {
 	var r Readings
-	var silent, odd []error
+	var silent, doubtful, odd []error
 	answered := false
 	keep := func(err error) {
 		switch {
 		case err == nil:
 			answered = true
 		case lacks(err):
+		case isDoubtful(err):
+			doubtful = append(doubtful, err)
 		case concernsGPU(err):
 			silent = append(silent, err)
 		default:
@@ -149,11 +151,22 @@ func (d *device) Readings() (Readings, error) {
 		return RemappedRows{corrected, uncorrected, pending, failed}, ret
 	}))
 	read(&r.RecoveryAction, keep)(field[uint32](d, gonvml.FI_DEV_GET_GPU_RECOVERY_ACTION))
+	if len(doubtful) > 1 {
+		silent = append(silent, doubtful...)
+	} else {
+		odd = append(odd, doubtful...) // one sensor, as long as others answer
+	}
 	r.Odd = errors.Join(odd...)
 	if len(silent) == 0 && !answered {
 		return r, r.Odd
 	}
 	return r, errors.Join(silent...)
+}
+
+// isDoubtful tells whether an error is the GPU's if it is not the only one of its kind.
+func isDoubtful(err error) bool {
+	var failed *CallError
+	return errors.As(err, &failed) && (failed.Return == gonvml.ERROR_TIMEOUT || failed.Return == gonvml.ERROR_UNKNOWN)
 }
 
 // concernsGPU tells whether an error is about the GPU or the driver as a whole.
@@ -166,8 +179,7 @@ func concernsGPU(err error) bool {
 	}
 	switch failed.Return {
 	case gonvml.ERROR_GPU_IS_LOST, gonvml.ERROR_RESET_REQUIRED, gonvml.ERROR_IRQ_ISSUE,
-		gonvml.ERROR_UNINITIALIZED, gonvml.ERROR_DRIVER_NOT_LOADED, gonvml.ERROR_LIB_RM_VERSION_MISMATCH, gonvml.ERROR_LIBRARY_NOT_FOUND,
-		gonvml.ERROR_TIMEOUT, gonvml.ERROR_UNKNOWN:
+		gonvml.ERROR_UNINITIALIZED, gonvml.ERROR_DRIVER_NOT_LOADED, gonvml.ERROR_LIB_RM_VERSION_MISMATCH, gonvml.ERROR_LIBRARY_NOT_FOUND:
 		return true
 	}
 	return false

@@ -154,8 +154,11 @@ func TestOneReadingThatFailsIsNoGPUThatFails(t *testing.T) {
 		"the driver was reloaded":             {gpu: odd{temperature: gonvml.ERROR_UNINITIALIZED}, fails: ErrNoSession},
 		"the driver has gone":                 {gpu: odd{temperature: gonvml.ERROR_DRIVER_NOT_LOADED}, fails: ErrDriverNotLoaded},
 		"the driver is another":               {gpu: odd{temperature: gonvml.ERROR_LIB_RM_VERSION_MISMATCH}, fails: ErrVersionMismatch},
-		"an internal error":                   {gpu: odd{temperature: gonvml.ERROR_UNKNOWN}, fails: gonvml.ERROR_UNKNOWN},
-		"the GPU's firmware does not answer":  {gpu: odd{temperature: gonvml.ERROR_TIMEOUT}, fails: ErrTimeout},
+		"an internal error of one sensor":     {gpu: odd{power: gonvml.ERROR_UNKNOWN}, told: gonvml.ERROR_UNKNOWN},
+		"one sensor that does not answer":     {gpu: odd{power: gonvml.ERROR_TIMEOUT}, told: ErrTimeout},
+		"internal errors of two":              {gpu: odd{power: gonvml.ERROR_UNKNOWN, temperature: gonvml.ERROR_UNKNOWN}, fails: gonvml.ERROR_UNKNOWN},
+		"the GPU's firmware does not answer":  {gpu: odd{power: gonvml.ERROR_TIMEOUT, temperature: gonvml.ERROR_TIMEOUT}, fails: ErrTimeout},
+		"no answer, and nothing else":         {gpu: odd{all: gonvml.ERROR_TIMEOUT}, fails: ErrTimeout},
 		"interrupts do not arrive":            {gpu: odd{temperature: gonvml.ERROR_IRQ_ISSUE}, fails: gonvml.ERROR_IRQ_ISSUE},
 		"nothing is answered":                 {gpu: odd{all: gonvml.ERROR_NO_PERMISSION}, fails: gonvml.ERROR_NO_PERMISSION},
 	}
@@ -170,7 +173,7 @@ func TestOneReadingThatFailsIsNoGPUThatFails(t *testing.T) {
 				t.Fatal(err)
 			}
 			r, err := d.Readings()
-			if !errors.Is(err, tc.fails) || tc.fails == nil && (!errors.Is(r.Odd, tc.told) || r.PowerMilliwatts == nil) {
+			if !errors.Is(err, tc.fails) || tc.fails == nil && (!errors.Is(r.Odd, tc.told) || r.Throttle == nil) {
 				t.Errorf("%+v, error %v: want error %v, and told of %v", r, err, tc.fails, tc.told)
 			}
 			if asked := tc.gpu.temperature != gonvml.SUCCESS; tc.fails == nil && asked != (r.TemperatureC == nil) {
@@ -181,7 +184,7 @@ func TestOneReadingThatFailsIsNoGPUThatFails(t *testing.T) {
 }
 
 // odd are the answers to single questions, where they are no success.
-type odd struct{ temperature, fields, field, all gonvml.Return }
+type odd struct{ temperature, power, fields, field, all gonvml.Return }
 
 type oddLibrary struct {
 	*nvmlsim.Library
@@ -206,6 +209,13 @@ func (d oddGPU) GetTemperature(sensor gonvml.TemperatureSensors) (uint32, gonvml
 		return 0, d.odd.temperature
 	}
 	return d.Device.GetTemperature(sensor)
+}
+
+func (d oddGPU) GetPowerUsage() (uint32, gonvml.Return) {
+	if d.odd.power != gonvml.SUCCESS {
+		return 0, d.odd.power
+	}
+	return d.Device.GetPowerUsage()
 }
 
 func (d oddGPU) GetFieldValues(values []gonvml.FieldValue) gonvml.Return {
