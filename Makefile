@@ -108,6 +108,13 @@ bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices he
 e2e: build ## End-to-end tests on a real kubelet and containerd (root)
 	$(GO) test -tags e2e -p 1 -count=1 -timeout 60m -v ./test/e2e/... ./internal/localcluster/node/...
 
+# How long the tenant's pod of make hostile-mps goes on.
+HOSTILE_FOR ?= 10m
+
+.PHONY: hostile-mps
+hostile-mps: build ## A tenant's pod with MPS fills, nests and forks on a real node for HOSTILE_FOR=10m, and nobody else feels it (root; make e2e does it for 20 s)
+	$(GO) test -tags e2e -count=1 -timeout 60m -v -run '^TestAHostilePodWithMPS$$' ./test/e2e -hostile-for $(HOSTILE_FOR)
+
 .PHONY: test-gpu
 test-gpu: ## Checks of what only a real GPU can answer; on a machine without one it says "not run"
 	@$(GO) test -count=1 -v -run TestOnRealGPUs ./test/gpu

@@ -246,13 +246,24 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 	if err != nil {
 		return nil, sharing.Tools{}, err
 	}
-	if handle.Simulated {
-		backend, err := cdi.NewSimulated(ctx, cdi.SimulatedOptions{DevRoot: opts.devRoot, ProcRoot: "/proc"})
-		return backend, sharing.NewSimulated(handle.Machine), err
-	}
 	shm, err := opts.mpsShm()
 	if err != nil {
 		return nil, sharing.Tools{}, err
+	}
+	daemons := sharing.DriverOptions{
+		DriverRoot:     opts.driverRoot,
+		HostDriverRoot: opts.hostDriverRoot,
+		MPSRoot:        opts.mpsRoot,
+		ShmBytes:       shm,
+		HostRoot:       opts.hostRoot,
+		ProcRoot:       "/proc",
+	}
+	if handle.Simulated {
+		backend, err := cdi.NewSimulated(ctx, cdi.SimulatedOptions{DevRoot: opts.devRoot, ProcRoot: "/proc"})
+		if opts.simMPSFolders {
+			return backend, sharing.NewSimulatedWithFolders(handle.Machine, daemons), err
+		}
+		return backend, sharing.NewSimulated(handle.Machine), err
 	}
 	backend := cdi.NewDriver(cdi.DriverOptions{
 		NVML:           hardware.NVML,
@@ -260,12 +271,5 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 		HostDriverRoot: opts.hostDriverRoot,
 		HookPath:       opts.cdiHook,
 	})
-	return backend, sharing.NewDriver(sharing.DriverOptions{
-		DriverRoot:     opts.driverRoot,
-		HostDriverRoot: opts.hostDriverRoot,
-		MPSRoot:        opts.mpsRoot,
-		ShmBytes:       shm,
-		HostRoot:       opts.hostRoot,
-		ProcRoot:       "/proc",
-	}), nil
+	return backend, sharing.NewDriver(daemons), nil
 }

@@ -42,6 +42,8 @@ const (
 var (
 	cluster *lab.Lab
 	theNode *node.Node
+	// unconfinedAgent is the program of an agent with all rights of a real one.
+	unconfinedAgent string
 )
 
 func TestMain(m *testing.M) {
@@ -89,7 +91,8 @@ func run(ctx context.Context, m *testing.M, root string) (code int, err error) {
 			err = fmt.Errorf("stopping the cluster: %w", stopErr)
 		}
 	}()
-	if err := writeConfinedAgent(ctx, cluster, filepath.Join(root, "bin", "node-agent"), confined); err != nil {
+	unconfinedAgent = filepath.Join(root, "bin", "node-agent")
+	if err := writeConfinedAgent(ctx, cluster, unconfinedAgent, confined); err != nil {
 		return 0, err
 	}
 	if _, err := cluster.StartStowage(ctx); err != nil {

@@ -52,6 +52,8 @@ func (n *Node) kubeletConfiguration() *kubeletconfig.KubeletConfiguration {
 			"imagefs.inodesFree": "0%",
 		},
 		ImageGCHighThresholdPercent: ptr.To[int32](100),
+		// No pod takes the machine's processes from the others.
+		PodPidsLimit: ptr.To[int64](512),
 	}
 	c.Authentication.X509.ClientCAFile = n.cluster.ClientCAFile()
 	c.Authentication.Anonymous.Enabled = ptr.To(false)

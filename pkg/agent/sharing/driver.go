@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -17,7 +16,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"tags.cncf.io/container-device-interface/specs-go"
 
 	"stowage.dev/stowage/pkg/agent/config"
 )
@@ -44,7 +42,7 @@ type DriverOptions struct {
 // NewDriver returns the tools for real GPUs.
 func NewDriver(opts DriverOptions) Tools {
 	opts.ShmBytes = cmp.Or(opts.ShmBytes, DefaultShmBytes)
-	return Tools{TimeSlicer: &smi{opts}, Daemons: &systemd{opts}, Processes: &processes{proc: opts.ProcRoot}, Pods: func() (map[types.UID]bool, error) { return PodsRunning(opts.ProcRoot) }}
+	return Tools{TimeSlicer: &smi{opts}, Daemons: &systemd{folders{opts}}, Processes: &processes{proc: opts.ProcRoot}, Pods: func() (map[types.UID]bool, error) { return PodsRunning(opts.ProcRoot) }}
 }
 
 // smi runs nvidia-smi.
@@ -65,7 +63,7 @@ func (s *smi) SetTimeSlice(ctx context.Context, gpu string, interval config.Inte
 // systemd supervises daemons as transient units of the host: they are no children of the agent, and not in the
 // cgroup of its container. A daemon that ends is not started again by systemd, because its limits would be
 // lost; the agent does that, with the limits, when it finds it missing.
-type systemd struct{ opts DriverOptions }
+type systemd struct{ folders }
 
 const (
 	// containerPipe is where clients look for the daemon, by default.
@@ -80,10 +78,6 @@ const (
 )
 
 func unit(name string) string { return unitPrefix + name + unitSuffix }
-
-func (s *systemd) dir(name string, parts ...string) string {
-	return filepath.Join(append([]string{s.opts.MPSRoot, name}, parts...)...)
-}
 
 // Check implements Daemons.
 func (s *systemd) Check(ctx context.Context, daemon Daemon) error {
@@ -153,10 +147,6 @@ func (s *systemd) tell(ctx context.Context, p program, name, command string) err
 	args := append([]string{"systemd-run", "--quiet", "--collect", "--wait", "--pipe"}, s.sight(p, name)...)
 	return run(s.onHost(ctx, append(args, p.line()...)...), command+"\n")
 }
-
-// limitedFile is there once a daemon has its limits, and says which: it loses them if it ends, and an agent can end before it has set them. It
-// lies beside the daemon's folder, in which tenants can take all the room there is.
-func (s *systemd) limitedFile(name string) string { return s.dir(name) + ".limited" }
 
 // limits are the commands that set a daemon's limits, after one that it answers as soon as it takes any.
 func limits(daemon Daemon) []string {
@@ -251,18 +241,6 @@ func (s *systemd) active(ctx context.Context, name string) (bool, error) {
 func (s *systemd) Ready(ctx context.Context, daemon Daemon) (bool, error) {
 	running, err := s.Running(ctx, daemon.Name)
 	return running && s.limited(daemon.Name, limits(daemon)), err
-}
-
-// Edits implements Daemons.
-func (s *systemd) Edits(name string) *specs.ContainerEdits {
-	bind := []string{"rw", "nosuid", "nodev", "noexec", "bind"}
-	return &specs.ContainerEdits{
-		Env: []string{pipeEnv},
-		Mounts: []*specs.Mount{
-			{HostPath: s.dir(name, pipeFolder), ContainerPath: containerPipe, Options: bind},
-			{HostPath: s.dir(name, shmFolder), ContainerPath: "/dev/shm", Options: bind},
-		},
-	}
 }
 
 func (s *systemd) onHost(ctx context.Context, args ...string) *exec.Cmd {

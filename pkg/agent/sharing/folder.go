@@ -8,6 +8,7 @@ import (
 	"path/filepath"
 
 	"golang.org/x/sys/unix"
+	"tags.cncf.io/container-device-interface/specs-go"
 )
 
 // The folder of an MPS daemon has what the daemon and its clients meet in. The clients are containers, of tenants, and may write there: to the
@@ -108,30 +109,53 @@ func deviceOf(path string) (uint64, error) {
 	return uint64(stat.Dev), nil
 }
 
+// folders are those of all daemons of a node.
+type folders struct{ opts DriverOptions }
+
+func (f *folders) dir(name string, parts ...string) string {
+	return filepath.Join(append([]string{f.opts.MPSRoot, name}, parts...)...)
+}
+
+// limitedFile is there once a daemon has its limits, and says which: it loses them if it ends, and an agent can end before it has set them. It
+// lies beside the daemon's folder, in which tenants can take all the room there is.
+func (f *folders) limitedFile(name string) string { return f.dir(name) + ".limited" }
+
+// Edits implements Daemons.
+func (f *folders) Edits(name string) *specs.ContainerEdits {
+	bind := []string{"rw", "nosuid", "nodev", "noexec", "bind"}
+	return &specs.ContainerEdits{
+		Env: []string{pipeEnv},
+		Mounts: []*specs.Mount{
+			{HostPath: f.dir(name, pipeFolder), ContainerPath: containerPipe, Options: bind},
+			{HostPath: f.dir(name, shmFolder), ContainerPath: "/dev/shm", Options: bind},
+		},
+	}
+}
+
 // makeFolder makes the folder of a daemon that does not run. If there is one, containers may have it: then it stays, for them to find the daemon
 // that is started again, without what the one before has left.
-func (s *systemd) makeFolder(name string) error {
-	dir := s.dir(name)
+func (f *folders) makeFolder(name string) error {
+	dir := f.dir(name)
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return err
 	}
-	mounted, err := s.mounts().mounted(dir)
+	mounted, err := f.mounts().mounted(dir)
 	if err != nil {
 		return err
 	}
 	if mounted {
-		err = emptyFlat(s.dir(name, pipeFolder))
+		err = emptyFlat(f.dir(name, pipeFolder))
 	} else {
-		err = s.mounts().mount(dir, s.opts.ShmBytes)
+		err = f.mounts().mount(dir, f.opts.ShmBytes)
 	}
-	if err := errors.Join(err, removeIfThere(s.limitedFile(name))); err != nil {
+	if err := errors.Join(err, removeIfThere(f.limitedFile(name))); err != nil {
 		return err
 	}
-	if err := s.mounts().followsNoLinks(dir); err != nil {
+	if err := f.mounts().followsNoLinks(dir); err != nil {
 		return err
 	}
 	for folder, mode := range map[string]os.FileMode{pipeFolder: 0o755, logFolder: 0o755, shmFolder: 0o777 | os.ModeSticky} {
-		path := s.dir(name, folder)
+		path := f.dir(name, folder)
 		if err := errors.Join(os.MkdirAll(path, 0o755), os.Chmod(path, mode)); err != nil {
 			return err
 		}
@@ -158,20 +182,20 @@ func emptyFlat(dir string) error {
 
 // removeFolder takes a daemon's folder away. One of an agent that mounted nothing is left where it is not empty: the next one of that name is
 // mounted over it, and a reboot ends it.
-func (s *systemd) removeFolder(name string) error {
-	dir := s.dir(name)
-	if err := removeIfThere(s.limitedFile(name)); err != nil {
+func (f *folders) removeFolder(name string) error {
+	dir := f.dir(name)
+	if err := removeIfThere(f.limitedFile(name)); err != nil {
 		return err
 	}
 	for {
-		mounted, err := s.mounts().mounted(dir)
+		mounted, err := f.mounts().mounted(dir)
 		if err != nil {
 			return err
 		}
 		if !mounted {
 			break
 		}
-		if err := s.mounts().unmount(dir); err != nil {
+		if err := f.mounts().unmount(dir); err != nil {
 			return err
 		}
 	}
@@ -189,8 +213,8 @@ func removeIfThere(path string) error {
 }
 
 // List implements Daemons.
-func (s *systemd) List() ([]string, error) {
-	entries, err := os.ReadDir(s.opts.MPSRoot)
+func (f *folders) List() ([]string, error) {
+	entries, err := os.ReadDir(f.opts.MPSRoot)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, nil
 	}
@@ -206,9 +230,9 @@ func (s *systemd) List() ([]string, error) {
 	return names, nil
 }
 
-func (s *systemd) mounts() mounts {
-	if s.opts.mounts != nil {
-		return s.opts.mounts
+func (f *folders) mounts() mounts {
+	if f.opts.mounts != nil {
+		return f.opts.mounts
 	}
-	return kernelMounts{hostRoot: s.opts.HostRoot}
+	return kernelMounts{hostRoot: f.opts.HostRoot}
 }

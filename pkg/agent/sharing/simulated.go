@@ -1,6 +1,7 @@
 package sharing
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"slices"
@@ -19,6 +20,58 @@ func NewSimulated(machine *nvmlsim.Machine) Tools {
 	s := &simulated{machine: machine}
 	return Tools{TimeSlicer: s, Daemons: s, Processes: s}
 }
+
+// NewSimulatedWithFolders returns the same, with daemons that have the folder of a real one, which their clients' containers get. To mount it
+// takes more rights than all else that is simulated.
+func NewSimulatedWithFolders(machine *nvmlsim.Machine, opts DriverOptions) Tools {
+	opts.ShmBytes = cmp.Or(opts.ShmBytes, DefaultShmBytes)
+	tools := NewSimulated(machine)
+	tools.Daemons = &withFolders{&simulated{machine: machine}, folders{opts}}
+	return tools
+}
+
+// withFolders are simulated daemons with real folders.
+type withFolders struct {
+	*simulated
+	folders folders
+}
+
+// Start implements Daemons.
+func (w *withFolders) Start(ctx context.Context, daemon Daemon) error {
+	if running, err := w.Running(ctx, daemon.Name); running || err != nil {
+		return err
+	}
+	if err := w.folders.makeFolder(daemon.Name); err != nil {
+		return fmt.Errorf("folder of MPS daemon %s: %w", daemon.Name, err)
+	}
+	return w.simulated.Start(ctx, daemon)
+}
+
+// Stop implements Daemons.
+func (w *withFolders) Stop(ctx context.Context, name string) error {
+	if err := w.simulated.Stop(ctx, name); err != nil {
+		return err
+	}
+	if err := w.folders.removeFolder(name); err != nil {
+		return fmt.Errorf("folder of MPS daemon %s: %w", name, err)
+	}
+	return nil
+}
+
+// List implements Daemons.
+func (w *withFolders) List() ([]string, error) {
+	running, err := w.simulated.List()
+	if err != nil {
+		return nil, err
+	}
+	made, err := w.folders.List()
+	names := append(running, made...)
+	slices.Sort(names)
+	return slices.Compact(names), err
+}
+
+// Edits implements Daemons.
+func (w *withFolders) Edits(name string) *specs.ContainerEdits { return w.folders.Edits(name) }
 
 type simulated struct{ machine *nvmlsim.Machine }
 

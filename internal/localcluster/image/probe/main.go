@@ -3,6 +3,8 @@
 //
 //	probe          print, print again on SIGUSR1, exit 0 on SIGTERM
 //	probe once     print and exit 0
+//	probe hostile DURATION
+//	               do to its MPS daemon's folder and to the node what a tenant can, print what came of it, exit 0 on SIGTERM
 //	probe pause    the sandbox: reap what is orphaned into the pod, exit 0 on SIGTERM
 package main
 
@@ -43,9 +45,13 @@ func run(mode string) error {
 		if err := print("start"); err != nil || mode == "once" {
 			return err
 		}
+	case "hostile":
+		if err := startHostile(os.Args[2:]); err != nil {
+			return err
+		}
 	case "pause":
 	default:
-		return fmt.Errorf("unknown mode %q: want run, once or pause", mode)
+		return fmt.Errorf("unknown mode %q: want run, once, hostile or pause", mode)
 	}
 	for s := range signals {
 		switch s {

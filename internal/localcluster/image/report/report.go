@@ -73,3 +73,18 @@ func Last(log io.Reader) (*Report, error) {
 	}
 	return last, nil
 }
+
+// Hostile is what a container could do to the folder of its MPS daemon, and to the node, as the one line that it prints at the end.
+type Hostile struct {
+	Hostile bool `json:"hostile"`
+	// OneFileSystem says that shared memory and the daemon's pipes are on one file system, which is a tmpfs.
+	OneFileSystem bool `json:"oneFileSystem"`
+	// Unbounded is what could be done without an end, empty for nothing.
+	Unbounded string `json:"unbounded"`
+	// Rounds of filling, nesting and forking until there was no more.
+	Rounds, Forks int
+	// Bytes, Files, Levels and Processes are the most that there were at once.
+	Bytes, Files, Levels, Processes int
+	// Failed is what went wrong but for room.
+	Failed string `json:"failed"`
+}
