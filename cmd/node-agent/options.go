@@ -61,6 +61,7 @@ type options struct {
 	mpsRoot       string
 	// mpsShmSize is a quantity.
 	mpsShmSize    string
+	mpsSandbox    bool
 	simMPSFolders bool
 	hostRoot      string
 	// healthRules is a health.Policy.
@@ -94,6 +95,7 @@ func defaultOptions(env func(string) (string, bool), hostname func() (string, er
 
 		mpsRoot:    "/run/stowage/mps",
 		mpsShmSize: "64Mi",
+		mpsSandbox: true,
 		hostRoot:   "/",
 
 		toolkitConfig: cdi.AutoToolkitConfig,
@@ -158,6 +160,7 @@ func (o *options) addUseFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.healthRules, "health-rules", o.healthRules, "which of the rules that judge a GPU are softened, with commas between: off, notice (told, and nothing else) or avoid (no new claim gets the GPU, and no pod is moved), such as pcie-width=off,xid/74=notice,gpu-lost=avoid, each with PRODUCT: before it if it is for the GPUs of that product only; the rules are the names of the agent's taints")
 	flags.StringVar(&o.mpsRoot, "mps-root", o.mpsRoot, "folder for the daemons of NVIDIA's Multi-Process Service, with the same path inside and outside of a container")
 	flags.StringVar(&o.mpsShmSize, "mps-shm-size", o.mpsShmSize, "how much memory the folder of one daemon of the Multi-Process Service may take, in which its clients have their shared memory (/dev/shm)")
+	flags.BoolVar(&o.mpsSandbox, "mps-sandbox", o.mpsSandbox, "let systemd take from daemons of the Multi-Process Service what root has and they do not need: capabilities, other devices, writing outside of their folder; needs systemd 242. A daemon that runs keeps what it was started with")
 	flags.BoolVar(&o.simMPSFolders, "sim-mps-folders", o.simMPSFolders, "give the simulated daemons of the Multi-Process Service the folder of a real one, in --mps-root, and it to their clients; needs the right to mount")
 	flags.StringVar(&o.hostRoot, "host-root", o.hostRoot, "the host's root folder as this program sees it; what containers are given is looked up there, and daemons of the Multi-Process Service are started there, by systemd")
 }

@@ -246,17 +246,9 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 	if err != nil {
 		return nil, sharing.Tools{}, err
 	}
-	shm, err := opts.mpsShm()
+	daemons, err := opts.daemons()
 	if err != nil {
 		return nil, sharing.Tools{}, err
-	}
-	daemons := sharing.DriverOptions{
-		DriverRoot:     opts.driverRoot,
-		HostDriverRoot: opts.hostDriverRoot,
-		MPSRoot:        opts.mpsRoot,
-		ShmBytes:       shm,
-		HostRoot:       opts.hostRoot,
-		ProcRoot:       "/proc",
 	}
 	if handle.Simulated {
 		backend, err := cdi.NewSimulated(ctx, cdi.SimulatedOptions{DevRoot: opts.devRoot, ProcRoot: "/proc"})
@@ -272,4 +264,18 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 		HookPath:       opts.cdiHook,
 	})
 	return backend, sharing.NewDriver(daemons), nil
+}
+
+// daemons are the flags for daemons of the Multi-Process Service.
+func (o *options) daemons() (sharing.DriverOptions, error) {
+	shm, err := o.mpsShm()
+	return sharing.DriverOptions{
+		DriverRoot:     o.driverRoot,
+		HostDriverRoot: o.hostDriverRoot,
+		MPSRoot:        o.mpsRoot,
+		ShmBytes:       shm,
+		Unconfined:     !o.mpsSandbox,
+		HostRoot:       o.hostRoot,
+		ProcRoot:       "/proc",
+	}, err
 }

@@ -61,6 +61,7 @@ func TestOnRealGPUs(t *testing.T) {
 			return cdi.NewDriver(cdi.DriverOptions{NVML: hardware().NVML, DriverRoot: "/"}), nil
 		},
 	})
+	t.Run("MPS in its sandbox", checkMPSSandbox)
 }
 
 func check(t *testing.T, n node) {

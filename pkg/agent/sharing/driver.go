@@ -33,6 +33,8 @@ type DriverOptions struct {
 	ShmBytes int64
 	// HostRoot is the host's root folder as the agent sees it; "/" if the agent runs on the host itself.
 	HostRoot string
+	// Unconfined daemons have all rights of root on the host. Else systemd takes from them what they do not need.
+	Unconfined bool
 	// ProcRoot is /proc, of the host.
 	ProcRoot string
 
@@ -112,7 +114,8 @@ func (s *systemd) Start(ctx context.Context, daemon Daemon) error {
 	if err := s.makeFolder(daemon.Name); err != nil {
 		return fmt.Errorf("folder of MPS daemon %s: %w", daemon.Name, err)
 	}
-	args := append([]string{"systemd-run", "--quiet", "--collect", "--unit=" + unit(daemon.Name), "--description=NVIDIA MPS control daemon of Stowage"}, s.sight(program, daemon.Name)...)
+	args := append([]string{"systemd-run", "--quiet", "--collect", "--unit=" + unit(daemon.Name), "--description=NVIDIA MPS control daemon of Stowage"}, s.sandbox(program, daemon.Name)...)
+	args = append(args, s.sight(program, daemon.Name)...)
 	args = append(args, "--setenv=CUDA_VISIBLE_DEVICES="+strings.Join(daemon.GPUs, ","), "--setenv=CUDA_MPS_LOG_DIRECTORY="+s.dir(daemon.Name, logFolder))
 	if err := run(s.onHost(ctx, append(args, program.line("-f")...)...), ""); err != nil {
 		return fmt.Errorf("start MPS daemon %s: %w", daemon.Name, err)

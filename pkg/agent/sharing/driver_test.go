@@ -70,6 +70,60 @@ func TestTimeSliceIsSetByNVIDIASMI(t *testing.T) {
 	}
 }
 
+// sandboxed is what a daemon may still do, beside its folder's mounts.
+func sandboxed(moreCapabilities, home string) string {
+	return " --property=NoNewPrivileges=yes" +
+		" --property=CapabilityBoundingSet=CAP_CHOWN CAP_DAC_OVERRIDE CAP_FOWNER CAP_KILL CAP_SETGID CAP_SETUID" + moreCapabilities +
+		" --property=ProtectSystem=strict --property=ReadWritePaths=DIR/mps/claim-1 --property=ProtectHome=" + home + " --property=PrivateTmp=yes" +
+		" --property=ProtectControlGroups=yes --property=ProtectKernelModules=yes --property=ProtectKernelTunables=yes" +
+		" --property=DevicePolicy=closed --property=DeviceAllow=char-nvidia* rw" +
+		" --property=RestrictAddressFamilies=AF_UNIX AF_NETLINK --property=RestrictNamespaces=yes --property=RestrictRealtime=yes" +
+		" --property=RestrictSUIDSGID=yes --property=LockPersonality=yes --property=SystemCallArchitectures=native"
+}
+
+// TestAnAdministratorCanDoWithoutTheSandbox, where a driver's daemon does not start in it. All else of the unit stays.
+func TestAnAdministratorCanDoWithoutTheSandbox(t *testing.T) {
+	opts, calls := host(t)
+	opts.Unconfined = true
+	for _, name := range []string{"claim-1", "claim-2"} {
+		if err := NewDriver(opts).Daemons.Start(t.Context(), Daemon{Name: name, GPUs: []string{"GPU-1"}}); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(filepath.Join(filepath.Dir(opts.MPSRoot), "unit")); err != nil {
+			t.Fatal(err)
+		}
+		want := "systemd-run --quiet --collect --unit=stowage-mps-" + name + ".service --description=NVIDIA MPS control daemon of Stowage" +
+			" --property=BindPaths=DIR/mps/" + name + "/shm:/dev/shm --setenv=CUDA_MPS_PIPE_DIRECTORY=DIR/mps/" + name + "/pipe" +
+			" --setenv=CUDA_VISIBLE_DEVICES=GPU-1 --setenv=CUDA_MPS_LOG_DIRECTORY=DIR/mps/" + name + "/log nvidia-cuda-mps-control -f"
+		if got := calls(); !slices.Contains(got, want) {
+			t.Errorf("calls %q, want %q", got, want)
+		}
+	}
+}
+
+// TestSystemdKnowsTheSandbox: the one of this machine, if it has one, understands each property. systemd-run fails for one that it does not know.
+func TestSystemdKnowsTheSandbox(t *testing.T) {
+	analyze, err := exec.LookPath("systemd-analyze")
+	if err != nil {
+		t.Skip("there is no systemd-analyze")
+	}
+	for _, p := range []program{{path: control}, {path: "/usr/bin/" + control, root: "/run/nvidia/driver"}} {
+		s := &systemd{folders{DriverOptions{MPSRoot: "/run/stowage/mps"}}}
+		unit := "[Service]\nExecStart=/bin/true\n"
+		for _, option := range s.sandbox(p, "claim-1") {
+			unit += strings.TrimPrefix(option, "--property=") + "\n"
+		}
+		path := filepath.Join(t.TempDir(), "stowage-test.service")
+		if err := os.WriteFile(path, []byte(unit), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		out, err := exec.CommandContext(t.Context(), analyze, "verify", path).CombinedOutput()
+		if err != nil || strings.Contains(string(out), "stowage-test.service:") {
+			t.Errorf("%s\n%v: %s", unit, err, out)
+		}
+	}
+}
+
 func TestMPSDaemonIsAUnitOfTheHost(t *testing.T) {
 	opts, calls := host(t)
 	daemons := NewDriver(opts).Daemons
@@ -79,7 +133,7 @@ func TestMPSDaemonIsAUnitOfTheHost(t *testing.T) {
 	}
 	want := []string{
 		"systemctl is-active stowage-mps-claim-1.service",
-		"systemd-run --quiet --collect --unit=stowage-mps-claim-1.service --description=NVIDIA MPS control daemon of Stowage" +
+		"systemd-run --quiet --collect --unit=stowage-mps-claim-1.service --description=NVIDIA MPS control daemon of Stowage" + sandboxed("", "yes") +
 			" --property=BindPaths=DIR/mps/claim-1/shm:/dev/shm --setenv=CUDA_MPS_PIPE_DIRECTORY=DIR/mps/claim-1/pipe" +
 			" --setenv=CUDA_VISIBLE_DEVICES=GPU-1,GPU-2 --setenv=CUDA_MPS_LOG_DIRECTORY=DIR/mps/claim-1/log nvidia-cuda-mps-control -f",
 		"nvidia-cuda-mps-control ", // not ready yet

@@ -114,7 +114,7 @@ func TestMPSDaemonOfADriverContainer(t *testing.T) {
 	const program = " chroot /run/nvidia/driver /usr/bin/nvidia-cuda-mps-control"
 	const tell = "systemd-run --quiet --collect --wait --pipe" + sees + program
 	want := []string{
-		"systemd-run --quiet --collect --unit=stowage-mps-claim-1.service --description=NVIDIA MPS control daemon of Stowage" + sees +
+		"systemd-run --quiet --collect --unit=stowage-mps-claim-1.service --description=NVIDIA MPS control daemon of Stowage" + sandboxed(" CAP_SYS_CHROOT", "read-only") + sees +
 			" --setenv=CUDA_VISIBLE_DEVICES=GPU-1 --setenv=CUDA_MPS_LOG_DIRECTORY=DIR/mps/claim-1/log" + program + " -f",
 		tell, // not ready yet
 		tell, "mps: get_server_list",
@@ -142,7 +142,7 @@ func TestMPSDaemonOfADriverInAFolder(t *testing.T) {
 	}
 	environment := " --setenv=LD_LIBRARY_PATH=" + opts.DriverRoot + "/lib64 --setenv=PATH=" + opts.DriverRoot + "/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 	want := []string{
-		"systemd-run --quiet --collect --unit=stowage-mps-claim-1.service --description=NVIDIA MPS control daemon of Stowage" +
+		"systemd-run --quiet --collect --unit=stowage-mps-claim-1.service --description=NVIDIA MPS control daemon of Stowage" + sandboxed("", "read-only") +
 			" --property=BindPaths=DIR/mps/claim-1/shm:/dev/shm" + environment + " --setenv=CUDA_MPS_PIPE_DIRECTORY=DIR/mps/claim-1/pipe" +
 			" --setenv=CUDA_VISIBLE_DEVICES=GPU-1 --setenv=CUDA_MPS_LOG_DIRECTORY=DIR/mps/claim-1/log " + opts.DriverRoot + "/bin/nvidia-cuda-mps-control -f",
 		"nvidia-cuda-mps-control ", // not ready yet
