@@ -54,8 +54,7 @@ func startHostile(args []string) error {
 				processes = max(processes, n)
 			}
 		})
-		err := attack(&r, end)
-		forks.Wait()
+		err := attack(&r, end, forks.Wait)
 		r.Forks, r.Processes = rounds, processes
 		if err = errors.Join(err, forkErr); errors.Is(err, errUnbounded) {
 			r.Unbounded = err.Error()
@@ -80,7 +79,10 @@ func threads() {
 	group.Wait()
 }
 
-func attack(r *report.Hostile, end time.Time) error {
+// attack calls last before its last round, in which nothing is given back. The other processes have to be gone by then: they have our descriptors,
+// and with one of them all folders above, which nobody finds any more.
+func attack(r *report.Hostile, end time.Time, last func()) error {
+	defer last()
 	var a, b unix.Stat_t
 	var fs unix.Statfs_t
 	if err := errors.Join(unix.Stat(shm, &a), unix.Stat(pipe, &b), unix.Statfs(pipe, &fs)); err != nil {
@@ -88,7 +90,10 @@ func attack(r *report.Hostile, end time.Time) error {
 	}
 	r.OneFileSystem = a.Dev == b.Dev && fs.Type == unix.TMPFS_MAGIC
 	for {
-		last := !time.Now().Before(end)
+		over := !time.Now().Before(end)
+		if over {
+			last()
+		}
 		// Links that lead to the host, if it follows them.
 		for _, dir := range []string{shm, pipe} {
 			for name, target := range map[string]string{"root": "/", "up": strings.Repeat("../", 40), "log": "/etc", "control": "/etc/passwd", "loop": "loop"} {
@@ -109,21 +114,21 @@ func attack(r *report.Hostile, end time.Time) error {
 		if err != nil {
 			return err
 		}
-		levels, err := nest(!last)
+		levels, err := nest(!over)
 		r.Levels = max(r.Levels, levels)
 		if err != nil {
 			return errors.Join(fmt.Errorf("folders in folders: %w", err), big.Close())
 		}
 		bytes, err := fill(big)
 		r.Bytes = max(r.Bytes, bytes)
-		if err == nil && !last {
+		if err == nil && !over {
 			err = big.Truncate(0)
 		}
 		if err := errors.Join(err, big.Close()); err != nil {
 			return fmt.Errorf("bytes: %w", err)
 		}
 		r.Rounds++
-		if last {
+		if over {
 			return nil
 		}
 	}
