@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"time"
 
 	"sigs.k8s.io/yaml"
 )
@@ -90,76 +91,106 @@ func (n notes) reason(m mutant) string {
 	return ""
 }
 
-// trySeeds puts in the seeded bugs one by one and lists all tests that fail.
+// trySeeds tries the seeded bugs and lists all tests that fail.
 func trySeeds(ctx context.Context, out io.Writer, o options, t *target, n notes, work string) (ok bool, err error) {
-	ok = true
-	overlays := make([]string, len(n.Seeds))
-	for i, s := range n.Seeds { // all before the first is tried, which takes time
-		folder := filepath.Join(work, fmt.Sprint(i))
-		if err := os.Mkdir(folder, 0o700); err != nil {
-			return false, err
-		}
-		if overlays[i], err = s.overlay(t, folder); err != nil {
-			return false, fmt.Errorf("seed %q: %w", s.Name, err)
-		}
+	begin := time.Now()
+	overlay, err := n.switched(t, work)
+	if err != nil {
+		return false, err
 	}
-	original := filepath.Join(work, "original")
-	if o.random > 0 {
-		if err := build(ctx, t, "", original); err != nil {
-			return false, err
-		}
-	}
+	var chosen []int
+	places := map[string]place{} // where tests are, by the folders
 	for i, s := range n.Seeds {
 		if !strings.Contains(s.Name, o.only) {
 			continue
 		}
-		folder, overlay := filepath.Dir(overlays[i]), overlays[i]
-		binary := filepath.Join(folder, "test")
-		if err := build(ctx, t, overlay, binary); err != nil {
-			return false, fmt.Errorf("seed %q: %w", s.Name, err)
+		chosen = append(chosen, i)
+		if _, ok := places[s.In]; ok {
+			continue
 		}
-		elsewhere, binaryElsewhere := t, binary // where the tests are that must catch it
+		p := place{t, filepath.Join(work, fmt.Sprint("test-", len(places)))}
 		if s.In != "" {
 			dir := filepath.Join(t.dir, s.In)
-			elsewhere, binaryElsewhere = &target{dir: dir, path: dir}, filepath.Join(folder, "elsewhere")
-			if err := build(ctx, elsewhere, overlay, binaryElsewhere); err != nil {
-				return false, fmt.Errorf("seed %q: %w", s.Name, err)
-			}
+			p.target = &target{dir: dir, path: dir}
 		}
-		var caught []string
-		for _, test := range append(strings.Fields(s.CaughtBy), "") {
-			one := o
-			one.run = "^" + test + "$"
-			var r result
-			where := ""
-			switch {
-			case test == "":
-				one.run = o.run
-				r = try(ctx, one, t, binary, 0)
-			case o.random > 0 && s.NoHistory == "":
-				r, where = tryRandom(ctx, inFull(one), t, binary, original, s.History)
-			default:
-				r = try(ctx, inFull(one), elsewhere, binaryElsewhere, 0, fully...)
-			}
-			switch {
-			case test == "" && r.killed:
-				caught = append(caught, "all: "+r.by)
-			case test != "" && r.killed:
-				caught = append(caught, test+where)
-				if o.show {
-					fmt.Fprintln(out, r.output)
-				}
-			case test != "":
-				ok = false
-				caught = append(caught, "NOT by "+test+where)
-			}
-		}
-		fmt.Fprintf(out, "%s: %q caught by %s\n", t.path, s.Name, strings.Join(caught, "; "))
-		if err := ctx.Err(); err != nil {
+		if err := build(ctx, p.target, overlay, p.binary); err != nil {
 			return false, err
 		}
+		places[s.In] = p
 	}
-	return ok, nil
+	if o.random > 0 {
+		fmt.Fprintf(out, "%s: the tests are built in %s\n", t.path, time.Since(begin).Round(time.Second))
+	}
+	lines, passed := make([]string, len(n.Seeds)), make([]bool, len(n.Seeds))
+	tryAll(ctx, o, chosen, func(i int) result {
+		lines[i], passed[i] = trySeed(ctx, o, n.Seeds[i], i+1, places[n.Seeds[i].In])
+		return result{}
+	})
+	ok = true
+	for _, i := range chosen {
+		ok = ok && passed[i]
+		fmt.Fprint(out, lines[i])
+	}
+	if o.random > 0 {
+		fmt.Fprintf(out, "%s: %d seeded bugs in %s\n", t.path, len(chosen), time.Since(begin).Round(time.Second))
+	}
+	return ok, ctx.Err()
+}
+
+// place is where tests are, and the binary with them.
+type place struct {
+	*target
+	binary string
+}
+
+// trySeed tries a seeded bug, whose switch is id, and says what caught it. The tests that must catch it must all do so.
+func trySeed(ctx context.Context, o options, s seed, id int, t place) (line string, ok bool) {
+	ok = true
+	var caught []string
+	var shown strings.Builder
+	for _, test := range strings.Fields(s.CaughtBy) {
+		one := inFull(o)
+		one.run = "^" + strings.ReplaceAll(test, "/", "$/^") + "$"
+		var r result
+		where := ""
+		switch {
+		case o.random > 0 && s.NoHistory == "":
+			r, where = tryRandom(ctx, one, t, id, s.History)
+		case o.random > 0:
+			r, where = tryCertain(ctx, one, t, id, nil)
+		default:
+			r = try(ctx, one, t.target, t.binary, id, fully...)
+		}
+		if !r.killed {
+			ok = false
+			caught = append(caught, "NOT by "+test+where)
+			continue
+		}
+		caught = append(caught, test+where)
+		if o.show {
+			fmt.Fprintln(&shown, r.output)
+		}
+	}
+	if o.random == 0 {
+		if r := try(ctx, o, t.target, t.binary, id); r.killed {
+			caught = append(caught, "all: "+r.by)
+		}
+	}
+	return fmt.Sprintf("%s%s: %q caught by %s\n", &shown, t.path, s.Name, strings.Join(caught, "; ")), ok
+}
+
+// tryCertain plays a test several times with a seeded bug, each of which must fail, and as often without one, which it must pass.
+func tryCertain(ctx context.Context, o options, t place, id int, flags []string) (r result, where string) {
+	flags = slices.Concat(fully, flags)
+	for i := range rounds {
+		if r = try(ctx, o, t.target, t.binary, id, flags...); !r.killed {
+			return r, fmt.Sprintf(" (not in play %d of %d)", i+1, rounds)
+		}
+	}
+	if original := try(ctx, o, t.target, t.binary, 0, append(flags, "-test.count", strconv.Itoa(rounds))...); original.killed {
+		return result{output: original.output}, " (the original fails, too)"
+	}
+	return r, ""
 }
 
 // fully are the arguments of a test that must catch a seeded bug: what depends on the scheduler takes some rounds.
@@ -175,22 +206,22 @@ var failedSeed = regexp.MustCompile(`seed (\d+):`)
 
 // tryRandom plays random histories with a seeded bug until one fails, and fails again, that the original passes, and says where that was. What
 // the original fails, too, or fails only once, is a fault of the histories' bench. The known one is tried first, if it is not 0.
-func tryRandom(ctx context.Context, o options, t *target, binary, original string, known int) (r result, where string) {
-	play := func(binary string, seed, histories, count int) result {
-		return try(ctx, o, t, binary, 0, slices.Concat(fully, []string{
+func tryRandom(ctx context.Context, o options, t place, id, known int) (r result, where string) {
+	play := func(id, seed, histories, count int) result {
+		return try(ctx, o, t.target, t.binary, id, slices.Concat(fully, []string{
 			"-test.count", strconv.Itoa(count),
 			"-seed", strconv.Itoa(seed), "-histories", strconv.Itoa(histories),
 		})...)
 	}
 	faults := ""
 	if known > 0 {
-		if r = play(binary, known, 1, rounds); r.killed && !play(original, known, 1, rounds).killed {
+		if r, _ = tryCertain(ctx, o, t, id, []string{"-seed", strconv.Itoa(known), "-histories", "1"}); r.killed {
 			return r, fmt.Sprintf(" (seed %d, which is known)", known)
 		}
 		faults = fmt.Sprintf(" (not at seed %d, where it was)", known)
 	}
 	for first := 1; first <= o.random; {
-		if r = play(binary, first, o.random-first+1, 1); !r.killed {
+		if r = play(id, first, o.random-first+1, 1); !r.killed {
 			break
 		}
 		match := failedSeed.FindStringSubmatch(r.output)
@@ -202,9 +233,9 @@ func tryRandom(ctx context.Context, o options, t *target, binary, original strin
 			return result{output: r.output}, fmt.Sprintf(" (it failed at seed %s, which was not asked for)", match[1])
 		}
 		switch {
-		case !play(binary, seed, 1, rounds).killed:
+		case !play(id, seed, 1, rounds).killed:
 			faults += fmt.Sprintf(" (it fails only once at seed %d)", seed)
-		case play(original, seed, 1, rounds).killed:
+		case play(0, seed, 1, rounds).killed:
 			faults += fmt.Sprintf(" (the original fails at seed %d, too)", seed)
 		default:
 			return r, fmt.Sprintf(" (seed %d, after %d histories)", seed, seed) + faults
@@ -217,29 +248,22 @@ func tryRandom(ctx context.Context, o options, t *target, binary, original strin
 // rounds are how often the original has to pass, and in how many the bug may fail again: goroutines run in any order.
 const rounds = 3
 
-// overlay writes the changed files, and go's overlay for them.
-func (s seed) overlay(t *target, folder string) (string, error) {
-	texts := map[string]string{} // by the file's path
+// changed returns the texts of the changed files, by their paths. dir is the package's folder.
+func (s seed) changed(dir string) (texts map[string]string, err error) {
+	texts = map[string]string{}
 	for _, r := range append([]replacement{s.replacement}, s.Also...) {
-		path := filepath.Join(t.dir, r.File)
+		path := filepath.Join(dir, r.File)
 		if texts[path] == "" {
 			text, err := os.ReadFile(path)
 			if err != nil {
-				return "", fmt.Errorf("field file: %w", err)
+				return nil, fmt.Errorf("field file: %w", err)
 			}
 			texts[path] = string(text)
 		}
 		if n := strings.Count(texts[path], r.Old); n != 1 {
-			return "", fmt.Errorf("field old: found %d times in %s, want once", n, r.File)
+			return nil, fmt.Errorf("field old: found %d times in %s, want once", n, r.File)
 		}
 		texts[path] = strings.Replace(texts[path], r.Old, r.New, 1)
 	}
-	replace := map[string]string{}
-	for path, text := range texts {
-		replace[path] = filepath.Join(folder, fmt.Sprintf("%d-%s", len(replace), filepath.Base(path)))
-		if err := os.WriteFile(replace[path], []byte(text), 0o600); err != nil {
-			return "", err
-		}
-	}
-	return writeOverlay(folder, replace)
+	return texts, nil
 }

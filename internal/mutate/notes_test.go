@@ -39,20 +39,16 @@ func TestSeedsMustFitTheCode(t *testing.T) {
 	dir := t.TempDir()
 	write(t, filepath.Join(dir, "f.go"), "a\nb\na\n")
 	for old, want := range map[string]string{"b\n": "", "a\n": "field old: found 2 times in f.go, want once", "c": "field old: found 0 times"} {
-		_, err := seed{replacement: replacement{File: "f.go", Old: old, New: "d"}}.overlay(&target{dir: dir}, t.TempDir())
+		_, err := seed{replacement: replacement{File: "f.go", Old: old, New: "d"}}.changed(dir)
 		if (err != nil) != (want != "") || err != nil && !strings.Contains(err.Error(), want) {
 			t.Errorf("old %q: error %v, want %q", old, err, want)
 		}
 	}
 	twice := seed{replacement: replacement{File: "f.go", Old: "b\n", New: "c\n"}, Also: []replacement{{File: "f.go", Old: "c\na\n", New: "d\n"}}}
-	folder := t.TempDir()
-	if _, err := twice.overlay(&target{dir: dir}, folder); err != nil {
-		t.Errorf("two places in a file: %v", err)
+	if texts, err := twice.changed(dir); err != nil || texts[filepath.Join(dir, "f.go")] != "a\nd\n" {
+		t.Errorf("two places in a file: %q, %v", texts, err)
 	}
-	if text, err := os.ReadFile(filepath.Join(folder, "0-f.go")); err != nil || string(text) != "a\nd\n" {
-		t.Errorf("two places in a file: %q, %v", text, err)
-	}
-	if _, err := (seed{replacement: replacement{File: "g.go"}}).overlay(&target{dir: dir}, t.TempDir()); err == nil || !strings.Contains(err.Error(), "field file") {
+	if _, err := (seed{replacement: replacement{File: "g.go"}}).changed(dir); err == nil || !strings.Contains(err.Error(), "field file") {
 		t.Errorf("no such file: %v", err)
 	}
 }

@@ -137,7 +137,7 @@ func writeOverlay(work string, replace map[string]string) (path string, err erro
 }
 
 func build(ctx context.Context, t *target, overlay, binary string, flags ...string) error {
-	args := append([]string{"test", "-c", "-vet=off", "-o", binary}, flags...)
+	args := append([]string{"test", "-c", "-vet=off", "-ldflags=-s -w", "-o", binary}, flags...)
 	if overlay != "" {
 		args = append(args, "-overlay", overlay)
 	}
@@ -223,7 +223,7 @@ func tryAll(ctx context.Context, o options, ids []int, try func(id int) result) 
 	results, todo := map[int]result{}, make(chan int)
 	var mutex sync.Mutex
 	var workers sync.WaitGroup
-	for range o.parallel {
+	for range max(1, o.parallel) {
 		workers.Go(func() {
 			for id := range todo {
 				r := try(id)
