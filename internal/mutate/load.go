@@ -22,7 +22,6 @@ type target struct {
 	fset            *token.FileSet
 	files           []*source
 	info            *types.Info
-	imports         types.Importer
 }
 
 type source struct {
@@ -32,15 +31,14 @@ type source struct {
 }
 
 // load parses and checks the package that a pattern names. The types of what it
-// imports come from the build cache. flags are for what is built there.
-func load(ctx context.Context, pattern string, flags ...string) (*target, error) {
+// imports come from the build cache.
+func load(ctx context.Context, pattern string) (*target, error) {
 	type listed struct {
 		Dir, ImportPath, Name, Export string
 		GoFiles                       []string
 		DepOnly                       bool
 	}
-	args := append([]string{"list", "-export", "-deps", "-json=Dir,ImportPath,Name,Export,GoFiles,DepOnly"}, flags...)
-	output, err := command(ctx, "go", append(args, pattern)...).Output()
+	output, err := command(ctx, "go", "list", "-export", "-deps", "-json=Dir,ImportPath,Name,Export,GoFiles,DepOnly", pattern).Output()
 	if err != nil {
 		return nil, fmt.Errorf("listing the package: %w", err)
 	}
@@ -66,7 +64,7 @@ func load(ctx context.Context, pattern string, flags ...string) (*target, error)
 		dir: found.Dir, path: found.ImportPath, name: found.Name, fset: token.NewFileSet(),
 		info: &types.Info{Types: map[ast.Expr]types.TypeAndValue{}, Uses: map[*ast.Ident]types.Object{}, Defs: map[*ast.Ident]types.Object{}},
 	}
-	t.imports = importer.ForCompiler(t.fset, "gc", func(path string) (io.ReadCloser, error) { return os.Open(exports[path]) })
+	var syntax []*ast.File
 	for _, name := range found.GoFiles {
 		text, err := os.ReadFile(filepath.Join(t.dir, name))
 		if err != nil {
@@ -77,31 +75,15 @@ func load(ctx context.Context, pattern string, flags ...string) (*target, error)
 			return nil, err
 		}
 		t.files = append(t.files, &source{name, text, file})
-	}
-	return t, t.check(nil)
-}
-
-// check finds out the types of the package. changed are files, by their names, whose text is another one.
-func (t *target) check(changed map[string]string) error {
-	var syntax []*ast.File
-	for _, s := range t.files {
-		file := s.syntax
-		if text, ok := changed[s.name]; ok {
-			var err error
-			if file, err = parser.ParseFile(t.fset, s.name, text, parser.SkipObjectResolution); err != nil {
-				return err
-			}
-		}
 		syntax = append(syntax, file)
 	}
-	info := t.info
-	if changed != nil {
-		info = nil
+	config := types.Config{Importer: importer.ForCompiler(t.fset, "gc", func(path string) (io.ReadCloser, error) {
+		return os.Open(exports[path])
+	})}
+	if _, err := config.Check(t.path, t.fset, syntax, t.info); err != nil {
+		return nil, fmt.Errorf("checking types: %w", err)
 	}
-	if _, err := (&types.Config{Importer: t.imports}).Check(t.path, t.fset, syntax, info); err != nil {
-		return fmt.Errorf("checking types: %w", err)
-	}
-	return nil
+	return t, nil
 }
 
 func command(ctx context.Context, name string, args ...string) *exec.Cmd {

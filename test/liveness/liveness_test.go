@@ -398,7 +398,7 @@ func TestScenarios(t *testing.T) {
 				Steps: []Step{
 					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
 					Wait{time.Second},
-					Fail{Verb: "patch", What: "pods/status", Times: 1, With: memoryapi.Lost},
+					Fail{Verb: "patch", What: "pods/status", Times: 3, With: memoryapi.Lost}, // p may be tried again
 					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 2}},
 					Wait{time.Second},
 					Pod{Name: "q", Ask: Ask{GPUs: 1}},
@@ -457,6 +457,132 @@ func TestScenarios(t *testing.T) {
 				},
 			},
 			bound: []string{"p"},
+		},
+		"a class of an extended resource is repaired": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}},
+				Steps: []Step{
+					Class{Name: gpuClass, Broken: true},
+					Wait{time.Second},
+					Pod{Name: "p", Extended: 1},
+					Wait{time.Second},
+					Class{Name: gpuClass},
+				},
+			},
+			bound: []string{"p"},
+		},
+		"the second class of two extended resources is repaired": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1, Halved: 1}},
+				Steps: []Step{
+					Class{Name: halfClass, Broken: true},
+					Wait{time.Second},
+					Pod{Name: "p", Extended: 1, ExtendedHalves: 1},
+					Wait{time.Second},
+					Class{Name: halfClass},
+				},
+			},
+			bound: []string{"p"},
+		},
+		"a pod preempts where one of two holders has ended": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Pod{Name: "e", Priority: 100, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "l", Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "p", Priority: 100, Ask: Ask{GPUs: 2}},
+					Wait{time.Second},
+					Delete{Pod: "e"},
+				},
+			},
+			bound: []string{"e", "l", "p"}, evicted: []string{"l"},
+		},
+		"a pod preempts where a claim has lost its user of higher priority": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}},
+				Steps: []Step{
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Pod{Name: "h", Priority: 20, Claims: []string{"c"}},
+					Wait{time.Second},
+					Pod{Name: "l", Claims: []string{"c"}},
+					Wait{time.Second},
+					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Delete{Pod: "h"},
+				},
+			},
+			bound: []string{"h", "l", "p"}, evicted: []string{"l"},
+		},
+		"a pod preempts where a taint is lifted": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}},
+				Steps: []Step{
+					Pod{Name: "l", Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Taint{Node: "a", Device: "gpu-0"},
+					Wait{time.Second},
+					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Taint{Node: "a", Device: "gpu-0", Lifted: true},
+				},
+			},
+			bound: []string{"l", "p"}, evicted: []string{"l"},
+		},
+		"a claim that kept its pod from moving loses its other user": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1, Shared: 1}, {Name: "b", GPUs: 1, Shared: 1}},
+				Steps: []Step{
+					Cordon{Node: "b"},
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Pod{Name: "o", Priority: 20, Ask: Ask{Share: 100}},
+					Wait{time.Second},
+					Pod{Name: "q", Priority: 20, Claims: []string{"c"}},
+					Wait{time.Second},
+					Cordon{Node: "b", Lifted: true},
+					Pod{Name: "p", Ask: Ask{Share: 100}, Claims: []string{"c"}},
+					Wait{time.Second},
+					Delete{Pod: "q"},
+				},
+			},
+			bound: []string{"o", "q", "p"},
+		},
+		"a claim that its pod names twice": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{Claim{Name: "c", Ask: Ask{GPUs: 1}}, Pod{Name: "p", Claims: []string{"c", "c"}}},
+			},
+			bound: []string{"p"},
+		},
+		"a pod preempts one that gets its node later than its claim": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}},
+				Steps: []Step{
+					Fail{Verb: "create", What: "pods/binding", Times: 1, With: memoryapi.Lost, Kill: Before},
+					Pod{Name: "l", Ask: Ask{GPUs: 1}},
+					Wait{500 * time.Millisecond},
+					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 1}},
+				},
+			},
+			bound: []string{"l", "p"}, evicted: []string{"l"},
+		},
+		"a nomination is overtaken": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}, {Name: "b", GPUs: 1}},
+				Steps: []Step{
+					Cordon{Node: "a"},
+					Pod{Name: "m", Priority: 5, Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Cordon{Node: "a", Lifted: true},
+					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "q", Priority: 20, Ask: Ask{GPUs: 1}},
+				},
+			},
+			bound: []string{"m", "l"}, evicted: []string{"l", "m"},
 		},
 		"an extended resource": {
 			scenario: Scenario{Nodes: []Node{{Name: "a", GPUs: 2}}, Steps: []Step{Pod{Name: "p", Extended: 1}}},
