@@ -79,6 +79,53 @@ func TestWhoMayEvictGoesBeforeWhoFits(t *testing.T) {
 	c.wakes("what they had is freed", "big")
 }
 
+// A pod waits for those that are being evicted for it, and its node does not do any more even without them: it may have others evicted elsewhere.
+func TestAPodThatWaitsForTheEvictedInVainIsTriedElsewhere(t *testing.T) {
+	for name, nominate := range map[string]func(c *cluster, pod *v1.Pod, node string){
+		"the API does not show the nomination": func(c *cluster, pod *v1.Pod, node string) { c.room.Nominated(pod.UID, node) },
+		"a scheduler before nominated it":      func(c *cluster, pod *v1.Pod, node string) { pod.Status.NominatedNodeName = node },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, _ := full(t, Options{})
+			c.evicts = func(pod *v1.Pod) string { return "some" }
+			c.evicted = func(node *v1.Node, _ usage.View) func(usage.View) usage.View {
+				return func(view usage.View) usage.View {
+					return view.Without([]usage.PoolID{{Driver: testDriver, Pool: node.Name}}, func(usage.ClaimRef) bool { return true })
+				}
+			}
+			pod := c.addPod("pod", 100, "gpu", 2)
+			refuse := func(node string, evictable ...string) {
+				t.Helper()
+				c.evictable = evictable
+				if found := c.try(pod); found != "" {
+					t.Fatalf("the pod fits %s though nobody has been evicted yet", found)
+				}
+				nominate(c, pod, node)
+			}
+			taint := func(node string, before, after int) { c.setSlice(slice(node, 2, before), slice(node, 2, after))() }
+
+			refuse("a", "b")
+			c.wakes("others are being evicted")
+			taint("b", 0, 1)
+			c.wakes("the other node has become worse")
+			taint("a", 0, 1)
+			c.wakes("its node does not do any more, and the other one does not, either")
+			taint("b", 1, 0)
+			c.wakes("others can be evicted from the other node", "pod")
+			taint("a", 1, 0)
+			refuse("a", "b")
+			c.wakes("others are being evicted again")
+			taint("a", 0, 1)
+			c.wakes("its node does not do any more", "pod")
+			refuse("b")
+			taint("a", 1, 2)
+			c.wakes("it waits for another node by now")
+			taint("b", 0, 2)
+			c.wakes("no node does any more")
+		})
+	}
+}
+
 // evictedOn is [World.Evicted].
 func (c *cluster) evictedOn(_ *v1.Pod, _ any, node *v1.Node, _ *inventory.View, inUse usage.View) func(usage.View) usage.View {
 	return c.evicted(node, inUse)

@@ -134,11 +134,14 @@ func (r *Room) NodeRelieved(pod types.UID, node string) {
 	}
 }
 
-// Nominated tells that others are being evicted from the node for the pod, as its last attempt decided. Each change there is news from then on,
-// and so is what changed since the attempt: somebody else may get what the evicted had.
+// Nominated tells that others are being evicted from the node for the pod, as its last attempt decided; from none if node is empty. Each change
+// there is news from then on, and so is what changed since the attempt: somebody else may get what the evicted had.
 func (r *Room) Nominated(pod types.UID, node string) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
+	if w := r.waiters[pod]; w != nil {
+		w.nominated = node
+	}
 	if w, i := r.takeEvictable(pod, node); w != nil && w.skipped.has(i) {
 		w.changedNodes.add(i)
 		r.want()
@@ -194,6 +197,7 @@ func (r *Room) NominationLost(pod types.UID) {
 	defer r.mutex.Unlock()
 	if w := r.waiters[pod]; w != nil && w.stage != placed {
 		w.evictable.clear()
+		w.nominated = ""
 		w.podChanged = true
 		r.want()
 	}

@@ -69,8 +69,12 @@ type job struct {
 	interest *nodeSet
 	// evictable are nodes on which others could have been evicted for it in its last attempt.
 	evictable nodeSet
+	// nominated is the node from which others are being evicted for it, -1 if there is none.
+	nominated int
 
 	// What was decided.
+	// vain tells that others are evicted for it in vain.
+	vain bool
 	// skipped are those among evictable that were touched by changes and not looked at.
 	skipped nodeSet
 	asks    *Question // instead of question, if that has changed
@@ -209,7 +213,7 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 	if !w.everyone {
 		j.interest = &w.nodes
 	}
-	j.evictable = w.evictable.clone()
+	j.evictable, j.nominated = w.evictable.clone(), -1
 	for name, generation := range w.classes {
 		if _, uses := w.question.Classes[name]; uses && generation > w.seen.Inventory {
 			j.classChanged = true
@@ -269,6 +273,9 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 	}
 	w.pod = j.pod
 	j.tag, j.key, j.question = w.tag, w.key, w.question
+	if name := cmp.Or(j.pod.Status.NominatedNodeName, w.nominated); name != "" {
+		j.nominated = r.nodes.number(name)
+	}
 	if j.interest != nil {
 		shared := w.nodes // nobody changes what is in it but this goroutine
 		j.interest = &shared
@@ -303,6 +310,9 @@ func (r *Room) finish(p *pass, j *job) bool {
 			r.want()
 		}
 		return false
+	}
+	if j.vain {
+		w.evictable.clear()
 	}
 	w.skip(&j.skipped)
 	if !w.changedNodes.empty() {
@@ -449,12 +459,25 @@ func (p *pass) choose(j *job) {
 		return
 	}
 	at, answer := p.firstFit(j, asks, &nodes)
+	if answer == no && j.isInVain(&nodes) {
+		j.vain = true
+		j.evictable.clear()
+		j.skipped.clear()
+		cause, nodes = p.causeAt(j, j.nominated), p.allOf(j)
+		at, answer = p.firstFit(j, asks, &nodes)
+	}
 	if answer == no || answer == unknown && j.undecided && !everywhere {
 		return
 	}
 	if j.wake = cause; cause == "" || j.changed.has(at) {
 		j.wake = p.causeAt(j, at)
 	}
+}
+
+// isInVain tells whether the pod waits in vain for those that are being evicted for it: it was found to fit none of the nodes, even without
+// holders of lower priority, and the one that it is nominated to is among them. It may evict others elsewhere then, which had no sense before.
+func (j *job) isInVain(nodes *nodeSet) bool {
+	return j.nominated >= 0 && nodes.has(j.nominated) && !j.later.has(j.nominated) && !j.evictable.has(j.nominated)
 }
 
 // left is the time that is left for a pod. Those that had no answer in their last attempt have less of the namespace's, so that the others are

@@ -97,6 +97,7 @@ func (r *Room) Note(pod *v1.Pod, claims []types.NamespacedName, tag any) {
 	known := r.waiters[pod.UID]
 	if known != nil {
 		next.told, next.woken, next.retries, next.losses = known.told, known.woken, known.retries, known.losses
+		next.nominated = known.nominated
 		if next.woken != nil {
 			next.woken.during = false
 		}

@@ -154,6 +154,8 @@ type waiter struct {
 	everyone bool
 	// evictable are those among them on which others could have been evicted for it in the last attempt. It has been decided whether they are.
 	evictable nodeSet
+	// nominated is the node from which others are evicted for it, as long as the API may not show that.
+	nominated string
 	// skipped are those of which a change since was not looked at because of that.
 	skipped nodeSet
 

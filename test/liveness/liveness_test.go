@@ -374,6 +374,23 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"m", "h", "l", "p"}, evicted: []string{"l", "m"},
 		},
+		"a device of the node that a pod is nominated to is tainted": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 2}, {Name: "b", GPUs: 2}},
+				Steps: []Step{
+					Cordon{Node: "a"},
+					Pod{Name: "m", Grace: 30 * time.Second, Ask: Ask{GPUs: 2}},
+					Wait{time.Second},
+					Cordon{Node: "a", Lifted: true},
+					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{GPUs: 2}},
+					Wait{time.Second},
+					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 2}},
+					Wait{time.Second},
+					Taint{Node: "a", Device: "gpu-1"},
+				},
+			},
+			bound: []string{"m", "l", "p"}, evicted: []string{"l", "m"},
+		},
 		"a nomination that the API does not show is overtaken": {
 			scenario: Scenario{
 				Nodes: []Node{{Name: "a", GPUs: 1}, {Name: "b", GPUs: 1}},

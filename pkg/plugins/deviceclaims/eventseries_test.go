@@ -138,6 +138,28 @@ func TestTheEventOfPendingDevicesIsOfPodAndClaim(t *testing.T) {
 	}
 }
 
+// The event of a pod that PreEnqueue keeps back is about the pod, whatever has been written of it.
+func TestTheEventOfAPodThatIsKeptBackIsOfThePod(t *testing.T) {
+	p := pod("p", "missing")
+	p.Spec.SchedulerName, p.ResourceVersion = "second", "7"
+	h := newHarness(t, world{pods: []*v1.Pod{p}})
+	recorder := objects{of: make(chan [2]runtime.Object, 1)}
+	h.plugin.shared.gated.serve(secondProfile{handleWithRecorder{h.plugin.handle, recorder}}, h.plugin.giveUpKeptBack)
+	h.leads().plugin.PreEnqueue(h.ctx, p)
+	want := [2]runtime.Object{
+		&v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID},
+		claimReference(types.NamespacedName{Namespace: testNamespace, Name: "missing"}),
+	}
+	if diff := cmp.Diff(want, <-recorder.of); diff != "" {
+		t.Errorf("objects of the event (-want +got):\n%s", diff)
+	}
+}
+
+// secondProfile is the handle of a profile named "second", whose events are recorded.
+type secondProfile struct{ handleWithRecorder }
+
+func (secondProfile) ProfileName() string { return "second" }
+
 type handleWithRecorder struct {
 	fwk.Handle
 	recorder events.EventRecorderLogger

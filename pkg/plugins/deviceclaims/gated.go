@@ -269,7 +269,7 @@ func (g *gatedPods) tell(ctx context.Context, name types.NamespacedName) error {
 			claim = claimReference(why.claim.NamespacedName)
 		}
 		recorder := profile.EventRecorder().WithLogger(klog.FromContext(ctx))
-		recorder.Eventf(pod, claim, v1.EventTypeWarning, why.reason, "Scheduling", "%s", noteOf(why))
+		recorder.Eventf(regarding(pod), claim, v1.EventTypeWarning, why.reason, "Scheduling", "%s", noteOf(why))
 	}
 	var adopted *adoptedError
 	if err := giveUp(ctx, pod); errors.As(err, &adopted) {

@@ -195,9 +195,12 @@ func (s *Shared) EndNominations(next scheduler.FailureHandlerFn) scheduler.Failu
 	) {
 		uid := pod.Pod.UID
 		next(ctx, profile, pod, status, nominating, start)
-		if nominating != nil && nominating.Mode() == fwk.ModeOverride && nominating.NominatedNodeName != "" {
-			s.waiting.Nominated(uid, nominating.NominatedNodeName)
-			s.nominations.overtake(pod.Pod, nominating.NominatedNodeName, profile.NominatedPodsForNode(nominating.NominatedNodeName))
+		if nominating != nil && nominating.Mode() == fwk.ModeOverride {
+			node := nominating.NominatedNodeName // "" takes it back
+			s.waiting.Nominated(uid, node)
+			if node != "" {
+				s.nominations.overtake(pod.Pod, node, profile.NominatedPodsForNode(node))
+			}
 		}
 		s.nominations.end(uid, func(node string) bool {
 			return !slices.ContainsFunc(profile.NominatedPodsForNode(node), func(info fwk.PodInfo) bool { return info.GetPod().UID == uid })

@@ -2,7 +2,6 @@ package deviceclaims
 
 import (
 	"context"
-	"errors"
 	"strings"
 	"testing"
 	"time"
@@ -10,7 +9,6 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
@@ -188,33 +186,6 @@ func TestAPodThatWaitsForAClaimHoldsNoOther(t *testing.T) {
 			}
 		})
 	}
-}
-
-// One claim of a pod that is kept back is gone when it is to be given up, and what becomes of the other one is not known: that one is tried again.
-func TestAClaimThatIsGoneDoesNotHideAnother(t *testing.T) {
-	w := twoNodes()
-	w.claims = []*resourceapi.ResourceClaim{
-		claim("first", allocated("node-b", "gpu-0"), reservedFor("p")), claim("second", allocated("node-b", "gpu-1"), reservedFor("p")),
-	}
-	p := pod("p", "first", "second", "third")
-	w.pods = []*v1.Pod{p}
-	h := newHarness(t, w)
-	writes := 0
-	h.api.onRequest(func(request string) error {
-		if request != "update/status" {
-			return nil
-		}
-		writes++
-		switch {
-		case writes%2 == 1:
-			return apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), "first")
-		case writes == 2:
-			return errors.New("no answer")
-		}
-		return nil
-	})
-	h.leads().plugin.PreEnqueue(h.ctx, p)
-	h.eventually("the second claim is given up", func() bool { return h.api.get("second").Status.Allocation == nil })
 }
 
 // While a pod gives up what is reserved for it no other one is scheduled: all its claims together have the time of one.
