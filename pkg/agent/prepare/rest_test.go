@@ -99,6 +99,7 @@ func (h *history) try(c nvmlsim.Command) error {
 func (h *history) agent(what string, do func(m *prepare.Manager) error) {
 	faulty := &durabletest.Faulty{FS: h.disk}
 	disturbed := h.rand.IntN(3) == 0
+	undisturbed := func() {}
 	if disturbed {
 		faulty.Mode = one(h.rand, []durabletest.Mode{durabletest.Fail, durabletest.CrashBefore, durabletest.CrashAfter})
 		faulty.At = 1 + h.rand.IntN(25)
@@ -107,15 +108,16 @@ func (h *history) agent(what string, do func(m *prepare.Manager) error) {
 	} else if !h.rebooted && h.rand.IntN(4) == 0 {
 		meddling := &meddling{h: h, looks: h.rand.IntN(5)}
 		h.hardware.wrap = func(d nvml.Device) nvml.Device { return meddled{d, meddling} }
-		defer func() {
+		undisturbed = func() {
 			h.hardware.wrap = nil
 			meddling.end()
-		}()
+		}
 	}
 	m, err := h.tryManager()
 	if err == nil {
 		err = do(m)
 	}
+	undisturbed()
 	h.say("%s: %v", what, err)
 	if disturbed {
 		h.restart()
