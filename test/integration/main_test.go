@@ -2,7 +2,6 @@ package integration
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -25,14 +24,6 @@ const (
 var cluster *localcluster.Cluster
 
 func TestMain(m *testing.M) {
-	// Tests wait for each other (reserveSharedProfiles), for leases and for timeouts far more than they compute.
-	// As many at a time as there are processors leaves these idle.
-	flag.Parse()
-	if !flagIsSet("test.parallel") {
-		if err := flag.Set("test.parallel", "6"); err != nil {
-			panic(err)
-		}
-	}
 	options := localcluster.Options{
 		Progress: os.Stderr,
 		// Nobody renews the leases of nodes made by hand.
@@ -51,9 +42,3 @@ var schedulerIdentity = sync.OnceValues(func() (*rest.Config, error) {
 	account := localcluster.SchedulerServiceAccount
 	return cluster.ServiceAccountConfig(context.Background(), account.Namespace, account.Name, nil)
 })
-
-func flagIsSet(name string) bool {
-	set := false
-	flag.Visit(func(f *flag.Flag) { set = set || f.Name == name })
-	return set
-}
