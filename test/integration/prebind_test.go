@@ -95,9 +95,9 @@ func TestConflictingWritesAreRetried(t *testing.T) {
 			return response, err
 		})
 	}
-	s := startScheduler(t, w.name, schedulerSetup{wrap: interfere})
 	w.addNode("a", gpus(h100, 1)...)
 	w.addClaim("wanted", spec(w.exactly("gpu", 1)))
+	s := startScheduler(t, w.name, schedulerSetup{wrap: interfere}) // after the slice, so that the first attempt sees it
 	w.addPod("pod", withClaim("wanted"))
 	w.awaitBound("pod")
 

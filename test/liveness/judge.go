@@ -123,7 +123,7 @@ func (h *history) judgeSuccessor(atRest *memoryapi.Server) []string {
 	// Who is tried before the group is a matter of chance, too, and moves the node with which it begins.
 	for i := range startsPerNode * len(h.scenario.Nodes) {
 		h.goBackTo(atRest)
-		h.api.FirstNode = i % len(h.scenario.Nodes)
+		h.api.FirstNode.Store(int64(i % len(h.scenario.Nodes)))
 		if len(h.secondLook()) == 0 {
 			h.count("another node first")
 			return nil

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -29,7 +30,7 @@ type Server struct {
 	// OnDelete is told of each object that is gone, while nothing else happens: a garbage collector's ear.
 	OnDelete func(runtime.Object)
 	// FirstNode is the place of the node with which lists of nodes begin; those before it come last. No API server promises an order.
-	FirstNode int
+	FirstNode atomic.Int64
 
 	mutex   sync.Mutex
 	changed *sync.Cond // watches may have something to send
@@ -192,7 +193,7 @@ func (s *Server) ordered(r request, objects map[types.NamespacedName]runtime.Obj
 	for _, name := range names {
 		all = append(all, objects[name])
 	}
-	if first := s.FirstNode; r.resource.Resource == "nodes" && first < len(all) {
+	if first := int(s.FirstNode.Load()); r.resource.Resource == "nodes" && first < len(all) {
 		all = slices.Concat(all[first:], all[:first])
 	}
 	return all

@@ -170,7 +170,7 @@ func TestClone(t *testing.T) {
 		t.Fatal(err)
 	}
 	for first, want := range []string{"a b c", "b c a", "c a b"} {
-		clone.FirstNode = first
+		clone.FirstNode.Store(int64(first))
 		list, err := clone.Client("a").CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
