@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -51,23 +52,23 @@ func TestALostGPUIsNobodyElses(t *testing.T) {
 // TestWhatIsNotProvedLostMovesNobody: the driver says that a GPU is lost, or that there is none, and the bus does not.
 func TestWhatIsNotProvedLostMovesNobody(t *testing.T) {
 	for name, answer := range map[string]gonvml.Return{"lost": gonvml.ERROR_GPU_IS_LOST, "not found": gonvml.ERROR_NOT_FOUND} {
-		for often, times := range map[string]int{"once": 1, "all the time": 1000} {
+		for often, times := range map[string]int32{"once": 1, "all the time": 1000} {
 			t.Run(name+" "+often, func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
 					r := newRig(t, "t4")
-					left := 0
+					var left atomic.Int32
 					r.wrap = func(lib nvml.Library) nvml.Library { return &liar{Library: lib, answer: answer, left: &left} }
 					_, ctx := ktesting.NewTestContext(t)
 					h := r.found(ctx)
 					stop := background(ctx, h.Watch)
 					time.Sleep(time.Minute)
 					synctest.Wait()
-					left = times
+					left.Store(times)
 					for range 30 {
 						time.Sleep(10 * time.Second)
 						for _, device := range published(t, h) {
 							if strings.Contains(device, "gpu-lost") || times == 1 && strings.Contains(device, "=") {
-								t.Errorf("published %q after %d answers of %v, while the GPU is on the bus", device, times-left, answer)
+								t.Errorf("published %q after %d answers of %v, while the GPU is on the bus", device, times-left.Load(), answer)
 							}
 						}
 					}
@@ -85,12 +86,12 @@ func TestWhatIsNotProvedLostMovesNobody(t *testing.T) {
 type liar struct {
 	nvml.Library
 	answer gonvml.Return
-	left   *int
+	left   *atomic.Int32
 }
 
 func (l *liar) DeviceAt(busID string) (nvml.Device, error) {
-	if strings.HasSuffix(busID, "1b.0") && *l.left > 0 {
-		*l.left--
+	// Polls, looks and watches ask side by side.
+	if strings.HasSuffix(busID, "1b.0") && l.left.Add(-1) >= 0 {
 		return nil, &nvml.CallError{Call: "nvmlDeviceGetHandleByPciBusId_v2", Return: l.answer}
 	}
 	return l.Library.DeviceAt(busID)
