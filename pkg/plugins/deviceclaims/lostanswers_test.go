@@ -2,7 +2,9 @@ package deviceclaims
 
 import (
 	"context"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
@@ -10,6 +12,8 @@ import (
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	fwk "k8s.io/kube-scheduler/framework"
+	testingclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 )
 
@@ -113,4 +117,60 @@ func TestALateDeallocationDoesNotTakeAClaimFromItsPod(t *testing.T) {
 			}
 		})
 	}
+}
+
+// The withdrawal at the fence had no answer until it was given up, and then the claim that was earlier is gone. The pod relies on the note
+// that it has made before. What it is bound with must not be taken back afterwards.
+func TestALateWithdrawalDoesNotTakeAClaimFromItsPod(t *testing.T) {
+	w := fenced()
+	w.pods = w.pods[:1]
+	p := w.pods[0]
+	w.claims[0] = claim("mine", allocated("node-a", "gpu-0"), reservedFor("p"))
+	w.claims[1] = claim("other", allocated("node-a", "gpu-0"), reservedFor("somebody"))
+	h := newHarness(t, w)
+	clock := testingclock.NewFakeClock(time.Now())
+	h.plugin.clock = clock
+	h.statusWrites(errLate)
+	refuse := h.api.fault
+	h.api.onRequest(func(request string) error {
+		err := refuse(request)
+		if err != nil {
+			clock.Step(undoTimeout + 1)
+		}
+		return err
+	})
+	a := h.filterAll(p).reserve("node-a")
+	if status := a.preBind("node-a"); !strings.Contains(status.Message(), "allocated earlier") {
+		t.Fatalf("PreBind: %v", status)
+	}
+	h.api.onRequest(nil)
+	h.api.change("other", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+	h.caughtUp("other")
+	h.caughtUp("mine")
+	h.filterAll(p).bind("node-a")
+	h.api.land()
+	h.wantState("mine", state{[]string{"gpu-0"}, []string{"p"}})
+}
+
+// No node fitted with a claim for extended resources that a scheduler before had made and this one uses. Giving it up had no answer, and now one fits.
+func TestALateRemovalDoesNotTakeAnExtendedClaimFromItsPod(t *testing.T) {
+	p := containersPod("a=2")
+	w := extendedWorld(p)
+	w.claims = []*resourceapi.ResourceClaim{leftover(p)}
+	h := newHarness(t, w)
+	h.filterAll(p).bind("node-b")
+	name := w.claims[0].Name
+	h.caughtUp(name)
+	h.statusWrites(errLate)
+	p = h.stored("p")
+	nodes := h.nodes
+	h.nodes = nodes[:1] // its own is full
+	if status := h.filterAll(p).postFilter(); status.Code() != fwk.Error {
+		t.Fatalf("PostFilter: %v", status)
+	}
+	h.api.onRequest(nil)
+	h.nodes = nodes
+	h.filterAll(p).bind("node-b")
+	h.api.land()
+	h.wantState(name, state{[]string{"gpu-0", "gpu-1"}, []string{"p"}})
 }
