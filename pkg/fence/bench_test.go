@@ -73,15 +73,36 @@ func BenchmarkFence(b *testing.B) {
 }
 
 // BenchmarkJudge is what two events cost, one that allocates a claim and one that takes the allocation back, in one pool of GPUs with 8
-// partitions each of which 4,000 are held.
+// partitions each of which 4,000 are held. TestJudgingLooksOnlyAtWhatTheClaimTouches counts what is looked at.
 func BenchmarkJudge(b *testing.B) {
+	for _, judged := range []bool{false, true} {
+		b.Run(fmt.Sprintf("judged=%t", judged), func(b *testing.B) {
+			var options []tracker.Option
+			store, claims := rack(b, 500)
+			if judged {
+				options = append(options, tracker.WithJudge(NewJudge(store.View)))
+			}
+			pair := eventsOn(b, tracker.New(klog.Logger{}, options...), claims)
+			b.ReportAllocs()
+			for b.Loop() {
+				pair()
+			}
+		})
+	}
+}
+
+// rack is one pool of GPUs with 8 partitions each, all of them held but those of the last one, gpu-free.
+func rack(t testing.TB, held int) (*inventory.Store, []any) {
 	var none results
 	list, sets := slice("rack"), slice("rack")
 	list.Spec.Pool.ResourceSliceCount, sets.Spec.Pool.ResourceSliceCount = 2, 2
 	sets.Name += "-counters"
 	claims := []any{}
-	for gpu := range 501 {
+	for gpu := range held + 1 {
 		set := fmt.Sprint("gpu-", gpu)
+		if gpu == held {
+			set = "gpu-free"
+		}
 		sets.Spec.SharedCounters = append(sets.Spec.SharedCounters, resourceapi.CounterSet{
 			Name: set, Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse("80Gi")}},
 		})
@@ -89,35 +110,31 @@ func BenchmarkJudge(b *testing.B) {
 			device := partition(fmt.Sprint(set, "-", part), "10Gi")
 			device.ConsumesCounters[0].CounterSet = set
 			list.Spec.Devices = append(list.Spec.Devices, device)
-			if gpu < 500 {
+			if gpu < held {
 				claims = append(claims, claim("held-"+device.Name, len(claims)+1, none.device("rack", device.Name)))
 			}
 		}
 	}
 	store := inventoryOf(list, sets)
 	if problem := store.View().Pool(inventory.PoolID{Driver: driver, Pool: "rack"}).Problem; problem != nil {
-		b.Fatal(problem)
+		t.Fatal(problem)
 	}
-	for _, judged := range []bool{false, true} {
-		b.Run(fmt.Sprintf("judged=%t", judged), func(b *testing.B) {
-			var options []tracker.Option
-			if judged {
-				options = append(options, tracker.WithJudge(NewJudge(store.View)))
+	return store, claims
+}
+
+// eventsOn returns the two events, on a tracker with the claims.
+func eventsOn(t testing.TB, tr *tracker.Tracker, claims []any) (pair func()) {
+	revision := len(claims) + 1
+	if err := tr.Store().Replace(claims, strconv.Itoa(revision)); err != nil {
+		t.Fatal(err)
+	}
+	var none results
+	return func() {
+		for _, allocation := range []results{none.device("rack", "gpu-free-3"), nil} {
+			revision++
+			if err := tr.Store().Update(claim("new", revision, allocation)); err != nil {
+				t.Fatal(err)
 			}
-			t := tracker.New(klog.Logger{}, options...)
-			revision := len(claims) + 1
-			if err := t.Store().Replace(claims, strconv.Itoa(revision)); err != nil {
-				b.Fatal(err)
-			}
-			b.ReportAllocs()
-			for b.Loop() {
-				for _, allocation := range []results{none.device("rack", "gpu-500-3"), nil} {
-					revision++
-					if err := t.Store().Update(claim("new", revision, allocation)); err != nil {
-						b.Fatal(err)
-					}
-				}
-			}
-		})
+		}
 	}
 }

@@ -85,15 +85,17 @@ func (b *bench) takers(id usage.PoolID, t *tab) iter.Seq2[string, usage.ClaimRef
 // device of which we do not know what it takes; or of any device if we do not know
 // that of one of the claim's. It is nil if there is none.
 func (b *bench) stranger(id usage.PoolID, pool *inventory.Pool, any bool) *usage.Holder {
-	for name, held := range b.Usage.Pool(id).All() {
-		if !any && pool != nil && len(pool.Devices(name)) > 0 {
-			continue
-		}
+	in := b.Usage.Pool(id)
+	names := b.held(in)
+	if !any {
+		names = slices.Values(b.strangersIn(id, pool))
+	}
+	for name := range names {
 		device := usage.DeviceID{Driver: id.Driver, Pool: id.Pool, Device: name}
 		if b.isWanted(device) {
 			continue
 		}
-		if other := b.unforeseen(device, b.before(device, held)); other != nil {
+		if other := b.unforeseen(device, b.before(device, in.Device(name))); other != nil {
 			return other
 		}
 	}

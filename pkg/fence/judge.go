@@ -23,8 +23,14 @@ import (
 //     there is of it; a device takes it once, however many share it (KEP-4815).
 //   - Where shares of a device are one namespace's, no other one has a share.
 //   - Results with admin access take nothing (KEP-5018).
+//
+// What it costs grows with what the claim's devices have to do with, and not with
+// what their pools hold.
 type Judge struct {
-	devices func() *inventory.View
+	devices   func() *inventory.View
+	strangers strangers
+	// looks counts held devices that were looked at.
+	looks int
 }
 
 var _ tracker.Judge = &Judge{}
@@ -34,9 +40,12 @@ func NewJudge(devices func() *inventory.View) *Judge {
 	return &Judge{devices: devices}
 }
 
+// Taken implements [tracker.Judge].
+func (j *Judge) Taken(allocation *resourceapi.AllocationResult) { j.strangers.taken(allocation) }
+
 // Judge implements [tracker.Judge].
 func (j *Judge) Judge(c tracker.Case) tracker.Verdict {
-	b := newBench(c, j.devices())
+	b := newBench(c, j)
 	verdict := b.judge(false)
 	if verdict.Outcome != tracker.Fits {
 		return verdict
@@ -51,6 +60,7 @@ func (j *Judge) Judge(c tracker.Case) tracker.Verdict {
 // bench is one case with the devices that it is about.
 type bench struct {
 	tracker.Case
+	by        *Judge
 	inventory *inventory.View
 	// wants is what the claim takes, by device, in the order of its results.
 	wants []want
@@ -67,8 +77,8 @@ type want struct {
 	shares []*resourceapi.DeviceRequestAllocationResult
 }
 
-func newBench(c tracker.Case, view *inventory.View) *bench {
-	b := &bench{Case: c, inventory: view}
+func newBench(c tracker.Case, j *Judge) *bench {
+	b := &bench{Case: c, by: j, inventory: j.devices()}
 	for i := range c.Allocation.Devices.Results {
 		result := &c.Allocation.Devices.Results[i]
 		if ptr.Deref(result.AdminAccess, false) {
@@ -112,6 +122,7 @@ var fits = tracker.Verdict{Outcome: tracker.Fits}
 
 // before returns the holds on a device that count as earlier.
 func (b *bench) before(id usage.DeviceID, device *usage.Device) []usage.Holder {
+	b.by.looks++
 	var found []usage.Holder
 	for _, holder := range device.Holders() {
 		switch b.Precedence(id, holder) {

@@ -121,6 +121,8 @@ func fitBeside(own, others []taking) bool {
 // modelJudge judges by what it is told of usage and precedence.
 type modelJudge struct{}
 
+func (modelJudge) Taken(*resourceapi.AllocationResult) {}
+
 func (modelJudge) Judge(c Case) Verdict {
 	var earlier, either []taking
 	for id, d := range c.Usage.All() {

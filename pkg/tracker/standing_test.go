@@ -187,6 +187,16 @@ type exclusive struct {
 	asked int
 	last  Case
 	blind bool
+	taken map[usage.DeviceID]bool
+}
+
+func (j *exclusive) Taken(allocation *resourceapi.AllocationResult) {
+	if j.taken == nil {
+		j.taken = map[usage.DeviceID]bool{}
+	}
+	for _, hold := range takingsOf(allocation) {
+		j.taken[hold.device] = true
+	}
 }
 
 func (j *exclusive) Judge(c Case) Verdict {
@@ -352,6 +362,29 @@ func TestVerdictPassesOnWhatWasDecidedOn(t *testing.T) {
 	}
 	if got := judge.last.DecidedOn; got.Device(gpu0).Count() != 1 {
 		t.Errorf("decided on usage with %d holders of the device, want one", got.Device(gpu0).Count())
+	}
+}
+
+// The judge may keep in mind what is held: it is told of all that comes.
+func TestTheJudgeIsToldOfAllThatIsTaken(t *testing.T) {
+	for name, step := range map[string]func(tr *Tracker){
+		"an event":                func(tr *Tracker) { must(t, tr.Store().Update(claim("a", "ua", 12, gpu0))) },
+		"a list":                  func(tr *Tracker) { relist(t, tr, 20, claim("a", "ua", 12, gpu0)) },
+		"an answer":               func(tr *Tracker) { must(t, tr.Assume(claim("a", "ua", 12, gpu0))) },
+		"what is in flight":       func(tr *Tracker) { reserve(t, tr, "p", claim("a", "ua", 5), gpu0) },
+		"another device than had": func(tr *Tracker) { must(t, tr.Store().Update(claim("b", "ub", 12, gpu0))) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			judge := &exclusive{}
+			tr := New(newTracker(t).logger, WithJudge(judge))
+			relist(t, tr, 10, claim("a", "ua", 5), claim("b", "ub", 6, gpu1))
+			if judge.taken[gpu0] {
+				t.Fatal("it is taken already")
+			}
+			if step(tr); !judge.taken[gpu0] || tr.Snapshot().Usage.Device(gpu0).Count() != 1 {
+				t.Error("the judge was not told")
+			}
+		})
 	}
 }
 

@@ -167,6 +167,10 @@ func (t *Tracker) refold(claim usage.ClaimRef) []usage.DeviceID {
 		inFlight = pending.allocation
 	}
 	freed := t.index.Set(claim, allocated, inFlight)
+	if t.judge != nil {
+		t.judge.Taken(allocated)
+		t.judge.Taken(inFlight)
+	}
 	heldDevices.Set(float64(t.index.View().Len()))
 	return freed
 }

@@ -56,6 +56,9 @@ type Case struct {
 // must be quick and must not call the tracker.
 type Judge interface {
 	Judge(Case) Verdict
+	// Taken tells of an allocation whose devices are held from now on, or still
+	// are. It may be nil. Nothing comes into Usage without that.
+	Taken(*resourceapi.AllocationResult)
 }
 
 // Option configures a Tracker.
