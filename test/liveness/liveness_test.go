@@ -379,7 +379,7 @@ func TestScenarios(t *testing.T) {
 				Nodes: []Node{{Name: "a", GPUs: 2}, {Name: "b", GPUs: 2}},
 				Steps: []Step{
 					Cordon{Node: "a"},
-					Pod{Name: "m", Grace: 30 * time.Second, Ask: Ask{GPUs: 2}},
+					Pod{Name: "m", Priority: 5, Grace: 30 * time.Second, Ask: Ask{GPUs: 2}}, // so l is the one that is evicted first
 					Wait{time.Second},
 					Cordon{Node: "a", Lifted: true},
 					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{GPUs: 2}},
