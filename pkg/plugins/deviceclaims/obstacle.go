@@ -46,8 +46,8 @@ func (o *obstacle) givenUp() string {
 // node would do, of which the others follow when the pod is tried again. If there is no time to find out, it is the first one: each of them
 // takes nodes away.
 //
-// If that would help nothing, it is still one that is reserved for the pod, as by a scheduler that has ended. A pod that waits holds
-// nothing: two of them could wait for each other's devices for ever.
+// If that would help nothing, it is still one that is reserved for the pod, as by a scheduler that has ended, also if it rules out no node. A
+// pod that waits holds nothing: two of them could wait for each other's devices for ever.
 func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle {
 	found := func(i int, reason string) *obstacle {
 		return &obstacle{c.claims[i].claim, reason, pl.usedByOthers(c.claims[i], pod), c.claims[i].user.UID}
@@ -63,34 +63,43 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 		}
 		candidates = append(candidates, i)
 	}
+	if i, why := pl.inTheWayOf(ctx, c, pod, candidates); why != "" {
+		return found(i, why)
+	}
+	for i := range c.claims {
+		claim := c.claims[i].claim
+		if claim.Status.Allocation != nil && isReservedFor(claim, pod.UID) && pl.checkNotAdopted(claim, pod.UID) == nil {
+			return found(i, "which others may use while the pod waits")
+		}
+	}
+	return nil
+}
+
+// inTheWayOf returns the one of the candidates that keeps the pod off nodes, and says so. It says nothing if there is none.
+func (pl *Plugin) inTheWayOf(ctx context.Context, c *cycle, pod *v1.Pod, candidates []int) (i int, why string) {
 	if len(candidates) == 0 {
-		return nil
+		return 0, ""
 	}
 	ctx, cancel := context.WithTimeout(ctx, pl.shared.limits.Obstacle)
 	defer cancel()
 	for _, i := range candidates {
 		if node := pl.nodeWithout(ctx, c, pod, []int{i}); node != "" {
-			return found(i, fmt.Sprintf("which kept the pod off other nodes, such as %s", node))
+			return i, fmt.Sprintf("which kept the pod off other nodes, such as %s", node)
 		}
 	}
 	if node := pl.nodeWithout(ctx, c, pod, candidates); node != "" {
 		for needed := candidates; ; {
 			fewer := needed[1:]
 			if pl.nodeWithout(ctx, c, pod, fewer) == "" {
-				return found(needed[0], fmt.Sprintf("which with others kept the pod off other nodes, such as %s", node))
+				return needed[0], fmt.Sprintf("which with others kept the pod off other nodes, such as %s", node)
 			}
 			needed = fewer
 		}
 	}
 	if ctx.Err() != nil {
-		return found(candidates[0], "which kept the pod off other nodes")
+		return candidates[0], "which kept the pod off other nodes"
 	}
-	for _, i := range candidates {
-		if claim := c.claims[i].claim; isReservedFor(claim, pod.UID) && pl.checkNotAdopted(claim, pod.UID) == nil {
-			return found(i, "which others may use while the pod waits")
-		}
-	}
-	return nil
+	return 0, ""
 }
 
 // nodeWithout returns a node that has devices for the pod's claims if some of them, by their indexes, are allocated anew, where all others

@@ -1,7 +1,9 @@
 package deviceclaims
 
 import (
+	"cmp"
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -10,6 +12,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -125,6 +128,28 @@ func TestPodsThatWaitHoldNothing(t *testing.T) {
 	h.filterAll(q).bind("node-b")
 }
 
+// The same for devices that every node reaches: they keep nobody off a node.
+func TestPodsThatWaitHoldNoDevicesOfAFabric(t *testing.T) {
+	w := twoNodes()
+	fabric := slice("node-a", device("gpu-0"), device("gpu-1"))
+	fabric.Spec.NodeName, fabric.Spec.AllNodes, fabric.Spec.Pool.Name = nil, new(true), "fabric"
+	w.objects = []runtime.Object{class(testClass), fabric}
+	anywhere := func(name, device, user string) *resourceapi.ResourceClaim {
+		c := claim(name, allocated("fabric", device), reservedFor(user))
+		c.Status.Allocation.NodeSelector = nil
+		return c
+	}
+	w.claims = []*resourceapi.ResourceClaim{
+		anywhere("p-first", "gpu-0", "p"), claim("p-second"), anywhere("q-first", "gpu-1", "q"), claim("q-second"),
+	}
+	p, q := pod("p", "p-first", "p-second"), pod("q", "q-first", "q-second")
+	w.pods = []*v1.Pod{p, q}
+	h := newHarness(t, w)
+	h.filterAll(p).postFilter()
+	h.wantState("p-first", state{})
+	h.filterAll(q).bind("node-b")
+}
+
 // A pod waits for one of its claims, or for a class, perhaps for ever. What a scheduler that has ended has reserved for it of the others goes to those
 // who can use it.
 func TestAPodThatWaitsForAClaimHoldsNoOther(t *testing.T) {
@@ -135,10 +160,37 @@ func TestAPodThatWaitsForAClaimHoldsNoOther(t *testing.T) {
 	p.Spec.ResourceClaims = pod("p", "first", "second").Spec.ResourceClaims
 	// The scheduler ended before it wrote the claim's name into the pod's status.
 	ofExtended := leftover(p, allocated("node-b", "gpu-1"))
+	first := claim("first", allocated("node-b", "gpu-0"), reservedFor("p"))
+	var crowd []string
+	for i := range resourceapi.ResourceClaimReservedForMaxSize {
+		crowd = append(crowd, fmt.Sprint("user-", i))
+	}
+	broken := class("broken")
+	broken.Spec.Selectors[0].CEL.Expression = "device."
 	for name, tc := range map[string]struct {
 		claims []*resourceapi.ResourceClaim
+		class  string // of the extended resource, if it is not the usual one
 		after  map[string]state
 	}{
+		"too many devices are asked for": {
+			claims: []*resourceapi.ResourceClaim{first, claim("second", counted(resourceapi.AllocationResultsMaxSize+1))}, after: map[string]state{"first": {}},
+		},
+		"the selector of a claim is broken": {
+			claims: []*resourceapi.ResourceClaim{first, claim("second", withSelector("device."))}, after: map[string]state{"first": {}},
+		},
+		"the selector of a class is broken": {
+			claims: []*resourceapi.ResourceClaim{first, claim("second", withClass("broken"))}, after: map[string]state{"first": {}},
+		},
+		"the selector of the extended resource's class is broken": {
+			claims: []*resourceapi.ResourceClaim{first, claim("second")}, class: "broken", after: map[string]state{"first": {}},
+		},
+		"a claim has no place left": {
+			claims: []*resourceapi.ResourceClaim{first, claim("second", allocated("node-b", "gpu-1"), reservedFor(crowd...))}, after: map[string]state{"first": {}},
+		},
+		"its claims are allocated on two nodes": {
+			claims: []*resourceapi.ResourceClaim{first, claim("second", allocated("node-a", "gpu-0"), reservedFor("p"))},
+			after:  map[string]state{"first": {}, "second": {}},
+		},
 		"the class is not there": {
 			claims: []*resourceapi.ResourceClaim{
 				claim("first", allocated("node-b", "gpu-0"), reservedFor("p")), claim("second", withClass("missing")),
@@ -175,10 +227,13 @@ func TestAPodThatWaitsForAClaimHoldsNoOther(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := twoNodes()
 			w.claims = tc.claims
-			w.pods, w.resolver = []*v1.Pod{p}, map[v1.ResourceName]string{gpuResource: testClass}
+			w.objects = append(w.objects, broken)
+			w.pods, w.resolver = []*v1.Pod{p}, map[v1.ResourceName]string{gpuResource: cmp.Or(tc.class, testClass)}
 			h := newHarness(t, w).leads()
-			if h.plugin.PreEnqueue(h.ctx, p).IsSuccess() {
-				h.filterAll(p).postFilter()
+			for range tc.claims { // one at a time
+				if h.plugin.PreEnqueue(h.ctx, p).IsSuccess() {
+					h.filterAll(p).postFilter()
+				}
 			}
 			h.settled()
 			for name, want := range tc.after {
