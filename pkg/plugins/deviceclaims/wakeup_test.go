@@ -1,6 +1,7 @@
 package deviceclaims
 
 import (
+	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -242,8 +243,8 @@ func TestWakeUpAfterTheFrameworkWasFaster(t *testing.T) {
 	}
 }
 
-// The resolver of NodeResourcesFit may know the class behind an extended resource before the inventory does. A pod retried because of that is
-// refused once more, and must be woken when the inventory has the class, whatever else it asks for.
+// The resolver of NodeResourcesFit may know the class behind an extended resource before the inventory does, and its repair. A pod retried because of
+// that is refused once more, and must be woken when the inventory has the class as it is to be, whatever else it asks for.
 func TestWakeUpByTheClassOfAnExtendedResource(t *testing.T) {
 	second := v1.ResourceName("example.com/second")
 	withSecond := extendedPod("waiting", gpuResource)
@@ -256,29 +257,44 @@ func TestWakeUpByTheClassOfAnExtendedResource(t *testing.T) {
 	}{
 		"which is all that the pod asks for": {extendedPod("waiting", gpuResource), map[v1.ResourceName]string{gpuResource: "late"}},
 		"beside another one":                 {withSecond, map[v1.ResourceName]string{gpuResource: "late", second: testClass}},
+		"after another one":                  {withSecond, map[v1.ResourceName]string{gpuResource: testClass, second: "late"}},
 		"beside a claim":                     {withClaim, map[v1.ResourceName]string{gpuResource: "late"}},
 	}
+	before := map[string]string{"is not there": "", "selects by no expression": "device.", "selects by an attribute that no device has": `device.attributes["gpu.example.com"].none == "x"`, "selects nothing": "false"}
 	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			w := extendedWorld(tc.pod)
-			w.resolver = tc.resolver
-			w.claims = []*resourceapi.ResourceClaim{claim("wanted")}
-			h := newHarness(t, w)
-			a := h.filterAll(tc.pod)
-			if len(a.fits()) > 0 {
-				t.Fatalf("the pod fits %v without the class", a.fits())
-			}
-			if a.preFilter.IsSuccess() {
+		for as, expression := range before {
+			t.Run(name+", and "+as, func(t *testing.T) {
+				late := class("late")
+				w := extendedWorld(tc.pod)
+				w.resolver = tc.resolver
+				w.claims = []*resourceapi.ResourceClaim{claim("wanted")}
+				if expression != "" {
+					broken := late.DeepCopy()
+					broken.Spec.Selectors[0].CEL.Expression = expression
+					w.objects = append(w.objects, broken)
+				}
+				h := newHarness(t, w)
+				a := h.filterAll(tc.pod)
+				if len(a.fits()) > 0 {
+					t.Fatalf("the pod fits %v without the class", a.fits())
+				}
 				a.postFilter()
-			}
-			if _, err := h.client.ResourceV1().DeviceClasses().Create(h.ctx, class("late"), metav1.CreateOptions{}); err != nil {
-				t.Fatal(err)
-			}
-			h.wakes("waiting")
-			if got := h.filterAll(tc.pod).fits(); !slices.Contains(got, "node-b") {
-				t.Errorf("with the class the pod fits %v, not node-b, which has two devices", got)
-			}
-		})
+				h.lookedAt()
+				apply := h.client.ResourceV1().DeviceClasses().Create
+				if expression != "" {
+					apply = func(ctx context.Context, c *resourceapi.DeviceClass, _ metav1.CreateOptions) (*resourceapi.DeviceClass, error) {
+						return h.client.ResourceV1().DeviceClasses().Update(ctx, c, metav1.UpdateOptions{})
+					}
+				}
+				if _, err := apply(h.ctx, late, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+				h.wakes("waiting")
+				if got := h.filterAll(tc.pod).fits(); !slices.Contains(got, "node-b") {
+					t.Errorf("with the class the pod fits %v, not node-b, which has two devices", got)
+				}
+			})
+		}
 	}
 }
 
