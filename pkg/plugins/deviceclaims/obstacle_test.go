@@ -150,6 +150,21 @@ func TestPodsThatWaitHoldNoDevicesOfAFabric(t *testing.T) {
 	h.filterAll(q).bind("node-b")
 }
 
+// A scheduler that has ended leaves its note. What the note is about stays until it is old, but the pod may have others evicted.
+func TestANoteKeepsNobodyFromPreempting(t *testing.T) {
+	w := twoNodes()
+	w.claims = []*resourceapi.ResourceClaim{claim("first", allocated("node-b", "gpu-0"), reservedFor("p"), func(c *resourceapi.ResourceClaim) {
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, adoptedKey("p-uid"), adoption{"another", time.Now()}.String())
+	}), claim("second"), claim("of-low", allocated("node-b", "gpu-1"), reservedFor("low"))}
+	p := pod("p", "first", "second")
+	w.pods = []*v1.Pod{p, running("low", "node-b", -1, "of-low")}
+	h := newHarness(t, w)
+	if status := h.filterAll(p).postFilter(); status.Code() != fwk.Unschedulable {
+		t.Errorf("preemption is not asked: %v", status)
+	}
+	h.wantState("first", state{[]string{"gpu-0"}, []string{"p"}})
+}
+
 // A pod waits for one of its claims, or for a class, perhaps for ever. What a scheduler that has ended has reserved for it of the others goes to those
 // who can use it.
 func TestAPodThatWaitsForAClaimHoldsNoOther(t *testing.T) {
