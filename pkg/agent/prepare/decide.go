@@ -215,6 +215,7 @@ type served struct {
 // bring their limits along. Before they are made, MIG devices have no UUIDs to look limits up for.
 func (j *job) daemon(made bool) (*served, error) {
 	var daemon *served
+	var first *ledger.Device
 	var limits *config.Limits
 	partitions := 0
 	for i, settings := range j.settings {
@@ -226,14 +227,14 @@ func (j *job) daemon(made bool) (*served, error) {
 		if device.Share != nil {
 			next = served{Daemon: sharing.Daemon{Name: device.GPU}, gpu: device.GPU, shared: true}
 			if _, err := mpsLimit(settings.MPS, device, j.granted(device.Request, device.GPU)); err != nil {
-				return nil, fmt.Errorf("claim %s, request %s: %w", j.entry.Claim, device.Request, err)
+				return nil, refuse(device, err)
 			}
 		}
 		if daemon == nil {
-			daemon, limits = &next, settings.MPS
+			daemon, first, limits = &next, device, settings.MPS
 		}
 		if daemon.Name != next.Name {
-			return nil, fmt.Errorf("claim %s, request %s: sharing.strategy: %q: a container can only use one MPS daemon, and each GPU that is shared by several claims has its own: put the requests into claims of their own, or let all be for one GPU", j.entry.Claim, device.Request, config.MPS)
+			return nil, refuse(device, fmt.Errorf("sharing.strategy: %q: a container can only use one MPS daemon, and each GPU that is shared by several claims has its own: put the requests into claims of their own, or let all be for one GPU", config.MPS))
 		}
 		if daemon.shared {
 			if len(daemon.GPUs) == 0 {
@@ -242,7 +243,7 @@ func (j *job) daemon(made bool) (*served, error) {
 			continue
 		}
 		if !reflect.DeepEqual(limits, settings.MPS) {
-			return nil, fmt.Errorf("claim %s, request %s: sharing.mpsConfig: it differs from that of another request, and a container can only use one MPS daemon: put the requests into claims of their own", j.entry.Claim, j.entry.Devices[i].Request)
+			return nil, refuse(device, errors.New("sharing.mpsConfig: it differs from that of another request, and a container can only use one MPS daemon: put the requests into claims of their own"))
 		}
 		if j.targets[i].Partition != nil {
 			partitions++
@@ -253,14 +254,19 @@ func (j *job) daemon(made bool) (*served, error) {
 		return daemon, nil
 	}
 	if partitions > 1 || partitions == 1 && len(daemon.GPUs) > 1 {
-		return nil, fmt.Errorf("claim %s: sharing.strategy: %q: an MPS daemon serves one MIG device alone, and the claim has %d devices for it", j.entry.Claim, config.MPS, len(daemon.GPUs))
+		return nil, refuse(first, fmt.Errorf("sharing.strategy: %q: an MPS daemon serves one MIG device alone, and the claim has %d devices for it", config.MPS, len(daemon.GPUs)))
 	}
 	daemon.ActiveThreadPercentage = limits.ActiveThreadPercentage
 	var err error
 	if daemon.MemoryMiB, err = limits.MemoryOf(daemon.GPUs); err != nil && (made || partitions == 0) {
-		return nil, fmt.Errorf("claim %s: %w", j.entry.Claim, err)
+		return nil, refuse(first, err)
 	}
 	return daemon, nil
+}
+
+// refuse says that the parameters for a device are refused, beside those of others or for the devices that the claim got.
+func refuse(device *ledger.Device, err error) error {
+	return &config.Error{Path: "request " + device.Request, Err: err}
 }
 
 // checkEnded refuses a daemon as long as one of that name is owed for other GPUs, which the claim had before: that one would be taken for it,

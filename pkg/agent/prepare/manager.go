@@ -426,7 +426,7 @@ func (m *Manager) perform(ctx context.Context, j *job, before previous) error {
 			}
 			daemon, err := j.daemon(true)
 			if err != nil {
-				return err
+				return fmt.Errorf("claim %s: %w", j.entry.Claim, err)
 			}
 			if daemon == nil {
 				continue // its parameters are others by now: what there is of the daemon stays until the claim is unprepared

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/nvml"
@@ -140,6 +141,7 @@ func TestSettingsThatCannotBe(t *testing.T) {
 		before  []nvmlsim.Command
 		claim   *resourceapi.ResourceClaim
 		want    []string
+		refused bool // the claim's parameters
 	}{
 		"a GPU that an administrator keeps free": {
 			before: []nvmlsim.Command{&nvmlsim.SetComputeMode{GPU: "0", Mode: nvmlsim.ComputeProhibited}},
@@ -155,7 +157,7 @@ func TestSettingsThatCannotBe(t *testing.T) {
 		},
 		"two MIG devices under MPS": {
 			claim: withConfig(claim("train", result("a="+small), result("b="+large)), driverName, sharingConfig("MigDeviceConfig", "MPS", "")),
-			want:  []string{"sharing.strategy", "one MIG device"},
+			want:  []string{"request a", "sharing.strategy", "one MIG device"}, refused: true,
 		},
 		"two kinds of MPS": {
 			claim: func() *resourceapi.ResourceClaim {
@@ -164,11 +166,11 @@ func TestSettingsThatCannotBe(t *testing.T) {
 				c.Status.Allocation.Devices.Config[1].Requests = []string{"b"}
 				return c
 			}(),
-			want: []string{"request b", "sharing.mpsConfig"},
+			want: []string{"request b", "sharing.mpsConfig"}, refused: true,
 		},
 		"a limit for a device that the claim does not have": {
 			claim: withConfig(claim("train", "gpu="+gpu0), driverName, sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}}`)),
-			want:  []string{`defaultPerDevicePinnedMemoryLimit["1"]`},
+			want:  []string{"request gpu", `defaultPerDevicePinnedMemoryLimit["1"]`}, refused: true,
 		},
 		"overlapping partitions in a claim": {
 			claim: claim("train", result("a="+gpu0+"-mig-1g10gb-1"), result("b="+large)), want: []string{"overlap", "requests a and b"},
@@ -198,6 +200,7 @@ func TestSettingsThatCannotBe(t *testing.T) {
 					t.Errorf("error %q does not say %q", err, want)
 				}
 			}
+			checkRefusal(t, err, tc.refused)
 			if left := n.files(); len(left) > 0 {
 				t.Errorf("left after the failure: %v", left)
 			}
@@ -205,6 +208,18 @@ func TestSettingsThatCannotBe(t *testing.T) {
 				t.Errorf("GPUs (-before +after):\n%s", diff)
 			}
 		})
+	}
+}
+
+// checkRefusal of a claim's parameters: they are the user's to mend, so the claim's status and an event of its pods tell of them.
+func checkRefusal(t *testing.T, err error, want bool) {
+	t.Helper()
+	var refused *config.Error
+	if errors.As(err, &refused) != want {
+		t.Errorf("error %q (%T), want one about the claim's parameters: %t", err, err, want)
+	}
+	if n := strings.Count(err.Error(), "claim default/"); want && n != 1 {
+		t.Errorf("error %q names the claim %d times", err, n)
 	}
 }
 

@@ -149,6 +149,8 @@ func TestSharesThatDoNotGoTogether(t *testing.T) {
 		holds bool
 		// bad input is no matter of the others.
 		bad bool
+		// refused are the claim's parameters.
+		refused bool
 	}{
 		"more memory than there is": {
 			first: sharedBy("one", "50Gi:25", ""), second: sharedBy("two", "30Gi:25", ""),
@@ -173,17 +175,17 @@ func TestSharesThatDoNotGoTogether(t *testing.T) {
 		"more for a process than for all": {
 			shares: config.MPS,
 			second: sharedBy("two", "10Gi:10", sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultPinnedDeviceMemoryLimit":"11Gi"}`)),
-			want:   []string{"default/two", "sharing.mpsConfig", "11264Mi", "10240Mi"}, bad: true,
+			want:   []string{"default/two", "sharing.mpsConfig", "11264Mi", "10240Mi"}, bad: true, refused: true,
 		},
 		"more threads for a process than for all": {
 			shares: config.MPS,
 			second: sharedBy("two", "10Gi:10", sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultActiveThreadPercentage":15}`)),
-			want:   []string{"defaultActiveThreadPercentage: 15", "10"}, bad: true,
+			want:   []string{"defaultActiveThreadPercentage: 15", "10"}, bad: true, refused: true,
 		},
 		"two daemons for one container": {
 			shares: config.MPS,
 			second: withConfig(claim("two", "a="+gpu0+"+share:a:4Gi:10", "b="+gpu1+"+share:b:1Gi:5"), driverName, underMPS),
-			want:   []string{"request b", "one MPS daemon"}, bad: true,
+			want:   []string{"request b", "one MPS daemon"}, bad: true, refused: true,
 		},
 		"a share of a partition":    {second: claim("two", "gpu="+gpu0+"-mig-1g10gb-0+share:a:4Gi:10"), want: []string{"request gpu", "shareID a", "MIG"}, bad: true},
 		"a share without a name":    {second: claim("two", "gpu="+gpu0+"+share::4Gi:10"), want: []string{`shareID ""`}, bad: true},
@@ -214,6 +216,9 @@ func TestSharesThatDoNotGoTogether(t *testing.T) {
 			var share *prepare.ShareError
 			if errors.As(err, &held) != tc.holds || errors.As(err, &share) != !(tc.holds || tc.bad) {
 				t.Errorf("error %T: %v", err, err)
+			}
+			if tc.bad {
+				checkRefusal(t, err, tc.refused)
 			}
 			if diff := cmp.Diff(before, n.state(), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("machine (-before +after):\n%s", diff)
