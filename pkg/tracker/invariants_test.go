@@ -40,6 +40,21 @@ func TestI1UsageIsTheFoldOfBothLayers(t *testing.T) {
 	wantHeld(t, tr, "released", holders{gpu1: {"ub"}})
 }
 
+// I1 for names: devices are apart by driver and pool, and shares by device, whatever they are called. One that goes frees its own.
+func TestI1WhatIsCalledAlikeIsApart(t *testing.T) {
+	elsewhere := device("node-b", gpu0.Device)
+	theirs := usage.DeviceID{Driver: "another.example.com", Pool: gpu0.Pool, Device: gpu0.Device}
+	with := func(c *resourceapi.ResourceClaim, a *resourceapi.AllocationResult) *resourceapi.ResourceClaim {
+		c.Status.Allocation = a
+		return c
+	}
+	tr := listed(t, 10,
+		with(claim("a", "ua", 5), shared(gpu0, "s")), with(claim("b", "ub", 6), shared(elsewhere, "s")), with(claim("c", "uc", 7), shared(theirs, "s")))
+	wantHeld(t, tr, "three", holders{gpu0: {"ua/s"}, elsewhere: {"ub/s"}, theirs: {"uc/s"}})
+	must(t, tr.Store().Delete(claim("a", "ua", 11)))
+	wantHeld(t, tr, "two", holders{elsewhere: {"ub/s"}, theirs: {"uc/s"}})
+}
+
 // I1 for shares: each is a hold of its own, with what it takes, and a claim may
 // have several on one device.
 func TestI1UsageHasEverySharesCapacity(t *testing.T) {
