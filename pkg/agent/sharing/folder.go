@@ -21,6 +21,8 @@ const (
 	pipeFolder = "pipe"
 	logFolder  = "log"
 	shmFolder  = "shm"
+	// movedPrefix begins the names of what tenants left in the pipe folder of a daemon before.
+	movedPrefix = "moved-"
 )
 
 // DefaultShmBytes is what containers have as shared memory without a daemon.
@@ -144,7 +146,7 @@ func (f *folders) makeFolder(name string) error {
 		return err
 	}
 	if mounted {
-		err = emptyFlat(f.dir(name, pipeFolder))
+		err = f.emptyPipe(name)
 	} else {
 		err = f.mounts().mount(dir, f.opts.ShmBytes)
 	}
@@ -163,17 +165,31 @@ func (f *folders) makeFolder(name string) error {
 	return nil
 }
 
-// emptyFlat removes the files in a folder, and folders that are empty. What tenants have nested there stays: it is not the daemon's.
-func emptyFlat(dir string) error {
-	entries, err := os.ReadDir(dir)
+// emptyPipe leaves nothing in the folder that a daemon and its clients meet in, which stays the one that containers have. What tenants have nested
+// there, maybe under the name of a socket, is not looked through: it is moved out of their sight and the daemon's, and ends with the mount. A
+// move needs no room.
+func (f *folders) emptyPipe(name string) error {
+	pipe := f.dir(name, pipeFolder)
+	entries, err := os.ReadDir(pipe)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
+	beside, err := os.ReadDir(f.dir(name))
+	if err != nil {
+		return err
+	}
+	moved := len(beside) // no less than have been moved before: none of them is in the way
 	for _, entry := range entries {
-		if err := os.Remove(filepath.Join(dir, entry.Name())); err != nil && !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ENOTEMPTY) {
+		path := filepath.Join(pipe, entry.Name())
+		err := removeIfThere(path)
+		if errors.Is(err, unix.ENOTEMPTY) {
+			err = os.Rename(path, f.dir(name, fmt.Sprintf("%s%d", movedPrefix, moved)))
+			moved++
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -368,7 +368,7 @@ func TestADaemonThatIsStartedAgainIsFoundByItsClients(t *testing.T) {
 	if err := daemons.Start(t.Context(), daemon); err != nil {
 		t.Fatal(err)
 	}
-	for _, left := range []string{"mps/claim-1/pipe/control", "mps/claim-1/pipe/own/deep", "mps/claim-1/shm/cuda.shm"} {
+	for _, left := range []string{"mps/claim-1/pipe/control", "mps/claim-1/pipe/control_lock/deep", "mps/claim-1/shm/cuda.shm"} {
 		touch(t, opts, left)
 	}
 	if err := os.Mkdir(filepath.Join(opts.MPSRoot, "claim-1", "pipe", "empty"), 0o755); err != nil {
@@ -400,12 +400,60 @@ func TestADaemonThatIsStartedAgainIsFoundByItsClients(t *testing.T) {
 			left = append(left, folder+"/"+entry.Name())
 		}
 	}
-	if diff := cmp.Diff([]string{"pipe/own", "shm/cuda.shm"}, left); diff != "" {
+	if diff := cmp.Diff([]string{"shm/cuda.shm"}, left); diff != "" {
 		t.Errorf("left (-want +got):\n%s", diff)
 	}
 	if got := calls(); !slices.ContainsFunc(got, func(c string) bool { return strings.HasPrefix(c, "systemd-run ") }) ||
 		!slices.Contains(got, "mps: set_default_active_thread_percentage 50") {
 		t.Errorf("calls %q, want that it is started and gets its limits", got)
+	}
+}
+
+// TestADaemonStartsInACleanFolderWhateverTenantsNested: containers have the folder mounted, under whose names tenants made folders until there was no room for
+// another one. Each start takes them away, and containers meet the new daemon in the folder that they have.
+func TestADaemonStartsInACleanFolderWhateverTenantsNested(t *testing.T) {
+	needsRoot(t)
+	opts, _ := host(t)
+	opts.mounts, opts.ShmBytes = nil, 32<<20
+	daemons := NewDriver(opts).Daemons
+	daemon := Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}}
+	dir, container := filepath.Join(opts.MPSRoot, daemon.Name), t.TempDir()
+	t.Cleanup(func() {
+		for _, path := range []string{container, dir} {
+			for unix.Unmount(path, unix.MNT_DETACH) == nil {
+			}
+		}
+	})
+	if err := daemons.Start(t.Context(), daemon); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Mount(filepath.Join(dir, "pipe"), container, "", unix.MS_BIND, ""); err != nil {
+		t.Fatal(err)
+	}
+	for times := range 3 {
+		for _, name := range []string{"control", "control_lock"} {
+			if err := os.MkdirAll(filepath.Join(container, name, "deep"), 0o777); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if times == 2 {
+			nest(t, filepath.Join(container, "control"))
+		}
+		remove(t, opts, "unit") // it died
+		if err := daemons.Start(t.Context(), daemon); err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{container, filepath.Join(dir, "pipe")} {
+			if left, err := os.ReadDir(path); err != nil || len(left) > 0 {
+				t.Errorf("start %d: in %s are %v, %v", times+1, path, left, err)
+			}
+		}
+	}
+	if err := daemons.Stop(t.Context(), daemon.Name); err != nil {
+		t.Error(err)
+	}
+	if _, err := os.Lstat(dir); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the folder of a daemon that is stopped: %v", err)
 	}
 }
 
