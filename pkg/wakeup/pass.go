@@ -434,6 +434,9 @@ func (p *pass) choose(j *job) {
 				return
 			}
 			everywhere, cause = true, CauseClaim
+		case j.classChanged && asks.knowsMoreThan(j.question):
+			j.wake = CauseClass // it was told that there is no such class, which is not true any more even if the pod fits nowhere
+			return
 		case asks.Movable && !j.question.Movable:
 			everywhere, cause = true, CauseClaim
 		case j.classChanged:

@@ -90,6 +90,16 @@ func (q *Question) isOutdated(inv *inventory.View) bool {
 	return false
 }
 
+// knowsMoreThan tells whether a class is there now that an earlier question did not find.
+func (q *Question) knowsMoreThan(earlier *Question) bool {
+	for name, class := range q.Classes {
+		if was, asked := earlier.Classes[name]; asked && was == nil && class != nil {
+			return true
+		}
+	}
+	return false
+}
+
 // shapeOf tells apart what different requests of one namespace ask for. With one inventory, requests of equal shape fit the same nodes. It is made
 // from the claims and not from what was compiled, so that it cannot lack what the compiler learns later.
 func (q *Question) shapeOf() string {

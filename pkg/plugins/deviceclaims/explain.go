@@ -59,7 +59,7 @@ func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *al
 	explanation := allocator.Explain(wanted.requests, failures, allocator.Naming{
 		Rule: pl.taintRule,
 		Subject: func(claim types.NamespacedName, request string) string {
-			if claim.Name != unbornClaimName {
+			if !isUnborn(claim.Name) {
 				return ""
 			}
 			return wanted.subject(request)

@@ -32,9 +32,11 @@ const (
 	reasonClaimOutdated = "node(s) where the claim of an earlier attempt is not what the pod's extended resources need"
 )
 
-// unbornClaimName is the name of the claim for extended resources before it is created, in messages. It is not
-// the name of any claim.
-const unbornClaimName = "<extended-resources>"
+// unbornPrefix begins the name of a claim for extended resources before it is created, in messages. No claim that exists has such a name.
+const unbornPrefix = "<extended-resources of "
+
+// isUnborn tells whether a claim has the name of one that is not created yet.
+func isUnborn(name string) bool { return strings.HasPrefix(name, unbornPrefix) }
 
 // extendedPlan is what PreFilter found out about a pod's extended resources (KEP-5004).
 //
@@ -191,7 +193,7 @@ func (pl *Plugin) planExtended(pod *v1.Pod, names []v1.ResourceName) *extendedPl
 // unbornClaim returns a claim that may be made for the pod's extended resources, without requests.
 func unbornClaim(pod *v1.Pod) *resourceapi.ResourceClaim {
 	claim := newExtendedClaim(pod)
-	claim.Name, claim.UID = unbornClaimName, uuid.NewUUID()
+	claim.Name, claim.UID = unbornPrefix+pod.Name+">", uuid.NewUUID()
 	return claim
 }
 
@@ -336,7 +338,7 @@ func (e *extendedPlan) newVariant(ctx context.Context, backings []backing) *vari
 		return v
 	}
 	v.requests, v.err = e.compile(ctx, v.claim)
-	if err, ok := errors.AsType[*allocator.ClaimError](v.err); ok && err.Claim == unbornClaimName {
+	if err, ok := errors.AsType[*allocator.ClaimError](v.err); ok && isUnborn(err.Claim) {
 		named := *err
 		named.Subject = v.subject(err.Request)
 		v.err = &named

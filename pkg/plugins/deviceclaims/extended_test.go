@@ -518,3 +518,57 @@ func TestPodWithAnExtendedResourceCanBePreempted(t *testing.T) {
 		t.Error("with the victim again, the node fits")
 	}
 }
+
+// A pod is told that there is no such class. When there is, that is not true any more, even if the class selects no device.
+func TestAClassThatComesAndSelectsNothingIsTold(t *testing.T) {
+	p := extendedPod("p", gpuResource)
+	w := extendedWorld(p)
+	w.resolver = map[v1.ResourceName]string{gpuResource: "late"}
+	h := newHarness(t, w)
+	told := func() string {
+		t.Helper()
+		a := h.filterAll(p)
+		if len(a.fits()) > 0 {
+			t.Fatalf("the pod fits %v", a.fits())
+		}
+		defer h.lookedAt()
+		return a.postFilter().Message() + fmt.Sprint(a.filter)
+	}
+	if got := told(); !strings.Contains(got, `"late" does not exist`) {
+		t.Errorf("told %q, want that the class does not exist", got)
+	}
+	late := class("late")
+	late.Spec.Selectors[0].CEL.Expression = "false"
+	if _, err := h.client.ResourceV1().DeviceClasses().Create(h.ctx, late, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.wakes("p")
+	if got := told(); strings.Contains(got, "does not exist") || !strings.Contains(got, "0 of 3 devices match class late's selectors") {
+		t.Errorf("told %q, want that no device matches", got)
+	}
+	late.Spec.Selectors[0].CEL.Expression = "false && true"
+	if _, err := h.client.ResourceV1().DeviceClasses().Update(h.ctx, late, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if got := h.lookedAt(); len(got) > 0 {
+		t.Errorf("woken: %v, and the class was there and still selects nothing", got)
+	}
+}
+
+// Who waits for the devices of a claim that is not made yet is told whose extended resources it is for.
+func TestAClaimThatIsNotMadeYetIsToldByItsPod(t *testing.T) {
+	first, second := extendedPod("first", gpuResource), extendedPod("second", gpuResource)
+	for _, p := range []*v1.Pod{first, second} {
+		p.Spec.Containers[0].Resources.Requests[gpuResource] = resource.MustParse("2")
+	}
+	h := newHarness(t, extendedWorld(first, second))
+	h.filterAll(first).reserve("node-b")
+	a := h.filterAll(second)
+	if len(a.fits()) > 0 {
+		t.Fatalf("the second pod fits %v", a.fits())
+	}
+	const want = "would fit on node node-b if claim team-a/<extended-resources of first> were released"
+	if got := a.postFilter().Message(); !strings.Contains(got, want) {
+		t.Errorf("told %q, want %q", got, want)
+	}
+}
