@@ -61,36 +61,50 @@ func (s *slots[T]) copyFrom(o *slots[T]) {
 	}
 }
 
-// slotTable hands out slot numbers to the values of a cache that is bounded by how many they are and by their bytes. When it is full the
-// owner that has the most gives up the value that was asked for longest ago. So an owner that has no more than its share, which is
-// the limit divided by the number of owners, loses nothing to others. A value that has lost its slot stays usable: it and its successor then
+// slotTable hands out slot numbers to the values of a cache that is bounded by how many they are and by their bytes. Whoever asks for a value
+// has it, with all others who did, and each counts it as its own: it is kept while one has it. When the table is full the owner that has the most
+// gives up the value that it asked for longest ago. So an owner that has no more than its share, which is the limit divided by the number
+// of owners, loses nothing, also of what others asked for first. A value that has lost its slot stays usable: it and its successor then
 // overwrite each other's derived values, which are told apart by identity.
 type slotTable[T any] struct {
 	limit    int
 	maxBytes int64
+	maxUses  int
 
 	mu      sync.Mutex
-	entries map[string]*list.Element // key → element of recent, whose value is *slotEntry[T]
-	recent  *list.List               // most recently asked for first
-	free    []int                    // slots below limit
-	owners  map[string]holding
-	bytes   int64
+	entries map[string]*slotEntry[T]
+	free    []int // slots below limit
+	owners  map[string]*holding[T]
+	bytes   int64 // of entries
+	uses    int   // of all owners
+	asked   uint64
 	evicted uint64
 	// making has, by key, what is closed when the value that somebody makes is made, or failed to.
 	making map[string]chan struct{}
 }
 
+// maxUses bounds what a table remembers of who has what.
+const maxUses = 1 << 14
+
 // holding is what an owner has of a table.
-type holding struct {
-	entries int
-	bytes   int64
+type holding[T any] struct {
+	recent *list.List // of *use[T], most recently asked for first
+	of     map[*slotEntry[T]]*list.Element
+	bytes  int64
+}
+
+// use is an entry that an owner has.
+type use[T any] struct {
+	entry *slotEntry[T]
+	asked uint64
 }
 
 type slotEntry[T any] struct {
-	key, owner string
-	slot       int
-	bytes      int64
-	value      T
+	key    string
+	slot   int
+	bytes  int64
+	value  T
+	owners int
 }
 
 // made is a value that needs a slot. bytes is about what it takes of memory.
@@ -101,8 +115,8 @@ type made[T any] struct {
 
 func newSlotTable[T any](limit int, maxBytes int64) *slotTable[T] {
 	t := &slotTable[T]{
-		limit: limit, maxBytes: maxBytes,
-		entries: make(map[string]*list.Element), recent: list.New(), owners: make(map[string]holding), making: make(map[string]chan struct{}),
+		limit: limit, maxBytes: maxBytes, maxUses: maxUses,
+		entries: make(map[string]*slotEntry[T]), owners: make(map[string]*holding[T]), making: make(map[string]chan struct{}),
 	}
 	for slot := range limit {
 		t.free = append(t.free, limit-1-slot)
@@ -116,9 +130,10 @@ func (t *slotTable[T]) get(ctx context.Context, owner, key string, create func()
 	t.mu.Lock()
 	for {
 		if e, ok := t.entries[key]; ok {
-			t.recent.MoveToFront(e)
+			t.ask(owner, e)
+			t.shrink(owner, 0, 0)
 			t.mu.Unlock()
-			return e.Value.(*slotEntry[T]).value, nil
+			return e.value, nil
 		}
 		others := t.making[key]
 		if others == nil {
@@ -155,57 +170,81 @@ func (t *slotTable[T]) put(owner, key string, fresh made[T]) T {
 		t.evicted++
 		return fresh.in(t.limit)
 	}
-	t.charge(owner, 1, fresh.bytes)
-	for t.recent.Len() >= t.limit || t.bytes > t.maxBytes {
-		t.evict(t.bytes > t.maxBytes)
-	}
+	t.shrink(owner, 1, fresh.bytes)
 	last := len(t.free) - 1
-	entry := &slotEntry[T]{key: key, owner: owner, slot: t.free[last], bytes: fresh.bytes, value: fresh.in(t.free[last])}
+	entry := &slotEntry[T]{key: key, slot: t.free[last], bytes: fresh.bytes, value: fresh.in(t.free[last])}
 	t.free = t.free[:last]
-	t.entries[key] = t.recent.PushFront(entry)
+	t.entries[key] = entry
+	t.bytes += entry.bytes
+	t.ask(owner, entry)
 	return entry.value
 }
 
-// evict takes the oldest value from the owner that has the most bytes or, without byBytes, entries: of equals from the one whose value is
-// the oldest.
-func (t *slotTable[T]) evict(byBytes bool) {
-	var oldest *list.Element
-	var most int64
-	seen := make(map[string]bool, len(t.owners))
-	for e := t.recent.Back(); e != nil && len(seen) < len(t.owners); e = e.Prev() {
-		owner := e.Value.(*slotEntry[T]).owner
-		if seen[owner] {
-			continue
+// ask notes that an owner asked for an entry, which it has from now on.
+func (t *slotTable[T]) ask(owner string, entry *slotEntry[T]) {
+	has := t.owners[owner]
+	if has == nil {
+		has = &holding[T]{recent: list.New(), of: make(map[*slotEntry[T]]*list.Element)}
+		t.owners[owner] = has
+	}
+	t.asked++
+	if e, ok := has.of[entry]; ok {
+		e.Value.(*use[T]).asked = t.asked
+		has.recent.MoveToFront(e)
+		return
+	}
+	has.of[entry] = has.recent.PushFront(&use[T]{entry, t.asked})
+	has.bytes += entry.bytes
+	entry.owners++
+	t.uses++
+}
+
+// shrink makes room for so much more of an owner, who has it already as far as it is asked who has the most.
+func (t *slotTable[T]) shrink(asks string, entries int, bytes int64) {
+	more := func(owner string, n int64) int64 {
+		if owner == asks {
+			return n
 		}
-		seen[owner] = true
-		has := int64(t.owners[owner].entries)
-		if byBytes {
-			has = t.owners[owner].bytes
-		}
-		if has > most {
-			most, oldest = has, e
+		return 0
+	}
+	for t.bytes+bytes > t.maxBytes {
+		t.giveUp(func(owner string) int64 { return t.owners[owner].bytes + more(owner, bytes) })
+	}
+	for len(t.entries)+entries > t.limit || t.uses+entries > t.maxUses {
+		t.giveUp(func(owner string) int64 { return int64(t.owners[owner].recent.Len()) + more(owner, int64(entries)) })
+	}
+}
+
+// giveUp takes the oldest value from the owner that has the most: of equals from the one that asked for it first.
+func (t *slotTable[T]) giveUp(size func(owner string) int64) {
+	var owner string
+	var most *holding[T]
+	for name, has := range t.owners {
+		if most == nil || size(name) > size(owner) || size(name) == size(owner) && oldest(has).asked < oldest(most).asked {
+			owner, most = name, has
 		}
 	}
-	entry := t.recent.Remove(oldest).(*slotEntry[T])
+	entry := oldest(most).entry
+	most.recent.Remove(most.of[entry])
+	delete(most.of, entry)
+	most.bytes -= entry.bytes
+	if most.recent.Len() == 0 {
+		delete(t.owners, owner)
+	}
+	t.uses--
+	if entry.owners--; entry.owners > 0 {
+		return // others have it
+	}
 	delete(t.entries, entry.key)
 	t.free = append(t.free, entry.slot)
-	t.charge(entry.owner, -1, -entry.bytes)
+	t.bytes -= entry.bytes
 	t.evicted++
 }
 
-// charge changes what an owner has.
-func (t *slotTable[T]) charge(owner string, entries int, bytes int64) {
-	has := t.owners[owner]
-	has.entries, has.bytes, t.bytes = has.entries+entries, has.bytes+bytes, t.bytes+bytes
-	if has.entries == 0 {
-		delete(t.owners, owner)
-		return
-	}
-	t.owners[owner] = has
-}
+func oldest[T any](h *holding[T]) *use[T] { return h.recent.Back().Value.(*use[T]) }
 
 func (t *slotTable[T]) stats() CacheStats {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	return CacheStats{Entries: t.recent.Len(), Limit: t.limit, Evicted: t.evicted}
+	return CacheStats{Entries: len(t.entries), Limit: t.limit, Evicted: t.evicted}
 }
