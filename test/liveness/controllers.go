@@ -139,7 +139,7 @@ func pendingIn(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllo
 		return nil
 	}
 	return slices.DeleteFunc(slices.Clone(claim.Status.Allocation.Devices.Results), func(r resourceapi.DeviceRequestAllocationResult) bool {
-		return len(r.BindingConditions) == 0 || slices.ContainsFunc(claim.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
+		return len(r.BindingConditions) == 0 || strings.HasPrefix(r.Device, unready) || slices.ContainsFunc(claim.Status.Devices, func(d resourceapi.AllocatedDeviceStatus) bool {
 			return d.Pool == r.Pool && d.Device == r.Device
 		})
 	})

@@ -55,13 +55,19 @@ type history struct {
 	groupTries int
 	faults     []Fail
 	dead       map[string]bool // schedulers of which nothing reaches the API any more
-	// requests are the writes that schedulers have tried.
+	killedAt   time.Time       // the last one
+	// requests are the writes that schedulers have tried until trouble ended, undoing how many of them before it began: before the first
+	// request of the scenario failed, or the step [Undo].
 	requests []request
+	undoing  int
+	calm     bool  // trouble has ended
+	unmet    []int // which of the steps [Fail] had not had all failed by then that they want
 	// over says at every write whether bound pods have more devices than there are.
 	over       *audit.History
 	violations []string
 	instant    time.Time // of the last attempt, and how many others there were then
 	tries      int
+	attempts   int64          // of the scheduler that came to rest
 	bound      []string       // pods, as they were bound
 	evicted    []string       // pods
 	counts     map[string]int // what has happened, by kind
@@ -115,6 +121,7 @@ func (h *history) play() []string {
 	// 3. Rest.
 	h.endTrouble()
 	restless := h.awaitRest()
+	h.attempts = h.scheduler.attempts.Load()
 	nominated := h.nominated()
 	h.stop()
 	h.show(nominated)
@@ -172,16 +179,25 @@ func (h *history) awaitRest() (restless string) {
 
 // sleep lets time pass. A second after a scheduler has been killed, another one follows.
 func (h *history) sleep(d time.Duration) {
-	for ; d > 0; d -= time.Second {
-		time.Sleep(min(d, time.Second))
-		h.mutex.Lock()
-		killed := h.scheduler != nil && h.dead[h.scheduler.name]
-		h.mutex.Unlock()
-		if killed {
+	for d > 0 {
+		step := min(d, time.Second)
+		if killed, at := h.killed(); killed {
+			step = min(d, time.Until(at.Add(time.Second)))
+		}
+		time.Sleep(step)
+		d -= step
+		if killed, at := h.killed(); killed && time.Since(at) >= time.Second {
 			h.stop()
 			h.start()
 		}
 	}
+}
+
+// killed tells whether the present scheduler has been killed, and when.
+func (h *history) killed() (killed bool, at time.Time) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	return h.scheduler != nil && h.dead[h.scheduler.name], h.killedAt
 }
 
 // start starts a scheduler, by a name of its own.
@@ -191,7 +207,7 @@ func (h *history) start() {
 	h.writes = nil
 	h.mutex.Unlock()
 	var err error
-	if h.scheduler, err = startScheduler(h.ctx, fmt.Sprintf("scheduler-%d", h.started), h.api, !h.scenario.NoFence, h.tried); err != nil {
+	if h.scheduler, err = startScheduler(h.ctx, fmt.Sprintf("scheduler-%d", h.started), h.api, h.scenario.arguments, h.tried); err != nil {
 		h.err = err
 	}
 }
@@ -217,7 +233,12 @@ func (h *history) endTrouble() {
 	}
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
-	h.faults = nil
+	for i, f := range h.faults {
+		if f.Times > 0 {
+			h.unmet = append(h.unmet, i)
+		}
+	}
+	h.faults, h.calm = nil, true
 }
 
 func (h *history) count(what string) {
@@ -295,7 +316,7 @@ func (h *history) fault(client, verb, what string) memoryapi.Fault {
 	if h.dead[client] {
 		return memoryapi.Lost
 	}
-	if verb != "get" {
+	if verb != "get" && !h.calm {
 		h.requests = append(h.requests, request{verb, what})
 	}
 	for i := range h.faults {
@@ -309,6 +330,7 @@ func (h *history) fault(client, verb, what string) memoryapi.Fault {
 		}
 		if f.Times > 0 {
 			f.Times--
+			h.beginUndoing()
 			switch f.Kill {
 			case Before:
 				h.kill(client)
@@ -325,10 +347,18 @@ func (h *history) fault(client, verb, what string) memoryapi.Fault {
 	return memoryapi.None
 }
 
+// beginUndoing notes that the next requests undo something, if none before did.
+func (h *history) beginUndoing() {
+	if h.undoing == 0 {
+		h.undoing = len(h.requests)
+	}
+}
+
 // kill lets nothing of a scheduler reach the API any more, and ends it.
 func (h *history) kill(client string) {
 	h.counts["scheduler killed"]++
 	h.dead[client] = true
+	h.killedAt = time.Now()
 	if h.scheduler.name == client {
 		h.scheduler.cancel()
 	}

@@ -328,8 +328,9 @@ func TestScenarios(t *testing.T) {
 					Pod{Name: "p", Ask: Ask{GPUs: 1}},
 					Wait{time.Second},
 					Fail{Verb: "create", What: "pods/binding", Times: 1, With: memoryapi.Lost, Kill: Before},
-					Fail{Verb: "get", What: "pods", Times: 5, With: memoryapi.Lost},
+					Fail{Verb: "get", What: "pods", Times: 2, With: memoryapi.Lost},
 					Pod{Name: "q", Claims: []string{"c"}},
+					Wait{500 * time.Millisecond},
 					Cordon{Node: "a"},
 					Wait{10 * time.Second},
 				},
@@ -341,7 +342,7 @@ func TestScenarios(t *testing.T) {
 				Groups: true,
 				Nodes:  []Node{{Name: "a", Shared: 1}, {Name: "b", Attached: 1}},
 				Steps: []Step{
-					Fail{Verb: "create", What: "pods/binding", Times: 2, With: memoryapi.Lost, Kill: Before}, // the next one does not bind p at once, either
+					Fail{Verb: "create", What: "pods/binding", Times: 1, With: memoryapi.Lost, Kill: Before},
 					Group{Name: "g", Gang: 2},
 					Pod{Name: "p", Group: "g", Ask: Ask{Share: 100}},
 					Pod{Name: "q", Group: "g", Ask: Ask{GPUs: 1}},
@@ -584,6 +585,24 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"l", "p"}, evicted: []string{"l"},
 		},
+		"one of two nominees of equal priority loses its device": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Pod{Name: "l", Grace: 60 * time.Second, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "m", Priority: 5, Grace: 20 * time.Second, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "q", Priority: 10, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "r", Priority: 20, Ask: Ask{GPUs: 1}},
+					Wait{100 * time.Second},
+				},
+			},
+			bound: []string{"l", "m", "r", "p"}, evicted: []string{"l", "m"},
+		},
 		"a nomination is overtaken": {
 			scenario: Scenario{
 				Nodes: []Node{{Name: "a", GPUs: 1}, {Name: "b", GPUs: 1}},
@@ -607,7 +626,7 @@ func TestScenarios(t *testing.T) {
 		},
 		"a scheduler that is killed": {
 			scenario: Scenario{Nodes: []Node{{Name: "a", GPUs: 2}}, Steps: []Step{
-				Fail{Verb: "create", What: "pods/binding", Times: 1, With: memoryapi.Lost, Kill: Before}, Pod{Name: "p", Ask: Ask{GPUs: 1}},
+				Fail{Verb: "create", What: "pods/binding", Times: 1, With: memoryapi.Lost, Kill: Before}, Pod{Name: "p", Ask: Ask{GPUs: 1}}, Wait{time.Second},
 			}},
 			bound: []string{"p"},
 		},
@@ -616,6 +635,9 @@ func TestScenarios(t *testing.T) {
 			h, differences := run(t, tc.scenario, logger())
 			for _, difference := range differences {
 				t.Error(difference)
+			}
+			if len(h.unmet) > 0 {
+				t.Errorf("its faults %v were not met", h.unmet)
 			}
 			if tc.scenario.Groups {
 				slices.Sort(h.bound) // the pods of a group are bound, and evicted, in any order

@@ -1,12 +1,36 @@
 package liveness
 
 import (
+	"slices"
 	"time"
 
 	"stowage.dev/stowage/test/liveness/memoryapi"
 )
 
 // The fault matrix: each write of a scheduler fails in each way, with and without the scheduler's end around it.
+
+// situations are what a write can fail in: each of the pairs, which stay or are deleted, and each of the undoings.
+func situations() map[string]Scenario {
+	all := map[string]Scenario{}
+	for name, undoing := range undoings {
+		all[name] = undoing.then(settle)
+	}
+	for name, pair := range pairs {
+		for when, steps := range aftermaths {
+			all[name+when] = pair.then(steps...)
+		}
+	}
+	return all
+}
+
+// then is the scenario with more steps in the end.
+func (s Scenario) then(steps ...Step) Scenario {
+	s.Steps = slices.Concat(s.Steps, steps)
+	return s
+}
+
+// settle is time for all writes: what has been tried again, and undone, has been by then.
+var settle = Wait{40 * time.Second}
 
 // pairs are the situations in which a write can fail: two of something each.
 var pairs = map[string]Scenario{
@@ -35,6 +59,7 @@ var pairs = map[string]Scenario{
 		Nodes:  []Node{{Name: "a", GPUs: 2}, {Name: "b", GPUs: 2}},
 		Steps: []Step{
 			Group{Name: "g", Gang: 2, Ask: Ask{GPUs: 1}},
+			Wait{time.Millisecond},
 			Pod{Name: "p", Group: "g", Common: true},
 			Pod{Name: "q", Group: "g", Common: true},
 		},
@@ -47,35 +72,41 @@ var pairs = map[string]Scenario{
 	},
 }
 
-// What follows the fault: nothing, the end of the pods, and of their group, while it is dealt with, or after.
-var aftermaths = [][]Step{
-	nil,
-	{Wait{For: 100 * time.Millisecond}, Delete{Pod: "p"}, Delete{Pod: "q"}, DeleteGroup{Name: "g"}},
-	{Wait{For: 20 * time.Second}, Delete{Pod: "p"}, Delete{Pod: "q"}, DeleteGroup{Name: "g"}},
+// aftermaths are what follows: nothing, or the end of the pods, and of their group, while a fault is dealt with, or after.
+var aftermaths = map[string][]Step{
+	"":                       {settle},
+	", both deleted at once": {Wait{150 * time.Millisecond}, Delete{Pod: "p"}, Delete{Pod: "q"}, DeleteGroup{Name: "g"}, settle},
+	", both deleted later":   {Wait{20 * time.Second}, Delete{Pod: "p"}, Delete{Pod: "q"}, DeleteGroup{Name: "g"}, settle},
 }
 
-// matrix returns a pair with each write failing. writes are those of a history without faults, as "verb what".
-func matrix(pair Scenario, writes []request) []Scenario {
+// needsFence tells whether only the fence keeps devices from being held twice: what a process that is dead wrote, and what comes late, nobody else
+// sees.
+func needsFence(s Scenario) bool {
+	return s.NoFence && slices.ContainsFunc(s.Steps, func(step Step) bool {
+		fail, ok := step.(Fail)
+		return ok && fail.With == memoryapi.Late && fail.Kill != Never
+	})
+}
+
+// matrix returns a situation with each write failing, as its first step. writes are those of a history without that.
+func matrix(situation Scenario, writes []request, undoing int) []Scenario {
 	var all []Scenario
 	count := map[request]int{}
-	for _, write := range writes {
-		count[write]++
+	for i, write := range writes {
+		if count[write]++; i < undoing {
+			continue
+		}
 		for _, fault := range []memoryapi.Fault{memoryapi.None, memoryapi.Refused, memoryapi.Conflict, memoryapi.NoAnswer, memoryapi.Lost, memoryapi.Late, memoryapi.Slow} {
 			for _, kill := range []Kill{Never, Before, After} {
 				if fault == memoryapi.None && kill == Never {
 					continue // nothing fails
 				}
-				for _, aftermath := range aftermaths {
-					for _, noFence := range []bool{false, true} {
-						if noFence && fault == memoryapi.Late && kill != Never {
-							continue // what a process that is dead wrote, and what comes late, only the fence sees
-						}
-						s := Scenario{Nodes: pair.Nodes, Groups: pair.Groups, NoFence: noFence}
-						s.Steps = append(s.Steps, Fail{Verb: write.verb, What: write.what, After: count[write] - 1, With: fault, Times: 1, Kill: kill})
-						s.Steps = append(s.Steps, pair.Steps...)
-						s.Steps = append(s.Steps, aftermath...)
-						all = append(all, s)
-					}
+				s := situation
+				s.Steps = slices.Insert(slices.Clone(s.Steps), 0, Step(Fail{
+					Verb: write.verb, What: write.what, After: count[write] - 1, With: fault, Times: 1, Kill: kill,
+				}))
+				if !needsFence(s) {
+					all = append(all, s)
 				}
 			}
 		}

@@ -23,6 +23,9 @@ const (
 	guarded = "guarded"
 )
 
+// unready is how the names of devices begin that are never attached.
+const unready = "unready"
+
 // The conditions of devices that have to be attached.
 const (
 	attached     = "attached"
@@ -40,7 +43,7 @@ var classNames = []string{gpuClass, halfClass, shareClass}
 
 func (n Node) object() *v1.Node {
 	room := v1.ResourceList{
-		v1.ResourceCPU: resource.MustParse("1000"), v1.ResourceMemory: resource.MustParse("1Ti"), v1.ResourcePods: resource.MustParse("110"),
+		v1.ResourceCPU: resource.MustParse("1000"), v1.ResourceMemory: resource.MustParse("1Ti"), v1.ResourcePods: resource.MustParse("1000"),
 	}
 	return &v1.Node{
 		ObjectMeta: metav1.ObjectMeta{Name: n.Name, Labels: map[string]string{v1.LabelHostname: n.Name}},
@@ -68,9 +71,12 @@ func (n Node) slices() []*resourceapi.ResourceSlice {
 	for i := range n.GPUs {
 		add(fmt.Sprintf("gpu-%d", i), gpuClass)
 	}
-	for i := range n.Attached {
+	for i := range n.Attached + n.Unready {
 		device := add(fmt.Sprintf("attached-%d", i), gpuClass)
 		device.BindingConditions, device.BindingFailureConditions = []string{attached}, []string{attachFailed}
+		if i >= n.Attached {
+			device.Name = fmt.Sprintf("%s-%d", unready, i)
+		}
 	}
 	for i := range n.Shared {
 		device := add(fmt.Sprintf("shared-%d", i), shareClass)

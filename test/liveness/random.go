@@ -27,7 +27,7 @@ func Random(seed uint64) Scenario {
 	}
 	g.NoFence = g.one(4)
 	g.LateClasses = g.changing && g.one(2)
-	for i := range pick(g, 1, 1, 1, 2, 2, 3) {
+	for i := range pick(g, 1, 1, 2, 2, 2, 3, 3, 4, 5, 6) { // in small ones more is short
 		g.Nodes = append(g.Nodes, g.node(fmt.Sprintf("node-%d", i)))
 	}
 	if g.sharing {
@@ -35,6 +35,9 @@ func Random(seed uint64) Scenario {
 			g.claims = append(g.claims, fmt.Sprintf("shared-%d", len(g.claims)))
 			g.add(Claim{Name: g.claims[len(g.claims)-1], Ask: g.ask()})
 		}
+	}
+	for range 2 * (len(g.Nodes) - 2) {
+		g.add(g.pod()) // otherwise little is short where there are many
 	}
 	for range 5 + g.IntN(15) {
 		g.add(g.step())

@@ -17,7 +17,9 @@ type Scenario struct {
 	NoFence bool
 	// Groups switches groups of pods on.
 	Groups bool
-	Steps  []Step
+	// BindingTimeout is the plugin's argument, if it is not 0.
+	BindingTimeout time.Duration
+	Steps          []Step
 }
 
 // Node is a node with its devices.
@@ -31,6 +33,8 @@ type Node struct {
 	Shared int
 	// Attached are GPUs that can be had as a whole and have to be attached to the node first. Attaching the second one fails at first.
 	Attached int
+	// Unready are GPUs that are attached like these, but never.
+	Unready int
 	// Late leaves the node and its devices out, until the steps [Join] and [Publish] make them.
 	Late bool
 }
@@ -90,6 +94,9 @@ type Join struct{ Node string }
 
 // Publish makes the slices of a node that is late.
 type Publish struct{ Node string }
+
+// Leave takes a node away with its devices. Pods that it has stay where they are.
+type Leave struct{ Node string }
 
 // Delete deletes a pod, which ends after its Grace. Now does not wait for that.
 type Delete struct {
@@ -160,6 +167,9 @@ const (
 
 func (k Kill) String() string { return [...]string{"Never", "Before", "After"}[k] }
 
+// Undo does nothing. What a scheduler writes from here on are the writes of undoing that fail in the fault matrix.
+type Undo struct{}
+
 // Wait lets time pass.
 type Wait struct{ For time.Duration }
 
@@ -172,6 +182,9 @@ func (s Scenario) Code() string {
 	}
 	if s.Groups {
 		b.WriteString("\tGroups: true,\n")
+	}
+	if s.BindingTimeout > 0 {
+		fmt.Fprintf(&b, "\tBindingTimeout: %s,\n", literal(s.BindingTimeout))
 	}
 	if s.LateClasses {
 		b.WriteString("\tLateClasses: true,\n")

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
@@ -69,8 +70,16 @@ type scheduler struct {
 	}
 }
 
+// arguments changes those of the plugin that a scenario has otherwise than the shipped configuration.
+func (s Scenario) arguments(args *config.DeviceClaimsArgs) {
+	args.Fence.Enabled = ptr.To(!s.NoFence)
+	if s.BindingTimeout > 0 {
+		args.BindingTimeout = &metav1.Duration{Duration: s.BindingTimeout}
+	}
+}
+
 // startScheduler starts a scheduler on an API and does not wait for it. tried is called at each scheduling attempt.
-func startScheduler(ctx context.Context, name string, api *memoryapi.Server, fence bool, tried func(group bool)) (*scheduler, error) {
+func startScheduler(ctx context.Context, name string, api *memoryapi.Server, arguments func(*config.DeviceClaimsArgs), tried func(group bool)) (*scheduler, error) {
 	loaded, err := loadConfig[utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload)]()
 	if err != nil {
 		return nil, err
@@ -78,7 +87,7 @@ func startScheduler(ctx context.Context, name string, api *memoryapi.Server, fen
 	cfg := loaded.DeepCopy()
 	for i := range cfg.Profiles[0].PluginConfig {
 		if args, ok := cfg.Profiles[0].PluginConfig[i].Args.(*config.DeviceClaimsArgs); ok {
-			args.Fence.Enabled = ptr.To(fence)
+			arguments(args)
 		}
 	}
 	ctx, cancel := context.WithCancel(ctx)

@@ -166,6 +166,13 @@ func (h *history) publish(n Node) {
 	}
 }
 
+func (l Leave) do(h *history) {
+	h.done(h.user.CoreV1().Nodes().Delete(h.ctx, l.Node, metav1.DeleteOptions{}))
+	for _, slice := range (Node{Name: l.Node, Halved: 1}).slices() {
+		h.done(h.user.ResourceV1().ResourceSlices().Delete(h.ctx, slice.Name, metav1.DeleteOptions{}))
+	}
+}
+
 func (Restart) do(h *history) {
 	h.stop()
 	h.start()
@@ -196,6 +203,12 @@ func (f Fail) do(h *history) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
 	h.faults = append(h.faults, f)
+}
+
+func (Undo) do(h *history) {
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	h.beginUndoing()
 }
 
 func (w Wait) do(h *history) { h.sleep(w.For) }
