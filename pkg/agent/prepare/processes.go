@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -51,6 +52,7 @@ func (m *Manager) clear(ctx context.Context, entry *ledger.Entry, step ledger.St
 		return err
 	}
 	var last error
+	killed := sets.New[leftover]()
 	err = wait.PollUntilContextTimeout(ctx, endPoll, m.opts.EndTimeout, true, func(ctx context.Context) (bool, error) {
 		now, err := ask(ctx, m, step.GPU, step.Target, usage)
 		if err != nil {
@@ -72,7 +74,10 @@ func (m *Manager) clear(ctx context.Context, entry *ledger.Entry, step ledger.St
 			return false, last
 		}
 		for _, process := range left {
-			klog.FromContext(ctx).Info("Process of a claim's pod is still on its GPU and is ended", "device", step.GPU, "pid", process.pid, "podUID", process.pod, "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name))
+			if !killed.Has(process) { // it may take its time to end, and is looked at often
+				klog.FromContext(ctx).Info("Process of a claim's pod is still on its GPU, killing it", "device", step.GPU, "pid", process.pid, "podUID", process.pod, "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name))
+				killed.Insert(process)
+			}
 			if err := m.opts.Tools.Processes.End(process.pid, process.pod); err != nil {
 				return false, err
 			}

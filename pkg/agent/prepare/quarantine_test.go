@@ -16,6 +16,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
@@ -384,5 +386,27 @@ func TestNoDriverIsAReasonToWaitNotToHold(t *testing.T) {
 	// Prepare does not wait for the next reconcile.
 	if _, err := m.Prepare(n.ctx, claim("next", "gpu="+gpu0)); err != nil {
 		t.Error(err)
+	}
+}
+
+// A process that does not end is killed and looked at many times in each try, and told of once.
+func TestAProcessThatDoesNotEndIsToldOncePerTry(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	logger := ktesting.NewLogger(ktesting.NopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	n.ctx = klog.NewContext(n.ctx, logger)
+	n.options.EndTimeout = 200 * time.Millisecond // it is waited for in vain
+	m := n.manager()
+	c := claim("train", "gpu="+gpu0)
+	c.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: "p-uid"}}
+	n.prepared(m, c)
+	for pid := range uint32(2) {
+		n.do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 4711 + pid, Kind: nvmlsim.ProcessCompute, Pod: "p-uid", Stuck: true}})
+	}
+	n.unprepare(m, c.UID)
+	text := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
+	for _, pid := range []string{"pid=4711", "pid=4712"} {
+		if got := strings.Count(text, pid); got != 1 {
+			t.Errorf("%s is told %d times, want once:\n%s", pid, got, text)
+		}
 	}
 }
