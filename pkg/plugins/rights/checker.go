@@ -68,7 +68,8 @@ func (r Right) String() string {
 	return text + " in all namespaces"
 }
 
-// Denials tell that the API server has refused calls as forbidden, which may have another reason than a missing right, such as a quota.
+// Denials tell that the API server has refused calls as forbidden, which may have another reason than a missing right, such as a quota, or as
+// invalid: so it answers who writes an allocation without the right to update resourceclaims/binding.
 type Denials chan struct{}
 
 // NewDenials returns denials of which there is none yet.
@@ -87,7 +88,8 @@ type observedResults struct {
 // Increment implements [metrics.ResultMetric].
 func (o observedResults) Increment(ctx context.Context, code, method, host string) {
 	o.next.Increment(ctx, code, method, host)
-	if code != strconv.Itoa(http.StatusForbidden) || ctx.Value(refusalIsRight{}) != nil {
+	refused := code == strconv.Itoa(http.StatusForbidden) || code == strconv.Itoa(http.StatusUnprocessableEntity)
+	if !refused || ctx.Value(refusalIsRight{}) != nil {
 		return
 	}
 	select {

@@ -418,11 +418,15 @@ func TestARefusedCallIsLookedInto(t *testing.T) {
 		step(0, "403", 2, true)
 		server.grant(all...)
 		step(rights.Retry, "200", 3, false)
+		server.grant(listSlices)
+		step(rights.Retry, "422", 4, true) // the answer to an allocation, without a right to resourceclaims/binding
+		server.grant(all...)
+		step(rights.Retry, "200", 5, false)
 		// Calls that are refused for another reason, again and again, do not make it look more often.
 		for range 9 {
 			step(rights.Retry/10, "403", server.listed(), false)
 		}
-		step(rights.Retry/10, "403", 4, false)
+		step(rights.Retry/10, "403", 6, false)
 		if want := []string{"409 PUT api", "409 GET api", "500 PUT api"}; !slices.Equal((*besides)[:3], want) {
 			t.Errorf("told besides: %v, want first %v", *besides, want)
 		}

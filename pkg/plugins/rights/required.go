@@ -93,7 +93,7 @@ func Required(cfg *schedulerconfig.KubeSchedulerConfiguration, profiles profile.
 		named := Right{Role: leaseRole, Namespace: lease.ResourceNamespace, Name: lease.ResourceName}
 		required = append(required, rightsOf(rule("coordination.k8s.io", "leases", "create"), there)...)
 		required = append(required, rightsOf(rule("coordination.k8s.io", "leases", "get", "update"), named)...)
-		required = append(required, rightsOf(rule("", "events", "create", "patch"), there)...)
+		required = append(required, rightsOf(rule("", "events", "create"), there)...)
 	}
 	return required
 }
