@@ -324,6 +324,7 @@ func TestCompileNamesWhatIsWrong(t *testing.T) {
 		"allocation mode":                      {world: rig().claim("c", mode), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.allocationMode", Reason: `"Some" is not supported`}},
 		"capacity":                             {world: noCapacity.claim("c", capacity), want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.capacity", Reason: "the feature DRAConsumableCapacity is disabled"}},
 		"too many devices":                     {world: rig().claim("c", exactly("a", 30), exactly("b", 3)), want: ClaimError{Request: "b", Field: "devices.requests[1]", Reason: "3 devices in addition to 30 of earlier requests are more than the 32 that one claim can get"}},
+		"too many devices of one request":      {world: rig().claim("c", exactly("a", 57)), want: ClaimError{Request: "a", Field: "devices.requests[0]", Reason: "57 devices are more than the 32 that one claim can get"}},
 		"admin access disabled":                {world: rig().claim("c", admin), features: func(f *Features) { f.AdminAccess = false }, want: ClaimError{Request: "gpu", Field: "devices.requests[0].exactly.adminAccess", Reason: "the feature DRAAdminAccess is disabled"}},
 		"firstAvailable disabled":              {world: rig().claim("c", prioritized), features: func(f *Features) { f.PrioritizedList = false }, want: ClaimError{Request: "gpu", Field: "devices.requests[0].firstAvailable", Reason: "the feature DRAPrioritizedList is disabled"}},
 	}

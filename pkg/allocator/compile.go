@@ -188,9 +188,12 @@ func (c *compiler) claim(index int, object *resourceapi.ResourceClaim) error {
 			smallest = min(smallest, a.count)
 		}
 		if smallest > resourceapi.AllocationResultsMaxSize-least {
+			before := ""
+			if least > 0 {
+				before = fmt.Sprintf(" in addition to %d of earlier requests", least)
+			}
 			return fail(object, &devices.Requests[i], fmt.Sprintf("devices.requests[%d]", i),
-				fmt.Sprintf("%d devices in addition to %d of earlier requests are more than the %d that one claim can get",
-					smallest, least, resourceapi.AllocationResultsMaxSize))
+				fmt.Sprintf("%d devices%s are more than the %d that one claim can get", smallest, before, resourceapi.AllocationResultsMaxSize))
 		}
 		least += smallest
 	}

@@ -13,11 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
+	v1helper "k8s.io/kubernetes/pkg/apis/core/v1/helper"
 	"k8s.io/kubernetes/pkg/features"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/plugins/config"
 )
 
@@ -79,7 +82,7 @@ func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *al
 	defer cancel()
 	input := c.input(ctx, wanted.requests, nil)
 	input.Attempt = c.budget
-	explanation.Holders = allocator.FindHolders(ctx, input, failures, pl.nodeOf, allocator.HolderOptions{Keep: keep, Namespace: pod.Namespace})
+	explanation.Holders = allocator.FindHolders(ctx, input, failures, pl.nodeThatCanHold(pod), allocator.HolderOptions{Keep: keep, Namespace: pod.Namespace})
 	if len(explanation.Holders) == 0 {
 		allocator.FindLimits(ctx, input, explanation, pl.suitableNodes(ctx, pod))
 	}
@@ -188,4 +191,32 @@ func (pl *Plugin) nodeOf(name string) *v1.Node {
 		return nil
 	}
 	return info.Node()
+}
+
+// nodeThatCanHold is nodeOf for those nodes whose CPU, memory and alike suffice for the pod's containers when nobody else is there. This plugin
+// is asked before NodeResourcesFit, and the release of devices on another node would help nobody.
+func (pl *Plugin) nodeThatCanHold(pod *v1.Pod) func(name string) *v1.Node {
+	if !pl.profile().filters[names.NodeResourcesFit] {
+		return pl.nodeOf
+	}
+	least := map[v1.ResourceName]amount.Amount{}
+	for i := range pod.Spec.Containers {
+		for resource, quantity := range pod.Spec.Containers[i].Resources.Requests {
+			if !v1helper.IsExtendedResourceName(resource) { // a class may stand for them
+				least[resource] = least[resource].Add(amount.Of(quantity))
+			}
+		}
+	}
+	return func(name string) *v1.Node {
+		node := pl.nodeOf(name)
+		if node == nil {
+			return nil
+		}
+		for resource, wanted := range least {
+			if offered, ok := node.Status.Allocatable[resource]; ok && amount.Of(offered).Less(wanted) {
+				return nil
+			}
+		}
+		return node
+	}
 }

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
 
 	"stowage.dev/stowage/pkg/allocator"
 )
@@ -505,6 +506,51 @@ func TestPostFilter(t *testing.T) {
 			}
 			if tc.gone != "" {
 				h.wakes("p")
+			}
+		})
+	}
+}
+
+// Of a node that is too small for the pod in another way, nobody is told that the release of its devices would help.
+func TestNobodyIsToldToReleaseDevicesOfANodeThatIsTooSmall(t *testing.T) {
+	for name, tc := range map[string]struct {
+		asks        []string // CPU of the containers
+		resource    v1.ResourceName
+		withoutRule bool
+		tooSmall    bool
+	}{
+		"nothing else":                     {},
+		"as much CPU as there is":          {asks: []string{"2", "2"}},
+		"more CPU than there is":           {asks: []string{"2", "2001m"}, tooSmall: true},
+		"CPU without end":                  {asks: []string{"1e2147483647"}, tooSmall: true},
+		"a resource that nobody reports":   {asks: []string{"1"}, resource: v1.ResourceMemory},
+		"more CPU, and nobody looks at it": {asks: []string{"1000"}, withoutRule: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if tc.resource == "" {
+				tc.resource = v1.ResourceCPU
+			}
+			w := twoNodes()
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("mine"), claim("holder-a", allocated("node-a", "gpu-0")), claim("holder-b", allocated("node-b", "gpu-0", "gpu-1")),
+			}
+			p := pod("p", "mine")
+			p.Spec.Containers = nil
+			for _, cpu := range tc.asks {
+				p.Spec.Containers = append(p.Spec.Containers, v1.Container{Resources: v1.ResourceRequirements{
+					Requests: v1.ResourceList{tc.resource: resource.MustParse(cpu)},
+				}})
+			}
+			h := newHarness(t, w)
+			for _, node := range h.nodes {
+				node.Node().Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("4")}
+			}
+			h.plugin.profile = func() *profile {
+				return &profile{filters: map[string]bool{names.NodeResourcesFit: !tc.withoutRule}, less: byPriorityAndAge}
+			}
+			message := h.filterAll(p).postFilter().Message()
+			if told := strings.Contains(message, "would fit on node"); told == tc.tooSmall || !strings.Contains(message, "3 of 3 gpu devices held") {
+				t.Errorf("told %q, want whose release would help: %t", message, !tc.tooSmall)
 			}
 		})
 	}

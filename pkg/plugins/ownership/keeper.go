@@ -123,7 +123,7 @@ func (k *Keeper) next(ctx context.Context) bool {
 	}
 	defer k.queue.Done(name)
 	if err := k.keep(ctx, name); err != nil {
-		if ctx.Err() == nil {
+		if ctx.Err() == nil && !apierrors.IsConflict(err) { // which the next try does not have
 			klog.FromContext(ctx).Error(err, "Cannot keep the DeviceTaintRule that keeps other schedulers off our devices", "deviceTaintRule", name)
 		}
 		k.queue.AddRateLimited(name)
