@@ -1,12 +1,22 @@
 package deviceclaims
 
 import (
+	"context"
+	"sync"
 	"testing"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	clienttesting "k8s.io/client-go/testing"
+	testingclock "k8s.io/utils/clock/testing"
+
+	"stowage.dev/stowage/pkg/plugins/config"
 )
 
 // A leader allocated the group's claim for one member, which leaves no note, and ended or was frozen behind the fence. The next one must give
@@ -73,4 +83,89 @@ func TestABindingOfTheLeaderBeforeKeepsTheGroupsClaim(t *testing.T) {
 			next.wantState("mine", want)
 		})
 	}
+}
+
+// What another process has noted of the group's claim holds for PodGroupPostFilter, too, until a binding may not be under way any more.
+func TestAGroupsClaimThatAnotherSchedulerUsesIsNotGivenUp(t *testing.T) {
+	withGroups(t)
+	w := fenced()
+	w.fence = nil
+	w.claims = append(w.claims, claim("own", withSelector(`device.attributes["gpu.example.com"].model == "H100"`)))
+	w.groups = []*schedulingapi.PodGroup{group("mine")}
+	w.pods = []*v1.Pod{member(pod("p", "mine")), member(pod("q", "mine"))}
+	before := newHarness(t, w)
+	g := before.tryGroup(w.pods...)
+	g.forGood(0).bind("node-a")
+	g.forGood(1).bind("node-a")
+	used := state{Devices: []string{"gpu-0"}, Users: []string{"g"}}
+	before.wantState("mine", used)
+
+	next := startHarness(t, w, before.client, before.api)
+	clock := testingclock.NewFakeClock(adoptionOf(next.api.get("mine"), "g-uid").at)
+	next.plugin.clock = clock
+	inTheWay := func() {
+		g := next.tryGroup(member(pod("p", "mine")), member(pod("q", "mine", "own")))
+		g.postFilter(g.fitsAll)
+	}
+	clock.Step(config.DefaultBindingTimeout)
+	inTheWay()
+	next.wantState("mine", used)
+	clock.Step(adoptionRenewal)
+	inTheWay()
+	next.wantState("mine", state{})
+}
+
+// The last member gives way, and between the question who uses the claim and the write another one comes, by the same process: each use moves the
+// claim's version, also one at the very moment of the use before.
+func TestAMemberThatComesDuringTheWithdrawalKeepsItsGroupsClaim(t *testing.T) {
+	withGroups(t)
+	for name, passes := range map[string]time.Duration{"at the same moment": 0, "later": time.Second} {
+		t.Run(name, func(t *testing.T) {
+			w := fenced()
+			w.claims = []*resourceapi.ResourceClaim{ // of a list it cannot be told which was first
+				claim("mine", allocated("node-a", "gpu-0"), forGroup), claim("other", allocated("node-a", "gpu-0"), reservedFor("somebody")),
+			}
+			w.groups = []*schedulingapi.PodGroup{group("mine")}
+			w.pods = []*v1.Pod{member(pod("p", "mine")), member(pod("q", "mine"))}
+			w.assumed = []*v1.Pod{member(running("p", "node-a", 0, "mine"))}
+			h := newHarness(t, w)
+			clock := testingclock.NewFakeClock(time.Now())
+			h.plugin.clock = clock
+			h.plugin.client = &afterList{Interface: h.client, then: sync.OnceFunc(func() {
+				h.api.change("other", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
+				h.caughtUp("other")
+				clock.Step(passes)
+				h.filterAll(w.pods[1]).bind("node-a")
+				h.binds(w.pods[1])
+			})}
+			if status := h.filterAll(w.pods[0]).reserve("node-a").preBind("node-a"); status.IsSuccess() {
+				t.Fatal("the pod passed the fence")
+			}
+			h.wantState("mine", state{Devices: []string{"gpu-0"}, Users: []string{"g"}})
+		})
+	}
+}
+
+// afterList is a client with which something happens when pods have been listed.
+type afterList struct {
+	kubernetes.Interface
+	typedcorev1.CoreV1Interface
+	typedcorev1.PodInterface
+	then func()
+}
+
+func (a *afterList) CoreV1() typedcorev1.CoreV1Interface { return a }
+func (a *afterList) Pods(namespace string) typedcorev1.PodInterface {
+	a.PodInterface = a.Interface.CoreV1().Pods(namespace)
+	return a
+}
+
+func (a *afterList) Get(ctx context.Context, name string, options metav1.GetOptions) (*v1.Pod, error) {
+	return a.PodInterface.Get(ctx, name, options)
+}
+
+func (a *afterList) List(ctx context.Context, options metav1.ListOptions) (*v1.PodList, error) {
+	list, err := a.PodInterface.List(ctx, options)
+	a.then()
+	return list, err
 }

@@ -103,6 +103,29 @@ func TestAPodThatJoinsAWrittenAllocationDoesNotWriteItAgain(t *testing.T) {
 	}
 }
 
+// A pod joins what another one has in flight, and a claim of its own is decided later, when more is known. At the fence the claim that it joined
+// counts as decided on what was known then, and by somebody else.
+func TestAPodThatJoinsDoesNotKnowWhatWasDecidedOn(t *testing.T) {
+	for name, late := range map[string]bool{"what was held before": false, "what is held since": true} {
+		t.Run(name, func(t *testing.T) {
+			h, p, q := twoSharers(t, func(w *world) {
+				w.fence = fenced().fence
+				w.pods[1] = pod("q", "shared", "own")
+			})
+			p.reserve("node-b")
+			if late {
+				h.api.create(claim("old", allocated("node-b", "gone"), reservedFor("somebody"))) // a device that the slices do not have
+				h.caughtUp("old")
+			}
+			q.reserve("node-b")
+			status, want := q.preBind("node-b"), "claim team-a/shared gives way"
+			if got := strings.Contains(status.Message(), want); got != late || late == status.IsSuccess() {
+				t.Errorf("PreBind: %v, gives way: %t", status, late)
+			}
+		})
+	}
+}
+
 // After a restart several pods without a node are found that have reserved one claim, which none of them can use as it is. Each leaves
 // it, and the last one takes the allocation along.
 func TestSharersWithoutANodeGiveUpTheirClaim(t *testing.T) {

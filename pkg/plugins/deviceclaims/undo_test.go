@@ -75,6 +75,22 @@ func TestUndoTouchesOnlyWhatIsOurs(t *testing.T) {
 			},
 			wantDevices: []string{"gpu-0"}, wantUsers: []string{"p"}, wantFinalizer: true,
 		},
+		"another scheduler allocated the same for nobody when our answer was lost on the way there": {
+			claim: claim("c"),
+			before: func(h *harness) {
+				h.api.onRequest(func(request string) error {
+					if request == "update/status" {
+						return errTimeout
+					}
+					return nil
+				})
+			},
+			after: func(h *harness) {
+				h.api.onRequest(nil)
+				h.api.change("c", allocated("node-a", "gpu-0"))
+			},
+			wantDevices: []string{"gpu-0"}, wantUsers: []string{}, wantFinalizer: true,
+		},
 		"another scheduler has reserved our allocation again for the same pod": {
 			claim: claim("c"), after: reservedAgain,
 			wantDevices: []string{"gpu-0"}, wantUsers: []string{"p"}, wantFinalizer: true,
