@@ -102,6 +102,10 @@ type duplicate struct {
 // maxSlices bounds the slices of a pool: each change of one looks at all of them. The API allows 128 devices in each.
 const maxSlices = 1024
 
+// maxGenerations bounds the generations of a pool: what is older than so many newer ones is as if it were not there. A node looks for its devices in
+// one after the other.
+const maxGenerations = 8
+
 // maxParts bounds how many different parts of one pool are kept; more are made each time they are asked for.
 const maxParts = 4096
 
@@ -115,6 +119,7 @@ func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
 	}
 	var pool *Pool
 	generations := slices.Sorted(maps.Keys(byGeneration))
+	generations = generations[max(0, len(generations)-maxGenerations):]
 	for i, generation := range generations {
 		next := newGeneration(id, generation, byGeneration[generation], c, m.judged && i == len(generations)-1)
 		next.outdated, next.local = pool, len(next.roaming) == 0 && (pool == nil || pool.local)

@@ -76,8 +76,8 @@ type Store struct {
 	current  atomic.Pointer[View]
 
 	mu      sync.Mutex
-	slices  map[string]*Slice            // slice name → slice
-	members map[PoolID]map[string]*Slice // pool → slice name → slice, of all generations
+	slices  map[string]*Slice // slice name → slice
+	members map[PoolID]*sliceSet
 }
 
 // caches are shared by all views of a store.
@@ -128,7 +128,7 @@ func NewStore(opts Options) *Store {
 		features: opts.Features,
 		ownTaint: opts.OwnTaint,
 		slices:   make(map[string]*Slice),
-		members:  make(map[PoolID]map[string]*Slice),
+		members:  make(map[PoolID]*sliceSet),
 	}
 	s.current.Store(&View{
 		classes: immutable.NewMap[string, *Class](newStringHasher()),
@@ -162,14 +162,17 @@ func (s *Store) SetSlice(object *resourceapi.ResourceSlice) {
 		slice.adopt(old)
 	}
 	id := poolOf(object)
-	if s.members[id] == nil {
-		s.members[id] = make(map[string]*Slice)
-	}
 	s.slices[object.Name] = slice
-	s.members[id][object.Name] = slice
-	if old != nil && poolOf(old.Object) != id {
-		s.remove(old)
+	if old != nil {
+		s.members[poolOf(old.Object)].remove(old)
+		if was := poolOf(old.Object); was != id {
+			s.rebuild(was)
+		}
 	}
+	if s.members[id] == nil {
+		s.members[id] = &sliceSet{ofNode: make(map[string]map[string]*Slice)}
+	}
+	s.members[id].add(slice)
 	s.rebuild(id)
 }
 
@@ -179,7 +182,8 @@ func (s *Store) DeleteSlice(name string) {
 	defer s.mu.Unlock()
 	if old := s.slices[name]; old != nil {
 		delete(s.slices, name)
-		s.remove(old)
+		s.members[poolOf(old.Object)].remove(old)
+		s.rebuild(poolOf(old.Object))
 	}
 }
 
@@ -197,18 +201,11 @@ func (s *Store) DeleteClass(name string) {
 	s.change(func(v *View) { v.classes = v.classes.Delete(name) })
 }
 
-// remove takes a slice out of its pool. The caller holds mu.
-func (s *Store) remove(old *Slice) {
-	id := poolOf(old.Object)
-	delete(s.members[id], old.Object.Name)
-	s.rebuild(id)
-}
-
 // rebuild derives the pool anew from its slices and publishes it. The caller holds mu.
 func (s *Store) rebuild(id PoolID) {
 	var pool *Pool
-	if len(s.members[id]) > 0 {
-		pool = newPool(id, s.members[id], s.View().caches)
+	if s.members[id].count > 0 {
+		pool = s.members[id].pool(id, s.View().caches)
 	} else {
 		delete(s.members, id)
 	}

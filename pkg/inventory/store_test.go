@@ -115,6 +115,103 @@ func TestAPoolOfTooManySlicesIsInvalid(t *testing.T) {
 	}
 }
 
+// However many slices a pool has, of whatever sort, a change of one costs no more than it does in a pool that has as many as are looked at. Work is
+// counted by what it allocates.
+func TestAChangeOfASliceCostsABoundedAmountOfWork(t *testing.T) {
+	for name, make := range map[string]func(i int) *resourceapi.ResourceSlice{
+		"for all nodes": func(i int) *resourceapi.ResourceSlice {
+			return slice(fmt.Sprint("s", i), "", pool("net", 1, 1), allNodes)
+		},
+		"for a node each": func(i int) *resourceapi.ResourceSlice {
+			return slice(fmt.Sprint("s", i), fmt.Sprint("n", i), pool("net", 1, 1))
+		},
+		"for one node": func(i int) *resourceapi.ResourceSlice { return slice(fmt.Sprint("s", i), "n1", pool("n1", 1, 1)) },
+		"in another node's pool": func(i int) *resourceapi.ResourceSlice {
+			return slice(fmt.Sprint("s", i), fmt.Sprint("n", i), pool("n0", 1, 1))
+		},
+		"each of its own generation": func(i int) *resourceapi.ResourceSlice {
+			return slice(fmt.Sprint("s", i), fmt.Sprint("n", i), pool("net", int64(i+1), 1))
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			store.SetSlice(make(0))
+			changed, have := 0, 1
+			change := func() {
+				changed++
+				s := make(0)
+				s.Spec.Devices[0].Name = fmt.Sprint("changed-", changed)
+				store.SetSlice(s)
+			}
+			costWith := func(n int) float64 {
+				for ; have < n; have++ { // all at once, which is quicker than one after the other
+					object := make(have)
+					store.slices[object.Name] = newSlice(object, store.features)
+					store.members[poolOf(object)].add(store.slices[object.Name])
+				}
+				return testing.AllocsPerRun(1, change)
+			}
+			few, many := costWith(maxMembers), costWith(4*maxMembers)
+			t.Logf("%v allocations with %d slices, %v with %d", few, maxMembers, many, 4*maxMembers)
+			if few > 25*maxMembers || many > few*11/10 {
+				t.Errorf("%v allocations with %d slices, %v with %d, want at most %d, and no more with more", few, maxMembers, many, 4*maxMembers, 25*maxMembers)
+			}
+		})
+	}
+}
+
+// Where other nodes add more slices to a node's pool than are looked at, the node keeps its devices. A pool that is called after no node has none, and
+// says why, until there are fewer.
+func TestTooManySlicesOfOtherNodes(t *testing.T) {
+	for name, want := range map[string]struct{ devices, problems []string }{
+		"n0":  {devices: []string{"n0/d"}},
+		"net": {problems: []string{"pool gpu.example.com/net is invalid: 2049 slices, at most 2048 are looked at"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			own := func(generation int64) *resourceapi.ResourceSlice {
+				return slice("own", "n0", pool(name, generation, 1), devices("d"))
+			}
+			store.SetSlice(own(1))
+			for i := range maxMembers {
+				object := slice(fmt.Sprint("s", i), fmt.Sprint("n", i+1), pool(name, 1, 1))
+				store.slices[object.Name] = newSlice(object, store.features)
+				store.members[poolOf(object)].add(store.slices[object.Name])
+			}
+			store.SetSlice(own(2))
+			var problems []string
+			for problem := range store.View().Problems() {
+				problems = append(problems, problem.String())
+			}
+			if diff := cmp.Diff(want.problems, problems); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(want.devices, describe(store.View().ForNode(node("n0")))); diff != "" {
+				t.Errorf("devices (-want +got):\n%s", diff)
+			}
+			store.DeleteSlice("s0")
+			if diff := cmp.Diff([]string{name + "/d"}, describe(store.View().ForNode(node("n0")))); diff != "" {
+				t.Errorf("devices, with one slice less (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Of a pool only so many generations are looked at: the newest.
+func TestOnlyTheNewestGenerationsAreLookedAt(t *testing.T) {
+	store := newStore()
+	const generations = maxGenerations + 5
+	for i := range generations {
+		store.SetSlice(slice(fmt.Sprint("s", i), fmt.Sprint("n", i), pool("net", int64(i+1), 1)))
+	}
+	for i := range generations {
+		devices := describe(store.View().ForNode(node(fmt.Sprint("n", i))))
+		if want := i >= generations-maxGenerations; (len(devices) > 0) != want {
+			t.Errorf("generation %d of %d: devices %v, want some: %t", i+1, generations, devices, want)
+		}
+	}
+}
+
 func TestANodeReachesTheDevicesOfItsPools(t *testing.T) {
 	binding := func(s *resourceapi.ResourceSlice) { s.Spec.Devices[0].BindingConditions = []string{"ready"} }
 	amountOf := func(amount []string) resourceapi.Counter {

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 )
@@ -9,6 +10,57 @@ import (
 // A kubelet's credential may write slices of any driver and pool, for its own node. So a broken or hostile node can add
 // slices to another node's pool, which then is incomplete, or outdated. Slices without which other nodes see a whole pool are
 // strangers: they do not count, and a node that has nothing else of the pool is told so.
+
+// sliceSet has all slices of a pool, of all generations.
+type sliceSet struct {
+	count  int
+	ofNode map[string]map[string]*Slice // node → slice name → slice; under "" those that are not for one node by name
+}
+
+func (m *sliceSet) add(s *Slice) {
+	if m.ofNode[s.rule.name] == nil {
+		m.ofNode[s.rule.name] = make(map[string]*Slice)
+	}
+	m.ofNode[s.rule.name][s.Object.Name] = s
+	m.count++
+}
+
+func (m *sliceSet) remove(s *Slice) {
+	delete(m.ofNode[s.rule.name], s.Object.Name)
+	if len(m.ofNode[s.rule.name]) == 0 {
+		delete(m.ofNode, s.rule.name)
+	}
+	m.count--
+}
+
+// maxMembers bounds the slices of a pool, of all generations: as many as it may have, and those of the generation that they replace.
+const maxMembers = 2 * maxSlices
+
+// pool derives the pool anew. Where there are too many slices only those of the node count after which the pool is called. Where that has none
+// none is looked at, and no node sees any.
+func (m *sliceSet) pool(id PoolID, c *caches) *Pool {
+	all := make(map[string]*Slice, min(m.count, maxMembers))
+	owner := ownerOf(id)
+	switch own := m.ofNode[owner]; {
+	case m.count <= maxMembers:
+		for _, slices := range m.ofNode {
+			maps.Copy(all, slices)
+		}
+	case owner != "" && len(own) > 0 && len(own) <= maxMembers:
+		all = own
+	default:
+		return &Pool{ID: id, caches: c, parts: make(map[string]*part), Problem: &PoolProblem{
+			Pool: id, Kind: Invalid, Detail: fmt.Sprintf("%d slices, at most %d are looked at", m.count, maxMembers),
+		}}
+	}
+	return newPool(id, all, c)
+}
+
+// ownerOf is the node after which a pool is called, if it is.
+func ownerOf(id PoolID) string {
+	owner, _, _ := strings.Cut(id.Pool, "/")
+	return owner
+}
 
 // membership is which slices of a pool count.
 type membership struct {
@@ -52,7 +104,7 @@ func membersOf(id PoolID, members map[string]*Slice) membership {
 			shared = append(shared, s)
 		}
 	}
-	owner, _, _ := strings.Cut(id.Pool, "/")
+	owner := ownerOf(id)
 	counts := func(string) bool { return true }
 	switch group := groups[owner]; {
 	case owner != "" && isWhole(group):
