@@ -151,7 +151,7 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 			continue
 		}
 		input.Node, input.Requests = info.Node(), requests
-		input.Usage = c.stakes.withNominees(ctx, pl.nominatedBefore(pod, info.Node().Name), info.Node(), c.inventory, free)
+		input.Usage = c.stakes.withNominees(ctx, pl.nominatedBefore(pod, info.Node().Name), podSet{}, info.Node(), c.inventory, free)
 		if allocator.Check(ctx, input).Fits() {
 			return input.Node.Name
 		}
