@@ -28,7 +28,7 @@ func validateConfig(ctx context.Context, out io.Writer, opts *options.Options, f
 	if bad > 0 {
 		return fmt.Errorf("%s: %d refused, %s: the scheduler does not start with it", file, bad, countWarnings(warnings))
 	}
-	fmt.Fprintf(out, "%s: nothing refused, %s: the scheduler starts with it\n", file, countWarnings(warnings))
+	fmt.Fprintf(out, "%s: nothing refused, %s. Not looked at: the cluster, and files that it names\n", file, countWarnings(warnings))
 	return nil
 }
 

@@ -64,7 +64,7 @@ func TestValidateConfigSaysAllThatIsWrong(t *testing.T) {
 	}{
 		"a good one passes": {
 			text: configHead + "profiles:\n- schedulerName: stowage" + goodPlugins, passes: true,
-			want: "FILE: nothing refused, 0 warnings: the scheduler starts with it\n",
+			want: "FILE: nothing refused, 0 warnings. Not looked at: the cluster, and files that it names\n",
 		},
 		"no order in filter is a warning, and passes": {
 			text: configHead + "profiles:\n- schedulerName: stowage" + strings.Replace(goodPlugins, "    filter:", "    permit: {} #", 1), passes: true,
@@ -76,7 +76,7 @@ func TestValidateConfigSaysAllThatIsWrong(t *testing.T) {
 				`NodeVolumeLimits, VolumeBinding, VolumeZone, PodTopologySpread, InterPodAffinity, NodeDeclaredFeatures, DeviceClaims
   change:  list in filter: NodeUnschedulable, NodeName, TaintToleration, NodeAffinity, DeviceClaims
 
-FILE: nothing refused, 1 warning: the scheduler starts with it
+FILE: nothing refused, 1 warning. Not looked at: the cluster, and files that it names
 `,
 		},
 		"DeviceClaims alone in filter is a warning, too": {
@@ -91,7 +91,7 @@ FILE: nothing refused, 1 warning: the scheduler starts with it
 				`NodeVolumeLimits, VolumeBinding, VolumeZone, PodTopologySpread, InterPodAffinity, NodeDeclaredFeatures
   change:  list in filter: NodeUnschedulable, NodeName, TaintToleration, NodeAffinity, DeviceClaims
 
-FILE: nothing refused, 1 warning: the scheduler starts with it
+FILE: nothing refused, 1 warning. Not looked at: the cluster, and files that it names
 `,
 		},
 		"findings of all kinds and profiles come together": {
@@ -161,7 +161,7 @@ FILE: 6 refused, 0 warnings: the scheduler does not start with it`,
 		"two documents": {
 			text: "---\n" + configHead + "---\n" + configHead + "parallelism: -1\n---\n# nothing\n", passes: true,
 			want: "warning: the file has 2 documents, and only the first is read\n  change:  put all profiles into one document, and remove the others\n\n" +
-				"FILE: nothing refused, 1 warning: the scheduler starts with it\n",
+				"FILE: nothing refused, 1 warning. Not looked at: the cluster, and files that it names\n",
 		},
 		"another kind of object": {
 			text: "apiVersion: v1\nkind: Pod\n",

@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"net"
 	"os"
+	"path/filepath"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -63,6 +64,12 @@ func (s *socket) keep(lost func()) (renewed bool, err error) {
 			return false, &socketError{Path: s.path, PID: servedBy(s.path)}
 		}
 		if err := os.Remove(s.path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return false, &socketError{Path: s.path, Err: err}
+		}
+	}
+	if dir := filepath.Dir(s.path); filepath.Base(dir) == Name {
+		// The driver's folder is the agent's own. That of the registrations is the kubelet's, which would not watch one that we make.
+		if err := os.Mkdir(dir, 0o750); err != nil && !errors.Is(err, fs.ErrExist) {
 			return false, &socketError{Path: s.path, Err: err}
 		}
 	}

@@ -25,3 +25,31 @@ func TestWhoHasTakenASocket(t *testing.T) {
 		t.Errorf("%q, want %q", err, want)
 	}
 }
+
+// TestTheDriversFolderIsMadeAnewWithItsSocket, and the kubelet's is not: the kubelet would not see what comes into one that somebody else made.
+func TestTheDriversFolderIsMadeAnewWithItsSocket(t *testing.T) {
+	root, err := os.MkdirTemp("", "folder") // short enough for a socket
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { os.RemoveAll(root) })
+	for folder, anew := range map[string]bool{Name: true, "plugins_registry": false} {
+		t.Run(folder, func(t *testing.T) {
+			dir := filepath.Join(root, folder)
+			if err := os.Mkdir(dir, 0o750); err != nil {
+				t.Fatal(err)
+			}
+			s, err := listenOn(filepath.Join(dir, "s"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer s.Close()
+			if err := os.RemoveAll(dir); err != nil {
+				t.Fatal(err)
+			}
+			if renewed, err := s.keep(func() {}); renewed != anew || (err == nil) != anew {
+				t.Errorf("made anew: %t, %v, want %t", renewed, err, anew)
+			}
+		})
+	}
+}
