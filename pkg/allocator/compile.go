@@ -27,6 +27,8 @@ type Requests struct {
 
 	// admin tells whether any request asks for admin access.
 	admin bool
+	// features are those that they were compiled with.
+	features Features
 	// choice tells whether some request has several alternatives.
 	choice bool
 	// plain is the only alternative if there is no other and no constraint; such pods are judged by counting.
@@ -138,7 +140,7 @@ func Compile(claims []*resourceapi.ResourceClaim, inv *inventory.View, features 
 // milliseconds. The error wraps the cause of ctx if that ends before all are compiled. Those that are stay so, as far as the caches of
 // the inventory have room for them.
 func CompileWithin(ctx context.Context, claims []*resourceapi.ResourceClaim, inv *inventory.View, features Features) (*Requests, error) {
-	c := &compiler{ctx: ctx, inv: inv, features: features, out: &Requests{objects: claims}}
+	c := &compiler{ctx: ctx, inv: inv, features: features, out: &Requests{objects: claims, features: features}}
 	for i, object := range claims {
 		if err := c.claim(i, object); err != nil {
 			return nil, err

@@ -173,6 +173,11 @@ func TestExplainTellsContentionFromWhatCanNeverBe(t *testing.T) {
 			world: rig().node("n1", gpus(4, taint("gpu-lost", 3))...).claim("train", exactly("gpu", 4)),
 			want:  `request "gpu" of claim train: 1 of 4 gpu.example.com devices tainted gpu-lost, 3 free (4 wanted on one node)`,
 		},
+		"a tainted device does not hide what can never be": {
+			world: rig().node("n1", gpus(4, taint("gpu-lost", 3))...).claim("train", exactly("gpu", 3)).matchAttribute("a.example.com/root"),
+			want: `request "gpu" of claim train: 1 of 4 gpu.example.com devices tainted gpu-lost, 3 free (3 wanted on one node); ` +
+				`at most 2 free devices of one node share a.example.com/root (claim train wants 3); no node could satisfy the pod's requests together, even if all its devices were free`,
+		},
 		"a class that matches nothing": {
 			world: func() *world {
 				w := eight().claim("train", exactly("gpu", 1))
@@ -214,6 +219,11 @@ func TestExplainTellsContentionFromWhatCanNeverBe(t *testing.T) {
 func TestWhatCanNeverBeIsSaidExactlyWhenNoEmptyNodeWouldDo(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		w := drawTightWorld(t)
+		for i := range w.slices[0].Spec.Devices {
+			if rapid.IntRange(0, 4).Draw(t, "tainted") == 0 {
+				taint("gpu-lost", i)(i, &w.slices[0].Spec.Devices[i])
+			}
+		}
 		view := w.store().View()
 		requests, err := Compile(w.claims, view, DefaultFeatures())
 		if err != nil {
@@ -231,10 +241,15 @@ func TestWhatCanNeverBeIsSaidExactlyWhenNoEmptyNodeWouldDo(t *testing.T) {
 			never = never || r.Limit != nil
 		}
 		in.Usage = usage.NewIndex().View()
+		whole := DefaultFeatures()
+		whole.DeviceTaints = false
+		if in.Requests, err = Compile(w.claims, view, whole); err != nil {
+			t.Fatal(err)
+		}
 		fits := Check(context.Background(), in).Fits()
-		judged := !slices.ContainsFunc(e.Requests, func(r RequestExplanation) bool { return r.Tainted+r.Failing+r.Unsupported > 0 })
+		judged := !slices.ContainsFunc(e.Requests, func(r RequestExplanation) bool { return r.Failing+r.Unsupported > 0 })
 		if never && fits || judged && !never && !fits {
-			t.Fatalf("never: %t, but the empty node would do: %t: %s", never, fits, e)
+			t.Fatalf("never: %t, but the empty node without taints would do: %t: %s", never, fits, e)
 		}
 	})
 }

@@ -58,11 +58,20 @@ func FindLimits(ctx context.Context, in Input, e *Explanation, nodes iter.Seq[*v
 	e.NeverTogether = isNeverTogether(ctx, in, e, nodes)
 }
 
-// isNeverTogether decides each node as if nobody held anything. It is false if that is not known.
+// isNeverTogether decides each node as if nobody held anything and nothing was tainted. It is false if that is not known.
 func isNeverTogether(ctx context.Context, in Input, e *Explanation, nodes iter.Seq[*v1.Node]) bool {
-	uncertain := func(r RequestExplanation) bool { return r.Tainted+r.Unsupported+r.Failing > 0 }
+	uncertain := func(r RequestExplanation) bool { return r.Unsupported+r.Failing > 0 }
 	if slices.ContainsFunc(e.Requests, uncertain) {
 		return false
+	}
+	if slices.ContainsFunc(e.Requests, func(r RequestExplanation) bool { return r.Tainted > 0 }) {
+		features := in.Requests.features
+		features.DeviceTaints = false
+		requests, err := CompileWithin(ctx, in.Requests.objects, in.Inventory, features)
+		if err != nil {
+			return false
+		}
+		in.Requests = requests
 	}
 	in.Policy, in.Scoring, in.Usage = FirstFit, NoScoring, usage.NewIndex().View()
 	seen := false
