@@ -38,8 +38,13 @@ type AgentOptions struct {
 	// ServiceAccount is the identity; NodeAgentServiceAccount when empty. The
 	// token is bound to the node.
 	ServiceAccount types.NamespacedName
+	// HealthAddress is where it serves health and metrics; a free port of this
+	// machine when empty.
+	HealthAddress string
 	// Args are further arguments.
 	Args []string
+	// Env is added to our environment.
+	Env []string
 }
 
 func (o *AgentOptions) complete() error {
@@ -88,12 +93,15 @@ func (c *Cluster) StartNodeAgent(ctx context.Context, o AgentOptions) (*Process,
 	if err != nil {
 		return nil, fmt.Errorf("starting a node agent for node %s: %w", o.NodeName, err)
 	}
-	// The agent does not share its port.
-	port, err := FreePort()
-	if err != nil {
-		return nil, err
+	health := o.HealthAddress
+	if health == "" {
+		// The agent does not share its port.
+		port, err := FreePort()
+		if err != nil {
+			return nil, err
+		}
+		health = fmt.Sprintf("127.0.0.1:%d", port)
 	}
-	health := fmt.Sprintf("127.0.0.1:%d", port)
 
 	name := c.uniqueName(strings.ReplaceAll(o.NodeName, "/", "_") + "-agent") // as on a real node
 	serving, client, err := c.Serving(name)
@@ -114,6 +122,7 @@ func (c *Cluster) StartNodeAgent(ctx context.Context, o AgentOptions) (*Process,
 			"--dev-root=" + o.DevRoot,
 			"--health-address=" + health,
 		}, serving...), o.Args...),
+		Env: o.Env,
 		Ready: func(ctx context.Context) error {
 			_, err := getHTTP(ctx, client, "https://"+health+"/readyz")
 			return err

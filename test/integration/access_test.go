@@ -2,6 +2,7 @@ package integration
 
 import (
 	"context"
+	"fmt"
 	"strings"
 	"testing"
 	"time"
@@ -147,20 +148,16 @@ func TestNodeAgentWritesOnlyItsDevicesStatus(t *testing.T) {
 	w.addNode("b")
 	claim := w.allocate(w.addClaim("claim", spec(w.exactly("gpu", 1))), "a", "gpu-0")
 
-	report := func(suffix string, change func(*resourceapi.ResourceClaim)) error {
-		fresh := w.claim(claim.Name)
-		change(fresh)
-		_, err := w.agent(suffix).ResourceV1().ResourceClaims(w.name).UpdateStatus(w.ctx, fresh, metav1.UpdateOptions{})
+	report := func(suffix, status string) error {
+		_, err := w.agent(suffix).ResourceV1().ResourceClaims(w.name).Patch(w.ctx, claim.Name, types.MergePatchType, []byte(`{"status":`+status+`}`), metav1.PatchOptions{}, "status")
 		return err
 	}
-	ready := func(c *resourceapi.ResourceClaim) {
-		c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
-			Driver: gpuDriver, Pool: w.nodeName("a"), Device: "gpu-0",
-			Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue, Reason: "Test", LastTransitionTime: metav1.Now()}},
-		}}
-	}
+	ready := fmt.Sprintf(`{"devices":[{"driver":%q,"pool":%q,"device":"gpu-0","conditions":[
+		{"type":"Ready","status":"True","reason":"Test","message":"","lastTransitionTime":"2026-01-01T00:00:00Z"}]}]}`, gpuDriver, w.nodeName("a"))
 	checkRefused(t, report("b", ready), "resourceclaims/driver")
-	checkRefused(t, report("a", func(c *resourceapi.ResourceClaim) { c.Status.Allocation = nil }), "resourceclaims/binding")
+	checkRefused(t, report("a", `{"allocation":null}`), "resourceclaims/binding")
+	_, err := w.agent("a").ResourceV1().ResourceClaims(w.name).UpdateStatus(w.ctx, w.claim(claim.Name), metav1.UpdateOptions{})
+	checkRefused(t, err, `cannot update resource "resourceclaims/status"`)
 	if err := report("a", ready); err != nil {
 		t.Errorf("reporting the status of its own device: %v", err)
 	}

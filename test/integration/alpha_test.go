@@ -60,14 +60,17 @@ func TestFeaturesThatAreOffByDefault(t *testing.T) {
 
 func startGatedCluster(t *testing.T) *localcluster.Cluster {
 	t.Helper()
-	gates := map[string]bool{fractionalGate: true, "DRANodeAllocatableResources": true, "GenericWorkload": true, "DRAWorkloadResourceClaims": true}
+	gates := map[string]bool{
+		fractionalGate: true, "DRANodeAllocatableResources": true, "GenericWorkload": true, "DRAWorkloadResourceClaims": true,
+		"WatchList": false, // informers list first, as with an older API server
+	}
 	for gate := range strings.SplitSeq(alphaGates, ",") {
 		gates[gate] = true
 	}
-	gated, err := localcluster.Start(t.Context(), localcluster.Options{
+	gated, err := localcluster.Start(t.Context(), recorded.of(localcluster.Options{
 		Progress: os.Stderr, FeatureGates: gates, ControllerManagerArgs: []string{"--node-monitor-grace-period=2h"},
 		RuntimeConfig: map[string]bool{"scheduling.k8s.io/v1beta1": true, "resource.k8s.io/v1beta2": true, "resource.k8s.io/v1alpha3": true},
-	})
+	}))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -24,17 +24,27 @@ const (
 var cluster *localcluster.Cluster
 
 func TestMain(m *testing.M) {
-	options := localcluster.Options{
+	os.Exit(runTests(m))
+}
+
+func runTests(m *testing.M) int {
+	stopRecording, err := recorded.start()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "recording what is asked of API servers:", err)
+		return 1
+	}
+	defer stopRecording()
+	options := recorded.of(localcluster.Options{
 		Progress: os.Stderr,
 		// Nobody renews the leases of nodes made by hand.
 		ControllerManagerArgs: []string{"--node-monitor-grace-period=2h"},
-	}
-	os.Exit(localcluster.RunTests(m, options, func(c *localcluster.Cluster) {
+	})
+	return localcluster.RunTests(judged{m}, options, func(c *localcluster.Cluster) {
 		cluster = c
 		if err := c.Apply(context.Background(), filepath.Join(manifests, "base/access")); err != nil {
 			panic(fmt.Sprintf("applying what every test needs: %v", err))
 		}
-	}))
+	})
 }
 
 // schedulerIdentity connects as the ServiceAccount of the scheduler, with the rights that the manifests grant.

@@ -10,10 +10,13 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	appsv1 "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apiresource "k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/kubernetes/pkg/api/v1/resource"
 	"k8s.io/kubernetes/third_party/forked/golang/expansion"
@@ -93,6 +96,70 @@ func TestConfigMapHasTheConfigurationFiles(t *testing.T) {
 		}
 		if got := configMap.Data[filepath.Base(file)]; got != string(want) {
 			t.Errorf("the ConfigMap has for %s:\n%s", file, got)
+		}
+	}
+}
+
+// Each workload has a NetworkPolicy that selects its pods and no others, and lets nobody in but to its port, from namespaces that an administrator labels.
+func TestNetworkPoliciesAreAboutOurPods(t *testing.T) {
+	t.Parallel()
+	out, err := cluster.Kubectl(t.Context(), "kustomize", filepath.Join(manifests, "overlays/second-scheduler"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	templates, policies := map[string]v1.PodTemplateSpec{}, map[string]networkingv1.NetworkPolicy{}
+	for document := range strings.SplitSeq(out, "\n---\n") {
+		var object struct {
+			metav1.TypeMeta   `json:",inline"`
+			metav1.ObjectMeta `json:"metadata"`
+			Spec              struct {
+				Template v1.PodTemplateSpec `json:"template"`
+			} `json:"spec"`
+		}
+		if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+			t.Fatal(err)
+		}
+		switch name := object.Namespace + "/" + object.Name; object.Kind {
+		case "Deployment", "DaemonSet":
+			templates[name] = object.Spec.Template
+		case "NetworkPolicy":
+			var policy networkingv1.NetworkPolicy
+			if err := yaml.UnmarshalStrict([]byte(document), &policy); err != nil {
+				t.Fatal(err)
+			}
+			policies[name] = policy
+		}
+	}
+	if len(templates) != 2 || len(policies) != len(templates) {
+		t.Fatalf("%d workloads, %d policies, want 2 and as many", len(templates), len(policies))
+	}
+	for name, policy := range policies {
+		selector, err := metav1.LabelSelectorAsSelector(&policy.Spec.PodSelector)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for other, template := range templates {
+			if got := selector.Matches(labels.Set(template.Labels)); got != (other == name) {
+				t.Errorf("policy %s selects the pods of %s: %t", name, other, got)
+			}
+		}
+		var ports, open []string
+		for _, container := range templates[name].Spec.Containers {
+			for _, port := range container.Ports {
+				ports = append(ports, port.Name)
+			}
+		}
+		for _, rule := range policy.Spec.Ingress {
+			for _, port := range rule.Ports {
+				open = append(open, port.Port.String())
+			}
+			want := []networkingv1.NetworkPolicyPeer{{NamespaceSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"stowage.dev/reads-metrics": "true"}}}}
+			if diff := cmp.Diff(want, rule.From); diff != "" {
+				t.Errorf("policy %s: who is let in (-want +got):\n%s", name, diff)
+			}
+		}
+		if !slices.Equal(policy.Spec.PolicyTypes, []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}) || len(open) == 0 || !slices.Equal(open, ports) {
+			t.Errorf("policy %s: types %v, open ports %q, the container's are %q", name, policy.Spec.PolicyTypes, open, ports)
 		}
 	}
 }

@@ -12,19 +12,21 @@ import (
 	"stowage.dev/stowage/internal/localcluster"
 )
 
-// schedulerBinary builds cmd/scheduler. It has the race detector when the tests have it, so that most
-// packages are compiled already.
-var schedulerBinary = sync.OnceValues(func() (string, error) {
-	path := filepath.Join(cluster.Dir(), "bin", "scheduler")
+// schedulerBinary builds cmd/scheduler.
+var schedulerBinary = sync.OnceValues(func() (string, error) { return buildBinary("scheduler") })
+
+// buildBinary builds a command of ours. It has the race detector when the tests have it, so that most packages are compiled already.
+func buildBinary(name string) (string, error) {
+	path := filepath.Join(cluster.Dir(), "bin", name)
 	args := []string{"build", "-buildvcs=false", "-o", path}
 	if raceDetector {
 		args = append(args, "-race")
 	}
-	if out, err := exec.Command("go", append(args, "stowage.dev/stowage/cmd/scheduler")...).CombinedOutput(); err != nil {
-		return "", fmt.Errorf("building cmd/scheduler: %w\n%s", err, out)
+	if out, err := exec.Command("go", append(args, "stowage.dev/stowage/cmd/"+name)...).CombinedOutput(); err != nil {
+		return "", fmt.Errorf("building cmd/%s: %w\n%s", name, err, out)
 	}
 	return path, nil
-})
+}
 
 // startProcess runs our scheduler as a process until the test ends. It need not be stopped, but may be.
 func startProcess(t *testing.T, o localcluster.SchedulerOptions) *localcluster.Scheduler {

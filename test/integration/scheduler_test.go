@@ -113,6 +113,7 @@ func startScheduler(t *testing.T, name string, setup schedulerSetup) *scheduler 
 		}
 	}
 	identity := rest.CopyConfig(setup.identity)
+	identity.UserAgent = name // what it asks for is recorded
 	identity.QPS, identity.Burst = config.ClientConnection.QPS, int(config.ClientConnection.Burst)
 	if setup.wrap != nil {
 		identity.Wrap(setup.wrap)

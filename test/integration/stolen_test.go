@@ -4,11 +4,10 @@ import (
 	"bytes"
 	"context"
 	"errors"
+	"fmt"
 	"io"
-	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -237,7 +236,9 @@ func TestAnAgentSeesThatItsPoliciesAreNotAboutItsAccount(t *testing.T) {
 	w := newWorld(t)
 	w.addNode("a")
 	var rules []rbacv1.PolicyRule
-	for _, role := range roles(t, filepath.Join(manifests, "base/access/node-agent.yaml")) {
+	found, err := readRoles(filepath.Join(manifests, "base/access/node-agent.yaml"))
+	w.must(err, "reading the roles of the agent")
+	for _, role := range found {
 		rules = append(rules, role.Rules...)
 	}
 	await := func(client kubernetes.Interface, want int, forbidden bool) {
@@ -267,73 +268,22 @@ func TestAnAgentSeesThatItsPoliciesAreNotAboutItsAccount(t *testing.T) {
 	}
 }
 
-// roles are the Roles and ClusterRoles of a manifest.
-func roles(t *testing.T, file string) (found []rbacv1.ClusterRole) {
-	t.Helper()
+// readRoles are the Roles and ClusterRoles of a manifest.
+func readRoles(file string) (found []rbacv1.ClusterRole, err error) {
 	data, err := os.ReadFile(file)
 	if err != nil {
-		t.Fatal(err)
+		return nil, err
 	}
 	decoder := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(data), 4096)
 	for {
 		var role rbacv1.ClusterRole
 		if err := decoder.Decode(&role); errors.Is(err, io.EOF) {
-			return found
+			return found, nil
 		} else if err != nil {
-			t.Fatal(err)
+			return nil, fmt.Errorf("%s: %w", file, err)
 		}
 		if role.Kind == "ClusterRole" || role.Kind == "Role" {
 			found = append(found, role)
-		}
-	}
-}
-
-// Each right in the manifests is used, and each that is used is granted.
-func TestEachRightIsUsed(t *testing.T) {
-	t.Parallel()
-	granted := map[string]bool{}
-	err := filepath.WalkDir(manifests, func(path string, entry fs.DirEntry, err error) error {
-		if err != nil || filepath.Ext(path) != ".yaml" || entry.Name() == "noderesourcetopologies.yaml" {
-			return err
-		}
-		for _, role := range roles(t, path) {
-			for _, rule := range role.Rules {
-				for _, verb := range rule.Verbs {
-					for _, resource := range append(slices.Clone(rule.Resources), rule.NonResourceURLs...) {
-						granted[role.Name+": "+verb+" "+resource] = true
-					}
-				}
-			}
-		}
-		return nil
-	})
-	if err != nil || len(granted) == 0 {
-		t.Fatalf("%d rights, %v", len(granted), err)
-	}
-	used := map[string]bool{}
-	for _, u := range uses {
-		for verb := range strings.FieldsSeq(u.verbs) {
-			for resource := range strings.FieldsSeq(u.resources) {
-				right := u.role + ": " + verb + " " + resource
-				if used[right] {
-					t.Errorf("%s is in the table twice", right)
-				}
-				used[right] = true
-			}
-		}
-		source, err := os.ReadFile(filepath.Join("../..", u.code))
-		if err != nil || !strings.Contains(string(source), u.call) {
-			t.Errorf("%s: %s %s: %s has no %q: %v", u.role, u.verbs, u.resources, u.code, u.call, err)
-		}
-	}
-	for right := range granted {
-		if !used[right] {
-			t.Errorf("%s is granted, and nobody uses it", right)
-		}
-	}
-	for right := range used {
-		if !granted[right] {
-			t.Errorf("%s is used, and nobody grants it", right)
 		}
 	}
 }

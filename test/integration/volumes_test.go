@@ -9,6 +9,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/cache"
 )
 
 // What kube-scheduler's plugins for volumes say about nodes.
@@ -243,6 +244,33 @@ func TestNoVolumeForAPodThatLosesTheFence(t *testing.T) {
 	w.endPod(w.awaitBound("first"))
 	w.awaitBoundTo("second", "a")
 	s.awaitVolume("data")
+}
+
+// A volume that is there and nobody's is bound with the device, on the node that reaches it: the scheduler writes the volume.
+func TestAVolumeThatIsNobodysIsBoundWithTheDevice(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	startScheduler(t, w.name, schedulerSetup{})
+	s := w.addStorage()
+	for node, segment := range map[string]string{"a": "west", "b": "east"} {
+		w.addNode(node, gpus(h100, 1)...)
+		s.reaches(node, segment)
+	}
+	claim := s.addVolumeClaim("data") // there is no room to provision one
+	pv := s.volumeFor(claim, w.name, s.segment("east"))
+	pv.Annotations, pv.Spec.ClaimRef = nil, nil
+	_, err := w.client.CoreV1().PersistentVolumes().Create(w.ctx, pv, metav1.CreateOptions{})
+	w.must(err, "creating the volume")
+	t.Cleanup(func() { w.cleanUp(w.client.CoreV1().PersistentVolumes().Delete, pv.Name) })
+	t.Cleanup(func() { w.cleanUp(w.client.CoreV1().PersistentVolumeClaims(w.name).Delete, claim.Name) })
+	volumes := cache.NewListWatchFromClient(w.client.CoreV1().RESTClient(), "persistentvolumes", metav1.NamespaceAll, named(pv.Name))
+	await(w, "the volume to be available", volumes, func(pv *v1.PersistentVolume) bool { return pv.Status.Phase == v1.VolumeAvailable })
+	w.addTemplate("one", spec(w.exactly("gpu", 1)))
+	w.addPod("pod", withTemplate("one"), withVolume("data"))
+	w.awaitBoundTo("pod", "b")
+	if got := s.awaitVolume("data"); got != s.segment("east") {
+		t.Errorf("the volume is in segment %s", got)
+	}
 }
 
 // A volume that exists decides where the device comes from.

@@ -116,12 +116,15 @@ func (w *world) awaitUnschedulable(name string, parts ...string) *v1.Pod {
 	})
 }
 
+// eventList has the events about an object of that name.
+func (w *world) eventList(about string) cache.ListerWatcher {
+	return cache.NewListWatchFromClient(w.client.CoreV1().RESTClient(), "events", w.name, fields.OneTermEqualSelector("involvedObject.name", about))
+}
+
 // awaitEvent waits for an event about the pod whose note has all the parts.
 func (w *world) awaitEvent(pod *v1.Pod, parts ...string) *v1.Event {
 	w.t.Helper()
-	lw := cache.NewListWatchFromClient(w.client.CoreV1().RESTClient(), "events", w.name,
-		fields.OneTermEqualSelector("involvedObject.name", pod.Name))
-	return await(w, fmt.Sprintf("an event of pod %s with %q", pod.Name, parts), lw, func(e *v1.Event) bool {
+	return await(w, fmt.Sprintf("an event of pod %s with %q", pod.Name, parts), w.eventList(pod.Name), func(e *v1.Event) bool {
 		return hasAll(e.Message, parts)
 	})
 }
