@@ -121,8 +121,8 @@ func TestTheAgentDoesItsWorkWithItsRights(t *testing.T) {
 	n := w.addHollowNode("n")
 	w.addTemplate("one", spec(w.exactly("gpu", 1)))
 	slice := n.awaitSlices("with GPUs", func(s *resourceapi.ResourceSlice) bool { return len(s.Spec.Devices) > 0 })
-	pod := w.addPod("pod", withTemplate("one"))
-	pod = w.awaitPod("pod", "running", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodRunning })
+	w.addPod("pod", withTemplate("one"))
+	pod := w.awaitPod("pod", "running", func(p *v1.Pod) bool { return p.Status.Phase == v1.PodRunning })
 	claim := claimName(pod, "one")
 	healthy := func(want metav1.ConditionStatus) func(*resourceapi.ResourceClaim) bool {
 		return func(c *resourceapi.ResourceClaim) bool {
