@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 
 	"github.com/google/go-cmp/cmp"
+	"pgregory.net/rapid"
 )
 
 // TestACacheIsShared lets owners ask for values in turn, as "owner key" or "owner key bytes", and tells which are kept, of a table of 6
@@ -44,7 +45,9 @@ func TestACacheIsShared(t *testing.T) {
 		"what another asks for, too":                  {slices.Concat(all("b", 2), []string{"a b0", "a b1"}, all("a", 1000)), []string{"a999", "a998", "a997", "a996", "b1", "b0"}},
 		"large, and another asked for it first":       {[]string{"a b0 20", "b b0 20", "a a0 25", "a a1 25", "a a2 25", "a a3 25"}, []string{"a3", "a2", "a1", "b0"}},
 		"many ask for the same":                       {manyAsk[:99], []string{"c", "b", "a"}},
-		"more than are remembered ask for the same":   {manyAsk, []string{"c"}},
+		"more than are remembered ask for the same":   {manyAsk, []string{"c", "b", "a"}},
+		"what nobody has goes first":                  {append(slices.Clone(manyAsk), all("a", 4)...), []string{"a3", "c", "a2", "a1", "a0", "b"}},
+		"what nobody had":                             {slices.Concat(manyAsk, []string{"ns99 a"}, all("a", 4)), []string{"a3", "a", "c", "a2", "a1", "a0"}},
 		"few that are large":                          {[]string{"b b0 20", "a a0 25", "a a1 25", "a a2 25", "a a3 25"}, []string{"a3", "a2", "a1", "b0"}},
 		"one that is large among many":                {slices.Concat(all("b", 5), []string{"a a0 25"}), []string{"a0", "b4", "b3", "b2", "b1", "b0"}},
 		"one that is larger than its share":           {[]string{"b b0 20", "a a0 26"}, []string{"b0"}},
@@ -77,11 +80,18 @@ func TestACacheIsShared(t *testing.T) {
 					last[entry] = max(last[entry], e.Value.(*use[int]).asked)
 				}
 			}
-			for _, entry := range slices.SortedFunc(maps.Values(table.entries), func(a, b *slotEntry[int]) int { return int(last[b]) - int(last[a]) }) {
+			kept := slices.SortedFunc(maps.Keys(last), func(a, b *slotEntry[int]) int { return int(last[b]) - int(last[a]) })
+			for e := table.unowned.Back(); e != nil; e = e.Prev() {
+				kept = append(kept, e.Value.(*slotEntry[int]))
+			}
+			for _, entry := range kept {
 				got, bytes = append(got, entry.key), bytes+entry.bytes
 				if slots[entry.slot] != entry.key {
 					t.Errorf("%s has slot %d, which was given to %s after it", entry.key, entry.slot, slots[entry.slot])
 				}
+			}
+			if len(got) != len(table.entries) {
+				t.Errorf("%d entries are kept, %d of them by somebody or nobody", len(table.entries), len(got))
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("kept (-want +got):\n%s", diff)
@@ -93,6 +103,115 @@ func TestACacheIsShared(t *testing.T) {
 				t.Errorf("%d bytes are kept, of at most 100; counted are %d", bytes, table.bytes)
 			}
 		})
+	}
+}
+
+// TestAFullCacheMakesRoomInFewSteps counts how often it is asked how much an owner has, in each request. All requests for a cache wait for it.
+func TestAFullCacheMakesRoomInFewSteps(t *testing.T) {
+	for _, limit := range []int{64, 128, MaxNumbers} {
+		for _, owners := range []int{1, 60, 500, 2000, 20000} {
+			t.Run(fmt.Sprint(limit, " entries, ", owners, " owners"), func(t *testing.T) {
+				table := newSlotTable[int](limit, 1<<20)
+				steps, most := 0, 0
+				for _, r := range []*ranking[int]{&table.byEntries, &table.byBytes} {
+					size := r.size
+					r.size = func(has *holding[int]) int64 {
+						steps++
+						return size(has)
+					}
+				}
+				get := func(owner, key string, bytes int64) {
+					steps = 0
+					if _, err := table.get(context.Background(), owner, key, func() (made[int], error) {
+						return made[int]{bytes, func(slot int) int { return slot }}, nil
+					}); err != nil {
+						t.Fatal(err)
+					}
+					most = max(most, steps)
+				}
+				for _, last := range []int64{1, 1 << 18} { // one needs an entry, one bytes
+					for i := range max(20000, limit) {
+						get(fmt.Sprint("ns", i%owners), fmt.Sprint("k", (i+i/owners)%limit), (1<<20)/int64(limit))
+					}
+					get("new", fmt.Sprint("new", last), last)
+				}
+				if most > 100_000 {
+					t.Errorf("one request took %d steps", most)
+				}
+				t.Logf("%d steps at most", most)
+			})
+		}
+	}
+}
+
+// TestACacheCountsWhatItHas asks for anything by anybody. After each request all counts are those of what is there, within the limits.
+func TestACacheCountsWhatItHas(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		const limit, maxBytes = 6, 100
+		table := newSlotTable[int](limit, maxBytes)
+		table.maxUses = rapid.IntRange(limit, 30).Draw(t, "maxUses")
+		for range rapid.IntRange(1, 200).Draw(t, "requests") {
+			owner := fmt.Sprint("ns", rapid.IntRange(0, 8).Draw(t, "owner"))
+			key := fmt.Sprint(rapid.IntRange(0, 12).Draw(t, "key"))
+			bytes := rapid.Int64Range(1, 30).Draw(t, "bytes")
+			slot, err := table.get(context.Background(), owner, key, func() (made[int], error) {
+				return made[int]{bytes, func(slot int) int { return slot }}, nil
+			})
+			if entry := table.entries[key]; err != nil || entry == nil && slot != limit || entry != nil && entry.slot != slot {
+				t.Fatalf("%s: slot %d, %v", key, slot, err)
+			}
+			checkCounts(t, table)
+		}
+	})
+}
+
+func checkCounts(t *rapid.T, table *slotTable[int]) {
+	bytes, uses, owned, slots := int64(0), 0, map[*slotEntry[int]]int{}, slices.Clone(table.free)
+	for name, has := range table.owners {
+		var theirs int64
+		for e := has.recent.Front(); e != nil; e = e.Next() {
+			entry := e.Value.(*use[int]).entry
+			owned[entry]++
+			theirs += entry.bytes
+			if has.of[entry] != e {
+				t.Fatalf("%s does not find its %s", name, entry.key)
+			}
+		}
+		uses += len(has.of)
+		if has.owner != name || has.bytes != theirs || has.recent.Len() != len(has.of) || len(has.of) == 0 {
+			t.Fatalf("%s has %d entries in a list of %d, of %d bytes, counted are %d", name, len(has.of), has.recent.Len(), theirs, has.bytes)
+		}
+	}
+	unowned := 0
+	for key, entry := range table.entries {
+		bytes += entry.bytes
+		slots = append(slots, entry.slot)
+		if entry.unowned != nil {
+			unowned++
+		}
+		if entry.key != key || entry.owners != owned[entry] || (entry.unowned != nil) != (entry.owners == 0) {
+			t.Fatalf("%s is had by %d, counted are %d", key, owned[entry], entry.owners)
+		}
+	}
+	slices.Sort(slots)
+	if diff := cmp.Diff([]int{0, 1, 2, 3, 4, 5}, slots); diff != "" {
+		t.Fatalf("slots (-want +got):\n%s", diff)
+	}
+	if len(owned)+unowned != len(table.entries) || unowned != table.unowned.Len() {
+		t.Fatalf("of %d entries %d are owned, %d are not, counted are %d", len(table.entries), len(owned), unowned, table.unowned.Len())
+	}
+	if bytes != table.bytes || bytes > table.maxBytes || uses != table.uses || uses > table.maxUses || len(table.entries) > table.limit {
+		t.Fatalf("%d bytes, counted are %d; %d uses, counted are %d; %d entries", bytes, table.bytes, uses, table.uses, len(table.entries))
+	}
+	for _, r := range []*ranking[int]{&table.byEntries, &table.byBytes} {
+		for i, has := range r.owners {
+			if table.owners[has.owner] != has || has.at[r.number] != i || r.Less(i, 0) {
+				t.Fatalf("ranking %d: %s is at %d, counted is %d", r.number, has.owner, i, has.at[r.number])
+			}
+		}
+		if len(r.owners) != len(table.owners) {
+			t.Fatalf("ranking %d has %d of %d owners", r.number, len(r.owners), len(table.owners))
+		}
 	}
 }
 
