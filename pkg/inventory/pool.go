@@ -9,6 +9,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"github.com/benbjohnson/immutable"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 
@@ -73,9 +74,17 @@ type Pool struct {
 
 	// local tells that every slice, of this and lower generations, is for one node by name.
 	local bool
-	// outdated is the next lower generation, while its slices are still there; else nil. Nodes see it that see
-	// nothing of the generations above it.
-	outdated *Pool
+	// outdated are the lower generations, newest first; like the next fields, of the newest generation only.
+	outdated []*Pool
+	// outdatedOf has those that have slices for one node by name, by node: a node has slices of one generation alone.
+	outdatedOf map[string]*Pool
+	// outdatedRoaming are those that have slices which are not for one node alone, newest first, at most maxGenerations.
+	outdatedRoaming []*Pool
+
+	// excess is what is told where there are too many slices to look at them all, nil if there are not; hidden has the nodes
+	// whose slices are not looked at, or nil if that may be any node.
+	excess *PoolProblem
+	hidden *immutable.Map[string, struct{}]
 
 	devicesOnce sync.Once
 	devices     map[string][]*resourceapi.Device // by name; made when first asked for
@@ -86,11 +95,11 @@ type Pool struct {
 	parts map[string]*part
 }
 
-// part is what a set of nodes sees of a pool: devices, or why it cannot use them.
+// part is what a set of nodes sees of a pool: devices, or why it cannot use them, or both.
 type part struct {
 	slices  int // how many slices of the pool are for these nodes
 	pool    *NodePool
-	problem *PoolProblem
+	problem *PoolProblem // beside a pool: there are other devices, which the node cannot use
 }
 
 // duplicate is a device name that several slices have. It concerns the nodes that see two of them.
@@ -102,9 +111,12 @@ type duplicate struct {
 // maxSlices bounds the slices of a pool: each change of one looks at all of them. The API allows 128 devices in each.
 const maxSlices = 1024
 
-// maxGenerations bounds the generations of a pool: what is older than so many newer ones is as if it were not there. A node looks for its devices in
-// one after the other.
+// maxGenerations bounds the outdated generations in which every node looks for its devices, one after the other: those with slices that are not
+// for one node alone, which no kubelet can write. A node's own are found by its name.
 const maxGenerations = 8
+
+// limits are the bounds of a pool, smaller in tests.
+type limits struct{ slices, members, generations int }
 
 // maxParts bounds how many different parts of one pool are kept; more are made each time they are asked for.
 const maxParts = 4096
@@ -114,22 +126,35 @@ func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
 	m := membersOf(id, members)
 	byGeneration := make(map[int64][]*Slice)
 	for _, s := range m.own {
-		generation := s.Object.Spec.Pool.Generation
-		byGeneration[generation] = append(byGeneration[generation], s)
+		byGeneration[generationOf(s)] = append(byGeneration[generationOf(s)], s)
 	}
-	var pool *Pool
 	generations := slices.Sorted(maps.Keys(byGeneration))
-	generations = generations[max(0, len(generations)-maxGenerations):]
-	for i, generation := range generations {
-		next := newGeneration(id, generation, byGeneration[generation], c, m.judged && i == len(generations)-1)
-		next.outdated, next.local = pool, len(next.roaming) == 0 && (pool == nil || pool.local)
-		pool = next
+	slices.Reverse(generations)
+	pool := newGeneration(id, generations[0], byGeneration[generations[0]], c, m.judged)
+	pool.local = len(pool.roaming) == 0
+	for _, generation := range generations[1:] {
+		pool.addOutdated(newGeneration(id, generation, byGeneration[generation], c, false))
 	}
 	pool.strangers = m.strangers
 	for _, s := range members {
 		pool.apart = pool.apart || s.apart != nil
 	}
 	return pool
+}
+
+// addOutdated notes a generation that is lower than all before.
+func (p *Pool) addOutdated(g *Pool) {
+	p.outdated = append(p.outdated, g)
+	p.local = p.local && len(g.roaming) == 0
+	if len(g.roaming) > 0 && len(p.outdatedRoaming) < p.caches.limits.generations {
+		p.outdatedRoaming = append(p.outdatedRoaming, g)
+	}
+	for name := range g.nodes {
+		if p.outdatedOf == nil {
+			p.outdatedOf = make(map[string]*Pool)
+		}
+		p.outdatedOf[name] = g
+	}
 }
 
 func newGeneration(id PoolID, generation int64, members []*Slice, c *caches, judged bool) *Pool {
@@ -165,8 +190,8 @@ func (p *Pool) check(ignored int, judged bool) (ProblemKind, string) {
 	if len(p.slices) == 0 {
 		return Incomplete, fmt.Sprintf("%d slices of generation %d use compatibility groups, which are not enabled", ignored, p.Generation)
 	}
-	if len(p.slices) > maxSlices {
-		return Invalid, fmt.Sprintf("%d slices of generation %d, at most %d are looked at", len(p.slices), p.Generation, maxSlices)
+	if most := p.caches.limits.slices; len(p.slices) > most {
+		return Invalid, fmt.Sprintf("%d slices of generation %d, at most %d are looked at", len(p.slices), p.Generation, most)
 	}
 	want := p.slices[0].Object.Spec.Pool.ResourceSliceCount
 	for _, s := range p.slices {
@@ -236,11 +261,14 @@ func (p *Pool) nodeNames() iter.Seq[string] {
 				return
 			}
 		}
-		for ; p != nil; p = p.outdated {
-			for name := range p.nodes {
-				if !yield(name) {
-					return
-				}
+		for name := range p.nodes {
+			if !yield(name) {
+				return
+			}
+		}
+		for name := range p.outdatedOf {
+			if !yield(name) {
+				return
 			}
 		}
 	}
@@ -248,34 +276,67 @@ func (p *Pool) nodeNames() iter.Seq[string] {
 
 // isFor tells whether there is a slice, of any generation, for the node with this name.
 func (p *Pool) isFor(node string) bool {
-	return p.nodes[node] != nil || p.strangers[node] != nil || (p.outdated != nil && p.outdated.isFor(node))
+	return p.nodes[node] != nil || p.strangers[node] != nil || p.outdatedOf[node] != nil
 }
 
-// forNode returns what the node sees of the pool, nil if nothing. A node whose own slices do not count is told so if it sees nothing else.
+// forNode returns what the node sees of the pool, nil if nothing. A node whose own slices do not count is told so if it sees nothing else, and
+// one whose own slices are not looked at is told so in any case: it may miss devices.
 func (p *Pool) forNode(node *v1.Node) *part {
 	seen, relevant := p.sees(node)
-	if !relevant && p.outdated != nil {
-		seen = p.outdated.forNodeOutdated(node)
+	if !relevant {
+		seen = p.forNodeOutdated(node)
 	}
-	if problem := p.strangers[node.Name]; seen == nil && problem != nil {
-		return &part{problem: problem}
+	problem := p.strangers[node.Name]
+	if p.hides(node.Name) {
+		problem = p.excess
 	}
-	return seen
+	switch {
+	case problem == nil || seen != nil && (problem != p.excess || seen.problem != nil):
+		return seen
+	case seen != nil:
+		return &part{pool: seen.pool, problem: problem}
+	}
+	return &part{problem: problem}
 }
 
-// forNodeOutdated returns what the node sees of an outdated generation when it sees nothing of those above it. As
-// in upstream's allocator, it can use the devices while all slices of that generation are there and are for this
+// hides tells whether slices that are for the node are not looked at, as far as that is known.
+func (p *Pool) hides(node string) bool {
+	if p.excess == nil || p.isFor(node) {
+		return false
+	}
+	if p.hidden == nil {
+		return true
+	}
+	_, hidden := p.hidden.Get(node)
+	return hidden
+}
+
+// forNodeOutdated returns what the node sees of an outdated generation, the newest of which it sees any. As in
+// upstream's allocator, it can use the devices while all slices of that generation are there and are for this
 // node; otherwise it is as if the pool did not exist.
 func (p *Pool) forNodeOutdated(node *v1.Node) *part {
-	for ; p != nil; p = p.outdated {
-		if seen, relevant := p.sees(node); relevant {
-			if seen.slices != len(p.slices) || p.Problem != nil && p.Problem.Kind == Incomplete {
-				return nil
-			}
-			return seen
+	own := p.outdatedOf[node.Name]
+	for _, g := range p.outdatedRoaming {
+		if own != nil && own.Generation >= g.Generation {
+			break
+		}
+		if seen, relevant := g.sees(node); relevant {
+			return g.ifWhole(seen)
 		}
 	}
-	return nil
+	if own == nil {
+		return nil
+	}
+	seen, _ := own.sees(node)
+	return own.ifWhole(seen)
+}
+
+// ifWhole returns what a node sees of the outdated generation if that is all of it.
+func (p *Pool) ifWhole(seen *part) *part {
+	if seen.slices != len(p.slices) || p.Problem != nil && p.Problem.Kind == Incomplete {
+		return nil
+	}
+	return seen
 }
 
 // sees returns what the node sees of this generation, and whether any slice of it is for the node.

@@ -26,8 +26,8 @@ func (s *Store) Stats() Stats {
 		Columns: CacheStats{Limit: maxColumns, Evicted: c.lostColumns.Load()},
 	}
 	for pool := range view.Pools() {
-		for ; pool != nil; pool = pool.outdated {
-			parts, columns := pool.cached()
+		for _, generation := range append([]*Pool{pool}, pool.outdated...) {
+			parts, columns := generation.cached()
 			stats.Parts.Entries = max(stats.Parts.Entries, parts)
 			stats.Columns.Entries = max(stats.Columns.Entries, columns)
 		}

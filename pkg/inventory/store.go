@@ -83,6 +83,7 @@ type Store struct {
 // caches are shared by all views of a store.
 type caches struct {
 	features    Features
+	limits      limits
 	expressions *slotTable[*expression]
 	matchers    *slotTable[*Matcher]
 	derivations *slotTable[*Derivation]
@@ -135,6 +136,7 @@ func NewStore(opts Options) *Store {
 		pools:   immutable.NewSortedMap[PoolID, *Pool](poolIDComparer{}),
 		caches: &caches{
 			features:    opts.Features,
+			limits:      limits{slices: maxSlices, members: maxMembers, generations: maxGenerations},
 			expressions: newSlotTable[*expression](opts.MaxSelectors, cacheBytes),
 			matchers:    newSlotTable[*Matcher](opts.MaxMatchers, cacheBytes),
 			derivations: newSlotTable[*Derivation](opts.MaxDerivations, cacheBytes),

@@ -151,21 +151,27 @@ func TestAChangeOfASliceCostsABoundedAmountOfWork(t *testing.T) {
 				}
 				return testing.AllocsPerRun(1, change)
 			}
-			few, many := costWith(maxMembers), costWith(4*maxMembers)
+			few, many, more := costWith(maxMembers), costWith(4*maxMembers), costWith(8*maxMembers)
 			t.Logf("%v allocations with %d slices, %v with %d", few, maxMembers, many, 4*maxMembers)
 			if few > 25*maxMembers || many > few*11/10 {
 				t.Errorf("%v allocations with %d slices, %v with %d, want at most %d, and no more with more", few, maxMembers, many, 4*maxMembers, 25*maxMembers)
+			}
+			if more > many*11/10+16 {
+				t.Errorf("%v allocations with %d slices, %v with %d, want no more", many, 4*maxMembers, more, 8*maxMembers)
 			}
 		})
 	}
 }
 
-// Where other nodes add more slices to a node's pool than are looked at, the node keeps its devices. A pool that is called after no node has none, and
-// says why, until there are fewer.
+// Where other nodes add more slices to a node's pool than are looked at, the node keeps its devices. A pool that is called after no node has none. Its
+// nodes and the strangers are told why, until there are fewer; no other node is, and the one with its devices misses none.
 func TestTooManySlicesOfOtherNodes(t *testing.T) {
 	for name, want := range map[string]struct{ devices, problems []string }{
-		"n0":  {devices: []string{"n0/d"}},
-		"net": {problems: []string{"pool gpu.example.com/net is invalid: 2049 slices, at most 2048 are looked at"}},
+		"n0": {devices: []string{"n0/d"}, problems: []string{"pool gpu.example.com/n0 is invalid: 2049 slices, at most 2048 are looked at"}},
+		"net": {
+			devices:  []string{"pool gpu.example.com/net is invalid: 2049 slices, at most 2048 are looked at"},
+			problems: []string{"pool gpu.example.com/net is invalid: 2049 slices, at most 2048 are looked at"},
+		},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := newStore()
@@ -189,26 +195,17 @@ func TestTooManySlicesOfOtherNodes(t *testing.T) {
 			if diff := cmp.Diff(want.devices, describe(store.View().ForNode(node("n0")))); diff != "" {
 				t.Errorf("devices (-want +got):\n%s", diff)
 			}
+			if diff := cmp.Diff(want.problems, describe(store.View().ForNode(node("n7")))); diff != "" {
+				t.Errorf("a stranger (-want +got):\n%s", diff)
+			}
+			if got := describe(store.View().ForNode(node("innocent"))); got != nil {
+				t.Errorf("a node without slices: %v", got)
+			}
 			store.DeleteSlice("s0")
 			if diff := cmp.Diff([]string{name + "/d"}, describe(store.View().ForNode(node("n0")))); diff != "" {
 				t.Errorf("devices, with one slice less (-want +got):\n%s", diff)
 			}
 		})
-	}
-}
-
-// Of a pool only so many generations are looked at: the newest.
-func TestOnlyTheNewestGenerationsAreLookedAt(t *testing.T) {
-	store := newStore()
-	const generations = maxGenerations + 5
-	for i := range generations {
-		store.SetSlice(slice(fmt.Sprint("s", i), fmt.Sprint("n", i), pool("net", int64(i+1), 1)))
-	}
-	for i := range generations {
-		devices := describe(store.View().ForNode(node(fmt.Sprint("n", i))))
-		if want := i >= generations-maxGenerations; (len(devices) > 0) != want {
-			t.Errorf("generation %d of %d: devices %v, want some: %t", i+1, generations, devices, want)
-		}
 	}
 }
 
@@ -495,30 +492,54 @@ func TestNodesThatSeeTheSameShareIt(t *testing.T) {
 }
 
 // TestTheOrderOfEventsDoesNotMatter compares a store after many random events with one that only ever saw what
-// is left.
+// is left, in a random order. With small limits most pools are beyond one.
 func TestTheOrderOfEventsDoesNotMatter(t *testing.T) {
+	small := limits{slices: 3, members: 5, generations: 1}
+	usual := newStore().View().caches.limits
+	for name, tc := range map[string]struct {
+		limits limits
+		pools  []string
+	}{
+		"as usual":              {usual, []string{"p0", "p1", "p2"}},
+		"small limits":          {small, []string{"p0", "p1"}},
+		"small, a node's pool":  {small, []string{"n0", "n1/mig"}},
+		"small, a single pool":  {small, []string{"net"}},
+		"usual, a node's pools": {usual, []string{"n0", "n1/mig"}},
+	} {
+		t.Run(name, func(t *testing.T) { compareOrders(t, tc.limits, tc.pools) })
+	}
+}
+
+func compareOrders(t *testing.T, limits limits, pools []string) {
 	rng := rand.New(rand.NewPCG(1, 2))
 	nodes := []*v1.Node{node("n0"), node("n1", "fast"), node("n2"), node("n3", "fast")}
-	store, exists := newStore(), map[string]*resourceapi.ResourceSlice{}
+	limited := func() *Store {
+		store := newStore()
+		store.View().caches.limits = limits
+		return store
+	}
+	store, exists := limited(), map[string]*resourceapi.ResourceSlice{}
 	for step := range 3000 {
-		name := fmt.Sprintf("s%d", rng.IntN(8))
+		name := fmt.Sprintf("s%d", rng.IntN(12))
 		if rng.IntN(3) == 0 {
 			delete(exists, name)
 			store.DeleteSlice(name)
 		} else {
-			s := slice(name, fmt.Sprintf("n%d", rng.IntN(4)), pool(fmt.Sprintf("p%d", rng.IntN(3)), int64(1+rng.IntN(2)), int64(1+rng.IntN(3))),
+			s := slice(name, fmt.Sprintf("n%d", rng.IntN(4)), pool(pools[rng.IntN(len(pools))], int64(1+rng.IntN(4)), int64(1+rng.IntN(3))),
 				devices(fmt.Sprintf("d%d", rng.IntN(6)), name))
-			switch rng.IntN(4) {
+			switch rng.IntN(6) {
 			case 0:
 				allNodes(s)
 			case 1:
 				nodesWith("fast")(s)
+			case 2:
+				withGroups(s)
 			}
 			exists[name] = s
 			store.SetSlice(s)
 		}
-		fresh := newStore()
-		for _, s := range exists {
+		fresh := limited()
+		for _, s := range exists { // in random order
 			fresh.SetSlice(s)
 		}
 		for _, n := range nodes {
@@ -526,6 +547,9 @@ func TestTheOrderOfEventsDoesNotMatter(t *testing.T) {
 			if diff := cmp.Diff(describe(want), describe(got)); diff != "" {
 				t.Fatalf("step %d, node %s: (-fresh, +incremental)\n%s", step, n.Name, diff)
 			}
+		}
+		if diff := cmp.Diff(problemsOf(fresh), problemsOf(store)); diff != "" {
+			t.Fatalf("step %d, problems: (-fresh, +incremental)\n%s", step, diff)
 		}
 	}
 }

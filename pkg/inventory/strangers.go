@@ -5,6 +5,9 @@ import (
 	"maps"
 	"slices"
 	"strings"
+
+	"github.com/benbjohnson/immutable"
+	"k8s.io/utils/ptr"
 )
 
 // A kubelet's credential may write slices of any driver and pool, for its own node. So a broken or hostile node can add
@@ -15,45 +18,85 @@ import (
 type sliceSet struct {
 	count  int
 	ofNode map[string]map[string]*Slice // node → slice name → slice; under "" those that are not for one node by name
+	// nodes are the keys of ofNode, which views keep; nil until there are more slices than are looked at.
+	nodes *immutable.Map[string, struct{}]
 }
 
+// nodeOf is the node for which a slice is by name, whatever the features: no kubelet can write one without, or with another's.
+func nodeOf(s *Slice) string { return ptr.Deref(s.Object.Spec.NodeName, "") }
+
 func (m *sliceSet) add(s *Slice) {
-	if m.ofNode[s.rule.name] == nil {
-		m.ofNode[s.rule.name] = make(map[string]*Slice)
+	node := nodeOf(s)
+	if m.ofNode[node] == nil {
+		m.ofNode[node] = make(map[string]*Slice)
 	}
-	m.ofNode[s.rule.name][s.Object.Name] = s
+	m.ofNode[node][s.Object.Name] = s
 	m.count++
+	if m.nodes != nil {
+		m.nodes = m.nodes.Set(node, struct{}{})
+	}
 }
 
 func (m *sliceSet) remove(s *Slice) {
-	delete(m.ofNode[s.rule.name], s.Object.Name)
-	if len(m.ofNode[s.rule.name]) == 0 {
-		delete(m.ofNode, s.rule.name)
-	}
+	node := nodeOf(s)
+	delete(m.ofNode[node], s.Object.Name)
 	m.count--
+	if len(m.ofNode[node]) == 0 {
+		delete(m.ofNode, node)
+		if m.nodes != nil {
+			m.nodes = m.nodes.Delete(node)
+		}
+	}
 }
 
 // maxMembers bounds the slices of a pool, of all generations: as many as it may have, and those of the generation that they replace.
 const maxMembers = 2 * maxSlices
 
-// pool derives the pool anew. Where there are too many slices only those of the node count after which the pool is called. Where that has none
-// none is looked at, and no node sees any.
+// pool derives the pool anew. Where there are too many slices, those count that are not for one node, and if these are not too many
+// together, those of the node after which the pool is called. Where there are none, or too many, no slice is looked at. The nodes of the others are told.
 func (m *sliceSet) pool(id PoolID, c *caches) *Pool {
-	all := make(map[string]*Slice, min(m.count, maxMembers))
-	owner := ownerOf(id)
-	switch own := m.ofNode[owner]; {
-	case m.count <= maxMembers:
-		for _, slices := range m.ofNode {
-			maps.Copy(all, slices)
-		}
-	case owner != "" && len(own) > 0 && len(own) <= maxMembers:
-		all = own
-	default:
-		return &Pool{ID: id, caches: c, parts: make(map[string]*part), Problem: &PoolProblem{
-			Pool: id, Kind: Invalid, Detail: fmt.Sprintf("%d slices, at most %d are looked at", m.count, maxMembers),
-		}}
+	most := c.limits.members
+	if m.count <= most {
+		return newPool(id, m.slicesOf(most, slices.Collect(maps.Keys(m.ofNode))...), c)
 	}
-	return newPool(id, all, c)
+	if m.nodes == nil { // since the last change, so they are no more than most by more than one
+		nodes := immutable.NewMapBuilder[string, struct{}](newStringHasher())
+		for node := range m.ofNode {
+			nodes.Set(node, struct{}{})
+		}
+		m.nodes = nodes.Map()
+	}
+	excess := &PoolProblem{Pool: id, Kind: Invalid, Detail: fmt.Sprintf("%d slices, at most %d are looked at", m.count, most)}
+	pool := &Pool{ID: id, caches: c, parts: make(map[string]*part), Problem: excess}
+	// A kubelet can write those of its node, but no others.
+	for _, nodes := range [][]string{{"", ownerOf(id)}, {""}} {
+		if kept := m.slicesOf(most, nodes...); len(kept) > 0 {
+			pool = newPool(id, kept, c)
+			break
+		}
+	}
+	// The nodes may be too many to tell each of them now, as is done where a pool is local.
+	pool.excess, pool.local = excess, false
+	if len(m.ofNode[""]) <= most {
+		pool.hidden = m.nodes
+	}
+	return pool
+}
+
+// slicesOf returns the slices for the nodes, by name; none if they are too many.
+func (m *sliceSet) slicesOf(most int, nodes ...string) map[string]*Slice {
+	count := 0
+	for _, node := range nodes {
+		count += len(m.ofNode[node])
+	}
+	if count > most {
+		return nil
+	}
+	all := make(map[string]*Slice, count)
+	for _, node := range nodes {
+		maps.Copy(all, m.ofNode[node])
+	}
+	return all
 }
 
 // ownerOf is the node after which a pool is called, if it is.
@@ -80,22 +123,17 @@ type membership struct {
 func membersOf(id PoolID, members map[string]*Slice) membership {
 	groups := make(map[string][]*Slice) // the newest of each single node; under "" those for more than one, of any generation
 	var all []*Slice                    // the newest of all
+	var ignored []*Slice                // of any generation
 	m := membership{own: make(map[string]*Slice, len(members))}
 	for _, s := range members {
 		all = addNewest(all, s)
-		if s.ignored != "" {
-			m.own[s.Object.Name] = s // and its node uses an older one
-			continue
-		}
-		if s.rule.name != "" {
+		switch {
+		case s.ignored != "": // and its node uses an older one
+			ignored = append(ignored, s)
+		case s.rule.name != "":
 			groups[s.rule.name] = addNewest(groups[s.rule.name], s)
-		} else {
+		default:
 			groups[""] = append(groups[""], s)
-		}
-	}
-	for _, group := range groups {
-		for _, s := range group {
-			m.own[s.Object.Name] = s
 		}
 	}
 	var shared []*Slice // for more than one node, of the newest generation
@@ -122,16 +160,18 @@ func membersOf(id PoolID, members map[string]*Slice) membership {
 			counts = func(node string) bool { is, newest := whole[node]; return is || !newest }
 		}
 	}
-	for node, group := range groups {
-		if node == "" || counts(node) {
-			continue
-		}
-		if m.strangers == nil {
-			m.strangers = make(map[string]*PoolProblem)
-		}
-		m.strangers[node] = &PoolProblem{Pool: id, Kind: Invalid, Detail: fmt.Sprintf("the slices of node %s do not count: the pool is whole without them", node)}
+	groups[""] = append(groups[""], ignored...)
+	for key, group := range groups {
 		for _, s := range group {
-			delete(m.own, s.Object.Name)
+			node := nodeOf(s)
+			if key == "" && s.ignored == "" || node == "" || counts(node) {
+				m.own[s.Object.Name] = s
+			} else if m.strangers[node] == nil {
+				if m.strangers == nil {
+					m.strangers = make(map[string]*PoolProblem)
+				}
+				m.strangers[node] = &PoolProblem{Pool: id, Kind: Invalid, Detail: fmt.Sprintf("the slices of node %s do not count: the pool is whole without them", node)}
+			}
 		}
 	}
 	return m

@@ -45,7 +45,7 @@ type NodeDevices struct {
 	// Pools are the usable pools in the order in which upstream tries them: by driver and name, those with
 	// binding conditions last.
 	Pools []*NodePool
-	// Problems are about the pools that the node would see if they were complete and valid, by pool.
+	// Problems are about the pools of which the node would see more if they were complete and valid, by pool.
 	Problems []*PoolProblem
 }
 
@@ -101,11 +101,14 @@ func (v *View) Pools() iter.Seq[*Pool] {
 	}
 }
 
-// Problems yields the pools that are unusable on every node, and the nodes whose slices of a pool do not count, by driver and name.
+// Problems yields the pools that are unusable on every node, those of which not all slices are looked at, and the nodes whose slices of a pool do not count, by driver and name.
 func (v *View) Problems() iter.Seq[*PoolProblem] {
 	return func(yield func(*PoolProblem) bool) {
 		for pool := range v.Pools() {
 			if pool.Problem != nil && !yield(pool.Problem) {
+				return
+			}
+			if pool.excess != nil && pool.excess != pool.Problem && !yield(pool.excess) {
 				return
 			}
 			for _, node := range slices.Sorted(maps.Keys(pool.strangers)) {
@@ -148,7 +151,8 @@ func (v *View) ForNode(node *v1.Node) *NodeDevices {
 func (d *NodeDevices) add(seen *part) {
 	if seen.problem != nil {
 		d.Problems = append(d.Problems, seen.problem)
-	} else {
+	}
+	if seen.pool != nil {
 		d.Pools = append(d.Pools, seen.pool)
 	}
 }

@@ -1,0 +1,189 @@
+package inventory
+
+import (
+	"fmt"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+// withGroups makes a slice that is ignored while compatibility groups are not enabled.
+func withGroups(s *resourceapi.ResourceSlice) {
+	s.Spec.Devices[0].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CompatibilityGroups: []string{"x"}}}
+}
+
+func problemsOf(store *Store) []string {
+	var out []string
+	for problem := range store.View().Problems() {
+		out = append(out, problem.String())
+	}
+	return out
+}
+
+// Slices of another node that are ignored hide nothing, of however many higher generations they are. In a pool called after a node they are
+// strangers like any other.
+func TestIgnoredSlicesOfAnotherNodeHideNothing(t *testing.T) {
+	for name, tc := range map[string]struct {
+		victim *resourceapi.ResourceSlice
+		evil   []string
+	}{
+		"n0": {
+			victim: slice("own", "n0", pool("n0", 1, 1), devices("d")),
+			evil:   []string{"pool gpu.example.com/n0 is invalid: the slices of node evil do not count: the pool is whole without them"},
+		},
+		"fabric": {victim: slice("own", "", pool("fabric", 1, 1), devices("d"), allNodes), evil: []string{"fabric/d"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			store.SetSlice(tc.victim)
+			for i := range maxGenerations + 1 {
+				store.SetSlice(slice(fmt.Sprint("e", i), "evil", pool(name, int64(i+2), 1), withGroups))
+			}
+			if diff := cmp.Diff([]string{name + "/d"}, describe(store.View().ForNode(node("n0")))); diff != "" {
+				t.Errorf("the pool's node (-want +got):\n%s", diff)
+			}
+			if diff := cmp.Diff(tc.evil, describe(store.View().ForNode(node("evil")))); diff != "" {
+				t.Errorf("the other node (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Nodes that call their pools alike may count generations each for itself, however many these are.
+func TestEachNodeMayCountItsOwnGenerations(t *testing.T) {
+	const nodes = 3 * maxGenerations
+	for name, extra := range map[string][]*resourceapi.ResourceSlice{
+		"alone": nil,
+		"beside newer ones for nodes with a label": {slice("fast", "", pool("net", nodes+1, 1), nodesWith("fast"))},
+		"beside older ones for all nodes":          {slice("all", "", pool("net", 0, 1), allNodes)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			for i := range nodes {
+				store.SetSlice(slice(fmt.Sprint("s", i), fmt.Sprint("n", i), pool("net", int64(i+1), 1), devices(fmt.Sprint("d", i))))
+			}
+			for _, s := range extra {
+				store.SetSlice(s)
+			}
+			for i := range nodes {
+				if diff := cmp.Diff([]string{fmt.Sprint("net/d", i)}, describe(store.View().ForNode(node(fmt.Sprint("n", i))))); diff != "" {
+					t.Errorf("node %d (-want +got):\n%s", i, diff)
+				}
+			}
+			store.DeleteSlice("s0")
+			if got := describe(store.View().ForNode(node("n0"))); (len(got) > 0) != (name == "beside older ones for all nodes") {
+				t.Errorf("the node whose slice is gone sees %v", got)
+			}
+		})
+	}
+}
+
+// A node sees the newest generation that has slices for it, whether by name or not.
+func TestANodeSeesTheNewestGenerationThatIsForIt(t *testing.T) {
+	for name, tc := range map[string]struct {
+		own, all int64
+		want     string
+	}{
+		"its own":           {own: 2, all: 1, want: "net/own"},
+		"one for all nodes": {own: 1, all: 2, want: "net/all"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			store.SetSlice(slice("own", "n1", pool("net", tc.own, 1), devices("own")))
+			store.SetSlice(slice("all", "", pool("net", tc.all, 1), devices("all"), allNodes))
+			store.SetSlice(slice("new", "n2", pool("net", 3, 1)))
+			if diff := cmp.Diff([]string{tc.want}, describe(store.View().ForNode(node("n1")))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// Of the generations with slices that are not for one node only so many are looked at, beside the newest of all: those are the newest.
+func TestOnlyTheNewestGenerationsAreLookedAt(t *testing.T) {
+	store := newStore()
+	const generations = 1 + maxGenerations + 5
+	for i := range generations {
+		store.SetSlice(slice(fmt.Sprint("s", i), "", pool("net", int64(i+1), 1), nodesWith(fmt.Sprint("label", i))))
+	}
+	for i := range generations {
+		devices := describe(store.View().ForNode(node("n", fmt.Sprint("label", i))))
+		if want := i >= generations-1-maxGenerations; (len(devices) > 0) != want {
+			t.Errorf("generation %d of %d: devices %v, want some: %t", i+1, generations, devices, want)
+		}
+	}
+}
+
+// However many slices kubelets add to a pool for all nodes, it stays for all nodes. Only those whose slices are not looked at are told: a pool with a
+// problem refuses all requests for all devices of a node.
+func TestKubeletsDoNotTakeASharedPool(t *testing.T) {
+	const tooMany = "pool gpu.example.com/fabric is invalid: 7 slices, at most 5 are looked at"
+	tests := map[string]struct {
+		others []string // one slice each
+		shared int
+		want   map[string][]string
+		more   []string // problems
+		modify func(*resourceapi.ResourceSlice)
+		off    bool // PartitionableDevices
+	}{
+		"slices of one other node": {
+			others: []string{"evil", "evil", "evil", "evil", "evil", "evil"}, shared: 1,
+			want: map[string][]string{"innocent": {"fabric/d0"}, "evil": {"fabric/d0", tooMany}},
+		},
+		"slices of a node of the pool's name": {
+			others: []string{"fabric", "fabric", "fabric", "fabric", "fabric", "fabric"}, shared: 1,
+			want: map[string][]string{"innocent": {"fabric/d0"}, "fabric": {"fabric/d0", tooMany}},
+		},
+		"as many as are looked at of a node of the pool's name": {
+			others: []string{"fabric", "fabric", "fabric", "fabric", "fabric", "evil"}, shared: 1,
+			want: map[string][]string{"innocent": {"fabric/d0"}, "fabric": {"fabric/d0", tooMany}, "evil": {"fabric/d0", tooMany}},
+		},
+		"slices with counters while these are not enabled": {
+			others: []string{"evil", "evil", "evil", "evil", "evil", "evil"}, shared: 1, off: true,
+			modify: func(s *resourceapi.ResourceSlice) {
+				s.Spec.Devices, s.Spec.SharedCounters = nil, []resourceapi.CounterSet{{Name: "c"}}
+			},
+			want: map[string][]string{"innocent": {"fabric/d0"}, "evil": {"fabric/d0", tooMany}},
+		},
+		"slices of several nodes beside some of a node of the pool's name": {
+			others: []string{"evil", "evil", "fabric", "evil", "other"}, shared: 2,
+			want: map[string][]string{"innocent": {"fabric/d0", "fabric/d1"}, "evil": {"fabric/d0", "fabric/d1", tooMany}, "other": {"fabric/d0", "fabric/d1", tooMany}},
+			more: []string{"pool gpu.example.com/fabric is incomplete: 1 of 9 slices of generation 7"},
+		},
+		"too many that are for all nodes": {
+			others: []string{"evil"}, shared: 6,
+			want: map[string][]string{"innocent": {tooMany}, "evil": {tooMany}},
+		},
+		"none for all nodes": {
+			others: []string{"evil", "evil", "evil", "evil", "evil", "evil", "other"},
+			want:   map[string][]string{"innocent": nil, "evil": {tooMany}, "other": {tooMany}},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			if tc.off {
+				store = NewStore(Options{})
+			}
+			if tc.modify == nil {
+				tc.modify = func(*resourceapi.ResourceSlice) {}
+			}
+			store.View().caches.limits.members = 5
+			for i := range tc.shared {
+				store.SetSlice(slice(fmt.Sprint("s", i), "", pool("fabric", 1, int64(tc.shared)), devices(fmt.Sprint("d", i)), allNodes))
+			}
+			for i, other := range tc.others {
+				store.SetSlice(slice(fmt.Sprint("e", i), other, pool("fabric", 7, 9), tc.modify))
+			}
+			for name, want := range tc.want {
+				if diff := cmp.Diff(want, describe(store.View().ForNode(node(name)))); diff != "" {
+					t.Errorf("node %s (-want +got):\n%s", name, diff)
+				}
+			}
+			if diff := cmp.Diff(append(tc.more, tooMany), problemsOf(store)); diff != "" {
+				t.Errorf("problems (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
