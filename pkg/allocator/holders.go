@@ -67,10 +67,15 @@ func (o *HolderOptions) setDefaults() {
 func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Failure], nodeOf func(string) *v1.Node, opts HolderOptions) []NodeHolders {
 	opts.setDefaults()
 	var found []NodeHolders
-	for _, name := range mostPromising(failures, opts.Nodes) {
-		if in.Node = nodeOf(name); in.Node == nil {
-			continue
+	there := func(yield func(string, *Failure) bool) {
+		for name, failure := range failures {
+			if nodeOf(name) != nil && !yield(name, failure) {
+				return
+			}
 		}
+	}
+	for _, name := range mostPromising(there, opts.Nodes) {
+		in.Node = nodeOf(name)
 		if blockers := Blockers(ctx, in, opts); blockers != nil {
 			found = append(found, *blockers)
 		}

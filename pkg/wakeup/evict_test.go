@@ -60,6 +60,13 @@ func TestWhoMayEvictGoesBeforeWhoFits(t *testing.T) {
 	}
 	free()
 	c.wakes("who could be evicted in the last attempt is no news")
+	c.room.NominationEnded("b")
+	c.wakes("devices were kept where nobody can be evicted")
+	c.room.NominationEnded("a")
+	c.wakes("for whom devices were kept there, the pod could not take the place of", "big")
+	c.try(big)
+	free()
+	c.wakes("who could be evicted in this attempt is no news")
 	c.room.NodeRelieved(big.UID, "b")
 	c.wakes("there is more where nobody can be evicted")
 	c.room.NodeRelieved(big.UID, "a")

@@ -214,6 +214,7 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 		j.interest = &w.nodes
 	}
 	j.evictable, j.nominated = w.evictable.clone(), -1
+	j.evictable.without(&w.changedNodes) // who can be evicted there is to be decided anew: a pod nominated to the node was counted
 	for name, generation := range w.classes {
 		if _, uses := w.question.Classes[name]; uses && generation > w.seen.Inventory {
 			j.classChanged = true
@@ -434,9 +435,6 @@ func (p *pass) choose(j *job) {
 				return
 			}
 			everywhere, cause = true, CauseClaim
-		case j.classChanged && asks.knowsMoreThan(j.question):
-			j.wake = CauseClass // it was told that there is no such class, which is not true any more even if the pod fits nowhere
-			return
 		case asks.Movable && !j.question.Movable:
 			everywhere, cause = true, CauseClaim
 		case j.classChanged:
@@ -449,6 +447,10 @@ func (p *pass) choose(j *job) {
 		asks = p.look(j)
 	}
 	if asks.Err != nil {
+		return
+	}
+	if asks != j.question && asks.knowsMoreThan(j.question) {
+		j.wake = CauseClass // it was told that there is no such class, which is not true any more even if the pod fits nowhere
 		return
 	}
 	nodes := j.changed

@@ -11,6 +11,8 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/inventory"
 )
 
 func (c *cluster) wakes(what string, want ...string) {
@@ -32,6 +34,31 @@ func full(t *testing.T, options Options) (*cluster, map[string]*resourceapi.Reso
 		}
 	}
 	return c, holders
+}
+
+// A pod was told that there is no such class. It is woken when there is one, also if something else had it looked at between the class and its event.
+func TestWhoWasToldThatAClassIsMissingIsWokenByIt(t *testing.T) {
+	for name, between := range map[string]func(c *cluster, holders map[string]*resourceapi.ResourceClaim){
+		"nothing in between":        func(*cluster, map[string]*resourceapi.ResourceClaim) {},
+		"a device freed in between": func(c *cluster, holders map[string]*resourceapi.ResourceClaim) { c.release(holders["a0"])() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			c, holders := full(t, Options{})
+			pod := c.addPod("pod", 0, "late", 5)
+			c.room.Note(pod, claimNamesOf(pod), nil)
+			// For an extended resource such a question is no error.
+			c.room.Judged(pod.UID, &Question{Classes: map[string]*inventory.Class{"late": nil}}, Seen{Usage: c.revision, Inventory: c.store.View().Generation()})
+			c.room.Refused(pod.UID, Refusal{Nodes: c.allNodes}, c.now)
+			event := c.setClass(class("late", "false"))
+			between(c, holders)
+			first, _ := passOf(t.Context(), c.room, c.world())
+			event()
+			second, _ := passOf(t.Context(), c.room, c.world())
+			if len(first)+len(second) != 1 {
+				t.Errorf("woken %d and %d times, want once", len(first), len(second))
+			}
+		})
+	}
 }
 
 func TestAsManyAreWokenAsTheFreedDevicesAdmit(t *testing.T) {

@@ -533,6 +533,24 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"h", "l", "p"}, evicted: []string{"l"},
 		},
+		// The nominated pod takes the first device that is free, so that the pod cannot count on it to wait for the other one.
+		"nobody is evicted for a device that a nominated pod takes": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1, Halved: 1}},
+				Steps: []Step{
+					Budget{Allows: 0},
+					Pod{Name: "l", Guarded: true, Grace: 5 * time.Second, Ask: Ask{Halves: 2}},
+					Wait{time.Second},
+					Pod{Name: "v", Priority: 15, Grace: 100 * time.Second, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "n", Priority: 20, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "p", Priority: 10, Ask: Ask{Halves: 1}},
+					Wait{5 * time.Minute},
+				},
+			},
+			bound: []string{"l", "v", "n", "p"}, evicted: []string{"v", "l"},
+		},
 		"a pod preempts where a taint is lifted": {
 			scenario: Scenario{
 				Nodes: []Node{{Name: "a", GPUs: 1}},

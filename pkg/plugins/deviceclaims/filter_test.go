@@ -556,6 +556,35 @@ func TestNobodyIsToldToReleaseDevicesOfANodeThatIsTooSmall(t *testing.T) {
 	}
 }
 
+// Only so many nodes are looked at closely. Those that are too small do not count.
+func TestNodesThatAreTooSmallHideNoOther(t *testing.T) {
+	const small = 20
+	w := twoNodes()
+	w.nodes, w.objects, w.claims = nil, []runtime.Object{class(testClass)}, []*resourceapi.ResourceClaim{claim("mine")}
+	for i := range small + 1 {
+		name := fmt.Sprintf("node-%02d", i)
+		w.nodes = append(w.nodes, node(name))
+		w.objects = append(w.objects, slice(name, device("gpu-0")))
+		w.claims = append(w.claims, claim(fmt.Sprint("holder-", i), allocated(name, "gpu-0")))
+	}
+	p := pod("p", "mine")
+	p.Spec.Containers = []v1.Container{{Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("8")}}}}
+	h := newHarness(t, w)
+	for i, n := range h.nodes {
+		cpu := "4"
+		if i == small {
+			cpu = "64"
+		}
+		n.Node().Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)}
+	}
+	h.plugin.profile = func() *profile {
+		return &profile{filters: map[string]bool{names.NodeResourcesFit: true}, less: byPriorityAndAge}
+	}
+	if got := h.filterAll(p).postFilter().Message(); !strings.Contains(got, "would fit on node node-20") {
+		t.Errorf("told %q, want that node-20 would do", got)
+	}
+}
+
 func TestPostFilterLeavesAClaimThatHasChanged(t *testing.T) {
 	w := twoNodes()
 	w.claims = []*resourceapi.ResourceClaim{claim("mine", allocated("node-a", "gpu-0"))}

@@ -90,41 +90,33 @@ func (s *stakes) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.Resour
 // pods that they leave. Between the nomination and the moment at which the victims are seen to go, nothing tells who they
 // are: then any pod of lower priority may be one. A pod that would not fit even then keeps nobody from anything, nor does one
 // for which there is no time left: all of a namespace together have as much as a node has in Filter, and as the namespace has saved.
-//
-// The usage returned is without what ends with the removed pods, which somebody else tries to have evicted. A nominated pod counts on that only
-// where it has nothing else: else it would keep from the other one what it does not need.
-func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, removed podSet, node *v1.Node, inv *inventory.View, view usage.View) usage.View {
+func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node, inv *inventory.View, view usage.View) usage.View {
 	if timeout := s.pl.filterTimeout; timeout > 0 && len(pods) > 0 {
 		var cancel context.CancelFunc
 		ctx, cancel = context.WithTimeout(ctx, timeout)
 		defer cancel()
 	}
 	pools, base := poolsOf(node, inv), view
-	whole := view
-	view = s.withoutPods(view, pools, removed)
 	given := sets.New[types.UID]()
 	for _, pod := range pods {
 		requests := s.nominee(ctx, pod, node, inv, given)
 		if requests == nil {
 			continue
 		}
-		input := allocator.Input{Requests: requests, Node: node, Inventory: inv, Policy: s.pl.policy, Scoring: s.pl.scoring, Attempt: s.budgetFor(pod)}
-		var result allocator.Result
-		fits := func(of usage.View) bool {
-			input.Usage = of
+		input := allocator.Input{Requests: requests, Node: node, Inventory: inv, Usage: view, Policy: s.pl.policy, Scoring: s.pl.scoring, Attempt: s.budgetFor(pod)}
+		result := allocator.Allocate(ctx, input)
+		if !result.Fits() {
+			input.Usage = without(view, s.leavingOn(pools, base, nil))
 			result = allocator.Allocate(ctx, input)
-			return result.Fits()
 		}
-		fitsSoon := func(of usage.View) bool {
-			return fits(of) || fits(without(of, s.leavingOn(pools, base, nil)))
-		}
-		if !(removed.Len() > 0 && fitsSoon(whole)) && !fitsSoon(view) {
-			fits(without(view, s.stakesOn(pools, base, func(st *stake) bool { return s.mayBeEvictedFor(st, pod) })))
+		if !result.Fits() {
+			input.Usage = without(view, s.stakesOn(pools, base, func(st *stake) bool { return s.mayBeEvictedFor(st, pod) }))
+			result = allocator.Allocate(ctx, input)
 		}
 		for i := range result.Allocations {
-			claim, allocation := usage.RefOf(requests.Claims()[i]), &result.Allocations[i]
+			claim := requests.Claims()[i]
 			given.Insert(claim.UID)
-			whole, view = whole.With(claim, allocation), view.With(claim, allocation)
+			view = view.With(usage.RefOf(claim), &result.Allocations[i])
 		}
 	}
 	return view

@@ -137,48 +137,6 @@ func TestNominatedPodsKeepTheirDevices(t *testing.T) {
 	}
 }
 
-// Preemption tries without which pods a node would do. A pod that is nominated to it counts on what they have only where it has nothing else:
-// else the other pod would find nobody to evict, and be woken by nothing later.
-func TestWhatIsTriedWithoutVictimsIsNotTheNomineesFirst(t *testing.T) {
-	low, high := running("low", "node-b", 0, "held"), running("high", "node-b", 30, "other")
-	held := claim("held", allocated("node-b", "gpu-1"), reservedFor("low"))
-	for name, tc := range map[string]struct {
-		other     *resourceapi.ResourceClaim
-		pods      []*v1.Pod
-		nominees  []*v1.Pod
-		withoutIt bool // the pod of low priority stays
-		fits      bool
-	}{
-		"what the nominee waits for is about to be free": {
-			other: claim("other", allocated("node-b", "gpu-0"), reservedFor("gone")), pods: []*v1.Pod{low},
-			nominees: []*v1.Pod{pending("nominee", 20, "theirs")}, fits: true,
-		},
-		"it is free":                    {pods: []*v1.Pod{low}, nominees: []*v1.Pod{pending("nominee", 20, "theirs")}, fits: true},
-		"and nobody is evicted":         {pods: []*v1.Pod{low}, nominees: []*v1.Pod{pending("nominee", 20, "theirs")}, withoutIt: true},
-		"the nominee has nothing else":  {other: claim("other", allocated("node-b", "gpu-0"), reservedFor("high")), pods: []*v1.Pod{low, high}, nominees: []*v1.Pod{pending("nominee", 20, "theirs")}},
-		"a second one has nothing else": {pods: []*v1.Pod{low}, nominees: []*v1.Pod{pending("nominee", 20, "theirs"), pending("second", 20, "more")}},
-		"nobody is nominated to it":     {other: claim("other", allocated("node-b", "gpu-0"), reservedFor("high")), pods: []*v1.Pod{low, high}, fits: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			w := twoNodes()
-			w.claims = []*resourceapi.ResourceClaim{claim("wanted"), claim("theirs"), claim("more"), held}
-			if tc.other != nil {
-				w.claims = append(w.claims, tc.other)
-			}
-			w.pods = append(slices.Clone(tc.pods), tc.nominees...)
-			h := newHarness(t, w)
-			h.nominator.nominate("node-b", tc.nominees...)
-			a := h.filterAll(pending("p", 10, "wanted"))
-			if !tc.withoutIt {
-				h.plugin.RemovePod(h.ctx, a.state, a.pod, podInfo(low), h.nodeOf("node-b"))
-			}
-			if status := a.filterNominated("node-b"); status.IsSuccess() != tc.fits {
-				t.Errorf("fits %t, want %t: %v", status.IsSuccess(), tc.fits, status)
-			}
-		})
-	}
-}
-
 // Filter says that there is a device for both; Reserve must not choose the one that only the nominated pod can use.
 func TestReserveLeavesNominatedPodsTheirDevices(t *testing.T) {
 	w := twoNodes()

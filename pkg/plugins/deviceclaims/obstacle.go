@@ -69,7 +69,8 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 	for i := range c.claims {
 		claim := c.claims[i].claim
 		if claim.Status.Allocation != nil && isReservedFor(claim, pod.UID) && pl.checkNotAdopted(claim, pod.UID) == nil {
-			return found(i, "which others may use while the pod waits")
+			// Its own reservation, also where its group has one, too: that one is the group's to give up.
+			return &obstacle{claim, "which others may use while the pod waits", pl.usedByOthers(podClaim{claim: claim, user: userOf(pod)}, pod), pod.UID}
 		}
 	}
 	return nil
@@ -151,7 +152,7 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 			continue
 		}
 		input.Node, input.Requests = info.Node(), requests
-		input.Usage = c.stakes.withNominees(ctx, pl.nominatedBefore(pod, info.Node().Name), podSet{}, info.Node(), c.inventory, free)
+		input.Usage = c.stakes.withNominees(ctx, pl.nominatedBefore(pod, info.Node().Name), info.Node(), c.inventory, free)
 		if allocator.Check(ctx, input).Fits() {
 			return input.Node.Name
 		}

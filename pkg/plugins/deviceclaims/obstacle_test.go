@@ -150,6 +150,35 @@ func TestPodsThatWaitHoldNoDevicesOfAFabric(t *testing.T) {
 	h.filterAll(q).bind("node-b")
 }
 
+// A claim may be reserved for a pod and for its group, as by schedulers with and without the feature. The pod gives up its own reservation, though a
+// pod of the group runs with the claim.
+func TestAPodGivesUpItsOwnReservationBesideItsGroups(t *testing.T) {
+	withGroups(t)
+	w := twoNodes()
+	shared := claim("shared", allocated("node-a", "gpu-0"), forGroup, reservedFor("p"))
+	shared.Status.Allocation.NodeSelector = nil
+	w.claims = []*resourceapi.ResourceClaim{shared, claim("own", counted(3))}
+	w.groups = []*schedulingapi.PodGroup{group("shared")}
+	p, q := member(pod("p", "shared", "own")), member(running("q", "node-a", 0, "shared"))
+	w.pods, w.assumed = []*v1.Pod{p}, []*v1.Pod{q}
+	h := newHarness(t, w)
+	if err := h.client.Tracker().Add(q); err != nil {
+		t.Fatal(err)
+	}
+	if status := h.filterAll(p).postFilter(); strings.Contains(status.Message(), "keeps its claims") {
+		t.Errorf("told %q", status.Message())
+	}
+	left := h.api.get("shared").Status
+	for _, user := range left.ReservedFor {
+		if user.UID == p.UID {
+			t.Error("the claim is reserved for the pod that waits")
+		}
+	}
+	if left.Allocation == nil || len(left.ReservedFor) != 1 {
+		t.Errorf("the group has lost its claim: %+v", left)
+	}
+}
+
 // A scheduler that has ended leaves its note. What the note is about stays until it is old, but the pod may have others evicted.
 func TestANoteKeepsNobodyFromPreempting(t *testing.T) {
 	w := twoNodes()

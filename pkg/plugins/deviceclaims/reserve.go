@@ -187,7 +187,7 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input 
 	var stale error
 	for range maxReserveAttempts {
 		view := pl.shared.tracker.Snapshot().Usage
-		input.Usage = c.stakes.withNominees(ctx, nominees, podSet{}, node, c.inventory, view)
+		input.Usage = c.stakes.withNominees(ctx, nominees, node, c.inventory, view)
 		reserved, err := c.decide(ctx, input)
 		if err != nil {
 			return nil, err
@@ -248,7 +248,7 @@ func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, no
 		input := c.input(ctx, requests, node)
 		input.Attempt = c.budget.again()
 		c.nominees = pl.nominatedBefore(pod, node.Name)
-		input.Usage = c.stakes.withNominees(ctx, c.nominees, podSet{}, node, c.inventory, input.Usage)
+		input.Usage = c.stakes.withNominees(ctx, c.nominees, node, c.inventory, input.Usage)
 		reserved, err := c.decide(ctx, input)
 		var refusal *refusedError
 		switch {

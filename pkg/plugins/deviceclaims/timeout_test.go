@@ -338,7 +338,7 @@ func TestANomineeIsChargedToItsNamespace(t *testing.T) {
 			account.saved = tc.saved
 			stakes := newStakes(h.plugin)
 			inv, view := h.plugin.shared.store.View(), h.plugin.shared.tracker.Snapshot().Usage
-			stakes.withNominees(h.ctx, []*v1.Pod{nominee}, podSet{}, node("node-a"), inv, view)
+			stakes.withNominees(h.ctx, []*v1.Pod{nominee}, node("node-a"), inv, view)
 			want := freeTime
 			if tc.saved > 0 {
 				want += tc.saved

@@ -100,7 +100,10 @@ func (w *whatIf) over(ctx context.Context, c *cycle, node *v1.Node, view usage.V
 	if last := w.last.Load(); last != nil && last.base == view.Revision() && last.node == node {
 		return last.view
 	}
-	next := &nodeUsage{base: view.Revision(), node: node, view: c.stakes.withNominees(ctx, w.nominees, w.removed, node, c.inventory, view)}
+	next := &nodeUsage{base: view.Revision(), node: node, view: c.stakes.withoutPods(view, poolsOf(node, c.inventory), w.removed)}
+	if len(w.nominees) > 0 {
+		next.view = c.stakes.withNominees(ctx, w.nominees, node, c.inventory, next.view)
+	}
 	w.last.Store(next)
 	return next.view
 }
