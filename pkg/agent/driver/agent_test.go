@@ -25,6 +25,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
@@ -72,7 +73,13 @@ func newMachine(t *testing.T) *machine {
 	// Socket paths are short, t.TempDir() is not.
 	root, err := os.MkdirTemp("", "agent")
 	must(t, err)
-	t.Cleanup(func() { must(t, os.RemoveAll(root)) })
+	t.Cleanup(func() {
+		// An agent that ends does not wait for its last look at the folders, which writes into them: they may be hung.
+		must(t, wait.PollUntilContextTimeout(context.Background(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+			err := os.RemoveAll(root)
+			return err == nil, ignoreNotEmpty(err)
+		}))
+	})
 	m := &machine{t: t, root: root, client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid"}})}
 	m.client.PrependReactor("create", "resourceslices", nameSlices())
 	m.client.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
@@ -86,6 +93,13 @@ func newMachine(t *testing.T) *machine {
 	must(t, os.MkdirAll(m.path("proc"), 0o755))
 	must(t, os.WriteFile(m.path("proc", "devices"), nil, 0o600))
 	return m
+}
+
+func ignoreNotEmpty(err error) error {
+	if errors.Is(err, unix.ENOTEMPTY) {
+		return nil
+	}
+	return err
 }
 
 // nameSlices does for created slices what an API server does and the fake one does not.
