@@ -139,14 +139,18 @@ func TestTheAgentDoesItsWorkWithItsRights(t *testing.T) {
 		w.awaitClaim(claim, "healthy again", healthy(metav1.ConditionTrue))
 	}
 
-	stray := w.slice("n", gpus(h100, 1)...)
-	stray.Name, stray.Spec.Pool = w.name+"-stray", slice.Spec.Pool
-	_, err := w.client.ResourceV1().ResourceSlices().Create(w.ctx, stray, metav1.CreateOptions{})
-	w.must(err, "creating a slice that the agent does not know")
-	w.must(wait.PollUntilContextTimeout(w.ctx, 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		_, err := w.client.ResourceV1().ResourceSlices().Get(ctx, stray.Name, metav1.GetOptions{})
-		return apierrors.IsNotFound(err), nil
-	}), "waiting until the agent removes it")
+	strayGoes := func(suffix string) {
+		t.Helper()
+		stray := w.slice("n", gpus(h100, 1)...)
+		stray.Name, stray.Spec.Pool = w.name+suffix, slice.Spec.Pool
+		_, err := w.client.ResourceV1().ResourceSlices().Create(w.ctx, stray, metav1.CreateOptions{})
+		w.must(err, "creating a slice that the agent does not know")
+		w.must(wait.PollUntilContextTimeout(w.ctx, 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+			_, err := w.client.ResourceV1().ResourceSlices().Get(ctx, stray.Name, metav1.GetOptions{})
+			return apierrors.IsNotFound(err), nil
+		}), "waiting until the agent removes it")
+	}
+	strayGoes("-stray")
 
 	// The pod is gone, and no kubelet says so: the agent, which is started again, asks which pods there are.
 	n.stop()
@@ -159,6 +163,7 @@ func TestTheAgentDoesItsWorkWithItsRights(t *testing.T) {
 		log, err := os.ReadFile(n.agent.LogPath())
 		return bytes.Contains(log, []byte("Claim is not allocated any more and stays prepared")), err
 	}), "waiting until the agent has looked who uses the claim")
+	strayGoes("-another") // by now it has listed the slices, too
 }
 
 // The agent's port is open to who probes, tells nothing to who has no token, and is held by nobody.
