@@ -175,7 +175,7 @@ func newGeneration(id PoolID, generation int64, members []*Slice, c *caches, jud
 				p.nodes = make(map[string][]int)
 			}
 			p.nodes[s.rule.name] = append(p.nodes[s.rule.name], i)
-		} else {
+		} else if s.isForMany() {
 			p.roaming = append(p.roaming, i)
 		}
 	}

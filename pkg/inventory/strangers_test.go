@@ -50,6 +50,20 @@ func TestIgnoredSlicesOfAnotherNodeHideNothing(t *testing.T) {
 	}
 }
 
+// Counters that are not enabled make a slice one for no node, also of a kubelet. However many generations of them there are, the pool is seen.
+func TestSlicesForNoNodeHideNoOlderGeneration(t *testing.T) {
+	store := NewStore(Options{})
+	store.SetSlice(slice("shared", "", pool("fabric", 1, 1), devices("d"), allNodes))
+	for i := range maxGenerations + 1 {
+		store.SetSlice(slice(fmt.Sprint("e", i), "evil", pool("fabric", int64(i+2), 1), func(s *resourceapi.ResourceSlice) {
+			s.Spec.Devices, s.Spec.SharedCounters = nil, []resourceapi.CounterSet{{Name: "c"}}
+		}))
+	}
+	if diff := cmp.Diff([]string{"fabric/d"}, describe(store.View().ForNode(node("n0")))); diff != "" {
+		t.Errorf("what a node sees (-want +got):\n%s", diff)
+	}
+}
+
 // Nodes that call their pools alike may count generations each for itself, however many these are.
 func TestEachNodeMayCountItsOwnGenerations(t *testing.T) {
 	const nodes = 3 * maxGenerations

@@ -133,6 +133,34 @@ func TestAPodThatWaitsForTheEvictedInVainIsTriedElsewhere(t *testing.T) {
 	}
 }
 
+// Devices of a node are not kept any more for a nominated pod. Two pods could have others evicted there: when the first one, which was woken, takes
+// nothing, it is the other one's turn. Other changes of the node, such as a pod that is bound to it, do not tell that more can be evicted.
+func TestWhenANominationEndsEachIsAskedWhoCanBeEvicted(t *testing.T) {
+	c, holders := full(t, Options{})
+	isHeld := func(claim usage.ClaimRef) bool {
+		return claim.UID == holders["a0"].UID || claim.UID == holders["a1"].UID
+	}
+	c.evicts = func(*v1.Pod) string { return "some" }
+	c.evicted = func(node *v1.Node, _ usage.View) func(usage.View) usage.View {
+		return func(view usage.View) usage.View {
+			return view.Without([]usage.PoolID{{Driver: testDriver, Pool: node.Name}}, isHeld)
+		}
+	}
+	c.evictable = []string{"a"}
+	one, two := c.addPod("one", 100, "gpu", 2), c.addPod("two", 90, "gpu", 2)
+	for _, pod := range []*v1.Pod{one, two} {
+		if node := c.try(pod); node != "" {
+			t.Fatalf("pod %s fits %s", pod.Name, node)
+		}
+	}
+	c.room.NodeChanged(one.UID, "a")
+	c.wakes("the node has changed, and who could be evicted is no news")
+	c.room.NominationEnded("a")
+	c.wakes("devices are not kept any more", "one")
+	c.room.Gone(one.UID, false)
+	c.wakes("the first one takes nothing", "two")
+}
+
 // evictedOn is [World.Evicted].
 func (c *cluster) evictedOn(_ *v1.Pod, _ any, node *v1.Node, _ *inventory.View, inUse usage.View) func(usage.View) usage.View {
 	return c.evicted(node, inUse)

@@ -169,7 +169,9 @@ func (r *Room) NominationEnded(node string) {
 	defer r.mutex.Unlock()
 	for _, w := range r.waiters {
 		if w.stage != placed {
-			w.changedNodes.add(r.nodes.number(node))
+			i := r.nodes.number(node)
+			w.changedNodes.add(i)
+			w.keptNoMore.add(i)
 			r.want()
 		}
 	}
@@ -330,6 +332,7 @@ func (r *Room) tidy(world *World) {
 		move(&w.evictable)
 		move(&w.skipped)
 		move(&w.changedNodes)
+		move(&w.keptNoMore)
 		move(&w.next)
 		for i := range w.missed {
 			c := &w.missed[i]

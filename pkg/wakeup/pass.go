@@ -213,8 +213,9 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 	if !w.everyone {
 		j.interest = &w.nodes
 	}
+	w.evictable.without(&w.keptNoMore)
+	w.keptNoMore.clear()
 	j.evictable, j.nominated = w.evictable.clone(), -1
-	j.evictable.without(&w.changedNodes) // who can be evicted there is to be decided anew: a pod nominated to the node was counted
 	for name, generation := range w.classes {
 		if _, uses := w.question.Classes[name]; uses && generation > w.seen.Inventory {
 			j.classChanged = true

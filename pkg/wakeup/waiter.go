@@ -173,7 +173,9 @@ type waiter struct {
 	claimsChanged, podChanged, retry bool
 	classes                          map[string]uint64 // changed ones, with the inventory's generation
 	changedNodes                     nodeSet
-	missed                           []change // while unjudged
+	// keptNoMore are nodes whose devices are not kept for a nominated pod any more: who can be evicted there is to be decided anew.
+	keptNoMore nodeSet
+	missed     []change // while unjudged
 	// next are the nodes on which the pod would fit were it not for pods that were woken before it.
 	next nodeSet
 	// queued tells that those woken before it are expected to take all places at a claim of its own.

@@ -70,7 +70,7 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 		claim := c.claims[i].claim
 		if claim.Status.Allocation != nil && isReservedFor(claim, pod.UID) && pl.checkNotAdopted(claim, pod.UID) == nil {
 			// Its own reservation, also where its group has one, too: that one is the group's to give up.
-			return &obstacle{claim, "which others may use while the pod waits", pl.usedByOthers(podClaim{claim: claim, user: userOf(pod)}, pod), pod.UID}
+			return &obstacle{claim, "which others may use while the pod waits", pl.usedByOthers(c.claims[i], pod), pod.UID}
 		}
 	}
 	return nil

@@ -150,32 +150,41 @@ func TestPodsThatWaitHoldNoDevicesOfAFabric(t *testing.T) {
 	h.filterAll(q).bind("node-b")
 }
 
-// A claim may be reserved for a pod and for its group, as by schedulers with and without the feature. The pod gives up its own reservation, though a
-// pod of the group runs with the claim.
+// A claim may be reserved for a pod and for its group, as by schedulers with and without the feature. The pod gives up its own reservation, and where
+// nobody of the group runs with the claim, its allocation.
 func TestAPodGivesUpItsOwnReservationBesideItsGroups(t *testing.T) {
 	withGroups(t)
-	w := twoNodes()
-	shared := claim("shared", allocated("node-a", "gpu-0"), forGroup, reservedFor("p"))
-	shared.Status.Allocation.NodeSelector = nil
-	w.claims = []*resourceapi.ResourceClaim{shared, claim("own", counted(3))}
-	w.groups = []*schedulingapi.PodGroup{group("shared")}
-	p, q := member(pod("p", "shared", "own")), member(running("q", "node-a", 0, "shared"))
-	w.pods, w.assumed = []*v1.Pod{p}, []*v1.Pod{q}
-	h := newHarness(t, w)
-	if err := h.client.Tracker().Add(q); err != nil {
-		t.Fatal(err)
-	}
-	if status := h.filterAll(p).postFilter(); strings.Contains(status.Message(), "keeps its claims") {
-		t.Errorf("told %q", status.Message())
-	}
-	left := h.api.get("shared").Status
-	for _, user := range left.ReservedFor {
-		if user.UID == p.UID {
-			t.Error("the claim is reserved for the pod that waits")
-		}
-	}
-	if left.Allocation == nil || len(left.ReservedFor) != 1 {
-		t.Errorf("the group has lost its claim: %+v", left)
+	for name, runs := range map[string]bool{"a pod of the group runs with the claim": true, "nobody of the group has a node": false} {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			shared := claim("shared", allocated("node-a", "gpu-0"), forGroup, reservedFor("p"))
+			shared.Status.Allocation.NodeSelector = nil
+			w.claims = []*resourceapi.ResourceClaim{shared, claim("own", counted(3))}
+			w.groups = []*schedulingapi.PodGroup{group("shared")}
+			p, q := member(pod("p", "shared", "own")), member(running("q", "node-a", 0, "shared"))
+			w.pods = []*v1.Pod{p}
+			if runs {
+				w.assumed = []*v1.Pod{q}
+			}
+			h := newHarness(t, w)
+			if runs {
+				if err := h.client.Tracker().Add(q); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if status := h.filterAll(p).postFilter(); strings.Contains(status.Message(), "keeps its claims") {
+				t.Errorf("told %q", status.Message())
+			}
+			left := h.api.get("shared").Status
+			for _, user := range left.ReservedFor {
+				if user.UID == p.UID {
+					t.Error("the claim is reserved for the pod that waits")
+				}
+			}
+			if kept := left.Allocation != nil; kept != runs || kept && len(left.ReservedFor) != 1 {
+				t.Errorf("the group keeps its claim: %t, want %t: %+v", kept, runs, left)
+			}
+		})
 	}
 }
 
