@@ -67,15 +67,7 @@ func (o *HolderOptions) setDefaults() {
 func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Failure], nodeOf func(string) *v1.Node, opts HolderOptions) []NodeHolders {
 	opts.setDefaults()
 	var found []NodeHolders
-	there := func(yield func(string, *Failure) bool) {
-		for name, failure := range failures {
-			if nodeOf(name) != nil && !yield(name, failure) {
-				return
-			}
-		}
-	}
-	for _, name := range mostPromising(there, opts.Nodes) {
-		in.Node = nodeOf(name)
+	for _, in.Node = range mostPromising(failures, nodeOf, opts.Nodes) {
 		if blockers := Blockers(ctx, in, opts); blockers != nil {
 			found = append(found, *blockers)
 		}
@@ -211,30 +203,34 @@ func (in *Input) wantedFrom(p *inventory.NodePool) bitset.Set {
 }
 
 // mostPromising returns up to limit nodes that might do without some holders, those that lack the fewest devices
-// first, then by name.
-func mostPromising(failures iter.Seq2[string, *Failure], limit int) []string {
+// first, then by name. Those for which nodeOf returns nil do not count.
+func mostPromising(failures iter.Seq2[string, *Failure], nodeOf func(string) *v1.Node, limit int) []*v1.Node {
 	type candidate struct {
-		node  string
+		name  string
 		lacks int
+		node  *v1.Node
 	}
-	compare := func(a, b candidate) int { return cmp.Or(cmp.Compare(a.lacks, b.lacks), cmp.Compare(a.node, b.node)) }
+	compare := func(a, b candidate) int { return cmp.Or(cmp.Compare(a.lacks, b.lacks), cmp.Compare(a.name, b.name)) }
 	var best []candidate
-	for node, failure := range failures {
+	for name, failure := range failures {
 		lacks, ok := failure.lacks()
 		if !ok {
 			continue
 		}
-		c := candidate{node, lacks}
+		c := candidate{name: name, lacks: lacks}
 		at, _ := slices.BinarySearchFunc(best, c, compare)
-		if at < limit {
+		if at == limit {
+			continue
+		}
+		if c.node = nodeOf(name); c.node != nil {
 			best = slices.Insert(best[:min(len(best), limit-1)], at, c)
 		}
 	}
-	names := make([]string, len(best))
+	nodes := make([]*v1.Node, len(best))
 	for i, c := range best {
-		names[i] = c.node
+		nodes[i] = c.node
 	}
-	return names
+	return nodes
 }
 
 // lacks estimates how many devices would have to be released on the node. ok is false if no release would help.

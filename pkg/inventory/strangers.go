@@ -52,8 +52,8 @@ func (m *sliceSet) remove(s *Slice) {
 // maxMembers bounds the slices of a pool, of all generations: as many as it may have, and those of the generation that they replace.
 const maxMembers = 2 * maxSlices
 
-// pool derives the pool anew. Where there are too many slices, those count that are not for one node, and if these are not too many
-// together, those of the node after which the pool is called. Where there are none, or too many, no slice is looked at. The nodes of the others are told.
+// pool derives the pool anew. Where there are too many slices, those count that are not for one node, and if these are not too many together,
+// those of the node after which the pool is called. Where there are none, or too many, no slice is looked at. The nodes of the others are told.
 func (m *sliceSet) pool(id PoolID, c *caches) *Pool {
 	most := c.limits.members
 	if m.count <= most {

@@ -9,6 +9,7 @@ import (
 	"io"
 	"io/fs"
 	"maps"
+	"net/http"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -78,11 +79,15 @@ func (r *recording) show(right string) {
 // ofTests is how requests begin to name their sender that a test makes itself, with an account of ours.
 const ofTests = "integration.test/"
 
+// answersOfUse are those of failed requests that show a right at work all the same: another one was faster, or a watch is too old.
+var answersOfUse = []int32{http.StatusNotFound, http.StatusConflict, http.StatusGone}
+
 // allowedBy is how RBAC says which role it is that allows a request.
 var allowedBy = regexp.MustCompile(`^RBAC: allowed by .* of (?:Cluster)?Role "([^"]+)"`)
 
 // used returns the rights that were used, and the requests that were refused for want of one. What tests ask themselves does not count, and neither
-// do dry runs, by which scheduler and agent try what they must not be able to do.
+// do dry runs, by which scheduler and agent try what they must not be able to do, nor requests that were in vain: some rights are asked for in the
+// course of one, and where they are missing it is invalid.
 func (r *recording) used() (used map[string]bool, refused []string, err error) {
 	used = maps.Clone(r.shown)
 	logs, err := filepath.Glob(filepath.Join(r.dir, "*.log"))
@@ -96,6 +101,7 @@ func (r *recording) used() (used map[string]bool, refused []string, err error) {
 			switch {
 			case e.Annotations["authorization.k8s.io/decision"] != "allow" && e.ResponseStatus != nil && e.ResponseStatus.Code == 403:
 				refused = append(refused, fmt.Sprintf("%s (%s) may not %s of %s/%s: %s", e.User.Username, e.UserAgent, right, e.ObjectRef.Namespace, e.ObjectRef.Name, e.ResponseStatus.Message))
+			case e.ResponseStatus != nil && e.ResponseStatus.Code >= 400 && !slices.Contains(answersOfUse, e.ResponseStatus.Code):
 			case e.ImpersonatedUser != nil:
 				used["stowage-node-agent: impersonate-on:associated-node:"+right] = true
 			case role != nil:
