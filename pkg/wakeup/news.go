@@ -108,7 +108,7 @@ func (r *Room) ClaimChanged(name types.NamespacedName) {
 }
 
 // NodeChanged tells that a node came or changed in a way that may matter to a pod whose last attempt failed for want of devices. It
-// returns false if the pod is not known.
+// returns false if the pod is not known. Where others could be evicted, that is no news: after [Room.NodeRelieved] it is.
 func (r *Room) NodeChanged(pod types.UID, node string) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
