@@ -206,10 +206,13 @@ func (h *history) start() {
 	h.started++ // undoing of the scheduler before may still write
 	h.writes = nil
 	h.mutex.Unlock()
-	var err error
-	if h.scheduler, err = startScheduler(h.ctx, fmt.Sprintf("scheduler-%d", h.started), h.api, h.scenario.arguments, h.tried); err != nil {
+	scheduler, err := startScheduler(h.ctx, fmt.Sprintf("scheduler-%d", h.started), h.api, h.scenario.arguments, h.tried)
+	if err != nil {
 		h.err = err
 	}
+	h.mutex.Lock()
+	defer h.mutex.Unlock()
+	h.scheduler = scheduler // only here, so that the player of the steps reads it without the lock
 }
 
 func (h *history) stop() {
@@ -359,7 +362,7 @@ func (h *history) kill(client string) {
 	h.counts["scheduler killed"]++
 	h.dead[client] = true
 	h.killedAt = time.Now()
-	if h.scheduler.name == client {
+	if h.scheduler != nil && h.scheduler.name == client {
 		h.scheduler.cancel()
 	}
 }
