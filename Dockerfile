@@ -1,7 +1,7 @@
 # The images that the manifests name, one stage each: `make images`. Each base is given by its digest, as in
-# --build-arg GO_IMAGE=golang:1.26.8-bookworm@sha256:…; there is no default, because a tag can be another image tomorrow.
+# --build-arg GO_IMAGE=golang:1.26.11-bookworm@sha256:…; there is no default, because a tag can be another image tomorrow.
 
-# Go, on the Debian of BASE_IMAGE, so that a program finds the C library that it was linked with: golang:1.26.8-bookworm.
+# Go, on the Debian of BASE_IMAGE, so that a program finds the C library that it was linked with: golang:1.26.11-bookworm.
 ARG GO_IMAGE
 # A base for a program that needs nothing: gcr.io/distroless/static-debian12.
 ARG STATIC_IMAGE

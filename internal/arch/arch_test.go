@@ -55,6 +55,7 @@ var rooms = []room{
 	{path: "internal/mutate"},
 	{path: "internal/sharded"},
 	{path: "internal/version"},
+	{path: "internal/vulncheck"},
 
 	{path: "test/lab", may: []string{"internal/localcluster"}},
 	{path: "test/demo", may: []string{"internal/localcluster", "test/lab"}},

@@ -13,10 +13,11 @@ import (
 // vulnerabilities, see make vulncheck, and is no substitute: what nobody enters here is not in it.
 var fixedIn = map[string]struct{ version, what string }{
 	"github.com/NVIDIA/nvidia-container-toolkit": {"v1.17.8", "CVE-2025-23266"},
+	"github.com/klauspost/compress":              {"v1.20.2", "GO-2026-6865"},
 	"go.etcd.io/etcd/client/pkg/v3":              {"v3.7.1", "GO-2026-6107"},
-	"go.opentelemetry.io/otel/sdk":               {"v1.43.0", "CVE-2026-39883"},
+	"go.opentelemetry.io/otel/sdk":               {"v1.45.0", "CVE-2026-39883, GO-2026-6505"},
 	"golang.org/x/crypto":                        {"v0.56.0", "GO-2026-6354, GO-2026-6355"},
-	"golang.org/x/net":                           {"v0.56.0", "GO-2026-5942"},
+	"golang.org/x/net":                           {"v0.60.0", "GO-2026-5942, GO-2026-6603, -6610, -6611, -6612, -6617"},
 	"golang.org/x/oauth2":                        {"v0.27.0", "CVE-2025-22868"},
 	"golang.org/x/sys":                           {"v0.44.0", "GO-2026-5024"},
 	"golang.org/x/text":                          {"v0.39.0", "GO-2026-5970"},
