@@ -16,6 +16,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
+	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/tracker"
 )
@@ -158,8 +159,15 @@ func (n *nominations) onInventoryEvent(event source.Event) {
 	}
 }
 
-// onClaimEvent takes the tracker's events. A nominated pod whose claim is gone, or has devices elsewhere, needs less.
+// onClaimEvent takes the tracker's events. A nominated pod whose claim is gone or about to go, has devices elsewhere, or has lost a user or got
+// one, may need less.
 func (n *nominations) onClaimEvent(event tracker.Event) {
+	if before, after := event.Old, event.New; before != nil && after != nil &&
+		amount.Semantic.DeepEqual(before.Status.Allocation, after.Status.Allocation) &&
+		amount.Semantic.DeepEqual(before.Status.ReservedFor, after.Status.ReservedFor) &&
+		before.DeletionTimestamp.Equal(after.DeletionTimestamp) {
+		return
+	}
 	claim := types.NamespacedName{Namespace: event.Claim.Namespace, Name: event.Claim.Name}
 	var changed []string
 	n.mutex.Lock()

@@ -201,6 +201,33 @@ func TestANominationThatGoesOnWakesNobody(t *testing.T) {
 	}
 }
 
+// A driver may write the status of a device again and again, and each end of a nomination has all be asked who could evict somebody there.
+func TestWhatADriverSaysOfADeviceEndsNoNomination(t *testing.T) {
+	w := twoNodes()
+	w.nodes = w.nodes[1:]
+	nominee, p := pending("nominee", 5, "two", "other"), pending("p", 5, "wanted")
+	w.claims = []*resourceapi.ResourceClaim{
+		claim("wanted"), claim("two", counted(2)),
+		claim("other", allocated("fabric", "gpu-0"), func(c *resourceapi.ResourceClaim) { c.Status.Allocation.NodeSelector = nil }),
+	}
+	w.pods = []*v1.Pod{nominee, p}
+	h := newHarness(t, w)
+	ended := make(chan string, 10)
+	h.plugin.shared.nominations.ended = func(node string) { ended <- node }
+	h.nominator.nominate("node-b", nominee)
+	h.sleeps(p)
+	h.api.change("other", func(c *resourceapi.ResourceClaim) {
+		c.Status.Devices = []resourceapi.AllocatedDeviceStatus{{Driver: testDriver, Pool: "fabric", Device: "gpu-0"}}
+		c.Labels = map[string]string{"a": "b"}
+	})
+	h.lookedAt()
+	if len(ended) > 0 {
+		t.Errorf("the nomination to %s counts as ended", <-ended)
+	}
+	h.api.change("other", reservedFor("someone"))
+	h.eventually("the nomination ends", func() bool { return len(ended) > 0 })
+}
+
 // Who is evicted for a pod may go, and somebody else get what it had. The pod could have had others evicted in its last attempt, but they were
 // not: that is news, whether the devices are freed before the nomination is known or after.
 func TestANominatedPodIsTriedAgainWhenTheEvictedAreGone(t *testing.T) {

@@ -46,7 +46,7 @@ func (o *obstacle) givenUp() string {
 // node would do, of which the others follow when the pod is tried again. If there is no time to find out, it is the first one: each of them
 // takes nodes away.
 //
-// If that would help nothing, it is still one that is reserved for the pod, as by a scheduler that has ended, also if it rules out no node. A
+// If that would help nothing, it is still one that is reserved for the pod or its group, also if it rules out no node, see keptOf. A
 // pod that waits holds nothing: two of them could wait for each other's devices for ever.
 func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle {
 	found := func(i int, reason string) *obstacle {
@@ -66,11 +66,23 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 	if i, why := pl.inTheWayOf(ctx, c, pod, candidates); why != "" {
 		return found(i, why)
 	}
-	for i := range c.claims {
-		claim := c.claims[i].claim
-		if claim.Status.Allocation != nil && isReservedFor(claim, pod.UID) && pl.checkNotAdopted(claim, pod.UID) == nil {
-			// Its own reservation, also where its group has one, too: that one is the group's to give up.
-			return &obstacle{claim, "which others may use while the pod waits", pl.usedByOthers(c.claims[i], pod), pod.UID}
+	return pl.keptOf(c.claims, pod)
+}
+
+// keptOf returns a reservation that is kept for a pod that waits, as by a scheduler that has ended: its own, also where its group has one, too,
+// or else its group's, of which no pod runs with the claim. It returns nil if there is none, or it may be another scheduler's that binds the pod.
+func (pl *Plugin) keptOf(claims []podClaim, pod *v1.Pod) *obstacle {
+	kept := func(pc podClaim, user types.UID) bool {
+		return pc.claim.Status.Allocation != nil && isReservedFor(pc.claim, user) && pl.checkNotAdopted(pc.claim, user) == nil
+	}
+	for _, pc := range claims {
+		if kept(pc, pod.UID) {
+			return &obstacle{pc.claim, "which others may use while the pod waits", pl.usedByOthers(pc, pod), pod.UID}
+		}
+	}
+	for _, pc := range claims {
+		if pc.user.UID != pod.UID && kept(pc, pc.user.UID) && !pl.isUsedByGroup(pc, pod) {
+			return &obstacle{pc.claim, "which others may use while the pod's group waits", pl.usedByOthers(pc, pod), pc.user.UID}
 		}
 	}
 	return nil

@@ -418,13 +418,16 @@ func TestPodsOfAGroupThatWaitHoldNothing(t *testing.T) {
 		bound         bool
 		want          state // of first; second is never kept
 	}{
-		"one claim":             {first: []func(*resourceapi.ResourceClaim){reservedFor("p")}},
-		"two claims":            {first: []func(*resourceapi.ResourceClaim){reservedFor("p")}, second: []func(*resourceapi.ResourceClaim){allocated("node-b", "gpu-1"), reservedFor("p")}},
-		"a pod not tried":       {first: []func(*resourceapi.ResourceClaim){reservedFor("p")}, notTried: true},
-		"another one's, too":    {first: []func(*resourceapi.ResourceClaim){reservedFor("p", "other")}, want: held("other")},
-		"the group's":           {first: []func(*resourceapi.ResourceClaim){forGroup}, want: held("g")},
-		"nobody's":              {want: held()},
-		"the pod's, which runs": {first: []func(*resourceapi.ResourceClaim){reservedFor("p")}, bound: true, want: held("p")},
+		"one claim":              {first: []func(*resourceapi.ResourceClaim){reservedFor("p")}},
+		"two claims":             {first: []func(*resourceapi.ResourceClaim){reservedFor("p")}, second: []func(*resourceapi.ResourceClaim){allocated("node-b", "gpu-1"), reservedFor("p")}},
+		"a pod not tried":        {first: []func(*resourceapi.ResourceClaim){reservedFor("p")}, notTried: true},
+		"another one's, too":     {first: []func(*resourceapi.ResourceClaim){reservedFor("p", "other")}, want: held("other")},
+		"the group's":            {first: []func(*resourceapi.ResourceClaim){forGroup}},
+		"the group's, untried":   {first: []func(*resourceapi.ResourceClaim){forGroup}, notTried: true},
+		"both, a pod not tried":  {first: []func(*resourceapi.ResourceClaim){forGroup, reservedFor("p")}, notTried: true},
+		"the group's, that runs": {first: []func(*resourceapi.ResourceClaim){forGroup}, bound: true, want: held("g")},
+		"nobody's":               {want: held()},
+		"the pod's, which runs":  {first: []func(*resourceapi.ResourceClaim){reservedFor("p")}, bound: true, want: held("p")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := oneNode()

@@ -1,6 +1,7 @@
 package deviceclaims
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"iter"
@@ -140,7 +141,7 @@ func (pl *Plugin) giveUpObstacle(ctx context.Context, pod *v1.Pod, obstacle *obs
 	}
 }
 
-// giveUpKept gives up what a scheduler before has reserved for pods of the group that fit with it, or were not tried, as those after the first
+// giveUpKept gives up what is reserved for the group, or by a scheduler before for pods of it that fit with it, or were not tried, as those after the first
 // one without which the group cannot be are not. A pod that waits holds nothing, see obstacle. It returns nil if there is nothing of that kind.
 func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.Status) {
 	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout) // for all, as nobody else is scheduled meanwhile: the next attempt goes on
@@ -150,13 +151,18 @@ func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.S
 		if err != nil {
 			continue // a claim is not made yet, so nothing has been reserved for the pod
 		}
+		users, err := pl.groupClaims(pod)
+		if err != nil {
+			return moreOf(status, fwk.AsStatus(fmt.Errorf("pod %s: %w", klog.KObj(pod), err)))
+		}
 		for _, name := range names {
 			claim, err := pl.shared.claimOf(pod, name)
-			if err != nil || claim.Status.Allocation == nil || !isReservedFor(claim, pod.UID) || pl.checkNotAdopted(claim, pod.UID) != nil {
+			if err != nil {
 				continue
 			}
-			shared := pl.usedByOthers(podClaim{claim: claim, user: userOf(pod)}, pod)
-			status = moreOf(status, pl.giveUpObstacle(ctx, pod, &obstacle{claim, "which others may use while the pod's group waits", shared, pod.UID}))
+			if kept := pl.keptOf([]podClaim{{claim: claim, user: cmp.Or(users[name.Name], userOf(pod))}}, pod); kept != nil {
+				status = moreOf(status, pl.giveUpObstacle(ctx, pod, kept))
+			}
 		}
 		status = moreOf(status, pl.giveUpExtended(ctx, pod, &extendedPlan{leftovers: pl.madeFor(pod)}))
 		if status.Code() == fwk.Error {
