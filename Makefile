@@ -63,8 +63,12 @@ demo-hollow: build ## The demo as it is without root: hollow nodes only, which s
 	$(GO) run ./test/demo -hollow
 
 .PHONY: test
-test: ## Unit tests and integration tests on a real API server, race detector on
-	$(GO) test -race -timeout 60m ./...
+test: ## All tests but those of the whole on a real API server, race detector on (~9 min)
+	$(GO) test -race -timeout 60m $$($(GO) list ./... | grep -v '/test/integration$$')
+
+.PHONY: test-integration
+test-integration: ## Scheduler, agent and manifests on a real API server, race detector on; and what they may do is what they do (~7 min)
+	$(GO) test -race -timeout 60m ./test/integration
 
 .PHONY: test-unit
 test-unit: ## Unit tests only, race detector on
@@ -240,7 +244,7 @@ release-check: ## Whether VERSION=v0.x.y can be tagged: nothing uncommitted, a s
 	@echo "$(VERSION) can be tagged"
 
 .PHONY: presubmit
-presubmit: lint test ## What a change must pass before it is sent (CI does more: see .ci/run)
+presubmit: lint test test-integration ## What a change must pass before it is sent (CI does more: see .ci/run)
 
 .PHONY: clean
 clean: ## Remove what was built in this folder (the binary cache stays)
