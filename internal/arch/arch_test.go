@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"os"
 	"os/exec"
@@ -20,54 +21,9 @@ const module = "stowage.dev/stowage/"
 // room with the longest matching path.
 type room struct {
 	path string
-	// may lists the rooms that it may import from, its own always included.
+	// imports are the rooms that it imports from, its own not included.
 	// Dependencies point from the edges (cmd, test) to the pure core.
-	may []string
-}
-
-// rooms is the import order. A room that is missing here fails the test: a new
-// room is a decision, taken in docs/design/README.md first.
-var rooms = []room{
-	{path: "cmd/scheduler", may: []string{"internal/version", "pkg/plugins", "pkg/policies"}},
-	{path: "cmd/node-agent", may: []string{"internal/version", "pkg/agent", "pkg/draclient", "pkg/nvmlsim", "pkg/policies"}},
-	{path: "cmd/nvmlsimctl", may: []string{"pkg/nvmlsim"}},
-
-	{path: "pkg/plugins", may: []string{"internal/sharded", "pkg/inventory", "pkg/tracker", "pkg/allocator", "pkg/usage", "pkg/fence", "pkg/audit", "pkg/policies", "pkg/wakeup"}},
-	{path: "pkg/fence", may: []string{"pkg/inventory", "pkg/tracker", "pkg/usage"}},
-	{path: "pkg/audit", may: []string{"pkg/inventory", "pkg/tracker", "pkg/usage"}},
-	{path: "pkg/inventory/source", may: []string{"pkg/inventory"}},
-	{path: "pkg/tracker", may: []string{"pkg/usage", "pkg/inventory/amount"}},
-	{path: "pkg/wakeup", may: []string{"pkg/allocator", "pkg/inventory", "pkg/usage"}},
-	{path: "pkg/allocator", may: []string{"pkg/inventory", "pkg/usage"}},
-	{path: "pkg/inventory", may: []string{"internal/sharded", "pkg/inventory/amount"}},
-	{path: "pkg/inventory/amount"},
-	{path: "pkg/usage", may: []string{"internal/sharded", "pkg/inventory/amount"}},
-
-	{path: "pkg/draclient"},
-	{path: "pkg/policies"},
-	{path: "pkg/agent/driver", may: []string{"pkg/agent"}},
-	{path: "pkg/agent", may: []string{"pkg/nvmlsim", "pkg/inventory/amount"}},
-	{path: "pkg/nvmlsim"},
-
-	{path: "internal/hostile"},
-	{path: "internal/localcluster", may: []string{"pkg/draclient"}},
-	{path: "internal/arch"},
-	{path: "internal/mutate"},
-	{path: "internal/sharded"},
-	{path: "internal/version"},
-	{path: "internal/vulncheck"},
-
-	{path: "test/lab", may: []string{"internal/localcluster"}},
-	{path: "test/demo", may: []string{"internal/localcluster", "test/lab"}},
-	{path: "test/e2e", may: []string{"internal/localcluster", "pkg/nvmlsim", "test/lab"}},
-	{path: "test/integration", may: []string{"internal/hostile", "internal/localcluster", "pkg/plugins", "pkg/policies", "pkg/tracker"}},
-	{path: "test/images"},
-	{path: "test/gpu", may: []string{"pkg/agent"}},
-	{path: "test/perf/fence", may: []string{"internal/localcluster"}},
-	{path: "test/chaos", may: []string{"internal/localcluster"}},
-	{path: "test/liveness", may: []string{"pkg/plugins", "test/chaos"}},
-	{path: "test/scale", may: []string{"internal/localcluster", "test/chaos", "test/lab"}},
-	{path: "test/perf/allocator", may: []string{"pkg/allocator", "pkg/inventory", "pkg/usage"}},
+	imports []string
 }
 
 // forbidden lists imports from outside the module that a room must not have,
@@ -99,14 +55,18 @@ type goPackage struct {
 	Imports    []string
 }
 
+// Each package belongs to a room, which imports from the rooms that the design says, from all of them, and from no others.
 func TestImportsKeepTheOrderOfTheRooms(t *testing.T) {
+	rooms := readRooms(t)
+	used, has := map[[2]string]bool{}, map[string]bool{}
 	for _, pkg := range listPackages(t) {
 		path := strings.TrimPrefix(pkg.ImportPath, module)
-		home, ok := roomOf(path)
+		home, ok := roomOf(rooms, path)
 		if !ok {
-			t.Errorf("%s belongs to no room of docs/design/README.md: add it there and here", path)
+			t.Errorf("%s belongs to no room of docs/design/README.md: add it there", path)
 			continue
 		}
+		has[home.path] = true
 		for _, imported := range pkg.Imports {
 			if !strings.HasPrefix(imported, module) {
 				for _, prefix := range forbiddenIn(path) {
@@ -116,46 +76,75 @@ func TestImportsKeepTheOrderOfTheRooms(t *testing.T) {
 				}
 				continue
 			}
-			target, ok := roomOf(strings.TrimPrefix(imported, module))
+			target, ok := roomOf(rooms, strings.TrimPrefix(imported, module))
 			if !ok || target.path == home.path {
 				continue
 			}
-			if !slices.ContainsFunc(home.may, func(may string) bool {
-				return target.path == may || strings.HasPrefix(target.path, may+"/")
-			}) {
-				t.Errorf("%s imports %s: room %s may only import %v", path, strings.TrimPrefix(imported, module), home.path, home.may)
+			used[[2]string{home.path, target.path}] = true
+			if !slices.Contains(home.imports, target.path) {
+				t.Errorf("%s imports %s: room %s may only import %v", path, strings.TrimPrefix(imported, module), home.path, home.imports)
+			}
+		}
+	}
+	for _, room := range rooms {
+		if !has[room.path] {
+			t.Errorf("docs/design/README.md has a room %s, and no package belongs to it", room.path)
+		}
+		for _, target := range room.imports {
+			if !used[[2]string{room.path, target}] {
+				t.Errorf("docs/design/README.md lets %s import %s, and it does not", room.path, target)
 			}
 		}
 	}
 }
 
-// The design's table has each room, or the folder that it is in, and no room that is gone.
-func TestTheDesignHasATableOfTheRooms(t *testing.T) {
+// readRooms reads the table of rooms from the design.
+func readRooms(t *testing.T) (rooms []room) {
+	t.Helper()
 	content, err := os.ReadFile(filepath.Join("..", "..", "docs", "design", "README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, table, _ := strings.Cut(string(content), "\n## Rooms\n")
+	rooms, err = parseRooms(string(content))
+	if err != nil {
+		t.Fatalf("docs/design/README.md: %v", err)
+	}
+	return rooms
+}
+
+func parseRooms(design string) (rooms []room, err error) {
+	const columns = 4
+	name := regexp.MustCompile("^`([\\w/-]+)`$")
+	_, table, _ := strings.Cut(design, "\n## Rooms\n")
 	table, _, _ = strings.Cut(table, "\n## ")
-	var rows []string
 	for line := range strings.Lines(table) {
-		if cells := strings.Split(line, "|"); len(cells) > 2 {
-			for _, match := range regexp.MustCompile("`([\\w/-]+?)(?:/…)?`").FindAllStringSubmatch(cells[1], -1) {
-				rows = append(rows, match[1])
+		if !strings.HasPrefix(line, "| `") {
+			continue
+		}
+		cells := strings.Split(strings.Trim(strings.TrimSpace(line), "|"), "|")
+		if len(cells) != columns {
+			return nil, fmt.Errorf("row %q has %d cells, want %d", line, len(cells), columns)
+		}
+		var names []string
+		for cell := range strings.SplitSeq(cells[0]+","+cells[columns-1], ",") {
+			if cell = strings.TrimSpace(cell); cell == "" {
+				continue
 			}
+			match := name.FindStringSubmatch(cell)
+			if match == nil {
+				return nil, fmt.Errorf("row %q: %q is not the name of a room", line, cell)
+			}
+			names = append(names, match[1])
 		}
-	}
-	within := func(path, folder string) bool { return path == folder || strings.HasPrefix(path, folder+"/") }
-	for _, room := range rooms {
-		if !slices.ContainsFunc(rows, func(row string) bool { return within(room.path, row) }) {
-			t.Errorf("room %s is not in the table of docs/design/README.md", room.path)
+		if slices.ContainsFunc(rooms, func(room room) bool { return room.path == names[0] }) {
+			return nil, fmt.Errorf("room %s has two rows", names[0])
 		}
+		rooms = append(rooms, room{path: names[0], imports: names[1:]})
 	}
-	for _, row := range rows {
-		if _, ok := roomOf(row); !ok && !slices.ContainsFunc(rooms, func(room room) bool { return within(room.path, row) }) {
-			t.Errorf("docs/design/README.md has a room %s, which the test does not know", row)
-		}
+	if len(rooms) < 10 {
+		return nil, fmt.Errorf("the table of rooms has only %d rows: the check would prove nothing", len(rooms))
 	}
+	return rooms, nil
 }
 
 // TestSchedulerMainIsThin keeps the binary's main to what it is for: everything
@@ -171,7 +160,7 @@ func TestSchedulerMainIsThin(t *testing.T) {
 	}
 }
 
-func roomOf(path string) (room, bool) {
+func roomOf(rooms []room, path string) (room, bool) {
 	var best room
 	for _, candidate := range rooms {
 		if (path == candidate.path || strings.HasPrefix(path, candidate.path+"/")) && len(candidate.path) > len(best.path) {
@@ -216,4 +205,33 @@ func listPackages(t *testing.T) []goPackage {
 		t.Fatalf("go list found only %d packages: the check would prove nothing", len(pkgs))
 	}
 	return pkgs
+}
+
+func TestTheTableOfRoomsIsRead(t *testing.T) {
+	row := func(n int) string { return fmt.Sprintf("| `pkg/r%d` | a | b | `pkg/a`, `pkg/b` |\n", n) }
+	var ten string
+	for n := range 10 {
+		ten += row(n)
+	}
+	tests := map[string]struct{ table, want string }{
+		"good":               {table: ten},
+		"too few rows":       {table: row(1), want: "the table of rooms has only 1 rows"},
+		"a room twice":       {table: ten + row(3), want: "room pkg/r3 has two rows"},
+		"a cell is missing":  {table: ten + "| `pkg/x` | a | b |\n", want: "has 3 cells, want 4"},
+		"two rooms in a row": {table: ten + "| `pkg/x` `pkg/y` | a | b | |\n", want: "\"`pkg/x` `pkg/y`\" is not the name of a room"},
+		"prose for imports":  {table: ten + "| `pkg/x` | a | b | anything |\n", want: `"anything" is not the name of a room`},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			rooms, err := parseRooms("# Design\n\n## Rooms\n\n| room | a | b | imports |\n|---|---|---|---|\n" + tc.table + "\n## Later\n\n| `pkg/z` | a |\n")
+			switch {
+			case tc.want == "" && err != nil:
+				t.Error(err)
+			case tc.want != "" && (err == nil || !strings.Contains(err.Error(), tc.want)):
+				t.Errorf("error %v, want %q", err, tc.want)
+			case tc.want == "" && (len(rooms) != 10 || rooms[3].path != "pkg/r3" || !slices.Equal(rooms[3].imports, []string{"pkg/a", "pkg/b"})):
+				t.Errorf("rooms %v", rooms)
+			}
+		})
+	}
 }
