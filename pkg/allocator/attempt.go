@@ -33,3 +33,37 @@ func (s *search) isOver() bool {
 	}
 	return s.err != nil
 }
+
+// thorough searches with all shortcuts, after the attempts before got stuck. It begins with the claims: if one cannot be
+// satisfied even when it is alone, there is no need to vary what comes before.
+func (s *search) thorough() bool {
+	s.stuck, s.limit = false, 0
+	whole := s.order
+	s.begin(whole)
+	s.classify()
+	var parts [][]int
+	if len(s.reqs.claims) > 1 {
+		for i := range s.reqs.claims {
+			var part []int
+			for _, r := range s.reqs.claims[i].requests {
+				part = append(part, r.index)
+			}
+			parts = append(parts, part)
+		}
+	}
+	for _, part := range parts {
+		s.begin(part)
+		if !s.decide(0) {
+			if s.err == nil {
+				s.begin(whole)
+			}
+			return false
+		}
+	}
+	s.begin(whole)
+	return s.request(0)
+}
+
+// shortAttempt is how many steps the short attempt may take: it mostly ends after few, and the preparation of the
+// thorough one costs as much as some dozen. Only tests change it.
+var shortAttempt = 24

@@ -5,6 +5,8 @@ import (
 	"math/bits"
 	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
+
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
@@ -154,3 +156,33 @@ func (f *flow) augment(r int, visited []bool) bool {
 	}
 	return false
 }
+
+// decideByFlow decides what is nothing but a choice of values and a flow, unless there are too many values.
+func (s *search) decideByFlow(i int) (possible, known bool) {
+	mark := s.mark()
+	defer s.takeBack(mark)
+	requests, ok := s.open(i-1, s.wantedBy(i-1), 0)
+	if !ok || !s.isFlow(requests) {
+		return false, !ok
+	}
+	total := slices.Clone(s.used)
+	var constraints []*constraint
+	for i := range requests {
+		claim := requests[i].request.claim
+		if total[claim] += requests[i].wanted; total[claim] > resourceapi.AllocationResultsMaxSize {
+			return false, true
+		}
+	}
+	for _, claim := range s.reqs.claims {
+		constraints = s.unbound(constraints, claim.constraints, requests)
+	}
+	if !s.isEnough(requests) {
+		return false, true
+	}
+	budget := maxFlows
+	possible = s.assignable(i, requests, constraints, nil, &budget)
+	return possible, budget >= 0
+}
+
+// maxFlows is for how many values it is asked whether a flow finds devices, before they are searched for.
+const maxFlows = 500

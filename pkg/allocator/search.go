@@ -253,40 +253,6 @@ func (s *search) isPeculiar() bool {
 	return false
 }
 
-// shortAttempt is how many steps the short attempt may take: it mostly ends after few, and the preparation of the
-// thorough one costs as much as some dozen. Only tests change it.
-var shortAttempt = 24
-
-// thorough searches with all shortcuts, after the attempts before got stuck. It begins with the claims: if one cannot be
-// satisfied even when it is alone, there is no need to vary what comes before.
-func (s *search) thorough() bool {
-	s.stuck, s.limit = false, 0
-	whole := s.order
-	s.begin(whole)
-	s.classify()
-	var parts [][]int
-	if len(s.reqs.claims) > 1 {
-		for i := range s.reqs.claims {
-			var part []int
-			for _, r := range s.reqs.claims[i].requests {
-				part = append(part, r.index)
-			}
-			parts = append(parts, part)
-		}
-	}
-	for _, part := range parts {
-		s.begin(part)
-		if !s.decide(0) {
-			if s.err == nil {
-				s.begin(whole)
-			}
-			return false
-		}
-	}
-	s.begin(whole)
-	return s.request(0)
-}
-
 // decide tells whether the requests from the i-th of the order on can be satisfied as things are. It is true, too, if that
 // depends on a device that cannot be judged, or on the order of devices.
 func (s *search) decide(i int) bool {
@@ -314,36 +280,6 @@ func (s *search) decide(i int) bool {
 	}
 	return possible && s.err == nil
 }
-
-// decideByFlow decides what is nothing but a choice of values and a flow, unless there are too many values.
-func (s *search) decideByFlow(i int) (possible, known bool) {
-	mark := s.mark()
-	defer s.takeBack(mark)
-	requests, ok := s.open(i-1, s.wantedBy(i-1), 0)
-	if !ok || !s.isFlow(requests) {
-		return false, !ok
-	}
-	total := slices.Clone(s.used)
-	var constraints []*constraint
-	for i := range requests {
-		claim := requests[i].request.claim
-		if total[claim] += requests[i].wanted; total[claim] > resourceapi.AllocationResultsMaxSize {
-			return false, true
-		}
-	}
-	for _, claim := range s.reqs.claims {
-		constraints = s.unbound(constraints, claim.constraints, requests)
-	}
-	if !s.isEnough(requests) {
-		return false, true
-	}
-	budget := maxFlows
-	possible = s.assignable(i, requests, constraints, nil, &budget)
-	return possible, budget >= 0
-}
-
-// maxFlows is for how many values it is asked whether a flow finds devices, before they are searched for.
-const maxFlows = 500
 
 // wantedBy is how many devices the i-th request of the order got.
 func (s *search) wantedBy(i int) int {

@@ -9,6 +9,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
 )
 
@@ -113,5 +114,61 @@ func (h *Hardware) close(ctx context.Context, lib *library, stale bool) {
 		}
 	default:
 		klog.FromContext(ctx).Info("NVML is opened anew while a call hangs, and the old session is closed when that returns: until then GPUs that were plugged in may not be seen")
+	}
+}
+
+// session returns the open session, or opens one if there is none or if it does not see what is there. renewed tells that the driver was
+// loaded anew.
+func (h *Hardware) session(ctx context.Context) (lib *library, renewed bool, err error) {
+	h.mu.Lock()
+	lib, stale, bus := h.library, h.stale, h.bus
+	h.mu.Unlock()
+	if lib != nil && !stale {
+		_, err := lib.DriverVersion()
+		if stale = err != nil; !stale && sameGPUs(bus, gpusOnBus(lib.Sysfs)) {
+			return lib, false, nil
+		}
+	}
+	if lib != nil {
+		h.close(ctx, lib, stale)
+	}
+	opened, err := h.opts.Open()
+	if err != nil {
+		return nil, false, err
+	}
+	// Read first: a GPU that is plugged in meanwhile makes the next look open another session.
+	bus = gpusOnBus(opened.Sysfs)
+	if err := h.start(ctx, opened); err != nil {
+		return nil, false, fmt.Errorf("initialize NVML (%s): %w", opened.Source, err)
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.library, h.bus = newLibrary(opened), bus
+	renewed, h.stale = h.stale, false
+	return h.library, renewed, nil
+}
+
+// noSession remembers that the session is over, if that is what the error says.
+func (h *Hardware) noSession(err error) {
+	if errors.Is(err, nvml.ErrNoSession) || errors.Is(err, nvml.ErrDriverNotLoaded) {
+		h.mu.Lock()
+		defer h.mu.Unlock()
+		h.stale = true
+	}
+}
+
+// start opens a session. That may hang, and then no GPU answers.
+func (h *Hardware) start(ctx context.Context, opened *nvml.Handle) error {
+	done := make(chan error, 1)
+	go func() { done <- opened.Init() }()
+	late := h.opts.Clock.NewTicker(health.Deadline)
+	defer late.Stop()
+	for {
+		select {
+		case err := <-done:
+			return err
+		case <-late.C():
+			h.monitor.Fail(ctx, fmt.Errorf("NVML (%s) does not start", opened.Source))
+		}
 	}
 }
