@@ -40,8 +40,6 @@ var tooLarge = map[string]int{
 	"pkg/agent/prepare.Manager: methods":       99,
 	"pkg/agent/prepare.Options: fields":        19,
 	"pkg/agent/prepare: files":                 24,
-	"pkg/allocator.RequestCounts: fields":      22,
-	"pkg/allocator.RequestExplanation: fields": 25,
 	"pkg/allocator.search: fields":             34,
 	"pkg/allocator.search: methods":            106,
 	"pkg/allocator: files":                     37,

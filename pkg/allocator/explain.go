@@ -63,36 +63,7 @@ type RequestExplanation struct {
 	Devices int `json:"devices"`
 	// FilteredBy counts the devices by the selector of the request that was the first to reject them.
 	FilteredBy []SelectorCount `json:"filteredBy,omitempty"`
-	// TooSmall have less capacity than the request asks for, whatever is taken of it.
-	TooSmall int `json:"tooSmall,omitempty"`
-	// Failing is the number of devices on which a selector failed at run time, or whose capacity cannot be judged.
-	Failing int `json:"failing,omitempty"`
-	// Matching passed all selectors. Each of them is in exactly one of Unsupported, Tainted, Held, Incompatible, Exhausted and Free: in the
-	// first that is true of it, in this order. So a tainted device that is held, too, counts as tainted.
-	Matching int `json:"matching"`
-	// Held are held by other claims, so that nothing of them is left.
-	Held int `json:"held,omitempty"`
-	// Foreign are those of Held of which another namespace has shares, on nodes where shares of one device are one namespace's.
-	Foreign int `json:"foreign,omitempty"`
-	// Exhausted have less left of a shared counter or of their capacity than the request needs.
-	Exhausted int `json:"exhausted,omitempty"`
-	// Full are those of Exhausted that several claims may share, and whose holders leave too little capacity.
-	Full int `json:"full,omitempty"`
-	// Incompatible have no compatibility group in common with devices in use that take of the same counters.
-	Incompatible int `json:"incompatible,omitempty"`
-	// Tainted have a taint that the request does not tolerate; Taints counts them by the taint's key, followed by the
-	// DeviceTaintRule that sets it, if one does and that is known.
-	Tainted int            `json:"tainted,omitempty"`
-	Taints  map[string]int `json:"taints,omitempty"`
-	// Unsupported need a feature that is not supported.
-	Unsupported int `json:"unsupported,omitempty"`
-	// NodeAllocatable are those of Unsupported that stand for CPU or memory of a node, or need some of it.
-	NodeAllocatable int `json:"nodeAllocatable,omitempty"`
-	// Skipping are those of Unsupported that need node operations to be skipped, which the node cannot, or which is not
-	// enabled.
-	Skipping int `json:"skipping,omitempty"`
-	// Free could be had now.
-	Free int `json:"free,omitempty"`
+	DeviceCounts
 }
 
 // SelectorCount is how many devices one selector rejected.
@@ -210,8 +181,10 @@ type constraintKey struct{ claim, constraint int }
 
 // laneSum has the counts for one alternative over all nodes.
 type laneSum struct {
-	RequestCounts
-	seen map[*inventory.NodePool]struct{}
+	devices, filteredByClass int
+	filteredBy               []int // as in RequestCounts
+	counts                   DeviceCounts
+	seen                     map[*inventory.NodePool]struct{}
 }
 
 func newSum(reqs *Requests, naming Naming) *sum {
@@ -226,7 +199,7 @@ func newSum(reqs *Requests, naming Naming) *sum {
 	}
 	for i, a := range reqs.lanes {
 		s.lanes[i].seen = make(map[*inventory.NodePool]struct{})
-		s.lanes[i].FilteredBy = make([]int, len(a.selectors))
+		s.lanes[i].filteredBy = make([]int, len(a.selectors))
 	}
 	return s
 }
@@ -260,38 +233,26 @@ func (l *laneSum) add(c *RequestCounts, a *alternative, naming *Naming) {
 		return
 	}
 	l.seen[c.Pool] = struct{}{}
-	l.Devices += c.Devices
-	l.FilteredByClass += c.FilteredByClass
+	l.devices += c.Devices
+	l.filteredByClass += c.FilteredByClass
 	for k, n := range c.FilteredBy {
-		l.FilteredBy[k] += n
+		l.filteredBy[k] += n
 	}
-	l.Errors += c.Errors
-	l.TooSmall += c.TooSmall
-	l.Matching += c.Matching
-	l.Held += c.Held
-	l.Foreign += c.Foreign
-	l.Exhausted += c.Exhausted
-	l.Full += c.Full
-	l.Incompatible += c.Incompatible
-	l.Tainted += c.Tainted
+	l.counts.add(&c.DeviceCounts)
 	l.addTaints(c, a, naming)
-	l.Unsupported += c.Unsupported
-	l.NodeAllocatable += c.NodeAllocatable
-	l.Skipping += c.Skipping
-	l.Free += c.Free
 }
 
 func (l *laneSum) addTaints(c *RequestCounts, a *alternative, naming *Naming) {
 	if len(c.Taints) == 0 {
 		return
 	}
-	if l.Taints == nil {
-		l.Taints = make(map[string]int)
+	if l.counts.Taints == nil {
+		l.counts.Taints = make(map[string]int)
 	}
 	known := a.matcher.Known(c.Pool)
 	if naming.Rule == nil || known == nil { // it is not worth evaluating selectors again
 		for key, n := range c.Taints {
-			l.Taints[key] += n
+			l.counts.Taints[key] += n
 		}
 		return
 	}
@@ -306,7 +267,7 @@ func (l *laneSum) addTaints(c *RequestCounts, a *alternative, naming *Naming) {
 		if rule := naming.Rule(c.Pool.ID(), device.Name, taint); rule != "" {
 			key += " by DeviceTaintRule " + rule
 		}
-		l.Taints[key]++
+		l.counts.Taints[key]++
 	}
 }
 
@@ -341,12 +302,9 @@ func (l *laneSum) explanation(reqs *Requests, a *alternative, naming *Naming) Re
 	e := RequestExplanation{
 		Namespace: claim.Namespace, Claim: claim.Name, Request: a.resultName(), DeviceClass: a.class.Object.Name,
 		Subject: naming.subject(claim.Namespace, claim.Name, a.resultName()),
-		Wanted:  a.count, All: a.all, Offered: l.Devices, Devices: l.Devices - l.FilteredByClass,
-		TooSmall: l.TooSmall, Failing: l.Errors, Matching: l.Matching, Held: l.Held, Foreign: l.Foreign, Exhausted: l.Exhausted, Full: l.Full,
-		Incompatible: l.Incompatible, Tainted: l.Tainted, Taints: l.Taints, Unsupported: l.Unsupported,
-		NodeAllocatable: l.NodeAllocatable, Skipping: l.Skipping, Free: l.Free,
+		Wanted:  a.count, All: a.all, Offered: l.devices, Devices: l.devices - l.filteredByClass, DeviceCounts: l.counts,
 	}
-	for k, n := range l.FilteredBy {
+	for k, n := range l.filteredBy {
 		if n > 0 {
 			e.FilteredBy = append(e.FilteredBy, SelectorCount{Expression: a.selectors[k], Devices: n})
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -372,4 +373,19 @@ func (w *world) explain(t *testing.T, held map[string][]string) *Explanation {
 		FindLimits(context.Background(), in, e, slices.Values(w.nodes))
 	}
 	return e
+}
+
+func TestAllCountsAreAdded(t *testing.T) {
+	var one, two DeviceCounts
+	for i := range reflect.TypeFor[DeviceCounts]().NumField() {
+		if field := reflect.ValueOf(&one).Elem().Field(i); field.CanInt() {
+			field.SetInt(int64(i + 1))
+			reflect.ValueOf(&two).Elem().Field(i).SetInt(2 * int64(i+1))
+		}
+	}
+	sum := one
+	sum.add(&one)
+	if diff := cmp.Diff(two, sum); diff != "" {
+		t.Errorf("the sum of twice the same (-want +got):\n%s", diff)
+	}
 }

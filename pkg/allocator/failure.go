@@ -105,7 +105,7 @@ func (f *Failure) detail() string {
 }
 
 // RequestCounts says how the devices of one pool of the node look to one request alternative. Every device
-// that the node may use is counted in exactly one of FilteredByClass, FilteredBy, Errors, TooSmall and Matching (and in
+// that the node may use is counted in exactly one of FilteredByClass, FilteredBy, Failing, TooSmall and Matching (and in
 // none if it has binding conditions and that feature is off).
 type RequestCounts struct {
 	// Claim, Request and Alternative are positions: of the claim among those compiled, of the request in
@@ -121,35 +121,59 @@ type RequestCounts struct {
 	FilteredByClass int
 	// FilteredBy[k] were rejected by the request's own selector k, being the first to reject them.
 	FilteredBy []int
-	// Errors is the number of devices on which a selector failed at run time, or whose capacity cannot be judged.
-	Errors int
-	// TooSmall passed all selectors and have less capacity than is required, even when nothing of it is taken.
-	TooSmall int
+	DeviceCounts
+}
+
+// DeviceCounts says how devices look to a request whose selectors did not reject them.
+type DeviceCounts struct {
+	// TooSmall have less capacity than the request asks for, whatever is taken of it.
+	TooSmall int `json:"tooSmall,omitempty"`
+	// Failing is the number of devices on which a selector failed at run time, or whose capacity cannot be judged.
+	Failing int `json:"failing,omitempty"`
 	// Matching passed all selectors. Each of them is in exactly one of Unsupported, Tainted, Held, Incompatible, Exhausted and Free: in the
 	// first that is true of it, in this order. What comes later does not matter until that is mended: the holder of a tainted device may
 	// go, and the device is no better.
-	Matching int
-	// Unsupported consume shared counters while that feature is off, or are NodeAllocatable or Skipping.
-	Unsupported int
-	// NodeAllocatable stand for CPU or memory of a node, which nobody accounts for.
-	NodeAllocatable int
-	// Skipping need node operations to be skipped, which the node cannot, or which is not enabled.
-	Skipping int
-	// Tainted have a taint that is not tolerated; Taints counts by the key of the first such taint.
-	Tainted int
-	Taints  map[string]int
-	// Held have a holder. Always 0 for admin access.
-	Held int
-	// Foreign are those of Held of which another namespace has shares, where shares of one device are one namespace's.
-	Foreign int
+	Matching int `json:"matching"`
+	// Held are held by other claims, so that nothing of them is left. Always 0 for admin access.
+	Held int `json:"held,omitempty"`
+	// Foreign are those of Held of which another namespace has shares, on nodes where shares of one device are one namespace's.
+	Foreign int `json:"foreign,omitempty"`
 	// Exhausted have less left of a shared counter or of their capacity than the request needs.
-	Exhausted int
-	// Full are those of Exhausted that lack capacity: they allow multiple allocations, and their holders leave too little.
-	Full int
+	Exhausted int `json:"exhausted,omitempty"`
+	// Full are those of Exhausted that several claims may share, and whose holders leave too little capacity.
+	Full int `json:"full,omitempty"`
 	// Incompatible have no compatibility group in common with devices in use that take of the same counters.
-	Incompatible int
-	// Free can be had, each alone.
-	Free int
+	Incompatible int `json:"incompatible,omitempty"`
+	// Tainted have a taint that the request does not tolerate; Taints counts them by the key of the first such taint, in an [Explanation] followed
+	// by the DeviceTaintRule that sets it, if one does and that is known.
+	Tainted int            `json:"tainted,omitempty"`
+	Taints  map[string]int `json:"taints,omitempty"`
+	// Unsupported need a feature that is not supported: they consume shared counters while that is off, or are NodeAllocatable or Skipping.
+	Unsupported int `json:"unsupported,omitempty"`
+	// NodeAllocatable are those of Unsupported that stand for CPU or memory of a node, or need some of it. Nobody accounts for that.
+	NodeAllocatable int `json:"nodeAllocatable,omitempty"`
+	// Skipping are those of Unsupported that need node operations to be skipped, which the node cannot, or which is not
+	// enabled.
+	Skipping int `json:"skipping,omitempty"`
+	// Free could be had now, each alone.
+	Free int `json:"free,omitempty"`
+}
+
+// add adds all counts but those by taint, see addTaints.
+func (d *DeviceCounts) add(o *DeviceCounts) {
+	d.TooSmall += o.TooSmall
+	d.Failing += o.Failing
+	d.Matching += o.Matching
+	d.Held += o.Held
+	d.Foreign += o.Foreign
+	d.Exhausted += o.Exhausted
+	d.Full += o.Full
+	d.Incompatible += o.Incompatible
+	d.Tainted += o.Tainted
+	d.Unsupported += o.Unsupported
+	d.NodeAllocatable += o.NodeAllocatable
+	d.Skipping += o.Skipping
+	d.Free += o.Free
 }
 
 // ConstraintCounts says how many free devices of the node can be had together under a matchAttribute constraint.
@@ -303,9 +327,10 @@ func (f *Failure) count(in *Input, devices *inventory.NodeDevices, a *alternativ
 		match := in.match(a, p)
 		c := RequestCounts{
 			Claim: a.request.claim, Request: a.request.position, Alternative: a.position, Pool: p, Wanted: a.count,
-			Devices: p.Visible(), Errors: match.Errors.Count(), Matching: match.Match.Count(), TooSmall: match.Small.Count(),
+			Devices:      p.Visible(),
+			DeviceCounts: DeviceCounts{Failing: match.Errors.Count(), Matching: match.Match.Count(), TooSmall: match.Small.Count()},
 		}
-		if c.Matching+c.Errors+c.TooSmall < c.Devices {
+		if c.Matching+c.Failing+c.TooSmall < c.Devices {
 			in.evaluate(func(ctx context.Context) (err error) {
 				c.FilteredByClass, c.FilteredBy, err = a.matcher.Rejections(ctx, p)
 				return err
