@@ -30,7 +30,7 @@ type verdicts struct {
 
 // firstFit returns the first of the nodes that the pod fits, having noted what it would take there, or the first for which there is no
 // answer. If there is neither, it notes on which it would fit were it not for those woken before it.
-func (p *pass) firstFit(j *job, asks *Question, nodes *nodeSet) (at int, a answer) {
+func (p *pass[T, K]) firstFit(j *job[T, K], asks *Question, nodes *nodeSet) (at int, a answer) {
 	suitable := p.world.Suitable(j.pod, j.tag)
 	began, options := p.world.Now(), &p.room.options
 	ctx := &budget{Context: p.ctx, now: p.world.Now, until: began.Add(min(options.Budget, p.left(j)))}
@@ -50,7 +50,7 @@ func (p *pass) firstFit(j *job, asks *Question, nodes *nodeSet) (at int, a answe
 }
 
 // firstFree looks for a node on which the devices are free.
-func (p *pass) firstFree(ctx *budget, j *job, asks *Question, among *nodeSet, suitable func(*v1.Node) bool) (at int, a answer) {
+func (p *pass[T, K]) firstFree(ctx *budget, j *job[T, K], asks *Question, among *nodeSet, suitable func(*v1.Node) bool) (at int, a answer) {
 	v := p.verdictsOn(p.shapeOf(asks))
 	if p.held {
 		j.later.orCommon(among, &v.spare)
@@ -76,7 +76,7 @@ func (p *pass) firstFree(ctx *budget, j *job, asks *Question, among *nodeSet, su
 			return i, yes
 		}
 		v.refused.add(i)
-		if p.held && p.check(ctx, asks, node, p.world.usage) != no {
+		if p.held && p.check(ctx, asks, node, p.usage) != no {
 			v.spare.add(i)
 			j.later.add(i)
 		}
@@ -86,7 +86,7 @@ func (p *pass) firstFree(ctx *budget, j *job, asks *Question, among *nodeSet, su
 
 // firstEvictable looks for a node on which the devices would be free if others were evicted for the pod. Where that was so in the pod's
 // last attempt it is no news: either they are being evicted, see Nominated, or something besides devices keeps them from it.
-func (p *pass) firstEvictable(ctx *budget, j *job, asks *Question, among *nodeSet, suitable func(*v1.Node) bool) (at int, a answer) {
+func (p *pass[T, K]) firstEvictable(ctx *budget, j *job[T, K], asks *Question, among *nodeSet, suitable func(*v1.Node) bool) (at int, a answer) {
 	if asks.Evicts == "" {
 		return -1, no
 	}
@@ -108,7 +108,7 @@ func (p *pass) firstEvictable(ctx *budget, j *job, asks *Question, among *nodeSe
 		if ctx.Err() != nil {
 			return i, unknown
 		}
-		evicted := p.world.Evicted(j.pod, j.tag, node, p.world.inventory, p.world.usage)
+		evicted := p.world.Evicted(j.pod, j.tag, node, p.inventory, p.usage)
 		if evicted == nil {
 			v.refused.add(i)
 			continue
@@ -121,7 +121,7 @@ func (p *pass) firstEvictable(ctx *budget, j *job, asks *Question, among *nodeSe
 			return i, yes
 		}
 		v.refused.add(i)
-		if p.held && p.check(ctx, asks, node, evicted(p.world.usage)) != no {
+		if p.held && p.check(ctx, asks, node, evicted(p.usage)) != no {
 			v.spare.add(i)
 			j.later.add(i)
 		}
@@ -130,14 +130,14 @@ func (p *pass) firstEvictable(ctx *budget, j *job, asks *Question, among *nodeSe
 }
 
 // shapeOf tells apart requests that may fit different nodes.
-func (p *pass) shapeOf(asks *Question) string {
-	if !p.world.inventory.MindsNamespaces() {
+func (p *pass[T, K]) shapeOf(asks *Question) string {
+	if !p.inventory.MindsNamespaces() {
 		return asks.shapeOf()
 	}
 	return asks.Requests.Claims()[0].Namespace + "/" + asks.shapeOf()
 }
 
-func (p *pass) verdictsOn(shape string) *verdicts {
+func (p *pass[T, K]) verdictsOn(shape string) *verdicts {
 	v := p.verdicts[shape]
 	if v == nil {
 		v = &verdicts{}
@@ -148,14 +148,14 @@ func (p *pass) verdictsOn(shape string) *verdicts {
 
 // mayMoveTo tells whether the pod's allocations may be given up for a node on which they cannot be used. What other woken pods are expected
 // to take is not looked at.
-func (p *pass) mayMoveTo(ctx *budget, asks *Question, node *v1.Node) bool {
+func (p *pass[T, K]) mayMoveTo(ctx *budget, asks *Question, node *v1.Node) bool {
 	if !asks.Movable {
 		return false
 	}
-	return asks.Elsewhere == nil || p.check(ctx, &Question{Requests: asks.Elsewhere}, node, p.world.usage) != no
+	return asks.Elsewhere == nil || p.check(ctx, &Question{Requests: asks.Elsewhere}, node, p.usage) != no
 }
 
-func (p *pass) check(ctx *budget, asks *Question, node *v1.Node, view usage.View) answer {
+func (p *pass[T, K]) check(ctx *budget, asks *Question, node *v1.Node, view usage.View) answer {
 	switch result := allocator.Check(ctx, p.input(ctx, asks, node, view)); {
 	case ctx.Err() != nil:
 		return unknown
@@ -169,7 +169,7 @@ func (p *pass) check(ctx *budget, asks *Question, node *v1.Node, view usage.View
 
 // take notes what the pod would take on the node with that usage. If it cannot be told, or is not certain to be tried, it is expected to take
 // nothing.
-func (p *pass) take(ctx *budget, j *job, asks *Question, node *v1.Node, view usage.View) {
+func (p *pass[T, K]) take(ctx *budget, j *job[T, K], asks *Question, node *v1.Node, view usage.View) {
 	if asks.Uncertain {
 		return
 	}
@@ -183,8 +183,8 @@ func (p *pass) take(ctx *budget, j *job, asks *Question, node *v1.Node, view usa
 	p.expect(j.holds)
 }
 
-func (p *pass) input(ctx *budget, asks *Question, node *v1.Node, view usage.View) allocator.Input {
-	return allocator.Input{Requests: asks.Requests, Node: node, Inventory: p.world.inventory, Usage: view, Policy: allocator.FirstFit, Attempt: &evaluation{ctx}}
+func (p *pass[T, K]) input(ctx *budget, asks *Question, node *v1.Node, view usage.View) allocator.Input {
+	return allocator.Input{Requests: asks.Requests, Node: node, Inventory: p.inventory, Usage: view, Policy: allocator.FirstFit, Attempt: &evaluation{ctx}}
 }
 
 // budget is a context that ends at a time, without a timer: it is made for each pod, and the allocator looks at nothing but Err.
@@ -209,7 +209,7 @@ func (b *budget) Err() error {
 func (b *budget) Deadline() (time.Time, bool) { return b.until, true }
 
 // hasPlaces tells whether all of the pod's claims have a place for it besides those for pods woken before.
-func (p *pass) hasPlaces(asks *Question) bool {
+func (p *pass[T, K]) hasPlaces(asks *Question) bool {
 	for claim, left := range asks.Places {
 		if p.coming[claim] >= left {
 			return false

@@ -36,7 +36,7 @@ func newNews() news {
 }
 
 // Freed tells that devices have been freed, be it in part, and that the tracker's snapshots of that revision show it.
-func (r *Room) Freed(devices []usage.DeviceID, revision uint64) {
+func (r *Room[T, K]) Freed(devices []usage.DeviceID, revision uint64) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	if len(r.waiters) == r.placed {
@@ -52,7 +52,7 @@ func (r *Room) Freed(devices []usage.DeviceID, revision uint64) {
 }
 
 // SliceChanged tells that a slice came, went or changed; either object may be nil. Views of that generation show it.
-func (r *Room) SliceChanged(before, after *resourceapi.ResourceSlice, generation uint64) {
+func (r *Room[T, K]) SliceChanged(before, after *resourceapi.ResourceSlice, generation uint64) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	if len(r.waiters) == r.placed {
@@ -79,7 +79,7 @@ func (r *Room) SliceChanged(before, after *resourceapi.ResourceSlice, generation
 }
 
 // ClassChanged tells that a class came, went or changed.
-func (r *Room) ClassChanged(name string, generation uint64) {
+func (r *Room[T, K]) ClassChanged(name string, generation uint64) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	for _, w := range r.waiters {
@@ -96,7 +96,7 @@ func (r *Room) ClassChanged(name string, generation uint64) {
 }
 
 // ClaimChanged tells that a claim came, went or changed, or that an allocation of it is no longer in flight.
-func (r *Room) ClaimChanged(name types.NamespacedName) {
+func (r *Room[T, K]) ClaimChanged(name types.NamespacedName) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	for uid := range r.byClaim[name] {
@@ -109,7 +109,7 @@ func (r *Room) ClaimChanged(name types.NamespacedName) {
 
 // NodeChanged tells that a node came or changed in a way that may matter to a pod whose last attempt failed for want of devices. It
 // returns false if the pod is not known. Where others could be evicted, that is no news: after [Room.NodeRelieved] it is.
-func (r *Room) NodeChanged(pod types.UID, node string) bool {
+func (r *Room[T, K]) NodeChanged(pod types.UID, node string) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -125,7 +125,7 @@ func (r *Room) NodeChanged(pod types.UID, node string) bool {
 
 // NodeRelieved tells that there may be more on a node of what is no device. Where others could have been evicted for the pod by what it needs
 // of devices, that may have been missing.
-func (r *Room) NodeRelieved(pod types.UID, node string) {
+func (r *Room[T, K]) NodeRelieved(pod types.UID, node string) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	if w, i := r.takeEvictable(pod, node); w != nil {
@@ -136,7 +136,7 @@ func (r *Room) NodeRelieved(pod types.UID, node string) {
 
 // Nominated tells that others are being evicted from the node for the pod, as its last attempt decided; from none if node is empty. Each change
 // there is news from then on, and so is what changed since the attempt: somebody else may get what the evicted had.
-func (r *Room) Nominated(pod types.UID, node string) {
+func (r *Room[T, K]) Nominated(pod types.UID, node string) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	if w := r.waiters[pod]; w != nil {
@@ -150,7 +150,7 @@ func (r *Room) Nominated(pod types.UID, node string) {
 
 // takeEvictable takes the node from those on which others could have been evicted for the pod in its last attempt. It returns nil if it is none
 // of them, else the waiter and the node's number. The caller holds mutex.
-func (r *Room) takeEvictable(pod types.UID, node string) (*waiter, int) {
+func (r *Room[T, K]) takeEvictable(pod types.UID, node string) (*waiter[T, K], int) {
 	w := r.waiters[pod]
 	i, known := r.nodes.index[node]
 	if w == nil || w.stage == placed || !known || !w.evictable.has(i) {
@@ -164,7 +164,7 @@ func (r *Room) takeEvictable(pod types.UID, node string) (*waiter, int) {
 
 // NominationEnded tells that a node's devices are not kept any more for a pod that was nominated to it. That is no news of the usage or the
 // inventory, so it does not matter what a waiter has seen of those.
-func (r *Room) NominationEnded(node string) {
+func (r *Room[T, K]) NominationEnded(node string) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	for _, w := range r.waiters {
@@ -178,7 +178,7 @@ func (r *Room) NominationEnded(node string) {
 }
 
 // PodChanged tells that a pod has changed so that it may fit where it did not. It returns false if the pod is not known.
-func (r *Room) PodChanged(pod types.UID) bool {
+func (r *Room[T, K]) PodChanged(pod types.UID) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -194,7 +194,7 @@ func (r *Room) PodChanged(pod types.UID) bool {
 
 // NominationLost tells that a pod which waits for others to be evicted for it does so no longer: somebody else took its nomination. What
 // it found in its last attempt, that others could be evicted, has come to nothing.
-func (r *Room) NominationLost(pod types.UID) {
+func (r *Room[T, K]) NominationLost(pod types.UID) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	if w := r.waiters[pod]; w != nil && w.stage != placed {
@@ -238,7 +238,7 @@ func (c *change) has(i int) bool { return c.many.has(i) || slices.Contains(c.few
 
 // takeNews takes the news and makes sense of them. Which nodes see a pool that is not for one node alone takes long to tell; who tells the room
 // something does not wait for that.
-func (p *pass) takeNews() []change {
+func (p *pass[T, K]) takeNews() []change {
 	r := p.room
 	r.mutex.Lock()
 	n := r.news
@@ -268,7 +268,7 @@ func (p *pass) takeNews() []change {
 }
 
 // onNodesOf adds the nodes that see the pool.
-func (p *pass) onNodesOf(pool *inventory.Pool, c change) change {
+func (p *pass[T, K]) onNodesOf(pool *inventory.Pool, c change) change {
 	names, local := pool.Reach()
 	if local {
 		c.few = append(c.few, p.numbersOf(names)...)
@@ -305,7 +305,7 @@ func (t *nodeTable) number(name string) int {
 const minNodeNames = 256
 
 // tidy drops the names of nodes that are gone, once they may be the larger part, and renumbers the others in all sets.
-func (r *Room) tidy(world *World) {
+func (r *Room[T, K]) tidy(world *World[T, K]) {
 	if len(r.nodes.names) <= max(r.nodes.tidyAt, minNodeNames) {
 		return
 	}

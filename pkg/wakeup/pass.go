@@ -9,15 +9,16 @@ import (
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
 
 // job is one waiter to be looked at in a pass: a copy of what matters, because the pass takes time.
-type job struct {
+type job[T, K any] struct {
 	uid      types.UID
 	pod      *v1.Pod
-	tag      any
-	key      any
+	tag      T
+	key      K
 	attempt  uint64
 	arrival  uint64
 	question *Question
@@ -54,8 +55,8 @@ type job struct {
 
 // Pass looks at what has changed and has the pods woken that this may help, each as soon as that is known, in the order of the queue. It
 // returns when to call it again even if Wanted has no token; zero if there is no need.
-func (r *Room) Pass(ctx context.Context, world World, send func(Wake)) (again time.Time) {
-	p := &pass{ctx: ctx, room: r, world: &world, verdicts: map[string]*verdicts{}, coming: map[types.UID]int{}, used: map[string]time.Duration{}}
+func (r *Room[T, K]) Pass(ctx context.Context, world World[T, K], send func(Wake[T])) (again time.Time) {
+	p := &pass[T, K]{ctx: ctx, room: r, world: &world, verdicts: map[string]*verdicts{}, coming: map[types.UID]int{}, used: map[string]time.Duration{}}
 	for _, wake := range r.begin(p) {
 		send(wake)
 	}
@@ -65,22 +66,25 @@ func (r *Room) Pass(ctx context.Context, world World, send func(Wake)) (again ti
 		}
 		p.decide(j)
 		if r.finish(p, j) {
-			send(Wake{Pod: j.pod, Tag: j.tag, Cause: j.wake})
+			send(Wake[T]{Pod: j.pod, Tag: j.tag, Cause: j.wake})
 		}
 	}
 	return r.deadline()
 }
 
 // pass is one run over the waiters.
-type pass struct {
-	ctx     context.Context
-	room    *Room
-	world   *World
-	changes []change
+type pass[T, K any] struct {
+	ctx   context.Context
+	room  *Room[T, K]
+	world *World[T, K]
+	// inventory and usage are what all is decided on.
+	inventory *inventory.View
+	usage     usage.View
+	changes   []change
 	// unseen are the nodes of those changes that no waiter has seen, which are nearly all; seenBySome are the other changes.
 	unseen     nodeSet
 	seenBySome []change
-	jobs       []*job
+	jobs       []*job[T, K]
 	// expected is the usage with what woken pods are expected to take. held tells whether that differs from the usage.
 	expected usage.View
 	held     bool
@@ -97,13 +101,13 @@ type pass struct {
 }
 
 // begin takes what has changed, and returns those that have to be woken once more because nothing has happened since they were woken.
-func (r *Room) begin(p *pass) (again []Wake) {
+func (r *Room[T, K]) begin(p *pass[T, K]) (again []Wake[T]) {
 	p.changes = p.takeNews()
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	now := p.world.Now()
 	// Now, because what was told since the news were taken, of claims and classes for one, is looked at in this pass, too.
-	p.world.inventory, p.world.usage = p.world.State()
+	p.inventory, p.usage = p.world.State()
 	r.sortOut(p)
 
 	for uid, w := range r.woken {
@@ -118,12 +122,12 @@ func (r *Room) begin(p *pass) (again []Wake) {
 		}
 		w.woken.holds, w.woken.places, w.woken.until = nil, nil, now.Add(r.options.Patience)
 		r.resolved = true
-		again = append(again, Wake{Pod: pod, Tag: w.tag, Cause: w.woken.cause})
+		again = append(again, Wake[T]{Pod: pod, Tag: w.tag, Cause: w.woken.cause})
 	}
 	resolved := r.resolved
 	r.resolved = false
 
-	p.expected = p.world.usage
+	p.expected = p.usage
 	for _, w := range r.woken {
 		p.expect(w.woken.holds)
 		p.expectUsers(w.woken.places)
@@ -133,7 +137,7 @@ func (r *Room) begin(p *pass) (again []Wake) {
 			p.jobs = append(p.jobs, j)
 		}
 	}
-	slices.SortFunc(p.jobs, func(a, b *job) int {
+	slices.SortFunc(p.jobs, func(a, b *job[T, K]) int {
 		switch {
 		case p.world.Before(a.tag, a.key, b.key):
 			return -1
@@ -148,7 +152,7 @@ func (r *Room) begin(p *pass) (again []Wake) {
 
 // sortOut tells changes that nobody has seen from others, so that thousands of them need not be looked at for each of a thousand
 // waiters.
-func (r *Room) sortOut(p *pass) {
+func (r *Room[T, K]) sortOut(p *pass[T, K]) {
 	var newest Seen
 	for _, w := range r.waiters {
 		newest.Usage, newest.Inventory = max(newest.Usage, w.seen.Usage), max(newest.Inventory, w.seen.Inventory)
@@ -164,7 +168,7 @@ func (r *Room) sortOut(p *pass) {
 }
 
 // job returns what there is to look at for a waiter, nil if nothing, and takes it from the waiter.
-func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Time) *job {
+func (r *Room[T, K]) job(p *pass[T, K], uid types.UID, w *waiter[T, K], resolved bool, now time.Time) *job[T, K] {
 	switch {
 	case w.stage == placed, w.woken != nil && !w.isAnswering():
 		return nil // sees everything in its next attempt, which is certain
@@ -173,7 +177,7 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 		w.missed = append(w.missed, p.changes...)
 		return nil
 	}
-	j := &job{uid: uid, attempt: w.attempt, arrival: w.arrival, claimsChanged: w.claimsChanged, podChanged: w.podChanged, retry: w.retry}
+	j := &job[T, K]{uid: uid, attempt: w.attempt, arrival: w.arrival, claimsChanged: w.claimsChanged, podChanged: w.podChanged, retry: w.retry}
 	if !w.everyone {
 		j.interest = &w.nodes
 	}
@@ -234,8 +238,8 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 		r.forget(uid)
 		return nil
 	}
-	if w.key == nil || j.pod != w.pod {
-		w.key = p.world.Key(j.pod, w.tag)
+	if w.keyOf != j.pod {
+		w.key, w.keyOf = p.world.Key(j.pod, w.tag), j.pod
 	}
 	w.pod = j.pod
 	j.tag, j.key, j.question = w.tag, w.key, w.question
@@ -250,7 +254,7 @@ func (r *Room) job(p *pass, uid types.UID, w *waiter, resolved bool, now time.Ti
 }
 
 // expect adds what a woken pod is expected to take.
-func (p *pass) expect(holds []hold) {
+func (p *pass[T, K]) expect(holds []hold) {
 	for _, h := range holds {
 		p.expected = p.expected.With(h.claim, h.allocation)
 		p.held = true
@@ -258,7 +262,7 @@ func (p *pass) expect(holds []hold) {
 }
 
 // expectUsers adds the places that a woken pod is expected to take.
-func (p *pass) expectUsers(places map[types.UID]int) {
+func (p *pass[T, K]) expectUsers(places map[types.UID]int) {
 	for claim := range places {
 		p.coming[claim]++
 	}
@@ -266,7 +270,7 @@ func (p *pass) expectUsers(places map[types.UID]int) {
 
 // finish notes what was decided about a pod and tells whether it is to be woken. One that has begun another attempt since sees
 // everything itself.
-func (r *Room) finish(p *pass, j *job) bool {
+func (r *Room[T, K]) finish(p *pass[T, K], j *job[T, K]) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[j.uid]
@@ -306,7 +310,7 @@ func (r *Room) finish(p *pass, j *job) bool {
 }
 
 // deadline is when something has to be done without any news.
-func (r *Room) deadline() time.Time {
+func (r *Room[T, K]) deadline() time.Time {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	var first time.Time
@@ -331,7 +335,7 @@ func (r *Room) deadline() time.Time {
 }
 
 // causeAt is why a node is looked at.
-func (p *pass) causeAt(j *job, node int) Cause {
+func (p *pass[T, K]) causeAt(j *job[T, K], node int) Cause {
 	if j.next.has(node) {
 		return CauseNext
 	}
@@ -349,7 +353,7 @@ func (p *pass) causeAt(j *job, node int) Cause {
 //  2. Whether its claims have places for it if those woken before it take theirs.
 //  3. On which nodes it may fit now that did not do before.
 //  4. Whether it fits one of them if those woken before it take what they are expected to take.
-func (p *pass) decide(j *job) {
+func (p *pass[T, K]) decide(j *job[T, K]) {
 	p.choose(j)
 	if j.wake != "" {
 		asks := j.question
@@ -361,7 +365,7 @@ func (p *pass) decide(j *job) {
 	}
 }
 
-func (p *pass) choose(j *job) {
+func (p *pass[T, K]) choose(j *job[T, K]) {
 	if j.retry {
 		j.wake = CauseRetry
 		return
@@ -408,7 +412,7 @@ func (p *pass) choose(j *job) {
 			everywhere, cause = true, CausePod
 		}
 	}
-	if asks.Err == nil && asks.isOutdated(p.world.inventory) {
+	if asks.Err == nil && asks.isOutdated(p.inventory) {
 		asks = p.look(j)
 	}
 	if asks.Err != nil {
@@ -446,13 +450,13 @@ func (p *pass) choose(j *job) {
 
 // isInVain tells whether the pod waits in vain for those that are being evicted for it: it was found to fit none of the nodes, even without
 // holders of lower priority, and the one that it is nominated to is among them. It may evict others elsewhere then, which had no sense before.
-func (j *job) isInVain(nodes *nodeSet) bool {
+func (j *job[T, K]) isInVain(nodes *nodeSet) bool {
 	return j.nominated >= 0 && nodes.has(j.nominated) && !j.later.has(j.nominated) && !j.evictable.has(j.nominated)
 }
 
 // left is the time that is left for a pod. Those that had no answer in their last attempt have less of the namespace's, so that the others are
 // looked at, and not woken unseen.
-func (p *pass) left(j *job) time.Duration {
+func (p *pass[T, K]) left(j *job[T, K]) time.Duration {
 	budgets := time.Duration(namespaceBudgets)
 	if j.undecided {
 		budgets = 1
@@ -461,9 +465,9 @@ func (p *pass) left(j *job) time.Duration {
 }
 
 // look asks what the pod asks for now.
-func (p *pass) look(j *job) *Question {
+func (p *pass[T, K]) look(j *job[T, K]) *Question {
 	began := p.world.Now()
-	j.asks = p.world.Look(j.pod, j.tag, p.world.inventory)
+	j.asks = p.world.Look(j.pod, j.tag, p.inventory)
 	p.used[j.pod.Namespace] += p.world.Now().Sub(began)
 	return j.asks
 }

@@ -173,7 +173,7 @@ func TestAChangeWhileNodesAreComparedIsNotLost(t *testing.T) {
 }
 
 // undecidedly lets the check of every pod take so long that there is no answer, and returns how often it is asked.
-func (c *cluster) undecidedly(world *World, takes time.Duration) (asked *int) {
+func (c *cluster) undecidedly(world *World[any, int32], takes time.Duration) (asked *int) {
 	asked = new(int)
 	suitable := world.Suitable
 	world.Suitable = func(pod *v1.Pod, tag any) func(*v1.Node) bool {
@@ -296,7 +296,7 @@ func TestPodsOfOneNamespaceDoNotKeepOthersFromBeingWoken(t *testing.T) {
 	slow := c.undecidedly(&world, 2*time.Second)
 	began := c.now
 	var woken []string
-	c.room.Pass(t.Context(), world, func(wake Wake) {
+	c.room.Pass(t.Context(), world, func(wake Wake[any]) {
 		woken = append(woken, wake.Pod.Name)
 		if wake.Pod.Name == "p0" && *slow > 1 {
 			t.Errorf("the first pod is woken after %d questions", *slow)

@@ -32,15 +32,15 @@ type Options struct {
 //
 // An attempt to schedule a pod begins with Note and Judged, and ends with Refused, NotRefused, Failed or Placed, which may be missing.
 // Other methods tell of what has changed. After each of them Wanted may have a token, and then Pass says whom to wake.
-type Room struct {
+type Room[T, K any] struct {
 	options Options
 	wanted  chan struct{}
 
 	mutex   sync.Mutex
-	waiters map[types.UID]*waiter
+	waiters map[types.UID]*waiter[T, K]
 	byClaim map[types.NamespacedName]sets.Set[types.UID]
 	// woken are the waiters with a wake-up that has not led to anything yet.
-	woken map[types.UID]*waiter
+	woken map[types.UID]*waiter[T, K]
 	// attempts counts.
 	attempts uint64
 	nodes    nodeTable
@@ -51,7 +51,7 @@ type Room struct {
 }
 
 // New returns an empty room.
-func New(options Options) *Room {
+func New[T, K any](options Options) *Room[T, K] {
 	if options.Patience <= 0 {
 		options.Patience = 10 * time.Second
 	}
@@ -67,21 +67,21 @@ func New(options Options) *Room {
 	if options.OnSize == nil {
 		options.OnSize = func(int) {}
 	}
-	return &Room{
+	return &Room[T, K]{
 		options: options,
 		wanted:  make(chan struct{}, 1),
-		waiters: map[types.UID]*waiter{},
+		waiters: map[types.UID]*waiter[T, K]{},
 		byClaim: map[types.NamespacedName]sets.Set[types.UID]{},
-		woken:   map[types.UID]*waiter{},
+		woken:   map[types.UID]*waiter[T, K]{},
 		nodes:   nodeTable{index: map[string]int{}},
 		news:    newNews(),
 	}
 }
 
 // Wanted has a token when Pass has something to do.
-func (r *Room) Wanted() <-chan struct{} { return r.wanted }
+func (r *Room[T, K]) Wanted() <-chan struct{} { return r.wanted }
 
-func (r *Room) want() {
+func (r *Room[T, K]) want() {
 	select {
 	case r.wanted <- struct{}{}:
 	default: // there is a token already
@@ -90,10 +90,10 @@ func (r *Room) want() {
 
 // Note begins an attempt: the pod is about to look at its claims, which are named, and at the devices. Whatever is told from now
 // on and is not in what it sees, see Judged, is looked at for it. tag is given back with the pod's wake-ups.
-func (r *Room) Note(pod *v1.Pod, claims []types.NamespacedName, tag any) {
+func (r *Room[T, K]) Note(pod *v1.Pod, claims []types.NamespacedName, tag T) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	next := &waiter{pod: pod, tag: tag, claims: claims, everyone: true, trying: true}
+	next := &waiter[T, K]{pod: pod, tag: tag, claims: claims, everyone: true, trying: true}
 	known := r.waiters[pod.UID]
 	if known != nil {
 		next.told, next.woken, next.retries, next.losses = known.told, known.woken, known.retries, known.losses
@@ -122,7 +122,7 @@ func (r *Room) Note(pod *v1.Pod, claims []types.NamespacedName, tag any) {
 }
 
 // Judged tells what the pod asks for and the state at which it looked, which was taken after Note.
-func (r *Room) Judged(pod types.UID, question *Question, seen Seen) {
+func (r *Room[T, K]) Judged(pod types.UID, question *Question, seen Seen) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -152,7 +152,7 @@ type Refusal struct {
 }
 
 // Refused ends an attempt in which devices were missing.
-func (r *Room) Refused(pod types.UID, refusal Refusal, now time.Time) {
+func (r *Room[T, K]) Refused(pod types.UID, refusal Refusal, now time.Time) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -191,14 +191,14 @@ func (r *Room) Refused(pod types.UID, refusal Refusal, now time.Time) {
 
 // NotRefused ends an attempt that failed without the claims having anything to do with it. What is known of the one before stays true if
 // this one was never noted, or has ended without an answer.
-func (r *Room) NotRefused(pod types.UID, now time.Time) {
+func (r *Room[T, K]) NotRefused(pod types.UID, now time.Time) {
 	if !r.hasEnded(pod) {
 		r.Refused(pod, Refusal{}, now)
 	}
 }
 
 // hasEnded tells whether the last attempt that was noted has ended, and takes that for the answer to a wake-up.
-func (r *Room) hasEnded(pod types.UID) bool {
+func (r *Room[T, K]) hasEnded(pod types.UID) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -212,7 +212,7 @@ func (r *Room) hasEnded(pod types.UID) bool {
 
 // Failed ends an attempt in which a node was found that turned out not to do any more. There may be others, so the pod is tried
 // again: at once, because the change that took the node away is known now. If it goes on failing, that is not what it fails for.
-func (r *Room) Failed(pod types.UID, now time.Time) {
+func (r *Room[T, K]) Failed(pod types.UID, now time.Time) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -231,7 +231,7 @@ func (r *Room) Failed(pod types.UID, now time.Time) {
 }
 
 // Placed ends an attempt: the pod has devices. It stays known until it is gone, which is when it is bound.
-func (r *Room) Placed(pod types.UID) {
+func (r *Room[T, K]) Placed(pod types.UID) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -253,7 +253,7 @@ func (r *Room) Placed(pod types.UID) {
 }
 
 // Unplaced tells that a pod has given its devices back. Whoever made it do so tries it again, so it does not wait for anything.
-func (r *Room) Unplaced(pod types.UID) {
+func (r *Room[T, K]) Unplaced(pod types.UID) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -266,7 +266,7 @@ func (r *Room) Unplaced(pod types.UID) {
 }
 
 // Gone tells that a pod waits no longer: it is bound, or does not exist any more.
-func (r *Room) Gone(pod types.UID, bound bool) {
+func (r *Room[T, K]) Gone(pod types.UID, bound bool) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -279,7 +279,7 @@ func (r *Room) Gone(pod types.UID, bound bool) {
 }
 
 // IsNews tells whether the reason why a waiting pod is kept out differs from the one at the last call.
-func (r *Room) IsNews(pod types.UID, reason string) bool {
+func (r *Room[T, K]) IsNews(pod types.UID, reason string) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -291,7 +291,7 @@ func (r *Room) IsNews(pod types.UID, reason string) bool {
 }
 
 // IsWaiting tells whether the pod is known and not placed.
-func (r *Room) IsWaiting(pod types.UID) bool {
+func (r *Room[T, K]) IsWaiting(pod types.UID) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[pod]
@@ -299,10 +299,10 @@ func (r *Room) IsWaiting(pod types.UID) bool {
 }
 
 // isAnswering tells whether the present attempt is the one that the pod was woken for. It may have looked already.
-func (w *waiter) isAnswering() bool { return w.woken != nil && w.trying && !w.woken.during }
+func (w *waiter[T, K]) isAnswering() bool { return w.woken != nil && w.trying && !w.woken.during }
 
 // tried ends the wake-up that led to the present attempt, if one did.
-func (r *Room) tried(w *waiter) {
+func (r *Room[T, K]) tried(w *waiter[T, K]) {
 	w.trying = false
 	switch {
 	case w.woken == nil:
@@ -314,7 +314,7 @@ func (r *Room) tried(w *waiter) {
 }
 
 // outcome ends a wake-up.
-func (r *Room) outcome(w *waiter, placed bool) {
+func (r *Room[T, K]) outcome(w *waiter[T, K], placed bool) {
 	if w.woken == nil {
 		return
 	}
@@ -326,7 +326,7 @@ func (r *Room) outcome(w *waiter, placed bool) {
 }
 
 // forget drops all that is kept by pod.
-func (r *Room) forget(pod types.UID) {
+func (r *Room[T, K]) forget(pod types.UID) {
 	w := r.waiters[pod]
 	delete(r.waiters, pod)
 	delete(r.woken, pod)
@@ -341,9 +341,9 @@ func (r *Room) forget(pod types.UID) {
 	}
 }
 
-func (r *Room) sized() { r.options.OnSize(len(r.waiters) - r.placed) }
+func (r *Room[T, K]) sized() { r.options.OnSize(len(r.waiters) - r.placed) }
 
 // isTriggered tells whether something concerns this waiter alone.
-func (w *waiter) isTriggered() bool {
+func (w *waiter[T, K]) isTriggered() bool {
 	return w.claimsChanged || w.podChanged || len(w.classes) > 0 || w.retry || !w.changedNodes.empty()
 }

@@ -141,13 +141,15 @@ const (
 )
 
 // waiter is one pod in the room.
-type waiter struct {
+type waiter[T, K any] struct {
 	pod    *v1.Pod
-	tag    any
+	tag    T
 	claims []types.NamespacedName
 	// told is the last reason of which the pod's user was told.
 	told string
-	key  any // its place in the queue's order
+	// key is its place in the queue's order, and keyOf the object that it was made of.
+	key   K
+	keyOf *v1.Pod
 	// arrival is the attempt with which it came; of equals in the queue's order who came first is first.
 	arrival uint64
 
@@ -190,7 +192,7 @@ type waiter struct {
 }
 
 // skip notes nodes of which a change was not looked at. That of a node to which the pod has been nominated meanwhile is.
-func (w *waiter) skip(nodes *nodeSet) {
+func (w *waiter[T, K]) skip(nodes *nodeSet) {
 	w.skipped.or(nodes)
 	again := nodes.clone()
 	again.without(&w.evictable)

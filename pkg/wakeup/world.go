@@ -10,8 +10,8 @@ import (
 	"stowage.dev/stowage/pkg/usage"
 )
 
-// World is what a pass decides on.
-type World struct {
+// World is what a pass decides on. T is what the owner of a waiter gives with it, and K a place in the order of the scheduling queue.
+type World[T, K any] struct {
 	Now func() time.Time
 	// State returns what exists and who holds what, at least as new as everything that the room has been told.
 	State func() (*inventory.View, usage.View)
@@ -23,29 +23,26 @@ type World struct {
 	Pod func(*v1.Pod) *v1.Pod
 	// Suitable returns what is known of whether the pod may be on a node, leaving devices aside; false must be certain, and the
 	// room must be told when it may have become true.
-	Suitable func(pod *v1.Pod, tag any) func(*v1.Node) bool
+	Suitable func(pod *v1.Pod, tag T) func(*v1.Node) bool
 	// Evicted returns what the usage would be on a node without those holders that the pod may have evicted, as a function of the usage. It is
 	// nil where there are none. What a holder is follows from what is in use, which is given.
-	Evicted func(pod *v1.Pod, tag any, node *v1.Node, inv *inventory.View, inUse usage.View) func(usage.View) usage.View
+	Evicted func(pod *v1.Pod, tag T, node *v1.Node, inv *inventory.View, inUse usage.View) func(usage.View) usage.View
 	// Look says what the pod asks for now, with these classes.
-	Look func(pod *v1.Pod, tag any, inv *inventory.View) *Question
+	Look func(pod *v1.Pod, tag T, inv *inventory.View) *Question
 	// Key and Before are the order of the scheduling queue.
-	Key    func(pod *v1.Pod, tag any) any
-	Before func(tag, a, b any) bool
-
-	inventory *inventory.View
-	usage     usage.View
+	Key    func(pod *v1.Pod, tag T) K
+	Before func(tag T, a, b K) bool
 }
 
 // Wake is a pod to be woken.
-type Wake struct {
+type Wake[T any] struct {
 	Pod   *v1.Pod
-	Tag   any
+	Tag   T
 	Cause Cause
 }
 
 // allOf are all nodes on which devices were missing.
-func (p *pass) allOf(j *job) nodeSet {
+func (p *pass[T, K]) allOf(j *job[T, K]) nodeSet {
 	if j.interest != nil {
 		return j.interest.clone()
 	}
@@ -53,7 +50,7 @@ func (p *pass) allOf(j *job) nodeSet {
 }
 
 // every are all nodes.
-func (p *pass) every() nodeSet {
+func (p *pass[T, K]) every() nodeSet {
 	var all nodeSet
 	_, numbers := p.allNodes()
 	for _, number := range numbers {
@@ -63,7 +60,7 @@ func (p *pass) every() nodeSet {
 }
 
 // allNodes returns all nodes and their numbers.
-func (p *pass) allNodes() ([]*v1.Node, []int) {
+func (p *pass[T, K]) allNodes() ([]*v1.Node, []int) {
 	if p.nodes == nil {
 		p.nodes = p.world.Nodes()
 		p.numbers = p.numbersOf(func(yield func(string) bool) {
@@ -78,7 +75,7 @@ func (p *pass) allNodes() ([]*v1.Node, []int) {
 }
 
 // numbersOf returns the numbers of nodes.
-func (p *pass) numbersOf(names iter.Seq[string]) []int {
+func (p *pass[T, K]) numbersOf(names iter.Seq[string]) []int {
 	p.room.mutex.Lock()
 	defer p.room.mutex.Unlock()
 	var numbers []int
@@ -89,7 +86,7 @@ func (p *pass) numbersOf(names iter.Seq[string]) []int {
 }
 
 // nameOf returns the name of a node.
-func (p *pass) nameOf(i int) string {
+func (p *pass[T, K]) nameOf(i int) string {
 	p.room.mutex.Lock()
 	defer p.room.mutex.Unlock()
 	return p.room.nodes.names[i]

@@ -32,7 +32,7 @@ type tb interface {
 // cluster is the world around a room, with a scheduler that does what the test says.
 type cluster struct {
 	t        tb
-	room     *Room
+	room     *Room[any, int32]
 	store    *inventory.Store
 	index    *usage.Index
 	revision uint64
@@ -64,7 +64,7 @@ func newCluster(t tb, options Options) *cluster {
 		tainted: map[string]bool{},
 	}
 	options.OnOutcome = func(cause Cause, placed bool) { c.outcomes[fmt.Sprintf("%s %v", cause, placed)]++ }
-	c.room = New(options)
+	c.room = New[any, int32](options)
 	c.store.SetClass(class("gpu", `device.driver == "`+testDriver+`"`))
 	return c
 }
@@ -156,8 +156,8 @@ func (c *cluster) look(pod *v1.Pod, inv *inventory.View) *Question {
 	return q
 }
 
-func (c *cluster) world() World {
-	return World{
+func (c *cluster) world() World[any, int32] {
+	return World[any, int32]{
 		Now:      func() time.Time { return c.now },
 		State:    func() (*inventory.View, usage.View) { return c.store.View(), c.index.View() },
 		Node:     c.node,
@@ -166,8 +166,8 @@ func (c *cluster) world() World {
 		Suitable: func(*v1.Pod, any) func(*v1.Node) bool { return func(n *v1.Node) bool { return !c.tainted[n.Name] } },
 		Evicted:  c.evictedOn,
 		Look:     func(pod *v1.Pod, _ any, inv *inventory.View) *Question { return c.look(pod, inv) },
-		Key:      func(pod *v1.Pod, _ any) any { return *pod.Spec.Priority },
-		Before:   func(_, a, b any) bool { return a.(int32) > b.(int32) },
+		Key:      func(pod *v1.Pod, _ any) int32 { return *pod.Spec.Priority },
+		Before:   func(_ any, a, b int32) bool { return a > b },
 	}
 }
 
@@ -186,8 +186,8 @@ func (c *cluster) pass() []string {
 }
 
 // passOf makes a pass and collects the wakes.
-func passOf(ctx context.Context, room *Room, world World) (wakes []Wake, again time.Time) {
-	again = room.Pass(ctx, world, func(wake Wake) { wakes = append(wakes, wake) })
+func passOf(ctx context.Context, room *Room[any, int32], world World[any, int32]) (wakes []Wake[any], again time.Time) {
+	again = room.Pass(ctx, world, func(wake Wake[any]) { wakes = append(wakes, wake) })
 	return wakes, again
 }
 

@@ -281,6 +281,6 @@ func byPriorityAndAge(a, b fwk.QueuedEntityInfo) bool {
 }
 
 // before tells whether the queue would take a before b. All profiles of a scheduler have the same order.
-func (pl *Plugin) before(a, b any) bool {
-	return pl.profile().less(a.(*framework.QueuedPodInfo), b.(*framework.QueuedPodInfo))
+func (pl *Plugin) before(a, b *framework.QueuedPodInfo) bool {
+	return pl.profile().less(a, b)
 }

@@ -14,6 +14,7 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
@@ -33,7 +34,7 @@ import (
 // The scheduling queue ignores the activation of a pod that is not waiting, retries one that is being scheduled just
 // now, and leaves a gated one alone. The room keeps an entry until the pod is bound or gone.
 type waitingPods struct {
-	*wakeup.Room
+	*wakeup.Room[*Plugin, *framework.QueuedPodInfo]
 
 	pods    corelisters.PodLister
 	nodes   corelisters.NodeLister
@@ -49,7 +50,7 @@ type waitingPods struct {
 
 func newWaitingPods(options wakeup.Options, pods corelisters.PodLister, nodes corelisters.NodeLister, claims *tracker.Tracker, store *inventory.Store) *waitingPods {
 	return &waitingPods{
-		Room: wakeup.New(options),
+		Room: wakeup.New[*Plugin, *framework.QueuedPodInfo](options),
 		pods: pods, nodes: nodes, tracker: claims, store: store,
 		watchers: map[types.NamespacedName]chan struct{}{},
 	}
@@ -57,7 +58,7 @@ func newWaitingPods(options wakeup.Options, pods corelisters.PodLister, nodes co
 
 // Note is [wakeup.Room.Note], unless the pod is gone. Those who tell of its end are told one by one: the scheduling queue may hear of its
 // beginning after we have heard of its end, and then nobody would ever take it out again.
-func (w *waitingPods) Note(pod *v1.Pod, claims []types.NamespacedName, tag any) {
+func (w *waitingPods) Note(pod *v1.Pod, claims []types.NamespacedName, tag *Plugin) {
 	w.Room.Note(pod, claims, tag)
 	// Who is gone after this, and not before, is told of later.
 	if known, err := w.pods.Pods(pod.Namespace).Get(pod.Name); err != nil || known.UID != pod.UID {
@@ -76,7 +77,7 @@ func (w *waitingPods) run(ctx context.Context) {
 		case <-w.Wanted():
 		case <-timer.C:
 		}
-		again := w.Pass(ctx, w.world(ctx), func(wake wakeup.Wake) { activate(klog.FromContext(ctx), wake) })
+		again := w.Pass(ctx, w.world(ctx), func(wake wakeup.Wake[*Plugin]) { activate(klog.FromContext(ctx), wake) })
 		timer.Stop()
 		if !again.IsZero() {
 			timer.Reset(time.Until(again))
@@ -85,10 +86,10 @@ func (w *waitingPods) run(ctx context.Context) {
 }
 
 // world is what the room decides on.
-func (w *waitingPods) world(ctx context.Context) wakeup.World {
+func (w *waitingPods) world(ctx context.Context) wakeup.World[*Plugin, *framework.QueuedPodInfo] {
 	logger := klog.FromContext(ctx)
 	evictions := newEvictions()
-	return wakeup.World{
+	return wakeup.World[*Plugin, *framework.QueuedPodInfo]{
 		Now: time.Now,
 		State: func() (*inventory.View, usage.View) {
 			return w.store.View(), w.tracker.Snapshot().Usage
@@ -114,20 +115,20 @@ func (w *waitingPods) world(ctx context.Context) wakeup.World {
 			}
 			return known
 		},
-		Suitable: func(pod *v1.Pod, tag any) func(*v1.Node) bool { return tag.(*Plugin).suitable(logger, pod) },
-		Evicted: func(pod *v1.Pod, tag any, node *v1.Node, inv *inventory.View, inUse usage.View) func(usage.View) usage.View {
-			return evictions.evicted(tag.(*Plugin), pod, node, inv, inUse)
+		Suitable: func(pod *v1.Pod, tag *Plugin) func(*v1.Node) bool { return tag.suitable(logger, pod) },
+		Evicted: func(pod *v1.Pod, tag *Plugin, node *v1.Node, inv *inventory.View, inUse usage.View) func(usage.View) usage.View {
+			return evictions.evicted(tag, pod, node, inv, inUse)
 		},
-		Look:   func(pod *v1.Pod, tag any, inv *inventory.View) *wakeup.Question { return tag.(*Plugin).look(pod, inv) },
-		Key:    func(pod *v1.Pod, _ any) any { return queueKey(pod) },
-		Before: func(tag, a, b any) bool { return tag.(*Plugin).before(a, b) },
+		Look:   func(pod *v1.Pod, tag *Plugin, inv *inventory.View) *wakeup.Question { return tag.look(pod, inv) },
+		Key:    func(pod *v1.Pod, _ *Plugin) *framework.QueuedPodInfo { return queueKey(pod) },
+		Before: func(tag *Plugin, a, b *framework.QueuedPodInfo) bool { return tag.before(a, b) },
 	}
 }
 
 // activate puts the pod into the active queue of its scheduler, past any pause.
-func activate(logger klog.Logger, wake wakeup.Wake) {
+func activate(logger klog.Logger, wake wakeup.Wake[*Plugin]) {
 	logger.V(4).Info("Waking a pod that may fit now", "pod", klog.KObj(wake.Pod), "cause", wake.Cause)
-	wake.Tag.(*Plugin).handle.Activate(logger, map[string]*v1.Pod{wake.Pod.Namespace + "/" + wake.Pod.Name: wake.Pod})
+	wake.Tag.handle.Activate(logger, map[string]*v1.Pod{wake.Pod.Namespace + "/" + wake.Pod.Name: wake.Pod})
 }
 
 // onClaimEvent takes the tracker's events.
