@@ -95,7 +95,12 @@ type pass[T, K any] struct {
 	// verdicts are what the allocator has said in this pass, by shape.
 	verdicts map[string]*verdicts
 
-	// nodes are all nodes, and numbers theirs; nil until somebody asks.
+	// all are all nodes, nil until somebody asks.
+	all *nodeList
+}
+
+// nodeList is nodes and their numbers.
+type nodeList struct {
 	nodes   []*v1.Node
 	numbers []int
 }
@@ -238,11 +243,11 @@ func (r *Room[T, K]) job(p *pass[T, K], uid types.UID, w *waiter[T, K], resolved
 		r.forget(uid)
 		return nil
 	}
-	if w.keyOf != j.pod {
-		w.key, w.keyOf = p.world.Key(j.pod, w.tag), j.pod
+	if w.place.of != j.pod {
+		w.place = place[K]{p.world.Key(j.pod, w.tag), j.pod}
 	}
 	w.pod = j.pod
-	j.tag, j.key, j.question = w.tag, w.key, w.question
+	j.tag, j.key, j.question = w.tag, w.place.key, w.question
 	if name := cmp.Or(j.pod.Status.NominatedNodeName, w.nominated); name != "" {
 		j.nominated = r.nodes.number(name)
 	}

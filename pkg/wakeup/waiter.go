@@ -140,16 +140,20 @@ const (
 	placed
 )
 
+// place is a pod's place in the order of the scheduling queue, and the object that it was made of.
+type place[K any] struct {
+	key K
+	of  *v1.Pod
+}
+
 // waiter is one pod in the room.
 type waiter[T, K any] struct {
 	pod    *v1.Pod
 	tag    T
 	claims []types.NamespacedName
 	// told is the last reason of which the pod's user was told.
-	told string
-	// key is its place in the queue's order, and keyOf the object that it was made of.
-	key   K
-	keyOf *v1.Pod
+	told  string
+	place place[K]
 	// arrival is the attempt with which it came; of equals in the queue's order who came first is first.
 	arrival uint64
 

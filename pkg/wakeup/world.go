@@ -61,17 +61,17 @@ func (p *pass[T, K]) every() nodeSet {
 
 // allNodes returns all nodes and their numbers.
 func (p *pass[T, K]) allNodes() ([]*v1.Node, []int) {
-	if p.nodes == nil {
-		p.nodes = p.world.Nodes()
-		p.numbers = p.numbersOf(func(yield func(string) bool) {
-			for _, node := range p.nodes {
+	if p.all == nil {
+		nodes := p.world.Nodes()
+		p.all = &nodeList{nodes, p.numbersOf(func(yield func(string) bool) {
+			for _, node := range nodes {
 				if !yield(node.Name) {
 					return
 				}
 			}
-		})
+		})}
 	}
-	return p.nodes, p.numbers
+	return p.all.nodes, p.all.numbers
 }
 
 // numbersOf returns the numbers of nodes.
