@@ -42,10 +42,20 @@ type Input struct {
 	// determined by the rest of the input.
 	NewShareID func() types.UID
 
+	// variant is how the search differs from what is best, as tests want it.
+	variant variant
 	// ctx is what Check and Allocate were called with, and interrupted why CEL could not say everything that was asked before its
 	// time was over: nothing that was found since is true.
 	ctx         context.Context
 	interrupted error
+}
+
+// variant is a search that finds the same in another way. The zero value is the usual one.
+type variant struct {
+	// shareAll makes nodes share also what is found at once.
+	shareAll bool
+	// hurried ends the short attempt after one step.
+	hurried bool
 }
 
 // match returns what the alternative says about the devices of a pool. If there is no time to evaluate its selectors no device

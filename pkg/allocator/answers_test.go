@@ -308,9 +308,6 @@ func TestNobodyWaitsForTheSearchOfAnotherAttempt(t *testing.T) {
 // TestSharedAnswersAreThoseOfEachNode draws worlds, and changes of them, and compares the answer that nodes share with what
 // a search of each by itself finds.
 func TestSharedAnswersAreThoseOfEachNode(t *testing.T) {
-	usual := shortAttempt
-	shareAll, shortAttempt = true, 1
-	t.Cleanup(func() { shareAll, shortAttempt = false, usual })
 	for name, draw := range map[string]func(*rapid.T) *world{
 		"any devices": drawWorld, "scarce devices": drawTightWorld, "admin access": drawAdminWorld, "devices that share": drawSharingWorld,
 	} {
@@ -328,7 +325,7 @@ func TestSharedAnswersAreThoseOfEachNode(t *testing.T) {
 				for range 6 {
 					for _, node := range w.nodes {
 						before := requests.searches()
-						in := Input{Requests: requests, Node: node, Inventory: store.View(), Usage: w.usage(), Policy: policy, Scoring: MostAllocated}
+						in := Input{Requests: requests, Node: node, Inventory: store.View(), Usage: w.usage(), Policy: policy, Scoring: MostAllocated, variant: variant{shareAll: true, hurried: true}}
 						got, want := Check(context.Background(), in), Allocate(context.Background(), in)
 						want.Allocations = nil
 						if diff := cmp.Diff(want, got, samePool, sameText); diff != "" {

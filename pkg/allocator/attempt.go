@@ -65,5 +65,5 @@ func (s *search) thorough() bool {
 }
 
 // shortAttempt is how many steps the short attempt may take: it mostly ends after few, and the preparation of the
-// thorough one costs as much as some dozen. Only tests change it.
-var shortAttempt = 24
+// thorough one costs as much as some dozen.
+const shortAttempt = 24

@@ -55,29 +55,26 @@ func newUpstream(tb interface{ Fatalf(string, ...any) }, w *world) structured.Al
 // answer, and where there is one the same allocation to the last byte. Where upstream gives the pod up with an
 // error, ours may have an answer, but a valid one.
 func TestFirstFitIsUpstreams(t *testing.T) {
-	differential(t, drawWorld)
+	differential(t, drawWorld, variant{})
 }
 
 // TestFirstFitIsUpstreamsWhereDevicesAreScarce does the same where the first attempt often has to be given up.
 func TestFirstFitIsUpstreamsWhereDevicesAreScarce(t *testing.T) {
-	differential(t, drawTightWorld)
+	differential(t, drawTightWorld, variant{})
 }
 
 // TestFirstFitIsUpstreamsWhereDevicesShare does the same with counters and capacity of which there is little.
 func TestFirstFitIsUpstreamsWhereDevicesShare(t *testing.T) {
-	differential(t, drawSharingWorld)
+	differential(t, drawSharingWorld, variant{})
 }
 
 // TestFirstFitIsUpstreamsThoroughly does the same with the thorough attempt as soon as the greedy one is stuck, which otherwise
 // few of these small worlds need.
 func TestFirstFitIsUpstreamsThoroughly(t *testing.T) {
-	usual := shortAttempt
-	shortAttempt = 1
-	t.Cleanup(func() { shortAttempt = usual })
 	for name, draw := range map[string]func(*rapid.T) *world{
 		"any devices": drawWorld, "scarce devices": drawTightWorld, "admin access": drawAdminWorld, "devices that share": drawSharingWorld,
 	} {
-		t.Run(name, func(t *testing.T) { differential(t, draw) })
+		t.Run(name, func(t *testing.T) { differential(t, draw, variant{hurried: true}) })
 	}
 }
 
@@ -98,10 +95,10 @@ func manyDraws(t *testing.T, n int) {
 	})
 }
 
-func differential(t *testing.T, draw func(*rapid.T) *world) {
+func differential(t *testing.T, draw func(*rapid.T) *world, by variant) {
 	manyDraws(t, 2000)
 	var stats differences
-	rapid.Check(t, func(t *rapid.T) { stats.compare(t, draw(t)) })
+	rapid.Check(t, func(t *rapid.T) { stats.compare(t, draw(t), by) })
 	t.Logf("%+v", stats)
 	// A smaller number of draws was asked for by a flag: then there is no minimum.
 	if checks := flag.Lookup("rapid.checks").Value.String(); len(checks) >= 4 && !testing.Short() && stats.Same < 200 {
@@ -119,7 +116,7 @@ type differences struct {
 	Slow int
 }
 
-func (d *differences) compare(t *rapid.T, w *world) {
+func (d *differences) compare(t *rapid.T, w *world, by variant) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	upstream := newUpstream(t, w)
@@ -133,7 +130,7 @@ func (d *differences) compare(t *rapid.T, w *world) {
 			}
 			continue
 		}
-		in := Input{Requests: requests, Node: node, Inventory: view, Usage: held}
+		in := Input{Requests: requests, Node: node, Inventory: view, Usage: held, variant: by}
 		got, check := Allocate(ctx, in), Check(ctx, in)
 		if got.Fits() != check.Fits() || got.Score != check.Score {
 			t.Fatalf("Allocate and Check differ: %v and %v\n%s", got, check, w.dump(node))

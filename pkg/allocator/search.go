@@ -175,7 +175,7 @@ func (s *search) run() bool {
 func (s *search) runShared() bool {
 	found, known := s.easily()
 	switch {
-	case shareAll && found:
+	case found && s.in.variant.shareAll:
 	case known && (!found || s.in.Policy == FirstFit || !s.reqs.choice):
 		return found
 	case known && s.prefer(shortPrefer):
@@ -220,6 +220,9 @@ func (s *search) finish(found, known bool) bool {
 func (s *search) carefully() bool {
 	s.begin(s.order)
 	s.careful, s.stuck, s.limit = true, false, s.steps+shortAttempt
+	if s.in.variant.hurried {
+		s.limit = s.steps + 1
+	}
 	if s.request(0) {
 		return true
 	}
@@ -233,9 +236,6 @@ func (s *search) carefully() bool {
 	}
 	return s.thorough()
 }
-
-// shareAll makes nodes share also what is found at once. Only tests change it.
-var shareAll bool
 
 // isPeculiar tells whether devices differ in what the thorough attempt does not know: groups, and attributes
 // that have several values or are derived. Then the necessary conditions alone have to keep the search short.
