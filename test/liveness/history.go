@@ -254,10 +254,12 @@ func (h *history) count(what string) {
 func (h *history) note(w memoryapi.Write) {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
-	h.moved = time.Now()
 	change := audit.Change{Deleted: w.Deleted}
 	change.Pod, _ = w.Object.(*v1.Pod)
 	change.Claim, _ = w.Object.(*resourceapi.ResourceClaim)
+	if !isGroupCondition(w) {
+		h.moved = time.Now()
+	}
 	if change.Pod != nil || change.Claim != nil {
 		for _, violation := range h.over.Apply(w.Version, time.Now(), change) {
 			h.violations = append(h.violations, violation.What)
@@ -281,6 +283,16 @@ func (h *history) note(w memoryapi.Write) {
 		}
 		h.evicted = append(h.evicted, name)
 	}
+}
+
+// isGroupCondition tells whether a write says why a group waits, or a pod of it. That depends on the node at which kube-scheduler begins, so it
+// changes as often as the group is tried, and is as little unrest.
+func isGroupCondition(w memoryapi.Write) bool {
+	if !strings.HasPrefix(w.Client, "scheduler") {
+		return false
+	}
+	pod, _ := w.Object.(*v1.Pod)
+	return w.What == "podgroups/status" || w.What == "pods/status" && pod.Spec.SchedulingGroup != nil
 }
 
 // tried is told of every scheduling attempt. A pod that is tried again and again at one instant is a storm: time, which

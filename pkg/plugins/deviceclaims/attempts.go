@@ -204,10 +204,13 @@ func (a *bindingAttempt) isCancelled(certain bool) bool {
 	if binding == nil {
 		return !certain && a.handle.GetWaitingPod(a.pod.UID) == nil
 	}
-	// A binding that just ends cancels its context, too, and gives no cause.
 	cause := context.Cause(binding)
-	return cause != nil && !errors.Is(cause, context.Canceled)
+	return cause != nil && !errors.Is(cause, context.Canceled) && cause.Error() != preBindHasEnded
 }
+
+// preBindHasEnded is the cause with which the framework cancels the context of PreBind when all plugins have passed, or one has failed. The pod is
+// about to be bound then.
+const preBindHasEnded = "RunPreBindPlugins has completed"
 
 // PostBind forgets the attempt of a pod that is bound.
 func (pl *Plugin) PostBind(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) {
