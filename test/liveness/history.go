@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
+	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/test/chaos/audit"
 	"stowage.dev/stowage/test/liveness/memoryapi"
 )
@@ -28,6 +29,8 @@ const (
 	quiet = 45 * time.Second
 	// patience is how long a cluster may take to come to rest, beyond that.
 	patience = 10 * time.Minute
+	// adoptionLasts is how long a scheduler believes a note that one before it is binding a pod: a minute after the longest binding.
+	adoptionLasts = time.Minute + config.DefaultBindingTimeout
 	// permitTimeout is how long a pod of a gang waits for the others before it gives up, and a little more.
 	permitTimeout = 5*time.Minute + 10*time.Second
 	// stormOf is a number of attempts, all at once, that nothing explains.
@@ -155,7 +158,7 @@ func (h *history) awaitRest() (restless string) {
 	begin := time.Now()
 	attempts := h.scheduler.attempts.Load()
 	var before *groupWork // what had been done for groups by the last minute
-	for time.Since(begin) < patience+h.quiet() {
+	for time.Since(begin) < patience+h.quiet()+adoptionLasts {
 		h.sleep(time.Second)
 		synctest.Wait()
 		h.mutex.Lock()
@@ -163,18 +166,36 @@ func (h *history) awaitRest() (restless string) {
 		h.mutex.Unlock()
 		switch {
 		case !h.scenario.Groups:
-			if idle >= h.quiet() {
+			if idle >= h.quiet() && !h.mayBeBound() {
 				return ""
 			}
 		case idle < h.quiet()-time.Minute:
 			before = nil
 		case before == nil:
 			before = h.groupWork()
-		case idle >= h.quiet() && time.Since(before.at) >= time.Minute:
+		case idle >= h.quiet() && time.Since(before.at) >= time.Minute && !h.mayBeBound():
 			return h.judgeGroupWork(before)
 		}
 	}
 	return fmt.Sprintf("no rest: after %s pods are still tried or written to, %d attempts", patience, h.scheduler.attempts.Load()-attempts)
+}
+
+// mayBeBound tells whether a pod waits of which a note says that a scheduler before is binding it. It keeps its devices as long as that is believed.
+func (h *history) mayBeBound() bool {
+	pods, err := h.user.CoreV1().Pods("").List(h.ctx, metav1.ListOptions{})
+	h.err = errors.Join(h.err, err)
+	claims, err := h.user.ResourceV1().ResourceClaims("").List(h.ctx, metav1.ListOptions{})
+	h.err = errors.Join(h.err, err)
+	if h.err != nil {
+		return false
+	}
+	return slices.ContainsFunc(claims.Items, func(claim resourceapi.ResourceClaim) bool {
+		return slices.ContainsFunc(pods.Items, func(pod v1.Pod) bool {
+			_, since, _ := strings.Cut(claim.Annotations["adopted.stowage.dev/"+string(pod.UID)], " ")
+			at, err := time.Parse(time.RFC3339Nano, since)
+			return pod.Spec.NodeName == "" && err == nil && time.Since(at) < adoptionLasts
+		})
+	})
 }
 
 // sleep lets time pass. A second after a scheduler has been killed, another one follows.

@@ -29,6 +29,8 @@ type nominations struct {
 	ended func(node string)
 	// lost is called for a waiting pod that is not nominated any more, as the API shows, or is so behind another one.
 	lost func(pod types.UID)
+	// shown is called for a pod of which the API shows now for which node it is nominated: it may go before others there, see goesBefore.
+	shown func(pod types.UID) bool
 
 	mutex sync.Mutex
 	byPod map[types.UID]*nomination
@@ -42,8 +44,8 @@ type nomination struct {
 	nodes  sets.Set[string]
 }
 
-func newNominations(pods corelisters.PodLister, ended func(node string), lost func(pod types.UID)) *nominations {
-	return &nominations{pods: pods, ended: ended, lost: lost, byPod: map[types.UID]*nomination{}, waits: sets.New[types.UID]()}
+func newNominations(pods corelisters.PodLister, ended func(node string), lost func(pod types.UID), shown func(pod types.UID) bool) *nominations {
+	return &nominations{pods: pods, ended: ended, lost: lost, shown: shown, byPod: map[types.UID]*nomination{}, waits: sets.New[types.UID]()}
 }
 
 // beginWait notes that a pod waits for claims to leave. It is false if it did so before.
@@ -128,6 +130,8 @@ func (n *nominations) podHandler() cache.ResourceEventHandler {
 				n.end(pod.UID, all)
 			case known && before.Status.NominatedNodeName != "" && pod.Status.NominatedNodeName == "":
 				n.lost(pod.UID)
+			case known && before.Status.NominatedNodeName != pod.Status.NominatedNodeName:
+				n.shown(pod.UID)
 			}
 		},
 		DeleteFunc: func(obj any) {

@@ -103,6 +103,27 @@ func TestTheEndOfANominationThatTheAPIDoesNotShowWakesOthers(t *testing.T) {
 	}
 }
 
+// Of two that are nominated to a node and have the same priority, the older one goes first, but not before the API shows that it is nominated at all.
+func TestANominationThatTheAPIShowsAfterTheAttemptWakesItsPod(t *testing.T) {
+	w := twoNodes()
+	w.nodes = []*v1.Node{node("node-b")}
+	older, younger := pending("older", 5, "first"), pending("younger", 5, "second")
+	younger.CreationTimestamp = metav1.NewTime(older.CreationTimestamp.Add(time.Second))
+	younger.Status.NominatedNodeName = "node-b"
+	w.claims = []*resourceapi.ResourceClaim{claim("first"), claim("second"), claim("held", allocated("node-b", "gpu-0"), reservedFor("high"))}
+	w.pods = []*v1.Pod{older, younger, running("high", "node-b", 9, "held")}
+	h := newHarness(t, w)
+	h.nominator.nominate("node-b", older, younger)
+	h.sleeps(older)
+	shown := older.DeepCopy()
+	shown.Status.NominatedNodeName = "node-b"
+	if _, err := h.client.CoreV1().Pods(testNamespace).UpdateStatus(h.ctx, shown, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.wakes("older")
+	h.filterAll(shown).reserve("node-b")
+}
+
 // A pod can end at any time, and what its attempt notes in its end is forgotten in any order.
 func TestNothingIsKeptOfAPodThatIsGone(t *testing.T) {
 	withGroups(t)
