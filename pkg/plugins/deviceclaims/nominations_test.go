@@ -121,7 +121,7 @@ func TestANominationThatTheAPIShowsAfterTheAttemptWakesItsPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.wakes("older")
-	h.filterAll(shown).reserve("node-b")
+	h.filterAll(older).reserve("node-b") // the queue need not have heard of it
 }
 
 // A pod can end at any time, and what its attempt notes in its end is forgotten in any order.
