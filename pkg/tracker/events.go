@@ -22,6 +22,10 @@ const (
 	// with an interest in it has gone or because it is written. Old and New are
 	// nil.
 	AllocationReleased EventKind = "AllocationReleased"
+	// AllocationMoved: an unborn claim, which Claim names, has given its allocation
+	// in flight to the claim that was created in its place. Its devices are held as
+	// before. Old, New and Freed are nil.
+	AllocationMoved EventKind = "AllocationMoved"
 )
 
 // Event tells of one change of the tracker's state.

@@ -144,7 +144,7 @@ func (t *Tracker) Move(unborn types.UID, created *resourceapi.ResourceClaim) err
 	t.refold(ref)
 	delete(t.inFlight, unborn)
 	t.refold(before)
-	t.revision++
+	t.changed(Event{Kind: AllocationMoved, Claim: before})
 	return nil
 }
 

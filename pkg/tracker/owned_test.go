@@ -103,8 +103,13 @@ func TestMoveToTheClaimThatWasCreated(t *testing.T) {
 	created := claim("real", "ur", 11)
 	must(t, tr.Assume(created))
 	revision := tr.Snapshot().Revision
+	tr.Subscribe(func(Event) {})
 	must(t, tr.Move("temporary", created))
 	wantHeld(t, tr, "created", holders{gpu0: {"ur*"}})
+	pending, _ := tr.takeEvents()
+	if len(pending) != 1 || pending[0].Kind != AllocationMoved || pending[0].Claim.UID != "temporary" || len(pending[0].Freed) > 0 {
+		t.Errorf("events %+v, want one that the allocation has left the unborn claim and no device is free", pending)
+	}
 	if after := tr.Snapshot().Revision; after <= revision {
 		t.Errorf("revision %d after the move, was %d", after, revision)
 	}

@@ -324,6 +324,39 @@ func (p *preBinder) PreBind(ctx context.Context, _ fwk.CycleState, _ *v1.Pod, _ 
 	return p.do(ctx)
 }
 
+// Between Permit and PreBind one cannot know whether a pod has been preempted, so others wait for its devices. When it begins to write, they look
+// again: its claim may have another UID then, which nobody waits for.
+func TestAPodThatWaitsForABindingIsWokenWhenThatWrites(t *testing.T) {
+	for name, claims := range map[string][]*resourceapi.ResourceClaim{
+		"a claim":                               {claim("flying", counted(2))},
+		"a claim made for an extended resource": nil,
+	} {
+		t.Run(name, func(t *testing.T) {
+			binding, p := containersPod("a=2"), pending("p", 5, "wanted")
+			if claims != nil {
+				binding = pending("flies", 9, "flying")
+			}
+			binding.Name, binding.UID, binding.Spec.Priority = "flies", "flies-uid", ptr.To[int32](9)
+			p.Status.NominatedNodeName = "node-b"
+			w := extendedWorld(binding, p)
+			w.claims = append(claims, claim("wanted"), claim("a", allocated("node-a", "gpu-0")))
+			h := newHarness(t, w)
+			a := h.filterAll(binding).reserve("node-b")
+			if status := h.filterAll(p).postFilter(); !strings.Contains(status.Message(), waitingForDeallocation) {
+				t.Fatalf("the pod does not wait: %v", status)
+			}
+			h.activator.taken()
+			if status := h.plugin.PreBind(h.ctx, a.state, binding, "node-b"); !status.IsSuccess() {
+				t.Fatal(status)
+			}
+			h.wakes("p")
+			if status := h.filterAll(p).postFilter(); strings.Contains(status.Message(), waitingForDeallocation) {
+				t.Errorf("the pod waits for one that is being bound: %v", status)
+			}
+		})
+	}
+}
+
 // Of the pods that are bound, or gave up, nothing is kept.
 func TestAttemptsEnd(t *testing.T) {
 	w := twoNodes()
