@@ -128,6 +128,9 @@ func (n *nominations) podHandler() cache.ResourceEventHandler {
 			case pod.Spec.NodeName != "":
 				n.endWait(pod.UID)
 				n.end(pod.UID, all)
+				if known && before.DeletionTimestamp == nil && pod.DeletionTimestamp != nil && usesDevices(pod) {
+					n.leaves(pod.Spec.NodeName)
+				}
 			case known && before.Status.NominatedNodeName != "" && pod.Status.NominatedNodeName == "":
 				n.lost(pod.UID)
 			case known && before.Status.NominatedNodeName != pod.Status.NominatedNodeName:
@@ -143,6 +146,20 @@ func (n *nominations) podHandler() cache.ResourceEventHandler {
 				n.end(pod.UID, all)
 			}
 		},
+	}
+}
+
+// leaves tells that a pod with devices has begun to end on a node. Who is nominated there may count on these devices, see withNominees, and
+// leave others.
+func (n *nominations) leaves(node string) {
+	kept := false
+	n.mutex.Lock()
+	for _, known := range n.byPod {
+		kept = kept || known.nodes.Has(node)
+	}
+	n.mutex.Unlock()
+	if kept {
+		n.ended(node)
 	}
 }
 

@@ -10,6 +10,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 )
@@ -122,6 +123,29 @@ func TestANominationThatTheAPIShowsAfterTheAttemptWakesItsPod(t *testing.T) {
 	}
 	h.wakes("older")
 	h.filterAll(older).reserve("node-b") // the queue need not have heard of it
+}
+
+// Who is nominated gets what becomes free instead of what is free, as soon as it is known who goes.
+func TestAPodThatBeginsToEndWhereOthersAreNominatedWakesThoseThatMakeWay(t *testing.T) {
+	w := twoNodes()
+	w.nodes = []*v1.Node{node("node-b")}
+	w.objects = []runtime.Object{class(testClass), slice("node-b", device("gpu-0"), device("gpu-1"), device("gpu-2"))}
+	nominee, p := pending("nominee", 5, "two"), pending("p", 5, "wanted")
+	second := running("second", "node-b", 1, "b")
+	w.claims = []*resourceapi.ResourceClaim{
+		claim("two", counted(2)), claim("wanted"), claim("a", allocated("node-b", "gpu-0"), reservedFor("gone")), claim("b", allocated("node-b", "gpu-1"), reservedFor("second")),
+	}
+	w.pods = []*v1.Pod{nominee, p, second}
+	h := newHarness(t, w)
+	h.nominator.nominate("node-b", nominee)
+	h.sleeps(p)
+	ends := second.DeepCopy()
+	ends.DeletionTimestamp = &metav1.Time{Time: h.plugin.clock.Now()}
+	if err := h.client.Tracker().Update(v1.SchemeGroupVersion.WithResource("pods"), ends, testNamespace); err != nil {
+		t.Fatal(err)
+	}
+	h.wakes("p")
+	h.filterAll(p).reserve("node-b")
 }
 
 // A pod can end at any time, and what its attempt notes in its end is forgotten in any order.
