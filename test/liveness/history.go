@@ -14,6 +14,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
@@ -278,10 +279,11 @@ func (h *history) note(w memoryapi.Write) {
 	change := audit.Change{Deleted: w.Deleted}
 	change.Pod, _ = w.Object.(*v1.Pod)
 	change.Claim, _ = w.Object.(*resourceapi.ResourceClaim)
+	change.Group, _ = w.Object.(*schedulingapi.PodGroup)
 	if !isGroupCondition(w) {
 		h.moved = time.Now()
 	}
-	if change.Pod != nil || change.Claim != nil {
+	if change.Pod != nil || change.Claim != nil || change.Group != nil {
 		for _, violation := range h.over.Apply(w.Version, time.Now(), change) {
 			h.violations = append(h.violations, violation.What)
 		}

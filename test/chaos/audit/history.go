@@ -9,8 +9,10 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 )
@@ -18,11 +20,12 @@ import (
 // Key names a namespaced object.
 type Key = types.NamespacedName
 
-// Change is one object after a change. Exactly one of Pod and Claim is set; of a
-// deleted object it is the last known state.
+// Change is one object after a change. Exactly one of Pod, Claim and Group is
+// set; of a deleted object it is the last known state.
 type Change struct {
 	Pod     *v1.Pod
 	Claim   *resourceapi.ResourceClaim
+	Group   *schedulingapi.PodGroup
 	Deleted bool
 }
 
@@ -60,6 +63,7 @@ type History struct {
 	pods       map[Key]*v1.Pod
 	seen       map[types.UID]time.Time // when a pod was first seen; for ever
 	claims     map[Key]*claim
+	goneGroups sets.Set[Key]
 	violations map[string]bool // those of the state now
 	counts     Counts
 }
@@ -72,7 +76,7 @@ type claim struct {
 
 // NewHistory begins with no pods and no claims.
 func NewHistory(inventory *Inventory) *History {
-	return &History{inventory: inventory, pods: map[Key]*v1.Pod{}, seen: map[types.UID]time.Time{}, claims: map[Key]*claim{}, violations: map[string]bool{}}
+	return &History{inventory: inventory, pods: map[Key]*v1.Pod{}, seen: map[types.UID]time.Time{}, claims: map[Key]*claim{}, goneGroups: sets.New[Key](), violations: map[string]bool{}}
 }
 
 // Counts are those until now.
@@ -99,6 +103,12 @@ func (h *History) Apply(revision int64, now time.Time, changes ...Change) []Viol
 			h.applyPod(change.Pod, change.Deleted, now)
 		case change.Claim != nil:
 			h.applyClaim(change.Claim, change.Deleted)
+		case change.Group != nil:
+			if key := (Key{Namespace: change.Group.Namespace, Name: change.Group.Name}); change.Deleted {
+				h.goneGroups.Insert(key)
+			} else {
+				h.goneGroups.Delete(key)
+			}
 		}
 	}
 	var began []Violation
@@ -189,12 +199,13 @@ func (h *History) wanted(object *resourceapi.ResourceClaim) bool {
 	return false
 }
 
-// judge returns what is wrong with the state now, in order.
+// judge returns what is wrong with the state now, in order. Pods whose group is gone are not looked at: kube-controller-manager may let a group go
+// while its pods are being bound, and then takes back what was reserved for it.
 func (h *History) judge() []string {
 	var wrong []string
 	used := map[Key]*resourceapi.ResourceClaim{}
 	for key, pod := range h.pods {
-		if !IsBound(pod) {
+		if group := pod.Spec.SchedulingGroup; !IsBound(pod) || group != nil && group.PodGroupName != nil && h.goneGroups.Has(Key{Namespace: pod.Namespace, Name: *group.PodGroupName}) {
 			continue
 		}
 		for _, name := range claimNames(pod) {

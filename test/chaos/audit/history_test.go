@@ -7,6 +7,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 )
@@ -59,9 +60,16 @@ func TestHistory(t *testing.T) {
 				all = append(all, Change{Pod: o})
 			case *resourceapi.ResourceClaim:
 				all = append(all, Change{Claim: o})
+			case *schedulingapi.PodGroup:
+				all = append(all, Change{Group: o})
 			}
 		}
 		return all
+	}
+	group := &schedulingapi.PodGroup{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "g"}}
+	ofGroup := func(p *v1.Pod) *v1.Pod {
+		p.Spec.SchedulingGroup = &v1.PodSchedulingGroup{PodGroupName: &group.Name}
+		return p
 	}
 	gone := func(objects ...any) []Change {
 		all := set(objects...)
@@ -135,6 +143,21 @@ func TestHistory(t *testing.T) {
 		"a pod that is bound without devices": {
 			steps: []step{{changes: set(pod("p", "n", "a"), claimOf("a", nil, "p")), want: []string{"pod ns/p is bound and its claim a has no devices"}}},
 			want:  Counts{Claims: 1, Bound: 1, Violations: 1},
+		},
+		"a pod of a group that is bound without devices": {
+			steps: []step{{
+				changes: set(group, ofGroup(pod("p", "n", "a")), claimOf("a", nil, "p")), want: []string{"pod ns/p is bound and its claim a has no devices"},
+			}},
+			want: Counts{Claims: 1, Bound: 1, Violations: 1},
+		},
+		"a pod that loses its devices because its group has gone": {
+			steps: []step{
+				{changes: set(group, ofGroup(pod("p", "", "a")), gpu("a", "p"))},
+				{changes: gone(group)},
+				{changes: set(ofGroup(pod("p", "n", "a")))},
+				{changes: set(claimOf("a", nil))},
+			},
+			want: Counts{Claims: 1, Bound: 1, LongestWait: 2 * time.Second, Slowest: Key{Namespace: "ns", Name: "p"}},
 		},
 		"a pod that is bound with another's claim": {
 			steps: []step{{changes: set(pod("p", "n", "a"), gpu("a", "q")), want: []string{"pod ns/p is bound and its claim a is not reserved for it"}}},
