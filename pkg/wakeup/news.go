@@ -148,6 +148,14 @@ func (r *Room[T, K]) Nominated(pod types.UID, node string) {
 	}
 }
 
+// IsNominated tells whether others are being evicted from the node for the pod, which the API need not show yet.
+func (r *Room[T, K]) IsNominated(pod types.UID, node string) bool {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	w := r.waiters[pod]
+	return w != nil && w.nominated == node && node != ""
+}
+
 // takeEvictable takes the node from those on which others could have been evicted for the pod in its last attempt. It returns nil if it is none
 // of them, else the waiter and the node's number. The caller holds mutex.
 func (r *Room[T, K]) takeEvictable(pod types.UID, node string) (*waiter[T, K], int) {

@@ -112,14 +112,20 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 }
 
 // afterPodAssigned has the waiting room look at a node on which a pod is seen for the first time that the waiting one may have evicted. Its
-// claims may have been allocated before, by another scheduler or before a restart, when nobody could be evicted.
+// claims may have been allocated before, by another scheduler or before a restart, when nobody could be evicted. And at a node for which the
+// waiting one is nominated: it may wait there in vain, if the other one has got what it waits for and cannot be evicted.
 func (pl *Plugin) afterPodAssigned(_ klog.Logger, pod *v1.Pod, _, newObj any) (fwk.QueueingHint, error) {
 	_, added, err := util.As[*v1.Pod](nil, newObj)
 	if err != nil {
 		return fwk.Queue, err
 	}
-	if mayPreempt(pod) && usesDevices(added) && corev1helpers.PodPriority(added) < corev1helpers.PodPriority(pod) {
-		pl.shared.waiting.NodeChanged(pod.UID, added.Spec.NodeName)
+	if !usesDevices(added) {
+		return fwk.QueueSkip, nil
+	}
+	node := added.Spec.NodeName
+	if mayPreempt(pod) && corev1helpers.PodPriority(added) < corev1helpers.PodPriority(pod) ||
+		pod.Status.NominatedNodeName == node || pl.shared.waiting.IsNominated(pod.UID, node) {
+		pl.shared.waiting.NodeChanged(pod.UID, node)
 	}
 	return fwk.QueueSkip, nil
 }

@@ -3,6 +3,7 @@ package deviceclaims
 import (
 	"context"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -11,6 +12,7 @@ import (
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 )
@@ -383,4 +385,37 @@ func TestAPodThatLosesItsNominationIsTriedAgain(t *testing.T) {
 	told.Status.NominatedNodeName = ""
 	update()
 	h.wakes("p")
+}
+
+// Somebody of higher priority takes a device that was left where a pod waits for others to end. It could have others evicted on another node.
+func TestAPodWhoseNominationComesToNothingIsTriedAgain(t *testing.T) {
+	for name, shown := range map[string]string{"the API shows the nomination": "node-b", "the API does not show it": ""} {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.objects = []runtime.Object{class(testClass), slice("node-a", device("gpu-0"), device("gpu-1")), slice("node-b", device("gpu-0"), device("gpu-1"))}
+			p, high := pending("p", 5, "wanted"), running("high", "node-b", 9, "taken")
+			p.Status.NominatedNodeName = shown
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("wanted", counted(2)), claim("on-a", allocated("node-a", "gpu-0", "gpu-1"), reservedFor("low")),
+				claim("leaving", allocated("node-b", "gpu-0"), reservedFor("gone")), claim("taken"),
+			}
+			w.pods = []*v1.Pod{p, running("low", "node-a", 1, "on-a"), high}
+			h := newHarness(t, w)
+			h.nominator.nominate("node-b", p)
+			h.sleeps(p)
+			h.fails(p, &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride, NominatedNodeName: "node-b"})
+			h.api.change("taken", func(c *resourceapi.ResourceClaim) {
+				allocated("node-b", "gpu-1")(c)
+				reservedFor("high")(c)
+			})
+			h.caughtUp("taken")
+			if hint, err := h.plugin.afterPodAssigned(klog.Background(), p, nil, high); hint != fwk.QueueSkip || err != nil {
+				t.Errorf("hint %v, error %v", hint, err)
+			}
+			h.wakes("p")
+			if status := h.filterAll(p).postFilter(); strings.Contains(status.Message(), waitingForDeallocation) {
+				t.Errorf("it waits still: %v", status)
+			}
+		})
+	}
 }
