@@ -36,6 +36,8 @@ type nominations struct {
 	byPod map[types.UID]*nomination
 	// waits are pods that have been told that they wait for claims to leave.
 	waits sets.Set[types.UID]
+	// told are the nodes of which a pod has been told that the API shows its nomination.
+	told map[types.UID]sets.Set[string]
 }
 
 // nomination is what has been kept for one pod.
@@ -45,7 +47,7 @@ type nomination struct {
 }
 
 func newNominations(pods corelisters.PodLister, ended func(node string), lost func(pod types.UID), shown func(pod types.UID) bool) *nominations {
-	return &nominations{pods: pods, ended: ended, lost: lost, shown: shown, byPod: map[types.UID]*nomination{}, waits: sets.New[types.UID]()}
+	return &nominations{pods: pods, ended: ended, lost: lost, shown: shown, byPod: map[types.UID]*nomination{}, waits: sets.New[types.UID](), told: map[types.UID]sets.Set[string]{}}
 }
 
 // beginWait notes that a pod waits for claims to leave. It is false if it did so before.
@@ -72,6 +74,23 @@ func (n *nominations) endWait(pod types.UID) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	n.waits.Delete(pod)
+	delete(n.told, pod)
+}
+
+// isFirstShown tells whether the API shows for the first time that the pod is nominated to its node. Were it news each time, a pod that is nominated
+// and not, in turn, would be tried again and again.
+func (n *nominations) isFirstShown(pod *v1.Pod) bool {
+	n.mutex.Lock()
+	defer n.mutex.Unlock()
+	node := pod.Status.NominatedNodeName
+	if n.told[pod.UID].Has(node) {
+		return false
+	}
+	if n.told[pod.UID] == nil {
+		n.told[pod.UID] = sets.New[string]()
+	}
+	n.told[pod.UID].Insert(node)
+	return true
 }
 
 // keep tells whether devices of the node are to be kept for a pod that is nominated to it, and notes that they are. Nothing is kept for
@@ -128,12 +147,12 @@ func (n *nominations) podHandler() cache.ResourceEventHandler {
 			case pod.Spec.NodeName != "":
 				n.endWait(pod.UID)
 				n.end(pod.UID, all)
-				if known && before.DeletionTimestamp == nil && pod.DeletionTimestamp != nil && usesDevices(pod) {
+				if known && usesDevices(pod) && isEnding(pod) && !isEnding(before) {
 					n.leaves(pod.Spec.NodeName)
 				}
 			case known && before.Status.NominatedNodeName != "" && pod.Status.NominatedNodeName == "":
 				n.lost(pod.UID)
-			case known && before.Status.NominatedNodeName != pod.Status.NominatedNodeName:
+			case known && before.Status.NominatedNodeName != pod.Status.NominatedNodeName && n.isFirstShown(pod):
 				n.shown(pod.UID)
 			}
 		},
@@ -147,6 +166,11 @@ func (n *nominations) podHandler() cache.ResourceEventHandler {
 			}
 		},
 	}
+}
+
+// isEnding tells whether a pod has ended, or is about to.
+func isEnding(pod *v1.Pod) bool {
+	return pod.DeletionTimestamp != nil || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
 // leaves tells that a pod with devices has begun to end on a node. Who is nominated there may count on these devices, see withNominees, and

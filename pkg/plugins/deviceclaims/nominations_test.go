@@ -12,6 +12,8 @@ import (
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
@@ -124,30 +126,69 @@ func TestANominationThatTheAPIShowsAfterTheAttemptWakesItsPod(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.wakes("older")
-	h.filterAll(older).reserve("node-b") // the queue need not have heard of it
+	h.filterAll(shown).reserve("node-b")
+}
+
+// A pod that is nominated and not, in turn, is not tried for that again and again. Nothing is kept of it when it goes.
+func TestThatTheAPIShowsANominationIsNewsOnceForEachNode(t *testing.T) {
+	for name, goes := range map[string]func(handler cache.ResourceEventHandler, p *v1.Pod){
+		"it is bound": func(handler cache.ResourceEventHandler, p *v1.Pod) {
+			handler.OnUpdate(p, boundPod(p.DeepCopy(), p.UID))
+		},
+		"it is gone": func(handler cache.ResourceEventHandler, p *v1.Pod) { handler.OnDelete(p) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := pending("p", 5, "wanted")
+			n, shown, lost := nominationsWith(p), 0, 0
+			n.shown, n.lost = func(types.UID) bool { shown++; return true }, func(types.UID) { lost++ }
+			handler := n.podHandler()
+			before := p
+			for _, node := range []string{"a", "", "a", "", "b", "a", "b", ""} {
+				after := before.DeepCopy()
+				after.Status.NominatedNodeName = node
+				handler.OnUpdate(before, after)
+				before = after
+			}
+			if shown != 2 || lost != 3 {
+				t.Errorf("shown %d times, lost %d times, want 2 and 3", shown, lost)
+			}
+			goes(handler, before)
+			if len(n.told) > 0 {
+				t.Errorf("%v are kept of a pod that waits no more", n.told)
+			}
+		})
+	}
 }
 
 // Who is nominated gets what becomes free instead of what is free, as soon as it is known who goes.
 func TestAPodThatBeginsToEndWhereOthersAreNominatedWakesThoseThatMakeWay(t *testing.T) {
-	w := twoNodes()
-	w.nodes = []*v1.Node{node("node-b")}
-	w.objects = []runtime.Object{class(testClass), slice("node-b", device("gpu-0"), device("gpu-1"), device("gpu-2"))}
-	nominee, p := pending("nominee", 5, "two"), pending("p", 5, "wanted")
-	second := running("second", "node-b", 1, "b")
-	w.claims = []*resourceapi.ResourceClaim{
-		claim("two", counted(2)), claim("wanted"), claim("a", allocated("node-b", "gpu-0"), reservedFor("gone")), claim("b", allocated("node-b", "gpu-1"), reservedFor("second")),
+	for name, ends := range map[string]func(second *v1.Pod){
+		"it is deleted":     func(second *v1.Pod) { second.DeletionTimestamp = &metav1.Time{Time: metav1.Now().Time} },
+		"it ends by itself": func(second *v1.Pod) { second.Status.Phase = v1.PodSucceeded },
+		"it fails":          func(second *v1.Pod) { second.Status.Phase = v1.PodFailed },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.nodes = []*v1.Node{node("node-b")}
+			w.objects = []runtime.Object{class(testClass), slice("node-b", device("gpu-0"), device("gpu-1"), device("gpu-2"))}
+			nominee, p := pending("nominee", 5, "two"), pending("p", 5, "wanted")
+			second := running("second", "node-b", 1, "b")
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("two", counted(2)), claim("wanted"), claim("a", allocated("node-b", "gpu-0"), reservedFor("gone")), claim("b", allocated("node-b", "gpu-1"), reservedFor("second")),
+			}
+			w.pods = []*v1.Pod{nominee, p, second}
+			h := newHarness(t, w)
+			h.nominator.nominate("node-b", nominee)
+			h.sleeps(p)
+			ending := second.DeepCopy()
+			ends(ending)
+			if err := h.client.Tracker().Update(v1.SchemeGroupVersion.WithResource("pods"), ending, testNamespace); err != nil {
+				t.Fatal(err)
+			}
+			h.wakes("p")
+			h.filterAll(p).reserve("node-b")
+		})
 	}
-	w.pods = []*v1.Pod{nominee, p, second}
-	h := newHarness(t, w)
-	h.nominator.nominate("node-b", nominee)
-	h.sleeps(p)
-	ends := second.DeepCopy()
-	ends.DeletionTimestamp = &metav1.Time{Time: h.plugin.clock.Now()}
-	if err := h.client.Tracker().Update(v1.SchemeGroupVersion.WithResource("pods"), ends, testNamespace); err != nil {
-		t.Fatal(err)
-	}
-	h.wakes("p")
-	h.filterAll(p).reserve("node-b")
 }
 
 // A pod can end at any time, and what its attempt notes in its end is forgotten in any order.

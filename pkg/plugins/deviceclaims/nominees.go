@@ -128,7 +128,7 @@ func (pl *Plugin) nominatedBefore(pod *v1.Pod, node string) []*v1.Pod {
 	var pods []*v1.Pod
 	for _, info := range pl.handle.NominatedPodsForNode(node) {
 		other := info.GetPod()
-		if other.UID != pod.UID && usesDevices(other) && corev1helpers.PodPriority(other) >= corev1helpers.PodPriority(pod) && !pl.shared.nominations.goesBefore(pod, other, node) &&
+		if other.UID != pod.UID && usesDevices(other) && corev1helpers.PodPriority(other) >= corev1helpers.PodPriority(pod) && !goesBefore(pod, other, node) &&
 			pl.shared.nominations.keep(other, node) {
 			pods = append(pods, other)
 		}
@@ -138,17 +138,13 @@ func (pl *Plugin) nominatedBefore(pod *v1.Pod, node string) []*v1.Pod {
 
 // goesBefore tells whether a pod does not make way for another one that is nominated to the node and has the same priority: it is nominated
 // to it, too, and came first. Would each make way for the other when somebody else got a device, nobody got those that are left.
-func (n *nominations) goesBefore(pod, other *v1.Pod, node string) bool {
-	if corev1helpers.PodPriority(pod) != corev1helpers.PodPriority(other) {
+func goesBefore(pod, other *v1.Pod, node string) bool {
+	// Asked for each node and nominee: the scheduling queue, which may know of the nomination earlier, is not asked. Nor is the informer, which may know
+	// more than the queue: the attempt would contradict itself, as the framework looks at the queue's pod.
+	if pod.Status.NominatedNodeName != node || corev1helpers.PodPriority(pod) != corev1helpers.PodPriority(other) {
 		return false
 	}
-	// Asked for each node and nominee: the scheduling queue, which may know of the nomination earlier, is not asked. But the pod as it was when the
-	// queue gave it out may be older than what has woken it.
-	nominated := pod.Status.NominatedNodeName
-	if now, err := n.pods.Pods(pod.Namespace).Get(pod.Name); err == nil && now.UID == pod.UID {
-		nominated = now.Status.NominatedNodeName
-	}
-	return nominated == node && cmp.Or(pod.CreationTimestamp.Compare(other.CreationTimestamp.Time), cmp.Compare(pod.UID, other.UID)) < 0
+	return cmp.Or(pod.CreationTimestamp.Compare(other.CreationTimestamp.Time), cmp.Compare(pod.UID, other.UID)) < 0
 }
 
 // isNominated tells whether the node is the one that pods were evicted from for this pod.

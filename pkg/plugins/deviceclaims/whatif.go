@@ -128,7 +128,7 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, pod *v1.Pod, a
 		return nil
 	}
 	if other := added.GetPod(); other.Spec.NodeName == "" && !c.whatIf.hasRemoved(other) {
-		if name := node.Node().Name; !usesDevices(other) || pl.shared.nominations.goesBefore(pod, other, name) || !pl.shared.nominations.keep(other, name) {
+		if name := node.Node().Name; !usesDevices(other) || goesBefore(pod, other, name) || !pl.shared.nominations.keep(other, name) {
 			return nil
 		}
 	}

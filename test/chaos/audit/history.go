@@ -199,26 +199,30 @@ func (h *History) wanted(object *resourceapi.ResourceClaim) bool {
 	return false
 }
 
-// judge returns what is wrong with the state now, in order. Pods whose group is gone are not looked at: kube-controller-manager may let a group go
-// while its pods are being bound, and then takes back what was reserved for it.
+// judge returns what is wrong with the state now, in order. Pods whose group is gone may have lost their claims: kube-controller-manager may let a
+// group go while its pods are being bound, and then takes back what was reserved for it.
 func (h *History) judge() []string {
 	var wrong []string
 	used := map[Key]*resourceapi.ResourceClaim{}
 	for key, pod := range h.pods {
-		if group := pod.Spec.SchedulingGroup; !IsBound(pod) || group != nil && group.PodGroupName != nil && h.goneGroups.Has(Key{Namespace: pod.Namespace, Name: *group.PodGroupName}) {
+		if !IsBound(pod) {
 			continue
 		}
+		group := pod.Spec.SchedulingGroup
+		groupGone := group != nil && group.PodGroupName != nil && h.goneGroups.Has(Key{Namespace: pod.Namespace, Name: *group.PodGroupName})
 		for _, name := range claimNames(pod) {
 			claimKey := Key{Namespace: pod.Namespace, Name: name}
 			c := h.claims[claimKey]
 			switch {
+			case groupGone && (c == nil || c.object.Status.Allocation == nil):
+				continue
 			case c == nil:
 				wrong = append(wrong, fmt.Sprintf("pod %s is bound and its claim %s does not exist", key, name))
 				continue
 			case c.object.Status.Allocation == nil:
 				wrong = append(wrong, fmt.Sprintf("pod %s is bound and its claim %s has no devices", key, name))
 				continue
-			case !resourceclaim.IsReservedForPod(pod, c.object, true):
+			case !groupGone && !resourceclaim.IsReservedForPod(pod, c.object, true):
 				wrong = append(wrong, fmt.Sprintf("pod %s is bound and its claim %s is not reserved for it", key, name))
 			case !reaches(c.object.Status.Allocation.NodeSelector, pod.Spec.NodeName):
 				wrong = append(wrong, fmt.Sprintf("pod %s is bound to node %s, which the devices of its claim %s are not for", key, pod.Spec.NodeName, name))

@@ -159,6 +159,14 @@ func TestHistory(t *testing.T) {
 			},
 			want: Counts{Claims: 1, Bound: 1, LongestWait: 2 * time.Second, Slowest: Key{Namespace: "ns", Name: "p"}},
 		},
+		"two pods that use one device, of which one has lost its group": {
+			steps: []step{
+				{changes: set(group, ofGroup(pod("p", "n", "a")), gpu("a", "p"))},
+				{changes: gone(group)},
+				{changes: set(pod("q", "n", "b"), gpu("b", "q")), want: []string{"d.example.com/p/gpu is over-used by the claims ns/a, ns/b"}},
+			},
+			want: Counts{Claims: 2, Bound: 2, Conflicts: 1, Violations: 1},
+		},
 		"a pod that is bound with another's claim": {
 			steps: []step{{changes: set(pod("p", "n", "a"), gpu("a", "q")), want: []string{"pod ns/p is bound and its claim a is not reserved for it"}}},
 			want:  Counts{Claims: 1, Bound: 1, Violations: 1},
