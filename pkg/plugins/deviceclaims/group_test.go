@@ -826,6 +826,39 @@ func TestTwoGroupsGiveUpAClaimTogether(t *testing.T) {
 	}
 }
 
+// A note that another process is binding somebody else does not keep a group from giving up its own reservation.
+func TestAGroupGivesUpItsReservationBesideAnothersNote(t *testing.T) {
+	withGroups(t)
+	for name, tc := range map[string]struct {
+		noted types.UID
+		users []string
+	}{
+		"no note":                  {users: []string{"other"}},
+		"a note about another pod": {noted: "other-uid", users: []string{"other"}},
+		"a note about the group":   {noted: "g-uid", users: []string{"g", "other"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			note := func(c *resourceapi.ResourceClaim) {
+				if tc.noted != "" {
+					metav1.SetMetaDataAnnotation(&c.ObjectMeta, adoptedKey(tc.noted), adoption{"before", time.Now().Add(-5 * time.Minute)}.String())
+				}
+			}
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("first", forGroup, reservedFor("other"), allocated("node-b", "gpu-0"), note), claim("large", counted(3)),
+			}
+			w.groups = []*schedulingapi.PodGroup{group("first")}
+			p, q := member(pod("p", "first")), member(pod("q", "large"))
+			w.pods = []*v1.Pod{p, q, running("other", "node-b", 1, "first")}
+			h := newHarness(t, w)
+			g := h.tryGroup(p, q)
+			g.wantNodes("node-b", "")
+			g.postFilter(nil)
+			h.wantState("first", state{Devices: []string{"gpu-0"}, Users: tc.users})
+		})
+	}
+}
+
 // A member whose binding is cancelled by preemption: what it holds up is the preemptor.
 func TestAPreemptedMemberMakesWayAtOnce(t *testing.T) {
 	withGroups(t)

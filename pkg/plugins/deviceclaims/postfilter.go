@@ -176,8 +176,16 @@ func (pl *Plugin) giveUp(ctx context.Context, pod *v1.Pod, obstacle *obstacle) e
 	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout)
 	defer cancel()
 	check := pl.checkUnused
-	if obstacle.shared && obstacle.user == pod.UID {
+	switch {
+	case obstacle.shared && obstacle.user == pod.UID:
 		check = pl.checkUnbound
+	case obstacle.shared: // whether another process binds one of the others does not matter
+		check = func(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
+			if err := pl.checkNotAdopted(claim, pod.UID, obstacle.user); err != nil {
+				return err
+			}
+			return pl.checkGroupUnbound(ctx, pod, claim)
+		}
 	}
 	if err := check(ctx, pod, claim); err != nil {
 		return err
