@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	kuberuntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -141,10 +142,32 @@ func startUnguardedCluster(t *testing.T) *localcluster.Cluster {
 	if err := own.Apply(t.Context(), manifests+"/base/access"); err != nil {
 		t.Fatal(err)
 	}
+	// The API server judges by what it has heard of, on a busy machine seconds later.
+	slice := &resourceapi.ResourceSlice{
+		ObjectMeta: metav1.ObjectMeta{Name: "of-all-nodes"},
+		Spec: resourceapi.ResourceSliceSpec{
+			Driver: gpuDriver, Pool: resourceapi.ResourcePool{Name: "of-all-nodes", ResourceSliceCount: 1}, AllNodes: ptr.To(true),
+		},
+	}
+	await := func(forbidden bool) {
+		t.Helper()
+		err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
+			_, err := own.AdminClient().ResourceV1().ResourceSlices().Create(ctx, slice, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			if err != nil && !apierrors.IsForbidden(err) {
+				return false, err
+			}
+			return apierrors.IsForbidden(err) == forbidden, nil
+		})
+		if err != nil {
+			t.Fatalf("waiting until the policies forbid a slice (%t): %v", forbidden, err)
+		}
+	}
+	await(true)
 	policies := own.AdminClient().AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
 	if err := policies.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	await(false)
 	return own
 }
 
