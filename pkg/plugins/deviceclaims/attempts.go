@@ -209,7 +209,7 @@ func (a *bindingAttempt) isCancelled(certain bool) bool {
 }
 
 // preBindHasEnded is the cause with which the framework cancels the context of PreBind when all plugins have passed, or one has failed. The pod is
-// about to be bound then.
+// about to be bound then, or to give its devices back. One that is preempted in the moment before the framework marks it is not told from it.
 const preBindHasEnded = "RunPreBindPlugins has completed"
 
 // PostBind forgets the attempt of a pod that is bound.
