@@ -159,22 +159,26 @@ func (h *history) awaitRest() (restless string) {
 	begin := time.Now()
 	attempts := h.scheduler.attempts.Load()
 	var before *groupWork // what had been done for groups by the last minute
-	for time.Since(begin) < patience+h.quiet()+adoptionLasts {
+	for time.Since(begin) < patience+h.quiet() {
 		h.sleep(time.Second)
 		synctest.Wait()
 		h.mutex.Lock()
 		idle := time.Since(h.moved)
 		h.mutex.Unlock()
+		if idle >= h.quiet() && h.mayBeBound() {
+			begin, before = begin.Add(time.Second), nil // nothing moves, and that is no unrest
+			continue
+		}
 		switch {
 		case !h.scenario.Groups:
-			if idle >= h.quiet() && !h.mayBeBound() {
+			if idle >= h.quiet() {
 				return ""
 			}
 		case idle < h.quiet()-time.Minute:
 			before = nil
 		case before == nil:
 			before = h.groupWork()
-		case idle >= h.quiet() && time.Since(before.at) >= time.Minute && !h.mayBeBound():
+		case idle >= h.quiet() && time.Since(before.at) >= time.Minute:
 			return h.judgeGroupWork(before)
 		}
 	}
