@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"testing"
@@ -55,16 +56,20 @@ func TestOnRealGPUs(t *testing.T) {
 		t.Skip("not run: no NVIDIA driver is loaded on this machine")
 	}
 	t.Log(version)
-	check(t, node{
+	n := node{
 		open: func() (*nvml.Handle, error) { return nvml.Open(nvml.SpecAuto, nvml.OpenOptions{}) },
 		backend: func(_ context.Context, hardware func() *driver.Hardware) (cdi.Backend, error) {
-			return cdi.NewDriver(cdi.DriverOptions{NVML: hardware().NVML, DriverRoot: "/"}), nil
+			path, _ := exec.LookPath(hook) // not found: nvcdi's own
+			return cdi.NewDriver(cdi.DriverOptions{NVML: hardware().NVML, DriverRoot: "/", HookPath: path}), nil
 		},
-	})
+	}
+	check(t, n)
 	t.Run("MPS in its sandbox", checkMPSSandbox)
+	cudaChecks(t, n)
 }
 
-func check(t *testing.T, n node) {
+// find opens NVML, until the test ends, and looks for GPUs.
+func (n node) find(t *testing.T) (nvml.Library, *discovery.Node) {
 	handle, err := n.open()
 	if err != nil {
 		t.Fatal(err)
@@ -72,11 +77,11 @@ func check(t *testing.T, n node) {
 	if err := handle.Init(); err != nil {
 		t.Fatal(err)
 	}
-	defer func() {
+	t.Cleanup(func() {
 		if err := handle.Shutdown(); err != nil {
 			t.Error(err)
 		}
-	}()
+	})
 	_, ctx := ktesting.NewTestContext(t)
 	found, err := discovery.Discover(ctx, handle, handle.Sysfs)
 	if err != nil {
@@ -85,6 +90,21 @@ func check(t *testing.T, n node) {
 	if len(found.GPUs) == 0 || len(found.Failures) > 0 {
 		t.Fatalf("found %d GPUs, failed %v", len(found.GPUs), found.Failures)
 	}
+	return handle, found
+}
+
+// cudaChecks are those of programs on the GPU, which no simulated one runs.
+func cudaChecks(t *testing.T, n node) {
+	lib, found := n.find(t)
+	t.Run("processes", func(t *testing.T) { checkProcesses(t, lib, found) })
+	t.Run("link", func(t *testing.T) { checkLink(t, lib, found) })
+	t.Run("containers", func(t *testing.T) { checkContainers(t, n, lib, found) })
+	t.Run("a program's fault", func(t *testing.T) { checkFault(t, n, lib, found) })
+	t.Run("MPS clients", func(t *testing.T) { checkMPSClients(t, n, lib, found) })
+}
+
+func check(t *testing.T, n node) {
+	handle, found := n.find(t)
 	t.Run("identity", func(t *testing.T) { checkIdentity(t, handle, found) })
 	t.Run("readings", func(t *testing.T) { checkReadings(t, handle, found) })
 	t.Run("events", func(t *testing.T) { checkEvents(t, handle, found) })

@@ -1,0 +1,201 @@
+package gpu
+
+import (
+	"bufio"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"stowage.dev/stowage/test/gpu/cuda"
+)
+
+// clientEnv makes the test's program a CUDA program, one that does as it is told: see serve.
+const clientEnv = "STOWAGE_GPU_CLIENT"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(clientEnv) == "" {
+		os.Exit(m.Run())
+	}
+	if err := serve(os.Stdin, os.Stdout); err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+// serve does what the lines of in say, and answers each with a line that begins with "ok" or "failed". It ends with them.
+func serve(in io.Reader, out io.Writer) error {
+	runtime.LockOSThread() // CUDA's context is the thread's
+	var gpu *cuda.GPU
+	lines := bufio.NewScanner(in)
+	for lines.Scan() {
+		answer, err := do(lines.Text(), &gpu)
+		if err != nil {
+			_, err = fmt.Fprintln(out, "failed", strings.ReplaceAll(err.Error(), "\n", " "))
+		} else {
+			_, err = fmt.Fprintln(out, "ok", answer)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return lines.Err()
+}
+
+func do(line string, gpu **cuda.GPU) (answer string, err error) {
+	command, argument, _ := strings.Cut(line, " ")
+	if *gpu == nil && command != "open" && command != "node" {
+		return "", errors.New("nothing is open")
+	}
+	switch command {
+	case "open": // loads CUDA, and answers with the GPU's UUID
+		if *gpu, err = cuda.Open(); err != nil {
+			return "", err
+		}
+		return (*gpu).UUID, nil
+	case "processors": // answers with the number of multiprocessors that it may use
+		return fmt.Sprint((*gpu).Processors), nil
+	case "compute":
+		return "", (*gpu).Compute()
+	case "fault":
+		return "", (*gpu).Fault()
+	case "alloc": // MiB
+		var mib uint64
+		if _, err := fmt.Sscan(argument, &mib); err != nil {
+			return "", err
+		}
+		_, err := (*gpu).Alloc(mib << 20)
+		return "", err
+	case "memory": // answers with what is free, and with all of it, in MiB
+		free, total, err := (*gpu).Memory()
+		return fmt.Sprint(free>>20, " ", total>>20), err
+	case "node": // makes a device node of these numbers and opens it
+		var major, minor uint32
+		if _, err := fmt.Sscan(argument, &major, &minor); err != nil {
+			return "", err
+		}
+		path := fmt.Sprintf("/dev/made-%d-%d", major, minor)
+		if err := unix.Mknod(path, unix.S_IFCHR|0o666, int(unix.Mkdev(major, minor))); err != nil {
+			return "", fmt.Errorf("mknod: %w", err)
+		}
+		f, err := os.Open(path)
+		if err != nil {
+			return "", err
+		}
+		return "", f.Close()
+	default:
+		return "", fmt.Errorf("%q is no command", line)
+	}
+}
+
+// client is a CUDA program that runs.
+type client struct {
+	t    *testing.T
+	name string
+	cmd  *exec.Cmd
+	in   io.WriteCloser
+	out  *bufio.Scanner
+	err  *strings.Builder
+}
+
+// startClient starts cmd, which has to be the test's program, or to start it.
+func startClient(t *testing.T, name string, cmd *exec.Cmd) *client {
+	t.Helper()
+	in, err := cmd.StdinPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := &client{t: t, name: name, cmd: cmd, in: in, out: bufio.NewScanner(out), err: &strings.Builder{}}
+	cmd.Stderr = c.err
+	if err := cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(c.end)
+	return c
+}
+
+// localClient runs on the machine itself.
+func localClient(t *testing.T, name string, env ...string) *client {
+	t.Helper()
+	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
+	cmd.Env = append(os.Environ(), append(env, clientEnv+"=1")...)
+	return startClient(t, name, cmd)
+}
+
+// ask gives the client a command, and returns its answer or how it failed.
+func (c *client) ask(command string) (string, error) {
+	c.t.Helper()
+	began := time.Now()
+	if _, err := fmt.Fprintln(c.in, command); err != nil {
+		c.t.Fatalf("%s: %s: %v\n%s", c.name, command, err, c.err)
+	}
+	if !c.out.Scan() {
+		_ = c.cmd.Wait()
+		c.t.Fatalf("%s: %s: it ended: %v, %v\n%s", c.name, command, c.cmd.ProcessState, c.out.Err(), c.err)
+	}
+	c.t.Logf("%s: %s: %s (%d ms)", c.name, command, c.out.Text(), time.Since(began).Milliseconds())
+	answer, ok := strings.CutPrefix(c.out.Text(), "ok")
+	if !ok {
+		return "", errors.New(c.out.Text())
+	}
+	return strings.TrimSpace(answer), nil
+}
+
+// must is ask for what has to work.
+func (c *client) must(command string) string {
+	c.t.Helper()
+	answer, err := c.ask(command)
+	if err != nil {
+		c.t.Errorf("%s: %s: %v", c.name, command, err)
+	}
+	return answer
+}
+
+// kill ends it as the kubelet does with what does not end itself.
+func (c *client) kill() {
+	_ = c.cmd.Process.Kill()
+	_ = c.cmd.Wait()
+}
+
+// end waits for its end.
+func (c *client) end() {
+	_ = c.in.Close()
+	_ = c.cmd.Wait()
+}
+
+// libc is the folder of the C library that this process uses, and its loader.
+func libc(t *testing.T) (folder, loader string) {
+	t.Helper()
+	maps, err := os.ReadFile("/proc/self/maps")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(maps)) {
+		fields := strings.Fields(line)
+		if len(fields) < 6 {
+			continue
+		}
+		switch base := filepath.Base(fields[5]); {
+		case base == "libc.so.6":
+			folder = filepath.Dir(fields[5])
+		case strings.HasPrefix(base, "ld-linux"):
+			loader = fields[5]
+		}
+	}
+	if folder == "" || loader == "" {
+		t.Fatalf("no C library among the files of this process:\n%s", maps)
+	}
+	return folder, loader
+}
