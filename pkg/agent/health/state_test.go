@@ -189,7 +189,7 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 		"an event of another kind has no XID": {
 			{0, answered(well()), "Healthy"},
 			{1, func(now time.Time, s *State) {
-				s.Happened(now, nvml.Event{Kind: nvml.EventClock, Data: 48, Instance: &nvml.Instance{GPU: 1}})
+				s.Happened(now, nvml.Event{Kind: nvml.EventMIGConfig, Data: 48, Instance: &nvml.Instance{GPU: 1}})
 			}, "Healthy"},
 		},
 		"an XID of a MIG device is over, its memory errors are not": {

@@ -96,17 +96,17 @@ const (
 	EventXID            EventKind = "XID"
 	EventSingleBitECC   EventKind = "SingleBitECC"
 	EventDoubleBitECC   EventKind = "DoubleBitECC"
-	EventClock          EventKind = "Clock"
 	EventMIGConfig      EventKind = "MIGConfig"
 	EventRecoveryAction EventKind = "RecoveryAction"
 	EventOther          EventKind = "Other"
 )
 
+// eventKinds are what a watch asks for. Changes of clocks are not among them: an H100 that computes raised 40 a second, and an XID came up to eight
+// seconds behind them. That a GPU slows down is in its readings.
 var eventKinds = map[uint64]EventKind{
 	gonvml.EventTypeXidCriticalError:  EventXID,
 	gonvml.EventTypeSingleBitEccError: EventSingleBitECC,
 	gonvml.EventTypeDoubleBitEccError: EventDoubleBitECC,
-	gonvml.EventTypeClock:             EventClock,
 	gonvml.EventMigConfigChange:       EventMIGConfig,
 	gonvml.EventTypeGpuRecoveryAction: EventRecoveryAction,
 }
