@@ -178,6 +178,8 @@ type Daemon struct {
 	// ActiveThreadPercentage and MemoryMiB (of each GPU) are the limits of a client; 0 for none.
 	ActiveThreadPercentage int     `json:"activeThreadPercentage,omitempty"`
 	MemoryMiB              []int64 `json:"memoryMiB,omitempty"`
+	// MultiUser is that clients of several users are served at once.
+	MultiUser bool `json:"multiUser,omitempty"`
 }
 
 // Health is what a GPU reports about its condition. A nil value is that of an

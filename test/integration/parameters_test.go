@@ -122,6 +122,7 @@ func TestThePolicyAndTheAgentReadParametersAlike(t *testing.T) {
 		of(config.KindGPU, `"sharing":{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":%s}}`),
 		of(config.KindGPU, `"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":%s}}`),
 		of(config.KindGPU, `"sharing":{"strategy":"MPS","mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"GPU-1":%s}}}`),
+		of(config.KindGPU, `"sharing":{"strategy":"MPS","mpsConfig":{"multiUser":%s}}`),
 		of(config.KindMIG, `"sharing":%s`),
 		of(config.KindMIG, `"sharing":{"strategy":%s}`),
 		of(config.KindMIG, `"sharing":{"strategy":"MPS","mpsConfig":%s}`),

@@ -36,7 +36,7 @@ func (s Settings) Setup() string {
 	}
 }
 
-// Limits that an MPS daemon puts on each of its clients.
+// Limits that an MPS daemon puts on each of its clients, and who these may be.
 type Limits struct {
 	// ActiveThreadPercentage of a device, 1 to 100; 0 for no limit.
 	ActiveThreadPercentage int
@@ -44,6 +44,8 @@ type Limits struct {
 	MemoryMiB int64
 	// PerDevice overrides MemoryMiB, by the device's UUID or its index among the claim's devices.
 	PerDevice map[string]int64
+	// MultiUser is that processes of several users are served at once. Else those of a second user wait until the first has none.
+	MultiUser bool
 }
 
 // MemoryOf returns the limits in MiB of the devices with these UUIDs, in their order, 0 for no limit. A limit for a
@@ -131,6 +133,7 @@ func (c *mpsConfig) limits() (*Limits, error) {
 		}
 		l.ActiveThreadPercentage = *p
 	}
+	l.MultiUser = c.MultiUser != nil && *c.MultiUser
 	if q := c.DefaultPinnedDeviceMemoryLimit; q != nil {
 		var err error
 		if l.MemoryMiB, err = q.mebibytes(); err != nil {

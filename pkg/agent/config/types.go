@@ -87,6 +87,7 @@ type mpsConfig struct {
 	DefaultActiveThreadPercentage  *int                `json:"defaultActiveThreadPercentage,omitempty"`
 	DefaultPinnedDeviceMemoryLimit *quantity           `json:"defaultPinnedDeviceMemoryLimit,omitempty"`
 	PerDevicePinnedMemoryLimit     map[string]quantity `json:"defaultPerDevicePinnedMemoryLimit,omitempty"`
+	MultiUser                      *bool               `json:"multiUser,omitempty"`
 }
 
 // quantity is a number of bytes as it was written, a JSON string or a number. It is parsed later, when the field's name is at hand.

@@ -68,7 +68,10 @@ func (m *Manager) startDaemon(ctx context.Context, step ledger.Step) error {
 
 // daemonOf is the daemon that a step has, or will have, started.
 func daemonOf(step ledger.Step) sharing.Daemon {
-	return sharing.Daemon{Name: step.Target, GPUs: step.Daemon.GPUs, ActiveThreadPercentage: step.Daemon.ActiveThreadPercentage, MemoryMiB: step.Daemon.MemoryMiB}
+	return sharing.Daemon{
+		Name: step.Target, GPUs: step.Daemon.GPUs, ActiveThreadPercentage: step.Daemon.ActiveThreadPercentage, MemoryMiB: step.Daemon.MemoryMiB,
+		MultiUser: sharing.MultiUser(step.Daemon.MultiUser),
+	}
 }
 
 var errUnknownStep = errors.New("this agent does not know this kind of step")

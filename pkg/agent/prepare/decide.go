@@ -225,7 +225,8 @@ func (j *job) daemon(made bool) (*served, error) {
 		}
 		next := served{Daemon: sharing.Daemon{Name: string(j.entry.Claim.UID)}, gpu: j.entry.HeldGPUs()[0]}
 		if device.Share != nil {
-			next = served{Daemon: sharing.Daemon{Name: device.GPU}, gpu: device.GPU, shared: true}
+			// Who shares it does not know as which users the others run.
+			next = served{Daemon: sharing.Daemon{Name: device.GPU, MultiUser: sharing.MultiUserIfPossible}, gpu: device.GPU, shared: true}
 			if _, err := mpsLimit(settings.MPS, device, j.granted(device.Request, device.GPU)); err != nil {
 				return nil, refuse(device, err)
 			}
@@ -257,6 +258,9 @@ func (j *job) daemon(made bool) (*served, error) {
 		return nil, refuse(first, fmt.Errorf("sharing.strategy: %q: an MPS daemon serves one MIG device alone, and the claim has %d devices for it", config.MPS, len(daemon.GPUs)))
 	}
 	daemon.ActiveThreadPercentage = limits.ActiveThreadPercentage
+	if limits.MultiUser {
+		daemon.MultiUser = sharing.MultiUserYes
+	}
 	var err error
 	if daemon.MemoryMiB, err = limits.MemoryOf(daemon.GPUs); err != nil && (made || partitions == 0) {
 		return nil, refuse(first, err)

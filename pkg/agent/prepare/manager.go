@@ -431,7 +431,9 @@ func (m *Manager) perform(ctx context.Context, j *job, before previous) error {
 			if daemon == nil {
 				continue // its parameters are others by now: what there is of the daemon stays until the claim is unprepared
 			}
-			step.Daemon = &ledger.Daemon{GPUs: daemon.GPUs, ActiveThreadPercentage: daemon.ActiveThreadPercentage, MemoryMiB: daemon.MemoryMiB}
+			step.Daemon = &ledger.Daemon{
+				GPUs: daemon.GPUs, ActiveThreadPercentage: daemon.ActiveThreadPercentage, MemoryMiB: daemon.MemoryMiB, MultiUser: string(daemon.MultiUser),
+			}
 			j.entry.Undo[i] = step
 		}
 		j.begun = i + 1

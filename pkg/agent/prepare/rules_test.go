@@ -55,7 +55,7 @@ func TestNoTenantDecidesHowAGPUIsShared(t *testing.T) {
 		"alone, under MPS": {
 			shares: config.MPS, first: sharedBy("greedy", "20Gi:5", exclusive),
 			want:  []string{`sharing.strategy: "Exclusive": `},
-			setup: setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}}}},
+			setup: setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}, MultiUser: true}}},
 		},
 		"longer time slices": {
 			first: fromClaim(sharedBy("greedy", "20Gi:5", medium)),
@@ -70,7 +70,7 @@ func TestNoTenantDecidesHowAGPUIsShared(t *testing.T) {
 		"time slices on a node of MPS": {
 			shares: config.MPS, first: sharedBy("greedy", "20Gi:5", slicing),
 			want:  []string{`sharing.strategy: "TimeSlicing": node node-1 shares its GPUs by MPS (--share-strategy=mps)`},
-			setup: setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}}}},
+			setup: setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}, MultiUser: true}}},
 		},
 		"the second of two requests": {
 			first: func() *resourceapi.ResourceClaim {
@@ -84,7 +84,7 @@ func TestNoTenantDecidesHowAGPUIsShared(t *testing.T) {
 		"what the node does": {first: sharedBy("greedy", "20Gi:5", slicing), setup: setting{Compute: nvmlsim.ComputeDefault}},
 		"what the node does, under MPS, and limits of its own": {
 			shares: config.MPS, first: sharedBy("greedy", "20Gi:5", sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultPinnedDeviceMemoryLimit":"2Gi"}`)),
-			setup: setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}}}},
+			setup: setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}, MultiUser: true}}},
 		},
 	}
 	for name, tc := range tests {
@@ -273,7 +273,7 @@ func TestRulesOfTheNodeAreForClaimsThatArePreparedAnew(t *testing.T) {
 			}
 			want := setting{Compute: nvmlsim.ComputeDefault}
 			if tc.after == config.MPS {
-				want = setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}}}}
+				want = setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}, MultiUser: true}}}
 			}
 			if diff := cmp.Diff(want, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
 				t.Errorf("setting of the GPU (-want +got):\n%s", diff)

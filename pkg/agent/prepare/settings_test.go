@@ -80,6 +80,10 @@ func TestSettingsAreMadeAndTakenBack(t *testing.T) {
 			want:  setting{Compute: idle, MIG: true, Daemons: []nvmlsim.Daemon{{Name: "train-uid", GPUs: []string{"MIG"}, MemoryMiB: []int64{0}}}},
 			env:   []string{"CUDA_MPS_PIPE_DIRECTORY=/tmp/nvidia-mps"},
 		},
+		"MPS for several users": {
+			claim: withConfig(claim("train", "gpu="+gpu0), driverName, sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"multiUser":true}`)),
+			want:  setting{Compute: exclusive, Daemons: []nvmlsim.Daemon{{Name: "train-uid", GPUs: []string{"GPU"}, MemoryMiB: []int64{0}, MultiUser: true}}},
+		},
 		"admin access changes nothing": {
 			before: []nvmlsim.Command{&nvmlsim.SetComputeMode{GPU: "0", Mode: exclusive}},
 			claim:  withConfig(claim("train", "gpu="+gpu0+"+admin"), driverName, sharingConfig("GpuConfig", "MPS", "")),

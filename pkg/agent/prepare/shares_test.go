@@ -86,7 +86,7 @@ func TestOneMPSDaemonServesAllWhoShareAGPU(t *testing.T) {
 	n := newNode(t)
 	n.rules.Shares = config.MPS
 	m := n.manager()
-	served := setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}}}}
+	served := setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}, MultiUser: true}}}
 	tests := []struct {
 		claim *resourceapi.ResourceClaim
 		want  []string
@@ -313,7 +313,7 @@ func TestSharesAfterAReboot(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.prepared(m, sharedBy("two", "20Gi:25", underMPS))
-	served := setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}}}}
+	served := setting{Compute: nvmlsim.ComputeExclusiveProcess, Daemons: []nvmlsim.Daemon{{Name: gpu0, GPUs: []string{"GPU"}, MultiUser: true}}}
 	for _, step := range []struct {
 		name string
 		do   func()

@@ -72,6 +72,7 @@ const (
 	containerPipe = "/tmp/nvidia-mps"
 	pipeEnv       = "CUDA_MPS_PIPE_DIRECTORY=" + containerPipe
 	control       = "nvidia-cuda-mps-control"
+	multiUser     = "--multiuser-server"
 )
 
 const (
@@ -90,7 +91,30 @@ func (s *systemd) Check(ctx context.Context, daemon Daemon) error {
 	if err != nil {
 		return fmt.Errorf("no MPS daemon can be started on this node: %w", err)
 	}
-	return nil
+	_, err = s.options(ctx, daemon)
+	return err
+}
+
+// options of the control program for the daemon.
+func (s *systemd) options(ctx context.Context, daemon Daemon) ([]string, error) {
+	foreground := []string{"-f"}
+	if daemon.MultiUser == MultiUserNo {
+		return foreground, nil
+	}
+	program, err := s.opts.find(control)
+	if err != nil {
+		return nil, err
+	}
+	// A program that does not know --help says something else, maybe with an error. It may read commands, of which there are none.
+	help := head{most: maxHelp}
+	err = execute(s.opts.command(ctx, program, "--help"), "", &help)
+	if strings.Contains(help.String(), multiUser) {
+		return append(foreground, multiUser), nil
+	}
+	if daemon.MultiUser == MultiUserIfPossible {
+		return foreground, nil
+	}
+	return nil, errors.Join(fmt.Errorf("sharing.mpsConfig.multiUser: the driver cannot do that: %s has no option %s", control, multiUser), err)
 }
 
 // Start implements Daemons.
@@ -111,13 +135,17 @@ func (s *systemd) Start(ctx context.Context, daemon Daemon) error {
 		// Whoever started it did not come to set its limits, or did not get to know that they are. It has clients, maybe, so it stays.
 		return s.limit(ctx, program, daemon.Name, commands)
 	}
+	options, err := s.options(ctx, daemon)
+	if err != nil {
+		return fmt.Errorf("start MPS daemon %s: %w", daemon.Name, err)
+	}
 	if err := s.makeFolder(daemon.Name); err != nil {
 		return fmt.Errorf("folder of MPS daemon %s: %w", daemon.Name, err)
 	}
 	args := append([]string{"systemd-run", "--quiet", "--collect", "--unit=" + unit(daemon.Name), "--description=NVIDIA MPS control daemon of Stowage"}, s.sandbox(program, daemon.Name)...)
 	args = append(args, s.sight(program, daemon.Name)...)
 	args = append(args, "--setenv=CUDA_VISIBLE_DEVICES="+strings.Join(daemon.GPUs, ","), "--setenv=CUDA_MPS_LOG_DIRECTORY="+s.dir(daemon.Name, logFolder))
-	if err := run(s.onHost(ctx, append(args, program.line("-f")...)...), ""); err != nil {
+	if err := run(s.onHost(ctx, append(args, program.line(options...)...)...), ""); err != nil {
 		return fmt.Errorf("start MPS daemon %s: %w", daemon.Name, err)
 	}
 	return s.limit(ctx, program, daemon.Name, commands)
@@ -264,11 +292,17 @@ func below(ctx context.Context, root string, args ...string) *exec.Cmd {
 // may be what a program says that looks there.
 const maxOutput = 500
 
-// head keeps the beginning of what is written.
-type head struct{ bytes.Buffer }
+// maxHelp of a program is looked at.
+const maxHelp = 64 << 10
+
+// head keeps the beginning of what is written: at most so many bytes.
+type head struct {
+	bytes.Buffer
+	most int
+}
 
 func (h *head) Write(data []byte) (int, error) {
-	if room := maxOutput + 1 - h.Len(); room > 0 {
+	if room := h.most - h.Len(); room > 0 {
 		h.Buffer.Write(data[:min(room, len(data))])
 	}
 	return len(data), nil
@@ -289,14 +323,18 @@ func run(cmd *exec.Cmd, input string) error {
 
 // output is what the program said, which is in the error, too.
 func output(cmd *exec.Cmd, input string) (string, error) {
-	var output head
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), &output, &output
-	// A child that keeps the pipes open is not waited for.
-	cmd.WaitDelay = time.Second
-	err := cmd.Run()
+	output := head{most: maxOutput + 1}
+	err := execute(cmd, input, &output)
 	said := clipped(strings.TrimSpace(output.String()))
 	if err != nil {
 		err = fmt.Errorf("%s: %w: %s", clipped(strings.Join(cmd.Args, " ")), err, said)
 	}
 	return said, err
+}
+
+func execute(cmd *exec.Cmd, input string, output *head) error {
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), output, output
+	// A child that keeps the pipes open is not waited for.
+	cmd.WaitDelay = time.Second
+	return cmd.Run()
 }

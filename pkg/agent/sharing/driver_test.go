@@ -34,8 +34,8 @@ func host(t *testing.T) (opts DriverOptions, calls func() []string) {
 	// With --wait it runs a program that reads commands, else it starts a unit.
 	script("systemd-run", absent+`case "$*" in *--wait*) [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log+`;; *) [ -e refuse ] && { echo "no such unit"; exit 1; }; touch unit;; esac`)
 	script("systemctl", absent+`case $1 in is-active) [ -e ending ] && { echo deactivating; exit 3; }; [ -e unit ] || { echo inactive; exit 3; };; stop) [ -e slow ] && exec sleep 60; [ -e unstoppable ] && exit 1; rm -f unit ending; [ ! -e late ] || exit 5;; esac`)
-	// It does not take the first command.
-	script("nvidia-cuda-mps-control", `[ -e deaf ] && exit 1; [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
+	// Its help is long. It does not take the first command.
+	script("nvidia-cuda-mps-control", `[ "$1" = --help ] && { [ -e old ] && { echo "invalid option"; exit 1; }; head -c 3000 /dev/zero | tr '\0' ' '; echo "-M | --multiuser-server"; exit 1; }; [ -e deaf ] && exit 1; [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	opts = DriverOptions{DriverRoot: "/", MPSRoot: filepath.Join(dir, "mps"), HostRoot: "/", ProcRoot: "/proc", mounts: fakeMounts{}}
 	return opts, func() []string {
@@ -121,6 +121,54 @@ func TestSystemdKnowsTheSandbox(t *testing.T) {
 		if err != nil || strings.Contains(string(out), "stowage-test.service:") {
 			t.Errorf("%s\n%v: %s", unit, err, out)
 		}
+	}
+}
+
+// TestADaemonServesSeveralUsersWhereTheDriverCan: one that cannot is told by its help.
+func TestADaemonServesSeveralUsersWhereTheDriverCan(t *testing.T) {
+	const refusal = "sharing.mpsConfig.multiUser: the driver cannot do that: nvidia-cuda-mps-control has no option --multiuser-server"
+	tests := map[string]struct {
+		wanted MultiUser
+		old    bool
+		want   string // of the control program, no start if empty
+	}{
+		"one user at a time":         {wanted: MultiUserNo, want: " nvidia-cuda-mps-control -f"},
+		"several":                    {wanted: MultiUserYes, want: " nvidia-cuda-mps-control -f --multiuser-server"},
+		"several, an old driver":     {wanted: MultiUserYes, old: true},
+		"if possible":                {wanted: MultiUserIfPossible, want: " nvidia-cuda-mps-control -f --multiuser-server"},
+		"if possible, an old driver": {wanted: MultiUserIfPossible, old: true, want: " nvidia-cuda-mps-control -f"},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			opts, calls := host(t)
+			if tc.old {
+				if err := os.WriteFile(filepath.Join(filepath.Dir(opts.MPSRoot), "old"), nil, 0o600); err != nil {
+					t.Fatal(err)
+				}
+			}
+			daemons, daemon := NewDriver(opts).Daemons, Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}, MultiUser: tc.wanted}
+			if tc.want == "" {
+				for act, do := range map[string]func(context.Context, Daemon) error{"check": daemons.Check, "start": daemons.Start} {
+					if err := do(t.Context(), daemon); err == nil || !strings.Contains(err.Error(), refusal) {
+						t.Errorf("%s: %v, want an error with %q", act, err, refusal)
+					}
+				}
+				if list, err := daemons.List(); err != nil || len(list) > 0 {
+					t.Errorf("there is something of %q, %v", list, err)
+				}
+				return
+			}
+			if err := daemons.Check(t.Context(), daemon); err != nil {
+				t.Fatal(err)
+			}
+			if err := daemons.Start(t.Context(), daemon); err != nil {
+				t.Fatal(err)
+			}
+			starts := slices.DeleteFunc(calls(), func(call string) bool { return !strings.HasPrefix(call, "systemd-run --quiet --collect --unit=") })
+			if len(starts) != 1 || !strings.HasSuffix(starts[0], tc.want) {
+				t.Errorf("starts %q, want one that ends in %q", starts, tc.want)
+			}
+		})
 	}
 }
 

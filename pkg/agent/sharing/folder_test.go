@@ -469,7 +469,7 @@ func TestWhatAProgramSaysIsClipped(t *testing.T) {
 	if err == nil || len(err.Error()) > 8*maxOutput+len(strings.Repeat("GPU-", 1000)) {
 		t.Errorf("%d bytes of error", len(err.Error()))
 	}
-	var h head
+	h := head{most: maxOutput + 1}
 	for range 1000 {
 		if n, err := h.Write(make([]byte, 1000)); n != 1000 || err != nil {
 			t.Fatalf("%d, %v", n, err)

@@ -54,7 +54,23 @@ type Daemon struct {
 	ActiveThreadPercentage int
 	// MemoryMiB of a client on each GPU; 0 for no limit.
 	MemoryMiB []int64
+	// MultiUser says whether clients of several users are served at once.
+	MultiUser MultiUser
 }
+
+// MultiUser of a daemon: whether clients of several users are served at once. By itself a daemon serves one user at a time, and the others' clients
+// hang in cuInit. Drivers can do this since some version after 525.
+type MultiUser string
+
+// All but MultiUserNo.
+const (
+	// MultiUserNo serves one user after the other.
+	MultiUserNo MultiUser = ""
+	// MultiUserIfPossible serves one user after the other if the driver can no better.
+	MultiUserIfPossible MultiUser = "IfPossible"
+	// MultiUserYes keeps the daemon from its start if the driver cannot.
+	MultiUserYes MultiUser = "Yes"
+)
 
 // ErrNoProcess means that there is no process with that ID, or that it cannot be seen from here.
 var ErrNoProcess = errors.New("no such process")

@@ -98,6 +98,7 @@ func (s *simulated) Start(ctx context.Context, daemon Daemon) error {
 	}
 	_, err := s.machine.Do(&nvmlsim.StartMPS{Daemon: nvmlsim.Daemon{
 		Name: daemon.Name, GPUs: daemon.GPUs, ActiveThreadPercentage: daemon.ActiveThreadPercentage, MemoryMiB: daemon.MemoryMiB,
+		MultiUser: daemon.MultiUser != MultiUserNo,
 	}})
 	return err
 }

@@ -76,6 +76,8 @@ var Cases = map[string]Case{
 			ActiveThreadPercentage: 100, MemoryMiB: 1 << 30, PerDevice: map[string]int64{"999": 953674316},
 		}},
 	},
+	"MPS for several users":      {Raw: mps(`"multiUser":true`), Kind: config.KindGPU, Settings: config.Settings{Strategy: config.MPS, MPS: &config.Limits{MultiUser: true}}},
+	"MPS for one user at a time": {Raw: mps(`"multiUser":false`), Kind: config.KindGPU, Settings: config.Settings{Strategy: config.MPS, MPS: &config.Limits{}}},
 	"MPS on a MIG device": {
 		Raw: mig(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":100}}`), Kind: config.KindMIG,
 		Settings: config.Settings{Strategy: config.MPS, MPS: &config.Limits{ActiveThreadPercentage: 100}},
@@ -141,6 +143,10 @@ var Cases = map[string]Case{
 	"parameters of slices for MPS": {Raw: gpu(`"sharing":{"strategy":"MPS","timeSlicingConfig":{}}`), Refused: []string{`GpuConfig: sharing.timeSlicingConfig: only the strategy TimeSlicing has it, and the strategy is`, `"MPS"`}},
 	"parameters of MPS for slices of a MIG device": {
 		Raw: mig(`"sharing":{"strategy":"TimeSlicing","mpsConfig":{}}`), Refused: []string{`MigDeviceConfig: sharing.mpsConfig: only the strategy MPS has it, and the strategy is`, `"TimeSlicing"`},
+	},
+	"text for several users": {
+		Raw: mps(`"multiUser":"yes"`), Text: `GpuConfig: sharing.mpsConfig.multiUser: "yes": want true or false`,
+		Refused: []string{`GpuConfig: sharing.mpsConfig.multiUser: "yes": want true or false`},
 	},
 	"no threads":       {Raw: mps(`"defaultActiveThreadPercentage":0`), Refused: []string{"GpuConfig: sharing.mpsConfig.defaultActiveThreadPercentage: 0: want ", "1 to 100"}},
 	"too many threads": {Raw: mps(`"defaultActiveThreadPercentage":101`), Refused: []string{"GpuConfig: sharing.mpsConfig.defaultActiveThreadPercentage: 101: want ", "1 to 100"}},
