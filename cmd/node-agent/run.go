@@ -18,6 +18,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/health"
+	"stowage.dev/stowage/pkg/agent/kmod"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/agent/vfio"
@@ -262,8 +263,29 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 		DriverRoot:     opts.driverRoot,
 		HostDriverRoot: opts.hostDriverRoot,
 		HookPath:       opts.cdiHook,
+		ProcRoot:       "/proc",
+		LoadModule:     opts.loadModule(),
 	})
 	return backend, sharing.NewDriver(daemons), nil
+}
+
+// loadModule loads a module of the kernel that is the host's or, with the driver in a container, that container's.
+func (o *options) loadModule() func(ctx context.Context, module string) error {
+	loaders := []*kmod.Loader{kmod.New(o.hostRoot)}
+	if o.driverRoot != o.hostRoot {
+		loaders = append(loaders, kmod.New(o.driverRoot))
+	}
+	return func(ctx context.Context, module string) error {
+		var failed error
+		for _, loader := range loaders {
+			err := loader.Load(ctx, module)
+			if err == nil {
+				return nil
+			}
+			failed = errors.Join(failed, err)
+		}
+		return failed
+	}
 }
 
 // daemons are the flags for daemons of the Multi-Process Service.

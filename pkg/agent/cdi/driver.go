@@ -1,6 +1,7 @@
 package cdi
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,7 +17,8 @@ import (
 // Driver is the Backend of real GPUs: the driver's libraries, programs, device nodes and hooks, as NVIDIA's own
 // nvcdi finds them below the driver root.
 type Driver struct {
-	opts DriverOptions
+	opts    DriverOptions
+	numbers numbers
 }
 
 var _ Backend = (*Driver)(nil)
@@ -31,12 +33,18 @@ type DriverOptions struct {
 	DriverRoot string
 	// HostDriverRoot is the same folder as the container runtime sees it; empty if it has the same path.
 	HostDriverRoot string
+	// ProcRoot is /proc, of the host; "/proc" if empty.
+	ProcRoot string
+	// LoadModule loads a module of the host's kernel that the driver needs and that nobody has loaded yet. Without it such a claim waits.
+	LoadModule func(ctx context.Context, module string) error
 	// HookPath is the nvidia-cdi-hook program on the host; empty means nvcdi's default.
 	HookPath string
 }
 
 // NewDriver returns the Backend; nothing is looked up before it is asked.
-func NewDriver(opts DriverOptions) *Driver { return &Driver{opts: opts} }
+func NewDriver(opts DriverOptions) *Driver {
+	return &Driver{opts: opts, numbers: numbers{proc: cmp.Or(opts.ProcRoot, "/proc"), load: opts.LoadModule}}
+}
 
 // CommonEdits implements Backend.
 func (d *Driver) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error) {
@@ -48,11 +56,14 @@ func (d *Driver) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error)
 	if err != nil {
 		return nil, fmt.Errorf("look for the driver's files below %s: %w", d.opts.DriverRoot, err)
 	}
-	if err := requireNodes(edits.DeviceNodes, controlNodes...); err != nil {
+	letEverybodyOpen(edits.DeviceNodes)
+	if err := d.toHost(edits.ContainerEdits); err != nil {
+		return nil, err
+	}
+	if err := d.completeControl(ctx, edits.ContainerEdits); err != nil {
 		return nil, fmt.Errorf("look for the driver's device nodes below %s: %w", d.devRoot(), err)
 	}
-	letEverybodyOpen(edits.DeviceNodes)
-	return edits.ContainerEdits, d.toHost(edits.ContainerEdits)
+	return edits.ContainerEdits, nil
 }
 
 // GPUEdits implements Backend.
@@ -70,11 +81,14 @@ func (d *Driver) GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, 
 		return nil, fmt.Errorf("look for the device nodes of %s: nvcdi knows none", gpu.UUID)
 	}
 	edits := devices[0].ContainerEdits
-	if err := requireGPU(edits.DeviceNodes, gpu); err != nil {
+	letEverybodyOpen(edits.DeviceNodes)
+	if err := d.toHost(&edits); err != nil {
+		return nil, err
+	}
+	if err := d.completeGPU(&edits, gpu); err != nil {
 		return nil, fmt.Errorf("look for the device nodes of %s below %s: %w%s", gpu.UUID, d.devRoot(), err, logger.said())
 	}
-	letEverybodyOpen(edits.DeviceNodes)
-	return &edits, d.toHost(&edits)
+	return &edits, nil
 }
 
 // VisibleDevices implements Backend. An NVIDIA runtime below the container engine must not add to CDI.
@@ -83,12 +97,9 @@ func (*Driver) VisibleDevices([]string) string { return noDevices }
 // nvcdi makes a new library for each use: it keeps the driver's version, which changes when a driver is
 // loaded anew. It is about one GPU, or about none.
 func (d *Driver) nvcdi(logger *nvcdiLogger, gpu GPU) (nvcdi.Interface, error) {
-	lib := d.opts.NVML()
+	lib := d.library(gpu)
 	if lib == nil {
 		return nil, errors.New("no NVML library is loaded")
-	}
-	if gpu.PCIBusID != "" {
-		lib = atBus{lib, gpu.PCIBusID}
 	}
 	opts := []nvcdi.Option{
 		nvcdi.WithMode(nvcdi.ModeNvml),
@@ -108,6 +119,15 @@ func (d *Driver) nvcdi(logger *nvcdiLogger, gpu GPU) (nvcdi.Interface, error) {
 		return nil, fmt.Errorf("start nvcdi: %w", err)
 	}
 	return finder, nil
+}
+
+// library is nil as long as there is none. It is about one GPU, or about none.
+func (d *Driver) library(gpu GPU) nvml.Interface {
+	lib := d.opts.NVML()
+	if lib != nil && gpu.PCIBusID != "" {
+		return atBus{lib, gpu.PCIBusID}
+	}
+	return lib
 }
 
 // toHost replaces the agent's driver root in the paths that the container runtime opens.

@@ -19,8 +19,8 @@ import (
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
-// migDriver is a backend over stand-in files with a MIG device on GPU 3, on a machine of which another GPU has fallen off the bus, and what the driver says in /proc of its nodes.
-func migDriver(t *testing.T) (root string, backend *cdi.Driver, device cdi.GPU, minors string) {
+// migDriver is stand-in files of a driver with a MIG device on GPU 3, on a machine of which another GPU has fallen off the bus, and what the driver says in /proc of its nodes.
+func migDriver(t *testing.T) (root string, opts cdi.DriverOptions, device cdi.GPU, minors string) {
 	t.Helper()
 	profile, err := nvmlsim.LoadProfile("dgx-h100")
 	must(t, err)
@@ -54,7 +54,7 @@ func migDriver(t *testing.T) (root string, backend *cdi.Driver, device cdi.GPU, 
 			device = cdi.GPU{Name: "gpu-0000-03-00-0", UUID: uuid, PCIBusID: "0000:61:00.0", Minor: minor}
 		}
 	}
-	return root, cdi.NewDriver(cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: root}), device, minors
+	return root, cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: root}, device, minors
 }
 
 func capNode(root string, n int) string {
@@ -93,7 +93,8 @@ func withDriverInProc(t *testing.T, minors string, f func()) {
 // TestAMIGDeviceHasItsOwnNodes runs nvcdi over stand-in files: the container gets the GPU's node, and the two by which the driver knows
 // what of the GPU it may use.
 func TestAMIGDeviceHasItsOwnNodes(t *testing.T) {
-	root, backend, device, minors := migDriver(t)
+	root, opts, device, minors := migDriver(t)
+	backend := cdi.NewDriver(opts)
 	withDriverInProc(t, minors, func() {
 		edits, err := backend.GPUEdits(t.Context(), device)
 		if err != nil {
@@ -124,7 +125,8 @@ func TestAMIGDeviceHasItsOwnNodes(t *testing.T) {
 
 // TestAMIGDeviceThatTheDriverDoesNotKnow has no nodes that could be looked for.
 func TestAMIGDeviceThatTheDriverDoesNotKnow(t *testing.T) {
-	_, backend, device, _ := migDriver(t)
+	_, opts, device, _ := migDriver(t)
+	backend := cdi.NewDriver(opts)
 	withDriverInProc(t, "gpu7/gi1/access 1\n", func() {
 		if edits, err := backend.GPUEdits(t.Context(), device); err == nil || !strings.Contains(err.Error(), device.UUID) {
 			t.Errorf("%+v, %v: want an error that names it", edits, err)

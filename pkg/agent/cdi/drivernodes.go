@@ -2,18 +2,18 @@ package cdi
 
 import (
 	"cmp"
+	"context"
 	"fmt"
 	"io/fs"
 	"path"
 	"slices"
-	"strconv"
 	"strings"
 
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// nvcdi leaves out, with a warning, what it does not find. A container without one of the nodes below starts, and
-// finds out that CUDA does not work.
+// nvcdi leaves out, with a warning, what it does not find. A container without one of the nodes below would start, and
+// find out that CUDA does not work.
 
 // controlNodes are opened by whatever uses CUDA.
 var controlNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
@@ -26,38 +26,54 @@ const (
 	migCaps    = 2
 )
 
-// requireNodes names the nodes that are not among these.
-func requireNodes(nodes []*specs.DeviceNode, wanted ...string) error {
-	var missing []string
-	for _, name := range wanted {
-		if !slices.ContainsFunc(nodes, func(n *specs.DeviceNode) bool { return n.Path == name }) {
-			missing = append(missing, name)
+// completeControl adds the nodes that whatever uses CUDA opens, where nvcdi has found none.
+func (d *Driver) completeControl(ctx context.Context, edits *specs.ContainerEdits) error {
+	for _, name := range controlNodes {
+		if has(edits.DeviceNodes, name) {
+			continue
 		}
+		nodes, err := d.numbers.control(ctx, name)
+		if err != nil {
+			return fmt.Errorf("there is no %s: %w", name, err)
+		}
+		edits.DeviceNodes = append(edits.DeviceNodes, nodes...)
 	}
-	if len(missing) == 0 {
-		return nil
-	}
-	return fmt.Errorf("there is no %s: load the modules nvidia and nvidia-uvm and make their device nodes, as nvidia-modprobe -u -c <minor> does", strings.Join(missing, " and no "))
+	return nil
 }
 
-// requireGPU checks the nodes of a GPU or of a MIG device.
-func requireGPU(nodes []*specs.DeviceNode, gpu GPU) error {
-	if err := requireNodes(nodes, "/dev/nvidia"+strconv.Itoa(gpu.Minor)); err != nil {
-		return err
+// completeGPU adds the nodes of a GPU or of a MIG device, where nvcdi has found none.
+func (d *Driver) completeGPU(edits *specs.ContainerEdits, gpu GPU) error {
+	if name := gpuNode(gpu.Minor); !has(edits.DeviceNodes, name) {
+		node, err := d.numbers.gpu(gpu.Minor)
+		if err != nil {
+			return fmt.Errorf("there is no %s: %w", name, err)
+		}
+		edits.DeviceNodes = append(edits.DeviceNodes, node)
 	}
 	if !strings.HasPrefix(gpu.UUID, migPrefix) {
 		return nil
 	}
 	var caps []string
-	for _, node := range nodes {
-		if path.Dir(node.Path) == capsFolder {
+	others := slices.DeleteFunc(slices.Clone(edits.DeviceNodes), func(node *specs.DeviceNode) bool {
+		inFolder := path.Dir(node.Path) == capsFolder
+		if inFolder {
 			caps = append(caps, path.Base(node.Path))
 		}
+		return inFolder
+	})
+	if len(caps) == migCaps {
+		return nil
 	}
-	if len(caps) != migCaps {
-		return fmt.Errorf("in %s there is [%s], and a MIG device needs two nodes there, of its GPU instance and of its compute instance: make them, as nvidia-modprobe -f <capability> does", capsFolder, strings.Join(caps, " "))
+	nodes, err := d.numbers.partition(d.library(gpu), gpu)
+	if err != nil {
+		return fmt.Errorf("in %s there is [%s], and a MIG device needs two nodes there, of its GPU instance and of its compute instance: %w", capsFolder, strings.Join(caps, " "), err)
 	}
+	edits.DeviceNodes = append(others, nodes...)
 	return nil
+}
+
+func has(nodes []*specs.DeviceNode, name string) bool {
+	return slices.ContainsFunc(nodes, func(n *specs.DeviceNode) bool { return n.Path == name })
 }
 
 // letEverybodyOpen gives the driver's nodes modes by which a container need not run as root to use its GPU, whatever an
