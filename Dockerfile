@@ -22,6 +22,11 @@ RUN CGO_ENABLED=0 go build -trimpath -ldflags "${LDFLAGS}" -o /out/ ./cmd/schedu
 # The agent opens the driver's library. It cannot simulate GPUs.
 RUN CGO_ENABLED=1 go build -trimpath -tags nosim -ldflags "${LDFLAGS}" -o /out/ ./cmd/node-agent
 
+# The program that prepares containers, of the version of the library that the agent writes specifications with. The host's container runtime runs it,
+# whatever C library the host has.
+RUN CGO_ENABLED=1 GOBIN=/out go install -trimpath -tags netgo,osusergo -ldflags '-s -w -linkmode external -extldflags "-static"' \
+    github.com/NVIDIA/nvidia-container-toolkit/cmd/nvidia-cdi-hook@"$(go list -m -f '{{.Version}}' github.com/NVIDIA/nvidia-container-toolkit)"
+
 FROM build AS build-simulated
 ARG LDFLAGS=
 RUN CGO_ENABLED=1 go build -trimpath -ldflags "${LDFLAGS}" -o /out/simulated/ ./cmd/node-agent ./cmd/nvmlsimctl
@@ -32,9 +37,10 @@ USER 65532:65532
 ENTRYPOINT ["/scheduler"]
 
 # The agent is root: the kubelet's and the container runtime's folders are. What it needs of the NVIDIA driver it takes from
-# the host, and it runs nothing of its own image.
+# the host, and it runs nothing of its own image: nvidia-cdi-hook it gives to the host.
 FROM ${BASE_IMAGE} AS node-agent
 COPY --from=build /out/node-agent /node-agent
+COPY --from=build /out/nvidia-cdi-hook /nvidia-cdi-hook
 USER 0:0
 ENTRYPOINT ["/node-agent"]
 

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -17,6 +18,7 @@ import (
 	stowageversion "stowage.dev/stowage/internal/version"
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
+	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/kmod"
 	"stowage.dev/stowage/pkg/agent/prepare"
@@ -258,11 +260,20 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 		}
 		return backend, sharing.NewSimulated(handle.Machine), err
 	}
+	hook, ours := opts.cdiHook, false
+	if hook == "" && opts.cdiHookFrom != "" {
+		folder := filepath.Join(opts.kubeletRoot, "plugins", driver.Name)
+		if hook, err = cdi.InstallHook(ctx, durable.OS{}, opts.cdiHookFrom, folder); err != nil {
+			return nil, sharing.Tools{}, fmt.Errorf("--nvidia-cdi-hook-from: %w", err)
+		}
+		ours = true
+	}
 	backend := cdi.NewDriver(cdi.DriverOptions{
 		NVML:           hardware.NVML,
 		DriverRoot:     opts.driverRoot,
 		HostDriverRoot: opts.hostDriverRoot,
-		HookPath:       opts.cdiHook,
+		HookPath:       hook,
+		HookIsOurs:     ours,
 		ProcRoot:       "/proc",
 		LoadModule:     opts.loadModule(),
 	})

@@ -39,6 +39,8 @@ type DriverOptions struct {
 	LoadModule func(ctx context.Context, module string) error
 	// HookPath is the nvidia-cdi-hook program on the host; empty means nvcdi's default.
 	HookPath string
+	// HookIsOurs is that it is the one that [InstallHook] puts there, which cannot open the driver's library.
+	HookIsOurs bool
 }
 
 // NewDriver returns the Backend; nothing is looked up before it is asked.
@@ -113,6 +115,9 @@ func (d *Driver) nvcdi(logger *nvcdiLogger, gpu GPU) (nvcdi.Interface, error) {
 	}
 	if d.opts.HookPath != "" {
 		opts = append(opts, nvcdi.WithNVIDIACDIHookPath(d.opts.HookPath))
+	}
+	if d.opts.HookIsOurs {
+		opts = append(opts, nvcdi.WithDisabledHooks(memoryLimitsHook))
 	}
 	finder, err := nvcdi.New(opts...)
 	if err != nil {

@@ -294,3 +294,21 @@ func TestAMissingDriverIsSaid(t *testing.T) {
 		t.Errorf("error %v, want one that says that there is no library", err)
 	}
 }
+
+// TestAHookThatCannotOpenTheDriverIsNotAskedTo: the image's program is linked statically.
+func TestAHookThatCannotOpenTheDriverIsNotAskedTo(t *testing.T) {
+	sim, one := gpu3(t)
+	version, _ := sim.SystemGetDriverVersion()
+	for _, ours := range []bool{false, true} {
+		backend := cdi.NewDriver(cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: driverRoot(t, version), HookPath: "/hook", HookIsOurs: ours})
+		edits, err := backend.GPUEdits(t.Context(), one)
+		must(t, err)
+		var names []string
+		for _, hook := range edits.Hooks {
+			names = append(names, hook.Args[1])
+		}
+		if limits := slices.Contains(names, "apply-cuda-memory-limits"); limits == ours {
+			t.Errorf("our program: %t, hooks %q", ours, names)
+		}
+	}
+}
