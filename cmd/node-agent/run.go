@@ -18,7 +18,6 @@ import (
 	stowageversion "stowage.dev/stowage/internal/version"
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
-	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/kmod"
 	"stowage.dev/stowage/pkg/agent/prepare"
@@ -260,10 +259,10 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 		}
 		return backend, sharing.NewSimulated(handle.Machine), err
 	}
-	hook, ours := opts.cdiHook, false
-	if hook == "" && opts.cdiHookFrom != "" {
+	hook, ours := opts.hook.path, false
+	if hook == "" && opts.hook.from != "" {
 		folder := filepath.Join(opts.kubeletRoot, "plugins", driver.Name)
-		if hook, err = cdi.InstallHook(ctx, durable.OS{}, opts.cdiHookFrom, folder); err != nil {
+		if hook, err = cdi.InstallHook(ctx, opts.hook.from, folder); err != nil {
 			return nil, sharing.Tools{}, fmt.Errorf("--nvidia-cdi-hook-from: %w", err)
 		}
 		ours = true

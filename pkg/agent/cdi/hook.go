@@ -23,13 +23,13 @@ const (
 // InstallHook copies the program nvidia-cdi-hook, which lies beside the agent, into a folder that the container runtime sees under the same path, and
 // returns its path there. It has to be of the version of nvcdi: an older one fails on hooks that it does not know, and each container with it. The
 // version is in the file's name, since containers that start again are prepared with the program that their specification names.
-func InstallHook(ctx context.Context, fsys durable.FS, source, folder string) (path string, err error) {
+func InstallHook(ctx context.Context, source, folder string) (path string, err error) {
 	info, err := buildinfo.ReadFile(source)
 	if err != nil {
 		return "", fmt.Errorf("%s: %w", hookName, err)
 	}
 	own, _ := debug.ReadBuildInfo()
-	return installHook(ctx, fsys, source, folder, info, own)
+	return installHook(ctx, durable.OS{}, source, folder, info, own)
 }
 
 func installHook(ctx context.Context, fsys durable.FS, source, folder string, hook, own *debug.BuildInfo) (path string, err error) {
