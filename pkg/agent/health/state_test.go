@@ -209,7 +209,6 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{0, answered(with(func(r *nvml.Readings) { r.ECC = nil })), "Healthy"},
 			{1, func(now time.Time, s *State) { s.Happened(now, nvml.Event{Kind: nvml.EventDoubleBitECC}) }, "Unhealthy xid=48"},
 		},
-		"a corrected one is no fault": {{0, func(now time.Time, s *State) { s.Happened(now, nvml.Event{Kind: nvml.EventSingleBitECC}) }, "Unknown"}, {1, answered(well()), "Healthy"}},
 		"rows": {
 			{0, answered(with(func(r *nvml.Readings) { r.Rows.Pending = true })), "Healthy row-remap-pending"},
 			{1, answered(with(func(r *nvml.Readings) { r.Rows.Failed = true })), "Unhealthy row-remap-failed"},

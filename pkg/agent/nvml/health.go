@@ -94,7 +94,6 @@ type EventKind string
 // The kinds of events that a watch reports.
 const (
 	EventXID            EventKind = "XID"
-	EventSingleBitECC   EventKind = "SingleBitECC"
 	EventDoubleBitECC   EventKind = "DoubleBitECC"
 	EventMIGConfig      EventKind = "MIGConfig"
 	EventRecoveryAction EventKind = "RecoveryAction"
@@ -102,10 +101,9 @@ const (
 )
 
 // eventKinds are what a watch asks for. Changes of clocks are not among them: an H100 that computes raised 40 a second, and an XID came up to eight
-// seconds behind them. That a GPU slows down is in its readings.
+// seconds behind them. That a GPU slows down is in its readings. Nor are corrected memory errors, which say nothing about whether the GPU works.
 var eventKinds = map[uint64]EventKind{
 	gonvml.EventTypeXidCriticalError:  EventXID,
-	gonvml.EventTypeSingleBitEccError: EventSingleBitECC,
 	gonvml.EventTypeDoubleBitEccError: EventDoubleBitECC,
 	gonvml.EventMigConfigChange:       EventMIGConfig,
 	gonvml.EventTypeGpuRecoveryAction: EventRecoveryAction,
@@ -256,6 +254,9 @@ func (d *device) Watch() (Watch, error) {
 	var types uint64
 	for kind := range eventKinds {
 		types |= kind & supported
+	}
+	if types == 0 {
+		return nil, &CallError{Call: "nvmlDeviceRegisterEvents", Return: gonvml.ERROR_NOT_SUPPORTED}
 	}
 	set, err := get(d.lib, "nvmlEventSetCreate", d.lib.nvml.EventSetCreate)
 	if err != nil {

@@ -257,22 +257,29 @@ func TestAWatchReportsItsGPUsEvents(t *testing.T) {
 	}
 }
 
-// A GPU that computes changes its clocks many times a second, and an XID behind these comes late.
-func TestAWatchDoesNotAskForChangesOfClocks(t *testing.T) {
-	m, d := hardware(t, "dgx-h100")
-	w, err := d.Watch()
-	if err != nil {
-		t.Fatal(err)
-	}
-	for range 40 {
-		happen(t, m, &nvmlsim.SetThrottle{GPU: "0", Reasons: []string{"sw-power-cap"}}, &nvmlsim.SetThrottle{GPU: "0"})
-	}
-	happen(t, m, &nvmlsim.RaiseXID{GPU: "0", Code: 31})
-	if got, err := w.Wait(0); err != nil || !cmp.Equal(Event{EventXID, 31, nil}, got) {
-		t.Errorf("the first event: %+v, %v", got, err)
-	}
-	if err := w.Close(); err != nil {
-		t.Error(err)
+// A GPU that computes changes its clocks many times a second, one whose memory fails corrects many errors, and an XID behind these comes late.
+func TestAWatchDoesNotAskForWhatComesOften(t *testing.T) {
+	for name, often := range map[string][]nvmlsim.Command{
+		"changes of clocks": {&nvmlsim.SetThrottle{GPU: "0", Reasons: []string{"sw-power-cap"}}, &nvmlsim.SetThrottle{GPU: "0"}},
+		"corrected errors":  {&nvmlsim.CountECC{GPU: "0", ECCCounts: nvmlsim.ECCCounts{Corrected: 1}}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			m, d := hardware(t, "dgx-h100")
+			w, err := d.Watch()
+			if err != nil {
+				t.Fatal(err)
+			}
+			for range 40 {
+				happen(t, m, often...)
+			}
+			happen(t, m, &nvmlsim.RaiseXID{GPU: "0", Code: 31})
+			if got, err := w.Wait(0); err != nil || !cmp.Equal(Event{EventXID, 31, nil}, got) {
+				t.Errorf("the first event: %+v, %v", got, err)
+			}
+			if err := w.Close(); err != nil {
+				t.Error(err)
+			}
+		})
 	}
 }
 
