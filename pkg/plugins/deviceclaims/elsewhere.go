@@ -11,7 +11,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
@@ -188,6 +187,6 @@ func (pl *Plugin) tryAgain(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Stat
 		return nil
 	}
 	pl.shared.elsewhere.relax(pod.UID)
-	pl.handle.Activate(klog.FromContext(ctx), map[string]*v1.Pod{pod.Namespace + "/" + pod.Name: pod})
+	tryAtOnce(ctx, pl.handle, pod)
 	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "devices that could not be made ready for the pod are tried again, as there are no others")
 }

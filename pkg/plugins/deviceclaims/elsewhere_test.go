@@ -210,6 +210,26 @@ func TestGroupsAvoidDevicesThatFailed(t *testing.T) {
 	}
 }
 
+// A pod of a group that avoids what failed for it may take what another one needs. If the group does not fit so, it forgets.
+func TestAGroupThatDoesNotFitForgetsWhatFailed(t *testing.T) {
+	w := oneNode()
+	w.objects[1] = slice("node-b", device("gpu-0", withModel("A100")), device("gpu-1", withModel("H100")))
+	w.claims = []*resourceapi.ResourceClaim{claim("any"), claim("special", withSelector(`device.attributes["gpu.example.com"].model == "H100"`))}
+	p, q := pod("p", "any"), pod("q", "special")
+	w.pods = []*v1.Pod{p, q}
+	h := newHarness(t, w)
+	for _, member := range []*v1.Pod{p, q} {
+		h.plugin.shared.elsewhere.add(member, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: "gpu-0"}})
+	}
+	g := h.tryGroup(p, q)
+	g.wantNodes("node-b", "")
+	g.postFilter(nil)
+	h.tryGroup(p, q).wantNodes("node-b", "node-b")
+	if h.plugin.shared.elsewhere.of(q.UID) == nil {
+		t.Error("a pod forgets what failed for it though that kept nobody away: it has found no node itself")
+	}
+}
+
 func TestFailuresAreBounded(t *testing.T) {
 	e := newElsewhere(corelisters.NewPodLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)))
 	p := pod("p")

@@ -29,7 +29,7 @@ func (pl *Plugin) awaitLeaving(ctx context.Context, c *cycle, pod *v1.Pod) (*fwk
 	pl.shared.leaving.add(pl.handle, pod, leaving)
 	if slices.ContainsFunc(leaving, pl.hasChanged) {
 		pl.shared.leaving.remove(pod.UID)
-		pl.handle.Activate(klog.FromContext(ctx), map[string]*v1.Pod{pod.Namespace + "/" + pod.Name: pod})
+		tryAtOnce(ctx, pl.handle, pod)
 	}
 	// The nomination is said again: the scheduler takes it from the pod's status otherwise, where it may not be yet.
 	return framework.NewPostFilterResultWithNominatedNode(node), fwk.NewStatus(fwk.UnschedulableAndUnresolvable,

@@ -37,7 +37,11 @@ func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycl
 	var explanation []string
 	for _, pod := range pods {
 		c := found.pods[pod.UID]
-		if c == nil || c.placed {
+		if c == nil {
+			continue
+		}
+		if c.placed {
+			pl.shared.elsewhere.relax(pod.UID) // where it avoids a device, the others may not fit
 			continue
 		}
 		if status := pl.giveUpFor(ctx, c, pod); status != nil {

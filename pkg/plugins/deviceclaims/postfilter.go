@@ -45,13 +45,18 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	case err != nil:
 		return nil, pl.notGivenUp(pod, c, fmt.Errorf("remove what an earlier attempt made for the pod's extended resources: %w", err))
 	case len(removed) > 0:
+		tryAtOnce(ctx, pl.handle, pod)
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			fmt.Sprintf("removed claim %s, which an earlier attempt made for the pod's extended resources", strings.Join(removed, ", ")))
 	}
 	where, missing := pl.explain(ctx, c, pod)
 	missing = join(missing, pl.putOff(pod, until))
 	if obstacle := pl.obstacle(ctx, c, pod); obstacle != nil {
-		switch err := pl.giveUp(ctx, pod, obstacle); {
+		err := pl.giveUp(ctx, pod, obstacle)
+		if err == nil {
+			tryAtOnce(ctx, pl.handle, pod)
+		}
+		switch {
 		case err == nil && obstacle.shared: // it may take long until the others leave, too
 			return nil, leftToOthers(join(obstacle.givenUp(), missing))
 		case err == nil:
@@ -64,6 +69,12 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		}
 	}
 	return nil, leftToOthers(join(where, missing))
+}
+
+// tryAtOnce has the scheduling queue try a pod again when its attempt has ended. One that has given something up may hold more, and nothing else
+// need wake it: if others are faster, it fits nowhere.
+func tryAtOnce(ctx context.Context, queue fwk.PodActivator, pod *v1.Pod) {
+	queue.Activate(klog.FromContext(ctx), map[string]*v1.Pod{podName(pod).String(): pod})
 }
 
 // notGivenUp says why nothing could be given up for the pod. What had no answer is tried again by and by: no event need follow.

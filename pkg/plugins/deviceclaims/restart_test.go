@@ -3,6 +3,7 @@ package deviceclaims
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -106,6 +107,56 @@ func TestSchedulerIsKilledWhileItGivesUpAnAllocation(t *testing.T) {
 			got := next.api.get("c")
 			if got.Status.Allocation == nil || got.Status.Allocation.Devices.Results[0].Pool != "node-b" || len(got.Status.ReservedFor) != 1 {
 				t.Errorf("claim: devices %v, users %v", devicesOf(got), usersOf(got))
+			}
+		})
+	}
+}
+
+// An attempt gives up one thing. Whoever holds more is tried again, also if it fits nowhere by then.
+func TestAPodIsTriedAgainUntilItHoldsNothing(t *testing.T) {
+	first, second := allocated("node-b", "gpu-0"), allocated("node-b", "gpu-1")
+	for name, tc := range map[string]struct {
+		claims []*resourceapi.ResourceClaim
+		made   bool // and a claim for extended resources
+		want   []state
+		tries  int
+	}{
+		"nothing": {claims: []*resourceapi.ResourceClaim{claim("first"), claim("second")}, want: []state{{}, {}}, tries: 1},
+		"two claims": {
+			claims: []*resourceapi.ResourceClaim{claim("first", first, reservedFor("p")), claim("second", second, reservedFor("p"))},
+			want:   []state{{}, {}}, tries: 3,
+		},
+		"a claim of others, too, and one of its own": {
+			claims: []*resourceapi.ResourceClaim{claim("first", first, reservedFor("p", "q")), claim("second", second, reservedFor("p"))},
+			want:   []state{{Devices: []string{"gpu-0"}, Users: []string{"q"}}, {}}, tries: 3,
+		},
+		"two claims, and one made for extended resources": {
+			claims: []*resourceapi.ResourceClaim{claim("first", first, reservedFor("p")), claim("second", second, reservedFor("p"))}, made: true,
+			want: []state{{}, {}}, tries: 4,
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := pod("p", "first", "second", "large")
+			if tc.made {
+				p.Spec.Containers = containersPod("a=2").Spec.Containers
+			}
+			w := extendedWorld(p)
+			w.claims = append(tc.claims, claim("large", counted(3))) // for which no node has the devices
+			if tc.made {
+				w.claims = append(w.claims, leftover(p, allocated("node-x", "gpu-0", "gpu-1")))
+			}
+			h := newHarness(t, w)
+			tries := 1
+			for h.filterAll(p).postFilter(); tries < 10 && slices.Contains(h.activator.taken(), "p"); tries++ {
+				h.filterAll(p).postFilter()
+			}
+			if tries != tc.tries {
+				t.Errorf("tried %d times, want %d", tries, tc.tries)
+			}
+			h.wantState("first", tc.want[0])
+			h.wantState("second", tc.want[1])
+			if made := h.extendedClaims(); len(made) > 0 {
+				t.Errorf("claims for extended resources are left: %v", made)
 			}
 		})
 	}
