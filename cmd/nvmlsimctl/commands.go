@@ -35,9 +35,12 @@ func (c *client) driverCommands() *cobra.Command {
 	plain := func(use, short string, command nvmlsim.Command) *cobra.Command {
 		return c.action(use, short, 0, func([]string) (nvmlsim.Command, error) { return command, nil })
 	}
+	load := nvmlsim.LoadDriver{}
+	loadCommand := plain("load", "Load it again", &load)
+	loadCommand.Flags().StringVar(&load.Version, "version", "", "version of the driver; the one that was loaded last if not given")
 	return group("driver", "The kernel driver",
 		plain("unload", "Unload the driver", &nvmlsim.UnloadDriver{}),
-		plain("load", "Load it again", &nvmlsim.LoadDriver{}),
+		loadCommand,
 	)
 }
 

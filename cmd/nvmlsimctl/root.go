@@ -56,7 +56,7 @@ var usageWords = map[string]string{
 	"gpu": "GPU", "pid": "PID", "code": "CODE", "celsius": "CELSIUS", "watts": "WATTS", "action": "ACTION", "mode": "MODE",
 	"time": "TIME", "reasons": "REASON", "daemon": "DAEMON", "profile": "PROFILE", "link.generation": "GENERATION", "link.width": "WIDTH",
 	"kind": "--kind", "instance": "--instance", "memoryMiB": "--memory-mib", "start": "--start", "compute": "--compute",
-	"replays": "--replays", "corrected": "--corrected", "uncorrected": "--uncorrected", "corrected, uncorrected": "--corrected, --uncorrected",
+	"replays": "--replays", "version": "--version", "corrected": "--corrected", "uncorrected": "--uncorrected", "corrected, uncorrected": "--corrected, --uncorrected",
 }
 
 // positional are fields that are arguments in one command and flags in others.

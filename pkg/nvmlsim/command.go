@@ -1,6 +1,7 @@
 package nvmlsim
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"path"
@@ -130,16 +131,23 @@ func (*UnloadDriver) do(_ *Machine, s *State) (Result, error) {
 	return Result{}, nil
 }
 
-// LoadDriver loads it again. What the driver kept is forgotten.
-type LoadDriver struct{}
+// LoadDriver loads it again, or another version of it. What the driver kept is forgotten.
+type LoadDriver struct {
+	// Version such as "580.65.06"; empty for the one that was loaded last.
+	Version string `json:"version,omitempty"`
+}
 
 // Name implements Command.
 func (*LoadDriver) Name() string { return "driver load" }
 
-func (*LoadDriver) do(m *Machine, s *State) (Result, error) {
+func (c *LoadDriver) do(m *Machine, s *State) (Result, error) {
 	if s.Driver.Loaded {
 		return Result{}, errors.New("the driver is loaded already")
 	}
+	if c.Version != "" && !driverVersion.MatchString(c.Version) {
+		return Result{}, fmt.Errorf("version: %q: want one such as %s", c.Version, m.profile.System.DriverVersion)
+	}
+	s.Driver.Version = cmp.Or(c.Version, s.Driver.Version)
 	s.loadDriver(m.profile)
 	return Result{}, nil
 }

@@ -146,11 +146,12 @@ func (d *device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 	if len(values) == 0 {
 		return nvml.ERROR_INVALID_ARGUMENT
 	}
+	driver := d.lib.machine.DriverVersion()
 	for i := range values {
 		v := &values[i]
 		value, ok := d.field(g, v.FieldId)
 		v.Value, v.NvmlReturn = [8]byte{}, uint32(nvml.SUCCESS)
-		if !d.lib.knowsField(v.FieldId) {
+		if !knowsField(driver, v.FieldId) {
 			v.NvmlReturn = uint32(nvml.ERROR_INVALID_ARGUMENT)
 			continue
 		}
@@ -175,9 +176,9 @@ func (d *device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 // fieldSince is the first branch of the driver that has a field, where that is younger than the oldest driver in use.
 var fieldSince = map[uint32]int{nvml.FI_DEV_GET_GPU_RECOVERY_ACTION: 565}
 
-// knowsField tells whether the driver has heard of a field, whatever the GPU has.
-func (l *Library) knowsField(id uint32) bool {
-	number, _, _ := strings.Cut(l.profile.System.DriverVersion, ".")
+// knowsField tells whether a driver of that version has heard of a field, whatever the GPU has.
+func knowsField(driver string, id uint32) bool {
+	number, _, _ := strings.Cut(driver, ".")
 	branch, err := strconv.Atoi(number)
 	return err == nil && id > 0 && id < nvml.FI_MAX && branch >= fieldSince[id]
 }

@@ -79,6 +79,19 @@ func (d *device) GetGpuInstancePossiblePlacements(info *nvml.GpuInstanceProfileI
 	return placements, nvml.SUCCESS
 }
 
+// GPUInstanceProfileName is that of the GPU instance profile with that ID of a GPU, such as "1g.10gb"; empty if it has none.
+func GPUInstanceProfileName(gpu nvml.Device, id uint32) string {
+	d, ok := gpu.(*device)
+	if !ok || d.model.MIG == nil {
+		return ""
+	}
+	p := d.model.MIG.table().byID(id)
+	if p == nil {
+		return ""
+	}
+	return p.name
+}
+
 // lookUp finds the profile that a caller means by its ID.
 func lookUp(table *migTable, info *nvml.GpuInstanceProfileInfo, ret nvml.Return) (*giProfile, nvml.Return) {
 	if ret != nvml.SUCCESS {

@@ -16,6 +16,20 @@ func gpuUUID(nodeName string, index int) string {
 	return "GPU-" + uuid.NewSHA1(namespace, fmt.Appendf(nil, "%s/gpu/%d", nodeName, index)).String()
 }
 
+// Identity is equal for two handles of the same object, and can be a key. GPUs and event sets have one handle each; those of
+// MIG devices and instances are made by each call that returns them.
+func Identity(handle any) any {
+	switch h := handle.(type) {
+	case *migDevice:
+		return *h
+	case *gpuInstance:
+		return *h
+	case *computeInstance:
+		return [2]any{*h.parent, computeInstance{id: h.id, number: h.number}}
+	}
+	return handle
+}
+
 // boardSerial is the 13-digit serial number of a board.
 func boardSerial(nodeName string, board int) string {
 	id := uuid.NewSHA1(namespace, fmt.Appendf(nil, "%s/board/%d", nodeName, board))

@@ -115,6 +115,9 @@ func (m *Machine) State() *State {
 // BootID is a new one after each reboot.
 func (m *Machine) BootID() string { return m.State().BootID }
 
+// DriverVersion is that of the kernel driver, loaded or not.
+func (m *Machine) DriverVersion() string { return m.State().driverVersion(m.profile) }
+
 // look returns the state, and a channel that is closed when this process learns of another.
 func (m *Machine) look() (*State, <-chan struct{}) {
 	m.mu.Lock()

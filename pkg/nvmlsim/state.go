@@ -1,6 +1,7 @@
 package nvmlsim
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -34,6 +35,8 @@ type Driver struct {
 	Loaded bool `json:"loaded"`
 	// Loads counts how often it was loaded: sessions do not outlive a load.
 	Loads int `json:"loads"`
+	// Version of the driver that was loaded last; empty for the profile's.
+	Version string `json:"version,omitempty"`
 }
 
 // GPUState is what changes on one GPU.
@@ -280,6 +283,9 @@ func newState(p *Profile, node string) *State {
 	}
 	return s
 }
+
+// driverVersion is that of the kernel driver.
+func (s *State) driverVersion(p *Profile) string { return cmp.Or(s.Driver.Version, p.System.DriverVersion) }
 
 // loadDriver resets what the driver and the GPUs keep only as long as the driver
 // is loaded: settings, MIG instances, counters, and from Hopper on the MIG mode.

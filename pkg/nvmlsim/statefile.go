@@ -82,6 +82,15 @@ func (f *stateFile) load() (*State, stamp, error) {
 	return s, stampOf(info), nil
 }
 
+// SavedMachine says which profile and node the machine in a folder is of. It makes nothing: without a machine both are empty.
+func SavedMachine(folder string) (profile, node string, err error) {
+	s, _, err := (&stateFile{folder: folder}).load()
+	if err != nil || s == nil {
+		return "", "", err
+	}
+	return s.Profile, s.Node, nil
+}
+
 // loadChanged is load, or nil if the content is the one that was seen.
 func (f *stateFile) loadChanged(seen stamp) (*State, stamp, error) {
 	info, err := os.Stat(f.path())

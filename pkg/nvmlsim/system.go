@@ -8,19 +8,21 @@ import (
 
 // SystemGetDriverVersion returns the version of the kernel driver.
 func (l *Library) SystemGetDriverVersion() (string, nvml.Return) {
-	if ret := l.ready(); ret != nvml.SUCCESS {
+	now, ret := l.now()
+	if ret != nvml.SUCCESS {
 		return "", ret
 	}
-	return l.profile.System.DriverVersion, nvml.SUCCESS
+	return now.driverVersion(l.profile), nvml.SUCCESS
 }
 
 // SystemGetNVMLVersion returns the CUDA major version and the driver version.
 func (l *Library) SystemGetNVMLVersion() (string, nvml.Return) {
-	if ret := l.ready(); ret != nvml.SUCCESS {
+	driver, ret := l.SystemGetDriverVersion()
+	if ret != nvml.SUCCESS {
 		return "", ret
 	}
 	major, _, _ := strings.Cut(l.profile.System.CUDADriverVersion, ".")
-	return major + "." + l.profile.System.DriverVersion, nvml.SUCCESS
+	return major + "." + driver, nvml.SUCCESS
 }
 
 // SystemGetCudaDriverVersion returns 1000*major + 10*minor.

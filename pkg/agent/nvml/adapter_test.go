@@ -221,11 +221,12 @@ func TestValuesOfANewerDriverGetAWord(t *testing.T) {
 
 func simulated(t *testing.T, profile string) Library {
 	t.Helper()
-	sim, err := nvmlsim.New(profile, "node-a")
+	p, err := nvmlsim.LoadProfile(profile)
 	if err != nil {
 		t.Fatal(err)
 	}
-	return Adapt(sim, "sim:"+profile)
+	_, lib := seen(t, p)
+	return lib
 }
 
 // initialized opens a session that ends with the test.

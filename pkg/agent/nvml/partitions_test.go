@@ -18,8 +18,8 @@ func hardware(t *testing.T, profile string) (*nvmlsim.Machine, Device) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := nvmlsim.NewMachine(p, "node-a")
-	d, err := initialized(t, Adapt(m.NVML(), "sim:"+profile)).Device(0)
+	m, lib := seen(t, p)
+	d, err := initialized(t, lib).Device(0)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,7 +22,8 @@ func TestAnOlderDriverHasNoRecoveryAction(t *testing.T) {
 			t.Fatal(err)
 		}
 		profile.System.DriverVersion = version
-		d, err := initialized(t, Adapt(nvmlsim.NewMachine(profile, "node-a").NVML(), "sim")).Device(0)
+		_, lib := seen(t, profile)
+		d, err := initialized(t, lib).Device(0)
 		if err != nil {
 			t.Fatal(err)
 		}
