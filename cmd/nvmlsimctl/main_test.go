@@ -173,11 +173,16 @@ func TestEveryCommandDoesWhatItSays(t *testing.T) {
 		t.Errorf("last event %+v, want XID 79 of GPU 1", last)
 	}
 	for _, step := range []struct {
-		args   string
-		loaded bool
-	}{{"driver unload", false}, {"driver load", true}} {
-		if _, err := ctl(t, socket, strings.Fields(step.args)...); err != nil || state(t, socket).Driver.Loaded != step.loaded {
-			t.Errorf("%s: %v", step.args, err)
+		args    string
+		loaded  bool
+		version string
+	}{
+		{"driver unload", false, ""}, {"driver load", true, ""}, {"driver unload", false, ""}, {"driver load --version 580.65.06", true, "580.65.06"},
+		{"driver unload", false, "580.65.06"}, {"driver load", true, "580.65.06"},
+	} {
+		_, err := ctl(t, socket, strings.Fields(step.args)...)
+		if driver := state(t, socket).Driver; err != nil || driver.Loaded != step.loaded || driver.Version != step.version {
+			t.Errorf("%s: %+v, %v", step.args, driver, err)
 		}
 	}
 	before := state(t, socket).BootID
@@ -240,6 +245,9 @@ func TestBadInputIsNamed(t *testing.T) {
 		"output of no kind":     {socket, "state -o xml", `--output "xml"`},
 		"nobody serves":         {missing, "reboot", missing},
 		"no such command":       {socket, "gpus", "gpus"},
+		"library of no version": {socket, "library a b", "driver"},
+		"library that is none":  {socket, "library --driver 570.1 /dev/null " + filepath.Join(t.TempDir(), "to"), "library: /dev/null: not a simulated NVML library"},
+		"library of no form":    {socket, "library --driver 570 /dev/null x", `driver version "570"`},
 		"profile that is none":  {socket, "serve --profile abacus --node-name n --dir " + t.TempDir(), "--profile: unknown GPU profile"},
 		"folder that is none":   {socket, "serve --profile t4 --node-name n --dir /dev/null", "--dir: "},
 		"serve without a name":  {socket, "serve --profile t4 --dir x", "node-name"},

@@ -14,6 +14,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"stowage.dev/stowage/pkg/nvmlsim"
+	"stowage.dev/stowage/pkg/nvmlsim/install"
 )
 
 // defaultSocket is where the node agent has it with its default --state-dir.
@@ -37,7 +38,7 @@ func newCommand(env func(string) (string, bool)) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.PersistentFlags().StringVar(&c.socket, "socket", c.socket, "control socket of the simulated machine; NVMLSIM_SOCKET in the environment if not given")
-	root.AddCommand(c.gpuCommands(), c.procCommands(), c.driverCommands(), c.migCommands(), c.stateCommand(), newServeCommand())
+	root.AddCommand(c.gpuCommands(), c.procCommands(), c.driverCommands(), c.migCommands(), c.stateCommand(), newServeCommand(), newLibraryCommand())
 	root.AddCommand(c.faultCommands()...)
 	return root
 }
@@ -121,6 +122,27 @@ func group(name, short string, commands ...*cobra.Command) *cobra.Command {
 	}
 	g.AddCommand(commands...)
 	return g
+}
+
+// newLibraryCommand returns "library", which needs no machine.
+func newLibraryCommand() *cobra.Command {
+	var driver string
+	cmd := &cobra.Command{
+		Use:   "library --driver VERSION FROM TO",
+		Short: "Write the simulated libnvidia-ml.so.1 as the one of a driver version: it lacks what that lacks, and serves no other kernel driver",
+		Args:  arguments(cobra.ExactArgs(2)),
+		RunE: func(_ *cobra.Command, args []string) error {
+			if err := install.Library(args[0], args[1], driver); err != nil {
+				return fmt.Errorf("library: %w", err)
+			}
+			return nil
+		},
+	}
+	cmd.Flags().StringVar(&driver, "driver", "", "version of the driver, such as 570.172.08")
+	if err := cmd.MarkFlagRequired("driver"); err != nil {
+		panic(err) // the flag is defined above
+	}
+	return cmd
 }
 
 // newServeCommand returns "serve", which stands in for the agent's process.

@@ -80,6 +80,7 @@ func TestABadCommandIsRefusedNamingFieldAndValue(t *testing.T) {
 		"driver in use":            {"t4", []Command{process(Process{PID: 8, Kind: ProcessGraphics})}, &UnloadDriver{}, "GPU 0 has process 8"},
 		"driver unloaded twice":    {"t4", []Command{&UnloadDriver{}}, &UnloadDriver{}, "is not loaded"},
 		"driver loaded twice":      {"t4", nil, &LoadDriver{}, "is loaded already"},
+		"driver of no version":     {"t4", []Command{&UnloadDriver{}}, &LoadDriver{Version: "new"}, `version: "new": want one such as `},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

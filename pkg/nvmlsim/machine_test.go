@@ -341,6 +341,32 @@ func TestTheDriverComesAndGoes(t *testing.T) {
 	}
 }
 
+// Another version that was loaded stays, over a reload and a reboot, and it is the one that knows fields or does not.
+func TestAnotherVersionOfTheDriverIsLoaded(t *testing.T) {
+	lib := mustNew(t, "dgx-h100")
+	recovery := func(want nvml.Return) {
+		t.Helper()
+		open(t, lib)
+		values := []nvml.FieldValue{{FieldId: nvml.FI_DEV_GET_GPU_RECOVERY_ACTION}}
+		if ret := lib.devices[0].GetFieldValues(values); ret != nvml.SUCCESS || nvml.Return(values[0].NvmlReturn) != want {
+			t.Errorf("the recovery action: %v, %v, want %v", ret, nvml.Return(values[0].NvmlReturn), want)
+		}
+	}
+	recovery(nvml.SUCCESS)
+	do(t, lib.machine, &UnloadDriver{})
+	do(t, lib.machine, &LoadDriver{Version: "550.163.01"})
+	recovery(nvml.ERROR_INVALID_ARGUMENT)
+	do(t, lib.machine, &UnloadDriver{})
+	do(t, lib.machine, &LoadDriver{})
+	do(t, lib.machine, &Reboot{})
+	recovery(nvml.ERROR_INVALID_ARGUMENT)
+	version, _ := lib.SystemGetDriverVersion()
+	library, _ := lib.SystemGetNVMLVersion()
+	if version != "550.163.01" || !strings.HasSuffix(library, ".550.163.01") || lib.machine.DriverVersion() != version {
+		t.Errorf("the driver is %s and the library %s, want 550.163.01", version, library)
+	}
+}
+
 func TestAGPUIsPluggedInAndOut(t *testing.T) {
 	lib := open(t, mustNew(t, "t4"))
 	const folder = "bus/pci/devices"

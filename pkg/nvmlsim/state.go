@@ -285,7 +285,9 @@ func newState(p *Profile, node string) *State {
 }
 
 // driverVersion is that of the kernel driver.
-func (s *State) driverVersion(p *Profile) string { return cmp.Or(s.Driver.Version, p.System.DriverVersion) }
+func (s *State) driverVersion(p *Profile) string {
+	return cmp.Or(s.Driver.Version, p.System.DriverVersion)
+}
 
 // loadDriver resets what the driver and the GPUs keep only as long as the driver
 // is loaded: settings, MIG instances, counters, and from Hopper on the MIG mode.

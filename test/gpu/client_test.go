@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stowage.dev/stowage/pkg/nvmlsim/librarytest"
 	"stowage.dev/stowage/test/gpu/cuda"
 )
 
@@ -23,7 +24,7 @@ const clientEnv = "STOWAGE_GPU_CLIENT"
 
 func TestMain(m *testing.M) {
 	if os.Getenv(clientEnv) == "" {
-		os.Exit(m.Run())
+		os.Exit(librarytest.Main(m))
 	}
 	if err := serve(os.Stdin, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, err)

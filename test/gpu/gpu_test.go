@@ -21,6 +21,8 @@ import (
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/nvmlsim"
+	"stowage.dev/stowage/pkg/nvmlsim/librarytest"
 )
 
 // node is the machine under test.
@@ -40,6 +42,44 @@ func TestOnSimulatedGPUs(t *testing.T) {
 	check(t, node{
 		open: func() (*nvml.Handle, error) {
 			return nvml.Open("sim:dgx-h100", nvml.OpenOptions{NodeName: "node-1", SimDir: state, ProcRoot: proc})
+		},
+		backend: func(ctx context.Context, _ func() *driver.Hardware) (cdi.Backend, error) {
+			return cdi.NewSimulated(ctx, cdi.SimulatedOptions{DevRoot: filepath.Join(t.TempDir(), "dev"), ProcRoot: proc})
+		},
+	})
+}
+
+// TestOnALibraryOfSimulatedGPUs takes the way of real GPUs as far as there is one without them: the library of the machine's
+// driver version is found below a driver root and loaded, and the kernel's tree is in a folder.
+func TestOnALibraryOfSimulatedGPUs(t *testing.T) {
+	root, state, sys, proc := t.TempDir(), filepath.Join(t.TempDir(), "sim"), t.TempDir(), t.TempDir()
+	if err := os.WriteFile(filepath.Join(proc, "devices"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	profile, err := nvmlsim.LoadProfile("dgx-h100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine, err := nvmlsim.OpenMachine(profile, "node-1", state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.CopyFS(sys, machine.NVML().Sysfs()); err != nil {
+		t.Fatal(err)
+	}
+	libraries := filepath.Join(root, "usr", "lib64")
+	if err := os.MkdirAll(libraries, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	librarytest.Install(t, libraries, machine.DriverVersion())
+	t.Setenv("NVMLSIM_SOCKET", filepath.Join(state, nvmlsim.ControlSocket))
+	check(t, node{
+		open: func() (*nvml.Handle, error) {
+			handle, err := nvml.Open(nvml.SpecAuto, nvml.OpenOptions{DriverRoot: root, SysRoot: sys})
+			if err == nil && handle.Simulated {
+				err = errors.New("no library was found")
+			}
+			return handle, err
 		},
 		backend: func(ctx context.Context, _ func() *driver.Hardware) (cdi.Backend, error) {
 			return cdi.NewSimulated(ctx, cdi.SimulatedOptions{DevRoot: filepath.Join(t.TempDir(), "dev"), ProcRoot: proc})

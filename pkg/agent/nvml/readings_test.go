@@ -17,20 +17,22 @@ import (
 // TestAnOlderDriverHasNoRecoveryAction: R550 does not know the field, and answers that its number is not valid.
 func TestAnOlderDriverHasNoRecoveryAction(t *testing.T) {
 	for version, known := range map[string]bool{"535.216.03": false, "550.163.01": false, "565.57.01": true, "580.105.08": true} {
-		profile, err := nvmlsim.LoadProfile("dgx-h100")
-		if err != nil {
-			t.Fatal(err)
-		}
-		profile.System.DriverVersion = version
-		_, lib := seen(t, profile)
-		d, err := initialized(t, lib).Device(0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		r, err := d.Readings()
-		if err != nil || r.Odd != nil || r.TemperatureC == nil || (r.RecoveryAction != nil) != known {
-			t.Errorf("driver %s: %+v, %v: want all readings, and the recovery action: %v", version, r, err, known)
-		}
+		t.Run(version, func(t *testing.T) {
+			profile, err := nvmlsim.LoadProfile("dgx-h100")
+			if err != nil {
+				t.Fatal(err)
+			}
+			profile.System.DriverVersion = version
+			_, lib := seen(t, profile)
+			d, err := initialized(t, lib).Device(0)
+			if err != nil {
+				t.Fatal(err)
+			}
+			r, err := d.Readings()
+			if err != nil || r.Odd != nil || r.TemperatureC == nil || (r.RecoveryAction != nil) != known {
+				t.Errorf("driver %s: %+v, %v: want all readings, and the recovery action: %v", version, r, err, known)
+			}
+		})
 	}
 }
 

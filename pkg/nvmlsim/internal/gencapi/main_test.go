@@ -100,3 +100,32 @@ func TestWhatFitsNoRuleIsNotGuessed(t *testing.T) {
 		t.Error("a declaration that is not understood is passed over")
 	}
 }
+
+// The functions that older drivers lack are named as the header has them.
+func TestWhatDriversLackIsInTheHeader(t *testing.T) {
+	text, err := readHeader()
+	if err != nil {
+		t.Fatal(err)
+	}
+	h, err := parseHeader(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	since, err := os.ReadFile("../../install/since.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := 0
+	for line := range strings.Lines(string(since)) {
+		_, name, _ := strings.Cut(strings.TrimSpace(line), " ")
+		if strings.HasPrefix(line, "#") {
+			continue
+		}
+		if known++; h.byName[name].name == "" {
+			t.Errorf("since.txt names %q, which is not in nvml.h", name)
+		}
+	}
+	if known < 100 {
+		t.Errorf("since.txt names %d functions, want more than 100", known)
+	}
+}

@@ -1,0 +1,91 @@
+package main
+
+import (
+	"bytes"
+	"errors"
+	"io"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	resourceapi "k8s.io/api/resource/v1"
+	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
+
+	"stowage.dev/stowage/pkg/nvmlsim"
+	"stowage.dev/stowage/pkg/nvmlsim/librarytest"
+)
+
+func TestMain(m *testing.M) { os.Exit(librarytest.Main(m)) }
+
+// An agent without any flag of simulation finds a library below --driver-root, loads it as it loads the driver's, and would
+// publish what it publishes of the same GPUs simulated in itself. The kernel of this machine knows nothing of them.
+func TestTheAgentPublishesTheGPUsOfTheLibraryBelowTheDriverRoot(t *testing.T) {
+	root, folder := t.TempDir(), filepath.Join(t.TempDir(), "sim")
+	libraries := filepath.Join(root, "usr", "lib64")
+	if err := os.MkdirAll(libraries, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(librarytest.Build(t), filepath.Join(libraries, librarytest.Name)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("NVMLSIM_SOCKET", filepath.Join(folder, nvmlsim.ControlSocket))
+	p, err := nvmlsim.LoadProfile("hgx-b200")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := nvmlsim.OpenMachine(p, "node-1", folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []nvmlsim.Command{&nvmlsim.SetMIG{GPU: "1", Enabled: true}, &nvmlsim.CreateMIG{GPU: "1", Profile: "1g.23gb"}, &nvmlsim.RemoveGPU{GPU: "2"}} {
+		if _, err := m.Do(c); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, partitions := range []string{"static", "dynamic"} {
+		loaded := discovered(t, "--driver-root="+root, "--partitions="+partitions)
+		simulated := discovered(t, "--nvml=sim:hgx-b200", "--sim-dir="+folder, "--partitions="+partitions)
+		devices := 0
+		for _, slices := range [][]resourceapi.ResourceSlice{loaded, simulated} {
+			for _, slice := range slices {
+				devices += len(slice.Spec.Devices)
+				for _, device := range slice.Spec.Devices {
+					for name := range device.Attributes {
+						if strings.HasSuffix(string(name), "pcieRoot") || strings.HasSuffix(string(name), "numaNode") {
+							delete(device.Attributes, name)
+						}
+					}
+				}
+			}
+		}
+		if diff := cmp.Diff(simulated, loaded); diff != "" || devices < 2*7 {
+			t.Errorf("--partitions=%s: %d devices (-simulated +loaded):\n%s", partitions, devices, diff)
+		}
+	}
+}
+
+// discovered are the slices that an agent with these flags would publish.
+func discovered(t *testing.T, flags ...string) (slices []resourceapi.ResourceSlice) {
+	t.Helper()
+	cmd := newCommand()
+	var out bytes.Buffer
+	cmd.SetArgs(append([]string{"discover", "-o", "yaml", "--node-name=node-1"}, flags...))
+	cmd.SetOut(&out)
+	if err := cmd.ExecuteContext(t.Context()); err != nil {
+		t.Fatalf("%v: %v", flags, err)
+	}
+	decoder := utilyaml.NewYAMLOrJSONDecoder(&out, 4096)
+	for {
+		var slice resourceapi.ResourceSlice
+		err := decoder.Decode(&slice)
+		if errors.Is(err, io.EOF) {
+			return slices
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		slices = append(slices, slice)
+	}
+}
