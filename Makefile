@@ -27,6 +27,10 @@ help: ## List every target with a line
 build: ## Build bin/scheduler, bin/node-agent and bin/nvmlsimctl, which commands simulated GPUs
 	$(GO) build -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/scheduler ./cmd/node-agent ./cmd/nvmlsimctl
 
+.PHONY: nvml-library
+nvml-library: ## Build bin/nvml/libnvidia-ml.so.1: simulated GPUs for any program that loads NVML (docs/simulation.md; C compiler)
+	$(GO) build -buildvcs=false -buildmode=c-shared -ldflags '-extldflags=-Wl,-soname,libnvidia-ml.so.1' -o bin/nvml/libnvidia-ml.so.1 ./cmd/nvmlsim-library
+
 # What builds images: the first of these that works. BUILDER=podman asks for one.
 BUILDER   ?= docker podman buildah
 IMAGE_TAG ?= dev

@@ -49,7 +49,7 @@ func compiled(t *testing.T) (program string) {
 
 func start(t *testing.T, program string) *client {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), program)
+	cmd := exec.Command(program) // it ends with its input
 	to, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)

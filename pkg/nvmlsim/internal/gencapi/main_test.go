@@ -71,8 +71,9 @@ func TestEveryFunctionOfTheHeaderIsExported(t *testing.T) {
 }
 
 func TestWhatFitsNoRuleIsNotGuessed(t *testing.T) {
+	const text = "const DECLDIR char* nvmlErrorString(nvmlReturn_t result);\n"
 	header := func(declaration string) *header {
-		h, err := parseHeader("const DECLDIR char* nvmlErrorString(nvmlReturn_t result);\n" + declaration)
+		h, err := parseHeader(text + declaration)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -96,7 +97,7 @@ func TestWhatFitsNoRuleIsNotGuessed(t *testing.T) {
 			}
 		})
 	}
-	if _, err := parseHeader("nvmlReturn_t DECLDIR nvmlNew(unsigned int f(void));"); err == nil {
+	if _, err := parseHeader(text + "nvmlReturn_t DECLDIR nvmlNew(unsigned int f(void));"); err == nil {
 		t.Error("a declaration that is not understood is passed over")
 	}
 }
