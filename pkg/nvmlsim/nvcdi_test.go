@@ -14,68 +14,79 @@ import (
 	"golang.org/x/sys/unix"
 
 	"stowage.dev/stowage/pkg/nvmlsim"
+	"stowage.dev/stowage/pkg/nvmlsim/librarytest"
 )
+
+func TestMain(m *testing.M) { os.Exit(librarytest.Main(m)) }
 
 // nvcdi is what makes CDI specs for real GPUs: it must find in the simulation
 // all that it asks a driver for.
 func TestNvcdiMakesSpecsFromEveryProfile(t *testing.T) {
 	for _, profile := range nvmlsim.Profiles() {
-		t.Run(profile, func(t *testing.T) {
-			lib, err := nvmlsim.New(profile, "node-a")
-			if err != nil {
-				t.Fatal(err)
-			}
-			lib.Init()
-			defer lib.Shutdown()
-			root, uuids, wantNodes := driverRoot(t, lib)
-
-			namer, err := nvcdi.NewDeviceNamer(nvcdi.DeviceNameStrategyUUID)
-			if err != nil {
-				t.Fatal(err)
-			}
-			generator, err := nvcdi.New(
-				nvcdi.WithMode(nvcdi.ModeNvml),
-				nvcdi.WithLogger(testLogger{t}),
-				nvcdi.WithNvmlLib(lib),
-				nvcdi.WithDriverRoot(root),
-				nvcdi.WithDevRoot(root),
-				nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
-				nvcdi.WithDeviceNamers(namer),
-			)
-			if err != nil {
-				t.Fatal(err)
-			}
-			devices, err := generator.GetDeviceSpecsByID(uuids...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			var names, nodes []string
-			for _, d := range devices {
-				names = append(names, d.Name)
-				for _, node := range d.ContainerEdits.DeviceNodes {
-					nodes = append(nodes, node.Path)
-				}
-			}
-			slices.Sort(nodes)
-			if diff := cmp.Diff(uuids, names); diff != "" {
-				t.Errorf("CDI devices (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(wantNodes, nodes); diff != "" {
-				t.Errorf("device nodes (-want +got):\n%s", diff)
-			}
-			if _, err := generator.GetCommonEdits(); err != nil {
-				t.Errorf("common edits: %v", err)
-			}
+		sim, err := nvmlsim.New(profile, "node-a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Run(profile, func(t *testing.T) { makesSpecs(t, sim, sim.Profile().System.DriverVersion) })
+		t.Run(profile+" through the C library", func(t *testing.T) {
+			t.Setenv("NVMLSIM_PROFILE", profile)
+			t.Setenv("NVMLSIM_NODE", "node-a")
+			makesSpecs(t, nvml.New(nvml.WithLibraryPath(librarytest.Build(t))), sim.Profile().System.DriverVersion)
 		})
+	}
+}
+
+func makesSpecs(t *testing.T, lib nvml.Interface, version string) {
+	if ret := lib.Init(); ret != nvml.SUCCESS {
+		t.Fatal(ret)
+	}
+	defer lib.Shutdown()
+	root, uuids, wantNodes := driverRoot(t, lib, version)
+
+	namer, err := nvcdi.NewDeviceNamer(nvcdi.DeviceNameStrategyUUID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	generator, err := nvcdi.New(
+		nvcdi.WithMode(nvcdi.ModeNvml),
+		nvcdi.WithLogger(testLogger{t}),
+		nvcdi.WithNvmlLib(lib),
+		nvcdi.WithDriverRoot(root),
+		nvcdi.WithDevRoot(root),
+		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
+		nvcdi.WithDeviceNamers(namer),
+	)
+	if err != nil {
+		t.Fatal(err)
+	}
+	devices, err := generator.GetDeviceSpecsByID(uuids...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var names, nodes []string
+	for _, d := range devices {
+		names = append(names, d.Name)
+		for _, node := range d.ContainerEdits.DeviceNodes {
+			nodes = append(nodes, node.Path)
+		}
+	}
+	slices.Sort(nodes)
+	if diff := cmp.Diff(uuids, names); diff != "" {
+		t.Errorf("CDI devices (-want +got):\n%s", diff)
+	}
+	if diff := cmp.Diff(wantNodes, nodes); diff != "" {
+		t.Errorf("device nodes (-want +got):\n%s", diff)
+	}
+	if _, err := generator.GetCommonEdits(); err != nil {
+		t.Errorf("common edits: %v", err)
 	}
 }
 
 // driverRoot is a folder with stand-ins for a driver's files: empty libraries,
 // and device nodes that no driver answers.
-func driverRoot(t *testing.T, lib *nvmlsim.Library) (root string, uuids, nodes []string) {
+func driverRoot(t *testing.T, lib nvml.Interface, version string) (root string, uuids, nodes []string) {
 	t.Helper()
 	root = t.TempDir()
-	version := lib.Profile().System.DriverVersion
 	for _, file := range []string{
 		"/usr/bin/nvidia-smi", "/usr/lib64/libcuda.so." + version, "/usr/lib64/libnvidia-ml.so." + version,
 	} {

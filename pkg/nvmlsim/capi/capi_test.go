@@ -329,7 +329,7 @@ func TestAHandleIsTheSameForTheSameObject(t *testing.T) {
 	if again := handles(); again != first {
 		t.Errorf("%x, and then %x", first, again)
 	}
-	distinct := first[:]
+	distinct := slices.Clone(first[:])
 	slices.Sort(distinct)
 	if len(slices.Compact(distinct)) != 4 {
 		t.Errorf("two objects have one handle: %x", first)
@@ -344,6 +344,10 @@ func TestAHandleIsTheSameForTheSameObject(t *testing.T) {
 	if left := len(process.handles.objects); known < 5 || left != 1 {
 		t.Errorf("%d handles after the session, and %d in it: want the GPU's to be left", left, known)
 	}
+	var index uint32
+	want(t, "nvmlInit_v2", nvmlInit_v2(), nvml.SUCCESS)
+	want(t, "a MIG device's old handle", nvmlDeviceGetIndex(first[0], unsafe.Pointer(&index)), nvml.ERROR_INVALID_ARGUMENT)
+	want(t, "its new one", nvmlDeviceGetIndex(handles()[0], unsafe.Pointer(&index)), nvml.SUCCESS)
 }
 
 func TestEventsWakeTheCallThatWaits(t *testing.T) {
@@ -452,6 +456,28 @@ func TestTheMachineIsTheOneOfTheEnvironment(t *testing.T) {
 			t.Errorf("%s: %v, want an error with %q", name, err, test.says)
 		}
 	}
+}
+
+func TestTheMachineOfASessionStays(t *testing.T) {
+	session(t, "dgx-h100")
+	count := func(want uint32) {
+		t.Helper()
+		var n uint32
+		if ret := nvml.Return(nvmlDeviceGetCount_v2(unsafe.Pointer(&n))); ret != nvml.SUCCESS || n != want {
+			t.Errorf("%d GPUs, %v, want %d", n, ret, want)
+		}
+	}
+	device := gpu(t, 0)
+	t.Setenv(EnvSocket, "")
+	t.Setenv(EnvProfile, "a100-40gb")
+	want(t, "nvmlInit in the session", nvmlInit_v2(), nvml.SUCCESS)
+	count(8)
+	want(t, "nvmlShutdown", nvmlShutdown(), nvml.SUCCESS)
+	want(t, "nvmlShutdown", nvmlShutdown(), nvml.SUCCESS)
+	want(t, "nvmlInit", nvmlInit_v2(), nvml.SUCCESS)
+	count(1)
+	var index uint32
+	want(t, "a GPU of the other machine", nvmlDeviceGetIndex(device, unsafe.Pointer(&index)), nvml.ERROR_INVALID_ARGUMENT)
 }
 
 func TestErrorsHaveTheDriversWords(t *testing.T) {
