@@ -31,7 +31,7 @@ func run(out string) error {
 	if out == "" {
 		return errors.New("flag -o: want the folder of package capi")
 	}
-	files, err := generate(out, filepath.Dir(out))
+	files, err := generate(out)
 	if err != nil {
 		return err
 	}
@@ -44,8 +44,8 @@ func run(out string) error {
 }
 
 // generate returns the files of package capi, by name. It reads what is written
-// by hand there, and the simulation.
-func generate(capi, simulation string) (map[string][]byte, error) {
+// by hand there, and the simulation, which is the folder above.
+func generate(capi string) (map[string][]byte, error) {
 	text, err := readHeader()
 	if err != nil {
 		return nil, err
@@ -63,7 +63,7 @@ func generate(capi, simulation string) (map[string][]byte, error) {
 			return nil, fmt.Errorf("%s is exported by hand, and nvml.h has no such function", name)
 		}
 	}
-	answered, err := methodsIn(simulation)
+	answered, err := methodsIn(filepath.Join(capi, ".."))
 	if err != nil {
 		return nil, err
 	}

@@ -12,7 +12,7 @@ import (
 const capi = "../../capi"
 
 func TestTheCommittedFilesAreWhatTheGeneratorWrites(t *testing.T) {
-	files, err := generate(capi, filepath.Dir(capi))
+	files, err := generate(capi)
 	if err != nil {
 		t.Fatal(err)
 	}
