@@ -134,6 +134,27 @@ func connect(n int, pairs func(yield func(a, b int))) []int {
 	return parts
 }
 
+// takeParticulars takes from left how many devices, counters and uses of counters the slices have: looking at them is most of the work that a pool
+// makes. It is false if they are more; then nothing is left.
+func takeParticulars(slicesOfPool []*Slice, left *int) bool {
+	for _, s := range slicesOfPool {
+		*left -= len(s.Object.Spec.Devices)
+		for i := range s.Object.Spec.SharedCounters {
+			*left -= len(s.Object.Spec.SharedCounters[i].Counters)
+		}
+		for i := s.consumers.Next(0); i >= 0; i = s.consumers.Next(i + 1) {
+			for _, consumption := range s.Object.Spec.Devices[i].ConsumesCounters {
+				*left -= len(consumption.Counters)
+			}
+		}
+		if *left < 0 {
+			*left = 0
+			return false
+		}
+	}
+	return true
+}
+
 // newCounters collects the counters of the slices, and says what is wrong with them: each counter set must be there
 // once, and whatever devices consume must be there.
 func newCounters(slicesOfPool []*Slice, features Features) (counters *Counters, problem string) {

@@ -115,8 +115,12 @@ const maxSlices = 1024
 // for one node alone, which no kubelet can write. A node's own are found by its name.
 const maxGenerations = 8
 
+// maxParticulars bounds what the slices of a pool have together, of all generations that are looked at: devices, counters, and what devices take of
+// counters. A node with 16 GPUs that are offered in all partitions has less than 5,000.
+const maxParticulars = 16 << 10
+
 // limits are the bounds of a pool, smaller in tests.
-type limits struct{ slices, members, generations int }
+type limits struct{ slices, members, generations, particulars int }
 
 // maxParts bounds how many different parts of one pool are kept; more are made each time they are asked for.
 const maxParts = 4096
@@ -130,10 +134,11 @@ func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
 	}
 	generations := slices.Sorted(maps.Keys(byGeneration))
 	slices.Reverse(generations)
-	pool := newGeneration(id, generations[0], byGeneration[generations[0]], c, m.judged)
+	left := c.limits.particulars
+	pool := newGeneration(id, generations[0], byGeneration[generations[0]], c, m.judged, &left)
 	pool.local = len(pool.roaming) == 0
 	for _, generation := range generations[1:] {
-		pool.addOutdated(newGeneration(id, generation, byGeneration[generation], c, false))
+		pool.addOutdated(newGeneration(id, generation, byGeneration[generation], c, false, &left))
 	}
 	pool.strangers = m.strangers
 	for _, s := range members {
@@ -157,7 +162,8 @@ func (p *Pool) addOutdated(g *Pool) {
 	}
 }
 
-func newGeneration(id PoolID, generation int64, members []*Slice, c *caches, judged bool) *Pool {
+// newGeneration takes from left how many particulars there may be.
+func newGeneration(id PoolID, generation int64, members []*Slice, c *caches, judged bool, left *int) *Pool {
 	p := &Pool{ID: id, Generation: generation, caches: c, parts: make(map[string]*part)}
 	ignored := 0
 	for _, s := range members {
@@ -179,14 +185,14 @@ func newGeneration(id PoolID, generation int64, members []*Slice, c *caches, jud
 			p.roaming = append(p.roaming, i)
 		}
 	}
-	if kind, detail := p.check(ignored, judged); detail != "" {
+	if kind, detail := p.check(ignored, judged, left); detail != "" {
 		p.Problem = &PoolProblem{Pool: id, Kind: kind, Detail: detail}
 	}
 	return p
 }
 
 // check says whether the slices make up a whole and consistent pool, and if not, why. Of those that have been judged the number is right.
-func (p *Pool) check(ignored int, judged bool) (ProblemKind, string) {
+func (p *Pool) check(ignored int, judged bool, left *int) (ProblemKind, string) {
 	if len(p.slices) == 0 {
 		return Incomplete, fmt.Sprintf("%d slices of generation %d use compatibility groups, which are not enabled", ignored, p.Generation)
 	}
@@ -215,6 +221,10 @@ func (p *Pool) check(ignored int, judged bool) (ProblemKind, string) {
 			return Invalid, s.problem
 		}
 	}
+	if !takeParticulars(p.slices, left) {
+		return Invalid, fmt.Sprintf("the slices of generation %d have more devices, counters and uses of counters than are looked at, which are %d of all its generations",
+			p.Generation, p.caches.limits.particulars)
+	}
 	if p.caches.features.PartitionableDevices {
 		counters, detail := newCounters(p.slices, p.caches.features)
 		if detail != "" {
@@ -229,7 +239,11 @@ func (p *Pool) check(ignored int, judged bool) (ProblemKind, string) {
 }
 
 func (p *Pool) findDuplicates() {
-	seen := make(map[string]int)
+	devices := 0
+	for _, s := range p.slices {
+		devices += len(s.Object.Spec.Devices)
+	}
+	seen := make(map[string]int, devices)
 	again := make(map[string]int) // device name → index in duplicates
 	for i, s := range p.slices {
 		if s.holdsCounters() {
@@ -417,6 +431,9 @@ func (p *Pool) newPart(key []byte, node *v1.Node) *part {
 		return made
 	}
 	for _, d := range p.duplicates {
+		if made.slices < 2 {
+			break // a slice has each name once
+		}
 		n := 0
 		for _, i := range d.slices {
 			if sees(i) {

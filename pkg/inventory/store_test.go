@@ -115,6 +115,56 @@ func TestAPoolOfTooManySlicesIsInvalid(t *testing.T) {
 	}
 }
 
+// Devices, counters and what devices take of counters are counted together, those of the newest generation first. A pool of as many as are looked at
+// is usable, one of more is not.
+func TestAPoolOfTooManyParticularsIsInvalid(t *testing.T) {
+	set := func(names ...string) map[string]resourceapi.Counter {
+		all := map[string]resourceapi.Counter{}
+		for _, name := range names {
+			all[name] = resourceapi.Counter{Value: resource.MustParse("1")}
+		}
+		return all
+	}
+	counting := []*resourceapi.ResourceSlice{ // 2 devices that take 3 of 4 counters
+		slice("counters", "n1", pool("n1", 1, 2), devices(), func(s *resourceapi.ResourceSlice) {
+			s.Spec.SharedCounters = []resourceapi.CounterSet{{Name: "x", Counters: set("a", "b", "c")}, {Name: "y", Counters: set("a")}}
+		}),
+		slice("devices", "n1", pool("n1", 1, 2), devices("d", "e"), func(s *resourceapi.ResourceSlice) {
+			s.Spec.Devices[0].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "x", Counters: set("a", "b")}, {CounterSet: "y", Counters: set("a")}}
+		}),
+	}
+	updated := []*resourceapi.ResourceSlice{ // which n1 sees, and 4 that it does not
+		slice("new", "n2", pool("p", 2, 1), devices("a", "b", "c", "d")), slice("old", "n1", pool("p", 1, 1), devices("e", "f", "g")),
+	}
+	tooMany := func(pool string, generation, most int) []string {
+		const text = "pool gpu.example.com/%s is invalid: the slices of generation %d have more devices, counters and uses of counters than are looked at, which are %d of all its generations"
+		return []string{fmt.Sprintf(text, pool, generation, most)}
+	}
+	for name, tc := range map[string]struct {
+		slices []*resourceapi.ResourceSlice
+		most   int
+		want   []string
+	}{
+		"as many as are looked at":                  {counting, 9, []string{"n1/d", "n1/e"}},
+		"one more":                                  {counting, 8, tooMany("n1", 1, 8)},
+		"as many in two generations":                {updated, 7, []string{"p/e", "p/f", "p/g"}},
+		"one more in the older one":                 {updated, 6, tooMany("p", 1, 6)},
+		"more than are looked at in the newest one": {updated, 3, tooMany("p", 1, 3)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			store.View().caches.limits.particulars = tc.most
+			store.SetSlice(slice("beside", "n1", pool("beside", 1, 1), devices("x")))
+			for _, s := range tc.slices {
+				store.SetSlice(s)
+			}
+			if diff := cmp.Diff(append([]string{"beside/x"}, tc.want...), describe(store.View().ForNode(node("n1")))); diff != "" {
+				t.Error(diff)
+			}
+		})
+	}
+}
+
 // However many slices a pool has, of whatever sort, a change of one costs no more than it does in a pool that has as many as are looked at. Work is
 // counted by what it allocates.
 func TestAChangeOfASliceCostsABoundedAmountOfWork(t *testing.T) {
@@ -494,7 +544,7 @@ func TestNodesThatSeeTheSameShareIt(t *testing.T) {
 // TestTheOrderOfEventsDoesNotMatter compares a store after many random events with one that only ever saw what
 // is left, in a random order. With small limits most pools are beyond one.
 func TestTheOrderOfEventsDoesNotMatter(t *testing.T) {
-	small := limits{slices: 3, members: 5, generations: 1}
+	small := limits{slices: 3, members: 5, generations: 1, particulars: 5}
 	usual := newStore().View().caches.limits
 	for name, tc := range map[string]struct {
 		limits limits

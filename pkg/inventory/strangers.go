@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -118,8 +119,8 @@ type membership struct {
 //
 //   - Of one node's slices only the newest: it uses no other.
 //   - A pool that is called after a node, such as node-1 or node-1/mig, and is whole with that node's slices needs no other node's.
-//   - If the newest slices of any other pool are not whole together, those of a node count that are whole for it: with
-//     those for more than one node, they are as many as each of them says.
+//   - If the newest slices of any other pool are not whole together, those of a node count that are whole for it, and have nothing wrong
+//     in themselves: with those for more than one node, they are as many as each of them says.
 func membersOf(id PoolID, members map[string]*Slice) membership {
 	groups := make(map[string][]*Slice) // the newest of each single node; under "" those for more than one, of any generation
 	var all []*Slice                    // the newest of all
@@ -152,7 +153,7 @@ func membersOf(id PoolID, members map[string]*Slice) membership {
 		whole := make(map[string]bool)
 		for node, group := range groups {
 			if node != "" && generationOf(group[0]) == generationOf(all[0]) {
-				whole[node] = isWhole(slices.Concat(shared, group))
+				whole[node] = isWhole(slices.Concat(shared, group)) && problemIn(group) == ""
 				m.judged = m.judged || whole[node]
 			}
 		}
@@ -162,6 +163,10 @@ func membersOf(id PoolID, members map[string]*Slice) membership {
 	}
 	groups[""] = append(groups[""], ignored...)
 	for key, group := range groups {
+		problem := ""
+		if key != "" { // else it has those for other nodes, too
+			problem = problemIn(group)
+		}
 		for _, s := range group {
 			node := nodeOf(s)
 			if key == "" && s.ignored == "" || node == "" || counts(node) {
@@ -170,7 +175,8 @@ func membersOf(id PoolID, members map[string]*Slice) membership {
 				if m.strangers == nil {
 					m.strangers = make(map[string]*PoolProblem)
 				}
-				m.strangers[node] = &PoolProblem{Pool: id, Kind: Invalid, Detail: fmt.Sprintf("the slices of node %s do not count: the pool is whole without them", node)}
+				detail := cmp.Or(problem, fmt.Sprintf("the slices of node %s do not count: the pool is whole without them", node))
+				m.strangers[node] = &PoolProblem{Pool: id, Kind: Invalid, Detail: detail}
 			}
 		}
 	}
@@ -193,6 +199,17 @@ func isWhole(group []*Slice) bool {
 	return len(group) > 0 && !slices.ContainsFunc(group, func(s *Slice) bool {
 		return s.Object.Spec.Pool.ResourceSliceCount != int64(len(group))
 	})
+}
+
+// problemIn is what is wrong with one of the slices, the first by name; empty if nothing is.
+func problemIn(group []*Slice) (problem string) {
+	name := ""
+	for _, s := range group {
+		if s.problem != "" && (problem == "" || s.Object.Name < name) {
+			problem, name = s.problem, s.Object.Name
+		}
+	}
+	return problem
 }
 
 func generationOf(s *Slice) int64 { return s.Object.Spec.Pool.Generation }

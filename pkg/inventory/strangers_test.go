@@ -2,10 +2,12 @@ package inventory
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 )
 
 // withGroups makes a slice that is ignored while compatibility groups are not enabled.
@@ -45,6 +47,56 @@ func TestIgnoredSlicesOfAnotherNodeHideNothing(t *testing.T) {
 			}
 			if diff := cmp.Diff(tc.evil, describe(store.View().ForNode(node("evil")))); diff != "" {
 				t.Errorf("the other node (-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
+// What is wrong in itself with a slice that another node adds does not take the pool from its nodes, whatever the pool is called. The other node is
+// told what it is.
+func TestABrokenSliceOfAnotherNodeBreaksNothing(t *testing.T) {
+	broken := func(s *resourceapi.ResourceSlice) {
+		s.Spec.Devices[0].Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse(neverEnding)}}
+	}
+	const (
+		told     = "pool gpu.example.com/gpus is invalid: slice evil: device evil-device, capacity memory: "
+		together = "pool gpu.example.com/gpus is invalid: slice own-b: device own-b-device, capacity memory: "
+	)
+	tests := map[string]struct {
+		slices []*resourceapi.ResourceSlice
+		want   map[string]string // the beginning of what a node sees
+	}{
+		"beside those of one node": {
+			slices: []*resourceapi.ResourceSlice{slice("own", "n0", pool("gpus", 1, 1)), slice("evil", "evil", pool("gpus", 1, 1), broken)},
+			want:   map[string]string{"n0": "gpus/own-device", "evil": told, "n1": ""},
+		},
+		"beside those of two nodes": {
+			slices: []*resourceapi.ResourceSlice{
+				slice("own", "n0", pool("gpus", 1, 1)), slice("other", "n1", pool("gpus", 1, 1)),
+				slice("evil", "evil", pool("gpus", 1, 2)), slice("evil-b", "evil", pool("gpus", 1, 2), broken), slice("evil-a", "evil", pool("gpus", 1, 2), broken),
+			},
+			want: map[string]string{"n0": "gpus/own-device", "n1": "gpus/other-device", "evil": "pool gpu.example.com/gpus is invalid: slice evil-a: "},
+		},
+		"beside one for all nodes": {
+			slices: []*resourceapi.ResourceSlice{slice("own", "", pool("gpus", 1, 1), allNodes), slice("evil", "evil", pool("gpus", 1, 2), broken)},
+			want:   map[string]string{"n0": "gpus/own-device", "evil": "gpus/own-device"},
+		},
+		"the pool's own": {
+			slices: []*resourceapi.ResourceSlice{slice("own-a", "n0", pool("gpus", 1, 2)), slice("own-b", "n0", pool("gpus", 1, 2), broken)},
+			want:   map[string]string{"n0": together},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			for _, s := range tc.slices {
+				store.SetSlice(s)
+			}
+			for name, want := range tc.want {
+				got := strings.Join(describe(store.View().ForNode(node(name))), "; ")
+				if !strings.HasPrefix(got, want) || want == "" && got != "" {
+					t.Errorf("node %s: %q, want %q", name, got, want)
+				}
 			}
 		})
 	}
