@@ -135,7 +135,7 @@ func connect(n int, pairs func(yield func(a, b int))) []int {
 }
 
 // takeParticulars takes from left how many devices, counters and uses of counters the slices have: looking at them is most of the work that a pool
-// makes. It is false if they are more; then nothing is left.
+// makes. It is false if they are more.
 func takeParticulars(slicesOfPool []*Slice, left *int) bool {
 	for _, s := range slicesOfPool {
 		*left -= len(s.Object.Spec.Devices)
@@ -148,7 +148,6 @@ func takeParticulars(slicesOfPool []*Slice, left *int) bool {
 			}
 		}
 		if *left < 0 {
-			*left = 0
 			return false
 		}
 	}

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 	"testing"
 
@@ -99,6 +100,17 @@ func TestABrokenSliceOfAnotherNodeBreaksNothing(t *testing.T) {
 				}
 			}
 		})
+	}
+	// It is told what is wrong with its own, and not with others that are as little for a single node as an ignored one.
+	store := newStore()
+	for _, s := range []*resourceapi.ResourceSlice{
+		slice("own", "n0", pool("n0", 1, 1)), slice("shared", "", pool("n0", 1, 1), allNodes, broken), slice("evil", "evil", pool("n0", 1, 1), withGroups),
+	} {
+		store.SetSlice(s)
+	}
+	const want = "pool gpu.example.com/n0 is invalid: the slices of node evil do not count: the pool is whole without them"
+	if got := problemsOf(store); !slices.Contains(got, want) {
+		t.Errorf("problems %q, want %q among them", got, want)
 	}
 }
 
