@@ -1,6 +1,7 @@
 package deviceclaims
 
 import (
+	"fmt"
 	"strings"
 	"testing"
 
@@ -57,6 +58,16 @@ func TestClaimsOfOtherNamespacesAreCountedUnlessTheyMayBeNamed(t *testing.T) {
 				return (&Plugin{disclosure: disclosure}).tellYields(pod("p"), []*fence.YieldError{lost}, lost).Error()
 			},
 			counted: "gives way: a claim of another namespace was allocated earlier", named: "gives way: claim team-b/on-b-0 (UID o) was allocated earlier",
+		},
+		"who holds what was chosen by mistake": {
+			text: func(t *testing.T, disclosure config.ClaimDisclosure) string {
+				held := &tracker.HeldError{
+					Claim:  usage.ClaimRef{Namespace: testNamespace, Name: "mine", UID: "m"},
+					Device: usage.DeviceID{Driver: testDriver, Pool: "node-b", Device: "gpu-0"}, Holder: lost.Verdict.Other,
+				}
+				return (&Plugin{disclosure: disclosure}).tellHeld(t.Context(), pod("p"), fmt.Errorf("node node-b: %w", held)).Error()
+			},
+			counted: "claim team-a/mine (UID m): device gpu.example.com/node-b/gpu-0 is held by a claim of another namespace", named: "is held by claim team-b/on-b-0 (UID o)",
 		},
 		"who holds a device, too": {
 			text: func(_ *testing.T, disclosure config.ClaimDisclosure) string {

@@ -75,14 +75,14 @@ func (pl *Plugin) isInUse(claim *resourceapi.ResourceClaim) bool {
 	})
 }
 
-// yieldsError is an error of the fence in words that the pod's user may read.
-type yieldsError struct {
+// toldError is an error in words that the pod's user may read.
+type toldError struct {
 	text string
 	err  error
 }
 
-func (e *yieldsError) Error() string { return e.text }
-func (e *yieldsError) Unwrap() error { return e.err }
+func (e *toldError) Error() string { return e.text }
+func (e *toldError) Unwrap() error { return e.err }
 
 // tellYields takes the names of other namespaces' claims from the error.
 func (pl *Plugin) tellYields(pod *v1.Pod, yields []*fence.YieldError, err error) error {
@@ -91,11 +91,31 @@ func (pl *Plugin) tellYields(pod *v1.Pod, yields []*fence.YieldError, err error)
 	}
 	text := err.Error()
 	for _, yield := range yields {
-		if other := yield.Verdict.Other; other.Namespace != pod.Namespace {
-			text = strings.ReplaceAll(text, fmt.Sprintf("claim %s (UID %s)", other, other.UID), "a claim of another namespace")
-		}
+		text = withoutForeign(text, pod.Namespace, yield.Verdict.Other)
 	}
-	return &yieldsError{text, err}
+	return &toldError{text, err}
+}
+
+// tellHeld takes the name of another namespace's claim from the error of a decision that gives away what that has. It is a mistake of ours, so the
+// log has it.
+func (pl *Plugin) tellHeld(ctx context.Context, pod *v1.Pod, err error) error {
+	var held *tracker.HeldError
+	if !errors.As(err, &held) {
+		return err
+	}
+	klog.FromContext(ctx).Error(err, "A device that a claim holds was chosen for another one", "pod", klog.KObj(pod))
+	if pl.disclosure == config.NameClaims {
+		return err
+	}
+	return &toldError{withoutForeign(err.Error(), pod.Namespace, held.Holder), err}
+}
+
+// withoutForeign takes the claim out of the text of an error if it is of another namespace.
+func withoutForeign(text, namespace string, claim usage.ClaimRef) string {
+	if claim.Namespace == namespace {
+		return text
+	}
+	return strings.ReplaceAll(text, fmt.Sprintf("claim %s (UID %s)", claim, claim.UID), "a claim of another namespace")
 }
 
 // boundClaims are the pod's claims as they were written last or, if there was nothing to write, as they were found.
