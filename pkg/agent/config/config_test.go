@@ -1,13 +1,17 @@
 package config
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"stowage.dev/stowage/internal/hostile"
 )
 
 func gpu(fields string) string { return object(KindGPU, fields) }
@@ -271,6 +275,21 @@ func FuzzDecode(f *testing.F) {
 		gpu(`"sharing":{"strategy":"MPS","mpsConfig":null}`), mig(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultPinnedDeviceMemoryLimit":"9e999999999Gi"}}`),
 	} {
 		f.Add([]byte(seed))
+	}
+	add := func(format string, text string) {
+		value, err := json.Marshal(text)
+		if err != nil {
+			f.Fatal(err)
+		}
+		f.Add([]byte(gpu(`"sharing":{"strategy":"MPS","mpsConfig":{` + fmt.Sprintf(format, value) + `}}`)))
+	}
+	for _, text := range hostile.Quantities {
+		add(`"defaultPinnedDeviceMemoryLimit":%s`, text)
+		add(`"defaultPerDevicePinnedMemoryLimit":{"0":%s}`, text)
+		f.Add([]byte(gpu(`"sharing":{"strategy":"MPS","mpsConfig":{"defaultActiveThreadPercentage":` + text + `}}`)))
+	}
+	for _, text := range hostile.Strings {
+		add(`"defaultPerDevicePinnedMemoryLimit":{%s:"1Gi"}`, text)
 	}
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		kind, settings, err := Decode(raw)

@@ -8,10 +8,13 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2"
 
+	"stowage.dev/stowage/internal/hostile"
+	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/health"
 )
 
@@ -43,6 +46,36 @@ func FuzzRequests(f *testing.F) {
 	}}
 	seed(configured)
 	f.Add([]byte(`{"status":{"allocation":{"devices":{"results":[{"driver":"gpu.nvidia.com","pool":"node-1"}]}}}}`))
+	// The API's extremes: in what a scheduler writes, in names, and in all else that a claim may ask for.
+	for _, text := range hostile.Quantities {
+		extreme := shared.DeepCopy()
+		extreme.Status.Allocation.Devices.Results[0].AdminAccess = nil
+		extreme.Status.Allocation.Devices.Results[0].Request = "a"
+		extreme.Status.Allocation.Devices.Results[0].ShareID = new(types.UID("8f3c2f3e-0d43-4a6d-9e8a-0a3d1c0f6b11"))
+		extreme.Status.Allocation.Devices.Results[0].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{
+			discovery.CapacityMemory: resource.MustParse(text), discovery.CapacityCompute: resource.MustParse(text),
+		}
+		seed(extreme)
+	}
+	for _, text := range hostile.Strings {
+		named := allocatedClaim(text, "gpu-0000-00-1b-0")
+		named.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: text}
+		named.Status.Allocation.Devices.Results[0].Request = text
+		seed(named)
+	}
+	g := hostile.New(1, "default", "node-1")
+	g.Classes = []string{"gpu.nvidia.com"}
+	for range 20 {
+		drawn := g.Claim()
+		drawn.UID, drawn.Status = types.UID(drawn.Name+"-uid"), *allocatedClaim("", "gpu-0000-00-1b-0").Status.DeepCopy()
+		for _, config := range drawn.Spec.Devices.Config {
+			config.Opaque.Driver = Name
+			drawn.Status.Allocation.Devices.Config = append(drawn.Status.Allocation.Devices.Config, resourceapi.DeviceAllocationConfiguration{
+				Source: resourceapi.AllocationConfigSourceClaim, DeviceConfiguration: config.DeviceConfiguration,
+			})
+		}
+		seed(drawn)
+	}
 
 	ctx := klog.NewContext(context.Background(), klog.Logger{})
 	f.Fuzz(func(t *testing.T, data []byte) {

@@ -133,6 +133,10 @@ func FuzzCounters(f *testing.F) {
 	f.Add("7", "8", uint8(2), []byte{0x11, 0x22, 0x41, 0x12})
 	f.Add("1", "500m", uint8(1), []byte{0x10, 0x01, 0x81})
 	f.Add("-1", "9223372036854775807", uint8(3), []byte{0xff, 0x7f, 0x00})
+	for _, text := range hostile.Quantities {
+		f.Add(text, "8", uint8(2), []byte{0x11, 0x22, 0x41, 0x12})
+		f.Add("7", text, uint8(1), []byte{0x10, 0x01, 0x81})
+	}
 	f.Fuzz(func(t *testing.T, first, second string, count uint8, parts []byte) {
 		var counters [2]resource.Quantity
 		for i, text := range []string{first, second} {
