@@ -91,7 +91,7 @@ func TestEqualityOfQuantitiesThatNobodyChecked(t *testing.T) {
 }
 
 func TestSumsOf16MillionHaveRoom(t *testing.T) {
-	sum := new(big.Int).Lsh(big.NewInt(1<<23), 64+39) // Most is 2^39 * 2^64
+	sum := new(big.Int).Lsh(big.NewInt(16_000_000), 64+39) // Most is 2^39 * 2^64
 	if sum.BitLen() > 127 {
 		t.Errorf("the sum takes %d bits", sum.BitLen())
 	}
