@@ -37,6 +37,7 @@ func main() {
 	flag.BoolVar(&o.unlisted, "unlisted", false, "mutants that survive need not be listed")
 	flag.DurationVar(&o.patience, "patience", 30*time.Second, "how long tests may run without ending")
 	flag.StringVar(&o.run, "run", "", "run only tests that match, as go test -run does")
+	flag.StringVar(&o.tests, "tests", "", "the package with the tests, if it is not the one that is changed; not for -seeds, which say it themselves")
 	flag.StringVar(&o.only, "only", "", "try only mutants whose name contains this")
 	flag.BoolVar(&o.seedsOnly, "seeds", false, "try only the seeded bugs, and list all tests that catch each")
 	flag.IntVar(&o.random, "random", 0, "the tests that must catch a seeded bug play this many random histories: they take -seed and -histories, and print \"seed N:\" of one that fails. It counts only if that one fails again, and the original passes it")
@@ -64,6 +65,7 @@ type options struct {
 	unlisted  bool
 	patience  time.Duration
 	run, only string
+	tests     string
 	seedsOnly bool
 	random    int
 	show      bool

@@ -45,6 +45,10 @@ func TestRun(t *testing.T) {
 				"SURVIVED   max.go:7           Min: return the zero value instead of min(a, b)",
 			},
 		},
+		"the tests are in another package": {
+			pkg: "random", options: options{unlisted: true, tests: "./testdata/random/elsewhere"},
+			want: []string{"killed     max.go:5           Max: return the zero value instead of a  [TestTwoIsMore]"},
+		},
 		"tests that fail by themselves tell nothing": {
 			pkg: "broken", wantErr: "the tests fail without a mutant: TestOne",
 		},

@@ -51,6 +51,12 @@ func tryPackage(ctx context.Context, out io.Writer, o options, pattern string) (
 	if err != nil {
 		return false, err
 	}
+	changed := t.path
+	if o.tests != "" {
+		if t, err = load(ctx, o.tests); err != nil {
+			return false, err
+		}
+	}
 	binary, raceBinary := filepath.Join(work, "test"), filepath.Join(work, "race")
 	if err := build(ctx, t, overlay, binary); err != nil {
 		return false, err
@@ -59,7 +65,7 @@ func tryPackage(ctx context.Context, out io.Writer, o options, pattern string) (
 	if err != nil {
 		return false, err
 	}
-	fmt.Fprintf(out, "%s: %d mutants, the tests take %s\n", t.path, len(mutants), took.Round(100*time.Millisecond))
+	fmt.Fprintf(out, "%s: %d mutants, the tests take %s\n", changed, len(mutants), took.Round(100*time.Millisecond))
 
 	chosen := choose(o, mutants)
 	results := tryAll(ctx, o, chosen, func(id int) result { return tryStages(ctx, stagesOf(o, tests, id), t, binary, id) })
@@ -85,7 +91,7 @@ func tryPackage(ctx context.Context, out io.Writer, o options, pattern string) (
 	if ctx.Err() != nil {
 		return false, context.Cause(ctx)
 	}
-	return report(out, o, t.path, notes, mutants, chosen, results), nil
+	return report(out, o, changed, notes, mutants, chosen, results), nil
 }
 
 // choose returns the IDs of the mutants to try, in their order.
