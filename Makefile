@@ -106,7 +106,8 @@ MUTANTS   ?=
 .PHONY: mutate-agent
 mutate-agent: ## Break what the node agent remembers, does and takes back, line by line: at least 95 % should be noticed (hours; MUTANTS='-sample 300')
 	$(GO) run ./internal/mutate -at-least 95 -patience 5m $(MUTANTS) ./pkg/agent/ledger ./pkg/agent/reconcile
-	$(GO) run ./internal/mutate -at-least 95 -patience 5m -temp "$(wildcard /dev/shm)" -unlisted $(MUTANTS) ./pkg/agent/prepare
+	$(GO) run ./internal/mutate -at-least 95 -patience 5m -temp "$(wildcard /dev/shm)" -unlisted $(MUTANTS) -tests ./pkg/agent/prepare \
+		./pkg/agent/prepare ./pkg/agent/prepare/internal/steps ./pkg/agent/prepare/internal/locks
 
 .PHONY: bench-tracker
 bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices held: flat within 2x

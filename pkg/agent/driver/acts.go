@@ -64,7 +64,6 @@ func targetOf(node *discovery.Node, gpu *discovery.GPU, offer *discovery.Offer) 
 		Attributes:  node.Device(gpu, offer).Attributes,
 		MemoryBytes: gpu.MemoryBytes,
 		Passthrough: offer.Passthrough,
-		PCIBusID:    gpu.PCIBusID,
 		SwitchesMIG: gpu.MIG != nil && gpu.MIG.Switches,
 		Partition:   placeOf(offer),
 	}

@@ -90,7 +90,7 @@ func TestSlicesStayWhileAGPUIsWithAVirtualMachine(t *testing.T) {
 		if _, err := h.Find(n.ctx, passedGPU); !errors.Is(err, discovery.ErrBound) {
 			t.Errorf("%s finds the GPU for a container: %v", name, err)
 		}
-		if target, err := h.Find(n.ctx, passedGPU+"-vfio"); err != nil || !target.Passthrough || target.PCIBusID != passedAddress {
+		if target, err := h.Find(n.ctx, passedGPU+"-vfio"); err != nil || !target.Passthrough || target.GPU.PCIBusID != passedAddress {
 			t.Errorf("%s finds %+v, %v for a virtual machine", name, target, err)
 		}
 	}

@@ -87,7 +87,7 @@ func (p *plugin) HandleError(ctx context.Context, err error, msg string) {
 	}
 }
 
-func devicesFor(prepared []prepare.Device) []kubeletplugin.Device {
+func devicesFor(prepared []ledger.Device) []kubeletplugin.Device {
 	devices := make([]kubeletplugin.Device, 0, len(prepared))
 	for _, device := range prepared {
 		devices = append(devices, kubeletplugin.Device{

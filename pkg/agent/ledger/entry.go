@@ -126,7 +126,7 @@ type Share struct {
 	Setup string `json:"setup"`
 }
 
-// StepKind names a kind of side effect.
+// StepKind names a kind of side effect. A newer agent may have recorded others.
 type StepKind string
 
 // The kinds of side effects, and what their steps' fields are.
@@ -158,26 +158,6 @@ const (
 	// StepCDIFile: a CDI specification file was written, and the device metadata that it mounts; Target is the former's path.
 	StepCDIFile StepKind = "CDIFile"
 )
-
-var stepKinds = map[StepKind]bool{
-	StepMIGMode:     true,
-	StepPartition:   true,
-	StepPersistence: true,
-	StepComputeMode: true,
-	StepTimeSlice:   true,
-	StepProcesses:   true,
-
-	StepNoPersistence: true,
-	StepHidden:        true,
-	StepPCIDriver:     true,
-	StepIOMMUGroup:    true,
-
-	StepMPSDaemon: true,
-	StepCDIFile:   true,
-}
-
-// Known tells whether it is one of the kinds above, and not of an agent that knows more.
-func (k StepKind) Known() bool { return stepKinds[k] }
 
 // Step is one side effect that unprepare, or the roll-back of a failed prepare, takes back.
 type Step struct {

@@ -252,9 +252,6 @@ func TestAnEntryNamesWhatItHolds(t *testing.T) {
 			t.Errorf("%q, want %q", got, want)
 		}
 	}
-	if !ledger.StepCDIFile.Known() || ledger.StepKind("Prayer").Known() {
-		t.Error("known kinds are not what they should be")
-	}
 }
 
 // TestARecordTellsOfBothItsCopies: its state is the one that counts, and what cannot be read is said of each copy.

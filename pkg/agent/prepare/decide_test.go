@@ -13,6 +13,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/steps"
 	"stowage.dev/stowage/pkg/agent/sharing"
 )
 
@@ -33,29 +34,29 @@ func kinds(steps []ledger.Step) string {
 func TestWhatIsDoneToAWholeGPU(t *testing.T) {
 	tests := map[string]struct {
 		settings config.Settings
-		found    observed
+		found    steps.Observed
 		want     string
 		err      string
 	}{
-		"nothing, if it is as it should be": {found: observed{persistence: new(true), compute: new(nvml.ComputeDefault), usedBytes: 7}, want: "Processes 7>"},
-		"settings that it does not have":    {found: observed{}, want: "Processes 0>"},
-		"persistence":                       {found: observed{persistence: new(false)}, want: "Persistence, Processes 0>"},
-		"a compute mode that was left":      {found: observed{compute: new(nvml.ComputeExclusiveProcess)}, want: "ComputeMode Exclusive_Process>Default, Processes 0>"},
-		"exclusive":                         {settings: config.Settings{Strategy: config.Exclusive}, found: observed{compute: new(nvml.ComputeDefault)}, want: "ComputeMode Default>Exclusive_Process, Processes 0>"},
-		"exclusive, and it is":              {settings: config.Settings{Strategy: config.Exclusive}, found: observed{compute: new(nvml.ComputeExclusiveProcess)}, want: "Processes 0>"},
-		"MPS":                               {settings: config.Settings{Strategy: config.MPS}, found: observed{compute: new(nvml.ComputeDefault)}, want: "ComputeMode Default>Exclusive_Process, Processes 0>"},
+		"nothing, if it is as it should be": {found: steps.Observed{Persistence: new(true), Compute: new(nvml.ComputeDefault), UsedBytes: 7}, want: "Processes 7>"},
+		"settings that it does not have":    {found: steps.Observed{}, want: "Processes 0>"},
+		"persistence":                       {found: steps.Observed{Persistence: new(false)}, want: "Persistence, Processes 0>"},
+		"a compute mode that was left":      {found: steps.Observed{Compute: new(nvml.ComputeExclusiveProcess)}, want: "ComputeMode Exclusive_Process>Default, Processes 0>"},
+		"exclusive":                         {settings: config.Settings{Strategy: config.Exclusive}, found: steps.Observed{Compute: new(nvml.ComputeDefault)}, want: "ComputeMode Default>Exclusive_Process, Processes 0>"},
+		"exclusive, and it is":              {settings: config.Settings{Strategy: config.Exclusive}, found: steps.Observed{Compute: new(nvml.ComputeExclusiveProcess)}, want: "Processes 0>"},
+		"MPS":                               {settings: config.Settings{Strategy: config.MPS}, found: steps.Observed{Compute: new(nvml.ComputeDefault)}, want: "ComputeMode Default>Exclusive_Process, Processes 0>"},
 		"exclusive, without compute modes":  {settings: config.Settings{Strategy: config.Exclusive}, err: `sharing.strategy: "Exclusive": the GPU has no compute modes`},
-		"kept off by an administrator":      {found: observed{compute: new(nvml.ComputeProhibited)}, err: "an administrator keeps everybody off"},
-		"a mode that cannot be put back":    {found: observed{compute: new(nvml.ComputeMode("Unknown1"))}, err: "compute mode is Unknown1"},
-		"partitioned":                       {found: observed{mig: nvml.MIGMode{Enabled: true}}, err: "MIG mode is enabled"},
+		"kept off by an administrator":      {found: steps.Observed{Compute: new(nvml.ComputeProhibited)}, err: "an administrator keeps everybody off"},
+		"a mode that cannot be put back":    {found: steps.Observed{Compute: new(nvml.ComputeMode("Unknown1"))}, err: "compute mode is Unknown1"},
+		"partitioned":                       {found: steps.Observed{MIG: nvml.MIGMode{Enabled: true}}, err: "MIG mode is enabled"},
 		"a time slice": {
-			settings: config.Settings{Strategy: config.TimeSlicing, Interval: config.IntervalLong}, found: observed{}, want: "TimeSlice >Long, Processes 0>",
+			settings: config.Settings{Strategy: config.TimeSlicing, Interval: config.IntervalLong}, found: steps.Observed{}, want: "TimeSlice >Long, Processes 0>",
 		},
 		"the default time slice": {settings: config.Settings{Strategy: config.TimeSlicing, Interval: config.IntervalDefault}, want: "Processes 0>"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			steps, err := wholeSteps(tc.settings, &tc.found)
+			list, err := wholeSteps(tc.settings, &tc.found)
 			if tc.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.err) {
 					t.Errorf("error %v, want %q", err, tc.err)
@@ -65,7 +66,7 @@ func TestWhatIsDoneToAWholeGPU(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(tc.want, kinds(steps)); diff != "" {
+			if diff := cmp.Diff(tc.want, kinds(list)); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
 			}
 		})
@@ -116,8 +117,8 @@ func (processes) DaemonOf(uint32) (string, error) { return "", errUnreadable }
 
 func (processes) End(uint32, types.UID) error { return errors.New("not to be ended") }
 
-// manager has a ledger with these entries, and these processes.
-func manager(t *testing.T, known processes, entries ...*ledger.Entry) *Manager {
+// deciding has a ledger with these entries, and these processes.
+func deciding(t *testing.T, known processes, entries ...*ledger.Entry) *decider {
 	t.Helper()
 	claims, err := ledger.Open(durable.OS{}, filepath.Join(t.TempDir(), "claims"))
 	if err != nil {
@@ -128,7 +129,7 @@ func manager(t *testing.T, known processes, entries ...*ledger.Entry) *Manager {
 			t.Fatal(err)
 		}
 	}
-	return &Manager{ledger: claims, opts: Options{Tools: sharing.Tools{Processes: known}}}
+	return &decider{holders: &holders{ledger: claims}, processes: known}
 }
 
 // held is an entry of a claim with one device of a GPU.
@@ -169,14 +170,14 @@ func TestWhoMayBeOnAGPU(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			m := manager(t, known, admin, elsewhere, holder)
+			d := deciding(t, known, admin, elsewhere, holder)
 			entry := held("mine", "boot", "gpu-0")
 			entry.Devices[0].Partition = tc.part
-			now := &observed{instances: []nvml.GPUInstance{instance}}
+			now := &steps.Observed{Instances: []nvml.GPUInstance{instance}}
 			for _, pid := range tc.pids {
-				now.processes = append(now.processes, nvml.Process{PID: pid, Instance: tc.on})
+				now.Processes = append(now.Processes, nvml.Process{PID: pid, Instance: tc.on})
 			}
-			err := m.checkProcesses(&job{entry: entry}, "gpu-0", now)
+			err := d.checkProcesses(&job{entry: entry}, "gpu-0", now)
 			if (err != nil) != (tc.err != "") || err != nil && !strings.Contains(err.Error(), tc.err) {
 				t.Errorf("error %v, want %q", err, tc.err)
 			}
@@ -184,17 +185,17 @@ func TestWhoMayBeOnAGPU(t *testing.T) {
 			for _, change := range []func(*ledger.Device){func(d *ledger.Device) { d.GPU = "gpu-7" }, func(d *ledger.Device) { d.AdminAccess = true }} {
 				other := held("mine", "boot", "gpu-0")
 				change(&other.Devices[0])
-				if err := m.checkProcesses(&job{entry: other}, "gpu-0", now); err != nil {
+				if err := d.checkProcesses(&job{entry: other}, "gpu-0", now); err != nil {
 					t.Errorf("a device that is not concerned: %v", err)
 				}
 			}
 		})
 	}
 	for _, admins := range []string{"pod-of-elsewhere", "pod-of-holder"} {
-		m := manager(t, processes{6: types.UID(admins)}, elsewhere, holder)
+		d := deciding(t, processes{6: types.UID(admins)}, elsewhere, holder)
 		var busy *BusyError
-		now := &observed{processes: []nvml.Process{{PID: 6}}}
-		if err := m.checkProcesses(&job{entry: held("mine", "boot", "gpu-0")}, "gpu-0", now); !errors.As(err, &busy) || busy.PID != 6 {
+		now := &steps.Observed{Processes: []nvml.Process{{PID: 6}}}
+		if err := d.checkProcesses(&job{entry: held("mine", "boot", "gpu-0")}, "gpu-0", now); !errors.As(err, &busy) || busy.PID != 6 {
 			t.Errorf("%s, which has no admin access to this GPU: %v", admins, err)
 		}
 	}
@@ -222,11 +223,11 @@ func TestWhoSwitchedMIGOn(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			m := manager(t, nil, tc.holder)
+			d := deciding(t, nil, tc.holder)
 			entry := held("mine", "boot", "gpu-0")
 			entry.Devices[0].Partition = place
 			j := &job{entry: entry, targets: []Target{{Partition: place, SwitchesMIG: tc.switches}}, settings: make([]config.Settings, 1)}
-			steps, err := m.stepsOn(j, "gpu-0", []int{0}, &observed{mig: nvml.MIGMode{Capable: true, Enabled: tc.enabled}})
+			list, err := d.stepsOn(j, "gpu-0", []int{0}, &steps.Observed{MIG: nvml.MIGMode{Capable: true, Enabled: tc.enabled}})
 			if tc.err != "" {
 				if err == nil || !strings.Contains(err.Error(), tc.err) {
 					t.Errorf("error %v, want %q", err, tc.err)
@@ -236,7 +237,7 @@ func TestWhoSwitchedMIGOn(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if diff := cmp.Diff(tc.want, kinds(steps)); diff != "" {
+			if diff := cmp.Diff(tc.want, kinds(list)); diff != "" {
 				t.Errorf("steps (-want +got):\n%s", diff)
 			}
 		})

@@ -8,12 +8,12 @@ import (
 
 // LockGPU takes a GPU's lock as another agent would.
 func LockGPU(m *Manager, gpu string) (unlock func(), err error) {
-	locks := m.locks.begin()
-	return locks.unlock, locks.gpus(context.Background(), gpu)
+	call := m.locks.Begin()
+	return call.Unlock, call.GPUs(context.Background(), gpu)
 }
 
 // LockClaim takes a claim's lock as another agent would.
 func LockClaim(m *Manager, uid types.UID) (unlock func(), err error) {
-	locks := m.locks.begin()
-	return locks.unlock, locks.claim(context.Background(), uid)
+	call := m.locks.Begin()
+	return call.Unlock, call.Claim(context.Background(), uid)
 }

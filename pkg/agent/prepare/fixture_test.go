@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp/cmpopts"
 	oci "github.com/opencontainers/runtime-spec/specs-go"
 	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
@@ -187,6 +188,9 @@ func (n *node) tryManager() (*prepare.Manager, error) {
 	return m, m.MakeFolders()
 }
 
+// told leaves what the kubelet is told of a device.
+var told = cmpopts.IgnoreFields(ledger.Device{}, "GPU", "UUID", "GPUUUID", "Partition", "Share", "Passthrough", "AdminAccess")
+
 // files lists the ledger and the CDI folder by their base names.
 func (n *node) files() []string {
 	n.t.Helper()
@@ -204,7 +208,7 @@ func (n *node) files() []string {
 }
 
 // container resolves the CDI names as a container runtime does.
-func (n *node) container(devices []prepare.Device) *oci.Spec {
+func (n *node) container(devices []ledger.Device) *oci.Spec {
 	n.t.Helper()
 	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(n.cdiDir()), cdilib.WithAutoRefresh(false))
 	if err != nil {
@@ -220,7 +224,7 @@ func (n *node) container(devices []prepare.Device) *oci.Spec {
 }
 
 // visible are the GPUs that a container gets.
-func (n *node) visible(devices []prepare.Device) []string {
+func (n *node) visible(devices []ledger.Device) []string {
 	n.t.Helper()
 	var uuids []string
 	for _, env := range n.container(devices).Process.Env {

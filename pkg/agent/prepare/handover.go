@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/locks"
 )
 
 // To the API a pod that is deleted by force is gone at once, and its GPUs are the next pod's. On the node it has the rest of its grace
@@ -61,16 +62,17 @@ type blockedError interface {
 
 // handover is the wait of one call for what other claims hold.
 type handover struct {
-	m     *Manager
-	claim *resourceapi.ResourceClaim
-	begun time.Time
-	until time.Time
-	told  bool
+	Handover
+	ledger *ledger.Ledger
+	claim  *resourceapi.ResourceClaim
+	begun  time.Time
+	until  time.Time
+	told   bool
 }
 
-func (m *Manager) handover(ctx context.Context, claim *resourceapi.ResourceClaim) *handover {
-	h := &handover{m: m, claim: claim, begun: time.Now()}
-	h.until = h.begun.Add(m.opts.ReleaseTimeout)
+func beginHandover(ctx context.Context, opts Handover, ledger *ledger.Ledger, claim *resourceapi.ResourceClaim) *handover {
+	h := &handover{Handover: opts, ledger: ledger, claim: claim, begun: time.Now()}
+	h.until = h.begun.Add(opts.ReleaseTimeout)
 	if deadline, ok := ctx.Deadline(); ok && deadline.Add(-prepareTime).Before(h.until) {
 		h.until = deadline.Add(-prepareTime)
 	}
@@ -81,7 +83,7 @@ func (m *Manager) handover(ctx context.Context, claim *resourceapi.ResourceClaim
 // It returns false for what is not released by itself, and when the time is over. No lock is held meanwhile: who releases it needs them.
 func (h *handover) again(ctx context.Context, err error) bool {
 	var blocked blockedError
-	if h.m.opts.UseOf == nil || !errors.As(err, &blocked) {
+	if h.UseOf == nil || !errors.As(err, &blocked) {
 		return false
 	}
 	holder, gone := h.ending(ctx, blocked)
@@ -95,7 +97,7 @@ func (h *handover) again(ctx context.Context, err error) bool {
 		h.told = true
 		logger := klog.FromContext(ctx)
 		logger.Info("Claim waits for what another one holds, which is being released", "reason", err.Error(), "others", Others(err), "until", h.until.UTC())
-		h.m.opts.Waiting(h.claim, err)
+		h.Waiting(h.claim, err)
 	}
 	return h.wait(ctx, holder)
 }
@@ -105,14 +107,14 @@ func (h *handover) ending(ctx context.Context, blocked blockedError) (holder typ
 	var runs *ledger.Claim
 	var use Use
 	for _, uid := range blocked.holders() {
-		record, err := h.m.ledger.Get(uid)
+		record, err := h.ledger.Get(uid)
 		switch {
 		case err != nil || record != nil && record.Entry == nil:
 			continue // it cannot be read: who uses it is not known, and it says so
 		case record == nil:
 			return "", true
 		}
-		now := h.m.opts.UseOf(ctx, record.Entry)
+		now := h.UseOf(ctx, record.Entry)
 		if now.Ends {
 			blocked.note(record.Entry.Claim, now)
 			return uid, false
@@ -139,7 +141,7 @@ func (h *handover) wait(ctx context.Context, holder types.UID) bool {
 			return false
 		case <-ticker.C:
 		}
-		if record, err := h.m.ledger.Get(holder); err == nil && record == nil {
+		if record, err := h.ledger.Get(holder); err == nil && record == nil {
 			return true
 		}
 	}
@@ -152,7 +154,7 @@ func (h *handover) end(err error) error {
 		return err
 	}
 	waited := time.Since(h.begun)
-	lockWaitSeconds.WithLabelValues("release", outcome(err)).Observe(waited.Seconds())
+	locks.Waited("release", waited, err)
 	var blocked blockedError
 	if errors.As(err, &blocked) {
 		return fmt.Errorf("%w; waited %s, and the kubelet tries again", err, waited.Round(time.Second))

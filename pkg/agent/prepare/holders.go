@@ -2,85 +2,46 @@ package prepare
 
 import (
 	"fmt"
-	"strings"
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
-// HeldError says that a GPU of a claim is held by another one.
-type HeldError struct {
-	Claim           ledger.Claim
-	Request, Device string
-	// Holder has the GPU. Of one whose record cannot be read no more than the UID is known.
-	Holder ledger.Claim
-	// Use is what is known of those who use it.
-	Use Use
-	// Unreadable is the reason if the holder's record cannot be read.
-	Unreadable error
+// holders knows from the ledger who has what of the node's GPUs. All but what is asked without a lock is true for as long
+// as the caller has the GPU's lock.
+type holders struct {
+	ledger *ledger.Ledger
+	bootID func() (string, error)
+	// node gives shares of a GPU to one namespace alone, or to several.
+	node             string
+	acrossNamespaces bool
 }
 
-func (e *HeldError) Error() string {
-	what := fmt.Sprintf("claim %s, request %s: device %s", e.Claim, e.Request, e.Device)
-	use := e.Use.toldTo(e.Claim, e.Holder)
-	switch {
-	case e.Unreadable != nil:
-		// Its namespace is not known.
-		return what + " is still held on this node by a claim whose ledger record cannot be read; node-agent ledger show names it, on the node"
-	case e.Use.Ends:
-		return fmt.Sprintf("%s waits for %s, %s", what, named(e.Claim, e.Holder), use)
-	case use != "":
-		return fmt.Sprintf("%s is still held on this node by %s, %s", what, named(e.Claim, e.Holder), use)
+// preparedBefore returns, without a lock, what was done for a claim that may be prepared; nil for others.
+func (h *holders) preparedBefore(uid types.UID) *ledger.Entry {
+	record, err := h.ledger.Get(uid)
+	if err != nil || record == nil || record.State() != ledger.PrepareCompleted {
+		return nil
 	}
-	return fmt.Sprintf("%s is still held on this node by %s", what, named(e.Claim, e.Holder))
+	return record.Entry
 }
 
-func (e *HeldError) Unwrap() error { return e.Unreadable }
-
-func (e *HeldError) holders() []types.UID { return []types.UID{e.Holder.UID} }
-
-func (e *HeldError) note(_ ledger.Claim, use Use) { e.Use = use }
-
-// UnreadableError says that what was done for a claim is not known, because its record cannot be read. It does not pass before somebody decides.
-type UnreadableError struct {
-	Claim types.UID
-	// Path of the current copy.
-	Path string
-	// GPUs that the file's name says are held.
-	GPUs []string
-	Err  error
-}
-
-func (e *UnreadableError) Error() string {
-	return fmt.Sprintf("the ledger record %s cannot be read: %v. It holds %s until somebody decides: see node-agent ledger show %s",
-		e.Path, durable.Reason(e.Err), strings.Join(e.GPUs, ", "), e.Claim)
-}
-
-func (e *UnreadableError) Unwrap() error { return e.Err }
-
-// Unreadable is the error for a record that has one.
-func Unreadable(record *ledger.Record) *UnreadableError {
-	return &UnreadableError{Claim: record.UID, Path: record.Path, GPUs: heldNames(record), Err: record.Err}
-}
-
-// checkHolders refuses devices that another claim holds, judged on the physical GPU: partitions in places that do not
-// overlap, and shares as long as the GPU has enough for them, are all that can be held beside each other. That is true
-// for as long as the caller has the GPUs' locks.
-func (m *Manager) checkHolders(j *job) error {
+// check refuses devices that another claim holds, judged on the physical GPU: partitions in places that do not
+// overlap, and shares as long as the GPU has enough for them, are all that can be held beside each other.
+func (h *holders) check(j *job) error {
 	entry := j.entry
 	for i := range entry.Devices {
 		device := &entry.Devices[i]
 		if device.AdminAccess {
 			continue
 		}
-		holders, err := m.holders(entry, device)
+		holders, err := h.of(entry, device)
 		if err != nil {
 			return err
 		}
 		if device.Share != nil {
-			if err := m.checkShare(j, i, holders); err != nil {
+			if err := h.checkShare(j, i, holders); err != nil {
 				return err
 			}
 		}
@@ -88,9 +49,9 @@ func (m *Manager) checkHolders(j *job) error {
 	return nil
 }
 
-// holders are the records that hold the device's GPU beside it. It returns a HeldError if one of them excludes the device.
-func (m *Manager) holders(entry *ledger.Entry, device *ledger.Device) ([]*ledger.Record, error) {
-	holders, err := m.ledger.Holders(device.GPU)
+// of returns the records that hold the device's GPU beside it. It returns a HeldError if one of them excludes the device.
+func (h *holders) of(entry *ledger.Entry, device *ledger.Device) ([]*ledger.Record, error) {
+	holders, err := h.ledger.Holders(device.GPU)
 	if err != nil {
 		return nil, fmt.Errorf("claim %s, request %s, device %s: %w", entry.Claim, device.Request, device.Device, err)
 	}
@@ -116,4 +77,46 @@ func overlapping(entry *ledger.Entry, other *ledger.Device) *ledger.Device {
 		}
 	}
 	return nil
+}
+
+// switchedMIG tells whether the GPU's MIG mode was enabled for other claims that have partitions of it. The last
+// of them to go takes it back.
+func (h *holders) switchedMIG(gpu, bootID string) (bool, error) {
+	holders, err := h.ledger.Holders(gpu)
+	if err != nil {
+		return false, err
+	}
+	for _, holder := range holders {
+		if holder.Entry == nil || holder.Entry.BootID != bootID {
+			continue
+		}
+		for _, step := range holder.Entry.Undo {
+			if step.Kind == ledger.StepMIGMode && step.GPU == gpu {
+				return true, nil
+			}
+		}
+	}
+	return false, nil
+}
+
+// adminPods are the pods that use the GPU without holding it.
+func (h *holders) adminPods(gpu string) (map[types.UID]bool, error) {
+	records, err := h.ledger.Records()
+	if err != nil {
+		return nil, err
+	}
+	pods := map[types.UID]bool{}
+	for _, record := range records {
+		if record.Entry == nil {
+			continue
+		}
+		for _, device := range record.Entry.Devices {
+			if device.AdminAccess && device.GPU == gpu {
+				for _, pod := range record.Entry.Pods {
+					pods[pod] = true
+				}
+			}
+		}
+	}
+	return pods, nil
 }

@@ -13,6 +13,7 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/steps"
 )
 
 // Found is what the state folder has of one claim, for people.
@@ -65,7 +66,7 @@ func Inspect(stateDir string) ([]Found, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Manager{opts: Options{StateDir: stateDir, FS: durable.OS{}}}
+	files := filesOf(durable.OS{}, stateDir, nil)
 	var all []Found
 	for _, record := range records {
 		f := Found{UID: record.UID, State: record.State(), Copies: claims.Copies(record)}
@@ -79,12 +80,12 @@ func Inspect(stateDir string) ([]Found, error) {
 				f.Problem = durable.Reason(record.Recovered).Error()
 			}
 		default:
-			named := m.nameOf(record.UID)
+			named := nameIn(files, record.UID)
 			f.Namespace, f.Name, f.Devices, f.Problem = named.Namespace, named.Name, heldNames(record), record.Err.Error()
 		}
 		all = append(all, f)
 	}
-	quarantined, err := m.quarantined("")
+	quarantined, err := quarantines{fs: durable.OS{}, dir: QuarantineDir(stateDir)}.list("")
 	if err != nil && !os.IsNotExist(durable.Reason(err)) {
 		return nil, err
 	}
@@ -110,32 +111,26 @@ func Inspect(stateDir string) ([]Found, error) {
 	return all, nil
 }
 
-// claim is whose quarantine it is, by the file's name: the content may not be readable.
-func (q *Quarantine) claim() types.UID {
-	_, uid, _ := strings.Cut(strings.TrimSuffix(filepath.Base(q.path), QuarantineSuffix), "_")
-	return types.UID(uid)
-}
-
 // NamesOf names claims whose records cannot be read. Those whose names nothing else tells are left out.
 func (m *Manager) NamesOf(claims []types.UID) (named []ledger.Claim) {
 	for _, uid := range claims {
-		if claim := m.nameOf(uid); claim.Name != "" {
+		if claim := nameIn(m.effects.Files, uid); claim.Name != "" {
 			named = append(named, claim)
 		}
 	}
 	return named
 }
 
-// nameOf is the claim's name by its device metadata, which say it too when the record cannot be read; empty if they do not.
-func (m *Manager) nameOf(uid types.UID) ledger.Claim {
+// nameIn is the claim's name by its device metadata, which say it too when the record cannot be read; empty if they do not.
+func nameIn(files steps.Files, uid types.UID) ledger.Claim {
 	claim := ledger.Claim{UID: uid}
-	files, err := m.opts.FS.ReadDir(m.metadataOf(uid))
+	list, err := files.FS.ReadDir(files.MetadataOf(uid))
 	if err != nil {
 		return claim
 	}
-	for _, file := range files {
+	for _, file := range list {
 		var found v1beta1.DeviceMetadata
-		data, err := m.opts.FS.ReadFile(filepath.Join(m.metadataOf(uid), file.Name()))
+		data, err := files.FS.ReadFile(filepath.Join(files.MetadataOf(uid), file.Name()))
 		if err == nil && json.Unmarshal(data, &found) == nil && found.UID == uid {
 			claim.Namespace, claim.Name = found.Namespace, found.Name
 		}

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/locks"
 )
 
 // found answers for devices that are what they are called, and must not be asked for more.
@@ -63,21 +64,21 @@ func TestACallWaitsForAllItsLocksTogether(t *testing.T) {
 					t.Fatal(err)
 				}
 				// Each is free some time after the one before, and the last one never.
-				held := func(lock func(*locks) error) *locks {
-					l := m.locks.begin()
+				held := func(lock func(*locks.Call) error) *locks.Call {
+					l := m.locks.Begin()
 					if err := lock(l); err != nil {
 						t.Fatal(err)
 					}
 					return l
 				}
-				others := []*locks{held(func(l *locks) error { return l.claim(t.Context(), uid) })}
+				others := []*locks.Call{held(func(l *locks.Call) error { return l.Claim(t.Context(), uid) })}
 				for _, gpu := range gpus {
-					others = append(others, held(func(l *locks) error { return l.gpus(t.Context(), gpu) }))
+					others = append(others, held(func(l *locks.Call) error { return l.GPUs(t.Context(), gpu) }))
 				}
 				go func() {
 					for _, other := range others[:3] {
 						time.Sleep(tc.want / 6)
-						other.unlock()
+						other.Unlock()
 					}
 				}()
 				began := time.Now()
@@ -90,9 +91,9 @@ func TestACallWaitsForAllItsLocksTogether(t *testing.T) {
 				}
 				// Nothing of it stays locked.
 				for _, gpu := range gpus[:2] {
-					held(func(l *locks) error { return l.gpus(t.Context(), gpu) }).unlock()
+					held(func(l *locks.Call) error { return l.GPUs(t.Context(), gpu) }).Unlock()
 				}
-				others[3].unlock()
+				others[3].Unlock()
 			})
 		})
 	}
@@ -102,19 +103,5 @@ func TestACallWaitsForAllItsLocksTogether(t *testing.T) {
 func TestUnprepareEndsWithinTheKubeletsTime(t *testing.T) {
 	if rest := KubeletPatience - DefaultLockTimeout - DefaultUndoTimeout; rest < 5*time.Second {
 		t.Errorf("unprepare may wait %s and undo for %s: that leaves %s of the kubelet's %s", DefaultLockTimeout, DefaultUndoTimeout, rest, KubeletPatience)
-	}
-}
-
-// A disk that takes no lock file says so, in the words of the system and with the path once: waiting has nothing to do with it.
-func TestALockThatCannotBeMadeIsNoWaiting(t *testing.T) {
-	dir := filepath.Join(t.TempDir(), "none")
-	l := (&locker{dir: dir, timeout: time.Minute}).begin()
-	want := "open " + filepath.Join(dir, "gpu-x.lock") + ": no such file or directory"
-	if err := l.gpus(t.Context(), "x"); err == nil || err.Error() != want {
-		t.Errorf("error %v, want %s", err, want)
-	}
-	want = "open " + filepath.Join(dir, "claims.lock") + ": no such file or directory"
-	if err := l.claim(t.Context(), "a"); err == nil || err.Error() != want {
-		t.Errorf("error %v, want %s", err, want)
 	}
 }

@@ -20,6 +20,8 @@ import (
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/locks"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/steps"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/agent/vfio"
 )
@@ -31,6 +33,11 @@ const (
 	DefaultLockTimeout = 15 * time.Second
 	// DefaultUndoTimeout is also how long an agent that is told to stop must be able to go on.
 	DefaultUndoTimeout = 25 * time.Second
+
+	// defaultGPUTimeout bounds the questions and acts of one kind on one GPU; making a MIG instance takes about a second.
+	defaultGPUTimeout = 10 * time.Second
+	// defaultEndTimeout is for processes to end and for their memory to be freed.
+	defaultEndTimeout = 5 * time.Second
 )
 
 // Options of a Manager; the fields up to Tools are required, other than HostRoot.
@@ -63,24 +70,46 @@ type Options struct {
 	Handover
 }
 
-// Manager prepares and unprepares claims. Its methods may be called concurrently.
-type Manager struct {
-	opts   Options
-	ledger *ledger.Ledger
-	store  *cdi.Store
-	locks  *locker
+// Hardware answers for the node's GPUs.
+type Hardware interface {
+	// Find returns what is behind a published device, after NVML has answered for its GPU just now. The error
+	// says what is wrong with it. Of a device whose GPU is with a virtual machine the GPU's name is returned beside it.
+	Find(ctx context.Context, device string) (Target, error)
+	steps.Hardware
 }
 
-// Device is one prepared allocation result.
-type Device struct {
-	Request, Pool, Device string
-	CDIDeviceIDs          []string
-	ShareID               *types.UID
+// Leftovers says what is done about processes of a claim's pods that are still on its devices when it is unprepared.
+type Leftovers = steps.Leftovers
+
+// The policies.
+const (
+	// EndLeftovers kills them; a GPU whose processes do not end is quarantined.
+	EndLeftovers = steps.EndLeftovers
+	// QuarantineLeftovers leaves them alone, and quarantines the GPU until they are gone.
+	QuarantineLeftovers = steps.QuarantineLeftovers
+)
+
+// Manager prepares and unprepares claims. Its methods may be called concurrently. It has the flows; what they need stands
+// in parts that do not know of it, nor of each other more than they are given.
+type Manager struct {
+	opts        Options
+	locks       *locks.Locker
+	ledger      *ledger.Ledger
+	quarantines quarantines
+	// effects are what steps does, kind by kind.
+	effects   steps.Effects
+	steps     *steps.Table
+	holders   *holders
+	resolver  *resolver
+	decider   *decider
+	describer *describer
+	undoer    *undoer
+	sweeper   *sweeper
 }
 
 // Result is the outcome for one claim of a batch.
 type Result struct {
-	Devices []Device
+	Devices []ledger.Device
 	Err     error
 }
 
@@ -101,12 +130,45 @@ func New(opts Options) *Manager {
 	opts.Leftovers = cmp.Or(opts.Leftovers, EndLeftovers)
 	opts.Handover.setDefaults()
 	opts.HostRoot = cmp.Or(opts.HostRoot, "/")
-	return &Manager{
-		opts:   opts,
-		ledger: ledger.At(opts.FS, LedgerDir(opts.StateDir)),
-		store:  cdi.At(opts.FS, opts.CDIDir, opts.HostRoot),
-		locks:  &locker{dir: LocksDir(opts.StateDir), timeout: opts.LockTimeout},
+	m := &Manager{
+		opts:        opts,
+		locks:       &locks.Locker{Dir: LocksDir(opts.StateDir), Timeout: opts.LockTimeout},
+		ledger:      ledger.At(opts.FS, LedgerDir(opts.StateDir)),
+		quarantines: quarantines{fs: opts.FS, dir: QuarantineDir(opts.StateDir)},
 	}
+	gpus := steps.GPUs{Hardware: opts.Hardware, Timeout: opts.GPUTimeout}
+	m.holders = &holders{
+		ledger: m.ledger, bootID: func() (string, error) { return opts.Hardware.BootID() },
+		node: opts.Pool, acrossNamespaces: opts.Sharing.AcrossNamespaces,
+	}
+	e := steps.Effects{
+		GPUs:       gpus,
+		PCI:        steps.PCI{Binder: opts.PCI, Users: opts.Users, Timeout: opts.GPUTimeout},
+		TimeSlices: steps.TimeSlices{GPUs: gpus, Tool: opts.Tools.TimeSlicer},
+		Daemons:    steps.Daemons{Tool: opts.Tools.Daemons, Timeout: opts.GPUTimeout},
+		Files:      filesOf(opts.FS, opts.StateDir, cdi.At(opts.FS, opts.CDIDir, opts.HostRoot)),
+		Ender:      steps.Ender{Tool: opts.Tools.Processes, Policy: opts.Leftovers, Timeout: opts.EndTimeout},
+		Kept:       m.holders.kept,
+	}
+	m.effects, m.steps = e, steps.NewTable(e)
+	m.resolver = &resolver{driver: opts.Driver, hardware: opts.Hardware, holders: m.holders, rules: opts.Sharing}
+	m.decider = &decider{
+		gpus: gpus, pci: e.PCI, timeSlices: e.TimeSlices, daemons: e.Daemons, files: e.Files,
+		processes: opts.Tools.Processes, holders: m.holders, quarantines: m.quarantines,
+	}
+	m.describer = &describer{
+		driver: opts.Driver, backend: patient{opts.Backend, opts.GPUTimeout}, pci: e.PCI, daemons: opts.Tools.Daemons, files: e.Files,
+	}
+	m.undoer = &undoer{
+		steps: m.steps, ledger: m.ledger, quarantines: m.quarantines, locks: m.locks, clock: opts.Clock, timeout: opts.UndoTimeout,
+	}
+	m.sweeper = &sweeper{ledger: m.ledger, files: e.Files, daemons: e.Daemons, quarantines: m.quarantines, locks: m.locks}
+	return m
+}
+
+// filesOf are those that an agent with that state folder writes for containers.
+func filesOf(fsys durable.FS, stateDir string, store *cdi.Store) steps.Files {
+	return steps.Files{FS: fsys, CDI: store, MetadataDir: filepath.Join(stateDir, "metadata")}
 }
 
 // MakeFolders makes those that are missing. To be called again when it failed.
@@ -114,7 +176,7 @@ func (m *Manager) MakeFolders() error {
 	if _, err := ledger.Open(m.opts.FS, m.ledger.Dir()); err != nil {
 		return err
 	}
-	if err := m.opts.FS.MkdirAll(m.quarantineDir(), 0o700); err != nil {
+	if err := m.opts.FS.MkdirAll(m.quarantines.dir, 0o700); err != nil {
 		return fmt.Errorf("make the folder for quarantine: %w", err)
 	}
 	return m.MakeEmptyFolders()
@@ -122,45 +184,39 @@ func (m *Manager) MakeFolders() error {
 
 // MakeEmptyFolders makes those that may be made anew at any time: nothing in them is remembered.
 func (m *Manager) MakeEmptyFolders() error {
-	if err := m.opts.FS.MkdirAll(m.locks.dir, 0o700); err != nil {
+	if err := m.opts.FS.MkdirAll(m.locks.Dir, 0o700); err != nil {
 		return fmt.Errorf("make the folder for locks: %w", err)
 	}
-	return m.store.MakeFolder()
+	return m.effects.Files.CDI.MakeFolder()
 }
 
 // PrepareAll prepares the claims of one call in parallel. Each has its own result: one that fails, or waits
 // for a lock, does not keep the others from being prepared.
 func (m *Manager) PrepareAll(ctx context.Context, claims []*resourceapi.ResourceClaim) map[types.UID]Result {
-	var (
-		group   sync.WaitGroup
-		mu      sync.Mutex
-		results = make(map[types.UID]Result, len(claims))
-	)
-	for _, claim := range claims {
-		group.Go(func() {
-			devices, err := m.Prepare(ctx, claim)
-			mu.Lock()
-			defer mu.Unlock()
-			results[claim.UID] = Result{Devices: devices, Err: err}
-		})
-	}
-	group.Wait()
-	return results
+	return inParallel(claims, func(claim *resourceapi.ResourceClaim) (types.UID, Result) {
+		devices, err := m.Prepare(ctx, claim)
+		return claim.UID, Result{Devices: devices, Err: err}
+	})
 }
 
 // UnprepareAll is PrepareAll's reverse.
 func (m *Manager) UnprepareAll(ctx context.Context, claims []types.UID) map[types.UID]error {
+	return inParallel(claims, func(uid types.UID) (types.UID, error) { return uid, m.Unprepare(ctx, uid) })
+}
+
+// inParallel does all of it at once, and returns the results by their keys.
+func inParallel[T any, K comparable, R any](items []T, do func(T) (K, R)) map[K]R {
 	var (
 		group   sync.WaitGroup
 		mu      sync.Mutex
-		results = make(map[types.UID]error, len(claims))
+		results = make(map[K]R, len(items))
 	)
-	for _, uid := range claims {
+	for _, item := range items {
 		group.Go(func() {
-			err := m.Unprepare(ctx, uid)
+			key, result := do(item)
 			mu.Lock()
 			defer mu.Unlock()
-			results[uid] = err
+			results[key] = result
 		})
 	}
 	group.Wait()
@@ -169,7 +225,7 @@ func (m *Manager) UnprepareAll(ctx context.Context, claims []types.UID) map[type
 
 // Prepare makes the claim's GPUs ready for its containers and returns what the kubelet has to tell the
 // container runtime. A claim that is prepared already is verified again, and repaired if needed.
-func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (devices []Device, err error) {
+func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim) (devices []ledger.Device, err error) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claim", klog.KObj(claim), "claimUID", claim.UID)
 	ctx = klog.NewContext(ctx, logger)
 	start := m.opts.Clock.Now()
@@ -180,13 +236,13 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	}()
 
 	// 1. What has this node to do for the claim?
-	results, parameters, err := m.plan(claim)
+	results, parameters, err := plan(claim, m.opts.Driver, m.opts.Pool)
 	if err != nil || len(results) == 0 {
 		return nil, err
 	}
 
 	// 2. Is it prepared, or is to be waited for who has its GPUs and is about to go?
-	wait := m.handover(ctx, claim)
+	wait := beginHandover(ctx, m.opts.Handover, m.ledger, claim)
 	for {
 		devices, err = m.prepare(ctx, claim, results, parameters)
 		if errors.Is(err, errAnew) {
@@ -202,11 +258,16 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 var errAnew = errors.New("the claim is to be prepared anew")
 
 // prepare is one try, which fails at once where another claim has the GPUs.
-func (m *Manager) prepare(ctx context.Context, claim *resourceapi.ResourceClaim, results []wanted, parameters *config.Set) ([]Device, error) {
+func (m *Manager) prepare(
+	ctx context.Context, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult, parameters *config.Set,
+) ([]ledger.Device, error) {
 	// 1. Does NVML answer for each of its GPUs, and how are they to be set up? No lock is held: a GPU that
 	// hangs here must not block other claims.
 	var j *job
-	if err := measured(preparing, stepFind, func() (err error) { j, err = m.resolve(ctx, claim, results, parameters); return err }); err != nil {
+	if err := steps.Measured(steps.Preparing, steps.Find, func() (err error) {
+		j, err = m.resolver.resolve(ctx, claim, results, parameters)
+		return err
+	}); err != nil {
 		return nil, err
 	}
 
@@ -214,14 +275,14 @@ func (m *Manager) prepare(ctx context.Context, claim *resourceapi.ResourceClaim,
 	if j.refused != nil && !j.prepared {
 		return nil, j.refused
 	}
-	if err := m.checkHolders(j); err != nil {
+	if err := m.holders.check(j); err != nil {
 		return nil, err
 	}
 
 	// 3. Is that still so, and what was done for this claim before?
-	locks := m.locks.begin()
-	defer locks.unlock()
-	if err := locks.claim(ctx, claim.UID); err != nil {
+	locks := m.locks.Begin()
+	defer locks.Unlock()
+	if err := locks.Claim(ctx, claim.UID); err != nil {
 		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
 	}
 	record, err := m.ledger.Get(claim.UID)
@@ -233,10 +294,10 @@ func (m *Manager) prepare(ctx context.Context, claim *resourceapi.ResourceClaim,
 		// What is undone of an earlier preparation may be on other GPUs: the claim was allocated anew meanwhile.
 		gpus = append(gpus, record.Entry.HeldGPUs()...)
 	}
-	if err := locks.gpus(ctx, gpus...); err != nil {
+	if err := locks.GPUs(ctx, gpus...); err != nil {
 		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
 	}
-	if err := m.checkHolders(j); err != nil {
+	if err := m.holders.check(j); err != nil {
 		return nil, err
 	}
 	before, err := m.reconcilePrevious(ctx, record, j.entry)
@@ -257,7 +318,7 @@ func (m *Manager) prepare(ctx context.Context, claim *resourceapi.ResourceClaim,
 		}
 	}
 	if before.fresh() {
-		if err := measured(preparing, stepDecide, func() error { return m.decide(ctx, j) }); err != nil {
+		if err := steps.Measured(steps.Preparing, steps.Decide, func() error { return m.decider.decide(ctx, j) }); err != nil {
 			return nil, fmt.Errorf("claim %s: %w", name(claim), err)
 		}
 	}
@@ -266,82 +327,13 @@ func (m *Manager) prepare(ctx context.Context, claim *resourceapi.ResourceClaim,
 	if err := m.apply(ctx, j, before); err != nil {
 		return nil, err
 	}
-	return response(j.entry), nil
-}
-
-// resolve turns allocation results into the beginning of a ledger entry.
-func (m *Manager) resolve(ctx context.Context, claim *resourceapi.ResourceClaim, results []wanted, parameters *config.Set) (*job, error) {
-	j := &job{
-		entry:    &ledger.Entry{Claim: claimRef(claim), State: ledger.PrepareStarted, Pods: podsOf(claim)},
-		podClaim: claim.Annotations[resourceapi.PodResourceClaimAnnotation],
-	}
-	rules := m.opts.Sharing
-	before := m.preparedBefore(claim.UID)
-	j.prepared = before != nil
-	var devices []config.Device
-	for _, want := range results {
-		rules.Shares = m.sharedBy(before, &want)
-		target, err := m.opts.Hardware.Find(ctx, want.device)
-		if err != nil {
-			if gpu := target.GPU.Name; gpu != "" && !want.adminAccess {
-				// Who gave it to a virtual machine may be about to go, and is waited for then.
-				if _, held := m.holders(j.entry, &ledger.Device{Request: want.request, Device: want.device, GPU: gpu}); held != nil {
-					return nil, held
-				}
-			}
-			return nil, fmt.Errorf("claim %s, request %s, device %s: %w", name(claim), want.request, want.device, err)
-		}
-		described := config.Device{
-			Request: want.request, Kind: target.kind(), AdminAccess: want.adminAccess, Share: want.result.ShareID != nil && !want.adminAccess,
-		}
-		settings, refused, err := parameters.Resolve(described, &rules)
-		if err != nil {
-			return nil, fmt.Errorf("claim %s: %w", name(claim), err)
-		}
-		if refused != nil && j.refused == nil {
-			j.refused = fmt.Errorf("claim %s, request %s, device %s: %w", name(claim), want.request, want.device, refused)
-		}
-		device := ledger.Device{
-			Request:      want.request,
-			Pool:         want.pool,
-			Device:       want.device,
-			GPU:          target.GPU.Name,
-			UUID:         target.GPU.UUID,
-			Partition:    target.Partition,
-			AdminAccess:  want.adminAccess,
-			ShareID:      want.result.ShareID,
-			CDIDeviceIDs: []string{cdi.DeviceID(claim.UID, want.request, want.device)},
-		}
-		switch {
-		case target.Passthrough:
-			device.UUID, device.Passthrough = target.PCIBusID, true
-		case device.Partition != nil:
-			device.UUID, device.GPUUUID = "", target.GPU.UUID
-		}
-		if device.Share, err = want.shareOf(m.opts.Driver, &target, settings); err != nil {
-			return nil, fmt.Errorf("claim %s, request %s, device %s: %w", name(claim), want.request, want.device, err)
-		}
-		if device.Share != nil {
-			device.CDIDeviceIDs = []string{cdi.ShareDeviceID(claim.UID, want.request, want.device, *device.ShareID)}
-		}
-		if other := overlapping(j.entry, &device); other != nil {
-			return nil, fmt.Errorf("claim %s: device %s and device %s overlap, allocated for the requests %s and %s", name(claim), other.Device, device.Device, other.Request, device.Request)
-		}
-		j.entry.Devices = append(j.entry.Devices, device)
-		j.targets = append(j.targets, target)
-		j.settings = append(j.settings, settings)
-		devices = append(devices, described)
-	}
-	if err := parameters.Check(devices); err != nil && j.refused == nil {
-		j.refused = fmt.Errorf("claim %s: %w", name(claim), err)
-	}
-	return j, nil
+	return j.entry.Devices, nil
 }
 
 // settleGPUs refuses GPUs in quarantine that cannot be taken out of it now.
 func (m *Manager) settleGPUs(ctx context.Context, entry *ledger.Entry) error {
 	for _, gpu := range entry.HeldGPUs() {
-		if err := m.settle(ctx, gpu); err != nil {
+		if err := m.undoer.settle(ctx, gpu); err != nil {
 			var stays *QuarantinedError
 			if errors.As(err, &stays) {
 				stays.Claim = entry.Claim
@@ -362,13 +354,13 @@ func (m *Manager) apply(ctx context.Context, j *job, before previous) (err error
 	}
 	defer func() {
 		// Of a claim from before a reboot nobody uses anything. Where its place is taken it has to be decided anew, and the record does not say so.
-		if err != nil && (!before.completed || before.rebooted && errors.Is(err, errPlaceTaken)) {
+		if err != nil && (!before.completed || before.rebooted && errors.Is(err, steps.ErrPlaceTaken)) {
 			begun := *entry
 			begun.Undo = entry.Undo[:j.begun]
 			if before.rebooted {
 				begun.Undo = append(slices.Clone(begun.Undo), entry.Undo[len(entry.Undo)-1]) // the CDI file is of the boot before
 			}
-			err = errors.Join(err, m.rollBack(ctx, &begun))
+			err = errors.Join(err, m.undoer.rollBack(ctx, &begun))
 		}
 	}()
 	if !before.completed {
@@ -382,30 +374,32 @@ func (m *Manager) apply(ctx context.Context, j *job, before previous) (err error
 	}
 	// Limits of a daemon may be others than those of the record, or not in it.
 	before.stale = before.stale || !reflect.DeepEqual(recorded, entry.Undo)
-	if err := m.identify(ctx, j); err != nil {
+	if err := m.effects.GPUs.Identify(ctx, j.entry); err != nil {
 		return err
 	}
-	if entry.Metadata, err = m.describeMetadata(j); err != nil {
+	if entry.Metadata, err = m.describer.metadata(j); err != nil {
 		return err
 	}
-	if entry.CDISpec, err = m.describeDevices(ctx, j); err != nil {
+	if entry.CDISpec, err = m.describer.spec(ctx, j); err != nil {
 		return err
 	}
 	var written bool
-	if err := measured(preparing, ledger.StepCDIFile, func() (err error) {
-		written, err = m.restoreFiles(entry)
+	if err := steps.Measured(steps.Preparing, ledger.StepCDIFile, func() (err error) {
+		written, err = m.effects.Files.Restore(entry)
 		return err
 	}); err != nil {
 		return err
 	}
-	if err := measured(preparing, stepVerify, func() error { return m.store.Verify(entry.Claim.UID, deviceIDs(entry)) }); err != nil {
+	if err := steps.Measured(steps.Preparing, steps.Verify, func() error {
+		return m.effects.Files.CDI.Verify(entry.Claim.UID, deviceIDs(entry))
+	}); err != nil {
 		return fmt.Errorf("claim %s: the container runtime would not find its devices: %w", entry.Claim, err)
 	}
 	if before.completed && !before.stale && !written && !before.rebooted {
 		return nil
 	}
 	if before.completed && written {
-		klog.FromContext(ctx).Info("CDI specification was missing or out of date and is written again", "path", m.store.Path(entry.Claim.UID))
+		klog.FromContext(ctx).Info("CDI specification was missing or out of date and is written again", "path", m.effects.Files.CDI.Path(entry.Claim.UID))
 	}
 	return m.put(entry, ledger.PrepareCompleted)
 }
@@ -418,10 +412,11 @@ func (m *Manager) perform(ctx context.Context, j *job, before previous) error {
 			return err
 		}
 	}
+	claim := j.doing(before.fresh())
 	for i, step := range j.entry.Undo {
 		if step.Kind == ledger.StepMPSDaemon {
 			// It takes its GPUs by UUID.
-			if err := m.identify(ctx, j); err != nil {
+			if err := m.effects.GPUs.Identify(ctx, j.entry); err != nil {
 				return err
 			}
 			daemon, err := j.daemon(true)
@@ -437,11 +432,11 @@ func (m *Manager) perform(ctx context.Context, j *job, before previous) error {
 			j.entry.Undo[i] = step
 		}
 		j.begun = i + 1
-		err := m.do(ctx, j, step, before.fresh())
+		err := m.steps.Do(ctx, claim, step)
 		if err == nil {
 			continue
 		}
-		if before.fresh() && errors.Is(err, errPlaceTaken) {
+		if before.fresh() && errors.Is(err, steps.ErrPlaceTaken) {
 			// What is in that place now is not ours to destroy, whoever undoes the rest.
 			j.entry.Undo, j.begun = slices.Delete(slices.Clone(j.entry.Undo), i, i+1), i
 			err = errors.Join(err, m.put(j.entry, j.entry.State))
@@ -457,16 +452,7 @@ func (m *Manager) put(entry *ledger.Entry, state ledger.State) error {
 	if state == ledger.PrepareCompleted && entry.Completed.IsZero() {
 		entry.Completed = entry.Updated
 	}
-	return measured(preparing, stepRecord, func() error { return m.ledger.Put(entry) })
-}
-
-// response is what the kubelet gets for a completed claim.
-func response(entry *ledger.Entry) []Device {
-	devices := make([]Device, 0, len(entry.Devices))
-	for _, d := range entry.Devices {
-		devices = append(devices, Device{Request: d.Request, Pool: d.Pool, Device: d.Device, CDIDeviceIDs: d.CDIDeviceIDs, ShareID: d.ShareID})
-	}
-	return devices
+	return steps.Measured(steps.Preparing, steps.Record, func() error { return m.ledger.Put(entry) })
 }
 
 // describe lists the devices with their GPUs, for messages.
@@ -476,24 +462,4 @@ func describe(entry *ledger.Entry) []string {
 		names = append(names, device.Device+"="+cmp.Or(device.UUID, device.GPUUUID))
 	}
 	return names
-}
-
-// sameDevices compares what makes a preparation what it is: which result has which physical GPU.
-func sameDevices(a, b *ledger.Entry) bool {
-	if len(a.Devices) != len(b.Devices) {
-		return false
-	}
-	for i := range a.Devices {
-		x, y := a.Devices[i], b.Devices[i]
-		if x.Request != y.Request || x.Pool != y.Pool || x.Device != y.Device || x.GPU != y.GPU || x.PhysicalUUID() != y.PhysicalUUID() || x.AdminAccess != y.AdminAccess {
-			return false
-		}
-		if (x.Share == nil) != (y.Share == nil) || x.Share != nil && (*x.Share != *y.Share || *x.ShareID != *y.ShareID) {
-			return false
-		}
-		if (x.Partition == nil) != (y.Partition == nil) || x.Partition != nil && *x.Partition != *y.Partition {
-			return false
-		}
-	}
-	return true
 }

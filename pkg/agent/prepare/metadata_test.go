@@ -14,12 +14,12 @@ import (
 	"k8s.io/dynamic-resource-allocation/api/metadata"
 	"k8s.io/dynamic-resource-allocation/devicemetadata"
 
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
-	"stowage.dev/stowage/pkg/agent/prepare"
 )
 
 // told is what a container reads about its devices, by the files' paths in the container, decoded as applications do.
-func (n *node) told(devices []prepare.Device) map[string]*metadata.DeviceMetadata {
+func (n *node) told(devices []ledger.Device) map[string]*metadata.DeviceMetadata {
 	n.t.Helper()
 	files := map[string]*metadata.DeviceMetadata{}
 	for _, mount := range n.container(devices).Mounts {

@@ -12,18 +12,9 @@ import (
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
-// wanted is one allocation result that this agent has to prepare.
-type wanted struct {
-	request     string
-	pool        string
-	device      string
-	adminAccess bool
-	result      resourceapi.DeviceRequestAllocationResult
-}
-
 // plan reads from the claim's allocation what this node has to do for it. It decides by the claim alone; that
 // the devices exist and are free is checked under locks.
-func (m *Manager) plan(claim *resourceapi.ResourceClaim) ([]wanted, *config.Set, error) {
+func plan(claim *resourceapi.ResourceClaim, driver, pool string) ([]resourceapi.DeviceRequestAllocationResult, *config.Set, error) {
 	if claim.Status.Allocation == nil {
 		return nil, nil, fmt.Errorf("claim %s is not allocated", name(claim))
 	}
@@ -31,39 +22,32 @@ func (m *Manager) plan(claim *resourceapi.ResourceClaim) ([]wanted, *config.Set,
 		return nil, nil, err
 	}
 	allocation := &claim.Status.Allocation.Devices
-	parameters, err := config.Read(m.opts.Driver, config.Allocated(claim))
+	parameters, err := config.Read(driver, config.Allocated(claim))
 	if err != nil {
 		return nil, nil, fmt.Errorf("claim %s: %w", name(claim), err)
 	}
-	var results []wanted
+	var results []resourceapi.DeviceRequestAllocationResult
 	holder := map[string]string{}
 	for _, result := range allocation.Results {
-		if result.Driver != m.opts.Driver {
+		if result.Driver != driver {
 			continue
 		}
-		if result.Pool != m.opts.Pool {
+		if result.Pool != pool {
 			return nil, nil, fmt.Errorf("claim %s, request %s: device %s is in pool %q, this node serves pool %q",
-				name(claim), result.Request, result.Device, result.Pool, m.opts.Pool)
+				name(claim), result.Request, result.Device, result.Pool, pool)
 		}
-		want := wanted{
-			request:     result.Request,
-			pool:        result.Pool,
-			device:      result.Device,
-			adminAccess: result.AdminAccess != nil && *result.AdminAccess,
-			result:      result,
-		}
-		if !want.adminAccess {
+		if !adminAccess(&result) {
 			// Several shares of a device are told apart by their IDs.
-			key := want.device
+			key := result.Device
 			if result.ShareID != nil {
 				key += "/" + string(*result.ShareID)
 			}
 			if other, held := holder[key]; held {
-				return nil, nil, fmt.Errorf("claim %s: device %s is allocated twice, for the requests %s and %s", name(claim), key, other, want.request)
+				return nil, nil, fmt.Errorf("claim %s: device %s is allocated twice, for the requests %s and %s", name(claim), key, other, result.Request)
 			}
-			holder[key] = want.request
+			holder[key] = result.Request
 		}
-		results = append(results, want)
+		results = append(results, result)
 	}
 	return results, parameters, nil
 }

@@ -24,22 +24,22 @@ import (
 func TestPrepareAnswersWithWhatTheRuntimeFinds(t *testing.T) {
 	tests := map[string]struct {
 		results []result
-		want    []prepare.Device
+		want    []ledger.Device
 		sees    []string
 	}{
 		"one GPU": {
 			results: []result{"gpu=" + gpu0},
-			want:    []prepare.Device{{Request: "gpu", Pool: pool, Device: gpu0, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=train-uid_gpu_" + gpu0}}},
+			want:    []ledger.Device{{Request: "gpu", Pool: pool, Device: gpu0, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=train-uid_gpu_" + gpu0}}},
 			sees:    []string{gpu0},
 		},
 		"an alternative of a prioritized list": {
 			results: []result{"gpu/h100=" + gpu0},
-			want:    []prepare.Device{{Request: "gpu/h100", Pool: pool, Device: gpu0, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=train-uid_gpu.h100_" + gpu0}}},
+			want:    []ledger.Device{{Request: "gpu/h100", Pool: pool, Device: gpu0, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=train-uid_gpu.h100_" + gpu0}}},
 			sees:    []string{gpu0},
 		},
 		"two requests, and admin access to a GPU of the first": {
 			results: []result{"a=" + gpu0, "b=" + gpu1, "watch=" + gpu0 + "+admin"},
-			want: []prepare.Device{
+			want: []ledger.Device{
 				{Request: "a", Pool: pool, Device: gpu0, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=train-uid_a_" + gpu0}},
 				{Request: "b", Pool: pool, Device: gpu1, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=train-uid_b_" + gpu1}},
 				{Request: "watch", Pool: pool, Device: gpu0, CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=train-uid_watch_" + gpu0}},
@@ -56,7 +56,7 @@ func TestPrepareAnswersWithWhatTheRuntimeFinds(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if diff := cmp.Diff(tc.want, got); diff != "" {
+				if diff := cmp.Diff(tc.want, got, told); diff != "" {
 					t.Errorf("devices (-want +got):\n%s", diff)
 				}
 				var sees []string

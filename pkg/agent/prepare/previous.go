@@ -3,7 +3,10 @@ package prepare
 import (
 	"context"
 	"fmt"
+	"reflect"
+	"slices"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -39,7 +42,7 @@ func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, 
 		klog.FromContext(ctx).Error(record.Recovered, "Ledger record was replaced by its previous copy", "path", record.Path)
 		before = previous{completed: true, stale: true}
 	}
-	if owed, err := m.owes(record.Entry); err != nil {
+	if owed, err := m.quarantines.owes(record.Entry); err != nil {
 		return previous{}, err
 	} else if owed {
 		// It was being unprepared, so nobody uses it.
@@ -48,13 +51,13 @@ func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, 
 	same := sameDevices(record.Entry, entry)
 	if before.completed {
 		var err error
-		if before.rebooted, err = m.endedByReboot(record.Entry); err != nil {
+		if before.rebooted, err = m.effects.GPUs.EndedByReboot(record.Entry); err != nil {
 			return previous{}, fmt.Errorf("claim %s: whether the node was rebooted since it was prepared: %w", entry.Claim, err)
 		}
 	}
 	// What was prepared before a reboot is on no GPU any more, and one of them may have been replaced.
 	if !before.completed || !same && before.rebooted {
-		if err := m.rollBack(ctx, record.Entry); err != nil {
+		if err := m.undoer.rollBack(ctx, record.Entry); err != nil {
 			return previous{}, fmt.Errorf("undo the earlier preparation of claim %s with the devices %v: %w", entry.Claim, describe(record.Entry), err)
 		}
 		return previous{}, nil
@@ -74,11 +77,72 @@ func (m *Manager) reconcilePrevious(ctx context.Context, record *ledger.Record, 
 	return before, nil
 }
 
-// preparedBefore returns, without a lock, what was done for a claim that may be prepared; nil for others.
-func (m *Manager) preparedBefore(uid types.UID) *ledger.Entry {
-	record, err := m.ledger.Get(uid)
-	if err != nil || record == nil || record.State() != ledger.PrepareCompleted {
+// sameDevices compares what makes a preparation what it is: which result has which physical GPU.
+func sameDevices(a, b *ledger.Entry) bool {
+	return slices.EqualFunc(a.Devices, b.Devices, func(x, y ledger.Device) bool {
+		return reflect.DeepEqual(identityOf(x), identityOf(y))
+	})
+}
+
+func identityOf(d ledger.Device) ledger.Device {
+	is := ledger.Device{
+		Request: d.Request, Pool: d.Pool, Device: d.Device, GPU: d.GPU, UUID: d.PhysicalUUID(),
+		AdminAccess: d.AdminAccess, Share: d.Share, Partition: d.Partition,
+	}
+	if d.Share != nil {
+		is.ShareID = d.ShareID
+	}
+	return is
+}
+
+// NotePods records pods that have come to use a prepared claim. The kubelet does not call Prepare for them, and what
+// is not recorded of them is not looked for when the claim is unprepared. A claim that is not prepared, or whose record
+// does not say so for certain, is left alone.
+func (m *Manager) NotePods(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	locks := m.locks.Begin()
+	defer locks.Unlock()
+	if err := locks.Claim(ctx, claim.UID); err != nil {
+		return fmt.Errorf("record the pods of claim %s: %w", name(claim), err)
+	}
+	record, err := m.ledger.Get(claim.UID)
+	if err != nil || record == nil || record.Err != nil || record.Recovered != nil || record.Entry.State != ledger.PrepareCompleted {
+		return err
+	}
+	now := podsOf(claim)
+	if len(joined(now, record.Entry.Pods)) == 0 {
 		return nil
 	}
-	return record.Entry
+	record.Entry.Pods = remembered(record.Entry.Pods, now)
+	return m.put(record.Entry, ledger.PrepareCompleted)
+}
+
+// maxFormerPods is how many pods are remembered that a claim is not reserved for any more. One that always has a pod is never unprepared, and
+// would have ever more of them.
+const maxFormerPods = resourceapi.ResourceClaimReservedForMaxSize
+
+// remembered are the pods of now and, before them, those known that are none of them, which may have left something behind.
+func remembered(known, now []types.UID) []types.UID {
+	former := joined(known, now)
+	return append(former[max(0, len(former)-maxFormerPods):], now...)
+}
+
+// podsOf are the pods that may use the claim, as far as the API says.
+func podsOf(claim *resourceapi.ResourceClaim) []types.UID {
+	var pods []types.UID
+	for _, consumer := range claim.Status.ReservedFor {
+		if consumer.APIGroup == "" && consumer.Resource == "pods" {
+			pods = append(pods, consumer.UID)
+		}
+	}
+	return pods
+}
+
+// joined are those of the pods that are not known.
+func joined(pods, known []types.UID) (more []types.UID) {
+	for _, pod := range pods {
+		if !slices.Contains(known, pod) {
+			more = append(more, pod)
+		}
+	}
+	return more
 }

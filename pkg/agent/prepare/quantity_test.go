@@ -13,10 +13,10 @@ import (
 // A share that another scheduler wrote may be a quantity that arithmetic and text do not end on.
 func TestAShareOutOfBoundsIsRefused(t *testing.T) {
 	for _, text := range []string{"1e2147483647", "0e2147483647", "1" + strings.Repeat("0", 300_000)} {
-		w := &wanted{result: resourceapi.DeviceRequestAllocationResult{
+		result := &resourceapi.DeviceRequestAllocationResult{
 			ConsumedCapacity: map[resourceapi.QualifiedName]resource.Quantity{discovery.CapacityMemory: resource.MustParse(text)},
-		}}
-		if _, err := w.consumed("gpu.nvidia.com", discovery.CapacityMemory, 0); err == nil || len(err.Error()) > 200 {
+		}
+		if _, err := consumed("gpu.nvidia.com", result, discovery.CapacityMemory, 0); err == nil || len(err.Error()) > 200 {
 			t.Errorf("%.20s: %v", text, err)
 		}
 	}

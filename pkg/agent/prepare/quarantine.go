@@ -9,16 +9,13 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
-	"stowage.dev/stowage/pkg/agent/nvml"
 )
 
 // Quarantine is a GPU on which something of a claim is left that could not be undone: the GPU is lost, does not
@@ -43,31 +40,11 @@ func (q *Quarantine) Holder() types.UID {
 	return q.Owed.Claim.UID
 }
 
-// QuarantinedError says that a GPU is nobody's, and why.
-type QuarantinedError struct {
-	GPU    string
-	Reason string
-	Since  time.Time
-	// Owed is the claim that it is in quarantine for, if that is known, and Claim the one that is refused because of it, if one is. Only
-	// where both are of one namespace does the text say what it is in quarantine for: reasons name pods and processes.
-	Owed, Claim ledger.Claim
-	// Err is why it was not released just now.
-	Err error
+// claim is whose quarantine it is, by the file's name: the content may not be readable.
+func (q *Quarantine) claim() types.UID {
+	_, uid, _ := strings.Cut(strings.TrimSuffix(filepath.Base(q.path), QuarantineSuffix), "_")
+	return types.UID(uid)
 }
-
-func (e *QuarantinedError) Error() string {
-	if e.Claim.UID != "" && e.Claim.Namespace != e.Owed.Namespace {
-		return fmt.Sprintf("GPU %s is in quarantine since %s: what an earlier claim did to it is not undone; node-agent ledger show says more, on the node", e.GPU, e.Since.Format(time.RFC3339))
-	}
-	return e.inFull()
-}
-
-// inFull is for the node's log and its administrators.
-func (e *QuarantinedError) inFull() string {
-	return fmt.Sprintf("GPU %s is in quarantine since %s (%s): %v", e.GPU, e.Since.Format(time.RFC3339), e.Reason, e.Err)
-}
-
-func (e *QuarantinedError) Unwrap() error { return e.Err }
 
 const (
 	quarantineFolder = "quarantine"
@@ -75,11 +52,15 @@ const (
 	QuarantineSuffix = ".quarantine"
 )
 
-// Quarantined lists the GPUs in quarantine, by name; one may be listed for several claims.
-func (m *Manager) Quarantined() ([]Quarantine, error) { return m.quarantined("") }
+// quarantines is the folder with a file for each GPU in quarantine and claim that it is in it for.
+type quarantines struct {
+	fs  durable.FS
+	dir string
+}
 
-func (m *Manager) quarantined(gpu string) ([]Quarantine, error) {
-	entries, err := m.opts.FS.ReadDir(m.quarantineDir())
+// list returns those of a GPU, or of all if it is empty, by name.
+func (qs quarantines) list(gpu string) ([]Quarantine, error) {
+	entries, err := qs.fs.ReadDir(qs.dir)
 	if err != nil {
 		return nil, fmt.Errorf("read quarantine folder: %w", err)
 	}
@@ -93,14 +74,14 @@ func (m *Manager) quarantined(gpu string) ([]Quarantine, error) {
 		if gpu != "" && of != gpu {
 			continue
 		}
-		all = append(all, m.readQuarantine(filepath.Join(m.quarantineDir(), file.Name()), of))
+		all = append(all, qs.read(filepath.Join(qs.dir, file.Name()), of))
 	}
 	return all, nil
 }
 
-// readQuarantine makes of a file that cannot be read a quarantine without end: the name tells the GPU.
-func (m *Manager) readQuarantine(path, gpu string) Quarantine {
-	data, err := m.opts.FS.ReadFile(path)
+// read makes of a file that cannot be read a quarantine without end: the name tells the GPU.
+func (qs quarantines) read(path, gpu string) Quarantine {
+	data, err := qs.fs.ReadFile(path)
 	q := Quarantine{}
 	if err == nil {
 		err = json.Unmarshal(data, &q)
@@ -124,10 +105,8 @@ func InQuarantine(stateDir, gpu string) bool {
 // QuarantineDir has a file for each GPU in quarantine and claim that it is in it for.
 func QuarantineDir(stateDir string) string { return filepath.Join(stateDir, quarantineFolder) }
 
-func (m *Manager) quarantineDir() string { return QuarantineDir(m.opts.StateDir) }
-
-func (m *Manager) quarantinePath(gpu string, entry *ledger.Entry) string {
-	return filepath.Join(m.quarantineDir(), gpu+"_"+string(entry.Claim.UID)+QuarantineSuffix)
+func (qs quarantines) path(gpu string, entry *ledger.Entry) string {
+	return filepath.Join(qs.dir, gpu+"_"+string(entry.Claim.UID)+QuarantineSuffix)
 }
 
 // debt is what could not be undone on one GPU, the steps in the order in which they were done.
@@ -148,17 +127,17 @@ func owe(debts []debt, gpu string, step ledger.Step, err error) []debt {
 	return debts
 }
 
-// keepDebts records what is owed for each GPU of the claim.
-func (m *Manager) keepDebts(ctx context.Context, entry *ledger.Entry, debts []debt) error {
+// keep records what is owed for each GPU of the claim.
+func (qs quarantines) keep(ctx context.Context, entry *ledger.Entry, debts []debt, now time.Time) error {
 	for _, d := range debts {
 		owed := *entry
 		owed.Undo, owed.CDISpec, owed.Devices = d.steps, nil, nil
-		q := Quarantine{GPU: d.gpu, Owed: &owed, Reason: clipped(d.err.Error()), Since: m.opts.Clock.Now().UTC()}
+		q := Quarantine{GPU: d.gpu, Owed: &owed, Reason: clipped(d.err.Error()), Since: now.UTC()}
 		data, err := json.Marshal(q)
 		if err != nil {
 			return fmt.Errorf("encode quarantine of GPU %s: %w", d.gpu, err)
 		}
-		if err := durable.WriteFile(m.opts.FS, m.quarantinePath(d.gpu, entry), data, 0o600); err != nil {
+		if err := durable.WriteFile(qs.fs, qs.path(d.gpu, entry), data, 0o600); err != nil {
 			return fmt.Errorf("put GPU %s into quarantine: %w", d.gpu, err)
 		}
 		klog.FromContext(ctx).Error(d.err, "GPU is in quarantine: what a claim did to it could not be undone", "device", d.gpu, "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "steps", len(d.steps))
@@ -177,8 +156,8 @@ func clipped(text string) string {
 }
 
 // owes tells whether one of the claim's GPUs is in quarantine for the claim itself.
-func (m *Manager) owes(entry *ledger.Entry) (bool, error) {
-	list, err := m.quarantined("")
+func (qs quarantines) owes(entry *ledger.Entry) (bool, error) {
+	list, err := qs.list("")
 	if err != nil {
 		return false, err
 	}
@@ -186,111 +165,25 @@ func (m *Manager) owes(entry *ledger.Entry) (bool, error) {
 	return slices.ContainsFunc(list, func(q Quarantine) bool { return q.Holder() == entry.Claim.UID && slices.Contains(held, q.GPU) }), nil
 }
 
-// settle tries to do what is owed on a GPU, and takes it out of quarantine if that succeeds. The caller has the GPU's lock.
-// The error is a *QuarantinedError if the GPU stays where it is.
-func (m *Manager) settle(ctx context.Context, gpu string) error {
-	list, err := m.quarantined(gpu)
-	if err != nil {
-		return err
-	}
-	for _, q := range list {
-		if q.Owed == nil {
-			return &QuarantinedError{GPU: gpu, Reason: q.Reason, Since: q.Since, Err: errors.New("what is to be undone is not known")}
-		}
-		for _, step := range slices.Backward(q.Owed.Undo) {
-			if err := m.undo(ctx, q.Owed, step); err != nil {
-				return &QuarantinedError{GPU: gpu, Reason: q.Reason, Since: q.Since, Owed: q.Owed.Claim, Err: fmt.Errorf("undo %s: %w", step, err)}
-			}
-		}
-		if err := m.release(q.path); err != nil {
-			return fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
-		}
-		klog.FromContext(ctx).Info("GPU is out of quarantine: what was owed is done", "device", gpu, "claim", klog.KRef(q.Owed.Claim.Namespace, q.Owed.Claim.Name))
-	}
-	return nil
-}
-
-func (m *Manager) release(path string) error {
-	if err := durable.Remove(m.opts.FS, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
+func (qs quarantines) remove(path string) error {
+	if err := durable.Remove(qs.fs, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
 	return nil
 }
 
-// settleAll is settle for every GPU in quarantine. Those that stay are no error; who publishes them says why.
-func (m *Manager) settleAll(ctx context.Context) (left int, err error) {
-	list, err := m.quarantined("")
+// unfinished has the paths by claim.
+func (qs quarantines) unfinished() (map[types.UID][]string, error) {
+	entries, err := qs.fs.ReadDir(qs.dir)
 	if err != nil {
-		return 0, err
+		return nil, fmt.Errorf("read quarantine folder: %w", err)
 	}
-	gpus := map[string]bool{}
-	for _, q := range list {
-		gpus[q.GPU] = true
-	}
-	// One that hangs does not keep the others where they are.
-	var (
-		group sync.WaitGroup
-		mu    sync.Mutex
-		errs  []error
-	)
-	for gpu := range gpus {
-		group.Go(func() {
-			err := m.settleOne(ctx, gpu)
-			mu.Lock()
-			defer mu.Unlock()
-			var stays *QuarantinedError
-			if errors.As(err, &stays) {
-				left++
-			} else if err != nil {
-				errs = append(errs, err)
-			}
-		})
-	}
-	group.Wait()
-	return left, errors.Join(errs...)
-}
-
-func (m *Manager) settleOne(ctx context.Context, gpu string) error {
-	locks := m.locks.begin()
-	defer locks.unlock()
-	if err := locks.gpus(ctx, gpu); err != nil {
-		return fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
-	}
-	return m.settle(ctx, gpu)
-}
-
-// Made is what the agent has made on GPUs since the last boot: what a claim, or a GPU in quarantine, has a step for that takes it
-// back. What cannot be read is left out.
-func (m *Manager) Made() discovery.Made {
-	made := discovery.Made{}
-	bootID, err := m.opts.Hardware.BootID()
-	if err != nil {
-		return made
-	}
-	var entries []*ledger.Entry
-	// In this order: what goes over from the ledger into quarantine is in one of them.
-	if records, err := m.ledger.Records(); err == nil {
-		for _, record := range records {
-			entries = append(entries, record.Entry)
-		}
-	}
-	if list, err := m.quarantined(""); err == nil {
-		for _, q := range list {
-			entries = append(entries, q.Owed)
-		}
-	}
+	paths := map[types.UID][]string{}
 	for _, entry := range entries {
-		if entry == nil || entry.BootID != bootID {
-			continue
-		}
-		for _, step := range entry.Undo {
-			switch step.Kind {
-			case ledger.StepMIGMode:
-				made.Insert(discovery.Place{GPU: step.GPU})
-			case ledger.StepPartition:
-				made.Insert(discovery.Place{GPU: step.GPU, At: nvml.Placement{Start: step.Partition.Start, Size: step.Partition.Size}})
-			}
+		if name, ok := strings.CutSuffix(entry.Name(), QuarantineSuffix+durable.TempSuffix); ok {
+			_, claim, _ := strings.Cut(name, "_")
+			paths[types.UID(claim)] = append(paths[types.UID(claim)], filepath.Join(qs.dir, entry.Name()))
 		}
 	}
-	return made
+	return paths, nil
 }

@@ -10,7 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/locks"
 )
 
 // Recovery counts what Recover and Reconcile found and did.
@@ -65,11 +68,11 @@ func (m *Manager) reconcile(ctx context.Context, rollBack bool) (Recovery, error
 	for _, of := range sums {
 		sum.add(of)
 	}
-	errs = append(errs, m.sweepMetadata(ctx, records))
-	sum.Quarantined, err = m.settleAll(ctx)
+	errs = append(errs, m.sweeper.sweepMetadata(ctx, records))
+	sum.Quarantined, err = m.undoer.settleAll(ctx)
 	errs = append(errs, err)
 	if rollBack {
-		errs = append(errs, m.sweep(ctx), m.sweepDaemons(ctx))
+		errs = append(errs, m.sweeper.sweep(ctx), m.sweeper.sweepDaemons(ctx))
 	}
 	return sum, errors.Join(errs...)
 }
@@ -82,9 +85,9 @@ func (m *Manager) RestoreClaim(ctx context.Context, uid types.UID) (Recovery, er
 }
 
 func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bool, sum *Recovery) error {
-	locks := m.locks.begin()
-	defer locks.unlock()
-	if err := locks.claim(ctx, uid); err != nil {
+	locks := m.locks.Begin()
+	defer locks.Unlock()
+	if err := locks.Claim(ctx, uid); err != nil {
 		return fmt.Errorf("recover claim %s: %w", uid, err)
 	}
 	// What was listed may have changed until the lock was ours.
@@ -102,10 +105,10 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 		if !rollBack {
 			return nil
 		}
-		if err := locks.gpus(ctx, record.Entry.HeldGPUs()...); err != nil {
+		if err := locks.GPUs(ctx, record.Entry.HeldGPUs()...); err != nil {
 			return fmt.Errorf("roll back claim %s: %w", record.Entry.Claim, err)
 		}
-		if err := m.rollBack(ctx, record.Entry); err != nil {
+		if err := m.undoer.rollBack(ctx, record.Entry); err != nil {
 			return fmt.Errorf("roll back claim %s: %w", record.Entry.Claim, err)
 		}
 		sum.RolledBack++
@@ -122,13 +125,13 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 			// The previous copy, from before the specification was made: the next Prepare makes it again.
 			return nil
 		}
-		restored, err := m.restoreFiles(record.Entry)
+		restored, err := m.effects.Files.Restore(record.Entry)
 		if err != nil {
 			return fmt.Errorf("restore claim %s: %w", record.Entry.Claim, err)
 		}
 		if restored {
 			sum.Restored++
-			logger.Info("CDI specification or device metadata of a prepared claim was missing or changed and is written again", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid, "path", m.store.Path(uid))
+			logger.Info("CDI specification or device metadata of a prepared claim was missing or changed and is written again", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid, "path", m.effects.Files.CDI.Path(uid))
 		}
 		started, err := m.keepDaemon(ctx, locks, record.Entry)
 		if err != nil {
@@ -145,34 +148,29 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 // keepDaemon starts the MPS daemon of a prepared claim again, with its limits, if it has ended: with it have its clients, and when their
 // containers start again they find none. One that runs without its limits, because it did not take them in time, gets them. The caller has the
 // claim's lock.
-func (m *Manager) keepDaemon(ctx context.Context, locks *locks, entry *ledger.Entry) (started bool, err error) {
+func (m *Manager) keepDaemon(ctx context.Context, call *locks.Call, entry *ledger.Entry) (started bool, err error) {
 	i := slices.IndexFunc(entry.Undo, func(s ledger.Step) bool { return s.Kind == ledger.StepMPSDaemon })
 	if i < 0 || entry.Undo[i].Daemon == nil {
 		return false, nil
 	}
-	if ended, err := m.endedByReboot(entry); ended || err != nil {
+	if ended, err := m.effects.GPUs.EndedByReboot(entry); ended || err != nil {
 		return false, err
 	}
 	step := entry.Undo[i]
-	ready := func() (bool, error) {
-		ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
-		defer cancel()
-		return m.opts.Tools.Daemons.Ready(ctx, daemonOf(step))
-	}
-	if is, err := ready(); is || err != nil {
+	if is, err := m.effects.Daemons.Ready(ctx, step); is || err != nil {
 		return false, err
 	}
 	// Another claim may be starting the one that both have.
-	if err := locks.gpus(ctx, entry.HeldGPUs()...); err != nil {
+	if err := call.GPUs(ctx, entry.HeldGPUs()...); err != nil {
 		return false, err
 	}
-	if owed, err := m.owes(entry); owed || err != nil {
+	if owed, err := m.quarantines.owes(entry); owed || err != nil {
 		return false, err // it is being unprepared
 	}
-	if is, err := ready(); is || err != nil {
+	if is, err := m.effects.Daemons.Ready(ctx, step); is || err != nil {
 		return false, err
 	}
-	return true, m.startDaemon(ctx, step)
+	return true, m.effects.Daemons.Start(ctx, step)
 }
 
 func heldNames(record *ledger.Record) []string {
@@ -186,4 +184,43 @@ func heldNames(record *ledger.Record) []string {
 func previousCopy(ctx context.Context, record *ledger.Record) {
 	klog.FromContext(ctx).Error(record.Recovered, "Ledger record was replaced by its previous copy, and the claim is taken for prepared",
 		"claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", record.UID, "path", record.Path)
+}
+
+// Quarantined lists the GPUs in quarantine, by name; one may be listed for several claims.
+func (m *Manager) Quarantined() ([]Quarantine, error) { return m.quarantines.list("") }
+
+// Made is what the agent has made on GPUs since the last boot: what a claim, or a GPU in quarantine, has a step for that takes it
+// back. What cannot be read is left out.
+func (m *Manager) Made() discovery.Made {
+	made := discovery.Made{}
+	bootID, err := m.effects.GPUs.BootID()
+	if err != nil {
+		return made
+	}
+	var entries []*ledger.Entry
+	// In this order: what goes over from the ledger into quarantine is in one of them.
+	if records, err := m.ledger.Records(); err == nil {
+		for _, record := range records {
+			entries = append(entries, record.Entry)
+		}
+	}
+	if list, err := m.quarantines.list(""); err == nil {
+		for _, q := range list {
+			entries = append(entries, q.Owed)
+		}
+	}
+	for _, entry := range entries {
+		if entry == nil || entry.BootID != bootID {
+			continue
+		}
+		for _, step := range entry.Undo {
+			switch step.Kind {
+			case ledger.StepMIGMode:
+				made.Insert(discovery.Place{GPU: step.GPU})
+			case ledger.StepPartition:
+				made.Insert(discovery.Place{GPU: step.GPU, At: nvml.Placement{Start: step.Partition.Start, Size: step.Partition.Size}})
+			}
+		}
+	}
+	return made
 }

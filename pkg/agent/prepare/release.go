@@ -9,9 +9,10 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/locks"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/steps"
 )
 
 // Errors of Release.
@@ -37,9 +38,9 @@ func (m *Manager) Release(ctx context.Context, uid types.UID, force bool, inUse 
 	if err := ledger.ValidateUID(uid); err != nil {
 		return done, err
 	}
-	locks := m.locks.begin()
-	defer locks.unlock()
-	if err := locks.claim(ctx, uid); err != nil {
+	locks := m.locks.Begin()
+	defer locks.Unlock()
+	if err := locks.Claim(ctx, uid); err != nil {
 		return done, fmt.Errorf("release claim %s: %w", uid, err)
 	}
 	record, err := m.ledger.Get(uid)
@@ -61,12 +62,12 @@ func (m *Manager) Release(ctx context.Context, uid types.UID, force bool, inUse 
 	}
 	entry := record.Entry
 	if entry == nil {
-		entry = &ledger.Entry{Claim: m.nameOf(uid), State: ledger.PrepareStarted}
+		entry = &ledger.Entry{Claim: nameIn(m.effects.Files, uid), State: ledger.PrepareStarted}
 		for _, gpu := range record.GPUs {
 			entry.Devices = append(entry.Devices, ledger.Device{Device: gpu, GPU: gpu})
 		}
 	}
-	if err := locks.gpus(ctx, entry.HeldGPUs()...); err != nil {
+	if err := locks.GPUs(ctx, entry.HeldGPUs()...); err != nil {
 		return done, fmt.Errorf("release claim %s: %w", uid, err)
 	}
 	if record.Entry == nil {
@@ -80,11 +81,11 @@ func (m *Manager) Release(ctx context.Context, uid types.UID, force bool, inUse 
 	for _, step := range slices.Backward(entry.Undo) {
 		done.Did = append(done.Did, "undone: "+step.String())
 	}
-	if err := m.rollBack(ctx, entry); err != nil {
+	if err := m.undoer.rollBack(ctx, entry); err != nil {
 		return done, fmt.Errorf("release claim %s: %w", uid, err)
 	}
 	done.Did = append(done.Did, "removed: the claim's ledger record")
-	list, err := m.quarantined("")
+	list, err := m.quarantines.list("")
 	if err != nil {
 		return done, err
 	}
@@ -98,8 +99,8 @@ func (m *Manager) Release(ctx context.Context, uid types.UID, force bool, inUse 
 }
 
 // releaseQuarantine tries once more to do what is owed for a claim that has no record any more. With force what cannot be done is given up.
-func (m *Manager) releaseQuarantine(ctx context.Context, locks *locks, uid types.UID, force bool) (done Released, err error) {
-	list, err := m.quarantined("")
+func (m *Manager) releaseQuarantine(ctx context.Context, call *locks.Call, uid types.UID, force bool) (done Released, err error) {
+	list, err := m.quarantines.list("")
 	if err != nil {
 		return done, err
 	}
@@ -108,10 +109,10 @@ func (m *Manager) releaseQuarantine(ctx context.Context, locks *locks, uid types
 		return done, ErrNoClaim
 	}
 	for _, q := range list {
-		if err := locks.gpus(ctx, q.GPU); err != nil {
+		if err := call.GPUs(ctx, q.GPU); err != nil {
 			return done, fmt.Errorf("release GPU %s from quarantine: %w", q.GPU, err)
 		}
-		err := m.settle(ctx, q.GPU)
+		err := m.undoer.settle(ctx, q.GPU)
 		var stays *QuarantinedError
 		switch {
 		case err == nil:
@@ -119,7 +120,7 @@ func (m *Manager) releaseQuarantine(ctx context.Context, locks *locks, uid types
 		case !errors.As(err, &stays):
 			return done, err
 		case force:
-			if err := m.release(q.path); err != nil {
+			if err := m.quarantines.remove(q.path); err != nil {
 				return done, fmt.Errorf("release GPU %s from quarantine: %w", q.GPU, err)
 			}
 			done.Did = append(done.Did, fmt.Sprintf("released, because of --force: GPU %s, with what is owed given up: %v", q.GPU, stays.Err))
@@ -134,7 +135,7 @@ func (m *Manager) releaseQuarantine(ctx context.Context, locks *locks, uid types
 // rebuild lists what can be undone without the record: of each kind of step the one that does nothing where nothing is to be done.
 func (m *Manager) rebuild(ctx context.Context, entry *ledger.Entry, done *Released) error {
 	var err error
-	if entry.BootID, err = m.opts.Hardware.BootID(); err != nil {
+	if entry.BootID, err = m.effects.GPUs.BootID(); err != nil {
 		return err
 	}
 	for _, gpu := range entry.HeldGPUs() {
@@ -144,23 +145,23 @@ func (m *Manager) rebuild(ctx context.Context, entry *ledger.Entry, done *Releas
 			continue
 		}
 		uuid := target.GPU.UUID
-		now, err := ask(ctx, m, gpu, uuid, observe)
+		now, err := steps.Ask(ctx, m.effects.GPUs, gpu, uuid, steps.Observe)
 		switch {
 		case err != nil:
 			// It ends in quarantine, until the GPU answers.
 			entry.Undo = append(entry.Undo, ledger.Step{Kind: ledger.StepComputeMode, GPU: gpu, Target: uuid, Before: string(nvml.ComputeDefault), Shared: true})
 			continue
-		case now.mig.Enabled:
-			for _, instance := range now.instances {
+		case now.MIG.Enabled:
+			for _, instance := range now.Instances {
 				done.Left = append(done.Left, fmt.Sprintf("GPU %s has MIG instance %d at slice %d: if the agent made it for this claim, nvidia-smi mig -dci and -dgi end it", gpu, instance.ID, instance.Placement.Start))
 			}
 			continue
 		}
-		if now.compute != nil && *now.compute != nvml.ComputeDefault {
-			entry.Undo = append(entry.Undo, ledger.Step{Kind: ledger.StepComputeMode, GPU: gpu, Target: uuid, Before: string(nvml.ComputeDefault), Want: string(*now.compute), Shared: true})
+		if now.Compute != nil && *now.Compute != nvml.ComputeDefault {
+			entry.Undo = append(entry.Undo, ledger.Step{Kind: ledger.StepComputeMode, GPU: gpu, Target: uuid, Before: string(nvml.ComputeDefault), Want: string(*now.Compute), Shared: true})
 		}
-		if kept, err := m.keptByOthers(entry, gpu); err == nil && !kept {
-			if err := m.setTimeSlice(ctx, ledger.Step{GPU: gpu, Target: uuid}, config.IntervalDefault); err != nil {
+		if kept, err := m.holders.kept(entry, gpu); err == nil && !kept {
+			if err := m.effects.TimeSlices.Reset(ctx, ledger.Step{GPU: gpu, Target: uuid}); err != nil {
 				done.Left = append(done.Left, fmt.Sprintf("GPU %s: its time slice could not be set to the default: %v", gpu, err))
 			}
 		}
@@ -172,7 +173,7 @@ func (m *Manager) rebuild(ctx context.Context, entry *ledger.Entry, done *Releas
 	if gpus := entry.HeldGPUs(); len(gpus) > 0 {
 		entry.Undo = append(entry.Undo, ledger.Step{Kind: ledger.StepMPSDaemon, Target: string(entry.Claim.UID), GPU: gpus[0]})
 	}
-	entry.Undo = append(entry.Undo, ledger.Step{Kind: ledger.StepCDIFile, Target: m.store.Path(entry.Claim.UID)})
+	entry.Undo = append(entry.Undo, m.effects.Files.CDIFile(entry.Claim.UID))
 	return nil
 }
 

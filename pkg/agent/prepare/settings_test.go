@@ -19,6 +19,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -122,7 +123,7 @@ func TestSettingsAreMadeAndTakenBack(t *testing.T) {
 }
 
 // env is the environment of a container with the devices.
-func (n *node) env(devices []prepare.Device) []string {
+func (n *node) env(devices []ledger.Device) []string {
 	n.t.Helper()
 	cache, err := cdilib.NewCache(cdilib.WithSpecDirs(n.cdiDir()), cdilib.WithAutoRefresh(false))
 	if err != nil {

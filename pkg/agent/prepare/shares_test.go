@@ -17,12 +17,13 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
 // prepared prepares the claim.
-func (n *node) prepared(m *prepare.Manager, c *resourceapi.ResourceClaim) []prepare.Device {
+func (n *node) prepared(m *prepare.Manager, c *resourceapi.ResourceClaim) []ledger.Device {
 	n.t.Helper()
 	devices, err := m.Prepare(n.ctx, c)
 	if err != nil {
@@ -48,11 +49,11 @@ func TestSharesOfAGPUAreHeldSideBySide(t *testing.T) {
 	for _, name := range []string{"one", "two"} {
 		for range 2 { // the second time it is prepared already
 			got := n.prepared(m, sharedBy(name, "20Gi:25", ""))
-			want := []prepare.Device{{
+			want := []ledger.Device{{
 				Request: "gpu", Pool: pool, Device: gpu0, ShareID: ptr.To(types.UID(name + "-share")),
 				CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=" + name + "-uid_gpu_" + gpu0 + "_" + name + "-share"},
 			}}
-			if diff := cmp.Diff(want, got); diff != "" {
+			if diff := cmp.Diff(want, got, told); diff != "" {
 				t.Errorf("devices of %s (-want +got):\n%s", name, diff)
 			}
 			if diff := cmp.Diff([]string{n.hardware.uuid(gpu0)}, n.visible(got)); diff != "" {
@@ -115,7 +116,7 @@ func TestOneMPSDaemonServesAllWhoShareAGPU(t *testing.T) {
 	}
 	for _, tc := range tests {
 		devices := n.prepared(m, tc.claim)
-		env := n.env(slices.DeleteFunc(slices.Clone(devices), func(d prepare.Device) bool { return d.Request == "other" }))
+		env := n.env(slices.DeleteFunc(slices.Clone(devices), func(d ledger.Device) bool { return d.Request == "other" }))
 		for _, want := range tc.want {
 			if !slices.Contains(env, want) {
 				t.Errorf("%s: environment %v lacks %s", tc.claim.Name, env, want)

@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"io/fs"
 	"slices"
 	"strings"
 
@@ -15,17 +15,30 @@ import (
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/locks"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/steps"
 )
+
+// sweeper removes what nobody owns any more.
+type sweeper struct {
+	ledger      *ledger.Ledger
+	files       steps.Files
+	daemons     steps.Daemons
+	quarantines quarantines
+	locks       *locks.Locker
+}
 
 // Strays are claims' CDI files that no record of the ledger owns, because the ledger was lost or changed by hand.
 // What is in them may be in use: who removes one must have proof that it is not.
-func (m *Manager) Strays() ([]cdi.File, error) {
+func (m *Manager) Strays() ([]cdi.File, error) { return m.sweeper.strays() }
+
+func (s *sweeper) strays() ([]cdi.File, error) {
 	// In this order: a file is written after the record that owns it.
-	files, err := m.store.Files()
+	files, err := s.files.CDI.Files()
 	if err != nil {
 		return nil, err
 	}
-	records, err := m.ledger.Records()
+	records, err := s.ledger.Records()
 	if err != nil {
 		return nil, err
 	}
@@ -35,27 +48,31 @@ func (m *Manager) Strays() ([]cdi.File, error) {
 }
 
 // Files are the CDI files of all claims.
-func (m *Manager) Files() ([]cdi.File, error) { return m.store.Files() }
+func (m *Manager) Files() ([]cdi.File, error) { return m.effects.Files.CDI.Files() }
 
 // RemoveStray deletes a claim's CDI file, unless the claim is in the ledger by now: it has been prepared again, or is just being.
 func (m *Manager) RemoveStray(ctx context.Context, uid types.UID) error {
-	locks := m.locks.begin()
-	defer locks.unlock()
-	if err := locks.claim(ctx, uid); err != nil {
+	return m.sweeper.removeStray(ctx, uid)
+}
+
+func (s *sweeper) removeStray(ctx context.Context, uid types.UID) error {
+	locks := s.locks.Begin()
+	defer locks.Unlock()
+	if err := locks.Claim(ctx, uid); err != nil {
 		return fmt.Errorf("remove the CDI specification of claim %s: %w", uid, err)
 	}
-	record, err := m.ledger.Get(uid)
+	record, err := s.ledger.Get(uid)
 	if err != nil || record != nil {
 		return err
 	}
-	return m.store.Remove(uid, m.store.Path(uid))
+	return s.files.CDI.Remove(uid, s.files.CDI.Path(uid))
 }
 
 // sweep deletes files that a crashed agent had not written to the end. Another agent may be writing now, so each claim is locked.
-func (m *Manager) sweep(ctx context.Context) error {
-	inLedger, ledgerErr := m.ledger.Unfinished()
-	inCDI, cdiErr := m.store.Unfinished()
-	inQuarantine, quarantineErr := m.unfinishedQuarantines()
+func (s *sweeper) sweep(ctx context.Context) error {
+	inLedger, ledgerErr := s.ledger.Unfinished()
+	inCDI, cdiErr := s.files.CDI.Unfinished()
+	inQuarantine, quarantineErr := s.quarantines.unfinished()
 	errs := []error{ledgerErr, cdiErr, quarantineErr}
 	claims := slices.Concat(inLedger, inCDI)
 	for claim := range inQuarantine {
@@ -63,95 +80,109 @@ func (m *Manager) sweep(ctx context.Context) error {
 	}
 	slices.Sort(claims)
 	for _, claim := range slices.Compact(claims) {
-		errs = append(errs, m.sweepClaim(ctx, claim, inQuarantine[claim]))
+		errs = append(errs, s.sweepClaim(ctx, claim, inQuarantine[claim]))
 	}
 	return errors.Join(errs...)
 }
 
-func (m *Manager) sweepClaim(ctx context.Context, claim types.UID, quarantines []string) error {
-	locks := m.locks.begin()
-	defer locks.unlock()
-	if err := locks.claim(ctx, claim); err != nil {
+func (s *sweeper) sweepClaim(ctx context.Context, claim types.UID, quarantines []string) error {
+	locks := s.locks.Begin()
+	defer locks.Unlock()
+	if err := locks.Claim(ctx, claim); err != nil {
 		return fmt.Errorf("remove unfinished files of claim %s: %w", claim, err)
 	}
-	errs := []error{m.ledger.RemoveUnfinished(claim), m.store.RemoveUnfinished(claim)}
+	errs := []error{s.ledger.RemoveUnfinished(claim), s.files.CDI.RemoveUnfinished(claim)}
 	for _, path := range quarantines {
-		errs = append(errs, durable.Remove(m.opts.FS, path))
+		errs = append(errs, durable.Remove(s.files.FS, path))
 	}
 	klog.FromContext(ctx).V(2).Info("Unfinished files of a claim are removed", "claimUID", claim)
 	return errors.Join(errs...)
 }
 
-// unfinishedQuarantines has the paths by claim.
-func (m *Manager) unfinishedQuarantines() (map[types.UID][]string, error) {
-	entries, err := m.opts.FS.ReadDir(m.quarantineDir())
-	if err != nil {
-		return nil, fmt.Errorf("read quarantine folder: %w", err)
+// sweepMetadata removes the files of claims that have neither a record nor a CDI specification: an older agent, which does not know of
+// metadata, has unprepared these, or their specification was a stray.
+func (s *sweeper) sweepMetadata(ctx context.Context, records []*ledger.Record) error {
+	folders, err := s.files.FS.ReadDir(s.files.MetadataDir)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("list device metadata: %w", err)
 	}
-	paths := map[types.UID][]string{}
-	for _, entry := range entries {
-		if name, ok := strings.CutSuffix(entry.Name(), QuarantineSuffix+durable.TempSuffix); ok {
-			_, claim, _ := strings.Cut(name, "_")
-			paths[types.UID(claim)] = append(paths[types.UID(claim)], filepath.Join(m.quarantineDir(), entry.Name()))
+	var errs []error
+	for _, folder := range folders {
+		claim := types.UID(folder.Name())
+		if slices.ContainsFunc(records, func(r *ledger.Record) bool { return r.UID == claim }) {
+			continue
 		}
+		errs = append(errs, s.sweepMetadataOf(ctx, claim))
 	}
-	return paths, nil
+	return errors.Join(errs...)
+}
+
+func (s *sweeper) sweepMetadataOf(ctx context.Context, claim types.UID) error {
+	locks := s.locks.Begin()
+	defer locks.Unlock()
+	if err := locks.Claim(ctx, claim); err != nil {
+		return fmt.Errorf("remove device metadata of claim %s: %w", claim, err)
+	}
+	// It may have been prepared since the records were read.
+	if record, err := s.ledger.Get(claim); err != nil || record != nil {
+		return err
+	}
+	// As long as a container can be given the claim's devices, it is to be given these, too.
+	if _, err := s.files.FS.ReadFile(s.files.CDI.Path(claim)); !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	return s.files.RemoveMetadata(claim)
 }
 
 // sweepDaemons takes away what is left of MPS daemons of which neither a record nor a quarantine tells, as after the ledger was lost: folders, and the
 // file systems that are mounted there. A daemon that runs is left alone: pods may use it.
-func (m *Manager) sweepDaemons(ctx context.Context) error {
-	names, err := m.opts.Tools.Daemons.List()
+func (s *sweeper) sweepDaemons(ctx context.Context) error {
+	names, err := s.daemons.Tool.List()
 	if err != nil {
 		return err
 	}
 	var errs []error
 	for _, name := range names {
-		errs = append(errs, m.sweepDaemon(ctx, name))
+		errs = append(errs, s.sweepDaemon(ctx, name))
 	}
 	return errors.Join(errs...)
 }
 
-func (m *Manager) sweepDaemon(ctx context.Context, name string) error {
-	locks := m.locks.begin()
-	defer locks.unlock()
+func (s *sweeper) sweepDaemon(ctx context.Context, name string) error {
+	locks := s.locks.Begin()
+	defer locks.Unlock()
 	// The name is a claim's UID or a GPU's name. Whoever starts a daemon has the lock of either.
-	if err := locks.claim(ctx, types.UID(name)); err != nil {
+	if err := locks.Claim(ctx, types.UID(name)); err != nil {
 		return fmt.Errorf("what is left of MPS daemon %s: %w", name, err)
 	}
 	if strings.HasPrefix(name, discovery.NamePrefix) {
-		if err := locks.gpus(ctx, name); err != nil {
+		if err := locks.GPUs(ctx, name); err != nil {
 			return fmt.Errorf("what is left of MPS daemon %s: %w", name, err)
 		}
 	}
-	if known, err := m.hasDaemon(name); known || err != nil {
+	if known, err := s.hasDaemon(name); known || err != nil {
 		return err
 	}
 	// Nobody is served before this ends, and systemd may hang.
-	ctx, cancel := context.WithTimeout(ctx, m.opts.GPUTimeout)
-	defer cancel()
-	if running, err := m.opts.Tools.Daemons.Running(ctx, name); running || err != nil {
+	if removed, err := s.daemons.RemoveEnded(ctx, name); !removed || err != nil {
 		return err
-	}
-	if err := m.opts.Tools.Daemons.Stop(ctx, name); err != nil {
-		return fmt.Errorf("what is left of MPS daemon %s: %w", name, err)
 	}
 	klog.FromContext(ctx).Info("What was left of an MPS daemon is removed: no claim has it", "daemon", name)
 	return nil
 }
 
 // hasDaemon tells whether a claim or a quarantine may have a daemon of that name.
-func (m *Manager) hasDaemon(name string) (bool, error) {
-	records, err := m.ledger.Records()
+func (s *sweeper) hasDaemon(name string) (bool, error) {
+	records, err := s.ledger.Records()
 	if err != nil {
 		return false, err
 	}
-	list, err := m.quarantined("")
+	list, err := s.quarantines.list("")
 	if err != nil {
 		return false, err
 	}
 	has := func(entry *ledger.Entry) bool {
-		return slices.ContainsFunc(entry.Undo, func(s ledger.Step) bool { return s.Kind == ledger.StepMPSDaemon && s.Target == name })
+		return slices.ContainsFunc(entry.Undo, func(step ledger.Step) bool { return step.Kind == ledger.StepMPSDaemon && step.Target == name })
 	}
 	return slices.ContainsFunc(records, func(r *ledger.Record) bool {
 		return r.Entry == nil && (string(r.UID) == name || r.Holds(name)) || r.Entry != nil && has(r.Entry)

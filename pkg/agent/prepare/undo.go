@@ -2,14 +2,20 @@ package prepare
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"reflect"
 	"slices"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/locks"
+	"stowage.dev/stowage/pkg/agent/prepare/internal/steps"
 )
 
 // Unprepare takes the claim's GPUs back. A claim that is not known succeeds: it has been unprepared before,
@@ -34,9 +40,9 @@ func (m *Manager) unprepare(ctx context.Context, uid types.UID, seen *ledger.Ent
 		return false, nil
 	}
 	// Whatever a call may wait for: it must be able to undo, too, before the kubelet gives up.
-	locks := m.locks.beginWithin(DefaultLockTimeout)
-	defer locks.unlock()
-	if err := locks.claim(ctx, uid); err != nil {
+	locks := m.locks.BeginWithin(DefaultLockTimeout)
+	defer locks.Unlock()
+	if err := locks.Claim(ctx, uid); err != nil {
 		return false, fmt.Errorf("unprepare claim %s: %w", uid, err)
 	}
 	record, err := m.ledger.Get(uid)
@@ -56,23 +62,34 @@ func (m *Manager) unprepare(ctx context.Context, uid types.UID, seen *ledger.Ent
 	if seen != nil && !reflect.DeepEqual(seen, record.Entry) {
 		return false, nil
 	}
-	if err := locks.gpus(ctx, record.Entry.HeldGPUs()...); err != nil {
+	if err := locks.GPUs(ctx, record.Entry.HeldGPUs()...); err != nil {
 		return false, fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
 	}
-	if err := m.rollBack(ctx, record.Entry); err != nil {
+	if err := m.undoer.rollBack(ctx, record.Entry); err != nil {
 		return false, fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
 	}
-	used := m.countUse(record.Entry)
+	used := countUse(record.Entry, m.opts.Clock.Now())
 	logger.V(2).Info("Claim is unprepared", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "devices", describe(record.Entry), "used", used)
 	return true, nil
 }
 
+// undoer undoes steps, and keeps what cannot be undone in quarantine.
+type undoer struct {
+	steps       *steps.Table
+	ledger      *ledger.Ledger
+	quarantines quarantines
+	locks       *locks.Locker
+	clock       clock.PassiveClock
+	// timeout is for everything on a claim's GPUs together.
+	timeout time.Duration
+}
+
 // rollBack undoes the recorded steps in reverse and then forgets the claim. If the disk does not take part the claim
 // stays in the ledger, and its GPUs held. If a GPU does not, the GPU goes into quarantine with what is owed, and the claim
-// is forgotten: it must come to an end, and within undoTimeout, also when the GPU never answers again.
-func (m *Manager) rollBack(ctx context.Context, entry *ledger.Entry) error {
+// is forgotten: it must come to an end, and within the timeout, also when the GPU never answers again.
+func (u *undoer) rollBack(ctx context.Context, entry *ledger.Entry) error {
 	// Half a roll-back helps nobody, not even a kubelet that has given up.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), m.opts.UndoTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), u.timeout)
 	defer cancel()
 	var debts []debt
 	for _, step := range slices.Backward(entry.Undo) {
@@ -80,7 +97,7 @@ func (m *Manager) rollBack(ctx context.Context, entry *ledger.Entry) error {
 			debts = owe(debts, step.GPU, step, nil)
 			continue
 		}
-		err := m.undo(ctx, entry, step)
+		err := u.steps.Undo(ctx, entry, step)
 		if err == nil {
 			continue
 		}
@@ -92,11 +109,11 @@ func (m *Manager) rollBack(ctx context.Context, entry *ledger.Entry) error {
 			debts = owe(debts, gpu, step, err)
 		}
 	}
-	if err := m.keepDebts(ctx, entry, debts); err != nil {
+	if err := u.quarantines.keep(ctx, entry, debts, u.clock.Now()); err != nil {
 		return err
 	}
 	klog.FromContext(ctx).V(5).Info("Recorded steps are undone", "claimUID", entry.Claim.UID, "steps", len(entry.Undo), "quarantined", len(debts))
-	return measured(unpreparing, stepRecord, func() error { return m.ledger.Remove(entry.Claim.UID) })
+	return steps.Measured(steps.Unpreparing, steps.Record, func() error { return u.ledger.Remove(entry.Claim.UID) })
 }
 
 // affected are the GPUs on which the step is felt. A daemon that serves the claim alone has all of the claim's GPUs open, and is recorded
@@ -106,4 +123,60 @@ func affected(entry *ledger.Entry, step ledger.Step) []string {
 		return entry.HeldGPUs()
 	}
 	return []string{step.GPU}
+}
+
+// settle tries to do what is owed on a GPU, and takes it out of quarantine if that succeeds. The caller has the GPU's lock.
+// The error is a *QuarantinedError if the GPU stays where it is.
+func (u *undoer) settle(ctx context.Context, gpu string) error {
+	list, err := u.quarantines.list(gpu)
+	if err != nil {
+		return err
+	}
+	for _, q := range list {
+		if q.Owed == nil {
+			return &QuarantinedError{GPU: gpu, Reason: q.Reason, Since: q.Since, Err: errors.New("what is to be undone is not known")}
+		}
+		for _, step := range slices.Backward(q.Owed.Undo) {
+			if err := u.steps.Undo(ctx, q.Owed, step); err != nil {
+				return &QuarantinedError{GPU: gpu, Reason: q.Reason, Since: q.Since, Owed: q.Owed.Claim, Err: fmt.Errorf("undo %s: %w", step, err)}
+			}
+		}
+		if err := u.quarantines.remove(q.path); err != nil {
+			return fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
+		}
+		klog.FromContext(ctx).Info("GPU is out of quarantine: what was owed is done", "device", gpu, "claim", klog.KRef(q.Owed.Claim.Namespace, q.Owed.Claim.Name))
+	}
+	return nil
+}
+
+// settleAll is settle for every GPU in quarantine. Those that stay are no error; who publishes them says why.
+func (u *undoer) settleAll(ctx context.Context) (left int, err error) {
+	list, err := u.quarantines.list("")
+	if err != nil {
+		return 0, err
+	}
+	gpus := sets.New[string]()
+	for _, q := range list {
+		gpus.Insert(q.GPU)
+	}
+	// One that hangs does not keep the others where they are.
+	var errs []error
+	for _, err := range inParallel(gpus.UnsortedList(), func(gpu string) (string, error) { return gpu, u.settleOne(ctx, gpu) }) {
+		var stays *QuarantinedError
+		if errors.As(err, &stays) {
+			left++
+		} else if err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return left, errors.Join(errs...)
+}
+
+func (u *undoer) settleOne(ctx context.Context, gpu string) error {
+	locks := u.locks.Begin()
+	defer locks.Unlock()
+	if err := locks.GPUs(ctx, gpu); err != nil {
+		return fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
+	}
+	return u.settle(ctx, gpu)
 }

@@ -1,0 +1,67 @@
+package steps
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/sharing"
+)
+
+// Daemons of MPS serve a claim, or all claims with a share of a GPU.
+type Daemons struct {
+	Tool sharing.Daemons
+	// Timeout is for all that is done at once.
+	Timeout time.Duration
+}
+
+// Check finds out whether such a daemon could be started.
+func (d Daemons) Check(ctx context.Context, daemon sharing.Daemon) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
+	defer cancel()
+	return d.Tool.Check(ctx, daemon)
+}
+
+func (d Daemons) do(ctx context.Context, _ *Claim, step ledger.Step) error { return d.Start(ctx, step) }
+
+// Start starts a daemon that does not run, as the step says.
+func (d Daemons) Start(ctx context.Context, step ledger.Step) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
+	defer cancel()
+	return d.Tool.Start(ctx, daemonOf(step))
+}
+
+func (d Daemons) undo(ctx context.Context, _ *ledger.Entry, step ledger.Step) error {
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
+	defer cancel()
+	return d.Tool.Stop(ctx, step.Target)
+}
+
+// Ready tells whether the step's daemon runs and has its limits.
+func (d Daemons) Ready(ctx context.Context, step ledger.Step) (bool, error) {
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
+	defer cancel()
+	return d.Tool.Ready(ctx, daemonOf(step))
+}
+
+// RemoveEnded removes what is left of a daemon, unless it runs.
+func (d Daemons) RemoveEnded(ctx context.Context, name string) (removed bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
+	defer cancel()
+	if running, err := d.Tool.Running(ctx, name); running || err != nil {
+		return false, err
+	}
+	if err := d.Tool.Stop(ctx, name); err != nil {
+		return false, fmt.Errorf("what is left of MPS daemon %s: %w", name, err)
+	}
+	return true, nil
+}
+
+// daemonOf is the daemon that a step has, or will have, started.
+func daemonOf(step ledger.Step) sharing.Daemon {
+	return sharing.Daemon{
+		Name: step.Target, GPUs: step.Daemon.GPUs, ActiveThreadPercentage: step.Daemon.ActiveThreadPercentage, MemoryMiB: step.Daemon.MemoryMiB,
+		MultiUser: sharing.MultiUser(step.Daemon.MultiUser),
+	}
+}
