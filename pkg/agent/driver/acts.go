@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
+	"sync"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/discovery"
@@ -14,13 +14,6 @@ import (
 )
 
 var _ prepare.Hardware = (*Hardware)(nil)
-
-// Offer sets what is offered of GPUs that are found from now on.
-func (h *Hardware) Offer(policy discovery.Policy) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.policy = policy
-}
 
 // Find implements prepare.Hardware: the device is published, and NVML answers for its GPU's UUID at its PCI address. A GPU
 // with a fault that leaves it answering is handed out: the claim may tolerate the taint.
@@ -37,10 +30,10 @@ func (h *Hardware) Find(ctx context.Context, device string) (prepare.Target, err
 			// An attempt that failed may have left it with no driver: it is looked at when that is undone.
 			return targetOf(node, gpu, offer), nil
 		}
-		looked := h.underWay()
+		looked, _ := h.sessions.underWay()
 		err = h.monitor.Check(ctx, gpu.Name)
 		if looked == nil {
-			looked = h.underWay() // it may have begun since
+			looked, _ = h.sessions.underWay() // it may have begun since
 		}
 		switch {
 		case err == nil:
@@ -71,25 +64,41 @@ func targetOf(node *discovery.Node, gpu *discovery.GPU, offer *discovery.Offer) 
 
 // find does not ask NVML.
 func (h *Hardware) find(device string) (*discovery.Node, *discovery.GPU, *discovery.Offer, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.node == nil {
-		return nil, nil, nil, fmt.Errorf("the node's GPUs are not known: %w", h.reason)
+	// In this order: once GPUs can be asked it is known which there are.
+	looked, reason := h.sessions.underWay()
+	node := h.inventory.found()
+	if node == nil {
+		return nil, nil, nil, fmt.Errorf("the node's GPUs are not known: %w", reason)
 	}
-	if h.reason != nil && h.looked == nil {
-		return nil, nil, nil, fmt.Errorf("the node's GPUs cannot be reached: %w", h.reason)
+	if reason != nil && looked == nil {
+		return nil, nil, nil, fmt.Errorf("the node's GPUs cannot be reached: %w", reason)
 	}
-	gpu, offer, err := h.node.Find(device)
+	gpu, offer, err := node.Find(device)
 	if err == nil && gpu.Bound() && !offer.Passthrough {
 		err = discovery.ErrBound
 	}
-	return h.node, gpu, offer, err
+	return node, gpu, offer, err
 }
 
-// On implements prepare.Hardware. One thing is done to a GPU at a time, so that what is undone is never
-// overtaken by what was being done when NVML hung.
+// acts does one thing to a GPU at a time.
+type acts struct {
+	sessions *sessions
+	// places has one for each GPU, taken while something is done to it.
+	places sync.Map
+}
+
+// On implements prepare.Hardware.
 func (h *Hardware) On(ctx context.Context, gpu, uuid string, f func(nvml.Device) error) error {
-	taken := h.place(gpu)
+	return h.acts.on(ctx, gpu, uuid, func(d nvml.Device) error {
+		ended := func(gone nvml.Instance) { h.monitor.Ended(context.WithoutCancel(ctx), gpu, gone) }
+		return f(endingDevice{d, ended, h.ignoresRecovery(gpu)})
+	})
+}
+
+// on does f to the GPU. Who comes later waits, so that what is undone is never overtaken by what was being done when
+// NVML hung.
+func (a *acts) on(ctx context.Context, gpu, uuid string, f func(nvml.Device) error) error {
+	taken := a.place(gpu)
 	select {
 	case taken <- struct{}{}:
 	case <-ctx.Done():
@@ -97,7 +106,7 @@ func (h *Hardware) On(ctx context.Context, gpu, uuid string, f func(nvml.Device)
 	}
 	done := make(chan error, 1)
 	go func() {
-		err := h.with(ctx, gpu, uuid, f)
+		err := a.with(ctx, gpu, uuid, f)
 		<-taken
 		done <- err
 	}()
@@ -109,13 +118,13 @@ func (h *Hardware) On(ctx context.Context, gpu, uuid string, f func(nvml.Device)
 	}
 }
 
-func (h *Hardware) place(gpu string) chan struct{} {
-	place, _ := h.acts.LoadOrStore(gpu, make(chan struct{}, 1))
+func (a *acts) place(gpu string) chan struct{} {
+	place, _ := a.places.LoadOrStore(gpu, make(chan struct{}, 1))
 	return place.(chan struct{})
 }
 
-func (h *Hardware) with(ctx context.Context, gpu, uuid string, f func(nvml.Device) error) error {
-	lib, done, err := h.using(ctx)
+func (a *acts) with(ctx context.Context, gpu, uuid string, f func(nvml.Device) error) error {
+	lib, done, err := a.sessions.using(ctx)
 	if err != nil {
 		return err
 	}
@@ -130,19 +139,14 @@ func (h *Hardware) with(ctx context.Context, gpu, uuid string, f func(nvml.Devic
 	case is != uuid:
 		return fmt.Errorf("%s is %s now, and no longer %s: %w", gpu, is, uuid, nvml.ErrNotFound)
 	}
-	ended := func(gone nvml.Instance) { h.monitor.Ended(context.WithoutCancel(ctx), gpu, gone) }
-	return f(endingDevice{device, ended, h.ignoresRecovery(gpu)})
+	return f(device)
 }
 
 // ignoresRecovery tells whether the node's rules have it that nothing follows from the recovery action of that GPU.
 func (h *Hardware) ignoresRecovery(gpu string) bool {
-	h.mu.Lock()
-	defer h.mu.Unlock()
 	model := ""
-	if h.node != nil {
-		if i := slices.IndexFunc(h.node.GPUs, func(g discovery.GPU) bool { return g.Name == gpu }); i >= 0 {
-			model = h.node.GPUs[i].ProductName
-		}
+	if found := h.inventory.gpu(gpu); found != nil {
+		model = found.ProductName
 	}
 	return h.opts.Rules.Ignores(model, health.Recovery)
 }
@@ -181,16 +185,32 @@ func (d endingDevice) DestroyGPUInstance(instance uint32) error {
 
 // BootID implements prepare.Hardware.
 func (h *Hardware) BootID() (string, error) {
-	h.mu.Lock()
-	lib := h.library
-	h.mu.Unlock()
-	if lib != nil {
-		return lib.BootID()
-	}
 	// Opening a library does not load it.
-	handle, err := h.opts.Open()
+	handle, err := h.sessions.handle()
 	if err != nil {
 		return "", err
 	}
 	return handle.BootID()
+}
+
+// Look implements prepare.Hardware.
+func (h *Hardware) Look(ctx context.Context) error {
+	_, err := h.Discover(ctx)
+	return err
+}
+
+// Apart implements prepare.Hardware.
+func (h *Hardware) Apart(ctx context.Context, f func(context.Context) error) error {
+	return h.sessions.alone(ctx, "NVML does not answer", func() error {
+		h.sessions.suspend(ctx)
+		err := f(ctx)
+		// Whatever became of f, the other GPUs are wanted again.
+		ctx := context.WithoutCancel(ctx)
+		looked := h.look(ctx)
+		h.sessions.ended(ctx, looked)
+		if looked != nil {
+			err = errors.Join(err, fmt.Errorf("look for the other GPUs again: %w", looked))
+		}
+		return err
+	})
 }

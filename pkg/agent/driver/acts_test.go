@@ -34,7 +34,7 @@ func TestOneThingAtATimeIsDoneToAGPU(t *testing.T) {
 		if err := h.On(later, first, gpu.UUID, func(nvml.Device) error { done = true; return nil }); !errors.Is(err, context.DeadlineExceeded) || done {
 			t.Errorf("a call after it: %v, done %v, want to wait in vain", err, done)
 		}
-		other := h.node.GPUs[1]
+		other := h.inventory.node.GPUs[1]
 		if err := h.On(ctx, other.Name, other.UUID, func(d nvml.Device) error {
 			if uuid, err := d.UUID(); err != nil || uuid != other.UUID {
 				t.Errorf("it is %s, %v", uuid, err)

@@ -181,7 +181,7 @@ func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context
 			Processes:    a.processes,
 			ProcessesBut: a.processesBut,
 			BootID:       a.opts.Hardware.BootID,
-			PlaceOf:      a.opts.Hardware.placeOf,
+			PlaceOf:      a.opts.Hardware.inventory.placeOf,
 		},
 		Strays:      a.claims.Strays,
 		RemoveStray: a.claims.RemoveStray,
@@ -199,7 +199,7 @@ func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context
 
 // processesBut counts the processes of pods, other than these pods, on a GPU.
 func (a *Agent) processesBut(ctx context.Context, gpu string, pods []types.UID) (n int, err error) {
-	users, err := a.opts.Hardware.usersOf(ctx, gpu)
+	users, err := a.opts.Hardware.users.of(ctx, gpu)
 	if err != nil {
 		return 0, err
 	}
@@ -228,10 +228,7 @@ func (a *Agent) useOf(ctx context.Context, held *ledger.Entry) prepare.Use {
 // now.
 func (a *Agent) waiting(claim *resourceapi.ResourceClaim, err error) {
 	a.reporter.prepared(claim, err)
-	select {
-	case a.opts.Hardware.reached <- struct{}{}:
-	default:
-	}
+	signal(a.opts.Hardware.reached)
 }
 
 // reconciled takes note of what was found in the ledger.
@@ -255,7 +252,7 @@ func (a *Agent) readinessChanged(_ context.Context, p *problem) {
 	if p != nil {
 		reason = p.reason
 	}
-	if !a.opts.Hardware.setNotReady(reason) {
+	if !a.opts.Hardware.withheld.setNotReady(reason) {
 		return
 	}
 	a.publisher.refresh()

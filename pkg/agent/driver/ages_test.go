@@ -135,23 +135,22 @@ func TestTheAgeOfATaintThatWasDeletedWithItsSliceIsKnown(t *testing.T) {
 func TestWhatIsKnownIsWrittenByOneAtATime(t *testing.T) {
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	ctx := klog.NewContext(t.Context(), logger)
-	h := NewHardware(HardwareOptions{StateDir: t.TempDir()})
-	h.lead = true
+	m := &memory{dir: t.TempDir(), lead: true}
 	for round := range 50 {
 		var group sync.WaitGroup
 		for i := range 4 {
 			group.Go(func() {
-				h.mu.Lock()
-				h.known = make([]discovery.GPU, len(h.known)%64+1)
-				for n := range h.known {
-					h.known[n].Name = fmt.Sprint(round, i, n)
+				m.mu.Lock()
+				m.known = make([]discovery.GPU, len(m.known)%64+1)
+				for n := range m.known {
+					m.known[n].Name = fmt.Sprint(round, i, n)
 				}
-				h.mu.Unlock()
-				h.saveKnown(ctx)
+				m.mu.Unlock()
+				m.save(ctx)
 			})
 		}
 		group.Wait()
-		if diff := cmp.Diff(h.known, h.loadKnown(ctx)); diff != "" {
+		if diff := cmp.Diff(m.known, m.load(ctx)); diff != "" {
 			t.Fatalf("round %d: known to the next agent (-want +got):\n%s", round, diff)
 		}
 	}

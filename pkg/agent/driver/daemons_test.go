@@ -84,7 +84,7 @@ func TestTheServersOfOurDaemonsAreNoUsers(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	r := newRig(t, "t4")
 	agent := r.agent(ctx, newAPIServer())
-	gpus := agent.opts.Hardware.node.GPUs
+	gpus := agent.opts.Hardware.inventory.node.GPUs
 	for i, name := range []string{"a", "b"} {
 		r.do(&nvmlsim.StartMPS{Daemon: nvmlsim.Daemon{Name: name, GPUs: []string{gpus[i].UUID}}})
 	}

@@ -139,9 +139,9 @@ func (a *Agent) watchForeign(ctx context.Context) {
 // lookForForeign tells of what is new. Of a GPU of which it cannot be found out what was known stays, and it is counted.
 func (a *Agent) lookForForeign(ctx context.Context) {
 	h := a.opts.Hardware
-	before := h.foreignUses()
+	before := h.withheld.foreignUses()
 	now, blind := map[string]foreignUse{}, 0
-	for gpu := range h.devices() {
+	for gpu := range h.inventory.devices() {
 		use, err := a.foreignOn(ctx, gpu)
 		if ctx.Err() != nil {
 			return
@@ -180,7 +180,7 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 			a.reporter.nodeEventf(corev1.EventTypeWarning, reasonUsedWithoutClaim, "Device %s: %s", gpu, use.message())
 		}
 	}
-	if h.setForeign(now) {
+	if h.withheld.setForeign(now) {
 		a.publisher.refresh()
 	}
 }
@@ -188,7 +188,7 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 // foreignOn returns the processes on a GPU that no claim has. Processes of NVIDIA's daemons and of pods with admin access are none.
 func (a *Agent) foreignOn(ctx context.Context, gpu string) (use foreignUse, err error) {
 	// First the processes: those of a claim that is released meanwhile would be taken for others'.
-	users, err := a.opts.Hardware.usersOf(ctx, gpu)
+	users, err := a.opts.Hardware.users.of(ctx, gpu)
 	if errors.Is(err, nvml.ErrGPULost) {
 		return use, nil // no claim gets it, whoever has it open
 	}
@@ -227,29 +227,4 @@ func (a *Agent) foreignOn(ctx context.Context, gpu string) (use foreignUse, err 
 		use.taints = use.taints || p.pod != "" || a.opts.HostProcesses == TaintForHostProcesses
 	}
 	return use, nil
-}
-
-func (h *Hardware) foreignUses() map[string]foreignUse {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.foreign
-}
-
-// setForeign tells who uses GPUs without a claim, and reports whether another GPU is taken out because of it. The map must not be
-// changed afterwards.
-func (h *Hardware) setForeign(uses map[string]foreignUse) (changed bool) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	tainted := func(uses map[string]foreignUse) map[string]resourceapi.DeviceTaint {
-		taints := map[string]resourceapi.DeviceTaint{}
-		for gpu, use := range uses {
-			if use.taints {
-				taints[gpu] = use.taint()
-			}
-		}
-		return taints
-	}
-	changed = !maps.Equal(tainted(h.foreign), tainted(uses))
-	h.foreign = uses
-	return changed
 }

@@ -118,7 +118,7 @@ func checkForeign(t *testing.T, h *Hardware, events *record.FakeRecorder, event,
 	if all := published(t, h); !slices.Contains(all, first+taint) {
 		t.Errorf("published %v, want %s", all, first+taint)
 	}
-	if use, ok := h.foreignUses()[first]; ok != (of != "") {
+	if use, ok := h.withheld.foreignUses()[first]; ok != (of != "") {
 		t.Errorf("known are %v", fmt.Sprint(use))
 	}
 }
@@ -168,7 +168,7 @@ func TestAForeignUseIsToldOnceForEachUser(t *testing.T) {
 		if told != want {
 			t.Errorf("%s: event %q, want %q", step.name, told, want)
 		}
-		if use, ok := agent.opts.Hardware.foreignUses()[first]; ok != (step.says != "") || ok && use.message() != "it is used without a claim by "+step.says {
+		if use, ok := agent.opts.Hardware.withheld.foreignUses()[first]; ok != (step.says != "") || ok && use.message() != "it is used without a claim by "+step.says {
 			t.Errorf("%s: the condition says %q, want %q", step.name, use.message(), step.says)
 		}
 	}

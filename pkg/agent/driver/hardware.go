@@ -6,8 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"slices"
-	"strings"
-	"sync"
 	"time"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
@@ -36,7 +34,8 @@ type HardwareOptions struct {
 	Users vfio.Users
 }
 
-// Hardware is the node's GPUs: what discovery found, and their health.
+// Hardware is the node's GPUs. It has the questions that others ask; what answers them stands in parts that do not know of
+// it: the open session, what was found, who uses it and what keeps claims off, and what has to be remembered.
 type Hardware struct {
 	opts    HardwareOptions
 	monitor *health.Monitor
@@ -45,37 +44,14 @@ type Hardware struct {
 	again chan struct{}
 	// reached tells that GPUs can be asked that could not be before.
 	reached chan struct{}
-	// looking is held during a look.
-	looking chan struct{}
 
-	// acts has a place for each GPU, taken while something is done to it; see On.
-	acts sync.Map
-
-	// saving is held while what is known is written.
-	saving sync.Mutex
-
-	mu      sync.Mutex
-	policy  discovery.Policy
-	library *library // the open session, nil if none is
-	// stale tells that the session cannot be used any more: the driver has gone.
-	stale bool
-	bus   []string // the GPUs on the bus when the session was opened
-	node  *discovery.Node
-	// known are the GPUs of an earlier look, or of an earlier agent.
-	known    []discovery.GPU
-	reason   error         // why no GPU can be asked; nil if they can
-	looked   chan struct{} // closed at the end of the look that is under way; nil if none is
-	changes  []func(ctx context.Context, gpu string, was, is health.Verdict)
-	occupied []occupiedPlace
-	// notReady is why claims cannot be prepared on the node, in a word; empty if they can.
-	notReady string
-	// foreign is who uses GPUs that no claim has, by GPU.
-	foreign map[string]foreignUse
-	// noPassthrough is why GPUs are not offered to virtual machines, as it was last said.
-	noPassthrough map[string]string
-	// lead: this agent keeps the state in StateDir, since leadSince.
-	lead      bool
-	leadSince time.Time
+	sessions  *sessions
+	acts      *acts
+	inventory *inventory
+	users     *usage
+	withheld  *withheld
+	memory    *memory
+	changes   []func(ctx context.Context, gpu string, was, is health.Verdict)
 }
 
 // NewHardware returns the GPUs behind a library; none are known before the first Discover.
@@ -84,26 +60,31 @@ func NewHardware(opts HardwareOptions) *Hardware {
 		opts.Held = func(string) bool { return false }
 	}
 	h := &Hardware{
-		opts:    opts,
-		again:   make(chan struct{}, 1),
-		reached: make(chan struct{}, 1),
-		looking: make(chan struct{}, 1),
-		reason:  errors.New("GPUs have not been looked for yet"),
+		opts:      opts,
+		again:     make(chan struct{}, 1),
+		reached:   make(chan struct{}, 1),
+		inventory: &inventory{},
+		withheld:  &withheld{},
+		memory:    &memory{dir: opts.StateDir, clock: opts.Clock},
 	}
 	h.monitor = health.NewMonitor(health.Options{
-		Clock:   opts.Clock,
-		Dir:     h.healthDir(),
-		Policy:  opts.Rules,
-		Changed: h.healthChanged,
-		Reconfigured: func(string) {
-			select {
-			case h.again <- struct{}{}:
-			default:
-			}
-		},
+		Clock:        opts.Clock,
+		Dir:          healthDir(opts.StateDir),
+		Policy:       opts.Rules,
+		Changed:      h.healthChanged,
+		Reconfigured: func(string) { signal(h.again) },
 	})
+	h.sessions = &sessions{
+		open: opts.Open, clock: opts.Clock, monitor: h.monitor, reached: h.reached,
+		looking: make(chan struct{}, 1), reason: errors.New("GPUs have not been looked for yet"),
+	}
+	h.acts = &acts{sessions: h.sessions}
+	h.users = &usage{inventory: h.inventory, sessions: h.sessions, monitor: h.monitor, on: h.acts.on, open: opts.Users}
 	return h
 }
+
+// Offer sets what is offered of GPUs that are found from now on.
+func (h *Hardware) Offer(policy discovery.Policy) { h.inventory.offer(policy) }
 
 // OnChange registers who is told when the health of a GPU changes. It must not block. To be called before Discover.
 func (h *Hardware) OnChange(f func(ctx context.Context, gpu string, was, is health.Verdict)) {
@@ -120,38 +101,20 @@ func (h *Hardware) healthChanged(ctx context.Context, gpu string, was, is health
 // gone or GPUs have been plugged in, which an open session does not see. What hangs is given up when ctx ends, and comes to its end by itself: a look
 // that is cut would leave it open what there is.
 func (h *Hardware) Discover(ctx context.Context) (*discovery.Node, error) {
-	select {
-	case h.looking <- struct{}{}:
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for NVML: %w", ctx.Err())
-	}
-	h.mu.Lock()
-	h.looked = make(chan struct{})
-	h.mu.Unlock()
-	done := make(chan error, 1)
-	go func() {
+	if err := h.sessions.alone(ctx, "wait for NVML", func() error {
 		ctx := context.WithoutCancel(ctx)
 		err := h.look(ctx)
-		h.ended(ctx, err)
-		<-h.looking
-		done <- err
-	}()
-	select {
-	case err := <-done:
-		if err != nil {
-			return nil, err
-		}
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		return h.node, nil
-	case <-ctx.Done():
-		return nil, fmt.Errorf("wait for NVML: %w", ctx.Err())
+		h.sessions.ended(ctx, err)
+		return err
+	}); err != nil {
+		return nil, err
 	}
+	return h.inventory.found(), nil
 }
 
 func (h *Hardware) look(ctx context.Context) error {
 	// 1. A session that can be used.
-	lib, renewed, err := h.session(ctx)
+	lib, renewed, err := h.sessions.renew(ctx)
 	if err != nil {
 		return err
 	}
@@ -161,35 +124,24 @@ func (h *Hardware) look(ctx context.Context) error {
 		return done
 	}
 	began := h.opts.Clock.Now()
-	h.mu.Lock()
-	policy := h.policy
-	h.mu.Unlock()
-	policy = policy.Since()
+	policy := h.inventory.offered().Since()
 	node, err := h.looker.Discover(ctx, lib, lib.Sysfs)
 	if err != nil {
-		h.noSession(err)
+		h.sessions.noSession(err)
 		return fmt.Errorf("discover GPUs: %w", err)
 	}
 	if err := seesSome(node, lib.Sysfs); err != nil {
 		// A session that was opened before the driver had its GPUs never sees them.
-		h.close(ctx, lib, false)
+		h.sessions.close(ctx, lib, false)
 		return err
 	}
 	answered := node.GPUs
-	h.mu.Lock()
-	if h.known == nil {
-		h.known = h.loadKnown(ctx)
-	}
-	keepBound(node, h.known, h.opts.Held)
-	keepMissing(node, h.known, h.opts.Held)
-	h.mu.Unlock()
+	h.memory.add(ctx, node, h.opts.Held)
 	node.AskPassthrough(lib.Sysfs)
 	node.Offer(policy)
-	h.tellPassthrough(ctx, node)
-	h.mu.Lock()
-	h.node, h.known = node, node.GPUs
-	h.mu.Unlock()
-	h.saveKnown(ctx)
+	h.inventory.tellPassthrough(ctx, node)
+	h.inventory.set(node)
+	h.memory.keep(ctx, node.GPUs)
 	// 3. Watch over it.
 	bootID, err := lib.BootID()
 	if err != nil {
@@ -230,26 +182,8 @@ func seesSome(node *discovery.Node, sysfs fs.ReadLinkFS) error {
 	return nil
 }
 
-// ended keeps the outcome of a look and lets go who waits for it.
-func (h *Hardware) ended(ctx context.Context, err error) {
-	if err != nil {
-		h.monitor.Fail(ctx, err)
-	}
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if err == nil && h.reason != nil {
-		select {
-		case h.reached <- struct{}{}:
-		default:
-		}
-	}
-	h.reason = err
-	close(h.looked)
-	h.looked = nil
-}
-
-// session names a GPU in an open session.
-type session struct {
+// sessionOf names a GPU in an open session.
+type sessionOf struct {
 	library *library
 	uuid    string
 }
@@ -260,7 +194,7 @@ func target(lib *library, gpu discovery.GPU) health.Target {
 		Name:    gpu.Name,
 		UUID:    gpu.UUID,
 		Model:   gpu.ProductName,
-		Session: session{lib, gpu.UUID},
+		Session: sessionOf{lib, gpu.UUID},
 		Ask: func() (nvml.Readings, error) {
 			done, ok := lib.use()
 			if !ok {
@@ -296,6 +230,30 @@ func target(lib *library, gpu discovery.GPU) health.Target {
 				return nil, err
 			}
 			return usingWatch{watch, done}, nil
+		},
+	}
+}
+
+// boundTarget is a GPU that vfio-pci has, as the monitor asks about it. NVML knows nothing of it: what can be known is that it is there.
+func boundTarget(lib *library, gpu discovery.GPU) health.Target {
+	return health.Target{
+		Name:    gpu.Name,
+		UUID:    gpu.UUID,
+		Model:   gpu.ProductName,
+		Session: sessionOf{lib, gpu.Name},
+		Ask: func() (nvml.Readings, error) {
+			f, err := vfio.ReadFunction(lib.Sysfs, gpu.PCIBusID)
+			switch {
+			case errors.Is(err, fs.ErrNotExist), err == nil && f.Driver == vfio.Driver && vfio.Gone(lib.Sysfs, gpu.PCIBusID):
+				err = fmt.Errorf("%s is not on the bus any more: %w", gpu.PCIBusID, nvml.ErrGPULost)
+			case err == nil && f.Driver != vfio.Driver:
+				// It has just been given back; the next look will find it.
+				err = fmt.Errorf("%s does not have the driver %s any more: %w", gpu.PCIBusID, vfio.Driver, health.ErrPaused)
+			}
+			return nvml.Readings{}, err
+		},
+		Listen: func() (nvml.Watch, error) {
+			return nil, fmt.Errorf("GPU %s is with a virtual machine: %w", gpu.Name, nvml.ErrNotSupported)
 		},
 	}
 }
@@ -346,26 +304,15 @@ func checkIdentity(device nvml.Device, gpu discovery.GPU) error {
 
 // NVML returns the library that GPUs were found with, in go-nvml's terms; nil while none is open. Who uses it opens a session of its own.
 func (h *Hardware) NVML() gonvml.Interface {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.library == nil {
-		return nil
+	if lib := h.sessions.current(); lib != nil {
+		return lib.Raw
 	}
-	return h.library.Raw
-}
-
-// underWay returns a channel that is closed at the end of the look that is under way, nil if none is.
-func (h *Hardware) underWay() <-chan struct{} {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.looked
+	return nil
 }
 
 // Resources are the node's GPUs as they are published, with the taints that their faults ask for; ok is false while nothing is known.
 func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResources, ok bool) {
-	h.mu.Lock()
-	node, occupied, notReady, foreign := h.node, h.occupied, h.notReady, h.foreign
-	h.mu.Unlock()
+	node := h.inventory.found()
 	if node == nil {
 		return resourceslice.DriverResources{}, false
 	}
@@ -375,18 +322,8 @@ func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResourc
 			devices := p.Slices[s].Devices
 			for d := range devices {
 				devices[d].Taints = append(devices[d].Taints, taints(h.Health(devices[d].Name))...)
-				if notReady != "" {
-					devices[d].Taints = append(devices[d].Taints, notReadyTaint(notReady))
-				}
-				// One is enough: of a key and an effect there can be one only.
 				if gpu, offer, err := node.Find(devices[d].Name); err == nil {
-					at := placeOf(offer)
-					if i := slices.IndexFunc(occupied, func(o occupiedPlace) bool { return o.overlaps(gpu.Name, at) }); i >= 0 {
-						devices[d].Taints = append(devices[d].Taints, occupied[i].taint())
-					}
-					if use, ok := foreign[gpu.Name]; ok && use.taints {
-						devices[d].Taints = append(devices[d].Taints, use.taint())
-					}
+					devices[d].Taints = append(devices[d].Taints, h.withheld.taints(gpu.Name, placeOf(offer))...)
 				}
 			}
 		}
@@ -396,62 +333,23 @@ func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResourc
 
 // Health is the verdict on a published device. A partition that is not made has what the whole GPU has.
 func (h *Hardware) Health(device string) health.Verdict {
-	if gpu, instance := h.instanceOf(device); instance != nil {
+	if gpu, instance := h.inventory.instanceOf(device); instance != nil {
 		return h.monitor.Of(gpu, instance)
 	}
-	return h.monitor.Whole(h.gpuOf(device))
-}
-
-// instanceOf returns the MIG device, and its GPU, that a published device was at the last look; nil if it is none.
-func (h *Hardware) instanceOf(device string) (gpu string, instance *nvml.Instance) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.node == nil {
-		return "", nil
-	}
-	found, offer, err := h.node.Find(device)
-	if err != nil {
-		return "", nil
-	}
-	return found.Name, found.InstanceOf(offer)
-}
-
-func (h *Hardware) gpuOf(device string) string {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.node != nil {
-		for _, gpu := range h.node.GPUs {
-			if strings.HasPrefix(device, gpu.Name+"-") {
-				return gpu.Name
-			}
-		}
-	}
-	return device
-}
-
-// devices are the GPUs by name, each with its MIG devices that there are, by the name that they are published with.
-func (h *Hardware) devices() map[string]map[string]*nvml.Instance {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.node == nil {
-		return nil
-	}
-	devices := map[string]map[string]*nvml.Instance{}
-	for i := range h.node.GPUs {
-		gpu := &h.node.GPUs[i]
-		partitions := map[string]*nvml.Instance{}
-		for o := range gpu.Offers {
-			if instance := gpu.InstanceOf(&gpu.Offers[o]); instance != nil {
-				partitions[gpu.Offers[o].Name] = instance
-			}
-		}
-		devices[gpu.Name] = partitions
-	}
-	return devices
+	return h.monitor.Whole(h.inventory.gpuOf(device))
 }
 
 // Watch keeps an eye on all GPUs until ctx ends.
 func (h *Hardware) Watch(ctx context.Context) { h.monitor.Run(ctx) }
+
+// Lead makes this agent the one that keeps the state of GPUs in StateDir.
+func (h *Hardware) Lead(ctx context.Context) {
+	h.memory.begin(ctx)
+	h.monitor.Lead(ctx)
+}
+
+// Follow is Lead's reverse. When it returns this agent writes nothing there, and will not: another one may.
+func (h *Hardware) Follow() { h.memory.end(h.monitor.Follow) }
 
 // lookInterval is how often the node is looked at for GPUs that have come, or come back, without an event.
 const lookInterval = time.Minute

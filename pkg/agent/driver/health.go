@@ -48,9 +48,7 @@ func (p *plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 
 // reportInterval is how long from now the kubelet is told again.
 func (h *Hardware) reportInterval() time.Duration {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if h.lead && h.opts.Clock.Since(h.leadSince) < takeOverTime {
+	if h.memory.justLeads(takeOverTime) {
 		return takeOverInterval
 	}
 	return reportInterval

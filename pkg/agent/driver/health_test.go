@@ -321,7 +321,7 @@ func TestAHungGPUBlocksNothingElse(t *testing.T) {
 		r := newRig(t, "dgx-h100")
 		_, ctx := ktesting.NewTestContext(t)
 		h := r.found(ctx)
-		gpus := h.node.GPUs
+		gpus := h.inventory.node.GPUs
 		r.do(&nvmlsim.HangGPU{GPU: "0"})
 		start := time.Now()
 		for range 3 {
@@ -368,7 +368,7 @@ func TestRememberedGPUsOfAnotherKindAreSaidAndNotUsed(t *testing.T) {
 			if got := len(published(t, r.found(ctx))); got != 4 {
 				t.Errorf("%d GPUs are published, want 4", got)
 			}
-			if known := r.hardware().loadKnown(ctx); len(known) != 4 {
+			if known := r.hardware().memory.load(ctx); len(known) != 4 {
 				t.Errorf("%d GPUs are remembered afterwards, want 4", len(known))
 			}
 		})

@@ -49,8 +49,8 @@ func countedHardware(ctx context.Context, r *rig) (*Hardware, func(i int) *count
 	var mu sync.Mutex
 	var opened []*counted
 	h := r.hardware()
-	open := h.opts.Open
-	h.opts.Open = func() (*nvml.Handle, error) {
+	open := h.sessions.open
+	h.sessions.open = func() (*nvml.Handle, error) {
 		handle, err := open()
 		if err == nil {
 			library := &counted{Library: handle.Library}
@@ -88,7 +88,7 @@ func TestNVMLIsNotClosedUnderAnAct(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		r := newRig(t, "dgx-h100")
 		h, library := countedHardware(ctx, r)
-		gpus := h.node.GPUs
+		gpus := h.inventory.node.GPUs
 		const work, later = 3 * time.Second, time.Second
 		var group sync.WaitGroup
 		on := func(i int, f func(nvml.Device) error) {
@@ -147,14 +147,14 @@ func TestNVMLIsNotClosedUnderAnAct(t *testing.T) {
 func TestAnActThatHangsDoesNotKeepTheOldSession(t *testing.T) {
 	tests := map[string]func(ctx context.Context, h *Hardware, release <-chan struct{}){
 		"in an act": func(ctx context.Context, h *Hardware, release <-chan struct{}) {
-			gpu := h.node.GPUs[0]
+			gpu := h.inventory.node.GPUs[0]
 			_ = h.On(ctx, gpu.Name, gpu.UUID, func(nvml.Device) error { <-release; return nil })
 		},
 		"in a count of processes": func(ctx context.Context, h *Hardware, _ <-chan struct{}) {
-			_, _ = h.Processes(ctx, h.node.GPUs[0].Name)
+			_, _ = h.Processes(ctx, h.inventory.node.GPUs[0].Name)
 		},
 		"in a question about health": func(ctx context.Context, h *Hardware, _ <-chan struct{}) {
-			_ = h.monitor.Check(ctx, h.node.GPUs[0].Name)
+			_ = h.monitor.Check(ctx, h.inventory.node.GPUs[0].Name)
 		},
 		"in a look": func(ctx context.Context, h *Hardware, _ <-chan struct{}) { _, _ = h.Discover(ctx) },
 	}
@@ -185,7 +185,7 @@ func TestAnActThatHangsDoesNotKeepTheOldSession(t *testing.T) {
 				if a, b := library(0).sessions(), library(1).sessions(); a != 1 || b != 1 {
 					t.Errorf("while the call hangs: %d sessions of the old library, %d of the new one, want 1 of each", a, b)
 				}
-				other := h.node.GPUs[1]
+				other := h.inventory.node.GPUs[1]
 				if err := h.On(ctx, other.Name, other.UUID, func(d nvml.Device) error { _, err := d.UUID(); return err }); err != nil {
 					t.Errorf("an act on another GPU: %v", err)
 				}
@@ -209,7 +209,7 @@ func TestActsNeverMeetAClosedSession(t *testing.T) {
 	h, library := countedHardware(ctx, r)
 	stop := make(chan struct{})
 	var group sync.WaitGroup
-	for _, gpu := range h.node.GPUs {
+	for _, gpu := range h.inventory.node.GPUs {
 		group.Go(func() {
 			for {
 				select {
@@ -234,9 +234,9 @@ func TestActsNeverMeetAClosedSession(t *testing.T) {
 	}
 	const times = 50
 	for range times {
-		h.mu.Lock()
-		h.stale = true // as if the driver had been loaded anew just now
-		h.mu.Unlock()
+		h.sessions.mu.Lock()
+		h.sessions.stale = true // as if the driver had been loaded anew just now
+		h.sessions.mu.Unlock()
 		if _, err := h.Discover(ctx); err != nil {
 			t.Error(err)
 		}

@@ -184,7 +184,7 @@ func (c *gpuCollector) CollectWithStability(ch chan<- metrics.Metric) {
 			seen[fault.Reason] = true
 		}
 	}
-	for name, partitions := range h.devices() {
+	for name, partitions := range h.inventory.devices() {
 		judge(name, h.monitor.Whole(name))
 		for device, instance := range partitions {
 			judge(device, h.monitor.Of(name, instance))

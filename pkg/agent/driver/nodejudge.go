@@ -149,21 +149,16 @@ func (a *Agent) nodeView() (v nodeView, ok bool) {
 	if asked, _ := h.monitor.Known(); !asked {
 		return v, v.notReady != nil
 	}
-	h.mu.Lock()
-	node, occupied, foreign := h.node, h.occupied, h.foreign
-	h.mu.Unlock()
+	node := h.inventory.found()
 	for _, gpu := range node.GPUs {
 		view := gpuView{name: gpu.Name, verdict: h.monitor.Of(gpu.Name, nil)}
+		occupied, foreign, _ := h.withheld.of(gpu.Name)
+		view.foreign = foreign
 		for _, place := range occupied {
-			if place.gpu == "" || place.gpu == gpu.Name {
-				view.occupied = append(view.occupied, place.message())
-			}
+			view.occupied = append(view.occupied, place.message())
 		}
 		slices.Sort(view.occupied)
 		view.occupied = slices.Compact(view.occupied)
-		if use, ok := foreign[gpu.Name]; ok {
-			view.foreign = &use
-		}
 		v.gpus = append(v.gpus, view)
 	}
 	for _, f := range node.Failures {

@@ -57,10 +57,10 @@ func (a *Agent) publishOccupiedLocked() {
 	}
 	n := len(gpus)
 	if gpus.Has("") {
-		n = len(a.opts.Hardware.devices())
+		n = len(a.opts.Hardware.inventory.devices())
 	}
 	occupiedGPUs.Set(float64(n))
-	if a.opts.Hardware.setOccupied(occupied) {
+	if a.opts.Hardware.withheld.setOccupied(occupied) {
 		a.publisher.refresh()
 	}
 }

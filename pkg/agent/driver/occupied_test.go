@@ -114,7 +114,7 @@ func TestOnlyAChangeOfWhatIsOccupiedIsOne(t *testing.T) {
 		{[]occupiedPlace{}, true},
 		{nil, false},
 	} {
-		if changed := h.setOccupied(step.places); changed != step.changed {
+		if changed := h.withheld.setOccupied(step.places); changed != step.changed {
 			t.Errorf("step %d, %v: changed %v", i, step.places, changed)
 		}
 	}
@@ -125,7 +125,7 @@ func TestWhereADeviceIs(t *testing.T) {
 	_, ctx := ktesting.NewTestContext(t)
 	r := newRig(t, "dgx-h100")
 	h := r.hardware()
-	if gpu, at := h.placeOf(first + "-mig-3g40gb-4"); gpu != first+"-mig-3g40gb-4" || at != nil {
+	if gpu, at := h.inventory.placeOf(first + "-mig-3g40gb-4"); gpu != first+"-mig-3g40gb-4" || at != nil {
 		t.Errorf("before the first look: %s, %v", gpu, at)
 	}
 	start := uint32(0)
@@ -146,7 +146,7 @@ func TestWhereADeviceIs(t *testing.T) {
 		first + "-mig-not-offered-now-0": {first, nil},
 		"gpu-9":                          {"gpu-9", nil},
 	} {
-		gpu, at := h.placeOf(device)
+		gpu, at := h.inventory.placeOf(device)
 		if diff := cmp.Diff(want, where{gpu, at}); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", device, diff)
 		}

@@ -158,7 +158,7 @@ func TestAFaultOfAPartitionThatIsMadeForAClaimGoesWithIt(t *testing.T) {
 		look()
 		stop := background(ctx, h.Watch)
 		synctest.Wait()
-		gpu := h.node.GPUs[0]
+		gpu := h.inventory.node.GPUs[0]
 		var profile nvml.MIGProfile
 		for _, p := range gpu.MIG.Profiles {
 			if p.Name == "3g.40gb" {
@@ -238,7 +238,7 @@ func TestAComputeInstanceEndsAlone(t *testing.T) {
 		if diff := cmp.Diff([]string{"-mig-1c3g40gb-4-0 xid=46:NoSchedule"}, ill(t, h)); diff != "" {
 			t.Errorf("taints (-want +got):\n%s", diff)
 		}
-		gpu := h.node.GPUs[0]
+		gpu := h.inventory.node.GPUs[0]
 		if err := h.On(ctx, gpu.Name, gpu.UUID, func(d nvml.Device) error { return d.DestroyComputeInstance(sick.GPU, sick.Compute) }); err != nil {
 			t.Fatal(err)
 		}

@@ -151,7 +151,7 @@ func TestACountThatHangsIsOneCall(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		r := newRig(t, "t4")
-		gpus := r.found(ctx).node.GPUs
+		gpus := r.found(ctx).inventory.node.GPUs
 		hangs := make(chan struct{})
 		var asked atomic.Int32
 		r.wrap = func(library nvml.Library) nvml.Library {

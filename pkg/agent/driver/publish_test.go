@@ -305,7 +305,7 @@ func TestAForeignUseIsKnownBeforeAnythingIsPublished(t *testing.T) {
 			agent.opts.HostProcesses = TaintForHostProcesses
 			stopWatch, stopPublisher := background(ctx, agent.watch), background(ctx, agent.publisher.run)
 			time.Sleep(time.Minute)
-			if len(agent.opts.Hardware.foreignUses()) != 1 {
+			if len(agent.opts.Hardware.withheld.foreignUses()) != 1 {
 				t.Errorf("%s: it is not known that the GPU is used", what)
 			}
 			return func() { stopPublisher(); stopWatch() }

@@ -51,7 +51,7 @@ func TestAReleaseEndsWhoeverDoesNotAnswer(t *testing.T) {
 				ctx, cancel := context.WithTimeout(ctx, time.Hour)
 				defer cancel()
 				r := newRig(t, "t4")
-				first := r.found(ctx).node.GPUs[0]
+				first := r.found(ctx).inventory.node.GPUs[0]
 				hangs := make(chan struct{})
 				r.wrap = func(library nvml.Library) nvml.Library {
 					switch {

@@ -8,8 +8,11 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
+	"time"
 
 	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/durable"
@@ -35,6 +38,50 @@ func keepMissing(found *discovery.Node, known []discovery.GPU, held func(gpu str
 		}
 	}
 	slices.SortFunc(found.GPUs, func(a, b discovery.GPU) int { return strings.Compare(a.PCIBusID, b.PCIBusID) })
+}
+
+// keepBound puts what was known of a GPU that a claim has passed through in the place of the little that is known of it now. What it is
+// offered as stays the same that way. One that vfio-pci got without us is no more than that.
+func keepBound(found *discovery.Node, known []discovery.GPU, held func(gpu string) bool) {
+	for i := range found.GPUs {
+		now := &found.GPUs[i]
+		before := slices.IndexFunc(known, func(g discovery.GPU) bool { return g.Name == now.Name })
+		if !now.Unseen() || before < 0 || known[before].Unseen() || !held(now.Name) {
+			continue
+		}
+		passthrough := now.Passthrough
+		*now = known[before]
+		now.Passthrough = passthrough
+		keepDomain(found, known, now)
+	}
+}
+
+// keepDomain lets the NVLink domain of a GPU that was passed through keep its name, which may come from that very GPU, as long as the others
+// in it still are in one.
+func keepDomain(found *discovery.Node, known []discovery.GPU, bound *discovery.GPU) {
+	if bound.NVLink == nil || bound.NVLink.Domain == "" {
+		return
+	}
+	domain := bound.NVLink.Domain
+	var others []*discovery.GPU
+	for i := range found.GPUs {
+		gpu := &found.GPUs[i]
+		if gpu.NVLink != nil && !gpu.Bound() && slices.ContainsFunc(known, func(g discovery.GPU) bool {
+			return g.Name == gpu.Name && g.NVLink != nil && g.NVLink.Domain == domain
+		}) {
+			others = append(others, gpu)
+		}
+	}
+	for _, gpu := range others {
+		if gpu.NVLink.Domain != others[0].NVLink.Domain {
+			return
+		}
+	}
+	for _, gpu := range others {
+		link := *gpu.NVLink
+		link.Domain = domain
+		gpu.NVLink = &link
+	}
 }
 
 // HeldInLedger tells which GPUs prepared claims have, or have left in quarantine, by the state folder of an agent. A ledger that cannot
@@ -76,21 +123,58 @@ type knownFile struct {
 
 const knownVersion = 1
 
-func (h *Hardware) knownPath() string { return filepath.Join(h.opts.StateDir, "gpus.json") }
+// memory is what an agent knows of GPUs for the one that follows it. Of two agents of a node one leads, and writes it.
+type memory struct {
+	dir   string // nothing is kept if it is empty
+	clock clock.PassiveClock
 
-func (h *Hardware) healthDir() string {
-	if h.opts.StateDir == "" {
-		return ""
-	}
-	return filepath.Join(h.opts.StateDir, "health")
+	// saving is held while what is known is written.
+	saving sync.Mutex
+
+	mu sync.Mutex
+	// known are the GPUs of an earlier look, or of an earlier agent.
+	known []discovery.GPU
+	// lead: this agent writes, since leadSince.
+	lead      bool
+	leadSince time.Time
 }
 
-// loadKnown reads what an earlier agent knew. Without it a GPU that was lost before is not published.
-func (h *Hardware) loadKnown(ctx context.Context) []discovery.GPU {
-	if h.opts.StateDir == "" {
+func (m *memory) path() string { return filepath.Join(m.dir, "gpus.json") }
+
+// healthDir is the monitor's.
+func healthDir(stateDir string) string {
+	if stateDir == "" {
+		return ""
+	}
+	return filepath.Join(stateDir, "health")
+}
+
+// add puts what is known of GPUs that do not answer, or that a claim has passed through, in the place of the little that
+// is known of them now.
+func (m *memory) add(ctx context.Context, node *discovery.Node, held func(gpu string) bool) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.known == nil {
+		m.known = m.load(ctx)
+	}
+	keepBound(node, m.known, held)
+	keepMissing(node, m.known, held)
+}
+
+// keep is for the next look, and for the next agent.
+func (m *memory) keep(ctx context.Context, gpus []discovery.GPU) {
+	m.mu.Lock()
+	m.known = gpus
+	m.mu.Unlock()
+	m.save(ctx)
+}
+
+// load reads what an earlier agent knew. Without it a GPU that was lost before is not published.
+func (m *memory) load(ctx context.Context) []discovery.GPU {
+	if m.dir == "" {
 		return nil
 	}
-	data, err := durable.OS{}.ReadFile(h.knownPath())
+	data, err := durable.OS{}.ReadFile(m.path())
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
@@ -102,7 +186,7 @@ func (h *Hardware) loadKnown(ctx context.Context) []discovery.GPU {
 		err = errors.New("it is of another version")
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "GPUs of an earlier agent are not known", "path", h.knownPath())
+		klog.FromContext(ctx).Error(err, "GPUs of an earlier agent are not known", "path", m.path())
 		return nil
 	}
 	for i := range file.GPUs {
@@ -111,15 +195,15 @@ func (h *Hardware) loadKnown(ctx context.Context) []discovery.GPU {
 	return file.GPUs
 }
 
-// saveKnown keeps what is known for the next agent, if this is the one that does.
-func (h *Hardware) saveKnown(ctx context.Context) {
+// save keeps what is known for the next agent, if this is the one that does.
+func (m *memory) save(ctx context.Context) {
 	// Held from before it is read what is known, so that the newest is written last.
-	h.saving.Lock()
-	defer h.saving.Unlock()
-	h.mu.Lock()
-	gpus, lead := h.known, h.lead
-	h.mu.Unlock()
-	if !lead || gpus == nil || h.opts.StateDir == "" {
+	m.saving.Lock()
+	defer m.saving.Unlock()
+	m.mu.Lock()
+	gpus, lead := m.known, m.lead
+	m.mu.Unlock()
+	if !lead || gpus == nil || m.dir == "" {
 		return
 	}
 	file := knownFile{Version: knownVersion, GPUs: gpus, MIG: map[string]*discovery.MIG{}}
@@ -131,31 +215,37 @@ func (h *Hardware) saveKnown(ctx context.Context) {
 	data, err := json.MarshalIndent(file, "", "  ")
 	if err == nil {
 		var was []byte
-		if was, _ = (durable.OS{}).ReadFile(h.knownPath()); string(was) == string(data) {
+		if was, _ = (durable.OS{}).ReadFile(m.path()); string(was) == string(data) {
 			return
 		}
-		err = durable.WriteFile(durable.OS{}, h.knownPath(), data, 0o600)
+		err = durable.WriteFile(durable.OS{}, m.path(), data, 0o600)
 	}
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "GPUs cannot be remembered for the next agent", "path", h.knownPath())
+		klog.FromContext(ctx).Error(err, "GPUs cannot be remembered for the next agent", "path", m.path())
 	}
 }
 
-// Lead makes this agent the one that keeps the state of GPUs in StateDir.
-func (h *Hardware) Lead(ctx context.Context) {
-	h.mu.Lock()
-	h.lead, h.leadSince = true, h.opts.Clock.Now()
-	h.mu.Unlock()
-	h.saveKnown(ctx)
-	h.monitor.Lead(ctx)
+// begin makes this agent the one that writes.
+func (m *memory) begin(ctx context.Context) {
+	m.mu.Lock()
+	m.lead, m.leadSince = true, m.clock.Now()
+	m.mu.Unlock()
+	m.save(ctx)
 }
 
-// Follow is Lead's reverse. When it returns this agent writes nothing there, and will not: another one may.
-func (h *Hardware) Follow() {
-	h.saving.Lock()
-	defer h.saving.Unlock()
-	h.mu.Lock()
-	h.lead = false
-	h.mu.Unlock()
-	h.monitor.Follow()
+// end is begin's reverse: when it returns this agent writes nothing, and will not. also is done before another one may.
+func (m *memory) end(also func()) {
+	m.saving.Lock()
+	defer m.saving.Unlock()
+	m.mu.Lock()
+	m.lead = false
+	m.mu.Unlock()
+	also()
+}
+
+// justLeads tells whether this agent leads, and not for longer than that.
+func (m *memory) justLeads(within time.Duration) bool {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	return m.lead && m.clock.Since(m.leadSince) < within
 }

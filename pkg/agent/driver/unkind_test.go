@@ -25,7 +25,7 @@ func TestALostGPUIsNobodyElses(t *testing.T) {
 		r := newRig(t, "dgx-h100")
 		_, ctx := ktesting.NewTestContext(t)
 		h := r.found(ctx)
-		gpus := h.node.GPUs
+		gpus := h.inventory.node.GPUs
 		stop := background(ctx, h.Watch)
 		time.Sleep(time.Minute)
 		r.do(&nvmlsim.LoseGPU{GPU: "0"})
@@ -103,7 +103,7 @@ func TestWhoUsesALostGPUIsNotKnown(t *testing.T) {
 		r := newRig(t, "t4")
 		_, ctx := ktesting.NewTestContext(t)
 		h := r.found(ctx)
-		gpu := h.node.GPUs[0].Name
+		gpu := h.inventory.node.GPUs[0].Name
 		r.do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 42, Kind: nvmlsim.ProcessCompute}})
 		if n, err := h.Processes(ctx, gpu); err != nil || n != 1 {
 			t.Fatalf("%d processes, %v", n, err)
@@ -128,7 +128,7 @@ func TestASlowGPUIsNotHung(t *testing.T) {
 		began := time.Now()
 		ctxLong, cancel := context.WithTimeout(ctx, time.Minute)
 		defer cancel()
-		if err := h.On(ctxLong, h.node.GPUs[0].Name, h.node.GPUs[0].UUID, func(d nvml.Device) error { _, err := d.Readings(); return err }); err != nil || time.Since(began) < health.Deadline {
+		if err := h.On(ctxLong, h.inventory.node.GPUs[0].Name, h.inventory.node.GPUs[0].UUID, func(d nvml.Device) error { _, err := d.Readings(); return err }); err != nil || time.Since(began) < health.Deadline {
 			t.Fatalf("%v after %s: want an answer after more than %s", err, time.Since(began), health.Deadline)
 		}
 		for range 60 {
@@ -164,7 +164,7 @@ func TestWhoHasALostGPUOpenUsesIt(t *testing.T) {
 	r := newRig(t, "dgx-h100")
 	_, ctx := ktesting.NewTestContext(t)
 	h := r.found(ctx)
-	h.opts.Users = vfio.Simulated{Machine: r.machine}
+	h.users.open = vfio.Simulated{Machine: r.machine}
 	for _, gpu := range []string{"0", "1"} {
 		r.do(&nvmlsim.AddProcess{GPU: gpu, Process: nvmlsim.Process{PID: 42, Kind: nvmlsim.ProcessCompute}})
 		r.do(&nvmlsim.AddProcess{GPU: gpu, Process: nvmlsim.Process{PID: 43, Kind: nvmlsim.ProcessCompute}})
@@ -196,7 +196,7 @@ func TestARecoveryActionThatTheRulesPassOverIsNotRead(t *testing.T) {
 			}
 			r.do(&nvmlsim.SetRecovery{GPU: "0", Action: nvmlsim.RecoveryReset})
 			var readings nvml.Readings
-			err = h.On(ctx, first, h.node.GPUs[0].UUID, func(d nvml.Device) (err error) { readings, err = d.Readings(); return err })
+			err = h.On(ctx, first, h.inventory.node.GPUs[0].UUID, func(d nvml.Device) (err error) { readings, err = d.Readings(); return err })
 			if err != nil || (readings.RecoveryAction != nil) != want {
 				t.Errorf("recovery action %v, %v, want one: %v", readings.RecoveryAction, err, want)
 			}

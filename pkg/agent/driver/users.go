@@ -12,6 +12,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/agent/vfio"
 )
 
 // users are the processes on a GPU, and the GPU's instances, among which each of them is on a partitioned one.
@@ -20,16 +21,27 @@ type users struct {
 	instances []nvml.GPUInstance
 }
 
-// Processes counts those that use a GPU. If places on it are named, a process counts unless it is certain that it is in none of
-// them; the place nil is all of the GPU. Of a GPU that is lost they are not known: a process keeps
-// it open for as long as it lives.
+// usage tells who uses GPUs.
+type usage struct {
+	inventory *inventory
+	sessions  *sessions
+	monitor   *health.Monitor
+	on        func(ctx context.Context, gpu, uuid string, f func(nvml.Device) error) error
+	// open tells who has GPUs open; it may be nil.
+	open vfio.Users
+}
+
+// Processes counts those that use a GPU, or places on it.
 func (h *Hardware) Processes(ctx context.Context, gpu string, at ...*ledger.Partition) (n int, err error) {
-	processes, err := h.processesIn(ctx, gpu, at...)
+	processes, err := h.users.in(ctx, gpu, at...)
 	return len(processes), err
 }
 
-func (h *Hardware) processesIn(ctx context.Context, gpu string, at ...*ledger.Partition) (in []nvml.Process, err error) {
-	users, err := h.usersOf(ctx, gpu)
+// in returns the processes that use a GPU. If places on it are named, a process counts unless it is certain that it is in none of
+// them; the place nil is all of the GPU. Of a GPU that is lost they are not known: a process keeps
+// it open for as long as it lives.
+func (g *usage) in(ctx context.Context, gpu string, at ...*ledger.Partition) (in []nvml.Process, err error) {
+	users, err := g.of(ctx, gpu)
 	if err != nil {
 		return nil, err
 	}
@@ -42,10 +54,10 @@ func (h *Hardware) processesIn(ctx context.Context, gpu string, at ...*ledger.Pa
 	return in, nil
 }
 
-// processes is Hardware.Processes without the servers of our MPS daemons: such a one is there as long as its daemon, whether or not it has
+// processes counts those of usage.in without the servers of our MPS daemons: such a one is there as long as its daemon, whether or not it has
 // clients, and these are processes of their own.
 func (a *Agent) processes(ctx context.Context, gpu string, at ...*ledger.Partition) (n int, err error) {
-	processes, err := a.opts.Hardware.processesIn(ctx, gpu, at...)
+	processes, err := a.opts.Hardware.users.in(ctx, gpu, at...)
 	if err != nil {
 		return 0, err
 	}
@@ -79,22 +91,20 @@ func (u *users) placeOf(process *nvml.Process) *ledger.Partition {
 	return in
 }
 
-func (h *Hardware) usersOf(ctx context.Context, gpu string) (*users, error) {
-	h.mu.Lock()
-	node := h.node
-	h.mu.Unlock()
-	if node == nil {
+// of returns all that use the GPU.
+func (g *usage) of(ctx context.Context, gpu string) (*users, error) {
+	if g.inventory.found() == nil {
 		return nil, errors.New("the node's GPUs are not known")
 	}
-	i := slices.IndexFunc(node.GPUs, func(g discovery.GPU) bool { return g.Name == gpu })
-	if i < 0 {
+	found := g.inventory.gpu(gpu)
+	if found == nil {
 		return nil, fmt.Errorf("this node has no GPU %s", gpu)
 	}
-	if node.GPUs[i].Bound() {
-		processes, err := h.boundProcesses(ctx, &node.GPUs[i])
+	if found.Bound() {
+		processes, err := g.ofBound(ctx, found)
 		return &users{processes: processes}, err
 	}
-	verdict := h.monitor.Of(gpu, nil)
+	verdict := g.monitor.Of(gpu, nil)
 	if slices.ContainsFunc(verdict.Faults, func(f health.Fault) bool { return f.Reason == health.Hung }) {
 		// Another call would hang as well, and hold another thread.
 		return nil, fmt.Errorf("GPU %s: %s", gpu, verdict.Message())
@@ -102,27 +112,27 @@ func (h *Hardware) usersOf(ctx context.Context, gpu string) (*users, error) {
 	ctx, cancel := context.WithTimeout(ctx, health.Deadline)
 	defer cancel()
 	// Written by what may still run when On has given up; read only if it has not. A call that hangs by itself holds one thread, too.
-	found := &users{}
-	err := h.On(ctx, gpu, node.GPUs[i].UUID, func(d nvml.Device) (err error) {
-		*found, err = askUsers(d, node.GPUs[i])
+	answer := &users{}
+	err := g.on(ctx, gpu, found.UUID, func(d nvml.Device) (err error) {
+		*answer, err = askUsers(d, *found)
 		return err
 	})
 	if errors.Is(err, nvml.ErrGPULost) || errors.Is(err, nvml.ErrNotFound) {
-		return h.usersOfLost(ctx, &node.GPUs[i], err)
+		return g.ofLost(ctx, found, err)
 	}
 	if err != nil {
 		return nil, fmt.Errorf("GPU %s: %w", gpu, err)
 	}
-	return found, nil
+	return answer, nil
 }
 
-// usersOfLost are the processes that have the device of a GPU open of which NVML tells nothing, as lost says. A process keeps it open for as long
-// as it uses the GPU.
-func (h *Hardware) usersOfLost(ctx context.Context, gpu *discovery.GPU, lost error) (*users, error) {
-	if h.opts.Users == nil {
+// ofLost returns the processes that have the device of a GPU open of which NVML tells nothing, as lost says. A process
+// keeps it open for as long as it uses the GPU.
+func (g *usage) ofLost(ctx context.Context, gpu *discovery.GPU, lost error) (*users, error) {
+	if g.open == nil {
 		return nil, fmt.Errorf("GPU %s: %w", gpu.Name, lost)
 	}
-	pids, err := h.opts.Users.OfGPU(ctx, gpu.Minor)
+	pids, err := g.open.OfGPU(ctx, gpu.Minor)
 	if err != nil {
 		return nil, fmt.Errorf("GPU %s: %w", gpu.Name, errors.Join(lost, err))
 	}
@@ -133,6 +143,27 @@ func (h *Hardware) usersOfLost(ctx context.Context, gpu *discovery.GPU, lost err
 		}
 	}
 	return found, nil
+}
+
+// ofBound returns those that have a GPU's IOMMU group open.
+func (g *usage) ofBound(ctx context.Context, gpu *discovery.GPU) ([]nvml.Process, error) {
+	lib, done, err := g.sessions.using(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("GPU %s: %w", gpu.Name, err)
+	}
+	defer done()
+	if g.open == nil {
+		return nil, errors.New("who uses IOMMU groups is not known")
+	}
+	pids, err := g.open.Of(ctx, vfio.NodesOf(lib.Sysfs, gpu.Passthrough.Group)...)
+	if err != nil {
+		return nil, fmt.Errorf("GPU %s: %w", gpu.Name, err)
+	}
+	processes := make([]nvml.Process, 0, len(pids))
+	for _, pid := range pids {
+		processes = append(processes, nvml.Process{PID: pid})
+	}
+	return processes, nil
 }
 
 // askUsers asks for the processes first: an instance that one of them was in does not go before it, so what is there afterwards under
