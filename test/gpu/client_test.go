@@ -2,6 +2,9 @@ package gpu
 
 import (
 	"bufio"
+	"bytes"
+	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -10,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -97,19 +101,31 @@ func do(line string, gpu **cuda.GPU) (answer string, err error) {
 	}
 }
 
+const (
+	// patience is how long a client has for an answer. On an H100 all checks together take 25 s.
+	patience = time.Minute
+	// grace is how long a client has to end itself. Then it is killed.
+	grace = 5 * time.Second
+)
+
 // client is a CUDA program that runs.
 type client struct {
-	t    *testing.T
-	name string
-	cmd  *exec.Cmd
-	in   io.WriteCloser
-	out  *bufio.Scanner
-	err  *strings.Builder
+	t      *testing.T
+	name   string
+	cmd    *exec.Cmd
+	cancel context.CancelFunc
+	in     io.WriteCloser
+	pipe   *os.File
+	out    *bufio.Scanner // of pipe
+	err    *strings.Builder
 }
 
-// startClient starts cmd, which has to be the test's program, or to start it.
-func startClient(t *testing.T, name string, cmd *exec.Cmd) *client {
+// startClient starts a program, which has to be the test's, or to start it. When the test ends it is told to end, and killed after grace.
+func startClient(t *testing.T, name string, env []string, program ...string) *client {
 	t.Helper()
+	ctx, cancel := context.WithCancel(t.Context())
+	cmd := exec.CommandContext(ctx, program[0], program[1:]...)
+	cmd.Env = env
 	in, err := cmd.StdinPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -118,8 +134,10 @@ func startClient(t *testing.T, name string, cmd *exec.Cmd) *client {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &client{t: t, name: name, cmd: cmd, in: in, out: bufio.NewScanner(out), err: &strings.Builder{}}
+	c := &client{t: t, name: name, cmd: cmd, cancel: cancel, in: in, err: &strings.Builder{}}
+	c.pipe, c.out = out.(*os.File), bufio.NewScanner(out)
 	cmd.Stderr = c.err
+	cmd.Cancel, cmd.WaitDelay = in.Close, grace
 	if err := cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
@@ -128,23 +146,26 @@ func startClient(t *testing.T, name string, cmd *exec.Cmd) *client {
 }
 
 // localClient runs on the machine itself.
-func localClient(t *testing.T, name string, env ...string) *client {
+func localClient(t *testing.T, name string) *client {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), "/proc/self/exe")
-	cmd.Env = append(os.Environ(), append(env, clientEnv+"=1")...)
-	return startClient(t, name, cmd)
+	env := append(os.Environ(), clientEnv+"=1")
+	return startClient(t, name, env, "/proc/self/exe")
 }
 
-// ask gives the client a command, and returns its answer or how it failed.
+// ask gives the client a command, and returns its answer or how it failed. No answer within patience ends the test.
 func (c *client) ask(command string) (string, error) {
 	c.t.Helper()
 	began := time.Now()
-	if _, err := fmt.Fprintln(c.in, command); err != nil {
-		c.t.Fatalf("%s: %s: %v\n%s", c.name, command, err, c.err)
+	_, err := fmt.Fprintln(c.in, command)
+	if err == nil {
+		err = c.pipe.SetReadDeadline(began.Add(patience))
 	}
-	if !c.out.Scan() {
-		_ = c.cmd.Wait()
-		c.t.Fatalf("%s: %s: it ended: %v, %v\n%s", c.name, command, c.cmd.ProcessState, c.out.Err(), c.err)
+	if err == nil && !c.out.Scan() {
+		err = cmp.Or(c.out.Err(), io.EOF)
+	}
+	if err != nil {
+		c.end()
+		c.t.Fatalf("%s: %s: no answer: %v; it ended with %v\n%s", c.name, command, err, c.cmd.ProcessState, c.err)
 	}
 	c.t.Logf("%s: %s: %s (%d ms)", c.name, command, c.out.Text(), time.Since(began).Milliseconds())
 	answer, ok := strings.CutPrefix(c.out.Text(), "ok")
@@ -170,10 +191,33 @@ func (c *client) kill() {
 	_ = c.cmd.Wait()
 }
 
-// end waits for its end.
+// end tells it to end, and waits for that.
 func (c *client) end() {
-	_ = c.in.Close()
+	c.cancel()
 	_ = c.cmd.Wait()
+}
+
+// sweep runs a shell's command when the test ends, after the Cleanups that come later, or when the test's process ends without Cleanups, by
+// a panic or a signal.
+func sweep(t *testing.T, command string, args ...string) {
+	t.Helper()
+	cmd := exec.Command("sh", append([]string{"-c", "read end; " + command, "sweep"}, args...)...)
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // a terminal's interrupt is for the test
+	var said bytes.Buffer
+	cmd.Stderr = &said
+	in, err := cmd.StdinPipe() // ends with this process
+	if err == nil {
+		err = cmd.Start()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		_ = in.Close()
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("%s %q: %v: %s", command, args, err, &said)
+		}
+	})
 }
 
 // libc is the folder of the C library that this process uses, and its loader.

@@ -139,11 +139,8 @@ func startContainer(t *testing.T, of container) contained {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := os.RemoveAll(bundle); err != nil {
-			t.Error(err)
-		}
-	})
+	c := contained{id: filepath.Base(bundle), state: filepath.Join(bundle, "state")}
+	sweep(t, runc+` --root "$1" delete --force "$2" && rm -r "$3"`, c.state, c.id, bundle)
 	root := filepath.Join(bundle, "rootfs")
 	for _, dir := range []string{bundle, root, root + "/etc", root + "/etc/ld.so.conf.d", root + "/lib64", root + "/usr/lib/x86_64-linux-gnu", root + "/tmp", root + "/proc", root + "/dev", root + "/sys"} {
 		if err := os.MkdirAll(dir, 0o755); err != nil {
@@ -185,8 +182,7 @@ func startContainer(t *testing.T, of container) contained {
 	if err := os.WriteFile(filepath.Join(bundle, "config.json"), data, 0o644); err != nil {
 		t.Fatal(err)
 	}
-	c := contained{id: filepath.Base(bundle), state: filepath.Join(bundle, "state")}
-	c.client = startClient(t, t.Name(), exec.CommandContext(t.Context(), runc, "--root", c.state, "run", "--bundle", bundle, c.id))
+	c.client = startClient(t, t.Name(), nil, runc, "--root", c.state, "run", "--bundle", bundle, c.id)
 	return c
 }
 
@@ -196,7 +192,7 @@ func (c contained) kill() {
 	if err != nil {
 		c.t.Errorf("%s kill: %v: %s", runc, err, out)
 	}
-	_ = c.cmd.Wait()
+	c.end()
 }
 
 func ociConfig(of container) *specs.Spec {
@@ -267,16 +263,9 @@ func tmpfs(t *testing.T) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	sweep(t, `umount -l "$1"; rmdir "$1"`, dir)
 	if err := unix.Mount("stowage-test", dir, "tmpfs", unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC|unix.MS_NOSYMFOLLOW, "size=64m,nr_inodes=4096,mode=0755"); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		if err := unix.Unmount(dir, unix.MNT_DETACH); err != nil {
-			t.Error(err)
-		}
-		if err := os.Remove(dir); err != nil {
-			t.Error(err)
-		}
-	})
 	return dir
 }

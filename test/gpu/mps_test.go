@@ -1,11 +1,13 @@
 package gpu
 
 import (
+	"context"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/nvml"
@@ -87,7 +89,10 @@ func checkMPSSandbox(t *testing.T) {
 
 func output(t *testing.T, input string, args ...string) string {
 	t.Helper()
-	cmd := exec.CommandContext(t.Context(), args[0], args[1:]...)
+	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, args[0], args[1:]...)
+	cmd.WaitDelay = time.Second
 	cmd.Stdin = strings.NewReader(input)
 	out, err := cmd.CombinedOutput()
 	if err != nil {

@@ -1,6 +1,7 @@
 package gpu
 
 import (
+	"context"
 	"fmt"
 	"os"
 	"os/exec"
@@ -40,10 +41,12 @@ func startDaemon(t *testing.T, uuid string, options ...string) *daemon {
 	d.cmd.Env = append(os.Environ(), "CUDA_VISIBLE_DEVICES="+uuid, "CUDA_MPS_PIPE_DIRECTORY="+d.pipe(), "CUDA_MPS_LOG_DIRECTORY="+filepath.Join(d.folder, "log"))
 	var said strings.Builder
 	d.cmd.Stdout, d.cmd.Stderr = &said, &said
+	d.cmd.WaitDelay = 20 * time.Second // a server that has left its group may hold them
 	d.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
 	if err := d.cmd.Start(); err != nil {
 		t.Fatal(err)
 	}
+	sweep(t, `kill -s KILL -- "-$1" 2>&- || true`, strconv.Itoa(d.cmd.Process.Pid)) // after "quit" the group is empty
 	t.Cleanup(func() {
 		if out, err := d.tell("quit -t 5"); err != nil {
 			t.Logf("quit: %v: %s", err, out)
@@ -75,9 +78,12 @@ func startDaemon(t *testing.T, uuid string, options ...string) *daemon {
 
 func (d *daemon) pipe() string { return filepath.Join(d.folder, "pipe") }
 
-// tell gives the daemon a command.
+// tell gives the daemon a command, for which it has 10 s.
 func (d *daemon) tell(command string) (string, error) {
-	cmd := exec.Command("nvidia-cuda-mps-control")
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	defer cancel()
+	cmd := exec.CommandContext(ctx, "nvidia-cuda-mps-control")
+	cmd.WaitDelay = time.Second
 	cmd.Env = append(os.Environ(), "CUDA_MPS_PIPE_DIRECTORY="+d.pipe())
 	cmd.Stdin = strings.NewReader(command + "\n")
 	out, err := cmd.CombinedOutput()
