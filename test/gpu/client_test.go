@@ -145,10 +145,10 @@ func startClient(t *testing.T, name string, env []string, program ...string) *cl
 	return c
 }
 
-// localClient runs on the machine itself.
+// localClient runs on the machine itself. It is nobody's client under MPS: a fault would end the others.
 func localClient(t *testing.T, name string) *client {
 	t.Helper()
-	env := append(os.Environ(), clientEnv+"=1")
+	env := append(os.Environ(), clientEnv+"=1", "CUDA_MPS_PIPE_DIRECTORY="+t.TempDir())
 	return startClient(t, name, env, "/proc/self/exe")
 }
 
