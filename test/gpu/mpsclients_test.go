@@ -222,14 +222,17 @@ func checkMPSFault(t *testing.T, m *mpsClients) {
 		c.kill()
 	}
 	// The daemon may find out a moment later that they are gone.
-	waitFor(t, "the next client is served", 20*time.Second, func() bool {
-		next := m.start("the next", 65534, 4096, 25)
-		_, err := next.ask("open")
-		if err == nil {
-			_, err = next.ask("compute")
-		}
-		next.kill()
-		return err == nil
+	waitFor(t, "the next client is served", 20*time.Second, func() (served bool) {
+		t.Run("the next", func(t *testing.T) { // each try's container is removed before the next one's is made
+			next := (&mpsClients{t, m.d, m.spec}).start("the next", 65534, 4096, 25)
+			_, err := next.ask("open")
+			if err == nil {
+				_, err = next.ask("compute")
+			}
+			next.kill()
+			served = err == nil
+		})
+		return served
 	})
 }
 
