@@ -177,8 +177,12 @@ func TestEveryCommandDoesWhatItSays(t *testing.T) {
 		loaded  bool
 		version string
 	}{
-		{"driver unload", false, ""}, {"driver load", true, ""}, {"driver unload", false, ""}, {"driver load --version 580.65.06", true, "580.65.06"},
-		{"driver unload", false, "580.65.06"}, {"driver load", true, "580.65.06"},
+		{"driver unload", false, ""},
+		{"driver load", true, ""},
+		{"driver unload", false, ""},
+		{"driver load --version 580.65.06", true, "580.65.06"},
+		{"driver unload", false, "580.65.06"},
+		{"driver load", true, "580.65.06"},
 	} {
 		_, err := ctl(t, socket, strings.Fields(step.args)...)
 		if driver := state(t, socket).Driver; err != nil || driver.Loaded != step.loaded || driver.Version != step.version {

@@ -65,7 +65,7 @@ func TestClaimsOfOtherNamespacesAreCountedUnlessTheyMayBeNamed(t *testing.T) {
 					Claim:  usage.ClaimRef{Namespace: testNamespace, Name: "mine", UID: "m"},
 					Device: usage.DeviceID{Driver: testDriver, Pool: "node-b", Device: "gpu-0"}, Holder: lost.Verdict.Other,
 				}
-				return (&Plugin{disclosure: disclosure}).tellHeld(t.Context(), pod("p"), fmt.Errorf("node node-b: %w", held)).Error()
+				return tellHeld(t.Context(), disclosure, pod("p"), fmt.Errorf("node node-b: %w", held)).Error()
 			},
 			counted: "claim team-a/mine (UID m): device gpu.example.com/node-b/gpu-0 is held by a claim of another namespace", named: "is held by claim team-b/on-b-0 (UID o)",
 		},

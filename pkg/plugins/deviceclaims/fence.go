@@ -98,13 +98,13 @@ func (pl *Plugin) tellYields(pod *v1.Pod, yields []*fence.YieldError, err error)
 
 // tellHeld takes the name of another namespace's claim from the error of a decision that gives away what that has. It is a mistake of ours, so the
 // log has it.
-func (pl *Plugin) tellHeld(ctx context.Context, pod *v1.Pod, err error) error {
+func tellHeld(ctx context.Context, disclosure config.ClaimDisclosure, pod *v1.Pod, err error) error {
 	var held *tracker.HeldError
 	if !errors.As(err, &held) {
 		return err
 	}
 	klog.FromContext(ctx).Error(err, "A device that a claim holds was chosen for another one", "pod", klog.KObj(pod))
-	if pl.disclosure == config.NameClaims {
+	if disclosure == config.NameClaims {
 		return err
 	}
 	return &toldError{withoutForeign(err.Error(), pod.Namespace, held.Holder), err}

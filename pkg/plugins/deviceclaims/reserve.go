@@ -168,7 +168,7 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 		pl.shared.waiting.Failed(pod.UID, pl.clock.Now())
 		return fwk.NewStatus(fwk.Unschedulable).WithError(&postponedError{eventType: v1.EventTypeNormal, reason: reasonLostRace, err: err})
 	default:
-		return fwk.AsStatus(pl.tellHeld(ctx, pod, err))
+		return fwk.AsStatus(tellHeld(ctx, pl.disclosure, pod, err))
 	}
 }
 
