@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -57,8 +58,9 @@ func FuzzRequests(f *testing.F) {
 		}
 		seed(extreme)
 	}
-	for _, text := range hostile.Strings {
+	for _, text := range append(slices.Clone(hostile.Strings), "../../../escape") {
 		named := allocatedClaim(text, "gpu-0000-00-1b-0")
+		named.UID = "named-uid"
 		named.Annotations = map[string]string{resourceapi.PodResourceClaimAnnotation: text}
 		named.Status.Allocation.Devices.Results[0].Request = text
 		seed(named)
