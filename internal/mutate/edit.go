@@ -44,14 +44,16 @@ func (w *walk) mutated() string {
 }
 
 // switches is the file that is added to a package: which mutant is on, which ones
-// a run comes by if that is asked for, and the operations that a mutant changes.
+// would make a difference in a run if that is asked for, and the operations that a
+// mutant changes.
 func switches(name string, mutants int) string {
 	return fmt.Sprintf(`package %s
 
 import (
-	mutantOS "os"
-	mutantStrconv "strconv"
 	mutantCmp "cmp"
+	mutantOS "os"
+	mutantReflect "reflect"
+	mutantStrconv "strconv"
 	mutantAtomic "sync/atomic"
 )
 
@@ -71,37 +73,47 @@ var mutantReached = func() *mutantOS.File {
 
 var mutantSeen [%d]mutantAtomic.Bool
 
-func mutantIs(id int) bool {
+// mutantDiffers notes that the run would go on differently with the mutant. It is false.
+func mutantDiffers(id int) bool {
 	if mutantReached != nil && !mutantSeen[id].Swap(true) {
 		if _, err := mutantReached.WriteString(mutantStrconv.Itoa(id) + "\n"); err != nil {
 			panic(err)
 		}
 	}
-	return mutantOn == id
+	return false
 }
 
+func mutantIs(id int) bool { return mutantDiffers(id) || mutantOn == id }
+
 func mutantZero[T any](id int, value T) T {
-	if mutantIs(id) {
+	if mutantOn == id {
 		var zero T
 		return zero
+	}
+	if mutantReached != nil && !mutantReflect.ValueOf(&value).Elem().IsZero() {
+		mutantDiffers(id)
 	}
 	return value
 }
 
 func mutantOrder[T mutantCmp.Ordered](id int, op string, a, b T) bool {
 	orEqual := op == "<=" || op == ">="
-	if mutantIs(id) {
+	if mutantOn == id {
 		orEqual = !orEqual
 	}
 	if a == b {
+		mutantDiffers(id)
 		return orEqual
 	}
 	return (a < b) == (op == "<" || op == "<=")
 }
 
 func mutantSum[T ~int | ~int8 | ~int16 | ~int32 | ~int64 | ~uint | ~uint8 | ~uint16 | ~uint32 | ~uint64 | ~float32 | ~float64](id int, op string, a, b T) T {
+	if b != 0 {
+		mutantDiffers(id)
+	}
 	switch {
-	case mutantIs(id):
+	case mutantOn == id:
 		return a
 	case op == "+":
 		return a + b

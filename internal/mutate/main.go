@@ -3,8 +3,9 @@
 //
 // All mutants are compiled into one test binary, each behind a switch, so that a
 // mutant costs a run of tests, not a build. Each test is run alone first, and
-// writes down which switches it comes by. A mutant is then tried with the tests
-// that come by it, the quickest first, until one fails. The code is changed
+// writes down to which mutants it would make a difference: a condition that is
+// always true in it cannot be told from one that is made so. A mutant is then tried
+// with these tests, the quickest first, until one fails. The code is changed
 // through go's -overlay; no file is rewritten.
 //
 // It exists because the tools at hand have no operator that drops a statement,

@@ -98,6 +98,10 @@ func (w *walk) statement(s ast.Stmt, free bool, rest []ast.Stmt) {
 	case *ast.IncDecStmt, *ast.SendStmt, *ast.GoStmt, *ast.BranchStmt:
 		w.drop(s)
 	case *ast.DeferStmt:
+		// What go vet's lostcancel finds, no test has to.
+		if f, ok := s.Call.Fun.(*ast.FuncLit); ok && w.allLog(f.Body.List) || w.text(s) == "defer cancel()" {
+			return
+		}
 		if !w.paired[s] {
 			w.drop(s)
 		}
@@ -205,14 +209,54 @@ func (w *walk) returns(s *ast.ReturnStmt, free bool) {
 // operands.
 func (w *walk) condition(e ast.Expr, also bool) {
 	if also && w.text(e) != "true" {
-		id := w.mutant(e, "%s is always true", w.text(e))
-		w.wrap(e, fmt.Sprintf("(mutantIs(%d) || (", id), "))")
+		w.always(e, true, w.mutant(e, "%s is always true", w.text(e)))
 	}
 	if w.text(e) != "false" {
-		id := w.mutant(e, "%s is always false", w.text(e))
-		w.wrap(e, fmt.Sprintf("(!mutantIs(%d) && (", id), "))")
+		w.always(e, false, w.mutant(e, "%s is always false", w.text(e)))
 	}
 	w.expression(e)
+}
+
+// always decides a condition. That makes a difference to a run in which it is
+// otherwise once or, if evaluating it does something, in which it is evaluated.
+func (w *walk) always(e ast.Expr, value bool, id int) {
+	pure := w.pure(e)
+	switch {
+	case value && pure:
+		w.wrap(e, fmt.Sprintf("(mutantOn == %d || (", id), fmt.Sprintf(") || mutantDiffers(%d))", id))
+	case value:
+		w.wrap(e, fmt.Sprintf("(mutantIs(%d) || (", id), "))")
+	case pure:
+		w.wrap(e, fmt.Sprintf("(mutantOn != %d && (", id), fmt.Sprintf(") && !mutantDiffers(%d))", id))
+	default:
+		w.wrap(e, fmt.Sprintf("(!mutantIs(%d) && (", id), "))")
+	}
+}
+
+// lookers are functions that do no more than look at what they are given.
+var lookers = []string{
+	"errors.Is", "reflect.DeepEqual", "slices.Contains", "slices.ContainsFunc", "slices.Equal", "slices.Index", "slices.IndexFunc",
+	"strings.Contains", "strings.HasPrefix", "strings.HasSuffix",
+}
+
+// pure tells whether it makes no difference in itself that an expression is evaluated.
+func (w *walk) pure(e ast.Expr) bool {
+	pure := true
+	ast.Inspect(e, func(n ast.Node) bool {
+		switch n := n.(type) {
+		case *ast.CallExpr:
+			f := w.target.info.Types[n.Fun]
+			pure = pure && (f.IsType() || f.IsBuiltin() || slices.Contains(lookers, w.text(n.Fun)))
+		case *ast.UnaryExpr:
+			pure = pure && n.Op != token.ARROW
+		case *ast.IncDecStmt, *ast.SendStmt, *ast.GoStmt:
+			pure = false
+		case *ast.AssignStmt: // in a function
+			pure = pure && n.Tok == token.DEFINE
+		}
+		return pure
+	})
+	return pure
 }
 
 // expression goes through an expression for what can be broken in it.
@@ -260,12 +304,7 @@ func (w *walk) binary(e *ast.BinaryExpr) {
 	switch e.Op {
 	case token.LAND, token.LOR:
 		for _, operand := range []ast.Expr{e.X, e.Y} {
-			id := w.mutant(operand, "without %s in %s", w.text(operand), w.text(e))
-			if e.Op == token.LAND {
-				w.wrap(operand, fmt.Sprintf("(mutantIs(%d) || (", id), "))")
-			} else {
-				w.wrap(operand, fmt.Sprintf("(!mutantIs(%d) && (", id), "))")
-			}
+			w.always(operand, e.Op == token.LAND, w.mutant(operand, "without %s in %s", w.text(operand), w.text(e)))
 		}
 	case token.LSS, token.LEQ, token.GTR, token.GEQ:
 		if w.target.info.Types[e].Value == nil {
@@ -308,10 +347,18 @@ func (w *walk) isZero(e ast.Expr) bool {
 }
 
 // onlyLogs tells whether a statement decides no more than what is logged.
-func (w *walk) onlyLogs(s *ast.IfStmt) bool {
-	return s.Else == nil && !slices.ContainsFunc(s.Body.List, func(s ast.Stmt) bool {
-		e, ok := s.(*ast.ExprStmt)
-		return !ok || !w.isLog(e.X)
+func (w *walk) onlyLogs(s *ast.IfStmt) bool { return s.Else == nil && w.allLog(s.Body.List) }
+
+// allLog tells whether statements do no more than write to the log.
+func (w *walk) allLog(list []ast.Stmt) bool {
+	return !slices.ContainsFunc(list, func(s ast.Stmt) bool {
+		switch s := s.(type) {
+		case *ast.ExprStmt:
+			return !w.isLog(s.X)
+		case *ast.IfStmt:
+			return !w.onlyLogs(s)
+		}
+		return true
 	})
 }
 

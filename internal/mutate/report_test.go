@@ -6,7 +6,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 )
 
 func TestReport(t *testing.T) {
@@ -94,32 +93,5 @@ func TestChoose(t *testing.T) {
 	}
 	if ids := choose(options{sample: 2000}, mutants); len(ids) != 1000 {
 		t.Errorf("more than there are: %d", len(ids))
-	}
-}
-
-func TestStagesOf(t *testing.T) {
-	tests := []test{
-		{"A", quick / 2, map[int]bool{1: true, 2: true}},
-		{"B", quick, map[int]bool{1: true}},
-		{"C", 3 * quick, map[int]bool{1: true}},
-		{"D", 60 * quick, map[int]bool{1: true, 3: true}},
-	}
-	stages := map[int][]string{
-		1: {"^(A|B)$", "^(C)$", "^(D)$"},
-		2: {"^(A)$"},
-		3: {"^(D)$"},
-		4: {"^(A|B)$", "^(C)$", "^(D)$"}, // nobody came by it
-	}
-	for id, want := range stages {
-		var got []string
-		for _, stage := range stagesOf(options{patience: time.Minute}, tests, id) {
-			got = append(got, stage.run)
-			if stage.patience > time.Minute || stage.run == "^(A)$" && stage.patience != slowdown*3*quick/2 {
-				t.Errorf("%s may take %s", stage.run, stage.patience)
-			}
-		}
-		if !slices.Equal(got, want) {
-			t.Errorf("mutant %d: %q, want %q", id, got, want)
-		}
 	}
 }

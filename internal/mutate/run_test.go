@@ -38,11 +38,16 @@ func TestRun(t *testing.T) {
 			},
 			wantErr: "1 of 1 packages failed",
 		},
-		"only tests that come by a mutant are run, and a mutant that none comes by survives": {
+		"only tests are run to which a mutant makes a difference, and if there are none it survives": {
 			pkg: "unreached", options: options{unlisted: true, atLeast: 50},
 			want: []string{
 				"killed     max.go:4           Max: return the zero value instead of max(a, b)  [TestMax]",
 				"SURVIVED   max.go:7           Min: return the zero value instead of min(a, b)",
+				"SURVIVED   max.go:10          Positive: n > 0 is always true",
+				"killed     max.go:10          Positive: n > 0 is always false  [TestPositive]",
+				"SURVIVED   max.go:10          Positive: n > 0 with >=",
+				"killed     max.go:13          Twice: ask() && ask() is always true  [TestTwice]",
+				"killed     max.go:13          Twice: without ask() in ask() && ask()  [TestTwice]",
 			},
 		},
 		"the tests are in another package": {

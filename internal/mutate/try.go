@@ -25,6 +25,7 @@ type result struct {
 	killed bool
 	by     string // the first test that failed, or what else ended the run
 	output string
+	took   time.Duration // of one that passed
 }
 
 // tryPackage tries the mutants of a package, or its seeded bugs, and prints what
@@ -65,7 +66,9 @@ func tryPackage(ctx context.Context, out io.Writer, o options, pattern string) (
 	if err != nil {
 		return false, err
 	}
-	fmt.Fprintf(out, "%s: %d mutants, the tests take %s\n", changed, len(mutants), took.Round(100*time.Millisecond))
+	slowest := tests[len(tests)-1]
+	fmt.Fprintf(out, "%s: %d mutants, the tests take %s, of which %s takes %s\n",
+		changed, len(mutants), took.Round(100*time.Millisecond), slowest.pattern, slowest.took.Round(100*time.Millisecond))
 
 	chosen := choose(o, mutants)
 	results := tryAll(ctx, o, chosen, func(id int) result { return tryStages(ctx, stagesOf(o, tests, id), t, binary, id) })
@@ -158,9 +161,10 @@ const (
 	raceFactor = 6
 	// quick is how long a test may take that is among the first to be run.
 	quick = 100 * time.Millisecond
-	// slowdown is how much longer tests with a mutant may take than without one, on
-	// a machine that has other things to do.
-	slowdown = 20
+	// slowdown is how much longer tests with a mutant may take than without one, and
+	// grace what they may take beyond that.
+	slowdown = 5
+	grace    = 5 * time.Second
 )
 
 var failedTest = regexp.MustCompile(`(?m)^\s*--- FAIL: (\S+)`)
@@ -178,21 +182,21 @@ func tryWith(ctx context.Context, o options, t *target, binary string, id int, e
 		return result{killed: true, by: err.Error()}
 	}
 	defer os.RemoveAll(temp)
-	ctx, cancel := context.WithTimeout(ctx, o.patience)
-	defer cancel()
-	args := append([]string{"-test.short", "-test.timeout", o.patience.String(), "-test.run", o.run}, flags...)
+	args := append([]string{"-test.short", "-test.timeout", "0", "-test.run", o.run}, flags...)
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Dir = t.dir
 	cmd.Env = append(append(os.Environ(), fmt.Sprintf("%s=%d", environment, id), "GOMEMLIMIT=1GiB", "GOTRACEBACK=none", "TMPDIR="+temp,
 		"RAPID_NOFAILFILE=true"), env...) // else the next run begins with what failed in this one
 	var output bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &output, &output
-	err = cmd.Run()
+	cmd.WaitDelay = time.Second
+	run := watched{cmd: cmd, patience: o.patience}
+	err = run.run()
 	var exit *exec.ExitError
 	switch {
 	case err == nil:
-		return result{output: output.String()}
-	case ctx.Err() != nil:
+		return result{output: output.String(), took: run.took}
+	case run.ended:
 		return result{killed: true, by: doNotEnd}
 	case !errors.As(err, &exit):
 		return result{killed: true, by: err.Error()}
@@ -205,11 +209,9 @@ func tryWith(ctx context.Context, o options, t *target, binary string, id int, e
 	}
 	switch {
 	case len(failed) > 0:
-		return result{true, strings.Join(failed, ", "), output.String()}
-	case strings.Contains(output.String(), "test timed out"):
-		return result{killed: true, by: doNotEnd}
+		return result{killed: true, by: strings.Join(failed, ", "), output: output.String()}
 	default:
-		return result{true, firstLine(output.String()), output.String()}
+		return result{killed: true, by: firstLine(output.String()), output: output.String()}
 	}
 }
 
