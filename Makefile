@@ -100,11 +100,11 @@ mutate-rest: ## Put back faults that make pods sleep or devices idle: histories,
 	$(GO) run ./internal/mutate -seeds -patience 10m -run 'TestRest$$' -random 2000 ./pkg/agent/prepare
 	$(GO) run ./internal/mutate -seeds -patience 10m -run 'TestWhatIsPublishedAtRest$$' -random 200 ./pkg/agent/driver
 
-# Arguments of the next one, for example MUTANTS='-sample 300 -seed 7' for an estimate.
+# Arguments of the next one, for example MUTANTS='-sample 400 -seed 7' for an estimate.
 MUTANTS   ?=
 
 .PHONY: mutate-agent
-mutate-agent: ## Break what the node agent remembers, does and takes back, line by line: at least 95 % should be noticed (hours; MUTANTS='-sample 300')
+mutate-agent: ## Break what the node agent remembers, does and takes back, line by line: at least 95 % should be noticed (hours; MUTANTS='-sample 400': ~10 min a package)
 	$(GO) run ./internal/mutate -at-least 95 -patience 5m $(MUTANTS) ./pkg/agent/ledger ./pkg/agent/reconcile
 	$(GO) run ./internal/mutate -at-least 95 -patience 5m -temp "$(wildcard /dev/shm)" -unlisted $(MUTANTS) -tests ./pkg/agent/prepare \
 		./pkg/agent/prepare ./pkg/agent/prepare/internal/steps ./pkg/agent/prepare/internal/locks
