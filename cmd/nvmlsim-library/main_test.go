@@ -2,6 +2,7 @@ package main
 
 import (
 	"bufio"
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -15,6 +16,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"stowage.dev/stowage/pkg/nvmlsim"
+	"stowage.dev/stowage/pkg/nvmlsim/install"
 	"stowage.dev/stowage/pkg/nvmlsim/librarytest"
 )
 
@@ -298,6 +300,13 @@ func TestAnOlderDriverLacksFunctions(t *testing.T) {
 				c.want(want, "lack", function)
 			}
 		})
+	}
+}
+
+// A program of C has dynamic symbols too, and not the one that the version is written to.
+func TestAnotherFileIsNoLibrary(t *testing.T) {
+	if err := install.Library(compiled(t), filepath.Join(t.TempDir(), "to"), "570.1"); !errors.Is(err, install.ErrNotSimulated) || !strings.Contains(err.Error(), "nvmlsimDriver") {
+		t.Errorf("%v, want %v that names the symbol", err, install.ErrNotSimulated)
 	}
 }
 
