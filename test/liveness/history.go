@@ -16,7 +16,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -55,13 +54,12 @@ type history struct {
 	mutex  sync.Mutex
 	writes []memoryapi.Write // of the present scheduler
 	moved  time.Time         // when something was written or a pod tried
-	// groups is what has been done for groups up to when one was tried the last time, but for refusals.
-	groups groupWork
-	// nominations are the nodes that pods are nominated to, as the last write to each showed.
-	nominations map[types.UID]string
-	faults      []Fail
-	dead        map[string]bool // schedulers of which nothing reaches the API any more
-	killedAt    time.Time       // the last one
+	// groupTried is when a group was tried the last time, groupTries how often one was.
+	groupTried time.Time
+	groupTries int
+	faults     []Fail
+	dead       map[string]bool // schedulers of which nothing reaches the API any more
+	killedAt   time.Time       // the last one
 	// requests are the writes that schedulers have tried until trouble ended, undoing how many of them before it began: before the first
 	// request of the scenario failed, or the step [Undo].
 	requests []request
@@ -286,7 +284,7 @@ func (h *history) note(w memoryapi.Write) {
 	change.Pod, _ = w.Object.(*v1.Pod)
 	change.Claim, _ = w.Object.(*resourceapi.ResourceClaim)
 	change.Group, _ = w.Object.(*schedulingapi.PodGroup)
-	if renominated := h.isRenominated(change.Pod); renominated || !isGroupCondition(w) {
+	if !isGroupCondition(w) {
 		h.moved = time.Now()
 	}
 	if change.Pod != nil || change.Claim != nil || change.Group != nil {
@@ -324,20 +322,6 @@ func isGroupCondition(w memoryapi.Write) bool {
 	return w.What == "podgroups/status" || w.What == "pods/status" && pod.Spec.SchedulingGroup != nil
 }
 
-// isRenominated tells whether a pod is nominated to another node than it was at the last write to it, or to none any more. No pod is, at rest, also
-// none of a group that is tried again and again.
-func (h *history) isRenominated(pod *v1.Pod) bool {
-	if pod == nil {
-		return false
-	}
-	before := h.nominations[pod.UID]
-	if h.nominations == nil {
-		h.nominations = map[types.UID]string{}
-	}
-	h.nominations[pod.UID] = pod.Status.NominatedNodeName
-	return before != pod.Status.NominatedNodeName
-}
-
 // tried is told of every scheduling attempt. A pod that is tried again and again at one instant is a storm: time, which
 // passes only when everybody waits, would stand still for ever. A group that does not fit is tried again and again, as upstream does: that
 // is no unrest.
@@ -349,8 +333,8 @@ func (h *history) tried(group bool) {
 		h.instant, h.tries = now, 0
 	}
 	if group {
-		h.groups.at = h.instant
-		h.groups.tries++
+		h.groupTried = h.instant
+		h.groupTries++
 	} else {
 		h.moved = h.instant
 	}

@@ -12,10 +12,8 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
-	"stowage.dev/stowage/test/chaos/audit"
 	"stowage.dev/stowage/test/liveness/memoryapi"
 )
 
@@ -76,7 +74,7 @@ func TestWhoSleepsIsSeenWhateverNodeIsTriedFirst(t *testing.T) {
 				}
 				Pod{Name: "p", Ask: Ask{GPUs: 1}, Priority: 10}.do(h) // nobody hears of it
 				h.sleep(time.Second)
-				h.groups.at = time.Now()
+				h.groupTried = time.Now()
 				got := h.judgeSuccessor(h.api.Clone())
 				h.controllers.stop()
 				cancel()
@@ -147,22 +145,12 @@ func TestNominationsForWhichNobodyEnds(t *testing.T) {
 // A claim is held for a pod that waits: that is a difference, but where a scheduler that is gone has left it to a gang that is short of pods.
 func TestClaimsOfPodsThatWait(t *testing.T) {
 	const difference = "claim c holds devices for pod p, which waits"
-	const ofGroup = "claim c holds devices for group g, all pods of which wait"
-	two := []Pod{{Name: "p", Group: "g"}, {Name: "q", Group: "g"}}
 	for name, tc := range map[string]struct {
 		gang     int
 		pods     []Pod
 		ownWrite bool
-		forGroup bool   // and not for p
-		bound    string // a pod
 		want     []string
 	}{
-		"a group whose pods wait":              {pods: two, forGroup: true, want: []string{ofGroup}},
-		"a gang whose pods wait":               {gang: 2, pods: two, forGroup: true, want: []string{ofGroup}},
-		"a group one of whose pods has a node": {pods: two, forGroup: true, bound: "q"},
-		"a group without pods":                 {pods: []Pod{{Name: "p"}}, forGroup: true},
-		"the group of a gang, short of pods":   {gang: 3, pods: two, forGroup: true},
-		"that group's, by the present one":     {gang: 3, pods: two, forGroup: true, ownWrite: true, want: []string{ofGroup}},
 		"a pod without a group":                {pods: []Pod{{Name: "p"}}, want: []string{difference}},
 		"a gang that is short of pods":         {gang: 2, pods: []Pod{{Name: "p", Group: "g"}}},
 		"reserved by the present scheduler":    {gang: 2, pods: []Pod{{Name: "p", Group: "g"}}, ownWrite: true, want: []string{difference}},
@@ -189,19 +177,6 @@ func TestClaimsOfPodsThatWait(t *testing.T) {
 			}
 			claim.Status.Allocation = &resourceapi.AllocationResult{}
 			claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: pod.UID}}
-			if tc.forGroup {
-				group, err := h.user.SchedulingV1beta1().PodGroups(namespace).Get(ctx, "g", metav1.GetOptions{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "podgroups", Name: "g", UID: group.UID}}
-			}
-			if tc.bound != "" {
-				binding := &v1.Binding{ObjectMeta: metav1.ObjectMeta{Name: tc.bound}, Target: v1.ObjectReference{Kind: "Node", Name: "a"}}
-				if err := h.user.CoreV1().Pods(namespace).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
-					t.Fatal(err)
-				}
-			}
 			if claim, err = claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
 				t.Fatal(err)
 			}
@@ -249,46 +224,6 @@ func TestADifferenceCountsThatTwoOfThreePlaysShow(t *testing.T) {
 	}
 }
 
-// That a scheduler says why a pod of a group waits is no unrest. That it nominates one, or takes that back, is.
-func TestNominationsThatFlipAreNoRest(t *testing.T) {
-	const scheduler = "scheduler-1"
-	for name, tc := range map[string]struct {
-		client string
-		group  string
-		nodes  [2]string // of p and q, which both had none
-		moves  bool
-	}{
-		"other conditions":             {client: scheduler, group: "g"},
-		"the second pod is nominated":  {client: scheduler, group: "g", nodes: [2]string{"", "b"}, moves: true},
-		"both are":                     {client: scheduler, group: "g", nodes: [2]string{"a", "b"}, moves: true},
-		"a pod without a group":        {client: scheduler, moves: true},
-		"somebody else writes to them": {client: "user", group: "g", moves: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := &history{over: audit.NewHistory(audit.NewInventory(nil)), counts: map[string]int{}}
-			says := func(nodes [2]string) (moved bool) {
-				for i, name := range []string{"p", "q"} {
-					pod := Pod{Name: name, Group: tc.group}.object()
-					pod.UID, pod.Status.NominatedNodeName = types.UID(name), nodes[i]
-					h.moved = time.Time{}
-					h.note(memoryapi.Write{Client: tc.client, Verb: "patch", What: "pods/status", Object: pod})
-					moved = moved || !h.moved.IsZero()
-				}
-				return moved
-			}
-			says([2]string{})
-			for range 2 {
-				if moved := says(tc.nodes); moved != tc.moves {
-					t.Errorf("unrest after %v: %t, want %t", tc.nodes, moved, tc.moves)
-				}
-				if moved := says([2]string{}); moved != tc.moves {
-					t.Errorf("unrest after that: %t, want %t", moved, tc.moves)
-				}
-			}
-		})
-	}
-}
-
 // Groups are tried at rest, but not often, and then Reserve refuses none of their pods.
 func TestGroupsThatAreTriedTooOftenAreNotAtRest(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -310,7 +245,7 @@ func TestGroupsThatAreTriedTooOftenAreNotAtRest(t *testing.T) {
 				}
 			}
 			before := h.groupWork()
-			h.groups.tries += tc.tries
+			h.groupTries += tc.tries
 			before.refusals -= tc.refusals
 			if got := h.judgeGroupWork(before); got != tc.want || h.err != nil {
 				t.Errorf("%q, want %q; error: %v", got, tc.want, h.err)
