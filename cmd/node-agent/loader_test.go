@@ -22,7 +22,7 @@ func TestMain(m *testing.M) { os.Exit(librarytest.Main(m)) }
 // An agent without any flag of simulation finds a library below --driver-root, loads it as it loads the driver's, and would
 // publish what it publishes of the same GPUs simulated in itself. The kernel of this machine knows nothing of them.
 func TestTheAgentPublishesTheGPUsOfTheLibraryBelowTheDriverRoot(t *testing.T) {
-	root, folder := t.TempDir(), filepath.Join(t.TempDir(), "sim")
+	root := t.TempDir()
 	libraries := filepath.Join(root, "usr", "lib64")
 	if err := os.MkdirAll(libraries, 0o755); err != nil {
 		t.Fatal(err)
@@ -30,15 +30,7 @@ func TestTheAgentPublishesTheGPUsOfTheLibraryBelowTheDriverRoot(t *testing.T) {
 	if err := os.Symlink(librarytest.Build(t), filepath.Join(libraries, librarytest.Name)); err != nil {
 		t.Fatal(err)
 	}
-	t.Setenv("NVMLSIM_SOCKET", filepath.Join(folder, nvmlsim.ControlSocket))
-	p, err := nvmlsim.LoadProfile("hgx-b200")
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := nvmlsim.OpenMachine(p, "node-1", folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m, folder := librarytest.Machine(t, librarytest.Profile(t, "hgx-b200"), "node-1")
 	for _, c := range []nvmlsim.Command{&nvmlsim.SetMIG{GPU: "1", Enabled: true}, &nvmlsim.CreateMIG{GPU: "1", Profile: "1g.23gb"}, &nvmlsim.RemoveGPU{GPU: "2"}} {
 		if _, err := m.Do(c); err != nil {
 			t.Fatal(err)

@@ -105,19 +105,7 @@ func (c *client) list() (lines []string) {
 // shared is a machine that the C programs of this test see.
 func shared(t *testing.T, profile string) *nvmlsim.Machine {
 	t.Helper()
-	folder := t.TempDir()
-	if err := os.Chmod(folder, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	p, err := nvmlsim.LoadProfile(profile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	m, err := nvmlsim.OpenMachine(p, "node-a", folder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv("NVMLSIM_SOCKET", filepath.Join(folder, nvmlsim.ControlSocket))
+	m, _ := librarytest.Machine(t, librarytest.Profile(t, profile), "node-a")
 	return m
 }
 

@@ -21,7 +21,6 @@ import (
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
-	"stowage.dev/stowage/pkg/nvmlsim"
 	"stowage.dev/stowage/pkg/nvmlsim/librarytest"
 )
 
@@ -55,18 +54,11 @@ func TestOnALibraryOfSimulatedGPUs(t *testing.T) {
 	if loaded, _, err := nvml.RealDriverLoaded("/proc"); loaded || err != nil {
 		t.Skip("not run: the driver's library is the one of this process, which calls the functions of the first that it loads: ", err)
 	}
-	root, state, sys, proc := t.TempDir(), filepath.Join(t.TempDir(), "sim"), t.TempDir(), t.TempDir()
+	root, sys, proc := t.TempDir(), t.TempDir(), t.TempDir()
 	if err := os.WriteFile(filepath.Join(proc, "devices"), nil, 0o600); err != nil {
 		t.Fatal(err)
 	}
-	profile, err := nvmlsim.LoadProfile("dgx-h100")
-	if err != nil {
-		t.Fatal(err)
-	}
-	machine, err := nvmlsim.OpenMachine(profile, "node-1", state)
-	if err != nil {
-		t.Fatal(err)
-	}
+	machine, _ := librarytest.Machine(t, librarytest.Profile(t, "dgx-h100"), "node-1")
 	if err := os.CopyFS(sys, machine.NVML().Sysfs()); err != nil {
 		t.Fatal(err)
 	}
@@ -75,7 +67,6 @@ func TestOnALibraryOfSimulatedGPUs(t *testing.T) {
 		t.Fatal(err)
 	}
 	librarytest.Install(t, libraries, machine.DriverVersion())
-	t.Setenv("NVMLSIM_SOCKET", filepath.Join(state, nvmlsim.ControlSocket))
 	check(t, node{
 		open: func() (*nvml.Handle, error) {
 			handle, err := nvml.Open(nvml.SpecAuto, nvml.OpenOptions{DriverRoot: root, SysRoot: sys})

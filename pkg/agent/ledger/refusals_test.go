@@ -18,54 +18,20 @@ import (
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
-// refusing is a file system of which one operation, by its name, is refused.
-type refusing struct {
-	durabletest.Unsynced
-	op  string
-	err error
+// refusing is a file system of which one operation is refused.
+func refusing(refused string, err error) durable.FS {
+	return durabletest.Watched{FS: durabletest.Unsynced{}, Before: func(op, path string) error {
+		if op != refused {
+			return nil
+		}
+		return &fs.PathError{Op: op, Path: path, Err: err}
+	}}
 }
 
-func (r refusing) refused(op, path string) error {
-	if r.op != op {
-		return nil
-	}
-	return &fs.PathError{Op: op, Path: path, Err: r.err}
-}
+// vanishing is a file system in which somebody removes a folder as soon as it is made.
+type vanishing struct{ durabletest.Unsynced }
 
-func (r refusing) MkdirAll(path string, perm fs.FileMode) error {
-	if r.op == "mkdir" { // or somebody removes it at once
-		return nil
-	}
-	return r.Unsynced.MkdirAll(path, perm)
-}
-
-func (r refusing) ReadDir(path string) ([]fs.DirEntry, error) {
-	if err := r.refused("readdir", path); err != nil {
-		return nil, err
-	}
-	return r.Unsynced.ReadDir(path)
-}
-
-func (r refusing) ReadFile(path string) ([]byte, error) {
-	if err := r.refused("read", path); err != nil {
-		return nil, err
-	}
-	return r.Unsynced.ReadFile(path)
-}
-
-func (r refusing) Link(from, to string) error {
-	if err := r.refused("link", to); err != nil {
-		return err
-	}
-	return r.Unsynced.Link(from, to)
-}
-
-func (r refusing) Remove(path string) error {
-	if err := r.refused("remove", path); err != nil {
-		return err
-	}
-	return r.Unsynced.Remove(path)
-}
+func (vanishing) MkdirAll(string, fs.FileMode) error { return nil }
 
 // removing is a file system from which somebody else removes each file just before it is read or removed.
 type removing struct{ durabletest.Unsynced }
@@ -85,10 +51,10 @@ func TestWhatAFileSystemRefusesIsTold(t *testing.T) {
 		op string
 		do func(*ledger.Ledger) error
 	}{
-		"a folder that cannot be listed is asked for a record":   {"readdir", func(l *ledger.Ledger) error { _, err := l.Get(uid); return err }},
-		"a folder that cannot be listed is asked for all":        {"readdir", func(l *ledger.Ledger) error { _, err := l.Records(); return err }},
-		"a claim is removed from a folder that cannot be listed": {"readdir", func(l *ledger.Ledger) error { return l.Remove(uid) }},
-		"what is unfinished, too":                                {"readdir", func(l *ledger.Ledger) error { return l.RemoveUnfinished(uid) }},
+		"a folder that cannot be listed is asked for a record":   {"list", func(l *ledger.Ledger) error { _, err := l.Get(uid); return err }},
+		"a folder that cannot be listed is asked for all":        {"list", func(l *ledger.Ledger) error { _, err := l.Records(); return err }},
+		"a claim is removed from a folder that cannot be listed": {"list", func(l *ledger.Ledger) error { return l.Remove(uid) }},
+		"what is unfinished, too":                                {"list", func(l *ledger.Ledger) error { return l.RemoveUnfinished(uid) }},
 		"what is unfinished stays":                               {"remove", func(l *ledger.Ledger) error { return l.RemoveUnfinished(uid) }},
 		"a record stays":                                         {"remove", func(l *ledger.Ledger) error { return l.Remove(uid) }},
 		"the record before cannot be read":                       {"read", put},
@@ -103,7 +69,7 @@ func TestWhatAFileSystemRefusesIsTold(t *testing.T) {
 			if err := os.WriteFile(get(t, l).Path+".prev.tmp", nil, 0o600); err != nil {
 				t.Fatal(err)
 			}
-			if err := tc.do(ledger.At(refusing{op: tc.op, err: syscall.EIO}, l.Dir())); !errors.Is(err, syscall.EIO) {
+			if err := tc.do(ledger.At(refusing(tc.op, syscall.EIO), l.Dir())); !errors.Is(err, syscall.EIO) {
 				t.Errorf("error %v, want that of the file system", err)
 			}
 			if record := get(t, l); record == nil || record.Entry == nil || record.Entry.State != ledger.PrepareStarted {
@@ -173,7 +139,7 @@ func TestAClaimOfNoGPU(t *testing.T) {
 
 // TestTheFolderIsRestrictedOnlyWhereItMust: a file system that is read-only refuses what would change nothing, too.
 func TestTheFolderIsRestrictedOnlyWhereItMust(t *testing.T) {
-	if _, err := ledger.Open(refusing{op: "mkdir"}, filepath.Join(t.TempDir(), "claims")); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := ledger.Open(vanishing{}, filepath.Join(t.TempDir(), "claims")); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a folder that is gone: %v", err)
 	}
 	for mode, want := range map[fs.FileMode]error{0o700: nil, 0o750: syscall.EROFS} {

@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"strconv"
 	"strings"
 	"testing"
@@ -36,21 +35,13 @@ func seen(t *testing.T, p *nvmlsim.Profile) (*nvmlsim.Machine, Library) {
 		return m, Adapt(m.NVML(), "sim:"+p.Name)
 	}
 	t.Log(seenThrough)
-	folder := t.TempDir()
-	if err := os.Chmod(folder, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	m, err := nvmlsim.OpenMachine(p, "node-a", folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	m, folder := librarytest.Machine(t, p, "node-a")
 	// The profile may be a changed one.
 	content, err := yaml.Marshal(p)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Setenv("NVMLSIM_PROFILE", writeFile(t, folder, "profile.yaml", string(content)))
-	t.Setenv("NVMLSIM_SOCKET", filepath.Join(folder, nvmlsim.ControlSocket))
 	return m, adaptReal(gonvml.New(gonvml.WithLibraryPath(path)), path)
 }
 

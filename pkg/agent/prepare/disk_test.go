@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -14,52 +13,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/agent/durable"
+	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
 var errDisk = errors.New("the disk fails")
-
-// watchedDisk asks before each operation on a path whether it fails.
-type watchedDisk struct {
-	durable.FS
-	before func(op, path string) error
-}
-
-func (d watchedDisk) MkdirAll(path string, perm fs.FileMode) error {
-	if err := d.before("mkdir", path); err != nil {
-		return err
-	}
-	return d.FS.MkdirAll(path, perm)
-}
-
-func (d watchedDisk) ReadDir(path string) ([]fs.DirEntry, error) {
-	if err := d.before("list", path); err != nil {
-		return nil, err
-	}
-	return d.FS.ReadDir(path)
-}
-
-func (d watchedDisk) ReadFile(path string) ([]byte, error) {
-	if err := d.before("read", path); err != nil {
-		return nil, err
-	}
-	return d.FS.ReadFile(path)
-}
-
-func (d watchedDisk) Create(path string, perm fs.FileMode) (durable.File, error) {
-	if err := d.before("create", path); err != nil {
-		return nil, err
-	}
-	return d.FS.Create(path, perm)
-}
-
-func (d watchedDisk) Remove(path string) error {
-	if err := d.before("remove", path); err != nil {
-		return err
-	}
-	return d.FS.Remove(path)
-}
 
 // failing fails an operation on paths that end so, from the nth on.
 func failing(op, suffix string, nth int) func(string, string) error {
@@ -252,7 +211,7 @@ func TestADiskThatFailsIsToldAndNothingIsForgotten(t *testing.T) {
 				tc.before(n, n.manager())
 			}
 			m := n.manager()
-			n.fsys = watchedDisk{n.disk, tc.fails}
+			n.fsys = durabletest.Watched{FS: n.disk, Before: tc.fails}
 			err := tc.do(n, n.manager())
 			if !errors.Is(err, errDisk) || !strings.Contains(err.Error(), tc.want) || tc.done(n) {
 				t.Errorf("error %v, done: %v; want that the disk fails, with %q", err, tc.done(n), tc.want)
@@ -274,7 +233,7 @@ func TestStraysAreNotListedFromHalfOfIt(t *testing.T) {
 		if strays, err := n.manager().Strays(); err != nil || len(strays) > 0 {
 			t.Errorf("strays %v, %v", strays, err)
 		}
-		n.fsys = watchedDisk{n.disk, failing("list", dir, 1)}
+		n.fsys = durabletest.Watched{FS: n.disk, Before: failing("list", dir, 1)}
 		if strays, err := n.manager().Strays(); !errors.Is(err, errDisk) || len(strays) > 0 {
 			t.Errorf("%s cannot be listed: strays %v, %v", dir, strays, err)
 		}
@@ -286,7 +245,7 @@ func TestWhatIsPreparedWhileOthersAreSweptStays(t *testing.T) {
 	n := newNodeOf(t, twoGPUs)
 	metadataAlone(n, n.manager())
 	plain := n.manager()
-	n.fsys = watchedDisk{n.disk, func(op, path string) error {
+	n.fsys = durabletest.Watched{FS: n.disk, Before: func(op, path string) error {
 		if op == "list" && strings.HasSuffix(path, "/metadata") {
 			n.prepared(plain, claim("train", "gpu="+gpu0))
 			n.prepared(plain, claim("beside", "gpu="+gpu1))
@@ -341,7 +300,7 @@ func TestACallThatTheKubeletGivesUpMeanwhileIsNotDone(t *testing.T) {
 		c := claim(name, result("gpu="+gpu0+"+admin"))
 		n.prepared(n.manager(), c)
 		ctx, cancel := context.WithCancel(n.ctx)
-		n.fsys = watchedDisk{n.disk, func(op, path string) error {
+		n.fsys = durabletest.Watched{FS: n.disk, Before: func(op, path string) error {
 			if op == "list" && strings.HasSuffix(path, "/quarantine") {
 				cancel()
 			}

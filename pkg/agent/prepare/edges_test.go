@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
@@ -187,7 +188,7 @@ func TestALimitMayNameAPartByItsUUID(t *testing.T) {
 func TestAFolderThatCannotBeMadeIsTold(t *testing.T) {
 	for dir, want := range map[string]string{"/claims": "mkdir claims", "/quarantine": "make the folder for quarantine", "/locks": "make the folder for locks", "/cdi": "make CDI folder"} {
 		n := newNodeOf(t, twoGPUs)
-		n.fsys = watchedDisk{n.disk, failing("mkdir", dir, 1)}
+		n.fsys = durabletest.Watched{FS: n.disk, Before: failing("mkdir", dir, 1)}
 		m, err := n.tryManager()
 		if !errors.Is(err, errDisk) || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: error %v, want %q", dir, err, want)
@@ -205,7 +206,7 @@ func TestWhatIsRefusedForItsParametersIsNotBegun(t *testing.T) {
 		n := newNodeOf(t, twoGPUs)
 		m := n.manager()
 		written := 0
-		n.fsys = watchedDisk{n.disk, func(op, _ string) error {
+		n.fsys = durabletest.Watched{FS: n.disk, Before: func(op, _ string) error {
 			if op == "create" {
 				written++
 			}

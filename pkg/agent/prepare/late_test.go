@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
@@ -154,7 +155,7 @@ func TestAnAdministratorsProcessIsNoReason(t *testing.T) {
 	n.tear("torn-uid")
 	n.do(process(70, "admin-pod"))
 	train := func(fails int) (lists int, err error) {
-		n.fsys = watchedDisk{n.disk, func(op, path string) error {
+		n.fsys = durabletest.Watched{FS: n.disk, Before: func(op, path string) error {
 			if op == "list" && strings.HasSuffix(path, "/claims") {
 				if lists++; lists == fails {
 					return errDisk
@@ -466,7 +467,7 @@ func TestAClaimThatOwesOnAnotherGPUIsPrepared(t *testing.T) {
 func TestAQuarantineThatTheDiskDoesNotGiveSaysSo(t *testing.T) {
 	n := newNodeOf(t, twoGPUs)
 	inQuarantine(n, n.manager())
-	n.fsys = watchedDisk{n.disk, failing("read", ".quarantine", 1)}
+	n.fsys = durabletest.Watched{FS: n.disk, Before: failing("read", ".quarantine", 1)}
 	list, err := n.manager().Quarantined()
 	if err != nil || len(list) != 2 {
 		t.Fatalf("in quarantine %+v, %v", list, err)

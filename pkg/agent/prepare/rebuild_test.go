@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -137,7 +138,7 @@ func TestAReleaseThatCannotTellWhatIsLeft(t *testing.T) {
 	n := newNodeOf(t, twoGPUs)
 	bothPrepared(n, n.manager())
 	for _, uid := range bothClaims {
-		n.fsys = watchedDisk{n.disk, failing("list", "/quarantine", 1)}
+		n.fsys = durabletest.Watched{FS: n.disk, Before: failing("list", "/quarantine", 1)}
 		done, err := n.manager().Release(n.ctx, uid, false, unused)
 		if !errors.Is(err, errDisk) {
 			t.Errorf("claim %s: error %v", uid, err)

@@ -16,6 +16,7 @@ import (
 	"github.com/NVIDIA/go-nvml/pkg/nvml"
 
 	"stowage.dev/stowage/pkg/nvmlsim"
+	"stowage.dev/stowage/pkg/nvmlsim/librarytest"
 )
 
 // The tests call the exported functions as C does, with the memory of this process.
@@ -23,19 +24,7 @@ import (
 // session opens one on a machine of that profile, in a folder of its own.
 func session(t *testing.T, profile string) *nvmlsim.Machine {
 	t.Helper()
-	folder := t.TempDir()
-	if err := os.Chmod(folder, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	p, err := nvmlsim.LoadProfile(profile)
-	if err != nil {
-		t.Fatal(err)
-	}
-	machine, err := nvmlsim.OpenMachine(p, "node-a", folder)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Setenv(EnvSocket, filepath.Join(folder, nvmlsim.ControlSocket))
+	machine, _ := librarytest.Machine(t, librarytest.Profile(t, profile), "node-a")
 	want(t, "nvmlInit_v2", nvmlInit_v2(), nvml.SUCCESS)
 	t.Cleanup(func() {
 		for process.sessions > 0 {

@@ -1,4 +1,4 @@
-// Package librarytest builds the simulated libnvidia-ml.so.1 for tests.
+// Package librarytest builds the simulated libnvidia-ml.so.1 for tests, and makes machines for it to show.
 package librarytest
 
 import (
@@ -9,6 +9,7 @@ import (
 	"sync"
 	"testing"
 
+	"stowage.dev/stowage/pkg/nvmlsim"
 	"stowage.dev/stowage/pkg/nvmlsim/install"
 )
 
@@ -61,4 +62,27 @@ func Install(t testing.TB, folder, version string) string {
 		t.Fatal(err)
 	}
 	return path
+}
+
+// Machine makes a machine of that profile and node in a folder of its own, and has the libraries of this process and of those that it
+// starts see it.
+func Machine(t testing.TB, p *nvmlsim.Profile, node string) (m *nvmlsim.Machine, folder string) {
+	t.Helper()
+	folder = filepath.Join(t.TempDir(), "sim") // OpenMachine makes it with its mode
+	m, err := nvmlsim.OpenMachine(p, node, folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("NVMLSIM_SOCKET", filepath.Join(folder, nvmlsim.ControlSocket))
+	return m, folder
+}
+
+// Profile is the one of that name.
+func Profile(t testing.TB, name string) *nvmlsim.Profile {
+	t.Helper()
+	p, err := nvmlsim.LoadProfile(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return p
 }
