@@ -431,9 +431,6 @@ func (p *Pool) newPart(key []byte, node *v1.Node) *part {
 		return made
 	}
 	for _, d := range p.duplicates {
-		if made.slices < 2 {
-			break // a slice has each name once
-		}
 		n := 0
 		for _, i := range d.slices {
 			if sees(i) {
