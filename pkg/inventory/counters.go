@@ -134,24 +134,25 @@ func connect(n int, pairs func(yield func(a, b int))) []int {
 	return parts
 }
 
-// takeParticulars takes from left how many devices, counters and uses of counters the slices have: looking at them is most of the work that a pool
-// makes. It is false if they are more.
-func takeParticulars(slicesOfPool []*Slice, left *int) bool {
-	for _, s := range slicesOfPool {
-		*left -= len(s.Object.Spec.Devices)
+// particularsOf is how many devices, counters and uses of counters the slices have: looking at them is most of the work that a pool makes. Of more
+// than most it is some number above.
+func particularsOf(group []*Slice, most int) int {
+	n := 0
+	for _, s := range group {
+		if n > most {
+			break
+		}
+		n += len(s.Object.Spec.Devices)
 		for i := range s.Object.Spec.SharedCounters {
-			*left -= len(s.Object.Spec.SharedCounters[i].Counters)
+			n += len(s.Object.Spec.SharedCounters[i].Counters)
 		}
 		for i := s.consumers.Next(0); i >= 0; i = s.consumers.Next(i + 1) {
 			for _, consumption := range s.Object.Spec.Devices[i].ConsumesCounters {
-				*left -= len(consumption.Counters)
+				n += len(consumption.Counters)
 			}
 		}
-		if *left < 0 {
-			return false
-		}
 	}
-	return true
+	return n
 }
 
 // newCounters collects the counters of the slices, and says what is wrong with them: each counter set must be there

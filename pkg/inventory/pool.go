@@ -127,7 +127,7 @@ const maxParts = 4096
 
 // newPool derives the pool from all its slices, of any generation. There is at least one.
 func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
-	m := membersOf(id, members)
+	m := membersOf(id, members, c.limits.particulars)
 	byGeneration := make(map[int64][]*Slice)
 	for _, s := range m.own {
 		byGeneration[generationOf(s)] = append(byGeneration[generationOf(s)], s)
@@ -221,7 +221,7 @@ func (p *Pool) check(ignored int, judged bool, left *int) (ProblemKind, string) 
 			return Invalid, s.problem
 		}
 	}
-	if !takeParticulars(p.slices, left) {
+	if *left -= particularsOf(p.slices, *left); *left < 0 {
 		return Invalid, fmt.Sprintf("the slices of generation %d have more devices, counters and uses of counters than are looked at, which are %d of all its generations",
 			p.Generation, p.caches.limits.particulars)
 	}

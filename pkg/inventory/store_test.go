@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
 
@@ -136,6 +137,17 @@ func TestAPoolOfTooManyParticularsIsInvalid(t *testing.T) {
 	updated := []*resourceapi.ResourceSlice{ // which n1 sees, and 4 that it does not
 		slice("new", "n2", pool("p", 2, 1), devices("a", "b", "c", "d")), slice("old", "n1", pool("p", 1, 1), devices("e", "f", "g")),
 	}
+	// Who has one device sees it, whatever node evil adds in a slice for each device.
+	hostile := func(name string, generation, devicesOfEvil int) (all []*resourceapi.ResourceSlice) {
+		own := slice("own", name, pool("p", 1, 1), devices("own"))
+		if name == "" {
+			own = slice("own", "", pool("p", 1, 1), devices("own"), allNodes)
+		}
+		for i := range devicesOfEvil {
+			all = append(all, slice(fmt.Sprintf("evil-%d", i), "evil", pool("p", int64(generation), int64(devicesOfEvil)), devices(fmt.Sprint("d", i))))
+		}
+		return append(all, own)
+	}
 	tooMany := func(pool string, generation, most int) []string {
 		const text = "pool gpu.example.com/%s is invalid: the slices of generation %d have more devices, counters and uses of counters than are looked at, which are %d of all its generations"
 		return []string{fmt.Sprintf(text, pool, generation, most)}
@@ -148,8 +160,13 @@ func TestAPoolOfTooManyParticularsIsInvalid(t *testing.T) {
 		"as many as are looked at":                  {counting, 9, []string{"n1/d", "n1/e"}},
 		"one more":                                  {counting, 8, tooMany("n1", 1, 8)},
 		"as many in two generations":                {updated, 7, []string{"p/e", "p/f", "p/g"}},
-		"one more in the older one":                 {updated, 6, tooMany("p", 1, 6)},
-		"more than are looked at in the newest one": {updated, 3, tooMany("p", 1, 3)},
+		"one more in those of another node":         {updated, 6, []string{"p/e", "p/f", "p/g"}},
+		"more than are looked at of another node":   {updated, 3, []string{"p/e", "p/f", "p/g"}},
+		"more than are looked at of its own":        {updated, 2, tooMany("p", 1, 2)},
+		"beside another's pool":                     {hostile("n1", 2, 5), 4, []string{"p/own"}},
+		"beside another's, of the same generation":  {hostile("n1", 1, 5), 4, []string{"p/own"}},
+		"for all beside another's":                  {hostile("", 2, 5), 4, []string{"p/own"}},
+		"for all beside another's, of the same one": {hostile("", 1, 5), 4, []string{"p/own"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := newStore()
@@ -160,6 +177,13 @@ func TestAPoolOfTooManyParticularsIsInvalid(t *testing.T) {
 			}
 			if diff := cmp.Diff(append([]string{"beside/x"}, tc.want...), describe(store.View().ForNode(node("n1")))); diff != "" {
 				t.Error(diff)
+			}
+			if tc.slices[0].Name != "evil-0" || tc.slices[len(tc.slices)-1].Spec.AllNodes != nil { // which evil sees, too
+				return
+			}
+			evil := strings.Join(describe(store.View().ForNode(node("evil"))), "\n")
+			if text := "the slices of node evil have more devices, counters and uses of counters than there is room for beside others, at most 4"; !strings.Contains(evil, text) {
+				t.Errorf("node evil is told %q, want %q", evil, text)
 			}
 		})
 	}

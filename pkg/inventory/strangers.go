@@ -117,17 +117,17 @@ type membership struct {
 
 // membersOf finds out which slices of a pool count.
 //
+//   - A node whose slices have more particulars than the pool has room for, see crowdOf, is a stranger: else one kubelet could take the pool from all.
 //   - Of one node's slices only the newest: it uses no other.
 //   - A pool that is called after a node, such as node-1 or node-1/mig, and is whole with that node's slices needs no other node's.
 //   - If the newest slices of any other pool are not whole together, those of a node count that are whole for it, and have nothing wrong
 //     in themselves: with those for more than one node, they are as many as each of them says.
-func membersOf(id PoolID, members map[string]*Slice) membership {
+func membersOf(id PoolID, members map[string]*Slice, most int) membership {
 	groups := make(map[string][]*Slice) // the newest of each single node; under "" those for more than one, of any generation
 	var all []*Slice                    // the newest of all
 	var ignored []*Slice                // of any generation
 	m := membership{own: make(map[string]*Slice, len(members))}
 	for _, s := range members {
-		all = addNewest(all, s)
 		switch {
 		case s.ignored != "": // and its node uses an older one
 			ignored = append(ignored, s)
@@ -137,13 +137,23 @@ func membersOf(id PoolID, members map[string]*Slice) membership {
 			groups[""] = append(groups[""], s)
 		}
 	}
+	owner := ownerOf(id)
+	crowd := crowdOf(owner, groups, most)
+	for _, node := range crowd {
+		m.estrange(id, node, fmt.Sprintf("the slices of node %s have more devices, counters and uses of counters than there is room for beside others, at most %d", node, most))
+		delete(groups, node)
+	}
+	for _, s := range members {
+		if s.ignored != "" || !slices.Contains(crowd, s.rule.name) {
+			all = addNewest(all, s)
+		}
+	}
 	var shared []*Slice // for more than one node, of the newest generation
 	for _, s := range groups[""] {
 		if s.isForMany() && generationOf(s) == generationOf(all[0]) {
 			shared = append(shared, s)
 		}
 	}
-	owner := ownerOf(id)
 	counts := func(string) bool { return true }
 	switch group := groups[owner]; {
 	case owner != "" && isWhole(group):
@@ -171,16 +181,45 @@ func membersOf(id PoolID, members map[string]*Slice) membership {
 			node := nodeOf(s)
 			if key == "" && s.ignored == "" || node == "" || counts(node) {
 				m.own[s.Object.Name] = s
-			} else if m.strangers[node] == nil {
-				if m.strangers == nil {
-					m.strangers = make(map[string]*PoolProblem)
-				}
-				detail := cmp.Or(problem, fmt.Sprintf("the slices of node %s do not count: the pool is whole without them", node))
-				m.strangers[node] = &PoolProblem{Pool: id, Kind: Invalid, Detail: detail}
+			} else {
+				m.estrange(id, node, cmp.Or(problem, fmt.Sprintf("the slices of node %s do not count: the pool is whole without them", node)))
 			}
 		}
 	}
 	return m
+}
+
+// estrange notes that a node's slices do not count, and why. The first reason stays.
+func (m *membership) estrange(id PoolID, node, why string) {
+	if m.strangers == nil {
+		m.strangers = make(map[string]*PoolProblem)
+	}
+	if m.strangers[node] == nil {
+		m.strangers[node] = &PoolProblem{Pool: id, Kind: Invalid, Detail: why}
+	}
+}
+
+// crowdOf are the nodes for whose slices a pool has no room beside those for more than one node, those of the node that it is called after, and
+// those of nodes that bring less. Somebody's slices stay.
+func crowdOf(owner string, groups map[string][]*Slice, most int) (crowd []string) {
+	sizes, room := make(map[string]int, len(groups)), most
+	for node, group := range groups {
+		if sizes[node] = particularsOf(group, most); node == "" || node == owner {
+			room -= sizes[node]
+		}
+	}
+	nodes := slices.SortedFunc(maps.Keys(sizes), func(a, b string) int { return cmp.Or(cmp.Compare(sizes[a], sizes[b]), cmp.Compare(a, b)) })
+	stays := len(groups[""]) > 0 || len(groups[owner]) > 0
+	for _, node := range nodes {
+		if node == "" || node == owner {
+			continue
+		}
+		if room -= sizes[node]; room < 0 && stays {
+			crowd = append(crowd, node)
+		}
+		stays = true
+	}
+	return crowd
 }
 
 // addNewest adds a slice to those of the highest generation; an older one changes nothing.
