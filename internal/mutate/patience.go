@@ -10,7 +10,9 @@ import (
 )
 
 // watched is a run of tests that may take so long. While it wants a processor the time does not count in which it has none: the machine may have other
-// things to do.
+// things to do. Whether it wants one is asked at each look, for the time since the last. The time after the last look counts as it is: it cannot end the
+// run, and without a mutant, where it makes the limit for the mutants, too long is safe and too short is not. A test that sleeps and ends before the
+// first look has then taken the time that it slept.
 type watched struct {
 	cmd      *exec.Cmd
 	patience time.Duration
@@ -24,6 +26,7 @@ const firstLook, nextLook = 250 * time.Millisecond, 500 * time.Millisecond
 
 // run is exec's, and ends the run when its time is over.
 func (w *watched) run() error {
+	last, ran := time.Now(), time.Duration(0)
 	if err := w.cmd.Start(); err != nil {
 		return err
 	}
@@ -32,16 +35,19 @@ func (w *watched) run() error {
 	pause := firstLook
 	timer := time.NewTimer(pause)
 	defer timer.Stop()
-	last, ran, wanted := time.Now(), time.Duration(0), true
 	for {
 		select {
 		case err := <-done:
-			w.count(time.Since(last), w.cmd.ProcessState.UserTime()+w.cmd.ProcessState.SystemTime()-ran, wanted)
+			w.took += time.Since(last)
 			return err
 		case now := <-timer.C:
 			wants, sum := threads(fmt.Sprintf("/proc/%d/task", w.cmd.Process.Pid))
-			w.count(now.Sub(last), sum-ran, wants)
-			last, ran, wanted = now, sum, wants
+			passed := now.Sub(last)
+			if wants {
+				passed = min(passed, max(0, sum-ran)) // threads that have ended take their time with them
+			}
+			w.took += passed
+			last, ran = now, sum
 			if !w.ended && w.took > w.patience {
 				w.ended = true
 				_ = w.cmd.Process.Kill() // else it has ended just now
@@ -50,14 +56,6 @@ func (w *watched) run() error {
 			timer.Reset(pause)
 		}
 	}
-}
-
-// count counts some time, of which it ran so long.
-func (w *watched) count(passed, ran time.Duration, wants bool) {
-	if wants {
-		passed = min(passed, max(0, ran))
-	}
-	w.took += passed
 }
 
 // threads tells whether one of a process's threads wants a processor or has one, and for how long all of them have run. folder has a folder for each

@@ -75,3 +75,13 @@ func TestThreads(t *testing.T) {
 		})
 	}
 }
+
+// What a run sleeps before the first look is part of what it takes.
+func TestTheTimeBeforeTheFirstLookCounts(t *testing.T) {
+	for sleeps, least := range map[string]time.Duration{"0.1": 100 * time.Millisecond, "0.3": 300 * time.Millisecond} {
+		w := watched{cmd: exec.CommandContext(t.Context(), "sleep", sleeps), patience: time.Minute}
+		if err := w.run(); err != nil || w.took < least {
+			t.Errorf("sleep %s took %s, error %v, want at least %s", sleeps, w.took, err, least)
+		}
+	}
+}

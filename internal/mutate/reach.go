@@ -55,7 +55,7 @@ func testsOf(ctx context.Context, o options, t *target, binary, work string) (te
 	// apart returns the test, or its subtests if it takes long and they pass alone.
 	var apart func(whole test, subtests []string) []test
 	apart = func(whole test, subtests []string) (parts []test) {
-		if whole.took = max(0, whole.took-idle.took); whole.took < long || len(subtests) < 2 {
+		if whole.took = withoutStart(whole.took, idle.took); whole.took < long || len(subtests) < 2 {
 			return []test{whole}
 		}
 		for _, pattern := range subtests {
@@ -86,6 +86,10 @@ func testsOf(ctx context.Context, o options, t *target, binary, work string) (te
 	slices.SortStableFunc(tests, func(a, b test) int { return cmp.Compare(a.took, b.took) })
 	return tests, all, ctx.Err()
 }
+
+// withoutStart is what a test takes beyond the start of its program, which was measured once. At least half of it remains: on a busy machine that start
+// may have taken longer than others, and slowdown is more than two.
+func withoutStart(took, start time.Duration) time.Duration { return max(took/2, took-start) }
 
 // partsOf are the patterns for what is one level below a test, by what it prints with -test.v.
 func partsOf(pattern, output string) (parts []string) {

@@ -46,3 +46,17 @@ func TestPartsOf(t *testing.T) {
 		}
 	}
 }
+
+func TestTheStartIsTakenFromATest(t *testing.T) {
+	for name, tc := range map[string]struct{ took, start, want time.Duration }{
+		"it starts quickly":                   {210, 10, 200},
+		"it only starts":                      {10, 10, 5},
+		"the start alone took longer than it": {210, 900, 105},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if got := withoutStart(tc.took, tc.start); got != tc.want {
+				t.Errorf("%d, want %d", got, tc.want)
+			}
+		})
+	}
+}

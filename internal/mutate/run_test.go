@@ -54,6 +54,10 @@ func TestRun(t *testing.T) {
 			pkg: "random", options: options{unlisted: true, tests: "./testdata/random/elsewhere"},
 			want: []string{"killed     max.go:5           Max: return the zero value instead of a  [TestTwoIsMore]"},
 		},
+		"tests that sleep may sleep as long with a mutant": {
+			pkg: "sleepy", options: options{unlisted: true, only: "a > b with >="},
+			want: []string{"SURVIVED   max.go:6           Max: a > b with >="},
+		},
 		"tests that fail by themselves tell nothing": {
 			pkg: "broken", wantErr: "the tests fail without a mutant: TestOne",
 		},
