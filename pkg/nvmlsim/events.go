@@ -17,7 +17,8 @@ type eventSet struct {
 	unsupportedEventSet
 
 	lib   *Library
-	freed chan struct{} // closed by Free
+	over  <-chan struct{} // closed at the end of the session that the set was made in
+	freed chan struct{}   // closed by Free
 
 	mu    sync.Mutex
 	wants []registration
@@ -33,12 +34,13 @@ type registration struct {
 
 var _ nvml.EventSet = (*eventSet)(nil)
 
-// EventSetCreate returns an empty set.
+// EventSetCreate returns an empty set. It ends with the session.
 func (l *Library) EventSetCreate() (nvml.EventSet, nvml.Return) {
-	if ret := l.ready(); ret != nvml.SUCCESS {
+	now, ret := l.now()
+	if ret != nvml.SUCCESS {
 		return unsupportedEventSet{}, ret
 	}
-	return &eventSet{lib: l, freed: make(chan struct{})}, nvml.SUCCESS
+	return &eventSet{lib: l, over: now.over, freed: make(chan struct{})}, nvml.SUCCESS
 }
 
 func (d *device) GetSupportedEventTypes() (uint64, nvml.Return) {
@@ -52,7 +54,7 @@ func (d *device) RegisterEvents(types uint64, set nvml.EventSet) nvml.Return {
 	}
 	e, ok := set.(*eventSet)
 	switch {
-	case !ok || e == nil || e.lib != d.lib || e.isFreed():
+	case !ok || e == nil || e.lib != d.lib || closed(e.over) || closed(e.freed):
 		return nvml.ERROR_INVALID_ARGUMENT
 	case types&^uint64(supportedEvents) != 0:
 		return nvml.ERROR_NOT_SUPPORTED
@@ -64,7 +66,8 @@ func (d *device) RegisterEvents(types uint64, set nvml.EventSet) nvml.Return {
 }
 
 // Wait returns the next event, ERROR_TIMEOUT after that many milliseconds,
-// ERROR_INVALID_ARGUMENT once the set is freed, and ERROR_GPU_IS_LOST when all
+// ERROR_INVALID_ARGUMENT once the set is freed, ERROR_UNINITIALIZED once its
+// session is over, even if another one has begun, and ERROR_GPU_IS_LOST when all
 // events are delivered and a GPU of the set is gone.
 func (e *eventSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 	timeout := time.NewTimer(time.Duration(milliseconds) * time.Millisecond)
@@ -73,10 +76,12 @@ func (e *eventSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 	defer stop()
 	for {
 		now, ret := e.lib.now()
-		if e.isFreed() {
+		switch {
+		case closed(e.freed):
 			return nvml.EventData{}, nvml.ERROR_INVALID_ARGUMENT
-		}
-		if ret != nvml.SUCCESS {
+		case closed(e.over):
+			return nvml.EventData{}, nvml.ERROR_UNINITIALIZED
+		case ret != nvml.SUCCESS:
 			return nvml.EventData{}, ret
 		}
 		if event, ok := e.next(now.State); ok {
@@ -87,7 +92,7 @@ func (e *eventSet) Wait(milliseconds uint32) (nvml.EventData, nvml.Return) {
 		}
 		select {
 		case <-now.changed:
-		case <-now.over:
+		case <-e.over:
 		case <-e.freed:
 		case <-tick:
 		case <-timeout.C:
@@ -136,16 +141,16 @@ func (e *eventSet) Free() nvml.Return {
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.isFreed() {
+	if closed(e.freed) {
 		return nvml.ERROR_INVALID_ARGUMENT
 	}
 	close(e.freed)
 	return nvml.SUCCESS
 }
 
-func (e *eventSet) isFreed() bool {
+func closed(c <-chan struct{}) bool {
 	select {
-	case <-e.freed:
+	case <-c:
 		return true
 	default:
 		return false

@@ -70,9 +70,10 @@ func TestWaitBlocksUntilSomethingHappens(t *testing.T) {
 		"another GPU's event": {func(l *Library, _ nvml.EventSet) { l.machine.Do(&RaiseXID{GPU: "1", Code: 79}) }, nvml.ERROR_TIMEOUT, 5 * time.Second},
 		"the set is freed":    {func(_ *Library, s nvml.EventSet) { s.Free() }, nvml.ERROR_INVALID_ARGUMENT, time.Second},
 		"the session ends":    {func(l *Library, _ nvml.EventSet) { l.Shutdown() }, nvml.ERROR_UNINITIALIZED, time.Second},
-		"the driver goes":     {func(l *Library, _ nvml.EventSet) { l.machine.Do(&UnloadDriver{}) }, nvml.ERROR_DRIVER_NOT_LOADED, time.Second},
-		"the GPU is removed":  {func(l *Library, _ nvml.EventSet) { l.machine.Do(&RemoveGPU{GPU: "0"}) }, nvml.ERROR_GPU_IS_LOST, time.Second},
-		"the machine reboots": {func(l *Library, _ nvml.EventSet) { l.machine.Do(&Reboot{}) }, nvml.ERROR_UNINITIALIZED, time.Second},
+		"the session ends and another one begins": {func(l *Library, _ nvml.EventSet) { l.Shutdown(); l.Init() }, nvml.ERROR_UNINITIALIZED, time.Second},
+		"the driver goes":                         {func(l *Library, _ nvml.EventSet) { l.machine.Do(&UnloadDriver{}) }, nvml.ERROR_DRIVER_NOT_LOADED, time.Second},
+		"the GPU is removed":                      {func(l *Library, _ nvml.EventSet) { l.machine.Do(&RemoveGPU{GPU: "0"}) }, nvml.ERROR_GPU_IS_LOST, time.Second},
+		"the machine reboots":                     {func(l *Library, _ nvml.EventSet) { l.machine.Do(&Reboot{}) }, nvml.ERROR_UNINITIALIZED, time.Second},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -104,7 +105,11 @@ func TestALostGPUIsReportedOnceItsEventsAre(t *testing.T) {
 }
 
 func TestRegistrationIsRefused(t *testing.T) {
-	lib, other := open(t, mustNew(t, "t4")), open(t, mustNew(t, "t4"))
+	lib, other := mustNew(t, "t4"), open(t, mustNew(t, "t4"))
+	lib.Init()
+	old, _ := lib.EventSetCreate()
+	lib.Shutdown()
+	open(t, lib)
 	set := registered(t, lib, 0)
 	foreign, _ := other.EventSetCreate()
 	freed, _ := lib.EventSetCreate()
@@ -115,15 +120,19 @@ func TestRegistrationIsRefused(t *testing.T) {
 		set   nvml.EventSet
 		want  nvml.Return
 	}{
-		"no set":                {nvml.EventTypeXidCriticalError, nil, nvml.ERROR_INVALID_ARGUMENT},
-		"another library's set": {nvml.EventTypeXidCriticalError, foreign, nvml.ERROR_INVALID_ARGUMENT},
-		"a set that was freed":  {nvml.EventTypeXidCriticalError, freed, nvml.ERROR_INVALID_ARGUMENT},
-		"an event of no kind":   {1 << 40, set, nvml.ERROR_NOT_SUPPORTED},
+		"no set":                 {nvml.EventTypeXidCriticalError, nil, nvml.ERROR_INVALID_ARGUMENT},
+		"another library's set":  {nvml.EventTypeXidCriticalError, foreign, nvml.ERROR_INVALID_ARGUMENT},
+		"a set that was freed":   {nvml.EventTypeXidCriticalError, freed, nvml.ERROR_INVALID_ARGUMENT},
+		"an older session's set": {nvml.EventTypeXidCriticalError, old, nvml.ERROR_INVALID_ARGUMENT},
+		"an event of no kind":    {1 << 40, set, nvml.ERROR_NOT_SUPPORTED},
 	}
 	for name, test := range tests {
 		if got := d.RegisterEvents(test.types, test.set); got != test.want {
 			t.Errorf("%s: %v, want %v", name, got, test.want)
 		}
+	}
+	if _, got := old.Wait(0); got != nvml.ERROR_UNINITIALIZED {
+		t.Errorf("wait for an older session's set: %v", got)
 	}
 	if got := freed.Free(); got != nvml.ERROR_INVALID_ARGUMENT {
 		t.Errorf("freed twice: %v", got)

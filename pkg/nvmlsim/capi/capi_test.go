@@ -137,6 +137,55 @@ func TestHandlesThatAreNoneAreInvalidArguments(t *testing.T) {
 	want(t, "nvmlEventSetFree", nvmlEventSetFree(set), nvml.SUCCESS)
 }
 
+// An address stands for one object for ever. The old one is freed at once, and after many others.
+func TestASetThatIsFreedTwiceLeavesTheOthers(t *testing.T) {
+	session(t, "t4")
+	var sets []uintptr
+	create := func() (set uintptr) {
+		t.Helper()
+		want(t, "nvmlEventSetCreate", nvmlEventSetCreate(unsafe.Pointer(&set)), nvml.SUCCESS)
+		return set
+	}
+	for range 100 {
+		old := create()
+		want(t, "nvmlEventSetFree", nvmlEventSetFree(old), nvml.SUCCESS)
+		for range 2 {
+			sets = append(sets, create())
+		}
+		want(t, "nvmlEventSetFree again", nvmlEventSetFree(old), nvml.ERROR_INVALID_ARGUMENT)
+	}
+	for _, set := range sets {
+		want(t, "nvmlEventSetWait_v2", nvmlEventSetWait_v2(set, unsafe.Pointer(&eventData{}), 0), nvml.ERROR_TIMEOUT)
+	}
+}
+
+// Of two threads that destroy an instance one does, and what is made meanwhile stays.
+func TestAnInstanceIsDestroyedOnce(t *testing.T) {
+	m := session(t, "dgx-h100")
+	do(t, m, &nvmlsim.SetMIG{GPU: "0", Enabled: true})
+	device := gpu(t, 0)
+	for range 20 {
+		var instance, set uintptr
+		want(t, "create", nvmlDeviceCreateGpuInstance(device, 19, unsafe.Pointer(&instance)), nvml.SUCCESS)
+		answered := make(chan nvml.Return)
+		for range 2 {
+			go func() { answered <- nvml.Return(nvmlGpuInstanceDestroy(instance)) }()
+		}
+		want(t, "set", nvmlEventSetCreate(unsafe.Pointer(&set)), nvml.SUCCESS)
+		first, second := <-answered, <-answered
+		if first != nvml.SUCCESS {
+			first, second = second, first
+		}
+		if first != nvml.SUCCESS || second != nvml.ERROR_NOT_FOUND && second != nvml.ERROR_INVALID_ARGUMENT {
+			t.Fatalf("%v and %v, want that one destroys it and the other does not find it", first, second)
+		}
+		want(t, "nvmlEventSetFree", nvmlEventSetFree(set), nvml.SUCCESS)
+	}
+	if left := len(process.handles.objects); left != 1 {
+		t.Errorf("%d handles are left, want the GPU's", left)
+	}
+}
+
 func TestNullPointersAreInvalidArguments(t *testing.T) {
 	session(t, "dgx-h100")
 	device := gpu(t, 0)
@@ -361,10 +410,11 @@ func TestEventsWakeTheCallThatWaits(t *testing.T) {
 	want(t, "the end of the session", <-answered, nvml.ERROR_UNINITIALIZED)
 }
 
-// Many threads ask, and make and destroy handles, while sessions come and go.
+// Many threads ask, and make and destroy handles, while sessions come and go: none is open but theirs.
 func TestCallsOfManyThreads(t *testing.T) {
 	m := session(t, "dgx-h100")
 	do(t, m, &nvmlsim.SetMIG{GPU: "0", Enabled: true}, &nvmlsim.CreateMIG{GPU: "0", Profile: "1g.10gb"})
+	want(t, "nvmlShutdown", nvmlShutdown(), nvml.SUCCESS)
 	var threads sync.WaitGroup
 	for thread := range uint32(16) {
 		threads.Go(func() {
@@ -388,9 +438,10 @@ func TestCallsOfManyThreads(t *testing.T) {
 		})
 	}
 	threads.Wait()
-	if sets := len(process.handles.objects); sets > 9 {
-		t.Errorf("%d handles are left, want those of 8 GPUs and a MIG device", sets)
+	if left := len(process.handles.objects); left != 8 {
+		t.Errorf("%d handles are left after the last session, want those of 8 GPUs", left)
 	}
+	want(t, "a shutdown too many", nvmlShutdown(), nvml.ERROR_UNINITIALIZED)
 }
 
 func gpuOf(index uint32) (handle uintptr) {

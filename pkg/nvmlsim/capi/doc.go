@@ -16,7 +16,7 @@
 //
 // Handles are addresses of memory that is this library's own and are looked up
 // in a table: one that was never handed out, or whose object is gone, is an
-// invalid argument and not a crash.
+// invalid argument and not a crash. No address is handed out twice.
 //
 // The C symbols of this package stand beside those that go-nvml jumps to. A
 // program must not import both and mean the driver's: only the library does.

@@ -45,12 +45,17 @@ var (
 	ErrNotSimulated = errors.New("not a simulated NVML library")
 )
 
-// versionSymbol is the array that holds the version, with its end.
-const versionSymbol = "nvmlsimDriver"
+// versionSymbol is the array that holds the version, with its end, and anyVersion what it holds as it was built: the library
+// serves every kernel driver, and has all functions.
+const (
+	versionSymbol = "nvmlsimDriver"
+	anyVersion    = "any"
+)
 
 // Library writes the library of a driver version, such as "570.172.08", to a
 // file. A file that is there is replaced, as a package manager does it: who has
-// it open keeps the old one.
+// it open keeps the old one. from is the library as it was built: one of a
+// version lacks functions already, and is [ErrNotSimulated].
 func Library(from, to, version string) error {
 	content, err := os.ReadFile(from)
 	if err != nil {
@@ -81,7 +86,7 @@ func edit(content []byte, version string) error {
 		return fmt.Errorf("%w: %w", ErrNotSimulated, err)
 	}
 	symbols, err := file.DynamicSymbols()
-	table := file.Section(".dynsym")
+	table := file.SectionByType(elf.SHT_DYNSYM) // which DynamicSymbols reads
 	if err != nil || table == nil || file.Class != elf.ELFCLASS64 {
 		return fmt.Errorf("%w: %w", ErrNotSimulated, errors.Join(err, errors.New("want a shared library of 64 bits")))
 	}
@@ -95,7 +100,11 @@ func edit(content []byte, version string) error {
 		}
 		if Missing(symbol.Name, version) {
 			// The first entry of the table is none, and not among the symbols.
-			hide(file.ByteOrder, content[table.Offset+uint64(i+1)*elf.Sym64Size:])
+			entry, err := part(content, table.Offset+uint64(i+1)*elf.Sym64Size, elf.Sym64Size)
+			if err != nil {
+				return fmt.Errorf("symbol %s: %w", symbol.Name, err)
+			}
+			hide(file.ByteOrder, entry)
 		}
 	}
 	if !stamped {
@@ -105,14 +114,31 @@ func edit(content []byte, version string) error {
 }
 
 func stamp(content []byte, file *elf.File, symbol elf.Symbol, version string) error {
-	if int(symbol.Section) >= len(file.Sections) || uint64(len(version)) >= symbol.Size {
-		return fmt.Errorf("%w: %s has %d bytes", ErrNotSimulated, versionSymbol, symbol.Size)
+	if symbol.Section == elf.SHN_UNDEF || int(symbol.Section) >= len(file.Sections) || uint64(len(version)) >= symbol.Size {
+		return fmt.Errorf("%w: %s has %d bytes in section %d", ErrNotSimulated, versionSymbol, symbol.Size, symbol.Section)
 	}
 	section := file.Sections[symbol.Section]
-	at := section.Offset + symbol.Value - section.Addr
-	clear(content[at : at+symbol.Size])
-	copy(content[at:], version)
+	array, err := part(content, section.Offset+symbol.Value-section.Addr, symbol.Size)
+	if err != nil {
+		return fmt.Errorf("%s: %w", versionSymbol, err)
+	}
+	if held := bytes.TrimRight(array, "\x00"); string(held) != anyVersion {
+		return fmt.Errorf("%w as it was built: %s holds %q, want %q", ErrNotSimulated, versionSymbol, held[:min(len(held), maxHeld)], anyVersion)
+	}
+	clear(array)
+	copy(array, version)
 	return nil
+}
+
+// maxHeld is how much is said of an array that may hold anything.
+const maxHeld = 32
+
+// part of a file's content. The offset is a sum of what the file says, and may have wrapped.
+func part(content []byte, offset, size uint64) ([]byte, error) {
+	if length := uint64(len(content)); offset > length || size > length-offset {
+		return nil, fmt.Errorf("%w: %d bytes at %#x are beyond the file's end", ErrNotSimulated, size, offset)
+	}
+	return content[offset : offset+size], nil
 }
 
 // hide makes an entry of the symbol table one that is not defined here, which the dynamic loader does not find.
