@@ -8,7 +8,7 @@ import (
 
 // device is one simulated GPU; the pointer is its NVML handle.
 type device struct {
-	unsupportedDevice
+	board
 
 	// Fixed at creation.
 	lib    *Library
@@ -41,6 +41,7 @@ func newDevice(l *Library, index int) *device {
 		path:   path,
 		links:  makeLinks(l.profile, index),
 	}
+	d.board.gpu = d
 	return d
 }
 

@@ -77,8 +77,11 @@ func (d *device) GetCurrentClocksThrottleReasons() (uint64, nvml.Return) {
 	return d.GetCurrentClocksEventReasons()
 }
 
+// supportedReasons are those of which nvidia-smi says on every recorded GPU whether they hold. A real H100 has just these.
+var supportedReasons = allThrottleReasons() | nvml.ClocksEventReasonApplicationsClocksSetting | nvml.ClocksEventReasonDisplayClockSetting
+
 func (d *device) GetSupportedClocksEventReasons() (uint64, nvml.Return) {
-	return answer[uint64](d, allThrottleReasons())
+	return answer(d, supportedReasons)
 }
 
 func (d *device) GetSupportedClocksThrottleReasons() (uint64, nvml.Return) {
@@ -178,9 +181,18 @@ var fieldSince = map[uint32]int{nvml.FI_DEV_GET_GPU_RECOVERY_ACTION: 565}
 
 // knowsField tells whether a driver of that version has heard of a field, whatever the GPU has.
 func knowsField(driver string, id uint32) bool {
+	branch := branchOf(driver)
+	return branch > 0 && id > 0 && id < nvml.FI_MAX && branch >= fieldSince[id]
+}
+
+// branchOf is 580 for 580.159.04, and 0 for what is no version.
+func branchOf(driver string) int {
 	number, _, _ := strings.Cut(driver, ".")
 	branch, err := strconv.Atoi(number)
-	return err == nil && id > 0 && id < nvml.FI_MAX && branch >= fieldSince[id]
+	if err != nil {
+		return 0
+	}
+	return branch
 }
 
 func (d *device) field(g *GPUState, id uint32) (value uint64, ok bool) {

@@ -176,11 +176,14 @@ func (d *device) GetGpuInstanceById(id int) (nvml.GpuInstance, nvml.Return) {
 	return &gpuInstance{device: d, id: i.ID, number: i.Number}, nvml.SUCCESS
 }
 
+// GetMaxMigDeviceCount is zero "if MIG is not supported or enabled" (nvml.h), as on a real H100.
 func (d *device) GetMaxMigDeviceCount() (int, nvml.Return) {
-	if d.model.MIG == nil {
-		return answer(d, 0)
-	}
-	return answer(d, d.model.MIG.MaxDevices)
+	return read(d, func(g *GPUState) int {
+		if d.model.MIG == nil || !g.MIG {
+			return 0
+		}
+		return d.model.MIG.MaxDevices
+	})
 }
 
 func (d *device) GetMigDeviceHandleByIndex(index int) (nvml.Device, nvml.Return) {

@@ -245,3 +245,52 @@ func do(t *testing.T, m *Machine, c Command) Result {
 	}
 	return result
 }
+
+// Asked on a real H100 with driver 580.159.04 and MIG disabled, but for the GPUs of other kinds and the older driver.
+func TestWhatAWholeGPUSaysOfItself(t *testing.T) {
+	const before = nvml.EventTypeAll &^ simulatedEvents
+	tests := map[string]struct {
+		profile, driver string
+		most            int // MIG devices, with MIG enabled
+		part            nvml.Return
+		lacks           uint64 // event types
+	}{
+		"an H100":                      {"dgx-h100", "580.159.04", 7, nvml.ERROR_INVALID_ARGUMENT, 0},
+		"an H100 with an older driver": {"dgx-h100", "570.172.08", 7, nvml.ERROR_INVALID_ARGUMENT, before},
+		"a GPU of another generation":  {"hgx-b200", "580.159.04", 7, nvml.ERROR_INVALID_ARGUMENT, before},
+		"a GPU without MIG":            {"t4", "580.159.04", 0, nvml.ERROR_NOT_SUPPORTED, before},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			l := mustNew(t, test.profile)
+			do(t, l.machine, &UnloadDriver{})
+			do(t, l.machine, &LoadDriver{Version: test.driver})
+			d := open(t, l).devices[0]
+			if most, ret := d.GetMaxMigDeviceCount(); most != 0 || ret != nvml.SUCCESS {
+				t.Errorf("%d MIG devices with MIG disabled, %v", most, ret)
+			}
+			_, instance := d.GetGpuInstanceId()
+			_, compute := d.GetComputeInstanceId()
+			_, parent := d.GetDeviceHandleFromMigDeviceHandle()
+			if instance != test.part || compute != test.part || parent != test.part {
+				t.Errorf("its instances and its parent: %v, %v, %v, want %v", instance, compute, parent, test.part)
+			}
+			if types, ret := d.GetSupportedEventTypes(); ret != nvml.SUCCESS || types != nvml.EventTypeAll&^test.lacks {
+				t.Errorf("event types %#x, %v", types, ret)
+			}
+			if reasons, ret := d.GetSupportedClocksEventReasons(); ret != nvml.SUCCESS || reasons != 511 {
+				t.Errorf("reasons %d, %v, want 511", reasons, ret)
+			}
+			if speed, ret := d.GetPcieLinkMaxSpeed(); ret != nvml.SUCCESS || int(speed) != d.model.PCIe.Generation {
+				t.Errorf("link speed %d, %v, want that of generation %d", speed, ret, d.model.PCIe.Generation)
+			}
+			if test.most == 0 {
+				return
+			}
+			do(t, l.machine, &SetMIG{GPU: "0", Enabled: true})
+			if most, ret := d.GetMaxMigDeviceCount(); most != test.most || ret != nvml.SUCCESS {
+				t.Errorf("%d MIG devices with MIG enabled, %v, want %d", most, ret, test.most)
+			}
+		})
+	}
+}

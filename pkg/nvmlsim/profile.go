@@ -68,9 +68,8 @@ type Model struct {
 	// Multiprocessors and CUDACores count the enabled units.
 	Multiprocessors int `json:"multiprocessors"`
 	CUDACores       int `json:"cudaCores"`
-	// PCIDeviceID and PCISubsystemID are NVML's device<<16|vendor words.
-	PCIDeviceID    uint32 `json:"pciDeviceID"`
-	PCISubsystemID uint32 `json:"pciSubsystemID"`
+	// Card is how the card names itself.
+	Card
 	// PCIe is what the card and its slot can do.
 	PCIe Bus `json:"pcie"`
 	// Power limits and the draw of an idle GPU.
@@ -89,6 +88,17 @@ type Model struct {
 	NVLink *NVLink `json:"nvlink,omitempty"`
 	// Functions of the card beside the GPU, such as sound, from number 1 on.
 	Functions []Function `json:"functions,omitempty"`
+}
+
+// Card is what is written into a card; the profile has its fields beside the GPU's.
+type Card struct {
+	// PCIDeviceID and PCISubsystemID are NVML's device<<16|vendor words.
+	PCIDeviceID    uint32 `json:"pciDeviceID"`
+	PCISubsystemID uint32 `json:"pciSubsystemID"`
+	// VBIOSVersion and BoardPartNumber are texts such as "96.00.99.00.01" and "692-2G520-0200-000", of at most
+	// 31 and 79 bytes (nvml.h); empty where not known: then they are not supported.
+	VBIOSVersion    string `json:"vbiosVersion,omitempty"`
+	BoardPartNumber string `json:"boardPartNumber,omitempty"`
 }
 
 // Function is one more PCI function of a card.

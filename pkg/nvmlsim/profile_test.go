@@ -91,6 +91,8 @@ func TestABadProfileIsRefusedNamingFieldAndValue(t *testing.T) {
 		"thresholds of both kinds":    {"t4", "slowdownC: 93", "idleMarginC: 30, slowdownC: 93", "gpu.thermal: {SlowdownC:93"},
 		"margins upside down":         {"l40s", "slowdownMarginC: -2", "slowdownMarginC: -6", "gpu.thermal: {SlowdownC:0"},
 		"MIG devices":                 {"dgx-a100", "maxDevices: 7", "maxDevices: 8", "gpu.mig.maxDevices: 8"},
+		"VBIOS version":               {"t4", "vbiosVersion: ", "vbiosVersion: 90.04.96.00.02.90.04.96.00.02.", "gpu.vbiosVersion: "},
+		"part number":                 {"t4", "boardPartNumber: ", "boardPartNumber: " + strings.Repeat("9", 80), "gpu.boardPartNumber: "},
 		"addressing mode":             {"dgx-a100", "addressingMode: HMM", "addressingMode: hmm", `gpu.addressingMode: "hmm": want one of ATS, HMM, None`},
 		"NVLink version":              {"dgx-a100", "version: 3", "version: 0", "gpu.nvlink.version: 0"},
 		"NVLinks":                     {"dgx-a100", "links: 12", "links: 37", "gpu.nvlink.links: 37: want 1 to 36"},

@@ -56,7 +56,9 @@ var recorded = map[string]struct {
 }{
 	"a100":  {profile: "a100-40gb"},
 	"gb300": {profile: "gb300"},
-	"h100":  {profile: "dgx-h100", other: onTheHost},
+	"h100": {profile: "dgx-h100", other: with(onTheHost, map[string]string{
+		"board_part_number": "one of the recorded GPUs was replaced by another board; the profile has that of the others",
+	})},
 	"b200":  {profile: "hgx-b200", other: onTheHost},
 	"gb200": {profile: "gb200", other: onTheHost},
 	"l40s": {profile: "l40s", other: with(onTheHost, map[string]string{
@@ -87,20 +89,19 @@ func with(all ...map[string]string) map[string]string {
 
 // leftOut are the facts that are not simulated, by their beginnings.
 var leftOut = map[string]string{
-	"display_": "no GPU here has a display", "accounting_": "not asked for by anybody", "driver_model": "of Windows",
-	"uuid": "replaced in the recording", "pdi": "replaced in the recording", "multigpu_board": "of boards before Pascal",
-	"vbios_version": "no simulated firmware", "board_part_number": "no simulated firmware", "gpu_part_number": "no simulated firmware",
-	"gpu_fru_part_number": "no simulated firmware", "inforom_": "no simulated firmware", "gsp_firmware_version": "no simulated firmware",
+	"display_mode": "most drivers call it deprecated", "display_attached": "no function of NVML", "accounting_": "not asked for by anybody", "driver_model": "of Windows",
+	"uuid": "replaced in the recording", "pdi": "replaced in the recording",
+	"gpu_part_number": "no simulated firmware", "gpu_fru_part_number": "no simulated firmware", "inforom_": "no simulated firmware",
 	"platformInfo": "places in a rack, not simulated", "gpu_operation_mode": "of GPUs before Pascal", "c2c_mode": "its function calls into the C library",
 	"gpu_virtualization_mode/host_vgpu_mode": "no vGPUs", "gpu_virtualization_mode/vgpu_heterogeneous_mode": "no vGPUs",
 	"ibmnpu": "of POWER", "pci/pci_gpu_link_info/pcie_gen/device_current_link_gen": "not asked for by anybody",
 	"pci/pci_gpu_link_info/pcie_gen/max_host_link_gen": "not asked for by anybody", "pci/pci_bridge_chip": "of boards before Pascal",
 	"pci/replay_": "counts what has happened", "pci/tx_util": "load", "pci/rx_util": "load", "pci/atomic_caps_": "not asked for by anybody",
-	"fan_speed": "no GPU here has a fan", "sparse_operation_mode": "not asked for by anybody",
-	"clocks_event_reasons_counters":                                        "count what has happened",
+	"sparse_operation_mode":         "not asked for by anybody",
+	"clocks_event_reasons_counters": "count what has happened",
 	"clocks_event_reasons/clocks_event_reason_applications_clocks_setting": "no simulated clocks",
 	"clocks_event_reasons/clocks_event_reason_display_clocks_setting":      "no simulated clocks",
-	"bar1_memory_usage/used":                                               "a few MiB of the driver's own", "bar1_memory_usage/free": "the rest",
+	"bar1_memory_usage/used": "a few MiB of the driver's own", "bar1_memory_usage/free": "the rest",
 	"cc_protected_memory_usage": "confidential computing is not simulated", "dram_encryption_mode": "confidential computing is not simulated",
 	"utilization/encoder_util": "load", "utilization/decoder_util": "load", "utilization/jpeg_util": "load", "utilization/ofa_util": "load",
 	"encoder_stats": "load", "fbc_stats": "load",
@@ -154,6 +155,15 @@ func asked(t *testing.T, lib *Library, first int) map[string]func(i int) string 
 		"product_architecture": func(i int) string {
 			arch, _ := gpu(i).GetArchitecture()
 			return wordOf(architectures, arch)
+		},
+		"display_active":       func(i int) string { return onOff(gpu(i).GetDisplayActive()) },
+		"vbios_version":        func(i int) string { return said(gpu(i).GetVbiosVersion()) },
+		"board_part_number":    func(i int) string { return said(gpu(i).GetBoardPartNumber()) },
+		"gsp_firmware_version": func(i int) string { return said(gpu(i).GetGspFirmwareVersion()) },
+		"multigpu_board":       func(i int) string { several, ret := gpu(i).GetMultiGpuBoard(); return yesNo(several != 0, ret) },
+		"fan_speed": func(i int) string {
+			fans, ret := gpu(i).GetNumFans()
+			return strings.ReplaceAll(said(fans, ret), "0", "N/A")
 		},
 		"persistence_mode": func(i int) string { return onOff(gpu(i).GetPersistenceMode()) },
 		"addressing_mode": func(i int) string {

@@ -78,9 +78,7 @@ func (m *Model) validate(bad report) {
 	if m.CUDACores < m.Multiprocessors {
 		bad("gpu.cudaCores", m.CUDACores, "want at least one per multiprocessor")
 	}
-	if m.PCIDeviceID == 0 {
-		bad("gpu.pciDeviceID", m.PCIDeviceID, "want device<<16|vendor such as 0x233010DE")
-	}
+	m.Card.validate(bad)
 	if m.PCIe.Generation < 1 || m.PCIe.Generation > 7 {
 		bad("gpu.pcie.generation", m.PCIe.Generation, "want 1 to 7")
 	}
@@ -114,6 +112,18 @@ func (m *Model) validate(bad report) {
 	}
 	if m.NVLink != nil {
 		m.NVLink.validate(bad)
+	}
+}
+
+func (c *Card) validate(bad report) {
+	if c.PCIDeviceID == 0 {
+		bad("gpu.pciDeviceID", c.PCIDeviceID, "want device<<16|vendor such as 0x233010DE")
+	}
+	if len(c.VBIOSVersion) >= nvml.DEVICE_VBIOS_VERSION_BUFFER_SIZE {
+		bad("gpu.vbiosVersion", quote(c.VBIOSVersion), "want less than %d bytes", nvml.DEVICE_VBIOS_VERSION_BUFFER_SIZE)
+	}
+	if len(c.BoardPartNumber) >= nvml.DEVICE_PART_NUMBER_BUFFER_SIZE {
+		bad("gpu.boardPartNumber", quote(c.BoardPartNumber), "want less than %d bytes", nvml.DEVICE_PART_NUMBER_BUFFER_SIZE)
 	}
 }
 

@@ -103,18 +103,18 @@ func TestHandlesThatAreNoneAreInvalidArguments(t *testing.T) {
 		"nvmlDeviceGetP2PStatus, its second": func(h uintptr) int32 {
 			return nvmlDeviceGetP2PStatus(device, h, int32(nvml.P2P_CAPS_INDEX_NVLINK), unsafe.Pointer(&id))
 		},
-		"nvmlEventSetWait_v2":                   func(h uintptr) int32 { return nvmlEventSetWait_v2(h, unsafe.Pointer(&eventData{}), 0) },
-		"nvmlDeviceRegisterEvents, its set":     func(h uintptr) int32 { return nvmlDeviceRegisterEvents(device, 0, h) },
-		"nvmlGpuInstanceGetInfo":                func(h uintptr) int32 { return nvmlGpuInstanceGetInfo(h, unsafe.Pointer(&gpuInstanceInfo{})) },
-		"nvmlComputeInstanceGetInfo_v2":         func(h uintptr) int32 { return nvmlComputeInstanceGetInfo_v2(h, unsafe.Pointer(&computeInstanceInfo{})) },
-		"nvmlGpuInstanceDestroy":                nvmlGpuInstanceDestroy,
-		"nvmlComputeInstanceDestroy":            nvmlComputeInstanceDestroy,
-		"nvmlEventSetFree":                      nvmlEventSetFree,
-		"nvmlDeviceGetVbiosVersion, unanswered": nvmlsimUnanswered,
+		"nvmlEventSetWait_v2":               func(h uintptr) int32 { return nvmlEventSetWait_v2(h, unsafe.Pointer(&eventData{}), 0) },
+		"nvmlDeviceRegisterEvents, its set": func(h uintptr) int32 { return nvmlDeviceRegisterEvents(device, 0, h) },
+		"nvmlGpuInstanceGetInfo":            func(h uintptr) int32 { return nvmlGpuInstanceGetInfo(h, unsafe.Pointer(&gpuInstanceInfo{})) },
+		"nvmlComputeInstanceGetInfo_v2":     func(h uintptr) int32 { return nvmlComputeInstanceGetInfo_v2(h, unsafe.Pointer(&computeInstanceInfo{})) },
+		"nvmlGpuInstanceDestroy":            nvmlGpuInstanceDestroy,
+		"nvmlComputeInstanceDestroy":        nvmlComputeInstanceDestroy,
+		"nvmlEventSetFree":                  nvmlEventSetFree,
+		"nvmlDeviceGetIrqNum, unanswered":   nvmlsimUnanswered,
 	}
 	kinds := map[string]uintptr{"device": device, "MIG device": mig, "set": set, "instance": instance, "compute": compute}
 	takes := map[string][]string{
-		"nvmlDeviceGetIndex": {"device", "MIG device"}, "nvmlDeviceGetVbiosVersion, unanswered": {"device", "MIG device"},
+		"nvmlDeviceGetIndex": {"device", "MIG device"}, "nvmlDeviceGetIrqNum, unanswered": {"device", "MIG device"},
 		"nvmlDeviceGetP2PStatus, its second": {"device"}, "nvmlEventSetWait_v2": {"set"}, "nvmlDeviceRegisterEvents, its set": {"set"},
 		"nvmlGpuInstanceGetInfo": {"instance"}, "nvmlComputeInstanceGetInfo_v2": {"compute"},
 		"nvmlGpuInstanceDestroy": {"instance"}, "nvmlComputeInstanceDestroy": {"compute"}, "nvmlEventSetFree": {"set"},

@@ -173,6 +173,21 @@ func nvmlDeviceGetNvLinkRemotePciInfo(device uintptr, link uint32, pci unsafe.Po
 	return int32(ret)
 }
 
+// The caller has as much room as nvml.h tells it to have.
+//
+//export nvmlDeviceGetGspFirmwareVersion
+func nvmlDeviceGetGspFirmwareVersion(device uintptr, version unsafe.Pointer) int32 {
+	on, ret := deviceOf(device, version)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	text, ret := on.GetGspFirmwareVersion()
+	if ret == nvml.SUCCESS {
+		ret = putText(version, nvml.GSP_FIRMWARE_VERSION_BUF_SIZE, text)
+	}
+	return int32(ret)
+}
+
 // Class and subclass of a 3D controller, as the kernel's class file of simulated GPUs has them.
 const (
 	displayController = 0x03

@@ -283,6 +283,32 @@ func nvmlDeviceGetMinorNumber(device uintptr, minorNumber unsafe.Pointer) int32 
 	return int32(ret)
 }
 
+//export nvmlDeviceGetBoardPartNumber
+func nvmlDeviceGetBoardPartNumber(device uintptr, partNumber unsafe.Pointer, length uint32) int32 {
+	on, ret := deviceOf(device, partNumber)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, ret := on.GetBoardPartNumber()
+	if ret == nvml.SUCCESS {
+		ret = putText(partNumber, length, value)
+	}
+	return int32(ret)
+}
+
+//export nvmlDeviceGetDisplayActive
+func nvmlDeviceGetDisplayActive(device uintptr, isActive unsafe.Pointer) int32 {
+	on, ret := deviceOf(device, isActive)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, ret := on.GetDisplayActive()
+	if ret == nvml.SUCCESS {
+		put(isActive, int32(value))
+	}
+	return int32(ret)
+}
+
 //export nvmlDeviceGetPersistenceMode
 func nvmlDeviceGetPersistenceMode(device uintptr, mode unsafe.Pointer) int32 {
 	on, ret := deviceOf(device, mode)
@@ -383,6 +409,19 @@ func nvmlDeviceGetPcieReplayCounter(device uintptr, valueArg unsafe.Pointer) int
 	value, ret := on.GetPcieReplayCounter()
 	if ret == nvml.SUCCESS {
 		put(valueArg, uint32(value))
+	}
+	return int32(ret)
+}
+
+//export nvmlDeviceGetNumFans
+func nvmlDeviceGetNumFans(device uintptr, numFans unsafe.Pointer) int32 {
+	on, ret := deviceOf(device, numFans)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, ret := on.GetNumFans()
+	if ret == nvml.SUCCESS {
+		put(numFans, uint32(value))
 	}
 	return int32(ret)
 }
@@ -647,6 +686,19 @@ func nvmlDeviceGetBoardId(device uintptr, boardId unsafe.Pointer) int32 {
 	return int32(ret)
 }
 
+//export nvmlDeviceGetMultiGpuBoard
+func nvmlDeviceGetMultiGpuBoard(device uintptr, multiGpuBool unsafe.Pointer) int32 {
+	on, ret := deviceOf(device, multiGpuBool)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, ret := on.GetMultiGpuBoard()
+	if ret == nvml.SUCCESS {
+		put(multiGpuBool, uint32(value))
+	}
+	return int32(ret)
+}
+
 //export nvmlDeviceGetTotalEccErrors
 func nvmlDeviceGetTotalEccErrors(device uintptr, errorType int32, counterType int32, eccCounts unsafe.Pointer) int32 {
 	on, ret := deviceOf(device, eccCounts)
@@ -682,6 +734,19 @@ func nvmlDeviceGetUtilizationRates(device uintptr, utilization unsafe.Pointer) i
 	value, ret := on.GetUtilizationRates()
 	if ret == nvml.SUCCESS {
 		put(utilization, value)
+	}
+	return int32(ret)
+}
+
+//export nvmlDeviceGetVbiosVersion
+func nvmlDeviceGetVbiosVersion(device uintptr, versionArg unsafe.Pointer, length uint32) int32 {
+	on, ret := deviceOf(device, versionArg)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, ret := on.GetVbiosVersion()
+	if ret == nvml.SUCCESS {
+		ret = putText(versionArg, length, value)
 	}
 	return int32(ret)
 }
@@ -725,6 +790,19 @@ func nvmlDeviceGetNumGpuCores(device uintptr, numCores unsafe.Pointer) int32 {
 	value, ret := on.GetNumGpuCores()
 	if ret == nvml.SUCCESS {
 		put(numCores, uint32(value))
+	}
+	return int32(ret)
+}
+
+//export nvmlDeviceGetPcieLinkMaxSpeed
+func nvmlDeviceGetPcieLinkMaxSpeed(device uintptr, maxSpeed unsafe.Pointer) int32 {
+	on, ret := deviceOf(device, maxSpeed)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, ret := on.GetPcieLinkMaxSpeed()
+	if ret == nvml.SUCCESS {
+		put(maxSpeed, value)
 	}
 	return int32(ret)
 }

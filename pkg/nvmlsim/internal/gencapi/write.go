@@ -26,7 +26,7 @@ type object struct {
 // objects by the C type of their handles. The library itself has none.
 var objects = map[string]object{
 	"":                      {reflect.TypeFor[nvml.Interface](), "nvml", "opened", []string{"Library"}},
-	"nvmlDevice_t":          {reflect.TypeFor[nvml.Device](), "nvmlDevice", "deviceOf", []string{"device", "migDevice"}},
+	"nvmlDevice_t":          {reflect.TypeFor[nvml.Device](), "nvmlDevice", "deviceOf", []string{"device", "board", "migDevice"}},
 	"nvmlGpuInstance_t":     {reflect.TypeFor[nvml.GpuInstance](), "nvmlGpuInstance", "gpuInstanceOf", []string{"gpuInstance"}},
 	"nvmlComputeInstance_t": {reflect.TypeFor[nvml.ComputeInstance](), "nvmlComputeInstance", "computeInstanceOf", []string{"computeInstance"}},
 	"nvmlEventSet_t":        {reflect.TypeFor[nvml.EventSet](), "nvmlEventSet", "eventSetOf", []string{"eventSet"}},
