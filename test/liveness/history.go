@@ -232,7 +232,7 @@ func (h *history) start() {
 	h.started++ // undoing of the scheduler before may still write
 	h.writes = nil
 	h.mutex.Unlock()
-	scheduler, err := startScheduler(h.ctx, fmt.Sprintf("scheduler-%d", h.started), h.api, h.scenario.arguments, h.tried)
+	scheduler, err := startScheduler(h.ctx, fmt.Sprintf("scheduler-%d", h.started), h.api, h.scenario, h.tried)
 	if err != nil {
 		h.err = err
 	}

@@ -2,6 +2,7 @@ package liveness
 
 import (
 	"flag"
+	"fmt"
 	"os"
 	"slices"
 	"testing"
@@ -668,6 +669,69 @@ func TestScenarios(t *testing.T) {
 				t.Errorf("evicted (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A pod is tried again when the scheduling queue has heard that its nomination has changed, however late that is: with the pod
+// as the queue had it before, an attempt fails as the last one did.
+func TestANominationOfWhichTheQueueHearsLate(t *testing.T) {
+	lost := func(after int) Fail {
+		return Fail{Verb: "patch", What: "pods/status", After: after, Times: 1, With: memoryapi.Lost}
+	}
+	for name, tc := range map[string]struct {
+		scenario Scenario
+		bound    int
+	}{
+		// The first write that nominates p is lost, so the API shows only after q that p is nominated, too, and goes first.
+		"one of two nominees gets the GPU that is free": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Pod{Name: "x", Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Pod{Name: "y", Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					lost(0),
+					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					lost(1),
+					Pod{Name: "q", Priority: 10, Ask: Ask{GPUs: 1}},
+					Wait{500 * time.Millisecond},
+					Delete{Pod: "x", Now: true},
+				},
+			},
+			bound: 3,
+		},
+		"one that is overtaken has others evicted": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1}, {Name: "b", GPUs: 1}},
+				Steps: []Step{
+					Cordon{Node: "a"},
+					Pod{Name: "m", Priority: 5, Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Cordon{Node: "a", Lifted: true},
+					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "q", Priority: 20, Ask: Ask{GPUs: 1}},
+				},
+			},
+			bound: 2,
+		},
+	} {
+		for _, late := range []time.Duration{0, 20 * time.Millisecond} {
+			t.Run(fmt.Sprintf("%s/%s late", name, late), func(t *testing.T) {
+				scenario := tc.scenario
+				scenario.LateQueue = late
+				h, differences := run(t, scenario, logger())
+				for _, difference := range differences {
+					t.Error(difference)
+				}
+				if len(h.bound) != tc.bound {
+					t.Errorf("%v are bound, want %d", h.bound, tc.bound)
+				}
+			})
+		}
 	}
 }
 

@@ -19,7 +19,9 @@ type Scenario struct {
 	Groups bool
 	// BindingTimeout is the plugin's argument, if it is not 0.
 	BindingTimeout time.Duration
-	Steps          []Step
+	// LateQueue is how much later than all others the scheduling queue hears that a pod is nominated, or not any more.
+	LateQueue time.Duration
+	Steps     []Step
 }
 
 // Node is a node with its devices.
@@ -185,6 +187,9 @@ func (s Scenario) Code() string {
 	}
 	if s.BindingTimeout > 0 {
 		fmt.Fprintf(&b, "\tBindingTimeout: %s,\n", literal(s.BindingTimeout))
+	}
+	if s.LateQueue > 0 {
+		fmt.Fprintf(&b, "\tLateQueue: %s,\n", literal(s.LateQueue))
 	}
 	if s.LateClasses {
 		b.WriteString("\tLateClasses: true,\n")

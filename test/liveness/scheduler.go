@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/go-logr/logr"
+	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -25,6 +26,7 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 	kubescheduler "k8s.io/kubernetes/pkg/scheduler"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
+	internalqueue "k8s.io/kubernetes/pkg/scheduler/backend/queue"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/utils/ptr"
 
@@ -79,7 +81,9 @@ func (s Scenario) arguments(args *config.DeviceClaimsArgs) {
 }
 
 // startScheduler starts a scheduler on an API and does not wait for it. tried is called at each scheduling attempt.
-func startScheduler(ctx context.Context, name string, api *memoryapi.Server, arguments func(*config.DeviceClaimsArgs), tried func(group bool)) (*scheduler, error) {
+func startScheduler(
+	ctx context.Context, name string, api *memoryapi.Server, scenario Scenario, tried func(group bool),
+) (*scheduler, error) {
 	loaded, err := loadConfig[utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload)]()
 	if err != nil {
 		return nil, err
@@ -87,7 +91,7 @@ func startScheduler(ctx context.Context, name string, api *memoryapi.Server, arg
 	cfg := loaded.DeepCopy()
 	for i := range cfg.Profiles[0].PluginConfig {
 		if args, ok := cfg.Profiles[0].PluginConfig[i].Args.(*config.DeviceClaimsArgs); ok {
-			arguments(args)
+			scenario.arguments(args)
 		}
 	}
 	ctx, cancel := context.WithCancel(ctx)
@@ -112,6 +116,9 @@ func startScheduler(ctx context.Context, name string, api *memoryapi.Server, arg
 		cancel()
 		return nil, fmt.Errorf("make scheduler %s: %w", name, err)
 	}
+	if scenario.LateQueue > 0 {
+		sched.SchedulingQueue = lateQueue{sched.SchedulingQueue, scenario.LateQueue}
+	}
 	s := &scheduler{name: name, cancel: cancel, synced: make(chan struct{}), queue: sched.SchedulingQueue}
 	next := sched.NextEntity
 	sched.NextEntity = func(logger klog.Logger) (framework.QueuedEntityInfo, error) {
@@ -134,6 +141,19 @@ func startScheduler(ctx context.Context, name string, api *memoryapi.Server, arg
 		sched.Run(ctx)
 	})
 	return s, nil
+}
+
+// lateQueue hears of nominations later than all others. A real one does so when its listener's turn comes late.
+type lateQueue struct {
+	internalqueue.SchedulingQueue
+	by time.Duration
+}
+
+func (q lateQueue) Update(ctx context.Context, before, after *v1.Pod) {
+	if before.Status.NominatedNodeName != after.Status.NominatedNodeName {
+		time.Sleep(q.by)
+	}
+	q.SchedulingQueue.Update(ctx, before, after)
 }
 
 // stop ends the scheduler as a signal would, but not before it knows what there is: client-go leaves watches behind whose

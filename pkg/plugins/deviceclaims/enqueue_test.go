@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/utils/ptr"
 )
 
@@ -118,7 +119,7 @@ func TestHints(t *testing.T) {
 	}
 	hintFor := func(kind fwk.EventResource, action fwk.ActionType) fwk.QueueingHintFn {
 		i := slices.IndexFunc(registered, func(e fwk.ClusterEventWithHint) bool {
-			return e.Event.Resource == kind && e.Event.ActionType&action != 0
+			return framework.MatchClusterEvents(e.Event, fwk.ClusterEvent{Resource: kind, ActionType: action})
 		})
 		if i < 0 {
 			t.Fatalf("no hint for %s", kind)
@@ -131,6 +132,11 @@ func TestHints(t *testing.T) {
 	withoutGPUs := func(n *v1.Node) { n.Status.Allocatable = v1.ResourceList{"example.com/gpu": resource.MustParse("0")} }
 	placed := func(p *v1.Pod) *v1.Pod {
 		p.Spec.NodeName = "node-a"
+		return p
+	}
+	nominated := func(node string) *v1.Pod {
+		p := pod("p", "free")
+		p.Status.NominatedNodeName = node
 		return p
 	}
 	extendedClass := func(name string) *resourceapi.DeviceClass {
@@ -153,6 +159,19 @@ func TestHints(t *testing.T) {
 		"a generated claim's name is still missing": {
 			kind: fwk.TargetPod, action: fwk.UpdatePodGeneratedResourceClaim,
 			pod: templatePod("p", ""), old: templatePod("p", ""), new: templatePod("p", ""), want: fwk.QueueSkip,
+		},
+		"the API shows that the pod is nominated": {
+			kind: fwk.TargetPod, action: fwk.Update, pod: nominated("node-a"), old: nominated(""), new: nominated("node-a"), want: fwk.Queue,
+		},
+		"the API shows that the pod is not nominated any more": {
+			kind: fwk.TargetPod, action: fwk.Update, pod: nominated(""), old: nominated("node-a"), new: nominated(""), want: fwk.Queue,
+		},
+		"something else of a nominated pod changes": {
+			kind: fwk.TargetPod, action: fwk.Update, pod: nominated("node-a"), old: nominated("node-a"), new: nominated("node-a"),
+			want: fwk.QueueSkip,
+		},
+		"another pod is nominated while the pod is tried": {
+			kind: fwk.TargetPod, action: fwk.Update, pod: pod("q", "free"), old: nominated(""), new: nominated("node-a"), want: fwk.QueueSkip,
 		},
 		"a node with devices joins": {
 			kind: fwk.Node, action: fwk.Add, pod: pod("p", "free"), new: node("node-a"), want: fwk.Queue,

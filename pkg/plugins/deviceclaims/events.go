@@ -32,6 +32,11 @@ func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint,
 			QueueingHintFn: pl.afterNewToleration,
 		},
 		{
+			// The framework has no event of its own for nominations: this one is for each update of the pod itself.
+			Event:          fwk.ClusterEvent{Resource: fwk.TargetPod, ActionType: fwk.Update},
+			QueueingHintFn: pl.shared.waiting.afterNomination,
+		},
+		{
 			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeTaint | fwk.UpdateNodeAllocatable | fwk.UpdateNodeDeclaredFeature},
 			QueueingHintFn: pl.afterNodeChange,
 		},
@@ -70,6 +75,28 @@ func (pl *Plugin) afterPodUpdate(logger klog.Logger, _ *v1.Pod, _, newObj any) (
 // the plugin that refuses them may never have been asked.
 func (pl *Plugin) afterNewToleration(_ klog.Logger, pod *v1.Pod, _, _ any) (fwk.QueueingHint, error) {
 	if !pl.needsDevices(pod) || pl.shared.waiting.PodChanged(pod.UID) {
+		return fwk.QueueSkip, nil
+	}
+	return fwk.Queue, nil
+}
+
+// afterNomination has the waiting room look at a pod again when the API shows that it is nominated to another node, or to none
+// any more. It may go before others now, see goesBefore, or have others evicted elsewhere. Our own informer may tell of that
+// before the scheduling queue knows of it: the attempt would have the pod as the queue had it, and fail as before. So the queue
+// tells, when it has the new pod. If the pod is being tried, the queue asks after that attempt, and then also about updates of
+// other pods. Of a group that is being tried it does not ask: its pods are tried again by and by, see groupWaitsFor.
+func (w *waitingPods) afterNomination(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
+	before, after, err := util.As[*v1.Pod](oldObj, newObj)
+	if err != nil {
+		return fwk.Queue, err
+	}
+	if before == nil || after == nil || after.UID != pod.UID || before.Status.NominatedNodeName == after.Status.NominatedNodeName {
+		return fwk.QueueSkip, nil
+	}
+	if after.Status.NominatedNodeName == "" {
+		w.NominationLost(pod.UID)
+	}
+	if w.PodChanged(pod.UID) {
 		return fwk.QueueSkip, nil
 	}
 	return fwk.Queue, nil

@@ -27,17 +27,13 @@ type nominations struct {
 	pods corelisters.PodLister
 	// ended is called for a node where less may be kept now.
 	ended func(node string)
-	// lost is called for a waiting pod that is not nominated any more, as the API shows, or is so behind another one.
+	// lost is called for a waiting pod that is nominated to a node behind another one, see overtake.
 	lost func(pod types.UID)
-	// shown is called for a pod of which the API shows now for which node it is nominated: it may go before others there, see goesBefore.
-	shown func(pod types.UID) bool
 
 	mutex sync.Mutex
 	byPod map[types.UID]*nomination
 	// waits are pods that have been told that they wait for claims to leave.
 	waits sets.Set[types.UID]
-	// told are the nodes of which a pod has been told that the API shows its nomination.
-	told map[types.UID]sets.Set[string]
 }
 
 // nomination is what has been kept for one pod.
@@ -46,8 +42,8 @@ type nomination struct {
 	nodes  sets.Set[string]
 }
 
-func newNominations(pods corelisters.PodLister, ended func(node string), lost func(pod types.UID), shown func(pod types.UID) bool) *nominations {
-	return &nominations{pods: pods, ended: ended, lost: lost, shown: shown, byPod: map[types.UID]*nomination{}, waits: sets.New[types.UID](), told: map[types.UID]sets.Set[string]{}}
+func newNominations(pods corelisters.PodLister, ended func(node string), lost func(pod types.UID)) *nominations {
+	return &nominations{pods: pods, ended: ended, lost: lost, byPod: map[types.UID]*nomination{}, waits: sets.New[types.UID]()}
 }
 
 // beginWait notes that a pod waits for claims to leave. It is false if it did so before.
@@ -74,23 +70,6 @@ func (n *nominations) endWait(pod types.UID) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	n.waits.Delete(pod)
-	delete(n.told, pod)
-}
-
-// isFirstShown tells whether the API shows for the first time that the pod is nominated to its node. Were it news each time, a pod that is nominated
-// and not, in turn, would be tried again and again.
-func (n *nominations) isFirstShown(pod *v1.Pod) bool {
-	n.mutex.Lock()
-	defer n.mutex.Unlock()
-	node := pod.Status.NominatedNodeName
-	if n.told[pod.UID].Has(node) {
-		return false
-	}
-	if n.told[pod.UID] == nil {
-		n.told[pod.UID] = sets.New[string]()
-	}
-	n.told[pod.UID].Insert(node)
-	return true
 }
 
 // keep tells whether devices of the node are to be kept for a pod that is nominated to it, and notes that they are. Nothing is kept for
@@ -134,26 +113,19 @@ func (n *nominations) end(pod types.UID, is func(node string) bool) {
 	}
 }
 
-// podHandler takes the ends of pods, those that got a node, and those that lost a nomination: preemption by a pod of higher priority
-// takes it from others on its node, and the scheduling queue wakes none of them.
+// podHandler takes the ends of pods, and those that got a node. Of changes of nominations the scheduling queue tells, see afterNomination.
 func (n *nominations) podHandler() cache.ResourceEventHandler {
 	all := func(string) bool { return true }
 	return cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(oldObj, obj any) {
-			before, known := oldObj.(*v1.Pod)
 			pod, ok := obj.(*v1.Pod)
-			switch {
-			case !ok:
-			case pod.Spec.NodeName != "":
-				n.endWait(pod.UID)
-				n.end(pod.UID, all)
-				if known && usesDevices(pod) && isEnding(pod) && !isEnding(before) {
-					n.leaves(pod.Spec.NodeName)
-				}
-			case known && before.Status.NominatedNodeName != "" && pod.Status.NominatedNodeName == "":
-				n.lost(pod.UID)
-			case known && before.Status.NominatedNodeName != pod.Status.NominatedNodeName && n.isFirstShown(pod):
-				n.shown(pod.UID)
+			if !ok || pod.Spec.NodeName == "" {
+				return
+			}
+			n.endWait(pod.UID)
+			n.end(pod.UID, all)
+			if before, known := oldObj.(*v1.Pod); known && usesDevices(pod) && isEnding(pod) && !isEnding(before) {
+				n.leaves(pod.Spec.NodeName)
 			}
 		},
 		DeleteFunc: func(obj any) {

@@ -10,10 +10,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
+	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
@@ -108,53 +107,71 @@ func TestTheEndOfANominationThatTheAPIDoesNotShowWakesOthers(t *testing.T) {
 	}
 }
 
-// Of two that are nominated to a node and have the same priority, the older one goes first, but not before the API shows that it is nominated at all.
-func TestANominationThatTheAPIShowsAfterTheAttemptWakesItsPod(t *testing.T) {
-	w := twoNodes()
-	w.nodes = []*v1.Node{node("node-b")}
-	older, younger := pending("older", 5, "first"), pending("younger", 5, "second")
-	younger.CreationTimestamp = metav1.NewTime(older.CreationTimestamp.Add(time.Second))
-	younger.Status.NominatedNodeName = "node-b"
-	w.claims = []*resourceapi.ResourceClaim{claim("first"), claim("second"), claim("held", allocated("node-b", "gpu-0"), reservedFor("high"))}
-	w.pods = []*v1.Pod{older, younger, running("high", "node-b", 9, "held")}
-	h := newHarness(t, w)
-	h.nominator.nominate("node-b", older, younger)
-	h.sleeps(older)
-	shown := older.DeepCopy()
-	shown.Status.NominatedNodeName = "node-b"
-	if _, err := h.client.CoreV1().Pods(testNamespace).UpdateStatus(h.ctx, shown, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
+// queueHears asks about a pod what the scheduling queue asks when a pod, this one or another, is updated. The waiting room is to decide.
+func (h *harness) queueHears(p, before, after *v1.Pod) {
+	h.t.Helper()
+	registered, err := h.plugin.EventsToRegister(h.ctx)
+	if err != nil {
+		h.t.Fatal(err)
 	}
-	h.wakes("older")
-	h.filterAll(shown).reserve("node-b")
+	for _, event := range framework.PodSchedulingPropertiesChange(after, before, true) {
+		for _, r := range registered {
+			if !framework.MatchClusterEvents(r.Event, event) {
+				continue
+			}
+			if hint, err := r.QueueingHintFn(klog.FromContext(h.ctx), p, before, after); err != nil || hint != fwk.QueueSkip {
+				h.t.Errorf("hint %v, error %v: the room is to look at it", hint, err)
+			}
+		}
+	}
 }
 
-// A pod that is nominated and not, in turn, is not tried for that again and again. Nothing is kept of it when it goes.
-func TestThatTheAPIShowsANominationIsNewsOnceForEachNode(t *testing.T) {
-	for name, goes := range map[string]func(handler cache.ResourceEventHandler, p *v1.Pod){
-		"it is bound": func(handler cache.ResourceEventHandler, p *v1.Pod) {
-			handler.OnUpdate(p, boundPod(p.DeepCopy(), p.UID))
-		},
-		"it is gone": func(handler cache.ResourceEventHandler, p *v1.Pod) { handler.OnDelete(p) },
+// Of two that are nominated to a node and have the same priority, the older one goes first, but not before the API shows that
+// it is nominated at all. It is tried again when the scheduling queue has heard that, and not before: the attempt would have the
+// pod as the queue has it.
+func TestANominationThatTheAPIShowsAfterTheAttemptWakesItsPod(t *testing.T) {
+	nominated := func(p *v1.Pod) { p.Status.NominatedNodeName = "node-b" }
+	labeled := func(p *v1.Pod) { nominated(p); p.Labels = map[string]string{"changed": "true"} }
+	for name, tc := range map[string]struct {
+		pod    string // that is updated
+		update func(p *v1.Pod)
+		wakes  bool
+	}{
+		"it is nominated":              {pod: "p", update: nominated, wakes: true},
+		"nothing else has changed":     {pod: "p", update: func(p *v1.Pod) { p.Status.Conditions = []v1.PodCondition{{Type: v1.PodScheduled}} }},
+		"it has another label as well": {pod: "p", update: labeled, wakes: true},
+		"another one is nominated":     {pod: "another", update: nominated},
 	} {
 		t.Run(name, func(t *testing.T) {
-			p := pending("p", 5, "wanted")
-			n, shown, lost := nominationsWith(p), 0, 0
-			n.shown, n.lost = func(types.UID) bool { shown++; return true }, func(types.UID) { lost++ }
-			handler := n.podHandler()
-			before := p
-			for _, node := range []string{"a", "", "a", "", "b", "a", "b", ""} {
-				after := before.DeepCopy()
-				after.Status.NominatedNodeName = node
-				handler.OnUpdate(before, after)
-				before = after
+			w := twoNodes()
+			w.nodes = []*v1.Node{node("node-b")}
+			p, younger, another := pending("p", 5, "first"), pending("younger", 5, "second"), pending("another", 5, "third")
+			younger.CreationTimestamp = metav1.NewTime(p.CreationTimestamp.Add(time.Second))
+			younger.Status.NominatedNodeName = "node-b"
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("first"), claim("second"), claim("third"), claim("held", allocated("node-b", "gpu-0"), reservedFor("high")),
 			}
-			if shown != 2 || lost != 3 {
-				t.Errorf("shown %d times, lost %d times, want 2 and 3", shown, lost)
+			w.pods = []*v1.Pod{p, younger, another, running("high", "node-b", 9, "held")}
+			h := newHarness(t, w)
+			h.nominator.nominate("node-b", p, younger)
+			h.sleeps(p)
+			before := map[string]*v1.Pod{"p": p, "another": another}[tc.pod]
+			after := before.DeepCopy()
+			tc.update(after)
+			if _, err := h.client.CoreV1().Pods(testNamespace).UpdateStatus(h.ctx, after, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
 			}
-			goes(handler, before)
-			if len(n.told) > 0 {
-				t.Errorf("%v are kept of a pod that waits no more", n.told)
+			h.eventually("the informer tells of it", func() bool {
+				now, err := h.plugin.shared.nominations.pods.Pods(testNamespace).Get(tc.pod)
+				return err == nil && apiequality.Semantic.DeepEqual(now.Status, after.Status)
+			})
+			if woken := h.lookedAt(); len(woken) > 0 {
+				t.Fatalf("%v woken before the scheduling queue has heard of it", woken)
+			}
+			h.queueHears(p, before, after)
+			h.wakesIf(tc.wakes, "nothing that matters has changed")
+			if tc.wakes {
+				h.filterAll(after).reserve("node-b")
 			}
 		})
 	}
@@ -400,32 +417,29 @@ func TestANominatedPodThatIsOvertakenIsTriedAgain(t *testing.T) {
 
 // Preemption by a pod of higher priority takes the nominations of others on the node. Those could have others evicted again.
 func TestAPodThatLosesItsNominationIsTriedAgain(t *testing.T) {
-	w := twoNodes()
-	w.nodes = w.nodes[1:]
-	p := pending("p", 5, "wanted")
-	p.Status.NominatedNodeName = "node-b"
-	w.claims = []*resourceapi.ResourceClaim{claim("wanted", counted(2)), claim("held", allocated("node-b", "gpu-0"), reservedFor("victim"))}
-	w.pods = []*v1.Pod{p, running("victim", "node-b", 1, "held")}
-	h := newHarness(t, w)
-	h.sleeps(p)
-	told := p.DeepCopy()
-	told.Labels = map[string]string{"changed": "true"}
-	update := func() {
-		if _, err := h.client.CoreV1().Pods(testNamespace).Update(h.ctx, told, metav1.UpdateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+	for name, tc := range map[string]struct {
+		to    string
+		wakes bool
+	}{
+		"it has none any more":       {wakes: true},
+		"it has another one":         {to: "node-a", wakes: true},
+		"it has the one that it had": {to: "node-b"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := twoNodes()
+			w.nodes = w.nodes[1:]
+			p := pending("p", 5, "wanted")
+			p.Status.NominatedNodeName = "node-b"
+			w.claims = []*resourceapi.ResourceClaim{claim("wanted", counted(2)), claim("held", allocated("node-b", "gpu-0"), reservedFor("victim"))}
+			w.pods = []*v1.Pod{p, running("victim", "node-b", 1, "held")}
+			h := newHarness(t, w)
+			h.sleeps(p)
+			after := p.DeepCopy()
+			after.Status.NominatedNodeName = tc.to
+			h.queueHears(p, p, after)
+			h.wakesIf(tc.wakes, "its nomination is what it was")
+		})
 	}
-	update()
-	h.eventually("the change is known", func() bool {
-		now, err := h.plugin.shared.nominations.pods.Pods(testNamespace).Get("p")
-		return err == nil && now.Labels["changed"] != ""
-	})
-	if woken := h.activator.taken(); len(woken) > 0 {
-		t.Fatalf("%v woken before the nomination is lost", woken)
-	}
-	told.Status.NominatedNodeName = ""
-	update()
-	h.wakes("p")
 }
 
 // Somebody of higher priority takes a device that was left where a pod waits for others to end. It could have others evicted on another node.

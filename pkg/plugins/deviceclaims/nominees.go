@@ -139,8 +139,9 @@ func (pl *Plugin) nominatedBefore(pod *v1.Pod, node string) []*v1.Pod {
 // goesBefore tells whether a pod does not make way for another one that is nominated to the node and has the same priority: it is nominated
 // to it, too, and came first. Would each make way for the other when somebody else got a device, nobody got those that are left.
 func goesBefore(pod, other *v1.Pod, node string) bool {
-	// Asked for each node and nominee: the scheduling queue, which may know of the nomination earlier, is not asked. Nor is the informer, which may know
-	// more than the queue: the attempt would contradict itself, as the framework looks at the queue's pod.
+	// Asked for each node and nominee: the scheduling queue, which may know of the nomination earlier, is not asked. Nor is the
+	// informer, which may know more than the queue: the attempt would contradict itself, as the framework looks at the queue's
+	// pod. When the queue has the new one, the pod is looked at again, see afterNomination.
 	if pod.Status.NominatedNodeName != node || corev1helpers.PodPriority(pod) != corev1helpers.PodPriority(other) {
 		return false
 	}

@@ -39,7 +39,7 @@ func nominationsWith(pods ...*v1.Pod) *nominations {
 	for _, p := range pods {
 		_ = known.Add(p) // the store of an indexer refuses only what has no name
 	}
-	return newNominations(corelisters.NewPodLister(known), nil, nil, nil)
+	return newNominations(corelisters.NewPodLister(known), nil, nil)
 }
 
 // handleWith returns no event if there is none.

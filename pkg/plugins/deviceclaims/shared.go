@@ -119,7 +119,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	pods := s.factory.Core().V1().Pods().Lister()
 	s.attempts, s.elsewhere, s.leaving, s.trial = newAttempts(), newElsewhere(pods), newLeavingClaims(), &trial{}
 	s.waiting = newWaitingPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
-	s.nominations = newNominations(pods, s.waiting.NominationEnded, s.waiting.NominationLost, s.waiting.PodChanged)
+	s.nominations = newNominations(pods, s.waiting.NominationEnded, s.waiting.NominationLost)
 	s.recorded = newRecordedPods(pods)
 	s.gated = newGatedPods(pods)
 	context.AfterFunc(s.ctx, s.gated.queue.ShutDown)
