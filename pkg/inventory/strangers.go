@@ -131,8 +131,8 @@ func membersOf(id PoolID, members map[string]*Slice, most int) membership {
 		switch {
 		case s.ignored != "": // and its node uses an older one
 			ignored = append(ignored, s)
-		case s.rule.name != "":
-			groups[s.rule.name] = addNewest(groups[s.rule.name], s)
+		case nodeOf(s) != "":
+			groups[nodeOf(s)] = addNewest(groups[nodeOf(s)], s)
 		default:
 			groups[""] = append(groups[""], s)
 		}
@@ -144,7 +144,7 @@ func membersOf(id PoolID, members map[string]*Slice, most int) membership {
 		delete(groups, node)
 	}
 	for _, s := range members {
-		if s.ignored != "" || !slices.Contains(crowd, s.rule.name) {
+		if s.ignored != "" || !slices.Contains(crowd, nodeOf(s)) {
 			all = addNewest(all, s)
 		}
 	}

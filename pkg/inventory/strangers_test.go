@@ -128,6 +128,64 @@ func TestSlicesForNoNodeHideNoOlderGeneration(t *testing.T) {
 	}
 }
 
+// Nor do those of another node break a pool. The pool's own are for no node, too, and count where the pool has to be whole.
+func TestSlicesForNoNodeOfOtherNodesBreakNothing(t *testing.T) {
+	counters := func(s *resourceapi.ResourceSlice) {
+		s.Spec.Devices, s.Spec.SharedCounters = nil, []resourceapi.CounterSet{{Name: "c"}}
+	}
+	stranger := func(pool, node string) []string {
+		const told = "pool gpu.example.com/%s is invalid: the slices of node %s do not count: the pool is whole without them"
+		return []string{fmt.Sprintf(told, pool, node)}
+	}
+	for name, tc := range map[string]struct {
+		slices []*resourceapi.ResourceSlice
+		want   map[string][]string // what a node sees
+	}{
+		"of the same generation": {
+			slices: []*resourceapi.ResourceSlice{
+				slice("own", "n0", pool("n0", 1, 1), devices("d")),
+				slice("x", "evil", pool("n0", 1, 1), counters), slice("y", "worse", pool("n0", 1, 2), counters),
+			},
+			want: map[string][]string{"n0": {"n0/d"}, "evil": stranger("n0", "evil"), "worse": stranger("n0", "worse")},
+		},
+		"of a higher generation": {
+			slices: []*resourceapi.ResourceSlice{
+				slice("own", "n0", pool("n0", 1, 1), devices("d")), slice("x", "evil", pool("n0", 2, 2), counters),
+			},
+			want: map[string][]string{"n0": {"n0/d"}, "evil": stranger("n0", "evil")},
+		},
+		"beside the pool's own counters": {
+			slices: []*resourceapi.ResourceSlice{
+				slice("own", "n0", pool("n0", 1, 2), devices("d")), slice("own-counters", "n0", pool("n0", 1, 2), counters),
+				slice("x", "evil", pool("n0", 1, 2), counters),
+			},
+			want: map[string][]string{"n0": {"n0/d"}, "evil": stranger("n0", "evil")},
+		},
+		"in a pool for all nodes": {
+			slices: []*resourceapi.ResourceSlice{
+				slice("shared", "", pool("fabric", 1, 1), devices("d"), allNodes), slice("x", "evil", pool("fabric", 1, 1), counters),
+			},
+			want: map[string][]string{"n0": {"fabric/d"}, "evil": {"fabric/d"}},
+		},
+		"the pool's own are missing": {
+			slices: []*resourceapi.ResourceSlice{slice("own", "n0", pool("n0", 1, 2), devices("d"))},
+			want:   map[string][]string{"n0": {"pool gpu.example.com/n0 is incomplete: 1 of 2 slices of generation 1"}},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := NewStore(Options{})
+			for _, s := range tc.slices {
+				store.SetSlice(s)
+			}
+			for name, want := range tc.want {
+				if diff := cmp.Diff(want, describe(store.View().ForNode(node(name)))); diff != "" {
+					t.Errorf("what node %s sees (-want +got):\n%s", name, diff)
+				}
+			}
+		})
+	}
+}
+
 // Nodes that call their pools alike may count generations each for itself, however many these are.
 func TestEachNodeMayCountItsOwnGenerations(t *testing.T) {
 	const nodes = 3 * maxGenerations
