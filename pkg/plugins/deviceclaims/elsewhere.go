@@ -163,7 +163,7 @@ func (f *failures) without(view usage.View) usage.View {
 
 // hasFailed tells whether a node that satisfies the requests does so only with what failed for the pod.
 //
-// It does not matter to pods of a group, since one cannot be tried again without the others, nor to preemption: devices that failed
+// It does not matter to pods of a group, see tryGroupAgain, nor to preemption: devices that failed
 // are looked for when nothing else is left, and then whoever has them must be seen to be in the way.
 func (pl *Plugin) hasFailed(ctx context.Context, c *cycle, in allocator.Input) bool {
 	if c.failed == nil || c.trial != nil || c.whatIf.isDryRun() {
@@ -189,4 +189,32 @@ func (pl *Plugin) tryAgain(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Stat
 	pl.shared.elsewhere.relax(pod.UID)
 	tryAtOnce(ctx, pl.handle, pod)
 	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "devices that could not be made ready for the pod are tried again, as there are no others")
+}
+
+// tryGroupAgain ends an attempt of a group that would fit if none of its pods avoided what had failed for it before: what such a pod
+// took instead may be what another one needs. Those that have found a node forget then. It is nil if that would not help: a group
+// that lacks something else is tried again and again, and would meet the same devices once it fits.
+func (s *Shared) tryGroupAgain(
+	ctx context.Context, pods []*v1.Pod, found *groupCycle, schedule fwk.PodGroupSchedulingFunc,
+) *fwk.Status {
+	avoiding := slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool {
+		c := found.pods[pod.UID]
+		return c == nil || !c.placed || c.failed == nil
+	})
+	if len(avoiding) == 0 {
+		return nil
+	}
+	fits := false
+	s.trial.withoutFailures(func() {
+		_, status := schedule(ctx)
+		fits = status.IsSuccess()
+	})
+	if !fits {
+		return nil
+	}
+	for _, pod := range avoiding {
+		s.elsewhere.relax(pod.UID)
+	}
+	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
+		"devices that could not be made ready for pods of the group are tried again, as it does not fit without them")
 }

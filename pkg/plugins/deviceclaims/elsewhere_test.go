@@ -1,6 +1,7 @@
 package deviceclaims
 
 import (
+	"context"
 	"fmt"
 	"testing"
 	"time"
@@ -210,23 +211,84 @@ func TestGroupsAvoidDevicesThatFailed(t *testing.T) {
 	}
 }
 
-// A pod of a group that avoids what failed for it may take what another one needs. If the group does not fit so, it forgets.
+// A pod of a group that avoids what failed for it may take what another one needs. It forgets if the group fits then, and only then:
+// a group that cannot be, or not yet, would make it forget again and again.
 func TestAGroupThatDoesNotFitForgetsWhatFailed(t *testing.T) {
-	w := oneNode()
-	w.objects[1] = slice("node-b", device("gpu-0", withModel("A100")), device("gpu-1", withModel("H100")))
-	w.claims = []*resourceapi.ResourceClaim{claim("any"), claim("special", withSelector(`device.attributes["gpu.example.com"].model == "H100"`))}
-	p, q := pod("p", "any"), pod("q", "special")
-	w.pods = []*v1.Pod{p, q}
-	h := newHarness(t, w)
-	for _, member := range []*v1.Pod{p, q} {
-		h.plugin.shared.elsewhere.add(member, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: "gpu-0"}})
-	}
-	g := h.tryGroup(p, q)
-	g.wantNodes("node-b", "")
-	g.postFilter(nil)
-	h.tryGroup(p, q).wantNodes("node-b", "node-b")
-	if h.plugin.shared.elsewhere.of(q.UID) == nil {
-		t.Error("a pod forgets what failed for it though that kept nobody away: it has found no node itself")
+	h100 := withSelector(`device.attributes["gpu.example.com"].model == "H100"`)
+	none := withSelector(`device.attributes["gpu.example.com"].model == "H200"`)
+	for name, tc := range map[string]struct {
+		// claims are those of the pods p, q, r and s, one each. p and q avoid gpu-0 and gpu-2.
+		claims []*resourceapi.ResourceClaim
+		// nodes are where the pods go, attempt by attempt, and forget tells whether p has forgotten after each.
+		nodes  [][]string
+		forget []bool
+	}{
+		"another pod needs what one took": {
+			claims: []*resourceapi.ResourceClaim{claim("any"), claim("special", h100)},
+			nodes:  [][]string{{"node-b", ""}, {"node-b", "node-b"}},
+			forget: []bool{true},
+		},
+		"another pod can never be": {
+			claims: []*resourceapi.ResourceClaim{claim("any"), claim("impossible", none)},
+			nodes:  [][]string{{"node-b", ""}, {"node-b", ""}, {"node-b", ""}},
+			forget: []bool{false, false},
+		},
+		"another pod needs what one took, and a third can never be": {
+			claims: []*resourceapi.ResourceClaim{claim("any"), claim("special", h100), claim("impossible", none)},
+			nodes:  [][]string{{"node-b", "", ""}, {"node-b", "", ""}},
+			forget: []bool{false},
+		},
+		"there are too few devices": {
+			claims: []*resourceapi.ResourceClaim{claim("any"), claim("special", h100), claim("third"), claim("fourth")},
+			nodes:  [][]string{{"node-b", "", "node-b", "node-b"}, {"node-b", "", "node-b", "node-b"}},
+			forget: []bool{false},
+		},
+		"something is given up first": {
+			claims: []*resourceapi.ResourceClaim{
+				claim("any"), claim("special", h100), claim("kept", allocated("node-b", "gpu-2"), reservedFor("r")),
+			},
+			nodes:  [][]string{{"node-b", "", "node-b"}, {"node-b", "", "node-b"}, {"node-b", "node-b", "node-b"}},
+			forget: []bool{false, true},
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			a100 := withModel("A100")
+			w.objects[1] = slice("node-b", device("gpu-0", a100), device("gpu-1", withModel("H100")), device("gpu-2", a100))
+			w.claims = tc.claims
+			for i, c := range tc.claims {
+				w.pods = append(w.pods, pod([]string{"p", "q", "r", "s"}[i], c.Name))
+			}
+			h := newHarness(t, w)
+			p, q := w.pods[0], w.pods[1]
+			for _, member := range []*v1.Pod{p, q} {
+				for _, device := range []string{"gpu-0", "gpu-2"} {
+					h.plugin.shared.elsewhere.add(member, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
+				}
+			}
+			for i, nodes := range tc.nodes {
+				g := h.tryGroup(w.pods...)
+				g.wantNodes(nodes...)
+				if i == len(tc.forget) {
+					break
+				}
+				_, status := g.postFilter(func(ctx context.Context) (*fwk.PodGroupAssignments, *fwk.Status) {
+					if whatIf, err := h.plugin.shared.trial.whatIf(h.plugin.handle); err != nil || !whatIf.isDryRun() {
+						t.Errorf("what PodGroupPostFilter tries counts as an attempt; error: %v", err)
+					}
+					return g.fitsAll(ctx)
+				})
+				if forgotten := h.plugin.shared.elsewhere.of(p.UID) == nil; forgotten != tc.forget[i] {
+					t.Errorf("attempt %d: p has forgotten: %t, want %t", i, forgotten, tc.forget[i])
+				}
+				if tc.forget[i] && status.Code() != fwk.UnschedulableAndUnresolvable {
+					t.Errorf("attempt %d: PodGroupPostFilter: %v, though the group may fit now", i, status)
+				}
+			}
+			if h.plugin.shared.elsewhere.of(q.UID) == nil {
+				t.Error("a pod forgets what failed for it though that kept nobody away: it has found no node itself")
+			}
+		})
 	}
 }
 

@@ -20,9 +20,9 @@ import (
 )
 
 // PodGroupPostFilter helps a group of pods for which no placement was found, as PostFilter helps a single pod. It waits for devices
-// that others were evicted for; or gives up an allocation that keeps its own pod off nodes; or explains what the first pod that
-// found no devices lacks, and leaves the group to the plugins after it. Should these try what would be without some pods, it is
-// prepared for that.
+// that others were evicted for; or gives up an allocation that keeps its own pod off nodes; or lets pods have what failed for them;
+// or explains what the first pod that found no devices lacks, and leaves the group to the plugins after it. Should these try what
+// would be without some pods, it is prepared for that.
 func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycleState, group fwk.PodGroupInfo, schedule fwk.PodGroupSchedulingFunc) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
 	pl.shared.trial.mayPreempt(nil)
 	found, err := readGroupCycle(state)
@@ -37,11 +37,7 @@ func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycl
 	var explanation []string
 	for _, pod := range pods {
 		c := found.pods[pod.UID]
-		if c == nil {
-			continue
-		}
-		if c.placed {
-			pl.shared.elsewhere.relax(pod.UID) // where it avoids a device, the others may not fit
+		if c == nil || c.placed {
 			continue
 		}
 		if status := pl.giveUpFor(ctx, c, pod); status != nil {
@@ -55,6 +51,9 @@ func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycl
 		}
 	}
 	if status := pl.giveUpKept(ctx, pods); status != nil {
+		return nil, status
+	}
+	if status := pl.shared.tryGroupAgain(ctx, pods, found, schedule); status != nil {
 		return nil, status
 	}
 	onNodes, err := podsWithDevices(pl.handle)

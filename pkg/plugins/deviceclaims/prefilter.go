@@ -94,6 +94,9 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	}
 	if inGroup {
 		c.trial = pl.shared.trial
+		if c.trial.isForgetful() {
+			c.failed = nil
+		}
 		if c.whatIf, err = c.trial.whatIf(pl.handle); err != nil {
 			return nil, fwk.AsStatus(err)
 		}

@@ -24,6 +24,8 @@ type trial struct {
 	given []*given
 	// leaving are claims of others that count as gone.
 	leaving []*stake
+	// forgetful tells that nothing counts as having failed for a pod, see elsewhere.
+	forgetful bool
 	// views[i] is what over made of the view with the revision base for the first i of given, as far as it has. Preemption has the pods of
 	// a group give back the last first, again and again.
 	views []usage.View
@@ -105,6 +107,24 @@ func (t *trial) withLeaving(leaving []*stake, try func()) {
 	try()
 }
 
+// withoutFailures calls try while nothing counts as having failed for the pods.
+func (t *trial) withoutFailures(try func()) {
+	set := func(forgetful bool) {
+		t.mutex.Lock()
+		defer t.mutex.Unlock()
+		t.forgetful = forgetful
+	}
+	set(true)
+	defer set(false)
+	try()
+}
+
+func (t *trial) isForgetful() bool {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	return t.forgetful
+}
+
 // over returns the usage with what pods have on trial.
 func (t *trial) over(view usage.View) usage.View {
 	t.mutex.Lock()
@@ -131,7 +151,7 @@ func (t *trial) mayPreempt(onNodes sets.Set[types.UID]) {
 }
 
 // whatIf returns, for one pod, the cluster without the pods that have been taken off their nodes because preemption finds out whether a group
-// would fit without them; or as it is, if what is leaving counts as gone. Nil if neither is so.
+// would fit without them; or as it is, if what is leaving counts as gone, or nothing as having failed. Nil if none of that is so.
 //
 // Nobody tells a plugin: the framework begins with new cycle states on a snapshot from which pods are missing. It is as long as
 // this snapshot is open to changes, and only one can have it open.
@@ -139,7 +159,7 @@ func (t *trial) whatIf(handle fwk.Handle) (*whatIf, error) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	switch {
-	case len(t.leaving) > 0:
+	case len(t.leaving) > 0, t.forgetful:
 		return &whatIf{dryRun: true}, nil
 	case t.onNodes == nil:
 		return nil, nil

@@ -21,7 +21,8 @@ type whatIf struct {
 	removed podSet
 	// nominees are the pods that have been added, for the node that is looked at. Read only.
 	nominees []*v1.Pod
-	// dryRun tells that pods were taken away at some time, or that claims count as gone: somebody tries which of them have to go.
+	// dryRun tells that pods were taken away at some time, that claims count as gone, or that nothing counts as having failed:
+	// somebody tries what has to go.
 	dryRun bool
 
 	// last is what over has made last, for the one pod that is being scheduled. Filter and Reserve ask for the same.
