@@ -4,7 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -122,8 +123,8 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, e
 		return nil, err
 	}
 	var warning func() string
-	if !handle.Simulated && opts.toolkitConfig != "" {
-		warning = func() string { return cdi.GPUsByEnvironment(opts.hostRoot, opts.toolkitConfig) }
+	if !handle.Simulated {
+		warning = opts.hostWarning
 	}
 	return driver.New(driver.Options{
 		NodeName:    opts.nodeName,
@@ -259,24 +260,36 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 		}
 		return backend, sharing.NewSimulated(handle.Machine), err
 	}
-	hook, ours := opts.hook.path, false
-	if hook == "" && opts.hook.from != "" {
-		folder := filepath.Join(opts.kubeletRoot, "plugins", driver.Name)
-		if hook, err = cdi.InstallHook(ctx, opts.hook.from, folder); err != nil {
-			return nil, sharing.Tools{}, fmt.Errorf("--nvidia-cdi-hook-from: %w", err)
-		}
-		ours = true
-	}
-	backend := cdi.NewDriver(cdi.DriverOptions{
+	driverOpts := cdi.DriverOptions{
 		NVML:           hardware.NVML,
 		DriverRoot:     opts.driverRoot,
 		HostDriverRoot: opts.hostDriverRoot,
-		HookPath:       hook,
-		HookIsOurs:     ours,
+		HookPath:       opts.hook.path,
 		ProcRoot:       "/proc",
 		LoadModule:     opts.loadModule(),
-	})
+	}
+	if opts.hook.path == "" && opts.hook.from != "" {
+		// Where it cannot be installed the agent serves all the same, and says that it is not ready.
+		hook, err := cdi.NewHook(opts.hook.from, opts.stateDir, opts.hostRoot)
+		if err != nil {
+			return nil, sharing.Tools{}, fmt.Errorf("--nvidia-cdi-hook-from: %w", err)
+		}
+		driverOpts.HookPath, driverOpts.InstallHook = hook.Path(), hook.Install
+	}
+	backend := cdi.NewDriver(driverOpts)
 	return backend, sharing.NewDriver(daemons), nil
+}
+
+// hostWarning says what is wrong with the host although claims can be prepared; empty if nothing is.
+func (o *options) hostWarning() string {
+	var warnings []string
+	if o.toolkitConfig != "" {
+		warnings = append(warnings, cdi.GPUsByEnvironment(o.hostRoot, o.toolkitConfig))
+	}
+	if o.hook.path != "" {
+		warnings = append(warnings, cdi.HookWarning(o.hostRoot, o.hook.path))
+	}
+	return strings.Join(slices.DeleteFunc(warnings, func(w string) bool { return w == "" }), "; ")
 }
 
 // loadModule loads a module of the kernel that is the host's or, with the driver in a container, that container's.

@@ -39,8 +39,8 @@ type DriverOptions struct {
 	LoadModule func(ctx context.Context, module string) error
 	// HookPath is the nvidia-cdi-hook program on the host; empty means nvcdi's default.
 	HookPath string
-	// HookIsOurs is that it is the one that [InstallHook] puts there, which cannot open the driver's library.
-	HookIsOurs bool
+	// InstallHook brings it there ([Hook.Install]); nil for a program of the host's. The one that is brought cannot open the driver's library.
+	InstallHook func(ctx context.Context) error
 }
 
 // NewDriver returns the Backend; nothing is looked up before it is asked.
@@ -48,8 +48,19 @@ func NewDriver(opts DriverOptions) *Driver {
 	return &Driver{opts: opts, numbers: numbers{proc: cmp.Or(opts.ProcRoot, "/proc"), load: opts.LoadModule}}
 }
 
+// Ready implements Backend.
+func (d *Driver) Ready(ctx context.Context) error {
+	if d.opts.InstallHook == nil {
+		return nil
+	}
+	return d.opts.InstallHook(ctx)
+}
+
 // CommonEdits implements Backend.
 func (d *Driver) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error) {
+	if err := d.Ready(ctx); err != nil {
+		return nil, err
+	}
 	lib, err := d.nvcdi(newNvcdiLogger(ctx), GPU{})
 	if err != nil {
 		return nil, err
@@ -116,7 +127,7 @@ func (d *Driver) nvcdi(logger *nvcdiLogger, gpu GPU) (nvcdi.Interface, error) {
 	if d.opts.HookPath != "" {
 		opts = append(opts, nvcdi.WithNVIDIACDIHookPath(d.opts.HookPath))
 	}
-	if d.opts.HookIsOurs {
+	if d.opts.InstallHook != nil {
 		opts = append(opts, nvcdi.WithDisabledHooks(memoryLimitsHook))
 	}
 	finder, err := nvcdi.New(opts...)

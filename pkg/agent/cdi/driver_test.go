@@ -2,6 +2,8 @@ package cdi_test
 
 import (
 	"cmp"
+	"context"
+	"errors"
 	"io/fs"
 	"os"
 	"path/filepath"
@@ -299,16 +301,37 @@ func TestAMissingDriverIsSaid(t *testing.T) {
 func TestAHookThatCannotOpenTheDriverIsNotAskedTo(t *testing.T) {
 	sim, one := gpu3(t)
 	version, _ := sim.SystemGetDriverVersion()
-	for _, ours := range []bool{false, true} {
-		backend := cdi.NewDriver(cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: driverRoot(t, version), HookPath: "/hook", HookIsOurs: ours})
+	for _, install := range []func(context.Context) error{nil, func(context.Context) error { return nil }} {
+		backend := cdi.NewDriver(cdi.DriverOptions{
+			NVML: func() nvml.Interface { return sim }, DriverRoot: driverRoot(t, version), HookPath: "/hook", InstallHook: install,
+		})
 		edits, err := backend.GPUEdits(t.Context(), one)
 		must(t, err)
 		var names []string
 		for _, hook := range edits.Hooks {
 			names = append(names, hook.Args[1])
 		}
-		if limits := slices.Contains(names, "apply-cuda-memory-limits"); limits == ours {
+		if ours := install != nil; slices.Contains(names, "apply-cuda-memory-limits") == ours {
 			t.Errorf("our program: %t, hooks %q", ours, names)
+		}
+	}
+}
+
+// TestAClaimWithoutTheHookIsRefused with the reason. One of a GPU for a virtual machine does not need it.
+func TestAClaimWithoutTheHookIsRefused(t *testing.T) {
+	sim, one := gpu3(t)
+	version, _ := sim.SystemGetDriverVersion()
+	full := errors.New("the disk is full")
+	backend := cdi.NewDriver(cdi.DriverOptions{
+		NVML: func() nvml.Interface { return sim }, DriverRoot: driverRoot(t, version), HookPath: "/hook",
+		InstallHook: func(context.Context) error { return full },
+	})
+	if err := backend.Ready(t.Context()); !errors.Is(err, full) {
+		t.Errorf("ready: %v", err)
+	}
+	for device, want := range map[*cdi.Device]error{{Request: "gpu", Name: one.Name, GPU: one}: full, {Request: "vm", Name: one.Name, GPU: one, Nodes: []string{"null"}}: nil} {
+		if _, err := cdi.BuildSpec(t.Context(), backend, train, []cdi.Device{*device}); !errors.Is(err, want) {
+			t.Errorf("request %s: %v, want %v", device.Request, err, want)
 		}
 	}
 }

@@ -2,6 +2,9 @@ package cdi
 
 import (
 	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
 	"tags.cncf.io/container-device-interface/specs-go"
@@ -13,29 +16,29 @@ type host string
 
 // stat is of the file itself or, to follow, of what it links to, with links that are absolute meant in the host's root.
 func (h host) stat(path string, follow bool) (stat unix.Stat_t, err error) {
-	if h == "/" {
-		if follow {
-			err = unix.Stat(path, &stat)
-		} else {
-			err = unix.Lstat(path, &stat)
-		}
-		return stat, err
-	}
-	flags := unix.O_PATH | unix.O_CLOEXEC
-	if !follow {
-		flags |= unix.O_NOFOLLOW
-	}
-	root, err := unix.Open(string(h), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return stat, fmt.Errorf("the host's root folder %s: %w", h, err)
-	}
-	defer unix.Close(root)
-	fd, err := unix.Openat2(root, path, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT})
+	fd, err := h.open(path, follow)
 	if err != nil {
 		return stat, err
 	}
 	defer unix.Close(fd)
 	return stat, unix.Fstat(fd, &stat)
+}
+
+// open returns a descriptor of the file itself or, to follow, of what it links to. It is for questions, and not to read.
+func (h host) open(path string, follow bool) (fd int, err error) {
+	flags := unix.O_PATH | unix.O_CLOEXEC
+	if !follow {
+		flags |= unix.O_NOFOLLOW
+	}
+	if h == "/" {
+		return unix.Open(path, flags, 0)
+	}
+	root, err := unix.Open(string(h), unix.O_PATH|unix.O_DIRECTORY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return -1, fmt.Errorf("the host's root folder %s: %w", h, err)
+	}
+	defer unix.Close(root)
+	return unix.Openat2(root, path, &unix.OpenHow{Flags: uint64(flags), Resolve: unix.RESOLVE_IN_ROOT})
 }
 
 // verify checks that all that the edits name is there: runtimes fail to start containers otherwise, and the kubelet
@@ -56,12 +59,55 @@ func (h host) verify(edits *specs.ContainerEdits) error {
 		if hook.HookName == "startContainer" {
 			continue // it is a program of the container
 		}
-		stat, err := h.stat(hook.Path, true)
-		if err == nil && (stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Mode&0o111 == 0) {
-			err = unix.EACCES
-		}
-		if err != nil {
+		if err := h.program(hook.Path); err != nil {
 			return fmt.Errorf("%s hook: the host (here in %s) has no program %s: install NVIDIA's container toolkit there, or say with --nvidia-cdi-hook where it is: %w", hook.HookName, h, hook.Path, err)
+		}
+	}
+	return nil
+}
+
+// program checks that root can run it.
+func (h host) program(path string) error {
+	stat, err := h.stat(path, true)
+	if err == nil && (stat.Mode&unix.S_IFMT != unix.S_IFREG || stat.Mode&0o111 == 0) {
+		err = unix.EACCES
+	}
+	return err
+}
+
+// programForAll checks that everybody can run it: the file itself, and each folder above it, be it named in the path or behind a link.
+func (h host) programForAll(path string) error {
+	fd, err := h.open(path, true)
+	if err != nil {
+		return fmt.Errorf("the host (here in %s) has no program %s: %w", h, path, err)
+	}
+	defer unix.Close(fd)
+	var file unix.Statfs_t
+	if err := unix.Fstatfs(fd, &file); err != nil {
+		return fmt.Errorf("the file system of %s: %w", path, err)
+	}
+	if file.Flags&unix.ST_NOEXEC != 0 {
+		return fmt.Errorf("no program can be run from the file system of %s: it is mounted with noexec", path)
+	}
+	link, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err != nil {
+		return fmt.Errorf("where %s is: %w", path, err)
+	}
+	if h != "/" {
+		link = strings.TrimPrefix(link, string(h))
+	}
+	for _, path := range []string{path, link} {
+		for at := path; ; at = filepath.Dir(at) {
+			stat, err := h.stat(at, true)
+			if err != nil {
+				return fmt.Errorf("program %s: %w", path, err)
+			}
+			if stat.Mode&0o001 == 0 {
+				return fmt.Errorf("a pod with hostUsers: false cannot run %s, in its user namespace root of the host is nobody: %s has mode %04o, run chmod o+x on it", path, at, stat.Mode&0o7777)
+			}
+			if at == "/" {
+				break
+			}
 		}
 	}
 	return nil

@@ -14,6 +14,8 @@ import (
 // fakeBackend names what it was asked for.
 type fakeBackend struct{}
 
+func (fakeBackend) Ready(context.Context) error { return nil }
+
 func (fakeBackend) CommonEdits(context.Context) (*specs.ContainerEdits, error) {
 	return &specs.ContainerEdits{Mounts: []*specs.Mount{{HostPath: "/libcuda.so", ContainerPath: "/libcuda.so"}}}, nil
 }

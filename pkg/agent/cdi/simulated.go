@@ -100,6 +100,9 @@ func NewSimulated(ctx context.Context, opts SimulatedOptions) (*Simulated, error
 	return s, nil
 }
 
+// Ready implements Backend.
+func (*Simulated) Ready(context.Context) error { return nil }
+
 // CommonEdits implements Backend: the control nodes.
 func (s *Simulated) CommonEdits(context.Context) (*specs.ContainerEdits, error) {
 	return s.edits(s.controlNodes()...)

@@ -56,6 +56,8 @@ type Device struct {
 
 // Backend knows what a container must be given to use a GPU of this node.
 type Backend interface {
+	// Ready makes sure that what all containers with a GPU need of the agent is there. Otherwise [Backend.CommonEdits] fails, too.
+	Ready(ctx context.Context) error
 	// CommonEdits is what every container with a GPU needs, applied once per claim.
 	CommonEdits(ctx context.Context) (*specs.ContainerEdits, error)
 	// GPUEdits is what a container with this GPU needs on top. It makes sure that the device nodes it

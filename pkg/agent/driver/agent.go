@@ -143,7 +143,7 @@ func New(opts Options) (*Agent, error) {
 	status := newStatus()
 	a.claims, a.status, a.publisher, a.reporter = claims, status, newPublisher(opts, status), newReporter(opts, records)
 	a.publisher.asked = opts.Hardware.reached
-	a.check = newSelfCheck(opts, status, claims.MakeFolders, claims.MakeEmptyFolders, func() error {
+	a.check = newSelfCheck(opts, status, needs{claims.MakeFolders, claims.MakeEmptyFolders, opts.Backend.Ready}, func() error {
 		_, err := records.Records()
 		return err
 	}, a.readinessChanged)

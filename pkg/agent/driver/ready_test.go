@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -20,6 +22,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2/ktesting"
 
+	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
 )
 
@@ -194,6 +197,19 @@ func TestReadyMeansItWorks(t *testing.T) {
 	}
 }
 
+// notReady is a backend that lacks what containers need.
+type notReady struct {
+	cdi.Backend
+	failed atomic.Bool
+}
+
+func (b *notReady) Ready(context.Context) error {
+	if b.failed.Load() {
+		return errors.New("no room for the hook")
+	}
+	return nil
+}
+
 // TestAnAgentStartsWhereNothingCanBeWritten, says so on the Node, and is ready once it can.
 func TestAnAgentStartsWhereNothingCanBeWritten(t *testing.T) {
 	t.Parallel()
@@ -201,6 +217,8 @@ func TestAnAgentStartsWhereNothingCanBeWritten(t *testing.T) {
 		// breaks the state folder before the start, and returns what mends it.
 		breaks func(m *machine) (mend func())
 		reason string
+		// says what is wrong, if it is not the state folder.
+		says string
 		// taint: an agent before has left what is needed to publish.
 		taint bool
 	}{
@@ -234,6 +252,18 @@ func TestAnAgentStartsWhereNothingCanBeWritten(t *testing.T) {
 			},
 			reason: "FolderReadOnly", taint: true,
 		},
+		"there is no program to prepare containers with": {
+			breaks: func(m *machine) func() {
+				backend := &notReady{}
+				backend.failed.Store(true)
+				m.adjust = func(opts *driver.Options) {
+					backend.Backend = opts.Backend
+					opts.Backend = backend
+				}
+				return func() { backend.failed.Store(false) }
+			},
+			reason: "ProgramMissing", says: "containers cannot be prepared: no room for the hook", taint: true,
+		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -243,7 +273,7 @@ func TestAnAgentStartsWhereNothingCanBeWritten(t *testing.T) {
 			before := len(m.client.Actions())
 			m.run("")
 			m.register(driver.Name + "-reg.sock")
-			m.waitReadyz(http.StatusServiceUnavailable, "[-] folders writable: the folder "+m.path("state"))
+			m.waitReadyz(http.StatusServiceUnavailable, "[-] folders writable: "+cmp.Or(tc.says, "the folder "+m.path("state")))
 			m.waitNodeEvent("Warning", "CannotPrepareClaims")
 			m.waitNodeCondition("False", tc.reason)
 			if tc.taint {

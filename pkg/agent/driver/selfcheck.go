@@ -56,10 +56,9 @@ type selfCheck struct {
 	registrar, endpoint *socket
 	fsys                durable.FS
 	folders             []string
-	// makeFolders makes those that are missing, and made is whether it has: one that goes later has taken something with it. Those that
-	// makeEmpty makes have nothing that is not made anew.
-	makeFolders, makeEmpty func() error
-	made                   bool
+	// needs are made where they are missing, and made is whether the folders have been: one that goes later has taken something with it.
+	needs needs
+	made  bool
 	// readLedger reads all records. One that cannot be read is no error: it blocks its own GPUs.
 	readLedger func() error
 	// tell gets the problem once it has lasted, and nil when it is over.
@@ -77,11 +76,20 @@ type selfCheck struct {
 	told atomic.Pointer[problem]
 }
 
-func newSelfCheck(opts Options, status *Status, makeFolders, makeEmpty, readLedger func() error, tell func(context.Context, *problem)) *selfCheck {
+// needs make what claims need.
+type needs struct {
+	folders func() error
+	// empty makes folders that have nothing that is not made anew.
+	empty func() error
+	// programs brings along what containers are prepared with.
+	programs func(context.Context) error
+}
+
+func newSelfCheck(opts Options, status *Status, needs needs, readLedger func() error, tell func(context.Context, *problem)) *selfCheck {
 	c := &selfCheck{
 		status: status, instance: string(uuid.NewUUID()), fsys: opts.FS,
-		folders:     []string{opts.StateDir, prepare.LedgerDir(opts.StateDir), prepare.QuarantineDir(opts.StateDir), prepare.LocksDir(opts.StateDir), opts.CDIDir},
-		makeFolders: makeFolders, makeEmpty: makeEmpty, readLedger: readLedger, tell: tell, soon: make(chan struct{}, 1),
+		folders: []string{opts.StateDir, prepare.LedgerDir(opts.StateDir), prepare.QuarantineDir(opts.StateDir), prepare.LocksDir(opts.StateDir), opts.CDIDir},
+		needs:   needs, readLedger: readLedger, tell: tell, soon: make(chan struct{}, 1),
 	}
 	if c.fsys == nil {
 		c.fsys = durable.OS{}
@@ -271,12 +279,12 @@ func (c *selfCheck) answer(ctx context.Context, request any, _ *grpc.UnaryServer
 	return &drapb.NodePrepareResourcesResponse{}, nil
 }
 
-// checkFolders reads the ledger, and tries to write where prepare has to.
+// checkFolders reads the ledger, tries to write where prepare has to, and brings along the programs that go there.
 func (c *selfCheck) checkFolders(ctx context.Context) {
 	if !c.haveFolders(ctx) {
 		return
 	}
-	if err := c.makeEmpty(); err != nil {
+	if err := c.needs.empty(); err != nil {
 		c.fail(ctx, stageFolders, reasonOfFolder(err), fmt.Errorf("claims need a folder: %w", err))
 		return
 	}
@@ -291,6 +299,10 @@ func (c *selfCheck) checkFolders(ctx context.Context) {
 			return
 		}
 	}
+	if err := c.needs.programs(ctx); err != nil {
+		c.fail(ctx, stageFolders, reasonProgramMissing, fmt.Errorf("containers cannot be prepared: %w", err))
+		return
+	}
 	c.status.set(stageFolders, true)
 }
 
@@ -299,7 +311,7 @@ func (c *selfCheck) haveFolders(ctx context.Context) bool {
 	if c.made {
 		return true
 	}
-	if err := c.makeFolders(); err != nil {
+	if err := c.needs.folders(); err != nil {
 		c.fail(ctx, stageFolders, reasonOfFolder(err), fmt.Errorf("%s: %w", folderProblem(c.folders[0], err), err))
 		return false
 	}

@@ -31,7 +31,8 @@ func TestALookThatIsUnderWayIsNotTakenForAFolderThatHangs(t *testing.T) {
 	gone := func(name string) *socket { return &socket{path: filepath.Join(t.TempDir(), name), closed: true} }
 	c := &selfCheck{
 		status: newStatus(), fsys: durable.OS{}, soon: make(chan struct{}, 1), registrar: gone("r"), endpoint: gone("e"),
-		tell: func(context.Context, *problem) {}, makeFolders: func() error { return nil }, makeEmpty: func() error { return nil },
+		tell:  func(context.Context, *problem) {},
+		needs: needs{folders: func() error { return nil }, empty: func() error { return nil }, programs: func(context.Context) error { return nil }},
 		readLedger: func() error {
 			begun <- struct{}{}
 			<-end

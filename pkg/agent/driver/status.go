@@ -52,6 +52,7 @@ const (
 	reasonFolderFull       = "FolderFull"
 	reasonFolderReadOnly   = "FolderReadOnly"
 	reasonFolderUnwritable = "FolderNotWritable"
+	reasonProgramMissing   = "ProgramMissing"
 	reasonSocketMissing    = "SocketMissing"
 	reasonSocketTaken      = "SocketTaken"
 	reasonSocketSilent     = "SocketDoesNotAnswer"
