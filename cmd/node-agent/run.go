@@ -267,6 +267,7 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 		HookPath:       opts.hook.path,
 		ProcRoot:       "/proc",
 		LoadModule:     opts.loadModule(),
+		MakeNode:       cdi.MakeNode,
 	}
 	if opts.hook.path == "" && opts.hook.from != "" {
 		// Where it cannot be installed the agent serves all the same, and says that it is not ready.

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 
@@ -37,6 +38,9 @@ type DriverOptions struct {
 	ProcRoot string
 	// LoadModule loads a module of the host's kernel that the driver needs and that nobody has loaded yet. Without it such a claim waits.
 	LoadModule func(ctx context.Context, module string) error
+	// MakeNode makes a device node of the driver's in the host's /dev where there is none ([MakeNode]), for containers in a user namespace. Without it,
+	// and where it fails, they can have what is there.
+	MakeNode func(path string, major, minor uint32, mode fs.FileMode) error
 	// HookPath is the nvidia-cdi-hook program on the host; empty means nvcdi's default.
 	HookPath string
 	// InstallHook brings it there ([Hook.Install]); nil for a program of the host's. The one that is brought cannot open the driver's library.
@@ -101,6 +105,7 @@ func (d *Driver) GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, 
 	if err := d.completeGPU(&edits, gpu); err != nil {
 		return nil, fmt.Errorf("look for the device nodes of %s below %s: %w%s", gpu.UUID, d.devRoot(), err, logger.said())
 	}
+	d.makeNodes(ctx, edits.DeviceNodes)
 	return &edits, nil
 }
 

@@ -66,6 +66,7 @@ func TestRealGPUsGetTheDriversFiles(t *testing.T) {
 	backend := cdi.NewDriver(cdi.DriverOptions{
 		NVML:       func() nvml.Interface { return sim },
 		DriverRoot: root,
+		ProcRoot:   t.TempDir(),
 		HookPath:   program,
 	})
 	store, err := cdi.NewStore(durable.OS{}, t.TempDir(), "/")
@@ -121,6 +122,7 @@ func TestTheHostsPathsAreNamedToTheRuntime(t *testing.T) {
 	backend := cdi.NewDriver(cdi.DriverOptions{
 		NVML:           func() nvml.Interface { return sim },
 		DriverRoot:     root,
+		ProcRoot:       t.TempDir(),
 		HostDriverRoot: "/run/nvidia/driver",
 	})
 	edits, err := backend.CommonEdits(t.Context())
@@ -218,6 +220,7 @@ func TestWhatARuntimeOpensIsLookedUpInTheHostsRoot(t *testing.T) {
 			backend := cdi.NewDriver(cdi.DriverOptions{
 				NVML:           func() nvml.Interface { return sim },
 				DriverRoot:     driver,
+				ProcRoot:       t.TempDir(),
 				HostDriverRoot: cmp.Or(tc.hostDriver, "/run/nvidia/driver"),
 				HookPath:       cmp.Or(tc.hook, "/opt/nvidia/nvidia-cdi-hook"),
 			})
@@ -246,7 +249,7 @@ func onGPU3(t *testing.T) (root string, backend *cdi.Driver, one cdi.GPU) {
 	sim, one := gpu3(t)
 	version, _ := sim.SystemGetDriverVersion()
 	root = driverRoot(t, version)
-	return root, cdi.NewDriver(cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: root}), one
+	return root, cdi.NewDriver(cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: root, ProcRoot: t.TempDir()}), one
 }
 
 // gpu3 is a GPU of a simulated machine, of which another one has fallen off the bus.
@@ -303,7 +306,7 @@ func TestAHookThatCannotOpenTheDriverIsNotAskedTo(t *testing.T) {
 	version, _ := sim.SystemGetDriverVersion()
 	for _, install := range []func(context.Context) error{nil, func(context.Context) error { return nil }} {
 		backend := cdi.NewDriver(cdi.DriverOptions{
-			NVML: func() nvml.Interface { return sim }, DriverRoot: driverRoot(t, version), HookPath: "/hook", InstallHook: install,
+			NVML: func() nvml.Interface { return sim }, DriverRoot: driverRoot(t, version), ProcRoot: t.TempDir(), HookPath: "/hook", InstallHook: install,
 		})
 		edits, err := backend.GPUEdits(t.Context(), one)
 		must(t, err)
@@ -323,7 +326,7 @@ func TestAClaimWithoutTheHookIsRefused(t *testing.T) {
 	version, _ := sim.SystemGetDriverVersion()
 	full := errors.New("the disk is full")
 	backend := cdi.NewDriver(cdi.DriverOptions{
-		NVML: func() nvml.Interface { return sim }, DriverRoot: driverRoot(t, version), HookPath: "/hook",
+		NVML: func() nvml.Interface { return sim }, DriverRoot: driverRoot(t, version), ProcRoot: t.TempDir(), HookPath: "/hook",
 		InstallHook: func(context.Context) error { return full },
 	})
 	if err := backend.Ready(t.Context()); !errors.Is(err, full) {

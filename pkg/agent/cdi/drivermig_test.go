@@ -54,7 +54,7 @@ func migDriver(t *testing.T) (root string, opts cdi.DriverOptions, device cdi.GP
 			device = cdi.GPU{Name: "gpu-0000-03-00-0", UUID: uuid, PCIBusID: "0000:61:00.0", Minor: minor}
 		}
 	}
-	return root, cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: root}, device, minors
+	return root, cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: root, ProcRoot: t.TempDir()}, device, minors
 }
 
 func capNode(root string, n int) string {

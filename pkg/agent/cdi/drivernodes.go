@@ -16,7 +16,7 @@ import (
 // find out that CUDA does not work.
 
 // controlNodes are opened by whatever uses CUDA.
-var controlNodes = []string{"/dev/nvidiactl", "/dev/nvidia-uvm"}
+var controlNodes = []string{"/dev/nvidiactl", uvmNode}
 
 const (
 	migPrefix = "MIG-"
@@ -26,29 +26,30 @@ const (
 	migCaps    = 2
 )
 
-// completeControl adds the nodes that whatever uses CUDA opens, where nvcdi has found none.
+// completeControl adds the nodes that whatever uses CUDA opens, where nvcdi has found none or one that is not current.
 func (d *Driver) completeControl(ctx context.Context, edits *specs.ContainerEdits) error {
 	for _, name := range controlNodes {
-		if has(edits.DeviceNodes, name) {
+		if d.numbers.current(edits.DeviceNodes, name) {
 			continue
 		}
 		nodes, err := d.numbers.control(ctx, name)
 		if err != nil {
 			return fmt.Errorf("there is no %s: %w", name, err)
 		}
-		edits.DeviceNodes = append(edits.DeviceNodes, nodes...)
+		edits.DeviceNodes = with(edits.DeviceNodes, nodes...)
 	}
+	d.makeNodes(ctx, edits.DeviceNodes)
 	return nil
 }
 
 // completeGPU adds the nodes of a GPU or of a MIG device, where nvcdi has found none.
 func (d *Driver) completeGPU(edits *specs.ContainerEdits, gpu GPU) error {
-	if name := gpuNode(gpu.Minor); !has(edits.DeviceNodes, name) {
+	if name := gpuNode(gpu.Minor); !d.numbers.current(edits.DeviceNodes, name) {
 		node, err := d.numbers.gpu(gpu.Minor)
 		if err != nil {
 			return fmt.Errorf("there is no %s: %w", name, err)
 		}
-		edits.DeviceNodes = append(edits.DeviceNodes, node)
+		edits.DeviceNodes = with(edits.DeviceNodes, node)
 	}
 	if !strings.HasPrefix(gpu.UUID, migPrefix) {
 		return nil
@@ -56,7 +57,7 @@ func (d *Driver) completeGPU(edits *specs.ContainerEdits, gpu GPU) error {
 	var caps []string
 	others := slices.DeleteFunc(slices.Clone(edits.DeviceNodes), func(node *specs.DeviceNode) bool {
 		inFolder := path.Dir(node.Path) == capsFolder
-		if inFolder {
+		if inFolder && d.numbers.current(edits.DeviceNodes, node.Path) {
 			caps = append(caps, path.Base(node.Path))
 		}
 		return inFolder
@@ -72,8 +73,12 @@ func (d *Driver) completeGPU(edits *specs.ContainerEdits, gpu GPU) error {
 	return nil
 }
 
-func has(nodes []*specs.DeviceNode, name string) bool {
-	return slices.ContainsFunc(nodes, func(n *specs.DeviceNode) bool { return n.Path == name })
+// with are the nodes and those, which take the place of others of their names.
+func with(nodes []*specs.DeviceNode, those ...*specs.DeviceNode) []*specs.DeviceNode {
+	kept := slices.DeleteFunc(slices.Clone(nodes), func(node *specs.DeviceNode) bool {
+		return slices.ContainsFunc(those, func(other *specs.DeviceNode) bool { return other.Path == node.Path })
+	})
+	return append(kept, those...)
 }
 
 // letEverybodyOpen gives the driver's nodes modes by which a container need not run as root to use its GPU, whatever an

@@ -17,12 +17,15 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// A runtime makes a device node in a container from its numbers, and needs no node of the host. So what is missing below /dev is described by what
+// A runtime makes a device node in a container from its numbers, and needs no node of the host, unless there is a user namespace ([MakeNode]). So what is missing below /dev is described by what
 // the kernel says in /proc: NVML makes the nodes of GPUs in the /dev that it sees, which is not a driver container's, and nobody but CUDA makes
 // /dev/nvidia-uvm, for which no container may start before.
 
 const (
 	uvmModule = "nvidia-uvm"
+	uvmNode   = "/dev/nvidia-uvm"
+	// capsModule is the name of a device alone.
+	capsModule = "nvidia-caps"
 	// controlMinor is /dev/nvidiactl's. Below are those of GPUs.
 	controlMinor = 255
 )
@@ -39,7 +42,7 @@ type numbers struct {
 
 // control are nodes that whatever uses CUDA opens.
 func (n *numbers) control(ctx context.Context, name string) ([]*specs.DeviceNode, error) {
-	if name != "/dev/nvidia-uvm" {
+	if name != uvmNode {
 		major, err := n.major(gpuMajors...)
 		if err != nil {
 			return nil, err
@@ -89,7 +92,7 @@ func (n *numbers) partition(lib nvml.Interface, gpu GPU) ([]*specs.DeviceNode, e
 	if ret != nvml.SUCCESS {
 		return nil, fmt.Errorf("ask for the compute instance of %s: %w", gpu.UUID, ret)
 	}
-	major, err := n.major("nvidia-caps")
+	major, err := n.major(capsModule)
 	if err != nil {
 		return nil, err
 	}
@@ -145,6 +148,37 @@ func (n *numbers) major(names ...string) (int64, error) {
 
 func (n *numbers) migMinorsFile() string {
 	return filepath.Join(n.proc, "driver/nvidia-caps/mig-minors")
+}
+
+// closedToOthers is an error where an administrator keeps the driver's nodes from processes of the host: then none is made that is open to all. What
+// is not known is as the driver's default, 0666 (its parameter NVreg_DeviceFileMode, as /proc has it in decimal).
+func (n *numbers) closedToOthers() (closed error) {
+	file := filepath.Join(n.proc, "driver/nvidia/params")
+	_ = lines(file, func(line string) {
+		if text, found := strings.CutPrefix(line, "DeviceFileMode:"); found {
+			if mode, err := strconv.ParseUint(strings.TrimSpace(text), 10, 32); err == nil && mode&0o006 != 0o006 {
+				closed = fmt.Errorf("%s has DeviceFileMode %04o", file, mode)
+			}
+		}
+	})
+	return closed
+}
+
+// current tells whether there is the node, and not one of a module that has been loaded anew since, with another number.
+func (n *numbers) current(nodes []*specs.DeviceNode, name string) bool {
+	i := slices.IndexFunc(nodes, func(node *specs.DeviceNode) bool { return node.Path == name })
+	if i < 0 {
+		return false
+	}
+	names := gpuMajors
+	switch {
+	case filepath.Dir(name) == capsFolder:
+		names = []string{capsModule}
+	case name == uvmNode:
+		names = []string{uvmModule}
+	}
+	major, err := n.major(names...)
+	return err != nil || major == nodes[i].Major
 }
 
 // migMinors are the minors of all capabilities that MIG devices can have (NVIDIA's MIG user guide, "Device Nodes and Capabilities").

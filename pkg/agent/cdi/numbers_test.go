@@ -42,7 +42,7 @@ func numbered(nodes []*specs.DeviceNode) (list []string) {
 
 // TestNodesThatNobodyHasMadeAreGivenByNumber: on a host on which nobody has used CUDA yet, and where the driver's container has another /dev.
 func TestNodesThatNobodyHasMadeAreGivenByNumber(t *testing.T) {
-	all := []string{"195 nvidia-frontend", "235 nvidia-uvm"}
+	all := []string{"121 nvidia-frontend", "235 nvidia-uvm"} // the nodes that are there have 121
 	tests := map[string]struct {
 		gone, devices []string
 		loads         bool // the module that is asked for
@@ -50,11 +50,18 @@ func TestNodesThatNobodyHasMadeAreGivenByNumber(t *testing.T) {
 		want          []string
 		err           string
 	}{
-		"all are there": {devices: all},
+		"all are there": {devices: []string{"121 nvidia-frontend", "121 nvidia-uvm"}},
+		// Of another kernel, maybe, that says so in other words.
+		"what is there is not known": {devices: []string{"121 something"}},
+		"nvidia-uvm was loaded anew": {devices: all, want: []string{"/dev/nvidia-uvm c 235:0 0666", "/dev/nvidia-uvm-tools c 235:1 0666"}},
+		"another driver has been loaded": {
+			devices: []string{"195 nvidia", "235 nvidia-uvm"},
+			want:    []string{"/dev/nvidia-uvm c 235:0 0666", "/dev/nvidia-uvm-tools c 235:1 0666", "/dev/nvidia3 c 195:3 0666", "/dev/nvidiactl c 195:255 0666"},
+		},
 		"no nvidia-uvm": {gone: []string{"nvidia-uvm"}, devices: all, want: []string{"/dev/nvidia-uvm c 235:0 0666", "/dev/nvidia-uvm-tools c 235:1 0666"}},
 		"none": {
 			gone: []string{"nvidia-uvm", "nvidiactl", "nvidia3"}, devices: all,
-			want: []string{"/dev/nvidia-uvm c 235:0 0666", "/dev/nvidia-uvm-tools c 235:1 0666", "/dev/nvidia3 c 195:3 0666", "/dev/nvidiactl c 195:255 0666"},
+			want: []string{"/dev/nvidia-uvm c 235:0 0666", "/dev/nvidia-uvm-tools c 235:1 0666", "/dev/nvidia3 c 121:3 0666", "/dev/nvidiactl c 121:255 0666"},
 		},
 		"a driver that calls itself nvidia": {
 			gone: []string{"nvidia-uvm", "nvidiactl", "nvidia3"}, devices: []string{"195 nvidia", "195 nvidiactl", "510 nvidia-uvm"},
@@ -138,15 +145,15 @@ func TestNodesThatNobodyHasMadeAreGivenByNumber(t *testing.T) {
 // TestAMIGDevicesNodesAreGivenByNumber where NVML has made them in another /dev than the driver's container has.
 func TestAMIGDevicesNodesAreGivenByNumber(t *testing.T) {
 	root, opts, device, minors := migDriver(t)
-	caps := []string{"195 nvidia", "508 nvidia-caps"}
+	caps := []string{"121 nvidia", "508 nvidia-caps"}
 	backend := func(minors string, devices ...string) *cdi.Driver {
 		opts.ProcRoot = procOf(t, minors, devices...)
 		return cdi.NewDriver(opts)
 	}
 	want := []string{"/dev/nvidia-caps/nvidia-cap21 c 508:21 0444", "/dev/nvidia-caps/nvidia-cap22 c 508:22 0444"}
 	withDriverInProc(t, minors, func() {
-		for _, gone := range []string{capNode(root, 22), capNode(root, 21)} { // one of them, and both
-			if err := os.Remove(gone); err != nil {
+		for _, gone := range []string{"", capNode(root, 22), capNode(root, 21)} { // none, but they have another number; one of them; both
+			if err := os.Remove(gone); gone != "" && err != nil {
 				t.Error(err)
 			}
 			edits, err := backend(minors, caps...).GPUEdits(t.Context(), device)
