@@ -38,12 +38,14 @@ type DriverOptions struct {
 	// ProcRoot is /proc, of the host.
 	ProcRoot string
 
-	mounts mounts // the kernel's if nil
+	mounts      mounts        // the kernel's if nil
+	helpTimeout time.Duration // defaultHelpTimeout if 0
 }
 
 // NewDriver returns the tools for real GPUs.
 func NewDriver(opts DriverOptions) Tools {
 	opts.ShmBytes = cmp.Or(opts.ShmBytes, DefaultShmBytes)
+	opts.helpTimeout = cmp.Or(opts.helpTimeout, defaultHelpTimeout)
 	return Tools{TimeSlicer: &smi{opts}, Daemons: &systemd{folders{opts}}, Processes: &processes{proc: opts.ProcRoot}, Pods: func() (map[types.UID]bool, error) { return PodsRunning(opts.ProcRoot) }}
 }
 
@@ -101,21 +103,51 @@ func (s *systemd) options(ctx context.Context, daemon Daemon) ([]string, error) 
 	if daemon.MultiUser == MultiUserNo {
 		return foreground, nil
 	}
-	program, err := s.opts.find(control)
-	if err != nil {
+	can, err := s.servesSeveral(ctx)
+	switch {
+	case err != nil:
 		return nil, err
-	}
-	// A program that does not know --help says something else, maybe with an error. It may read commands, of which there are none.
-	help := head{most: maxHelp}
-	err = execute(s.opts.command(ctx, program, "--help"), "", &help)
-	if strings.Contains(help.String(), multiUser) {
+	case can:
 		return append(foreground, multiUser), nil
-	}
-	if daemon.MultiUser == MultiUserIfPossible {
+	case daemon.MultiUser == MultiUserIfPossible:
 		return foreground, nil
 	}
-	return nil, errors.Join(fmt.Errorf("sharing.mpsConfig.multiUser: the driver cannot do that: %s has no option %s", control, multiUser), err)
+	return nil, fmt.Errorf("sharing.mpsConfig.multiUser: the driver cannot do that: %s has no option %s", control, multiUser)
 }
+
+// servesSeveral tells whether a daemon can serve several users at once. That it cannot is only known of a program that has ended by itself and has said
+// something, whatever its status: one that does not know --help says something else. It may read commands, of which there are none.
+func (s *systemd) servesSeveral(ctx context.Context) (can bool, err error) {
+	program, err := s.opts.find(control)
+	if err != nil {
+		return false, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, s.opts.helpTimeout)
+	defer cancel()
+	help := head{most: maxHelp}
+	err = execute(s.opts.command(ctx, program, "--help"), "", &help)
+	said := strings.TrimSpace(help.String())
+	if strings.Contains(said, multiUser) {
+		return true, nil
+	}
+	var exit *exec.ExitError
+	switch {
+	case ctx.Err() != nil:
+		err = context.Cause(ctx)
+	case errors.As(err, &exit) && exit.Exited() && !notRun[exit.ExitCode()], errors.Is(err, exec.ErrWaitDelay): // with the latter a child has its output
+		err = nil
+	}
+	if err == nil && said == "" {
+		err = errors.New("it says nothing")
+	}
+	if err != nil {
+		return false, fmt.Errorf("ask the program %s for its options: %w: %s", control, err, clipped(said))
+	}
+	return false, nil
+}
+
+// notRun are exit statuses of env and chroot (GNU coreutils) for a program that they could not run.
+var notRun = map[int]bool{125: true, 126: true, 127: true}
 
 // Start implements Daemons.
 func (s *systemd) Start(ctx context.Context, daemon Daemon) error {
@@ -292,8 +324,12 @@ func below(ctx context.Context, root string, args ...string) *exec.Cmd {
 // may be what a program says that looks there.
 const maxOutput = 500
 
-// maxHelp of a program is looked at.
-const maxHelp = 64 << 10
+const (
+	// maxHelp of a program, in bytes, is looked at.
+	maxHelp = 64 << 10
+	// defaultHelpTimeout is for a program to tell its options. It leaves the time of the step to what is done then.
+	defaultHelpTimeout = 2 * time.Second
+)
 
 // head keeps the beginning of what is written: at most so many bytes.
 type head struct {

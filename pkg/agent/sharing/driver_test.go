@@ -35,7 +35,7 @@ func host(t *testing.T) (opts DriverOptions, calls func() []string) {
 	script("systemd-run", absent+`case "$*" in *--wait*) [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log+`;; *) [ -e refuse ] && { echo "no such unit"; exit 1; }; touch unit;; esac`)
 	script("systemctl", absent+`case $1 in is-active) [ -e ending ] && { echo deactivating; exit 3; }; [ -e unit ] || { echo inactive; exit 3; };; stop) [ -e slow ] && exec sleep 60; [ -e unstoppable ] && exit 1; rm -f unit ending; [ ! -e late ] || exit 5;; esac`)
 	// Its help is long. It does not take the first command.
-	script("nvidia-cuda-mps-control", `[ "$1" = --help ] && { [ -e old ] && { echo "invalid option"; exit 1; }; head -c 3000 /dev/zero | tr '\0' ' '; echo "-M | --multiuser-server"; exit 1; }; [ -e deaf ] && exit 1; [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
+	script("nvidia-cuda-mps-control", `[ "$1" = --help ] && { [ -e old ] && { echo "invalid option"; exit 1; }; [ -e mute ] && exit 1; [ -e killed ] && { echo oops; kill -9 $$; }; [ -e hung ] && exec sleep 60;  head -c 3000 /dev/zero | tr '\0' ' '; echo "-M | --multiuser-server"; exit 1; }; [ -e deaf ] && exit 1; [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
 	opts = DriverOptions{DriverRoot: "/", MPSRoot: filepath.Join(dir, "mps"), HostRoot: "/", ProcRoot: "/proc", mounts: fakeMounts{}}
 	return opts, func() []string {
@@ -167,6 +167,48 @@ func TestADaemonServesSeveralUsersWhereTheDriverCan(t *testing.T) {
 			starts := slices.DeleteFunc(calls(), func(call string) bool { return !strings.HasPrefix(call, "systemd-run --quiet --collect --unit=") })
 			if len(starts) != 1 || !strings.HasSuffix(starts[0], tc.want) {
 				t.Errorf("starts %q, want one that ends in %q", starts, tc.want)
+			}
+		})
+	}
+}
+
+// TestADriverThatDoesNotTellIsNotTakenForAnOldOne: a daemon for one user at a time would keep all but the first waiting, for as long as it runs.
+func TestADriverThatDoesNotTellIsNotTakenForAnOldOne(t *testing.T) {
+	const ask = "ask the program nvidia-cuda-mps-control for its options: "
+	for happens, want := range map[string]string{
+		"mute": "it says nothing", "killed": "signal: killed: oops", "hung": "context deadline exceeded", "not executable": "exit status 126", "gone": "exit status 127",
+		"old": "", // and that is the answer
+	} {
+		t.Run(happens, func(t *testing.T) {
+			opts, _ := host(t)
+			dir := filepath.Dir(opts.MPSRoot)
+			program := filepath.Join(dir, control)
+			var err error
+			switch happens {
+			case "gone":
+				err = os.Remove(program)
+			case "not executable":
+				err = os.Chmod(program, 0o600)
+			case "hung":
+				opts.helpTimeout = time.Millisecond
+				fallthrough
+			default:
+				err = os.WriteFile(filepath.Join(dir, happens), nil, 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+			daemons := NewDriver(opts).Daemons
+			for _, wanted := range []MultiUser{MultiUserIfPossible, MultiUserYes} {
+				err := daemons.Check(t.Context(), Daemon{Name: "claim-1", GPUs: []string{"GPU-1"}, MultiUser: wanted})
+				switch {
+				case want == "" && wanted == MultiUserIfPossible:
+					if err != nil {
+						t.Errorf("%s: %v", wanted, err)
+					}
+				case err == nil || strings.Contains(err.Error(), ask) != (want != "") || !strings.Contains(err.Error(), want):
+					t.Errorf("%s: %v, want an error with %q", wanted, err, want)
+				}
 			}
 		})
 	}
