@@ -183,7 +183,7 @@ type Daemon struct {
 	// ActiveThreadPercentage of a client, and MemoryMiB of a client on each GPU; 0 for no limit.
 	ActiveThreadPercentage int     `json:"activeThreadPercentage,omitempty"`
 	MemoryMiB              []int64 `json:"memoryMiB,omitempty"`
-	// MultiUser is sharing.MultiUser; empty in records of older agents, whose daemons serve one user at a time.
+	// MultiUser is sharing.MultiUser; empty in records of older agents, also of shared steps, which are for several users now.
 	MultiUser string `json:"multiUser,omitempty"`
 }
 

@@ -60,8 +60,12 @@ func (d Daemons) RemoveEnded(ctx context.Context, name string) (removed bool, er
 
 // daemonOf is the daemon that a step has, or will have, started.
 func daemonOf(step ledger.Step) sharing.Daemon {
+	multiUser := sharing.MultiUser(step.Daemon.MultiUser)
+	if step.Shared && multiUser == sharing.MultiUserNo {
+		multiUser = sharing.MultiUserIfPossible // an older agent has recorded it
+	}
 	return sharing.Daemon{
 		Name: step.Target, GPUs: step.Daemon.GPUs, ActiveThreadPercentage: step.Daemon.ActiveThreadPercentage, MemoryMiB: step.Daemon.MemoryMiB,
-		MultiUser: sharing.MultiUser(step.Daemon.MultiUser),
+		MultiUser: multiUser,
 	}
 }
