@@ -37,8 +37,11 @@ func (j *job) daemon(made bool) (*served, error) {
 		}
 		next := served{Daemon: sharing.Daemon{Name: string(j.entry.Claim.UID)}, gpu: j.entry.HeldGPUs()[0]}
 		if device.Share != nil {
-			// Who shares it does not know as which users the others run.
+			// Who shares it does not know as which users the others run. Who asks for it is refused where the driver cannot.
 			next = served{Daemon: sharing.Daemon{Name: device.GPU, MultiUser: sharing.MultiUserIfPossible}, gpu: device.GPU, shared: true}
+			if settings.MPS.MultiUser {
+				next.MultiUser = sharing.MultiUserYes
+			}
 			if _, err := mpsLimit(settings.MPS, device, j.granted(device.Request, device.GPU)); err != nil {
 				return nil, refuse(device, err)
 			}
@@ -50,6 +53,9 @@ func (j *job) daemon(made bool) (*served, error) {
 			return nil, refuse(device, fmt.Errorf("sharing.strategy: %q: a container can only use one MPS daemon, and each GPU that is shared by several claims has its own: put the requests into claims of their own, or let all be for one GPU", config.MPS))
 		}
 		if daemon.shared {
+			if next.MultiUser == sharing.MultiUserYes {
+				daemon.MultiUser = next.MultiUser
+			}
 			if len(daemon.GPUs) == 0 {
 				daemon.GPUs = append(daemon.GPUs, device.UUID)
 			}

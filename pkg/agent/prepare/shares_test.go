@@ -19,6 +19,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -79,6 +80,40 @@ func TestSharesOfAGPUAreHeldSideBySide(t *testing.T) {
 	}
 	if left := n.files(); len(left) > 0 {
 		t.Errorf("left: %v", left)
+	}
+}
+
+// TestAShareThatAsksForSeveralUsersIsNotServedOneByOne: where the driver cannot do that its claim is refused, and others are not.
+func TestAShareThatAsksForSeveralUsersIsNotServedOneByOne(t *testing.T) {
+	asks := sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"multiUser":true}`)
+	secondAsks := withConfig(claim("second", "a="+gpu0+"+share:a:4Gi:10", "b="+gpu0+"+share:b:4Gi:10"), driverName, asks)
+	secondAsks.Status.Allocation.Devices.Config[0].Requests = []string{"b"}
+	for name, tc := range map[string]struct {
+		claim *resourceapi.ResourceClaim
+		want  sharing.MultiUser
+	}{
+		"it says nothing":      {claim: sharedBy("one", "20Gi:25", ""), want: sharing.MultiUserIfPossible},
+		"it says no":           {claim: sharedBy("one", "20Gi:25", sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"multiUser":false}`)), want: sharing.MultiUserIfPossible},
+		"it asks":              {claim: sharedBy("one", "20Gi:25", asks), want: sharing.MultiUserYes},
+		"its other share asks": {claim: secondAsks, want: sharing.MultiUserYes},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			n.rules.Shares = config.MPS
+			m := n.manager()
+			n.prepared(m, sharedBy("before", "8Gi:10", ""))
+			n.prepared(m, tc.claim)
+			_, record := n.recordOf(tc.claim.UID)
+			var got []string
+			for _, step := range record.Entry.Undo {
+				if step.Daemon != nil {
+					got = append(got, step.Daemon.MultiUser)
+				}
+			}
+			if diff := cmp.Diff([]string{string(tc.want)}, got); diff != "" {
+				t.Errorf("the daemon is for several users (-want +got):\n%s", diff)
+			}
+		})
 	}
 }
 
