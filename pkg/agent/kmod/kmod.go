@@ -43,7 +43,7 @@ func (l *Loader) Load(ctx context.Context, module string) error {
 	case result := <-l.runs.DoChan(module, func() (any, error) { return nil, l.modprobe(module) }):
 		return result.Err
 	case <-ctx.Done():
-		return fmt.Errorf("load the kernel's module %s: %w", module, context.Cause(ctx))
+		return fmt.Errorf("load the kernel's module %s: modprobe in %s has not ended yet: %w", module, l.root, context.Cause(ctx))
 	}
 }
 

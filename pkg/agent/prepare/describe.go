@@ -91,13 +91,16 @@ func (p patient) GPUEdits(ctx context.Context, gpu cdi.GPU) (*specs.ContainerEdi
 func (p patient) wait(ctx context.Context, f func(context.Context) (*specs.ContainerEdits, error)) (*specs.ContainerEdits, error) {
 	ctx, cancel := context.WithTimeout(ctx, p.timeout)
 	defer cancel()
+	// Who is asked knows what it waits for, a module that is being loaded for example, and has the time to say so.
+	asked, cancelAsked := context.WithTimeout(ctx, p.timeout-p.timeout/10)
+	defer cancelAsked()
 	type answer struct {
 		edits *specs.ContainerEdits
 		err   error
 	}
 	answers := make(chan answer, 1)
 	go func() {
-		edits, err := f(ctx)
+		edits, err := f(asked)
 		answers <- answer{edits, err}
 	}()
 	select {

@@ -148,6 +148,25 @@ func TestATimeSliceIsSetByAddress(t *testing.T) {
 	}
 }
 
+// slowBackend is one that waits for something until its time is over, and knows for what.
+type slowBackend struct{ cdi.Backend }
+
+func (slowBackend) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error) {
+	<-ctx.Done()
+	return nil, errors.New("modprobe has not ended yet")
+}
+
+// TestWhatTheDriverWaitsForIsSaid, rather than that it does not answer.
+func TestWhatTheDriverWaitsForIsSaid(t *testing.T) {
+	n := newNode(t)
+	n.options.GPUTimeout = time.Second
+	n.backend = func(b cdi.Backend) cdi.Backend { return slowBackend{b} }
+	_, err := n.manager().Prepare(n.ctx, claim("train", "gpu="+gpu0))
+	if err == nil || !strings.Contains(err.Error(), "modprobe has not ended yet") {
+		t.Errorf("%v, want an error that says what is waited for", err)
+	}
+}
+
 // hungBackend does not return while it hangs.
 type hungBackend struct {
 	cdi.Backend
