@@ -223,7 +223,7 @@ func TestProcessesOfWhichNothingIsToldOrThatCannotBeEnded(t *testing.T) {
 	}{
 		"one has just ended":         {processes: knownProcesses{gone: 70}, machine: "is open in process 70"},
 		"whose one is, is unknown":   {processes: knownProcesses{unknown: 70}, host: errReading.Error(), machine: "is open in process 70", failed: 1},
-		"one of two cannot be ended": {processes: knownProcesses{kept: 71}, host: "is still on it", machine: "is open in process 70", failed: 1},
+		"one of two cannot be ended": {processes: knownProcesses{kept: 71}, host: "is still on it, and cannot be ended: process 71: no permission", machine: ", and cannot be ended: process 71: no permission", failed: 1},
 	}
 	for name, tc := range tests {
 		for device, want := range map[string]string{gpu0: tc.host, vm0: tc.machine} {

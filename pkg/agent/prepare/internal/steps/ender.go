@@ -3,6 +3,7 @@ package steps
 import (
 	"context"
 	"errors"
+	"fmt"
 	"slices"
 	"time"
 
@@ -48,6 +49,9 @@ func (e Ender) await(ctx context.Context, ask func(context.Context) (left, err e
 	}
 	return err
 }
+
+// cannotEnd is what is left, and why one of it stays.
+func cannotEnd(left, err error) error { return fmt.Errorf("%w, and cannot be ended: %w", left, err) }
 
 // isOf tells whether the process is one of these pods, and of which. One that has ended is none.
 func (e Ender) isOf(pid uint32, pods []types.UID) (pod types.UID, is bool, err error) {

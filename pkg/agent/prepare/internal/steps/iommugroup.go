@@ -39,7 +39,7 @@ func (g iommuGroup) undo(ctx context.Context, entry *ledger.Entry, step ledger.S
 			}
 			klog.FromContext(ctx).Info("Process of a claim's pod still has its GPU open and is ended", "device", step.GPU, "pid", pid, "podUID", pod, "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name))
 			if err := g.ender.Tool.End(pid, pod); err != nil {
-				return left, err
+				return cannotEnd(left, err), err
 			}
 		}
 		return left, nil

@@ -68,7 +68,7 @@ func (p processes) undo(ctx context.Context, entry *ledger.Entry, step ledger.St
 				killed.Insert(process)
 			}
 			if err := p.ender.Tool.End(process.pid, process.pod); err != nil {
-				return left, err
+				return cannotEnd(left, err), err
 			}
 		}
 		return left, nil
