@@ -35,6 +35,7 @@ var forbidden = map[string][]string{
 	"pkg/allocator":        {"k8s.io/client-go", "k8s.io/kubernetes", "k8s.io/utils/clock", "k8s.io/kube-scheduler", "time"},
 	"pkg/audit":            {"k8s.io/client-go", "k8s.io/kubernetes", "k8s.io/utils/clock", "k8s.io/kube-scheduler"},
 	"pkg/wakeup":           {"k8s.io/client-go", "k8s.io/kubernetes", "k8s.io/utils/clock", "k8s.io/kube-scheduler"},
+	"pkg/topology":         {"k8s.io/", "time"},
 	"pkg/tracker":          {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
 	"pkg/fence":            {"k8s.io/kubernetes", "k8s.io/kube-scheduler", "k8s.io/client-go"},
 	"pkg/agent":            {"k8s.io/kubernetes", "k8s.io/kube-scheduler"},
