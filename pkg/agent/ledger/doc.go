@@ -15,5 +15,8 @@
 // Reading never fails as a whole: each record is either readable, or readable from its previous copy, or
 // unreadable with a reason, and then its GPUs stay held until somebody decides.
 //
+// A device that the kubelet was given through its device plugin API has a record as a claim has one; see [PluginDevice] and
+// package hold.
+//
 // The package decides nothing: what a record means for a prepare or an unprepare is package prepare's.
 package ledger

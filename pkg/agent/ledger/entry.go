@@ -45,15 +45,31 @@ type Entry struct {
 	CDISpec json.RawMessage `json:"cdiSpec,omitempty"`
 }
 
-// Claim names a ResourceClaim.
+// Claim names a ResourceClaim, or stands for a device that the kubelet was given through its device plugin API.
 type Claim struct {
 	UID       types.UID `json:"uid"`
 	Namespace string    `json:"namespace"`
 	Name      string    `json:"name"`
+	// Plugin is the device of the device plugin, and empty for a ResourceClaim. Namespace is empty with it, which no claim's is.
+	Plugin PluginDevice `json:"plugin,omitzero"`
 }
 
-// String returns namespace/name (UID), for messages.
+// PluginDevice is a device as the kubelet's device manager knows it.
+type PluginDevice struct {
+	// Resource is what pods ask for, "nvidia.com/gpu".
+	Resource string `json:"resource"`
+	// ID is the device's: the UUID of a GPU.
+	ID string `json:"id"`
+}
+
+// String is the resource and the device's ID, for messages.
+func (d PluginDevice) String() string { return d.Resource + " " + d.ID }
+
+// String returns namespace/name (UID), for messages; of a device plugin's device the resource and the ID.
 func (c Claim) String() string {
+	if c.Plugin != (PluginDevice{}) {
+		return c.Plugin.String() + " of the device plugin"
+	}
 	return c.Namespace + "/" + c.Name + " (" + string(c.UID) + ")"
 }
 

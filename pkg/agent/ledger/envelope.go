@@ -18,10 +18,15 @@ import (
 //   - 3: shares of GPUs, and steps that several claims have in common, which an agent that knows 2 would undo with the first of them;
 //     and MIG devices that are less than their GPU instance.
 //   - 4: GPUs that are passed through to virtual machines. An agent that knows 3 would not give them back.
-const SchemaVersion = 4
+//   - 5: devices that the kubelet was given through its device plugin API. An agent that knows 4 would find no claim in the API
+//     server, and take them back.
+const SchemaVersion = 5
 
 // versionOf is the oldest version that says all of the entry: during an update the agent from before still works with what it knows.
 func versionOf(entry *Entry) int {
+	if entry.Claim.Plugin != (PluginDevice{}) {
+		return 5
+	}
 	if slices.ContainsFunc(entry.Devices, func(d Device) bool { return d.Passthrough }) {
 		return 4
 	}

@@ -73,6 +73,21 @@ var golden = map[string]*ledger.Entry{
 		},
 		CDISpec: json.RawMessage(`{"cdiVersion":"0.5.0","kind":"k8s.gpu.nvidia.com/claim"}`),
 	},
+	"v5-device-plugin.claim": {
+		Claim: ledger.Claim{
+			UID: uid, Name: "nvidia.com.gpu." + gpu0, Plugin: ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: "GPU-1"},
+		},
+		State:   ledger.PrepareCompleted,
+		Devices: []ledger.Device{{Request: "device", Pool: "node-1", Device: gpu0, GPU: gpu0, UUID: "GPU-1", CDIDeviceIDs: []string{"k8s.gpu.nvidia.com/claim=a"}}},
+		Updated: time.Date(2026, 11, 27, 12, 0, 0, 0, time.UTC),
+		BootID:  "b1",
+		Pods:    []types.UID{"7b6b5d2e-0000-4000-8000-00000000000b"},
+		Undo: []ledger.Step{
+			{Kind: ledger.StepProcesses, Target: "GPU-1", GPU: gpu0, Before: "629145600"},
+			{Kind: ledger.StepCDIFile, Target: "/var/run/cdi/k8s.gpu.nvidia.com-claim_x.json"},
+		},
+		CDISpec: json.RawMessage(`{"cdiVersion":"0.5.0","kind":"k8s.gpu.nvidia.com/claim"}`),
+	},
 	"v4-passthrough.claim": {
 		Claim: ledger.Claim{UID: uid, Namespace: "default", Name: "machine"},
 		State: ledger.PrepareCompleted,
@@ -157,7 +172,7 @@ func TestRecordsOfEverySchemaVersionAreReadable(t *testing.T) {
 // TestNewGoldenRecordsAreWhatIsWritten: what is written changes together with the version, or not at all. A record is of
 // the oldest version that says all of it, so that the agent from before an update can unprepare it.
 func TestNewGoldenRecordsAreWhatIsWritten(t *testing.T) {
-	for _, name := range []string{"v2-partition.claim", "v3-share.claim", "v3-compute-instance.claim", "v4-passthrough.claim"} {
+	for _, name := range []string{"v2-partition.claim", "v3-share.claim", "v3-compute-instance.claim", "v4-passthrough.claim", "v5-device-plugin.claim"} {
 		l := open(t, durable.OS{}, t.TempDir())
 		if err := l.Put(golden[name]); err != nil {
 			t.Fatal(err)
@@ -172,6 +187,19 @@ func TestNewGoldenRecordsAreWhatIsWritten(t *testing.T) {
 		}
 		if diff := cmp.Diff(string(want), string(got)); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
+func TestMessagesNameWhatIsHeld(t *testing.T) {
+	for want, claim := range map[string]ledger.Claim{
+		"default/train (u1)": {UID: "u1", Namespace: "default", Name: "train"},
+		"nvidia.com/gpu GPU-1 of the device plugin": {
+			UID: "u1", Name: "nvidia.com.gpu." + gpu0, Plugin: ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: "GPU-1"},
+		},
+	} {
+		if got := claim.String(); got != want {
+			t.Errorf("%q, want %q", got, want)
 		}
 	}
 }

@@ -180,8 +180,11 @@ func (d *describer) shareEdits(j *job, i int) (*specs.ContainerEdits, error) {
 }
 
 // metadata returns the content of the claim's files by their requests' names. They are mounted where
-// k8s.io/dynamic-resource-allocation/api/metadata says.
+// k8s.io/dynamic-resource-allocation/api/metadata says. Of a device plugin's device there are none: its pods have no claim to look for.
 func (d *describer) metadata(j *job) (map[string]json.RawMessage, error) {
+	if j.entry.Claim.Plugin != (ledger.PluginDevice{}) {
+		return nil, nil
+	}
 	described := map[string]*v1beta1.DeviceMetadata{}
 	for i, device := range j.entry.Devices {
 		request := resourceclaim.BaseRequestRef(device.Request)
@@ -224,7 +227,7 @@ func (d *describer) metadata(j *job) (map[string]json.RawMessage, error) {
 func (d *describer) mount(j *job, i int) *specs.Mount {
 	request := resourceclaim.BaseRequestRef(j.entry.Devices[i].Request)
 	first := slices.IndexFunc(j.entry.Devices, func(d ledger.Device) bool { return resourceclaim.BaseRequestRef(d.Request) == request })
-	if first != i {
+	if first != i || j.entry.Claim.Plugin != (ledger.PluginDevice{}) {
 		return nil
 	}
 	path := metadata.ResourceClaimFilePath(d.driver, j.entry.Claim.Name, request)

@@ -162,11 +162,14 @@ func (e *QuarantinedError) Unwrap() error { return e.Err }
 // named names the others to the namespace of the claim.
 func named(to ledger.Claim, others ...ledger.Claim) string {
 	var own []string
-	foreign := 0
+	foreign, plugin := 0, false
 	for _, other := range others {
-		if other.Namespace == to.Namespace {
+		switch {
+		case other.Plugin != (ledger.PluginDevice{}):
+			plugin = true
+		case other.Namespace == to.Namespace:
 			own = append(own, other.String())
-		} else {
+		default:
 			foreign++
 		}
 	}
@@ -184,6 +187,9 @@ func named(to ledger.Claim, others ...ledger.Claim) string {
 		parts = append(parts, "a claim of another namespace")
 	default:
 		parts = append(parts, fmt.Sprintf("%d claims of other namespaces", foreign))
+	}
+	if plugin {
+		parts = append(parts, "a pod that has it by the device plugin")
 	}
 	return strings.Join(parts, " and ")
 }

@@ -9,6 +9,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/agent/hold"
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
@@ -81,7 +82,7 @@ func checkNames(claim *resourceapi.ResourceClaim) error {
 func name(claim *resourceapi.ResourceClaim) string { return claimRef(claim).String() }
 
 func claimRef(claim *resourceapi.ResourceClaim) ledger.Claim {
-	return ledger.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name}
+	return ledger.Claim{UID: claim.UID, Namespace: claim.Namespace, Name: claim.Name, Plugin: hold.Of(claim)}
 }
 
 func deviceIDs(entry *ledger.Entry) []string {

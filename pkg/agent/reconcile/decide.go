@@ -54,6 +54,8 @@ type KubeletPod struct {
 	Claims []string
 	// CDIClaims are the UIDs in the names of our CDI devices that they have.
 	CDIClaims []types.UID
+	// Devices that they have from device plugins, anybody's.
+	Devices []ledger.PluginDevice
 }
 
 // Decide tells whether the claim is a leftover: it is certain that nobody uses its devices. Otherwise keep says why it stays. It takes two
@@ -105,7 +107,7 @@ func inUse(entry *ledger.Entry, r *Reading) string {
 		named := pod.Namespace == entry.Claim.Namespace && slices.Contains(pod.Claims, entry.Claim.Name)
 		// The kubelet lists a claim before it is prepared, and then none of its devices.
 		next := replaced(entry, r) && (slices.Contains(pod.CDIClaims, r.Claim.UID) || reservedFor(entry, r, pod))
-		if named && !next || slices.Contains(pod.CDIClaims, entry.Claim.UID) {
+		if named && !next || slices.Contains(pod.CDIClaims, entry.Claim.UID) || slices.Contains(pod.Devices, entry.Claim.Plugin) {
 			return fmt.Sprintf("the kubelet has it for pod %s/%s", pod.Namespace, pod.Name)
 		}
 	}

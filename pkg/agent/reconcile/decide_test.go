@@ -63,6 +63,29 @@ func extended(pod *corev1.Pod) {
 	pod.Status.ExtendedResourceClaimStatus = &corev1.PodExtendedResourceClaimStatus{ResourceClaimName: "claim"}
 }
 
+// TestADevicePluginsDeviceIsReleasedOnlyOnProof: the kubelet lists it by resource and ID, and knows no claim of it.
+func TestADevicePluginsDeviceIsReleasedOnlyOnProof(t *testing.T) {
+	held := entry()
+	held.Claim = ledger.Claim{UID: "hold-uid", Name: "nvidia.com.gpu.gpu-0", Plugin: ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: "GPU-1"}}
+	for name, test := range map[string]struct {
+		device   ledger.PluginDevice
+		leftover bool
+	}{
+		"a pod has it":                                 {device: held.Claim.Plugin},
+		"a pod has another device":                     {device: ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: "GPU-2"}, leftover: true},
+		"a pod has one of that ID of another resource": {device: ledger.PluginDevice{Resource: "example.com/gpu", ID: "GPU-1"}, leftover: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			first, second := unused(noon), unused(noon.Add(Interval))
+			second.Kubelet = []KubeletPod{{Namespace: "default", Name: "pod", Devices: []ledger.PluginDevice{test.device}}}
+			leftover, keep := Decide(held, first, second)
+			if leftover != test.leftover || !leftover && !strings.Contains(keep, "default/pod") {
+				t.Errorf("leftover %t, kept because %q; want leftover %t", leftover, keep, test.leftover)
+			}
+		})
+	}
+}
+
 // TestAClaimIsReleasedOnlyOnProof: each piece of evidence alone keeps the claim, in either reading.
 func TestAClaimIsReleasedOnlyOnProof(t *testing.T) {
 	tests := map[string]struct {

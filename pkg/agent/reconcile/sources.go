@@ -15,6 +15,7 @@ import (
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
 // PodsOf returns the source of a node's pods. They are read from the API server itself: its cache may be older than the last reading.
@@ -43,6 +44,11 @@ func KubeletAt(socket string) func(context.Context) ([]KubeletPod, error) {
 		for _, pod := range list.GetPodResources() {
 			p := KubeletPod{Namespace: pod.GetNamespace(), Name: pod.GetName()}
 			for _, container := range pod.GetContainers() {
+				for _, devices := range container.GetDevices() {
+					for _, id := range devices.GetDeviceIds() {
+						p.Devices = append(p.Devices, ledger.PluginDevice{Resource: devices.GetResourceName(), ID: id})
+					}
+				}
 				for _, claim := range container.GetDynamicResources() {
 					p.Claims = append(p.Claims, claim.GetClaimName())
 					for _, resource := range claim.GetClaimResources() {

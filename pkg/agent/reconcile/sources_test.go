@@ -13,6 +13,8 @@ import (
 	"google.golang.org/grpc/stats"
 	"k8s.io/apimachinery/pkg/types"
 	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
+
+	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
 // kubelet is the PodResources service.
@@ -24,7 +26,9 @@ func (*kubelet) List(context.Context, *podresources.ListPodResourcesRequest) (*p
 	return &podresources.ListPodResourcesResponse{PodResources: []*podresources.PodResources{{
 		Namespace: "default", Name: "pod",
 		Containers: []*podresources.ContainerResources{
-			{Name: "a", DynamicResources: []*podresources.DynamicResource{{ClaimName: "one"}}},
+			{Name: "a", DynamicResources: []*podresources.DynamicResource{{ClaimName: "one"}}, Devices: []*podresources.ContainerDevices{
+				{ResourceName: "nvidia.com/gpu", DeviceIds: []string{"GPU-1", "GPU-2"}}, {ResourceName: "example.com/nic", DeviceIds: []string{"GPU-1"}},
+			}},
 			{Name: "b", DynamicResources: []*podresources.DynamicResource{{ClaimName: "two", ClaimResources: []*podresources.ClaimResource{
 				{CdiDevices: []*podresources.CDIDevice{{Name: "k8s.gpu.nvidia.com/claim=two-uid_gpu_gpu-0"}, {Name: "k8s.gpu.nvidia.com/claim=two-uid_gpu_gpu-1"}}},
 				{CdiDevices: []*podresources.CDIDevice{{Name: "nic.example.com/claim=other-uid_nic_nic-0"}, {Name: "odd"}}},
@@ -59,7 +63,11 @@ func TestWhatTheKubeletRunsIsRead(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff([]KubeletPod{{Namespace: "default", Name: "pod", Claims: []string{"one", "two"}, CDIClaims: []types.UID{"two-uid"}}}, pods); diff != "" {
+	want := []KubeletPod{{
+		Namespace: "default", Name: "pod", Claims: []string{"one", "two"}, CDIClaims: []types.UID{"two-uid"},
+		Devices: []ledger.PluginDevice{{Resource: "nvidia.com/gpu", ID: "GPU-1"}, {Resource: "nvidia.com/gpu", ID: "GPU-2"}, {Resource: "example.com/nic", ID: "GPU-1"}},
+	}}
+	if diff := cmp.Diff(want, pods); diff != "" {
 		t.Errorf("pods (-want +got):\n%s", diff)
 	}
 	select {
