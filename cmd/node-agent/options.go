@@ -14,8 +14,10 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
 
+	"stowage.dev/stowage/pkg/agent/advertise"
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/agent/deviceplugin"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/health"
@@ -50,14 +52,8 @@ type options struct {
 
 	partitions  string
 	passthrough bool
-	shareGPUs   string
-	// shareMemoryStep is a quantity, shareComputeStep percent.
-	shareMemoryStep  string
-	shareComputeStep int
-	// allowSharing is a list of strategies, shareStrategy one of them.
-	allowSharing          string
-	shareStrategy         string
-	shareAcrossNamespaces bool
+	shareOptions
+	pluginOptions
 
 	leftovers string
 	// hostProcesses is a policy.
@@ -75,6 +71,25 @@ type options struct {
 	toolkitConfig string
 }
 
+// shareOptions say how a GPU is shared.
+type shareOptions struct {
+	shareGPUs string
+	// shareMemoryStep is a quantity, shareComputeStep percent.
+	shareMemoryStep  string
+	shareComputeStep int
+	// allowSharing is a list of strategies, shareStrategy one of them.
+	allowSharing          string
+	shareStrategy         string
+	shareAcrossNamespaces bool
+}
+
+// pluginOptions say what is offered by the device plugin API, and how.
+type pluginOptions struct {
+	advertise          string
+	deviceListStrategy string
+	migStrategy        string
+}
+
 // defaultOptions takes what a DaemonSet passes through the downward API from the environment.
 func defaultOptions(env func(string) (string, bool), hostname func() (string, error)) *options {
 	opts := &options{
@@ -87,11 +102,14 @@ func defaultOptions(env func(string) (string, bool), hostname func() (string, er
 		healthAddress: "127.0.0.1:0",
 		partitions:    partitionsStatic,
 
-		shareGPUs:        "none",
-		shareMemoryStep:  "1Gi",
-		shareComputeStep: 5,
-		allowSharing:     "time-slicing,mps",
-		shareStrategy:    "time-slicing",
+		shareOptions: shareOptions{
+			shareGPUs:        "none",
+			shareMemoryStep:  "1Gi",
+			shareComputeStep: 5,
+			allowSharing:     "time-slicing,mps",
+			shareStrategy:    "time-slicing",
+		},
+		pluginOptions: pluginOptions{advertise: string(advertise.DRA), deviceListStrategy: string(deviceplugin.CDIByCRI), migStrategy: string(driver.MIGNone)},
 
 		leftovers:   string(prepare.EndLeftovers),
 		lockTimeout: prepare.DefaultLockTimeout,
@@ -162,6 +180,9 @@ func (o *options) addUseFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.shareAcrossNamespaces, "share-across-namespaces", o.shareAcrossNamespaces, "give shares of one GPU to claims of several namespaces; without it, a claim waits for a GPU of which another namespace has shares")
 	flags.StringVar(&o.leftovers, "leftover-processes", o.leftovers, "what is done about processes of a pod that are still on its GPU when its claim is unprepared: end kills them, quarantine gives the GPU to nobody until they are gone")
 	flags.StringVar(&o.hostProcesses, "host-processes", o.hostProcesses, "what is done about processes of the host, other than NVIDIA's daemons, on a GPU that no claim has: warn tells of them on the Node and by a metric, taint also gives the GPU to no claim until they are gone")
+	flags.StringVar(&o.advertise, "advertise", o.advertise, "how GPUs are offered: dra (by claims), device-plugin (as nvidia.com/gpu by the kubelet's device plugin API) or none; for single GPUs NAME=PATH, by UUID, PCI address or device name, with commas between: dra,0000:1b:00.0=device-plugin. A GPU that a pod has by one path is offered by another one when that pod has ended")
+	flags.StringVar(&o.deviceListStrategy, "device-list-strategy", o.deviceListStrategy, "how the container runtime is told which GPUs a container gets by the device plugin API: cdi-cri, cdi-annotations, envvar (NVIDIA_VISIBLE_DEVICES), or several with commas between")
+	flags.StringVar(&o.migStrategy, "mig-strategy", o.migStrategy, "how MIG devices that an administrator has made are offered by the device plugin API: none, single (as nvidia.com/gpu, if all GPUs of that path are partitioned and all MIG devices have one profile) or mixed (nvidia.com/mig-<profile>)")
 	flags.DurationVar(&o.lockTimeout, "lock-timeout", o.lockTimeout, fmt.Sprintf("how long a call of the kubelet waits for GPUs that other calls or another agent work on; less than the %s after which the kubelet gives up, so that there is time for the work itself; a call that takes GPUs back waits for no more than %s of it, because what it undoes may take %s", prepare.KubeletPatience, prepare.DefaultLockTimeout, prepare.DefaultUndoTimeout))
 	flags.StringVar(&o.healthRules, "health-rules", o.healthRules, "which of the rules that judge a GPU are softened, with commas between: off, notice (told, and nothing else) or avoid (no new claim gets the GPU, and no pod is moved), such as pcie-width=off,xid/74=notice,gpu-lost=avoid, each with PRODUCT: before it if it is for the GPUs of that product only; the rules are the names of the agent's taints")
 	flags.StringVar(&o.mpsRoot, "mps-root", o.mpsRoot, "folder for the daemons of NVIDIA's Multi-Process Service, with the same path inside and outside of a container")
@@ -190,11 +211,29 @@ func (o *options) validateUse() error {
 	if _, err := o.mpsShm(); err != nil {
 		return err
 	}
+	if _, err := o.advertised(); err != nil {
+		return err
+	}
 	switch prepare.Leftovers(o.leftovers) {
 	case prepare.EndLeftovers, prepare.QuarantineLeftovers:
 		return nil
 	}
 	return fmt.Errorf("--leftover-processes %q: want %s or %s", o.leftovers, prepare.EndLeftovers, prepare.QuarantineLeftovers)
+}
+
+// advertised names the flag that is wrong.
+func (o *pluginOptions) advertised() (as driver.Advertised, err error) {
+	if as.Paths, err = advertise.Parse(o.advertise); err != nil {
+		return as, fmt.Errorf("--advertise %s: %w", o.advertise, err)
+	}
+	if as.Strategies, err = deviceplugin.ParseStrategies(o.deviceListStrategy); err != nil {
+		return as, fmt.Errorf("--device-list-strategy %s: %w", o.deviceListStrategy, err)
+	}
+	as.MIG = driver.MIGStrategy(o.migStrategy)
+	if as.MIG != driver.MIGNone && as.MIG != driver.MIGSingle && as.MIG != driver.MIGMixed {
+		return as, fmt.Errorf("--mig-strategy %q: want %s, %s or %s", o.migStrategy, driver.MIGNone, driver.MIGSingle, driver.MIGMixed)
+	}
+	return as, nil
 }
 
 // mpsShm is in bytes.

@@ -126,7 +126,11 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, e
 	if !handle.Simulated {
 		warning = opts.hostWarning
 	}
-	return driver.New(driver.Options{
+	advertised, err := opts.advertised()
+	if err != nil {
+		return nil, err
+	}
+	agent, err := driver.New(driver.Options{
 		NodeName:    opts.nodeName,
 		PodUID:      types.UID(opts.podUID),
 		Version:     version.Get().GitVersion,
@@ -151,6 +155,11 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, e
 		PCI:               bus.pci,
 		Users:             bus.users,
 	})
+	if err != nil {
+		return nil, err
+	}
+	agent.Advertise(advertised)
+	return agent, nil
 }
 
 // serveSimulation takes commands to simulated GPUs until stop is called. The agent goes on without.

@@ -100,6 +100,7 @@ type Agent struct {
 	occupancy occupancy
 	check     *selfCheck
 	condition *nodeCondition
+	plugins   *pluginPath
 	// lookedOnce tells the publisher that it is known what is occupied.
 	lookedOnce func()
 	// blind are the GPUs of which it is not known who uses them.
@@ -143,6 +144,8 @@ func New(opts Options) (*Agent, error) {
 	status := newStatus()
 	a.claims, a.status, a.publisher, a.reporter = claims, status, newPublisher(opts, status), newReporter(opts, records)
 	a.publisher.asked = opts.Hardware.reached
+	a.plugins = newPluginPath(opts, claims, records, a.noteQuarantined)
+	a.publisher.resources = a.plugins.forClaims
 	a.check = newSelfCheck(opts, status, needs{claims.MakeFolders, claims.MakeEmptyFolders, opts.Backend.Ready}, func() error {
 		_, err := records.Records()
 		return err
@@ -166,6 +169,9 @@ func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context
 		Ledger: records,
 		Sources: reconcile.Sources{
 			Claim: func(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
+				if namespace == "" {
+					return a.plugins.source.Claim(ctx, name)
+				}
 				return a.opts.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 			},
 			Pods:    reconcile.PodsOf(a.opts.NodeClient, a.opts.NodeName),
@@ -191,10 +197,19 @@ func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context
 		},
 		// What could not be undone without NVML is, as soon as it can be.
 		Again:    a.opts.Hardware.reached,
-		NotePods: a.claims.NotePods,
+		NotePods: a.notePods,
 		Release:  a.claims.UnprepareUnused,
 		Seen:     a.reconciled,
 	})
+}
+
+// notePods does not record pods that have got a device plugin's device since: that is done when a container of theirs starts, with what the pods
+// before them have left.
+func (a *Agent) notePods(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	if claim.Namespace == "" {
+		return nil
+	}
+	return a.claims.NotePods(ctx, claim)
 }
 
 // processesBut counts the processes of pods, other than these pods, on a GPU.
@@ -227,7 +242,9 @@ func (a *Agent) useOf(ctx context.Context, held *ledger.Entry) prepare.Use {
 // waiting tells that a claim waits for one that is being released. Should the kubelet not know that one any more, its release by proof begins
 // now.
 func (a *Agent) waiting(claim *resourceapi.ResourceClaim, err error) {
-	a.reporter.prepared(claim, err)
+	if claim.Namespace != "" { // otherwise there is no object to tell it
+		a.reporter.prepared(claim, err)
+	}
 	signal(a.opts.Hardware.reached)
 }
 
@@ -237,6 +254,9 @@ func (a *Agent) reconciled(summary reconcile.Summary) {
 	strayFiles.Set(float64(summary.Strays))
 	left := make([]occupiedPlace, 0, len(summary.Occupied))
 	for _, held := range summary.Occupied {
+		if held.Claim.Plugin != (ledger.PluginDevice{}) {
+			continue // the kubelet may give it to the next pod at once, and nobody else is offered it
+		}
 		left = append(left, occupiedPlace{gpu: held.GPU, at: held.At, claim: held.Claim.UID, why: held.Why})
 	}
 	a.noteLeft(left)
@@ -244,6 +264,9 @@ func (a *Agent) reconciled(summary reconcile.Summary) {
 		a.lookedOnce()
 	}
 	a.reporter.review(a.claims.NamesOf(summary.Unreadable))
+	if a.plugins.heldChanged() {
+		a.publisher.refresh()
+	}
 }
 
 // readinessChanged takes the devices out when claims cannot be prepared on this node, and back in when they can.
@@ -290,6 +313,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		logger.Error(err, "Some claims of the ledger could not be recovered, their GPUs stay held")
 	}
 	logger.Info("Ledger is read", "prepared", recovery.Claims, "cdiRestored", recovery.Restored, "rolledBack", recovery.RolledBack, "unreadable", recovery.Unreadable)
+	a.plugins.heldChanged()
 	a.status.set(stageLedger, true)
 	a.check.checkFolders(ctx)
 
@@ -316,6 +340,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() { a.watchRivals(serving) })
 	group.Go(func() { wait.UntilWithContext(serving, a.lookAtHost, hostInterval) })
 	group.Go(func() { a.condition.run(serving) })
+	group.Go(func() { a.plugins.run(serving, a.publisher.leads, a.publisher.refresh) })
 
 	// 6. Asked to stop, or failed.
 	select {
@@ -358,7 +383,7 @@ func (a *Agent) drain(ctx context.Context) {
 func (a *Agent) newPlugin(fail context.CancelCauseFunc) *plugin {
 	return &plugin{
 		claims: a.claims, hardware: a.opts.Hardware, pool: a.opts.NodeName, reporter: a.reporter,
-		noteQuarantined: a.noteQuarantined, told: a.publisher.told, check: a.check, fail: fail,
+		noteQuarantined: a.noteQuarantined, told: a.publisher.told, check: a.check, refuse: a.plugins.refuse, fail: fail,
 	}
 }
 

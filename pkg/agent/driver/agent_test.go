@@ -35,8 +35,10 @@ import (
 	"k8s.io/utils/clock"
 	cdilib "tags.cncf.io/container-device-interface/pkg/cdi"
 
+	"stowage.dev/stowage/pkg/agent/advertise"
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/agent/deviceplugin"
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/nvml"
@@ -61,8 +63,9 @@ type machine struct {
 	disk           fullDisk
 	// makeNodes makes device nodes, below the root.
 	makeNodes bool
-	// adjust, if it is set, changes the options of agents that are started.
-	adjust func(*driver.Options)
+	// adjust, if it is set, changes the options of agents that are started, and advertise, if it is not empty, says which paths GPUs are on.
+	adjust    func(*driver.Options)
+	advertise string
 	// last is the agent that was started last, and lines are what it has logged.
 	last  *driver.Agent
 	lines ktesting.Buffer
@@ -153,7 +156,13 @@ func (m *machine) agent(ctx context.Context, podUID types.UID) (*driver.Agent, e
 	if m.adjust != nil {
 		m.adjust(&opts)
 	}
-	return driver.New(opts)
+	agent, err := driver.New(opts)
+	if err == nil && m.advertise != "" {
+		paths, err := advertise.Parse(m.advertise)
+		must(m.t, err)
+		agent.Advertise(driver.Advertised{Paths: paths, Strategies: []deviceplugin.Strategy{deviceplugin.CDIByCRI}})
+	}
+	return agent, err
 }
 
 // run runs an agent until the test ends, or until stop is called, which returns what Run returned.

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"sync"
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -26,6 +28,8 @@ type plugin struct {
 	noteQuarantined func()
 	told            func(ctx context.Context, gpus []string)
 	check           *selfCheck
+	// refuse says why a claim must not be prepared on this node.
+	refuse func(*resourceapi.ResourceClaim) error
 	// fail ends the agent.
 	fail context.CancelCauseFunc
 }
@@ -36,7 +40,7 @@ var _ kubeletplugin.DRAPlugin = &plugin{}
 func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	start := time.Now()
 	results := make(map[types.UID]kubeletplugin.PrepareResult, len(claims))
-	prepared := p.claims.PrepareAll(ctx, claims)
+	prepared := p.prepareAll(ctx, claims)
 	p.noteQuarantined() // one may have come into it, or out of it
 	for _, claim := range claims {
 		p.reporter.prepared(claim, prepared[claim.UID].Err)
@@ -50,6 +54,21 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 		results[uid] = kubeletplugin.PrepareResult{Err: result.Err, Devices: devicesFor(result.Devices)}
 	}
 	return results, nil
+}
+
+// prepareAll does not begin with claims that are refused.
+func (p *plugin) prepareAll(ctx context.Context, claims []*resourceapi.ResourceClaim) map[types.UID]prepare.Result {
+	refused, taken := map[types.UID]prepare.Result{}, make([]*resourceapi.ResourceClaim, 0, len(claims))
+	for _, claim := range claims {
+		if err := p.refuse(claim); err != nil {
+			refused[claim.UID] = prepare.Result{Err: err}
+		} else {
+			taken = append(taken, claim)
+		}
+	}
+	results := p.claims.PrepareAll(ctx, taken)
+	maps.Copy(results, refused)
+	return results
 }
 
 // UnprepareResourceClaims implements kubeletplugin.DRAPlugin.
@@ -108,4 +127,28 @@ func observe(operation string, start time.Time, err error) {
 		outcome = "error"
 	}
 	callSeconds.WithLabelValues(operation, outcome).Observe(time.Since(start).Seconds())
+}
+
+// failures are what failed, so that what is tried every few seconds, and fails each time for the same reason, is logged once.
+type failures struct {
+	mu   sync.Mutex
+	last map[string]string
+}
+
+// changed tells whether what has this name failed, and for another reason than the last time. Success, which is nil, forgets the reason.
+func (f *failures) changed(name string, err error) bool {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if err == nil {
+		delete(f.last, name)
+		return false
+	}
+	if f.last[name] == err.Error() {
+		return false
+	}
+	if f.last == nil {
+		f.last = map[string]string{}
+	}
+	f.last[name] = err.Error()
+	return true
 }

@@ -238,7 +238,7 @@ func (r *reporter) healthChanged(ctx context.Context, gpu string, was, is health
 		return
 	}
 	for _, record := range records {
-		if record.Entry == nil {
+		if record.Entry == nil || record.Entry.Claim.Plugin != (ledger.PluginDevice{}) {
 			continue
 		}
 		for _, device := range record.Entry.Devices {

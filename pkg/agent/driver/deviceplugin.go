@@ -1,0 +1,461 @@
+package driver
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"path/filepath"
+	"reflect"
+	"slices"
+	"strings"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/dynamic-resource-allocation/resourceslice"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/clock"
+
+	"stowage.dev/stowage/pkg/agent/advertise"
+	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/deviceplugin"
+	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/hold"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/reconcile"
+	"stowage.dev/stowage/pkg/topology"
+)
+
+// GPUResource is what pods ask for.
+const GPUResource = "nvidia.com/gpu"
+
+const (
+	// pluginInterval is how often it is looked what is to be offered by the device plugin API.
+	pluginInterval = 2 * time.Second
+	// podsAge is how long a list of the node's pods is good for: one serves all devices of a look.
+	podsAge = 10 * time.Second
+)
+
+// pluginPath keeps GPUs on one of the paths: those that are offered by the device plugin API are in no slice, and the other way round.
+type pluginPath struct {
+	node       string
+	client     kubernetes.Interface
+	hardware   *Hardware
+	claims     *prepare.Manager
+	records    *ledger.Ledger
+	source     hold.Source
+	options    deviceplugin.Options
+	paths      advertise.Paths
+	mig        MIGStrategy
+	quarantine func() // looks at what is in quarantine
+	failed     failures
+
+	mu sync.Mutex
+	// withdrawn GPUs were in no slice of the node after this agent had begun to publish.
+	withdrawn sets.Set[string]
+	// held are the GPUs that pods have by the device plugin API, as last known.
+	held    sets.Set[string]
+	offered offered
+}
+
+// offered is what the kubelet is told.
+type offered struct {
+	resources []deviceplugin.Resource
+	// of is the look at the node by which the table was made.
+	of      *discovery.Node
+	changed chan struct{}
+}
+
+var (
+	_ deviceplugin.Inventory = &pluginPath{}
+	_ deviceplugin.Holder    = &pluginPath{}
+)
+
+func newPluginPath(opts Options, claims *prepare.Manager, records *ledger.Ledger, quarantine func()) *pluginPath {
+	p := &pluginPath{
+		node: opts.NodeName, client: opts.Client, hardware: opts.Hardware, claims: claims, records: records, quarantine: quarantine,
+		withdrawn: sets.New[string](), held: sets.New[string](), offered: offered{changed: make(chan struct{})},
+	}
+	dir := filepath.Join(opts.KubeletRoot, "device-plugins")
+	p.options = deviceplugin.Options{Dir: dir, Inventory: p, Holder: p, Clock: clock.RealClock{}}
+	p.source = hold.Source{
+		Driver: Name, Pool: opts.NodeName, Ledger: records,
+		Checkpoint: func() (*hold.Checkpoint, error) { return hold.ReadCheckpoint(dir) },
+		Pods:       recent(podsAge, reconcile.PodsOf(opts.NodeClient, opts.NodeName)),
+	}
+	return p
+}
+
+// Advertised says how GPUs are offered by the device plugin API.
+type Advertised struct {
+	// Paths of all GPUs.
+	Paths advertise.Paths
+	// Strategies to tell the container runtime of them.
+	Strategies []deviceplugin.Strategy
+	// MIG is MIGNone if empty.
+	MIG MIGStrategy
+}
+
+// Advertise is to be called before Run; without, all GPUs are offered by claims.
+func (a *Agent) Advertise(as Advertised) {
+	a.plugins.paths, a.plugins.options.Strategies, a.plugins.mig = as.Paths, as.Strategies, as.MIG
+}
+
+// recent returns a source that asks again only when the answer is older than that.
+func recent(age time.Duration, pods func(context.Context) ([]corev1.Pod, error)) func(context.Context) ([]corev1.Pod, error) {
+	var (
+		mu   sync.Mutex
+		last []corev1.Pod
+		at   time.Time
+	)
+	return func(ctx context.Context) ([]corev1.Pod, error) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !at.IsZero() && time.Since(at) < age {
+			return last, nil
+		}
+		begun := time.Now()
+		list, err := pods(ctx)
+		if err == nil {
+			last, at = list, begun
+		}
+		return list, err
+	}
+}
+
+// knownNode is what the last look at the node has found, nil if there was none.
+func knownNode(h *Hardware) *discovery.Node {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.node
+}
+
+// pathsOf are the paths of the node's GPUs by name.
+func (p *pluginPath) pathsOf(node *discovery.Node) map[string]advertise.Path {
+	paths := map[string]advertise.Path{}
+	if node != nil {
+		for i := range node.GPUs {
+			paths[node.GPUs[i].Name] = p.paths.Of(&node.GPUs[i])
+		}
+	}
+	return paths
+}
+
+// forClaims are the hardware's resources without GPUs that are on another path, or that a pod still has by the device plugin API. It reads
+// nothing: the disk may hang.
+func (p *pluginPath) forClaims(pool string) (resourceslice.DriverResources, bool) {
+	resources, ok := p.hardware.Resources(pool)
+	if !ok {
+		return resources, false
+	}
+	p.mu.Lock()
+	held := p.held
+	p.mu.Unlock()
+	if p.paths.ClaimsOnly() && len(held) == 0 {
+		return resources, true
+	}
+	paths := p.pathsOf(knownNode(p.hardware))
+	return advertise.Withhold(resources, func(gpu string) bool { return paths[gpu] != advertise.DRA || held.Has(gpu) }, advertise.GPUOf), true
+}
+
+// heldChanged reads which GPUs pods have by the device plugin API, and reports whether that were others before. Where the ledger cannot be read,
+// they are as they were.
+func (p *pluginPath) heldChanged() bool {
+	records, err := p.records.Records()
+	if err != nil {
+		return false
+	}
+	held := sets.New[string]()
+	for _, record := range records {
+		if record.Entry != nil && record.Entry.Claim.Plugin != (ledger.PluginDevice{}) {
+			held.Insert(record.Entry.HeldGPUs()...)
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	changed := !held.Equal(p.held)
+	p.held = held
+	return changed
+}
+
+// refuse says why a claim must not be prepared: a GPU of it is on another path. One that has been prepared stays so.
+func (p *pluginPath) refuse(claim *resourceapi.ResourceClaim) error {
+	if p.paths.ClaimsOnly() || claim.Status.Allocation == nil {
+		return nil
+	}
+	paths := p.pathsOf(knownNode(p.hardware))
+	for _, result := range claim.Status.Allocation.Devices.Results {
+		gpu := advertise.GPUOf(result.Device)
+		path, known := paths[gpu]
+		if result.Driver != Name || result.Pool != p.node || !known || path == advertise.DRA {
+			continue
+		}
+		if record, err := p.records.Get(claim.UID); record != nil || err != nil {
+			return err
+		}
+		return fmt.Errorf("claim %s/%s, request %s: device %s is not offered by claims on this node any more: --advertise has %s for GPU %s",
+			claim.Namespace, claim.Name, result.Request, result.Device, path, gpu)
+	}
+	return nil
+}
+
+// run offers GPUs by the device plugin API until ctx ends. It begins when no other agent of the node publishes slices. changed is called when other
+// GPUs are to be withheld from claims.
+func (p *pluginPath) run(ctx context.Context, leads <-chan struct{}, changed func()) {
+	select {
+	case <-ctx.Done():
+		return
+	case <-leads:
+	}
+	// The agent before may have given GPUs to pods until now.
+	if p.heldChanged() {
+		changed()
+	}
+	if p.paths.ClaimsOnly() {
+		return
+	}
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() { deviceplugin.New(p.options).Run(ctx) })
+	ticker := time.NewTicker(pluginInterval)
+	defer ticker.Stop()
+	for {
+		if err := p.look(ctx); p.failed.changed("look", err) && ctx.Err() == nil {
+			utilruntime.HandleErrorWithContext(ctx, err, "What is offered by the device plugin API cannot be told for certain")
+		}
+		if p.heldChanged() {
+			changed()
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-ticker.C:
+		}
+	}
+}
+
+// look finds what is to be offered now. A GPU that is not certain to have left the slices is not offered; one that was offered before stays,
+// unhealthy if it is not what it was.
+func (p *pluginPath) look(ctx context.Context) error {
+	node := knownNode(p.hardware)
+	resources, ok := p.hardware.Resources(p.node)
+	if node == nil || !ok {
+		return nil
+	}
+	var unknown error
+	if names := p.paths.Unknown(node); len(names) > 0 {
+		unknown = fmt.Errorf("this node has no GPU %s", strings.Join(names, ", "))
+	}
+	if p.failed.changed("unknown", unknown) {
+		klog.FromContext(ctx).Info("--advertise names GPUs that are not there", "reason", unknown.Error())
+	}
+	devices := p.candidates(node)
+	proofErr := p.prove(ctx, devices)
+	usable := usableDevices(resources)
+	var errs []error
+	free := map[string]bool{}
+	offered := map[string][]deviceplugin.Device{}
+	for _, c := range devices {
+		if !p.isWithdrawn(c.gpu.Name) {
+			continue
+		}
+		if _, asked := free[c.gpu.Name]; !asked {
+			var err error
+			free[c.gpu.Name], err = p.noClaimHas(c.gpu.Name)
+			errs = append(errs, err)
+		}
+		c.device.Healthy = free[c.gpu.Name] && usable.Has(c.device.Name)
+		offered[c.resource] = append(offered[c.resource], c.device)
+	}
+	p.offer(node, offered)
+	return errors.Join(append(errs, proofErr)...)
+}
+
+// candidate is a device that is offered, once it is certain that it can be.
+type candidate struct {
+	resource string
+	gpu      *discovery.GPU
+	device   deviceplugin.Device
+}
+
+// MIGStrategy says how MIG devices that an administrator has made are offered by the device plugin API. The words are those of NVIDIA's
+// device plugin (--mig-strategy).
+type MIGStrategy string
+
+// The strategies.
+const (
+	// MIGNone offers none.
+	MIGNone MIGStrategy = "none"
+	// MIGSingle offers them as GPUResource, if all GPUs of the path are partitioned, and all devices have one profile.
+	MIGSingle MIGStrategy = "single"
+	// MIGMixed offers each as a resource of its profile: nvidia.com/mig-1g.10gb.
+	MIGMixed MIGStrategy = "mixed"
+)
+
+// candidates are whole GPUs and, by the strategy, MIG devices.
+func (p *pluginPath) candidates(node *discovery.Node) []candidate {
+	var whole, parts []candidate
+	profiles := sets.New[string]()
+	for i := range node.GPUs {
+		gpu := &node.GPUs[i]
+		if p.paths.Of(gpu) != advertise.DevicePlugin {
+			continue
+		}
+		for o := range gpu.Offers {
+			switch offer := &gpu.Offers[o]; {
+			case offer.Passthrough, offer.Shares != nil:
+			case offer.Partition == nil && gpu.UUID != "":
+				whole = append(whole, newCandidate(GPUResource, gpu, gpu.Name, gpu.UUID))
+			case offer.Partition != nil && offer.Partition.UUID != "":
+				profiles.Insert(offer.Partition.Name())
+				parts = append(parts, newCandidate(migResource(offer.Partition), gpu, offer.Name, offer.Partition.UUID))
+			}
+		}
+	}
+	switch {
+	case p.mig == MIGMixed:
+		return append(whole, parts...)
+	case p.mig == MIGSingle && len(whole) == 0 && len(profiles) == 1:
+		for i := range parts {
+			parts[i] = newCandidate(GPUResource, parts[i].gpu, parts[i].device.Name, parts[i].device.UUID)
+		}
+		return parts
+	}
+	return whole
+}
+
+// migResource is named as NVIDIA's device plugin names it: 1g.10gb+me becomes mig-1g.10gb.me.
+func migResource(p *discovery.Partition) string {
+	return "nvidia.com/mig-" + strings.ReplaceAll(p.Name(), "+", ".")
+}
+
+func newCandidate(resource string, gpu *discovery.GPU, name, uuid string) candidate {
+	return candidate{resource, gpu, deviceplugin.Device{
+		ID: uuid, UUID: uuid, Name: name, NUMANode: gpu.NUMANode,
+		CDIName: cdi.DeviceID(hold.UID(ledger.PluginDevice{Resource: resource, ID: uuid}), hold.Request, name),
+	}}
+}
+
+// usableDevices have no taint that keeps pods away: what keeps claims from a GPU keeps others from it, too.
+func usableDevices(resources resourceslice.DriverResources) sets.Set[string] {
+	usable := sets.New[string]()
+	for _, pool := range resources.Pools {
+		for _, slice := range pool.Slices {
+			for _, device := range slice.Devices {
+				if !slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone }) {
+					usable.Insert(device.Name)
+				}
+			}
+		}
+	}
+	return usable
+}
+
+// noClaimHas tells whether nobody but pods of the device plugin API holds the GPU.
+func (p *pluginPath) noClaimHas(gpu string) (bool, error) {
+	holders, err := p.records.Holders(gpu)
+	if err != nil {
+		return false, fmt.Errorf("whether a claim has GPU %s: %w", gpu, err)
+	}
+	return !slices.ContainsFunc(holders, func(r *ledger.Record) bool { return r.Entry == nil || r.Entry.Claim.Plugin == (ledger.PluginDevice{}) }), nil
+}
+
+// prove asks the API server whether GPUs have left the slices of the node. A GPU that has comes back to them only with another agent.
+func (p *pluginPath) prove(ctx context.Context, devices []candidate) error {
+	if !slices.ContainsFunc(devices, func(c candidate) bool { return !p.isWithdrawn(c.gpu.Name) }) {
+		return nil
+	}
+	list, err := p.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: slicesOf(p.node)})
+	if err != nil {
+		return fmt.Errorf("list ResourceSlices, to offer GPUs that are not in them: %w", err)
+	}
+	published := sets.New[string]()
+	for _, slice := range list.Items {
+		for _, device := range slice.Spec.Devices {
+			published.Insert(advertise.GPUOf(device.Name))
+		}
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, c := range devices {
+		if !published.Has(c.gpu.Name) {
+			p.withdrawn.Insert(c.gpu.Name)
+		}
+	}
+	return nil
+}
+
+func (p *pluginPath) isWithdrawn(gpu string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.withdrawn.Has(gpu)
+}
+
+// offer tells the kubelet what there is now, if that is something else than before. What was offered and is not there any more stays, unhealthy.
+func (p *pluginPath) offer(node *discovery.Node, devices map[string][]deviceplugin.Device) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	var now []deviceplugin.Resource
+	same := true
+	before := map[string]*deviceplugin.Resource{}
+	for i := range p.offered.resources {
+		resource := &p.offered.resources[i]
+		before[resource.Name] = resource
+		if devices[resource.Name] == nil {
+			devices[resource.Name] = []deviceplugin.Device{}
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(devices)) {
+		resource := deviceplugin.Resource{Name: name, Devices: devices[name]}
+		was := before[name]
+		if was == nil {
+			was = &deviceplugin.Resource{}
+		}
+		for _, lost := range was.Devices {
+			if !slices.ContainsFunc(resource.Devices, func(d deviceplugin.Device) bool { return d.ID == lost.ID }) {
+				lost.Healthy = false
+				resource.Devices = append(resource.Devices, lost)
+			}
+		}
+		slices.SortFunc(resource.Devices, func(a, b deviceplugin.Device) int {
+			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
+		})
+		if name == GPUResource {
+			resource.Table = p.tableOf(node, resource.Devices, was)
+		}
+		same = same && slices.EqualFunc(was.Devices, resource.Devices, func(a, b deviceplugin.Device) bool { return reflect.DeepEqual(a, b) })
+		now = append(now, resource)
+	}
+	p.offered.resources, p.offered.of = now, node
+	if !same {
+		close(p.offered.changed)
+		p.offered.changed = make(chan struct{})
+	}
+}
+
+// tableOf numbers the devices in the order of the table of their GPUs, which is made anew with each look at the node.
+func (p *pluginPath) tableOf(node *discovery.Node, devices []deviceplugin.Device, was *deviceplugin.Resource) *topology.Table {
+	names := make([]string, len(devices))
+	for i := range devices {
+		devices[i].GPU, names[i] = i, devices[i].Name
+	}
+	if node == p.offered.of && len(devices) == len(was.Devices) {
+		return was.Table
+	}
+	return topology.NewTable(topology.NewMatrix(node.Topology(names)))
+}
+
+// Resources implements deviceplugin.Inventory.
+func (p *pluginPath) Resources() ([]deviceplugin.Resource, <-chan struct{}) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.offered.resources, p.offered.changed
+}
