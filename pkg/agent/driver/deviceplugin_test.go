@@ -125,6 +125,19 @@ func TestWhatTheKubeletIsToldOf(t *testing.T) {
 		agent.opts.Hardware.setOccupied(nil)
 		r.do(&nvmlsim.RaiseXID{GPU: "1", Code: 74})
 		check("out of quarantine, and with a fault", all("healthy", "unhealthy"))
+		// Nobody has the last one, so nothing else remembers it. The node's capacity stays.
+		r.do(&nvmlsim.RemoveGPU{GPU: "3"})
+		if _, err := agent.opts.Hardware.Discover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		three := all("healthy", "unhealthy")
+		three[3] = "gpu-0000-00-1e-0 unhealthy"
+		check("one has been pulled out", three)
+		r.do(&nvmlsim.AddGPU{GPU: "3"})
+		if _, err := agent.opts.Hardware.Discover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		check("it is back", all("healthy", "unhealthy"))
 	})
 }
 

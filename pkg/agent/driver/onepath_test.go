@@ -1,6 +1,7 @@
 package driver_test
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/apimachinery/pkg/types"
@@ -131,6 +133,10 @@ func TestAGPUIsOfferedByOnePath(t *testing.T) {
 		if entry := m.holder(uuids[i]); entry == nil || entry.State != ledger.PrepareCompleted || !slices.Equal(entry.HeldGPUs(), []string{gpu}) {
 			t.Errorf("record of %s: %+v", uuids[i], entry)
 		}
+	}
+	// Its pods have no claim to look for.
+	if left, err := os.ReadDir(m.path("state", "metadata")); err == nil && len(left) > 0 {
+		t.Errorf("device metadata of no claim: %v", left)
 	}
 	plugin := m.plugin()
 	for claim, want := range map[*drapb.Claim]string{
@@ -256,6 +262,14 @@ func TestAGPUThatIsMovedToClaimsWaitsForItsPod(t *testing.T) {
 	if slices.Contains(m.published(), gpu0) {
 		t.Errorf("published are %v, and a pod has %s", m.published(), gpu0)
 	}
+	// A claim that has it all the same waits, and does not learn whose it is.
+	ctx, cancel := context.WithTimeout(t.Context(), 9*time.Second) // the wait leaves 8 s for the work
+	defer cancel()
+	prepared, err := m.plugin().NodePrepareResources(ctx, &drapb.NodePrepareResourcesRequest{Claims: []*drapb.Claim{m.allocate("next", gpu0)}})
+	must(t, err)
+	if message := prepared.GetClaims()["next-uid"].GetError(); !strings.Contains(message, "device "+gpu0+" waits for a pod that has it by the device plugin, which is being released") {
+		t.Errorf("a claim that waits is told %q", message)
+	}
 	must(t, stop())
 	must(t, ledger.At(durable.OS{}, prepare.LedgerDir(m.path("state"))).Remove(hold.UID(ledger.PluginDevice{Resource: driver.GPUResource, ID: uuids[0]})))
 	m.serves()
@@ -278,8 +292,13 @@ func TestAGPUThatIsMovedToTheDevicePluginLeavesTheSlicesFirst(t *testing.T) {
 	kubelet := m.plugins()
 	m.serves()
 	kubelet.Await(t, driver.GPUResource, 1)
-	if slices.ContainsFunc(m.published(), func(name string) bool { return name == gpu0 || name == "gpu-0000-43-00-0" }) {
-		t.Errorf("published are %v when the kubelet has been told of the same GPUs", m.published())
+	// Each leaves by itself: the other one may still be in its slice.
+	uuids, lists := m.uuids(), kubelet.Lists(driver.GPUResource)
+	for _, device := range lists[len(lists)-1].Devices {
+		name := []string{gpu0, "gpu-0000-43-00-0"}[slices.Index(uuids, device.GetID())]
+		if slices.Contains(m.published(), name) {
+			t.Errorf("published are %v when the kubelet has been told of %s", m.published(), name)
+		}
 	}
 	eventually(t, "the kubelet is told of two devices, and that the claim's cannot be had", func() error {
 		lists := kubelet.Lists(driver.GPUResource)
