@@ -22,6 +22,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/pluginpath"
 	"stowage.dev/stowage/pkg/agent/prepare"
 )
 
@@ -109,7 +110,7 @@ func defaultOptions(env func(string) (string, bool), hostname func() (string, er
 			allowSharing:     "time-slicing,mps",
 			shareStrategy:    "time-slicing",
 		},
-		pluginOptions: pluginOptions{advertise: string(advertise.DRA), deviceListStrategy: string(deviceplugin.CDIByCRI), migStrategy: string(driver.MIGNone)},
+		pluginOptions: pluginOptions{advertise: string(advertise.DRA), deviceListStrategy: string(deviceplugin.CDIByCRI), migStrategy: string(pluginpath.MIGNone)},
 
 		leftovers:   string(prepare.EndLeftovers),
 		lockTimeout: prepare.DefaultLockTimeout,
@@ -222,16 +223,16 @@ func (o *options) validateUse() error {
 }
 
 // advertised names the flag that is wrong.
-func (o *pluginOptions) advertised() (as driver.Advertised, err error) {
+func (o *pluginOptions) advertised() (as pluginpath.Advertised, err error) {
 	if as.Paths, err = advertise.Parse(o.advertise); err != nil {
 		return as, fmt.Errorf("--advertise %s: %w", o.advertise, err)
 	}
 	if as.Strategies, err = deviceplugin.ParseStrategies(o.deviceListStrategy); err != nil {
 		return as, fmt.Errorf("--device-list-strategy %s: %w", o.deviceListStrategy, err)
 	}
-	as.MIG = driver.MIGStrategy(o.migStrategy)
-	if as.MIG != driver.MIGNone && as.MIG != driver.MIGSingle && as.MIG != driver.MIGMixed {
-		return as, fmt.Errorf("--mig-strategy %q: want %s, %s or %s", o.migStrategy, driver.MIGNone, driver.MIGSingle, driver.MIGMixed)
+	as.MIG = pluginpath.MIGStrategy(o.migStrategy)
+	if as.MIG != pluginpath.MIGNone && as.MIG != pluginpath.MIGSingle && as.MIG != pluginpath.MIGMixed {
+		return as, fmt.Errorf("--mig-strategy %q: want %s, %s or %s", o.migStrategy, pluginpath.MIGNone, pluginpath.MIGSingle, pluginpath.MIGMixed)
 	}
 	return as, nil
 }

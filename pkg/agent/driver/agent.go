@@ -28,6 +28,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/pluginpath"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/reconcile"
 	"stowage.dev/stowage/pkg/agent/sharing"
@@ -100,7 +101,7 @@ type Agent struct {
 	occupancy occupancy
 	check     *selfCheck
 	condition *nodeCondition
-	plugins   *pluginPath
+	plugins   *pluginpath.Path
 	// lookedOnce tells the publisher that it is known what is occupied.
 	lookedOnce func()
 	// blind are the GPUs of which it is not known who uses them.
@@ -144,8 +145,12 @@ func New(opts Options) (*Agent, error) {
 	status := newStatus()
 	a.claims, a.status, a.publisher, a.reporter = claims, status, newPublisher(opts, status), newReporter(opts, records)
 	a.publisher.asked = opts.Hardware.reached
-	a.plugins = newPluginPath(opts, claims, records, a.noteQuarantined)
-	a.publisher.resources = a.plugins.forClaims
+	a.plugins = pluginpath.New(pluginpath.Options{
+		Driver: Name, Node: opts.NodeName, KubeletRoot: opts.KubeletRoot, Client: opts.Client, SlicesOfNode: slicesOf(opts.NodeName),
+		Pods: reconcile.PodsOf(opts.NodeClient, opts.NodeName), Hardware: opts.Hardware, Claims: claims, Records: records,
+		Quarantined: a.noteQuarantined, Failed: (&failures{}).changed,
+	})
+	a.publisher.resources = a.plugins.ForClaims
 	a.check = newSelfCheck(opts, status, needs{claims.MakeFolders, claims.MakeEmptyFolders, opts.Backend.Ready}, func() error {
 		_, err := records.Records()
 		return err
@@ -162,6 +167,9 @@ func New(opts Options) (*Agent, error) {
 	return a, nil
 }
 
+// Advertise is to be called before Run; without, all GPUs are offered by claims.
+func (a *Agent) Advertise(as pluginpath.Advertised) { a.plugins.Advertise(as) }
+
 // newReconciler compares the ledger with everything else that knows who uses the GPUs. ended may be nil.
 func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context, *corev1.Pod) bool) *reconcile.Reconciler {
 	return reconcile.New(reconcile.Options{
@@ -170,7 +178,7 @@ func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context
 		Sources: reconcile.Sources{
 			Claim: func(ctx context.Context, namespace, name string) (*resourceapi.ResourceClaim, error) {
 				if namespace == "" {
-					return a.plugins.source.Claim(ctx, name)
+					return a.plugins.Claim(ctx, name)
 				}
 				return a.opts.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 			},
@@ -264,7 +272,7 @@ func (a *Agent) reconciled(summary reconcile.Summary) {
 		a.lookedOnce()
 	}
 	a.reporter.review(a.claims.NamesOf(summary.Unreadable))
-	if a.plugins.heldChanged() {
+	if a.plugins.HeldChanged() {
 		a.publisher.refresh()
 	}
 }
@@ -313,7 +321,7 @@ func (a *Agent) Run(ctx context.Context) error {
 		logger.Error(err, "Some claims of the ledger could not be recovered, their GPUs stay held")
 	}
 	logger.Info("Ledger is read", "prepared", recovery.Claims, "cdiRestored", recovery.Restored, "rolledBack", recovery.RolledBack, "unreadable", recovery.Unreadable)
-	a.plugins.heldChanged()
+	a.plugins.HeldChanged()
 	a.status.set(stageLedger, true)
 	a.check.checkFolders(ctx)
 
@@ -340,7 +348,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() { a.watchRivals(serving) })
 	group.Go(func() { wait.UntilWithContext(serving, a.lookAtHost, hostInterval) })
 	group.Go(func() { a.condition.run(serving) })
-	group.Go(func() { a.plugins.run(serving, a.publisher.leads, a.publisher.refresh) })
+	group.Go(func() { a.plugins.Run(serving, a.publisher.leads, a.publisher.refresh) })
 
 	// 6. Asked to stop, or failed.
 	select {
@@ -383,7 +391,7 @@ func (a *Agent) drain(ctx context.Context) {
 func (a *Agent) newPlugin(fail context.CancelCauseFunc) *plugin {
 	return &plugin{
 		claims: a.claims, hardware: a.opts.Hardware, pool: a.opts.NodeName, reporter: a.reporter,
-		noteQuarantined: a.noteQuarantined, told: a.publisher.told, check: a.check, refuse: a.plugins.refuse, fail: fail,
+		noteQuarantined: a.noteQuarantined, told: a.publisher.told, check: a.check, refuse: a.plugins.Refuse, fail: fail,
 	}
 }
 

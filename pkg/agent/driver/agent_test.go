@@ -42,6 +42,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/driver"
 	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/pluginpath"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/agent/vfio"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -160,7 +161,7 @@ func (m *machine) agent(ctx context.Context, podUID types.UID) (*driver.Agent, e
 	if err == nil && m.advertise != "" {
 		paths, err := advertise.Parse(m.advertise)
 		must(m.t, err)
-		agent.Advertise(driver.Advertised{Paths: paths, Strategies: []deviceplugin.Strategy{deviceplugin.CDIByCRI}})
+		agent.Advertise(pluginpath.Advertised{Paths: paths, Strategies: []deviceplugin.Strategy{deviceplugin.CDIByCRI}})
 	}
 	return agent, err
 }

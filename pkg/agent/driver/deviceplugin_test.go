@@ -20,8 +20,11 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/advertise"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
+	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/hold"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/pluginpath"
+	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/reconcile"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
@@ -29,19 +32,22 @@ import (
 const t4First, t4Second = "gpu-0000-00-1b-0", "gpu-0000-00-1c-0"
 
 // pluginAgent has GPUs on these paths. stop is for the end of the bubble.
-func (r *rig) pluginAgent(ctx context.Context, api *apiServer, paths string) (agent *Agent, stop func()) {
+func (r *rig) pluginAgent(ctx context.Context, api *apiServer, paths string, mig pluginpath.MIGStrategy) (agent *Agent, stop func()) {
 	r.t.Helper()
 	agent = r.agent(ctx, api)
 	parsed, err := advertise.Parse(paths)
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	agent.Advertise(Advertised{Paths: parsed, Strategies: []deviceplugin.Strategy{deviceplugin.CDIByCRI}})
+	agent.Advertise(pluginpath.Advertised{Paths: parsed, Strategies: []deviceplugin.Strategy{deviceplugin.CDIByCRI}, MIG: mig})
 	return agent, background(ctx, agent.reporter.run) // which ends what it has begun
 }
 
+// records are the ledger, as another agent of the node has it.
+func (r *rig) records() *ledger.Ledger { return ledger.At(durable.OS{}, prepare.LedgerDir(r.state)) }
+
 // told are the devices of which the kubelet is told, each with its health.
-func (p *pluginPath) told() (told []string) {
+func told(p *pluginpath.Path) (told []string) {
 	resources, _ := p.Resources()
 	for _, resource := range resources {
 		for _, device := range resource.Devices {
@@ -57,7 +63,7 @@ func (p *pluginPath) told() (told []string) {
 
 // holdOf is what the kubelet was given, as the ledger has it.
 func holdOf(device deviceplugin.Device) *ledger.Entry {
-	of := ledger.PluginDevice{Resource: GPUResource, ID: device.ID}
+	of := ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: device.ID}
 	return &ledger.Entry{
 		Claim: ledger.Claim{UID: hold.UID(of), Name: "nvidia.com.gpu." + device.Name, Plugin: of}, State: ledger.PrepareCompleted,
 		Devices: []ledger.Device{{Request: hold.Request, Pool: "node-1", Device: device.Name, GPU: device.Name, UUID: device.UUID}},
@@ -70,7 +76,7 @@ func TestWhatTheKubeletIsToldOf(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		r := newRig(t, "t4")
 		api := newAPIServer(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}})
-		agent, stop := r.pluginAgent(ctx, api, "device-plugin")
+		agent, stop := r.pluginAgent(ctx, api, "device-plugin", pluginpath.MIGNone)
 		defer stop()
 		defer background(ctx, agent.opts.Hardware.Watch)()
 		p := agent.plugins
@@ -80,10 +86,10 @@ func TestWhatTheKubeletIsToldOf(t *testing.T) {
 		check := func(when string, want []string) {
 			t.Helper()
 			time.Sleep(time.Minute) // until health has been looked at
-			if err := p.look(ctx); err != nil {
+			if err := p.Look(ctx); err != nil {
 				t.Error(err)
 			}
-			if diff := cmp.Diff(want, p.told()); diff != "" {
+			if diff := cmp.Diff(want, told(p)); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", when, diff)
 			}
 		}
@@ -108,21 +114,21 @@ func TestWhatTheKubeletIsToldOf(t *testing.T) {
 		devices := resources[0].Devices
 		claim := &ledger.Entry{Claim: ledger.Claim{UID: "train-uid", Namespace: "default", Name: "train"}, State: ledger.PrepareCompleted, Devices: []ledger.Device{{Device: t4First, GPU: t4First}}}
 		for _, entry := range []*ledger.Entry{claim, holdOf(devices[1])} {
-			if err := p.records.Put(entry); err != nil {
+			if err := r.records().Put(entry); err != nil {
 				t.Fatal(err)
 			}
 		}
 		check("a claim has one, and a pod another", all("unhealthy", "healthy"))
-		if err := p.records.Remove("train-uid"); err != nil {
+		if err := r.records().Remove("train-uid"); err != nil {
 			t.Fatal(err)
 		}
 		r.do(&nvmlsim.LoseGPU{GPU: "1"})
 		check("the claim has ended, and a GPU is lost", all("healthy", "unhealthy"))
 		r.do(&nvmlsim.RestoreGPU{GPU: "1"})
 		check("both work", all("healthy", "healthy"))
-		agent.opts.Hardware.setOccupied([]occupiedPlace{{gpu: t4First, claim: "train-uid", quarantined: true}})
+		agent.opts.Hardware.withheld.setOccupied([]occupiedPlace{{gpu: t4First, claim: "train-uid", quarantined: true}})
 		check("in quarantine", all("unhealthy", "healthy"))
-		agent.opts.Hardware.setOccupied(nil)
+		agent.opts.Hardware.withheld.setOccupied(nil)
 		r.do(&nvmlsim.RaiseXID{GPU: "1", Code: 74})
 		check("out of quarantine, and with a fault", all("healthy", "unhealthy"))
 		// Nobody has the last one, so nothing else remembers it. The node's capacity stays.
@@ -157,14 +163,14 @@ func TestGPUsOnAnotherPathAreInNoSlice(t *testing.T) {
 		}
 		for name, test := range tests {
 			r := newRig(t, "t4")
-			agent, stop := r.pluginAgent(ctx, newAPIServer(), test.paths)
+			agent, stop := r.pluginAgent(ctx, newAPIServer(), test.paths, pluginpath.MIGNone)
 			defer stop()
 			if test.held {
 				entry := holdOf(deviceplugin.Device{ID: "GPU-1", Name: t4Second})
-				if err := agent.plugins.records.Put(entry); err != nil {
+				if err := r.records().Put(entry); err != nil {
 					t.Fatal(err)
 				}
-				if !agent.plugins.heldChanged() || agent.plugins.heldChanged() {
+				if !agent.plugins.HeldChanged() || agent.plugins.HeldChanged() {
 					t.Errorf("%s: it is not news once", name)
 				}
 			}
@@ -198,7 +204,7 @@ func TestADevicePluginsDeviceIsReleasedWhenItsPodHasEnded(t *testing.T) {
 		}
 		first, second := pod("first"), pod("second")
 		api := newAPIServer(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}}, first, second)
-		agent, stopReporter := r.pluginAgent(ctx, api, "device-plugin")
+		agent, stopReporter := r.pluginAgent(ctx, api, "device-plugin", pluginpath.MIGNone)
 		defer stopReporter()
 		agent.registered.Store(time.Now().Add(-time.Hour).UnixNano())
 		p := agent.plugins
@@ -206,7 +212,7 @@ func TestADevicePluginsDeviceIsReleasedWhenItsPodHasEnded(t *testing.T) {
 		if err := os.MkdirAll(filepath.Dir(checkpoint), 0o700); err != nil {
 			t.Fatal(err)
 		}
-		if err := p.look(ctx); err != nil {
+		if err := p.Look(ctx); err != nil {
 			t.Fatal(err)
 		}
 		resources, _ := p.Resources()
@@ -216,7 +222,7 @@ func TestADevicePluginsDeviceIsReleasedWhenItsPodHasEnded(t *testing.T) {
 			`{"PodUID":"first-uid","ContainerName":"init","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":[%q]}},`+
 			`{"PodUID":"second-uid","ContainerName":"app","ResourceName":"nvidia.com/gpu","DeviceIDs":{"0":[%q]}}],"RegisteredDevices":{}}}`, devices[0].ID, devices[1].ID))
 		for _, device := range devices[:2] {
-			if err := p.Starting(ctx, GPUResource, []deviceplugin.Device{device}); err != nil {
+			if err := p.Starting(ctx, pluginpath.GPUResource, []deviceplugin.Device{device}); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -237,7 +243,7 @@ func TestADevicePluginsDeviceIsReleasedWhenItsPodHasEnded(t *testing.T) {
 		defer background(ctx, agent.leftovers.Run)()
 		time.Sleep(5*time.Minute + 30*time.Second) // between two looks
 		want("while their pods have not ended", t4First, t4Second)
-		if got := agent.plugins.told(); !strings.HasSuffix(got[0], " healthy") {
+		if got := told(agent.plugins); !strings.HasSuffix(got[0], " healthy") {
 			t.Errorf("told: %v", got)
 		}
 
@@ -269,13 +275,13 @@ func TestADevicePluginsDeviceIsReleasedWhenItsPodHasEnded(t *testing.T) {
 		time.Sleep(5 * time.Minute)
 		wantPods := func(when string, pods ...types.UID) {
 			t.Helper()
-			record, err := p.records.Get(hold.UID(ledger.PluginDevice{Resource: GPUResource, ID: devices[1].ID}))
+			record, err := r.records().Get(hold.UID(ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: devices[1].ID}))
 			if err != nil || record == nil || record.Entry == nil || !slices.Equal(record.Entry.Pods, pods) {
 				t.Errorf("%s: record %+v, %v; want the pods %v", when, record, err, pods)
 			}
 		}
 		wantPods("before a container starts", "second-uid")
-		if err := p.Starting(ctx, GPUResource, devices[1:2]); err != nil {
+		if err := p.Starting(ctx, pluginpath.GPUResource, devices[1:2]); err != nil {
 			t.Error(err)
 		}
 		wantPods("when one starts", "third-uid")
@@ -290,7 +296,7 @@ func TestADevicePluginsDeviceIsNotOccupied(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		r := newRig(t, "t4")
-		agent, stop := r.pluginAgent(ctx, newAPIServer(), "device-plugin")
+		agent, stop := r.pluginAgent(ctx, newAPIServer(), "device-plugin", pluginpath.MIGNone)
 		defer stop()
 		agent.reconciled(reconcile.Summary{Occupied: []reconcile.Held{
 			{GPU: t4First, Claim: holdOf(deviceplugin.Device{ID: "GPU-1", Name: t4First}).Claim, Why: reconcile.Left},
@@ -319,22 +325,21 @@ func TestMIGDevicesOfTheDevicePlugin(t *testing.T) {
 		const gpu, other = "gpu-0000-1b-00-0", "gpu-0000-43-00-0"
 		tests := map[string]struct {
 			paths string
-			mig   MIGStrategy
+			mig   pluginpath.MIGStrategy
 			want  map[string][]string
 		}{
 			"none": {paths: gpu + "=device-plugin", want: map[string][]string{}},
-			"mixed": {paths: gpu + "=device-plugin," + other + "=device-plugin", mig: MIGMixed, want: map[string][]string{
-				GPUResource: {other}, "nvidia.com/mig-1g.10gb": {gpu + "-mig-1g10gb-0", gpu + "-mig-1g10gb-1"},
+			"mixed": {paths: gpu + "=device-plugin," + other + "=device-plugin", mig: pluginpath.MIGMixed, want: map[string][]string{
+				pluginpath.GPUResource: {other}, "nvidia.com/mig-1g.10gb": {gpu + "-mig-1g10gb-0", gpu + "-mig-1g10gb-1"},
 			}},
-			"single":                               {paths: gpu + "=device-plugin", mig: MIGSingle, want: map[string][]string{GPUResource: {gpu + "-mig-1g10gb-0", gpu + "-mig-1g10gb-1"}}},
-			"single, and a GPU is not partitioned": {paths: gpu + "=device-plugin," + other + "=device-plugin", mig: MIGSingle, want: map[string][]string{GPUResource: {other}}},
+			"single":                               {paths: gpu + "=device-plugin", mig: pluginpath.MIGSingle, want: map[string][]string{pluginpath.GPUResource: {gpu + "-mig-1g10gb-0", gpu + "-mig-1g10gb-1"}}},
+			"single, and a GPU is not partitioned": {paths: gpu + "=device-plugin," + other + "=device-plugin", mig: pluginpath.MIGSingle, want: map[string][]string{pluginpath.GPUResource: {other}}},
 		}
 		for name, test := range tests {
-			agent, stop := r.pluginAgent(ctx, newAPIServer(), test.paths)
+			agent, stop := r.pluginAgent(ctx, newAPIServer(), test.paths, test.mig)
 			defer stop()
 			p := agent.plugins
-			p.mig = test.mig
-			if err := p.look(ctx); err != nil {
+			if err := p.Look(ctx); err != nil {
 				t.Fatal(err)
 			}
 			resources, _ := p.Resources()
@@ -352,19 +357,19 @@ func TestMIGDevicesOfTheDevicePlugin(t *testing.T) {
 			if diff := cmp.Diff(test.want, got); diff != "" {
 				t.Errorf("%s (-want +got):\n%s", name, diff)
 			}
-			if test.mig != MIGMixed {
+			if test.mig != pluginpath.MIGMixed {
 				continue
 			}
 			for _, device := range resources[1].Devices {
 				if err := p.Allocated(ctx, resources[1].Name, []deviceplugin.Device{device}); err != nil {
 					t.Fatal(err)
 				}
-				record, err := p.records.Get(hold.UID(ledger.PluginDevice{Resource: resources[1].Name, ID: device.ID}))
+				record, err := r.records().Get(hold.UID(ledger.PluginDevice{Resource: resources[1].Name, ID: device.ID}))
 				if err != nil || record == nil || record.Entry == nil || record.Entry.Devices[0].UUID != device.ID || record.Entry.Devices[0].CDIDeviceIDs[0] != device.CDIName {
 					t.Errorf("record of %s: %+v, %v", device.ID, record, err)
 				}
 			}
-			if err := p.look(ctx); err != nil {
+			if err := p.Look(ctx); err != nil {
 				t.Fatal(err)
 			}
 			if resources, _ := p.Resources(); !resources[1].Devices[0].Healthy || !resources[1].Devices[1].Healthy {

@@ -310,6 +310,9 @@ func (h *Hardware) NVML() gonvml.Interface {
 	return nil
 }
 
+// Node is what the last look has found, nil before the first. Nobody changes it.
+func (h *Hardware) Node() *discovery.Node { return h.inventory.found() }
+
 // Resources are the node's GPUs as they are published, with the taints that their faults ask for; ok is false while nothing is known.
 func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResources, ok bool) {
 	node := h.inventory.found()

@@ -22,6 +22,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/hold"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/pluginpath"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
@@ -58,7 +59,7 @@ func (m *machine) writeCheckpoint(pods map[string]types.UID) {
 	}
 	content.Data.RegisteredDevices = map[string][]string{}
 	for device, pod := range pods {
-		content.Data.PodDeviceEntries = append(content.Data.PodDeviceEntries, entry{pod, "app", driver.GPUResource, map[int64][]string{0: {device}}})
+		content.Data.PodDeviceEntries = append(content.Data.PodDeviceEntries, entry{pod, "app", pluginpath.GPUResource, map[int64][]string{0: {device}}})
 	}
 	data, err := json.Marshal(content)
 	must(m.t, err)
@@ -84,7 +85,7 @@ func (m *machine) uuids() (uuids []string) {
 // holder is the record of a device that the kubelet was given, nil if there is none.
 func (m *machine) holder(uuid string) *ledger.Entry {
 	m.t.Helper()
-	record, err := ledger.At(durable.OS{}, prepare.LedgerDir(m.path("state"))).Get(hold.UID(ledger.PluginDevice{Resource: driver.GPUResource, ID: uuid}))
+	record, err := ledger.At(durable.OS{}, prepare.LedgerDir(m.path("state"))).Get(hold.UID(ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: uuid}))
 	must(m.t, err)
 	if record == nil {
 		return nil
@@ -108,14 +109,14 @@ func TestAGPUIsOfferedByOnePath(t *testing.T) {
 	kubelet := m.plugins()
 	m.serves()
 	m.waitForGPUs(5)
-	kubelet.Await(t, driver.GPUResource, 2)
+	kubelet.Await(t, pluginpath.GPUResource, 2)
 	for _, name := range m.published() {
 		if slices.Contains([]string{gpu0, "gpu-0000-43-00-0", "gpu-0000-52-00-0"}, name) {
 			t.Errorf("%s is in a slice, too", name)
 		}
 	}
 	var offered []string
-	for _, device := range kubelet.Lists(driver.GPUResource)[0].Devices {
+	for _, device := range kubelet.Lists(pluginpath.GPUResource)[0].Devices {
 		offered = append(offered, device.GetID())
 	}
 	if diff := cmp.Diff(uuids[:2], offered); diff != "" {
@@ -123,7 +124,7 @@ func TestAGPUIsOfferedByOnePath(t *testing.T) {
 	}
 
 	// Two pods, of which one has both a claim's GPU on its mind.
-	response, err := kubelet.Allocate(t.Context(), driver.GPUResource, uuids[0], uuids[1])
+	response, err := kubelet.Allocate(t.Context(), pluginpath.GPUResource, uuids[0], uuids[1])
 	must(t, err)
 	if len(names(response)) != 2 {
 		t.Fatalf("CDI devices %v", names(response))
@@ -150,7 +151,7 @@ func TestAGPUIsOfferedByOnePath(t *testing.T) {
 			t.Errorf("claim %s: %q, want %q", claim.GetName(), got, want)
 		}
 	}
-	if _, err := kubelet.Allocate(t.Context(), driver.GPUResource, uuids[3]); err == nil {
+	if _, err := kubelet.Allocate(t.Context(), pluginpath.GPUResource, uuids[3]); err == nil {
 		t.Error("the kubelet was given a GPU that is offered by claims")
 	}
 }
@@ -162,7 +163,7 @@ func TestPodsOfTheDevicePluginFollowOneAnother(t *testing.T) {
 	m.advertise = "device-plugin"
 	kubelet := m.plugins()
 	stop := m.serves()
-	kubelet.Await(t, driver.GPUResource, 8)
+	kubelet.Await(t, pluginpath.GPUResource, 8)
 	wantPods := func(when string, want ...types.UID) {
 		t.Helper()
 		if entry := m.holder(uuids[0]); entry == nil || !slices.Equal(entry.Pods, want) {
@@ -181,18 +182,18 @@ func TestPodsOfTheDevicePluginFollowOneAnother(t *testing.T) {
 		must(t, err)
 	}
 
-	first, err := kubelet.Allocate(t.Context(), driver.GPUResource, uuids[0])
+	first, err := kubelet.Allocate(t.Context(), pluginpath.GPUResource, uuids[0])
 	must(t, err)
 	wantPods("before the kubelet has written down whose it is")
 	m.writeCheckpoint(map[string]types.UID{uuids[0]: "pod-1"})
-	must(t, kubelet.PreStart(t.Context(), driver.GPUResource, uuids[0]))
+	must(t, kubelet.PreStart(t.Context(), pluginpath.GPUResource, uuids[0]))
 	wantPods("when its container starts", "pod-1")
 	start(41, "pod-1")
 
 	// The same pod's app container after its init container, and a container that starts again: what runs stays.
-	again, err := kubelet.Allocate(t.Context(), driver.GPUResource, uuids[0])
+	again, err := kubelet.Allocate(t.Context(), pluginpath.GPUResource, uuids[0])
 	must(t, err)
-	must(t, kubelet.PreStart(t.Context(), driver.GPUResource, uuids[0]))
+	must(t, kubelet.PreStart(t.Context(), pluginpath.GPUResource, uuids[0]))
 	if diff := cmp.Diff(names(first), names(again)); diff != "" {
 		t.Errorf("asked again (-first +again):\n%s", diff)
 	}
@@ -206,16 +207,16 @@ func TestPodsOfTheDevicePluginFollowOneAnother(t *testing.T) {
 	kubelet.Stop()
 	m.serves()
 	kubelet = kubelettest.Start(t, m.path("device-plugins"))
-	kubelet.Await(t, driver.GPUResource, 8)
+	kubelet.Await(t, pluginpath.GPUResource, 8)
 	must(t, m.resolve(names(first)...))
-	must(t, kubelet.PreStart(t.Context(), driver.GPUResource, uuids[0]))
+	must(t, kubelet.PreStart(t.Context(), pluginpath.GPUResource, uuids[0]))
 	wantPods("after a restart", "pod-1")
 
 	// The next pod gets it while something of the first one is still there.
-	_, err = kubelet.Allocate(t.Context(), driver.GPUResource, uuids[0])
+	_, err = kubelet.Allocate(t.Context(), pluginpath.GPUResource, uuids[0])
 	must(t, err)
 	m.writeCheckpoint(map[string]types.UID{uuids[0]: "pod-2", uuids[1]: "pod-1"})
-	must(t, kubelet.PreStart(t.Context(), driver.GPUResource, uuids[0]))
+	must(t, kubelet.PreStart(t.Context(), pluginpath.GPUResource, uuids[0]))
 	wantPods("when the next pod starts", "pod-2")
 	if got := processes(); len(got) > 0 {
 		t.Errorf("processes %v of the pod before are still there when the next one starts", got)
@@ -230,18 +231,18 @@ func TestWhatKeepsAContainerOfTheDevicePluginFromStarting(t *testing.T) {
 	m.advertise = "device-plugin"
 	kubelet := m.plugins()
 	m.serves()
-	kubelet.Await(t, driver.GPUResource, 8)
+	kubelet.Await(t, pluginpath.GPUResource, 8)
 	_, err := m.gpus.Do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 41, Kind: nvmlsim.ProcessCompute, Pod: "stranger"}})
 	must(t, err)
-	response, err := kubelet.Allocate(t.Context(), driver.GPUResource, uuids[0], uuids[1])
+	response, err := kubelet.Allocate(t.Context(), pluginpath.GPUResource, uuids[0], uuids[1])
 	must(t, err)
 	m.writeCheckpoint(map[string]types.UID{uuids[0]: "pod-1", uuids[1]: "pod-1"})
-	if err := kubelet.PreStart(t.Context(), driver.GPUResource, uuids[0], uuids[1]); err == nil || !strings.Contains(err.Error(), gpu0) {
+	if err := kubelet.PreStart(t.Context(), pluginpath.GPUResource, uuids[0], uuids[1]); err == nil || !strings.Contains(err.Error(), gpu0) {
 		t.Errorf("a container starts beside another pod's process: %v", err)
 	}
 	_, err = m.gpus.Do(&nvmlsim.RemoveProcess{GPU: "0", PID: 41})
 	must(t, err)
-	must(t, kubelet.PreStart(t.Context(), driver.GPUResource, uuids[0], uuids[1]))
+	must(t, kubelet.PreStart(t.Context(), pluginpath.GPUResource, uuids[0], uuids[1]))
 	must(t, m.resolve(names(response)...))
 }
 
@@ -252,8 +253,8 @@ func TestAGPUThatIsMovedToClaimsWaitsForItsPod(t *testing.T) {
 	m.advertise = "device-plugin"
 	kubelet := m.plugins()
 	stop := m.serves()
-	kubelet.Await(t, driver.GPUResource, 8)
-	_, err := kubelet.Allocate(t.Context(), driver.GPUResource, uuids[0])
+	kubelet.Await(t, pluginpath.GPUResource, 8)
+	_, err := kubelet.Allocate(t.Context(), pluginpath.GPUResource, uuids[0])
 	must(t, err)
 	must(t, stop())
 	m.advertise = "dra"
@@ -271,7 +272,7 @@ func TestAGPUThatIsMovedToClaimsWaitsForItsPod(t *testing.T) {
 		t.Errorf("a claim that waits is told %q", message)
 	}
 	must(t, stop())
-	must(t, ledger.At(durable.OS{}, prepare.LedgerDir(m.path("state"))).Remove(hold.UID(ledger.PluginDevice{Resource: driver.GPUResource, ID: uuids[0]})))
+	must(t, ledger.At(durable.OS{}, prepare.LedgerDir(m.path("state"))).Remove(hold.UID(ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: uuids[0]})))
 	m.serves()
 	m.waitForGPUs(8)
 }
@@ -291,9 +292,9 @@ func TestAGPUThatIsMovedToTheDevicePluginLeavesTheSlicesFirst(t *testing.T) {
 	m.advertise = "dra,0000:1b:00.0=device-plugin,0000:43:00.0=device-plugin"
 	kubelet := m.plugins()
 	m.serves()
-	kubelet.Await(t, driver.GPUResource, 1)
+	kubelet.Await(t, pluginpath.GPUResource, 1)
 	// Each leaves by itself: the other one may still be in its slice.
-	uuids, lists := m.uuids(), kubelet.Lists(driver.GPUResource)
+	uuids, lists := m.uuids(), kubelet.Lists(pluginpath.GPUResource)
 	for _, device := range lists[len(lists)-1].Devices {
 		name := []string{gpu0, "gpu-0000-43-00-0"}[slices.Index(uuids, device.GetID())]
 		if slices.Contains(m.published(), name) {
@@ -301,7 +302,7 @@ func TestAGPUThatIsMovedToTheDevicePluginLeavesTheSlicesFirst(t *testing.T) {
 		}
 	}
 	eventually(t, "the kubelet is told of two devices, and that the claim's cannot be had", func() error {
-		lists := kubelet.Lists(driver.GPUResource)
+		lists := kubelet.Lists(pluginpath.GPUResource)
 		if list := lists[len(lists)-1].Devices; len(list) != 2 || list[0].GetHealth() != pluginapi.Unhealthy || list[1].GetHealth() != pluginapi.Healthy {
 			return fmt.Errorf("it was told of %v", list)
 		}
@@ -314,7 +315,7 @@ func TestAGPUThatIsMovedToTheDevicePluginLeavesTheSlicesFirst(t *testing.T) {
 	if message := released.GetClaims()["train-uid"].GetError(); message != "" {
 		t.Fatal(message)
 	}
-	kubelet.Await(t, driver.GPUResource, 2)
+	kubelet.Await(t, pluginpath.GPUResource, 2)
 	if err := prepare(); err == nil {
 		t.Error("the claim gets a GPU that is the device plugin's by now")
 	}

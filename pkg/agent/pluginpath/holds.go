@@ -1,4 +1,4 @@
-package driver
+package pluginpath
 
 import (
 	"context"
@@ -17,13 +17,13 @@ import (
 )
 
 // Allocated implements deviceplugin.Holder. The kubelet has not yet written down who gets the devices.
-func (p *pluginPath) Allocated(ctx context.Context, resource string, devices []deviceplugin.Device) error {
+func (p *Path) Allocated(ctx context.Context, resource string, devices []deviceplugin.Device) error {
 	return p.hold(ctx, resource, devices, func(ledger.PluginDevice) []types.UID { return nil })
 }
 
 // Starting implements deviceplugin.Holder. By now the kubelet has written down whose the devices are. If they were another pod's before,
 // that pod has ended: the kubelet gives a device to one pod at a time. What it has left behind is cleared first.
-func (p *pluginPath) Starting(ctx context.Context, resource string, devices []deviceplugin.Device) error {
+func (p *Path) Starting(ctx context.Context, resource string, devices []deviceplugin.Device) error {
 	checkpoint, err := p.source.Checkpoint()
 	if err != nil {
 		klog.FromContext(ctx).Info("It is not known which pod has the devices, what it leaves behind will not be looked for", "reason", err.Error())
@@ -39,29 +39,29 @@ func (p *pluginPath) Starting(ctx context.Context, resource string, devices []de
 }
 
 // clear takes the device back from pods that have ended, if it is recorded for none of these.
-func (p *pluginPath) clear(ctx context.Context, of ledger.PluginDevice, pods []types.UID) error {
-	record, err := p.records.Get(hold.UID(of))
+func (p *Path) clear(ctx context.Context, of ledger.PluginDevice, pods []types.UID) error {
+	record, err := p.opts.Records.Get(hold.UID(of))
 	if err != nil || record == nil || record.Entry == nil || len(record.Entry.Pods) == 0 || len(pods) == 0 {
 		return err
 	}
 	if slices.ContainsFunc(record.Entry.Pods, func(pod types.UID) bool { return slices.Contains(pods, pod) }) {
 		return nil
 	}
-	if _, err := p.claims.UnprepareUnused(ctx, record.Entry); err != nil {
+	if _, err := p.opts.Claims.UnprepareUnused(ctx, record.Entry); err != nil {
 		return fmt.Errorf("take %s back from a pod that has ended: %w", of, err)
 	}
 	return nil
 }
 
 // hold prepares the devices, each by itself, as claims are.
-func (p *pluginPath) hold(ctx context.Context, resource string, devices []deviceplugin.Device, podsWith func(ledger.PluginDevice) []types.UID) error {
+func (p *Path) hold(ctx context.Context, resource string, devices []deviceplugin.Device, podsWith func(ledger.PluginDevice) []types.UID) error {
 	claims := make([]*resourceapi.ResourceClaim, len(devices))
 	for i, device := range devices {
 		of := ledger.PluginDevice{Resource: resource, ID: device.ID}
-		claims[i] = hold.Claim(Name, p.node, of, device.Name, podsWith(of))
+		claims[i] = hold.Claim(p.opts.Driver, p.opts.Node, of, device.Name, podsWith(of))
 	}
-	results := p.claims.PrepareAll(ctx, claims)
-	p.quarantine() // one may have come into it, or out of it
+	results := p.opts.Claims.PrepareAll(ctx, claims)
+	p.opts.Quarantined() // one may have come into it, or out of it
 	var errs []error
 	for _, claim := range claims {
 		err := results[claim.UID].Err

@@ -1,4 +1,4 @@
-package driver
+package pluginpath
 
 import (
 	"cmp"
@@ -30,7 +30,6 @@ import (
 	"stowage.dev/stowage/pkg/agent/hold"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
-	"stowage.dev/stowage/pkg/agent/reconcile"
 	"stowage.dev/stowage/pkg/topology"
 )
 
@@ -44,19 +43,41 @@ const (
 	podsAge = 10 * time.Second
 )
 
-// pluginPath keeps GPUs on one of the paths: those that are offered by the device plugin API are in no slice, and the other way round.
-type pluginPath struct {
-	node       string
-	client     kubernetes.Interface
-	hardware   *Hardware
-	claims     *prepare.Manager
-	records    *ledger.Ledger
-	source     hold.Source
-	options    deviceplugin.Options
-	paths      advertise.Paths
-	mig        MIGStrategy
-	quarantine func() // looks at what is in quarantine
-	failed     failures
+// Hardware is the node's GPUs.
+type Hardware interface {
+	// Node is what the last look at the node has found, nil if there was none. Nobody changes it.
+	Node() *discovery.Node
+	// Resources are the GPUs as they would be published for claims; ok is false while nothing is known.
+	Resources(pool string) (resources resourceslice.DriverResources, ok bool)
+}
+
+// Options of a node's path.
+type Options struct {
+	// Driver and Node are the names of the DRA driver and of its pool.
+	Driver, Node string
+	// KubeletRoot is the kubelet's folder, /var/lib/kubelet.
+	KubeletRoot string
+	Client      kubernetes.Interface
+	// SlicesOfNode is the field selector of the slices that the node has of the driver.
+	SlicesOfNode string
+	// Pods lists the node's pods.
+	Pods     func(context.Context) ([]corev1.Pod, error)
+	Hardware Hardware
+	Claims   *prepare.Manager
+	Records  *ledger.Ledger
+	// Quarantined is called when a GPU may have come into quarantine, or out of it.
+	Quarantined func()
+	// Failed tells whether what has this name failed for another reason than the last time. Success is nil.
+	Failed func(name string, err error) bool
+}
+
+// Path keeps GPUs on one of the paths: those that are offered by the device plugin API are in no slice, and the other way round.
+type Path struct {
+	opts   Options
+	source hold.Source
+	server deviceplugin.Options
+	paths  advertise.Paths
+	mig    MIGStrategy
 
 	mu sync.Mutex
 	// withdrawn GPUs were in no slice of the node after this agent had begun to publish.
@@ -75,21 +96,19 @@ type offered struct {
 }
 
 var (
-	_ deviceplugin.Inventory = &pluginPath{}
-	_ deviceplugin.Holder    = &pluginPath{}
+	_ deviceplugin.Inventory = &Path{}
+	_ deviceplugin.Holder    = &Path{}
 )
 
-func newPluginPath(opts Options, claims *prepare.Manager, records *ledger.Ledger, quarantine func()) *pluginPath {
-	p := &pluginPath{
-		node: opts.NodeName, client: opts.Client, hardware: opts.Hardware, claims: claims, records: records, quarantine: quarantine,
-		withdrawn: sets.New[string](), held: sets.New[string](), offered: offered{changed: make(chan struct{})},
-	}
+// New returns the path of a node on which all GPUs are for claims until Advertise is called.
+func New(opts Options) *Path {
+	p := &Path{opts: opts, withdrawn: sets.New[string](), held: sets.New[string](), offered: offered{changed: make(chan struct{})}}
 	dir := filepath.Join(opts.KubeletRoot, "device-plugins")
-	p.options = deviceplugin.Options{Dir: dir, Inventory: p, Holder: p, Clock: clock.RealClock{}}
+	p.server = deviceplugin.Options{Dir: dir, Inventory: p, Holder: p, Clock: clock.RealClock{}}
 	p.source = hold.Source{
-		Driver: Name, Pool: opts.NodeName, Ledger: records,
+		Driver: opts.Driver, Pool: opts.Node, Ledger: opts.Records,
 		Checkpoint: func() (*hold.Checkpoint, error) { return hold.ReadCheckpoint(dir) },
-		Pods:       recent(podsAge, reconcile.PodsOf(opts.NodeClient, opts.NodeName)),
+		Pods:       recent(podsAge, opts.Pods),
 	}
 	return p
 }
@@ -104,9 +123,14 @@ type Advertised struct {
 	MIG MIGStrategy
 }
 
-// Advertise is to be called before Run; without, all GPUs are offered by claims.
-func (a *Agent) Advertise(as Advertised) {
-	a.plugins.paths, a.plugins.options.Strategies, a.plugins.mig = as.Paths, as.Strategies, as.MIG
+// Advertise is to be called before Run.
+func (p *Path) Advertise(as Advertised) {
+	p.paths, p.server.Strategies, p.mig = as.Paths, as.Strategies, as.MIG
+}
+
+// Claim is what stands for a device that pods have, as [hold.Source] has it.
+func (p *Path) Claim(ctx context.Context, name string) (*resourceapi.ResourceClaim, error) {
+	return p.source.Claim(ctx, name)
 }
 
 // recent returns a source that asks again only when the answer is older than that.
@@ -131,15 +155,8 @@ func recent(age time.Duration, pods func(context.Context) ([]corev1.Pod, error))
 	}
 }
 
-// knownNode is what the last look at the node has found, nil if there was none.
-func knownNode(h *Hardware) *discovery.Node {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	return h.node
-}
-
 // pathsOf are the paths of the node's GPUs by name.
-func (p *pluginPath) pathsOf(node *discovery.Node) map[string]advertise.Path {
+func (p *Path) pathsOf(node *discovery.Node) map[string]advertise.Path {
 	paths := map[string]advertise.Path{}
 	if node != nil {
 		for i := range node.GPUs {
@@ -149,10 +166,10 @@ func (p *pluginPath) pathsOf(node *discovery.Node) map[string]advertise.Path {
 	return paths
 }
 
-// forClaims are the hardware's resources without GPUs that are on another path, or that a pod still has by the device plugin API. It reads
+// ForClaims are the hardware's resources without GPUs that are on another path, or that a pod still has by the device plugin API. It reads
 // nothing: the disk may hang.
-func (p *pluginPath) forClaims(pool string) (resourceslice.DriverResources, bool) {
-	resources, ok := p.hardware.Resources(pool)
+func (p *Path) ForClaims(pool string) (resourceslice.DriverResources, bool) {
+	resources, ok := p.opts.Hardware.Resources(pool)
 	if !ok {
 		return resources, false
 	}
@@ -162,14 +179,14 @@ func (p *pluginPath) forClaims(pool string) (resourceslice.DriverResources, bool
 	if p.paths.ClaimsOnly() && len(held) == 0 {
 		return resources, true
 	}
-	paths := p.pathsOf(knownNode(p.hardware))
+	paths := p.pathsOf(p.opts.Hardware.Node())
 	return advertise.Withhold(resources, func(gpu string) bool { return paths[gpu] != advertise.DRA || held.Has(gpu) }, advertise.GPUOf), true
 }
 
-// heldChanged reads which GPUs pods have by the device plugin API, and reports whether that were others before. Where the ledger cannot be read,
+// HeldChanged reads which GPUs pods have by the device plugin API, and reports whether that were others before. Where the ledger cannot be read,
 // they are as they were.
-func (p *pluginPath) heldChanged() bool {
-	records, err := p.records.Records()
+func (p *Path) HeldChanged() bool {
+	records, err := p.opts.Records.Records()
 	if err != nil {
 		return false
 	}
@@ -186,19 +203,19 @@ func (p *pluginPath) heldChanged() bool {
 	return changed
 }
 
-// refuse says why a claim must not be prepared: a GPU of it is on another path. One that has been prepared stays so.
-func (p *pluginPath) refuse(claim *resourceapi.ResourceClaim) error {
+// Refuse says why a claim must not be prepared: a GPU of it is on another path. One that has been prepared stays so.
+func (p *Path) Refuse(claim *resourceapi.ResourceClaim) error {
 	if p.paths.ClaimsOnly() || claim.Status.Allocation == nil {
 		return nil
 	}
-	paths := p.pathsOf(knownNode(p.hardware))
+	paths := p.pathsOf(p.opts.Hardware.Node())
 	for _, result := range claim.Status.Allocation.Devices.Results {
 		gpu := advertise.GPUOf(result.Device)
 		path, known := paths[gpu]
-		if result.Driver != Name || result.Pool != p.node || !known || path == advertise.DRA {
+		if result.Driver != p.opts.Driver || result.Pool != p.opts.Node || !known || path == advertise.DRA {
 			continue
 		}
-		if record, err := p.records.Get(claim.UID); record != nil || err != nil {
+		if record, err := p.opts.Records.Get(claim.UID); record != nil || err != nil {
 			return err
 		}
 		return fmt.Errorf("claim %s/%s, request %s: device %s is not offered by claims on this node any more: --advertise has %s for GPU %s",
@@ -207,16 +224,16 @@ func (p *pluginPath) refuse(claim *resourceapi.ResourceClaim) error {
 	return nil
 }
 
-// run offers GPUs by the device plugin API until ctx ends. It begins when no other agent of the node publishes slices. changed is called when other
+// Run offers GPUs by the device plugin API until ctx ends. It begins when no other agent of the node publishes slices. changed is called when other
 // GPUs are to be withheld from claims.
-func (p *pluginPath) run(ctx context.Context, leads <-chan struct{}, changed func()) {
+func (p *Path) Run(ctx context.Context, leads <-chan struct{}, changed func()) {
 	select {
 	case <-ctx.Done():
 		return
 	case <-leads:
 	}
 	// The agent before may have given GPUs to pods until now.
-	if p.heldChanged() {
+	if p.HeldChanged() {
 		changed()
 	}
 	if p.paths.ClaimsOnly() {
@@ -224,14 +241,14 @@ func (p *pluginPath) run(ctx context.Context, leads <-chan struct{}, changed fun
 	}
 	var group sync.WaitGroup
 	defer group.Wait()
-	group.Go(func() { deviceplugin.New(p.options).Run(ctx) })
+	group.Go(func() { deviceplugin.New(p.server).Run(ctx) })
 	ticker := time.NewTicker(pluginInterval)
 	defer ticker.Stop()
 	for {
-		if err := p.look(ctx); p.failed.changed("look", err) && ctx.Err() == nil {
+		if err := p.Look(ctx); p.opts.Failed("look", err) && ctx.Err() == nil {
 			utilruntime.HandleErrorWithContext(ctx, err, "What is offered by the device plugin API cannot be told for certain")
 		}
-		if p.heldChanged() {
+		if p.HeldChanged() {
 			changed()
 		}
 		select {
@@ -242,11 +259,11 @@ func (p *pluginPath) run(ctx context.Context, leads <-chan struct{}, changed fun
 	}
 }
 
-// look finds what is to be offered now. A GPU that is not certain to have left the slices is not offered; one that was offered before stays,
+// Look finds what is to be offered now. A GPU that is not certain to have left the slices is not offered; one that was offered before stays,
 // unhealthy if it is not what it was.
-func (p *pluginPath) look(ctx context.Context) error {
-	node := knownNode(p.hardware)
-	resources, ok := p.hardware.Resources(p.node)
+func (p *Path) Look(ctx context.Context) error {
+	node := p.opts.Hardware.Node()
+	resources, ok := p.opts.Hardware.Resources(p.opts.Node)
 	if node == nil || !ok {
 		return nil
 	}
@@ -254,7 +271,7 @@ func (p *pluginPath) look(ctx context.Context) error {
 	if names := p.paths.Unknown(node); len(names) > 0 {
 		unknown = fmt.Errorf("this node has no GPU %s", strings.Join(names, ", "))
 	}
-	if p.failed.changed("unknown", unknown) {
+	if p.opts.Failed("unknown", unknown) {
 		klog.FromContext(ctx).Info("--advertise names GPUs that are not there", "reason", unknown.Error())
 	}
 	devices := p.candidates(node)
@@ -301,7 +318,7 @@ const (
 )
 
 // candidates are whole GPUs and, by the strategy, MIG devices.
-func (p *pluginPath) candidates(node *discovery.Node) []candidate {
+func (p *Path) candidates(node *discovery.Node) []candidate {
 	var whole, parts []candidate
 	profiles := sets.New[string]()
 	for i := range node.GPUs {
@@ -360,8 +377,8 @@ func usableDevices(resources resourceslice.DriverResources) sets.Set[string] {
 }
 
 // noClaimHas tells whether nobody but pods of the device plugin API holds the GPU.
-func (p *pluginPath) noClaimHas(gpu string) (bool, error) {
-	holders, err := p.records.Holders(gpu)
+func (p *Path) noClaimHas(gpu string) (bool, error) {
+	holders, err := p.opts.Records.Holders(gpu)
 	if err != nil {
 		return false, fmt.Errorf("whether a claim has GPU %s: %w", gpu, err)
 	}
@@ -369,11 +386,11 @@ func (p *pluginPath) noClaimHas(gpu string) (bool, error) {
 }
 
 // prove asks the API server whether GPUs have left the slices of the node. A GPU that has comes back to them only with another agent.
-func (p *pluginPath) prove(ctx context.Context, devices []candidate) error {
+func (p *Path) prove(ctx context.Context, devices []candidate) error {
 	if !slices.ContainsFunc(devices, func(c candidate) bool { return !p.isWithdrawn(c.gpu.Name) }) {
 		return nil
 	}
-	list, err := p.client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: slicesOf(p.node)})
+	list, err := p.opts.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: p.opts.SlicesOfNode})
 	if err != nil {
 		return fmt.Errorf("list ResourceSlices, to offer GPUs that are not in them: %w", err)
 	}
@@ -393,14 +410,14 @@ func (p *pluginPath) prove(ctx context.Context, devices []candidate) error {
 	return nil
 }
 
-func (p *pluginPath) isWithdrawn(gpu string) bool {
+func (p *Path) isWithdrawn(gpu string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.withdrawn.Has(gpu)
 }
 
 // offer tells the kubelet what there is now, if that is something else than before. What was offered and is not there any more stays, unhealthy.
-func (p *pluginPath) offer(node *discovery.Node, devices map[string][]deviceplugin.Device) {
+func (p *Path) offer(node *discovery.Node, devices map[string][]deviceplugin.Device) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var now []deviceplugin.Resource
@@ -442,7 +459,7 @@ func (p *pluginPath) offer(node *discovery.Node, devices map[string][]deviceplug
 }
 
 // tableOf numbers the devices in the order of the table of their GPUs, which is made anew with each look at the node.
-func (p *pluginPath) tableOf(node *discovery.Node, devices []deviceplugin.Device, was *deviceplugin.Resource) *topology.Table {
+func (p *Path) tableOf(node *discovery.Node, devices []deviceplugin.Device, was *deviceplugin.Resource) *topology.Table {
 	names := make([]string, len(devices))
 	for i := range devices {
 		devices[i].GPU, names[i] = i, devices[i].Name
@@ -454,7 +471,7 @@ func (p *pluginPath) tableOf(node *discovery.Node, devices []deviceplugin.Device
 }
 
 // Resources implements deviceplugin.Inventory.
-func (p *pluginPath) Resources() ([]deviceplugin.Resource, <-chan struct{}) {
+func (p *Path) Resources() ([]deviceplugin.Resource, <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.offered.resources, p.offered.changed
