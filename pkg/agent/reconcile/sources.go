@@ -2,20 +2,16 @@ package reconcile
 
 import (
 	"context"
-	"errors"
-	"fmt"
 	"slices"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/kubernetes"
-	podresources "k8s.io/kubelet/pkg/apis/podresources/v1"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/podresources"
 )
 
 // PodsOf returns the source of a node's pods. They are read from the API server itself: its cache may be older than the last reading.
@@ -31,31 +27,25 @@ func PodsOf(client kubernetes.Interface, node string) func(context.Context) ([]c
 
 // KubeletAt returns the source of what the kubelet runs, by its PodResources service (v1) at a socket.
 func KubeletAt(socket string) func(context.Context) ([]KubeletPod, error) {
+	kubelet := podresources.New(socket)
 	return func(ctx context.Context) (pods []KubeletPod, err error) {
-		conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
+		listed, err := kubelet.List(ctx)
 		if err != nil {
-			return nil, fmt.Errorf("connect to %s: %w", socket, err)
+			return nil, err
 		}
-		defer func() { err = errors.Join(err, conn.Close()) }()
-		list, err := podresources.NewPodResourcesListerClient(conn).List(ctx, &podresources.ListPodResourcesRequest{})
-		if err != nil {
-			return nil, fmt.Errorf("list at %s: %w", socket, err)
-		}
-		for _, pod := range list.GetPodResources() {
-			p := KubeletPod{Namespace: pod.GetNamespace(), Name: pod.GetName()}
-			for _, container := range pod.GetContainers() {
-				for _, devices := range container.GetDevices() {
-					for _, id := range devices.GetDeviceIds() {
-						p.Devices = append(p.Devices, ledger.PluginDevice{Resource: devices.GetResourceName(), ID: id})
+		for _, pod := range listed {
+			p := KubeletPod{Namespace: pod.Namespace, Name: pod.Name}
+			for _, container := range pod.Containers {
+				for _, devices := range container.Devices {
+					for _, id := range devices.IDs {
+						p.Devices = append(p.Devices, ledger.PluginDevice{Resource: devices.Resource, ID: id})
 					}
 				}
-				for _, claim := range container.GetDynamicResources() {
-					p.Claims = append(p.Claims, claim.GetClaimName())
-					for _, resource := range claim.GetClaimResources() {
-						for _, device := range resource.GetCdiDevices() {
-							if uid, ok := cdi.ClaimOfDevice(device.GetName()); ok && !slices.Contains(p.CDIClaims, uid) {
-								p.CDIClaims = append(p.CDIClaims, uid)
-							}
+				for _, claim := range container.Claims {
+					p.Claims = append(p.Claims, claim.Name)
+					for _, device := range claim.CDI {
+						if uid, ok := cdi.ClaimOfDevice(device); ok && !slices.Contains(p.CDIClaims, uid) {
+							p.CDIClaims = append(p.CDIClaims, uid)
 						}
 					}
 				}
