@@ -85,8 +85,8 @@ type Options struct {
 	Users vfio.Users
 	// FS keeps the ledger and the CDI specifications; the machine's if nil.
 	FS durable.FS
-	// Kubelet lists the pods that the kubelet gives resources to; by its PodResources socket below KubeletRoot if nil.
-	Kubelet func(context.Context) ([]reconcile.KubeletPod, error)
+	// Kubelet tells what pods have; by its PodResources socket below KubeletRoot what is nil of it.
+	Kubelet Kubelet
 }
 
 // Agent serves one node's kubelet.
@@ -119,8 +119,12 @@ func New(opts Options) (*Agent, error) {
 	if opts.NodeClient == nil {
 		opts.NodeClient = opts.Client
 	}
-	if opts.Kubelet == nil {
-		opts.Kubelet = reconcile.KubeletAt(filepath.Join(opts.KubeletRoot, "pod-resources", "kubelet.sock"))
+	socket := filepath.Join(opts.KubeletRoot, "pod-resources", "kubelet.sock")
+	if opts.Kubelet.Pods == nil {
+		opts.Kubelet.Pods = reconcile.KubeletAt(socket)
+	}
+	if opts.Kubelet.Devices == nil {
+		opts.Kubelet.Devices = pluginpath.DevicesAt(socket)
 	}
 	a := &Agent{opts: opts}
 	claims := prepare.New(prepare.Options{
@@ -147,7 +151,7 @@ func New(opts Options) (*Agent, error) {
 	a.publisher.asked = opts.Hardware.reached
 	a.plugins = pluginpath.New(pluginpath.Options{
 		Driver: Name, Node: opts.NodeName, KubeletRoot: opts.KubeletRoot, Client: opts.Client, SlicesOfNode: slicesOf(opts.NodeName),
-		Pods: reconcile.PodsOf(opts.NodeClient, opts.NodeName), Hardware: opts.Hardware, Claims: claims, Records: records,
+		Pods: reconcile.PodsOf(opts.NodeClient, opts.NodeName), Devices: opts.Kubelet.Devices, Hardware: opts.Hardware, Claims: claims, Records: records,
 		Quarantined: a.noteQuarantined, Failed: (&failures{}).changed,
 	})
 	a.publisher.resources = a.plugins.ForClaims
@@ -183,7 +187,7 @@ func (a *Agent) newReconciler(records *ledger.Ledger, ended func(context.Context
 				return a.opts.Client.ResourceV1().ResourceClaims(namespace).Get(ctx, name, metav1.GetOptions{})
 			},
 			Pods:    reconcile.PodsOf(a.opts.NodeClient, a.opts.NodeName),
-			Kubelet: a.opts.Kubelet,
+			Kubelet: a.opts.Kubelet.Pods,
 			Registered: func() time.Time {
 				if at := a.registered.Load(); at != 0 {
 					return time.Unix(0, at)

@@ -28,6 +28,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/reconcile"
 	"stowage.dev/stowage/pkg/agent/sharing"
@@ -256,9 +257,12 @@ func (r *rig) blindAgent(ctx context.Context, api *apiServer) *Agent {
 	agent, err := New(Options{
 		NodeName: "node-1", Client: api, KubeletRoot: r.state, StateDir: r.state, CDIDir: filepath.Join(r.state, "cdi"), Backend: backend, Hardware: hardware,
 		Tools: sharing.NewSimulated(r.machine), Sharing: r.sharing,
-		Kubelet: func(context.Context) ([]reconcile.KubeletPod, error) {
-			time.Sleep(r.kubeletTakes)
-			return nil, nil
+		Kubelet: Kubelet{
+			Pods: func(context.Context) ([]reconcile.KubeletPod, error) {
+				time.Sleep(r.kubeletTakes)
+				return nil, nil
+			},
+			Devices: func(context.Context) ([]ledger.PluginDevice, error) { return r.pluginDevices, r.pluginDevicesErr },
 		},
 	})
 	if err != nil {

@@ -42,6 +42,8 @@ const (
 	foreignInterval = 30 * time.Second
 	// reasonUsedWithoutClaim is that of the event.
 	reasonUsedWithoutClaim = "GPUUsedWithoutClaim"
+	// reasonOfDevicePlugin is that of the event.
+	reasonOfDevicePlugin = "GPUOfDevicePlugin"
 	// maxNamedProcesses is how many of a GPU's processes are named.
 	maxNamedProcesses = 3
 )
@@ -71,11 +73,17 @@ func (u foreignUser) of() string {
 
 func (u foreignUser) String() string { return cmp.Or(u.name, "a process") + " " + u.of() }
 
-// foreignUse is what uses a GPU that no claim has. taints tells that the GPU is taken out.
+// foreignUse is what uses a GPU that no claim has, or may be given it at any time. taints tells that the
+// processes alone take the GPU out.
 type foreignUse struct {
 	processes []foreignProcess
-	taints    bool
+	// plugin is the resource by which another device plugin of the node offers the GPU, or has given it away; empty if none does.
+	plugin string
+	taints bool
 }
+
+// takesOut tells whether claims do not get the GPU.
+func (u *foreignUse) takesOut() bool { return u.taints || u.plugin != "" }
 
 // message says whose the processes are. It does not change when a program is started anew: it is in an event, and in the Node's condition.
 func (u *foreignUse) message() string {
@@ -83,7 +91,14 @@ func (u *foreignUse) message() string {
 	if more := len(users) - maxNamedProcesses; more > 0 {
 		users = append(users[:maxNamedProcesses:maxNamedProcesses], fmt.Sprintf("%d more", more))
 	}
-	return "it is used without a claim by " + strings.Join(users, ", ")
+	var parts []string
+	if u.plugin != "" {
+		parts = append(parts, "another device plugin of this node offers it as "+u.plugin)
+	}
+	if len(users) > 0 {
+		parts = append(parts, "it is used without a claim by "+strings.Join(users, ", "))
+	}
+	return strings.Join(parts, ", and ")
 }
 
 // String names each process, for the log.
@@ -107,7 +122,9 @@ func (u *foreignUse) users() []string {
 
 func (u *foreignUse) taint() resourceapi.DeviceTaint {
 	value := "host-process"
-	if slices.ContainsFunc(u.processes, func(p foreignProcess) bool { return p.pod != "" }) {
+	if u.plugin != "" {
+		value = "device-plugin"
+	} else if slices.ContainsFunc(u.processes, func(p foreignProcess) bool { return p.pod != "" }) {
 		value = "pod"
 	}
 	return resourceapi.DeviceTaint{Key: TaintKey(reasonInUse), Value: value, Effect: resourceapi.DeviceTaintEffectNoSchedule}
@@ -141,8 +158,18 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 	h := a.opts.Hardware
 	before := h.withheld.foreignUses()
 	now, blind := map[string]foreignUse{}, 0
+	plugins, pluginsErr := a.plugins.OfOthers(ctx)
+	if ctx.Err() != nil {
+		return
+	}
+	if a.blind.changed("device plugins", pluginsErr) {
+		utilruntime.HandleErrorWithContext(ctx, pluginsErr, "Device plugins of the node may offer its GPUs")
+	}
 	for gpu := range h.inventory.devices() {
 		use, err := a.foreignOn(ctx, gpu)
+		if use.plugin = plugins[gpu]; pluginsErr != nil {
+			use.plugin = before[gpu].plugin
+		}
 		if ctx.Err() != nil {
 			return
 		}
@@ -151,19 +178,21 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 		}
 		if err != nil {
 			blind++
-			if was, ok := before[gpu]; ok {
-				now[gpu] = was
-			}
-			continue
+			was := before[gpu]
+			use.processes, use.taints = was.processes, was.taints
 		}
-		if len(use.processes) > 0 {
+		if len(use.processes) > 0 || use.plugin != "" {
 			now[gpu] = use
 		}
 	}
 	gpusOfUnknownUse.Set(float64(blind))
 	foreignProcesses.Reset()
+	gpusOfDevicePlugins.Reset()
 	for _, gpu := range slices.Sorted(maps.Keys(now)) {
 		use := now[gpu]
+		if use.plugin != "" {
+			gpusOfDevicePlugins.WithLabelValues(gpu, use.plugin).Set(1)
+		}
 		for _, p := range use.processes {
 			of := "host"
 			if p.pod != "" {
@@ -175,6 +204,9 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 		was := before[gpu]
 		if !slices.Equal(was.processes, use.processes) {
 			klog.FromContext(ctx).Info("A GPU is used without a claim", "device", gpu, "processes", use.String())
+		}
+		if use.plugin != "" && was.plugin != use.plugin {
+			a.reporter.nodeEventf(corev1.EventTypeWarning, reasonOfDevicePlugin, "Device %s: another device plugin of this node offers it as %s, so claims do not get it: a GPU has one path", gpu, use.plugin)
 		}
 		if !sets.New(was.users()...).HasAll(use.users()...) {
 			a.reporter.nodeEventf(corev1.EventTypeWarning, reasonUsedWithoutClaim, "Device %s: %s", gpu, use.message())

@@ -18,6 +18,7 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/health"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
@@ -32,6 +33,9 @@ type rig struct {
 	wrap func(nvml.Library) nvml.Library
 	// kubeletTakes that long to say what it runs.
 	kubeletTakes time.Duration
+	// pluginDevices are of device plugins, as the kubelet says.
+	pluginDevices    []ledger.PluginDevice
+	pluginDevicesErr error
 	// sharing allows nothing if it is not set.
 	sharing config.Rules
 }

@@ -122,9 +122,17 @@ var (
 		StabilityLevel: metrics.ALPHA,
 	})
 
+	gpusOfDevicePlugins = metrics.NewGaugeVec(&metrics.GaugeOpts{
+		Namespace:      metricsNamespace,
+		Subsystem:      metricsSubsystem,
+		Name:           "gpus_of_device_plugins",
+		Help:           "GPUs that another device plugin of the node offers or has given to a pod (1 each), by its resource. Claims do not get them.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"device", "resource"})
+
 	registerMetrics = sync.OnceFunc(func() {
 		legacyregistry.MustRegister(callSeconds, callsInFlight, sliceErrors, statusErrors, sliceGapSeconds, poolGeneration, slicesPublished, leftoversReleased, strayFiles,
-			occupiedGPUs, socketsRenewed, foreignProcesses, gpusOfUnknownUse)
+			occupiedGPUs, socketsRenewed, foreignProcesses, gpusOfUnknownUse, gpusOfDevicePlugins)
 		legacyregistry.CustomMustRegister(gpuMetrics)
 		legacyregistry.CustomMustRegister(claimMetrics)
 	})

@@ -92,7 +92,7 @@ func judgeGPUs(v nodeView) (status corev1.ConditionStatus, reason, message strin
 		}
 		if gpu.foreign != nil {
 			note(gpu.name, gpu.foreign.message())
-			if gpu.foreign.taints {
+			if gpu.foreign.takesOut() {
 				because(reasonForeignUse)
 			}
 		}

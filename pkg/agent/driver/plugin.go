@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,7 +15,16 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/reconcile"
 )
+
+// Kubelet is what the kubelet tells.
+type Kubelet struct {
+	// Pods that it gives resources to.
+	Pods func(context.Context) ([]reconcile.KubeletPod, error)
+	// Devices that device plugins offer or pods have from them; each may be there several times.
+	Devices func(context.Context) ([]ledger.PluginDevice, error)
+}
 
 // plugin answers the kubelet's calls.
 type plugin struct {
@@ -28,8 +37,8 @@ type plugin struct {
 	noteQuarantined func()
 	told            func(ctx context.Context, gpus []string)
 	check           *selfCheck
-	// refuse says why a claim must not be prepared on this node.
-	refuse func(*resourceapi.ResourceClaim) error
+	// refuse says by UID which claims must not be prepared on this node, and why.
+	refuse func(context.Context, []*resourceapi.ResourceClaim) map[types.UID]error
 	// fail ends the agent.
 	fail context.CancelCauseFunc
 }
@@ -58,16 +67,11 @@ func (p *plugin) PrepareResourceClaims(ctx context.Context, claims []*resourceap
 
 // prepareAll does not begin with claims that are refused.
 func (p *plugin) prepareAll(ctx context.Context, claims []*resourceapi.ResourceClaim) map[types.UID]prepare.Result {
-	refused, taken := map[types.UID]prepare.Result{}, make([]*resourceapi.ResourceClaim, 0, len(claims))
-	for _, claim := range claims {
-		if err := p.refuse(claim); err != nil {
-			refused[claim.UID] = prepare.Result{Err: err}
-		} else {
-			taken = append(taken, claim)
-		}
+	refused := p.refuse(ctx, claims)
+	results := p.claims.PrepareAll(ctx, slices.DeleteFunc(slices.Clone(claims), func(c *resourceapi.ResourceClaim) bool { return refused[c.UID] != nil }))
+	for uid, err := range refused {
+		results[uid] = prepare.Result{Err: err}
 	}
-	results := p.claims.PrepareAll(ctx, taken)
-	maps.Copy(results, refused)
 	return results
 }
 

@@ -66,7 +66,7 @@ func TestAReleaseEndsWhoeverDoesNotAnswer(t *testing.T) {
 				defer background(ctx, agent.reporter.run)() // which ends what it has begun
 				agent.registered.Store(time.Now().Add(-time.Hour).UnixNano())
 				if tc.kubelet {
-					agent.opts.Kubelet = func(ctx context.Context) ([]reconcile.KubeletPod, error) {
+					agent.opts.Kubelet.Pods = func(ctx context.Context) ([]reconcile.KubeletPod, error) {
 						<-ctx.Done()
 						return nil, ctx.Err()
 					}

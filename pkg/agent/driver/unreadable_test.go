@@ -126,7 +126,7 @@ func TestAnAdministratorReleasesAClaimThatCannotBeRead(t *testing.T) {
 	t.Parallel()
 	m := newMachine(t)
 	m.adjust = func(o *driver.Options) {
-		o.Kubelet = func(context.Context) ([]reconcile.KubeletPod, error) {
+		o.Kubelet.Pods = func(context.Context) ([]reconcile.KubeletPod, error) {
 			return []reconcile.KubeletPod{{Namespace: "default", Name: "train-pod", CDIClaims: []types.UID{"train-uid"}}}, nil
 		}
 	}

@@ -59,7 +59,7 @@ func (w *withheld) setForeign(uses map[string]foreignUse) (changed bool) {
 	tainted := func(uses map[string]foreignUse) map[string]resourceapi.DeviceTaint {
 		taints := map[string]resourceapi.DeviceTaint{}
 		for gpu, use := range uses {
-			if use.taints {
+			if use.takesOut() {
 				taints[gpu] = use.taint()
 			}
 		}
@@ -95,7 +95,7 @@ func (w *withheld) taints(gpu string, at *ledger.Partition) (list []resourceapi.
 	if i := slices.IndexFunc(occupied, func(o occupiedPlace) bool { return o.overlaps(gpu, at) }); i >= 0 {
 		list = append(list, occupied[i].taint())
 	}
-	if foreign != nil && foreign.taints {
+	if foreign != nil && foreign.takesOut() {
 		list = append(list, foreign.taint())
 	}
 	return list

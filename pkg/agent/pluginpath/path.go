@@ -61,7 +61,9 @@ type Options struct {
 	// SlicesOfNode is the field selector of the slices that the node has of the driver.
 	SlicesOfNode string
 	// Pods lists the node's pods.
-	Pods     func(context.Context) ([]corev1.Pod, error)
+	Pods func(context.Context) ([]corev1.Pod, error)
+	// Devices are what device plugins of the node offer, and what pods have from them; each may be there several times.
+	Devices  func(context.Context) ([]ledger.PluginDevice, error)
 	Hardware Hardware
 	Claims   *prepare.Manager
 	Records  *ledger.Ledger
@@ -201,27 +203,6 @@ func (p *Path) HeldChanged() bool {
 	changed := !held.Equal(p.held)
 	p.held = held
 	return changed
-}
-
-// Refuse says why a claim must not be prepared: a GPU of it is on another path. One that has been prepared stays so.
-func (p *Path) Refuse(claim *resourceapi.ResourceClaim) error {
-	if p.paths.ClaimsOnly() || claim.Status.Allocation == nil {
-		return nil
-	}
-	paths := p.pathsOf(p.opts.Hardware.Node())
-	for _, result := range claim.Status.Allocation.Devices.Results {
-		gpu := advertise.GPUOf(result.Device)
-		path, known := paths[gpu]
-		if result.Driver != p.opts.Driver || result.Pool != p.opts.Node || !known || path == advertise.DRA {
-			continue
-		}
-		if record, err := p.opts.Records.Get(claim.UID); record != nil || err != nil {
-			return err
-		}
-		return fmt.Errorf("claim %s/%s, request %s: device %s is not offered by claims on this node any more: --advertise has %s for GPU %s",
-			claim.Namespace, claim.Name, result.Request, result.Device, path, gpu)
-	}
-	return nil
 }
 
 // Run offers GPUs by the device plugin API until ctx ends. It begins when no other agent of the node publishes slices. changed is called when other

@@ -1,0 +1,154 @@
+package pluginpath
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"slices"
+
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/agent/advertise"
+	"stowage.dev/stowage/pkg/agent/hold"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/podresources"
+)
+
+// DevicesAt returns the source of what all device plugins of the node offer, and of what pods have from them, by the kubelet's PodResources
+// socket. A kubelet without a socket has none; one that does not tell what is offered (before 1.23) tells what pods have.
+func DevicesAt(socket string) func(context.Context) ([]ledger.PluginDevice, error) {
+	kubelet := podresources.New(socket)
+	return func(ctx context.Context) (devices []ledger.PluginDevice, err error) {
+		if _, err := os.Stat(socket); errors.Is(err, fs.ErrNotExist) {
+			return nil, nil
+		}
+		offered, err := kubelet.Allocatable(ctx)
+		if err != nil && !errors.Is(err, podresources.ErrNotServed) {
+			return nil, err
+		}
+		pods, err := kubelet.List(ctx)
+		if err != nil {
+			return nil, err
+		}
+		for _, pod := range pods {
+			for _, container := range pod.Containers {
+				offered = append(offered, container.Devices...)
+			}
+		}
+		for _, of := range offered {
+			for _, id := range of.IDs {
+				devices = append(devices, ledger.PluginDevice{Resource: of.Resource, ID: id})
+			}
+		}
+		return devices, nil
+	}
+}
+
+// OfOthers returns the resource by which another device plugin of the node offers each GPU, or has given it to a pod, by the GPU's name. A
+// device of NVIDIA's resources that is none of the GPUs that are known may be any of them.
+func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, err error) {
+	node := p.opts.Hardware.Node()
+	if node == nil {
+		return nil, nil
+	}
+	devices, err := p.opts.Devices(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("whether a device plugin offers the node's GPUs: %w", err)
+	}
+	var others []ledger.PluginDevice
+	for _, device := range devices {
+		ours, err := p.ours(device)
+		if err != nil {
+			return nil, err
+		}
+		if !ours {
+			others = append(others, device)
+		}
+	}
+	resources, unknown := advertise.OfPlugins(node, others)
+	var reason error
+	if len(unknown) > 0 {
+		reason = fmt.Errorf("a device plugin offers %s, which is none of the GPUs that are known: it may be any of them", unknown[0])
+		for i := range node.GPUs {
+			if resources[node.GPUs[i].Name] == "" {
+				resources[node.GPUs[i].Name] = unknown[0].Resource
+			}
+		}
+	}
+	if p.opts.Failed("unknown device", reason) {
+		klog.FromContext(ctx).Info("No GPU is given to claims that a device plugin may offer", "reason", reason.Error())
+	}
+	return resources, nil
+}
+
+// ours tells whether the device is of our own device plugin, which offers it or has given it to a pod.
+func (p *Path) ours(device ledger.PluginDevice) (bool, error) {
+	p.mu.Lock()
+	offered := p.offered.resources
+	p.mu.Unlock()
+	for _, resource := range offered {
+		for _, d := range resource.Devices {
+			if resource.Name == device.Resource && d.ID == device.ID {
+				return true, nil
+			}
+		}
+	}
+	record, err := p.opts.Records.Get(hold.UID(device))
+	return record != nil, err
+}
+
+// Refuse says by UID why claims must not be prepared: a GPU of theirs is on another path, or another device plugin offers it. Claims that are
+// prepared stay so, and who has admin access keeps the GPU from nobody.
+func (p *Path) Refuse(ctx context.Context, claims []*resourceapi.ResourceClaim) (refused map[types.UID]error) {
+	refused = map[types.UID]error{}
+	others, err := p.OfOthers(ctx)
+	paths := p.pathsOf(p.opts.Hardware.Node())
+	for _, claim := range claims {
+		why := errors.Join(p.otherPath(claim, paths), p.otherPlugin(claim, others, err))
+		if why == nil {
+			continue
+		}
+		if record, err := p.opts.Records.Get(claim.UID); record == nil || err != nil {
+			refused[claim.UID] = errors.Join(why, err)
+		}
+	}
+	return refused
+}
+
+// devicesOf are those of the claim that are this node's and for the claim alone.
+func (p *Path) devicesOf(claim *resourceapi.ResourceClaim) []resourceapi.DeviceRequestAllocationResult {
+	if claim.Status.Allocation == nil {
+		return nil
+	}
+	return slices.DeleteFunc(slices.Clone(claim.Status.Allocation.Devices.Results), func(r resourceapi.DeviceRequestAllocationResult) bool {
+		return r.Driver != p.opts.Driver || r.Pool != p.opts.Node || r.AdminAccess != nil && *r.AdminAccess
+	})
+}
+
+func (p *Path) otherPath(claim *resourceapi.ResourceClaim, paths map[string]advertise.Path) error {
+	for _, result := range p.devicesOf(claim) {
+		gpu := advertise.GPUOf(result.Device)
+		if path, known := paths[gpu]; known && path != advertise.DRA {
+			return fmt.Errorf("claim %s/%s, request %s: device %s is not offered by claims on this node any more: --advertise has %s for GPU %s",
+				claim.Namespace, claim.Name, result.Request, result.Device, path, gpu)
+		}
+	}
+	return nil
+}
+
+func (p *Path) otherPlugin(claim *resourceapi.ResourceClaim, others map[string]string, unknown error) error {
+	for _, result := range p.devicesOf(claim) {
+		if unknown != nil {
+			return fmt.Errorf("claim %s/%s, request %s, device %s: %w", claim.Namespace, claim.Name, result.Request, result.Device, unknown)
+		}
+		if resource := others[advertise.GPUOf(result.Device)]; resource != "" {
+			return fmt.Errorf("claim %s/%s, request %s: device %s is of a GPU that another device plugin of this node offers as %s: a GPU has one path",
+				claim.Namespace, claim.Name, result.Request, result.Device, resource)
+		}
+	}
+	return nil
+}
