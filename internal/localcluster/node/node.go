@@ -184,6 +184,9 @@ func (n *Node) Name() string { return n.name }
 // CDIDir is the folder with the CDI specs of the node, as seen from outside.
 func (n *Node) CDIDir() string { return n.layout.cdi() }
 
+// KubeletDir is the kubelet's root, with the sockets of device plugins below it.
+func (n *Node) KubeletDir() string { return n.layout.kubelet() }
+
 // StateDir is the agent's ledger folder, as seen from outside.
 func (n *Node) StateDir() string { return n.layout.agentState() }
 
