@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/agent/driver"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/reconcile"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -129,6 +130,7 @@ func TestAnAdministratorReleasesAClaimThatCannotBeRead(t *testing.T) {
 		o.Kubelet.Pods = func(context.Context) ([]reconcile.KubeletPod, error) {
 			return []reconcile.KubeletPod{{Namespace: "default", Name: "train-pod", CDIClaims: []types.UID{"train-uid"}}}, nil
 		}
+		o.Kubelet.Devices = func(context.Context) ([]ledger.PluginDevice, error) { return nil, nil }
 	}
 	m.run("")
 	m.register(driver.Name + "-reg.sock")
