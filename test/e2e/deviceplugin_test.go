@@ -111,36 +111,30 @@ func TestHalfOfTheGPUsByTheDevicePlugin(t *testing.T) {
 
 	// Somebody else's plugin offers a GPU that is on the path of claims.
 	foreign := sets.List(claims)[0]
-	stop := offerAsSomebodyElse(t, half, "nvidia.com/gpu.shared", foreign+"::0", foreign+"::1")
-	tainted := func(want int) {
-		t.Helper()
-		poll(t, fmt.Sprintf("%d devices have the taint", want), func(ctx context.Context) error {
-			list, err := cluster.AdminClient().ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + halfName})
-			if err != nil {
-				return err
-			}
-			var found []string
-			for _, slice := range list.Items {
-				for _, device := range slice.Spec.Devices {
-					for _, taint := range device.Taints {
-						if taint.Key == "gpu.nvidia.com/in-use" && taint.Value == "device-plugin" && taint.Effect == resourceapi.DeviceTaintEffectNoSchedule {
-							found = append(found, device.Name)
-						}
+	offerAsSomebodyElse(t, half, "nvidia.com/gpu.shared", foreign+"::0", foreign+"::1")
+	poll(t, "the GPU has the taint", func(ctx context.Context) error {
+		list, err := cluster.AdminClient().ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + halfName})
+		if err != nil {
+			return err
+		}
+		var found []string
+		for _, slice := range list.Items {
+			for _, device := range slice.Spec.Devices {
+				for _, taint := range device.Taints {
+					if taint.Key == "gpu.nvidia.com/in-use" && taint.Value == "device-plugin" && taint.Effect == resourceapi.DeviceTaintEffectNoSchedule {
+						found = append(found, device.Name)
 					}
 				}
 			}
-			if len(found) != want {
-				return fmt.Errorf("tainted: %v", found)
-			}
-			return nil
-		})
-	}
-	tainted(1)
+		}
+		if len(found) != 1 {
+			return fmt.Errorf("tainted: %v", found)
+		}
+		return nil
+	})
 	if now := byClaim.container(); now.RestartCount != 0 || now.State.Running == nil {
 		t.Errorf("the pod that has it by a claim: %+v", now)
 	}
-	stop()
-	tainted(0)
 	byClaim.delete()
 	next.delete()
 }
@@ -190,8 +184,8 @@ func (s *somebodyElse) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStream
 	return nil
 }
 
-// offerAsSomebodyElse registers a device plugin with the node's kubelet, as NVIDIA's does: sockets and IDs are named like its. stop ends it.
-func offerAsSomebodyElse(t *testing.T, n *node.Node, resource string, ids ...string) (stop func()) {
+// offerAsSomebodyElse registers a device plugin with the node's kubelet, as NVIDIA's does: sockets and IDs are named like its.
+func offerAsSomebodyElse(t *testing.T, n *node.Node, resource string, ids ...string) {
 	t.Helper()
 	plugin := &somebodyElse{}
 	for _, id := range ids {
@@ -207,11 +201,10 @@ func offerAsSomebodyElse(t *testing.T, n *node.Node, resource string, ids ...str
 	server := grpc.NewServer()
 	pluginapi.RegisterDevicePluginServer(server, plugin)
 	go func() { _ = server.Serve(listener) }()
-	stop = func() {
+	t.Cleanup(func() {
 		server.Stop()
 		_ = os.Remove(socket)
-	}
-	t.Cleanup(stop)
+	})
 	conn, err := grpc.NewClient("unix:"+filepath.Join(dir, "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatal(err)
@@ -220,5 +213,4 @@ func offerAsSomebodyElse(t *testing.T, n *node.Node, resource string, ids ...str
 	if _, err := pluginapi.NewRegistrationClient(conn).Register(t.Context(), &pluginapi.RegisterRequest{Version: pluginapi.Version, Endpoint: endpoint, ResourceName: resource}); err != nil {
 		t.Fatal(err)
 	}
-	return stop
 }

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
@@ -20,100 +22,108 @@ import (
 // TestAGPUOfAnotherDevicePluginIsGivenToNoClaim: it is tainted as long as the kubelet lists it, and each prepare asks anew. Where the kubelet does
 // not answer, what was known stays, and nothing is begun.
 func TestAGPUOfAnotherDevicePluginIsGivenToNoClaim(t *testing.T) {
-	_, ctx := ktesting.NewTestContext(t)
-	r := newRig(t, "t4")
-	agent := r.agent(ctx, newAPIServer())
-	events := record.NewFakeRecorder(100)
-	agent.reporter.recorder = events
-	uuids := map[string]string{}
-	for _, gpu := range agent.opts.Hardware.Node().GPUs {
-		uuids[gpu.Name] = gpu.UUID
-	}
-	of := func(resource string, ids ...string) (devices []ledger.PluginDevice) {
-		for _, id := range ids {
-			devices = append(devices, ledger.PluginDevice{Resource: resource, ID: id})
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "t4")
+		agent := r.agent(ctx, newAPIServer())
+		events := record.NewFakeRecorder(100)
+		agent.reporter.recorder = events
+		defer background(ctx, agent.reporter.run)() // which ends what it has begun
+		uuids := map[string]string{}
+		for _, gpu := range agent.opts.Hardware.Node().GPUs {
+			uuids[gpu.Name] = gpu.UUID
 		}
-		return devices
-	}
-	all := []string{t4First, t4Second, "gpu-0000-00-1d-0", "gpu-0000-00-1e-0"}
-	away := errors.New("the kubelet is away")
-	for _, step := range []struct {
-		name    string
-		devices []ledger.PluginDevice
-		err     error
-		taken   []string // GPUs that claims do not get
-		events  int
-		prepare string // what a claim of the first GPU is told, empty if it is prepared
-	}{
-		{name: "no device plugin"},
-		{name: "NVIDIA's comes with replicas", devices: of("nvidia.com/gpu", uuids[t4First]+"::0", uuids[t4First]+"::1"), taken: all[:1], events: 1, prepare: "nvidia.com/gpu"},
-		{name: "and still offers it", devices: of("nvidia.com/gpu", uuids[t4First]+"::0"), taken: all[:1], prepare: "nvidia.com/gpu"},
-		{name: "it has another GPU, too", devices: of("nvidia.com/gpu", uuids[t4First], uuids[t4Second]), taken: all[:2], events: 1, prepare: "nvidia.com/gpu"},
-		{name: "the kubelet is away", err: away, taken: all[:2], prepare: away.Error()},
-		{name: "one is not offered any more", devices: of("nvidia.com/gpu", uuids[t4Second]), taken: all[1:2]},
-		{name: "one that is no GPU of the node", devices: of("nvidia.com/gpu", "GPU-00000000-0000-0000-0000-000000000000"), taken: all, events: 3, prepare: "nvidia.com/gpu"},
-		{name: "only others' devices", devices: of("example.com/nic", "eth0")},
-	} {
-		r.pluginDevices, r.pluginDevicesErr = step.devices, step.err
-		agent.lookForForeign(ctx)
-		var taken []string
-		for _, device := range published(t, agent.opts.Hardware) {
-			if name, ok := strings.CutSuffix(device, " in-use=device-plugin:NoSchedule"); ok {
-				taken = append(taken, name)
+		of := func(resource string, ids ...string) (devices []ledger.PluginDevice) {
+			for _, id := range ids {
+				devices = append(devices, ledger.PluginDevice{Resource: resource, ID: id})
 			}
+			return devices
 		}
-		if diff := cmp.Diff(step.taken, taken); diff != "" {
-			t.Errorf("%s: taken out (-want +got):\n%s", step.name, diff)
-		}
-		told := 0
-		for len(events.Events) > 0 {
-			if strings.Contains(<-events.Events, "Warning GPUOfDevicePlugin Device gpu-") {
-				told++
+		const askedAnew, longEnough = time.Second, 61 * time.Second
+		all := []string{t4First, t4Second, "gpu-0000-00-1d-0", "gpu-0000-00-1e-0"}
+		away := errors.New("the kubelet is away")
+		for _, step := range []struct {
+			name    string
+			after   time.Duration // since the step before
+			devices []ledger.PluginDevice
+			err     error
+			taken   []string // GPUs that claims do not get
+			events  int
+			prepare string // what a claim of the first GPU is told, empty if it is prepared
+		}{
+			{name: "no device plugin"},
+			{name: "NVIDIA's comes with replicas", after: askedAnew, devices: of("nvidia.com/gpu", uuids[t4First]+"::0", uuids[t4First]+"::1"), taken: all[:1], events: 1, prepare: "nvidia.com/gpu"},
+			{name: "and still offers it", after: askedAnew, devices: of("nvidia.com/gpu", uuids[t4First]+"::0"), taken: all[:1], prepare: "nvidia.com/gpu"},
+			{name: "it has another GPU, too", after: askedAnew, devices: of("nvidia.com/gpu", uuids[t4First], uuids[t4Second]), taken: all[:2], events: 1, prepare: "nvidia.com/gpu"},
+			{name: "the kubelet has just started", after: askedAnew, taken: all[:2], prepare: "nvidia.com/gpu"},
+			{name: "the kubelet is away", after: askedAnew, err: away, taken: all[:2], prepare: away.Error()},
+			{name: "one is not offered any more", after: longEnough, devices: of("nvidia.com/gpu", uuids[t4Second]), taken: all[1:2]},
+			{name: "one that is no GPU of the node", after: askedAnew, devices: of("nvidia.com/gpu", "GPU-00000000-0000-0000-0000-000000000000"), taken: all, events: 3, prepare: "nvidia.com/gpu"},
+			{name: "only others' devices", after: longEnough, devices: of("example.com/nic", "eth0")},
+		} {
+			r.pluginDevices, r.pluginDevicesErr = step.devices, step.err
+			time.Sleep(step.after)
+			agent.lookForForeign(ctx)
+			var taken []string
+			for _, device := range published(t, agent.opts.Hardware) {
+				if name, ok := strings.CutSuffix(device, " in-use=device-plugin:NoSchedule"); ok {
+					taken = append(taken, name)
+				}
 			}
-		}
-		if told != step.events {
-			t.Errorf("%s: %d events, want %d", step.name, told, step.events)
-		}
-		for _, gpu := range step.taken {
-			use := agent.opts.Hardware.withheld.foreignUses()[gpu]
-			condition := judgeNode(nodeView{gpus: []gpuView{{name: gpu, foreign: &use}}})
-			if condition.Status != "False" || !strings.Contains(condition.Message, gpu+": another device plugin of this node offers it as nvidia.com/gpu") {
-				t.Errorf("%s: the condition is %s, %q", step.name, condition.Status, condition.Message)
+			if diff := cmp.Diff(step.taken, taken); diff != "" {
+				t.Errorf("%s: taken out (-want +got):\n%s", step.name, diff)
 			}
-		}
-		metric := 0
-		for _, gpu := range all {
-			n, err := testutil.GetGaugeMetricValue(gpusOfDevicePlugins.WithLabelValues(gpu, "nvidia.com/gpu"))
+			told := 0
+			for len(events.Events) > 0 {
+				if strings.Contains(<-events.Events, "Warning GPUOfDevicePlugin Device gpu-") {
+					told++
+				}
+			}
+			if told != step.events {
+				t.Errorf("%s: %d events, want %d", step.name, told, step.events)
+			}
+			for _, gpu := range step.taken {
+				use := agent.opts.Hardware.withheld.foreignUses()[gpu]
+				condition := judgeNode(nodeView{gpus: []gpuView{{name: gpu, foreign: &use}}})
+				if condition.Status != "False" || !strings.Contains(condition.Message, gpu+": another device plugin of this node offers it as nvidia.com/gpu") {
+					t.Errorf("%s: the condition is %s, %q", step.name, condition.Status, condition.Message)
+				}
+			}
+			metric := 0
+			for _, gpu := range all {
+				n, err := testutil.GetGaugeMetricValue(gpusOfDevicePlugins.WithLabelValues(gpu, "nvidia.com/gpu"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				metric += int(n)
+			}
+			if metric != len(step.taken) {
+				t.Errorf("%s: the metric counts %d, want %d", step.name, metric, len(step.taken))
+			}
+
+			p := agent.newPlugin(func(error) {})
+			uid := types.UID("first-uid")
+			prepared, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{allocatedClaim("first", t4First)})
 			if err != nil {
 				t.Fatal(err)
 			}
-			metric += int(n)
-		}
-		if metric != len(step.taken) {
-			t.Errorf("%s: the metric counts %d, want %d", step.name, metric, len(step.taken))
-		}
-
-		p := agent.newPlugin(func(error) {})
-		uid := types.UID("first-uid")
-		prepared, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{allocatedClaim("first", t4First)})
-		if err != nil {
-			t.Fatal(err)
-		}
-		if got := prepared[uid].Err; (got == nil) != (step.prepare == "") || got != nil && !strings.Contains(got.Error(), step.prepare) {
-			t.Errorf("%s: prepare says %v, want %q", step.name, got, step.prepare)
-		}
-		// One that is prepared stays so whoever comes later.
-		if prepared[uid].Err == nil {
-			r.pluginDevices = of("nvidia.com/gpu", uuids[t4First])
-			again, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{allocatedClaim("first", t4First), allocatedClaim("late", t4First)})
-			if err != nil || again[uid].Err != nil || again["late-uid"].Err == nil {
-				t.Errorf("%s: again %v, %v, and a second claim %v", step.name, again[uid].Err, err, again["late-uid"].Err)
+			if got := prepared[uid].Err; (got == nil) != (step.prepare == "") || got != nil && !strings.Contains(got.Error(), step.prepare) {
+				t.Errorf("%s: prepare says %v, want %q", step.name, got, step.prepare)
 			}
-			if err := agent.claims.Unprepare(ctx, uid); err != nil {
-				t.Fatal(err)
+			// One that is prepared stays so whoever comes later.
+			if prepared[uid].Err == nil {
+				r.pluginDevices = of("nvidia.com/gpu", uuids[t4First])
+				time.Sleep(askedAnew)
+				again, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{allocatedClaim("first", t4First), allocatedClaim("late", t4First)})
+				if err != nil || again[uid].Err != nil || again["late-uid"].Err == nil {
+					t.Errorf("%s: again %v, %v, and a second claim %v", step.name, again[uid].Err, err, again["late-uid"].Err)
+				}
+				if err := agent.claims.Unprepare(ctx, uid); err != nil {
+					t.Fatal(err)
+				}
 			}
 		}
-	}
+	})
 }
 
 // TestOurOwnDevicePluginIsNoOther: its GPUs would come and go for ever.

@@ -1,12 +1,16 @@
 package pluginpath
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"slices"
+	"sync"
+	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -48,6 +52,44 @@ func DevicesAt(socket string) func(context.Context) ([]ledger.PluginDevice, erro
 	}
 }
 
+const (
+	// askAge is how long an answer is good for: the kubelet answers 100 questions a second, and refuses what is beyond 10 at once.
+	askAge = time.Second
+	// forgetAfter is how long a device counts that the kubelet does not list any more. One that has just started lists none until its device
+	// plugins have registered again, and no pod until it has heard from the API server.
+	forgetAfter = time.Minute
+)
+
+// listed is what the kubelet has said last of device plugins.
+type listed struct {
+	mu  sync.Mutex
+	at  time.Time // when it was asked last; zero before
+	err error
+	// seen is when each device was listed last.
+	seen map[ledger.PluginDevice]time.Time
+}
+
+// devices are those of all device plugins, in order. Who asks meanwhile gets the same answer.
+func (p *Path) devices(ctx context.Context) ([]ledger.PluginDevice, error) {
+	l := &p.listed
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.at.IsZero() || time.Since(l.at) >= askAge {
+		devices, err := p.opts.Devices(ctx)
+		l.at, l.err = time.Now(), err
+		for _, device := range devices {
+			l.seen[device] = l.at
+		}
+		if err == nil {
+			maps.DeleteFunc(l.seen, func(_ ledger.PluginDevice, at time.Time) bool { return l.at.Sub(at) > forgetAfter })
+		}
+	}
+	if l.err != nil {
+		return nil, l.err
+	}
+	return slices.SortedFunc(maps.Keys(l.seen), func(a, b ledger.PluginDevice) int { return cmp.Compare(a.String(), b.String()) }), nil
+}
+
 // OfOthers returns the resource by which another device plugin of the node offers each GPU, or has given it to a pod, by the GPU's name. A
 // device of NVIDIA's resources that is none of the GPUs that are known may be any of them.
 func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, err error) {
@@ -55,7 +97,7 @@ func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, err e
 	if node == nil {
 		return nil, nil
 	}
-	devices, err := p.opts.Devices(ctx)
+	devices, err := p.devices(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("whether a device plugin offers the node's GPUs: %w", err)
 	}

@@ -80,6 +80,7 @@ type Path struct {
 	server deviceplugin.Options
 	paths  advertise.Paths
 	mig    MIGStrategy
+	listed listed
 
 	mu sync.Mutex
 	// withdrawn GPUs were in no slice of the node after this agent had begun to publish.
@@ -104,7 +105,7 @@ var (
 
 // New returns the path of a node on which all GPUs are for claims until Advertise is called.
 func New(opts Options) *Path {
-	p := &Path{opts: opts, withdrawn: sets.New[string](), held: sets.New[string](), offered: offered{changed: make(chan struct{})}}
+	p := &Path{opts: opts, withdrawn: sets.New[string](), held: sets.New[string](), listed: listed{seen: map[ledger.PluginDevice]time.Time{}}, offered: offered{changed: make(chan struct{})}}
 	dir := filepath.Join(opts.KubeletRoot, "device-plugins")
 	p.server = deviceplugin.Options{Dir: dir, Inventory: p, Holder: p, Clock: clock.RealClock{}}
 	p.source = hold.Source{
