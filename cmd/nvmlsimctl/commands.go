@@ -188,8 +188,32 @@ func (c *client) faultCommands() []*cobra.Command {
 	})
 	refuse.Args = arguments(cobra.MinimumNArgs(1))
 
+	load := &nvmlsim.SetLoad{}
+	var loaded int
+	loadCommand := c.action("load GPU", "Set what programs do to a GPU or a MIG GPU instance; what is not given is 0", 1, func(args []string) (nvmlsim.Command, error) {
+		load.GPU = args[0]
+		if loaded >= 0 {
+			id := uint32(loaded)
+			load.Instance = &id
+		}
+		return load, nil
+	})
+	flags := loadCommand.Flags()
+	flags.IntVar(&loaded, "instance", -1, "GPU instance that it is about, by its ID; the whole GPU if not given")
+	flags.Uint32Var(&load.Load.GPU, "gpu", 0, "percent of the time in which a kernel runs")
+	flags.Uint32Var(&load.Load.SM, "sm", 0, "percent of the multiprocessors that are busy")
+	flags.Uint32Var(&load.Load.Tensor, "tensor", 0, "percent of the time in which tensor cores are")
+	flags.Uint32Var(&load.Load.Memory, "memory", 0, "percent of the memory's bandwidth")
+	flags.Uint32Var(&load.Load.Encoder, "encoder", 0, "percent of the video encoder")
+	flags.Uint32Var(&load.Load.Decoder, "decoder", 0, "percent of the video decoder")
+	flags.Uint32Var(&load.Load.PCIeTransmit, "pcie-transmit", 0, "KB/s that the GPU sends over the bus")
+	flags.Uint32Var(&load.Load.PCIeReceive, "pcie-receive", 0, "KB/s that it receives")
+	flags.Uint64Var(&load.Load.NVLinkTransmit, "nvlink-transmit", 0, "KiB that the GPU has sent over NVLink")
+	flags.Uint64Var(&load.Load.NVLinkReceive, "nvlink-receive", 0, "KiB that it has received")
+	flags.Uint64Var(&load.Load.Energy, "energy", 0, "mJ that it has used")
+
 	return []*cobra.Command{
-		xid, eccCommand, remap, pcie, long(throttle, "REASON is one of "+nvmlsim.ThrottleReasons()+"."),
+		loadCommand, xid, eccCommand, remap, pcie, long(throttle, "REASON is one of "+nvmlsim.ThrottleReasons()+"."),
 		long(refuse, "SETTING is one of "+nvmlsim.Settings()+"."),
 		c.action("temp GPU CELSIUS|idle", "Set a GPU's temperature", 2, func(args []string) (nvmlsim.Command, error) {
 			celsius, err := idleOr("CELSIUS", args[1])

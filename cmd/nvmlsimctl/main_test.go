@@ -128,6 +128,15 @@ func TestEveryCommandDoesWhatItSays(t *testing.T) {
 		{"pcie 3 best", 3, func(g nvmlsim.GPUState) any { return g.Health.PCIe }, (*nvmlsim.PCIe)(nil)},
 		{"throttle 3 hw-slowdown idle", 3, func(g nvmlsim.GPUState) any { return g.Health.Throttle }, uint64(9)},
 		{"throttle 3", 3, func(g nvmlsim.GPUState) any { return g.Health.Throttle }, uint64(0)},
+		{
+			"load 3 --gpu 90 --sm 40 --tensor 30 --memory 20 --encoder 2 --decoder 3 --pcie-transmit 4 --pcie-receive 5 --nvlink-transmit 6 --nvlink-receive 7 --energy 8", 3,
+			func(g nvmlsim.GPUState) any { return g.Health.Load },
+			nvmlsim.Load{
+				GPU: 90, SM: 40, Tensor: 30, Memory: 20, Encoder: 2, Decoder: 3, PCIeTransmit: 4, PCIeReceive: 5,
+				NVLinkTransmit: 6, NVLinkReceive: 7, Energy: 8,
+			},
+		},
+		{"load 3", 3, func(g nvmlsim.GPUState) any { return g.Health.Load }, nvmlsim.Load{}},
 		{"recovery 3 gpu-reset", 3, func(g nvmlsim.GPUState) any { return g.Health.Recovery }, nvmlsim.RecoveryReset},
 		{"recovery 3 none", 3, func(g nvmlsim.GPUState) any { return g.Health.Recovery }, nvmlsim.RecoveryNone},
 		{"ecc 3 --corrected 2 --uncorrected 1", 3, func(g nvmlsim.GPUState) any { return g.Health.Volatile }, nvmlsim.ECCCounts{Corrected: 2, Uncorrected: 1}},
@@ -143,6 +152,7 @@ func TestEveryCommandDoesWhatItSays(t *testing.T) {
 		{"proc rm 2 77", 2, func(g nvmlsim.GPUState) any { return g.Processes }, []nvmlsim.Process(nil)},
 		{"mig enable 2", 2, func(g nvmlsim.GPUState) any { return g.MIG }, true},
 		{"mig create 2 1g.20gb --start 4", 2, func(g nvmlsim.GPUState) any { return g.Instances[0].Start }, uint32(4)},
+		{"load 2 --instance 5 --sm 60", 2, func(g nvmlsim.GPUState) any { return g.Instances[0].Load }, nvmlsim.Load{SM: 60}},
 		{"proc add 2 78 --instance 5/0", 2, func(g nvmlsim.GPUState) any { return *g.Processes[0].Instance }, nvmlsim.Instance{GPU: 5}},
 		{"ecc 2 --uncorrected 1 --instance 5/0", 2, func(g nvmlsim.GPUState) any { return g.Health.Volatile }, nvmlsim.ECCCounts{Uncorrected: 1}},
 		{"proc rm 2 78", 2, func(g nvmlsim.GPUState) any { return len(g.Processes) }, 0},

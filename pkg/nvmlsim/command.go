@@ -75,6 +75,7 @@ var commands = []func() Command{
 	func() Command { return &SetPower{} },
 	func() Command { return &SetPCIe{} },
 	func() Command { return &SetThrottle{} },
+	func() Command { return &SetLoad{} },
 	func() Command { return &SetRecovery{} },
 	func() Command { return &RemapRows{} },
 	func() Command { return &AddProcess{} },

@@ -39,6 +39,8 @@ func TestABadCommandIsRefusedNamingFieldAndValue(t *testing.T) {
 		"three lanes":              {"t4", nil, &SetPCIe{GPU: "0", Link: &PCIe{Generation: 1, Width: 3}}, "link.width: 3"},
 		"fewer replays":            {"t4", nil, &SetPCIe{GPU: "0", Replays: -1}, "replays: -1"},
 		"throttled by nobody":      {"t4", nil, &SetThrottle{GPU: "0", Reasons: []string{"mood"}}, `reasons: "mood": want some of hw-power-brake`},
+		"more load than all":       {"t4", nil, &SetLoad{GPU: "0", Load: Load{SM: 101}}, "load.sm: 101: want 0 to 100"},
+		"load of no instance":      {"dgx-h100", nil, &SetLoad{GPU: "0", Instance: &two}, "instance: 2: ERROR_NOT_FOUND"},
 		"recovery of no kind":      {"t4", nil, &SetRecovery{GPU: "0", Action: "pray"}, `action: "pray": want one of drain-and-reset, `},
 		"rows of a T4":             {"t4", nil, &RemapRows{GPU: "0", Rows: Rows{Corrected: 1}}, "before Ampere"},
 		"fewer rows":               {"dgx-h100", nil, &RemapRows{GPU: "0", Rows: Rows{Uncorrected: -1}}, "uncorrected: -1"},

@@ -152,7 +152,7 @@ func (d *device) GetFieldValues(values []nvml.FieldValue) nvml.Return {
 	driver := d.lib.machine.DriverVersion()
 	for i := range values {
 		v := &values[i]
-		value, ok := d.field(g, v.FieldId)
+		value, ok := d.field(g, v.FieldId, v.ScopeId)
 		v.Value, v.NvmlReturn = [8]byte{}, uint32(nvml.SUCCESS)
 		if !knowsField(driver, v.FieldId) {
 			v.NvmlReturn = uint32(nvml.ERROR_INVALID_ARGUMENT)
@@ -195,7 +195,7 @@ func branchOf(driver string) int {
 	return branch
 }
 
-func (d *device) field(g *GPUState, id uint32) (value uint64, ok bool) {
+func (d *device) field(g *GPUState, id, scope uint32) (value uint64, ok bool) {
 	h := &g.Health
 	rows := architectures[d.model.Architecture] >= nvml.DEVICE_ARCH_AMPERE
 	switch id {
@@ -222,7 +222,7 @@ func (d *device) field(g *GPUState, id uint32) (value uint64, ok bool) {
 	case nvml.FI_DEV_TEMPERATURE_SHUTDOWN_TLIMIT:
 		return uint64(d.model.thermal().ShutdownMarginC), d.model.thermal().IdleMarginC != 0
 	}
-	return 0, false
+	return d.nvlinkField(h.Load, id, scope)
 }
 
 func oneIf(b bool) uint64 {

@@ -66,12 +66,6 @@ func processInfos(g *GPUState, in func(Process) bool) (infos []nvml.ProcessInfo)
 	return infos
 }
 
-// Load: none.
-
-func (d *device) GetUtilizationRates() (nvml.Utilization, nvml.Return) {
-	return answer(d, nvml.Utilization{})
-}
-
 func (d *device) GetPerformanceState() (nvml.Pstates, nvml.Return) {
 	return answer(d, nvml.Pstates(nvml.PSTATE_0))
 }

@@ -76,6 +76,8 @@ type Model struct {
 	Power Power `json:"power"`
 	// IdleTemperatureC is the temperature of an idle GPU.
 	IdleTemperatureC uint32 `json:"idleTemperatureC"`
+	// Clocks are none where not supported.
+	Clocks Clocks `json:"clocks,omitzero"`
 	// Thermal says from when on a hot GPU slows down.
 	Thermal Thermal `json:"thermal,omitzero"`
 	// ECC tells whether the memory has error correction switched on.
@@ -99,6 +101,20 @@ type Card struct {
 	// 31 and 79 bytes (nvml.h); empty where not known: then they are not supported.
 	VBIOSVersion    string `json:"vbiosVersion,omitempty"`
 	BoardPartNumber string `json:"boardPartNumber,omitempty"`
+}
+
+// Clocks are those of an idle GPU, and the highest.
+type Clocks struct {
+	Idle    ClockRates `json:"idle"`
+	Highest ClockRates `json:"highest"`
+}
+
+// ClockRates are in MHz.
+type ClockRates struct {
+	Graphics uint32 `json:"graphics"`
+	SM       uint32 `json:"sm"`
+	Memory   uint32 `json:"memory"`
+	Video    uint32 `json:"video"`
 }
 
 // Function is one more PCI function of a card.

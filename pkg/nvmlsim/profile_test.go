@@ -85,6 +85,7 @@ func TestABadProfileIsRefusedNamingFieldAndValue(t *testing.T) {
 		"fewer lanes than the port":   {"t4", "linkWidth: 8", "linkWidth: 8, portWidth: 4", "gpu.pcie.linkWidth: 8: want at most"},
 		"a port of three lanes":       {"t4", "linkWidth: 8", "linkWidth: 1, portWidth: 3", "gpu.pcie.portWidth: 3"},
 		"a card slower than its link": {"t4", "linkWidth: 8", "deviceGeneration: 2", "gpu.pcie.deviceGeneration: 2"},
+		"an idle clock above the top": {"t4", "idle: {graphics: 1590", "idle: {graphics: 1591", "gpu.clocks.idle.graphics: 1591: want at most gpu.clocks.highest.graphics, 1590"},
 		"power limits upside down":    {"t4", "minWatts: 60", "minWatts: 80", "gpu.power: {IdleWatts:33 MinWatts:80"},
 		"one threshold":               {"t4", "thermal: {slowdownC: 93, shutdownC: 96}", "thermal: {slowdownC: 93}", "gpu.thermal: {SlowdownC:93"},
 		"thresholds upside down":      {"t4", "slowdownC: 93", "slowdownC: 99", "gpu.thermal: {SlowdownC:99"},

@@ -99,11 +99,11 @@ var leftOut = map[string]string{
 	"pci/replay_": "counts what has happened", "pci/tx_util": "load", "pci/rx_util": "load", "pci/atomic_caps_": "not asked for by anybody",
 	"sparse_operation_mode":         "not asked for by anybody",
 	"clocks_event_reasons_counters": "count what has happened",
-	"clocks_event_reasons/clocks_event_reason_applications_clocks_setting": "no simulated clocks",
-	"clocks_event_reasons/clocks_event_reason_display_clocks_setting":      "no simulated clocks",
+	"clocks_event_reasons/clocks_event_reason_applications_clocks_setting": "not asked for by anybody",
+	"clocks_event_reasons/clocks_event_reason_display_clocks_setting":      "not asked for by anybody",
 	"bar1_memory_usage/used": "a few MiB of the driver's own", "bar1_memory_usage/free": "the rest",
 	"cc_protected_memory_usage": "confidential computing is not simulated", "dram_encryption_mode": "confidential computing is not simulated",
-	"utilization/encoder_util": "load", "utilization/decoder_util": "load", "utilization/jpeg_util": "load", "utilization/ofa_util": "load",
+	"utilization/jpeg_util": "load", "utilization/ofa_util": "load",
 	"encoder_stats": "load", "fbc_stats": "load",
 	"ecc_errors/aggregate_uncorrectable_sram_sources": "errors are in the device memory or not at all", "ecc_errors/channel_repair_pending": "not simulated",
 	"ecc_errors/tpc_repair_pending": "not simulated", "ecc_errors/unrepairable_memory": "not simulated",
@@ -115,9 +115,8 @@ var leftOut = map[string]string{
 	"gpu_power_readings/power_state": "another word for the performance state", "gpu_power_readings/average_power_draw": "one reading, where GPUs have two",
 	"gpu_memory_power_readings": "not simulated", "module_power_readings": "not simulated", "power_smoothing": "not simulated",
 	"power_profiles": "not simulated", "edpp_multiplier": "not simulated", "voltage": "not simulated",
-	"clocks/": "no simulated clocks", "applications_clocks": "no simulated clocks", "default_applications_clocks": "no simulated clocks",
-	"deferred_clocks": "no simulated clocks", "max_clocks": "no simulated clocks", "max_customer_boost_clocks": "no simulated clocks",
-	"clock_policy":  "no simulated clocks",
+	"applications_clocks": "not asked for by anybody", "default_applications_clocks": "not asked for by anybody",
+	"deferred_clocks": "not asked for by anybody", "max_customer_boost_clocks": "not asked for by anybody", "clock_policy": "not asked for by anybody",
 	"fabric/health": "its function calls into the C library", "fabric/clusterUuid": "replaced in the recording; zeros are compared",
 	"accounted_processes": "not asked for by anybody", "capabilities/egm": "not simulated",
 	"gpu_reset_status": "an older form of the recovery action",
@@ -238,6 +237,14 @@ func asked(t *testing.T, lib *Library, first int) map[string]func(i int) string 
 			load, _ := gpu(i).GetUtilizationRates()
 			return fmt.Sprintf("%d %%", load.Memory)
 		},
+		"utilization/encoder_util": func(i int) string {
+			percent, _, ret := gpu(i).GetEncoderUtilization()
+			return said(percent, ret) + " %"
+		},
+		"utilization/decoder_util": func(i int) string {
+			percent, _, ret := gpu(i).GetDecoderUtilization()
+			return said(percent, ret) + " %"
+		},
 		"remapped_rows": func(i int) string {
 			_, _, _, _, ret := gpu(i).GetRemappedRows()
 			return strings.ReplaceAll(said(0, ret), "0", "counted")
@@ -302,6 +309,12 @@ func asked(t *testing.T, lib *Library, first int) map[string]func(i int) string 
 			mask, _ := gpu(i).GetCurrentClocksEventReasons()
 			return map[bool]string{true: "Active", false: "Not Active"}[mask&bit != 0]
 		}
+	}
+	for fact, domain := range map[string]nvml.ClockType{
+		"graphics": nvml.CLOCK_GRAPHICS, "sm": nvml.CLOCK_SM, "mem": nvml.CLOCK_MEM, "video": nvml.CLOCK_VIDEO,
+	} {
+		facts["clocks/"+fact+"_clock"] = func(i int) string { return said(gpu(i).GetClockInfo(domain)) + " MHz" }
+		facts["max_clocks/"+fact+"_clock"] = func(i int) string { return said(gpu(i).GetMaxClockInfo(domain)) + " MHz" }
 	}
 	for fact, of := range map[string]func(nvml.Memory_v2) uint64{
 		"total": func(m nvml.Memory_v2) uint64 { return m.Total }, "reserved": func(m nvml.Memory_v2) uint64 { return m.Reserved },

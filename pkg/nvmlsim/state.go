@@ -82,6 +82,8 @@ type GPUInstance struct {
 	Start   uint32            `json:"start"`
 	Size    uint32            `json:"size"`
 	Compute []ComputeInstance `json:"compute,omitempty"`
+	// Load is that of its own engines.
+	Load Load `json:"load,omitzero"`
 	// Number among all instances that there ever were.
 	Number uint64 `json:"number"`
 }
@@ -200,6 +202,8 @@ type Health struct {
 	Volatile  ECCCounts `json:"volatile"`
 	Aggregate ECCCounts `json:"aggregate"`
 	Rows      Rows      `json:"rows"`
+	// Load is none where nobody has set one.
+	Load Load `json:"load,omitzero"`
 }
 
 // PCIe is the state of the link now.
@@ -322,6 +326,7 @@ func (h *Health) reset() {
 	h.Rows.Pending = false
 	h.Recovery = RecoveryNone
 	h.Throttle = 0
+	h.Load = Load{}
 }
 
 // reboot is loadDriver after a power cycle: lost and hung GPUs answer again.

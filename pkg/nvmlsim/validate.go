@@ -98,6 +98,17 @@ func (m *Model) validate(bad report) {
 	if p := m.Power; p.MinWatts > p.DefaultWatts || p.DefaultWatts > p.MaxWatts || p.MaxWatts == 0 || p.MaxWatts > 1e6 {
 		bad("gpu.power", fmt.Sprintf("%+v", p), "want minWatts ≤ defaultWatts ≤ maxWatts ≤ 1000000")
 	}
+	for _, c := range []struct {
+		field         string
+		idle, highest uint32
+	}{
+		{"graphics", m.Clocks.Idle.Graphics, m.Clocks.Highest.Graphics}, {"sm", m.Clocks.Idle.SM, m.Clocks.Highest.SM},
+		{"memory", m.Clocks.Idle.Memory, m.Clocks.Highest.Memory}, {"video", m.Clocks.Idle.Video, m.Clocks.Highest.Video},
+	} {
+		if c.idle > c.highest || (c.idle == 0) != (c.highest == 0) || c.highest > 1e5 {
+			bad("gpu.clocks.idle."+c.field, c.idle, "want at most gpu.clocks.highest.%s, %d, which is at most 100000; or none of both", c.field, c.highest)
+		}
+	}
 	if h := m.thermal(); (h.SlowdownC == 0) != (h.ShutdownC == 0) || (h.SlowdownC == 0) == (h.IdleMarginC == 0) ||
 		h.SlowdownC > h.ShutdownC || h.SlowdownMarginC < h.ShutdownMarginC || h.IdleMarginC < 0 {
 		bad("gpu.thermal", fmt.Sprintf("%+v", h), "want slowdownC ≤ shutdownC, or idleMarginC and slowdownMarginC ≥ shutdownMarginC")

@@ -5,6 +5,7 @@ package capi
 import (
 	"bytes"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -85,10 +86,11 @@ func TestHandlesThatAreNoneAreInvalidArguments(t *testing.T) {
 	m := session(t, "dgx-h100")
 	do(t, m, &nvmlsim.SetMIG{GPU: "1", Enabled: true}, &nvmlsim.CreateMIG{GPU: "1", Profile: "1g.10gb"})
 	device, partitioned := gpu(t, 0), gpu(t, 1)
-	var set, freed, mig, instance, compute uintptr
+	var set, freed, mig, instance, compute, sample uintptr
 	for call, got := range map[string]int32{
 		"nvmlEventSetCreate":                 nvmlEventSetCreate(unsafe.Pointer(&set)),
 		"a second nvmlEventSetCreate":        nvmlEventSetCreate(unsafe.Pointer(&freed)),
+		"nvmlGpmSampleAlloc":                 nvmlGpmSampleAlloc(unsafe.Pointer(&sample)),
 		"nvmlDeviceGetMigDeviceHandleByI...": nvmlDeviceGetMigDeviceHandleByIndex(partitioned, 0, unsafe.Pointer(&mig)),
 	} {
 		want(t, call, got, nvml.SUCCESS)
@@ -111,13 +113,25 @@ func TestHandlesThatAreNoneAreInvalidArguments(t *testing.T) {
 		"nvmlComputeInstanceDestroy":        nvmlComputeInstanceDestroy,
 		"nvmlEventSetFree":                  nvmlEventSetFree,
 		"nvmlDeviceGetIrqNum, unanswered":   nvmlsimUnanswered,
+		"nvmlGpmSampleGet":                  func(h uintptr) int32 { return nvmlGpmSampleGet(h, sample) },
+		"nvmlGpmSampleGet, its sample":      func(h uintptr) int32 { return nvmlGpmSampleGet(device, h) },
+		"nvmlGpmMigSampleGet, its sample":   func(h uintptr) int32 { return nvmlGpmMigSampleGet(partitioned, id, h) },
+		"nvmlGpmQueryDeviceSupport": func(h uintptr) int32 {
+			return nvmlGpmQueryDeviceSupport(h, unsafe.Pointer(&nvml.GpmSupport{Version: 1}))
+		},
+		"nvmlGpmMetricsGet, its first sample":  func(h uintptr) int32 { return gpmMetrics(h, sample, nvml.GPM_METRIC_SM_UTIL).ret },
+		"nvmlGpmMetricsGet, its second sample": func(h uintptr) int32 { return gpmMetrics(sample, h, nvml.GPM_METRIC_SM_UTIL).ret },
+		"nvmlGpmSampleFree":                    nvmlGpmSampleFree,
 	}
-	kinds := map[string]uintptr{"device": device, "MIG device": mig, "set": set, "instance": instance, "compute": compute}
+	kinds := map[string]uintptr{"device": device, "MIG device": mig, "set": set, "instance": instance, "compute": compute, "sample": sample}
 	takes := map[string][]string{
 		"nvmlDeviceGetIndex": {"device", "MIG device"}, "nvmlDeviceGetIrqNum, unanswered": {"device", "MIG device"},
 		"nvmlDeviceGetP2PStatus, its second": {"device"}, "nvmlEventSetWait_v2": {"set"}, "nvmlDeviceRegisterEvents, its set": {"set"},
 		"nvmlGpuInstanceGetInfo": {"instance"}, "nvmlComputeInstanceGetInfo_v2": {"compute"},
 		"nvmlGpuInstanceDestroy": {"instance"}, "nvmlComputeInstanceDestroy": {"compute"}, "nvmlEventSetFree": {"set"},
+		"nvmlGpmSampleGet": {"device", "MIG device"}, "nvmlGpmSampleGet, its sample": {"sample"}, "nvmlGpmMigSampleGet, its sample": {"sample"},
+		"nvmlGpmQueryDeviceSupport": {"device", "MIG device"}, "nvmlGpmSampleFree": {"sample"},
+		"nvmlGpmMetricsGet, its first sample": {"sample"}, "nvmlGpmMetricsGet, its second sample": {"sample"},
 	}
 	for name, call := range calls {
 		for none, handle := range map[string]uintptr{"null": 0, "one": 1, "an odd address": device + 1, "all ones": ^uintptr(0), "a freed set": freed} {
@@ -184,6 +198,90 @@ func TestAnInstanceIsDestroyedOnce(t *testing.T) {
 	if left := len(process.handles.objects); left != 1 {
 		t.Errorf("%d handles are left, want the GPU's", left)
 	}
+}
+
+// gpmAnswer of nvmlGpmMetricsGet.
+type gpmAnswer struct {
+	ret    int32
+	values map[nvml.GpmMetricId]float64
+	// unknown are those without a value, and next is the one behind what was asked for.
+	unknown []nvml.GpmMetricId
+	next    uint32
+}
+
+// gpmMetrics asks for these metrics of two samples.
+func gpmMetrics(first, second uintptr, ids ...nvml.GpmMetricId) gpmAnswer {
+	get := gpmMetricsGet{version: nvml.GPM_METRICS_GET_VERSION, count: uint32(len(ids)), sample1: first, sample2: second}
+	for i, id := range ids {
+		get.metrics[i].id, get.metrics[i].names = uint32(id), [3]uintptr{1, 2, 3}
+	}
+	get.metrics[len(ids)].ret = 77
+	answer := gpmAnswer{ret: nvmlGpmMetricsGet(unsafe.Pointer(&get)), values: map[nvml.GpmMetricId]float64{}, next: get.metrics[len(ids)].ret}
+	for i, id := range ids {
+		if m := get.metrics[i]; m.ret != uint32(nvml.SUCCESS) || m.names != [3]uintptr{} {
+			answer.unknown = append(answer.unknown, id)
+		} else {
+			answer.values[id] = m.value
+		}
+	}
+	return answer
+}
+
+func TestThePerformanceMonitorIsAnswered(t *testing.T) {
+	m := session(t, "dgx-h100")
+	instance := uint32(0)
+	do(t, m, &nvmlsim.SetLoad{GPU: "0", Load: nvmlsim.Load{SM: 40, Tensor: 30}}, &nvmlsim.SetMIG{GPU: "1", Enabled: true})
+	made, err := m.Do(&nvmlsim.CreateMIG{GPU: "1", Profile: "1g.10gb"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	instance = made.MIG.Instance.GPU
+	do(t, m, &nvmlsim.SetLoad{GPU: "1", Instance: &instance, Load: nvmlsim.Load{SM: 7}})
+	device, partitioned := gpu(t, 0), gpu(t, 1)
+	support := nvml.GpmSupport{Version: nvml.GPM_SUPPORT_VERSION}
+	want(t, "nvmlGpmQueryDeviceSupport", nvmlGpmQueryDeviceSupport(device, unsafe.Pointer(&support)), nvml.SUCCESS)
+	if support.IsSupportedDevice != 1 {
+		t.Error("an H100 has no performance monitor")
+	}
+	support.Version = 2
+	want(t, "its second version", nvmlGpmQueryDeviceSupport(device, unsafe.Pointer(&support)), nvml.ERROR_ARGUMENT_VERSION_MISMATCH)
+	want(t, "without a structure", nvmlGpmQueryDeviceSupport(device, nil), nvml.ERROR_INVALID_ARGUMENT)
+	var samples [3]uintptr
+	for i := range samples {
+		want(t, "nvmlGpmSampleAlloc", nvmlGpmSampleAlloc(unsafe.Pointer(&samples[i])), nvml.SUCCESS)
+	}
+	want(t, "nvmlGpmMetricsGet of nothing", gpmMetrics(samples[0], samples[1]).ret, nvml.ERROR_INVALID_ARGUMENT)
+	sms, tensor, unknown := nvml.GPM_METRIC_SM_UTIL, nvml.GPM_METRIC_ANY_TENSOR_UTIL, nvml.GPM_METRIC_FP64_UTIL
+	for _, tc := range []struct {
+		name string
+		get  func(sample uintptr) int32
+		want map[nvml.GpmMetricId]float64
+	}{
+		{"a GPU", func(sample uintptr) int32 { return nvmlGpmSampleGet(device, sample) }, map[nvml.GpmMetricId]float64{sms: 40, tensor: 30}},
+		{"an instance", func(sample uintptr) int32 { return nvmlGpmMigSampleGet(partitioned, instance, sample) }, map[nvml.GpmMetricId]float64{sms: 7, tensor: 0}},
+	} {
+		want(t, tc.name, tc.get(samples[0]), nvml.SUCCESS)
+		want(t, tc.name+" again", tc.get(samples[1]), nvml.SUCCESS)
+		got := gpmMetrics(samples[0], samples[1], sms, tensor, unknown)
+		if got.ret != int32(nvml.SUCCESS) || !maps.Equal(got.values, tc.want) || !slices.Equal(got.unknown, []nvml.GpmMetricId{unknown}) || got.next != 77 {
+			t.Errorf("%s: %+v, want %v and nothing behind them", tc.name, got, tc.want)
+		}
+	}
+	want(t, "samples of two GPUs", nvmlGpmSampleGet(device, samples[2]), nvml.SUCCESS)
+	want(t, "samples of two GPUs", gpmMetrics(samples[1], samples[2], sms).ret, nvml.ERROR_INVALID_ARGUMENT)
+	want(t, "an instance that is not there", nvmlGpmMigSampleGet(partitioned, 99, samples[0]), nvml.ERROR_INVALID_ARGUMENT)
+	get := gpmMetricsGet{version: 2, sample1: samples[0], sample2: samples[1]}
+	want(t, "another version", nvmlGpmMetricsGet(unsafe.Pointer(&get)), nvml.ERROR_ARGUMENT_VERSION_MISMATCH)
+	get.version, get.count = nvml.GPM_METRICS_GET_VERSION, uint32(len(get.metrics))+1
+	want(t, "more metrics than there are", nvmlGpmMetricsGet(unsafe.Pointer(&get)), nvml.ERROR_INVALID_ARGUMENT)
+	want(t, "nvmlGpmSampleFree", nvmlGpmSampleFree(samples[0]), nvml.SUCCESS)
+	if object := process.handles.find(samples[0]); object != nil {
+		t.Errorf("a sample that was freed is kept: %v", object)
+	}
+	want(t, "nvmlGpmSampleFree again", nvmlGpmSampleFree(samples[0]), nvml.ERROR_INVALID_ARGUMENT)
+	want(t, "nvmlShutdown", nvmlShutdown(), nvml.SUCCESS)
+	want(t, "nvmlInit_v2", nvmlInit_v2(), nvml.SUCCESS)
+	want(t, "a sample of the session before", nvmlGpmSampleFree(samples[1]), nvml.ERROR_INVALID_ARGUMENT)
 }
 
 func TestNullPointersAreInvalidArguments(t *testing.T) {

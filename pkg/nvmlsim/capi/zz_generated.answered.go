@@ -400,6 +400,19 @@ func nvmlDeviceGetCurrPcieLinkWidth(device uintptr, currLinkWidth unsafe.Pointer
 	return int32(ret)
 }
 
+//export nvmlDeviceGetPcieThroughput
+func nvmlDeviceGetPcieThroughput(device uintptr, counter int32, valueArg unsafe.Pointer) int32 {
+	on, ret := deviceOf(device, valueArg)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, ret := on.GetPcieThroughput(nvml.PcieUtilCounter(counter))
+	if ret == nvml.SUCCESS {
+		put(valueArg, value)
+	}
+	return int32(ret)
+}
+
 //export nvmlDeviceGetPcieReplayCounter
 func nvmlDeviceGetPcieReplayCounter(device uintptr, valueArg unsafe.Pointer) int32 {
 	on, ret := deviceOf(device, valueArg)
@@ -409,6 +422,32 @@ func nvmlDeviceGetPcieReplayCounter(device uintptr, valueArg unsafe.Pointer) int
 	value, ret := on.GetPcieReplayCounter()
 	if ret == nvml.SUCCESS {
 		put(valueArg, uint32(value))
+	}
+	return int32(ret)
+}
+
+//export nvmlDeviceGetClockInfo
+func nvmlDeviceGetClockInfo(device uintptr, typeArg int32, clock unsafe.Pointer) int32 {
+	on, ret := deviceOf(device, clock)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, ret := on.GetClockInfo(nvml.ClockType(typeArg))
+	if ret == nvml.SUCCESS {
+		put(clock, value)
+	}
+	return int32(ret)
+}
+
+//export nvmlDeviceGetMaxClockInfo
+func nvmlDeviceGetMaxClockInfo(device uintptr, typeArg int32, clock unsafe.Pointer) int32 {
+	on, ret := deviceOf(device, clock)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, ret := on.GetMaxClockInfo(nvml.ClockType(typeArg))
+	if ret == nvml.SUCCESS {
+		put(clock, value)
 	}
 	return int32(ret)
 }
@@ -588,6 +627,19 @@ func nvmlDeviceGetPowerUsage(device uintptr, power unsafe.Pointer) int32 {
 	return int32(ret)
 }
 
+//export nvmlDeviceGetTotalEnergyConsumption
+func nvmlDeviceGetTotalEnergyConsumption(device uintptr, energy unsafe.Pointer) int32 {
+	on, ret := deviceOf(device, energy)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, ret := on.GetTotalEnergyConsumption()
+	if ret == nvml.SUCCESS {
+		put(energy, value)
+	}
+	return int32(ret)
+}
+
 //export nvmlDeviceGetEnforcedPowerLimit
 func nvmlDeviceGetEnforcedPowerLimit(device uintptr, limit unsafe.Pointer) int32 {
 	on, ret := deviceOf(device, limit)
@@ -734,6 +786,34 @@ func nvmlDeviceGetUtilizationRates(device uintptr, utilization unsafe.Pointer) i
 	value, ret := on.GetUtilizationRates()
 	if ret == nvml.SUCCESS {
 		put(utilization, value)
+	}
+	return int32(ret)
+}
+
+//export nvmlDeviceGetEncoderUtilization
+func nvmlDeviceGetEncoderUtilization(device uintptr, utilization unsafe.Pointer, samplingPeriodUs unsafe.Pointer) int32 {
+	on, ret := deviceOf(device, utilization, samplingPeriodUs)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, value2, ret := on.GetEncoderUtilization()
+	if ret == nvml.SUCCESS {
+		put(utilization, value)
+		put(samplingPeriodUs, value2)
+	}
+	return int32(ret)
+}
+
+//export nvmlDeviceGetDecoderUtilization
+func nvmlDeviceGetDecoderUtilization(device uintptr, utilization unsafe.Pointer, samplingPeriodUs unsafe.Pointer) int32 {
+	on, ret := deviceOf(device, utilization, samplingPeriodUs)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, value2, ret := on.GetDecoderUtilization()
+	if ret == nvml.SUCCESS {
+		put(utilization, value)
+		put(samplingPeriodUs, value2)
 	}
 	return int32(ret)
 }
@@ -1159,6 +1239,19 @@ func nvmlDeviceGetDeviceHandleFromMigDeviceHandle(migDevice uintptr, device unsa
 	value, ret := on.GetDeviceHandleFromMigDeviceHandle()
 	if ret == nvml.SUCCESS {
 		put(device, process.handles.of(value))
+	}
+	return int32(ret)
+}
+
+//export nvmlGpmSampleAlloc
+func nvmlGpmSampleAlloc(gpmSample unsafe.Pointer) int32 {
+	l, ret := opened(gpmSample)
+	if ret != nvml.SUCCESS {
+		return int32(ret)
+	}
+	value, ret := l.GpmSampleAlloc()
+	if ret == nvml.SUCCESS {
+		put(gpmSample, process.handles.of(value))
 	}
 	return int32(ret)
 }

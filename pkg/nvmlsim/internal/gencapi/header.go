@@ -109,11 +109,11 @@ func methodsIn(folder string) (map[string]map[string]bool, error) {
 			if !ok || f.Recv == nil || !f.Name.IsExported() {
 				continue
 			}
-			star, ok := f.Recv.List[0].Type.(*ast.StarExpr)
-			if !ok {
-				continue
+			of := f.Recv.List[0].Type
+			if star, ok := of.(*ast.StarExpr); ok {
+				of = star.X
 			}
-			if name, ok := star.X.(*ast.Ident); ok {
+			if name, ok := of.(*ast.Ident); ok {
 				if methods[name.Name] == nil {
 					methods[name.Name] = map[string]bool{}
 				}

@@ -26,13 +26,13 @@ type object struct {
 // objects by the C type of their handles. The library itself has none.
 var objects = map[string]object{
 	"":                      {reflect.TypeFor[nvml.Interface](), "nvml", "opened", []string{"Library"}},
-	"nvmlDevice_t":          {reflect.TypeFor[nvml.Device](), "nvmlDevice", "deviceOf", []string{"device", "board", "migDevice"}},
+	"nvmlDevice_t":          {reflect.TypeFor[nvml.Device](), "nvmlDevice", "deviceOf", []string{"device", "board", "loadedDevice", "migDevice"}},
 	"nvmlGpuInstance_t":     {reflect.TypeFor[nvml.GpuInstance](), "nvmlGpuInstance", "gpuInstanceOf", []string{"gpuInstance"}},
 	"nvmlComputeInstance_t": {reflect.TypeFor[nvml.ComputeInstance](), "nvmlComputeInstance", "computeInstanceOf", []string{"computeInstance"}},
 	"nvmlEventSet_t":        {reflect.TypeFor[nvml.EventSet](), "nvmlEventSet", "eventSetOf", []string{"eventSet"}},
+	"nvmlGpmSample_t":       {reflect.TypeFor[nvml.GpmSample](), "nvmlGpmSample", "gpmSampleOf", []string{"gpmSample"}},
 	// What is never handed out.
-	"nvmlUnit_t":      {reflect.TypeFor[nvml.Unit](), "nvmlUnit", "", nil},
-	"nvmlGpmSample_t": {reflect.TypeFor[nvml.GpmSample](), "nvmlGpm", "", nil},
+	"nvmlUnit_t": {reflect.TypeFor[nvml.Unit](), "nvmlUnit", "", nil},
 }
 
 // otherShape are later versions of functions that are answered, with structures that the simulation does not fill in.
