@@ -195,7 +195,7 @@ With --force no proof is needed. Then a container that still runs may have its G
 				api = clients{}
 			}
 			opts.keepSimulation()
-			agent, err := newAgent(cmd.Context(), opts, api)
+			agent, _, err := newAgent(cmd.Context(), opts, api)
 			if err != nil {
 				return err
 			}

@@ -50,6 +50,8 @@ func TestBadInputIsNamed(t *testing.T) {
 		"no time for a lock":                 {args: []string{"--lock-timeout=0"}, want: []string{"--lock-timeout", "0s"}},
 		"a time that has passed for a lock":  {args: []string{"--lock-timeout=-1s"}, want: []string{"--lock-timeout", "-1s"}},
 		"more time than the kubelet has":     {args: []string{"--lock-timeout=45s"}, want: []string{"--lock-timeout", "45s", "kubelet"}},
+		"readings without a pause":           {args: []string{"--gpu-metrics-interval=999ms"}, want: []string{"--gpu-metrics-interval", "999ms", "1s"}},
+		"a relative kubelet's socket":        {args: []string{"--pod-resources-socket=kubelet.sock"}, want: []string{"--pod-resources-socket", `"kubelet.sock"`, "absolute"}},
 		"certificate without a key":          {args: []string{"--tls-cert-file=tls.crt"}, want: []string{"--tls-cert-file", `"tls.crt"`, "--tls-private-key-file"}},
 		"key without a certificate":          {args: []string{"--tls-private-key-file=tls.key"}, want: []string{"--tls-private-key-file", `"tls.key"`, "--tls-cert-file"}},
 		"output of no kind":                  {args: []string{"discover", "-o", "xml"}, want: []string{"--output", "xml", "yaml"}},

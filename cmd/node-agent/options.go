@@ -20,6 +20,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/driver"
+	"stowage.dev/stowage/pkg/agent/exporter"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/pluginpath"
@@ -39,17 +40,16 @@ type options struct {
 	hostDriverRoot string
 	simDir         string
 
-	kubeconfig    string
-	podUID        string
-	kubeletRoot   string
-	cdiRoot       string
-	stateDir      string
-	devRoot       string
-	hook          hookOptions
-	healthAddress string
-	certFile      string
-	keyFile       string
-	clientCAFile  string
+	kubeconfig  string
+	podUID      string
+	kubeletRoot string
+	cdiRoot     string
+	stateDir    string
+	devRoot     string
+	hook        hookOptions
+
+	serveOptions
+	exporterOptions
 
 	partitions  string
 	passthrough bool
@@ -91,17 +91,27 @@ type pluginOptions struct {
 	migStrategy        string
 }
 
+// serveOptions say where and for whom health and metrics are served.
+type serveOptions struct {
+	healthAddress string
+	certFile      string
+	keyFile       string
+	clientCAFile  string
+}
+
 // defaultOptions takes what a DaemonSet passes through the downward API from the environment.
 func defaultOptions(env func(string) (string, bool), hostname func() (string, error)) *options {
 	opts := &options{
-		nvml:          nvml.SpecAuto,
-		driverRoot:    "/",
-		kubeletRoot:   "/var/lib/kubelet",
-		cdiRoot:       "/var/run/cdi",
-		stateDir:      "/var/lib/stowage",
-		devRoot:       "/run/stowage/dev",
-		healthAddress: "127.0.0.1:0",
-		partitions:    partitionsStatic,
+		nvml:        nvml.SpecAuto,
+		driverRoot:  "/",
+		kubeletRoot: "/var/lib/kubelet",
+		cdiRoot:     "/var/run/cdi",
+		stateDir:    "/var/lib/stowage",
+		devRoot:     "/run/stowage/dev",
+		partitions:  partitionsStatic,
+
+		serveOptions:    serveOptions{healthAddress: "127.0.0.1:0"},
+		exporterOptions: exporterOptions{interval: exporter.DefaultInterval},
 
 		shareOptions: shareOptions{
 			shareGPUs:        "none",
@@ -170,10 +180,11 @@ func (o *options) addRunFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.hook.path, "nvidia-cdi-hook", o.hook.path, "path of the nvidia-cdi-hook program on the host; nvcdi's default, /usr/bin/nvidia-cdi-hook, if not given")
 	flags.StringVar(&o.hook.from, "nvidia-cdi-hook-from", o.hook.from, "an nvidia-cdi-hook program beside the agent, which it puts into the folder bin of --state-dir for the container runtime; not used where --nvidia-cdi-hook is given")
 	flags.StringVar(&o.toolkitConfig, "toolkit-config", o.toolkitConfig, "configuration file of NVIDIA's container runtime on the host, below --host-root; a warning tells if it lets containers get GPUs by NVIDIA_VISIBLE_DEVICES. auto looks where the GPU operator has it, and at /etc/nvidia-container-runtime/config.toml; with an empty value nothing is looked at")
-	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "address for /healthz, /readyz and /metrics, over TLS; port 0 takes a free one, an empty value serves none")
+	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "address for /healthz, /readyz, /metrics and /metrics/gpus, over TLS; port 0 takes a free one, an empty value serves none")
 	flags.StringVar(&o.certFile, "tls-cert-file", o.certFile, "certificate to serve --health-address with, read anew when it changes; one signed by itself if not given")
 	flags.StringVar(&o.keyFile, "tls-private-key-file", o.keyFile, "private key of --tls-cert-file")
-	flags.StringVar(&o.clientCAFile, "client-ca-file", o.clientCAFile, "authority whose certificates name who reads /metrics; without one only tokens do")
+	flags.StringVar(&o.clientCAFile, "client-ca-file", o.clientCAFile, "authority whose certificates name who reads /metrics and /metrics/gpus; without one only tokens do")
+	o.exporterOptions.addFlags(flags)
 }
 
 // addUseFlags adds how GPUs are shared and taken back.
@@ -315,6 +326,9 @@ func (o *options) validateRun() error {
 	}
 	if (o.certFile == "") != (o.keyFile == "") {
 		return fmt.Errorf("--tls-cert-file %q, --tls-private-key-file %q: want both or none", o.certFile, o.keyFile)
+	}
+	if err := o.exporterOptions.validate(); err != nil {
+		return err
 	}
 	if err := o.validateUse(); err != nil {
 		return err

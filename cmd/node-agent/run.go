@@ -19,6 +19,7 @@ import (
 	stowageversion "stowage.dev/stowage/internal/version"
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/driver"
+	"stowage.dev/stowage/pkg/agent/exporter"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/kmod"
 	"stowage.dev/stowage/pkg/agent/prepare"
@@ -41,15 +42,22 @@ func runAgent(ctx context.Context, opts *options) error {
 		return err
 	}
 	klog.FromContext(ctx).Info("Starting", "version", version.Get().GitVersion, "stowage", stowageversion.Release(), "node", opts.nodeName, "nvml", opts.nvml)
-	agent, err := newAgent(ctx, opts, api)
+	agent, gpus, err := newAgent(ctx, opts, api)
 	if err != nil {
 		return err
 	}
-	stopServing, err := serveHealth(ctx, opts, config, agent.Status())
+	stopServing, err := serveHealth(ctx, opts, config, agent.Status(), gpus)
 	if err != nil {
 		return err
 	}
 	defer stopServing()
+	if gpus != nil {
+		counting, stop := context.WithCancel(ctx)
+		var group sync.WaitGroup
+		defer group.Wait()
+		defer stop()
+		group.Go(func() { gpus.Run(counting) })
+	}
 	stopControl, err := serveSimulation(ctx, opts)
 	if err != nil {
 		return err
@@ -87,25 +95,26 @@ func runUnderPolicies(ctx context.Context, client kubernetes.Interface, node str
 	return err
 }
 
-// newAgent puts the agent together as the flags say; nothing of it runs.
-func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, error) {
+// newAgent puts the agent together as the flags say; nothing of it runs. The metrics of its GPUs are nil if there are to be none.
+func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, *exporter.Exporter, error) {
 	shares, err := opts.shares()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	sharingRules, err := opts.sharing()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	opts.keepSimulation()
 	bus, err := newBus(opts)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	rules, err := health.ParsePolicy(opts.healthRules)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
+	happened := &events{}
 	hardware := driver.NewHardware(driver.HardwareOptions{
 		Open:     opts.open,
 		Clock:    clock.RealClock{},
@@ -113,14 +122,17 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, e
 		Rules:    rules,
 		Held:     driver.HeldInLedger(opts.stateDir),
 		Users:    bus.users,
+		Event:    happened.happened,
 	})
+	gpus := newExporter(opts, hardware)
+	happened.exporter = gpus
 	backend, tools, err := newBackend(ctx, opts, hardware)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	handle, err := opts.open()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	var warning func() string
 	if !handle.Simulated {
@@ -128,7 +140,7 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, e
 	}
 	advertised, err := opts.advertised()
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	agent, err := driver.New(driver.Options{
 		NodeName:    opts.nodeName,
@@ -156,10 +168,10 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, e
 		Users:             bus.users,
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	agent.Advertise(advertised)
-	return agent, nil
+	return agent, gpus, nil
 }
 
 // serveSimulation takes commands to simulated GPUs until stop is called. The agent goes on without.

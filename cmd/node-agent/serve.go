@@ -37,6 +37,7 @@ import (
 	"k8s.io/utils/lru"
 
 	"stowage.dev/stowage/pkg/agent/driver"
+	"stowage.dev/stowage/pkg/agent/exporter"
 )
 
 const (
@@ -51,8 +52,8 @@ const (
 	reviewTimeout = 10 * time.Second
 )
 
-// serveHealth serves probes to all, and metrics to whom the API server lets read them, until stop is called.
-func serveHealth(ctx context.Context, opts *options, config *rest.Config, status *driver.Status) (stop func(), err error) {
+// serveHealth serves probes to all, and metrics to whom the API server lets read them, until stop is called. Those of GPUs may be nil.
+func serveHealth(ctx context.Context, opts *options, config *rest.Config, status *driver.Status, gpus *exporter.Exporter) (stop func(), err error) {
 	if opts.healthAddress == "" {
 		return func() {}, nil
 	}
@@ -81,7 +82,11 @@ func serveHealth(ctx context.Context, opts *options, config *rest.Config, status
 	if err != nil {
 		return nil, fmt.Errorf("--health-address %s: %w", opts.healthAddress, err)
 	}
-	server := newServer(status.Handler(readers.check), certificate)
+	handler := status.Handler(readers.check)
+	if gpus != nil {
+		handler = withGPUMetrics(handler, gpus, readers.check)
+	}
+	server := newServer(handler, certificate)
 	logger := klog.FromContext(ctx)
 	server.ErrorLog = slog.NewLogLogger(logr.ToSlogHandler(logger.V(4)), slog.LevelInfo) // callers must not fill the log
 	logger.Info("Serving health and metrics", "address", listener.Addr().String())

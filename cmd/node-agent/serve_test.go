@@ -105,7 +105,7 @@ func reviewer(t *testing.T, asked *atomic.Int32) http.Handler {
 			return
 		}
 		of := *review.Spec.NonResourceAttributes
-		review.Status.Allowed = strings.HasPrefix(review.Spec.User, "prometheus") && of == authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"}
+		review.Status.Allowed = strings.HasPrefix(review.Spec.User, "prometheus") && of.Verb == "get" && (of.Path == "/metrics" || of.Path == gpuMetricsPath && review.Spec.User != "prometheus-2")
 		write(t, w, review)
 	})
 	return mux

@@ -143,6 +143,7 @@ func check(t *testing.T, n node) {
 	t.Run("readings", func(t *testing.T) { checkReadings(t, handle, found) })
 	t.Run("events", func(t *testing.T) { checkEvents(t, handle, found) })
 	t.Run("sessions", func(t *testing.T) { checkSessions(t, n) })
+	t.Run("metrics", func(t *testing.T) { checkMetrics(t, n) })
 	t.Run("health and CDI", func(t *testing.T) { checkHealthAndCDI(t, n) })
 }
 

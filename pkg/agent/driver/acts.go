@@ -214,3 +214,30 @@ func (h *Hardware) Apart(ctx context.Context, f func(context.Context) error) err
 		return err
 	})
 }
+
+// Reader asks GPUs beside all else that is done to them. It takes no GPU's place, so that a question that hangs is in
+// nobody's way.
+type Reader struct{ hardware *Hardware }
+
+// NewReader reads from these GPUs.
+func NewReader(h *Hardware) *Reader { return &Reader{h} }
+
+// Node is what the last look has found; nil before. Nobody may change it.
+func (r *Reader) Node() *discovery.Node {
+	return r.hardware.inventory.found()
+}
+
+// Read runs f for a GPU in the session that is open, and returns when f does: a call into NVML may hang. f changes nothing of
+// the GPU. ctx is for a session that is being opened.
+func (r *Reader) Read(ctx context.Context, gpu *discovery.GPU, f func(nvml.Device) error) error {
+	lib, done, err := r.hardware.sessions.using(ctx)
+	if err != nil {
+		return err
+	}
+	defer done()
+	device, err := locate(lib, *gpu)
+	if err != nil {
+		return err
+	}
+	return f(device)
+}

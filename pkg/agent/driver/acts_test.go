@@ -50,3 +50,49 @@ func TestOneThingAtATimeIsDoneToAGPU(t *testing.T) {
 		}
 	})
 }
+
+// TestAReadingIsInNobodysWay: while one hangs things are done to its GPU, it is read again, and the session is replaced.
+func TestAReadingIsInNobodysWay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "dgx-h100")
+		h := r.found(ctx)
+		reader := NewReader(h)
+		gpus := reader.Node().GPUs
+		release, done := make(chan struct{}), make(chan error)
+		go func() { done <- reader.Read(ctx, &gpus[0], func(nvml.Device) error { <-release; return nil }) }()
+		synctest.Wait()
+		works := func(when string) {
+			t.Helper()
+			for _, gpu := range gpus[:2] {
+				asked := func(d nvml.Device) error {
+					if uuid, err := d.UUID(); err != nil || uuid != gpu.UUID {
+						t.Errorf("%s: it is %s, %v", when, uuid, err)
+					}
+					return nil
+				}
+				if err := errors.Join(h.On(ctx, gpu.Name, gpu.UUID, asked), reader.Read(ctx, &gpu, asked)); err != nil {
+					t.Errorf("%s: %v", when, err)
+				}
+			}
+		}
+		works("while a reading hangs")
+		began := time.Now()
+		if err := h.Apart(ctx, func(context.Context) error { return nil }); err != nil {
+			t.Error(err)
+		}
+		if took := time.Since(began); took > closeTimeout+time.Second {
+			t.Errorf("the session is replaced after %s", took)
+		}
+		works("in the next session")
+		close(release)
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+		other := gpus[0]
+		other.UUID = gpus[1].UUID
+		if err := reader.Read(ctx, &other, func(nvml.Device) error { return nil }); err == nil {
+			t.Error("another GPU in the place is read")
+		}
+	})
+}

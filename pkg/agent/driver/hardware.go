@@ -32,6 +32,8 @@ type HardwareOptions struct {
 	Held func(gpu string) bool
 	// Users tells who has GPUs open that are passed through to virtual machines.
 	Users vfio.Users
+	// Event is told each event of a GPU, if it is not nil; it must not block.
+	Event func(gpu string, event nvml.Event)
 }
 
 // Hardware is the node's GPUs. It has the questions that others ask; what answers them stands in parts that do not know of
@@ -72,6 +74,7 @@ func NewHardware(opts HardwareOptions) *Hardware {
 		Dir:          healthDir(opts.StateDir),
 		Policy:       opts.Rules,
 		Changed:      h.healthChanged,
+		Event:        opts.Event,
 		Reconfigured: func(string) { signal(h.again) },
 	})
 	h.sessions = &sessions{

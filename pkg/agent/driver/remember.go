@@ -97,6 +97,11 @@ func HeldInLedger(stateDir string) func(gpu string) bool {
 	}
 }
 
+// ClaimsIn reads the records of an agent's claims in its state folder. There are none before an agent has made them.
+func ClaimsIn(stateDir string) func() ([]*ledger.Record, error) {
+	return ledger.At(durable.OS{}, prepare.LedgerDir(stateDir)).Records
+}
+
 // gpusOnBus lists NVIDIA's GPUs that the kernel sees, with their drivers: a session sees a GPU that the NVIDIA driver had when it was opened.
 func gpusOnBus(sysfs fs.ReadLinkFS) []string {
 	gpus, err := vfio.GPUs(sysfs)

@@ -282,6 +282,7 @@ func (g *gpu) listenOnce(ctx context.Context, target Target, stop <-chan struct{
 			g.monitor.opts.Reconfigured("the partitions of " + target.Name + " have changed")
 		}
 		klog.FromContext(ctx).V(2).Info("NVML event", "device", target.Name, "kind", event.Kind, "data", event.Data, "instance", event.Instance)
+		g.monitor.opts.Event(target.Name, event)
 		g.observe(ctx, func(now time.Time, s *State) { s.Happened(now, event) })
 		// The readings may tell more. They are not waited for: the next event may be there.
 		g.renew(ctx)

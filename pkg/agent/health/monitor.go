@@ -55,6 +55,8 @@ type Options struct {
 	Changed func(ctx context.Context, gpu string, was, is Verdict)
 	// Reconfigured is told when the driver has gone or a GPU's partitions have changed: the node has to be looked at anew.
 	Reconfigured func(reason string)
+	// Event is told each event of a GPU; it must not block.
+	Event func(gpu string, event nvml.Event)
 }
 
 // Monitor watches over the GPUs of a node. Its methods may be called concurrently.
@@ -76,6 +78,9 @@ type Monitor struct {
 func NewMonitor(opts Options) *Monitor {
 	if opts.Changed == nil {
 		opts.Changed = func(context.Context, string, Verdict, Verdict) {}
+	}
+	if opts.Event == nil {
+		opts.Event = func(string, nvml.Event) {}
 	}
 	if opts.Reconfigured == nil {
 		opts.Reconfigured = func(string) {}

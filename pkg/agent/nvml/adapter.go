@@ -114,7 +114,7 @@ func (l *library) handle(call string, f func() (gonvml.Device, gonvml.Return)) (
 	if d == nil {
 		return nil, &CallError{Call: call, Return: gonvml.ERROR_UNKNOWN}
 	}
-	return &device{lib: l, nvml: d}, nil
+	return &device{handle{lib: l, nvml: d}}, nil
 }
 
 // get makes a call in an open session. Its error is a *CallError. The call is the C function that go-nvml jumps to first: it is not made if
@@ -148,7 +148,11 @@ func lacks(err error) bool {
 	return errors.Is(err, ErrNotSupported) || errors.Is(err, gonvml.ERROR_FUNCTION_NOT_FOUND)
 }
 
-type device struct {
+// device is one GPU.
+type device struct{ handle }
+
+// handle is what it is asked by. It has the questions about load, and about MIG devices one by one.
+type handle struct {
 	lib  *library
 	nvml gonvml.Device
 }
@@ -204,7 +208,7 @@ func (d *device) AddressingMode() (string, error) {
 	return word(addressingModes, gonvml.DeviceAddressingModeType(mode.Value)), err
 }
 
-func (d *device) MIGMode() (MIGMode, error) {
+func (d *handle) MIGMode() (MIGMode, error) {
 	mode, err := get(d.lib, "nvmlDeviceGetMigMode", func() (MIGMode, gonvml.Return) {
 		current, pending, ret := d.nvml.GetMigMode()
 		return MIGMode{

@@ -43,6 +43,20 @@ func FuzzNVMLAnswers(f *testing.F) {
 		d.ComputeMode()
 		d.SetMIGMode(true)
 		d.Readings()
+		if u, err := d.Usage(); err == nil {
+			for _, percent := range []*uint32{u.KernelPercent, u.MemoryPercent, u.EncoderPercent, u.DecoderPercent} {
+				if percent != nil && *percent > 100 {
+					t.Errorf("%d percent", *percent)
+				}
+			}
+		}
+		if devices, err := d.MIGUsage(); err == nil && len(devices) > maxMIGDevices {
+			t.Errorf("%d MIG devices", len(devices))
+		}
+		if s, err := d.Sample(nil); err == nil {
+			s.Since(s)
+			s.Close()
+		}
 		if profiles, err := d.MIGProfiles(); err == nil && len(profiles) > gonvml.GPU_INSTANCE_PROFILE_COUNT {
 			t.Errorf("%d profiles", len(profiles))
 		}
@@ -144,6 +158,21 @@ func (s *strange) EventSetCreate() (gonvml.EventSet, gonvml.Return) {
 	return &strangeSet{s, none}, s.ret()
 }
 
+func (s *strange) GpmSampleAlloc() (gonvml.GpmSample, gonvml.Return) {
+	if s.next() == 1 {
+		return nil, gonvml.SUCCESS
+	}
+	none, _ := s.Interface.GpmSampleAlloc()
+	return none, s.ret()
+}
+
+func (s *strange) GpmMetricsGet(get *gonvml.GpmMetricsGetType) gonvml.Return {
+	for i := range get.Metrics[:get.NumMetrics] {
+		get.Metrics[i].Value, get.Metrics[i].NvmlReturn = float64(s.next()), uint32(s.next())
+	}
+	return s.ret()
+}
+
 type strangeSet struct {
 	*strange
 	gonvml.EventSet
@@ -234,6 +263,24 @@ func (g *strangeGPU) GetFieldValues(values []gonvml.FieldValue) gonvml.Return {
 func (g *strangeGPU) GetTotalEccErrors(gonvml.MemoryErrorType, gonvml.EccCounterType) (uint64, gonvml.Return) {
 	return g.uint64()
 }
+
+func (g *strangeGPU) GetUtilizationRates() (gonvml.Utilization, gonvml.Return) {
+	return gonvml.Utilization{Gpu: uint32(g.next()), Memory: uint32(g.next())}, g.ret()
+}
+
+func (g *strangeGPU) GetEncoderUtilization() (uint32, uint32, gonvml.Return) {
+	return uint32(g.next()), uint32(g.next()), g.ret()
+}
+
+func (g *strangeGPU) GetPcieThroughput(gonvml.PcieUtilCounter) (uint32, gonvml.Return) {
+	return g.uint32()
+}
+
+func (g *strangeGPU) GpmQueryDeviceSupport() (gonvml.GpmSupport, gonvml.Return) {
+	return gonvml.GpmSupport{IsSupportedDevice: uint32(g.next())}, g.ret()
+}
+
+func (g *strangeGPU) GpmSampleGet(gonvml.GpmSample) gonvml.Return { return g.ret() }
 
 func (g *strangeGPU) GetTemperature(gonvml.TemperatureSensors) (uint32, gonvml.Return) {
 	return g.uint32()

@@ -114,21 +114,8 @@ const noInstance = 0xFFFFFFFF
 
 func (d *device) Readings() (Readings, error) {
 	var r Readings
-	var silent, doubtful, odd []error
-	answered := false
-	keep := func(err error) {
-		switch {
-		case err == nil:
-			answered = true
-		case lacks(err):
-		case isDoubtful(err):
-			doubtful = append(doubtful, err)
-		case concernsGPU(err):
-			silent = append(silent, err)
-		default:
-			odd = append(odd, err)
-		}
-	}
+	var heard outcomes
+	keep := heard.keep
 	read(&r.TemperatureC, keep)(get(d.lib, "nvmlDeviceGetTemperature", func() (uint32, gonvml.Return) {
 		return d.nvml.GetTemperature(gonvml.TEMPERATURE_GPU)
 	}))
@@ -149,16 +136,45 @@ func (d *device) Readings() (Readings, error) {
 		return RemappedRows{corrected, uncorrected, pending, failed}, ret
 	}))
 	read(&r.RecoveryAction, keep)(field[uint32](d, gonvml.FI_DEV_GET_GPU_RECOVERY_ACTION))
-	if len(doubtful) > 1 {
-		silent = append(silent, doubtful...)
+	var err error
+	r.Odd, err = heard.verdict()
+	return r, err
+}
+
+// outcomes of several questions about a GPU.
+type outcomes struct {
+	answered              bool
+	silent, doubtful, odd []error
+}
+
+// keep takes the outcome of one question.
+func (o *outcomes) keep(err error) {
+	switch {
+	case err == nil:
+		o.answered = true
+	case lacks(err):
+	case isDoubtful(err):
+		o.doubtful = append(o.doubtful, err)
+	case concernsGPU(err):
+		o.silent = append(o.silent, err)
+	default:
+		o.odd = append(o.odd, err)
+	}
+}
+
+// verdict says which questions were not answered although they could have been, and in err that the GPU does not answer.
+func (o *outcomes) verdict() (odd, err error) {
+	silent, all := o.silent, o.odd
+	if len(o.doubtful) > 1 {
+		silent = append(silent, o.doubtful...)
 	} else {
-		odd = append(odd, doubtful...) // one sensor, as long as others answer
+		all = append(all, o.doubtful...) // one sensor, as long as others answer
 	}
-	r.Odd = errors.Join(odd...)
-	if len(silent) == 0 && !answered {
-		return r, r.Odd
+	odd = errors.Join(all...)
+	if len(silent) == 0 && !o.answered {
+		return odd, odd
 	}
-	return r, errors.Join(silent...)
+	return odd, errors.Join(silent...)
 }
 
 // isDoubtful tells whether an error is the GPU's if it is not the only one of its kind.
@@ -227,7 +243,13 @@ func (d *device) eccErrors() (counts ECCErrors, err error) {
 // field asks for a field of 32 bits. A driver that does not know it, as those before R565 do not know the recovery action, answers that the
 // argument is not valid.
 func field[T int32 | uint32](d *device, id uint32) (T, error) {
-	values := []gonvml.FieldValue{{FieldId: id}}
+	value, err := fieldIn(&d.handle, id, 0)
+	return T(binary.NativeEndian.Uint32(value[:])), err
+}
+
+// fieldIn asks for a field in a scope, such as a link, and returns what the driver has written there.
+func fieldIn(d *handle, id, scope uint32) ([8]byte, error) {
+	values := []gonvml.FieldValue{{FieldId: id, ScopeId: scope}}
 	err := ask(d.lib, "nvmlDeviceGetFieldValues", func() gonvml.Return {
 		if ret := d.nvml.GetFieldValues(values); ret != gonvml.SUCCESS {
 			return ret
@@ -238,7 +260,7 @@ func field[T int32 | uint32](d *device, id uint32) (T, error) {
 		}
 		return ret
 	})
-	return T(binary.NativeEndian.Uint32(values[0].Value[:])), err
+	return values[0].Value, err
 }
 
 type watch struct {

@@ -204,12 +204,23 @@ func (d *device) GPUInstances() ([]GPUInstance, error) {
 }
 
 // migDevices lists the MIG devices of all GPU instances.
-func (d *device) migDevices() ([]MIGDevice, error) {
+func (d *device) migDevices() (devices []MIGDevice, err error) {
+	err = d.eachMIGDevice(func(handle gonvml.Device) error {
+		m, err := d.migDevice(handle)
+		if err == nil {
+			devices = append(devices, m)
+		}
+		return err
+	})
+	return devices, err
+}
+
+// eachMIGDevice visits the MIG devices of all GPU instances. One that is destroyed meanwhile, as ErrNotFound says, is none.
+func (d *handle) eachMIGDevice(visit func(handle gonvml.Device) error) error {
 	most, err := get(d.lib, "nvmlDeviceGetMaxMigDeviceCount", d.nvml.GetMaxMigDeviceCount)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	var devices []MIGDevice
 	for index := range min(most, maxMIGDevices) {
 		handle, err := get(d.lib, "nvmlDeviceGetMigDeviceHandleByIndex", func() (gonvml.Device, gonvml.Return) {
 			return d.nvml.GetMigDeviceHandleByIndex(index)
@@ -218,37 +229,40 @@ func (d *device) migDevices() ([]MIGDevice, error) {
 			continue
 		}
 		if err != nil {
-			return nil, err
+			return err
 		}
-		m, err := d.migDevice(handle)
-		if errors.Is(err, ErrNotFound) {
-			continue
+		if handle == nil {
+			err = &CallError{Call: "nvmlDeviceGetMigDeviceHandleByIndex", Return: gonvml.ERROR_UNKNOWN}
+		} else {
+			err = visit(handle)
 		}
-		if err != nil {
-			return nil, fmt.Errorf("MIG device %d: %w", index, err)
+		if err != nil && !errors.Is(err, ErrNotFound) {
+			return fmt.Errorf("MIG device %d: %w", index, err)
 		}
-		devices = append(devices, m)
 	}
-	return devices, nil
+	return nil
+}
+
+// migIdentity asks a MIG device who it is.
+func (d *handle) migIdentity(handle gonvml.Device) (uuid string, instance Instance, err error) {
+	uuid, err = get(d.lib, "nvmlDeviceGetUUID", handle.GetUUID)
+	if err != nil {
+		return "", Instance{}, err
+	}
+	gpu, err := get(d.lib, "nvmlDeviceGetGpuInstanceId", handle.GetGpuInstanceId)
+	if err != nil {
+		return "", Instance{}, err
+	}
+	compute, err := get(d.lib, "nvmlDeviceGetComputeInstanceId", handle.GetComputeInstanceId)
+	return uuid, Instance{GPU: uint32(gpu), Compute: uint32(compute)}, err
 }
 
 func (d *device) migDevice(handle gonvml.Device) (MIGDevice, error) {
-	if handle == nil {
-		return MIGDevice{}, &CallError{Call: "nvmlDeviceGetMigDeviceHandleByIndex", Return: gonvml.ERROR_UNKNOWN}
-	}
-	uuid, err := get(d.lib, "nvmlDeviceGetUUID", handle.GetUUID)
+	uuid, instance, err := d.migIdentity(handle)
 	if err != nil {
 		return MIGDevice{}, err
 	}
-	instance, err := get(d.lib, "nvmlDeviceGetGpuInstanceId", handle.GetGpuInstanceId)
-	if err != nil {
-		return MIGDevice{}, err
-	}
-	compute, err := get(d.lib, "nvmlDeviceGetComputeInstanceId", handle.GetComputeInstanceId)
-	if err != nil {
-		return MIGDevice{}, err
-	}
-	m := MIGDevice{UUID: uuid, GPUInstance: uint32(instance), ComputeInstance: uint32(compute)}
+	m := MIGDevice{UUID: uuid, GPUInstance: instance.GPU, ComputeInstance: instance.Compute}
 	attributes, err := get(d.lib, "nvmlDeviceGetAttributes", handle.GetAttributes)
 	if err != nil && !lacks(err) {
 		return MIGDevice{}, err

@@ -65,6 +65,7 @@ type Device interface {
 	Partitions
 	Use
 	Condition
+	Load
 }
 
 // Version is a major and minor number.

@@ -30,8 +30,8 @@ func NewCache(list func(context.Context) ([]Pod, error), clock clock.PassiveCloc
 	return &Cache{list: list, clock: clock}
 }
 
-// Pods asks the kubelet, and returns what it has said last, with the age of that; no pods if that is older than Keep. The error says why it is
-// not new. An answer without any pod does not replace one with pods before that is older than Keep.
+// Pods asks the kubelet, and returns what it has said last, with the age of that; no pods if that is older than Keep. The error says
+// why it is not new. An answer without any pod does not replace one with pods before that is older than Keep.
 func (c *Cache) Pods(ctx context.Context) (pods []Pod, age time.Duration, err error) {
 	asked := c.clock.Now()
 	pods, err = c.list(ctx)

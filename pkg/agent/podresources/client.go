@@ -55,8 +55,8 @@ type Claim struct {
 // ClaimDevice is a device of a claim. Share is empty for a device that is not shared, and for a kubelet that does not tell.
 type ClaimDevice struct{ Driver, Pool, Device, Share string }
 
-// Client asks the kubelet at a socket. Each question has a connection of its own: over a unix socket it costs nothing, and none is left that
-// belongs to a kubelet of before a restart.
+// Client asks the kubelet at a socket. Each question has a connection of its own: over a unix socket it costs nothing, and none is
+// left that belongs to a kubelet of before a restart.
 type Client struct {
 	socket   string
 	patience time.Duration
@@ -107,8 +107,8 @@ func (c *Client) Get(ctx context.Context, namespace, name string) (Pod, error) {
 	return Pod{}, fmt.Errorf("pod %s/%s: the kubelet does not have it", namespace, name)
 }
 
-// Allocatable returns what the node's device plugins offer, whether or not a pod has it, without what is unhealthy. One resource may be there
-// several times. The error wraps ErrNotServed for a kubelet before 1.23.
+// Allocatable returns what the node's device plugins offer, whether or not a pod has it, without what is unhealthy. One resource may
+// be there several times. The error wraps ErrNotServed for a kubelet before 1.23.
 func (c *Client) Allocatable(ctx context.Context) ([]Devices, error) {
 	var answer *api.AllocatableResourcesResponse
 	err := c.ask(ctx, "GetAllocatableResources", func(ctx context.Context, kubelet api.PodResourcesListerClient) (err error) {

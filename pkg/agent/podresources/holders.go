@@ -25,8 +25,8 @@ type MIGDevice struct {
 // Place is what is held: a GPU, by the name of its device, or a MIG device of it, by its UUID.
 type Place struct{ GPU, MIG string }
 
-// Holder is a container that has a device, by a claim or, with no claim, by a device plugin. Of a claim that no container is known to use the
-// pod and the container are empty.
+// Holder is a container that has a device, by a claim or, with no claim, by a device plugin. Of a claim that no container is known to
+// use the pod and the container are empty.
 type Holder struct{ Namespace, Pod, Container, Claim string }
 
 func (h Holder) compare(g Holder) int {
@@ -64,19 +64,32 @@ type Holders struct {
 	Unknown []string
 }
 
-// HoldersOf tells who has the GPUs of a node. Prepared claims count whether or not the kubelet knows of a pod, and no claim counts that is not
-// prepared: what the kubelet has said may be old. driver is the agent's name in claims.
+// HoldersOf tells who has the GPUs of a node. Prepared claims count whether or not the kubelet knows of a pod, and no claim counts
+// that is not prepared: what the kubelet has said may be old. driver is the agent's name in claims.
 func HoldersOf(driver string, pods []Pod, prepared []Prepared, gpus []GPU) Holders {
 	all := Holders{Of: map[Place][]Holder{}}
+	type name struct{ namespace, name string }
+	type use struct {
+		claim *Claim
+		by    Holder
+	}
+	uses := map[name][]use{}
+	eachContainer(pods, func(pod *Pod, container *Container) {
+		for c := range container.Claims {
+			claim := &container.Claims[c]
+			of := name{claim.Namespace, claim.Name}
+			uses[of] = append(uses[of], use{claim, Holder{pod.Namespace, pod.Name, container.Name, claim.Name}})
+		}
+	})
 	for i := range prepared {
 		p := &prepared[i]
 		found := false
-		eachContainer(pods, func(pod *Pod, container *Container) {
-			if slices.ContainsFunc(container.Claims, func(c Claim) bool { return p.is(driver, &c) }) {
+		for _, u := range uses[name{p.Namespace, p.Name}] {
+			if p.is(driver, u.claim) {
 				found = true
-				all.add(p.At, Holder{pod.Namespace, pod.Name, container.Name, p.Name})
+				all.add(p.At, u.by)
 			}
-		})
+		}
 		if !found {
 			all.add(p.At, Holder{Namespace: p.Namespace, Claim: p.Name})
 		}
@@ -116,11 +129,8 @@ func OffersOf(allocatable []Devices, gpus []GPU) []Offer {
 	return offers
 }
 
-// is tells whether the claim of a container has the device.
+// is tells whether a container's claim of that name has the device.
 func (p *Prepared) is(driver string, claim *Claim) bool {
-	if claim.Namespace != p.Namespace || claim.Name != p.Name {
-		return false
-	}
 	// A kubelet that names devices says which these are; all others tell by CDI names alone.
 	if len(claim.Devices) > 0 && !slices.ContainsFunc(claim.Devices, func(d ClaimDevice) bool {
 		return d.Driver == driver && d.Pool == p.Pool && d.Device == p.Device && (d.Share == p.Share || d.Share == "")

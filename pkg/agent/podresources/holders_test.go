@@ -67,6 +67,10 @@ func TestHoldersOf(t *testing.T) {
 			[]Pod{claims("p", "main", of(share("1"))), claims("q", "main", of(share("2")))}, []Prepared{share("1"), share("2")},
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("p", "main", "s1"), held("q", "main", "s2")}}},
 		},
+		"a container with two claims, on one GPU and on two": {
+			[]Pod{claims("p", "main", of(share("1")), of(share("2")), of(onDemand))}, []Prepared{share("1"), share("2"), onDemand},
+			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("p", "main", "s1"), held("p", "main", "s2")}, {"gpu-1", mig1}: {held("p", "main", "m")}}},
+		},
 		"a share of another ID is another device": {
 			[]Pod{claims("p", "main", Claim{Namespace: "team-a", Name: "s1", Devices: []ClaimDevice{ours("gpu-0", "other")}})}, []Prepared{share("1")},
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("", "", "s1")}}},
@@ -81,8 +85,9 @@ func TestHoldersOf(t *testing.T) {
 			Holders{Of: map[Place][]Holder{{"gpu-1", mig1}: {held("p", "main", "m")}}},
 		},
 		"a kubelet that tells devices alone": {
-			[]Pod{claims("p", "main", Claim{Namespace: "team-a", Name: "c", Devices: []ClaimDevice{ours("gpu-0", "")}})}, []Prepared{whole},
-			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("p", "main", "c")}}},
+			[]Pod{claims("p", "main", Claim{Namespace: "team-a", Name: "c", Devices: []ClaimDevice{ours("gpu-0", "")}})},
+			[]Prepared{whole, {Namespace: "team-a", Name: "c", Pool: "node-1", Device: "gpu-1", At: Place{GPU: "gpu-1"}}},
+			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("p", "main", "c")}, {GPU: "gpu-1"}: {held("", "", "c")}}},
 		},
 		"a kubelet that tells nothing of claims": {
 			[]Pod{claims("p", "main", Claim{Namespace: "team-a", Name: "c"})}, []Prepared{whole},

@@ -37,8 +37,8 @@ var (
 	byAddress = regexp.MustCompile(`^[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]$`)
 )
 
-// ParseDeviceID reads the IDs of the device plugins that there are for NVIDIA's GPUs, whatever their resources are called. The error quotes an
-// ID of another form.
+// ParseDeviceID reads the IDs of the device plugins that there are for NVIDIA's GPUs, whatever their resources are called. The error
+// quotes an ID of another form.
 func ParseDeviceID(id string) (DeviceID, error) {
 	if len(id) > maxDeviceID {
 		return DeviceID{}, fmt.Errorf("device ID %.40q… has %d bytes, at most %d are expected", id, len(id), maxDeviceID)
