@@ -82,8 +82,11 @@ func TestMetricsOfGPUsAreServedToWhomTheAPIServerLets(t *testing.T) {
 		code  int
 		want  string
 	}{
-		{"", http.StatusUnauthorized, "Unauthorized"}, {"nobody", http.StatusUnauthorized, "Unauthorized"}, {"tenant", http.StatusForbidden, "Forbidden"},
-		{"prometheus-2", http.StatusForbidden, "Forbidden"}, {"prometheus", http.StatusOK, "stowage_gpu_util_ratio{"},
+		{"", http.StatusUnauthorized, "Unauthorized"},
+		{"nobody", http.StatusUnauthorized, "Unauthorized"},
+		{"tenant", http.StatusForbidden, "Forbidden"},
+		{"prometheus-2", http.StatusForbidden, "Forbidden"},
+		{"prometheus", http.StatusOK, "stowage_gpu_util_ratio{"},
 	} {
 		request := reading("", "", "https://"+address[1]+gpuMetricsPath, tc.token)
 		request.RequestURI = ""

@@ -102,8 +102,10 @@ func (m *Model) validate(bad report) {
 		field         string
 		idle, highest uint32
 	}{
-		{"graphics", m.Clocks.Idle.Graphics, m.Clocks.Highest.Graphics}, {"sm", m.Clocks.Idle.SM, m.Clocks.Highest.SM},
-		{"memory", m.Clocks.Idle.Memory, m.Clocks.Highest.Memory}, {"video", m.Clocks.Idle.Video, m.Clocks.Highest.Video},
+		{"graphics", m.Clocks.Idle.Graphics, m.Clocks.Highest.Graphics},
+		{"sm", m.Clocks.Idle.SM, m.Clocks.Highest.SM},
+		{"memory", m.Clocks.Idle.Memory, m.Clocks.Highest.Memory},
+		{"video", m.Clocks.Idle.Video, m.Clocks.Highest.Video},
 	} {
 		if c.idle > c.highest || (c.idle == 0) != (c.highest == 0) || c.highest > 1e5 {
 			bad("gpu.clocks.idle."+c.field, c.idle, "want at most gpu.clocks.highest.%s, %d, which is at most 100000; or none of both", c.field, c.highest)

@@ -237,8 +237,10 @@ func (s *sample) Since(earlier Sample) (rates Rates, err error) {
 		id   gonvml.GpmMetricId
 		into **float64
 	}{
-		{gonvml.GPM_METRIC_GRAPHICS_UTIL, &rates.KernelPercent}, {gonvml.GPM_METRIC_SM_UTIL, &rates.SMPercent},
-		{gonvml.GPM_METRIC_ANY_TENSOR_UTIL, &rates.TensorPercent}, {gonvml.GPM_METRIC_DRAM_BW_UTIL, &rates.MemoryPercent},
+		{gonvml.GPM_METRIC_GRAPHICS_UTIL, &rates.KernelPercent},
+		{gonvml.GPM_METRIC_SM_UTIL, &rates.SMPercent},
+		{gonvml.GPM_METRIC_ANY_TENSOR_UTIL, &rates.TensorPercent},
+		{gonvml.GPM_METRIC_DRAM_BW_UTIL, &rates.MemoryPercent},
 	}
 	question := &gonvml.GpmMetricsGetType{NumMetrics: uint32(len(wanted)), Sample1: before.gpm, Sample2: s.gpm}
 	for i, w := range wanted {

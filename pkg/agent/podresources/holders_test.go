@@ -49,11 +49,13 @@ func TestHoldersOf(t *testing.T) {
 	}{
 		"nobody": {want: Holders{Of: map[Place][]Holder{}}},
 		"a whole GPU by a claim": {
-			[]Pod{claims("p", "main", of(whole)), claims("q", "main")}, []Prepared{whole},
+			[]Pod{claims("p", "main", of(whole)), claims("q", "main")},
+			[]Prepared{whole},
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("p", "main", "c")}}},
 		},
 		"a partition made on demand": {
-			[]Pod{claims("p", "main", of(onDemand)), claims("q", "main", of(whole))}, []Prepared{onDemand, whole},
+			[]Pod{claims("p", "main", of(onDemand)), claims("q", "main", of(whole))},
+			[]Prepared{onDemand, whole},
 			Holders{Of: map[Place][]Holder{{"gpu-1", mig1}: {held("p", "main", "m")}, {GPU: "gpu-0"}: {held("q", "main", "c")}}},
 		},
 		"two containers and two pods on one claim": {
@@ -64,15 +66,18 @@ func TestHoldersOf(t *testing.T) {
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("p", "a", "c"), held("p", "b", "c"), held("q", "main", "c")}}},
 		},
 		"shares of a GPU": {
-			[]Pod{claims("p", "main", of(share("1"))), claims("q", "main", of(share("2")))}, []Prepared{share("1"), share("2")},
+			[]Pod{claims("p", "main", of(share("1"))), claims("q", "main", of(share("2")))},
+			[]Prepared{share("1"), share("2")},
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("p", "main", "s1"), held("q", "main", "s2")}}},
 		},
 		"a container with two claims, on one GPU and on two": {
-			[]Pod{claims("p", "main", of(share("1")), of(share("2")), of(onDemand))}, []Prepared{share("1"), share("2"), onDemand},
+			[]Pod{claims("p", "main", of(share("1")), of(share("2")), of(onDemand))},
+			[]Prepared{share("1"), share("2"), onDemand},
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("p", "main", "s1"), held("p", "main", "s2")}, {"gpu-1", mig1}: {held("p", "main", "m")}}},
 		},
 		"a share of another ID is another device": {
-			[]Pod{claims("p", "main", Claim{Namespace: "team-a", Name: "s1", Devices: []ClaimDevice{ours("gpu-0", "other")}})}, []Prepared{share("1")},
+			[]Pod{claims("p", "main", Claim{Namespace: "team-a", Name: "s1", Devices: []ClaimDevice{ours("gpu-0", "other")}})},
+			[]Prepared{share("1")},
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("", "", "s1")}}},
 		},
 		"a kubelet that tells no share IDs": {
@@ -81,7 +86,8 @@ func TestHoldersOf(t *testing.T) {
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("p", "main", "s1")}}},
 		},
 		"a kubelet that tells CDI names alone": {
-			[]Pod{claims("p", "main", Claim{Namespace: "team-a", Name: "m", CDI: []string{"other/c=1", "k/c=u2_r_mig"}})}, []Prepared{onDemand},
+			[]Pod{claims("p", "main", Claim{Namespace: "team-a", Name: "m", CDI: []string{"other/c=1", "k/c=u2_r_mig"}})},
+			[]Prepared{onDemand},
 			Holders{Of: map[Place][]Holder{{"gpu-1", mig1}: {held("p", "main", "m")}}},
 		},
 		"a kubelet that tells devices alone": {
@@ -90,7 +96,8 @@ func TestHoldersOf(t *testing.T) {
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("p", "main", "c")}, {GPU: "gpu-1"}: {held("", "", "c")}}},
 		},
 		"a kubelet that tells nothing of claims": {
-			[]Pod{claims("p", "main", Claim{Namespace: "team-a", Name: "c"})}, []Prepared{whole},
+			[]Pod{claims("p", "main", Claim{Namespace: "team-a", Name: "c"})},
+			[]Prepared{whole},
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("", "", "c")}}},
 		},
 		"an earlier claim of that name": {
@@ -99,13 +106,15 @@ func TestHoldersOf(t *testing.T) {
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("", "", "c")}}},
 		},
 		"a claim of that name in another namespace": {
-			[]Pod{claims("p", "main", Claim{Namespace: "team-x", Name: "c", Devices: of(whole).Devices, CDI: whole.CDI})}, []Prepared{whole},
+			[]Pod{claims("p", "main", Claim{Namespace: "team-x", Name: "c", Devices: of(whole).Devices, CDI: whole.CDI})},
+			[]Prepared{whole},
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("", "", "c")}}},
 		},
 		"the device of that name of another driver, and of another pool": {
 			[]Pod{claims("p", "main", Claim{Namespace: "team-a", Name: "c", Devices: []ClaimDevice{
 				{"other.com", "node-1", "gpu-0", ""}, {driverName, "node-2", "gpu-0", ""},
-			}, CDI: whole.CDI})}, []Prepared{whole},
+			}, CDI: whole.CDI})},
+			[]Prepared{whole},
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("", "", "c")}}},
 		},
 		"a claim that is not prepared any more": {
@@ -136,7 +145,8 @@ func TestHoldersOf(t *testing.T) {
 			Holders{Of: map[Place][]Holder{}, Unknown: []string{"nvidia.com/gpu", "nvidia.com/mig-1g.10gb"}},
 		},
 		"a plugin and a claim have one GPU": {
-			[]Pod{claims("p", "main", of(whole)), plugged("q", "nvidia.com/gpu", uuid1)}, []Prepared{whole},
+			[]Pod{claims("p", "main", of(whole)), plugged("q", "nvidia.com/gpu", uuid1)},
+			[]Prepared{whole},
 			Holders{Of: map[Place][]Holder{{GPU: "gpu-0"}: {held("p", "main", "c"), by("q")}}},
 		},
 	} {
@@ -166,8 +176,11 @@ func TestHoldersAreBounded(t *testing.T) {
 
 func TestOffersOf(t *testing.T) {
 	got := OffersOf([]Devices{
-		{"nvidia.com/gpu.shared", []string{uuid1 + "::0", uuid1 + "::1"}}, {"nvidia.com/gpu.shared", []string{uuid1 + "::2"}},
-		{"nvidia.com/gpu", []string{uuid1, "nvidia9"}}, {"nvidia.com/mig-1g.10gb", []string{mig1}}, {"vendor.com/nic", []string{"nic0"}},
+		{"nvidia.com/gpu.shared", []string{uuid1 + "::0", uuid1 + "::1"}},
+		{"nvidia.com/gpu.shared", []string{uuid1 + "::2"}},
+		{"nvidia.com/gpu", []string{uuid1, "nvidia9"}},
+		{"nvidia.com/mig-1g.10gb", []string{mig1}},
+		{"vendor.com/nic", []string{"nic0"}},
 	}, node)
 	want := []Offer{
 		{Place{GPU: "gpu-0"}, "nvidia.com/gpu", 1}, {Place{GPU: "gpu-0"}, "nvidia.com/gpu.shared", 3}, {Place{"gpu-1", mig1}, "nvidia.com/mig-1g.10gb", 1},
