@@ -16,6 +16,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -54,12 +55,13 @@ type history struct {
 	mutex  sync.Mutex
 	writes []memoryapi.Write // of the present scheduler
 	moved  time.Time         // when something was written or a pod tried
-	// groupTried is when a group was tried the last time, groupTries how often one was.
-	groupTried time.Time
-	groupTries int
-	faults     []Fail
-	dead       map[string]bool // schedulers of which nothing reaches the API any more
-	killedAt   time.Time       // the last one
+	// groups is what has been done for groups up to when one was tried the last time, but for refusals.
+	groups groupWork
+	// nominations are the nodes that pods are nominated to, as the last write to each showed.
+	nominations map[types.UID]string
+	faults      []Fail
+	dead        map[string]bool // schedulers of which nothing reaches the API any more
+	killedAt    time.Time       // the last one
 	// requests are the writes that schedulers have tried until trouble ended, undoing how many of them before it began: before the first
 	// request of the scenario failed, or the step [Undo].
 	requests []request
@@ -185,7 +187,8 @@ func (h *history) awaitRest() (restless string) {
 	return fmt.Sprintf("no rest: after %s pods are still tried or written to, %d attempts", patience, h.scheduler.attempts.Load()-attempts)
 }
 
-// mayBeBound tells whether a pod waits of which a note says that a scheduler before is binding it. It keeps its devices as long as that is believed.
+// mayBeBound tells whether a pod waits of which a note says that a scheduler before is binding it. It keeps its devices as long as
+// that is believed. The reservation of a group has one note, for all its pods.
 func (h *history) mayBeBound() bool {
 	pods, err := h.user.CoreV1().Pods("").List(h.ctx, metav1.ListOptions{})
 	h.err = errors.Join(h.err, err)
@@ -195,12 +198,22 @@ func (h *history) mayBeBound() bool {
 		return false
 	}
 	return slices.ContainsFunc(claims.Items, func(claim resourceapi.ResourceClaim) bool {
-		return slices.ContainsFunc(pods.Items, func(pod v1.Pod) bool {
-			_, since, _ := strings.Cut(claim.Annotations["adopted.stowage.dev/"+string(pod.UID)], " ")
+		return slices.ContainsFunc(claim.Status.ReservedFor, func(user resourceapi.ResourceClaimConsumerReference) bool {
+			_, since, _ := strings.Cut(claim.Annotations["adopted.stowage.dev/"+string(user.UID)], " ")
 			at, err := time.Parse(time.RFC3339Nano, since)
-			return pod.Spec.NodeName == "" && err == nil && time.Since(at) < adoptionLasts
+			return err == nil && time.Since(at) < adoptionLasts && slices.ContainsFunc(pods.Items, func(pod v1.Pod) bool {
+				return pod.Spec.NodeName == "" && pod.Namespace == claim.Namespace && isFor(user, &pod)
+			})
 		})
 	})
+}
+
+// isFor tells whether something is reserved for a pod of the same namespace, or for its group.
+func isFor(user resourceapi.ResourceClaimConsumerReference, pod *v1.Pod) bool {
+	if user.Resource == "podgroups" {
+		return pod.Spec.SchedulingGroup != nil && *pod.Spec.SchedulingGroup.PodGroupName == user.Name
+	}
+	return user.UID == pod.UID
 }
 
 // sleep lets time pass. A second after a scheduler has been killed, another one follows.
@@ -284,7 +297,7 @@ func (h *history) note(w memoryapi.Write) {
 	change.Pod, _ = w.Object.(*v1.Pod)
 	change.Claim, _ = w.Object.(*resourceapi.ResourceClaim)
 	change.Group, _ = w.Object.(*schedulingapi.PodGroup)
-	if !isGroupCondition(w) {
+	if renominated := h.isRenominated(change.Pod); renominated || !isGroupCondition(w) {
 		h.moved = time.Now()
 	}
 	if change.Pod != nil || change.Claim != nil || change.Group != nil {
@@ -322,6 +335,20 @@ func isGroupCondition(w memoryapi.Write) bool {
 	return w.What == "podgroups/status" || w.What == "pods/status" && pod.Spec.SchedulingGroup != nil
 }
 
+// isRenominated tells whether a pod is nominated to another node than it was at the last write to it, or to none any more. No pod
+// is, at rest, also none of a group that is tried again and again.
+func (h *history) isRenominated(pod *v1.Pod) bool {
+	if pod == nil {
+		return false
+	}
+	before := h.nominations[pod.UID]
+	if h.nominations == nil {
+		h.nominations = map[types.UID]string{}
+	}
+	h.nominations[pod.UID] = pod.Status.NominatedNodeName
+	return before != pod.Status.NominatedNodeName
+}
+
 // tried is told of every scheduling attempt. A pod that is tried again and again at one instant is a storm: time, which
 // passes only when everybody waits, would stand still for ever. A group that does not fit is tried again and again, as upstream does: that
 // is no unrest.
@@ -333,8 +360,8 @@ func (h *history) tried(group bool) {
 		h.instant, h.tries = now, 0
 	}
 	if group {
-		h.groupTried = h.instant
-		h.groupTries++
+		h.groups.at = h.instant
+		h.groups.tries++
 	} else {
 		h.moved = h.instant
 	}

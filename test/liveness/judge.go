@@ -48,7 +48,10 @@ func (h *history) judgeRest() []string {
 		}
 		for _, user := range claim.Status.ReservedFor {
 			if slices.ContainsFunc(groups.Items, func(group schedulingapi.PodGroup) bool { return group.UID == user.UID }) {
-				continue // a group keeps its claims to its end
+				if h.groupWaits(user.Name, claim, pods.Items, groups.Items) {
+					found = append(found, fmt.Sprintf("claim %s holds devices for group %s, all pods of which wait", claim.Name, user.Name))
+				}
+				continue // a group keeps its claims to its end, if one of its pods has a node
 			}
 			if pod, ok := alive[user.UID]; !ok {
 				found = append(found, fmt.Sprintf("claim %s is reserved for %s %s, which is gone", claim.Name, user.Resource, user.Name))
@@ -58,6 +61,21 @@ func (h *history) judgeRest() []string {
 		}
 	}
 	return found
+}
+
+// groupWaits tells whether a group has pods, none of them has a node, and a scheduler tries them.
+func (h *history) groupWaits(name string, claim resourceapi.ResourceClaim, pods []v1.Pod, groups []schedulingapi.PodGroup) bool {
+	waits := false
+	for _, pod := range pods {
+		if pod.Namespace != claim.Namespace || pod.Spec.SchedulingGroup == nil || *pod.Spec.SchedulingGroup.PodGroupName != name {
+			continue
+		}
+		if pod.Spec.NodeName != "" || h.isLeftBehind(claim, pod, pods, groups) {
+			return false
+		}
+		waits = true
+	}
+	return waits
 }
 
 // isLeftBehind tells whether a scheduler before the present one has reserved a claim for a pod of a gang, and the gang has too few pods now. A
@@ -114,7 +132,7 @@ const startsPerNode = 4
 // groups, and what can be had for a pod that sleeps, a new scheduler gets wherever it begins.
 func (h *history) judgeSuccessor(atRest *memoryapi.Server) []string {
 	h.mutex.Lock()
-	tries := !h.groupTried.IsZero() && time.Since(h.groupTried) < quiet
+	tries := !h.groups.at.IsZero() && time.Since(h.groups.at) < quiet
 	h.mutex.Unlock()
 	differences := h.secondLook()
 	if !tries || len(differences) == 0 {
@@ -250,7 +268,7 @@ type groupWork struct {
 // the process's, in which one history is played at a time, as [switchGroups] is for all, too.
 func (h *history) groupWork() *groupWork {
 	h.mutex.Lock()
-	w := &groupWork{at: time.Now(), tries: h.groupTries}
+	w := &groupWork{at: time.Now(), tries: h.groups.tries}
 	h.mutex.Unlock()
 	families, err := legacyregistry.DefaultGatherer.Gather()
 	if err != nil {

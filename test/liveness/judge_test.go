@@ -12,8 +12,10 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"stowage.dev/stowage/test/chaos/audit"
 	"stowage.dev/stowage/test/liveness/memoryapi"
 )
 
@@ -74,7 +76,7 @@ func TestWhoSleepsIsSeenWhateverNodeIsTriedFirst(t *testing.T) {
 				}
 				Pod{Name: "p", Ask: Ask{GPUs: 1}, Priority: 10}.do(h) // nobody hears of it
 				h.sleep(time.Second)
-				h.groupTried = time.Now()
+				h.groups.at = time.Now()
 				got := h.judgeSuccessor(h.api.Clone())
 				h.controllers.stop()
 				cancel()
@@ -145,12 +147,22 @@ func TestNominationsForWhichNobodyEnds(t *testing.T) {
 // A claim is held for a pod that waits: that is a difference, but where a scheduler that is gone has left it to a gang that is short of pods.
 func TestClaimsOfPodsThatWait(t *testing.T) {
 	const difference = "claim c holds devices for pod p, which waits"
+	const ofGroup = "claim c holds devices for group g, all pods of which wait"
+	two := []Pod{{Name: "p", Group: "g"}, {Name: "q", Group: "g"}}
 	for name, tc := range map[string]struct {
 		gang     int
 		pods     []Pod
 		ownWrite bool
+		forGroup bool   // and not for p
+		bound    string // a pod
 		want     []string
 	}{
+		"a group whose pods wait":              {pods: two, forGroup: true, want: []string{ofGroup}},
+		"a gang whose pods wait":               {gang: 2, pods: two, forGroup: true, want: []string{ofGroup}},
+		"a group one of whose pods has a node": {pods: two, forGroup: true, bound: "q"},
+		"a group without pods":                 {pods: []Pod{{Name: "p"}}, forGroup: true},
+		"the group of a gang, short of pods":   {gang: 3, pods: two, forGroup: true},
+		"that group's, by the present one":     {gang: 3, pods: two, forGroup: true, ownWrite: true, want: []string{ofGroup}},
 		"a pod without a group":                {pods: []Pod{{Name: "p"}}, want: []string{difference}},
 		"a gang that is short of pods":         {gang: 2, pods: []Pod{{Name: "p", Group: "g"}}},
 		"reserved by the present scheduler":    {gang: 2, pods: []Pod{{Name: "p", Group: "g"}}, ownWrite: true, want: []string{difference}},
@@ -177,6 +189,19 @@ func TestClaimsOfPodsThatWait(t *testing.T) {
 			}
 			claim.Status.Allocation = &resourceapi.AllocationResult{}
 			claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "p", UID: pod.UID}}
+			if tc.forGroup {
+				group, err := h.user.SchedulingV1beta1().PodGroups(namespace).Get(ctx, "g", metav1.GetOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "podgroups", Name: "g", UID: group.UID}}
+			}
+			if tc.bound != "" {
+				binding := &v1.Binding{ObjectMeta: metav1.ObjectMeta{Name: tc.bound}, Target: v1.ObjectReference{Kind: "Node", Name: "a"}}
+				if err := h.user.CoreV1().Pods(namespace).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
 			if claim, err = claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
 				t.Fatal(err)
 			}
@@ -185,6 +210,85 @@ func TestClaimsOfPodsThatWait(t *testing.T) {
 			}
 			if diff := cmp.Diff(tc.want, h.judgeRest()); diff != "" || h.err != nil {
 				t.Errorf("differences (-want +got):\n%s%v", diff, h.err)
+			}
+		})
+	}
+}
+
+// A scheduler that may be binding a pod has noted that in a claim: by the pod, or by the group that the claim is reserved for. Of two
+// claims only the second has a note.
+func TestWhoMayBeBound(t *testing.T) {
+	alone, ofGroup := []Pod{{Name: "p"}}, []Pod{{Name: "p", Group: "g"}}
+	two := []Pod{{Name: "p", Group: "g"}, {Name: "q", Group: "g"}}
+	others := []Pod{{Name: "p", Group: "g"}, {Name: "q", Group: "other"}}
+	for name, tc := range map[string]struct {
+		pods      []Pod
+		bound     []string
+		forGroup  bool // and not for p
+		forNobody bool // any more
+		elsewhere bool // the claim is in another namespace
+		noted     time.Duration
+		want      bool
+	}{
+		"a pod that waits":                    {pods: alone, want: true},
+		"a pod with a node":                   {pods: alone, bound: []string{"p"}},
+		"a pod beside one that waits":         {pods: []Pod{{Name: "p"}, {Name: "q"}}, bound: []string{"p"}},
+		"the note is old":                     {pods: alone, noted: adoptionLasts},
+		"the reservation is taken back":       {pods: alone, forNobody: true},
+		"a group whose pods wait":             {pods: two, forGroup: true, want: true},
+		"a group one of whose pods waits":     {pods: two, bound: []string{"p"}, forGroup: true, want: true},
+		"a group whose pods have nodes":       {pods: two, bound: []string{"p", "q"}, forGroup: true},
+		"another group waits":                 {pods: others, bound: []string{"p"}, forGroup: true},
+		"a pod without a group waits":         {pods: []Pod{{Name: "p", Group: "g"}, {Name: "q"}}, bound: []string{"p"}, forGroup: true},
+		"a group of that name elsewhere":      {pods: ofGroup, forGroup: true, elsewhere: true},
+		"the note about the group is old":     {pods: ofGroup, forGroup: true, noted: adoptionLasts},
+		"the group's reservation is gone":     {pods: ofGroup, forGroup: true, forNobody: true},
+		"a pod's own claim, its group waits":  {pods: two, bound: []string{"p"}},
+		"a pod of a group, and its own claim": {pods: ofGroup, want: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := context.Background()
+			h := &history{ctx: ctx, api: memoryapi.New(), counts: map[string]int{}}
+			h.user = h.api.Client("user")
+			user := resourceapi.ResourceClaimConsumerReference{Resource: "podgroups", Name: "g", UID: "group-uid"}
+			for _, pod := range tc.pods {
+				pod.do(h)
+			}
+			if !tc.forGroup {
+				pod, err := h.user.CoreV1().Pods(namespace).Get(ctx, "p", metav1.GetOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+				user = resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: "p", UID: pod.UID}
+			}
+			for _, name := range tc.bound {
+				binding := &v1.Binding{ObjectMeta: metav1.ObjectMeta{Name: name}, Target: v1.ObjectReference{Kind: "Node", Name: "a"}}
+				if err := h.user.CoreV1().Pods(namespace).Bind(ctx, binding, metav1.CreateOptions{}); err != nil {
+					t.Fatal(err)
+				}
+			}
+			Claim{Name: "other", Ask: Ask{GPUs: 1}}.do(h)
+			claims := h.user.ResourceV1().ResourceClaims(namespace)
+			if tc.elsewhere {
+				claims = h.user.ResourceV1().ResourceClaims("team-b")
+			}
+			note := "scheduler-0 " + time.Now().Add(-tc.noted).UTC().Format(time.RFC3339Nano)
+			claim, err := claims.Create(ctx, &resourceapi.ResourceClaim{
+				ObjectMeta: metav1.ObjectMeta{Name: "c", Annotations: map[string]string{"adopted.stowage.dev/" + string(user.UID): note}},
+				Spec:       Ask{GPUs: 1}.spec(),
+			}, metav1.CreateOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if !tc.forNobody {
+				claim.Status.Allocation = &resourceapi.AllocationResult{}
+				claim.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "gone", UID: "gone"}, user}
+			}
+			if _, err := claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if got := h.mayBeBound(); got != tc.want || h.err != nil {
+				t.Errorf("%t, want %t; error: %v", got, tc.want, h.err)
 			}
 		})
 	}
@@ -224,6 +328,46 @@ func TestADifferenceCountsThatTwoOfThreePlaysShow(t *testing.T) {
 	}
 }
 
+// That a scheduler says why a pod of a group waits is no unrest. That it nominates one, or takes that back, is.
+func TestNominationsThatFlipAreNoRest(t *testing.T) {
+	const scheduler = "scheduler-1"
+	for name, tc := range map[string]struct {
+		client string
+		group  string
+		nodes  [2]string // of p and q, which both had none
+		moves  bool
+	}{
+		"other conditions":             {client: scheduler, group: "g"},
+		"the second pod is nominated":  {client: scheduler, group: "g", nodes: [2]string{"", "b"}, moves: true},
+		"both are":                     {client: scheduler, group: "g", nodes: [2]string{"a", "b"}, moves: true},
+		"a pod without a group":        {client: scheduler, moves: true},
+		"somebody else writes to them": {client: "user", group: "g", moves: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := &history{over: audit.NewHistory(audit.NewInventory(nil)), counts: map[string]int{}}
+			says := func(nodes [2]string) (moved bool) {
+				for i, name := range []string{"p", "q"} {
+					pod := Pod{Name: name, Group: tc.group}.object()
+					pod.UID, pod.Status.NominatedNodeName = types.UID(name), nodes[i]
+					h.moved = time.Time{}
+					h.note(memoryapi.Write{Client: tc.client, Verb: "patch", What: "pods/status", Object: pod})
+					moved = moved || !h.moved.IsZero()
+				}
+				return moved
+			}
+			says([2]string{})
+			for range 2 {
+				if moved := says(tc.nodes); moved != tc.moves {
+					t.Errorf("unrest after %v: %t, want %t", tc.nodes, moved, tc.moves)
+				}
+				if moved := says([2]string{}); moved != tc.moves {
+					t.Errorf("unrest after that: %t, want %t", moved, tc.moves)
+				}
+			}
+		})
+	}
+}
+
 // Groups are tried at rest, but not often, and then Reserve refuses none of their pods.
 func TestGroupsThatAreTriedTooOftenAreNotAtRest(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -245,7 +389,7 @@ func TestGroupsThatAreTriedTooOftenAreNotAtRest(t *testing.T) {
 				}
 			}
 			before := h.groupWork()
-			h.groupTries += tc.tries
+			h.groups.tries += tc.tries
 			before.refusals -= tc.refusals
 			if got := h.judgeGroupWork(before); got != tc.want || h.err != nil {
 				t.Errorf("%q, want %q; error: %v", got, tc.want, h.err)
