@@ -15,8 +15,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-base/metrics/legacyregistry"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 	"stowage.dev/stowage/test/liveness/memoryapi"
 )
 
@@ -49,9 +52,9 @@ func (h *history) judgeRest() []string {
 		for _, user := range claim.Status.ReservedFor {
 			if slices.ContainsFunc(groups.Items, func(group schedulingapi.PodGroup) bool { return group.UID == user.UID }) {
 				if h.groupWaits(user.Name, claim, pods.Items, groups.Items) {
-					found = append(found, fmt.Sprintf("claim %s holds devices for group %s, all pods of which wait", claim.Name, user.Name))
+					found = append(found, fmt.Sprintf("claim %s holds devices for group %s, whose pods wait", claim.Name, user.Name))
 				}
-				continue // a group keeps its claims to its end, if one of its pods has a node
+				continue // a group keeps its claims to its end, unless it waits for nodes
 			}
 			if pod, ok := alive[user.UID]; !ok {
 				found = append(found, fmt.Sprintf("claim %s is reserved for %s %s, which is gone", claim.Name, user.Resource, user.Name))
@@ -63,41 +66,70 @@ func (h *history) judgeRest() []string {
 	return found
 }
 
-// groupWaits tells whether a group has pods, none of them has a node, and a scheduler tries them.
+// groupWaits tells whether pods of a group use a claim, none of them has a node, and a scheduler tries them. A claim that none of its
+// pods uses is the group's to its end.
 func (h *history) groupWaits(name string, claim resourceapi.ResourceClaim, pods []v1.Pod, groups []schedulingapi.PodGroup) bool {
 	waits := false
 	for _, pod := range pods {
-		if pod.Namespace != claim.Namespace || pod.Spec.SchedulingGroup == nil || *pod.Spec.SchedulingGroup.PodGroupName != name {
+		if pod.Namespace != claim.Namespace || groupOf(&pod) != name {
 			continue
 		}
-		if pod.Spec.NodeName != "" || h.isLeftBehind(claim, pod, pods, groups) {
+		if isKeptOut(pod, pods, groups) {
 			return false
 		}
-		waits = true
+		if usesClaim(&pod, &claim) {
+			if pod.Spec.NodeName != "" {
+				return false
+			}
+			waits = true
+		}
 	}
 	return waits
 }
 
-// isLeftBehind tells whether a scheduler before the present one has reserved a claim for a pod of a gang, and the gang has too few pods now. A
-// scheduler's queue keeps such a pod out until there are enough, and nobody tries it: neither upstream nor we take anything from it before.
-func (h *history) isLeftBehind(claim resourceapi.ResourceClaim, pod v1.Pod, pods []v1.Pod, groups []schedulingapi.PodGroup) bool {
-	if pod.Spec.SchedulingGroup == nil {
-		return false
+// groupOf returns the name of the pod's group, empty if it has none.
+func groupOf(pod *v1.Pod) string {
+	if group := pod.Spec.SchedulingGroup; group != nil {
+		return *group.PodGroupName
 	}
-	name := *pod.Spec.SchedulingGroup.PodGroupName
+	return ""
+}
+
+func usesClaim(pod *v1.Pod, claim *resourceapi.ResourceClaim) bool {
+	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(ref v1.PodResourceClaim) bool {
+		name, _, err := resourceclaim.Name(pod, &ref)
+		return err == nil && name != nil && *name == claim.Name
+	})
+}
+
+// isKeptOut tells whether the queue keeps a pod's whole group out: because of this pod, or because it is a gang that is short of pods.
+// Then nobody tries the group, nor knows whether it fits with what is reserved for it. That stays, whoever reserved it, as with upstream.
+func isKeptOut(pod v1.Pod, pods []v1.Pod, groups []schedulingapi.PodGroup) bool {
+	_, condition := podutil.GetPodCondition(&pod.Status, v1.PodScheduled)
+	return condition != nil && condition.Reason == deviceclaims.ReasonWaitingForClaim || isShort(pod, pods, groups)
+}
+
+// isShort tells whether the pod's gang has too few pods.
+func isShort(pod v1.Pod, pods []v1.Pod, groups []schedulingapi.PodGroup) bool {
 	members := 0
 	for _, other := range pods {
-		if other.Namespace == pod.Namespace && other.Spec.SchedulingGroup != nil && *other.Spec.SchedulingGroup.PodGroupName == name {
+		if other.Namespace == pod.Namespace && groupOf(&other) == groupOf(&pod) {
 			members++
 		}
 	}
-	short := slices.ContainsFunc(groups, func(group schedulingapi.PodGroup) bool {
+	return slices.ContainsFunc(groups, func(group schedulingapi.PodGroup) bool {
 		gang := group.Spec.SchedulingPolicy.Gang
-		return group.Namespace == pod.Namespace && group.Name == name && gang != nil && members < int(gang.MinCount)
+		return group.Namespace == pod.Namespace && group.Name == groupOf(&pod) && gang != nil && members < int(gang.MinCount)
 	})
+}
+
+// isLeftBehind tells whether a scheduler before the present one has reserved a claim for a pod of a gang, and the gang has too few pods
+// now. A scheduler's queue keeps such a pod out until there are enough, and nobody tries it: neither upstream nor we take anything from it
+// before. What the present one has reserved for a pod, and not for its group, it takes back when it fails to bind the pod.
+func (h *history) isLeftBehind(claim resourceapi.ResourceClaim, pod v1.Pod, pods []v1.Pod, groups []schedulingapi.PodGroup) bool {
 	h.mutex.Lock()
 	defer h.mutex.Unlock()
-	return short && !slices.ContainsFunc(h.writes, func(w memoryapi.Write) bool {
+	return isShort(pod, pods, groups) && !slices.ContainsFunc(h.writes, func(w memoryapi.Write) bool {
 		written, ok := w.Object.(*resourceapi.ResourceClaim)
 		return ok && written.UID == claim.UID
 	})

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 	"stowage.dev/stowage/test/chaos/audit"
 	"stowage.dev/stowage/test/liveness/memoryapi"
 )
@@ -144,30 +145,43 @@ func TestNominationsForWhichNobodyEnds(t *testing.T) {
 	}
 }
 
-// A claim is held for a pod that waits: that is a difference, but where a scheduler that is gone has left it to a gang that is short of pods.
+// A claim is held for a pod that waits: that is a difference, but where a scheduler that is gone has left it to a gang that is short of
+// pods. A claim is held for a group whose pods wait: that is one where they are tried.
 func TestClaimsOfPodsThatWait(t *testing.T) {
 	const difference = "claim c holds devices for pod p, which waits"
-	const ofGroup = "claim c holds devices for group g, all pods of which wait"
-	two := []Pod{{Name: "p", Group: "g"}, {Name: "q", Group: "g"}}
+	const ofGroup = "claim c holds devices for group g, whose pods wait"
+	user := func(name string) Pod { return Pod{Name: name, Group: "g", Claims: []string{"other", "c"}} }
+	two := []Pod{user("p"), user("q")}
+	withOthers := []Pod{user("p"), {Name: "q", Group: "g", Claims: []string{"other"}}, {Name: "r", Group: "h", Claims: []string{"c"}}}
 	for name, tc := range map[string]struct {
 		gang     int
 		pods     []Pod
 		ownWrite bool
 		forGroup bool   // and not for p
 		bound    string // a pod
+		keptBack string // a pod, by PreEnqueue
 		want     []string
 	}{
-		"a group whose pods wait":              {pods: two, forGroup: true, want: []string{ofGroup}},
-		"a gang whose pods wait":               {gang: 2, pods: two, forGroup: true, want: []string{ofGroup}},
-		"a group one of whose pods has a node": {pods: two, forGroup: true, bound: "q"},
-		"a group without pods":                 {pods: []Pod{{Name: "p"}}, forGroup: true},
-		"the group of a gang, short of pods":   {gang: 3, pods: two, forGroup: true},
-		"that group's, by the present one":     {gang: 3, pods: two, forGroup: true, ownWrite: true, want: []string{ofGroup}},
-		"a pod without a group":                {pods: []Pod{{Name: "p"}}, want: []string{difference}},
-		"a gang that is short of pods":         {gang: 2, pods: []Pod{{Name: "p", Group: "g"}}},
-		"reserved by the present scheduler":    {gang: 2, pods: []Pod{{Name: "p", Group: "g"}}, ownWrite: true, want: []string{difference}},
-		"a gang that has all its pods":         {gang: 2, pods: []Pod{{Name: "p", Group: "g"}, {Name: "q", Group: "g"}}, want: []string{difference}},
-		"a group whose pods get what they can": {pods: []Pod{{Name: "p", Group: "g"}}, want: []string{difference}},
+		"a group whose pods wait":                    {pods: two, forGroup: true, want: []string{ofGroup}},
+		"a gang whose pods wait":                     {gang: 2, pods: two, forGroup: true, want: []string{ofGroup}},
+		"a group one of whose pods has a node":       {pods: two, forGroup: true, bound: "q"},
+		"that pod does not use it":                   {pods: withOthers, forGroup: true, bound: "q", want: []string{ofGroup}},
+		"that pod is another group's":                {pods: withOthers, forGroup: true, bound: "r", want: []string{ofGroup}},
+		"a group whose pods do not use it":           {pods: []Pod{{Name: "p", Group: "g", Claims: []string{"other"}}}, forGroup: true},
+		"a group without pods":                       {pods: []Pod{{Name: "p"}}, forGroup: true},
+		"the group of a gang, short of pods":         {gang: 3, pods: two, forGroup: true},
+		"that group's, by the present one":           {gang: 3, pods: two, forGroup: true, ownWrite: true},
+		"a group one of whose pods is kept back":     {pods: two, forGroup: true, keptBack: "q"},
+		"that pod does not use it, either":           {pods: withOthers, forGroup: true, keptBack: "q"},
+		"that pod has a node by now":                 {pods: withOthers, forGroup: true, keptBack: "q", bound: "q", want: []string{ofGroup}},
+		"a pod of another group is kept back":        {pods: withOthers, forGroup: true, keptBack: "r", want: []string{ofGroup}},
+		"a pod of a group is, and the claim is its":  {pods: two, keptBack: "p", want: []string{difference}},
+		"a pod without a group":                      {pods: []Pod{{Name: "p"}}, want: []string{difference}},
+		"a gang that is short of pods":               {gang: 2, pods: []Pod{{Name: "p", Group: "g"}}},
+		"that gang's, reserved by the present one":   {gang: 3, pods: two, ownWrite: true, want: []string{difference}},
+		"a gang that has all its pods":               {gang: 2, pods: two, want: []string{difference}},
+		"a gang of two, beside pods of other groups": {gang: 2, pods: []Pod{{Name: "p", Group: "g"}, {Name: "q", Group: "h"}, {Name: "r"}}},
+		"a group whose pods get what they can":       {pods: []Pod{{Name: "p", Group: "g"}}, want: []string{difference}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := context.Background()
@@ -176,6 +190,9 @@ func TestClaimsOfPodsThatWait(t *testing.T) {
 			Group{Name: "g", Gang: tc.gang}.do(h)
 			for _, pod := range tc.pods {
 				pod.do(h)
+			}
+			if tc.keptBack != "" {
+				h.keepBack(t, tc.keptBack)
 			}
 			Claim{Name: "c", Ask: Ask{GPUs: 1}}.do(h)
 			claims := h.user.ResourceV1().ResourceClaims(namespace)
@@ -212,6 +229,19 @@ func TestClaimsOfPodsThatWait(t *testing.T) {
 				t.Errorf("differences (-want +got):\n%s%v", diff, h.err)
 			}
 		})
+	}
+}
+
+// keepBack has a pod's condition say that PreEnqueue keeps it back. Nothing else is made for that.
+func (h *history) keepBack(t *testing.T, name string) {
+	t.Helper()
+	pod, err := h.user.CoreV1().Pods(namespace).Get(h.ctx, name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	pod.Status.Conditions = []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: deviceclaims.ReasonWaitingForClaim}}
+	if _, err := h.user.CoreV1().Pods(namespace).UpdateStatus(h.ctx, pod, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
 	}
 }
 

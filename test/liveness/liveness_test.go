@@ -211,6 +211,58 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"q"},
 		},
+		"a gang keeps its claim while it is short of pods, and another pod waits": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 1, Attached: 2}},
+				Steps: []Step{
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Group{Name: "g", Gang: 2, Claims: []string{"c"}},
+					Pod{Name: "p", Group: "g", Claims: []string{"c"}},
+					Pod{Name: "q", Group: "g", Claims: []string{"c"}, Ask: Ask{GPUs: 2}},
+					Wait{time.Second},
+					Delete{Pod: "p"}, // q fails a second later, when the second device cannot be attached
+					Wait{20 * time.Second},
+					Pod{Name: "r", Ask: Ask{GPUs: 3}},
+				},
+			},
+			bound: []string{"p"},
+		},
+		"a gang that was short of pods gets them, and has its claim yet": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 1, Attached: 2}},
+				Steps: []Step{
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Group{Name: "g", Gang: 2, Claims: []string{"c"}},
+					Pod{Name: "p", Group: "g", Claims: []string{"c"}},
+					Pod{Name: "q", Group: "g", Claims: []string{"c"}, Ask: Ask{GPUs: 2}},
+					Wait{time.Second},
+					Delete{Pod: "p"},
+					Wait{20 * time.Second},
+					Pod{Name: "r", Ask: Ask{GPUs: 3}},
+					Wait{20 * time.Second},
+					Pod{Name: "s", Group: "g", Claims: []string{"c"}},
+				},
+			},
+			bound: []string{"p", "q", "s"},
+		},
+		"a group keeps its claim while the pod that is left is kept back for another one": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Group{Name: "g", Claims: []string{"c"}},
+					Pod{Name: "p", Group: "g", Claims: []string{"c"}},
+					Wait{time.Second},
+					Pod{Name: "q", Group: "g", Claims: []string{"c", "missing"}},
+					Wait{20 * time.Second},
+					Delete{Pod: "p"},
+				},
+			},
+			bound: []string{"p"},
+		},
 		"a gang gets its devices together": {
 			scenario: Scenario{
 				Groups: true,
