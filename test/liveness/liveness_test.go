@@ -407,6 +407,24 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"r"},
 		},
+		"nothing is held for a pod of a group that is kept back, though a scheduler has ended that was binding it": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Fail{Verb: "update", What: "resourceclaims/status", After: 1, Times: 1, With: memoryapi.Lost, Kill: Before},
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Claim{Name: "d", Ask: Ask{GPUs: 1}},
+					Group{Name: "g"},
+					Pod{Name: "p", Group: "g", Claims: []string{"c", "d"}},
+					Wait{300 * time.Millisecond},
+					DeleteClaim{Name: "d"},
+					Wait{20 * time.Second},
+					Pod{Name: "q", Ask: Ask{GPUs: 2}},
+				},
+			},
+			bound: []string{"q"},
+		},
 		"a nominated pod does not wait for one of higher priority to end": {
 			scenario: Scenario{
 				Nodes: []Node{{Name: "a", GPUs: 2}, {Name: "b", GPUs: 1}},

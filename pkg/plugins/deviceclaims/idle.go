@@ -38,11 +38,8 @@ func (pl *Plugin) refusedByPreFilter(ctx context.Context, pod *v1.Pod) *fwk.Stat
 }
 
 // giveUpIdle gives up what is reserved for a pod, and says what that was. check is asked after a claim has been looked at and before it is
-// written.
+// written. What is reserved for the pod's group stays for the pods that come, see PodGroupPostFilter.
 func (pl *Plugin) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*resourceapi.ResourceClaim) error) (given string, err error) {
-	if groupOf(pod) != "" {
-		return "", nil // see PodGroupPostFilter
-	}
 	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout) // for all, as nobody else may be scheduled meanwhile
 	defer cancel()
 	names := sets.New(claimsNamedBy(pod)...)

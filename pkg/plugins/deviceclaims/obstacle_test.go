@@ -452,3 +452,43 @@ func TestPodsOfAGroupThatWaitHoldNothing(t *testing.T) {
 		})
 	}
 }
+
+// A pod of a group waits for one of its claims, which keeps the whole group out of the queue: nobody tries it. What is reserved for the
+// pod is for others. What is reserved for the group is for the pods of it that come.
+func TestAPodOfAGroupThatIsKeptBackHoldsNothing(t *testing.T) {
+	withGroups(t)
+	held := func(device string, users ...string) state { return state{Devices: []string{device}, Users: users} }
+	ofP, runs := reservedFor("p"), map[string]state{"first": held("gpu-0", "p"), "second": held("gpu-1", "p")}
+	for name, tc := range map[string]struct {
+		first, second func(*resourceapi.ResourceClaim)
+		bound         bool
+		want          map[string]state
+	}{
+		"two claims":            {first: ofP, second: ofP, want: map[string]state{"first": {}, "second": {}}},
+		"another one's, too":    {first: reservedFor("p", "other"), second: ofP, want: map[string]state{"first": held("gpu-0", "other"), "second": {}}},
+		"the group's":           {first: forGroup, second: ofP, want: map[string]state{"first": held("gpu-0", "g"), "second": {}}},
+		"the pod's, which runs": {first: ofP, second: ofP, bound: true, want: runs},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := oneNode()
+			w.claims = []*resourceapi.ResourceClaim{
+				claim("first", allocated("node-b", "gpu-0"), tc.first), claim("second", allocated("node-b", "gpu-1"), tc.second),
+			}
+			w.groups = []*schedulingapi.PodGroup{group("first")}
+			p := member(pod("p", "first", "second", "missing"))
+			w.pods = []*v1.Pod{p}
+			h := newHarness(t, w)
+			if tc.bound {
+				h.binds(p) // of which the scheduler has not heard
+			}
+			h.leads()
+			if status := h.plugin.PreEnqueue(h.ctx, p); status.IsSuccess() {
+				t.Fatal("the pod is let in")
+			}
+			h.settled()
+			for name, want := range tc.want {
+				h.wantState(name, want)
+			}
+		})
+	}
+}
