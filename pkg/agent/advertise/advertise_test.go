@@ -25,6 +25,7 @@ func TestPaths(t *testing.T) {
 		"device-plugin":                                    {first: DevicePlugin, second: DevicePlugin},
 		"none":                                             {first: None, second: None},
 		"0000:1B:00.0=device-plugin":                       {first: DevicePlugin, second: DRA},
+		"00000000:1B:00.0=none":                            {first: None, second: DRA},
 		"device-plugin,gpu-0000-1b-00-0=dra":               {first: DRA, second: DevicePlugin},
 		"gpu-0000-1b-00-0=none,dra":                        {first: None, second: DRA},
 		"0000:1b:00.0=dra":                                 {first: DRA, second: DRA, claimsOnly: true},

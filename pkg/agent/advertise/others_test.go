@@ -19,6 +19,8 @@ func TestGPUsOfOtherDevicePlugins(t *testing.T) {
 	node := &discovery.Node{GPUs: []discovery.GPU{
 		{Name: "gpu-0000-1b-00-0", UUID: first, PCIBusID: "0000:1b:00.0", Minor: 0},
 		{Name: "gpu-0000-43-00-0", UUID: second, PCIBusID: "0000:43:00.0", Minor: 1, MIGInstances: []nvml.GPUInstance{{Devices: []nvml.MIGDevice{{UUID: mig}}}}},
+		{Name: "gpu-0000-52-00-0", PCIBusID: "0000:52:00.0", Minor: 2, Passthrough: &discovery.Passthrough{Bound: true}},
+		{Name: "gpu-0000-64-00-0", UUID: "GPU-8a1b2c3d-0000-0000-0000-000000000004", PCIBusID: "0000:64:00.0", Minor: 2},
 	}}
 	of := func(resource string, ids ...string) (devices []ledger.PluginDevice) {
 		for _, id := range ids {
@@ -31,17 +33,21 @@ func TestGPUsOfOtherDevicePlugins(t *testing.T) {
 		want    map[string]string
 		unknown []ledger.PluginDevice
 	}{
-		"nothing":                       {want: map[string]string{}},
-		"a whole GPU":                   {devices: of("nvidia.com/gpu", first), want: map[string]string{"gpu-0000-1b-00-0": "nvidia.com/gpu"}},
-		"a MIG device":                  {devices: of("nvidia.com/mig-1g.10gb", mig), want: map[string]string{"gpu-0000-43-00-0": "nvidia.com/mig-1g.10gb"}},
-		"replicas":                      {devices: of("nvidia.com/gpu.shared", second+"::0", second+"::1"), want: map[string]string{"gpu-0000-43-00-0": "nvidia.com/gpu.shared"}},
-		"by minor number, and a part":   {devices: of("nvidia.com/gpu", "nvidia1/gi3", "nvidia0/vgpu1"), want: map[string]string{"gpu-0000-1b-00-0": "nvidia.com/gpu", "gpu-0000-43-00-0": "nvidia.com/gpu"}},
-		"for virtual machines":          {devices: of("vendor.example.com/H100", "0000:43:00.0"), want: map[string]string{"gpu-0000-43-00-0": "vendor.example.com/H100"}},
-		"two resources of one GPU":      {devices: append(of("nvidia.com/pgpu", first), of("nvidia.com/gpu", first)...), want: map[string]string{"gpu-0000-1b-00-0": "nvidia.com/gpu"}},
-		"others' devices":               {devices: of("example.com/nic", "eth0", first[4:]), want: map[string]string{}},
-		"NVIDIA's of another form":      {devices: of("nvidia.com/gpu", "0", first), want: map[string]string{"gpu-0000-1b-00-0": "nvidia.com/gpu"}, unknown: of("nvidia.com/gpu", "0")},
-		"a GPU that is not there":       {devices: of("nvidia.com/gpu", gone), want: map[string]string{}, unknown: of("nvidia.com/gpu", gone)},
-		"a minor that is of the second": {devices: of("nvidia.com/gpu", "nvidia1"), want: map[string]string{"gpu-0000-43-00-0": "nvidia.com/gpu"}},
+		"nothing":                     {want: map[string]string{}},
+		"a whole GPU":                 {devices: of("nvidia.com/gpu", first), want: map[string]string{"gpu-0000-1b-00-0": "nvidia.com/gpu"}},
+		"a MIG device":                {devices: of("nvidia.com/mig-1g.10gb", mig), want: map[string]string{"gpu-0000-43-00-0": "nvidia.com/mig-1g.10gb"}},
+		"replicas":                    {devices: of("nvidia.com/gpu.shared", second+"::0", second+"::1"), want: map[string]string{"gpu-0000-43-00-0": "nvidia.com/gpu.shared"}},
+		"by minor number, and a part": {devices: of("nvidia.com/gpu", "nvidia1/gi3", "nvidia0/vgpu1"), want: map[string]string{"gpu-0000-1b-00-0": "nvidia.com/gpu", "gpu-0000-43-00-0": "nvidia.com/gpu"}},
+		"NICs of NVIDIA":              {devices: append(of("nvidia.com/hostdev", "0000:3b:00.0"), of("nvidia.com/rdma_shared", "0", "mlx5_0")...), want: map[string]string{}},
+		"a long domain":               {devices: of("vendor.example.com/H100", "00000000:43:00.0"), want: map[string]string{"gpu-0000-43-00-0": "vendor.example.com/H100"}},
+		"an address of no GPU":        {devices: of("nvidia.com/gpu", "0000:99:00.0"), want: map[string]string{}},
+		"the minor of a GPU that virtual machines have": {devices: of("example.com/gpu", "nvidia2"), want: map[string]string{"gpu-0000-64-00-0": "example.com/gpu"}},
+		"for virtual machines":                          {devices: of("vendor.example.com/H100", "0000:43:00.0"), want: map[string]string{"gpu-0000-43-00-0": "vendor.example.com/H100"}},
+		"two resources of one GPU":                      {devices: append(of("nvidia.com/pgpu", first), of("nvidia.com/gpu", first)...), want: map[string]string{"gpu-0000-1b-00-0": "nvidia.com/gpu"}},
+		"others' devices":                               {devices: of("example.com/nic", "eth0", first[4:]), want: map[string]string{}},
+		"NVIDIA's of another form":                      {devices: of("nvidia.com/gpu", "0", first), want: map[string]string{"gpu-0000-1b-00-0": "nvidia.com/gpu"}, unknown: of("nvidia.com/gpu", "0")},
+		"a GPU that is not there":                       {devices: of("nvidia.com/gpu", gone), want: map[string]string{}, unknown: of("nvidia.com/gpu", gone)},
+		"a minor that is of the second":                 {devices: of("nvidia.com/gpu", "nvidia1"), want: map[string]string{"gpu-0000-43-00-0": "nvidia.com/gpu"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {

@@ -55,6 +55,9 @@ func Parse(list string) (Paths, error) {
 		if !gpuNames.MatchString(name) {
 			return Paths{}, fmt.Errorf("%q: want a GPU by its UUID (GPU-…), its PCI address (0000:1b:00.0) or its name (gpu-0000-1b-00-0)", item)
 		}
+		if !strings.HasPrefix(name, "gpu") {
+			name = address(name)
+		}
 		if before, ok := p.named[name]; ok {
 			return Paths{}, fmt.Errorf("%q: that GPU has a path already, %s", item, before)
 		}

@@ -152,7 +152,7 @@ func New(opts Options) (*Agent, error) {
 	a.plugins = pluginpath.New(pluginpath.Options{
 		Driver: Name, Node: opts.NodeName, KubeletRoot: opts.KubeletRoot, Client: opts.Client, SlicesOfNode: slicesOf(opts.NodeName),
 		Pods: reconcile.PodsOf(opts.NodeClient, opts.NodeName), Devices: opts.Kubelet.Devices, Hardware: opts.Hardware, Claims: claims, Records: records,
-		Quarantined: a.noteQuarantined, Failed: (&failures{}).changed,
+		PlaceOf: placeOf, Quarantined: a.noteQuarantined, Failed: (&failures{}).changed,
 	})
 	a.publisher.resources = a.plugins.ForClaims
 	a.check = newSelfCheck(opts, status, needs{claims.MakeFolders, claims.MakeEmptyFolders, opts.Backend.Ready}, func() error {

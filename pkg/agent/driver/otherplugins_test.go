@@ -59,6 +59,7 @@ func TestAGPUOfAnotherDevicePluginIsGivenToNoClaim(t *testing.T) {
 			{name: "the kubelet is away", after: askedAnew, err: away, taken: all[:2], prepare: away.Error()},
 			{name: "one is not offered any more", after: longEnough, devices: of("nvidia.com/gpu", uuids[t4Second]), taken: all[1:2]},
 			{name: "one that is no GPU of the node", after: askedAnew, devices: of("nvidia.com/gpu", "GPU-00000000-0000-0000-0000-000000000000"), taken: all, events: 3, prepare: "nvidia.com/gpu"},
+			{name: "a NIC of NVIDIA", after: longEnough, devices: of("nvidia.com/hostdev", "0000:3b:00.0")},
 			{name: "only others' devices", after: longEnough, devices: of("example.com/nic", "eth0")},
 		} {
 			r.pluginDevices, r.pluginDevicesErr = step.devices, step.err
@@ -124,6 +125,45 @@ func TestAGPUOfAnotherDevicePluginIsGivenToNoClaim(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestTheAgentBeforeIsNoOtherDevicePlugin: in an update the kubelet still lists what the agent before offers, when the next one looks first.
+func TestTheAgentBeforeIsNoOtherDevicePlugin(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	r := newRig(t, "t4")
+	agent, stop := r.pluginAgent(ctx, newAPIServer(), "device-plugin", pluginpath.MIGNone)
+	defer stop()
+	for _, gpu := range agent.opts.Hardware.Node().GPUs {
+		r.pluginDevices = append(r.pluginDevices, ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: gpu.UUID})
+	}
+	agent.lookForForeign(ctx)
+	if uses := agent.opts.Hardware.withheld.foreignUses(); len(uses) > 0 {
+		t.Errorf("taken for another's: %v", uses)
+	}
+}
+
+// TestADeviceThatIsHeldByAnotherNameIsUnhealthy: the kubelet would be refused it, and the pod fail for good.
+func TestADeviceThatIsHeldByAnotherNameIsUnhealthy(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	r := newRig(t, "t4")
+	agent, stop := r.pluginAgent(ctx, newAPIServer(), "device-plugin", pluginpath.MIGNone)
+	defer stop()
+	if err := agent.plugins.Look(ctx); err != nil {
+		t.Fatal(err)
+	}
+	resources, _ := agent.plugins.Resources()
+	before := resources[0].Devices[1]
+	before.ID, before.UUID = "GPU-of-before", "GPU-of-before" // replaced, while a pod has it
+	if err := errors.Join(r.records().Put(holdOf(before)), r.records().Put(holdOf(resources[0].Devices[0]))); err != nil {
+		t.Fatal(err)
+	}
+	if err := agent.plugins.Look(ctx); err != nil {
+		t.Fatal(err)
+	}
+	want := []string{t4First + " healthy", t4Second + " unhealthy", "gpu-0000-00-1d-0 healthy", "gpu-0000-00-1e-0 healthy"}
+	if diff := cmp.Diff(want, told(agent.plugins)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
 }
 
 // TestOurOwnDevicePluginIsNoOther: its GPUs would come and go for ever.

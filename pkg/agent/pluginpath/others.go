@@ -14,10 +14,11 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/agent/advertise"
-	"stowage.dev/stowage/pkg/agent/hold"
+	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/podresources"
 )
@@ -58,6 +59,8 @@ const (
 	// forgetAfter is how long a device counts that the kubelet does not list any more. One that has just started lists none until its device
 	// plugins have registered again, and no pod until it has heard from the API server.
 	forgetAfter = time.Minute
+	// maxID bounds what is kept of an ID: none of a GPU is longer.
+	maxID = 64
 )
 
 // listed is what the kubelet has said last of device plugins.
@@ -75,9 +78,15 @@ func (p *Path) devices(ctx context.Context) ([]ledger.PluginDevice, error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.at.IsZero() || time.Since(l.at) >= askAge {
-		devices, err := p.opts.Devices(ctx)
+		devices, err := p.opts.Devices(context.WithoutCancel(ctx)) // which serves others, too, and has a time of its own
 		l.at, l.err = time.Now(), err
 		for _, device := range devices {
+			if !advertise.MayBeGPU(device) {
+				continue
+			}
+			if len(device.ID) > maxID {
+				device.ID = device.ID[:maxID]
+			}
 			l.seen[device] = l.at
 		}
 		if err == nil {
@@ -101,20 +110,15 @@ func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, err e
 	if err != nil {
 		return nil, fmt.Errorf("whether a device plugin offers the node's GPUs: %w", err)
 	}
-	var others []ledger.PluginDevice
-	for _, device := range devices {
-		ours, err := p.ours(device)
-		if err != nil {
-			return nil, err
-		}
-		if !ours {
-			others = append(others, device)
-		}
+	ours, err := p.ours(node)
+	if err != nil {
+		return nil, err
 	}
+	others := slices.DeleteFunc(devices, ours.Has)
 	resources, unknown := advertise.OfPlugins(node, others)
 	var reason error
 	if len(unknown) > 0 {
-		reason = fmt.Errorf("a device plugin offers %s, which is none of the GPUs that are known: it may be any of them", unknown[0])
+		reason = fmt.Errorf("a device plugin offers %.120q, which is none of the GPUs that are known: it may be any of them", unknown[0].String())
 		for i := range node.GPUs {
 			if resources[node.GPUs[i].Name] == "" {
 				resources[node.GPUs[i].Name] = unknown[0].Resource
@@ -127,20 +131,31 @@ func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, err e
 	return resources, nil
 }
 
-// ours tells whether the device is of our own device plugin, which offers it or has given it to a pod.
-func (p *Path) ours(device ledger.PluginDevice) (bool, error) {
+// ours are the devices of our own device plugin: what it offers, or would, or another agent of the node did before an update, and what it has
+// given to pods.
+func (p *Path) ours(node *discovery.Node) (sets.Set[ledger.PluginDevice], error) {
+	ours := sets.New[ledger.PluginDevice]()
+	for _, c := range p.candidates(node) {
+		ours.Insert(ledger.PluginDevice{Resource: c.resource, ID: c.device.ID})
+	}
 	p.mu.Lock()
 	offered := p.offered.resources
 	p.mu.Unlock()
 	for _, resource := range offered {
 		for _, d := range resource.Devices {
-			if resource.Name == device.Resource && d.ID == device.ID {
-				return true, nil
-			}
+			ours.Insert(ledger.PluginDevice{Resource: resource.Name, ID: d.ID})
 		}
 	}
-	record, err := p.opts.Records.Get(hold.UID(device))
-	return record != nil, err
+	records, err := p.opts.Records.Records()
+	if err != nil {
+		return nil, err
+	}
+	for _, record := range records {
+		if record.Entry != nil {
+			ours.Insert(record.Entry.Claim.Plugin)
+		}
+	}
+	return ours, nil
 }
 
 // Refuse says by UID why claims must not be prepared: a GPU of theirs is on another path, or another device plugin offers it. Claims that are

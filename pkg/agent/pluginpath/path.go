@@ -67,6 +67,8 @@ type Options struct {
 	Hardware Hardware
 	Claims   *prepare.Manager
 	Records  *ledger.Ledger
+	// PlaceOf is where an offer is on its GPU, nil if it is all of it.
+	PlaceOf func(*discovery.Offer) *ledger.Partition
 	// Quarantined is called when a GPU may have come into quarantine, or out of it.
 	Quarantined func()
 	// Failed tells whether what has this name failed for another reason than the last time. Success is nil.
@@ -260,18 +262,14 @@ func (p *Path) Look(ctx context.Context) error {
 	proofErr := p.prove(ctx, devices)
 	usable := usableDevices(resources)
 	var errs []error
-	free := map[string]bool{}
 	offered := map[string][]deviceplugin.Device{}
 	for _, c := range devices {
 		if !p.isWithdrawn(c.gpu.Name) {
 			continue
 		}
-		if _, asked := free[c.gpu.Name]; !asked {
-			var err error
-			free[c.gpu.Name], err = p.noClaimHas(c.gpu.Name)
-			errs = append(errs, err)
-		}
-		c.device.Healthy = free[c.gpu.Name] && usable.Has(c.device.Name)
+		free, err := p.isFree(c)
+		errs = append(errs, err)
+		c.device.Healthy = free && usable.Has(c.device.Name)
 		offered[c.resource] = append(offered[c.resource], c.device)
 	}
 	p.offer(node, offered)
@@ -282,7 +280,9 @@ func (p *Path) Look(ctx context.Context) error {
 type candidate struct {
 	resource string
 	gpu      *discovery.GPU
-	device   deviceplugin.Device
+	// at is nil for a whole GPU.
+	at     *ledger.Partition
+	device deviceplugin.Device
 }
 
 // MIGStrategy says how MIG devices that an administrator has made are offered by the device plugin API. The words are those of NVIDIA's
@@ -312,10 +312,10 @@ func (p *Path) candidates(node *discovery.Node) []candidate {
 			switch offer := &gpu.Offers[o]; {
 			case offer.Passthrough, offer.Shares != nil:
 			case offer.Partition == nil && gpu.UUID != "":
-				whole = append(whole, newCandidate(GPUResource, gpu, gpu.Name, gpu.UUID))
+				whole = append(whole, newCandidate(GPUResource, gpu, nil, gpu.Name, gpu.UUID))
 			case offer.Partition != nil && offer.Partition.UUID != "":
 				profiles.Insert(offer.Partition.Name())
-				parts = append(parts, newCandidate(migResource(offer.Partition), gpu, offer.Name, offer.Partition.UUID))
+				parts = append(parts, newCandidate(migResource(offer.Partition), gpu, p.opts.PlaceOf(offer), offer.Name, offer.Partition.UUID))
 			}
 		}
 	}
@@ -324,7 +324,7 @@ func (p *Path) candidates(node *discovery.Node) []candidate {
 		return append(whole, parts...)
 	case p.mig == MIGSingle && len(whole) == 0 && len(profiles) == 1:
 		for i := range parts {
-			parts[i] = newCandidate(GPUResource, parts[i].gpu, parts[i].device.Name, parts[i].device.UUID)
+			parts[i] = newCandidate(GPUResource, parts[i].gpu, parts[i].at, parts[i].device.Name, parts[i].device.UUID)
 		}
 		return parts
 	}
@@ -336,8 +336,8 @@ func migResource(p *discovery.Partition) string {
 	return "nvidia.com/mig-" + strings.ReplaceAll(p.Name(), "+", ".")
 }
 
-func newCandidate(resource string, gpu *discovery.GPU, name, uuid string) candidate {
-	return candidate{resource, gpu, deviceplugin.Device{
+func newCandidate(resource string, gpu *discovery.GPU, at *ledger.Partition, name, uuid string) candidate {
+	return candidate{resource, gpu, at, deviceplugin.Device{
 		ID: uuid, UUID: uuid, Name: name, NUMANode: gpu.NUMANode,
 		CDIName: cdi.DeviceID(hold.UID(ledger.PluginDevice{Resource: resource, ID: uuid}), hold.Request, name),
 	}}
@@ -358,13 +358,24 @@ func usableDevices(resources resourceslice.DriverResources) sets.Set[string] {
 	return usable
 }
 
-// noClaimHas tells whether nobody but pods of the device plugin API holds the GPU.
-func (p *Path) noClaimHas(gpu string) (bool, error) {
-	holders, err := p.opts.Records.Holders(gpu)
+// isFree tells whether nobody holds the device, or a place that it overlaps, but by the same resource and ID.
+func (p *Path) isFree(c candidate) (bool, error) {
+	holders, err := p.opts.Records.Holders(c.gpu.Name)
 	if err != nil {
-		return false, fmt.Errorf("whether a claim has GPU %s: %w", gpu, err)
+		return false, fmt.Errorf("whether somebody has GPU %s: %w", c.gpu.Name, err)
 	}
-	return !slices.ContainsFunc(holders, func(r *ledger.Record) bool { return r.Entry == nil || r.Entry.Claim.Plugin == (ledger.PluginDevice{}) }), nil
+	own := ledger.PluginDevice{Resource: c.resource, ID: c.device.ID}
+	return !slices.ContainsFunc(holders, func(r *ledger.Record) bool {
+		switch {
+		case r.Entry == nil:
+			return true
+		case r.Entry.Claim.Plugin == own:
+			return false
+		}
+		return slices.ContainsFunc(r.Entry.Devices, func(d ledger.Device) bool {
+			return !d.AdminAccess && d.GPU == c.gpu.Name && d.Partition.Overlaps(c.at)
+		})
+	}), nil
 }
 
 // prove asks the API server whether GPUs have left the slices of the node. A GPU that has comes back to them only with another agent.
@@ -392,10 +403,11 @@ func (p *Path) prove(ctx context.Context, devices []candidate) error {
 	return nil
 }
 
+// isWithdrawn tells whether it is certain that no slice has the GPU. One that a pod has is in none.
 func (p *Path) isWithdrawn(gpu string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.withdrawn.Has(gpu)
+	return p.withdrawn.Has(gpu) || p.held.Has(gpu)
 }
 
 // offer tells the kubelet what there is now, if that is something else than before. What was offered and is not there any more stays, unhealthy.
