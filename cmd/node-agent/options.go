@@ -178,7 +178,7 @@ func (o *options) addRunFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.stateDir, "state-dir", o.stateDir, "folder for the ledger of prepared claims, which must outlive restarts and reboots")
 	flags.StringVar(&o.devRoot, "dev-root", o.devRoot, "folder for the device nodes of simulated GPUs")
 	flags.StringVar(&o.hook.path, "nvidia-cdi-hook", o.hook.path, "path of the nvidia-cdi-hook program on the host; nvcdi's default, /usr/bin/nvidia-cdi-hook, if not given")
-	flags.StringVar(&o.hook.from, "nvidia-cdi-hook-from", o.hook.from, "an nvidia-cdi-hook program beside the agent, which it puts into the folder bin of --state-dir for the container runtime; not used where --nvidia-cdi-hook is given")
+	flags.StringVar(&o.hook.from, "nvidia-cdi-hook-from", o.hook.from, "an nvidia-cdi-hook program beside the agent, which it puts into the folder bin of --state-dir for the container runtime, or into its plugin's folder below --kubelet-root-dir where not everybody could run it there; not used where --nvidia-cdi-hook is given")
 	flags.StringVar(&o.toolkitConfig, "toolkit-config", o.toolkitConfig, "configuration file of NVIDIA's container runtime on the host, below --host-root; a warning tells if it lets containers get GPUs by NVIDIA_VISIBLE_DEVICES. auto looks where the GPU operator has it, and at /etc/nvidia-container-runtime/config.toml; with an empty value nothing is looked at")
 	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "address for /healthz, /readyz, /metrics and /metrics/gpus, over TLS; port 0 takes a free one, an empty value serves none")
 	flags.StringVar(&o.certFile, "tls-cert-file", o.certFile, "certificate to serve --health-address with, read anew when it changes; one signed by itself if not given")

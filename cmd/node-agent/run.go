@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"slices"
 	"strings"
 	"sync"
@@ -126,17 +127,21 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, *
 	})
 	gpus := newExporter(opts, hardware)
 	happened.exporter = gpus
-	backend, tools, err := newBackend(ctx, opts, hardware)
-	if err != nil {
-		return nil, nil, err
-	}
 	handle, err := opts.open()
 	if err != nil {
 		return nil, nil, err
 	}
+	var hook *cdi.Hook
 	var warning func() string
 	if !handle.Simulated {
-		warning = opts.hostWarning
+		if hook, err = opts.installedHook(); err != nil {
+			return nil, nil, err
+		}
+		warning = func() string { return opts.hostWarning(hook) }
+	}
+	backend, tools, err := newBackend(ctx, opts, hardware, hook)
+	if err != nil {
+		return nil, nil, err
 	}
 	advertised, err := opts.advertised()
 	if err != nil {
@@ -264,8 +269,8 @@ func newBus(opts *options) (bus, error) {
 }
 
 // newBackend decides what containers get, and how GPUs are acted on. The library is opened here once, to refuse
-// flags that cannot work at once; whether a driver is loaded shows later.
-func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (cdi.Backend, sharing.Tools, error) {
+// flags that cannot work at once; whether a driver is loaded shows later. The hook is nil for one of the host's.
+func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware, hook *cdi.Hook) (cdi.Backend, sharing.Tools, error) {
 	handle, err := opts.open()
 	if err != nil {
 		return nil, sharing.Tools{}, err
@@ -290,26 +295,37 @@ func newBackend(ctx context.Context, opts *options, hardware *driver.Hardware) (
 		LoadModule:     opts.loadModule(),
 		MakeNode:       cdi.MakeNode,
 	}
-	if opts.hook.path == "" && opts.hook.from != "" {
+	if hook != nil {
 		// Where it cannot be installed the agent serves all the same, and says that it is not ready.
-		hook, err := cdi.NewHook(opts.hook.from, opts.stateDir, opts.hostRoot)
-		if err != nil {
-			return nil, sharing.Tools{}, fmt.Errorf("--nvidia-cdi-hook-from: %w", err)
-		}
-		driverOpts.HookPath, driverOpts.InstallHook = hook.Path(), hook.Install
+		driverOpts.InstallHook = hook.Install
 	}
 	backend := cdi.NewDriver(driverOpts)
 	return backend, sharing.NewDriver(daemons), nil
 }
 
-// hostWarning says what is wrong with the host although claims can be prepared; empty if nothing is.
-func (o *options) hostWarning() string {
+// installedHook is the program that the agent brings along; nil if it is one of the host's.
+func (o *options) installedHook() (*cdi.Hook, error) {
+	if o.hook.path != "" || o.hook.from == "" {
+		return nil, nil
+	}
+	hook, err := cdi.NewHook(o.hook.from, o.stateDir, filepath.Join(o.kubeletRoot, "plugins", driver.Name), o.hostRoot)
+	if err != nil {
+		return nil, fmt.Errorf("--nvidia-cdi-hook-from: %w", err)
+	}
+	return hook, nil
+}
+
+// hostWarning says what is wrong with the host although claims can be prepared; empty if nothing is. The hook is nil for one of the host's.
+func (o *options) hostWarning(hook *cdi.Hook) string {
 	var warnings []string
 	if o.toolkitConfig != "" {
 		warnings = append(warnings, cdi.GPUsByEnvironment(o.hostRoot, o.toolkitConfig))
 	}
 	if o.hook.path != "" {
 		warnings = append(warnings, cdi.HookWarning(o.hostRoot, o.hook.path))
+	}
+	if hook != nil {
+		warnings = append(warnings, hook.Warning())
 	}
 	return strings.Join(slices.DeleteFunc(warnings, func(w string) bool { return w == "" }), "; ")
 }

@@ -41,10 +41,10 @@ type DriverOptions struct {
 	// MakeNode makes a device node of the driver's in the host's /dev where there is none ([MakeNode]), for containers in a user namespace. Without it,
 	// and where it fails, they can have what is there.
 	MakeNode func(path string, major, minor uint32, mode fs.FileMode) error
-	// HookPath is the nvidia-cdi-hook program on the host; empty means nvcdi's default.
+	// HookPath is an nvidia-cdi-hook program of the host's; empty means nvcdi's default.
 	HookPath string
-	// InstallHook brings it there ([Hook.Install]); nil for a program of the host's. The one that is brought cannot open the driver's library.
-	InstallHook func(ctx context.Context) error
+	// InstallHook brings one there instead, and says where it is ([Hook.Install]). It cannot open the driver's library. It may be nil.
+	InstallHook func(ctx context.Context) (path string, err error)
 }
 
 // NewDriver returns the Backend; nothing is looked up before it is asked.
@@ -54,18 +54,21 @@ func NewDriver(opts DriverOptions) *Driver {
 
 // Ready implements Backend.
 func (d *Driver) Ready(ctx context.Context) error {
+	_, err := d.hook(ctx)
+	return err
+}
+
+// hook returns the program's path on the host, once it is there; empty means nvcdi's default.
+func (d *Driver) hook(ctx context.Context) (path string, err error) {
 	if d.opts.InstallHook == nil {
-		return nil
+		return d.opts.HookPath, nil
 	}
 	return d.opts.InstallHook(ctx)
 }
 
 // CommonEdits implements Backend.
 func (d *Driver) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error) {
-	if err := d.Ready(ctx); err != nil {
-		return nil, err
-	}
-	lib, err := d.nvcdi(newNvcdiLogger(ctx), GPU{})
+	lib, err := d.nvcdi(ctx, newNvcdiLogger(ctx), GPU{})
 	if err != nil {
 		return nil, err
 	}
@@ -86,7 +89,7 @@ func (d *Driver) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error)
 // GPUEdits implements Backend.
 func (d *Driver) GPUEdits(ctx context.Context, gpu GPU) (*specs.ContainerEdits, error) {
 	logger := newNvcdiLogger(ctx)
-	lib, err := d.nvcdi(logger, gpu)
+	lib, err := d.nvcdi(ctx, logger, gpu)
 	if err != nil {
 		return nil, err
 	}
@@ -114,7 +117,11 @@ func (*Driver) VisibleDevices([]string) string { return noDevices }
 
 // nvcdi makes a new library for each use: it keeps the driver's version, which changes when a driver is
 // loaded anew. It is about one GPU, or about none.
-func (d *Driver) nvcdi(logger *nvcdiLogger, gpu GPU) (nvcdi.Interface, error) {
+func (d *Driver) nvcdi(ctx context.Context, logger *nvcdiLogger, gpu GPU) (nvcdi.Interface, error) {
+	hook, err := d.hook(ctx)
+	if err != nil {
+		return nil, err
+	}
 	lib := d.library(gpu)
 	if lib == nil {
 		return nil, errors.New("no NVML library is loaded")
@@ -129,8 +136,8 @@ func (d *Driver) nvcdi(logger *nvcdiLogger, gpu GPU) (nvcdi.Interface, error) {
 		// driver root already gives.
 		nvcdi.WithFeatureFlags(nvcdi.FeatureDisableNvsandboxUtils),
 	}
-	if d.opts.HookPath != "" {
-		opts = append(opts, nvcdi.WithNVIDIACDIHookPath(d.opts.HookPath))
+	if hook != "" {
+		opts = append(opts, nvcdi.WithNVIDIACDIHookPath(hook))
 	}
 	if d.opts.InstallHook != nil {
 		opts = append(opts, nvcdi.WithDisabledHooks(memoryLimitsHook))

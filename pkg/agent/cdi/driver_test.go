@@ -300,22 +300,37 @@ func TestAMissingDriverIsSaid(t *testing.T) {
 	}
 }
 
-// TestAHookThatCannotOpenTheDriverIsNotAskedTo: the image's program is linked statically.
+// TestAHookThatCannotOpenTheDriverIsNotAskedTo: the image's program is linked statically. It is named where it is by now.
 func TestAHookThatCannotOpenTheDriverIsNotAskedTo(t *testing.T) {
 	sim, one := gpu3(t)
 	version, _ := sim.SystemGetDriverVersion()
-	for _, install := range []func(context.Context) error{nil, func(context.Context) error { return nil }} {
-		backend := cdi.NewDriver(cdi.DriverOptions{
-			NVML: func() nvml.Interface { return sim }, DriverRoot: driverRoot(t, version), ProcRoot: t.TempDir(), HookPath: "/hook", InstallHook: install,
-		})
-		edits, err := backend.GPUEdits(t.Context(), one)
-		must(t, err)
-		var names []string
-		for _, hook := range edits.Hooks {
-			names = append(names, hook.Args[1])
+	for name, paths := range map[string][]string{"the host's": {"/hook"}, "ours": {"/state/hook", "/plugin/hook"}} {
+		opts := cdi.DriverOptions{NVML: func() nvml.Interface { return sim }, DriverRoot: driverRoot(t, version), ProcRoot: t.TempDir()}
+		ours, installed := name == "ours", paths[0]
+		if ours {
+			opts.InstallHook = func(context.Context) (string, error) { return installed, nil }
+		} else {
+			opts.HookPath = installed
 		}
-		if ours := install != nil; slices.Contains(names, "apply-cuda-memory-limits") == ours {
-			t.Errorf("our program: %t, hooks %q", ours, names)
+		backend := cdi.NewDriver(opts)
+		for _, installed = range paths {
+			common, err := backend.CommonEdits(t.Context())
+			must(t, err)
+			edits, err := backend.GPUEdits(t.Context(), one)
+			must(t, err)
+			if len(common.Hooks) == 0 {
+				t.Errorf("%s: there are no hooks for all", name)
+			}
+			var names []string
+			for _, hook := range slices.Concat(common.Hooks, edits.Hooks) {
+				names = append(names, hook.Args[1])
+				if hook.Path != installed {
+					t.Errorf("%s: hook %s is %s, want %s", name, hook.Args[1], hook.Path, installed)
+				}
+			}
+			if slices.Contains(names, "apply-cuda-memory-limits") == ours {
+				t.Errorf("%s: hooks %q", name, names)
+			}
 		}
 	}
 }
@@ -326,8 +341,8 @@ func TestAClaimWithoutTheHookIsRefused(t *testing.T) {
 	version, _ := sim.SystemGetDriverVersion()
 	full := errors.New("the disk is full")
 	backend := cdi.NewDriver(cdi.DriverOptions{
-		NVML: func() nvml.Interface { return sim }, DriverRoot: driverRoot(t, version), ProcRoot: t.TempDir(), HookPath: "/hook",
-		InstallHook: func(context.Context) error { return full },
+		NVML: func() nvml.Interface { return sim }, DriverRoot: driverRoot(t, version), ProcRoot: t.TempDir(),
+		InstallHook: func(context.Context) (string, error) { return "", full },
 	})
 	if err := backend.Ready(t.Context()); !errors.Is(err, full) {
 		t.Errorf("ready: %v", err)

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sync/singleflight"
@@ -30,30 +31,40 @@ const (
 
 // Hook is the program nvidia-cdi-hook that lies beside the agent and is brought to where the container runtime finds it: into the folder bin of the
 // agent's state folder. A pod with hostUsers: false has its hooks run in its user namespace, where the host's root is nobody, so whoever it is must be
-// able to run it; the kubelet's folder of plugins (0750) is closed to them. The version is in the file's name, since containers that start again are
-// prepared with the program that their specification names.
+// able to run it; the kubelet's folder of plugins (0750) is closed to them. Where that cannot be, as on a host with /var mounted noexec, other pods get
+// theirs from the plugin's folder. The version is in the file's name, since containers that start again are prepared with the program that their
+// specification names.
 type Hook struct {
-	source, state, name string
-	host                host
-	timeout             time.Duration
+	source, state string
+	host          host
+	timeout       time.Duration
 
 	runs singleflight.Group
-	// seen is the file that had the program's content; nil before. It is read and written in runs.
+	// inState is for everybody, and inPlugin for root. They are used in runs.
+	inState, inPlugin hookPlace
+	warning           atomic.Pointer[string]
+}
+
+// hookPlace is one that the program is brought to.
+type hookPlace struct {
+	path string
+	// seen is the file that had the program's content; nil before.
 	seen fs.FileInfo
 }
 
 // NewHook looks at the program, and installs nothing. It has to be of the version of nvcdi, else it is an error: an older one fails on hooks that it
-// does not know, and each container with it. The state folder has the same path here and on the host, whose root folder the agent sees in hostRoot.
-func NewHook(source, stateDir, hostRoot string) (*Hook, error) {
+// does not know, and each container with it. The state folder and the plugin's, below the kubelet's root, have the same paths here and on the host,
+// whose root folder the agent sees in hostRoot.
+func NewHook(source, stateDir, pluginDir, hostRoot string) (*Hook, error) {
 	info, err := buildinfo.ReadFile(source)
 	if err != nil {
 		return nil, fmt.Errorf("%s: %w", hookName, err)
 	}
 	own, _ := debug.ReadBuildInfo()
-	return newHook(source, stateDir, hostRoot, info, own)
+	return newHook(source, stateDir, pluginDir, hostRoot, info, own)
 }
 
-func newHook(source, stateDir, hostRoot string, hook, own *debug.BuildInfo) (*Hook, error) {
+func newHook(source, stateDir, pluginDir, hostRoot string, hook, own *debug.BuildInfo) (*Hook, error) {
 	if hook.Main.Path != toolkitModule {
 		return nil, fmt.Errorf("%s is no %s: it is of the module %q, want %s", source, hookName, hook.Main.Path, toolkitModule)
 	}
@@ -61,50 +72,87 @@ func newHook(source, stateDir, hostRoot string, hook, own *debug.BuildInfo) (*Ho
 	if hook.Main.Version != wanted {
 		return nil, fmt.Errorf("%s has version %s, and the agent writes specifications for %s", source, hook.Main.Version, wanted)
 	}
+	name := hookName + "-" + wanted
 	return &Hook{
-		source: source, state: filepath.Clean(stateDir), name: hookName + "-" + wanted, host: host(filepath.Clean(hostRoot)), timeout: hookTimeout,
+		source: source, state: filepath.Clean(stateDir), host: host(filepath.Clean(hostRoot)), timeout: hookTimeout,
+		inState:  hookPlace{path: filepath.Join(stateDir, hookFolder, name)},
+		inPlugin: hookPlace{path: filepath.Join(pluginDir, name)},
 	}, nil
 }
 
-// Path is the program's on the host, once it is installed.
-func (h *Hook) Path() string { return filepath.Join(h.state, hookFolder, h.name) }
-
-// Install returns when the program is where it has to be, and can be run there by whoever it is. It costs little where that is so already. It waits
-// for 30 s at most, and not beyond the context.
-func (h *Hook) Install(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, h.timeout)
+// Install returns the program's path on the host when it is there and can be run: by whoever it is or, if no place allows that, by root, of which
+// [Hook.Warning] tells. It costs little where that is so already. It waits for 30 s at most, and not beyond the context.
+func (h *Hook) Install(ctx context.Context) (path string, err error) {
+	timeout := h.timeout
+	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	// A disk that hangs is waited for by one.
-	result := h.runs.DoChan("", func() (any, error) { return nil, h.install() })
+	result := h.runs.DoChan("", func() (any, error) { return h.install(timeout) })
 	select {
 	case r := <-result:
 		if r.Err != nil {
-			return fmt.Errorf("install %s: %w", h.Path(), r.Err)
+			return "", fmt.Errorf("install %s: %w", h.inState.path, r.Err)
 		}
-		return nil
+		return r.Val.(string), nil
 	case <-ctx.Done():
-		return fmt.Errorf("install %s: the folder has not answered yet: %w", h.Path(), context.Cause(ctx))
+		return "", fmt.Errorf("install %s: the folder has not answered yet: %w", h.inState.path, context.Cause(ctx))
 	}
 }
 
-func (h *Hook) install() error {
-	ctx, cancel := context.WithTimeout(context.Background(), h.timeout)
+// Warning says why the program that was installed last does not prepare containers in a user namespace; empty if nothing is in the way, or if none was
+// installed yet.
+func (h *Hook) Warning() string {
+	if warning := h.warning.Load(); warning != nil {
+		return *warning
+	}
+	return ""
+}
+
+func (h *Hook) install(timeout time.Duration) (path string, err error) {
+	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
 	if err := h.open(); err != nil {
-		return err
+		return "", err
 	}
-	if info, err := os.Lstat(h.Path()); err != nil || !h.same(info) {
-		if err := h.write(ctx); err != nil {
-			return err
-		}
+	if err := h.inState.install(ctx, h.source); err != nil {
+		return "", err
 	}
-	return h.host.programForAll(h.Path())
+	closed := h.host.programForAll(h.inState.path)
+	if closed == nil {
+		return h.use(h.inState, nil), nil
+	}
+	failed := os.MkdirAll(filepath.Dir(h.inPlugin.path), 0o750) // as the plugin, which may make it later
+	if failed == nil {
+		failed = h.inPlugin.install(ctx, h.source)
+	}
+	if failed == nil {
+		failed = h.host.programForRoot(h.inPlugin.path)
+	}
+	switch {
+	case failed == nil && h.host.programForAll(h.inPlugin.path) == nil:
+		return h.use(h.inPlugin, nil), nil
+	case failed == nil:
+		return h.use(h.inPlugin, closed), nil
+	case h.host.programForRoot(h.inState.path) == nil:
+		return h.use(h.inState, closed), nil
+	}
+	return "", fmt.Errorf("%w; instead of it %s: %w", closed, h.inPlugin.path, failed)
+}
+
+// use the program of a place, which is closed to users other than root for that reason; nil if it is not.
+func (h *Hook) use(p hookPlace, closed error) (path string) {
+	warning := ""
+	if closed != nil {
+		warning = warningOfHook("--state-dir", closed)
+	}
+	h.warning.Store(&warning)
+	return p.path
 }
 
 // open makes the folder, and lets everybody pass through the state folder to it: what else is there keeps its modes. Where that cannot be done it is
 // judged in the end.
 func (h *Hook) open() error {
-	folder := filepath.Dir(h.Path())
+	folder := filepath.Dir(h.inState.path)
 	if err := os.MkdirAll(folder, 0o755); err != nil {
 		return err
 	}
@@ -117,32 +165,40 @@ func (h *Hook) open() error {
 	return nil
 }
 
-// same tells whether it is the file that was looked at before, as it was then.
-func (h *Hook) same(info fs.FileInfo) bool {
-	return h.seen != nil && os.SameFile(h.seen, info) && h.seen.Mode() == info.Mode() && h.seen.Size() == info.Size() && h.seen.ModTime().Equal(info.ModTime())
+// install writes the program if it is not there.
+func (p *hookPlace) install(ctx context.Context, source string) error {
+	if info, err := os.Lstat(p.path); err == nil && p.same(info) {
+		return nil
+	}
+	return p.write(ctx, source)
 }
 
-func (h *Hook) write(ctx context.Context) error {
-	program, err := os.ReadFile(h.source)
+// same tells whether it is the file that was looked at before, as it was then.
+func (p *hookPlace) same(info fs.FileInfo) bool {
+	return p.seen != nil && os.SameFile(p.seen, info) && p.seen.Mode() == info.Mode() && p.seen.Size() == info.Size() && p.seen.ModTime().Equal(info.ModTime())
+}
+
+func (p *hookPlace) write(ctx context.Context, source string) error {
+	program, err := os.ReadFile(source)
 	if err != nil {
 		return err
 	}
 	// Two agents write during an upgrade.
-	unlock, err := durable.Lock(ctx, h.Path()+".lock")
+	unlock, err := durable.Lock(ctx, p.path+".lock")
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	info, err := os.Lstat(h.Path())
-	if err != nil || !info.Mode().IsRegular() || info.Mode().Perm() != 0o755 || !hasContent(h.Path(), program) {
-		if err := durable.WriteFile(durable.OS{}, h.Path(), program, 0o755); err != nil {
+	info, err := os.Lstat(p.path)
+	if err != nil || !info.Mode().IsRegular() || info.Mode().Perm() != 0o755 || !hasContent(p.path, program) {
+		if err := durable.WriteFile(durable.OS{}, p.path, program, 0o755); err != nil {
 			return err
 		}
-		if info, err = os.Lstat(h.Path()); err != nil {
+		if info, err = os.Lstat(p.path); err != nil {
 			return err
 		}
 	}
-	h.seen = info
+	p.seen = info
 	return nil
 }
 
@@ -159,9 +215,13 @@ func HookWarning(hostRoot, path string) string {
 		return ""
 	}
 	if err := h.programForAll(path); err != nil {
-		return fmt.Sprintf("pods with hostUsers: false that have a GPU do not start: --nvidia-cdi-hook: %v", err)
+		return warningOfHook("--nvidia-cdi-hook", err)
 	}
 	return ""
+}
+
+func warningOfHook(flag string, err error) string {
+	return fmt.Sprintf("pods with hostUsers: false that have a GPU do not start: %s: %v", flag, err)
 }
 
 // versionOf a module in a program, or of what is used in its place.

@@ -75,35 +75,29 @@ func (h host) program(path string) error {
 	return err
 }
 
-// programForAll checks that everybody can run it: the file itself, and each folder above it, be it named in the path or behind a link.
-func (h host) programForAll(path string) error {
-	fd, err := h.open(path, true)
-	if err != nil {
+// programForRoot is program, and checks that the file system runs programs.
+func (h host) programForRoot(path string) error {
+	if err := h.program(path); err != nil {
 		return fmt.Errorf("the host (here in %s) has no program %s: %w", h, path, err)
 	}
-	defer unix.Close(fd)
-	var file unix.Statfs_t
-	if err := unix.Fstatfs(fd, &file); err != nil {
-		return fmt.Errorf("the file system of %s: %w", path, err)
-	}
-	if file.Flags&unix.ST_NOEXEC != 0 {
-		return fmt.Errorf("no program can be run from the file system of %s: it is mounted with noexec", path)
-	}
-	link, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	_, err := h.locate(path)
+	return err
+}
+
+// programForAll checks that everybody can run it: the file itself, and each folder above it, be it named in the path or behind a link.
+func (h host) programForAll(program string) error {
+	folder, err := h.locate(program)
 	if err != nil {
-		return fmt.Errorf("where %s is: %w", path, err)
+		return err
 	}
-	if h != "/" {
-		link = strings.TrimPrefix(link, string(h))
-	}
-	for _, path := range []string{path, link} {
+	for _, path := range []string{program, folder} {
 		for at := path; ; at = filepath.Dir(at) {
 			stat, err := h.stat(at, true)
 			if err != nil {
-				return fmt.Errorf("program %s: %w", path, err)
+				return fmt.Errorf("program %s: %w", program, err)
 			}
 			if stat.Mode&0o001 == 0 {
-				return fmt.Errorf("a pod with hostUsers: false cannot run %s, in its user namespace root of the host is nobody: %s has mode %04o, run chmod o+x on it", path, at, stat.Mode&0o7777)
+				return fmt.Errorf("a pod with hostUsers: false cannot run %s, in its user namespace root of the host is nobody: %s has mode %04o, run chmod o+x on it", program, at, stat.Mode&0o7777)
 			}
 			if at == "/" {
 				break
@@ -111,6 +105,31 @@ func (h host) programForAll(path string) error {
 		}
 	}
 	return nil
+}
+
+// locate returns the folder on the host that has the file to which a path leads, with no link in it. It is an error if no program runs from that file
+// system. The file's own name is not told: another agent may have replaced it meanwhile.
+func (h host) locate(path string) (folder string, err error) {
+	fd, err := h.open(path, true)
+	if err != nil {
+		return "", fmt.Errorf("the host (here in %s) has no program %s: %w", h, path, err)
+	}
+	defer unix.Close(fd)
+	var file unix.Statfs_t
+	if err := unix.Fstatfs(fd, &file); err != nil {
+		return "", fmt.Errorf("the file system of %s: %w", path, err)
+	}
+	if file.Flags&unix.ST_NOEXEC != 0 {
+		return "", fmt.Errorf("no program can be run from the file system of %s: it is mounted with noexec", path)
+	}
+	link, err := os.Readlink(fmt.Sprintf("/proc/self/fd/%d", fd))
+	if err != nil {
+		return "", fmt.Errorf("where %s is: %w", path, err)
+	}
+	if h != "/" {
+		link = strings.TrimPrefix(link, string(h))
+	}
+	return filepath.Dir(link), nil
 }
 
 // verifyNodes checks the nodes that name a file of the host. A node given by its numbers alone (a simulated
