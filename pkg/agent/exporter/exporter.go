@@ -164,7 +164,7 @@ func (e *Exporter) startAll(ctx context.Context, interval time.Duration) (underW
 	for name, g := range e.gpus {
 		if !read[name] && g.done == nil {
 			delete(e.gpus, name)
-			begin(&task{}, g.samples.close)
+			g.samples.close()
 		}
 	}
 	return underWay

@@ -6,10 +6,12 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"github.com/prometheus/common/expfmt"
 	"github.com/prometheus/common/model"
 	"k8s.io/apimachinery/pkg/types"
@@ -178,36 +180,74 @@ func TestAGPUOfAVirtualMachineHasNoValues(t *testing.T) {
 	})
 }
 
-// stuck is a sample that the driver does not free.
-type stuck struct {
-	nvml.Sample
-	until chan struct{}
+// guarded is a library that samples of GPUs are freed of only while somebody uses its session.
+type guarded struct {
+	gonvml.Interface
+	rig  *rig
+	held atomic.Int32
 }
 
-func (s stuck) Close() error {
-	<-s.until
-	return nil
+func (g *guarded) GpmSampleAlloc() (gonvml.GpmSample, gonvml.Return) {
+	g.held.Add(1)
+	s, ret := g.Interface.GpmSampleAlloc()
+	return guardedSample{s, g}, ret
 }
 
-// TestAGPUThatIsTakenOutHoldsNoScrape, also if the driver does not let go of it.
-func TestAGPUThatIsTakenOutHoldsNoScrape(t *testing.T) {
+type guardedSample struct {
+	gonvml.GpmSample
+	library *guarded
+}
+
+func (s guardedSample) Free() gonvml.Return {
+	s.library.held.Add(-1)
+	if s.library.rig.users.Load() == 0 {
+		s.library.rig.t.Error("a sample is freed while nobody uses the session")
+	}
+	return s.GpmSample.Free()
+}
+
+// TestNoSampleIsFreedBesideItsSession, which may be closed at that time: if the driver goes, or a GPU does.
+func TestNoSampleIsFreedBesideItsSession(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		r := newRig(t, "dgx-h100", 3)
-		r.scrape()
-		until := make(chan struct{})
-		for i := range 2 {
-			r.exporter.gpus[r.gpu(i)].samples[whole] = lastSample{Sample: stuck{until: until}}
-		}
-		r.node = &discovery.Node{GPUs: r.node.GPUs[2:]}
-		for i := range 2 {
-			time.Sleep(DefaultInterval)
-			start := time.Now()
-			r.expect("with one GPU", r.scrape(), "stowage_gpu_util_ratio", []string{"0"})
-			if took := time.Since(start); took > Patience {
-				t.Errorf("scrape %d takes %s", i, took)
+		library := &guarded{Interface: r.handle.Raw, rig: r}
+		open := func() {
+			r.handle.Library = nvml.Adapt(library, "guarded")
+			if err := r.handle.Init(); err != nil {
+				t.Fatal(err)
 			}
 		}
-		close(until)
+		end := func(when string) {
+			r.users.Add(1)
+			defer r.users.Add(-1)
+			if err := r.handle.Shutdown(); err != nil {
+				t.Fatal(err)
+			}
+			if n := library.held.Load(); n != 0 {
+				t.Errorf("%s, and NVML holds %d samples", when, n)
+			}
+		}
+		expect := func(when string, least, most int32) {
+			r.scrape()
+			if n := library.held.Load(); n < least || n > most {
+				t.Errorf("%s: NVML holds %d samples, want %d to %d", when, n, least, most)
+			}
+			time.Sleep(DefaultInterval)
+		}
+		open()
+		expect("at first", 3, 3)
+		expect("read again", 3, 3+3)
+		end("the driver goes")
+		r.gone = nvml.ErrNoSession
+		expect("the driver is gone", 0, 0)
+		r.gone = nil
+		open()
+		expect("the driver is back", 3, 3)
+		r.node = &discovery.Node{GPUs: r.node.GPUs[2:]}
+		expect("two GPUs are taken out", 1, 3+1)
+		expect("the one that is left is read again", 2, 2)
+		end("the session ends")
+		open() // for the rig's own end
 	})
 }
 
@@ -295,7 +335,7 @@ func (sampled) Sample(*uint32) (nvml.Sample, error) { return likeAny{}, nil }
 type likeAny struct{}
 
 func (likeAny) Since(nvml.Sample) (nvml.Rates, error) { return nvml.Rates{SMPercent: ptr(50.)}, nil }
-func (likeAny) Close() error                          { return nil }
+func (likeAny) Close()                                {}
 
 // TestRatesAreNotThoseOfTwoMIGDevices in one place, also where the driver would give some.
 func TestRatesAreNotThoseOfTwoMIGDevices(t *testing.T) {

@@ -48,7 +48,7 @@ type lastSample struct {
 
 func (s samples) close() {
 	for id, last := range s {
-		_ = last.Close() // of a session that has ended it cannot be freed
+		last.Close()
 		delete(s, id)
 	}
 }
@@ -135,11 +135,11 @@ func (r *reading) sample(d nvml.Device, last samples) error {
 				r.rates[id] = rates
 			}
 		}
-		_ = before.Close()
+		before.Close()
 	}
 	for id, gone := range last {
 		if _, there := targets[id]; !there {
-			_ = gone.Close()
+			gone.Close()
 			delete(last, id)
 		}
 	}

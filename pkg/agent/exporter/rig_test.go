@@ -37,6 +37,8 @@ type rig struct {
 	records []*ledger.Record
 	ill     error // of the ledger's disk
 	reads   atomic.Int32
+	users   atomic.Int32 // of the session
+	gone    error        // of the session
 
 	exporter *Exporter
 }
@@ -73,6 +75,11 @@ func (r *rig) Node() *discovery.Node { return r.node }
 
 func (r *rig) Read(_ context.Context, gpu *discovery.GPU, f func(nvml.Device) error) error {
 	r.reads.Add(1)
+	if r.gone != nil {
+		return r.gone
+	}
+	r.users.Add(1)
+	defer r.users.Add(-1)
 	d, err := r.handle.DeviceAt(gpu.PCIBusID)
 	if err != nil {
 		return err

@@ -37,6 +37,8 @@ type library struct {
 	lookup func(function string) error
 	// found are the functions that it has, since it was opened.
 	found sync.Map
+	// samples are freed before the last session is closed.
+	samples samples
 }
 
 // has tells whether a function can be called in an open session.
@@ -67,6 +69,9 @@ func (l *library) Init() error {
 }
 
 func (l *library) Shutdown() error {
+	if l.sessions.Load() == 1 {
+		l.samples.free(true)
+	}
 	if err := ask(l, "nvmlShutdown", l.nvml.Shutdown); err != nil {
 		return err
 	}

@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 
 	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 )
@@ -79,8 +80,9 @@ type Sample interface {
 	// Since returns the rates from an earlier sample of the same GPU or instance to this one. They should be 100 ms apart
 	// (nvml.h). The error wraps ErrNoSession if the driver was opened anew between the two.
 	Since(earlier Sample) (Rates, error)
-	// Close frees it.
-	Close() error
+	// Close makes no call into NVML, and may come at any time, also after the session's end, which closes all samples: NVML frees it with the
+	// next call of Sample.
+	Close()
 }
 
 // Rates between two samples, in percent from 0 to 100. What the GPU does not tell is nil.
@@ -196,9 +198,56 @@ func (d *handle) MIGUsage() ([]MIGUsage, error) {
 }
 
 type sample struct {
-	lib  *library
-	gpm  gonvml.GpmSample
-	from *uint32 // nil for the whole GPU
+	lib *library
+	gpm gonvml.GpmSample
+}
+
+// samples are those of a session that NVML holds, and whether they have been closed. NVML lets go of a closed one when the next one is
+// taken, or at the session's end: only then is it known that the library is not being closed at the same time.
+type samples struct {
+	mu     sync.Mutex
+	closed map[*sample]bool
+}
+
+func (s *samples) add(taken *sample) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.closed == nil {
+		s.closed = map[*sample]bool{}
+	}
+	s.closed[taken] = false
+}
+
+// open tells whether rates can be told from the sample.
+func (s *samples) open(of *sample) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	closed, held := s.closed[of]
+	return held && !closed
+}
+
+func (s *samples) close(of *sample) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if _, held := s.closed[of]; held {
+		s.closed[of] = true
+	}
+}
+
+// free lets go of the closed ones, or of all. To be called by who uses the session. There is nothing to do about one that NVML keeps.
+func (s *samples) free(all bool) {
+	s.mu.Lock()
+	var gone []*sample
+	for held, closed := range s.closed {
+		if closed || all {
+			gone = append(gone, held)
+			delete(s.closed, held)
+		}
+	}
+	s.mu.Unlock()
+	for _, held := range gone {
+		_ = ask(held.lib, "nvmlGpmSampleFree", held.gpm.Free)
+	}
 }
 
 func (d *handle) Sample(gpuInstance *uint32) (Sample, error) {
@@ -209,6 +258,7 @@ func (d *handle) Sample(gpuInstance *uint32) (Sample, error) {
 	if err != nil {
 		return nil, err
 	}
+	d.lib.samples.free(false)
 	taken, err := get(d.lib, "nvmlGpmSampleAlloc", d.lib.nvml.GpmSampleAlloc)
 	if err == nil && taken == nil {
 		err = &CallError{Call: "nvmlGpmSampleAlloc", Return: gonvml.ERROR_UNKNOWN}
@@ -216,21 +266,23 @@ func (d *handle) Sample(gpuInstance *uint32) (Sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	s := &sample{lib: d.lib, gpm: taken, from: gpuInstance}
+	s := &sample{lib: d.lib, gpm: taken}
+	d.lib.samples.add(s)
 	if gpuInstance == nil {
 		err = ask(d.lib, "nvmlGpmSampleGet", func() gonvml.Return { return d.nvml.GpmSampleGet(taken) })
 	} else {
 		err = ask(d.lib, "nvmlGpmMigSampleGet", func() gonvml.Return { return d.nvml.GpmMigSampleGet(int(*gpuInstance), taken) })
 	}
 	if err != nil {
-		return nil, errors.Join(err, s.Close())
+		s.Close()
+		return nil, err
 	}
 	return s, nil
 }
 
 func (s *sample) Since(earlier Sample) (rates Rates, err error) {
 	before, ok := earlier.(*sample)
-	if !ok || before.lib != s.lib {
+	if !ok || before.lib != s.lib || !s.lib.samples.open(before) || !s.lib.samples.open(s) {
 		return rates, fmt.Errorf("the driver was opened anew since: %w", ErrNoSession)
 	}
 	wanted := []struct {
@@ -261,4 +313,4 @@ func (s *sample) Since(earlier Sample) (rates Rates, err error) {
 	return rates, nil
 }
 
-func (s *sample) Close() error { return ask(s.lib, "nvmlGpmSampleFree", s.gpm.Free) }
+func (s *sample) Close() { s.lib.samples.close(s) }

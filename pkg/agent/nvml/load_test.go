@@ -175,8 +175,9 @@ func TestRatesAreThoseOfTheGPUOrOfTheInstance(t *testing.T) {
 		if diff := cmp.Diff(tc.want, got); diff != "" || err != nil {
 			t.Errorf("%s: %v (-want +got):\n%s", name, err, diff)
 		}
-		if err := errors.Join(earlier.Close(), later.Close()); err != nil {
-			t.Errorf("%s: close: %v", name, err)
+		earlier.Close()
+		if rates, err := later.Since(earlier); !errors.Is(err, ErrNoSession) {
+			t.Errorf("%s: rates since a closed sample: %+v, %v", name, rates, err)
 		}
 	}
 	sample, err := d.Sample(nil)
@@ -224,4 +225,111 @@ func TestALibraryWithoutThePerformanceMonitorIsNotAskedForIt(t *testing.T) {
 	if u, err := d.Usage(); err != nil || u.KernelPercent == nil {
 		t.Errorf("%+v, %v", u, err)
 	}
+}
+
+// watched is a library that knows its samples, and what is asked while no session is open.
+type watched struct {
+	gonvml.Interface
+	t                *testing.T
+	open, taken, let int
+}
+
+func (w *watched) InitWithFlags(flags uint32) gonvml.Return {
+	w.open++
+	return w.Interface.InitWithFlags(flags)
+}
+
+func (w *watched) Shutdown() gonvml.Return {
+	w.open--
+	return w.Interface.Shutdown()
+}
+
+func (w *watched) GpmSampleAlloc() (gonvml.GpmSample, gonvml.Return) {
+	w.taken++
+	s, ret := w.Interface.GpmSampleAlloc()
+	return watchedSample{s, w}, ret
+}
+
+// expect compares how many samples NVML holds.
+func (w *watched) expect(when string, held int) {
+	w.t.Helper()
+	if got := w.taken - w.let; got != held {
+		w.t.Errorf("%s: NVML holds %d samples, want %d", when, got, held)
+	}
+}
+
+type watchedSample struct {
+	gonvml.GpmSample
+	library *watched
+}
+
+func (s watchedSample) Free() gonvml.Return {
+	s.library.let++
+	if s.library.open == 0 {
+		s.library.t.Error("a sample is freed while no session is open")
+	}
+	return s.GpmSample.Free()
+}
+
+// TestSamplesAreFreedInTheirSession: in a call that takes another one, or at its end, and each once.
+func TestSamplesAreFreedInTheirSession(t *testing.T) {
+	sim, err := nvmlsim.New("dgx-h100", "node-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	w := &watched{Interface: sim, t: t}
+	lib := Adapt(w, "watched")
+	start := func() (a, b Device) {
+		if err := lib.Init(); err != nil {
+			t.Fatal(err)
+		}
+		for i, d := range []*Device{&a, &b} {
+			var err error
+			if *d, err = lib.Device(i); err != nil {
+				t.Fatal(err)
+			}
+		}
+		return a, b
+	}
+	take := func(d Device) Sample {
+		s, err := d.Sample(nil)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return s
+	}
+	end := func() {
+		if err := lib.Shutdown(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	a, b := start()
+	first, second := take(a), take(b)
+	w.expect("taken", 2)
+	first.Close()
+	first.Close()
+	w.expect("closed", 2)
+	third := take(a)
+	w.expect("one is taken after another was closed", 2)
+	gone := uint32(99)
+	if _, err := a.Sample(&gone); err == nil {
+		t.Fatal("an instance that is not there has a sample")
+	}
+	third.Close()
+	start()
+	end()
+	w.expect("another session is left", 3)
+	end()
+	w.expect("the last session ends", 0)
+	second.Close()
+	third.Close()
+	a, b = start()
+	for _, d := range []Device{a, b} {
+		if rates, err := take(d).Since(second); !errors.Is(err, ErrNoSession) {
+			t.Errorf("rates since a sample of the session before: %+v, %v", rates, err)
+		}
+	}
+	w.expect("in the next session", 2)
+	end()
+	w.expect("at the end", 0)
 }
