@@ -3,6 +3,7 @@ package exporter
 import (
 	"context"
 	"flag"
+	"fmt"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -300,6 +301,28 @@ func TestAPodsLabelsAreGoneWithThePod(t *testing.T) {
 	}
 }
 
+// TestADeviceOfTheDevicePluginIsItsPods alone, and no claim's, although the ledger has a record of it.
+func TestADeviceOfTheDevicePluginIsItsPods(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		r := newRig(t, "dgx-h100", 3)
+		for i, pod := range []string{"a", "b", ""} {
+			uuid := r.node.GPUs[i].UUID
+			r.prepared("nvidia.com.gpu."+uuid, ledger.Device{Device: r.gpu(i), GPU: r.gpu(i), UUID: uuid})
+			claim := &r.records[i].Entry.Claim
+			claim.Namespace, claim.Plugin = "", ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: uuid}
+			if pod != "" { // the third one is an init container's
+				r.plugged(pod, "nvidia.com/gpu", uuid)
+			}
+		}
+		text := r.scrape()
+		for i, pod := range []string{"a", "b", ""} {
+			of := `uuid="` + r.node.GPUs[i].UUID + `"`
+			r.expect("all of a device", text, "stowage_gpu_memory_used_bytes", []string{"5.0331648e+08"}, of)
+			r.expect("its pod's", text, "stowage_gpu_memory_used_bytes", []string{"5.0331648e+08"}, of, `pod="`+pod+`"`, `claim=""`)
+		}
+	})
+}
+
 // TestAPartitionOfTodayIsNotThatOfYesterday: in the place of a MIG device another one is made, for another pod.
 func TestAPartitionOfTodayIsNotThatOfYesterday(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -414,6 +437,41 @@ func TestXIDsAreBounded(t *testing.T) {
 	}
 	if len(x) > maxXIDs+1 || sum != 2*maxXIDs {
 		t.Errorf("%d counters count %d of %d", len(x), sum, 2*maxXIDs)
+	}
+}
+
+// TestOneTenantDoesNotFillTheXIDs with its many containers, of which others come with each event.
+func TestOneTenantDoesNotFillTheXIDs(t *testing.T) {
+	x := xids{}
+	places := []podresources.Place{{GPU: "gpu-0"}, {GPU: "gpu-1", MIG: "MIG-1"}}
+	const pods, rounds, codes = 2 * maxXIDHolders, 20, 5
+	holder := func(namespace string, i int) podresources.Holder {
+		return podresources.Holder{Namespace: namespace, Pod: fmt.Sprintf("p-%04d", i), Container: "main"}
+	}
+	for round := range rounds {
+		for _, at := range places {
+			holders := []podresources.Holder{}
+			for i := (rounds - round) * pods; i < (rounds+1)*pods; i++ { // new ones are the first by their names
+				holders = append(holders, holder("many", i))
+			}
+			if round >= rounds/2 {
+				holders = append(holders, holder("one", 0))
+			}
+			for code := range uint64(codes) {
+				x.count(at, holders, event{xid: code})
+			}
+		}
+	}
+	for _, at := range places {
+		if n := x[xidKey{at, holder("one", 0), "4"}].n; n != rounds/2 {
+			t.Errorf("%v: %d of %d XIDs of the tenant with one pod are its own", at, n, rounds/2)
+		}
+		if n := x[xidKey{at, podresources.Holder{}, "4"}].n; n != rounds {
+			t.Errorf("%v: %d XIDs are nobody's, want one for each of %d", at, n, rounds)
+		}
+	}
+	if most := len(places) * codes * (maxXIDHolders + 1 + 1); len(x) > most {
+		t.Errorf("%d counters, want %d at most", len(x), most)
 	}
 }
 

@@ -1,6 +1,7 @@
 package exporter
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"strconv"
@@ -17,6 +18,8 @@ const (
 	eventInterval = time.Second
 	// maxXIDs is how many counters there may be. Others are counted as one, by GPU.
 	maxXIDs = 1024
+	// maxXIDHolders is for how many holders one XID of a device is counted, in turn of their namespaces.
+	maxXIDHolders = 8
 	// maxXID is larger than any that NVIDIA has documented.
 	maxXID = 1 << 16
 	// otherXIDs are those beyond the two.
@@ -93,14 +96,22 @@ func (e *Exporter) countXID(x event) {
 	e.xids.count(at, holders, x)
 }
 
-// count adds one for each holder, and else for nobody.
+// count adds one for each holder up to maxXIDHolders, and one for nobody if there are none or more.
 func (x xids) count(at podresources.Place, holders []podresources.Holder, of event) {
 	xid := otherXIDs
 	if of.xid <= maxXID {
 		xid = strconv.FormatUint(of.xid, 10)
 	}
-	if len(holders) == 0 {
-		holders = []podresources.Holder{{}}
+	// Those for whom it has been counted come first, so that a tenant does not get more counters with each new pod.
+	holders = slices.Clone(holders)
+	slices.SortStableFunc(holders, func(a, b podresources.Holder) int {
+		_, ofA := x[xidKey{at, a, xid}]
+		_, ofB := x[xidKey{at, b, xid}]
+		return cmp.Compare(oneIf(ofB), oneIf(ofA))
+	})
+	holders = podresources.InTurn(holders)
+	if len(holders) == 0 || len(holders) > maxXIDHolders {
+		holders = append(holders[:min(len(holders), maxXIDHolders)], podresources.Holder{})
 	}
 	for _, holder := range holders {
 		key := xidKey{at, holder, xid}

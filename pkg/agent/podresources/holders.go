@@ -52,7 +52,7 @@ type Offer struct {
 	IDs      int
 }
 
-// MaxHolders is how many holders of one place are told. Shares and replicas of a GPU may have more.
+// MaxHolders is how many holders of one place are told, in turn of their namespaces. Shares and replicas of a GPU may have more.
 const MaxHolders = 128
 
 // Holders are those of each place, each once, sorted by their names.
@@ -199,11 +199,37 @@ func (h *Holders) finish() {
 		holders = slices.Compact(holders)
 		if more := len(holders) - MaxHolders; more > 0 {
 			h.LeftOut += more
-			holders = holders[:MaxHolders]
+			holders = InTurn(holders)[:MaxHolders]
+			slices.SortFunc(holders, Holder.compare)
 		}
 		h.Of[at] = holders
 	}
 	slices.Sort(h.Unknown)
+}
+
+// InTurn are the holders of a place, each once, with one of each namespace first, then a second one of each, and so on: so the first ones of
+// them are not all of one tenant. Within a namespace it is the same with pods, and with claims without a pod. Otherwise they keep their order.
+func InTurn(holders []Holder) []Holder {
+	holders = spread(slices.Clone(holders), func(h Holder) Holder {
+		h.Container = ""
+		if h.Pod != "" {
+			h.Claim = ""
+		}
+		return h
+	})
+	return spread(holders, func(h Holder) Holder { return Holder{Namespace: h.Namespace} })
+}
+
+// spread puts the first one of each group first, then the second ones.
+func spread(holders []Holder, group func(Holder) Holder) []Holder {
+	turns, sizes := map[Holder]int{}, map[Holder]int{}
+	for _, holder := range holders {
+		of := group(holder)
+		turns[holder] = sizes[of]
+		sizes[of]++
+	}
+	slices.SortStableFunc(holders, func(a, b Holder) int { return cmp.Compare(turns[a], turns[b]) })
+	return holders
 }
 
 func eachContainer(pods []Pod, visit func(*Pod, *Container)) {

@@ -2,6 +2,7 @@ package podresources
 
 import (
 	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -171,6 +172,53 @@ func TestHoldersAreBounded(t *testing.T) {
 	}
 	if got.LeftOut != 14 {
 		t.Errorf("%d are left out, want 14", got.LeftOut)
+	}
+}
+
+// TestOneTenantLeavesOutNoOther: of each namespace as many are told as of the others, and of each pod or claim.
+func TestOneTenantLeavesOutNoOther(t *testing.T) {
+	var pods []Pod
+	add := func(namespace, pod string, containers int) {
+		p := Pod{Namespace: namespace, Name: pod}
+		for i := range containers {
+			p.Containers = append(p.Containers, Container{
+				Name: fmt.Sprintf("c-%03d", i), Devices: []Devices{{"nvidia.com/gpu", []string{uuid1, mig1}}},
+			})
+		}
+		pods = append(pods, p)
+	}
+	var prepared []Prepared
+	for _, at := range []Place{{GPU: "gpu-0"}, {"gpu-1", mig1}} {
+		prepared = append(prepared, Prepared{Namespace: "team-a", Name: "c", At: at}, Prepared{Namespace: "team-a", Name: "d", At: at})
+	}
+	add("team-a", "many", MaxHolders)
+	for i := range MaxHolders {
+		add("team-a", fmt.Sprintf("p-%03d", i), 1)
+	}
+	add("team-b", "many", MaxHolders)
+	add("team-b", "other", 2)
+	add("team-c", "one", 1)
+	got := HoldersOf(driverName, pods, prepared, node)
+	for _, at := range []Place{{GPU: "gpu-0"}, {"gpu-1", mig1}} {
+		told := map[string]int{}
+		for _, h := range got.Of[at] {
+			told[h.Namespace]++
+			if h.Namespace == "team-b" || h.Pod == "many" || h.Claim != "" {
+				told[h.Namespace+"/"+h.Pod+h.Claim]++
+			}
+		}
+		want := map[string]int{
+			"team-a": 64, "team-a/many": 1, "team-a/c": 1, "team-a/d": 1, "team-b": 63, "team-b/many": 61, "team-b/other": 2, "team-c": 1,
+		}
+		if diff := cmp.Diff(want, told); diff != "" {
+			t.Errorf("%v: holders told (-want +got):\n%s", at, diff)
+		}
+		if !slices.IsSortedFunc(got.Of[at], Holder.compare) {
+			t.Errorf("%v: holders are not sorted", at)
+		}
+	}
+	if want := 2 * (2 + 3*MaxHolders + 3 - MaxHolders); got.LeftOut != want {
+		t.Errorf("%d are left out, want %d", got.LeftOut, want)
 	}
 }
 
