@@ -72,14 +72,15 @@ func unlessNotServed(err error) error {
 	return err
 }
 
-// preparedIn are the devices that the claims of the ledger hold. Devices with admin access are not held.
+// preparedIn are the devices that the claims of the ledger hold. Devices with admin access are not held. Who has a device of the device
+// plugin the kubelet says.
 func preparedIn(records []*ledger.Record) (prepared []podresources.Prepared, unreadable int) {
 	for _, record := range records {
 		switch {
 		case record.Entry == nil:
 			unreadable++
 			continue
-		case record.State() != ledger.PrepareCompleted:
+		case record.State() != ledger.PrepareCompleted, record.Entry.Claim.Plugin != (ledger.PluginDevice{}):
 			continue
 		}
 		for i := range record.Entry.Devices {
