@@ -64,7 +64,8 @@ var (
 	throttled    = gauge("throttled", "1 for each reason for which the clocks are lower than they could be, 0 for the others.", "reason")
 
 	eccErrors = counter("ecc_errors_total", "Memory errors since the driver was loaded, by kind (corrected, uncorrected).", "kind")
-	xidErrors = counter("xid_errors_total", "XIDs since the agent started, by who had the device then; of who has left, or is beyond 8, without a pod.", "xid")
+	xidErrors = counter("xid_errors_total",
+		"XIDs since the agent started, by who had the device then; of who has left, or is beyond 8, without a pod.", "xid")
 	xidTime   = gauge("xid_timestamp_seconds", "When the XID was told last, in seconds since 1970.", "xid")
 
 	pcieTX   = gauge("pcie_tx_bytes_per_second", "What the GPU sends over the PCIe bus, over 20 ms.")
