@@ -66,7 +66,7 @@ var (
 	eccErrors = counter("ecc_errors_total", "Memory errors since the driver was loaded, by kind (corrected, uncorrected).", "kind")
 	xidErrors = counter("xid_errors_total",
 		"XIDs since the agent started, by who had the device then; of who has left, or is beyond 8, without a pod.", "xid")
-	xidTime   = gauge("xid_timestamp_seconds", "When the XID was told last, in seconds since 1970.", "xid")
+	xidTime = gauge("xid_timestamp_seconds", "When the XID was told last, in seconds since 1970.", "xid")
 
 	pcieTX   = gauge("pcie_tx_bytes_per_second", "What the GPU sends over the PCIe bus, over 20 ms.")
 	pcieRX   = gauge("pcie_rx_bytes_per_second", "What it receives, over 20 ms.")

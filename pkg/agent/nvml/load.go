@@ -80,8 +80,8 @@ type Sample interface {
 	// Since returns the rates from an earlier sample of the same GPU or instance to this one. They should be 100 ms apart
 	// (nvml.h). The error wraps ErrNoSession if the driver was opened anew between the two.
 	Since(earlier Sample) (Rates, error)
-	// Close makes no call into NVML, and may come at any time, also after the session's end, which closes all samples: NVML frees it with the
-	// next call of Sample.
+	// Close makes no call into NVML, and may come at any time, also after the session's end, which closes all samples: NVML frees
+	// it with the next call of Sample.
 	Close()
 }
 

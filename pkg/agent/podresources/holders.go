@@ -207,8 +207,9 @@ func (h *Holders) finish() {
 	slices.Sort(h.Unknown)
 }
 
-// InTurn are the holders of a place, each once, with one of each namespace first, then a second one of each, and so on: so the first ones of
-// them are not all of one tenant. Within a namespace it is the same with pods, and with claims without a pod. Otherwise they keep their order.
+// InTurn are the holders of a place, each once, with one of each namespace first, then a second one of each, and so on: so the
+// first ones are not all of one tenant. Within a namespace it is the same with pods, and with claims without a pod. Otherwise
+// they keep their order.
 func InTurn(holders []Holder) []Holder {
 	holders = spread(slices.Clone(holders), func(h Holder) Holder {
 		h.Container = ""
