@@ -195,6 +195,8 @@ func TestTheAgentsPortIsHeldByNobody(t *testing.T) {
 		"a scrape with a false token":     {path: "/metrics", token: "false", want: http.StatusUnauthorized},
 		"a scrape of who may not":         {path: "/metrics", token: token("stranger"), want: http.StatusForbidden},
 		"a scrape of who may":             {path: "/metrics", token: token("monitor"), want: http.StatusOK, text: "stowage_"},
+		"GPUs' metrics of who may not":    {path: "/metrics/gpus", token: token("stranger"), want: http.StatusForbidden},
+		"GPUs' metrics of who may":        {path: "/metrics/gpus", token: token("monitor"), want: http.StatusOK, text: "stowage_"},
 		"the readiness, without a token":  {path: "/readyz", want: http.StatusOK, text: "[+]"},
 		"the readiness, for who may know": {path: "/readyz", token: token("monitor"), want: http.StatusOK, text: "[+]"},
 	} {
@@ -210,8 +212,8 @@ func TestTheAgentsPortIsHeldByNobody(t *testing.T) {
 		w.must(errors.Join(err, answer.Body.Close()), name)
 		if answer.StatusCode != tc.want || !strings.Contains(string(body), tc.text) || tc.want != http.StatusOK && strings.Contains(string(body), "stowage_") {
 			t.Errorf("%s: %d %.200s, want %d and %q", name, answer.StatusCode, body, tc.want, tc.text)
-		} else if name == "a scrape of who may" {
-			recorded.show("stowage-metrics-reader: get /metrics")
+		} else if tc.want == http.StatusOK && strings.HasPrefix(tc.path, "/metrics") {
+			recorded.show("stowage-metrics-reader: get " + tc.path)
 		}
 	}
 
