@@ -154,6 +154,7 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, *
 		Client:      api.agent,
 		NodeClient:  api.node,
 		KubeletRoot: opts.kubeletRoot,
+		Kubelet:     driver.Kubelet{Socket: opts.socket},
 		StateDir:    opts.stateDir,
 		CDIDir:      opts.cdiRoot,
 		HostRoot:    opts.hostRoot,

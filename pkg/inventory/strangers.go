@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/benbjohnson/immutable"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 )
 
@@ -138,13 +139,13 @@ func membersOf(id PoolID, members map[string]*Slice, most int) membership {
 		}
 	}
 	owner := ownerOf(id)
-	crowd := crowdOf(owner, groups, most)
-	for _, node := range crowd {
+	crowd := sets.New(crowdOf(owner, groups, most)...)
+	for node := range crowd {
 		m.estrange(id, node, fmt.Sprintf("the slices of node %s have more devices, counters and uses of counters than there is room for beside others, at most %d", node, most))
 		delete(groups, node)
 	}
 	for _, s := range members {
-		if s.ignored != "" || !slices.Contains(crowd, nodeOf(s)) {
+		if s.ignored != "" || !crowd.Has(nodeOf(s)) {
 			all = addNewest(all, s)
 		}
 	}

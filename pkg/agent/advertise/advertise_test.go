@@ -98,7 +98,7 @@ func TestWithhold(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := Withhold(resources, func(gpu string) bool { return strings.Contains(strings.Join(test.withheld, " "), gpu) }, GPUOf)
+			got := Withhold(resources, func(gpu string) bool { return strings.Contains(strings.Join(test.withheld, " "), gpu) })
 			want := map[string]resourceslice.Pool{"node-1": {Generation: 3, Slices: test.want}}
 			if diff := cmp.Diff(want, got.Pools); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)

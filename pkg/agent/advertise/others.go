@@ -2,7 +2,6 @@ package advertise
 
 import (
 	"regexp"
-	"strings"
 
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/ledger"
@@ -27,11 +26,15 @@ func MayBeGPU(device ledger.PluginDevice) bool {
 // each of the node's may be meant. A PCI address is always told.
 func OfPlugins(node *discovery.Node, devices []ledger.PluginDevice) (resources map[string]string, unknown []ledger.PluginDevice) {
 	resources = map[string]string{}
+	names := namesOf(node)
 	for _, device := range devices {
 		id, err := podresources.ParseDeviceID(device.ID)
 		gpu := ""
 		if err == nil {
-			gpu = gpuOf(node, id)
+			whole := id
+			whole.GPUInstance, whole.ComputeInstance = nil, nil
+			at, _ := podresources.Find(names, whole)
+			gpu = at.GPU
 		}
 		switch {
 		case gpu == "" && gpuResource.MatchString(device.Resource) && id.PCIBusID == "":
@@ -43,29 +46,20 @@ func OfPlugins(node *discovery.Node, devices []ledger.PluginDevice) (resources m
 	return resources, unknown
 }
 
-// gpuOf is the name of the GPU with that ID, empty if there is none. The minor number of one that the driver does not have is one of before.
-func gpuOf(node *discovery.Node, id podresources.DeviceID) string {
+// namesOf are the node's GPUs as device plugins name them. The minor number of one that the driver does not have is one of before.
+func namesOf(node *discovery.Node) []podresources.GPU {
+	names := make([]podresources.GPU, len(node.GPUs))
 	for i := range node.GPUs {
 		gpu := &node.GPUs[i]
-		minor := id.Minor != nil && *id.Minor == gpu.Minor && !gpu.Bound() && !gpu.Unseen()
-		if minor || id.UUID != "" && id.UUID == gpu.UUID || id.PCIBusID != "" && address(id.PCIBusID) == gpu.PCIBusID {
-			return gpu.Name
+		names[i] = podresources.GPU{Name: gpu.Name, UUID: gpu.UUID, PCIBusID: gpu.PCIBusID, Minor: gpu.Minor}
+		if gpu.Bound() || gpu.Unseen() {
+			names[i].Minor = -1
 		}
 		for _, instance := range gpu.MIGInstances {
 			for _, device := range instance.Devices {
-				if id.UUID != "" && id.UUID == device.UUID {
-					return gpu.Name
-				}
+				names[i].MIG = append(names[i].MIG, podresources.MIGDevice{UUID: device.UUID})
 			}
 		}
 	}
-	return ""
-}
-
-// address is a PCI address as the kernel writes it: nvidia-smi writes the domain with 8 digits, the kernel with 4 unless it needs more.
-func address(pci string) string {
-	if domain, rest, ok := strings.Cut(pci, ":"); ok {
-		return strings.Repeat("0", max(0, 4-len(strings.TrimLeft(domain, "0")))) + strings.TrimLeft(domain, "0") + ":" + rest
-	}
-	return pci
+	return names
 }

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/podresources"
 )
 
 // Path is a way to offer a GPU.
@@ -56,7 +57,7 @@ func Parse(list string) (Paths, error) {
 			return Paths{}, fmt.Errorf("%q: want a GPU by its UUID (GPU-…), its PCI address (0000:1b:00.0) or its name (gpu-0000-1b-00-0)", item)
 		}
 		if !strings.HasPrefix(name, "gpu") {
-			name = address(name)
+			name = podresources.KernelAddress(name)
 		}
 		if before, ok := p.named[name]; ok {
 			return Paths{}, fmt.Errorf("%q: that GPU has a path already, %s", item, before)

@@ -8,7 +8,7 @@ import (
 
 // Withhold returns the resources without the devices of GPUs that are not to be offered by claims, and without their counters.
 // The resources stay as they are.
-func Withhold(resources resourceslice.DriverResources, withheld func(gpu string) bool, gpuOf func(device string) string) resourceslice.DriverResources {
+func Withhold(resources resourceslice.DriverResources, withheld func(gpu string) bool) resourceslice.DriverResources {
 	left := resourceslice.DriverResources{Pools: make(map[string]resourceslice.Pool, len(resources.Pools))}
 	for name, pool := range resources.Pools {
 		var kept []resourceslice.Slice
@@ -16,7 +16,7 @@ func Withhold(resources resourceslice.DriverResources, withheld func(gpu string)
 			now := slice
 			now.Devices, now.SharedCounters = nil, nil
 			for _, device := range slice.Devices {
-				if !withheld(gpuOf(device.Name)) {
+				if !withheld(GPUOf(device.Name)) {
 					now.Devices = append(now.Devices, device)
 				}
 			}

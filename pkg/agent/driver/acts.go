@@ -223,9 +223,7 @@ type Reader struct{ hardware *Hardware }
 func NewReader(h *Hardware) *Reader { return &Reader{h} }
 
 // Node is what the last look has found; nil before. Nobody may change it.
-func (r *Reader) Node() *discovery.Node {
-	return r.hardware.inventory.found()
-}
+func (r *Reader) Node() *discovery.Node { return r.hardware.Node() }
 
 // Read runs f for a GPU in the session that is open, and returns when f does: a call into NVML may hang. f changes nothing of
 // the GPU. ctx is for a session that is being opened.

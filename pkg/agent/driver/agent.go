@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -85,7 +86,7 @@ type Options struct {
 	Users vfio.Users
 	// FS keeps the ledger and the CDI specifications; the machine's if nil.
 	FS durable.FS
-	// Kubelet tells what pods have; by its PodResources socket below KubeletRoot what is nil of it.
+	// Kubelet tells what pods have; by its PodResources socket what is nil of it.
 	Kubelet Kubelet
 }
 
@@ -119,7 +120,7 @@ func New(opts Options) (*Agent, error) {
 	if opts.NodeClient == nil {
 		opts.NodeClient = opts.Client
 	}
-	socket := filepath.Join(opts.KubeletRoot, "pod-resources", "kubelet.sock")
+	socket := cmp.Or(opts.Kubelet.Socket, filepath.Join(opts.KubeletRoot, "pod-resources", "kubelet.sock"))
 	if opts.Kubelet.Pods == nil {
 		opts.Kubelet.Pods = reconcile.KubeletAt(socket)
 	}

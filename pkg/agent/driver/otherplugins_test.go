@@ -2,6 +2,8 @@ package driver
 
 import (
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +19,7 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/pluginpath"
+	"stowage.dev/stowage/pkg/agent/sharing"
 )
 
 // TestAGPUOfAnotherDevicePluginIsGivenToNoClaim: it is tainted as long as the kubelet lists it, and each prepare asks anew. Where the kubelet does
@@ -198,5 +201,29 @@ func TestOurOwnDevicePluginIsNoOther(t *testing.T) {
 	}
 	if got := told(agent.plugins); !slices.Equal(got, []string{t4First + " healthy"}) {
 		t.Errorf("the kubelet is told of %q", got)
+	}
+}
+
+// TestTheKubeletIsAskedAtItsSocket, where an administrator says that it is: asked elsewhere, a node would seem to have no device plugins.
+func TestTheKubeletIsAskedAtItsSocket(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	r := newRig(t, "t4")
+	socket := filepath.Join(t.TempDir(), "kubelet.sock")
+	if err := os.WriteFile(socket, nil, 0o600); err != nil { // nobody listens
+		t.Fatal(err)
+	}
+	hardware := r.found(ctx)
+	agent, err := New(Options{
+		NodeName: "node-1", Client: newAPIServer(), KubeletRoot: r.state, StateDir: r.state, CDIDir: filepath.Join(r.state, "cdi"), Hardware: hardware,
+		Backend: r.agent(ctx, newAPIServer()).opts.Backend, Tools: sharing.NewSimulated(r.machine), Kubelet: Kubelet{Socket: socket},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := agent.plugins.OfOthers(ctx); err == nil || !strings.Contains(err.Error(), socket) {
+		t.Errorf("device plugins: %v, want an error of %s", err, socket)
+	}
+	if _, err := agent.opts.Kubelet.Pods(ctx); err == nil || !strings.Contains(err.Error(), socket) {
+		t.Errorf("pods: %v, want an error of %s", err, socket)
 	}
 }

@@ -20,6 +20,8 @@ import (
 
 // Kubelet is what the kubelet tells.
 type Kubelet struct {
+	// Socket of its PodResources service; below KubeletRoot if empty.
+	Socket string
 	// Pods that it gives resources to.
 	Pods func(context.Context) ([]reconcile.KubeletPod, error)
 	// Devices that device plugins offer or pods have from them; each may be there several times.

@@ -110,12 +110,14 @@ func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, err e
 	if err != nil {
 		return nil, fmt.Errorf("whether a device plugin offers the node's GPUs: %w", err)
 	}
-	ours, err := p.ours(node)
-	if err != nil {
-		return nil, err
+	if len(devices) > 0 {
+		ours, err := p.ours(node)
+		if err != nil {
+			return nil, err
+		}
+		devices = slices.DeleteFunc(devices, ours.Has)
 	}
-	others := slices.DeleteFunc(devices, ours.Has)
-	resources, unknown := advertise.OfPlugins(node, others)
+	resources, unknown := advertise.OfPlugins(node, devices)
 	var reason error
 	if len(unknown) > 0 {
 		reason = fmt.Errorf("a device plugin offers %.120q, which is none of the GPUs that are known: it may be any of them", unknown[0].String())

@@ -185,7 +185,7 @@ func (p *Path) ForClaims(pool string) (resourceslice.DriverResources, bool) {
 		return resources, true
 	}
 	paths := p.pathsOf(p.opts.Hardware.Node())
-	return advertise.Withhold(resources, func(gpu string) bool { return paths[gpu] != advertise.DRA || held.Has(gpu) }, advertise.GPUOf), true
+	return advertise.Withhold(resources, func(gpu string) bool { return paths[gpu] != advertise.DRA || held.Has(gpu) }), true
 }
 
 // HeldChanged reads which GPUs pods have by the device plugin API, and reports whether that were others before. Where the ledger cannot be read,

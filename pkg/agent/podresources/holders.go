@@ -149,13 +149,21 @@ func (h *Holders) find(resource, id string, gpus []GPU) (Place, bool) {
 	if err != nil || device.UUID == "" && !strings.HasPrefix(resource, "nvidia.com/") {
 		return Place{}, false // of something else: others' devices have minors and PCI addresses, too
 	}
-	for i := range gpus {
-		if at, ok := gpus[i].place(device); ok {
-			return at, true
-		}
+	if at, ok := Find(gpus, device); ok {
+		return at, true
 	}
 	if !slices.Contains(h.Unknown, resource) {
 		h.Unknown = append(h.Unknown, resource)
+	}
+	return Place{}, false
+}
+
+// Find returns the place that an ID names.
+func Find(gpus []GPU, id DeviceID) (Place, bool) {
+	for i := range gpus {
+		if at, ok := gpus[i].place(id); ok {
+			return at, true
+		}
 	}
 	return Place{}, false
 }

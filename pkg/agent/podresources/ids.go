@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"regexp"
 	"strconv"
+	"strings"
 )
 
 // DeviceID is a GPU, or a MIG device of it, as a device plugin's ID names it. One of UUID, PCIBusID and Minor is set.
@@ -53,9 +54,19 @@ func ParseDeviceID(id string) (DeviceID, error) {
 		return DeviceID{Minor: number(m[1]), GPUInstance: number(m[2]), Replica: number(m[3])}, nil
 	}
 	if byAddress.MatchString(id) {
-		return DeviceID{PCIBusID: id}, nil
+		return DeviceID{PCIBusID: KernelAddress(id)}, nil
 	}
 	return DeviceID{}, fmt.Errorf("device ID %q names no GPU: want GPU-…, MIG-…, either with ::<replica>, nvidia<minor>, or a PCI address", id)
+}
+
+// KernelAddress is a PCI address as the kernel writes it: nvidia-smi writes the domain with 8 digits, the kernel with 4 unless it needs more.
+func KernelAddress(pci string) string {
+	domain, rest, _ := strings.Cut(pci, ":")
+	n, err := strconv.ParseUint(domain, 16, 32)
+	if err != nil {
+		return pci
+	}
+	return fmt.Sprintf("%04x:%s", n, rest)
 }
 
 // number is nil for nothing. The patterns let only few digits through.

@@ -27,6 +27,8 @@ func TestDeviceIDsOfAllPlugins(t *testing.T) {
 		"nvidia0/gi3":                    {Minor: ptr(0), GPUInstance: ptr(3)},
 		"nvidia0/gi3/vgpu2":              {Minor: ptr(0), GPUInstance: ptr(3), Replica: ptr(2)},
 		"0000:1b:00.0":                   {PCIBusID: "0000:1b:00.0"},
+		"00000000:1b:00.0":               {PCIBusID: "0000:1b:00.0"},
+		"00010000:1b:00.0":               {PCIBusID: "10000:1b:00.0"},
 		"":                               {},
 		"nvidiactl":                      {},
 		"nvidia":                         {},
