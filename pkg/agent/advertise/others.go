@@ -8,9 +8,9 @@ import (
 	"stowage.dev/stowage/pkg/agent/podresources"
 )
 
-// gpuResource are the names by which device plugins offer NVIDIA's GPUs: whole ones, replicas, MIG devices, and those for virtual machines. NICs have
-// the prefix nvidia.com, too (nvidia.com/hostdev).
-var gpuResource = regexp.MustCompile(`^nvidia\.com/(gpu|pgpu|vgpu|mig-)`)
+// gpuResource are the names by which device plugins offer NVIDIA's GPUs: whole ones, replicas, MIG devices, and those for virtual machines, which
+// KubeVirt's plugin names as pci.ids does (nvidia.com/GA102GL_A10, nvidia.com/2330). NICs have the prefix, too: nvidia.com/hostdev.
+var gpuResource = regexp.MustCompile(`^nvidia\.com/(gpu|pgpu|vgpu|mig-|[A-Z0-9])`)
 
 // MayBeGPU tells whether a device of a device plugin can be one of the node's GPUs, by the form of its ID or its resource's name.
 func MayBeGPU(device ledger.PluginDevice) bool {
@@ -35,6 +35,8 @@ func OfPlugins(node *discovery.Node, devices []ledger.PluginDevice) (resources m
 			whole.GPUInstance, whole.ComputeInstance = nil, nil
 			at, _ := podresources.Find(names, whole)
 			gpu = at.GPU
+		} else if gpuResource.MatchString(device.Resource) {
+			gpu = ofGroup(node, device.ID)
 		}
 		switch {
 		case gpu == "" && gpuResource.MatchString(device.Resource) && id.PCIBusID == "":
@@ -44,6 +46,16 @@ func OfPlugins(node *discovery.Node, devices []ledger.PluginDevice) (resources m
 		}
 	}
 	return resources, unknown
+}
+
+// ofGroup is the GPU of that IOMMU group, which is the ID that KubeVirt's plugin has; empty if there is none.
+func ofGroup(node *discovery.Node, group string) string {
+	for i := range node.GPUs {
+		if p := node.GPUs[i].Passthrough; p != nil && p.Group != "" && p.Group == group {
+			return node.GPUs[i].Name
+		}
+	}
+	return ""
 }
 
 // namesOf are the node's GPUs as device plugins name them. The minor number of one that the driver does not have is one of before.

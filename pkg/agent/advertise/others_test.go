@@ -19,7 +19,7 @@ func TestGPUsOfOtherDevicePlugins(t *testing.T) {
 	node := &discovery.Node{GPUs: []discovery.GPU{
 		{Name: "gpu-0000-1b-00-0", UUID: first, PCIBusID: "0000:1b:00.0", Minor: 0},
 		{Name: "gpu-0000-43-00-0", UUID: second, PCIBusID: "0000:43:00.0", Minor: 1, MIGInstances: []nvml.GPUInstance{{Devices: []nvml.MIGDevice{{UUID: mig}}}}},
-		{Name: "gpu-0000-52-00-0", PCIBusID: "0000:52:00.0", Minor: 2, Passthrough: &discovery.Passthrough{Bound: true}},
+		{Name: "gpu-0000-52-00-0", PCIBusID: "0000:52:00.0", Minor: 2, Passthrough: &discovery.Passthrough{Bound: true, Group: "12"}},
 		{Name: "gpu-0000-64-00-0", UUID: "GPU-8a1b2c3d-0000-0000-0000-000000000004", PCIBusID: "0000:64:00.0", Minor: 2},
 	}}
 	of := func(resource string, ids ...string) (devices []ledger.PluginDevice) {
@@ -39,6 +39,11 @@ func TestGPUsOfOtherDevicePlugins(t *testing.T) {
 		"replicas":                    {devices: of("nvidia.com/gpu.shared", second+"::0", second+"::1"), want: map[string]string{"gpu-0000-43-00-0": "nvidia.com/gpu.shared"}},
 		"by minor number, and a part": {devices: of("nvidia.com/gpu", "nvidia1/gi3", "nvidia0/vgpu1"), want: map[string]string{"gpu-0000-1b-00-0": "nvidia.com/gpu", "gpu-0000-43-00-0": "nvidia.com/gpu"}},
 		"NICs of NVIDIA":              {devices: append(of("nvidia.com/hostdev", "0000:3b:00.0"), of("nvidia.com/rdma_shared", "0", "mlx5_0")...), want: map[string]string{}},
+		"a GPU of KubeVirt's plugin":  {devices: of("nvidia.com/GA102GL_A10", "12"), want: map[string]string{"gpu-0000-52-00-0": "nvidia.com/GA102GL_A10"}},
+		"by the number of its model":  {devices: of("nvidia.com/2330", "12"), want: map[string]string{"gpu-0000-52-00-0": "nvidia.com/2330"}},
+		"a group that is not known":   {devices: of("nvidia.com/GA102GL_A10", "13"), want: map[string]string{}, unknown: of("nvidia.com/GA102GL_A10", "13")},
+		"a vGPU":                      {devices: of("nvidia.com/NVIDIA_A10-24Q", "c7a5d2e4-5f0b-5c1d-8e9f-0a1b2c3d4e5f"), want: map[string]string{}, unknown: of("nvidia.com/NVIDIA_A10-24Q", "c7a5d2e4-5f0b-5c1d-8e9f-0a1b2c3d4e5f")},
+		"a part by memory":            {devices: of("aliyun.com/gpu-mem", second+"-_-7"), want: map[string]string{"gpu-0000-43-00-0": "aliyun.com/gpu-mem"}},
 		"a long domain":               {devices: of("vendor.example.com/H100", "00000000:43:00.0"), want: map[string]string{"gpu-0000-43-00-0": "vendor.example.com/H100"}},
 		"an address of no GPU":        {devices: of("nvidia.com/gpu", "0000:99:00.0"), want: map[string]string{}},
 		"the minor of a GPU that virtual machines have": {devices: of("example.com/gpu", "nvidia2"), want: map[string]string{"gpu-0000-64-00-0": "example.com/gpu"}},

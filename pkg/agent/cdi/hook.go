@@ -31,7 +31,7 @@ const (
 
 // Hook is the program nvidia-cdi-hook that lies beside the agent and is brought to where the container runtime finds it: into the folder bin of the
 // agent's state folder. A pod with hostUsers: false has its hooks run in its user namespace, where the host's root is nobody, so whoever it is must be
-// able to run it; the kubelet's folder of plugins (0750) is closed to them. Where that cannot be, as on a host with /var mounted noexec, other pods get
+// able to run it; the kubelet's folder of plugins (0750) is closed to them. Where no program runs, as on a host with /var mounted noexec, other pods get
 // theirs from the plugin's folder. The version is in the file's name, since containers that start again are prepared with the program that their
 // specification names.
 type Hook struct {
@@ -121,6 +121,9 @@ func (h *Hook) install(timeout time.Duration) (path string, err error) {
 	if closed == nil {
 		return h.use(h.inState, nil), nil
 	}
+	if h.host.programForRoot(h.inState.path) == nil { // so claims that are prepared keep their path, and are mended with the folder
+		return h.use(h.inState, closed), nil
+	}
 	failed := os.MkdirAll(filepath.Dir(h.inPlugin.path), 0o750) // as the plugin, which may make it later
 	if failed == nil {
 		failed = h.inPlugin.install(ctx, h.source)
@@ -133,8 +136,6 @@ func (h *Hook) install(timeout time.Duration) (path string, err error) {
 		return h.use(h.inPlugin, nil), nil
 	case failed == nil:
 		return h.use(h.inPlugin, closed), nil
-	case h.host.programForRoot(h.inState.path) == nil:
-		return h.use(h.inState, closed), nil
 	}
 	return "", fmt.Errorf("%w; instead of it %s: %w", closed, h.inPlugin.path, failed)
 }

@@ -236,18 +236,22 @@ func (s *samples) close(of *sample) {
 
 // free lets go of the closed ones, or of all. To be called by who uses the session. There is nothing to do about one that NVML keeps.
 func (s *samples) free(all bool) {
-	s.mu.Lock()
-	var gone []*sample
-	for held, closed := range s.closed {
-		if closed || all {
-			gone = append(gone, held)
-			delete(s.closed, held)
-		}
-	}
-	s.mu.Unlock()
-	for _, held := range gone {
+	for held := s.take(all); held != nil; held = s.take(all) {
 		_ = ask(held.lib, "nvmlGpmSampleFree", held.gpm.Free)
 	}
+}
+
+// take is a closed one, or any, and nil if there is none: one that hangs keeps the others for who comes next.
+func (s *samples) take(any bool) *sample {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for held, closed := range s.closed {
+		if closed || any {
+			delete(s.closed, held)
+			return held
+		}
+	}
+	return nil
 }
 
 func (d *handle) Sample(gpuInstance *uint32) (Sample, error) {

@@ -100,7 +100,7 @@ func (p *Path) devices(ctx context.Context) ([]ledger.PluginDevice, error) {
 }
 
 // OfOthers returns the resource by which another device plugin of the node offers each GPU, or has given it to a pod, by the GPU's name. A
-// device of NVIDIA's resources that is none of the GPUs that are known may be any of them.
+// device of a resource of GPUs that is none of those that are known may be any of them.
 func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, err error) {
 	node := p.opts.Hardware.Node()
 	if node == nil {

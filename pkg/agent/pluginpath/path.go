@@ -261,15 +261,24 @@ func (p *Path) Look(ctx context.Context) error {
 	devices := p.candidates(node)
 	proofErr := p.prove(ctx, devices)
 	usable := usableDevices(resources)
-	var errs []error
+	var (
+		errs    []error
+		of      string // whose holders these are: candidates of a GPU follow one another
+		holders []*ledger.Record
+		err     error
+	)
 	offered := map[string][]deviceplugin.Device{}
 	for _, c := range devices {
 		if !p.isWithdrawn(c.gpu.Name) {
 			continue
 		}
-		free, err := p.isFree(c)
-		errs = append(errs, err)
-		c.device.Healthy = free && usable.Has(c.device.Name)
+		if of != c.gpu.Name {
+			of = c.gpu.Name
+			if holders, err = p.opts.Records.Holders(of); err != nil {
+				errs = append(errs, fmt.Errorf("whether somebody has GPU %s: %w", of, err))
+			}
+		}
+		c.device.Healthy = err == nil && isFree(c, holders) && usable.Has(c.device.Name)
 		offered[c.resource] = append(offered[c.resource], c.device)
 	}
 	p.offer(node, offered)
@@ -359,11 +368,7 @@ func usableDevices(resources resourceslice.DriverResources) sets.Set[string] {
 }
 
 // isFree tells whether nobody holds the device, or a place that it overlaps, but by the same resource and ID.
-func (p *Path) isFree(c candidate) (bool, error) {
-	holders, err := p.opts.Records.Holders(c.gpu.Name)
-	if err != nil {
-		return false, fmt.Errorf("whether somebody has GPU %s: %w", c.gpu.Name, err)
-	}
+func isFree(c candidate, holders []*ledger.Record) bool {
 	own := ledger.PluginDevice{Resource: c.resource, ID: c.device.ID}
 	return !slices.ContainsFunc(holders, func(r *ledger.Record) bool {
 		switch {
@@ -375,7 +380,7 @@ func (p *Path) isFree(c candidate) (bool, error) {
 		return slices.ContainsFunc(r.Entry.Devices, func(d ledger.Device) bool {
 			return !d.AdminAccess && d.GPU == c.gpu.Name && d.Partition.Overlaps(c.at)
 		})
-	}), nil
+	})
 }
 
 // prove asks the API server whether GPUs have left the slices of the node. A GPU that has comes back to them only with another agent.

@@ -28,8 +28,9 @@ const uuidPattern = `[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12
 
 // The forms of IDs. Numbers have at most 5 digits.
 var (
-	// byUUID: NVIDIA's plugin has GPU-… and MIG-…, with ::<replica> if it replicates them; HAMi has GPU-…-<replica>.
-	byUUID = regexp.MustCompile(`^((?:GPU|MIG)-` + uuidPattern + `)(?:(?:::|-)(\d{1,5}))?$`)
+	// byUUID: NVIDIA's plugin has GPU-… and MIG-…, with ::<replica> if it replicates them; HAMi has GPU-…-<replica>, and plugins that
+	// share by memory have GPU-…-_-<part>.
+	byUUID = regexp.MustCompile(`^((?:GPU|MIG)-` + uuidPattern + `)(?:(?:::|-_-|-)(\d{1,5}))?$`)
 	// byOldMIG: NVIDIA's plugin with drivers before R470, MIG-GPU-…/<GPU instance>/<compute instance>.
 	byOldMIG = regexp.MustCompile(`^MIG-(GPU-` + uuidPattern + `)/(\d{1,5})/(\d{1,5})(?:::(\d{1,5}))?$`)
 	// byMinor: Google's plugin, nvidia0, nvidia0/gi1, nvidia0/vgpu2 and nvidia0/gi1/vgpu2.

@@ -20,6 +20,7 @@ func TestDeviceIDsOfAllPlugins(t *testing.T) {
 		uuid1 + "::3":                    {UUID: uuid1, Replica: ptr(3)},
 		mig1 + "::0":                     {UUID: mig1, Replica: ptr(0)},
 		uuid1 + "-7":                     {UUID: uuid1, Replica: ptr(7)},
+		uuid1 + "-_-79":                  {UUID: uuid1, Replica: ptr(79)},
 		"MIG-" + uuid1 + "/1/0":          {UUID: uuid1, GPUInstance: ptr(1), ComputeInstance: ptr(0)},
 		"MIG-" + uuid1 + "/11/2::4":      {UUID: uuid1, GPUInstance: ptr(11), ComputeInstance: ptr(2), Replica: ptr(4)},
 		"nvidia0":                        {Minor: ptr(0)},
