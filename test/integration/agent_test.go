@@ -185,21 +185,14 @@ func TestTheAgentsPortIsHeldByNobody(t *testing.T) {
 		w.must(err, "getting the identity")
 		return config.BearerToken
 	}
-	for name, tc := range map[string]struct {
+	monitor := token("monitor") // one that has read something is known, and asked about no more
+	type call struct {
 		path, token string
 		want        int
 		text        string
-	}{
-		"a probe":                         {path: "/healthz", want: http.StatusOK, text: "ok"},
-		"a scrape without a token":        {path: "/metrics", want: http.StatusUnauthorized},
-		"a scrape with a false token":     {path: "/metrics", token: "false", want: http.StatusUnauthorized},
-		"a scrape of who may not":         {path: "/metrics", token: token("stranger"), want: http.StatusForbidden},
-		"a scrape of who may":             {path: "/metrics", token: token("monitor"), want: http.StatusOK, text: "stowage_"},
-		"GPUs' metrics of who may not":    {path: "/metrics/gpus", token: token("stranger"), want: http.StatusForbidden},
-		"GPUs' metrics of who may":        {path: "/metrics/gpus", token: token("monitor"), want: http.StatusOK, text: "stowage_"},
-		"the readiness, without a token":  {path: "/readyz", want: http.StatusOK, text: "[+]"},
-		"the readiness, for who may know": {path: "/readyz", token: token("monitor"), want: http.StatusOK, text: "[+]"},
-	} {
+	}
+	check := func(name string, tc call) {
+		t.Helper()
 		request, err := http.NewRequestWithContext(w.ctx, http.MethodGet, "https://"+n.options.HealthAddress+tc.path, nil)
 		w.must(err, name)
 		if tc.token != "" {
@@ -216,6 +209,18 @@ func TestTheAgentsPortIsHeldByNobody(t *testing.T) {
 			recorded.show("stowage-metrics-reader: get " + tc.path)
 		}
 	}
+	for name, tc := range map[string]call{
+		"a probe":                         {path: "/healthz", want: http.StatusOK, text: "ok"},
+		"a scrape without a token":        {path: "/metrics", want: http.StatusUnauthorized},
+		"a scrape with a false token":     {path: "/metrics", token: "false", want: http.StatusUnauthorized},
+		"a scrape of who may not":         {path: "/metrics", token: token("stranger"), want: http.StatusForbidden},
+		"a scrape of who may":             {path: "/metrics", token: monitor, want: http.StatusOK, text: "stowage_"},
+		"the readiness, without a token":  {path: "/readyz", want: http.StatusOK, text: "[+]"},
+		"the readiness, for who may know": {path: "/readyz", token: monitor, want: http.StatusOK, text: "[+]"},
+	} {
+		check(name, tc)
+	}
+	check("GPUs' metrics of who may", call{path: "/metrics/gpus", token: monitor, want: http.StatusOK, text: "stowage_"})
 
 	// Two that say too little are cut off: one has not begun with TLS, one does not end its request. Their time begins before the flood.
 	silent, err := net.Dial("tcp", n.options.HealthAddress)
