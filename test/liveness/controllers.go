@@ -86,6 +86,12 @@ func hear[T any](informer cache.SharedIndexInformer, fn func(T)) {
 	}
 }
 
+// after calls fn when a time has passed, unless the history ends before. A timer that outlives its bubble keeps the whole history in memory.
+func after(ctx context.Context, wait time.Duration, fn func()) {
+	timer := time.AfterFunc(wait, fn)
+	context.AfterFunc(ctx, func() { timer.Stop() })
+}
+
 // collectGarbage deletes the claims that a pod or a group owned that is gone, soon.
 func collectGarbage(ctx context.Context, client kubernetes.Interface, object runtime.Object) {
 	switch object.(type) {
@@ -94,7 +100,7 @@ func collectGarbage(ctx context.Context, client kubernetes.Interface, object run
 		return
 	}
 	gone := object.(metav1.Object)
-	time.AfterFunc(100*time.Millisecond, func() {
+	after(ctx, 100*time.Millisecond, func() {
 		list, err := client.ResourceV1().ResourceClaims(gone.GetNamespace()).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return // the history has ended
@@ -112,7 +118,7 @@ func endPod(ctx context.Context, client kubernetes.Interface, pod *v1.Pod) {
 	if pod.DeletionTimestamp == nil || pod.Spec.NodeName == "" {
 		return
 	}
-	time.AfterFunc(time.Until(pod.DeletionTimestamp.Time), func() {
+	after(ctx, time.Until(pod.DeletionTimestamp.Time), func() {
 		_ = client.CoreV1().Pods(pod.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{
 			GracePeriodSeconds: ptr.To[int64](0), Preconditions: &metav1.Preconditions{UID: &pod.UID},
 		})
@@ -129,7 +135,7 @@ type attacher struct {
 
 func (a *attacher) attachSoon(ctx context.Context, claim *resourceapi.ResourceClaim) {
 	if len(pendingIn(claim)) > 0 {
-		time.AfterFunc(2*time.Second, func() { a.attach(ctx, claim.Namespace, claim.Name) })
+		after(ctx, 2*time.Second, func() { a.attach(ctx, claim.Namespace, claim.Name) })
 	}
 }
 

@@ -261,7 +261,7 @@ func (h *history) stop() {
 	h.scheduler.stop()
 	// Its process ends. The pods of a gang that wait for others do not know that.
 	name := h.scheduler.name
-	time.AfterFunc(time.Minute, func() {
+	after(h.ctx, time.Minute, func() {
 		h.mutex.Lock()
 		defer h.mutex.Unlock()
 		h.dead[name] = true
@@ -404,7 +404,7 @@ func (h *history) fault(client, verb, what string) memoryapi.Fault {
 			case Before:
 				h.kill(client)
 			case After:
-				time.AfterFunc(50*time.Millisecond, func() {
+				after(h.ctx, 50*time.Millisecond, func() {
 					h.mutex.Lock()
 					defer h.mutex.Unlock()
 					h.kill(client)
