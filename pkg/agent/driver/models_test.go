@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -38,6 +39,7 @@ var recordedProfiles = map[string]string{
 func TestEachModelIsDiscoveredHealthyAndPublished(t *testing.T) {
 	columns := []resourceapi.QualifiedName{
 		"productName", "brand", "architecture", "cudaComputeCapability", "driverVersion", "cudaDriverVersion", "addressingMode", "nvlinkClique",
+		"migCapable",
 	}
 	var table strings.Builder
 	table.WriteString(modelsHead)
@@ -103,6 +105,7 @@ func checkAttributes(t *testing.T, p *nvmlsim.Profile, device resourceapi.Device
 		"type": "gpu", "productName": p.GPU.ProductName, "brand": p.GPU.Brand, "architecture": p.GPU.Architecture,
 		"cudaComputeCapability": p.GPU.CUDAComputeCapability + ".0", "driverVersion": strings.ReplaceAll(p.System.DriverVersion, ".0", "."),
 		"cudaDriverVersion": p.System.CUDADriverVersion + ".0", "addressingMode": p.GPU.AddressingMode,
+		"migCapable": strconv.FormatBool(p.GPU.MIG != nil),
 	}
 	if f := p.Fabric; f != nil && !strings.HasPrefix(f.ClusterUUID, "00000000-") {
 		want["nvlinkClique"] = fmt.Sprintf("%s.%d", f.ClusterUUID, f.CliqueID)
@@ -131,6 +134,8 @@ func text(a resourceapi.DeviceAttribute) string {
 		return *a.StringValue
 	case a.VersionValue != nil:
 		return *a.VersionValue
+	case a.BoolValue != nil:
+		return strconv.FormatBool(*a.BoolValue)
 	}
 	return ""
 }
