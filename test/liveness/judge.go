@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -131,8 +132,14 @@ func (h *history) isLeftBehind(claim resourceapi.ResourceClaim, pod v1.Pod, pods
 	defer h.mutex.Unlock()
 	return isShort(pod, pods, groups) && !slices.ContainsFunc(h.writes, func(w memoryapi.Write) bool {
 		written, ok := w.Object.(*resourceapi.ResourceClaim)
-		return ok && written.UID == claim.UID
+		return ok && written.UID == claim.UID && isReserved(w.Object, pod) && !isReserved(w.Before, pod)
 	})
+}
+
+// isReserved tells whether a claim, which may be none, is reserved for a pod.
+func isReserved(claim runtime.Object, pod v1.Pod) bool {
+	c, ok := claim.(*resourceapi.ResourceClaim)
+	return ok && slices.ContainsFunc(c.Status.ReservedFor, func(user resourceapi.ResourceClaimConsumerReference) bool { return user.UID == pod.UID })
 }
 
 // waitsForADeletion tells whether a pod waits for one that its user has deleted and that has not ended: preemption took that one for a

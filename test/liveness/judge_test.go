@@ -157,6 +157,7 @@ func TestClaimsOfPodsThatWait(t *testing.T) {
 		gang     int
 		pods     []Pod
 		ownWrite bool
+		ofOther  bool   // only, for another pod
 		forGroup bool   // and not for p
 		bound    string // a pod
 		keptBack string // a pod, by PreEnqueue
@@ -179,6 +180,7 @@ func TestClaimsOfPodsThatWait(t *testing.T) {
 		"a pod without a group":                      {pods: []Pod{{Name: "p"}}, want: []string{difference}},
 		"a gang that is short of pods":               {gang: 2, pods: []Pod{{Name: "p", Group: "g"}}},
 		"that gang's, reserved by the present one":   {gang: 3, pods: two, ownWrite: true, want: []string{difference}},
+		"that gang's, which the present one shares":  {gang: 3, pods: two, ofOther: true},
 		"a gang that has all its pods":               {gang: 2, pods: two, want: []string{difference}},
 		"a gang of two, beside pods of other groups": {gang: 2, pods: []Pod{{Name: "p", Group: "g"}, {Name: "q", Group: "h"}, {Name: "r"}}},
 		"a group whose pods get what they can":       {pods: []Pod{{Name: "p", Group: "g"}}, want: []string{difference}},
@@ -224,6 +226,9 @@ func TestClaimsOfPodsThatWait(t *testing.T) {
 			}
 			if tc.ownWrite {
 				h.writes = []memoryapi.Write{{Object: claim}}
+			}
+			if tc.ofOther {
+				h.writes = []memoryapi.Write{{Before: claim, Object: claim}}
 			}
 			if diff := cmp.Diff(tc.want, h.judgeRest()); diff != "" || h.err != nil {
 				t.Errorf("differences (-want +got):\n%s%v", diff, h.err)

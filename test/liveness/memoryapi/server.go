@@ -61,6 +61,7 @@ type Write struct {
 	Verb    string // create, update, patch, delete
 	What    string // resource or resource/subresource
 	Version int64
+	Before  runtime.Object // as it was, nil if there was none; read only
 	Object  runtime.Object // as it is now; read only
 	Deleted bool           // and it is gone
 }

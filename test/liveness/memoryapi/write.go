@@ -299,6 +299,7 @@ func (s *Server) store(w *write, change watch.EventType, object runtime.Object) 
 	m.SetResourceVersion(strconv.FormatInt(s.version, 10))
 	object.GetObjectKind().SetGroupVersionKind(w.kind)
 	k := s.kind(w.resource)
+	before := k.objects[nameOf(object)]
 	if change == watch.Deleted {
 		delete(k.objects, nameOf(object))
 	} else {
@@ -307,7 +308,10 @@ func (s *Server) store(w *write, change watch.EventType, object runtime.Object) 
 	k.log = append(k.log, event{version: s.version, kind: change, object: object, line: encodeEvent(change, object)})
 	s.show(k)
 	if s.accepted != nil {
-		s.accepted(Write{Client: w.client, Verb: w.verb, What: w.what(), Version: s.version, Object: object, Deleted: change == watch.Deleted})
+		s.accepted(Write{
+			Client: w.client, Verb: w.verb, What: w.what(), Version: s.version,
+			Before: before, Object: object, Deleted: change == watch.Deleted,
+		})
 	}
 	if change == watch.Deleted && s.OnDelete != nil {
 		s.OnDelete(object)
