@@ -6,8 +6,11 @@ import (
 	"path"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 var (
@@ -113,7 +116,7 @@ func TestTablesNameTestsWhereTheyAre(t *testing.T) {
 			}
 		}
 	}
-	for _, document := range []string{"parity.md", "known-bugs.md", "security.md"} {
+	for _, document := range []string{"parity.md", "known-bugs.md", "requirements.md", "security.md"} {
 		if rows[document] == 0 {
 			t.Errorf("%s has no table of tests: this one looks at the wrong place", document)
 		}
@@ -133,6 +136,68 @@ func TestKnownBugsHaveAThreadAndATest(t *testing.T) {
 		}
 		if !namedTest.MatchString(row[3]) {
 			t.Errorf("%q: no test", row[0])
+		}
+	}
+}
+
+// Each requirement has an identifier, a state, and a test, or says what is missing.
+func TestRequirementsAreShownOrSayWhatIsMissing(t *testing.T) {
+	identifier := regexp.MustCompile(`^([A-F])([0-9]+)$`)
+	next := map[string]int{}
+	for _, row := range shownBy(documents(t, filepath.Join("..", ".."))["requirements.md"]) {
+		if len(row) != 4 {
+			t.Errorf("%q: %d columns, want id, what is asked, state, test", row[0], len(row))
+			continue
+		}
+		if problem := requirement(row); problem != "" {
+			t.Errorf("%s: %s", row[0], problem)
+		}
+		id := identifier.FindStringSubmatch(row[0])
+		if id == nil {
+			t.Errorf("%q is no identifier", row[0])
+			continue
+		}
+		if next[id[1]]++; strconv.Itoa(next[id[1]]) != id[2] {
+			t.Errorf("%s: want %s%d, each once and in order", row[0], id[1], next[id[1]])
+		}
+	}
+	want := map[string]int{"A": 19, "B": 7, "C": 9, "D": 4, "E": 5, "F": 1}
+	if diff := cmp.Diff(want, next); diff != "" {
+		t.Errorf("rows of each section (-want +got):\n%s", diff)
+	}
+}
+
+// requirement says what is wrong with a row: id, what is asked, state, test.
+func requirement(row []string) string {
+	state, missing, _ := strings.Cut(row[2], ": ")
+	shown := namedTest.MatchString(row[3])
+	switch {
+	case state == "shown" && missing == "" && shown, state == "part" && missing != "" && shown, state == "missing" && missing != "":
+		return ""
+	case state == "shown" && missing != "":
+		return "it is shown, and something is missing"
+	case state == "part" && missing == "", state == "missing":
+		return "what is missing is not said"
+	case state == "shown", state == "part":
+		return "no test"
+	}
+	return "no state: " + row[2]
+}
+
+func TestRequirement(t *testing.T) {
+	for want, rows := range map[string][][]string{
+		"": {
+			{"A1", "", "shown", "`TestA`"}, {"A1", "", "part: half of it", "`pkg/a` `TestA`"}, {"A1", "", "missing: all of it", ""},
+		},
+		"it is shown, and something is missing": {{"A1", "", "shown: half of it", "`TestA`"}},
+		"what is missing is not said":           {{"A1", "", "part", "`TestA`"}, {"A1", "", "missing", ""}},
+		"no test":                               {{"A1", "", "shown", "by hand"}, {"A1", "", "part: half of it", ""}},
+		"no state: soon":                        {{"A1", "", "soon", "`TestA`"}},
+	} {
+		for _, row := range rows {
+			if got := requirement(row); got != want {
+				t.Errorf("%q: %q, want %q", row, got, want)
+			}
 		}
 	}
 }

@@ -35,21 +35,27 @@ type storage struct {
 	driver, class string
 }
 
-func (w *world) addStorage() *storage {
+// addStorage makes a driver and its class, after each option has had its say.
+func (w *world) addStorage(options ...func(*storagev1.CSIDriver, *storagev1.StorageClass)) *storage {
 	w.t.Helper()
 	s := &storage{world: w, driver: w.name + ".csi.example", class: w.name}
-	_, err := w.client.StorageV1().CSIDrivers().Create(w.ctx, &storagev1.CSIDriver{
+	driver := &storagev1.CSIDriver{
 		ObjectMeta: metav1.ObjectMeta{Name: s.driver},
 		Spec:       storagev1.CSIDriverSpec{StorageCapacity: ptr.To(true), AttachRequired: ptr.To(false)},
-	}, metav1.CreateOptions{})
-	w.must(err, "creating CSI driver %s", s.driver)
-	w.t.Cleanup(func() { w.cleanUp(w.client.StorageV1().CSIDrivers().Delete, s.driver) })
-	_, err = w.client.StorageV1().StorageClasses().Create(w.ctx, &storagev1.StorageClass{
+	}
+	class := &storagev1.StorageClass{
 		ObjectMeta:        metav1.ObjectMeta{Name: s.class},
 		Provisioner:       s.driver,
 		ReclaimPolicy:     ptr.To(v1.PersistentVolumeReclaimRetain),
 		VolumeBindingMode: ptr.To(storagev1.VolumeBindingWaitForFirstConsumer),
-	}, metav1.CreateOptions{})
+	}
+	for _, change := range options {
+		change(driver, class)
+	}
+	_, err := w.client.StorageV1().CSIDrivers().Create(w.ctx, driver, metav1.CreateOptions{})
+	w.must(err, "creating CSI driver %s", s.driver)
+	w.t.Cleanup(func() { w.cleanUp(w.client.StorageV1().CSIDrivers().Delete, s.driver) })
+	_, err = w.client.StorageV1().StorageClasses().Create(w.ctx, class, metav1.CreateOptions{})
 	w.must(err, "creating storage class %s", s.class)
 	w.t.Cleanup(func() { w.cleanUp(w.client.StorageV1().StorageClasses().Delete, s.class) })
 	return s

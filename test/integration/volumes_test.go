@@ -7,9 +7,11 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 )
 
 // What kube-scheduler's plugins for volumes say about nodes.
@@ -379,4 +381,74 @@ func (w *world) podVolumes(pod string) []string {
 		}
 	}
 	return claims
+}
+
+// Where capacity does not count, a node without any is as good as another one. In each case the node with the device has none left, and
+// with a volume for which it counts the pod would wait.
+func TestCapacityDoesNotCountWhereItMustNot(t *testing.T) {
+	t.Parallel()
+	scheduler := startScheduler(t, namePrefix(t.Name())+"scheduler", schedulerSetup{})
+	tests := map[string]struct {
+		driver func(*storagev1.CSIDriver, *storagev1.StorageClass)
+		// volume makes the volume, and returns what the pod wants.
+		volume func(s *storage) podOption
+		waits  bool
+	}{
+		"it counts": {
+			volume: func(s *storage) podOption { s.addVolumeClaim("data"); return withVolume("data") },
+			waits:  true,
+		},
+		"a driver that does not tell of capacity": {
+			driver: func(driver *storagev1.CSIDriver, _ *storagev1.StorageClass) {
+				driver.Spec.StorageCapacity = ptr.To(false)
+			},
+			volume: func(s *storage) podOption { s.addVolumeClaim("data"); return withVolume("data") },
+		},
+		"a volume that is provisioned at once": {
+			driver: func(_ *storagev1.CSIDriver, class *storagev1.StorageClass) {
+				class.VolumeBindingMode = ptr.To(storagev1.VolumeBindingImmediate)
+			},
+			volume: func(s *storage) podOption {
+				s.addBoundVolume("data", "gpu", v1.ReadWriteOnce)
+				return withVolume("data")
+			},
+		},
+		"a volume that lives and ends with its pod": {
+			driver: func(driver *storagev1.CSIDriver, _ *storagev1.StorageClass) {
+				driver.Spec.VolumeLifecycleModes = []storagev1.VolumeLifecycleMode{storagev1.VolumeLifecycleEphemeral}
+			},
+			volume: func(s *storage) podOption {
+				return func(p *v1.Pod) {
+					source := v1.VolumeSource{CSI: &v1.CSIVolumeSource{Driver: s.driver}}
+					p.Spec.Volumes = append(p.Spec.Volumes, v1.Volume{Name: "data", VolumeSource: source})
+				}
+			},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			w := worldOf(t, scheduler)
+			var options []func(*storagev1.CSIDriver, *storagev1.StorageClass)
+			if tc.driver != nil {
+				options = append(options, tc.driver)
+			}
+			s := w.addStorage(options...)
+			s.provision(func(string) bool { return false })
+			w.addNode("gpu", gpus(h100, 1)...)
+			w.addNode("storage")
+			for _, node := range []string{"gpu", "storage"} {
+				s.reaches(node, node)
+			}
+			s.must(s.setCapacity("gpu", "0"), "publishing the capacity of segment gpu")
+			s.fill("storage")
+			w.addClaim("wanted", spec(w.exactly("gpu", 1)))
+			w.addPod("pod", withClaim("wanted"), tc.volume(s))
+			if tc.waits {
+				w.awaitUnschedulable("pod", "0/", "1 node(s) "+noStorage, "1 "+tooFewDevices)
+				return
+			}
+			w.awaitBoundTo("pod", "gpu")
+		})
+	}
 }

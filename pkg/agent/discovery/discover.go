@@ -136,7 +136,7 @@ func (f *found) ask(lib nvml.Library) error {
 	}
 	f.gpu.Name = deviceName(f.gpu.PCIBusID)
 	f.gpu.CUDAComputeCapability = versionString(capability)
-	f.gpu.MIGCapable, f.gpu.MIGEnabled = mig.Capable, mig.Enabled
+	f.gpu.MIGEnabled = mig.Enabled
 	if err == nil {
 		f.askMIG(mig, capability)
 	}

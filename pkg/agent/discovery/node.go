@@ -45,8 +45,7 @@ type GPU struct {
 	PortLanes int `json:"portLanes,omitempty"`
 	// NVLink is nil for a GPU without an active link.
 	NVLink *NVLink `json:"nvlink,omitempty"`
-	// MIGCapable tells that the GPU can be partitioned, MIGEnabled that it is.
-	MIGCapable bool `json:"migCapable,omitempty"`
+	// MIGEnabled tells that the GPU is partitioned.
 	MIGEnabled bool `json:"migEnabled,omitempty"`
 	// MIG is nil for a GPU that cannot be partitioned.
 	MIG *MIG `json:"-"`

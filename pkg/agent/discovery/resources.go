@@ -26,7 +26,7 @@ const (
 	AttributeDriverVersion         resourceapi.QualifiedName = "driverVersion"                   // version
 	AttributeCUDADriverVersion     resourceapi.QualifiedName = "cudaDriverVersion"               // version
 	AttributeAddressingMode        resourceapi.QualifiedName = "addressingMode"                  // string: "HMM", "ATS" or "None"
-	AttributeMIGCapable            resourceapi.QualifiedName = "migCapable"                      // bool, of a whole GPU
+	AttributeMIGCapable            resourceapi.QualifiedName = "migCapable"                      // bool, of a whole GPU: it can be partitioned
 	AttributeNVLinkDomain          resourceapi.QualifiedName = "nvlinkDomain"                    // string, see NVLink.Domain
 	AttributeNVLinkClique          resourceapi.QualifiedName = "nvlinkClique"                    // string, see NVLink.Clique
 	AttributeSharingStrategies     resourceapi.QualifiedName = config.AttributeStrategies        // string: "TimeSlicing,MPS", one of them, or "none"
@@ -108,7 +108,7 @@ func (n *Node) wholeGPU(gpu *GPU) (attributes, capacities) {
 	a := n.common(gpu)
 	a[AttributeType] = stringValue(typeGPU)
 	a[AttributeUUID] = stringValue(gpu.UUID)
-	a[AttributeMIGCapable] = resourceapi.DeviceAttribute{BoolValue: new(gpu.MIGCapable)}
+	a[AttributeMIGCapable] = resourceapi.DeviceAttribute{BoolValue: new(gpu.MIG != nil)}
 	if gpu.AddressingMode != "" {
 		a[AttributeAddressingMode] = stringValue(gpu.AddressingMode)
 	}
