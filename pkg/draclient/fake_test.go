@@ -58,7 +58,7 @@ func (f *fakePlugin) NodeWatchResources(_ *healthv1.NodeWatchResourcesRequest, s
 }
 
 // serve serves the plugin in every version at a socket until stop is called, which cuts connections off.
-func (f *fakePlugin) serve(t *testing.T, socket string) (stop func()) {
+func (f *fakePlugin) serve(t testing.TB, socket string) (stop func()) {
 	t.Helper()
 	listener, err := net.Listen("unix", socket)
 	if err != nil {
@@ -105,7 +105,7 @@ func (c connectionCounter) HandleConn(_ context.Context, s stats.ConnStats) {
 }
 
 // socketPath is short: t.TempDir has the test's name in it, and a socket's path has at most 107 bytes.
-func socketPath(t *testing.T) string {
+func socketPath(t testing.TB) string {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "dra")
 	if err != nil {
@@ -137,6 +137,21 @@ func prepareOne(ctx context.Context, c *Client) error {
 		return fmt.Errorf("CDI devices: got %v", ids)
 	}
 	return nil
+}
+
+// healthOnce reads the first report of a stream of its own.
+func healthOnce(ctx context.Context, c *Client) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	stream, err := c.WatchHealth(ctx)
+	if err != nil {
+		return err
+	}
+	report, err := stream.Recv()
+	if err == nil && report.Devices[0].Health != healthv1.HealthStatus_HEALTHY {
+		err = fmt.Errorf("health: got %v", report)
+	}
+	return err
 }
 
 // eventually tries until there is no error.
