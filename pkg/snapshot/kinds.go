@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"iter"
 	"runtime"
 	"slices"
 
@@ -103,4 +104,17 @@ func nameIn(raw json.RawMessage) string {
 		return "its name is not legible"
 	}
 	return Reference(&metav1.ObjectMeta{Namespace: o.Metadata.Namespace, Name: o.Metadata.Name})
+}
+
+// All yields the objects, kind by kind.
+func (o *Objects) All() iter.Seq[apiruntime.Object] {
+	return func(yield func(apiruntime.Object) bool) {
+		for _, k := range kinds {
+			for _, object := range k.names(o) {
+				if !yield(object.(apiruntime.Object)) {
+					return
+				}
+			}
+		}
+	}
 }

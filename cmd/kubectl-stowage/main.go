@@ -1,0 +1,54 @@
+// Command kubectl-stowage shows who has which GPU, why a pod waits, and what would change that. It runs as "kubectl stowage", with the
+// user's kubeconfig or on a snapshot file, and writes nothing to the cluster. docs/kubectl.md is its manual.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+)
+
+// Exit codes, see docs/kubectl.md, *Exit codes*.
+const (
+	exitError = 1 // the cluster or a file could not be read
+	exitUsage = 2 // flags or arguments
+	exitNo    = 3 // the answer is no: a pod waits, a manifest has no place, an installation has faults
+)
+
+// errNo ends a command whose answer, which is printed already, is no.
+var errNo = errors.New("no")
+
+// usageError is about flags and arguments.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}))
+}
+
+// run carries out one command and returns its exit code.
+func run(ctx context.Context, args []string, streams genericiooptions.IOStreams) int {
+	command := newCommand(streams)
+	command.SetArgs(args)
+	err := command.ExecuteContext(ctx)
+	var usage usageError
+	switch {
+	case err == nil, errors.Is(err, context.Canceled) && ctx.Err() != nil:
+		return 0
+	case errors.Is(err, errNo):
+		return exitNo
+	}
+	fmt.Fprintln(streams.ErrOut, "error:", err)
+	if errors.As(err, &usage) {
+		return exitUsage
+	}
+	return exitError
+}
