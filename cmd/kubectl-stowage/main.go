@@ -8,9 +8,12 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"strings"
 	"syscall"
 
+	"github.com/go-logr/logr"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/klog/v2"
 )
 
 // Exit codes, see docs/kubectl.md, *Exit codes*.
@@ -29,6 +32,7 @@ type usageError struct{ error }
 func (e usageError) Unwrap() error { return e.error }
 
 func main() {
+	klog.SetLogger(logr.Discard()) // plugins log for a scheduler's operator; what concerns the user is returned
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	os.Exit(run(ctx, os.Args[1:], genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}))
@@ -47,7 +51,7 @@ func run(ctx context.Context, args []string, streams genericiooptions.IOStreams)
 		return exitNo
 	}
 	fmt.Fprintln(streams.ErrOut, "error:", err)
-	if errors.As(err, &usage) {
+	if errors.As(err, &usage) || strings.HasPrefix(err.Error(), "unknown command") { // cobra has no type for it
 		return exitUsage
 	}
 	return exitError

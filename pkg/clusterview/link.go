@@ -109,3 +109,11 @@ func ByNode(gpus []*GPU) (nodes [][]*GPU) {
 	}
 	return nodes
 }
+
+// Farther returns the one of two links that is farther.
+func Farther(a, b Link) Link {
+	if slices.Index(closest, a) > slices.Index(closest, b) {
+		return a
+	}
+	return b
+}

@@ -14,6 +14,7 @@ var keptAnnotations = map[string]bool{
 	"volume.kubernetes.io/selected-node":             true,
 	"storageclass.kubernetes.io/is-default-class":    true,
 	"pv.kubernetes.io/bind-completed":                true,
+	v1.MirrorPodAnnotationKey:                        true,
 	"pv.kubernetes.io/bound-by-controller":           true,
 	"storage.alpha.kubernetes.io/migrated-plugins":   true,
 }
