@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"sync"
+	"time"
 
 	"github.com/go-logr/logr"
 	v1 "k8s.io/api/core/v1"
@@ -22,6 +23,7 @@ import (
 	internalcache "k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	frameworkplugins "k8s.io/kubernetes/pkg/scheduler/framework/plugins"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultpreemption"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/nodevolumelimits"
 	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
 	"k8s.io/kubernetes/pkg/scheduler/metrics"
@@ -31,6 +33,9 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 	"stowage.dev/stowage/pkg/snapshot"
 )
+
+// unhurried are limits that leave nothing half done: a simulation holds nobody up, and its context ends it.
+var unhurried = deviceclaims.Limits{Holders: time.Hour, Obstacle: time.Hour, WakeUp: time.Hour, Evaluation: time.Hour}
 
 // Options of a simulation. The zero value is the shipped configuration with seed 0.
 type Options struct {
@@ -93,7 +98,8 @@ func (c *Cluster) start(ctx context.Context, objects *snapshot.Objects, config *
 		utilfeature.DefaultFeatureGate.Enabled(features.CompositePodGroup))
 	c.snapshot = internalcache.NewEmptySnapshot()
 	registry := frameworkplugins.NewInTreeRegistry()
-	ours := plugins.NewSet().Registry()
+	registry[defaultpreemption.Name] = preemptsInOrder(c.random)
+	ours := plugins.NewSet(plugins.WithLimits(unhurried)).Registry()
 	makePlugin := ours[deviceclaims.Name]
 	ours[deviceclaims.Name] = func(ctx context.Context, args runtime.Object, handle fwk.Handle) (fwk.Plugin, error) {
 		made, err := makePlugin(ctx, args, handle)
