@@ -24,6 +24,9 @@ func Sizes(gpus []*GPU) (sizes []*Size) {
 	type model struct{ driver, model string }
 	free, total := map[model]map[string][]*GPU{}, map[model]map[string]int{}
 	for _, g := range gpus {
+		if g.State == Gone {
+			continue
+		}
 		m := model{g.Driver, g.Model}
 		if free[m] == nil {
 			free[m], total[m] = map[string][]*GPU{}, map[string]int{}
