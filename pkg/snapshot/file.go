@@ -64,8 +64,8 @@ func readAll(r io.Reader) ([]byte, error) {
 }
 
 func decode(content []byte) (*Snapshot, error) {
-	var fields map[string]json.RawMessage
-	if err := json.Unmarshal(content, &fields); err != nil {
+	fields, err := members(content)
+	if err != nil {
 		return nil, fmt.Errorf("not an object in JSON: %w", err)
 	}
 	lists := map[string]json.RawMessage{}
@@ -93,12 +93,9 @@ func decode(content []byte) (*Snapshot, error) {
 		if !ok {
 			continue
 		}
-		var items []json.RawMessage
-		if err := json.Unmarshal(raw, &items); err != nil {
+		items, err := elements(raw)
+		if err != nil {
 			return nil, fmt.Errorf("%s: %w", k.field, err)
-		}
-		if len(items) > MaxObjects {
-			return nil, fmt.Errorf("%s: %d objects, at most %d are read", k.field, len(items), MaxObjects)
 		}
 		if err := k.decode(&s.Objects, items); err != nil {
 			return nil, err
