@@ -32,7 +32,6 @@ type usageError struct{ error }
 func (e usageError) Unwrap() error { return e.error }
 
 func main() {
-	klog.SetLogger(logr.Discard()) // plugins log for a scheduler's operator; what concerns the user is returned
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	os.Exit(run(ctx, os.Args[1:], genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}))
@@ -40,6 +39,7 @@ func main() {
 
 // run carries out one command and returns its exit code.
 func run(ctx context.Context, args []string, streams genericiooptions.IOStreams) int {
+	klog.SetLogger(logr.Discard()) // plugins log for a scheduler's operator; what concerns the user is returned
 	command := newCommand(streams)
 	command.SetArgs(args)
 	err := command.ExecuteContext(ctx)

@@ -76,8 +76,8 @@ func (c *cli) print(t *table, note string, object any) error {
 	if len(t.rows) > 0 {
 		fmt.Fprintln(c.Out)
 	}
-	_, err := fmt.Fprintln(c.Out, note)
-	return err
+	c.paragraphs().print(0, plain, "%s", note)
+	return nil
 }
 
 // writeStream prints an object as one of many: JSON a line, YAML a document.

@@ -55,7 +55,7 @@ func randomCluster(r *rand.Rand) (*snapshottest.Cluster, *v1.Pod) {
 	case 1:
 		pod.Spec.NodeSelector = map[string]string{v1.LabelHostname: fmt.Sprintf("worker-%d", r.IntN(4))}
 	case 2:
-		pod.Spec.PreemptionPolicy = new(v1.PodPreemptionPolicy)
+		pod.Spec.PreemptionPolicy = new(v1.PreemptionPolicy)
 		*pod.Spec.PreemptionPolicy = v1.PreemptNever
 	}
 	return c, pod
