@@ -31,7 +31,7 @@ type cell struct {
 	style style
 }
 
-// table is rows under headers. On a terminal that is too narrow the last column is cut off.
+// table is rows under headers. On a terminal that is too narrow the widest columns are cut.
 type table struct {
 	headers []string
 	rows    [][]cell
@@ -94,32 +94,66 @@ func (t *table) write(w io.Writer, to terminal, headers bool) error {
 			widths[i] = max(widths[i], utf8.RuneCountInString(printable(c.text)))
 		}
 	}
+	fit(widths, to.width)
 	var out strings.Builder
 	for _, row := range rows {
-		at := 0
+		line := 0
 		for i, c := range row {
-			s, n := printable(c.text), utf8.RuneCountInString(printable(c.text))
-			if to.width > 0 && at+n > to.width {
-				s = string([]rune(s)[:max(0, to.width-at-1)]) + "…"
-				if at >= to.width {
-					s = ""
-				}
-				n = utf8.RuneCountInString(s)
+			if to.width > 0 && line >= to.width {
+				break
 			}
+			s := cut(printable(c.text), widths[i])
+			if to.width > 0 {
+				s = cut(s, to.width-line)
+			}
+			n := utf8.RuneCountInString(s)
 			out.WriteString(to.paint(s, c.style))
-			if i < len(row)-1 {
-				pad := widths[i] - n + 3
+			if line += n; i < len(row)-1 {
+				pad := widths[i] - n + gap
 				if to.width > 0 {
-					pad = max(0, min(pad, to.width-at-n))
+					pad = max(0, min(pad, to.width-line))
 				}
 				out.WriteString(strings.Repeat(" ", pad))
+				line += pad
 			}
-			at += widths[i] + 3
 		}
 		out.WriteString("\n")
 	}
 	_, err := io.WriteString(w, out.String())
 	return err
+}
+
+const (
+	gap = 3 // between columns
+	// narrowest is how narrow a column gets for others to be seen.
+	narrowest = 8
+)
+
+// fit makes the widest columns narrower until a row has room, or none can be.
+func fit(widths []int, room int) {
+	if room <= 0 {
+		return
+	}
+	for {
+		sum, widest := gap*(len(widths)-1), 0
+		for i, width := range widths {
+			if sum += width; width > widths[widest] {
+				widest = i
+			}
+		}
+		if sum <= room || widths[widest] <= narrowest {
+			return
+		}
+		widths[widest]--
+	}
+}
+
+// cut shortens a text to n columns.
+func cut(s string, n int) string {
+	if utf8.RuneCountInString(s) <= n {
+		return s
+	}
+	return string([]rune(s)[:max(0, n-1)]) + "…"
 }
 
 // printable replaces control characters.

@@ -218,7 +218,10 @@ func create(ctx context.Context, t *testing.T, client kubernetes.Interface, obje
 		must(err)
 	}
 	for _, node := range objects.Nodes {
-		_, err := client.CoreV1().Nodes().Create(ctx, fresh(node.DeepCopy()), metav1.CreateOptions{})
+		made, err := client.CoreV1().Nodes().Create(ctx, fresh(node.DeepCopy()), metav1.CreateOptions{})
+		must(err)
+		made.Status = node.Status
+		_, err = client.CoreV1().Nodes().UpdateStatus(ctx, made, metav1.UpdateOptions{})
 		must(err)
 	}
 	for _, slice := range objects.ResourceSlices {
@@ -232,6 +235,9 @@ func create(ctx context.Context, t *testing.T, client kubernetes.Interface, obje
 		made, err := client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, fresh(claim), metav1.CreateOptions{})
 		must(err)
 		newPod, err := client.CoreV1().Pods(pod.Namespace).Create(ctx, fresh(pod.DeepCopy()), metav1.CreateOptions{})
+		must(err)
+		newPod.Status = pod.Status
+		newPod, err = client.CoreV1().Pods(pod.Namespace).UpdateStatus(ctx, newPod, metav1.UpdateOptions{})
 		must(err)
 		if status.Allocation == nil {
 			continue
@@ -272,9 +278,15 @@ func TestItRepeatsItself(t *testing.T) {
 	if len(first[0].Victims) != 1 || first[0].Node == "" || first[1].Pod+first[2].Pod != "manyone" || first[1].Node != "" || first[2].Node == "" {
 		t.Errorf("%+v %+v %+v", first[0], first[1], first[2])
 	}
+	empty := snapshottest.New(4, 2)
+	pod, _ := empty.Pod("team-0", "one", 1, 0)
 	nodes := map[string]bool{}
 	for seed := range uint64(8) {
-		nodes[place(seed)[0].Node] = true
+		why, err := simulate.Explain(t.Context(), &empty.Objects, pod.Namespace, pod.Name, simulate.Options{Seed: seed})
+		if err != nil {
+			t.Fatal(err)
+		}
+		nodes[why.Outcome.Node] = true
 	}
 	if len(nodes) < 2 {
 		t.Error("the seed chooses nothing")
