@@ -59,7 +59,8 @@ Exit codes: 0 done; 1 the cluster or a file could not be read; 2 wrong flags or 
 	c.cluster.AddFlags(flags)
 	flags.StringVar(&c.file, "snapshot", "", "read this file instead of the cluster; - is the standard input")
 	flags.StringVar(&c.color, "color", "auto", "auto (on terminals, unless NO_COLOR is set), always, never")
-	root.AddCommand(c.snapshotCommand(), c.gpusCommand(), c.claimsCommand(), c.whyCommand(), c.whatifCommand(), c.topoCommand(), c.fragCommand())
+	root.AddCommand(c.snapshotCommand(), c.gpusCommand(), c.claimsCommand(), c.whyCommand(), c.whatifCommand(), c.topoCommand(),
+		c.fragCommand())
 	for _, command := range root.Commands() {
 		if check := command.Args; check != nil {
 			command.Args = func(command *cobra.Command, args []string) error {
@@ -90,7 +91,8 @@ func (c *cli) check() error {
 // printFlags are those of commands that print.
 func (c *cli) printFlags(command *cobra.Command, watch bool) {
 	command.Flags().StringVarP(&c.output, "output", "o", "", "table, wide, json, yaml")
-	_ = command.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "json", "yaml"}, cobra.ShellCompDirectiveNoFileComp))
+	_ = command.RegisterFlagCompletionFunc("output", cobra.FixedCompletions([]string{"table", "wide", "json", "yaml"},
+		cobra.ShellCompDirectiveNoFileComp))
 	command.Flags().BoolVar(&c.noHeaders, "no-headers", false, "print rows alone, without headers and totals")
 	if watch {
 		command.Flags().BoolVarP(&c.watch, "watch", "w", false, "print what changes, until interrupted")
@@ -179,6 +181,7 @@ that users gave either, but labels of nodes, device attributes, classes and driv
 			return s.Write(c.Out)
 		},
 	}
-	command.Flags().BoolVar(&hash, "hash-names", false, "replace names of nodes, namespaces, pods, claims and volumes, and labels of pods; the key is forgotten")
+	command.Flags().BoolVar(&hash, "hash-names", false,
+		"replace names of nodes, namespaces, pods, claims and volumes, and labels of pods; the key is forgotten")
 	return command
 }

@@ -92,7 +92,10 @@ func TestOutputs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			args := append(tc.args, "--snapshot", file)
 			var out, errOut bytes.Buffer
-			if got := run(t.Context(), args, genericiooptions.IOStreams{In: strings.NewReader(""), Out: &out, ErrOut: &errOut}); got != tc.want {
+			if got := run(t.Context(), args, genericiooptions.IOStreams{
+				In: strings.NewReader(""), Out: &out,
+				ErrOut: &errOut,
+			}); got != tc.want {
 				t.Errorf("exit code %d, want %d", got, tc.want)
 			}
 			golden(t, name, out.String()+errOut.String())
@@ -145,7 +148,8 @@ func onTerminal(t *testing.T, args []string, width uint16) string {
 	out := strings.ReplaceAll(<-read, "\r\n", "\n")
 	for line := range strings.Lines(out) {
 		// Errors are not wrapped: they are for logs, too.
-		if n := len([]rune(strings.TrimSuffix(escape.ReplaceAllString(line, ""), "\n"))); n > int(width) && !strings.HasPrefix(line, "error:") {
+		if n := len([]rune(strings.TrimSuffix(escape.ReplaceAllString(line, ""), "\n"))); n > int(width) &&
+			!strings.HasPrefix(line, "error:") {
 			t.Errorf("a line has %d columns of %d: %q", n, width, line)
 		}
 	}
@@ -162,7 +166,8 @@ func terminalOfWidth(t *testing.T, width uint16) (primary, secondary *os.File) {
 	t.Cleanup(func() { primary.Close() })
 	fd := int(primary.Fd())
 	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
-	if err := errors.Join(err, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0), unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ, &unix.Winsize{Row: 50, Col: width})); err != nil {
+	if err := errors.Join(err, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0), unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ,
+		&unix.Winsize{Row: 50, Col: width})); err != nil {
 		t.Fatal(err)
 	}
 	if secondary, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0); err != nil {
@@ -195,7 +200,8 @@ func TestASnapshotOfASnapshot(t *testing.T) {
 	if a, b := last(command("gpus", "--snapshot", file)), last(command("gpus", "--snapshot", name)); a != b {
 		t.Errorf("%q and %q", a, b)
 	}
-	if again := command("whatif", "--snapshot", name); again != command("whatif", "--snapshot", name) || !strings.Contains(again, "4 pods: 2 would have a place, 2 would not.") {
+	if again := command("whatif", "--snapshot", name); again != command("whatif", "--snapshot", name) ||
+		!strings.Contains(again, "4 pods: 2 would have a place, 2 would not.") {
 		t.Errorf("%s", again)
 	}
 }
@@ -232,7 +238,10 @@ func BenchmarkLargeCluster(b *testing.B) {
 	for name, args := range map[string][]string{"gpus": {"gpus"}, "why": {"why", "four", "-n", "team-0"}, "frag": {"frag"}} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
-				run(b.Context(), append(args, "--snapshot", file), genericiooptions.IOStreams{In: strings.NewReader(""), Out: io.Discard, ErrOut: io.Discard})
+				run(b.Context(), append(args, "--snapshot", file), genericiooptions.IOStreams{
+					In:  strings.NewReader(""),
+					Out: io.Discard, ErrOut: io.Discard,
+				})
 			}
 		})
 	}

@@ -38,7 +38,8 @@ func (c *cli) gpusCommand() *cobra.Command {
 			}
 			return c.show(command.Context(), func(s *snapshot.Snapshot) (*table, string, any) {
 				gpus := slices.DeleteFunc(clusterview.GPUs(s), func(g *clusterview.GPU) bool {
-					return node != "" && g.Node != node || model != "" && !strings.Contains(strings.ToLower(g.Model), strings.ToLower(model)) ||
+					return node != "" && g.Node != node || model != "" && !strings.Contains(strings.ToLower(g.Model),
+						strings.ToLower(model)) ||
 						len(states) > 0 && !slices.Contains(states, string(g.State))
 				})
 				list := &gpuList{header{snapshot.APIVersion, "GPUList"}, gpus, clusterview.Total(gpus)}
@@ -73,7 +74,10 @@ func (c *cli) gpuTable(gpus []*clusterview.GPU) *table {
 	t := &table{headers: []string{"NODE", "GPU", "MODEL", "MEMORY", "STATE", "HEALTH", "HOLDERS"}}
 	wide := c.output == "wide"
 	if wide {
-		t.headers = []string{"NODE", "GPU", "MODEL", "MEMORY", "STATE", "HEALTH", "LAYOUT", "SHARED", "NUMA", "LINK", "DRIVER", "UUID", "HOLDERS"}
+		t.headers = []string{
+			"NODE", "GPU", "MODEL", "MEMORY", "STATE", "HEALTH", "LAYOUT", "SHARED", "NUMA", "LINK", "DRIVER",
+			"UUID", "HOLDERS",
+		}
 	}
 	for _, g := range gpus {
 		health := cell{"ok", plain}
@@ -95,7 +99,10 @@ func (c *cli) gpuTable(gpus []*clusterview.GPU) *table {
 		for i := range g.Holders {
 			holders = append(holders, describeHolder(&g.Holders[i]))
 		}
-		row := []cell{text(g.Node), text(g.Device), or(g.Model), or(bytesText(g.MemoryBytes)), {string(g.State), stateStyles[g.State]}, health}
+		row := []cell{text(g.Node), text(g.Device), or(g.Model), or(bytesText(g.MemoryBytes)), {
+			string(g.State),
+			stateStyles[g.State],
+		}, health}
 		if wide {
 			numa, shared := "", ""
 			if g.Place.NUMANode != nil {
@@ -190,7 +197,10 @@ func (c *cli) claimsCommand() *cobra.Command {
 		RunE: func(command *cobra.Command, _ []string) error {
 			namespace := c.namespace()
 			return c.show(command.Context(), func(s *snapshot.Snapshot) (*table, string, any) {
-				claims := slices.DeleteFunc(clusterview.Claims(s), func(claim *clusterview.Claim) bool { return !allNamespaces && claim.Namespace != namespace })
+				claims := slices.DeleteFunc(clusterview.Claims(s), func(claim *clusterview.Claim) bool {
+					return !allNamespaces &&
+						claim.Namespace != namespace
+				})
 				note := ""
 				if len(claims) == 0 {
 					note = "No claims in namespace " + namespace + "."

@@ -39,7 +39,10 @@ nodes, ? not published. How many NVLinks there are, and the bridges below a root
 			if len(gpus) == 0 {
 				return fmt.Errorf("node %s: no ResourceSlice has devices of it", args[0])
 			}
-			topo := &topology{header: header{snapshot.APIVersion, "Topology"}, Node: args[0], GPUs: gpus, Groups: clusterview.FreeGroups(gpus)}
+			topo := &topology{
+				header: header{snapshot.APIVersion, "Topology"}, Node: args[0], GPUs: gpus,
+				Groups: clusterview.FreeGroups(gpus),
+			}
 			t := &table{headers: []string{""}}
 			for i := range gpus {
 				t.headers = append(t.headers, fmt.Sprintf("GPU%d", i))
@@ -108,7 +111,8 @@ of nodes do not.`,
 				if size.Ideal > size.Fit {
 					lost.style = yellow
 				}
-				t.add(or(size.Model), text(fmt.Sprint(size.GPUs)), text(fmt.Sprint(size.Fit)), text(fmt.Sprint(size.Linked)), text(fmt.Sprint(size.Ideal)), lost,
+				t.add(or(size.Model), text(fmt.Sprint(size.GPUs)), text(fmt.Sprint(size.Fit)), text(fmt.Sprint(size.Linked)),
+					text(fmt.Sprint(size.Ideal)), lost,
 					or(someOf(size.Nodes, c.output == "wide")))
 			}
 			note := ""

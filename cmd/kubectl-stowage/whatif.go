@@ -180,7 +180,8 @@ func (c *cli) printPlaces(change *simulate.Change, outcomes []*simulate.Outcome,
 	if len(outcomes) > 0 {
 		fmt.Fprintln(c.Out)
 	}
-	p.print(0, bold, "%s: %d would have a place, %d would not. Nothing was changed.", count(len(outcomes), "pod"), len(outcomes)-without, without)
+	p.print(0, bold, "%s: %d would have a place, %d would not. Nothing was changed.", count(len(outcomes), "pod"),
+		len(outcomes)-without, without)
 	if len(change.Evicted) > 0 {
 		p.print(0, yellow, "Evicted: %s.", strings.Join(change.Evicted, ", "))
 	}

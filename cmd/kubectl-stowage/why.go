@@ -29,7 +29,8 @@ type engine struct {
 }
 
 func (e *engine) addFlags(command *cobra.Command) {
-	command.Flags().StringVar(&e.config, "scheduler-config", "", "file with the KubeSchedulerConfiguration that your scheduler runs with; without it, the one that Stowage ships")
+	command.Flags().StringVar(&e.config, "scheduler-config", "",
+		"file with the KubeSchedulerConfiguration that your scheduler runs with; without it, the one that Stowage ships")
 	command.Flags().Uint64Var(&e.seed, "seed", 0, "chooses among nodes that are equally good")
 }
 
@@ -65,7 +66,8 @@ The exit code is 3 if the pod waits.`,
 			if err != nil {
 				return err
 			}
-			why, err := simulate.Explain(command.Context(), &s.Objects, c.namespace(), strings.TrimPrefix(strings.TrimPrefix(args[0], "pods/"), "pod/"), opts)
+			why, err := simulate.Explain(command.Context(), &s.Objects, c.namespace(),
+				strings.TrimPrefix(strings.TrimPrefix(args[0], "pods/"), "pod/"), opts)
 			if err != nil {
 				return err
 			}
@@ -161,7 +163,8 @@ func (c *cli) printWhy(s *snapshot.Snapshot, why *simulate.Why) error {
 		c.printOutcome(p, why.Outcome, 0)
 	}
 	if why.Obstacle != nil && (why.Outcome == nil || why.Obstacle.Pod != why.Pod) {
-		p.print(0, plain, "Pod group %s: %d of its %d waiting pods have a place; %s has none, and keeps the others from starting:", why.Group, why.Placed, why.Members, why.Obstacle.Pod)
+		p.print(0, plain,
+			"Pod group %s: %d of its %d waiting pods have a place; %s has none, and keeps the others from starting:", why.Group, why.Placed, why.Members, why.Obstacle.Pod)
 		c.printOutcome(p, why.Obstacle, 2)
 	}
 	return nil
@@ -211,7 +214,8 @@ func (c *cli) printClaims(p *paragraphs, s *snapshot.Snapshot, why *simulate.Why
 
 func gpuOf(gpus []*clusterview.GPU, driver, pool, device string) *clusterview.GPU {
 	i := slices.IndexFunc(gpus, func(g *clusterview.GPU) bool {
-		return g.Driver == driver && g.Pool == pool && (g.Device == device || slices.ContainsFunc(g.Holders, func(h clusterview.Holder) bool { return h.Device == device }))
+		return g.Driver == driver && g.Pool == pool && (g.Device == device || slices.ContainsFunc(g.Holders,
+			func(h clusterview.Holder) bool { return h.Device == device }))
 	})
 	if i < 0 {
 		return nil
@@ -235,16 +239,19 @@ func (c *cli) printOutcome(p *paragraphs, out *simulate.Outcome, indent int) {
 	}
 	if e := out.Explanation; e != nil {
 		for i := range e.Requests {
-			p.print(indent, plain, "Request %s of claim %s: %s", e.Requests[i].Request, e.Requests[i].Claim, afterColon(e.Requests[i].String()))
+			p.print(indent, plain, "Request %s of claim %s: %s", e.Requests[i].Request, e.Requests[i].Claim,
+				afterColon(e.Requests[i].String()))
 		}
 		for _, constraint := range e.Constraints {
-			p.print(indent, plain, "Claim %s wants %d devices with one %s: at most %d are free together.", constraint.Claim, constraint.Wanted, constraint.Attribute, constraint.Best)
+			p.print(indent, plain, "Claim %s wants %d devices with one %s: at most %d are free together.", constraint.Claim,
+				constraint.Wanted, constraint.Attribute, constraint.Best)
 		}
 		for _, pool := range e.Pools {
 			p.print(indent, yellow, "Pool %s/%s is %s: %s", pool.Driver, pool.Pool, pool.Kind, pool.Detail)
 		}
 		for _, failed := range e.SelectorErrors {
-			p.print(indent, red, "Selector of request %s, claim %s, fails on %s/%s/%s: %s", failed.Request, failed.Claim, failed.Driver, failed.Pool, failed.Device, failed.Message)
+			p.print(indent, red, "Selector of request %s, claim %s, fails on %s/%s/%s: %s", failed.Request, failed.Claim,
+				failed.Driver, failed.Pool, failed.Device, failed.Message)
 		}
 	}
 	if len(out.Nodes) > 0 {
@@ -282,7 +289,9 @@ func someOf(names []string, all bool) string {
 // advise says what would give the pod a place, best first.
 func advise(out *simulate.Outcome) (advice []string) {
 	if len(out.GivenBack) > 0 {
-		advice = append(advice, fmt.Sprintf("The scheduler gives up the allocation of %s, which keeps it from other nodes, and tries again.", strings.Join(out.GivenBack, ", ")))
+		advice = append(advice,
+			fmt.Sprintf("The scheduler gives up the allocation of %s, which keeps it from other nodes, and tries again.",
+				strings.Join(out.GivenBack, ", ")))
 	}
 	if len(out.Victims) > 0 {
 		advice = append(advice, fmt.Sprintf("Preemption: it evicts %s on node %s.", strings.Join(out.Victims, ", "), out.Nominated))
@@ -302,17 +311,23 @@ func advise(out *simulate.Outcome) (advice []string) {
 		advice = append(advice, fmt.Sprintf("Release on node %s: %s.", h.Node, claimsText(h.Release)))
 	}
 	if e.NeverTogether {
-		advice = append(advice, "No release: no node could satisfy the pod's requests together, even if all its devices were free. Spread them over several pods, or add a larger node.")
+		advice = append(advice,
+			"No release: no node could satisfy the pod's requests together, even if all its devices were free. Spread them over several pods, or add a larger node.")
 	}
 	for i := range e.Requests {
 		r := &e.Requests[i]
 		if l := r.Limit; l != nil && l.Capacity != "" {
-			advice = append(advice, fmt.Sprintf("Request %s: ask for no more than %s of %s, or add a node whose devices have %s.", r.Request, l.LargestCapacity, l.Capacity, l.AskedCapacity))
+			advice = append(advice,
+				fmt.Sprintf("Request %s: ask for no more than %s of %s, or add a node whose devices have %s.", r.Request,
+					l.LargestCapacity, l.Capacity, l.AskedCapacity))
 		} else if l != nil && l.Asked > l.Devices {
-			advice = append(advice, fmt.Sprintf("Request %s: ask for no more than %d on one node, or add a node with %d.", r.Request, l.Devices, l.Asked))
+			advice = append(advice, fmt.Sprintf("Request %s: ask for no more than %d on one node, or add a node with %d.",
+				r.Request, l.Devices, l.Asked))
 		}
 		for _, f := range r.FilteredBy {
-			advice = append(advice, fmt.Sprintf("Request %s: relax the selector %s, which rejects %d of %d devices of class %s.", r.Request, f.Expression, f.Devices, r.Devices, r.DeviceClass))
+			advice = append(advice,
+				fmt.Sprintf("Request %s: relax the selector %s, which rejects %d of %d devices of class %s.", r.Request,
+					f.Expression, f.Devices, r.Devices, r.DeviceClass))
 		}
 	}
 	if len(advice) == 0 {

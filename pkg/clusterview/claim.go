@@ -32,7 +32,10 @@ type Claim struct {
 func Claims(s *snapshot.Snapshot) []*Claim {
 	claims := make([]*Claim, 0, len(s.ResourceClaims))
 	for _, object := range s.ResourceClaims {
-		c := &Claim{Namespace: object.Namespace, Name: object.Name, State: "pending", Node: nodeOf(object), Pods: PodsOf(object), Created: object.CreationTimestamp}
+		c := &Claim{
+			Namespace: object.Namespace, Name: object.Name, State: "pending", Node: nodeOf(object),
+			Pods: PodsOf(object), Created: object.CreationTimestamp,
+		}
 		if owner := metav1.GetControllerOf(object); owner != nil {
 			c.Owner = strings.ToLower(owner.Kind) + "/" + owner.Name
 		}

@@ -31,16 +31,22 @@ func TestStates(t *testing.T) {
 	}
 	text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
 	for _, place := range []string{"0", "4"} {
-		slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{Name: "gpu-2-mig-3g40gb-" + place, Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			"type": text("mig"), "parentUUID": text("GPU-1-2"), "profile": text("3g.40gb"),
-		}})
+		slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{
+			Name: "gpu-2-mig-3g40gb-" + place,
+			Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+				"type": text("mig"), "parentUUID": text("GPU-1-2"), "profile": text("3g.40gb"),
+			},
+		})
 	}
 	_, part := c.Run("b", "part", 0, 1, 2)
 	part.Status.Allocation.Devices.Results[0].Device = "gpu-2-mig-3g40gb-4"
 	c.DeviceTaintRules = append(c.DeviceTaintRules, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{
 		DeviceSelector: &resourceapi.DeviceTaintSelector{Pool: ptr.To("worker-1"), Device: ptr.To("gpu-3")},
 		Taint:          resourceapi.DeviceTaint{Key: "drain", Effect: resourceapi.DeviceTaintEffectNoExecute},
-	}}, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{Taint: resourceapi.DeviceTaint{Key: "none", Effect: resourceapi.DeviceTaintEffectNoExecute}}})
+	}}, &resourceapi.DeviceTaintRule{Spec: resourceapi.DeviceTaintRuleSpec{Taint: resourceapi.DeviceTaint{
+		Key:    "none",
+		Effect: resourceapi.DeviceTaintEffectNoExecute,
+	}}})
 
 	got := map[string]string{}
 	gpus := clusterview.GPUs(c.Snapshot())
@@ -74,10 +80,13 @@ func TestFreeGroups(t *testing.T) {
 		gpus []*clusterview.GPU
 		want []clusterview.Group
 	}{
-		"none":              {},
-		"one":               {[]*clusterview.GPU{place("a", 0)}, []clusterview.Group{{Node: "n", Size: 1}}},
-		"farther is larger": {[]*clusterview.GPU{place("a", 0), place("a", 0), place("b", 0), place("c", 1)}, []clusterview.Group{{"n", 2, clusterview.NVLink}, {"n", 3, clusterview.SameNUMA}, {"n", 4, clusterview.System}}},
-		"all are linked":    {[]*clusterview.GPU{place("a", 0), place("a", 1)}, []clusterview.Group{{"n", 2, clusterview.NVLink}}},
+		"none": {},
+		"one":  {[]*clusterview.GPU{place("a", 0)}, []clusterview.Group{{Node: "n", Size: 1}}},
+		"farther is larger": {
+			[]*clusterview.GPU{place("a", 0), place("a", 0), place("b", 0), place("c", 1)},
+			[]clusterview.Group{{"n", 2, clusterview.NVLink}, {"n", 3, clusterview.SameNUMA}, {"n", 4, clusterview.System}},
+		},
+		"all are linked": {[]*clusterview.GPU{place("a", 0), place("a", 1)}, []clusterview.Group{{"n", 2, clusterview.NVLink}}},
 	} {
 		if diff := cmp.Diff(tc.want, clusterview.FreeGroups(tc.gpus)); diff != "" {
 			t.Errorf("%s: %s", name, diff)

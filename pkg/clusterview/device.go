@@ -86,7 +86,8 @@ func Devices(s *snapshot.Snapshot) []*Device {
 		}
 		for i := range spec.Devices {
 			object := &spec.Devices[i]
-			d := &Device{ID: ID{spec.Driver, spec.Pool.Name, object.Name}, Object: object, Node: cmp.Or(ptr.Deref(spec.NodeName, ""), ptr.Deref(object.NodeName, ""), Network)}
+			d := &Device{ID: ID{spec.Driver, spec.Pool.Name, object.Name}, Object: object, Node: cmp.Or(ptr.Deref(spec.NodeName,
+				""), ptr.Deref(object.NodeName, ""), Network)}
 			for _, taint := range object.Taints {
 				d.Taints = append(d.Taints, Taint{Key: taint.Key, Value: taint.Value, Effect: taint.Effect})
 			}
@@ -114,7 +115,8 @@ func Devices(s *snapshot.Snapshot) []*Device {
 		}
 	}
 	slices.SortFunc(devices, func(a, b *Device) int {
-		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver), strings.Compare(a.Pool, b.Pool), strings.Compare(a.ID.Device, b.ID.Device))
+		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver), strings.Compare(a.Pool, b.Pool),
+			strings.Compare(a.ID.Device, b.ID.Device))
 	})
 	return devices
 }
@@ -128,7 +130,8 @@ func addRules(s *snapshot.Snapshot, devices []*Device) {
 		}
 		taint := Taint{Key: rule.Spec.Taint.Key, Value: rule.Spec.Taint.Value, Effect: rule.Spec.Taint.Effect, Rule: rule.Name}
 		for _, d := range devices {
-			if ptr.Deref(selector.Driver, d.Driver) == d.Driver && ptr.Deref(selector.Pool, d.Pool) == d.Pool && ptr.Deref(selector.Device, d.ID.Device) == d.ID.Device {
+			if ptr.Deref(selector.Driver, d.Driver) == d.Driver && ptr.Deref(selector.Pool, d.Pool) == d.Pool &&
+				ptr.Deref(selector.Device, d.ID.Device) == d.ID.Device {
 				d.Taints = append(d.Taints, taint)
 			}
 		}
@@ -160,7 +163,8 @@ func PodsOf(claim *resourceapi.ResourceClaim) (pods []string) {
 // nodeOf is the node for which a claim is allocated, empty if it is not for a single one by name.
 func nodeOf(claim *resourceapi.ResourceClaim) string {
 	if a := claim.Status.Allocation; a != nil && a.NodeSelector != nil && len(a.NodeSelector.NodeSelectorTerms) == 1 {
-		if term := a.NodeSelector.NodeSelectorTerms[0]; len(term.MatchExpressions) == 0 && len(term.MatchFields) == 1 && len(term.MatchFields[0].Values) == 1 {
+		if term := a.NodeSelector.NodeSelectorTerms[0]; len(term.MatchExpressions) == 0 && len(term.MatchFields) == 1 &&
+			len(term.MatchFields[0].Values) == 1 {
 			return term.MatchFields[0].Values[0]
 		}
 	}

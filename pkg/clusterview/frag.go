@@ -36,7 +36,10 @@ func Sizes(gpus []*GPU) (sizes []*Size) {
 			free[m][g.Node] = append(free[m][g.Node], g)
 		}
 	}
-	models := slices.SortedFunc(maps.Keys(total), func(a, b model) int { return slices.Compare([]string{a.driver, a.model}, []string{b.driver, b.model}) })
+	models := slices.SortedFunc(maps.Keys(total), func(a, b model) int {
+		return slices.Compare([]string{a.driver, a.model},
+			[]string{b.driver, b.model})
+	})
 	for _, m := range models {
 		largest := slices.Max(slices.Collect(maps.Values(total[m])))
 		for n := 1; ; n *= 2 {

@@ -103,7 +103,8 @@ func GPUs(s *snapshot.Snapshot) []*GPU {
 		}
 	}
 	slices.SortStableFunc(gpus, func(a, b *GPU) int {
-		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver), strings.Compare(a.Place.PCIBusID, b.Place.PCIBusID),
+		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver), strings.Compare(a.Place.PCIBusID,
+			b.Place.PCIBusID),
 			strings.Compare(a.Device, b.Device))
 	})
 	return gpus

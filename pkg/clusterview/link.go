@@ -52,7 +52,8 @@ type Group struct {
 	Link Link `json:"link,omitempty"`
 }
 
-// FreeGroups are the largest sets of free GPUs of a node for each link: all in one NVLink domain, at one root complex, on one NUMA node, and
+// FreeGroups are the largest sets of free GPUs of a node for each link: all in one NVLink domain, at one root complex,
+// on one NUMA node, and
 // all of the node. A set that is no larger than one with a closer link is left out.
 func FreeGroups(gpus []*GPU) (groups []Group) {
 	var free []*GPU
@@ -76,7 +77,10 @@ func FreeGroups(gpus []*GPU) (groups []Group) {
 				if worst == "" {
 					continue // a single GPU is told of below
 				}
-				groups = append(slices.DeleteFunc(groups, func(g Group) bool { return g.Link == link }), Group{Node: one.Node, Size: n, Link: link})
+				groups = append(slices.DeleteFunc(groups, func(g Group) bool { return g.Link == link }), Group{
+					Node: one.Node,
+					Size: n, Link: link,
+				})
 			}
 		}
 	}
@@ -90,7 +94,8 @@ func FreeGroups(gpus []*GPU) (groups []Group) {
 func largestFree(gpus []*GPU) (best *Group) {
 	for _, of := range ByNode(gpus) {
 		for _, g := range FreeGroups(of) {
-			if best == nil || cmp.Or(cmp.Compare(g.Size, best.Size), cmp.Compare(slices.Index(closest, best.Link), slices.Index(closest, g.Link))) > 0 {
+			if best == nil || cmp.Or(cmp.Compare(g.Size, best.Size), cmp.Compare(slices.Index(closest, best.Link),
+				slices.Index(closest, g.Link))) > 0 {
 				best = &g
 			}
 		}

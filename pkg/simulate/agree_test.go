@@ -28,7 +28,8 @@ import (
 	"stowage.dev/stowage/test/liveness/memoryapi"
 )
 
-// randomCluster has three nodes of four GPUs, of which some are held or tainted, and a pod that waits. Running pods have half the priorities
+// randomCluster has three nodes of four GPUs, of which some are held or tainted, and a pod that waits. Running pods have
+// half the priorities
 // that the pod may have.
 func randomCluster(r *rand.Rand) (*snapshottest.Cluster, *v1.Pod) {
 	c := snapshottest.New(3, 4)
@@ -144,7 +145,8 @@ func schedule(t *testing.T, objects *snapshot.Objects, pod *v1.Pod) (node string
 	factory := kubescheduler.NewInformerFactory(api.Client("scheduler"), 0, nil)
 	dynamics := dynamicinformer.NewDynamicSharedInformerFactory(dynamic.NewForConfigOrDie(api.Config("scheduler")), 0)
 	set := plugins.NewSet()
-	sched, err := kubescheduler.New(ctx, api.Client("scheduler"), factory, dynamics, func(string) events.EventRecorderLogger { return silent{} },
+	sched, err := kubescheduler.New(ctx, api.Client("scheduler"), factory, dynamics,
+		func(string) events.EventRecorderLogger { return silent{} },
 		kubescheduler.WithComponentConfigVersion(config.APIVersion), kubescheduler.WithProfiles(config.Profiles...),
 		kubescheduler.WithFrameworkOutOfTreeRegistry(set.Registry()))
 	if err != nil {
@@ -275,7 +277,8 @@ func TestItRepeatsItself(t *testing.T) {
 			t.Fatal(diff)
 		}
 	}
-	if len(first[0].Victims) != 1 || first[0].Node == "" || first[1].Pod+first[2].Pod != "manyone" || first[1].Node != "" || first[2].Node == "" {
+	if len(first[0].Victims) != 1 || first[0].Node == "" || first[1].Pod+first[2].Pod != "manyone" || first[1].Node != "" ||
+		first[2].Node == "" {
 		t.Errorf("%+v %+v %+v", first[0], first[1], first[2])
 	}
 	empty := snapshottest.New(4, 2)
@@ -336,14 +339,18 @@ spec:
 		t.Error("the original has changed")
 	}
 	for name, tc := range map[string]struct{ manifest, want string }{
-		"no template":     {job, "pod team-a/train-0: spec.resourceClaims gpu: there is no ResourceClaimTemplate team-a/two"},
-		"another kind":    {"apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: a}\n", "document 0: *v1.PodDisruptionBudget: cannot be placed"},
+		"no template": {job, "pod team-a/train-0: spec.resourceClaims gpu: there is no ResourceClaimTemplate team-a/two"},
+		"another kind": {
+			"apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: a}\n",
+			"document 0: *v1.PodDisruptionBudget: cannot be placed",
+		},
 		"no kind":         {"a: b", "document 0: "},
 		"too many":        {strings.ReplaceAll(job, "parallelism: 3", "parallelism: 100000"), "100000 replicas: want 0 to 10000"},
 		"no such class":   {"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {priorityClassName: x, containers: [{name: c}]}\n", "there is no PriorityClass x"},
 		"not YAML at all": {"{", "document 0: "},
 	} {
-		if _, err := simulate.NewChange(&c.Objects).Apply(strings.NewReader(tc.manifest), "team-a"); err == nil || !strings.Contains(err.Error(), tc.want) {
+		if _, err := simulate.NewChange(&c.Objects).Apply(strings.NewReader(tc.manifest), "team-a"); err == nil ||
+			!strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want %q", name, err, tc.want)
 		}
 	}
@@ -388,7 +395,8 @@ func TestChanges(t *testing.T) {
 	change := simulate.NewChange(&c.Objects)
 	_, drained := change.Drain("x")
 	for want, err := range map[string]error{
-		"pod a/x: there is none": change.Delete("a", "x"), "node x: there is none": drained, "node profile x: neither": change.AddNodes("x", 1),
+		"pod a/x: there is none": change.Delete("a",
+			"x"), "node x: there is none": drained, "node profile x: neither": change.AddNodes("x", 1),
 		"node profile p5: Invalid value: 0": change.AddNodes("p5", 0),
 	} {
 		if err == nil || !strings.HasPrefix(err.Error(), want) {

@@ -75,7 +75,8 @@ func (c *Change) Drain(name string) ([]*v1.Pod, error) {
 	var back []*v1.Pod
 	for _, pod := range slices.Clone(c.Pods) {
 		owner := metav1.GetControllerOf(pod)
-		if pod.Spec.NodeName != name || isOver(pod) || owner != nil && owner.Kind == "DaemonSet" || pod.Annotations[v1.MirrorPodAnnotationKey] != "" {
+		if pod.Spec.NodeName != name || isOver(pod) || owner != nil && owner.Kind == "DaemonSet" ||
+			pod.Annotations[v1.MirrorPodAnnotationKey] != "" {
 			continue
 		}
 		if err := c.Delete(pod.Namespace, pod.Name); err != nil {
@@ -85,7 +86,10 @@ func (c *Change) Drain(name string) ([]*v1.Pod, error) {
 		if owner == nil {
 			continue
 		}
-		again := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: pod.Namespace, Name: pod.Name, Labels: pod.Labels, OwnerReferences: pod.OwnerReferences}, Spec: *pod.Spec.DeepCopy()}
+		again := &v1.Pod{ObjectMeta: metav1.ObjectMeta{
+			Namespace: pod.Namespace, Name: pod.Name, Labels: pod.Labels,
+			OwnerReferences: pod.OwnerReferences,
+		}, Spec: *pod.Spec.DeepCopy()}
 		again.Spec.NodeName = ""
 		if err := c.AddPod(again); err != nil {
 			return nil, err
@@ -95,7 +99,8 @@ func (c *Change) Drain(name string) ([]*v1.Pod, error) {
 	return back, nil
 }
 
-// AddPod adds a pod that waits, and makes its claims from their templates as kube-controller-manager does. The error names the object that is
+// AddPod adds a pod that waits, and makes its claims from their templates as kube-controller-manager does. The error
+// names the object that is
 // missing, or is there already.
 func (c *Change) AddPod(pod *v1.Pod) error {
 	if slices.ContainsFunc(c.Pods, func(p *v1.Pod) bool { return p.Namespace == pod.Namespace && p.Name == pod.Name }) {
@@ -114,7 +119,8 @@ func (c *Change) AddPod(pod *v1.Pod) error {
 			return t.Namespace == pod.Namespace && t.Name == *ref.ResourceClaimTemplateName
 		})
 		if i < 0 {
-			return fmt.Errorf("pod %s: spec.resourceClaims %s: there is no ResourceClaimTemplate %s/%s", snapshot.Reference(pod), ref.Name, pod.Namespace, *ref.ResourceClaimTemplateName)
+			return fmt.Errorf("pod %s: spec.resourceClaims %s: there is no ResourceClaimTemplate %s/%s",
+				snapshot.Reference(pod), ref.Name, pod.Namespace, *ref.ResourceClaimTemplateName)
 		}
 		template := c.ResourceClaimTemplates[i]
 		claim := &resourceapi.ResourceClaim{
@@ -130,7 +136,10 @@ func (c *Change) AddPod(pod *v1.Pod) error {
 		if err := c.AddClaim(claim); err != nil {
 			return err
 		}
-		pod.Status.ResourceClaimStatuses = append(pod.Status.ResourceClaimStatuses, v1.PodResourceClaimStatus{Name: ref.Name, ResourceClaimName: &claim.Name})
+		pod.Status.ResourceClaimStatuses = append(pod.Status.ResourceClaimStatuses, v1.PodResourceClaimStatus{
+			Name:              ref.Name,
+			ResourceClaimName: &claim.Name,
+		})
 	}
 	c.Pods = append(c.Pods, pod)
 	return nil
@@ -196,7 +205,10 @@ func (c *Change) AddNodes(profile string, n int) error {
 		rename := func(s string) string { return strings.Replace(s, model.Name, name, 1) }
 		node := model.DeepCopy()
 		node.Name, node.Spec.Unschedulable = name, false
-		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t v1.Taint) bool { return strings.HasPrefix(t.Key, "node.kubernetes.io/") })
+		node.Spec.Taints = slices.DeleteFunc(node.Spec.Taints, func(t v1.Taint) bool {
+			return strings.HasPrefix(t.Key,
+				"node.kubernetes.io/")
+		})
 		identify(node, "Node")
 		if node.Labels != nil {
 			node.Labels[v1.LabelHostname] = name

@@ -39,7 +39,8 @@ var unhurried = deviceclaims.Limits{Holders: time.Hour, Obstacle: time.Hour, Wak
 
 // Options of a simulation. The zero value is the shipped configuration with seed 0.
 type Options struct {
-	// Configuration is a KubeSchedulerConfiguration as a file has it, whose first profile with DeviceClaims is used. Nil is the shipped one.
+	// Configuration is a KubeSchedulerConfiguration as a file has it, whose first profile with DeviceClaims is used. Nil is
+	// the shipped one.
 	Configuration []byte
 	// Seed chooses among nodes of equal score.
 	Seed uint64

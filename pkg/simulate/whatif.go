@@ -26,7 +26,8 @@ func Waiting(objects *snapshot.Objects) []*v1.Pod {
 
 func inOrder(pods []*v1.Pod) {
 	slices.SortStableFunc(pods, func(a, b *v1.Pod) int {
-		return cmp.Or(cmp.Compare(corev1helpers.PodPriority(b), corev1helpers.PodPriority(a)), a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
+		return cmp.Or(cmp.Compare(corev1helpers.PodPriority(b), corev1helpers.PodPriority(a)),
+			a.CreationTimestamp.Compare(b.CreationTimestamp.Time),
 			strings.Compare(a.Namespace, b.Namespace), strings.Compare(a.Name, b.Name))
 	})
 }
@@ -66,7 +67,9 @@ func Place(ctx context.Context, change *Change, pods []*v1.Pod, opts Options) ([
 }
 
 // evict begins again on a cluster without the victims, with what was placed before.
-func evict(ctx context.Context, old *Cluster, change *Change, out *Outcome, pod *v1.Pod, placed map[*v1.Pod]*Outcome, opts Options) (*Cluster, error) {
+func evict(ctx context.Context, old *Cluster, change *Change, out *Outcome, pod *v1.Pod, placed map[*v1.Pod]*Outcome,
+	opts Options,
+) (*Cluster, error) {
 	old.Close()
 	for _, victim := range out.Victims {
 		namespace, name, _ := strings.Cut(victim, "/")

@@ -155,7 +155,8 @@ func claimsOf(objects *snapshot.Objects, pod *v1.Pod) (claims []ClaimStatus) {
 		names = append(names, extended.ResourceClaimName)
 	}
 	for _, name := range names {
-		i := slices.IndexFunc(objects.ResourceClaims, func(c *resourceapi.ResourceClaim) bool { return c.Namespace == pod.Namespace && c.Name == name })
+		i := slices.IndexFunc(objects.ResourceClaims,
+			func(c *resourceapi.ResourceClaim) bool { return c.Namespace == pod.Namespace && c.Name == name })
 		if i < 0 {
 			claims = append(claims, ClaimStatus{Name: name, Missing: "there is no such ResourceClaim"})
 			continue

@@ -161,7 +161,10 @@ func (h *hasher) refs(value any) {
 		if !ok {
 			continue
 		}
-		sort := map[string]string{"Pod": "pod", "pods": "pod", "PodGroup": "group", "podgroups": "group", "PersistentVolumeClaim": "pvc", "Node": "node"}
+		sort := map[string]string{
+			"Pod": "pod", "pods": "pod", "PodGroup": "group", "podgroups": "group",
+			"PersistentVolumeClaim": "pvc", "Node": "node",
+		}
 		kind, _ := ref["kind"].(string)
 		if kind == "" {
 			kind, _ = ref["resource"].(string)

@@ -83,9 +83,18 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"a field's type":    {head + `,"pods":[{"metadata":{"name":"a","namespace":"n","uid":"u"},"spec":{"priority":"high"}}]}`, "pods[0] (n/a): json"},
 		"a null":            {head + `,"nodes":[null]}`, "nodes[0]: metadata.name: Required value"},
 		"no UID":            {head + `,"pods":[{"metadata":{"name":"a","namespace":"n"}}]}`, "pods n/a: metadata.uid: Required value"},
-		"two of one name":   {head + `,"nodes":[{"metadata":{"name":"a"}},{"metadata":{"name":"a"}}]}`, "nodes a: there are two of that name"},
-		"two of one UID":    {head + `,"pods":[{"metadata":{"name":"a","uid":"u"}},{"metadata":{"name":"b","uid":"u"}}]}`, `Duplicate value: "u" is that of a`},
-		"a quantity":        {head + `,"nodes":[{"metadata":{"name":"a"},"status":{"allocatable":{"cpu":"many"}}}]}`, "nodes[0] (a): quantities must match"},
+		"two of one name": {
+			head + `,"nodes":[{"metadata":{"name":"a"}},{"metadata":{"name":"a"}}]}`,
+			"nodes a: there are two of that name",
+		},
+		"two of one UID": {
+			head + `,"pods":[{"metadata":{"name":"a","uid":"u"}},{"metadata":{"name":"b","uid":"u"}}]}`,
+			`Duplicate value: "u" is that of a`,
+		},
+		"a quantity": {
+			head + `,"nodes":[{"metadata":{"name":"a"},"status":{"allocatable":{"cpu":"many"}}}]}`,
+			"nodes[0] (a): quantities must match",
+		},
 		"packed, and wrong": {"\x1f\x8b\x00", "unpack"},
 	} {
 		if _, err := snapshot.Read(strings.NewReader(tc.content)); err == nil || !strings.Contains(err.Error(), tc.want) {
@@ -122,7 +131,8 @@ func TestHashedNames(t *testing.T) {
 		}
 	}
 	for _, claim := range hashed.ResourceClaims {
-		if a := claim.Status.Allocation; a != nil && (!nodes[a.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Values[0]] || !nodes[a.Devices.Results[0].Pool]) {
+		if a := claim.Status.Allocation; a != nil && (!nodes[a.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Values[0]] ||
+			!nodes[a.Devices.Results[0].Pool]) {
 			t.Errorf("allocation %v", a)
 		}
 	}
@@ -164,7 +174,8 @@ func TestTake(t *testing.T) {
 	if len(s.Pods) != 2 || s.Pods[1].Name != "late" || len(s.Missing) != 1 || s.Missing[0].Resource != "poddisruptionbudgets.policy" {
 		t.Errorf("%d pods, missing %v", len(s.Pods), s.Missing)
 	}
-	if _, err := snapshot.Take(t.Context(), client("resourceslices")); err == nil || !strings.Contains(err.Error(), "list resourceslices.resource.k8s.io (manifests/kubectl/reader.yaml") {
+	if _, err := snapshot.Take(t.Context(), client("resourceslices")); err == nil || !strings.Contains(err.Error(),
+		"list resourceslices.resource.k8s.io (manifests/kubectl/reader.yaml") {
 		t.Errorf("error %v", err)
 	}
 }

@@ -30,7 +30,8 @@ var kinds = []kind{
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*v1.NamespaceList, error) {
 			return c.CoreV1().Namespaces().List(ctx, opts)
 		}, nil),
-	kindOf("persistentVolumeClaims", "persistentvolumeclaims", "", true, func(o *Objects) *[]*v1.PersistentVolumeClaim { return &o.PersistentVolumeClaims },
+	kindOf("persistentVolumeClaims", "persistentvolumeclaims", "", true,
+		func(o *Objects) *[]*v1.PersistentVolumeClaim { return &o.PersistentVolumeClaims },
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*v1.PersistentVolumeClaimList, error) {
 			return c.CoreV1().PersistentVolumeClaims(all).List(ctx, opts)
 		}, nil),
@@ -38,7 +39,8 @@ var kinds = []kind{
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*v1.PersistentVolumeList, error) {
 			return c.CoreV1().PersistentVolumes().List(ctx, opts)
 		}, trimVolume),
-	kindOf("storageClasses", "storageclasses", "storage.k8s.io", true, func(o *Objects) *[]*storageapi.StorageClass { return &o.StorageClasses },
+	kindOf("storageClasses", "storageclasses", "storage.k8s.io", true,
+		func(o *Objects) *[]*storageapi.StorageClass { return &o.StorageClasses },
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*storageapi.StorageClassList, error) {
 			return c.StorageV1().StorageClasses().List(ctx, opts)
 		}, trimStorageClass),
@@ -46,11 +48,13 @@ var kinds = []kind{
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*storageapi.CSINodeList, error) {
 			return c.StorageV1().CSINodes().List(ctx, opts)
 		}, nil),
-	kindOf("podDisruptionBudgets", "poddisruptionbudgets", "policy", true, func(o *Objects) *[]*policyapi.PodDisruptionBudget { return &o.PodDisruptionBudgets },
+	kindOf("podDisruptionBudgets", "poddisruptionbudgets", "policy", true,
+		func(o *Objects) *[]*policyapi.PodDisruptionBudget { return &o.PodDisruptionBudgets },
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*policyapi.PodDisruptionBudgetList, error) {
 			return c.PolicyV1().PodDisruptionBudgets(all).List(ctx, opts)
 		}, nil),
-	kindOf("priorityClasses", "priorityclasses", "scheduling.k8s.io", true, func(o *Objects) *[]*schedulingapi.PriorityClass { return &o.PriorityClasses },
+	kindOf("priorityClasses", "priorityclasses", "scheduling.k8s.io", true,
+		func(o *Objects) *[]*schedulingapi.PriorityClass { return &o.PriorityClasses },
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*schedulingapi.PriorityClassList, error) {
 			return c.SchedulingV1().PriorityClasses().List(ctx, opts)
 		}, nil),
@@ -58,23 +62,28 @@ var kinds = []kind{
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*groupapi.PodGroupList, error) {
 			return c.SchedulingV1beta1().PodGroups(all).List(ctx, opts)
 		}, nil),
-	kindOf("resourceSlices", "resourceslices", "resource.k8s.io", false, func(o *Objects) *[]*resourceapi.ResourceSlice { return &o.ResourceSlices },
+	kindOf("resourceSlices", "resourceslices", "resource.k8s.io", false,
+		func(o *Objects) *[]*resourceapi.ResourceSlice { return &o.ResourceSlices },
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*resourceapi.ResourceSliceList, error) {
 			return c.ResourceV1().ResourceSlices().List(ctx, opts)
 		}, nil),
-	kindOf("resourceClaims", "resourceclaims", "resource.k8s.io", false, func(o *Objects) *[]*resourceapi.ResourceClaim { return &o.ResourceClaims },
+	kindOf("resourceClaims", "resourceclaims", "resource.k8s.io", false,
+		func(o *Objects) *[]*resourceapi.ResourceClaim { return &o.ResourceClaims },
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*resourceapi.ResourceClaimList, error) {
 			return c.ResourceV1().ResourceClaims(all).List(ctx, opts)
 		}, trimClaim),
-	kindOf("resourceClaimTemplates", "resourceclaimtemplates", "resource.k8s.io", true, func(o *Objects) *[]*resourceapi.ResourceClaimTemplate { return &o.ResourceClaimTemplates },
+	kindOf("resourceClaimTemplates", "resourceclaimtemplates", "resource.k8s.io", true,
+		func(o *Objects) *[]*resourceapi.ResourceClaimTemplate { return &o.ResourceClaimTemplates },
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*resourceapi.ResourceClaimTemplateList, error) {
 			return c.ResourceV1().ResourceClaimTemplates(all).List(ctx, opts)
 		}, trimTemplate),
-	kindOf("deviceClasses", "deviceclasses", "resource.k8s.io", false, func(o *Objects) *[]*resourceapi.DeviceClass { return &o.DeviceClasses },
+	kindOf("deviceClasses", "deviceclasses", "resource.k8s.io", false,
+		func(o *Objects) *[]*resourceapi.DeviceClass { return &o.DeviceClasses },
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*resourceapi.DeviceClassList, error) {
 			return c.ResourceV1().DeviceClasses().List(ctx, opts)
 		}, nil),
-	kindOf("deviceTaintRules", "devicetaintrules", "resource.k8s.io", true, func(o *Objects) *[]*resourceapi.DeviceTaintRule { return &o.DeviceTaintRules },
+	kindOf("deviceTaintRules", "devicetaintrules", "resource.k8s.io", true,
+		func(o *Objects) *[]*resourceapi.DeviceTaintRule { return &o.DeviceTaintRules },
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*resourceapi.DeviceTaintRuleList, error) {
 			return c.ResourceV1().DeviceTaintRules().List(ctx, opts)
 		}, nil),

@@ -21,7 +21,8 @@ import (
 // pluginBinary builds cmd/kubectl-stowage.
 var pluginBinary = sync.OnceValues(func() (string, error) { return buildBinary("kubectl-stowage") })
 
-// kubectlStowage is the plugin, with the kubeconfig of an account that has the manifest's rights for readers but those on the resources that are left out.
+// kubectlStowage is the plugin, with the kubeconfig of an account that has the manifest's rights for readers but those
+// on the resources that are left out.
 func (w *world) kubectlStowage(account string, without ...string) func(args ...string) *exec.Cmd {
 	w.t.Helper()
 	binary, err := pluginBinary()

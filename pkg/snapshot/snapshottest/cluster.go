@@ -30,7 +30,8 @@ type Cluster struct {
 	made int
 }
 
-// New returns a cluster of n nodes, "worker-0" and so on, with that many GPUs each, half of them on either NUMA node, and all in one NVLink domain.
+// New returns a cluster of n nodes, "worker-0" and so on, with that many GPUs each, half of them on either NUMA node,
+// and all in one NVLink domain.
 func New(nodes, gpus int) *Cluster {
 	c := &Cluster{}
 	class := &resourceapi.DeviceClass{Spec: resourceapi.DeviceClassSpec{Selectors: []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
@@ -41,7 +42,10 @@ func New(nodes, gpus int) *Cluster {
 	c.DeviceClasses = append(c.DeviceClasses, class)
 	for i := range nodes {
 		name := fmt.Sprintf("worker-%d", i)
-		resources := v1.ResourceList{v1.ResourceCPU: resource.MustParse("192"), v1.ResourceMemory: resource.MustParse("2Ti"), v1.ResourcePods: resource.MustParse("110")}
+		resources := v1.ResourceList{
+			v1.ResourceCPU: resource.MustParse("192"), v1.ResourceMemory: resource.MustParse("2Ti"),
+			v1.ResourcePods: resource.MustParse("110"),
+		}
 		node := &v1.Node{Status: v1.NodeStatus{Capacity: resources, Allocatable: resources}}
 		node.Name, node.Labels = name, map[string]string{v1.LabelHostname: name, v1.LabelInstanceTypeStable: "p5"}
 		c.identify(node)
@@ -64,7 +68,8 @@ func gpu(node, g, of int) resourceapi.Device {
 	return resourceapi.Device{
 		Name: fmt.Sprintf("gpu-%d", g),
 		Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
-			"type": text("gpu"), "uuid": text(fmt.Sprintf("GPU-%d-%d", node, g)), "productName": text("NVIDIA H100 80GB HBM3"), "nvlinkDomain": text(fmt.Sprintf("nvl-%d", node)),
+			"type": text("gpu"), "uuid": text(fmt.Sprintf("GPU-%d-%d", node,
+				g)), "productName": text("NVIDIA H100 80GB HBM3"), "nvlinkDomain": text(fmt.Sprintf("nvl-%d", node)),
 			"resource.kubernetes.io/numaNode": {IntValue: ptr.To(int64(2 * g / of))},
 		},
 		Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse("80Gi")}},
@@ -81,7 +86,10 @@ func (c *Cluster) identify(o metav1.Object) {
 // Pod adds a pod that waits, with a claim of its name for n GPUs.
 func (c *Cluster) Pod(namespace, name string, n int, priority int32) (*v1.Pod, *resourceapi.ResourceClaim) {
 	claim := &resourceapi.ResourceClaim{Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{Requests: []resourceapi.DeviceRequest{{
-		Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: Class, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: int64(n)},
+		Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{
+			DeviceClassName: Class,
+			AllocationMode:  resourceapi.DeviceAllocationModeExactCount, Count: int64(n),
+		},
 	}}}}}
 	claim.Namespace, claim.Name = namespace, name
 	c.identify(claim)
