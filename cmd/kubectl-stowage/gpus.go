@@ -80,7 +80,7 @@ func (c *cli) gpuTable(gpus []*clusterview.GPU) *table {
 		}
 	}
 	for _, g := range gpus {
-		health := cell{"ok", plain}
+		health := cell{text: "ok"}
 		if len(g.Taints) > 0 {
 			var keys []string
 			for _, taint := range g.Taints {
@@ -90,7 +90,7 @@ func (c *cli) gpuTable(gpus []*clusterview.GPU) *table {
 				}
 				keys = append(keys, key+":"+string(taint.Effect))
 			}
-			health = cell{strings.Join(keys, ","), yellow}
+			health = cell{text: strings.Join(keys, ","), style: yellow}
 			if g.Refuses() {
 				health.style = red
 			}
@@ -229,9 +229,9 @@ func (c *cli) claimTable(s *snapshot.Snapshot, claims []*clusterview.Claim, name
 	for _, claim := range claims {
 		row := []cell{
 			text(claim.Name),
-			{claim.State, styles[claim.State]},
+			{text: claim.State, style: styles[claim.State]},
 			or(strings.Join(claim.Requests, " ")), or(claim.Node), or(claim.Ready),
-			text(duration.HumanDuration(claim.Age(s))),
+			{text: duration.HumanDuration(claim.Age(s)), ages: true},
 		}
 		if c.output == "wide" {
 			row = append(row, or(claim.Owner), or(strings.Join(claim.Pods, ",")), or(strings.Join(claim.Devices, ",")))

@@ -4,7 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
-	"reflect"
+	"slices"
 
 	"stowage.dev/stowage/pkg/snapshot"
 )
@@ -41,8 +41,9 @@ func (c *cli) show(ctx context.Context, view func(*snapshot.Snapshot) (*table, s
 		for _, row := range all {
 			key := row[0].text + "\x00" + row[1].text
 			seen[key] = true
-			if !reflect.DeepEqual(printed[key], row) {
-				printed[key] = row
+			lasting := slices.DeleteFunc(slices.Clone(row), func(c cell) bool { return c.ages })
+			if !slices.Equal(printed[key], lasting) {
+				printed[key] = lasting
 				t.rows = append(t.rows, row)
 			}
 		}

@@ -29,6 +29,8 @@ const (
 type cell struct {
 	text  string
 	style style
+	// ages tells that it changes with time alone, which is no change of the row.
+	ages bool
 }
 
 // table is rows under headers. On a terminal that is too narrow the widest columns are cut.
@@ -84,7 +86,7 @@ func (t *table) write(w io.Writer, to terminal, headers bool) error {
 	if headers {
 		head := make([]cell, len(t.headers))
 		for i, h := range t.headers {
-			head[i] = cell{h, bold}
+			head[i] = cell{text: h, style: bold}
 		}
 		rows = append([][]cell{head}, rows...)
 	}

@@ -49,7 +49,7 @@ nodes, ? not published. How many NVLinks there are, and the bridges below a root
 			}
 			t.headers = append(t.headers, "NUMA", "DEVICE", "STATE", "HOLDERS")
 			for i, g := range gpus {
-				row, links := []cell{{fmt.Sprintf("GPU%d", i), bold}}, []clusterview.Link{}
+				row, links := []cell{{text: fmt.Sprintf("GPU%d", i), style: bold}}, []clusterview.Link{}
 				for _, other := range gpus {
 					link := clusterview.LinkOf(g, other)
 					links = append(links, link)
@@ -57,7 +57,7 @@ nodes, ? not published. How many NVLinks there are, and the bridges below a root
 					if link == clusterview.NVLink {
 						as = green
 					}
-					row = append(row, cell{string(link), as})
+					row = append(row, cell{text: string(link), style: as})
 				}
 				numa := ""
 				if g.Place.NUMANode != nil {
@@ -68,7 +68,8 @@ nodes, ? not published. How many NVLinks there are, and the bridges below a root
 					holders = append(holders, describeHolder(&g.Holders[k]))
 				}
 				topo.Links = append(topo.Links, links)
-				t.add(append(row, or(numa), text(g.Device), cell{string(g.State), stateStyles[g.State]}, or(strings.Join(holders, " ")))...)
+				t.add(append(row, or(numa), text(g.Device), cell{text: string(g.State), style: stateStyles[g.State]},
+					or(strings.Join(holders, " ")))...)
 			}
 			note := "No GPU is free."
 			if len(topo.Groups) > 0 {
@@ -107,7 +108,7 @@ of nodes do not.`,
 			sizes := clusterview.Sizes(clusterview.GPUs(s))
 			t := &table{headers: []string{"MODEL", "SIZE", "FIT", "LINKED", "IDEAL", "LOST", "NODES"}}
 			for _, size := range sizes {
-				lost := cell{fmt.Sprint(size.Ideal - size.Fit), plain}
+				lost := cell{text: fmt.Sprint(size.Ideal - size.Fit)}
 				if size.Ideal > size.Fit {
 					lost.style = yellow
 				}

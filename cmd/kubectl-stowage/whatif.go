@@ -162,9 +162,9 @@ func (c *cli) printPlaces(change *simulate.Change, outcomes []*simulate.Outcome,
 		for _, d := range out.Devices {
 			devices = append(devices, d.Device)
 		}
-		node := cell{out.Node, green}
+		node := cell{text: out.Node, style: green}
 		if out.Node == "" {
-			node = cell{"none", red}
+			node = cell{text: "none", style: red}
 		}
 		t.add(text(out.Namespace), text(out.Pod), node, or(strings.Join(out.Victims, ",")), or(strings.Join(devices, ",")))
 	}
