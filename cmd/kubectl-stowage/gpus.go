@@ -99,10 +99,8 @@ func (c *cli) gpuTable(gpus []*clusterview.GPU) *table {
 		for i := range g.Holders {
 			holders = append(holders, describeHolder(&g.Holders[i]))
 		}
-		row := []cell{text(g.Node), text(g.Device), or(g.Model), or(bytesText(g.MemoryBytes)), {
-			string(g.State),
-			stateStyles[g.State],
-		}, health}
+		state := cell{text: string(g.State), style: stateStyles[g.State]}
+		row := []cell{text(g.Node), text(g.Device), or(g.Model), or(bytesText(g.MemoryBytes)), state, health}
 		if wide {
 			numa, shared := "", ""
 			if g.Place.NUMANode != nil {
