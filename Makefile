@@ -24,8 +24,8 @@ help: ## List every target with a line
 
 .PHONY: build
 # The revision is in LDFLAGS. Go's own stamp would fail the build where git refuses the folder because it is somebody else's.
-build: ## Build bin/scheduler, bin/node-agent and bin/nvmlsimctl, which commands simulated GPUs
-	$(GO) build -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/scheduler ./cmd/node-agent ./cmd/nvmlsimctl
+build: ## Build bin/scheduler, bin/node-agent, bin/kubectl-stowage (docs/kubectl.md), and bin/nvmlsimctl, which commands simulated GPUs
+	$(GO) build -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/scheduler ./cmd/node-agent ./cmd/kubectl-stowage ./cmd/nvmlsimctl
 
 .PHONY: nvml-library
 nvml-library: ## Build bin/nvml/libnvidia-ml.so.1: simulated GPUs for any program that loads NVML (docs/simulation.md; C compiler)

@@ -196,7 +196,7 @@ func (s *shares) of(pod *v1.Pod) *account {
 				}
 			}
 		}
-		a = &account{shares: s, saved: mostSaved, at: s.now()}
+		a = &account{shares: s, saved: max(mostSaved, s.evaluation), at: s.now()} // who lifts one bound means both
 		s.accounts[pod.Namespace] = a
 	}
 	return a

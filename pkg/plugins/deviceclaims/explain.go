@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
 	v1helper "k8s.io/kubernetes/pkg/apis/core/v1/helper"
 	"k8s.io/kubernetes/pkg/features"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
@@ -22,6 +23,7 @@ import (
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/tracker"
 )
 
 // explain says why no node satisfies the pod's claims: where they are allocated already, and what of those that are not is missing. Both
@@ -219,4 +221,27 @@ func (pl *Plugin) nodeThatCanHold(pod *v1.Pod) func(name string) *v1.Node {
 		}
 		return node
 	}
+}
+
+// Explain is why a pod that has been through PreFilter and Filter with the state has no node for its claims, node by node for the first
+// perNode nodes by name. It is nil if devices were not the reason, or PreFilter has refused the pod. It decides nothing: a simulation asks.
+func Explain(ctx context.Context, pl *Plugin, state fwk.CycleState, pod *v1.Pod, perNode int) (*allocator.Explanation, error) {
+	c, err := readCycle(state)
+	if err != nil || c == nil {
+		return nil, err
+	}
+	found := pl.explainMissing(ctx, c, pod)
+	if wanted := c.results.mostRefused(); found != nil && perNode > 0 {
+		found.PerNode = allocator.ExplainNodes(wanted.requests, c.results.failuresFor(wanted.requests), perNode)
+	}
+	return found, nil
+}
+
+// Reserved is what Reserve has decided for the pod of the state, claim by claim.
+func Reserved(state fwk.CycleState) ([]tracker.Reservation, error) {
+	c, err := readCycle(state)
+	if err != nil || c == nil {
+		return nil, err
+	}
+	return slices.Clone(c.binding.reserved), nil
 }

@@ -1,0 +1,248 @@
+package main
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"syscall"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+
+	"stowage.dev/stowage/pkg/snapshot/snapshottest"
+)
+
+var update = flag.Bool("update", false, "write the golden files anew")
+
+// example is the cluster of the golden files: a node half full, one full and partly ill, one empty; pods that wait for various reasons.
+func example(t *testing.T) string {
+	t.Helper()
+	c := snapshottest.New(3, 4)
+	c.Run("team-a", "train", 0, 0, 0, 1)
+	c.Run("team-b", "serve", 10, 1, 0)
+	c.Run("team-b", "batch", 0, 1, 1, 2)
+	c.Taint(1, 3, "gpu.nvidia.com/xid")
+	c.Pod("team-a", "small", 1, 0)
+	c.Pod("team-a", "large", 5, 0)
+	late, _ := c.Pod("team-b", "picky", 2, 0)
+	late.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": "worker-1"}
+	urgent, _ := c.Pod("team-b", "urgent", 2, 100)
+	urgent.Spec.NodeSelector = late.Spec.NodeSelector
+	return write(t, c)
+}
+
+func write(t testing.TB, c *snapshottest.Cluster) string {
+	t.Helper()
+	name := filepath.Join(t.TempDir(), "cluster.json")
+	file, err := os.Create(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := errors.Join(c.Snapshot().Write(file), file.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return name
+}
+
+// Every output is what its golden file has: elsewhere than on a terminal, and on terminals of two widths, with colors.
+func TestOutputs(t *testing.T) {
+	file := example(t)
+	for name, tc := range map[string]struct {
+		args []string
+		want int
+	}{
+		"gpus":           {[]string{"gpus"}, 0},
+		"gpus-wide":      {[]string{"gpus", "-o", "wide"}, 0},
+		"gpus-yaml":      {[]string{"gpus", "-o", "yaml", "--node", "worker-1"}, 0},
+		"gpus-json":      {[]string{"gpus", "-o", "json", "--state", "tainted"}, 0},
+		"gpus-bare":      {[]string{"gpus", "--no-headers", "--state", "held"}, 0},
+		"claims":         {[]string{"claims", "-n", "team-a"}, 0},
+		"claims-all":     {[]string{"claims", "-A", "-o", "wide"}, 0},
+		"claims-none":    {[]string{"claims", "-n", "team-x"}, 0},
+		"topo":           {[]string{"topo", "worker-1"}, 0},
+		"topo-json":      {[]string{"topo", "worker-1", "-o", "json"}, 0},
+		"frag":           {[]string{"frag"}, 0},
+		"why-runs":       {[]string{"why", "train", "-n", "team-a"}, 0},
+		"why-fits":       {[]string{"why", "pod/small", "-n", "team-a"}, 0},
+		"why-never":      {[]string{"why", "large", "-n", "team-a"}, exitNo},
+		"why-holders":    {[]string{"why", "picky", "-n", "team-b"}, exitNo},
+		"why-preempts":   {[]string{"why", "urgent", "-n", "team-b", "-o", "wide"}, exitNo},
+		"why-json":       {[]string{"why", "picky", "-n", "team-b", "-o", "json"}, exitNo},
+		"whatif":         {[]string{"whatif"}, exitNo},
+		"whatif-delete":  {[]string{"whatif", "--delete", "team-b/batch", "--add-node", "worker-2=1", "--drain", "worker-0"}, 0},
+		"whatif-json":    {[]string{"whatif", "-o", "json", "--priority", "50"}, exitNo},
+		"no-such-pod":    {[]string{"why", "nobody"}, exitError},
+		"no-such-node":   {[]string{"topo", "nowhere"}, exitError},
+		"wrong-output":   {[]string{"gpus", "-o", "xml"}, exitUsage},
+		"wrong-state":    {[]string{"gpus", "--state", "busy"}, exitUsage},
+		"wrong-profile":  {[]string{"whatif", "--add-node", "p5"}, exitUsage},
+		"wrong-argument": {[]string{"gpus", "all"}, exitUsage},
+		"wrong-command":  {[]string{"gpu"}, exitUsage},
+		"watch-a-file":   {[]string{"gpus", "-w"}, exitUsage},
+	} {
+		t.Run(name, func(t *testing.T) {
+			args := append(tc.args, "--snapshot", file)
+			var out, errOut bytes.Buffer
+			if got := run(t.Context(), args, genericiooptions.IOStreams{
+				In: strings.NewReader(""), Out: &out,
+				ErrOut: &errOut,
+			}); got != tc.want {
+				t.Errorf("exit code %d, want %d", got, tc.want)
+			}
+			golden(t, name, out.String()+errOut.String())
+			if tc.want == exitUsage || strings.Contains(name, "json") {
+				return
+			}
+			for _, width := range []uint16{80, 200} {
+				golden(t, fmt.Sprintf("%s-%d", name, width), onTerminal(t, args, width))
+			}
+		})
+	}
+}
+
+func golden(t *testing.T, name, got string) {
+	t.Helper()
+	file := filepath.Join("testdata", name+".golden")
+	if *update {
+		if err := errors.Join(os.MkdirAll("testdata", 0o755), os.WriteFile(file, []byte(got), 0o644)); err != nil {
+			t.Fatal(err)
+		}
+		return
+	}
+	want, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(string(want), got); diff != "" {
+		t.Errorf("%s (-update writes it anew): %s", file, diff)
+	}
+}
+
+var escape = regexp.MustCompile(`\x1b\[\d+m`)
+
+// onTerminal runs a command on a terminal, and checks that no line is wider than it.
+func onTerminal(t *testing.T, args []string, width uint16) string {
+	t.Helper()
+	t.Setenv("TERM", "xterm")
+	t.Setenv("NO_COLOR", "")
+	t.Setenv("COLUMNS", "")
+	primary, secondary := terminalOfWidth(t, width)
+	read := make(chan string)
+	go func() {
+		content, _ := io.ReadAll(primary) // it ends with EIO when the other end is closed
+		read <- string(content)
+	}()
+	run(context.WithoutCancel(t.Context()), args, genericiooptions.IOStreams{In: secondary, Out: secondary, ErrOut: secondary})
+	if err := secondary.Close(); err != nil {
+		t.Fatal(err)
+	}
+	out := strings.ReplaceAll(<-read, "\r\n", "\n")
+	for line := range strings.Lines(out) {
+		// Errors are not wrapped: they are for logs, too.
+		if n := len([]rune(strings.TrimSuffix(escape.ReplaceAllString(line, ""), "\n"))); n > int(width) &&
+			!strings.HasPrefix(line, "error:") {
+			t.Errorf("a line has %d columns of %d: %q", n, width, line)
+		}
+	}
+	return out
+}
+
+// terminalOfWidth opens a pseudo terminal.
+func terminalOfWidth(t *testing.T, width uint16) (primary, secondary *os.File) {
+	t.Helper()
+	primary, err := os.OpenFile("/dev/ptmx", os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { primary.Close() })
+	fd := int(primary.Fd())
+	number, err := unix.IoctlGetInt(fd, unix.TIOCGPTN)
+	if err := errors.Join(err, unix.IoctlSetPointerInt(fd, unix.TIOCSPTLCK, 0), unix.IoctlSetWinsize(fd, unix.TIOCSWINSZ,
+		&unix.Winsize{Row: 50, Col: width})); err != nil {
+		t.Fatal(err)
+	}
+	if secondary, err = os.OpenFile(fmt.Sprintf("/dev/pts/%d", number), os.O_RDWR|syscall.O_NOCTTY, 0); err != nil {
+		t.Fatal(err)
+	}
+	return primary, secondary
+}
+
+// A snapshot of a snapshot is the same, and its answers with hashed names are alike.
+func TestASnapshotOfASnapshot(t *testing.T) {
+	file := example(t)
+	first, err := os.ReadFile(file)
+	if err != nil {
+		t.Fatal(err)
+	}
+	command := func(args ...string) string {
+		var out bytes.Buffer
+		run(t.Context(), args, genericiooptions.IOStreams{In: bytes.NewReader(first), Out: &out, ErrOut: &out})
+		return out.String()
+	}
+	if diff := cmp.Diff(string(first), command("snapshot", "--snapshot", "-")); diff != "" {
+		t.Error(diff)
+	}
+	hashed := command("snapshot", "--hash-names", "--snapshot", file)
+	name := filepath.Join(t.TempDir(), "hashed.json")
+	if err := os.WriteFile(name, []byte(hashed), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	last := func(s string) string { return s[strings.Index(s, "12 GPUs"):strings.LastIndex(s, " on ")] }
+	if a, b := last(command("gpus", "--snapshot", file)), last(command("gpus", "--snapshot", name)); a != b {
+		t.Errorf("%q and %q", a, b)
+	}
+	if again := command("whatif", "--snapshot", name); again != command("whatif", "--snapshot", name) ||
+		!strings.Contains(again, "4 pods: 2 would have a place, 2 would not.") {
+		t.Errorf("%s", again)
+	}
+}
+
+// Colors are for terminals, unless somebody does not want them; text from the API commands no terminal.
+func TestColors(t *testing.T) {
+	t.Setenv("NO_COLOR", "1")
+	c := &cli{color: "auto"}
+	_, secondary := terminalOfWidth(t, 80)
+	defer secondary.Close()
+	c.Out = secondary
+	if c.terminalOf().color {
+		t.Error("colors in spite of NO_COLOR")
+	}
+	t.Setenv("NO_COLOR", "")
+	t.Setenv("TERM", "xterm")
+	if got := c.terminalOf(); !got.color || got.width != 80 {
+		t.Errorf("%+v", got)
+	}
+	c.color = "never"
+	if c.terminalOf().color {
+		t.Error("colors in spite of --color never")
+	}
+	if got := printable("a\x1b[2Jb\u009bc\n"); got != "a?[2Jb?c?" {
+		t.Errorf("%q", got)
+	}
+}
+
+// BenchmarkLargeCluster is on 5,000 nodes of 8 GPUs, nearly all held, from the file to the printed answer.
+func BenchmarkLargeCluster(b *testing.B) {
+	c := snapshottest.Full(5000)
+	c.Pod("team-0", "four", 4, 0)
+	file := write(b, c)
+	for name, args := range map[string][]string{"gpus": {"gpus"}, "why": {"why", "four", "-n", "team-0"}, "frag": {"frag"}} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				run(b.Context(), append(args, "--snapshot", file), genericiooptions.IOStreams{
+					In:  strings.NewReader(""),
+					Out: io.Discard, ErrOut: io.Discard,
+				})
+			}
+		})
+	}
+}

@@ -1,0 +1,60 @@
+// Command kubectl-stowage shows who has which GPU, why a pod waits, and what would change that. It runs as "kubectl stowage", with the
+// user's kubeconfig or on a snapshot file, and writes nothing to the cluster. docs/kubectl.md is its manual.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"runtime/debug"
+	"strings"
+	"syscall"
+
+	"github.com/go-logr/logr"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"k8s.io/klog/v2"
+)
+
+// Exit codes, see docs/kubectl.md, *Exit codes*.
+const (
+	exitError = 1 // the cluster or a file could not be read
+	exitUsage = 2 // flags or arguments
+	exitNo    = 3 // the answer is no: a pod waits, a manifest has no place, an installation has faults
+)
+
+// errNo ends a command whose answer, which is printed already, is no.
+var errNo = errors.New("no")
+
+// usageError is about flags and arguments.
+type usageError struct{ error }
+
+func (e usageError) Unwrap() error { return e.error }
+
+func main() {
+	debug.SetGCPercent(400) // a command reads up to hundreds of megabytes once, and ends
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	os.Exit(run(ctx, os.Args[1:], genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}))
+}
+
+// run carries out one command and returns its exit code.
+func run(ctx context.Context, args []string, streams genericiooptions.IOStreams) int {
+	klog.SetLogger(logr.Discard()) // plugins log for a scheduler's operator; what concerns the user is returned
+	command := newCommand(streams)
+	command.SetArgs(args)
+	err := command.ExecuteContext(ctx)
+	var usage usageError
+	switch {
+	case err == nil, errors.Is(err, context.Canceled) && ctx.Err() != nil:
+		return 0
+	case errors.Is(err, errNo):
+		return exitNo
+	}
+	fmt.Fprintln(streams.ErrOut, "error:", err)
+	if errors.As(err, &usage) || strings.HasPrefix(err.Error(), "unknown command") { // cobra has no type for it
+		return exitUsage
+	}
+	return exitError
+}

@@ -1,0 +1,197 @@
+package clusterview
+
+import (
+	"cmp"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/snapshot"
+)
+
+// State is what a GPU is used for.
+type State string
+
+const (
+	// Free: nobody holds anything of it, and claims can have it.
+	Free State = "free"
+	// Held: one claim, or several that share one allocation, have all of it.
+	Held State = "held"
+	// Shared: claims hold shares of it.
+	Shared State = "shared"
+	// Partitioned: claims hold partitions of it.
+	Partitioned State = "partitioned"
+	// Tainted: nobody holds it, and a taint keeps claims off it.
+	Tainted State = "tainted"
+	// Gone: a claim holds it, and it is not published any more.
+	Gone State = "gone"
+)
+
+// GPU is a device that is one piece of hardware, with its partitions. A device of a driver that has no partitions is one, too.
+type GPU struct {
+	Node   string `json:"node"`
+	Driver string `json:"driver"`
+	Pool   string `json:"pool"`
+	// Device is the name of the whole device, or what its partitions' names have in common.
+	Device string `json:"device"`
+	Model  string `json:"model,omitempty"`
+	// MemoryBytes is the whole GPU's; of one that offers partitions alone it is the largest one's.
+	MemoryBytes int64 `json:"memoryBytes,omitempty"`
+	State       State `json:"state"`
+	// Holders are the claims that have it, partitions of it, or shares.
+	Holders []Holder `json:"holders,omitempty"`
+	Taints  []Taint  `json:"taints,omitempty"`
+	// Partitions counts the partitions that are offered, by profile. They may exclude each other.
+	Partitions map[string]int `json:"partitions,omitempty"`
+	// SharedMemoryBytes is what shares take of its memory; nil if it cannot be shared.
+	SharedMemoryBytes *int64 `json:"sharedMemoryBytes,omitempty"`
+	// Place is where it is on its machine.
+	Place Place `json:"place"`
+}
+
+// Place is where a GPU is on its machine; what is not published is empty.
+type Place struct {
+	UUID         string `json:"uuid,omitempty"`
+	PCIBusID     string `json:"pciBusID,omitempty"`
+	PCIeRoot     string `json:"pcieRoot,omitempty"`
+	NUMANode     *int   `json:"numaNode,omitempty"`
+	NVLinkDomain string `json:"nvlinkDomain,omitempty"`
+}
+
+// Layout is "3g.40gb,1g.10gb": the partitions that claims hold.
+func (g *GPU) Layout() string {
+	var profiles []string
+	for i := range g.Holders {
+		if p := g.Holders[i].Profile; p != "" {
+			profiles = append(profiles, p)
+		}
+	}
+	return strings.Join(profiles, ",")
+}
+
+// Refuses tells whether a taint keeps new claims off the GPU.
+func (g *GPU) Refuses() bool {
+	return slices.ContainsFunc(g.Taints, func(t Taint) bool { return t.Effect != "None" })
+}
+
+// GPUs returns all GPUs, by node, driver and place on the PCI bus.
+func GPUs(s *snapshot.Snapshot) []*GPU {
+	var gpus []*GPU
+	type key struct{ driver, pool, part string }
+	by := map[key]*GPU{}
+	for _, d := range Devices(s) {
+		k := key{d.Driver, d.Pool, cmp.Or(d.text("parentUUID"), d.text("uuid"), d.text("resource.kubernetes.io/pciBusID"), d.ID.Device)}
+		g := by[k]
+		if bus := d.text("resource.kubernetes.io/pciBusID"); g == nil && bus != "" { // for virtual machines it has no UUID
+			g = by[key{d.Driver, d.Pool, bus}]
+		}
+		if g == nil {
+			g = &GPU{Node: d.Node, Driver: d.Driver, Pool: d.Pool, Device: wholeName(d), State: Free}
+			gpus = append(gpus, g)
+		}
+		by[k] = g
+		if bus := d.text("resource.kubernetes.io/pciBusID"); bus != "" {
+			by[key{d.Driver, d.Pool, bus}] = g
+		}
+		g.add(d)
+	}
+	for _, g := range gpus {
+		if g.State == Free && g.Refuses() {
+			g.State = Tainted
+		}
+	}
+	slices.SortStableFunc(gpus, func(a, b *GPU) int {
+		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver), strings.Compare(a.Place.PCIBusID,
+			b.Place.PCIBusID),
+			strings.Compare(a.Device, b.Device))
+	})
+	return gpus
+}
+
+// wholeName is the device's name without what a partition adds to it.
+func wholeName(d *Device) string {
+	if d.isPartition() {
+		if name, _, ok := strings.Cut(d.ID.Device, "-mig-"); ok {
+			return name
+		}
+	}
+	return d.ID.Device
+}
+
+func (d *Device) isPartition() bool { return d.text("parentUUID") != "" }
+
+// add takes in a device of the GPU: the whole of it, or a partition.
+func (g *GPU) add(d *Device) {
+	profile := ""
+	if d.isPartition() {
+		profile = cmp.Or(d.text("profile"), d.ID.Device)
+		if g.Partitions == nil {
+			g.Partitions = map[string]int{}
+		}
+		g.Partitions[profile]++
+	} else if d.text("type") != "vfio" {
+		g.Device = d.ID.Device
+		g.Place.UUID, g.Place.NVLinkDomain = cmp.Or(g.Place.UUID, d.text("uuid")), cmp.Or(g.Place.NVLinkDomain, d.text("nvlinkDomain"))
+	}
+	g.MemoryBytes = max(g.MemoryBytes, d.memory())
+	g.Model = cmp.Or(g.Model, d.text("productName"), d.text("model"), d.text("type"))
+	g.Place.UUID = cmp.Or(g.Place.UUID, d.text("parentUUID"))
+	g.Place.PCIBusID = cmp.Or(g.Place.PCIBusID, d.text("resource.kubernetes.io/pciBusID"))
+	g.Place.PCIeRoot = cmp.Or(g.Place.PCIeRoot, d.text("resource.kubernetes.io/pcieRoot"))
+	if numa, ok := d.attribute("resource.kubernetes.io/numaNode"); ok && numa.IntValue != nil {
+		g.Place.NUMANode = ptr.To(int(*numa.IntValue))
+	}
+	for _, taint := range d.Taints {
+		if !slices.Contains(g.Taints, taint) {
+			g.Taints = append(g.Taints, taint)
+		}
+	}
+	shared := d.Object != nil && ptr.Deref(d.Object.AllowMultipleAllocations, false)
+	if shared && g.SharedMemoryBytes == nil {
+		g.SharedMemoryBytes = new(int64)
+	}
+	for _, h := range d.Holders {
+		if profile != "" {
+			h.Device, h.Profile = d.ID.Device, profile
+		}
+		g.Holders = append(g.Holders, h)
+		switch {
+		case h.Admin:
+		case d.Object == nil:
+			g.State = Gone
+		case profile != "":
+			g.State = Partitioned
+		case shared:
+			g.State = Shared
+			if q, err := resource.ParseQuantity(cmp.Or(h.Share["memory"], "0")); err == nil {
+				*g.SharedMemoryBytes += q.Value()
+			}
+		default:
+			g.State = Held
+		}
+	}
+}
+
+// Totals sums up GPUs.
+type Totals struct {
+	Nodes  int           `json:"nodes"`
+	GPUs   int           `json:"gpus"`
+	States map[State]int `json:"states"`
+	// LargestFree is the largest set of free GPUs of one node that are all linked, nil if none is free.
+	LargestFree *Group `json:"largestFreeGroup,omitempty"`
+}
+
+// Total sums up GPUs.
+func Total(gpus []*GPU) Totals {
+	t := Totals{GPUs: len(gpus), States: map[State]int{}}
+	nodes := map[string]bool{}
+	for _, g := range gpus {
+		nodes[g.Node] = true
+		t.States[g.State]++
+	}
+	t.Nodes = len(nodes)
+	t.LargestFree = largestFree(gpus)
+	return t
+}

@@ -1,0 +1,224 @@
+package snapshot
+
+import (
+	"bytes"
+	"crypto/hmac"
+	"crypto/rand"
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+)
+
+// Hash returns a copy whose names of nodes, namespaces, pods, claims, templates, groups and volumes are replaced, wherever they stand,
+// and so are the labels of pods and namespaces and what selects them. Equal names stay equal. The key is random and forgotten.
+//
+// Labels and taints of nodes, device names and attributes, classes and drivers stay: decisions are about them. Orders by name change, so
+// that a decision between equal nodes may be another one than in the original; replays of the copy are alike.
+func (s *Snapshot) Hash() (*Snapshot, error) {
+	key := make([]byte, 32)
+	if _, err := rand.Read(key); err != nil {
+		return nil, fmt.Errorf("make a key: %w", err)
+	}
+	return s.hashWith(key)
+}
+
+func (s *Snapshot) hashWith(key []byte) (*Snapshot, error) {
+	var written bytes.Buffer
+	if err := s.Write(&written); err != nil {
+		return nil, err
+	}
+	var tree map[string]any
+	decoder := json.NewDecoder(&written)
+	decoder.UseNumber()
+	if err := decoder.Decode(&tree); err != nil {
+		return nil, err
+	}
+	h := &hasher{key: key, nodes: map[string]bool{}}
+	for _, node := range s.Nodes {
+		h.nodes[node.Name] = true
+		if host := node.Labels[v1.LabelHostname]; host != "" {
+			h.nodes[host] = true
+		}
+	}
+	for field, list := range tree {
+		items, ok := list.([]any)
+		if !ok || field == "missing" {
+			continue
+		}
+		for _, item := range items {
+			h.object(field, item.(map[string]any))
+		}
+	}
+	tree["hashedNames"] = true
+	hashed, err := json.Marshal(tree)
+	if err != nil {
+		return nil, err
+	}
+	return decode(hashed)
+}
+
+type hasher struct {
+	key   []byte
+	nodes map[string]bool
+}
+
+// name is short, and equal for equal names of one sort.
+func (h *hasher) name(sort, name string) string {
+	if name == "" {
+		return ""
+	}
+	mac := hmac.New(sha256.New, h.key)
+	mac.Write([]byte(sort + "\x00" + name))
+	return sort + "-" + hex.EncodeToString(mac.Sum(nil)[:5])
+}
+
+// named are the kinds whose names users give.
+var named = map[string]string{
+	"nodes": "node", "pods": "pod", "namespaces": "ns", "persistentVolumeClaims": "pvc", "persistentVolumes": "pv", "csiNodes": "node",
+	"podDisruptionBudgets": "pdb", "podGroups": "group", "resourceSlices": "slice", "resourceClaims": "claim", "resourceClaimTemplates": "template",
+	"deviceTaintRules": "rule",
+}
+
+// references are fields that name objects, wherever they stand. A pool has the name of a node, or one that its driver gave.
+var references = map[string]string{
+	"namespace": "ns", "nodeName": "node", "nominatedNodeName": "node", "resourceClaimName": "claim", "resourceClaimTemplateName": "template",
+	"claimName": "pvc", "volumeName": "pv", "podGroupName": "group", "hostname": "host", "subdomain": "host", "serviceAccountName": "account",
+	"serviceAccount": "account", "volumeHandle": "volume", "generateName": "prefix",
+}
+
+func (h *hasher) object(field string, object map[string]any) {
+	meta, _ := object["metadata"].(map[string]any)
+	if sort := named[field]; sort != "" && meta != nil {
+		name, _ := meta["name"].(string)
+		meta["name"] = h.name(sort, name)
+	}
+	labels := field == "pods" || field == "namespaces" || field == "podGroups" || field == "podDisruptionBudgets" ||
+		strings.HasPrefix(field, "resourceClaim") || strings.HasPrefix(field, "persistentVolumeClaim")
+	h.walk(object, labels)
+}
+
+// walk replaces what is below a value. With labels, all labels and what selects them are replaced, else those of nodes' names alone.
+func (h *hasher) walk(value any, labels bool) {
+	switch value := value.(type) {
+	case []any:
+		for _, item := range value {
+			h.walk(item, labels)
+		}
+	case map[string]any:
+		for key, item := range value {
+			switch text, isText := item.(string); {
+			case key == "message", key == "environment":
+				delete(value, key)
+			case isText && h.nodes[text]:
+				value[key] = h.name("node", text)
+			case isText && references[key] != "":
+				value[key] = h.name(references[key], text)
+			case key == "labels" || key == "matchLabels":
+				h.labels(item, labels)
+			case key == "nodeAffinity" || key == "nodeSelector":
+				h.walk(item, false)
+				h.values(item, false)
+			case key == "matchExpressions":
+				h.values(item, labels)
+			case key == "namespaces":
+				h.namespaces(item)
+			case key == "ownerReferences", key == "reservedFor", key == "claimRef", key == "consumerRef":
+				h.refs(item)
+			default:
+				h.walk(item, labels)
+			}
+		}
+		if pool, ok := value["pool"].(map[string]any); ok {
+			if name, ok := pool["name"].(string); ok && h.nodes[name] {
+				pool["name"] = h.name("node", name)
+			}
+		}
+	}
+}
+
+// namespaces are those that an affinity names.
+func (h *hasher) namespaces(value any) {
+	list, _ := value.([]any)
+	for i, item := range list {
+		if name, ok := item.(string); ok {
+			list[i] = h.name("ns", name)
+		}
+	}
+}
+
+// refs are references by kind, or resource, and name.
+func (h *hasher) refs(value any) {
+	list, ok := value.([]any)
+	if !ok {
+		list = []any{value}
+	}
+	for _, item := range list {
+		ref, ok := item.(map[string]any)
+		if !ok {
+			continue
+		}
+		sort := map[string]string{
+			"Pod": "pod", "pods": "pod", "PodGroup": "group", "podgroups": "group",
+			"PersistentVolumeClaim": "pvc", "Node": "node",
+		}
+		kind, _ := ref["kind"].(string)
+		if kind == "" {
+			kind, _ = ref["resource"].(string)
+		}
+		name, _ := ref["name"].(string)
+		if s := sort[kind]; s != "" {
+			ref["name"] = h.name(s, name)
+		} else {
+			ref["name"] = h.name("owner", name)
+		}
+		if ns, ok := ref["namespace"].(string); ok {
+			ref["namespace"] = h.name("ns", ns)
+		}
+	}
+}
+
+func (h *hasher) labels(value any, all bool) {
+	labels, _ := value.(map[string]any)
+	for key, item := range labels {
+		text, _ := item.(string)
+		switch {
+		case h.nodes[text]:
+			labels[key] = h.name("node", text)
+		case all && key == v1.LabelMetadataName:
+			labels[key] = h.name("ns", text)
+		case all && text != "" && !strings.HasPrefix(key, "app.kubernetes.io/"):
+			labels[key] = h.name("label", text)
+		}
+	}
+}
+
+// values are those of selectors' expressions.
+func (h *hasher) values(value any, all bool) {
+	switch value := value.(type) {
+	case []any:
+		for i, item := range value {
+			text, isText := item.(string)
+			switch {
+			case isText && h.nodes[text]:
+				value[i] = h.name("node", text)
+			case isText && all:
+				value[i] = h.name("label", text)
+			default:
+				h.values(item, all)
+			}
+		}
+	case map[string]any:
+		key, _ := value["key"].(string)
+		for name, item := range value {
+			if name == "values" {
+				h.values(item, all && !strings.HasPrefix(key, "app.kubernetes.io/") && key != v1.LabelMetadataName)
+			} else if name != "key" && name != "operator" {
+				h.values(item, all)
+			}
+		}
+	}
+}

@@ -1,0 +1,120 @@
+package snapshot
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"iter"
+	"runtime"
+	"slices"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	apiruntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	utiljson "sigs.k8s.io/json"
+)
+
+// kind is how objects of one kind get into a snapshot and out of it.
+type kind struct {
+	// field is its name in the file, resource that in RBAC, group that of its API.
+	field, resource, group string
+	// optional: without these objects, the commands that do not need them still answer.
+	optional bool
+	list     func(context.Context, kubernetes.Interface, metav1.ListOptions) (apiruntime.Object, error)
+	// add puts an object of a list into the snapshot, trimmed. It may change the object.
+	add    func(*Objects, apiruntime.Object)
+	sort   func(*Objects)
+	detach func(*Objects)
+	// decode reads the objects of a file.
+	decode func(*Objects, []json.RawMessage) error
+	names  func(*Objects) []metav1.Object
+}
+
+// object is what *T is for each kind T.
+type object[T any] interface {
+	*T
+	metav1.Object
+	apiruntime.Object
+}
+
+// kindOf makes a kind from the place of its list in Objects.
+func kindOf[T any, P object[T], L apiruntime.Object](
+	field, resource, group string, optional bool, at func(*Objects) *[]P,
+	list func(context.Context, kubernetes.Interface, metav1.ListOptions) (L, error), trim func(P),
+) kind {
+	return kind{
+		field: field, resource: resource, group: group, optional: optional,
+		list: func(ctx context.Context, client kubernetes.Interface, opts metav1.ListOptions) (apiruntime.Object, error) {
+			return list(ctx, client, opts)
+		},
+		add: func(o *Objects, item apiruntime.Object) {
+			p := item.(P)
+			trimMeta(p)
+			if trim != nil {
+				trim(p)
+			}
+			*at(o) = append(*at(o), p)
+		},
+		sort:   func(o *Objects) { sortByName(*at(o)) },
+		detach: func(o *Objects) { *at(o) = slices.Clone(*at(o)) },
+		decode: func(o *Objects, raw []json.RawMessage) error {
+			all, err := decodeAll[T, P](field, raw)
+			*at(o) = all
+			return err
+		},
+		names: func(o *Objects) []metav1.Object {
+			all := make([]metav1.Object, 0, len(*at(o)))
+			for _, p := range *at(o) {
+				all = append(all, p)
+			}
+			return all
+		},
+	}
+}
+
+// decodeAll decodes objects on all processors: a large cluster has some hundred megabytes of them.
+func decodeAll[T any, P object[T]](field string, raw []json.RawMessage) ([]P, error) {
+	all, each := make([]P, len(raw)), 1+len(raw)/(4*runtime.GOMAXPROCS(0))
+	var group errgroup.Group
+	group.SetLimit(runtime.GOMAXPROCS(0))
+	for from := 0; from < len(raw); from += each {
+		group.Go(func() error {
+			for i := from; i < min(from+each, len(raw)); i++ {
+				all[i] = P(new(T))
+				if err := utiljson.UnmarshalCaseSensitivePreserveInts(raw[i], all[i]); err != nil {
+					return fmt.Errorf("%s[%d] (%s): %w", field, i, nameIn(raw[i]), err)
+				}
+				if string(raw[i]) == "null" || all[i].GetName() == "" {
+					return fmt.Errorf("%s[%d]: metadata.name: Required value", field, i)
+				}
+			}
+			return nil
+		})
+	}
+	return all, group.Wait()
+}
+
+// nameIn is the name of an object that cannot be decoded, as far as it can be found.
+func nameIn(raw json.RawMessage) string {
+	var o struct {
+		Metadata struct{ Namespace, Name string } `json:"metadata"`
+	}
+	if err := json.Unmarshal(raw, &o); err != nil || o.Metadata.Name == "" {
+		return "its name is not legible"
+	}
+	return Reference(&metav1.ObjectMeta{Namespace: o.Metadata.Namespace, Name: o.Metadata.Name})
+}
+
+// All yields the objects, kind by kind.
+func (o *Objects) All() iter.Seq[apiruntime.Object] {
+	return func(yield func(apiruntime.Object) bool) {
+		for _, k := range kinds {
+			for _, object := range k.names(o) {
+				if !yield(object.(apiruntime.Object)) {
+					return
+				}
+			}
+		}
+	}
+}

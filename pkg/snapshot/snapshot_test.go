@@ -1,0 +1,181 @@
+package snapshot_test
+
+import (
+	"bytes"
+	"compress/gzip"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"sigs.k8s.io/yaml"
+
+	"stowage.dev/stowage/pkg/snapshot"
+	"stowage.dev/stowage/pkg/snapshot/snapshottest"
+)
+
+func small() *snapshottest.Cluster {
+	c := snapshottest.New(2, 2)
+	c.Run("team-a", "train", 0, 0, 1)
+	c.Pod("team-b", "late", 2, 5)
+	return c
+}
+
+func written(t *testing.T, s *snapshot.Snapshot) []byte {
+	t.Helper()
+	var out bytes.Buffer
+	if err := s.Write(&out); err != nil {
+		t.Fatal(err)
+	}
+	return out.Bytes()
+}
+
+// What was written is read again as it was, as JSON, YAML, or packed, and written again it is the same bytes.
+func TestWhatIsWrittenIsRead(t *testing.T) {
+	first := written(t, small().Snapshot())
+	inYAML, err := yaml.JSONToYAML(first)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var packed bytes.Buffer
+	w := gzip.NewWriter(&packed)
+	if _, err := w.Write(first); err != nil {
+		t.Fatal(err)
+	}
+	if err := w.Close(); err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range map[string][]byte{"JSON": first, "YAML": inYAML, "packed": packed.Bytes()} {
+		s, err := snapshot.Read(bytes.NewReader(content))
+		if err != nil {
+			t.Fatalf("%s: %v", name, err)
+		}
+		if len(s.Pods) != 2 || len(s.ResourceSlices) != 2 {
+			t.Errorf("%s: %d pods, %d slices", name, len(s.Pods), len(s.ResourceSlices))
+		}
+		if diff := cmp.Diff(string(first), string(written(t, s))); diff != "" {
+			t.Errorf("%s: written again it differs: %s", name, diff)
+		}
+	}
+}
+
+// What is wrong in a file is named.
+func TestWhatIsWrongIsNamed(t *testing.T) {
+	const head = `{"apiVersion":"stowage.dev/v1alpha1","kind":"ClusterSnapshot"`
+	for name, tc := range map[string]struct{ content, want string }{
+		"empty":             {"", "it is empty"},
+		"another version":   {`{"apiVersion":"stowage.dev/v9","kind":"ClusterSnapshot"}`, `apiVersion "stowage.dev/v9"`},
+		"another kind":      {`{"apiVersion":"v1","kind":"List"}`, `kind "List"`},
+		"an unknown field":  {head + `,"nods":[]}`, `unknown field "nods"`},
+		"a list is none":    {head + `,"nodes":{}}`, `nodes: want "[" first`},
+		"it ends early":     {head + `,"nodes":[{"metadata":{"name":"a"}}`, "it ends too early"},
+		"no comma":          {head + `,"nodes":[{"metadata":{"name":"a"}} {}]}`, "nodes: want a comma"},
+		"a comma too many":  {head + `,"nodes":[,{}]}`, "nodes: a value is missing"},
+		"a field twice":     {head + `,"nodes":[],"nodes":[]}`, "nodes: duplicate field"},
+		"something follows": {head + `} {}`, "something follows its end"},
+		"an object is none": {head + `,"nodes":[1]}`, "nodes[0] (its name is not legible): json"},
+		"brackets differ":   {head + `,"nodes":[{"metadata":{"name":"a"]}]}`, "nodes[0]"},
+		"a field's type":    {head + `,"pods":[{"metadata":{"name":"a","namespace":"n","uid":"u"},"spec":{"priority":"high"}}]}`, "pods[0] (n/a): json"},
+		"a null":            {head + `,"nodes":[null]}`, "nodes[0]: metadata.name: Required value"},
+		"no UID":            {head + `,"pods":[{"metadata":{"name":"a","namespace":"n"}}]}`, "pods n/a: metadata.uid: Required value"},
+		"two of one name": {
+			head + `,"nodes":[{"metadata":{"name":"a"}},{"metadata":{"name":"a"}}]}`,
+			"nodes a: there are two of that name",
+		},
+		"two of one UID": {
+			head + `,"pods":[{"metadata":{"name":"a","uid":"u"}},{"metadata":{"name":"b","uid":"u"}}]}`,
+			`Duplicate value: "u" is that of a`,
+		},
+		"a quantity": {
+			head + `,"nodes":[{"metadata":{"name":"a"},"status":{"allocatable":{"cpu":"many"}}}]}`,
+			"nodes[0] (a): quantities must match",
+		},
+		"packed, and wrong": {"\x1f\x8b\x00", "unpack"},
+	} {
+		if _, err := snapshot.Read(strings.NewReader(tc.content)); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: error %v, want %q", name, err, tc.want)
+		}
+	}
+}
+
+// No name that a user gave is left, wherever it stood, and what refers to an object still does.
+func TestHashedNames(t *testing.T) {
+	c := small()
+	pod := c.Pods[0]
+	pod.Labels = map[string]string{"project": "secret-label"}
+	pod.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{
+		Namespaces: []string{"team-a"}, TopologyKey: v1.LabelHostname,
+	}}}}
+	hashed, err := c.Snapshot().Hash()
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := string(written(t, hashed))
+	for _, name := range []string{"worker-0", "worker-1", "team-a", "team-b", "train", "late", "secret-label"} {
+		if strings.Contains(text, name) {
+			t.Errorf("%q is left", name)
+		}
+	}
+	nodes := map[string]bool{}
+	for _, node := range hashed.Nodes {
+		nodes[node.Name] = true
+	}
+	for _, slice := range hashed.ResourceSlices {
+		if !nodes[*slice.Spec.NodeName] || slice.Spec.Pool.Name != *slice.Spec.NodeName {
+			t.Errorf("slice of node %s, pool %s", *slice.Spec.NodeName, slice.Spec.Pool.Name)
+		}
+	}
+	for _, claim := range hashed.ResourceClaims {
+		if a := claim.Status.Allocation; a != nil && (!nodes[a.NodeSelector.NodeSelectorTerms[0].MatchFields[0].Values[0]] ||
+			!nodes[a.Devices.Results[0].Pool]) {
+			t.Errorf("allocation %v", a)
+		}
+	}
+	for _, pod := range hashed.Pods {
+		found := false
+		for _, claim := range hashed.ResourceClaims {
+			found = found || claim.Name == *pod.Spec.ResourceClaims[0].ResourceClaimName && claim.Namespace == pod.Namespace
+		}
+		if !found {
+			t.Errorf("pod %s has no claim", pod.Name)
+		}
+	}
+}
+
+// A snapshot of a cluster has no secret, notes what could not be listed, and fails where it could not do without.
+func TestTake(t *testing.T) {
+	c := small()
+	c.Pods[0].Spec.Containers[0].Env = []v1.EnvVar{{Name: "TOKEN", Value: "hidden"}}
+	c.Pods[0].Spec.Containers[0].Args = []string{"--password=hidden"}
+	c.Pods[0].Annotations = map[string]string{"kubectl.kubernetes.io/last-applied-configuration": "hidden"}
+	client := func(forbidden string) *fake.Clientset {
+		var objects []runtime.Object
+		for object := range c.All() {
+			objects = append(objects, object)
+		}
+		client := fake.NewSimpleClientset(objects...) //nolint:staticcheck // nobody asks who wrote a field
+		client.PrependReactor("list", forbidden, func(clienttesting.Action) (bool, runtime.Object, error) {
+			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: forbidden}, "", nil)
+		})
+		return client
+	}
+	s, err := snapshot.Take(t.Context(), client("poddisruptionbudgets"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if strings.Contains(string(written(t, s)), "hidden") {
+		t.Error("it has what was secret")
+	}
+	if len(s.Pods) != 2 || s.Pods[1].Name != "late" || len(s.Missing) != 1 || s.Missing[0].Resource != "poddisruptionbudgets.policy" {
+		t.Errorf("%d pods, missing %v", len(s.Pods), s.Missing)
+	}
+	if _, err := snapshot.Take(t.Context(), client("resourceslices")); err == nil || !strings.Contains(err.Error(),
+		"list resourceslices.resource.k8s.io (manifests/kubectl/reader.yaml") {
+		t.Errorf("error %v", err)
+	}
+}

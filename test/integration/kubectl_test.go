@@ -1,0 +1,127 @@
+package integration
+
+import (
+	"bufio"
+	"bytes"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"sigs.k8s.io/yaml"
+)
+
+// pluginBinary builds cmd/kubectl-stowage.
+var pluginBinary = sync.OnceValues(func() (string, error) { return buildBinary("kubectl-stowage") })
+
+// kubectlStowage is the plugin, with the kubeconfig of an account that has the manifest's rights for readers but those
+// on the resources that are left out.
+func (w *world) kubectlStowage(account string, without ...string) func(args ...string) *exec.Cmd {
+	w.t.Helper()
+	binary, err := pluginBinary()
+	w.must(err, "building the plugin")
+	content, err := os.ReadFile(filepath.Join(manifests, "kubectl/reader.yaml"))
+	w.must(err, "reading the manifest")
+	var role rbacv1.ClusterRole
+	w.must(yaml.UnmarshalStrict(content, &role), "reading the manifest")
+	for i := range role.Rules {
+		for _, verb := range role.Rules[i].Verbs {
+			if verb != "list" && verb != "watch" {
+				w.t.Errorf("the manifest grants %s on %v: reading needs no such right", verb, role.Rules[i].Resources)
+			}
+		}
+		role.Rules[i].Resources = slices.DeleteFunc(role.Rules[i].Resources, func(r string) bool { return slices.Contains(without, r) })
+	}
+	role.Rules = slices.DeleteFunc(role.Rules, func(rule rbacv1.PolicyRule) bool { return len(rule.Resources) == 0 })
+	w.newAccount(account, role.Rules)
+	config, err := cluster.ServiceAccountKubeconfig(w.ctx, w.name, account, nil)
+	w.must(err, "getting the identity")
+	return func(args ...string) *exec.Cmd {
+		command := exec.CommandContext(w.ctx, binary, append(args, "--kubeconfig", config)...)
+		command.Env = append(os.Environ(), "HOME="+w.t.TempDir())
+		return command
+	}
+}
+
+// runs returns what a command prints, and its exit code.
+func (w *world) runs(command *exec.Cmd) (out, errOut string, code int) {
+	w.t.Helper()
+	var stdout, stderr bytes.Buffer
+	command.Stdout, command.Stderr = &stdout, &stderr
+	err := command.Run()
+	var exit *exec.ExitError
+	if err != nil && !errors.As(err, &exit) {
+		w.t.Fatal(err)
+	}
+	return stdout.String(), stderr.String(), command.ProcessState.ExitCode()
+}
+
+// A user with no more than the manifest's rights sees devices with their holders, is told why a pod waits, and sees claims come.
+func TestKubectlStowageWithARightToReadAlone(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	w.addNode("a", gpus(h100, 2)...)
+	held := w.addClaim("held", spec(w.exactly("gpu", 1)))
+	w.allocate(held, "a", gpus(h100, 2)[0].Name)
+	w.addClaim("both", spec(w.exactly("gpu", 2)))
+	w.addPod("pod", withClaim("both"))
+	plugin := w.kubectlStowage("viewer")
+
+	out, errOut, code := w.runs(plugin("gpus", "--node", w.nodeName("a"), "-o", "json"))
+	var list struct {
+		Items []struct {
+			State   string
+			Holders []struct{ Namespace, Claim string }
+		}
+	}
+	if err := json.Unmarshal([]byte(out), &list); err != nil || code != 0 {
+		t.Fatalf("gpus: code %d, %v: %s%s", code, err, out, errOut)
+	}
+	if len(list.Items) != 2 || list.Items[0].State != "held" || list.Items[1].State != "free" || len(list.Items[0].Holders) != 1 ||
+		list.Items[0].Holders[0].Namespace != w.name || list.Items[0].Holders[0].Claim != "held" {
+		t.Errorf("gpus: %s", out)
+	}
+	out, errOut, code = w.runs(plugin("why", "pod", "-n", w.name))
+	if want := "Release on node " + w.nodeName("a") + ": claim " + w.name + "/held (1 device)."; code != 3 || !strings.Contains(out, want) {
+		t.Errorf("why: code %d, want 3 and %q: %s%s", code, want, out, errOut)
+	}
+
+	watching := plugin("claims", "-n", w.name, "--watch", "--no-headers")
+	lines, err := watching.StdoutPipe()
+	w.must(err, "watching")
+	w.must(watching.Start(), "watching")
+	defer func() { _ = watching.Wait() }()
+	defer func() { _ = watching.Process.Kill() }()
+	timer := time.AfterFunc(patience, func() { _ = watching.Process.Kill() })
+	defer timer.Stop()
+	scanner := bufio.NewScanner(lines)
+	seen := 0
+	for seen < 2 && scanner.Scan() { // those that are there
+		seen++
+	}
+	w.addClaim("later", spec(w.exactly("gpu", 1)))
+	if !scanner.Scan() || !strings.HasPrefix(scanner.Text(), "later ") {
+		t.Errorf("after %d lines, the claim that came is told as %q, %v", seen, scanner.Text(), scanner.Err())
+	}
+}
+
+// What a user may not list is named: as a warning where there is an answer without it, as an error where there is none.
+func TestKubectlStowageNamesTheRightThatIsMissing(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	if _, errOut, code := w.runs(w.kubectlStowage("nobudgets", "poddisruptionbudgets")("gpus")); code != 0 ||
+		!strings.Contains(errOut, "warning: poddisruptionbudgets.policy could not be listed: forbidden") {
+		t.Errorf("without budgets: code %d, %s", code, errOut)
+	}
+	if _, errOut, code := w.runs(w.kubectlStowage("noslices", "resourceslices")("gpus")); code != 1 ||
+		!strings.Contains(errOut, "list resourceslices.resource.k8s.io (manifests/kubectl/reader.yaml has the rights that are needed)") {
+		t.Errorf("without slices: code %d, %s", code, errOut)
+	}
+}
