@@ -198,6 +198,7 @@ func (n *node) leftovers(m *prepare.Manager, clock *testingclock.FakeClock, forg
 				last()
 				return n.processesBut(gpu, pods), nil
 			},
+			BootID:  n.hardware.BootID,
 			PlaceOf: func(device string) (string, *ledger.Partition) { return device[:len(gpu0)], nil },
 		},
 		Repair:      func(context.Context) error { return nil },
