@@ -11,9 +11,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/api/metadata"
 	"k8s.io/dynamic-resource-allocation/devicemetadata"
 
+	"stowage.dev/stowage/pkg/agent/hold"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 )
@@ -122,6 +124,18 @@ func TestContainersAreToldWhatTheyHave(t *testing.T) {
 				t.Errorf("files (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A pod with a device of a device plugin has no claim to look for: nothing is written for it, nor mounted.
+func TestADeviceOfADevicePluginHasNoMetadata(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	m := n.manager()
+	for _, gpu := range bothGPUs {
+		devices := n.prepared(m, hold.Claim(driverName, pool, ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: gpu}, gpu, []types.UID{"pod"}))
+		if told := n.told(devices); len(told) > 0 || !n.empty(n.metadataDir()) {
+			t.Errorf("%s: the container has the files %v", gpu, told)
+		}
 	}
 }
 

@@ -79,7 +79,7 @@ func vm(pid uint32, pod string) *nvmlsim.AddProcess {
 func TestAGPUIsPassedThroughAndComesBack(t *testing.T) {
 	n := newNodeOf(t, withSound)
 	n.hardware.discover(t, n.hardware.policy)
-	offered := n.offers()
+	offered, uuid := n.offers(), n.hardware.uuid(gpu0)
 	m := n.manager()
 	prepared, err := m.Prepare(n.ctx, claim("machine", "vm="+vm0))
 	if err != nil {
@@ -101,6 +101,11 @@ func TestAGPUIsPassedThroughAndComesBack(t *testing.T) {
 	}
 	if len(container.Mounts) != 1 || !strings.HasSuffix(container.Mounts[0].Source, "vm.json") {
 		t.Errorf("the container has the mounts %v, want the metadata file alone", container.Mounts)
+	}
+	for path, file := range n.told(prepared) {
+		if got := file.Requests[0].Devices[0].Attributes["uuid"]; got.StringValue == nil || *got.StringValue != uuid {
+			t.Errorf("%s has the UUID %+v, want that of the GPU, %s", path, got, uuid)
+		}
 	}
 	if now := n.offers(); !slices.Equal(offered, now) {
 		t.Errorf("the node offers %v, before the claim %v", now, offered)

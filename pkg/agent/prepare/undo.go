@@ -134,7 +134,7 @@ func (u *undoer) settle(ctx context.Context, gpu string) error {
 	}
 	for _, q := range list {
 		if q.Owed == nil {
-			return &QuarantinedError{GPU: gpu, Reason: q.Reason, Since: q.Since, Err: errors.New("what is to be undone is not known")}
+			return &QuarantinedError{GPU: gpu, Reason: q.Reason, Err: errors.New("what is to be undone is not known")}
 		}
 		for _, step := range slices.Backward(q.Owed.Undo) {
 			if err := u.steps.Undo(ctx, q.Owed, step); err != nil {
