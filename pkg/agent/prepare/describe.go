@@ -199,7 +199,7 @@ func (d *describer) metadata(j *job) (map[string]json.RawMessage, error) {
 			described[request] = of
 		}
 		attributes := maps.Clone(j.targets[i].Attributes)
-		if device.Partition != nil && attributes != nil {
+		if device.Partition != nil {
 			// A partition that is made for the claim is published before it has one.
 			attributes[discovery.AttributeUUID] = resourceapi.DeviceAttribute{StringValue: &device.UUID}
 		}

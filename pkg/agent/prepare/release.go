@@ -62,9 +62,9 @@ func (m *Manager) Release(ctx context.Context, uid types.UID, force bool, inUse 
 	}
 	entry := record.Entry
 	if entry == nil {
-		entry = &ledger.Entry{Claim: nameIn(m.effects.Files, uid), State: ledger.PrepareStarted}
+		entry = &ledger.Entry{Claim: nameIn(m.effects.Files, uid)}
 		for _, gpu := range record.GPUs {
-			entry.Devices = append(entry.Devices, ledger.Device{Device: gpu, GPU: gpu})
+			entry.Devices = append(entry.Devices, ledger.Device{GPU: gpu})
 		}
 	}
 	if err := locks.GPUs(ctx, entry.HeldGPUs()...); err != nil {
