@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -148,17 +149,23 @@ func TestNodesForAVirtualMachine(t *testing.T) {
 		config string
 		want   []string
 		err    string
+		hides  string // what the kernel has not
 	}{
-		"by default":                {"", []string{"/dev/vfio/20", "/dev/vfio/vfio"}, ""},
-		"legacy":                    {head + `,"iommu":{"backendPolicy":"LegacyOnly","enableAPIDevice":true}}`, []string{"/dev/vfio/20", "/dev/vfio/vfio"}, ""},
-		"without the API's node":    {head + `,"iommu":{"enableAPIDevice":false}}`, []string{"/dev/vfio/20"}, ""},
-		"iommufd, of each function": {head + `,"iommu":{"backendPolicy":"PreferIommuFD"}}`, []string{"/dev/iommu", "/dev/vfio/devices/vfio0", "/dev/vfio/devices/vfio1"}, ""},
-		"another backend":           {head + `,"iommu":{"backendPolicy":"Best"}}`, nil, `iommu.backendPolicy: "Best": want one of LegacyOnly, PreferIommuFD`},
-		"an unknown field":          {head + `,"sharing":{}}`, nil, `unknown field "sharing"`},
+		"by default":                           {"", []string{"/dev/vfio/20", "/dev/vfio/vfio"}, "", ""},
+		"legacy":                               {head + `,"iommu":{"backendPolicy":"LegacyOnly","enableAPIDevice":true}}`, []string{"/dev/vfio/20", "/dev/vfio/vfio"}, "", ""},
+		"without the API's node":               {head + `,"iommu":{"enableAPIDevice":false}}`, []string{"/dev/vfio/20"}, "", ""},
+		"iommufd, of each function":            {head + `,"iommu":{"backendPolicy":"PreferIommuFD"}}`, []string{"/dev/iommu", "/dev/vfio/devices/vfio0", "/dev/vfio/devices/vfio1"}, "", ""},
+		"without iommufd":                      {head + `,"iommu":{"backendPolicy":"PreferIommuFD"}}`, []string{"/dev/vfio/20", "/dev/vfio/vfio"}, "", "class/misc/iommu"},
+		"iommufd without the functions' nodes": {head + `,"iommu":{"backendPolicy":"PreferIommuFD"}}`, nil, "device " + vm0 + ": device node of PCI function " + bus0, "vfio-dev"},
+		"another backend":                      {head + `,"iommu":{"backendPolicy":"Best"}}`, nil, `iommu.backendPolicy: "Best": want one of LegacyOnly, PreferIommuFD`, ""},
+		"an unknown field":                     {head + `,"sharing":{}}`, nil, `unknown field "sharing"`, ""},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			n := newNodeOf(t, withSound)
+			if test.hides != "" {
+				n.pci = partialKernel{n.hardware.kernel, test.hides}
+			}
 			c := claim("machine", "vm="+vm0)
 			if test.config != "" {
 				c = withConfig(c, driverName, test.config)
@@ -183,6 +190,19 @@ func TestNodesForAVirtualMachine(t *testing.T) {
 			}
 		})
 	}
+}
+
+// partialKernel lacks a file or folder.
+type partialKernel struct {
+	vfio.Sysfs
+	hides string
+}
+
+func (k partialKernel) Open(name string) (fs.File, error) {
+	if strings.HasSuffix(name, k.hides) {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
+	return k.Sysfs.Open(name)
 }
 
 // TestWhatKeepsAGPUFromBeingPassedThrough: it is refused before anything is done to it.

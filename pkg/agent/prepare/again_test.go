@@ -1,0 +1,133 @@
+package prepare_test
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"stowage.dev/stowage/pkg/agent/durable/durabletest"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/nvmlsim"
+)
+
+// TestAClaimThatIsAsItWasIsNotWrittenAgain: the kubelet asks for each pod, and whoever looks at the pods does so every minute.
+func TestAClaimThatIsAsItWasIsNotWrittenAgain(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	claims := []*resourceapi.ResourceClaim{
+		reservedFor(claim("train", "gpu="+gpu0), "first"),
+		reservedFor(withConfig(claim("infer", "gpu="+gpu1), driverName, underMPS), "first", "second"),
+	}
+	for _, c := range claims {
+		n.prepared(n.manager(), c)
+	}
+	disk := &durabletest.Faulty{FS: n.disk}
+	n.fsys = disk
+	m := n.manager()
+	for _, c := range claims {
+		n.prepared(m, c)
+		if err := m.NotePods(n.ctx, c); err != nil {
+			t.Error(err)
+		}
+	}
+	if err := reconciled(n, m); err != nil {
+		t.Error(err)
+	}
+	for _, step := range disk.Steps() {
+		if !strings.HasPrefix(step, "mkdir ") {
+			t.Errorf("%s, and nothing has changed", step)
+		}
+	}
+}
+
+// TestOnlyWhoAsksForMPSGetsItsDaemon: the other containers of the claim, and administrators, know of none.
+func TestOnlyWhoAsksForMPSGetsItsDaemon(t *testing.T) {
+	n := newNode(t)
+	c := withConfig(claim("train", "mps="+gpu0, "plain="+gpu1, result("watch="+gpu2+"+admin")), driverName, underMPS)
+	c.Status.Allocation.Devices.Config[0].Requests = []string{"mps"}
+	devices := n.prepared(n.manager(), c)
+	for request, want := range map[string]bool{"mps": true, "plain": false, "watch": false} {
+		env := n.env(slices.DeleteFunc(slices.Clone(devices), func(d ledger.Device) bool { return d.Request != request }))
+		if got := strings.Contains(strings.Join(env, " "), "CUDA_MPS_PIPE_DIRECTORY="); got != want {
+			t.Errorf("environment of %s: %v, want the daemon in it: %v", request, env, want)
+		}
+	}
+}
+
+// TestAWaitEndsAsSoonAsTheHolderHasGone, and who uses it is asked every 5 s alone.
+func TestAWaitEndsAsSoonAsTheHolderHasGone(t *testing.T) {
+	t.Parallel()
+	for _, after := range []time.Duration{time.Second, 12 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			plain := n.manager()
+			n.prepared(plain, claim("first", "gpu="+gpu0))
+			asked, begun := 0, time.Now()
+			n.options.UseOf = func(context.Context, *ledger.Entry) prepare.Use { asked++; return ending }
+			n.options.Waiting = func(*resourceapi.ResourceClaim, error) {
+				time.AfterFunc(after, func() { n.unprepare(plain, "first-uid") })
+			}
+			n.prepared(n.manager(), claim("second", "gpu="+gpu0))
+			if took := time.Since(begun); took > after+200*time.Millisecond || asked != 1+int(after/(5*time.Second)) {
+				t.Errorf("it took %s, and was asked %d times who uses it; the holder was gone after %s", took, asked, after)
+			}
+		})
+	}
+}
+
+// givenUp ends a call when it is asked whether the claim's daemon can be started, which is the last question before something is done.
+type givenUp struct {
+	sharing.Daemons
+	end func()
+}
+
+func (d givenUp) Check(ctx context.Context, daemon sharing.Daemon) error {
+	d.end()
+	return d.Daemons.Check(ctx, daemon)
+}
+
+// TestNothingIsBegunForACallThatIsGivenUp: not even its record is written.
+func TestNothingIsBegunForACallThatIsGivenUp(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	for name, gpu := range map[string]string{"train": gpu0, "infer": gpu1} {
+		ctx, cancel := context.WithCancel(n.ctx)
+		n.tools.Daemons = givenUp{sharing.NewSimulated(n.hardware.machine).Daemons, cancel}
+		n.fsys = durabletest.Watched{FS: n.disk, Before: func(op, path string) error {
+			if ctx.Err() != nil && strings.Contains(path, name) {
+				t.Errorf("%s %s after the call was given up", op, path)
+			}
+			return nil
+		}}
+		_, err := n.manager().Prepare(ctx, withConfig(claim(name, result("gpu="+gpu)), driverName, underMPS))
+		if want := "prepare claim default/" + name; err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want %q", err, want)
+		}
+	}
+}
+
+// hiddenUsers are processes that cannot be seen.
+type hiddenUsers struct{}
+
+func (hiddenUsers) Of(context.Context, ...string) ([]uint32, error) { return nil, nil }
+func (hiddenUsers) OfGPU(context.Context, int) ([]uint32, error)    { return nil, nil }
+
+// TestAGPUThatNVMLSaysIsInUseIsNotPassedThrough, though no process is seen that has it open: it may be in another PID namespace.
+func TestAGPUThatNVMLSaysIsInUseIsNotPassedThrough(t *testing.T) {
+	n := newNodeOf(t, withSound)
+	n.options.Users = hiddenUsers{}
+	n.do(&nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{PID: 4711, Kind: nvmlsim.ProcessCompute}})
+	before := n.state()
+	_, err := n.manager().Prepare(n.ctx, claim("machine", "vm="+vm0))
+	if err == nil || !strings.Contains(err.Error(), gpu0) || !strings.Contains(err.Error(), "4711") {
+		t.Errorf("error %v, want that %s is in use by process 4711", err, gpu0)
+	}
+	if diff := before.diff(n.state()); diff != "" {
+		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
