@@ -12,6 +12,7 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/durable/durabletest"
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -129,5 +130,61 @@ func TestAGPUThatNVMLSaysIsInUseIsNotPassedThrough(t *testing.T) {
 	}
 	if diff := before.diff(n.state()); diff != "" {
 		t.Errorf("(-before +after):\n%s", diff)
+	}
+}
+
+// TestAShareOfAGPUThatCannotBeUsedIsRefused, as all of it would be.
+func TestAShareOfAGPUThatCannotBeUsedIsRefused(t *testing.T) {
+	for want, command := range map[string]nvmlsim.Command{
+		"MIG mode is enabled": &nvmlsim.SetMIG{GPU: "0", Enabled: true},
+		"keeps everybody off": &nvmlsim.SetComputeMode{GPU: "0", Mode: nvmlsim.ComputeProhibited},
+	} {
+		n := newNodeOf(t, twoGPUs)
+		n.do(command)
+		if _, err := n.manager().Prepare(n.ctx, sharedBy("train", "20Gi:25", "")); err == nil || !strings.Contains(err.Error(), want) || len(n.files()) > 0 {
+			t.Errorf("error %v, want %q, files %v", err, want, n.files())
+		}
+	}
+}
+
+// TestAShareIsNotCountedTwice: it is more than half of the GPU, and the kubelet asks again.
+func TestAShareIsNotCountedTwice(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	for range 2 {
+		n.prepared(n.manager(), sharedBy("train", "50Gi:10", ""))
+		n.prepared(n.manager(), sharedBy("infer", "10Gi:60", ""))
+	}
+}
+
+// TestAReleaseTellsOfItsOwnQuarantineAlone: another claim has left a GPU in it.
+func TestAReleaseTellsOfItsOwnQuarantineAlone(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	m := n.manager()
+	bothPrepared(n, m)
+	n.hardware.broken[gpu1] = nvml.ErrGPULost
+	n.unprepare(m, "infer-uid")
+	if done := n.releaseOf(m, "train-uid", false); len(done.Quarantined) > 0 || len(done.Left) > 0 {
+		t.Errorf("%+v, and %s is another claim's", done, gpu1)
+	}
+}
+
+// TestReconcileWaitsOnceForAClaimThatIsAtWork, and for each by itself: its metadata are looked at by who prepares it.
+func TestReconcileWaitsOnceForAClaimThatIsAtWork(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	bothPrepared(n, n.manager())
+	n.timeout = 30 * time.Millisecond
+	m := n.manager()
+	for _, uid := range bothClaims {
+		unlock, err := prepare.LockClaim(m, uid)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer unlock()
+	}
+	err := reconciled(n, m)
+	for _, uid := range bothClaims {
+		if err == nil || strings.Count(err.Error(), "claim "+string(uid)) != 1 {
+			t.Errorf("error %v, want claim %s once in it", err, uid)
+		}
 	}
 }

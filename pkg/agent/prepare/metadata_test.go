@@ -136,6 +136,10 @@ func TestADeviceOfADevicePluginHasNoMetadata(t *testing.T) {
 		if told := n.told(devices); len(told) > 0 || !n.empty(n.metadataDir()) {
 			t.Errorf("%s: the container has the files %v", gpu, told)
 		}
+		of := ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: gpu}
+		if _, record := n.recordOf(hold.UID(of)); record.Entry.Claim.Plugin != of {
+			t.Errorf("the record is of %+v, want %+v", record.Entry.Claim, of)
+		}
 	}
 }
 

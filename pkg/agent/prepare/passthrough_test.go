@@ -122,6 +122,9 @@ func TestAGPUIsPassedThroughAndComesBack(t *testing.T) {
 		t.Errorf("the GPU for a container of the claim itself: %v", err)
 	}
 	held = nil
+	if _, err := m.Prepare(n.ctx, claim("watch", "gpu="+gpu0+"+admin")); !errors.Is(err, discovery.ErrBound) || errors.As(err, &held) {
+		t.Errorf("the GPU for an administrator, who waits for nobody: %v", err)
+	}
 	if _, err := m.Prepare(n.ctx, claim("another", "vm="+vm0)); !errors.As(err, &held) {
 		t.Errorf("the same device for another claim: %v", err)
 	}
