@@ -2,6 +2,7 @@ package prepare_test
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"strings"
 	"testing"
@@ -185,6 +186,47 @@ func TestReconcileWaitsOnceForAClaimThatIsAtWork(t *testing.T) {
 	for _, uid := range bothClaims {
 		if err == nil || strings.Count(err.Error(), "claim "+string(uid)) != 1 {
 			t.Errorf("error %v, want claim %s once in it", err, uid)
+		}
+	}
+}
+
+// TestMetadataThatCannotBeWrittenIsNoSuccess: the container would be mounted a file that is not there.
+func TestMetadataThatCannotBeWrittenIsNoSuccess(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	for name, gpu := range map[string]string{"train": gpu0, "infer": gpu1} {
+		n.fsys = durabletest.Watched{FS: n.disk, Before: failing("create", "/"+name+"-uid/gpu.json.tmp", 1)}
+		_, err := n.manager().Prepare(n.ctx, claim(name, result("gpu="+gpu)))
+		if want := "claim " + name + "-uid, request gpu"; !errors.Is(err, errDisk) || !strings.Contains(err.Error(), want) {
+			t.Errorf("error %v, want that the disk fails for %s", err, want)
+		}
+		n.fsys = n.disk
+	}
+	if left := n.files(); len(left) > 0 {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestAReadingThatFailsForADaemonOfAPartitionIsNoSuccess: it is started with the partition's UUID.
+func TestAReadingThatFailsForADaemonOfAPartitionIsNoSuccess(t *testing.T) {
+	served := withConfig(claim("train", "mig="+gpu0+"-mig-1g10gb-0"), driverName, sharingConfig("MigDeviceConfig", "MPS", ""))
+	for at, all := 1, 2; at < all; at++ {
+		n := newNodeOf(t, twoGPUs)
+		before := n.state()
+		r := &readings{fails: at}
+		n.readThrough(r)
+		_, err := n.manager().Prepare(n.ctx, served)
+		if all = max(all, len(r.names)+1); at <= len(r.names) && !errors.Is(err, errReading) && !lookedAtAgain(preparing, at-1, r.names[at-1]) {
+			t.Errorf("%d: %s could not be read: %v", at, r.names[at-1], err)
+		}
+		n.restart()
+		if err == nil {
+			n.unprepare(n.manager(), served.UID)
+		}
+		if err := reconciled(n, n.manager()); err != nil {
+			t.Error(err)
+		}
+		if diff := before.diff(n.state()); diff != "" {
+			t.Errorf("reading %d of %v failed (-before +after):\n%s", at, r.names, diff)
 		}
 	}
 }

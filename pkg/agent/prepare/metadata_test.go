@@ -165,10 +165,12 @@ func TestNamesOfAClaimDoNotLeaveTheirPaths(t *testing.T) {
 		"the pod's name for it, with a newline": {annotated("a\nb"), annotation + `"a\nb"`},
 		"the pod's name for it, too long":       {annotated(strings.Repeat("a", 64)), annotation},
 		"its name":                              {func(c *resourceapi.ResourceClaim) { c.Name = "../x" }, `metadata.name: "../x"`},
-		"its UID":                               {func(c *resourceapi.ResourceClaim) { c.UID = "../x" }, `claim UID "../x"`},
-		"a request":                             {request(".."), result + `".."`},
-		"a subrequest":                          {request("gpu/.."), result + `".."`},
-		"a request that is a path":              {request("/etc"), result + `""`},
+		"its UID, before its devices are looked up": {func(c *resourceapi.ResourceClaim) {
+			c.UID, c.Status.Allocation.Devices.Results[0].Device = "../x", "none"
+		}, `claim UID "../x"`},
+		"a request":                {request(".."), result + `".."`},
+		"a subrequest":             {request("gpu/.."), result + `".."`},
+		"a request that is a path": {request("/etc"), result + `""`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)

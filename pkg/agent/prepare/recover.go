@@ -92,7 +92,7 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 	}
 	// What was listed may have changed until the lock was ours.
 	record, err := m.ledger.Get(uid)
-	if err != nil || record == nil {
+	if record == nil {
 		return err
 	}
 	logger := klog.FromContext(ctx)

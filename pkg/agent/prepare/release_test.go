@@ -100,6 +100,16 @@ func TestAReleaseTriesAgainWhatIsOwed(t *testing.T) {
 	}
 }
 
+// TestAReleaseOfNoUIDIsRefused: it is no claim that could be known.
+func TestAReleaseOfNoUIDIsRefused(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	for _, uid := range []types.UID{"../x", ""} {
+		if _, err := n.manager().Release(n.ctx, uid, true, unused); err == nil || !strings.Contains(err.Error(), "claim UID ") {
+			t.Errorf("%q: %v", uid, err)
+		}
+	}
+}
+
 // TestAReleaseThatFailsHalfwayTellsWhatItDid: two GPUs are owed, and only one of them can be released.
 func TestAReleaseThatFailsHalfwayTellsWhatItDid(t *testing.T) {
 	tests := map[string]struct {

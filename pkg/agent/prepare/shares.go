@@ -27,7 +27,7 @@ func shareOf(
 	if result.ShareID == nil || adminAccess(result) {
 		return nil, nil
 	}
-	if *result.ShareID == "" || ledger.ValidateUID(*result.ShareID) != nil {
+	if ledger.ValidateUID(*result.ShareID) != nil {
 		return nil, fmt.Errorf("shareID %q: want a UID", *result.ShareID)
 	}
 	if target.Partition != nil {

@@ -169,6 +169,21 @@ func TestWhatTheAgentHasMadeEndsWithTheBoot(t *testing.T) {
 	if got := len(m.Made()); got != 4 {
 		t.Errorf("%d made, want MIG mode and an instance on each GPU", got)
 	}
+	records, record := n.recordOf("infer-uid")
+	boot := record.Entry.BootID
+	for _, of := range []string{"", boot} { // an older agent's record, when the boot is not known
+		record.Entry.BootID = of
+		if err := records.Put(record.Entry); err != nil {
+			t.Fatal(err)
+		}
+		if of == "" {
+			n.hardware.readings = &readings{fails: 1}
+		}
+		if got := m.Made(); (len(got) == 0) != (of == "") {
+			t.Errorf("made %v in boot %q", got, of)
+		}
+		n.hardware.readings = nil
+	}
 	n.hardware.broken[gpu0] = nvml.ErrGPULost
 	n.unprepare(m, "train-uid")
 	if got := len(m.Made()); got != 4 {
