@@ -3,8 +3,11 @@ package prepare_test
 import (
 	"context"
 	"errors"
+	"os"
+	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -229,4 +232,23 @@ func TestAReadingThatFailsForADaemonOfAPartitionIsNoSuccess(t *testing.T) {
 			t.Errorf("reading %d of %v failed (-before +after):\n%s", at, r.names, diff)
 		}
 	}
+}
+
+// TestALockThatCannotBeTakenIsNotWaitedFor: the error is the file system's, and no time is blamed.
+func TestALockThatCannotBeTakenIsNotWaitedFor(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	m := n.manager()
+	dir := prepare.LocksDir(n.stateDir())
+	for _, lock := range []string{"claims.lock", "gpu-" + gpu0 + ".lock"} {
+		if err := os.MkdirAll(filepath.Join(dir, lock), 0o700); err != nil { // a folder in the file's place
+			t.Fatal(err)
+		}
+		if _, err := m.Prepare(n.ctx, claim("train", "gpu="+gpu0)); !errors.Is(err, syscall.EISDIR) || strings.Contains(err.Error(), "began to wait") {
+			t.Errorf("%s: error %v", lock, err)
+		}
+		if err := os.Remove(filepath.Join(dir, lock)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.prepared(m, claim("train", "gpu="+gpu0))
 }
