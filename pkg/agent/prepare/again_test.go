@@ -252,3 +252,38 @@ func TestALockThatCannotBeTakenIsNotWaitedFor(t *testing.T) {
 	}
 	n.prepared(m, claim("train", "gpu="+gpu0))
 }
+
+// TestMetadataThatCannotBeRemovedIsNoSuccess: the claim stays until they are.
+func TestMetadataThatCannotBeRemovedIsNoSuccess(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	bothPrepared(n, n.manager())
+	for _, uid := range bothClaims {
+		n.fsys = durabletest.Watched{FS: n.disk, Before: failing("remove", string(uid)+"/gpu.json", 1)}
+		if err := n.manager().Unprepare(n.ctx, uid); !errors.Is(err, errDisk) {
+			t.Errorf("claim %s: error %v", uid, err)
+		}
+		n.fsys = n.disk
+		n.unprepare(n.manager(), uid)
+	}
+	if left := n.files(); len(left) > 0 || !n.empty(n.metadataDir()) {
+		t.Errorf("left: %v", left)
+	}
+}
+
+// TestPersistenceIsMissedByTheSettingsOfItsGPUAlone: the claim's other GPU has one.
+func TestPersistenceIsMissedByTheSettingsOfItsGPUAlone(t *testing.T) {
+	for minor, want := range map[int]bool{0: false, 1: true} {
+		n := newNodeOf(t, twoGPUs)
+		n.hardware.wrap = func(d nvml.Device) nvml.Device {
+			if is, err := d.MinorNumber(); err != nil || is != minor {
+				return d
+			}
+			return forbidden{d, nvml.ErrNoPermission}
+		}
+		c := withConfig(claim("train", "set="+gpu0, "plain="+gpu1), driverName, sharingConfig("GpuConfig", "Exclusive", ""))
+		c.Status.Allocation.Devices.Config[0].Requests = []string{"set"}
+		if _, err := n.manager().Prepare(n.ctx, c); (err == nil) != want {
+			t.Errorf("persistence is forbidden on GPU %d: %v, want it prepared: %v", minor, err, want)
+		}
+	}
+}
