@@ -190,7 +190,7 @@ func (m *Manager) Made() discovery.Made {
 	made := discovery.Made{}
 	bootID, err := m.effects.GPUs.BootID()
 	if err != nil {
-		return made
+		return nil
 	}
 	var entries []*ledger.Entry
 	// In this order: what goes over from the ledger into quarantine is in one of them.
