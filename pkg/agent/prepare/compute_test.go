@@ -7,6 +7,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"stowage.dev/stowage/pkg/agent/durable/durabletest"
+	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -102,5 +104,33 @@ func TestAWholeInstanceThatWasDivided(t *testing.T) {
 	n.do(&nvmlsim.DestroyMIG{GPU: "0", Instance: 2}, &nvmlsim.CreateMIG{GPU: "0", Profile: "3g.40gb", Start: &four, Compute: []uint32{2, 1}})
 	if _, err := n.manager().Prepare(n.ctx, claim("one", result("mig="+gpu0+"-mig-3g40gb-4"))); err == nil || !strings.Contains(err.Error(), "has 2 compute instances now") {
 		t.Errorf("error %v", err)
+	}
+}
+
+// withoutParts is a GPU that an administrator has just taken the compute instances from.
+type withoutParts struct{ nvml.Device }
+
+func (d withoutParts) GPUInstances() ([]nvml.GPUInstance, error) {
+	instances, err := d.Device.GPUInstances()
+	for i := range instances {
+		instances[i].Devices = nil
+	}
+	return instances, err
+}
+
+// TestAComputeInstanceThatIsGoneIsNotMade: it was there when it was found, and nothing is recorded for it.
+func TestAComputeInstanceThatIsGoneIsNotMade(t *testing.T) {
+	n := newNode(t)
+	n.inParts(t)
+	n.hardware.wrap = func(d nvml.Device) nvml.Device { return withoutParts{d} }
+	for _, device := range []string{part0, part1} {
+		steps := &durabletest.Faulty{FS: n.disk}
+		n.fsys = steps
+		m := n.manager()
+		folders := len(steps.Steps())
+		_, err := m.Prepare(n.ctx, claim("train", result("mig="+device)))
+		if err == nil || !strings.Contains(err.Error(), "there is no MIG device") || len(steps.Steps()) > folders {
+			t.Errorf("%s: error %v, written %v", device, err, steps.Steps()[folders:])
+		}
 	}
 }

@@ -65,11 +65,7 @@ func (d *describer) spec(ctx context.Context, j *job) ([]byte, error) {
 	if err != nil {
 		return nil, fmt.Errorf("claim %s: %w", j.entry.Claim, err)
 	}
-	data, err := cdi.Encode(spec)
-	if err != nil {
-		return nil, fmt.Errorf("claim %s: %w", j.entry.Claim, err)
-	}
-	return data, nil
+	return cdi.Encode(spec)
 }
 
 // patient waits no longer than that for what a backend finds out by asking NVML, which cannot be cancelled.
@@ -203,7 +199,7 @@ func (d *describer) metadata(j *job) (map[string]json.RawMessage, error) {
 			described[request] = of
 		}
 		attributes := maps.Clone(j.targets[i].Attributes)
-		if device.Partition != nil && attributes != nil {
+		if device.Partition != nil {
 			// A partition that is made for the claim is published before it has one.
 			attributes[discovery.AttributeUUID] = resourceapi.DeviceAttribute{StringValue: &device.UUID}
 		}

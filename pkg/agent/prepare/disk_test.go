@@ -293,6 +293,34 @@ func (f lostFiles) Rename(from, to string) error {
 	return f.FS.Rename(from, to)
 }
 
+// otherNames changes a name in what is renamed in a folder.
+type otherNames struct {
+	durable.FS
+	dir, name string
+}
+
+func (f otherNames) Rename(from, to string) error {
+	if filepath.Dir(to) == f.dir {
+		data, err := os.ReadFile(from)
+		if err != nil {
+			return err
+		}
+		return errors.Join(os.WriteFile(to, []byte(strings.ReplaceAll(string(data), f.name, "other")), 0o600), os.Remove(from))
+	}
+	return f.FS.Rename(from, to)
+}
+
+// TestAFileWithoutADeviceIsNoSuccess: each name that the kubelet is told has to be found.
+func TestAFileWithoutADeviceIsNoSuccess(t *testing.T) {
+	for _, gpu := range bothGPUs {
+		n := newNodeOf(t, twoGPUs)
+		n.fsys = otherNames{n.disk, n.cdiDir(), "_" + gpu}
+		if _, err := n.manager().Prepare(n.ctx, claim("train", "a="+gpu0, "b="+gpu1)); err == nil || !strings.Contains(err.Error(), gpu) {
+			t.Errorf("%s is not in the file: error %v", gpu, err)
+		}
+	}
+}
+
 // TestACallThatTheKubeletGivesUpMeanwhileIsNotDone: it may call to unprepare next.
 func TestACallThatTheKubeletGivesUpMeanwhileIsNotDone(t *testing.T) {
 	n := newNodeOf(t, twoGPUs)

@@ -146,8 +146,12 @@ func TestADaemonIsOnlyRefusedForItsOwnDebt(t *testing.T) {
 	free := offers[len(offers)-1]
 	var quarantined *prepare.QuarantinedError
 	again := withConfig(claim("train", result("gpu="+free[:len(gpu0)])), driverName, underMPS)
-	if _, err := m.Prepare(n.ctx, again); !errors.As(err, &quarantined) || quarantined.GPU != gpu0 {
-		t.Errorf("error %v, want that the claim's daemon on %s has not ended", err, gpu0)
+	_, err := m.Prepare(n.ctx, again)
+	if !errors.As(err, &quarantined) || quarantined.GPU != gpu0 {
+		t.Fatalf("error %v, want that the claim's daemon on %s has not ended", err, gpu0)
+	}
+	if want := "the MPS daemon that the claim had on it has not ended"; quarantined.Claim.UID != "train-uid" || quarantined.Since.IsZero() || !strings.Contains(err.Error(), want) {
+		t.Errorf("error %v of claim %s since %s, want %q", err, quarantined.Claim, quarantined.Since, want)
 	}
 }
 

@@ -178,6 +178,9 @@ func (n *node) tryManager() (*prepare.Manager, error) {
 		Handover:    n.options.Handover,
 		Sharing:     n.rules,
 	}
+	if n.options.Users != nil {
+		opts.Users = n.options.Users
+	}
 	if r := n.hardware.readings; r != nil {
 		opts.Users = readUsers{opts.Users, r}
 	}

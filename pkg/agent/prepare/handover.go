@@ -133,13 +133,12 @@ func (h *handover) ending(ctx context.Context, blocked blockedError) (holder typ
 func (h *handover) wait(ctx context.Context, holder types.UID) bool {
 	ctx, cancel := context.WithDeadline(ctx, h.until)
 	defer cancel()
-	ticker := time.NewTicker(releasePoll)
-	defer ticker.Stop()
+	ticks := time.Tick(releasePoll)
 	for end := time.Now().Add(useInterval); time.Now().Before(end); {
 		select {
 		case <-ctx.Done():
 			return false
-		case <-ticker.C:
+		case <-ticks:
 		}
 		if record, err := h.ledger.Get(holder); err == nil && record == nil {
 			return true

@@ -174,9 +174,9 @@ func TestAHolderThatTurnsOutToRunIsNotWaitedFor(t *testing.T) {
 	t.Parallel()
 	synctest.Test(t, func(t *testing.T) {
 		n := newNodeOf(t, twoGPUs)
-		var asked atomic.Int32
+		var asked []time.Time
 		n.options.UseOf = func(context.Context, *ledger.Entry) prepare.Use {
-			if asked.Add(1) == 1 {
+			if asked = append(asked, time.Now()); len(asked) == 1 {
 				return ending
 			}
 			return running
@@ -188,6 +188,9 @@ func TestAHolderThatTurnsOutToRunIsNotWaitedFor(t *testing.T) {
 		err := returned(t, "prepare", func() error { _, err := m.Prepare(n.ctx, claim("second", "gpu="+gpu0)); return err })
 		if err == nil || !strings.Contains(err.Error(), running.Text) {
 			t.Errorf("%v, want that it runs", err)
+		}
+		if len(asked) != 2 || asked[1].Sub(asked[0]) < 5*time.Second {
+			t.Errorf("asked at %v who uses it, want that the API is left alone for 5 s", asked)
 		}
 	})
 }

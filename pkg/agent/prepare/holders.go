@@ -20,8 +20,8 @@ type holders struct {
 
 // preparedBefore returns, without a lock, what was done for a claim that may be prepared; nil for others.
 func (h *holders) preparedBefore(uid types.UID) *ledger.Entry {
-	record, err := h.ledger.Get(uid)
-	if err != nil || record == nil || record.State() != ledger.PrepareCompleted {
+	record, _ := h.ledger.Get(uid)
+	if record == nil || record.State() != ledger.PrepareCompleted {
 		return nil
 	}
 	return record.Entry

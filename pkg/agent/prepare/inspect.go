@@ -124,10 +124,7 @@ func (m *Manager) NamesOf(claims []types.UID) (named []ledger.Claim) {
 // nameIn is the claim's name by its device metadata, which say it too when the record cannot be read; empty if they do not.
 func nameIn(files steps.Files, uid types.UID) ledger.Claim {
 	claim := ledger.Claim{UID: uid}
-	list, err := files.FS.ReadDir(files.MetadataOf(uid))
-	if err != nil {
-		return claim
-	}
+	list, _ := files.FS.ReadDir(files.MetadataOf(uid))
 	for _, file := range list {
 		var found v1beta1.DeviceMetadata
 		data, err := files.FS.ReadFile(filepath.Join(files.MetadataOf(uid), file.Name()))

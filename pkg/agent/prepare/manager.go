@@ -237,7 +237,7 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 
 	// 1. What has this node to do for the claim?
 	results, parameters, err := plan(claim, m.opts.Driver, m.opts.Pool)
-	if err != nil || len(results) == 0 {
+	if len(results) == 0 { // as with an error
 		return nil, err
 	}
 
@@ -307,11 +307,8 @@ func (m *Manager) prepare(
 
 	// 4. What is to be done to the GPUs? It is, for a claim that is prepared already, what was done, as long as a reboot has not ended that.
 	if !before.completed {
-		if j.refused != nil {
-			return nil, j.refused
-		}
 		if j.prepared {
-			return nil, errAnew
+			return nil, errAnew // and refused if it must not be
 		}
 		if err := m.settleGPUs(ctx, j.entry); err != nil {
 			return nil, err

@@ -11,9 +11,11 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/api/metadata"
 	"k8s.io/dynamic-resource-allocation/devicemetadata"
 
+	"stowage.dev/stowage/pkg/agent/hold"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 )
@@ -125,6 +127,22 @@ func TestContainersAreToldWhatTheyHave(t *testing.T) {
 	}
 }
 
+// A pod with a device of a device plugin has no claim to look for: nothing is written for it, nor mounted.
+func TestADeviceOfADevicePluginHasNoMetadata(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	m := n.manager()
+	for _, gpu := range bothGPUs {
+		devices := n.prepared(m, hold.Claim(driverName, pool, ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: gpu}, gpu, []types.UID{"pod"}))
+		if told := n.told(devices); len(told) > 0 || !n.empty(n.metadataDir()) {
+			t.Errorf("%s: the container has the files %v", gpu, told)
+		}
+		of := ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: gpu}
+		if _, record := n.recordOf(hold.UID(of)); record.Entry.Claim.Plugin != of {
+			t.Errorf("the record is of %+v, want %+v", record.Entry.Claim, of)
+		}
+	}
+}
+
 // Text of a claim becomes part of paths and CDI names: what could leave them is refused by its field, and nothing is written.
 func TestNamesOfAClaimDoNotLeaveTheirPaths(t *testing.T) {
 	annotated := func(value string) func(*resourceapi.ResourceClaim) {
@@ -147,10 +165,12 @@ func TestNamesOfAClaimDoNotLeaveTheirPaths(t *testing.T) {
 		"the pod's name for it, with a newline": {annotated("a\nb"), annotation + `"a\nb"`},
 		"the pod's name for it, too long":       {annotated(strings.Repeat("a", 64)), annotation},
 		"its name":                              {func(c *resourceapi.ResourceClaim) { c.Name = "../x" }, `metadata.name: "../x"`},
-		"its UID":                               {func(c *resourceapi.ResourceClaim) { c.UID = "../x" }, `claim UID "../x"`},
-		"a request":                             {request(".."), result + `".."`},
-		"a subrequest":                          {request("gpu/.."), result + `".."`},
-		"a request that is a path":              {request("/etc"), result + `""`},
+		"its UID, before its devices are looked up": {func(c *resourceapi.ResourceClaim) {
+			c.UID, c.Status.Allocation.Devices.Results[0].Device = "../x", "none"
+		}, `claim UID "../x"`},
+		"a request":                {request(".."), result + `".."`},
+		"a subrequest":             {request("gpu/.."), result + `".."`},
+		"a request that is a path": {request("/etc"), result + `""`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNode(t)

@@ -18,6 +18,7 @@ func TestATextNamesClaimsOfItsNamespaceOnly(t *testing.T) {
 	nigh := ledger.Claim{UID: "i", Namespace: "team-a", Name: "nigh"}
 	far := ledger.Claim{UID: "f", Namespace: "team-b", Name: "far"}
 	away := ledger.Claim{UID: "w", Namespace: "team-c", Name: "away"}
+	plugin := ledger.Claim{UID: "p", Name: "nvidia.com.gpu.gpu-0", Plugin: ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: "gpu-0"}}
 	runs := func(pod string) Use {
 		return Use{Text: "used by pod " + pod + ", which runs", Public: "used by its pod, which runs"}
 	}
@@ -93,6 +94,10 @@ func TestATextNamesClaimsOfItsNamespaceOnly(t *testing.T) {
 		"in quarantine, for the administrator": {
 			quarantined(ledger.Claim{}, far), "GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z (process 7 of pod p-1 is still on it): undo Processes GPU-1: process 7 of pod p-1 is still on it",
 			[]string{"team-b/far (f)", "GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z (process 7 of pod p-1 is still on it): undo Processes GPU-1: process 7 of pod p-1 is still on it"},
+		},
+		"shared with its namespace, and by the device plugin": {
+			share(ledger.Claim{}, Use{}, near, plugin), full + "claim team-a/near (n) and a pod that has it by the device plugin",
+			[]string{"team-a/near (n)", "nvidia.com/gpu gpu-0 of the device plugin"},
 		},
 		"in quarantine because of its namespace": {
 			quarantined(mine, near), "GPU gpu-0 is in quarantine since 2026-11-23T01:00:00Z (process 7 of pod p-1 is still on it): undo Processes GPU-1: process 7 of pod p-1 is still on it",

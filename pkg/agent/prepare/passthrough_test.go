@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
@@ -79,7 +80,7 @@ func vm(pid uint32, pod string) *nvmlsim.AddProcess {
 func TestAGPUIsPassedThroughAndComesBack(t *testing.T) {
 	n := newNodeOf(t, withSound)
 	n.hardware.discover(t, n.hardware.policy)
-	offered := n.offers()
+	offered, uuid := n.offers(), n.hardware.uuid(gpu0)
 	m := n.manager()
 	prepared, err := m.Prepare(n.ctx, claim("machine", "vm="+vm0))
 	if err != nil {
@@ -102,6 +103,11 @@ func TestAGPUIsPassedThroughAndComesBack(t *testing.T) {
 	if len(container.Mounts) != 1 || !strings.HasSuffix(container.Mounts[0].Source, "vm.json") {
 		t.Errorf("the container has the mounts %v, want the metadata file alone", container.Mounts)
 	}
+	for path, file := range n.told(prepared) {
+		if got := file.Requests[0].Devices[0].Attributes["uuid"]; got.StringValue == nil || *got.StringValue != uuid {
+			t.Errorf("%s has the UUID %+v, want that of the GPU, %s", path, got, uuid)
+		}
+	}
 	if now := n.offers(); !slices.Equal(offered, now) {
 		t.Errorf("the node offers %v, before the claim %v", now, offered)
 	}
@@ -116,6 +122,9 @@ func TestAGPUIsPassedThroughAndComesBack(t *testing.T) {
 		t.Errorf("the GPU for a container of the claim itself: %v", err)
 	}
 	held = nil
+	if _, err := m.Prepare(n.ctx, claim("watch", "gpu="+gpu0+"+admin")); !errors.Is(err, discovery.ErrBound) || errors.As(err, &held) {
+		t.Errorf("the GPU for an administrator, who waits for nobody: %v", err)
+	}
 	if _, err := m.Prepare(n.ctx, claim("another", "vm="+vm0)); !errors.As(err, &held) {
 		t.Errorf("the same device for another claim: %v", err)
 	}
@@ -143,17 +152,23 @@ func TestNodesForAVirtualMachine(t *testing.T) {
 		config string
 		want   []string
 		err    string
+		hides  string // what the kernel has not
 	}{
-		"by default":                {"", []string{"/dev/vfio/20", "/dev/vfio/vfio"}, ""},
-		"legacy":                    {head + `,"iommu":{"backendPolicy":"LegacyOnly","enableAPIDevice":true}}`, []string{"/dev/vfio/20", "/dev/vfio/vfio"}, ""},
-		"without the API's node":    {head + `,"iommu":{"enableAPIDevice":false}}`, []string{"/dev/vfio/20"}, ""},
-		"iommufd, of each function": {head + `,"iommu":{"backendPolicy":"PreferIommuFD"}}`, []string{"/dev/iommu", "/dev/vfio/devices/vfio0", "/dev/vfio/devices/vfio1"}, ""},
-		"another backend":           {head + `,"iommu":{"backendPolicy":"Best"}}`, nil, `iommu.backendPolicy: "Best": want one of LegacyOnly, PreferIommuFD`},
-		"an unknown field":          {head + `,"sharing":{}}`, nil, `unknown field "sharing"`},
+		"by default":                           {"", []string{"/dev/vfio/20", "/dev/vfio/vfio"}, "", ""},
+		"legacy":                               {head + `,"iommu":{"backendPolicy":"LegacyOnly","enableAPIDevice":true}}`, []string{"/dev/vfio/20", "/dev/vfio/vfio"}, "", ""},
+		"without the API's node":               {head + `,"iommu":{"enableAPIDevice":false}}`, []string{"/dev/vfio/20"}, "", ""},
+		"iommufd, of each function":            {head + `,"iommu":{"backendPolicy":"PreferIommuFD"}}`, []string{"/dev/iommu", "/dev/vfio/devices/vfio0", "/dev/vfio/devices/vfio1"}, "", ""},
+		"without iommufd":                      {head + `,"iommu":{"backendPolicy":"PreferIommuFD"}}`, []string{"/dev/vfio/20", "/dev/vfio/vfio"}, "", "class/misc/iommu"},
+		"iommufd without the functions' nodes": {head + `,"iommu":{"backendPolicy":"PreferIommuFD"}}`, nil, "device " + vm0 + ": device node of PCI function " + bus0, "vfio-dev"},
+		"another backend":                      {head + `,"iommu":{"backendPolicy":"Best"}}`, nil, `iommu.backendPolicy: "Best": want one of LegacyOnly, PreferIommuFD`, ""},
+		"an unknown field":                     {head + `,"sharing":{}}`, nil, `unknown field "sharing"`, ""},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			n := newNodeOf(t, withSound)
+			if test.hides != "" {
+				n.pci = partialKernel{n.hardware.kernel, test.hides}
+			}
 			c := claim("machine", "vm="+vm0)
 			if test.config != "" {
 				c = withConfig(c, driverName, test.config)
@@ -178,6 +193,19 @@ func TestNodesForAVirtualMachine(t *testing.T) {
 			}
 		})
 	}
+}
+
+// partialKernel lacks a file or folder.
+type partialKernel struct {
+	vfio.Sysfs
+	hides string
+}
+
+func (k partialKernel) Open(name string) (fs.File, error) {
+	if strings.HasSuffix(name, k.hides) {
+		return nil, &fs.PathError{Op: "open", Path: name, Err: fs.ErrNotExist}
+	}
+	return k.Sysfs.Open(name)
 }
 
 // TestWhatKeepsAGPUFromBeingPassedThrough: it is refused before anything is done to it.

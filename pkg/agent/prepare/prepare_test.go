@@ -138,6 +138,12 @@ func TestResultsOfOtherDriversAreNotOurs(t *testing.T) {
 	if err != nil || len(devices) != 1 {
 		t.Errorf("devices %v, %v: want the GPU alone", devices, err)
 	}
+	before := n.files()
+	none := claim("other", "nic=eth0")
+	none.Status.Allocation.Devices.Results[0].Driver = "nic.example.com"
+	if devices, err := n.manager().Prepare(n.ctx, none); err != nil || len(devices) > 0 || !slices.Equal(before, n.files()) {
+		t.Errorf("devices %v, %v, files %v: want nothing done for a claim without a GPU", devices, err, n.files())
+	}
 }
 
 func TestAGPUIsHeldByOneClaim(t *testing.T) {

@@ -105,7 +105,7 @@ func (m *Manager) NotePods(ctx context.Context, claim *resourceapi.ResourceClaim
 		return fmt.Errorf("record the pods of claim %s: %w", name(claim), err)
 	}
 	record, err := m.ledger.Get(claim.UID)
-	if err != nil || record == nil || record.Err != nil || record.Recovered != nil || record.Entry.State != ledger.PrepareCompleted {
+	if record == nil || record.Err != nil || record.Recovered != nil || record.Entry.State != ledger.PrepareCompleted {
 		return err
 	}
 	now := podsOf(claim)

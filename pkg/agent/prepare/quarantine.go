@@ -3,9 +3,7 @@ package prepare
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
-	"io/fs"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -98,8 +96,8 @@ func (qs quarantines) read(path, gpu string) Quarantine {
 
 // InQuarantine tells whether an agent with that state folder has the GPU in quarantine. A folder that cannot be read has none.
 func InQuarantine(stateDir, gpu string) bool {
-	files, err := filepath.Glob(filepath.Join(QuarantineDir(stateDir), gpu+"_*"+QuarantineSuffix))
-	return err == nil && len(files) > 0
+	files, _ := filepath.Glob(filepath.Join(QuarantineDir(stateDir), gpu+"_*"+QuarantineSuffix)) // the pattern is a good one
+	return len(files) > 0
 }
 
 // QuarantineDir has a file for each GPU in quarantine and claim that it is in it for.
@@ -166,10 +164,7 @@ func (qs quarantines) owes(entry *ledger.Entry) (bool, error) {
 }
 
 func (qs quarantines) remove(path string) error {
-	if err := durable.Remove(qs.fs, path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	return nil
+	return durable.Remove(qs.fs, path)
 }
 
 // unfinished has the paths by claim.

@@ -31,6 +31,7 @@ func TestAReleaseWithoutARecordBringsItsGPUsBack(t *testing.T) {
 	tests := map[string]struct {
 		claim  *resourceapi.ResourceClaim
 		before func(n *node) // the release
+		undone string        // kinds of steps: for each GPU, and for the claim
 		did    []string
 		left   []string
 		// quarantined GPUs come back once that is mended.
@@ -39,20 +40,24 @@ func TestAReleaseWithoutARecordBringsItsGPUsBack(t *testing.T) {
 		want        setting // of GPU 1, in the end
 	}{
 		"exclusive use": {
-			claim: whole(sharingConfig("GpuConfig", "Exclusive", "")), did: []string{"undone: ComputeMode"}, want: setting{Compute: nvmlsim.ComputeDefault},
+			claim: whole(sharingConfig("GpuConfig", "Exclusive", "")), undone: daemonsAlone + " ComputeMode ComputeMode", want: setting{Compute: nvmlsim.ComputeDefault},
 		},
-		"time slices": {claim: whole(longSlices), want: setting{Compute: nvmlsim.ComputeDefault}},
+		"time slices": {claim: whole(longSlices), undone: daemonsAlone, want: setting{Compute: nvmlsim.ComputeDefault}},
 		"time slices that cannot be set any more": {
 			claim:  whole(longSlices),
+			undone: daemonsAlone,
 			before: func(n *node) { n.do(&nvmlsim.Refuse{GPU: "1", Settings: []nvmlsim.Setting{nvmlsim.SettingTimeSlice}}) },
 			left:   []string{"GPU " + gpu1 + ": its time slice could not be set to the default: "},
 			want:   setting{Compute: nvmlsim.ComputeDefault, Slice: nvmlsim.TimeSliceLong},
 		},
-		"a daemon": {claim: whole(underMPS), did: []string{"undone: MPSDaemon train-uid", "undone: ComputeMode"}, want: setting{Compute: nvmlsim.ComputeDefault}},
+		"a daemon": {
+			claim: whole(underMPS), undone: daemonsAlone + " ComputeMode ComputeMode", did: []string{"undone: MPSDaemon train-uid"},
+			want: setting{Compute: nvmlsim.ComputeDefault},
+		},
 		"one GPU does not answer": {
 			claim:  whole(sharingConfig("GpuConfig", "Exclusive", "")),
 			before: func(n *node) { n.hardware.wrap = func(d nvml.Device) nvml.Device { return lostSecond{d} } },
-			did:    []string{"undone: ComputeMode"}, left: []string{"GPU " + gpu1 + " is in quarantine: undo ComputeMode"}, quarantined: []string{gpu1},
+			undone: daemonsAlone + " ComputeMode ComputeMode", left: []string{"GPU " + gpu1 + " is in quarantine: undo ComputeMode"}, quarantined: []string{gpu1},
 			mend: func(n *node) { n.hardware.wrap = nil },
 			want: setting{Compute: nvmlsim.ComputeDefault},
 		},
@@ -73,6 +78,9 @@ func TestAReleaseWithoutARecordBringsItsGPUsBack(t *testing.T) {
 			for _, want := range tc.left {
 				n.wantLine("left", done.Left, want)
 			}
+			if got := undone(done); got != tc.undone {
+				t.Errorf("undone: %s, want %s", got, tc.undone)
+			}
 			if len(done.Left) != len(tc.left) || !slices.Equal(done.Quarantined, tc.quarantined) || len(n.files()) > 0 {
 				t.Errorf("%+v, files %v", done, n.files())
 			}
@@ -90,6 +98,20 @@ func TestAReleaseWithoutARecordBringsItsGPUsBack(t *testing.T) {
 			}
 		})
 	}
+}
+
+// daemonsAlone are the steps for two GPUs that are as they are by themselves: it is not known whether there was a daemon.
+const daemonsAlone = "CDIFile MPSDaemon MPSDaemon MPSDaemon"
+
+func undone(done prepare.Released) string {
+	var kinds []string
+	for _, line := range done.Did {
+		if step, ok := strings.CutPrefix(line, "undone: "); ok {
+			kind, _, _ := strings.Cut(step, " ")
+			kinds = append(kinds, kind)
+		}
+	}
+	return strings.Join(kinds, " ")
 }
 
 // lostSecond is a GPU that answers unless it is the second one.

@@ -56,7 +56,7 @@ func (m *Manager) reconcile(ctx context.Context, rollBack bool) (Recovery, error
 	var sum Recovery
 	records, err := m.ledger.Records()
 	if err != nil {
-		return sum, err
+		return Recovery{}, err
 	}
 	// None waits for another one's locks.
 	sums, errs := make([]Recovery, len(records)), make([]error, len(records))
@@ -92,7 +92,7 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 	}
 	// What was listed may have changed until the lock was ours.
 	record, err := m.ledger.Get(uid)
-	if err != nil || record == nil {
+	if record == nil {
 		return err
 	}
 	logger := klog.FromContext(ctx)
@@ -118,8 +118,9 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 	default:
 		// Completed, or maybe completed: the newest record is lost and containers may run.
 		sum.Claims++
-		if rollBack && record.Recovered != nil {
-			previousCopy(ctx, record)
+		if rollBack && record.Recovered != nil { // told once after a start
+			logger.Error(record.Recovered, "Ledger record was replaced by its previous copy, and the claim is taken for prepared",
+				"claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid, "path", record.Path)
 		}
 		if record.Entry.CDISpec == nil {
 			// The previous copy, from before the specification was made: the next Prepare makes it again.
@@ -180,12 +181,6 @@ func heldNames(record *ledger.Record) []string {
 	return record.GPUs
 }
 
-// previousCopy tells, once after a start, that a record was read from its previous copy.
-func previousCopy(ctx context.Context, record *ledger.Record) {
-	klog.FromContext(ctx).Error(record.Recovered, "Ledger record was replaced by its previous copy, and the claim is taken for prepared",
-		"claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", record.UID, "path", record.Path)
-}
-
 // Quarantined lists the GPUs in quarantine, by name; one may be listed for several claims.
 func (m *Manager) Quarantined() ([]Quarantine, error) { return m.quarantines.list("") }
 
@@ -195,19 +190,17 @@ func (m *Manager) Made() discovery.Made {
 	made := discovery.Made{}
 	bootID, err := m.effects.GPUs.BootID()
 	if err != nil {
-		return made
+		return nil
 	}
 	var entries []*ledger.Entry
 	// In this order: what goes over from the ledger into quarantine is in one of them.
-	if records, err := m.ledger.Records(); err == nil {
-		for _, record := range records {
-			entries = append(entries, record.Entry)
-		}
+	records, _ := m.ledger.Records()
+	for _, record := range records {
+		entries = append(entries, record.Entry)
 	}
-	if list, err := m.quarantines.list(""); err == nil {
-		for _, q := range list {
-			entries = append(entries, q.Owed)
-		}
+	list, _ := m.quarantines.list("")
+	for _, q := range list {
+		entries = append(entries, q.Owed)
 	}
 	for _, entry := range entries {
 		if entry == nil || entry.BootID != bootID {

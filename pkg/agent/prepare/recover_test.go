@@ -103,7 +103,7 @@ func TestFilesThatACrashLeftUnfinishedAreRemovedByTheNextStart(t *testing.T) {
 		filepath.Join(n.claimsDir(), "train-uid_"+gpu0+".claim.tmp"), filepath.Join(n.claimsDir(), "train-uid_"+gpu0+".claim.prev.tmp"),
 		filepath.Join(n.claimsDir(), "gone-uid_"+gpu1+".claim.tmp"),
 		filepath.Join(n.cdiDir(), "k8s.gpu.nvidia.com-claim_train-uid.json.tmp"), filepath.Join(n.cdiDir(), "k8s.gpu.nvidia.com-claim_gone-uid.json.tmp"),
-		filepath.Join(quarantine, gpu1+"_gone-uid.quarantine.tmp"),
+		filepath.Join(quarantine, gpu1+"_gone-uid.quarantine.tmp"), filepath.Join(quarantine, gpu1+"_owing-uid.quarantine.tmp"),
 		filepath.Join(n.cdiDir(), foreign),
 	} {
 		if err := os.WriteFile(path, []byte("torn"), 0o600); err != nil {

@@ -77,6 +77,12 @@ var refusals = map[string]refusal{
 		refuses:    nvmlsim.SettingTimeSlice, claim: wholeWith(longSlices),
 		want: `sharing.timeSlicingConfig.interval: "Long"`, next: wholeWith(""),
 	},
+	"time slices of a share": {
+		unrecorded: true,
+		refuses:    nvmlsim.SettingTimeSlice,
+		claim:      func(name string) *resourceapi.ResourceClaim { return sharedBy(name, "20Gi:25", longSlices) },
+		want:       `sharing.timeSlicingConfig.interval: "Long"`, next: wholeWith(""),
+	},
 	"exclusive use": {
 		refuses: nvmlsim.SettingComputeMode, claim: wholeWith(sharingConfig("GpuConfig", "Exclusive", "")),
 		want: `sharing.strategy: "Exclusive"`, next: wholeWith(""),
@@ -178,8 +184,12 @@ func TestARefusedSettingTakesNoGPUOutOfService(t *testing.T) {
 			m := n.manager()
 			for i := range 3 {
 				for range 2 { // the kubelet tries again
-					if _, err := m.Prepare(n.ctx, r.claim(fmt.Sprint("pod-", i))); err == nil || !strings.Contains(err.Error(), r.want) {
-						t.Errorf("error %v, want one that says %q", err, r.want)
+					_, err := m.Prepare(n.ctx, r.claim(fmt.Sprint("pod-", i)))
+					if err == nil || !strings.Contains(err.Error(), r.want) {
+						t.Fatalf("error %v, want one that says %q", err, r.want)
+					}
+					if !strings.HasPrefix(r.want, "sharing.") && strings.Contains(err.Error(), "sharing.") {
+						t.Errorf("error %v blames a parameter", err)
 					}
 				}
 			}

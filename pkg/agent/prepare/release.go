@@ -34,37 +34,37 @@ type Released struct {
 // the claim stays; with force that is passed over. Of a claim whose record cannot be read no more than its GPUs is known: they are brought to
 // how a GPU is by itself, and what cannot be told from an administrator's own is left.
 func (m *Manager) Release(ctx context.Context, uid types.UID, force bool, inUse func(context.Context) string) (Released, error) {
-	var done Released
 	if err := ledger.ValidateUID(uid); err != nil {
-		return done, err
+		return Released{}, err
 	}
 	locks := m.locks.Begin()
 	defer locks.Unlock()
 	if err := locks.Claim(ctx, uid); err != nil {
-		return done, fmt.Errorf("release claim %s: %w", uid, err)
+		return Released{}, fmt.Errorf("release claim %s: %w", uid, err)
 	}
 	record, err := m.ledger.Get(uid)
 	if err != nil {
-		return done, fmt.Errorf("release claim %s: %w", uid, err)
+		return Released{}, fmt.Errorf("release claim %s: %w", uid, err)
 	}
 	if record == nil {
 		return m.releaseQuarantine(ctx, locks, uid, force)
 	}
+	var done Released
 	if keep := inUse(ctx); keep != "" {
 		if !force {
-			return done, fmt.Errorf("%w: %s", ErrInUse, keep)
+			return Released{}, fmt.Errorf("%w: %s", ErrInUse, keep)
 		}
 		done.Did = append(done.Did, "passed over, because of --force: "+keep)
 	}
 	var newer *ledger.NewerVersionError
 	if errors.As(record.Err, &newer) && !force {
-		return done, fmt.Errorf("%w: %w", ErrInUse, newer)
+		return Released{}, fmt.Errorf("%w: %w", ErrInUse, newer)
 	}
 	entry := record.Entry
 	if entry == nil {
-		entry = &ledger.Entry{Claim: nameIn(m.effects.Files, uid), State: ledger.PrepareStarted}
+		entry = &ledger.Entry{Claim: nameIn(m.effects.Files, uid)}
 		for _, gpu := range record.GPUs {
-			entry.Devices = append(entry.Devices, ledger.Device{Device: gpu, GPU: gpu})
+			entry.Devices = append(entry.Devices, ledger.Device{GPU: gpu})
 		}
 	}
 	if err := locks.GPUs(ctx, entry.HeldGPUs()...); err != nil {
@@ -102,11 +102,11 @@ func (m *Manager) Release(ctx context.Context, uid types.UID, force bool, inUse 
 func (m *Manager) releaseQuarantine(ctx context.Context, call *locks.Call, uid types.UID, force bool) (done Released, err error) {
 	list, err := m.quarantines.list("")
 	if err != nil {
-		return done, err
+		return Released{}, err
 	}
 	list = slices.DeleteFunc(list, func(q Quarantine) bool { return q.claim() != uid })
 	if len(list) == 0 {
-		return done, ErrNoClaim
+		return Released{}, ErrNoClaim
 	}
 	for _, q := range list {
 		if err := call.GPUs(ctx, q.GPU); err != nil {

@@ -100,6 +100,58 @@ func TestAReleaseTriesAgainWhatIsOwed(t *testing.T) {
 	}
 }
 
+// TestAReleaseOfNoUIDIsRefused: it is no claim that could be known.
+func TestAReleaseOfNoUIDIsRefused(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	for _, uid := range []types.UID{"../x", ""} {
+		if _, err := n.manager().Release(n.ctx, uid, true, unused); err == nil || !strings.Contains(err.Error(), "claim UID ") {
+			t.Errorf("%q: %v", uid, err)
+		}
+	}
+}
+
+// TestAReleaseThatFailsHalfwayTellsWhatItDid: two GPUs are owed, and only one of them can be released.
+func TestAReleaseThatFailsHalfwayTellsWhatItDid(t *testing.T) {
+	tests := map[string]struct {
+		stuck, force, locked bool
+	}{
+		"the second GPU is locked":            {locked: true},
+		"the disk keeps what was owed":        {},
+		"the disk keeps what was given up":    {stuck: true, force: true},
+		"the second GPU is locked and forced": {stuck: true, force: true, locked: true},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			daemons := &stuckDaemons{Daemons: n.tools.Daemons, stuck: true}
+			n.tools.Daemons = daemons
+			c := withConfig(claim("train", "gpu="+gpu0, "more="+gpu1), driverName, underMPS)
+			n.prepared(n.manager(), c)
+			n.unprepare(n.manager(), c.UID)
+			daemons.stuck = tc.stuck
+			n.timeout = 30 * time.Millisecond // what is locked is waited for in vain
+			m := n.manager()
+			if tc.locked {
+				unlock, err := prepare.LockGPU(m, gpu1)
+				if err != nil {
+					t.Fatal(err)
+				}
+				defer unlock()
+			} else {
+				n.fsys = durabletest.Watched{FS: n.disk, Before: failing("remove", gpu1+"_train-uid"+prepare.QuarantineSuffix, 1)}
+				m = n.manager()
+			}
+			done, err := m.Release(n.ctx, c.UID, tc.force, unused)
+			if err == nil || !strings.Contains(err.Error(), gpu1) {
+				t.Errorf("error %v, want one about %s", err, gpu1)
+			}
+			if len(done.Did) != 1 || !strings.Contains(done.Did[0], gpu0) {
+				t.Errorf("it did %q, want what it did to %s", done.Did, gpu0)
+			}
+		})
+	}
+}
+
 // TestAReleaseLeavesMIGInstancesItDoesNotKnow: without the record an instance may be an administrator's.
 func TestAReleaseLeavesMIGInstancesItDoesNotKnow(t *testing.T) {
 	n := newNode(t)
@@ -198,6 +250,7 @@ func (n *node) leftovers(m *prepare.Manager, clock *testingclock.FakeClock, forg
 				last()
 				return n.processesBut(gpu, pods), nil
 			},
+			BootID:  n.hardware.BootID,
 			PlaceOf: func(device string) (string, *ledger.Partition) { return device[:len(gpu0)], nil },
 		},
 		Repair:      func(context.Context) error { return nil },

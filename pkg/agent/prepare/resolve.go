@@ -94,7 +94,7 @@ func (r *resolver) resolve(
 	ctx context.Context, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult, parameters *config.Set,
 ) (*job, error) {
 	j := &job{
-		entry:    &ledger.Entry{Claim: claimRef(claim), State: ledger.PrepareStarted, Pods: podsOf(claim)},
+		entry:    &ledger.Entry{Claim: claimRef(claim), Pods: podsOf(claim)},
 		podClaim: claim.Annotations[resourceapi.PodResourceClaimAnnotation],
 	}
 	rules := r.rules

@@ -27,7 +27,7 @@ func shareOf(
 	if result.ShareID == nil || adminAccess(result) {
 		return nil, nil
 	}
-	if *result.ShareID == "" || ledger.ValidateUID(*result.ShareID) != nil {
+	if ledger.ValidateUID(*result.ShareID) != nil {
 		return nil, fmt.Errorf("shareID %q: want a UID", *result.ShareID)
 	}
 	if target.Partition != nil {
@@ -109,14 +109,15 @@ func (h *holders) checkShare(j *job, i int, holders []*ledger.Record) error {
 func bytes(n int64) string   { return resource.NewQuantity(n, resource.BinarySI).String() }
 func percent(n int64) string { return strconv.FormatInt(n, 10) + "%" }
 
-// sharers are the other claims with a share of the GPU that are set up since the boot, unreadable ones among them.
+// sharers are the other claims that have a GPU beside one with a share of it, and so have shares, too. They are set up since the boot;
+// unreadable ones are among them.
 func (h *holders) sharers(gpu string, but types.UID, bootID string) ([]*ledger.Record, error) {
 	holders, err := h.ledger.Holders(gpu)
 	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(holders, func(r *ledger.Record) bool {
-		return r.UID == but || r.Entry != nil && (bootID != "" && r.Entry.BootID != bootID || !hasShare(r.Entry, gpu))
+		return r.UID == but || r.Entry != nil && bootID != "" && r.Entry.BootID != bootID
 	}), nil
 }
 
@@ -127,10 +128,7 @@ func hasShare(entry *ledger.Entry, gpu string) bool {
 // kept tells whether what was done to the GPU for all that have a share of it has to stay. Not knowing is yes:
 // pods may run.
 func (h *holders) kept(entry *ledger.Entry, gpu string) (bool, error) {
-	bootID, err := h.bootID()
-	if err != nil {
-		bootID = ""
-	}
+	bootID, _ := h.bootID() // if it is not known, a claim may be of this boot
 	others, err := h.sharers(gpu, entry.Claim.UID, bootID)
 	return len(others) > 0, err
 }

@@ -218,6 +218,11 @@ func TestSharesThatDoNotGoTogether(t *testing.T) {
 			second: sharedBy("two", "10Gi:10", sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultActiveThreadPercentage":15}`)),
 			want:   []string{"defaultActiveThreadPercentage: 15", "10"}, bad: true, refused: true,
 		},
+		"a limit for a device that the share is not": {
+			shares: config.MPS,
+			second: sharedBy("two", "10Gi:10", sharingConfig("GpuConfig", "MPS", `,"mpsConfig":{"defaultPerDevicePinnedMemoryLimit":{"1":"1Gi"}}`)),
+			want:   []string{"request gpu", `defaultPerDevicePinnedMemoryLimit["1"]`, "only 1"}, bad: true, refused: true,
+		},
 		"two daemons for one container": {
 			shares: config.MPS,
 			second: withConfig(claim("two", "a="+gpu0+"+share:a:4Gi:10", "b="+gpu1+"+share:b:1Gi:5"), driverName, underMPS),

@@ -164,11 +164,7 @@ func (s *sweeper) sweepDaemon(ctx context.Context, name string) error {
 		return err
 	}
 	// Nobody is served before this ends, and systemd may hang.
-	if removed, err := s.daemons.RemoveEnded(ctx, name); !removed || err != nil {
-		return err
-	}
-	klog.FromContext(ctx).Info("What was left of an MPS daemon is removed: no claim has it", "daemon", name)
-	return nil
+	return s.daemons.RemoveEnded(ctx, name)
 }
 
 // hasDaemon tells whether a claim or a quarantine may have a daemon of that name.

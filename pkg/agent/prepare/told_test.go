@@ -89,6 +89,17 @@ func TestStepsAndLocksAreMeasured(t *testing.T) {
 	})); diff != "" {
 		t.Errorf("steps on a GPU that is lost (-want +got):\n%s", diff)
 	}
+	n.prepared(m, claim("first", "gpu="+gpu1))
+	n.options.UseOf = func(context.Context, *ledger.Entry) prepare.Use { return ending }
+	n.options.ReleaseTimeout = 30 * time.Millisecond
+	if diff := cmp.Diff(map[string]uint64{"release error": 1}, between("lock_wait_seconds", func() {
+		if _, err := n.manager().Prepare(n.ctx, claim("second", "gpu="+gpu1)); err == nil {
+			t.Error("prepared")
+		}
+	})); diff != "" {
+		t.Errorf("a claim that is not released (-want +got):\n%s", diff)
+	}
+	n.unprepare(m, "first-uid")
 	n.timeout = 30 * time.Millisecond // what is locked is waited for in vain
 	unlock, err := prepare.LockGPU(m, gpu1)
 	if err != nil {
@@ -132,6 +143,9 @@ func TestARefusalBecauseOfQuarantineSaysWhoseItIs(t *testing.T) {
 		if !errors.As(err, &got) {
 			t.Fatalf("%s: %v", gpu, err)
 		}
+		if !errors.Is(err, nvml.ErrNoPermission) && !errors.Is(err, nvml.ErrNotSupported) {
+			t.Errorf("%s: %v, want the library's error in it", gpu, err)
+		}
 		if got.GPU != gpu || got.Owed.UID != bothClaims[i] || got.Claim.UID != "next-uid" || got.Since.Year() != 2026 || !strings.Contains(got.Reason, "undo ") {
 			t.Errorf("%s: %+v", gpu, got)
 		}
@@ -154,6 +168,21 @@ func TestWhatTheAgentHasMadeEndsWithTheBoot(t *testing.T) {
 	}
 	if got := len(m.Made()); got != 4 {
 		t.Errorf("%d made, want MIG mode and an instance on each GPU", got)
+	}
+	records, record := n.recordOf("infer-uid")
+	boot := record.Entry.BootID
+	for _, of := range []string{"", boot} { // an older agent's record, when the boot is not known
+		record.Entry.BootID = of
+		if err := records.Put(record.Entry); err != nil {
+			t.Fatal(err)
+		}
+		if of == "" {
+			n.hardware.readings = &readings{fails: 1}
+		}
+		if got := m.Made(); (len(got) == 0) != (of == "") {
+			t.Errorf("made %v in boot %q", got, of)
+		}
+		n.hardware.readings = nil
 	}
 	n.hardware.broken[gpu0] = nvml.ErrGPULost
 	n.unprepare(m, "train-uid")

@@ -28,49 +28,51 @@ func (m *Manager) Unprepare(ctx context.Context, uid types.UID) error {
 // UnprepareUnused is Unprepare for a claim of which it was decided, without its lock, that nobody uses it. If its record is not the one any more that
 // was seen then, the claim has been prepared since, for a pod that may run: nothing is done.
 func (m *Manager) UnprepareUnused(ctx context.Context, seen *ledger.Entry) (done bool, err error) {
-	return m.unprepare(ctx, seen.Claim.UID, seen)
+	undone, err := m.unprepare(ctx, seen.Claim.UID, seen)
+	return undone != nil, err
 }
 
-func (m *Manager) unprepare(ctx context.Context, uid types.UID, seen *ledger.Entry) (done bool, err error) {
+// unprepare returns what was undone, nil if nothing was.
+func (m *Manager) unprepare(ctx context.Context, uid types.UID, seen *ledger.Entry) (done *ledger.Entry, err error) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "claimUID", uid)
 	ctx = klog.NewContext(ctx, logger)
 	if err := ledger.ValidateUID(uid); err != nil {
 		// Nothing can have been prepared under such a name.
 		logger.Info("Claim to unprepare has no valid UID and is taken for an unknown one", "reason", err.Error())
-		return false, nil
+		return nil, nil
 	}
 	// Whatever a call may wait for: it must be able to undo, too, before the kubelet gives up.
 	locks := m.locks.BeginWithin(DefaultLockTimeout)
 	defer locks.Unlock()
 	if err := locks.Claim(ctx, uid); err != nil {
-		return false, fmt.Errorf("unprepare claim %s: %w", uid, err)
+		return nil, fmt.Errorf("unprepare claim %s: %w", uid, err)
 	}
 	record, err := m.ledger.Get(uid)
 	if err != nil {
-		return false, fmt.Errorf("unprepare claim %s: %w", uid, err)
+		return nil, fmt.Errorf("unprepare claim %s: %w", uid, err)
 	}
 	if record == nil {
 		logger.V(2).Info("Claim to unprepare is not known, nothing to do")
-		return false, m.ledger.Remove(uid) // for good, also if it was forgotten only a moment ago
+		return nil, m.ledger.Remove(uid) // for good, also if it was forgotten only a moment ago
 	}
 	if record.Err != nil {
-		return false, fmt.Errorf("unprepare claim %s: %w", uid, Unreadable(record))
+		return nil, fmt.Errorf("unprepare claim %s: %w", uid, Unreadable(record))
 	}
 	if record.Recovered != nil {
 		logger.Error(record.Recovered, "Ledger record was replaced by its previous copy", "path", record.Path)
 	}
 	if seen != nil && !reflect.DeepEqual(seen, record.Entry) {
-		return false, nil
+		return nil, nil
 	}
 	if err := locks.GPUs(ctx, record.Entry.HeldGPUs()...); err != nil {
-		return false, fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
+		return nil, fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
 	}
 	if err := m.undoer.rollBack(ctx, record.Entry); err != nil {
-		return false, fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
+		return nil, fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
 	}
 	used := countUse(record.Entry, m.opts.Clock.Now())
 	logger.V(2).Info("Claim is unprepared", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "devices", describe(record.Entry), "used", used)
-	return true, nil
+	return record.Entry, nil
 }
 
 // undoer undoes steps, and keeps what cannot be undone in quarantine.
@@ -134,7 +136,7 @@ func (u *undoer) settle(ctx context.Context, gpu string) error {
 	}
 	for _, q := range list {
 		if q.Owed == nil {
-			return &QuarantinedError{GPU: gpu, Reason: q.Reason, Since: q.Since, Err: errors.New("what is to be undone is not known")}
+			return &QuarantinedError{GPU: gpu, Reason: q.Reason, Err: errors.New("what is to be undone is not known")}
 		}
 		for _, step := range slices.Backward(q.Owed.Undo) {
 			if err := u.steps.Undo(ctx, q.Owed, step); err != nil {

@@ -39,7 +39,7 @@ type Sources struct {
 	Processes func(ctx context.Context, gpu string, at ...*ledger.Partition) (int, error)
 	// ProcessesBut counts those of pods, other than these pods.
 	ProcessesBut func(ctx context.Context, gpu string, pods []types.UID) (int, error)
-	// BootID of the machine now; not asked if nil.
+	// BootID of the machine now.
 	BootID func() (string, error)
 	// PlaceOf is the GPU that a device of a ResourceSlice is, or is a part of, and where on it; nil if it is all of it or that is not known.
 	PlaceOf func(device string) (gpu string, at *ledger.Partition)
@@ -308,7 +308,7 @@ func (r *Reconciler) read(ctx context.Context, entry *ledger.Entry, records []*l
 // rebooted tells whether the machine has started anew since the claim was prepared. Then nothing of it runs, and a GPU that has been lost need not
 // say so.
 func (r *Reconciler) rebooted(entry *ledger.Entry) bool {
-	if entry.BootID == "" || r.opts.Sources.BootID == nil {
+	if entry.BootID == "" {
 		return false
 	}
 	now, err := r.opts.Sources.BootID()

@@ -59,5 +59,5 @@ func (e Ender) isOf(pid uint32, pods []types.UID) (pod types.UID, is bool, err e
 	if errors.Is(err, sharing.ErrNoProcess) {
 		return "", false, nil
 	}
-	return pod, err == nil && pod != "" && slices.Contains(pods, pod), err
+	return pod, slices.Contains(pods, pod), err // one of the host has the pod "", which is none of them
 }

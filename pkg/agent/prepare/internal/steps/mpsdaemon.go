@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"time"
 
+	"k8s.io/klog/v2"
+
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/sharing"
 )
@@ -46,16 +48,17 @@ func (d Daemons) Ready(ctx context.Context, step ledger.Step) (bool, error) {
 }
 
 // RemoveEnded removes what is left of a daemon, unless it runs.
-func (d Daemons) RemoveEnded(ctx context.Context, name string) (removed bool, err error) {
+func (d Daemons) RemoveEnded(ctx context.Context, name string) error {
 	ctx, cancel := context.WithTimeout(ctx, d.Timeout)
 	defer cancel()
 	if running, err := d.Tool.Running(ctx, name); running || err != nil {
-		return false, err
+		return err
 	}
 	if err := d.Tool.Stop(ctx, name); err != nil {
-		return false, fmt.Errorf("what is left of MPS daemon %s: %w", name, err)
+		return fmt.Errorf("what is left of MPS daemon %s: %w", name, err)
 	}
-	return true, nil
+	klog.FromContext(ctx).Info("What was left of an MPS daemon is removed: no claim has it", "daemon", name)
+	return nil
 }
 
 // daemonOf is the daemon that a step has, or will have, started.
