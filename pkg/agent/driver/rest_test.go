@@ -15,6 +15,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -323,9 +324,17 @@ func (l *life) judge(ill map[string]bool) {
 	if len(published) > 0 {
 		l.errorf("nobody knows the devices %v", published)
 	}
-	if diff := cmp.Diff(slices.Sorted(maps.Keys(l.claims)), l.recorded()); diff != "" {
+	// Who was on a GPU that is lost cannot be told, so what is left on it stays until it is back, or the node has been rebooted.
+	recorded := slices.DeleteFunc(l.recorded(), func(uid types.UID) bool { return l.isLost(l.left[uid].gpu) })
+	if diff := cmp.Diff(slices.Sorted(maps.Keys(l.claims)), recorded, cmpopts.EquateEmpty()); diff != "" {
 		l.errorf("claims in the ledger (-the kubelet's +recorded):\n%s", diff)
 	}
+}
+
+// isLost tells whether NVML does not find a GPU.
+func (l *life) isLost(gpu string) bool {
+	i := slices.Index(lifeGPUs, gpu)
+	return i >= 0 && l.machine.State().GPUs[i].Lost
 }
 
 // recorded are the claims in the ledger.
