@@ -220,7 +220,7 @@ func TestTheKubeletIsAskedAtItsSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := agent.plugins.OfOthers(ctx); err == nil || !strings.Contains(err.Error(), socket) {
+	if _, _, err := agent.plugins.OfOthers(ctx); err == nil || !strings.Contains(err.Error(), socket) {
 		t.Errorf("device plugins: %v, want an error of %s", err, socket)
 	}
 	if _, err := agent.opts.Kubelet.Pods(ctx); err == nil || !strings.Contains(err.Error(), socket) {
