@@ -22,22 +22,25 @@ func (p pool) Device(i int) *resourceapi.Device {
 }
 
 func TestWhatTheAgentHasNotSeenMayBeAnyDevice(t *testing.T) {
+	two, held := Plugins{"nvidia.com/gpu": {Allocatable: 2}}, Plugins{"nvidia.com/gpu": {Allocatable: 2, Held: 1}}
+	parts := Plugins{"nvidia.com/gpu": {Allocatable: 2}, "nvidia.com/mig-1g.10gb": {Allocatable: 7, Held: 1}}
+	others := Plugins{"amd.com/gpu": {Allocatable: 2, Held: 1}, "gpu": {Held: 1}, "dia.com/gpu": {Held: 1}}
 	for name, test := range map[string]struct {
 		plugins      Plugins
 		pool         pool
 		unseen, held bool
 	}{
 		"no device plugin": {pool: pool{0, 0}},
-		"one has come":     {plugins: Plugins{"nvidia.com/gpu": {Allocatable: 2}}, pool: pool{0, 0}, unseen: true},
-		"and a pod, too":   {plugins: Plugins{"nvidia.com/gpu": {Allocatable: 2, Held: 1}}, pool: pool{0, 0}, unseen: true, held: true},
-		"all are seen":     {plugins: Plugins{"nvidia.com/gpu": {Allocatable: 2, Held: 1}}, pool: pool{2, 2}, held: true},
-		"seen in one slice, and the other is still old":    {plugins: Plugins{"nvidia.com/gpu": {Allocatable: 2, Held: 1}}, pool: pool{2, 0}, unseen: true, held: true},
+		"one has come":     {plugins: two, pool: pool{0, 0}, unseen: true},
+		"and a pod, too":   {plugins: held, pool: pool{0, 0}, unseen: true, held: true},
+		"all are seen":     {plugins: held, pool: pool{2, 2}, held: true},
+		"seen in one slice, and the other is still old":    {plugins: held, pool: pool{2, 0}, unseen: true, held: true},
 		"the plugin has gone, a pod has what it gave":      {plugins: Plugins{"nvidia.com/gpu": {Held: 1}}, pool: pool{0}, unseen: true, held: true},
-		"two resources, of which one is seen":              {plugins: Plugins{"nvidia.com/gpu": {Allocatable: 2}, "nvidia.com/mig-1g.10gb": {Allocatable: 7, Held: 1}}, pool: pool{2}, unseen: true, held: true},
+		"two resources, of which one is seen":              {plugins: parts, pool: pool{2}, unseen: true, held: true},
 		"more was seen than there is now":                  {plugins: Plugins{"nvidia.com/gpu": {Allocatable: 1, Held: 1}}, pool: pool{8}, held: true},
-		"an agent that does not say":                       {plugins: Plugins{"nvidia.com/gpu": {Allocatable: 2, Held: 1}}, pool: pool{-1}, held: true},
-		"a pool without devices":                           {plugins: Plugins{"nvidia.com/gpu": {Allocatable: 2, Held: 1}}, held: true},
-		"another vendor's":                                 {plugins: Plugins{"amd.com/gpu": {Allocatable: 2, Held: 1}, "gpu": {Held: 1}, "dia.com/gpu": {Held: 1}}, pool: pool{0}},
+		"an agent that does not say":                       {plugins: held, pool: pool{-1}, held: true},
+		"a pool without devices":                           {plugins: held, held: true},
+		"another vendor's":                                 {plugins: others, pool: pool{0}},
 		"a resource of the driver's own domain counts too": {plugins: Plugins{"gpu.nvidia.com/gpu": {Allocatable: 2}}, pool: pool{0}, unseen: true},
 	} {
 		t.Run(name, func(t *testing.T) {
