@@ -22,6 +22,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/twopaths"
 )
 
 // HostProcesses says what is done about processes of the host on a GPU that no claim has.
@@ -36,7 +37,7 @@ const (
 )
 
 // reasonInUse is the key of the taint of a GPU that is used without a claim.
-const reasonInUse health.Reason = "in-use"
+const reasonInUse health.Reason = twopaths.TaintName
 
 const (
 	foreignInterval = 30 * time.Second
@@ -123,7 +124,7 @@ func (u *foreignUse) users() []string {
 func (u *foreignUse) taint() resourceapi.DeviceTaint {
 	value := "host-process"
 	if u.plugin != "" {
-		value = "device-plugin"
+		value = twopaths.TaintValue
 	} else if slices.ContainsFunc(u.processes, func(p foreignProcess) bool { return p.pod != "" }) {
 		value = "pod"
 	}
@@ -158,7 +159,7 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 	h := a.opts.Hardware
 	before := h.withheld.foreignUses()
 	now, blind := map[string]foreignUse{}, 0
-	plugins, pluginsErr := a.plugins.OfOthers(ctx)
+	plugins, listed, pluginsErr := a.plugins.OfOthers(ctx)
 	if ctx.Err() != nil {
 		return
 	}
@@ -212,7 +213,10 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 			a.reporter.nodeEventf(corev1.EventTypeWarning, reasonUsedWithoutClaim, "Device %s: %s", gpu, use.message())
 		}
 	}
-	if h.withheld.setForeign(now) {
+	if pluginsErr != nil {
+		listed = h.withheld.listedByPlugins()
+	}
+	if h.withheld.setForeign(now, listed) {
 		a.publisher.refresh()
 	}
 }

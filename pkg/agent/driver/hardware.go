@@ -17,6 +17,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/vfio"
+	"stowage.dev/stowage/pkg/twopaths"
 )
 
 // HardwareOptions say where the GPUs are.
@@ -323,9 +324,11 @@ func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResourc
 		return resourceslice.DriverResources{}, false
 	}
 	resources = node.DriverResources(pool)
+	listed := h.withheld.listedByPlugins() // before the taints: those of a later look would do, too
 	for _, p := range resources.Pools {
 		for s := range p.Slices {
 			devices := p.Slices[s].Devices
+			twopaths.Mark(devices, listed)
 			for d := range devices {
 				devices[d].Taints = append(devices[d].Taints, taints(h.Health(devices[d].Name))...)
 				if gpu, offer, err := node.Find(devices[d].Name); err == nil {

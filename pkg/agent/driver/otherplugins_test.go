@@ -20,6 +20,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/pluginpath"
 	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/twopaths"
 )
 
 // TestAGPUOfAnotherDevicePluginIsGivenToNoClaim: it is tainted as long as the kubelet lists it, and each prepare asks anew. Where the kubelet does
@@ -72,6 +73,12 @@ func TestAGPUOfAnotherDevicePluginIsGivenToNoClaim(t *testing.T) {
 			for _, device := range published(t, agent.opts.Hardware) {
 				if name, ok := strings.CutSuffix(device, " in-use=device-plugin:NoSchedule"); ok {
 					taken = append(taken, name)
+				}
+			}
+			if step.err == nil && len(step.devices) > 0 {
+				of := step.devices[0].Resource
+				if got := *listedOn(t, agent.opts.Hardware); (got > 0) != strings.HasPrefix(of, "nvidia.com/") {
+					t.Errorf("%s: the slices tell of %d devices of device plugins", step.name, got)
 				}
 			}
 			if diff := cmp.Diff(step.taken, taken); diff != "" {
@@ -220,10 +227,26 @@ func TestTheKubeletIsAskedAtItsSocket(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := agent.plugins.OfOthers(ctx); err == nil || !strings.Contains(err.Error(), socket) {
+	if _, _, err := agent.plugins.OfOthers(ctx); err == nil || !strings.Contains(err.Error(), socket) {
 		t.Errorf("device plugins: %v, want an error of %s", err, socket)
 	}
 	if _, err := agent.opts.Kubelet.Pods(ctx); err == nil || !strings.Contains(err.Error(), socket) {
 		t.Errorf("pods: %v, want an error of %s", err, socket)
 	}
+}
+
+// listedOn is how many devices of device plugins the first device says that the agent has seen.
+func listedOn(t *testing.T, hardware *Hardware) *int64 {
+	t.Helper()
+	resources, ok := hardware.Resources("node-1")
+	if !ok {
+		t.Fatal("nothing is known")
+	}
+	for _, slice := range resources.Pools["node-1"].Slices {
+		for _, device := range slice.Devices {
+			return device.Attributes[twopaths.Listed].IntValue
+		}
+	}
+	t.Fatal("no device")
+	return nil
 }

@@ -24,6 +24,8 @@ type withheld struct {
 	notReady string
 	// foreign is who uses GPUs that no claim has, by GPU.
 	foreign map[string]foreignUse
+	// listed is how many devices device plugins had when that was found out.
+	listed int
 }
 
 // setOccupied tells what is held by claims that are not allocated any more, and reports whether that was something else before. The list
@@ -51,9 +53,16 @@ func (w *withheld) foreignUses() map[string]foreignUse {
 	return w.foreign
 }
 
-// setForeign tells who uses GPUs without a claim, and reports whether another GPU is taken out because of it. The map must not be
-// changed afterwards.
-func (w *withheld) setForeign(uses map[string]foreignUse) (changed bool) {
+// listedByPlugins is how many devices device plugins had by the last look that has found that out.
+func (w *withheld) listedByPlugins() int {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.listed
+}
+
+// setForeign tells who uses GPUs without a claim, and how many devices device plugins have. It reports whether that changes what is
+// published. The map must not be changed afterwards.
+func (w *withheld) setForeign(uses map[string]foreignUse, listed int) (changed bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	tainted := func(uses map[string]foreignUse) map[string]resourceapi.DeviceTaint {
@@ -65,8 +74,8 @@ func (w *withheld) setForeign(uses map[string]foreignUse) (changed bool) {
 		}
 		return taints
 	}
-	changed = !maps.Equal(tainted(w.foreign), tainted(uses))
-	w.foreign = uses
+	changed = w.listed != listed || !maps.Equal(tainted(w.foreign), tainted(uses))
+	w.foreign, w.listed = uses, listed
 	return changed
 }
 

@@ -21,6 +21,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/podresources"
+	"stowage.dev/stowage/pkg/twopaths"
 )
 
 // DevicesAt returns the source of what all device plugins of the node offer, and of what pods have from them, by the kubelet's PodResources
@@ -59,8 +60,8 @@ const (
 	// forgetAfter is how long a device counts that the kubelet does not list any more. One that has just started lists none until its device
 	// plugins have registered again, and no pod until it has heard from the API server.
 	forgetAfter = time.Minute
-	// maxID bounds what is kept of an ID: none of a GPU is longer.
-	maxID = 64
+	// maxID bounds what is kept of an ID. Those of GPUs have some 45 bytes.
+	maxID = 253
 )
 
 // listed is what the kubelet has said last of device plugins.
@@ -81,7 +82,7 @@ func (p *Path) devices(ctx context.Context) ([]ledger.PluginDevice, error) {
 		devices, err := p.opts.Devices(context.WithoutCancel(ctx)) // which serves others, too, and has a time of its own
 		l.at, l.err = time.Now(), err
 		for _, device := range devices {
-			if !advertise.MayBeGPU(device) {
+			if !advertise.MayBeGPU(device) && !twopaths.IsOf(p.opts.Driver, device.Resource) {
 				continue
 			}
 			if len(device.ID) > maxID {
@@ -100,20 +101,27 @@ func (p *Path) devices(ctx context.Context) ([]ledger.PluginDevice, error) {
 }
 
 // OfOthers returns the resource by which another device plugin of the node offers each GPU, or has given it to a pod, by the GPU's name. A
-// device of a resource of GPUs that is none of those that are known may be any of them.
-func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, err error) {
+// device of a resource of GPUs that is none of those that are known may be any of them. listed is how many devices of the driver's vendor there
+// are by all device plugins, our own and those of NICs, too.
+func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, listed int, err error) {
 	node := p.opts.Hardware.Node()
 	if node == nil {
-		return nil, nil
+		return nil, 0, nil
 	}
 	devices, err := p.devices(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("whether a device plugin offers the node's GPUs: %w", err)
+		return nil, 0, fmt.Errorf("whether a device plugin offers the node's GPUs: %w", err)
 	}
+	for _, device := range devices {
+		if twopaths.IsOf(p.opts.Driver, device.Resource) {
+			listed++
+		}
+	}
+	devices = slices.DeleteFunc(devices, func(d ledger.PluginDevice) bool { return !advertise.MayBeGPU(d) })
 	if len(devices) > 0 {
 		ours, err := p.ours(node)
 		if err != nil {
-			return nil, err
+			return nil, 0, err
 		}
 		devices = slices.DeleteFunc(devices, ours.Has)
 	}
@@ -130,7 +138,7 @@ func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, err e
 	if p.opts.Failed("unknown device", reason) {
 		klog.FromContext(ctx).Info("No GPU is given to claims that a device plugin may offer", "reason", reason.Error())
 	}
-	return resources, nil
+	return resources, listed, nil
 }
 
 // ours are the devices of our own device plugin: what it offers, or would, or another agent of the node did before an update, and what it has
@@ -164,7 +172,7 @@ func (p *Path) ours(node *discovery.Node) (sets.Set[ledger.PluginDevice], error)
 // prepared stay so, and who has admin access keeps the GPU from nobody.
 func (p *Path) Refuse(ctx context.Context, claims []*resourceapi.ResourceClaim) (refused map[types.UID]error) {
 	refused = map[types.UID]error{}
-	others, err := p.OfOthers(ctx)
+	others, _, err := p.OfOthers(ctx)
 	paths := p.pathsOf(p.opts.Hardware.Node())
 	for _, claim := range claims {
 		why := errors.Join(p.otherPath(claim, paths), p.otherPlugin(claim, others, err))

@@ -124,6 +124,9 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 		}
 	}
 	pl.shared.waiting.NodeRelieved(pod.UID, after.Name)
+	if before != nil && hasFewer(before, after) {
+		pl.shared.waiting.NodeChanged(pod.UID, after.Name) // claims may get what the device plugin had
+	}
 	if !pl.needsDevices(pod) || before != nil && maps.Equal(before.Labels, after.Labels) &&
 		slices.Equal(before.Status.DeclaredFeatures, after.Status.DeclaredFeatures) &&
 		before.Spec.Unschedulable == after.Spec.Unschedulable && apiequality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) {
@@ -136,6 +139,16 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 		return fwk.Queue, nil
 	}
 	return fwk.QueueSkip, nil
+}
+
+// hasFewer tells whether device plugins of the node have fewer devices than before.
+func hasFewer(before, after *v1.Node) bool {
+	for name, was := range before.Status.Allocatable {
+		if util.IsDRAExtendedResourceName(name) && amount.Of(after.Status.Allocatable[name]).Less(amount.Of(was)) {
+			return true
+		}
+	}
+	return false
 }
 
 // afterPodAssigned has the waiting room look at a node on which a pod is seen for the first time that the waiting one may have evicted. Its
@@ -170,6 +183,9 @@ func (pl *Plugin) afterPodDeletion(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (f
 	}
 	if deleted.Spec.NodeName != "" && slices.ContainsFunc(extendedResources(pod), func(name v1.ResourceName) bool { return holdsFromPlugin(deleted, name) }) {
 		return fwk.Queue, nil
+	}
+	if deleted.Spec.NodeName != "" && asksForExtended(deleted) {
+		pl.shared.waiting.NodeChanged(pod.UID, deleted.Spec.NodeName) // claims may get what it had from a device plugin
 	}
 	if node := deleted.Spec.NodeName; node != "" &&
 		(corev1helpers.PodPriority(deleted) >= corev1helpers.PodPriority(pod) || pod.Status.NominatedNodeName == node) {

@@ -22,6 +22,8 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
+	"stowage.dev/stowage/pkg/twopaths"
+	"stowage.dev/stowage/pkg/usage"
 )
 
 // Reasons why a node is refused for a pod with extended resources, see filter.go.
@@ -29,6 +31,8 @@ const (
 	reasonClassGone     = "node(s) without a device plugin for an extended resource whose device class is gone"
 	reasonPluginLeaving = "node(s) where pods still hold devices of an extended resource that the device plugin no longer provides"
 	reasonClaimRecorded = "node(s) whose device plugin provides the extended resources, for which the pod's status already names a claim"
+	reasonUnseen        = "node(s) where pods have devices from a device plugin, and the node's agent has not told yet which these are"
+	reasonGivenToClaims = "node(s) where claims have devices that the device plugin may give to the pod, too"
 	reasonClaimOutdated = "node(s) where the claim of an earlier attempt is not what the pod's extended resources need"
 )
 
@@ -232,8 +236,12 @@ func (pl *Plugin) requestsOn(c *cycle, node fwk.NodeInfo) (*variant, *fwk.Status
 	var backings []backing
 	scalars := node.GetAllocatable().GetScalarResources()
 	for _, name := range e.names {
-		if scalars[name] > 0 {
-			continue // there is a device plugin, and NodeResourcesFit counts
+		if scalars[name] > 0 { // there is a device plugin, and NodeResourcesFit counts
+			if mayBeClaimed(pl, c, node, name) {
+				c.findings().setUnseen(node.Node().Name)
+				return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonGivenToClaims)
+			}
+			continue
 		}
 		class := pl.classOf(name)
 		switch {
@@ -371,10 +379,12 @@ func (pl *Plugin) pluginIsLeaving(node fwk.NodeInfo, name v1.ResourceName) bool 
 	if _, known := node.GetAllocatable().GetScalarResources()[name]; !known {
 		return false
 	}
-	return slices.ContainsFunc(node.GetPods(), func(info fwk.PodInfo) bool {
-		pod := info.GetPod()
-		return holdsFromPlugin(pod, name) && len(pl.madeFor(pod)) == 0 && len(pl.shared.tracker.InFlightFor(pod.UID)) == 0
-	})
+	return slices.ContainsFunc(node.GetPods(), func(info fwk.PodInfo) bool { return hasFromPlugin(pl, info.GetPod(), name) })
+}
+
+// hasFromPlugin tells whether a pod with a node has devices of an extended resource from a device plugin, or is about to get some.
+func hasFromPlugin(pl *Plugin, pod *v1.Pod, name v1.ResourceName) bool {
+	return holdsFromPlugin(pod, name) && len(pl.madeFor(pod)) == 0 && len(pl.shared.tracker.InFlightFor(pod.UID)) == 0
 }
 
 // holdsFromPlugin tells whether a pod with a node asks for an extended resource and its status names no claim for
@@ -389,4 +399,81 @@ func holdsFromPlugin(pod *v1.Pod, name v1.ResourceName) bool {
 	return status == nil || !slices.ContainsFunc(status.RequestMappings, func(m v1.ContainerExtendedResourceRequest) bool {
 		return m.ResourceName == string(name)
 	})
+}
+
+// pluginsOn are the devices that device plugins of the node have, nil if none can be a device of its pools.
+func pluginsOn(pl *Plugin, node fwk.NodeInfo, pools []*inventory.NodePool) twopaths.Plugins {
+	var plugins twopaths.Plugins
+	// The kubelet keeps a resource in the node's status, with zero, once there has been a device plugin.
+	for name, n := range node.GetAllocatable().GetScalarResources() {
+		if !slices.ContainsFunc(pools, func(p *inventory.NodePool) bool { return twopaths.IsOf(p.ID().Driver, string(name)) }) {
+			continue
+		}
+		count := twopaths.Count{Allocatable: n}
+		for _, info := range node.GetPods() {
+			if pod := info.GetPod(); hasFromPlugin(pl, pod, name) {
+				quantity := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{ExcludeOverhead: true})[name]
+				count.Held += quantity.Value()
+			}
+		}
+		if plugins == nil {
+			plugins = twopaths.Plugins{}
+		}
+		plugins[name] = count
+	}
+	return plugins
+}
+
+// unseen is who has the devices that pods may have from a device plugin, in a view made to decide without them.
+var unseen = usage.ClaimRef{UID: "pods-of-a-device-plugin"}
+
+// heldUnseen are the devices of the node's pools that pods may have from device plugins: of these pools all, as long as the agent has not told
+// which. Nil if there are none.
+func heldUnseen(pl *Plugin, c *cycle, node fwk.NodeInfo) *resourceapi.AllocationResult {
+	var held *resourceapi.AllocationResult
+	pools := c.inventory.ForNode(node.Node()).Pools
+	plugins := pluginsOn(pl, node, pools)
+	if plugins == nil {
+		return nil
+	}
+	for _, pool := range pools {
+		driver := pool.ID().Driver
+		if unseen, some := plugins.Unseen(driver, pool); !unseen || !some {
+			continue
+		}
+		if held == nil {
+			held = &resourceapi.AllocationResult{}
+		}
+		for i := range pool.Len() {
+			held.Devices.Results = append(held.Devices.Results,
+				resourceapi.DeviceRequestAllocationResult{Driver: driver, Pool: pool.ID().Pool, Device: pool.Device(i).Name})
+		}
+	}
+	return held
+}
+
+// mayBeClaimed tells whether a claim has a device that the node's device plugin for the resource may give to a pod, too: one that the agent
+// says it offers or, as long as the agent has not seen all, any.
+func mayBeClaimed(pl *Plugin, c *cycle, node fwk.NodeInfo, name v1.ResourceName) bool {
+	pools := c.inventory.ForNode(node.Node()).Pools
+	for _, pool := range pools {
+		driver := pool.ID().Driver
+		if !twopaths.IsOf(driver, string(name)) {
+			continue
+		}
+		held := c.usage.Pool(usage.PoolID(pool.ID()))
+		if c.trial != nil {
+			held = c.trial.over(c.usage).Pool(usage.PoolID(pool.ID()))
+		}
+		if held.Len() == 0 {
+			continue
+		}
+		unseen, _ := pluginsOn(pl, node, pools).Unseen(driver, pool)
+		for i := range pool.Len() {
+			if device := pool.Device(i); (unseen || twopaths.IsTainted(driver, device)) && held.Device(device.Name) != nil {
+				return true
+			}
+		}
+	}
+	return false
 }

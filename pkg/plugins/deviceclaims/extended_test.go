@@ -16,8 +16,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/twopaths"
 )
 
 // extendedWorld has node-a with one GPU and node-b with two, for claims; the class stands for gpuResource.
@@ -570,5 +574,146 @@ func TestAClaimThatIsNotMadeYetIsToldByItsPod(t *testing.T) {
 	const want = "would fit on node node-b if claim team-a/<extended-resources of first> were released"
 	if got := a.postFilter().Message(); !strings.Contains(got, want) {
 		t.Errorf("told %q, want %q", got, want)
+	}
+}
+
+// twoPaths is a world in which node-b has a device plugin beside its slice, whose agent had seen so many devices of it.
+func twoPaths(allocatable string, seen int, change ...func(*resourceapi.Device)) world {
+	w := twoNodes()
+	w.nodes[1].Status.Allocatable = v1.ResourceList{gpuResource: resource.MustParse(allocatable)}
+	for _, object := range w.objects {
+		if s, ok := object.(*resourceapi.ResourceSlice); ok && s.Spec.Pool.Name == "node-b" {
+			twopaths.Mark(s.Spec.Devices, seen)
+			for _, fn := range change {
+				fn(&s.Spec.Devices[1]) // gpu-1
+			}
+		}
+	}
+	return w
+}
+
+// ofDevicePlugin is the taint by which the agent says that a device plugin has the device.
+func ofDevicePlugin(d *resourceapi.Device) {
+	d.Taints = []resourceapi.DeviceTaint{{Key: testDriver + "/" + twopaths.TaintName, Value: twopaths.TaintValue, Effect: resourceapi.DeviceTaintEffectNoSchedule}}
+}
+
+// Pods have devices from a device plugin, and the agent has not told yet which: no claim gets a device of the node. A node with devices on
+// both paths is used as soon as the agent has told.
+func TestNoClaimGetsADeviceThatADevicePluginMayHaveGivenAway(t *testing.T) {
+	on := func(p *v1.Pod) *v1.Pod {
+		p.Spec.NodeName = "node-b"
+		return p
+	}
+	some := []*v1.Pod{on(extendedPod("other", gpuResource)), on(extendedPod("old", gpuResource))}
+	for name, tc := range map[string]struct {
+		world  world
+		pods   []*v1.Pod
+		claims []*resourceapi.ResourceClaim
+		pod    *v1.Pod // of a claim for one device if nil
+		want   string
+	}{
+		"pods have some, and nothing is told":                       {world: twoPaths("2", 0), pods: some, want: reasonUnseen},
+		"one is told of, and the plugin has two":                    {world: twoPaths("2", 1, ofDevicePlugin), pods: some, want: reasonUnseen},
+		"the plugin has gone, its pods have not":                    {world: twoPaths("0", 0), pods: some, want: reasonUnseen},
+		"nobody has any of them":                                    {world: twoPaths("2", 0)},
+		"pods have them from claims":                                {world: twoPaths("2", 0), pods: []*v1.Pod{on(recordedPod("old", gpuResource))}},
+		"all are told of: the agent's own, which are in no slice":   {world: twoPaths("2", 2), pods: some},
+		"all are told of: one of the slice is one of the plugin's":  {world: twoPaths("2", 2, ofDevicePlugin), pods: some},
+		"pods have devices of another vendor":                       {world: twoPaths("2", 2), pods: append(slices.Clone(some), on(extendedPod("nic", "example.org/nic")))},
+		"the claim is for a device that there is not":               {world: twoPaths("2", 0), pods: some, pod: pod("p", "h200"), want: allocator.ReasonNoMatch.OfNodes()},
+		"by the plugin, while a claim has what may be the plugin's": {world: twoPaths("2", 0), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
+		"by the plugin, while a claim has what is the plugin's":     {world: twoPaths("2", 2, ofDevicePlugin), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-1"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
+		"by the plugin, and what claims have is not the plugin's":   {world: twoPaths("2", 2, ofDevicePlugin), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource)},
+		"by the plugin, and claims have nothing":                    {world: twoPaths("2", 0), pods: some, pod: extendedPod("p", gpuResource)},
+		"from another device plugin":                                {world: twoPaths("2", 0), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", "example.org/nic")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := tc.world
+			w.nodes[1].Status.Allocatable["example.org/nic"] = resource.MustParse("2")
+			p := tc.pod
+			if p == nil {
+				p = pod("p", "one")
+			}
+			w.pods = append(tc.pods, p)
+			w.claims = append(tc.claims, claim("one"), claim("h200", withSelector(`device.attributes["gpu.example.com"].model == "H200"`)))
+			h := newHarness(t, w)
+			a := h.filterAll(p)
+			if got := a.filter["node-b"]; got != tc.want {
+				t.Errorf("reason %q, want %q", got, tc.want)
+			}
+			if tc.want == "" && len(p.Spec.ResourceClaims) > 0 {
+				a.reserve("node-b")
+			}
+		})
+	}
+}
+
+// A claim that may get a device of another vendor's pool, too, gets that one, in Reserve as well as in Filter.
+func TestAClaimGetsADeviceThatNoDevicePluginHas(t *testing.T) {
+	w := twoPaths("2", 0)
+	other := slice("node-b", device("other-0", withModel("H100")))
+	other.Name, other.Spec.Driver = "other-slice", "gpu.example.org"
+	both := class("both")
+	both.Spec.Selectors = nil
+	w.objects = append(w.objects, other, both)
+	running := extendedPod("old", gpuResource)
+	running.Spec.NodeName = "node-b"
+	w.pods = []*v1.Pod{running, pod("p", "one"), pod("q", "two")}
+	w.claims = []*resourceapi.ResourceClaim{claim("one", withClass("both")), claim("two", withClass("both"))}
+	h := newHarness(t, w)
+	a := h.filterAll(w.pods[1]).reserve("node-b")
+	c, err := readCycle(a.state)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := c.binding.reserved[0].Allocation.Devices.Results[0].Device; got != "other-0" {
+		t.Errorf("it got %s", got)
+	}
+	if got := h.filterAll(w.pods[2]).filter["node-b"]; got != reasonUnseen {
+		t.Errorf("a second one: %q, want %q", got, reasonUnseen)
+	}
+}
+
+// Whoever is refused is tried again when the agent tells, when the last pod with such a device ends, and when the device plugin has gone.
+func TestPodsAreWokenWhenADevicePluginsDevicesAreKnown(t *testing.T) {
+	running := extendedPod("old", gpuResource)
+	running.Spec.NodeName = "node-b"
+	waiting := pod("p", "one")
+	for name, happens := range map[string]func(*harness, world){
+		"the agent tells": func(h *harness, w world) {
+			s := w.objects[2].(*resourceapi.ResourceSlice).DeepCopy()
+			twopaths.Mark(s.Spec.Devices, 2)
+			s.Spec.Pool.Generation++
+			if _, err := h.client.ResourceV1().ResourceSlices().Update(h.ctx, s, metav1.UpdateOptions{}); err != nil {
+				h.t.Fatal(err)
+			}
+		},
+		"the pod ends": func(h *harness, _ world) {
+			if hint, err := h.plugin.afterPodDeletion(klog.FromContext(h.ctx), waiting, running, nil); hint != fwk.QueueSkip || err != nil {
+				h.t.Errorf("hint %v, %v", hint, err)
+			}
+		},
+		"the device plugin goes": func(h *harness, w world) {
+			after := w.nodes[1].DeepCopy()
+			after.Status.Allocatable[gpuResource] = resource.MustParse("0")
+			if hint, err := h.plugin.afterNodeChange(klog.FromContext(h.ctx), waiting, w.nodes[1], after); hint != fwk.QueueSkip || err != nil {
+				h.t.Errorf("hint %v, %v", hint, err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := twoPaths("2", 0)
+			w.nodes = append(w.nodes[:0:0], w.nodes[0], w.nodes[1])
+			w.pods = []*v1.Pod{running, waiting}
+			w.claims = []*resourceapi.ResourceClaim{claim("one", withSelector(`device.attributes["gpu.example.com"].model == "H100"`))}
+			h := newHarness(t, w)
+			a := h.filterAll(waiting)
+			if status := a.postFilter(); a.filter["node-b"] != reasonUnseen {
+				t.Fatalf("%q, %v", a.filter["node-b"], status)
+			}
+			h.activator.taken()
+			happens(h, w)
+			h.eventually("the pod is woken", func() bool { return slices.Contains(h.activator.taken(), "p") })
+		})
 	}
 }

@@ -51,11 +51,21 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 	input := c.input(ctx, wanted.requests, node)
 	input.Attempt = c.budget
 	result := allocator.Check(ctx, input)
+	held := (*resourceapi.AllocationResult)(nil)
+	if result.Fits() {
+		if held = heldUnseen(pl, c, nodeInfo); held != nil {
+			input.Usage = input.Usage.With(unseen, held)
+			if result = allocator.Check(ctx, input); !result.Fits() && ctx.Err() == nil {
+				c.findings().setUnseen(node.Name)
+				return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonUnseen)
+			}
+		}
+	}
 	if ctx.Err() != nil {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("stopped by the caller: %v", context.Cause(ctx)))
 	}
 	if result.Fits() {
-		c.findings().set(node.Name, nodeResult{variant: wanted, score: result.Score, size: result.Size})
+		c.findings().set(node.Name, nodeResult{variant: wanted, score: result.Score, size: result.Size, unseen: held})
 		if pl.hasFailed(ctx, c, input) {
 			c.findings().setFailed()
 			return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonFailed)

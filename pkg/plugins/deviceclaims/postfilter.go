@@ -115,6 +115,10 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle, again bool) (until time.Time) {
 	for node := range c.results.failures() {
 		nodes = append(nodes, node)
 	}
+	unseen := c.results.unseenOn()
+	nodes = append(nodes, unseen...)
+	// That a claim leaves a device which a device plugin has is no news for anybody else.
+	again = again || len(unseen) > 0 && c.extended != nil
 	undecided, besideGone := c.results.isUndecided(), pl.evictsWhoIsGone(c, pod)
 	if undecided && !besideGone {
 		until = pl.hasTimeAt(pod)

@@ -109,7 +109,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 		made = pl.madeFor(pod)
 	}
 	attempted := !c.whatIf.isDryRun()
-	waits := attempted && (len(names) > 0 || len(made) > 0 || pl.isBacked(extended))
+	waits := attempted && (len(names) > 0 || len(made) > 0 || len(extended) > 0)
 	if waits {
 		pl.shared.waiting.Note(pod, append(namespacedNames(names), namesOf(made)...), pl)
 	}

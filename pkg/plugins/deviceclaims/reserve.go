@@ -187,7 +187,7 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input 
 	var stale error
 	for range maxReserveAttempts {
 		view := pl.shared.tracker.Snapshot().Usage
-		input.Usage = c.stakes.withNominees(ctx, nominees, node, c.inventory, view)
+		input.Usage = c.withoutUnseen(node, c.stakes.withNominees(ctx, nominees, node, c.inventory, view))
 		reserved, err := c.decide(ctx, input)
 		if err != nil {
 			return nil, err
@@ -206,6 +206,14 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input 
 		stale = err
 	}
 	return nil, fmt.Errorf("node %s: gave up after %d attempts: %w", node.Name, maxReserveAttempts, stale)
+}
+
+// withoutUnseen returns the view as if claims had the devices of the node that pods may have from device plugins.
+func (c *cycle) withoutUnseen(node *v1.Node, view usage.View) usage.View {
+	if result, ok := c.results.get(node.Name); ok && result.unseen != nil {
+		return view.With(unseen, result.unseen)
+	}
+	return view
 }
 
 // decide returns what the claims that need an allocation get: without devices that failed for the pod, if possible.
@@ -248,7 +256,7 @@ func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, no
 		input := c.input(ctx, requests, node)
 		input.Attempt = c.budget.again()
 		c.nominees = pl.nominatedBefore(pod, node.Name)
-		input.Usage = c.stakes.withNominees(ctx, c.nominees, node, c.inventory, input.Usage)
+		input.Usage = c.withoutUnseen(node, c.stakes.withNominees(ctx, c.nominees, node, c.inventory, input.Usage))
 		reserved, err := c.decide(ctx, input)
 		var refusal *refusedError
 		switch {

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"slices"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
@@ -121,6 +122,8 @@ type results struct {
 	failed bool
 	// classless tells that a node was refused because what it has to satisfy cannot be said without a class.
 	classless bool
+	// unseen are the nodes that were refused because it is not known which devices a device plugin has.
+	unseen []string
 	// undecided tells that there was no time to find out whether others can be evicted from a node.
 	undecided bool
 	// leaving are the claims whose end the pod has to wait for, on the node that it is nominated to.
@@ -135,6 +138,8 @@ type nodeResult struct {
 	// score and size are the allocator's.
 	score, size int64
 	failure     *allocator.Failure
+	// unseen are devices that pods may have from device plugins, see heldUnseen.
+	unseen *resourceapi.AllocationResult
 	// evictable tells that a node that was refused would do without pods of lower priority.
 	evictable bool
 }
@@ -222,6 +227,19 @@ func (r *results) setClassless() {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	r.classless = true
+}
+
+// setUnseen notes that a node was refused because it is not known which devices a device plugin has.
+func (r *results) setUnseen(node string) {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	r.unseen = append(r.unseen, node)
+}
+
+func (r *results) unseenOn() []string {
+	r.mutex.Lock()
+	defer r.mutex.Unlock()
+	return slices.Clone(r.unseen)
 }
 
 func (r *results) isClassless() bool {

@@ -1,0 +1,96 @@
+package twopaths
+
+import (
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+const (
+	// Listed is an attribute of each device of the agent: how many devices of its vendor's device plugins, by ID, the kubelet listed when
+	// the agent published the device. None of these is the device, or the device has the taint.
+	Listed resourceapi.QualifiedName = "devicePluginDevices"
+	// TaintName, in the driver's domain, is the taint of a device that is used without a claim, and TaintValue says that another device
+	// plugin offers it, or has given it to a pod.
+	TaintName  = "in-use"
+	TaintValue = "device-plugin"
+)
+
+// IsOf tells whether devices of an extended resource may be those of a driver: the vendor's domain is that of both (nvidia.com/gpu,
+// gpu.nvidia.com).
+func IsOf(driver, resource string) bool {
+	domain, _, qualified := strings.Cut(resource, "/")
+	return qualified && (domain == driver || strings.HasSuffix(driver, "."+domain))
+}
+
+// Mark writes on each device how many devices of device plugins the agent has seen.
+func Mark(devices []resourceapi.Device, listed int) {
+	n := int64(listed)
+	for i := range devices {
+		if devices[i].Attributes == nil {
+			devices[i].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{}
+		}
+		devices[i].Attributes[Listed] = resourceapi.DeviceAttribute{IntValue: &n}
+	}
+}
+
+// IsTainted tells whether a device plugin has the device, as far as the agent has said.
+func IsTainted(driver string, device *resourceapi.Device) bool {
+	for i := range device.Taints {
+		if device.Taints[i].Key == driver+"/"+TaintName && device.Taints[i].Value == TaintValue {
+			return true
+		}
+	}
+	return false
+}
+
+// Devices are those of a driver's pool on a node. Each may be asked for by index.
+type Devices interface {
+	Len() int
+	Device(i int) *resourceapi.Device
+}
+
+// listed is what the agent has said with the device that it has published first. It is unknown if there is no device, or an agent
+// that does not say so has published one.
+func listed(driver string, pool Devices) (least int64, known bool) {
+	for i := range pool.Len() {
+		attributes := pool.Device(i).Attributes
+		attribute, ok := attributes[Listed]
+		if !ok {
+			attribute, ok = attributes[resourceapi.QualifiedName(driver)+"/"+Listed]
+		}
+		if !ok || attribute.IntValue == nil {
+			return 0, false
+		}
+		if i == 0 || *attribute.IntValue < least {
+			least = *attribute.IntValue
+		}
+	}
+	return least, pool.Len() > 0
+}
+
+// Plugins are what device plugins of a node have, by extended resource, as a scheduler knows it.
+type Plugins map[v1.ResourceName]Count
+
+// Count is of one resource: Allocatable by the node's status, and Held by pods that the scheduler has sent there, which the kubelet
+// may give devices to at any time.
+type Count struct{ Allocatable, Held int64 }
+
+// Unseen tells whether device plugins have more devices than the agent had seen when it published the pool: then each device of
+// the pool may be one of theirs. held tells whether pods have devices of the driver's vendor from device plugins. Of a pool whose
+// agent does not say what it has seen nothing is known, and nothing is unseen.
+func (p Plugins) Unseen(driver string, pool Devices) (unseen, held bool) {
+	var all int64
+	for resource, n := range p {
+		if IsOf(driver, string(resource)) {
+			all += max(n.Allocatable, n.Held)
+			held = held || n.Held > 0
+		}
+	}
+	if all == 0 {
+		return false, held
+	}
+	seen, known := listed(driver, pool)
+	return known && seen < all, held
+}

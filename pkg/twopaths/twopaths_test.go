@@ -1,0 +1,76 @@
+package twopaths
+
+import (
+	"testing"
+
+	resourceapi "k8s.io/api/resource/v1"
+)
+
+const driver = "gpu.nvidia.com"
+
+// pool has devices whose agent has seen so many devices of device plugins; less than none for one that does not say.
+type pool []int
+
+func (p pool) Len() int { return len(p) }
+
+func (p pool) Device(i int) *resourceapi.Device {
+	devices := []resourceapi.Device{{Name: "gpu"}}
+	if p[i] >= 0 {
+		Mark(devices, p[i])
+	}
+	return &devices[0]
+}
+
+func TestWhatTheAgentHasNotSeenMayBeAnyDevice(t *testing.T) {
+	two, held := Plugins{"nvidia.com/gpu": {Allocatable: 2}}, Plugins{"nvidia.com/gpu": {Allocatable: 2, Held: 1}}
+	parts := Plugins{"nvidia.com/gpu": {Allocatable: 2}, "nvidia.com/mig-1g.10gb": {Allocatable: 7, Held: 1}}
+	others := Plugins{"amd.com/gpu": {Allocatable: 2, Held: 1}, "gpu": {Held: 1}, "dia.com/gpu": {Held: 1}}
+	for name, test := range map[string]struct {
+		plugins      Plugins
+		pool         pool
+		unseen, held bool
+	}{
+		"no device plugin": {pool: pool{0, 0}},
+		"one has come":     {plugins: two, pool: pool{0, 0}, unseen: true},
+		"and a pod, too":   {plugins: held, pool: pool{0, 0}, unseen: true, held: true},
+		"all are seen":     {plugins: held, pool: pool{2, 2}, held: true},
+		"seen in one slice, and the other is still old":    {plugins: held, pool: pool{2, 0}, unseen: true, held: true},
+		"the plugin has gone, a pod has what it gave":      {plugins: Plugins{"nvidia.com/gpu": {Held: 1}}, pool: pool{0}, unseen: true, held: true},
+		"two resources, of which one is seen":              {plugins: parts, pool: pool{2}, unseen: true, held: true},
+		"more was seen than there is now":                  {plugins: Plugins{"nvidia.com/gpu": {Allocatable: 1, Held: 1}}, pool: pool{8}, held: true},
+		"an agent that does not say":                       {plugins: held, pool: pool{-1}, held: true},
+		"a pool without devices":                           {plugins: held, held: true},
+		"another vendor's":                                 {plugins: others, pool: pool{0}},
+		"a resource of the driver's own domain counts too": {plugins: Plugins{"gpu.nvidia.com/gpu": {Allocatable: 2}}, pool: pool{0}, unseen: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			if unseen, held := test.plugins.Unseen(driver, test.pool); unseen != test.unseen || held != test.held {
+				t.Errorf("unseen %t, held %t; want %t, %t", unseen, held, test.unseen, test.held)
+			}
+		})
+	}
+}
+
+func TestAQualifiedAttributeIsTheSame(t *testing.T) {
+	n := int64(1)
+	device := resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{driver + "/" + Listed: {IntValue: &n}}}
+	if seen, known := listed(driver, one{&device}); seen != 1 || !known {
+		t.Errorf("%d, %t", seen, known)
+	}
+}
+
+type one struct{ device *resourceapi.Device }
+
+func (one) Len() int                         { return 1 }
+func (o one) Device(int) *resourceapi.Device { return o.device }
+
+func TestOnlyTheTaintOfADevicePluginIsOne(t *testing.T) {
+	for key, value := range map[string]string{driver + "/in-use": "pod", "in-use": TaintValue, "other.com/in-use": TaintValue} {
+		if IsTainted(driver, &resourceapi.Device{Taints: []resourceapi.DeviceTaint{{Key: key, Value: value}}}) {
+			t.Errorf("%s=%s is taken for it", key, value)
+		}
+	}
+	if !IsTainted(driver, &resourceapi.Device{Taints: []resourceapi.DeviceTaint{{Key: "a"}, {Key: driver + "/in-use", Value: TaintValue}}}) {
+		t.Error("it is not found")
+	}
+}
