@@ -13,8 +13,12 @@ func TestAHistoryLeavesNothingInMemory(t *testing.T) {
 	scenario := Scenario{
 		Nodes: []Node{{Name: "a", GPUs: 2, Attached: 1}},
 		Steps: []Step{
-			Pod{Name: "p", Ask: Ask{GPUs: 2}, Grace: 86400 * time.Second}, Pod{Name: "q", Ask: Ask{GPUs: 1}}, Wait{time.Second},
-			Delete{Pod: "p"}, Restart{}, Wait{time.Second},
+			Pod{Name: "p", Ask: Ask{GPUs: 2}, Grace: 86400 * time.Second},
+			Pod{Name: "q", Ask: Ask{GPUs: 1}},
+			Wait{time.Second},
+			Delete{Pod: "p"},
+			Restart{},
+			Wait{time.Second},
 		},
 	}
 	for name, groups := range map[string]bool{"pods": false, "groups": true} {
