@@ -207,8 +207,3 @@ func (d *Device) memory() int64 {
 	}
 	return max(c.Value.Value(), 0)
 }
-
-// refuses tells whether a taint keeps new claims off the device.
-func (d *Device) refuses() bool {
-	return slices.ContainsFunc(d.Taints, func(t Taint) bool { return t.Effect != resourceapi.DeviceTaintEffectNone })
-}
