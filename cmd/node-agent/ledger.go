@@ -21,7 +21,10 @@ var errQuarantined = errors.New("the claim is released, but GPUs are in quaranti
 
 // exitCode is what scripts can tell outcomes by; the commands' help lists them.
 func exitCode(err error) int {
+	var checked *checkError
 	switch {
+	case errors.As(err, &checked):
+		return checked.exitCode()
 	case errors.Is(err, prepare.ErrInUse):
 		return 2
 	case errors.Is(err, errQuarantined):

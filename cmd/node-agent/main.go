@@ -57,7 +57,7 @@ func newCommand() *cobra.Command {
 	}
 	opts.addRunFlags(root.Flags())
 	opts.addRunFlags(runCommand.Flags())
-	root.AddCommand(runCommand, newDiscoverCommand(opts), newProbeCommand(opts), newLedgerCommand(opts))
+	root.AddCommand(runCommand, newDiscoverCommand(opts), newProbeCommand(opts), newLedgerCommand(opts), newCheckCommand(opts))
 	return root
 }
 

@@ -15,7 +15,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"stowage.dev/stowage/pkg/agent/advertise"
-	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
 	"stowage.dev/stowage/pkg/agent/discovery"
@@ -65,11 +64,9 @@ type options struct {
 	mpsShmSize    string
 	mpsSandbox    bool
 	simMPSFolders bool
-	hostRoot      string
 	// healthRules is a health.Policy.
 	healthRules string
-	// toolkitConfig is a path on the host, or [cdi.AutoToolkitConfig].
-	toolkitConfig string
+	host        hostOptions
 }
 
 // shareOptions say how a GPU is shared.
@@ -103,7 +100,7 @@ type serveOptions struct {
 func defaultOptions(env func(string) (string, bool), hostname func() (string, error)) *options {
 	opts := &options{
 		nvml:        nvml.SpecAuto,
-		driverRoot:  "/",
+		driverRoot:  nvml.SpecAuto,
 		kubeletRoot: "/var/lib/kubelet",
 		cdiRoot:     "/var/run/cdi",
 		stateDir:    "/var/lib/stowage",
@@ -130,9 +127,8 @@ func defaultOptions(env func(string) (string, bool), hostname func() (string, er
 		mpsRoot:    "/run/stowage/mps",
 		mpsShmSize: "64Mi",
 		mpsSandbox: true,
-		hostRoot:   "/",
 
-		toolkitConfig: cdi.AutoToolkitConfig,
+		host: defaultHostOptions(),
 	}
 	opts.podUID, _ = env("POD_UID")
 	name, ok := env("NODE_NAME")
@@ -149,7 +145,7 @@ func defaultOptions(env func(string) (string, bool), hostname func() (string, er
 func (o *options) addHardwareFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.nodeName, "node-name", o.nodeName, "name of this machine's Node object; NODE_NAME in the environment, or the host's name, if not given")
 	flags.StringVar(&o.nvml, "nvml", o.nvml, "NVML library: auto (the driver's, which may be installed later), the path of a library, or sim:<profile> for simulated GPUs")
-	flags.StringVar(&o.driverRoot, "driver-root", o.driverRoot, "folder below which this program sees the files of the NVIDIA driver")
+	flags.StringVar(&o.driverRoot, "driver-root", o.driverRoot, "folder below which this program sees the files of the NVIDIA driver; auto looks below the host's "+nvml.DriverRoots())
 	flags.StringVar(&o.simDir, "sim-dir", o.simDir, "folder that keeps the state and the control socket of simulated GPUs; to serve a kubelet, sim in --state-dir if not given")
 	flags.StringVar(&o.partitions, "partitions", o.partitions, "static offers the MIG devices that an administrator has made, dynamic also those that can be made, which come and go with their claims")
 	flags.StringVar(&o.shareGPUs, "share-gpus", o.shareGPUs, "GPUs that several claims can have at once, each with a share of the memory and the compute: none, all, or PCI addresses (0000:1b:00.0), device names or indices with commas between; they are not partitioned")
@@ -159,6 +155,7 @@ func (o *options) addHardwareFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.shareStrategy, "share-strategy", o.shareStrategy, "how the GPUs of --share-gpus are shared by the claims that have them, which have no say in it: time-slicing or mps, and one of --allow-sharing")
 	flags.BoolVar(&o.passthrough, "passthrough", o.passthrough, "offer whole GPUs to virtual machines, too: as devices of type vfio, which leave the NVIDIA driver for as long as a claim has them")
 	flags.StringVar(&o.hostDriverRoot, "host-driver-root", o.hostDriverRoot, "the same folder as the container runtime sees it; --driver-root if not given")
+	flags.StringVar(&o.host.root, "host-root", o.host.root, "the host's root folder as this program sees it; what containers are given is looked up there, and daemons of the Multi-Process Service are started there, by systemd")
 }
 
 // keepSimulation gives simulated GPUs a place to outlive this process in.
@@ -179,7 +176,7 @@ func (o *options) addRunFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.devRoot, "dev-root", o.devRoot, "folder for the device nodes of simulated GPUs")
 	flags.StringVar(&o.hook.path, "nvidia-cdi-hook", o.hook.path, "path of the nvidia-cdi-hook program on the host; nvcdi's default, /usr/bin/nvidia-cdi-hook, if not given")
 	flags.StringVar(&o.hook.from, "nvidia-cdi-hook-from", o.hook.from, "an nvidia-cdi-hook program beside the agent, which it puts into the folder bin of --state-dir for the container runtime, or into its plugin's folder below --kubelet-root-dir where no program runs (noexec); not used where --nvidia-cdi-hook is given")
-	flags.StringVar(&o.toolkitConfig, "toolkit-config", o.toolkitConfig, "configuration file of NVIDIA's container runtime on the host, below --host-root; a warning tells if it lets containers get GPUs by NVIDIA_VISIBLE_DEVICES. auto looks where the GPU operator has it, and at /etc/nvidia-container-runtime/config.toml; with an empty value nothing is looked at")
+	o.host.addFlags(flags)
 	flags.StringVar(&o.healthAddress, "health-address", o.healthAddress, "address for /healthz, /readyz, /metrics and /metrics/gpus, over TLS; port 0 takes a free one, an empty value serves none")
 	flags.StringVar(&o.certFile, "tls-cert-file", o.certFile, "certificate to serve --health-address with, read anew when it changes; one signed by itself if not given")
 	flags.StringVar(&o.keyFile, "tls-private-key-file", o.keyFile, "private key of --tls-cert-file")
@@ -201,7 +198,6 @@ func (o *options) addUseFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.mpsShmSize, "mps-shm-size", o.mpsShmSize, "how much memory the folder of one daemon of the Multi-Process Service may take, in which its clients have their shared memory (/dev/shm)")
 	flags.BoolVar(&o.mpsSandbox, "mps-sandbox", o.mpsSandbox, "let systemd take from daemons of the Multi-Process Service what root has and they do not need: capabilities, other devices, writing outside of their folder; needs systemd 242. A daemon that runs keeps what it was started with")
 	flags.BoolVar(&o.simMPSFolders, "sim-mps-folders", o.simMPSFolders, "give the simulated daemons of the Multi-Process Service the folder of a real one, in --mps-root, and it to their clients; needs the right to mount")
-	flags.StringVar(&o.hostRoot, "host-root", o.hostRoot, "the host's root folder as this program sees it; what containers are given is looked up there, and daemons of the Multi-Process Service are started there, by systemd")
 }
 
 const (
@@ -262,11 +258,17 @@ func (o *options) mpsShm() (int64, error) {
 
 var leastShm, mostShm = resource.MustParse("1Mi"), resource.MustParse("1Ti")
 
-// validateHardware names the flag that is wrong.
+// validateHardware names the flag that is wrong, and finds what is to be found by itself.
 func (o *options) validateHardware() error {
 	if reasons := validation.IsDNS1123Subdomain(o.nodeName); len(reasons) > 0 {
 		return fmt.Errorf("--node-name %q: %s", o.nodeName, strings.Join(reasons, "; "))
 	}
+	for flag, path := range map[string]string{"driver-root": o.driverRoot, "host-root": o.host.root} {
+		if !filepath.IsAbs(path) && path != nvml.SpecAuto {
+			return fmt.Errorf("--%s %q: an absolute path is needed", flag, path)
+		}
+	}
+	o.settleDriverRoot()
 	if o.partitions != partitionsStatic && o.partitions != partitionsDynamic {
 		return fmt.Errorf("--partitions %q: want %s or %s", o.partitions, partitionsStatic, partitionsDynamic)
 	}
@@ -315,9 +317,7 @@ func (o *options) validateRun() error {
 		"cdi-root":         o.cdiRoot,
 		"state-dir":        o.stateDir,
 		"dev-root":         o.devRoot,
-		"driver-root":      o.driverRoot,
 		"mps-root":         o.mpsRoot,
-		"host-root":        o.hostRoot,
 		"sim-dir":          o.simDir,
 	} {
 		if !filepath.IsAbs(path) && (flag != "sim-dir" || path != "") {

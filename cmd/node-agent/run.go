@@ -5,9 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
-	"slices"
-	"strings"
 	"sync"
+	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -64,8 +63,24 @@ func runAgent(ctx context.Context, opts *options) error {
 		return err
 	}
 	defer stopControl()
-	return runUnderPolicies(ctx, api.agent, opts.nodeName, agent.Run)
+	ctx, begin := context.WithCancelCause(ctx)
+	var group sync.WaitGroup
+	defer group.Wait()
+	defer begin(nil)
+	var come error
+	group.Go(func() {
+		if come = opts.awaitDriver(ctx, driverInterval); come != nil {
+			begin(come)
+		}
+	})
+	err = runUnderPolicies(ctx, api.agent, opts.nodeName, agent.Run)
+	begin(nil)
+	group.Wait()
+	return errors.Join(err, come)
 }
+
+// driverInterval is how often it is looked whether a driver has come.
+const driverInterval = 5 * time.Second
 
 // runUnderPolicies runs the agent once the API server refuses what the policies forbid. Where the API server does not answer the kubelet is
 // served all the same, until it is known that a policy is void.
@@ -132,12 +147,10 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, *
 		return nil, nil, err
 	}
 	var hook *cdi.Hook
-	var warning func() string
 	if !handle.Simulated {
 		if hook, err = opts.installedHook(); err != nil {
 			return nil, nil, err
 		}
-		warning = func() string { return opts.hostWarning(hook) }
 	}
 	backend, tools, err := newBackend(ctx, opts, hardware, hook)
 	if err != nil {
@@ -157,7 +170,7 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, *
 		Kubelet:     driver.Kubelet{Socket: opts.socket},
 		StateDir:    opts.stateDir,
 		CDIDir:      opts.cdiRoot,
-		HostRoot:    opts.hostRoot,
+		HostRoot:    opts.host.root,
 		Backend:     backend,
 		Hardware:    hardware,
 		Tools:       tools,
@@ -169,7 +182,7 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, *
 		Shares:            shares,
 		Sharing:           sharingRules,
 		Passthrough:       opts.passthrough,
-		Warning:           warning,
+		Warning:           opts.hostWarning(ctx, hook),
 		PCI:               bus.pci,
 		Users:             bus.users,
 	})
@@ -309,32 +322,17 @@ func (o *options) installedHook() (*cdi.Hook, error) {
 	if o.hook.path != "" || o.hook.from == "" {
 		return nil, nil
 	}
-	hook, err := cdi.NewHook(o.hook.from, o.stateDir, filepath.Join(o.kubeletRoot, "plugins", driver.Name), o.hostRoot)
+	hook, err := cdi.NewHook(o.hook.from, o.stateDir, filepath.Join(o.kubeletRoot, "plugins", driver.Name), o.host.root)
 	if err != nil {
 		return nil, fmt.Errorf("--nvidia-cdi-hook-from: %w", err)
 	}
 	return hook, nil
 }
 
-// hostWarning says what is wrong with the host although claims can be prepared; empty if nothing is. The hook is nil for one of the host's.
-func (o *options) hostWarning(hook *cdi.Hook) string {
-	var warnings []string
-	if o.toolkitConfig != "" {
-		warnings = append(warnings, cdi.GPUsByEnvironment(o.hostRoot, o.toolkitConfig))
-	}
-	if o.hook.path != "" {
-		warnings = append(warnings, cdi.HookWarning(o.hostRoot, o.hook.path))
-	}
-	if hook != nil {
-		warnings = append(warnings, hook.Warning())
-	}
-	return strings.Join(slices.DeleteFunc(warnings, func(w string) bool { return w == "" }), "; ")
-}
-
 // loadModule loads a module of the kernel that is the host's or, with the driver in a container, that container's.
 func (o *options) loadModule() func(ctx context.Context, module string) error {
-	loaders := []*kmod.Loader{kmod.New(o.hostRoot)}
-	if o.driverRoot != o.hostRoot {
+	loaders := []*kmod.Loader{kmod.New(o.host.root)}
+	if o.driverRoot != o.host.root {
 		loaders = append(loaders, kmod.New(o.driverRoot))
 	}
 	return func(ctx context.Context, module string) error {
@@ -359,7 +357,7 @@ func (o *options) daemons() (sharing.DriverOptions, error) {
 		MPSRoot:        o.mpsRoot,
 		ShmBytes:       shm,
 		Unconfined:     !o.mpsSandbox,
-		HostRoot:       o.hostRoot,
+		HostRoot:       o.host.root,
 		ProcRoot:       "/proc",
 	}, err
 }
