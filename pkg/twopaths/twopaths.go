@@ -77,6 +77,12 @@ type Plugins map[v1.ResourceName]Count
 // may give devices to at any time.
 type Count struct{ Allocatable, Held int64 }
 
+// most is more devices than any node has. A pod that names its node itself may ask for as many as an int64 can say.
+const most = 1 << 32
+
+// Hold adds what one pod holds.
+func (c *Count) Hold(devices int64) { c.Held = min(c.Held+min(devices, most), most) }
+
 // Unseen tells whether device plugins have more devices than the agent had seen when it published the pool: then each device of
 // the pool may be one of theirs. held tells whether pods have devices of the driver's vendor from device plugins. Of a pool whose
 // agent does not say what it has seen nothing is known, and nothing is unseen.
@@ -84,7 +90,7 @@ func (p Plugins) Unseen(driver string, pool Devices) (unseen, held bool) {
 	var all int64
 	for resource, n := range p {
 		if IsOf(driver, string(resource)) {
-			all += max(n.Allocatable, n.Held)
+			all += min(max(n.Allocatable, n.Held), most)
 			held = held || n.Held > 0
 		}
 	}

@@ -1,6 +1,7 @@
 package twopaths
 
 import (
+	"math"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -41,6 +42,7 @@ func TestWhatTheAgentHasNotSeenMayBeAnyDevice(t *testing.T) {
 		"an agent that does not say":                       {plugins: held, pool: pool{-1}, held: true},
 		"a pool without devices":                           {plugins: held, held: true},
 		"another vendor's":                                 {plugins: others, pool: pool{0}},
+		"more than can be counted":                         {plugins: Plugins{"nvidia.com/gpu": {Allocatable: math.MaxInt64}, "nvidia.com/nic": {Held: math.MaxInt64}}, pool: pool{8}, unseen: true, held: true},
 		"a resource of the driver's own domain counts too": {plugins: Plugins{"gpu.nvidia.com/gpu": {Allocatable: 2}}, pool: pool{0}, unseen: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -72,5 +74,15 @@ func TestOnlyTheTaintOfADevicePluginIsOne(t *testing.T) {
 	}
 	if !IsTainted(driver, &resourceapi.Device{Taints: []resourceapi.DeviceTaint{{Key: "a"}, {Key: driver + "/in-use", Value: TaintValue}}}) {
 		t.Error("it is not found")
+	}
+}
+
+func TestPodsThatAskForMoreThanCanBeCountedHoldSome(t *testing.T) {
+	var count Count
+	for range 3 {
+		count.Hold(math.MaxInt64)
+	}
+	if count.Held <= 0 {
+		t.Errorf("they hold %d", count.Held)
 	}
 }

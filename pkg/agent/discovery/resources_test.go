@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 
 	"stowage.dev/stowage/pkg/nvmlsim"
+	"stowage.dev/stowage/pkg/twopaths"
 )
 
 func TestSlicesKeepTheLimitsOfTheAPI(t *testing.T) {
@@ -79,7 +80,9 @@ func checkDevice(t *testing.T, d resourceapi.Device) {
 	if faults := validation.IsDNS1123Label(d.Name); len(faults) > 0 {
 		t.Errorf("device name %q: %v", d.Name, faults)
 	}
-	if n := len(d.Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
+	published := []resourceapi.Device{*d.DeepCopy()}
+	twopaths.Mark(published, 0) // as the driver does
+	if n := len(published[0].Attributes) + len(d.Capacity); n > resourceapi.ResourceSliceMaxAttributesAndCapacitiesPerDevice {
 		t.Errorf("%s: %d attributes and capacities", d.Name, n)
 	}
 	for name, a := range d.Attributes {

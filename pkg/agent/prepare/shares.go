@@ -109,15 +109,15 @@ func (h *holders) checkShare(j *job, i int, holders []*ledger.Record) error {
 func bytes(n int64) string   { return resource.NewQuantity(n, resource.BinarySI).String() }
 func percent(n int64) string { return strconv.FormatInt(n, 10) + "%" }
 
-// sharers are the other claims that have a GPU beside one with a share of it, and so have shares, too. They are set up since the boot;
-// unreadable ones are among them.
+// sharers are the other claims with a share of the GPU that are set up since the boot, unreadable ones among them. One of so many GPUs that
+// its file cannot name them holds them all as far as the ledger knows.
 func (h *holders) sharers(gpu string, but types.UID, bootID string) ([]*ledger.Record, error) {
 	holders, err := h.ledger.Holders(gpu)
 	if err != nil {
 		return nil, err
 	}
 	return slices.DeleteFunc(holders, func(r *ledger.Record) bool {
-		return r.UID == but || r.Entry != nil && bootID != "" && r.Entry.BootID != bootID
+		return r.UID == but || r.Entry != nil && (bootID != "" && r.Entry.BootID != bootID || !hasShare(r.Entry, gpu))
 	}), nil
 }
 

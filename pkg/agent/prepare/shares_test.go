@@ -2,6 +2,7 @@ package prepare_test
 
 import (
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
@@ -403,6 +405,37 @@ func TestSomeoneWhoCannotBeReadKeepsWhatIsShared(t *testing.T) {
 	}
 	if _, err := m.Prepare(n.ctx, sharedBy("three", "20Gi:25", "")); err == nil || strings.Contains(err.Error(), "two-uid") || !strings.Contains(strings.Join(prepare.Others(err), ""), "two-uid") {
 		t.Errorf("a share beside one that is not known: %v", err)
+	}
+}
+
+// TestAClaimOfManyGPUsSharesNoOther: its file cannot name so many, and is found for each GPU of the node. What was done for the shares of another
+// GPU is taken back when they have gone.
+func TestAClaimOfManyGPUsSharesNoOther(t *testing.T) {
+	n := newNode(t)
+	n.rules.Shares = config.MPS
+	m := n.manager()
+	boot, err := n.hardware.BootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	many := &ledger.Entry{Claim: ledger.Claim{Namespace: "default", Name: "many", UID: "many-uid"}, State: ledger.PrepareCompleted, BootID: boot}
+	for i := range 15 {
+		gpu := fmt.Sprintf("gpu-0001-%02x-00-0", i)
+		many.Devices = append(many.Devices, ledger.Device{Request: "gpu", Pool: "node-a", Device: gpu, GPU: gpu, UUID: "GPU-" + gpu})
+	}
+	records := ledger.At(durable.OS{}, n.claimsDir())
+	if err := records.Put(many); err != nil {
+		t.Fatal(err)
+	}
+	if record, err := records.Get("many-uid"); err != nil || record == nil || !record.Holds(gpu0) || record.Entry == nil {
+		t.Fatalf("%+v, %v: want a readable record that is found for %s", record, err, gpu0)
+	}
+	n.prepared(m, sharedBy("one", "20Gi:25", underMPS))
+	n.prepared(m, sharedBy("two", "20Gi:25", underMPS))
+	n.unprepare(m, "one-uid")
+	n.unprepare(m, "two-uid")
+	if diff := cmp.Diff(setting{Compute: nvmlsim.ComputeDefault}, n.setting(0), cmpopts.EquateEmpty()); diff != "" {
+		t.Errorf("left on the GPU (-want +got):\n%s", diff)
 	}
 }
 

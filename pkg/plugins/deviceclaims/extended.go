@@ -413,7 +413,7 @@ func pluginsOn(pl *Plugin, node fwk.NodeInfo, pools []*inventory.NodePool) twopa
 		for _, info := range node.GetPods() {
 			if pod := info.GetPod(); hasFromPlugin(pl, pod, name) {
 				quantity := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{ExcludeOverhead: true})[name]
-				count.Held += quantity.Value()
+				count.Hold(quantity.Value())
 			}
 		}
 		if plugins == nil {

@@ -3,9 +3,11 @@ package deviceclaims
 import (
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
@@ -22,6 +24,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/twopaths"
+	"stowage.dev/stowage/pkg/wakeup"
 )
 
 // extendedWorld has node-a with one GPU and node-b with two, for claims; the class stands for gpuResource.
@@ -604,6 +607,12 @@ func TestNoClaimGetsADeviceThatADevicePluginMayHaveGivenAway(t *testing.T) {
 		p.Spec.NodeName = "node-b"
 		return p
 	}
+	greedy := func(name string) *v1.Pod {
+		p := on(extendedPod(name, gpuResource))
+		p.Spec.Containers[0].Resources.Requests[gpuResource] = *resource.NewQuantity(math.MaxInt64, resource.DecimalSI)
+		return p
+	}
+	inShares := func(d *resourceapi.Device) { d.AllowMultipleAllocations = ptr.To(true) }
 	some := []*v1.Pod{on(extendedPod("other", gpuResource)), on(extendedPod("old", gpuResource))}
 	for name, tc := range map[string]struct {
 		world  world
@@ -615,6 +624,8 @@ func TestNoClaimGetsADeviceThatADevicePluginMayHaveGivenAway(t *testing.T) {
 		"pods have some, and nothing is told":                       {world: twoPaths("2", 0), pods: some, want: reasonUnseen},
 		"one is told of, and the plugin has two":                    {world: twoPaths("2", 1, ofDevicePlugin), pods: some, want: reasonUnseen},
 		"the plugin has gone, its pods have not":                    {world: twoPaths("0", 0), pods: some, want: reasonUnseen},
+		"devices are given in shares":                               {world: twoPaths("2", 0, inShares), pods: some, want: reasonUnseen},
+		"pods name their node, and ask for more than there can be":  {world: twoPaths("2", 2), pods: []*v1.Pod{greedy("a"), greedy("b")}, want: reasonUnseen},
 		"nobody has any of them":                                    {world: twoPaths("2", 0)},
 		"pods have them from claims":                                {world: twoPaths("2", 0), pods: []*v1.Pod{on(recordedPod("old", gpuResource))}},
 		"all are told of: the agent's own, which are in no slice":   {world: twoPaths("2", 2), pods: some},
@@ -714,6 +725,28 @@ func TestPodsAreWokenWhenADevicePluginsDevicesAreKnown(t *testing.T) {
 			h.activator.taken()
 			happens(h, w)
 			h.eventually("the pod is woken", func() bool { return slices.Contains(h.activator.taken(), "p") })
+		})
+	}
+}
+
+// A pod of the device plugin, for which no class stands, waits for a claim: it is tried again when that ends, and not only by and by.
+func TestAPodOfADevicePluginIsWokenWhenTheClaimEnds(t *testing.T) {
+	for name, seen := range map[string]int{"it may have what is the plugin's": 0, "it has what is the plugin's": 2} {
+		t.Run(name, func(t *testing.T) {
+			w := twoPaths("2", seen, ofDevicePlugin)
+			w.room = wakeup.Options{RetryAfter: time.Hour}
+			w.pods = []*v1.Pod{extendedPod("p", gpuResource)}
+			w.claims = []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-1"))}
+			h := newHarness(t, w)
+			a := h.filterAll(w.pods[0])
+			if status := a.postFilter(); a.filter["node-b"] != reasonGivenToClaims {
+				t.Fatalf("%q, %v", a.filter["node-b"], status)
+			}
+			if got := h.lookedAt(); len(got) > 0 {
+				t.Errorf("woken at once: %v", got)
+			}
+			h.api.delete("held")
+			h.wakes("p")
 		})
 	}
 }

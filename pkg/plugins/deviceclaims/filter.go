@@ -55,7 +55,7 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 	if result.Fits() {
 		if held = heldUnseen(pl, c, nodeInfo); held != nil {
 			input.Usage = input.Usage.With(unseen, held)
-			if result = allocator.Check(ctx, input); !result.Fits() && ctx.Err() == nil {
+			if result = allocator.Check(ctx, input); !result.Fits() && result.Failure.Reason != allocator.ReasonUndecided && ctx.Err() == nil {
 				c.findings().setUnseen(node.Name)
 				return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonUnseen)
 			}

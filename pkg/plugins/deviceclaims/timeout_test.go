@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/twopaths"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -94,6 +95,32 @@ func TestNodeThatTakesTooLongIsGivenUp(t *testing.T) {
 			h.eventually("the pod is tried again", func() bool { return len(h.activator.taken()) > 0 })
 		})
 	}
+}
+
+// Without the devices that pods may have from a device plugin the search comes to no end: the pod is tried again without anything having changed.
+func TestNodeThatTakesTooLongBesideADevicePluginIsGivenUp(t *testing.T) {
+	ours, other, either := slice("node-a", divisible(30)...), slice("node-a", divisible(10)...), class(testClass)
+	twopaths.Mark(ours.Spec.Devices, 0)
+	other.Name, other.Spec.Driver = "other-slice", "gpu.example.org"
+	either.Spec.Selectors = nil
+	has := extendedPod("old", gpuResource)
+	has.Spec.NodeName = "node-a"
+	w := world{
+		nodes:   []*v1.Node{node("node-a")},
+		objects: []runtime.Object{either, ours, other},
+		claims:  []*resourceapi.ResourceClaim{claim("c", nearlyFull)},
+		pods:    []*v1.Pod{has, pod("p", "c")},
+		room:    wakeup.Options{RetryAfter: time.Millisecond},
+	}
+	w.nodes[0].Status.Allocatable = v1.ResourceList{gpuResource: resource.MustParse("1")}
+	h := newHarness(t, w)
+	h.plugin.filterTimeout = time.Second
+	a := h.filterAll(w.pods[1])
+	if got, want := a.filter["node-a"], allocator.ReasonUndecided.OfNodes(); got != want {
+		t.Fatalf("reason %q, want %q", got, want)
+	}
+	a.postFilter()
+	h.eventually("the pod is tried again", func() bool { return len(h.activator.taken()) > 0 })
 }
 
 // What Filter has found may take a search without end in Reserve, where devices are left to pods that are nominated to the node, or others

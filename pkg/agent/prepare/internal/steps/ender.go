@@ -59,5 +59,6 @@ func (e Ender) isOf(pid uint32, pods []types.UID) (pod types.UID, is bool, err e
 	if errors.Is(err, sharing.ErrNoProcess) {
 		return "", false, nil
 	}
-	return pod, slices.Contains(pods, pod), err // one of the host has the pod "", which is none of them
+	// One of the host has the pod "". It is nobody's, whatever the record says: it would be killed.
+	return pod, pod != "" && slices.Contains(pods, pod), err
 }
