@@ -25,6 +25,7 @@ func (p pool) Device(i int) *resourceapi.Device {
 func TestWhatTheAgentHasNotSeenMayBeAnyDevice(t *testing.T) {
 	two, held := Plugins{"nvidia.com/gpu": {Allocatable: 2}}, Plugins{"nvidia.com/gpu": {Allocatable: 2, Held: 1}}
 	parts := Plugins{"nvidia.com/gpu": {Allocatable: 2}, "nvidia.com/mig-1g.10gb": {Allocatable: 7, Held: 1}}
+	endless := Plugins{"nvidia.com/gpu": {Allocatable: math.MaxInt64}, "nvidia.com/nic": {Held: math.MaxInt64}}
 	others := Plugins{"amd.com/gpu": {Allocatable: 2, Held: 1}, "gpu": {Held: 1}, "dia.com/gpu": {Held: 1}}
 	for name, test := range map[string]struct {
 		plugins      Plugins
@@ -42,7 +43,7 @@ func TestWhatTheAgentHasNotSeenMayBeAnyDevice(t *testing.T) {
 		"an agent that does not say":                       {plugins: held, pool: pool{-1}, held: true},
 		"a pool without devices":                           {plugins: held, held: true},
 		"another vendor's":                                 {plugins: others, pool: pool{0}},
-		"more than can be counted":                         {plugins: Plugins{"nvidia.com/gpu": {Allocatable: math.MaxInt64}, "nvidia.com/nic": {Held: math.MaxInt64}}, pool: pool{8}, unseen: true, held: true},
+		"more than can be counted":                         {plugins: endless, pool: pool{8}, unseen: true, held: true},
 		"a resource of the driver's own domain counts too": {plugins: Plugins{"gpu.nvidia.com/gpu": {Allocatable: 2}}, pool: pool{0}, unseen: true},
 	} {
 		t.Run(name, func(t *testing.T) {
