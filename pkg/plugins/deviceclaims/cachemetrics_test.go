@@ -40,6 +40,7 @@ func TestCacheMetricsShowHowFullTheCachesAre(t *testing.T) {
 	})
 	c.store.Store(store)
 	view := store.View()
+	displaced := allocator.GlanceStats(view).Evicted
 	for _, selector := range []string{"true", "false", "!true"} {
 		if _, err := view.Matcher(t.Context(), inventory.MatcherSpec{Selectors: []string{selector}}); err != nil {
 			t.Fatal(err)
@@ -73,7 +74,7 @@ func TestCacheMetricsShowHowFullTheCachesAre(t *testing.T) {
 		# TYPE stowage_scheduler_cache_evictions_total counter
 		stowage_scheduler_cache_evictions_total{cache="columns"} 0
 		stowage_scheduler_cache_evictions_total{cache="derivations"} 0
-		stowage_scheduler_cache_evictions_total{cache="glances"} 0
+		stowage_scheduler_cache_evictions_total{cache="glances"} EARLIER
 		stowage_scheduler_cache_evictions_total{cache="matchers"} 0
 		stowage_scheduler_cache_evictions_total{cache="numbers"} 6
 		stowage_scheduler_cache_evictions_total{cache="parts"} 0
@@ -92,6 +93,8 @@ func TestCacheMetricsShowHowFullTheCachesAre(t *testing.T) {
 		stowage_scheduler_pool_problems{problem="incomplete"} 0
 		stowage_scheduler_pool_problems{problem="invalid"} 1
 	`
+	// Those of the whole process are counted, so those of the tests before, too. None is of this one: it has one node.
+	want = strings.Replace(want, "EARLIER", strconv.FormatUint(displaced, 10), 1)
 	if err := testutil.GatherAndCompare(registry, strings.NewReader(want)); err != nil {
 		t.Error(err)
 	}
