@@ -126,6 +126,23 @@ func (w *world) addSlice(slice *resourceapi.ResourceSlice) *resourceapi.Resource
 	return created
 }
 
+// awaitSlices waits until the scheduler has heard of the world's slices. What it tells of a pod that it tries before is not told anew when
+// they come and do not help.
+func (w *world) awaitSlices(s *scheduler) {
+	w.t.Helper()
+	list, err := w.client.ResourceV1().ResourceSlices().List(w.ctx, metav1.ListOptions{})
+	w.must(err, "listing slices")
+	lister := s.probe.handle.SharedInformerFactory().Resource().V1().ResourceSlices().Lister()
+	w.eventually("the scheduler knows the slices", func() bool {
+		for _, slice := range list.Items {
+			if _, err := lister.Get(slice.Name); err != nil && slice.Spec.Driver == w.driver {
+				return false
+			}
+		}
+		return true
+	})
+}
+
 // addClass makes a class with the given selectors, which can use $DRIVER for the world's driver.
 func (w *world) addClass(name string, selectors ...string) *resourceapi.DeviceClass {
 	w.t.Helper()

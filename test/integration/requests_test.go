@@ -216,6 +216,7 @@ func TestRequests(t *testing.T) {
 			if test.prepare != nil {
 				test.prepare(w)
 			}
+			w.awaitSlices(s)
 			// The scheduler sees this claim after the holders above: claims come to it in order.
 			w.addClaim("wanted", test.claim(w))
 			w.addPod("pod", withClaim("wanted"))
