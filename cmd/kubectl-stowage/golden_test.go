@@ -206,7 +206,6 @@ func TestASnapshotOfASnapshot(t *testing.T) {
 	}
 }
 
-// Colors are for terminals, unless somebody does not want them; text from the API commands no terminal.
 // What anybody wrote into a file cannot command the terminal, in errors neither.
 func TestErrorsAreLegible(t *testing.T) {
 	file := `{"apiVersion":"stowage.dev/v1alpha1","kind":"ClusterSnapshot","pods":[{"metadata":{"name":"\u001b[31m\u009b2J"}}]}`
@@ -228,6 +227,7 @@ func TestInterrupted(t *testing.T) {
 	}
 }
 
+// Colors are for terminals, unless somebody does not want them; text from the API commands no terminal.
 func TestColors(t *testing.T) {
 	t.Setenv("NO_COLOR", "1")
 	c := &cli{color: "auto"}

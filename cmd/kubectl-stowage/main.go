@@ -63,7 +63,7 @@ func run(ctx context.Context, args []string, streams genericiooptions.IOStreams)
 		if i == 0 {
 			line = "error: " + line
 		}
-		fmt.Fprintln(streams.ErrOut, printable(line))
+		fmt.Fprintln(streams.ErrOut, printable(strings.ReplaceAll(line, "\t", "    ")))
 	}
 	if errors.As(err, &usage) || strings.HasPrefix(err.Error(), "unknown command") { // cobra has no type for it
 		return exitUsage

@@ -356,7 +356,6 @@ spec:
 	}
 }
 
-// A drained node's pods are placed elsewhere, an added node takes what waits, and what is not there is named.
 // What a List has is in the namespace of the command, too, and a class of the file gives its pods their priority.
 func TestListOfManifests(t *testing.T) {
 	const list = `
@@ -377,6 +376,7 @@ items:
 	}
 }
 
+// A drained node's pods are placed elsewhere, an added node takes what waits, and what is not there is named.
 func TestChanges(t *testing.T) {
 	c := snapshottest.New(2, 2)
 	pod, claim := c.Run("a", "job", 0, 0, 0, 1)

@@ -115,8 +115,8 @@ func (h *hasher) walk(value any, labels bool) {
 			switch text, isText := item.(string); {
 			case key == "message", key == "environment":
 				delete(value, key)
-			case key == "pool" && isText:
-				value[key] = h.pool(text)
+			case key == "pool":
+				value[key] = h.pool(item)
 			case isText && references[key] != "": // before nodes: a namespace may have the name of one
 				value[key] = h.name(references[key], text)
 			case isText && h.nodes[text]:
@@ -139,11 +139,6 @@ func (h *hasher) walk(value any, labels bool) {
 				h.refs(item)
 			default:
 				h.walk(item, labels)
-			}
-		}
-		if pool, ok := value["pool"].(map[string]any); ok {
-			if name, ok := pool["name"].(string); ok {
-				pool["name"] = h.pool(name)
 			}
 		}
 	}
@@ -240,12 +235,18 @@ func isTopology(key string) bool {
 	return strings.HasPrefix(key, "topology.kubernetes.io/") || strings.HasPrefix(key, "failure-domain.beta.kubernetes.io/")
 }
 
-// pool is the name of a pool: mostly it is, or has, that of its node.
-func (h *hasher) pool(name string) string {
-	if h.nodes[name] {
-		return h.name("node", name)
+// pool replaces the name of a pool, or that in a slice's spec.pool: mostly it is that of its node, or has it.
+func (h *hasher) pool(value any) any {
+	switch value := value.(type) {
+	case string:
+		if h.nodes[value] {
+			return h.name("node", value)
+		}
+		return h.name("pool", value)
+	case map[string]any:
+		value["name"] = h.pool(value["name"])
 	}
-	return h.name("pool", name)
+	return value
 }
 
 // keys replaces the keys of an object that are names.
