@@ -206,6 +206,27 @@ func TestASnapshotOfASnapshot(t *testing.T) {
 	}
 }
 
+// What anybody wrote into a file cannot command the terminal, in errors neither.
+func TestErrorsAreLegible(t *testing.T) {
+	file := `{"apiVersion":"stowage.dev/v1alpha1","kind":"ClusterSnapshot","pods":[{"metadata":{"name":"\u001b[31m\u009b2J"}}]}`
+	var out, errOut bytes.Buffer
+	got := run(t.Context(), []string{"gpus", "--snapshot", "-"}, genericiooptions.IOStreams{In: strings.NewReader(file), Out: &out, ErrOut: &errOut})
+	if want := "error: snapshot in the standard input: pods ?[31m?2J: metadata.uid: Required value\n"; got != exitError || errOut.String() != want {
+		t.Errorf("exit code %d, %q", got, errOut.String())
+	}
+}
+
+// An answer that was interrupted is none.
+func TestInterrupted(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	var out, errOut bytes.Buffer
+	got := run(ctx, []string{"why", "small", "-n", "team-a", "--snapshot", example(t)}, genericiooptions.IOStreams{Out: &out, ErrOut: &errOut})
+	if got != exitError || out.Len() > 0 || !strings.Contains(errOut.String(), "interrupted") {
+		t.Errorf("exit code %d, %q, %q", got, out.String(), errOut.String())
+	}
+}
+
 // Colors are for terminals, unless somebody does not want them; text from the API commands no terminal.
 func TestColors(t *testing.T) {
 	t.Setenv("NO_COLOR", "1")

@@ -9,10 +9,12 @@ import (
 	"os"
 	"os/signal"
 	"runtime/debug"
+	"slices"
 	"strings"
 	"syscall"
 
 	"github.com/go-logr/logr"
+	"github.com/spf13/cobra"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 	"k8s.io/klog/v2"
 )
@@ -47,14 +49,29 @@ func run(ctx context.Context, args []string, streams genericiooptions.IOStreams)
 	err := command.ExecuteContext(ctx)
 	var usage usageError
 	switch {
-	case err == nil, errors.Is(err, context.Canceled) && ctx.Err() != nil:
+	case err == nil:
 		return 0
+	case errors.Is(err, context.Canceled) && ctx.Err() != nil:
+		if watches(command) {
+			return 0 // that is how it ends
+		}
+		err = errors.New("interrupted")
 	case errors.Is(err, errNo):
 		return exitNo
 	}
-	fmt.Fprintln(streams.ErrOut, "error:", err)
+	for i, line := range strings.Split(err.Error(), "\n") { // with names of a file that anybody may have written
+		if i == 0 {
+			line = "error: " + line
+		}
+		fmt.Fprintln(streams.ErrOut, printable(strings.ReplaceAll(line, "\t", "    ")))
+	}
 	if errors.As(err, &usage) || strings.HasPrefix(err.Error(), "unknown command") { // cobra has no type for it
 		return exitUsage
 	}
 	return exitError
+}
+
+// watches tells whether a command was called with --watch.
+func watches(root *cobra.Command) bool {
+	return slices.ContainsFunc(root.Commands(), func(c *cobra.Command) bool { return c.Flags().Changed("watch") })
 }

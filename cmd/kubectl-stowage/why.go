@@ -186,7 +186,9 @@ func (c *cli) printClaims(p *paragraphs, s *snapshot.Snapshot, why *simulate.Why
 			d := &claim.Devices[i]
 			model := ""
 			if g := gpuOf(gpus, d.Driver, d.Pool, d.Device.Device); g != nil {
-				own = append(own, g)
+				if !slices.Contains(own, g) { // it may have several partitions of one
+					own = append(own, g)
+				}
 				model = strings.TrimSpace(g.Model + " " + bytesText(g.MemoryBytes))
 			}
 			line, as := fmt.Sprintf("%s: %s/%s/%s %s", d.Request, d.Driver, d.Pool, d.Device.Device, model), plain

@@ -23,7 +23,7 @@ type Claim struct {
 	// Pods are those that it is reserved for, and Owner the pod or group that it was made for, of its namespace.
 	Pods  []string `json:"pods,omitempty"`
 	Owner string   `json:"owner,omitempty"`
-	// Ready is what drivers report of its devices: "2/2 ready", empty if they report nothing.
+	// Ready is how many of its devices drivers report as ready: "1/2", empty if they report nothing.
 	Ready   string      `json:"ready,omitempty"`
 	Created metav1.Time `json:"created"`
 }
@@ -80,9 +80,12 @@ func describeRequest(r *resourceapi.DeviceRequest) (texts []string) {
 	return []string{strings.Join(texts, " or ")}
 }
 
-// readiness counts the devices whose condition Ready their driver has reported.
+// readiness counts the devices that their drivers report as ready, of all that are allocated.
 func readiness(claim *resourceapi.ResourceClaim) string {
-	ready, told := 0, 0
+	ready, told, all := 0, 0, 0
+	if a := claim.Status.Allocation; a != nil {
+		all = len(a.Devices.Results)
+	}
 	for _, d := range claim.Status.Devices {
 		for _, c := range d.Conditions {
 			if c.Type == "Ready" {
@@ -96,5 +99,5 @@ func readiness(claim *resourceapi.ResourceClaim) string {
 	if told == 0 {
 		return ""
 	}
-	return fmt.Sprintf("%d/%d", ready, told)
+	return fmt.Sprintf("%d/%d", ready, max(all, told))
 }

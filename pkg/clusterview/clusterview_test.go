@@ -6,6 +6,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
@@ -69,6 +70,45 @@ func TestStates(t *testing.T) {
 	sizes := clusterview.Sizes(gpus)
 	if s := sizes[1]; s.GPUs != 2 || s.Fit != 1 || s.Ideal != 1 || s.Linked != 1 {
 		t.Errorf("pairs: %+v", s)
+	}
+}
+
+// A device that is not there is not free, even if somebody merely looks at it; and those of the network are on no node.
+func TestWhatIsOnNoNode(t *testing.T) {
+	c := snapshottest.New(1, 2)
+	_, admin := c.Run("a", "monitor", 0, 0, 0)
+	admin.Status.Allocation.Devices.Results[0].AdminAccess = ptr.To(true)
+	admin.Status.Allocation.Devices.Results[0].Device = "gpu-lost"
+	network := c.ResourceSlices[0].DeepCopy()
+	network.Name, network.Spec.Pool.Name, network.Spec.NodeName, network.Spec.AllNodes = "network", "network", nil, ptr.To(true)
+	for g := range 2 {
+		network.Spec.Devices = append(network.Spec.Devices, *network.Spec.Devices[g].DeepCopy())
+		network.Spec.Devices[2+g].Name += "-more"
+		network.Spec.Devices[2+g].Attributes["uuid"] = resourceapi.DeviceAttribute{StringValue: ptr.To(network.Spec.Devices[2+g].Name)}
+	}
+	c.ResourceSlices = append(c.ResourceSlices, network)
+	gpus := clusterview.GPUs(c.Snapshot())
+	totals := clusterview.Total(gpus)
+	if diff := cmp.Diff(clusterview.Totals{
+		Nodes: 1, GPUs: 7, States: map[clusterview.State]int{clusterview.Free: 6, clusterview.Gone: 1},
+		LargestFree: &clusterview.Group{Node: "worker-0", Size: 2, Link: clusterview.NVLink},
+	}, totals); diff != "" {
+		t.Error(diff)
+	}
+	if sizes := clusterview.Sizes(gpus); sizes[len(sizes)-1].GPUs != 2 || sizes[0].Fit != 2 {
+		t.Errorf("%+v", sizes[0])
+	}
+}
+
+// A device of which nothing is reported is not ready.
+func TestReadiness(t *testing.T) {
+	c := snapshottest.New(1, 2)
+	_, claim := c.Run("a", "one", 0, 0, 0, 1)
+	claim.Status.Devices = []resourceapi.AllocatedDeviceStatus{{
+		Driver: snapshottest.Driver, Pool: "worker-0", Device: "gpu-0", Conditions: []metav1.Condition{{Type: "Ready", Status: metav1.ConditionTrue}},
+	}}
+	if got := clusterview.Claims(c.Snapshot())[0].Ready; got != "1/2" {
+		t.Errorf("ready %s", got)
 	}
 }
 

@@ -19,12 +19,12 @@ type Size struct {
 	Nodes []string `json:"nodes,omitempty"`
 }
 
-// Sizes are the powers of two up to the largest node, and the largest node's own size, by model.
+// Sizes are the powers of two up to the largest node, and the largest node's own size, by model. Devices of no one node are left out.
 func Sizes(gpus []*GPU) (sizes []*Size) {
 	type model struct{ driver, model string }
 	free, total := map[model]map[string][]*GPU{}, map[model]map[string]int{}
 	for _, g := range gpus {
-		if g.State == Gone {
+		if g.State == Gone || g.Node == Network {
 			continue
 		}
 		m := model{g.Driver, g.Model}

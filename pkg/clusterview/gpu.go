@@ -158,14 +158,14 @@ func (g *GPU) add(d *Device) {
 		}
 		g.Holders = append(g.Holders, h)
 		switch {
-		case h.Admin:
-		case d.Object == nil:
+		case d.Object == nil: // also if somebody merely looks at it: nobody can have it
 			g.State = Gone
+		case h.Admin:
 		case profile != "":
 			g.State = Partitioned
 		case shared:
 			g.State = Shared
-			if q, err := resource.ParseQuantity(cmp.Or(h.Share["memory"], "0")); err == nil {
+			if q, err := resource.ParseQuantity(cmp.Or(h.Share["memory"], h.Share[d.Driver+"/memory"], "0")); err == nil {
 				*g.SharedMemoryBytes += q.Value()
 			}
 		default:
@@ -188,7 +188,9 @@ func Total(gpus []*GPU) Totals {
 	t := Totals{GPUs: len(gpus), States: map[State]int{}}
 	nodes := map[string]bool{}
 	for _, g := range gpus {
-		nodes[g.Node] = true
+		if g.Node != Network {
+			nodes[g.Node] = true
+		}
 		t.States[g.State]++
 	}
 	t.Nodes = len(nodes)

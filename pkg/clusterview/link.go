@@ -93,6 +93,9 @@ func FreeGroups(gpus []*GPU) (groups []Group) {
 // largestFree is the largest group of all nodes, of equal ones the one with the closest link, then the first node.
 func largestFree(gpus []*GPU) (best *Group) {
 	for _, of := range ByNode(gpus) {
+		if of[0].Node == Network { // nothing tells that one node reaches all of them
+			continue
+		}
 		for _, g := range FreeGroups(of) {
 			if best == nil || cmp.Or(cmp.Compare(g.Size, best.Size), cmp.Compare(slices.Index(closest, best.Link),
 				slices.Index(closest, g.Link))) > 0 {

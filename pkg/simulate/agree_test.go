@@ -356,6 +356,26 @@ spec:
 	}
 }
 
+// What a List has is in the namespace of the command, too, and a class of the file gives its pods their priority.
+func TestListOfManifests(t *testing.T) {
+	const list = `
+apiVersion: v1
+kind: List
+items:
+- {apiVersion: v1, kind: Pod, metadata: {name: one}, spec: {priorityClassName: high, containers: [{name: main, image: x}]}}
+- {apiVersion: scheduling.k8s.io/v1, kind: PriorityClass, metadata: {name: high}, value: 7}
+`
+	c := snapshottest.New(1, 4)
+	change := simulate.NewChange(&c.Objects)
+	pods, err := change.Apply(strings.NewReader(list), "team-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(pods) != 1 || pods[0].Namespace != "team-a" || *pods[0].Spec.Priority != 7 {
+		t.Errorf("pods %v", pods)
+	}
+}
+
 // A drained node's pods are placed elsewhere, an added node takes what waits, and what is not there is named.
 func TestChanges(t *testing.T) {
 	c := snapshottest.New(2, 2)

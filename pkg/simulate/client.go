@@ -2,14 +2,20 @@ package simulate
 
 import (
 	"fmt"
+	"slices"
+	"strconv"
 	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/kubernetes/fake"
+	"k8s.io/client-go/kubernetes/scheme"
 	clienttesting "k8s.io/client-go/testing"
 
 	"stowage.dev/stowage/pkg/snapshot"
@@ -36,10 +42,14 @@ func (w *writes) take() (deleted []types.NamespacedName, claims []*resourceapi.R
 // tells of them.
 func newClient(objects *snapshot.Objects) (kubernetes.Interface, *writes, error) {
 	client, w := fake.NewSimpleClientset(), &writes{} //nolint:staticcheck // nobody asks who wrote a field
+	by := map[schema.GroupVersionResource][]runtime.Object{}
 	for object := range objects.All() {
-		if err := client.Tracker().Add(object); err != nil {
+		kinds, _, err := scheme.Scheme.ObjectKinds(object)
+		if err != nil {
 			return nil, nil, fmt.Errorf("copy the cluster: %w", err)
 		}
+		resource, _ := meta.UnsafeGuessKindToResource(kinds[0])
+		by[resource] = append(by[resource], object)
 	}
 	answer := func(action clienttesting.Action) (bool, runtime.Object, error) {
 		w.mutex.Lock()
@@ -61,5 +71,42 @@ func newClient(objects *snapshot.Objects) (kubernetes.Interface, *writes, error)
 	for _, verb := range []string{"create", "update", "patch", "delete", "delete-collection"} {
 		client.PrependReactor(verb, "*", answer)
 	}
+	// The fake's own store would copy each object as it comes and as it goes.
+	client.PrependReactor("list", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		items, ok := by[action.GetResource()]
+		if !ok {
+			return false, nil, nil
+		}
+		list, err := listOf(items, action.(clienttesting.ListActionImpl).Kind, action.GetNamespace())
+		return true, list, err
+	})
+	client.PrependReactor("get", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		name := action.(clienttesting.GetAction).GetName()
+		for _, object := range by[action.GetResource()] {
+			if o := object.(metav1.Object); o.GetNamespace() == action.GetNamespace() && o.GetName() == name {
+				return true, object.DeepCopyObject(), nil // who reads one may be about to change it
+			}
+		}
+		return false, nil, nil
+	})
 	return client, w, nil
+}
+
+// listOf is a list of the namespace's objects, of all without one. They share what they point to with the originals.
+func listOf(items []runtime.Object, kind schema.GroupVersionKind, namespace string) (runtime.Object, error) {
+	list, err := scheme.Scheme.New(kind.GroupVersion().WithKind(kind.Kind + "List"))
+	if err != nil {
+		return nil, err
+	}
+	if namespace != "" {
+		items = slices.DeleteFunc(slices.Clone(items), func(o runtime.Object) bool { return o.(metav1.Object).GetNamespace() != namespace })
+	}
+	newest := uint64(1)
+	for _, o := range items {
+		if version, err := strconv.ParseUint(o.(metav1.Object).GetResourceVersion(), 10, 64); err == nil {
+			newest = max(newest, version)
+		}
+	}
+	list.(metav1.ListInterface).SetResourceVersion(strconv.FormatUint(newest, 10))
+	return list, meta.SetList(list, items)
 }

@@ -10,6 +10,7 @@ import (
 	batchapi "k8s.io/api/batch/v1"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	schedulingapi "k8s.io/api/scheduling/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/yaml"
@@ -62,10 +63,7 @@ func (c *Change) Apply(r io.Reader, namespace string) ([]*v1.Pod, error) {
 		if err != nil {
 			return nil, fmt.Errorf("document %d: %w", i, err)
 		}
-		if o, ok := object.(metav1.Object); ok && o.GetNamespace() == "" {
-			o.SetNamespace(namespace)
-		}
-		more, err := c.add(object)
+		more, err := c.add(object, namespace)
 		if err != nil {
 			return nil, fmt.Errorf("document %d: %w", i, err)
 		}
@@ -83,13 +81,16 @@ func (c *Change) Apply(r io.Reader, namespace string) ([]*v1.Pod, error) {
 }
 
 // add takes in an object, and returns the pods that it stands for.
-func (c *Change) add(object runtime.Object) ([]*v1.Pod, error) {
+func (c *Change) add(object runtime.Object, namespace string) ([]*v1.Pod, error) {
+	if o, ok := object.(metav1.Object); ok && o.GetNamespace() == "" {
+		o.SetNamespace(namespace)
+	}
 	switch object := object.(type) {
 	case *v1.Pod:
 		coredefaults.SetObjectDefaults_Pod(object)
 		return []*v1.Pod{object}, nil
 	case *v1.List:
-		return c.addList(object)
+		return c.addList(object, namespace)
 	case *resourceapi.ResourceClaim:
 		resourcedefaults.SetObjectDefaults_ResourceClaim(object)
 		return nil, c.AddClaim(object)
@@ -102,6 +103,11 @@ func (c *Change) add(object runtime.Object) ([]*v1.Pod, error) {
 		object.Namespace = ""
 		identify(object, "DeviceClass")
 		c.DeviceClasses = replace(c.DeviceClasses, object)
+		return nil, nil
+	case *schedulingapi.PriorityClass:
+		object.Namespace = ""
+		identify(object, "PriorityClass")
+		c.PriorityClasses = replace(c.PriorityClasses, object)
 		return nil, nil
 	case *v1.Node:
 		object.Namespace = ""
@@ -122,13 +128,13 @@ func (c *Change) add(object runtime.Object) ([]*v1.Pod, error) {
 	return nil, fmt.Errorf("%T: cannot be placed: want pods, claims, templates, classes, nodes, Deployments, ReplicaSets, StatefulSets or Jobs", object)
 }
 
-func (c *Change) addList(list *v1.List) (pods []*v1.Pod, err error) {
+func (c *Change) addList(list *v1.List, namespace string) (pods []*v1.Pod, err error) {
 	for i := range list.Items {
 		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(list.Items[i].Raw, nil, nil)
 		if err != nil {
 			return nil, fmt.Errorf("items[%d]: %w", i, err)
 		}
-		more, err := c.add(object)
+		more, err := c.add(object, namespace)
 		if err != nil {
 			return nil, fmt.Errorf("items[%d]: %w", i, err)
 		}

@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"bytes"
+	"cmp"
 	"crypto/hmac"
 	"crypto/rand"
 	"crypto/sha256"
@@ -87,7 +88,8 @@ var named = map[string]string{
 var references = map[string]string{
 	"namespace": "ns", "nodeName": "node", "nominatedNodeName": "node", "resourceClaimName": "claim", "resourceClaimTemplateName": "template",
 	"claimName": "pvc", "volumeName": "pv", "podGroupName": "group", "hostname": "host", "subdomain": "host", "serviceAccountName": "account",
-	"serviceAccount": "account", "volumeHandle": "volume", "generateName": "prefix",
+	"serviceAccount": "account", "volumeHandle": "volume", "generateName": "prefix", "workloadName": "workload",
+	"parentCompositePodGroupName": "group", "pdName": "volume", "volumeID": "volume", "diskName": "volume", "diskURI": "volume",
 }
 
 func (h *hasher) object(field string, object map[string]any) {
@@ -96,7 +98,7 @@ func (h *hasher) object(field string, object map[string]any) {
 		name, _ := meta["name"].(string)
 		meta["name"] = h.name(sort, name)
 	}
-	labels := field == "pods" || field == "namespaces" || field == "podGroups" || field == "podDisruptionBudgets" ||
+	labels := field == "pods" || field == "persistentVolumes" || field == "namespaces" || field == "podGroups" || field == "podDisruptionBudgets" ||
 		strings.HasPrefix(field, "resourceClaim") || strings.HasPrefix(field, "persistentVolumeClaim")
 	h.walk(object, labels)
 }
@@ -113,28 +115,30 @@ func (h *hasher) walk(value any, labels bool) {
 			switch text, isText := item.(string); {
 			case key == "message", key == "environment":
 				delete(value, key)
+			case key == "pool":
+				value[key] = h.pool(item)
+			case isText && references[key] != "": // before nodes: a namespace may have the name of one
+				value[key] = h.name(references[key], text)
 			case isText && h.nodes[text]:
 				value[key] = h.name("node", text)
-			case isText && references[key] != "":
-				value[key] = h.name(references[key], text)
+			case key == "disruptedPods":
+				value[key] = h.keys("pod", item)
+			case key == "containers" || key == "initContainers" || key == "containerStatuses" || key == "initContainerStatuses":
+				h.containers(item)
+				h.walk(item, labels)
 			case key == "labels" || key == "matchLabels":
 				h.labels(item, labels)
 			case key == "nodeAffinity" || key == "nodeSelector":
 				h.walk(item, false)
-				h.values(item, false)
+				h.values(item, false, "")
 			case key == "matchExpressions":
-				h.values(item, labels)
+				h.values(item, labels, "")
 			case key == "namespaces":
 				h.namespaces(item)
 			case key == "ownerReferences", key == "reservedFor", key == "claimRef", key == "consumerRef":
 				h.refs(item)
 			default:
 				h.walk(item, labels)
-			}
-		}
-		if pool, ok := value["pool"].(map[string]any); ok {
-			if name, ok := pool["name"].(string); ok && h.nodes[name] {
-				pool["name"] = h.name("node", name)
 			}
 		}
 	}
@@ -190,34 +194,81 @@ func (h *hasher) labels(value any, all bool) {
 			labels[key] = h.name("node", text)
 		case all && key == v1.LabelMetadataName:
 			labels[key] = h.name("ns", text)
-		case all && text != "" && !strings.HasPrefix(key, "app.kubernetes.io/"):
+		case all && text != "" && !isTopology(key):
 			labels[key] = h.name("label", text)
 		}
 	}
 }
 
 // values are those of selectors' expressions.
-func (h *hasher) values(value any, all bool) {
+func (h *hasher) values(value any, all bool, sort string) {
 	switch value := value.(type) {
 	case []any:
 		for i, item := range value {
 			text, isText := item.(string)
 			switch {
-			case isText && h.nodes[text]:
+			case isText && sort == "" && h.nodes[text]:
 				value[i] = h.name("node", text)
 			case isText && all:
-				value[i] = h.name("label", text)
+				value[i] = h.name(cmp.Or(sort, "label"), text)
 			default:
-				h.values(item, all)
+				h.values(item, all, sort)
 			}
 		}
 	case map[string]any:
 		key, _ := value["key"].(string)
 		for name, item := range value {
-			if name == "values" {
-				h.values(item, all && !strings.HasPrefix(key, "app.kubernetes.io/") && key != v1.LabelMetadataName)
-			} else if name != "key" && name != "operator" {
-				h.values(item, all)
+			switch {
+			case name == "values" && key == v1.LabelMetadataName && all:
+				h.values(item, all, "ns")
+			case name == "values":
+				h.values(item, all && !isTopology(key), "")
+			case name != "key" && name != "operator":
+				h.values(item, all, "")
+			}
+		}
+	}
+}
+
+// isTopology tells whether a label has values of the cloud, which those of nodes are compared with.
+func isTopology(key string) bool {
+	return strings.HasPrefix(key, "topology.kubernetes.io/") || strings.HasPrefix(key, "failure-domain.beta.kubernetes.io/")
+}
+
+// pool replaces the name of a pool, or that in a slice's spec.pool: mostly it is that of its node, or has it.
+func (h *hasher) pool(value any) any {
+	switch value := value.(type) {
+	case string:
+		if h.nodes[value] {
+			return h.name("node", value)
+		}
+		return h.name("pool", value)
+	case map[string]any:
+		value["name"] = h.pool(value["name"])
+	}
+	return value
+}
+
+// keys replaces the keys of an object that are names.
+func (h *hasher) keys(sort string, value any) any {
+	object, ok := value.(map[string]any)
+	if !ok {
+		return value
+	}
+	hashed := map[string]any{}
+	for name, item := range object {
+		hashed[h.name(sort, name)] = item
+	}
+	return hashed
+}
+
+// containers replaces the names of containers, in specs and statuses.
+func (h *hasher) containers(value any) {
+	list, _ := value.([]any)
+	for _, item := range list {
+		if container, ok := item.(map[string]any); ok {
+			if name, ok := container["name"].(string); ok {
+				container["name"] = h.name("container", name)
 			}
 		}
 	}

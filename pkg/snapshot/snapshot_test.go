@@ -3,12 +3,16 @@ package snapshot_test
 import (
 	"bytes"
 	"compress/gzip"
+	"slices"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
+	policyapi "k8s.io/api/policy/v1"
+	storageapi "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/kubernetes/fake"
@@ -110,13 +114,30 @@ func TestHashedNames(t *testing.T) {
 	pod.Labels = map[string]string{"project": "secret-label"}
 	pod.Spec.Affinity = &v1.Affinity{PodAffinity: &v1.PodAffinity{RequiredDuringSchedulingIgnoredDuringExecution: []v1.PodAffinityTerm{{
 		Namespaces: []string{"team-a"}, TopologyKey: v1.LabelHostname,
+		NamespaceSelector: &metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{
+			{Key: v1.LabelMetadataName, Operator: metav1.LabelSelectorOpIn, Values: []string{"team-a"}},
+			{Key: "app.kubernetes.io/instance", Operator: metav1.LabelSelectorOpIn, Values: []string{"secret-instance"}},
+		}},
 	}}}}
+	pod.Labels["app.kubernetes.io/instance"] = "secret-instance"
+	pod.Spec.Containers[0].Name = "secret-container"
+	c.Namespaces = []*v1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: "worker-0"}}, {ObjectMeta: metav1.ObjectMeta{Name: "team-a"}}}
+	c.PodDisruptionBudgets = []*policyapi.PodDisruptionBudget{{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "worker-0", Name: "secret-budget"},
+		Status:     policyapi.PodDisruptionBudgetStatus{DisruptedPods: map[string]metav1.Time{"secret-pod": snapshottest.Now}},
+	}}
+	c.PersistentVolumes = []*v1.PersistentVolume{{ObjectMeta: metav1.ObjectMeta{
+		Name: "secret-volume", Labels: map[string]string{"project": "secret-label", v1.LabelTopologyZone: "zone-a"},
+	}}}
+	pool := c.ResourceSlices[0].DeepCopy()
+	pool.Name, pool.UID, pool.Spec.Pool.Name = "worker-0-fabric", "fabric", "worker-0-fabric"
+	c.ResourceSlices = append(c.ResourceSlices, pool)
 	hashed, err := c.Snapshot().Hash()
 	if err != nil {
 		t.Fatal(err)
 	}
 	text := string(written(t, hashed))
-	for _, name := range []string{"worker-0", "worker-1", "team-a", "team-b", "train", "late", "secret-label"} {
+	for _, name := range []string{"worker-0", "worker-1", "team-a", "team-b", "train", "late", "secret-"} {
 		if strings.Contains(text, name) {
 			t.Errorf("%q is left", name)
 		}
@@ -125,7 +146,21 @@ func TestHashedNames(t *testing.T) {
 	for _, node := range hashed.Nodes {
 		nodes[node.Name] = true
 	}
+	hidden := hashed.Pods[slices.IndexFunc(hashed.Pods, func(p *v1.Pod) bool { return p.UID == pod.UID })] // the order is another one
+	if label := hashed.PersistentVolumes[0].Labels; label["project"] != hidden.Labels["project"] || label[v1.LabelTopologyZone] != "zone-a" {
+		t.Errorf("labels of the volume %v, of the pod %v", label, hidden.Labels)
+	}
+	term := hidden.Spec.Affinity.PodAffinity.RequiredDuringSchedulingIgnoredDuringExecution[0]
+	if ns := term.NamespaceSelector.MatchExpressions[0].Values[0]; ns != hidden.Namespace || term.Namespaces[0] != ns {
+		t.Errorf("the affinity is to pods of %v and %s, not of %s", term.Namespaces, ns, hidden.Namespace)
+	}
+	if budget := hashed.PodDisruptionBudgets[0]; !slices.ContainsFunc(hashed.Namespaces, func(n *v1.Namespace) bool { return n.Name == budget.Namespace }) {
+		t.Errorf("there is no namespace %s, which has the name of a node", budget.Namespace)
+	}
 	for _, slice := range hashed.ResourceSlices {
+		if slice.UID == "fabric" {
+			continue
+		}
 		if !nodes[*slice.Spec.NodeName] || slice.Spec.Pool.Name != *slice.Spec.NodeName {
 			t.Errorf("slice of node %s, pool %s", *slice.Spec.NodeName, slice.Spec.Pool.Name)
 		}
@@ -153,6 +188,14 @@ func TestTake(t *testing.T) {
 	c.Pods[0].Spec.Containers[0].Env = []v1.EnvVar{{Name: "TOKEN", Value: "hidden"}}
 	c.Pods[0].Spec.Containers[0].Args = []string{"--password=hidden"}
 	c.Pods[0].Annotations = map[string]string{"kubectl.kubernetes.io/last-applied-configuration": "hidden"}
+	c.Nodes[0].Spec.ProviderID = "cloud://hidden"
+	c.CSINodes = []*storageapi.CSINode{{
+		ObjectMeta: metav1.ObjectMeta{Name: "worker-0"},
+		Spec:       storageapi.CSINodeSpec{Drivers: []storageapi.CSINodeDriver{{Name: "disk", NodeID: "hidden"}}},
+	}}
+	c.PersistentVolumes = []*v1.PersistentVolume{{ObjectMeta: metav1.ObjectMeta{Name: "v"}, Spec: v1.PersistentVolumeSpec{
+		PersistentVolumeSource: v1.PersistentVolumeSource{NFS: &v1.NFSVolumeSource{Server: "hidden", Path: "/hidden"}},
+	}}}
 	client := func(forbidden string) *fake.Clientset {
 		var objects []runtime.Object
 		for object := range c.All() {

@@ -47,7 +47,7 @@ var kinds = []kind{
 	kindOf("csiNodes", "csinodes", "storage.k8s.io", true, func(o *Objects) *[]*storageapi.CSINode { return &o.CSINodes },
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*storageapi.CSINodeList, error) {
 			return c.StorageV1().CSINodes().List(ctx, opts)
-		}, nil),
+		}, trimCSINode),
 	kindOf("podDisruptionBudgets", "poddisruptionbudgets", "policy", true,
 		func(o *Objects) *[]*policyapi.PodDisruptionBudget { return &o.PodDisruptionBudgets },
 		func(ctx context.Context, c kubernetes.Interface, opts metav1.ListOptions) (*policyapi.PodDisruptionBudgetList, error) {

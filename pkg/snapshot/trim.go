@@ -35,6 +35,7 @@ func trimMeta(object metav1.Object) {
 }
 
 func trimNode(node *v1.Node) {
+	node.Spec.ProviderID, node.Spec.PodCIDR, node.Spec.PodCIDRs = "", "", nil // of clouds it has the project and the machine
 	node.Status.Images, node.Status.VolumesInUse, node.Status.VolumesAttached = nil, nil, nil
 	node.Status.Addresses, node.Status.NodeInfo.MachineID, node.Status.NodeInfo.SystemUUID, node.Status.NodeInfo.BootID = nil, "", "", ""
 }
@@ -93,9 +94,20 @@ func trimStatus(s *v1.ContainerStatus) v1.ContainerStatus {
 }
 
 func trimVolume(volume *v1.PersistentVolume) {
+	source := volume.Spec.PersistentVolumeSource // on servers, paths and secrets of other kinds nothing depends
+	volume.Spec.PersistentVolumeSource = v1.PersistentVolumeSource{
+		CSI: source.CSI, GCEPersistentDisk: source.GCEPersistentDisk, AWSElasticBlockStore: source.AWSElasticBlockStore,
+		AzureDisk: source.AzureDisk, Cinder: source.Cinder,
+	}
 	if csi := volume.Spec.CSI; csi != nil { // limits count volumes by driver and handle
 		csi.VolumeAttributes, csi.ControllerPublishSecretRef, csi.NodeStageSecretRef, csi.NodePublishSecretRef = nil, nil, nil, nil
 		csi.ControllerExpandSecretRef, csi.NodeExpandSecretRef = nil, nil
+	}
+}
+
+func trimCSINode(node *storageapi.CSINode) {
+	for i := range node.Spec.Drivers {
+		node.Spec.Drivers[i].NodeID = "" // of clouds it is the machine's address
 	}
 }
 
