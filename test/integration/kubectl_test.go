@@ -14,12 +14,17 @@ import (
 	"testing"
 	"time"
 
+	v1 "k8s.io/api/core/v1"
 	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 )
 
 // pluginBinary builds cmd/kubectl-stowage.
 var pluginBinary = sync.OnceValues(func() (string, error) { return buildBinary("kubectl-stowage") })
+
+// reader is the account that has all rights of the manifest, in the namespace readers. One test uses it.
+const readers, reader = "stowage-readers", "viewer"
 
 // kubectlStowage is the plugin, with the kubeconfig of an account that has the manifest's rights for readers but those
 // on the resources that are left out.
@@ -40,8 +45,20 @@ func (w *world) kubectlStowage(account string, without ...string) func(args ...s
 		role.Rules[i].Resources = slices.DeleteFunc(role.Rules[i].Resources, func(r string) bool { return slices.Contains(without, r) })
 	}
 	role.Rules = slices.DeleteFunc(role.Rules, func(rule rbacv1.PolicyRule) bool { return len(rule.Resources) == 0 })
-	w.newAccount(account, role.Rules)
-	config, err := cluster.ServiceAccountKubeconfig(w.ctx, w.name, account, nil)
+	namespace := w.name
+	if account == reader {
+		// The API server records what this one asks for: each right of the manifest has to be used.
+		namespace = readers
+		_, err := cluster.AdminClient().CoreV1().Namespaces().Create(w.ctx, &v1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: readers}}, metav1.CreateOptions{})
+		w.must(err, "making a namespace")
+		_, err = cluster.AdminClient().CoreV1().ServiceAccounts(readers).Create(w.ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: reader}}, metav1.CreateOptions{})
+		w.must(err, "making the ServiceAccount")
+		w.t.Cleanup(func() { w.cleanUp(cluster.AdminClient().CoreV1().Namespaces().Delete, readers) })
+		w.bind(readers, reader, role.Name, role.Rules)
+	} else {
+		w.newAccount(account, role.Rules)
+	}
+	config, err := cluster.ServiceAccountKubeconfig(w.ctx, namespace, account, nil)
 	w.must(err, "getting the identity")
 	return func(args ...string) *exec.Cmd {
 		command := exec.CommandContext(w.ctx, binary, append(args, "--kubeconfig", config)...)
@@ -72,7 +89,7 @@ func TestKubectlStowageWithARightToReadAlone(t *testing.T) {
 	w.allocate(held, "a", gpus(h100, 2)[0].Name)
 	w.addClaim("both", spec(w.exactly("gpu", 2)))
 	w.addPod("pod", withClaim("both"))
-	plugin := w.kubectlStowage("viewer")
+	plugin := w.kubectlStowage(reader)
 
 	out, errOut, code := w.runs(plugin("gpus", "--node", w.nodeName("a"), "-o", "json"))
 	var list struct {

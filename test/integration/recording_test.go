@@ -32,6 +32,7 @@ rules:
   users:
   - system:serviceaccount:stowage-system:stowage-scheduler
   - system:serviceaccount:stowage-node-agent:stowage-node-agent
+  - system:serviceaccount:` + readers + `:` + reader + `
 - level: None
 `
 

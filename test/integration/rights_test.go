@@ -84,13 +84,19 @@ func (w *world) newAccount(name string, rules []rbacv1.PolicyRule) *account {
 	admin := cluster.AdminClient()
 	_, err := admin.CoreV1().ServiceAccounts(w.name).Create(w.ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
 	w.must(err, "making the ServiceAccount")
-	full := w.name + "-" + name
+	return w.bind(w.name, name, w.name+"-"+name, rules)
+}
+
+// bind gives an account the rights, as those of a ClusterRole of that name. They go with the test.
+func (w *world) bind(namespace, name, full string, rules []rbacv1.PolicyRule) *account {
+	w.t.Helper()
+	admin := cluster.AdminClient()
 	role, err := admin.RbacV1().ClusterRoles().Create(w.ctx, &rbacv1.ClusterRole{ObjectMeta: metav1.ObjectMeta{Name: full}, Rules: rules}, metav1.CreateOptions{})
 	w.must(err, "making the ClusterRole")
 	_, err = admin.RbacV1().ClusterRoleBindings().Create(w.ctx, &rbacv1.ClusterRoleBinding{
 		ObjectMeta: metav1.ObjectMeta{Name: full},
 		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: full},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: w.name, Name: name}},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: namespace, Name: name}},
 	}, metav1.CreateOptions{})
 	w.must(err, "making the ClusterRoleBinding")
 	w.t.Cleanup(func() {
