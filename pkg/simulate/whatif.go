@@ -107,11 +107,6 @@ func evict(ctx context.Context, old *Cluster, change *Change, out *Outcome, pod 
 // put places a pod on the node that was chosen for it before.
 func (c *Cluster) put(ctx context.Context, pod *v1.Pod, node string) error {
 	pinned := pod.DeepCopy()
-	pinned.Spec.NodeSelector = map[string]string{}
-	for key, value := range pod.Spec.NodeSelector {
-		pinned.Spec.NodeSelector[key] = value
-	}
-	pinned.Spec.Affinity = pinned.Spec.Affinity.DeepCopy()
 	if pinned.Spec.Affinity == nil {
 		pinned.Spec.Affinity = &v1.Affinity{}
 	}
