@@ -63,7 +63,8 @@ func isMadeFor(claim *resourceapi.ResourceClaim, pod *v1.Pod) bool {
 }
 
 // Drain closes a node to new pods and takes its pods off, as kubectl drain --ignore-daemonsets does. Pods that have a controller come back
-// without a node, and with new claims where theirs were made from templates; they are returned. Others are gone.
+// without a node, and with new claims where theirs were made from templates; they are returned. Others are gone. Disruption budgets are passed
+// over.
 func (c *Change) Drain(name string) ([]*v1.Pod, error) {
 	i := slices.IndexFunc(c.Nodes, func(n *v1.Node) bool { return n.Name == name })
 	if i < 0 {
@@ -99,8 +100,7 @@ func (c *Change) Drain(name string) ([]*v1.Pod, error) {
 	return back, nil
 }
 
-// AddPod adds a pod that waits, and makes its claims from their templates as kube-controller-manager does. The error
-// names the object that is
+// AddPod adds a pod that waits, and makes its claims from their templates as kube-controller-manager does. The error names the object that is
 // missing, or is there already.
 func (c *Change) AddPod(pod *v1.Pod) error {
 	if slices.ContainsFunc(c.Pods, func(p *v1.Pod) bool { return p.Namespace == pod.Namespace && p.Name == pod.Name }) {
