@@ -84,6 +84,66 @@ func TestADriverThatComesLaterIsWaitedFor(t *testing.T) {
 	}
 }
 
+// What an older driver left on the host does not keep the agent from the driver container's, and an upgrade of that ends the agent no second time.
+func TestTheDriverThatTheKernelLoadsLaterWins(t *testing.T) {
+	const container, version = "/run/nvidia/driver", "driver/nvidia/version"
+	host, proc := t.TempDir(), t.TempDir()
+	library := func(root, version string) {
+		t.Helper()
+		libraryBelow(t, filepath.Join(host, root))
+		name := filepath.Join(host, root, "lib64/libnvidia-ml.so.")
+		if err := os.Rename(name+"1", name+version); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("libnvidia-ml.so."+version, name+"1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load := func(module string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(proc, filepath.Dir(version)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(proc, version), []byte("NVRM version: NVIDIA UNIX x86_64 Kernel Module  "+module+"  Tue\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := func() *options {
+		opts := defaultOptions(func(string) (string, bool) { return "", false }, func() (string, error) { return "node-1", nil })
+		opts.host.root, opts.host.proc = host, proc
+		opts.settleDriverRoot()
+		return opts
+	}
+	expect := func(when string, opts *options, want string) {
+		t.Helper()
+		if onHost, elsewhere := opts.driverElsewhere(); elsewhere != (want != "") || elsewhere && onHost != want {
+			t.Errorf("%s: elsewhere %t, in %q; want %q", when, elsewhere, onHost, want)
+		}
+	}
+	library("/", "535.183.01")
+	opts := start()
+	expect("an old library", opts, "")
+	library(container, "570.172.08")
+	expect("a container that has loaded nothing yet", opts, "")
+	load("570.172.08")
+	expect("a container that has loaded its driver", opts, container)
+	opts = start()
+	if opts.hostDriverRoot != container {
+		t.Fatalf("begun anew in %s", opts.hostDriverRoot)
+	}
+	expect("begun anew", opts, "")
+	if err := os.RemoveAll(proc + "/driver"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(host, container)); err != nil {
+		t.Fatal(err)
+	}
+	expect("in the midst of an upgrade", opts, "")
+	library(container, "580.65.06")
+	load("580.65.06")
+	expect("upgraded", opts, "")
+}
+
 // The command prints each finding with what to do, as a table and as JSON, and scripts tell the worst by its exit code.
 func TestCheckTellsWhatToDo(t *testing.T) {
 	host := t.TempDir() // it has nothing
