@@ -96,10 +96,14 @@ func (o *options) checker() *hostcheck.Checker {
 // hostWarning is what keeps claims from being prepared, or is not as it should be, in a line; empty if nothing is. What concerns the driver
 // itself is told with the GPUs, and what is not known is only logged. All that is new is. The hook is nil for one of the host's.
 func (o *options) hostWarning(ctx context.Context, hook *cdi.Hook) func() string {
-	checker, said := o.checker(), map[string]hostcheck.Finding{}
+	checker, said, last := o.checker(), map[string]hostcheck.Finding{}, ""
 	return func() string {
 		var warnings []string
-		for _, f := range checker.Run(ctx) {
+		findings := checker.Run(ctx)
+		if ctx.Err() != nil {
+			return last // what has not answered was not waited for
+		}
+		for _, f := range findings {
 			if said[f.Check] != f {
 				klog.FromContext(ctx).Info("The host", "check", f.Check, "status", f.Status, "found", f.Message, "do", f.Do)
 			}
@@ -111,7 +115,8 @@ func (o *options) hostWarning(ctx context.Context, hook *cdi.Hook) func() string
 		if hook != nil && hook.Warning() != "" {
 			warnings = append(warnings, hook.Warning())
 		}
-		return strings.Join(warnings, "; ")
+		last = strings.Join(warnings, "; ")
+		return last
 	}
 }
 

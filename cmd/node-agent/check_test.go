@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"os"
@@ -142,6 +143,28 @@ func TestTheDriverThatTheKernelLoadsLaterWins(t *testing.T) {
 	library(container, "580.65.06")
 	load("580.65.06")
 	expect("upgraded", opts, "")
+}
+
+// An agent that ends knows no less of its host than before: its Node would be told that nothing is wrong any more, and again by the next agent.
+func TestTheHostIsNotTakenForMendedWhileTheAgentEnds(t *testing.T) {
+	opts := defaultOptions(func(string) (string, bool) { return "", false }, func() (string, error) { return "node-1", nil })
+	opts.host.root, opts.host.proc = t.TempDir(), t.TempDir()
+	opts.settleDriverRoot()
+	if err := os.WriteFile(filepath.Join(opts.host.proc, "devices"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	warning := opts.hostWarning(ctx, nil)
+	before := warning()
+	if !strings.Contains(before, "nvidia-uvm: ") {
+		t.Fatalf("without modprobe: %q", before)
+	}
+	end()
+	for range 20 {
+		if after := warning(); after != before {
+			t.Errorf("%q, want %q", after, before)
+		}
+	}
 }
 
 // The command prints each finding with what to do, as a table and as JSON, and scripts tell the worst by its exit code.
