@@ -21,18 +21,18 @@ import (
 
 // hostOptions say what is looked at on the host.
 type hostOptions struct {
-	// root is the host's root folder as this program sees it.
-	root string
+	// root is the host's root folder as this program sees it, and proc its /proc.
+	root, proc string
 	// runtime is a path on the host, or [hostcheck.Auto].
 	runtime string
 	// toolkitConfig is a path on the host, or [cdi.AutoToolkitConfig].
 	toolkitConfig string
-	// awaited: no driver was found at the start, and no flag says where it will be.
-	awaited bool
+	// auto: no flag says where the driver is, and it may turn out to be elsewhere. awaited: there was none at the start.
+	auto, awaited bool
 }
 
 func defaultHostOptions() hostOptions {
-	return hostOptions{root: "/", runtime: hostcheck.Auto, toolkitConfig: cdi.AutoToolkitConfig}
+	return hostOptions{root: "/", proc: "/proc", runtime: hostcheck.Auto, toolkitConfig: cdi.AutoToolkitConfig}
 }
 
 func (o *hostOptions) addFlags(flags *pflag.FlagSet) {
@@ -46,22 +46,22 @@ func (o *options) settleDriverRoot() {
 	if o.driverRoot != nvml.SpecAuto {
 		return
 	}
-	onHost, found := nvml.FindDriverRoot(o.host.root, "/proc")
-	o.host.awaited = !found
+	onHost, found := nvml.FindDriverRoot(o.host.root, o.host.proc)
+	o.host.auto, o.host.awaited = true, !found
 	o.driverRoot = filepath.Join(o.host.root, onHost)
 	if o.hostDriverRoot == "" && o.driverRoot != onHost {
 		o.hostDriverRoot = onHost
 	}
 }
 
-// awaitDriver returns an error once a driver that was not there at the start has come elsewhere than at the host's root, as a driver container does:
-// the agent has to begin anew then. It returns nil when ctx ends.
+// awaitDriver returns an error once the driver is elsewhere than where it was looked for at the start, as a driver container that has come: the agent
+// has to begin anew then. It returns nil when ctx ends.
 func (o *options) awaitDriver(ctx context.Context, pause time.Duration) error {
-	if !o.host.awaited {
+	if !o.host.auto {
 		return nil
 	}
 	for ctx.Err() == nil {
-		if onHost, found := nvml.FindDriverRoot(o.host.root, "/proc"); found && filepath.Join(o.host.root, onHost) != o.driverRoot {
+		if onHost, elsewhere := o.driverElsewhere(); elsewhere {
 			return fmt.Errorf("the NVIDIA driver has come, in %s of the host: the agent begins anew with it", onHost)
 		}
 		select {
@@ -72,9 +72,22 @@ func (o *options) awaitDriver(ctx context.Context, pause time.Duration) error {
 	return nil
 }
 
+// driverElsewhere: where a driver was found at the start, as the files that an older one left on the host, only the one that the kernel has loaded
+// meanwhile counts. Files that come and go while it has none, as in an upgrade, end no agent.
+func (o *options) driverElsewhere() (onHost string, elsewhere bool) {
+	onHost, found := nvml.FindDriverRoot(o.host.root, o.host.proc)
+	root := filepath.Join(o.host.root, onHost)
+	if !found || root == o.driverRoot {
+		return "", false
+	}
+	loaded := nvml.KernelDriverVersion(o.host.proc)
+	is := func(root string) bool { return loaded != "" && nvml.LibraryVersion(nvml.LibraryAt(root)) == loaded }
+	return onHost, o.host.awaited && nvml.LibraryAt(o.driverRoot) == "" || is(root) && !is(o.driverRoot)
+}
+
 func (o *options) checker() *hostcheck.Checker {
 	return hostcheck.New(hostcheck.Host{
-		Root: o.host.root, Proc: "/proc", DriverRoot: o.driverRoot, KubeletRoot: o.kubeletRoot, CDIDir: o.cdiRoot, Runtime: o.host.runtime,
+		Root: o.host.root, Proc: o.host.proc, DriverRoot: o.driverRoot, KubeletRoot: o.kubeletRoot, CDIDir: o.cdiRoot, Runtime: o.host.runtime,
 		Hook: o.hook.path, ToolkitConfig: o.host.toolkitConfig, Simulated: strings.HasPrefix(o.nvml, "sim:"),
 		Dynamic: o.partitions == partitionsDynamic, Passthrough: o.passthrough,
 	})
@@ -83,10 +96,14 @@ func (o *options) checker() *hostcheck.Checker {
 // hostWarning is what keeps claims from being prepared, or is not as it should be, in a line; empty if nothing is. What concerns the driver
 // itself is told with the GPUs, and what is not known is only logged. All that is new is. The hook is nil for one of the host's.
 func (o *options) hostWarning(ctx context.Context, hook *cdi.Hook) func() string {
-	checker, said := o.checker(), map[string]hostcheck.Finding{}
+	checker, said, last := o.checker(), map[string]hostcheck.Finding{}, ""
 	return func() string {
 		var warnings []string
-		for _, f := range checker.Run(ctx) {
+		findings := checker.Run(ctx)
+		if ctx.Err() != nil {
+			return last // what has not answered was not waited for
+		}
+		for _, f := range findings {
 			if said[f.Check] != f {
 				klog.FromContext(ctx).Info("The host", "check", f.Check, "status", f.Status, "found", f.Message, "do", f.Do)
 			}
@@ -98,7 +115,8 @@ func (o *options) hostWarning(ctx context.Context, hook *cdi.Hook) func() string
 		if hook != nil && hook.Warning() != "" {
 			warnings = append(warnings, hook.Warning())
 		}
-		return strings.Join(warnings, "; ")
+		last = strings.Join(warnings, "; ")
+		return last
 	}
 }
 

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"io"
 	"os"
@@ -81,6 +82,88 @@ func TestADriverThatComesLaterIsWaitedFor(t *testing.T) {
 	opts.settleDriverRoot() // it is settled
 	if opts.driverRoot != host {
 		t.Errorf("the driver root has become %s", opts.driverRoot)
+	}
+}
+
+// What an older driver left on the host does not keep the agent from the driver container's, and an upgrade of that ends the agent no second time.
+func TestTheDriverThatTheKernelLoadsLaterWins(t *testing.T) {
+	const container, version = "/run/nvidia/driver", "driver/nvidia/version"
+	host, proc := t.TempDir(), t.TempDir()
+	library := func(root, version string) {
+		t.Helper()
+		libraryBelow(t, filepath.Join(host, root))
+		name := filepath.Join(host, root, "lib64/libnvidia-ml.so.")
+		if err := os.Rename(name+"1", name+version); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Symlink("libnvidia-ml.so."+version, name+"1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	load := func(module string) {
+		t.Helper()
+		if err := os.MkdirAll(filepath.Join(proc, filepath.Dir(version)), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(proc, version), []byte("NVRM version: NVIDIA UNIX x86_64 Kernel Module  "+module+"  Tue\n"), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	start := func() *options {
+		opts := defaultOptions(func(string) (string, bool) { return "", false }, func() (string, error) { return "node-1", nil })
+		opts.host.root, opts.host.proc = host, proc
+		opts.settleDriverRoot()
+		return opts
+	}
+	expect := func(when string, opts *options, want string) {
+		t.Helper()
+		if onHost, elsewhere := opts.driverElsewhere(); elsewhere != (want != "") || elsewhere && onHost != want {
+			t.Errorf("%s: elsewhere %t, in %q; want %q", when, elsewhere, onHost, want)
+		}
+	}
+	library("/", "535.183.01")
+	opts := start()
+	expect("an old library", opts, "")
+	library(container, "570.172.08")
+	expect("a container that has loaded nothing yet", opts, "")
+	load("570.172.08")
+	expect("a container that has loaded its driver", opts, container)
+	opts = start()
+	if opts.hostDriverRoot != container {
+		t.Fatalf("begun anew in %s", opts.hostDriverRoot)
+	}
+	expect("begun anew", opts, "")
+	if err := os.RemoveAll(proc + "/driver"); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.RemoveAll(filepath.Join(host, container)); err != nil {
+		t.Fatal(err)
+	}
+	expect("in the midst of an upgrade", opts, "")
+	library(container, "580.65.06")
+	load("580.65.06")
+	expect("upgraded", opts, "")
+}
+
+// An agent that ends knows no less of its host than before: its Node would be told that nothing is wrong any more, and again by the next agent.
+func TestTheHostIsNotTakenForMendedWhileTheAgentEnds(t *testing.T) {
+	opts := defaultOptions(func(string) (string, bool) { return "", false }, func() (string, error) { return "node-1", nil })
+	opts.host.root, opts.host.proc = t.TempDir(), t.TempDir()
+	opts.settleDriverRoot()
+	if err := os.WriteFile(filepath.Join(opts.host.proc, "devices"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, end := context.WithCancel(t.Context())
+	warning := opts.hostWarning(ctx, nil)
+	before := warning()
+	if !strings.Contains(before, "nvidia-uvm: ") {
+		t.Fatalf("without modprobe: %q", before)
+	}
+	end()
+	for range 20 {
+		if after := warning(); after != before {
+			t.Errorf("%q, want %q", after, before)
+		}
 	}
 }
 

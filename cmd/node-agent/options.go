@@ -264,7 +264,7 @@ func (o *options) validateHardware() error {
 		return fmt.Errorf("--node-name %q: %s", o.nodeName, strings.Join(reasons, "; "))
 	}
 	for flag, path := range map[string]string{"driver-root": o.driverRoot, "host-root": o.host.root} {
-		if !filepath.IsAbs(path) && path != nvml.SpecAuto {
+		if !filepath.IsAbs(path) && (flag != "driver-root" || path != nvml.SpecAuto) {
 			return fmt.Errorf("--%s %q: an absolute path is needed", flag, path)
 		}
 	}

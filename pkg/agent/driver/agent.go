@@ -341,7 +341,6 @@ func (a *Agent) Run(ctx context.Context) error {
 	a.status.set(stageServing, true)
 	logger.Info("Serving the kubelet", "driver", Name, "socketFolder", a.pluginDir(), "registryFolder", a.registryDir())
 	a.check.begin(serving)
-	a.lookAtHost(serving)
 
 	// 5. In the background: find and publish GPUs, watch over them and over the claims, keep the CDI files and the sockets in place.
 	var group sync.WaitGroup

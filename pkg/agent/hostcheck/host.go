@@ -14,6 +14,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"sync"
 	"syscall"
 	"time"
 
@@ -81,7 +82,7 @@ func driverModule(_ context.Context, h *Host) (Status, string) {
 	}
 }
 
-// modprobes are where it is on a host.
+// modprobes are where it is on a host, or in a driver container.
 var modprobes = []string{"/sbin/modprobe", "/usr/sbin/modprobe", "/bin/modprobe", "/usr/bin/modprobe"}
 
 func uvm(_ context.Context, h *Host) (Status, string) {
@@ -92,10 +93,15 @@ func uvm(_ context.Context, h *Host) (Status, string) {
 	if regexp.MustCompile(`(?m)^ *[0-9]+ nvidia-uvm$`).Match(data) {
 		return OK, "it is loaded"
 	}
-	if i := slices.IndexFunc(modprobes, h.exists); i >= 0 {
-		return OK, fmt.Sprintf("it is not loaded, the agent loads it with %s when a claim needs it", modprobes[i])
+	for _, root := range []string{h.Root, h.DriverRoot} {
+		for _, path := range modprobes {
+			// What it links to may be named from the host's root: Ubuntu's is a link to /bin/kmod.
+			if _, err := os.Lstat(filepath.Join(root, path)); err == nil {
+				return OK, fmt.Sprintf("it is not loaded, the agent loads it with %s in %s when a claim needs it", path, root)
+			}
+		}
 	}
-	return Missing, "it is not loaded, and the host has no modprobe in " + strings.Join(modprobes, ", ")
+	return Missing, "it is not loaded, and neither the host nor the driver's folder has a modprobe in " + strings.Join(modprobes, ", ")
 }
 
 // runtimes are the CRI sockets of a host, in the order in which they are looked for: containerd, k3s and RKE2, CRI-O, k0s, MicroK8s.
@@ -104,16 +110,36 @@ var runtimes = []string{
 	"/var/snap/microk8s/common/run/containerd.sock", "/run/cri-dockerd.sock",
 }
 
-// cdiInRuntime asks the runtime itself what it was configured with: files would have to be read as it reads them.
+// cdiInRuntime asks the runtime itself what it was configured with: files would have to be read as it reads them. A host may have several, as k3s
+// beside Docker's containerd, and only the kubelet knows which one is its own: those that do not answer by the CRI are not, and where several do
+// they have to agree.
 func cdiInRuntime(ctx context.Context, h *Host) (Status, string) {
-	socket := h.Runtime
-	if socket == Auto {
-		i := slices.IndexFunc(runtimes, h.exists)
-		if i < 0 {
-			return Unknown, "no container runtime has a socket in " + strings.Join(runtimes, ", ") + ": --container-runtime-endpoint says where it is"
-		}
-		socket = runtimes[i]
+	if h.Runtime != Auto {
+		return askRuntime(ctx, h, h.Runtime)
 	}
+	sockets := slices.DeleteFunc(slices.Clone(runtimes), func(socket string) bool { return !h.exists(socket) })
+	statuses, messages := make([]Status, len(sockets)), make([]string, len(sockets))
+	var group sync.WaitGroup
+	for i, socket := range sockets {
+		group.Go(func() { statuses[i], messages[i] = askRuntime(ctx, h, socket) })
+	}
+	group.Wait()
+	if len(sockets) == 0 {
+		return Unknown, "no container runtime has a socket in " + strings.Join(runtimes, ", ") + ": --container-runtime-endpoint says where it is"
+	}
+	judged := slices.IndexFunc(statuses, func(s Status) bool { return s != Unknown })
+	if judged < 0 {
+		return Unknown, strings.Join(messages, "; ")
+	}
+	for _, status := range statuses {
+		if status != Unknown && status != statuses[judged] {
+			return Unknown, strings.Join(messages, "; ") + ": --container-runtime-endpoint says which one is the kubelet's"
+		}
+	}
+	return statuses[judged], messages[judged]
+}
+
+func askRuntime(ctx context.Context, h *Host, socket string) (Status, string) {
 	connection, err := grpc.NewClient("unix://"+h.path(strings.TrimPrefix(socket, "unix://")), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return Unknown, err.Error()
@@ -130,7 +156,7 @@ func cdiInRuntime(ctx context.Context, h *Host) (Status, string) {
 	case "cri-o":
 		return OK, name
 	case "docker":
-		return Missing, name + " has no CDI by its CRI"
+		return Unknown, name + ": whether its CRI passes on CDI devices is not told (cri-dockerd does since the end of 2025, Docker since 25)"
 	default:
 		return Unknown, name + " at " + socket + " is not known"
 	}
@@ -138,11 +164,13 @@ func cdiInRuntime(ctx context.Context, h *Host) (Status, string) {
 	if err != nil {
 		return Unknown, fmt.Sprintf("%s at %s: %v", name, socket, err)
 	}
-	return judgeContainerd(name, status.GetInfo()["config"], h.CDIDir)
+	return judgeContainerd(version.GetRuntimeVersion(), status.GetInfo()["config"], h.CDIDir)
 }
 
-// judgeContainerd reads the configuration that containerd runs with, as its CRI tells it.
-func judgeContainerd(name, configuration, cdiDir string) (Status, string) {
+// judgeContainerd reads the configuration that containerd runs with, as its CRI tells it. Before 1.7 it has no enable_cdi; in 2.x it is true unless
+// set otherwise, and is to go: CDI is always on then.
+func judgeContainerd(version, configuration, cdiDir string) (Status, string) {
+	name, release := "containerd "+version, "v"+strings.TrimPrefix(version, "v")
 	var config struct {
 		Enabled *bool    `json:"enableCDI"`
 		Dirs    []string `json:"cdiSpecDirs"`
@@ -151,9 +179,11 @@ func judgeContainerd(name, configuration, cdiDir string) (Status, string) {
 		return Unknown, fmt.Sprintf("%s does not tell its configuration: %v", name, err)
 	}
 	switch {
-	case config.Enabled == nil:
+	case config.Enabled == nil && !semver.IsValid(release):
+		return Unknown, name + " does not tell whether it has CDI"
+	case config.Enabled == nil && semver.Compare(release, "v1.7.0-0") < 0:
 		return Missing, name + " does not know CDI"
-	case !*config.Enabled:
+	case config.Enabled != nil && !*config.Enabled:
 		return Missing, name + " has enable_cdi = false"
 	case len(config.Dirs) > 0 && !slices.ContainsFunc(config.Dirs, func(dir string) bool { return sameRun(dir) == sameRun(cdiDir) }):
 		return Missing, fmt.Sprintf("%s reads CDI specifications from %s, and the agent writes them to %s", name, strings.Join(config.Dirs, ", "), cdiDir)
@@ -265,6 +295,9 @@ func persistenced(_ context.Context, h *Host) (Status, string) {
 	return status, message
 }
 
+// maxNamed processes are named: any pod may have thousands of such a name, and what is found goes into the Node.
+const maxNamed = 4
+
 // beside looks for programs by the names that the kernel keeps of them (15 bytes). They are in the way if inTheWay is set.
 func (h *Host) beside(inTheWay bool, how string, names ...string) (Status, string) {
 	commands, err := filepath.Glob(filepath.Join(h.Proc, "[0-9]*", "comm"))
@@ -278,6 +311,10 @@ func (h *Host) beside(inTheWay bool, how string, names ...string) (Status, strin
 			continue // it has ended
 		}
 		if name := strings.TrimSpace(string(data)); slices.Contains(names, name) {
+			if len(found) == maxNamed {
+				found = append(found, "and others")
+				break
+			}
 			found = append(found, fmt.Sprintf("%s (PID %s)", name, filepath.Base(filepath.Dir(path))))
 		}
 	}

@@ -6,6 +6,7 @@ import (
 	"net"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -81,11 +82,11 @@ func (m *machine) socket(path string) net.Listener {
 // runtime is a container runtime that says that of itself.
 type containerRuntime struct {
 	runtimeapi.UnimplementedRuntimeServiceServer
-	name, config string
+	name, version, config string
 }
 
 func (r *containerRuntime) Version(context.Context, *runtimeapi.VersionRequest) (*runtimeapi.VersionResponse, error) {
-	return &runtimeapi.VersionResponse{RuntimeName: r.name, RuntimeVersion: "v1"}, nil
+	return &runtimeapi.VersionResponse{RuntimeName: r.name, RuntimeVersion: r.version}, nil
 }
 
 func (r *containerRuntime) Status(_ context.Context, request *runtimeapi.StatusRequest) (*runtimeapi.StatusResponse, error) {
@@ -97,8 +98,15 @@ func (r *containerRuntime) Status(_ context.Context, request *runtimeapi.StatusR
 }
 
 func (m *machine) containerRuntime(path, name, config string) {
+	m.serve(path, &containerRuntime{name: name, version: "v1", config: config})
+}
+
+// serve answers by the CRI, unless runtime is nil.
+func (m *machine) serve(path string, runtime *containerRuntime) {
 	server := grpc.NewServer()
-	runtimeapi.RegisterRuntimeServiceServer(server, &containerRuntime{name: name, config: config})
+	if runtime != nil {
+		runtimeapi.RegisterRuntimeServiceServer(server, runtime)
+	}
 	listener := m.socket(path)
 	go func() { _ = server.Serve(listener) }()
 	m.Cleanup(server.Stop)
@@ -140,8 +148,20 @@ func TestEachPrerequisiteIsJudged(t *testing.T) {
 			m.library("580.65.06")
 			m.file("/proc/driver/nvidia/version", "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.172.08  Tue\n")
 		}, Missing, "version 570.172.08, and the files below"},
-		"no uvm, and nothing to load it":  {"nvidia-uvm", func(m *machine) { m.file("/proc/devices", "510 nvidia-uvm-tools\n") }, Missing, "no modprobe"},
-		"no uvm yet":                      {"nvidia-uvm", func(m *machine) { m.file("/proc/devices", ""); m.file("/sbin/modprobe", "") }, OK, "/sbin/modprobe"},
+		"no uvm, and nothing to load it": {"nvidia-uvm", func(m *machine) { m.file("/proc/devices", "510 nvidia-uvm-tools\n") }, Missing, "has a modprobe"},
+		"no uvm yet":                     {"nvidia-uvm", func(m *machine) { m.file("/proc/devices", ""); m.file("/sbin/modprobe", "") }, OK, "/sbin/modprobe"},
+		"Ubuntu's modprobe": {"nvidia-uvm", func(m *machine) {
+			m.file("/proc/devices", "")
+			m.file("/sbin/depmod", "")
+			if err := os.Symlink("/nowhere/kmod", m.host.path("/sbin/modprobe")); err != nil {
+				m.Fatal(err)
+			}
+		}, OK, "/sbin/modprobe"},
+		"a driver container's modprobe": {"nvidia-uvm", func(m *machine) {
+			m.host.DriverRoot = m.host.path("/run/nvidia/driver")
+			m.file("/proc/devices", "")
+			m.file("/run/nvidia/driver/usr/sbin/modprobe", "")
+		}, OK, "/usr/sbin/modprobe"},
 		"no runtime":                      {"cdi", func(*machine) {}, Unknown, "--container-runtime-endpoint"},
 		"a runtime that is gone":          {"cdi", func(m *machine) { _ = m.socket(containerdSocket).Close(); m.file(containerdSocket, "") }, Unknown, containerdSocket},
 		"containerd without CDI":          {"cdi", config(`{"enableCDI":false,"cdiSpecDirs":["/var/run/cdi"]}`), Missing, "containerd v1 has enable_cdi = false"},
@@ -152,7 +172,34 @@ func TestEachPrerequisiteIsJudged(t *testing.T) {
 			m.containerRuntime("/run/k3s/containerd/containerd.sock", "containerd", `{"enableCDI":true}`)
 		}, OK, "containerd v1"},
 		"CRI-O":  {"cdi", func(m *machine) { m.containerRuntime("/run/crio/crio.sock", "cri-o", "") }, OK, "cri-o v1"},
-		"Docker": {"cdi", func(m *machine) { m.containerRuntime("/run/cri-dockerd.sock", "docker", "") }, Missing, "docker v1"},
+		"Docker": {"cdi", func(m *machine) { m.containerRuntime("/run/cri-dockerd.sock", "docker", "") }, Unknown, "docker v1"},
+		"containerd that always has CDI": {"cdi", func(m *machine) {
+			m.serve(containerdSocket, &containerRuntime{name: "containerd", version: "v2.4.0", config: `{"cdiSpecDirs":["/run/cdi"]}`})
+		}, OK, "containerd v2.4.0"},
+		"one that looks elsewhere": {"cdi", func(m *machine) {
+			m.serve(containerdSocket, &containerRuntime{name: "containerd", version: "2.4.0", config: `{"cdiSpecDirs":["/etc/cdi"]}`})
+		}, Missing, "from /etc/cdi"},
+		"containerd of our own": {"cdi", func(m *machine) {
+			m.serve(containerdSocket, &containerRuntime{name: "containerd", version: "deadbeef.m", config: `{}`})
+		}, Unknown, "does not tell whether"},
+		"k3s beside Docker's containerd": {"cdi", func(m *machine) {
+			m.serve(containerdSocket, nil) // it has its CRI switched off
+			m.containerRuntime("/run/k3s/containerd/containerd.sock", "containerd", `{"enableCDI":false}`)
+		}, Missing, "enable_cdi = false"},
+		"CRI-O beside a containerd": {"cdi", func(m *machine) {
+			m.containerRuntime(containerdSocket, "containerd", `{"enableCDI":false}`)
+			m.containerRuntime("/run/crio/crio.sock", "cri-o", "")
+		}, Unknown, "which one is the kubelet's"},
+		"two that have it": {"cdi", func(m *machine) {
+			m.containerRuntime(containerdSocket, "containerd", `{"enableCDI":true}`)
+			m.containerRuntime("/run/crio/crio.sock", "cri-o", "")
+		}, OK, "containerd v1"},
+		"a pod's thousand of that name": {"dcgm", func(m *machine) {
+			m.host.Dynamic = true
+			for pid := range 1000 {
+				m.process(strconv.Itoa(pid+2), "nv-hostengine")
+			}
+		}, Warning, "), and others holds"},
 		"one that is named": {"cdi", func(m *machine) {
 			m.host.Runtime = "unix:///run/other.sock"
 			m.containerRuntime("/run/other.sock", "containerd", `{"enableCDI":true}`)

@@ -3,6 +3,8 @@ package nvml
 import (
 	"errors"
 	"fmt"
+	"io/fs"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"sync"
@@ -56,8 +58,13 @@ func (l *library) has(function string) bool {
 	return true
 }
 
-// Init also begins on a machine whose GPUs are all with virtual machines.
+// Init also begins on a machine whose GPUs are all with virtual machines. A library that is being installed would end the process.
 func (l *library) Init() error {
+	if l.sessions.Load() == 0 && filepath.IsAbs(l.name) {
+		if err := CheckLibrary(l.name); err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return fmt.Errorf("%w: %w", ErrLibraryNotFound, err)
+		}
+	}
 	if err := initError(l.name, l.nvml.InitWithFlags(gonvml.INIT_FLAG_NO_GPUS)); err != nil {
 		return err
 	}

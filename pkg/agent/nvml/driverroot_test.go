@@ -1,6 +1,7 @@
 package nvml
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -66,6 +67,7 @@ func TestALibraryThatIsBeingInstalledIsNotLoaded(t *testing.T) {
 		"nothing yet":     {"", "EOF"},
 		"no library":      {strings.Repeat("#", 4096), "bad magic"},
 		"its headers":     {string(whole[:4096]), "is not whole"},
+		"its first half":  {string(whole[:len(whole)/2]), "is not whole"},
 		"all but its end": {string(whole[:len(whole)-64]), "is not whole"},
 		"the whole":       {string(whole), ""},
 	} {
@@ -74,6 +76,16 @@ func TestALibraryThatIsBeingInstalledIsNotLoaded(t *testing.T) {
 			err := CheckLibrary(path)
 			if (err == nil) != (tc.says == "") || err != nil && (!strings.Contains(err.Error(), tc.says) || !strings.Contains(err.Error(), path)) {
 				t.Errorf("%v, want an error with %q and the path", err, tc.says)
+			}
+			if tc.says == "" {
+				return
+			}
+			h, err := Open(path, OpenOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := h.Init(); !errors.Is(err, ErrLibraryNotFound) || !strings.Contains(err.Error(), tc.says) {
+				t.Errorf("loaded: %v, want %v", err, ErrLibraryNotFound)
 			}
 		})
 	}
