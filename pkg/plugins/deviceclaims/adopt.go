@@ -32,10 +32,10 @@ func adoptedKey(user types.UID) string { return adoptedPrefix + string(user) }
 //
 // The reservation of a group is taken over by each of its pods, also within one process, and each time the claim's version moves: whoever
 // finds that none of them uses it any more, and takes it back, meets a conflict if one has come meanwhile.
-func (pl *Plugin) adopt(ctx context.Context, w *claimWrite, claim *resourceapi.ResourceClaim) error {
-	now := pl.clock.Now()
+func (b *binder) adopt(ctx context.Context, w *claimWrite, claim *resourceapi.ResourceClaim) error {
+	now := b.clock.Now()
 	known := adoptionOf(claim, w.user.UID)
-	if w.user.Resource == "pods" && known.by == pl.shared.fieldManager && now.Sub(known.at).Abs() < adoptionRenewal && !pl.shared.doubts.about(claim) {
+	if w.user.Resource == "pods" && known.by == b.fieldManager && now.Sub(known.at).Abs() < adoptionRenewal && !b.doubts.about(claim) {
 		w.written = claim
 		return nil
 	}
@@ -43,8 +43,8 @@ func (pl *Plugin) adopt(ctx context.Context, w *claimWrite, claim *resourceapi.R
 		now = known.at.Add(1) // only a write that changes something moves the version
 	}
 	forgetAdoptions(claim)
-	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, adoptedKey(w.user.UID), adoption{pl.shared.fieldManager, now}.String())
-	updated, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).Update(ctx, claim, metav1.UpdateOptions{FieldManager: pl.shared.fieldManager})
+	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, adoptedKey(w.user.UID), adoption{b.fieldManager, now}.String())
+	updated, err := b.client.ResourceV1().ResourceClaims(claim.Namespace).Update(ctx, claim, metav1.UpdateOptions{FieldManager: b.fieldManager})
 	countWrite(writeAdoption, err)
 	if err != nil {
 		return fmt.Errorf("take over the reservation: %w", err)
@@ -89,12 +89,12 @@ func isAdopted(claim *resourceapi.ResourceClaim, user types.UID, manager string)
 
 // adoptedUntil is until when another process may be binding one of the users with its reservation, zero if none is. It is the longest
 // binding after the note: a process that has ended does not take its notes back.
-func (pl *Plugin) adoptedUntil(claim *resourceapi.ResourceClaim, users ...types.UID) time.Time {
+func (b *binder) adoptedUntil(claim *resourceapi.ResourceClaim, users ...types.UID) time.Time {
 	var until time.Time
-	lasts := adoptionRenewal + pl.bindingTimeout
+	lasts := adoptionRenewal + b.timeout
 	for _, user := range users {
 		a := adoptionOf(claim, user)
-		if !isAdopted(claim, user, pl.shared.fieldManager) || !isReservedFor(claim, user) || pl.clock.Since(a.at).Abs() >= lasts { // the clock may be another one
+		if !isAdopted(claim, user, b.fieldManager) || !isReservedFor(claim, user) || b.clock.Since(a.at).Abs() >= lasts { // the clock may be another one
 			continue
 		}
 		if end := a.at.Add(lasts); end.After(until) {
@@ -112,8 +112,8 @@ func (e *adoptedError) Error() string {
 }
 
 // checkNotAdopted fails with an adoptedError if another process may be binding one of the users with the claim.
-func (pl *Plugin) checkNotAdopted(claim *resourceapi.ResourceClaim, users ...types.UID) error {
-	if !pl.adoptedUntil(claim, users...).IsZero() {
+func (b *binder) checkNotAdopted(claim *resourceapi.ResourceClaim, users ...types.UID) error {
+	if !b.adoptedUntil(claim, users...).IsZero() {
 		return &adoptedError{klog.KObj(claim)}
 	}
 	return nil

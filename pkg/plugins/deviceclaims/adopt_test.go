@@ -49,8 +49,8 @@ func TestAReservationThatAnotherSchedulerUsesIsLeftAlone(t *testing.T) {
 	if status := again.preBind("node-a"); !status.IsSuccess() {
 		t.Fatal(status)
 	}
-	if by := adoptionOf(old.api.get("c"), "p-uid").by; by != old.plugin.shared.fieldManager {
-		t.Errorf("adopted by %q, want %q", by, old.plugin.shared.fieldManager)
+	if by := adoptionOf(old.api.get("c"), "p-uid").by; by != old.plugin.shared.books.fieldManager {
+		t.Errorf("adopted by %q, want %q", by, old.plugin.shared.books.fieldManager)
 	}
 }
 
@@ -146,7 +146,7 @@ func TestAdoptionsOfFormerReservationsAreForgotten(t *testing.T) {
 			got := h.api.get("c")
 			for key, value := range tc.want {
 				if want[key] = value; value == "us" {
-					want[key] = adoption{h.plugin.shared.fieldManager, adoptionOf(got, "p-uid").at}.String()
+					want[key] = adoption{h.plugin.shared.books.fieldManager, adoptionOf(got, "p-uid").at}.String()
 				}
 			}
 			if diff := cmp.Diff(want, got.Annotations); diff != "" {
@@ -213,10 +213,10 @@ func TestPostFilterTakesNothingThatAnotherSchedulerHasAdopted(t *testing.T) {
 			}
 			tries.caughtUp("c")
 			noted := adoptionOf(tries.api.get("c"), "p-uid")
-			if noted.by != next.plugin.shared.fieldManager {
+			if noted.by != next.plugin.shared.books.fieldManager {
 				t.Fatalf("adopted by %q", noted.by)
 			}
-			tries.plugin.clock = testingclock.NewFakeClock(noted.at.Add(tc.passes))
+			tries.plugin.binder.clock = testingclock.NewFakeClock(noted.at.Add(tc.passes))
 			tries.nodes = tries.nodes[1:] // the claim's own node is full
 			if status := tries.filterAll(pod("p", "c")).postFilter(); status.Code() == fwk.Error || !strings.Contains(status.Message(), tc.told) {
 				t.Errorf("PostFilter: %v, want %q", status, tc.told)
@@ -237,7 +237,7 @@ func TestNothingRemovesAnExtendedClaimThatAnotherSchedulerHasAdopted(t *testing.
 	old.caughtUp(made)
 	noted := adoptionOf(old.api.get(made), p.UID)
 	clock := testingclock.NewFakeClock(noted.at)
-	old.plugin.clock = clock
+	old.plugin.binder.clock = clock
 	old.nodes = old.nodes[1:]
 	for range 2 {
 		if status := old.filterAll(old.stored("p")).postFilter(); status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), "is in use by another scheduler") {
@@ -272,7 +272,7 @@ func TestANoteIsRenewed(t *testing.T) {
 			h.filterAll(pod("p", "c")).bind("node-a")
 			h.caughtUp("c")
 			before := h.api.get("c")
-			h.plugin.clock = testingclock.NewFakeClock(adoptionOf(before, "p-uid").at.Add(passes))
+			h.plugin.binder.clock = testingclock.NewFakeClock(adoptionOf(before, "p-uid").at.Add(passes))
 			h.filterAll(pod("p", "c")).bind("node-a")
 			after := h.api.get("c")
 			if renewed := after.ResourceVersion != before.ResourceVersion; renewed != want {

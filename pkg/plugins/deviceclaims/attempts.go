@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/tools/cache"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
@@ -58,7 +59,7 @@ func newAttempts() *attempts {
 // refuse notes that Reserve has refused a pod. One of a group pauses from the second time on: for the scheduling queue the group has been
 // scheduled, and is tried again at once. The first time somebody else was faster, and another node may do.
 func (a *attempts) refuse(pod *v1.Pod, now time.Time) {
-	if groupOf(pod) == "" || !enabled(features.GenericWorkload) {
+	if groupOf(pod) == "" || !utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload) {
 		return
 	}
 	a.mutex.Lock()
@@ -144,10 +145,6 @@ func (a *attempts) forgetWay(pod *v1.Pod) {
 	}
 }
 
-func groupKey(pod *v1.Pod) types.NamespacedName {
-	return types.NamespacedName{Namespace: pod.Namespace, Name: groupOf(pod)}
-}
-
 // end ends the attempt of a pod that is bound, or gone.
 func (a *attempts) end(pod types.UID) {
 	a.mutex.Lock()
@@ -164,7 +161,7 @@ func (a *attempts) fail(pod *v1.Pod) time.Duration {
 	defer a.mutex.Unlock()
 	attempt := a.byPod[pod.UID]
 	delete(a.byPod, pod.UID)
-	if attempt == nil || !attempt.isBinding() || attempt.isCancelled(true) || groupOf(pod) == "" || !enabled(features.GenericWorkload) {
+	if attempt == nil || !attempt.isBinding() || attempt.isCancelled(true) || groupOf(pod) == "" || !utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload) {
 		return 0
 	}
 	pause := a.pause(a.failed[pod.UID])
@@ -212,7 +209,9 @@ func (a *bindingAttempt) isCancelled(certain bool) bool {
 // about to be bound then, or to give its devices back. One that is preempted in the moment before the framework marks it is not told from it.
 const preBindHasEnded = "RunPreBindPlugins has completed"
 
-// PostBind forgets the attempt of a pod that is bound.
-func (pl *Plugin) PostBind(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) {
-	pl.shared.attempts.end(pod.UID)
+// remembered is how many notes of pods there are: none if no pod is being bound, or pauses.
+func (a *attempts) remembered() int {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return len(a.byPod) + len(a.gaveWay) + len(a.failed) + len(a.refused)
 }

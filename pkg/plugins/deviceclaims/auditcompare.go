@@ -2,7 +2,6 @@ package deviceclaims
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -113,19 +112,5 @@ func (a *auditor) reportComparison(logger klog.Logger, version string, err error
 		logger.Error(err, "Claims cannot be compared with the API, trying again every period", "resourceVersion", version, "period", a.period)
 	default:
 		logger.Info("Claims are compared with the API again", "resourceVersion", version)
-	}
-}
-
-// failureOf says in a word why a request failed, the same word each time it fails for the same reason. It is "" without an error.
-func failureOf(err error) string {
-	switch reason := apierrors.ReasonForError(err); {
-	case err == nil:
-		return ""
-	case reason != metav1.StatusReasonUnknown:
-		return string(reason)
-	case errors.Is(err, context.DeadlineExceeded):
-		return string(metav1.StatusReasonTimeout)
-	default:
-		return "Unanswered"
 	}
 }

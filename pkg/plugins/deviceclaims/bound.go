@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/pager"
 	"k8s.io/klog/v2"
-	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -41,28 +40,28 @@ func (e *boundError) Error() string {
 // scheduler may be binding the pod.
 //
 // A claim that is reserved for others must not come here, see usedOnlyBy.
-func (pl *Plugin) checkUnused(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
+func (b *binder) checkUnused(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
 	switch {
 	case len(claim.Status.ReservedFor) == 0:
 		return nil
 	case !usedOnlyBy(claim, pod.UID):
 		for _, user := range claim.Status.ReservedFor {
-			if err := pl.checkNotAdopted(claim, user.UID); err != nil {
+			if err := b.checkNotAdopted(claim, user.UID); err != nil {
 				return err
 			}
 		}
-		return pl.checkGroupUnbound(ctx, pod, claim)
+		return b.checkGroupUnbound(ctx, pod, claim)
 	}
-	return pl.checkUnbound(ctx, pod, claim)
+	return b.checkUnbound(ctx, pod, claim)
 }
 
 // checkUnbound fails with a boundError if the pod has a node, and with an adoptedError if another scheduler may be binding it, whoever else
 // uses the claim.
-func (pl *Plugin) checkUnbound(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
-	if err := pl.checkNotAdopted(claim, pod.UID); err != nil {
+func (b *binder) checkUnbound(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
+	if err := b.checkNotAdopted(claim, pod.UID); err != nil {
 		return err
 	}
-	current, err := pl.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	current, err := b.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
@@ -75,9 +74,9 @@ func (pl *Plugin) checkUnbound(ctx context.Context, pod *v1.Pod, claim *resource
 }
 
 // checkGroupUnbound fails with a boundError if any pod of the pod's group uses the claim, has a node and has not ended.
-func (pl *Plugin) checkGroupUnbound(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
+func (b *binder) checkGroupUnbound(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
 	list := func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return pl.client.CoreV1().Pods(pod.Namespace).List(ctx, options)
+		return b.client.CoreV1().Pods(pod.Namespace).List(ctx, options)
 	}
 	err := pager.New(list).EachListItem(ctx, metav1.ListOptions{FieldSelector: podsThatRun}, func(obj runtime.Object) error {
 		if other, ok := obj.(*v1.Pod); ok && other.Spec.NodeName != "" && groupOf(other) == groupOf(pod) && uses(other, usage.RefOf(claim)) {
@@ -90,18 +89,4 @@ func (pl *Plugin) checkGroupUnbound(ctx context.Context, pod *v1.Pod, claim *res
 		return fmt.Errorf("find out whether pods of the pod's group are bound: %w", err)
 	}
 	return err
-}
-
-// statusOfGivingUp says why nothing could be given up for the pod. Who has a node, or is about to get one, needs nobody evicted, so the
-// plugins after this one are not asked.
-func statusOfGivingUp(err error) *fwk.Status {
-	var bound *boundError
-	var adopted *adoptedError
-	switch {
-	case errors.As(err, &bound):
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, bound.Error())
-	case errors.As(err, &adopted):
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, adopted.Error())
-	}
-	return fwk.AsStatus(err)
 }

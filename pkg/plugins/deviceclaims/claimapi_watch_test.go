@@ -7,6 +7,8 @@ import (
 	"strconv"
 	"sync"
 
+	"fmt"
+
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
@@ -47,7 +49,7 @@ func (o statusOwners) after(claim *resourceapi.ResourceClaim, manager string) st
 		fields["f:allocation"] = string(devices)
 	}
 	for _, user := range claim.Status.ReservedFor {
-		fields[reservationKey(user.UID)] = ""
+		fields[fmt.Sprintf(`k:{"uid":%q}`, user.UID)] = ""
 	}
 	next := statusOwners{}
 	for field, value := range fields {

@@ -1,50 +1,18 @@
 package deviceclaims
 
 import (
-	"cmp"
 	"context"
 	"slices"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
-
-// What the scheduler decides about devices is in its log at the default verbosity: one line for each claim, with the claim, its devices,
-// the node and why. What others decide, such as kube-controller-manager, is not.
-const (
-	// allocatedLine: devices were chosen for a claim.
-	allocatedLine = "Allocated devices"
-	// sharedLine: a pod uses what a claim had already.
-	sharedLine = "Reserved an allocated claim"
-	// givenBackLine: what was allocated for a pod was taken back, or did not come.
-	givenBackLine = "Gave devices back"
-	// leftLine: the pod does not use the claim, and the claim keeps its devices.
-	leftLine = "Gave a reservation back"
-	// keptLine: what would have been taken back was not.
-	keptLine = "Kept devices"
-	// evictedLine: a pod is gone that was evicted for others.
-	evictedLine = "Evicted pod is gone"
-)
-
-// logDecision writes the line about one claim. Without a node it is that of the allocation.
-func logDecision(
-	ctx context.Context, line string, pod *v1.Pod, node string,
-	claim *resourceapi.ResourceClaim, allocation *resourceapi.AllocationResult, why string,
-) {
-	if node == "" && allocation != nil && allocation.NodeSelector != nil {
-		node = strings.Join(sets.List(nodesByName(allocation.NodeSelector)), ",")
-	}
-	name := klog.KRef(claim.Namespace, cmp.Or(claim.Name, claim.GenerateName)) // one for extended resources is made later
-	klog.FromContext(ctx).Info(line, "claim", name, "pod", klog.KObj(pod), "node", node, "devices", deviceNames(allocation), "why", why)
-}
 
 // logGivenBack writes the line about a claim that the pod has left. Its devices are given back with the last one who has them.
 func (pl *Plugin) logGivenBack(
@@ -91,7 +59,7 @@ func (b *binding) taken() []tracker.Reservation {
 	for _, w := range slices.Backward(b.writes) {
 		known.Insert(w.planned.UID)
 		stoodThere := w.allocation == nil || w.written != nil // else the API server has refused it, which is the end of what was in flight
-		if w.made == (made{}) && w.unanswered == nil && !w.withdrawn && stoodThere {
+		if !w.mayStand() && !w.withdrawn && stoodThere {
 			continue
 		}
 		taken = append(taken, tracker.Reservation{Claim: w.planned, Allocation: w.result()})
@@ -102,15 +70,4 @@ func (b *binding) taken() []tracker.Reservation {
 		}
 	}
 	return taken
-}
-
-func deviceNames(allocation *resourceapi.AllocationResult) []string {
-	if allocation == nil {
-		return []string{} // logs show it as a list, too
-	}
-	names := make([]string, len(allocation.Devices.Results))
-	for i, result := range allocation.Devices.Results {
-		names[i] = result.Driver + "/" + result.Pool + "/" + result.Device
-	}
-	return names
 }

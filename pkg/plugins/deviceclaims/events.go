@@ -227,7 +227,7 @@ func (pl *Plugin) hasAllocatedClaim(pod *v1.Pod) bool {
 		return false
 	}
 	return slices.ContainsFunc(names, func(name claimName) bool {
-		claim, err := pl.shared.claimOf(pod, name)
+		claim, err := claimOf(pl.shared.tracker, pod, name)
 		return err == nil && claim.Status.Allocation != nil
 	})
 }

@@ -53,11 +53,6 @@ func (e *evictions) evicted(pl *Plugin, pod *v1.Pod, node *v1.Node, inv *invento
 	return func(view usage.View) usage.View { return without(view, gone) }
 }
 
-// uses tells whether the pod names the claim.
-func uses(pod *v1.Pod, claim usage.ClaimRef) bool {
-	return pod.Namespace == claim.Namespace && slices.Contains(claimsNamedBy(pod), claim.Name)
-}
-
 // inPool returns the claims with devices of a pool that may end by evictions.
 func (e *evictions) inPool(pl *Plugin, pool usage.PoolID, inUse usage.View) []evictableClaim {
 	known, ok := e.byPool[pool]

@@ -102,20 +102,6 @@ func extendedResources(pod *v1.Pod) []v1.ResourceName {
 	return names
 }
 
-// asksForExtended tells whether any container of the pod asks for an extended resource that a DeviceClass may stand for.
-func asksForExtended(pod *v1.Pod) bool {
-	for _, containers := range [][]v1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
-		for i := range containers {
-			for name, quantity := range containers[i].Resources.Requests {
-				if !quantity.IsZero() && util.IsDRAExtendedResourceName(name) {
-					return true
-				}
-			}
-		}
-	}
-	return false
-}
-
 // classOf returns the class that stands for an extended resource, nil if there is none. The resolver is the one
 // that NodeResourcesFit decides by.
 func (pl *Plugin) classOf(name v1.ResourceName) *resourceapi.DeviceClass {

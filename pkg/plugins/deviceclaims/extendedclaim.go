@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -17,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/storage/names"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/scheduler/util"
@@ -103,14 +101,14 @@ func (pl *Plugin) createExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 	claim := b.variant.claim.DeepCopy()
 	// The name is chosen here, so that a lost answer does not make a claim that nobody knows the name of.
 	claim.Name, claim.UID = names.SimpleNameGenerator.GenerateName(claim.GenerateName), ""
-	created, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{FieldManager: pl.shared.fieldManager})
+	created, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{FieldManager: pl.shared.books.fieldManager})
 	countWrite(writeCreation, err)
 	if err != nil {
 		// Without the claim's name, which is another one each time: the pod's events count what is the same.
 		return fmt.Errorf("create the claim for the pod's extended resources: %w", err)
 	}
 	b.created = created
-	pl.assume(ctx, created)
+	pl.binder.assume(ctx, created)
 	for i := range c.binding.reserved {
 		if r := &c.binding.reserved[i]; r.Claim.UID == b.variant.claim.UID {
 			if err := pl.shared.tracker.Move(r.Claim.UID, created); err != nil {
@@ -179,7 +177,7 @@ func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extende
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(pod), "claim", klog.KObj(b.created))
-	switch bound, err := pl.hasNode(ctx, pod, false); { // undo has waited already
+	switch bound, err := pl.binder.hasNode(ctx, pod, false); { // undo has waited already
 	case err != nil:
 		logger.Error(err, "Cannot find out whether a pod is bound, keeping the claim for its extended resources")
 		return
@@ -187,7 +185,7 @@ func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extende
 		return
 	}
 	unused := func(claim *resourceapi.ResourceClaim) error {
-		if isAdopted(claim, pod.UID, pl.shared.fieldManager) {
+		if isAdopted(claim, pod.UID, pl.shared.books.fieldManager) {
 			return errors.New("another scheduler uses it for the pod")
 		}
 		return nil
@@ -204,11 +202,11 @@ func anyClaim(*resourceapi.ResourceClaim) error { return nil }
 // others than the pod use it, or if the pod turns out to be bound.
 func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, check func(*resourceapi.ResourceClaim) error) error {
 	client := pl.client.ResourceV1().ResourceClaims(claim.Namespace)
-	options := metav1.UpdateOptions{FieldManager: pl.shared.fieldManager}
-	get := pl.known
+	options := metav1.UpdateOptions{FieldManager: pl.shared.books.fieldManager}
+	get := pl.binder.known
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		current, err := get(ctx, claim)
-		get = pl.read
+		get = pl.binder.read
 		if err != nil {
 			return err
 		}
@@ -221,7 +219,7 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 		if err := check(current); err != nil {
 			return err
 		}
-		if err := pl.checkUnused(ctx, pod, current); err != nil {
+		if err := pl.binder.checkUnused(ctx, pod, current); err != nil {
 			return err
 		}
 		// First the status: only then is it certain that the device is free when the claim is gone.
@@ -231,10 +229,10 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 			current, err = client.UpdateStatus(ctx, updated, options)
 			countWrite(writeDeallocation, err)
 			if err != nil {
-				pl.shared.doubts.note(updated, err)
+				pl.shared.books.doubts.note(updated, err)
 				return fmt.Errorf("give up the allocation: %w", err)
 			}
-			pl.assume(ctx, current)
+			pl.binder.assume(ctx, current)
 		}
 		if i := slices.Index(current.Finalizers, resourceapi.Finalizer); i >= 0 {
 			updated := current.DeepCopy()
@@ -283,41 +281,4 @@ func (pl *Plugin) giveUpExtendedClaims(ctx context.Context, pod *v1.Pod, e *exte
 		removed = append(removed, klog.KObj(claim).String())
 	}
 	return removed, nil
-}
-
-// recordedPods are pods whose status may name a claim for extended resources although the scheduler's informer does
-// not show it yet. Safe for concurrent use.
-type recordedPods struct {
-	lister corelisters.PodLister
-
-	mutex sync.Mutex
-	pods  map[types.UID]types.NamespacedName
-}
-
-func newRecordedPods(lister corelisters.PodLister) *recordedPods {
-	return &recordedPods{lister: lister, pods: map[types.UID]types.NamespacedName{}}
-}
-
-// add notes a pod, and forgets those that are gone.
-func (r *recordedPods) add(pod *v1.Pod) {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	for uid, name := range r.pods {
-		if known, err := r.lister.Pods(name.Namespace).Get(name.Name); err != nil || known.UID != uid {
-			delete(r.pods, uid)
-		}
-	}
-	r.pods[pod.UID] = types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
-}
-
-// has tells whether the pod's status names a claim for extended resources, or may.
-func (r *recordedPods) has(pod *v1.Pod) bool {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	if pod.Status.ExtendedResourceClaimStatus != nil {
-		delete(r.pods, pod.UID)
-		return true
-	}
-	_, known := r.pods[pod.UID]
-	return known
 }

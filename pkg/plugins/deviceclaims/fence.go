@@ -176,14 +176,14 @@ func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle, yields []
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(pl.shared.ctx, cancel)()
-	if state, err := pl.readPod(ctx, pod); err != nil || state == podGone || state == podBound {
+	if state, err := pl.binder.readPod(ctx, pod); err != nil || state == podGone || state == podBound {
 		logger.V(2).Info("Keeping claims that must give way, because the pod is bound or not to be found", "pod", klog.KObj(pod), "err", err)
 		return
 	}
 	pl.shared.attempts.giveWay(pod)
 	for _, yield := range yields {
 		never := func() bool { return false }
-		err := pl.persist(ctx, never, func(ctx context.Context) error { return pl.writeWithdrawal(ctx, pod, yield, c) })
+		err := pl.binder.persist(ctx, never, func(ctx context.Context) error { return pl.writeWithdrawal(ctx, pod, yield, c) })
 		if err != nil {
 			logger.Error(err, "Cannot give up the allocation of a claim that must give way", "pod", klog.KObj(pod), "claim", klog.KRef(yield.Claim.Namespace, yield.Claim.Name))
 		}
@@ -200,9 +200,9 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence
 	if err != nil {
 		return err
 	}
-	pl.assume(ctx, claim) // it may have been written with the answer lost
+	pl.binder.assume(ctx, claim) // it may have been written with the answer lost
 	if claim.UID != yield.Claim.UID || claim.Status.Allocation == nil || !sameAllocation(claim.Status.Allocation, yield.Allocation) || !isReservedFor(claim, user) ||
-		!isUsedLastBy(claim, user, pl.shared.fieldManager) { // whoever uses it has a fence of its own
+		!isUsedLastBy(claim, user, pl.shared.books.fieldManager) { // whoever uses it has a fence of its own
 		return nil
 	}
 	if user != pod.UID {
@@ -219,13 +219,13 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence
 	written, err := client.UpdateStatus(ctx, claim, metav1.UpdateOptions{})
 	countWrite(writeWithdrawal, err)
 	if err != nil {
-		pl.shared.doubts.note(claim, err)
+		pl.shared.books.doubts.note(claim, err)
 		return err
 	}
 	for _, w := range c.binding.writes {
 		w.withdrawn = w.withdrawn || w.planned.UID == claim.UID
 	}
-	pl.assume(ctx, written)
+	pl.binder.assume(ctx, written)
 	return nil
 }
 
@@ -237,7 +237,7 @@ func (pl *Plugin) groupLeaves(ctx context.Context, pod *v1.Pod, claim *resourcea
 	if err != nil || slices.ContainsFunc(users, func(member *v1.Pod) bool { return !left.Has(member.UID) }) {
 		return false, nil //nolint:nilerr // a group that is not known may have any pods
 	}
-	err = pl.checkGroupUnbound(ctx, pod, claim)
+	err = pl.binder.checkGroupUnbound(ctx, pod, claim)
 	if _, bound := errors.AsType[*boundError](err); bound {
 		return false, nil
 	}

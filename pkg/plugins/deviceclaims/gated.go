@@ -21,14 +21,6 @@ import (
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
 )
 
-// Why PreEnqueue keeps a pod back: reasons of its events.
-const (
-	reasonClaimNotMade   = "ClaimNotMade"      // kube-controller-manager has not made it from its template
-	reasonClaimMissing   = "ClaimMissing"      // does not exist
-	reasonClaimEnds      = "ClaimBeingDeleted" // is being deleted
-	reasonClaimOfAnother = "ClaimOfAnotherPod" // was made for another pod
-)
-
 // ReasonWaitingForClaim is the reason of the condition PodScheduled while a pod is kept out of the scheduling queue for want of a claim. It
 // is neither SchedulingGated, which is for gates in the pod's spec, nor Unschedulable, which has autoscalers look for a node.
 const ReasonWaitingForClaim = "WaitingForResourceClaim"
@@ -42,16 +34,6 @@ const waitingToBeTried = "the pod's claims can be used now, it waits to be sched
 // gateGrace is how long a pod that nothing has been told yet is kept back before it is told why: most claims are made together with
 // their pods, or a moment later by kube-controller-manager.
 const gateGrace = 2 * time.Second
-
-// unusableError says that a pod cannot be tried on any node before a claim has changed.
-type unusableError struct {
-	reason string // of the event
-	claim  claimName
-	err    error
-}
-
-func (e *unusableError) Error() string { return e.err.Error() }
-func (e *unusableError) Unwrap() error { return e.err }
 
 // gatedPods keep the condition PodScheduled of pods true that PreEnqueue keeps out of the scheduling queue. kube-scheduler writes it
 // only when an attempt fails: a pod that was never tried has none, and one that was is left with what was true then.
@@ -94,10 +76,6 @@ func (g *gatedPods) serve(profile fwk.Handle, giveUp func(context.Context, *v1.P
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	g.profiles[profile.ProfileName()], g.giveUp[profile.ProfileName()] = profile, giveUp
-}
-
-func podName(pod *v1.Pod) types.NamespacedName {
-	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
 // keep notes why a pod is kept back. It is false for a pod that is gone: the scheduling queue may take it up after its end, and a pod that is

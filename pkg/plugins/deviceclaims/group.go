@@ -17,25 +17,12 @@ import (
 	"stowage.dev/stowage/pkg/usage"
 )
 
-// groupOf returns the name of the pod's group, empty if it has none.
-func groupOf(pod *v1.Pod) string {
-	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
-		return *group.PodGroupName
-	}
-	return ""
-}
-
 // priorityOf returns the priority that counts when pods are evicted: that of the pod's group, if it has one.
 func (pl *Plugin) priorityOf(pod *v1.Pod) int32 {
 	if groupOf(pod) == "" || !enabled(features.GenericWorkload) {
 		return corev1helpers.PodPriority(pod)
 	}
 	return preemption.GetPodPriority(pod, pl.handle.SnapshotSharedLister().PodGroups(), nil)
-}
-
-// userOf is how a pod stands among those that a claim is reserved for.
-func userOf(pod *v1.Pod) resourceapi.ResourceClaimConsumerReference {
-	return resourceapi.ResourceClaimConsumerReference{APIGroup: v1.GroupName, Resource: "pods", Name: pod.Name, UID: pod.UID}
 }
 
 // groupClaims returns the pod's claims, by name, that are reserved not for the pod but for its group, because the group names the

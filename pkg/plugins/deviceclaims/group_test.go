@@ -410,7 +410,7 @@ func TestALateMemberKeepsItsGroupsClaim(t *testing.T) {
 			w.pods = []*v1.Pod{member(pod("p", "mine")), member(pod("q", "mine"))}
 			w.assumed = []*v1.Pod{member(running("p", "node-a", 0, "mine")), member(running("q", "node-a", 0, "mine"))}
 			h := newHarness(t, w)
-			h.plugin.undoPauses = wait.Backoff{Duration: time.Millisecond, Steps: 1}
+			h.plugin.binder.undoPauses = wait.Backoff{Duration: time.Millisecond, Steps: 1}
 			g := h.tryGroup(w.pods...)
 			p, q := g.forGood(0).reserve("node-a"), g.forGood(1).reserve("node-a")
 			h.othersTake("gpu-0")
@@ -565,7 +565,7 @@ func TestAMemberWhoseBindingFailsMakesAPause(t *testing.T) {
 			h := newHarness(t, w)
 			h.plugin.shared.attempts.pauses = memberPauses
 			clock := testingclock.NewFakeClock(time.Now())
-			h.plugin.clock = clock
+			h.plugin.binder.clock = clock
 			fail := func() <-chan struct{} {
 				a := h.filterAll(tc.pod).reserve("node-b")
 				if tc.binds {
@@ -627,7 +627,7 @@ func TestAMemberThatReserveRefusesPauses(t *testing.T) {
 	h := newHarness(t, w)
 	h.plugin.shared.attempts.pauses = memberPauses
 	clock := testingclock.NewFakeClock(time.Now())
-	h.plugin.clock = clock
+	h.plugin.binder.clock = clock
 	held := func(n int) func() bool {
 		return func() bool { return h.plugin.shared.tracker.Snapshot().Usage.Len() == n }
 	}
@@ -665,7 +665,7 @@ func TestAMemberThatReserveRefusesPauses(t *testing.T) {
 		g.forGood(i).bind("node-b")
 		h.plugin.PostBind(h.ctx, g.attempts[i].state, g.pods[i], "node-b")
 	}
-	if n := len(h.plugin.shared.attempts.refused); n > 0 {
+	if n := h.plugin.shared.attempts.remembered(); n > 0 {
 		t.Errorf("%d pods are remembered that are bound", n)
 	}
 }
@@ -679,7 +679,7 @@ func TestAPausingMemberIsWokenInTime(t *testing.T) {
 	w.pods = []*v1.Pod{member(pod("p", "a"))}
 	h := newHarness(t, w)
 	clock := testingclock.NewFakeClock(time.Now()) // stands still, and the room's goes on
-	h.plugin.clock = clock
+	h.plugin.binder.clock = clock
 	for _, pause := range []time.Duration{time.Hour, time.Millisecond} {
 		h.plugin.shared.attempts.pauses.Duration = pause
 		for range 2 {
@@ -869,7 +869,7 @@ func TestAPreemptedMemberMakesWayAtOnce(t *testing.T) {
 	h := newHarness(t, w)
 	h.plugin.shared.attempts.pauses = memberPauses
 	clock := testingclock.NewFakeClock(time.Now())
-	h.plugin.clock = clock
+	h.plugin.binder.clock = clock
 	a := h.filterAll(p).reserve("node-b")
 	binding, cancel := context.WithCancelCause(h.ctx)
 	cancel(errors.New("preempted"))

@@ -102,7 +102,7 @@ func TestAGroupsClaimThatAnotherSchedulerUsesIsNotGivenUp(t *testing.T) {
 
 	next := startHarness(t, w, before.client, before.api)
 	clock := testingclock.NewFakeClock(adoptionOf(next.api.get("mine"), "g-uid").at)
-	next.plugin.clock = clock
+	next.plugin.binder.clock = clock
 	inTheWay := func() {
 		g := next.tryGroup(member(pod("p", "mine")), member(pod("q", "mine", "own")))
 		g.postFilter(g.fitsAll)
@@ -130,7 +130,7 @@ func TestAMemberThatComesDuringTheWithdrawalKeepsItsGroupsClaim(t *testing.T) {
 			w.assumed = []*v1.Pod{member(running("p", "node-a", 0, "mine"))}
 			h := newHarness(t, w)
 			clock := testingclock.NewFakeClock(time.Now())
-			h.plugin.clock = clock
+			h.plugin.binder.clock = clock
 			h.plugin.client = &afterList{Interface: h.client, then: sync.OnceFunc(func() {
 				h.api.change("other", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
 				h.caughtUp("other")

@@ -22,7 +22,7 @@ import (
 
 // refusedByPreFilter ends an attempt in which no node was looked at.
 func (pl *Plugin) refusedByPreFilter(ctx context.Context, pod *v1.Pod) *fwk.Status {
-	pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
+	pl.shared.waiting.NotRefused(pod.UID, pl.binder.clock.Now())
 	if pod.Spec.NodeName != "" {
 		return leftToOthers("") // see PreFilter
 	}
@@ -30,7 +30,7 @@ func (pl *Plugin) refusedByPreFilter(ctx context.Context, pod *v1.Pod) *fwk.Stat
 	if err == nil {
 		return leftToOthers(given)
 	}
-	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Again: true}, pl.clock.Now()) // no event need follow
+	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Again: true}, pl.binder.clock.Now()) // no event need follow
 	if apierrors.IsConflict(err) {
 		return leftToOthers(given)
 	}
@@ -76,11 +76,25 @@ var errBinding = errors.New("the pod is being bound")
 // with a claim as it is now, it has been noted in attempts before that, or writes to the claim first, because of the doubt.
 func (pl *Plugin) giveUpKeptBack(ctx context.Context, pod *v1.Pod) error {
 	_, err := pl.giveUpIdle(ctx, pod, func(claim *resourceapi.ResourceClaim) error {
-		pl.shared.doubts.note(claim, errBinding)
+		pl.shared.books.doubts.note(claim, errBinding)
 		if pl.shared.attempts.of(pod.UID) != nil {
 			return errBinding
 		}
 		return nil
 	})
 	return err
+}
+
+// statusOfGivingUp says why nothing could be given up for the pod. Who has a node, or is about to get one, needs nobody evicted, so the
+// plugins after this one are not asked.
+func statusOfGivingUp(err error) *fwk.Status {
+	var bound *boundError
+	var adopted *adoptedError
+	switch {
+	case errors.As(err, &bound):
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, bound.Error())
+	case errors.As(err, &adopted):
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, adopted.Error())
+	}
+	return fwk.AsStatus(err)
 }

@@ -237,9 +237,7 @@ func TestNothingIsKeptOfAPodThatIsGone(t *testing.T) {
 				a.unreserve("node-b")
 			},
 			kept: func(s *Shared) bool {
-				s.attempts.mutex.Lock()
-				defer s.attempts.mutex.Unlock()
-				return len(s.attempts.gaveWay) > 0
+				return len(s.attempts.haveGivenWay(p)) > 0
 			},
 		},
 	}

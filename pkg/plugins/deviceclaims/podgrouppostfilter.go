@@ -83,10 +83,10 @@ func (pl *Plugin) groupWaitsFor(pods []*v1.Pod, found *groupCycle) {
 	for _, pod := range pods {
 		switch c := found.pods[pod.UID]; {
 		case c == nil, c.placed:
-			pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
+			pl.shared.waiting.NotRefused(pod.UID, pl.binder.clock.Now())
 		case slices.ContainsFunc(c.claims, func(pc podClaim) bool { return pc.shared != nil }):
 			// What it shares with pods before it may be on another node the next time.
-			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Nodes: pl.allNodes(), Again: true}, pl.clock.Now())
+			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Nodes: pl.allNodes(), Again: true}, pl.binder.clock.Now())
 		default:
 			pl.waitFor(pod, c, true)
 		}
@@ -159,7 +159,7 @@ func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.S
 			return moreOf(status, fwk.AsStatus(fmt.Errorf("pod %s: %w", klog.KObj(pod), err)))
 		}
 		for _, name := range names {
-			claim, err := pl.shared.claimOf(pod, name)
+			claim, err := claimOf(pl.shared.tracker, pod, name)
 			if err != nil {
 				continue
 			}
@@ -227,7 +227,7 @@ func (pl *Plugin) awaitLeavingForGroup(ctx context.Context, pods []*v1.Pod, foun
 	for _, pod := range pods {
 		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 		activate[name.String()] = pod
-		pl.shared.leaving.add(pl.handle, pod, leaving)
+		pl.shared.leaving.add(pl.handle, pod, uidsOf(leaving))
 		if node := nominations[pod.UID]; node != "" {
 			result.NominatingInfos[name] = &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride, NominatedNodeName: node}
 		}

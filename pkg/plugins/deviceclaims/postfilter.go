@@ -11,7 +11,6 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
@@ -95,7 +94,7 @@ func (pl *Plugin) putOff(pod *v1.Pod, until time.Time) string {
 		return ""
 	}
 	return fmt.Sprintf("namespace %s has used its share of the scheduler's time for long searches and CEL expressions: more in %s",
-		pod.Namespace, until.Sub(pl.clock.Now()).Round(time.Second))
+		pod.Namespace, until.Sub(pl.binder.clock.Now()).Round(time.Second))
 }
 
 // leftToOthers leaves the pod to the plugins after this one: to preemption, which takes back a nomination that holds no more, and to others
@@ -136,7 +135,7 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle, again bool) (until time.Time) {
 	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{
 		Nodes: missing, Evictable: c.results.evictable(),
 		Undecided: undecided, Again: besideGone || again, NotBefore: until,
-	}, pl.clock.Now())
+	}, pl.binder.clock.Now())
 	return until
 }
 
@@ -176,13 +175,6 @@ func (pl *Plugin) usedByOthers(pc podClaim, pod *v1.Pod) bool {
 	return err != nil || len(users) > 0
 }
 
-// usedOnlyBy tells whether the claim is reserved for nobody else.
-func usedOnlyBy(claim *resourceapi.ResourceClaim, users ...types.UID) bool {
-	return !slices.ContainsFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
-		return !slices.Contains(users, ref.UID)
-	})
-}
-
 // giveUp clears the claim's allocation, or takes the pod's reservation from a claim that others use, unless the pod turns out to
 // be bound. So of several pods without a node that keep each other's allocation, the last one to leave clears it. The claim's
 // resource version makes sure that it is still the claim that was looked at.
@@ -190,16 +182,16 @@ func (pl *Plugin) giveUp(ctx context.Context, pod *v1.Pod, obstacle *obstacle) e
 	claim := obstacle.claim
 	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout)
 	defer cancel()
-	check := pl.checkUnused
+	check := pl.binder.checkUnused
 	switch {
 	case obstacle.shared && obstacle.user == pod.UID:
-		check = pl.checkUnbound
+		check = pl.binder.checkUnbound
 	case obstacle.shared: // whether another process binds one of the others does not matter
 		check = func(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
-			if err := pl.checkNotAdopted(claim, pod.UID, obstacle.user); err != nil {
+			if err := pl.binder.checkNotAdopted(claim, pod.UID, obstacle.user); err != nil {
 				return err
 			}
-			return pl.checkGroupUnbound(ctx, pod, claim)
+			return pl.binder.checkGroupUnbound(ctx, pod, claim)
 		}
 	}
 	if err := check(ctx, pod, claim); err != nil {
@@ -211,13 +203,13 @@ func (pl *Plugin) giveUp(ctx context.Context, pod *v1.Pod, obstacle *obstacle) e
 	} else {
 		updated.Status.Allocation, updated.Status.ReservedFor, updated.Status.Devices = nil, nil, nil
 	}
-	written, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{FieldManager: pl.shared.fieldManager})
+	written, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{FieldManager: pl.shared.books.fieldManager})
 	countWrite(writeDeallocation, err)
 	if err != nil {
-		pl.shared.doubts.note(claim, err)
+		pl.shared.books.doubts.note(claim, err)
 		return err
 	}
-	pl.assume(ctx, written)
+	pl.binder.assume(ctx, written)
 	pl.logGivenBack(ctx, pod, "", claim, claim.Status.Allocation, obstacle.why())
 	return nil
 }

@@ -162,7 +162,7 @@ func TestWhatPreBindTellsOfPodsThatAreTriedAgain(t *testing.T) {
 			h := newHarness(t, w)
 			a := h.filterAll(pod("p", "mine")).reserve("node-a")
 			tc.before(h)
-			h.plugin.undoPauses.Duration = 0
+			h.plugin.binder.undoPauses.Duration = 0
 			status := a.preBind("node-a")
 			event, condition := told(status)
 			want := tc.event

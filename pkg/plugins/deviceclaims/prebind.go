@@ -4,8 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 )
@@ -54,13 +56,13 @@ func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.
 		allocation := c.binding.allocation(pc.claim)
 		w := &claimWrite{planned: pc.claim, allocation: allocation, user: pc.user}
 		c.binding.writes = append(c.binding.writes, w)
-		if err := pl.bindClaim(ctx, w); err != nil {
+		if err := pl.binder.bindClaim(ctx, w); err != nil {
 			return fmt.Errorf("claim %s: %w", klog.KObj(pc.claim), err)
 		}
 		// The allocation is in the first layer now.
 		pl.shared.tracker.Release(pc.claim.UID, pod.UID)
-		pl.shared.places.leave(pc.claim.UID, pod.UID)
-		if allocation == nil && w.made.reservation {
+		pl.shared.books.places.leave(pc.claim.UID, pod.UID)
+		if allocation == nil && w.hasReserved() {
 			logDecision(ctx, sharedLine, pod, nodeName, pc.claim, pc.claim.Status.Allocation, "the claim is allocated already, and the pod can use it on this node")
 		}
 	}
@@ -74,4 +76,27 @@ func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.
 		return err
 	}
 	return pl.recordExtendedClaim(ctx, pod, c)
+}
+
+// waitForBindingConditions waits until the devices of all claims are ready.
+func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *cycle) error {
+	if !pl.features.DeviceBindingConditions {
+		return nil
+	}
+	start := pl.binder.clock.Now()
+	for _, pc := range c.bindingClaims() {
+		allocation := c.binding.allocation(pc.claim)
+		if allocation == nil {
+			allocation = pc.claim.Status.Allocation
+		}
+		if !slices.ContainsFunc(allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
+			return len(result.BindingConditions) > 0
+		}) {
+			continue
+		}
+		if err := pl.binder.waitUntilReady(ctx, pod, pc.claim, pc.user.UID, start); err != nil {
+			return fmt.Errorf("claim %s: wait for binding conditions: %w", klog.KObj(pc.claim), err)
+		}
+	}
+	return nil
 }

@@ -52,7 +52,7 @@ func (pl *Plugin) usableClaims(pod *v1.Pod) ([]claimName, error) {
 		return nil, err
 	}
 	for _, name := range names {
-		if _, err := pl.shared.claimOf(pod, name); err != nil {
+		if _, err := claimOf(pl.shared.tracker, pod, name); err != nil {
 			return nil, err
 		}
 	}

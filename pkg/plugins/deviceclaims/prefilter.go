@@ -9,7 +9,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
@@ -129,16 +128,16 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	if errors.Is(err, errEvaluation) {
 		until := pl.hasTimeAt(pod)
 		if attempted {
-			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.clock.Now())
+			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.binder.clock.Now())
 		}
 		err = errors.New(join(err.Error(), pl.putOff(pod, until)))
 	}
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
 	}
-	if until := pl.shared.attempts.pausesUntil(pod.UID); inGroup && pl.clock.Now().Before(until) {
+	if until := pl.shared.attempts.pausesUntil(pod.UID); inGroup && pl.binder.clock.Now().Before(until) {
 		if attempted {
-			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{NotBefore: until}, pl.clock.Now())
+			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{NotBefore: until}, pl.binder.clock.Now())
 		}
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonPausing)
 	}
@@ -158,7 +157,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 func (pl *Plugin) ask(ctx context.Context, pod *v1.Pod, names []claimName, inv *inventory.View, trial *trial) (*asked, error) {
 	a := &asked{}
 	for _, name := range names {
-		claim, err := pl.shared.claimOf(pod, name)
+		claim, err := claimOf(pl.shared.tracker, pod, name)
 		if err != nil {
 			return a, err
 		}
@@ -224,7 +223,7 @@ func (pl *Plugin) usableAllocation(pod *v1.Pod, claim *resourceapi.ResourceClaim
 		if !resourceclaim.CanBeReserved(claim) {
 			return nil, fmt.Errorf("claim %s is in use", klog.KObj(claim))
 		}
-		if err := pl.shared.places.check(claim, pod.UID); err != nil {
+		if err := pl.shared.books.places.check(claim, pod.UID); err != nil {
 			return nil, err
 		}
 	}
@@ -263,21 +262,4 @@ func (p *plan) preFilterResult() *fwk.PreFilterResult {
 		return nil
 	}
 	return &fwk.PreFilterResult{NodeNames: nodes}
-}
-
-// nodesByName returns the nodes that a selector lists by name, nil if it selects in another way. That is how
-// allocations of node-local devices look.
-func nodesByName(selector *v1.NodeSelector) sets.Set[string] {
-	names := sets.New[string]()
-	for _, term := range selector.NodeSelectorTerms {
-		if len(term.MatchExpressions) != 0 || len(term.MatchFields) != 1 {
-			return nil
-		}
-		field := term.MatchFields[0]
-		if field.Key != metav1.ObjectNameField || field.Operator != v1.NodeSelectorOpIn {
-			return nil
-		}
-		names.Insert(field.Values...)
-	}
-	return names
 }

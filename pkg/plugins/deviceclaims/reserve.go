@@ -122,8 +122,8 @@ func (pl *Plugin) takePlaces(c *cycle, pod *v1.Pod) *fwk.Status {
 		if pc.user.UID != pod.UID {
 			continue
 		}
-		if err := pl.shared.places.take(pc.claim, pod.UID); err != nil {
-			pl.shared.waiting.Failed(pod.UID, pl.clock.Now())
+		if err := pl.shared.books.places.take(pc.claim, pod.UID); err != nil {
+			pl.shared.waiting.Failed(pod.UID, pl.binder.clock.Now())
 			return fwk.NewStatus(fwk.Unschedulable).WithError(err)
 		}
 	}
@@ -133,7 +133,7 @@ func (pl *Plugin) takePlaces(c *cycle, pod *v1.Pod) *fwk.Status {
 // leavePlaces gives them back. Whoever was refused for want of a place may have one now.
 func (pl *Plugin) leavePlaces(c *cycle, pod *v1.Pod) {
 	for _, pc := range c.claims {
-		if pl.shared.places.leave(pc.claim.UID, pod.UID) {
+		if pl.shared.books.places.leave(pc.claim.UID, pod.UID) {
 			pl.shared.waiting.ClaimChanged(types.NamespacedName{Namespace: pc.claim.Namespace, Name: pc.claim.Name})
 		}
 	}
@@ -148,9 +148,9 @@ func (pl *Plugin) decidedFor(c *cycle, node fwk.NodeInfo) (*variant, *fwk.Status
 }
 
 func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
-	start := pl.clock.Now()
+	start := pl.binder.clock.Now()
 	reserved, err := pl.tryAllocate(ctx, c, pod, c.input(ctx, requests, node))
-	allocationDuration.Observe(pl.clock.Since(start).Seconds())
+	allocationDuration.Observe(pl.binder.clock.Since(start).Seconds())
 	allocationsTotal.WithLabelValues(allocationResult(err)).Inc()
 
 	var refusal *refusedError
@@ -163,9 +163,9 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 		}
 		return nil
 	case errors.As(err, &refusal), errors.As(err, &claimErr):
-		pl.shared.attempts.refuse(pod, pl.clock.Now())
+		pl.shared.attempts.refuse(pod, pl.binder.clock.Now())
 		// Another node may do, and the change that took this one away need not free anything.
-		pl.shared.waiting.Failed(pod.UID, pl.clock.Now())
+		pl.shared.waiting.Failed(pod.UID, pl.binder.clock.Now())
 		return fwk.NewStatus(fwk.Unschedulable).WithError(&postponedError{eventType: v1.EventTypeNormal, reason: reasonLostRace, err: err})
 	default:
 		return fwk.AsStatus(tellHeld(ctx, pl.disclosure, pod, err))
@@ -292,7 +292,7 @@ func (pl *Plugin) join(c *cycle, pod *v1.Pod, node *v1.Node) *fwk.Status {
 			usable = err == nil && (nodes == nil || nodes.Match(node))
 		}
 		if !usable {
-			pl.shared.waiting.Failed(pod.UID, pl.clock.Now())
+			pl.shared.waiting.Failed(pod.UID, pl.binder.clock.Now())
 			return fwk.NewStatus(fwk.Unschedulable).WithError(postpone(reasonClaimChanged, pc.claim,
 				fmt.Errorf("claim %s has not got for another pod of the group what was planned", klog.KObj(pc.claim))))
 		}
@@ -315,7 +315,7 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 	b := *c.binding
 	*c.binding = binding{}
 	taken := b.taken()
-	kept := pl.undo(ctx, pod, nodeName, b.writes, b.sent)
+	kept := pl.binder.undo(ctx, pod, nodeName, b.writes, b.sent)
 	pl.undoExtendedClaim(ctx, pod, &b.extended, kept)
 	// Only now: what the writes did is known to the tracker, so that no device is free that is not.
 	for _, r := range b.reserved {
@@ -342,7 +342,7 @@ func (pl *Plugin) pauseMember(ctx context.Context, pod *v1.Pod, pause time.Durat
 		return
 	}
 	select {
-	case <-pl.clock.After(pause):
+	case <-pl.binder.clock.After(pause):
 	case <-ctx.Done():
 	case <-pl.shared.ctx.Done():
 	}

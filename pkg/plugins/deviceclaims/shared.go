@@ -35,18 +35,13 @@ type Shared struct {
 	startOnce sync.Once
 	startErr  error
 	factory   informers.SharedInformerFactory
-	// fieldManager is the name under which this process, and no other, writes to claims.
-	fieldManager string
 
 	tracker *tracker.Tracker
 	store   *inventory.Store
 	source  *source.Source
 	waiting *waitingPods
-	// places are the pods that are about to be users of claims, turns whose turn it is to write to one.
-	places *places
-	turns  *turns
-	// doubts are the claims that may still lose what a pod is about to use.
-	doubts *doubts
+	// books are what is known of claims that are about to be written.
+	books *books
 	// attempts are the pods that are being bound, leaving the claims that preemptors wait for.
 	attempts *attempts
 	// elsewhere has the devices, and nodes, that pods should not try again before others.
@@ -102,7 +97,6 @@ func (s *Shared) start(ctx context.Context, handle fwk.Handle, args *config.Devi
 func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.DeviceClaimsArgs) error {
 	registerMetrics()
 	s.factory = handle.SharedInformerFactory()
-	s.fieldManager = newFieldManager()
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	s.store = inventory.NewStore(inventory.Options{OwnTaint: ownership.TaintKey, Features: inventory.Features{
 		PartitionableDevices:    enabled(features.DRAPartitionableDevices),
@@ -115,10 +109,10 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	}})
 	caches.store.Store(s.store)
 	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
-	s.places, s.turns, s.doubts = newPlaces(s.tracker.Get), newTurns(), newDoubts(s.tracker.Get)
 	pods := s.factory.Core().V1().Pods().Lister()
 	s.attempts, s.elsewhere, s.leaving, s.trial = newAttempts(), newElsewhere(pods), newLeavingClaims(), &trial{}
 	s.waiting = newWaitingPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
+	s.books = newBooks(s.ctx, s.tracker, s.waiting.watch)
 	s.nominations = newNominations(pods, s.waiting.NominationEnded, s.waiting.NominationLost)
 	s.recorded = newRecordedPods(pods)
 	s.gated = newGatedPods(pods)

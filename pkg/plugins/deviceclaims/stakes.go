@@ -10,7 +10,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
 	"stowage.dev/stowage/pkg/tracker"
@@ -80,11 +79,6 @@ func (s *stakes) budgetFor(nominee *v1.Pod) *budget {
 	return b
 }
 
-// usesDevices tells whether a pod may hold devices, from what the pod says itself.
-func usesDevices(pod *v1.Pod) bool {
-	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil || asksForExtended(pod)
-}
-
 // ofPod returns the stakes that a pod has a part in.
 func (s *stakes) ofPod(pod *v1.Pod) []*stake {
 	s.mutex.Lock()
@@ -112,20 +106,6 @@ func (s *stakes) ofPod(pod *v1.Pod) []*stake {
 	}
 	s.byPod[pod.UID] = found
 	return found
-}
-
-// claimsNamedBy returns the names of the claims that a pod uses, as far as they have been made.
-func claimsNamedBy(pod *v1.Pod) []string {
-	var names []string
-	for i := range pod.Spec.ResourceClaims {
-		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
-			names = append(names, *name)
-		}
-	}
-	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
-		names = append(names, extended.ResourceClaimName)
-	}
-	return names
 }
 
 // ofClaim returns the stake of a claim, nil if it holds nothing or is the pod's own.

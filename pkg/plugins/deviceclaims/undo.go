@@ -39,19 +39,19 @@ var undoPauses = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter
 // pod may have been sent to be bound.
 //
 // It returns the claims that keep what was written.
-func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, node string, writes []*claimWrite, sent bool) sets.Set[types.UID] {
+func (b *binder) undo(ctx context.Context, pod *v1.Pod, node string, writes []*claimWrite, sent bool) sets.Set[types.UID] {
 	kept := sets.New[types.UID]()
-	writes = slices.DeleteFunc(slices.Clone(writes), func(w *claimWrite) bool { return w.made == made{} && w.unanswered == nil })
+	writes = slices.DeleteFunc(slices.Clone(writes), func(w *claimWrite) bool { return !w.mayStand() })
 	if len(writes) == 0 {
 		return kept
 	}
 	// The scheduling cycle's context may have ended, which may be why the pod is unreserved.
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
-	defer context.AfterFunc(pl.shared.ctx, cancel)()
+	defer context.AfterFunc(b.ended, cancel)()
 
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(pod))
-	keep, err := pl.hasNode(klog.NewContext(ctx, logger), pod, sent)
+	keep, err := b.hasNode(klog.NewContext(ctx, logger), pod, sent)
 	switch {
 	case err != nil:
 		logger.Error(err, "Cannot find out whether a pod is bound, its claims stay allocated and reserved for it")
@@ -66,7 +66,7 @@ func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, node string, writes []*
 		// What is reserved for the group may be in use by its other pods. If it is not, and the group does not fit with it, it is given
 		// up by PodGroupPostFilter.
 		keep := keep || w.user.UID != pod.UID
-		err := pl.undoWrite(klog.NewContext(ctx, logger), w, keep)
+		err := b.undoWrite(klog.NewContext(ctx, logger), w, keep)
 		countUndo(keep, err)
 		if err != nil {
 			logger.Error(err, "Cannot take back allocation and reservation of a claim, the pod will use them when it is tried again")
@@ -83,17 +83,17 @@ func (pl *Plugin) undo(ctx context.Context, pod *v1.Pod, node string, writes []*
 // If the pod was sent to be bound, and only the answer is missing, that may take effect later. Unlike a write of a claim it
 // cannot be barred, because it asks for no resource version. So it is waited for, and what comes later still binds a
 // pod without devices, which the kubelet does not start.
-func (pl *Plugin) hasNode(ctx context.Context, pod *v1.Pod, sent bool) (bool, error) {
-	state, err := pl.readPod(ctx, pod)
+func (b *binder) hasNode(ctx context.Context, pod *v1.Pod, sent bool) (bool, error) {
+	state, err := b.readPod(ctx, pod)
 	if err != nil || state != podWaits || !sent {
 		return state == podBound, err
 	}
 	select {
-	case <-pl.clock.After(pl.bindingGrace):
+	case <-b.clock.After(b.grace):
 	case <-ctx.Done():
 		return false, ctx.Err()
 	}
-	state, err = pl.readPod(ctx, pod)
+	state, err = b.readPod(ctx, pod)
 	return state == podBound, err
 }
 
@@ -111,10 +111,10 @@ const (
 	podBound
 )
 
-func (pl *Plugin) readPod(ctx context.Context, pod *v1.Pod) (podState, error) {
+func (b *binder) readPod(ctx context.Context, pod *v1.Pod) (podState, error) {
 	state := podUnknown
-	err := pl.persist(ctx, func() bool { return false }, func(ctx context.Context) error {
-		current, err := pl.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	err := b.persist(ctx, func() bool { return false }, func(ctx context.Context) error {
+		current, err := b.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 			state = podGone
@@ -136,16 +136,16 @@ func (pl *Plugin) readPod(ctx context.Context, pod *v1.Pod) (podState, error) {
 
 // undoWrite takes back one write, or with keep only finds out what has become of it. As long as that is not known
 // it goes on trying, because until then the claim's devices must not go to anybody else.
-func (pl *Plugin) undoWrite(ctx context.Context, w *claimWrite, keep bool) error {
+func (b *binder) undoWrite(ctx context.Context, w *claimWrite, keep bool) error {
 	claim := w.written
 	if w.unanswered != nil {
 		claim = nil
 	}
-	return pl.persist(ctx, func() bool { return w.unanswered != nil }, func(ctx context.Context) error {
+	return b.persist(ctx, func() bool { return w.unanswered != nil }, func(ctx context.Context) error {
 		base := claim
 		claim = nil // the next time it is read
 		if base == nil {
-			read, err := pl.read(ctx, w.planned)
+			read, err := b.read(ctx, w.planned)
 			if apierrors.IsNotFound(err) {
 				w.unanswered = nil
 				return nil
@@ -155,14 +155,14 @@ func (pl *Plugin) undoWrite(ctx context.Context, w *claimWrite, keep bool) error
 			}
 			base = read
 		}
-		return pl.writeUndo(ctx, w, base, keep)
+		return b.writeUndo(ctx, w, base, keep)
 	})
 }
 
 // writeUndo takes back what w did to the claim, with the claim's resource version as the precondition.
-func (pl *Plugin) writeUndo(ctx context.Context, w *claimWrite, claim *resourceapi.ResourceClaim, keep bool) error {
-	client := pl.client.ResourceV1().ResourceClaims(claim.Namespace)
-	options := metav1.UpdateOptions{FieldManager: pl.shared.fieldManager}
+func (b *binder) writeUndo(ctx context.Context, w *claimWrite, claim *resourceapi.ResourceClaim, keep bool) error {
+	client := b.client.ResourceV1().ResourceClaims(claim.Namespace)
+	options := metav1.UpdateOptions{FieldManager: b.fieldManager}
 	if claim.UID == w.planned.UID && w.unanswered != nil && w.unanswered.ResourceVersion == claim.ResourceVersion {
 		barred := barring(w, claim)
 		if barred == nil {
@@ -175,11 +175,11 @@ func (pl *Plugin) writeUndo(ctx context.Context, w *claimWrite, claim *resourcea
 			return err
 		}
 		w.unanswered = nil
-		pl.assume(ctx, updated)
+		b.assume(ctx, updated)
 		return nil
 	}
 	w.unanswered = nil
-	restored := restoring(w, claim, pl.shared.fieldManager)
+	restored := restoring(w, claim, b.fieldManager)
 	if restored == nil || keep {
 		return nil
 	}
@@ -188,7 +188,7 @@ func (pl *Plugin) writeUndo(ctx context.Context, w *claimWrite, claim *resourcea
 	if err != nil {
 		return err
 	}
-	pl.assume(ctx, updated)
+	b.assume(ctx, updated)
 	return nil
 }
 
@@ -234,11 +234,11 @@ func restoring(w *claimWrite, claim *resourceapi.ResourceClaim, manager string) 
 
 // persist calls try until it succeeds, with pauses except after a conflict. It gives up when undoTimeout has passed and
 // unsure is false, or when the scheduler ends.
-func (pl *Plugin) persist(ctx context.Context, unsure func() bool, try func(context.Context) error) error {
-	deadline := pl.clock.Now().Add(undoTimeout)
+func (b *binder) persist(ctx context.Context, unsure func() bool, try func(context.Context) error) error {
+	deadline := b.clock.Now().Add(undoTimeout)
 	var last error
 	said := ""
-	err := pl.undoPauses.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
+	err := b.undoPauses.DelayFunc().Until(ctx, true, true, func(ctx context.Context) (bool, error) {
 		for range undoConflicts {
 			requestCtx, cancel := context.WithTimeout(ctx, undoRequestTimeout)
 			last = try(requestCtx)
@@ -250,7 +250,7 @@ func (pl *Plugin) persist(ctx context.Context, unsure func() bool, try func(cont
 		switch {
 		case last == nil:
 			return true, nil
-		case !unsure() && pl.clock.Now().After(deadline):
+		case !unsure() && b.clock.Now().After(deadline):
 			return false, last
 		case ctx.Err() == nil && !apierrors.IsConflict(last) && failureOf(last) != said:
 			// While a write is unanswered there is no deadline, and its devices go to nobody: what does not pass must be seen.

@@ -365,7 +365,7 @@ func TestUnreserveWaitsForABindingThatIsUnderWay(t *testing.T) {
 			}
 			h := newHarness(t, w)
 			clock := testingclock.NewFakeClock(time.Now())
-			h.plugin.clock, h.plugin.bindingGrace = clock, bindingGrace
+			h.plugin.binder.clock, h.plugin.binder.grace = clock, bindingGrace
 			a := h.filterAll(pod("p", "c")).reserve("node-a")
 			if tc.fails {
 				h.api.afterWrite(func(request string) error {

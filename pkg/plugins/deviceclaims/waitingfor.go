@@ -56,7 +56,7 @@ func (pl *Plugin) placesOf(pod *v1.Pod, a *asked) map[types.UID]int {
 		case pc.claim.Status.Allocation == nil:
 			places[pc.claim.UID] = 1
 		default:
-			places[pc.claim.UID] = pl.shared.places.left(pc.claim, pod.UID)
+			places[pc.claim.UID] = pl.shared.books.places.left(pc.claim, pod.UID)
 		}
 	}
 	return places
@@ -112,16 +112,16 @@ func (pl *Plugin) question(ctx context.Context, pod *v1.Pod, a *asked, inv *inve
 	}
 	var state []byte
 	for _, pc := range a.claims {
-		broken, adoptedUntil := pl.bindingBroken(pc.claim), pl.adoptedUntil(pc.claim, pod.UID, pc.user.UID)
+		broken, adoptedUntil := pl.binder.bindingBroken(pc.claim), pl.binder.adoptedUntil(pc.claim, pod.UID, pc.user.UID)
 		state = fmt.Appendf(state, "%s/%x/%t/%t;", pc.claim.UID, allocationHash(pc.claim), broken, !adoptedUntil.IsZero())
 		if !broken {
-			q.ChangesAt = sooner(q.ChangesAt, pl.bindingDeadline(pc.claim))
+			q.ChangesAt = sooner(q.ChangesAt, pl.binder.bindingDeadline(pc.claim))
 		}
 		q.ChangesAt = sooner(q.ChangesAt, adoptedUntil)
 	}
 	for _, claim := range a.extended.made() {
 		state = fmt.Appendf(state, "%s/%s;", claim.Namespace, claim.Name)
-		q.ChangesAt = sooner(q.ChangesAt, pl.adoptedUntil(claim, pod.UID))
+		q.ChangesAt = sooner(q.ChangesAt, pl.binder.adoptedUntil(claim, pod.UID))
 	}
 	if err != nil {
 		state = append(state, err.Error()...)

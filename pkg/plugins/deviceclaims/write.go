@@ -9,14 +9,11 @@ import (
 	"time"
 
 	resourceapi "k8s.io/api/resource/v1"
-	apiequality "k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
-
-	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
 // claimWrite is what PreBind does to one claim.
@@ -41,6 +38,12 @@ type claimWrite struct {
 	unanswered *resourceapi.ResourceClaim
 }
 
+// mayStand tells whether something of the write is, or may be, in the claim.
+func (w *claimWrite) mayStand() bool { return w.made != made{} || w.unanswered != nil }
+
+// hasReserved tells whether the claim's reservation for the user is this write's doing.
+func (w *claimWrite) hasReserved() bool { return w.made.reservation }
+
 // result is what the claim has allocated when the write is done.
 func (w *claimWrite) result() *resourceapi.AllocationResult {
 	if w.allocation != nil {
@@ -55,24 +58,24 @@ var bindPauses = wait.Backoff{Duration: 10 * time.Millisecond, Factor: 1.6, Jitt
 
 // bindClaim makes sure that the claim has the allocation, the finalizer and the reservation. Pods of this process that share the claim
 // do so one after the other, each on what the one before has written.
-func (pl *Plugin) bindClaim(ctx context.Context, w *claimWrite) error {
-	done, err := pl.shared.turns.take(ctx, w.planned.UID)
+func (b *binder) bindClaim(ctx context.Context, w *claimWrite) error {
+	done, err := b.turns.take(ctx, w.planned.UID)
 	if err != nil {
 		return err
 	}
 	defer done()
 	// Benign changes, such as labels, may come in between. Then everything is looked at anew.
-	get := pl.known
-	err = retry.RetryOnConflict(pl.bindPauses, func() error {
+	get := b.known
+	err = retry.RetryOnConflict(b.bindPauses, func() error {
 		claim, err := get(ctx, w.planned)
-		get = pl.read
+		get = b.read
 		if err != nil {
 			return err
 		}
 		if err := checkUnchanged(claim, w); err != nil {
 			return err
 		}
-		return pl.writeBinding(ctx, w, claim.DeepCopy())
+		return b.writeBinding(ctx, w, claim.DeepCopy())
 	})
 	switch {
 	case apierrors.IsConflict(err):
@@ -82,7 +85,7 @@ func (pl *Plugin) bindClaim(ctx context.Context, w *claimWrite) error {
 	case err != nil:
 		return err
 	}
-	return pl.shared.tracker.Assume(w.written)
+	return b.claims.Assume(w.written)
 }
 
 // checkUnchanged fails if the claim is not any more what the pod was scheduled with.
@@ -113,19 +116,14 @@ func changeOf(claim *resourceapi.ResourceClaim, w *claimWrite) error {
 	return nil
 }
 
-// sameAllocation compares without the time of the allocation, which the writer adds.
-func sameAllocation(a, b *resourceapi.AllocationResult) bool {
-	return amount.Semantic.DeepEqual(a.Devices, b.Devices) && apiequality.Semantic.DeepEqual(a.NodeSelector, b.NodeSelector)
-}
-
 // writeBinding changes the claim in the API. claim is a copy.
-func (pl *Plugin) writeBinding(ctx context.Context, w *claimWrite, claim *resourceapi.ResourceClaim) error {
-	client := pl.client.ResourceV1().ResourceClaims(claim.Namespace)
-	options := metav1.UpdateOptions{FieldManager: pl.shared.fieldManager}
+func (b *binder) writeBinding(ctx context.Context, w *claimWrite, claim *resourceapi.ResourceClaim) error {
+	client := b.client.ResourceV1().ResourceClaims(claim.Namespace)
+	options := metav1.UpdateOptions{FieldManager: b.fieldManager}
 
 	// What looks like a conflict may have been the second try of a write whose first one took effect.
 	if w.unanswered != nil && w.unanswered.ResourceVersion != claim.ResourceVersion {
-		w.written, w.made, w.unanswered = claim.DeepCopy(), w.madeIn(claim, pl.shared.fieldManager), nil
+		w.written, w.made, w.unanswered = claim.DeepCopy(), w.madeIn(claim, b.fieldManager), nil
 	}
 
 	// Before the allocation: an allocated claim must not vanish while devices are prepared for it. And before the
@@ -148,7 +146,7 @@ func (pl *Plugin) writeBinding(ctx context.Context, w *claimWrite, claim *resour
 	now := w.made
 	if w.allocation != nil && claim.Status.Allocation == nil {
 		claim.Status.Allocation = w.allocation.DeepCopy()
-		claim.Status.Allocation.AllocationTimestamp = &metav1.Time{Time: pl.clock.Now()}
+		claim.Status.Allocation.AllocationTimestamp = &metav1.Time{Time: b.clock.Now()}
 		now.allocation = true
 	}
 	if !isReservedFor(claim, w.user.UID) {
@@ -158,7 +156,7 @@ func (pl *Plugin) writeBinding(ctx context.Context, w *claimWrite, claim *resour
 	}
 	switch {
 	case now == w.made && !w.made.reservation:
-		return pl.adopt(ctx, w, claim)
+		return b.adopt(ctx, w, claim)
 	case now == w.made:
 		w.written = claim
 		return nil
@@ -177,23 +175,23 @@ func (pl *Plugin) writeBinding(ctx context.Context, w *claimWrite, claim *resour
 }
 
 // known returns the newest object that the tracker knows for the claim's name.
-func (pl *Plugin) known(_ context.Context, claim *resourceapi.ResourceClaim) (*resourceapi.ResourceClaim, error) {
-	return pl.shared.tracker.Get(claim.Namespace, claim.Name)
+func (b *binder) known(_ context.Context, claim *resourceapi.ResourceClaim) (*resourceapi.ResourceClaim, error) {
+	return b.claims.Get(claim.Namespace, claim.Name)
 }
 
 // read returns the object that the API server has for the claim's name.
-func (pl *Plugin) read(ctx context.Context, claim *resourceapi.ResourceClaim) (*resourceapi.ResourceClaim, error) {
-	read, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+func (b *binder) read(ctx context.Context, claim *resourceapi.ResourceClaim) (*resourceapi.ResourceClaim, error) {
+	read, err := b.client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
-	pl.assume(ctx, read)
+	b.assume(ctx, read)
 	return read, nil
 }
 
 // assume tells the tracker of an object that the API server has sent. What it ignores is known to be outdated.
-func (pl *Plugin) assume(ctx context.Context, claim *resourceapi.ResourceClaim) {
-	if err := pl.shared.tracker.Assume(claim); err != nil {
+func (b *binder) assume(ctx context.Context, claim *resourceapi.ResourceClaim) {
+	if err := b.claims.Assume(claim); err != nil {
 		klog.FromContext(ctx).V(4).Info("Claim is outdated", "claim", klog.KObj(claim), "reason", err.Error())
 	}
 }

@@ -90,20 +90,28 @@ func deviceStatus(claim *resourceapi.ResourceClaim, result *resourceapi.DeviceRe
 
 // bindingBroken tells whether the allocated devices of a claim have failed to become ready, or took too long.
 // Then the claim has to be allocated anew.
-func (pl *Plugin) bindingBroken(claim *resourceapi.ResourceClaim) bool {
-	if !pl.features.DeviceBindingConditions || claim.Status.Allocation == nil {
-		return false
+func (b *binder) bindingBroken(claim *resourceapi.ResourceClaim) bool {
+	return b.whyBroken(claim) != ""
+}
+
+// whyBroken says why, "" if that is not so.
+func (b *binder) whyBroken(claim *resourceapi.ResourceClaim) string {
+	if !b.conditions || claim.Status.Allocation == nil {
+		return ""
 	}
-	r := readinessOf(claim, pl.bindingTimeout)
-	return r.failed != "" || !r.deadline.IsZero() && pl.clock.Now().After(r.deadline)
+	r := readinessOf(claim, b.timeout)
+	if r.failed == "" && (r.deadline.IsZero() || !b.clock.Now().After(r.deadline)) {
+		return ""
+	}
+	return r.why(b.timeout)
 }
 
 // bindingDeadline is the moment from which on the claim's devices have taken too long, zero if there is none.
-func (pl *Plugin) bindingDeadline(claim *resourceapi.ResourceClaim) time.Time {
-	if !pl.features.DeviceBindingConditions || claim.Status.Allocation == nil {
+func (b *binder) bindingDeadline(claim *resourceapi.ResourceClaim) time.Time {
+	if !b.conditions || claim.Status.Allocation == nil {
 		return time.Time{}
 	}
-	deadline := readinessOf(claim, pl.bindingTimeout).deadline
+	deadline := readinessOf(claim, b.timeout).deadline
 	if deadline.IsZero() {
 		return deadline
 	}
@@ -118,45 +126,23 @@ type notReadyError struct {
 
 func (e *notReadyError) Error() string { return e.reason }
 
-// waitForBindingConditions waits until the devices of all claims are ready.
-func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *cycle) error {
-	if !pl.features.DeviceBindingConditions {
-		return nil
-	}
-	start := pl.clock.Now()
-	for _, pc := range c.bindingClaims() {
-		allocation := c.binding.allocation(pc.claim)
-		if allocation == nil {
-			allocation = pc.claim.Status.Allocation
-		}
-		if !slices.ContainsFunc(allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
-			return len(result.BindingConditions) > 0
-		}) {
-			continue
-		}
-		if err := pl.waitForClaim(ctx, pod, pc, start); err != nil {
-			return fmt.Errorf("claim %s: wait for binding conditions: %w", klog.KObj(pc.claim), err)
-		}
-	}
-	return nil
-}
-
-func (pl *Plugin) waitForClaim(ctx context.Context, pod *v1.Pod, pc podClaim, start time.Time) error {
-	claim := pc.claim
+// waitUntilReady waits until the claim's devices are ready for the pod. user is whom the claim is reserved for; start is when the waiting for all
+// of the pod's claims began, which counts if the claim does not say when it was allocated.
+func (b *binder) waitUntilReady(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, user types.UID, start time.Time) error {
 	name := types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
 	for told := false; ; told = true {
 		// Watched before it is looked at, so that no change is missed.
-		changed := pl.shared.waiting.watch(name)
-		current, err := pl.shared.tracker.Get(claim.Namespace, claim.Name)
+		changed := b.changed(name)
+		current, err := b.claims.Get(claim.Namespace, claim.Name)
 		switch {
 		case apierrors.IsNotFound(err):
 			return postpone(reasonClaimChanged, claim, errors.New("was deleted while the pod was bound"))
 		case err != nil:
 			return err
-		case current.UID != claim.UID || !isReservedFor(current, pc.user.UID) || current.Status.Allocation == nil:
+		case current.UID != claim.UID || !isReservedFor(current, user) || current.Status.Allocation == nil:
 			return postpone(reasonClaimChanged, claim, errors.New("the reservation was lost"))
 		}
-		r := readinessOf(current, pl.bindingTimeout)
+		r := readinessOf(current, b.timeout)
 		if r.failed != "" {
 			return &notReadyError{r.failed, r.pending}
 		}
@@ -164,17 +150,17 @@ func (pl *Plugin) waitForClaim(ctx context.Context, pod *v1.Pod, pc podClaim, st
 			return nil
 		}
 		if r.deadline.IsZero() {
-			r.deadline = start.Add(pl.bindingTimeout)
+			r.deadline = start.Add(b.timeout)
 		}
-		left := r.deadline.Sub(pl.clock.Now())
+		left := r.deadline.Sub(b.clock.Now())
 		if left <= 0 {
-			return &notReadyError{r.why(pl.bindingTimeout), r.pending}
+			return &notReadyError{r.why(b.timeout), r.pending}
 		}
 		if !told {
-			pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(regarding(pod), claimReference(name), v1.EventTypeNormal, "BindingConditionsPending", "Scheduling",
+			b.events().WithLogger(klog.FromContext(ctx)).Eventf(regarding(pod), claimReference(name), v1.EventTypeNormal, "BindingConditionsPending", "Scheduling",
 				"waiting up to %s for the devices of claim %s to become ready", left.Round(time.Second), name)
 		}
-		timer := pl.clock.NewTimer(left)
+		timer := b.clock.NewTimer(left)
 		select {
 		case <-ctx.Done():
 			timer.Stop()

@@ -7,11 +7,8 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
-	"k8s.io/kubernetes/pkg/features"
 )
 
 // claimName is a claim that a pod uses.
@@ -51,41 +48,10 @@ func claimNames(pod *v1.Pod) ([]claimName, error) {
 	return once, nil
 }
 
-// claimOf returns the newest known object of a claim, if the pod may use it.
-func (s *Shared) claimOf(pod *v1.Pod, name claimName) (*resourceapi.ResourceClaim, error) {
-	claim, err := s.tracker.Get(name.Namespace, name.Name)
-	switch {
-	case apierrors.IsNotFound(err):
-		return nil, &unusableError{reasonClaimMissing, name, fmt.Errorf("claim %s does not exist", name)}
-	case err != nil:
-		return nil, fmt.Errorf("claim %s: %w", name, err)
-	case claim.DeletionTimestamp != nil:
-		return nil, &unusableError{reasonClaimEnds, name, fmt.Errorf("claim %s is being deleted", name)}
-	}
-	if name.generated {
-		if err := resourceclaim.IsForPod(pod, claim, enabled(features.DRAWorkloadResourceClaims)); err != nil {
-			return nil, &unusableError{reasonClaimOfAnother, name, err}
-		}
-	}
-	return claim, nil
-}
-
 func namespacedNames(names []claimName) []types.NamespacedName {
 	out := make([]types.NamespacedName, len(names))
 	for i, name := range names {
 		out[i] = name.NamespacedName
 	}
 	return out
-}
-
-// removeUser takes a pod or a group out of those that the claim is reserved for.
-func removeUser(claim *resourceapi.ResourceClaim, user types.UID) {
-	claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
-		return ref.UID == user
-	})
-}
-
-// isReservedFor tells whether the claim is reserved for a pod or a group.
-func isReservedFor(claim *resourceapi.ResourceClaim, user types.UID) bool {
-	return slices.ContainsFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool { return ref.UID == user })
 }

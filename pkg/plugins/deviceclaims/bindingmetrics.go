@@ -1,0 +1,55 @@
+package deviceclaims
+
+import (
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/component-base/metrics"
+)
+
+// Values of the label "write".
+const (
+	writeFinalizer    = "finalizer"
+	writeAdoption     = "adoption"
+	writeAllocation   = "allocation"
+	writeDeallocation = "deallocation"
+	writeUndo         = "undo"
+	writeWithdrawal   = "withdrawal"
+	writeCreation     = "creation"
+	writeDeletion     = "deletion"
+)
+
+var (
+	claimWritesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      "stowage_scheduler",
+		Name:           "claim_writes_total",
+		Help:           "Number of writes to ResourceClaims, by what was written and result: success, conflict or error.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"write", "result"})
+	claimUndosTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      "stowage_scheduler",
+		Name:           "claim_undos_total",
+		Help:           "Number of times that what was written to a claim was to be taken back, by result: done, kept (the pod is bound, or may be), or failed.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"result"})
+)
+
+func countWrite(write string, err error) {
+	result := "success"
+	switch {
+	case apierrors.IsConflict(err):
+		result = "conflict"
+	case err != nil:
+		result = "error"
+	}
+	claimWritesTotal.WithLabelValues(write, result).Inc()
+}
+
+func countUndo(kept bool, err error) {
+	result := "done"
+	switch {
+	case err != nil:
+		result = "failed"
+	case kept:
+		result = "kept"
+	}
+	claimUndosTotal.WithLabelValues(result).Inc()
+}
