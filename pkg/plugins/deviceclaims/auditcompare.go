@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/audit"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -105,7 +106,7 @@ func (a *auditor) reportComparison(logger klog.Logger, version string, err error
 		comparisonsTotal.WithLabelValues("error").Inc()
 	}
 	before := a.failing
-	a.failing = failureOf(err)
+	a.failing = podevents.Failure(err)
 	switch {
 	case a.failing == before:
 	case err != nil:

@@ -21,6 +21,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -107,14 +108,14 @@ func TestABoundPodOfTheGroupIsFoundOnAnyPage(t *testing.T) {
 				}
 				return true, list, nil
 			})
-			err := h.plugin.binder.checkGroupUnbound(h.ctx, member(pod("p", "common")), claim("common"))
-			var found *boundError
+			err := h.plugin.binder.CheckGroupUnbound(h.ctx, member(pod("p", "common")), claim("common"))
+			var found *binding.BoundError
 			if errors.As(err, &found) != (bound < pages) || err != nil && found == nil {
 				t.Errorf("%v, want that a bound pod is found: %t", err, bound < pages)
 			}
 			mutex.Lock()
 			defer mutex.Unlock()
-			if want := fmt.Sprintf("500 from %q, fields %s", "", podsThatRun); asked[0] != want {
+			if want := fmt.Sprintf("500 from %q, fields %s", "", binding.PodsThatRun); asked[0] != want {
 				t.Errorf("first request %s, want %s", asked[0], want)
 			}
 			if bound == pages && len(asked) != pages {

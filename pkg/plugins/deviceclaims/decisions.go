@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -18,12 +19,12 @@ import (
 func (pl *Plugin) logGivenBack(
 	ctx context.Context, pod *v1.Pod, node string, claim *resourceapi.ResourceClaim, allocation *resourceapi.AllocationResult, why string,
 ) {
-	line := givenBackLine
+	line := decisions.GivenBack
 	held := pl.shared.tracker.Holding(usage.ClaimRef{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID})
 	if held.InFlight != nil || held.Claim != nil && held.Claim.Status.Allocation != nil {
-		line = leftLine
+		line = decisions.Left
 	}
-	logDecision(ctx, line, pod, node, claim, allocation, why)
+	decisions.Log(ctx, line, pod, node, claim, allocation, why)
 }
 
 // whyChosen says by which rule the devices were chosen.
@@ -42,7 +43,7 @@ func (c *cycle) whyChosen(pod *v1.Pod, node string) string {
 }
 
 // whyGivenBack says why what was done for a pod is undone.
-func (b *binding) whyGivenBack() string {
+func (b *progress) whyGivenBack() string {
 	switch {
 	case b.why != "":
 		return b.why
@@ -53,16 +54,16 @@ func (b *binding) whyGivenBack() string {
 }
 
 // taken are the claims that were allocated or reserved for the pod, the last one first: written, or in flight.
-func (b *binding) taken() []tracker.Reservation {
+func (b *progress) taken() []tracker.Reservation {
 	var taken []tracker.Reservation
 	known := sets.New[types.UID]()
 	for _, w := range slices.Backward(b.writes) {
-		known.Insert(w.planned.UID)
-		stoodThere := w.allocation == nil || w.written != nil // else the API server has refused it, which is the end of what was in flight
-		if !w.mayStand() && !w.withdrawn && stoodThere {
+		known.Insert(w.Planned.UID)
+		stoodThere := w.Allocation == nil || w.Written != nil // else the API server has refused it, which is the end of what was in flight
+		if !w.MayStand() && !w.Withdrawn && stoodThere {
 			continue
 		}
-		taken = append(taken, tracker.Reservation{Claim: w.planned, Allocation: w.result()})
+		taken = append(taken, tracker.Reservation{Claim: w.Planned, Allocation: w.Result()})
 	}
 	for _, r := range slices.Backward(b.reserved) {
 		if !known.Has(r.Claim.UID) {

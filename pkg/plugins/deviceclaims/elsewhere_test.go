@@ -26,13 +26,13 @@ func attachable(name string) resourceapi.Device {
 func (h *harness) tooLate(p *v1.Pod, node string) []string {
 	h.t.Helper()
 	clock := testingclock.NewFakeClock(time.Now())
-	h.plugin.binder.clock = clock
+	h.plugin.binder.Clock = clock
 	a := h.filterAll(p).reserve(node)
 	done := make(chan *fwk.Status)
 	go func() { done <- a.preBind(node) }()
 	h.eventually("PreBind waits", clock.HasWaiters)
 	chosen := devicesOf(h.api.get("c"))
-	clock.Step(h.plugin.binder.timeout)
+	clock.Step(h.plugin.binder.Timeout)
 	if status := <-done; status.IsSuccess() {
 		h.t.Fatal("PreBind succeeded")
 	}
@@ -84,8 +84,8 @@ func TestPodIsTriedElsewhereFirst(t *testing.T) {
 	refused(map[string]string{"node-a": "", "node-b": ""})
 
 	fails("node-b", "gpu-0")
-	h.plugin.shared.elsewhere.podHandler().OnDelete(p)
-	if failed := h.plugin.shared.elsewhere.remembered(); failed != 0 {
+	h.plugin.shared.elsewhere.PodHandler().OnDelete(p)
+	if failed := h.plugin.shared.elsewhere.Remembered(); failed != 0 {
 		t.Errorf("what failed for a pod that is gone is kept: %v", failed)
 	}
 }
@@ -98,10 +98,10 @@ func TestWhatFailsForPodsThatAreGoneIsForgotten(t *testing.T) {
 	h := newHarness(t, w)
 	for i := range 3 {
 		gone := pod(fmt.Sprint("gone-", i), "c")
-		h.plugin.shared.elsewhere.podHandler().OnDelete(gone)
+		h.plugin.shared.elsewhere.PodHandler().OnDelete(gone)
 		h.tooLate(gone, "node-a")
 	}
-	if n := h.plugin.shared.elsewhere.remembered(); n > 1 {
+	if n := h.plugin.shared.elsewhere.Remembered(); n > 1 {
 		t.Errorf("what failed is kept for %d pods, none of which exists", n)
 	}
 }
@@ -168,7 +168,7 @@ func TestPreemptionLooksAtDevicesThatFailed(t *testing.T) {
 	w.pods = []*v1.Pod{low, p}
 	h := newHarness(t, w)
 	both := []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: "gpu-0"}, {Driver: testDriver, Pool: "node-b", Device: "gpu-1"}}
-	h.plugin.shared.elsewhere.add(p, "node-b", both)
+	h.plugin.shared.elsewhere.Add(p, "node-b", both)
 	a := h.filterAll(p)
 	if status := a.h.plugin.Filter(h.ctx, a.state, p, h.nodes[0]); status.Code() != fwk.Unschedulable {
 		t.Errorf("Filter: %v, want one that preemption may resolve", status)
@@ -196,7 +196,7 @@ func TestGroupsAvoidDevicesThatFailed(t *testing.T) {
 			h := newHarness(t, w)
 			p := pod("p", "c")
 			for _, device := range tc.failed {
-				h.plugin.shared.elsewhere.add(p, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
+				h.plugin.shared.elsewhere.Add(p, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
 			}
 			g := h.tryGroup(p)
 			g.wantNodes("node-b")
@@ -260,7 +260,7 @@ func TestAGroupThatDoesNotFitForgetsWhatFailed(t *testing.T) {
 			p, q := w.pods[0], w.pods[1]
 			for _, member := range []*v1.Pod{p, q} {
 				for _, device := range []string{"gpu-0", "gpu-2"} {
-					h.plugin.shared.elsewhere.add(member, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
+					h.plugin.shared.elsewhere.Add(member, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
 				}
 			}
 			for i, nodes := range tc.nodes {
@@ -275,14 +275,14 @@ func TestAGroupThatDoesNotFitForgetsWhatFailed(t *testing.T) {
 					}
 					return g.fitsAll(ctx)
 				})
-				if forgotten := h.plugin.shared.elsewhere.of(p.UID) == nil; forgotten != tc.forget[i] {
+				if forgotten := h.plugin.shared.elsewhere.Of(p.UID) == nil; forgotten != tc.forget[i] {
 					t.Errorf("attempt %d: p has forgotten: %t, want %t", i, forgotten, tc.forget[i])
 				}
 				if tc.forget[i] && status.Code() != fwk.UnschedulableAndUnresolvable {
 					t.Errorf("attempt %d: PodGroupPostFilter: %v, though the group may fit now", i, status)
 				}
 			}
-			if h.plugin.shared.elsewhere.of(q.UID) == nil {
+			if h.plugin.shared.elsewhere.Of(q.UID) == nil {
 				t.Error("a pod forgets what failed for it though that kept nobody away: it has found no node itself")
 			}
 		})

@@ -22,6 +22,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/twopaths"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -153,7 +154,7 @@ func (pl *Plugin) askExtended(pod *v1.Pod, names []v1.ResourceName, a *asked, in
 	if err != nil {
 		return err
 	}
-	a.claims = append(a.claims, podClaim{claim: adopted, nodes: nodes, user: userOf(pod)})
+	a.claims = append(a.claims, podClaim{claim: adopted, nodes: nodes, user: podclaims.UserOf(pod)})
 	return nil
 }
 
@@ -161,7 +162,7 @@ func (pl *Plugin) askExtended(pod *v1.Pod, names []v1.ResourceName, a *asked, in
 func (pl *Plugin) planExtended(pod *v1.Pod, names []v1.ResourceName) *extendedPlan {
 	e := &extendedPlan{
 		pod: pod, names: names, backed: sets.New[v1.ResourceName](),
-		recorded: pl.shared.recorded.has(pod),
+		recorded: pl.shared.recorded.Has(pod),
 		unborn:   unbornClaim(pod),
 		variants: map[string]*variant{},
 	}
@@ -190,7 +191,7 @@ func unbornClaim(pod *v1.Pod) *resourceapi.ResourceClaim {
 // unbornFor returns the claim that will be made for the extended resources of another pod if it comes to the node, nil
 // if it needs none there or has one already.
 func (pl *Plugin) unbornFor(pod *v1.Pod, node *v1.Node) *resourceapi.ResourceClaim {
-	if !asksForExtended(pod) || len(pl.madeFor(pod)) > 0 || len(pl.shared.tracker.InFlightFor(pod.UID)) > 0 {
+	if !podclaims.AsksForExtended(pod) || len(pl.madeFor(pod)) > 0 || len(pl.shared.tracker.InFlightFor(pod.UID)) > 0 {
 		return nil
 	}
 	var backings []backing
@@ -210,7 +211,7 @@ func (pl *Plugin) unbornFor(pod *v1.Pod, node *v1.Node) *resourceapi.ResourceCla
 // mayAdopt tells whether the claim of an earlier attempt may be used as it is, as far as it can be told without
 // a node. The scheduler may have ended between the claim's allocation and the pod's binding.
 func mayAdopt(claim *resourceapi.ResourceClaim, pod *v1.Pod) bool {
-	return claim.DeletionTimestamp == nil && claim.Status.Allocation != nil && usedOnlyBy(claim, pod.UID)
+	return claim.DeletionTimestamp == nil && claim.Status.Allocation != nil && podclaims.UsedOnlyBy(claim, pod.UID)
 }
 
 // requestsOn says what a node has to satisfy. The status refuses the node.

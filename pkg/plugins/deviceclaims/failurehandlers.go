@@ -8,6 +8,8 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
 
 // HandleFailures returns a scheduler's failure handler that has its say in what is told of pods: kube-scheduler would tell each of them of
@@ -19,11 +21,11 @@ func (s *Shared) HandleFailures(next scheduler.FailureHandlerFn) scheduler.Failu
 	) {
 		status = withoutVainPreemption(status)
 		postponed := postponedIn(status)
-		if postponed == nil || postponed.reason != reasonDeallocation {
+		if postponed == nil || postponed.Reason != podevents.ReasonDeallocation {
 			s.nominations.endWait(pod.Pod.UID)
 		}
 		if postponed != nil {
-			toldBefore := postponed.reason == reasonDeallocation && !s.nominations.beginWait(pod.Pod)
+			toldBefore := postponed.Reason == podevents.ReasonDeallocation && !s.nominations.beginWait(pod.Pod)
 			profile = retelling{profile, postponed, toldBefore}
 		}
 		next(ctx, profile, pod, status, nominating, start)

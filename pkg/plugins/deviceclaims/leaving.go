@@ -22,9 +22,9 @@ func (pl *Plugin) awaitLeaving(ctx context.Context, c *cycle, pod *v1.Pod) (*fwk
 		return nil, nil
 	}
 	// First noted, then looked: what has changed before the note is seen now, and what changes later wakes the pod.
-	pl.shared.leaving.add(pl.handle, pod, uidsOf(leaving))
+	pl.shared.leaving.Add(pl.handle, pod, uidsOf(leaving))
 	if slices.ContainsFunc(leaving, pl.hasChanged) {
-		pl.shared.leaving.remove(pod.UID)
+		pl.shared.leaving.Remove(pod.UID)
 		tryAtOnce(ctx, pl.handle, pod)
 	}
 	// The nomination is said again: the scheduler takes it from the pod's status otherwise, where it may not be yet.

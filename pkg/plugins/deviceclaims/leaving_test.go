@@ -242,7 +242,7 @@ func TestCancelledBindingsAreLeaving(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(h.ctx)
 			defer cancel(nil)
 			if tc.begun {
-				h.plugin.shared.attempts.preBind(ctx, low.UID)
+				h.plugin.shared.attempts.PreBind(ctx, low.UID)
 			}
 			if tc.cancel != nil {
 				cancel(tc.cancel)
@@ -299,11 +299,11 @@ func TestAttemptsEnd(t *testing.T) {
 	a.bind("node-b")
 	h.plugin.PostBind(h.ctx, a.state, bound, "node-b")
 	b := h.filterAll(failed).reserve("node-b")
-	if h.plugin.shared.attempts.of(failed.UID) == nil {
+	if h.plugin.shared.attempts.Of(failed.UID) == nil {
 		t.Error("the attempt of a pod with devices in flight is not known")
 	}
 	b.unreserve("node-b")
-	if n := h.plugin.shared.attempts.remembered(); n != 0 {
+	if n := h.plugin.shared.attempts.Remembered(); n != 0 {
 		t.Errorf("%d attempts are left", n)
 	}
 }

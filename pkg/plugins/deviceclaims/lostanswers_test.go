@@ -12,19 +12,22 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	fwk "k8s.io/kube-scheduler/framework"
 	testingclock "k8s.io/utils/clock/testing"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
 // The scheduler ends while the binding of a pod is under way: the claim for the pod's extended resources stays, as all its claims do.
 func TestShutdownKeepsTheExtendedClaimOfAPodThatMayBeBound(t *testing.T) {
 	p := containersPod("a=1")
 	h := newHarness(t, extendedWorld(p))
-	h.plugin.binder.grace = patience
+	h.plugin.binder.Grace = patience
 	a := h.filterAll(p)
 	a.bind("node-a")
 	h.cancel()
 	a.unreserve("node-a")
 	claims := h.extendedClaims()
-	if len(claims) != 1 || len(devicesOf(claims[0])) != 1 || !isReservedFor(claims[0], p.UID) {
+	if len(claims) != 1 || len(devicesOf(claims[0])) != 1 || !podclaims.IsReservedFor(claims[0], p.UID) {
 		t.Errorf("claims %v, want the one of the pod, allocated and reserved", claims)
 	}
 }
@@ -68,7 +71,7 @@ func TestALateDeallocationDoesNotTakeAClaimFromItsPod(t *testing.T) {
 			binds.filterAll(w.pods[0]).bind("node-a")
 			h.api.land()
 			h.wantState("c", state{[]string{"gpu-0"}, []string{user}})
-			if by := adoptionOf(h.api.get("c"), types.UID(user+"-uid")).by; by != binds.plugin.shared.books.fieldManager {
+			if by := binding.AdoptionOf(h.api.get("c"), types.UID(user+"-uid")).By; by != binds.plugin.shared.books.FieldManager {
 				t.Errorf("adopted by %q", by)
 			}
 		})
@@ -85,13 +88,13 @@ func TestALateWithdrawalDoesNotTakeAClaimFromItsPod(t *testing.T) {
 	w.claims[1] = claim("other", allocated("node-a", "gpu-0"), reservedFor("somebody"))
 	h := newHarness(t, w)
 	clock := testingclock.NewFakeClock(time.Now())
-	h.plugin.binder.clock = clock
+	h.plugin.binder.Clock = clock
 	h.statusWrites(errLate)
 	refuse := h.api.fault
 	h.api.onRequest(func(request string) error {
 		err := refuse(request)
 		if err != nil {
-			clock.Step(undoTimeout + 1)
+			clock.Step(binding.UndoTimeout + 1)
 		}
 		return err
 	})

@@ -7,6 +7,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -64,7 +65,7 @@ func countWakeUp(cause wakeup.Cause, placed bool) {
 }
 
 var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(allocationsTotal, allocationDuration, claimWritesTotal, claimUndosTotal, refusedNodesTotal, nodesDecidedAgain, waitingPodsGauge, wakeUpsTotal)
+	legacyregistry.MustRegister(allocationsTotal, allocationDuration, binding.WritesTotal, binding.UndosTotal, refusedNodesTotal, nodesDecidedAgain, waitingPodsGauge, wakeUpsTotal)
 	legacyregistry.MustRegister(doubleHeldDevices, doubleHoldsTotal, differencesGauge, comparisonsTotal, lastComparison, comparisonPeriod,
 		staleInFlight)
 	legacyregistry.CustomMustRegister(caches)

@@ -14,6 +14,7 @@ import (
 
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/source"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -75,7 +76,7 @@ func (n *nominations) keep(pod *v1.Pod, node string) bool {
 	known := n.byPod[pod.UID]
 	if known == nil {
 		known = &nomination{nodes: sets.New[string]()}
-		for _, name := range claimsNamedBy(pod) {
+		for _, name := range podclaims.NamedBy(pod) {
 			known.claims = append(known.claims, types.NamespacedName{Namespace: pod.Namespace, Name: name})
 		}
 		n.byPod[pod.UID] = known
@@ -120,7 +121,7 @@ func (n *nominations) podHandler() cache.ResourceEventHandler {
 			}
 			n.endWait(pod.UID)
 			n.end(pod.UID, all)
-			if before, known := oldObj.(*v1.Pod); known && usesDevices(pod) && isEnding(pod) && !isEnding(before) {
+			if before, known := oldObj.(*v1.Pod); known && podclaims.UsesDevices(pod) && isEnding(pod) && !isEnding(before) {
 				n.leaves(pod.Spec.NodeName)
 			}
 		},

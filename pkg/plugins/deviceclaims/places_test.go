@@ -104,7 +104,7 @@ func TestPodsThatShareAClaimAndAreBoundAtOnceDoNotConflict(t *testing.T) {
 	if updates != pods {
 		t.Errorf("%d writes for %d pods: %q", updates, pods, h.api.written())
 	}
-	if n := h.plugin.shared.books.remembered(); n != 0 {
+	if n := h.plugin.shared.books.Remembered(); n != 0 {
 		t.Errorf("%d claims are remembered although nobody is being bound", n)
 	}
 }

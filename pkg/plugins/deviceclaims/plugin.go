@@ -15,6 +15,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 )
 
 // Name is the plugin's name in scheduler configurations.
@@ -26,7 +27,7 @@ type Plugin struct {
 	client kubernetes.Interface
 	shared *Shared
 	fence  *fence.Fence // nil if it is disabled
-	binder *binder
+	binder *binding.Binder
 
 	features      allocator.Features
 	filterTimeout time.Duration
@@ -77,7 +78,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		shared:        shared,
 		fence:         newFence(shared.tracker, typed.Fence),
 		features:      features,
-		binder:        newBinder(shared.books, handle, features.DeviceBindingConditions, typed.BindingTimeout.Duration),
+		binder:        binding.New(shared.books, handle, features.DeviceBindingConditions, typed.BindingTimeout.Duration),
 		filterTimeout: typed.FilterTimeout.Duration,
 		policy:        policies[typed.ScoringStrategy.Devices],
 		scoring:       scorings[typed.ScoringStrategy.Type],

@@ -14,30 +14,32 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"stowage.dev/stowage/pkg/fence"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
 // asPostponed tells which failures of PreBind postpone the pod. Nil stands for all others, which are errors.
-func asPostponed(err error) *postponedError {
-	var known *postponedError
+func asPostponed(err error) *podevents.Postponed {
+	var known *podevents.Postponed
 	var lost *fence.YieldError
 	var changed *tracker.ClaimError
-	var notReady *notReadyError
-	var adopted *adoptedError
+	var notReady *binding.NotReadyError
+	var adopted *binding.AdoptedError
 	switch {
 	case errors.As(err, &known):
-		return &postponedError{known.eventType, known.reason, known.claim, err}
+		return &podevents.Postponed{EventType: known.EventType, Reason: known.Reason, Claim: known.Claim, Err: err}
 	case errors.Is(err, fence.ErrTimeout):
-		return &postponedError{eventType: v1.EventTypeWarning, reason: reasonFenceTimeout, err: err}
+		return &podevents.Postponed{EventType: v1.EventTypeWarning, Reason: podevents.ReasonFenceTimeout, Err: err}
 	case errors.As(err, &lost):
 		claim := types.NamespacedName{Namespace: lost.Claim.Namespace, Name: lost.Claim.Name}
-		return &postponedError{v1.EventTypeNormal, reasonLostRace, claim, err}
+		return &podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonLostRace, Claim: claim, Err: err}
 	case errors.As(err, &changed):
-		return &postponedError{eventType: v1.EventTypeNormal, reason: reasonClaimChanged, err: err}
+		return &podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonClaimChanged, Err: err}
 	case errors.As(err, &notReady):
-		return &postponedError{eventType: v1.EventTypeWarning, reason: reasonNotReady, err: err}
+		return &podevents.Postponed{EventType: v1.EventTypeWarning, Reason: podevents.ReasonNotReady, Err: err}
 	case errors.As(err, &adopted):
-		return &postponedError{eventType: v1.EventTypeNormal, reason: reasonLostRace, err: err}
+		return &podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonLostRace, Err: err}
 	}
 	return nil
 }
@@ -60,13 +62,13 @@ func statusOfBinding(pod *v1.Pod, node string, err error) *fwk.Status {
 
 // postponedIn finds out whether an attempt failed because the pod is postponed: PreFilter has refused it, or what comes after a node was
 // chosen; or PostFilter waits for claims that leave, which the framework passes on as a text. In all other failures nodes were looked at, and they count for many.
-func postponedIn(status *fwk.Status) *postponedError {
+func postponedIn(status *fwk.Status) *podevents.Postponed {
 	fit, ok := status.AsError().(*framework.FitError) //nolint:errorlint // as the framework does it
 	if !ok || fit.Diagnosis.NodeToStatus == nil {
 		return nil
 	}
 	if strings.Contains(fit.Diagnosis.PostFilterMsg, waitingForDeallocation) {
-		return &postponedError{eventType: v1.EventTypeNormal, reason: reasonDeallocation, err: errors.New(fit.Diagnosis.PostFilterMsg)}
+		return &podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonDeallocation, Err: errors.New(fit.Diagnosis.PostFilterMsg)}
 	}
 	var cause error
 	switch nodes := fit.Diagnosis.NodeToStatus; {
@@ -75,17 +77,17 @@ func postponedIn(status *fwk.Status) *postponedError {
 	case nodes.Len() == 1 && fit.NumAllNodes == 1:
 		nodes.ForEachExplicitNode(func(_ string, status *fwk.Status) { cause = status.AsError() })
 	}
-	var postponed *postponedError
+	var postponed *podevents.Postponed
 	if !errors.As(cause, &postponed) {
 		return nil
 	}
-	return &postponedError{postponed.eventType, postponed.reason, postponed.claim, cause}
+	return &podevents.Postponed{EventType: postponed.EventType, Reason: postponed.Reason, Claim: postponed.Claim, Err: cause}
 }
 
 // retelling is a profile whose events about a failed attempt have the type and reason of a postponement, unless that has been told before.
 type retelling struct {
 	framework.Framework
-	why        *postponedError
+	why        *podevents.Postponed
 	toldBefore bool
 }
 
@@ -96,7 +98,7 @@ func (p retelling) EventRecorder() events.EventRecorderLogger {
 
 type retellingRecorder struct {
 	events.EventRecorderLogger
-	why        *postponedError
+	why        *podevents.Postponed
 	toldBefore bool
 }
 
@@ -110,8 +112,8 @@ func (r retellingRecorder) Eventf(pod, related runtime.Object, _, _, action, _ s
 	if r.toldBefore {
 		return
 	}
-	if claim := r.why.claim; claim.Name != "" {
-		related = claimReference(claim)
+	if claim := r.why.Claim; claim.Name != "" {
+		related = podevents.Claim(claim)
 	}
-	r.EventRecorderLogger.Eventf(regarding(pod), related, r.why.eventType, r.why.reason, action, "%s", noteOf(r.why))
+	r.EventRecorderLogger.Eventf(podevents.Pod(pod), related, r.why.EventType, r.why.Reason, action, "%s", podevents.Note(r.why))
 }

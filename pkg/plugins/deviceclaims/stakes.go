@@ -12,6 +12,7 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -87,7 +88,7 @@ func (s *stakes) ofPod(pod *v1.Pod) []*stake {
 		return known
 	}
 	var refs []usage.ClaimRef
-	for _, name := range claimsNamedBy(pod) {
+	for _, name := range podclaims.NamedBy(pod) {
 		if claim, err := s.pl.shared.tracker.Get(pod.Namespace, name); err == nil {
 			refs = append(refs, usage.RefOf(claim))
 		}
@@ -246,8 +247,8 @@ func (s *stakes) mayBeEvictedFor(st *stake, pod *v1.Pod) bool {
 
 // podOf returns the pod as it is known, nil if it has gone or its name is not known.
 func (pl *Plugin) podOf(c consumer) *v1.Pod {
-	if attempt := pl.shared.attempts.of(c.uid); attempt != nil {
-		return attempt.pod
+	if attempt := pl.shared.attempts.Of(c.uid); attempt != nil {
+		return attempt.Pod
 	}
 	pod, err := pl.handle.SharedInformerFactory().Core().V1().Pods().Lister().Pods(c.Namespace).Get(c.Name)
 	if err != nil || pod.UID != c.uid {
@@ -262,10 +263,10 @@ func (pl *Plugin) podOf(c consumer) *v1.Pod {
 // (PodEligibleToPreemptOthers): others may take as long as they like. And what is not certain, see [attempts], is enough to wait for.
 func (pl *Plugin) isLeaving(c consumer, preemptor *v1.Pod) bool {
 	certain := preemptor == nil
-	attempt := pl.shared.attempts.of(c.uid)
+	attempt := pl.shared.attempts.Of(c.uid)
 	if attempt != nil {
-		c.NamespacedName = types.NamespacedName{Namespace: attempt.pod.Namespace, Name: attempt.pod.Name}
-		if attempt.isCancelled(certain) {
+		c.NamespacedName = types.NamespacedName{Namespace: attempt.Pod.Namespace, Name: attempt.Pod.Name}
+		if attempt.IsCancelled(certain) {
 			return true
 		}
 	}

@@ -19,14 +19,14 @@ func (pl *Plugin) hasFailed(ctx context.Context, c *cycle, in allocator.Input) b
 	if c.failed == nil || c.trial != nil || c.whatIf.isDryRun() {
 		return false
 	}
-	if c.failed.tooOften(in.Node.Name) {
+	if c.failed.TooOften(in.Node.Name) {
 		return true
 	}
 	pools := poolsOf(in.Node, c.inventory)
-	if !slices.ContainsFunc(c.failed.devices, func(id usage.DeviceID) bool { return slices.Contains(pools, id.PoolID()) }) {
+	if !slices.ContainsFunc(c.failed.Devices, func(id usage.DeviceID) bool { return slices.Contains(pools, id.PoolID()) }) {
 		return false
 	}
-	in.Usage = c.failed.without(in.Usage)
+	in.Usage = c.failed.Without(in.Usage)
 	return !allocator.Check(ctx, in).Fits()
 }
 
@@ -36,7 +36,7 @@ func (pl *Plugin) tryAgain(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Stat
 	if !c.results.haveFailed() {
 		return nil
 	}
-	pl.shared.elsewhere.relax(pod.UID)
+	pl.shared.elsewhere.Relax(pod.UID)
 	tryAtOnce(ctx, pl.handle, pod)
 	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "devices that could not be made ready for the pod are tried again, as there are no others")
 }
@@ -63,7 +63,7 @@ func (s *Shared) tryGroupAgain(
 		return nil
 	}
 	for _, pod := range avoiding {
-		s.elsewhere.relax(pod.UID)
+		s.elsewhere.Relax(pod.UID)
 	}
 	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 		"devices that could not be made ready for pods of the group are tried again, as it does not fit without them")

@@ -1,4 +1,4 @@
-package deviceclaims
+package podmemory
 
 import (
 	"maps"
@@ -22,23 +22,23 @@ const (
 	maxFailuresOnNode = 3
 )
 
-// elsewhere knows, by pod, which devices failed to become ready for it, and on which nodes (KEP-5007). The pod is tried with others
+// FailedDevices knows, by pod, which devices failed to become ready for it, and on which nodes (KEP-5007). The pod is tried with others
 // first: without that, what made the scheduler choose a device would make it choose the same one again.
 //
 // Devices that failed are refused, and so are nodes on which several did, until nothing else is left for the pod. Then they are
 // forgotten, first the nodes, and may be tried again. Nothing of this outlives the process: a pod may then meet the same device once more.
-type elsewhere struct {
+type FailedDevices struct {
 	pods corelisters.PodLister
 
 	mutex  sync.Mutex
-	failed map[types.UID]*failures
+	failed map[types.UID]*Failures
 }
 
-// failures are what failed for one pod. They never change, but are replaced.
-type failures struct {
+// Failures are what failed for one pod. They never change, but are replaced.
+type Failures struct {
 	pod     types.NamespacedName
 	nodes   map[string]int // how often
-	devices []usage.DeviceID
+	Devices []usage.DeviceID
 
 	// view is what without made of the view with the revision base, if known.
 	mutex sync.Mutex
@@ -47,13 +47,13 @@ type failures struct {
 	view  usage.View
 }
 
-func newElsewhere(pods corelisters.PodLister) *elsewhere {
-	return &elsewhere{pods: pods, failed: map[types.UID]*failures{}}
+func NewFailedDevices(pods corelisters.PodLister) *FailedDevices {
+	return &FailedDevices{pods: pods, failed: map[types.UID]*Failures{}}
 }
 
-// add notes that these devices did not become ready for the pod on the node. It forgets pods that are gone: they may have gone while
+// Add notes that these devices did not become ready for the pod on the node. It forgets pods that are gone: they may have gone while
 // their devices were waited for, so that their end was no news later on.
-func (e *elsewhere) add(pod *v1.Pod, node string, devices []usage.DeviceID) {
+func (e *FailedDevices) Add(pod *v1.Pod, node string, devices []usage.DeviceID) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
 	for uid, f := range e.failed {
@@ -61,44 +61,44 @@ func (e *elsewhere) add(pod *v1.Pod, node string, devices []usage.DeviceID) {
 			delete(e.failed, uid)
 		}
 	}
-	next := &failures{pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, nodes: map[string]int{}}
+	next := &Failures{pod: types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, nodes: map[string]int{}}
 	if known := e.failed[pod.UID]; known != nil {
 		maps.Copy(next.nodes, known.nodes)
-		next.devices = slices.DeleteFunc(slices.Clone(known.devices), func(id usage.DeviceID) bool { return slices.Contains(devices, id) })
+		next.Devices = slices.DeleteFunc(slices.Clone(known.Devices), func(id usage.DeviceID) bool { return slices.Contains(devices, id) })
 	}
 	next.nodes[node]++
-	next.devices = append(next.devices, devices...)
-	next.devices = next.devices[max(0, len(next.devices)-maxFailedDevices):]
+	next.Devices = append(next.Devices, devices...)
+	next.Devices = next.Devices[max(0, len(next.Devices)-maxFailedDevices):]
 	e.failed[pod.UID] = next
 }
 
-// of returns what failed for the pod, nil if nothing.
-func (e *elsewhere) of(pod types.UID) *failures {
+// Of returns what failed for the pod, nil if nothing.
+func (e *FailedDevices) Of(pod types.UID) *Failures {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
 	return e.failed[pod]
 }
 
-// relax lets the pod have what keeps it from being tried: nodes, if there are any that are refused, otherwise devices.
-func (e *elsewhere) relax(pod types.UID) {
+// Relax lets the pod have what keeps it from being tried: nodes, if there are any that are refused, otherwise devices.
+func (e *FailedDevices) Relax(pod types.UID) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
 	known := e.failed[pod]
-	if known != nil && slices.ContainsFunc(slices.Collect(maps.Keys(known.nodes)), known.tooOften) {
-		e.failed[pod] = &failures{pod: known.pod, devices: known.devices}
+	if known != nil && slices.ContainsFunc(slices.Collect(maps.Keys(known.nodes)), known.TooOften) {
+		e.failed[pod] = &Failures{pod: known.pod, Devices: known.Devices}
 		return
 	}
 	delete(e.failed, pod)
 }
 
-func (e *elsewhere) forget(pod types.UID) {
+func (e *FailedDevices) forget(pod types.UID) {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
 	delete(e.failed, pod)
 }
 
-// podHandler forgets pods that are bound, or gone.
-func (e *elsewhere) podHandler() cache.ResourceEventHandler {
+// PodHandler forgets pods that are bound, or gone.
+func (e *FailedDevices) PodHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(_, obj any) {
 			if pod, ok := obj.(*v1.Pod); ok && pod.Spec.NodeName != "" {
@@ -116,23 +116,23 @@ func (e *elsewhere) podHandler() cache.ResourceEventHandler {
 	}
 }
 
-// on is how often devices failed on the node.
-func (f *failures) on(node string) int {
+// On is how often devices failed on the node.
+func (f *Failures) On(node string) int {
 	if f == nil {
 		return 0
 	}
 	return f.nodes[node]
 }
 
-// tooOften tells whether a node counts as unable to make devices ready.
-func (f *failures) tooOften(node string) bool { return f.on(node) >= maxFailuresOnNode }
+// TooOften tells whether a node counts as unable to make devices ready.
+func (f *Failures) TooOften(node string) bool { return f.On(node) >= maxFailuresOnNode }
 
-// score puts nodes on which devices failed behind all others.
-func (f *failures) score(node string, score int64) int64 {
+// Score puts nodes on which devices failed behind all others.
+func (f *Failures) Score(node string, score int64) int64 {
 	switch {
 	case f == nil:
 		return score
-	case f.on(node) > 0:
+	case f.On(node) > 0:
 		return 0
 	}
 	return score + 1
@@ -141,16 +141,16 @@ func (f *failures) score(node string, score int64) int64 {
 // heldBy is who has the devices that failed, in a view made for their pod.
 var heldBy = usage.ClaimRef{UID: "failed-for-the-pod"}
 
-// without returns the view as if nobody could have the devices that failed.
-func (f *failures) without(view usage.View) usage.View {
-	if f == nil || len(f.devices) == 0 {
+// Without returns the view as if nobody could have the devices that failed.
+func (f *Failures) Without(view usage.View) usage.View {
+	if f == nil || len(f.Devices) == 0 {
 		return view
 	}
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	if !f.known || f.base != view.Revision() {
 		held := &resourceapi.AllocationResult{}
-		for _, id := range f.devices {
+		for _, id := range f.Devices {
 			held.Devices.Results = append(held.Devices.Results, resourceapi.DeviceRequestAllocationResult{Driver: id.Driver, Pool: id.Pool, Device: id.Device})
 		}
 		f.known, f.base, f.view = true, view.Revision(), view.With(heldBy, held)
@@ -158,8 +158,8 @@ func (f *failures) without(view usage.View) usage.View {
 	return f.view
 }
 
-// remembered is for how many pods devices have failed.
-func (e *elsewhere) remembered() int {
+// Remembered is for how many pods devices have failed.
+func (e *FailedDevices) Remembered() int {
 	e.mutex.Lock()
 	defer e.mutex.Unlock()
 	return len(e.failed)

@@ -1,4 +1,4 @@
-package deviceclaims
+package binding
 
 import (
 	"context"
@@ -21,7 +21,7 @@ func TestADoubtIsAboutTheClaimAsItIs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newDoubts(func(string, string) (*resourceapi.ResourceClaim, error) { return at("2"), nil })
 			for i, version := range noted {
-				d.note(at(version), []error{context.DeadlineExceeded, conflict}[i])
+				d.Note(at(version), []error{context.DeadlineExceeded, conflict}[i])
 			}
 			if !d.about(at("2")) {
 				t.Error("a write on version 2 is forgotten")

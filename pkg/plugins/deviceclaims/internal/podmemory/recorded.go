@@ -1,4 +1,4 @@
-package deviceclaims
+package podmemory
 
 import (
 	"sync"
@@ -8,21 +8,21 @@ import (
 	corelisters "k8s.io/client-go/listers/core/v1"
 )
 
-// recordedPods are pods whose status may name a claim for extended resources although the scheduler's informer does
+// RecordedPods are pods whose status may name a claim for extended resources although the scheduler's informer does
 // not show it yet. Safe for concurrent use.
-type recordedPods struct {
+type RecordedPods struct {
 	lister corelisters.PodLister
 
 	mutex sync.Mutex
 	pods  map[types.UID]types.NamespacedName
 }
 
-func newRecordedPods(lister corelisters.PodLister) *recordedPods {
-	return &recordedPods{lister: lister, pods: map[types.UID]types.NamespacedName{}}
+func NewRecordedPods(lister corelisters.PodLister) *RecordedPods {
+	return &RecordedPods{lister: lister, pods: map[types.UID]types.NamespacedName{}}
 }
 
-// add notes a pod, and forgets those that are gone.
-func (r *recordedPods) add(pod *v1.Pod) {
+// Add notes a pod, and forgets those that are gone.
+func (r *RecordedPods) Add(pod *v1.Pod) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	for uid, name := range r.pods {
@@ -33,8 +33,8 @@ func (r *recordedPods) add(pod *v1.Pod) {
 	r.pods[pod.UID] = types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// has tells whether the pod's status names a claim for extended resources, or may.
-func (r *recordedPods) has(pod *v1.Pod) bool {
+// Has tells whether the pod's status names a claim for extended resources, or may.
+func (r *RecordedPods) Has(pod *v1.Pod) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	if pod.Status.ExtendedResourceClaimStatus != nil {

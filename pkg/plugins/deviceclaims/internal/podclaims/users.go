@@ -1,4 +1,4 @@
-package deviceclaims
+package podclaims
 
 import (
 	"slices"
@@ -10,26 +10,26 @@ import (
 	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
-// removeUser takes a pod or a group out of those that the claim is reserved for.
-func removeUser(claim *resourceapi.ResourceClaim, user types.UID) {
+// RemoveUser takes a pod or a group out of those that the claim is reserved for.
+func RemoveUser(claim *resourceapi.ResourceClaim, user types.UID) {
 	claim.Status.ReservedFor = slices.DeleteFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
 		return ref.UID == user
 	})
 }
 
-// isReservedFor tells whether the claim is reserved for a pod or a group.
-func isReservedFor(claim *resourceapi.ResourceClaim, user types.UID) bool {
+// IsReservedFor tells whether the claim is reserved for a pod or a group.
+func IsReservedFor(claim *resourceapi.ResourceClaim, user types.UID) bool {
 	return slices.ContainsFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool { return ref.UID == user })
 }
 
-// usedOnlyBy tells whether the claim is reserved for nobody else.
-func usedOnlyBy(claim *resourceapi.ResourceClaim, users ...types.UID) bool {
+// UsedOnlyBy tells whether the claim is reserved for nobody else.
+func UsedOnlyBy(claim *resourceapi.ResourceClaim, users ...types.UID) bool {
 	return !slices.ContainsFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
 		return !slices.Contains(users, ref.UID)
 	})
 }
 
-// sameAllocation compares without the time of the allocation, which the writer adds.
-func sameAllocation(a, b *resourceapi.AllocationResult) bool {
+// SameAllocation compares without the time of the allocation, which the writer adds.
+func SameAllocation(a, b *resourceapi.AllocationResult) bool {
 	return amount.Semantic.DeepEqual(a.Devices, b.Devices) && apiequality.Semantic.DeepEqual(a.NodeSelector, b.NodeSelector)
 }

@@ -1,4 +1,4 @@
-package deviceclaims
+package podclaims
 
 import (
 	"errors"
@@ -11,36 +11,36 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 )
 
-// claimName is a claim that a pod uses.
-type claimName struct {
+// Name is a claim that a pod uses.
+type Name struct {
 	types.NamespacedName
-	// generated tells that the claim was made from a template for the pod or its group, which must be its owner.
-	generated bool
+	// Generated tells that the claim was made from a template for the pod or its group, which must be its owner.
+	Generated bool
 }
 
-// claimNames returns the claims that a pod uses, each once, by name. One that the pod names twice is generated if it is so once, so that
+// NamesOf returns the claims that a pod uses, each once, by name. One that the pod names twice is generated if it is so once, so that
 // the owner is checked. It fails if a claim is still to be made from its template.
-func claimNames(pod *v1.Pod) ([]claimName, error) {
-	var names []claimName
+func NamesOf(pod *v1.Pod) ([]Name, error) {
+	var names []Name
 	for i := range pod.Spec.ResourceClaims {
 		ref := &pod.Spec.ResourceClaims[i]
 		name, generated, err := resourceclaim.Name(pod, ref)
 		switch {
 		case errors.Is(err, resourceclaim.ErrClaimNotFound):
-			return nil, &unusableError{reasonClaimNotMade, claimName{generated: true}, fmt.Errorf(
+			return nil, &UnusableError{ReasonNotMade, Name{Generated: true}, fmt.Errorf(
 				"spec.resourceClaims[%d] %q: no claim has been made yet from template %q", i, ref.Name, *ref.ResourceClaimTemplateName)}
 		case err != nil:
 			return nil, fmt.Errorf("spec.resourceClaims[%d]: %w", i, err)
 		case name == nil:
 			continue // meant to have no claim
 		}
-		names = append(names, claimName{types.NamespacedName{Namespace: pod.Namespace, Name: *name}, generated})
+		names = append(names, Name{types.NamespacedName{Namespace: pod.Namespace, Name: *name}, generated})
 	}
-	slices.SortFunc(names, func(a, b claimName) int { return strings.Compare(a.Name, b.Name) })
+	slices.SortFunc(names, func(a, b Name) int { return strings.Compare(a.Name, b.Name) })
 	once := names[:0]
 	for _, name := range names {
 		if last := len(once) - 1; last >= 0 && once[last].NamespacedName == name.NamespacedName {
-			once[last].generated = once[last].generated || name.generated
+			once[last].Generated = once[last].Generated || name.Generated
 			continue
 		}
 		once = append(once, name)
@@ -48,7 +48,7 @@ func claimNames(pod *v1.Pod) ([]claimName, error) {
 	return once, nil
 }
 
-func namespacedNames(names []claimName) []types.NamespacedName {
+func NamespacedNames(names []Name) []types.NamespacedName {
 	out := make([]types.NamespacedName, len(names))
 	for i, name := range names {
 		out[i] = name.NamespacedName

@@ -1,4 +1,4 @@
-package deviceclaims
+package podmemory
 
 import (
 	"context"
@@ -30,10 +30,10 @@ func TestWhetherAPodIsPreemptedIsToldByTheContextOfPreBind(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			binding, cancel := context.WithCancelCause(t.Context())
-			attempt := &bindingAttempt{}
+			attempt := &Attempt{}
 			plugin := &preBinder{func(ctx context.Context) *fwk.Status {
 				attempt.binding = ctx
-				if attempt.isCancelled(true) {
+				if attempt.IsCancelled(true) {
 					t.Error("cancelled at the beginning")
 				}
 				if tc.preempted {
@@ -53,11 +53,11 @@ func TestWhetherAPodIsPreemptedIsToldByTheContextOfPreBind(t *testing.T) {
 				t.Fatal(err)
 			}
 			handle.RunPreBindPlugins(binding, framework.NewCycleState(), &v1.Pod{}, "node-a")
-			if got := attempt.isCancelled(true); got != tc.preempted {
+			if got := attempt.IsCancelled(true); got != tc.preempted {
 				t.Errorf("cancelled: %t, cause %v", got, context.Cause(attempt.binding))
 			}
 			cancel(nil) // as the end of the binding does
-			if got := attempt.isCancelled(true); got != tc.preempted {
+			if got := attempt.IsCancelled(true); got != tc.preempted {
 				t.Errorf("cancelled when the binding has ended: %t, cause %v", got, context.Cause(attempt.binding))
 			}
 		})

@@ -1,4 +1,4 @@
-package deviceclaims
+package podevents
 
 import (
 	"strings"
@@ -11,8 +11,8 @@ import (
 	"k8s.io/kubernetes/pkg/apis/core/validation"
 )
 
-// noteOf is an error's text, cut to what the API server allows in an event.
-func noteOf(err error) string {
+// Note is an error's text, cut to what the API server allows in an event.
+func Note(err error) string {
 	const cut = " ..."
 	note := err.Error()
 	if len(note) > validation.NoteLengthLimit {
@@ -21,9 +21,9 @@ func noteOf(err error) string {
 	return note
 }
 
-// regarding stands for a pod in events. It has no resource version: each write of the pod's status changes that, and events that differ in
+// Pod stands for a pod in events. It has no resource version: each write of the pod's status changes that, and events that differ in
 // it are not counted as one.
-func regarding(object runtime.Object) runtime.Object {
+func Pod(object runtime.Object) runtime.Object {
 	pod, ok := object.(*v1.Pod)
 	if !ok {
 		return object
@@ -31,8 +31,8 @@ func regarding(object runtime.Object) runtime.Object {
 	return &v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
 }
 
-// claimReference stands for a claim in events.
-func claimReference(name types.NamespacedName) runtime.Object {
+// Claim stands for a claim in events.
+func Claim(name types.NamespacedName) runtime.Object {
 	return &resourceapi.ResourceClaim{
 		TypeMeta:   metav1.TypeMeta{APIVersion: resourceapi.SchemeGroupVersion.String(), Kind: "ResourceClaim"},
 		ObjectMeta: metav1.ObjectMeta{Namespace: name.Namespace, Name: name.Name},

@@ -1,4 +1,4 @@
-package deviceclaims
+package podevents
 
 import (
 	"context"
@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// failureOf says in a word why a request failed, the same word each time it fails for the same reason. It is "" without an error.
-func failureOf(err error) string {
+// Failure says in a word why a request failed, the same word each time it fails for the same reason. It is "" without an error.
+func Failure(err error) string {
 	switch reason := apierrors.ReasonForError(err); {
 	case err == nil:
 		return ""

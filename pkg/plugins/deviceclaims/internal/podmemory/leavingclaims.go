@@ -1,4 +1,4 @@
-package deviceclaims
+package podmemory
 
 import (
 	"sync"
@@ -11,9 +11,9 @@ import (
 	"stowage.dev/stowage/pkg/tracker"
 )
 
-// leavingClaims are claims that are about to give up their devices, with the pods that wait for that. Any event of such
+// LeavingClaims are claims that are about to give up their devices, with the pods that wait for that. Any event of such
 // a claim wakes them: it may be free now, or not free itself after all.
-type leavingClaims struct {
+type LeavingClaims struct {
 	mutex   sync.Mutex
 	pods    map[types.UID]*awaitingPod
 	byClaim map[types.UID]map[types.UID]*awaitingPod
@@ -25,11 +25,11 @@ type awaitingPod struct {
 	claims []types.UID
 }
 
-func newLeavingClaims() *leavingClaims {
-	return &leavingClaims{pods: map[types.UID]*awaitingPod{}, byClaim: map[types.UID]map[types.UID]*awaitingPod{}}
+func NewLeavingClaims() *LeavingClaims {
+	return &LeavingClaims{pods: map[types.UID]*awaitingPod{}, byClaim: map[types.UID]map[types.UID]*awaitingPod{}}
 }
 
-func (l *leavingClaims) add(handle fwk.PodActivator, pod *v1.Pod, claims []types.UID) {
+func (l *LeavingClaims) Add(handle fwk.PodActivator, pod *v1.Pod, claims []types.UID) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	l.removeLocked(pod.UID)
@@ -43,14 +43,14 @@ func (l *leavingClaims) add(handle fwk.PodActivator, pod *v1.Pod, claims []types
 	}
 }
 
-// remove forgets a pod, which is tried again or gone.
-func (l *leavingClaims) remove(pod types.UID) {
+// Remove forgets a pod, which is tried again or gone.
+func (l *LeavingClaims) Remove(pod types.UID) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()
 	l.removeLocked(pod)
 }
 
-func (l *leavingClaims) removeLocked(pod types.UID) {
+func (l *LeavingClaims) removeLocked(pod types.UID) {
 	known := l.pods[pod]
 	if known == nil {
 		return
@@ -64,8 +64,8 @@ func (l *leavingClaims) removeLocked(pod types.UID) {
 	}
 }
 
-// onClaimEvent takes the tracker's events.
-func (l *leavingClaims) onClaimEvent(logger klog.Logger, event tracker.Event) {
+// OnClaimEvent takes the tracker's events.
+func (l *LeavingClaims) OnClaimEvent(logger klog.Logger, event tracker.Event) {
 	l.mutex.Lock()
 	var woken []*awaitingPod
 	for _, p := range l.byClaim[event.Claim.UID] {

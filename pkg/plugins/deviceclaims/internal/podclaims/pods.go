@@ -1,4 +1,4 @@
-package deviceclaims
+package podclaims
 
 import (
 	"slices"
@@ -15,13 +15,13 @@ import (
 	"stowage.dev/stowage/pkg/usage"
 )
 
-// usesDevices tells whether a pod may hold devices, from what the pod says itself.
-func usesDevices(pod *v1.Pod) bool {
-	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil || asksForExtended(pod)
+// UsesDevices tells whether a pod may hold devices, from what the pod says itself.
+func UsesDevices(pod *v1.Pod) bool {
+	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil || AsksForExtended(pod)
 }
 
-// claimsNamedBy returns the names of the claims that a pod uses, as far as they have been made.
-func claimsNamedBy(pod *v1.Pod) []string {
+// NamedBy returns the names of the claims that a pod uses, as far as they have been made.
+func NamedBy(pod *v1.Pod) []string {
 	var names []string
 	for i := range pod.Spec.ResourceClaims {
 		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
@@ -34,13 +34,13 @@ func claimsNamedBy(pod *v1.Pod) []string {
 	return names
 }
 
-// uses tells whether the pod names the claim.
-func uses(pod *v1.Pod, claim usage.ClaimRef) bool {
-	return pod.Namespace == claim.Namespace && slices.Contains(claimsNamedBy(pod), claim.Name)
+// Uses tells whether the pod names the claim.
+func Uses(pod *v1.Pod, claim usage.ClaimRef) bool {
+	return pod.Namespace == claim.Namespace && slices.Contains(NamedBy(pod), claim.Name)
 }
 
-// asksForExtended tells whether any container of the pod asks for an extended resource that a DeviceClass may stand for.
-func asksForExtended(pod *v1.Pod) bool {
+// AsksForExtended tells whether any container of the pod asks for an extended resource that a DeviceClass may stand for.
+func AsksForExtended(pod *v1.Pod) bool {
 	for _, containers := range [][]v1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
 		for i := range containers {
 			for name, quantity := range containers[i].Resources.Requests {
@@ -53,13 +53,13 @@ func asksForExtended(pod *v1.Pod) bool {
 	return false
 }
 
-func podName(pod *v1.Pod) types.NamespacedName {
+func PodName(pod *v1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
 
-// nodesByName returns the nodes that a selector lists by name, nil if it selects in another way. That is how
+// NodesByName returns the nodes that a selector lists by name, nil if it selects in another way. That is how
 // allocations of node-local devices look.
-func nodesByName(selector *v1.NodeSelector) sets.Set[string] {
+func NodesByName(selector *v1.NodeSelector) sets.Set[string] {
 	names := sets.New[string]()
 	for _, term := range selector.NodeSelectorTerms {
 		if len(term.MatchExpressions) != 0 || len(term.MatchFields) != 1 {
@@ -74,19 +74,19 @@ func nodesByName(selector *v1.NodeSelector) sets.Set[string] {
 	return names
 }
 
-// groupOf returns the name of the pod's group, empty if it has none.
-func groupOf(pod *v1.Pod) string {
+// GroupOf returns the name of the pod's group, empty if it has none.
+func GroupOf(pod *v1.Pod) string {
 	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
 		return *group.PodGroupName
 	}
 	return ""
 }
 
-func groupKey(pod *v1.Pod) types.NamespacedName {
-	return types.NamespacedName{Namespace: pod.Namespace, Name: groupOf(pod)}
+func GroupKey(pod *v1.Pod) types.NamespacedName {
+	return types.NamespacedName{Namespace: pod.Namespace, Name: GroupOf(pod)}
 }
 
-// userOf is how a pod stands among those that a claim is reserved for.
-func userOf(pod *v1.Pod) resourceapi.ResourceClaimConsumerReference {
+// UserOf is how a pod stands among those that a claim is reserved for.
+func UserOf(pod *v1.Pod) resourceapi.ResourceClaimConsumerReference {
 	return resourceapi.ResourceClaimConsumerReference{APIGroup: v1.GroupName, Resource: "pods", Name: pod.Name, UID: pod.UID}
 }

@@ -1,4 +1,4 @@
-package deviceclaims
+package binding
 
 import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -7,24 +7,24 @@ import (
 
 // Values of the label "write".
 const (
-	writeFinalizer    = "finalizer"
+	WriteFinalizer    = "finalizer"
 	writeAdoption     = "adoption"
 	writeAllocation   = "allocation"
-	writeDeallocation = "deallocation"
+	WriteDeallocation = "deallocation"
 	writeUndo         = "undo"
-	writeWithdrawal   = "withdrawal"
-	writeCreation     = "creation"
-	writeDeletion     = "deletion"
+	WriteWithdrawal   = "withdrawal"
+	WriteCreation     = "creation"
+	WriteDeletion     = "deletion"
 )
 
 var (
-	claimWritesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+	WritesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      "stowage_scheduler",
 		Name:           "claim_writes_total",
 		Help:           "Number of writes to ResourceClaims, by what was written and result: success, conflict or error.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"write", "result"})
-	claimUndosTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+	UndosTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      "stowage_scheduler",
 		Name:           "claim_undos_total",
 		Help:           "Number of times that what was written to a claim was to be taken back, by result: done, kept (the pod is bound, or may be), or failed.",
@@ -32,7 +32,7 @@ var (
 	}, []string{"result"})
 )
 
-func countWrite(write string, err error) {
+func CountWrite(write string, err error) {
 	result := "success"
 	switch {
 	case apierrors.IsConflict(err):
@@ -40,7 +40,7 @@ func countWrite(write string, err error) {
 	case err != nil:
 		result = "error"
 	}
-	claimWritesTotal.WithLabelValues(write, result).Inc()
+	WritesTotal.WithLabelValues(write, result).Inc()
 }
 
 func countUndo(kept bool, err error) {
@@ -51,5 +51,5 @@ func countUndo(kept bool, err error) {
 	case kept:
 		result = "kept"
 	}
-	claimUndosTotal.WithLabelValues(result).Inc()
+	UndosTotal.WithLabelValues(result).Inc()
 }

@@ -1,4 +1,4 @@
-package deviceclaims
+package binding
 
 import (
 	"context"
@@ -18,9 +18,9 @@ import (
 // Who meets conflicts only tries again at once, for some time.
 func TestUndoPausesAfterSomeConflicts(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		b := &binder{clock: clock.RealClock{}, undoPauses: wait.Backoff{Duration: time.Second, Factor: 1, Steps: 10}}
+		b := &Binder{Clock: clock.RealClock{}, UndoPauses: wait.Backoff{Duration: time.Second, Factor: 1, Steps: 10}}
 		begun, tries := time.Now(), []time.Duration{}
-		err := b.persist(t.Context(), func() bool { return false }, func(context.Context) error {
+		err := b.Persist(t.Context(), func() bool { return false }, func(context.Context) error {
 			if tries = append(tries, time.Since(begun)); len(tries) <= undoConflicts {
 				return apierrors.NewConflict(resourceapi.Resource("resourceclaims"), "c", errors.New("outdated"))
 			}
