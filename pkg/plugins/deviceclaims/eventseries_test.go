@@ -122,6 +122,7 @@ func TestTheEventOfPendingDevicesIsOfPodAndClaim(t *testing.T) {
 	h := newHarness(t, w)
 	recorder := objects{of: make(chan [2]runtime.Object, 1)}
 	h.plugin.handle = handleWithRecorder{h.plugin.handle, recorder}
+	h.plugin.binder.Events = h.plugin.handle.EventRecorder
 	p := pod("p", "c")
 	p.ResourceVersion = "7"
 	a := h.filterAll(p).reserve("node-a")

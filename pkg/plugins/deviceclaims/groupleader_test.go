@@ -139,6 +139,7 @@ func TestAMemberThatComesDuringTheWithdrawalKeepsItsGroupsClaim(t *testing.T) {
 				h.filterAll(w.pods[1]).bind("node-a")
 				h.binds(w.pods[1])
 			})}
+			h.plugin.binder.Client = h.plugin.client
 			if status := h.filterAll(w.pods[0]).reserve("node-a").preBind("node-a"); status.IsSuccess() {
 				t.Fatal("the pod passed the fence")
 			}

@@ -46,7 +46,7 @@ func (b *Binder) adopt(ctx context.Context, w *Write, claim *resourceapi.Resourc
 	}
 	forgetAdoptions(claim)
 	metav1.SetMetaDataAnnotation(&claim.ObjectMeta, AdoptionKey(w.User.UID), Adoption{b.FieldManager, now}.String())
-	updated, err := b.client.ResourceV1().ResourceClaims(claim.Namespace).Update(ctx, claim, metav1.UpdateOptions{FieldManager: b.FieldManager})
+	updated, err := b.Client.ResourceV1().ResourceClaims(claim.Namespace).Update(ctx, claim, metav1.UpdateOptions{FieldManager: b.FieldManager})
 	CountWrite(writeAdoption, err)
 	if err != nil {
 		return fmt.Errorf("take over the reservation: %w", err)

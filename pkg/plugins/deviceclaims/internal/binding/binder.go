@@ -1,3 +1,6 @@
+// Package binding brings one decided allocation of a claim to the API, and takes it back: the writes with the
+// reservation, what became of a write without an answer, whose a reservation is, and whether the devices are ready.
+// It knows neither how devices are chosen nor the framework's cycle.
 package binding
 
 import (
@@ -19,9 +22,9 @@ import (
 // Binder writes claims for one profile. What profiles share is in books.
 type Binder struct {
 	*Books
-	client kubernetes.Interface
+	Client kubernetes.Interface
 	Clock  clock.Clock
-	events func() events.EventRecorderLogger
+	Events func() events.EventRecorderLogger
 	// conditions tells whether devices may have binding conditions (KEP-5007), timeout how long they may take.
 	conditions bool
 	Timeout    time.Duration
@@ -58,7 +61,7 @@ func NewBooks(ended context.Context, claims *tracker.Tracker, changed func(types
 // New returns the binder of one profile.
 func New(books *Books, handle fwk.Handle, conditions bool, timeout time.Duration) *Binder {
 	return &Binder{
-		Books: books, client: handle.ClientSet(), Clock: clock.RealClock{}, events: handle.EventRecorder,
+		Books: books, Client: handle.ClientSet(), Clock: clock.RealClock{}, Events: handle.EventRecorder,
 		conditions: conditions, Timeout: timeout, BindPauses: bindPauses, UndoPauses: undoPauses, Grace: Grace,
 	}
 }

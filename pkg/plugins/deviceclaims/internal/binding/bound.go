@@ -62,7 +62,7 @@ func (b *Binder) CheckUnbound(ctx context.Context, pod *v1.Pod, claim *resourcea
 	if err := b.CheckNotAdopted(claim, pod.UID); err != nil {
 		return err
 	}
-	current, err := b.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+	current, err := b.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
@@ -77,7 +77,7 @@ func (b *Binder) CheckUnbound(ctx context.Context, pod *v1.Pod, claim *resourcea
 // CheckGroupUnbound fails with a boundError if any pod of the pod's group uses the claim, has a node and has not ended.
 func (b *Binder) CheckGroupUnbound(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
 	list := func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-		return b.client.CoreV1().Pods(pod.Namespace).List(ctx, options)
+		return b.Client.CoreV1().Pods(pod.Namespace).List(ctx, options)
 	}
 	err := pager.New(list).EachListItem(ctx, metav1.ListOptions{FieldSelector: PodsThatRun}, func(obj runtime.Object) error {
 		if other, ok := obj.(*v1.Pod); ok && other.Spec.NodeName != "" && podclaims.GroupOf(other) == podclaims.GroupOf(pod) && podclaims.Uses(other, usage.RefOf(claim)) {

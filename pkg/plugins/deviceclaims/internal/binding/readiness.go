@@ -159,7 +159,7 @@ func (b *Binder) WaitUntilReady(ctx context.Context, pod *v1.Pod, claim *resourc
 			return &NotReadyError{r.why(b.Timeout), r.pending}
 		}
 		if !again {
-			b.events().WithLogger(klog.FromContext(ctx)).Eventf(podevents.Pod(pod), podevents.Claim(name), v1.EventTypeNormal, "BindingConditionsPending", "Scheduling",
+			b.Events().WithLogger(klog.FromContext(ctx)).Eventf(podevents.Pod(pod), podevents.Claim(name), v1.EventTypeNormal, "BindingConditionsPending", "Scheduling",
 				"waiting up to %s for the devices of claim %s to become ready", left.Round(time.Second), name)
 		}
 		timer := b.Clock.NewTimer(left)

@@ -118,7 +118,7 @@ const (
 func (b *Binder) ReadPod(ctx context.Context, pod *v1.Pod) (podState, error) {
 	state := podUnknown
 	err := b.Persist(ctx, func() bool { return false }, func(ctx context.Context) error {
-		current, err := b.client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
+		current, err := b.Client.CoreV1().Pods(pod.Namespace).Get(ctx, pod.Name, metav1.GetOptions{})
 		switch {
 		case apierrors.IsNotFound(err):
 			state = PodGone
@@ -165,7 +165,7 @@ func (b *Binder) undoWrite(ctx context.Context, w *Write, keep bool) error {
 
 // writeUndo takes back what w did to the claim, with the claim's resource version as the precondition.
 func (b *Binder) writeUndo(ctx context.Context, w *Write, claim *resourceapi.ResourceClaim, keep bool) error {
-	client := b.client.ResourceV1().ResourceClaims(claim.Namespace)
+	client := b.Client.ResourceV1().ResourceClaims(claim.Namespace)
 	options := metav1.UpdateOptions{FieldManager: b.FieldManager}
 	if claim.UID == w.Planned.UID && w.unanswered != nil && w.unanswered.ResourceVersion == claim.ResourceVersion {
 		barred := barring(w, claim)

@@ -121,7 +121,7 @@ func changeOf(claim *resourceapi.ResourceClaim, w *Write) error {
 
 // writeBinding changes the claim in the API. claim is a copy.
 func (b *Binder) writeBinding(ctx context.Context, w *Write, claim *resourceapi.ResourceClaim) error {
-	client := b.client.ResourceV1().ResourceClaims(claim.Namespace)
+	client := b.Client.ResourceV1().ResourceClaims(claim.Namespace)
 	options := metav1.UpdateOptions{FieldManager: b.FieldManager}
 
 	// What looks like a conflict may have been the second try of a write whose first one took effect.
@@ -184,7 +184,7 @@ func (b *Binder) Known(_ context.Context, claim *resourceapi.ResourceClaim) (*re
 
 // Read returns the object that the API server has for the claim's name.
 func (b *Binder) Read(ctx context.Context, claim *resourceapi.ResourceClaim) (*resourceapi.ResourceClaim, error) {
-	read, err := b.client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
+	read, err := b.Client.ResourceV1().ResourceClaims(claim.Namespace).Get(ctx, claim.Name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}

@@ -1,3 +1,4 @@
+// Package decisions writes the log's line about each decision on a claim's devices.
 package decisions
 
 import (

@@ -1,3 +1,4 @@
+// Package podclaims knows which claims a pod has, from the pod itself, and who uses a claim.
 package podclaims
 
 import (

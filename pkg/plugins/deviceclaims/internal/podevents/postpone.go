@@ -1,3 +1,4 @@
+// Package podevents is about what a pod is told by events: reasons, what they are about, and their texts.
 package podevents
 
 import (

@@ -1,3 +1,5 @@
+// Package podmemory remembers single pods between the calls of the framework: who is being bound, which devices failed
+// for whom, who waits for claims to leave, and whose status may name a claim.
 package podmemory
 
 import (
