@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
@@ -23,6 +24,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/vfio"
+	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
 // TestADaemonThatCannotBeStartedAgainIsTold, and started by the next round: of two that have ended one may be.
@@ -277,5 +279,57 @@ func TestALineOfTheLogNamesItsClaim(t *testing.T) {
 				t.Errorf("no line %q names claim %s:\n%s", want, uid, text)
 			}
 		}
+	}
+}
+
+// TestAnAdministratorsGroupNeedsTheBusAllTheSame: nothing is to be taken from a driver, and an agent that does not see the bus cannot tell the nodes.
+func TestAnAdministratorsGroupNeedsTheBusAllTheSame(t *testing.T) {
+	n := newNodeOf(t, withSound)
+	for _, address := range []string{bus0, sound0} {
+		if err := n.hardware.Apart(n.ctx, func(ctx context.Context) error { return vfio.NewBinder(n.hardware.kernel).Take(ctx, address) }); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.hardware.discover(t, n.hardware.policy)
+	c := claim("machine", "vm="+vm0)
+	n.prepared(n.manager(), c)
+	files := n.files()
+	n.noBus = true
+	if _, err := n.manager().Prepare(n.ctx, c); err == nil || !strings.Contains(err.Error(), "no access to the PCI bus") {
+		t.Errorf("error %v", err)
+	}
+	if diff := cmp.Diff(files, n.files()); diff != "" {
+		t.Errorf("files (-before +after):\n%s", diff)
+	}
+}
+
+// TestAClaimWhosePlaceWasTakenWhileItHadItStays: its pods may run, and what is left of it is undone when they are gone.
+func TestAClaimWhosePlaceWasTakenWhileItHadItStays(t *testing.T) {
+	start := uint32(4)
+	for name, devices := range map[string][]result{
+		"the claim's only one": {"b=" + gpu0 + "-mig-3g40gb-4"},
+		"after another one":    {"a=" + gpu0 + "-mig-1g10gb-0", "b=" + gpu0 + "-mig-3g40gb-4"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			c := claim("train", devices...)
+			n.prepared(n.manager(), c)
+			for _, instance := range n.gpu(0).Instances {
+				if instance.Start == start {
+					n.do(&nvmlsim.DestroyMIG{GPU: "0", Instance: instance.ID})
+				}
+			}
+			n.do(&nvmlsim.CreateMIG{GPU: "0", Profile: "1g.20gb", Start: &start})
+			before := n.state()
+			if _, err := n.manager().Prepare(n.ctx, c); err == nil || !strings.Contains(err.Error(), "somebody else has made a MIG instance there") {
+				t.Errorf("error %v", err)
+			}
+			if diff := before.diff(n.state()); diff != "" {
+				t.Errorf("(-before +after):\n%s", diff)
+			}
+			if _, record := n.recordOf(c.UID); record == nil || record.State() != ledger.PrepareCompleted {
+				t.Errorf("record %+v", record)
+			}
+		})
 	}
 }
