@@ -72,7 +72,8 @@ func TestADaemonThatCannotBeStartedAgainIsTold(t *testing.T) {
 			daemons.started = nil
 			mend := tc.spoil(n)
 			recovery, err := n.manager().Reconcile(n.ctx)
-			if err == nil || tc.want != nil && !errors.Is(err, tc.want) || !strings.Contains(err.Error(), tc.text) || !strings.Contains(err.Error(), "restore claim default/") {
+			if err == nil || tc.want != nil && !errors.Is(err, tc.want) ||
+				!strings.Contains(err.Error(), tc.text) || !strings.Contains(err.Error(), "restore claim default/") {
 				t.Errorf("error %v, want %v with %q", err, tc.want, tc.text)
 			}
 			if recovery.Restarted != tc.others || len(daemons.started) != tc.others || recovery.Claims != 2 {
@@ -113,7 +114,8 @@ func TestSharesAgreeAboutTheirGPUAlone(t *testing.T) {
 		t.Fatal(err)
 	}
 	var share *prepare.ShareError
-	if _, err := m.Prepare(n.ctx, claim("first", "a="+gpu0+"+share:c:4Gi:10")); !errors.As(err, &share) || share.Setup != "TimeSlicing (Long)" {
+	_, err := m.Prepare(n.ctx, claim("first", "a="+gpu0+"+share:c:4Gi:10"))
+	if !errors.As(err, &share) || share.Setup != "TimeSlicing (Long)" {
 		t.Errorf("beside the share that is set up otherwise: %v", err)
 	}
 	n.prepared(m, claim("second", "a="+gpu1+"+share:c:4Gi:10"))
@@ -135,7 +137,8 @@ func TestWhoHasNoShareIsNoneOfThoseWhoShare(t *testing.T) {
 	}
 	n.prepared(m, sharedBy("one", "50Gi:25", ""))
 	var share *prepare.ShareError
-	if _, err := m.Prepare(n.ctx, sharedBy("two", "50Gi:25", "")); !errors.As(err, &share) || len(share.Others) != 1 || share.Others[0].UID != "one-uid" {
+	_, err := m.Prepare(n.ctx, sharedBy("two", "50Gi:25", ""))
+	if !errors.As(err, &share) || len(share.Others) != 1 || share.Others[0].UID != "one-uid" {
 		t.Errorf("error %v, want that claim one alone has a share", err)
 	}
 }
@@ -147,7 +150,8 @@ func TestAFunctionOfNoneOfTheClaimsGPUsIsNotTaken(t *testing.T) {
 	c := claim("machine", "vm="+vm0)
 	n.prepared(m, c)
 	records, record := n.recordOf(c.UID)
-	record.Entry.Undo = append([]ledger.Step{{Kind: ledger.StepPCIDriver, Target: "0000:43:00.0", GPU: gpu1, Before: "nvidia", Want: "vfio-pci"}}, record.Entry.Undo...)
+	other := ledger.Step{Kind: ledger.StepPCIDriver, Target: "0000:43:00.0", GPU: gpu1, Before: "nvidia", Want: "vfio-pci"}
+	record.Entry.Undo = slices.Insert(record.Entry.Undo, 0, other)
 	if err := records.Put(record.Entry); err != nil {
 		t.Fatal(err)
 	}
@@ -193,7 +197,7 @@ func TestADebtOfTheBusWaitsForAnAgentThatHasIt(t *testing.T) {
 	}
 }
 
-// openIn are processes that have the GPU open as well: without a context NVML does not tell of them. Of the agent's own they stop when NVML is closed.
+// openIn are processes that have the GPU open as well, when it is asked for the first time: without a context NVML does not tell of them.
 type openIn struct {
 	vfio.Users
 	pids  []uint32
@@ -282,11 +286,12 @@ func TestALineOfTheLogNamesItsClaim(t *testing.T) {
 	}
 }
 
-// TestAnAdministratorsGroupNeedsTheBusAllTheSame: nothing is to be taken from a driver, and an agent that does not see the bus cannot tell the nodes.
+// TestAnAdministratorsGroupNeedsTheBusAllTheSame: nothing is to be taken from a driver, and who does not see the bus cannot tell the nodes.
 func TestAnAdministratorsGroupNeedsTheBusAllTheSame(t *testing.T) {
 	n := newNodeOf(t, withSound)
 	for _, address := range []string{bus0, sound0} {
-		if err := n.hardware.Apart(n.ctx, func(ctx context.Context) error { return vfio.NewBinder(n.hardware.kernel).Take(ctx, address) }); err != nil {
+		take := func(ctx context.Context) error { return vfio.NewBinder(n.hardware.kernel).Take(ctx, address) }
+		if err := n.hardware.Apart(n.ctx, take); err != nil {
 			t.Fatal(err)
 		}
 	}

@@ -38,7 +38,8 @@ func TestWhatIsNotSetHasADefault(t *testing.T) {
 			fs: durable.OS{}, clock: clock.RealClock{},
 			want: arrived{
 				Locks: 15 * time.Second, Undo: 25 * time.Second, End: 5 * time.Second, Release: 37 * time.Second,
-				GPUs: 10 * time.Second, PCI: 10 * time.Second, TimeSlices: 10 * time.Second, Daemons: 10 * time.Second, Decider: 10 * time.Second, Backend: 10 * time.Second,
+				GPUs: 10 * time.Second, PCI: 10 * time.Second, TimeSlices: 10 * time.Second,
+				Daemons: 10 * time.Second, Decider: 10 * time.Second, Backend: 10 * time.Second,
 				Leftovers: EndLeftovers, HostRoot: "/",
 			},
 		},
@@ -56,8 +57,9 @@ func TestWhatIsNotSetHasADefault(t *testing.T) {
 			e := m.effects
 			got := arrived{
 				Locks: m.locks.Timeout, Undo: m.undoer.timeout, End: e.Ender.Timeout, Release: m.opts.ReleaseTimeout,
-				GPUs: e.GPUs.Timeout, PCI: e.PCI.Timeout, TimeSlices: e.TimeSlices.GPUs.Timeout, Daemons: e.Daemons.Timeout, Decider: m.decider.gpus.Timeout,
-				Backend: m.describer.backend.(patient).timeout, Leftovers: e.Ender.Policy, HostRoot: m.opts.HostRoot,
+				GPUs: e.GPUs.Timeout, PCI: e.PCI.Timeout, TimeSlices: e.TimeSlices.GPUs.Timeout,
+				Daemons: e.Daemons.Timeout, Decider: m.decider.gpus.Timeout, Backend: m.describer.backend.(patient).timeout,
+				Leftovers: e.Ender.Policy, HostRoot: m.opts.HostRoot,
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
@@ -80,6 +82,7 @@ func TestAnInstanceIsInItsVeryPlace(t *testing.T) {
 	instance := func(id, profile, start, size uint32) nvml.GPUInstance {
 		return nvml.GPUInstance{ID: id, ProfileID: profile, Placement: nvml.Placement{Start: start, Size: size}}
 	}
+	at, beginning := ledger.Partition{ProfileID: 19, Start: 2, Size: 1}, ledger.Partition{ProfileID: 19, Size: 1}
 	others := []nvml.GPUInstance{instance(1, 20, 2, 1), instance(2, 19, 3, 1), instance(3, 19, 2, 2)}
 	tests := map[string]struct {
 		at    ledger.Partition
@@ -88,15 +91,15 @@ func TestAnInstanceIsInItsVeryPlace(t *testing.T) {
 		made  string
 		is    bool
 	}{
-		"none":                       {at: ledger.Partition{ProfileID: 19, Start: 2, Size: 1}, on: 9, made: "Partition"},
-		"the first":                  {at: ledger.Partition{ProfileID: 19, Start: 2, Size: 1}, there: []nvml.GPUInstance{instance(9, 19, 2, 1), others[0]}, on: 9, is: true},
-		"the last":                   {at: ledger.Partition{ProfileID: 19, Start: 2, Size: 1}, there: []nvml.GPUInstance{others[1], instance(9, 19, 2, 1)}, on: 9, is: true},
-		"it is there, and another":   {at: ledger.Partition{ProfileID: 19, Start: 2, Size: 1}, there: []nvml.GPUInstance{others[1], instance(9, 19, 2, 1)}, on: 2},
-		"one of another profile":     {at: ledger.Partition{ProfileID: 19, Start: 2, Size: 1}, there: others[:1], on: 1, made: "Partition"},
-		"one at another slice":       {at: ledger.Partition{ProfileID: 19, Start: 2, Size: 1}, there: others[1:2], on: 2, made: "Partition"},
-		"one of another size":        {at: ledger.Partition{ProfileID: 19, Start: 2, Size: 1}, there: others[2:], on: 3, made: "Partition"},
-		"all but its own":            {at: ledger.Partition{ProfileID: 19, Start: 2, Size: 1}, there: others, on: 3, made: "Partition"},
-		"at the beginning, and none": {at: ledger.Partition{ProfileID: 19, Size: 1}, there: others, on: 2, made: "Partition"},
+		"none":                       {at: at, on: 9, made: "Partition"},
+		"the first":                  {at: at, there: []nvml.GPUInstance{instance(9, 19, 2, 1), others[0]}, on: 9, is: true},
+		"the last":                   {at: at, there: []nvml.GPUInstance{others[1], instance(9, 19, 2, 1)}, on: 9, is: true},
+		"it is there, and another":   {at: at, there: []nvml.GPUInstance{others[1], instance(9, 19, 2, 1)}, on: 2},
+		"one of another profile":     {at: at, there: others[:1], on: 1, made: "Partition"},
+		"one at another slice":       {at: at, there: others[1:2], on: 2, made: "Partition"},
+		"one of another size":        {at: at, there: others[2:], on: 3, made: "Partition"},
+		"all but its own":            {at: at, there: others, on: 3, made: "Partition"},
+		"at the beginning, and none": {at: beginning, there: others, on: 2, made: "Partition"},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {

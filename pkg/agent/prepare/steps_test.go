@@ -96,15 +96,14 @@ func (d *startedDaemons) Start(ctx context.Context, daemon sharing.Daemon) error
 	return d.Daemons.Start(ctx, daemon)
 }
 
-// TestADaemonOfAnOlderAgentServesSeveralUsers, if it is one of shares: when it has died it is started by the record, which may say nothing of that.
+// TestADaemonOfAnOlderAgentServesSeveralUsers, if it is one of shares: once it has died it is started by the record.
 func TestADaemonOfAnOlderAgentServesSeveralUsers(t *testing.T) {
 	for name, tc := range map[string]struct {
-		recorded     sharing.MultiUser
-		whole, share sharing.MultiUser
+		recorded, whole, share sharing.MultiUser
 	}{
-		"recorded before there was a choice": {recorded: sharing.MultiUserNo, whole: sharing.MultiUserNo, share: sharing.MultiUserIfPossible},
-		"by default of shares":               {recorded: sharing.MultiUserIfPossible, whole: sharing.MultiUserIfPossible, share: sharing.MultiUserIfPossible},
-		"asked for":                          {recorded: sharing.MultiUserYes, whole: sharing.MultiUserYes, share: sharing.MultiUserYes},
+		"recorded before there was a choice": {sharing.MultiUserNo, sharing.MultiUserNo, sharing.MultiUserIfPossible},
+		"by default of shares":               {sharing.MultiUserIfPossible, sharing.MultiUserIfPossible, sharing.MultiUserIfPossible},
+		"asked for":                          {sharing.MultiUserYes, sharing.MultiUserYes, sharing.MultiUserYes},
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := newNodeOf(t, twoGPUs)
@@ -210,7 +209,8 @@ func TestAPartThatWasDividedAnewIsAnother(t *testing.T) {
 			four := uint32(4)
 			n.do(&nvmlsim.DestroyMIG{GPU: "0", Instance: 2}, &nvmlsim.CreateMIG{GPU: "0", Profile: "3g.40gb", Start: &four, Compute: []uint32{2, 1}})
 			before := n.hardware.machine.State().GPUs
-			if _, err := n.manager().Prepare(n.ctx, claim("one", result("mig="+device))); err == nil || !strings.Contains(err.Error(), "there is no MIG device 1c.3g.40gb at slice 4") {
+			_, err := n.manager().Prepare(n.ctx, claim("one", result("mig="+device)))
+			if err == nil || !strings.Contains(err.Error(), "there is no MIG device 1c.3g.40gb at slice 4") {
 				t.Errorf("error %v", err)
 			}
 			if diff := cmp.Diff(before, n.hardware.machine.State().GPUs, cmpopts.EquateEmpty()); diff != "" {
