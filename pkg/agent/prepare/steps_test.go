@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
@@ -143,6 +144,15 @@ func TestAnOverrideOfAnAdministratorIsPutBack(t *testing.T) {
 	}
 	before := n.driverOf(bus0) + " " + n.driverOf(sound0)
 	n.prepared(n.manager(), claim("machine", "vm="+vm0))
+	_, record := n.recordOf("machine-uid")
+	want := []ledger.Step{
+		{Kind: ledger.StepPCIDriver, GPU: gpu0, Target: bus0, Before: "nvidia", Want: "vfio-pci"},
+		{Kind: ledger.StepPCIDriver, GPU: gpu0, Target: sound0, Before: "snd_hda_intel", Want: "vfio-pci", Override: "snd_hda_intel"},
+	}
+	of := slices.DeleteFunc(record.Entry.Undo, func(s ledger.Step) bool { return s.Kind != ledger.StepPCIDriver })
+	if diff := cmp.Diff(want, of); diff != "" {
+		t.Errorf("recorded (-want +got):\n%s", diff)
+	}
 	if got := n.driverOf(sound0); got != "vfio-pci/vfio-pci" {
 		t.Errorf("for the machine it is with %s", got)
 	}

@@ -42,7 +42,7 @@ func (e Ender) await(ctx context.Context, ask func(context.Context) (left, err e
 		if left != nil {
 			last = left
 		}
-		return err == nil && left == nil, err
+		return left == nil, err
 	})
 	if err != nil && last != nil {
 		return last
