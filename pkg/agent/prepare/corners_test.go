@@ -9,6 +9,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -336,5 +337,71 @@ func TestAClaimWhosePlaceWasTakenWhileItHadItStays(t *testing.T) {
 				t.Errorf("record %+v", record)
 			}
 		})
+	}
+}
+
+// TestAWaitEndsWithItsOwnTime, also where the call has more.
+func TestAWaitEndsWithItsOwnTime(t *testing.T) {
+	for _, most := range []time.Duration{2 * time.Second, 20 * time.Second} {
+		synctest.Test(t, func(t *testing.T) {
+			n := newNodeOf(t, twoGPUs)
+			n.prepared(n.manager(), claim("first", "gpu="+gpu0))
+			n.options.UseOf = func(context.Context, *ledger.Entry) prepare.Use { return ending }
+			n.options.ReleaseTimeout = most
+			ctx, cancel := context.WithTimeout(n.ctx, time.Hour)
+			defer cancel()
+			begun := time.Now()
+			var held *prepare.HeldError
+			if _, err := n.manager().Prepare(ctx, claim("second", "gpu="+gpu0)); !errors.As(err, &held) {
+				t.Errorf("error %v", err)
+			}
+			if took := time.Since(begun); took < most || took > most+time.Second {
+				t.Errorf("it took %s, want %s", took, most)
+			}
+		})
+	}
+}
+
+// TestAClaimIsCompletedWhenAllIsDone, and not before: how long it had its GPUs is counted from then.
+func TestAClaimIsCompletedWhenAllIsDone(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	for name, gpu := range map[string]string{"train": gpu0, "infer": gpu1} {
+		uid, seen := types.UID(name+"-uid"), false
+		n.hardware.wrap = func(d nvml.Device) nvml.Device {
+			return answers{Device: d, compute: func() (nvml.ComputeMode, error) {
+				if n.recorded(uid) {
+					seen = true
+					if _, record := n.recordOf(uid); record.State() != ledger.PrepareStarted || !record.Entry.Completed.IsZero() {
+						t.Errorf("claim %s: while it is prepared: %s, completed %s", uid, record.State(), record.Entry.Completed)
+					}
+				}
+				return d.ComputeMode()
+			}}
+		}
+		n.prepared(n.manager(), withConfig(claim(name, result("gpu="+gpu)), driverName, sharingConfig("GpuConfig", "Exclusive", "")))
+		n.hardware.wrap = nil
+		if _, record := n.recordOf(uid); !seen || record.Entry.Completed.IsZero() {
+			t.Errorf("claim %s: seen while it is prepared: %v, completed %s", uid, seen, record.Entry.Completed)
+		}
+	}
+}
+
+// TestAReleaseThatIsForcedSaysWhatItPassedOver, also if it fails then.
+func TestAReleaseThatIsForcedSaysWhatItPassedOver(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	bothPrepared(n, n.manager())
+	n.timeout = 30 * time.Millisecond // what is locked is waited for in vain
+	m := n.manager()
+	for uid, gpu := range map[types.UID]string{"train-uid": gpu0, "infer-uid": gpu1} {
+		unlock, err := prepare.LockGPU(n.manager(), gpu)
+		if err != nil {
+			t.Fatal(err)
+		}
+		done, err := m.Release(n.ctx, uid, true, func(context.Context) string { return string(uid) + " runs" })
+		unlock()
+		if !errors.Is(err, context.DeadlineExceeded) || !n.recorded(uid) {
+			t.Errorf("claim %s: error %v", uid, err)
+		}
+		n.wantLine("did", done.Did, "passed over, because of --force: "+string(uid)+" runs")
 	}
 }
