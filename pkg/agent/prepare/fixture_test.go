@@ -253,6 +253,8 @@ type hardware struct {
 	broken map[string]error
 	// looks at the node, by agents.
 	looks atomic.Int32
+	// aparts are how often NVML was closed.
+	aparts atomic.Int32
 	// readings, if it is set, are through which the agent reads what is not the GPUs'.
 	readings *readings
 	// wrap, if it is set, stands between the agent and each GPU.
@@ -335,6 +337,11 @@ func (h *hardware) BootID() (string, error) {
 		return h.Hardware.BootID()
 	}
 	return through(h.readings, "boot ID", h.Hardware.BootID)
+}
+
+func (h *hardware) Apart(ctx context.Context, f func(context.Context) error) error {
+	h.aparts.Add(1)
+	return h.Hardware.Apart(ctx, f)
 }
 
 func (h *hardware) Look(ctx context.Context) error {
