@@ -107,8 +107,7 @@ type Agent struct {
 	lookedOnce func()
 	// blind are the GPUs of which it is not known who uses them.
 	blind failures
-	// warning is what Options.Warning has said last.
-	warning atomic.Pointer[string]
+	onNode onNode
 	// registered is when the kubelet last registered the driver, in nanoseconds since 1970; 0 if it has not.
 	registered atomic.Int64
 }
@@ -282,23 +281,6 @@ func (a *Agent) reconciled(summary reconcile.Summary) {
 	}
 }
 
-// readinessChanged takes the devices out when claims cannot be prepared on this node, and back in when they can.
-func (a *Agent) readinessChanged(_ context.Context, p *problem) {
-	reason := ""
-	if p != nil {
-		reason = p.reason
-	}
-	if !a.opts.Hardware.withheld.setNotReady(reason) {
-		return
-	}
-	a.publisher.refresh()
-	if p != nil {
-		a.reporter.nodeEventf(corev1.EventTypeWarning, reasonCannotPrepare, "Claims cannot be prepared on this node: %s", p.message)
-	} else {
-		a.reporter.nodeEventf(corev1.EventTypeNormal, reasonCanPrepare, "Claims can be prepared on this node again")
-	}
-}
-
 // Status tells what the agent has reached, for probes.
 func (a *Agent) Status() *Status { return a.status }
 
@@ -306,6 +288,9 @@ func (a *Agent) Status() *Status { return a.status }
 // answered: one that is cut off is a pod that fails to start, and another agent, which would have taken the next call, knows nothing of it.
 func (a *Agent) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
+	if why := a.opts.Hardware.opts.Keeper.Why(); why != nil {
+		a.Aside(ctx, why)
+	}
 
 	// 1. The kubelet makes its folders; a socket in a folder made by us would be one that it never looks at.
 	if err := a.waitForKubelet(ctx); err != nil {
@@ -374,7 +359,7 @@ func (a *Agent) lookAtHost(ctx context.Context) {
 		return
 	}
 	warning := a.opts.Warning()
-	if was := a.warning.Swap(&warning); was != nil && *was == warning || warning == "" {
+	if was := a.onNode.warning.Swap(&warning); was != nil && *was == warning || warning == "" {
 		return
 	}
 	klog.FromContext(ctx).Info("The host's configuration: warning", "warning", warning)

@@ -372,7 +372,7 @@ func TestRememberedGPUsOfAnotherKindAreSaidAndNotUsed(t *testing.T) {
 			if got := len(published(t, r.found(ctx))); got != 4 {
 				t.Errorf("%d GPUs are published, want 4", got)
 			}
-			if known := r.hardware().memory.load(ctx); len(known) != 4 {
+			if known := r.hardware().memory.load(ctx).GPUs; len(known) != 4 {
 				t.Errorf("%d GPUs are remembered afterwards, want 4", len(known))
 			}
 		})

@@ -161,7 +161,13 @@ func (p *publisher) discover(ctx context.Context) {
 				logger.Info("GPUs are found", "count", len(node.GPUs), "failed", len(node.Failures), "driverVersion", node.DriverVersion)
 			}
 			said, withdrawn, backoff, found = "", true, first, time.Now()
-			p.status.set(stageGPUs, true)
+			if p.hardware.opts.Keeper.Why() == nil {
+				p.status.set(stageGPUs, true)
+			}
+			p.refresh()
+		case letGo(err):
+			// Who steps aside says so. GPUs may be known of an earlier agent, and then they stay in the slices.
+			said = ""
 			p.refresh()
 		case err.Error() != said:
 			said = err.Error()

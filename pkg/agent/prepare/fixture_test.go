@@ -319,6 +319,8 @@ func (h *hardware) discover(t *testing.T, policy discovery.Policy) {
 	}
 }
 
+func (h *hardware) Begin(string) (func(), error) { return func() {}, nil }
+
 func (h *hardware) Find(ctx context.Context, device string) (prepare.Target, error) {
 	if h.gone {
 		return prepare.Target{}, nvml.ErrDriverNotLoaded

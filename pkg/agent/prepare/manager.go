@@ -75,6 +75,8 @@ type Hardware interface {
 	// Find returns what is behind a published device, after NVML has answered for its GPU just now. The error
 	// says what is wrong with it. Of a device whose GPU is with a virtual machine the GPU's name is returned beside it.
 	Find(ctx context.Context, device string) (Target, error)
+	// Begin keeps the driver open until done is called, for something that takes several steps. The error says why it is not to be opened now.
+	Begin(what string) (done func(), err error)
 	steps.Hardware
 }
 
@@ -261,6 +263,12 @@ var errAnew = errors.New("the claim is to be prepared anew")
 func (m *Manager) prepare(
 	ctx context.Context, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult, parameters *config.Set,
 ) ([]ledger.Device, error) {
+	done, err := m.opts.Hardware.Begin("the preparation of claim " + name(claim))
+	if err != nil {
+		return nil, fmt.Errorf("claim %s cannot be prepared now, and the kubelet tries again: %w", name(claim), err)
+	}
+	defer done()
+
 	// 1. Does NVML answer for each of its GPUs, and how are they to be set up? No lock is held: a GPU that
 	// hangs here must not block other claims.
 	var j *job
