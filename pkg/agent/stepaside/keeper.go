@@ -188,7 +188,11 @@ func (k *Keeper) look() *Why {
 		k.replaced = k.library.changed()
 	}
 	if k.why == nil {
-		defer k.poke()
+		defer func() {
+			if k.why != nil {
+				k.poke()
+			}
+		}()
 	}
 	switch {
 	case len(asked) > 0:
@@ -294,14 +298,17 @@ func (k *Keeper) letGo(ctx context.Context, d Driver) bool {
 	logger.Info("The agent steps aside: it closes the driver", "reason", k.Why().Message)
 	waitsFor(k.opts.Dir, "")
 	for k.opts.Clock.Since(begun) < actsTimeout {
-		acts := k.waitForActs(ctx)
-		if ctx.Err() != nil {
-			return false
-		}
+		acts, ended := k.underWay()
 		if acts == "" {
 			break
 		}
 		k.stillOpen(ctx, d, acts)
+		select {
+		case <-ctx.Done():
+			return false
+		case <-k.opts.Clock.After(tellInterval):
+		case <-ended:
+		}
 	}
 	for {
 		soon, cancel := context.WithTimeout(ctx, tellInterval)
@@ -331,29 +338,14 @@ func (k *Keeper) stillOpen(ctx context.Context, d Driver, what string) {
 	k.tell(ctx, d, "; the agent still has it open, for "+what)
 }
 
-// waitForActs names those that are under way after tellInterval; empty as soon as none is.
-func (k *Keeper) waitForActs(ctx context.Context) string {
-	late := k.opts.Clock.NewTimer(tellInterval)
-	defer late.Stop()
-	for {
-		k.mu.Lock()
-		names := slices.Sorted(maps.Keys(k.acts))
-		if len(names) > 0 && k.ended == nil {
-			k.ended = make(chan struct{})
-		}
-		ended := k.ended
-		k.mu.Unlock()
-		if len(names) == 0 {
-			return ""
-		}
-		select {
-		case <-ctx.Done():
-			return ""
-		case <-late.C():
-			return strings.Join(names, ", ")
-		case <-ended:
-		}
+// underWay names the acts that are; ended is closed when one is not any more.
+func (k *Keeper) underWay() (acts string, ended <-chan struct{}) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.ended == nil {
+		k.ended = make(chan struct{})
 	}
+	return strings.Join(slices.Sorted(maps.Keys(k.acts)), ", "), k.ended
 }
 
 // tell says why, with what there is to add.
