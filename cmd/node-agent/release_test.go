@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"bytes"
 	"errors"
-	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -99,7 +98,6 @@ func (h *upgradedHost) startAgent() *runningAgent {
 func (a *runningAgent) kill() {
 	if a.process.ProcessState == nil {
 		_ = a.process.Process.Kill()
-		_, _ = io.Copy(io.Discard, strings.NewReader(a.log.String()))
 		_ = a.process.Wait()
 	}
 }
@@ -131,10 +129,10 @@ func (a *runningAgent) says(never string, words ...string) {
 	}
 }
 
-// command runs the agent's program beside it.
-func (h *upgradedHost) command(args ...string) (text string, code int) {
+// release runs the command for the driver beside the agent.
+func (h *upgradedHost) release(args ...string) (text string, code int) {
 	h.Helper()
-	out, err := exec.Command(os.Args[0], append(args, "--state-dir="+h.state)...).CombinedOutput()
+	out, err := exec.Command(os.Args[0], append([]string{"release-driver", "--state-dir=" + h.state}, args...)...).CombinedOutput()
 	var failed *exec.ExitError
 	if err != nil && !errors.As(err, &failed) {
 		h.Fatal(err)
@@ -155,13 +153,9 @@ func TestAnInPlaceUpgradeIsFollowedByANewProcess(t *testing.T) {
 	a.says("", found, `count=8`, `driverVersion="`+h.machine.DriverVersion()+`"`)
 	for _, version := range []string{"999.1.2", "999.1.3"} {
 		librarytest.Install(t, filepath.Dir(h.library), version)
-		a.says("", "The agent steps aside", h.library+" is another file")
-		a.says("", "The agent has let the driver go")
-		// A new process finds a driver that is not its library's.
-		if text, code := h.command("discover", h.flags[1], h.flags[2]); code == 0 || !strings.Contains(text, "different versions") {
-			t.Fatalf("a new process before the module is loaded: exit code %d: %s", code, text)
-		}
-		time.Sleep(3 * time.Second)
+		a.says("", "The agent keeps off the driver", h.library+" is another file")
+		a.says("", "The agent has closed the driver")
+		a.says("Starting", "a new process cannot open it yet", "different versions")
 		h.happens(&nvmlsim.UnloadDriver{}, &nvmlsim.LoadDriver{Version: version})
 		a.says(found, "Starting", "version=")
 		a.says("", found, `count=8`, `driverVersion="`+version+`"`)
@@ -182,7 +176,7 @@ func TestAMismatchOfVersionsIsFollowedByANewProcess(t *testing.T) {
 	a.says("", found, `count=8`)
 	librarytest.Install(t, folder, "999.1.2")
 	h.happens(&nvmlsim.UnloadDriver{}, &nvmlsim.LoadDriver{Version: "999.1.2"})
-	a.says("", "The agent steps aside", "different versions")
+	a.says("", "The agent keeps off the driver", "different versions")
 	a.says(found, "Starting", "version=")
 	a.says("", found, `driverVersion="999.1.2"`)
 }
@@ -190,33 +184,33 @@ func TestAMismatchOfVersionsIsFollowedByANewProcess(t *testing.T) {
 // The command closes the driver, also over a death of the agent, and opens it again.
 func TestTheCommandReleasesTheDriver(t *testing.T) {
 	h := newUpgradedHost(t)
-	if text, code := h.command("release-driver"); code != 1 || !strings.Contains(text, h.state) {
+	if text, code := h.release(); code != 1 || !strings.Contains(text, h.state) {
 		t.Errorf("without an agent's folder: exit code %d: %s", code, text)
 	}
 	a := h.startAgent()
 	a.says("", found, `count=8`)
-	if text, code := h.command("release-driver", "--for=new firmware"); code != 0 || !strings.Contains(text, "--end") {
+	if text, code := h.release("--for=new firmware"); code != 0 || !strings.Contains(text, "--end") {
 		t.Fatalf("exit code %d: %s", code, text)
 	}
-	a.says("", "The agent steps aside", "new firmware")
+	a.says("", "The agent keeps off the driver", "new firmware")
 	a.kill()
 	a = h.startAgent()
-	a.says(found, "The agent steps aside", "new firmware")
-	if text, code := h.command("release-driver", "--end", "--timeout=30s"); code != 0 {
+	a.says(found, "The agent keeps off the driver", "new firmware")
+	if text, code := h.release("--end", "--timeout=30s"); code != 0 {
 		t.Fatalf("exit code %d: %s", code, text)
 	}
 	a.says("", "Starting", "version=")
 	a.says("", found, `count=8`)
-	for _, args := range [][]string{{"--timeout=0s"}, {"--end", "--for=x"}} {
-		if text, code := h.command(append([]string{"release-driver"}, args...)...); code != 1 || !strings.Contains(text, args[0]) {
+	for want, args := range map[string][]string{"--timeout 0s": {"--timeout=0s"}, `--for "x"`: {"--end", "--for=x"}} {
+		if text, code := h.release(args...); code != 1 || !strings.Contains(text, want) {
 			t.Errorf("%q: exit code %d: %s", args, code, text)
 		}
 	}
-	if text, code := h.command("release-driver", "--end", "--timeout=1s"); code != 0 {
+	if text, code := h.release("--end", "--timeout=1s"); code != 0 {
 		t.Errorf("ended twice: exit code %d: %s", code, text)
 	}
 	a.kill()
-	if text, code := h.command("release-driver", "--end", "--timeout=1s"); code != 2 || !strings.Contains(text, stepaside.ErrStillReleased.Error()) {
+	if text, code := h.release("--end", "--timeout=1s"); code != 2 || !strings.Contains(text, stepaside.ErrStillReleased.Error()) {
 		t.Errorf("without an agent: exit code %d: %s", code, text)
 	}
 }

@@ -39,12 +39,16 @@ func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 	}{
 		{
 			way: "label", says: "nvidia.com/gpu.deploy.dcgm: paused-for-driver-upgrade", version: "999.1.2",
-			ask: func() error { return patchNode(`{"metadata":{"labels":{"nvidia.com/gpu.deploy.dcgm":"paused-for-driver-upgrade"}}}`) },
+			ask: func() error {
+				return patchNode(`{"metadata":{"labels":{"nvidia.com/gpu.deploy.dcgm":"paused-for-driver-upgrade"}}}`)
+			},
 			end: func() error { return patchNode(`{"metadata":{"labels":{"nvidia.com/gpu.deploy.dcgm":"true"}}}`) },
 		},
 		{
 			way: "annotation", says: `stowage.dev/release-driver: "new firmware"`, version: "999.1.3",
-			ask: func() error { return patchNode(`{"metadata":{"annotations":{"stowage.dev/release-driver":"new firmware"}}}`) },
+			ask: func() error {
+				return patchNode(`{"metadata":{"annotations":{"stowage.dev/release-driver":"new firmware"}}}`)
+			},
 			end: func() error { return patchNode(`{"metadata":{"annotations":{"stowage.dev/release-driver":null}}}`) },
 		},
 		{way: "command", says: "the old driver again", version: before, ask: func() error { return release("--for=the old driver again") }, end: func() error { return release("--end") }},

@@ -106,7 +106,7 @@ type Agent struct {
 	// lookedOnce tells the publisher that it is known what is occupied.
 	lookedOnce func()
 	// blind are the GPUs of which it is not known who uses them.
-	blind failures
+	blind  failures
 	onNode onNode
 	// registered is when the kubelet last registered the driver, in nanoseconds since 1970; 0 if it has not.
 	registered atomic.Int64

@@ -343,7 +343,6 @@ func checkIdentity(device nvml.Device, gpu discovery.GPU) error {
 	return nil
 }
 
-
 // Node is what the last look has found, nil before the first. Nobody changes it.
 func (h *Hardware) Node() *discovery.Node { return h.inventory.found() }
 

@@ -58,6 +58,8 @@ type Keeper struct {
 	opts Options
 	// changed asks for a look at once.
 	changed chan struct{}
+	// told is what Run has told last.
+	told string
 
 	mu sync.Mutex
 	// node is what the Node asked for when it was last read, by this agent or one before.
@@ -295,7 +297,6 @@ func (k *Keeper) letGo(ctx context.Context, d Driver) bool {
 	logger := klog.FromContext(ctx)
 	begun := k.opts.Clock.Now()
 	k.tell(ctx, d, "")
-	logger.Info("The agent steps aside: it closes the driver", "reason", k.Why().Message)
 	waitsFor(k.opts.Dir, "")
 	for k.opts.Clock.Since(begun) < actsTimeout {
 		acts, ended := k.underWay()
@@ -329,7 +330,7 @@ func (k *Keeper) letGo(ctx context.Context, d Driver) bool {
 	}
 	waitsFor(k.opts.Dir, "")
 	k.tell(ctx, d, "")
-	logger.Info("The agent has let the driver go", "took", k.opts.Clock.Since(begun))
+	logger.Info("The agent has closed the driver", "took", k.opts.Clock.Since(begun))
 	return true
 }
 
@@ -352,6 +353,10 @@ func (k *Keeper) underWay() (acts string, ended <-chan struct{}) {
 func (k *Keeper) tell(ctx context.Context, d Driver, more string) {
 	why := *k.look()
 	why.Message += more
+	if why.Message != k.told {
+		k.told = why.Message
+		klog.FromContext(ctx).Info("The agent keeps off the driver", "reason", why.Reason, "message", why.Message)
+	}
 	d.Aside(ctx, &why)
 }
 

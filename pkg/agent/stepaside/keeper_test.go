@@ -435,7 +435,10 @@ func TestARequestOutlivesTheAgent(t *testing.T) {
 	for name, ask := range map[string]func(h *host){
 		"annotation": func(h *host) { h.annotate("") },
 		"label":      func(h *host) { h.label("paused-for-mig-change", "paused-for-mig-change") },
-		"command":    func(h *host) { must(h.t, os.MkdirAll(h.dir, 0o700)); must(h.t, os.WriteFile(requestPath(h.dir), []byte("{}"), 0o600)) },
+		"command": func(h *host) {
+			must(h.t, os.MkdirAll(h.dir, 0o700))
+			must(h.t, os.WriteFile(requestPath(h.dir), []byte("{}"), 0o600))
+		},
 	} {
 		for _, away := range []bool{false, true} {
 			for after := time.Duration(0); after <= soon; after += soon / 6 {
@@ -520,9 +523,11 @@ func TestAFileThatChanges(t *testing.T) {
 		change func(path string) error
 		want   string
 	}{
-		"not":              {func(string) error { return nil }, ""},
-		"read":             {func(path string) error { _, err := os.ReadFile(path); return err }, ""},
-		"replaced":         {func(path string) error { return errors.Join(os.WriteFile(path+"2", []byte("old"), 0o600), os.Rename(path+"2", path)) }, "another file"},
+		"not":  {func(string) error { return nil }, ""},
+		"read": {func(path string) error { _, err := os.ReadFile(path); return err }, ""},
+		"replaced": {func(path string) error {
+			return errors.Join(os.WriteFile(path+"2", []byte("old"), 0o600), os.Rename(path+"2", path))
+		}, "another file"},
 		"written in place": {func(path string) error { return os.WriteFile(path, []byte("newer"), 0o600) }, "another file"},
 		"touched":          {func(path string) error { return os.Chtimes(path, time.Time{}, time.Unix(1, 0)) }, "another file"},
 		"removed":          {os.Remove, "gone"},
