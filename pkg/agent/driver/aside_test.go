@@ -18,10 +18,12 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
 
+	"stowage.dev/stowage/pkg/agent/durable"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/stepaside"
@@ -83,6 +85,20 @@ func (u *upgraded) ask(value string) {
 	if err != nil {
 		u.t.Fatal(err)
 	}
+}
+
+// locked tells whether somebody says that he has the driver open.
+func (u *upgraded) locked() bool {
+	u.t.Helper()
+	ctx, cancel := context.WithTimeout(u.ctx, time.Millisecond)
+	defer cancel()
+	unlock, err := durable.Lock(ctx, filepath.Join(stepaside.Dir(u.state), "lock"))
+	if err == nil {
+		unlock()
+	} else if ctx.Err() == nil {
+		u.t.Error(err)
+	}
+	return err != nil
 }
 
 // process is an agent's, with all that looks at GPUs.
@@ -163,6 +179,9 @@ func TestADriverUpgradeUnderPods(t *testing.T) {
 		p := u.start()
 		time.Sleep(time.Minute)
 		before := published(t, p.opts.Hardware)
+		if !u.locked() {
+			t.Error("the driver is open, and nobody who waits for it can see that")
+		}
 		for _, claim := range []*resourceapi.ResourceClaim{stays, ends} {
 			if err := p.prepare(u.ctx, claim); err != nil {
 				t.Fatal(err)
@@ -176,8 +195,8 @@ func TestADriverUpgradeUnderPods(t *testing.T) {
 
 		u.ask("driver 580")
 		time.Sleep(15 * time.Second)
-		if n := u.sessions.Load(); n != 0 {
-			t.Errorf("%d sessions are open", n)
+		if n := u.sessions.Load(); n != 0 || u.locked() {
+			t.Errorf("%d sessions are open, and who waits for that sees one: %t", n, u.locked())
 		}
 		u.do(&nvmlsim.UnloadDriver{})
 		inits := u.inits.Load()
@@ -204,6 +223,9 @@ func TestADriverUpgradeUnderPods(t *testing.T) {
 			t.Errorf("the kubelet is told %v", got)
 		}
 		view, ok := p.nodeView()
+		if blind, err := testutil.GetGaugeMetricValue(gpusOfUnknownUse); err != nil || blind != 0 {
+			t.Errorf("of %v GPUs it counts as not known who uses them, %v", blind, err)
+		}
 		if c := judgeNode(view); !ok || c.Reason != stepaside.Released || !strings.Contains(c.Message, "driver 580") {
 			t.Errorf("the Node says %s: %s", c.Reason, c.Message)
 		}
@@ -331,6 +353,9 @@ func TestALibraryOfAnotherVersionIsNoFaultOfTheGPUs(t *testing.T) {
 			if want := before[i] + " not-ready=DriverReplaced:NoSchedule"; device != want {
 				t.Errorf("published %q, want %q", device, want)
 			}
+		}
+		if u.locked() {
+			t.Error("who waits for the driver sees one who has it open")
 		}
 		p.stop()
 		u.mismatch.Store(false)

@@ -134,6 +134,11 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 			sum.Restored++
 			logger.Info("CDI specification or device metadata of a prepared claim was missing or changed and is written again", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid, "path", m.effects.Files.CDI.Path(uid))
 		}
+		done, err := m.opts.Hardware.Begin("the daemon of claim " + record.Entry.Claim.String())
+		if err != nil {
+			return nil // it would open the driver; whoever comes back with the driver starts it
+		}
+		defer done()
 		started, err := m.keepDaemon(ctx, locks, record.Entry)
 		if err != nil {
 			return fmt.Errorf("restore claim %s: %w", record.Entry.Claim, err)

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"path/filepath"
 	"strings"
 	"time"
 
@@ -27,12 +28,14 @@ func Ask(ctx context.Context, dir, what string) error {
 	if err := change(dir, func() error { return durable.WriteFile(durable.OS{}, requestPath(dir), append(data, '\n'), 0o600) }); err != nil {
 		return fmt.Errorf("write the request: %w", err)
 	}
-	unlock, err := durable.Lock(ctx, lockPath(dir))
-	switch {
-	case err == nil:
+	for _, lock := range []string{openLock, tryLock} {
+		var unlock func()
+		if unlock, err = durable.Lock(ctx, filepath.Join(dir, lock)); err != nil {
+			break
+		}
 		unlock()
-		return nil
-	case ctx.Err() == nil:
+	}
+	if err == nil || ctx.Err() == nil {
 		return err
 	}
 	waits, readErr := durable.OS{}.ReadFile(waitsPath(dir))
@@ -68,7 +71,7 @@ func End(ctx context.Context, dir string) error {
 func isOpen(ctx context.Context, dir string) (bool, error) {
 	soon, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
-	unlock, err := durable.Lock(soon, lockPath(dir))
+	unlock, err := durable.Lock(soon, filepath.Join(dir, openLock))
 	switch {
 	case err == nil:
 		unlock()

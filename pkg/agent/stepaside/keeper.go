@@ -140,7 +140,7 @@ func (k *Keeper) Enter(ctx context.Context, library string) (leave func(), err e
 	if k == nil {
 		return func() {}, nil
 	}
-	leave, err = share(k.opts.Dir)
+	leave, err = share(k.opts.Dir, openLock)
 	if err != nil {
 		// Without a folder to write in nobody can ask there either.
 		klog.FromContext(ctx).Error(err, "Who waits for the driver does not see that the agent has it open")
@@ -367,8 +367,19 @@ func (k *Keeper) opens(ctx context.Context, w *watch) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, opensTimeout)
 	defer cancel()
+	leave, err := share(k.opts.Dir, tryLock)
+	if err != nil {
+		return err
+	}
 	done := make(chan error, 1)
-	go func() { done <- k.opts.Opens(ctx) }()
+	go func() {
+		defer leave()
+		if len(k.asked()) > 0 { // who asks now sees the lock, or is seen
+			done <- errors.New("somebody wants it")
+			return
+		}
+		done <- k.opts.Opens(ctx)
+	}()
 	for {
 		select {
 		case err := <-done:
@@ -433,14 +444,18 @@ func (w *watch) readNode(ctx context.Context) {
 // Dir is the folder below an agent's state folder in which requests stand.
 func Dir(stateDir string) string { return filepath.Join(stateDir, "driver") }
 
-func lockPath(dir string) string { return filepath.Join(dir, "lock") }
+// The locks of who has the driver open for good, and of who tries whether that is possible.
+const (
+	openLock = "lock"
+	tryLock  = "trying"
+)
 
 // share says to who waits for the driver that this process has it open, until leave is called.
-func share(dir string) (leave func(), err error) {
+func share(dir, lock string) (leave func(), err error) {
 	if err := (durable.OS{}).MkdirAll(dir, 0o700); err != nil {
 		return nil, err
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lockTimeout)
 	defer cancel()
-	return durable.Share(ctx, lockPath(dir))
+	return durable.Share(ctx, filepath.Join(dir, lock))
 }
