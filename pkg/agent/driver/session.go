@@ -288,8 +288,11 @@ func (s *sessions) renew(ctx context.Context) (lib *library, renewed bool, err e
 	if err := s.start(ctx, opened); err != nil {
 		leave()
 		err = fmt.Errorf("initialize NVML (%s): %w", opened.Source, err)
-		if errors.Is(err, nvml.ErrVersionMismatch) {
+		switch {
+		case errors.Is(err, nvml.ErrVersionMismatch):
 			err = s.keeper.Replaced(err)
+		case errors.Is(err, nvml.ErrLibraryNotFound):
+			s.keeper.NotLoaded()
 		}
 		return nil, false, err
 	}
@@ -327,13 +330,18 @@ func (s *sessions) start(ctx context.Context, opened *nvml.Handle) error {
 
 // Close closes the session, and says at the latest when ctx ends who is still using one.
 func (h *Hardware) Close(ctx context.Context) error {
-	if err := h.sessions.alone(ctx, "a look for GPUs, which does not end", func() error {
+	const look = "a look for GPUs"
+	reason := errors.New("NVML is closed")
+	if why := h.opts.Keeper.Why(); why != nil {
+		reason = why
+	}
+	if err := h.sessions.alone(ctx, look, func() error {
 		ctx := context.WithoutCancel(ctx)
 		h.sessions.suspend(ctx)
-		h.sessions.ended(ctx, h.opts.Keeper.Why())
+		h.sessions.ended(ctx, reason)
 		return nil
 	}); err != nil {
-		return err
+		return errors.New(look) // which has not ended
 	}
 	return h.sessions.closed()
 }

@@ -158,6 +158,17 @@ func (k *Keeper) Enter(ctx context.Context, library string) (leave func(), err e
 	return leave, nil
 }
 
+// NotLoaded is to be called when the library that Enter was told of could not be loaded, as while it is being installed: the next one can be another
+// file.
+func (k *Keeper) NotLoaded() {
+	if k == nil {
+		return
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.library = nil
+}
+
 // Replaced is to be called when the library that this process has loaded is of another version than the kernel's driver. The error is a *Why that
 // wraps err's text.
 func (k *Keeper) Replaced(err error) error {

@@ -556,6 +556,35 @@ func TestAFileThatChanges(t *testing.T) {
 	}
 }
 
+// A library that could not be loaded, because it was being installed, may become another file: this process can still load that.
+func TestALibraryThatIsBeingInstalledIsNotReplaced(t *testing.T) {
+	for _, loaded := range []bool{false, true} {
+		h := newHost(t)
+		k := New(Options{Clock: clock.RealClock{}, Dir: h.dir})
+		for range 2 {
+			leave, err := k.Enter(h.ctx, h.library)
+			must(t, err)
+			leave()
+		}
+		if !loaded {
+			k.NotLoaded()
+		}
+		h.install("whole")
+		leave, err := k.Enter(h.ctx, h.library)
+		if opened := err == nil; opened == loaded {
+			t.Errorf("loaded before: %t; opened: %t, %v", loaded, opened, err)
+		}
+		if leave == nil {
+			continue
+		}
+		leave()
+		h.install("another one")
+		if _, err := k.Enter(h.ctx, h.library); err == nil {
+			t.Error("it is loaded now, and was replaced")
+		}
+	}
+}
+
 // Of who asks and who opens one sees the other: never is the driver open when the one who asked is told that it is not.
 func TestWhoAsksNeverHasTheDriverBesideAnAgent(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "driver")
