@@ -30,7 +30,8 @@ func newKeeper(opts *options, api clients) *stepaside.Keeper {
 			onHost, _ := opts.driverElsewhere()
 			return onHost
 		},
-		Opens: opts.opensAnew,
+		Returned: os.Getenv(returned) != "",
+		Opens:    opts.opensAnew,
 	}
 	if api.agent != nil {
 		keeper.Node = func(ctx context.Context) (*corev1.Node, error) {
@@ -73,11 +74,17 @@ func (o *options) opensAnew(ctx context.Context) error {
 // the kubelet would let it wait, and longer each time.
 func beginAnew() error {
 	program, err := os.Executable()
+	if err == nil {
+		err = os.Setenv(returned, "true")
+	}
 	if err != nil {
 		return err
 	}
 	return syscall.Exec(program, os.Args, os.Environ())
 }
+
+// returned, in the environment, tells a process that it has come in the place of another one.
+const returned = "STOWAGE_AGENT_RETURNED"
 
 // newReleaseCommand returns "release-driver", with which an administrator gets the driver for himself.
 func newReleaseCommand(opts *options) *cobra.Command {

@@ -92,12 +92,26 @@ func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 		if now := theNode.Agent().Pid(); now != pid {
 			t.Errorf("%s: the agent is process %d, and was %d", upgrade.way, now, pid)
 		}
+		if events := refusals(t, namespace); len(events) > 0 {
+			t.Errorf("%s: the kubelet was refused, and tries again only after a minute: %q", upgrade.way, events)
+		}
 		next.delete()
 		runs.checkAgain()
 		if now := runs.container(); now.RestartCount != 0 || now.ContainerID != was.ContainerID || now.State.Running == nil {
 			t.Errorf("%s: the container of the pod that runs: %+v", upgrade.way, now)
 		}
 	}
+}
+
+// refusals are the kubelet's events about claims that it could not have prepared.
+func refusals(t *testing.T, namespace string) (messages []string) {
+	t.Helper()
+	events, err := cluster.AdminClient().CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=FailedPrepareDynamicResources"})
+	mustDo(t, err)
+	for _, event := range events.Items {
+		messages = append(messages, event.Message)
+	}
+	return messages
 }
 
 func mustDo(t *testing.T, err error) {

@@ -488,3 +488,32 @@ func TestNobodyOpensASessionWithinOneThatIsClosed(t *testing.T) {
 		t.Error("a library is given away that is closed")
 	}
 }
+
+// TestPodsComeBackWhenTheKubeletKnowsTheAgent: they wait for the GPUs of an agent that returns, and the kubelet lets them wait for more than a minute if it
+// does not know the agent yet when they come. A kubelet that never comes by does not keep the slices as they were.
+func TestPodsComeBackWhenTheKubeletKnowsTheAgent(t *testing.T) {
+	for _, returned := range []bool{false, true} {
+		for _, after := range []time.Duration{0, 2 * time.Second, time.Hour} {
+			t.Run(fmt.Sprintf("returned %t, registered after %s", returned, after), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					_, ctx := ktesting.NewTestContext(t)
+					r := newRig(t, "t4")
+					r.keeper = stepaside.New(stepaside.Options{Clock: clock.RealClock{}, Dir: stepaside.Dir(r.state), Returned: returned})
+					status := newStatus()
+					p := newPublisher(Options{Hardware: r.hardware(), StateDir: r.state}, status)
+					close(p.occupiedKnown)
+					close(p.foreignKnown)
+					time.AfterFunc(after, func() { status.set(stageRegistered, true) })
+					begun, want := time.Now(), time.Duration(0)
+					if returned {
+						want = min(after, firstLookTime)
+					}
+					p.awaitFirstLooks(ctx)
+					if took := time.Since(begun); took < want || took > want+registeredPoll {
+						t.Errorf("publishing waited for %s, want %s", took, want)
+					}
+				})
+			})
+		}
+	}
+}

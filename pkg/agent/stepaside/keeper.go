@@ -40,6 +40,8 @@ type Options struct {
 	Node func(context.Context) (*corev1.Node, error)
 	// Elsewhere says where the driver is now, if that is another place than this process has looked at, and empty otherwise. It may be nil.
 	Elsewhere func() string
+	// Returned tells that this process has come in the place of one that had stepped aside.
+	Returned bool
 	// Opens returns nil if another process that begins now can open the driver. It ends when ctx does.
 	Opens func(context.Context) error
 }
@@ -106,6 +108,9 @@ func (k *Keeper) Why() *Why {
 	defer k.mu.Unlock()
 	return k.why
 }
+
+// Returned tells that this process has come in the place of one that had stepped aside.
+func (k *Keeper) Returned() bool { return k != nil && k.opts.Returned }
 
 // Begin is to be called by who needs the driver for several steps, and is waited for until done is called. The error is a *Why.
 func (k *Keeper) Begin(what string) (done func(), err error) {

@@ -529,6 +529,10 @@ func TestAFileThatChanges(t *testing.T) {
 			return errors.Join(os.WriteFile(path+"2", []byte("old"), 0o600), os.Rename(path+"2", path))
 		}, "another file"},
 		"written in place": {func(path string) error { return os.WriteFile(path, []byte("newer"), 0o600) }, "another file"},
+		"of another size, of the same time": {func(path string) error {
+			info, err := os.Stat(path)
+			return errors.Join(err, os.WriteFile(path, []byte("newer"), 0o600), os.Chtimes(path, time.Time{}, info.ModTime()))
+		}, "another file"},
 		"touched":          {func(path string) error { return os.Chtimes(path, time.Time{}, time.Unix(1, 0)) }, "another file"},
 		"removed":          {os.Remove, "gone"},
 		"its folder moved": {func(path string) error { return os.Rename(filepath.Dir(path), filepath.Dir(path)+"2") }, "gone"},
