@@ -149,6 +149,7 @@ func New(opts Options) (*Agent, error) {
 	status := newStatus()
 	a.claims, a.status, a.publisher, a.reporter = claims, status, newPublisher(opts, status), newReporter(opts, records)
 	a.publisher.asked = opts.Hardware.reached
+	a.onNode.withheld, a.onNode.refresh, a.onNode.reporter = opts.Hardware.withheld, a.publisher.refresh, a.reporter
 	a.plugins = pluginpath.New(pluginpath.Options{
 		Driver: Name, Node: opts.NodeName, KubeletRoot: opts.KubeletRoot, Client: opts.Client, SlicesOfNode: slicesOf(opts.NodeName),
 		Pods: reconcile.PodsOf(opts.NodeClient, opts.NodeName), Devices: opts.Kubelet.Devices, Hardware: opts.Hardware, Claims: claims, Records: records,
@@ -158,7 +159,7 @@ func New(opts Options) (*Agent, error) {
 	a.check = newSelfCheck(opts, status, needs{claims.MakeFolders, claims.MakeEmptyFolders, opts.Backend.Ready}, func() error {
 		_, err := records.Records()
 		return err
-	}, a.readinessChanged)
+	}, a.onNode.readinessChanged)
 	a.lookedOnce = sync.OnceFunc(func() { close(a.publisher.occupiedKnown) })
 	gpuMetrics.hardware.Store(opts.Hardware)
 	claimMetrics.records.Store(records)

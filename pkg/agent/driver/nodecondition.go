@@ -135,22 +135,22 @@ func sameCondition(a, b *corev1.NodeCondition) bool {
 }
 
 // readinessChanged takes the devices out when claims cannot be prepared on this node, and back in when they can.
-func (a *Agent) readinessChanged(_ context.Context, p *problem) {
-	if aside := a.onNode.aside.Load(); aside != nil {
+func (n *onNode) readinessChanged(_ context.Context, p *problem) {
+	if aside := n.aside.Load(); aside != nil {
 		p = aside
 	}
 	reason := ""
 	if p != nil {
 		reason = p.reason
 	}
-	if !a.opts.Hardware.withheld.setNotReady(reason) {
+	if !n.withheld.setNotReady(reason) {
 		return
 	}
-	a.publisher.refresh()
+	n.refresh()
 	if p != nil {
-		a.reporter.nodeEventf(corev1.EventTypeWarning, reasonCannotPrepare, "Claims cannot be prepared on this node: %s", p.message)
+		n.reporter.nodeEventf(corev1.EventTypeWarning, reasonCannotPrepare, "Claims cannot be prepared on this node: %s", p.message)
 	} else {
-		a.reporter.nodeEventf(corev1.EventTypeNormal, reasonCanPrepare, "Claims can be prepared on this node again")
+		n.reporter.nodeEventf(corev1.EventTypeNormal, reasonCanPrepare, "Claims can be prepared on this node again")
 	}
 }
 
@@ -159,7 +159,7 @@ func (a *Agent) readinessChanged(_ context.Context, p *problem) {
 func (a *Agent) Aside(ctx context.Context, why *stepaside.Why) {
 	a.onNode.aside.Store(&problem{why.Reason, why.Message})
 	a.status.fail(stageGPUs, why.Reason, why.Message)
-	a.readinessChanged(ctx, nil)
+	a.onNode.readinessChanged(ctx, nil)
 }
 
 // Close implements stepaside.Driver.

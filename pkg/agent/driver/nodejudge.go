@@ -37,6 +37,10 @@ type onNode struct {
 	// warning is what Options.Warning has said last, and aside why the driver is not open; nil if it may be.
 	warning atomic.Pointer[string]
 	aside   atomic.Pointer[problem]
+
+	withheld *withheld
+	refresh  func()
+	reporter *reporter
 }
 
 // nodeView is what is known of the node when its condition is judged.
