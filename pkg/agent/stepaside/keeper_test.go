@@ -418,7 +418,7 @@ func TestWhatHangsIsNamed(t *testing.T) {
 		a.expect("a call", true, false, "for an act on gpu-0")
 		h.set(func() { h.node.Annotations = nil })
 		time.Sleep(long)
-		a.expect("nobody waits any more", true, false, "for an act on gpu-0")
+		a.expect("nobody waits any more", true, false, "nobody asks for it any more", "for an act on gpu-0")
 		if n := h.tried(); n > 0 {
 			t.Errorf("a new process was tried %d times while this one has the driver open", n)
 		}
