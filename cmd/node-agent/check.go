@@ -53,9 +53,10 @@ func (o *options) settleDriverRoot() {
 	}
 }
 
-// driverElsewhere tells whether the driver is elsewhere than where it was looked for at the start, as a driver container that has come: the agent has to
-// begin anew then. Where a driver was found at the start, as the files that an older one left on the host, only the one that the kernel has loaded
-// meanwhile counts. Files that come and go while it has none, as in an upgrade, end no agent.
+// driverElsewhere tells whether the driver is elsewhere than where it was looked for at the start, as a driver container
+// that has come: the agent has to begin anew then. Where a driver was found at the start, as the files that an older one
+// left on the host, only the one that the kernel has loaded meanwhile counts. Files that come and go while it has none, as
+// in an upgrade, end no agent.
 func (o *options) driverElsewhere() (onHost string, elsewhere bool) {
 	if !o.host.auto {
 		return "", false

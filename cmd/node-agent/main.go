@@ -62,7 +62,8 @@ func newCommand() *cobra.Command {
 	}
 	opts.addRunFlags(root.Flags())
 	opts.addRunFlags(runCommand.Flags())
-	root.AddCommand(runCommand, newDiscoverCommand(opts), newProbeCommand(opts), newLedgerCommand(opts), newCheckCommand(opts), newReleaseCommand(opts))
+	root.AddCommand(runCommand, newDiscoverCommand(opts), newProbeCommand(opts), newLedgerCommand(opts),
+		newCheckCommand(opts), newReleaseCommand(opts))
 	return root
 }
 

@@ -70,8 +70,8 @@ func (o *options) opensAnew(ctx context.Context) error {
 	}
 }
 
-// beginAnew puts a new process, with the same ID, in the place of this one, and returns only if that fails. Whoever has started it need not do so again:
-// the kubelet would let it wait, and longer each time.
+// beginAnew puts a new process, with the same ID, in the place of this one, and returns only if that fails. Whoever has
+// started it need not do so again: the kubelet would let it wait, and longer each time.
 func beginAnew() error {
 	program, err := os.Executable()
 	if err == nil {
@@ -99,11 +99,11 @@ func newReleaseCommand(opts *options) *cobra.Command {
 		Long: `Let the agent close the NVIDIA driver, to reset a GPU, to unload or to upgrade the driver.
 
 It returns when no agent of this node has the driver open any more. The node's devices are tainted meanwhile, claims that come wait, and
-pods that run stay. What they have open of the driver they keep: end them if that is in the way. The request stands, also over restarts of the agent
-and reboots, until the command is run with --end.
+pods that run stay. What they have open of the driver they keep: end them if that is in the way. The request stands, also over
+restarts of the agent and reboots, until the command is run with --end.
 
-Run it on the node, or in the agent's container, with the agent's --state-dir. The annotation ` + stepaside.Annotation + ` of the Node asks for the
-same from afar.
+Run it on the node, or in the agent's container, with the agent's --state-dir. The annotation ` + stepaside.Annotation + `
+of the Node asks for the same from afar.
 
 Exit codes: 0 done; 1 failed; 2 not done within --timeout: the agent still has the driver open or, with --end, has not opened it.`,
 		Args: cobra.NoArgs,

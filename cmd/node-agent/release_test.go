@@ -145,8 +145,8 @@ func (h *upgradedHost) release(args ...string) (text string, code int) {
 
 const found = "GPUs are found"
 
-// The library is replaced and the driver loaded anew under a process that has the old one for good. It gives way to a new one, which opens the new
-// library; in between, while the module is the old one, it does not end again and again.
+// The library is replaced and the driver loaded anew under a process that has the old one for good. It gives way to a new
+// one, which opens the new library; in between, while the module is the old one, it does not end again and again.
 func TestAnInPlaceUpgradeIsFollowedByANewProcess(t *testing.T) {
 	h := newUpgradedHost(t)
 	a := h.startAgent()

@@ -22,8 +22,9 @@ import (
 	"stowage.dev/stowage/test/lab"
 )
 
-// The driver is upgraded under a running pod, asked for in each of the three ways. The pod keeps running, one that ends meanwhile goes, one that comes waits.
-// The agent, which has let the driver go, comes back as a new process, and the pod that waits runs.
+// The driver is upgraded under a running pod, asked for in each of the three ways. The pod keeps running, one that ends
+// meanwhile goes, one that comes waits. The agent, which has let the driver go, comes back as a new process, and the pod
+// that waits runs.
 func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 	namespace := newNamespace(t)
 	all := devices(t)
@@ -51,7 +52,11 @@ func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 			},
 			end: func() error { return patchNode(`{"metadata":{"annotations":{"stowage.dev/release-driver":null}}}`) },
 		},
-		{way: "command", says: "the old driver again", version: before, ask: func() error { return release("--for=the old driver again") }, end: func() error { return release("--end") }},
+		{
+			way: "command", says: "the old driver again", version: before,
+			ask: func() error { return release("--for=the old driver again") },
+			end: func() error { return release("--end") },
+		},
 	} {
 		ends := startPod(t, namespace, "ends-"+upgrade.way, 1)
 		pid, logged := theNode.Agent().Pid(), logSize(t, log)
@@ -63,8 +68,9 @@ func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 		poll(t, "no agent has the driver open", func(context.Context) error { return closed() })
 		ends.delete()
 		hardware(t, &nvmlsim.UnloadDriver{})
-		createPod(t, namespace, "next-"+upgrade.way, 1)
-		if _, err := cluster.WaitForPods(t.Context(), namespace, []string{"next-" + upgrade.way}, "refused", podTimeout, lab.Unschedulable); err != nil {
+		next := pod{t: t, namespace: namespace, name: "next-" + upgrade.way}
+		createPod(t, namespace, next.name, 1)
+		if _, err := cluster.WaitForPods(t.Context(), namespace, []string{next.name}, "refused", podTimeout, lab.Unschedulable); err != nil {
 			t.Fatal(err)
 		}
 		hardware(t, &nvmlsim.LoadDriver{Version: upgrade.version})
@@ -83,7 +89,6 @@ func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 			waitTaints(t, device)
 		}
 		waitDescribed(t, "GPUsReady", "True", fmt.Sprintf("%d of %d GPUs can be used", gpuCount, gpuCount))
-		next := pod{t: t, namespace: namespace, name: "next-" + upgrade.way}
 		next.waitRunning()
 		next.check()
 		if lines := linesSince(t, log, logged, `"Starting"`); len(lines) != 1 {
@@ -106,7 +111,8 @@ func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 // refusals are the kubelet's events about claims that it could not have prepared.
 func refusals(t *testing.T, namespace string) (messages []string) {
 	t.Helper()
-	events, err := cluster.AdminClient().CoreV1().Events(namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "reason=FailedPrepareDynamicResources"})
+	failed := metav1.ListOptions{FieldSelector: "reason=FailedPrepareDynamicResources"}
+	events, err := cluster.AdminClient().CoreV1().Events(namespace).List(t.Context(), failed)
 	mustDo(t, err)
 	for _, event := range events.Items {
 		messages = append(messages, event.Message)
@@ -130,9 +136,10 @@ func patchNode(patch string) error {
 
 // release runs the agent's command on the node.
 func release(args ...string) error {
-	out, err := exec.Command(unconfinedAgent, append([]string{"release-driver", "--state-dir=" + theNode.StateDir()}, args...)...).CombinedOutput()
+	args = append([]string{"release-driver", "--state-dir=" + theNode.StateDir()}, args...)
+	out, err := exec.Command(unconfinedAgent, args...).CombinedOutput()
 	if err != nil {
-		return fmt.Errorf("node-agent release-driver %v: %w: %s", args, err, out)
+		return fmt.Errorf("node-agent %v: %w: %s", args, err, out)
 	}
 	return nil
 }
@@ -149,7 +156,8 @@ func closed() error {
 // driverVersion is what all slices of the node say.
 func driverVersion(t *testing.T) (version string) {
 	t.Helper()
-	list, err := cluster.AdminClient().ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + nodeName})
+	ofNode := metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + nodeName}
+	list, err := cluster.AdminClient().ResourceV1().ResourceSlices().List(t.Context(), ofNode)
 	mustDo(t, err)
 	for _, slice := range list.Items {
 		for _, device := range slice.Spec.Devices {

@@ -175,8 +175,8 @@ func (h *Hardware) look(ctx context.Context) error {
 	return nil
 }
 
-// remember takes the GPUs that were known before for those that are there: while the driver must not be open nobody can be asked. The faults of an
-// earlier agent are known, too.
+// remember takes the GPUs that were known before for those that are there: while the driver must not be open nobody can be
+// asked. The faults of an earlier agent are known, too.
 func (h *Hardware) remember(ctx context.Context) {
 	node := *h.memory.before(ctx)
 	if len(node.GPUs) == 0 {

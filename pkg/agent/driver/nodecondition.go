@@ -154,8 +154,8 @@ func (n *onNode) readinessChanged(_ context.Context, p *problem) {
 	}
 }
 
-// Aside implements stepaside.Driver: the devices are taken out. The agent is ready all the same, as without a driver: in an update the other agent ends
-// once this one is.
+// Aside implements stepaside.Driver: the devices are taken out. The agent is ready all the same, as without a driver: in
+// an update the other agent ends once this one is.
 func (a *Agent) Aside(ctx context.Context, why *stepaside.Why) {
 	a.onNode.aside.Store(&problem{why.Reason, why.Message})
 	a.status.fail(stageGPUs, why.Reason, why.Message)

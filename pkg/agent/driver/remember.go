@@ -223,7 +223,8 @@ func (m *memory) save(ctx context.Context) {
 	}
 	gpus := known.GPUs
 	file := knownFile{
-		Version: knownVersion, GPUs: gpus, MIG: map[string]*discovery.MIG{}, DriverVersion: known.DriverVersion, CUDADriverVersion: known.CUDADriverVersion,
+		Version: knownVersion, GPUs: gpus, MIG: map[string]*discovery.MIG{},
+		DriverVersion: known.DriverVersion, CUDADriverVersion: known.CUDADriverVersion,
 	}
 	for i := range gpus {
 		if gpus[i].MIG != nil {

@@ -37,7 +37,8 @@ func newLibrary(handle *nvml.Handle, leave func()) *library {
 	return &library{Handle: handle, leave: leave, closed: make(chan struct{}), users: map[string]int{}}
 }
 
-// use keeps the session open until done is called; ok is false once it is to be closed. what is said of a session that does not come to its end.
+// use keeps the session open until done is called; ok is false once it is to be closed. what is said of a session that
+// does not come to its end.
 func (l *library) use(what string) (done func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -189,8 +190,8 @@ func letGo(err error) bool {
 	return errors.As(err, &why)
 }
 
-// using returns the open session, which stays open until done is called. While another one is being opened it waits for that. what is said of a session
-// that does not come to its end.
+// using returns the open session, which stays open until done is called. While another one is being opened it waits for
+// that. what is said of a session that does not come to its end.
 func (s *sessions) using(ctx context.Context, what string) (lib *library, done func(), err error) {
 	for {
 		s.mu.Lock()

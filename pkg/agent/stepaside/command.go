@@ -18,8 +18,9 @@ var ErrStillOpen = errors.New("the agent still has the driver open")
 // ErrStillReleased means that no agent of the node has opened the driver again.
 var ErrStillReleased = errors.New("no agent has opened the driver again")
 
-// Ask asks all agents of the node, of which Dir is in the state folder, for the driver, and waits until none has it open: that is proved by the lock that
-// each has for as long as it does. what says what for. The error wraps ErrStillOpen if ctx ends before.
+// Ask asks all agents of the node, of which Dir is in the state folder, for the driver, and waits until none has it open:
+// that is proved by the lock that each has for as long as it does. what says what for. The error wraps ErrStillOpen if ctx
+// ends before.
 func Ask(ctx context.Context, dir, what string) error {
 	data, err := json.Marshal(request{For: what, Since: time.Now()})
 	if err != nil {
@@ -45,8 +46,8 @@ func Ask(ctx context.Context, dir, what string) error {
 	return fmt.Errorf("%w, for %s", ErrStillOpen, waits)
 }
 
-// End takes the command's request back, and waits until an agent has the driver open again. The error wraps ErrStillReleased if others ask for it, or if
-// ctx ends before.
+// End takes the command's request back, and waits until an agent has the driver open again. The error wraps
+// ErrStillReleased if others ask for it, or if ctx ends before.
 func End(ctx context.Context, dir string) error {
 	if err := change(dir, func() error { return durable.Remove(durable.OS{}, requestPath(dir)) }); err != nil {
 		return fmt.Errorf("remove the request: %w", err)

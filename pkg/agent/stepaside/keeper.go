@@ -163,8 +163,8 @@ func (k *Keeper) Enter(ctx context.Context, library string) (leave func(), err e
 	return leave, nil
 }
 
-// NotLoaded is to be called when the library that Enter was told of could not be loaded, as while it is being installed: the next one can be another
-// file.
+// NotLoaded is to be called when the library that Enter was told of could not be loaded, as while it is being installed:
+// the next one can be another file.
 func (k *Keeper) NotLoaded() {
 	if k == nil {
 		return
@@ -174,8 +174,8 @@ func (k *Keeper) NotLoaded() {
 	k.library = nil
 }
 
-// Replaced is to be called when the library that this process has loaded is of another version than the kernel's driver. The error is a *Why that
-// wraps err's text.
+// Replaced is to be called when the library that this process has loaded is of another version than the kernel's driver.
+// The error is a *Why that wraps err's text.
 func (k *Keeper) Replaced(err error) error {
 	if k == nil {
 		return err
@@ -235,8 +235,8 @@ func (k *Keeper) asked() (requests []string) {
 	return append(requests, k.node...)
 }
 
-// Start finds out what is asked for before the driver is opened for the first time. Where the API server does not answer it is what an agent before
-// was told.
+// Start finds out what is asked for before the driver is opened for the first time. Where the API server does not answer
+// it is what an agent before was told.
 func (k *Keeper) Start(ctx context.Context) {
 	if err := k.readNode(ctx); err != nil {
 		klog.FromContext(ctx).Info("The Node cannot be read: the driver is released if it was when the Node was last read", "reason", err.Error())
@@ -272,7 +272,8 @@ func (k *Keeper) readNode(ctx context.Context) error {
 // ErrAnew ends Run: the process is to begin anew.
 var ErrAnew = errors.New("the NVIDIA driver can be opened by a new process: the agent begins anew")
 
-// Run keeps the driver closed while it has to be. It returns nil when ctx ends, and ErrAnew when the agent has to come back as a new process.
+// Run keeps the driver closed while it has to be. It returns nil when ctx ends, and ErrAnew when the agent has to come
+// back as a new process.
 func (k *Keeper) Run(ctx context.Context, d Driver) error {
 	ctx = klog.NewContext(ctx, klog.LoggerWithName(klog.FromContext(ctx), "stepaside"))
 	watch := &watch{keeper: k, ticker: k.opts.Clock.NewTicker(lookInterval)}

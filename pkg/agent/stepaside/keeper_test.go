@@ -87,7 +87,8 @@ type agent struct {
 	ended chan error
 
 	mu sync.Mutex
-	// said are the reasons that were told, without repetitions; leave is nil while the driver is not open, and holds says why it cannot be closed.
+	// said are the reasons that were told, without repetitions; leave is nil while the driver is not open, and holds says why
+	// it cannot be closed.
 	said  []string
 	leave func()
 	holds error
@@ -217,12 +218,12 @@ const (
 	long = 10 * time.Minute
 )
 
-// A request closes the driver, and the agent comes back as a new process when it has ended. Each of the three is as good as the others, and two of
-// them have to end both.
+// A request closes the driver, and the agent comes back as a new process when it has ended. Each of the three is as good
+// as the others, and two of them have to end both.
 func TestTheDriverIsReleasedForAsLongAsSomebodyAsks(t *testing.T) {
 	ask := map[string]func(h *host){
 		"annotation": func(h *host) { h.annotate("new firmware") },
-		"label":      func(h *host) { h.label("true", "paused-for-driver-upgrade") },
+		"label":      func(h *host) { h.label("true", upgrading) },
 		"command":    func(h *host) { _ = Ask(h.ctx, h.dir, "a reset") },
 	}
 	end := map[string]func(h *host){
@@ -236,7 +237,11 @@ func TestTheDriverIsReleasedForAsLongAsSomebodyAsks(t *testing.T) {
 			}
 		},
 	}
-	said := map[string]string{"annotation": `stowage.dev/release-driver: "new firmware"`, "label": "nvidia.com/gpu.deploy.part-1: paused-for-driver-upgrade", "command": "a reset"}
+	said := map[string]string{
+		"annotation": `stowage.dev/release-driver: "new firmware"`,
+		"label":      "nvidia.com/gpu.deploy.part-1: " + upgrading,
+		"command":    "a reset",
+	}
 	for first := range ask {
 		for second := range ask {
 			t.Run(first+" and "+second, func(t *testing.T) {
@@ -278,8 +283,8 @@ func TestTheDriverIsReleasedForAsLongAsSomebodyAsks(t *testing.T) {
 	}
 }
 
-// The library is another file, or the kernel's driver another one: this process can do nothing with either. A new one takes its place as soon as it can
-// do more, and not before: it would end again and again.
+// The library is another file, or the kernel's driver another one: this process can do nothing with either. A new one
+// takes its place as soon as it can do more, and not before: it would end again and again.
 func TestAReplacedDriverMakesAWayForANewProcess(t *testing.T) {
 	replace := map[string]func(h *host, a *agent){
 		"another file":  func(h *host, _ *agent) { h.install("new") },
@@ -430,7 +435,8 @@ func TestWhatHangsIsNamed(t *testing.T) {
 	})
 }
 
-// An agent that dies at any point is followed by one that does not open the driver while somebody asks for it, with the API server or without it.
+// An agent that dies at any point is followed by one that does not open the driver while somebody asks for it, with the
+// API server or without it.
 func TestARequestOutlivesTheAgent(t *testing.T) {
 	for name, ask := range map[string]func(h *host){
 		"annotation": func(h *host) { h.annotate("") },
@@ -484,6 +490,9 @@ func TestARequestThatCannotBeReadStands(t *testing.T) {
 	}
 }
 
+// upgrading is the value of the GPU operator's labels while it upgrades the driver.
+const upgrading = "paused-for-driver-upgrade"
+
 func TestWhatANodeAsksFor(t *testing.T) {
 	const pause, other = "nvidia.com/gpu.deploy.dcgm", "nvidia.com/gpu.deploy.device-plugin"
 	for name, tc := range map[string]struct {
@@ -491,10 +500,10 @@ func TestWhatANodeAsksFor(t *testing.T) {
 		want                []string
 	}{
 		"nothing":                       {labels: map[string]string{pause: "true", other: "false", "nvidia.com/gpu.present": "true"}},
-		"an upgrade":                    {labels: map[string]string{pause: "paused-for-driver-upgrade", other: "true"}, want: []string{pause + ": paused-for-driver-upgrade"}},
-		"partitions":                    {labels: map[string]string{other: "paused-for-mig-change"}, want: []string{other + ": paused-for-mig-change"}},
-		"a value that is kept":          {labels: map[string]string{pause: "custom_paused-for-driver-upgrade"}, want: []string{"custom_paused-for-driver-upgrade"}},
-		"all parts":                     {labels: map[string]string{pause: "paused-for-driver-upgrade", other: "paused-for-driver-upgrade"}, want: []string{pause}},
+		"an upgrade":                    {labels: map[string]string{pause: upgrading, other: "true"}, want: []string{pause + ": " + upgrading}},
+		"partitions":                    {labels: map[string]string{other: "paused-for-mig-change"}, want: []string{other + ": paused-for-mig"}},
+		"a value that is kept":          {labels: map[string]string{pause: "custom_" + upgrading}, want: []string{"custom_" + upgrading}},
+		"all parts":                     {labels: map[string]string{pause: upgrading, other: upgrading}, want: []string{pause}},
 		"somebody else's label":         {labels: map[string]string{"example.com/gpu.deploy.dcgm": "paused-for-driver-upgrade"}},
 		"the annotation":                {annotations: map[string]string{Annotation: "firmware"}, want: []string{`"firmware"`}},
 		"the annotation, without words": {annotations: map[string]string{Annotation: ""}, want: []string{Annotation}},

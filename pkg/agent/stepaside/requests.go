@@ -20,8 +20,9 @@ import (
 // Annotation of a Node asks its agent for the driver. Its value says what for; it ends with the annotation, or with the value false.
 const Annotation = "stowage.dev/release-driver"
 
-// The GPU operator's labels of a Node say where its parts run. k8s-driver-manager pauses those that have the driver open before it unloads the driver
-// (paused-for-driver-upgrade, or with the value of before in front of it), mig-manager before it changes partitions (paused-for-mig-change).
+// The GPU operator's labels of a Node say where its parts run. k8s-driver-manager pauses those that have the driver open
+// before it unloads the driver (paused-for-driver-upgrade, or with the value of before in front of it), mig-manager before
+// it changes partitions (paused-for-mig-change).
 const (
 	pauseLabels = "nvidia.com/gpu.deploy."
 	paused      = "paused-for-"
