@@ -333,6 +333,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() { a.publisher.run(serving) })
 	group.Go(func() { a.watch(serving) })
 	group.Go(func() { keepCDI(serving, a.claims, a.opts.CDIDir) })
+	if a.opts.Hardware.opts.Keeper.Returned() {
+		group.Go(func() { renewClaims(serving, a.claims, a.reporter.ledger.Records, a.opts.Client) })
+	}
 	group.Go(func() { a.watchQuarantine(serving) })
 	group.Go(func() { a.check.run(serving) })
 	group.Go(func() { a.watchRivals(serving) })

@@ -18,6 +18,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
@@ -37,6 +38,8 @@ type upgraded struct {
 	api *apiServer
 	// sessions are open in this process, of whichever agent, and inits were tried.
 	sessions, inits atomic.Int32
+	// returned: the next process comes in the place of one that has stepped aside.
+	returned bool
 	// mismatch: the library of this process is of another version than the kernel's driver.
 	mismatch atomic.Bool
 }
@@ -114,7 +117,7 @@ type process struct {
 func (u *upgraded) start() *process {
 	u.t.Helper()
 	u.keeper = stepaside.New(stepaside.Options{
-		Clock: clock.RealClock{}, Dir: stepaside.Dir(u.state),
+		Clock: clock.RealClock{}, Dir: stepaside.Dir(u.state), Returned: u.returned,
 		Node: func(ctx context.Context) (*corev1.Node, error) {
 			return u.api.CoreV1().Nodes().Get(ctx, "node-1", metav1.GetOptions{})
 		},
@@ -138,6 +141,9 @@ func (u *upgraded) start() *process {
 	stops := []func(){
 		background(u.ctx, agent.publisher.discover), background(u.ctx, agent.watch),
 		background(u.ctx, func(ctx context.Context) { p.anew.Store(errors.Is(u.keeper.Run(ctx, agent), stepaside.ErrAnew)) }),
+	}
+	if u.returned { // as Run does
+		stops = append(stops, background(u.ctx, func(ctx context.Context) { renewClaims(ctx, agent.claims, agent.reporter.ledger.Records, u.api) }))
 	}
 	agent.publisher.leading()
 	p.stop = func() {
@@ -170,12 +176,20 @@ func (p *process) devices() (statuses []kubeletplugin.HealthStatus) {
 
 const secondT4 = "gpu-0000-00-1c-0"
 
+const exclusive = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"Exclusive"}}`
+
 // TestADriverUpgradeUnderPods: one that runs and one that ends meanwhile. Nothing of the driver is open, new claims wait
 // and are told why, nobody is moved, and the next process has everything back.
 func TestADriverUpgradeUnderPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		stays, ends := allocatedClaim("stays", "gpu-0000-00-1b-0"), allocatedClaim("ends", secondT4)
 		late, next := allocatedClaim("late", "gpu-0000-00-1d-0"), allocatedClaim("next", secondT4)
+		stays.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+			Source: resourceapi.AllocationConfigSourceClaim,
+			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+				Driver: Name, Parameters: runtime.RawExtension{Raw: []byte(exclusive)},
+			}},
+		}}
 		u := newUpgraded(t, stays, ends, late, next)
 		p := u.start()
 		time.Sleep(time.Minute)
@@ -249,9 +263,16 @@ func TestADriverUpgradeUnderPods(t *testing.T) {
 			t.Fatal("the agent does not begin anew")
 		}
 		p.stop()
+		if mode := u.machine.State().GPUs[0].ComputeMode; mode != nvmlsim.ComputeDefault {
+			t.Fatalf("the driver that was loaded anew has compute mode %s", mode)
+		}
 
+		u.returned = true
 		p = u.start()
 		time.Sleep(3 * time.Minute)
+		if mode := u.machine.State().GPUs[0].ComputeMode; mode != nvmlsim.ComputeExclusiveProcess {
+			t.Errorf("of the claim that stays compute mode %s is left", mode)
+		}
 		if diff := cmp.Diff(before, published(t, p.opts.Hardware)); diff != "" {
 			t.Errorf("the next process publishes (-before +after):\n%s", diff)
 		}

@@ -246,7 +246,7 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	// 2. Is it prepared, or is to be waited for who has its GPUs and is about to go?
 	wait := beginHandover(ctx, m.opts.Handover, m.ledger, claim)
 	for {
-		devices, err = m.prepare(ctx, claim, results, parameters)
+		devices, err = m.prepare(ctx, claim, results, parameters, nil)
 		if errors.Is(err, errAnew) {
 			continue
 		}
@@ -259,9 +259,11 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 // errAnew: what the claim had is undone, so that the node's rules are for it like for one that was never prepared.
 var errAnew = errors.New("the claim is to be prepared anew")
 
-// prepare is one try, which fails at once where another claim has the GPUs.
+// prepare is one try, which fails at once where another claim has the GPUs. Where the claim's record is not one that goes on, nothing is done; any does if
+// that is nil.
 func (m *Manager) prepare(
 	ctx context.Context, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult, parameters *config.Set,
+	goesOn func(*ledger.Record) bool,
 ) ([]ledger.Device, error) {
 	done, err := m.opts.Hardware.Begin("the preparation of claim " + name(claim))
 	if err != nil {
@@ -296,6 +298,9 @@ func (m *Manager) prepare(
 	record, err := m.ledger.Get(claim.UID)
 	if err != nil {
 		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
+	}
+	if goesOn != nil && !goesOn(record) {
+		return nil, nil
 	}
 	gpus := j.entry.HeldGPUs()
 	if record != nil && record.Entry != nil {

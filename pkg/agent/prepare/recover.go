@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -75,6 +76,19 @@ func (m *Manager) reconcile(ctx context.Context, rollBack bool) (Recovery, error
 		errs = append(errs, m.sweeper.sweep(ctx), m.sweeper.sweepDaemons(ctx))
 	}
 	return sum, errors.Join(errs...)
+}
+
+// Renew brings a prepared claim in order again after the driver was loaded anew: it has forgotten what was done to the GPUs, and containers
+// that start again are given the files of the driver that there is now. A claim that is not prepared, or not any more, stays so.
+func (m *Manager) Renew(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	results, parameters, err := plan(claim, m.opts.Driver, m.opts.Pool)
+	if len(results) == 0 { // as with an error
+		return err
+	}
+	_, err = m.prepare(ctx, claim, results, parameters, func(record *ledger.Record) bool {
+		return record != nil && record.State() == ledger.PrepareCompleted
+	})
+	return err
 }
 
 // RestoreClaim is Reconcile for one claim.
