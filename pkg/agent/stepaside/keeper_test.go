@@ -363,6 +363,28 @@ func TestARequestEndsTheTryOfANewProcess(t *testing.T) {
 	})
 }
 
+// Who asks is told that nobody has the driver open only when the try has ended, too.
+func TestWhoAsksWaitsForTheTryOfANewProcess(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t)
+		a, _ := h.start()
+		var ended atomic.Bool
+		a.opts.Opens = func(ctx context.Context) error {
+			<-ctx.Done()
+			time.Sleep(3 * time.Second) // it is killed, and the kernel takes its time
+			ended.Store(true)
+			return ctx.Err()
+		}
+		h.install("new")
+		time.Sleep(soon)
+		must(t, Ask(h.ctx, h.dir, ""))
+		if !ended.Load() {
+			t.Error("a process that is tried still has the driver open")
+		}
+		a.kill()
+	})
+}
+
 // Whoever is at work goes on until the end, and is named; whoever comes is told why not.
 func TestWhatIsUnderWayIsWaitedFor(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
