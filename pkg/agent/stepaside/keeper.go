@@ -257,15 +257,17 @@ func (k *Keeper) readNode(ctx context.Context) error {
 	}
 	requests := nodesRequests(node)
 	k.mu.Lock()
-	same := slices.Equal(k.node, requests)
-	k.node = requests
+	known := k.node
 	k.mu.Unlock()
-	if same {
+	if slices.Equal(known, requests) {
 		return nil
 	}
 	if err := note(k.opts.Dir, requests); err != nil {
 		klog.FromContext(ctx).Error(err, "What the Node asks for is not known to an agent that starts while the API server is away")
 	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.node = requests
 	return nil
 }
 
