@@ -287,7 +287,7 @@ func (k *Keeper) Run(ctx context.Context, d Driver) error {
 		}
 	}
 	// 2. Nothing begins any more; what is under way ends; then all is closed.
-	if !k.letGo(ctx, d) {
+	if !k.letGo(ctx, d, watch) {
 		return nil
 	}
 	// 3. Does nobody want the driver for himself, and can another process open it?
@@ -312,7 +312,7 @@ func (k *Keeper) Run(ctx context.Context, d Driver) error {
 }
 
 // letGo returns true once all is closed, and false when ctx ends.
-func (k *Keeper) letGo(ctx context.Context, d Driver) bool {
+func (k *Keeper) letGo(ctx context.Context, d Driver, w *watch) bool {
 	logger := klog.FromContext(ctx)
 	begun := k.opts.Clock.Now()
 	k.tell(ctx, d, "")
@@ -329,6 +329,7 @@ func (k *Keeper) letGo(ctx context.Context, d Driver) bool {
 		case <-k.opts.Clock.After(tellInterval):
 		case <-ended:
 		}
+		w.readNode(ctx)
 	}
 	for {
 		soon, cancel := context.WithTimeout(ctx, tellInterval)
@@ -341,10 +342,8 @@ func (k *Keeper) letGo(ctx context.Context, d Driver) bool {
 			break
 		}
 		k.stillOpen(ctx, d, err.Error())
-		select {
-		case <-ctx.Done():
+		if !w.next(ctx) {
 			return false
-		case <-k.opts.Clock.After(lookInterval):
 		}
 	}
 	waitsFor(k.opts.Dir, "")
