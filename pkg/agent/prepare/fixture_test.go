@@ -247,8 +247,9 @@ type hardware struct {
 	machine *nvmlsim.Machine
 	kernel  vfio.Sysfs
 	policy  discovery.Policy
-	// gone: there is no driver.
-	gone bool
+	// gone: there is no driver. aside: it is not to be opened.
+	gone  bool
+	aside error
 	// broken GPUs do not answer.
 	broken map[string]error
 	// looks at the node, by agents.
@@ -320,6 +321,8 @@ func (h *hardware) discover(t *testing.T, policy discovery.Policy) {
 		t.Fatal(err)
 	}
 }
+
+func (h *hardware) Begin(string) (func(), error) { return func() {}, h.aside }
 
 func (h *hardware) Find(ctx context.Context, device string) (prepare.Target, error) {
 	if h.gone {
