@@ -154,7 +154,13 @@ func New(opts Options) (*Agent, error) {
 		Driver: Name, Node: opts.NodeName, KubeletRoot: opts.KubeletRoot, Client: opts.Client, SlicesOfNode: slicesOf(opts.NodeName),
 		Pods: reconcile.PodsOf(opts.NodeClient, opts.NodeName), Devices: opts.Kubelet.Devices, Hardware: opts.Hardware, Claims: claims, Records: records,
 		PlaceOf: placeOf, Quarantined: a.noteQuarantined, Failed: (&failures{}).changed,
+		Tell: func(kind, reason, message string) { a.reporter.nodeEventf(kind, reason, "%s", message) },
 	})
+	a.publisher.server.nodeRead = func(ctx context.Context, node *corev1.Node) {
+		if a.plugins.NodeRead(ctx, node) {
+			a.publisher.refresh()
+		}
+	}
 	a.publisher.resources = a.plugins.ForClaims
 	a.check = newSelfCheck(opts, status, needs{claims.MakeFolders, claims.MakeEmptyFolders, opts.Backend.Ready}, func() error {
 		_, err := records.Records()

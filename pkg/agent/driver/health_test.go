@@ -39,6 +39,8 @@ type rig struct {
 	// pluginDevices are of device plugins, as the kubelet says.
 	pluginDevices    []ledger.PluginDevice
 	pluginDevicesErr error
+	// devices, if it is set, says so at any time.
+	devices func() ([]ledger.PluginDevice, error)
 	// sharing allows nothing if it is not set.
 	sharing config.Rules
 }

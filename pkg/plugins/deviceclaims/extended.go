@@ -396,7 +396,8 @@ func pluginsOn(pl *Plugin, node fwk.NodeInfo, pools []*inventory.NodePool) twopa
 		if !slices.ContainsFunc(pools, func(p *inventory.NodePool) bool { return twopaths.IsOf(p.ID().Driver, string(name)) }) {
 			continue
 		}
-		count := twopaths.Count{Allocatable: n}
+		capacity := node.Node().Status.Capacity[name]
+		count := twopaths.Offer(n, capacity.Value())
 		for _, info := range node.GetPods() {
 			if pod := info.GetPod(); hasFromPlugin(pl, pod, name) {
 				quantity := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{ExcludeOverhead: true})[name]
@@ -414,7 +415,8 @@ func pluginsOn(pl *Plugin, node fwk.NodeInfo, pools []*inventory.NodePool) twopa
 // unseen is who has the devices that pods may have from a device plugin, in a view made to decide without them.
 var unseen = usage.ClaimRef{UID: "pods-of-a-device-plugin"}
 
-// heldUnseen are the devices of the node's pools that pods may have from device plugins: of these pools all, as long as the agent has not told
+// heldUnseen are the devices of the node's pools that pods may have from device plugins: of these pools all, as long as the agent has not
+// told
 // which. Nil if there are none.
 func heldUnseen(pl *Plugin, c *cycle, node fwk.NodeInfo) *resourceapi.AllocationResult {
 	if len(node.GetAllocatable().GetScalarResources()) == 0 {
@@ -428,7 +430,7 @@ func heldUnseen(pl *Plugin, c *cycle, node fwk.NodeInfo) *resourceapi.Allocation
 	}
 	for _, pool := range pools {
 		driver := pool.ID().Driver
-		if unseen, some := plugins.Unseen(driver, pool); !unseen || !some {
+		if !plugins.KeepFromClaims(driver, pool) {
 			continue
 		}
 		if held == nil {
@@ -445,25 +447,30 @@ func heldUnseen(pl *Plugin, c *cycle, node fwk.NodeInfo) *resourceapi.Allocation
 // mayBeClaimed tells whether a claim has a device that the node's device plugin for the resource may give to a pod, too: one that the agent
 // says it offers or, as long as the agent has not seen all, any.
 func mayBeClaimed(pl *Plugin, c *cycle, node fwk.NodeInfo, name v1.ResourceName) bool {
-	pools := c.inventory.ForNode(node.Node()).Pools
-	for _, pool := range pools {
-		driver := pool.ID().Driver
-		if !twopaths.IsOf(driver, string(name)) {
-			continue
-		}
-		held := c.usage.Pool(usage.PoolID(pool.ID()))
+	claimed := func(id usage.PoolID) *usage.Pool {
 		if c.trial != nil {
-			held = c.trial.over(c.usage).Pool(usage.PoolID(pool.ID()))
+			return c.trial.over(c.usage).Pool(id)
 		}
-		if held.Len() == 0 {
-			continue
-		}
-		unseen, _ := pluginsOn(pl, node, pools).Unseen(driver, pool)
-		for i := range pool.Len() {
-			if device := pool.Device(i); (unseen || twopaths.IsTainted(driver, device)) && held.Device(device.Name) != nil {
-				return true
-			}
+		return c.usage.Pool(id)
+	}
+	devices := c.inventory.ForNode(node.Node())
+	untold := []usage.PoolID{{Driver: twopaths.DriverOf(string(name)), Pool: node.Node().Name}}
+	for _, problem := range devices.Problems {
+		if twopaths.IsOf(problem.Pool.Driver, string(name)) {
+			untold = append(untold, usage.PoolID(problem.Pool))
 		}
 	}
-	return false
+	for _, pool := range devices.Pools {
+		id := usage.PoolID(pool.ID())
+		if !twopaths.IsOf(id.Driver, string(name)) {
+			continue
+		}
+		untold = slices.DeleteFunc(untold, func(u usage.PoolID) bool { return u == id })
+		held := claimed(id)
+		if held.Len() > 0 && pluginsOn(pl, node, devices.Pools).KeepFromPods(id.Driver, pool, func(device string) bool { return held.Device(device) != nil }) {
+			return true
+		}
+	}
+	// A kubelet that starts deletes the node's slices. Until they are back nobody says which devices are whose.
+	return slices.ContainsFunc(untold, func(id usage.PoolID) bool { return claimed(id).Len() > 0 })
 }
