@@ -171,8 +171,8 @@ func nodeOf(claim *resourceapi.ResourceClaim) string {
 	return ""
 }
 
-// text is a string or version attribute, empty without one. Drivers name theirs with or without their domain.
-func (d *Device) text(name string) string {
+// Text is a string or version attribute, empty without one. Drivers name theirs with or without their domain.
+func (d *Device) Text(name string) string {
 	a, ok := d.attribute(name)
 	switch {
 	case !ok:

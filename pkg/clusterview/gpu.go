@@ -82,9 +82,9 @@ func GPUs(s *snapshot.Snapshot) []*GPU {
 	type key struct{ driver, pool, part string }
 	by := map[key]*GPU{}
 	for _, d := range Devices(s) {
-		k := key{d.Driver, d.Pool, cmp.Or(d.text("parentUUID"), d.text("uuid"), d.text("resource.kubernetes.io/pciBusID"), d.ID.Device)}
+		k := key{d.Driver, d.Pool, cmp.Or(d.Text("parentUUID"), d.Text("uuid"), d.Text("resource.kubernetes.io/pciBusID"), d.ID.Device)}
 		g := by[k]
-		if bus := d.text("resource.kubernetes.io/pciBusID"); g == nil && bus != "" { // for virtual machines it has no UUID
+		if bus := d.Text("resource.kubernetes.io/pciBusID"); g == nil && bus != "" { // for virtual machines it has no UUID
 			g = by[key{d.Driver, d.Pool, bus}]
 		}
 		if g == nil {
@@ -92,7 +92,7 @@ func GPUs(s *snapshot.Snapshot) []*GPU {
 			gpus = append(gpus, g)
 		}
 		by[k] = g
-		if bus := d.text("resource.kubernetes.io/pciBusID"); bus != "" {
+		if bus := d.Text("resource.kubernetes.io/pciBusID"); bus != "" {
 			by[key{d.Driver, d.Pool, bus}] = g
 		}
 		g.add(d)
@@ -120,26 +120,26 @@ func wholeName(d *Device) string {
 	return d.ID.Device
 }
 
-func (d *Device) isPartition() bool { return d.text("parentUUID") != "" }
+func (d *Device) isPartition() bool { return d.Text("parentUUID") != "" }
 
 // add takes in a device of the GPU: the whole of it, or a partition.
 func (g *GPU) add(d *Device) {
 	profile := ""
 	if d.isPartition() {
-		profile = cmp.Or(d.text("profile"), d.ID.Device)
+		profile = cmp.Or(d.Text("profile"), d.ID.Device)
 		if g.Partitions == nil {
 			g.Partitions = map[string]int{}
 		}
 		g.Partitions[profile]++
-	} else if d.text("type") != "vfio" {
+	} else if d.Text("type") != "vfio" {
 		g.Device = d.ID.Device
-		g.Place.UUID, g.Place.NVLinkDomain = cmp.Or(g.Place.UUID, d.text("uuid")), cmp.Or(g.Place.NVLinkDomain, d.text("nvlinkDomain"))
+		g.Place.UUID, g.Place.NVLinkDomain = cmp.Or(g.Place.UUID, d.Text("uuid")), cmp.Or(g.Place.NVLinkDomain, d.Text("nvlinkDomain"))
 	}
 	g.MemoryBytes = max(g.MemoryBytes, d.memory())
-	g.Model = cmp.Or(g.Model, d.text("productName"), d.text("model"), d.text("type"))
-	g.Place.UUID = cmp.Or(g.Place.UUID, d.text("parentUUID"))
-	g.Place.PCIBusID = cmp.Or(g.Place.PCIBusID, d.text("resource.kubernetes.io/pciBusID"))
-	g.Place.PCIeRoot = cmp.Or(g.Place.PCIeRoot, d.text("resource.kubernetes.io/pcieRoot"))
+	g.Model = cmp.Or(g.Model, d.Text("productName"), d.Text("model"), d.Text("type"))
+	g.Place.UUID = cmp.Or(g.Place.UUID, d.Text("parentUUID"))
+	g.Place.PCIBusID = cmp.Or(g.Place.PCIBusID, d.Text("resource.kubernetes.io/pciBusID"))
+	g.Place.PCIeRoot = cmp.Or(g.Place.PCIeRoot, d.Text("resource.kubernetes.io/pcieRoot"))
 	if numa, ok := d.attribute("resource.kubernetes.io/numaNode"); ok && numa.IntValue != nil {
 		g.Place.NUMANode = ptr.To(int(*numa.IntValue))
 	}
