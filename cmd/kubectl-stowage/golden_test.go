@@ -16,8 +16,12 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
+	v1 "k8s.io/api/core/v1"
+	policyapi "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
+	"stowage.dev/stowage/pkg/clusterview"
 	"stowage.dev/stowage/pkg/snapshot/snapshottest"
 )
 
@@ -37,6 +41,15 @@ func example(t *testing.T) string {
 	late.Spec.NodeSelector = map[string]string{"kubernetes.io/hostname": "worker-1"}
 	urgent, _ := c.Pod("team-b", "urgent", 2, 100)
 	urgent.Spec.NodeSelector = late.Spec.NodeSelector
+	c.Pod("team-c", "unclaimed", 1, 0)
+	c.ResourceClaims = c.ResourceClaims[:len(c.ResourceClaims)-1]
+	guarded, _ := c.Run("team-c", "guarded", 0, 2, 0)
+	guarded.Labels = map[string]string{"app": "guarded"}
+	guarded.Status.Conditions = []v1.PodCondition{{Type: v1.PodReady, Status: v1.ConditionTrue}}
+	c.PodDisruptionBudgets = []*policyapi.PodDisruptionBudget{{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team-c", Name: "guarded"},
+		Spec:       policyapi.PodDisruptionBudgetSpec{Selector: &metav1.LabelSelector{MatchLabels: guarded.Labels}},
+	}}
 	return write(t, c)
 }
 
@@ -79,6 +92,8 @@ func TestOutputs(t *testing.T) {
 		"why-json":       {[]string{"why", "picky", "-n", "team-b", "-o", "json"}, exitNo},
 		"whatif":         {[]string{"whatif"}, exitNo},
 		"whatif-delete":  {[]string{"whatif", "--delete", "team-b/batch", "--add-node", "worker-2=1", "--drain", "worker-0"}, 0},
+		"why-refused":    {[]string{"why", "unclaimed", "-n", "team-c"}, exitNo},
+		"whatif-guarded": {[]string{"whatif", "--drain", "worker-2"}, exitNo},
 		"whatif-json":    {[]string{"whatif", "-o", "json", "--priority", "50"}, exitNo},
 		"doctor":         {[]string{"doctor"}, exitNo},
 		"doctor-wide":    {[]string{"doctor", "-o", "wide"}, exitNo},
@@ -178,6 +193,24 @@ func terminalOfWidth(t *testing.T, width uint16) (primary, secondary *os.File) {
 		t.Fatal(err)
 	}
 	return primary, secondary
+}
+
+// Rows of equal names, of two drivers, are told apart by --watch.
+func TestRowsHaveKeys(t *testing.T) {
+	c := snapshottest.New(1, 1)
+	other := c.ResourceSlices[0].DeepCopy()
+	other.Name, other.Spec.Driver = "other", "gpu.example.com"
+	c.ResourceSlices = append(c.ResourceSlices, other)
+	c.Pod("a", "one", 1, 0)
+	c.Pod("b", "one", 1, 0)
+	for name, table := range map[string]*table{
+		"gpus":   (&cli{}).gpuTable(clusterview.GPUs(c.Snapshot())),
+		"claims": (&cli{}).claimTable(c.Snapshot(), clusterview.Claims(c.Snapshot()), false),
+	} {
+		if len(table.rows) != 2 || len(table.keys) != 2 || table.keys[0] == table.keys[1] {
+			t.Errorf("%s: %d rows, keys %q", name, len(table.rows), table.keys)
+		}
+	}
 }
 
 // A snapshot of a snapshot is the same, and its answers with hashed names are alike.

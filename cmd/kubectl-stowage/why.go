@@ -300,7 +300,11 @@ func advise(out *simulate.Outcome) (advice []string) {
 	}
 	e := out.Explanation
 	if e == nil {
-		if len(advice) == 0 {
+		switch {
+		case len(advice) > 0:
+		case out.RefusedBy != "":
+			advice = append(advice, "No node was looked at: put right what the reason names. Neither a release nor another node helps before.")
+		default:
 			advice = append(advice, "Devices are not what is missing: see the reasons above.")
 		}
 		return advice

@@ -16,6 +16,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 	"stowage.dev/stowage/pkg/snapshot"
+	"stowage.dev/stowage/pkg/tracker"
 )
 
 // perNode bounds the nodes of which an explanation speaks one by one. Nodes that say the same are grouped by who reads it.
@@ -31,6 +32,8 @@ type Outcome struct {
 	Devices []Device `json:"devices,omitempty"`
 	// Reason is why it has no place, as the scheduler would say it.
 	Reason string `json:"reason,omitempty"`
+	// RefusedBy is the plugin that refuses it before any node is looked at, if one does: the pod, or what it names, has to be put right.
+	RefusedBy string `json:"refusedBy,omitempty"`
 	// Nodes groups the nodes that refuse it.
 	Nodes []Refusal `json:"nodes,omitempty"`
 	// Explanation says which devices are missing; nil if that is not the reason.
@@ -41,6 +44,9 @@ type Outcome struct {
 	Victims []string `json:"victims,omitempty"`
 	// GivenBack are claims of the pod, as namespace/name, whose allocation is in its own way and is given up.
 	GivenBack []string `json:"givenBack,omitempty"`
+
+	// reserved is what its claims got.
+	reserved []tracker.Reservation
 }
 
 // Device is what a claim gets.
@@ -64,7 +70,7 @@ func (c *Cluster) Schedule(ctx context.Context, pod *v1.Pod) (*Outcome, error) {
 	out := &Outcome{Namespace: pod.Namespace, Pod: pod.Name}
 	for _, plugin := range c.profile.PreEnqueuePlugins() {
 		if status := plugin.PreEnqueue(ctx, pod); !status.IsSuccess() {
-			out.Reason = status.Message()
+			out.Reason, out.RefusedBy = status.Message(), plugin.Name()
 			return out, nil
 		}
 	}
@@ -99,6 +105,7 @@ func (c *Cluster) Schedule(ctx context.Context, pod *v1.Pod) (*Outcome, error) {
 	if err != nil {
 		return nil, err
 	}
+	out.reserved = reserved
 	for _, r := range reserved {
 		for _, result := range r.Allocation.Devices.Results {
 			out.Devices = append(out.Devices, Device{r.Claim.Name, result.Request, result.Driver, result.Pool, result.Device})
@@ -183,7 +190,9 @@ func (c *Cluster) refuse(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		return err
 	}
 	out.Nodes = group(all, diagnosis)
-	if out.Explanation, err = deviceclaims.Explain(ctx, c.plugin, state, pod, perNode); err != nil {
+	if diagnosis.PreFilterMsg != "" {
+		out.RefusedBy = strings.Join(sets.List(diagnosis.UnschedulablePlugins), ", ")
+	} else if out.Explanation, err = deviceclaims.Explain(ctx, c.plugin, state, pod, perNode); err != nil {
 		return err
 	}
 	c.writes.take()
