@@ -238,7 +238,7 @@ func TestASnapshotOfASnapshot(t *testing.T) {
 		t.Errorf("%q and %q", a, b)
 	}
 	if again := command("whatif", "--snapshot", name); again != command("whatif", "--snapshot", name) ||
-		!strings.Contains(again, "4 pods: 2 would have a place, 2 would not.") {
+		!strings.Contains(again, "5 pods: 2 would have a place, 3 would not.") {
 		t.Errorf("%s", again)
 	}
 }
@@ -293,7 +293,14 @@ func BenchmarkLargeCluster(b *testing.B) {
 	c := snapshottest.Full(5000)
 	c.Pod("team-0", "four", 4, 0)
 	file := write(b, c)
-	for name, args := range map[string][]string{"gpus": {"gpus"}, "why": {"why", "four", "-n", "team-0"}, "frag": {"frag"}} {
+	manifest := filepath.Join(b.TempDir(), "pods.yaml")
+	if err := os.WriteFile(manifest, []byte(hundred), 0o600); err != nil {
+		b.Fatal(err)
+	}
+	for name, args := range map[string][]string{
+		"gpus": {"gpus"}, "why": {"why", "four", "-n", "team-0"}, "frag": {"frag"}, "doctor": {"doctor"},
+		"whatif": {"whatif", "-f", manifest, "-n", "team-0"},
+	} {
 		b.Run(name, func(b *testing.B) {
 			for b.Loop() {
 				run(b.Context(), append(args, "--snapshot", file), genericiooptions.IOStreams{
@@ -304,3 +311,21 @@ func BenchmarkLargeCluster(b *testing.B) {
 		})
 	}
 }
+
+const hundred = `
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: one}
+spec: {spec: {devices: {requests: [{name: gpu, exactly: {deviceClassName: gpu.nvidia.com}}]}}}
+---
+apiVersion: batch/v1
+kind: Job
+metadata: {name: hundred}
+spec:
+  parallelism: 100
+  template:
+    spec:
+      restartPolicy: Never
+      resourceClaims: [{name: gpu, resourceClaimTemplateName: one}]
+      containers: [{name: main, image: x, resources: {claims: [{name: gpu}]}}]
+`
