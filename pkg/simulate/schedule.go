@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -16,7 +17,6 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 	"stowage.dev/stowage/pkg/snapshot"
-	"stowage.dev/stowage/pkg/tracker"
 )
 
 // perNode bounds the nodes of which an explanation speaks one by one. Nodes that say the same are grouped by who reads it.
@@ -46,7 +46,7 @@ type Outcome struct {
 	GivenBack []string `json:"givenBack,omitempty"`
 
 	// reserved is what its claims got.
-	reserved []tracker.Reservation
+	reserved []reservation
 }
 
 // Device is what a claim gets.
@@ -56,6 +56,12 @@ type Device struct {
 	Driver  string `json:"driver"`
 	Pool    string `json:"pool"`
 	Device  string `json:"device"`
+}
+
+// reservation is a claim, and the devices that it got.
+type reservation struct {
+	claim      *resourceapi.ResourceClaim
+	allocation *resourceapi.AllocationResult
 }
 
 // Refusal is a reason, and the nodes that have it.
@@ -105,8 +111,8 @@ func (c *Cluster) Schedule(ctx context.Context, pod *v1.Pod) (*Outcome, error) {
 	if err != nil {
 		return nil, err
 	}
-	out.reserved = reserved
 	for _, r := range reserved {
+		out.reserved = append(out.reserved, reservation{r.Claim, r.Allocation})
 		for _, result := range r.Allocation.Devices.Results {
 			out.Devices = append(out.Devices, Device{r.Claim.Name, result.Request, result.Driver, result.Pool, result.Device})
 		}

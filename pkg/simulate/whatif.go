@@ -103,14 +103,14 @@ func (c *Change) bind(pod *v1.Pod, out *Outcome) {
 	uses := resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID}
 	for _, r := range out.reserved {
 		i := slices.IndexFunc(c.ResourceClaims, func(o *resourceapi.ResourceClaim) bool {
-			return o.Namespace == r.Claim.Namespace && o.Name == r.Claim.Name
+			return o.Namespace == r.claim.Namespace && o.Name == r.claim.Name
 		})
 		if i < 0 { // made by the scheduler, for extended resources
 			i = len(c.ResourceClaims)
-			c.ResourceClaims = append(c.ResourceClaims, r.Claim)
+			c.ResourceClaims = append(c.ResourceClaims, r.claim)
 		}
 		claim := c.ResourceClaims[i].DeepCopy()
-		claim.Status.Allocation = r.Allocation
+		claim.Status.Allocation = r.allocation
 		if !slices.Contains(claim.Status.ReservedFor, uses) {
 			claim.Status.ReservedFor = append(claim.Status.ReservedFor, uses)
 		}
