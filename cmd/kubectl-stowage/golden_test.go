@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	v1 "k8s.io/api/core/v1"
 	policyapi "k8s.io/api/policy/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
@@ -195,6 +196,20 @@ func terminalOfWidth(t *testing.T, width uint16) (primary, secondary *os.File) {
 		t.Fatal(err)
 	}
 	return primary, secondary
+}
+
+// Where no device matches a request, nobody is told to ask for none.
+func TestNobodyIsToldToAskForNone(t *testing.T) {
+	c := snapshottest.New(1, 2)
+	_, claim := c.Pod("team-a", "huge", 1, 0)
+	claim.Spec.Devices.Requests[0].Exactly.Selectors = []resourceapi.DeviceSelector{{CEL: &resourceapi.CELDeviceSelector{
+		Expression: `device.attributes["resource.kubernetes.io"].numaNode == 9`,
+	}}}
+	var out bytes.Buffer
+	run(t.Context(), []string{"why", "huge", "-n", "team-a", "--snapshot", write(t, c)}, genericiooptions.IOStreams{Out: &out, ErrOut: &out})
+	if !strings.Contains(out.String(), "no node has a device that matches it: add a node with 1.") || strings.Contains(out.String(), "no more than 0") {
+		t.Error(out.String())
+	}
 }
 
 // Rows of equal names, of two drivers, are told apart by --watch.

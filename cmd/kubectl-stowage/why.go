@@ -326,6 +326,8 @@ func advise(out *simulate.Outcome) (advice []string) {
 			advice = append(advice,
 				fmt.Sprintf("Request %s: ask for no more than %s of %s, or add a node whose devices have %s.", r.Request,
 					l.LargestCapacity, l.Capacity, l.AskedCapacity))
+		} else if l != nil && l.Devices == 0 {
+			advice = append(advice, fmt.Sprintf("Request %s: no node has a device that matches it: add a node with %d.", r.Request, l.Asked))
 		} else if l != nil && l.Asked > l.Devices {
 			advice = append(advice, fmt.Sprintf("Request %s: ask for no more than %d on one node, or add a node with %d.",
 				r.Request, l.Devices, l.Asked))
