@@ -42,11 +42,11 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	out.event("title", 0, title)
 	beat := time.NewTicker(s.beat)
 	defer beat.Stop()
-	for told := (Status{}); out.err == nil; {
+	for told := (*Status)(nil); out.err == nil; {
 		status, statusChanged := s.feed.Status()
 		changed := s.feed.history.Changed()
-		if text, err := json.Marshal(status); err == nil && !status.equal(&told) {
-			told = status
+		if text, err := json.Marshal(status); err == nil && (told == nil || !status.equal(told)) {
+			told = &status
 			out.event("status", 0, text)
 		}
 		if last, ok := s.feed.history.Last(); ok && last.Version != at {

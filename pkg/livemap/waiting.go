@@ -119,4 +119,3 @@ func claimsOf(pod *v1.Pod) (names []string) {
 	}
 	return names
 }
-

@@ -98,7 +98,9 @@ func followedKind[L apiruntime.Object](
 	}
 }
 
-func (k *followed) qualified() string { return (&kind{resource: k.resource, group: k.group}).qualified() }
+func (k *followed) qualified() string {
+	return (&kind{resource: k.resource, group: k.group}).qualified()
+}
 
 // allowed asks for one object and for a watch: an informer without the rights would try for ever.
 func (k *followed) allowed(ctx context.Context) error {

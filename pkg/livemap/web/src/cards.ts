@@ -1,4 +1,5 @@
 import type { Model } from './model';
+import type { Density } from './store';
 import type { GPU } from './types';
 
 /** How many GPUs a card has at most: a pool of the network may have thousands, and cards are drawn as a whole. */
@@ -45,27 +46,32 @@ export interface Layout {
   tops: number[];
 }
 
-export const sizes = { gap: 10, pad: 9, head: 37, cell: 34, cellGap: 4, lane: 9, minCell: 33 };
+export const sizes = {
+  cards: { gap: 10, pad: 9, head: 37, cell: 34, cellGap: 4, lane: 9, minCell: 33, minCard: 200 },
+  compact: { gap: 6, pad: 5, head: 18, cell: 15, cellGap: 2, lane: 7, minCell: 17, minCard: 110 },
+};
 
-export function layout(cards: Card[], width: number): Layout {
+export function layout(cards: Card[], width: number, density: Density): Layout {
+  const { gap, pad, cellGap, minCell, minCard } = sizes[density];
   let largest = 1;
   for (const card of cards) largest = Math.max(largest, card.gpus.length);
   const perLine = largest <= 4 ? 4 : 8;
-  const narrowest = perLine * sizes.minCell + (perLine - 1) * sizes.cellGap + 2 * sizes.pad + 2;
-  const columns = Math.max(1, Math.floor((width + sizes.gap) / (Math.max(narrowest, 200) + sizes.gap)));
+  const narrowest = perLine * minCell + (perLine - 1) * cellGap + 2 * pad + 2;
+  const columns = Math.max(1, Math.floor((width + gap) / (Math.max(narrowest, minCard) + gap)));
   const tops = [0];
   for (let i = 0; i < cards.length; i += columns) {
     let height = 0;
-    for (let j = i; j < Math.min(i + columns, cards.length); j++) height = Math.max(height, heightOf(cards[j]!, perLine));
-    tops.push(tops[tops.length - 1]! + height + sizes.gap);
+    for (let j = i; j < Math.min(i + columns, cards.length); j++) height = Math.max(height, heightOf(cards[j]!, perLine, density));
+    tops.push(tops[tops.length - 1]! + height + gap);
   }
   return { columns, perLine, tops };
 }
 
-function heightOf(card: Card, perLine: number): number {
+function heightOf(card: Card, perLine: number, density: Density): number {
+  const { pad, head, cell, cellGap, lane } = sizes[density];
   const lines = Math.ceil(card.gpus.length / perLine);
-  const lane = groupsOf(card.gpus).length > 0 ? sizes.lane : 0;
-  return 2 + 2 * sizes.pad + sizes.head + lines * (sizes.cell + lane) + (lines - 1) * sizes.cellGap;
+  const linked = groupsOf(card.gpus).length > 0 ? lane : 0;
+  return 2 + 2 * pad + head + lines * (cell + linked) + (lines - 1) * cellGap;
 }
 
 /** The rows of a layout that are at least partly between two heights. */

@@ -53,8 +53,12 @@ function Cell(props: { gpu: GPU; at: number; index: number; dim: boolean; hot: b
           <use href={'#glyph-' + gpu.state} />
         </svg>
         <span class="short">{short.length > 3 ? '' : short}</span>
-        {warned && <span class="warned">!</span>}
       </span>
+      {warned && (
+        <span class="warned" aria-hidden="true">
+          !
+        </span>
+      )}
       {divided && (
         <span class="parts" aria-hidden="true">
           {segments(gpu).map((part, i) => (
@@ -149,7 +153,7 @@ export class CardView extends Component<CardProps> {
             {name}
             {range}
           </span>
-          <span class={free ? 'count some' : 'count'}>{free ? `${free} free` : 'full'}</span>
+          <span class={free ? 'count some' : 'count'}>{free} free</span>
           <span class="what">{modelsOf(card.gpus)}</span>
         </div>
         <div class="lines" role="presentation">
@@ -163,7 +167,10 @@ export class CardView extends Component<CardProps> {
 /** "8 × NVIDIA H100 80GB HBM3" */
 function modelsOf(gpus: GPU[]): string {
   const models = new Map<string, number>();
-  for (const gpu of gpus) models.set(gpu.model ?? 'unknown model', (models.get(gpu.model ?? 'unknown model') ?? 0) + 1);
+  for (const gpu of gpus) {
+    const model = gpu.model ?? (gpu.state === 'gone' ? 'not published' : 'unknown model');
+    models.set(model, (models.get(model) ?? 0) + 1);
+  }
   return [...models].map(([model, n]) => `${n} × ${model}`).join(', ');
 }
 

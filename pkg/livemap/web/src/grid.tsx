@@ -27,7 +27,7 @@ export function Grid({ store }: { store: Store }) {
   const model = store.shown;
   const match = useMemo(() => matcher(store.filter), [store.filter]);
   const cards = useMemo(() => cardsOf(model, match, store.order), [model, model.version, match, store.order]);
-  const { columns, perLine, tops } = useMemo(() => layout(cards, view.width), [cards, view.width]);
+  const { columns, perLine, tops } = useMemo(() => layout(cards, view.width, store.density), [cards, view.width, store.density]);
 
   useLayoutEffect(() => {
     const element = box.current!;
@@ -42,6 +42,7 @@ export function Grid({ store }: { store: Store }) {
     return () => observer.disconnect();
   }, []);
 
+  const { gap } = sizes[store.density];
   const place = find(cards, current);
   const currentGPU = place ? cards[place.card]!.gpus[place.at]! : (cards[0]?.gpus[0] ?? null);
   const currentCard = place?.card ?? 0;
@@ -72,8 +73,8 @@ export function Grid({ store }: { store: Store }) {
     const row = Math.floor(to.card / columns);
     const element = box.current!;
     if (tops[row]! < element.scrollTop) element.scrollTop = tops[row]!;
-    else if (tops[row + 1]! > element.scrollTop + element.clientHeight - 2 * sizes.gap)
-      element.scrollTop = tops[row + 1]! - element.clientHeight + 2 * sizes.gap;
+    else if (tops[row + 1]! > element.scrollTop + element.clientHeight - 2 * gap)
+      element.scrollTop = tops[row + 1]! - element.clientHeight + 2 * gap;
   };
 
   const onKeyDown = (event: KeyboardEvent) => {
@@ -93,7 +94,7 @@ export function Grid({ store }: { store: Store }) {
   return (
     <div
       ref={box}
-      class="grid"
+      class={'grid ' + store.density}
       role="grid"
       aria-label="GPUs by node"
       aria-rowcount={cards.length}
@@ -128,7 +129,7 @@ export function Grid({ store }: { store: Store }) {
             role="presentation"
             style={{
               transform: `translateY(${tops[row]}px)`,
-              height: tops[row + 1]! - tops[row]! - sizes.gap + 'px',
+              height: tops[row + 1]! - tops[row]! - gap + 'px',
               gridTemplateColumns: `repeat(${columns}, minmax(0, 1fr))`,
             }}
           >

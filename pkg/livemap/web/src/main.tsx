@@ -1,7 +1,7 @@
 import { render } from 'preact';
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { Grid } from './grid';
-import { Store } from './store';
+import { Store, type Density } from './store';
 import { count, number, stateWords } from './text';
 import { Timeline } from './timeline';
 import { states, type State } from './types';
@@ -33,6 +33,9 @@ function App() {
           GPU map <span class="cluster">{store.title?.cluster}</span>
         </h1>
         <Connection />
+        <span class="totals">
+          {count(store.shown.gpus, 'GPU')} on {count(store.shown.nodes.size - (store.shown.nodes.has('*') ? 1 : 0), 'node')}
+        </span>
         <span class="spring" />
         <ThemeSwitch />
         <button type="button" class="toggle" aria-expanded={side} aria-controls="side" onClick={() => setSide(!side)}>
@@ -62,7 +65,7 @@ function Connection() {
           : store.status.unreachable
             ? ['API server not reachable', 'bad']
             : store.title?.file
-              ? ['snapshot', 'calm']
+              ? ['snapshot of ' + new Date(store.title.taken ?? '').toLocaleString(), 'calm']
               : ['live', 'good'];
   return <span class={'connection ' + kind}>{text}</span>;
 }
@@ -73,8 +76,6 @@ function Notices() {
   if (store.connection === 'lost') notices.push('The command does not answer. What is shown may be old.');
   if (store.status.unreachable) notices.push('What is shown may be old. ' + store.status.unreachable);
   for (const missing of store.status.missing ?? []) notices.push(`${missing.resource} are left out: ${missing.reason}`);
-  if (store.title?.file && store.title.taken) notices.push('A snapshot of ' + new Date(store.title.taken).toLocaleString());
-  if (store.past) notices.push('This is how it was. The list of pods and the search are about that time, too.');
   return (
     <div class="notices" role="alert">
       {notices.map((text) => (
@@ -146,9 +147,14 @@ function Toolbar() {
         ))}
       </div>
       <span class="spring" />
-      <span class="totals">
-        {count(shown.gpus, 'GPU')} on {count(shown.nodes.size - (shown.nodes.has('*') ? 1 : 0), 'node')}
-      </span>
+      <select
+        aria-label="Size of cards"
+        value={store.density}
+        onChange={(event) => store.setDensity(event.currentTarget.value as Density)}
+      >
+        <option value="cards">Cards</option>
+        <option value="compact">Compact</option>
+      </select>
       <select
         aria-label="Order of nodes"
         value={store.order}

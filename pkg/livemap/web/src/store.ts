@@ -3,6 +3,8 @@ import { everything, type Filter } from './filter';
 import { Model } from './model';
 import type { GPU, Moment, Status, Title } from './types';
 
+export type Density = 'cards' | 'compact';
+
 export type Connection = 'connecting' | 'open' | 'lost' | 'refused';
 
 /** What the page knows, and what the user has chosen. Components are drawn anew after changes, at most once a frame. */
@@ -21,6 +23,7 @@ export class Store {
   ahead = 0;
   filter: Filter = everything;
   order: 'name' | 'free' = 'name';
+  density: Density = localStorage.getItem('density') === 'compact' ? 'compact' : 'cards';
   /** The GPU whose details are pinned. */
   pinned: { node: string; key: string } | null = null;
 
@@ -32,8 +35,9 @@ export class Store {
     return this.past ?? this.live;
   }
 
+  /** The time in the cluster: of a snapshot, when it was taken. */
   now(): number {
-    return Date.now() + this.ahead;
+    return this.title?.file ? this.live.time : Date.now() + this.ahead;
   }
 
   subscribe(listener: () => void): () => void {
@@ -121,6 +125,11 @@ export class Store {
 
   setFilter(filter: Partial<Filter>): void {
     this.set(() => (this.filter = { ...this.filter, ...filter }));
+  }
+
+  setDensity(density: Density): void {
+    localStorage.setItem('density', density);
+    this.set(() => (this.density = density));
   }
 
   pin(gpu: GPU | null): void {
