@@ -7,6 +7,9 @@ toolchain go1.26.11
 
 godebug default=go1.26
 
+// What npm installs to build the page of kubectl stowage map.
+ignore ./pkg/livemap/web/node_modules
+
 require (
 	github.com/NVIDIA/go-nvml v0.13.4-0
 	github.com/NVIDIA/nvidia-container-toolkit v1.20.1

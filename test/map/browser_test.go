@@ -71,7 +71,7 @@ type browser struct {
 	expectsErrors atomic.Bool
 }
 
-func newBrowser(t *testing.T) *browser {
+func newBrowser(t *testing.T, more ...chromedp.ExecAllocatorOption) *browser {
 	t.Helper()
 	path, err := chromium()
 	if err != nil {
@@ -82,6 +82,7 @@ func newBrowser(t *testing.T) *browser {
 	if os.Getuid() == 0 {
 		options = append(options, chromedp.NoSandbox)
 	}
+	options = append(options, more...)
 	ctx, cancel := chromedp.NewExecAllocator(context.WithoutCancel(t.Context()), options...)
 	t.Cleanup(cancel)
 	b := &browser{t: t}
