@@ -92,63 +92,65 @@ export function Grid({ store }: { store: Store }) {
   };
 
   return (
-    <div
-      ref={box}
-      class={'grid ' + store.density}
-      role="grid"
-      aria-label="GPUs by node"
-      aria-rowcount={cards.length}
-      aria-readonly="true"
-      onScroll={(event) => {
-        const top = event.currentTarget.scrollTop;
-        setPointed(null);
-        setView((v) => ({ ...v, top }));
-      }}
-      onKeyDown={onKeyDown}
-      onMouseOver={(event) => setPointed(placeOf(event.target))}
-      onMouseLeave={() => setPointed(null)}
-      onFocusIn={(event) => {
-        setFocused(true);
-        const at = placeOf(event.target);
-        const gpu = at && cards[at.card]?.gpus[at.at];
-        if (gpu) setCurrent({ node: gpu.node, key: keyOf(gpu) });
-      }}
-      onFocusOut={() => setFocused(false)}
-      onClick={(event) => {
-        const at = placeOf(event.target);
-        const gpu = at && cards[at.card]?.gpus[at.at];
-        if (gpu) store.pin(gpu);
-      }}
-    >
-      {cards.length === 0 && <Empty store={store} />}
-      <div class="space" role="presentation" style={{ height: tops.at(-1) + 'px' }}>
-        {rows.map((row) => (
-          <div
-            key={row}
-            class="row"
-            role="presentation"
-            style={{
-              transform: `translateY(${tops[row]}px)`,
-              height: tops[row + 1]! - tops[row]! - gap + 'px',
-              gridTemplateColumns: `repeat(${columns}, minmax(0, 1fr))`,
-            }}
-          >
-            {cards.slice(row * columns, (row + 1) * columns).map((card, i) => (
-              <CardView
-                key={card.key}
-                card={card}
-                perLine={perLine}
-                position={row * columns + i}
-                current={row * columns + i === currentCard ? currentGPU : null}
-                hot={hot}
-                fresh={model.fresh}
-              />
-            ))}
-          </div>
-        ))}
+    <>
+      <div
+        ref={box}
+        class={'grid ' + store.density}
+        role="grid"
+        aria-label="GPUs by node"
+        aria-rowcount={cards.length}
+        aria-readonly="true"
+        onScroll={(event) => {
+          const top = event.currentTarget.scrollTop;
+          setPointed(null);
+          setView((v) => ({ ...v, top }));
+        }}
+        onKeyDown={onKeyDown}
+        onMouseOver={(event) => setPointed(placeOf(event.target))}
+        onMouseLeave={() => setPointed(null)}
+        onFocusIn={(event) => {
+          setFocused(true);
+          const at = placeOf(event.target);
+          const gpu = at && cards[at.card]?.gpus[at.at];
+          if (gpu) setCurrent({ node: gpu.node, key: keyOf(gpu) });
+        }}
+        onFocusOut={() => setFocused(false)}
+        onClick={(event) => {
+          const at = placeOf(event.target);
+          const gpu = at && cards[at.card]?.gpus[at.at];
+          if (gpu) store.pin(gpu);
+        }}
+      >
+        {cards.length === 0 && <Empty store={store} />}
+        <div class="space" role="presentation" style={{ height: tops.at(-1) + 'px' }}>
+          {rows.map((row) => (
+            <div
+              key={row}
+              class="row"
+              role="presentation"
+              style={{
+                transform: `translateY(${tops[row]}px)`,
+                height: tops[row + 1]! - tops[row]! - gap + 'px',
+                gridTemplateColumns: `repeat(${columns}, minmax(0, 1fr))`,
+              }}
+            >
+              {cards.slice(row * columns, (row + 1) * columns).map((card, i) => (
+                <CardView
+                  key={card.key}
+                  card={card}
+                  perLine={perLine}
+                  position={row * columns + i}
+                  current={row * columns + i === currentCard ? currentGPU : null}
+                  hot={hot}
+                  fresh={model.fresh}
+                />
+              ))}
+            </div>
+          ))}
+        </div>
       </div>
       {shownGPU && <Hover gpu={shownGPU} anchor={() => cellAt(box.current!, shownPlace)} />}
-    </div>
+    </>
   );
 }
 
