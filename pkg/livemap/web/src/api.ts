@@ -42,12 +42,12 @@ async function get(path: string, signal?: AbortSignal, headers: Record<string, s
 }
 
 export async function at(time: number, from: number): Promise<Change> {
-  return (await (await get(`at?time=${Math.round(time)}&from=${from}`)).json()) as Change;
+  return parse<Change>(await (await get(`at?time=${Math.round(time)}&from=${from}`)).text());
 }
 
 export async function why(namespace: string, pod: string, signal: AbortSignal): Promise<Line[]> {
   const query = new URLSearchParams({ namespace, pod });
-  return ((await (await get('why?' + query, signal)).json()) as { lines: Line[] }).lines;
+  return parse<{ lines: Line[] }>(await (await get('why?' + query, signal)).text()).lines;
 }
 
 export interface Listener {
@@ -102,6 +102,15 @@ export async function follow(to: Listener, version: () => number): Promise<void>
   }
 }
 
+/** Characters that change the order or the place of others: names in a snapshot file may have them. */
+const unruly = /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+
+/** Parses JSON. Unruly characters, which are rare, are replaced. */
+function parse<T>(json: string): T {
+  if (json.search(unruly) < 0 && !json.includes('\\u00')) return JSON.parse(json) as T;
+  return JSON.parse(json, (_, value: unknown) => (typeof value === 'string' ? value.replace(unruly, '\ufffd') : value)) as T;
+}
+
 function dispatch(event: string, to: Listener): void {
   let name = '';
   let data = '';
@@ -111,10 +120,10 @@ function dispatch(event: string, to: Listener): void {
   }
   switch (name) {
     case 'title':
-      return to.title(JSON.parse(data) as Title);
+      return to.title(parse<Title>(data));
     case 'status':
-      return to.status(JSON.parse(data) as Status);
+      return to.status(parse<Status>(data));
     case 'change':
-      return to.change(JSON.parse(data) as Change);
+      return to.change(parse<Change>(data));
   }
 }

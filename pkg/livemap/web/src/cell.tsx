@@ -32,34 +32,23 @@ function segments(gpu: GPU): Segment[] {
 
 function Cell(props: { gpu: GPU; at: number; index: number; dim: boolean; hot: boolean; tab: boolean; fresh: boolean }) {
   const { gpu } = props;
-  const divided = gpu.state === 'partitioned' || gpu.state === 'shared';
-  const classes = ['gpu', gpu.state];
-  if (props.dim) classes.push('dim');
-  if (props.hot) classes.push('hot');
-  if (props.fresh) classes.push('fresh');
-  const warned = gpu.state !== 'tainted' && (gpu.taints?.length ?? 0) > 0;
-  const short = /(\d+)$/.exec(gpu.device)?.[1] ?? String(props.index);
+  let classes = 'gpu ' + gpu.state;
+  if (props.dim) classes += ' dim';
+  if (props.hot) classes += ' hot';
+  if (props.fresh) classes += ' fresh';
+  if (gpu.state !== 'tainted' && (gpu.taints?.length ?? 0) > 0) classes += ' warned';
+  const short = /(\d{1,3})$/.exec(gpu.device)?.[1] ?? String(props.index);
   return (
     <div
       role="gridcell"
-      class={classes.join(' ')}
+      class={classes}
       tabIndex={props.tab ? 0 : -1}
       aria-label={describe(gpu)}
       aria-colindex={props.index + 2}
       data-at={props.at}
     >
-      <span class="mark" aria-hidden="true">
-        <svg class="glyph" viewBox="0 0 12 12">
-          <use href={'#glyph-' + gpu.state} />
-        </svg>
-        <span class="short">{short.length > 3 ? '' : short}</span>
-      </span>
-      {warned && (
-        <span class="warned" aria-hidden="true">
-          !
-        </span>
-      )}
-      {divided && (
+      {short}
+      {(gpu.state === 'partitioned' || gpu.state === 'shared') && (
         <span class="parts" aria-hidden="true">
           {segments(gpu).map((part, i) => (
             <span key={i} class={part.holder ? 'part' : 'part rest'} style={{ flexGrow: part.weight }} />
@@ -72,21 +61,14 @@ function Cell(props: { gpu: GPU; at: number; index: number; dim: boolean; hot: b
 
 /** The NVLink groups below a line of cells: a line from the first member to the last one, and a stem to each. */
 function Lane(props: { groups: Group[]; from: number; perLine: number }) {
-  const x = (i: number) => ((i - props.from + 0.5) / props.perLine) * 100 + '%';
   return (
-    <svg class="lane" aria-hidden="true">
+    <svg class="lane" viewBox={`0 0 ${props.perLine} 9`} preserveAspectRatio="none" aria-hidden="true">
       {props.groups.map((group) => {
-        const members = group.members.filter((i) => i >= props.from && i < props.from + props.perLine);
+        const members = group.members.map((i) => i - props.from).filter((i) => i >= 0 && i < props.perLine);
         if (members.length === 0) return null;
         const y = 3.5 + 2.5 * group.level;
-        return (
-          <g key={group.domain} class={'link level' + group.level}>
-            <line x1={x(members[0]!)} x2={x(members.at(-1)!)} y1={y} y2={y} />
-            {members.map((i) => (
-              <line key={i} x1={x(i)} x2={x(i)} y1={0} y2={y} />
-            ))}
-          </g>
-        );
+        const stems = members.map((i) => `M${i + 0.5} 0V${y}`).join('');
+        return <path key={group.domain} class={'link level' + group.level} d={`${stems}M${members[0]! + 0.5} ${y}H${members.at(-1)! + 0.5}`} />;
       })}
     </svg>
   );

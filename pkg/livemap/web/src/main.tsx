@@ -27,7 +27,6 @@ function App() {
   }, [store.pinned]);
   return (
     <>
-      <Glyphs />
       <header>
         <h1>
           GPU map <span class="cluster">{store.title?.cluster}</span>
@@ -137,11 +136,7 @@ function Toolbar() {
             title={stateWords[state]}
             onClick={() => toggle(state)}
           >
-            <span class={'swatch gpu ' + state} aria-hidden="true">
-              <svg class="glyph" viewBox="0 0 12 12">
-                <use href={'#glyph-' + state} />
-              </svg>
-            </span>
+            <span class={'swatch gpu ' + state} aria-hidden="true" />
             {state} <b data-count={state}>{number(shown.states.get(state) ?? 0)}</b>
           </button>
         ))}
@@ -164,34 +159,6 @@ function Toolbar() {
         <option value="free">Most free first</option>
       </select>
     </div>
-  );
-}
-
-/** The shapes that tell the states apart where colors do not. */
-function Glyphs() {
-  return (
-    <svg class="hidden" aria-hidden="true">
-      <symbol id="glyph-free" viewBox="0 0 12 12">
-        <circle cx="6" cy="6" r="4" fill="none" stroke="currentColor" stroke-width="1.6" />
-      </symbol>
-      <symbol id="glyph-held" viewBox="0 0 12 12">
-        <circle cx="6" cy="6" r="4.6" fill="currentColor" />
-      </symbol>
-      <symbol id="glyph-shared" viewBox="0 0 12 12">
-        <circle cx="6" cy="6" r="4" fill="none" stroke="currentColor" stroke-width="1.6" />
-        <path d="M6 2a4 4 0 0 1 0 8z" fill="currentColor" />
-      </symbol>
-      <symbol id="glyph-partitioned" viewBox="0 0 12 12">
-        <path d="M1.5 1.5h3.6v9H1.5zM6.9 1.5h3.6v3.9H6.9zM6.9 6.9h3.6v3.6H6.9z" fill="currentColor" />
-      </symbol>
-      <symbol id="glyph-tainted" viewBox="0 0 12 12">
-        <path d="M6 1 11.4 10.8H.6z" fill="none" stroke="currentColor" stroke-width="1.4" stroke-linejoin="round" />
-        <path d="M6 4.4v3M6 8.4v1.2" stroke="currentColor" stroke-width="1.4" />
-      </symbol>
-      <symbol id="glyph-gone" viewBox="0 0 12 12">
-        <path d="m2 2 8 8M10 2l-8 8" stroke="currentColor" stroke-width="1.8" />
-      </symbol>
-    </svg>
   );
 }
 

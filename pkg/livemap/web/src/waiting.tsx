@@ -88,8 +88,10 @@ function PodView({ pod, store }: { pod: Waiting; store: Store }) {
   return (
     <li class="pod" data-pod={pod.namespace + '/' + pod.name}>
       <p class="who">
-        <span class="quiet">{pod.namespace}/</span>
-        <b>{pod.name}</b>
+        <span>
+          <span class="quiet">{pod.namespace}/</span>
+          <b>{pod.name}</b>
+        </span>
         <time dateTime={pod.created} title={'made at ' + pod.created}>
           {age((store.past ? store.past.time : store.now()) - Date.parse(pod.created))}
         </time>
