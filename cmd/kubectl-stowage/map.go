@@ -10,6 +10,7 @@ import (
 	"net/http"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"runtime"
 	"runtime/debug"
 	"strconv"
@@ -83,7 +84,7 @@ func (c *cli) serveMap(ctx context.Context, o *mapOptions) error {
 		if err := feed.Fill(s); err != nil {
 			return err
 		}
-		title.Cluster, title.File, title.Taken = c.file, true, &s.Taken
+		title.Cluster, title.File, title.Taken = filepath.Base(c.file), true, &s.Taken
 		ask.last = s
 	} else {
 		client, err := c.client()

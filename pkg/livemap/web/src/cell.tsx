@@ -37,6 +37,8 @@ function Cell(props: { gpu: GPU; at: number; index: number; dim: boolean; hot: b
   if (props.hot) classes += ' hot';
   if (props.fresh) classes += ' fresh';
   if (gpu.state !== 'tainted' && (gpu.taints?.length ?? 0) > 0) classes += ' warned';
+  const divided = gpu.state === 'partitioned' || gpu.state === 'shared';
+  if (divided) classes += ' divided';
   const short = /(\d{1,3})$/.exec(gpu.device)?.[1] ?? String(props.index);
   return (
     <div
@@ -48,7 +50,7 @@ function Cell(props: { gpu: GPU; at: number; index: number; dim: boolean; hot: b
       data-at={props.at}
     >
       {short}
-      {(gpu.state === 'partitioned' || gpu.state === 'shared') && (
+      {divided && (
         <span class="parts" aria-hidden="true">
           {segments(gpu).map((part, i) => (
             <span key={i} class={part.holder ? 'part' : 'part rest'} style={{ flexGrow: part.weight }} />
