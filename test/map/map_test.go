@@ -119,6 +119,23 @@ func TestAnAllocationAppearsWithinASecond(t *testing.T) {
 	}
 }
 
+// While the API server is away, the page says so; when it is back, the page goes on by itself.
+func TestTheAPIServerGoesAndComesBack(t *testing.T) {
+	w := newWorld(t, "away", 1, 2)
+	s := serve(t, "--kubeconfig", cluster.AdminKubeconfig())
+	tab := newBrowser(t).tab(chromedp.Navigate(s.page))
+	tab.waitFor(`document.querySelector('.connection').innerText === 'live'`)
+	restarted := make(chan error, 1)
+	go func() { restarted <- cluster.CrashAPIServer(w.ctx) }()
+	tab.waitFor(`document.querySelector('.connection').innerText === 'API server not reachable'`)
+	tab.waitFor(`document.querySelector('.notices').innerText.includes('What is shown may be old.')`)
+	tab.picture("away")
+	w.must(<-restarted)
+	w.allocate(w.claim(), 0, "gpu-1")
+	tab.waitFor(`document.querySelector('.grid .gpu.held') && document.querySelector('.connection').innerText === 'live'`)
+	tab.waitFor(`document.querySelector('.notices').innerText === ''`)
+}
+
 // A pod's why is asked for when somebody wants it, and is what the command prints.
 func TestWhyOnThePage(t *testing.T) {
 	w := newWorld(t, "asking", 1, 2)

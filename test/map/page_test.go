@@ -85,12 +85,14 @@ func varied(nodes int) *snapshottest.Cluster {
 			if i == 3 {
 				c.Run("team-b", "left-behind", 0, i, 9)
 			}
+		case 4:
+			c.Run("team-c", fmt.Sprintf("eval-%d", i), 0, i, 0)
 		}
 	}
 	late, _ := c.Pod("team-a", "llm-next", 8, 10)
 	late.Status.Conditions = []v1.PodCondition{{
 		Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: v1.PodReasonUnschedulable,
-		Message: "0/40 nodes are available: 32 node(s) whose matching devices are held by other claims, 8 with taints",
+		Message: "0/40 nodes are available: 40 node(s) whose matching devices are held by other claims",
 	}}
 	c.Pod("team-b", "batch-17", 12, 0)
 	c.Pod("team-c", "notebook", 1, 0)

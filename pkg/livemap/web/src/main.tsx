@@ -63,7 +63,9 @@ function Connection() {
           ? ['reading', 'warn']
           : store.status.unreachable
             ? ['API server not reachable', 'bad']
-            : store.title?.file
+            : store.past
+              ? ['as it was', 'warn']
+              : store.title?.file
               ? ['snapshot of ' + new Date(store.title.taken ?? '').toLocaleString(), 'calm']
               : ['live', 'good'];
   return <span class={'connection ' + kind}>{text}</span>;
