@@ -129,7 +129,7 @@ export function Grid({ store }: { store: Store }) {
               class="row"
               role="presentation"
               style={{
-                transform: `translateY(${tops[row]}px)`,
+                top: tops[row] + 'px',
                 height: tops[row + 1]! - tops[row]! - gap + 'px',
                 gridTemplateColumns: `repeat(${columns}, minmax(0, 1fr))`,
               }}
