@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"sync"
+	"time"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -15,11 +16,17 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
+const (
+	// probeEvery is how often the API server is asked whether it is there, and probeWait how long it may take. A watch does not tell: over a
+	// network that is cut it ends after a minute, and is begun anew without an error.
+	probeEvery, probeWait = 3 * time.Second, 5 * time.Second
+)
+
 // Follower is told of objects as they come, change and go. Calls for objects of different kinds may be made at once.
 type Follower interface {
 	Put(metav1.Object)
 	Delete(metav1.Object)
-	// Reachable tells for a resource, "pods", that the API server does not answer, with its error, or that it does again.
+	// Reachable tells for a resource, "pods", that the API server does not answer, with its error, or that it does again. It is told often.
 	Reachable(resource string, err error)
 }
 
@@ -67,8 +74,23 @@ func Follow(ctx context.Context, client kubernetes.Interface, what Followed, to 
 		return context.Cause(ctx)
 	}
 	synced(missing)
-	<-ctx.Done()
-	return context.Cause(ctx)
+	for {
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(probeEvery):
+			to.Reachable("version", probe(ctx, client))
+		}
+	}
+}
+
+// probe asks the API server for its version.
+func probe(ctx context.Context, client kubernetes.Interface) error {
+	rest := client.Discovery().RESTClient()
+	if rest == nil { // a fake client has none
+		return nil
+	}
+	return rest.Get().AbsPath("/version").Timeout(probeWait).Do(ctx).Error()
 }
 
 func followable(client kubernetes.Interface, what Followed) []*followed {
