@@ -14,6 +14,12 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
 
 	"stowage.dev/stowage/pkg/snapshot"
 	"stowage.dev/stowage/pkg/snapshot/snapshottest"
@@ -75,6 +81,7 @@ func TestAccess(t *testing.T) {
 		"stream without token":            {path: "/api/stream", want: 401},
 		"history without token":           {path: "/api/at?from=0&time=0", want: 401},
 		"wrong token":                     {path: "/api/stream", token: token + "x", want: 401},
+		"token without a scheme":          {path: "/api/stream", token: access.Token, want: 401},
 		"empty token":                     {path: "/api/stream", token: "Bearer ", want: 401},
 		"code for token":                  {path: "/api/stream", token: "Bearer " + access.Code(), want: 401},
 		"a name that leads here":          {path: "/api/why?namespace=a&pod=b", token: token, host: "evil.example", want: 403},
@@ -354,6 +361,38 @@ func TestAt(t *testing.T) {
 				t.Error(diff)
 			}
 		})
+	}
+}
+
+// A cluster is followed; what may not be read is told.
+func TestFollow(t *testing.T) {
+	c := snapshottest.New(1, 1)
+	c.Pod("ns", "waits", 1, 0)
+	var objects []runtime.Object
+	for object := range c.All() {
+		objects = append(objects, object)
+	}
+	client := fake.NewSimpleClientset(objects...) //nolint:staticcheck // nobody asks who wrote a field
+	client.PrependReactor("list", "devicetaintrules", func(clienttesting.Action) (bool, runtime.Object, error) {
+		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "devicetaintrules"}, "", nil)
+	})
+	feed := NewFeed(NewHistory(Limits{Age: time.Hour, Bytes: 1 << 20}))
+	server, access := serve(t, feed)
+	ctx, cancel := context.WithCancel(t.Context())
+	done := make(chan error)
+	go func() { done <- feed.Follow(ctx, client) }()
+	v := open(t, server.URL, access.Token, "")
+	v.until(func() bool { return v.shown["worker-0"] != "" && v.shown["ns/waits"] != "" && v.status.Ready })
+	if got := v.status.Missing; len(got) != 1 || got[0].Resource != "devicetaintrules.resource.k8s.io" {
+		t.Errorf("missing %v", got)
+	}
+	if err := client.CoreV1().Pods("ns").Delete(ctx, "waits", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	v.until(func() bool { return v.shown["ns/waits"] == "" })
+	cancel()
+	if err := <-done; !errors.Is(err, context.Canceled) {
+		t.Errorf("it ends with %v", err)
 	}
 }
 
