@@ -8,7 +8,6 @@ import (
 	"path/filepath"
 	"strings"
 	"text/tabwriter"
-	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -54,27 +53,14 @@ func (o *options) settleDriverRoot() {
 	}
 }
 
-// awaitDriver returns an error once the driver is elsewhere than where it was looked for at the start, as a driver container that has come: the agent
-// has to begin anew then. It returns nil when ctx ends.
-func (o *options) awaitDriver(ctx context.Context, pause time.Duration) error {
-	if !o.host.auto {
-		return nil
-	}
-	for ctx.Err() == nil {
-		if onHost, elsewhere := o.driverElsewhere(); elsewhere {
-			return fmt.Errorf("the NVIDIA driver has come, in %s of the host: the agent begins anew with it", onHost)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(pause):
-		}
-	}
-	return nil
-}
-
-// driverElsewhere: where a driver was found at the start, as the files that an older one left on the host, only the one that the kernel has loaded
-// meanwhile counts. Files that come and go while it has none, as in an upgrade, end no agent.
+// driverElsewhere tells whether the driver is elsewhere than where it was looked for at the start, as a driver container
+// that has come: the agent has to begin anew then. Where a driver was found at the start, as the files that an older one
+// left on the host, only the one that the kernel has loaded meanwhile counts. Files that come and go while it has none, as
+// in an upgrade, end no agent.
 func (o *options) driverElsewhere() (onHost string, elsewhere bool) {
+	if !o.host.auto {
+		return "", false
+	}
 	onHost, found := nvml.FindDriverRoot(o.host.root, o.host.proc)
 	root := filepath.Join(o.host.root, onHost)
 	if !found || root == o.driverRoot {

@@ -9,7 +9,6 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/spf13/pflag"
 
@@ -66,17 +65,14 @@ func TestTheDriverRootIsFoundUnlessAFlagSaysIt(t *testing.T) {
 func TestADriverThatComesLaterIsWaitedFor(t *testing.T) {
 	host := t.TempDir()
 	opts := defaultOptions(func(string) (string, bool) { return "", false }, func() (string, error) { return "node-1", nil })
-	opts.host.root = host
+	opts.host.root, opts.stateDir = host, t.TempDir()
 	opts.settleDriverRoot()
-	done := make(chan error, 1)
-	go func() { done <- opts.awaitDriver(t.Context(), time.Millisecond) }()
-	select {
-	case err := <-done:
-		t.Fatalf("without a driver: %v", err)
-	case <-time.After(20 * time.Millisecond):
+	keeper := newKeeper(opts, clients{})
+	if keeper.Start(t.Context()); keeper.Why() != nil {
+		t.Fatalf("without a driver: %v", keeper.Why())
 	}
 	libraryBelow(t, filepath.Join(host, "run/nvidia/driver"))
-	if err := <-done; err == nil || !strings.Contains(err.Error(), "/run/nvidia/driver") {
+	if _, err := keeper.Enter(t.Context(), ""); err == nil || !strings.Contains(err.Error(), "/run/nvidia/driver") {
 		t.Errorf("with a driver container: %v", err)
 	}
 	opts.settleDriverRoot() // it is settled

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/stepaside"
 )
 
 // errQuarantined: the claim is released, and something on a GPU could not be undone.
@@ -25,7 +26,7 @@ func exitCode(err error) int {
 	switch {
 	case errors.As(err, &checked):
 		return checked.exitCode()
-	case errors.Is(err, prepare.ErrInUse):
+	case errors.Is(err, prepare.ErrInUse), errors.Is(err, stepaside.ErrStillOpen), errors.Is(err, stepaside.ErrStillReleased):
 		return 2
 	case errors.Is(err, errQuarantined):
 		return 3
@@ -198,7 +199,7 @@ With --force no proof is needed. Then a container that still runs may have its G
 				api = clients{}
 			}
 			opts.keepSimulation()
-			agent, _, err := newAgent(cmd.Context(), opts, api)
+			agent, _, err := newAgent(cmd.Context(), opts, api, newKeeper(opts, api))
 			if err != nil {
 				return err
 			}

@@ -17,7 +17,13 @@ import (
 	"stowage.dev/stowage/pkg/nvmlsim/librarytest"
 )
 
-func TestMain(m *testing.M) { os.Exit(librarytest.Main(m)) }
+func TestMain(m *testing.M) {
+	if os.Getenv(asAgent) != "" {
+		main()
+		return
+	}
+	os.Exit(librarytest.Main(m))
+}
 
 // An agent without any flag of simulation finds a library below --driver-root, loads it as it loads the driver's, and would
 // publish what it publishes of the same GPUs simulated in itself. The kernel of this machine knows nothing of them.

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"os/signal"
@@ -19,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/internal/version"
+	"stowage.dev/stowage/pkg/agent/stepaside"
 )
 
 func main() {
@@ -28,6 +30,9 @@ func main() {
 	setUpLogging(cmd)
 	err := cmd.ExecuteContext(ctx)
 	klog.Flush()
+	if errors.Is(err, stepaside.ErrAnew) && ctx.Err() == nil {
+		err = fmt.Errorf("%w, which fails: %w", err, beginAnew())
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "node-agent:", err)
 		os.Exit(exitCode(err))
@@ -57,7 +62,8 @@ func newCommand() *cobra.Command {
 	}
 	opts.addRunFlags(root.Flags())
 	opts.addRunFlags(runCommand.Flags())
-	root.AddCommand(runCommand, newDiscoverCommand(opts), newProbeCommand(opts), newLedgerCommand(opts), newCheckCommand(opts))
+	root.AddCommand(runCommand, newDiscoverCommand(opts), newProbeCommand(opts), newLedgerCommand(opts),
+		newCheckCommand(opts), newReleaseCommand(opts))
 	return root
 }
 

@@ -42,6 +42,8 @@ func TestBadInputIsNamed(t *testing.T) {
 		"shares in steps of nothing":         {args: []string{"--share-gpus=0", "--share-memory-step=0"}, want: []string{"--share-memory-step", `"0"`}},
 		"sharing of no kind":                 {args: []string{"discover", "--allow-sharing=both"}, want: []string{"--allow-sharing", `"both"`, "time-slicing", "mps", "none"}},
 		"shares of no strategy":              {args: []string{"discover", "--share-strategy=exclusive"}, want: []string{"--share-strategy", `"exclusive"`, "time-slicing", "mps"}},
+		"shares by the device plugin":        {args: []string{"--share-gpus=all", "--advertise=device-plugin"}, want: []string{"--share-gpus=all", "--advertise=device-plugin", "all GPUs"}},
+		"a share by the device plugin":       {args: []string{"--share-gpus=0000:43:00.0,0000:1b:00.0", "--advertise=dra,0000:1B:00.0=device-plugin"}, want: []string{"0000:1b:00.0 cannot be both shared"}},
 		"shares that are not allowed":        {args: []string{"--share-gpus=0", "--share-strategy=mps", "--allow-sharing=time-slicing"}, want: []string{"--share-strategy=mps", "--share-gpus=0", "--allow-sharing=time-slicing"}},
 		"shared memory of no size":           {args: []string{"--mps-shm-size=much"}, want: []string{"--mps-shm-size", `"much"`}},
 		"shared memory of nothing":           {args: []string{"--mps-shm-size=1"}, want: []string{"--mps-shm-size", `"1"`, "1Mi"}},

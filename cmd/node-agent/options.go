@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -244,6 +245,26 @@ func (o *pluginOptions) advertised() (as pluginpath.Advertised, err error) {
 	return as, nil
 }
 
+// notShared refuses GPUs that are to be shared and to be offered by the device plugin API, which offers no shares. That two names are one GPU's is
+// known only when it is found.
+func (o *options) notShared(shares *discovery.Shares) error {
+	as, err := o.advertised()
+	if err != nil {
+		return err
+	}
+	names := shares.GPUs
+	if shares.All {
+		names = []string{""}
+	}
+	for _, name := range names {
+		if as.Paths.Named(name) == advertise.DevicePlugin {
+			return fmt.Errorf("--share-gpus=%s --advertise=%s: %s cannot be both shared and on the path %s, which offers whole GPUs and MIG devices only",
+				o.shareGPUs, o.advertise, cmp.Or(name, "all GPUs"), advertise.DevicePlugin)
+		}
+	}
+	return nil
+}
+
 // mpsShm is in bytes.
 func (o *options) mpsShm() (int64, error) {
 	size, err := resource.ParseQuantity(o.mpsShmSize)
@@ -272,7 +293,9 @@ func (o *options) validateHardware() error {
 	if o.partitions != partitionsStatic && o.partitions != partitionsDynamic {
 		return fmt.Errorf("--partitions %q: want %s or %s", o.partitions, partitionsStatic, partitionsDynamic)
 	}
-	if _, err := o.shares(); err != nil {
+	if shares, err := o.shares(); err != nil {
+		return err
+	} else if err := o.notShared(&shares); err != nil {
 		return err
 	}
 	if _, err := o.sharing(); err != nil {

@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"path/filepath"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
@@ -24,6 +23,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/kmod"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
+	"stowage.dev/stowage/pkg/agent/stepaside"
 	"stowage.dev/stowage/pkg/agent/vfio"
 	"stowage.dev/stowage/pkg/policies"
 )
@@ -42,7 +42,9 @@ func runAgent(ctx context.Context, opts *options) error {
 		return err
 	}
 	klog.FromContext(ctx).Info("Starting", "version", version.Get().GitVersion, "stowage", stowageversion.Release(), "node", opts.nodeName, "nvml", opts.nvml)
-	agent, gpus, err := newAgent(ctx, opts, api)
+	opts.keepSimulation()
+	keeper := newKeeper(opts, api)
+	agent, gpus, err := newAgent(ctx, opts, api, keeper)
 	if err != nil {
 		return err
 	}
@@ -63,24 +65,23 @@ func runAgent(ctx context.Context, opts *options) error {
 		return err
 	}
 	defer stopControl()
-	ctx, begin := context.WithCancelCause(ctx)
+	// Before the driver is opened for the first time: somebody may want it for himself.
+	keeper.Start(ctx)
+	ctx, stop := context.WithCancel(ctx)
 	var group sync.WaitGroup
 	defer group.Wait()
-	defer begin(nil)
-	var come error
+	defer stop()
+	var anew error
 	group.Go(func() {
-		if come = opts.awaitDriver(ctx, driverInterval); come != nil {
-			begin(come)
+		if anew = keeper.Run(ctx, agent); anew != nil {
+			stop()
 		}
 	})
 	err = runUnderPolicies(ctx, api.agent, opts.nodeName, agent.Run)
-	begin(nil)
+	stop()
 	group.Wait()
-	return errors.Join(err, come)
+	return errors.Join(err, anew)
 }
-
-// driverInterval is how often it is looked whether a driver has come.
-const driverInterval = 5 * time.Second
 
 // runUnderPolicies runs the agent once the API server refuses what the policies forbid. Where the API server does not answer the kubelet is
 // served all the same, until it is known that a policy is void.
@@ -112,7 +113,7 @@ func runUnderPolicies(ctx context.Context, client kubernetes.Interface, node str
 }
 
 // newAgent puts the agent together as the flags say; nothing of it runs. The metrics of its GPUs are nil if there are to be none.
-func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, *exporter.Exporter, error) {
+func newAgent(ctx context.Context, opts *options, api clients, keeper *stepaside.Keeper) (*driver.Agent, *exporter.Exporter, error) {
 	shares, err := opts.shares()
 	if err != nil {
 		return nil, nil, err
@@ -134,6 +135,7 @@ func newAgent(ctx context.Context, opts *options, api clients) (*driver.Agent, *
 	hardware := driver.NewHardware(driver.HardwareOptions{
 		Open:     opts.open,
 		Clock:    clock.RealClock{},
+		Keeper:   keeper,
 		StateDir: opts.stateDir,
 		Rules:    rules,
 		Held:     driver.HeldInLedger(opts.stateDir),

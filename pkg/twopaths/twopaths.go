@@ -24,6 +24,12 @@ func IsOf(driver, resource string) bool {
 	return qualified && (domain == driver || strings.HasSuffix(driver, "."+domain))
 }
 
+// DriverOf is the driver of an extended resource's vendor, as vendors name theirs: gpu.nvidia.com of nvidia.com/gpu.
+func DriverOf(resource string) string {
+	domain, _, _ := strings.Cut(resource, "/")
+	return "gpu." + domain
+}
+
 // Mark writes on each device how many devices of device plugins the agent has seen.
 func Mark(devices []resourceapi.Device, listed int) {
 	n := int64(listed)
@@ -73,9 +79,18 @@ func listed(driver string, pool Devices) (least int64, known bool) {
 // Plugins are what device plugins of a node have, by extended resource, as a scheduler knows it.
 type Plugins map[v1.ResourceName]Count
 
-// Count is of one resource: Allocatable by the node's status, and Held by pods that the scheduler has sent there, which the kubelet
-// may give devices to at any time.
-type Count struct{ Allocatable, Held int64 }
+// Count is of one resource: what device plugins Offer, and what is Held by pods that the scheduler has sent there, which the kubelet may
+// give devices to at any time.
+type Count struct{ Offered, Held int64 }
+
+// Offer is a resource by the node's status. What is not allocatable is unhealthy now, and may recover before anybody hears of it. Where
+// nothing can be allocated there may be no device plugin any more: the kubelet keeps its capacity for five minutes.
+func Offer(allocatable, capacity int64) Count {
+	if allocatable == 0 {
+		return Count{}
+	}
+	return Count{Offered: max(allocatable, capacity)}
+}
 
 // most is more devices than any node has. A pod that names its node itself may ask for as many as an int64 can say.
 const most = 1 << 32
@@ -83,14 +98,33 @@ const most = 1 << 32
 // Hold adds what one pod holds.
 func (c *Count) Hold(devices int64) { c.Held = min(c.Held+min(devices, most), most) }
 
-// Unseen tells whether device plugins have more devices than the agent had seen when it published the pool: then each device of
+// KeepFromClaims tells whether claims get no device of the pool: pods have devices from device plugins, and the agent had not seen all of
+// these when it published the pool.
+func (p Plugins) KeepFromClaims(driver string, pool Devices) bool {
+	unseen, held := p.unseen(driver, pool)
+	return unseen && held
+}
+
+// KeepFromPods tells whether pods get no devices of the driver's vendor from device plugins: a claim has one that a plugin offers, too, as
+// the agent says or, as long as it has not seen all, may. claimed tells whether a claim has the device of that name.
+func (p Plugins) KeepFromPods(driver string, pool Devices, claimed func(device string) bool) bool {
+	unseen, _ := p.unseen(driver, pool)
+	for i := range pool.Len() {
+		if device := pool.Device(i); (unseen || IsTainted(driver, device)) && claimed(device.Name) {
+			return true
+		}
+	}
+	return false
+}
+
+// unseen tells whether device plugins have more devices than the agent had seen when it published the pool: then each device of
 // the pool may be one of theirs. held tells whether pods have devices of the driver's vendor from device plugins. Of a pool whose
 // agent does not say what it has seen nothing is known, and nothing is unseen.
-func (p Plugins) Unseen(driver string, pool Devices) (unseen, held bool) {
+func (p Plugins) unseen(driver string, pool Devices) (unseen, held bool) {
 	var all int64
 	for resource, n := range p {
 		if IsOf(driver, string(resource)) {
-			all += min(max(n.Allocatable, n.Held), most)
+			all += min(max(n.Offered, n.Held), most)
 			held = held || n.Held > 0
 		}
 	}

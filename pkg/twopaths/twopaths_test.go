@@ -23,10 +23,10 @@ func (p pool) Device(i int) *resourceapi.Device {
 }
 
 func TestWhatTheAgentHasNotSeenMayBeAnyDevice(t *testing.T) {
-	two, held := Plugins{"nvidia.com/gpu": {Allocatable: 2}}, Plugins{"nvidia.com/gpu": {Allocatable: 2, Held: 1}}
-	parts := Plugins{"nvidia.com/gpu": {Allocatable: 2}, "nvidia.com/mig-1g.10gb": {Allocatable: 7, Held: 1}}
-	endless := Plugins{"nvidia.com/gpu": {Allocatable: math.MaxInt64}, "nvidia.com/nic": {Held: math.MaxInt64}}
-	others := Plugins{"amd.com/gpu": {Allocatable: 2, Held: 1}, "gpu": {Held: 1}, "dia.com/gpu": {Held: 1}}
+	two, held := Plugins{"nvidia.com/gpu": {Offered: 2}}, Plugins{"nvidia.com/gpu": {Offered: 2, Held: 1}}
+	parts := Plugins{"nvidia.com/gpu": {Offered: 2}, "nvidia.com/mig-1g.10gb": {Offered: 7, Held: 1}}
+	endless := Plugins{"nvidia.com/gpu": {Offered: math.MaxInt64}, "nvidia.com/nic": {Held: math.MaxInt64}}
+	others := Plugins{"amd.com/gpu": {Offered: 2, Held: 1}, "gpu": {Held: 1}, "dia.com/gpu": {Held: 1}}
 	for name, test := range map[string]struct {
 		plugins      Plugins
 		pool         pool
@@ -39,15 +39,15 @@ func TestWhatTheAgentHasNotSeenMayBeAnyDevice(t *testing.T) {
 		"seen in one slice, and the other is still old":    {plugins: held, pool: pool{2, 0}, unseen: true, held: true},
 		"the plugin has gone, a pod has what it gave":      {plugins: Plugins{"nvidia.com/gpu": {Held: 1}}, pool: pool{0}, unseen: true, held: true},
 		"two resources, of which one is seen":              {plugins: parts, pool: pool{2}, unseen: true, held: true},
-		"more was seen than there is now":                  {plugins: Plugins{"nvidia.com/gpu": {Allocatable: 1, Held: 1}}, pool: pool{8}, held: true},
+		"more was seen than there is now":                  {plugins: Plugins{"nvidia.com/gpu": {Offered: 1, Held: 1}}, pool: pool{8}, held: true},
 		"an agent that does not say":                       {plugins: held, pool: pool{-1}, held: true},
 		"a pool without devices":                           {plugins: held, held: true},
 		"another vendor's":                                 {plugins: others, pool: pool{0}},
 		"more than can be counted":                         {plugins: endless, pool: pool{8}, unseen: true, held: true},
-		"a resource of the driver's own domain counts too": {plugins: Plugins{"gpu.nvidia.com/gpu": {Allocatable: 2}}, pool: pool{0}, unseen: true},
+		"a resource of the driver's own domain counts too": {plugins: Plugins{"gpu.nvidia.com/gpu": {Offered: 2}}, pool: pool{0}, unseen: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if unseen, held := test.plugins.Unseen(driver, test.pool); unseen != test.unseen || held != test.held {
+			if unseen, held := test.plugins.unseen(driver, test.pool); unseen != test.unseen || held != test.held {
 				t.Errorf("unseen %t, held %t; want %t, %t", unseen, held, test.unseen, test.held)
 			}
 		})
@@ -85,5 +85,15 @@ func TestPodsThatAskForMoreThanCanBeCountedHoldSome(t *testing.T) {
 	}
 	if count.Held <= 0 {
 		t.Errorf("they hold %d", count.Held)
+	}
+}
+
+func TestUnhealthyDevicesAreOffered(t *testing.T) {
+	for _, test := range []struct{ allocatable, capacity, want int64 }{
+		{0, 0, 0}, {2, 2, 2}, {2, 3, 3}, {2, 0, 2}, {0, 3, 0},
+	} {
+		if got := Offer(test.allocatable, test.capacity); got != (Count{Offered: test.want}) {
+			t.Errorf("%d of %d allocatable: %+v, want %d", test.allocatable, test.capacity, got, test.want)
+		}
 	}
 }

@@ -9,6 +9,8 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
@@ -19,6 +21,35 @@ const competitorPrefix = "competitor-"
 
 // ownershipLabel stands on the rules with which our schedulers own devices.
 const ownershipLabel = "stowage.dev/owned-by"
+
+// grantOwnership lets our schedulers change the rules of their own profiles: the
+// shipped role names those of the shipped profiles alone.
+func (b *bench) grantOwnership(ctx context.Context) error {
+	role := &rbacv1.ClusterRole{
+		ObjectMeta: metav1.ObjectMeta{Name: "chaos-ownership"},
+		Rules: []rbacv1.PolicyRule{{
+			APIGroups: []string{resourceapi.GroupName}, Resources: []string{"devicetaintrules"}, Verbs: []string{"update", "delete"},
+		}},
+	}
+	for _, p := range new(chaos).all() {
+		for i := range p.ours {
+			role.Rules[0].ResourceNames = append(role.Rules[0].ResourceNames, "stowage-owned-by-"+p.profile(i))
+		}
+	}
+	binding := &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: role.Name},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+		Subjects:   []rbacv1.Subject{{Kind: rbacv1.ServiceAccountKind, Namespace: "stowage-system", Name: "stowage-scheduler"}},
+	}
+	access := b.cluster.AdminClient().RbacV1()
+	if _, err := access.ClusterRoles().Create(ctx, role, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("granting the rules of the profiles: %w", err)
+	}
+	if _, err := access.ClusterRoleBindings().Create(ctx, binding, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("granting the rules of the profiles: %w", err)
+	}
+	return nil
+}
 
 // awaitOwnership waits until each of n schedulers has made its rule. A
 // kube-scheduler that is started later knows the rules from its first look.

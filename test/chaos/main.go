@@ -181,5 +181,8 @@ func (c *chaos) prepare(ctx context.Context, b *bench, root string) (err error) 
 	if err := b.cluster.OnStop("the watch on etcd", b.etcd.Close); err != nil {
 		return err
 	}
+	if err := b.grantOwnership(ctx); err != nil {
+		return err
+	}
 	return b.pool.create(ctx, b.cluster.AdminClient())
 }

@@ -31,6 +31,9 @@ type phase struct {
 	hold    time.Duration // how long a pod runs, on average
 }
 
+// profile is the name of the i-th scheduler's profile.
+func (p phase) profile(i int) string { return fmt.Sprintf("%s-%d", p.name, i) }
+
 const (
 	// tides is how often the load ebbs away during a phase, which lets pods run that need much at once.
 	tides = 4
@@ -130,7 +133,7 @@ func (b *bench) run(ctx context.Context, p phase) (_ outcome, err error) {
 func (b *bench) startMembers(ctx context.Context, p phase) ([]*member, error) {
 	var members []*member
 	for i := range p.ours {
-		m, err := newMember(ctx, b.cluster, b.binary, fmt.Sprintf("%s-%d", p.name, i), p.args)
+		m, err := newMember(ctx, b.cluster, b.binary, p.profile(i), p.args)
 		if err != nil {
 			return nil, err
 		}

@@ -51,6 +51,29 @@ func TestPaths(t *testing.T) {
 			}
 		})
 	}
+	var lists []Paths
+	for _, list := range []string{"0000:1b:00.0=device-plugin", "dra,00000000:1B:00.0=device-plugin", "device-plugin,gpu-0000-43-00-0=none", "none"} {
+		paths, err := Parse(list)
+		if err != nil {
+			t.Fatal(err)
+		}
+		again, err := Parse(paths.String())
+		if err != nil || !again.Equal(&paths) {
+			t.Errorf("%s is written %s, error %v", list, &paths, err)
+		}
+		lists = append(lists, paths)
+	}
+	if !lists[0].Equal(&lists[1]) || lists[1].Equal(&lists[2]) || lists[2].Equal(&lists[3]) {
+		t.Error("which lists are equal")
+	}
+	for name, want := range map[string]Path{"00000000:1B:00.0": DevicePlugin, "gpu-0000-1b-00-0": "", "": ""} {
+		if got := lists[0].Named(name); got != want {
+			t.Errorf("%q is named %q, want %q", name, got, want)
+		}
+	}
+	if path := lists[2].Named(""); path != DevicePlugin {
+		t.Errorf("all others are named %q", path)
+	}
 	if path := new(Paths).Of(&first); path != DRA || !new(Paths).ClaimsOnly() {
 		t.Errorf("without a word it is %s", path)
 	}

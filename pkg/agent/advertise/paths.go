@@ -1,7 +1,9 @@
 package advertise
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"regexp"
 	"slices"
 	"strings"
@@ -67,6 +69,20 @@ func Parse(list string) (Paths, error) {
 	return p, nil
 }
 
+// Equal tells whether all GPUs have the same paths.
+func (p *Paths) Equal(q *Paths) bool {
+	return cmp.Or(p.otherwise, DRA) == cmp.Or(q.otherwise, DRA) && maps.Equal(p.named, q.named)
+}
+
+// String is the list that [Parse] reads, in order.
+func (p *Paths) String() string {
+	list := []string{string(cmp.Or(p.otherwise, DRA))}
+	for _, name := range slices.Sorted(maps.Keys(p.named)) {
+		list = append(list, name+"="+string(p.named[name]))
+	}
+	return strings.Join(list, ",")
+}
+
 // Of is the GPU's path. One that is named in two ways with two paths has none: what was meant is not known.
 func (p *Paths) Of(gpu *discovery.GPU) Path {
 	var found Path
@@ -96,6 +112,19 @@ func (p *Paths) ClaimsOnly() bool {
 		}
 	}
 	return p.otherwise == "" || p.otherwise == DRA
+}
+
+// Named is the path of the GPU that the list names so, by PCI address or device name, or, with an empty name, of all that it does not
+// name. It is empty where the list says nothing.
+func (p *Paths) Named(name string) Path {
+	if name == "" {
+		return p.otherwise
+	}
+	name = strings.ToLower(name)
+	if !strings.HasPrefix(name, "gpu") {
+		name = podresources.KernelAddress(name)
+	}
+	return p.named[name]
 }
 
 // Unknown are the names of GPUs that the node does not have now, in order.

@@ -203,9 +203,7 @@ func (e *endpoint) Allocate(ctx context.Context, request *pluginapi.AllocateRequ
 
 // allocated leaves to PreStartContainer what may pass.
 func (e *endpoint) allocated(ctx context.Context, devices []Device) error {
-	ctx, cancel := context.WithTimeout(ctx, allocateTimeout)
-	defer cancel()
-	switch err := e.opts.Holder.Allocated(ctx, e.resource, devices); {
+	switch err := cutOff(ctx, allocateTimeout, func(ctx context.Context) error { return e.opts.Holder.Allocated(ctx, e.resource, devices) }); {
 	case errors.Is(err, ErrRefused):
 		utilruntime.HandleErrorWithContext(ctx, err, "Devices are not given to a container", "resource", e.resource)
 		return status.Error(codes.FailedPrecondition, err.Error())
@@ -215,15 +213,35 @@ func (e *endpoint) allocated(ctx context.Context, devices []Device) error {
 	return nil
 }
 
+// cutOff returns after that time at the latest, also if f is in a system call that nothing ends, on a disk that hangs: the kubelet admits
+// no other pod meanwhile.
+func cutOff(ctx context.Context, after time.Duration, f func(context.Context) error) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, after, fmt.Errorf("not done after %s: %w", after, context.DeadlineExceeded))
+	done := make(chan error, 1)
+	go func() {
+		defer cancel()
+		done <- f(ctx)
+	}()
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		select {
+		case err := <-done: // f has ended, and with it the context
+			return err
+		default:
+			return context.Cause(ctx)
+		}
+	}
+}
+
 // PreStartContainer implements pluginapi.DevicePluginServer.
 func (e *endpoint) PreStartContainer(ctx context.Context, request *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
 	devices, err := e.devices(request.GetDevicesIds())
 	if err != nil {
 		return nil, err
 	}
-	ctx, cancel := context.WithTimeout(ctx, startTimeout)
-	defer cancel()
-	if err := e.opts.Holder.Starting(ctx, e.resource, devices); err != nil {
+	if err := cutOff(ctx, startTimeout, func(ctx context.Context) error { return e.opts.Holder.Starting(ctx, e.resource, devices) }); err != nil {
 		utilruntime.HandleErrorWithContext(ctx, err, "Container does not start before its devices are ready", "resource", e.resource)
 		return nil, status.Error(codes.FailedPrecondition, err.Error())
 	}

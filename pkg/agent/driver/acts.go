@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"sync"
 
+	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
+
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/health"
@@ -124,7 +126,7 @@ func (a *acts) place(gpu string) chan struct{} {
 }
 
 func (a *acts) with(ctx context.Context, gpu, uuid string, f func(nvml.Device) error) error {
-	lib, done, err := a.sessions.using(ctx)
+	lib, done, err := a.sessions.using(ctx, "an act on "+gpu)
 	if err != nil {
 		return err
 	}
@@ -183,6 +185,60 @@ func (d endingDevice) DestroyGPUInstance(instance uint32) error {
 	return err
 }
 
+// Begin implements prepare.Hardware.
+func (h *Hardware) Begin(what string) (done func(), err error) { return h.opts.Keeper.Begin(what) }
+
+// NVML returns the library that GPUs were found with, in go-nvml's terms; nil while none is open. Who uses it opens a
+// session of its own, within the one that is open.
+func (h *Hardware) NVML() gonvml.Interface {
+	if lib := h.sessions.current(); lib != nil {
+		return &within{Interface: lib.Raw, library: lib}
+	}
+	return nil
+}
+
+// within is a library whose sessions keep the open one open.
+type within struct {
+	gonvml.Interface
+	library *library
+
+	mu   sync.Mutex
+	done []func()
+}
+
+func (w *within) Init() gonvml.Return { return w.enter(w.Interface.Init) }
+
+func (w *within) InitWithFlags(flags uint32) gonvml.Return {
+	return w.enter(func() gonvml.Return { return w.Interface.InitWithFlags(flags) })
+}
+
+func (w *within) enter(open func() gonvml.Return) gonvml.Return {
+	done, ok := w.library.use("the CDI specification of a claim")
+	if !ok {
+		return gonvml.ERROR_UNINITIALIZED
+	}
+	if ret := open(); ret != gonvml.SUCCESS {
+		done()
+		return ret
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.done = append(w.done, done)
+	return gonvml.SUCCESS
+}
+
+func (w *within) Shutdown() gonvml.Return {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if len(w.done) == 0 {
+		return gonvml.ERROR_UNINITIALIZED
+	}
+	last := len(w.done) - 1
+	defer w.done[last]()
+	w.done = w.done[:last]
+	return w.Interface.Shutdown()
+}
+
 // BootID implements prepare.Hardware.
 func (h *Hardware) BootID() (string, error) {
 	// Opening a library does not load it.
@@ -228,7 +284,7 @@ func (r *Reader) Node() *discovery.Node { return r.hardware.Node() }
 // Read runs f for a GPU in the session that is open, and returns when f does: a call into NVML may hang. f changes nothing of
 // the GPU. ctx is for a session that is being opened.
 func (r *Reader) Read(ctx context.Context, gpu *discovery.GPU, f func(nvml.Device) error) error {
-	lib, done, err := r.hardware.sessions.using(ctx)
+	lib, done, err := r.hardware.sessions.using(ctx, "a reading of the load of "+gpu.Name)
 	if err != nil {
 		return err
 	}

@@ -106,9 +106,8 @@ type Agent struct {
 	// lookedOnce tells the publisher that it is known what is occupied.
 	lookedOnce func()
 	// blind are the GPUs of which it is not known who uses them.
-	blind failures
-	// warning is what Options.Warning has said last.
-	warning atomic.Pointer[string]
+	blind  failures
+	onNode onNode
 	// registered is when the kubelet last registered the driver, in nanoseconds since 1970; 0 if it has not.
 	registered atomic.Int64
 }
@@ -150,16 +149,23 @@ func New(opts Options) (*Agent, error) {
 	status := newStatus()
 	a.claims, a.status, a.publisher, a.reporter = claims, status, newPublisher(opts, status), newReporter(opts, records)
 	a.publisher.asked = opts.Hardware.reached
+	a.onNode.withheld, a.onNode.refresh, a.onNode.reporter = opts.Hardware.withheld, a.publisher.refresh, a.reporter
 	a.plugins = pluginpath.New(pluginpath.Options{
 		Driver: Name, Node: opts.NodeName, KubeletRoot: opts.KubeletRoot, Client: opts.Client, SlicesOfNode: slicesOf(opts.NodeName),
 		Pods: reconcile.PodsOf(opts.NodeClient, opts.NodeName), Devices: opts.Kubelet.Devices, Hardware: opts.Hardware, Claims: claims, Records: records,
 		PlaceOf: placeOf, Quarantined: a.noteQuarantined, Failed: (&failures{}).changed,
+		Tell: func(kind, reason, message string) { a.reporter.nodeEventf(kind, reason, "%s", message) },
 	})
+	a.publisher.server.nodeRead = func(ctx context.Context, node *corev1.Node) {
+		if a.plugins.NodeRead(ctx, node) {
+			a.publisher.refresh()
+		}
+	}
 	a.publisher.resources = a.plugins.ForClaims
 	a.check = newSelfCheck(opts, status, needs{claims.MakeFolders, claims.MakeEmptyFolders, opts.Backend.Ready}, func() error {
 		_, err := records.Records()
 		return err
-	}, a.readinessChanged)
+	}, a.onNode.readinessChanged)
 	a.lookedOnce = sync.OnceFunc(func() { close(a.publisher.occupiedKnown) })
 	gpuMetrics.hardware.Store(opts.Hardware)
 	claimMetrics.records.Store(records)
@@ -282,23 +288,6 @@ func (a *Agent) reconciled(summary reconcile.Summary) {
 	}
 }
 
-// readinessChanged takes the devices out when claims cannot be prepared on this node, and back in when they can.
-func (a *Agent) readinessChanged(_ context.Context, p *problem) {
-	reason := ""
-	if p != nil {
-		reason = p.reason
-	}
-	if !a.opts.Hardware.withheld.setNotReady(reason) {
-		return
-	}
-	a.publisher.refresh()
-	if p != nil {
-		a.reporter.nodeEventf(corev1.EventTypeWarning, reasonCannotPrepare, "Claims cannot be prepared on this node: %s", p.message)
-	} else {
-		a.reporter.nodeEventf(corev1.EventTypeNormal, reasonCanPrepare, "Claims can be prepared on this node again")
-	}
-}
-
 // Status tells what the agent has reached, for probes.
 func (a *Agent) Status() *Status { return a.status }
 
@@ -306,6 +295,9 @@ func (a *Agent) Status() *Status { return a.status }
 // answered: one that is cut off is a pod that fails to start, and another agent, which would have taken the next call, knows nothing of it.
 func (a *Agent) Run(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
+	if why := a.opts.Hardware.opts.Keeper.Why(); why != nil {
+		a.Aside(ctx, why)
+	}
 
 	// 1. The kubelet makes its folders; a socket in a folder made by us would be one that it never looks at.
 	if err := a.waitForKubelet(ctx); err != nil {
@@ -347,6 +339,9 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() { a.publisher.run(serving) })
 	group.Go(func() { a.watch(serving) })
 	group.Go(func() { keepCDI(serving, a.claims, a.opts.CDIDir) })
+	if a.opts.Hardware.opts.Keeper.Returned() {
+		group.Go(func() { renewClaims(serving, a.claims, a.reporter.ledger.Records, a.opts.Client) })
+	}
 	group.Go(func() { a.watchQuarantine(serving) })
 	group.Go(func() { a.check.run(serving) })
 	group.Go(func() { a.watchRivals(serving) })
@@ -374,7 +369,7 @@ func (a *Agent) lookAtHost(ctx context.Context) {
 		return
 	}
 	warning := a.opts.Warning()
-	if was := a.warning.Swap(&warning); was != nil && *was == warning || warning == "" {
+	if was := a.onNode.warning.Swap(&warning); was != nil && *was == warning || warning == "" {
 		return
 	}
 	klog.FromContext(ctx).Info("The host's configuration: warning", "warning", warning)

@@ -135,15 +135,15 @@ func TestTheAgeOfATaintThatWasDeletedWithItsSliceIsKnown(t *testing.T) {
 func TestWhatIsKnownIsWrittenByOneAtATime(t *testing.T) {
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	ctx := klog.NewContext(t.Context(), logger)
-	m := &memory{dir: t.TempDir(), lead: true}
+	m := &memory{dir: t.TempDir(), lead: true, known: &discovery.Node{}}
 	for round := range 50 {
 		var group sync.WaitGroup
 		for i := range 4 {
 			group.Go(func() {
 				m.mu.Lock()
-				m.known = make([]discovery.GPU, len(m.known)%64+1)
-				for n := range m.known {
-					m.known[n].Name = fmt.Sprint(round, i, n)
+				m.known = &discovery.Node{DriverVersion: fmt.Sprint(round), GPUs: make([]discovery.GPU, len(m.known.GPUs)%64+1)}
+				for n := range m.known.GPUs {
+					m.known.GPUs[n].Name = fmt.Sprint(round, i, n)
 				}
 				m.mu.Unlock()
 				m.save(ctx)

@@ -262,7 +262,12 @@ func (r *rig) blindAgent(ctx context.Context, api *apiServer) *Agent {
 				time.Sleep(r.kubeletTakes)
 				return nil, nil
 			},
-			Devices: func(context.Context) ([]ledger.PluginDevice, error) { return r.pluginDevices, r.pluginDevicesErr },
+			Devices: func(context.Context) ([]ledger.PluginDevice, error) {
+				if r.devices != nil {
+					return r.devices()
+				}
+				return r.pluginDevices, r.pluginDevicesErr
+			},
 		},
 	})
 	if err != nil {

@@ -160,7 +160,7 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 	before := h.withheld.foreignUses()
 	now, blind := map[string]foreignUse{}, 0
 	plugins, listed, pluginsErr := a.plugins.OfOthers(ctx)
-	if ctx.Err() != nil {
+	if ctx.Err() != nil || h.opts.Keeper.Why() != nil { // then nobody can be asked, and no claim gets a GPU
 		return
 	}
 	if a.blind.changed("device plugins", pluginsErr) {

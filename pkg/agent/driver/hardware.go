@@ -8,7 +8,6 @@ import (
 	"slices"
 	"time"
 
-	gonvml "github.com/NVIDIA/go-nvml/pkg/nvml"
 	"k8s.io/dynamic-resource-allocation/resourceslice"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
@@ -16,6 +15,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/stepaside"
 	"stowage.dev/stowage/pkg/agent/vfio"
 	"stowage.dev/stowage/pkg/twopaths"
 )
@@ -25,6 +25,8 @@ type HardwareOptions struct {
 	// Open finds the NVML library. It may be another one each time: a driver may be installed later.
 	Open  func() (*nvml.Handle, error)
 	Clock clock.WithTicker
+	// Keeper says whether the driver may be open; it always may if nil.
+	Keeper *stepaside.Keeper
 	// StateDir keeps what must be known of GPUs that are lost before the agent starts; nothing is kept if it is empty.
 	StateDir string
 	// Rules says how the rules of health are softened.
@@ -79,7 +81,7 @@ func NewHardware(opts HardwareOptions) *Hardware {
 		Reconfigured: func(string) { signal(h.again) },
 	})
 	h.sessions = &sessions{
-		open: opts.Open, clock: opts.Clock, monitor: h.monitor, reached: h.reached,
+		open: opts.Open, clock: opts.Clock, keeper: opts.Keeper, monitor: h.monitor, reached: h.reached,
 		looking: make(chan struct{}, 1), reason: errors.New("GPUs have not been looked for yet"),
 	}
 	h.acts = &acts{sessions: h.sessions}
@@ -108,6 +110,9 @@ func (h *Hardware) Discover(ctx context.Context) (*discovery.Node, error) {
 	if err := h.sessions.alone(ctx, "wait for NVML", func() error {
 		ctx := context.WithoutCancel(ctx)
 		err := h.look(ctx)
+		if letGo(err) && h.inventory.found() == nil {
+			h.remember(ctx)
+		}
 		h.sessions.ended(ctx, err)
 		return err
 	}); err != nil {
@@ -124,7 +129,7 @@ func (h *Hardware) look(ctx context.Context) error {
 	}
 	// 2. What is there now, with what has to be remembered.
 	h.looker.Using = func() (done func()) {
-		done, _ = lib.use() // only a look ends a session, and this is the one
+		done, _ = lib.use("a look for GPUs") // only a look ends a session, and this is the one
 		return done
 	}
 	began := h.opts.Clock.Now()
@@ -145,7 +150,7 @@ func (h *Hardware) look(ctx context.Context) error {
 	node.Offer(policy)
 	h.inventory.tellPassthrough(ctx, node)
 	h.inventory.set(node)
-	h.memory.keep(ctx, node.GPUs)
+	h.memory.keep(ctx, node)
 	// 3. Watch over it.
 	bootID, err := lib.BootID()
 	if err != nil {
@@ -168,6 +173,38 @@ func (h *Hardware) look(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// remember takes the GPUs that were known before for those that are there: while the driver must not be open nobody can be
+// asked. The faults of an earlier agent are known, too.
+func (h *Hardware) remember(ctx context.Context) {
+	node := *h.memory.before(ctx)
+	if len(node.GPUs) == 0 {
+		return
+	}
+	handle, err := h.sessions.open()
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "What the kernel says of the GPUs is not known")
+		return
+	}
+	node.GPUs = slices.Clone(node.GPUs)
+	node.AskPassthrough(handle.Sysfs)
+	node.Offer(h.inventory.offered().Since())
+	h.inventory.set(&node)
+	closed := newLibrary(handle, func() {})
+	closed.ended = true
+	var targets []health.Target
+	for _, gpu := range node.GPUs {
+		targets = append(targets, target(closed, gpu))
+	}
+	bootID, err := handle.BootID()
+	if err == nil {
+		err = h.monitor.Watch(bootID, targets, false)
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Faults found by an earlier agent are not known")
+	}
+	h.monitor.Pause(ctx)
 }
 
 // seesSome returns an error if the driver has GPUs that answer on the bus, and NVML says that there is none at all.
@@ -200,7 +237,7 @@ func target(lib *library, gpu discovery.GPU) health.Target {
 		Model:   gpu.ProductName,
 		Session: sessionOf{lib, gpu.UUID},
 		Ask: func() (nvml.Readings, error) {
-			done, ok := lib.use()
+			done, ok := lib.use("a question about the health of " + gpu.Name)
 			if !ok {
 				return nvml.Readings{}, health.ErrPaused
 			}
@@ -219,7 +256,7 @@ func target(lib *library, gpu discovery.GPU) health.Target {
 			return readings, nil
 		},
 		Listen: func() (nvml.Watch, error) {
-			done, ok := lib.use()
+			done, ok := lib.use("events of " + gpu.Name)
 			if !ok {
 				return nil, health.ErrPaused
 			}
@@ -302,14 +339,6 @@ func checkIdentity(device nvml.Device, gpu discovery.GPU) error {
 	}
 	if uuid != gpu.UUID || address != gpu.PCIBusID {
 		return fmt.Errorf("NVML answers with %s at %s, published are %s at %s", uuid, address, gpu.UUID, gpu.PCIBusID)
-	}
-	return nil
-}
-
-// NVML returns the library that GPUs were found with, in go-nvml's terms; nil while none is open. Who uses it opens a session of its own.
-func (h *Hardware) NVML() gonvml.Interface {
-	if lib := h.sessions.current(); lib != nil {
-		return lib.Raw
 	}
 	return nil
 }

@@ -27,7 +27,7 @@ func (p *plugin) WatchHealthStatus(ctx context.Context, reports chan<- kubeletpl
 	monitor, clock := p.hardware.monitor, p.hardware.opts.Clock
 	for {
 		known, changed := monitor.Known()
-		if known {
+		if known || p.hardware.opts.Keeper.Why() != nil {
 			select {
 			case <-ctx.Done():
 				return nil
@@ -63,17 +63,22 @@ var healthStatuses = map[health.Status]kubeletplugin.HealthStatus{
 // health is what is known of every published device.
 func (p *plugin) health() []kubeletplugin.DeviceHealth {
 	resources, _ := p.hardware.Resources(p.pool)
+	why := p.hardware.opts.Keeper.Why()
 	var list []kubeletplugin.DeviceHealth
 	for name, pool := range resources.Pools {
 		for _, slice := range pool.Slices {
 			for _, device := range slice.Devices {
 				verdict := p.hardware.Health(device.Name)
+				message := verdict.Message()
+				if why != nil { // nobody asks the GPU, which may be reset meanwhile
+					verdict, message = health.Verdict{Status: health.Unknown, Asked: p.hardware.opts.Clock.Now()}, why.Message
+				}
 				list = append(list, kubeletplugin.DeviceHealth{
 					PoolName:    name,
 					DeviceName:  device.Name,
 					Health:      healthStatuses[verdict.Status],
 					LastUpdated: verdict.Asked,
-					Message:     verdict.Message(),
+					Message:     message,
 				})
 			}
 		}

@@ -20,6 +20,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/stepaside"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
@@ -31,11 +32,15 @@ type rig struct {
 	held    map[string]bool
 	// wrap, if it is set, stands between agents and the library.
 	wrap func(nvml.Library) nvml.Library
+	// keeper says whether the driver may be open; it always may if it is not set.
+	keeper *stepaside.Keeper
 	// kubeletTakes that long to say what it runs.
 	kubeletTakes time.Duration
 	// pluginDevices are of device plugins, as the kubelet says.
 	pluginDevices    []ledger.PluginDevice
 	pluginDevicesErr error
+	// devices, if it is set, says so at any time.
+	devices func() ([]ledger.PluginDevice, error)
 	// sharing allows nothing if it is not set.
 	sharing config.Rules
 }
@@ -60,6 +65,7 @@ func (r *rig) hardware() *Hardware {
 			return &nvml.Handle{Library: library, Raw: sim, Sysfs: sim.Sysfs(), Machine: r.machine, Simulated: true, Source: "sim"}, nil
 		},
 		Clock:    clock.RealClock{},
+		Keeper:   r.keeper,
 		StateDir: r.state,
 		Held:     func(gpu string) bool { return r.held[gpu] },
 	})
@@ -372,7 +378,7 @@ func TestRememberedGPUsOfAnotherKindAreSaidAndNotUsed(t *testing.T) {
 			if got := len(published(t, r.found(ctx))); got != 4 {
 				t.Errorf("%d GPUs are published, want 4", got)
 			}
-			if known := r.hardware().memory.load(ctx); len(known) != 4 {
+			if known := r.hardware().memory.load(ctx).GPUs; len(known) != 4 {
 				t.Errorf("%d GPUs are remembered afterwards, want 4", len(known))
 			}
 		})

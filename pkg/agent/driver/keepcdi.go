@@ -6,10 +6,16 @@ import (
 	"time"
 
 	"github.com/fsnotify/fsnotify"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
 )
 
@@ -56,6 +62,43 @@ func keepCDI(ctx context.Context, claims *prepare.Manager, dir string) {
 		case <-ticker.C:
 			all()
 			watchDir(ctx, watcher, dir)
+		}
+	}
+}
+
+// renewClaims brings prepared claims in order when the agent has come back with a driver that was loaded anew, or upgraded: for pods that have run
+// since before nobody calls Prepare. It tries on until that has succeeded for all, or ctx ends. Who has a device of a device plugin has no claim in the API.
+func renewClaims(ctx context.Context, claims *prepare.Manager, records func() ([]*ledger.Record, error), client kubernetes.Interface) {
+	logger := klog.LoggerWithName(klog.FromContext(ctx), "renew")
+	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 5 * time.Minute}
+	var failed failures
+	renewed := map[types.UID]bool{}
+	for ctx.Err() == nil {
+		list, err := records()
+		left := err != nil
+		for _, record := range list {
+			if record.State() != ledger.PrepareCompleted || record.Entry.Claim.Namespace == "" || renewed[record.UID] {
+				continue
+			}
+			of := record.Entry.Claim
+			claim, err := client.ResourceV1().ResourceClaims(of.Namespace).Get(ctx, of.Name, metav1.GetOptions{})
+			if err == nil && claim.UID == record.UID {
+				err = claims.Renew(klog.NewContext(ctx, logger), claim)
+			}
+			if renewed[record.UID] = err == nil || apierrors.IsNotFound(err); !renewed[record.UID] {
+				left = true
+			}
+			if failed.changed(string(record.UID), err) && left && ctx.Err() == nil {
+				logger.Info("A prepared claim cannot be brought in order with the driver that was loaded, trying on",
+					"claim", klog.KRef(of.Namespace, of.Name), "reason", err)
+			}
+		}
+		if !left {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(backoff.Step()):
 		}
 	}
 }

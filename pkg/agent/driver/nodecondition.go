@@ -12,6 +12,8 @@ import (
 	coreapply "k8s.io/client-go/applyconfigurations/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/agent/stepaside"
 )
 
 const (
@@ -131,3 +133,34 @@ func (n *nodeCondition) write(ctx context.Context, c corev1.NodeCondition) error
 func sameCondition(a, b *corev1.NodeCondition) bool {
 	return a.Type == b.Type && a.Status == b.Status && a.Reason == b.Reason && a.Message == b.Message
 }
+
+// readinessChanged takes the devices out when claims cannot be prepared on this node, and back in when they can.
+func (n *onNode) readinessChanged(_ context.Context, p *problem) {
+	if aside := n.aside.Load(); aside != nil {
+		p = aside
+	}
+	reason := ""
+	if p != nil {
+		reason = p.reason
+	}
+	if !n.withheld.setNotReady(reason) {
+		return
+	}
+	n.refresh()
+	if p != nil {
+		n.reporter.nodeEventf(corev1.EventTypeWarning, reasonCannotPrepare, "Claims cannot be prepared on this node: %s", p.message)
+	} else {
+		n.reporter.nodeEventf(corev1.EventTypeNormal, reasonCanPrepare, "Claims can be prepared on this node again")
+	}
+}
+
+// Aside implements stepaside.Driver: the devices are taken out. The agent is ready all the same, as without a driver: in
+// an update the other agent ends once this one is.
+func (a *Agent) Aside(ctx context.Context, why *stepaside.Why) {
+	a.onNode.aside.Store(&problem{why.Reason, why.Message})
+	a.status.fail(stageGPUs, why.Reason, why.Message)
+	a.onNode.readinessChanged(ctx, nil)
+}
+
+// Close implements stepaside.Driver.
+func (a *Agent) Close(ctx context.Context) error { return a.opts.Hardware.Close(ctx) }

@@ -1,9 +1,11 @@
 package driver
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -29,6 +31,17 @@ const reasonHostConfiguration = "HostConfiguration"
 
 // maxNodeMessage keeps kubectl describe readable.
 const maxNodeMessage = 1500
+
+// onNode is what there is to say of the node as a whole, besides whether the agent is ready.
+type onNode struct {
+	// warning is what Options.Warning has said last, and aside why the driver is not open; nil if it may be.
+	warning atomic.Pointer[string]
+	aside   atomic.Pointer[problem]
+
+	withheld *withheld
+	refresh  func()
+	reporter *reporter
+}
 
 // nodeView is what is known of the node when its condition is judged.
 type nodeView struct {
@@ -137,8 +150,8 @@ func shorten(text string) string {
 // nodeView is what is known now; ok is false while too little is known to judge.
 func (a *Agent) nodeView() (v nodeView, ok bool) {
 	h := a.opts.Hardware
-	v.notReady = a.check.told.Load()
-	if warning := a.warning.Load(); warning != nil {
+	v.notReady = cmp.Or(a.onNode.aside.Load(), a.check.told.Load())
+	if warning := a.onNode.warning.Load(); warning != nil {
 		v.warning = *warning
 	}
 	found, why := a.status.get(stageGPUs)

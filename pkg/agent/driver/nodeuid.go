@@ -18,6 +18,7 @@ func (p *publisher) awaitNode(ctx context.Context) types.UID {
 		node, err := p.client.CoreV1().Nodes().Get(ctx, p.nodeName, metav1.GetOptions{})
 		switch {
 		case err == nil:
+			p.server.read(ctx, node)
 			return node.UID
 		case ctx.Err() != nil:
 			return ""
@@ -59,6 +60,7 @@ func (p *publisher) whileNode(ctx context.Context, uid types.UID) {
 		node, err := p.client.CoreV1().Nodes().Get(ctx, p.nodeName, metav1.GetOptions{})
 		switch {
 		case err == nil && node.UID == uid:
+			p.server.read(ctx, node)
 			pause = 0
 		case err == nil, apierrors.IsNotFound(err):
 			klog.FromContext(ctx).Info("The Node that owns the ResourceSlices is gone: they are published again for the next one", "node", p.nodeName, "uid", uid)

@@ -61,9 +61,12 @@ func TestAGPUOfAnotherDevicePluginIsGivenToNoClaim(t *testing.T) {
 			{name: "it has another GPU, too", after: askedAnew, devices: of("nvidia.com/gpu", uuids[t4First], uuids[t4Second]), taken: all[:2], events: 1, prepare: "nvidia.com/gpu"},
 			{name: "the kubelet has just started", after: askedAnew, taken: all[:2], prepare: "nvidia.com/gpu"},
 			{name: "the kubelet is away", after: askedAnew, err: away, taken: all[:2], prepare: away.Error()},
+			{name: "it answers, and has just started", after: longEnough, taken: all[:2], prepare: "nvidia.com/gpu"},
 			{name: "one is not offered any more", after: longEnough, devices: of("nvidia.com/gpu", uuids[t4Second]), taken: all[1:2]},
 			{name: "one that is no GPU of the node", after: askedAnew, devices: of("nvidia.com/gpu", "GPU-00000000-0000-0000-0000-000000000000"), taken: all, events: 3, prepare: "nvidia.com/gpu"},
+			{name: "it is offered no more", after: askedAnew, taken: all, prepare: "nvidia.com/gpu"},
 			{name: "a NIC of NVIDIA", after: longEnough, devices: of("nvidia.com/hostdev", "0000:3b:00.0")},
+			{name: "the one that was listed meanwhile", after: askedAnew, taken: all[:1], events: 1, prepare: "nvidia.com/gpu"},
 			{name: "only others' devices", after: longEnough, devices: of("example.com/nic", "eth0")},
 		} {
 			r.pluginDevices, r.pluginDevicesErr = step.devices, step.err
@@ -75,10 +78,15 @@ func TestAGPUOfAnotherDevicePluginIsGivenToNoClaim(t *testing.T) {
 					taken = append(taken, name)
 				}
 			}
-			if step.err == nil && len(step.devices) > 0 {
-				of := step.devices[0].Resource
-				if got := *listedOn(t, agent.opts.Hardware); (got > 0) != strings.HasPrefix(of, "nvidia.com/") {
-					t.Errorf("%s: the slices tell of %d devices of device plugins", step.name, got)
+			if step.err == nil {
+				listed := 0 // now: who is missing hides nobody who comes
+				for _, device := range step.devices {
+					if strings.HasPrefix(device.Resource, "nvidia.com/") {
+						listed++
+					}
+				}
+				if got := *listedOn(t, agent.opts.Hardware); got != int64(listed) {
+					t.Errorf("%s: the slices tell of %d devices of device plugins, want %d", step.name, got, listed)
 				}
 			}
 			if diff := cmp.Diff(step.taken, taken); diff != "" {

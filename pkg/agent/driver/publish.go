@@ -50,6 +50,9 @@ const (
 	// servers of two versions answer, the next one may keep them, and one that is upgraded does in the end. Each such write is a new generation.
 	firstAnew, lastAnew = time.Minute, time.Hour
 
+	// registeredPoll is how often it is looked whether the kubelet has registered the driver, while that is waited for.
+	registeredPoll = 50 * time.Millisecond
+
 	// settleTime is how long after an event of the hardware the node is looked at.
 	settleTime = time.Second
 )
@@ -161,7 +164,13 @@ func (p *publisher) discover(ctx context.Context) {
 				logger.Info("GPUs are found", "count", len(node.GPUs), "failed", len(node.Failures), "driverVersion", node.DriverVersion)
 			}
 			said, withdrawn, backoff, found = "", true, first, time.Now()
-			p.status.set(stageGPUs, true)
+			if p.hardware.opts.Keeper.Why() == nil {
+				p.status.set(stageGPUs, true)
+			}
+			p.refresh()
+		case letGo(err):
+			// Who steps aside says so. GPUs may be known of an earlier agent, and then they stay in the slices.
+			said = ""
 			p.refresh()
 		case err.Error() != said:
 			said = err.Error()
@@ -310,7 +319,7 @@ func (p *publisher) publishFor(ctx context.Context, uid types.UID) error {
 }
 
 // awaitFirstLooks waits, for at most firstLookTime: what is published first must not take away a taint that an agent before has set for good
-// reasons.
+// reasons. When the agent returns with the driver pods wait for that, and a kubelet that has not registered it yet would let them wait on.
 func (p *publisher) awaitFirstLooks(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, firstLookTime)
 	defer cancel()
@@ -318,6 +327,15 @@ func (p *publisher) awaitFirstLooks(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 		case <-known:
+		}
+	}
+	for p.hardware.opts.Keeper.Returned() && ctx.Err() == nil {
+		if registered, _ := p.status.get(stageRegistered); registered {
+			return
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(registeredPoll):
 		}
 	}
 }

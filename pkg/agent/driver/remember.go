@@ -124,6 +124,9 @@ type knownFile struct {
 	GPUs    []discovery.GPU `json:"gpus"`
 	// MIG is how GPUs can be partitioned, by their names.
 	MIG map[string]*discovery.MIG `json:"mig,omitempty"`
+	// DriverVersion and CUDADriverVersion are the node's.
+	DriverVersion     string `json:"driverVersion,omitempty"`
+	CUDADriverVersion string `json:"cudaDriverVersion,omitempty"`
 }
 
 const knownVersion = 1
@@ -137,8 +140,8 @@ type memory struct {
 	saving sync.Mutex
 
 	mu sync.Mutex
-	// known are the GPUs of an earlier look, or of an earlier agent.
-	known []discovery.GPU
+	// known are the GPUs of an earlier look, or of an earlier agent; nil before that was read.
+	known *discovery.Node
 	// lead: this agent writes, since leadSince.
 	lead      bool
 	leadSince time.Time
@@ -157,31 +160,38 @@ func healthDir(stateDir string) string {
 // add puts what is known of GPUs that do not answer, or that a claim has passed through, in the place of the little that
 // is known of them now.
 func (m *memory) add(ctx context.Context, node *discovery.Node, held func(gpu string) bool) {
+	known := m.before(ctx).GPUs
+	keepBound(node, known, held)
+	keepMissing(node, known, held)
+}
+
+// before is what was known at the last look, of this agent or of an earlier one. It has no GPUs if there was none.
+func (m *memory) before(ctx context.Context) *discovery.Node {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.known == nil {
 		m.known = m.load(ctx)
 	}
-	keepBound(node, m.known, held)
-	keepMissing(node, m.known, held)
+	return m.known
 }
 
 // keep is for the next look, and for the next agent.
-func (m *memory) keep(ctx context.Context, gpus []discovery.GPU) {
+func (m *memory) keep(ctx context.Context, node *discovery.Node) {
 	m.mu.Lock()
-	m.known = gpus
+	m.known = node
 	m.mu.Unlock()
 	m.save(ctx)
 }
 
 // load reads what an earlier agent knew. Without it a GPU that was lost before is not published.
-func (m *memory) load(ctx context.Context) []discovery.GPU {
+func (m *memory) load(ctx context.Context) *discovery.Node {
+	none := &discovery.Node{}
 	if m.dir == "" {
-		return nil
+		return none
 	}
 	data, err := durable.OS{}.ReadFile(m.path())
 	if errors.Is(err, fs.ErrNotExist) {
-		return nil
+		return none
 	}
 	var file knownFile
 	if err == nil {
@@ -192,12 +202,12 @@ func (m *memory) load(ctx context.Context) []discovery.GPU {
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "GPUs of an earlier agent are not known", "path", m.path())
-		return nil
+		return none
 	}
 	for i := range file.GPUs {
 		file.GPUs[i].MIG = file.MIG[file.GPUs[i].Name]
 	}
-	return file.GPUs
+	return &discovery.Node{DriverVersion: file.DriverVersion, CUDADriverVersion: file.CUDADriverVersion, GPUs: file.GPUs}
 }
 
 // save keeps what is known for the next agent, if this is the one that does.
@@ -206,12 +216,16 @@ func (m *memory) save(ctx context.Context) {
 	m.saving.Lock()
 	defer m.saving.Unlock()
 	m.mu.Lock()
-	gpus, lead := m.known, m.lead
+	known, lead := m.known, m.lead
 	m.mu.Unlock()
-	if !lead || gpus == nil || m.dir == "" {
+	if !lead || known == nil || known.GPUs == nil || m.dir == "" {
 		return
 	}
-	file := knownFile{Version: knownVersion, GPUs: gpus, MIG: map[string]*discovery.MIG{}}
+	gpus := known.GPUs
+	file := knownFile{
+		Version: knownVersion, GPUs: gpus, MIG: map[string]*discovery.MIG{},
+		DriverVersion: known.DriverVersion, CUDADriverVersion: known.CUDADriverVersion,
+	}
 	for i := range gpus {
 		if gpus[i].MIG != nil {
 			file.MIG[gpus[i].Name] = gpus[i].MIG

@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"stowage.dev/stowage/pkg/agent/health"
+	"stowage.dev/stowage/pkg/agent/stepaside"
 )
 
 // The runbook's table has every taint that the agent sets, with its effect, and no other.
@@ -67,7 +68,7 @@ func TestTroubleshootingHasAllReasons(t *testing.T) {
 			told.Insert(regexp.MustCompile("[A-Z][A-Za-z]+").FindAllString(list[1], -1)...)
 		}
 	}
-	want := reasonsOf(t)
+	want := reasonsOf(t).Insert(stepaside.Released, stepaside.Replaced)
 	if len(want) < 30 {
 		t.Fatalf("only %v are found", sets.List(want))
 	}

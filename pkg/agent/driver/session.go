@@ -4,6 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -12,51 +15,72 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/stepaside"
 )
 
 // library is an open session of NVML, with those who are using it. What happens to a library that is closed under a call is not known, so the
 // last one closes it, which may be never if a call hangs.
 type library struct {
 	*nvml.Handle
+	// leave is called when the session is closed.
+	leave func()
 	// closed is closed after Shutdown, whose error is in err then.
 	closed chan struct{}
 	err    error
 
 	mu    sync.Mutex
-	users int
-	ended bool // nobody may begin any more
+	users map[string]int // by what they do
+	ended bool           // nobody may begin any more
 }
 
-func newLibrary(handle *nvml.Handle) *library {
-	return &library{Handle: handle, closed: make(chan struct{})}
+func newLibrary(handle *nvml.Handle, leave func()) *library {
+	return &library{Handle: handle, leave: leave, closed: make(chan struct{}), users: map[string]int{}}
 }
 
-// use keeps the session open until done is called; ok is false once it is to be closed.
-func (l *library) use() (done func(), ok bool) {
+// use keeps the session open until done is called; ok is false once it is to be closed. what is said of a session that
+// does not come to its end.
+func (l *library) use(what string) (done func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.ended {
 		return nil, false
 	}
-	l.users++
-	return sync.OnceFunc(l.done), true
+	l.users[what]++
+	return sync.OnceFunc(func() { l.done(what) }), true
 }
 
-func (l *library) done() {
+func (l *library) done(what string) {
 	l.mu.Lock()
-	l.users--
-	last := l.ended && l.users == 0
+	if l.users[what]--; l.users[what] == 0 {
+		delete(l.users, what)
+	}
+	last := l.ended && len(l.users) == 0
 	l.mu.Unlock()
 	if last {
 		l.shutdown()
 	}
 }
 
+// isClosed returns what keeps the session open; nil if nothing does.
+func (l *library) isClosed() error {
+	select {
+	case <-l.closed:
+		return nil
+	default:
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if len(l.users) == 0 {
+		return errors.New("a call that closes NVML")
+	}
+	return errors.New(strings.Join(slices.Sorted(maps.Keys(l.users)), ", "))
+}
+
 // end closes the session as soon as nobody uses it, and keeps others from beginning. To be called once.
 func (l *library) end() {
 	l.mu.Lock()
 	l.ended = true
-	last := l.users == 0
+	last := len(l.users) == 0
 	l.mu.Unlock()
 	if last {
 		l.shutdown()
@@ -65,6 +89,7 @@ func (l *library) end() {
 
 func (l *library) shutdown() {
 	l.err = l.Shutdown()
+	l.leave()
 	close(l.closed)
 }
 
@@ -75,6 +100,8 @@ const closeTimeout = 5 * time.Second
 type sessions struct {
 	open  func() (*nvml.Handle, error)
 	clock clock.WithTicker
+	// keeper says whether the driver may be open.
+	keeper *stepaside.Keeper
 	// monitor is told of a session that does not come to be, and asks nothing while one is closed.
 	monitor *health.Monitor
 	// reached is told that GPUs can be asked that could not be before.
@@ -84,6 +111,8 @@ type sessions struct {
 
 	mu      sync.Mutex
 	library *library // the open session, nil if none is
+	// closing are sessions that are closed as soon as nobody uses them.
+	closing []*library
 	// stale tells that the session cannot be used any more: the driver has gone.
 	stale  bool
 	bus    []string      // the GPUs on the bus when the session was opened
@@ -118,7 +147,8 @@ func (s *sessions) alone(ctx context.Context, hangs string, look func() error) e
 
 // ended keeps the outcome of a look and lets go who waits for it.
 func (s *sessions) ended(ctx context.Context, err error) {
-	if err != nil {
+	// A driver that is let go is no fault of the GPUs.
+	if err != nil && !letGo(err) {
 		s.monitor.Fail(ctx, err)
 	}
 	s.mu.Lock()
@@ -154,14 +184,21 @@ func (s *sessions) handle() (*nvml.Handle, error) {
 	return s.open()
 }
 
-// using returns the open session, which stays open until done is called. While another one is being opened it waits for that.
-func (s *sessions) using(ctx context.Context) (lib *library, done func(), err error) {
+// letGo tells whether there is no session because the agent keeps off the driver.
+func letGo(err error) bool {
+	var why *stepaside.Why
+	return errors.As(err, &why)
+}
+
+// using returns the open session, which stays open until done is called. While another one is being opened it waits for
+// that. what is said of a session that does not come to its end.
+func (s *sessions) using(ctx context.Context, what string) (lib *library, done func(), err error) {
 	for {
 		s.mu.Lock()
 		lib, looked, reason := s.library, s.looked, s.reason
 		s.mu.Unlock()
 		if lib != nil {
-			if done, ok := lib.use(); ok {
+			if done, ok := lib.use(what); ok {
 				return lib, done, nil
 			}
 			continue // it has been taken away since, by a look that was not under way then
@@ -192,6 +229,7 @@ func (s *sessions) suspend(ctx context.Context) {
 func (s *sessions) close(ctx context.Context, lib *library, stale bool) {
 	s.mu.Lock()
 	s.library, s.stale = nil, s.stale || stale
+	s.closing = append(slices.DeleteFunc(s.closing, func(l *library) bool { return l.isClosed() == nil }), lib)
 	s.mu.Unlock()
 	ctx, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
@@ -209,6 +247,18 @@ func (s *sessions) close(ctx context.Context, lib *library, stale bool) {
 	default:
 		klog.FromContext(ctx).Info("NVML is opened anew while a call hangs, and the old session is closed when that returns: until then GPUs that were plugged in may not be seen")
 	}
+}
+
+// closed returns what keeps sessions open that are to be closed; nil if nothing does.
+func (s *sessions) closed() error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, lib := range s.closing {
+		if err := lib.isClosed(); err != nil {
+			return err
+		}
+	}
+	return nil
 }
 
 // renew returns the open session, or opens one if there is none or if it does not see what is there. renewed tells that the driver was
@@ -230,14 +280,26 @@ func (s *sessions) renew(ctx context.Context) (lib *library, renewed bool, err e
 	if err != nil {
 		return nil, false, err
 	}
+	leave, err := s.keeper.Enter(ctx, opened.Source)
+	if err != nil {
+		return nil, false, err
+	}
 	// Read first: a GPU that is plugged in meanwhile makes the next look open another session.
 	bus = gpusOnBus(opened.Sysfs)
 	if err := s.start(ctx, opened); err != nil {
-		return nil, false, fmt.Errorf("initialize NVML (%s): %w", opened.Source, err)
+		leave()
+		err = fmt.Errorf("initialize NVML (%s): %w", opened.Source, err)
+		switch {
+		case errors.Is(err, nvml.ErrVersionMismatch):
+			err = s.keeper.Replaced(err)
+		case errors.Is(err, nvml.ErrLibraryNotFound):
+			s.keeper.NotLoaded()
+		}
+		return nil, false, err
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.library, s.bus = newLibrary(opened), bus
+	s.library, s.bus = newLibrary(opened, leave), bus
 	renewed, s.stale = s.stale, false
 	return s.library, renewed, nil
 }
@@ -265,4 +327,22 @@ func (s *sessions) start(ctx context.Context, opened *nvml.Handle) error {
 			s.monitor.Fail(ctx, fmt.Errorf("NVML (%s) does not start", opened.Source))
 		}
 	}
+}
+
+// Close closes the session, and says at the latest when ctx ends who is still using one.
+func (h *Hardware) Close(ctx context.Context) error {
+	const look = "a look for GPUs"
+	reason := errors.New("NVML is closed")
+	if why := h.opts.Keeper.Why(); why != nil {
+		reason = why
+	}
+	if err := h.sessions.alone(ctx, look, func() error {
+		ctx := context.WithoutCancel(ctx)
+		h.sessions.suspend(ctx)
+		h.sessions.ended(ctx, reason)
+		return nil
+	}); err != nil {
+		return errors.New(look) // which has not ended
+	}
+	return h.sessions.closed()
 }

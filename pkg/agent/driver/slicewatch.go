@@ -5,6 +5,7 @@ import (
 	"slices"
 	"sync"
 
+	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
@@ -25,10 +26,18 @@ type sliceWatch struct {
 	taken func()
 	// gone is signalled when a slice was deleted.
 	gone chan struct{}
+	// nodeRead, if it is not nil, is given the Node whenever it was read.
+	nodeRead func(context.Context, *corev1.Node)
 
 	mu     sync.Mutex
 	taints map[string][]resourceapi.DeviceTaint // by device
 	hasAny bool                                 // whether the API server has, or ever had, one of the node's slices
+}
+
+func (w *sliceWatch) read(ctx context.Context, node *corev1.Node) {
+	if w.nodeRead != nil {
+		w.nodeRead(ctx, node)
+	}
 }
 
 // unlessAny does something if the API server has never had a slice of the node. None is taken note of meanwhile.

@@ -147,7 +147,7 @@ func (g *usage) ofLost(ctx context.Context, gpu *discovery.GPU, lost error) (*us
 
 // ofBound returns those that have a GPU's IOMMU group open.
 func (g *usage) ofBound(ctx context.Context, gpu *discovery.GPU) ([]nvml.Process, error) {
-	lib, done, err := g.sessions.using(ctx)
+	lib, done, err := g.sessions.using(ctx, "a look at who uses "+gpu.Name)
 	if err != nil {
 		return nil, fmt.Errorf("GPU %s: %w", gpu.Name, err)
 	}

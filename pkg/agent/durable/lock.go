@@ -24,6 +24,13 @@ func Lock(ctx context.Context, path string) (unlock func(), err error) {
 	})
 }
 
+// Share takes the same lock together with others that do, and keeps out who wants it alone.
+func Share(ctx context.Context, path string) (unlock func(), err error) {
+	return lock(ctx, path, path, openAnyhow, func(file *os.File) error {
+		return unix.Flock(int(file.Fd()), unix.LOCK_SH|unix.LOCK_NB)
+	})
+}
+
 // LockKey is Lock for one of any number of keys that come and go: each has a byte of the file, by a hash of 63 bits, and the file stays
 // empty. Files of their own could not be removed safely, and keys that share a lock would wait for what is not theirs.
 func LockKey(ctx context.Context, path, key string) (unlock func(), err error) {

@@ -122,13 +122,15 @@ func (g *gpu) join(ctx context.Context) *call {
 		g.call, g.again = nil, false
 		g.mu.Unlock()
 		g.tellOdd(ctx, readings.Odd)
-		g.observe(ctx, func(now time.Time, s *State) {
-			if c.err != nil {
-				s.Failed(now, c.err)
-			} else {
-				s.Answered(now, readings)
-			}
-		})
+		if !errors.Is(c.err, ErrPaused) { // which says nothing of the GPU
+			g.observe(ctx, func(now time.Time, s *State) {
+				if c.err != nil {
+					s.Failed(now, c.err)
+				} else {
+					s.Answered(now, readings)
+				}
+			})
+		}
 		if errors.Is(c.err, nvml.ErrNoSession) || errors.Is(c.err, nvml.ErrDriverNotLoaded) {
 			g.monitor.opts.Reconfigured("the driver has gone")
 		}

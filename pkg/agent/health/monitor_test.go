@@ -3,6 +3,7 @@ package health
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -505,4 +506,29 @@ func TestQuestionsBeginWhileEarlierOnesAreWaitedFor(t *testing.T) {
 		m.Pause(given)
 		watch(session)
 	}
+}
+
+// TestAPauseSaysNothingOfTheGPU: NVML is closed between the question and its answer, for a moment or as long as the driver is released.
+func TestAPauseSaysNothingOfTheGPU(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		m := NewMonitor(Options{Clock: clock.RealClock{}})
+		paused := Target{
+			Name:   "gpu-0",
+			Ask:    func() (nvml.Readings, error) { return nvml.Readings{}, fmt.Errorf("gpu-0: %w", ErrPaused) },
+			Listen: func() (nvml.Watch, error) { return nil, nvml.ErrNotSupported },
+		}
+		if err := m.Watch("boot", []Target{paused}, false); err != nil {
+			t.Fatal(err)
+		}
+		for range 10 {
+			if err := m.Check(ctx, "gpu-0"); !errors.Is(err, ErrPaused) {
+				t.Errorf("asked during a pause: %v", err)
+			}
+			time.Sleep(PollInterval)
+		}
+		if v := m.Of("gpu-0", nil); v.Status != Unknown || len(v.Faults) > 0 || !v.Asked.IsZero() {
+			t.Errorf("what is known of the GPU: %+v", v)
+		}
+	})
 }

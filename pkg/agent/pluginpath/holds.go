@@ -17,13 +17,23 @@ import (
 )
 
 // Allocated implements deviceplugin.Holder. The kubelet has not yet written down who gets the devices.
-func (p *Path) Allocated(ctx context.Context, resource string, devices []deviceplugin.Device) error {
+func (p *Path) Allocated(ctx context.Context, resource string, devices []deviceplugin.Device) (err error) {
+	end, err := p.begin(resource, devices)
+	if err != nil {
+		return err
+	}
+	defer func() { end(err) }()
 	return p.hold(ctx, resource, devices, func(ledger.PluginDevice) []types.UID { return nil })
 }
 
 // Starting implements deviceplugin.Holder. By now the kubelet has written down whose the devices are. If they were another pod's before,
 // that pod has ended: the kubelet gives a device to one pod at a time. What it has left behind is cleared first.
-func (p *Path) Starting(ctx context.Context, resource string, devices []deviceplugin.Device) error {
+func (p *Path) Starting(ctx context.Context, resource string, devices []deviceplugin.Device) (err error) {
+	end, err := p.begin(resource, devices)
+	if err != nil {
+		return err
+	}
+	defer func() { end(err) }()
 	checkpoint, err := p.source.Checkpoint()
 	if err != nil {
 		klog.FromContext(ctx).Info("It is not known which pod has the devices, what it leaves behind will not be looked for", "reason", err.Error())

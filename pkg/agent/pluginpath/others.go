@@ -57,8 +57,8 @@ func DevicesAt(socket string) func(context.Context) ([]ledger.PluginDevice, erro
 const (
 	// askAge is how long an answer is good for: the kubelet answers 100 questions a second, and refuses what is beyond 10 at once.
 	askAge = time.Second
-	// forgetAfter is how long a device counts that the kubelet does not list any more. One that has just started lists none until its device
-	// plugins have registered again, and no pod until it has heard from the API server.
+	// forgetAfter is how long a device counts that the kubelet does not list any more, in answers that follow one another. One that has just
+	// started lists none until its device plugins have registered again, and no pod until it has heard from the API server.
 	forgetAfter = time.Minute
 	// maxID bounds what is kept of an ID. Those of GPUs have some 45 bytes.
 	maxID = 253
@@ -69,53 +69,75 @@ type listed struct {
 	mu  sync.Mutex
 	at  time.Time // when it was asked last; zero before
 	err error
-	// seen is when each device was listed last.
-	seen map[ledger.PluginDevice]time.Time
+	// missing are the devices that count, each with the time since which it has not been listed: zero if it is.
+	missing map[ledger.PluginDevice]time.Time
+	// ofDriver are those of the driver's vendor that are listed now. More would hide others that come while some are missing.
+	ofDriver int
 }
 
-// devices are those of all device plugins, in order. Who asks meanwhile gets the same answer.
-func (p *Path) devices(ctx context.Context) ([]ledger.PluginDevice, error) {
+// devices are those of all device plugins, in order, and how many of the driver's vendor are listed now. Who asks meanwhile gets the same
+// answer.
+func (p *Path) devices(ctx context.Context) (devices []ledger.PluginDevice, ofDriver int, err error) {
 	l := &p.listed
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.at.IsZero() || time.Since(l.at) >= askAge {
 		devices, err := p.opts.Devices(context.WithoutCancel(ctx)) // which serves others, too, and has a time of its own
 		l.at, l.err = time.Now(), err
-		for _, device := range devices {
-			if !advertise.MayBeGPU(device) && !twopaths.IsOf(p.opts.Driver, device.Resource) {
-				continue
-			}
-			if len(device.ID) > maxID {
-				device.ID = device.ID[:maxID]
-			}
-			l.seen[device] = l.at
-		}
-		if err == nil {
-			maps.DeleteFunc(l.seen, func(_ ledger.PluginDevice, at time.Time) bool { return l.at.Sub(at) > forgetAfter })
-		}
+		l.take(devices, p.opts.Driver)
 	}
 	if l.err != nil {
-		return nil, l.err
+		return nil, 0, l.err
 	}
-	return slices.SortedFunc(maps.Keys(l.seen), func(a, b ledger.PluginDevice) int { return cmp.Compare(a.String(), b.String()) }), nil
+	devices = slices.SortedFunc(maps.Keys(l.missing), func(a, b ledger.PluginDevice) int { return cmp.Compare(a.String(), b.String()) })
+	return devices, l.ofDriver, nil
+}
+
+// take takes note of the answer, or of its error: then it is not known what there is, and the kubelet that answers next may have just
+// started.
+func (l *listed) take(devices []ledger.PluginDevice, driver string) {
+	if l.err != nil {
+		for device := range l.missing {
+			l.missing[device] = time.Time{}
+		}
+		return
+	}
+	now := sets.New[ledger.PluginDevice]()
+	for _, device := range devices {
+		if advertise.MayBeGPU(device) || twopaths.IsOf(driver, device.Resource) {
+			device.ID = device.ID[:min(len(device.ID), maxID)]
+			now.Insert(device)
+			l.missing[device] = time.Time{}
+		}
+	}
+	l.ofDriver = 0
+	for device := range now {
+		if twopaths.IsOf(driver, device.Resource) {
+			l.ofDriver++
+		}
+	}
+	for device, since := range l.missing {
+		switch {
+		case now.Has(device):
+		case since.IsZero():
+			l.missing[device] = l.at
+		case l.at.Sub(since) >= forgetAfter:
+			delete(l.missing, device)
+		}
+	}
 }
 
 // OfOthers returns the resource by which another device plugin of the node offers each GPU, or has given it to a pod, by the GPU's name. A
-// device of a resource of GPUs that is none of those that are known may be any of them. listed is how many devices of the driver's vendor there
-// are by all device plugins, our own and those of NICs, too.
+// device of a resource of GPUs that is none of those that are known may be any of them. listed is how many devices of the driver's vendor
+// the kubelet lists now, of all device plugins, our own and those of NICs, too.
 func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, listed int, err error) {
 	node := p.opts.Hardware.Node()
 	if node == nil {
 		return nil, 0, nil
 	}
-	devices, err := p.devices(ctx)
+	devices, listed, err := p.devices(ctx)
 	if err != nil {
 		return nil, 0, fmt.Errorf("whether a device plugin offers the node's GPUs: %w", err)
-	}
-	for _, device := range devices {
-		if twopaths.IsOf(p.opts.Driver, device.Resource) {
-			listed++
-		}
 	}
 	devices = slices.DeleteFunc(devices, func(d ledger.PluginDevice) bool { return !advertise.MayBeGPU(d) })
 	if len(devices) > 0 {
@@ -141,16 +163,16 @@ func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, liste
 	return resources, listed, nil
 }
 
-// ours are the devices of our own device plugin: what it offers, or would, or another agent of the node did before an update, and what it has
-// given to pods.
+// ours are the devices of our own device plugin: what it offers, or would, or another agent of the node did before an update, and what it
+// has given to pods.
 func (p *Path) ours(node *discovery.Node) (sets.Set[ledger.PluginDevice], error) {
 	ours := sets.New[ledger.PluginDevice]()
-	for _, c := range p.candidates(node) {
+	p.mu.Lock()
+	offered, paths := p.offered.resources, p.paths
+	p.mu.Unlock()
+	for _, c := range p.candidates(node, &paths) {
 		ours.Insert(ledger.PluginDevice{Resource: c.resource, ID: c.device.ID})
 	}
-	p.mu.Lock()
-	offered := p.offered.resources
-	p.mu.Unlock()
 	for _, resource := range offered {
 		for _, d := range resource.Devices {
 			ours.Insert(ledger.PluginDevice{Resource: resource.Name, ID: d.ID})
@@ -168,12 +190,15 @@ func (p *Path) ours(node *discovery.Node) (sets.Set[ledger.PluginDevice], error)
 	return ours, nil
 }
 
-// Refuse says by UID why claims must not be prepared: a GPU of theirs is on another path, or another device plugin offers it. Claims that are
-// prepared stay so, and who has admin access keeps the GPU from nobody.
+// Refuse says by UID why claims must not be prepared: a GPU of theirs is on another path, or another device plugin offers it. Claims that
+// are prepared stay so, and who has admin access keeps the GPU from nobody.
 func (p *Path) Refuse(ctx context.Context, claims []*resourceapi.ResourceClaim) (refused map[types.UID]error) {
 	refused = map[types.UID]error{}
 	others, _, err := p.OfOthers(ctx)
-	paths := p.pathsOf(p.opts.Hardware.Node())
+	node := p.opts.Hardware.Node()
+	p.mu.Lock()
+	paths := p.pathsOf(node)
+	p.mu.Unlock()
 	for _, claim := range claims {
 		why := errors.Join(p.otherPath(claim, paths), p.otherPlugin(claim, others, err))
 		if why == nil {

@@ -24,7 +24,6 @@ import (
 	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/agent/advertise"
-	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/hold"
@@ -71,6 +70,8 @@ type Options struct {
 	PlaceOf func(*discovery.Offer) *ledger.Partition
 	// Quarantined is called when a GPU may have come into quarantine, or out of it.
 	Quarantined func()
+	// Tell makes an event of the Node.
+	Tell func(kind, reason, message string)
 	// Failed tells whether what has this name failed for another reason than the last time. Success is nil.
 	Failed func(name string, err error) bool
 }
@@ -80,11 +81,12 @@ type Path struct {
 	opts   Options
 	source hold.Source
 	server deviceplugin.Options
-	paths  advertise.Paths
 	mig    MIGStrategy
 	listed listed
 
-	mu sync.Mutex
+	mu     sync.Mutex
+	paths  advertise.Paths
+	moving moving
 	// withdrawn GPUs were in no slice of the node after this agent had begun to publish.
 	withdrawn sets.Set[string]
 	// held are the GPUs that pods have by the device plugin API, as last known.
@@ -107,7 +109,8 @@ var (
 
 // New returns the path of a node on which all GPUs are for claims until Advertise is called.
 func New(opts Options) *Path {
-	p := &Path{opts: opts, withdrawn: sets.New[string](), held: sets.New[string](), listed: listed{seen: map[ledger.PluginDevice]time.Time{}}, offered: offered{changed: make(chan struct{})}}
+	p := &Path{opts: opts, withdrawn: sets.New[string](), held: sets.New[string](), listed: listed{missing: map[ledger.PluginDevice]time.Time{}}, offered: offered{changed: make(chan struct{})},
+		moving: moving{allocating: map[string]int{}, leaving: sets.New[string]()}}
 	dir := filepath.Join(opts.KubeletRoot, "device-plugins")
 	p.server = deviceplugin.Options{Dir: dir, Inventory: p, Holder: p, Clock: clock.RealClock{}}
 	p.source = hold.Source{
@@ -130,7 +133,7 @@ type Advertised struct {
 
 // Advertise is to be called before Run.
 func (p *Path) Advertise(as Advertised) {
-	p.paths, p.server.Strategies, p.mig = as.Paths, as.Strategies, as.MIG
+	p.paths, p.moving.flag, p.server.Strategies, p.mig = as.Paths, as.Paths, as.Strategies, as.MIG
 }
 
 // Claim is what stands for a device that pods have, as [hold.Source] has it.
@@ -160,7 +163,7 @@ func recent(age time.Duration, pods func(context.Context) ([]corev1.Pod, error))
 	}
 }
 
-// pathsOf are the paths of the node's GPUs by name.
+// pathsOf are the paths of the node's GPUs by name. The caller has the lock.
 func (p *Path) pathsOf(node *discovery.Node) map[string]advertise.Path {
 	paths := map[string]advertise.Path{}
 	if node != nil {
@@ -178,19 +181,24 @@ func (p *Path) ForClaims(pool string) (resourceslice.DriverResources, bool) {
 	if !ok {
 		return resources, false
 	}
+	node := p.opts.Hardware.Node()
 	p.mu.Lock()
-	held := p.held
-	p.mu.Unlock()
-	if p.paths.ClaimsOnly() && len(held) == 0 {
+	defer p.mu.Unlock()
+	if p.paths.ClaimsOnly() && len(p.held)+len(p.moving.leaving)+len(p.moving.allocating) == 0 {
 		return resources, true
 	}
-	paths := p.pathsOf(p.opts.Hardware.Node())
-	return advertise.Withhold(resources, func(gpu string) bool { return paths[gpu] != advertise.DRA || held.Has(gpu) }), true
+	paths := p.pathsOf(node)
+	return advertise.Withhold(resources, func(gpu string) bool {
+		return paths[gpu] != advertise.DRA || p.held.Has(gpu) || p.moving.leaving.Has(gpu) || p.moving.allocating[gpu] > 0
+	}), true
 }
 
 // HeldChanged reads which GPUs pods have by the device plugin API, and reports whether that were others before. Where the ledger cannot be read,
 // they are as they were.
 func (p *Path) HeldChanged() bool {
+	p.mu.Lock()
+	given := p.moving.given
+	p.mu.Unlock()
 	records, err := p.opts.Records.Records()
 	if err != nil {
 		return false
@@ -203,6 +211,9 @@ func (p *Path) HeldChanged() bool {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.moving.given != given { // and may not have been in the ledger when it was read
+		held = held.Union(p.held)
+	}
 	changed := !held.Equal(p.held)
 	p.held = held
 	return changed
@@ -220,20 +231,19 @@ func (p *Path) Run(ctx context.Context, leads <-chan struct{}, changed func()) {
 	if p.HeldChanged() {
 		changed()
 	}
-	if p.paths.ClaimsOnly() {
-		return
-	}
 	var group sync.WaitGroup
 	defer group.Wait()
-	group.Go(func() { deviceplugin.New(p.server).Run(ctx) })
 	ticker := time.NewTicker(pluginInterval)
 	defer ticker.Stop()
-	for {
-		if err := p.Look(ctx); p.opts.Failed("look", err) && ctx.Err() == nil {
-			utilruntime.HandleErrorWithContext(ctx, err, "What is offered by the device plugin API cannot be told for certain")
-		}
-		if p.HeldChanged() {
-			changed()
+	for serves := false; ; {
+		if p.usesAPI() {
+			if !serves {
+				serves = true
+				group.Go(func() { deviceplugin.New(p.server).Run(ctx) })
+			}
+			if p.Step(ctx) {
+				changed()
+			}
 		}
 		select {
 		case <-ctx.Done():
@@ -241,6 +251,23 @@ func (p *Path) Run(ctx context.Context, leads <-chan struct{}, changed func()) {
 		case <-ticker.C:
 		}
 	}
+}
+
+// Step takes each GPU on its way as far as it can go now. It reports whether other GPUs than before are to be withheld from claims.
+func (p *Path) Step(ctx context.Context) (changed bool) {
+	if err := p.Look(ctx); p.opts.Failed("look", err) && ctx.Err() == nil {
+		utilruntime.HandleErrorWithContext(ctx, err, "What is offered by the device plugin API cannot be told for certain")
+	}
+	p.waits(ctx)
+	left := p.left(ctx)
+	return p.HeldChanged() || left
+}
+
+// usesAPI tells whether the device plugin API offers GPUs, has offered some, or pods have some from it.
+func (p *Path) usesAPI() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return !p.paths.ClaimsOnly() || len(p.offered.resources)+len(p.held) > 0
 }
 
 // Look finds what is to be offered now. A GPU that is not certain to have left the slices is not offered; one that was offered before stays,
@@ -251,14 +278,17 @@ func (p *Path) Look(ctx context.Context) error {
 	if node == nil || !ok {
 		return nil
 	}
+	p.mu.Lock()
+	paths := p.paths
+	p.mu.Unlock()
 	var unknown error
-	if names := p.paths.Unknown(node); len(names) > 0 {
+	if names := paths.Unknown(node); len(names) > 0 {
 		unknown = fmt.Errorf("this node has no GPU %s", strings.Join(names, ", "))
 	}
 	if p.opts.Failed("unknown", unknown) {
 		klog.FromContext(ctx).Info("--advertise names GPUs that are not there", "reason", unknown.Error())
 	}
-	devices := p.candidates(node)
+	devices := p.candidates(node, &paths)
 	proofErr := p.prove(ctx, devices)
 	usable := usableDevices(resources)
 	var (
@@ -283,73 +313,6 @@ func (p *Path) Look(ctx context.Context) error {
 	}
 	p.offer(node, offered)
 	return errors.Join(append(errs, proofErr)...)
-}
-
-// candidate is a device that is offered, once it is certain that it can be.
-type candidate struct {
-	resource string
-	gpu      *discovery.GPU
-	// at is nil for a whole GPU.
-	at     *ledger.Partition
-	device deviceplugin.Device
-}
-
-// MIGStrategy says how MIG devices that an administrator has made are offered by the device plugin API. The words are those of NVIDIA's
-// device plugin (--mig-strategy).
-type MIGStrategy string
-
-// The strategies.
-const (
-	// MIGNone offers none.
-	MIGNone MIGStrategy = "none"
-	// MIGSingle offers them as GPUResource, if all GPUs of the path are partitioned, and all devices have one profile.
-	MIGSingle MIGStrategy = "single"
-	// MIGMixed offers each as a resource of its profile: nvidia.com/mig-1g.10gb.
-	MIGMixed MIGStrategy = "mixed"
-)
-
-// candidates are whole GPUs and, by the strategy, MIG devices.
-func (p *Path) candidates(node *discovery.Node) []candidate {
-	var whole, parts []candidate
-	profiles := sets.New[string]()
-	for i := range node.GPUs {
-		gpu := &node.GPUs[i]
-		if p.paths.Of(gpu) != advertise.DevicePlugin {
-			continue
-		}
-		for o := range gpu.Offers {
-			switch offer := &gpu.Offers[o]; {
-			case offer.Passthrough, offer.Shares != nil:
-			case offer.Partition == nil && gpu.UUID != "":
-				whole = append(whole, newCandidate(GPUResource, gpu, nil, gpu.Name, gpu.UUID))
-			case offer.Partition != nil && offer.Partition.UUID != "":
-				profiles.Insert(offer.Partition.Name())
-				parts = append(parts, newCandidate(migResource(offer.Partition), gpu, p.opts.PlaceOf(offer), offer.Name, offer.Partition.UUID))
-			}
-		}
-	}
-	switch {
-	case p.mig == MIGMixed:
-		return append(whole, parts...)
-	case p.mig == MIGSingle && len(whole) == 0 && len(profiles) == 1:
-		for i := range parts {
-			parts[i] = newCandidate(GPUResource, parts[i].gpu, parts[i].at, parts[i].device.Name, parts[i].device.UUID)
-		}
-		return parts
-	}
-	return whole
-}
-
-// migResource is named as NVIDIA's device plugin names it: 1g.10gb+me becomes mig-1g.10gb.me.
-func migResource(p *discovery.Partition) string {
-	return "nvidia.com/mig-" + strings.ReplaceAll(p.Name(), "+", ".")
-}
-
-func newCandidate(resource string, gpu *discovery.GPU, at *ledger.Partition, name, uuid string) candidate {
-	return candidate{resource, gpu, at, deviceplugin.Device{
-		ID: uuid, UUID: uuid, Name: name, NUMANode: gpu.NUMANode,
-		CDIName: cdi.DeviceID(hold.UID(ledger.PluginDevice{Resource: resource, ID: uuid}), hold.Request, name),
-	}}
 }
 
 // usableDevices have no taint that keeps pods away: what keeps claims from a GPU keeps others from it, too.

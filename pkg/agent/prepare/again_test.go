@@ -53,14 +53,16 @@ func TestAClaimThatIsAsItWasIsNotWrittenAgain(t *testing.T) {
 
 // TestOnlyWhoAsksForMPSGetsItsDaemon: the other containers of the claim, and administrators, know of none.
 func TestOnlyWhoAsksForMPSGetsItsDaemon(t *testing.T) {
-	n := newNode(t)
-	c := withConfig(claim("train", "mps="+gpu0, "plain="+gpu1, result("watch="+gpu2+"+admin")), driverName, underMPS)
-	c.Status.Allocation.Devices.Config[0].Requests = []string{"mps"}
-	devices := n.prepared(n.manager(), c)
-	for request, want := range map[string]bool{"mps": true, "plain": false, "watch": false} {
-		env := n.env(slices.DeleteFunc(slices.Clone(devices), func(d ledger.Device) bool { return d.Request != request }))
-		if got := strings.Contains(strings.Join(env, " "), "CUDA_MPS_PIPE_DIRECTORY="); got != want {
-			t.Errorf("environment of %s: %v, want the daemon in it: %v", request, env, want)
+	for _, asks := range [][]string{{"mps"}, nil} { // nil is all of them, and an administrator's device is used as it is
+		n := newNode(t)
+		c := withConfig(claim("train", "mps="+gpu0, "plain="+gpu1, result("watch="+gpu2+"+admin")), driverName, underMPS)
+		c.Status.Allocation.Devices.Config[0].Requests = asks
+		devices := n.prepared(n.manager(), c)
+		for request, want := range map[string]bool{"mps": true, "plain": asks == nil, "watch": false} {
+			env := n.env(slices.DeleteFunc(slices.Clone(devices), func(d ledger.Device) bool { return d.Request != request }))
+			if got := strings.Contains(strings.Join(env, " "), "CUDA_MPS_PIPE_DIRECTORY="); got != want {
+				t.Errorf("parameters of %v, environment of %s: %v, want the daemon in it: %v", asks, request, env, want)
+			}
 		}
 	}
 }

@@ -111,6 +111,12 @@ func TestADaemonThatDiedIsStartedAgain(t *testing.T) {
 	}
 	for _, start := range []func(context.Context) (prepare.Recovery, error){m.Reconcile, n.manager().Recover} {
 		n.do(&nvmlsim.StopMPS{Daemon: "train-uid"}, &nvmlsim.StopMPS{Daemon: gpu0})
+		// A daemon has the driver open.
+		n.hardware.aside = errors.New("the driver is released")
+		if recovery, err := start(n.ctx); err != nil || recovery.Restarted != 0 || recovery.Claims != 3 || len(n.state().Daemons) != 0 {
+			t.Errorf("while the driver is released: recovery %+v, %v, daemons %v", recovery, err, n.state().Daemons)
+		}
+		n.hardware.aside = nil
 		if recovery, err := start(n.ctx); err != nil || recovery.Restarted != 2 {
 			t.Errorf("recovery %+v, %v; want two started again", recovery, err)
 		}

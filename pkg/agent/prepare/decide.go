@@ -8,7 +8,6 @@ import (
 	"os"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/agent/config"
@@ -233,7 +232,6 @@ func (d *decider) checkProcesses(j *job, gpu string, now *steps.Observed) error 
 			return err
 		}
 	}
-	var admins map[types.UID]bool // looked up only if there is a process
 	for _, process := range now.Processes {
 		if !concerns(entry, gpu, now.Instances, process) {
 			continue
@@ -245,10 +243,9 @@ func (d *decider) checkProcesses(j *job, gpu string, now *steps.Observed) error 
 		if err != nil {
 			return fmt.Errorf("claim %s: who uses GPU %s: %w", entry.Claim, gpu, err)
 		}
-		if admins == nil {
-			if admins, err = d.holders.adminPods(gpu); err != nil {
-				return err
-			}
+		admins, err := d.holders.adminPods(gpu)
+		if err != nil {
+			return err
 		}
 		if !admins[pod] {
 			return &BusyError{Claim: entry.Claim, GPU: gpu, PID: process.PID, Pod: pod}

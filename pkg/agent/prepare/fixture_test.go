@@ -247,12 +247,15 @@ type hardware struct {
 	machine *nvmlsim.Machine
 	kernel  vfio.Sysfs
 	policy  discovery.Policy
-	// gone: there is no driver.
-	gone bool
+	// gone: there is no driver. aside: it is not to be opened.
+	gone  bool
+	aside error
 	// broken GPUs do not answer.
 	broken map[string]error
 	// looks at the node, by agents.
 	looks atomic.Int32
+	// aparts are how often NVML was closed.
+	aparts atomic.Int32
 	// readings, if it is set, are through which the agent reads what is not the GPUs'.
 	readings *readings
 	// wrap, if it is set, stands between the agent and each GPU.
@@ -319,6 +322,8 @@ func (h *hardware) discover(t *testing.T, policy discovery.Policy) {
 	}
 }
 
+func (h *hardware) Begin(string) (func(), error) { return func() {}, h.aside }
+
 func (h *hardware) Find(ctx context.Context, device string) (prepare.Target, error) {
 	if h.gone {
 		return prepare.Target{}, nvml.ErrDriverNotLoaded
@@ -335,6 +340,11 @@ func (h *hardware) BootID() (string, error) {
 		return h.Hardware.BootID()
 	}
 	return through(h.readings, "boot ID", h.Hardware.BootID)
+}
+
+func (h *hardware) Apart(ctx context.Context, f func(context.Context) error) error {
+	h.aparts.Add(1)
+	return h.Hardware.Apart(ctx, f)
 }
 
 func (h *hardware) Look(ctx context.Context) error {

@@ -21,6 +21,8 @@ import (
 // found answers for devices that are what they are called, and must not be asked for more.
 type found struct{ Hardware }
 
+func (found) Begin(string) (done func(), err error) { return func() {}, nil }
+
 func (found) Find(_ context.Context, device string) (Target, error) {
 	var t Target
 	t.GPU.Name, t.GPU.UUID = device, "GPU-of-"+device

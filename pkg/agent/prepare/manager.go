@@ -75,6 +75,8 @@ type Hardware interface {
 	// Find returns what is behind a published device, after NVML has answered for its GPU just now. The error
 	// says what is wrong with it. Of a device whose GPU is with a virtual machine the GPU's name is returned beside it.
 	Find(ctx context.Context, device string) (Target, error)
+	// Begin keeps the driver open until done is called, for something that takes several steps. The error says why it is not to be opened now.
+	Begin(what string) (done func(), err error)
 	steps.Hardware
 }
 
@@ -244,7 +246,7 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 	// 2. Is it prepared, or is to be waited for who has its GPUs and is about to go?
 	wait := beginHandover(ctx, m.opts.Handover, m.ledger, claim)
 	for {
-		devices, err = m.prepare(ctx, claim, results, parameters)
+		devices, err = m.prepare(ctx, claim, results, parameters, nil)
 		if errors.Is(err, errAnew) {
 			continue
 		}
@@ -257,10 +259,18 @@ func (m *Manager) Prepare(ctx context.Context, claim *resourceapi.ResourceClaim)
 // errAnew: what the claim had is undone, so that the node's rules are for it like for one that was never prepared.
 var errAnew = errors.New("the claim is to be prepared anew")
 
-// prepare is one try, which fails at once where another claim has the GPUs.
+// prepare is one try, which fails at once where another claim has the GPUs. Where the claim's record is not one that goes on, nothing is done; any does if
+// that is nil.
 func (m *Manager) prepare(
 	ctx context.Context, claim *resourceapi.ResourceClaim, results []resourceapi.DeviceRequestAllocationResult, parameters *config.Set,
+	goesOn func(*ledger.Record) bool,
 ) ([]ledger.Device, error) {
+	done, err := m.opts.Hardware.Begin("the preparation of claim " + name(claim))
+	if err != nil {
+		return nil, fmt.Errorf("claim %s cannot be prepared now, and the kubelet tries again: %w", name(claim), err)
+	}
+	defer done()
+
 	// 1. Does NVML answer for each of its GPUs, and how are they to be set up? No lock is held: a GPU that
 	// hangs here must not block other claims.
 	var j *job
@@ -288,6 +298,9 @@ func (m *Manager) prepare(
 	record, err := m.ledger.Get(claim.UID)
 	if err != nil {
 		return nil, fmt.Errorf("prepare claim %s: %w", name(claim), err)
+	}
+	if goesOn != nil && !goesOn(record) {
+		return nil, nil
 	}
 	gpus := j.entry.HeldGPUs()
 	if record != nil && record.Entry != nil {

@@ -367,6 +367,9 @@ func TestAVirtualMachineThatIsLeft(t *testing.T) {
 				t.Fatalf("quarantine %+v, %v, want one: %t", left, err, test.stays)
 			}
 			if test.stays {
+				if reason := left[0].Reason; !strings.Contains(reason, "process 70") || strings.Contains(reason, "cannot be ended") {
+					t.Errorf("in quarantine because of %q, and nothing kept it from being ended", reason)
+				}
 				if got := n.driverOf(bus0); got != "vfio-pci/vfio-pci" {
 					t.Errorf("the GPU is with %s while a virtual machine has it", got)
 				}

@@ -124,6 +124,13 @@ func (d lostSecond) MIGMode() (nvml.MIGMode, error) {
 	return d.Device.MIGMode()
 }
 
+func (d lostSecond) PCIBusID() (string, error) {
+	if _, err := d.MIGMode(); err != nil {
+		return "", err
+	}
+	return d.Device.PCIBusID()
+}
+
 func (d lostSecond) ComputeMode() (nvml.ComputeMode, error) {
 	if _, err := d.MIGMode(); err != nil {
 		return "", err

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"sync"
 
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
@@ -77,6 +78,19 @@ func (m *Manager) reconcile(ctx context.Context, rollBack bool) (Recovery, error
 	return sum, errors.Join(errs...)
 }
 
+// Renew brings a prepared claim in order again after the driver was loaded anew: it has forgotten what was done to the GPUs, and containers
+// that start again are given the files of the driver that there is now. A claim that is not prepared, or not any more, stays so.
+func (m *Manager) Renew(ctx context.Context, claim *resourceapi.ResourceClaim) error {
+	results, parameters, err := plan(claim, m.opts.Driver, m.opts.Pool)
+	if len(results) == 0 { // as with an error
+		return err
+	}
+	_, err = m.prepare(ctx, claim, results, parameters, func(record *ledger.Record) bool {
+		return record != nil && record.State() == ledger.PrepareCompleted
+	})
+	return err
+}
+
 // RestoreClaim is Reconcile for one claim.
 func (m *Manager) RestoreClaim(ctx context.Context, uid types.UID) (Recovery, error) {
 	var sum Recovery
@@ -134,6 +148,11 @@ func (m *Manager) reconcileClaim(ctx context.Context, uid types.UID, rollBack bo
 			sum.Restored++
 			logger.Info("CDI specification or device metadata of a prepared claim was missing or changed and is written again", "claim", klog.KRef(record.Entry.Claim.Namespace, record.Entry.Claim.Name), "claimUID", uid, "path", m.effects.Files.CDI.Path(uid))
 		}
+		done, err := m.opts.Hardware.Begin("the daemon of claim " + record.Entry.Claim.String())
+		if err != nil {
+			return nil // it would open the driver; whoever comes back with the driver starts it
+		}
+		defer done()
 		started, err := m.keepDaemon(ctx, locks, record.Entry)
 		if err != nil {
 			return fmt.Errorf("restore claim %s: %w", record.Entry.Claim, err)

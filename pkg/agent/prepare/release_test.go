@@ -23,6 +23,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/reconcile"
+	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
 // releaseOf releases a claim that nobody uses.
@@ -158,11 +159,12 @@ func TestAReleaseLeavesMIGInstancesItDoesNotKnow(t *testing.T) {
 	m := n.manager()
 	n.prepared(m, claim("torn", result("x="+gpu0+"-mig-3g40gb-0")))
 	n.prepared(m, claim("beside", "gpu="+gpu1))
+	n.do(&nvmlsim.SetTimeSlice{GPU: "0", Time: nvmlsim.TimeSliceLong}) // somebody's, as the instance may be
 	n.tear("torn-uid")
 	done := n.releaseOf(m, "torn-uid", false)
 	n.wantLine("left", done.Left, "GPU "+gpu0+" has MIG instance ")
-	if len(n.gpu(0).Instances) != 1 || len(done.Quarantined) > 0 {
-		t.Errorf("%+v, instances %v", done, n.gpu(0).Instances)
+	if g := n.gpu(0); len(g.Instances) != 1 || g.TimeSlice != nvmlsim.TimeSliceLong || len(done.Left) != 1 || len(done.Quarantined) > 0 {
+		t.Errorf("%+v, instances %v, time slice %q", done, g.Instances, g.TimeSlice)
 	}
 	if files := n.files(); slices.ContainsFunc(files, func(name string) bool { return strings.Contains(name, "torn") }) {
 		t.Errorf("left: %v", files)

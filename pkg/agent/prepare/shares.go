@@ -63,7 +63,8 @@ func consumed(driver string, result *resourceapi.DeviceRequestAllocationResult, 
 	return n, nil
 }
 
-// checkShare refuses a share that does not go with those of the others.
+// checkShare refuses a share that does not go with those of the others. Of the holders, which are those of h.of, all but the claim itself can
+// be read.
 func (h *holders) checkShare(j *job, i int, holders []*ledger.Record) error {
 	device, total := &j.entry.Devices[i], int64(j.targets[i].MemoryBytes)
 	refused := &ShareError{Claim: j.entry.Claim, Request: device.Request, Device: device.Device}
@@ -78,10 +79,10 @@ func (h *holders) checkShare(j *job, i int, holders []*ledger.Record) error {
 	}
 	add(j.entry)
 	for _, holder := range holders {
-		if holder.UID == j.entry.Claim.UID || holder.Entry == nil {
+		if holder.UID == j.entry.Claim.UID || !hasShare(holder.Entry, device.GPU) {
 			continue
 		}
-		if !h.acrossNamespaces && !j.prepared && holder.Entry.Claim.Namespace != j.entry.Claim.Namespace && hasShare(holder.Entry, device.GPU) {
+		if !h.acrossNamespaces && !j.prepared && holder.Entry.Claim.Namespace != j.entry.Claim.Namespace {
 			refused.Apart, refused.Others = h.node, []ledger.Claim{holder.Entry.Claim}
 			return refused
 		}

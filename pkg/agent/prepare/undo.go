@@ -67,6 +67,10 @@ func (m *Manager) unprepare(ctx context.Context, uid types.UID, seen *ledger.Ent
 	if err := locks.GPUs(ctx, record.Entry.HeldGPUs()...); err != nil {
 		return nil, fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
 	}
+	// Without the driver what can be undone is, and the rest is owed: a pod can always go, and who wants the driver may wait for just that.
+	if done, err := m.opts.Hardware.Begin("the release of claim " + record.Entry.Claim.String()); err == nil {
+		defer done()
+	}
 	if err := m.undoer.rollBack(ctx, record.Entry); err != nil {
 		return nil, fmt.Errorf("unprepare claim %s: %w", record.Entry.Claim, err)
 	}

@@ -14,6 +14,9 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
 
 // oneClaim is a pod with a claim, for schedulers with a fence.
@@ -49,8 +52,8 @@ func TestAReservationThatAnotherSchedulerUsesIsLeftAlone(t *testing.T) {
 	if status := again.preBind("node-a"); !status.IsSuccess() {
 		t.Fatal(status)
 	}
-	if by := adoptionOf(old.api.get("c"), "p-uid").by; by != old.plugin.shared.fieldManager {
-		t.Errorf("adopted by %q, want %q", by, old.plugin.shared.fieldManager)
+	if by := binding.AdoptionOf(old.api.get("c"), "p-uid").By; by != old.plugin.shared.books.FieldManager {
+		t.Errorf("adopted by %q, want %q", by, old.plugin.shared.books.FieldManager)
 	}
 }
 
@@ -76,7 +79,7 @@ func TestAnExtendedClaimThatAnotherSchedulerUsesIsLeftAlone(t *testing.T) {
 			if len(claims) != 1 || claims[0].Name != made {
 				t.Fatalf("claims %v, want %s", claims, made)
 			}
-			if len(devicesOf(claims[0])) != 1 || !isReservedFor(claims[0], p.UID) {
+			if len(devicesOf(claims[0])) != 1 || !podclaims.IsReservedFor(claims[0], p.UID) {
 				t.Errorf("devices %v, users %v", devicesOf(claims[0]), usersOf(claims[0]))
 			}
 		})
@@ -109,7 +112,7 @@ func TestAnAdoptedClaimDoesNotGiveWayForItsFirstScheduler(t *testing.T) {
 	done := a.preBindAsync()
 	h.eventually("the claim is written", func() bool { return h.api.get("mine").Status.Allocation != nil })
 	h.api.change("mine", func(c *resourceapi.ResourceClaim) {
-		metav1.SetMetaDataAnnotation(&c.ObjectMeta, adoptedKey("p-uid"), "another")
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, binding.AdoptionKey("p-uid"), "another")
 	})
 	h.api.release()
 	if status := <-done; !strings.Contains(status.Message(), "was allocated earlier") {
@@ -125,17 +128,17 @@ func TestAdoptionsOfFormerReservationsAreForgotten(t *testing.T) {
 		want   map[string]string
 	}{
 		"of the pod, whose claim is free again": {change: func(*resourceapi.ResourceClaim) {}, want: map[string]string{}},
-		"of another user that is gone":          {change: reservedFor("p"), want: map[string]string{adoptedKey("p-uid"): "us"}},
+		"of another user that is gone":          {change: reservedFor("p"), want: map[string]string{binding.AdoptionKey("p-uid"): "us"}},
 		"not of another user that is there": {
 			change: func(c *resourceapi.ResourceClaim) { reservedFor("q")(c) },
-			want:   map[string]string{adoptedKey("q-uid"): "q's"},
+			want:   map[string]string{binding.AdoptionKey("q-uid"): "q's"},
 		},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			w := oneClaim()
 			w.claims[0] = claim("c", allocated("node-a", "gpu-0"), func(c *resourceapi.ResourceClaim) {
-				c.Annotations = map[string]string{adoptedKey("p-uid"): "former", adoptedKey("q-uid"): "q's", "example.com/other": "stays"}
+				c.Annotations = map[string]string{binding.AdoptionKey("p-uid"): "former", binding.AdoptionKey("q-uid"): "q's", "example.com/other": "stays"}
 				tc.change(c)
 			})
 			h := newHarness(t, w)
@@ -146,13 +149,13 @@ func TestAdoptionsOfFormerReservationsAreForgotten(t *testing.T) {
 			got := h.api.get("c")
 			for key, value := range tc.want {
 				if want[key] = value; value == "us" {
-					want[key] = adoption{h.plugin.shared.fieldManager, adoptionOf(got, "p-uid").at}.String()
+					want[key] = binding.Adoption{By: h.plugin.shared.books.FieldManager, At: binding.AdoptionOf(got, "p-uid").At}.String()
 				}
 			}
 			if diff := cmp.Diff(want, got.Annotations); diff != "" {
 				t.Errorf("annotations differ (-want +got):\n%s", diff)
 			}
-			if !isReservedFor(got, types.UID("p-uid")) {
+			if !podclaims.IsReservedFor(got, types.UID("p-uid")) {
 				t.Errorf("reserved for %v", usersOf(got))
 			}
 			// Once is enough.
@@ -161,7 +164,7 @@ func TestAdoptionsOfFormerReservationsAreForgotten(t *testing.T) {
 			if status := h.filterAll(pod("p", "c")).reserve("node-a").preBind("node-a"); !status.IsSuccess() {
 				t.Fatal(status)
 			}
-			if tc.want[adoptedKey("p-uid")] != "" && len(h.api.written()) > 0 {
+			if tc.want[binding.AdoptionKey("p-uid")] != "" && len(h.api.written()) > 0 {
 				t.Error("what was noted is noted again")
 			}
 		})
@@ -180,7 +183,7 @@ func TestPostFilterTakesNothingThatAnotherSchedulerHasAdopted(t *testing.T) {
 	}{
 		"the last user's claim": {world: oneClaim, want: state{[]string{"gpu-0"}, []string{"p"}}, told: "is in use by another scheduler"},
 		"of the same process":   {world: oneClaim, ours: true, told: "gave up the allocation"},
-		"of one that has ended": {world: oneClaim, passes: config.DefaultBindingTimeout + adoptionRenewal, told: "gave up the allocation"},
+		"of one that has ended": {world: oneClaim, passes: config.DefaultBindingTimeout + binding.AdoptionRenewal, told: "gave up the allocation"},
 		"of one that may still be at it": {
 			world: oneClaim, passes: config.DefaultBindingTimeout, want: state{[]string{"gpu-0"}, []string{"p"}}, told: "is in use by another scheduler",
 		},
@@ -212,11 +215,11 @@ func TestPostFilterTakesNothingThatAnotherSchedulerHasAdopted(t *testing.T) {
 				tries = next
 			}
 			tries.caughtUp("c")
-			noted := adoptionOf(tries.api.get("c"), "p-uid")
-			if noted.by != next.plugin.shared.fieldManager {
-				t.Fatalf("adopted by %q", noted.by)
+			noted := binding.AdoptionOf(tries.api.get("c"), "p-uid")
+			if noted.By != next.plugin.shared.books.FieldManager {
+				t.Fatalf("adopted by %q", noted.By)
 			}
-			tries.plugin.clock = testingclock.NewFakeClock(noted.at.Add(tc.passes))
+			tries.plugin.binder.Clock = testingclock.NewFakeClock(noted.At.Add(tc.passes))
 			tries.nodes = tries.nodes[1:] // the claim's own node is full
 			if status := tries.filterAll(pod("p", "c")).postFilter(); status.Code() == fwk.Error || !strings.Contains(status.Message(), tc.told) {
 				t.Errorf("PostFilter: %v, want %q", status, tc.told)
@@ -235,27 +238,27 @@ func TestNothingRemovesAnExtendedClaimThatAnotherSchedulerHasAdopted(t *testing.
 	next := startHarness(t, extendedWorld(p), old.client, old.api)
 	next.filterAll(next.stored("p")).bind("node-a")
 	old.caughtUp(made)
-	noted := adoptionOf(old.api.get(made), p.UID)
-	clock := testingclock.NewFakeClock(noted.at)
-	old.plugin.clock = clock
+	noted := binding.AdoptionOf(old.api.get(made), p.UID)
+	clock := testingclock.NewFakeClock(noted.At)
+	old.plugin.binder.Clock = clock
 	old.nodes = old.nodes[1:]
 	for range 2 {
 		if status := old.filterAll(old.stored("p")).postFilter(); status.Code() != fwk.UnschedulableAndUnresolvable || !strings.Contains(status.Message(), "is in use by another scheduler") {
 			t.Errorf("PostFilter: %v", status)
 		}
 	}
-	if at := old.plugin.look(old.stored("p"), old.plugin.shared.store.View()).ChangesAt; !at.Equal(noted.at.Add(config.DefaultBindingTimeout + adoptionRenewal)) {
+	if at := old.plugin.look(old.stored("p"), old.plugin.shared.store.View()).ChangesAt; !at.Equal(noted.At.Add(config.DefaultBindingTimeout + binding.AdoptionRenewal)) {
 		t.Errorf("to be looked at again at %v", at)
 	}
-	leftover := &cycle{plan: &plan{extended: &extendedPlan{pod: p, leftovers: old.extendedClaims()}}, binding: &binding{}}
+	leftover := &cycle{plan: &plan{extended: &extendedPlan{pod: p, leftovers: old.extendedClaims()}}, binding: &progress{}}
 	err := old.plugin.createExtendedClaim(old.ctx, old.stored("p"), leftover)
-	if postponed := asPostponed(err); postponed == nil || postponed.eventType != v1.EventTypeNormal || postponed.reason != reasonLostRace {
+	if postponed := asPostponed(err); postponed == nil || postponed.EventType != v1.EventTypeNormal || postponed.Reason != podevents.ReasonLostRace {
 		t.Errorf("PreBind: %v", err)
 	}
 	if claims := old.extendedClaims(); len(claims) != 1 || len(devicesOf(claims[0])) != 1 {
 		t.Fatalf("claims: %v", claims)
 	}
-	clock.Step(config.DefaultBindingTimeout + adoptionRenewal)
+	clock.Step(config.DefaultBindingTimeout + binding.AdoptionRenewal)
 	old.filterAll(old.stored("p")).postFilter()
 	if claims := old.extendedClaims(); len(claims) != 0 {
 		t.Errorf("claims: %v", claims)
@@ -264,7 +267,7 @@ func TestNothingRemovesAnExtendedClaimThatAnotherSchedulerHasAdopted(t *testing.
 
 // A note is good for the bindings that begin within a minute, then it is made anew, whatever the clock says.
 func TestANoteIsRenewed(t *testing.T) {
-	for passes, want := range map[time.Duration]bool{-time.Hour: true, 0: false, adoptionRenewal - 1: false, adoptionRenewal: true} {
+	for passes, want := range map[time.Duration]bool{-time.Hour: true, 0: false, binding.AdoptionRenewal - 1: false, binding.AdoptionRenewal: true} {
 		t.Run(passes.String(), func(t *testing.T) {
 			w := oneClaim()
 			w.claims[0] = claim("c", allocated("node-a", "gpu-0"), reservedFor("p"))
@@ -272,7 +275,7 @@ func TestANoteIsRenewed(t *testing.T) {
 			h.filterAll(pod("p", "c")).bind("node-a")
 			h.caughtUp("c")
 			before := h.api.get("c")
-			h.plugin.clock = testingclock.NewFakeClock(adoptionOf(before, "p-uid").at.Add(passes))
+			h.plugin.binder.Clock = testingclock.NewFakeClock(binding.AdoptionOf(before, "p-uid").At.Add(passes))
 			h.filterAll(pod("p", "c")).bind("node-a")
 			after := h.api.get("c")
 			if renewed := after.ResourceVersion != before.ResourceVersion; renewed != want {

@@ -2,7 +2,6 @@ package deviceclaims
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/audit"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -106,26 +106,12 @@ func (a *auditor) reportComparison(logger klog.Logger, version string, err error
 		comparisonsTotal.WithLabelValues("error").Inc()
 	}
 	before := a.failing
-	a.failing = failureOf(err)
+	a.failing = podevents.Failure(err)
 	switch {
 	case a.failing == before:
 	case err != nil:
 		logger.Error(err, "Claims cannot be compared with the API, trying again every period", "resourceVersion", version, "period", a.period)
 	default:
 		logger.Info("Claims are compared with the API again", "resourceVersion", version)
-	}
-}
-
-// failureOf says in a word why a request failed, the same word each time it fails for the same reason. It is "" without an error.
-func failureOf(err error) string {
-	switch reason := apierrors.ReasonForError(err); {
-	case err == nil:
-		return ""
-	case reason != metav1.StatusReasonUnknown:
-		return string(reason)
-	case errors.Is(err, context.DeadlineExceeded):
-		return string(metav1.StatusReasonTimeout)
-	default:
-		return "Unanswered"
 	}
 }

@@ -24,6 +24,7 @@ import (
 	"stowage.dev/stowage/pkg/audit"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -266,9 +267,9 @@ func (a *auditor) reportStale(logger klog.Logger, inFlight []tracker.InFlight) {
 			break
 		}
 		logger.Error(nil, "An allocation is in flight and no pod is being bound with it", "claim", klog.KRef(s.Claim.Namespace, s.Claim.Name), "claimUID", s.Claim.UID,
-			"devices", deviceNames(s.Allocation), "pods", s.Owners, "since", s.Since.UTC().Format(time.RFC3339))
+			"devices", decisions.DeviceNames(s.Allocation), "pods", s.Owners, "since", s.Since.UTC().Format(time.RFC3339))
 		a.event(logger, a.claim(s.Claim), "AllocationStale", "devices %s are kept for the claim since %s, and no pod is being bound with them",
-			strings.Join(deviceNames(s.Allocation), ", "), s.Since.UTC().Format(time.RFC3339))
+			strings.Join(decisions.DeviceNames(s.Allocation), ", "), s.Since.UTC().Format(time.RFC3339))
 	}
 	if more := len(stale) - maxAuditReports; more > 0 {
 		logger.Error(nil, "Further allocations are in flight and no pods are being bound with them", "allocations", more)

@@ -18,6 +18,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -135,7 +136,7 @@ func TestPreBindWrites(t *testing.T) {
 			allocated("node-a", "gpu-0")(want)
 			reservedFor("p")(want)
 			if tc.adopts {
-				want.Annotations = map[string]string{adoptedKey("p-uid"): adoption{h.plugin.shared.fieldManager, adoptionOf(got, "p-uid").at}.String()}
+				want.Annotations = map[string]string{binding.AdoptionKey("p-uid"): binding.Adoption{By: h.plugin.shared.books.FieldManager, At: binding.AdoptionOf(got, "p-uid").At}.String()}
 			}
 			if diff := cmp.Diff(want, got, cmpopts.IgnoreFields(metav1.ObjectMeta{}, "ResourceVersion", "ManagedFields"),
 				cmpopts.IgnoreFields(resourceapi.AllocationResult{}, "AllocationTimestamp"),
@@ -149,7 +150,7 @@ func TestPreBindWrites(t *testing.T) {
 				t.Errorf("users differ (-want +got):\n%s", diff)
 			}
 			// The tracker knows without the watch, and nothing is in flight any more.
-			if known, err := h.plugin.known(h.ctx, got); err != nil || known.ResourceVersion != got.ResourceVersion {
+			if known, err := h.plugin.binder.Known(h.ctx, got); err != nil || known.ResourceVersion != got.ResourceVersion {
 				t.Errorf("the tracker does not know what was written: %v", err)
 			}
 			if pending, _ := h.plugin.shared.tracker.Pending(got.UID); pending != nil {
@@ -410,7 +411,7 @@ func TestBindingConditions(t *testing.T) {
 				"device gpu.example.com/node-a/gpu-0: condition Broken: Fabric: as it is",
 		},
 		"a device that takes too long": {
-			then: func(h *harness) { h.plugin.clock.(*testingclock.FakeClock).Step(h.plugin.bindingTimeout) },
+			then: func(h *harness) { h.plugin.binder.Clock.(*testingclock.FakeClock).Step(h.plugin.binder.Timeout) },
 			want: "Warning DevicesNotReady claim team-a/c: wait for binding conditions: " +
 				"device gpu.example.com/node-a/gpu-0 not ready within the bindingTimeout of 10m0s after the allocation",
 		},
@@ -432,7 +433,7 @@ func TestBindingConditions(t *testing.T) {
 			w.claims = []*resourceapi.ResourceClaim{claim("c")}
 			h := newHarness(t, w)
 			clock := testingclock.NewFakeClock(time.Now())
-			h.plugin.clock = clock
+			h.plugin.binder.Clock = clock
 			a := h.filterAll(pod("p", "c")).reserve("node-a")
 			done := make(chan *fwk.Status)
 			go func() { done <- a.preBind("node-a") }()

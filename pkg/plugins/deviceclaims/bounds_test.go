@@ -8,23 +8,20 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"testing/synctest"
 	"time"
 	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -85,26 +82,6 @@ func TestReserveGivesUpAfterSomeAttempts(t *testing.T) {
 	}
 }
 
-// Who meets conflicts only tries again at once, for some time.
-func TestUndoPausesAfterSomeConflicts(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		pl := &Plugin{clock: clock.RealClock{}, undoPauses: wait.Backoff{Duration: time.Second, Factor: 1, Steps: 10}}
-		begun, tries := time.Now(), []time.Duration{}
-		err := pl.persist(t.Context(), func() bool { return false }, func(context.Context) error {
-			if tries = append(tries, time.Since(begun)); len(tries) <= undoConflicts {
-				return apierrors.NewConflict(resourceapi.Resource("resourceclaims"), "c", errors.New("outdated"))
-			}
-			return nil
-		})
-		if err != nil {
-			t.Error(err)
-		}
-		if diff := cmp.Diff([]time.Duration{0, 0, 0, 0, 0, time.Second}, tries); diff != "" {
-			t.Errorf("tries (-want +got):\n%s", diff)
-		}
-	})
-}
-
 // The pods of a namespace come in pages of 500.
 func TestABoundPodOfTheGroupIsFoundOnAnyPage(t *testing.T) {
 	const pages = 3
@@ -131,14 +108,14 @@ func TestABoundPodOfTheGroupIsFoundOnAnyPage(t *testing.T) {
 				}
 				return true, list, nil
 			})
-			err := h.plugin.checkGroupUnbound(h.ctx, member(pod("p", "common")), claim("common"))
-			var found *boundError
+			err := h.plugin.binder.CheckGroupUnbound(h.ctx, member(pod("p", "common")), claim("common"))
+			var found *binding.BoundError
 			if errors.As(err, &found) != (bound < pages) || err != nil && found == nil {
 				t.Errorf("%v, want that a bound pod is found: %t", err, bound < pages)
 			}
 			mutex.Lock()
 			defer mutex.Unlock()
-			if want := fmt.Sprintf("500 from %q, fields %s", "", podsThatRun); asked[0] != want {
+			if want := fmt.Sprintf("500 from %q, fields %s", "", binding.PodsThatRun); asked[0] != want {
 				t.Errorf("first request %s, want %s", asked[0], want)
 			}
 			if bound == pages && len(asked) != pages {

@@ -328,7 +328,7 @@ func (h *harness) caughtUp(name string) {
 		h.api.mutex.Lock()
 		stored := h.api.claims[types.NamespacedName{Namespace: testNamespace, Name: name}]
 		h.api.mutex.Unlock()
-		known, err := h.plugin.known(context.Background(), &resourceapi.ResourceClaim{ObjectMeta: meta(name)})
+		known, err := h.plugin.binder.Known(context.Background(), &resourceapi.ResourceClaim{ObjectMeta: meta(name)})
 		if stored == nil || err != nil {
 			return stored == nil && apierrors.IsNotFound(err)
 		}

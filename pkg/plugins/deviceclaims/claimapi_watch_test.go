@@ -2,6 +2,7 @@ package deviceclaims
 
 import (
 	"encoding/json"
+	"fmt"
 	"maps"
 	"slices"
 	"strconv"
@@ -47,7 +48,7 @@ func (o statusOwners) after(claim *resourceapi.ResourceClaim, manager string) st
 		fields["f:allocation"] = string(devices)
 	}
 	for _, user := range claim.Status.ReservedFor {
-		fields[reservationKey(user.UID)] = ""
+		fields[fmt.Sprintf(`k:{"uid":%q}`, user.UID)] = ""
 	}
 	next := statusOwners{}
 	for field, value := range fields {

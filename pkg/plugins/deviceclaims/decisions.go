@@ -1,61 +1,30 @@
 package deviceclaims
 
 import (
-	"cmp"
 	"context"
 	"slices"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
-
-// What the scheduler decides about devices is in its log at the default verbosity: one line for each claim, with the claim, its devices,
-// the node and why. What others decide, such as kube-controller-manager, is not.
-const (
-	// allocatedLine: devices were chosen for a claim.
-	allocatedLine = "Allocated devices"
-	// sharedLine: a pod uses what a claim had already.
-	sharedLine = "Reserved an allocated claim"
-	// givenBackLine: what was allocated for a pod was taken back, or did not come.
-	givenBackLine = "Gave devices back"
-	// leftLine: the pod does not use the claim, and the claim keeps its devices.
-	leftLine = "Gave a reservation back"
-	// keptLine: what would have been taken back was not.
-	keptLine = "Kept devices"
-	// evictedLine: a pod is gone that was evicted for others.
-	evictedLine = "Evicted pod is gone"
-)
-
-// logDecision writes the line about one claim. Without a node it is that of the allocation.
-func logDecision(
-	ctx context.Context, line string, pod *v1.Pod, node string,
-	claim *resourceapi.ResourceClaim, allocation *resourceapi.AllocationResult, why string,
-) {
-	if node == "" && allocation != nil && allocation.NodeSelector != nil {
-		node = strings.Join(sets.List(nodesByName(allocation.NodeSelector)), ",")
-	}
-	name := klog.KRef(claim.Namespace, cmp.Or(claim.Name, claim.GenerateName)) // one for extended resources is made later
-	klog.FromContext(ctx).Info(line, "claim", name, "pod", klog.KObj(pod), "node", node, "devices", deviceNames(allocation), "why", why)
-}
 
 // logGivenBack writes the line about a claim that the pod has left. Its devices are given back with the last one who has them.
 func (pl *Plugin) logGivenBack(
 	ctx context.Context, pod *v1.Pod, node string, claim *resourceapi.ResourceClaim, allocation *resourceapi.AllocationResult, why string,
 ) {
-	line := givenBackLine
+	line := decisions.GivenBack
 	held := pl.shared.tracker.Holding(usage.ClaimRef{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID})
 	if held.InFlight != nil || held.Claim != nil && held.Claim.Status.Allocation != nil {
-		line = leftLine
+		line = decisions.Left
 	}
-	logDecision(ctx, line, pod, node, claim, allocation, why)
+	decisions.Log(ctx, line, pod, node, claim, allocation, why)
 }
 
 // whyChosen says by which rule the devices were chosen.
@@ -74,7 +43,7 @@ func (c *cycle) whyChosen(pod *v1.Pod, node string) string {
 }
 
 // whyGivenBack says why what was done for a pod is undone.
-func (b *binding) whyGivenBack() string {
+func (b *progress) whyGivenBack() string {
 	switch {
 	case b.why != "":
 		return b.why
@@ -85,16 +54,16 @@ func (b *binding) whyGivenBack() string {
 }
 
 // taken are the claims that were allocated or reserved for the pod, the last one first: written, or in flight.
-func (b *binding) taken() []tracker.Reservation {
+func (b *progress) taken() []tracker.Reservation {
 	var taken []tracker.Reservation
 	known := sets.New[types.UID]()
 	for _, w := range slices.Backward(b.writes) {
-		known.Insert(w.planned.UID)
-		stoodThere := w.allocation == nil || w.written != nil // else the API server has refused it, which is the end of what was in flight
-		if w.made == (made{}) && w.unanswered == nil && !w.withdrawn && stoodThere {
+		known.Insert(w.Planned.UID)
+		stoodThere := w.Allocation == nil || w.Written != nil // else the API server has refused it, which is the end of what was in flight
+		if !w.MayStand() && !w.Withdrawn && stoodThere {
 			continue
 		}
-		taken = append(taken, tracker.Reservation{Claim: w.planned, Allocation: w.result()})
+		taken = append(taken, tracker.Reservation{Claim: w.Planned, Allocation: w.Result()})
 	}
 	for _, r := range slices.Backward(b.reserved) {
 		if !known.Has(r.Claim.UID) {
@@ -102,15 +71,4 @@ func (b *binding) taken() []tracker.Reservation {
 		}
 	}
 	return taken
-}
-
-func deviceNames(allocation *resourceapi.AllocationResult) []string {
-	if allocation == nil {
-		return []string{} // logs show it as a list, too
-	}
-	names := make([]string, len(allocation.Devices.Results))
-	for i, result := range allocation.Devices.Results {
-		names[i] = result.Driver + "/" + result.Pool + "/" + result.Device
-	}
-	return names
 }

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
 )
 
 // logged returns what was logged at the default verbosity while do ran, without times.
@@ -279,7 +280,7 @@ func TestClaimsForExtendedResourcesThatAreRemovedAreInTheLog(t *testing.T) {
 func TestAClaimWithoutDevicesHasAnEmptyListInTheLog(t *testing.T) {
 	log := &strings.Builder{}
 	logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log)))
-	logDecision(klog.NewContext(t.Context(), logger), evictedLine, pod("p"), "node-a", claim("c"), nil, "it was evicted for team-a/q")
+	decisions.Log(klog.NewContext(t.Context(), logger), decisions.Evicted, pod("p"), "node-a", claim("c"), nil, "it was evicted for team-a/q")
 	if !strings.Contains(log.String(), " devices=[] ") {
 		t.Errorf("log %s, want devices=[]", log)
 	}

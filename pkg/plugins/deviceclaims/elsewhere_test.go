@@ -9,10 +9,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	corelisters "k8s.io/client-go/listers/core/v1"
-	"k8s.io/client-go/tools/cache"
 	fwk "k8s.io/kube-scheduler/framework"
 	testingclock "k8s.io/utils/clock/testing"
 
@@ -29,13 +26,13 @@ func attachable(name string) resourceapi.Device {
 func (h *harness) tooLate(p *v1.Pod, node string) []string {
 	h.t.Helper()
 	clock := testingclock.NewFakeClock(time.Now())
-	h.plugin.clock = clock
+	h.plugin.binder.Clock = clock
 	a := h.filterAll(p).reserve(node)
 	done := make(chan *fwk.Status)
 	go func() { done <- a.preBind(node) }()
 	h.eventually("PreBind waits", clock.HasWaiters)
 	chosen := devicesOf(h.api.get("c"))
-	clock.Step(h.plugin.bindingTimeout)
+	clock.Step(h.plugin.binder.Timeout)
 	if status := <-done; status.IsSuccess() {
 		h.t.Fatal("PreBind succeeded")
 	}
@@ -87,8 +84,8 @@ func TestPodIsTriedElsewhereFirst(t *testing.T) {
 	refused(map[string]string{"node-a": "", "node-b": ""})
 
 	fails("node-b", "gpu-0")
-	h.plugin.shared.elsewhere.podHandler().OnDelete(p)
-	if failed := h.plugin.shared.elsewhere.failed; len(failed) != 0 {
+	h.plugin.shared.elsewhere.PodHandler().OnDelete(p)
+	if failed := h.plugin.shared.elsewhere.Remembered(); failed != 0 {
 		t.Errorf("what failed for a pod that is gone is kept: %v", failed)
 	}
 }
@@ -101,10 +98,10 @@ func TestWhatFailsForPodsThatAreGoneIsForgotten(t *testing.T) {
 	h := newHarness(t, w)
 	for i := range 3 {
 		gone := pod(fmt.Sprint("gone-", i), "c")
-		h.plugin.shared.elsewhere.podHandler().OnDelete(gone)
+		h.plugin.shared.elsewhere.PodHandler().OnDelete(gone)
 		h.tooLate(gone, "node-a")
 	}
-	if n := len(h.plugin.shared.elsewhere.failed); n > 1 {
+	if n := h.plugin.shared.elsewhere.Remembered(); n > 1 {
 		t.Errorf("what failed is kept for %d pods, none of which exists", n)
 	}
 }
@@ -171,7 +168,7 @@ func TestPreemptionLooksAtDevicesThatFailed(t *testing.T) {
 	w.pods = []*v1.Pod{low, p}
 	h := newHarness(t, w)
 	both := []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: "gpu-0"}, {Driver: testDriver, Pool: "node-b", Device: "gpu-1"}}
-	h.plugin.shared.elsewhere.add(p, "node-b", both)
+	h.plugin.shared.elsewhere.Add(p, "node-b", both)
 	a := h.filterAll(p)
 	if status := a.h.plugin.Filter(h.ctx, a.state, p, h.nodes[0]); status.Code() != fwk.Unschedulable {
 		t.Errorf("Filter: %v, want one that preemption may resolve", status)
@@ -199,7 +196,7 @@ func TestGroupsAvoidDevicesThatFailed(t *testing.T) {
 			h := newHarness(t, w)
 			p := pod("p", "c")
 			for _, device := range tc.failed {
-				h.plugin.shared.elsewhere.add(p, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
+				h.plugin.shared.elsewhere.Add(p, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
 			}
 			g := h.tryGroup(p)
 			g.wantNodes("node-b")
@@ -263,7 +260,7 @@ func TestAGroupThatDoesNotFitForgetsWhatFailed(t *testing.T) {
 			p, q := w.pods[0], w.pods[1]
 			for _, member := range []*v1.Pod{p, q} {
 				for _, device := range []string{"gpu-0", "gpu-2"} {
-					h.plugin.shared.elsewhere.add(member, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
+					h.plugin.shared.elsewhere.Add(member, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
 				}
 			}
 			for i, nodes := range tc.nodes {
@@ -278,76 +275,15 @@ func TestAGroupThatDoesNotFitForgetsWhatFailed(t *testing.T) {
 					}
 					return g.fitsAll(ctx)
 				})
-				if forgotten := h.plugin.shared.elsewhere.of(p.UID) == nil; forgotten != tc.forget[i] {
+				if forgotten := h.plugin.shared.elsewhere.Of(p.UID) == nil; forgotten != tc.forget[i] {
 					t.Errorf("attempt %d: p has forgotten: %t, want %t", i, forgotten, tc.forget[i])
 				}
 				if tc.forget[i] && status.Code() != fwk.UnschedulableAndUnresolvable {
 					t.Errorf("attempt %d: PodGroupPostFilter: %v, though the group may fit now", i, status)
 				}
 			}
-			if h.plugin.shared.elsewhere.of(q.UID) == nil {
+			if h.plugin.shared.elsewhere.Of(q.UID) == nil {
 				t.Error("a pod forgets what failed for it though that kept nobody away: it has found no node itself")
-			}
-		})
-	}
-}
-
-func TestFailuresAreBounded(t *testing.T) {
-	e := newElsewhere(corelisters.NewPodLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)))
-	p := pod("p")
-	id := func(i int) usage.DeviceID { return usage.DeviceID{Device: fmt.Sprint(i)} }
-	for i := range maxFailedDevices {
-		e.add(p, "n", []usage.DeviceID{id(i)})
-	}
-	e.add(p, "n", []usage.DeviceID{id(0), id(-1)})
-	got := e.of(p.UID).devices
-	if len(got) != maxFailedDevices {
-		t.Errorf("%d devices are remembered, want %d", len(got), maxFailedDevices)
-	}
-	if diff := cmp.Diff([]usage.DeviceID{id(2), id(0), id(-1)}, []usage.DeviceID{got[0], got[len(got)-2], got[len(got)-1]}); diff != "" {
-		t.Errorf("first and last devices remembered (-want +got):\n%s", diff)
-	}
-	e.relax(p.UID)
-	if f := e.of(p.UID); f == nil || f.tooOften("n") || len(f.devices) != maxFailedDevices {
-		t.Errorf("first the nodes are forgotten, got %v", f)
-	}
-	e.relax(p.UID)
-	if f := e.of(p.UID); f != nil {
-		t.Errorf("then the devices, got %v", f)
-	}
-	e.relax(p.UID)
-}
-
-// Only devices that are not ready are to blame; if one says that it failed, that one.
-func TestDevicesThatAreNotReady(t *testing.T) {
-	conditions := func(c *resourceapi.ResourceClaim, device, condition string) {
-		c.Status.Devices = append(c.Status.Devices, resourceapi.AllocatedDeviceStatus{
-			Driver: testDriver, Pool: "node-b", Device: device, Conditions: []metav1.Condition{{Type: condition, Status: metav1.ConditionTrue}},
-		})
-	}
-	for name, tc := range map[string]struct {
-		reported map[string]string // condition by device
-		want     []string
-	}{
-		"nothing is known":        {want: []string{"gpu-0", "gpu-1"}},
-		"one is ready":            {reported: map[string]string{"gpu-0": "Attached"}, want: []string{"gpu-1"}},
-		"one failed, one is late": {reported: map[string]string{"gpu-1": "Broken"}, want: []string{"gpu-1"}},
-	} {
-		t.Run(name, func(t *testing.T) {
-			c := claim("c", allocated("node-b", "gpu-0", "gpu-1"))
-			for i := range c.Status.Allocation.Devices.Results {
-				result := &c.Status.Allocation.Devices.Results[i]
-				result.BindingConditions, result.BindingFailureConditions = []string{"Attached"}, []string{"Broken"}
-			}
-			for device, condition := range tc.reported {
-				conditions(c, device, condition)
-			}
-			var got []string
-			for _, id := range readinessOf(c, time.Minute).pending {
-				got = append(got, id.Device)
-			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("devices (-want +got):\n%s", diff)
 			}
 		})
 	}

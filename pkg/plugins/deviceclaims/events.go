@@ -15,6 +15,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/util"
 
 	"stowage.dev/stowage/pkg/inventory/amount"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
 // EventsToRegister lists the events of the framework's own informers that may help a pod which this plugin
@@ -64,7 +65,7 @@ func (pl *Plugin) afterPodUpdate(logger klog.Logger, _ *v1.Pod, _, newObj any) (
 	if err != nil {
 		return fwk.Queue, err
 	}
-	if _, err := claimNames(updated); err != nil {
+	if _, err := podclaims.NamesOf(updated); err != nil {
 		logger.V(5).Info("Pod still waits for its claims", "pod", klog.KObj(updated), "reason", err.Error())
 		return fwk.QueueSkip, nil
 	}
@@ -159,7 +160,7 @@ func (pl *Plugin) afterPodAssigned(_ klog.Logger, pod *v1.Pod, _, newObj any) (f
 	if err != nil {
 		return fwk.Queue, err
 	}
-	if !usesDevices(added) {
+	if !podclaims.UsesDevices(added) {
 		return fwk.QueueSkip, nil
 	}
 	node := added.Spec.NodeName
@@ -184,14 +185,14 @@ func (pl *Plugin) afterPodDeletion(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (f
 	if deleted.Spec.NodeName != "" && slices.ContainsFunc(extendedResources(pod), func(name v1.ResourceName) bool { return holdsFromPlugin(deleted, name) }) {
 		return fwk.Queue, nil
 	}
-	if deleted.Spec.NodeName != "" && asksForExtended(deleted) {
+	if deleted.Spec.NodeName != "" && podclaims.AsksForExtended(deleted) {
 		pl.shared.waiting.NodeChanged(pod.UID, deleted.Spec.NodeName) // claims may get what it had from a device plugin
 	}
 	if node := deleted.Spec.NodeName; node != "" &&
 		(corev1helpers.PodPriority(deleted) >= corev1helpers.PodPriority(pod) || pod.Status.NominatedNodeName == node) {
 		pl.shared.waiting.NodeRelieved(pod.UID, node)
 	}
-	if deleted.Spec.NodeName != "" || deleted.Status.NominatedNodeName == "" || !usesDevices(deleted) || deleted.UID == pod.UID {
+	if deleted.Spec.NodeName != "" || deleted.Status.NominatedNodeName == "" || !podclaims.UsesDevices(deleted) || deleted.UID == pod.UID {
 		return fwk.QueueSkip, nil
 	}
 	if pl.shared.waiting.PodChanged(pod.UID) {
@@ -222,12 +223,12 @@ func (pl *Plugin) afterClassChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj an
 }
 
 func (pl *Plugin) hasAllocatedClaim(pod *v1.Pod) bool {
-	names, err := claimNames(pod)
+	names, err := podclaims.NamesOf(pod)
 	if err != nil {
 		return false
 	}
-	return slices.ContainsFunc(names, func(name claimName) bool {
-		claim, err := pl.shared.claimOf(pod, name)
+	return slices.ContainsFunc(names, func(name podclaims.Name) bool {
+		claim, err := podclaims.Get(pl.shared.tracker, pod, name)
 		return err == nil && claim.Status.Allocation != nil
 	})
 }

@@ -20,6 +20,8 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
 
 // series is an API server that knows how often each event was seen.
@@ -81,11 +83,11 @@ func TestEventsOfOneReasonAndClaimAreCountedAsOne(t *testing.T) {
 		for range attempts {
 			for _, name := range []string{"p", "q"} {
 				for _, claim := range []*resourceapi.ResourceClaim{claim("mine"), claim("ours")} {
-					for _, reason := range []string{reasonLostRace, reasonClaimFull} {
+					for _, reason := range []string{podevents.ReasonLostRace, podevents.ReasonClaimFull} {
 						version++
 						p := pod(name)
 						p.ResourceVersion = fmt.Sprint(version)
-						status := statusOfBinding(p, "node-a", postpone(reason, claim, fmt.Errorf("attempt %d", version)))
+						status := statusOfBinding(p, "node-a", podevents.Postpone(reason, claim, fmt.Errorf("attempt %d", version)))
 						info := &framework.QueuedPodInfo{PodInfo: &framework.PodInfo{Pod: p}}
 						(&Shared{nominations: nominationsWith(p)}).HandleFailures(handler)(ctx, profile, info, status, nil, time.Time{})
 						time.Sleep(time.Second) // events are named after the time
@@ -99,7 +101,7 @@ func TestEventsOfOneReasonAndClaimAreCountedAsOne(t *testing.T) {
 		want := map[string][]int32{}
 		for _, pod := range []string{"p", "q"} {
 			for _, claim := range []string{"mine", "ours"} {
-				for _, reason := range []string{reasonLostRace, reasonClaimFull} {
+				for _, reason := range []string{podevents.ReasonLostRace, podevents.ReasonClaimFull} {
 					want["Normal "+reason+" "+pod+" "+claim] = []int32{attempts}
 				}
 			}
@@ -120,6 +122,7 @@ func TestTheEventOfPendingDevicesIsOfPodAndClaim(t *testing.T) {
 	h := newHarness(t, w)
 	recorder := objects{of: make(chan [2]runtime.Object, 1)}
 	h.plugin.handle = handleWithRecorder{h.plugin.handle, recorder}
+	h.plugin.binder.Events = h.plugin.handle.EventRecorder
 	p := pod("p", "c")
 	p.ResourceVersion = "7"
 	a := h.filterAll(p).reserve("node-a")
@@ -131,7 +134,7 @@ func TestTheEventOfPendingDevicesIsOfPodAndClaim(t *testing.T) {
 	<-done
 	want := [2]runtime.Object{
 		&v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID},
-		claimReference(types.NamespacedName{Namespace: testNamespace, Name: "c"}),
+		podevents.Claim(types.NamespacedName{Namespace: testNamespace, Name: "c"}),
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Errorf("objects of the event (-want +got):\n%s", diff)
@@ -148,7 +151,7 @@ func TestTheEventOfAPodThatIsKeptBackIsOfThePod(t *testing.T) {
 	h.leads().plugin.PreEnqueue(h.ctx, p)
 	want := [2]runtime.Object{
 		&v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID},
-		claimReference(types.NamespacedName{Namespace: testNamespace, Name: "missing"}),
+		podevents.Claim(types.NamespacedName{Namespace: testNamespace, Name: "missing"}),
 	}
 	if diff := cmp.Diff(want, <-recorder.of); diff != "" {
 		t.Errorf("objects of the event (-want +got):\n%s", diff)

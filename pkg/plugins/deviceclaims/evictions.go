@@ -7,6 +7,7 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -42,7 +43,7 @@ func (e *evictions) evicted(pl *Plugin, pod *v1.Pod, node *v1.Node, inv *invento
 	var gone []*stake
 	for _, pool := range poolsOf(node, inv) {
 		for _, claim := range e.inPool(pl, pool, inUse) {
-			if claim.priority < priority && claim.endsOn(node.Name) && !slices.Contains(gone, claim.stake) && !uses(pod, claim.claim) {
+			if claim.priority < priority && claim.endsOn(node.Name) && !slices.Contains(gone, claim.stake) && !podclaims.Uses(pod, claim.claim) {
 				gone = append(gone, claim.stake)
 			}
 		}
@@ -51,11 +52,6 @@ func (e *evictions) evicted(pl *Plugin, pod *v1.Pod, node *v1.Node, inv *invento
 		return nil
 	}
 	return func(view usage.View) usage.View { return without(view, gone) }
-}
-
-// uses tells whether the pod names the claim.
-func uses(pod *v1.Pod, claim usage.ClaimRef) bool {
-	return pod.Namespace == claim.Namespace && slices.Contains(claimsNamedBy(pod), claim.Name)
 }
 
 // inPool returns the claims with devices of a pool that may end by evictions.
@@ -86,7 +82,7 @@ func (c *evictableClaim) findUsers(pl *Plugin) bool {
 		if priority := corev1helpers.PodPriority(pod); i == 0 || priority > c.priority {
 			c.priority = priority
 		}
-		if pod.Spec.NodeName != "" && groupOf(pod) == "" {
+		if pod.Spec.NodeName != "" && podclaims.GroupOf(pod) == "" {
 			c.nodes = append(c.nodes, pod.Spec.NodeName)
 		}
 	}

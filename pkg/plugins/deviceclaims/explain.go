@@ -23,6 +23,7 @@ import (
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -132,7 +133,7 @@ func (pl *Plugin) describePin(pc *podClaim) string {
 	if pc.shared != nil {
 		return fmt.Sprintf("claim %s%s is planned for another pod of the group on one node", klog.KObj(pc.claim), of)
 	}
-	names := nodesByName(pc.allocation().NodeSelector)
+	names := podclaims.NodesByName(pc.allocation().NodeSelector)
 	if names == nil {
 		return fmt.Sprintf("claim %s%s is allocated on nodes that its status.allocation.nodeSelector selects", klog.KObj(pc.claim), of)
 	}

@@ -22,6 +22,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/twopaths"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -102,20 +103,6 @@ func extendedResources(pod *v1.Pod) []v1.ResourceName {
 	return names
 }
 
-// asksForExtended tells whether any container of the pod asks for an extended resource that a DeviceClass may stand for.
-func asksForExtended(pod *v1.Pod) bool {
-	for _, containers := range [][]v1.Container{pod.Spec.Containers, pod.Spec.InitContainers} {
-		for i := range containers {
-			for name, quantity := range containers[i].Resources.Requests {
-				if !quantity.IsZero() && util.IsDRAExtendedResourceName(name) {
-					return true
-				}
-			}
-		}
-	}
-	return false
-}
-
 // classOf returns the class that stands for an extended resource, nil if there is none. The resolver is the one
 // that NodeResourcesFit decides by.
 func (pl *Plugin) classOf(name v1.ResourceName) *resourceapi.DeviceClass {
@@ -167,7 +154,7 @@ func (pl *Plugin) askExtended(pod *v1.Pod, names []v1.ResourceName, a *asked, in
 	if err != nil {
 		return err
 	}
-	a.claims = append(a.claims, podClaim{claim: adopted, nodes: nodes, user: userOf(pod)})
+	a.claims = append(a.claims, podClaim{claim: adopted, nodes: nodes, user: podclaims.UserOf(pod)})
 	return nil
 }
 
@@ -175,7 +162,7 @@ func (pl *Plugin) askExtended(pod *v1.Pod, names []v1.ResourceName, a *asked, in
 func (pl *Plugin) planExtended(pod *v1.Pod, names []v1.ResourceName) *extendedPlan {
 	e := &extendedPlan{
 		pod: pod, names: names, backed: sets.New[v1.ResourceName](),
-		recorded: pl.shared.recorded.has(pod),
+		recorded: pl.shared.recorded.Has(pod),
 		unborn:   unbornClaim(pod),
 		variants: map[string]*variant{},
 	}
@@ -204,7 +191,7 @@ func unbornClaim(pod *v1.Pod) *resourceapi.ResourceClaim {
 // unbornFor returns the claim that will be made for the extended resources of another pod if it comes to the node, nil
 // if it needs none there or has one already.
 func (pl *Plugin) unbornFor(pod *v1.Pod, node *v1.Node) *resourceapi.ResourceClaim {
-	if !asksForExtended(pod) || len(pl.madeFor(pod)) > 0 || len(pl.shared.tracker.InFlightFor(pod.UID)) > 0 {
+	if !podclaims.AsksForExtended(pod) || len(pl.madeFor(pod)) > 0 || len(pl.shared.tracker.InFlightFor(pod.UID)) > 0 {
 		return nil
 	}
 	var backings []backing
@@ -224,7 +211,7 @@ func (pl *Plugin) unbornFor(pod *v1.Pod, node *v1.Node) *resourceapi.ResourceCla
 // mayAdopt tells whether the claim of an earlier attempt may be used as it is, as far as it can be told without
 // a node. The scheduler may have ended between the claim's allocation and the pod's binding.
 func mayAdopt(claim *resourceapi.ResourceClaim, pod *v1.Pod) bool {
-	return claim.DeletionTimestamp == nil && claim.Status.Allocation != nil && usedOnlyBy(claim, pod.UID)
+	return claim.DeletionTimestamp == nil && claim.Status.Allocation != nil && podclaims.UsedOnlyBy(claim, pod.UID)
 }
 
 // requestsOn says what a node has to satisfy. The status refuses the node.
@@ -409,7 +396,8 @@ func pluginsOn(pl *Plugin, node fwk.NodeInfo, pools []*inventory.NodePool) twopa
 		if !slices.ContainsFunc(pools, func(p *inventory.NodePool) bool { return twopaths.IsOf(p.ID().Driver, string(name)) }) {
 			continue
 		}
-		count := twopaths.Count{Allocatable: n}
+		capacity := node.Node().Status.Capacity[name]
+		count := twopaths.Offer(n, capacity.Value())
 		for _, info := range node.GetPods() {
 			if pod := info.GetPod(); hasFromPlugin(pl, pod, name) {
 				quantity := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{ExcludeOverhead: true})[name]
@@ -427,7 +415,8 @@ func pluginsOn(pl *Plugin, node fwk.NodeInfo, pools []*inventory.NodePool) twopa
 // unseen is who has the devices that pods may have from a device plugin, in a view made to decide without them.
 var unseen = usage.ClaimRef{UID: "pods-of-a-device-plugin"}
 
-// heldUnseen are the devices of the node's pools that pods may have from device plugins: of these pools all, as long as the agent has not told
+// heldUnseen are the devices of the node's pools that pods may have from device plugins: of these pools all, as long as the agent has not
+// told
 // which. Nil if there are none.
 func heldUnseen(pl *Plugin, c *cycle, node fwk.NodeInfo) *resourceapi.AllocationResult {
 	if len(node.GetAllocatable().GetScalarResources()) == 0 {
@@ -441,7 +430,7 @@ func heldUnseen(pl *Plugin, c *cycle, node fwk.NodeInfo) *resourceapi.Allocation
 	}
 	for _, pool := range pools {
 		driver := pool.ID().Driver
-		if unseen, some := plugins.Unseen(driver, pool); !unseen || !some {
+		if !plugins.KeepFromClaims(driver, pool) {
 			continue
 		}
 		if held == nil {
@@ -458,25 +447,30 @@ func heldUnseen(pl *Plugin, c *cycle, node fwk.NodeInfo) *resourceapi.Allocation
 // mayBeClaimed tells whether a claim has a device that the node's device plugin for the resource may give to a pod, too: one that the agent
 // says it offers or, as long as the agent has not seen all, any.
 func mayBeClaimed(pl *Plugin, c *cycle, node fwk.NodeInfo, name v1.ResourceName) bool {
-	pools := c.inventory.ForNode(node.Node()).Pools
-	for _, pool := range pools {
-		driver := pool.ID().Driver
-		if !twopaths.IsOf(driver, string(name)) {
-			continue
-		}
-		held := c.usage.Pool(usage.PoolID(pool.ID()))
+	claimed := func(id usage.PoolID) *usage.Pool {
 		if c.trial != nil {
-			held = c.trial.over(c.usage).Pool(usage.PoolID(pool.ID()))
+			return c.trial.over(c.usage).Pool(id)
 		}
-		if held.Len() == 0 {
-			continue
-		}
-		unseen, _ := pluginsOn(pl, node, pools).Unseen(driver, pool)
-		for i := range pool.Len() {
-			if device := pool.Device(i); (unseen || twopaths.IsTainted(driver, device)) && held.Device(device.Name) != nil {
-				return true
-			}
+		return c.usage.Pool(id)
+	}
+	devices := c.inventory.ForNode(node.Node())
+	untold := []usage.PoolID{{Driver: twopaths.DriverOf(string(name)), Pool: node.Node().Name}}
+	for _, problem := range devices.Problems {
+		if twopaths.IsOf(problem.Pool.Driver, string(name)) {
+			untold = append(untold, usage.PoolID(problem.Pool))
 		}
 	}
-	return false
+	for _, pool := range devices.Pools {
+		id := usage.PoolID(pool.ID())
+		if !twopaths.IsOf(id.Driver, string(name)) {
+			continue
+		}
+		untold = slices.DeleteFunc(untold, func(u usage.PoolID) bool { return u == id })
+		held := claimed(id)
+		if held.Len() > 0 && pluginsOn(pl, node, devices.Pools).KeepFromPods(id.Driver, pool, func(device string) bool { return held.Device(device) != nil }) {
+			return true
+		}
+	}
+	// A kubelet that starts deletes the node's slices. Until they are back nobody says which devices are whose.
+	return slices.ContainsFunc(untold, func(id usage.PoolID) bool { return claimed(id).Len() > 0 })
 }

@@ -612,6 +612,25 @@ func TestNoClaimGetsADeviceThatADevicePluginMayHaveGivenAway(t *testing.T) {
 		p.Spec.Containers[0].Resources.Requests[gpuResource] = *resource.NewQuantity(math.MaxInt64, resource.DecimalSI)
 		return p
 	}
+	withIll := func(w world) world {
+		w.nodes[1].Status.Capacity = v1.ResourceList{gpuResource: resource.MustParse("3")}
+		return w
+	}
+	without := func(w world) world { // slices of node-b, as when the kubelet has just started
+		w.objects = slices.DeleteFunc(w.objects, func(o runtime.Object) bool {
+			s, ok := o.(*resourceapi.ResourceSlice)
+			return ok && s.Spec.Pool.Name == "node-b"
+		})
+		return w
+	}
+	incomplete := func(w world) world {
+		for _, o := range w.objects {
+			if s, ok := o.(*resourceapi.ResourceSlice); ok && s.Spec.Pool.Name == "node-b" {
+				s.Spec.Pool.ResourceSliceCount = 2
+			}
+		}
+		return w
+	}
 	inShares := func(d *resourceapi.Device) { d.AllowMultipleAllocations = ptr.To(true) }
 	some := []*v1.Pod{on(extendedPod("other", gpuResource)), on(extendedPod("old", gpuResource))}
 	for name, tc := range map[string]struct {
@@ -621,22 +640,28 @@ func TestNoClaimGetsADeviceThatADevicePluginMayHaveGivenAway(t *testing.T) {
 		pod    *v1.Pod // of a claim for one device if nil
 		want   string
 	}{
-		"pods have some, and nothing is told":                       {world: twoPaths("2", 0), pods: some, want: reasonUnseen},
-		"one is told of, and the plugin has two":                    {world: twoPaths("2", 1, ofDevicePlugin), pods: some, want: reasonUnseen},
-		"the plugin has gone, its pods have not":                    {world: twoPaths("0", 0), pods: some, want: reasonUnseen},
-		"devices are given in shares":                               {world: twoPaths("2", 0, inShares), pods: some, want: reasonUnseen},
-		"pods name their node, and ask for more than there can be":  {world: twoPaths("2", 2), pods: []*v1.Pod{greedy("a"), greedy("b")}, want: reasonUnseen},
-		"nobody has any of them":                                    {world: twoPaths("2", 0)},
-		"pods have them from claims":                                {world: twoPaths("2", 0), pods: []*v1.Pod{on(recordedPod("old", gpuResource))}},
-		"all are told of: the agent's own, which are in no slice":   {world: twoPaths("2", 2), pods: some},
-		"all are told of: one of the slice is one of the plugin's":  {world: twoPaths("2", 2, ofDevicePlugin), pods: some},
-		"pods have devices of another vendor":                       {world: twoPaths("2", 2), pods: append(slices.Clone(some), on(extendedPod("nic", "example.org/nic")))},
-		"the claim is for a device that there is not":               {world: twoPaths("2", 0), pods: some, pod: pod("p", "h200"), want: allocator.ReasonNoMatch.OfNodes()},
-		"by the plugin, while a claim has what may be the plugin's": {world: twoPaths("2", 0), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
-		"by the plugin, while a claim has what is the plugin's":     {world: twoPaths("2", 2, ofDevicePlugin), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-1"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
-		"by the plugin, and what claims have is not the plugin's":   {world: twoPaths("2", 2, ofDevicePlugin), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource)},
-		"by the plugin, and claims have nothing":                    {world: twoPaths("2", 0), pods: some, pod: extendedPod("p", gpuResource)},
-		"from another device plugin":                                {world: twoPaths("2", 0), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", "example.org/nic")},
+		"pods have some, and nothing is told":                                 {world: twoPaths("2", 0), pods: some, want: reasonUnseen},
+		"one is told of, and the plugin has two":                              {world: twoPaths("2", 1, ofDevicePlugin), pods: some, want: reasonUnseen},
+		"the plugin has gone, its pods have not":                              {world: twoPaths("0", 0), pods: some, want: reasonUnseen},
+		"devices are given in shares":                                         {world: twoPaths("2", 0, inShares), pods: some, want: reasonUnseen},
+		"pods name their node, and ask for more than there can be":            {world: twoPaths("2", 2), pods: []*v1.Pod{greedy("a"), greedy("b")}, want: reasonUnseen},
+		"one is unhealthy, and may recover":                                   {world: withIll(twoPaths("2", 2)), pods: some, want: reasonUnseen},
+		"the plugin has gone, and its capacity is still there":                {world: withIll(twoPaths("0", 2)), pods: some},
+		"nobody has any of them":                                              {world: twoPaths("2", 0)},
+		"pods have them from claims":                                          {world: twoPaths("2", 0), pods: []*v1.Pod{on(recordedPod("old", gpuResource))}},
+		"all are told of: the agent's own, which are in no slice":             {world: twoPaths("2", 2), pods: some},
+		"all are told of: one of the slice is one of the plugin's":            {world: twoPaths("2", 2, ofDevicePlugin), pods: some},
+		"pods have devices of another vendor":                                 {world: twoPaths("2", 2), pods: append(slices.Clone(some), on(extendedPod("nic", "example.org/nic")))},
+		"the claim is for a device that there is not":                         {world: twoPaths("2", 0), pods: some, pod: pod("p", "h200"), want: allocator.ReasonNoMatch.OfNodes()},
+		"by the plugin, while a claim has what may be the plugin's":           {world: twoPaths("2", 0), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
+		"by the plugin, while a claim has what is the plugin's":               {world: twoPaths("2", 2, ofDevicePlugin), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-1"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
+		"by the plugin, and what claims have is not the plugin's":             {world: twoPaths("2", 2, ofDevicePlugin), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource)},
+		"by the plugin, while a claim has what may be one that is unhealthy":  {world: withIll(twoPaths("2", 2, ofDevicePlugin)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
+		"by the plugin, while a claim has a device, and there are no slices":  {world: without(twoPaths("2", 2)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
+		"by the plugin, while a claim has a device, and one slice is missing": {world: incomplete(twoPaths("2", 2)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
+		"by the plugin, and there are neither slices nor claims":              {world: without(twoPaths("2", 2)), pod: extendedPod("p", gpuResource)},
+		"by the plugin, and claims have nothing":                              {world: twoPaths("2", 0), pods: some, pod: extendedPod("p", gpuResource)},
+		"from another device plugin":                                          {world: twoPaths("2", 0), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", "example.org/nic")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := tc.world

@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"slices"
 	"strings"
-	"sync"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -17,11 +16,14 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apiserver/pkg/storage/names"
-	corelisters "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/klog/v2"
 	"k8s.io/kubernetes/pkg/scheduler/util"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
 // extendedBinding is what is done about the claim for a pod's extended resources from Reserve on.
@@ -71,7 +73,7 @@ func (c *cycle) bindingClaims() []podClaim {
 		}
 	}
 	if created := c.binding.extended.created; created != nil {
-		claims = append(claims, podClaim{claim: created, user: userOf(c.extended.pod)})
+		claims = append(claims, podClaim{claim: created, user: podclaims.UserOf(c.extended.pod)})
 	}
 	return claims
 }
@@ -94,7 +96,7 @@ func (pl *Plugin) createExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 		if err := pl.removeExtendedClaim(ctx, pod, claim, anyClaim); err != nil {
 			return fmt.Errorf("remove claim %s of an earlier attempt: %w", klog.KObj(claim), err)
 		}
-		logDecision(ctx, givenBackLine, pod, "", claim, claim.Status.Allocation, "an earlier attempt made the claim for the pod's extended resources, and it is not needed")
+		decisions.Log(ctx, decisions.GivenBack, pod, "", claim, claim.Status.Allocation, "an earlier attempt made the claim for the pod's extended resources, and it is not needed")
 	}
 	b := &c.binding.extended
 	if b.variant == nil || b.variant.claim == nil {
@@ -103,14 +105,14 @@ func (pl *Plugin) createExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 	claim := b.variant.claim.DeepCopy()
 	// The name is chosen here, so that a lost answer does not make a claim that nobody knows the name of.
 	claim.Name, claim.UID = names.SimpleNameGenerator.GenerateName(claim.GenerateName), ""
-	created, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{FieldManager: pl.shared.fieldManager})
-	countWrite(writeCreation, err)
+	created, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{FieldManager: pl.shared.books.FieldManager})
+	binding.CountWrite(binding.WriteCreation, err)
 	if err != nil {
 		// Without the claim's name, which is another one each time: the pod's events count what is the same.
 		return fmt.Errorf("create the claim for the pod's extended resources: %w", err)
 	}
 	b.created = created
-	pl.assume(ctx, created)
+	pl.binder.Assume(ctx, created)
 	for i := range c.binding.reserved {
 		if r := &c.binding.reserved[i]; r.Claim.UID == b.variant.claim.UID {
 			if err := pl.shared.tracker.Move(r.Claim.UID, created); err != nil {
@@ -153,7 +155,7 @@ func (pl *Plugin) recordExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 	b.recorded = true
 	err = retry.OnError(retry.DefaultBackoff, util.Retriable, func() error {
 		_, err := pl.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
-		if isRefusal(err) {
+		if binding.IsRefusal(err) {
 			b.recorded = false
 		}
 		return err
@@ -170,16 +172,16 @@ func (pl *Plugin) recordExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extendedBinding, kept sets.Set[types.UID]) {
 	if b.recorded {
 		// The next attempt may come before the informer has the new status.
-		pl.shared.recorded.add(pod)
+		pl.shared.recorded.Add(pod)
 	}
 	if b.created == nil || kept.Has(b.created.UID) {
 		return
 	}
 	// The scheduling cycle's context may have ended, which may be why the pod is unreserved.
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), binding.UndoTimeout)
 	defer cancel()
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(pod), "claim", klog.KObj(b.created))
-	switch bound, err := pl.hasNode(ctx, pod, false); { // undo has waited already
+	switch bound, err := pl.binder.HasNode(ctx, pod, false); { // undo has waited already
 	case err != nil:
 		logger.Error(err, "Cannot find out whether a pod is bound, keeping the claim for its extended resources")
 		return
@@ -187,7 +189,7 @@ func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extende
 		return
 	}
 	unused := func(claim *resourceapi.ResourceClaim) error {
-		if isAdopted(claim, pod.UID, pl.shared.fieldManager) {
+		if binding.IsAdopted(claim, pod.UID, pl.shared.books.FieldManager) {
 			return errors.New("another scheduler uses it for the pod")
 		}
 		return nil
@@ -204,24 +206,24 @@ func anyClaim(*resourceapi.ResourceClaim) error { return nil }
 // others than the pod use it, or if the pod turns out to be bound.
 func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, check func(*resourceapi.ResourceClaim) error) error {
 	client := pl.client.ResourceV1().ResourceClaims(claim.Namespace)
-	options := metav1.UpdateOptions{FieldManager: pl.shared.fieldManager}
-	get := pl.known
+	options := metav1.UpdateOptions{FieldManager: pl.shared.books.FieldManager}
+	get := pl.binder.Known
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		current, err := get(ctx, claim)
-		get = pl.read
+		get = pl.binder.Read
 		if err != nil {
 			return err
 		}
 		if current.UID != claim.UID {
 			return apierrors.NewNotFound(resourceapi.Resource("resourceclaims"), claim.Name)
 		}
-		if !usedOnlyBy(current, pod.UID) {
+		if !podclaims.UsedOnlyBy(current, pod.UID) {
 			return errors.New("it is reserved for others than the pod that owns it")
 		}
 		if err := check(current); err != nil {
 			return err
 		}
-		if err := pl.checkUnused(ctx, pod, current); err != nil {
+		if err := pl.binder.CheckUnused(ctx, pod, current); err != nil {
 			return err
 		}
 		// First the status: only then is it certain that the device is free when the claim is gone.
@@ -229,18 +231,18 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 			updated := current.DeepCopy()
 			updated.Status.Allocation, updated.Status.ReservedFor, updated.Status.Devices = nil, nil, nil
 			current, err = client.UpdateStatus(ctx, updated, options)
-			countWrite(writeDeallocation, err)
+			binding.CountWrite(binding.WriteDeallocation, err)
 			if err != nil {
-				pl.shared.doubts.note(updated, err)
+				pl.shared.books.Doubts.Note(updated, err)
 				return fmt.Errorf("give up the allocation: %w", err)
 			}
-			pl.assume(ctx, current)
+			pl.binder.Assume(ctx, current)
 		}
 		if i := slices.Index(current.Finalizers, resourceapi.Finalizer); i >= 0 {
 			updated := current.DeepCopy()
 			updated.Finalizers = slices.Delete(updated.Finalizers, i, i+1)
 			current, err = client.Update(ctx, updated, options)
-			countWrite(writeFinalizer, err)
+			binding.CountWrite(binding.WriteFinalizer, err)
 			if err != nil {
 				return fmt.Errorf("remove the finalizer: %w", err)
 			}
@@ -251,7 +253,7 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 		err = client.Delete(ctx, current.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
 			UID: &current.UID, ResourceVersion: &current.ResourceVersion,
 		}})
-		countWrite(writeDeletion, err)
+		binding.CountWrite(binding.WriteDeletion, err)
 		return err
 	})
 	if apierrors.IsNotFound(err) {
@@ -279,45 +281,8 @@ func (pl *Plugin) giveUpExtendedClaims(ctx context.Context, pod *v1.Pod, e *exte
 		if err := pl.removeExtendedClaim(ctx, pod, claim, anyClaim); err != nil {
 			return removed, fmt.Errorf("claim %s: %w", klog.KObj(claim), err)
 		}
-		logDecision(ctx, givenBackLine, pod, "", claim, claim.Status.Allocation, "an earlier attempt made the claim for the pod's extended resources, and no node fits with it")
+		decisions.Log(ctx, decisions.GivenBack, pod, "", claim, claim.Status.Allocation, "an earlier attempt made the claim for the pod's extended resources, and no node fits with it")
 		removed = append(removed, klog.KObj(claim).String())
 	}
 	return removed, nil
-}
-
-// recordedPods are pods whose status may name a claim for extended resources although the scheduler's informer does
-// not show it yet. Safe for concurrent use.
-type recordedPods struct {
-	lister corelisters.PodLister
-
-	mutex sync.Mutex
-	pods  map[types.UID]types.NamespacedName
-}
-
-func newRecordedPods(lister corelisters.PodLister) *recordedPods {
-	return &recordedPods{lister: lister, pods: map[types.UID]types.NamespacedName{}}
-}
-
-// add notes a pod, and forgets those that are gone.
-func (r *recordedPods) add(pod *v1.Pod) {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	for uid, name := range r.pods {
-		if known, err := r.lister.Pods(name.Namespace).Get(name.Name); err != nil || known.UID != uid {
-			delete(r.pods, uid)
-		}
-	}
-	r.pods[pod.UID] = types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
-}
-
-// has tells whether the pod's status names a claim for extended resources, or may.
-func (r *recordedPods) has(pod *v1.Pod) bool {
-	r.mutex.Lock()
-	defer r.mutex.Unlock()
-	if pod.Status.ExtendedResourceClaimStatus != nil {
-		delete(r.pods, pod.UID)
-		return true
-	}
-	_, known := r.pods[pod.UID]
-	return known
 }

@@ -92,7 +92,7 @@ func manyDevices() world {
 
 func newFaultHarness(t *testing.T) *harness {
 	h := newHarness(t, manyDevices())
-	h.plugin.undoPauses = wait.Backoff{Duration: time.Microsecond, Steps: 1}
+	h.plugin.binder.UndoPauses = wait.Backoff{Duration: time.Microsecond, Steps: 1}
 	return h
 }
 

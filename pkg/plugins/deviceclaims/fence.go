@@ -18,6 +18,9 @@ import (
 
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -70,7 +73,7 @@ func (pl *Plugin) isInUse(claim *resourceapi.ResourceClaim) bool {
 		}
 		all, err := pods.List(labels.Everything())
 		return err == nil && slices.ContainsFunc(all, func(pod *v1.Pod) bool {
-			return pod.Spec.NodeName != "" && groupOf(pod) == ref.Name && uses(pod, usage.RefOf(claim))
+			return pod.Spec.NodeName != "" && podclaims.GroupOf(pod) == ref.Name && podclaims.Uses(pod, usage.RefOf(claim))
 		})
 	})
 }
@@ -125,8 +128,8 @@ func (c *cycle) boundClaims() []*resourceapi.ResourceClaim {
 	for i, pc := range bound {
 		claims[i] = pc.claim
 		for _, w := range c.binding.writes {
-			if w.planned.UID == pc.claim.UID {
-				claims[i] = w.written
+			if w.Planned.UID == pc.claim.UID {
+				claims[i] = w.Written
 			}
 		}
 	}
@@ -148,13 +151,13 @@ func (pl *Plugin) checkStillReserved(c *cycle) error {
 	for _, bound := range c.boundClaims() {
 		claim, err := pl.shared.tracker.Get(bound.Namespace, bound.Name)
 		if apierrors.IsNotFound(err) {
-			return postpone(reasonClaimChanged, bound, fmt.Errorf("claim %s: was deleted while the pod was bound", klog.KObj(bound)))
+			return podevents.Postpone(podevents.ReasonClaimChanged, bound, fmt.Errorf("claim %s: was deleted while the pod was bound", klog.KObj(bound)))
 		}
 		if err != nil {
 			return err
 		}
-		if claim.UID != bound.UID || claim.Status.Allocation == nil || !sameAllocation(claim.Status.Allocation, bound.Status.Allocation) || !isReservedFor(claim, c.userOf(claim.UID)) {
-			return postpone(reasonClaimChanged, bound, fmt.Errorf("claim %s: the reservation was lost while the pod was bound", klog.KObj(bound)))
+		if claim.UID != bound.UID || claim.Status.Allocation == nil || !podclaims.SameAllocation(claim.Status.Allocation, bound.Status.Allocation) || !podclaims.IsReservedFor(claim, c.userOf(claim.UID)) {
+			return podevents.Postpone(podevents.ReasonClaimChanged, bound, fmt.Errorf("claim %s: the reservation was lost while the pod was bound", klog.KObj(bound)))
 		}
 	}
 	return nil
@@ -176,14 +179,14 @@ func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle, yields []
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
 	defer context.AfterFunc(pl.shared.ctx, cancel)()
-	if state, err := pl.readPod(ctx, pod); err != nil || state == podGone || state == podBound {
+	if state, err := pl.binder.ReadPod(ctx, pod); err != nil || state == binding.PodGone || state == binding.PodBound {
 		logger.V(2).Info("Keeping claims that must give way, because the pod is bound or not to be found", "pod", klog.KObj(pod), "err", err)
 		return
 	}
-	pl.shared.attempts.giveWay(pod)
+	pl.shared.attempts.GiveWay(pod)
 	for _, yield := range yields {
 		never := func() bool { return false }
-		err := pl.persist(ctx, never, func(ctx context.Context) error { return pl.writeWithdrawal(ctx, pod, yield, c) })
+		err := pl.binder.Persist(ctx, never, func(ctx context.Context) error { return pl.writeWithdrawal(ctx, pod, yield, c) })
 		if err != nil {
 			logger.Error(err, "Cannot give up the allocation of a claim that must give way", "pod", klog.KObj(pod), "claim", klog.KRef(yield.Claim.Namespace, yield.Claim.Name))
 		}
@@ -200,9 +203,9 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence
 	if err != nil {
 		return err
 	}
-	pl.assume(ctx, claim) // it may have been written with the answer lost
-	if claim.UID != yield.Claim.UID || claim.Status.Allocation == nil || !sameAllocation(claim.Status.Allocation, yield.Allocation) || !isReservedFor(claim, user) ||
-		!isUsedLastBy(claim, user, pl.shared.fieldManager) { // whoever uses it has a fence of its own
+	pl.binder.Assume(ctx, claim) // it may have been written with the answer lost
+	if claim.UID != yield.Claim.UID || claim.Status.Allocation == nil || !podclaims.SameAllocation(claim.Status.Allocation, yield.Allocation) || !podclaims.IsReservedFor(claim, user) ||
+		!binding.IsUsedLastBy(claim, user, pl.shared.books.FieldManager) { // whoever uses it has a fence of its own
 		return nil
 	}
 	if user != pod.UID {
@@ -211,34 +214,34 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence
 		}
 	}
 	claim = claim.DeepCopy()
-	removeUser(claim, user)
+	podclaims.RemoveUser(claim, user)
 	if len(claim.Status.ReservedFor) == 0 {
 		claim.Status.Allocation = nil
 		claim.Status.Devices = nil
 	}
 	written, err := client.UpdateStatus(ctx, claim, metav1.UpdateOptions{})
-	countWrite(writeWithdrawal, err)
+	binding.CountWrite(binding.WriteWithdrawal, err)
 	if err != nil {
-		pl.shared.doubts.note(claim, err)
+		pl.shared.books.Doubts.Note(claim, err)
 		return err
 	}
 	for _, w := range c.binding.writes {
-		w.withdrawn = w.withdrawn || w.planned.UID == claim.UID
+		w.Withdrawn = w.Withdrawn || w.Planned.UID == claim.UID
 	}
-	pl.assume(ctx, written)
+	pl.binder.Assume(ctx, written)
 	return nil
 }
 
 // groupLeaves tells whether no pod of the pod's group is left that may use a claim of the group: those that have a node use none, and those
 // that are being bound to one have given way and not tried again since. The API is asked, too: another scheduler may have bound one.
 func (pl *Plugin) groupLeaves(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) (bool, error) {
-	left := pl.shared.attempts.haveGivenWay(pod)
+	left := pl.shared.attempts.HaveGivenWay(pod)
 	users, err := pl.scheduledUsers(pod, claim)
 	if err != nil || slices.ContainsFunc(users, func(member *v1.Pod) bool { return !left.Has(member.UID) }) {
 		return false, nil //nolint:nilerr // a group that is not known may have any pods
 	}
-	err = pl.checkGroupUnbound(ctx, pod, claim)
-	if _, bound := errors.AsType[*boundError](err); bound {
+	err = pl.binder.CheckGroupUnbound(ctx, pod, claim)
+	if _, bound := errors.AsType[*binding.BoundError](err); bound {
 		return false, nil
 	}
 	return err == nil, err

@@ -341,7 +341,7 @@ func TestFenceWithdrawalOutlivesFailures(t *testing.T) {
 			w := fenced()
 			w.pods = []*v1.Pod{pod("p", "mine")}
 			h := newHarness(t, w)
-			h.plugin.undoPauses = wait.Backoff{Duration: time.Microsecond, Steps: 1}
+			h.plugin.binder.UndoPauses = wait.Backoff{Duration: time.Microsecond, Steps: 1}
 			// Found allocated, so that only the withdrawal takes it back.
 			h.othersTake("gpu-0")
 			h.api.change("mine", allocated("node-a", "gpu-0"))

@@ -105,7 +105,7 @@ func (pl *Plugin) whyUnusable(pc *podClaim, node *v1.Node) string {
 		return reasonElsewhere
 	case skipsNodeOperations(pc.allocation()) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
 		return reasonSkipping
-	case pl.bindingBroken(pc.claim):
+	case pl.binder.IsBroken(pc.claim):
 		return reasonBinding
 	}
 	return ""

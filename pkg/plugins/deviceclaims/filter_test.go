@@ -334,7 +334,7 @@ func TestScorePrefersSmallDevices(t *testing.T) {
 			h := newHarness(t, w)
 			p := pod("p", "c")
 			if tc.failed != "" {
-				h.plugin.shared.elsewhere.add(p, tc.failed, nil)
+				h.plugin.shared.elsewhere.Add(p, tc.failed, nil)
 			}
 			a := h.filterAll(p)
 			var scores fwk.NodeScoreList

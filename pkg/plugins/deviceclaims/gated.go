@@ -19,14 +19,10 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	podutil "k8s.io/kubernetes/pkg/api/v1/pod"
-)
 
-// Why PreEnqueue keeps a pod back: reasons of its events.
-const (
-	reasonClaimNotMade   = "ClaimNotMade"      // kube-controller-manager has not made it from its template
-	reasonClaimMissing   = "ClaimMissing"      // does not exist
-	reasonClaimEnds      = "ClaimBeingDeleted" // is being deleted
-	reasonClaimOfAnother = "ClaimOfAnotherPod" // was made for another pod
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
 
 // ReasonWaitingForClaim is the reason of the condition PodScheduled while a pod is kept out of the scheduling queue for want of a claim. It
@@ -42,16 +38,6 @@ const waitingToBeTried = "the pod's claims can be used now, it waits to be sched
 // gateGrace is how long a pod that nothing has been told yet is kept back before it is told why: most claims are made together with
 // their pods, or a moment later by kube-controller-manager.
 const gateGrace = 2 * time.Second
-
-// unusableError says that a pod cannot be tried on any node before a claim has changed.
-type unusableError struct {
-	reason string // of the event
-	claim  claimName
-	err    error
-}
-
-func (e *unusableError) Error() string { return e.err.Error() }
-func (e *unusableError) Unwrap() error { return e.err }
 
 // gatedPods keep the condition PodScheduled of pods true that PreEnqueue keeps out of the scheduling queue. kube-scheduler writes it
 // only when an attempt fails: a pod that was never tried has none, and one that was is left with what was true then.
@@ -76,7 +62,7 @@ type gatedPods struct {
 // gatedPod is what is to be told.
 type gatedPod struct {
 	uid  types.UID
-	why  *unusableError
+	why  *podclaims.UnusableError
 	told string // by an event
 }
 
@@ -96,14 +82,10 @@ func (g *gatedPods) serve(profile fwk.Handle, giveUp func(context.Context, *v1.P
 	g.profiles[profile.ProfileName()], g.giveUp[profile.ProfileName()] = profile, giveUp
 }
 
-func podName(pod *v1.Pod) types.NamespacedName {
-	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
-}
-
 // keep notes why a pod is kept back. It is false for a pod that is gone: the scheduling queue may take it up after its end, and a pod that is
 // kept back keeps back its whole group. Who first notes a pod and then asks learns of what has ended by then; of what ends later, podHandler is told.
 func (g *gatedPods) keep(pod *v1.Pod, err error) bool {
-	var why *unusableError
+	var why *podclaims.UnusableError
 	if errors.As(err, &why) {
 		g.note(pod, why)
 	}
@@ -114,22 +96,22 @@ func (g *gatedPods) keep(pod *v1.Pod, err error) bool {
 	return false
 }
 
-func (g *gatedPods) note(pod *v1.Pod, why *unusableError) {
+func (g *gatedPods) note(pod *v1.Pod, why *podclaims.UnusableError) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	known := g.pods[podName(pod)]
+	known := g.pods[podclaims.PodName(pod)]
 	if known == nil || known.uid != pod.UID {
 		known = &gatedPod{uid: pod.UID}
-		g.pods[podName(pod)] = known
+		g.pods[podclaims.PodName(pod)] = known
 	}
 	if known.why != nil && known.why.Error() == why.Error() {
 		return
 	}
 	known.why = why
 	if scheduledCondition(pod) == nil {
-		g.queue.AddAfter(podName(pod), g.grace)
+		g.queue.AddAfter(podclaims.PodName(pod), g.grace)
 	} else {
-		g.queue.Add(podName(pod)) // what it says is not true any more
+		g.queue.Add(podclaims.PodName(pod)) // what it says is not true any more
 	}
 }
 
@@ -137,18 +119,18 @@ func (g *gatedPods) note(pod *v1.Pod, why *unusableError) {
 func (g *gatedPods) keeps(pod *v1.Pod) bool {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	known := g.pods[podName(pod)]
+	known := g.pods[podclaims.PodName(pod)]
 	return known != nil && known.uid == pod.UID
 }
 
 // letIn notes that a pod is not kept back.
 func (g *gatedPods) letIn(pod *v1.Pod) {
 	g.mutex.Lock()
-	known := g.pods[podName(pod)]
-	delete(g.pods, podName(pod))
+	known := g.pods[podclaims.PodName(pod)]
+	delete(g.pods, podclaims.PodName(pod))
 	g.mutex.Unlock()
 	if known != nil || isToldToWait(pod) {
-		g.queue.Add(podName(pod))
+		g.queue.Add(podclaims.PodName(pod))
 	}
 }
 
@@ -156,10 +138,10 @@ func (g *gatedPods) letIn(pod *v1.Pod) {
 func (g *gatedPods) forget(pod *v1.Pod) fwk.Handle {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
-	if known := g.pods[podName(pod)]; known == nil || known.uid != pod.UID {
+	if known := g.pods[podclaims.PodName(pod)]; known == nil || known.uid != pod.UID {
 		return nil
 	}
-	delete(g.pods, podName(pod))
+	delete(g.pods, podclaims.PodName(pod))
 	return g.profiles[pod.Spec.SchedulerName]
 }
 
@@ -177,10 +159,10 @@ func (g *gatedPods) podHandler(ctx context.Context) cache.ResourceEventHandler {
 				return
 			}
 			g.mutex.Lock()
-			known, ours := g.pods[podName(pod)] != nil, g.profiles[pod.Spec.SchedulerName] != nil
+			known, ours := g.pods[podclaims.PodName(pod)] != nil, g.profiles[pod.Spec.SchedulerName] != nil
 			g.mutex.Unlock()
 			if known && scheduledCondition(pod) != nil || ours && isToldToWait(pod) {
-				g.queue.Add(podName(pod))
+				g.queue.Add(podclaims.PodName(pod))
 			}
 		},
 		DeleteFunc: func(obj any) {
@@ -191,8 +173,8 @@ func (g *gatedPods) podHandler(ctx context.Context) cache.ResourceEventHandler {
 			if !ok {
 				return
 			}
-			if profile := g.forget(pod); profile != nil && groupOf(pod) != "" {
-				profile.Activate(klog.FromContext(ctx), map[string]*v1.Pod{podName(pod).String(): pod}) // activates the group
+			if profile := g.forget(pod); profile != nil && podclaims.GroupOf(pod) != "" {
+				profile.Activate(klog.FromContext(ctx), map[string]*v1.Pod{podclaims.PodName(pod).String(): pod}) // activates the group
 			}
 		},
 	}
@@ -221,7 +203,7 @@ func (g *gatedPods) run(ctx context.Context) {
 
 // tell makes the pod's condition what it should be.
 func (g *gatedPods) tell(ctx context.Context, name types.NamespacedName) error {
-	var why *unusableError
+	var why *podclaims.UnusableError
 	var profile fwk.Handle
 	var giveUp func(context.Context, *v1.Pod) error
 	g.mutex.Lock()
@@ -265,15 +247,15 @@ func (g *gatedPods) tell(ctx context.Context, name types.NamespacedName) error {
 	g.mutex.Unlock()
 	if isNews {
 		var claim runtime.Object
-		if why.claim.Name != "" {
-			claim = claimReference(why.claim.NamespacedName)
+		if why.Claim.Name != "" {
+			claim = podevents.Claim(why.Claim.NamespacedName)
 		}
 		recorder := profile.EventRecorder().WithLogger(klog.FromContext(ctx))
-		recorder.Eventf(regarding(pod), claim, v1.EventTypeWarning, why.reason, "Scheduling", "%s", noteOf(why))
+		recorder.Eventf(podevents.Pod(pod), claim, v1.EventTypeWarning, why.Reason, "Scheduling", "%s", podevents.Note(why))
 	}
-	var adopted *adoptedError
+	var adopted *binding.AdoptedError
 	if err := giveUp(ctx, pod); errors.As(err, &adopted) {
-		g.queue.AddAfter(name, adoptionRenewal)
+		g.queue.AddAfter(name, binding.AdoptionRenewal)
 	} else if err != nil {
 		return err
 	}

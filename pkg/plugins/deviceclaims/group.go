@@ -14,34 +14,22 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/usage"
 )
 
-// groupOf returns the name of the pod's group, empty if it has none.
-func groupOf(pod *v1.Pod) string {
-	if group := pod.Spec.SchedulingGroup; group != nil && group.PodGroupName != nil {
-		return *group.PodGroupName
-	}
-	return ""
-}
-
 // priorityOf returns the priority that counts when pods are evicted: that of the pod's group, if it has one.
 func (pl *Plugin) priorityOf(pod *v1.Pod) int32 {
-	if groupOf(pod) == "" || !enabled(features.GenericWorkload) {
+	if podclaims.GroupOf(pod) == "" || !enabled(features.GenericWorkload) {
 		return corev1helpers.PodPriority(pod)
 	}
 	return preemption.GetPodPriority(pod, pl.handle.SnapshotSharedLister().PodGroups(), nil)
 }
 
-// userOf is how a pod stands among those that a claim is reserved for.
-func userOf(pod *v1.Pod) resourceapi.ResourceClaimConsumerReference {
-	return resourceapi.ResourceClaimConsumerReference{APIGroup: v1.GroupName, Resource: "pods", Name: pod.Name, UID: pod.UID}
-}
-
 // groupClaims returns the pod's claims, by name, that are reserved not for the pod but for its group, because the group names the
 // same claim (KEP-5729). They stay reserved until kube-controller-manager finds the group gone.
 func (pl *Plugin) groupClaims(pod *v1.Pod) (map[string]resourceapi.ResourceClaimConsumerReference, error) {
-	name := groupOf(pod)
+	name := podclaims.GroupOf(pod)
 	if name == "" || len(pod.Spec.ResourceClaims) == 0 || !enabled(features.DRAWorkloadResourceClaims) {
 		return nil, nil
 	}
@@ -75,17 +63,17 @@ func (p *plan) groupOf(claim types.UID, pod *v1.Pod) types.UID {
 
 // scheduledUsers returns the pods of the pod's group that use the claim and have a node, or are being bound to one.
 func (pl *Plugin) scheduledUsers(pod *v1.Pod, claim *resourceapi.ResourceClaim) ([]*v1.Pod, error) {
-	state, err := pl.handle.PodGroupManager().PodGroupStates().Get(pod.Namespace, groupOf(pod))
+	state, err := pl.handle.PodGroupManager().PodGroupStates().Get(pod.Namespace, podclaims.GroupOf(pod))
 	if err != nil {
-		return nil, fmt.Errorf("pod group %s/%s: %w", pod.Namespace, groupOf(pod), err)
+		return nil, fmt.Errorf("pod group %s/%s: %w", pod.Namespace, podclaims.GroupOf(pod), err)
 	}
-	return slices.DeleteFunc(state.ScheduledPods(), func(member *v1.Pod) bool { return !uses(member, usage.RefOf(claim)) }), nil
+	return slices.DeleteFunc(state.ScheduledPods(), func(member *v1.Pod) bool { return !podclaims.Uses(member, usage.RefOf(claim)) }), nil
 }
 
 // disruptedWith returns the pods that go with a pod that is evicted: itself, or all of a group that is only disrupted as a whole.
 func (pl *Plugin) disruptedWith(pod *v1.Pod) []*v1.Pod {
 	alone := []*v1.Pod{pod}
-	name := groupOf(pod)
+	name := podclaims.GroupOf(pod)
 	if name == "" || !enabled(features.GenericWorkload) {
 		return alone
 	}

@@ -27,6 +27,8 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -383,7 +385,7 @@ func TestGroupClaimGivesWayWithItsLastPod(t *testing.T) {
 		h.wantState("mine", want)
 	}
 	// One that tries again counts as one that could be using it.
-	h.plugin.shared.attempts.begin(h.plugin.handle, w.pods[0])
+	h.plugin.shared.attempts.Begin(h.plugin.handle, w.pods[0])
 	if leaves, err := h.plugin.groupLeaves(h.ctx, w.pods[1], h.api.get("mine")); leaves || err != nil {
 		t.Errorf("the group leaves although one of its pods tries again: %t, %v", leaves, err)
 	}
@@ -410,7 +412,7 @@ func TestALateMemberKeepsItsGroupsClaim(t *testing.T) {
 			w.pods = []*v1.Pod{member(pod("p", "mine")), member(pod("q", "mine"))}
 			w.assumed = []*v1.Pod{member(running("p", "node-a", 0, "mine")), member(running("q", "node-a", 0, "mine"))}
 			h := newHarness(t, w)
-			h.plugin.undoPauses = wait.Backoff{Duration: time.Millisecond, Steps: 1}
+			h.plugin.binder.UndoPauses = wait.Backoff{Duration: time.Millisecond, Steps: 1}
 			g := h.tryGroup(w.pods...)
 			p, q := g.forGood(0).reserve("node-a"), g.forGood(1).reserve("node-a")
 			h.othersTake("gpu-0")
@@ -563,9 +565,9 @@ func TestAMemberWhoseBindingFailsMakesAPause(t *testing.T) {
 				w.pods = []*v1.Pod{tc.pod}
 			}
 			h := newHarness(t, w)
-			h.plugin.shared.attempts.pauses = memberPauses
+			h.plugin.shared.attempts.Pauses = podmemory.MemberPauses
 			clock := testingclock.NewFakeClock(time.Now())
-			h.plugin.clock = clock
+			h.plugin.binder.Clock = clock
 			fail := func() <-chan struct{} {
 				a := h.filterAll(tc.pod).reserve("node-b")
 				if tc.binds {
@@ -625,9 +627,9 @@ func TestAMemberThatReserveRefusesPauses(t *testing.T) {
 	w.groups = []*schedulingapi.PodGroup{group()}
 	w.pods = []*v1.Pod{member(pod("p", "a")), member(pod("q", "b"))}
 	h := newHarness(t, w)
-	h.plugin.shared.attempts.pauses = memberPauses
+	h.plugin.shared.attempts.Pauses = podmemory.MemberPauses
 	clock := testingclock.NewFakeClock(time.Now())
-	h.plugin.clock = clock
+	h.plugin.binder.Clock = clock
 	held := func(n int) func() bool {
 		return func() bool { return h.plugin.shared.tracker.Snapshot().Usage.Len() == n }
 	}
@@ -665,7 +667,7 @@ func TestAMemberThatReserveRefusesPauses(t *testing.T) {
 		g.forGood(i).bind("node-b")
 		h.plugin.PostBind(h.ctx, g.attempts[i].state, g.pods[i], "node-b")
 	}
-	if n := len(h.plugin.shared.attempts.refused); n > 0 {
+	if n := h.plugin.shared.attempts.Remembered(); n > 0 {
 		t.Errorf("%d pods are remembered that are bound", n)
 	}
 }
@@ -679,11 +681,11 @@ func TestAPausingMemberIsWokenInTime(t *testing.T) {
 	w.pods = []*v1.Pod{member(pod("p", "a"))}
 	h := newHarness(t, w)
 	clock := testingclock.NewFakeClock(time.Now()) // stands still, and the room's goes on
-	h.plugin.clock = clock
+	h.plugin.binder.Clock = clock
 	for _, pause := range []time.Duration{time.Hour, time.Millisecond} {
-		h.plugin.shared.attempts.pauses.Duration = pause
+		h.plugin.shared.attempts.Pauses.Duration = pause
 		for range 2 {
-			h.plugin.shared.attempts.refuse(w.pods[0], clock.Now())
+			h.plugin.shared.attempts.Refuse(w.pods[0], clock.Now())
 		}
 		g := h.tryGroup(w.pods...)
 		g.wantNodes("")
@@ -693,7 +695,7 @@ func TestAPausingMemberIsWokenInTime(t *testing.T) {
 		} else if woken := h.lookedAt(); len(woken) > 0 {
 			t.Errorf("%v woken early", woken)
 		}
-		h.plugin.shared.attempts.end(w.pods[0].UID)
+		h.plugin.shared.attempts.End(w.pods[0].UID)
 	}
 }
 
@@ -841,7 +843,7 @@ func TestAGroupGivesUpItsReservationBesideAnothersNote(t *testing.T) {
 			w := oneNode()
 			note := func(c *resourceapi.ResourceClaim) {
 				if tc.noted != "" {
-					metav1.SetMetaDataAnnotation(&c.ObjectMeta, adoptedKey(tc.noted), adoption{"before", time.Now().Add(-5 * time.Minute)}.String())
+					metav1.SetMetaDataAnnotation(&c.ObjectMeta, binding.AdoptionKey(tc.noted), binding.Adoption{By: "before", At: time.Now().Add(-5 * time.Minute)}.String())
 				}
 			}
 			w.claims = []*resourceapi.ResourceClaim{
@@ -867,13 +869,13 @@ func TestAPreemptedMemberMakesWayAtOnce(t *testing.T) {
 	p := member(pod("p", "a"))
 	w.pods = []*v1.Pod{p}
 	h := newHarness(t, w)
-	h.plugin.shared.attempts.pauses = memberPauses
+	h.plugin.shared.attempts.Pauses = podmemory.MemberPauses
 	clock := testingclock.NewFakeClock(time.Now())
-	h.plugin.clock = clock
+	h.plugin.binder.Clock = clock
 	a := h.filterAll(p).reserve("node-b")
 	binding, cancel := context.WithCancelCause(h.ctx)
 	cancel(errors.New("preempted"))
-	h.plugin.shared.attempts.preBind(binding, p.UID)
+	h.plugin.shared.attempts.PreBind(binding, p.UID)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

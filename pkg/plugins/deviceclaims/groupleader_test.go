@@ -17,6 +17,7 @@ import (
 	testingclock "k8s.io/utils/clock/testing"
 
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 )
 
 // A leader allocated the group's claim for one member, which leaves no note, and ended or was frozen behind the fence. The next one must give
@@ -101,8 +102,8 @@ func TestAGroupsClaimThatAnotherSchedulerUsesIsNotGivenUp(t *testing.T) {
 	before.wantState("mine", used)
 
 	next := startHarness(t, w, before.client, before.api)
-	clock := testingclock.NewFakeClock(adoptionOf(next.api.get("mine"), "g-uid").at)
-	next.plugin.clock = clock
+	clock := testingclock.NewFakeClock(binding.AdoptionOf(next.api.get("mine"), "g-uid").At)
+	next.plugin.binder.Clock = clock
 	inTheWay := func() {
 		g := next.tryGroup(member(pod("p", "mine")), member(pod("q", "mine", "own")))
 		g.postFilter(g.fitsAll)
@@ -110,7 +111,7 @@ func TestAGroupsClaimThatAnotherSchedulerUsesIsNotGivenUp(t *testing.T) {
 	clock.Step(config.DefaultBindingTimeout)
 	inTheWay()
 	next.wantState("mine", used)
-	clock.Step(adoptionRenewal)
+	clock.Step(binding.AdoptionRenewal)
 	inTheWay()
 	next.wantState("mine", state{})
 }
@@ -130,7 +131,7 @@ func TestAMemberThatComesDuringTheWithdrawalKeepsItsGroupsClaim(t *testing.T) {
 			w.assumed = []*v1.Pod{member(running("p", "node-a", 0, "mine"))}
 			h := newHarness(t, w)
 			clock := testingclock.NewFakeClock(time.Now())
-			h.plugin.clock = clock
+			h.plugin.binder.Clock = clock
 			h.plugin.client = &afterList{Interface: h.client, then: sync.OnceFunc(func() {
 				h.api.change("other", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
 				h.caughtUp("other")
@@ -138,6 +139,7 @@ func TestAMemberThatComesDuringTheWithdrawalKeepsItsGroupsClaim(t *testing.T) {
 				h.filterAll(w.pods[1]).bind("node-a")
 				h.binds(w.pods[1])
 			})}
+			h.plugin.binder.Client = h.plugin.client
 			if status := h.filterAll(w.pods[0]).reserve("node-a").preBind("node-a"); status.IsSuccess() {
 				t.Fatal("the pod passed the fence")
 			}

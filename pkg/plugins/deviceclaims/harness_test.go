@@ -148,9 +148,9 @@ func launchHarness(t testing.TB, w world, client *fake.Clientset, api *claimAPI)
 	if h.plugin, err = New(ctx, &config.DeviceClaimsArgs{Fence: w.fence}, handle, shared); err != nil {
 		t.Fatal(err)
 	}
-	h.plugin.bindingGrace = 0
-	h.plugin.shared.attempts.pauses.Duration = 0
-	h.plugin.bindPauses.Duration = time.Millisecond / 10
+	h.plugin.binder.Grace = 0
+	h.plugin.shared.attempts.Pauses.Duration = 0
+	h.plugin.binder.BindPauses.Duration = time.Millisecond / 10
 	pods, nodes := factory.Core().V1().Pods().Informer(), factory.Core().V1().Nodes().Informer()
 	factory.Start(ctx.Done())
 	t.Cleanup(func() {

@@ -13,6 +13,8 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -22,7 +24,7 @@ import (
 
 // refusedByPreFilter ends an attempt in which no node was looked at.
 func (pl *Plugin) refusedByPreFilter(ctx context.Context, pod *v1.Pod) *fwk.Status {
-	pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
+	pl.shared.waiting.NotRefused(pod.UID, pl.binder.Clock.Now())
 	if pod.Spec.NodeName != "" {
 		return leftToOthers("") // see PreFilter
 	}
@@ -30,7 +32,7 @@ func (pl *Plugin) refusedByPreFilter(ctx context.Context, pod *v1.Pod) *fwk.Stat
 	if err == nil {
 		return leftToOthers(given)
 	}
-	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Again: true}, pl.clock.Now()) // no event need follow
+	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Again: true}, pl.binder.Clock.Now()) // no event need follow
 	if apierrors.IsConflict(err) {
 		return leftToOthers(given)
 	}
@@ -42,7 +44,7 @@ func (pl *Plugin) refusedByPreFilter(ctx context.Context, pod *v1.Pod) *fwk.Stat
 func (pl *Plugin) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*resourceapi.ResourceClaim) error) (given string, err error) {
 	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout) // for all, as nobody else may be scheduled meanwhile
 	defer cancel()
-	names := sets.New(claimsNamedBy(pod)...)
+	names := sets.New(podclaims.NamedBy(pod)...)
 	for _, claim := range pl.madeFor(pod) { // the pod's status may not name it yet
 		names.Insert(claim.Name)
 	}
@@ -50,10 +52,10 @@ func (pl *Plugin) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*resou
 	var failed []error
 	for _, name := range sets.List(names) {
 		claim, err := pl.shared.tracker.Get(pod.Namespace, name)
-		if err != nil || claim.Status.Allocation == nil || !isReservedFor(claim, pod.UID) {
+		if err != nil || claim.Status.Allocation == nil || !podclaims.IsReservedFor(claim, pod.UID) {
 			continue
 		}
-		idle := &obstacle{claim, "which others may use while the pod waits", !usedOnlyBy(claim, pod.UID), pod.UID}
+		idle := &obstacle{claim, "which others may use while the pod waits", !podclaims.UsedOnlyBy(claim, pod.UID), pod.UID}
 		if err = check(claim); err == nil {
 			err = pl.giveUp(ctx, pod, idle)
 		}
@@ -76,11 +78,25 @@ var errBinding = errors.New("the pod is being bound")
 // with a claim as it is now, it has been noted in attempts before that, or writes to the claim first, because of the doubt.
 func (pl *Plugin) giveUpKeptBack(ctx context.Context, pod *v1.Pod) error {
 	_, err := pl.giveUpIdle(ctx, pod, func(claim *resourceapi.ResourceClaim) error {
-		pl.shared.doubts.note(claim, errBinding)
-		if pl.shared.attempts.of(pod.UID) != nil {
+		pl.shared.books.Doubts.Note(claim, errBinding)
+		if pl.shared.attempts.Of(pod.UID) != nil {
 			return errBinding
 		}
 		return nil
 	})
 	return err
+}
+
+// statusOfGivingUp says why nothing could be given up for the pod. Who has a node, or is about to get one, needs nobody evicted, so the
+// plugins after this one are not asked.
+func statusOfGivingUp(err error) *fwk.Status {
+	var bound *binding.BoundError
+	var adopted *binding.AdoptedError
+	switch {
+	case errors.As(err, &bound):
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, bound.Error())
+	case errors.As(err, &adopted):
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, adopted.Error())
+	}
+	return fwk.AsStatus(err)
 }

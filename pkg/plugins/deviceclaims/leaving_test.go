@@ -10,15 +10,9 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
-	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultbinder"
-	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/queuesort"
-	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
-	"k8s.io/kubernetes/pkg/scheduler/metrics"
 	"k8s.io/utils/ptr"
 )
 
@@ -233,7 +227,7 @@ func TestCancelledBindingsAreLeaving(t *testing.T) {
 		"PreBind is under way":               {begun: true},
 		"PreBind was cancelled":              {begun: true, cancel: errors.New("preempted"), leaving: true},
 		"the binding has ended by itself":    {begun: true, cancel: context.Canceled},
-		"PreBind has passed":                 {begun: true, cancel: errors.New(preBindHasEnded)},
+		"PreBind has passed":                 {begun: true, cancel: errors.New("RunPreBindPlugins has completed")},
 		"the pod does not wait for a Permit": {leaving: true},
 	}
 	for name, tc := range tests {
@@ -248,7 +242,7 @@ func TestCancelledBindingsAreLeaving(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(h.ctx)
 			defer cancel(nil)
 			if tc.begun {
-				h.plugin.shared.attempts.preBind(ctx, low.UID)
+				h.plugin.shared.attempts.PreBind(ctx, low.UID)
 			}
 			if tc.cancel != nil {
 				cancel(tc.cancel)
@@ -259,69 +253,6 @@ func TestCancelledBindingsAreLeaving(t *testing.T) {
 			}
 		})
 	}
-}
-
-// How the framework tells: a pod that is bound just now, or was refused by PreBind, has not been preempted.
-func TestWhetherAPodIsPreemptedIsToldByTheContextOfPreBind(t *testing.T) {
-	metrics.Register()
-	for name, tc := range map[string]struct {
-		status    *fwk.Status
-		preempted bool
-	}{
-		"PreBind has passed":                    {},
-		"PreBind has failed":                    {status: fwk.AsStatus(errUnreachable)},
-		"PreBind was cancelled, and has failed": {status: fwk.AsStatus(errUnreachable), preempted: true},
-		"PreBind was cancelled, and has passed": {preempted: true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			binding, cancel := context.WithCancelCause(t.Context())
-			attempt := &bindingAttempt{}
-			plugin := &preBinder{func(ctx context.Context) *fwk.Status {
-				attempt.binding = ctx
-				if attempt.isCancelled(true) {
-					t.Error("cancelled at the beginning")
-				}
-				if tc.preempted {
-					cancel(errors.New("preempted"))
-				}
-				return tc.status
-			}}
-			own := func(context.Context, runtime.Object, fwk.Handle) (fwk.Plugin, error) { return plugin, nil }
-			profile := &schedulerconfig.KubeSchedulerProfile{Plugins: &schedulerconfig.Plugins{}}
-			for _, name := range []string{queuesort.Name, plugin.Name(), defaultbinder.Name} {
-				profile.Plugins.MultiPoint.Enabled = append(profile.Plugins.MultiPoint.Enabled, schedulerconfig.Plugin{Name: name})
-			}
-			handle, err := frameworkruntime.NewFramework(t.Context(), frameworkruntime.Registry{
-				queuesort.Name: queuesort.New, plugin.Name(): own, defaultbinder.Name: defaultbinder.New,
-			}, profile)
-			if err != nil {
-				t.Fatal(err)
-			}
-			handle.RunPreBindPlugins(binding, framework.NewCycleState(), pod("p"), "node-a")
-			if got := attempt.isCancelled(true); got != tc.preempted {
-				t.Errorf("cancelled: %t, cause %v", got, context.Cause(attempt.binding))
-			}
-			cancel(nil) // as the end of the binding does
-			if got := attempt.isCancelled(true); got != tc.preempted {
-				t.Errorf("cancelled when the binding has ended: %t, cause %v", got, context.Cause(attempt.binding))
-			}
-		})
-	}
-}
-
-// preBinder is a plugin that does something in PreBind.
-type preBinder struct {
-	do func(context.Context) *fwk.Status
-}
-
-func (p *preBinder) Name() string { return "PreBinder" }
-
-func (p *preBinder) PreBindPreFlight(context.Context, fwk.CycleState, *v1.Pod, string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
-	return nil, nil
-}
-
-func (p *preBinder) PreBind(ctx context.Context, _ fwk.CycleState, _ *v1.Pod, _ string) *fwk.Status {
-	return p.do(ctx)
 }
 
 // Between Permit and PreBind one cannot know whether a pod has been preempted, so others wait for its devices. When it begins to write, they look
@@ -368,11 +299,11 @@ func TestAttemptsEnd(t *testing.T) {
 	a.bind("node-b")
 	h.plugin.PostBind(h.ctx, a.state, bound, "node-b")
 	b := h.filterAll(failed).reserve("node-b")
-	if h.plugin.shared.attempts.of(failed.UID) == nil {
+	if h.plugin.shared.attempts.Of(failed.UID) == nil {
 		t.Error("the attempt of a pod with devices in flight is not known")
 	}
 	b.unreserve("node-b")
-	if n := len(h.plugin.shared.attempts.byPod); n != 0 {
+	if n := h.plugin.shared.attempts.Remembered(); n != 0 {
 		t.Errorf("%d attempts are left", n)
 	}
 }

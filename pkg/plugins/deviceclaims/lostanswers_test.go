@@ -6,70 +6,29 @@ import (
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	fwk "k8s.io/kube-scheduler/framework"
 	testingclock "k8s.io/utils/clock/testing"
-	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
 // The scheduler ends while the binding of a pod is under way: the claim for the pod's extended resources stays, as all its claims do.
 func TestShutdownKeepsTheExtendedClaimOfAPodThatMayBeBound(t *testing.T) {
 	p := containersPod("a=1")
 	h := newHarness(t, extendedWorld(p))
-	h.plugin.bindingGrace = patience
+	h.plugin.binder.Grace = patience
 	a := h.filterAll(p)
 	a.bind("node-a")
 	h.cancel()
 	a.unreserve("node-a")
 	claims := h.extendedClaims()
-	if len(claims) != 1 || len(devicesOf(claims[0])) != 1 || !isReservedFor(claims[0], p.UID) {
+	if len(claims) != 1 || len(devicesOf(claims[0])) != 1 || !podclaims.IsReservedFor(claims[0], p.UID) {
 		t.Errorf("claims %v, want the one of the pod, allocated and reserved", claims)
-	}
-}
-
-// Two shares of one device are two results with a status each.
-func TestEachShareOfADeviceHasAStatusOfItsOwn(t *testing.T) {
-	share := func(id types.UID) resourceapi.DeviceRequestAllocationResult {
-		return resourceapi.DeviceRequestAllocationResult{
-			Driver: testDriver, Pool: "node-a", Device: "gpu-0", ShareID: &id,
-			BindingConditions: []string{"Attached"}, BindingFailureConditions: []string{"Broken"},
-		}
-	}
-	report := func(id, condition string) resourceapi.AllocatedDeviceStatus {
-		return resourceapi.AllocatedDeviceStatus{Driver: testDriver, Pool: "node-a", Device: "gpu-0", ShareID: ptr.To(id), Conditions: []metav1.Condition{
-			{Type: condition, Status: metav1.ConditionTrue, Reason: "Fabric", Message: "as it is"},
-		}}
-	}
-	tests := map[string]struct {
-		reports []resourceapi.AllocatedDeviceStatus
-		ready   bool
-		failed  string
-		pending int
-	}{
-		"none is ready":       {pending: 1},
-		"the first is ready":  {reports: []resourceapi.AllocatedDeviceStatus{report("one", "Attached")}, pending: 1},
-		"the second is ready": {reports: []resourceapi.AllocatedDeviceStatus{report("two", "Attached")}, pending: 1},
-		"both are ready":      {reports: []resourceapi.AllocatedDeviceStatus{report("one", "Attached"), report("two", "Attached")}, ready: true},
-		"the second has failed": {
-			reports: []resourceapi.AllocatedDeviceStatus{report("one", "Attached"), report("two", "Broken")}, pending: 1,
-			failed: "device gpu.example.com/node-a/gpu-0: condition Broken: Fabric: as it is",
-		},
-	}
-	for name, tc := range tests {
-		t.Run(name, func(t *testing.T) {
-			c := claim("c", allocated("node-a"))
-			c.Status.Allocation.Devices.Results = []resourceapi.DeviceRequestAllocationResult{share("one"), share("two")}
-			c.Status.Devices = tc.reports
-			r := readinessOf(c, 0)
-			if diff := cmp.Diff([]any{tc.ready && tc.failed == "", tc.failed, tc.pending}, []any{r.ready, r.failed, len(r.pending)}); diff != "" {
-				t.Errorf("ready, failed, devices differ (-want +got):\n%s", diff)
-			}
-		})
 	}
 }
 
@@ -112,7 +71,7 @@ func TestALateDeallocationDoesNotTakeAClaimFromItsPod(t *testing.T) {
 			binds.filterAll(w.pods[0]).bind("node-a")
 			h.api.land()
 			h.wantState("c", state{[]string{"gpu-0"}, []string{user}})
-			if by := adoptionOf(h.api.get("c"), types.UID(user+"-uid")).by; by != binds.plugin.shared.fieldManager {
+			if by := binding.AdoptionOf(h.api.get("c"), types.UID(user+"-uid")).By; by != binds.plugin.shared.books.FieldManager {
 				t.Errorf("adopted by %q", by)
 			}
 		})
@@ -129,13 +88,13 @@ func TestALateWithdrawalDoesNotTakeAClaimFromItsPod(t *testing.T) {
 	w.claims[1] = claim("other", allocated("node-a", "gpu-0"), reservedFor("somebody"))
 	h := newHarness(t, w)
 	clock := testingclock.NewFakeClock(time.Now())
-	h.plugin.clock = clock
+	h.plugin.binder.Clock = clock
 	h.statusWrites(errLate)
 	refuse := h.api.fault
 	h.api.onRequest(func(request string) error {
 		err := refuse(request)
 		if err != nil {
-			clock.Step(undoTimeout + 1)
+			clock.Step(binding.UndoTimeout + 1)
 		}
 		return err
 	})

@@ -1,10 +1,8 @@
 package deviceclaims
 
 import (
-	"context"
 	"slices"
 	"sync"
-	"time"
 
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -13,11 +11,10 @@ import (
 	"k8s.io/client-go/tools/cache"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	fwk "k8s.io/kube-scheduler/framework"
-	"k8s.io/kubernetes/pkg/scheduler"
-	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/source"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -79,7 +76,7 @@ func (n *nominations) keep(pod *v1.Pod, node string) bool {
 	known := n.byPod[pod.UID]
 	if known == nil {
 		known = &nomination{nodes: sets.New[string]()}
-		for _, name := range claimsNamedBy(pod) {
+		for _, name := range podclaims.NamedBy(pod) {
 			known.claims = append(known.claims, types.NamespacedName{Namespace: pod.Namespace, Name: name})
 		}
 		n.byPod[pod.UID] = known
@@ -124,7 +121,7 @@ func (n *nominations) podHandler() cache.ResourceEventHandler {
 			}
 			n.endWait(pod.UID)
 			n.end(pod.UID, all)
-			if before, known := oldObj.(*v1.Pod); known && usesDevices(pod) && isEnding(pod) && !isEnding(before) {
+			if before, known := oldObj.(*v1.Pod); known && podclaims.UsesDevices(pod) && isEnding(pod) && !isEnding(before) {
 				n.leaves(pod.Spec.NodeName)
 			}
 		},
@@ -209,26 +206,5 @@ func (n *nominations) overtake(pod *v1.Pod, node string, nominees []fwk.PodInfo)
 		if other := info.GetPod(); corev1helpers.PodPriority(other) < corev1helpers.PodPriority(pod) {
 			n.lost(other.UID)
 		}
-	}
-}
-
-// EndNominations returns a scheduler's failure handler that looks, after the scheduler's own, whether the pod that failed has got or lost a
-// nomination: of one that the API does not show yet no event tells.
-func (s *Shared) EndNominations(next scheduler.FailureHandlerFn) scheduler.FailureHandlerFn {
-	return func(ctx context.Context, profile framework.Framework, pod *framework.QueuedPodInfo, status *fwk.Status,
-		nominating *fwk.NominatingInfo, start time.Time,
-	) {
-		uid := pod.Pod.UID
-		next(ctx, profile, pod, status, nominating, start)
-		if nominating != nil && nominating.Mode() == fwk.ModeOverride {
-			node := nominating.NominatedNodeName // "" takes it back
-			s.waiting.Nominated(uid, node)
-			if node != "" {
-				s.nominations.overtake(pod.Pod, node, profile.NominatedPodsForNode(node))
-			}
-		}
-		s.nominations.end(uid, func(node string) bool {
-			return !slices.ContainsFunc(profile.NominatedPodsForNode(node), func(info fwk.PodInfo) bool { return info.GetPod().UID == uid })
-		})
 	}
 }

@@ -233,13 +233,11 @@ func TestNothingIsKeptOfAPodThatIsGone(t *testing.T) {
 		"that it has given way at the fence": {
 			note: func(h *harness) {
 				a := h.filterAll(p).reserve("node-b")
-				h.plugin.shared.attempts.giveWay(p)
+				h.plugin.shared.attempts.GiveWay(p)
 				a.unreserve("node-b")
 			},
 			kept: func(s *Shared) bool {
-				s.attempts.mutex.Lock()
-				defer s.attempts.mutex.Unlock()
-				return len(s.attempts.gaveWay) > 0
+				return len(s.attempts.HaveGivenWay(p)) > 0
 			},
 		},
 	}

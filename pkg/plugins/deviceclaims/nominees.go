@@ -15,6 +15,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -64,13 +65,13 @@ func (s *stakes) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.Resour
 		return nil
 	}
 	var unallocated []*resourceapi.ResourceClaim
-	for _, name := range claimsNamedBy(pod) {
+	for _, name := range podclaims.NamedBy(pod) {
 		claim, err := s.pl.shared.tracker.Get(pod.Namespace, name)
 		if err != nil || s.own.Has(claim.UID) {
 			continue
 		}
 		if allocation := claim.Status.Allocation; allocation != nil {
-			if nodes, err := nodesOf(claim, allocation); err == nil && nodes != nil && !nodes.Match(node) && !usedOnlyBy(claim, pod.UID) {
+			if nodes, err := nodesOf(claim, allocation); err == nil && nodes != nil && !nodes.Match(node) && !podclaims.UsedOnlyBy(claim, pod.UID) {
 				return nil
 			}
 			continue
@@ -128,7 +129,7 @@ func (pl *Plugin) nominatedBefore(pod *v1.Pod, node string) []*v1.Pod {
 	var pods []*v1.Pod
 	for _, info := range pl.handle.NominatedPodsForNode(node) {
 		other := info.GetPod()
-		if other.UID != pod.UID && usesDevices(other) && corev1helpers.PodPriority(other) >= corev1helpers.PodPriority(pod) && !goesBefore(pod, other, node) &&
+		if other.UID != pod.UID && podclaims.UsesDevices(other) && corev1helpers.PodPriority(other) >= corev1helpers.PodPriority(pod) && !goesBefore(pod, other, node) &&
 			pl.shared.nominations.keep(other, node) {
 			pods = append(pods, other)
 		}

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -57,9 +58,8 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 		if !pl.mayGiveUp(c, i, pod) {
 			continue
 		}
-		if pl.bindingBroken(pc.claim) {
-			r := readinessOf(pc.claim, pl.bindingTimeout)
-			return found(i, "which could not be made ready: "+r.why(pl.bindingTimeout))
+		if why := pl.binder.WhyBroken(pc.claim); why != "" {
+			return found(i, "which could not be made ready: "+why)
 		}
 		candidates = append(candidates, i)
 	}
@@ -73,7 +73,7 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 // or else its group's, of which no pod runs with the claim. It returns nil if there is none, or it may be another scheduler's that binds the pod.
 func (pl *Plugin) keptOf(claims []podClaim, pod *v1.Pod) *obstacle {
 	kept := func(pc podClaim, user types.UID) bool {
-		return pc.claim.Status.Allocation != nil && isReservedFor(pc.claim, user) && pl.checkNotAdopted(pc.claim, user) == nil
+		return pc.claim.Status.Allocation != nil && podclaims.IsReservedFor(pc.claim, user) && pl.binder.CheckNotAdopted(pc.claim, user) == nil
 	}
 	for _, pc := range claims {
 		if kept(pc, pod.UID) {

@@ -16,6 +16,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	typedcorev1 "k8s.io/client-go/kubernetes/typed/core/v1"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 )
 
 // Of several allocations that pin the pod, the one in its way is given up.
@@ -192,7 +194,7 @@ func TestAPodGivesUpItsOwnReservationBesideItsGroups(t *testing.T) {
 func TestANoteKeepsNobodyFromPreempting(t *testing.T) {
 	w := twoNodes()
 	w.claims = []*resourceapi.ResourceClaim{claim("first", allocated("node-b", "gpu-0"), reservedFor("p"), func(c *resourceapi.ResourceClaim) {
-		metav1.SetMetaDataAnnotation(&c.ObjectMeta, adoptedKey("p-uid"), adoption{"another", time.Now()}.String())
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, binding.AdoptionKey("p-uid"), binding.Adoption{By: "another", At: time.Now()}.String())
 	}), claim("second"), claim("of-low", allocated("node-b", "gpu-1"), reservedFor("low"))}
 	p := pod("p", "first", "second")
 	w.pods = []*v1.Pod{p, running("low", "node-b", -1, "of-low")}
@@ -207,7 +209,7 @@ func TestANoteKeepsNobodyFromPreempting(t *testing.T) {
 // who can use it.
 func TestAPodThatWaitsForAClaimHoldsNoOther(t *testing.T) {
 	adopted := func(c *resourceapi.ResourceClaim) {
-		metav1.SetMetaDataAnnotation(&c.ObjectMeta, adoptedKey("p-uid"), adoption{"another", time.Now()}.String())
+		metav1.SetMetaDataAnnotation(&c.ObjectMeta, binding.AdoptionKey("p-uid"), binding.Adoption{By: "another", At: time.Now()}.String())
 	}
 	p := extendedPod("p", gpuResource)
 	p.Spec.ResourceClaims = pod("p", "first", "second").Spec.ResourceClaims
@@ -307,7 +309,7 @@ func TestGivingUpManyClaimsIsBounded(t *testing.T) {
 	w.pods = []*v1.Pod{p}
 	h := newHarness(t, w)
 	silent := silentPods{Interface: h.client}
-	h.plugin.client = &silent
+	h.plugin.client, h.plugin.binder.Client = &silent, &silent
 	if status := h.filterAll(p).postFilter(); status.Code() != fwk.Error {
 		t.Errorf("PostFilter: %v", status)
 	}

@@ -1,7 +1,6 @@
 package deviceclaims
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"strings"
@@ -105,31 +104,8 @@ func TestPodsThatShareAClaimAndAreBoundAtOnceDoNotConflict(t *testing.T) {
 	if updates != pods {
 		t.Errorf("%d writes for %d pods: %q", updates, pods, h.api.written())
 	}
-	if n := len(h.plugin.shared.turns.claims) + len(h.plugin.shared.places.coming); n != 0 {
+	if n := h.plugin.shared.books.Remembered(); n != 0 {
 		t.Errorf("%d claims are remembered although nobody is being bound", n)
-	}
-}
-
-// Who waits for its turn can be told to give up, and then is in nobody's way.
-func TestATurnThatIsGivenUpIsNoTurn(t *testing.T) {
-	turns := newTurns()
-	done, err := turns.take(context.Background(), "claim")
-	if err != nil {
-		t.Fatal(err)
-	}
-	ended, cancel := context.WithCancel(context.Background())
-	cancel()
-	if _, err := turns.take(ended, "claim"); err == nil {
-		t.Error("two have the turn at one claim")
-	}
-	done()
-	done, err = turns.take(context.Background(), "claim")
-	if err != nil {
-		t.Fatal(err)
-	}
-	done()
-	if len(turns.claims) != 0 {
-		t.Errorf("%d claims are remembered", len(turns.claims))
 	}
 }
 

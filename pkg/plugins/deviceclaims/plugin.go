@@ -7,16 +7,15 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/util/wait"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/kubernetes"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
-	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 )
 
 // Name is the plugin's name in scheduler configurations.
@@ -28,17 +27,13 @@ type Plugin struct {
 	client kubernetes.Interface
 	shared *Shared
 	fence  *fence.Fence // nil if it is disabled
-	clock  clock.Clock
+	binder *binding.Binder
 
-	features       allocator.Features
-	filterTimeout  time.Duration
-	bindingTimeout time.Duration
-	policy         allocator.Policy
-	scoring        allocator.Scoring
-	bindPauses     wait.Backoff
-	disclosure     config.ClaimDisclosure
-	undoPauses     wait.Backoff
-	bindingGrace   time.Duration
+	features      allocator.Features
+	filterTimeout time.Duration
+	policy        allocator.Policy
+	scoring       allocator.Scoring
+	disclosure    config.ClaimDisclosure
 
 	// profile is looked at when it is first needed.
 	profile func() *profile
@@ -76,22 +71,19 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	if err := shared.own(handle.ProfileName(), typed.Ownership); err != nil {
 		return nil, err
 	}
+	features := allocatorFeatures()
 	pl := &Plugin{
-		handle:         handle,
-		client:         handle.ClientSet(),
-		shared:         shared,
-		fence:          newFence(shared.tracker, typed.Fence),
-		clock:          clock.RealClock{},
-		features:       allocatorFeatures(),
-		filterTimeout:  typed.FilterTimeout.Duration,
-		bindingTimeout: typed.BindingTimeout.Duration,
-		policy:         policies[typed.ScoringStrategy.Devices],
-		scoring:        scorings[typed.ScoringStrategy.Type],
-		bindPauses:     bindPauses,
-		disclosure:     typed.ClaimsOfOtherNamespaces,
-		undoPauses:     undoPauses,
-		bindingGrace:   bindingGrace,
-		profile:        sync.OnceValue(func() *profile { return readProfile(handle) }),
+		handle:        handle,
+		client:        handle.ClientSet(),
+		shared:        shared,
+		fence:         newFence(shared.tracker, typed.Fence),
+		features:      features,
+		binder:        binding.New(shared.books, handle, features.DeviceBindingConditions, typed.BindingTimeout.Duration),
+		filterTimeout: typed.FilterTimeout.Duration,
+		policy:        policies[typed.ScoringStrategy.Devices],
+		scoring:       scorings[typed.ScoringStrategy.Type],
+		disclosure:    typed.ClaimsOfOtherNamespaces,
+		profile:       sync.OnceValue(func() *profile { return readProfile(handle) }),
 	}
 	shared.gated.serve(handle, pl.giveUpKeptBack)
 	return pl, nil

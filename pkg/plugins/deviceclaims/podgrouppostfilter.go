@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -83,10 +84,10 @@ func (pl *Plugin) groupWaitsFor(pods []*v1.Pod, found *groupCycle) {
 	for _, pod := range pods {
 		switch c := found.pods[pod.UID]; {
 		case c == nil, c.placed:
-			pl.shared.waiting.NotRefused(pod.UID, pl.clock.Now())
+			pl.shared.waiting.NotRefused(pod.UID, pl.binder.Clock.Now())
 		case slices.ContainsFunc(c.claims, func(pc podClaim) bool { return pc.shared != nil }):
 			// What it shares with pods before it may be on another node the next time.
-			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Nodes: pl.allNodes(), Again: true}, pl.clock.Now())
+			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Nodes: pl.allNodes(), Again: true}, pl.binder.Clock.Now())
 		default:
 			pl.waitFor(pod, c, true)
 		}
@@ -150,7 +151,7 @@ func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.S
 	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout) // for all, as nobody else is scheduled meanwhile: the next attempt goes on
 	defer cancel()
 	for _, pod := range pods {
-		names, err := claimNames(pod)
+		names, err := podclaims.NamesOf(pod)
 		if err != nil {
 			continue // a claim is not made yet, so nothing has been reserved for the pod
 		}
@@ -159,11 +160,11 @@ func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.S
 			return moreOf(status, fwk.AsStatus(fmt.Errorf("pod %s: %w", klog.KObj(pod), err)))
 		}
 		for _, name := range names {
-			claim, err := pl.shared.claimOf(pod, name)
+			claim, err := podclaims.Get(pl.shared.tracker, pod, name)
 			if err != nil {
 				continue
 			}
-			if kept := pl.keptOf([]podClaim{{claim: claim, user: cmp.Or(users[name.Name], userOf(pod))}}, pod); kept != nil {
+			if kept := pl.keptOf([]podClaim{{claim: claim, user: cmp.Or(users[name.Name], podclaims.UserOf(pod))}}, pod); kept != nil {
 				status = moreOf(status, pl.giveUpObstacle(ctx, pod, kept))
 			}
 		}
@@ -227,14 +228,14 @@ func (pl *Plugin) awaitLeavingForGroup(ctx context.Context, pods []*v1.Pod, foun
 	for _, pod := range pods {
 		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 		activate[name.String()] = pod
-		pl.shared.leaving.add(pl.handle, pod, leaving)
+		pl.shared.leaving.Add(pl.handle, pod, uidsOf(leaving))
 		if node := nominations[pod.UID]; node != "" {
 			result.NominatingInfos[name] = &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride, NominatedNodeName: node}
 		}
 	}
 	if slices.ContainsFunc(leaving, pl.hasChanged) {
 		for _, pod := range pods {
-			pl.shared.leaving.remove(pod.UID)
+			pl.shared.leaving.Remove(pod.UID)
 		}
 		pl.handle.Activate(klog.FromContext(ctx), activate)
 	}

@@ -11,10 +11,11 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -74,7 +75,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 // tryAtOnce has the scheduling queue try a pod again when its attempt has ended. One that has given something up may hold more, and nothing else
 // need wake it: if others are faster, it fits nowhere.
 func tryAtOnce(ctx context.Context, queue fwk.PodActivator, pod *v1.Pod) {
-	queue.Activate(klog.FromContext(ctx), map[string]*v1.Pod{podName(pod).String(): pod})
+	queue.Activate(klog.FromContext(ctx), map[string]*v1.Pod{podclaims.PodName(pod).String(): pod})
 }
 
 // notGivenUp says why nothing could be given up for the pod. What had no answer is tried again by and by: no event need follow.
@@ -95,7 +96,7 @@ func (pl *Plugin) putOff(pod *v1.Pod, until time.Time) string {
 		return ""
 	}
 	return fmt.Sprintf("namespace %s has used its share of the scheduler's time for long searches and CEL expressions: more in %s",
-		pod.Namespace, until.Sub(pl.clock.Now()).Round(time.Second))
+		pod.Namespace, until.Sub(pl.binder.Clock.Now()).Round(time.Second))
 }
 
 // leftToOthers leaves the pod to the plugins after this one: to preemption, which takes back a nomination that holds no more, and to others
@@ -136,7 +137,7 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle, again bool) (until time.Time) {
 	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{
 		Nodes: missing, Evictable: c.results.evictable(),
 		Undecided: undecided, Again: besideGone || again, NotBefore: until,
-	}, pl.clock.Now())
+	}, pl.binder.Clock.Now())
 	return until
 }
 
@@ -148,16 +149,16 @@ func (pl *Plugin) mayGiveUp(c *cycle, i int, pod *v1.Pod) bool {
 		return false
 	}
 	// PreFilter has left out nodes that the allocation does not name, so Filter did not see them.
-	pinned := pc.nodes != nil && nodesByName(pc.claim.Status.Allocation.NodeSelector) != nil
+	pinned := pc.nodes != nil && podclaims.NodesByName(pc.claim.Status.Allocation.NodeSelector) != nil
 	if !pinned && !c.results.isUnusable(i) {
 		return false
 	}
-	return !pl.isUsedByGroup(pc, pod) && (isReservedFor(pc.claim, pc.user.UID) || !pl.usedByOthers(pc, pod))
+	return !pl.isUsedByGroup(pc, pod) && (podclaims.IsReservedFor(pc.claim, pc.user.UID) || !pl.usedByOthers(pc, pod))
 }
 
 // isUsedByGroup tells whether the claim is reserved for the pod's group, and another pod of the group uses it and has a node.
 func (pl *Plugin) isUsedByGroup(pc podClaim, pod *v1.Pod) bool {
-	if pc.user.UID == pod.UID || !isReservedFor(pc.claim, pc.user.UID) {
+	if pc.user.UID == pod.UID || !podclaims.IsReservedFor(pc.claim, pc.user.UID) {
 		return false
 	}
 	users, err := pl.scheduledUsers(pod, pc.claim)
@@ -167,20 +168,13 @@ func (pl *Plugin) isUsedByGroup(pc podClaim, pod *v1.Pod) bool {
 // usedByOthers tells whether somebody uses the claim besides the pod, and its group of which no other pod that uses it has a node.
 func (pl *Plugin) usedByOthers(pc podClaim, pod *v1.Pod) bool {
 	switch {
-	case usedOnlyBy(pc.claim, pod.UID):
+	case podclaims.UsedOnlyBy(pc.claim, pod.UID):
 		return false
-	case !usedOnlyBy(pc.claim, pod.UID, pc.user.UID):
+	case !podclaims.UsedOnlyBy(pc.claim, pod.UID, pc.user.UID):
 		return true
 	}
 	users, err := pl.scheduledUsers(pod, pc.claim)
 	return err != nil || len(users) > 0
-}
-
-// usedOnlyBy tells whether the claim is reserved for nobody else.
-func usedOnlyBy(claim *resourceapi.ResourceClaim, users ...types.UID) bool {
-	return !slices.ContainsFunc(claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
-		return !slices.Contains(users, ref.UID)
-	})
 }
 
 // giveUp clears the claim's allocation, or takes the pod's reservation from a claim that others use, unless the pod turns out to
@@ -190,16 +184,16 @@ func (pl *Plugin) giveUp(ctx context.Context, pod *v1.Pod, obstacle *obstacle) e
 	claim := obstacle.claim
 	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout)
 	defer cancel()
-	check := pl.checkUnused
+	check := pl.binder.CheckUnused
 	switch {
 	case obstacle.shared && obstacle.user == pod.UID:
-		check = pl.checkUnbound
+		check = pl.binder.CheckUnbound
 	case obstacle.shared: // whether another process binds one of the others does not matter
 		check = func(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
-			if err := pl.checkNotAdopted(claim, pod.UID, obstacle.user); err != nil {
+			if err := pl.binder.CheckNotAdopted(claim, pod.UID, obstacle.user); err != nil {
 				return err
 			}
-			return pl.checkGroupUnbound(ctx, pod, claim)
+			return pl.binder.CheckGroupUnbound(ctx, pod, claim)
 		}
 	}
 	if err := check(ctx, pod, claim); err != nil {
@@ -207,17 +201,17 @@ func (pl *Plugin) giveUp(ctx context.Context, pod *v1.Pod, obstacle *obstacle) e
 	}
 	updated := claim.DeepCopy()
 	if obstacle.shared {
-		removeUser(updated, obstacle.user)
+		podclaims.RemoveUser(updated, obstacle.user)
 	} else {
 		updated.Status.Allocation, updated.Status.ReservedFor, updated.Status.Devices = nil, nil, nil
 	}
-	written, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{FieldManager: pl.shared.fieldManager})
-	countWrite(writeDeallocation, err)
+	written, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{FieldManager: pl.shared.books.FieldManager})
+	binding.CountWrite(binding.WriteDeallocation, err)
 	if err != nil {
-		pl.shared.doubts.note(claim, err)
+		pl.shared.books.Doubts.Note(claim, err)
 		return err
 	}
-	pl.assume(ctx, written)
+	pl.binder.Assume(ctx, written)
 	pl.logGivenBack(ctx, pod, "", claim, claim.Status.Allocation, obstacle.why())
 	return nil
 }

@@ -20,6 +20,8 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
 
 // told is what a pod's user is told of a failed attempt, and the condition's message.
@@ -162,7 +164,7 @@ func TestWhatPreBindTellsOfPodsThatAreTriedAgain(t *testing.T) {
 			h := newHarness(t, w)
 			a := h.filterAll(pod("p", "mine")).reserve("node-a")
 			tc.before(h)
-			h.plugin.undoPauses.Duration = 0
+			h.plugin.binder.UndoPauses.Duration = 0
 			status := a.preBind("node-a")
 			event, condition := told(status)
 			want := tc.event
@@ -223,7 +225,7 @@ func TestWhatIsToldOfPodsThatArePostponedBeforePreBind(t *testing.T) {
 
 // The API server refuses an event whose note is longer than 1024 bytes, and then nobody is told anything.
 func TestWhatIsToldFitsIntoAnEvent(t *testing.T) {
-	status := statusOfBinding(pod("p"), "node-a", postpone(reasonLostRace, claim("mine"), errors.New(strings.Repeat("ä", 600))))
+	status := statusOfBinding(pod("p"), "node-a", podevents.Postpone(podevents.ReasonLostRace, claim("mine"), errors.New(strings.Repeat("ä", 600))))
 	event, condition := told(status)
 	note := strings.TrimPrefix(event, "Normal LostRaceForDevices ")
 	if len(note) > 1024 || !utf8.ValidString(note) || !strings.HasSuffix(note, "ä ...") {

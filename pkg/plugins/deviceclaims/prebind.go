@@ -4,10 +4,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
 )
 
 // PreBindPreFlight tells whether PreBind has something to do. PreBind runs alone: nothing irreversible, such as
@@ -46,32 +51,55 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 }
 
 func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string, c *cycle) error {
-	pl.shared.attempts.preBind(ctx, pod.UID)
+	pl.shared.attempts.PreBind(ctx, pod.UID)
 	if err := pl.createExtendedClaim(ctx, pod, c); err != nil {
 		return err
 	}
 	for _, pc := range c.bindingClaims() {
 		allocation := c.binding.allocation(pc.claim)
-		w := &claimWrite{planned: pc.claim, allocation: allocation, user: pc.user}
+		w := &binding.Write{Planned: pc.claim, Allocation: allocation, User: pc.user}
 		c.binding.writes = append(c.binding.writes, w)
-		if err := pl.bindClaim(ctx, w); err != nil {
+		if err := pl.binder.Bind(ctx, w); err != nil {
 			return fmt.Errorf("claim %s: %w", klog.KObj(pc.claim), err)
 		}
 		// The allocation is in the first layer now.
 		pl.shared.tracker.Release(pc.claim.UID, pod.UID)
-		pl.shared.places.leave(pc.claim.UID, pod.UID)
-		if allocation == nil && w.made.reservation {
-			logDecision(ctx, sharedLine, pod, nodeName, pc.claim, pc.claim.Status.Allocation, "the claim is allocated already, and the pod can use it on this node")
+		pl.shared.books.Places.Leave(pc.claim.UID, pod.UID)
+		if allocation == nil && w.HasReserved() {
+			decisions.Log(ctx, decisions.Shared, pod, nodeName, pc.claim, pc.claim.Status.Allocation, "the claim is allocated already, and the pod can use it on this node")
 		}
 	}
 	if err := pl.passFence(ctx, state, pod, nodeName, c); err != nil {
 		return err
 	}
 	if err := pl.waitForBindingConditions(ctx, pod, c); err != nil {
-		if notReady, ok := errors.AsType[*notReadyError](err); ok {
-			pl.shared.elsewhere.add(pod, nodeName, notReady.devices)
+		if notReady, ok := errors.AsType[*binding.NotReadyError](err); ok {
+			pl.shared.elsewhere.Add(pod, nodeName, notReady.Devices)
 		}
 		return err
 	}
 	return pl.recordExtendedClaim(ctx, pod, c)
+}
+
+// waitForBindingConditions waits until the devices of all claims are ready.
+func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *cycle) error {
+	if !pl.features.DeviceBindingConditions {
+		return nil
+	}
+	start := pl.binder.Clock.Now()
+	for _, pc := range c.bindingClaims() {
+		allocation := c.binding.allocation(pc.claim)
+		if allocation == nil {
+			allocation = pc.claim.Status.Allocation
+		}
+		if !slices.ContainsFunc(allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
+			return len(result.BindingConditions) > 0
+		}) {
+			continue
+		}
+		if err := pl.binder.WaitUntilReady(ctx, pod, pc.claim, pc.user.UID, start); err != nil {
+			return fmt.Errorf("claim %s: wait for binding conditions: %w", klog.KObj(pc.claim), err)
+		}
+	}
+	return nil
 }

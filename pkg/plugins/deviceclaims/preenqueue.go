@@ -5,6 +5,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
 // PreEnqueue keeps a pod out of the queue until all its claims exist, are its own where they were made from a
@@ -14,7 +16,7 @@ func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 	if len(pod.Spec.ResourceClaims) == 0 || pod.Spec.NodeName != "" {
 		return nil
 	}
-	names, err := claimNames(pod)
+	names, err := podclaims.NamesOf(pod)
 	if err != nil {
 		// The update of the pod's status that brings the name is an event for the pod itself.
 		return pl.keepBack(pod, err)
@@ -27,7 +29,7 @@ func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 		return nil
 	}
 	// Looked at again after the pod has been noted as waiting: a change in between would wake nobody.
-	pl.shared.waiting.Note(pod, namespacedNames(names), pl)
+	pl.shared.waiting.Note(pod, podclaims.NamespacedNames(names), pl)
 	_, err = pl.usableClaims(pod)
 	pl.shared.waiting.Judged(pod.UID, pl.question(ctx, pod, &asked{}, nil, err), pl.shared.seenNow())
 	if err != nil {
@@ -46,13 +48,13 @@ func (pl *Plugin) keepBack(pod *v1.Pod, err error) *fwk.Status {
 }
 
 // usableClaims returns the pod's claims, or the first reason why it cannot use them, whatever node it is on.
-func (pl *Plugin) usableClaims(pod *v1.Pod) ([]claimName, error) {
-	names, err := claimNames(pod)
+func (pl *Plugin) usableClaims(pod *v1.Pod) ([]podclaims.Name, error) {
+	names, err := podclaims.NamesOf(pod)
 	if err != nil {
 		return nil, err
 	}
 	for _, name := range names {
-		if _, err := pl.shared.claimOf(pod, name); err != nil {
+		if _, err := podclaims.Get(pl.shared.tracker, pod, name); err != nil {
 			return nil, err
 		}
 	}

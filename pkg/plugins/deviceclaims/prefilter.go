@@ -9,7 +9,6 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
@@ -19,6 +18,8 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/usage"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -65,7 +66,7 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 func (pl *Plugin) nowhere(c *cycle) string {
 	var pins []string
 	for i := range c.claims {
-		if pc := &c.claims[i]; pc.nodes != nil && nodesByName(pc.allocation().NodeSelector) != nil {
+		if pc := &c.claims[i]; pc.nodes != nil && podclaims.NodesByName(pc.allocation().NodeSelector) != nil {
 			pins = append(pins, pl.describePin(pc))
 		}
 	}
@@ -75,13 +76,13 @@ func (pl *Plugin) nowhere(c *cycle) string {
 // newCycle begins an attempt. With inGroup it is one of several in a cycle of the pod's group.
 func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.ResourceName, inGroup bool) (*cycle, *fwk.Status) {
 	c := &cycle{plan: &plan{
-		policy: pl.policy, scoring: pl.scoring, budget: newBudget(pl.filterTimeout, pl.shared.shares.of(pod)), stakes: newStakes(pl), failed: pl.shared.elsewhere.of(pod.UID),
-	}, results: newResults(nil), binding: &binding{}}
+		policy: pl.policy, scoring: pl.scoring, budget: newBudget(pl.filterTimeout, pl.shared.shares.of(pod)), stakes: newStakes(pl), failed: pl.shared.elsewhere.Of(pod.UID),
+	}, results: newResults(nil), binding: &progress{}}
 	if len(pod.Status.NodeAllocatableResourceClaimStatuses) > 0 {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			"status.nodeAllocatableResourceClaimStatuses is set: claims for CPU or memory of a node are not supported")
 	}
-	names, err := claimNames(pod)
+	names, err := podclaims.NamesOf(pod)
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
@@ -111,7 +112,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	attempted := !c.whatIf.isDryRun()
 	waits := attempted && (len(names) > 0 || len(made) > 0 || len(extended) > 0)
 	if waits {
-		pl.shared.waiting.Note(pod, append(namespacedNames(names), namesOf(made)...), pl)
+		pl.shared.waiting.Note(pod, append(podclaims.NamespacedNames(names), namesOf(made)...), pl)
 	}
 	snapshot := pl.shared.tracker.Snapshot()
 	c.usage = snapshot.Usage
@@ -129,16 +130,16 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	if errors.Is(err, errEvaluation) {
 		until := pl.hasTimeAt(pod)
 		if attempted {
-			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.clock.Now())
+			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.binder.Clock.Now())
 		}
 		err = errors.New(join(err.Error(), pl.putOff(pod, until)))
 	}
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
 	}
-	if until := pl.shared.attempts.pausesUntil(pod.UID); inGroup && pl.clock.Now().Before(until) {
+	if until := pl.shared.attempts.PausesUntil(pod.UID); inGroup && pl.binder.Clock.Now().Before(until) {
 		if attempted {
-			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{NotBefore: until}, pl.clock.Now())
+			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{NotBefore: until}, pl.binder.Clock.Now())
 		}
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonPausing)
 	}
@@ -155,17 +156,17 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 
 // ask looks at a pod's claims and compiles those without allocation. The error says why the pod cannot be tried on any node; what is
 // known by then is returned with it. Claims are compiled until ctx ends. trial has what other pods of the group have been given in this cycle, if it is one of the group.
-func (pl *Plugin) ask(ctx context.Context, pod *v1.Pod, names []claimName, inv *inventory.View, trial *trial) (*asked, error) {
+func (pl *Plugin) ask(ctx context.Context, pod *v1.Pod, names []podclaims.Name, inv *inventory.View, trial *trial) (*asked, error) {
 	a := &asked{}
 	for _, name := range names {
-		claim, err := pl.shared.claimOf(pod, name)
+		claim, err := podclaims.Get(pl.shared.tracker, pod, name)
 		if err != nil {
 			return a, err
 		}
-		pc := podClaim{claim: claim, user: userOf(pod)}
+		pc := podClaim{claim: claim, user: podclaims.UserOf(pod)}
 		if claim.Status.Allocation == nil {
 			if pending, _ := pl.shared.tracker.Pending(claim.UID); pending != nil {
-				return a, postpone(reasonClaimBusy, claim, pl.beingAllocated(pod, claim))
+				return a, podevents.Postpone(podevents.ReasonClaimBusy, claim, pl.beingAllocated(pod, claim))
 			}
 			if trial != nil {
 				pc.shared = trial.allocation(claim.UID)
@@ -224,7 +225,7 @@ func (pl *Plugin) usableAllocation(pod *v1.Pod, claim *resourceapi.ResourceClaim
 		if !resourceclaim.CanBeReserved(claim) {
 			return nil, fmt.Errorf("claim %s is in use", klog.KObj(claim))
 		}
-		if err := pl.shared.places.check(claim, pod.UID); err != nil {
+		if err := pl.shared.books.Places.Check(claim, pod.UID); err != nil {
 			return nil, err
 		}
 	}
@@ -250,7 +251,7 @@ func (p *plan) preFilterResult() *fwk.PreFilterResult {
 		if pc.nodes == nil {
 			continue
 		}
-		names := nodesByName(pc.allocation().NodeSelector)
+		names := podclaims.NodesByName(pc.allocation().NodeSelector)
 		switch {
 		case names == nil:
 		case nodes == nil:
@@ -263,21 +264,4 @@ func (p *plan) preFilterResult() *fwk.PreFilterResult {
 		return nil
 	}
 	return &fwk.PreFilterResult{NodeNames: nodes}
-}
-
-// nodesByName returns the nodes that a selector lists by name, nil if it selects in another way. That is how
-// allocations of node-local devices look.
-func nodesByName(selector *v1.NodeSelector) sets.Set[string] {
-	names := sets.New[string]()
-	for _, term := range selector.NodeSelectorTerms {
-		if len(term.MatchExpressions) != 0 || len(term.MatchFields) != 1 {
-			return nil
-		}
-		field := term.MatchFields[0]
-		if field.Key != metav1.ObjectNameField || field.Operator != v1.NodeSelectorOpIn {
-			return nil
-		}
-		names.Insert(field.Values...)
-	}
-	return names
 }

@@ -9,6 +9,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
 // refusal says with which code a node is refused whose devices do not satisfy the pod.
@@ -48,7 +49,7 @@ func (pl *Plugin) victimsOn(nodeInfo fwk.NodeInfo, pod *v1.Pod) map[types.UID]*v
 	priority := corev1helpers.PodPriority(pod)
 	for _, info := range nodeInfo.GetPods() {
 		other := info.GetPod()
-		if !usesDevices(other) || corev1helpers.PodPriority(other) >= priority {
+		if !podclaims.UsesDevices(other) || corev1helpers.PodPriority(other) >= priority {
 			continue
 		}
 		if victims == nil {

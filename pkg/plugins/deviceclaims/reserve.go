@@ -13,6 +13,9 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -21,8 +24,8 @@ import (
 // other schedulers and releases come in between, so more than two are rare.
 const maxReserveAttempts = 8
 
-// binding is what was done for a pod from Reserve on, for Unreserve to undo.
-type binding struct {
+// progress is what was done for a pod from Reserve on, for Unreserve to undo.
+type progress struct {
 	// reserved are the allocations in flight, of which others of the pod's group have decided the first ones.
 	reserved        []tracker.Reservation
 	decidedByOthers int
@@ -32,7 +35,7 @@ type binding struct {
 	// usage is that on which this pod's were decided.
 	usage usage.View
 	// writes are the claims that PreBind tried to change.
-	writes []*claimWrite
+	writes []*binding.Write
 	// sent tells that PreBind has succeeded, so that the pod may have been sent to be bound.
 	sent bool
 	// why PreBind has failed, empty if it has not.
@@ -42,7 +45,7 @@ type binding struct {
 }
 
 // allocation returns the allocation that was decided for the claim, nil if it had one already.
-func (b *binding) allocation(claim *resourceapi.ResourceClaim) *resourceapi.AllocationResult {
+func (b *progress) allocation(claim *resourceapi.ResourceClaim) *resourceapi.AllocationResult {
 	for _, r := range b.reserved {
 		if r.Claim.UID == claim.UID {
 			return r.Allocation
@@ -52,7 +55,7 @@ func (b *binding) allocation(claim *resourceapi.ResourceClaim) *resourceapi.Allo
 }
 
 // decidedOn returns the usage on which the claim's allocation was decided for this pod, empty if it was not.
-func (b *binding) decidedOn(claim *resourceapi.ResourceClaim) usage.View {
+func (b *progress) decidedOn(claim *resourceapi.ResourceClaim) usage.View {
 	for _, r := range b.reserved[b.decidedByOthers:] {
 		if r.Claim.UID == claim.UID {
 			return b.usage
@@ -62,7 +65,7 @@ func (b *binding) decidedOn(claim *resourceapi.ResourceClaim) usage.View {
 }
 
 // join notes a claim that is allocated by now.
-func (b *binding) join(claim *resourceapi.ResourceClaim) {
+func (b *progress) join(claim *resourceapi.ResourceClaim) {
 	if b.joined == nil {
 		b.joined = map[types.UID]*resourceapi.ResourceClaim{}
 	}
@@ -82,10 +85,10 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if c == nil {
 		return nil
 	}
-	*c.binding = binding{}
+	*c.binding = progress{}
 	inGroup := state.IsPodGroupSchedulingCycle()
 	if !inGroup {
-		pl.shared.attempts.begin(pl.handle, pod)
+		pl.shared.attempts.Begin(pl.handle, pod)
 	}
 	node, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(nodeName)
 	if err != nil {
@@ -122,8 +125,8 @@ func (pl *Plugin) takePlaces(c *cycle, pod *v1.Pod) *fwk.Status {
 		if pc.user.UID != pod.UID {
 			continue
 		}
-		if err := pl.shared.places.take(pc.claim, pod.UID); err != nil {
-			pl.shared.waiting.Failed(pod.UID, pl.clock.Now())
+		if err := pl.shared.books.Places.Take(pc.claim, pod.UID); err != nil {
+			pl.shared.waiting.Failed(pod.UID, pl.binder.Clock.Now())
 			return fwk.NewStatus(fwk.Unschedulable).WithError(err)
 		}
 	}
@@ -133,7 +136,7 @@ func (pl *Plugin) takePlaces(c *cycle, pod *v1.Pod) *fwk.Status {
 // leavePlaces gives them back. Whoever was refused for want of a place may have one now.
 func (pl *Plugin) leavePlaces(c *cycle, pod *v1.Pod) {
 	for _, pc := range c.claims {
-		if pl.shared.places.leave(pc.claim.UID, pod.UID) {
+		if pl.shared.books.Places.Leave(pc.claim.UID, pod.UID) {
 			pl.shared.waiting.ClaimChanged(types.NamespacedName{Namespace: pc.claim.Namespace, Name: pc.claim.Name})
 		}
 	}
@@ -148,9 +151,9 @@ func (pl *Plugin) decidedFor(c *cycle, node fwk.NodeInfo) (*variant, *fwk.Status
 }
 
 func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
-	start := pl.clock.Now()
+	start := pl.binder.Clock.Now()
 	reserved, err := pl.tryAllocate(ctx, c, pod, c.input(ctx, requests, node))
-	allocationDuration.Observe(pl.clock.Since(start).Seconds())
+	allocationDuration.Observe(pl.binder.Clock.Since(start).Seconds())
 	allocationsTotal.WithLabelValues(allocationResult(err)).Inc()
 
 	var refusal *refusedError
@@ -159,14 +162,14 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 	case err == nil:
 		c.binding.reserved = append(c.binding.reserved, reserved...)
 		for _, r := range reserved {
-			logDecision(ctx, allocatedLine, pod, node.Name, r.Claim, r.Allocation, c.whyChosen(pod, node.Name))
+			decisions.Log(ctx, decisions.Allocated, pod, node.Name, r.Claim, r.Allocation, c.whyChosen(pod, node.Name))
 		}
 		return nil
 	case errors.As(err, &refusal), errors.As(err, &claimErr):
-		pl.shared.attempts.refuse(pod, pl.clock.Now())
+		pl.shared.attempts.Refuse(pod, pl.binder.Clock.Now())
 		// Another node may do, and the change that took this one away need not free anything.
-		pl.shared.waiting.Failed(pod.UID, pl.clock.Now())
-		return fwk.NewStatus(fwk.Unschedulable).WithError(&postponedError{eventType: v1.EventTypeNormal, reason: reasonLostRace, err: err})
+		pl.shared.waiting.Failed(pod.UID, pl.binder.Clock.Now())
+		return fwk.NewStatus(fwk.Unschedulable).WithError(&podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonLostRace, Err: err})
 	default:
 		return fwk.AsStatus(tellHeld(ctx, pl.disclosure, pod, err))
 	}
@@ -220,7 +223,7 @@ func (c *cycle) withoutUnseen(node *v1.Node, view usage.View) usage.View {
 func (c *cycle) decide(ctx context.Context, input allocator.Input) ([]tracker.Reservation, error) {
 	if c.failed != nil {
 		others := input
-		others.Usage = c.failed.without(input.Usage)
+		others.Usage = c.failed.Without(input.Usage)
 		if reserved, err := decide(ctx, others); err == nil {
 			return reserved, nil
 		}
@@ -292,8 +295,8 @@ func (pl *Plugin) join(c *cycle, pod *v1.Pod, node *v1.Node) *fwk.Status {
 			usable = err == nil && (nodes == nil || nodes.Match(node))
 		}
 		if !usable {
-			pl.shared.waiting.Failed(pod.UID, pl.clock.Now())
-			return fwk.NewStatus(fwk.Unschedulable).WithError(postpone(reasonClaimChanged, pc.claim,
+			pl.shared.waiting.Failed(pod.UID, pl.binder.Clock.Now())
+			return fwk.NewStatus(fwk.Unschedulable).WithError(podevents.Postpone(podevents.ReasonClaimChanged, pc.claim,
 				fmt.Errorf("claim %s has not got for another pod of the group what was planned", klog.KObj(pc.claim))))
 		}
 	}
@@ -313,9 +316,9 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 		return
 	}
 	b := *c.binding
-	*c.binding = binding{}
+	*c.binding = progress{}
 	taken := b.taken()
-	kept := pl.undo(ctx, pod, nodeName, b.writes, b.sent)
+	kept := pl.binder.Undo(ctx, pod, nodeName, b.writes, b.sent)
 	pl.undoExtendedClaim(ctx, pod, &b.extended, kept)
 	// Only now: what the writes did is known to the tracker, so that no device is free that is not.
 	for _, r := range b.reserved {
@@ -327,7 +330,7 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 		}
 	}
 	pl.leavePlaces(c, pod)
-	pause := pl.shared.attempts.fail(pod)
+	pause := pl.shared.attempts.Fail(pod)
 	pl.shared.waiting.Unplaced(pod.UID)
 	pl.pauseMember(ctx, pod, pause)
 }
@@ -335,14 +338,14 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 // pauseMember holds up the goroutine that binds a pod of a group, which has nothing any more that others could use but its place on the node.
 func (pl *Plugin) pauseMember(ctx context.Context, pod *v1.Pod, pause time.Duration) {
 	if pl.podOf(consumer{types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, pod.UID}) == nil {
-		pl.shared.attempts.forget(pod) // its end may have been told before
+		pl.shared.attempts.Forget(pod) // its end may have been told before
 		return
 	}
 	if pause == 0 {
 		return
 	}
 	select {
-	case <-pl.clock.After(pause):
+	case <-pl.binder.Clock.After(pause):
 	case <-ctx.Done():
 	case <-pl.shared.ctx.Done():
 	}

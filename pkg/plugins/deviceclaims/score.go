@@ -30,7 +30,7 @@ func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, node
 		return 0, nil
 	}
 	result, _ := c.results.get(nodeInfo.Node().Name)
-	return c.failed.score(nodeInfo.Node().Name, result.score), nil
+	return c.failed.Score(nodeInfo.Node().Name, result.score), nil
 }
 
 // ScoreExtensions implements [fwk.ScorePlugin].
@@ -61,7 +61,7 @@ func (c *cycle) preferSmall(scores fwk.NodeScoreList) {
 	var ranks []int64
 	sizes := make([]int64, len(scores))
 	for i := range scores {
-		if scores[i].Score/allocator.PreferenceStep < best || c.failed.on(scores[i].Name) > 0 {
+		if scores[i].Score/allocator.PreferenceStep < best || c.failed.On(scores[i].Name) > 0 {
 			continue
 		}
 		result, _ := c.results.get(scores[i].Name)

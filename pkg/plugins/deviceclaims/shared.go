@@ -21,6 +21,8 @@ import (
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
 	"stowage.dev/stowage/pkg/plugins/ownership"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/wakeup"
@@ -35,29 +37,24 @@ type Shared struct {
 	startOnce sync.Once
 	startErr  error
 	factory   informers.SharedInformerFactory
-	// fieldManager is the name under which this process, and no other, writes to claims.
-	fieldManager string
 
 	tracker *tracker.Tracker
 	store   *inventory.Store
 	source  *source.Source
 	waiting *waitingPods
-	// places are the pods that are about to be users of claims, turns whose turn it is to write to one.
-	places *places
-	turns  *turns
-	// doubts are the claims that may still lose what a pod is about to use.
-	doubts *doubts
+	// books are what is known of claims that are about to be written.
+	books *binding.Books
 	// attempts are the pods that are being bound, leaving the claims that preemptors wait for.
-	attempts *attempts
+	attempts *podmemory.Attempts
 	// elsewhere has the devices, and nodes, that pods should not try again before others.
-	elsewhere *elsewhere
-	leaving   *leavingClaims
+	elsewhere *podmemory.FailedDevices
+	leaving   *podmemory.LeavingClaims
 	// nominations are the nodes that have devices kept for nominated pods.
 	nominations *nominations
 	// trial has what the pods of a group have been given while the group is tried.
 	trial *trial
 	// recorded are pods whose status may name a claim for extended resources.
-	recorded *recordedPods
+	recorded *podmemory.RecordedPods
 	// gated are the pods that PreEnqueue keeps back.
 	gated   *gatedPods
 	auditor *auditor
@@ -102,7 +99,6 @@ func (s *Shared) start(ctx context.Context, handle fwk.Handle, args *config.Devi
 func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.DeviceClaimsArgs) error {
 	registerMetrics()
 	s.factory = handle.SharedInformerFactory()
-	s.fieldManager = newFieldManager()
 	s.ctx, s.cancel = context.WithCancel(ctx)
 	s.store = inventory.NewStore(inventory.Options{OwnTaint: ownership.TaintKey, Features: inventory.Features{
 		PartitionableDevices:    enabled(features.DRAPartitionableDevices),
@@ -115,18 +111,18 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	}})
 	caches.store.Store(s.store)
 	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
-	s.places, s.turns, s.doubts = newPlaces(s.tracker.Get), newTurns(), newDoubts(s.tracker.Get)
 	pods := s.factory.Core().V1().Pods().Lister()
-	s.attempts, s.elsewhere, s.leaving, s.trial = newAttempts(), newElsewhere(pods), newLeavingClaims(), &trial{}
+	s.attempts, s.elsewhere, s.leaving, s.trial = podmemory.NewAttempts(), podmemory.NewFailedDevices(pods), podmemory.NewLeavingClaims(), &trial{}
 	s.waiting = newWaitingPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
+	s.books = binding.NewBooks(s.ctx, s.tracker, s.waiting.watch)
 	s.nominations = newNominations(pods, s.waiting.NominationEnded, s.waiting.NominationLost)
-	s.recorded = newRecordedPods(pods)
+	s.recorded = podmemory.NewRecordedPods(pods)
 	s.gated = newGatedPods(pods)
 	context.AfterFunc(s.ctx, s.gated.queue.ShutDown)
 
 	var err error
 	for _, handler := range []cache.ResourceEventHandler{
-		s.waiting.podHandler(), s.attempts.podHandler(), s.elsewhere.podHandler(), victimHandler(ctx, handle, s.tracker), s.gated.podHandler(s.ctx),
+		s.waiting.podHandler(), s.attempts.PodHandler(), s.elsewhere.PodHandler(), victimHandler(ctx, handle, s.tracker), s.gated.podHandler(s.ctx),
 		s.nominations.podHandler(),
 	} {
 		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(byUID{handler}); err != nil {
@@ -152,7 +148,7 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	// Subscribed before anything runs, so that no change is missed.
 	s.tracker.Subscribe(s.waiting.onClaimEvent)
 	s.tracker.Subscribe(s.nominations.onClaimEvent)
-	s.tracker.Subscribe(func(event tracker.Event) { s.leaving.onClaimEvent(klog.FromContext(ctx), event) })
+	s.tracker.Subscribe(func(event tracker.Event) { s.leaving.OnClaimEvent(klog.FromContext(ctx), event) })
 	s.source.AddListener(s.waiting.onInventoryEvent)
 	s.source.AddListener(s.nominations.onInventoryEvent)
 	s.wg.Go(func() { s.tracker.Run(s.ctx, tracker.NewListWatch(handle.ClientSet())) })

@@ -10,9 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -80,11 +80,6 @@ func (s *stakes) budgetFor(nominee *v1.Pod) *budget {
 	return b
 }
 
-// usesDevices tells whether a pod may hold devices, from what the pod says itself.
-func usesDevices(pod *v1.Pod) bool {
-	return len(pod.Spec.ResourceClaims) > 0 || pod.Status.ExtendedResourceClaimStatus != nil || asksForExtended(pod)
-}
-
 // ofPod returns the stakes that a pod has a part in.
 func (s *stakes) ofPod(pod *v1.Pod) []*stake {
 	s.mutex.Lock()
@@ -93,7 +88,7 @@ func (s *stakes) ofPod(pod *v1.Pod) []*stake {
 		return known
 	}
 	var refs []usage.ClaimRef
-	for _, name := range claimsNamedBy(pod) {
+	for _, name := range podclaims.NamedBy(pod) {
 		if claim, err := s.pl.shared.tracker.Get(pod.Namespace, name); err == nil {
 			refs = append(refs, usage.RefOf(claim))
 		}
@@ -112,20 +107,6 @@ func (s *stakes) ofPod(pod *v1.Pod) []*stake {
 	}
 	s.byPod[pod.UID] = found
 	return found
-}
-
-// claimsNamedBy returns the names of the claims that a pod uses, as far as they have been made.
-func claimsNamedBy(pod *v1.Pod) []string {
-	var names []string
-	for i := range pod.Spec.ResourceClaims {
-		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
-			names = append(names, *name)
-		}
-	}
-	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
-		names = append(names, extended.ResourceClaimName)
-	}
-	return names
 }
 
 // ofClaim returns the stake of a claim, nil if it holds nothing or is the pod's own.
@@ -266,8 +247,8 @@ func (s *stakes) mayBeEvictedFor(st *stake, pod *v1.Pod) bool {
 
 // podOf returns the pod as it is known, nil if it has gone or its name is not known.
 func (pl *Plugin) podOf(c consumer) *v1.Pod {
-	if attempt := pl.shared.attempts.of(c.uid); attempt != nil {
-		return attempt.pod
+	if attempt := pl.shared.attempts.Of(c.uid); attempt != nil {
+		return attempt.Pod
 	}
 	pod, err := pl.handle.SharedInformerFactory().Core().V1().Pods().Lister().Pods(c.Namespace).Get(c.Name)
 	if err != nil || pod.UID != c.uid {
@@ -282,10 +263,10 @@ func (pl *Plugin) podOf(c consumer) *v1.Pod {
 // (PodEligibleToPreemptOthers): others may take as long as they like. And what is not certain, see [attempts], is enough to wait for.
 func (pl *Plugin) isLeaving(c consumer, preemptor *v1.Pod) bool {
 	certain := preemptor == nil
-	attempt := pl.shared.attempts.of(c.uid)
+	attempt := pl.shared.attempts.Of(c.uid)
 	if attempt != nil {
-		c.NamespacedName = types.NamespacedName{Namespace: attempt.pod.Namespace, Name: attempt.pod.Name}
-		if attempt.isCancelled(certain) {
+		c.NamespacedName = types.NamespacedName{Namespace: attempt.Pod.Namespace, Name: attempt.Pod.Name}
+		if attempt.IsCancelled(certain) {
 			return true
 		}
 	}

@@ -16,6 +16,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -40,7 +41,7 @@ type plan struct {
 	// stakes are what other pods hold.
 	stakes *stakes
 	// failed is what could not be made ready for the pod in earlier attempts. Nil if there is nothing.
-	failed *failures
+	failed *podmemory.Failures
 }
 
 // podClaim is one claim of the pod.
@@ -76,7 +77,7 @@ type cycle struct {
 	whatIf  *whatIf
 	results *results
 	// binding is what was done for the pod from Reserve on. One goroutine at a time uses it.
-	binding *binding
+	binding *progress
 }
 
 // Clone implements [fwk.StateData]. Preemption tries nodes on clones, in parallel.

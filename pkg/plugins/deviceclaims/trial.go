@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -190,7 +191,7 @@ func podsWithDevices(handle fwk.Handle) (sets.Set[types.UID], error) {
 	pods := sets.New[types.UID]()
 	for _, node := range nodes {
 		for _, info := range node.GetPods() {
-			if pod := info.GetPod(); usesDevices(pod) {
+			if pod := info.GetPod(); podclaims.UsesDevices(pod) {
 				pods.Insert(pod.UID)
 			}
 		}

@@ -14,6 +14,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	testingclock "k8s.io/utils/clock/testing"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 )
 
 // reservedAgain takes the pod's reservation away and gives it again, as a scheduler that undoes and one that binds.
@@ -318,7 +320,7 @@ func TestRefusals(t *testing.T) {
 		"422":               {err: apierrors.NewInvalid(resourceapi.SchemeGroupVersion.WithKind("ResourceClaim").GroupKind(), "c", nil), want: true},
 		"the context ended": {err: context.Canceled},
 	} {
-		if got := isRefusal(tc.err); got != tc.want {
+		if got := binding.IsRefusal(tc.err); got != tc.want {
 			t.Errorf("%s: isRefusal is %t, want %t", name, got, tc.want)
 		}
 	}
@@ -365,7 +367,7 @@ func TestUnreserveWaitsForABindingThatIsUnderWay(t *testing.T) {
 			}
 			h := newHarness(t, w)
 			clock := testingclock.NewFakeClock(time.Now())
-			h.plugin.clock, h.plugin.bindingGrace = clock, bindingGrace
+			h.plugin.binder.Clock, h.plugin.binder.Grace = clock, binding.Grace
 			a := h.filterAll(pod("p", "c")).reserve("node-a")
 			if tc.fails {
 				h.api.afterWrite(func(request string) error {
@@ -388,7 +390,7 @@ func TestUnreserveWaitsForABindingThatIsUnderWay(t *testing.T) {
 				}
 				tc.meanwhile(h)
 				if h.ctx.Err() == nil {
-					clock.Step(bindingGrace)
+					clock.Step(binding.Grace)
 				}
 			}
 			<-done

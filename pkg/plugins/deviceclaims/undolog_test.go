@@ -17,7 +17,7 @@ import (
 // What keeps a write from being taken back is in the log at any verbosity, once for each reason in a row. Conflicts pass by themselves.
 func TestWhatKeepsAWriteFromBeingTakenBackIsSaidOnce(t *testing.T) {
 	h := newHarness(t, twoNodes())
-	h.plugin.undoPauses = wait.Backoff{Duration: time.Microsecond, Steps: 1}
+	h.plugin.binder.UndoPauses = wait.Backoff{Duration: time.Microsecond, Steps: 1}
 	log := &strings.Builder{}
 	ctx := klog.NewContext(h.ctx, textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(log), textlogger.Verbosity(0))))
 	claims := resourceapi.Resource("resourceclaims")
@@ -27,7 +27,7 @@ func TestWhatKeepsAWriteFromBeingTakenBackIsSaidOnce(t *testing.T) {
 		forbidden, forbidden, forbidden, errors.New("connection refused"), errors.New("connection reset"),
 		conflict, conflict, conflict, conflict, conflict, forbidden, nil,
 	}
-	err := h.plugin.persist(ctx, func() bool { return true }, func(context.Context) error {
+	err := h.plugin.binder.Persist(ctx, func() bool { return true }, func(context.Context) error {
 		answer := answers[0]
 		answers = answers[1:]
 		return answer

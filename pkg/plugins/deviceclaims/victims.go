@@ -13,6 +13,8 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -31,14 +33,14 @@ func victimHandler(ctx context.Context, handle fwk.Handle, claims *tracker.Track
 		}
 		woken := map[string]*v1.Pod{}
 		for _, info := range handle.NominatedPodsForNode(victim.Spec.NodeName) {
-			if pod := info.GetPod(); usesDevices(pod) {
+			if pod := info.GetPod(); podclaims.UsesDevices(pod) {
 				woken[pod.Namespace+"/"+pod.Name] = pod
 			}
 		}
 		if len(woken) > 0 {
-			for _, name := range claimsNamedBy(victim) {
+			for _, name := range podclaims.NamedBy(victim) {
 				if claim, err := claims.Get(victim.Namespace, name); err == nil {
-					logDecision(ctx, evictedLine, victim, victim.Spec.NodeName, claim, claim.Status.Allocation,
+					decisions.Log(ctx, decisions.Evicted, victim, victim.Spec.NodeName, claim, claim.Status.Allocation,
 						"it was evicted for "+strings.Join(slices.Sorted(maps.Keys(woken)), ", "))
 				}
 			}
@@ -84,7 +86,7 @@ func (pl *Plugin) evictsWhoIsGone(c *cycle, pod *v1.Pod) bool {
 // hasLostItsClaims tells whether the pod had claims, and none is reserved for it or its group any more: kube-controller-manager gives up
 // the reservations of a pod that has ended.
 func (pl *Plugin) hasLostItsClaims(pod *v1.Pod) bool {
-	names := claimsNamedBy(pod)
+	names := podclaims.NamedBy(pod)
 	return len(names) > 0 && len(pl.shared.tracker.InFlightFor(pod.UID)) == 0 && !slices.ContainsFunc(names, func(name string) bool {
 		claim, err := pl.shared.tracker.Get(pod.Namespace, name)
 		return err == nil && resourceclaim.IsReservedForPod(pod, claim, enabled(features.DRAWorkloadResourceClaims))

@@ -22,6 +22,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -39,7 +40,7 @@ func (pl *Plugin) look(pod *v1.Pod, inv *inventory.View) *wakeup.Question {
 		return &wakeup.Question{} // to be tried, so that it is told what is the matter now
 	}
 	q := pl.question(ctx, pod, asked, inv, err)
-	if err == nil && groupOf(pod) == "" && !pl.shared.gated.keeps(pod) {
+	if err == nil && podclaims.GroupOf(pod) == "" && !pl.shared.gated.keeps(pod) {
 		q.Places = pl.placesOf(pod, asked)
 	}
 	return q
@@ -52,11 +53,11 @@ func (pl *Plugin) placesOf(pod *v1.Pod, a *asked) map[types.UID]int {
 	places := map[types.UID]int{}
 	for _, pc := range a.claims {
 		switch {
-		case isReservedFor(pc.claim, pod.UID):
+		case podclaims.IsReservedFor(pc.claim, pod.UID):
 		case pc.claim.Status.Allocation == nil:
 			places[pc.claim.UID] = 1
 		default:
-			places[pc.claim.UID] = pl.shared.places.left(pc.claim, pod.UID)
+			places[pc.claim.UID] = pl.shared.books.Places.Left(pc.claim, pod.UID)
 		}
 	}
 	return places
@@ -75,7 +76,7 @@ type asked struct {
 // question puts what a pod asks for in the form of the waiting room. err is why it cannot be asked. Expressions are compiled until ctx ends.
 func (pl *Plugin) question(ctx context.Context, pod *v1.Pod, a *asked, inv *inventory.View, err error) *wakeup.Question {
 	q := &wakeup.Question{
-		Err: err, Undecided: errors.Is(err, errEvaluation), Requests: a.requests, Classes: map[string]*inventory.Class{}, Uncertain: groupOf(pod) != "",
+		Err: err, Undecided: errors.Is(err, errEvaluation), Requests: a.requests, Classes: map[string]*inventory.Class{}, Uncertain: podclaims.GroupOf(pod) != "",
 	}
 	unallocated := a.unallocated
 	if a.extended != nil && err == nil {
@@ -97,7 +98,7 @@ func (pl *Plugin) question(ctx context.Context, pod *v1.Pod, a *asked, inv *inve
 			}
 		}
 	}
-	if mayPreempt(pod) && groupOf(pod) == "" {
+	if mayPreempt(pod) && podclaims.GroupOf(pod) == "" {
 		q.Evicts = evictsOf(corev1helpers.PodPriority(pod), a)
 	}
 	// What has been given on trial is going to be decided anew.
@@ -112,16 +113,16 @@ func (pl *Plugin) question(ctx context.Context, pod *v1.Pod, a *asked, inv *inve
 	}
 	var state []byte
 	for _, pc := range a.claims {
-		broken, adoptedUntil := pl.bindingBroken(pc.claim), pl.adoptedUntil(pc.claim, pod.UID, pc.user.UID)
+		broken, adoptedUntil := pl.binder.IsBroken(pc.claim), pl.binder.AdoptedUntil(pc.claim, pod.UID, pc.user.UID)
 		state = fmt.Appendf(state, "%s/%x/%t/%t;", pc.claim.UID, allocationHash(pc.claim), broken, !adoptedUntil.IsZero())
 		if !broken {
-			q.ChangesAt = sooner(q.ChangesAt, pl.bindingDeadline(pc.claim))
+			q.ChangesAt = sooner(q.ChangesAt, pl.binder.Deadline(pc.claim))
 		}
 		q.ChangesAt = sooner(q.ChangesAt, adoptedUntil)
 	}
 	for _, claim := range a.extended.made() {
 		state = fmt.Appendf(state, "%s/%s;", claim.Namespace, claim.Name)
-		q.ChangesAt = sooner(q.ChangesAt, pl.adoptedUntil(claim, pod.UID))
+		q.ChangesAt = sooner(q.ChangesAt, pl.binder.AdoptedUntil(claim, pod.UID))
 	}
 	if err != nil {
 		state = append(state, err.Error()...)

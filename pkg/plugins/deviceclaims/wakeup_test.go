@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -372,7 +373,7 @@ func TestBindingDeadlineOfASleepingPod(t *testing.T) {
 	long := metav1.NewTime(at.Add(-config.DefaultBindingTimeout))
 	adoptedBy := func(by string) func(*resourceapi.ResourceClaim) {
 		return func(c *resourceapi.ResourceClaim) {
-			metav1.SetMetaDataAnnotation(&c.ObjectMeta, adoptedKey("p-uid"), adoption{by, at.Time}.String())
+			metav1.SetMetaDataAnnotation(&c.ObjectMeta, binding.AdoptionKey("p-uid"), binding.Adoption{By: by, At: at.Time}.String())
 		}
 	}
 	tests := map[string]struct {
@@ -381,7 +382,7 @@ func TestBindingDeadlineOfASleepingPod(t *testing.T) {
 	}{
 		"a claim that another scheduler has adopted": {
 			claims: []*resourceapi.ResourceClaim{claim("c", allocated("node-a", "gpu-0"), since(&at), adoptedBy("another"))},
-			want:   at.Add(config.DefaultBindingTimeout + adoptionRenewal),
+			want:   at.Add(config.DefaultBindingTimeout + binding.AdoptionRenewal),
 		},
 		"devices that are ready":                {claims: []*resourceapi.ResourceClaim{claim("c", allocated("node-a", "gpu-0"), since(&at))}},
 		"devices that are not":                  {claims: []*resourceapi.ResourceClaim{claim("c", allocated("node-a", "gpu-0"), since(&at, "Attached"))}, want: deadline},

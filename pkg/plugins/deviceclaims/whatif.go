@@ -10,6 +10,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/internal/sharded"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -57,12 +58,12 @@ func (w *whatIf) clone() *whatIf {
 }
 
 func (w *whatIf) without(pod *v1.Pod) *whatIf {
-	if w.isDryRun() && !usesDevices(pod) {
+	if w.isDryRun() && !podclaims.UsesDevices(pod) {
 		return w
 	}
 	next := w.clone()
 	next.dryRun = true
-	if usesDevices(pod) {
+	if podclaims.UsesDevices(pod) {
 		next.removed = next.removed.Set(pod.UID, struct{}{})
 	}
 	return next
@@ -129,7 +130,7 @@ func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, pod *v1.Pod, a
 		return nil
 	}
 	if other := added.GetPod(); other.Spec.NodeName == "" && !c.whatIf.hasRemoved(other) {
-		if name := node.Node().Name; !usesDevices(other) || goesBefore(pod, other, name) || !pl.shared.nominations.keep(other, name) {
+		if name := node.Node().Name; !podclaims.UsesDevices(other) || goesBefore(pod, other, name) || !pl.shared.nominations.keep(other, name) {
 			return nil
 		}
 	}

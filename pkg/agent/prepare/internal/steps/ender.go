@@ -39,10 +39,10 @@ func (e Ender) await(ctx context.Context, ask func(context.Context) (left, err e
 	var last error
 	err := wait.PollUntilContextTimeout(ctx, endPoll, e.Timeout, true, func(ctx context.Context) (bool, error) {
 		left, err := ask(ctx)
-		if err == nil || left != nil {
+		if left != nil {
 			last = left
 		}
-		return err == nil && left == nil, err
+		return left == nil, err
 	})
 	if err != nil && last != nil {
 		return last

@@ -60,7 +60,7 @@ func (g GPUs) EndedByReboot(entry *ledger.Entry) (bool, error) {
 		return false, nil
 	}
 	now, err := g.BootID()
-	return err == nil && now != entry.BootID, err
+	return now != entry.BootID, err
 }
 
 // refused tells that NVML does not do it on this GPU, now or later.

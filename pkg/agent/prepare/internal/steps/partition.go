@@ -75,7 +75,7 @@ func (p partition) undo(ctx context.Context, _ *ledger.Entry, step ledger.Step) 
 				return err
 			}
 		}
-		if err := d.DestroyGPUInstance(found.ID); err != nil && !errors.Is(err, nvml.ErrNotFound) {
+		if err := d.DestroyGPUInstance(found.ID); !errors.Is(err, nvml.ErrNotFound) {
 			return err
 		}
 		return nil

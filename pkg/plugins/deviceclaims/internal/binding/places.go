@@ -1,4 +1,4 @@
-package deviceclaims
+package binding
 
 import (
 	"context"
@@ -9,6 +9,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
 
 // places are who is about to be entered in a claim's status.reservedFor, which has room for 256. Pods that are being bound at the same
@@ -26,15 +29,15 @@ func newPlaces(newest func(namespace, name string) (*resourceapi.ResourceClaim, 
 	return &places{newest: newest, coming: map[types.UID]sets.Set[types.UID]{}}
 }
 
-// check fails if the claim has no place for the user.
-func (p *places) check(claim *resourceapi.ResourceClaim, user types.UID) error {
+// Check fails if the claim has no place for the user.
+func (p *places) Check(claim *resourceapi.ResourceClaim, user types.UID) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	return p.checkLocked(claim, user)
 }
 
-// left is how many more users than those that have a place the claim has room for.
-func (p *places) left(claim *resourceapi.ResourceClaim, user types.UID) int {
+// Left is how many more users than those that have a place the claim has room for.
+func (p *places) Left(claim *resourceapi.ResourceClaim, user types.UID) int {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	claim, coming := p.countLocked(claim, user)
@@ -66,7 +69,7 @@ func (p *places) countLocked(claim *resourceapi.ResourceClaim, user types.UID) (
 
 func (p *places) checkLocked(claim *resourceapi.ResourceClaim, user types.UID) error {
 	claim, coming := p.countLocked(claim, user)
-	if isReservedFor(claim, user) {
+	if podclaims.IsReservedFor(claim, user) {
 		return nil
 	}
 	if err := checkReservedForLimit(claim, coming); err != nil {
@@ -81,12 +84,12 @@ func checkReservedForLimit(claim *resourceapi.ResourceClaim, coming int) error {
 	if taken < resourceapi.ResourceClaimReservedForMaxSize {
 		return nil
 	}
-	return postpone(reasonClaimFull, claim, fmt.Errorf("already reserved for %d pods, the limit is %d: the pod waits until one of them ends",
+	return podevents.Postpone(podevents.ReasonClaimFull, claim, fmt.Errorf("already reserved for %d pods, the limit is %d: the pod waits until one of them ends",
 		taken, resourceapi.ResourceClaimReservedForMaxSize))
 }
 
-// take gives the user a place, or fails if there is none.
-func (p *places) take(claim *resourceapi.ResourceClaim, user types.UID) error {
+// Take gives the user a place, or fails if there is none.
+func (p *places) Take(claim *resourceapi.ResourceClaim, user types.UID) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	if err := p.checkLocked(claim, user); err != nil {
@@ -99,8 +102,8 @@ func (p *places) take(claim *resourceapi.ResourceClaim, user types.UID) error {
 	return nil
 }
 
-// leave ends what take began: the user is entered in the claim, or will not be. It tells whether the user had a place.
-func (p *places) leave(claim, user types.UID) bool {
+// Leave ends what take began: the user is entered in the claim, or will not be. It tells whether the user had a place.
+func (p *places) Leave(claim, user types.UID) bool {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	if !p.coming[claim].Has(user) {

@@ -1,4 +1,4 @@
-package deviceclaims
+package binding
 
 import (
 	"context"
@@ -6,14 +6,13 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // Of two writes without an answer, the one that can still take effect counts, whichever was noted first.
 func TestADoubtIsAboutTheClaimAsItIs(t *testing.T) {
 	at := func(version string) *resourceapi.ResourceClaim {
-		c := claim("c")
-		c.ResourceVersion = version
-		return c
+		return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "c", UID: "c-uid", ResourceVersion: version}}
 	}
 	conflict := apierrors.NewConflict(resourceapi.Resource("resourceclaims"), "c", nil)
 	for name, noted := range map[string][]string{
@@ -22,7 +21,7 @@ func TestADoubtIsAboutTheClaimAsItIs(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			d := newDoubts(func(string, string) (*resourceapi.ResourceClaim, error) { return at("2"), nil })
 			for i, version := range noted {
-				d.note(at(version), []error{context.DeadlineExceeded, conflict}[i])
+				d.Note(at(version), []error{context.DeadlineExceeded, conflict}[i])
 			}
 			if !d.about(at("2")) {
 				t.Error("a write on version 2 is forgotten")

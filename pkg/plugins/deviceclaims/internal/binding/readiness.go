@@ -1,4 +1,4 @@
-package deviceclaims
+package binding
 
 import (
 	"context"
@@ -15,6 +15,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -88,93 +90,79 @@ func deviceStatus(claim *resourceapi.ResourceClaim, result *resourceapi.DeviceRe
 	return nil
 }
 
-// bindingBroken tells whether the allocated devices of a claim have failed to become ready, or took too long.
+// IsBroken tells whether the allocated devices of a claim have failed to become ready, or took too long.
 // Then the claim has to be allocated anew.
-func (pl *Plugin) bindingBroken(claim *resourceapi.ResourceClaim) bool {
-	if !pl.features.DeviceBindingConditions || claim.Status.Allocation == nil {
-		return false
-	}
-	r := readinessOf(claim, pl.bindingTimeout)
-	return r.failed != "" || !r.deadline.IsZero() && pl.clock.Now().After(r.deadline)
+func (b *Binder) IsBroken(claim *resourceapi.ResourceClaim) bool {
+	return b.WhyBroken(claim) != ""
 }
 
-// bindingDeadline is the moment from which on the claim's devices have taken too long, zero if there is none.
-func (pl *Plugin) bindingDeadline(claim *resourceapi.ResourceClaim) time.Time {
-	if !pl.features.DeviceBindingConditions || claim.Status.Allocation == nil {
+// WhyBroken says why, "" if that is not so.
+func (b *Binder) WhyBroken(claim *resourceapi.ResourceClaim) string {
+	if !b.conditions || claim.Status.Allocation == nil {
+		return ""
+	}
+	r := readinessOf(claim, b.Timeout)
+	if r.failed == "" && (r.deadline.IsZero() || !b.Clock.Now().After(r.deadline)) {
+		return ""
+	}
+	return r.why(b.Timeout)
+}
+
+// Deadline is the moment from which on the claim's devices have taken too long, zero if there is none.
+func (b *Binder) Deadline(claim *resourceapi.ResourceClaim) time.Time {
+	if !b.conditions || claim.Status.Allocation == nil {
 		return time.Time{}
 	}
-	deadline := readinessOf(claim, pl.bindingTimeout).deadline
+	deadline := readinessOf(claim, b.Timeout).deadline
 	if deadline.IsZero() {
 		return deadline
 	}
 	return deadline.Add(time.Nanosecond)
 }
 
-// notReadyError says that devices failed to become ready, or took too long.
-type notReadyError struct {
+// NotReadyError says that devices failed to become ready, or took too long.
+type NotReadyError struct {
 	reason  string
-	devices []usage.DeviceID
+	Devices []usage.DeviceID
 }
 
-func (e *notReadyError) Error() string { return e.reason }
+func (e *NotReadyError) Error() string { return e.reason }
 
-// waitForBindingConditions waits until the devices of all claims are ready.
-func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *cycle) error {
-	if !pl.features.DeviceBindingConditions {
-		return nil
-	}
-	start := pl.clock.Now()
-	for _, pc := range c.bindingClaims() {
-		allocation := c.binding.allocation(pc.claim)
-		if allocation == nil {
-			allocation = pc.claim.Status.Allocation
-		}
-		if !slices.ContainsFunc(allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
-			return len(result.BindingConditions) > 0
-		}) {
-			continue
-		}
-		if err := pl.waitForClaim(ctx, pod, pc, start); err != nil {
-			return fmt.Errorf("claim %s: wait for binding conditions: %w", klog.KObj(pc.claim), err)
-		}
-	}
-	return nil
-}
-
-func (pl *Plugin) waitForClaim(ctx context.Context, pod *v1.Pod, pc podClaim, start time.Time) error {
-	claim := pc.claim
+// WaitUntilReady waits until the claim's devices are ready for the pod. user is whom the claim is reserved for; start is when the waiting for all
+// of the pod's claims began, which counts if the claim does not say when it was allocated.
+func (b *Binder) WaitUntilReady(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, user types.UID, start time.Time) error {
 	name := types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
-	for told := false; ; told = true {
+	for again := false; ; again = true {
 		// Watched before it is looked at, so that no change is missed.
-		changed := pl.shared.waiting.watch(name)
-		current, err := pl.shared.tracker.Get(claim.Namespace, claim.Name)
+		changed := b.changed(name)
+		current, err := b.claims.Get(claim.Namespace, claim.Name)
 		switch {
 		case apierrors.IsNotFound(err):
-			return postpone(reasonClaimChanged, claim, errors.New("was deleted while the pod was bound"))
+			return podevents.Postpone(podevents.ReasonClaimChanged, claim, errors.New("was deleted while the pod was bound"))
 		case err != nil:
 			return err
-		case current.UID != claim.UID || !isReservedFor(current, pc.user.UID) || current.Status.Allocation == nil:
-			return postpone(reasonClaimChanged, claim, errors.New("the reservation was lost"))
+		case current.UID != claim.UID || !podclaims.IsReservedFor(current, user) || current.Status.Allocation == nil:
+			return podevents.Postpone(podevents.ReasonClaimChanged, claim, errors.New("the reservation was lost"))
 		}
-		r := readinessOf(current, pl.bindingTimeout)
+		r := readinessOf(current, b.Timeout)
 		if r.failed != "" {
-			return &notReadyError{r.failed, r.pending}
+			return &NotReadyError{r.failed, r.pending}
 		}
 		if r.ready {
 			return nil
 		}
 		if r.deadline.IsZero() {
-			r.deadline = start.Add(pl.bindingTimeout)
+			r.deadline = start.Add(b.Timeout)
 		}
-		left := r.deadline.Sub(pl.clock.Now())
+		left := r.deadline.Sub(b.Clock.Now())
 		if left <= 0 {
-			return &notReadyError{r.why(pl.bindingTimeout), r.pending}
+			return &NotReadyError{r.why(b.Timeout), r.pending}
 		}
-		if !told {
-			pl.handle.EventRecorder().WithLogger(klog.FromContext(ctx)).Eventf(regarding(pod), claimReference(name), v1.EventTypeNormal, "BindingConditionsPending", "Scheduling",
+		if !again {
+			b.Events().WithLogger(klog.FromContext(ctx)).Eventf(podevents.Pod(pod), podevents.Claim(name), v1.EventTypeNormal, "BindingConditionsPending", "Scheduling",
 				"waiting up to %s for the devices of claim %s to become ready", left.Round(time.Second), name)
 		}
-		timer := pl.clock.NewTimer(left)
+		timer := b.Clock.NewTimer(left)
 		select {
 		case <-ctx.Done():
 			timer.Stop()

@@ -1,4 +1,6 @@
-package deviceclaims
+// Package podmemory remembers single pods between the calls of the framework: who is being bound, which devices failed
+// for whom, who waits for claims to leave, and whose status may name a claim.
+package podmemory
 
 import (
 	"context"
@@ -11,21 +13,24 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/tools/cache"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
-// attempts are the pods between Reserve and the end of their binding. A pod can be preempted in this time without
+// Attempts are the pods between Reserve and the end of their binding. A pod can be preempted in this time without
 // being deleted, and nothing but its context tells: that of PreBind. Between Permit and PreBind one cannot know.
-type attempts struct {
+type Attempts struct {
 	mutex sync.Mutex
-	byPod map[types.UID]*bindingAttempt
+	byPod map[types.UID]*Attempt
 	// gaveWay are the pods of a group whose last attempt ended at the fence. That of a group without such pods is not kept.
 	gaveWay map[types.NamespacedName]sets.Set[types.UID]
 	// failed is how often in a row the binding of a pod of a group has failed, pauses what it waits after that.
 	failed map[types.UID]int
-	pauses wait.Backoff
+	Pauses wait.Backoff
 	// refused are the pods of a group that Reserve has refused though their group fitted.
 	refused map[types.UID]refusals
 }
@@ -36,29 +41,29 @@ type refusals struct {
 	until time.Time
 }
 
-// memberPauses are those of the scheduling queue's defaults.
-var memberPauses = wait.Backoff{Duration: time.Second, Factor: 2, Cap: 10 * time.Second, Steps: math.MaxInt32}
+// MemberPauses are those of the scheduling queue's defaults.
+var MemberPauses = wait.Backoff{Duration: time.Second, Factor: 2, Cap: 10 * time.Second, Steps: math.MaxInt32}
 
-// bindingAttempt is one of them.
-type bindingAttempt struct {
-	pod    *v1.Pod
+// Attempt is one of them.
+type Attempt struct {
+	Pod    *v1.Pod
 	handle fwk.Handle
 	mutex  sync.Mutex
 	// binding is the context of PreBind, nil before.
 	binding context.Context
 }
 
-func newAttempts() *attempts {
-	return &attempts{
-		byPod: map[types.UID]*bindingAttempt{}, gaveWay: map[types.NamespacedName]sets.Set[types.UID]{},
-		failed: map[types.UID]int{}, pauses: memberPauses, refused: map[types.UID]refusals{},
+func NewAttempts() *Attempts {
+	return &Attempts{
+		byPod: map[types.UID]*Attempt{}, gaveWay: map[types.NamespacedName]sets.Set[types.UID]{},
+		failed: map[types.UID]int{}, Pauses: MemberPauses, refused: map[types.UID]refusals{},
 	}
 }
 
-// refuse notes that Reserve has refused a pod. One of a group pauses from the second time on: for the scheduling queue the group has been
+// Refuse notes that Reserve has refused a pod. One of a group pauses from the second time on: for the scheduling queue the group has been
 // scheduled, and is tried again at once. The first time somebody else was faster, and another node may do.
-func (a *attempts) refuse(pod *v1.Pod, now time.Time) {
-	if groupOf(pod) == "" || !enabled(features.GenericWorkload) {
+func (a *Attempts) Refuse(pod *v1.Pod, now time.Time) {
+	if podclaims.GroupOf(pod) == "" || !utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload) {
 		return
 	}
 	a.mutex.Lock()
@@ -71,64 +76,64 @@ func (a *attempts) refuse(pod *v1.Pod, now time.Time) {
 	a.refused[pod.UID] = r
 }
 
-// pausesUntil is until when a pod pauses that Reserve has refused, zero if it does not.
-func (a *attempts) pausesUntil(pod types.UID) time.Time {
+// PausesUntil is until when a pod pauses that Reserve has refused, zero if it does not.
+func (a *Attempts) PausesUntil(pod types.UID) time.Time {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	return a.refused[pod].until
 }
 
 // pause is how long a pod waits that has failed so many times before. The mutex is held.
-func (a *attempts) pause(before int) time.Duration {
-	pauses := a.pauses
+func (a *Attempts) pause(before int) time.Duration {
+	pauses := a.Pauses
 	for range before {
 		pauses.Step()
 	}
 	return pauses.Step()
 }
 
-func (a *attempts) begin(handle fwk.Handle, pod *v1.Pod) {
+func (a *Attempts) Begin(handle fwk.Handle, pod *v1.Pod) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
-	a.byPod[pod.UID] = &bindingAttempt{pod: pod, handle: handle}
+	a.byPod[pod.UID] = &Attempt{Pod: pod, handle: handle}
 	a.forgetWay(pod)
 }
 
-// giveWay notes that a pod ends its attempt at the fence, if it has a group.
-func (a *attempts) giveWay(pod *v1.Pod) {
-	if groupOf(pod) == "" {
+// GiveWay notes that a pod ends its attempt at the fence, if it has a group.
+func (a *Attempts) GiveWay(pod *v1.Pod) {
+	if podclaims.GroupOf(pod) == "" {
 		return
 	}
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
-	key := groupKey(pod)
+	key := podclaims.GroupKey(pod)
 	if a.gaveWay[key] == nil {
 		a.gaveWay[key] = sets.New[types.UID]()
 	}
 	a.gaveWay[key].Insert(pod.UID)
 }
 
-// haveGivenWay returns the pods of the pod's group that have given way and not begun another attempt.
-func (a *attempts) haveGivenWay(pod *v1.Pod) sets.Set[types.UID] {
+// HaveGivenWay returns the pods of the pod's group that have given way and not begun another attempt.
+func (a *Attempts) HaveGivenWay(pod *v1.Pod) sets.Set[types.UID] {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
-	return a.gaveWay[groupKey(pod)].Clone()
+	return a.gaveWay[podclaims.GroupKey(pod)].Clone()
 }
 
-// podHandler forgets pods that are gone.
-func (a *attempts) podHandler() cache.ResourceEventHandler {
+// PodHandler forgets pods that are gone.
+func (a *Attempts) PodHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
 		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 			obj = tombstone.Obj
 		}
-		if pod, ok := obj.(*v1.Pod); ok && groupOf(pod) != "" {
-			a.forget(pod)
+		if pod, ok := obj.(*v1.Pod); ok && podclaims.GroupOf(pod) != "" {
+			a.Forget(pod)
 		}
 	}}
 }
 
-// forget forgets a pod that is gone, and has no attempt.
-func (a *attempts) forget(pod *v1.Pod) {
+// Forget forgets a pod that is gone, and has no attempt.
+func (a *Attempts) Forget(pod *v1.Pod) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	a.forgetWay(pod)
@@ -137,19 +142,15 @@ func (a *attempts) forget(pod *v1.Pod) {
 }
 
 // forgetWay forgets that a pod of a group has given way. The mutex is held.
-func (a *attempts) forgetWay(pod *v1.Pod) {
-	key := groupKey(pod)
+func (a *Attempts) forgetWay(pod *v1.Pod) {
+	key := podclaims.GroupKey(pod)
 	if a.gaveWay[key].Delete(pod.UID).Len() == 0 {
 		delete(a.gaveWay, key)
 	}
 }
 
-func groupKey(pod *v1.Pod) types.NamespacedName {
-	return types.NamespacedName{Namespace: pod.Namespace, Name: groupOf(pod)}
-}
-
-// end ends the attempt of a pod that is bound, or gone.
-func (a *attempts) end(pod types.UID) {
+// End ends the attempt of a pod that is bound, or gone.
+func (a *Attempts) End(pod types.UID) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	delete(a.byPod, pod)
@@ -157,14 +158,14 @@ func (a *attempts) end(pod types.UID) {
 	delete(a.refused, pod)
 }
 
-// fail is end for a pod that is not bound. It returns how long a pod of a group waits before it is tried again if its binding had begun: the
+// Fail is end for a pod that is not bound. It returns how long a pod of a group waits before it is tried again if its binding had begun: the
 // scheduling queue makes it no pause, as it makes others. One that was preempted makes way at once.
-func (a *attempts) fail(pod *v1.Pod) time.Duration {
+func (a *Attempts) Fail(pod *v1.Pod) time.Duration {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	attempt := a.byPod[pod.UID]
 	delete(a.byPod, pod.UID)
-	if attempt == nil || !attempt.isBinding() || attempt.isCancelled(true) || groupOf(pod) == "" || !enabled(features.GenericWorkload) {
+	if attempt == nil || !attempt.isBinding() || attempt.IsCancelled(true) || podclaims.GroupOf(pod) == "" || !utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload) {
 		return 0
 	}
 	pause := a.pause(a.failed[pod.UID])
@@ -172,16 +173,16 @@ func (a *attempts) fail(pod *v1.Pod) time.Duration {
 	return pause
 }
 
-// of returns the attempt of a pod, nil if it has none.
-func (a *attempts) of(pod types.UID) *bindingAttempt {
+// Of returns the attempt of a pod, nil if it has none.
+func (a *Attempts) Of(pod types.UID) *Attempt {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	return a.byPod[pod]
 }
 
-// preBind tells that PreBind has begun.
-func (a *attempts) preBind(ctx context.Context, pod types.UID) {
-	if attempt := a.of(pod); attempt != nil {
+// PreBind tells that PreBind has begun.
+func (a *Attempts) PreBind(ctx context.Context, pod types.UID) {
+	if attempt := a.Of(pod); attempt != nil {
 		attempt.mutex.Lock()
 		defer attempt.mutex.Unlock()
 		attempt.binding = ctx
@@ -189,20 +190,20 @@ func (a *attempts) preBind(ctx context.Context, pod types.UID) {
 }
 
 // isBinding tells whether PreBind has begun.
-func (a *bindingAttempt) isBinding() bool {
+func (a *Attempt) isBinding() bool {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	return a.binding != nil
 }
 
-// isCancelled tells whether the pod will not be bound, because it was preempted. If that need not be certain, a pod
+// IsCancelled tells whether the pod will not be bound, because it was preempted. If that need not be certain, a pod
 // between Permit and PreBind counts, too: it does not stay there.
-func (a *bindingAttempt) isCancelled(certain bool) bool {
+func (a *Attempt) IsCancelled(certain bool) bool {
 	a.mutex.Lock()
 	binding := a.binding
 	a.mutex.Unlock()
 	if binding == nil {
-		return !certain && a.handle.GetWaitingPod(a.pod.UID) == nil
+		return !certain && a.handle.GetWaitingPod(a.Pod.UID) == nil
 	}
 	cause := context.Cause(binding)
 	return cause != nil && !errors.Is(cause, context.Canceled) && cause.Error() != preBindHasEnded
@@ -212,7 +213,9 @@ func (a *bindingAttempt) isCancelled(certain bool) bool {
 // about to be bound then, or to give its devices back. One that is preempted in the moment before the framework marks it is not told from it.
 const preBindHasEnded = "RunPreBindPlugins has completed"
 
-// PostBind forgets the attempt of a pod that is bound.
-func (pl *Plugin) PostBind(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) {
-	pl.shared.attempts.end(pod.UID)
+// Remembered is how many notes of pods there are: none if no pod is being bound, or pauses.
+func (a *Attempts) Remembered() int {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return len(a.byPod) + len(a.gaveWay) + len(a.failed) + len(a.refused)
 }

@@ -1,4 +1,4 @@
-package deviceclaims
+package binding
 
 import (
 	"encoding/json"
@@ -8,6 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/uuid"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
 // made is what of a claim's status is the doing of one attempt of one pod.
@@ -20,15 +22,15 @@ func newFieldManager() string { return "stowage-scheduler-" + string(uuid.NewUUI
 
 // madeIn finds out from the claim, as the API server sent it, what of it w did. What the claim does not prove counts
 // as somebody else's.
-func (w *claimWrite) madeIn(claim *resourceapi.ResourceClaim, manager string) made {
-	if claim.UID != w.planned.UID || isAdopted(claim, w.user.UID, manager) {
+func (w *Write) madeIn(claim *resourceapi.ResourceClaim, manager string) made {
+	if claim.UID != w.Planned.UID || IsAdopted(claim, w.User.UID, manager) {
 		return made{}
 	}
 	owned := ownedStatus(claim, manager)
 	return made{
-		allocation: w.allocation != nil && claim.Status.Allocation != nil && sameAllocation(claim.Status.Allocation, w.allocation) &&
+		allocation: w.Allocation != nil && claim.Status.Allocation != nil && podclaims.SameAllocation(claim.Status.Allocation, w.Allocation) &&
 			owned.has("f:allocation"),
-		reservation: isReservedFor(claim, w.user.UID) && owned.child("f:reservedFor").has(reservationKey(w.user.UID)),
+		reservation: podclaims.IsReservedFor(claim, w.User.UID) && owned.child("f:reservedFor").has(reservationKey(w.User.UID)),
 	}
 }
 

@@ -1,4 +1,4 @@
-package deviceclaims
+package binding
 
 import (
 	"sync"
@@ -21,10 +21,10 @@ func newDoubts(newest func(namespace, name string) (*resourceapi.ResourceClaim, 
 	return &doubts{newest: newest, claims: map[types.UID]*resourceapi.ResourceClaim{}}
 }
 
-// note notes that a write of the claim failed, unless it certainly had no effect. It forgets claims that have changed since, and notes none that
+// Note notes that a write of the claim failed, unless it certainly had no effect. It forgets claims that have changed since, and notes none that
 // has: another write of it may be on its way.
-func (d *doubts) note(sent *resourceapi.ResourceClaim, err error) {
-	if isRefusal(err) {
+func (d *doubts) Note(sent *resourceapi.ResourceClaim, err error) {
+	if IsRefusal(err) {
 		return
 	}
 	d.mutex.Lock()

@@ -1,0 +1,320 @@
+package driver
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/record"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	"k8s.io/klog/v2/ktesting"
+
+	"stowage.dev/stowage/pkg/agent/deviceplugin"
+	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/hold"
+	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/pluginpath"
+)
+
+// mover is a node with two GPUs that are moved, and two that are not.
+type mover struct {
+	t      *testing.T
+	ctx    context.Context //nolint:containedctx // of the test
+	r      *rig
+	api    *apiServer
+	node   *corev1.Node
+	agent  *Agent
+	stop   func()
+	events *record.FakeRecorder
+	told   []string
+}
+
+func newMover(ctx context.Context, t *testing.T) *mover {
+	t.Helper()
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}}
+	m := &mover{t: t, ctx: ctx, r: newRig(t, "t4"), api: newAPIServer(node), node: node}
+	m.start()
+	return m
+}
+
+// start starts another agent, which reads the Node.
+func (m *mover) start() {
+	m.t.Helper()
+	if m.stop != nil {
+		m.stop()
+	}
+	m.agent, m.stop = m.r.pluginAgent(m.ctx, m.api, "dra", pluginpath.MIGNone)
+	if _, err := m.agent.claims.Recover(m.ctx); err != nil {
+		m.t.Fatal(err)
+	}
+	m.events = record.NewFakeRecorder(100)
+	m.agent.reporter.recorder = m.events
+	m.agent.plugins.HeldChanged()
+	m.agent.plugins.NodeRead(m.ctx, m.node)
+	m.step()
+}
+
+// step is one of the agent's, and what it wants in the slices is written.
+func (m *mover) step() {
+	m.t.Helper()
+	m.agent.plugins.Step(m.ctx)
+	slices := m.api.ResourceV1().ResourceSlices()
+	slice := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "slice"}, Spec: resourceapi.ResourceSliceSpec{Driver: Name, NodeName: new("node-1"), Pool: resourceapi.ResourcePool{Name: "node-1"}}}
+	for _, s := range m.agent.publisher.wanted().Pools["node-1"].Slices {
+		slice.Spec.Devices = append(slice.Spec.Devices, s.Devices...)
+	}
+	_ = slices.Delete(m.ctx, "slice", metav1.DeleteOptions{}) // there may be none
+	if _, err := slices.Create(m.ctx, slice, metav1.CreateOptions{}); err != nil {
+		m.t.Fatal(err)
+	}
+	m.agent.plugins.Step(m.ctx)
+	for len(m.events.Events) > 0 {
+		m.told = append(m.told, <-m.events.Events)
+	}
+}
+
+// inSlices and offered tell where a GPU can be had: in the API server's slices, and by the kubelet.
+func (m *mover) inSlices(gpu string) bool {
+	m.t.Helper()
+	slice, err := m.api.ResourceV1().ResourceSlices().Get(m.ctx, "slice", metav1.GetOptions{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool { return d.Name == gpu })
+}
+
+func (m *mover) offered(gpu string) bool {
+	return slices.Contains(told(m.agent.plugins), gpu+" healthy")
+}
+
+// once fails if the GPU can be had in two ways.
+func (m *mover) once(when, gpu string) {
+	m.t.Helper()
+	device := deviceplugin.Device{ID: m.uuid(gpu), UUID: m.uuid(gpu), Name: gpu}
+	if m.inSlices(gpu) && (m.offered(gpu) || m.agent.plugins.Allocated(m.ctx, pluginpath.GPUResource, []deviceplugin.Device{device}) == nil) {
+		m.t.Errorf("%s: %s is in a slice, and the kubelet gets it", when, gpu)
+	}
+}
+
+func (m *mover) uuid(gpu string) string {
+	for _, g := range m.agent.opts.Hardware.Node().GPUs {
+		if g.Name == gpu {
+			return g.UUID
+		}
+	}
+	m.t.Fatalf("no GPU %s", gpu)
+	return ""
+}
+
+func (m *mover) annotate(paths string) {
+	m.node.Annotations = map[string]string{pluginpath.Annotation: paths}
+	m.agent.plugins.NodeRead(m.ctx, m.node)
+}
+
+func (m *mover) prepare(name, gpu string) error {
+	results, err := m.agent.newPlugin(func(error) {}).PrepareResourceClaims(m.ctx, []*resourceapi.ResourceClaim{allocatedClaim(name, gpu)})
+	return errors.Join(err, results[types.UID(name+"-uid")].Err)
+}
+
+func (m *mover) allocate(gpu string) error {
+	return m.agent.plugins.Allocated(m.ctx, pluginpath.GPUResource, []deviceplugin.Device{{ID: m.uuid(gpu), UUID: m.uuid(gpu), Name: gpu}})
+}
+
+// TestAGPUIsMovedWhileTheAgentRuns, to the device plugin and back, and waits each time for who has it. Before each step the agent may be
+// killed: the next one goes on.
+func TestAGPUIsMovedWhileTheAgentRuns(t *testing.T) {
+	toPlugin := t4First + "=device-plugin," + t4Second + "=device-plugin"
+	for killedBefore := range 10 {
+		t.Run(fmt.Sprint(killedBefore), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, ctx := ktesting.NewTestContext(t)
+				m := newMover(ctx, t)
+				defer func() { m.stop() }()
+				want := func(when string, inSlices, offered bool) {
+					t.Helper()
+					if got := [2]bool{m.inSlices(t4First), m.offered(t4First)}; got != [2]bool{inSlices, offered} {
+						t.Errorf("%s: in a slice %t, offered %t; want %t, %t", when, got[0], got[1], inSlices, offered)
+					}
+					if !m.inSlices("gpu-0000-00-1d-0") || m.offered("gpu-0000-00-1d-0") {
+						t.Errorf("%s: a GPU that is not moved has another path", when)
+					}
+				}
+				steps := []struct {
+					name string
+					do   func()
+				}{
+					{"a claim has it", func() {
+						if err := m.prepare("train", t4First); err != nil {
+							t.Error(err)
+						}
+						want("by claims", true, false)
+					}},
+					{"it is moved", func() { m.annotate(toPlugin); m.step(); want("moved, while a claim has it", false, false) }},
+					{"the claim's pod runs on", func() {
+						time.Sleep(time.Minute)
+						m.step()
+						want("while a claim has it", false, false)
+						if !m.offered(t4Second) {
+							t.Error("the one that nobody has waits, too")
+						}
+						if err := m.allocate(t4First); !errors.Is(err, deviceplugin.ErrRefused) {
+							t.Errorf("a pod gets what a claim has: %v", err)
+						}
+					}},
+					{"the claim ends", func() {
+						results, err := m.agent.newPlugin(func(error) {}).UnprepareResourceClaims(ctx, []kubeletplugin.NamespacedObject{{UID: "train-uid"}})
+						if err := errors.Join(err, results["train-uid"]); err != nil {
+							t.Error(err)
+						}
+						m.step()
+						want("moved to the device plugin", false, true)
+						if err := m.prepare("late", t4First); err == nil {
+							t.Error("a claim gets it")
+						}
+					}},
+					{"a pod has it", func() {
+						if err := m.allocate(t4First); err != nil {
+							t.Error(err)
+						}
+						for _, gpu := range []string{t4First, t4Second} {
+							m.r.pluginDevices = append(m.r.pluginDevices, ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: m.uuid(gpu)})
+						}
+						time.Sleep(time.Minute)
+					}},
+					{"it is moved back", func() {
+						m.annotate("dra")
+						m.step()
+						want("moved back, while a pod has it", false, false)
+						if m.inSlices(t4Second) {
+							t.Error("the other one is in a slice while the kubelet lists it")
+						}
+						if err := m.allocate(t4First); err != nil {
+							t.Errorf("the pod's next container: %v", err)
+						}
+						if err := m.allocate(t4Second); !errors.Is(err, deviceplugin.ErrRefused) {
+							t.Errorf("another pod gets one that has been moved: %v", err)
+						}
+					}},
+					{"the pod runs on", func() { time.Sleep(2 * time.Minute); m.step(); want("while a pod has it", false, false) }},
+					{"the pod ends", func() {
+						if err := m.agent.claims.Unprepare(ctx, hold.UID(m.r.pluginDevices[0])); err != nil {
+							t.Error(err)
+						}
+						m.step()
+					}},
+					{"the kubelet does not list it any more", func() {
+						m.r.pluginDevices = nil
+						for range 4 {
+							time.Sleep(30 * time.Second)
+							m.step()
+						}
+						want("moved back", true, false)
+						if err := m.prepare("next", t4First); err != nil {
+							t.Error(err)
+						}
+					}},
+					{"it is moved again", func() {
+						m.annotate(toPlugin)
+						m.agent.plugins.Step(ctx) // before the slices are written
+						if !m.inSlices(t4Second) || m.offered(t4Second) {
+							t.Errorf("while a slice has it, offered are %v", told(m.agent.plugins))
+						}
+						m.step()
+						if m.inSlices(t4Second) || !m.offered(t4Second) {
+							t.Errorf("when none has it, offered are %v", told(m.agent.plugins))
+						}
+					}},
+				}
+				for i, step := range steps {
+					if i == killedBefore {
+						m.start()
+					}
+					step.do()
+					for _, gpu := range []string{t4First, t4Second} {
+						m.once(step.name, gpu)
+					}
+				}
+				for _, text := range []string{"device " + t4First + " waits to be offered by device-plugin: claim default/train has it", "device " + t4First + " waits to be offered by dra: a pod, by nvidia.com/gpu, has it"} {
+					if !slices.ContainsFunc(m.told, func(event string) bool { return strings.Contains(event, text) }) {
+						t.Errorf("no event %q in %q", text, m.told)
+					}
+				}
+			})
+		})
+	}
+}
+
+// TestAnAnnotationThatIsNotValidChangesNothing, and is told by its name, once.
+func TestAnAnnotationThatIsNotValidChangesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		m := newMover(ctx, t)
+		defer func() { m.stop() }()
+		m.annotate(t4First + "=device-plugin")
+		m.step()
+		m.annotate("device-plugins")
+		m.annotate("device-plugins")
+		m.step()
+		if m.inSlices(t4First) || !m.inSlices(t4Second) {
+			t.Error("GPUs have left the paths that they had")
+		}
+		m.node.Annotations = nil
+		m.agent.plugins.NodeRead(ctx, m.node)
+		for range 4 {
+			time.Sleep(30 * time.Second)
+			m.step()
+		}
+		if !m.inSlices(t4First) {
+			t.Error("without the annotation, the GPU is not where the flag says")
+		}
+		var kinds []string
+		for _, event := range m.told {
+			kinds = append(kinds, strings.Join(strings.Fields(event)[:2], " "))
+			if strings.Contains(event, "InvalidAdvertise") && !strings.Contains(event, `node node-1, annotation gpu.nvidia.com/advertise: "device-plugins"`) {
+				t.Errorf("told %q", event)
+			}
+		}
+		if diff := cmp.Diff([]string{"Normal AdvertiseChanged", "Warning InvalidAdvertise", "Normal AdvertiseChanged"}, kinds); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestAGPUThatIsSharedIsToldOfOnThePathThatHasNoShares, because nobody gets it.
+func TestAGPUThatIsSharedIsToldOfOnThePathThatHasNoShares(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		m := newMover(ctx, t)
+		defer func() { m.stop() }()
+		m.agent.opts.Hardware.Offer(discovery.Policy{Ours: m.agent.claims.Made, Shares: discovery.Shares{GPUs: []string{t4First}, MemoryStep: 1 << 30}})
+		if _, err := m.agent.opts.Hardware.Discover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		m.annotate("device-plugin")
+		m.step()
+		m.step()
+		want := "Warning GPUNotOffered device " + t4First + " is offered by nothing: it is shared, and on the path device-plugin, which offers no shares"
+		var got []string
+		for _, event := range m.told {
+			if strings.Contains(event, "GPUNotOffered") {
+				got = append(got, event)
+			}
+		}
+		if diff := cmp.Diff([]string{want}, got); diff != "" {
+			t.Errorf("events (-want +got):\n%s", diff)
+		}
+		if m.inSlices(t4First) || m.offered(t4First) || !m.offered(t4Second) {
+			t.Errorf("offered: %v", told(m.agent.plugins))
+		}
+	})
+}

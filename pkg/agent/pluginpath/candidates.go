@@ -1,0 +1,81 @@
+package pluginpath
+
+import (
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+
+	"stowage.dev/stowage/pkg/agent/advertise"
+	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/deviceplugin"
+	"stowage.dev/stowage/pkg/agent/discovery"
+	"stowage.dev/stowage/pkg/agent/hold"
+	"stowage.dev/stowage/pkg/agent/ledger"
+)
+
+// candidate is a device that is offered, once it is certain that it can be.
+type candidate struct {
+	resource string
+	gpu      *discovery.GPU
+	// at is nil for a whole GPU.
+	at     *ledger.Partition
+	device deviceplugin.Device
+}
+
+// MIGStrategy says how MIG devices that an administrator has made are offered by the device plugin API. The words are those of NVIDIA's
+// device plugin (--mig-strategy).
+type MIGStrategy string
+
+// The strategies.
+const (
+	// MIGNone offers none.
+	MIGNone MIGStrategy = "none"
+	// MIGSingle offers them as GPUResource, if all GPUs of the path are partitioned, and all devices have one profile.
+	MIGSingle MIGStrategy = "single"
+	// MIGMixed offers each as a resource of its profile: nvidia.com/mig-1g.10gb.
+	MIGMixed MIGStrategy = "mixed"
+)
+
+// candidates are whole GPUs and, by the strategy, MIG devices.
+func (p *Path) candidates(node *discovery.Node, paths *advertise.Paths) []candidate {
+	var whole, parts []candidate
+	profiles := sets.New[string]()
+	for i := range node.GPUs {
+		gpu := &node.GPUs[i]
+		if paths.Of(gpu) != advertise.DevicePlugin {
+			continue
+		}
+		for o := range gpu.Offers {
+			switch offer := &gpu.Offers[o]; {
+			case offer.Passthrough, offer.Shares != nil:
+			case offer.Partition == nil && gpu.UUID != "":
+				whole = append(whole, newCandidate(GPUResource, gpu, nil, gpu.Name, gpu.UUID))
+			case offer.Partition != nil && offer.Partition.UUID != "":
+				profiles.Insert(offer.Partition.Name())
+				parts = append(parts, newCandidate(migResource(offer.Partition), gpu, p.opts.PlaceOf(offer), offer.Name, offer.Partition.UUID))
+			}
+		}
+	}
+	switch {
+	case p.mig == MIGMixed:
+		return append(whole, parts...)
+	case p.mig == MIGSingle && len(whole) == 0 && len(profiles) == 1:
+		for i := range parts {
+			parts[i] = newCandidate(GPUResource, parts[i].gpu, parts[i].at, parts[i].device.Name, parts[i].device.UUID)
+		}
+		return parts
+	}
+	return whole
+}
+
+// migResource is named as NVIDIA's device plugin names it: 1g.10gb+me becomes mig-1g.10gb.me.
+func migResource(p *discovery.Partition) string {
+	return "nvidia.com/mig-" + strings.ReplaceAll(p.Name(), "+", ".")
+}
+
+func newCandidate(resource string, gpu *discovery.GPU, at *ledger.Partition, name, uuid string) candidate {
+	return candidate{resource, gpu, at, deviceplugin.Device{
+		ID: uuid, UUID: uuid, Name: name, NUMANode: gpu.NUMANode,
+		CDIName: cdi.DeviceID(hold.UID(ledger.PluginDevice{Resource: resource, ID: uuid}), hold.Request, name),
+	}}
+}

@@ -1,0 +1,55 @@
+package binding
+
+import (
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/component-base/metrics"
+)
+
+// Values of the label "write".
+const (
+	WriteFinalizer    = "finalizer"
+	writeAdoption     = "adoption"
+	writeAllocation   = "allocation"
+	WriteDeallocation = "deallocation"
+	writeUndo         = "undo"
+	WriteWithdrawal   = "withdrawal"
+	WriteCreation     = "creation"
+	WriteDeletion     = "deletion"
+)
+
+var (
+	WritesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      "stowage_scheduler",
+		Name:           "claim_writes_total",
+		Help:           "Number of writes to ResourceClaims, by what was written and result: success, conflict or error.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"write", "result"})
+	UndosTotal = metrics.NewCounterVec(&metrics.CounterOpts{
+		Subsystem:      "stowage_scheduler",
+		Name:           "claim_undos_total",
+		Help:           "Number of times that what was written to a claim was to be taken back, by result: done, kept (the pod is bound, or may be), or failed.",
+		StabilityLevel: metrics.ALPHA,
+	}, []string{"result"})
+)
+
+func CountWrite(write string, err error) {
+	result := "success"
+	switch {
+	case apierrors.IsConflict(err):
+		result = "conflict"
+	case err != nil:
+		result = "error"
+	}
+	WritesTotal.WithLabelValues(write, result).Inc()
+}
+
+func countUndo(kept bool, err error) {
+	result := "done"
+	switch {
+	case err != nil:
+		result = "failed"
+	case kept:
+		result = "kept"
+	}
+	UndosTotal.WithLabelValues(result).Inc()
+}

@@ -1,0 +1,80 @@
+package podmemory
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	fwk "k8s.io/kube-scheduler/framework"
+	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/defaultbinder"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/queuesort"
+	frameworkruntime "k8s.io/kubernetes/pkg/scheduler/framework/runtime"
+	"k8s.io/kubernetes/pkg/scheduler/metrics"
+)
+
+// How the framework tells: a pod that is bound just now, or was refused by PreBind, has not been preempted.
+func TestWhetherAPodIsPreemptedIsToldByTheContextOfPreBind(t *testing.T) {
+	metrics.Register()
+	for name, tc := range map[string]struct {
+		status    *fwk.Status
+		preempted bool
+	}{
+		"PreBind has passed":                    {},
+		"PreBind has failed":                    {status: fwk.AsStatus(errors.New("unreachable"))},
+		"PreBind was cancelled, and has failed": {status: fwk.AsStatus(errors.New("unreachable")), preempted: true},
+		"PreBind was cancelled, and has passed": {preempted: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			binding, cancel := context.WithCancelCause(t.Context())
+			attempt := &Attempt{}
+			plugin := &preBinder{func(ctx context.Context) *fwk.Status {
+				attempt.binding = ctx
+				if attempt.IsCancelled(true) {
+					t.Error("cancelled at the beginning")
+				}
+				if tc.preempted {
+					cancel(errors.New("preempted"))
+				}
+				return tc.status
+			}}
+			own := func(context.Context, runtime.Object, fwk.Handle) (fwk.Plugin, error) { return plugin, nil }
+			profile := &schedulerconfig.KubeSchedulerProfile{Plugins: &schedulerconfig.Plugins{}}
+			for _, name := range []string{queuesort.Name, plugin.Name(), defaultbinder.Name} {
+				profile.Plugins.MultiPoint.Enabled = append(profile.Plugins.MultiPoint.Enabled, schedulerconfig.Plugin{Name: name})
+			}
+			handle, err := frameworkruntime.NewFramework(t.Context(), frameworkruntime.Registry{
+				queuesort.Name: queuesort.New, plugin.Name(): own, defaultbinder.Name: defaultbinder.New,
+			}, profile)
+			if err != nil {
+				t.Fatal(err)
+			}
+			handle.RunPreBindPlugins(binding, framework.NewCycleState(), &v1.Pod{}, "node-a")
+			if got := attempt.IsCancelled(true); got != tc.preempted {
+				t.Errorf("cancelled: %t, cause %v", got, context.Cause(attempt.binding))
+			}
+			cancel(nil) // as the end of the binding does
+			if got := attempt.IsCancelled(true); got != tc.preempted {
+				t.Errorf("cancelled when the binding has ended: %t, cause %v", got, context.Cause(attempt.binding))
+			}
+		})
+	}
+}
+
+// preBinder is a plugin that does something in PreBind.
+type preBinder struct {
+	do func(context.Context) *fwk.Status
+}
+
+func (p *preBinder) Name() string { return "PreBinder" }
+
+func (p *preBinder) PreBindPreFlight(context.Context, fwk.CycleState, *v1.Pod, string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
+	return nil, nil
+}
+
+func (p *preBinder) PreBind(ctx context.Context, _ fwk.CycleState, _ *v1.Pod, _ string) *fwk.Status {
+	return p.do(ctx)
+}
