@@ -27,6 +27,17 @@ help: ## List every target with a line
 build: ## Build bin/scheduler, bin/node-agent, bin/kubectl-stowage (docs/kubectl.md), and bin/nvmlsimctl, which commands simulated GPUs
 	$(GO) build -buildvcs=false -ldflags '$(LDFLAGS)' -o bin/ ./cmd/scheduler ./cmd/node-agent ./cmd/kubectl-stowage ./cmd/nvmlsimctl
 
+WEB       := pkg/livemap/web
+
+.PHONY: map-page
+map-page: ## Build the page of kubectl stowage map from its sources, to be committed (npm; 'make build' needs none)
+	cd $(WEB) && npm ci --no-audit --no-fund && npm run build
+
+.PHONY: map-page-check
+map-page-check: map-page ## Whether the page that is committed is the one that its sources give (npm)
+	@git diff --exit-code --stat -- $(WEB) && test -z "$$(git ls-files --others --exclude-standard -- $(WEB))" || \
+		{ echo "the page differs from what its sources give: run 'make map-page' and commit what it writes"; exit 1; }
+
 .PHONY: nvml-library
 nvml-library: ## Build bin/nvml/libnvidia-ml.so.1: simulated GPUs for any program that loads NVML (docs/simulation.md; C compiler)
 	$(GO) build -buildvcs=false -buildmode=c-shared -ldflags '-extldflags=-Wl,-soname,libnvidia-ml.so.1' -o bin/nvml/libnvidia-ml.so.1 ./cmd/nvmlsim-library
@@ -74,12 +85,16 @@ lab: build ## Keep the demo's cluster up to play in, until Ctrl-C (root: with a 
 	@$(GO) run ./test/demo -lab $(LAB)
 
 .PHONY: test
-test: ## All tests but those of the whole on a real API server, race detector on (~9 min)
-	$(GO) test -race -timeout 60m $$($(GO) list ./... | grep -v '/test/integration$$')
+test: ## All tests but those of the whole on a real API server or in a browser, race detector on (~9 min)
+	$(GO) test -race -timeout 60m $$($(GO) list ./... | grep -v -e '/test/integration$$' -e '/test/map$$')
 
 .PHONY: test-integration
 test-integration: ## Scheduler, agent and manifests on a real API server, race detector on; and what they may do is what they do (~7 min)
 	$(GO) test -race -timeout 60m ./test/integration
+
+.PHONY: test-map
+test-map: build ## kubectl stowage map in a real browser, on a real API server (root installs Debian's chromium where there is none; ~2 min)
+	$(GO) test -count=1 -v -timeout 20m ./test/map
 
 .PHONY: test-unit
 test-unit: ## Unit tests only, race detector on

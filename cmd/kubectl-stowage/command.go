@@ -60,7 +60,7 @@ Exit codes: 0 done; 1 the cluster or a file could not be read; 2 wrong flags or 
 	flags.StringVar(&c.file, "snapshot", "", "read this file instead of the cluster; - is the standard input")
 	flags.StringVar(&c.color, "color", "auto", "auto (on terminals, unless NO_COLOR is set), always, never")
 	root.AddCommand(c.snapshotCommand(), c.gpusCommand(), c.claimsCommand(), c.whyCommand(), c.whatifCommand(), c.topoCommand(),
-		c.fragCommand(), c.doctorCommand())
+		c.fragCommand(), c.doctorCommand(), c.mapCommand())
 	for _, command := range root.Commands() {
 		if check := command.Args; check != nil {
 			command.Args = func(command *cobra.Command, args []string) error {

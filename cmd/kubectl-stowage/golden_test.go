@@ -110,6 +110,7 @@ func TestOutputs(t *testing.T) {
 		"wrong-argument": {[]string{"gpus", "all"}, exitUsage},
 		"wrong-command":  {[]string{"gpu"}, exitUsage},
 		"watch-a-file":   {[]string{"gpus", "-w"}, exitUsage},
+		"map-port":       {[]string{"map", "--port", "70000"}, exitUsage},
 	} {
 		t.Run(name, func(t *testing.T) {
 			args := append(tc.args, "--snapshot", file)

@@ -101,7 +101,7 @@ func TestReferencesToDocumentsLeadSomewhere(t *testing.T) {
 			return err
 		}
 		if entry.IsDir() {
-			if file != "." && strings.HasPrefix(path.Base(file), ".") && file != ".github" || file == "bin" {
+			if file != "." && strings.HasPrefix(path.Base(file), ".") && file != ".github" || file == "bin" || path.Base(file) == "node_modules" {
 				return fs.SkipDir
 			}
 			return nil

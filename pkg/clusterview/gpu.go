@@ -137,11 +137,7 @@ func GPUs(s *snapshot.Snapshot) []*GPU {
 			g.State = Tainted
 		}
 	}
-	slices.SortStableFunc(gpus, func(a, b *GPU) int {
-		return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver), strings.Compare(a.Place.PCIBusID,
-			b.Place.PCIBusID),
-			strings.Compare(a.Device, b.Device))
-	})
+	slices.SortStableFunc(gpus, Compare)
 	return gpus
 }
 
@@ -168,6 +164,12 @@ func (g *GPU) joinTaints() {
 		}
 	}
 	g.Taints = joined
+}
+
+// Compare orders GPUs by node, driver, place on the PCI bus, and name.
+func Compare(a, b *GPU) int {
+	return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver),
+		strings.Compare(a.Place.PCIBusID, b.Place.PCIBusID), strings.Compare(a.Device, b.Device))
 }
 
 // wholeName is the device's name without what a partition adds to it.

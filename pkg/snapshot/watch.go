@@ -2,14 +2,14 @@ package snapshot
 
 import (
 	"context"
-	"fmt"
+	"maps"
+	"slices"
+	"sync"
 	"time"
 
+	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/tools/cache"
 )
 
 // pause is how long changes are collected before they are told.
@@ -18,73 +18,99 @@ const pause = 500 * time.Millisecond
 // Watch calls fn with the devices and claims of a cluster, and again whenever they have changed, until ctx ends or fn fails. The
 // snapshots have slices, claims and taint rules alone. It needs the right to list and watch these.
 func Watch(ctx context.Context, client kubernetes.Interface, fn func(*Snapshot) error) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	factory := informers.NewSharedInformerFactoryWithOptions(client, 0, informers.WithTransform(withoutManagedFields))
-	defer factory.Shutdown()
-	defer cancel()
-	resources := factory.Resource().V1()
-	changed := make(chan struct{}, 1)
-	tell := func() {
-		select {
-		case changed <- struct{}{}:
-		default:
-		}
+	ctx, cancel := context.WithCancelCause(ctx)
+	var running sync.WaitGroup
+	defer running.Wait()
+	defer cancel(nil)
+	w := &watched{
+		slices: map[string]*resourceapi.ResourceSlice{}, claims: map[string]*resourceapi.ResourceClaim{},
+		rules: map[string]*resourceapi.DeviceTaintRule{}, changed: make(chan struct{}, 1),
 	}
-	watched := []cache.SharedIndexInformer{resources.ResourceSlices().Informer(), resources.ResourceClaims().Informer()}
-	_, rulesErr := client.ResourceV1().DeviceTaintRules().List(ctx, metav1.ListOptions{Limit: 1})
-	if rulesErr == nil {
-		watched = append(watched, resources.DeviceTaintRules().Informer())
-	}
-	for _, informer := range watched {
-		if _, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-			AddFunc: func(any) { tell() }, UpdateFunc: func(any, any) { tell() }, DeleteFunc: func(any) { tell() },
-		}); err != nil {
-			return fmt.Errorf("watch: %w", err)
-		}
-	}
-	factory.Start(ctx.Done())
-	for _, informer := range watched {
-		if !cache.WaitForCacheSync(ctx.Done(), informer.HasSynced) {
-			return context.Cause(ctx)
-		}
-	}
-	for {
-		var o Objects
-		var err error
-		if o.ResourceSlices, err = resources.ResourceSlices().Lister().List(labels.Everything()); err != nil {
-			return err
-		}
-		if o.ResourceClaims, err = resources.ResourceClaims().Lister().List(labels.Everything()); err != nil {
-			return err
-		}
-		if rulesErr == nil {
-			if o.DeviceTaintRules, err = resources.DeviceTaintRules().Lister().List(labels.Everything()); err != nil {
-				return err
+	return Follow(ctx, client, Followed{}, w, func([]Missing) {
+		running.Go(func() {
+			if err := w.tell(ctx, fn); err != nil {
+				cancel(err)
 			}
-		}
-		s := New(o)
-		s.Taken = metav1.Now()
-		if err := fn(s); err != nil {
+		})
+	})
+}
+
+// watched are the objects of Watch by name.
+type watched struct {
+	mu      sync.Mutex
+	slices  map[string]*resourceapi.ResourceSlice
+	claims  map[string]*resourceapi.ResourceClaim
+	rules   map[string]*resourceapi.DeviceTaintRule
+	changed chan struct{}
+}
+
+// tell calls fn until ctx ends or fn fails.
+func (w *watched) tell(ctx context.Context, fn func(*Snapshot) error) error {
+	for {
+		if err := fn(w.snapshot()); err != nil {
 			return err
 		}
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
-		case <-changed:
+			return nil
+		case <-w.changed:
 		}
 		select {
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return nil
 		case <-time.After(pause):
 		}
 	}
 }
 
-// withoutManagedFields is a cache.TransformFunc.
-func withoutManagedFields(object any) (any, error) {
-	if o, ok := object.(metav1.Object); ok {
-		o.SetManagedFields(nil)
+func (w *watched) snapshot() *Snapshot {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	s := New(Objects{
+		ResourceSlices: slices.Collect(maps.Values(w.slices)), ResourceClaims: slices.Collect(maps.Values(w.claims)),
+		DeviceTaintRules: slices.Collect(maps.Values(w.rules)),
+	})
+	s.Taken = metav1.Now()
+	return s
+}
+
+// Put is part of Follower.
+func (w *watched) Put(object metav1.Object) {
+	w.change(func() {
+		switch object := object.(type) {
+		case *resourceapi.ResourceSlice:
+			w.slices[Reference(object)] = object
+		case *resourceapi.ResourceClaim:
+			w.claims[Reference(object)] = object
+		case *resourceapi.DeviceTaintRule:
+			w.rules[Reference(object)] = object
+		}
+	})
+}
+
+// Delete is part of Follower.
+func (w *watched) Delete(object metav1.Object) {
+	w.change(func() {
+		switch object.(type) {
+		case *resourceapi.ResourceSlice:
+			delete(w.slices, Reference(object))
+		case *resourceapi.ResourceClaim:
+			delete(w.claims, Reference(object))
+		case *resourceapi.DeviceTaintRule:
+			delete(w.rules, Reference(object))
+		}
+	})
+}
+
+// Reachable is part of Follower.
+func (*watched) Reachable(string, error) {}
+
+func (w *watched) change(change func()) {
+	w.mu.Lock()
+	change()
+	w.mu.Unlock()
+	select {
+	case w.changed <- struct{}{}:
+	default:
 	}
-	return object, nil
 }

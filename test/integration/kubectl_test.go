@@ -5,6 +5,7 @@ import (
 	"bytes"
 	"encoding/json"
 	"errors"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -110,6 +111,8 @@ func TestKubectlStowageWithARightToReadAlone(t *testing.T) {
 		t.Errorf("why: code %d, want 3 and %q: %s%s", code, want, out, errOut)
 	}
 
+	w.readsTheMap(plugin("map", "--open=false"), `"claim":"held"`, `"name":"pod"`, `"ready":true`)
+
 	watching := plugin("claims", "-n", w.name, "--watch", "--no-headers")
 	lines, err := watching.StdoutPipe()
 	w.must(err, "watching")
@@ -126,6 +129,41 @@ func TestKubectlStowageWithARightToReadAlone(t *testing.T) {
 	w.addClaim("later", spec(w.exactly("gpu", 1)))
 	if !scanner.Scan() || !strings.HasPrefix(scanner.Text(), "later ") {
 		t.Errorf("after %d lines, the claim that came is told as %q, %v", seen, scanner.Text(), scanner.Err())
+	}
+}
+
+// The map tells the same account what it may see, over one stream.
+func (w *world) readsTheMap(command *exec.Cmd, want ...string) {
+	w.t.Helper()
+	out, err := command.StdoutPipe()
+	w.must(err, "starting the map")
+	w.must(command.Start(), "starting the map")
+	defer func() {
+		w.must(command.Process.Signal(os.Interrupt), "ending the map")
+		w.must(command.Wait(), "ending the map")
+	}()
+	timer := time.AfterFunc(patience, func() { _ = command.Process.Kill() })
+	defer timer.Stop()
+	var address, token string
+	for lines := bufio.NewScanner(out); address == "" && lines.Scan(); {
+		address, token, _ = strings.Cut(strings.TrimSpace(lines.Text()), "#token=")
+		if token == "" {
+			address = ""
+		}
+	}
+	request, err := http.NewRequestWithContext(w.ctx, http.MethodGet, address+"api/stream", nil)
+	w.must(err, "asking for the stream")
+	request.Header.Set("Authorization", "Bearer "+token)
+	response, err := http.DefaultClient.Do(request)
+	w.must(err, "asking for the stream")
+	defer response.Body.Close()
+	told := ""
+	for lines := bufio.NewReader(response.Body); ; {
+		line, err := lines.ReadString('\n')
+		if told += line; !slices.ContainsFunc(want, func(s string) bool { return !strings.Contains(told, s) }) {
+			return
+		}
+		w.must(err, "reading the stream")
 	}
 }
 

@@ -1,0 +1,197 @@
+package main
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"runtime"
+	"runtime/debug"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+	"golang.org/x/sync/errgroup"
+
+	"stowage.dev/stowage/internal/version"
+	"stowage.dev/stowage/pkg/livemap"
+	"stowage.dev/stowage/pkg/simulate"
+	"stowage.dev/stowage/pkg/snapshot"
+)
+
+const (
+	// mapAge and mapBytes bound the history.
+	mapAge   = time.Hour
+	mapBytes = 128 << 20
+	// whyAge is how long lists of the cluster are used to answer why pods wait.
+	whyAge = 10 * time.Second
+)
+
+// mapOptions are the flags of map.
+type mapOptions struct {
+	engine
+	port int
+	open bool
+}
+
+func (c *cli) mapCommand() *cobra.Command {
+	var o mapOptions
+	command := &cobra.Command{
+		Use: "map", Short: "Serve a live map of the GPUs to your browser",
+		Long: `Serve a live map of the GPUs to your browser: nodes, GPUs, partitions and shares with their holders, the pods that wait and why, and how
+it was during the time that the command runs, an hour at most.
+
+It listens on this machine alone, and answers to pages that have the secret in the address that it prints. It ends with Ctrl-C.`,
+		Example: "  kubectl stowage map\n  kubectl stowage map --port 8080 --open=false   # then: ssh -L 8080:127.0.0.1:8080 HOST\n  kubectl stowage map --snapshot cluster.json.gz",
+		Args:    cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			if o.port < 0 || o.port > 65535 {
+				return usageError{fmt.Errorf("--port: Invalid value: %d: want 0 to 65535", o.port)}
+			}
+			return c.serveMap(command.Context(), &o)
+		},
+	}
+	o.addFlags(command)
+	command.Flags().IntVar(&o.port, "port", 0, "port on this machine; 0 is one that is free")
+	command.Flags().BoolVar(&o.open, "open", true, "open the page in a browser, where there is a desktop")
+	return command
+}
+
+// serveMap serves the map until ctx ends.
+func (c *cli) serveMap(ctx context.Context, o *mapOptions) error {
+	debug.SetGCPercent(100) // it goes on for hours
+	listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(o.port)))
+	if err != nil {
+		return fmt.Errorf("--port: %w", err)
+	}
+	defer listener.Close()
+	feed := livemap.NewFeed(livemap.NewHistory(livemap.Limits{Age: mapAge, Bytes: mapBytes}))
+	title := livemap.Title{Version: version.Release()}
+	ask := &asker{cli: c, options: o}
+	follow := func(ctx context.Context) error { <-ctx.Done(); return nil }
+	if c.file != "" {
+		s, err := c.read(ctx)
+		if err != nil {
+			return err
+		}
+		if err := feed.Fill(s); err != nil {
+			return err
+		}
+		title.Cluster, title.File, title.Taken = filepath.Base(c.file), true, &s.Taken
+		ask.last = s
+	} else {
+		client, err := c.client()
+		if err != nil {
+			return err
+		}
+		title.Cluster = c.contextName()
+		follow = func(ctx context.Context) error { return feed.Follow(ctx, client) }
+	}
+	access := livemap.NewAccess()
+	server := &http.Server{
+		Handler:           livemap.NewServer(title, feed, access, ask.why),
+		ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10,
+	}
+	group, ctx := errgroup.WithContext(ctx)
+	server.BaseContext = func(net.Listener) context.Context { return ctx }
+	group.Go(func() error {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			return err
+		}
+		return nil
+	})
+	group.Go(func() error {
+		<-ctx.Done()
+		return server.Close()
+	})
+	group.Go(func() error {
+		if err := follow(ctx); err != nil && ctx.Err() == nil {
+			return err
+		}
+		return nil
+	})
+	address := "http://" + listener.Addr().String() + "/"
+	fmt.Fprintf(c.Out, "The map of %s is at\n\n  %s#token=%s\n\nKeep this address to yourself. Ctrl-C ends it.\n", printable(title.Cluster), address, access.Token)
+	if o.open {
+		openBrowser(address + "#code=" + access.Code())
+	}
+	return group.Wait()
+}
+
+// contextName is what the user calls the cluster.
+func (c *cli) contextName() string {
+	if name := *c.cluster.Context; name != "" {
+		return name
+	}
+	if config, err := c.cluster.ToRawKubeConfigLoader().RawConfig(); err == nil && config.CurrentContext != "" {
+		return config.CurrentContext
+	}
+	return "the cluster"
+}
+
+// asker answers why pods wait. It is asked for one pod at a time.
+type asker struct {
+	*cli
+	options *mapOptions
+	last    *snapshot.Snapshot
+	at      time.Time
+}
+
+// why is what "kubectl stowage why" prints.
+func (a *asker) why(ctx context.Context, namespace, pod string) ([]livemap.Line, error) {
+	if a.file == "" && (a.last == nil || time.Since(a.at) > whyAge) {
+		client, err := a.client()
+		if err != nil {
+			return nil, err
+		}
+		if a.last, err = snapshot.Take(ctx, client); err != nil {
+			return nil, err
+		}
+		a.at = time.Now()
+	}
+	opts, err := a.options.options()
+	if err != nil {
+		return nil, err
+	}
+	why, err := simulate.Explain(ctx, &a.last.Objects, namespace, pod, opts)
+	if err != nil {
+		return nil, err
+	}
+	var out bytes.Buffer
+	printer := *a.cli
+	printer.Out, printer.output, printer.color = &out, "", "never"
+	if err := printer.printWhy(a.last, why); err != nil {
+		return nil, err
+	}
+	var lines []livemap.Line
+	for line := range strings.Lines(out.String()) {
+		text := strings.TrimLeft(strings.TrimRight(line, "\n"), " ")
+		lines = append(lines, livemap.Line{Indent: min(1, len(line)-len(text)-1), Text: text})
+	}
+	return lines, nil
+}
+
+// openBrowser opens an address, or does nothing: it is printed, too.
+func openBrowser(address string) {
+	var command *exec.Cmd
+	switch {
+	case runtime.GOOS == "darwin":
+		command = exec.Command("open", address)
+	case runtime.GOOS == "windows":
+		command = exec.Command("rundll32", "url.dll,FileProtocolHandler", address)
+	case cmp.Or(os.Getenv("DISPLAY"), os.Getenv("WAYLAND_DISPLAY")) != "":
+		command = exec.Command("xdg-open", address)
+	default:
+		return
+	}
+	if command.Start() == nil {
+		go func() { _ = command.Wait() }()
+	}
+}

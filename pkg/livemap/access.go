@@ -1,0 +1,103 @@
+package livemap
+
+import (
+	"crypto/rand"
+	"crypto/sha256"
+	"crypto/subtle"
+	"encoding/base64"
+	"fmt"
+	"net"
+	"net/http"
+	"strings"
+	"sync"
+)
+
+// policy lets the page load what this server has, and nothing else. No text becomes markup or code.
+const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; " +
+	"form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
+
+// Access decides who may read. The page has a secret from the fragment of its address, which browsers send to nobody, and hands it over in
+// a header, which pages of other origins cannot. A cookie would go to every port of this machine.
+type Access struct {
+	token [sha256.Size]byte
+
+	mu sync.Mutex
+	// code is good for the token once: it is for command lines of browsers, which others on the machine can read.
+	code string
+	// Token is what a page shows.
+	Token string
+}
+
+// NewAccess makes a token and a code.
+func NewAccess() *Access {
+	a := &Access{Token: secret(), code: secret()}
+	a.token = sha256.Sum256([]byte(a.Token))
+	return a
+}
+
+// Code is good for the token once.
+func (a *Access) Code() string { return a.code }
+
+func secret() string {
+	b := make([]byte, 32)
+	_, _ = rand.Read(b) // it never fails, https://pkg.go.dev/crypto/rand#Read
+	return base64.RawURLEncoding.EncodeToString(b)
+}
+
+// exchange returns the token for the code, once.
+func (a *Access) exchange(code string) (string, bool) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.code == "" || subtle.ConstantTimeCompare([]byte(a.code), []byte(code)) != 1 {
+		return "", false
+	}
+	a.code = ""
+	return a.Token, true
+}
+
+func (a *Access) allows(r *http.Request) bool {
+	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	sum := sha256.Sum256([]byte(token))
+	return ok && subtle.ConstantTimeCompare(sum[:], a.token[:]) == 1
+}
+
+// guard refuses what no browser on this machine sends for this page, whatever it asks for, and sets the headers of all answers.
+func guard(next http.Handler) http.Handler {
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		for name, value := range map[string]string{
+			"Content-Security-Policy":      policy,
+			"X-Content-Type-Options":       "nosniff",
+			"X-Frame-Options":              "DENY",
+			"Referrer-Policy":              "no-referrer",
+			"Cross-Origin-Opener-Policy":   "same-origin",
+			"Cross-Origin-Resource-Policy": "same-origin",
+			"Cache-Control":                "no-store",
+		} {
+			w.Header().Set(name, value)
+		}
+		if err := foreign(r); err != nil {
+			http.Error(w, err.Error(), http.StatusForbidden)
+			return
+		}
+		next.ServeHTTP(w, r)
+	})
+}
+
+// foreign tells why a request is not from a page of this server: its host is not loopback, so that a name of somebody else's leads here
+// (DNS rebinding), or the page that sends it is of another origin. The port may be another one: SSH forwards it.
+func foreign(r *http.Request) error {
+	host := r.Host
+	if h, _, err := net.SplitHostPort(host); err == nil {
+		host = h
+	}
+	if host = strings.Trim(host, "[]"); host != "localhost" && host != "127.0.0.1" && host != "::1" {
+		return fmt.Errorf("host %q: this server answers to localhost, 127.0.0.1 and [::1]", r.Host)
+	}
+	if origin := r.Header.Get("Origin"); origin != "" && origin != "http://"+r.Host {
+		return fmt.Errorf("origin %q: this server answers to its own page", origin)
+	}
+	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {
+		return fmt.Errorf("request from another site (%s): this server answers to its own page", site)
+	}
+	return nil
+}

@@ -1,0 +1,151 @@
+package livemap
+
+import (
+	"bytes"
+	"context"
+	"embed"
+	"encoding/json"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"strconv"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+//go:embed all:web/dist
+var dist embed.FS
+
+// Title says what the map shows.
+type Title struct {
+	// Cluster is the context of the kubeconfig, or the file.
+	Cluster string `json:"cluster"`
+	// File: it is a snapshot file, and does not change.
+	File bool `json:"file,omitempty"`
+	// Taken is when the file was taken.
+	Taken *metav1.Time `json:"taken,omitempty"`
+	// Version is the server's.
+	Version string `json:"version"`
+}
+
+// Line is a line of an answer.
+type Line struct {
+	// Indent is how deep it is: 0, 1.
+	Indent int    `json:"indent"`
+	Text   string `json:"text"`
+}
+
+// Server hands the page and what it shows to browsers that have the token. It is an [http.Handler].
+type Server struct {
+	title   Title
+	feed    *Feed
+	access  *Access
+	why     func(ctx context.Context, namespace, pod string) ([]Line, error)
+	asking  chan struct{}
+	handler http.Handler
+	beat    time.Duration
+}
+
+// NewServer returns one for what a feed tells. The function why answers why a pod waits; it is called for one pod at a time.
+func NewServer(title Title, feed *Feed, access *Access, why func(ctx context.Context, namespace, pod string) ([]Line, error)) *Server {
+	s := &Server{title: title, feed: feed, access: access, why: why, asking: make(chan struct{}, 1), beat: 15 * time.Second}
+	page, err := fs.Sub(dist, "web/dist")
+	if err != nil {
+		panic(err) // its name is fixed
+	}
+	mux := http.NewServeMux()
+	mux.Handle("GET /", http.FileServerFS(page))
+	mux.HandleFunc("POST /api/session", s.session)
+	for path, handle := range map[string]http.HandlerFunc{"stream": s.stream, "at": s.at, "why": s.answer} {
+		mux.HandleFunc("GET /api/"+path, func(w http.ResponseWriter, r *http.Request) {
+			if !access.allows(r) {
+				w.Header().Set("WWW-Authenticate", "Bearer")
+				http.Error(w, "the token is missing or is that of another run: open the address that kubectl stowage map has printed", http.StatusUnauthorized)
+				return
+			}
+			handle(w, r)
+		})
+	}
+	s.handler = guard(mux)
+	return s
+}
+
+func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
+
+// session hands out the token for the code.
+func (s *Server) session(w http.ResponseWriter, r *http.Request) {
+	var asked struct{ Code string }
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<10)).Decode(&asked); err != nil {
+		http.Error(w, fmt.Sprintf("the code: %v", err), http.StatusBadRequest)
+		return
+	}
+	token, ok := s.access.exchange(asked.Code)
+	if !ok {
+		http.Error(w, "the code was used already: open the address that kubectl stowage map has printed", http.StatusUnauthorized)
+		return
+	}
+	writeJSON(w, map[string]string{"token": token})
+}
+
+// at leads from the version "from" to what was at "time", in milliseconds since 1970.
+func (s *Server) at(w http.ResponseWriter, r *http.Request) {
+	from, err := number(r, "from")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	when, err := number(r, "time")
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadRequest)
+		return
+	}
+	to, ok := s.feed.history.At(time.UnixMilli(when))
+	if !ok {
+		http.Error(w, "nothing is read from the cluster yet", http.StatusServiceUnavailable)
+		return
+	}
+	diff, _ := s.feed.history.Diff(Version(from), to.Version)
+	diff.Moments = nil
+	w.Header().Set("Content-Type", "application/json")
+	var out bytes.Buffer
+	for _, page := range diff.pages(len(diff.Values)) {
+		page.write(&out, false)
+	}
+	_, _ = w.Write(out.Bytes()) // a browser that is gone
+}
+
+// answer says why a pod waits.
+func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
+	namespace, pod := r.FormValue("namespace"), r.FormValue("pod")
+	if namespace == "" || pod == "" {
+		http.Error(w, "namespace and pod: Required value", http.StatusBadRequest)
+		return
+	}
+	select {
+	case s.asking <- struct{}{}:
+		defer func() { <-s.asking }()
+	case <-r.Context().Done():
+		return
+	}
+	lines, err := s.why(r.Context(), namespace, pod)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusBadGateway)
+		return
+	}
+	writeJSON(w, map[string][]Line{"lines": lines})
+}
+
+func number(r *http.Request, name string) (int64, error) {
+	text := r.FormValue(name)
+	n, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return 0, fmt.Errorf("%s: Invalid value: %q: want a whole number", name, text)
+	}
+	return n, nil
+}
+
+func writeJSON(w http.ResponseWriter, object any) {
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(object) // a browser that is gone
+}

@@ -1,0 +1,2 @@
+// Package maptest holds the tests of "kubectl stowage map" in a real browser: the built command, a real API server, and Chromium.
+package maptest
