@@ -293,7 +293,7 @@ func (k *Keeper) Run(ctx context.Context, d Driver) error {
 	// 3. Does nobody want the driver for himself, and can another process open it?
 	for {
 		if len(k.asked()) == 0 {
-			err := k.opens(ctx, watch)
+			err := k.opens(ctx, d, watch)
 			// Asked once more: the new process would close it again.
 			if err == nil && len(k.asked()) == 0 {
 				return ErrAnew
@@ -379,11 +379,11 @@ func (k *Keeper) tell(ctx context.Context, d Driver, more string) {
 }
 
 // opens tries whether a new process can open the driver. It is given up when somebody wants the driver meanwhile.
-func (k *Keeper) opens(ctx context.Context, w *watch) error {
+func (k *Keeper) opens(ctx context.Context, d Driver, w *watch) error {
 	if !w.due(opensInterval) {
 		return w.said
 	}
-	ctx, cancel := context.WithTimeout(ctx, opensTimeout)
+	try, cancel := context.WithTimeout(ctx, opensTimeout)
 	defer cancel()
 	leave, err := share(k.opts.Dir, tryLock)
 	if err != nil {
@@ -396,17 +396,25 @@ func (k *Keeper) opens(ctx context.Context, w *watch) error {
 			done <- errors.New("somebody wants it")
 			return
 		}
-		done <- k.opts.Opens(ctx)
+		done <- k.opts.Opens(try)
 	}()
+	hangs := false
 	for {
 		select {
 		case err := <-done:
 			w.tried, w.said = k.opts.Clock.Now(), err
+			if hangs {
+				waitsFor(k.opts.Dir, "")
+			}
 			return err
 		case <-w.ticker.C():
 			w.readNode(ctx)
 			if len(k.asked()) > 0 {
 				cancel()
+			}
+			// It is killed, and does not die while it is in a call of the kernel's driver.
+			if hangs = try.Err() != nil && ctx.Err() == nil; hangs {
+				k.stillOpen(ctx, d, "the try of a new process")
 			}
 		}
 	}

@@ -2,6 +2,7 @@ package stepaside
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -377,9 +379,20 @@ func TestWhoAsksWaitsForTheTryOfANewProcess(t *testing.T) {
 		}
 		h.install("new")
 		time.Sleep(soon)
+		impatient, cancel := context.WithTimeout(h.ctx, 2*time.Second)
+		defer cancel()
+		const try = "still has it open, for the try of a new process"
+		if err := Ask(impatient, h.dir, "a reset"); !errors.Is(err, ErrStillOpen) || !strings.HasSuffix(err.Error(), "for the try of a new process") {
+			t.Errorf("who asks is told %v", err)
+		}
+		a.expect("a try that hangs", false, false, Released, "a reset", try)
 		must(t, Ask(h.ctx, h.dir, ""))
 		if !ended.Load() {
 			t.Error("a process that is tried still has the driver open")
+		}
+		time.Sleep(soon)
+		if _, err := os.Stat(waitsPath(h.dir)); err == nil || strings.Contains(a.last(), try) {
+			t.Errorf("afterwards it is still said to be waited for: %q", a.last())
 		}
 		a.kill()
 	})
@@ -546,6 +559,22 @@ func TestWhatANodeAsksFor(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Each claim that is refused and each device's health have the words in them, however many they are.
+func TestManyWordsAreShortened(t *testing.T) {
+	h := newHost(t)
+	words := strings.Repeat("ü ", 80<<10)
+	must(t, change(h.dir, func() error {
+		data, err := json.Marshal(request{For: words})
+		return errors.Join(err, os.WriteFile(requestPath(h.dir), data, 0o600))
+	}))
+	h.annotate("\x00" + words)
+	a, _ := h.start()
+	if text := a.Why().Error(); len(text) > 3*maxWords || !utf8.ValidString(text) || strings.Count(text, "ü …") != 2 {
+		t.Errorf("%d bytes, valid %t: %.2000s", len(text), utf8.ValidString(text), text)
+	}
+	a.kill()
 }
 
 // A file is another one however it was changed; one that cannot be looked at is not known to be.
