@@ -544,8 +544,8 @@ func TestPodsComeBackWhenTheKubeletKnowsTheAgent(t *testing.T) {
 	}
 }
 
-// TestAnXIDEndsWithTheDriverThatToldIt: the process that sees the next driver is another one, and knows the XID of the one before. Drivers before R565
-// never say that nothing is to be done any more.
+// TestAnXIDEndsWithTheDriverThatToldIt: the process that sees the next driver is another one, and knows the XID of the one
+// before. Drivers before R565 never say that nothing is to be done any more.
 func TestAnXIDEndsWithTheDriverThatToldIt(t *testing.T) {
 	for _, version := range []string{"", "999.1.2"} {
 		t.Run("version "+version, func(t *testing.T) {

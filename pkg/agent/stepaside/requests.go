@@ -42,8 +42,8 @@ func nodesRequests(node *corev1.Node) (requests []string) {
 	return requests
 }
 
-// maxWords, in bytes, is as much as others are told of what the driver is wanted for: each refused claim, and each device to the kubelet, which
-// takes messages of 4 MiB. An annotation may have 256 KiB.
+// maxWords, in bytes, is as much as others are told of what the driver is wanted for: each refused claim, and each device
+// to the kubelet, which takes messages of 4 MiB. An annotation may have 256 KiB.
 const maxWords = 256
 
 func shorten(words string) string {
