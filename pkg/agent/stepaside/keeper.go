@@ -315,6 +315,11 @@ func (k *Keeper) Run(ctx context.Context, d Driver) error {
 func (k *Keeper) letGo(ctx context.Context, d Driver, w *watch) bool {
 	logger := klog.FromContext(ctx)
 	begun := k.opts.Clock.Now()
+	if leave, err := share(k.opts.Dir, passingLock); err != nil {
+		logger.Error(err, "Who waits for the driver to be opened again does not see that the agent closes it")
+	} else {
+		defer leave()
+	}
 	k.tell(ctx, d, "")
 	waitsFor(k.opts.Dir, "")
 	for k.opts.Clock.Since(begun) < actsTimeout {
@@ -385,7 +390,7 @@ func (k *Keeper) opens(ctx context.Context, d Driver, w *watch) error {
 	}
 	try, cancel := context.WithTimeout(ctx, opensTimeout)
 	defer cancel()
-	leave, err := share(k.opts.Dir, tryLock)
+	leave, err := share(k.opts.Dir, passingLock)
 	if err != nil {
 		return err
 	}
@@ -470,10 +475,10 @@ func (w *watch) readNode(ctx context.Context) {
 // Dir is the folder below an agent's state folder in which requests stand.
 func Dir(stateDir string) string { return filepath.Join(stateDir, "driver") }
 
-// The locks of who has the driver open for good, and of who tries whether that is possible.
+// The locks of who has the driver open, and of who has it for a while only: to close it, or to try whether it opens.
 const (
-	openLock = "lock"
-	tryLock  = "trying"
+	openLock    = "lock"
+	passingLock = "passing"
 )
 
 // share says to who waits for the driver that this process has it open, until leave is called.

@@ -683,6 +683,49 @@ func TestWhoAsksNeverHasTheDriverBesideAnAgent(t *testing.T) {
 	group.Wait()
 }
 
+// An agent that closes the driver, or cannot, does not have it as one does that has opened it again.
+func TestTheCommandDoesNotEndWithAnAgentThatClosesTheDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t)
+		a, _ := h.start()
+		done, err := a.Begin("the preparation of claim a/one")
+		must(t, err)
+		a.mu.Lock()
+		a.holds = errors.New("an act on gpu-0")
+		a.mu.Unlock()
+		short, cancel := context.WithTimeout(h.ctx, 10*time.Second)
+		defer cancel()
+		if err := Ask(short, h.dir, "x"); !errors.Is(err, ErrStillOpen) {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- End(h.ctx, h.dir) }()
+		time.Sleep(soon)
+		done()
+		time.Sleep(soon)
+		a.expect("it closes the driver", true, false, "an act on gpu-0")
+		a.mu.Lock()
+		a.holds = nil
+		a.mu.Unlock()
+		time.Sleep(soon)
+		a.expect("closed", false, true, Released)
+		select {
+		case err := <-ended:
+			t.Fatalf("no agent has opened the driver again, and the command says: %v", err)
+		default:
+		}
+		next, _ := h.start()
+		time.Sleep(soon)
+		select {
+		case err := <-ended:
+			must(t, err)
+		default:
+			t.Error("the command does not see that the agent is back")
+		}
+		next.kill()
+	})
+}
+
 // The command waits until an agent is back, and says who else asks.
 func TestTheCommandEndsWithAnAgentThatHasTheDriver(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
