@@ -19,6 +19,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
 
+	"stowage.dev/stowage/pkg/agent/advertise"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/hold"
@@ -370,6 +371,32 @@ func TestAnUnhealthyDeviceOfOursKeepsNobodyFromTheNode(t *testing.T) {
 			if got := [2]bool{step.capacity.KeepFromClaims(Name, pool), step.capacity.KeepFromPods(Name, pool, claimed)}; got != [2]bool{step.keep, step.keep} {
 				t.Errorf("%s: claims are kept off %t, pods %t; want %t", step.name, got[0], got[1], step.keep)
 			}
+		}
+	})
+}
+
+// TestTheFlagDoesNotCountBeforeTheNodeIsRead: when a node boots there are no slices, and the kubelet would give away what the annotation has
+// for claims.
+func TestTheFlagDoesNotCountBeforeTheNodeIsRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid", Annotations: map[string]string{pluginpath.Annotation: t4First + "=device-plugin"}}}
+		r := newRig(t, "t4")
+		agent := r.agent(ctx, newAPIServer(node))
+		defer background(ctx, agent.reporter.run)()
+		paths, err := advertise.Parse("device-plugin")
+		if err != nil {
+			t.Fatal(err)
+		}
+		agent.Advertise(pluginpath.Advertised{Paths: paths})
+		agent.plugins.Step(ctx)
+		if got := told(agent.plugins); len(got) > 0 {
+			t.Errorf("before the Node is read, offered are %v", got)
+		}
+		agent.plugins.NodeRead(ctx, node)
+		agent.plugins.Step(ctx)
+		if diff := cmp.Diff([]string{t4First + " healthy"}, told(agent.plugins)); diff != "" {
+			t.Errorf("offered (-want +got):\n%s", diff)
 		}
 	})
 }
