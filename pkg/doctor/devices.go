@@ -135,7 +135,7 @@ func (c *cluster) slices() {
 				names[name] = true
 			}
 		}
-		if agree && have < want {
+		if agree && have != want {
 			c.find(Error, object, restart, "It has %d of %d slices: its devices are given to nobody", have, want)
 		}
 	}

@@ -316,6 +316,7 @@ var faults = map[string]struct {
 		p.Nodes[0].Status.Conditions[0] = v1.NodeCondition{Type: "GPUsReady", Status: v1.ConditionFalse, Reason: "NoGPUsFound", Message: "no libnvidia-ml.so.1"}
 	}, []string{"error node-condition node worker-0: NoGPUsFound: no libnvidia-ml.so.1"}},
 	"a slice is missing":         {func(p *planted) { p.ResourceSlices[0].Spec.Pool.ResourceSliceCount = 2 }, []string{"error slices pool gpu.nvidia.com/worker-0: 1 of 2 slices"}},
+	"a slice too many":           {func(p *planted) { p.another() }, []string{"error slices pool gpu.nvidia.com/worker-0: 2 of 1 slices"}},
 	"two devices of one name":    {func(p *planted) { p.ResourceSlices[0].Spec.Devices[1].Name = "gpu-0" }, []string{"error slices pool gpu.nvidia.com/worker-0: two devices of the name gpu-0"}},
 	"slices that do not agree":   {func(p *planted) { p.another().Spec.Pool.ResourceSliceCount = 3 }, []string{"error slices pool gpu.nvidia.com/worker-0: says"}},
 	"a slice of yesterday":       {func(p *planted) { p.another().Spec.Pool.Generation = 0 }, []string{"warning slices pool gpu.nvidia.com/worker-0: is of generation 0"}},
