@@ -237,6 +237,7 @@ func TestASignalEndsTheLabWithStatus0(t *testing.T) {
 	}{
 		{waits, os.Interrupt, 0},
 		{waits, syscall.SIGTERM, 0},
+		{waits, syscall.SIGHUP, 0},
 		{works, os.Interrupt, 1},
 		{works, syscall.SIGTERM, 1},
 	} {
