@@ -77,6 +77,13 @@ demo: build ## Start a real cluster, run GPU pods in it, show what each containe
 demo-hollow: build ## The demo as it is without root: hollow nodes only, which start no containers
 	$(GO) run ./test/demo -hollow
 
+# Arguments of the lab, for example LAB='-nodes h100,b=hgx-b200 -examples one-gpu,unsatisfiable', LAB='-hollow -examples none'.
+LAB       ?=
+
+.PHONY: lab
+lab: build ## Keep the demo's cluster up to play in, until Ctrl-C (root: with a real node; LAB='-nodes h100 -examples none')
+	@$(GO) run ./test/demo -lab $(LAB)
+
 .PHONY: test
 test: ## All tests but those of the whole on a real API server or in a browser, race detector on (~9 min)
 	$(GO) test -race -timeout 60m $$($(GO) list ./... | grep -v -e '/test/integration$$' -e '/test/map$$')
@@ -130,7 +137,7 @@ bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices he
 
 .PHONY: e2e
 e2e: build ## End-to-end tests on a real kubelet and containerd (root)
-	$(GO) test -tags e2e -p 1 -count=1 -timeout 60m -v ./test/e2e/... ./internal/localcluster/node/...
+	$(GO) test -tags e2e -p 1 -count=1 -timeout 60m -v ./test/e2e/... ./internal/localcluster/node/... ./test/demo
 
 # How long the tenant's pod of make hostile-mps goes on.
 HOSTILE_FOR ?= 10m

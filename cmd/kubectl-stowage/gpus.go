@@ -55,7 +55,8 @@ func (c *cli) gpusCommand() *cobra.Command {
 }
 
 var allStates = []clusterview.State{
-	clusterview.Free, clusterview.Held, clusterview.Shared, clusterview.Partitioned, clusterview.Tainted, clusterview.Gone,
+	clusterview.Free, clusterview.Held, clusterview.Shared, clusterview.Partitioned, clusterview.Tainted, clusterview.Incomplete,
+	clusterview.Gone,
 }
 
 func joinStates() string {
@@ -67,7 +68,8 @@ func joinStates() string {
 }
 
 var stateStyles = map[clusterview.State]style{
-	clusterview.Free: green, clusterview.Shared: blue, clusterview.Partitioned: blue, clusterview.Tainted: red, clusterview.Gone: red,
+	clusterview.Free: green, clusterview.Shared: blue, clusterview.Partitioned: blue, clusterview.Tainted: red, clusterview.Incomplete: red,
+	clusterview.Gone: red,
 }
 
 func (c *cli) gpuTable(gpus []*clusterview.GPU) *table {
@@ -88,7 +90,11 @@ func (c *cli) gpuTable(gpus []*clusterview.GPU) *table {
 				if taint.Value != "" {
 					key += "=" + taint.Value
 				}
-				keys = append(keys, key+":"+string(taint.Effect))
+				key += ":" + string(taint.Effect)
+				if taint.Partition != "" {
+					key += "(" + taint.Partition + ")"
+				}
+				keys = append(keys, key)
 			}
 			health = cell{text: strings.Join(keys, ","), style: yellow}
 			if g.Refuses() {
@@ -111,7 +117,7 @@ func (c *cli) gpuTable(gpus []*clusterview.GPU) *table {
 			}
 			row = append(row, or(g.Layout()), or(shared), or(numa), or(g.Place.NVLinkDomain), text(g.Driver), or(g.Place.UUID))
 		}
-		t.add(append(row, or(strings.Join(holders, " ")))...)
+		t.addOf(strings.Join([]string{g.Node, g.Driver, g.Pool, g.Device}, "\x00"), append(row, or(strings.Join(holders, " ")))...)
 	}
 	return t
 }
@@ -239,7 +245,7 @@ func (c *cli) claimTable(s *snapshot.Snapshot, claims []*clusterview.Claim, name
 		if namespaces {
 			row = append([]cell{text(claim.Namespace)}, row...)
 		}
-		t.add(row...)
+		t.addOf(claim.Namespace+"/"+claim.Name, row...)
 	}
 	return t
 }

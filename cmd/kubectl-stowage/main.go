@@ -26,6 +26,9 @@ const (
 	exitNo    = 3 // the answer is no: a pod waits, a manifest has no place, an installation has faults
 )
 
+// collectAt is Go's GOGC: a command reads up to hundreds of megabytes once, and ends.
+const collectAt = 400
+
 // errNo ends a command whose answer, which is printed already, is no.
 var errNo = errors.New("no")
 
@@ -35,7 +38,7 @@ type usageError struct{ error }
 func (e usageError) Unwrap() error { return e.error }
 
 func main() {
-	debug.SetGCPercent(400) // a command reads up to hundreds of megabytes once, and ends
+	debug.SetGCPercent(collectAt)
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
 	os.Exit(run(ctx, os.Args[1:], genericiooptions.IOStreams{In: os.Stdin, Out: os.Stdout, ErrOut: os.Stderr}))

@@ -38,8 +38,8 @@ func (c *cli) show(ctx context.Context, view func(*snapshot.Snapshot) (*table, s
 		all := t.rows
 		t.rows = nil
 		seen := map[string]bool{}
-		for _, row := range all {
-			key := row[0].text + "\x00" + row[1].text
+		for i, row := range all {
+			key := t.keys[i]
 			seen[key] = true
 			lasting := slices.DeleteFunc(slices.Clone(row), func(c cell) bool { return c.ages })
 			if !slices.Equal(printed[key], lasting) {

@@ -37,9 +37,17 @@ type cell struct {
 type table struct {
 	headers []string
 	rows    [][]cell
+	// keys tell the rows apart over time, for --watch.
+	keys []string
 }
 
 func (t *table) add(cells ...cell) { t.rows = append(t.rows, cells) }
+
+// addOf adds the row of something that has a name.
+func (t *table) addOf(key string, cells ...cell) {
+	t.keys = append(t.keys, key)
+	t.add(cells...)
+}
 
 func text(s string) cell { return cell{text: s} }
 

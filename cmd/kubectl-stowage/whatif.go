@@ -19,6 +19,7 @@ type whatIfOutput struct {
 	header
 	Items   []*simulate.Outcome `json:"items"`
 	Evicted []string            `json:"evicted,omitempty"`
+	Kept    []simulate.Kept     `json:"kept,omitempty"`
 	Added   []string            `json:"addedNodes,omitempty"`
 }
 
@@ -38,7 +39,7 @@ func (c *cli) whatifCommand() *cobra.Command {
 
 Nodes are added and drained, and pods deleted, before anything is placed. Pods are placed by priority, then in the order of the files;
 without -f they are those that wait already. Where preemption evicts others, they are named. Nothing is changed in the cluster.
-The exit code is 3 if a pod has no place.`,
+The exit code is 3 if a pod has no place, or a disruption budget keeps one on a drained node.`,
 		Example: `  kubectl stowage whatif -f job.yaml
   kubectl stowage whatif --add-node p5.48xlarge=2        # do the pods that wait fit then? Also by the name of a node
   kubectl stowage whatif --drain worker-3                # where would its pods go?
@@ -143,13 +144,13 @@ func (c *cli) printWhatIf(change *simulate.Change, outcomes []*simulate.Outcome)
 		}
 	}
 	if c.output == "json" || c.output == "yaml" {
-		if err := c.writeObject(&whatIfOutput{header{snapshot.APIVersion, "WhatIf"}, outcomes, change.Evicted, change.Added}); err != nil {
+		if err := c.writeObject(&whatIfOutput{header{snapshot.APIVersion, "WhatIf"}, outcomes, change.Evicted, change.Kept, change.Added}); err != nil {
 			return err
 		}
 	} else if err := c.printPlaces(change, outcomes, without); err != nil {
 		return err
 	}
-	if without > 0 {
+	if without > 0 || len(change.Kept) > 0 {
 		return errNo
 	}
 	return nil
@@ -184,6 +185,9 @@ func (c *cli) printPlaces(change *simulate.Change, outcomes []*simulate.Outcome,
 		len(outcomes)-without, without)
 	if len(change.Evicted) > 0 {
 		p.print(0, yellow, "Evicted: %s.", strings.Join(change.Evicted, ", "))
+	}
+	for _, kept := range change.Kept {
+		p.print(0, yellow, "Not evicted: %s: %s. kubectl drain waits.", kept.Pod, kept.Reason)
 	}
 	for _, out := range outcomes {
 		if out.Node == "" {

@@ -300,7 +300,11 @@ func advise(out *simulate.Outcome) (advice []string) {
 	}
 	e := out.Explanation
 	if e == nil {
-		if len(advice) == 0 {
+		switch {
+		case len(advice) > 0:
+		case out.RefusedBy != "":
+			advice = append(advice, "No node was looked at: put right what the reason names. Neither a release nor another node helps before.")
+		default:
 			advice = append(advice, "Devices are not what is missing: see the reasons above.")
 		}
 		return advice
@@ -322,6 +326,8 @@ func advise(out *simulate.Outcome) (advice []string) {
 			advice = append(advice,
 				fmt.Sprintf("Request %s: ask for no more than %s of %s, or add a node whose devices have %s.", r.Request,
 					l.LargestCapacity, l.Capacity, l.AskedCapacity))
+		} else if l != nil && l.Devices == 0 {
+			advice = append(advice, fmt.Sprintf("Request %s: no node has a device that matches it: add a node with %d.", r.Request, l.Asked))
 		} else if l != nil && l.Asked > l.Devices {
 			advice = append(advice, fmt.Sprintf("Request %s: ask for no more than %d on one node, or add a node with %d.",
 				r.Request, l.Devices, l.Asked))

@@ -133,3 +133,89 @@ func TestFreeGroups(t *testing.T) {
 		}
 	}
 }
+
+// A taint on one partition keeps claims off that one alone. On each partition, or on the whole GPU, it keeps them off the GPU, and is told once.
+func TestTaintsOfPartitions(t *testing.T) {
+	taint := resourceapi.DeviceTaint{Key: "ill", Effect: resourceapi.DeviceTaintEffectNoSchedule}
+	on := func(partition string) clusterview.Taint {
+		return clusterview.Taint{Key: "ill", Effect: "NoSchedule", Partition: partition}
+	}
+	for name, tc := range map[string]struct {
+		whole   bool // is published
+		tainted []int
+		state   clusterview.State
+		taints  []clusterview.Taint
+	}{
+		"one of two":                    {tainted: []int{1}, state: clusterview.Free, taints: []clusterview.Taint{on("gpu-0-mig-1")}},
+		"both":                          {tainted: []int{1, 2}, state: clusterview.Tainted, taints: []clusterview.Taint{on("")}},
+		"one of two, beside the whole":  {whole: true, tainted: []int{2}, state: clusterview.Free, taints: []clusterview.Taint{on("gpu-0-mig-2")}},
+		"the whole and both partitions": {whole: true, tainted: []int{0, 1, 2}, state: clusterview.Tainted, taints: []clusterview.Taint{on("")}},
+		"the whole":                     {whole: true, tainted: []int{0}, state: clusterview.Tainted, taints: []clusterview.Taint{on("")}},
+	} {
+		c := snapshottest.New(1, 1)
+		devices := &c.ResourceSlices[0].Spec.Devices
+		text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
+		for _, place := range []string{"1", "2"} {
+			*devices = append(*devices, resourceapi.Device{Name: "gpu-0-mig-" + place, Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+				"type": text("mig"), "parentUUID": text("GPU-0-0"), "profile": text("3g.40gb"),
+			}})
+		}
+		for _, i := range tc.tainted {
+			(*devices)[i].Taints = []resourceapi.DeviceTaint{taint}
+		}
+		if !tc.whole {
+			*devices = (*devices)[1:]
+		}
+		gpus := clusterview.GPUs(c.Snapshot())
+		if len(gpus) != 1 || gpus[0].State != tc.state {
+			t.Errorf("%s: %d GPUs, state %s, want %s", name, len(gpus), gpus[0].State, tc.state)
+		}
+		if diff := cmp.Diff(tc.taints, gpus[0].Taints); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// Devices of a pool of which a slice is missing are not free, and no size of them fits; what is held stays so.
+func TestAnIncompletePool(t *testing.T) {
+	c := snapshottest.New(2, 2)
+	c.Run("a", "one", 0, 0, 0)
+	c.ResourceSlices[0].Spec.Pool.ResourceSliceCount = 2
+	old := c.ResourceSlices[0].DeepCopy() // another slice, and not of this generation
+	old.Name, old.Spec.Pool.Generation, old.Spec.Devices = "old", 0, nil
+	c.ResourceSlices = append(c.ResourceSlices, old)
+	totals := clusterview.Total(clusterview.GPUs(c.Snapshot()))
+	if diff := cmp.Diff(map[clusterview.State]int{clusterview.Held: 1, clusterview.Incomplete: 1, clusterview.Free: 2}, totals.States); diff != "" {
+		t.Error(diff)
+	}
+	if totals.LargestFree.Node != "worker-1" {
+		t.Errorf("the largest group is on %s", totals.LargestFree.Node)
+	}
+}
+
+// Network interfaces, CPUs and channels are no GPUs, also when they are gone; accelerators of any driver are.
+func TestWhatIsNoGPU(t *testing.T) {
+	c := snapshottest.New(1, 1)
+	add := func(driver, attribute, value string) {
+		slice := c.ResourceSlices[0].DeepCopy()
+		slice.Name, slice.Spec.Driver, slice.Spec.Pool.Name = driver, driver, "pool-"+driver
+		slice.Spec.Devices = []resourceapi.Device{{Name: "device", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{
+			resourceapi.QualifiedName(attribute): {StringValue: &value},
+		}}}
+		c.ResourceSlices = append(c.ResourceSlices, slice)
+	}
+	add("dra.net", "dra.net/pciAddress", "0000:01:00.0")
+	add("fabric.example.com", "fabric.example.com/ifName", "eth1")
+	add("domains.example.com", "type", "channel")
+	add("dra.cpu", "numaNodeID", "0")
+	add("npu.example.com", "model", "N1")
+	_, gone := c.Run("a", "one", 0, 0, 0)
+	gone.Status.Allocation.Devices.Results[0].Driver = "fabric.example.com"
+	var got []string
+	for _, g := range clusterview.GPUs(c.Snapshot()) {
+		got = append(got, g.Driver)
+	}
+	if diff := cmp.Diff([]string{"gpu.nvidia.com", "npu.example.com"}, got); diff != "" {
+		t.Error(diff)
+	}
+}

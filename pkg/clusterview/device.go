@@ -33,6 +33,8 @@ type Device struct {
 	// Taints are those of the driver and of DeviceTaintRules.
 	Taints  []Taint
 	Holders []Holder
+	// Incomplete tells that not all slices of its pool are there: until they are, nobody gets its devices.
+	Incomplete bool
 }
 
 // Taint is a device's taint.
@@ -42,6 +44,8 @@ type Taint struct {
 	Effect resourceapi.DeviceTaintEffect `json:"effect"`
 	// Rule is the DeviceTaintRule that it is from; empty if its driver has set it.
 	Rule string `json:"rule,omitempty"`
+	// Partition is the partition of the GPU that has it; empty if it is on the whole GPU, or on each of its partitions.
+	Partition string `json:"partition,omitempty"`
 }
 
 // Holder is a claim that a device, or a share of one, is allocated to.
@@ -72,22 +76,28 @@ func (h *Holder) String() string {
 // Devices returns all devices of a snapshot, by node, driver, pool and name. Of a pool those of the newest generation count.
 // Allocated devices that are not published are there, too, without Object.
 func Devices(s *snapshot.Snapshot) []*Device {
-	newest := map[[2]string]int64{}
+	newest, have := map[[2]string]int64{}, map[[2]string]int64{}
 	for _, slice := range s.ResourceSlices {
-		pool := [2]string{slice.Spec.Driver, slice.Spec.Pool.Name}
-		newest[pool] = max(newest[pool], slice.Spec.Pool.Generation)
+		pool, generation := [2]string{slice.Spec.Driver, slice.Spec.Pool.Name}, slice.Spec.Pool.Generation
+		if known, ok := newest[pool]; !ok || generation > known {
+			newest[pool], have[pool] = generation, 0
+		}
+		if generation == newest[pool] {
+			have[pool]++
+		}
 	}
 	var devices []*Device
 	byID := map[ID]*Device{}
 	for _, slice := range s.ResourceSlices {
 		spec := &slice.Spec
-		if spec.Pool.Generation < newest[[2]string{spec.Driver, spec.Pool.Name}] {
+		pool := [2]string{spec.Driver, spec.Pool.Name}
+		if spec.Pool.Generation < newest[pool] {
 			continue
 		}
 		for i := range spec.Devices {
 			object := &spec.Devices[i]
 			d := &Device{ID: ID{spec.Driver, spec.Pool.Name, object.Name}, Object: object, Node: cmp.Or(ptr.Deref(spec.NodeName,
-				""), ptr.Deref(object.NodeName, ""), Network)}
+				""), ptr.Deref(object.NodeName, ""), Network), Incomplete: have[pool] != spec.Pool.ResourceSliceCount}
 			for _, taint := range object.Taints {
 				d.Taints = append(d.Taints, Taint{Key: taint.Key, Value: taint.Value, Effect: taint.Effect})
 			}
@@ -171,8 +181,8 @@ func nodeOf(claim *resourceapi.ResourceClaim) string {
 	return ""
 }
 
-// text is a string or version attribute, empty without one. Drivers name theirs with or without their domain.
-func (d *Device) text(name string) string {
+// Text is a string or version attribute, empty without one. Drivers name theirs with or without their domain.
+func (d *Device) Text(name string) string {
 	a, ok := d.attribute(name)
 	switch {
 	case !ok:

@@ -25,6 +25,8 @@ const (
 	Partitioned State = "partitioned"
 	// Tainted: nobody holds it, and a taint keeps claims off it.
 	Tainted State = "tainted"
+	// Incomplete: nobody holds it, and claims cannot have it, because not all slices of its pool are there.
+	Incomplete State = "incomplete"
 	// Gone: a claim holds it, and it is not published any more.
 	Gone State = "gone"
 )
@@ -49,6 +51,16 @@ type GPU struct {
 	SharedMemoryBytes *int64 `json:"sharedMemoryBytes,omitempty"`
 	// Place is where it is on its machine.
 	Place Place `json:"place"`
+
+	offer offer
+}
+
+// offer counts the devices of a GPU that can be allocated by themselves: the whole of it if that is published, else partitions; and those of
+// them that a taint keeps claims off.
+type offer struct {
+	whole            bool
+	offered, refused int
+	incomplete       bool
 }
 
 // Place is where a GPU is on its machine; what is not published is empty.
@@ -71,20 +83,39 @@ func (g *GPU) Layout() string {
 	return strings.Join(profiles, ",")
 }
 
-// Refuses tells whether a taint keeps new claims off the GPU.
-func (g *GPU) Refuses() bool {
-	return slices.ContainsFunc(g.Taints, func(t Taint) bool { return t.Effect != "None" })
+// Refuses tells whether taints keep new claims off the GPU: off the whole of it, or, where that is not published, off all its partitions.
+func (g *GPU) Refuses() bool { return g.offer.offered > 0 && g.offer.refused == g.offer.offered }
+
+// count takes a published device into the numbers.
+func (g *GPU) count(d *Device, whole bool) {
+	o := &g.offer
+	switch {
+	case d.Object == nil || !whole && o.whole:
+		return
+	case whole && !o.whole: // what partitions say does not matter any more
+		o.whole, o.offered, o.refused = true, 0, 0
+	}
+	o.offered++
+	if slices.ContainsFunc(d.Taints, func(t Taint) bool { return t.Effect != "None" }) {
+		o.refused++
+	}
 }
 
-// GPUs returns all GPUs, by node, driver and place on the PCI bus.
+// GPUs returns all GPUs, by node, driver and place on the PCI bus. Accelerators of any driver are taken for GPUs, and network interfaces,
+// CPUs and IMEX channels are not.
 func GPUs(s *snapshot.Snapshot) []*GPU {
 	var gpus []*GPU
 	type key struct{ driver, pool, part string }
 	by := map[key]*GPU{}
-	for _, d := range Devices(s) {
-		k := key{d.Driver, d.Pool, cmp.Or(d.text("parentUUID"), d.text("uuid"), d.text("resource.kubernetes.io/pciBusID"), d.ID.Device)}
+	devices := Devices(s)
+	others := notGPUs(devices)
+	for _, d := range devices {
+		if others[d.Driver] || isOther(d) {
+			continue
+		}
+		k := key{d.Driver, d.Pool, cmp.Or(d.Text("parentUUID"), d.Text("uuid"), d.Text("resource.kubernetes.io/pciBusID"), d.ID.Device)}
 		g := by[k]
-		if bus := d.text("resource.kubernetes.io/pciBusID"); g == nil && bus != "" { // for virtual machines it has no UUID
+		if bus := d.Text("resource.kubernetes.io/pciBusID"); g == nil && bus != "" { // for virtual machines it has no UUID
 			g = by[key{d.Driver, d.Pool, bus}]
 		}
 		if g == nil {
@@ -92,13 +123,17 @@ func GPUs(s *snapshot.Snapshot) []*GPU {
 			gpus = append(gpus, g)
 		}
 		by[k] = g
-		if bus := d.text("resource.kubernetes.io/pciBusID"); bus != "" {
+		if bus := d.Text("resource.kubernetes.io/pciBusID"); bus != "" {
 			by[key{d.Driver, d.Pool, bus}] = g
 		}
 		g.add(d)
 	}
 	for _, g := range gpus {
-		if g.State == Free && g.Refuses() {
+		g.joinTaints()
+		switch {
+		case g.State == Free && g.offer.incomplete:
+			g.State = Incomplete
+		case g.State == Free && g.Refuses():
 			g.State = Tainted
 		}
 	}
@@ -112,6 +147,31 @@ func Compare(a, b *GPU) int {
 		strings.Compare(a.Place.PCIBusID, b.Place.PCIBusID), strings.Compare(a.Device, b.Device))
 }
 
+// joinTaints tells a taint that the whole GPU has, or each of its partitions, once.
+func (g *GPU) joinTaints() {
+	count := map[Taint]int{}
+	for _, t := range g.Taints {
+		t.Partition = ""
+		count[t]++
+	}
+	partitions := 0
+	for _, n := range g.Partitions {
+		partitions += n
+	}
+	var joined []Taint
+	for _, t := range g.Taints {
+		all := t
+		all.Partition = ""
+		if slices.Contains(g.Taints, all) || count[all] == partitions {
+			t = all
+		}
+		if !slices.Contains(joined, t) {
+			joined = append(joined, t)
+		}
+	}
+	g.Taints = joined
+}
+
 // wholeName is the device's name without what a partition adds to it.
 func wholeName(d *Device) string {
 	if d.isPartition() {
@@ -122,30 +182,35 @@ func wholeName(d *Device) string {
 	return d.ID.Device
 }
 
-func (d *Device) isPartition() bool { return d.text("parentUUID") != "" }
+func (d *Device) isPartition() bool { return d.Text("parentUUID") != "" }
 
 // add takes in a device of the GPU: the whole of it, or a partition.
 func (g *GPU) add(d *Device) {
 	profile := ""
 	if d.isPartition() {
-		profile = cmp.Or(d.text("profile"), d.ID.Device)
+		profile = cmp.Or(d.Text("profile"), d.ID.Device)
 		if g.Partitions == nil {
 			g.Partitions = map[string]int{}
 		}
 		g.Partitions[profile]++
-	} else if d.text("type") != "vfio" {
+	} else if d.Text("type") != "vfio" {
 		g.Device = d.ID.Device
-		g.Place.UUID, g.Place.NVLinkDomain = cmp.Or(g.Place.UUID, d.text("uuid")), cmp.Or(g.Place.NVLinkDomain, d.text("nvlinkDomain"))
+		g.Place.UUID, g.Place.NVLinkDomain = cmp.Or(g.Place.UUID, d.Text("uuid")), cmp.Or(g.Place.NVLinkDomain, d.Text("nvlinkDomain"))
 	}
 	g.MemoryBytes = max(g.MemoryBytes, d.memory())
-	g.Model = cmp.Or(g.Model, d.text("productName"), d.text("model"), d.text("type"))
-	g.Place.UUID = cmp.Or(g.Place.UUID, d.text("parentUUID"))
-	g.Place.PCIBusID = cmp.Or(g.Place.PCIBusID, d.text("resource.kubernetes.io/pciBusID"))
-	g.Place.PCIeRoot = cmp.Or(g.Place.PCIeRoot, d.text("resource.kubernetes.io/pcieRoot"))
+	g.Model = cmp.Or(g.Model, d.Text("productName"), d.Text("model"), d.Text("type"))
+	g.Place.UUID = cmp.Or(g.Place.UUID, d.Text("parentUUID"))
+	g.Place.PCIBusID = cmp.Or(g.Place.PCIBusID, d.Text("resource.kubernetes.io/pciBusID"))
+	g.Place.PCIeRoot = cmp.Or(g.Place.PCIeRoot, d.Text("resource.kubernetes.io/pcieRoot"))
 	if numa, ok := d.attribute("resource.kubernetes.io/numaNode"); ok && numa.IntValue != nil {
 		g.Place.NUMANode = ptr.To(int(*numa.IntValue))
 	}
+	g.count(d, profile == "")
+	g.offer.incomplete = g.offer.incomplete || d.Incomplete
 	for _, taint := range d.Taints {
+		if profile != "" {
+			taint.Partition = d.ID.Device
+		}
 		if !slices.Contains(g.Taints, taint) {
 			g.Taints = append(g.Taints, taint)
 		}

@@ -22,10 +22,22 @@ type Change struct {
 	snapshot.Objects
 	// Evicted are the pods that lost their place, as namespace/name, and Added the names of the nodes that came.
 	Evicted, Added []string
+	// Kept are the pods that a drain leaves where they are, because a disruption budget refuses their eviction.
+	Kept []Kept
+	// disrupted counts the evictions that a budget has allowed, by namespace/name.
+	disrupted map[string]int32
+}
+
+// Kept is a pod that is not evicted, as namespace/name, and why.
+type Kept struct {
+	Pod    string `json:"pod"`
+	Reason string `json:"reason"`
 }
 
 // NewChange returns a copy without changes.
-func NewChange(objects *snapshot.Objects) *Change { return &Change{Objects: objects.Clone()} }
+func NewChange(objects *snapshot.Objects) *Change {
+	return &Change{Objects: objects.Clone(), disrupted: map[string]int32{}}
+}
 
 // Delete takes a pod away, with the claims that were made for it, and its reservations of others. A claim that nobody uses any more is
 // free again. The error says that there is no such pod.
@@ -63,8 +75,8 @@ func isMadeFor(claim *resourceapi.ResourceClaim, pod *v1.Pod) bool {
 }
 
 // Drain closes a node to new pods and takes its pods off, as kubectl drain --ignore-daemonsets does. Pods that have a controller come back
-// without a node, and with new claims where theirs were made from templates; they are returned. Others are gone. Disruption budgets are passed
-// over.
+// without a node, and with new claims where theirs were made from templates; they are returned. Others are gone. A pod whose eviction a
+// disruption budget refuses now stays: kubectl drain waits until the budget's pods are ready elsewhere.
 func (c *Change) Drain(name string) ([]*v1.Pod, error) {
 	i := slices.IndexFunc(c.Nodes, func(n *v1.Node) bool { return n.Name == name })
 	if i < 0 {
@@ -78,6 +90,10 @@ func (c *Change) Drain(name string) ([]*v1.Pod, error) {
 		owner := metav1.GetControllerOf(pod)
 		if pod.Spec.NodeName != name || isOver(pod) || owner != nil && owner.Kind == "DaemonSet" ||
 			pod.Annotations[v1.MirrorPodAnnotationKey] != "" {
+			continue
+		}
+		if refusal := c.refuseEviction(pod); refusal != "" {
+			c.Kept = append(c.Kept, Kept{snapshot.Reference(pod), refusal})
 			continue
 		}
 		if err := c.Delete(pod.Namespace, pod.Name); err != nil {

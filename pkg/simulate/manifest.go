@@ -121,11 +121,23 @@ func (c *Change) add(object runtime.Object, namespace string) ([]*v1.Pod, error)
 	case *appsapi.StatefulSet:
 		return replicas(object, "StatefulSet", object.Spec.Replicas, &object.Spec.Template)
 	case *batchapi.Job:
-		return replicas(object, "Job", object.Spec.Parallelism, &object.Spec.Template)
+		return replicas(object, "Job", atOnce(&object.Spec), &object.Spec.Template)
 	case *v1.Namespace, *v1.Service, *v1.ConfigMap, *v1.Secret, *v1.ServiceAccount:
 		return nil, nil // no pod has another place for them
 	}
 	return nil, fmt.Errorf("%T: cannot be placed: want pods, claims, templates, classes, nodes, Deployments, ReplicaSets, StatefulSets or Jobs", object)
+}
+
+// atOnce is how many pods a Job has at the same time: no more than are to complete, and none while it is suspended.
+func atOnce(job *batchapi.JobSpec) *int32 {
+	n := ptr.Deref(job.Parallelism, 1)
+	if job.Completions != nil {
+		n = min(n, *job.Completions)
+	}
+	if ptr.Deref(job.Suspend, false) {
+		n = 0
+	}
+	return &n
 }
 
 func (c *Change) addList(list *v1.List, namespace string) (pods []*v1.Pod, err error) {

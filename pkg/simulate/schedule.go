@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
@@ -31,6 +32,8 @@ type Outcome struct {
 	Devices []Device `json:"devices,omitempty"`
 	// Reason is why it has no place, as the scheduler would say it.
 	Reason string `json:"reason,omitempty"`
+	// RefusedBy is the plugin that refuses it before any node is looked at, if one does: the pod, or what it names, has to be put right.
+	RefusedBy string `json:"refusedBy,omitempty"`
 	// Nodes groups the nodes that refuse it.
 	Nodes []Refusal `json:"nodes,omitempty"`
 	// Explanation says which devices are missing; nil if that is not the reason.
@@ -41,6 +44,9 @@ type Outcome struct {
 	Victims []string `json:"victims,omitempty"`
 	// GivenBack are claims of the pod, as namespace/name, whose allocation is in its own way and is given up.
 	GivenBack []string `json:"givenBack,omitempty"`
+
+	// reserved is what its claims got.
+	reserved []reservation
 }
 
 // Device is what a claim gets.
@@ -50,6 +56,12 @@ type Device struct {
 	Driver  string `json:"driver"`
 	Pool    string `json:"pool"`
 	Device  string `json:"device"`
+}
+
+// reservation is a claim, and the devices that it got.
+type reservation struct {
+	claim      *resourceapi.ResourceClaim
+	allocation *resourceapi.AllocationResult
 }
 
 // Refusal is a reason, and the nodes that have it.
@@ -64,7 +76,7 @@ func (c *Cluster) Schedule(ctx context.Context, pod *v1.Pod) (*Outcome, error) {
 	out := &Outcome{Namespace: pod.Namespace, Pod: pod.Name}
 	for _, plugin := range c.profile.PreEnqueuePlugins() {
 		if status := plugin.PreEnqueue(ctx, pod); !status.IsSuccess() {
-			out.Reason = status.Message()
+			out.Reason, out.RefusedBy = status.Message(), plugin.Name()
 			return out, nil
 		}
 	}
@@ -100,6 +112,7 @@ func (c *Cluster) Schedule(ctx context.Context, pod *v1.Pod) (*Outcome, error) {
 		return nil, err
 	}
 	for _, r := range reserved {
+		out.reserved = append(out.reserved, reservation{r.Claim, r.Allocation})
 		for _, result := range r.Allocation.Devices.Results {
 			out.Devices = append(out.Devices, Device{r.Claim.Name, result.Request, result.Driver, result.Pool, result.Device})
 		}
@@ -183,7 +196,9 @@ func (c *Cluster) refuse(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		return err
 	}
 	out.Nodes = group(all, diagnosis)
-	if out.Explanation, err = deviceclaims.Explain(ctx, c.plugin, state, pod, perNode); err != nil {
+	if diagnosis.PreFilterMsg != "" {
+		out.RefusedBy = strings.Join(sets.List(diagnosis.UnschedulablePlugins), ", ")
+	} else if out.Explanation, err = deviceclaims.Explain(ctx, c.plugin, state, pod, perNode); err != nil {
 		return err
 	}
 	c.writes.take()

@@ -7,7 +7,9 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"stowage.dev/stowage/pkg/snapshot"
 )
@@ -66,11 +68,17 @@ func Place(ctx context.Context, change *Change, pods []*v1.Pod, opts Options) ([
 	return outcomes, nil
 }
 
-// evict begins again on a cluster without the victims, with what was placed before.
+// evict begins again on a cluster without the victims. What was placed before stays where it is, with its devices.
 func evict(ctx context.Context, old *Cluster, change *Change, out *Outcome, pod *v1.Pod, placed map[*v1.Pod]*Outcome,
 	opts Options,
 ) (*Cluster, error) {
 	old.Close()
+	for p, o := range placed {
+		if o.Node != "" {
+			change.bind(p, o)
+			delete(placed, p)
+		}
+	}
 	for _, victim := range out.Victims {
 		namespace, name, _ := strings.Cut(victim, "/")
 		if err := change.Delete(namespace, name); err != nil {
@@ -80,41 +88,53 @@ func evict(ctx context.Context, old *Cluster, change *Change, out *Outcome, pod 
 	}
 	nominated := pod.DeepCopy()
 	nominated.Status.NominatedNodeName = out.Nominated
-	for i := range change.Pods {
-		if change.Pods[i].UID == pod.UID {
-			change.Pods[i] = nominated
-		}
-	}
+	change.replacePod(nominated)
 	next, err := New(ctx, &change.Objects, opts)
 	if err != nil {
 		return old, err
 	}
-	earlier := make([]*v1.Pod, 0, len(placed))
-	for p, o := range placed {
-		if o.Node != "" && !slices.Contains(out.Victims, snapshot.Reference(p)) {
-			earlier = append(earlier, p)
-		}
-	}
-	inOrder(earlier)
-	for _, p := range earlier {
-		if err := next.put(ctx, p, placed[p].Node); err != nil {
-			return next, err
-		}
-	}
 	return next, nil
 }
 
-// put places a pod on the node that was chosen for it before.
-func (c *Cluster) put(ctx context.Context, pod *v1.Pod, node string) error {
-	pinned := pod.DeepCopy()
-	if pinned.Spec.Affinity == nil {
-		pinned.Spec.Affinity = &v1.Affinity{}
+// bind writes into the copy what the scheduler would write for a pod that was placed.
+func (c *Change) bind(pod *v1.Pod, out *Outcome) {
+	bound := pod.DeepCopy()
+	bound.Spec.NodeName, bound.Status.Phase, bound.Status.NominatedNodeName = out.Node, v1.PodRunning, ""
+	uses := resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID}
+	for _, r := range out.reserved {
+		i := slices.IndexFunc(c.ResourceClaims, func(o *resourceapi.ResourceClaim) bool {
+			return o.Namespace == r.claim.Namespace && o.Name == r.claim.Name
+		})
+		if i < 0 { // made by the scheduler, for extended resources
+			i = len(c.ResourceClaims)
+			c.ResourceClaims = append(c.ResourceClaims, r.claim)
+		}
+		claim := c.ResourceClaims[i].DeepCopy()
+		claim.Status.Allocation = r.allocation
+		if !slices.Contains(claim.Status.ReservedFor, uses) {
+			claim.Status.ReservedFor = append(claim.Status.ReservedFor, uses)
+		}
+		c.ResourceClaims[i] = claim
 	}
-	pinned.Spec.Affinity.NodeAffinity = &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
-		NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchFields: []v1.NodeSelectorRequirement{{
-			Key: "metadata.name", Operator: v1.NodeSelectorOpIn, Values: []string{node},
-		}}}},
-	}}
-	_, err := c.Schedule(ctx, pinned)
-	return err
+	for i := range bound.Spec.ResourceClaims { // those that were allocated already
+		name, _, err := resourceclaim.Name(bound, &bound.Spec.ResourceClaims[i])
+		if err != nil || name == nil {
+			continue
+		}
+		for k, claim := range c.ResourceClaims {
+			if claim.Namespace == pod.Namespace && claim.Name == *name && claim.Status.Allocation != nil && !slices.Contains(claim.Status.ReservedFor, uses) {
+				claim = claim.DeepCopy()
+				claim.Status.ReservedFor = append(claim.Status.ReservedFor, uses)
+				c.ResourceClaims[k] = claim
+			}
+		}
+	}
+	c.replacePod(bound)
+}
+
+// replacePod puts a pod in the place of the one with its UID.
+func (c *Change) replacePod(pod *v1.Pod) {
+	if i := slices.IndexFunc(c.Pods, func(p *v1.Pod) bool { return p.UID == pod.UID }); i >= 0 {
+		c.Pods[i] = pod
+	}
 }

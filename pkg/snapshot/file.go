@@ -75,6 +75,8 @@ func decode(content []byte) (*Snapshot, error) {
 			delete(fields, k.field)
 		}
 	}
+	installation := fields["installation"]
+	delete(fields, "installation")
 	head, err := json.Marshal(fields)
 	if err != nil {
 		return nil, err
@@ -87,6 +89,11 @@ func decode(content []byte) (*Snapshot, error) {
 		return nil, fmt.Errorf("apiVersion %q, kind %q: want %s, %s", s.APIVersion, s.Kind, APIVersion, Kind)
 	case len(strict) > 0:
 		return nil, errors.Join(strict...)
+	}
+	if installation != nil { // its objects may have fields of a newer API
+		if err := utiljson.UnmarshalCaseSensitivePreserveInts(installation, &s.Installation); err != nil {
+			return nil, fmt.Errorf("installation: %w", err)
+		}
 	}
 	for _, k := range kinds {
 		raw, ok := lists[k.field]

@@ -55,6 +55,7 @@ func (s *Snapshot) hashWith(key []byte) (*Snapshot, error) {
 		}
 	}
 	tree["hashedNames"] = true
+	delete(tree, "installation") // names of accounts stand in expressions and arguments
 	hashed, err := json.Marshal(tree)
 	if err != nil {
 		return nil, err

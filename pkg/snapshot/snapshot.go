@@ -32,7 +32,9 @@ type Snapshot struct {
 	HashedNames bool `json:"hashedNames,omitempty"`
 	// Missing are the kinds that could not be read, and why.
 	Missing []Missing `json:"missing,omitempty"`
-	Objects `json:",inline"`
+	// Installation is for doctor; nil if it was not asked for, is of an older version, or names are hashed.
+	Installation *Installation `json:"installation,omitempty"`
+	Objects      `json:",inline"`
 }
 
 // Missing is a kind that could not be read. What depends on it is answered as if there were no such objects.

@@ -57,6 +57,15 @@ type Devices interface {
 	Device(i int) *resourceapi.Device
 }
 
+// List is a pool as a slice of its devices.
+type List []*resourceapi.Device
+
+// Len implements [Devices].
+func (l List) Len() int { return len(l) }
+
+// Device implements [Devices].
+func (l List) Device(i int) *resourceapi.Device { return l[i] }
+
 // listed is what the agent has said with the device that it has published first. It is unknown if there is no device, or an agent
 // that does not say so has published one.
 func listed(driver string, pool Devices) (least int64, known bool) {
@@ -97,6 +106,13 @@ const most = 1 << 32
 
 // Hold adds what one pod holds.
 func (c *Count) Hold(devices int64) { c.Held = min(c.Held+min(devices, most), most) }
+
+// Unseen tells whether device plugins have more devices than the agent had seen when it published the pool: then each device of the pool may be
+// one of theirs, and the agent's taints do not say so yet.
+func (p Plugins) Unseen(driver string, pool Devices) bool {
+	unseen, _ := p.unseen(driver, pool)
+	return unseen
+}
 
 // KeepFromClaims tells whether claims get no device of the pool: pods have devices from device plugins, and the agent had not seen all of
 // these when it published the pool.

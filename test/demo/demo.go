@@ -6,12 +6,11 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
-	"text/tabwriter"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 
@@ -36,6 +35,9 @@ type machine struct {
 	// agent has further arguments of the node agent.
 	agent []string
 }
+
+// unsatisfiable is the example that must wait.
+const unsatisfiable = "unsatisfiable"
 
 // machines are chosen so that every example has a place: only the L40S servers
 // have four GPUs below one PCIe root, only A100 and B200 have 80 GiB, only one H100
@@ -65,7 +67,11 @@ type demo struct {
 	out    io.Writer
 	root   string
 	hollow bool
-	wait   bool
+	// keep leaves the cluster up until somebody ends it: make lab.
+	keep bool
+	// nodes are those to start, and examples those to run; nil for all.
+	nodes    []machine
+	examples []string
 
 	lab       *lab.Lab
 	scheduler *localcluster.Scheduler
@@ -77,11 +83,16 @@ type demo struct {
 func (d *demo) run(ctx context.Context) (err error) {
 	d.begun = time.Now()
 	defer func() {
-		if stopErr := d.stop(err != nil && ctx.Err() == nil); stopErr != nil {
+		stopErr := d.stop(err != nil && ctx.Err() == nil)
+		if d.waiting { // what ended before is told of already, and may have been ended on purpose
+			stopErr = withoutExits(stopErr)
+		}
+		if stopErr != nil {
 			err = errors.Join(err, fmt.Errorf("stopping the cluster: %w", stopErr))
 		}
-		if err == nil {
-			fmt.Fprintf(d.out, "\nEverything was as it should be. %s in all.\n", time.Since(d.begun).Round(time.Second))
+		if err == nil && !d.keep {
+			fmt.Fprintf(d.out, "\nEverything was as it should be. %s in all. `make lab` keeps such a cluster up, to play in.\n",
+				time.Since(d.begun).Round(time.Second))
 		}
 	}()
 	if d.hollow {
@@ -91,11 +102,7 @@ func (d *demo) run(ctx context.Context) (err error) {
 	if !d.hollow {
 		sets = append(sets, localcluster.Node)
 	}
-	var rows []lab.Row
-	for _, stage := range []struct {
-		name string
-		do   func(context.Context) error
-	}{
+	if err := d.stages(ctx, []stage{
 		{"build the cluster's programs, or find them in the cache", func(ctx context.Context) error {
 			_, err := localcluster.EnsureBinaries(ctx, d.out, sets...)
 			return err
@@ -107,46 +114,48 @@ func (d *demo) run(ctx context.Context) (err error) {
 			return err
 		}},
 		{"start the nodes and their agents", d.startNodes},
+	}); err != nil {
+		return err
+	}
+	if d.keep {
+		return d.runLab(ctx)
+	}
+	var rows []lab.Row
+	if err := d.stages(ctx, []stage{
 		{"run the examples", d.runExamples},
 		{"compare what the containers saw with what was allocated", func(ctx context.Context) error {
 			var err error
 			rows, err = d.readBack(ctx)
 			return err
 		}},
-	} {
-		if err := d.stage(ctx, stage.name, stage.do); err != nil {
-			return err
-		}
+	}); err != nil {
+		return err
 	}
 	if err := printTable(d.out, rows); err != nil {
 		return err
 	}
-	if err := d.showUnsatisfiable(ctx); err != nil {
+	if err := d.showUse(ctx); err != nil {
 		return err
 	}
-	if d.wait {
-		d.untilEnded(ctx, d.places())
-		return nil
-	}
-	return d.stage(ctx, "delete the pods and check that nothing is left", d.cleanUp)
+	return d.stages(ctx, []stage{{"delete the pods and check that nothing is left", d.cleanUp}})
 }
 
-// untilEnded waits until somebody ends the demo, which has succeeded.
-func (d *demo) untilEnded(ctx context.Context, p places) {
-	d.waiting = true
-	explainWait(d.out, p)
-	<-ctx.Done()
-	fmt.Fprintln(d.out, "\nStopping the cluster.")
+// stage is one step.
+type stage struct {
+	name string
+	do   func(context.Context) error
 }
 
-// stage runs one step and prints how long it took.
-func (d *demo) stage(ctx context.Context, name string, do func(context.Context) error) error {
-	fmt.Fprintf(d.out, "==> %s\n", name)
-	begin := time.Now()
-	if err := do(ctx); err != nil {
-		return fmt.Errorf("%s: %w", name, err)
+// stages runs steps, and prints how long each took.
+func (d *demo) stages(ctx context.Context, stages []stage) error {
+	for _, stage := range stages {
+		fmt.Fprintf(d.out, "==> %s\n", stage.name)
+		begin := time.Now()
+		if err := stage.do(ctx); err != nil {
+			return fmt.Errorf("%s: %w", stage.name, err)
+		}
+		fmt.Fprintf(d.out, "    done in %.1f s\n", time.Since(begin).Seconds())
 	}
-	fmt.Fprintf(d.out, "    done in %.1f s\n", time.Since(begin).Seconds())
 	return nil
 }
 
@@ -179,7 +188,7 @@ func (d *demo) logToFile() error {
 }
 
 func (d *demo) startNodes(ctx context.Context) error {
-	for _, m := range machines {
+	for _, m := range d.nodes {
 		var err error
 		if m.real && !d.hollow {
 			_, err = d.lab.StartRealNode(ctx, m.name, m.nvml, m.agent...)
@@ -190,7 +199,7 @@ func (d *demo) startNodes(ctx context.Context) error {
 			return err
 		}
 	}
-	for _, m := range machines {
+	for _, m := range d.nodes {
 		if err := d.lab.WaitForSlices(ctx, m.name, m.gpus); err != nil {
 			return err
 		}
@@ -219,7 +228,7 @@ func (d *demo) runExamples(ctx context.Context) error {
 		for name := range after {
 			switch {
 			case before[name]:
-			case name == "unsatisfiable":
+			case name == unsatisfiable:
 				waiting = append(waiting, name)
 			default:
 				running = append(running, name)
@@ -273,50 +282,32 @@ func (d *demo) readBack(ctx context.Context) ([]lab.Row, error) {
 	return rows, nil
 }
 
-// showUnsatisfiable prints why the pod waits that cannot be satisfied.
-func (d *demo) showUnsatisfiable(ctx context.Context) error {
-	pods, err := d.lab.WaitForPods(ctx, namespace, []string{"unsatisfiable"}, "refused", podTimeout, lab.Unschedulable)
-	if err != nil {
+// showUse prints who has which GPU, and why the pod waits that cannot be satisfied, as kubectl stowage tells it.
+func (d *demo) showUse(ctx context.Context) error {
+	if _, err := d.lab.WaitForPods(ctx, namespace, []string{unsatisfiable}, "refused", podTimeout, lab.Unschedulable); err != nil {
 		return err
 	}
-	for _, pod := range pods {
-		fmt.Fprintf(d.out, "%s is %s: %s\n\n", pod.Name, corev1.PodPending, lab.SchedulingMessage(pod))
+	if err := d.stowage(ctx, 0, "gpus"); err != nil {
+		return err
+	}
+	return d.stowage(ctx, saysNo, "why", unsatisfiable, "-n", namespace)
+}
+
+// saysNo is the exit code of kubectl stowage for an answer that is no: docs/kubectl.md, *Exit codes*.
+const saysNo = 3
+
+// stowage runs kubectl stowage on the cluster, and shows the command with what it prints. It is an error if it exits with another code.
+func (d *demo) stowage(ctx context.Context, want int, args ...string) error {
+	command := exec.CommandContext(ctx, filepath.Join(d.root, "bin", "kubectl-stowage"), append(args, "--kubeconfig", d.lab.AdminKubeconfig())...)
+	var failed strings.Builder
+	command.Stdout, command.Stderr = d.out, &failed
+	fmt.Fprintf(d.out, "$ kubectl stowage %s\n", strings.Join(args, " "))
+	err := command.Run()
+	fmt.Fprintln(d.out)
+	if code := command.ProcessState.ExitCode(); code != want {
+		return fmt.Errorf("kubectl stowage %s: exit code %d, want %d: %w %s", strings.Join(args, " "), code, want, err, failed.String())
 	}
 	return nil
-}
-
-// places is where everything of the running demo is.
-type places struct {
-	kubectl, kubeconfig, schedulerURL, logs string
-	nodes                                   []lab.NodePlaces
-}
-
-func (d *demo) places() places {
-	return places{
-		kubectl: d.lab.Binaries().Kubectl(), kubeconfig: d.lab.AdminKubeconfig(), schedulerURL: d.scheduler.URL,
-		logs: d.lab.LogDir(), nodes: d.lab.Places(),
-	}
-}
-
-// explainWait says where to look while the cluster runs.
-func explainWait(out io.Writer, p places) {
-	fmt.Fprintf(out, `The cluster runs until Ctrl-C, which stops and removes all of it.
-
-kubectl     export KUBECONFIG=%s
-            %s -n %s get pods,resourceclaims -o wide
-scheduler   curl -k %s/readyz?verbose
-logs        %s
-
-`, p.kubeconfig, p.kubectl, namespace, p.schedulerURL, p.logs)
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
-	fmt.Fprintln(w, "NODE\tWHAT\tWHERE")
-	for _, node := range p.nodes {
-		fmt.Fprintf(w, "%s\tagent's log\t%s\n\tagent's state\t%s\n\tsimulator\t%s\n", node.Node, node.AgentLog, node.StateDir, node.SimulatorSocket)
-	}
-	w.Flush()
-	if len(p.nodes) > 0 {
-		fmt.Fprintf(out, "\nA fault of a simulated GPU, for instance:\n  bin/nvmlsimctl --socket %s gpu lose 0\n", p.nodes[0].SimulatorSocket)
-	}
 }
 
 func (d *demo) cleanUp(ctx context.Context) error {

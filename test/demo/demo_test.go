@@ -18,6 +18,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"stowage.dev/stowage/internal/localcluster"
 	"stowage.dev/stowage/test/lab"
 )
 
@@ -100,11 +101,11 @@ func TestReportSaysHowItEnded(t *testing.T) {
 		status              int
 		text                string
 	}{
-		"all is well":                            {},
-		"Ctrl-C ends -wait":                      {interrupted: true, waited: true},
-		"Ctrl-C before the end":                  {err: bad, interrupted: true, status: 1, text: "\nThe demo was interrupted before its end. Everything is stopped.\n"},
-		"it fails":                               {err: bad, status: 1, text: "\nThe demo failed: bad\n"},
-		"-wait ends and something does not stop": {err: bad, interrupted: true, waited: true, status: 1, text: "\nThe demo failed: bad\n"},
+		"all is well":           {},
+		"Ctrl-C ends the lab":   {interrupted: true, waited: true},
+		"Ctrl-C before the end": {err: bad, interrupted: true, status: 1, text: "\nThe demo was interrupted before its end. Everything is stopped.\n"},
+		"it fails":              {err: bad, status: 1, text: "\nThe demo failed: bad\n"},
+		"the lab ends and something does not stop": {err: bad, interrupted: true, waited: true, status: 1, text: "\nThe demo failed: bad\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var out bytes.Buffer
@@ -118,29 +119,37 @@ func TestReportSaysHowItEnded(t *testing.T) {
 	}
 }
 
-func TestExplainWaitSaysWhereEverythingIs(t *testing.T) {
+func TestExplainLabSaysWhereEverythingIs(t *testing.T) {
 	var out bytes.Buffer
-	explainWait(&out, places{
+	explainLab(&out, places{
 		kubectl: "/c/kubectl", kubeconfig: "/d/admin.kubeconfig", schedulerURL: "https://127.0.0.1:1", logs: "/d/logs",
 		nodes: []lab.NodePlaces{
-			{Node: "a100", AgentLog: "/d/logs/a100-agent.log", StateDir: "/d/a100", SimulatorSocket: "/d/a100/sim/control.sock"},
-			{Node: "h100", AgentLog: "/d/logs/h100-agent.log", StateDir: "/d/h100", SimulatorSocket: "/d/h100/sim/control.sock"},
+			{Node: "a100", AgentLog: "/d/logs/a100-agent.log", StateDir: "/d/a100", SimulatorSocket: "/d/a100/sim/control.sock", AgentPID: 11},
+			{
+				Node: "h100", AgentLog: "/d/logs/h100-agent.log", StateDir: "/d/h100", SimulatorSocket: "/d/h100/sim/control.sock", AgentPID: 12,
+				Enter: []string{"/d/janitor", "enter", "10", "/bin/sh"},
+			},
 		},
 	})
 	want := `The cluster runs until Ctrl-C, which stops and removes all of it.
 
-kubectl     export KUBECONFIG=/d/admin.kubeconfig
-            /c/kubectl -n demo get pods,resourceclaims -o wide
+kubeconfig  export KUBECONFIG=/d/admin.kubeconfig
+kubectl     /c/kubectl -n demo get pods,resourceclaims -o wide
+stowage     bin/kubectl-stowage gpus
+            bin/kubectl-stowage why unsatisfiable -n demo
 scheduler   curl -k https://127.0.0.1:1/readyz?verbose
 logs        /d/logs
 
-NODE  WHAT           WHERE
-a100  agent's log    /d/logs/a100-agent.log
-      agent's state  /d/a100
-      simulator      /d/a100/sim/control.sock
-h100  agent's log    /d/logs/h100-agent.log
-      agent's state  /d/h100
-      simulator      /d/h100/sim/control.sock
+node a100  agent          PID 11
+           agent's log    /d/logs/a100-agent.log
+           agent's state  /d/a100
+           simulator      /d/a100/sim/control.sock
+
+node h100  agent          PID 12
+           agent's log    /d/logs/h100-agent.log
+           agent's state  /d/h100
+           simulator      /d/h100/sim/control.sock
+           enter it       /d/janitor enter 10 /bin/sh
 
 A fault of a simulated GPU, for instance:
   bin/nvmlsimctl --socket /d/a100/sim/control.sock gpu lose 0
@@ -150,29 +159,69 @@ A fault of a simulated GPU, for instance:
 	}
 }
 
-// waitShows is what -wait prints, in the words of README and help.
-const waitShows = "the kubeconfig, the logs, the agents' state and the simulators' sockets are"
-
-// README says how to leave the cluster running, how that ends, and what is printed, as the help does.
-func TestReadmeNamesWait(t *testing.T) {
+// README begins with the lab, says how it ends, and what is printed, as the help does.
+func TestReadmeNamesTheLab(t *testing.T) {
 	text, err := os.ReadFile(filepath.Join("..", "..", "README.md"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{"\ngo run ./test/demo -wait ", "Ctrl-C ends it, with status 0\n", "\nIt prints where " + waitShows} {
-		if !strings.Contains(string(text), want) {
+	for _, want := range []string{"\nmake lab ", "Ctrl-C ends it, with status 0", "prints where " + labShows} {
+		if !strings.Contains(strings.ReplaceAll(string(text), "\n", " "), strings.TrimPrefix(want, "\n")) {
 			t.Errorf("README lacks %q", want)
 		}
 	}
 }
 
-// A signal ends -wait as a success, and what comes before it as a failure, as a shell sees it.
-func TestASignalEndsWaitWithStatus0(t *testing.T) {
+// Programs that ended while the lab ran are no failure of it, and what could not be stopped is.
+func TestWhatEndedInTheLabIsNoFailure(t *testing.T) {
+	exit := &localcluster.ExitError{Name: "kubelet", Err: errors.New("signal: killed")}
+	stuck := errors.New("a mount is left")
+	for want, err := range map[error]error{
+		nil:   fmt.Errorf("stopping node a: %w", errors.Join(exit, fmt.Errorf("stopping: %w", exit))),
+		stuck: errors.Join(fmt.Errorf("stopping scheduler: %w", exit), fmt.Errorf("stopping node a: %w", errors.Join(exit, stuck))),
+	} {
+		if got := withoutExits(err); (got == nil) != (want == nil) || want != nil && (!errors.Is(got, want)) {
+			t.Errorf("%v: %v, want %v", err, got, want)
+		}
+	}
+}
+
+// Nodes and examples are chosen by name, and a wrong one is named with what there is.
+func TestFlagsOfTheLab(t *testing.T) {
+	nodes, err := parseNodes("l40s,b=hgx-b200")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]machine{
+		{name: "l40s", nvml: "sim:l40s", gpus: 8, real: true}, {name: "b", nvml: "sim:hgx-b200", gpus: 8},
+	}, nodes, cmp.AllowUnexported(machine{})); diff != "" {
+		t.Error(diff)
+	}
+	for text, want := range map[string]string{
+		"h200": "h200", "a=nothing": "nothing", "h100,h100": "want a name that no other node has", "=l40s": "want a name",
+	} {
+		if _, err := parseNodes(text); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: error %v, want %q", text, err, want)
+		}
+	}
+	if examples, err := parseExamples("one-gpu,shared-claim"); err != nil || len(examples) != 2 {
+		t.Errorf("%q, %v", examples, err)
+	}
+	if examples, err := parseExamples("none"); err != nil || examples == nil || len(examples) != 0 {
+		t.Errorf("%q, %v", examples, err)
+	}
+	if _, err := parseExamples("two-gpus"); err == nil || !strings.Contains(err.Error(), "two-gpus-one-pcie-root") {
+		t.Errorf("error %v", err)
+	}
+}
+
+// A signal ends the lab as a success, and what comes before it as a failure, as a shell sees it.
+func TestASignalEndsTheLabWithStatus0(t *testing.T) {
 	const waits, works = "wait", "work"
 	if role := os.Getenv("DEMO_ROLE"); role != "" {
 		os.Exit(untilSignal(&demo{out: os.Stdout}, func(d *demo, ctx context.Context) error {
 			if role == waits {
-				d.untilEnded(ctx, places{})
+				d.untilEnded(ctx, places{}, func(context.Context, func(*localcluster.ExitError)) {})
 				return nil
 			}
 			fmt.Fprintln(d.out, "at work")
@@ -191,7 +240,7 @@ func TestASignalEndsWaitWithStatus0(t *testing.T) {
 		{works, syscall.SIGTERM, 1},
 	} {
 		t.Run(fmt.Sprintf("%s, %s", tc.role, tc.signal), func(t *testing.T) {
-			process := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestASignalEndsWaitWithStatus0$")
+			process := exec.CommandContext(t.Context(), os.Args[0], "-test.run=^TestASignalEndsTheLabWithStatus0$")
 			process.Env = append(os.Environ(), "DEMO_ROLE="+tc.role)
 			out, err := process.StdoutPipe()
 			if err != nil {
@@ -217,15 +266,15 @@ func TestASignalEndsWaitWithStatus0(t *testing.T) {
 	}
 }
 
-func TestHelpExplainsWait(t *testing.T) {
+func TestHelpExplainsTheLab(t *testing.T) {
 	var out bytes.Buffer
 	set := flag.NewFlagSet("demo", flag.ContinueOnError)
 	set.SetOutput(&out)
 	flags(&demo{}, set)
 	set.Usage()
 	for _, want := range []string{
-		"run `make build` first, or `make demo`", "Exit status: 0 if everything was as it should be, also when -wait is ended by Ctrl-C; 1 otherwise.",
-		"leave the cluster running until Ctrl-C, and print where " + waitShows,
+		"run `make build` first, or `make demo`", "Exit status: 0 if everything was as it should be, also when -lab is ended by Ctrl-C; 1 otherwise.",
+		"keep the cluster up until Ctrl-C, and print where " + labShows,
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("help lacks %q:\n%s", want, out.String())

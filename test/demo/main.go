@@ -15,11 +15,16 @@ import (
 )
 
 func main() {
-	d := demo{out: os.Stdout}
+	d := demo{out: os.Stdout, nodes: machines}
 	flags(&d, flag.CommandLine)
 	flag.Parse()
-
-	os.Exit(untilSignal(&d, (*demo).run))
+	restore := func() {}
+	if d.keep {
+		restore = takeTerminal()
+	}
+	status := untilSignal(&d, (*demo).run)
+	restore()
+	os.Exit(status)
 }
 
 // untilSignal runs the demo until its end or a signal, and returns the exit status.
@@ -34,18 +39,29 @@ func untilSignal(d *demo, run func(*demo, context.Context) error) int {
 func flags(d *demo, set *flag.FlagSet) {
 	set.StringVar(&d.root, "root", ".", "the project's `folder`")
 	set.BoolVar(&d.hollow, "hollow", os.Geteuid() != 0, "use hollow nodes only, which start no containers; the default without root")
-	set.BoolVar(&d.wait, "wait", false, "after the table, leave the cluster running until Ctrl-C, and print where "+
-		"the kubeconfig, the logs, the agents' state and the simulators' sockets are")
+	set.BoolVar(&d.keep, "lab", false, "keep the cluster up until Ctrl-C, and print where "+labShows)
+	set.Func("nodes", "the `nodes`, such as h100,b=hgx-b200: h100, a100, b200, l40s, or NAME=PROFILE of the simulation; the first one is the "+
+		"real one. The default is all four", func(text string) (err error) {
+		d.nodes, err = parseNodes(text)
+		return err
+	})
+	set.Func("examples", "with -lab, the `examples` to run, such as one-gpu,shared-claim, or none. The default is all", func(text string) (err error) {
+		d.examples, err = parseExamples(text)
+		return err
+	})
 	set.Usage = func() {
 		fmt.Fprint(set.Output(), usage)
 		set.PrintDefaults()
 	}
 }
 
-const usage = `Starts a real Kubernetes cluster on this machine, lets Stowage place the example pods on simulated GPUs, and shows what
-each container saw beside what was allocated. Needs bin/scheduler and bin/node-agent: run ` + "`make build`" + ` first, or ` + "`make demo`" + `.
+// labShows is what -lab prints, in the words of README and help.
+const labShows = "the kubeconfig, the logs, the agents' PIDs and state, the simulators' sockets and the way into the node are"
 
-Exit status: 0 if everything was as it should be, also when -wait is ended by Ctrl-C; 1 otherwise.
+const usage = `Starts a real Kubernetes cluster on this machine, lets Stowage place the example pods on simulated GPUs, and shows what
+each container saw beside what was allocated. Needs bin/scheduler, bin/node-agent and bin/kubectl-stowage: run ` + "`make build`" + ` first, or ` + "`make demo`" + `.
+
+Exit status: 0 if everything was as it should be, also when -lab is ended by Ctrl-C; 1 otherwise.
 
 `
 

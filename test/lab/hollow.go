@@ -43,7 +43,7 @@ func (l *Lab) StartHollowNode(ctx context.Context, name, nvml string, args ...st
 	l.nodes[name] = &labNode{
 		name:     name,
 		nvml:     nvml,
-		agentLog: process.LogPath(), stateDir: agent.StateDir,
+		agentLog: process.LogPath(), stateDir: agent.StateDir, agent: process,
 		sight: func(_ context.Context, pod *corev1.Pod) (Sight, error) {
 			seen, ok := kubelet.Seen(pod.UID)
 			main := slices.IndexFunc(seen.Containers, func(c hollow.Container) bool { return c.Name == pod.Spec.Containers[0].Name })

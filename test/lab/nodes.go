@@ -2,6 +2,7 @@ package lab
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
@@ -9,11 +10,13 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"stowage.dev/stowage/internal/localcluster"
 	"stowage.dev/stowage/internal/localcluster/image/report"
 	"stowage.dev/stowage/internal/localcluster/node"
 )
@@ -27,6 +30,11 @@ type labNode struct {
 	simDir string
 	// sight tells what a running pod's container was given.
 	sight func(ctx context.Context, pod *corev1.Pod) (Sight, error)
+	// processes are those that the cluster does not watch itself, and agent is the node's agent.
+	processes []*localcluster.Process
+	agent     *localcluster.Process
+	// enter is the command that runs a shell inside; empty where there is no inside.
+	enter []string
 	// leavings are patterns of files that exist only while claims are prepared.
 	leavings []string
 }
@@ -47,7 +55,8 @@ func (l *Lab) StartRealNode(ctx context.Context, name, nvml string, args ...stri
 		sight: func(ctx context.Context, pod *corev1.Pod) (Sight, error) {
 			return l.probe(ctx, n, pod)
 		},
-		leavings: leavings(n.CDIDir(), n.StateDir()),
+		leavings:  leavings(n.CDIDir(), n.StateDir()),
+		processes: n.Processes(), agent: n.Agent().Process, enter: n.Enter("/bin/sh"),
 	}
 	if slices.Contains(args, "--partitions=dynamic") {
 		started.simDir = n.SimulationDir()
@@ -64,6 +73,9 @@ type NodePlaces struct {
 	AgentLog, StateDir string
 	// SimulatorSocket is what nvmlsimctl takes as --socket.
 	SimulatorSocket string
+	// AgentPID is the agent's process, and Enter the command that runs a shell inside the node; empty for a hollow one.
+	AgentPID int
+	Enter    []string
 }
 
 // Places tells where the files of all nodes are, by name.
@@ -73,9 +85,28 @@ func (l *Lab) Places() []NodePlaces {
 		n := l.nodes[name]
 		places = append(places, NodePlaces{
 			Node: name, AgentLog: n.agentLog, StateDir: n.stateDir, SimulatorSocket: filepath.Join(n.stateDir, "sim", "control.sock"),
+			AgentPID: n.agent.Pid(), Enter: n.enter,
 		})
 	}
 	return places
+}
+
+// Watch tells of each program that ends by itself, with its log, until ctx ends: of the control plane, of the scheduler, and of nodes. It
+// returns when nothing is told any more.
+func (l *Lab) Watch(ctx context.Context, tell func(*localcluster.ExitError)) {
+	var all sync.WaitGroup
+	defer all.Wait()
+	all.Go(func() { localcluster.WatchPlane(ctx, l.Cluster, tell) })
+	for _, n := range l.nodes {
+		for _, process := range n.processes {
+			all.Go(func() {
+				var exit *localcluster.ExitError
+				if err := process.Wait(ctx); errors.As(err, &exit) {
+					tell(exit)
+				}
+			})
+		}
+	}
 }
 
 // leavings are the files of prepared claims: CDI specs and ledger entries. The

@@ -198,6 +198,27 @@ func (n *Node) LogFile(program string) string {
 	return filepath.Join(n.cluster.LogDir(), n.name+"-"+program+".log")
 }
 
+// Processes are the node's containerd, kubelet and agent, as far as they run.
+func (n *Node) Processes() (all []*localcluster.Process) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	for _, process := range []*localcluster.Process{n.containerd, n.kubelet} {
+		if process != nil {
+			all = append(all, process)
+		}
+	}
+	if n.agent != nil {
+		all = append(all, n.agent.Process)
+	}
+	return all
+}
+
+// Enter is the command that runs a program inside the node, where its folders stand in their usual places. Path must be absolute.
+func (n *Node) Enter(path string, args ...string) []string {
+	program, all := n.enclosure.Wrap(path, args...)
+	return append([]string{program}, all...)
+}
+
 // Stop ends the node, takes everything away that belongs to it, and returns as an error what is left or had gone wrong. The Node object
 // and its pods are removed from the API server too, if there still is one. It returns when all is done; further and concurrent calls wait
 // for the first.

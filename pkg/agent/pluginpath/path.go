@@ -109,8 +109,10 @@ var (
 
 // New returns the path of a node on which all GPUs are for claims until Advertise is called.
 func New(opts Options) *Path {
-	p := &Path{opts: opts, withdrawn: sets.New[string](), held: sets.New[string](), listed: listed{missing: map[ledger.PluginDevice]time.Time{}}, offered: offered{changed: make(chan struct{})},
-		moving: moving{allocating: map[string]int{}, leaving: sets.New[string]()}}
+	p := &Path{
+		opts: opts, withdrawn: sets.New[string](), held: sets.New[string](), listed: listed{missing: map[ledger.PluginDevice]time.Time{}}, offered: offered{changed: make(chan struct{})},
+		moving: moving{allocating: map[string]int{}, leaving: sets.New[string]()},
+	}
 	dir := filepath.Join(opts.KubeletRoot, "device-plugins")
 	p.server = deviceplugin.Options{Dir: dir, Inventory: p, Holder: p, Clock: clock.RealClock{}}
 	p.source = hold.Source{

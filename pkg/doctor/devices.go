@@ -1,0 +1,281 @@
+package doctor
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/cel"
+	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/clusterview"
+	"stowage.dev/stowage/pkg/plugins/ownership"
+	"stowage.dev/stowage/pkg/twopaths"
+)
+
+// classOf is the DeviceClass for devices of Stowage's driver, by their type.
+var classOf = map[string]string{"gpu": "gpu.nvidia.com", "mig": "mig.nvidia.com", "vfio": "vfio.gpu.nvidia.com"}
+
+func (c *cluster) classes() {
+	there := sets.New[string]()
+	extended := map[string]string{}
+	for _, class := range c.s.DeviceClasses {
+		there.Insert(class.Name)
+		resource := ptr.Deref(class.Spec.ExtendedResourceName, "")
+		if other, taken := extended[resource]; taken && resource != "" {
+			c.find(Warning, "deviceclass "+class.Name, "Leave extendedResourceName out of one of them.",
+				"It has extendedResourceName %s, and so has class %s: the one that was made last is used", resource, other)
+		}
+		extended[resource] = class.Name
+	}
+	published := map[string]int{}
+	for _, d := range c.devices {
+		if d.Driver == driver && d.Object != nil {
+			published[classOf[d.Text("type")]]++
+		}
+	}
+	for _, name := range sortedKeys(published) {
+		if name != "" && !there.Has(name) {
+			c.find(Error, "deviceclass "+name, "kubectl apply -k manifests/base/deviceclasses", "It is not there, and %d devices are for it: no claim can name them",
+				published[name])
+		}
+	}
+	unknown := map[string][]string{}
+	for _, claim := range c.s.ResourceClaims {
+		for name := range classesOf(claim) {
+			if claim.Status.Allocation == nil && !there.Has(name) {
+				unknown[name] = append(unknown[name], claim.Namespace+"/"+claim.Name)
+			}
+		}
+	}
+	for _, name := range sortedKeys(unknown) {
+		c.find(Error, "deviceclass "+name, "Make the class, or name another one: these are "+some(sets.List(there))+".",
+			"It is not there, and claims name it: %s", some(unknown[name]))
+	}
+}
+
+// classesOf are those that a claim names.
+func classesOf(claim *resourceapi.ResourceClaim) sets.Set[string] {
+	names := sets.New[string]()
+	for i := range claim.Spec.Devices.Requests {
+		r := &claim.Spec.Devices.Requests[i]
+		if r.Exactly != nil {
+			names.Insert(r.Exactly.DeviceClassName)
+		}
+		for k := range r.FirstAvailable {
+			names.Insert(r.FirstAvailable[k].DeviceClassName)
+		}
+	}
+	return names
+}
+
+func (c *cluster) selectors() {
+	compiler := cel.GetCompiler(cel.Features{EnableConsumableCapacity: true})
+	for _, class := range c.s.DeviceClasses {
+		for i, selector := range class.Spec.Selectors {
+			if selector.CEL == nil {
+				continue
+			}
+			if result := compiler.CompileCELExpression(selector.CEL.Expression, cel.Options{DisableCostEstimation: true}); result.Error != nil {
+				c.find(Error, "deviceclass "+class.Name, "Put it right: kubectl edit deviceclass "+class.Name,
+					"spec.selectors[%d].cel.expression does not compile: %s", i, firstLine(result.Error.Error()))
+			}
+		}
+	}
+}
+
+func firstLine(s string) string {
+	line, _, _ := strings.Cut(s, "\n")
+	return line
+}
+
+func (c *cluster) slices() {
+	type pool struct{ driver, name string }
+	of := map[pool][]*resourceapi.ResourceSlice{}
+	var pools []pool
+	for _, slice := range c.s.ResourceSlices {
+		p := pool{slice.Spec.Driver, slice.Spec.Pool.Name}
+		if of[p] == nil {
+			pools = append(pools, p)
+		}
+		of[p] = append(of[p], slice)
+	}
+	for _, p := range pools {
+		object := fmt.Sprintf("pool %s/%s", p.driver, p.name)
+		restart := "Its driver publishes it anew: read its log on that node, and restart it if it says nothing."
+		newest := slices.MaxFunc(of[p], func(a, b *resourceapi.ResourceSlice) int { return int(a.Spec.Pool.Generation - b.Spec.Pool.Generation) })
+		generation, want, have := newest.Spec.Pool.Generation, newest.Spec.Pool.ResourceSliceCount, int64(0)
+		names, gone, agree := map[string]bool{}, map[string]bool{}, true
+		for _, slice := range of[p] {
+			if node := ptr.Deref(slice.Spec.NodeName, ""); node != "" && c.nodes[node] == nil && !gone[node] {
+				gone[node] = true
+				c.find(Warning, object, "kubectl delete resourceslice "+slice.Name+", if the node does not come back.", "It is of node %s, which is not there", node)
+			}
+			if slice.Spec.Pool.Generation < generation {
+				if c.older(slice.CreationTimestamp) && c.older(newest.CreationTimestamp) {
+					c.find(Warning, object, restart, "Slice %s is of generation %d, and the newest one is %d", slice.Name, slice.Spec.Pool.Generation, generation)
+				}
+				continue
+			}
+			have++
+			if slice.Spec.Pool.ResourceSliceCount != want {
+				agree = false
+				c.find(Error, object, restart, "Slice %s says that it has %d slices, slice %s says %d: its devices are given to nobody",
+					slice.Name, slice.Spec.Pool.ResourceSliceCount, newest.Name, want)
+			}
+			for i := range slice.Spec.Devices {
+				name := slice.Spec.Devices[i].Name
+				if names[name] {
+					c.find(Error, object, restart, "It has two devices of the name %s: its devices are given to nobody", name)
+				}
+				names[name] = true
+			}
+		}
+		if agree && have < want {
+			c.find(Error, object, restart, "It has %d of %d slices: its devices are given to nobody", have, want)
+		}
+	}
+}
+
+// sameDevice finds a GPU that is in two pools, by its UUID or its place on the PCI bus of a node.
+func (c *cluster) sameDevice() {
+	seen := map[string]*clusterview.Device{}
+	for _, d := range c.devices {
+		if d.Object == nil || d.Text("parentUUID") != "" {
+			continue
+		}
+		for _, key := range []string{d.Text("uuid"), d.Text("resource.kubernetes.io/pciBusID")} {
+			if key == "" {
+				continue
+			}
+			key = d.Node + "\x00" + key
+			if other := seen[key]; other != nil && (other.Driver != d.Driver || other.Pool != d.Pool) {
+				c.find(Error, "node "+d.Node, "Run one driver on the node: two give out one GPU twice.", "%s and %s are one GPU", other.ID, d.ID)
+				break
+			}
+			seen[key] = d
+		}
+	}
+}
+
+// devices is a pool as twopaths asks for it.
+type devices []*resourceapi.Device
+
+func (d devices) Len() int                         { return len(d) }
+func (d devices) Device(i int) *resourceapi.Device { return d[i] }
+
+func (c *cluster) devicePlugin() {
+	type pool struct{ driver, name, node string }
+	of := map[pool]devices{}
+	for _, d := range c.devices {
+		if d.Object != nil && c.nodes[d.Node] != nil {
+			p := pool{d.Driver, d.Pool, d.Node}
+			of[p] = append(of[p], d.Object)
+		}
+	}
+	for _, p := range slices.SortedFunc(maps.Keys(of), func(a, b pool) int { return strings.Compare(a.node+a.name+a.driver, b.node+b.name+b.driver) }) {
+		plugins, all := twopaths.Plugins{}, []string{}
+		for resource, quantity := range c.nodes[p.node].Status.Allocatable {
+			if n := quantity.Value(); n > 0 && twopaths.IsOf(p.driver, string(resource)) {
+				plugins[resource] = twopaths.Count{Offered: n}
+				all = append(all, fmt.Sprintf("%d %s", n, resource))
+			}
+		}
+		if len(plugins) == 0 {
+			continue
+		}
+		do := "Switch it off on this node (GPU operator: label nvidia.com/gpu.deploy.device-plugin=false). To offer GPUs as nvidia.com/gpu use " +
+			"the node agent's --advertise."
+		unseen := plugins.Unseen(p.driver, twopaths.List(of[p]))
+		_, known := of[p][0].Attributes[twopaths.Listed]
+		if !known {
+			_, known = of[p][0].Attributes[resourceapi.QualifiedName(p.driver)+"/"+twopaths.Listed]
+		}
+		switch {
+		case !known:
+			c.find(Error, "node "+p.node, do, "A device plugin offers %s, and pool %s/%s offers the same hardware to claims: one GPU is given to two pods",
+				some(all), p.driver, p.name)
+		case unseen:
+			c.find(Error, "node "+p.node, do, "A device plugin offers %s, more than the node agent has seen: until it has, no device of pool %s/%s is given out",
+				some(all), p.driver, p.name)
+		case slices.ContainsFunc(of[p], func(d *resourceapi.Device) bool { return twopaths.IsTainted(p.driver, d) }):
+			c.find(Warning, "node "+p.node, do, "Another device plugin offers %s: claims do not get these GPUs", some(all))
+		}
+	}
+}
+
+func (c *cluster) heldTwice() {
+	for _, d := range c.devices {
+		if d.Object != nil && ptr.Deref(d.Object.AllowMultipleAllocations, false) {
+			continue
+		}
+		if names := holdersOf(d); len(names) > 1 {
+			c.find(Error, "device "+d.ID.String(), "Delete the pods of all but one of them; then look at the checks fence and other-schedulers.",
+				"%d claims hold it: %s", len(names), some(names))
+		}
+	}
+}
+
+func (c *cluster) lostDevices() {
+	for _, d := range c.devices {
+		if d.Object == nil {
+			c.find(Warning, "device "+d.ID.String(), "If it does not come back, delete the pods of the claims, so that they get others.",
+				"It is not published any more, and is allocated to %s", some(holdersWithAdmin(d)))
+		}
+	}
+}
+
+func holdersWithAdmin(d *clusterview.Device) (names []string) {
+	for i := range d.Holders {
+		names = append(names, d.Holders[i].Namespace+"/"+d.Holders[i].Claim)
+	}
+	return names
+}
+
+// taints groups tainted devices by node and taint.
+func (c *cluster) taints() {
+	type key struct{ node, taint, rule string }
+	of := map[key][]string{}
+	for _, d := range c.devices {
+		for _, t := range d.Taints {
+			owned := t.Key == ownership.TaintKey && t.Effect == resourceapi.DeviceTaintEffectNoSchedule
+			plugin := t.Key == d.Driver+"/"+twopaths.TaintName && t.Value == twopaths.TaintValue // told by its own check
+			if owned || plugin || t.Effect == resourceapi.DeviceTaintEffectNone {
+				continue
+			}
+			text := t.Key
+			if t.Value != "" {
+				text += "=" + t.Value
+			}
+			k := key{d.Node, text + ":" + string(t.Effect), t.Rule}
+			of[k] = append(of[k], d.ID.Device)
+		}
+	}
+	for _, k := range slices.SortedFunc(maps.Keys(of), func(a, b key) int { return strings.Compare(a.node+a.taint+a.rule, b.node+b.taint+b.rule) }) {
+		object, do := "node "+k.node, "docs/runbook.md, Taints, says what each means and what to do."
+		if node := c.nodes[k.node]; node == nil {
+			object = "devices of no node"
+		} else if condition := conditionOf(node); condition != "" {
+			do += " The node agent says: " + condition
+		}
+		from := "their driver"
+		if k.rule != "" {
+			from, do = "DeviceTaintRule "+k.rule, "kubectl delete devicetaintrule "+k.rule+", when they are to be used again."
+		}
+		c.find(Warning, object, do, "The taint %s, by %s, is on devices of it: %s", k.taint, from, some(of[k]))
+	}
+}
+
+// conditionOf is what the agent says of a node on which something is wrong.
+func conditionOf(node *v1.Node) string {
+	for _, c := range node.Status.Conditions {
+		if c.Type == "GPUsReady" && c.Status != v1.ConditionTrue {
+			return c.Message
+		}
+	}
+	return ""
+}
