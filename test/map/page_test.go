@@ -89,6 +89,9 @@ func varied(nodes int) *snapshottest.Cluster {
 			}
 		case 4:
 			c.Run("team-c", fmt.Sprintf("eval-%d", i), 0, i, 0)
+			if i == 9 {
+				c.ResourceSlices[i].Spec.Pool.ResourceSliceCount = 2
+			}
 		}
 	}
 	late, _ := c.Pod("team-a", "llm-next", 8, 10)
