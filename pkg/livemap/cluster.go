@@ -231,8 +231,8 @@ func (c *Cluster) published(p *pool) (o snapshot.Objects) {
 	return o
 }
 
-// classify notes what a pool publishes. By that of all pools of a driver [clusterview.GPUs] decides whether devices that are gone were GPUs:
-// where this changes, all are touched.
+// classify notes what a pool publishes. By that of all pools of a driver [clusterview.GPUs] decides whether devices that are gone were
+// GPUs: where this changes, all are touched.
 func (c *Cluster) classify(id poolID) {
 	d := c.drivers[id.driver]
 	if d == nil {

@@ -55,7 +55,8 @@ func stranger(r *http.Request, ours func(uid int) bool) error {
 func usersOf(table string, from, to int) (uids []int) {
 	for line := range strings.Lines(table) {
 		fields := strings.Fields(line)
-		if len(fields) < 8 || !strings.HasSuffix(fields[1], fmt.Sprintf(":%04X", from)) || !strings.HasSuffix(fields[2], fmt.Sprintf(":%04X", to)) {
+		if len(fields) < 8 || !strings.HasSuffix(fields[1], fmt.Sprintf(":%04X", from)) ||
+			!strings.HasSuffix(fields[2], fmt.Sprintf(":%04X", to)) {
 			continue
 		}
 		if uid, err := strconv.Atoi(fields[7]); err == nil {

@@ -160,8 +160,13 @@ func TestKeyboard(t *testing.T) {
 	at := `(() => { const e = document.activeElement; return (e.closest('.card')?.dataset.node ?? e.tagName) + ' ' + (e.getAttribute('aria-label') ?? '').split(',')[0]; })()`
 	eval[bool](tab, `document.querySelector('select[aria-label="Order of nodes"]').focus(), true`)
 	for _, step := range []struct{ key, want string }{
-		{kb.Tab, "keys-0 gpu-0"}, {kb.ArrowRight, "keys-0 gpu-1"}, {kb.ArrowLeft, "keys-0 gpu-0"}, {kb.End, "keys-2 gpu-3"},
-		{kb.ArrowLeft, "keys-2 gpu-2"}, {kb.Home, "keys-0 gpu-0"}, {kb.ArrowRight, "keys-0 gpu-1"},
+		{kb.Tab, "keys-0 gpu-0"},
+		{kb.ArrowRight, "keys-0 gpu-1"},
+		{kb.ArrowLeft, "keys-0 gpu-0"},
+		{kb.End, "keys-2 gpu-3"},
+		{kb.ArrowLeft, "keys-2 gpu-2"},
+		{kb.Home, "keys-0 gpu-0"},
+		{kb.ArrowRight, "keys-0 gpu-1"},
 	} {
 		tab.run(chromedp.KeyEvent(step.key))
 		tab.waitFor(at + " === " + quoted(step.want))
