@@ -60,7 +60,7 @@ Exit codes: 0 done; 1 the cluster or a file could not be read; 2 wrong flags or 
 	flags.StringVar(&c.file, "snapshot", "", "read this file instead of the cluster; - is the standard input")
 	flags.StringVar(&c.color, "color", "auto", "auto (on terminals, unless NO_COLOR is set), always, never")
 	root.AddCommand(c.snapshotCommand(), c.gpusCommand(), c.claimsCommand(), c.whyCommand(), c.whatifCommand(), c.topoCommand(),
-		c.fragCommand(), c.mapCommand(), c.doctorCommand())
+		c.fragCommand(), c.doctorCommand(), c.mapCommand())
 	for _, command := range root.Commands() {
 		if check := command.Args; check != nil {
 			command.Args = func(command *cobra.Command, args []string) error {
@@ -164,8 +164,8 @@ func (c *cli) snapshotCommand() *cobra.Command {
 		Long: `Write what scheduling depends on as one file: nodes, pods, claims, slices, classes and what they refer to; and how schedulers
 and node agents are installed, as far as you may read it.
 
-It has no environment, command, image or annotation of a container, and no driver's parameters, but arguments and images of schedulers,
-node agents and device plugins. With --hash-names it has no names that users gave either, nor what is installed, but labels of nodes,
+It has no environment, command, image or annotation of a container, and no driver's parameters, but images of schedulers, node agents and
+device plugins, and arguments of Stowage and kube-scheduler. With --hash-names it has no names that users gave either, nor what is installed, but labels of nodes,
 device attributes, classes and drivers as they are. Every other command reads it with --snapshot FILE.`,
 		Example: "  kubectl stowage snapshot --hash-names | gzip > cluster.json.gz\n  kubectl stowage gpus --snapshot cluster.json.gz",
 		Args:    cobra.NoArgs,

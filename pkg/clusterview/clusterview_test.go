@@ -209,13 +209,15 @@ func TestWhatIsNoGPU(t *testing.T) {
 	add("domains.example.com", "type", "channel")
 	add("dra.cpu", "numaNodeID", "0")
 	add("npu.example.com", "model", "N1")
+	add("gpu.example.net", "model", "N2")
+	add("net.dra.example.com", "model", "N3")
 	_, gone := c.Run("a", "one", 0, 0, 0)
 	gone.Status.Allocation.Devices.Results[0].Driver = "fabric.example.com"
 	var got []string
 	for _, g := range clusterview.GPUs(c.Snapshot()) {
 		got = append(got, g.Driver)
 	}
-	if diff := cmp.Diff([]string{"gpu.nvidia.com", "npu.example.com"}, got); diff != "" {
+	if diff := cmp.Diff([]string{"gpu.example.net", "gpu.nvidia.com", "npu.example.com"}, got); diff != "" {
 		t.Error(diff)
 	}
 }

@@ -141,12 +141,6 @@ func GPUs(s *snapshot.Snapshot) []*GPU {
 	return gpus
 }
 
-// Compare orders GPUs by node, driver, place on the PCI bus, and name.
-func Compare(a, b *GPU) int {
-	return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver),
-		strings.Compare(a.Place.PCIBusID, b.Place.PCIBusID), strings.Compare(a.Device, b.Device))
-}
-
 // joinTaints tells a taint that the whole GPU has, or each of its partitions, once.
 func (g *GPU) joinTaints() {
 	count := map[Taint]int{}
@@ -170,6 +164,12 @@ func (g *GPU) joinTaints() {
 		}
 	}
 	g.Taints = joined
+}
+
+// Compare orders GPUs by node, driver, place on the PCI bus, and name.
+func Compare(a, b *GPU) int {
+	return cmp.Or(strings.Compare(a.Node, b.Node), strings.Compare(a.Driver, b.Driver),
+		strings.Compare(a.Place.PCIBusID, b.Place.PCIBusID), strings.Compare(a.Device, b.Device))
 }
 
 // wholeName is the device's name without what a partition adds to it.

@@ -13,12 +13,16 @@ var otherAttributes = []string{"ifName", "interfaceName", "mac", "macAddress", "
 // otherTypes are values of the attribute "type": interfaces, and the channels and daemons of NVIDIA's compute domains.
 var otherTypes = []string{"nic", "net", "rdma", "cpu", "memory", "channel", "daemon"}
 
-// otherDrivers are words in the names of drivers.
+// otherDrivers are words in the names of drivers: not in the domain's end, which may be "net" for a driver of GPUs, but in dra.net.
 var otherDrivers = []string{"cpu", "net", "nic", "rdma", "sriov", "compute-domain"}
 
 // isOther tells whether a device is something else than a GPU or another accelerator.
 func isOther(d *Device) bool {
-	if slices.ContainsFunc(strings.Split(d.Driver, "."), func(word string) bool { return slices.Contains(otherDrivers, word) }) {
+	words := strings.Split(d.Driver, ".")
+	if len(words) > 2 {
+		words = words[:len(words)-1]
+	}
+	if slices.ContainsFunc(words, func(word string) bool { return slices.Contains(otherDrivers, word) }) {
 		return true
 	}
 	if d.Object == nil {

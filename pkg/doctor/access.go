@@ -196,14 +196,14 @@ func (c *cluster) policies() {
 
 // policyAccounts looks whom the policies are about: where scheduler or agent run as another account, what they forbid is allowed.
 func (c *cluster) policyAccounts() {
-	accounts := map[string]string{} // by what begins the policies' names
+	accounts := map[string][]string{} // by what begins the policies' names
 	for _, s := range c.schedulers {
 		if s.ours {
-			accounts["stowage-scheduler-"] = "system:serviceaccount:" + s.Namespace + ":" + account(&s.Spec.Template)
+			accounts["stowage-scheduler-"] = append(accounts["stowage-scheduler-"], "system:serviceaccount:"+s.Namespace+":"+account(&s.Spec.Template))
 		}
 	}
 	for _, agent := range c.agents {
-		accounts["stowage-node-agent-"] = "system:serviceaccount:" + agent.Namespace + ":" + account(&agent.Spec.Template)
+		accounts["stowage-node-agent-"] = append(accounts["stowage-node-agent-"], "system:serviceaccount:"+agent.Namespace+":"+account(&agent.Spec.Template))
 	}
 	for _, p := range c.in.Policies {
 		var about []string
@@ -211,9 +211,11 @@ func (c *cluster) policyAccounts() {
 			about = append(about, accountIn.FindAllString(condition.Expression, -1)...)
 		}
 		for _, prefix := range sortedKeys(accounts) {
-			if strings.HasPrefix(p.Name, prefix) && !slices.Contains(about, accounts[prefix]) {
-				c.find(Error, "validatingadmissionpolicy "+p.Name, "Name the account in the policy's matchConditions.",
-					"It is about %s, and the account is %s: the policy does not hold for it", some(about), accounts[prefix])
+			for _, account := range slices.Compact(slices.Sorted(slices.Values(accounts[prefix]))) {
+				if strings.HasPrefix(p.Name, prefix) && !slices.Contains(about, account) {
+					c.find(Error, "validatingadmissionpolicy "+p.Name, "Name the account in the policy's matchConditions.",
+						"It is about %s, and the account is %s: the policy does not hold for it", some(about), account)
+				}
 			}
 		}
 	}

@@ -135,7 +135,7 @@ func (c *cluster) slices() {
 				names[name] = true
 			}
 		}
-		if agree && have < want {
+		if agree && have != want {
 			c.find(Error, object, restart, "It has %d of %d slices: its devices are given to nobody", have, want)
 		}
 	}
@@ -168,25 +168,36 @@ type devices []*resourceapi.Device
 func (d devices) Len() int                         { return len(d) }
 func (d devices) Device(i int) *resourceapi.Device { return d[i] }
 
+// pluginsOn are what device plugins offer on a node of the hardware of a driver.
+func pluginsOn(node *v1.Node, driver string) twopaths.Plugins {
+	plugins := twopaths.Plugins{}
+	for resource, quantity := range node.Status.Allocatable {
+		if n := quantity.Value(); n > 0 && twopaths.IsOf(driver, string(resource)) {
+			plugins[resource] = twopaths.Count{Offered: n}
+		}
+	}
+	return plugins
+}
+
 func (c *cluster) devicePlugin() {
 	type pool struct{ driver, name, node string }
-	of := map[pool]devices{}
+	of, gpus := map[pool]devices{}, map[string]bool{}
+	for _, g := range clusterview.GPUs(c.s) {
+		gpus[g.Driver] = true
+	}
 	for _, d := range c.devices {
-		if d.Object != nil && c.nodes[d.Node] != nil {
+		if d.Object != nil && c.nodes[d.Node] != nil && gpus[d.Driver] { // IMEX channels of compute-domain.nvidia.com are no device plugin's
 			p := pool{d.Driver, d.Pool, d.Node}
 			of[p] = append(of[p], d.Object)
 		}
 	}
 	for _, p := range slices.SortedFunc(maps.Keys(of), func(a, b pool) int { return strings.Compare(a.node+a.name+a.driver, b.node+b.name+b.driver) }) {
-		plugins, all := twopaths.Plugins{}, []string{}
-		for resource, quantity := range c.nodes[p.node].Status.Allocatable {
-			if n := quantity.Value(); n > 0 && twopaths.IsOf(p.driver, string(resource)) {
-				plugins[resource] = twopaths.Count{Offered: n}
-				all = append(all, fmt.Sprintf("%d %s", n, resource))
-			}
-		}
+		plugins, all := pluginsOn(c.nodes[p.node], p.driver), []string{}
 		if len(plugins) == 0 {
 			continue
+		}
+		for resource, n := range plugins {
+			all = append(all, fmt.Sprintf("%d %s", n.Offered, resource))
 		}
 		do := "Switch it off on this node (GPU operator: label nvidia.com/gpu.deploy.device-plugin=false). To offer GPUs as nvidia.com/gpu use " +
 			"the node agent's --advertise."

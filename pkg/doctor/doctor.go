@@ -38,7 +38,7 @@ type Skipped struct {
 // Report is what was found, the worst first.
 type Report struct {
 	Findings []Finding `json:"findings"`
-	// Passed are the checks without a finding, by name.
+	// Passed are the names of the checks without a finding.
 	Passed  []string  `json:"passed"`
 	Skipped []Skipped `json:"skipped,omitempty"`
 }
@@ -46,7 +46,7 @@ type Report struct {
 // Examine runs all checks of the table.
 func Examine(s *snapshot.Snapshot) *Report {
 	c := newCluster(s)
-	r := &Report{}
+	r := &Report{Findings: []Finding{}, Passed: []string{}}
 	for i := range table {
 		check := &table[i]
 		if why := c.lacks(check.Needs); why != "" {
@@ -60,7 +60,7 @@ func Examine(s *snapshot.Snapshot) *Report {
 			r.Passed = append(r.Passed, check.Name)
 		}
 	}
-	r.Findings = c.findings
+	r.Findings = append(r.Findings, c.findings...)
 	slices.SortStableFunc(r.Findings, func(a, b Finding) int { return cmp.Compare(rank(a.Severity), rank(b.Severity)) })
 	return r
 }

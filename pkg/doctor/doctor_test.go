@@ -2,6 +2,7 @@ package doctor_test
 
 import (
 	"bytes"
+	"encoding/json"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -225,6 +226,15 @@ var faults = map[string]struct {
 	"two schedulers for one name": {func(p *planted) {
 		p.secondScheduler(func(s string) string { return strings.ReplaceAll(s, "schedulerName: other", "schedulerName: stowage") })
 	}, []string{"error two-for-one-name deployment stowage-system/other-scheduler: serves the scheduler name stowage"}},
+	"the stock scheduler beside one for its name": {func(p *planted) {
+		p.edit("- schedulerName: stowage", "- schedulerName: default-scheduler")
+		for _, pod := range p.Pods {
+			pod.Spec.SchedulerName = "default-scheduler"
+		}
+		stock := p.lease.DeepCopy()
+		stock.Namespace, stock.Name, stock.Spec.HolderIdentity = "kube-system", "kube-scheduler", ptr.To("control-1_8f9b")
+		p.in.Leases = append(p.in.Leases, stock)
+	}, []string{`error two-for-one-name deployment stowage-system/stowage-scheduler: which "control-1_8f9b" leads`}},
 	"another scheduler gives out devices": {func(p *planted) {
 		pod, _ := p.Run("team-b", "stock", 0, 1, 0)
 		pod.Spec.SchedulerName = "default-scheduler"
@@ -274,6 +284,30 @@ var faults = map[string]struct {
 		node.Name, node.Labels = "worker-9", map[string]string{"nvidia.com/gpu.present": "true"}
 		p.Nodes = append(p.Nodes, node)
 	}, []string{"warning gpu-nodes nodes worker-9: they have GPUs"}},
+	"the stock scheduler still leads": {func(p *planted) {
+		p.secondProfile()
+		p.lease.Spec.HolderIdentity = ptr.To("worker-0_8f9b")
+	}, []string{"error scheduler lease kube-system/kube-scheduler: A program on node worker-0 holds it"}},
+	"policies about one scheduler of two": {func(p *planted) {
+		p.secondScheduler(same)
+		p.scheduler.Spec.Template.Spec.ServiceAccountName = "sched"
+		for _, b := range p.in.ClusterRoleBindings {
+			b.Subjects = append(b.Subjects, rbacapi.Subject{Kind: "ServiceAccount", Namespace: "stowage-system", Name: "sched"})
+		}
+		for _, b := range p.in.RoleBindings {
+			b.Subjects = append(b.Subjects, rbacapi.Subject{Kind: "ServiceAccount", Namespace: "stowage-system", Name: "sched"})
+		}
+	}, []string{"error policy-accounts validatingadmissionpolicy stowage-scheduler-own-claims: the account is system:serviceaccount:stowage-system:sched"}},
+	"a node of which another driver has a slice": {func(p *planted) {
+		p.interfaces(1)
+		p.ResourceSlices = slices.Delete(p.ResourceSlices, 1, 2)
+	}, []string{"error registration node worker-1: no ResourceSlice"}},
+	"an unlabelled node of which another driver has a slice": {func(p *planted) {
+		node := p.Nodes[0].DeepCopy()
+		node.Name, node.Labels = "worker-2", map[string]string{"nvidia.com/gpu.present": "true"}
+		p.Nodes = append(p.Nodes, node)
+		p.interfaces(2)
+	}, []string{"warning gpu-nodes nodes worker-2: they have GPUs"}},
 	"no slice of a node": {func(p *planted) { p.ResourceSlices = p.ResourceSlices[:1] }, []string{"error registration node worker-1: no ResourceSlice"}},
 	"a runtime without CDI": {func(p *planted) {
 		p.Nodes[0].Status.Conditions[0].Message = "2 of 2 GPUs can be used; cdi: containerd 1.7.0 has enable_cdi = false"
@@ -282,6 +316,7 @@ var faults = map[string]struct {
 		p.Nodes[0].Status.Conditions[0] = v1.NodeCondition{Type: "GPUsReady", Status: v1.ConditionFalse, Reason: "NoGPUsFound", Message: "no libnvidia-ml.so.1"}
 	}, []string{"error node-condition node worker-0: NoGPUsFound: no libnvidia-ml.so.1"}},
 	"a slice is missing":         {func(p *planted) { p.ResourceSlices[0].Spec.Pool.ResourceSliceCount = 2 }, []string{"error slices pool gpu.nvidia.com/worker-0: 1 of 2 slices"}},
+	"a slice too many":           {func(p *planted) { p.another() }, []string{"error slices pool gpu.nvidia.com/worker-0: 2 of 1 slices"}},
 	"two devices of one name":    {func(p *planted) { p.ResourceSlices[0].Spec.Devices[1].Name = "gpu-0" }, []string{"error slices pool gpu.nvidia.com/worker-0: two devices of the name gpu-0"}},
 	"slices that do not agree":   {func(p *planted) { p.another().Spec.Pool.ResourceSliceCount = 3 }, []string{"error slices pool gpu.nvidia.com/worker-0: says"}},
 	"a slice of yesterday":       {func(p *planted) { p.another().Spec.Pool.Generation = 0 }, []string{"warning slices pool gpu.nvidia.com/worker-0: is of generation 0"}},
@@ -318,6 +353,35 @@ var faults = map[string]struct {
 		pod, _ := p.Run("team-b", "stuck", 0, 1, 1)
 		pod.Status.Phase = v1.PodPending
 	}, []string{"warning not-started pod team-b/stuck: do not start"}},
+}
+
+// secondProfile has Stowage in place of the stock scheduler, as manifests/overlays/second-profile has.
+func (p *planted) secondProfile() {
+	content, err := os.ReadFile(manifests + "scheduler-config/second-profile.yaml")
+	if err != nil {
+		panic(err)
+	}
+	p.scheduler.Spec.Template.Spec.Containers[0].Args[0] = "--config=/etc/stowage/second-profile.yaml"
+	p.configuration.Data["second-profile.yaml"] = string(content)
+	p.lease.Namespace, p.lease.Name = "kube-system", "kube-scheduler"
+	role, binding := p.in.Roles[0].DeepCopy(), p.in.RoleBindings[0].DeepCopy()
+	role.Namespace, binding.Namespace = "kube-system", "kube-system"
+	for i := range role.Rules {
+		if role.Rules[i].ResourceNames != nil {
+			role.Rules[i].ResourceNames = []string{"kube-scheduler"}
+		}
+	}
+	p.in.Roles, p.in.RoleBindings = append(p.in.Roles, role), append(p.in.RoleBindings, binding)
+}
+
+// interfaces has another driver publish the network interfaces of a node.
+func (p *planted) interfaces(node int) {
+	slice := p.ResourceSlices[0].DeepCopy()
+	slice.Name, slice.UID = "nics", "nics"
+	slice.Spec.NodeName = ptr.To(fmt.Sprintf("worker-%d", node))
+	slice.Spec.Driver, slice.Spec.Pool.Name = "dra.net", *slice.Spec.NodeName
+	slice.Spec.Devices = []resourceapi.Device{{Name: "eth1", Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"ifName": {StringValue: ptr.To("eth1")}}}}
+	p.ResourceSlices = append(p.ResourceSlices, slice)
 }
 
 // another adds a second slice, without devices, to the first pool.
@@ -394,6 +458,64 @@ func TestAHealthyClusterHasNoFault(t *testing.T) {
 			p.Nodes[1].Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("2")
 			p.listed(1, 2)
 		},
+		"a second profile": (*planted).secondProfile,
+		"--config and its file apart, under another key of the ConfigMap": func(p *planted) {
+			p.scheduler.Spec.Template.Spec.Containers[0].Args = []string{"--config", "/etc/stowage/config.yaml"}
+			p.scheduler.Spec.Template.Spec.Volumes[0].ConfigMap.Items = []v1.KeyToPath{{Key: "second-scheduler.yaml", Path: "config.yaml"}}
+		},
+		"IMEX channels beside GPUs of a device plugin": func(p *planted) {
+			p.interfaces(1)
+			slice := p.ResourceSlices[2]
+			slice.Spec.Driver, slice.Spec.Devices[0].Name = "compute-domain.nvidia.com", "channel-0"
+			slice.Spec.Devices[0].Attributes = map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{"type": {StringValue: ptr.To("channel")}}
+			p.Nodes[1].Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("2")
+			p.listed(1, 2)
+		},
+		"nodes that a device plugin serves, and with Windows": func(p *planted) {
+			for name, os := range map[string]string{"worker-8": "linux", "worker-9": "windows"} {
+				node := p.Nodes[0].DeepCopy()
+				node.Name, node.Labels = name, map[string]string{"nvidia.com/gpu.present": "true", v1.LabelOSStable: os}
+				if os == "linux" {
+					node.Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("8")
+				}
+				p.Nodes = append(p.Nodes, node)
+			}
+		},
+		"a node that came just now": func(p *planted) {
+			node := p.Nodes[0].DeepCopy()
+			node.Name, node.CreationTimestamp = "worker-9", snapshottest.Now
+			p.Nodes = append(p.Nodes, node)
+		},
+		"an agent that selects its nodes by affinity": func(p *planted) {
+			node := p.Nodes[0].DeepCopy()
+			node.Name, node.Labels = "control", map[string]string{}
+			p.Nodes = append(p.Nodes, node)
+			var terms []v1.NodeSelectorRequirement
+			for key, value := range p.agent.Spec.Template.Spec.NodeSelector {
+				terms = append(terms, v1.NodeSelectorRequirement{Key: key, Operator: v1.NodeSelectorOpIn, Values: []string{value}})
+			}
+			p.agent.Spec.Template.Spec.NodeSelector = nil
+			p.agent.Spec.Template.Spec.Affinity = &v1.Affinity{NodeAffinity: &v1.NodeAffinity{RequiredDuringSchedulingIgnoredDuringExecution: &v1.NodeSelector{
+				NodeSelectorTerms: []v1.NodeSelectorTerm{{MatchExpressions: terms}},
+			}}}
+		},
+		"a pod that fetches its model": func(p *planted) {
+			pod, _ := p.Run("team-b", "fetches", 0, 1, 1)
+			pod.Status.Phase = v1.PodPending
+			pod.Status.InitContainerStatuses = []v1.ContainerStatus{{Name: "fetch", State: v1.ContainerState{Running: &v1.ContainerStateRunning{}}}}
+		},
+		"pods that are kept out of the queue": func(p *planted) {
+			p.Pod("team-b", "no-claim", 1, 0)
+			p.ResourceClaims = p.ResourceClaims[:len(p.ResourceClaims)-1]
+			pod, _ := p.Pod("team-b", "of-a-group", 1, 0)
+			pod.Spec.SchedulingGroup = &v1.PodSchedulingGroup{PodGroupName: ptr.To("group")}
+		},
+		"kubelets without extended resources, which no class has": func(p *planted) {
+			p.in.KubeletGates["worker-0"]["DRAExtendedResource"] = false
+			for _, class := range p.DeviceClasses {
+				class.Spec.ExtendedResourceName = nil
+			}
+		},
 		"a pod that came just now": func(p *planted) {
 			pod, _ := p.Pod("team-b", "new", 1, 0)
 			pod.CreationTimestamp = snapshottest.Now
@@ -405,6 +527,28 @@ func TestAHealthyClusterHasNoFault(t *testing.T) {
 		if len(report.Findings)+len(report.Skipped) > 0 || len(report.Passed) != len(doctor.Table()) {
 			t.Errorf("%s: %+v %+v", name, report.Findings, report.Skipped)
 		}
+	}
+}
+
+// Programs go through the findings, and the checks that passed, where there are none, too.
+func TestAReportHasListsEvenIfTheyAreEmpty(t *testing.T) {
+	p := healthy(t)
+	content, err := json.Marshal(doctor.Examine(p.snapshot()))
+	if err != nil || !strings.Contains(string(content), `"findings":[]`) {
+		t.Errorf("%s, %v", content, err)
+	}
+}
+
+// What somebody has edited by hand is no reason to panic.
+func TestOddObjects(t *testing.T) {
+	p := healthy(t)
+	p.scheduler.Spec.Template.Spec.Volumes[0].ConfigMap = nil
+	p.agent.Spec.Selector, p.agent.Spec.Template.Spec.Containers = nil, nil
+	p.lease.Spec = coordinationapi.LeaseSpec{}
+	p.in.Policies[0].Spec = admissionapi.ValidatingAdmissionPolicySpec{}
+	p.DeviceClasses[0].Spec = resourceapi.DeviceClassSpec{}
+	if report := doctor.Examine(p.snapshot()); len(report.Findings) == 0 {
+		t.Error("nothing is found")
 	}
 }
 
@@ -420,7 +564,7 @@ func TestWhatIsNotLookedAt(t *testing.T) {
 	}
 	if diff := cmp.Diff([]string{
 		"scheduler-config configmaps: forbidden", "fence configmaps: forbidden", "two-for-one-name configmaps: forbidden",
-		"lease-rights configmaps: forbidden",
+		"other-schedulers configmaps: forbidden", "lease-rights configmaps: forbidden",
 	}, got); diff != "" || len(report.Findings) > 0 {
 		t.Errorf("%s %+v", diff, report.Findings)
 	}

@@ -7,6 +7,7 @@ import (
 	appsapi "k8s.io/api/apps/v1"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 
 	"stowage.dev/stowage/pkg/clusterview"
 )
@@ -16,7 +17,18 @@ var gpuLabels = []string{"nvidia.com/gpu.present", "cloud.google.com/gke-acceler
 
 // wants tells whether a DaemonSet has a pod on a node.
 func wants(d *appsapi.DaemonSet, node *v1.Node) bool {
-	return labels.SelectorFromSet(d.Spec.Template.Spec.NodeSelector).Matches(labels.Set(node.Labels))
+	spec := &d.Spec.Template.Spec
+	match, err := nodeaffinity.NewRequiredNodeAffinity(spec.NodeSelector, spec.Affinity).Match(node)
+	return err == nil && match
+}
+
+// placing is what a DaemonSet selects nodes by.
+func placing(d *appsapi.DaemonSet) string {
+	spec := &d.Spec.Template.Spec
+	if len(spec.NodeSelector) == 0 && spec.Affinity != nil {
+		return "of its affinity"
+	}
+	return labels.FormatLabels(spec.NodeSelector)
 }
 
 // agentOn is the agent's pod on a node, and whether there should be one.
@@ -46,6 +58,7 @@ func (c *cluster) agentRuns() {
 			}
 			selected++
 			switch pod, _ := c.agentOn(node); {
+			case pod == nil && !c.older(node.CreationTimestamp):
 			case pod == nil:
 				missing = append(missing, node.Name)
 			case !ready(pod) && c.older(pod.CreationTimestamp):
@@ -53,8 +66,7 @@ func (c *cluster) agentRuns() {
 			}
 		}
 		if selected == 0 {
-			c.find(Error, daemonSetName(agent), "kubectl label node NODE "+labels.FormatLabels(agent.Spec.Template.Spec.NodeSelector),
-				"No node has the labels that it selects: %s", labels.FormatLabels(agent.Spec.Template.Spec.NodeSelector))
+			c.find(Error, daemonSetName(agent), "kubectl label node NODE "+placing(agent), "No node has the labels that it selects: %s", placing(agent))
 		}
 		if len(missing) > 0 {
 			c.find(Error, daemonSetName(agent), "kubectl -n "+agent.Namespace+" describe daemonset "+agent.Name+
@@ -70,23 +82,26 @@ func (c *cluster) gpuNodes() {
 	if len(c.agents) == 0 {
 		return
 	}
-	with := nodesWithDevices(c.s)
+	with := nodesWithDevices(c.s, driver)
 	var without []string
 	for _, node := range c.s.Nodes {
 		has := slices.ContainsFunc(gpuLabels, func(l string) bool { return node.Labels[l] != "" && node.Labels[l] != "false" })
+		if node.Labels[v1.LabelOSStable] == "windows" || len(pluginsOn(node, driver)) > 0 { // the agent is for Linux; a device plugin offers them
+			continue
+		}
 		if _, wanted := c.agentOn(node); has && !wanted && !slices.Contains(with, node.Name) {
 			without = append(without, node.Name)
 		}
 	}
 	if len(without) > 0 {
-		selector := labels.FormatLabels(c.agents[0].Spec.Template.Spec.NodeSelector)
+		selector := placing(c.agents[0])
 		c.find(Warning, "nodes "+some(without), "kubectl label node NODE "+selector,
 			"By their labels they have GPUs, and no label %s for the node agent: nobody offers these GPUs", selector)
 	}
 }
 
 func (c *cluster) registration() {
-	with := nodesWithDevices(c.s)
+	with := nodesWithDevices(c.s, driver) // another driver of the node, such as one of its network interfaces, says nothing of the agent
 	for _, node := range c.s.Nodes {
 		if pod, _ := c.agentOn(node); pod != nil && ready(pod) && !slices.Contains(with, node.Name) && c.older(pod.CreationTimestamp) {
 			c.find(Error, "node "+node.Name, "kubectl -n "+pod.Namespace+" logs "+pod.Name+
@@ -151,7 +166,10 @@ func (c *cluster) notStarted() {
 		scheduled := slices.ContainsFunc(pod.Status.Conditions, func(p v1.PodCondition) bool {
 			return p.Type == v1.PodScheduled && p.Status == v1.ConditionTrue && !c.older(p.LastTransitionTime)
 		})
-		if scheduled { // not for long
+		prepared := slices.ContainsFunc(pod.Status.InitContainerStatuses, func(s v1.ContainerStatus) bool {
+			return s.State.Running != nil || s.State.Terminated != nil || s.RestartCount > 0
+		})
+		if scheduled || prepared { // not for long; containers that fetch a model may take hours
 			continue
 		}
 		c.find(Warning, "pod "+pod.Namespace+"/"+pod.Name, "kubectl stowage why "+pod.Name+" -n "+pod.Namespace+

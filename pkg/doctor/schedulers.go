@@ -10,6 +10,8 @@ import (
 	appsapi "k8s.io/api/apps/v1"
 	coordinationapi "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/utils/ptr"
 
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
@@ -19,6 +21,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 	"stowage.dev/stowage/pkg/plugins/ownership"
+	"stowage.dev/stowage/pkg/snapshot"
 )
 
 // inTree is kube-scheduler's own plugin for claims.
@@ -42,18 +45,22 @@ func readScheduler(d *appsapi.Deployment, configurations []*v1.ConfigMap) *sched
 	s.ours = named(d.Labels["app.kubernetes.io/name"]) || named(d.Name)
 	for _, container := range d.Spec.Template.Spec.Containers {
 		s.ours = s.ours || named(container.Image)
-		for _, arg := range append(slices.Clone(container.Command), container.Args...) {
-			if value, ok := strings.CutPrefix(strings.TrimPrefix(arg, "-"), "-config="); ok {
-				s.file = path.Base(value)
-			}
+		if file := snapshot.SchedulerConfigFile(&container); file != "" {
+			s.file = path.Base(file)
 		}
 	}
 	for _, volume := range d.Spec.Template.Spec.Volumes {
 		for _, m := range configurations {
-			if m.Namespace != d.Namespace || m.Name != volume.ConfigMap.Name {
+			if volume.ConfigMap == nil || m.Namespace != d.Namespace || m.Name != volume.ConfigMap.Name {
 				continue
 			}
-			if content, ok := m.Data[s.file]; ok {
+			key := s.file
+			for _, item := range volume.ConfigMap.Items {
+				if path.Base(item.Path) == s.file {
+					key = item.Key
+				}
+			}
+			if content, ok := m.Data[key]; ok {
 				s.decode(content)
 				s.ours = s.ours || s.hasClaims()
 			}
@@ -172,6 +179,12 @@ func (c *cluster) lease(s *scheduler) {
 		return
 	}
 	lease := c.in.Leases[i]
+	host, _, _ := strings.Cut(ptr.Deref(lease.Spec.HolderIdentity, ""), "_")
+	inPods := !slices.ContainsFunc(podsOf(c.s, s.Namespace, s.Spec.Selector), func(p *v1.Pod) bool { return p.Spec.HostNetwork })
+	if inPods && c.nodes[host] != nil { // as the stock scheduler names itself, a static pod on the network of its node
+		c.find(Error, "lease "+name, "Stop the kube-scheduler on that node: move its manifest out of /etc/kubernetes/manifests.",
+			"A program on node %s holds it, and no pod of %s: none of these leads", host, s)
+	}
 	if renewed := lease.Spec.RenewTime; renewed == nil || c.s.Taken.Sub(renewed.Time) > time.Minute+election.LeaseDuration.Duration {
 		c.find(Error, "lease "+name, do, "%q holds it and does not renew it: nobody schedules the pods of %s", ptr.Deref(lease.Spec.HolderIdentity, ""), s)
 	}
@@ -242,6 +255,26 @@ func (c *cluster) twoForOneName() {
 			}
 			served[name] = s
 		}
+		c.stockBeside(s)
+	}
+}
+
+// stockBeside looks whether the cluster's kube-scheduler, which is no Deployment as a rule, leads beside one that serves its pods.
+func (c *cluster) stockBeside(s *scheduler) {
+	stock := &scheduler{config: &schedulerconfig.KubeSchedulerConfiguration{}}
+	stock.config.LeaderElection.LeaderElect = true
+	stock.config.LeaderElection.ResourceNamespace, stock.config.LeaderElection.ResourceName = "kube-system", "kube-scheduler"
+	serves := slices.ContainsFunc(s.config.Profiles, func(p schedulerconfig.KubeSchedulerProfile) bool { return p.SchedulerName == v1.DefaultSchedulerName })
+	if !serves || !apart(s, stock) || slices.ContainsFunc(c.schedulers, func(o *scheduler) bool { return o != s && o.config != nil && !apart(o, stock) }) {
+		return
+	}
+	for _, lease := range c.in.Leases {
+		renewed := lease.Spec.RenewTime
+		if lease.Namespace == "kube-system" && lease.Name == "kube-scheduler" && renewed != nil && c.s.Taken.Sub(renewed.Time) < time.Minute {
+			c.find(Error, s.String(), "Stop the stock scheduler, or rename the profile. overlays/second-profile uses its lease, so that one of them waits.",
+				"It serves the scheduler name %s, and so does the stock scheduler, which %q leads: both place its pods, and one of them fails",
+				v1.DefaultSchedulerName, ptr.Deref(lease.Spec.HolderIdentity, ""))
+		}
 	}
 }
 
@@ -282,13 +315,27 @@ func (c *cluster) otherSchedulers() {
 	}
 }
 
+// keptBack tells whether a scheduler may keep a pod out of its queue, and write no condition: one of its claims is not there, or it is of a group
+// whose other pods are not.
+func keptBack(s *snapshot.Snapshot, pod *v1.Pod) bool {
+	if pod.Spec.SchedulingGroup != nil {
+		return true
+	}
+	return slices.ContainsFunc(pod.Spec.ResourceClaims, func(r v1.PodResourceClaim) bool {
+		name, _, err := resourceclaim.Name(pod, &r)
+		return err != nil || name != nil && !slices.ContainsFunc(s.ResourceClaims, func(claim *resourceapi.ResourceClaim) bool {
+			return claim.Namespace == pod.Namespace && claim.Name == *name
+		})
+	})
+}
+
 // unservedPods are those that no scheduler has written a condition to. One that tries a pod does so at once, whether it fits or not.
 func (c *cluster) unservedPods() {
 	of := map[string][]string{}
 	for _, pod := range c.s.Pods {
 		looked := slices.ContainsFunc(pod.Status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodScheduled })
 		if pod.Spec.NodeName == "" && pod.DeletionTimestamp == nil && pod.Status.Phase == v1.PodPending && !looked &&
-			len(pod.Spec.SchedulingGates) == 0 && c.older(pod.CreationTimestamp) {
+			len(pod.Spec.SchedulingGates) == 0 && c.older(pod.CreationTimestamp) && !keptBack(c.s, pod) {
 			of[pod.Spec.SchedulerName] = append(of[pod.Spec.SchedulerName], pod.Namespace+"/"+pod.Name)
 		}
 	}

@@ -98,7 +98,8 @@ var table = []Check{
 	{
 		"other-schedulers",
 		"A scheduler without the fence gives out the same devices, and no ownership keeps it off",
-		nil, (*cluster).otherSchedulers,
+		[]string{deployments, configMaps},
+		(*cluster).otherSchedulers,
 	},
 	{
 		"unserved-pods",

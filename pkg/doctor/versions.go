@@ -33,7 +33,7 @@ func (c *cluster) versions() {
 		c.find(Warning, "API server", upgrade, "It is %s: Stowage is built and tested for 1.37", c.s.ServerVersion)
 	}
 	by := map[string][]string{}
-	for _, name := range nodesWithDevices(c.s) {
+	for _, name := range nodesWithDevices(c.s, "") {
 		if node := c.nodes[name]; node != nil {
 			by[node.Status.NodeInfo.KubeletVersion] = append(by[node.Status.NodeInfo.KubeletVersion], name)
 		}
@@ -74,11 +74,11 @@ func (c *cluster) versions() {
 	}
 }
 
-// nodesWithDevices are those of which a slice has devices.
-func nodesWithDevices(s *snapshot.Snapshot) []string {
+// nodesWithDevices are those of which a slice has devices, of one driver if it is not empty.
+func nodesWithDevices(s *snapshot.Snapshot, of string) []string {
 	names := map[string]bool{}
 	for _, slice := range s.ResourceSlices {
-		if slice.Spec.NodeName != nil {
+		if slice.Spec.NodeName != nil && len(slice.Spec.Devices) > 0 && (of == "" || slice.Spec.Driver == of) {
 			names[*slice.Spec.NodeName] = true
 		}
 	}
@@ -102,6 +102,11 @@ type gate struct {
 
 func always(*cluster) bool { return true }
 
+// extendedResources tells whether a class offers its devices as an extended resource.
+func extendedResources(c *cluster) bool {
+	return slices.ContainsFunc(c.s.DeviceClasses, func(class *resourceapi.DeviceClass) bool { return ptr.Deref(class.Spec.ExtendedResourceName, "") != "" })
+}
+
 // anyDevice makes a condition about published devices.
 func anyDevice(is func(*resourceapi.Device) bool) func(*cluster) bool {
 	return func(c *cluster) bool {
@@ -119,9 +124,7 @@ var apiGates = []gate{
 	{"DynamicResourceAllocation", "there are no claims", Error, always},
 	{"DRAResourceClaimDeviceStatus", "drivers cannot say whether a device is ready, and the scheduler and why do not know", Warning, always},
 	{"DRADeviceTaints", "ill GPUs are given to pods", Warning, always},
-	{"DRAExtendedResource", "pods that ask for nvidia.com/gpu get no claim", Warning, func(c *cluster) bool {
-		return slices.ContainsFunc(c.s.DeviceClasses, func(class *resourceapi.DeviceClass) bool { return ptr.Deref(class.Spec.ExtendedResourceName, "") != "" })
-	}},
+	{"DRAExtendedResource", "pods that ask for nvidia.com/gpu get no claim", Warning, extendedResources},
 	{"DRAPartitionableDevices", "partitions (MIG) of a GPU are given out beside the whole of it, or not at all", Warning, anyDevice(func(d *resourceapi.Device) bool {
 		return len(d.ConsumesCounters) > 0 || d.Attributes["profile"].StringValue != nil
 	})},
@@ -136,7 +139,7 @@ var apiGates = []gate{
 // kubeletGates are those without which claims are not prepared.
 var kubeletGates = []gate{
 	{"DynamicResourceAllocation", "its kubelet starts pods without their devices", Error, always},
-	{"DRAExtendedResource", "containers that ask for nvidia.com/gpu get no device", Warning, always},
+	{"DRAExtendedResource", "containers that ask for nvidia.com/gpu get no device", Warning, extendedResources},
 }
 
 func (c *cluster) apiGates() {
@@ -150,7 +153,7 @@ func (c *cluster) apiGates() {
 func (c *cluster) kubeletGates() {
 	for _, node := range sortedKeys(c.in.KubeletGates) {
 		for _, g := range kubeletGates {
-			if on, known := c.in.KubeletGates[node][g.name]; known && !on {
+			if on, known := c.in.KubeletGates[node][g.name]; known && !on && g.used(c) {
 				c.find(g.severity, "node "+node, "Set featureGates: {"+g.name+": true} in the configuration of its kubelet, and of those like it.",
 					"The feature gate %s of the kubelet is off: %s", g.name, g.lost)
 			}

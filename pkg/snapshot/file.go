@@ -94,6 +94,9 @@ func decode(content []byte) (*Snapshot, error) {
 		if err := utiljson.UnmarshalCaseSensitivePreserveInts(installation, &s.Installation); err != nil {
 			return nil, fmt.Errorf("installation: %w", err)
 		}
+		if err := s.Installation.check(); err != nil {
+			return nil, fmt.Errorf("installation: %w", err)
+		}
 	}
 	for _, k := range kinds {
 		raw, ok := lists[k.field]

@@ -56,11 +56,22 @@ func (s *Snapshot) hashWith(key []byte) (*Snapshot, error) {
 	}
 	tree["hashedNames"] = true
 	delete(tree, "installation") // names of accounts stand in expressions and arguments
+	hideReasons(tree["missing"])
 	hashed, err := json.Marshal(tree)
 	if err != nil {
 		return nil, err
 	}
 	return decode(hashed)
+}
+
+// hideReasons leaves of why something could not be read what is not an answer of a server, which has names of nodes, or addresses.
+func hideReasons(missing any) {
+	list, _ := missing.([]any)
+	for _, item := range list {
+		if entry, ok := item.(map[string]any); ok && entry["reason"] != forbidden && entry["reason"] != notServed {
+			entry["reason"] = "no answer"
+		}
+	}
 }
 
 type hasher struct {

@@ -2,6 +2,7 @@ package snapshot
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -22,10 +23,11 @@ import (
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
+	"sigs.k8s.io/yaml"
 )
 
-// Installation is what says how schedulers and node agents are set up, for doctor. It has their arguments, images and configurations, and
-// nothing of other workloads.
+// Installation is what says how schedulers and node agents are set up, for doctor. It has their images and configurations, arguments of Stowage
+// and kube-scheduler, and nothing of other workloads than schedulers, DRA drivers and device plugins.
 type Installation struct {
 	// ResourceVersions are the versions of resource.k8s.io that the API server serves.
 	ResourceVersions []string `json:"resourceVersions,omitempty"`
@@ -50,6 +52,25 @@ type Installation struct {
 	// Policies are Stowage's admission policies, and PolicyBindings the bindings of these.
 	Policies       []*admissionapi.ValidatingAdmissionPolicy        `json:"policies,omitempty"`
 	PolicyBindings []*admissionapi.ValidatingAdmissionPolicyBinding `json:"policyBindings,omitempty"`
+}
+
+// check refuses lists with a null.
+func (in *Installation) check() error {
+	if in == nil {
+		return nil
+	}
+	return errors.Join(
+		noNull("deployments", in.Deployments), noNull("daemonSets", in.DaemonSets), noNull("configMaps", in.ConfigMaps), noNull("leases", in.Leases),
+		noNull("clusterRoles", in.ClusterRoles), noNull("clusterRoleBindings", in.ClusterRoleBindings), noNull("roles", in.Roles),
+		noNull("roleBindings", in.RoleBindings), noNull("policies", in.Policies), noNull("policyBindings", in.PolicyBindings),
+	)
+}
+
+func noNull[T any](field string, list []*T) error {
+	if i := slices.Index(list, nil); i >= 0 {
+		return fmt.Errorf("%s[%d]: is null", field, i)
+	}
+	return nil
 }
 
 // TakeInstallation reads what doctor needs besides the objects, into the snapshot. What the user may not read is noted in Missing.
@@ -102,6 +123,12 @@ func TakeInstallation(ctx context.Context, client kubernetes.Interface, s *Snaps
 	return ctx.Err()
 }
 
+// Reasons of Missing.
+const (
+	forbidden = "forbidden"
+	notServed = "not served"
+)
+
 // ownPrefix begins the names of Stowage's objects that are in no namespace.
 const ownPrefix = "stowage-"
 
@@ -111,10 +138,10 @@ func (s *Snapshot) reading(resource string, err error) error {
 	case err == nil:
 		return nil
 	case apierrors.IsForbidden(err):
-		s.Missing = append(s.Missing, Missing{Resource: resource, Reason: "forbidden"})
+		s.Missing = append(s.Missing, Missing{Resource: resource, Reason: forbidden})
 		return nil
 	case apierrors.IsNotFound(err):
-		s.Missing = append(s.Missing, Missing{Resource: resource, Reason: "not served"})
+		s.Missing = append(s.Missing, Missing{Resource: resource, Reason: notServed})
 		return nil
 	}
 	return fmt.Errorf("list %s: %w", resource, err)
@@ -137,19 +164,42 @@ func listKept[T any, P object[T], L apiruntime.Object](
 	return err
 }
 
+// keepDeployment keeps schedulers of pods, and not others of that name: Stowage's, kube-scheduler, and what has a configuration like theirs.
 func keepDeployment(d *appsapi.Deployment) bool {
-	if !mentions(&d.ObjectMeta, &d.Spec.Template, "scheduler") {
+	configured := slices.ContainsFunc(d.Spec.Template.Spec.Containers, func(c v1.Container) bool { return SchedulerConfigFile(&c) != "" })
+	if !mentions(&d.ObjectMeta, &d.Spec.Template, "scheduler") || !configured && !isKnown(d) {
 		return false
 	}
-	trimTemplateSpec(&d.Spec.Template)
+	trimTemplateSpec(&d.Spec.Template, isKnown(d))
 	return true
+}
+
+// isKnown tells whether a Deployment runs Stowage or kube-scheduler, by its name or an image's.
+func isKnown(d *appsapi.Deployment) bool {
+	return mentions(&d.ObjectMeta, &d.Spec.Template, "stowage", "kube-scheduler")
+}
+
+// SchedulerConfigFile is the value of a container's argument --config; it is empty without one.
+func SchedulerConfigFile(c *v1.Container) string {
+	arguments := slices.Concat(c.Command, c.Args)
+	for i, argument := range arguments {
+		name, value, given := strings.Cut(argument, "=")
+		switch {
+		case name != "--config" && name != "-config":
+		case given:
+			return value
+		case i+1 < len(arguments):
+			return arguments[i+1]
+		}
+	}
+	return ""
 }
 
 func keepDaemonSet(d *appsapi.DaemonSet) bool {
 	if !mentions(&d.ObjectMeta, &d.Spec.Template, "stowage", "nvidia", "dra-driver", "device-plugin") {
 		return false
 	}
-	trimTemplateSpec(&d.Spec.Template)
+	trimTemplateSpec(&d.Spec.Template, mentions(&d.ObjectMeta, &d.Spec.Template, "stowage"))
 	return true
 }
 
@@ -162,18 +212,38 @@ func mentions(meta *metav1.ObjectMeta, template *v1.PodTemplateSpec, words ...st
 	})
 }
 
-// trimTemplateSpec leaves what says which program runs where, as whom, and with which arguments.
-func trimTemplateSpec(template *v1.PodTemplateSpec) {
+// trimTemplateSpec leaves what says which program runs where, and as whom. Arguments stay of known programs, and of others, which may be told
+// secrets, --config alone.
+func trimTemplateSpec(template *v1.PodTemplateSpec, known bool) {
 	template.Annotations = nil
 	spec := &template.Spec
 	kept := v1.PodSpec{ServiceAccountName: spec.ServiceAccountName, NodeSelector: spec.NodeSelector, Tolerations: spec.Tolerations}
+	if spec.Affinity != nil && spec.Affinity.NodeAffinity != nil {
+		kept.Affinity = &v1.Affinity{NodeAffinity: spec.Affinity.NodeAffinity}
+	}
 	for i := range spec.Containers {
 		c := &spec.Containers[i]
-		kept.Containers = append(kept.Containers, v1.Container{Name: c.Name, Image: c.Image, Command: c.Command, Args: c.Args})
+		left := v1.Container{Name: c.Name, Image: c.Image}
+		if file := SchedulerConfigFile(c); known {
+			left.Command, left.Args = c.Command, c.Args
+		} else if file != "" {
+			left.Args = []string{"--config=" + file}
+		}
+		kept.Containers = append(kept.Containers, left)
 	}
 	for _, volume := range spec.Volumes {
 		if volume.ConfigMap != nil {
 			kept.Volumes = append(kept.Volumes, v1.Volume{Name: volume.Name, VolumeSource: v1.VolumeSource{ConfigMap: volume.ConfigMap}})
+		}
+		if volume.Projected == nil {
+			continue
+		}
+		for _, source := range volume.Projected.Sources {
+			if m := source.ConfigMap; m != nil {
+				kept.Volumes = append(kept.Volumes, v1.Volume{Name: volume.Name, VolumeSource: v1.VolumeSource{ConfigMap: &v1.ConfigMapVolumeSource{
+					LocalObjectReference: m.LocalObjectReference, Items: m.Items,
+				}}})
+			}
 		}
 	}
 	template.Spec = kept
@@ -182,6 +252,7 @@ func trimTemplateSpec(template *v1.PodTemplateSpec) {
 // takeConfigMaps gets those that Deployments mount; one that is not there is left out.
 func (s *Snapshot) takeConfigMaps(ctx context.Context, client kubernetes.Interface) error {
 	in := s.Installation
+	var refused error
 	for _, d := range in.Deployments {
 		for _, volume := range d.Spec.Template.Spec.Volumes {
 			if slices.ContainsFunc(in.ConfigMaps, func(c *v1.ConfigMap) bool { return c.Namespace == d.Namespace && c.Name == volume.ConfigMap.Name }) {
@@ -190,6 +261,11 @@ func (s *Snapshot) takeConfigMaps(ctx context.Context, client kubernetes.Interfa
 			config, err := client.CoreV1().ConfigMaps(d.Namespace).Get(ctx, volume.ConfigMap.Name, metav1.GetOptions{})
 			switch {
 			case apierrors.IsNotFound(err):
+				continue
+			case apierrors.IsForbidden(err):
+				if isKnown(d) {
+					refused = err
+				}
 				continue
 			case err != nil:
 				return s.reading("configmaps", err)
@@ -206,21 +282,32 @@ func (s *Snapshot) takeConfigMaps(ctx context.Context, client kubernetes.Interfa
 		}
 	}
 	sortByName(in.ConfigMaps)
-	return nil
+	return s.reading("configmaps", refused)
 }
 
-// takeLeases lists those of schedulers, where these run and where kube-scheduler has its own: not all, of which each node has one.
+// takeLeases lists those of schedulers, where these run, where kube-scheduler has its own, and where their configurations say: not all, of
+// which each node has one.
 func (s *Snapshot) takeLeases(ctx context.Context, client kubernetes.Interface) error {
 	in := s.Installation
-	namespaces := []string{metav1.NamespaceSystem}
+	namespaces, names := []string{metav1.NamespaceSystem}, []string{}
 	for _, d := range in.Deployments {
-		if !slices.Contains(namespaces, d.Namespace) {
-			namespaces = append(namespaces, d.Namespace)
+		namespaces = append(namespaces, d.Namespace)
+	}
+	for _, m := range in.ConfigMaps {
+		for _, content := range m.Data {
+			var c struct {
+				LeaderElection struct{ ResourceNamespace, ResourceName string }
+			}
+			if yaml.Unmarshal([]byte(content), &c) == nil && c.LeaderElection.ResourceName != "" {
+				namespaces = append(namespaces, cmp.Or(c.LeaderElection.ResourceNamespace, metav1.NamespaceSystem))
+				names = append(names, c.LeaderElection.ResourceName)
+			}
 		}
 	}
-	for _, namespace := range namespaces {
-		err := listKept(ctx, &in.Leases, func(l *coordinationapi.Lease) bool { return strings.Contains(l.Name, "scheduler") },
-			client.CoordinationV1().Leases(namespace).List)
+	for _, namespace := range slices.Compact(slices.Sorted(slices.Values(namespaces))) {
+		err := listKept(ctx, &in.Leases, func(l *coordinationapi.Lease) bool {
+			return strings.Contains(l.Name, "scheduler") || slices.Contains(names, l.Name)
+		}, client.CoordinationV1().Leases(namespace).List)
 		if err != nil {
 			return s.reading("leases.coordination.k8s.io", err)
 		}
@@ -317,7 +404,7 @@ func (s *Snapshot) takeGates(ctx context.Context, client kubernetes.Interface) {
 		return gatesIn(body)
 	}
 	note := func(resource string, err error) {
-		reason := "forbidden"
+		reason := forbidden
 		if !apierrors.IsForbidden(err) {
 			reason = err.Error()
 		}

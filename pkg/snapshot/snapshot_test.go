@@ -99,7 +99,8 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 			head + `,"nodes":[{"metadata":{"name":"a"},"status":{"allocatable":{"cpu":"many"}}}]}`,
 			"nodes[0] (a): quantities must match",
 		},
-		"packed, and wrong": {"\x1f\x8b\x00", "unpack"},
+		"a null of the installation": {head + `,"installation":{"deployments":[{},null]}}`, "installation: deployments[1]: is null"},
+		"packed, and wrong":          {"\x1f\x8b\x00", "unpack"},
 	} {
 		if _, err := snapshot.Read(strings.NewReader(tc.content)); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: error %v, want %q", name, err, tc.want)
@@ -132,9 +133,16 @@ func TestHashedNames(t *testing.T) {
 	pool := c.ResourceSlices[0].DeepCopy()
 	pool.Name, pool.UID, pool.Spec.Pool.Name = "worker-0-fabric", "fabric", "worker-0-fabric"
 	c.ResourceSlices = append(c.ResourceSlices, pool)
-	hashed, err := c.Snapshot().Hash()
+	whole := c.Snapshot()
+	whole.Missing = []snapshot.Missing{
+		{Resource: "namespaces", Reason: "forbidden"}, {Resource: "/metrics of kubelets", Reason: "node worker-0: dial tcp secret-address:10250: i/o timeout"},
+	}
+	hashed, err := whole.Hash()
 	if err != nil {
 		t.Fatal(err)
+	}
+	if diff := cmp.Diff([]snapshot.Missing{{Resource: "namespaces", Reason: "forbidden"}, {Resource: "/metrics of kubelets", Reason: "no answer"}}, hashed.Missing); diff != "" {
+		t.Error(diff)
 	}
 	text := string(written(t, hashed))
 	for _, name := range []string{"worker-0", "worker-1", "team-a", "team-b", "train", "late", "secret-"} {

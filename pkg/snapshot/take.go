@@ -33,7 +33,7 @@ func Take(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
 		case err == nil:
 		case k.optional && apierrors.IsNotFound(err):
 		case k.optional && apierrors.IsForbidden(err):
-			s.Missing = append(s.Missing, Missing{Resource: k.qualified(), Reason: "forbidden"})
+			s.Missing = append(s.Missing, Missing{Resource: k.qualified(), Reason: forbidden})
 		case apierrors.IsNotFound(err):
 			return nil, fmt.Errorf("the API server %s does not serve %s: %w", s.ServerVersion, k.qualified(), err)
 		case apierrors.IsForbidden(err):

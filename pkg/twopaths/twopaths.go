@@ -9,7 +9,7 @@ import (
 
 const (
 	// Listed is an attribute of each device of the agent: how many devices of its vendor's device plugins, by ID, the kubelet listed when
-	// the agent published the device. None of these is the device, or the device has the taint.
+	// the agent published the device, and the agent's own that are unhealthy. None of these is the device, or the device has the taint.
 	Listed resourceapi.QualifiedName = "devicePluginDevices"
 	// TaintName, in the driver's domain, is the taint of a device that is used without a claim, and TaintValue says that another device
 	// plugin offers it, or has given it to a pod.

@@ -122,7 +122,7 @@ func TestReportSaysHowItEnded(t *testing.T) {
 func TestExplainLabSaysWhereEverythingIs(t *testing.T) {
 	var out bytes.Buffer
 	explainLab(&out, places{
-		kubectl: "/c/kubectl", kubeconfig: "/d/admin.kubeconfig", schedulerURL: "https://127.0.0.1:1", logs: "/d/logs",
+		kubectl: "/c/kubectl", kubeconfig: "/d/admin.kubeconfig", schedulerURL: "https://127.0.0.1:1", mapURL: "http://127.0.0.1:2/#token=t", logs: "/d/logs",
 		nodes: []lab.NodePlaces{
 			{Node: "a100", AgentLog: "/d/logs/a100-agent.log", StateDir: "/d/a100", SimulatorSocket: "/d/a100/sim/control.sock", AgentPID: 11},
 			{
@@ -137,6 +137,7 @@ kubeconfig  export KUBECONFIG=/d/admin.kubeconfig
 kubectl     /c/kubectl -n demo get pods,resourceclaims -o wide
 stowage     bin/kubectl-stowage gpus
             bin/kubectl-stowage why unsatisfiable -n demo
+map         http://127.0.0.1:2/#token=t
 scheduler   curl -k https://127.0.0.1:1/readyz?verbose
 logs        /d/logs
 
@@ -236,6 +237,7 @@ func TestASignalEndsTheLabWithStatus0(t *testing.T) {
 	}{
 		{waits, os.Interrupt, 0},
 		{waits, syscall.SIGTERM, 0},
+		{waits, syscall.SIGHUP, 0},
 		{works, os.Interrupt, 1},
 		{works, syscall.SIGTERM, 1},
 	} {

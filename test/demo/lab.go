@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -24,8 +27,38 @@ func (d *demo) runLab(ctx context.Context) error {
 	if err := d.stowage(ctx, 0, "gpus"); err != nil {
 		return err
 	}
-	d.untilEnded(ctx, d.places(), d.lab.Watch)
+	address, err := d.startMap(ctx)
+	if err != nil {
+		return err
+	}
+	p := d.places()
+	p.mapURL = address
+	d.untilEnded(ctx, p, d.lab.Watch)
 	return nil
+}
+
+// mapAddress is what kubectl stowage map prints of where it is.
+var mapAddress = regexp.MustCompile(`http://\S+#token=\S+`)
+
+// startMap serves the live map of the cluster, and returns its address.
+func (d *demo) startMap(ctx context.Context) (string, error) {
+	address := ""
+	log := filepath.Join(d.lab.LogDir(), "map.log")
+	_, err := d.lab.StartProcess(ctx, localcluster.Command{
+		Name: "map", Path: filepath.Join(d.root, "bin", "kubectl-stowage"), LogFile: log,
+		Args: []string{"map", "--open=false", "--kubeconfig", d.lab.AdminKubeconfig()},
+		Ready: func(context.Context) error {
+			text, err := os.ReadFile(log)
+			if err != nil {
+				return err
+			}
+			if address = mapAddress.FindString(string(text)); address == "" {
+				return errors.New("it has not said where it is")
+			}
+			return nil
+		},
+	})
+	return address, err
 }
 
 // tryExamples applies the chosen ones, wave by wave, until each pod runs or is refused: whether it has a place depends on the nodes.
@@ -92,8 +125,8 @@ func withoutExits(err error) error {
 
 // places is where everything of the running lab is.
 type places struct {
-	kubectl, kubeconfig, schedulerURL, logs string
-	nodes                                   []lab.NodePlaces
+	kubectl, kubeconfig, schedulerURL, mapURL, logs string
+	nodes                                           []lab.NodePlaces
 }
 
 func (d *demo) places() places {
@@ -107,10 +140,10 @@ func (d *demo) places() places {
 func explainLab(out io.Writer, p places) {
 	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
 	fmt.Fprint(w, "The cluster runs until Ctrl-C, which stops and removes all of it.\n\n")
-	// A program that is served beside the cluster has its line, and address, here.
 	fmt.Fprintf(w, "kubeconfig\texport KUBECONFIG=%s\n", p.kubeconfig)
 	fmt.Fprintf(w, "kubectl\t%s -n %s get pods,resourceclaims -o wide\n", p.kubectl, namespace)
 	fmt.Fprintf(w, "stowage\tbin/kubectl-stowage gpus\n\tbin/kubectl-stowage why %s -n %s\n", unsatisfiable, namespace)
+	fmt.Fprintf(w, "map\t%s\n", p.mapURL)
 	fmt.Fprintf(w, "scheduler\tcurl -k %s/readyz?verbose\n", p.schedulerURL)
 	fmt.Fprintf(w, "logs\t%s\n", p.logs)
 	for _, node := range p.nodes {

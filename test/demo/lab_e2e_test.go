@@ -6,6 +6,7 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -142,6 +143,13 @@ func TestTheLab(t *testing.T) {
 		if _, err := os.Stat(path); err != nil {
 			t.Errorf("it names %s: %v", path, err)
 		}
+	}
+	page, err := http.Get(find(`(?m)^map +(http://[^#]+)#token=\S+$`))
+	if err != nil {
+		t.Fatalf("the map: %v", err)
+	}
+	if page.Body.Close(); page.StatusCode != http.StatusOK {
+		t.Errorf("the map answers %s", page.Status)
 	}
 	enter := strings.Fields(find(`enter it +(.+)`))
 	if out, err := exec.CommandContext(t.Context(), enter[0], append(enter[1:], "-c", "ls /var/lib/kubelet/plugins")...).CombinedOutput(); err != nil ||

@@ -29,7 +29,11 @@ func main() {
 
 // untilSignal runs the demo until its end or a signal, and returns the exit status.
 func untilSignal(d *demo, run func(*demo, context.Context) error) int {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ends := []os.Signal{os.Interrupt, syscall.SIGTERM}
+	if !signal.Ignored(syscall.SIGHUP) { // as nohup has it
+		ends = append(ends, syscall.SIGHUP) // its terminal is closed
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), ends...)
 	defer stop()
 	err := run(d, ctx)
 	return report(os.Stderr, err, ctx.Err() != nil, d.waiting)

@@ -1,6 +1,7 @@
 package integration
 
 import (
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -71,30 +72,52 @@ func TestAlertsAskForMetricsThatExist(t *testing.T) {
 	}
 }
 
-// metricNames are the names of the metrics that the files of the packages define, as they write them.
+// metricNames are the names of the metrics that our packages define, as their files write them, wherever a package has them.
 func metricNames(t *testing.T) map[string]bool {
 	t.Helper()
-	vector := regexp.MustCompile(`(?m)metrics\.New(\w+)\(&metrics\.\w+\{\n(?:\s+\w+:\s+.*\n){1,2}\s+Name:\s+"(\w+)",$`)
-	described := regexp.MustCompile(`metrics\.BuildFQName\(metricsNamespace, metricsSubsystem, "(\w+)"\)|(?m)^\s+metricsSubsystem\+"_(\w+)",$`)
-	names := map[string]bool{}
-	for file, prefix := range map[string]string{
-		"plugins/deviceclaims/metrics.go": "stowage_scheduler_", "plugins/deviceclaims/cachemetrics.go": "stowage_scheduler_",
-		"plugins/rights/metrics.go": "stowage_scheduler_",
-		"agent/driver/metrics.go":   "stowage_agent_", "agent/driver/claimmetrics.go": "stowage_agent_",
-	} {
-		content, err := os.ReadFile(filepath.Join("../../pkg", file))
-		if err != nil {
-			t.Fatal(err)
+	constant := regexp.MustCompile(`(?m)^(?:const |\t)(metrics(?:Namespace|Subsystem)) += "(\w+)"$`)
+	vector := regexp.MustCompile(`(?m)metrics\.New(\w+)\(&metrics\.\w+\{\n((?:\s+\w+:\s+.*\n){1,2})\s+Name:\s+"(\w+)",$`)
+	part := regexp.MustCompile(`(?:Namespace|Subsystem):\s+(?:(metrics\w+)|"(\w+)"),`)
+	described := regexp.MustCompile(`(?m)metrics\.BuildFQName\(metricsNamespace, metricsSubsystem, "(\w+)"\)|^\s+metricsSubsystem\+"_(\w+)",$`)
+	// By folder, as constants may be in another file of the package.
+	sources := map[string]string{}
+	err := filepath.WalkDir("../../pkg", func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.IsDir() || filepath.Ext(path) != ".go" || strings.HasSuffix(path, "_test.go") {
+			return err
 		}
-		for _, match := range vector.FindAllSubmatch(content, -1) {
-			name := prefix + string(match[2])
+		content, err := os.ReadFile(path)
+		sources[filepath.Dir(path)] += string(content)
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	names := map[string]bool{}
+	for folder, source := range sources {
+		constants := map[string]string{}
+		for _, match := range constant.FindAllStringSubmatch(source, -1) {
+			constants[match[1]] = match[2]
+		}
+		prefix := func(parts ...string) string {
+			known := slices.DeleteFunc(parts, func(part string) bool { return part == "" })
+			return strings.Join(known, "_") + "_"
+		}
+		for _, match := range vector.FindAllStringSubmatch(source, -1) {
+			var parts []string
+			for _, named := range part.FindAllStringSubmatch(match[2], -1) {
+				parts = append(parts, constants[named[1]]+named[2])
+			}
+			name := prefix(parts...) + match[3]
+			if !strings.HasPrefix(name, "stowage_") {
+				t.Errorf("%s defines a metric %s", folder, name)
+			}
 			names[name] = true
-			if strings.HasPrefix(string(match[1]), "Histogram") {
+			if strings.HasPrefix(match[1], "Histogram") {
 				names[name+"_count"] = true
 			}
 		}
-		for _, match := range described.FindAllSubmatch(content, -1) {
-			names[prefix+string(match[1])+string(match[2])] = true
+		for _, match := range described.FindAllStringSubmatch(source, -1) {
+			names[prefix(constants["metricsNamespace"], constants["metricsSubsystem"])+match[1]+match[2]] = true
 		}
 	}
 	return names

@@ -543,3 +543,39 @@ func TestPodsComeBackWhenTheKubeletKnowsTheAgent(t *testing.T) {
 		}
 	}
 }
+
+// TestAnXIDEndsWithTheDriverThatToldIt: the process that sees the next driver is another one, and knows the XID of the one
+// before. Drivers before R565 never say that nothing is to be done any more.
+func TestAnXIDEndsWithTheDriverThatToldIt(t *testing.T) {
+	for _, version := range []string{"", "999.1.2"} {
+		t.Run("version "+version, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				u := newUpgraded(t)
+				p := u.start()
+				time.Sleep(time.Minute)
+				for _, gpu := range []string{"0", "1"} {
+					u.do(&nvmlsim.RaiseXID{GPU: gpu, Code: 119})
+				}
+				time.Sleep(time.Second)
+				u.ask("upgrade")
+				time.Sleep(15 * time.Second)
+				if version != "" {
+					u.do(&nvmlsim.UnloadDriver{})
+					u.do(&nvmlsim.LoadDriver{Version: version})
+				}
+				p.stop()
+				u.ask("false")
+				for range 2 { // nor does the process after it know it
+					p = u.start()
+					time.Sleep(time.Minute)
+					for i, device := range published(t, p.opts.Hardware)[:2] {
+						if strings.Contains(device, "xid=119:NoSchedule") != (version == "") {
+							t.Errorf("GPU %d is published as %q", i, device)
+						}
+					}
+					p.stop()
+				}
+			})
+		})
+	}
+}

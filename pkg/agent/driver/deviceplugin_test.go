@@ -40,6 +40,7 @@ func (r *rig) pluginAgent(ctx context.Context, api *apiServer, paths string, mig
 		r.t.Fatal(err)
 	}
 	agent.Advertise(pluginpath.Advertised{Paths: parsed, Strategies: []deviceplugin.Strategy{deviceplugin.CDIByCRI}, MIG: mig})
+	agent.plugins.NodeRead(ctx, &corev1.Node{})
 	return agent, background(ctx, agent.reporter.run) // which ends what it has begun
 }
 

@@ -144,6 +144,9 @@ func (h *Hardware) look(ctx context.Context) error {
 		h.sessions.close(ctx, lib, false)
 		return err
 	}
+	// Another process may have seen the driver that was there before: this one would not be able to load the library of both.
+	before := h.memory.before(ctx).DriverVersion
+	renewed = renewed || before != "" && before != node.DriverVersion
 	answered := node.GPUs
 	h.memory.add(ctx, node, h.opts.Held)
 	node.AskPassthrough(lib.Sysfs)

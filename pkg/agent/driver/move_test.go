@@ -19,11 +19,13 @@ import (
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
 
+	"stowage.dev/stowage/pkg/agent/advertise"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/hold"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/pluginpath"
+	"stowage.dev/stowage/pkg/twopaths"
 )
 
 // mover is a node with two GPUs that are moved, and two that are not.
@@ -315,6 +317,86 @@ func TestAGPUThatIsSharedIsToldOfOnThePathThatHasNoShares(t *testing.T) {
 		}
 		if m.inSlices(t4First) || m.offered(t4First) || !m.offered(t4Second) {
 			t.Errorf("offered: %v", told(m.agent.plugins))
+		}
+	})
+}
+
+// TestAnUnhealthyDeviceOfOursKeepsNobodyFromTheNode: the kubelet does not list it, the node's capacity has it. Only while the kubelet has none
+// of ours that is healthy is none counted: what others have would be hidden.
+func TestAnUnhealthyDeviceOfOursKeepsNobodyFromTheNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		m := newMover(ctx, t)
+		defer func() { m.stop() }()
+		for name, gpu := range map[string]string{"train": t4First, "other": "gpu-0000-00-1d-0"} {
+			if err := m.prepare(name, gpu); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m.annotate(t4First + "=device-plugin," + t4Second + "=device-plugin")
+		m.step()
+		if m.offered(t4First) || !m.offered(t4Second) {
+			t.Fatalf("offered: %v", told(m.agent.plugins))
+		}
+		mig := ledger.PluginDevice{Resource: "nvidia.com/mig-1g.10gb", ID: "MIG-another"}
+		for _, step := range []struct {
+			name     string
+			listed   []ledger.PluginDevice
+			capacity twopaths.Plugins
+			keep     bool
+		}{
+			{
+				name: "a claim has one that has been moved", listed: []ledger.PluginDevice{{Resource: pluginpath.GPUResource, ID: m.uuid(t4Second)}},
+				capacity: twopaths.Plugins{pluginpath.GPUResource: {Offered: 2, Held: 1}},
+			},
+			{
+				name: "another plugin has come, too", listed: []ledger.PluginDevice{{Resource: pluginpath.GPUResource, ID: m.uuid(t4Second)}},
+				capacity: twopaths.Plugins{pluginpath.GPUResource: {Offered: 2, Held: 1}, "nvidia.com/mig-1g.10gb": {Offered: 1}}, keep: true,
+			},
+			{
+				name: "the kubelet has none of ours", listed: []ledger.PluginDevice{mig},
+				capacity: twopaths.Plugins{"nvidia.com/mig-1g.10gb": {Offered: 2, Held: 1}}, keep: true,
+			},
+		} {
+			m.r.pluginDevices = step.listed
+			time.Sleep(2 * time.Second)
+			m.agent.lookForForeign(ctx)
+			m.step()
+			slice, err := m.api.ResourceV1().ResourceSlices().Get(ctx, "slice", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			pool := devicesOf(slice.Spec.Devices)
+			claimed := func(device string) bool { return device == "gpu-0000-00-1d-0" }
+			if got := [2]bool{step.capacity.KeepFromClaims(Name, pool), step.capacity.KeepFromPods(Name, pool, claimed)}; got != [2]bool{step.keep, step.keep} {
+				t.Errorf("%s: claims are kept off %t, pods %t; want %t", step.name, got[0], got[1], step.keep)
+			}
+		}
+	})
+}
+
+// TestTheFlagDoesNotCountBeforeTheNodeIsRead: when a node boots there are no slices, and the kubelet would give away what the annotation has
+// for claims.
+func TestTheFlagDoesNotCountBeforeTheNodeIsRead(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid", Annotations: map[string]string{pluginpath.Annotation: t4First + "=device-plugin"}}}
+		r := newRig(t, "t4")
+		agent := r.agent(ctx, newAPIServer(node))
+		defer background(ctx, agent.reporter.run)()
+		paths, err := advertise.Parse("device-plugin")
+		if err != nil {
+			t.Fatal(err)
+		}
+		agent.Advertise(pluginpath.Advertised{Paths: paths})
+		agent.plugins.Step(ctx)
+		if got := told(agent.plugins); len(got) > 0 {
+			t.Errorf("before the Node is read, offered are %v", got)
+		}
+		agent.plugins.NodeRead(ctx, node)
+		agent.plugins.Step(ctx)
+		if diff := cmp.Diff([]string{t4First + " healthy"}, told(agent.plugins)); diff != "" {
+			t.Errorf("offered (-want +got):\n%s", diff)
 		}
 	})
 }

@@ -34,6 +34,8 @@ const (
 type moving struct {
 	// flag are the paths without the annotation.
 	flag advertise.Paths
+	// known tells that the Node has been read: until then nobody knows whether the flag counts, and nothing leaves the slices for good.
+	known bool
 	// allocating counts the calls for devices of each GPU that the ledger does not have yet.
 	allocating map[string]int
 	// given counts the calls that have ended.
@@ -46,6 +48,7 @@ type moving struct {
 func (p *Path) NodeRead(ctx context.Context, node *corev1.Node) (changed bool) {
 	p.mu.Lock()
 	paths := p.moving.flag
+	p.moving.known = true
 	p.mu.Unlock()
 	text, annotated := node.Annotations[Annotation]
 	var err error

@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/agent/advertise"
+	"stowage.dev/stowage/pkg/agent/deviceplugin"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/podresources"
@@ -72,12 +73,12 @@ type listed struct {
 	// missing are the devices that count, each with the time since which it has not been listed: zero if it is.
 	missing map[ledger.PluginDevice]time.Time
 	// ofDriver are those of the driver's vendor that are listed now. More would hide others that come while some are missing.
-	ofDriver int
+	ofDriver sets.Set[ledger.PluginDevice]
 }
 
-// devices are those of all device plugins, in order, and how many of the driver's vendor are listed now. Who asks meanwhile gets the same
+// devices are those of all device plugins, in order, and those of the driver's vendor that are listed now. Who asks meanwhile gets the same
 // answer.
-func (p *Path) devices(ctx context.Context) (devices []ledger.PluginDevice, ofDriver int, err error) {
+func (p *Path) devices(ctx context.Context) (devices []ledger.PluginDevice, ofDriver sets.Set[ledger.PluginDevice], err error) {
 	l := &p.listed
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -87,7 +88,7 @@ func (p *Path) devices(ctx context.Context) (devices []ledger.PluginDevice, ofDr
 		l.take(devices, p.opts.Driver)
 	}
 	if l.err != nil {
-		return nil, 0, l.err
+		return nil, nil, l.err
 	}
 	devices = slices.SortedFunc(maps.Keys(l.missing), func(a, b ledger.PluginDevice) int { return cmp.Compare(a.String(), b.String()) })
 	return devices, l.ofDriver, nil
@@ -110,10 +111,10 @@ func (l *listed) take(devices []ledger.PluginDevice, driver string) {
 			l.missing[device] = time.Time{}
 		}
 	}
-	l.ofDriver = 0
+	l.ofDriver = sets.New[ledger.PluginDevice]() // who has the one before reads it
 	for device := range now {
 		if twopaths.IsOf(driver, device.Resource) {
-			l.ofDriver++
+			l.ofDriver.Insert(device)
 		}
 	}
 	for device, since := range l.missing {
@@ -129,16 +130,17 @@ func (l *listed) take(devices []ledger.PluginDevice, driver string) {
 
 // OfOthers returns the resource by which another device plugin of the node offers each GPU, or has given it to a pod, by the GPU's name. A
 // device of a resource of GPUs that is none of those that are known may be any of them. listed is how many devices of the driver's vendor
-// the kubelet lists now, of all device plugins, our own and those of NICs, too.
+// the kubelet lists now, of all device plugins, our own, also unhealthy ones, and those of NICs, too.
 func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, listed int, err error) {
 	node := p.opts.Hardware.Node()
 	if node == nil {
 		return nil, 0, nil
 	}
-	devices, listed, err := p.devices(ctx)
+	devices, ofDriver, err := p.devices(ctx)
 	if err != nil {
 		return nil, 0, fmt.Errorf("whether a device plugin offers the node's GPUs: %w", err)
 	}
+	listed = len(ofDriver) + p.unhealthy(ofDriver)
 	devices = slices.DeleteFunc(devices, func(d ledger.PluginDevice) bool { return !advertise.MayBeGPU(d) })
 	if len(devices) > 0 {
 		ours, err := p.ours(node)
@@ -161,6 +163,28 @@ func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, liste
 		klog.FromContext(ctx).Info("No GPU is given to claims that a device plugin may offer", "reason", reason.Error())
 	}
 	return resources, listed, nil
+}
+
+// unhealthy are how many of our own devices the kubelet has and does not list. They are in the node's capacity, and in no slice: if nobody told
+// of them, one that is ill would be the device of another plugin, for as long as it is ill. Of a resource of which the kubelet lists none of
+// ours it has none, or nothing can be allocated.
+func (p *Path) unhealthy(listed sets.Set[ledger.PluginDevice]) (n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, resource := range p.offered.resources {
+		isListed := func(d deviceplugin.Device) bool {
+			return listed.Has(ledger.PluginDevice{Resource: resource.Name, ID: d.ID})
+		}
+		if !slices.ContainsFunc(resource.Devices, isListed) {
+			continue
+		}
+		for _, device := range resource.Devices {
+			if !device.Healthy && !isListed(device) {
+				n++
+			}
+		}
+	}
+	return n
 }
 
 // ours are the devices of our own device plugin: what it offers, or would, or another agent of the node did before an update, and what it

@@ -348,9 +348,13 @@ func isFree(c candidate, holders []*ledger.Record) bool {
 	})
 }
 
-// prove asks the API server whether GPUs have left the slices of the node. A GPU that has comes back to them only with another agent.
+// prove asks the API server whether GPUs have left the slices of the node, once the Node has been read. A kubelet that starts has deleted
+// all slices, which says nothing of a GPU's path.
 func (p *Path) prove(ctx context.Context, devices []candidate) error {
-	if !slices.ContainsFunc(devices, func(c candidate) bool { return !p.isWithdrawn(c.gpu.Name) }) {
+	p.mu.Lock()
+	known := p.moving.known
+	p.mu.Unlock()
+	if !known || !slices.ContainsFunc(devices, func(c candidate) bool { return !p.isWithdrawn(c.gpu.Name) }) {
 		return nil
 	}
 	list, err := p.opts.Client.ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: p.opts.SlicesOfNode})

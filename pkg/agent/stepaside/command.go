@@ -29,7 +29,7 @@ func Ask(ctx context.Context, dir, what string) error {
 	if err := change(dir, func() error { return durable.WriteFile(durable.OS{}, requestPath(dir), append(data, '\n'), 0o600) }); err != nil {
 		return fmt.Errorf("write the request: %w", err)
 	}
-	for _, lock := range []string{openLock, tryLock} {
+	for _, lock := range []string{openLock, passingLock} {
 		var unlock func()
 		if unlock, err = durable.Lock(ctx, filepath.Join(dir, lock)); err != nil {
 			break
@@ -56,7 +56,11 @@ func End(ctx context.Context, dir string) error {
 		if requests := noted(dir); len(requests) > 0 {
 			return fmt.Errorf("%w: %s", ErrStillReleased, strings.Join(requests, "; "))
 		}
-		open, err := isOpen(ctx, dir)
+		passes, err := isHeld(ctx, dir, passingLock)
+		open := false
+		if err == nil && !passes {
+			open, err = isHeld(ctx, dir, openLock)
+		}
 		if open || err != nil {
 			return err
 		}
@@ -68,11 +72,11 @@ func End(ctx context.Context, dir string) error {
 	}
 }
 
-// isOpen tells whether an agent has the driver open.
-func isOpen(ctx context.Context, dir string) (bool, error) {
+// isHeld tells whether an agent has the lock, as far as that is known when ctx ends: then it says no.
+func isHeld(ctx context.Context, dir, lock string) (bool, error) {
 	soon, cancel := context.WithTimeout(ctx, 50*time.Millisecond)
 	defer cancel()
-	unlock, err := durable.Lock(soon, filepath.Join(dir, openLock))
+	unlock, err := durable.Lock(soon, filepath.Join(dir, lock))
 	switch {
 	case err == nil:
 		unlock()

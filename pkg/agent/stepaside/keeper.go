@@ -293,7 +293,7 @@ func (k *Keeper) Run(ctx context.Context, d Driver) error {
 	// 3. Does nobody want the driver for himself, and can another process open it?
 	for {
 		if len(k.asked()) == 0 {
-			err := k.opens(ctx, watch)
+			err := k.opens(ctx, d, watch)
 			// Asked once more: the new process would close it again.
 			if err == nil && len(k.asked()) == 0 {
 				return ErrAnew
@@ -315,6 +315,11 @@ func (k *Keeper) Run(ctx context.Context, d Driver) error {
 func (k *Keeper) letGo(ctx context.Context, d Driver, w *watch) bool {
 	logger := klog.FromContext(ctx)
 	begun := k.opts.Clock.Now()
+	if leave, err := share(k.opts.Dir, passingLock); err != nil {
+		logger.Error(err, "Who waits for the driver to be opened again does not see that the agent closes it")
+	} else {
+		defer leave()
+	}
 	k.tell(ctx, d, "")
 	waitsFor(k.opts.Dir, "")
 	for k.opts.Clock.Since(begun) < actsTimeout {
@@ -379,13 +384,13 @@ func (k *Keeper) tell(ctx context.Context, d Driver, more string) {
 }
 
 // opens tries whether a new process can open the driver. It is given up when somebody wants the driver meanwhile.
-func (k *Keeper) opens(ctx context.Context, w *watch) error {
+func (k *Keeper) opens(ctx context.Context, d Driver, w *watch) error {
 	if !w.due(opensInterval) {
 		return w.said
 	}
-	ctx, cancel := context.WithTimeout(ctx, opensTimeout)
+	try, cancel := context.WithTimeout(ctx, opensTimeout)
 	defer cancel()
-	leave, err := share(k.opts.Dir, tryLock)
+	leave, err := share(k.opts.Dir, passingLock)
 	if err != nil {
 		return err
 	}
@@ -396,17 +401,25 @@ func (k *Keeper) opens(ctx context.Context, w *watch) error {
 			done <- errors.New("somebody wants it")
 			return
 		}
-		done <- k.opts.Opens(ctx)
+		done <- k.opts.Opens(try)
 	}()
+	hangs := false
 	for {
 		select {
 		case err := <-done:
 			w.tried, w.said = k.opts.Clock.Now(), err
+			if hangs {
+				waitsFor(k.opts.Dir, "")
+			}
 			return err
 		case <-w.ticker.C():
 			w.readNode(ctx)
 			if len(k.asked()) > 0 {
 				cancel()
+			}
+			// It is killed, and does not die while it is in a call of the kernel's driver.
+			if hangs = try.Err() != nil && ctx.Err() == nil; hangs {
+				k.stillOpen(ctx, d, "the try of a new process")
 			}
 		}
 	}
@@ -462,10 +475,10 @@ func (w *watch) readNode(ctx context.Context) {
 // Dir is the folder below an agent's state folder in which requests stand.
 func Dir(stateDir string) string { return filepath.Join(stateDir, "driver") }
 
-// The locks of who has the driver open for good, and of who tries whether that is possible.
+// The locks of who has the driver open, and of who has it for a while only: to close it, or to try whether it opens.
 const (
-	openLock = "lock"
-	tryLock  = "trying"
+	openLock    = "lock"
+	passingLock = "passing"
 )
 
 // share says to who waits for the driver that this process has it open, until leave is called.

@@ -2,6 +2,7 @@ package stepaside
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -12,6 +13,7 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+	"unicode/utf8"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -377,9 +379,20 @@ func TestWhoAsksWaitsForTheTryOfANewProcess(t *testing.T) {
 		}
 		h.install("new")
 		time.Sleep(soon)
+		impatient, cancel := context.WithTimeout(h.ctx, 2*time.Second)
+		defer cancel()
+		const try = "for the try of a new process"
+		if err := Ask(impatient, h.dir, "a reset"); !errors.Is(err, ErrStillOpen) || !strings.HasSuffix(err.Error(), try) {
+			t.Errorf("who asks is told %v", err)
+		}
+		a.expect("a try that hangs", false, false, Released, "a reset", try)
 		must(t, Ask(h.ctx, h.dir, ""))
 		if !ended.Load() {
 			t.Error("a process that is tried still has the driver open")
+		}
+		time.Sleep(soon)
+		if _, err := os.Stat(waitsPath(h.dir)); err == nil || strings.Contains(a.last(), try) {
+			t.Errorf("afterwards it is still said to be waited for: %q", a.last())
 		}
 		a.kill()
 	})
@@ -548,6 +561,22 @@ func TestWhatANodeAsksFor(t *testing.T) {
 	}
 }
 
+// Each claim that is refused and each device's health have the words in them, however many they are.
+func TestManyWordsAreShortened(t *testing.T) {
+	h := newHost(t)
+	words := strings.Repeat("ü ", 80<<10)
+	must(t, change(h.dir, func() error {
+		data, err := json.Marshal(request{For: words})
+		return errors.Join(err, os.WriteFile(requestPath(h.dir), data, 0o600))
+	}))
+	h.annotate("\x00" + words)
+	a, _ := h.start()
+	if text := a.Why().Error(); len(text) > 3*maxWords || !utf8.ValidString(text) || strings.Count(text, "ü …") != 2 {
+		t.Errorf("%d bytes, valid %t: %.2000s", len(text), utf8.ValidString(text), text)
+	}
+	a.kill()
+}
+
 // A file is another one however it was changed; one that cannot be looked at is not known to be.
 func TestAFileThatChanges(t *testing.T) {
 	for name, tc := range map[string]struct {
@@ -652,6 +681,49 @@ func TestWhoAsksNeverHasTheDriverBesideAnAgent(t *testing.T) {
 	}
 	stop()
 	group.Wait()
+}
+
+// An agent that closes the driver, or cannot, does not have it as one does that has opened it again.
+func TestTheCommandDoesNotEndWithAnAgentThatClosesTheDriver(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHost(t)
+		a, _ := h.start()
+		done, err := a.Begin("the preparation of claim a/one")
+		must(t, err)
+		a.mu.Lock()
+		a.holds = errors.New("an act on gpu-0")
+		a.mu.Unlock()
+		short, cancel := context.WithTimeout(h.ctx, 10*time.Second)
+		defer cancel()
+		if err := Ask(short, h.dir, "x"); !errors.Is(err, ErrStillOpen) {
+			t.Fatal(err)
+		}
+		ended := make(chan error, 1)
+		go func() { ended <- End(h.ctx, h.dir) }()
+		time.Sleep(soon)
+		done()
+		time.Sleep(soon)
+		a.expect("it closes the driver", true, false, "an act on gpu-0")
+		a.mu.Lock()
+		a.holds = nil
+		a.mu.Unlock()
+		time.Sleep(soon)
+		a.expect("closed", false, true, Released)
+		select {
+		case err := <-ended:
+			t.Fatalf("no agent has opened the driver again, and the command says: %v", err)
+		default:
+		}
+		next, _ := h.start()
+		time.Sleep(soon)
+		select {
+		case err := <-ended:
+			must(t, err)
+		default:
+			t.Error("the command does not see that the agent is back")
+		}
+		next.kill()
+	})
 }
 
 // The command waits until an agent is back, and says who else asks.

@@ -31,7 +31,7 @@ const (
 // nodesRequests says what the Node asks for, in an order that stays.
 func nodesRequests(node *corev1.Node) (requests []string) {
 	if value, asked := node.Annotations[Annotation]; asked && value != "false" {
-		requests = append(requests, fmt.Sprintf("the Node has the annotation %s: %q", Annotation, value))
+		requests = append(requests, fmt.Sprintf("the Node has the annotation %s: %q", Annotation, shorten(value)))
 	}
 	// One is enough: the operator pauses all of its parts at once, in no order.
 	for _, label := range slices.Sorted(maps.Keys(node.Labels)) {
@@ -40,6 +40,17 @@ func nodesRequests(node *corev1.Node) (requests []string) {
 		}
 	}
 	return requests
+}
+
+// maxWords, in bytes, is as much as others are told of what the driver is wanted for: each refused claim, and each device
+// to the kubelet, which takes messages of 4 MiB. An annotation may have 256 KiB.
+const maxWords = 256
+
+func shorten(words string) string {
+	if len(words) <= maxWords {
+		return words
+	}
+	return strings.ToValidUTF8(words[:maxWords], "") + "…"
 }
 
 // request is what the command writes.
@@ -65,7 +76,7 @@ func commandsRequest(dir string) string {
 	case err != nil:
 		return fmt.Sprintf("node-agent release-driver asks for it, and what it has written cannot be read: %v", err)
 	case r.For != "":
-		return fmt.Sprintf("node-agent release-driver asks for it since %s: %s", r.Since.UTC().Format(time.RFC3339), r.For)
+		return fmt.Sprintf("node-agent release-driver asks for it since %s: %s", r.Since.UTC().Format(time.RFC3339), shorten(r.For))
 	}
 	return "node-agent release-driver asks for it since " + r.Since.UTC().Format(time.RFC3339)
 }
@@ -106,6 +117,10 @@ func noted(dir string) (requests []string) {
 func waitsPath(dir string) string { return filepath.Join(dir, "waits-for") }
 
 func waitsFor(dir, what string) {
+	// It is said each second for as long as something hangs, which is no reason to write as often.
+	if said, err := (durable.OS{}).ReadFile(waitsPath(dir)); err == nil && string(said) == what {
+		return
+	}
 	_ = change(dir, func() error {
 		if what == "" {
 			return durable.Remove(durable.OS{}, waitsPath(dir))

@@ -416,8 +416,7 @@ func pluginsOn(pl *Plugin, node fwk.NodeInfo, pools []*inventory.NodePool) twopa
 var unseen = usage.ClaimRef{UID: "pods-of-a-device-plugin"}
 
 // heldUnseen are the devices of the node's pools that pods may have from device plugins: of these pools all, as long as the agent has not
-// told
-// which. Nil if there are none.
+// told which. Nil if there are none.
 func heldUnseen(pl *Plugin, c *cycle, node fwk.NodeInfo) *resourceapi.AllocationResult {
 	if len(node.GetAllocatable().GetScalarResources()) == 0 {
 		return nil // as most nodes are: the inventory is not asked

@@ -631,6 +631,25 @@ func TestNoClaimGetsADeviceThatADevicePluginMayHaveGivenAway(t *testing.T) {
 		}
 		return w
 	}
+	moved := func(w world) world { // all devices to the device plugin's path
+		for _, o := range w.objects {
+			if s, ok := o.(*resourceapi.ResourceSlice); ok && s.Spec.Pool.Name == "node-b" {
+				s.Spec.Devices = nil
+			}
+		}
+		return w
+	}
+	of := func(driver string, w world) world { // slices of a driver that is not ours
+		s := slice("node-b", device("nic-0"))
+		s.Name, s.Spec.Driver = "of-another-driver", driver
+		w.objects = append(w.objects, s)
+		return w
+	}
+	hasOf := func(driver string) *resourceapi.ResourceClaim {
+		c := claim("held", allocated("node-b", "nic-0"))
+		c.Status.Allocation.Devices.Results[0].Driver = driver
+		return c
+	}
 	inShares := func(d *resourceapi.Device) { d.AllowMultipleAllocations = ptr.To(true) }
 	some := []*v1.Pod{on(extendedPod("other", gpuResource)), on(extendedPod("old", gpuResource))}
 	for name, tc := range map[string]struct {
@@ -660,6 +679,9 @@ func TestNoClaimGetsADeviceThatADevicePluginMayHaveGivenAway(t *testing.T) {
 		"by the plugin, while a claim has a device, and there are no slices":  {world: without(twoPaths("2", 2)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
 		"by the plugin, while a claim has a device, and one slice is missing": {world: incomplete(twoPaths("2", 2)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
 		"by the plugin, and there are neither slices nor claims":              {world: without(twoPaths("2", 2)), pod: extendedPod("p", gpuResource)},
+		"by the plugin, a claim has one still, and all have been moved":       {world: moved(twoPaths("2", 2)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource)},
+		"by the plugin, and a claim has another vendor's":                     {world: of("nic.example.org", without(twoPaths("2", 2))), claims: []*resourceapi.ResourceClaim{hasOf("nic.example.org")}, pod: extendedPod("p", gpuResource)},
+		"by the plugin, and a claim has another driver's of the vendor":       {world: of("compute-domain.example.com", without(twoPaths("2", 2))), claims: []*resourceapi.ResourceClaim{hasOf("compute-domain.example.com")}, pod: extendedPod("p", gpuResource)},
 		"by the plugin, and claims have nothing":                              {world: twoPaths("2", 0), pods: some, pod: extendedPod("p", gpuResource)},
 		"from another device plugin":                                          {world: twoPaths("2", 0), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", "example.org/nic")},
 	} {
@@ -751,6 +773,29 @@ func TestPodsAreWokenWhenADevicePluginsDevicesAreKnown(t *testing.T) {
 			happens(h, w)
 			h.eventually("the pod is woken", func() bool { return slices.Contains(h.activator.taken(), "p") })
 		})
+	}
+}
+
+// A pod of the device plugin waits for the slices of a node whose kubelet has just started.
+func TestAPodOfADevicePluginIsWokenWhenSlicesAreBack(t *testing.T) {
+	w := twoPaths("2", 2)
+	back := w.objects[2].(*resourceapi.ResourceSlice)
+	w.objects = w.objects[:2]
+	w.room = wakeup.Options{RetryAfter: time.Hour}
+	w.pods = []*v1.Pod{extendedPod("p", gpuResource)}
+	w.claims = []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-1"))}
+	h := newHarness(t, w)
+	a := h.filterAll(w.pods[0])
+	if status := a.postFilter(); a.filter["node-b"] != reasonGivenToClaims {
+		t.Fatalf("%q, %v", a.filter["node-b"], status)
+	}
+	h.activator.taken()
+	if _, err := h.client.ResourceV1().ResourceSlices().Create(h.ctx, back, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.eventually("the pod is woken", func() bool { return slices.Contains(h.activator.taken(), "p") })
+	if got := h.filterAll(w.pods[0]).filter["node-b"]; got != "" {
+		t.Errorf("refused: %q", got)
 	}
 }
 

@@ -168,7 +168,7 @@ func (pl *Plugin) recordExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 
 // undoExtendedClaim removes the claim that was made for the pod. What cannot be removed is found again by the
 // pod's next attempt, or goes with the pod. A pod that is bound, because only the answer to its binding was lost, keeps
-// its claim; so does one that may be, which undo has found out: the claim is among those that it kept.
+// its claim; so does one that may be, which Undo has found out: the claim is among those that it kept.
 func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extendedBinding, kept sets.Set[types.UID]) {
 	if b.recorded {
 		// The next attempt may come before the informer has the new status.
@@ -181,7 +181,7 @@ func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extende
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), binding.UndoTimeout)
 	defer cancel()
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(pod), "claim", klog.KObj(b.created))
-	switch bound, err := pl.binder.HasNode(ctx, pod, false); { // undo has waited already
+	switch bound, err := pl.binder.HasNode(ctx, pod, false); { // Undo has waited already
 	case err != nil:
 		logger.Error(err, "Cannot find out whether a pod is bound, keeping the claim for its extended resources")
 		return

@@ -54,7 +54,7 @@ func (g GPUs) act(ctx context.Context, step ledger.Step, f func(nvml.Device) err
 	return err
 }
 
-// EndedByReboot tells that nothing on a GPU can be left of the claim.
+// EndedByReboot tells that nothing on a GPU can be left of the claim. Beside an error the answer means nothing.
 func (g GPUs) EndedByReboot(entry *ledger.Entry) (bool, error) {
 	if entry.BootID == "" {
 		return false, nil

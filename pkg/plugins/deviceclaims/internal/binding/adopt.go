@@ -22,6 +22,7 @@ const adoptedPrefix = "adopted.stowage.dev/"
 // AdoptionRenewal is how old a note may be for another attempt of the same process to rely on it.
 const AdoptionRenewal = time.Minute
 
+// AdoptionKey is the name of the annotation about the user's reservation.
 func AdoptionKey(user types.UID) string { return adoptedPrefix + string(user) }
 
 // adopt says in the claim that this process uses the reservation that it has found there, before it binds the pod with it.
@@ -113,7 +114,7 @@ func (e *AdoptedError) Error() string {
 	return fmt.Sprintf("claim %s is in use by another scheduler, which may be binding the pod with it", e.claim)
 }
 
-// CheckNotAdopted fails with an adoptedError if another process may be binding one of the users with the claim.
+// CheckNotAdopted fails with an AdoptedError if another process may be binding one of the users with the claim.
 func (b *Binder) CheckNotAdopted(claim *resourceapi.ResourceClaim, users ...types.UID) error {
 	if !b.AdoptedUntil(claim, users...).IsZero() {
 		return &AdoptedError{klog.KObj(claim)}

@@ -7,28 +7,27 @@ import (
 	"context"
 	"time"
 
-	"k8s.io/client-go/tools/events"
-
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/utils/clock"
-
+	"k8s.io/client-go/tools/events"
 	fwk "k8s.io/kube-scheduler/framework"
+	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/tracker"
 )
 
-// Binder writes claims for one profile. What profiles share is in books.
+// Binder writes claims for one profile. What profiles share is in its [Books].
 type Binder struct {
 	*Books
 	Client kubernetes.Interface
 	Clock  clock.Clock
+	// Events returns whom events of the profile's pods are told to.
 	Events func() events.EventRecorderLogger
-	// conditions tells whether devices may have binding conditions (KEP-5007), timeout how long they may take.
+	// conditions tells whether devices may have binding conditions (KEP-5007), Timeout how long they may take.
 	conditions bool
 	Timeout    time.Duration
-	// BindPauses are those between conflicts of a binding, undoPauses those of what is taken back.
+	// BindPauses are those between conflicts of a binding, UndoPauses those of what is taken back.
 	BindPauses, UndoPauses wait.Backoff
 	// Grace is how long a binding of a pod without an answer is given to take effect.
 	Grace time.Duration

@@ -35,12 +35,12 @@ func (e *BoundError) Error() string {
 	return fmt.Sprintf("pod %s is bound to node %s already, and keeps its claims", e.pod, e.node)
 }
 
-// CheckUnused fails with a boundError if the claim is in use by the pod that is being scheduled, or by its group. The pod is tried as if
+// CheckUnused fails with a BoundError if the claim is in use by the pod that is being scheduled, or by its group. The pod is tried as if
 // it had no node, but the scheduler may only not know: the answer to the binding was lost, or another scheduler bound the pod, and
-// the informer lags behind. So before a claim that is reserved is taken from it, the API is asked. It fails with an adoptedError if another
+// the informer lags behind. So before a claim that is reserved is taken from it, the API is asked. It fails with an AdoptedError if another
 // scheduler may be binding the pod.
 //
-// A claim that is reserved for others must not come here, see usedOnlyBy.
+// A claim that is reserved for others must not come here, see [podclaims.UsedOnlyBy].
 func (b *Binder) CheckUnused(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
 	switch {
 	case len(claim.Status.ReservedFor) == 0:
@@ -56,7 +56,7 @@ func (b *Binder) CheckUnused(ctx context.Context, pod *v1.Pod, claim *resourceap
 	return b.CheckUnbound(ctx, pod, claim)
 }
 
-// CheckUnbound fails with a boundError if the pod has a node, and with an adoptedError if another scheduler may be binding it, whoever else
+// CheckUnbound fails with a BoundError if the pod has a node, and with an AdoptedError if another scheduler may be binding it, whoever else
 // uses the claim.
 func (b *Binder) CheckUnbound(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
 	if err := b.CheckNotAdopted(claim, pod.UID); err != nil {
@@ -74,7 +74,7 @@ func (b *Binder) CheckUnbound(ctx context.Context, pod *v1.Pod, claim *resourcea
 	return nil
 }
 
-// CheckGroupUnbound fails with a boundError if any pod of the pod's group uses the claim, has a node and has not ended.
+// CheckGroupUnbound fails with a BoundError if any pod of the pod's group uses the claim, has a node and has not ended.
 func (b *Binder) CheckGroupUnbound(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
 	list := func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		return b.Client.CoreV1().Pods(pod.Namespace).List(ctx, options)

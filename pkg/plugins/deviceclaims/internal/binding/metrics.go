@@ -18,12 +18,14 @@ const (
 )
 
 var (
+	// WritesTotal are the writes, as [CountWrite] counts them.
 	WritesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      "stowage_scheduler",
 		Name:           "claim_writes_total",
 		Help:           "Number of writes to ResourceClaims, by what was written and result: success, conflict or error.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"write", "result"})
+	// UndosTotal are the claims that Unreserve had something to take back from.
 	UndosTotal = metrics.NewCounterVec(&metrics.CounterOpts{
 		Subsystem:      "stowage_scheduler",
 		Name:           "claim_undos_total",
@@ -32,6 +34,7 @@ var (
 	}, []string{"result"})
 )
 
+// CountWrite counts a request that was to change a claim, and what became of it.
 func CountWrite(write string, err error) {
 	result := "success"
 	switch {

@@ -102,7 +102,7 @@ func (p *places) Take(claim *resourceapi.ResourceClaim, user types.UID) error {
 	return nil
 }
 
-// Leave ends what take began: the user is entered in the claim, or will not be. It tells whether the user had a place.
+// Leave ends what Take began: the user is entered in the claim, or will not be. It tells whether the user had a place.
 func (p *places) Leave(claim, user types.UID) bool {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()

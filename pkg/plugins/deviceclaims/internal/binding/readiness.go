@@ -96,7 +96,7 @@ func (b *Binder) IsBroken(claim *resourceapi.ResourceClaim) bool {
 	return b.WhyBroken(claim) != ""
 }
 
-// WhyBroken says why, "" if that is not so.
+// WhyBroken says why a claim has to be allocated anew, "" if it has not.
 func (b *Binder) WhyBroken(claim *resourceapi.ResourceClaim) string {
 	if !b.conditions || claim.Status.Allocation == nil {
 		return ""

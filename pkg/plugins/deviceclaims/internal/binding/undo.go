@@ -36,7 +36,7 @@ const (
 // there is no hurry.
 var undoPauses = wait.Backoff{Duration: 50 * time.Millisecond, Factor: 2, Jitter: 0.2, Steps: 100, Cap: 2 * time.Second}
 
-// Undo takes back what bindClaim wrote to the claims of a pod.
+// Undo takes back what Bind wrote to the claims of a pod.
 //
 // The answer to the binding of a pod can be lost, too, and another scheduler may have bound it with the reservation
 // that stands in the claim. So nothing is taken away from a pod that has a node, or may have one. sent tells that the
@@ -112,9 +112,11 @@ const (
 	podEnds
 	// podWaits: has no node.
 	podWaits
+	// PodBound: has a node.
 	PodBound
 )
 
+// ReadPod asks the API server, again and again for UndoTimeout if it does not answer.
 func (b *Binder) ReadPod(ctx context.Context, pod *v1.Pod) (podState, error) {
 	state := podUnknown
 	err := b.Persist(ctx, func() bool { return false }, func(ctx context.Context) error {
@@ -236,7 +238,7 @@ func restoring(w *Write, claim *resourceapi.ResourceClaim, manager string) *reso
 	return restored
 }
 
-// Persist calls try until it succeeds, with pauses except after a conflict. It gives up when undoTimeout has passed and
+// Persist calls try until it succeeds, with pauses except after a conflict. It gives up when UndoTimeout has passed and
 // unsure is false, or when the scheduler ends.
 func (b *Binder) Persist(ctx context.Context, unsure func() bool, try func(context.Context) error) error {
 	deadline := b.Clock.Now().Add(UndoTimeout)

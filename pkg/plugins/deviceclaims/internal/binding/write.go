@@ -29,10 +29,10 @@ type Write struct {
 	User resourceapi.ResourceClaimConsumerReference
 	// Written is the claim as the API server has it with allocation and reservation, nil before that is known.
 	Written *resourceapi.ResourceClaim
-	// made is what of written is our doing. Only that is ours to undo: a reservation that stood before may be the one of
+	// made is what of Written is our doing. Only that is ours to undo: a reservation that stood before may be the one of
 	// another scheduler that handles the same pod.
 	made made
-	// Withdrawn tells that the claim has given way to another one since, see withdraw.
+	// Withdrawn tells that the claim has given way to another one since, at the fence.
 	Withdrawn bool
 	// joined tells that the claim had users before us, whose leaving should have freed its devices.
 	joined bool

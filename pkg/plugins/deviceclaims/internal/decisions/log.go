@@ -43,6 +43,7 @@ func Log(
 	klog.FromContext(ctx).Info(line, "claim", name, "pod", klog.KObj(pod), "node", node, "devices", DeviceNames(allocation), "why", why)
 }
 
+// DeviceNames are the allocated devices as the log has them, driver/pool/device.
 func DeviceNames(allocation *resourceapi.AllocationResult) []string {
 	if allocation == nil {
 		return []string{} // logs show it as a list, too

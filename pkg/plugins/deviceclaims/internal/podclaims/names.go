@@ -49,6 +49,7 @@ func NamesOf(pod *v1.Pod) ([]Name, error) {
 	return once, nil
 }
 
+// NamespacedNames are the names alone.
 func NamespacedNames(names []Name) []types.NamespacedName {
 	out := make([]types.NamespacedName, len(names))
 	for i, name := range names {

@@ -5,12 +5,11 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/kubernetes/pkg/scheduler/util"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -53,6 +52,7 @@ func AsksForExtended(pod *v1.Pod) bool {
 	return false
 }
 
+// PodName is the name that stands for the pod where its UID does not matter.
 func PodName(pod *v1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
 }
@@ -82,6 +82,7 @@ func GroupOf(pod *v1.Pod) string {
 	return ""
 }
 
+// GroupKey is the name of the pod's group with its namespace.
 func GroupKey(pod *v1.Pod) types.NamespacedName {
 	return types.NamespacedName{Namespace: pod.Namespace, Name: GroupOf(pod)}
 }

@@ -1,4 +1,5 @@
-// Package podevents is about what a pod is told by events: reasons, what they are about, and their texts.
+// Package podevents is about what a pod is told by events: reasons, what they are about, and their texts. Why a
+// pod is kept out of the queue is in podclaims.
 package podevents
 
 import (
@@ -38,7 +39,7 @@ func (e *Postponed) Error() string { return e.Err.Error() }
 
 func (e *Postponed) Unwrap() error { return e.Err }
 
-// Postpone is about one claim.
+// Postpone returns a [Postponed] about one claim.
 func Postpone(reason string, claim *resourceapi.ResourceClaim, err error) error {
 	return &Postponed{v1.EventTypeNormal, reason, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}, err}
 }

@@ -28,7 +28,7 @@ type Attempts struct {
 	byPod map[types.UID]*Attempt
 	// gaveWay are the pods of a group whose last attempt ended at the fence. That of a group without such pods is not kept.
 	gaveWay map[types.NamespacedName]sets.Set[types.UID]
-	// failed is how often in a row the binding of a pod of a group has failed, pauses what it waits after that.
+	// failed is how often in a row the binding of a pod of a group has failed, Pauses what it waits after that.
 	failed map[types.UID]int
 	Pauses wait.Backoff
 	// refused are the pods of a group that Reserve has refused though their group fitted.
@@ -53,6 +53,7 @@ type Attempt struct {
 	binding context.Context
 }
 
+// NewAttempts returns no attempts.
 func NewAttempts() *Attempts {
 	return &Attempts{
 		byPod: map[types.UID]*Attempt{}, gaveWay: map[types.NamespacedName]sets.Set[types.UID]{},
@@ -92,6 +93,7 @@ func (a *Attempts) pause(before int) time.Duration {
 	return pauses.Step()
 }
 
+// Begin notes that Reserve has begun for a pod, on a scheduler's handle that knows whether the pod waits in Permit.
 func (a *Attempts) Begin(handle fwk.Handle, pod *v1.Pod) {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
@@ -158,7 +160,7 @@ func (a *Attempts) End(pod types.UID) {
 	delete(a.refused, pod)
 }
 
-// Fail is end for a pod that is not bound. It returns how long a pod of a group waits before it is tried again if its binding had begun: the
+// Fail is End for a pod that is not bound. It returns how long a pod of a group waits before it is tried again if its binding had begun: the
 // scheduling queue makes it no pause, as it makes others. One that was preempted makes way at once.
 func (a *Attempts) Fail(pod *v1.Pod) time.Duration {
 	a.mutex.Lock()

@@ -40,13 +40,14 @@ type Failures struct {
 	nodes   map[string]int // how often
 	Devices []usage.DeviceID
 
-	// view is what without made of the view with the revision base, if known.
+	// view is what Without made of the view with the revision base, if known.
 	mutex sync.Mutex
 	known bool
 	base  uint64
 	view  usage.View
 }
 
+// NewFailedDevices returns no failures. The lister knows which pods there are.
 func NewFailedDevices(pods corelisters.PodLister) *FailedDevices {
 	return &FailedDevices{pods: pods, failed: map[types.UID]*Failures{}}
 }

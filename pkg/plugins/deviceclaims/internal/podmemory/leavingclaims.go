@@ -25,10 +25,12 @@ type awaitingPod struct {
 	claims []types.UID
 }
 
+// NewLeavingClaims returns no claims.
 func NewLeavingClaims() *LeavingClaims {
 	return &LeavingClaims{pods: map[types.UID]*awaitingPod{}, byClaim: map[types.UID]map[types.UID]*awaitingPod{}}
 }
 
+// Add has a pod wait for these claims, by UID, and for no others any more.
 func (l *LeavingClaims) Add(handle fwk.PodActivator, pod *v1.Pod, claims []types.UID) {
 	l.mutex.Lock()
 	defer l.mutex.Unlock()

@@ -17,6 +17,7 @@ type RecordedPods struct {
 	pods  map[types.UID]types.NamespacedName
 }
 
+// NewRecordedPods returns no pods. The lister knows which pods there are.
 func NewRecordedPods(lister corelisters.PodLister) *RecordedPods {
 	return &RecordedPods{lister: lister, pods: map[types.UID]types.NamespacedName{}}
 }
