@@ -95,10 +95,7 @@ func (c *cli) serveMap(ctx context.Context, o *mapOptions) error {
 		follow = func(ctx context.Context) error { return feed.Follow(ctx, client) }
 	}
 	access := livemap.NewAccess()
-	server := &http.Server{
-		Handler:           livemap.NewServer(title, feed, access, ask.why),
-		ReadHeaderTimeout: 10 * time.Second, MaxHeaderBytes: 16 << 10,
-	}
+	server := livemap.NewServer(title, feed, access, ask.why).HTTP(10 * time.Second)
 	group, ctx := errgroup.WithContext(ctx)
 	server.BaseContext = func(net.Listener) context.Context { return ctx }
 	group.Go(func() error {

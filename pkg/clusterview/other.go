@@ -3,6 +3,8 @@ package clusterview
 import (
 	"slices"
 	"strings"
+
+	"stowage.dev/stowage/pkg/snapshot"
 )
 
 // otherAttributes are those by which drivers describe network interfaces, whatever their domain.
@@ -40,6 +42,9 @@ func isOther(d *Device) bool {
 	}
 	return false
 }
+
+// NotGPUs tells of each driver that publishes devices whether none of them is a GPU.
+func NotGPUs(s *snapshot.Snapshot) map[string]bool { return notGPUs(Devices(s)) }
 
 // notGPUs are the drivers all of whose published devices are something else: so is one of theirs that is gone.
 func notGPUs(devices []*Device) map[string]bool {

@@ -22,15 +22,17 @@ type Access struct {
 	token [sha256.Size]byte
 
 	mu sync.Mutex
-	// code is good for the token once: it is for command lines of browsers, which others on the machine can read.
+	// code is good for the token once, and for this user: it is for command lines of browsers, which others on the machine can read.
 	code string
+	// ours tells who may have the token for the code.
+	ours func(uid int) bool
 	// Token is what a page shows.
 	Token string
 }
 
 // NewAccess makes a token and a code.
 func NewAccess() *Access {
-	a := &Access{Token: secret(), code: secret()}
+	a := &Access{Token: secret(), code: secret(), ours: ours}
 	a.token = sha256.Sum256([]byte(a.Token))
 	return a
 }

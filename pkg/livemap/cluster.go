@@ -24,6 +24,8 @@ type Cluster struct {
 	rules  map[string]*resourceapi.DeviceTaintRule
 	pods   map[string]*v1.Pod
 	pools  map[poolID]*pool
+	// drivers has what their pools publish.
+	drivers map[string]*published
 	// nodes has the pools that have GPUs of a node.
 	nodes map[string]map[poolID]bool
 	// users has the pods that name a claim.
@@ -43,12 +45,26 @@ type pool struct {
 
 type set map[string]bool
 
+// published has the pools of a driver that have GPUs, and those that have other devices alone.
+type published struct{ gpus, others set }
+
+// example is a pool that stands for the driver: one that has GPUs, if there is one. It is empty if nothing is published.
+func (p *published) example() (name string, gpus bool) {
+	for name := range p.gpus {
+		return name, true
+	}
+	for name := range p.others {
+		return name, false
+	}
+	return "", false
+}
+
 // NewCluster returns a cluster without objects.
 func NewCluster() *Cluster {
 	return &Cluster{
 		slices: map[string]*resourceapi.ResourceSlice{}, claims: map[string]*resourceapi.ResourceClaim{},
 		rules: map[string]*resourceapi.DeviceTaintRule{}, pods: map[string]*v1.Pod{},
-		pools: map[poolID]*pool{}, nodes: map[string]map[poolID]bool{}, users: map[string]set{},
+		pools: map[poolID]*pool{}, drivers: map[string]*published{}, nodes: map[string]map[poolID]bool{}, users: map[string]set{},
 		touchedPools: map[poolID]bool{}, touchedPods: set{},
 	}
 }
@@ -149,6 +165,9 @@ func (c *Cluster) Changes() (map[Key]Value, error) {
 	values := map[Key]Value{}
 	touchedNodes := set{}
 	for id := range c.touchedPools {
+		c.classify(id)
+	}
+	for id := range c.touchedPools {
 		c.join(id, touchedNodes)
 	}
 	clear(c.touchedPools)
@@ -183,9 +202,11 @@ func (c *Cluster) join(id poolID, nodes set) {
 		delete(c.pools, id)
 		return
 	}
-	var o snapshot.Objects
-	for name := range p.slices {
-		o.ResourceSlices = append(o.ResourceSlices, c.slices[name])
+	o := c.published(p)
+	if d := c.drivers[id.driver]; d != nil && !d.gpus[id.pool] { // another pool may tell that devices that are gone were GPUs
+		if name, _ := d.example(); name != id.pool {
+			o.ResourceSlices = append(o.ResourceSlices, c.published(c.pools[poolID{id.driver, name}]).ResourceSlices...)
+		}
 	}
 	for name := range p.claims {
 		o.ResourceClaims = append(o.ResourceClaims, c.claims[name])
@@ -200,6 +221,42 @@ func (c *Cluster) join(id poolID, nodes set) {
 			c.nodes[g.Node] = map[poolID]bool{}
 		}
 		c.nodes[g.Node][id] = true
+	}
+}
+
+func (c *Cluster) published(p *pool) (o snapshot.Objects) {
+	for name := range p.slices {
+		o.ResourceSlices = append(o.ResourceSlices, c.slices[name])
+	}
+	return o
+}
+
+// classify notes what a pool publishes. By that of all pools of a driver [clusterview.GPUs] decides whether devices that are gone were
+// GPUs: where this changes, all are touched.
+func (c *Cluster) classify(id poolID) {
+	d := c.drivers[id.driver]
+	if d == nil {
+		d = &published{gpus: set{}, others: set{}}
+		c.drivers[id.driver] = d
+	}
+	before, beforeGPUs := d.example()
+	delete(d.gpus, id.pool)
+	delete(d.others, id.pool)
+	if other, known := clusterview.NotGPUs(snapshot.New(c.published(c.pools[id])))[id.driver]; known && other {
+		d.others[id.pool] = true
+	} else if known {
+		d.gpus[id.pool] = true
+	}
+	now, gpus := d.example()
+	if gpus != beforeGPUs || (now == "") != (before == "") {
+		for other := range c.pools {
+			if other.driver == id.driver {
+				c.touchedPools[other] = true
+			}
+		}
+	}
+	if now == "" {
+		delete(c.drivers, id.driver)
 	}
 }
 

@@ -53,7 +53,7 @@ func TestChangesLeadToTheSameGPUs(t *testing.T) {
 				t.Fatalf("seed %d, step %d: %s", seed, step, diff)
 			}
 		}
-		if len(w.cluster.pools) > 12 {
+		if len(w.cluster.pools) > 12 || len(w.cluster.drivers) > 3 {
 			t.Errorf("seed %d: %d pools are kept", seed, len(w.cluster.pools))
 		}
 	}
@@ -83,7 +83,7 @@ func (w *world) change() {
 		slice := &resourceapi.ResourceSlice{}
 		slice.Name = fmt.Sprintf("slice-%d", n(8))
 		spec := &slice.Spec
-		spec.Driver, spec.Pool.Name, spec.Pool.Generation = fmt.Sprintf("driver-%d", n(2)), fmt.Sprintf("pool-%d", n(4)), int64(n(2))
+		spec.Driver, spec.Pool.Name, spec.Pool.Generation = fmt.Sprintf("driver-%d", n(3)), fmt.Sprintf("pool-%d", n(4)), int64(n(2))
 		if n(3) > 0 {
 			spec.NodeName = ptr.To(fmt.Sprintf("node-%d", n(3)))
 		} else {
@@ -103,6 +103,9 @@ func (w *world) change() {
 			if n(2) == 0 {
 				d.Attributes["resource.kubernetes.io/pciBusID"] = text(fmt.Sprintf("0000:%02d:00.0", n(4)))
 			}
+			if spec.Driver == "driver-2" && n(3) > 0 { // of which some or all devices are no GPUs
+				d.Attributes["type"] = text("nic")
+			}
 			if n(3) == 0 {
 				d.AllowMultipleAllocations = ptr.To(true)
 			}
@@ -116,7 +119,7 @@ func (w *world) change() {
 			claim.Status.Allocation = &resourceapi.AllocationResult{}
 			for range 1 + n(3) {
 				claim.Status.Allocation.Devices.Results = append(claim.Status.Allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
-					Driver: fmt.Sprintf("driver-%d", n(2)), Pool: fmt.Sprintf("pool-%d", n(4)), Device: fmt.Sprintf("gpu-%d", n(4)),
+					Driver: fmt.Sprintf("driver-%d", n(3)), Pool: fmt.Sprintf("pool-%d", n(4)), Device: fmt.Sprintf("gpu-%d", n(4)),
 				})
 			}
 		}

@@ -5,6 +5,7 @@ import (
 	"encoding/hex"
 	"io/fs"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 
@@ -47,5 +48,31 @@ func TestThePageIsBuiltFromItsSources(t *testing.T) {
 	}
 	if diff := cmp.Diff(built, is); diff != "" {
 		t.Errorf("run 'make map-page' and commit what it writes (-as built +as is): %s", diff)
+	}
+}
+
+// Each state of a GPU has a chip, a color and a sign on the page.
+func TestThePageKnowsAllStates(t *testing.T) {
+	read := func(name string) string {
+		content, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(content)
+	}
+	style, script := read("web/dist/map.css"), read("web/dist/map.js")
+	states := regexp.MustCompile(`(?m)^\t[A-Z]\w+ +State = "(\w+)"`).FindAllStringSubmatch(read("../clusterview/gpu.go"), -1)
+	if len(states) < 7 {
+		t.Fatalf("states %v", states)
+	}
+	for _, match := range states {
+		for _, selector := range []string{".gpu." + match[1] + "{--ink:", ".gpu." + match[1] + ":before", ".state." + match[1] + "{color:"} {
+			if !strings.Contains(style, selector) {
+				t.Errorf("the style has no %s", selector)
+			}
+		}
+		if !strings.Contains(script, "`"+match[1]+"`") {
+			t.Errorf("the script has no state %q", match[1])
+		}
 	}
 }

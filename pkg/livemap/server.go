@@ -64,11 +64,18 @@ func NewServer(title Title, feed *Feed, access *Access, why func(ctx context.Con
 				http.Error(w, "the token is missing or is that of another run: open the address that kubectl stowage map has printed", http.StatusUnauthorized)
 				return
 			}
+			control := http.NewResponseController(w) // who has the token may take longer than limits of the HTTP server let others
+			_, _ = control.SetReadDeadline(time.Time{}), control.SetWriteDeadline(time.Time{})
 			handle(w, r)
 		})
 	}
 	s.handler = guard(mux)
 	return s
+}
+
+// HTTP is the server for a listener. Who has no token holds no connection for longer than the limit. Others on the machine can connect.
+func (s *Server) HTTP(limit time.Duration) *http.Server {
+	return &http.Server{Handler: s, ReadTimeout: limit, WriteTimeout: limit, IdleTimeout: limit, MaxHeaderBytes: 16 << 10}
 }
 
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
@@ -78,6 +85,10 @@ func (s *Server) session(w http.ResponseWriter, r *http.Request) {
 	var asked struct{ Code string }
 	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<10)).Decode(&asked); err != nil {
 		http.Error(w, fmt.Sprintf("the code: %v", err), http.StatusBadRequest)
+		return
+	}
+	if err := stranger(r, s.access.ours); err != nil { // it may have read the code before the browser did
+		http.Error(w, fmt.Sprintf("%v: open the address that kubectl stowage map has printed", err), http.StatusForbidden)
 		return
 	}
 	token, ok := s.access.exchange(asked.Code)

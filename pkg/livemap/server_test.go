@@ -7,8 +7,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"net"
 	"net/http"
 	"net/http/httptest"
+	"os"
+	osruntime "runtime"
 	"strings"
 	"testing"
 	"time"
@@ -147,11 +150,39 @@ func TestTheCodeIsGoodOnce(t *testing.T) {
 		t.Errorf("no JSON: %d", status)
 	}
 	code := fmt.Sprintf(`{"code":%q}`, access.Code())
+	if osruntime.GOOS == "linux" { // another user has read it on the browser's command line
+		asked := -1
+		access.ours = func(uid int) bool { asked = uid; return false }
+		if status, token := exchange(code); status != http.StatusForbidden || token != "" || asked != os.Getuid() {
+			t.Errorf("another user: %d, %q, user %d", status, token, asked)
+		}
+		access.ours = ours
+	}
 	if status, token := exchange(code); status != http.StatusOK || token != access.Token {
 		t.Errorf("first: %d, %q", status, token)
 	}
 	if status, token := exchange(code); status != http.StatusUnauthorized || token != "" {
 		t.Errorf("second: %d, %q", status, token)
+	}
+}
+
+func TestUsersOf(t *testing.T) {
+	const table = `  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode
+   0: 0100007F:1F90 00000000:0000 0A 00000000:00000000 00:00000000 00000000  1000        0 11 1 0 100 0 0 10 0
+   1: 0100007F:1F90 0100007F:D431 01 00000000:00000000 00:00000000 00000000  1000        0 12 1 0 20 0 0 10 -1
+   2: 0100007F:D431 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1001        0 13 1 0 20 0 0 10 -1
+   3: 0100007F:D432 0100007F:1F90 01 00000000:00000000 00:00000000 00000000  1002        0 14 1 0 20 0 0 10 -1
+`
+	for _, tc := range []struct {
+		from int
+		want []int
+	}{{0xd431, []int{1001}}, {0xd432, []int{1002}}, {0xd433, nil}} {
+		if diff := cmp.Diff(tc.want, usersOf(table, tc.from, 0x1f90)); diff != "" {
+			t.Errorf("port %d: %s", tc.from, diff)
+		}
+	}
+	if !ours(os.Getuid()) || !ours(0) || ours(os.Getuid()+1) {
+		t.Error("ours")
 	}
 }
 
@@ -409,5 +440,56 @@ func TestFillTellsWhatIsMissing(t *testing.T) {
 	}
 	if last, _ := feed.history.Last(); !last.Time.Equal(snapshottest.Now.Time) {
 		t.Errorf("%+v", last)
+	}
+}
+
+// Others on the machine can connect, and cannot hold a connection; a stream is not cut by the limits that are for them.
+func TestConnectionsWithoutATokenEnd(t *testing.T) {
+	const limit = 300 * time.Millisecond
+	access := NewAccess()
+	feed := NewFeed(NewHistory(Limits{Age: time.Hour, Bytes: 1 << 20}))
+	s := NewServer(Title{Cluster: "test", Version: "v0"}, feed, access, func(ctx context.Context, _, _ string) ([]Line, error) {
+		select { // a large cluster takes longer than the limit
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(2 * limit):
+			return []Line{{Text: "late"}}, nil
+		}
+	})
+	server := httptest.NewUnstartedServer(s)
+	server.Config = s.HTTP(limit)
+	server.Start()
+	t.Cleanup(server.Close)
+	stream := open(t, server.URL, access.Token, "")
+	for name, text := range map[string]string{
+		"nothing":         "",
+		"half a header":   "GET / HTTP/1.1\r\nHost: local",
+		"half a body":     "POST /api/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n{",
+		"body of a GET":   "GET /api/stream HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n\r\n",
+		"a second one":    "GET / HTTP/1.1\r\nHost: localhost\r\n\r\n",
+		"of another name": "POST / HTTP/1.1\r\nHost: evil.example\r\nContent-Length: 100\r\n\r\n{",
+	} {
+		t.Run(name, func(t *testing.T) {
+			connection, err := net.Dial("tcp", server.Listener.Addr().String())
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer connection.Close()
+			if _, err := connection.Write([]byte(text)); err != nil {
+				t.Fatal(err)
+			}
+			if err := connection.SetReadDeadline(time.Now().Add(10 * time.Second)); err != nil {
+				t.Fatal(err)
+			}
+			if _, err := io.Copy(io.Discard, connection); errors.Is(err, os.ErrDeadlineExceeded) {
+				t.Error("it is held")
+			}
+		})
+	}
+	feed.history.Commit(time.Now(), map[Key]Value{{Node, "a"}: value("1")})
+	stream.until(func() bool { return len(stream.shown) == 1 })
+	answer := request(t, server.URL+"/api/why?namespace=a&pod=b", func(r *http.Request) { r.Header.Set("Authorization", "Bearer "+access.Token) })
+	if body, err := io.ReadAll(answer.Body); err != nil || !strings.Contains(string(body), "late") {
+		t.Errorf("%v: %s %s", err, answer.Status, body)
 	}
 }

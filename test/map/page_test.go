@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/chromedp/cdproto/accessibility"
@@ -37,6 +38,33 @@ func file(t *testing.T, c *snapshottest.Cluster) string {
 		t.Fatal(err)
 	}
 	return name
+}
+
+// The browser that the command opens has a code on its command line, and signs in with it; nobody does after it.
+func TestTheOpenedBrowserSignsIn(t *testing.T) {
+	browser := newBrowser(t)
+	dir := t.TempDir()
+	opened := filepath.Join(dir, "opened")
+	if err := errors.Join(syscall.Mkfifo(opened, 0o600),
+		os.WriteFile(filepath.Join(dir, "xdg-open"), []byte("#!/bin/sh\nprintf %s \"$1\" >\"${0%/*}/opened\"\n"), 0o700)); err != nil {
+		t.Fatal(err)
+	}
+	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
+	t.Setenv("DISPLAY", ":99")
+	s := serve(t, "--open=true", "--snapshot", file(t, snapshottest.New(3, 2)))
+	address, err := os.ReadFile(opened)
+	if err != nil || strings.Contains(string(address), s.token) || !strings.HasPrefix(string(address), s.origin+"/#code=") {
+		t.Fatalf("%v: it opens %s", err, address)
+	}
+	tab := browser.tab(chromedp.Navigate(string(address)))
+	tab.waitFor(`document.querySelectorAll('.card').length === 3`)
+	if left := eval[string](tab, `location.href`); left != s.origin+"/" {
+		t.Errorf("the address is %s", left)
+	}
+	second := browser.tab()
+	second.expectsErrors.Store(true)
+	second.run(chromedp.Navigate(string(address)))
+	second.waitFor(`document.body.innerText.includes('the code was used already')`)
 }
 
 // varied is a cluster with GPUs in all states.
@@ -89,6 +117,9 @@ func varied(nodes int) *snapshottest.Cluster {
 			}
 		case 4:
 			c.Run("team-c", fmt.Sprintf("eval-%d", i), 0, i, 0)
+			if i == 9 {
+				c.ResourceSlices[i].Spec.Pool.ResourceSliceCount = 2
+			}
 		}
 	}
 	late, _ := c.Pod("team-a", "llm-next", 8, 10)

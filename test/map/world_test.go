@@ -302,7 +302,7 @@ type gpu struct {
 		Pods                      []string
 		Share                     map[string]string
 	}
-	Taints []struct{ Key, Value, Effect string }
+	Taints []struct{ Key, Value, Effect, Partition string }
 	Place  struct{ NVLinkDomain string }
 }
 
@@ -331,7 +331,11 @@ func (g *gpu) line() string {
 		if taint.Value != "" {
 			key += "=" + taint.Value
 		}
-		taints = append(taints, key+":"+taint.Effect)
+		key += ":" + taint.Effect
+		if taint.Partition != "" {
+			key += " on " + taint.Partition
+		}
+		taints = append(taints, key)
 	}
 	if len(taints) > 0 {
 		said = append(said, "taints "+strings.Join(taints, " and "))
@@ -350,7 +354,7 @@ func (g *gpu) line() string {
 const shown = `[...document.querySelectorAll('.card')]
 	.sort((a, b) => Number(a.dataset.card) - Number(b.dataset.card))
 	.flatMap((card) => [...card.querySelectorAll('.gpu')].map((cell) => {
-		const state = ['free', 'held', 'shared', 'partitioned', 'tainted', 'gone'].filter((s) => cell.classList.contains(s)).join('+');
+		const state = ['free', 'held', 'shared', 'partitioned', 'tainted', 'incomplete', 'gone'].filter((s) => cell.classList.contains(s)).join('+');
 		return card.dataset.node + ': ' + state + ', ' + cell.getAttribute('aria-label') + ', ' +
 			cell.querySelectorAll('.part:not(.rest)').length + ' parts';
 	})).join('\n')`

@@ -48,10 +48,10 @@ export class Model {
         continue;
       }
       if (!before) this.sorted = null;
-      const old = new Map(before?.map((gpu) => [gpu.pool + '/' + gpu.device, JSON.stringify(gpu)]));
+      const old = new Map(before?.map((gpu) => [gpu.driver + '/' + gpu.pool + '/' + gpu.device, JSON.stringify(gpu)]));
       for (const gpu of gpus) {
         this.count(gpu, 1);
-        if (oneByOne && old.get(gpu.pool + '/' + gpu.device) !== JSON.stringify(gpu)) this.fresh.set(gpu, performance.now());
+        if (oneByOne && old.get(gpu.driver + '/' + gpu.pool + '/' + gpu.device) !== JSON.stringify(gpu)) this.fresh.set(gpu, performance.now());
       }
       this.nodes.set(name, gpus);
     }

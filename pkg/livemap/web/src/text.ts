@@ -6,6 +6,7 @@ export const stateWords: Record<State, string> = {
   shared: 'claims have shares of it',
   partitioned: 'claims have partitions of it',
   tainted: 'nobody has it, and a taint keeps claims off',
+  incomplete: 'nobody has it, and claims cannot have it: not all slices of its pool are there',
   gone: 'a claim has it, and it is not published any more',
 };
 
@@ -44,7 +45,7 @@ export function holderText(holder: Holder, driver: string): string {
 }
 
 export function taintText(taint: Taint): string {
-  return taint.key + (taint.value ? '=' + taint.value : '') + ':' + taint.effect;
+  return taint.key + (taint.value ? '=' + taint.value : '') + ':' + taint.effect + (taint.partition ? ' on ' + taint.partition : '');
 }
 
 /** A GPU in one sentence, for those who do not see it. */

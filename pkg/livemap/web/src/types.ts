@@ -1,6 +1,6 @@
 // What the server sends. The GPUs are the items of "kubectl stowage gpus -o json".
 
-export const states = ['free', 'held', 'shared', 'partitioned', 'tainted', 'gone'] as const;
+export const states = ['free', 'held', 'shared', 'partitioned', 'tainted', 'incomplete', 'gone'] as const;
 export type State = (typeof states)[number];
 
 export interface Holder {
@@ -18,6 +18,8 @@ export interface Taint {
   value?: string;
   effect: string;
   rule?: string;
+  /** The partition that has it, if not all of the GPU has it. */
+  partition?: string;
 }
 
 export interface GPU {
