@@ -49,7 +49,7 @@ func TestTheRunbookHasAllTaints(t *testing.T) {
 // Troubleshooting has a row for every reason of a condition, a taint or an event that the agent writes, and for no other.
 func TestTroubleshootingHasAllReasons(t *testing.T) {
 	// These say that all is well.
-	well := sets.New(reasonPrepared, reasonHealthy, reasonAllGPUsReady)
+	well := sets.New(reasonPrepared, reasonHealthy, reasonAllGPUsReady, "AdvertiseChanged")
 	// These are of a stage without which the agent is ready: readyz has its message alone.
 	hidden := sets.New(reasonOtherPublishes, reasonNotPublished)
 	// These are the kubelet's events.
@@ -80,15 +80,19 @@ func TestTroubleshootingHasAllReasons(t *testing.T) {
 	}
 }
 
-// reasonsOf are the constants of the package that are called reason… and are words as conditions and events have them.
+// reasonsOf are the constants of the package, and of the one that watches over the paths, that are called reason… and are words as conditions and events have them.
 func reasonsOf(t *testing.T) sets.Set[string] {
 	t.Helper()
 	files, err := filepath.Glob("*.go")
 	if err != nil {
 		t.Fatal(err)
 	}
+	paths, err := filepath.Glob(filepath.Join("..", "pluginpath", "*.go"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	reasons := sets.New[string]()
-	for _, file := range files {
+	for _, file := range append(files, paths...) {
 		if strings.HasSuffix(file, "_test.go") {
 			continue
 		}
