@@ -13,6 +13,8 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/client-go/util/retry"
+
 	"github.com/google/go-cmp/cmp"
 	coordinationapi "k8s.io/api/coordination/v1"
 	v1 "k8s.io/api/core/v1"
@@ -51,12 +53,18 @@ func TestDoctorOnARealAPIServer(t *testing.T) {
 		"control": {"node-role.kubernetes.io/control-plane": ""}, "gpus": {"stowage.dev.node-restriction.kubernetes.io/gpus": "true"},
 	} {
 		labels[v1.LabelHostname] = name
-		node, err := client.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{})
+		_, err := client.CoreV1().Nodes().Create(ctx, &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: labels}}, metav1.CreateOptions{})
 		must(err)
-		node.Status.NodeInfo.KubeletVersion = c.Binaries().KubernetesVersion
-		node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}, {Type: "GPUsReady", Status: v1.ConditionTrue}}
-		_, err = client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{})
-		must(err)
+		must(retry.RetryOnConflict(retry.DefaultBackoff, func() error { // the controller manager writes to new nodes, too
+			node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+			if err != nil {
+				return err
+			}
+			node.Status.NodeInfo.KubeletVersion = c.Binaries().KubernetesVersion
+			node.Status.Conditions = []v1.NodeCondition{{Type: v1.NodeReady, Status: v1.ConditionTrue}, {Type: "GPUsReady", Status: v1.ConditionTrue}}
+			_, err = client.CoreV1().Nodes().UpdateStatus(ctx, node, metav1.UpdateOptions{})
+			return err
+		}))
 	}
 	_, err = client.ResourceV1().ResourceSlices().Create(ctx, &resourceapi.ResourceSlice{
 		ObjectMeta: metav1.ObjectMeta{Name: "gpus"},
