@@ -162,18 +162,13 @@ func (c *cluster) sameDevice() {
 	}
 }
 
-// devices is a pool as twopaths asks for it.
-type devices []*resourceapi.Device
-
-func (d devices) Len() int                         { return len(d) }
-func (d devices) Device(i int) *resourceapi.Device { return d[i] }
-
-// pluginsOn are what device plugins offer on a node of the hardware of a driver.
+// pluginsOn are what device plugins offer on a node of the hardware of a driver, as the scheduler counts it.
 func pluginsOn(node *v1.Node, driver string) twopaths.Plugins {
 	plugins := twopaths.Plugins{}
 	for resource, quantity := range node.Status.Allocatable {
 		if n := quantity.Value(); n > 0 && twopaths.IsOf(driver, string(resource)) {
-			plugins[resource] = twopaths.Count{Offered: n}
+			capacity := node.Status.Capacity[resource]
+			plugins[resource] = twopaths.Offer(n, capacity.Value())
 		}
 	}
 	return plugins
@@ -181,7 +176,7 @@ func pluginsOn(node *v1.Node, driver string) twopaths.Plugins {
 
 func (c *cluster) devicePlugin() {
 	type pool struct{ driver, name, node string }
-	of, gpus := map[pool]devices{}, map[string]bool{}
+	of, gpus := map[pool]twopaths.List{}, map[string]bool{}
 	for _, g := range clusterview.GPUs(c.s) {
 		gpus[g.Driver] = true
 	}
@@ -201,16 +196,11 @@ func (c *cluster) devicePlugin() {
 		}
 		do := "Switch it off on this node (GPU operator: label nvidia.com/gpu.deploy.device-plugin=false). To offer GPUs as nvidia.com/gpu use " +
 			"the node agent's --advertise."
-		unseen := plugins.Unseen(p.driver, twopaths.List(of[p]))
-		_, known := of[p][0].Attributes[twopaths.Listed]
-		if !known {
-			_, known = of[p][0].Attributes[resourceapi.QualifiedName(p.driver)+"/"+twopaths.Listed]
-		}
 		switch {
-		case !known:
+		case !twopaths.Tells(p.driver, of[p]):
 			c.find(Error, "node "+p.node, do, "A device plugin offers %s, and pool %s/%s offers the same hardware to claims: one GPU is given to two pods",
 				some(all), p.driver, p.name)
-		case unseen:
+		case plugins.Unseen(p.driver, of[p]):
 			c.find(Error, "node "+p.node, do, "A device plugin offers %s, more than the node agent has seen: until it has, no device of pool %s/%s is given out",
 				some(all), p.driver, p.name)
 		case slices.ContainsFunc(of[p], func(d *resourceapi.Device) bool { return twopaths.IsTainted(p.driver, d) }):

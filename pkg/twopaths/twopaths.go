@@ -66,6 +66,12 @@ func (l List) Len() int { return len(l) }
 // Device implements [Devices].
 func (l List) Device(i int) *resourceapi.Device { return l[i] }
 
+// Tells tells whether the agent says with each device of the pool what it has seen of device plugins.
+func Tells(driver string, pool Devices) bool {
+	_, known := listed(driver, pool)
+	return known
+}
+
 // listed is what the agent has said with the device that it has published first. It is unknown if there is no device, or an agent
 // that does not say so has published one.
 func listed(driver string, pool Devices) (least int64, known bool) {
@@ -107,24 +113,16 @@ const most = 1 << 32
 // Hold adds what one pod holds.
 func (c *Count) Hold(devices int64) { c.Held = min(c.Held+min(devices, most), most) }
 
-// Unseen tells whether device plugins have more devices than the agent had seen when it published the pool: then each device of the pool may be
-// one of theirs, and the agent's taints do not say so yet.
-func (p Plugins) Unseen(driver string, pool Devices) bool {
-	unseen, _ := p.unseen(driver, pool)
-	return unseen
-}
-
 // KeepFromClaims tells whether claims get no device of the pool: pods have devices from device plugins, and the agent had not seen all of
 // these when it published the pool.
 func (p Plugins) KeepFromClaims(driver string, pool Devices) bool {
-	unseen, held := p.unseen(driver, pool)
-	return unseen && held
+	return p.Unseen(driver, pool) && p.held(driver)
 }
 
 // KeepFromPods tells whether pods get no devices of the driver's vendor from device plugins: a claim has one that a plugin offers, too, as
 // the agent says or, as long as it has not seen all, may. claimed tells whether a claim has the device of that name.
 func (p Plugins) KeepFromPods(driver string, pool Devices, claimed func(device string) bool) bool {
-	unseen, _ := p.unseen(driver, pool)
+	unseen := p.Unseen(driver, pool)
 	for i := range pool.Len() {
 		if device := pool.Device(i); (unseen || IsTainted(driver, device)) && claimed(device.Name) {
 			return true
@@ -133,20 +131,28 @@ func (p Plugins) KeepFromPods(driver string, pool Devices, claimed func(device s
 	return false
 }
 
-// unseen tells whether device plugins have more devices than the agent had seen when it published the pool: then each device of
-// the pool may be one of theirs. held tells whether pods have devices of the driver's vendor from device plugins. Of a pool whose
-// agent does not say what it has seen nothing is known, and nothing is unseen.
-func (p Plugins) unseen(driver string, pool Devices) (unseen, held bool) {
+// Unseen tells whether device plugins have more devices than the agent had seen when it published the pool: then each device of the pool
+// may be one of theirs. Of a pool whose agent does not say what it has seen nothing is known, and nothing is unseen.
+func (p Plugins) Unseen(driver string, pool Devices) bool {
 	var all int64
 	for resource, n := range p {
 		if IsOf(driver, string(resource)) {
 			all += min(max(n.Offered, n.Held), most)
-			held = held || n.Held > 0
 		}
 	}
 	if all == 0 {
-		return false, held
+		return false
 	}
 	seen, known := listed(driver, pool)
-	return known && seen < all, held
+	return known && seen < all
+}
+
+// held tells whether pods have devices of the driver's vendor from device plugins.
+func (p Plugins) held(driver string) bool {
+	for resource, n := range p {
+		if IsOf(driver, string(resource)) && n.Held > 0 {
+			return true
+		}
+	}
+	return false
 }

@@ -47,7 +47,7 @@ func TestWhatTheAgentHasNotSeenMayBeAnyDevice(t *testing.T) {
 		"a resource of the driver's own domain counts too": {plugins: Plugins{"gpu.nvidia.com/gpu": {Offered: 2}}, pool: pool{0}, unseen: true},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if unseen, held := test.plugins.unseen(driver, test.pool); unseen != test.unseen || held != test.held {
+			if unseen, held := test.plugins.Unseen(driver, test.pool), test.plugins.held(driver); unseen != test.unseen || held != test.held {
 				t.Errorf("unseen %t, held %t; want %t, %t", unseen, held, test.unseen, test.held)
 			}
 		})
@@ -57,15 +57,10 @@ func TestWhatTheAgentHasNotSeenMayBeAnyDevice(t *testing.T) {
 func TestAQualifiedAttributeIsTheSame(t *testing.T) {
 	n := int64(1)
 	device := resourceapi.Device{Attributes: map[resourceapi.QualifiedName]resourceapi.DeviceAttribute{driver + "/" + Listed: {IntValue: &n}}}
-	if seen, known := listed(driver, one{&device}); seen != 1 || !known {
+	if seen, known := listed(driver, List{&device}); seen != 1 || !known {
 		t.Errorf("%d, %t", seen, known)
 	}
 }
-
-type one struct{ device *resourceapi.Device }
-
-func (one) Len() int                         { return 1 }
-func (o one) Device(int) *resourceapi.Device { return o.device }
 
 func TestOnlyTheTaintOfADevicePluginIsOne(t *testing.T) {
 	for key, value := range map[string]string{driver + "/in-use": "pod", "in-use": TaintValue, "other.com/in-use": TaintValue} {
