@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -249,6 +250,9 @@ func trimTemplateSpec(template *v1.PodTemplateSpec, known bool) {
 	template.Spec = kept
 }
 
+// keyData is the private key of an extender's client, in YAML or JSON.
+var keyData = regexp.MustCompile(`("?\bkeyData"?\s*:\s*)("[^"]*"|'[^']*'|[^\s,}]+)`)
+
 // takeConfigMaps gets those that Deployments mount; one that is not there is left out.
 func (s *Snapshot) takeConfigMaps(ctx context.Context, client kubernetes.Interface) error {
 	in := s.Installation
@@ -276,7 +280,9 @@ func (s *Snapshot) takeConfigMaps(ctx context.Context, client kubernetes.Interfa
 			for key, value := range config.Data {
 				if !strings.Contains(value, "KubeSchedulerConfiguration") {
 					delete(config.Data, key)
+					continue
 				}
+				config.Data[key] = keyData.ReplaceAllString(value, `${1}""`)
 			}
 			in.ConfigMaps = append(in.ConfigMaps, config)
 		}

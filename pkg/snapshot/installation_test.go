@@ -39,7 +39,8 @@ func deployment(namespace, name string, template v1.PodTemplateSpec) *appsapi.De
 
 func configMap(namespace, name, lease string) *v1.ConfigMap {
 	return &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string]string{
-		"config.yaml": "kind: KubeSchedulerConfiguration\nleaderElection:\n  resourceNamespace: leaders\n  resourceName: " + lease + "\n",
+		"config.yaml": "kind: KubeSchedulerConfiguration\nleaderElection:\n  resourceNamespace: leaders\n  resourceName: " + lease + "\n" +
+			"extenders:\n- tlsConfig:\n    keyData: hidden\n    keyFile: k\n- tlsConfig: {keyData: \"hidden\", keyFile: k}\n",
 		"password":    "hidden",
 	}}
 }
@@ -75,6 +76,9 @@ func TestTakeInstallation(t *testing.T) {
 		t.Error("it has what was secret")
 	}
 	in := s.Installation
+	if got := in.ConfigMaps[0].Data["config.yaml"]; strings.Count(got, "keyFile: k") != 2 || strings.Count(got, `keyData: ""`) != 2 {
+		t.Errorf("of the extenders' keys the configuration has:\n%s", got)
+	}
 	if len(in.Deployments) != 3 || len(in.ConfigMaps) != 2 || len(in.Leases) != 2 || len(s.Missing) != 0 {
 		t.Errorf("%d deployments, %d ConfigMaps, %d leases, missing %v", len(in.Deployments), len(in.ConfigMaps), len(in.Leases), s.Missing)
 	}
