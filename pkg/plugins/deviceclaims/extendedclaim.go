@@ -105,7 +105,7 @@ func (pl *Plugin) createExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 	claim := b.variant.claim.DeepCopy()
 	// The name is chosen here, so that a lost answer does not make a claim that nobody knows the name of.
 	claim.Name, claim.UID = names.SimpleNameGenerator.GenerateName(claim.GenerateName), ""
-	created, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{FieldManager: pl.shared.books.FieldManager})
+	created, err := pl.binder.Client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{FieldManager: pl.shared.books.FieldManager})
 	binding.CountWrite(binding.WriteCreation, err)
 	if err != nil {
 		// Without the claim's name, which is another one each time: the pod's events count what is the same.
@@ -154,7 +154,7 @@ func (pl *Plugin) recordExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 	}
 	b.recorded = true
 	err = retry.OnError(retry.DefaultBackoff, util.Retriable, func() error {
-		_, err := pl.client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+		_, err := pl.binder.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 		if binding.IsRefusal(err) {
 			b.recorded = false
 		}
@@ -205,7 +205,7 @@ func anyClaim(*resourceapi.ResourceClaim) error { return nil }
 // removeExtendedClaim gives up the claim's allocation and deletes it, if check has nothing against the claim as it is then. It fails if
 // others than the pod use it, or if the pod turns out to be bound.
 func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, check func(*resourceapi.ResourceClaim) error) error {
-	client := pl.client.ResourceV1().ResourceClaims(claim.Namespace)
+	client := pl.binder.Client.ResourceV1().ResourceClaims(claim.Namespace)
 	options := metav1.UpdateOptions{FieldManager: pl.shared.books.FieldManager}
 	get := pl.binder.Known
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {

@@ -195,7 +195,7 @@ func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle, yields []
 
 func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence.YieldError, c *cycle) error {
 	user := c.userOf(yield.Claim.UID)
-	client := pl.client.ResourceV1().ResourceClaims(yield.Claim.Namespace)
+	client := pl.binder.Client.ResourceV1().ResourceClaims(yield.Claim.Namespace)
 	claim, err := client.Get(ctx, yield.Claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return nil

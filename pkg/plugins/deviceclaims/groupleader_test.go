@@ -132,14 +132,13 @@ func TestAMemberThatComesDuringTheWithdrawalKeepsItsGroupsClaim(t *testing.T) {
 			h := newHarness(t, w)
 			clock := testingclock.NewFakeClock(time.Now())
 			h.plugin.binder.Clock = clock
-			h.plugin.client = &afterList{Interface: h.client, then: sync.OnceFunc(func() {
+			h.plugin.binder.Client = &afterList{Interface: h.client, then: sync.OnceFunc(func() {
 				h.api.change("other", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
 				h.caughtUp("other")
 				clock.Step(passes)
 				h.filterAll(w.pods[1]).bind("node-a")
 				h.binds(w.pods[1])
 			})}
-			h.plugin.binder.Client = h.plugin.client
 			if status := h.filterAll(w.pods[0]).reserve("node-a").preBind("node-a"); status.IsSuccess() {
 				t.Fatal("the pod passed the fence")
 			}

@@ -309,7 +309,7 @@ func TestGivingUpManyClaimsIsBounded(t *testing.T) {
 	w.pods = []*v1.Pod{p}
 	h := newHarness(t, w)
 	silent := silentPods{Interface: h.client}
-	h.plugin.client, h.plugin.binder.Client = &silent, &silent
+	h.plugin.binder.Client = &silent
 	if status := h.filterAll(p).postFilter(); status.Code() != fwk.Error {
 		t.Errorf("PostFilter: %v", status)
 	}

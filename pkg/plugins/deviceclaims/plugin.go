@@ -8,7 +8,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
-	"k8s.io/client-go/kubernetes"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
 
@@ -24,7 +23,6 @@ const Name = "DeviceClaims"
 // Plugin is the plugin in one profile.
 type Plugin struct {
 	handle fwk.Handle
-	client kubernetes.Interface
 	shared *Shared
 	fence  *fence.Fence // nil if it is disabled
 	binder *binding.Binder
@@ -74,7 +72,6 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	features := allocatorFeatures()
 	pl := &Plugin{
 		handle:        handle,
-		client:        handle.ClientSet(),
 		shared:        shared,
 		fence:         newFence(shared.tracker, typed.Fence),
 		features:      features,

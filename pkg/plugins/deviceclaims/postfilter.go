@@ -205,7 +205,7 @@ func (pl *Plugin) giveUp(ctx context.Context, pod *v1.Pod, obstacle *obstacle) e
 	} else {
 		updated.Status.Allocation, updated.Status.ReservedFor, updated.Status.Devices = nil, nil, nil
 	}
-	written, err := pl.client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{FieldManager: pl.shared.books.FieldManager})
+	written, err := pl.binder.Client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{FieldManager: pl.shared.books.FieldManager})
 	binding.CountWrite(binding.WriteDeallocation, err)
 	if err != nil {
 		pl.shared.books.Doubts.Note(claim, err)
