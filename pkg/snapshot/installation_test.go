@@ -41,7 +41,7 @@ func configMap(namespace, name, lease string) *v1.ConfigMap {
 	return &v1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}, Data: map[string]string{
 		"config.yaml": "kind: KubeSchedulerConfiguration\nleaderElection:\n  resourceNamespace: leaders\n  resourceName: " + lease + "\n" +
 			"extenders:\n- tlsConfig:\n    keyData: hidden\n    keyFile: k\n- tlsConfig: {keyData: \"hidden\", keyFile: k}\n",
-		"password":    "hidden",
+		"password": "hidden",
 	}}
 }
 
