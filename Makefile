@@ -170,11 +170,18 @@ liveness-ci: ## The first 1,000 of these histories (~3 min). A difference that o
 
 # Arguments of the agent's random histories, for example AGENT_REST='-histories 500 -seed 7'.
 AGENT_REST ?= -histories 20000
+# The same of those that look at what is published.
+PUBLISHED_REST ?= -histories 500
 
 .PHONY: agent-rest
 agent-rest: ## Random histories of a node: at rest a new agent changes nothing, and all GPUs are offered that work (~20 min)
 	$(GO) test -count=1 -timeout 0 -run 'TestRest$$' ./pkg/agent/prepare $(AGENT_REST)
-	$(GO) test -count=1 -timeout 0 -run 'TestWhatIsPublishedAtRest$$' ./pkg/agent/driver -histories 500
+	$(GO) test -count=1 -timeout 0 -run 'TestWhatIsPublishedAtRest$$' ./pkg/agent/driver $(PUBLISHED_REST)
+
+.PHONY: agent-rest-ci
+agent-rest-ci: ## 5,000 of these histories, and 500 of a node that shares its GPUs with another device plugin (~6 min)
+	@$(MAKE) agent-rest AGENT_REST='-histories 5000' PUBLISHED_REST='-histories 50'
+	$(GO) test -count=1 -timeout 30m -run 'TestNoGPUIsHandedOutTwice$$' ./pkg/agent/driver -interleavings 500
 
 .PHONY: crash-scheduler
 crash-scheduler: ## Each write of a scheduler fails in each way, with and without its end: nothing is held for nobody, nobody sleeps (~10 min)
@@ -213,8 +220,9 @@ crash: ## Fail and kill prepare and unprepare at every step, and print how many 
 		sed -n 's/^.*: tried: //p; /^ok/p' "$$log"
 
 .PHONY: differential
-differential: ## Compare the allocator with upstream's on 20,000 random clusters
+differential: ## Compare the allocator with upstream's on 20,000 random clusters, and on 2,000 of each kind that is hard
 	$(GO) test -count=1 -v -timeout 60m -run 'TestDifferential|TestTheChecker' ./pkg/allocator/compat -rapid.checks=20000
+	$(GO) test -count=1 -timeout 60m -run 'Upstream' ./pkg/allocator -rapid.checks=2000
 
 # How many hostile objects, and which: HOSTILE='-hostile-objects 20000 -hostile-seed 7'.
 HOSTILE   ?= -hostile-objects 100000

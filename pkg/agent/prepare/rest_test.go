@@ -516,6 +516,7 @@ func TestRest(t *testing.T) {
 	for i := range *restHistories {
 		seed := *restSeed + uint64(i)
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
 			h := &history{
 				node: newNodeOf(t, twoGPUs), t: t, seed: seed, rand: rand.New(rand.NewPCG(seed, 0)),
 				power: durabletest.NewVolatile(), told: map[types.UID]bool{}, theirs: map[uint64]bool{},
