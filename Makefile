@@ -228,7 +228,7 @@ differential: ## Compare the allocator with upstream's on 20,000 random clusters
 HOSTILE   ?= -hostile-objects 100000
 
 .PHONY: hostile
-hostile: ## Give the scheduler 100,000 objects at the API's extremes: no handler or attempt is long, nothing is kept (~100 min; a quiet machine)
+hostile: ## Give the scheduler 100,000 objects at the API's extremes: no handler or attempt is long, nothing is kept (~1 h; a quiet machine)
 	$(GO) test -count=1 -v -timeout 0 -run 'TestHostileObjects$$' ./test/integration $(HOSTILE)
 
 .PHONY: hostile-ci

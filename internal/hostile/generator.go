@@ -271,7 +271,7 @@ func (g *Generator) devices(spec *resourceapi.ResourceSliceSpec, counted bool) {
 func (g *Generator) selectors(most int) []resourceapi.DeviceSelector {
 	var all []resourceapi.DeviceSelector
 	n := 0
-	switch g.r.IntN(64) { // the API server compiles all of them, which takes it most of its time
+	switch g.r.IntN(256) { // the API server compiles all of them, which took most of the time when there were four times as many
 	case 0:
 		n = g.upTo(most)
 	case 1, 2, 3, 4, 5, 6, 7, 8:
