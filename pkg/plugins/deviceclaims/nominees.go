@@ -30,7 +30,9 @@ type nominee struct {
 
 // nominee returns what a pod still needs that is nominated to the node, besides what given has. Claims that it shares with the pod that is
 // being scheduled are left out: they are allocated once, for both.
+// They are compiled in the time of the nominated pod's namespace.
 func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *inventory.View, given sets.Set[types.UID]) *allocator.Requests {
+	budget := s.budgetFor(pod)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	n := s.nominees[pod.UID]
@@ -49,7 +51,10 @@ func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *i
 	requests, known := n.requests[key.String()]
 	if !known {
 		var err error
-		if requests, err = allocator.Compile(needed, inv, s.pl.features); err != nil {
+		within, done := budget.Evaluate(ctx)
+		requests, err = allocator.CompileWithin(within, needed, inv, s.pl.features)
+		done()
+		if err != nil {
 			klog.FromContext(ctx).V(4).Info("No devices are kept for a nominated pod, because its claims cannot be used", "nominatedPod", klog.KObj(pod), "reason", err.Error())
 			requests = nil
 		}

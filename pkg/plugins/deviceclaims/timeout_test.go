@@ -185,18 +185,19 @@ func (h *harness) paceByLooks(easy *v1.Pod) (passed *atomic.Int64) {
 	return passed
 }
 
+// manySelectors takes some hundred milliseconds to compile.
+func manySelectors(c *resourceapi.ResourceClaim) {
+	for i := range resourceapi.DeviceSelectorsMaxSize {
+		c.Spec.Devices.Requests[0].Exactly.Selectors = append(c.Spec.Devices.Requests[0].Exactly.Selectors, resourceapi.DeviceSelector{
+			CEL: &resourceapi.CELDeviceSelector{Expression: strings.Repeat(`device.driver == "a" || `, 100) + fmt.Sprintf(`device.driver != "%d"`, i)},
+		})
+	}
+}
+
 // Where a namespace has used up its time, pods that need no long search and few expressions are placed as ever. Others are put off, and told so,
 // until there is time again.
 func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
 	const told = "namespace team-a has used its share of the scheduler's time for long searches and CEL expressions: more in "
-	// manySelectors takes some hundred milliseconds to compile.
-	manySelectors := func(c *resourceapi.ResourceClaim) {
-		for i := range resourceapi.DeviceSelectorsMaxSize {
-			c.Spec.Devices.Requests[0].Exactly.Selectors = append(c.Spec.Devices.Requests[0].Exactly.Selectors, resourceapi.DeviceSelector{
-				CEL: &resourceapi.CELDeviceSelector{Expression: strings.Repeat(`device.driver == "a" || `, 100) + fmt.Sprintf(`device.driver != "%d"`, i)},
-			})
-		}
-	}
 	for name, tc := range map[string]struct {
 		wants func(*resourceapi.ResourceClaim)
 		// where it is told, and whether it fits when there is time
@@ -381,6 +382,29 @@ func TestANomineeIsChargedToItsNamespace(t *testing.T) {
 				t.Error("another namespace has the same time")
 			}
 		})
+	}
+}
+
+// What a nominated pod asks for is compiled in the time of its own namespace: pods that are tried beside it do not compile without an end.
+func TestANomineesClaimsAreCompiledInItsNamespacesTime(t *testing.T) {
+	nominee, p := pending("nominee", 5, "kept"), pending("p", 5, "c")
+	h := newHarness(t, world{
+		pods:    []*v1.Pod{nominee, p},
+		nodes:   []*v1.Node{node("node-a")},
+		objects: []runtime.Object{class(testClass), slice("node-a", divisible(10)...)},
+		claims:  []*resourceapi.ResourceClaim{claim("c", counted(1)), claim("kept", counted(1), manySelectors)},
+	})
+	account := h.plugin.shared.shares.of(nominee)
+	account.saved = -time.Hour
+	h.nominator.nominate("node-a", nominee)
+	stakes := newStakes(h.plugin)
+	inv, view := h.plugin.shared.store.View(), h.plugin.shared.tracker.Snapshot().Usage
+	stakes.withNominees(h.ctx, []*v1.Pod{nominee}, node("node-a"), inv, view)
+	if n := h.plugin.shared.store.Stats().Selectors.Entries; n >= resourceapi.DeviceSelectorsMaxSize {
+		t.Errorf("without time all %d selectors were compiled", n)
+	}
+	if stakes.budgetFor(nominee).used == 0 {
+		t.Error("nobody was charged")
 	}
 }
 
