@@ -138,6 +138,9 @@ func (c *Cluster) start(ctx context.Context, objects *snapshot.Objects, config *
 			return fmt.Errorf("read %s into the simulation: %w", kind, context.Cause(ctx))
 		}
 	}
+	if err := deviceclaims.WaitForSync(ctx, c.plugin); err != nil {
+		return fmt.Errorf("read claims and slices into the simulation: %w", err)
+	}
 	for _, node := range objects.Nodes {
 		c.cache.AddNode(c.logger, node)
 	}
