@@ -8,6 +8,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"slices"
 
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "sigs.k8s.io/json"
@@ -44,6 +46,12 @@ func Read(r io.Reader) (*Snapshot, error) {
 
 // readAll reads all there is, unpacked, and no more than MaxBytes.
 func readAll(r io.Reader) ([]byte, error) {
+	var content bytes.Buffer // it grows once, by the size of a file that is not packed
+	if file, ok := r.(interface{ Stat() (fs.FileInfo, error) }); ok {
+		if info, err := file.Stat(); err == nil && info.Mode().IsRegular() {
+			content.Grow(int(min(info.Size(), MaxBytes)) + bytes.MinRead)
+		}
+	}
 	buffered := bufio.NewReader(r)
 	var source io.Reader = buffered
 	if magic, err := buffered.Peek(2); err == nil && magic[0] == 0x1f && magic[1] == 0x8b {
@@ -53,28 +61,23 @@ func readAll(r io.Reader) ([]byte, error) {
 		}
 		source = unpacked
 	}
-	content, err := io.ReadAll(io.LimitReader(source, MaxBytes+1))
-	switch {
+	switch n, err := content.ReadFrom(io.LimitReader(source, MaxBytes+1)); {
 	case err != nil:
 		return nil, err
-	case len(content) > MaxBytes:
+	case n > MaxBytes:
 		return nil, fmt.Errorf("it has more than %d bytes", MaxBytes)
 	}
-	return content, nil
+	return content.Bytes(), nil
 }
 
 func decode(content []byte) (*Snapshot, error) {
-	fields, err := members(content)
+	parts, err := members(content, func(name string) bool {
+		return slices.ContainsFunc(kinds, func(k kind) bool { return k.field == name })
+	})
 	if err != nil {
 		return nil, fmt.Errorf("not an object in JSON: %w", err)
 	}
-	lists := map[string]json.RawMessage{}
-	for _, k := range kinds {
-		if raw, ok := fields[k.field]; ok {
-			lists[k.field] = raw
-			delete(fields, k.field)
-		}
-	}
+	fields := parts.fields
 	installation := fields["installation"]
 	delete(fields, "installation")
 	head, err := json.Marshal(fields)
@@ -99,13 +102,9 @@ func decode(content []byte) (*Snapshot, error) {
 		}
 	}
 	for _, k := range kinds {
-		raw, ok := lists[k.field]
+		items, ok := parts.lists[k.field]
 		if !ok {
 			continue
-		}
-		items, err := elements(raw)
-		if err != nil {
-			return nil, fmt.Errorf("%s: %w", k.field, err)
 		}
 		if err := k.decode(&s.Objects, items); err != nil {
 			return nil, err

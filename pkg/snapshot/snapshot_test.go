@@ -82,9 +82,11 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"a comma too many":  {head + `,"nodes":[,{}]}`, "nodes: a value is missing"},
 		"a field twice":     {head + `,"nodes":[],"nodes":[]}`, "nodes: duplicate field"},
 		"something follows": {head + `} {}`, "something follows its end"},
-		"an object is none": {head + `,"nodes":[1]}`, "nodes[0] (its name is not legible): json"},
+		"an object is none": {head + `,"nodes":[1]}`, "nodes[0] (its name is not legible): a JSON number, want v1.Node"},
 		"brackets differ":   {head + `,"nodes":[{"metadata":{"name":"a"]}]}`, "nodes[0]"},
-		"a field's type":    {head + `,"pods":[{"metadata":{"name":"a","namespace":"n","uid":"u"},"spec":{"priority":"high"}}]}`, "pods[0] (n/a): json"},
+		"a field's type":    {head + `,"pods":[{"metadata":{"name":"a","namespace":"n","uid":"u"},"spec":{"priority":"high"}}]}`, "pods[0] (n/a): spec.priority: a JSON string, want int32"},
+		"quotes":            {head + `,"nodes":[{"metadata":{"name":"\"a\\"}},{"metadata":{"name":"\\\\\"b]"}},{"spec":{}}]}`, "nodes[2]: metadata.name: Required value"},
+		"a string is open":  {head + `,"nodes":[{"metadata":{"name":"a\\\"}}]}`, "it ends too early"},
 		"a null":            {head + `,"nodes":[null]}`, "nodes[0]: metadata.name: Required value"},
 		"no UID":            {head + `,"pods":[{"metadata":{"name":"a","namespace":"n"}}]}`, "pods n/a: metadata.uid: Required value"},
 		"two of one name": {
@@ -97,7 +99,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		},
 		"a quantity": {
 			head + `,"nodes":[{"metadata":{"name":"a"},"status":{"allocatable":{"cpu":"many"}}}]}`,
-			"nodes[0] (a): quantities must match",
+			"nodes[0] (a): status.allocatable.cpu: quantities must match",
 		},
 		"a null of the installation": {head + `,"installation":{"deployments":[{},null]}}`, "installation: deployments[1]: is null"},
 		"packed, and wrong":          {"\x1f\x8b\x00", "unpack"},

@@ -10,11 +10,17 @@ import (
 // errTruncated is what a file that ends too early has.
 var errTruncated = errors.New("it ends too early")
 
-// members divides an object in JSON into its members, without looking into them: they are checked when they are decoded. A large file is so
-// read once, where a general decoder goes over it five times.
-func members(content []byte) (map[string]json.RawMessage, error) {
-	fields := map[string]json.RawMessage{}
-	err := divide(content, '{', '}', func(rest []byte) ([]byte, error) {
+// parts are the members of a file: the elements of each list, and the other fields as they are.
+type parts struct {
+	lists  map[string][]json.RawMessage
+	fields map[string]json.RawMessage
+}
+
+// members divides an object in JSON into its members, and those that are lists into their elements, without looking into these: they are
+// checked when they are decoded. A large file is so read once, where a general decoder goes over it five times.
+func members(content []byte, isList func(name string) bool) (*parts, error) {
+	p := &parts{lists: map[string][]json.RawMessage{}, fields: map[string]json.RawMessage{}}
+	rest, err := divide(content, '{', '}', func(rest []byte) ([]byte, error) {
 		end, err := endOf(rest)
 		if err != nil {
 			return nil, err
@@ -28,21 +34,37 @@ func members(content []byte) (map[string]json.RawMessage, error) {
 			return nil, fmt.Errorf("%s: no colon follows", name)
 		}
 		rest = bytes.TrimLeft(rest[1:], " \t\r\n")
+		if p.has(name) {
+			return nil, fmt.Errorf("%s: duplicate field", name)
+		}
+		if isList(name) {
+			p.lists[name], rest, err = elements(rest)
+			if err != nil {
+				return nil, fmt.Errorf("%s: %w", name, err)
+			}
+			return rest, nil
+		}
 		if end, err = endOf(rest); err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		if _, twice := fields[name]; twice {
-			return nil, fmt.Errorf("%s: duplicate field", name)
-		}
-		fields[name] = rest[:end]
+		p.fields[name] = rest[:end]
 		return rest[end:], nil
 	})
-	return fields, err
+	if err == nil && len(bytes.TrimLeft(rest, " \t\r\n")) > 0 {
+		err = errors.New("something follows its end")
+	}
+	return p, err
 }
 
-// elements divides an array in JSON into its elements, MaxObjects at most.
-func elements(content []byte) (all []json.RawMessage, err error) {
-	err = divide(content, '[', ']', func(rest []byte) ([]byte, error) {
+func (p *parts) has(name string) bool {
+	_, list := p.lists[name]
+	_, field := p.fields[name]
+	return list || field
+}
+
+// elements divides an array in JSON into its elements, MaxObjects at most. It returns what is left behind the array.
+func elements(content []byte) (all []json.RawMessage, rest []byte, err error) {
+	rest, err = divide(content, '[', ']', func(rest []byte) ([]byte, error) {
 		end, err := endOf(rest)
 		if err != nil {
 			return nil, err
@@ -52,32 +74,30 @@ func elements(content []byte) (all []json.RawMessage, err error) {
 		}
 		return rest[end:], nil
 	})
-	return all, err
+	return all, rest, err
 }
 
-// divide calls part for each part between the brackets; it returns what is left behind the part.
-func divide(content []byte, open, shut byte, part func([]byte) ([]byte, error)) error {
+// divide calls part, which returns what is left behind the part, for each part between the brackets. It returns what is left behind these.
+func divide(content []byte, open, shut byte, part func([]byte) ([]byte, error)) ([]byte, error) {
 	rest := bytes.TrimLeft(content, " \t\r\n")
 	if len(rest) == 0 || rest[0] != open {
-		return fmt.Errorf("want %q first", string(open))
+		return nil, fmt.Errorf("want %q first", string(open))
 	}
 	rest = bytes.TrimLeft(rest[1:], " \t\r\n")
 	for first := true; ; first = false {
 		switch {
 		case len(rest) == 0:
-			return errTruncated
-		case rest[0] == shut && len(bytes.TrimLeft(rest[1:], " \t\r\n")) == 0:
-			return nil
+			return nil, errTruncated
 		case rest[0] == shut:
-			return errors.New("something follows its end")
+			return rest[1:], nil
 		case !first && rest[0] != ',':
-			return fmt.Errorf("want a comma, have %q", rest[:1])
+			return nil, fmt.Errorf("want a comma, have %q", rest[:1])
 		case !first:
 			rest = bytes.TrimLeft(rest[1:], " \t\r\n")
 		}
 		var err error
 		if rest, err = part(rest); err != nil {
-			return err
+			return nil, err
 		}
 		rest = bytes.TrimLeft(rest, " \t\r\n")
 	}
@@ -89,15 +109,11 @@ func endOf(content []byte) (int, error) {
 	for i := 0; i < len(content); i++ {
 		switch content[i] {
 		case '"':
-			for i++; i < len(content) && content[i] != '"'; i++ {
-				if content[i] == '\\' {
-					i++
-				}
-			}
-			if i >= len(content) {
+			end := stringEnd(content[i+1:])
+			if end < 0 {
 				return 0, errTruncated
 			}
-			if depth == 0 {
+			if i += 1 + end; depth == 0 {
 				return i + 1, nil
 			}
 		case '{', '[':
@@ -115,6 +131,25 @@ func endOf(content []byte) (int, error) {
 		}
 	}
 	return 0, errTruncated
+}
+
+// stringEnd is where the quote is that ends a string, negative if there is none. A quote behind an odd number of backslashes is part of it.
+func stringEnd(content []byte) int {
+	for from := 0; ; {
+		quote := bytes.IndexByte(content[from:], '"')
+		if quote < 0 {
+			return -1
+		}
+		quote += from
+		escapes := 0
+		for quote-escapes > 0 && content[quote-escapes-1] == '\\' {
+			escapes++
+		}
+		if escapes%2 == 0 {
+			return quote
+		}
+		from = quote + 1
+	}
 }
 
 // wordEnd is the end of a number, or of a word.
