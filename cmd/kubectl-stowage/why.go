@@ -171,7 +171,10 @@ func (c *cli) printWhy(s *snapshot.Snapshot, why *simulate.Why) error {
 }
 
 func (c *cli) printClaims(p *paragraphs, s *snapshot.Snapshot, why *simulate.Why) {
-	gpus := clusterview.GPUs(s)
+	var gpus []*clusterview.GPU
+	if slices.ContainsFunc(why.Claims, func(claim simulate.ClaimStatus) bool { return len(claim.Devices) > 0 }) {
+		gpus = clusterview.GPUs(s)
+	}
 	for _, claim := range why.Claims {
 		switch {
 		case claim.Missing != "":

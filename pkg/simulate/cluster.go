@@ -53,7 +53,6 @@ type Cluster struct {
 	random   *rand.Rand
 	factory  informers.SharedInformerFactory
 	writes   *writes
-	cache    internalcache.Cache
 	snapshot *internalcache.Snapshot
 	profile  framework.Framework
 	plugin   *deviceclaims.Plugin
@@ -95,8 +94,6 @@ func (c *Cluster) start(ctx context.Context, objects *snapshot.Objects, config *
 	}
 	c.writes = written
 	c.factory = scheduler.NewInformerFactory(client, 0, nil)
-	c.cache = internalcache.New(ctx, nil, utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload),
-		utilfeature.DefaultFeatureGate.Enabled(features.CompositePodGroup))
 	c.snapshot = internalcache.NewEmptySnapshot()
 	registry := frameworkplugins.NewInTreeRegistry()
 	registry[defaultpreemption.Name] = preemptsInOrder(c.random)
@@ -123,7 +120,7 @@ func (c *Cluster) start(ctx context.Context, objects *snapshot.Objects, config *
 		frameworkruntime.WithWaitingPods(frameworkruntime.NewWaitingPodsMap()),
 		frameworkruntime.WithPodsInPreBind(frameworkruntime.NewPodsInPreBindMap()),
 		frameworkruntime.WithSharedCSIManager(nodevolumelimits.NewCSIManager(c.factory.Storage().V1().CSINodes().Lister())),
-		frameworkruntime.WithPodGroupManager(c.cache),
+		frameworkruntime.WithPodGroupManager(c.snapshot),
 		frameworkruntime.WithLogger(c.logger),
 	)
 	if err != nil {
@@ -133,6 +130,9 @@ func (c *Cluster) start(ctx context.Context, objects *snapshot.Objects, config *
 		return fmt.Errorf("scheduler configuration, profile %s: plugin %s is not enabled", config.SchedulerName, deviceclaims.Name)
 	}
 	c.factory.Start(ctx.Done())
+	if err := c.fill(ctx, objects); err != nil { // while the informers read
+		return err
+	}
 	for kind, synced := range c.factory.WaitForCacheSync(ctx.Done()) {
 		if !synced {
 			return fmt.Errorf("read %s into the simulation: %w", kind, context.Cause(ctx))
@@ -141,18 +141,36 @@ func (c *Cluster) start(ctx context.Context, objects *snapshot.Objects, config *
 	if err := deviceclaims.WaitForSync(ctx, c.plugin); err != nil {
 		return fmt.Errorf("read claims and slices into the simulation: %w", err)
 	}
+	return nil
+}
+
+// fill puts nodes, in the order in which a scheduler's cache has them, and the pods that run on them into the snapshot.
+func (c *Cluster) fill(ctx context.Context, objects *snapshot.Objects) error {
+	cache := internalcache.New(ctx, nil, utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload),
+		utilfeature.DefaultFeatureGate.Enabled(features.CompositePodGroup))
 	for _, node := range objects.Nodes {
-		c.cache.AddNode(c.logger, node)
+		cache.AddNode(c.logger, node)
 	}
+	if err := cache.UpdateSnapshot(c.logger, c.snapshot); err != nil {
+		return err
+	}
+	alike := podInfos{}
 	for _, pod := range objects.Pods {
 		if pod.Spec.NodeName == "" || isOver(pod) {
 			continue
 		}
-		if err := c.cache.AddPod(c.logger, pod); err != nil {
+		if _, err := c.snapshot.Get(pod.Spec.NodeName); err != nil {
+			continue // its node is gone
+		}
+		info, err := alike.of(pod)
+		if err == nil {
+			err = c.snapshot.AssumePod(info)
+		}
+		if err != nil {
 			return fmt.Errorf("pod %s: %w", snapshot.Reference(pod), err)
 		}
 	}
-	return c.cache.UpdateSnapshot(c.logger, c.snapshot)
+	return nil
 }
 
 // isOver tells whether a pod needs nothing of its node any more.

@@ -94,16 +94,17 @@ func (c *Cluster) Schedule(ctx context.Context, pod *v1.Pod) (*Outcome, error) {
 	}
 	assumed := pod.DeepCopy()
 	assumed.Spec.NodeName = node
-	if err := c.cache.AssumePod(c.logger, assumed); err != nil {
-		return nil, fmt.Errorf("pod %s: %w", klog.KObj(pod), err)
-	}
 	if status := c.profile.RunReservePluginsReserve(ctx, state, assumed, node); !status.IsSuccess() {
 		c.profile.RunReservePluginsUnreserve(ctx, state, assumed, node)
 		out.Reason = status.Message()
-		if err := c.cache.ForgetPod(c.logger, assumed); err != nil {
-			return nil, err
-		}
-		return out, c.cache.UpdateSnapshot(c.logger, c.snapshot)
+		return out, nil
+	}
+	info, err := framework.NewPodInfo(assumed)
+	if err == nil {
+		err = c.snapshot.AssumePod(info)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("pod %s: %w", klog.KObj(pod), err)
 	}
 	c.nominees.DeleteNominatedPodIfExists(pod)
 	out.Node = node
@@ -117,7 +118,7 @@ func (c *Cluster) Schedule(ctx context.Context, pod *v1.Pod) (*Outcome, error) {
 			out.Devices = append(out.Devices, Device{r.Claim.Name, result.Request, result.Driver, result.Pool, result.Device})
 		}
 	}
-	return out, c.cache.UpdateSnapshot(c.logger, c.snapshot)
+	return out, nil
 }
 
 // filter returns the nodes that take the pod, in the order of the snapshot.
