@@ -31,10 +31,22 @@ FROM build AS build-simulated
 ARG LDFLAGS=
 RUN CGO_ENABLED=1 go build -trimpath -ldflags "${LDFLAGS}" -o /out/simulated/ ./cmd/node-agent ./cmd/nvmlsimctl
 
+FROM build AS build-kubectl-stowage
+# What it checks an installation against is embedded.
+COPY manifests manifests
+ARG LDFLAGS=
+RUN CGO_ENABLED=0 go build -trimpath -ldflags "${LDFLAGS}" -o /out/ ./cmd/kubectl-stowage
+
 FROM ${STATIC_IMAGE} AS scheduler
 COPY --from=build /out/scheduler /scheduler
 USER 65532:65532
 ENTRYPOINT ["/scheduler"]
+
+# For manifests/overlays/map alone.
+FROM ${STATIC_IMAGE} AS kubectl-stowage
+COPY --from=build-kubectl-stowage /out/kubectl-stowage /kubectl-stowage
+USER 65532:65532
+ENTRYPOINT ["/kubectl-stowage"]
 
 # The agent is root: the kubelet's and the container runtime's folders are. What it needs of the NVIDIA driver it takes from
 # the host, and it runs nothing of its own image: nvidia-cdi-hook it gives to the host.

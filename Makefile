@@ -45,7 +45,7 @@ nvml-library: ## Build bin/nvml/libnvidia-ml.so.1: simulated GPUs for any progra
 # What builds images: the first of these that works. BUILDER=podman asks for one.
 BUILDER   ?= docker podman buildah
 IMAGE_TAG ?= dev
-# node-agent-simulated is the one of the overlay simulated.
+# node-agent-simulated is the one of the overlay simulated, kubectl-stowage that of the overlay map.
 IMAGES    ?= scheduler node-agent
 # The bases of the images, which the Dockerfile explains, by digest: NAME:TAG@sha256:…
 GO_IMAGE     ?=

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"net"
@@ -19,6 +20,7 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/util/cert"
 
 	"stowage.dev/stowage/internal/version"
 	"stowage.dev/stowage/pkg/livemap"
@@ -37,8 +39,11 @@ const (
 // mapOptions are the flags of map.
 type mapOptions struct {
 	engine
-	port int
-	open bool
+	port   int
+	open   bool
+	listen string
+	// certificate and key are files in PEM.
+	certificate, key string
 }
 
 func (c *cli) mapCommand() *cobra.Command {
@@ -48,12 +53,18 @@ func (c *cli) mapCommand() *cobra.Command {
 		Long: `Serve a live map of the GPUs to your browser: nodes, GPUs, partitions and shares with their holders, the pods that wait and why, and how
 it was during the time that the command runs, an hour at most.
 
-It listens on this machine alone, and answers to pages that have the secret in the address that it prints. It ends with Ctrl-C.`,
+It listens on this machine alone, and answers to pages that have the secret in the address that it prints. It ends with Ctrl-C.
+
+With --listen it serves others, over TLS, as in manifests/overlays/map: who asks brings a token of the cluster, and has to be allowed to list
+nodes, pods, slices and claims. It reads with its own account.`,
 		Example: "  kubectl stowage map\n  kubectl stowage map --port 8080 --open=false   # then: ssh -L 8080:127.0.0.1:8080 HOST\n  kubectl stowage map --snapshot cluster.json.gz",
 		Args:    cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if o.port < 0 || o.port > 65535 {
 				return usageError{fmt.Errorf("--port: Invalid value: %d: want 0 to 65535", o.port)}
+			}
+			if err := c.checkListen(command, &o); err != nil {
+				return usageError{err}
 			}
 			return c.serveMap(command.Context(), &o)
 		},
@@ -61,20 +72,85 @@ It listens on this machine alone, and answers to pages that have the secret in t
 	o.addFlags(command)
 	command.Flags().IntVar(&o.port, "port", 0, "port on this machine; 0 is one that is free")
 	command.Flags().BoolVar(&o.open, "open", true, "open the page in a browser, where there is a desktop")
+	command.Flags().StringVar(&o.listen, "listen", "", "HOST:PORT on which to serve others over TLS, who bring their tokens of the cluster; :8443 is all addresses")
+	command.Flags().StringVar(&o.certificate, "tls-cert-file", "", "certificate for --listen, in PEM; without it, one that is made at the start and signed by nobody")
+	command.Flags().StringVar(&o.key, "tls-private-key-file", "", "its private key, in PEM")
 	return command
+}
+
+// checkListen looks at the flags for a server that others reach.
+func (c *cli) checkListen(command *cobra.Command, o *mapOptions) error {
+	flags := command.Flags()
+	switch {
+	case (o.certificate == "") != (o.key == ""):
+		return errors.New("--tls-cert-file and --tls-private-key-file: one needs the other")
+	case o.listen == "" && o.certificate != "":
+		return errors.New("--tls-cert-file: needs --listen: on this machine alone the page is served without TLS")
+	case o.listen == "":
+		return nil
+	case c.file != "":
+		return errors.New("--listen: needs a cluster, which knows who may read; it has no answer about a snapshot file")
+	case flags.Changed("port") || flags.Changed("open"):
+		return errors.New("--listen: has a port of its own, and opens no browser: leave --port and --open out")
+	}
+	if _, _, err := net.SplitHostPort(o.listen); err != nil {
+		return fmt.Errorf("--listen: Invalid value: %q: want HOST:PORT", o.listen)
+	}
+	return nil
+}
+
+// listenFor opens the port on which the map is served.
+func listenFor(o *mapOptions) (net.Listener, error) {
+	if o.listen == "" {
+		listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(o.port)))
+		if err != nil {
+			return nil, fmt.Errorf("--port: %w", err)
+		}
+		return listener, nil
+	}
+	certificate, err := certificateOf(o)
+	if err != nil {
+		return nil, err
+	}
+	listener, err := net.Listen("tcp", o.listen)
+	if err != nil {
+		return nil, fmt.Errorf("--listen: %w", err)
+	}
+	return tls.NewListener(listener, &tls.Config{MinVersion: tls.VersionTLS12, NextProtos: []string{"http/1.1"}, GetCertificate: certificate}), nil
+}
+
+// certificateOf returns what finds the certificate of a connection: the files are read each time, so that new ones count at once.
+func certificateOf(o *mapOptions) (func(*tls.ClientHelloInfo) (*tls.Certificate, error), error) {
+	load := func() (tls.Certificate, error) { return tls.LoadX509KeyPair(o.certificate, o.key) }
+	if o.certificate == "" {
+		certificate, key, err := cert.GenerateSelfSignedCertKey("stowage-map", nil, []string{"localhost"})
+		if err != nil {
+			return nil, fmt.Errorf("make a certificate: %w", err)
+		}
+		load = func() (tls.Certificate, error) { return tls.X509KeyPair(certificate, key) }
+	}
+	if _, err := load(); err != nil {
+		return nil, fmt.Errorf("--tls-cert-file: %w", err)
+	}
+	return func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+		pair, err := load()
+		return &pair, err
+	}, nil
 }
 
 // serveMap serves the map until ctx ends.
 func (c *cli) serveMap(ctx context.Context, o *mapOptions) error {
 	debug.SetGCPercent(100) // it goes on for hours
-	listener, err := net.Listen("tcp", net.JoinHostPort("127.0.0.1", strconv.Itoa(o.port)))
+	listener, err := listenFor(o)
 	if err != nil {
-		return fmt.Errorf("--port: %w", err)
+		return err
 	}
 	defer listener.Close()
 	feed := livemap.NewFeed(livemap.NewHistory(livemap.Limits{Age: mapAge, Bytes: mapBytes}))
 	title := livemap.Title{Version: version.Release()}
 	ask := &asker{cli: c, options: o}
+	access := livemap.NewAccess()
+	var admission livemap.Admission = access
 	follow := func(ctx context.Context) error { <-ctx.Done(); return nil }
 	if c.file != "" {
 		s, err := c.read(ctx)
@@ -93,9 +169,11 @@ func (c *cli) serveMap(ctx context.Context, o *mapOptions) error {
 		}
 		title.Cluster = c.contextName()
 		follow = func(ctx context.Context) error { return feed.Follow(ctx, client) }
+		if o.listen != "" {
+			admission = livemap.NewReview(client)
+		}
 	}
-	access := livemap.NewAccess()
-	server := livemap.NewServer(title, feed, access, ask.why).HTTP(10 * time.Second)
+	server := livemap.NewServer(title, feed, admission, ask.why).HTTP(10 * time.Second)
 	group, ctx := errgroup.WithContext(ctx)
 	server.BaseContext = func(net.Listener) context.Context { return ctx }
 	group.Go(func() error {
@@ -114,12 +192,20 @@ func (c *cli) serveMap(ctx context.Context, o *mapOptions) error {
 		}
 		return nil
 	})
-	address := "http://" + listener.Addr().String() + "/"
-	fmt.Fprintf(c.Out, "The map of %s is at\n\n  %s#token=%s\n\nKeep this address to yourself. Ctrl-C ends it.\n", printable(title.Cluster), address, access.Token)
-	if o.open {
-		openBrowser(address + "#code=" + access.Code())
-	}
+	c.printAddress(listener.Addr().String(), title.Cluster, access, o)
 	return group.Wait()
+}
+
+// printAddress says where the map is, and opens it.
+func (c *cli) printAddress(address, cluster string, access *livemap.Access, o *mapOptions) {
+	if o.listen != "" {
+		fmt.Fprintf(c.Out, "The map of %s is at https://%s/, for who puts #token= and a token of the cluster behind the address.\n", printable(cluster), address)
+		return
+	}
+	fmt.Fprintf(c.Out, "The map of %s is at\n\n  http://%s/#token=%s\n\nKeep this address to yourself. Ctrl-C ends it.\n", printable(cluster), address, access.Token)
+	if o.open {
+		openBrowser("http://" + address + "/#code=" + access.Code())
+	}
 }
 
 // contextName is what the user calls the cluster.

@@ -67,3 +67,27 @@ func (p *printed) Write(b []byte) (int, error) {
 	defer p.found()
 	return p.Buffer.Write(b)
 }
+
+// What does not go together is said before anything is served.
+func TestFlagsOfAMapForOthers(t *testing.T) {
+	for name, tc := range map[string]struct {
+		args []string
+		want string
+		code int
+	}{
+		"a file":                 {[]string{"--listen=:0", "--snapshot", example(t)}, "--listen: needs a cluster", exitUsage},
+		"a port of its own":      {[]string{"--listen=:0", "--port=1"}, "leave --port and --open out", exitUsage},
+		"no port":                {[]string{"--listen=here"}, `--listen: Invalid value: "here"`, exitUsage},
+		"half a certificate":     {[]string{"--listen=:0", "--tls-cert-file=a"}, "one needs the other", exitUsage},
+		"certificate for nobody": {[]string{"--tls-cert-file=a", "--tls-private-key-file=b"}, "needs --listen", exitUsage},
+		"no such certificate":    {[]string{"--listen=:0", "--tls-cert-file=a", "--tls-private-key-file=b"}, "--tls-cert-file: open a", exitError},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var out, errOut bytes.Buffer
+			got := run(t.Context(), append([]string{"map"}, tc.args...), genericiooptions.IOStreams{Out: &out, ErrOut: &errOut})
+			if got != tc.code || !strings.Contains(errOut.String(), tc.want) {
+				t.Errorf("exit code %d, %q, want %d and %q", got, errOut.String(), tc.code, tc.want)
+			}
+		})
+	}
+}

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/base64"
+	"encoding/json"
 	"fmt"
 	"net"
 	"net/http"
@@ -16,7 +17,21 @@ import (
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; base-uri 'none'; " +
 	"form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types 'none'"
 
-// Access decides who may read. The page has a secret from the fragment of its address, which browsers send to nobody, and hands it over in
+// Admission decides who may read: [Access] on the user's machine, [Review] in a cluster.
+type Admission interface {
+	// admit returns why the sender of a request may not read, nil if it may.
+	admit(r *http.Request) *refusal
+	// foreign tells why a request is not from a page of this server, whatever it asks for.
+	foreign(r *http.Request) error
+}
+
+// refusal is the answer to a request that is not admitted.
+type refusal struct {
+	status int
+	text   string
+}
+
+// Access admits who has the secret of this run. The page has a secret from the fragment of its address, which browsers send to nobody, and hands it over in
 // a header, which pages of other origins cannot. A cookie would go to every port of this machine.
 type Access struct {
 	token [sha256.Size]byte
@@ -57,14 +72,36 @@ func (a *Access) exchange(code string) (string, bool) {
 	return a.Token, true
 }
 
-func (a *Access) allows(r *http.Request) bool {
-	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
-	sum := sha256.Sum256([]byte(token))
-	return ok && subtle.ConstantTimeCompare(sum[:], a.token[:]) == 1
+// session hands out the token for the code.
+func (a *Access) session(w http.ResponseWriter, r *http.Request) {
+	var asked struct{ Code string }
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<10)).Decode(&asked); err != nil {
+		http.Error(w, fmt.Sprintf("the code: %v", err), http.StatusBadRequest)
+		return
+	}
+	if err := stranger(r, a.ours); err != nil { // it may have read the code before the browser did
+		http.Error(w, fmt.Sprintf("%v: open the address that kubectl stowage map has printed", err), http.StatusForbidden)
+		return
+	}
+	token, ok := a.exchange(asked.Code)
+	if !ok {
+		http.Error(w, "the code was used already: open the address that kubectl stowage map has printed", http.StatusUnauthorized)
+		return
+	}
+	writeJSON(w, map[string]string{"token": token})
 }
 
-// guard refuses what no browser on this machine sends for this page, whatever it asks for, and sets the headers of all answers.
-func guard(next http.Handler) http.Handler {
+func (a *Access) admit(r *http.Request) *refusal {
+	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
+	sum := sha256.Sum256([]byte(token))
+	if ok && subtle.ConstantTimeCompare(sum[:], a.token[:]) == 1 {
+		return nil
+	}
+	return &refusal{http.StatusUnauthorized, "the token is missing or is that of another run: open the address that kubectl stowage map has printed"}
+}
+
+// guard refuses what no browser sends for this page, whatever it asks for, and sets the headers of all answers.
+func guard(foreign func(*http.Request) error, next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		for name, value := range map[string]string{
 			"Content-Security-Policy":      policy,
@@ -87,7 +124,7 @@ func guard(next http.Handler) http.Handler {
 
 // foreign tells why a request is not from a page of this server: its host is not loopback, so that a name of somebody else's leads here
 // (DNS rebinding), or the page that sends it is of another origin. The port may be another one: SSH forwards it.
-func foreign(r *http.Request) error {
+func (a *Access) foreign(r *http.Request) error {
 	host := r.Host
 	if h, _, err := net.SplitHostPort(host); err == nil {
 		host = h
@@ -98,6 +135,11 @@ func foreign(r *http.Request) error {
 	if origin := r.Header.Get("Origin"); origin != "" && origin != "http://"+r.Host {
 		return fmt.Errorf("origin %q: this server answers to its own page", origin)
 	}
+	return otherSite(r)
+}
+
+// otherSite tells that the browser says of a request that a page of another site sends it.
+func otherSite(r *http.Request) error {
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {
 		return fmt.Errorf("request from another site (%s): this server answers to its own page", site)
 	}

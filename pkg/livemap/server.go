@@ -36,68 +36,53 @@ type Line struct {
 	Text   string `json:"text"`
 }
 
-// Server hands the page and what it shows to browsers that have the token. It is an [http.Handler].
+// Server hands the page and what it shows to browsers that are admitted. It is an [http.Handler].
 type Server struct {
-	title   Title
-	feed    *Feed
-	access  *Access
-	why     func(ctx context.Context, namespace, pod string) ([]Line, error)
-	asking  chan struct{}
-	handler http.Handler
-	beat    time.Duration
+	title     Title
+	feed      *Feed
+	admission Admission
+	why       func(ctx context.Context, namespace, pod string) ([]Line, error)
+	asking    chan struct{}
+	handler   http.Handler
+	beat      time.Duration
 }
 
 // NewServer returns one for what a feed tells. The function why answers why a pod waits; it is called for one pod at a time.
-func NewServer(title Title, feed *Feed, access *Access, why func(ctx context.Context, namespace, pod string) ([]Line, error)) *Server {
-	s := &Server{title: title, feed: feed, access: access, why: why, asking: make(chan struct{}, 1), beat: 15 * time.Second}
+func NewServer(title Title, feed *Feed, admission Admission, why func(ctx context.Context, namespace, pod string) ([]Line, error)) *Server {
+	s := &Server{title: title, feed: feed, admission: admission, why: why, asking: make(chan struct{}, 1), beat: 15 * time.Second}
 	page, err := fs.Sub(dist, "web/dist")
 	if err != nil {
 		panic(err) // its name is fixed
 	}
 	mux := http.NewServeMux()
 	mux.Handle("GET /", http.FileServerFS(page))
-	mux.HandleFunc("POST /api/session", s.session)
+	if access, ok := admission.(*Access); ok {
+		mux.HandleFunc("POST /api/session", access.session)
+	}
 	for path, handle := range map[string]http.HandlerFunc{"stream": s.stream, "at": s.at, "why": s.answer} {
 		mux.HandleFunc("GET /api/"+path, func(w http.ResponseWriter, r *http.Request) {
-			if !access.allows(r) {
-				w.Header().Set("WWW-Authenticate", "Bearer")
-				http.Error(w, "the token is missing or is that of another run: open the address that kubectl stowage map has printed", http.StatusUnauthorized)
+			if refused := admission.admit(r); refused != nil {
+				if refused.status == http.StatusUnauthorized {
+					w.Header().Set("WWW-Authenticate", "Bearer")
+				}
+				http.Error(w, refused.text, refused.status)
 				return
 			}
-			control := http.NewResponseController(w) // who has the token may take longer than limits of the HTTP server let others
+			control := http.NewResponseController(w) // who is admitted may take longer than limits of the HTTP server let others
 			_, _ = control.SetReadDeadline(time.Time{}), control.SetWriteDeadline(time.Time{})
 			handle(w, r)
 		})
 	}
-	s.handler = guard(mux)
+	s.handler = guard(admission.foreign, mux)
 	return s
 }
 
-// HTTP is the server for a listener. Who has no token holds no connection for longer than the limit. Others on the machine can connect.
+// HTTP is the server for a listener. Who is not admitted holds no connection for longer than the limit. Others can connect.
 func (s *Server) HTTP(limit time.Duration) *http.Server {
 	return &http.Server{Handler: s, ReadTimeout: limit, WriteTimeout: limit, IdleTimeout: limit, MaxHeaderBytes: 16 << 10}
 }
 
 func (s *Server) ServeHTTP(w http.ResponseWriter, r *http.Request) { s.handler.ServeHTTP(w, r) }
-
-// session hands out the token for the code.
-func (s *Server) session(w http.ResponseWriter, r *http.Request) {
-	var asked struct{ Code string }
-	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<10)).Decode(&asked); err != nil {
-		http.Error(w, fmt.Sprintf("the code: %v", err), http.StatusBadRequest)
-		return
-	}
-	if err := stranger(r, s.access.ours); err != nil { // it may have read the code before the browser did
-		http.Error(w, fmt.Sprintf("%v: open the address that kubectl stowage map has printed", err), http.StatusForbidden)
-		return
-	}
-	token, ok := s.access.exchange(asked.Code)
-	if !ok {
-		http.Error(w, "the code was used already: open the address that kubectl stowage map has printed", http.StatusUnauthorized)
-		return
-	}
-	writeJSON(w, map[string]string{"token": token})
-}
 
 // at leads from the version "from" to what was at "time", in milliseconds since 1970.
 func (s *Server) at(w http.ResponseWriter, r *http.Request) {

@@ -65,6 +65,9 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 		case <-changed:
 		case <-statusChanged:
 		case <-beat.C:
+			if refused := s.admission.admit(r); refused != nil && refused.status < http.StatusInternalServerError {
+				return // the next request is told why
+			}
 			out.raw(": still here\n\n")
 		}
 	}

@@ -140,20 +140,18 @@ func TestNoGPUsAreSimulatedInProduction(t *testing.T) {
 // TestTheManifestsImagesAreBuilt: each image that a workload names is a stage, runs as the workload wants it, and gets what it is built from.
 func TestTheManifestsImagesAreBuilt(t *testing.T) {
 	dockerfile := read(t, "Dockerfile")
-	_, first, _ := strings.Cut(dockerfile, "\nFROM ${GO_IMAGE} AS build\n")
-	build, _, ok := strings.Cut(first, "\nFROM ")
-	if !ok {
-		t.Fatal("the Dockerfile has no stage that builds")
-	}
 	ignored := read(t, ".dockerignore")
-	for _, m := range regexp.MustCompile(`(?m)^COPY (.*) \S+$`).FindAllStringSubmatch(build, -1) {
+	for _, m := range regexp.MustCompile(`(?m)^COPY ([^-\n].*) \S+$`).FindAllStringSubmatch(dockerfile, -1) {
 		for source := range strings.FieldsSeq(m[1]) {
 			if _, err := os.Stat(filepath.Join(root, source)); err != nil || !strings.Contains(ignored, "\n!"+source+"\n") {
 				t.Errorf("%s is copied, and is not there or is ignored: %v", source, err)
 			}
 		}
 	}
-	for image, manifest := range map[string]string{"scheduler": "manifests/base/scheduler/deployment.yaml", "node-agent": "manifests/base/node-agent/daemonset.yaml"} {
+	for image, manifest := range map[string]string{
+		"scheduler": "manifests/base/scheduler/deployment.yaml", "node-agent": "manifests/base/node-agent/daemonset.yaml",
+		"kubectl-stowage": "manifests/overlays/map/deployment.yaml",
+	} {
 		if !strings.Contains(read(t, manifest), "image: stowage.dev/"+image+"\n") {
 			t.Errorf("%s does not name the image %s", manifest, image)
 		}
@@ -166,7 +164,13 @@ func TestTheManifestsImagesAreBuilt(t *testing.T) {
 		if m := regexp.MustCompile(`runAsUser: (\d+)\s+runAsGroup: (\d+)`).FindStringSubmatch(read(t, manifest)); m != nil {
 			user = m[1] + ":" + m[2]
 		}
-		for _, line := range []string{"COPY --from=build /out/" + image + " /" + image, "USER " + user, `ENTRYPOINT ["/` + image + `"]`} {
+		from := "build"
+		if strings.Contains(dockerfile, "\nFROM build AS build-"+image+"\n") {
+			from += "-" + image
+		}
+		_, build, _ := strings.Cut(dockerfile, " AS "+from+"\n")
+		build, _, _ = strings.Cut(build, "\nFROM ")
+		for _, line := range []string{"COPY --from=" + from + " /out/" + image + " /" + image, "USER " + user, `ENTRYPOINT ["/` + image + `"]`} {
 			if !strings.Contains(stage+"\n", line+"\n") {
 				t.Errorf("stage %s lacks %q:\n%s", image, line, stage)
 			}

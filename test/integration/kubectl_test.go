@@ -55,7 +55,13 @@ func (w *world) kubectlStowage(account string, without ...string) func(args ...s
 		_, err = cluster.AdminClient().CoreV1().ServiceAccounts(readers).Create(w.ctx, &v1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: reader}}, metav1.CreateOptions{})
 		w.must(err, "making the ServiceAccount")
 		w.t.Cleanup(func() { w.cleanUp(cluster.AdminClient().CoreV1().Namespaces().Delete, readers) })
-		w.bind(readers, reader, role.Name, role.Rules)
+		_, err = cluster.AdminClient().RbacV1().ClusterRoleBindings().Create(w.ctx, &rbacv1.ClusterRoleBinding{
+			ObjectMeta: metav1.ObjectMeta{Name: w.name},
+			RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role.Name},
+			Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: readers, Name: reader}},
+		}, metav1.CreateOptions{})
+		w.must(err, "binding the ClusterRole")
+		w.t.Cleanup(func() { w.cleanUp(cluster.AdminClient().RbacV1().ClusterRoleBindings().Delete, w.name) })
 	} else {
 		w.newAccount(account, role.Rules)
 	}
