@@ -25,6 +25,7 @@ import (
 	"k8s.io/cli-runtime/pkg/genericiooptions"
 
 	"stowage.dev/stowage/pkg/clusterview"
+	"stowage.dev/stowage/pkg/simulate"
 	"stowage.dev/stowage/pkg/snapshot/snapshottest"
 )
 
@@ -210,6 +211,21 @@ func TestNobodyIsToldToAskForNone(t *testing.T) {
 	run(t.Context(), []string{"why", "huge", "-n", "team-a", "--snapshot", write(t, c)}, genericiooptions.IOStreams{Out: &out, ErrOut: &out})
 	if !strings.Contains(out.String(), "no node has a device that matches it: add a node with 1.") || strings.Contains(out.String(), "no more than 0") {
 		t.Error(out.String())
+	}
+}
+
+// In a cluster that has scaled down to no nodes, that is the answer, and no error.
+func TestThereAreNoNodes(t *testing.T) {
+	c := snapshottest.New(0, 0)
+	c.Pod("team-a", "first", 1, 0)
+	c.Pod("team-a", "second", 2, 7)
+	file := write(t, c)
+	for name, args := range map[string][]string{"why": {"why", "first", "-n", "team-a"}, "whatif": {"whatif"}} {
+		var out bytes.Buffer
+		code := run(t.Context(), append(args, "--snapshot", file), genericiooptions.IOStreams{Out: &out, ErrOut: &out})
+		if code != exitNo || !strings.Contains(out.String(), simulate.NoNodes) || !strings.Contains(out.String(), "A node: there is none.") {
+			t.Errorf("%s: exit code %d, %s", name, code, out.String())
+		}
 	}
 }
 

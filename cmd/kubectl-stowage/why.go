@@ -305,6 +305,8 @@ func advise(out *simulate.Outcome) (advice []string) {
 	if e == nil {
 		switch {
 		case len(advice) > 0:
+		case out.Reason == simulate.NoNodes:
+			advice = append(advice, "A node: there is none.")
 		case out.RefusedBy != "":
 			advice = append(advice, "No node was looked at: put right what the reason names. Neither a release nor another node helps before.")
 		default:
@@ -318,6 +320,9 @@ func advise(out *simulate.Outcome) (advice []string) {
 		}
 		h := &e.Holders[i]
 		advice = append(advice, fmt.Sprintf("Release on node %s: %s.", h.Node, claimsText(h.Release)))
+	}
+	for _, besides := range out.Besides {
+		advice = append(advice, fmt.Sprintf("No release alone on %s, where devices are not all that is missing: %s.", someOf(besides.Nodes, false), besides.Reason))
 	}
 	if e.NeverTogether {
 		advice = append(advice,

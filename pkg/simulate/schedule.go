@@ -22,6 +22,9 @@ import (
 // perNode bounds the nodes of which an explanation speaks one by one. Nodes that say the same are grouped by who reads it.
 const perNode = 10_000
 
+// NoNodes is the reason of all pods in a cluster without nodes, in the words of kube-scheduler, which tries no plugin then.
+const NoNodes = "no nodes available to schedule pods"
+
 // Outcome is what became of a pod.
 type Outcome struct {
 	Namespace string `json:"namespace"`
@@ -38,6 +41,8 @@ type Outcome struct {
 	Nodes []Refusal `json:"nodes,omitempty"`
 	// Explanation says which devices are missing; nil if that is not the reason.
 	Explanation *allocator.Explanation `json:"explanation,omitempty"`
+	// Besides is what refuses it on nodes where a release of claims would free the devices that it lacks.
+	Besides []Refusal `json:"besides,omitempty"`
 	// Nominated is the node on which it gets a place when the victims have gone.
 	Nominated string `json:"nominated,omitempty"`
 	// Victims are the pods that preemption evicts, as namespace/name.
@@ -79,6 +84,10 @@ func (c *Cluster) Schedule(ctx context.Context, pod *v1.Pod) (*Outcome, error) {
 			out.Reason, out.RefusedBy = status.Message(), plugin.Name()
 			return out, nil
 		}
+	}
+	if all, err := c.snapshot.List(); err != nil || len(all) == 0 {
+		out.Reason = NoNodes
+		return out, err
 	}
 	state := framework.NewCycleState()
 	nodes, diagnosis, err := c.filter(ctx, state, pod)
@@ -199,8 +208,14 @@ func (c *Cluster) refuse(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 	out.Nodes = group(all, diagnosis)
 	if diagnosis.PreFilterMsg != "" {
 		out.RefusedBy = strings.Join(sets.List(diagnosis.UnschedulablePlugins), ", ")
-	} else if out.Explanation, err = deviceclaims.Explain(ctx, c.plugin, state, pod, perNode); err != nil {
-		return err
+	} else {
+		e, err := deviceclaims.Explain(ctx, c.plugin, state, pod, perNode)
+		if err != nil {
+			return err
+		}
+		if out.Explanation, out.Besides, err = c.confirm(ctx, state, pod, e); err != nil {
+			return err
+		}
 	}
 	c.writes.take()
 	result, status := c.profile.RunPostFilterPlugins(ctx, state, pod, diagnosis.NodeToStatus)

@@ -1,0 +1,87 @@
+package simulate
+
+import (
+	"context"
+	"maps"
+	"slices"
+	"strings"
+
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/dynamic-resource-allocation/resourceclaim"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims"
+)
+
+// confirm leaves those releases in an explanation that would help, and returns what else refuses the pod on the other nodes: the plugin of the
+// devices is asked before plugins that count CPUs and volumes. Who uses a claim that is released is taken off the node first.
+func (c *Cluster) confirm(ctx context.Context, state fwk.CycleState, pod *v1.Pod, e *allocator.Explanation) (*allocator.Explanation, []Refusal, error) {
+	if e == nil || len(e.Holders) == 0 {
+		return e, nil, nil
+	}
+	confirmed := *e
+	confirmed.Holders = nil
+	besides := map[string][]string{}
+	for _, holders := range e.Holders {
+		status, err := c.without(ctx, state, pod, holders.Node, holders.Release)
+		switch {
+		case err != nil:
+			return nil, nil, err
+		case status.IsSuccess():
+			confirmed.Holders = append(confirmed.Holders, holders)
+		default:
+			reason := strings.Join(status.Reasons(), "; ")
+			besides[reason] = append(besides[reason], holders.Node)
+		}
+	}
+	var refusals []Refusal
+	for _, reason := range slices.Sorted(maps.Keys(besides)) {
+		refusals = append(refusals, Refusal{reason, besides[reason]})
+	}
+	return &confirmed, refusals, nil
+}
+
+// without is what all plugins but that of the devices say of a node on which nobody uses the claims any more.
+func (c *Cluster) without(ctx context.Context, state fwk.CycleState, pod *v1.Pod, name string, claims []allocator.ClaimHolder) (*fwk.Status, error) {
+	of, err := c.snapshot.Get(name)
+	if err != nil {
+		return nil, err
+	}
+	state, node := state.Clone(), of.Snapshot()
+	state.SetSkipFilterPlugins(state.GetSkipFilterPlugins().Union(sets.New(deviceclaims.Name)))
+	for _, user := range of.GetPods() {
+		if !usesAny(user.GetPod(), claims) {
+			continue
+		}
+		if err := node.RemovePod(c.logger, user.GetPod()); err != nil {
+			return nil, err
+		}
+		if status := c.profile.RunPreFilterExtensionRemovePod(ctx, state, pod, user, node); !status.IsSuccess() {
+			return nil, status.AsError()
+		}
+	}
+	status := c.profile.RunFilterPluginsWithNominatedPods(ctx, state, pod, node)
+	if status.Code() == fwk.Error {
+		return nil, status.AsError()
+	}
+	return status, nil
+}
+
+// usesAny tells whether a pod uses one of the claims.
+func usesAny(pod *v1.Pod, claims []allocator.ClaimHolder) bool {
+	names := sets.New[types.NamespacedName]()
+	for i := range pod.Spec.ResourceClaims {
+		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
+			names.Insert(types.NamespacedName{Namespace: pod.Namespace, Name: *name})
+		}
+	}
+	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
+		names.Insert(types.NamespacedName{Namespace: pod.Namespace, Name: extended.ResourceClaimName})
+	}
+	return slices.ContainsFunc(claims, func(claim allocator.ClaimHolder) bool {
+		return names.Has(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Claim})
+	})
+}
