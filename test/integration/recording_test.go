@@ -17,6 +17,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 
@@ -230,6 +231,12 @@ func (j judged) Run() int {
 	for _, problem := range recorded.judge(all) {
 		fmt.Fprintln(os.Stderr, "rights:", problem)
 		code = max(code, 1)
+	}
+	if n := followed.Load(); all && n < leastFollowed {
+		fmt.Fprintf(os.Stderr, "advice: %d tests ended with a pod that runs by what 'why' proposes, want %d at least\n", n, leastFollowed)
+		code = max(code, 1)
+	} else if n > 0 {
+		fmt.Fprintf(os.Stderr, "advice: %d tests ended with a pod that runs by what 'why' proposes, which took %v\n", n, time.Duration(following.Load()))
 	}
 	return code
 }

@@ -77,6 +77,7 @@ type schedulerSetup struct {
 // in place of "stowage"; all else is as the file says.
 func startScheduler(t *testing.T, name string, setup schedulerSetup) *scheduler {
 	t.Helper()
+	asShipped := setup.isAsShipped()
 	if setup.config == "" {
 		setup.config = secondScheduler
 	}
@@ -169,6 +170,10 @@ func startScheduler(t *testing.T, name string, setup schedulerSetup) *scheduler 
 		t.Fatalf("waiting for the caches of scheduler %s: %v", name, err)
 	}
 	running.Go(func() { s.Run(ctx) })
+	if asShipped {
+		shippedSchedulers.Store(name, setup.config)
+		t.Cleanup(func() { shippedSchedulers.Delete(name) })
+	}
 	return &scheduler{name: name, profiles: s.Profiles, probe: setup.probe, log: log}
 }
 

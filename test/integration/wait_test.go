@@ -110,6 +110,7 @@ func (w *world) awaitBoundTo(name, nodeSuffix string) *v1.Pod {
 // awaitUnschedulable waits until the pod's PodScheduled condition is false with a message that has all the parts.
 func (w *world) awaitUnschedulable(name string, parts ...string) *v1.Pod {
 	w.t.Helper()
+	w.followAdviceAtTheEnd()
 	return w.awaitPod(name, fmt.Sprintf("unschedulable with a message that has %q", parts), func(p *v1.Pod) bool {
 		c := scheduledCondition(p)
 		return c != nil && c.Status == v1.ConditionFalse && hasAll(c.Message, parts)

@@ -34,6 +34,7 @@ type world struct {
 	driver        string // of the devices
 	class         string // selects all devices of the driver
 	schedulerName string // of new pods
+	followed      bool   // at the end of the test, see followAdviceAtTheEnd
 }
 
 // newWorld makes a namespace and a class for the devices of a driver of its own.
