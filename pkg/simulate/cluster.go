@@ -11,6 +11,7 @@ import (
 	"github.com/go-logr/logr"
 	v1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/events"
@@ -148,25 +149,20 @@ func (c *Cluster) start(ctx context.Context, objects *snapshot.Objects, config *
 func (c *Cluster) fill(ctx context.Context, objects *snapshot.Objects) error {
 	cache := internalcache.New(ctx, nil, utilfeature.DefaultFeatureGate.Enabled(features.GenericWorkload),
 		utilfeature.DefaultFeatureGate.Enabled(features.CompositePodGroup))
+	nodes := sets.New[string]()
 	for _, node := range objects.Nodes {
 		cache.AddNode(c.logger, node)
+		nodes.Insert(node.Name)
 	}
 	if err := cache.UpdateSnapshot(c.logger, c.snapshot); err != nil {
 		return err
 	}
 	alike := podInfos{}
 	for _, pod := range objects.Pods {
-		if pod.Spec.NodeName == "" || isOver(pod) {
+		if isOver(pod) || !nodes.Has(pod.Spec.NodeName) {
 			continue
 		}
-		if _, err := c.snapshot.Get(pod.Spec.NodeName); err != nil {
-			continue // its node is gone
-		}
-		info, err := alike.of(pod)
-		if err == nil {
-			err = c.snapshot.AssumePod(info)
-		}
-		if err != nil {
+		if err := c.snapshot.AssumePod(alike.of(pod)); err != nil {
 			return fmt.Errorf("pod %s: %w", snapshot.Reference(pod), err)
 		}
 	}

@@ -12,28 +12,31 @@ import (
 // request takes the framework longer than all else that a simulation begins with.
 type podInfos map[string]*framework.PodInfo
 
-// of returns what the framework keeps of a pod. The error is about its affinity.
-func (p podInfos) of(pod *v1.Pod) (*framework.PodInfo, error) {
+// of returns what the framework keeps of a pod. An affinity that cannot be read is passed over, as the framework does with pods that run.
+func (p podInfos) of(pod *v1.Pod) *framework.PodInfo {
 	key, ok := requestsOf(pod)
 	if like := p[key]; ok && like != nil {
 		info := *like // with the sums
 		info.Pod = pod
-		return &info, nil
+		return &info
 	}
-	info, err := framework.NewPodInfo(pod)
-	if err == nil && ok {
+	info, _ := framework.NewPodInfo(pod)
+	if ok {
 		info.CalculateResource()
 		p[key] = info
 	}
-	return info, err
+	return info
 }
 
 // requestsOf is the same text for two pods if the framework keeps the same of them. It is none for a pod whose requests are more than those of
-// its containers' specs, or that has an affinity.
+// its containers' specs, that is being resized, or that has an affinity.
 func requestsOf(pod *v1.Pod) (text string, ok bool) {
 	spec, status := &pod.Spec, &pod.Status
 	if spec.Affinity != nil || spec.Overhead != nil || spec.Resources != nil || status.Resources != nil || status.AllocatedResources != nil ||
 		status.NodeAllocatableResourceClaimStatuses != nil {
+		return "", false
+	}
+	if slices.ContainsFunc(status.Conditions, func(c v1.PodCondition) bool { return c.Type == v1.PodResizePending || c.Type == v1.PodResizeInProgress }) {
 		return "", false
 	}
 	for _, statuses := range [][]v1.ContainerStatus{status.InitContainerStatuses, status.ContainerStatuses} {

@@ -108,11 +108,8 @@ func (c *Cluster) Schedule(ctx context.Context, pod *v1.Pod) (*Outcome, error) {
 		out.Reason = status.Message()
 		return out, nil
 	}
-	info, err := framework.NewPodInfo(assumed)
-	if err == nil {
-		err = c.snapshot.AssumePod(info)
-	}
-	if err != nil {
+	info, _ := framework.NewPodInfo(assumed) // see [podInfos.of]
+	if err := c.snapshot.AssumePod(info); err != nil {
 		return nil, fmt.Errorf("pod %s: %w", klog.KObj(pod), err)
 	}
 	c.nominees.DeleteNominatedPodIfExists(pod)

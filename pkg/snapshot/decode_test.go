@@ -59,3 +59,25 @@ func TestObjectsAreDecodedAsByKubernetes(t *testing.T) {
 		}
 	}
 }
+
+// A file may be from somebody else, of another version, or cut off: the object, the field and the value are named.
+func TestWhatIsWrongInAFileIsNamed(t *testing.T) {
+	const head = `{"apiVersion":"stowage.dev/v1alpha1","kind":"ClusterSnapshot"`
+	for name, tc := range map[string]struct{ content, want string }{
+		"a slash":      {head + `,"nodes":[{"metadata":{"name":"a"},"status":{"allocatable":{"nvidia.com/gpu":"many"}}}]}`, "nvidia.com/gpu"},
+		"an index":     {head + `,"nodes":[{"metadata":{"name":"a"},"spec":{"taints":[{"key":1}]}}]}`, "spec.taints[0].key"},
+		"out of range": {head + `,"pods":[{"metadata":{"name":"a","uid":"u"},"spec":{"priority":99999999999}}]}`, "99999999999"},
+		"a fraction":   {head + `,"pods":[{"metadata":{"name":"a","uid":"u"},"spec":{"priority":1.5}}]}`, "1.5"},
+		"newer file":   {`{"apiVersion":"stowage.dev/v9","kind":"ClusterSnapshot","nodes":{"a":{}}}`, "apiVersion"},
+		"not a list":   {head + `,"nodes":{}}`, `nodes: want a list`},
+		"a time":       {head + `,"nodes":[{"metadata":{"name":"a","creationTimestamp":"now"}}]}`, "creationTimestamp"},
+		"syntax":       {head + `,"nodes":[{"metadata":{"name":"a"} "spec":{}}]}`, "nodes[0]"},
+		"truncated":    {head + `,"nodes":[{"metadata":{"name":"a"}}],"pods":[{"metadata":{"na`, "too early"},
+		"many more":    {head + `,"nodes":[` + strings.Repeat("0,", 500001) + `0]}`, "500000"},
+	} {
+		_, err := Read(strings.NewReader(tc.content))
+		if err == nil || !strings.Contains(err.Error(), tc.want) || strings.HasPrefix(err.Error(), "not an object in JSON: nodes") {
+			t.Errorf("%s: %v, want %q", name, err, tc.want)
+		}
+	}
+}

@@ -74,7 +74,10 @@ func decode(content []byte) (*Snapshot, error) {
 	parts, err := members(content, func(name string) bool {
 		return slices.ContainsFunc(kinds, func(k kind) bool { return k.field == name })
 	})
-	if err != nil {
+	switch {
+	case errors.Is(err, errTooMany):
+		return nil, err
+	case err != nil:
 		return nil, fmt.Errorf("not an object in JSON: %w", err)
 	}
 	fields := parts.fields
@@ -90,6 +93,8 @@ func decode(content []byte) (*Snapshot, error) {
 		return nil, err
 	case s.APIVersion != APIVersion || s.Kind != Kind:
 		return nil, fmt.Errorf("apiVersion %q, kind %q: want %s, %s", s.APIVersion, s.Kind, APIVersion, Kind)
+	case parts.notList != nil:
+		return nil, parts.notList
 	case len(strict) > 0:
 		return nil, errors.Join(strict...)
 	}

@@ -8,6 +8,7 @@ import (
 	"iter"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 
 	jsonv2 "github.com/go-json-experiment/json"
@@ -107,17 +108,29 @@ func namesField(err error) error {
 	if !errors.As(err, &wrong) {
 		return err
 	}
-	field := strings.ReplaceAll(strings.TrimPrefix(string(wrong.JSONPointer), "/"), "/", ".")
+	var field strings.Builder
+	for token := range wrong.JSONPointer.Tokens() {
+		switch _, notIndex := strconv.ParseUint(token, 10, 32); {
+		case notIndex == nil:
+			fmt.Fprintf(&field, "[%s]", token)
+		case field.Len() == 0:
+			field.WriteString(token)
+		default:
+			field.WriteString("." + token)
+		}
+	}
 	switch {
+	case wrong.Err != nil && wrong.JSONValue != nil:
+		err = fmt.Errorf("%.100s: %w", wrong.JSONValue, wrong.Err)
 	case wrong.Err != nil:
 		err = wrong.Err
 	case wrong.GoType != nil:
 		err = fmt.Errorf("a JSON %s, want %s", wrong.JSONKind, wrong.GoType)
 	}
-	if field == "" {
+	if field.Len() == 0 {
 		return err
 	}
-	return fmt.Errorf("%s: %w", field, err)
+	return fmt.Errorf("%s: %w", &field, err)
 }
 
 // nameIn is the name of an object that cannot be decoded, as far as it can be found.

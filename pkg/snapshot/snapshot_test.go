@@ -76,7 +76,7 @@ func TestWhatIsWrongIsNamed(t *testing.T) {
 		"another version":   {`{"apiVersion":"stowage.dev/v9","kind":"ClusterSnapshot"}`, `apiVersion "stowage.dev/v9"`},
 		"another kind":      {`{"apiVersion":"v1","kind":"List"}`, `kind "List"`},
 		"an unknown field":  {head + `,"nods":[]}`, `unknown field "nods"`},
-		"a list is none":    {head + `,"nodes":{}}`, `nodes: want "[" first`},
+		"a list is none":    {head + `,"nodes":{}}`, `nodes: want a list`},
 		"it ends early":     {head + `,"nodes":[{"metadata":{"name":"a"}}`, "it ends too early"},
 		"no comma":          {head + `,"nodes":[{"metadata":{"name":"a"}} {}]}`, "nodes: want a comma"},
 		"a comma too many":  {head + `,"nodes":[,{}]}`, "nodes: a value is missing"},

@@ -7,13 +7,18 @@ import (
 	"fmt"
 )
 
-// errTruncated is what a file that ends too early has.
-var errTruncated = errors.New("it ends too early")
+var (
+	// errTruncated is what a file that ends too early has.
+	errTruncated = errors.New("it ends too early")
+	errTooMany   = fmt.Errorf("more than %d objects", MaxObjects)
+)
 
 // parts are the members of a file: the elements of each list, and the other fields as they are.
 type parts struct {
 	lists  map[string][]json.RawMessage
 	fields map[string]json.RawMessage
+	// notList is the error that a list is none, which a file of another version may have.
+	notList error
 }
 
 // members divides an object in JSON into its members, and those that are lists into their elements, without looking into these: they are
@@ -37,7 +42,7 @@ func members(content []byte, isList func(name string) bool) (*parts, error) {
 		if p.has(name) {
 			return nil, fmt.Errorf("%s: duplicate field", name)
 		}
-		if isList(name) {
+		if isList(name) && bytes.HasPrefix(rest, []byte("[")) {
 			p.lists[name], rest, err = elements(rest)
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", name, err)
@@ -47,7 +52,11 @@ func members(content []byte, isList func(name string) bool) (*parts, error) {
 		if end, err = endOf(rest); err != nil {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
-		p.fields[name] = rest[:end]
+		if isList(name) {
+			p.lists[name], p.notList = nil, fmt.Errorf("%s: want a list", name)
+		} else {
+			p.fields[name] = rest[:end]
+		}
 		return rest[end:], nil
 	})
 	if err == nil && len(bytes.TrimLeft(rest, " \t\r\n")) > 0 {
@@ -70,7 +79,7 @@ func elements(content []byte) (all []json.RawMessage, rest []byte, err error) {
 			return nil, err
 		}
 		if all = append(all, rest[:end]); len(all) > MaxObjects {
-			return nil, fmt.Errorf("more than %d objects", MaxObjects)
+			return nil, errTooMany
 		}
 		return rest[end:], nil
 	})

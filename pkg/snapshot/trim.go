@@ -80,7 +80,10 @@ func hostPorts(ports []v1.ContainerPort) (kept []v1.ContainerPort) {
 }
 
 func trimStatus(s *v1.ContainerStatus) v1.ContainerStatus {
-	trimmed := v1.ContainerStatus{Name: s.Name, Ready: s.Ready, RestartCount: s.RestartCount, Started: s.Started}
+	trimmed := v1.ContainerStatus{
+		Name: s.Name, Ready: s.Ready, RestartCount: s.RestartCount, Started: s.Started,
+		Resources: s.Resources, AllocatedResources: s.AllocatedResources, // what a scheduler counts while a resize waits
+	}
 	if s.State.Waiting != nil {
 		trimmed.State.Waiting = &v1.ContainerStateWaiting{Reason: s.State.Waiting.Reason}
 	}
