@@ -79,7 +79,7 @@ func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *al
 	}
 	keep := sets.New[types.UID]()
 	for _, pc := range c.claims {
-		keep.Insert(pc.claim.UID)
+		keep.Insert(pc.Claim.UID)
 	}
 	ctx, cancel := context.WithTimeout(ctx, pl.shared.limits.Holders)
 	defer cancel()
@@ -116,7 +116,7 @@ func (pl *Plugin) whereAllocated(c *cycle) string {
 	}
 	var texts []string
 	for i := range c.claims {
-		if pc := &c.claims[i]; pc.nodes != nil {
+		if pc := &c.claims[i]; pc.Nodes != nil {
 			texts = append(texts, pl.describePin(pc)+": the pod can run nowhere else")
 		}
 	}
@@ -125,17 +125,17 @@ func (pl *Plugin) whereAllocated(c *cycle) string {
 
 // describePin says for which nodes a claim is allocated. One that is planned is so for another node each time: if the text named it, pod and
 // group would be written with each attempt.
-func (pl *Plugin) describePin(pc *podClaim) string {
+func (pl *Plugin) describePin(pc *podclaims.Claim) string {
 	of := ""
-	if pc.user.Resource == "podgroups" {
-		of = fmt.Sprintf(" of pod group %s", pc.user.Name)
+	if pc.User.Resource == "podgroups" {
+		of = fmt.Sprintf(" of pod group %s", pc.User.Name)
 	}
-	if pc.shared != nil {
-		return fmt.Sprintf("claim %s%s is planned for another pod of the group on one node", klog.KObj(pc.claim), of)
+	if pc.Shared != nil {
+		return fmt.Sprintf("claim %s%s is planned for another pod of the group on one node", klog.KObj(pc.Claim), of)
 	}
-	names := podclaims.NodesByName(pc.allocation().NodeSelector)
+	names := podclaims.NodesByName(pc.Allocation().NodeSelector)
 	if names == nil {
-		return fmt.Sprintf("claim %s%s is allocated on nodes that its status.allocation.nodeSelector selects", klog.KObj(pc.claim), of)
+		return fmt.Sprintf("claim %s%s is allocated on nodes that its status.allocation.nodeSelector selects", klog.KObj(pc.Claim), of)
 	}
 	var nodes []string
 	for _, name := range sets.List(names) {
@@ -144,7 +144,7 @@ func (pl *Plugin) describePin(pc *podClaim) string {
 		}
 		nodes = append(nodes, name)
 	}
-	return fmt.Sprintf("claim %s%s is allocated on node %s", klog.KObj(pc.claim), of, strings.Join(nodes, " or "))
+	return fmt.Sprintf("claim %s%s is allocated on node %s", klog.KObj(pc.Claim), of, strings.Join(nodes, " or "))
 }
 
 // taintRule returns the name of the DeviceTaintRule that a device has a taint from, empty if its driver has set the taint.

@@ -154,7 +154,7 @@ func (pl *Plugin) askExtended(pod *v1.Pod, names []v1.ResourceName, a *asked, in
 	if err != nil {
 		return err
 	}
-	a.claims = append(a.claims, podClaim{claim: adopted, nodes: nodes, user: podclaims.UserOf(pod)})
+	a.claims = append(a.claims, podclaims.Claim{Claim: adopted, Nodes: nodes, User: podclaims.UserOf(pod)})
 	return nil
 }
 

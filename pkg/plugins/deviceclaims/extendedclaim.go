@@ -65,15 +65,15 @@ func isForExtendedResources(claim *resourceapi.ResourceClaim) bool {
 }
 
 // bindingClaims are the pod's claims as they were when it was reserved, with the one that has been made for its extended resources.
-func (c *cycle) bindingClaims() []podClaim {
+func (c *cycle) bindingClaims() []podclaims.Claim {
 	claims := slices.Clone(c.claims)
 	for i := range claims {
-		if joined := c.binding.joined[claims[i].claim.UID]; joined != nil {
-			claims[i].claim = joined
+		if joined := c.binding.joined[claims[i].Claim.UID]; joined != nil {
+			claims[i].Claim = joined
 		}
 	}
 	if created := c.binding.extended.created; created != nil {
-		claims = append(claims, podClaim{claim: created, user: podclaims.UserOf(c.extended.pod)})
+		claims = append(claims, podclaims.Claim{Claim: created, User: podclaims.UserOf(c.extended.pod)})
 	}
 	return claims
 }

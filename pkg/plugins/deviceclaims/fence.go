@@ -126,9 +126,9 @@ func (c *cycle) boundClaims() []*resourceapi.ResourceClaim {
 	bound := c.bindingClaims()
 	claims := make([]*resourceapi.ResourceClaim, len(bound))
 	for i, pc := range bound {
-		claims[i] = pc.claim
+		claims[i] = pc.Claim
 		for _, w := range c.binding.writes {
-			if w.Planned.UID == pc.claim.UID {
+			if w.Planned.UID == pc.Claim.UID {
 				claims[i] = w.Written
 			}
 		}
@@ -139,8 +139,8 @@ func (c *cycle) boundClaims() []*resourceapi.ResourceClaim {
 // userOf returns whom a claim of the pod is reserved for.
 func (c *cycle) userOf(claim types.UID) types.UID {
 	for _, pc := range c.bindingClaims() {
-		if pc.claim.UID == claim {
-			return pc.user.UID
+		if pc.Claim.UID == claim {
+			return pc.User.UID
 		}
 	}
 	return ""
@@ -236,7 +236,7 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence
 // that are being bound to one have given way and not tried again since. The API is asked, too: another scheduler may have bound one.
 func (pl *Plugin) groupLeaves(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) (bool, error) {
 	left := pl.shared.attempts.HaveGivenWay(pod)
-	users, err := pl.scheduledUsers(pod, claim)
+	users, err := pl.groups.ScheduledUsers(pod, claim)
 	if err != nil || slices.ContainsFunc(users, func(member *v1.Pod) bool { return !left.Has(member.UID) }) {
 		return false, nil //nolint:nilerr // a group that is not known may have any pods
 	}

@@ -12,6 +12,7 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
 // Reasons why a node is refused besides those of the allocator. The scheduler counts equal strings over all
@@ -99,13 +100,13 @@ func (pl *Plugin) filterAllocated(c *cycle, node *v1.Node) *fwk.Status {
 }
 
 // whyUnusable says why a claim cannot be used on the node as it is allocated, empty if it can or is not.
-func (pl *Plugin) whyUnusable(pc *podClaim, node *v1.Node) string {
+func (pl *Plugin) whyUnusable(pc *podclaims.Claim, node *v1.Node) string {
 	switch {
-	case pc.nodes != nil && !pc.nodes.Match(node):
+	case pc.Nodes != nil && !pc.Nodes.Match(node):
 		return reasonElsewhere
-	case skipsNodeOperations(pc.allocation()) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
+	case skipsNodeOperations(pc.Allocation()) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
 		return reasonSkipping
-	case pl.binder.IsBroken(pc.claim):
+	case pl.binder.IsBroken(pc.Claim):
 		return reasonBinding
 	}
 	return ""

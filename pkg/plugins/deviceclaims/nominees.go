@@ -61,7 +61,7 @@ func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *i
 // unallocatedOf returns the claims of a pod nominated to the node that have no devices yet and that nobody is being given devices for. It is none if
 // the pod cannot come: it waits for one of its claims, or another one has been allocated meanwhile, cannot be used on the node, and is in use by others.
 func (s *stakes) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.ResourceClaim {
-	if _, err := s.pl.usableClaims(pod); err != nil {
+	if _, err := podclaims.Usable(s.pl.shared.tracker, pod); err != nil {
 		return nil
 	}
 	var unallocated []*resourceapi.ResourceClaim
@@ -71,7 +71,7 @@ func (s *stakes) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.Resour
 			continue
 		}
 		if allocation := claim.Status.Allocation; allocation != nil {
-			if nodes, err := nodesOf(claim, allocation); err == nil && nodes != nil && !nodes.Match(node) && !podclaims.UsedOnlyBy(claim, pod.UID) {
+			if nodes, err := podclaims.NodesOf(claim, allocation); err == nil && nodes != nil && !nodes.Match(node) && !podclaims.UsedOnlyBy(claim, pod.UID) {
 				return nil
 			}
 			continue

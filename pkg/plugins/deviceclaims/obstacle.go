@@ -51,14 +51,14 @@ func (o *obstacle) givenUp() string {
 // pod that waits holds nothing: two of them could wait for each other's devices for ever.
 func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle {
 	found := func(i int, reason string) *obstacle {
-		return &obstacle{c.claims[i].claim, reason, pl.usedByOthers(c.claims[i], pod), c.claims[i].user.UID}
+		return &obstacle{c.claims[i].Claim, reason, pl.groups.UsedByOthers(c.claims[i], pod), c.claims[i].User.UID}
 	}
 	var candidates []int
 	for i, pc := range c.claims {
 		if !pl.mayGiveUp(c, i, pod) {
 			continue
 		}
-		if why := pl.binder.WhyBroken(pc.claim); why != "" {
+		if why := pl.binder.WhyBroken(pc.Claim); why != "" {
 			return found(i, "which could not be made ready: "+why)
 		}
 		candidates = append(candidates, i)
@@ -71,18 +71,18 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 
 // keptOf returns a reservation that is kept for a pod that waits, as by a scheduler that has ended: its own, also where its group has one, too,
 // or else its group's, of which no pod runs with the claim. It returns nil if there is none, or it may be another scheduler's that binds the pod.
-func (pl *Plugin) keptOf(claims []podClaim, pod *v1.Pod) *obstacle {
-	kept := func(pc podClaim, user types.UID) bool {
-		return pc.claim.Status.Allocation != nil && podclaims.IsReservedFor(pc.claim, user) && pl.binder.CheckNotAdopted(pc.claim, user) == nil
+func (pl *Plugin) keptOf(claims []podclaims.Claim, pod *v1.Pod) *obstacle {
+	kept := func(pc podclaims.Claim, user types.UID) bool {
+		return pc.Claim.Status.Allocation != nil && podclaims.IsReservedFor(pc.Claim, user) && pl.binder.CheckNotAdopted(pc.Claim, user) == nil
 	}
 	for _, pc := range claims {
 		if kept(pc, pod.UID) {
-			return &obstacle{pc.claim, "which others may use while the pod waits", pl.usedByOthers(pc, pod), pod.UID}
+			return &obstacle{pc.Claim, "which others may use while the pod waits", pl.groups.UsedByOthers(pc, pod), pod.UID}
 		}
 	}
 	for _, pc := range claims {
-		if pc.user.UID != pod.UID && kept(pc, pc.user.UID) && !pl.isUsedByGroup(pc, pod) {
-			return &obstacle{pc.claim, "which others may use while the pod's group waits", pl.usedByOthers(pc, pod), pc.user.UID}
+		if pc.User.UID != pod.UID && kept(pc, pc.User.UID) && !pl.groups.UsedByGroup(pc, pod) {
+			return &obstacle{pc.Claim, "which others may use while the pod's group waits", pl.groups.UsedByOthers(pc, pod), pc.User.UID}
 		}
 	}
 	return nil
@@ -122,7 +122,7 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 	var anew []*resourceapi.ResourceClaim
 	var holding []*stake
 	for _, i := range moved {
-		claim := c.claims[i].claim
+		claim := c.claims[i].Claim
 		st := &stake{claim: usage.RefOf(claim)}
 		st.addPools(claim.Status.Allocation)
 		holding = append(holding, st)

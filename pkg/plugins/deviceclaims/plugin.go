@@ -15,6 +15,7 @@ import (
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
 // Name is the plugin's name in scheduler configurations.
@@ -26,6 +27,7 @@ type Plugin struct {
 	shared *Shared
 	fence  *fence.Fence // nil if it is disabled
 	binder *binding.Binder
+	groups *podclaims.Groups
 
 	features      allocator.Features
 	filterTimeout time.Duration
@@ -75,6 +77,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		shared:        shared,
 		fence:         newFence(shared.tracker, typed.Fence),
 		features:      features,
+		groups:        podclaims.NewGroups(handle),
 		binder:        binding.New(shared.books, handle, features.DeviceBindingConditions, typed.BindingTimeout.Duration),
 		filterTimeout: typed.FilterTimeout.Duration,
 		policy:        policies[typed.ScoringStrategy.Devices],

@@ -85,7 +85,7 @@ func (pl *Plugin) groupWaitsFor(pods []*v1.Pod, found *groupCycle) {
 		switch c := found.pods[pod.UID]; {
 		case c == nil, c.placed:
 			pl.shared.waiting.NotRefused(pod.UID, pl.binder.Clock.Now())
-		case slices.ContainsFunc(c.claims, func(pc podClaim) bool { return pc.shared != nil }):
+		case slices.ContainsFunc(c.claims, func(pc podclaims.Claim) bool { return pc.Shared != nil }):
 			// What it shares with pods before it may be on another node the next time.
 			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Nodes: pl.allNodes(), Again: true}, pl.binder.Clock.Now())
 		default:
@@ -155,7 +155,7 @@ func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.S
 		if err != nil {
 			continue // a claim is not made yet, so nothing has been reserved for the pod
 		}
-		users, err := pl.groupClaims(pod)
+		users, err := pl.groups.ClaimsOf(pod)
 		if err != nil {
 			return moreOf(status, fwk.AsStatus(fmt.Errorf("pod %s: %w", klog.KObj(pod), err)))
 		}
@@ -164,7 +164,7 @@ func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.S
 			if err != nil {
 				continue
 			}
-			if kept := pl.keptOf([]podClaim{{claim: claim, user: cmp.Or(users[name.Name], podclaims.UserOf(pod))}}, pod); kept != nil {
+			if kept := pl.keptOf([]podclaims.Claim{{Claim: claim, User: cmp.Or(users[name.Name], podclaims.UserOf(pod))}}, pod); kept != nil {
 				status = moreOf(status, pl.giveUpObstacle(ctx, pod, kept))
 			}
 		}
@@ -195,7 +195,7 @@ func (pl *Plugin) awaitLeavingForGroup(ctx context.Context, pods []*v1.Pod, foun
 	stakes := newStakes(pl)
 	for _, c := range found.pods {
 		for _, pc := range c.claims {
-			stakes.own.Insert(pc.claim.UID)
+			stakes.own.Insert(pc.Claim.UID)
 		}
 	}
 	inv, view := pl.shared.store.View(), pl.shared.tracker.Snapshot().Usage

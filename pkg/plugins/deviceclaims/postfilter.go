@@ -145,36 +145,15 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle, again bool) (until time.Time) {
 // its own reservation if others use the claim, too.
 func (pl *Plugin) mayGiveUp(c *cycle, i int, pod *v1.Pod) bool {
 	pc := c.claims[i]
-	if pc.claim.Status.Allocation == nil {
+	if pc.Claim.Status.Allocation == nil {
 		return false
 	}
 	// PreFilter has left out nodes that the allocation does not name, so Filter did not see them.
-	pinned := pc.nodes != nil && podclaims.NodesByName(pc.claim.Status.Allocation.NodeSelector) != nil
+	pinned := pc.Nodes != nil && podclaims.NodesByName(pc.Claim.Status.Allocation.NodeSelector) != nil
 	if !pinned && !c.results.isUnusable(i) {
 		return false
 	}
-	return !pl.isUsedByGroup(pc, pod) && (podclaims.IsReservedFor(pc.claim, pc.user.UID) || !pl.usedByOthers(pc, pod))
-}
-
-// isUsedByGroup tells whether the claim is reserved for the pod's group, and another pod of the group uses it and has a node.
-func (pl *Plugin) isUsedByGroup(pc podClaim, pod *v1.Pod) bool {
-	if pc.user.UID == pod.UID || !podclaims.IsReservedFor(pc.claim, pc.user.UID) {
-		return false
-	}
-	users, err := pl.scheduledUsers(pod, pc.claim)
-	return err != nil || len(users) > 0
-}
-
-// usedByOthers tells whether somebody uses the claim besides the pod, and its group of which no other pod that uses it has a node.
-func (pl *Plugin) usedByOthers(pc podClaim, pod *v1.Pod) bool {
-	switch {
-	case podclaims.UsedOnlyBy(pc.claim, pod.UID):
-		return false
-	case !podclaims.UsedOnlyBy(pc.claim, pod.UID, pc.user.UID):
-		return true
-	}
-	users, err := pl.scheduledUsers(pod, pc.claim)
-	return err != nil || len(users) > 0
+	return !pl.groups.UsedByGroup(pc, pod) && (podclaims.IsReservedFor(pc.Claim, pc.User.UID) || !pl.groups.UsedByOthers(pc, pod))
 }
 
 // giveUp clears the claim's allocation, or takes the pod's reservation from a claim that others use, unless the pod turns out to

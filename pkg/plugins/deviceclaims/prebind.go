@@ -56,17 +56,17 @@ func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.
 		return err
 	}
 	for _, pc := range c.bindingClaims() {
-		allocation := c.binding.allocation(pc.claim)
-		w := &binding.Write{Planned: pc.claim, Allocation: allocation, User: pc.user}
+		allocation := c.binding.allocation(pc.Claim)
+		w := &binding.Write{Planned: pc.Claim, Allocation: allocation, User: pc.User}
 		c.binding.writes = append(c.binding.writes, w)
 		if err := pl.binder.Bind(ctx, w); err != nil {
-			return fmt.Errorf("claim %s: %w", klog.KObj(pc.claim), err)
+			return fmt.Errorf("claim %s: %w", klog.KObj(pc.Claim), err)
 		}
 		// The allocation is in the first layer now.
-		pl.shared.tracker.Release(pc.claim.UID, pod.UID)
-		pl.shared.books.Places.Leave(pc.claim.UID, pod.UID)
+		pl.shared.tracker.Release(pc.Claim.UID, pod.UID)
+		pl.shared.books.Places.Leave(pc.Claim.UID, pod.UID)
 		if allocation == nil && w.HasReserved() {
-			decisions.Log(ctx, decisions.Shared, pod, nodeName, pc.claim, pc.claim.Status.Allocation, "the claim is allocated already, and the pod can use it on this node")
+			decisions.Log(ctx, decisions.Shared, pod, nodeName, pc.Claim, pc.Claim.Status.Allocation, "the claim is allocated already, and the pod can use it on this node")
 		}
 	}
 	if err := pl.passFence(ctx, state, pod, nodeName, c); err != nil {
@@ -88,17 +88,17 @@ func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *
 	}
 	start := pl.binder.Clock.Now()
 	for _, pc := range c.bindingClaims() {
-		allocation := c.binding.allocation(pc.claim)
+		allocation := c.binding.allocation(pc.Claim)
 		if allocation == nil {
-			allocation = pc.claim.Status.Allocation
+			allocation = pc.Claim.Status.Allocation
 		}
 		if !slices.ContainsFunc(allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
 			return len(result.BindingConditions) > 0
 		}) {
 			continue
 		}
-		if err := pl.binder.WaitUntilReady(ctx, pod, pc.claim, pc.user.UID, start); err != nil {
-			return fmt.Errorf("claim %s: wait for binding conditions: %w", klog.KObj(pc.claim), err)
+		if err := pl.binder.WaitUntilReady(ctx, pod, pc.Claim, pc.User.UID, start); err != nil {
+			return fmt.Errorf("claim %s: wait for binding conditions: %w", klog.KObj(pc.Claim), err)
 		}
 	}
 	return nil

@@ -66,7 +66,7 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 func (pl *Plugin) nowhere(c *cycle) string {
 	var pins []string
 	for i := range c.claims {
-		if pc := &c.claims[i]; pc.nodes != nil && podclaims.NodesByName(pc.allocation().NodeSelector) != nil {
+		if pc := &c.claims[i]; pc.Nodes != nil && podclaims.NodesByName(pc.Allocation().NodeSelector) != nil {
 			pins = append(pins, pl.describePin(pc))
 		}
 	}
@@ -89,7 +89,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	if err := pl.shared.waitForSync(ctx); err != nil {
 		return nil, fwk.AsStatus(err)
 	}
-	ofGroup, err := pl.groupClaims(pod)
+	ofGroup, err := pl.groups.ClaimsOf(pod)
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
@@ -146,9 +146,9 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	c.claims, c.base, c.extended = asked.claims, &variant{requests: asked.requests}, asked.extended
 	for i := range c.claims {
 		pc := &c.claims[i]
-		c.stakes.own.Insert(pc.claim.UID)
-		if user, ok := ofGroup[pc.claim.Name]; ok {
-			pc.user = user
+		c.stakes.own.Insert(pc.Claim.UID)
+		if user, ok := ofGroup[pc.Claim.Name]; ok {
+			pc.User = user
 		}
 	}
 	return c, nil
@@ -163,20 +163,20 @@ func (pl *Plugin) ask(ctx context.Context, pod *v1.Pod, names []podclaims.Name, 
 		if err != nil {
 			return a, err
 		}
-		pc := podClaim{claim: claim, user: podclaims.UserOf(pod)}
+		pc := podclaims.Claim{Claim: claim, User: podclaims.UserOf(pod)}
 		if claim.Status.Allocation == nil {
 			if pending, _ := pl.shared.tracker.Pending(claim.UID); pending != nil {
 				return a, podevents.Postpone(podevents.ReasonClaimBusy, claim, pl.beingAllocated(pod, claim))
 			}
 			if trial != nil {
-				pc.shared = trial.allocation(claim.UID)
+				pc.Shared = trial.allocation(claim.UID)
 			}
-			if pc.shared == nil {
+			if pc.Shared == nil {
 				a.unallocated = append(a.unallocated, claim)
-			} else if pc.nodes, err = nodesOf(claim, pc.shared); err != nil {
+			} else if pc.Nodes, err = podclaims.NodesOf(claim, pc.Shared); err != nil {
 				return a, err
 			}
-		} else if pc.nodes, err = pl.usableAllocation(pod, claim); err != nil {
+		} else if pc.Nodes, err = pl.usableAllocation(pod, claim); err != nil {
 			return a, err
 		}
 		a.claims = append(a.claims, pc)
@@ -229,29 +229,17 @@ func (pl *Plugin) usableAllocation(pod *v1.Pod, claim *resourceapi.ResourceClaim
 			return nil, err
 		}
 	}
-	return nodesOf(claim, claim.Status.Allocation)
-}
-
-// nodesOf returns the nodes on which an allocation of the claim can be used, nil for all.
-func nodesOf(claim *resourceapi.ResourceClaim, allocation *resourceapi.AllocationResult) (*nodeaffinity.NodeSelector, error) {
-	if allocation.NodeSelector == nil {
-		return nil, nil
-	}
-	nodes, err := nodeaffinity.NewNodeSelector(allocation.NodeSelector)
-	if err != nil {
-		return nil, fmt.Errorf("claim %s, status.allocation.nodeSelector: %w", klog.KObj(claim), err)
-	}
-	return nodes, nil
+	return podclaims.NodesOf(claim, claim.Status.Allocation)
 }
 
 // preFilterResult limits the nodes to those that the allocated claims name. Nil means no limit.
 func (p *plan) preFilterResult() *fwk.PreFilterResult {
 	var nodes sets.Set[string]
 	for _, pc := range p.claims {
-		if pc.nodes == nil {
+		if pc.Nodes == nil {
 			continue
 		}
-		names := podclaims.NodesByName(pc.allocation().NodeSelector)
+		names := podclaims.NodesByName(pc.Allocation().NodeSelector)
 		switch {
 		case names == nil:
 		case nodes == nil:

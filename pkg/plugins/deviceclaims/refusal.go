@@ -55,7 +55,7 @@ func (pl *Plugin) victimsOn(nodeInfo fwk.NodeInfo, pod *v1.Pod) map[types.UID]*v
 		if victims == nil {
 			victims = map[types.UID]*v1.Pod{}
 		}
-		for _, victim := range pl.disruptedWith(other) {
+		for _, victim := range pl.groups.DisruptedWith(other) {
 			victims[victim.UID] = victim
 		}
 	}

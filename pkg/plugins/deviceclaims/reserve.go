@@ -15,6 +15,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
@@ -122,10 +123,10 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 // takePlaces gives the pod a place among the users of each of its claims. Its group has one for all its pods.
 func (pl *Plugin) takePlaces(c *cycle, pod *v1.Pod) *fwk.Status {
 	for _, pc := range c.claims {
-		if pc.user.UID != pod.UID {
+		if pc.User.UID != pod.UID {
 			continue
 		}
-		if err := pl.shared.books.Places.Take(pc.claim, pod.UID); err != nil {
+		if err := pl.shared.books.Places.Take(pc.Claim, pod.UID); err != nil {
 			pl.shared.waiting.Failed(pod.UID, pl.binder.Clock.Now())
 			return fwk.NewStatus(fwk.Unschedulable).WithError(err)
 		}
@@ -136,8 +137,8 @@ func (pl *Plugin) takePlaces(c *cycle, pod *v1.Pod) *fwk.Status {
 // leavePlaces gives them back. Whoever was refused for want of a place may have one now.
 func (pl *Plugin) leavePlaces(c *cycle, pod *v1.Pod) {
 	for _, pc := range c.claims {
-		if pl.shared.books.Places.Leave(pc.claim.UID, pod.UID) {
-			pl.shared.waiting.ClaimChanged(types.NamespacedName{Namespace: pc.claim.Namespace, Name: pc.claim.Name})
+		if pl.shared.books.Places.Leave(pc.Claim.UID, pod.UID) {
+			pl.shared.waiting.ClaimChanged(types.NamespacedName{Namespace: pc.Claim.Namespace, Name: pc.Claim.Name})
 		}
 	}
 }
@@ -251,8 +252,8 @@ func decide(ctx context.Context, input allocator.Input) ([]tracker.Reservation, 
 // allocateOnTrial gives the pod devices on trial. What preemption has taken away to see whether the group fits is free for it.
 func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
 	for _, pc := range c.claims {
-		if pc.shared != nil {
-			c.trial.join(pod.UID, pc.claim.UID)
+		if pc.Shared != nil {
+			c.trial.join(pod.UID, pc.Claim.UID)
 		}
 	}
 	if requests != nil {
@@ -278,26 +279,26 @@ func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, no
 // flight, or has written it already.
 func (pl *Plugin) join(c *cycle, pod *v1.Pod, node *v1.Node) *fwk.Status {
 	for _, pc := range c.claims {
-		if pc.shared == nil {
+		if pc.Shared == nil {
 			continue
 		}
-		allocation, flying := pl.shared.tracker.Share(pc.claim.UID, pod.UID)
+		allocation, flying := pl.shared.tracker.Share(pc.Claim.UID, pod.UID)
 		if flying {
-			c.binding.reserved = append(c.binding.reserved, tracker.Reservation{Claim: pc.claim, Allocation: allocation})
+			c.binding.reserved = append(c.binding.reserved, tracker.Reservation{Claim: pc.Claim, Allocation: allocation})
 			c.binding.decidedByOthers++
-		} else if claim, err := pl.shared.tracker.Get(pc.claim.Namespace, pc.claim.Name); err == nil && claim.UID == pc.claim.UID {
+		} else if claim, err := pl.shared.tracker.Get(pc.Claim.Namespace, pc.Claim.Name); err == nil && claim.UID == pc.Claim.UID {
 			allocation = claim.Status.Allocation
 			c.binding.join(claim)
 		}
 		usable := false
 		if allocation != nil {
-			nodes, err := nodesOf(pc.claim, allocation)
+			nodes, err := podclaims.NodesOf(pc.Claim, allocation)
 			usable = err == nil && (nodes == nil || nodes.Match(node))
 		}
 		if !usable {
 			pl.shared.waiting.Failed(pod.UID, pl.binder.Clock.Now())
-			return fwk.NewStatus(fwk.Unschedulable).WithError(podevents.Postpone(podevents.ReasonClaimChanged, pc.claim,
-				fmt.Errorf("claim %s has not got for another pod of the group what was planned", klog.KObj(pc.claim))))
+			return fwk.NewStatus(fwk.Unschedulable).WithError(podevents.Postpone(podevents.ReasonClaimChanged, pc.Claim,
+				fmt.Errorf("claim %s has not got for another pod of the group what was planned", klog.KObj(pc.Claim))))
 		}
 	}
 	return nil

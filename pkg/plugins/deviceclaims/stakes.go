@@ -280,7 +280,7 @@ func (pl *Plugin) isLeaving(c consumer, preemptor *v1.Pod) bool {
 	case pod.UID != c.uid, pod.Status.Phase == v1.PodSucceeded, pod.Status.Phase == v1.PodFailed:
 		return true
 	case preemptor != nil:
-		return preemption.PodTerminatingByPreemption(pod) && pl.priorityOf(pod) < pl.priorityOf(preemptor)
+		return preemption.PodTerminatingByPreemption(pod) && pl.groups.PriorityOf(pod) < pl.groups.PriorityOf(preemptor)
 	}
 	return pod.DeletionTimestamp != nil
 }

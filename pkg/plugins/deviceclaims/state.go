@@ -10,12 +10,13 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -25,7 +26,7 @@ const stateKey fwk.StateKey = Name
 // plan is what PreFilter found out about a pod. It does not change afterwards.
 type plan struct {
 	// claims are the pod's claims as they were in PreFilter, each once, ordered by name.
-	claims []podClaim
+	claims []podclaims.Claim
 	// base is what a node has to satisfy that has device plugins for all extended resources of the pod.
 	base *variant
 	// extended is about the pod's extended resources, nil if it asks for none that a DeviceClass may stand for.
@@ -44,23 +45,14 @@ type plan struct {
 	failed *podmemory.Failures
 }
 
-// podClaim is one claim of the pod.
-type podClaim struct {
-	claim *resourceapi.ResourceClaim
-	// nodes are where the claim's allocation can be used. Nil if that is everywhere, or without allocation.
-	nodes *nodeaffinity.NodeSelector
-	// user is whom the claim is reserved for: the pod, or its group.
-	user resourceapi.ResourceClaimConsumerReference
-	// shared is what another pod of the group has been given for the claim in this cycle of the group, nil if nothing.
-	shared *resourceapi.AllocationResult
-}
-
-// allocation is what the claim has in this cycle, nil if that is still to be decided.
-func (pc *podClaim) allocation() *resourceapi.AllocationResult {
-	if pc.shared != nil {
-		return pc.shared
+// groupOf returns the group that a claim of the pod is reserved for, empty if that is the pod.
+func (p *plan) groupOf(claim types.UID, pod *v1.Pod) types.UID {
+	for i := range p.claims {
+		if pc := &p.claims[i]; pc.Claim.UID == claim && pc.User.UID != pod.UID {
+			return pc.User.UID
+		}
 	}
-	return pc.claim.Status.Allocation
+	return ""
 }
 
 // cycle is the plugin's part of the CycleState.
@@ -333,4 +325,40 @@ func (r *results) failuresOf(wanted func(nodeResult) bool) iter.Seq2[string, *al
 			}
 		}
 	}
+}
+
+// groupCycle is what is known of the pods of a group in one cycle of the group. One goroutine uses it.
+type groupCycle struct {
+	pods map[types.UID]*cycle
+}
+
+// Clone implements [fwk.StateData].
+func (g *groupCycle) Clone() fwk.StateData { return g }
+
+// readGroupCycle returns what is known of the group's pods. It is empty if none of them needs devices.
+func readGroupCycle(state fwk.PodGroupCycleState) (*groupCycle, error) {
+	data, err := state.Read(stateKey)
+	if errors.Is(err, fwk.ErrNotFound) {
+		return &groupCycle{pods: map[types.UID]*cycle{}}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the state of %s: %w", Name, err)
+	}
+	g, ok := data.(*groupCycle)
+	if !ok {
+		return nil, fmt.Errorf("the state of %s has type %T", Name, data)
+	}
+	return g, nil
+}
+
+// noteInGroup notes what PreFilter found out about a pod in a cycle of its group.
+func noteInGroup(state fwk.CycleState, pod *v1.Pod, c *cycle) error {
+	group := state.GetPodGroupSchedulingCycle()
+	g, err := readGroupCycle(group)
+	if err != nil {
+		return err
+	}
+	g.pods[pod.UID] = c
+	group.Write(stateKey, g)
+	return nil
 }

@@ -28,7 +28,7 @@ import (
 
 // look says what a waiting pod asks for now.
 func (pl *Plugin) look(pod *v1.Pod, inv *inventory.View) *wakeup.Question {
-	claims, err := pl.usableClaims(pod)
+	claims, err := podclaims.Usable(pl.shared.tracker, pod)
 	if err != nil {
 		pl.shared.gated.keep(pod, err) // it may be another reason than before, or the first one since the pod was tried
 		return &wakeup.Question{Err: err, Claims: err.Error()}
@@ -53,11 +53,11 @@ func (pl *Plugin) placesOf(pod *v1.Pod, a *asked) map[types.UID]int {
 	places := map[types.UID]int{}
 	for _, pc := range a.claims {
 		switch {
-		case podclaims.IsReservedFor(pc.claim, pod.UID):
-		case pc.claim.Status.Allocation == nil:
-			places[pc.claim.UID] = 1
+		case podclaims.IsReservedFor(pc.Claim, pod.UID):
+		case pc.Claim.Status.Allocation == nil:
+			places[pc.Claim.UID] = 1
 		default:
-			places[pc.claim.UID] = pl.shared.books.Places.Left(pc.claim, pod.UID)
+			places[pc.Claim.UID] = pl.shared.books.Places.Left(pc.Claim, pod.UID)
 		}
 	}
 	return places
@@ -65,7 +65,7 @@ func (pl *Plugin) placesOf(pod *v1.Pod, a *asked) map[types.UID]int {
 
 // asked is what a pod asks for.
 type asked struct {
-	claims []podClaim
+	claims []podclaims.Claim
 	// unallocated are those of the claims that need an allocation, requests what they ask for; nil if there are none.
 	unallocated []*resourceapi.ResourceClaim
 	requests    *allocator.Requests
@@ -102,21 +102,21 @@ func (pl *Plugin) question(ctx context.Context, pod *v1.Pod, a *asked, inv *inve
 		q.Evicts = evictsOf(corev1helpers.PodPriority(pod), a)
 	}
 	// What has been given on trial is going to be decided anew.
-	onTrial := func(pc podClaim) bool { return pc.shared != nil }
+	onTrial := func(pc podclaims.Claim) bool { return pc.Shared != nil }
 	q.Opaque = q.Opaque || slices.ContainsFunc(a.claims, onTrial)
-	pins := slices.DeleteFunc(slices.Clone(a.claims), func(pc podClaim) bool { return pc.nodes == nil || onTrial(pc) })
+	pins := slices.DeleteFunc(slices.Clone(a.claims), func(pc podclaims.Claim) bool { return pc.Nodes == nil || onTrial(pc) })
 	if len(pins) > 0 {
 		q.OnNode = func(node *v1.Node) bool {
-			return !slices.ContainsFunc(pins, func(pc podClaim) bool { return !pc.nodes.Match(node) })
+			return !slices.ContainsFunc(pins, func(pc podclaims.Claim) bool { return !pc.Nodes.Match(node) })
 		}
 		pl.askElsewhere(ctx, q, pins, unallocated, inv)
 	}
 	var state []byte
 	for _, pc := range a.claims {
-		broken, adoptedUntil := pl.binder.IsBroken(pc.claim), pl.binder.AdoptedUntil(pc.claim, pod.UID, pc.user.UID)
-		state = fmt.Appendf(state, "%s/%x/%t/%t;", pc.claim.UID, allocationHash(pc.claim), broken, !adoptedUntil.IsZero())
+		broken, adoptedUntil := pl.binder.IsBroken(pc.Claim), pl.binder.AdoptedUntil(pc.Claim, pod.UID, pc.User.UID)
+		state = fmt.Appendf(state, "%s/%x/%t/%t;", pc.Claim.UID, allocationHash(pc.Claim), broken, !adoptedUntil.IsZero())
 		if !broken {
-			q.ChangesAt = sooner(q.ChangesAt, pl.binder.Deadline(pc.claim))
+			q.ChangesAt = sooner(q.ChangesAt, pl.binder.Deadline(pc.Claim))
 		}
 		q.ChangesAt = sooner(q.ChangesAt, adoptedUntil)
 	}
@@ -143,8 +143,8 @@ func sooner(a, b time.Time) time.Time {
 func evictsOf(priority int32, a *asked) string {
 	evicts := fmt.Sprint(priority)
 	for _, pc := range a.claims {
-		if pc.claim.Status.Allocation != nil {
-			evicts += " " + string(pc.claim.UID)
+		if pc.Claim.Status.Allocation != nil {
+			evicts += " " + string(pc.Claim.UID)
 		}
 	}
 	return evicts
@@ -152,10 +152,10 @@ func evictsOf(priority int32, a *asked) string {
 
 // askElsewhere adds what the pod asks for on nodes where its claims cannot be used as they are allocated, if PostFilter may give these
 // allocations up. It does so when such a node would do.
-func (pl *Plugin) askElsewhere(ctx context.Context, q *wakeup.Question, pins []podClaim, unallocated []*resourceapi.ResourceClaim, inv *inventory.View) {
-	others := func(pc podClaim) bool {
-		return slices.ContainsFunc(pc.claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
-			return ref.UID != pc.user.UID && ref.Resource != "podgroups" // of a pod without a node, that is its own group
+func (pl *Plugin) askElsewhere(ctx context.Context, q *wakeup.Question, pins []podclaims.Claim, unallocated []*resourceapi.ResourceClaim, inv *inventory.View) {
+	others := func(pc podclaims.Claim) bool {
+		return slices.ContainsFunc(pc.Claim.Status.ReservedFor, func(ref resourceapi.ResourceClaimConsumerReference) bool {
+			return ref.UID != pc.User.UID && ref.Resource != "podgroups" // of a pod without a node, that is its own group
 		})
 	}
 	if slices.ContainsFunc(pins, others) {
@@ -164,12 +164,12 @@ func (pl *Plugin) askElsewhere(ctx context.Context, q *wakeup.Question, pins []p
 	q.Movable = true
 	claims := slices.Clip(unallocated)
 	for _, pc := range pins {
-		for _, name := range classesOf(pc.claim) {
+		for _, name := range classesOf(pc.Claim) {
 			q.Classes[name] = inv.Class(name)
 		}
 	}
 	if len(pins) == 1 { // else it depends on the node which of them have to move
-		anew := pins[0].claim.DeepCopy()
+		anew := pins[0].Claim.DeepCopy()
 		anew.Status = resourceapi.ResourceClaimStatus{}
 		claims = append(claims, anew)
 	}
