@@ -8,7 +8,29 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"stowage.dev/stowage/pkg/allocator"
 )
+
+// searchTime is the time that a profile has for searches. It implements [Time].
+type searchTime struct {
+	filterTimeout time.Duration
+	shares        *shares
+}
+
+// budget is that of one attempt for the pod.
+func (t *searchTime) budget(pod *v1.Pod) *budget { return newBudget(t.filterTimeout, t.shares.of(pod)) }
+
+// Attempt implements [Time].
+func (t *searchTime) Attempt(pod *v1.Pod) allocator.Attempt { return t.budget(pod) }
+
+// OnNode implements [Time].
+func (t *searchTime) OnNode(ctx context.Context) (context.Context, context.CancelFunc) {
+	if t.filterTimeout > 0 {
+		return context.WithTimeout(ctx, t.filterTimeout)
+	}
+	return ctx, func() {}
+}
 
 // budget is the time that Filter has for one pod: on each node the timeout, and on all nodes together podTimeouts times
 // that, from the first long search on. After that each node has leastTimeout, in which all but hard searches end: a pod

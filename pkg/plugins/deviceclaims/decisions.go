@@ -30,7 +30,7 @@ func (pl *Plugin) logGivenBack(
 // whyChosen says by which rule the devices were chosen.
 func (c *cycle) whyChosen(pod *v1.Pod, node string) string {
 	why := "first devices that fit"
-	if c.policy == allocator.SmallestFit {
+	if c.Policy == allocator.SmallestFit {
 		why = "smallest devices that fit"
 	}
 	if pod.Status.NominatedNodeName == node {

@@ -270,7 +270,7 @@ func TestAGroupThatDoesNotFitForgetsWhatFailed(t *testing.T) {
 					break
 				}
 				_, status := g.postFilter(func(ctx context.Context) (*fwk.PodGroupAssignments, *fwk.Status) {
-					if whatIf, err := h.plugin.shared.trial.whatIf(h.plugin.handle); err != nil || !whatIf.isDryRun() {
+					if whatIf, err := h.plugin.shared.common.Trial.WhatIf(h.plugin.handle); err != nil || !whatIf.IsDryRun() {
 						t.Errorf("what PodGroupPostFilter tries counts as an attempt; error: %v", err)
 					}
 					return g.fitsAll(ctx)

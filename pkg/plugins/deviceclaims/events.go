@@ -15,6 +15,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/util"
 
 	"stowage.dev/stowage/pkg/inventory/amount"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
@@ -82,7 +83,7 @@ func (pl *Plugin) afterNewToleration(_ klog.Logger, pod *v1.Pod, _, _ any) (fwk.
 }
 
 // afterNomination has the waiting room look at a pod again when the API shows that it is nominated to another node, or to none
-// any more. It may go before others now, see goesBefore, or have others evicted elsewhere. Our own informer may tell of that
+// any more. It may go before others now, see contention.Rivals.MakesWay, or have others evicted elsewhere. Our own informer may tell of that
 // before the scheduling queue knows of it: the attempt would have the pod as the queue had it, and fail as before. So the queue
 // tells, when it has the new pod. If the pod is being tried, the queue asks after that attempt, and then also about updates of
 // other pods. Of a group that is being tried it does not ask: its pods are tried again by and by, see groupWaitsFor.
@@ -164,7 +165,7 @@ func (pl *Plugin) afterPodAssigned(_ klog.Logger, pod *v1.Pod, _, newObj any) (f
 		return fwk.QueueSkip, nil
 	}
 	node := added.Spec.NodeName
-	if mayPreempt(pod) && corev1helpers.PodPriority(added) < corev1helpers.PodPriority(pod) ||
+	if contention.MayPreempt(pod) && corev1helpers.PodPriority(added) < corev1helpers.PodPriority(pod) ||
 		pod.Status.NominatedNodeName == node || pl.shared.waiting.IsNominated(pod.UID, node) {
 		pl.shared.waiting.NodeChanged(pod.UID, node)
 	}

@@ -22,7 +22,6 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
-	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 )
@@ -45,7 +44,7 @@ func (pl *Plugin) tellMissing(ctx context.Context, c *cycle, pod *v1.Pod) string
 		return ""
 	}
 	whole, told := found.String(), found
-	if pl.disclosure != config.NameClaims {
+	if !pl.rivals.NameAll {
 		told = found.InNamespace(pod.Namespace)
 	}
 	text := told.String()
@@ -83,7 +82,7 @@ func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *al
 	}
 	ctx, cancel := context.WithTimeout(ctx, pl.shared.limits.Holders)
 	defer cancel()
-	input := c.input(ctx, wanted.requests, nil)
+	input := c.Input(ctx, wanted.requests, nil)
 	input.Attempt = c.budget
 	explanation.Holders = allocator.FindHolders(ctx, input, failures, pl.nodeThatCanHold(pod), allocator.HolderOptions{Keep: keep, Namespace: pod.Namespace})
 	if len(explanation.Holders) == 0 {
@@ -170,21 +169,6 @@ func (pl *Plugin) taintRule(pool inventory.PoolID, device string, taint *resourc
 		}
 	}
 	return first
-}
-
-// listClaims names claims to a user of the namespace.
-func (pl *Plugin) listClaims(stakes []*stake, namespace string) string {
-	var names []string
-	foreign := 0
-	for _, st := range stakes {
-		if st.claim.Namespace != namespace && pl.disclosure != config.NameClaims {
-			foreign++
-			continue
-		}
-		names = append(names, st.claim.String())
-	}
-	slices.Sort(names)
-	return allocator.ListClaims(names, foreign)
 }
 
 // nodeOf returns the node with the name as it is in this cycle, nil if there is none.

@@ -188,9 +188,9 @@ func unbornClaim(pod *v1.Pod) *resourceapi.ResourceClaim {
 	return claim
 }
 
-// unbornFor returns the claim that will be made for the extended resources of another pod if it comes to the node, nil
+// UnbornFor returns the claim that will be made for the extended resources of another pod if it comes to the node, nil
 // if it needs none there or has one already.
-func (pl *Plugin) unbornFor(pod *v1.Pod, node *v1.Node) *resourceapi.ResourceClaim {
+func (pl *Plugin) UnbornFor(pod *v1.Pod, node *v1.Node) *resourceapi.ResourceClaim {
 	if !podclaims.AsksForExtended(pod) || len(pl.madeFor(pod)) > 0 || len(pl.shared.tracker.InFlightFor(pod.UID)) > 0 {
 		return nil
 	}
@@ -422,7 +422,7 @@ func heldUnseen(pl *Plugin, c *cycle, node fwk.NodeInfo) *resourceapi.Allocation
 		return nil // as most nodes are: the inventory is not asked
 	}
 	var held *resourceapi.AllocationResult
-	pools := c.inventory.ForNode(node.Node()).Pools
+	pools := c.Inventory.ForNode(node.Node()).Pools
 	plugins := pluginsOn(pl, node, pools)
 	if plugins == nil {
 		return nil
@@ -447,12 +447,9 @@ func heldUnseen(pl *Plugin, c *cycle, node fwk.NodeInfo) *resourceapi.Allocation
 // says it offers or, as long as the agent has not seen all, any.
 func mayBeClaimed(pl *Plugin, c *cycle, node fwk.NodeInfo, name v1.ResourceName) bool {
 	claimed := func(id usage.PoolID) *usage.Pool {
-		if c.trial != nil {
-			return c.trial.over(c.usage).Pool(id)
-		}
-		return c.usage.Pool(id)
+		return c.View(context.Background(), nil).Pool(id)
 	}
-	devices := c.inventory.ForNode(node.Node())
+	devices := c.Inventory.ForNode(node.Node())
 	untold := []usage.PoolID{{Driver: twopaths.DriverOf(string(name)), Pool: node.Node().Name}}
 	for _, problem := range devices.Problems {
 		if twopaths.IsOf(problem.Pool.Driver, string(name)) {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
@@ -27,7 +28,7 @@ const (
 // Filter says whether the node can be used for the pod. Nothing that is wrong with one node keeps the pod off
 // another one.
 //
-// A refusal is UnschedulableAndUnresolvable unless pods of lower priority are in the way, see refusal.
+// A refusal is UnschedulableAndUnresolvable unless pods of lower priority are in the way, see contention.Rivals.Judge.
 func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
 	c, err := readCycle(state)
 	if err != nil {
@@ -49,7 +50,7 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		return nil
 	}
 
-	input := c.input(ctx, wanted.requests, node)
+	input := c.Input(ctx, wanted.requests, node)
 	input.Attempt = c.budget
 	result := allocator.Check(ctx, input)
 	held := (*resourceapi.AllocationResult)(nil)
@@ -73,15 +74,18 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		}
 		return nil
 	}
-	code, leaving := pl.refusal(ctx, c, wanted.requests, pod, nodeInfo, result.Failure)
-	c.findings().set(node.Name, nodeResult{variant: wanted, failure: result.Failure, evictable: code == fwk.Unschedulable && len(leaving) == 0})
-	if len(leaving) > 0 {
-		c.findings().setLeaving(node.Name, leaving)
+	refusal := pl.rivals.Judge(ctx, &c.Situation, pod, contention.Refused{Node: nodeInfo, Requests: wanted.requests, Failure: result.Failure, Time: c.budget})
+	if refusal.Undecided {
+		c.results.setUndecided()
+	}
+	c.findings().set(node.Name, nodeResult{variant: wanted, failure: result.Failure, evictable: refusal.Code == fwk.Unschedulable && len(refusal.Leaving) == 0})
+	if len(refusal.Leaving) > 0 {
+		c.findings().setLeaving(node.Name, refusal.Leaving)
 	}
 	if log := klog.FromContext(ctx).V(5); log.Enabled() {
 		log.Info("Node refused", "pod", klog.KObj(pod), "node", klog.KObj(node), "reason", result.Failure.Reason, "err", result.Failure.Err)
 	}
-	return fwk.NewStatus(code, result.Failure.Reason.OfNodes())
+	return fwk.NewStatus(refusal.Code, result.Failure.Reason.OfNodes())
 }
 
 // filterAllocated refuses a node on which a claim that is allocated already cannot be used.
@@ -120,9 +124,30 @@ func skipsNodeOperations(allocation *resourceapi.AllocationResult) bool {
 	})
 }
 
-// input is what the allocator decides on in this cycle, for a node or, without one, for all as they are.
-func (c *cycle) input(ctx context.Context, requests *allocator.Requests, node *v1.Node) allocator.Input {
-	return allocator.Input{
-		Requests: requests, Node: node, Inventory: c.inventory, Usage: c.view(ctx, node), Policy: c.policy, Scoring: c.scoring,
+// PreFilterExtensions returns the plugin: what a node has to offer changes with the pods on it and with those that are
+// nominated to it.
+func (pl *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return pl }
+
+// RemovePod takes away what the pod holds, in the state alone. A claim is released when the last pod goes that it is for.
+func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, removed fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
+	if c, err := readCycle(state); err == nil && c != nil {
+		c.WhatIf = c.WhatIf.Without(removed.GetPod())
 	}
+	return nil
+}
+
+// AddPod undoes RemovePod, or gives devices to a pod that is nominated to the node and has none yet, in the state
+// alone. It never fails: that would end the whole attempt, on all nodes.
+func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, pod *v1.Pod, added fwk.PodInfo, node fwk.NodeInfo) *fwk.Status {
+	c, err := readCycle(state)
+	if err != nil || c == nil {
+		return nil
+	}
+	if other := added.GetPod(); other.Spec.NodeName == "" && !c.WhatIf.HasRemoved(other) {
+		if !pl.rivals.MakesWay(pod, other, node.Node().Name) {
+			return nil
+		}
+	}
+	c.WhatIf = c.WhatIf.With(added.GetPod())
+	return nil
 }

@@ -149,7 +149,7 @@ func launchHarness(t testing.TB, w world, client *fake.Clientset, api *claimAPI)
 		t.Fatal(err)
 	}
 	h.plugin.binder.Grace = 0
-	h.plugin.shared.attempts.Pauses.Duration = 0
+	h.plugin.shared.common.Attempts.Pauses.Duration = 0
 	h.plugin.binder.BindPauses.Duration = time.Millisecond / 10
 	pods, nodes := factory.Core().V1().Pods().Informer(), factory.Core().V1().Nodes().Informer()
 	factory.Start(ctx.Done())

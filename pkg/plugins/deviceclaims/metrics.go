@@ -8,6 +8,7 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -33,12 +34,6 @@ var (
 		Help:           "Number of nodes refused in attempts that found no node for a pod's claims, by the reason that the pod's event gives.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
-	nodesDecidedAgain = metrics.NewCounter(&metrics.CounterOpts{
-		Subsystem:      metricsSubsystem,
-		Name:           "nodes_decided_again_total",
-		Help:           "Number of refused nodes that were decided once more, without what pods of lower priority hold or what is about to be released, to know whether preemption can help.",
-		StabilityLevel: metrics.ALPHA,
-	})
 	waitingPodsGauge = metrics.NewGauge(&metrics.GaugeOpts{
 		Subsystem:      metricsSubsystem,
 		Name:           "waiting_pods",
@@ -65,7 +60,7 @@ func countWakeUp(cause wakeup.Cause, placed bool) {
 }
 
 var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(allocationsTotal, allocationDuration, binding.WritesTotal, binding.UndosTotal, refusedNodesTotal, nodesDecidedAgain, waitingPodsGauge, wakeUpsTotal)
+	legacyregistry.MustRegister(allocationsTotal, allocationDuration, binding.WritesTotal, binding.UndosTotal, refusedNodesTotal, contention.NodesDecidedAgain, waitingPodsGauge, wakeUpsTotal)
 	legacyregistry.MustRegister(doubleHeldDevices, doubleHoldsTotal, differencesGauge, comparisonsTotal, lastComparison, comparisonPeriod,
 		staleInFlight)
 	legacyregistry.CustomMustRegister(caches)

@@ -11,8 +11,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
-	"stowage.dev/stowage/pkg/usage"
 )
 
 // obstacle is a claim whose allocation is in the way of its own pod.
@@ -120,18 +120,16 @@ func (pl *Plugin) inTheWayOf(ctx context.Context, c *cycle, pod *v1.Pod, candida
 // nominated to it are going to get is left to them. It is empty if there is none or ctx has ended.
 func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved []int) string {
 	var anew []*resourceapi.ResourceClaim
-	var holding []*stake
+	var holding []*resourceapi.ResourceClaim
 	for _, i := range moved {
 		claim := c.claims[i].Claim
-		st := &stake{claim: usage.RefOf(claim)}
-		st.addPools(claim.Status.Allocation)
-		holding = append(holding, st)
+		holding = append(holding, claim)
 		claim = claim.DeepCopy()
 		claim.Status = resourceapi.ResourceClaimStatus{}
 		anew = append(anew, claim)
 	}
-	free := without(c.usage, holding)
-	input := allocator.Input{Inventory: c.inventory, Policy: c.policy, Scoring: c.scoring}
+	free := contention.WithoutClaims(c.Usage, holding)
+	input := allocator.Input{Inventory: c.Inventory, Policy: c.Policy, Scoring: c.Scoring}
 	nodes, err := pl.handle.SnapshotSharedLister().NodeInfos().List()
 	if err != nil {
 		return ""
@@ -155,7 +153,7 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 			if wanted.requests != nil {
 				claims = append(slices.Clip(anew), wanted.requests.Claims()...)
 			}
-			if requests, err = allocator.CompileWithin(ctx, claims, c.inventory, pl.features); err != nil {
+			if requests, err = allocator.CompileWithin(ctx, claims, c.Inventory, pl.rivals.Features); err != nil {
 				requests = nil
 			}
 			compiled[wanted.requests] = requests
@@ -164,7 +162,7 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 			continue
 		}
 		input.Node, input.Requests = info.Node(), requests
-		input.Usage = c.stakes.withNominees(ctx, pl.nominatedBefore(pod, info.Node().Name), info.Node(), c.inventory, free)
+		input.Usage = c.Holders.WithNominees(ctx, pl.rivals.NominatedBefore(pod, info.Node().Name), info.Node(), c.Inventory, free)
 		if allocator.Check(ctx, input).Fits() {
 			return input.Node.Name
 		}

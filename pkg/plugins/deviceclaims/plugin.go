@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
@@ -15,6 +14,7 @@ import (
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
@@ -29,11 +29,8 @@ type Plugin struct {
 	binder *binding.Binder
 	groups *podclaims.Groups
 
-	features      allocator.Features
-	filterTimeout time.Duration
-	policy        allocator.Policy
-	scoring       allocator.Scoring
-	disclosure    config.ClaimDisclosure
+	rivals *contention.Rivals
+	time   *searchTime
 
 	// profile is looked at when it is first needed.
 	profile func() *profile
@@ -73,17 +70,18 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	}
 	features := allocatorFeatures()
 	pl := &Plugin{
-		handle:        handle,
-		shared:        shared,
-		fence:         newFence(shared.tracker, typed.Fence),
-		features:      features,
-		groups:        podclaims.NewGroups(handle),
-		binder:        binding.New(shared.books, handle, features.DeviceBindingConditions, typed.BindingTimeout.Duration),
-		filterTimeout: typed.FilterTimeout.Duration,
-		policy:        policies[typed.ScoringStrategy.Devices],
-		scoring:       scorings[typed.ScoringStrategy.Type],
-		disclosure:    typed.ClaimsOfOtherNamespaces,
-		profile:       sync.OnceValue(func() *profile { return readProfile(handle) }),
+		handle:  handle,
+		shared:  shared,
+		fence:   newFence(shared.tracker, typed.Fence),
+		groups:  podclaims.NewGroups(handle),
+		binder:  binding.New(shared.books, handle, features.DeviceBindingConditions, typed.BindingTimeout.Duration),
+		time:    &searchTime{typed.FilterTimeout.Duration, shared.shares},
+		profile: sync.OnceValue(func() *profile { return readProfile(handle) }),
+	}
+	pl.rivals = &contention.Rivals{
+		Common: shared.common, Handle: handle, Groups: pl.groups, Extended: pl,
+		Search:  contention.Search{Features: features, Policy: policies[typed.ScoringStrategy.Devices], Scoring: scorings[typed.ScoringStrategy.Type], Time: pl.time},
+		NameAll: typed.ClaimsOfOtherNamespaces == config.NameClaims,
 	}
 	shared.gated.serve(handle, pl.giveUpKeptBack)
 	return pl, nil

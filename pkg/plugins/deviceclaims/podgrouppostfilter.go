@@ -5,14 +5,11 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"maps"
 	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
@@ -25,14 +22,14 @@ import (
 // or explains what the first pod that found no devices lacks, and leaves the group to the plugins after it. Should these try what
 // would be without some pods, it is prepared for that.
 func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycleState, group fwk.PodGroupInfo, schedule fwk.PodGroupSchedulingFunc) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
-	pl.shared.trial.mayPreempt(nil)
+	pl.shared.common.Trial.ForbidPreemption()
 	found, err := readGroupCycle(state)
 	if err != nil {
 		return nil, fwk.AsStatus(err)
 	}
 	pods := group.GetUnscheduledPods()
 	pl.groupWaitsFor(pods, found)
-	if result, status := pl.awaitLeavingForGroup(ctx, pods, found, schedule); status != nil {
+	if result, status := pl.rivals.AwaitForGroup(ctx, pods, found.claims(), schedule); status != nil {
 		return result, status
 	}
 	var explanation []string
@@ -57,11 +54,9 @@ func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycl
 	if status := pl.shared.tryGroupAgain(ctx, pods, found, schedule); status != nil {
 		return nil, status
 	}
-	onNodes, err := podsWithDevices(pl.handle)
-	if err != nil {
+	if err := pl.shared.common.Trial.AllowPreemption(pl.handle); err != nil {
 		return nil, fwk.AsStatus(err)
 	}
-	pl.shared.trial.mayPreempt(onNodes)
 	return nil, fwk.NewStatus(fwk.Unschedulable, explanation...)
 }
 
@@ -183,90 +178,4 @@ func moreOf(a, b *fwk.Status) *fwk.Status {
 		return b
 	}
 	return a
-}
-
-// awaitLeavingForGroup keeps a group from preempting while devices that others were evicted for are about to become free, see
-// awaitLeaving: if with them it would fit, it is told to wait, and its pods stay nominated. The status is nil otherwise.
-func (pl *Plugin) awaitLeavingForGroup(ctx context.Context, pods []*v1.Pod, found *groupCycle, schedule fwk.PodGroupSchedulingFunc) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
-	nominations, err := pl.nominationsOf(pods)
-	if err != nil {
-		return nil, fwk.AsStatus(err)
-	}
-	stakes := newStakes(pl)
-	for _, c := range found.pods {
-		for _, pc := range c.claims {
-			stakes.own.Insert(pc.Claim.UID)
-		}
-	}
-	inv, view := pl.shared.store.View(), pl.shared.tracker.Snapshot().Usage
-	var leaving []*stake
-	for _, name := range sets.List(sets.New(slices.Collect(maps.Values(nominations))...)) {
-		node := pl.nodeOf(name)
-		if node == nil {
-			continue
-		}
-		for _, st := range stakes.leavingOn(poolsOf(node, inv), view, pods[0]) {
-			if !slices.Contains(leaving, st) {
-				leaving = append(leaving, st)
-			}
-		}
-	}
-	if len(leaving) == 0 {
-		return nil, nil
-	}
-	fits := false
-	pl.shared.trial.withLeaving(leaving, func() {
-		_, status := schedule(ctx)
-		fits = status.IsSuccess()
-	})
-	if !fits {
-		return nil, nil
-	}
-	// First noted, then looked, as for a single pod.
-	activate := map[string]*v1.Pod{}
-	result := &fwk.PodGroupPostFilterResult{NominatingInfos: map[types.NamespacedName]*fwk.NominatingInfo{}}
-	for _, pod := range pods {
-		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
-		activate[name.String()] = pod
-		pl.shared.leaving.Add(pl.handle, pod, uidsOf(leaving))
-		if node := nominations[pod.UID]; node != "" {
-			result.NominatingInfos[name] = &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride, NominatedNodeName: node}
-		}
-	}
-	if slices.ContainsFunc(leaving, pl.hasChanged) {
-		for _, pod := range pods {
-			pl.shared.leaving.Remove(pod.UID)
-		}
-		pl.handle.Activate(klog.FromContext(ctx), activate)
-	}
-	return result, fwk.NewStatus(fwk.Success, pl.describeLeaving(leaving, pods[0].Namespace))
-}
-
-// nominationsOf returns the nodes that the pods are nominated to, by pod.
-func (pl *Plugin) nominationsOf(pods []*v1.Pod) (map[types.UID]string, error) {
-	nominations := map[types.UID]string{}
-	unsure := sets.New[types.UID]()
-	for _, pod := range pods {
-		if node := pod.Status.NominatedNodeName; node != "" {
-			nominations[pod.UID] = node
-		} else {
-			unsure.Insert(pod.UID)
-		}
-	}
-	if unsure.Len() == 0 {
-		return nominations, nil
-	}
-	// The scheduler may not have heard of its own write to a pod.
-	nodes, err := pl.handle.SnapshotSharedLister().NodeInfos().List()
-	if err != nil {
-		return nil, fmt.Errorf("list nodes: %w", err)
-	}
-	for _, node := range nodes {
-		for _, info := range pl.handle.NominatedPodsForNode(node.Node().Name) {
-			if uid := info.GetPod().UID; unsure.Has(uid) {
-				nominations[uid] = node.Node().Name
-			}
-		}
-	}
-	return nominations, nil
 }

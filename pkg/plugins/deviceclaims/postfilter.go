@@ -23,7 +23,7 @@ import (
 const deallocateTimeout = 10 * time.Second
 
 // PostFilter helps a pod for which no node was found. It waits for devices that others were evicted for, see
-// awaitLeaving. What is refused because it failed for the pod is let go of, see tryAgain. If a claim's own allocation keeps the pod
+// contention.Rivals.Await. What is refused because it failed for the pod is let go of, see tryAgain. If a claim's own allocation keeps the pod
 // away from nodes, and nobody else uses the claim, it gives up that allocation, and preemption is not tried: the pod may fit now. If
 // others use the claim, too, it gives up no more than the pod's reservation. Otherwise it explains what devices were missing
 // and whose release would help, and leaves the pod to the plugins after it.
@@ -36,8 +36,8 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		return nil, pl.refusedByPreFilter(ctx, pod)
 	}
 	until := pl.waitFor(pod, c, false)
-	if result, status := pl.awaitLeaving(ctx, c, pod); status != nil {
-		return result, status
+	if node, leaving := c.results.leavingFor(); len(leaving) > 0 {
+		return pl.rivals.Await(ctx, pod, node, leaving)
 	}
 	if status := pl.tryAgain(ctx, c, pod); status != nil {
 		return nil, status
@@ -88,7 +88,7 @@ func (pl *Plugin) notGivenUp(pod *v1.Pod, c *cycle, err error) *fwk.Status {
 }
 
 // hasTimeAt is when the pod's namespace has time for long searches and CEL expressions, zero if it has some now.
-func (pl *Plugin) hasTimeAt(pod *v1.Pod) time.Time { return pl.shared.shares.of(pod).wait() }
+func (pl *Plugin) hasTimeAt(pod *v1.Pod) time.Time { return pl.time.shares.of(pod).wait() }
 
 // putOff tells until when a pod without an answer is put off because its namespace has no time for it.
 func (pl *Plugin) putOff(pod *v1.Pod, until time.Time) string {
@@ -120,7 +120,7 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle, again bool) (until time.Time) {
 	nodes = append(nodes, unseen...)
 	// That a claim leaves a device which a device plugin has is no news for anybody else.
 	again = again || len(unseen) > 0 && c.extended != nil
-	undecided, besideGone := c.results.isUndecided(), pl.evictsWhoIsGone(c, pod)
+	undecided, besideGone := c.results.isUndecided(), pl.rivals.EvictsWhoIsGone(c.results.accepted(), pod)
 	if undecided && !besideGone {
 		until = pl.hasTimeAt(pod)
 	}

@@ -51,7 +51,7 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 }
 
 func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string, c *cycle) error {
-	pl.shared.attempts.PreBind(ctx, pod.UID)
+	pl.shared.common.Attempts.PreBind(ctx, pod.UID)
 	if err := pl.createExtendedClaim(ctx, pod, c); err != nil {
 		return err
 	}
@@ -83,7 +83,7 @@ func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.
 
 // waitForBindingConditions waits until the devices of all claims are ready.
 func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *cycle) error {
-	if !pl.features.DeviceBindingConditions {
+	if !pl.rivals.Features.DeviceBindingConditions {
 		return nil
 	}
 	start := pl.binder.Clock.Now()

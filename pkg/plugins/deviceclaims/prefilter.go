@@ -9,6 +9,7 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
@@ -18,6 +19,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/usage"
@@ -76,8 +78,8 @@ func (pl *Plugin) nowhere(c *cycle) string {
 // newCycle begins an attempt. With inGroup it is one of several in a cycle of the pod's group.
 func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.ResourceName, inGroup bool) (*cycle, *fwk.Status) {
 	c := &cycle{plan: &plan{
-		policy: pl.policy, scoring: pl.scoring, budget: newBudget(pl.filterTimeout, pl.shared.shares.of(pod)), stakes: newStakes(pl), failed: pl.shared.elsewhere.Of(pod.UID),
-	}, results: newResults(nil), binding: &progress{}}
+		budget: pl.time.budget(pod), failed: pl.shared.elsewhere.Of(pod.UID),
+	}, Situation: contention.Situation{Facts: &contention.Facts{Search: pl.rivals.Search, Holders: pl.rivals.NewHolders()}}, results: newResults(nil), binding: &progress{}}
 	if len(pod.Status.NodeAllocatableResourceClaimStatuses) > 0 {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			"status.nodeAllocatableResourceClaimStatuses is set: claims for CPU or memory of a node are not supported")
@@ -94,11 +96,11 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
 	if inGroup {
-		c.trial = pl.shared.trial
-		if c.trial.isForgetful() {
+		c.Trial = pl.shared.common.Trial
+		if c.Trial.IsForgetful() {
 			c.failed = nil
 		}
-		if c.whatIf, err = c.trial.whatIf(pl.handle); err != nil {
+		if c.WhatIf, err = c.Trial.WhatIf(pl.handle); err != nil {
 			return nil, fwk.AsStatus(err)
 		}
 	}
@@ -109,23 +111,23 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	if len(extended) > 0 {
 		made = pl.madeFor(pod)
 	}
-	attempted := !c.whatIf.isDryRun()
+	attempted := !c.WhatIf.IsDryRun()
 	waits := attempted && (len(names) > 0 || len(made) > 0 || len(extended) > 0)
 	if waits {
 		pl.shared.waiting.Note(pod, append(podclaims.NamespacedNames(names), namesOf(made)...), pl)
 	}
 	snapshot := pl.shared.tracker.Snapshot()
-	c.usage = snapshot.Usage
-	c.inventory = pl.shared.store.View()
+	c.Usage = snapshot.Usage
+	c.Inventory = pl.shared.store.View()
 	within, done := c.budget.Evaluate(ctx)
-	asked, err := pl.ask(within, pod, names, c.inventory, c.trial)
+	asked, err := pl.ask(within, pod, names, c.Inventory, c.Trial)
 	var question *wakeup.Question
 	if waits {
-		question = pl.question(within, pod, asked, c.inventory, err)
+		question = pl.question(within, pod, asked, c.Inventory, err)
 	}
 	done()
 	if waits {
-		pl.shared.waiting.Judged(pod.UID, question, wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
+		pl.shared.waiting.Judged(pod.UID, question, wakeup.Seen{Usage: snapshot.Revision, Inventory: c.Inventory.Generation()})
 	}
 	if errors.Is(err, errEvaluation) {
 		until := pl.hasTimeAt(pod)
@@ -137,7 +139,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
 	}
-	if until := pl.shared.attempts.PausesUntil(pod.UID); inGroup && pl.binder.Clock.Now().Before(until) {
+	if until := pl.shared.common.Attempts.PausesUntil(pod.UID); inGroup && pl.binder.Clock.Now().Before(until) {
 		if attempted {
 			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{NotBefore: until}, pl.binder.Clock.Now())
 		}
@@ -146,7 +148,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	c.claims, c.base, c.extended = asked.claims, &variant{requests: asked.requests}, asked.extended
 	for i := range c.claims {
 		pc := &c.claims[i]
-		c.stakes.own.Insert(pc.Claim.UID)
+		c.Holders.Own.Insert(pc.Claim.UID)
 		if user, ok := ofGroup[pc.Claim.Name]; ok {
 			pc.User = user
 		}
@@ -156,7 +158,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 
 // ask looks at a pod's claims and compiles those without allocation. The error says why the pod cannot be tried on any node; what is
 // known by then is returned with it. Claims are compiled until ctx ends. trial has what other pods of the group have been given in this cycle, if it is one of the group.
-func (pl *Plugin) ask(ctx context.Context, pod *v1.Pod, names []podclaims.Name, inv *inventory.View, trial *trial) (*asked, error) {
+func (pl *Plugin) ask(ctx context.Context, pod *v1.Pod, names []podclaims.Name, inv *inventory.View, trial *contention.Trial) (*asked, error) {
 	a := &asked{}
 	for _, name := range names {
 		claim, err := podclaims.Get(pl.shared.tracker, pod, name)
@@ -169,7 +171,7 @@ func (pl *Plugin) ask(ctx context.Context, pod *v1.Pod, names []podclaims.Name, 
 				return a, podevents.Postpone(podevents.ReasonClaimBusy, claim, pl.beingAllocated(pod, claim))
 			}
 			if trial != nil {
-				pc.Shared = trial.allocation(claim.UID)
+				pc.Shared = trial.Allocation(claim.UID)
 			}
 			if pc.Shared == nil {
 				a.unallocated = append(a.unallocated, claim)
@@ -198,7 +200,7 @@ func (pl *Plugin) beingAllocated(pod *v1.Pod, claim *resourceapi.ResourceClaim) 
 		if owner == pod.UID {
 			continue
 		}
-		if other := pl.podOf(consumer{uid: owner}); other != nil {
+		if other := pl.rivals.PodOf(types.NamespacedName{}, owner); other != nil {
 			others = append(others, "pod "+other.Name)
 		}
 	}
@@ -215,7 +217,7 @@ func (pl *Plugin) compile(ctx context.Context, claims []*resourceapi.ResourceCla
 	if len(claims) == 0 {
 		return nil, nil
 	}
-	return allocator.CompileWithin(ctx, claims, inv, pl.features)
+	return allocator.CompileWithin(ctx, claims, inv, pl.rivals.Features)
 }
 
 // usableAllocation returns the nodes on which a pod can use a claim that is allocated, nil for all, or why it

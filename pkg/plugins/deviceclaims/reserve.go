@@ -77,7 +77,7 @@ func (b *progress) join(claim *resourceapi.ResourceClaim) {
 // from then on nobody else gets the devices. The usage may have changed since PreFilter, so it is decided on
 // the present one. Devices that nominated pods are going to get are left to them, as they are in Filter.
 //
-// In a cycle of the pod's group all that is only on trial, see [trial].
+// In a cycle of the pod's group all that is only on trial, see [contention.Trial].
 func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
 	c, err := readCycle(state)
 	if err != nil {
@@ -89,7 +89,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	*c.binding = progress{}
 	inGroup := state.IsPodGroupSchedulingCycle()
 	if !inGroup {
-		pl.shared.attempts.Begin(pl.handle, pod)
+		pl.shared.common.Attempts.Begin(pl.handle, pod)
 	}
 	node, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(nodeName)
 	if err != nil {
@@ -116,7 +116,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	c.binding.extended.variant = wanted
 	pl.shared.waiting.Placed(pod.UID)
 	// The framework has dropped the nomination already, and what the pod got need not be what was kept for it.
-	pl.shared.nominations.end(pod.UID, func(string) bool { return true })
+	pl.shared.common.Nominations.End(pod.UID, func(string) bool { return true })
 	return nil
 }
 
@@ -153,7 +153,7 @@ func (pl *Plugin) decidedFor(c *cycle, node fwk.NodeInfo) (*variant, *fwk.Status
 
 func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
 	start := pl.binder.Clock.Now()
-	reserved, err := pl.tryAllocate(ctx, c, pod, c.input(ctx, requests, node))
+	reserved, err := pl.tryAllocate(ctx, c, pod, c.Input(ctx, requests, node))
 	allocationDuration.Observe(pl.binder.Clock.Since(start).Seconds())
 	allocationsTotal.WithLabelValues(allocationResult(err)).Inc()
 
@@ -167,12 +167,12 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 		}
 		return nil
 	case errors.As(err, &refusal), errors.As(err, &claimErr):
-		pl.shared.attempts.Refuse(pod, pl.binder.Clock.Now())
+		pl.shared.common.Attempts.Refuse(pod, pl.binder.Clock.Now())
 		// Another node may do, and the change that took this one away need not free anything.
 		pl.shared.waiting.Failed(pod.UID, pl.binder.Clock.Now())
 		return fwk.NewStatus(fwk.Unschedulable).WithError(&podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonLostRace, Err: err})
 	default:
-		return fwk.AsStatus(tellHeld(ctx, pl.disclosure, pod, err))
+		return fwk.AsStatus(tellHeld(ctx, pl.rivals.NameAll, pod, err))
 	}
 }
 
@@ -184,14 +184,14 @@ func (e *refusedError) Error() string { return string(e.reason) }
 func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input allocator.Input) ([]tracker.Reservation, error) {
 	node := input.Node
 	nominees := c.nominees
-	if c.trial == nil {
-		nominees = pl.nominatedBefore(pod, node.Name)
+	if c.Trial == nil {
+		nominees = pl.rivals.NominatedBefore(pod, node.Name)
 	}
 	input.Attempt = c.budget.again() // of its own: what Filter found in time takes no longer here, unless things have changed
 	var stale error
 	for range maxReserveAttempts {
 		view := pl.shared.tracker.Snapshot().Usage
-		input.Usage = c.withoutUnseen(node, c.stakes.withNominees(ctx, nominees, node, c.inventory, view))
+		input.Usage = c.withoutUnseen(node, c.Holders.WithNominees(ctx, nominees, node, c.Inventory, view))
 		reserved, err := c.decide(ctx, input)
 		if err != nil {
 			return nil, err
@@ -253,14 +253,14 @@ func decide(ctx context.Context, input allocator.Input) ([]tracker.Reservation, 
 func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
 	for _, pc := range c.claims {
 		if pc.Shared != nil {
-			c.trial.join(pod.UID, pc.Claim.UID)
+			c.Trial.Join(pod.UID, pc.Claim.UID)
 		}
 	}
 	if requests != nil {
-		input := c.input(ctx, requests, node)
+		input := c.Input(ctx, requests, node)
 		input.Attempt = c.budget.again()
-		c.nominees = pl.nominatedBefore(pod, node.Name)
-		input.Usage = c.withoutUnseen(node, c.stakes.withNominees(ctx, c.nominees, node, c.inventory, input.Usage))
+		c.nominees = pl.rivals.NominatedBefore(pod, node.Name)
+		input.Usage = c.withoutUnseen(node, c.Holders.WithNominees(ctx, c.nominees, node, c.Inventory, input.Usage))
 		reserved, err := c.decide(ctx, input)
 		var refusal *refusedError
 		switch {
@@ -269,7 +269,7 @@ func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, no
 		case err != nil:
 			return fwk.AsStatus(err)
 		}
-		c.trial.give(pod.UID, reserved)
+		c.Trial.Give(pod.UID, reserved)
 	}
 	c.placed = true
 	return nil
@@ -313,7 +313,7 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 		return
 	}
 	if state.IsPodGroupSchedulingCycle() {
-		c.trial.takeBack(pod.UID)
+		c.Trial.TakeBack(pod.UID)
 		return
 	}
 	b := *c.binding
@@ -331,15 +331,15 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 		}
 	}
 	pl.leavePlaces(c, pod)
-	pause := pl.shared.attempts.Fail(pod)
+	pause := pl.shared.common.Attempts.Fail(pod)
 	pl.shared.waiting.Unplaced(pod.UID)
 	pl.pauseMember(ctx, pod, pause)
 }
 
 // pauseMember holds up the goroutine that binds a pod of a group, which has nothing any more that others could use but its place on the node.
 func (pl *Plugin) pauseMember(ctx context.Context, pod *v1.Pod, pause time.Duration) {
-	if pl.podOf(consumer{types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, pod.UID}) == nil {
-		pl.shared.attempts.Forget(pod) // its end may have been told before
+	if pl.rivals.PodOf(podclaims.PodName(pod), pod.UID) == nil {
+		pl.shared.common.Attempts.Forget(pod) // its end may have been told before
 		return
 	}
 	if pause == 0 {

@@ -22,6 +22,7 @@ import (
 	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
 	"stowage.dev/stowage/pkg/plugins/ownership"
 	"stowage.dev/stowage/pkg/tracker"
@@ -44,15 +45,10 @@ type Shared struct {
 	waiting *waitingPods
 	// books are what is known of claims that are about to be written.
 	books *binding.Books
-	// attempts are the pods that are being bound, leaving the claims that preemptors wait for.
-	attempts *podmemory.Attempts
+	// common is what is known of pods that compete for devices.
+	common *contention.Common
 	// elsewhere has the devices, and nodes, that pods should not try again before others.
 	elsewhere *podmemory.FailedDevices
-	leaving   *podmemory.LeavingClaims
-	// nominations are the nodes that have devices kept for nominated pods.
-	nominations *nominations
-	// trial has what the pods of a group have been given while the group is tried.
-	trial *trial
 	// recorded are pods whose status may name a claim for extended resources.
 	recorded *podmemory.RecordedPods
 	// gated are the pods that PreEnqueue keeps back.
@@ -112,18 +108,21 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	caches.store.Store(s.store)
 	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
 	pods := s.factory.Core().V1().Pods().Lister()
-	s.attempts, s.elsewhere, s.leaving, s.trial = podmemory.NewAttempts(), podmemory.NewFailedDevices(pods), podmemory.NewLeavingClaims(), &trial{}
+	s.elsewhere = podmemory.NewFailedDevices(pods)
 	s.waiting = newWaitingPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
 	s.books = binding.NewBooks(s.ctx, s.tracker, s.waiting.watch)
-	s.nominations = newNominations(pods, s.waiting.NominationEnded, s.waiting.NominationLost)
+	s.common = &contention.Common{
+		Claims: s.tracker, Pods: pods, Devices: s.store.View, Attempts: podmemory.NewAttempts(), Leaving: podmemory.NewLeavingClaims(),
+		Nominations: contention.NewNominations(pods, s.waiting.NominationEnded, s.waiting.NominationLost), Trial: &contention.Trial{},
+	}
 	s.recorded = podmemory.NewRecordedPods(pods)
 	s.gated = newGatedPods(pods)
 	context.AfterFunc(s.ctx, s.gated.queue.ShutDown)
 
 	var err error
 	for _, handler := range []cache.ResourceEventHandler{
-		s.waiting.podHandler(), s.attempts.PodHandler(), s.elsewhere.PodHandler(), victimHandler(ctx, handle, s.tracker), s.gated.podHandler(s.ctx),
-		s.nominations.podHandler(),
+		s.waiting.podHandler(), s.common.Attempts.PodHandler(), s.elsewhere.PodHandler(), contention.VictimHandler(ctx, handle, s.tracker), s.gated.podHandler(s.ctx),
+		s.common.Nominations.PodHandler(),
 	} {
 		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(byUID{handler}); err != nil {
 			s.cancel()
@@ -147,10 +146,10 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 
 	// Subscribed before anything runs, so that no change is missed.
 	s.tracker.Subscribe(s.waiting.onClaimEvent)
-	s.tracker.Subscribe(s.nominations.onClaimEvent)
-	s.tracker.Subscribe(func(event tracker.Event) { s.leaving.OnClaimEvent(klog.FromContext(ctx), event) })
+	s.tracker.Subscribe(s.common.Nominations.OnClaimEvent)
+	s.tracker.Subscribe(func(event tracker.Event) { s.common.Leaving.OnClaimEvent(klog.FromContext(ctx), event) })
 	s.source.AddListener(s.waiting.onInventoryEvent)
-	s.source.AddListener(s.nominations.onInventoryEvent)
+	s.source.AddListener(s.common.Nominations.OnInventoryEvent)
 	s.wg.Go(func() { s.tracker.Run(s.ctx, tracker.NewListWatch(handle.ClientSet())) })
 	s.wg.Go(func() { s.waiting.run(s.ctx) })
 	s.wg.Go(func() { <-s.source.Done() })

@@ -15,10 +15,9 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
-	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
-	"stowage.dev/stowage/pkg/usage"
 )
 
 const stateKey fwk.StateKey = Name
@@ -31,16 +30,8 @@ type plan struct {
 	base *variant
 	// extended is about the pod's extended resources, nil if it asks for none that a DeviceClass may stand for.
 	extended *extendedPlan
-	// policy and scoring are what the plugin's arguments say.
-	policy  allocator.Policy
-	scoring allocator.Scoring
 	// budget is the time that Filter has.
 	budget *budget
-	// inventory and usage are the views of this cycle.
-	inventory *inventory.View
-	usage     usage.View
-	// stakes are what other pods hold.
-	stakes *stakes
 	// failed is what could not be made ready for the pod in earlier attempts. Nil if there is nothing.
 	failed *podmemory.Failures
 }
@@ -58,30 +49,27 @@ func (p *plan) groupOf(claim types.UID, pod *v1.Pod) types.UID {
 // cycle is the plugin's part of the CycleState.
 type cycle struct {
 	*plan
-	// trial has what other pods of the group have been given in this cycle of the group. Nil if the pod is scheduled alone.
-	trial *trial
+	contention.Situation
 	// placed tells that the pod has been given devices on trial.
 	placed bool
 	// nominees are the pods that devices were kept for on trial. They are the same in the end, though more are known then: the scheduling
 	// queue says of a pod that is nominated what it needs while it has that pod, and it has none of those that are being tried.
 	nominees []*v1.Pod
-	// whatIf says what is different from usage.
-	whatIf  *whatIf
-	results *results
+	results  *results
 	// binding is what was done for the pod from Reserve on. One goroutine at a time uses it.
 	binding *progress
 }
 
 // Clone implements [fwk.StateData]. Preemption tries nodes on clones, in parallel.
 func (c *cycle) Clone() fwk.StateData {
-	return &cycle{plan: c.plan, trial: c.trial, whatIf: c.whatIf, results: newResults(c.results), binding: c.binding}
+	return &cycle{plan: c.plan, Situation: c.Situation, results: newResults(c.results), binding: c.binding}
 }
 
 // findings are where Filter notes what it finds out. What it finds out in a dry run stays in the clone. A clone that only has nominated
 // pods added is how the framework asks for the node as it is.
 func (c *cycle) findings() *results {
 	r := c.results
-	for !c.whatIf.isDryRun() && r.parent != nil {
+	for !c.WhatIf.IsDryRun() && r.parent != nil {
 		r = r.parent
 	}
 	return r
@@ -120,7 +108,7 @@ type results struct {
 	// undecided tells that there was no time to find out whether others can be evicted from a node.
 	undecided bool
 	// leaving are the claims whose end the pod has to wait for, on the node that it is nominated to.
-	leaving     []*stake
+	leaving     []*contention.Holder
 	leavingNode string
 }
 
@@ -186,13 +174,13 @@ func (r *results) evictable() []string {
 }
 
 // leavingFor returns the node that the pod is nominated to and the claims there whose end it has to wait for.
-func (r *results) leavingFor() (string, []*stake) {
+func (r *results) leavingFor() (string, []*contention.Holder) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	return r.leavingNode, r.leaving
 }
 
-func (r *results) setLeaving(node string, leaving []*stake) {
+func (r *results) setLeaving(node string, leaving []*contention.Holder) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	r.leavingNode, r.leaving = node, leaving
@@ -334,6 +322,17 @@ type groupCycle struct {
 
 // Clone implements [fwk.StateData].
 func (g *groupCycle) Clone() fwk.StateData { return g }
+
+// claims are those of the pods, by UID.
+func (g *groupCycle) claims() sets.Set[types.UID] {
+	claims := sets.New[types.UID]()
+	for _, c := range g.pods {
+		for _, pc := range c.claims {
+			claims.Insert(pc.Claim.UID)
+		}
+	}
+	return claims
+}
 
 // readGroupCycle returns what is known of the group's pods. It is empty if none of them needs devices.
 func readGroupCycle(state fwk.PodGroupCycleState) (*groupCycle, error) {

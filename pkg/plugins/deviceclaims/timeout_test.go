@@ -13,13 +13,13 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/twopaths"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -70,7 +70,7 @@ func TestNodeThatTakesTooLongIsGivenUp(t *testing.T) {
 				w.objects = append(w.objects, slice(name, divisible(30)...))
 			}
 			h := newHarness(t, w)
-			h.plugin.filterTimeout = time.Second // of which node-b takes a thousandth
+			h.plugin.time.filterTimeout = time.Second // of which node-b takes a thousandth
 			ctx, cancel := context.WithTimeout(h.ctx, patience)
 			defer cancel()
 			h.ctx = ctx // so that the test ends, and fails, even so
@@ -114,7 +114,7 @@ func TestNodeThatTakesTooLongBesideADevicePluginIsGivenUp(t *testing.T) {
 	}
 	w.nodes[0].Status.Allocatable = v1.ResourceList{gpuResource: resource.MustParse("1")}
 	h := newHarness(t, w)
-	h.plugin.filterTimeout = time.Second
+	h.plugin.time.filterTimeout = time.Second
 	a := h.filterAll(w.pods[1])
 	if got, want := a.filter["node-a"], allocator.ReasonUndecided.OfNodes(); got != want {
 		t.Fatalf("reason %q, want %q", got, want)
@@ -148,7 +148,7 @@ func TestReserveIsGivenUpInTime(t *testing.T) {
 					claims:  []*resourceapi.ResourceClaim{claim("c", tc.wants), claim("kept", tc.nominee)},
 				})
 				h.nominator.nominate("node-a", nominee)
-				h.plugin.filterTimeout = 500 * time.Millisecond
+				h.plugin.time.filterTimeout = 500 * time.Millisecond
 				ctx, cancel := context.WithTimeout(h.ctx, patience)
 				defer cancel()
 				h.ctx = ctx // so that the test ends, and fails, even so
@@ -178,7 +178,7 @@ func (h *harness) paceByLooks(easy *v1.Pod) (passed *atomic.Int64) {
 	h.t.Helper()
 	passed = new(atomic.Int64)
 	start := time.Now()
-	h.plugin.shared.shares = newShares(func() time.Time { return start.Add(time.Duration(passed.Add(int64(freeTime / 20)))) })
+	h.plugin.time.shares = newShares(func() time.Time { return start.Add(time.Duration(passed.Add(int64(freeTime / 20)))) })
 	if a := h.filterAll(easy); !a.preFilter.IsSuccess() {
 		h.t.Fatal(a.preFilter)
 	}
@@ -216,9 +216,9 @@ func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
 			})
 			ctx, cancel := context.WithTimeout(h.ctx, patience)
 			defer cancel()
-			h.ctx, h.plugin.filterTimeout = ctx, 0 // so that the namespace's time alone ends a search
+			h.ctx, h.plugin.time.filterTimeout = ctx, 0 // so that the namespace's time alone ends a search
 			passed := h.paceByLooks(easy)
-			account := h.plugin.shared.shares.of(hard)
+			account := h.plugin.time.shares.of(hard)
 			account.saved = -time.Second
 			for round := range 2 {
 				a := h.filterAll(hard) // does not come back where nothing ends the search
@@ -237,7 +237,7 @@ func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
 				t.Errorf("%v are woken", woken)
 			}
 			passed.Add(int64(time.Hour))
-			h.plugin.filterTimeout = 10 * freeTime
+			h.plugin.time.filterTimeout = 10 * freeTime
 			a := h.filterAll(hard)
 			for tc.fits && len(a.fits()) == 0 && h.ctx.Err() == nil { // what is compiled is kept, on a slow machine
 				a = h.filterAll(hard)
@@ -269,7 +269,7 @@ func TestAnExtendedResourceIsCompiledInTheNamespacesTime(t *testing.T) {
 		}
 	}
 	h := newHarness(t, w)
-	account := h.plugin.shared.shares.of(p)
+	account := h.plugin.time.shares.of(p)
 	account.saved = -time.Hour
 	a := h.filterAll(p)
 	if text := a.postFilter().Message(); len(a.fits()) > 0 || !strings.Contains(text, "has used its share of the scheduler's time") {
@@ -325,9 +325,9 @@ func TestReserveHasWhatTheAttemptWasGranted(t *testing.T) {
 		claims:  []*resourceapi.ResourceClaim{claim("c", tight(8, 3, 10, 1)), claim("easy", counted(1))},
 		pods:    []*v1.Pod{p},
 	})
-	h.plugin.filterTimeout = time.Minute
+	h.plugin.time.filterTimeout = time.Minute
 	h.paceByLooks(pod("easy", "easy"))
-	account := h.plugin.shared.shares.of(p)
+	account := h.plugin.time.shares.of(p)
 	a := h.filterAll(p)
 	if len(a.fits()) == 0 {
 		t.Fatal("the pod fits nowhere")
@@ -344,6 +344,20 @@ func TestReserveHasWhatTheAttemptWasGranted(t *testing.T) {
 	}
 }
 
+// times notes what has been begun.
+type times struct {
+	contention.Time
+	begun []*budget
+}
+
+func (t *times) Attempt(pod *v1.Pod) allocator.Attempt {
+	attempt := t.Time.Attempt(pod)
+	if b, ok := attempt.(*budget); ok {
+		t.begun = append(t.begun, b)
+	}
+	return attempt
+}
+
 // What a nominated pod is going to get is looked for in the time of its own namespace. Without any it keeps nobody out.
 func TestANomineeIsChargedToItsNamespace(t *testing.T) {
 	for name, tc := range map[string]struct{ saved time.Duration }{
@@ -358,27 +372,29 @@ func TestANomineeIsChargedToItsNamespace(t *testing.T) {
 				objects: []runtime.Object{class(testClass), slice("node-a", divisible(10)...)},
 				claims:  []*resourceapi.ResourceClaim{claim("c", counted(1)), claim("kept", nearlyFull)},
 			})
-			h.plugin.filterTimeout = 10 * freeTime
+			h.plugin.time.filterTimeout = 10 * freeTime
 			h.paceByLooks(p)
 			h.nominator.nominate("node-a", nominee)
-			account := h.plugin.shared.shares.of(nominee)
+			account := h.plugin.time.shares.of(nominee)
 			account.saved = tc.saved
-			stakes := newStakes(h.plugin)
+			times := &times{Time: h.plugin.time}
+			h.plugin.rivals.Search.Time = times
+			stakes := h.plugin.rivals.NewHolders()
 			inv, view := h.plugin.shared.store.View(), h.plugin.shared.tracker.Snapshot().Usage
-			stakes.withNominees(h.ctx, []*v1.Pod{nominee}, node("node-a"), inv, view)
+			stakes.WithNominees(h.ctx, []*v1.Pod{nominee}, node("node-a"), inv, view)
 			want := freeTime
 			if tc.saved > 0 {
 				want += tc.saved
 			}
-			b := stakes.budgetFor(nominee)
+			if len(times.begun) != 1 {
+				t.Fatalf("%d times have begun", len(times.begun))
+			}
+			b := times.begun[0]
 			if b.granted < want || b.granted > want+time.Second/savedPart*10 || b.used == 0 {
 				t.Errorf("granted %v, used %v, want %v granted and some of it used", b.granted, b.used, want)
 			}
 			if b.used > freeTime && account.saved >= tc.saved {
 				t.Errorf("%v used, and %v saved before, %v now", b.used, tc.saved, account.saved)
-			}
-			if other := stakes.budgetFor(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team-b"}}); other == b {
-				t.Error("another namespace has the same time")
 			}
 		})
 	}
@@ -408,9 +424,9 @@ func TestAPodWithoutTimeToFindVictimsIsUndecided(t *testing.T) {
 				},
 				pods: []*v1.Pod{high, low},
 			})
-			h.plugin.filterTimeout = time.Minute
+			h.plugin.time.filterTimeout = time.Minute
 			h.paceByLooks(pod("easy", "easy"))
-			h.plugin.shared.shares.of(high).saved = tc.saved
+			h.plugin.time.shares.of(high).saved = tc.saved
 			a := h.filterAll(high)
 			text := a.postFilter().Message()
 			if got := a.statuses.Get("node-a").Code() == fwk.Unschedulable; got == tc.undecided {

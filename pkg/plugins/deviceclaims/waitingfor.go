@@ -22,6 +22,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -98,7 +99,7 @@ func (pl *Plugin) question(ctx context.Context, pod *v1.Pod, a *asked, inv *inve
 			}
 		}
 	}
-	if mayPreempt(pod) && podclaims.GroupOf(pod) == "" {
+	if contention.MayPreempt(pod) && podclaims.GroupOf(pod) == "" {
 		q.Evicts = evictsOf(corev1helpers.PodPriority(pod), a)
 	}
 	// What has been given on trial is going to be decided anew.

@@ -19,6 +19,7 @@ import (
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/source"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 	"stowage.dev/stowage/pkg/wakeup"
@@ -88,7 +89,7 @@ func (w *waitingPods) run(ctx context.Context) {
 // world is what the room decides on.
 func (w *waitingPods) world(ctx context.Context) wakeup.World[*Plugin, *framework.QueuedPodInfo] {
 	logger := klog.FromContext(ctx)
-	evictions := newEvictions()
+	evictions := contention.NewEvictions()
 	return wakeup.World[*Plugin, *framework.QueuedPodInfo]{
 		Now: time.Now,
 		State: func() (*inventory.View, usage.View) {
@@ -117,7 +118,7 @@ func (w *waitingPods) world(ctx context.Context) wakeup.World[*Plugin, *framewor
 		},
 		Suitable: func(pod *v1.Pod, tag *Plugin) func(*v1.Node) bool { return tag.suitable(logger, pod) },
 		Evicted: func(pod *v1.Pod, tag *Plugin, node *v1.Node, inv *inventory.View, inUse usage.View) func(usage.View) usage.View {
-			return evictions.evicted(tag, pod, node, inv, inUse)
+			return evictions.Evicted(tag.rivals, pod, node, inv, inUse)
 		},
 		Look:   func(pod *v1.Pod, tag *Plugin, inv *inventory.View) *wakeup.Question { return tag.look(pod, inv) },
 		Key:    func(pod *v1.Pod, _ *Plugin) *framework.QueuedPodInfo { return queueKey(pod) },
