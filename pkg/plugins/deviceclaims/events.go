@@ -16,6 +16,7 @@ import (
 
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
@@ -76,7 +77,7 @@ func (pl *Plugin) afterPodUpdate(logger klog.Logger, _ *v1.Pod, _, newObj any) (
 // afterNewToleration has the waiting room look at the pod again. It leaves out nodes that the pod does not tolerate, and
 // the plugin that refuses them may never have been asked.
 func (pl *Plugin) afterNewToleration(_ klog.Logger, pod *v1.Pod, _, _ any) (fwk.QueueingHint, error) {
-	if !pl.needsDevices(pod) || pl.shared.waiting.PodChanged(pod.UID) {
+	if !pl.extended.NeedsDevices(pod) || pl.shared.waiting.PodChanged(pod.UID) {
 		return fwk.QueueSkip, nil
 	}
 	return fwk.Queue, nil
@@ -115,7 +116,7 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 	if after == nil {
 		return fwk.QueueSkip, nil
 	}
-	for _, name := range extendedResources(pod) {
+	for _, name := range extended.NamesOf(pod) {
 		now, was := after.Status.Allocatable[name], resource.Quantity{}
 		if before != nil {
 			was = before.Status.Allocatable[name]
@@ -129,7 +130,7 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 	if before != nil && hasFewer(before, after) {
 		pl.shared.waiting.NodeChanged(pod.UID, after.Name) // claims may get what the device plugin had
 	}
-	if !pl.needsDevices(pod) || before != nil && maps.Equal(before.Labels, after.Labels) &&
+	if !pl.extended.NeedsDevices(pod) || before != nil && maps.Equal(before.Labels, after.Labels) &&
 		slices.Equal(before.Status.DeclaredFeatures, after.Status.DeclaredFeatures) &&
 		before.Spec.Unschedulable == after.Spec.Unschedulable && apiequality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) {
 		return fwk.QueueSkip, nil
@@ -183,7 +184,7 @@ func (pl *Plugin) afterPodDeletion(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (f
 	if err != nil {
 		return fwk.Queue, err
 	}
-	if deleted.Spec.NodeName != "" && slices.ContainsFunc(extendedResources(pod), func(name v1.ResourceName) bool { return holdsFromPlugin(deleted, name) }) {
+	if deleted.Spec.NodeName != "" && slices.ContainsFunc(extended.NamesOf(pod), func(name v1.ResourceName) bool { return extended.HoldsFromPlugin(deleted, name) }) {
 		return fwk.Queue, nil
 	}
 	if deleted.Spec.NodeName != "" && podclaims.AsksForExtended(deleted) {
@@ -209,7 +210,7 @@ func (pl *Plugin) afterClassChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj an
 	if err != nil {
 		return fwk.Queue, err
 	}
-	wanted := extendedResources(pod)
+	wanted := extended.NamesOf(pod)
 	for _, class := range []*resourceapi.DeviceClass{before, after} {
 		if class == nil {
 			continue

@@ -22,6 +22,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 )
@@ -60,14 +61,14 @@ func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *al
 	if wanted == nil {
 		return nil
 	}
-	failures := c.results.failuresFor(wanted.requests)
-	explanation := allocator.Explain(wanted.requests, failures, allocator.Naming{
+	failures := c.results.failuresFor(wanted.Requests)
+	explanation := allocator.Explain(wanted.Requests, failures, allocator.Naming{
 		Rule: pl.taintRule,
 		Subject: func(claim types.NamespacedName, request string) string {
-			if !isUnborn(claim.Name) {
+			if !extended.IsUnborn(claim.Name) {
 				return ""
 			}
-			return wanted.subject(request)
+			return wanted.Subject(request)
 		},
 	})
 	if explanation.Nodes == 0 {
@@ -82,7 +83,7 @@ func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *al
 	}
 	ctx, cancel := context.WithTimeout(ctx, pl.shared.limits.Holders)
 	defer cancel()
-	input := c.Input(ctx, wanted.requests, nil)
+	input := c.Input(ctx, wanted.Requests, nil)
 	input.Attempt = c.budget
 	explanation.Holders = allocator.FindHolders(ctx, input, failures, pl.nodeThatCanHold(pod), allocator.HolderOptions{Keep: keep, Namespace: pod.Namespace})
 	if len(explanation.Holders) == 0 {
@@ -217,7 +218,7 @@ func Explain(ctx context.Context, pl *Plugin, state fwk.CycleState, pod *v1.Pod,
 	}
 	found := pl.explainMissing(ctx, c, pod)
 	if wanted := c.results.mostRefused(); found != nil && perNode > 0 {
-		found.PerNode = allocator.ExplainNodes(wanted.requests, c.results.failuresFor(wanted.requests), perNode)
+		found.PerNode = allocator.ExplainNodes(wanted.Requests, c.results.failuresFor(wanted.Requests), perNode)
 	}
 	return found, nil
 }

@@ -13,7 +13,9 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/usage"
 )
 
 // Reasons why a node is refused besides those of the allocator. The scheduler counts equal strings over all
@@ -41,25 +43,25 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 	if status := pl.filterAllocated(c, node); status != nil {
 		return status
 	}
-	wanted, status := pl.requestsOn(c, nodeInfo)
+	wanted, status := c.wantedOn(pl.extended, nodeInfo)
 	if status != nil {
 		return status
 	}
-	if wanted.requests == nil {
+	if wanted.Requests == nil {
 		c.findings().set(node.Name, nodeResult{variant: wanted})
 		return nil
 	}
 
-	input := c.Input(ctx, wanted.requests, node)
+	input := c.Input(ctx, wanted.Requests, node)
 	input.Attempt = c.budget
 	result := allocator.Check(ctx, input)
 	held := (*resourceapi.AllocationResult)(nil)
 	if result.Fits() {
-		if held = heldUnseen(pl, c, nodeInfo); held != nil {
-			input.Usage = input.Usage.With(unseen, held)
+		if held = pl.extended.HeldUnseen(c.Inventory, nodeInfo); held != nil {
+			input.Usage = extended.WithUnseen(input.Usage, held)
 			if result = allocator.Check(ctx, input); !result.Fits() && result.Failure.Reason != allocator.ReasonUndecided && ctx.Err() == nil {
 				c.findings().setUnseen(node.Name)
-				return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonUnseen)
+				return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, extended.ReasonUnseen)
 			}
 		}
 	}
@@ -74,7 +76,7 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		}
 		return nil
 	}
-	refusal := pl.rivals.Judge(ctx, &c.Situation, pod, contention.Refused{Node: nodeInfo, Requests: wanted.requests, Failure: result.Failure, Time: c.budget})
+	refusal := pl.rivals.Judge(ctx, &c.Situation, pod, contention.Refused{Node: nodeInfo, Requests: wanted.Requests, Failure: result.Failure, Time: c.budget})
 	if refusal.Undecided {
 		c.results.setUndecided()
 	}
@@ -86,6 +88,29 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		log.Info("Node refused", "pod", klog.KObj(pod), "node", klog.KObj(node), "reason", result.Failure.Reason, "err", result.Failure.Err)
 	}
 	return fwk.NewStatus(refusal.Code, result.Failure.Reason.OfNodes())
+}
+
+// wantedOn says what a node has to satisfy. The status refuses the node.
+func (c *cycle) wantedOn(resources *extended.Resources, node fwk.NodeInfo) (*extended.Variant, *fwk.Status) {
+	if c.extended == nil {
+		return c.base, nil
+	}
+	wanted, refusal := resources.On(c.extended, extended.Question{
+		Node: node, Inventory: c.Inventory, Usage: func() usage.View { return c.View(context.Background(), nil) }, Evaluate: c.budget.Evaluate,
+	})
+	if refusal == nil {
+		return wanted, nil
+	}
+	switch refusal.Cause {
+	case extended.OfAgent:
+		c.findings().setUnseen(node.Node().Name)
+	case extended.OfClass:
+		c.findings().setClassless()
+	case extended.OfTime:
+		c.results.setUndecided()
+	case extended.OfNode:
+	}
+	return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, refusal.Reason)
 }
 
 // filterAllocated refuses a node on which a claim that is allocated already cannot be used.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
@@ -31,6 +32,11 @@ func (o *obstacle) why() string {
 		return o.reason + "; other pods have reserved it, too"
 	}
 	return o.reason
+}
+
+// release is what is given up.
+func (o *obstacle) release() binding.GivenUp {
+	return binding.GivenUp{Claim: o.claim, User: o.user, Shared: o.shared, Why: o.why()}
 }
 
 // givenUp says what has been given up, and why.
@@ -143,20 +149,20 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 		if !pl.inTheWay(c, moved, info.Node()) || !suitable(info.Node()) {
 			continue
 		}
-		wanted, status := pl.requestsOn(c, info)
+		wanted, status := c.wantedOn(pl.extended, info)
 		if !status.IsSuccess() {
 			continue
 		}
-		requests, known := compiled[wanted.requests]
+		requests, known := compiled[wanted.Requests]
 		if !known {
 			claims := anew
-			if wanted.requests != nil {
-				claims = append(slices.Clip(anew), wanted.requests.Claims()...)
+			if wanted.Requests != nil {
+				claims = append(slices.Clip(anew), wanted.Requests.Claims()...)
 			}
 			if requests, err = allocator.CompileWithin(ctx, claims, c.Inventory, pl.rivals.Features); err != nil {
 				requests = nil
 			}
-			compiled[wanted.requests] = requests
+			compiled[wanted.Requests] = requests
 		}
 		if requests == nil {
 			continue

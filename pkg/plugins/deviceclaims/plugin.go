@@ -15,6 +15,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
@@ -29,8 +30,9 @@ type Plugin struct {
 	binder *binding.Binder
 	groups *podclaims.Groups
 
-	rivals *contention.Rivals
-	time   *searchTime
+	extended *extended.Resources
+	rivals   *contention.Rivals
+	time     *searchTime
 
 	// profile is looked at when it is first needed.
 	profile func() *profile
@@ -78,8 +80,9 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		time:    &searchTime{typed.FilterTimeout.Duration, shared.shares},
 		profile: sync.OnceValue(func() *profile { return readProfile(handle) }),
 	}
+	pl.extended = &extended.Resources{Handle: handle, Claims: shared.tracker, Recorded: shared.recorded, Binder: pl.binder}
 	pl.rivals = &contention.Rivals{
-		Common: shared.common, Handle: handle, Groups: pl.groups, Extended: pl,
+		Common: shared.common, Handle: handle, Groups: pl.groups, Extended: pl.extended,
 		Search:  contention.Search{Features: features, Policy: policies[typed.ScoringStrategy.Devices], Scoring: scorings[typed.ScoringStrategy.Type], Time: pl.time},
 		NameAll: typed.ClaimsOfOtherNamespaces == config.NameClaims,
 	}

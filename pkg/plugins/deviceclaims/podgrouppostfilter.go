@@ -9,10 +9,12 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -105,7 +107,7 @@ func (pl *Plugin) allNodes() iter.Seq[string] {
 
 // giveUpFor gives up what keeps a pod of the group off nodes. It returns nil if there is nothing of that kind.
 func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Status {
-	if status := pl.giveUpExtended(ctx, pod, c.extended); status != nil {
+	if status := pl.giveUpExtended(ctx, pod, c.extended.Made()); status != nil {
 		return status
 	}
 	if obstacle := pl.obstacle(ctx, c, pod); obstacle != nil {
@@ -115,8 +117,8 @@ func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Sta
 }
 
 // giveUpExtended removes what an earlier attempt made for the extended resources of a pod of the group.
-func (pl *Plugin) giveUpExtended(ctx context.Context, pod *v1.Pod, e *extendedPlan) *fwk.Status {
-	switch removed, err := pl.giveUpExtendedClaims(ctx, pod, e); {
+func (pl *Plugin) giveUpExtended(ctx context.Context, pod *v1.Pod, made []*resourceapi.ResourceClaim) *fwk.Status {
+	switch removed, err := pl.extended.GiveUp(ctx, pod, made); {
 	case err != nil:
 		return statusOfGivingUp(fmt.Errorf("pod %s: remove what an earlier attempt made for its extended resources: %w", klog.KObj(pod), err))
 	case len(removed) > 0:
@@ -128,7 +130,7 @@ func (pl *Plugin) giveUpExtended(ctx context.Context, pod *v1.Pod, e *extendedPl
 
 // giveUpObstacle gives up what is in the way of a pod of the group.
 func (pl *Plugin) giveUpObstacle(ctx context.Context, pod *v1.Pod, obstacle *obstacle) *fwk.Status {
-	switch err := pl.giveUp(ctx, pod, obstacle); {
+	switch err := pl.binder.GiveUp(ctx, pod, obstacle.release()); {
 	case err == nil && obstacle.shared:
 		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle.givenUp()))
 	case err == nil:
@@ -143,7 +145,7 @@ func (pl *Plugin) giveUpObstacle(ctx context.Context, pod *v1.Pod, obstacle *obs
 // giveUpKept gives up what is reserved for the group, or by a scheduler before for pods of it that fit with it, or were not tried, as those after the first
 // one without which the group cannot be are not. A pod that waits holds nothing, see obstacle. It returns nil if there is nothing of that kind.
 func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.Status) {
-	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout) // for all, as nobody else is scheduled meanwhile: the next attempt goes on
+	ctx, cancel := context.WithTimeout(ctx, binding.GiveUpTimeout) // for all, as nobody else is scheduled meanwhile: the next attempt goes on
 	defer cancel()
 	for _, pod := range pods {
 		names, err := podclaims.NamesOf(pod)
@@ -163,7 +165,7 @@ func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.S
 				status = moreOf(status, pl.giveUpObstacle(ctx, pod, kept))
 			}
 		}
-		status = moreOf(status, pl.giveUpExtended(ctx, pod, &extendedPlan{leftovers: pl.madeFor(pod)}))
+		status = moreOf(status, pl.giveUpExtended(ctx, pod, pl.extended.MadeFor(pod)))
 		if status.Code() == fwk.Error {
 			break
 		}

@@ -8,19 +8,13 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
-
-// deallocateTimeout bounds the write of PostFilter, which holds up scheduling.
-const deallocateTimeout = 10 * time.Second
 
 // PostFilter helps a pod for which no node was found. It waits for devices that others were evicted for, see
 // contention.Rivals.Await. What is refused because it failed for the pod is let go of, see tryAgain. If a claim's own allocation keeps the pod
@@ -42,7 +36,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	if status := pl.tryAgain(ctx, c, pod); status != nil {
 		return nil, status
 	}
-	switch removed, err := pl.giveUpExtendedClaims(ctx, pod, c.extended); {
+	switch removed, err := pl.extended.GiveUp(ctx, pod, c.extended.Made()); {
 	case err != nil:
 		return nil, pl.notGivenUp(pod, c, fmt.Errorf("remove what an earlier attempt made for the pod's extended resources: %w", err))
 	case len(removed) > 0:
@@ -53,7 +47,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	where, missing := pl.explain(ctx, c, pod)
 	missing = join(missing, pl.putOff(pod, until))
 	if obstacle := pl.obstacle(ctx, c, pod); obstacle != nil {
-		err := pl.giveUp(ctx, pod, obstacle)
+		err := pl.binder.GiveUp(ctx, pod, obstacle.release())
 		if err == nil {
 			tryAtOnce(ctx, pl.handle, pod)
 		}
@@ -154,43 +148,4 @@ func (pl *Plugin) mayGiveUp(c *cycle, i int, pod *v1.Pod) bool {
 		return false
 	}
 	return !pl.groups.UsedByGroup(pc, pod) && (podclaims.IsReservedFor(pc.Claim, pc.User.UID) || !pl.groups.UsedByOthers(pc, pod))
-}
-
-// giveUp clears the claim's allocation, or takes the pod's reservation from a claim that others use, unless the pod turns out to
-// be bound. So of several pods without a node that keep each other's allocation, the last one to leave clears it. The claim's
-// resource version makes sure that it is still the claim that was looked at.
-func (pl *Plugin) giveUp(ctx context.Context, pod *v1.Pod, obstacle *obstacle) error {
-	claim := obstacle.claim
-	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout)
-	defer cancel()
-	check := pl.binder.CheckUnused
-	switch {
-	case obstacle.shared && obstacle.user == pod.UID:
-		check = pl.binder.CheckUnbound
-	case obstacle.shared: // whether another process binds one of the others does not matter
-		check = func(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
-			if err := pl.binder.CheckNotAdopted(claim, pod.UID, obstacle.user); err != nil {
-				return err
-			}
-			return pl.binder.CheckGroupUnbound(ctx, pod, claim)
-		}
-	}
-	if err := check(ctx, pod, claim); err != nil {
-		return err
-	}
-	updated := claim.DeepCopy()
-	if obstacle.shared {
-		podclaims.RemoveUser(updated, obstacle.user)
-	} else {
-		updated.Status.Allocation, updated.Status.ReservedFor, updated.Status.Devices = nil, nil, nil
-	}
-	written, err := pl.binder.Client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{FieldManager: pl.shared.books.FieldManager})
-	binding.CountWrite(binding.WriteDeallocation, err)
-	if err != nil {
-		pl.shared.books.Doubts.Note(claim, err)
-		return err
-	}
-	pl.binder.Assume(ctx, written)
-	pl.logGivenBack(ctx, pod, "", claim, claim.Status.Allocation, obstacle.why())
-	return nil
 }

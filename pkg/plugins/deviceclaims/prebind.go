@@ -13,6 +13,7 @@ import (
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
 // PreBindPreFlight tells whether PreBind has something to do. PreBind runs alone: nothing irreversible, such as
@@ -52,7 +53,7 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 
 func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string, c *cycle) error {
 	pl.shared.common.Attempts.PreBind(ctx, pod.UID)
-	if err := pl.createExtendedClaim(ctx, pod, c); err != nil {
+	if err := pl.extended.Create(ctx, pod, c.extended, &c.binding.extended, c.binding.reserved); err != nil {
 		return err
 	}
 	for _, pc := range c.bindingClaims() {
@@ -78,7 +79,7 @@ func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.
 		}
 		return err
 	}
-	return pl.recordExtendedClaim(ctx, pod, c)
+	return pl.extended.Record(ctx, pod, c.extended, &c.binding.extended)
 }
 
 // waitForBindingConditions waits until the devices of all claims are ready.
@@ -102,4 +103,24 @@ func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *
 		}
 	}
 	return nil
+}
+
+// bindingClaims are the pod's claims as they were when it was reserved, with the one that has been made for its extended resources.
+func (c *cycle) bindingClaims() []podclaims.Claim {
+	claims := slices.Clone(c.claims)
+	for i := range claims {
+		if joined := c.binding.joined[claims[i].Claim.UID]; joined != nil {
+			claims[i].Claim = joined
+		}
+	}
+	if created := c.binding.extended.Created; created != nil {
+		claims = append(claims, podclaims.Claim{Claim: created, User: podclaims.UserOf(c.extended.Pod)})
+	}
+	return claims
+}
+
+// changesExtendedClaims tells whether PreBind has to make or to remove a claim for extended resources.
+func (c *cycle) changesExtendedClaims() bool {
+	wanted := c.binding.extended.Variant
+	return c.extended != nil && (len(c.extended.Leftovers) > 0 || wanted != nil && wanted.Claim != nil)
 }

@@ -20,6 +20,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/usage"
@@ -40,13 +41,13 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 	if pod.Spec.NodeName != "" {
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
-	extended := extendedResources(pod)
-	if len(pod.Spec.ResourceClaims) == 0 && len(extended) == 0 {
+	resources := extended.NamesOf(pod)
+	if len(pod.Spec.ResourceClaims) == 0 && len(resources) == 0 {
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
 	state.Delete(stateKey)
 	inGroup := state.IsPodGroupSchedulingCycle()
-	c, status := pl.newCycle(ctx, pod, extended, inGroup)
+	c, status := pl.newCycle(ctx, pod, resources, inGroup)
 	if !status.IsSuccess() {
 		klog.FromContext(ctx).V(5).Info("Pod cannot be scheduled", "pod", klog.KObj(pod), "reason", status.Message())
 		return nil, status
@@ -76,7 +77,7 @@ func (pl *Plugin) nowhere(c *cycle) string {
 }
 
 // newCycle begins an attempt. With inGroup it is one of several in a cycle of the pod's group.
-func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.ResourceName, inGroup bool) (*cycle, *fwk.Status) {
+func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.ResourceName, inGroup bool) (*cycle, *fwk.Status) {
 	c := &cycle{plan: &plan{
 		budget: pl.time.budget(pod), failed: pl.shared.elsewhere.Of(pod.UID),
 	}, Situation: contention.Situation{Facts: &contention.Facts{Search: pl.rivals.Search, Holders: pl.rivals.NewHolders()}}, results: newResults(nil), binding: &progress{}}
@@ -108,11 +109,11 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	// Noted as waiting before anything is looked at: whatever changes later than that is looked at for the pod. What is tried while the
 	// group's attempt ends is none: the pod waits for what the attempt has found.
 	var made []*resourceapi.ResourceClaim
-	if len(extended) > 0 {
-		made = pl.madeFor(pod)
+	if len(resources) > 0 {
+		made = pl.extended.MadeFor(pod)
 	}
 	attempted := !c.WhatIf.IsDryRun()
-	waits := attempted && (len(names) > 0 || len(made) > 0 || len(extended) > 0)
+	waits := attempted && (len(names) > 0 || len(made) > 0 || len(resources) > 0)
 	if waits {
 		pl.shared.waiting.Note(pod, append(podclaims.NamespacedNames(names), namesOf(made)...), pl)
 	}
@@ -145,7 +146,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 		}
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonPausing)
 	}
-	c.claims, c.base, c.extended = asked.claims, &variant{requests: asked.requests}, asked.extended
+	c.claims, c.base, c.extended = asked.claims, &extended.Variant{Requests: asked.requests}, asked.extended
 	for i := range c.claims {
 		pc := &c.claims[i]
 		c.Holders.Own.Insert(pc.Claim.UID)
@@ -187,10 +188,27 @@ func (pl *Plugin) ask(ctx context.Context, pod *v1.Pod, names []podclaims.Name, 
 	if a.requests, err = pl.compile(ctx, a.unallocated, inv); err != nil {
 		return a, err
 	}
-	if extended := extendedResources(pod); len(extended) > 0 {
-		return a, pl.askExtended(pod, extended, a, inv)
+	if names := extended.NamesOf(pod); len(names) > 0 {
+		return a, pl.askExtended(pod, names, a, inv)
 	}
 	return a, nil
+}
+
+// askExtended adds to what the pod asks for what it asks for as extended resources.
+func (pl *Plugin) askExtended(pod *v1.Pod, names []v1.ResourceName, a *asked, inv *inventory.View) error {
+	a.extended = pl.extended.Plan(pod, names, a.requests, func(ctx context.Context, claim *resourceapi.ResourceClaim) (*allocator.Requests, error) {
+		return pl.compile(ctx, append(slices.Clip(a.unallocated), claim), inv)
+	})
+	adopted := a.extended.Adopted
+	if adopted == nil {
+		return nil
+	}
+	nodes, err := pl.usableAllocation(pod, adopted)
+	if err != nil {
+		return err
+	}
+	a.claims = append(a.claims, podclaims.Claim{Claim: adopted, Nodes: nodes, User: podclaims.UserOf(pod)})
+	return nil
 }
 
 // beingAllocated says for whom a claim of the pod is being allocated just now. With it the pod is tried again.
@@ -254,4 +272,13 @@ func (p *plan) preFilterResult() *fwk.PreFilterResult {
 		return nil
 	}
 	return &fwk.PreFilterResult{NodeNames: nodes}
+}
+
+// namesOf returns the names of claims.
+func namesOf(claims []*resourceapi.ResourceClaim) []types.NamespacedName {
+	names := make([]types.NamespacedName, len(claims))
+	for i, claim := range claims {
+		names[i] = types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
+	}
+	return names
 }

@@ -15,6 +15,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/tracker"
@@ -42,7 +43,7 @@ type progress struct {
 	// why PreBind has failed, empty if it has not.
 	why string
 	// extended is about the claim for the pod's extended resources.
-	extended extendedBinding
+	extended extended.Binding
 }
 
 // allocation returns the allocation that was decided for the claim, nil if it had one already.
@@ -95,12 +96,12 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if err != nil {
 		return fwk.AsStatus(fmt.Errorf("look up node %s: %w", nodeName, err))
 	}
-	wanted, status := pl.decidedFor(c, node)
+	wanted, status := c.decidedFor(pl.extended, node)
 	if !status.IsSuccess() {
 		return status
 	}
 	if inGroup {
-		return pl.allocateOnTrial(ctx, c, pod, node.Node(), wanted.requests)
+		return pl.allocateOnTrial(ctx, c, pod, node.Node(), wanted.Requests)
 	}
 	if status := pl.takePlaces(c, pod); !status.IsSuccess() {
 		return status
@@ -108,12 +109,12 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if status := pl.join(c, pod, node.Node()); !status.IsSuccess() {
 		return status
 	}
-	if wanted.requests != nil {
-		if status := pl.allocate(ctx, c, pod, node.Node(), wanted.requests); !status.IsSuccess() {
+	if wanted.Requests != nil {
+		if status := pl.allocate(ctx, c, pod, node.Node(), wanted.Requests); !status.IsSuccess() {
 			return status
 		}
 	}
-	c.binding.extended.variant = wanted
+	c.binding.extended.Variant = wanted
 	pl.shared.waiting.Placed(pod.UID)
 	// The framework has dropped the nomination already, and what the pod got need not be what was kept for it.
 	pl.shared.common.Nominations.End(pod.UID, func(string) bool { return true })
@@ -144,11 +145,11 @@ func (pl *Plugin) leavePlaces(c *cycle, pod *v1.Pod) {
 }
 
 // decidedFor returns what Filter found that the node has to satisfy.
-func (pl *Plugin) decidedFor(c *cycle, node fwk.NodeInfo) (*variant, *fwk.Status) {
+func (c *cycle) decidedFor(resources *extended.Resources, node fwk.NodeInfo) (*extended.Variant, *fwk.Status) {
 	if result, ok := c.results.get(node.Node().Name); ok {
 		return result.variant, nil
 	}
-	return pl.requestsOn(c, node)
+	return c.wantedOn(resources, node)
 }
 
 func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
@@ -215,7 +216,7 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input 
 // withoutUnseen returns the view as if claims had the devices of the node that pods may have from device plugins.
 func (c *cycle) withoutUnseen(node *v1.Node, view usage.View) usage.View {
 	if result, ok := c.results.get(node.Name); ok && result.unseen != nil {
-		return view.With(unseen, result.unseen)
+		return extended.WithUnseen(view, result.unseen)
 	}
 	return view
 }
@@ -320,14 +321,14 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 	*c.binding = progress{}
 	taken := b.taken()
 	kept := pl.binder.Undo(ctx, pod, nodeName, b.writes, b.sent)
-	pl.undoExtendedClaim(ctx, pod, &b.extended, kept)
+	pl.extended.Undo(ctx, pod, &b.extended, kept)
 	// Only now: what the writes did is known to the tracker, so that no device is free that is not.
 	for _, r := range b.reserved {
 		pl.shared.tracker.Release(r.Claim.UID, pod.UID)
 	}
 	for _, t := range taken {
 		if !kept.Has(t.Claim.UID) {
-			pl.logGivenBack(ctx, pod, nodeName, t.Claim, t.Allocation, b.whyGivenBack())
+			pl.binder.LogGivenBack(ctx, pod, nodeName, t.Claim, t.Allocation, b.whyGivenBack())
 		}
 	}
 	pl.leavePlaces(c, pod)

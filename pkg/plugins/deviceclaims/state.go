@@ -16,6 +16,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
 )
@@ -27,9 +28,9 @@ type plan struct {
 	// claims are the pod's claims as they were in PreFilter, each once, ordered by name.
 	claims []podclaims.Claim
 	// base is what a node has to satisfy that has device plugins for all extended resources of the pod.
-	base *variant
+	base *extended.Variant
 	// extended is about the pod's extended resources, nil if it asks for none that a DeviceClass may stand for.
-	extended *extendedPlan
+	extended *extended.Plan
 	// budget is the time that Filter has.
 	budget *budget
 	// failed is what could not be made ready for the pod in earlier attempts. Nil if there is nothing.
@@ -115,11 +116,11 @@ type results struct {
 // nodeResult is the answer for one node.
 type nodeResult struct {
 	// variant is what the node had to satisfy.
-	variant *variant
+	variant *extended.Variant
 	// score and size are the allocator's.
 	score, size int64
 	failure     *allocator.Failure
-	// unseen are devices that pods may have from device plugins, see heldUnseen.
+	// unseen are devices that pods may have from device plugins, see extended.Resources.HeldUnseen.
 	unseen *resourceapi.AllocationResult
 	// evictable tells that a node that was refused would do without pods of lower priority.
 	evictable bool
@@ -266,17 +267,17 @@ func (r *results) isUnusable(claim int) bool {
 
 // mostRefused returns what most nodes do not satisfy, nil if all do. It differs between nodes only for
 // pods with extended resources, where nodes of several kinds are in one cluster.
-func (r *results) mostRefused() *variant {
+func (r *results) mostRefused() *extended.Variant {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	nodes := map[*allocator.Requests]int{}
 	first := map[*allocator.Requests]string{} // for a result that does not depend on the order
-	variants := map[*allocator.Requests]*variant{}
+	variants := map[*allocator.Requests]*extended.Variant{}
 	for name, result := range r.nodes {
 		if result.failure == nil {
 			continue
 		}
-		requests := result.variant.requests
+		requests := result.variant.Requests
 		variants[requests] = result.variant
 		nodes[requests]++
 		if known, ok := first[requests]; !ok || name < known {
@@ -299,7 +300,7 @@ func (r *results) failures() iter.Seq2[string, *allocator.Failure] {
 
 // failuresFor is failures of nodes that had to satisfy the given requests.
 func (r *results) failuresFor(requests *allocator.Requests) iter.Seq2[string, *allocator.Failure] {
-	return r.failuresOf(func(result nodeResult) bool { return result.variant.requests == requests })
+	return r.failuresOf(func(result nodeResult) bool { return result.variant.Requests == requests })
 }
 
 func (r *results) failuresOf(wanted func(nodeResult) bool) iter.Seq2[string, *allocator.Failure] {

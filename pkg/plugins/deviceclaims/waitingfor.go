@@ -23,6 +23,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -71,7 +72,7 @@ type asked struct {
 	unallocated []*resourceapi.ResourceClaim
 	requests    *allocator.Requests
 	// extended is about the pod's extended resources, nil if it has none.
-	extended *extendedPlan
+	extended *extended.Plan
 }
 
 // question puts what a pod asks for in the form of the waiting room. err is why it cannot be asked. Expressions are compiled until ctx ends.
@@ -81,9 +82,9 @@ func (pl *Plugin) question(ctx context.Context, pod *v1.Pod, a *asked, inv *inve
 	}
 	unallocated := a.unallocated
 	if a.extended != nil && err == nil {
-		var v *variant
-		if v, q.Opaque = a.extended.question(ctx, pl); v != nil {
-			q.Requests, unallocated = v.requests, append(slices.Clip(unallocated), v.claim)
+		var v *extended.Variant
+		if v, q.Opaque = pl.extended.Asked(ctx, a.extended); v != nil {
+			q.Requests, unallocated = v.Requests, append(slices.Clip(unallocated), v.Claim)
 		}
 	}
 	for _, claim := range unallocated {
@@ -93,8 +94,8 @@ func (pl *Plugin) question(ctx context.Context, pod *v1.Pod, a *asked, inv *inve
 	}
 	if a.extended != nil {
 		// Also where the claim cannot be compiled, or differs by node: the resolver may know a class that the inventory does not know yet.
-		for _, name := range a.extended.names {
-			if class := pl.classOf(name); class != nil {
+		for _, name := range a.extended.Names {
+			if class := pl.extended.ClassOf(name); class != nil {
 				q.Classes[class.Name] = inv.Class(class.Name)
 			}
 		}
@@ -121,7 +122,7 @@ func (pl *Plugin) question(ctx context.Context, pod *v1.Pod, a *asked, inv *inve
 		}
 		q.ChangesAt = sooner(q.ChangesAt, adoptedUntil)
 	}
-	for _, claim := range a.extended.made() {
+	for _, claim := range a.extended.Made() {
 		state = fmt.Appendf(state, "%s/%s;", claim.Namespace, claim.Name)
 		q.ChangesAt = sooner(q.ChangesAt, pl.binder.AdoptedUntil(claim, pod.UID))
 	}
