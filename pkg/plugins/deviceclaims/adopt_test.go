@@ -248,7 +248,7 @@ func TestNothingRemovesAnExtendedClaimThatAnotherSchedulerHasAdopted(t *testing.
 			t.Errorf("PostFilter: %v", status)
 		}
 	}
-	if at := old.plugin.look(old.stored("p"), old.plugin.shared.store.View()).ChangesAt; !at.Equal(noted.At.Add(config.DefaultBindingTimeout + binding.AdoptionRenewal)) {
+	if at := old.changesAt(old.stored("p")); !at.Equal(noted.At.Add(config.DefaultBindingTimeout + binding.AdoptionRenewal)) {
 		t.Errorf("to be looked at again at %v", at)
 	}
 	err := old.plugin.extended.Create(old.ctx, old.stored("p"), &extended.Plan{Leftovers: old.extendedClaims()}, &extended.Binding{}, nil)

@@ -18,12 +18,13 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
 // EventsToRegister lists the events of the framework's own informers that may help a pod which this plugin
 // has rejected. ResourceClaims and ResourceSlices are not among them: the plugin looks at them through the
 // tracker and the inventory, which wake pods
-// themselves, see [waitingPods]. What the hints are told of nodes goes the same way.
+// themselves, see [waiting.Pods]. What the hints are told of nodes goes the same way.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	return []fwk.ClusterEventWithHint{
 		{
@@ -37,7 +38,7 @@ func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint,
 		{
 			// The framework has no event of its own for nominations: this one is for each update of the pod itself.
 			Event:          fwk.ClusterEvent{Resource: fwk.TargetPod, ActionType: fwk.Update},
-			QueueingHintFn: pl.shared.waiting.afterNomination,
+			QueueingHintFn: afterNomination(pl.shared.waiting),
 		},
 		{
 			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeTaint | fwk.UpdateNodeAllocatable | fwk.UpdateNodeDeclaredFeature},
@@ -88,21 +89,23 @@ func (pl *Plugin) afterNewToleration(_ klog.Logger, pod *v1.Pod, _, _ any) (fwk.
 // before the scheduling queue knows of it: the attempt would have the pod as the queue had it, and fail as before. So the queue
 // tells, when it has the new pod. If the pod is being tried, the queue asks after that attempt, and then also about updates of
 // other pods. Of a group that is being tried it does not ask: its pods are tried again by and by, see groupWaitsFor.
-func (w *waitingPods) afterNomination(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
-	before, after, err := util.As[*v1.Pod](oldObj, newObj)
-	if err != nil {
-		return fwk.Queue, err
+func afterNomination(w *waiting.Pods) fwk.QueueingHintFn {
+	return func(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
+		before, after, err := util.As[*v1.Pod](oldObj, newObj)
+		if err != nil {
+			return fwk.Queue, err
+		}
+		if before == nil || after == nil || after.UID != pod.UID || before.Status.NominatedNodeName == after.Status.NominatedNodeName {
+			return fwk.QueueSkip, nil
+		}
+		if after.Status.NominatedNodeName == "" {
+			w.NominationLost(pod.UID)
+		}
+		if w.PodChanged(pod.UID) {
+			return fwk.QueueSkip, nil
+		}
+		return fwk.Queue, nil
 	}
-	if before == nil || after == nil || after.UID != pod.UID || before.Status.NominatedNodeName == after.Status.NominatedNodeName {
-		return fwk.QueueSkip, nil
-	}
-	if after.Status.NominatedNodeName == "" {
-		w.NominationLost(pod.UID)
-	}
-	if w.PodChanged(pod.UID) {
-		return fwk.QueueSkip, nil
-	}
-	return fwk.Queue, nil
 }
 
 // afterNodeChange has the waiting room look at the node, which wakes the pod if it may fit. That the scheduler knows the node by then

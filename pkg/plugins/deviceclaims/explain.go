@@ -94,7 +94,7 @@ func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *al
 
 // suitableNodes iterates over the nodes that the pod may be on by their labels and taints.
 func (pl *Plugin) suitableNodes(ctx context.Context, pod *v1.Pod) iter.Seq[*v1.Node] {
-	suitable := pl.suitable(klog.FromContext(ctx), pod)
+	suitable := pl.setup.Suitable(klog.FromContext(ctx), pod)
 	return func(yield func(*v1.Node) bool) {
 		nodes, err := pl.handle.SnapshotSharedLister().NodeInfos().List()
 		if err != nil {
@@ -184,7 +184,7 @@ func (pl *Plugin) nodeOf(name string) *v1.Node {
 // nodeThatCanHold is nodeOf for those nodes whose CPU, memory and alike suffice for the pod's containers when nobody else is there. This plugin
 // is asked before NodeResourcesFit, and the release of devices on another node would help nobody.
 func (pl *Plugin) nodeThatCanHold(pod *v1.Pod) func(name string) *v1.Node {
-	if !pl.profile().filters[names.NodeResourcesFit] {
+	if !pl.setup.Filters(names.NodeResourcesFit) {
 		return pl.nodeOf
 	}
 	least := map[v1.ResourceName]amount.Amount{}

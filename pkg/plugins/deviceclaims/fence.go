@@ -183,7 +183,7 @@ func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle, yields []
 		logger.V(2).Info("Keeping claims that must give way, because the pod is bound or not to be found", "pod", klog.KObj(pod), "err", err)
 		return
 	}
-	pl.shared.common.Attempts.GiveWay(pod)
+	pl.shared.memory.Attempts.GiveWay(pod)
 	for _, yield := range yields {
 		never := func() bool { return false }
 		err := pl.binder.Persist(ctx, never, func(ctx context.Context) error { return pl.writeWithdrawal(ctx, pod, yield, c) })
@@ -235,7 +235,7 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence
 // groupLeaves tells whether no pod of the pod's group is left that may use a claim of the group: those that have a node use none, and those
 // that are being bound to one have given way and not tried again since. The API is asked, too: another scheduler may have bound one.
 func (pl *Plugin) groupLeaves(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) (bool, error) {
-	left := pl.shared.common.Attempts.HaveGivenWay(pod)
+	left := pl.shared.memory.Attempts.HaveGivenWay(pod)
 	users, err := pl.groups.ScheduledUsers(pod, claim)
 	if err != nil || slices.ContainsFunc(users, func(member *v1.Pod) bool { return !left.Has(member.UID) }) {
 		return false, nil //nolint:nilerr // a group that is not known may have any pods

@@ -79,7 +79,7 @@ var errBinding = errors.New("the pod is being bound")
 func (pl *Plugin) giveUpKeptBack(ctx context.Context, pod *v1.Pod) error {
 	_, err := pl.giveUpIdle(ctx, pod, func(claim *resourceapi.ResourceClaim) error {
 		pl.shared.books.Doubts.Note(claim, errBinding)
-		if pl.shared.common.Attempts.Of(pod.UID) != nil {
+		if pl.shared.memory.Attempts.Of(pod.UID) != nil {
 			return errBinding
 		}
 		return nil

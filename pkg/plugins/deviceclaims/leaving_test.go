@@ -244,7 +244,7 @@ func TestCancelledBindingsAreLeaving(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(h.ctx)
 			defer cancel(nil)
 			if tc.begun {
-				h.plugin.shared.common.Attempts.PreBind(ctx, low.UID)
+				h.plugin.shared.memory.Attempts.PreBind(ctx, low.UID)
 			}
 			if tc.cancel != nil {
 				cancel(tc.cancel)
@@ -301,12 +301,14 @@ func TestAttemptsEnd(t *testing.T) {
 	a.bind("node-b")
 	h.plugin.PostBind(h.ctx, a.state, bound, "node-b")
 	b := h.filterAll(failed).reserve("node-b")
-	if h.plugin.shared.common.Attempts.Of(failed.UID) == nil {
+	if h.plugin.shared.memory.Attempts.Of(failed.UID) == nil {
 		t.Error("the attempt of a pod with devices in flight is not known")
 	}
 	b.unreserve("node-b")
-	if n := h.plugin.shared.common.Attempts.Remembered(); n != 0 {
-		t.Errorf("%d attempts are left", n)
+	for _, p := range w.pods {
+		if h.plugin.shared.memory.Attempts.Of(p.UID) != nil {
+			t.Errorf("the attempt of pod %s is left", p.Name)
+		}
 	}
 }
 

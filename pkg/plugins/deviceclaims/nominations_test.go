@@ -233,11 +233,11 @@ func TestNothingIsKeptOfAPodThatIsGone(t *testing.T) {
 		"that it has given way at the fence": {
 			note: func(h *harness) {
 				a := h.filterAll(p).reserve("node-b")
-				h.plugin.shared.common.Attempts.GiveWay(p)
+				h.plugin.shared.memory.Attempts.GiveWay(p)
 				a.unreserve("node-b")
 			},
 			kept: func(s *Shared) bool {
-				return len(s.common.Attempts.HaveGivenWay(p)) > 0
+				return len(s.memory.Attempts.HaveGivenWay(p)) > 0
 			},
 		},
 	}

@@ -140,7 +140,7 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 	if err != nil {
 		return ""
 	}
-	suitable := pl.suitable(klog.FromContext(ctx), pod)
+	suitable := pl.setup.Suitable(klog.FromContext(ctx), pod)
 	compiled := map[*allocator.Requests]*allocator.Requests{} // by what the node has to satisfy without the moved claims
 	for _, info := range nodes {
 		if ctx.Err() != nil {

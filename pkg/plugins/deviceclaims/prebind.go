@@ -52,7 +52,7 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 }
 
 func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string, c *cycle) error {
-	pl.shared.common.Attempts.PreBind(ctx, pod.UID)
+	pl.shared.memory.Attempts.PreBind(ctx, pod.UID)
 	if err := pl.extended.Create(ctx, pod, c.extended, &c.binding.extended, c.binding.reserved); err != nil {
 		return err
 	}
@@ -75,7 +75,7 @@ func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.
 	}
 	if err := pl.waitForBindingConditions(ctx, pod, c); err != nil {
 		if notReady, ok := errors.AsType[*binding.NotReadyError](err); ok {
-			pl.shared.elsewhere.Add(pod, nodeName, notReady.Devices)
+			pl.shared.memory.Failed.Add(pod, nodeName, notReady.Devices)
 		}
 		return err
 	}

@@ -90,7 +90,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	*c.binding = progress{}
 	inGroup := state.IsPodGroupSchedulingCycle()
 	if !inGroup {
-		pl.shared.common.Attempts.Begin(pl.handle, pod)
+		pl.shared.memory.Attempts.Begin(pl.handle, pod)
 	}
 	node, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(nodeName)
 	if err != nil {
@@ -168,7 +168,7 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 		}
 		return nil
 	case errors.As(err, &refusal), errors.As(err, &claimErr):
-		pl.shared.common.Attempts.Refuse(pod, pl.binder.Clock.Now())
+		pl.shared.memory.Attempts.Refuse(pod, pl.binder.Clock.Now())
 		// Another node may do, and the change that took this one away need not free anything.
 		pl.shared.waiting.Failed(pod.UID, pl.binder.Clock.Now())
 		return fwk.NewStatus(fwk.Unschedulable).WithError(&podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonLostRace, Err: err})
@@ -332,7 +332,7 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 		}
 	}
 	pl.leavePlaces(c, pod)
-	pause := pl.shared.common.Attempts.Fail(pod)
+	pause := pl.shared.memory.Attempts.Fail(pod)
 	pl.shared.waiting.Unplaced(pod.UID)
 	pl.pauseMember(ctx, pod, pause)
 }
@@ -340,7 +340,7 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 // pauseMember holds up the goroutine that binds a pod of a group, which has nothing any more that others could use but its place on the node.
 func (pl *Plugin) pauseMember(ctx context.Context, pod *v1.Pod, pause time.Duration) {
 	if pl.rivals.PodOf(podclaims.PodName(pod), pod.UID) == nil {
-		pl.shared.common.Attempts.Forget(pod) // its end may have been told before
+		pl.shared.memory.Attempts.Forget(pod) // its end may have been told before
 		return
 	}
 	if pause == 0 {

@@ -37,7 +37,7 @@ func (pl *Plugin) tryAgain(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Stat
 	if !c.results.haveFailed() {
 		return nil
 	}
-	pl.shared.elsewhere.Relax(pod.UID)
+	pl.shared.memory.Failed.Relax(pod.UID)
 	tryAtOnce(ctx, pl.handle, pod)
 	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "devices that could not be made ready for the pod are tried again, as there are no others")
 }
@@ -64,7 +64,7 @@ func (s *Shared) tryGroupAgain(
 		return nil
 	}
 	for _, pod := range avoiding {
-		s.elsewhere.Relax(pod.UID)
+		s.memory.Failed.Relax(pod.UID)
 	}
 	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 		"devices that could not be made ready for pods of the group are tried again, as it does not fit without them")

@@ -38,7 +38,7 @@ func (b *Binder) GiveUp(ctx context.Context, pod *v1.Pod, g GivenUp) error {
 	check := b.CheckUnused
 	switch {
 	case g.Shared && g.User == pod.UID:
-		check = b.CheckUnbound
+		check = b.checkUnbound
 	case g.Shared: // whether another process binds one of the others does not matter
 		check = func(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
 			if err := b.CheckNotAdopted(claim, pod.UID, g.User); err != nil {
