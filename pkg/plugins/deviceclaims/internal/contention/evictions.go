@@ -32,6 +32,7 @@ func (c *evictableClaim) endsOn(node string) bool {
 	return !slices.ContainsFunc(c.nodes, func(other string) bool { return other != node })
 }
 
+// NewEvictions begins a pass.
 func NewEvictions() *Evictions {
 	return &Evictions{byPool: map[usage.PoolID][]evictableClaim{}}
 }

@@ -24,7 +24,7 @@ type Nominations struct {
 	pods corelisters.PodLister
 	// ended is called for a node where less may be kept now.
 	ended func(node string)
-	// lost is called for a waiting pod that is nominated to a node behind another one, see overtake.
+	// lost is called for a waiting pod that is nominated to a node behind another one, see Overtake.
 	lost func(pod types.UID)
 
 	mutex sync.Mutex
@@ -39,6 +39,8 @@ type nomination struct {
 	nodes  sets.Set[string]
 }
 
+// NewNominations returns no nominations. The lister knows which pods there are. ended is called for a node where less may be kept now, and lost
+// for a waiting pod that is nominated to a node behind another one.
 func NewNominations(pods corelisters.PodLister, ended func(node string), lost func(pod types.UID)) *Nominations {
 	return &Nominations{pods: pods, ended: ended, lost: lost, byPod: map[types.UID]*nomination{}, waits: sets.New[types.UID]()}
 }

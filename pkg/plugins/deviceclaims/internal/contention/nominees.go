@@ -167,6 +167,7 @@ func (r *Rivals) isNominated(pod *v1.Pod, node string) bool {
 	return false
 }
 
+// PoolsOf are the pools that the node sees.
 func PoolsOf(node *v1.Node, inv *inventory.View) []usage.PoolID {
 	var pools []usage.PoolID
 	for _, pool := range inv.ForNode(node).Pools {

@@ -64,6 +64,7 @@ type Refusal struct {
 	Undecided bool
 }
 
+// MayPreempt tells whether others may be evicted for the pod.
 func MayPreempt(pod *v1.Pod) bool {
 	return pod.Spec.PreemptionPolicy == nil || *pod.Spec.PreemptionPolicy != v1.PreemptNever
 }

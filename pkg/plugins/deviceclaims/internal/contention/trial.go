@@ -25,7 +25,7 @@ type Trial struct {
 	given []*given
 	// leaving are claims of others that count as gone.
 	leaving []*Holder
-	// forgetful tells that nothing counts as having failed for a pod, see elsewhere.
+	// forgetful tells that nothing counts as having failed for a pod, see podmemory.FailedDevices.
 	forgetful bool
 	// views[i] is what over made of the view with the revision base for the first i of given, as far as it has. Preemption has the pods of
 	// a group give back the last first, again and again.
@@ -120,6 +120,7 @@ func (t *Trial) WithoutFailures(try func()) {
 	try()
 }
 
+// IsForgetful tells whether nothing counts as having failed for the pods.
 func (t *Trial) IsForgetful() bool {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()

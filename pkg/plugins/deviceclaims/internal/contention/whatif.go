@@ -39,8 +39,10 @@ type nodeUsage struct {
 // podSet is an immutable set of pods, by UID.
 type podSet = sharded.Map[types.UID, struct{}]
 
+// IsDryRun tells whether somebody tries what has to go.
 func (w *WhatIf) IsDryRun() bool { return w != nil && w.dryRun }
 
+// HasRemoved tells whether the pod has been taken away.
 func (w *WhatIf) HasRemoved(pod *v1.Pod) bool {
 	if w == nil {
 		return false
@@ -56,6 +58,7 @@ func (w *WhatIf) clone() *WhatIf {
 	return &WhatIf{removed: w.removed, nominees: w.nominees, dryRun: w.dryRun}
 }
 
+// Without returns the cluster without one more pod.
 func (w *WhatIf) Without(pod *v1.Pod) *WhatIf {
 	if w.IsDryRun() && !podclaims.UsesDevices(pod) {
 		return w
@@ -68,6 +71,7 @@ func (w *WhatIf) Without(pod *v1.Pod) *WhatIf {
 	return next
 }
 
+// With returns the cluster with a pod put back or, if the pod has no node, as one that is nominated.
 func (w *WhatIf) With(pod *v1.Pod) *WhatIf {
 	switch {
 	case w.HasRemoved(pod):

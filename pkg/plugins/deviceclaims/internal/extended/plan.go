@@ -20,7 +20,7 @@ import (
 	"stowage.dev/stowage/pkg/usage"
 )
 
-// Reasons why a node is refused for a pod with extended resources, see filter.go.
+// Reasons why a node is refused for a pod with extended resources. The scheduler counts equal ones.
 const (
 	reasonClassGone     = "node(s) without a device plugin for an extended resource whose device class is gone"
 	reasonPluginLeaving = "node(s) where pods still hold devices of an extended resource that the device plugin no longer provides"

@@ -51,6 +51,7 @@ type Pods struct {
 	watchers map[types.NamespacedName]chan struct{}
 }
 
+// NewPods returns no pods.
 func NewPods(options wakeup.Options, pods corelisters.PodLister, nodes corelisters.NodeLister, claims *tracker.Tracker, store *inventory.Store) *Pods {
 	return &Pods{
 		Room: wakeup.New[*Profile, *framework.QueuedPodInfo](options),
