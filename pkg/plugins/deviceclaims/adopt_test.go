@@ -15,6 +15,7 @@ import (
 
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
@@ -247,11 +248,10 @@ func TestNothingRemovesAnExtendedClaimThatAnotherSchedulerHasAdopted(t *testing.
 			t.Errorf("PostFilter: %v", status)
 		}
 	}
-	if at := old.plugin.look(old.stored("p"), old.plugin.shared.store.View()).ChangesAt; !at.Equal(noted.At.Add(config.DefaultBindingTimeout + binding.AdoptionRenewal)) {
+	if at := old.changesAt(old.stored("p")); !at.Equal(noted.At.Add(config.DefaultBindingTimeout + binding.AdoptionRenewal)) {
 		t.Errorf("to be looked at again at %v", at)
 	}
-	leftover := &cycle{plan: &plan{extended: &extendedPlan{pod: p, leftovers: old.extendedClaims()}}, binding: &progress{}}
-	err := old.plugin.createExtendedClaim(old.ctx, old.stored("p"), leftover)
+	err := old.plugin.extended.Create(old.ctx, old.stored("p"), &extended.Plan{Leftovers: old.extendedClaims()}, &extended.Binding{}, nil)
 	if postponed := asPostponed(err); postponed == nil || postponed.EventType != v1.EventTypeNormal || postponed.Reason != podevents.ReasonLostRace {
 		t.Errorf("PreBind: %v", err)
 	}

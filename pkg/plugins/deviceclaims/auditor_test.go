@@ -251,7 +251,7 @@ func TestOnlyTheLeaderAudits(t *testing.T) {
 	h := newHarness(t, twoNodes())
 	s := h.plugin.shared
 	clock := testingclock.NewFakeClock(time.Now())
-	s.auditor.clock = clock
+	s.leader.auditor.clock = clock
 	for _, name := range []string{"one", "two"} {
 		h.api.create(claim(name, allocated("node-a", "gpu-0")))
 	}
@@ -264,7 +264,7 @@ func TestOnlyTheLeaderAudits(t *testing.T) {
 	})
 	h.api.create(claim("three"))
 	<-heard // and so of what was before
-	if len(s.auditor.wake) > 0 || clock.HasWaiters() {
+	if len(s.leader.auditor.wake) > 0 || clock.HasWaiters() {
 		t.Error("a replica audits")
 	}
 	s.Lead()

@@ -2,13 +2,35 @@ package deviceclaims
 
 import (
 	"context"
-	"fmt"
 	"math"
 	"sync"
 	"time"
 
 	v1 "k8s.io/api/core/v1"
+
+	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
 )
+
+// searchTime is the time that a profile has for searches. It implements [Time].
+type searchTime struct {
+	filterTimeout time.Duration
+	shares        *shares
+}
+
+// budget is that of one attempt for the pod.
+func (t *searchTime) budget(pod *v1.Pod) *budget { return newBudget(t.filterTimeout, t.shares.of(pod)) }
+
+// Attempt implements [Time].
+func (t *searchTime) Attempt(pod *v1.Pod) allocator.Attempt { return t.budget(pod) }
+
+// OnNode implements [Time].
+func (t *searchTime) OnNode(ctx context.Context) (context.Context, context.CancelFunc) {
+	if t.filterTimeout > 0 {
+		return context.WithTimeout(ctx, t.filterTimeout)
+	}
+	return ctx, func() {}
+}
 
 // budget is the time that Filter has for one pod: on each node the timeout, and on all nodes together podTimeouts times
 // that, from the first long search on. After that each node has leastTimeout, in which all but hard searches end: a pod
@@ -37,18 +59,11 @@ type budget struct {
 const (
 	podTimeouts  = 2
 	leastTimeout = 20 * time.Millisecond
-	// evaluationTime is how long the CEL expressions of one pod may be evaluated in one attempt, by all who do so together. What was
-	// said of devices until then is kept for the next attempt. It is enough for 10,000 nodes of 8 GPUs that nobody has
-	// looked at before: one selector takes some microseconds on a device. CEL's own limit is some hundred milliseconds.
-	evaluationTime = 2 * time.Second
 )
-
-// errEvaluation is why an evaluation ended that had no time left.
-var errEvaluation = fmt.Errorf("CEL expressions took longer than %s, or than the pod's namespace has left", evaluationTime)
 
 // newBudget is the budget of one attempt for a pod with that account, which may be nil.
 func newBudget(timeout time.Duration, account *account) *budget {
-	b := &budget{timeout: timeout, evaluation: evaluationTime, now: time.Now, account: account}
+	b := &budget{timeout: timeout, evaluation: demand.EvaluationTime, now: time.Now, account: account}
 	if account != nil {
 		b.evaluation, b.now, b.granted = account.shares.evaluation, account.shares.now, account.grant()
 	}
@@ -106,7 +121,7 @@ func (b *budget) Evaluate(ctx context.Context) (context.Context, context.CancelF
 	b.start(began)
 	left := min(b.evaluation-b.evaluated, b.left(began))
 	b.mutex.Unlock()
-	ctx, cancel := context.WithTimeoutCause(ctx, left, errEvaluation)
+	ctx, cancel := context.WithTimeoutCause(ctx, left, demand.ErrEvaluation)
 	return ctx, func() {
 		cancel()
 		b.mutex.Lock()
@@ -180,7 +195,7 @@ const (
 )
 
 func newShares(now func() time.Time) *shares {
-	return &shares{now: now, evaluation: evaluationTime, accounts: map[string]*account{}}
+	return &shares{now: now, evaluation: demand.EvaluationTime, accounts: map[string]*account{}}
 }
 
 // of returns the account of a pod's namespace.

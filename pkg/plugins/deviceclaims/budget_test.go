@@ -11,6 +11,8 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
 )
 
 func TestBudget(t *testing.T) {
@@ -56,8 +58,8 @@ func TestBudget(t *testing.T) {
 func TestEvaluationsOfOneAttemptShareItsTime(t *testing.T) {
 	now := time.Unix(1, 0)
 	clock := func() time.Time { return now }
-	b, other := &budget{now: clock, evaluation: evaluationTime}, &budget{now: clock, evaluation: evaluationTime}
-	for i, takes := range []time.Duration{evaluationTime - 1, 1, 0} {
+	b, other := &budget{now: clock, evaluation: demand.EvaluationTime}, &budget{now: clock, evaluation: demand.EvaluationTime}
+	for i, takes := range []time.Duration{demand.EvaluationTime - 1, 1, 0} {
 		ctx, done := b.Evaluate(context.Background())
 		if ended := ctx.Err() != nil; ended != (i == 2) && i != 1 { // of the second a nanosecond is left
 			t.Errorf("evaluation %d: it has ended: %t", i, ended)
@@ -67,7 +69,7 @@ func TestEvaluationsOfOneAttemptShareItsTime(t *testing.T) {
 	}
 	ctx, done := b.Evaluate(context.Background())
 	defer done()
-	if !errors.Is(context.Cause(ctx), errEvaluation) {
+	if !errors.Is(context.Cause(ctx), demand.ErrEvaluation) {
 		t.Errorf("the time is used up, and the cause is %v", context.Cause(ctx))
 	}
 	ctx, done = other.Evaluate(context.Background())
@@ -94,7 +96,7 @@ func TestOneAttemptHasNoMoreThanItsNamespaceHasSaved(t *testing.T) {
 		"two searches":             {steps: []step{{until: 30 * time.Second, has: time.Minute}, {until: 50 * time.Second, has: 30 * time.Second}}, spent: 50*time.Second - freeTime},
 		"two at once":              {steps: []step{{until: 30 * time.Second, has: time.Minute}, {until: 30 * time.Second, has: 50 * time.Second}}, atOnce: true, spent: 30*time.Second - freeTime},
 		"a search and CEL":         {steps: []step{{until: 59 * time.Second, has: time.Minute}, {evaluate: true, until: time.Minute, has: time.Second}}, spent: time.Minute - freeTime},
-		"CEL and a search":         {steps: []step{{evaluate: true, until: time.Second, has: evaluationTime}, {until: 2 * time.Second, has: 59 * time.Second}}, spent: 2*time.Second - freeTime},
+		"CEL and a search":         {steps: []step{{evaluate: true, until: time.Second, has: demand.EvaluationTime}, {until: 2 * time.Second, has: 59 * time.Second}}, spent: 2*time.Second - freeTime},
 		"more than there is":       {steps: []step{{until: 2 * time.Minute, has: time.Minute}, {until: 2 * time.Minute}}, spent: 2*time.Minute - freeTime},
 		"CEL when nothing is left": {steps: []step{{until: time.Minute, has: time.Minute}, {evaluate: true, until: time.Minute}}, spent: time.Minute - freeTime},
 	} {

@@ -1,36 +1,20 @@
 package deviceclaims
 
 import (
-	"context"
 	"slices"
 
 	v1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"stowage.dev/stowage/pkg/allocator"
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
 	"stowage.dev/stowage/pkg/tracker"
-	"stowage.dev/stowage/pkg/usage"
 )
-
-// logGivenBack writes the line about a claim that the pod has left. Its devices are given back with the last one who has them.
-func (pl *Plugin) logGivenBack(
-	ctx context.Context, pod *v1.Pod, node string, claim *resourceapi.ResourceClaim, allocation *resourceapi.AllocationResult, why string,
-) {
-	line := decisions.GivenBack
-	held := pl.shared.tracker.Holding(usage.ClaimRef{Namespace: claim.Namespace, Name: claim.Name, UID: claim.UID})
-	if held.InFlight != nil || held.Claim != nil && held.Claim.Status.Allocation != nil {
-		line = decisions.Left
-	}
-	decisions.Log(ctx, line, pod, node, claim, allocation, why)
-}
 
 // whyChosen says by which rule the devices were chosen.
 func (c *cycle) whyChosen(pod *v1.Pod, node string) string {
 	why := "first devices that fit"
-	if c.policy == allocator.SmallestFit {
+	if c.Policy == allocator.SmallestFit {
 		why = "smallest devices that fit"
 	}
 	if pod.Status.NominatedNodeName == node {

@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2/textlogger"
 
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
 )
 
@@ -296,7 +297,7 @@ func TestAnEvictedPodThatIsGoneIsInTheLog(t *testing.T) {
 	h := newHarness(t, w)
 	h.nominator.nominate("node-a", pending("wants", 100, "wanted"), pending("other", 100, "another"))
 	got := h.logged(t, func() {
-		handler := victimHandler(h.ctx, h.plugin.handle, h.plugin.shared.tracker)
+		handler := contention.VictimHandler(h.ctx, h.plugin.handle, h.plugin.shared.tracker)
 		handler.OnDelete(running("ended", "node-a", 0, "a"))
 		handler.OnDelete(victim)
 	})

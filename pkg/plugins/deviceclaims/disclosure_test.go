@@ -27,7 +27,7 @@ func TestClaimsOfOtherNamespacesAreCountedUnlessTheyMayBeNamed(t *testing.T) {
 			w := twoNodes()
 			w.claims, w.pods = append(claims, claim("wanted", counted(2))), []*v1.Pod{p}
 			h := newHarness(t, w)
-			h.plugin.disclosure = disclosure
+			h.plugin.rivals.NameAll = disclosure == config.NameClaims
 			return h.filterAll(p).message()
 		}
 	}
@@ -55,7 +55,7 @@ func TestClaimsOfOtherNamespacesAreCountedUnlessTheyMayBeNamed(t *testing.T) {
 		},
 		"who won a race": {
 			text: func(_ *testing.T, disclosure config.ClaimDisclosure) string {
-				return (&Plugin{disclosure: disclosure}).tellYields(pod("p"), []*fence.YieldError{lost}, lost).Error()
+				return tellYields(disclosure == config.NameClaims, pod("p"), []*fence.YieldError{lost}, lost).Error()
 			},
 			counted: "gives way: a claim of another namespace was allocated earlier", named: "gives way: claim team-b/on-b-0 (UID o) was allocated earlier",
 		},
@@ -65,7 +65,7 @@ func TestClaimsOfOtherNamespacesAreCountedUnlessTheyMayBeNamed(t *testing.T) {
 					Claim:  usage.ClaimRef{Namespace: testNamespace, Name: "mine", UID: "m"},
 					Device: usage.DeviceID{Driver: testDriver, Pool: "node-b", Device: "gpu-0"}, Holder: lost.Verdict.Other,
 				}
-				return tellHeld(t.Context(), disclosure, pod("p"), fmt.Errorf("node node-b: %w", held)).Error()
+				return tellHeld(t.Context(), disclosure == config.NameClaims, pod("p"), fmt.Errorf("node node-b: %w", held)).Error()
 			},
 			counted: "claim team-a/mine (UID m): device gpu.example.com/node-b/gpu-0 is held by a claim of another namespace", named: "is held by claim team-b/on-b-0 (UID o)",
 		},

@@ -84,9 +84,9 @@ func TestPodIsTriedElsewhereFirst(t *testing.T) {
 	refused(map[string]string{"node-a": "", "node-b": ""})
 
 	fails("node-b", "gpu-0")
-	h.plugin.shared.elsewhere.PodHandler().OnDelete(p)
-	if failed := h.plugin.shared.elsewhere.Remembered(); failed != 0 {
-		t.Errorf("what failed for a pod that is gone is kept: %v", failed)
+	h.plugin.shared.memory.Failed.PodHandler().OnDelete(p)
+	if failed := h.plugin.shared.memory.Failed.Of(p.UID); failed != nil {
+		t.Errorf("what failed for a pod that is gone is kept: %v", failed.Devices)
 	}
 }
 
@@ -96,13 +96,17 @@ func TestWhatFailsForPodsThatAreGoneIsForgotten(t *testing.T) {
 	w.objects = append(w.objects[:1:1], slice("node-a", attachable("gpu-0")))
 	w.claims = []*resourceapi.ResourceClaim{claim("c")}
 	h := newHarness(t, w)
+	var all []*v1.Pod
 	for i := range 3 {
 		gone := pod(fmt.Sprint("gone-", i), "c")
-		h.plugin.shared.elsewhere.PodHandler().OnDelete(gone)
+		all = append(all, gone)
+		h.plugin.shared.memory.Failed.PodHandler().OnDelete(gone)
 		h.tooLate(gone, "node-a")
 	}
-	if n := h.plugin.shared.elsewhere.Remembered(); n > 1 {
-		t.Errorf("what failed is kept for %d pods, none of which exists", n)
+	for _, gone := range all[:2] { // for the last one nobody has looked since
+		if h.plugin.shared.memory.Failed.Of(gone.UID) != nil {
+			t.Errorf("what failed is kept for pod %s, which does not exist", gone.Name)
+		}
 	}
 }
 
@@ -168,7 +172,7 @@ func TestPreemptionLooksAtDevicesThatFailed(t *testing.T) {
 	w.pods = []*v1.Pod{low, p}
 	h := newHarness(t, w)
 	both := []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: "gpu-0"}, {Driver: testDriver, Pool: "node-b", Device: "gpu-1"}}
-	h.plugin.shared.elsewhere.Add(p, "node-b", both)
+	h.plugin.shared.memory.Failed.Add(p, "node-b", both)
 	a := h.filterAll(p)
 	if status := a.h.plugin.Filter(h.ctx, a.state, p, h.nodes[0]); status.Code() != fwk.Unschedulable {
 		t.Errorf("Filter: %v, want one that preemption may resolve", status)
@@ -196,7 +200,7 @@ func TestGroupsAvoidDevicesThatFailed(t *testing.T) {
 			h := newHarness(t, w)
 			p := pod("p", "c")
 			for _, device := range tc.failed {
-				h.plugin.shared.elsewhere.Add(p, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
+				h.plugin.shared.memory.Failed.Add(p, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
 			}
 			g := h.tryGroup(p)
 			g.wantNodes("node-b")
@@ -260,7 +264,7 @@ func TestAGroupThatDoesNotFitForgetsWhatFailed(t *testing.T) {
 			p, q := w.pods[0], w.pods[1]
 			for _, member := range []*v1.Pod{p, q} {
 				for _, device := range []string{"gpu-0", "gpu-2"} {
-					h.plugin.shared.elsewhere.Add(member, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
+					h.plugin.shared.memory.Failed.Add(member, "node-b", []usage.DeviceID{{Driver: testDriver, Pool: "node-b", Device: device}})
 				}
 			}
 			for i, nodes := range tc.nodes {
@@ -270,19 +274,19 @@ func TestAGroupThatDoesNotFitForgetsWhatFailed(t *testing.T) {
 					break
 				}
 				_, status := g.postFilter(func(ctx context.Context) (*fwk.PodGroupAssignments, *fwk.Status) {
-					if whatIf, err := h.plugin.shared.trial.whatIf(h.plugin.handle); err != nil || !whatIf.isDryRun() {
+					if whatIf, err := h.plugin.shared.common.Trial.WhatIf(h.plugin.handle); err != nil || !whatIf.IsDryRun() {
 						t.Errorf("what PodGroupPostFilter tries counts as an attempt; error: %v", err)
 					}
 					return g.fitsAll(ctx)
 				})
-				if forgotten := h.plugin.shared.elsewhere.Of(p.UID) == nil; forgotten != tc.forget[i] {
+				if forgotten := h.plugin.shared.memory.Failed.Of(p.UID) == nil; forgotten != tc.forget[i] {
 					t.Errorf("attempt %d: p has forgotten: %t, want %t", i, forgotten, tc.forget[i])
 				}
 				if tc.forget[i] && status.Code() != fwk.UnschedulableAndUnresolvable {
 					t.Errorf("attempt %d: PodGroupPostFilter: %v, though the group may fit now", i, status)
 				}
 			}
-			if h.plugin.shared.elsewhere.Of(q.UID) == nil {
+			if h.plugin.shared.memory.Failed.Of(q.UID) == nil {
 				t.Error("a pod forgets what failed for it though that kept nobody away: it has found no node itself")
 			}
 		})

@@ -15,13 +15,16 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/util"
 
 	"stowage.dev/stowage/pkg/inventory/amount"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
 // EventsToRegister lists the events of the framework's own informers that may help a pod which this plugin
 // has rejected. ResourceClaims and ResourceSlices are not among them: the plugin looks at them through the
 // tracker and the inventory, which wake pods
-// themselves, see [waitingPods]. What the hints are told of nodes goes the same way.
+// themselves, see [waiting.Pods]. What the hints are told of nodes goes the same way.
 func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint, error) {
 	return []fwk.ClusterEventWithHint{
 		{
@@ -35,7 +38,7 @@ func (pl *Plugin) EventsToRegister(context.Context) ([]fwk.ClusterEventWithHint,
 		{
 			// The framework has no event of its own for nominations: this one is for each update of the pod itself.
 			Event:          fwk.ClusterEvent{Resource: fwk.TargetPod, ActionType: fwk.Update},
-			QueueingHintFn: pl.shared.waiting.afterNomination,
+			QueueingHintFn: afterNomination(pl.shared.waiting),
 		},
 		{
 			Event:          fwk.ClusterEvent{Resource: fwk.Node, ActionType: fwk.Add | fwk.UpdateNodeLabel | fwk.UpdateNodeTaint | fwk.UpdateNodeAllocatable | fwk.UpdateNodeDeclaredFeature},
@@ -75,32 +78,34 @@ func (pl *Plugin) afterPodUpdate(logger klog.Logger, _ *v1.Pod, _, newObj any) (
 // afterNewToleration has the waiting room look at the pod again. It leaves out nodes that the pod does not tolerate, and
 // the plugin that refuses them may never have been asked.
 func (pl *Plugin) afterNewToleration(_ klog.Logger, pod *v1.Pod, _, _ any) (fwk.QueueingHint, error) {
-	if !pl.needsDevices(pod) || pl.shared.waiting.PodChanged(pod.UID) {
+	if !pl.extended.NeedsDevices(pod) || pl.shared.waiting.PodChanged(pod.UID) {
 		return fwk.QueueSkip, nil
 	}
 	return fwk.Queue, nil
 }
 
 // afterNomination has the waiting room look at a pod again when the API shows that it is nominated to another node, or to none
-// any more. It may go before others now, see goesBefore, or have others evicted elsewhere. Our own informer may tell of that
+// any more. It may go before others now, see contention.Rivals.MakesWay, or have others evicted elsewhere. Our own informer may tell of that
 // before the scheduling queue knows of it: the attempt would have the pod as the queue had it, and fail as before. So the queue
 // tells, when it has the new pod. If the pod is being tried, the queue asks after that attempt, and then also about updates of
 // other pods. Of a group that is being tried it does not ask: its pods are tried again by and by, see groupWaitsFor.
-func (w *waitingPods) afterNomination(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
-	before, after, err := util.As[*v1.Pod](oldObj, newObj)
-	if err != nil {
-		return fwk.Queue, err
+func afterNomination(w *waiting.Pods) fwk.QueueingHintFn {
+	return func(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) (fwk.QueueingHint, error) {
+		before, after, err := util.As[*v1.Pod](oldObj, newObj)
+		if err != nil {
+			return fwk.Queue, err
+		}
+		if before == nil || after == nil || after.UID != pod.UID || before.Status.NominatedNodeName == after.Status.NominatedNodeName {
+			return fwk.QueueSkip, nil
+		}
+		if after.Status.NominatedNodeName == "" {
+			w.NominationLost(pod.UID)
+		}
+		if w.PodChanged(pod.UID) {
+			return fwk.QueueSkip, nil
+		}
+		return fwk.Queue, nil
 	}
-	if before == nil || after == nil || after.UID != pod.UID || before.Status.NominatedNodeName == after.Status.NominatedNodeName {
-		return fwk.QueueSkip, nil
-	}
-	if after.Status.NominatedNodeName == "" {
-		w.NominationLost(pod.UID)
-	}
-	if w.PodChanged(pod.UID) {
-		return fwk.QueueSkip, nil
-	}
-	return fwk.Queue, nil
 }
 
 // afterNodeChange has the waiting room look at the node, which wakes the pod if it may fit. That the scheduler knows the node by then
@@ -114,7 +119,7 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 	if after == nil {
 		return fwk.QueueSkip, nil
 	}
-	for _, name := range extendedResources(pod) {
+	for _, name := range extended.NamesOf(pod) {
 		now, was := after.Status.Allocatable[name], resource.Quantity{}
 		if before != nil {
 			was = before.Status.Allocatable[name]
@@ -128,7 +133,7 @@ func (pl *Plugin) afterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any
 	if before != nil && hasFewer(before, after) {
 		pl.shared.waiting.NodeChanged(pod.UID, after.Name) // claims may get what the device plugin had
 	}
-	if !pl.needsDevices(pod) || before != nil && maps.Equal(before.Labels, after.Labels) &&
+	if !pl.extended.NeedsDevices(pod) || before != nil && maps.Equal(before.Labels, after.Labels) &&
 		slices.Equal(before.Status.DeclaredFeatures, after.Status.DeclaredFeatures) &&
 		before.Spec.Unschedulable == after.Spec.Unschedulable && apiequality.Semantic.DeepEqual(before.Spec.Taints, after.Spec.Taints) {
 		return fwk.QueueSkip, nil
@@ -164,7 +169,7 @@ func (pl *Plugin) afterPodAssigned(_ klog.Logger, pod *v1.Pod, _, newObj any) (f
 		return fwk.QueueSkip, nil
 	}
 	node := added.Spec.NodeName
-	if mayPreempt(pod) && corev1helpers.PodPriority(added) < corev1helpers.PodPriority(pod) ||
+	if contention.MayPreempt(pod) && corev1helpers.PodPriority(added) < corev1helpers.PodPriority(pod) ||
 		pod.Status.NominatedNodeName == node || pl.shared.waiting.IsNominated(pod.UID, node) {
 		pl.shared.waiting.NodeChanged(pod.UID, node)
 	}
@@ -182,7 +187,7 @@ func (pl *Plugin) afterPodDeletion(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (f
 	if err != nil {
 		return fwk.Queue, err
 	}
-	if deleted.Spec.NodeName != "" && slices.ContainsFunc(extendedResources(pod), func(name v1.ResourceName) bool { return holdsFromPlugin(deleted, name) }) {
+	if deleted.Spec.NodeName != "" && slices.ContainsFunc(extended.NamesOf(pod), func(name v1.ResourceName) bool { return extended.HoldsFromPlugin(deleted, name) }) {
 		return fwk.Queue, nil
 	}
 	if deleted.Spec.NodeName != "" && podclaims.AsksForExtended(deleted) {
@@ -208,7 +213,7 @@ func (pl *Plugin) afterClassChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj an
 	if err != nil {
 		return fwk.Queue, err
 	}
-	wanted := extendedResources(pod)
+	wanted := extended.NamesOf(pod)
 	for _, class := range []*resourceapi.DeviceClass{before, after} {
 		if class == nil {
 			continue

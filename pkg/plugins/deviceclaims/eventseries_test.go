@@ -21,6 +21,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
 
@@ -89,7 +90,7 @@ func TestEventsOfOneReasonAndClaimAreCountedAsOne(t *testing.T) {
 						p.ResourceVersion = fmt.Sprint(version)
 						status := statusOfBinding(p, "node-a", podevents.Postpone(reason, claim, fmt.Errorf("attempt %d", version)))
 						info := &framework.QueuedPodInfo{PodInfo: &framework.PodInfo{Pod: p}}
-						(&Shared{nominations: nominationsWith(p)}).HandleFailures(handler)(ctx, profile, info, status, nil, time.Time{})
+						(&Shared{common: &contention.Common{Nominations: nominationsWith(p)}}).HandleFailures(handler)(ctx, profile, info, status, nil, time.Time{})
 						time.Sleep(time.Second) // events are named after the time
 						synctest.Wait()
 					}

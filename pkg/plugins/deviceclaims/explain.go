@@ -22,7 +22,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
-	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 )
@@ -45,7 +45,7 @@ func (pl *Plugin) tellMissing(ctx context.Context, c *cycle, pod *v1.Pod) string
 		return ""
 	}
 	whole, told := found.String(), found
-	if pl.disclosure != config.NameClaims {
+	if !pl.rivals.NameAll {
 		told = found.InNamespace(pod.Namespace)
 	}
 	text := told.String()
@@ -61,14 +61,14 @@ func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *al
 	if wanted == nil {
 		return nil
 	}
-	failures := c.results.failuresFor(wanted.requests)
-	explanation := allocator.Explain(wanted.requests, failures, allocator.Naming{
+	failures := c.results.failuresFor(wanted.Requests)
+	explanation := allocator.Explain(wanted.Requests, failures, allocator.Naming{
 		Rule: pl.taintRule,
 		Subject: func(claim types.NamespacedName, request string) string {
-			if !isUnborn(claim.Name) {
+			if !extended.IsUnborn(claim.Name) {
 				return ""
 			}
-			return wanted.subject(request)
+			return wanted.Subject(request)
 		},
 	})
 	if explanation.Nodes == 0 {
@@ -79,11 +79,11 @@ func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *al
 	}
 	keep := sets.New[types.UID]()
 	for _, pc := range c.claims {
-		keep.Insert(pc.claim.UID)
+		keep.Insert(pc.Claim.UID)
 	}
 	ctx, cancel := context.WithTimeout(ctx, pl.shared.limits.Holders)
 	defer cancel()
-	input := c.input(ctx, wanted.requests, nil)
+	input := c.Input(ctx, wanted.Requests, nil)
 	input.Attempt = c.budget
 	explanation.Holders = allocator.FindHolders(ctx, input, failures, pl.nodeThatCanHold(pod), allocator.HolderOptions{Keep: keep, Namespace: pod.Namespace})
 	if len(explanation.Holders) == 0 {
@@ -94,7 +94,7 @@ func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *al
 
 // suitableNodes iterates over the nodes that the pod may be on by their labels and taints.
 func (pl *Plugin) suitableNodes(ctx context.Context, pod *v1.Pod) iter.Seq[*v1.Node] {
-	suitable := pl.suitable(klog.FromContext(ctx), pod)
+	suitable := pl.setup.Suitable(klog.FromContext(ctx), pod)
 	return func(yield func(*v1.Node) bool) {
 		nodes, err := pl.handle.SnapshotSharedLister().NodeInfos().List()
 		if err != nil {
@@ -116,7 +116,7 @@ func (pl *Plugin) whereAllocated(c *cycle) string {
 	}
 	var texts []string
 	for i := range c.claims {
-		if pc := &c.claims[i]; pc.nodes != nil {
+		if pc := &c.claims[i]; pc.Nodes != nil {
 			texts = append(texts, pl.describePin(pc)+": the pod can run nowhere else")
 		}
 	}
@@ -125,17 +125,17 @@ func (pl *Plugin) whereAllocated(c *cycle) string {
 
 // describePin says for which nodes a claim is allocated. One that is planned is so for another node each time: if the text named it, pod and
 // group would be written with each attempt.
-func (pl *Plugin) describePin(pc *podClaim) string {
+func (pl *Plugin) describePin(pc *podclaims.Claim) string {
 	of := ""
-	if pc.user.Resource == "podgroups" {
-		of = fmt.Sprintf(" of pod group %s", pc.user.Name)
+	if pc.User.Resource == "podgroups" {
+		of = fmt.Sprintf(" of pod group %s", pc.User.Name)
 	}
-	if pc.shared != nil {
-		return fmt.Sprintf("claim %s%s is planned for another pod of the group on one node", klog.KObj(pc.claim), of)
+	if pc.Shared != nil {
+		return fmt.Sprintf("claim %s%s is planned for another pod of the group on one node", klog.KObj(pc.Claim), of)
 	}
-	names := podclaims.NodesByName(pc.allocation().NodeSelector)
+	names := podclaims.NodesByName(pc.Allocation().NodeSelector)
 	if names == nil {
-		return fmt.Sprintf("claim %s%s is allocated on nodes that its status.allocation.nodeSelector selects", klog.KObj(pc.claim), of)
+		return fmt.Sprintf("claim %s%s is allocated on nodes that its status.allocation.nodeSelector selects", klog.KObj(pc.Claim), of)
 	}
 	var nodes []string
 	for _, name := range sets.List(names) {
@@ -144,7 +144,7 @@ func (pl *Plugin) describePin(pc *podClaim) string {
 		}
 		nodes = append(nodes, name)
 	}
-	return fmt.Sprintf("claim %s%s is allocated on node %s", klog.KObj(pc.claim), of, strings.Join(nodes, " or "))
+	return fmt.Sprintf("claim %s%s is allocated on node %s", klog.KObj(pc.Claim), of, strings.Join(nodes, " or "))
 }
 
 // taintRule returns the name of the DeviceTaintRule that a device has a taint from, empty if its driver has set the taint.
@@ -172,21 +172,6 @@ func (pl *Plugin) taintRule(pool inventory.PoolID, device string, taint *resourc
 	return first
 }
 
-// listClaims names claims to a user of the namespace.
-func (pl *Plugin) listClaims(stakes []*stake, namespace string) string {
-	var names []string
-	foreign := 0
-	for _, st := range stakes {
-		if st.claim.Namespace != namespace && pl.disclosure != config.NameClaims {
-			foreign++
-			continue
-		}
-		names = append(names, st.claim.String())
-	}
-	slices.Sort(names)
-	return allocator.ListClaims(names, foreign)
-}
-
 // nodeOf returns the node with the name as it is in this cycle, nil if there is none.
 func (pl *Plugin) nodeOf(name string) *v1.Node {
 	info, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(name)
@@ -199,7 +184,7 @@ func (pl *Plugin) nodeOf(name string) *v1.Node {
 // nodeThatCanHold is nodeOf for those nodes whose CPU, memory and alike suffice for the pod's containers when nobody else is there. This plugin
 // is asked before NodeResourcesFit, and the release of devices on another node would help nobody.
 func (pl *Plugin) nodeThatCanHold(pod *v1.Pod) func(name string) *v1.Node {
-	if !pl.profile().filters[names.NodeResourcesFit] {
+	if !pl.setup.Filters(names.NodeResourcesFit) {
 		return pl.nodeOf
 	}
 	least := map[v1.ResourceName]amount.Amount{}
@@ -233,7 +218,7 @@ func Explain(ctx context.Context, pl *Plugin, state fwk.CycleState, pod *v1.Pod,
 	}
 	found := pl.explainMissing(ctx, c, pod)
 	if wanted := c.results.mostRefused(); found != nil && perNode > 0 {
-		found.PerNode = allocator.ExplainNodes(wanted.requests, c.results.failuresFor(wanted.requests), perNode)
+		found.PerNode = allocator.ExplainNodes(wanted.Requests, c.results.failuresFor(wanted.Requests), perNode)
 	}
 	return found, nil
 }

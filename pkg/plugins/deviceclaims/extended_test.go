@@ -27,6 +27,44 @@ import (
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
+const gpuResource, nicResource = v1.ResourceName("example.com/gpu"), v1.ResourceName("example.com/nic")
+
+// What a pod is told of nodes that are refused for its extended resources.
+const (
+	toldClassGone     = "node(s) without a device plugin for an extended resource whose device class is gone"
+	toldPluginLeaving = "node(s) where pods still hold devices of an extended resource that the device plugin no longer provides"
+	toldClaimRecorded = "node(s) whose device plugin provides the extended resources, for which the pod's status already names a claim"
+	toldUnseen        = "node(s) where pods have devices from a device plugin, and the node's agent has not told yet which these are"
+	toldGivenToClaims = "node(s) where claims have devices that the device plugin may give to the pod, too"
+)
+
+// containersPod has containers given as "name=gpus", or "name=gpus/nics"; init containers begin with "i", sidecars
+// with "s", app containers with "a".
+func containersPod(containers ...string) *v1.Pod {
+	p := &v1.Pod{ObjectMeta: meta("p")}
+	for _, container := range containers {
+		name, counts, _ := strings.Cut(container, "=")
+		gpus, nics, _ := strings.Cut(counts, "/")
+		c := v1.Container{Name: name, Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("1")}}}
+		if gpus != "" {
+			c.Resources.Requests[gpuResource] = resource.MustParse(gpus)
+		}
+		if nics != "" {
+			c.Resources.Requests[nicResource] = resource.MustParse(nics)
+		}
+		switch name[0] {
+		case 'i':
+			p.Spec.InitContainers = append(p.Spec.InitContainers, c)
+		case 's':
+			c.RestartPolicy = ptr.To(v1.ContainerRestartPolicyAlways)
+			p.Spec.InitContainers = append(p.Spec.InitContainers, c)
+		default:
+			p.Spec.Containers = append(p.Spec.Containers, c)
+		}
+	}
+	return p
+}
+
 // extendedWorld has node-a with one GPU and node-b with two, for claims; the class stands for gpuResource.
 func extendedWorld(pods ...*v1.Pod) world {
 	w := twoNodes()
@@ -41,7 +79,7 @@ func (h *harness) extendedClaims() []*resourceapi.ResourceClaim {
 	defer h.api.mutex.Unlock()
 	var found []*resourceapi.ResourceClaim
 	for _, c := range h.api.claims {
-		if isForExtendedResources(c) {
+		if c.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true" {
 			found = append(found, c.DeepCopy())
 		}
 	}
@@ -227,9 +265,10 @@ func TestExtendedClaimOfABoundPodIsKept(t *testing.T) {
 
 // leftover is a claim that an earlier scheduler made for the pod and allocated on node-b.
 func leftover(p *v1.Pod, change ...func(*resourceapi.ResourceClaim)) *resourceapi.ResourceClaim {
-	c := newExtendedClaim(p)
-	c.Name, c.UID = p.Name+"-extended-resources-old", "old-uid"
-	c.Spec.Devices.Requests = layOut(p, []backing{{gpuResource, testClass}}).requests
+	c := claim(p.Name+"-extended-resources-old", ownedBy(p))
+	c.UID, c.Annotations = "old-uid", map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"}
+	n := p.Spec.Containers[0].Resources.Requests[gpuResource]
+	c.Spec.Devices.Requests[0].Name, c.Spec.Devices.Requests[0].Exactly.Count = "container-0-request-1", n.Value()
 	allocated("node-b", "gpu-0", "gpu-1")(c)
 	reservedFor(p.Name)(c)
 	for _, fn := range change {
@@ -363,7 +402,7 @@ func TestPodWithARecordedClaimStaysOffDevicePluginNodes(t *testing.T) {
 	a.preBind("node-b")
 	a.unreserve("node-b")
 	again := h.filterAll(p)
-	if diff := cmp.Diff([]string{"node-b"}, again.fits()); diff != "" || again.filter["node-p"] != reasonClaimRecorded {
+	if diff := cmp.Diff([]string{"node-b"}, again.fits()); diff != "" || again.filter["node-p"] != toldClaimRecorded {
 		t.Errorf("after a lost answer: %q, nodes (-want +got):\n%s", again.filter["node-p"], diff)
 	}
 
@@ -388,7 +427,7 @@ func TestNodeWhoseDevicePluginIsLeaving(t *testing.T) {
 		running *v1.Pod
 		want    string
 	}{
-		"its pod has a device from the device plugin": {change: gone, running: on(extendedPod("old", gpuResource), "node-b"), want: reasonPluginLeaving},
+		"its pod has a device from the device plugin": {change: gone, running: on(extendedPod("old", gpuResource), "node-b"), want: toldPluginLeaving},
 		"its pod has a device from a claim":           {change: gone, running: on(recordedPod("old", gpuResource), "node-b")},
 		"its pod has none":                            {change: gone, running: on(extendedPod("old", nicResource), "node-b")},
 		"there never was a device plugin":             {change: func(*v1.Node) {}, running: on(extendedPod("old", gpuResource), "node-b")},
@@ -432,8 +471,8 @@ func TestPodBeingBoundIsNotTakenForOneOfTheDevicePlugin(t *testing.T) {
 	a.unreserve("node-b")
 	h.eventually("nothing is held any more", func() bool { return h.held() == 0 && len(h.extendedClaims()) == 0 })
 	h.eventually("the claim is known to be gone", func() bool { return len(h.plugin.shared.tracker.OwnedBy(bound.Namespace, bound.UID)) == 0 })
-	if got := h.filterAll(p).filter["node-b"]; got != reasonPluginLeaving {
-		t.Errorf("without a claim: reason %q, want %q", got, reasonPluginLeaving)
+	if got := h.filterAll(p).filter["node-b"]; got != toldPluginLeaving {
+		t.Errorf("without a claim: reason %q, want %q", got, toldPluginLeaving)
 	}
 }
 
@@ -447,8 +486,8 @@ func TestClassThatGoesDuringTheCycle(t *testing.T) {
 		t.Fatalf("nodes (-want +got):\n%s", diff)
 	}
 	delete(w.resolver, gpuResource)
-	if got := h.plugin.Filter(h.ctx, a.state, p, h.nodes[1]).Message(); got != reasonClassGone {
-		t.Errorf("reason %q, want %q", got, reasonClassGone)
+	if got := h.plugin.Filter(h.ctx, a.state, p, h.nodes[1]).Message(); got != toldClassGone {
+		t.Errorf("reason %q, want %q", got, toldClassGone)
 	}
 }
 
@@ -464,20 +503,6 @@ func TestClassThatComesDuringTheCycle(t *testing.T) {
 	a.bind("node-b")
 	if claims := h.extendedClaims(); len(claims) != 1 || len(devicesOf(claims[0])) != 1 {
 		t.Errorf("%d claims, want one with one device", len(claims))
-	}
-}
-
-// The name leaves room for what the API server wants of names, however long the pod's is.
-func TestExtendedClaimPrefix(t *testing.T) {
-	for pod, want := range map[string]string{
-		"p":                                "p-extended-resources-",
-		strings.Repeat("a", 37) + "-b":     strings.Repeat("a", 37) + "-extended-resources-",
-		strings.Repeat("a", 253):           strings.Repeat("a", 38) + "-extended-resources-",
-		strings.Repeat("a", 36) + ".b.ccc": strings.Repeat("a", 36) + ".b-extended-resources-",
-	} {
-		if got := extendedClaimPrefix(pod); got != want {
-			t.Errorf("prefix %q, want %q", got, want)
-		}
 	}
 }
 
@@ -659,12 +684,12 @@ func TestNoClaimGetsADeviceThatADevicePluginMayHaveGivenAway(t *testing.T) {
 		pod    *v1.Pod // of a claim for one device if nil
 		want   string
 	}{
-		"pods have some, and nothing is told":                                 {world: twoPaths("2", 0), pods: some, want: reasonUnseen},
-		"one is told of, and the plugin has two":                              {world: twoPaths("2", 1, ofDevicePlugin), pods: some, want: reasonUnseen},
-		"the plugin has gone, its pods have not":                              {world: twoPaths("0", 0), pods: some, want: reasonUnseen},
-		"devices are given in shares":                                         {world: twoPaths("2", 0, inShares), pods: some, want: reasonUnseen},
-		"pods name their node, and ask for more than there can be":            {world: twoPaths("2", 2), pods: []*v1.Pod{greedy("a"), greedy("b")}, want: reasonUnseen},
-		"one is unhealthy, and may recover":                                   {world: withIll(twoPaths("2", 2)), pods: some, want: reasonUnseen},
+		"pods have some, and nothing is told":                                 {world: twoPaths("2", 0), pods: some, want: toldUnseen},
+		"one is told of, and the plugin has two":                              {world: twoPaths("2", 1, ofDevicePlugin), pods: some, want: toldUnseen},
+		"the plugin has gone, its pods have not":                              {world: twoPaths("0", 0), pods: some, want: toldUnseen},
+		"devices are given in shares":                                         {world: twoPaths("2", 0, inShares), pods: some, want: toldUnseen},
+		"pods name their node, and ask for more than there can be":            {world: twoPaths("2", 2), pods: []*v1.Pod{greedy("a"), greedy("b")}, want: toldUnseen},
+		"one is unhealthy, and may recover":                                   {world: withIll(twoPaths("2", 2)), pods: some, want: toldUnseen},
 		"the plugin has gone, and its capacity is still there":                {world: withIll(twoPaths("0", 2)), pods: some},
 		"nobody has any of them":                                              {world: twoPaths("2", 0)},
 		"pods have them from claims":                                          {world: twoPaths("2", 0), pods: []*v1.Pod{on(recordedPod("old", gpuResource))}},
@@ -672,12 +697,12 @@ func TestNoClaimGetsADeviceThatADevicePluginMayHaveGivenAway(t *testing.T) {
 		"all are told of: one of the slice is one of the plugin's":            {world: twoPaths("2", 2, ofDevicePlugin), pods: some},
 		"pods have devices of another vendor":                                 {world: twoPaths("2", 2), pods: append(slices.Clone(some), on(extendedPod("nic", "example.org/nic")))},
 		"the claim is for a device that there is not":                         {world: twoPaths("2", 0), pods: some, pod: pod("p", "h200"), want: allocator.ReasonNoMatch.OfNodes()},
-		"by the plugin, while a claim has what may be the plugin's":           {world: twoPaths("2", 0), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
-		"by the plugin, while a claim has what is the plugin's":               {world: twoPaths("2", 2, ofDevicePlugin), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-1"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
+		"by the plugin, while a claim has what may be the plugin's":           {world: twoPaths("2", 0), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: toldGivenToClaims},
+		"by the plugin, while a claim has what is the plugin's":               {world: twoPaths("2", 2, ofDevicePlugin), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-1"))}, pod: extendedPod("p", gpuResource), want: toldGivenToClaims},
 		"by the plugin, and what claims have is not the plugin's":             {world: twoPaths("2", 2, ofDevicePlugin), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource)},
-		"by the plugin, while a claim has what may be one that is unhealthy":  {world: withIll(twoPaths("2", 2, ofDevicePlugin)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
-		"by the plugin, while a claim has a device, and there are no slices":  {world: without(twoPaths("2", 2)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
-		"by the plugin, while a claim has a device, and one slice is missing": {world: incomplete(twoPaths("2", 2)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: reasonGivenToClaims},
+		"by the plugin, while a claim has what may be one that is unhealthy":  {world: withIll(twoPaths("2", 2, ofDevicePlugin)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: toldGivenToClaims},
+		"by the plugin, while a claim has a device, and there are no slices":  {world: without(twoPaths("2", 2)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: toldGivenToClaims},
+		"by the plugin, while a claim has a device, and one slice is missing": {world: incomplete(twoPaths("2", 2)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: toldGivenToClaims},
 		"by the plugin, and there are neither slices nor claims":              {world: without(twoPaths("2", 2)), pod: extendedPod("p", gpuResource)},
 		"by the plugin, a claim has one still, and all have been moved":       {world: moved(twoPaths("2", 2)), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource)},
 		"by the plugin, and a claim has another vendor's":                     {world: of("nic.example.org", without(twoPaths("2", 2))), claims: []*resourceapi.ResourceClaim{hasOf("nic.example.org")}, pod: extendedPod("p", gpuResource)},
@@ -727,8 +752,8 @@ func TestAClaimGetsADeviceThatNoDevicePluginHas(t *testing.T) {
 	if got := c.binding.reserved[0].Allocation.Devices.Results[0].Device; got != "other-0" {
 		t.Errorf("it got %s", got)
 	}
-	if got := h.filterAll(w.pods[2]).filter["node-b"]; got != reasonUnseen {
-		t.Errorf("a second one: %q, want %q", got, reasonUnseen)
+	if got := h.filterAll(w.pods[2]).filter["node-b"]; got != toldUnseen {
+		t.Errorf("a second one: %q, want %q", got, toldUnseen)
 	}
 }
 
@@ -766,7 +791,7 @@ func TestPodsAreWokenWhenADevicePluginsDevicesAreKnown(t *testing.T) {
 			w.claims = []*resourceapi.ResourceClaim{claim("one", withSelector(`device.attributes["gpu.example.com"].model == "H100"`))}
 			h := newHarness(t, w)
 			a := h.filterAll(waiting)
-			if status := a.postFilter(); a.filter["node-b"] != reasonUnseen {
+			if status := a.postFilter(); a.filter["node-b"] != toldUnseen {
 				t.Fatalf("%q, %v", a.filter["node-b"], status)
 			}
 			h.activator.taken()
@@ -786,7 +811,7 @@ func TestAPodOfADevicePluginIsWokenWhenSlicesAreBack(t *testing.T) {
 	w.claims = []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-1"))}
 	h := newHarness(t, w)
 	a := h.filterAll(w.pods[0])
-	if status := a.postFilter(); a.filter["node-b"] != reasonGivenToClaims {
+	if status := a.postFilter(); a.filter["node-b"] != toldGivenToClaims {
 		t.Fatalf("%q, %v", a.filter["node-b"], status)
 	}
 	h.activator.taken()
@@ -809,7 +834,7 @@ func TestAPodOfADevicePluginIsWokenWhenTheClaimEnds(t *testing.T) {
 			w.claims = []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-1"))}
 			h := newHarness(t, w)
 			a := h.filterAll(w.pods[0])
-			if status := a.postFilter(); a.filter["node-b"] != reasonGivenToClaims {
+			if status := a.postFilter(); a.filter["node-b"] != toldGivenToClaims {
 				t.Fatalf("%q, %v", a.filter["node-b"], status)
 			}
 			if got := h.lookedAt(); len(got) > 0 {

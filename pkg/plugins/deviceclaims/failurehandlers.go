@@ -22,10 +22,10 @@ func (s *Shared) HandleFailures(next scheduler.FailureHandlerFn) scheduler.Failu
 		status = withoutVainPreemption(status)
 		postponed := postponedIn(status)
 		if postponed == nil || postponed.Reason != podevents.ReasonDeallocation {
-			s.nominations.endWait(pod.Pod.UID)
+			s.common.Nominations.EndWait(pod.Pod.UID)
 		}
 		if postponed != nil {
-			toldBefore := postponed.Reason == podevents.ReasonDeallocation && !s.nominations.beginWait(pod.Pod)
+			toldBefore := postponed.Reason == podevents.ReasonDeallocation && !s.common.Nominations.BeginWait(pod.Pod)
 			profile = retelling{profile, postponed, toldBefore}
 		}
 		next(ctx, profile, pod, status, nominating, start)
@@ -44,10 +44,10 @@ func (s *Shared) EndNominations(next scheduler.FailureHandlerFn) scheduler.Failu
 			node := nominating.NominatedNodeName // "" takes it back
 			s.waiting.Nominated(uid, node)
 			if node != "" {
-				s.nominations.overtake(pod.Pod, node, profile.NominatedPodsForNode(node))
+				s.common.Nominations.Overtake(pod.Pod, node, profile.NominatedPodsForNode(node))
 			}
 		}
-		s.nominations.end(uid, func(node string) bool {
+		s.common.Nominations.End(uid, func(node string) bool {
 			return !slices.ContainsFunc(profile.NominatedPodsForNode(node), func(info fwk.PodInfo) bool { return info.GetPod().UID == uid })
 		})
 	}

@@ -60,7 +60,7 @@ func (pl *Plugin) passFence(ctx context.Context, state fwk.CycleState, pod *v1.P
 	pl.withdraw(ctx, pod, c, yields)
 	pl.Unreserve(ctx, state, pod, nodeName)
 	pl.fence.Pause(ctx)
-	return pl.tellYields(pod, yields, fmt.Errorf("devices taken back, the pod will be tried again: %w", err))
+	return tellYields(pl.rivals.NameAll, pod, yields, fmt.Errorf("devices taken back, the pod will be tried again: %w", err))
 }
 
 // isInUse tells whether a pod that has a node uses the claim.
@@ -88,8 +88,8 @@ func (e *toldError) Error() string { return e.text }
 func (e *toldError) Unwrap() error { return e.err }
 
 // tellYields takes the names of other namespaces' claims from the error.
-func (pl *Plugin) tellYields(pod *v1.Pod, yields []*fence.YieldError, err error) error {
-	if pl.disclosure == config.NameClaims {
+func tellYields(nameAll bool, pod *v1.Pod, yields []*fence.YieldError, err error) error {
+	if nameAll {
 		return err
 	}
 	text := err.Error()
@@ -101,13 +101,13 @@ func (pl *Plugin) tellYields(pod *v1.Pod, yields []*fence.YieldError, err error)
 
 // tellHeld takes the name of another namespace's claim from the error of a decision that gives away what that has. It is a mistake of ours, so the
 // log has it.
-func tellHeld(ctx context.Context, disclosure config.ClaimDisclosure, pod *v1.Pod, err error) error {
+func tellHeld(ctx context.Context, nameAll bool, pod *v1.Pod, err error) error {
 	var held *tracker.HeldError
 	if !errors.As(err, &held) {
 		return err
 	}
 	klog.FromContext(ctx).Error(err, "A device that a claim holds was chosen for another one", "pod", klog.KObj(pod))
-	if disclosure == config.NameClaims {
+	if nameAll {
 		return err
 	}
 	return &toldError{withoutForeign(err.Error(), pod.Namespace, held.Holder), err}
@@ -126,9 +126,9 @@ func (c *cycle) boundClaims() []*resourceapi.ResourceClaim {
 	bound := c.bindingClaims()
 	claims := make([]*resourceapi.ResourceClaim, len(bound))
 	for i, pc := range bound {
-		claims[i] = pc.claim
+		claims[i] = pc.Claim
 		for _, w := range c.binding.writes {
-			if w.Planned.UID == pc.claim.UID {
+			if w.Planned.UID == pc.Claim.UID {
 				claims[i] = w.Written
 			}
 		}
@@ -139,8 +139,8 @@ func (c *cycle) boundClaims() []*resourceapi.ResourceClaim {
 // userOf returns whom a claim of the pod is reserved for.
 func (c *cycle) userOf(claim types.UID) types.UID {
 	for _, pc := range c.bindingClaims() {
-		if pc.claim.UID == claim {
-			return pc.user.UID
+		if pc.Claim.UID == claim {
+			return pc.User.UID
 		}
 	}
 	return ""
@@ -183,7 +183,7 @@ func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle, yields []
 		logger.V(2).Info("Keeping claims that must give way, because the pod is bound or not to be found", "pod", klog.KObj(pod), "err", err)
 		return
 	}
-	pl.shared.attempts.GiveWay(pod)
+	pl.shared.memory.Attempts.GiveWay(pod)
 	for _, yield := range yields {
 		never := func() bool { return false }
 		err := pl.binder.Persist(ctx, never, func(ctx context.Context) error { return pl.writeWithdrawal(ctx, pod, yield, c) })
@@ -235,8 +235,8 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence
 // groupLeaves tells whether no pod of the pod's group is left that may use a claim of the group: those that have a node use none, and those
 // that are being bound to one have given way and not tried again since. The API is asked, too: another scheduler may have bound one.
 func (pl *Plugin) groupLeaves(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) (bool, error) {
-	left := pl.shared.attempts.HaveGivenWay(pod)
-	users, err := pl.scheduledUsers(pod, claim)
+	left := pl.shared.memory.Attempts.HaveGivenWay(pod)
+	users, err := pl.groups.ScheduledUsers(pod, claim)
 	if err != nil || slices.ContainsFunc(users, func(member *v1.Pod) bool { return !left.Has(member.UID) }) {
 		return false, nil //nolint:nilerr // a group that is not known may have any pods
 	}

@@ -12,6 +12,10 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/usage"
 )
 
 // Reasons why a node is refused besides those of the allocator. The scheduler counts equal strings over all
@@ -26,7 +30,7 @@ const (
 // Filter says whether the node can be used for the pod. Nothing that is wrong with one node keeps the pod off
 // another one.
 //
-// A refusal is UnschedulableAndUnresolvable unless pods of lower priority are in the way, see refusal.
+// A refusal is UnschedulableAndUnresolvable unless pods of lower priority are in the way, see contention.Rivals.Judge.
 func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
 	c, err := readCycle(state)
 	if err != nil {
@@ -39,25 +43,25 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 	if status := pl.filterAllocated(c, node); status != nil {
 		return status
 	}
-	wanted, status := pl.requestsOn(c, nodeInfo)
+	wanted, status := c.wantedOn(pl.extended, nodeInfo)
 	if status != nil {
 		return status
 	}
-	if wanted.requests == nil {
+	if wanted.Requests == nil {
 		c.findings().set(node.Name, nodeResult{variant: wanted})
 		return nil
 	}
 
-	input := c.input(ctx, wanted.requests, node)
+	input := c.Input(ctx, wanted.Requests, node)
 	input.Attempt = c.budget
 	result := allocator.Check(ctx, input)
 	held := (*resourceapi.AllocationResult)(nil)
 	if result.Fits() {
-		if held = heldUnseen(pl, c, nodeInfo); held != nil {
-			input.Usage = input.Usage.With(unseen, held)
+		if held = pl.extended.HeldUnseen(c.Inventory, nodeInfo); held != nil {
+			input.Usage = extended.WithUnseen(input.Usage, held)
 			if result = allocator.Check(ctx, input); !result.Fits() && result.Failure.Reason != allocator.ReasonUndecided && ctx.Err() == nil {
 				c.findings().setUnseen(node.Name)
-				return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonUnseen)
+				return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, extended.ReasonUnseen)
 			}
 		}
 	}
@@ -72,15 +76,41 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		}
 		return nil
 	}
-	code, leaving := pl.refusal(ctx, c, wanted.requests, pod, nodeInfo, result.Failure)
-	c.findings().set(node.Name, nodeResult{variant: wanted, failure: result.Failure, evictable: code == fwk.Unschedulable && len(leaving) == 0})
-	if len(leaving) > 0 {
-		c.findings().setLeaving(node.Name, leaving)
+	refusal := pl.rivals.Judge(ctx, &c.Situation, pod, contention.Refused{Node: nodeInfo, Requests: wanted.Requests, Failure: result.Failure, Time: c.budget})
+	if refusal.Undecided {
+		c.results.setUndecided()
+	}
+	c.findings().set(node.Name, nodeResult{variant: wanted, failure: result.Failure, evictable: refusal.Code == fwk.Unschedulable && len(refusal.Leaving) == 0})
+	if len(refusal.Leaving) > 0 {
+		c.findings().setLeaving(node.Name, refusal.Leaving)
 	}
 	if log := klog.FromContext(ctx).V(5); log.Enabled() {
 		log.Info("Node refused", "pod", klog.KObj(pod), "node", klog.KObj(node), "reason", result.Failure.Reason, "err", result.Failure.Err)
 	}
-	return fwk.NewStatus(code, result.Failure.Reason.OfNodes())
+	return fwk.NewStatus(refusal.Code, result.Failure.Reason.OfNodes())
+}
+
+// wantedOn says what a node has to satisfy. The status refuses the node.
+func (c *cycle) wantedOn(resources *extended.Resources, node fwk.NodeInfo) (*extended.Variant, *fwk.Status) {
+	if c.extended == nil {
+		return c.base, nil
+	}
+	wanted, refusal := resources.On(c.extended, extended.Question{
+		Node: node, Inventory: c.Inventory, Usage: func() usage.View { return c.View(context.Background(), nil) }, Evaluate: c.budget.Evaluate,
+	})
+	if refusal == nil {
+		return wanted, nil
+	}
+	switch refusal.Cause {
+	case extended.OfAgent:
+		c.findings().setUnseen(node.Node().Name)
+	case extended.OfClass:
+		c.findings().setClassless()
+	case extended.OfTime:
+		c.results.setUndecided()
+	case extended.OfNode:
+	}
+	return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, refusal.Reason)
 }
 
 // filterAllocated refuses a node on which a claim that is allocated already cannot be used.
@@ -99,13 +129,13 @@ func (pl *Plugin) filterAllocated(c *cycle, node *v1.Node) *fwk.Status {
 }
 
 // whyUnusable says why a claim cannot be used on the node as it is allocated, empty if it can or is not.
-func (pl *Plugin) whyUnusable(pc *podClaim, node *v1.Node) string {
+func (pl *Plugin) whyUnusable(pc *podclaims.Claim, node *v1.Node) string {
 	switch {
-	case pc.nodes != nil && !pc.nodes.Match(node):
+	case pc.Nodes != nil && !pc.Nodes.Match(node):
 		return reasonElsewhere
-	case skipsNodeOperations(pc.allocation()) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
+	case skipsNodeOperations(pc.Allocation()) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
 		return reasonSkipping
-	case pl.binder.IsBroken(pc.claim):
+	case pl.binder.IsBroken(pc.Claim):
 		return reasonBinding
 	}
 	return ""
@@ -119,9 +149,30 @@ func skipsNodeOperations(allocation *resourceapi.AllocationResult) bool {
 	})
 }
 
-// input is what the allocator decides on in this cycle, for a node or, without one, for all as they are.
-func (c *cycle) input(ctx context.Context, requests *allocator.Requests, node *v1.Node) allocator.Input {
-	return allocator.Input{
-		Requests: requests, Node: node, Inventory: c.inventory, Usage: c.view(ctx, node), Policy: c.policy, Scoring: c.scoring,
+// PreFilterExtensions returns the plugin: what a node has to offer changes with the pods on it and with those that are
+// nominated to it.
+func (pl *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return pl }
+
+// RemovePod takes away what the pod holds, in the state alone. A claim is released when the last pod goes that it is for.
+func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, removed fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
+	if c, err := readCycle(state); err == nil && c != nil {
+		c.WhatIf = c.WhatIf.Without(removed.GetPod())
 	}
+	return nil
+}
+
+// AddPod undoes RemovePod, or gives devices to a pod that is nominated to the node and has none yet, in the state
+// alone. It never fails: that would end the whole attempt, on all nodes.
+func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, pod *v1.Pod, added fwk.PodInfo, node fwk.NodeInfo) *fwk.Status {
+	c, err := readCycle(state)
+	if err != nil || c == nil {
+		return nil
+	}
+	if other := added.GetPod(); other.Spec.NodeName == "" && !c.WhatIf.HasRemoved(other) {
+		if !pl.rivals.MakesWay(pod, other, node.Node().Name) {
+			return nil
+		}
+	}
+	c.WhatIf = c.WhatIf.With(added.GetPod())
+	return nil
 }

@@ -14,10 +14,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/sets"
 	fwk "k8s.io/kube-scheduler/framework"
+	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
 func TestPreFilter(t *testing.T) {
@@ -334,7 +336,7 @@ func TestScorePrefersSmallDevices(t *testing.T) {
 			h := newHarness(t, w)
 			p := pod("p", "c")
 			if tc.failed != "" {
-				h.plugin.shared.elsewhere.Add(p, tc.failed, nil)
+				h.plugin.shared.memory.Failed.Add(p, tc.failed, nil)
 			}
 			a := h.filterAll(p)
 			var scores fwk.NodeScoreList
@@ -545,8 +547,8 @@ func TestNobodyIsToldToReleaseDevicesOfANodeThatIsTooSmall(t *testing.T) {
 			for _, node := range h.nodes {
 				node.Node().Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse("4")}
 			}
-			h.plugin.profile = func() *profile {
-				return &profile{filters: map[string]bool{names.NodeResourcesFit: !tc.withoutRule}, less: byPriorityAndAge}
+			if !tc.withoutRule {
+				h.checksResources()
 			}
 			message := h.filterAll(p).postFilter().Message()
 			if told := strings.Contains(message, "would fit on node"); told == tc.tooSmall || !strings.Contains(message, "3 of 3 gpu devices held") {
@@ -577,12 +579,24 @@ func TestNodesThatAreTooSmallHideNoOther(t *testing.T) {
 		}
 		n.Node().Status.Allocatable = v1.ResourceList{v1.ResourceCPU: resource.MustParse(cpu)}
 	}
-	h.plugin.profile = func() *profile {
-		return &profile{filters: map[string]bool{names.NodeResourcesFit: true}, less: byPriorityAndAge}
-	}
+	h.checksResources()
 	if got := h.filterAll(p).postFilter().Message(); !strings.Contains(got, "would fit on node node-20") {
 		t.Errorf("told %q, want that node-20 would do", got)
 	}
+}
+
+// withResourcesFit is the handle of a profile that has the plugin NodeResourcesFit.
+type withResourcesFit struct{ fwk.Handle }
+
+func (withResourcesFit) ListPlugins() *schedulerconfig.Plugins {
+	return &schedulerconfig.Plugins{Filter: schedulerconfig.PluginSet{Enabled: []schedulerconfig.Plugin{{Name: names.NodeResourcesFit}}}}
+}
+
+func (withResourcesFit) QueueSortFunc() fwk.LessFunc { return nil }
+
+// checksResources gives the profile that plugin.
+func (h *harness) checksResources() {
+	*h.plugin.setup = *waiting.NewSetup(withResourcesFit{h.plugin.handle})
 }
 
 func TestPostFilterLeavesAClaimThatHasChanged(t *testing.T) {

@@ -82,9 +82,9 @@ func (g *gatedPods) serve(profile fwk.Handle, giveUp func(context.Context, *v1.P
 	g.profiles[profile.ProfileName()], g.giveUp[profile.ProfileName()] = profile, giveUp
 }
 
-// keep notes why a pod is kept back. It is false for a pod that is gone: the scheduling queue may take it up after its end, and a pod that is
+// Keep notes why a pod is kept back. It is false for a pod that is gone: the scheduling queue may take it up after its end, and a pod that is
 // kept back keeps back its whole group. Who first notes a pod and then asks learns of what has ended by then; of what ends later, podHandler is told.
-func (g *gatedPods) keep(pod *v1.Pod, err error) bool {
+func (g *gatedPods) Keep(pod *v1.Pod, err error) bool {
 	var why *podclaims.UnusableError
 	if errors.As(err, &why) {
 		g.note(pod, why)
@@ -115,8 +115,8 @@ func (g *gatedPods) note(pod *v1.Pod, why *podclaims.UnusableError) {
 	}
 }
 
-// keeps tells whether the pod is kept back, as far as it is known.
-func (g *gatedPods) keeps(pod *v1.Pod) bool {
+// Keeps tells whether the pod is kept back, as far as it is known.
+func (g *gatedPods) Keeps(pod *v1.Pod) bool {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	known := g.pods[podclaims.PodName(pod)]

@@ -296,7 +296,7 @@ func TestAGroupIsTriedWhenThePodThatKeptItBackIsGone(t *testing.T) {
 			var activated []string
 			h.eventually("the pod is forgotten", func() bool {
 				activated = append(activated, h.activator.taken()...)
-				return !h.plugin.shared.gated.keeps(tc.pod) && len(activated) >= len(tc.activated)
+				return !h.plugin.shared.gated.Keeps(tc.pod) && len(activated) >= len(tc.activated)
 			})
 			if diff := cmp.Diff(tc.activated, activated); diff != "" {
 				t.Errorf("activated (-want +got):\n%s", diff)

@@ -385,7 +385,7 @@ func TestGroupClaimGivesWayWithItsLastPod(t *testing.T) {
 		h.wantState("mine", want)
 	}
 	// One that tries again counts as one that could be using it.
-	h.plugin.shared.attempts.Begin(h.plugin.handle, w.pods[0])
+	h.plugin.shared.memory.Attempts.Begin(h.plugin.handle, w.pods[0])
 	if leaves, err := h.plugin.groupLeaves(h.ctx, w.pods[1], h.api.get("mine")); leaves || err != nil {
 		t.Errorf("the group leaves although one of its pods tries again: %t, %v", leaves, err)
 	}
@@ -565,7 +565,7 @@ func TestAMemberWhoseBindingFailsMakesAPause(t *testing.T) {
 				w.pods = []*v1.Pod{tc.pod}
 			}
 			h := newHarness(t, w)
-			h.plugin.shared.attempts.Pauses = podmemory.MemberPauses
+			h.plugin.shared.memory.Attempts.Pauses = podmemory.MemberPauses
 			clock := testingclock.NewFakeClock(time.Now())
 			h.plugin.binder.Clock = clock
 			fail := func() <-chan struct{} {
@@ -627,7 +627,7 @@ func TestAMemberThatReserveRefusesPauses(t *testing.T) {
 	w.groups = []*schedulingapi.PodGroup{group()}
 	w.pods = []*v1.Pod{member(pod("p", "a")), member(pod("q", "b"))}
 	h := newHarness(t, w)
-	h.plugin.shared.attempts.Pauses = podmemory.MemberPauses
+	h.plugin.shared.memory.Attempts.Pauses = podmemory.MemberPauses
 	clock := testingclock.NewFakeClock(time.Now())
 	h.plugin.binder.Clock = clock
 	held := func(n int) func() bool {
@@ -667,8 +667,10 @@ func TestAMemberThatReserveRefusesPauses(t *testing.T) {
 		g.forGood(i).bind("node-b")
 		h.plugin.PostBind(h.ctx, g.attempts[i].state, g.pods[i], "node-b")
 	}
-	if n := h.plugin.shared.attempts.Remembered(); n > 0 {
-		t.Errorf("%d pods are remembered that are bound", n)
+	for _, p := range g.pods {
+		if until := h.plugin.shared.memory.Attempts.PausesUntil(p.UID); !until.IsZero() || h.plugin.shared.memory.Attempts.Of(p.UID) != nil {
+			t.Errorf("pod %s is bound, and pauses until %v, or its attempt is left", p.Name, until)
+		}
 	}
 }
 
@@ -683,9 +685,9 @@ func TestAPausingMemberIsWokenInTime(t *testing.T) {
 	clock := testingclock.NewFakeClock(time.Now()) // stands still, and the room's goes on
 	h.plugin.binder.Clock = clock
 	for _, pause := range []time.Duration{time.Hour, time.Millisecond} {
-		h.plugin.shared.attempts.Pauses.Duration = pause
+		h.plugin.shared.memory.Attempts.Pauses.Duration = pause
 		for range 2 {
-			h.plugin.shared.attempts.Refuse(w.pods[0], clock.Now())
+			h.plugin.shared.memory.Attempts.Refuse(w.pods[0], clock.Now())
 		}
 		g := h.tryGroup(w.pods...)
 		g.wantNodes("")
@@ -695,7 +697,7 @@ func TestAPausingMemberIsWokenInTime(t *testing.T) {
 		} else if woken := h.lookedAt(); len(woken) > 0 {
 			t.Errorf("%v woken early", woken)
 		}
-		h.plugin.shared.attempts.End(w.pods[0].UID)
+		h.plugin.shared.memory.Attempts.End(w.pods[0].UID)
 	}
 }
 
@@ -869,13 +871,13 @@ func TestAPreemptedMemberMakesWayAtOnce(t *testing.T) {
 	p := member(pod("p", "a"))
 	w.pods = []*v1.Pod{p}
 	h := newHarness(t, w)
-	h.plugin.shared.attempts.Pauses = podmemory.MemberPauses
+	h.plugin.shared.memory.Attempts.Pauses = podmemory.MemberPauses
 	clock := testingclock.NewFakeClock(time.Now())
 	h.plugin.binder.Clock = clock
 	a := h.filterAll(p).reserve("node-b")
 	binding, cancel := context.WithCancelCause(h.ctx)
 	cancel(errors.New("preempted"))
-	h.plugin.shared.attempts.PreBind(binding, p.UID)
+	h.plugin.shared.memory.Attempts.PreBind(binding, p.UID)
 	done := make(chan struct{})
 	go func() {
 		defer close(done)

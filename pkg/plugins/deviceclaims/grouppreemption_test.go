@@ -154,7 +154,7 @@ func TestClaimsOfTheGroupStayForTheirPods(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if held := c.view(h.ctx, h.nodeOf("node-b").Node()).Len(); (held > 0) != (a.pod == p) {
+			if held := c.View(h.ctx, h.nodeOf("node-b").Node()).Len(); (held > 0) != (a.pod == p) {
 				t.Errorf("%s before %s: %s finds %d devices held", order[0].Name, order[1].Name, a.pod.Name, held)
 			}
 		}

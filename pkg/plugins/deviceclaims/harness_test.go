@@ -30,6 +30,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -41,7 +42,7 @@ const (
 )
 
 // unhurried are limits that a slow machine does not reach either, so that what is found is the same on each.
-var unhurried = Limits{Holders: 30 * time.Second, Obstacle: 30 * time.Second, WakeUp: 30 * time.Second, Evaluation: evaluationTime}
+var unhurried = Limits{Holders: 30 * time.Second, Obstacle: 30 * time.Second, WakeUp: 30 * time.Second, Evaluation: demand.EvaluationTime}
 
 // world is what exists before the plugin starts.
 type world struct {
@@ -149,7 +150,7 @@ func launchHarness(t testing.TB, w world, client *fake.Clientset, api *claimAPI)
 		t.Fatal(err)
 	}
 	h.plugin.binder.Grace = 0
-	h.plugin.shared.attempts.Pauses.Duration = 0
+	h.plugin.shared.memory.Attempts.Pauses.Duration = 0
 	h.plugin.binder.BindPauses.Duration = time.Millisecond / 10
 	pods, nodes := factory.Core().V1().Pods().Informer(), factory.Core().V1().Nodes().Informer()
 	factory.Start(ctx.Done())

@@ -42,10 +42,10 @@ func (pl *Plugin) refusedByPreFilter(ctx context.Context, pod *v1.Pod) *fwk.Stat
 // giveUpIdle gives up what is reserved for a pod, and says what that was. check is asked after a claim has been looked at and before it is
 // written. What is reserved for the pod's group stays for the pods that come, see PodGroupPostFilter.
 func (pl *Plugin) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*resourceapi.ResourceClaim) error) (given string, err error) {
-	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout) // for all, as nobody else may be scheduled meanwhile
+	ctx, cancel := context.WithTimeout(ctx, binding.GiveUpTimeout) // for all, as nobody else may be scheduled meanwhile
 	defer cancel()
 	names := sets.New(podclaims.NamedBy(pod)...)
-	for _, claim := range pl.madeFor(pod) { // the pod's status may not name it yet
+	for _, claim := range pl.extended.MadeFor(pod) { // the pod's status may not name it yet
 		names.Insert(claim.Name)
 	}
 	var all []string
@@ -57,7 +57,7 @@ func (pl *Plugin) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*resou
 		}
 		idle := &obstacle{claim, "which others may use while the pod waits", !podclaims.UsedOnlyBy(claim, pod.UID), pod.UID}
 		if err = check(claim); err == nil {
-			err = pl.giveUp(ctx, pod, idle)
+			err = pl.binder.GiveUp(ctx, pod, idle.release())
 		}
 		if apierrors.IsNotFound(err) {
 			continue
@@ -79,7 +79,7 @@ var errBinding = errors.New("the pod is being bound")
 func (pl *Plugin) giveUpKeptBack(ctx context.Context, pod *v1.Pod) error {
 	_, err := pl.giveUpIdle(ctx, pod, func(claim *resourceapi.ResourceClaim) error {
 		pl.shared.books.Doubts.Note(claim, errBinding)
-		if pl.shared.attempts.Of(pod.UID) != nil {
+		if pl.shared.memory.Attempts.Of(pod.UID) != nil {
 			return errBinding
 		}
 		return nil

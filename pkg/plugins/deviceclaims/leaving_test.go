@@ -14,6 +14,8 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 )
 
 func TestWaitingForClaimsThatLeave(t *testing.T) {
@@ -242,7 +244,7 @@ func TestCancelledBindingsAreLeaving(t *testing.T) {
 			ctx, cancel := context.WithCancelCause(h.ctx)
 			defer cancel(nil)
 			if tc.begun {
-				h.plugin.shared.attempts.PreBind(ctx, low.UID)
+				h.plugin.shared.memory.Attempts.PreBind(ctx, low.UID)
 			}
 			if tc.cancel != nil {
 				cancel(tc.cancel)
@@ -273,7 +275,7 @@ func TestAPodThatWaitsForABindingIsWokenWhenThatWrites(t *testing.T) {
 			w.claims = append(claims, claim("wanted"), claim("a", allocated("node-a", "gpu-0")))
 			h := newHarness(t, w)
 			a := h.filterAll(binding).reserve("node-b")
-			if status := h.filterAll(p).postFilter(); !strings.Contains(status.Message(), waitingForDeallocation) {
+			if status := h.filterAll(p).postFilter(); !strings.Contains(status.Message(), contention.WaitingForDeallocation) {
 				t.Fatalf("the pod does not wait: %v", status)
 			}
 			h.activator.taken()
@@ -281,7 +283,7 @@ func TestAPodThatWaitsForABindingIsWokenWhenThatWrites(t *testing.T) {
 				t.Fatal(status)
 			}
 			h.wakes("p")
-			if status := h.filterAll(p).postFilter(); strings.Contains(status.Message(), waitingForDeallocation) {
+			if status := h.filterAll(p).postFilter(); strings.Contains(status.Message(), contention.WaitingForDeallocation) {
 				t.Errorf("the pod waits for one that is being bound: %v", status)
 			}
 		})
@@ -299,12 +301,14 @@ func TestAttemptsEnd(t *testing.T) {
 	a.bind("node-b")
 	h.plugin.PostBind(h.ctx, a.state, bound, "node-b")
 	b := h.filterAll(failed).reserve("node-b")
-	if h.plugin.shared.attempts.Of(failed.UID) == nil {
+	if h.plugin.shared.memory.Attempts.Of(failed.UID) == nil {
 		t.Error("the attempt of a pod with devices in flight is not known")
 	}
 	b.unreserve("node-b")
-	if n := h.plugin.shared.attempts.Remembered(); n != 0 {
-		t.Errorf("%d attempts are left", n)
+	for _, p := range w.pods {
+		if h.plugin.shared.memory.Attempts.Of(p.UID) != nil {
+			t.Errorf("the attempt of pod %s is left", p.Name)
+		}
 	}
 }
 

@@ -3,6 +3,8 @@ package deviceclaims
 import (
 	"cmp"
 	"time"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
 )
 
 // Limits bound what a scheduler does beside finding devices. Each such thing holds up scheduling and can be left half
@@ -29,6 +31,6 @@ func (l Limits) withDefaults() Limits {
 		Holders:    cmp.Or(l.Holders, defaultLimit),
 		Obstacle:   cmp.Or(l.Obstacle, defaultLimit),
 		WakeUp:     cmp.Or(l.WakeUp, defaultLimit),
-		Evaluation: cmp.Or(l.Evaluation, evaluationTime),
+		Evaluation: cmp.Or(l.Evaluation, demand.EvaluationTime),
 	}
 }

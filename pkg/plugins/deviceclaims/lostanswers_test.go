@@ -60,7 +60,7 @@ func TestALateDeallocationDoesNotTakeAClaimFromItsPod(t *testing.T) {
 			}
 			h.statusWrites(errLate)
 			known := h.api.get("c")
-			if err := h.plugin.giveUp(context.Background(), w.pods[0], &obstacle{claim: known}); err == nil {
+			if err := h.plugin.binder.GiveUp(context.Background(), w.pods[0], (&obstacle{claim: known}).release()); err == nil {
 				t.Fatal("the deallocation was answered")
 			}
 			h.api.onRequest(nil)

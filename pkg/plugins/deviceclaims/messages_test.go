@@ -260,7 +260,7 @@ func TestWhatAWaitingPodIsTold(t *testing.T) {
 			w.pods = append(tc.others, tc.pod)
 			h := newHarness(t, w)
 			if tc.disclosure != "" {
-				h.plugin.disclosure = tc.disclosure
+				h.plugin.rivals.NameAll = tc.disclosure == config.NameClaims
 			}
 			if tc.flying != "" {
 				c := h.api.get("wanted")
@@ -306,9 +306,8 @@ func TestALostRaceTellsNoNamesOfOtherNamespaces(t *testing.T) {
 		"of its own":                         {config.CountClaims, testNamespace, strings.Replace(named, "team-b", testNamespace, 1)},
 	} {
 		t.Run(name, func(t *testing.T) {
-			pl := &Plugin{disclosure: tc.disclosure}
 			lost := yield(tc.namespace)
-			err := pl.tellYields(pod("p"), []*fence.YieldError{lost}, lost)
+			err := tellYields(tc.disclosure == config.NameClaims, pod("p"), []*fence.YieldError{lost}, lost)
 			if diff := cmp.Diff(tc.want, err.Error()); diff != "" {
 				t.Errorf("text (-want +got):\n%s", diff)
 			}

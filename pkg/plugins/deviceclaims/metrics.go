@@ -8,7 +8,8 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
-	"stowage.dev/stowage/pkg/wakeup"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
 const metricsSubsystem = "stowage_scheduler"
@@ -33,39 +34,10 @@ var (
 		Help:           "Number of nodes refused in attempts that found no node for a pod's claims, by the reason that the pod's event gives.",
 		StabilityLevel: metrics.ALPHA,
 	}, []string{"reason"})
-	nodesDecidedAgain = metrics.NewCounter(&metrics.CounterOpts{
-		Subsystem:      metricsSubsystem,
-		Name:           "nodes_decided_again_total",
-		Help:           "Number of refused nodes that were decided once more, without what pods of lower priority hold or what is about to be released, to know whether preemption can help.",
-		StabilityLevel: metrics.ALPHA,
-	})
-	waitingPodsGauge = metrics.NewGauge(&metrics.GaugeOpts{
-		Subsystem:      metricsSubsystem,
-		Name:           "waiting_pods",
-		Help:           "Number of pods with claims that have been tried and not been scheduled yet.",
-		StabilityLevel: metrics.ALPHA,
-	})
 )
 
-var wakeUpsTotal = metrics.NewCounterVec(&metrics.CounterOpts{
-	Subsystem: metricsSubsystem,
-	Name:      "wakeups_total",
-	Help: "Number of times that a pod waiting for devices or claims was woken, by cause (device: freed; slice: new, gone or changed, also by taints; class; claim: the pod's own; node; pod; " +
-		"next: a pod woken earlier did not take the devices; retry: the last attempt had no answer) and by result: placed (the pod was bound), or not_placed.",
-	StabilityLevel: metrics.ALPHA,
-}, []string{"result", "cause"})
-
-// countWakeUp counts the outcome of a wake-up.
-func countWakeUp(cause wakeup.Cause, placed bool) {
-	result := "not_placed"
-	if placed {
-		result = "placed"
-	}
-	wakeUpsTotal.WithLabelValues(result, string(cause)).Inc()
-}
-
 var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(allocationsTotal, allocationDuration, binding.WritesTotal, binding.UndosTotal, refusedNodesTotal, nodesDecidedAgain, waitingPodsGauge, wakeUpsTotal)
+	legacyregistry.MustRegister(allocationsTotal, allocationDuration, binding.WritesTotal, binding.UndosTotal, refusedNodesTotal, contention.NodesDecidedAgain, waiting.WaitingPods, waiting.WakeUpsTotal)
 	legacyregistry.MustRegister(doubleHeldDevices, doubleHoldsTotal, differencesGauge, comparisonsTotal, lastComparison, comparisonPeriod,
 		staleInFlight)
 	legacyregistry.CustomMustRegister(caches)

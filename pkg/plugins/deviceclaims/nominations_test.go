@@ -16,6 +16,8 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 )
 
 // fails runs the failure handler for a pod, with the nomination that its attempt led to.
@@ -162,7 +164,7 @@ func TestANominationThatTheAPIShowsAfterTheAttemptWakesItsPod(t *testing.T) {
 				t.Fatal(err)
 			}
 			h.eventually("the informer tells of it", func() bool {
-				now, err := h.plugin.shared.nominations.pods.Pods(testNamespace).Get(tc.pod)
+				now, err := h.plugin.shared.common.Pods.Pods(testNamespace).Get(tc.pod)
 				return err == nil && apiequality.Semantic.DeepEqual(now.Status, after.Status)
 			})
 			if woken := h.lookedAt(); len(woken) > 0 {
@@ -225,19 +227,17 @@ func TestNothingIsKeptOfAPodThatIsGone(t *testing.T) {
 				h.plugin.shared.HandleFailures(next)(h.ctx, nil, info, waits, nil, time.Time{})
 			},
 			kept: func(s *Shared) bool {
-				s.nominations.mutex.Lock()
-				defer s.nominations.mutex.Unlock()
-				return len(s.nominations.waits) > 0
+				return !s.common.Nominations.BeginWait(p)
 			},
 		},
 		"that it has given way at the fence": {
 			note: func(h *harness) {
 				a := h.filterAll(p).reserve("node-b")
-				h.plugin.shared.attempts.GiveWay(p)
+				h.plugin.shared.memory.Attempts.GiveWay(p)
 				a.unreserve("node-b")
 			},
 			kept: func(s *Shared) bool {
-				return len(s.attempts.HaveGivenWay(p)) > 0
+				return len(s.memory.Attempts.HaveGivenWay(p)) > 0
 			},
 		},
 	}
@@ -291,7 +291,8 @@ func TestANominationThatGoesOnWakesNobody(t *testing.T) {
 	w.pods = []*v1.Pod{nominee, p}
 	h := newHarness(t, w)
 	var ended []string
-	h.plugin.shared.nominations.ended = func(node string) { ended = append(ended, node) }
+	nominations := contention.NewNominations(h.plugin.shared.common.Pods, func(node string) { ended = append(ended, node) }, nil)
+	h.plugin.shared.common.Nominations = nominations
 	h.nominator.nominate("node-b", nominee)
 	h.sleeps(p)
 	h.fails(nominee, nil)
@@ -299,8 +300,9 @@ func TestANominationThatGoesOnWakesNobody(t *testing.T) {
 		t.Errorf("nominations to %v count as ended", ended)
 	}
 	h.fails(nominee, &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride})
-	if !slices.Equal(ended, []string{"node-b"}) || len(h.plugin.shared.nominations.byPod) > 0 {
-		t.Errorf("ended are the nominations to %v, want that to node-b; %d are left", ended, len(h.plugin.shared.nominations.byPod))
+	nominations.End(nominee.UID, func(string) bool { return true })
+	if !slices.Equal(ended, []string{"node-b"}) {
+		t.Errorf("ended are the nominations to %v, want that to node-b, once", ended)
 	}
 }
 
@@ -316,7 +318,8 @@ func TestWhatADriverSaysOfADeviceEndsNoNomination(t *testing.T) {
 	w.pods = []*v1.Pod{nominee, p}
 	h := newHarness(t, w)
 	ended := make(chan string, 10)
-	h.plugin.shared.nominations.ended = func(node string) { ended <- node }
+	h.plugin.shared.common.Nominations = contention.NewNominations(h.plugin.shared.common.Pods, func(node string) { ended <- node }, nil)
+	h.plugin.shared.tracker.Subscribe(h.plugin.shared.common.Nominations.OnClaimEvent)
 	h.nominator.nominate("node-b", nominee)
 	h.sleeps(p)
 	h.api.change("other", func(c *resourceapi.ResourceClaim) {
@@ -466,7 +469,7 @@ func TestAPodWhoseNominationComesToNothingIsTriedAgain(t *testing.T) {
 				t.Errorf("hint %v, error %v", hint, err)
 			}
 			h.wakes("p")
-			if status := h.filterAll(p).postFilter(); strings.Contains(status.Message(), waitingForDeallocation) {
+			if status := h.filterAll(p).postFilter(); strings.Contains(status.Message(), contention.WaitingForDeallocation) {
 				t.Errorf("it waits still: %v", status)
 			}
 		})

@@ -11,8 +11,9 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
-	"stowage.dev/stowage/pkg/usage"
 )
 
 // obstacle is a claim whose allocation is in the way of its own pod.
@@ -33,6 +34,11 @@ func (o *obstacle) why() string {
 	return o.reason
 }
 
+// release is what is given up.
+func (o *obstacle) release() binding.GivenUp {
+	return binding.GivenUp{Claim: o.claim, User: o.user, Shared: o.shared, Why: o.why()}
+}
+
 // givenUp says what has been given up, and why.
 func (o *obstacle) givenUp() string {
 	what := "allocation"
@@ -51,14 +57,14 @@ func (o *obstacle) givenUp() string {
 // pod that waits holds nothing: two of them could wait for each other's devices for ever.
 func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle {
 	found := func(i int, reason string) *obstacle {
-		return &obstacle{c.claims[i].claim, reason, pl.usedByOthers(c.claims[i], pod), c.claims[i].user.UID}
+		return &obstacle{c.claims[i].Claim, reason, pl.groups.UsedByOthers(c.claims[i], pod), c.claims[i].User.UID}
 	}
 	var candidates []int
 	for i, pc := range c.claims {
 		if !pl.mayGiveUp(c, i, pod) {
 			continue
 		}
-		if why := pl.binder.WhyBroken(pc.claim); why != "" {
+		if why := pl.binder.WhyBroken(pc.Claim); why != "" {
 			return found(i, "which could not be made ready: "+why)
 		}
 		candidates = append(candidates, i)
@@ -71,18 +77,18 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 
 // keptOf returns a reservation that is kept for a pod that waits, as by a scheduler that has ended: its own, also where its group has one, too,
 // or else its group's, of which no pod runs with the claim. It returns nil if there is none, or it may be another scheduler's that binds the pod.
-func (pl *Plugin) keptOf(claims []podClaim, pod *v1.Pod) *obstacle {
-	kept := func(pc podClaim, user types.UID) bool {
-		return pc.claim.Status.Allocation != nil && podclaims.IsReservedFor(pc.claim, user) && pl.binder.CheckNotAdopted(pc.claim, user) == nil
+func (pl *Plugin) keptOf(claims []podclaims.Claim, pod *v1.Pod) *obstacle {
+	kept := func(pc podclaims.Claim, user types.UID) bool {
+		return pc.Claim.Status.Allocation != nil && podclaims.IsReservedFor(pc.Claim, user) && pl.binder.CheckNotAdopted(pc.Claim, user) == nil
 	}
 	for _, pc := range claims {
 		if kept(pc, pod.UID) {
-			return &obstacle{pc.claim, "which others may use while the pod waits", pl.usedByOthers(pc, pod), pod.UID}
+			return &obstacle{pc.Claim, "which others may use while the pod waits", pl.groups.UsedByOthers(pc, pod), pod.UID}
 		}
 	}
 	for _, pc := range claims {
-		if pc.user.UID != pod.UID && kept(pc, pc.user.UID) && !pl.isUsedByGroup(pc, pod) {
-			return &obstacle{pc.claim, "which others may use while the pod's group waits", pl.usedByOthers(pc, pod), pc.user.UID}
+		if pc.User.UID != pod.UID && kept(pc, pc.User.UID) && !pl.groups.UsedByGroup(pc, pod) {
+			return &obstacle{pc.Claim, "which others may use while the pod's group waits", pl.groups.UsedByOthers(pc, pod), pc.User.UID}
 		}
 	}
 	return nil
@@ -120,23 +126,21 @@ func (pl *Plugin) inTheWayOf(ctx context.Context, c *cycle, pod *v1.Pod, candida
 // nominated to it are going to get is left to them. It is empty if there is none or ctx has ended.
 func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved []int) string {
 	var anew []*resourceapi.ResourceClaim
-	var holding []*stake
+	var holding []*resourceapi.ResourceClaim
 	for _, i := range moved {
-		claim := c.claims[i].claim
-		st := &stake{claim: usage.RefOf(claim)}
-		st.addPools(claim.Status.Allocation)
-		holding = append(holding, st)
+		claim := c.claims[i].Claim
+		holding = append(holding, claim)
 		claim = claim.DeepCopy()
 		claim.Status = resourceapi.ResourceClaimStatus{}
 		anew = append(anew, claim)
 	}
-	free := without(c.usage, holding)
-	input := allocator.Input{Inventory: c.inventory, Policy: c.policy, Scoring: c.scoring}
+	free := contention.WithoutClaims(c.Usage, holding)
+	input := allocator.Input{Inventory: c.Inventory, Policy: c.Policy, Scoring: c.Scoring}
 	nodes, err := pl.handle.SnapshotSharedLister().NodeInfos().List()
 	if err != nil {
 		return ""
 	}
-	suitable := pl.suitable(klog.FromContext(ctx), pod)
+	suitable := pl.setup.Suitable(klog.FromContext(ctx), pod)
 	compiled := map[*allocator.Requests]*allocator.Requests{} // by what the node has to satisfy without the moved claims
 	for _, info := range nodes {
 		if ctx.Err() != nil {
@@ -145,26 +149,26 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 		if !pl.inTheWay(c, moved, info.Node()) || !suitable(info.Node()) {
 			continue
 		}
-		wanted, status := pl.requestsOn(c, info)
+		wanted, status := c.wantedOn(pl.extended, info)
 		if !status.IsSuccess() {
 			continue
 		}
-		requests, known := compiled[wanted.requests]
+		requests, known := compiled[wanted.Requests]
 		if !known {
 			claims := anew
-			if wanted.requests != nil {
-				claims = append(slices.Clip(anew), wanted.requests.Claims()...)
+			if wanted.Requests != nil {
+				claims = append(slices.Clip(anew), wanted.Requests.Claims()...)
 			}
-			if requests, err = allocator.CompileWithin(ctx, claims, c.inventory, pl.features); err != nil {
+			if requests, err = allocator.CompileWithin(ctx, claims, c.Inventory, pl.rivals.Features); err != nil {
 				requests = nil
 			}
-			compiled[wanted.requests] = requests
+			compiled[wanted.Requests] = requests
 		}
 		if requests == nil {
 			continue
 		}
 		input.Node, input.Requests = info.Node(), requests
-		input.Usage = c.stakes.withNominees(ctx, pl.nominatedBefore(pod, info.Node().Name), info.Node(), c.inventory, free)
+		input.Usage = c.Holders.WithNominees(ctx, pl.rivals.NominatedBefore(pod, info.Node().Name), info.Node(), c.Inventory, free)
 		if allocator.Check(ctx, input).Fits() {
 			return input.Node.Name
 		}

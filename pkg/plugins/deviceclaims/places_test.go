@@ -104,8 +104,10 @@ func TestPodsThatShareAClaimAndAreBoundAtOnceDoNotConflict(t *testing.T) {
 	if updates != pods {
 		t.Errorf("%d writes for %d pods: %q", updates, pods, h.api.written())
 	}
-	if n := h.plugin.shared.books.Remembered(); n != 0 {
-		t.Errorf("%d claims are remembered although nobody is being bound", n)
+	for _, a := range attempts {
+		if h.plugin.shared.books.Places.Leave("shared-uid", a.pod.UID) {
+			t.Errorf("pod %s has a place in the claim although it is in there", a.pod.Name)
+		}
 	}
 }
 

@@ -3,8 +3,6 @@ package deviceclaims
 import (
 	"context"
 	"fmt"
-	"sync"
-	"time"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
@@ -15,6 +13,11 @@ import (
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
 // Name is the plugin's name in scheduler configurations.
@@ -26,15 +29,16 @@ type Plugin struct {
 	shared *Shared
 	fence  *fence.Fence // nil if it is disabled
 	binder *binding.Binder
+	groups *podclaims.Groups
 
-	features      allocator.Features
-	filterTimeout time.Duration
-	policy        allocator.Policy
-	scoring       allocator.Scoring
-	disclosure    config.ClaimDisclosure
+	extended *extended.Resources
+	rivals   *contention.Rivals
+	time     *searchTime
 
-	// profile is looked at when it is first needed.
-	profile func() *profile
+	setup *waiting.Setup
+	// demand is what pods ask for, waits who waits for it.
+	demand *demand.Reader
+	waits  *waiting.Profile
 }
 
 var (
@@ -71,16 +75,24 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	}
 	features := allocatorFeatures()
 	pl := &Plugin{
-		handle:        handle,
-		shared:        shared,
-		fence:         newFence(shared.tracker, typed.Fence),
-		features:      features,
-		binder:        binding.New(shared.books, handle, features.DeviceBindingConditions, typed.BindingTimeout.Duration),
-		filterTimeout: typed.FilterTimeout.Duration,
-		policy:        policies[typed.ScoringStrategy.Devices],
-		scoring:       scorings[typed.ScoringStrategy.Type],
-		disclosure:    typed.ClaimsOfOtherNamespaces,
-		profile:       sync.OnceValue(func() *profile { return readProfile(handle) }),
+		handle: handle,
+		shared: shared,
+		fence:  newFence(shared.tracker, typed.Fence),
+		groups: podclaims.NewGroups(handle),
+		binder: binding.New(shared.books, handle, features.DeviceBindingConditions, typed.BindingTimeout.Duration),
+		time:   &searchTime{typed.FilterTimeout.Duration, shared.shares},
+		setup:  waiting.NewSetup(handle),
+	}
+	pl.extended = &extended.Resources{Handle: handle, Claims: shared.tracker, Recorded: shared.memory.Recorded, Binder: pl.binder}
+	pl.rivals = &contention.Rivals{
+		Common: shared.common, Handle: handle, Groups: pl.groups, Extended: pl.extended,
+		Search:  contention.Search{Features: features, Policy: policies[typed.ScoringStrategy.Devices], Scoring: scorings[typed.ScoringStrategy.Type], Time: pl.time},
+		NameAll: typed.ClaimsOfOtherNamespaces == config.NameClaims,
+	}
+	pl.demand = &demand.Reader{Claims: shared.tracker, Places: shared.books.Places, Pods: pl.rivals, Extended: pl.extended, Features: features}
+	pl.waits = &waiting.Profile{
+		Handle: handle, Setup: pl.setup, Demand: pl.demand, Rivals: pl.rivals, Binder: pl.binder, Places: shared.books.Places, Gate: shared.gated,
+		Limit: shared.limits.WakeUp,
 	}
 	shared.gated.serve(handle, pl.giveUpKeptBack)
 	return pl, nil

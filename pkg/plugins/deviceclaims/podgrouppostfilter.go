@@ -5,17 +5,16 @@ import (
 	"context"
 	"fmt"
 	"iter"
-	"maps"
 	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -25,14 +24,14 @@ import (
 // or explains what the first pod that found no devices lacks, and leaves the group to the plugins after it. Should these try what
 // would be without some pods, it is prepared for that.
 func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycleState, group fwk.PodGroupInfo, schedule fwk.PodGroupSchedulingFunc) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
-	pl.shared.trial.mayPreempt(nil)
+	pl.shared.common.Trial.ForbidPreemption()
 	found, err := readGroupCycle(state)
 	if err != nil {
 		return nil, fwk.AsStatus(err)
 	}
 	pods := group.GetUnscheduledPods()
 	pl.groupWaitsFor(pods, found)
-	if result, status := pl.awaitLeavingForGroup(ctx, pods, found, schedule); status != nil {
+	if result, status := pl.rivals.AwaitForGroup(ctx, pods, found.claims(), schedule); status != nil {
 		return result, status
 	}
 	var explanation []string
@@ -57,11 +56,9 @@ func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycl
 	if status := pl.shared.tryGroupAgain(ctx, pods, found, schedule); status != nil {
 		return nil, status
 	}
-	onNodes, err := podsWithDevices(pl.handle)
-	if err != nil {
+	if err := pl.shared.common.Trial.AllowPreemption(pl.handle); err != nil {
 		return nil, fwk.AsStatus(err)
 	}
-	pl.shared.trial.mayPreempt(onNodes)
 	return nil, fwk.NewStatus(fwk.Unschedulable, explanation...)
 }
 
@@ -85,7 +82,7 @@ func (pl *Plugin) groupWaitsFor(pods []*v1.Pod, found *groupCycle) {
 		switch c := found.pods[pod.UID]; {
 		case c == nil, c.placed:
 			pl.shared.waiting.NotRefused(pod.UID, pl.binder.Clock.Now())
-		case slices.ContainsFunc(c.claims, func(pc podClaim) bool { return pc.shared != nil }):
+		case slices.ContainsFunc(c.claims, func(pc podclaims.Claim) bool { return pc.Shared != nil }):
 			// What it shares with pods before it may be on another node the next time.
 			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Nodes: pl.allNodes(), Again: true}, pl.binder.Clock.Now())
 		default:
@@ -110,7 +107,7 @@ func (pl *Plugin) allNodes() iter.Seq[string] {
 
 // giveUpFor gives up what keeps a pod of the group off nodes. It returns nil if there is nothing of that kind.
 func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Status {
-	if status := pl.giveUpExtended(ctx, pod, c.extended); status != nil {
+	if status := pl.giveUpExtended(ctx, pod, c.extended.Made()); status != nil {
 		return status
 	}
 	if obstacle := pl.obstacle(ctx, c, pod); obstacle != nil {
@@ -120,8 +117,8 @@ func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Sta
 }
 
 // giveUpExtended removes what an earlier attempt made for the extended resources of a pod of the group.
-func (pl *Plugin) giveUpExtended(ctx context.Context, pod *v1.Pod, e *extendedPlan) *fwk.Status {
-	switch removed, err := pl.giveUpExtendedClaims(ctx, pod, e); {
+func (pl *Plugin) giveUpExtended(ctx context.Context, pod *v1.Pod, made []*resourceapi.ResourceClaim) *fwk.Status {
+	switch removed, err := pl.extended.GiveUp(ctx, pod, made); {
 	case err != nil:
 		return statusOfGivingUp(fmt.Errorf("pod %s: remove what an earlier attempt made for its extended resources: %w", klog.KObj(pod), err))
 	case len(removed) > 0:
@@ -133,7 +130,7 @@ func (pl *Plugin) giveUpExtended(ctx context.Context, pod *v1.Pod, e *extendedPl
 
 // giveUpObstacle gives up what is in the way of a pod of the group.
 func (pl *Plugin) giveUpObstacle(ctx context.Context, pod *v1.Pod, obstacle *obstacle) *fwk.Status {
-	switch err := pl.giveUp(ctx, pod, obstacle); {
+	switch err := pl.binder.GiveUp(ctx, pod, obstacle.release()); {
 	case err == nil && obstacle.shared:
 		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle.givenUp()))
 	case err == nil:
@@ -148,14 +145,14 @@ func (pl *Plugin) giveUpObstacle(ctx context.Context, pod *v1.Pod, obstacle *obs
 // giveUpKept gives up what is reserved for the group, or by a scheduler before for pods of it that fit with it, or were not tried, as those after the first
 // one without which the group cannot be are not. A pod that waits holds nothing, see obstacle. It returns nil if there is nothing of that kind.
 func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.Status) {
-	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout) // for all, as nobody else is scheduled meanwhile: the next attempt goes on
+	ctx, cancel := context.WithTimeout(ctx, binding.GiveUpTimeout) // for all, as nobody else is scheduled meanwhile: the next attempt goes on
 	defer cancel()
 	for _, pod := range pods {
 		names, err := podclaims.NamesOf(pod)
 		if err != nil {
 			continue // a claim is not made yet, so nothing has been reserved for the pod
 		}
-		users, err := pl.groupClaims(pod)
+		users, err := pl.groups.ClaimsOf(pod)
 		if err != nil {
 			return moreOf(status, fwk.AsStatus(fmt.Errorf("pod %s: %w", klog.KObj(pod), err)))
 		}
@@ -164,11 +161,11 @@ func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.S
 			if err != nil {
 				continue
 			}
-			if kept := pl.keptOf([]podClaim{{claim: claim, user: cmp.Or(users[name.Name], podclaims.UserOf(pod))}}, pod); kept != nil {
+			if kept := pl.keptOf([]podclaims.Claim{{Claim: claim, User: cmp.Or(users[name.Name], podclaims.UserOf(pod))}}, pod); kept != nil {
 				status = moreOf(status, pl.giveUpObstacle(ctx, pod, kept))
 			}
 		}
-		status = moreOf(status, pl.giveUpExtended(ctx, pod, &extendedPlan{leftovers: pl.madeFor(pod)}))
+		status = moreOf(status, pl.giveUpExtended(ctx, pod, pl.extended.MadeFor(pod)))
 		if status.Code() == fwk.Error {
 			break
 		}
@@ -183,90 +180,4 @@ func moreOf(a, b *fwk.Status) *fwk.Status {
 		return b
 	}
 	return a
-}
-
-// awaitLeavingForGroup keeps a group from preempting while devices that others were evicted for are about to become free, see
-// awaitLeaving: if with them it would fit, it is told to wait, and its pods stay nominated. The status is nil otherwise.
-func (pl *Plugin) awaitLeavingForGroup(ctx context.Context, pods []*v1.Pod, found *groupCycle, schedule fwk.PodGroupSchedulingFunc) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
-	nominations, err := pl.nominationsOf(pods)
-	if err != nil {
-		return nil, fwk.AsStatus(err)
-	}
-	stakes := newStakes(pl)
-	for _, c := range found.pods {
-		for _, pc := range c.claims {
-			stakes.own.Insert(pc.claim.UID)
-		}
-	}
-	inv, view := pl.shared.store.View(), pl.shared.tracker.Snapshot().Usage
-	var leaving []*stake
-	for _, name := range sets.List(sets.New(slices.Collect(maps.Values(nominations))...)) {
-		node := pl.nodeOf(name)
-		if node == nil {
-			continue
-		}
-		for _, st := range stakes.leavingOn(poolsOf(node, inv), view, pods[0]) {
-			if !slices.Contains(leaving, st) {
-				leaving = append(leaving, st)
-			}
-		}
-	}
-	if len(leaving) == 0 {
-		return nil, nil
-	}
-	fits := false
-	pl.shared.trial.withLeaving(leaving, func() {
-		_, status := schedule(ctx)
-		fits = status.IsSuccess()
-	})
-	if !fits {
-		return nil, nil
-	}
-	// First noted, then looked, as for a single pod.
-	activate := map[string]*v1.Pod{}
-	result := &fwk.PodGroupPostFilterResult{NominatingInfos: map[types.NamespacedName]*fwk.NominatingInfo{}}
-	for _, pod := range pods {
-		name := types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}
-		activate[name.String()] = pod
-		pl.shared.leaving.Add(pl.handle, pod, uidsOf(leaving))
-		if node := nominations[pod.UID]; node != "" {
-			result.NominatingInfos[name] = &fwk.NominatingInfo{NominatingMode: fwk.ModeOverride, NominatedNodeName: node}
-		}
-	}
-	if slices.ContainsFunc(leaving, pl.hasChanged) {
-		for _, pod := range pods {
-			pl.shared.leaving.Remove(pod.UID)
-		}
-		pl.handle.Activate(klog.FromContext(ctx), activate)
-	}
-	return result, fwk.NewStatus(fwk.Success, pl.describeLeaving(leaving, pods[0].Namespace))
-}
-
-// nominationsOf returns the nodes that the pods are nominated to, by pod.
-func (pl *Plugin) nominationsOf(pods []*v1.Pod) (map[types.UID]string, error) {
-	nominations := map[types.UID]string{}
-	unsure := sets.New[types.UID]()
-	for _, pod := range pods {
-		if node := pod.Status.NominatedNodeName; node != "" {
-			nominations[pod.UID] = node
-		} else {
-			unsure.Insert(pod.UID)
-		}
-	}
-	if unsure.Len() == 0 {
-		return nominations, nil
-	}
-	// The scheduler may not have heard of its own write to a pod.
-	nodes, err := pl.handle.SnapshotSharedLister().NodeInfos().List()
-	if err != nil {
-		return nil, fmt.Errorf("list nodes: %w", err)
-	}
-	for _, node := range nodes {
-		for _, info := range pl.handle.NominatedPodsForNode(node.Node().Name) {
-			if uid := info.GetPod().UID; unsure.Has(uid) {
-				nominations[uid] = node.Node().Name
-			}
-		}
-	}
-	return nominations, nil
 }

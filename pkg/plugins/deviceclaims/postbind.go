@@ -9,5 +9,5 @@ import (
 
 // PostBind forgets the attempt of a pod that is bound.
 func (pl *Plugin) PostBind(_ context.Context, _ fwk.CycleState, pod *v1.Pod, _ string) {
-	pl.shared.attempts.End(pod.UID)
+	pl.shared.memory.Attempts.End(pod.UID)
 }

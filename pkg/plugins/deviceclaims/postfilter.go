@@ -8,22 +8,16 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
-// deallocateTimeout bounds the write of PostFilter, which holds up scheduling.
-const deallocateTimeout = 10 * time.Second
-
 // PostFilter helps a pod for which no node was found. It waits for devices that others were evicted for, see
-// awaitLeaving. What is refused because it failed for the pod is let go of, see tryAgain. If a claim's own allocation keeps the pod
+// contention.Rivals.Await. What is refused because it failed for the pod is let go of, see tryAgain. If a claim's own allocation keeps the pod
 // away from nodes, and nobody else uses the claim, it gives up that allocation, and preemption is not tried: the pod may fit now. If
 // others use the claim, too, it gives up no more than the pod's reservation. Otherwise it explains what devices were missing
 // and whose release would help, and leaves the pod to the plugins after it.
@@ -36,13 +30,13 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		return nil, pl.refusedByPreFilter(ctx, pod)
 	}
 	until := pl.waitFor(pod, c, false)
-	if result, status := pl.awaitLeaving(ctx, c, pod); status != nil {
-		return result, status
+	if node, leaving := c.results.leavingFor(); len(leaving) > 0 {
+		return pl.rivals.Await(ctx, pod, node, leaving)
 	}
 	if status := pl.tryAgain(ctx, c, pod); status != nil {
 		return nil, status
 	}
-	switch removed, err := pl.giveUpExtendedClaims(ctx, pod, c.extended); {
+	switch removed, err := pl.extended.GiveUp(ctx, pod, c.extended.Made()); {
 	case err != nil:
 		return nil, pl.notGivenUp(pod, c, fmt.Errorf("remove what an earlier attempt made for the pod's extended resources: %w", err))
 	case len(removed) > 0:
@@ -53,7 +47,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	where, missing := pl.explain(ctx, c, pod)
 	missing = join(missing, pl.putOff(pod, until))
 	if obstacle := pl.obstacle(ctx, c, pod); obstacle != nil {
-		err := pl.giveUp(ctx, pod, obstacle)
+		err := pl.binder.GiveUp(ctx, pod, obstacle.release())
 		if err == nil {
 			tryAtOnce(ctx, pl.handle, pod)
 		}
@@ -88,7 +82,7 @@ func (pl *Plugin) notGivenUp(pod *v1.Pod, c *cycle, err error) *fwk.Status {
 }
 
 // hasTimeAt is when the pod's namespace has time for long searches and CEL expressions, zero if it has some now.
-func (pl *Plugin) hasTimeAt(pod *v1.Pod) time.Time { return pl.shared.shares.of(pod).wait() }
+func (pl *Plugin) hasTimeAt(pod *v1.Pod) time.Time { return pl.time.shares.of(pod).wait() }
 
 // putOff tells until when a pod without an answer is put off because its namespace has no time for it.
 func (pl *Plugin) putOff(pod *v1.Pod, until time.Time) string {
@@ -120,7 +114,7 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle, again bool) (until time.Time) {
 	nodes = append(nodes, unseen...)
 	// That a claim leaves a device which a device plugin has is no news for anybody else.
 	again = again || len(unseen) > 0 && c.extended != nil
-	undecided, besideGone := c.results.isUndecided(), pl.evictsWhoIsGone(c, pod)
+	undecided, besideGone := c.results.isUndecided(), pl.rivals.EvictsWhoIsGone(c.results.accepted(), pod)
 	if undecided && !besideGone {
 		until = pl.hasTimeAt(pod)
 	}
@@ -145,73 +139,13 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle, again bool) (until time.Time) {
 // its own reservation if others use the claim, too.
 func (pl *Plugin) mayGiveUp(c *cycle, i int, pod *v1.Pod) bool {
 	pc := c.claims[i]
-	if pc.claim.Status.Allocation == nil {
+	if pc.Claim.Status.Allocation == nil {
 		return false
 	}
 	// PreFilter has left out nodes that the allocation does not name, so Filter did not see them.
-	pinned := pc.nodes != nil && podclaims.NodesByName(pc.claim.Status.Allocation.NodeSelector) != nil
+	pinned := pc.Nodes != nil && podclaims.NodesByName(pc.Claim.Status.Allocation.NodeSelector) != nil
 	if !pinned && !c.results.isUnusable(i) {
 		return false
 	}
-	return !pl.isUsedByGroup(pc, pod) && (podclaims.IsReservedFor(pc.claim, pc.user.UID) || !pl.usedByOthers(pc, pod))
-}
-
-// isUsedByGroup tells whether the claim is reserved for the pod's group, and another pod of the group uses it and has a node.
-func (pl *Plugin) isUsedByGroup(pc podClaim, pod *v1.Pod) bool {
-	if pc.user.UID == pod.UID || !podclaims.IsReservedFor(pc.claim, pc.user.UID) {
-		return false
-	}
-	users, err := pl.scheduledUsers(pod, pc.claim)
-	return err != nil || len(users) > 0
-}
-
-// usedByOthers tells whether somebody uses the claim besides the pod, and its group of which no other pod that uses it has a node.
-func (pl *Plugin) usedByOthers(pc podClaim, pod *v1.Pod) bool {
-	switch {
-	case podclaims.UsedOnlyBy(pc.claim, pod.UID):
-		return false
-	case !podclaims.UsedOnlyBy(pc.claim, pod.UID, pc.user.UID):
-		return true
-	}
-	users, err := pl.scheduledUsers(pod, pc.claim)
-	return err != nil || len(users) > 0
-}
-
-// giveUp clears the claim's allocation, or takes the pod's reservation from a claim that others use, unless the pod turns out to
-// be bound. So of several pods without a node that keep each other's allocation, the last one to leave clears it. The claim's
-// resource version makes sure that it is still the claim that was looked at.
-func (pl *Plugin) giveUp(ctx context.Context, pod *v1.Pod, obstacle *obstacle) error {
-	claim := obstacle.claim
-	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout)
-	defer cancel()
-	check := pl.binder.CheckUnused
-	switch {
-	case obstacle.shared && obstacle.user == pod.UID:
-		check = pl.binder.CheckUnbound
-	case obstacle.shared: // whether another process binds one of the others does not matter
-		check = func(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
-			if err := pl.binder.CheckNotAdopted(claim, pod.UID, obstacle.user); err != nil {
-				return err
-			}
-			return pl.binder.CheckGroupUnbound(ctx, pod, claim)
-		}
-	}
-	if err := check(ctx, pod, claim); err != nil {
-		return err
-	}
-	updated := claim.DeepCopy()
-	if obstacle.shared {
-		podclaims.RemoveUser(updated, obstacle.user)
-	} else {
-		updated.Status.Allocation, updated.Status.ReservedFor, updated.Status.Devices = nil, nil, nil
-	}
-	written, err := pl.binder.Client.ResourceV1().ResourceClaims(claim.Namespace).UpdateStatus(ctx, updated, metav1.UpdateOptions{FieldManager: pl.shared.books.FieldManager})
-	binding.CountWrite(binding.WriteDeallocation, err)
-	if err != nil {
-		pl.shared.books.Doubts.Note(claim, err)
-		return err
-	}
-	pl.binder.Assume(ctx, written)
-	pl.logGivenBack(ctx, pod, "", claim, claim.Status.Allocation, obstacle.why())
-	return nil
+	return !pl.groups.UsedByGroup(pc, pod) && (podclaims.IsReservedFor(pc.Claim, pc.User.UID) || !pl.groups.UsedByOthers(pc, pod))
 }

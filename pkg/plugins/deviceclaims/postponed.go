@@ -15,6 +15,7 @@ import (
 
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/tracker"
 )
@@ -67,7 +68,7 @@ func postponedIn(status *fwk.Status) *podevents.Postponed {
 	if !ok || fit.Diagnosis.NodeToStatus == nil {
 		return nil
 	}
-	if strings.Contains(fit.Diagnosis.PostFilterMsg, waitingForDeallocation) {
+	if strings.Contains(fit.Diagnosis.PostFilterMsg, contention.WaitingForDeallocation) {
 		return &podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonDeallocation, Err: errors.New(fit.Diagnosis.PostFilterMsg)}
 	}
 	var cause error

@@ -21,6 +21,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
 
@@ -36,16 +37,16 @@ func handle(status *fwk.Status) (handled *fwk.Status, event string) {
 }
 
 // nominationsWith knows the pods.
-func nominationsWith(pods ...*v1.Pod) *nominations {
+func nominationsWith(pods ...*v1.Pod) *contention.Nominations {
 	known := cache.NewIndexer(cache.MetaNamespaceKeyFunc, cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc})
 	for _, p := range pods {
 		_ = known.Add(p) // the store of an indexer refuses only what has no name
 	}
-	return newNominations(corelisters.NewPodLister(known), nil, nil)
+	return contention.NewNominations(corelisters.NewPodLister(known), nil, nil)
 }
 
 // handleWith returns no event if there is none.
-func handleWith(n *nominations, status *fwk.Status) (handled *fwk.Status, event string) {
+func handleWith(n *contention.Nominations, status *fwk.Status) (handled *fwk.Status, event string) {
 	recorder := events.NewFakeRecorder(10)
 	next := func(
 		_ context.Context, profile framework.Framework, pod *framework.QueuedPodInfo, status *fwk.Status, _ *fwk.NominatingInfo, _ time.Time,
@@ -55,7 +56,7 @@ func handleWith(n *nominations, status *fwk.Status) (handled *fwk.Status, event 
 			pod.Pod, nil, v1.EventTypeWarning, "FailedScheduling", "Scheduling", status.Message())
 	}
 	info := &framework.QueuedPodInfo{PodInfo: &framework.PodInfo{Pod: pod("p")}}
-	(&Shared{nominations: n}).HandleFailures(next)(context.Background(), profileWith{recorder: recorder}, info, status, nil, time.Time{})
+	(&Shared{common: &contention.Common{Nominations: n}}).HandleFailures(next)(context.Background(), profileWith{recorder: recorder}, info, status, nil, time.Time{})
 	close(recorder.Events)
 	return handled, <-recorder.Events
 }
@@ -64,7 +65,7 @@ func handleWith(n *nominations, status *fwk.Status) (handled *fwk.Status, event 
 func TestAWaitForClaimsToLeaveIsToldOnce(t *testing.T) {
 	waits := refusedWith("node node-b: claims team-a/a, team-a/b released, waiting for their deallocation")
 	still := refusedWith("node node-b: claim team-a/b released, waiting for its deallocation")
-	told := func(n *nominations, status *fwk.Status) bool {
+	told := func(n *contention.Nominations, status *fwk.Status) bool {
 		handled, event := handleWith(n, status)
 		if handled == nil {
 			t.Error("the scheduler's own handler was not called")
@@ -72,14 +73,14 @@ func TestAWaitForClaimsToLeaveIsToldOnce(t *testing.T) {
 		return event != ""
 	}
 	p := pod("p")
-	for name, end := range map[string]func(n *nominations){
-		"another failure": func(n *nominations) {
+	for name, end := range map[string]func(n *contention.Nominations){
+		"another failure": func(n *contention.Nominations) {
 			if !told(n, refusedWith("something else")) {
 				t.Error("another failure is not told")
 			}
 		},
-		"a node":       func(n *nominations) { n.podHandler().OnUpdate(p, boundPod(p.DeepCopy(), p.UID)) },
-		"its deletion": func(n *nominations) { n.podHandler().OnDelete(p) },
+		"a node":       func(n *contention.Nominations) { n.PodHandler().OnUpdate(p, boundPod(p.DeepCopy(), p.UID)) },
+		"its deletion": func(n *contention.Nominations) { n.PodHandler().OnDelete(p) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := nominationsWith(p)

@@ -13,6 +13,7 @@ import (
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
 // PreBindPreFlight tells whether PreBind has something to do. PreBind runs alone: nothing irreversible, such as
@@ -51,22 +52,22 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 }
 
 func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string, c *cycle) error {
-	pl.shared.attempts.PreBind(ctx, pod.UID)
-	if err := pl.createExtendedClaim(ctx, pod, c); err != nil {
+	pl.shared.memory.Attempts.PreBind(ctx, pod.UID)
+	if err := pl.extended.Create(ctx, pod, c.extended, &c.binding.extended, c.binding.reserved); err != nil {
 		return err
 	}
 	for _, pc := range c.bindingClaims() {
-		allocation := c.binding.allocation(pc.claim)
-		w := &binding.Write{Planned: pc.claim, Allocation: allocation, User: pc.user}
+		allocation := c.binding.allocation(pc.Claim)
+		w := &binding.Write{Planned: pc.Claim, Allocation: allocation, User: pc.User}
 		c.binding.writes = append(c.binding.writes, w)
 		if err := pl.binder.Bind(ctx, w); err != nil {
-			return fmt.Errorf("claim %s: %w", klog.KObj(pc.claim), err)
+			return fmt.Errorf("claim %s: %w", klog.KObj(pc.Claim), err)
 		}
 		// The allocation is in the first layer now.
-		pl.shared.tracker.Release(pc.claim.UID, pod.UID)
-		pl.shared.books.Places.Leave(pc.claim.UID, pod.UID)
+		pl.shared.tracker.Release(pc.Claim.UID, pod.UID)
+		pl.shared.books.Places.Leave(pc.Claim.UID, pod.UID)
 		if allocation == nil && w.HasReserved() {
-			decisions.Log(ctx, decisions.Shared, pod, nodeName, pc.claim, pc.claim.Status.Allocation, "the claim is allocated already, and the pod can use it on this node")
+			decisions.Log(ctx, decisions.Shared, pod, nodeName, pc.Claim, pc.Claim.Status.Allocation, "the claim is allocated already, and the pod can use it on this node")
 		}
 	}
 	if err := pl.passFence(ctx, state, pod, nodeName, c); err != nil {
@@ -74,32 +75,52 @@ func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.
 	}
 	if err := pl.waitForBindingConditions(ctx, pod, c); err != nil {
 		if notReady, ok := errors.AsType[*binding.NotReadyError](err); ok {
-			pl.shared.elsewhere.Add(pod, nodeName, notReady.Devices)
+			pl.shared.memory.Failed.Add(pod, nodeName, notReady.Devices)
 		}
 		return err
 	}
-	return pl.recordExtendedClaim(ctx, pod, c)
+	return pl.extended.Record(ctx, pod, c.extended, &c.binding.extended)
 }
 
 // waitForBindingConditions waits until the devices of all claims are ready.
 func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *cycle) error {
-	if !pl.features.DeviceBindingConditions {
+	if !pl.rivals.Features.DeviceBindingConditions {
 		return nil
 	}
 	start := pl.binder.Clock.Now()
 	for _, pc := range c.bindingClaims() {
-		allocation := c.binding.allocation(pc.claim)
+		allocation := c.binding.allocation(pc.Claim)
 		if allocation == nil {
-			allocation = pc.claim.Status.Allocation
+			allocation = pc.Claim.Status.Allocation
 		}
 		if !slices.ContainsFunc(allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
 			return len(result.BindingConditions) > 0
 		}) {
 			continue
 		}
-		if err := pl.binder.WaitUntilReady(ctx, pod, pc.claim, pc.user.UID, start); err != nil {
-			return fmt.Errorf("claim %s: wait for binding conditions: %w", klog.KObj(pc.claim), err)
+		if err := pl.binder.WaitUntilReady(ctx, pod, pc.Claim, pc.User.UID, start); err != nil {
+			return fmt.Errorf("claim %s: wait for binding conditions: %w", klog.KObj(pc.Claim), err)
 		}
 	}
 	return nil
+}
+
+// bindingClaims are the pod's claims as they were when it was reserved, with the one that has been made for its extended resources.
+func (c *cycle) bindingClaims() []podclaims.Claim {
+	claims := slices.Clone(c.claims)
+	for i := range claims {
+		if joined := c.binding.joined[claims[i].Claim.UID]; joined != nil {
+			claims[i].Claim = joined
+		}
+	}
+	if created := c.binding.extended.Created; created != nil {
+		claims = append(claims, podclaims.Claim{Claim: created, User: podclaims.UserOf(c.extended.Pod)})
+	}
+	return claims
+}
+
+// changesExtendedClaims tells whether PreBind has to make or to remove a claim for extended resources.
+func (c *cycle) changesExtendedClaims() bool {
+	wanted := c.binding.extended.Variant
+	return c.extended != nil && (len(c.extended.Leftovers) > 0 || wanted != nil && wanted.Claim != nil)
 }

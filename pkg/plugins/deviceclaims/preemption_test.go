@@ -13,6 +13,8 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 )
 
 // running is a pod of the given priority on a node.
@@ -233,7 +235,7 @@ func TestDryRunsInParallelSeeOnlyTheirOwnChanges(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if c.whatIf != nil {
+	if c.WhatIf != nil {
 		t.Error("the original state was changed")
 	}
 	for _, info := range h.nodes {
@@ -296,9 +298,9 @@ func TestRefusalCodes(t *testing.T) {
 			if tc.pod == nil {
 				tc.pod = pending("p", 5, "wanted")
 			}
-			before := counterValue(t, nodesDecidedAgain)
+			before := counterValue(t, contention.NodesDecidedAgain)
 			a := h.filterAll(tc.pod)
-			again := counterValue(t, nodesDecidedAgain) - before
+			again := counterValue(t, contention.NodesDecidedAgain) - before
 			if status := h.plugin.Filter(h.ctx, a.state, a.pod, h.nodeOf("node-b")); status.Code() != tc.code {
 				t.Errorf("code %v, want %v: %v", status.Code(), tc.code, status)
 			}

@@ -34,6 +34,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 )
 
 // A pod that no node's devices can place is refused in one attempt, with its explanation, and no node is left for
@@ -63,8 +64,8 @@ func TestAPodThatFiveThousandNodesCannotPlace(t *testing.T) {
 	w.claims = append(w.claims, claim("wanted", counted(2)), claim("impossible", counted(3)))
 	h := newHarness(t, w)
 	// What is found is asked here, not how fast: on a busy machine 5,000 nodes take longer than an attempt may.
-	h.plugin.filterTimeout = 0
-	h.plugin.shared.shares.of(pending("p", 5)).saved = time.Hour
+	h.plugin.time.filterTimeout = 0
+	h.plugin.time.shares.of(pending("p", 5)).saved = time.Hour
 
 	for _, tc := range []struct {
 		claim           string
@@ -75,9 +76,9 @@ func TestAPodThatFiveThousandNodesCannotPlace(t *testing.T) {
 		{"impossible", 0, 0, allocator.ReasonNoMatch.OfNodes()},
 	} {
 		p := pending("p-"+tc.claim, 5, tc.claim)
-		before := counterValue(t, nodesDecidedAgain)
+		before := counterValue(t, contention.NodesDecidedAgain)
 		a := h.filterAll(p)
-		if again := counterValue(t, nodesDecidedAgain) - before; int(again) != tc.again {
+		if again := counterValue(t, contention.NodesDecidedAgain) - before; int(again) != tc.again {
 			t.Errorf("%s: %v of %d nodes were decided twice, want %d", tc.claim, again, nodes, tc.again)
 		}
 		possible := 0

@@ -6,6 +6,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
@@ -24,14 +25,14 @@ func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 	if !pl.shared.tracker.HasSynced() {
 		return nil // PreFilter waits and looks
 	}
-	if _, err := pl.usableClaims(pod); err == nil {
+	if _, err := podclaims.Usable(pl.shared.tracker, pod); err == nil {
 		pl.shared.gated.letIn(pod)
 		return nil
 	}
 	// Looked at again after the pod has been noted as waiting: a change in between would wake nobody.
-	pl.shared.waiting.Note(pod, podclaims.NamespacedNames(names), pl)
-	_, err = pl.usableClaims(pod)
-	pl.shared.waiting.Judged(pod.UID, pl.question(ctx, pod, &asked{}, nil, err), pl.shared.seenNow())
+	pl.shared.waiting.Note(pod, podclaims.NamespacedNames(names), pl.waits)
+	_, err = podclaims.Usable(pl.shared.tracker, pod)
+	pl.shared.waiting.Judged(pod.UID, pl.waits.Question(ctx, pod, &demand.Asked{}, nil, err), pl.shared.waiting.SeenNow())
 	if err != nil {
 		return pl.keepBack(pod, err)
 	}
@@ -41,22 +42,8 @@ func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 
 // keepBack keeps a pod out of the queue, unless it is gone.
 func (pl *Plugin) keepBack(pod *v1.Pod, err error) *fwk.Status {
-	if !pl.shared.gated.keep(pod, err) {
+	if !pl.shared.gated.Keep(pod, err) {
 		return nil
 	}
 	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
-}
-
-// usableClaims returns the pod's claims, or the first reason why it cannot use them, whatever node it is on.
-func (pl *Plugin) usableClaims(pod *v1.Pod) ([]podclaims.Name, error) {
-	names, err := podclaims.NamesOf(pod)
-	if err != nil {
-		return nil, err
-	}
-	for _, name := range names {
-		if _, err := podclaims.Get(pl.shared.tracker, pod, name); err != nil {
-			return nil, err
-		}
-	}
-	return names, nil
 }

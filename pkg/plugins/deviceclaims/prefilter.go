@@ -3,24 +3,19 @@ package deviceclaims
 import (
 	"context"
 	"errors"
-	"fmt"
-	"slices"
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
-	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-	"k8s.io/kubernetes/pkg/features"
 
-	"stowage.dev/stowage/pkg/allocator"
-	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
-	"stowage.dev/stowage/pkg/usage"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -38,13 +33,13 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 	if pod.Spec.NodeName != "" {
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
-	extended := extendedResources(pod)
-	if len(pod.Spec.ResourceClaims) == 0 && len(extended) == 0 {
+	resources := extended.NamesOf(pod)
+	if len(pod.Spec.ResourceClaims) == 0 && len(resources) == 0 {
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
 	state.Delete(stateKey)
 	inGroup := state.IsPodGroupSchedulingCycle()
-	c, status := pl.newCycle(ctx, pod, extended, inGroup)
+	c, status := pl.newCycle(ctx, pod, resources, inGroup)
 	if !status.IsSuccess() {
 		klog.FromContext(ctx).V(5).Info("Pod cannot be scheduled", "pod", klog.KObj(pod), "reason", status.Message())
 		return nil, status
@@ -66,7 +61,7 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 func (pl *Plugin) nowhere(c *cycle) string {
 	var pins []string
 	for i := range c.claims {
-		if pc := &c.claims[i]; pc.nodes != nil && podclaims.NodesByName(pc.allocation().NodeSelector) != nil {
+		if pc := &c.claims[i]; pc.Nodes != nil && podclaims.NodesByName(pc.Allocation().NodeSelector) != nil {
 			pins = append(pins, pl.describePin(pc))
 		}
 	}
@@ -74,10 +69,10 @@ func (pl *Plugin) nowhere(c *cycle) string {
 }
 
 // newCycle begins an attempt. With inGroup it is one of several in a cycle of the pod's group.
-func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.ResourceName, inGroup bool) (*cycle, *fwk.Status) {
+func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.ResourceName, inGroup bool) (*cycle, *fwk.Status) {
 	c := &cycle{plan: &plan{
-		policy: pl.policy, scoring: pl.scoring, budget: newBudget(pl.filterTimeout, pl.shared.shares.of(pod)), stakes: newStakes(pl), failed: pl.shared.elsewhere.Of(pod.UID),
-	}, results: newResults(nil), binding: &progress{}}
+		budget: pl.time.budget(pod), failed: pl.shared.memory.Failed.Of(pod.UID),
+	}, Situation: contention.Situation{Facts: &contention.Facts{Search: pl.rivals.Search, Holders: pl.rivals.NewHolders()}}, results: newResults(nil), binding: &progress{}}
 	if len(pod.Status.NodeAllocatableResourceClaimStatuses) > 0 {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			"status.nodeAllocatableResourceClaimStatuses is set: claims for CPU or memory of a node are not supported")
@@ -89,16 +84,18 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	if err := pl.shared.waitForSync(ctx); err != nil {
 		return nil, fwk.AsStatus(err)
 	}
-	ofGroup, err := pl.groupClaims(pod)
+	ofGroup, err := pl.groups.ClaimsOf(pod)
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
+	var given func(types.UID) *resourceapi.AllocationResult
 	if inGroup {
-		c.trial = pl.shared.trial
-		if c.trial.isForgetful() {
+		c.Trial = pl.shared.common.Trial
+		given = c.Trial.Allocation
+		if c.Trial.IsForgetful() {
 			c.failed = nil
 		}
-		if c.whatIf, err = c.trial.whatIf(pl.handle); err != nil {
+		if c.WhatIf, err = c.Trial.WhatIf(pl.handle); err != nil {
 			return nil, fwk.AsStatus(err)
 		}
 	}
@@ -106,28 +103,28 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	// Noted as waiting before anything is looked at: whatever changes later than that is looked at for the pod. What is tried while the
 	// group's attempt ends is none: the pod waits for what the attempt has found.
 	var made []*resourceapi.ResourceClaim
-	if len(extended) > 0 {
-		made = pl.madeFor(pod)
+	if len(resources) > 0 {
+		made = pl.extended.MadeFor(pod)
 	}
-	attempted := !c.whatIf.isDryRun()
-	waits := attempted && (len(names) > 0 || len(made) > 0 || len(extended) > 0)
+	attempted := !c.WhatIf.IsDryRun()
+	waits := attempted && (len(names) > 0 || len(made) > 0 || len(resources) > 0)
 	if waits {
-		pl.shared.waiting.Note(pod, append(podclaims.NamespacedNames(names), namesOf(made)...), pl)
+		pl.shared.waiting.Note(pod, append(podclaims.NamespacedNames(names), namesOf(made)...), pl.waits)
 	}
 	snapshot := pl.shared.tracker.Snapshot()
-	c.usage = snapshot.Usage
-	c.inventory = pl.shared.store.View()
+	c.Usage = snapshot.Usage
+	c.Inventory = pl.shared.store.View()
 	within, done := c.budget.Evaluate(ctx)
-	asked, err := pl.ask(within, pod, names, c.inventory, c.trial)
+	asked, err := pl.demand.Of(within, pod, names, c.Inventory, given)
 	var question *wakeup.Question
 	if waits {
-		question = pl.question(within, pod, asked, c.inventory, err)
+		question = pl.waits.Question(within, pod, asked, c.Inventory, err)
 	}
 	done()
 	if waits {
-		pl.shared.waiting.Judged(pod.UID, question, wakeup.Seen{Usage: snapshot.Revision, Inventory: c.inventory.Generation()})
+		pl.shared.waiting.Judged(pod.UID, question, wakeup.Seen{Usage: snapshot.Revision, Inventory: c.Inventory.Generation()})
 	}
-	if errors.Is(err, errEvaluation) {
+	if errors.Is(err, demand.ErrEvaluation) {
 		until := pl.hasTimeAt(pod)
 		if attempted {
 			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.binder.Clock.Now())
@@ -137,121 +134,31 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, extended []v1.Resou
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
 	}
-	if until := pl.shared.attempts.PausesUntil(pod.UID); inGroup && pl.binder.Clock.Now().Before(until) {
+	if until := pl.shared.memory.Attempts.PausesUntil(pod.UID); inGroup && pl.binder.Clock.Now().Before(until) {
 		if attempted {
 			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{NotBefore: until}, pl.binder.Clock.Now())
 		}
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonPausing)
 	}
-	c.claims, c.base, c.extended = asked.claims, &variant{requests: asked.requests}, asked.extended
+	c.claims, c.base, c.extended = asked.Claims, &extended.Variant{Requests: asked.Requests}, asked.Extended
 	for i := range c.claims {
 		pc := &c.claims[i]
-		c.stakes.own.Insert(pc.claim.UID)
-		if user, ok := ofGroup[pc.claim.Name]; ok {
-			pc.user = user
+		c.Holders.Own.Insert(pc.Claim.UID)
+		if user, ok := ofGroup[pc.Claim.Name]; ok {
+			pc.User = user
 		}
 	}
 	return c, nil
-}
-
-// ask looks at a pod's claims and compiles those without allocation. The error says why the pod cannot be tried on any node; what is
-// known by then is returned with it. Claims are compiled until ctx ends. trial has what other pods of the group have been given in this cycle, if it is one of the group.
-func (pl *Plugin) ask(ctx context.Context, pod *v1.Pod, names []podclaims.Name, inv *inventory.View, trial *trial) (*asked, error) {
-	a := &asked{}
-	for _, name := range names {
-		claim, err := podclaims.Get(pl.shared.tracker, pod, name)
-		if err != nil {
-			return a, err
-		}
-		pc := podClaim{claim: claim, user: podclaims.UserOf(pod)}
-		if claim.Status.Allocation == nil {
-			if pending, _ := pl.shared.tracker.Pending(claim.UID); pending != nil {
-				return a, podevents.Postpone(podevents.ReasonClaimBusy, claim, pl.beingAllocated(pod, claim))
-			}
-			if trial != nil {
-				pc.shared = trial.allocation(claim.UID)
-			}
-			if pc.shared == nil {
-				a.unallocated = append(a.unallocated, claim)
-			} else if pc.nodes, err = nodesOf(claim, pc.shared); err != nil {
-				return a, err
-			}
-		} else if pc.nodes, err = pl.usableAllocation(pod, claim); err != nil {
-			return a, err
-		}
-		a.claims = append(a.claims, pc)
-	}
-	var err error
-	if a.requests, err = pl.compile(ctx, a.unallocated, inv); err != nil {
-		return a, err
-	}
-	if extended := extendedResources(pod); len(extended) > 0 {
-		return a, pl.askExtended(pod, extended, a, inv)
-	}
-	return a, nil
-}
-
-// beingAllocated says for whom a claim of the pod is being allocated just now. With it the pod is tried again.
-func (pl *Plugin) beingAllocated(pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
-	var others []string
-	for _, owner := range pl.shared.tracker.Holding(usage.RefOf(claim)).Owners {
-		if owner == pod.UID {
-			continue
-		}
-		if other := pl.podOf(consumer{uid: owner}); other != nil {
-			others = append(others, "pod "+other.Name)
-		}
-	}
-	slices.Sort(others)
-	of := "which the pod uses"
-	if n := len(others); n > 0 {
-		of = "which the pod shares with " + strings.Join(others, ", ")
-	}
-	return fmt.Errorf("claim %s, %s, is being allocated: the pod is tried again with it", klog.KObj(claim), of)
-}
-
-// compile compiles claims, to nil if there are none.
-func (pl *Plugin) compile(ctx context.Context, claims []*resourceapi.ResourceClaim, inv *inventory.View) (*allocator.Requests, error) {
-	if len(claims) == 0 {
-		return nil, nil
-	}
-	return allocator.CompileWithin(ctx, claims, inv, pl.features)
-}
-
-// usableAllocation returns the nodes on which a pod can use a claim that is allocated, nil for all, or why it
-// cannot.
-func (pl *Plugin) usableAllocation(pod *v1.Pod, claim *resourceapi.ResourceClaim) (*nodeaffinity.NodeSelector, error) {
-	if !resourceclaim.IsReservedForPod(pod, claim, enabled(features.DRAWorkloadResourceClaims)) {
-		if !resourceclaim.CanBeReserved(claim) {
-			return nil, fmt.Errorf("claim %s is in use", klog.KObj(claim))
-		}
-		if err := pl.shared.books.Places.Check(claim, pod.UID); err != nil {
-			return nil, err
-		}
-	}
-	return nodesOf(claim, claim.Status.Allocation)
-}
-
-// nodesOf returns the nodes on which an allocation of the claim can be used, nil for all.
-func nodesOf(claim *resourceapi.ResourceClaim, allocation *resourceapi.AllocationResult) (*nodeaffinity.NodeSelector, error) {
-	if allocation.NodeSelector == nil {
-		return nil, nil
-	}
-	nodes, err := nodeaffinity.NewNodeSelector(allocation.NodeSelector)
-	if err != nil {
-		return nil, fmt.Errorf("claim %s, status.allocation.nodeSelector: %w", klog.KObj(claim), err)
-	}
-	return nodes, nil
 }
 
 // preFilterResult limits the nodes to those that the allocated claims name. Nil means no limit.
 func (p *plan) preFilterResult() *fwk.PreFilterResult {
 	var nodes sets.Set[string]
 	for _, pc := range p.claims {
-		if pc.nodes == nil {
+		if pc.Nodes == nil {
 			continue
 		}
-		names := podclaims.NodesByName(pc.allocation().NodeSelector)
+		names := podclaims.NodesByName(pc.Allocation().NodeSelector)
 		switch {
 		case names == nil:
 		case nodes == nil:
@@ -264,4 +171,13 @@ func (p *plan) preFilterResult() *fwk.PreFilterResult {
 		return nil
 	}
 	return &fwk.PreFilterResult{NodeNames: nodes}
+}
+
+// namesOf returns the names of claims.
+func namesOf(claims []*resourceapi.ResourceClaim) []types.NamespacedName {
+	names := make([]types.NamespacedName, len(claims))
+	for i, claim := range claims {
+		names[i] = types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
+	}
+	return names
 }

@@ -15,6 +15,8 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
@@ -41,7 +43,7 @@ type progress struct {
 	// why PreBind has failed, empty if it has not.
 	why string
 	// extended is about the claim for the pod's extended resources.
-	extended extendedBinding
+	extended extended.Binding
 }
 
 // allocation returns the allocation that was decided for the claim, nil if it had one already.
@@ -76,7 +78,7 @@ func (b *progress) join(claim *resourceapi.ResourceClaim) {
 // from then on nobody else gets the devices. The usage may have changed since PreFilter, so it is decided on
 // the present one. Devices that nominated pods are going to get are left to them, as they are in Filter.
 //
-// In a cycle of the pod's group all that is only on trial, see [trial].
+// In a cycle of the pod's group all that is only on trial, see [contention.Trial].
 func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
 	c, err := readCycle(state)
 	if err != nil {
@@ -88,18 +90,18 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	*c.binding = progress{}
 	inGroup := state.IsPodGroupSchedulingCycle()
 	if !inGroup {
-		pl.shared.attempts.Begin(pl.handle, pod)
+		pl.shared.memory.Attempts.Begin(pl.handle, pod)
 	}
 	node, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(nodeName)
 	if err != nil {
 		return fwk.AsStatus(fmt.Errorf("look up node %s: %w", nodeName, err))
 	}
-	wanted, status := pl.decidedFor(c, node)
+	wanted, status := c.decidedFor(pl.extended, node)
 	if !status.IsSuccess() {
 		return status
 	}
 	if inGroup {
-		return pl.allocateOnTrial(ctx, c, pod, node.Node(), wanted.requests)
+		return pl.allocateOnTrial(ctx, c, pod, node.Node(), wanted.Requests)
 	}
 	if status := pl.takePlaces(c, pod); !status.IsSuccess() {
 		return status
@@ -107,25 +109,25 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if status := pl.join(c, pod, node.Node()); !status.IsSuccess() {
 		return status
 	}
-	if wanted.requests != nil {
-		if status := pl.allocate(ctx, c, pod, node.Node(), wanted.requests); !status.IsSuccess() {
+	if wanted.Requests != nil {
+		if status := pl.allocate(ctx, c, pod, node.Node(), wanted.Requests); !status.IsSuccess() {
 			return status
 		}
 	}
-	c.binding.extended.variant = wanted
+	c.binding.extended.Variant = wanted
 	pl.shared.waiting.Placed(pod.UID)
 	// The framework has dropped the nomination already, and what the pod got need not be what was kept for it.
-	pl.shared.nominations.end(pod.UID, func(string) bool { return true })
+	pl.shared.common.Nominations.End(pod.UID, func(string) bool { return true })
 	return nil
 }
 
 // takePlaces gives the pod a place among the users of each of its claims. Its group has one for all its pods.
 func (pl *Plugin) takePlaces(c *cycle, pod *v1.Pod) *fwk.Status {
 	for _, pc := range c.claims {
-		if pc.user.UID != pod.UID {
+		if pc.User.UID != pod.UID {
 			continue
 		}
-		if err := pl.shared.books.Places.Take(pc.claim, pod.UID); err != nil {
+		if err := pl.shared.books.Places.Take(pc.Claim, pod.UID); err != nil {
 			pl.shared.waiting.Failed(pod.UID, pl.binder.Clock.Now())
 			return fwk.NewStatus(fwk.Unschedulable).WithError(err)
 		}
@@ -136,23 +138,23 @@ func (pl *Plugin) takePlaces(c *cycle, pod *v1.Pod) *fwk.Status {
 // leavePlaces gives them back. Whoever was refused for want of a place may have one now.
 func (pl *Plugin) leavePlaces(c *cycle, pod *v1.Pod) {
 	for _, pc := range c.claims {
-		if pl.shared.books.Places.Leave(pc.claim.UID, pod.UID) {
-			pl.shared.waiting.ClaimChanged(types.NamespacedName{Namespace: pc.claim.Namespace, Name: pc.claim.Name})
+		if pl.shared.books.Places.Leave(pc.Claim.UID, pod.UID) {
+			pl.shared.waiting.ClaimChanged(types.NamespacedName{Namespace: pc.Claim.Namespace, Name: pc.Claim.Name})
 		}
 	}
 }
 
 // decidedFor returns what Filter found that the node has to satisfy.
-func (pl *Plugin) decidedFor(c *cycle, node fwk.NodeInfo) (*variant, *fwk.Status) {
+func (c *cycle) decidedFor(resources *extended.Resources, node fwk.NodeInfo) (*extended.Variant, *fwk.Status) {
 	if result, ok := c.results.get(node.Node().Name); ok {
 		return result.variant, nil
 	}
-	return pl.requestsOn(c, node)
+	return c.wantedOn(resources, node)
 }
 
 func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
 	start := pl.binder.Clock.Now()
-	reserved, err := pl.tryAllocate(ctx, c, pod, c.input(ctx, requests, node))
+	reserved, err := pl.tryAllocate(ctx, c, pod, c.Input(ctx, requests, node))
 	allocationDuration.Observe(pl.binder.Clock.Since(start).Seconds())
 	allocationsTotal.WithLabelValues(allocationResult(err)).Inc()
 
@@ -166,12 +168,12 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 		}
 		return nil
 	case errors.As(err, &refusal), errors.As(err, &claimErr):
-		pl.shared.attempts.Refuse(pod, pl.binder.Clock.Now())
+		pl.shared.memory.Attempts.Refuse(pod, pl.binder.Clock.Now())
 		// Another node may do, and the change that took this one away need not free anything.
 		pl.shared.waiting.Failed(pod.UID, pl.binder.Clock.Now())
 		return fwk.NewStatus(fwk.Unschedulable).WithError(&podevents.Postponed{EventType: v1.EventTypeNormal, Reason: podevents.ReasonLostRace, Err: err})
 	default:
-		return fwk.AsStatus(tellHeld(ctx, pl.disclosure, pod, err))
+		return fwk.AsStatus(tellHeld(ctx, pl.rivals.NameAll, pod, err))
 	}
 }
 
@@ -183,14 +185,14 @@ func (e *refusedError) Error() string { return string(e.reason) }
 func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input allocator.Input) ([]tracker.Reservation, error) {
 	node := input.Node
 	nominees := c.nominees
-	if c.trial == nil {
-		nominees = pl.nominatedBefore(pod, node.Name)
+	if c.Trial == nil {
+		nominees = pl.rivals.NominatedBefore(pod, node.Name)
 	}
 	input.Attempt = c.budget.again() // of its own: what Filter found in time takes no longer here, unless things have changed
 	var stale error
 	for range maxReserveAttempts {
 		view := pl.shared.tracker.Snapshot().Usage
-		input.Usage = c.withoutUnseen(node, c.stakes.withNominees(ctx, nominees, node, c.inventory, view))
+		input.Usage = c.withoutUnseen(node, c.Holders.WithNominees(ctx, nominees, node, c.Inventory, view))
 		reserved, err := c.decide(ctx, input)
 		if err != nil {
 			return nil, err
@@ -214,7 +216,7 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input 
 // withoutUnseen returns the view as if claims had the devices of the node that pods may have from device plugins.
 func (c *cycle) withoutUnseen(node *v1.Node, view usage.View) usage.View {
 	if result, ok := c.results.get(node.Name); ok && result.unseen != nil {
-		return view.With(unseen, result.unseen)
+		return extended.WithUnseen(view, result.unseen)
 	}
 	return view
 }
@@ -251,15 +253,15 @@ func decide(ctx context.Context, input allocator.Input) ([]tracker.Reservation, 
 // allocateOnTrial gives the pod devices on trial. What preemption has taken away to see whether the group fits is free for it.
 func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
 	for _, pc := range c.claims {
-		if pc.shared != nil {
-			c.trial.join(pod.UID, pc.claim.UID)
+		if pc.Shared != nil {
+			c.Trial.Join(pod.UID, pc.Claim.UID)
 		}
 	}
 	if requests != nil {
-		input := c.input(ctx, requests, node)
+		input := c.Input(ctx, requests, node)
 		input.Attempt = c.budget.again()
-		c.nominees = pl.nominatedBefore(pod, node.Name)
-		input.Usage = c.withoutUnseen(node, c.stakes.withNominees(ctx, c.nominees, node, c.inventory, input.Usage))
+		c.nominees = pl.rivals.NominatedBefore(pod, node.Name)
+		input.Usage = c.withoutUnseen(node, c.Holders.WithNominees(ctx, c.nominees, node, c.Inventory, input.Usage))
 		reserved, err := c.decide(ctx, input)
 		var refusal *refusedError
 		switch {
@@ -268,7 +270,7 @@ func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, no
 		case err != nil:
 			return fwk.AsStatus(err)
 		}
-		c.trial.give(pod.UID, reserved)
+		c.Trial.Give(pod.UID, reserved)
 	}
 	c.placed = true
 	return nil
@@ -278,26 +280,26 @@ func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, no
 // flight, or has written it already.
 func (pl *Plugin) join(c *cycle, pod *v1.Pod, node *v1.Node) *fwk.Status {
 	for _, pc := range c.claims {
-		if pc.shared == nil {
+		if pc.Shared == nil {
 			continue
 		}
-		allocation, flying := pl.shared.tracker.Share(pc.claim.UID, pod.UID)
+		allocation, flying := pl.shared.tracker.Share(pc.Claim.UID, pod.UID)
 		if flying {
-			c.binding.reserved = append(c.binding.reserved, tracker.Reservation{Claim: pc.claim, Allocation: allocation})
+			c.binding.reserved = append(c.binding.reserved, tracker.Reservation{Claim: pc.Claim, Allocation: allocation})
 			c.binding.decidedByOthers++
-		} else if claim, err := pl.shared.tracker.Get(pc.claim.Namespace, pc.claim.Name); err == nil && claim.UID == pc.claim.UID {
+		} else if claim, err := pl.shared.tracker.Get(pc.Claim.Namespace, pc.Claim.Name); err == nil && claim.UID == pc.Claim.UID {
 			allocation = claim.Status.Allocation
 			c.binding.join(claim)
 		}
 		usable := false
 		if allocation != nil {
-			nodes, err := nodesOf(pc.claim, allocation)
+			nodes, err := podclaims.NodesOf(pc.Claim, allocation)
 			usable = err == nil && (nodes == nil || nodes.Match(node))
 		}
 		if !usable {
 			pl.shared.waiting.Failed(pod.UID, pl.binder.Clock.Now())
-			return fwk.NewStatus(fwk.Unschedulable).WithError(podevents.Postpone(podevents.ReasonClaimChanged, pc.claim,
-				fmt.Errorf("claim %s has not got for another pod of the group what was planned", klog.KObj(pc.claim))))
+			return fwk.NewStatus(fwk.Unschedulable).WithError(podevents.Postpone(podevents.ReasonClaimChanged, pc.Claim,
+				fmt.Errorf("claim %s has not got for another pod of the group what was planned", klog.KObj(pc.Claim))))
 		}
 	}
 	return nil
@@ -312,33 +314,33 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 		return
 	}
 	if state.IsPodGroupSchedulingCycle() {
-		c.trial.takeBack(pod.UID)
+		c.Trial.TakeBack(pod.UID)
 		return
 	}
 	b := *c.binding
 	*c.binding = progress{}
 	taken := b.taken()
 	kept := pl.binder.Undo(ctx, pod, nodeName, b.writes, b.sent)
-	pl.undoExtendedClaim(ctx, pod, &b.extended, kept)
+	pl.extended.Undo(ctx, pod, &b.extended, kept)
 	// Only now: what the writes did is known to the tracker, so that no device is free that is not.
 	for _, r := range b.reserved {
 		pl.shared.tracker.Release(r.Claim.UID, pod.UID)
 	}
 	for _, t := range taken {
 		if !kept.Has(t.Claim.UID) {
-			pl.logGivenBack(ctx, pod, nodeName, t.Claim, t.Allocation, b.whyGivenBack())
+			pl.binder.LogGivenBack(ctx, pod, nodeName, t.Claim, t.Allocation, b.whyGivenBack())
 		}
 	}
 	pl.leavePlaces(c, pod)
-	pause := pl.shared.attempts.Fail(pod)
+	pause := pl.shared.memory.Attempts.Fail(pod)
 	pl.shared.waiting.Unplaced(pod.UID)
 	pl.pauseMember(ctx, pod, pause)
 }
 
 // pauseMember holds up the goroutine that binds a pod of a group, which has nothing any more that others could use but its place on the node.
 func (pl *Plugin) pauseMember(ctx context.Context, pod *v1.Pod, pause time.Duration) {
-	if pl.podOf(consumer{types.NamespacedName{Namespace: pod.Namespace, Name: pod.Name}, pod.UID}) == nil {
-		pl.shared.attempts.Forget(pod) // its end may have been told before
+	if pl.rivals.PodOf(podclaims.PodName(pod), pod.UID) == nil {
+		pl.shared.memory.Attempts.Forget(pod) // its end may have been told before
 		return
 	}
 	if pause == 0 {

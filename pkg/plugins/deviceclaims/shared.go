@@ -22,7 +22,9 @@ import (
 	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 	"stowage.dev/stowage/pkg/plugins/ownership"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/wakeup"
@@ -41,27 +43,18 @@ type Shared struct {
 	tracker *tracker.Tracker
 	store   *inventory.Store
 	source  *source.Source
-	waiting *waitingPods
+	waiting *waiting.Pods
 	// books are what is known of claims that are about to be written.
 	books *binding.Books
-	// attempts are the pods that are being bound, leaving the claims that preemptors wait for.
-	attempts *podmemory.Attempts
-	// elsewhere has the devices, and nodes, that pods should not try again before others.
-	elsewhere *podmemory.FailedDevices
-	leaving   *podmemory.LeavingClaims
-	// nominations are the nodes that have devices kept for nominated pods.
-	nominations *nominations
-	// trial has what the pods of a group have been given while the group is tried.
-	trial *trial
-	// recorded are pods whose status may name a claim for extended resources.
-	recorded *podmemory.RecordedPods
+	// memory is what is remembered of single pods.
+	memory *podmemory.Memory
+	// common is what is known of pods that compete for devices.
+	common *contention.Common
 	// gated are the pods that PreEnqueue keeps back.
-	gated   *gatedPods
-	auditor *auditor
-	owner   *ownership.Keeper // nil if there are no DeviceTaintRules
-	leading sync.Once
-	room    wakeup.Options
-	limits  Limits
+	gated  *gatedPods
+	leader leader
+	room   wakeup.Options
+	limits Limits
 	// shares is the time that namespaces have.
 	shares *shares
 
@@ -71,16 +64,19 @@ type Shared struct {
 	wg     sync.WaitGroup
 }
 
+// leader is what only a scheduler that leads does.
+type leader struct {
+	once    sync.Once
+	auditor *auditor
+	owner   *ownership.Keeper // nil if there are no DeviceTaintRules
+}
+
 // NewShared returns a Shared for one scheduler.
 func NewShared(limits Limits) *Shared {
 	limits = limits.withDefaults()
 	shares := newShares(time.Now)
 	shares.evaluation = limits.Evaluation
-	return &Shared{limits: limits, shares: shares, room: wakeup.Options{
-		Budget:    limits.WakeUp,
-		OnOutcome: countWakeUp,
-		OnSize:    func(waiting int) { waitingPodsGauge.Set(float64(waiting)) },
-	}}
+	return &Shared{limits: limits, shares: shares, room: waiting.Options(limits.WakeUp)}
 }
 
 // start starts everything with the clients of the first plugin's scheduler, and with the first plugin's arguments where
@@ -112,18 +108,20 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	caches.store.Store(s.store)
 	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
 	pods := s.factory.Core().V1().Pods().Lister()
-	s.attempts, s.elsewhere, s.leaving, s.trial = podmemory.NewAttempts(), podmemory.NewFailedDevices(pods), podmemory.NewLeavingClaims(), &trial{}
-	s.waiting = newWaitingPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
-	s.books = binding.NewBooks(s.ctx, s.tracker, s.waiting.watch)
-	s.nominations = newNominations(pods, s.waiting.NominationEnded, s.waiting.NominationLost)
-	s.recorded = podmemory.NewRecordedPods(pods)
+	s.memory = podmemory.New(pods)
+	s.waiting = waiting.NewPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
+	s.books = binding.NewBooks(s.ctx, s.tracker, s.waiting.Watch)
+	s.common = &contention.Common{
+		Claims: s.tracker, Pods: pods, Devices: s.store.View, Attempts: s.memory.Attempts, Leaving: s.memory.Leaving,
+		Nominations: contention.NewNominations(pods, s.waiting.NominationEnded, s.waiting.NominationLost), Trial: &contention.Trial{},
+	}
 	s.gated = newGatedPods(pods)
 	context.AfterFunc(s.ctx, s.gated.queue.ShutDown)
 
 	var err error
 	for _, handler := range []cache.ResourceEventHandler{
-		s.waiting.podHandler(), s.attempts.PodHandler(), s.elsewhere.PodHandler(), victimHandler(ctx, handle, s.tracker), s.gated.podHandler(s.ctx),
-		s.nominations.podHandler(),
+		s.waiting.PodHandler(), s.memory.Attempts.PodHandler(), s.memory.Failed.PodHandler(), contention.VictimHandler(ctx, handle, s.tracker), s.gated.podHandler(s.ctx),
+		s.common.Nominations.PodHandler(),
 	} {
 		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(byUID{handler}); err != nil {
 			s.cancel()
@@ -139,20 +137,20 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 		return fmt.Errorf("watch devices: %w", err)
 	}
 
-	s.auditor = newAuditor(s.tracker, s.store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, args.Fence.Timeout.Duration, clock.RealClock{})
-	s.auditor.disclosure = args.ClaimsOfOtherNamespaces
+	s.leader.auditor = newAuditor(s.tracker, s.store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, args.Fence.Timeout.Duration, clock.RealClock{})
+	s.leader.auditor.disclosure = args.ClaimsOfOtherNamespaces
 	if enabled(features.DRADeviceTaintRules) {
-		s.owner = ownership.NewKeeper(s.ctx, handle.ClientSet().ResourceV1(), s.factory.Resource().V1().DeviceTaintRules())
+		s.leader.owner = ownership.NewKeeper(s.ctx, handle.ClientSet().ResourceV1(), s.factory.Resource().V1().DeviceTaintRules())
 	}
 
 	// Subscribed before anything runs, so that no change is missed.
-	s.tracker.Subscribe(s.waiting.onClaimEvent)
-	s.tracker.Subscribe(s.nominations.onClaimEvent)
-	s.tracker.Subscribe(func(event tracker.Event) { s.leaving.OnClaimEvent(klog.FromContext(ctx), event) })
-	s.source.AddListener(s.waiting.onInventoryEvent)
-	s.source.AddListener(s.nominations.onInventoryEvent)
+	s.tracker.Subscribe(s.waiting.OnClaimEvent)
+	s.tracker.Subscribe(s.common.Nominations.OnClaimEvent)
+	s.tracker.Subscribe(func(event tracker.Event) { s.memory.Leaving.OnClaimEvent(klog.FromContext(ctx), event) })
+	s.source.AddListener(s.waiting.OnInventoryEvent)
+	s.source.AddListener(s.common.Nominations.OnInventoryEvent)
 	s.wg.Go(func() { s.tracker.Run(s.ctx, tracker.NewListWatch(handle.ClientSet())) })
-	s.wg.Go(func() { s.waiting.run(s.ctx) })
+	s.wg.Go(func() { s.waiting.Run(s.ctx) })
 	s.wg.Go(func() { <-s.source.Done() })
 	return nil
 }
@@ -179,7 +177,7 @@ func (s *Shared) own(profile string, args *config.OwnershipArgs) error {
 	if err != nil {
 		return fmt.Errorf("args: ownership: %w", err)
 	}
-	if s.owner == nil {
+	if s.leader.owner == nil {
 		if rule != nil {
 			return fmt.Errorf("args: ownership.enabled: Invalid value: true: needs feature gate %s", features.DRADeviceTaintRules)
 		}
@@ -189,21 +187,21 @@ func (s *Shared) own(profile string, args *config.OwnershipArgs) error {
 	if err != nil {
 		return nil // no rule can be this profile's, so there is none to remove
 	}
-	s.owner.Want(name, rule)
+	s.leader.owner.Want(name, rule)
 	return nil
 }
 
 // Lead begins what only a scheduler that leads may do: of several replicas, one tells pods why they are kept back, audits, and keeps the
 // rule that keeps other schedulers off our devices.
 func (s *Shared) Lead() {
-	s.leading.Do(func() {
+	s.leader.once.Do(func() {
 		if s.ctx.Err() == nil {
 			s.wg.Go(func() { s.gated.run(s.ctx) })
-			s.tracker.Subscribe(s.auditor.onClaimEvent) // it begins with all that is held
-			s.wg.Go(func() { s.auditor.run(s.ctx) })
+			s.tracker.Subscribe(s.leader.auditor.onClaimEvent) // it begins with all that is held
+			s.wg.Go(func() { s.leader.auditor.run(s.ctx) })
 		}
-		if s.owner != nil && s.ctx.Err() == nil {
-			s.wg.Go(func() { s.owner.Run(s.ctx) })
+		if s.leader.owner != nil && s.ctx.Err() == nil {
+			s.wg.Go(func() { s.leader.owner.Run(s.ctx) })
 		}
 	})
 }

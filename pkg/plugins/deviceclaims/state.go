@@ -10,14 +10,15 @@ import (
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
-	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
-	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
-	"stowage.dev/stowage/pkg/usage"
 )
 
 const stateKey fwk.StateKey = Name
@@ -25,71 +26,51 @@ const stateKey fwk.StateKey = Name
 // plan is what PreFilter found out about a pod. It does not change afterwards.
 type plan struct {
 	// claims are the pod's claims as they were in PreFilter, each once, ordered by name.
-	claims []podClaim
+	claims []podclaims.Claim
 	// base is what a node has to satisfy that has device plugins for all extended resources of the pod.
-	base *variant
+	base *extended.Variant
 	// extended is about the pod's extended resources, nil if it asks for none that a DeviceClass may stand for.
-	extended *extendedPlan
-	// policy and scoring are what the plugin's arguments say.
-	policy  allocator.Policy
-	scoring allocator.Scoring
+	extended *extended.Plan
 	// budget is the time that Filter has.
 	budget *budget
-	// inventory and usage are the views of this cycle.
-	inventory *inventory.View
-	usage     usage.View
-	// stakes are what other pods hold.
-	stakes *stakes
 	// failed is what could not be made ready for the pod in earlier attempts. Nil if there is nothing.
 	failed *podmemory.Failures
 }
 
-// podClaim is one claim of the pod.
-type podClaim struct {
-	claim *resourceapi.ResourceClaim
-	// nodes are where the claim's allocation can be used. Nil if that is everywhere, or without allocation.
-	nodes *nodeaffinity.NodeSelector
-	// user is whom the claim is reserved for: the pod, or its group.
-	user resourceapi.ResourceClaimConsumerReference
-	// shared is what another pod of the group has been given for the claim in this cycle of the group, nil if nothing.
-	shared *resourceapi.AllocationResult
-}
-
-// allocation is what the claim has in this cycle, nil if that is still to be decided.
-func (pc *podClaim) allocation() *resourceapi.AllocationResult {
-	if pc.shared != nil {
-		return pc.shared
+// groupOf returns the group that a claim of the pod is reserved for, empty if that is the pod.
+func (p *plan) groupOf(claim types.UID, pod *v1.Pod) types.UID {
+	for i := range p.claims {
+		if pc := &p.claims[i]; pc.Claim.UID == claim && pc.User.UID != pod.UID {
+			return pc.User.UID
+		}
 	}
-	return pc.claim.Status.Allocation
+	return ""
 }
 
 // cycle is the plugin's part of the CycleState.
 type cycle struct {
 	*plan
-	// trial has what other pods of the group have been given in this cycle of the group. Nil if the pod is scheduled alone.
-	trial *trial
+	contention.Situation
 	// placed tells that the pod has been given devices on trial.
 	placed bool
 	// nominees are the pods that devices were kept for on trial. They are the same in the end, though more are known then: the scheduling
 	// queue says of a pod that is nominated what it needs while it has that pod, and it has none of those that are being tried.
 	nominees []*v1.Pod
-	// whatIf says what is different from usage.
-	whatIf  *whatIf
-	results *results
+	results  *results
 	// binding is what was done for the pod from Reserve on. One goroutine at a time uses it.
 	binding *progress
 }
 
 // Clone implements [fwk.StateData]. Preemption tries nodes on clones, in parallel.
 func (c *cycle) Clone() fwk.StateData {
-	return &cycle{plan: c.plan, trial: c.trial, whatIf: c.whatIf, results: newResults(c.results), binding: c.binding}
+	return &cycle{plan: c.plan, Situation: c.Situation, results: newResults(c.results), binding: c.binding}
 }
 
 // findings are where Filter notes what it finds out. What it finds out in a dry run stays in the clone. A clone that only has nominated
 // pods added is how the framework asks for the node as it is.
 func (c *cycle) findings() *results {
 	r := c.results
-	for !c.whatIf.isDryRun() && r.parent != nil {
+	for !c.WhatIf.IsDryRun() && r.parent != nil {
 		r = r.parent
 	}
 	return r
@@ -128,18 +109,18 @@ type results struct {
 	// undecided tells that there was no time to find out whether others can be evicted from a node.
 	undecided bool
 	// leaving are the claims whose end the pod has to wait for, on the node that it is nominated to.
-	leaving     []*stake
+	leaving     []*contention.Holder
 	leavingNode string
 }
 
 // nodeResult is the answer for one node.
 type nodeResult struct {
 	// variant is what the node had to satisfy.
-	variant *variant
+	variant *extended.Variant
 	// score and size are the allocator's.
 	score, size int64
 	failure     *allocator.Failure
-	// unseen are devices that pods may have from device plugins, see heldUnseen.
+	// unseen are devices that pods may have from device plugins, see extended.Resources.HeldUnseen.
 	unseen *resourceapi.AllocationResult
 	// evictable tells that a node that was refused would do without pods of lower priority.
 	evictable bool
@@ -194,13 +175,13 @@ func (r *results) evictable() []string {
 }
 
 // leavingFor returns the node that the pod is nominated to and the claims there whose end it has to wait for.
-func (r *results) leavingFor() (string, []*stake) {
+func (r *results) leavingFor() (string, []*contention.Holder) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	return r.leavingNode, r.leaving
 }
 
-func (r *results) setLeaving(node string, leaving []*stake) {
+func (r *results) setLeaving(node string, leaving []*contention.Holder) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	r.leavingNode, r.leaving = node, leaving
@@ -286,17 +267,17 @@ func (r *results) isUnusable(claim int) bool {
 
 // mostRefused returns what most nodes do not satisfy, nil if all do. It differs between nodes only for
 // pods with extended resources, where nodes of several kinds are in one cluster.
-func (r *results) mostRefused() *variant {
+func (r *results) mostRefused() *extended.Variant {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	nodes := map[*allocator.Requests]int{}
 	first := map[*allocator.Requests]string{} // for a result that does not depend on the order
-	variants := map[*allocator.Requests]*variant{}
+	variants := map[*allocator.Requests]*extended.Variant{}
 	for name, result := range r.nodes {
 		if result.failure == nil {
 			continue
 		}
-		requests := result.variant.requests
+		requests := result.variant.Requests
 		variants[requests] = result.variant
 		nodes[requests]++
 		if known, ok := first[requests]; !ok || name < known {
@@ -319,7 +300,7 @@ func (r *results) failures() iter.Seq2[string, *allocator.Failure] {
 
 // failuresFor is failures of nodes that had to satisfy the given requests.
 func (r *results) failuresFor(requests *allocator.Requests) iter.Seq2[string, *allocator.Failure] {
-	return r.failuresOf(func(result nodeResult) bool { return result.variant.requests == requests })
+	return r.failuresOf(func(result nodeResult) bool { return result.variant.Requests == requests })
 }
 
 func (r *results) failuresOf(wanted func(nodeResult) bool) iter.Seq2[string, *allocator.Failure] {
@@ -333,4 +314,51 @@ func (r *results) failuresOf(wanted func(nodeResult) bool) iter.Seq2[string, *al
 			}
 		}
 	}
+}
+
+// groupCycle is what is known of the pods of a group in one cycle of the group. One goroutine uses it.
+type groupCycle struct {
+	pods map[types.UID]*cycle
+}
+
+// Clone implements [fwk.StateData].
+func (g *groupCycle) Clone() fwk.StateData { return g }
+
+// claims are those of the pods, by UID.
+func (g *groupCycle) claims() sets.Set[types.UID] {
+	claims := sets.New[types.UID]()
+	for _, c := range g.pods {
+		for _, pc := range c.claims {
+			claims.Insert(pc.Claim.UID)
+		}
+	}
+	return claims
+}
+
+// readGroupCycle returns what is known of the group's pods. It is empty if none of them needs devices.
+func readGroupCycle(state fwk.PodGroupCycleState) (*groupCycle, error) {
+	data, err := state.Read(stateKey)
+	if errors.Is(err, fwk.ErrNotFound) {
+		return &groupCycle{pods: map[types.UID]*cycle{}}, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the state of %s: %w", Name, err)
+	}
+	g, ok := data.(*groupCycle)
+	if !ok {
+		return nil, fmt.Errorf("the state of %s has type %T", Name, data)
+	}
+	return g, nil
+}
+
+// noteInGroup notes what PreFilter found out about a pod in a cycle of its group.
+func noteInGroup(state fwk.CycleState, pod *v1.Pod, c *cycle) error {
+	group := state.GetPodGroupSchedulingCycle()
+	g, err := readGroupCycle(group)
+	if err != nil {
+		return err
+	}
+	g.pods[pod.UID] = c
+	group.Write(stateKey, g)
+	return nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/twopaths"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -70,7 +72,7 @@ func TestNodeThatTakesTooLongIsGivenUp(t *testing.T) {
 				w.objects = append(w.objects, slice(name, divisible(30)...))
 			}
 			h := newHarness(t, w)
-			h.plugin.filterTimeout = time.Second // of which node-b takes a thousandth
+			h.plugin.time.filterTimeout = time.Second // of which node-b takes a thousandth
 			ctx, cancel := context.WithTimeout(h.ctx, patience)
 			defer cancel()
 			h.ctx = ctx // so that the test ends, and fails, even so
@@ -114,7 +116,7 @@ func TestNodeThatTakesTooLongBesideADevicePluginIsGivenUp(t *testing.T) {
 	}
 	w.nodes[0].Status.Allocatable = v1.ResourceList{gpuResource: resource.MustParse("1")}
 	h := newHarness(t, w)
-	h.plugin.filterTimeout = time.Second
+	h.plugin.time.filterTimeout = time.Second
 	a := h.filterAll(w.pods[1])
 	if got, want := a.filter["node-a"], allocator.ReasonUndecided.OfNodes(); got != want {
 		t.Fatalf("reason %q, want %q", got, want)
@@ -148,7 +150,7 @@ func TestReserveIsGivenUpInTime(t *testing.T) {
 					claims:  []*resourceapi.ResourceClaim{claim("c", tc.wants), claim("kept", tc.nominee)},
 				})
 				h.nominator.nominate("node-a", nominee)
-				h.plugin.filterTimeout = 500 * time.Millisecond
+				h.plugin.time.filterTimeout = 500 * time.Millisecond
 				ctx, cancel := context.WithTimeout(h.ctx, patience)
 				defer cancel()
 				h.ctx = ctx // so that the test ends, and fails, even so
@@ -178,7 +180,7 @@ func (h *harness) paceByLooks(easy *v1.Pod) (passed *atomic.Int64) {
 	h.t.Helper()
 	passed = new(atomic.Int64)
 	start := time.Now()
-	h.plugin.shared.shares = newShares(func() time.Time { return start.Add(time.Duration(passed.Add(int64(freeTime / 20)))) })
+	h.plugin.time.shares = newShares(func() time.Time { return start.Add(time.Duration(passed.Add(int64(freeTime / 20)))) })
 	if a := h.filterAll(easy); !a.preFilter.IsSuccess() {
 		h.t.Fatal(a.preFilter)
 	}
@@ -217,9 +219,9 @@ func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
 			})
 			ctx, cancel := context.WithTimeout(h.ctx, patience)
 			defer cancel()
-			h.ctx, h.plugin.filterTimeout = ctx, 0 // so that the namespace's time alone ends a search
+			h.ctx, h.plugin.time.filterTimeout = ctx, 0 // so that the namespace's time alone ends a search
 			passed := h.paceByLooks(easy)
-			account := h.plugin.shared.shares.of(hard)
+			account := h.plugin.time.shares.of(hard)
 			account.saved = -time.Second
 			for round := range 2 {
 				a := h.filterAll(hard) // does not come back where nothing ends the search
@@ -238,7 +240,7 @@ func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
 				t.Errorf("%v are woken", woken)
 			}
 			passed.Add(int64(time.Hour))
-			h.plugin.filterTimeout = 10 * freeTime
+			h.plugin.time.filterTimeout = 10 * freeTime
 			a := h.filterAll(hard)
 			for tc.fits && len(a.fits()) == 0 && h.ctx.Err() == nil { // what is compiled is kept, on a slow machine
 				a = h.filterAll(hard)
@@ -270,7 +272,7 @@ func TestAnExtendedResourceIsCompiledInTheNamespacesTime(t *testing.T) {
 		}
 	}
 	h := newHarness(t, w)
-	account := h.plugin.shared.shares.of(p)
+	account := h.plugin.time.shares.of(p)
 	account.saved = -time.Hour
 	a := h.filterAll(p)
 	if text := a.postFilter().Message(); len(a.fits()) > 0 || !strings.Contains(text, "has used its share of the scheduler's time") {
@@ -326,9 +328,9 @@ func TestReserveHasWhatTheAttemptWasGranted(t *testing.T) {
 		claims:  []*resourceapi.ResourceClaim{claim("c", tight(8, 3, 10, 1)), claim("easy", counted(1))},
 		pods:    []*v1.Pod{p},
 	})
-	h.plugin.filterTimeout = time.Minute
+	h.plugin.time.filterTimeout = time.Minute
 	h.paceByLooks(pod("easy", "easy"))
-	account := h.plugin.shared.shares.of(p)
+	account := h.plugin.time.shares.of(p)
 	a := h.filterAll(p)
 	if len(a.fits()) == 0 {
 		t.Fatal("the pod fits nowhere")
@@ -345,6 +347,20 @@ func TestReserveHasWhatTheAttemptWasGranted(t *testing.T) {
 	}
 }
 
+// times notes what has been begun.
+type times struct {
+	contention.Time
+	begun []*budget
+}
+
+func (t *times) Attempt(pod *v1.Pod) allocator.Attempt {
+	attempt := t.Time.Attempt(pod)
+	if b, ok := attempt.(*budget); ok {
+		t.begun = append(t.begun, b)
+	}
+	return attempt
+}
+
 // What a nominated pod is going to get is looked for in the time of its own namespace. Without any it keeps nobody out.
 func TestANomineeIsChargedToItsNamespace(t *testing.T) {
 	for name, tc := range map[string]struct{ saved time.Duration }{
@@ -359,27 +375,29 @@ func TestANomineeIsChargedToItsNamespace(t *testing.T) {
 				objects: []runtime.Object{class(testClass), slice("node-a", divisible(10)...)},
 				claims:  []*resourceapi.ResourceClaim{claim("c", counted(1)), claim("kept", nearlyFull)},
 			})
-			h.plugin.filterTimeout = 10 * freeTime
+			h.plugin.time.filterTimeout = 10 * freeTime
 			h.paceByLooks(p)
 			h.nominator.nominate("node-a", nominee)
-			account := h.plugin.shared.shares.of(nominee)
+			account := h.plugin.time.shares.of(nominee)
 			account.saved = tc.saved
-			stakes := newStakes(h.plugin)
+			times := &times{Time: h.plugin.time}
+			h.plugin.rivals.Search.Time = times
+			stakes := h.plugin.rivals.NewHolders()
 			inv, view := h.plugin.shared.store.View(), h.plugin.shared.tracker.Snapshot().Usage
-			stakes.withNominees(h.ctx, []*v1.Pod{nominee}, node("node-a"), inv, view)
+			stakes.WithNominees(h.ctx, []*v1.Pod{nominee}, node("node-a"), inv, view)
 			want := freeTime
 			if tc.saved > 0 {
 				want += tc.saved
 			}
-			b := stakes.budgetFor(nominee)
+			if len(times.begun) != 1 {
+				t.Fatalf("%d times have begun", len(times.begun))
+			}
+			b := times.begun[0]
 			if b.granted < want || b.granted > want+time.Second/savedPart*10 || b.used == 0 {
 				t.Errorf("granted %v, used %v, want %v granted and some of it used", b.granted, b.used, want)
 			}
 			if b.used > freeTime && account.saved >= tc.saved {
 				t.Errorf("%v used, and %v saved before, %v now", b.used, tc.saved, account.saved)
-			}
-			if other := stakes.budgetFor(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team-b"}}); other == b {
-				t.Error("another namespace has the same time")
 			}
 		})
 	}
@@ -394,16 +412,16 @@ func TestANomineesClaimsAreCompiledInItsNamespacesTime(t *testing.T) {
 		objects: []runtime.Object{class(testClass), slice("node-a", divisible(10)...)},
 		claims:  []*resourceapi.ResourceClaim{claim("c", counted(1)), claim("kept", counted(1), manySelectors)},
 	})
-	account := h.plugin.shared.shares.of(nominee)
-	account.saved = -time.Hour
+	h.plugin.time.shares.of(nominee).saved = -time.Hour
+	times := &times{Time: h.plugin.time}
+	h.plugin.rivals.Search.Time = times
 	h.nominator.nominate("node-a", nominee)
-	stakes := newStakes(h.plugin)
 	inv, view := h.plugin.shared.store.View(), h.plugin.shared.tracker.Snapshot().Usage
-	stakes.withNominees(h.ctx, []*v1.Pod{nominee}, node("node-a"), inv, view)
+	h.plugin.rivals.NewHolders().WithNominees(h.ctx, []*v1.Pod{nominee}, node("node-a"), inv, view)
 	if n := h.plugin.shared.store.Stats().Selectors.Entries; n >= resourceapi.DeviceSelectorsMaxSize {
 		t.Errorf("without time all %d selectors were compiled", n)
 	}
-	if stakes.budgetFor(nominee).used == 0 {
+	if len(times.begun) != 1 || times.begun[0].used == 0 {
 		t.Error("nobody was charged")
 	}
 }
@@ -432,9 +450,9 @@ func TestAPodWithoutTimeToFindVictimsIsUndecided(t *testing.T) {
 				},
 				pods: []*v1.Pod{high, low},
 			})
-			h.plugin.filterTimeout = time.Minute
+			h.plugin.time.filterTimeout = time.Minute
 			h.paceByLooks(pod("easy", "easy"))
-			h.plugin.shared.shares.of(high).saved = tc.saved
+			h.plugin.time.shares.of(high).saved = tc.saved
 			a := h.filterAll(high)
 			text := a.postFilter().Message()
 			if got := a.statuses.Get("node-a").Code() == fwk.Unschedulable; got == tc.undecided {
@@ -443,6 +461,41 @@ func TestAPodWithoutTimeToFindVictimsIsUndecided(t *testing.T) {
 			if got := strings.Contains(text, "has used its share"); got != tc.undecided {
 				t.Errorf("told: %q", text)
 			}
+		})
+	}
+}
+
+// A class of extended resources that is wrong is no matter of time, also if there is none left when that is found: it is told, and the pod is
+// woken when the class has been put right.
+func TestAnErrorOfAClassIsNoMatterOfTime(t *testing.T) {
+	long := strings.Repeat(`device.driver == "a" || `, 400) + `device.driver != "1"`
+	for name, expression := range map[string]string{"no selector": "", "a selector that takes long": long[:len(long)-3] + "1"} {
+		t.Run(name, func(t *testing.T) {
+			p := extendedPod("waiting", gpuResource)
+			p.Spec.ResourceClaims = pod("waiting", "wanted").Spec.ResourceClaims
+			w := extendedWorld(p)
+			w.resolver = map[v1.ResourceName]string{gpuResource: "late"}
+			w.claims = []*resourceapi.ResourceClaim{claim("wanted", withSelector(long))}
+			late := class("late")
+			broken := late.DeepCopy()
+			broken.Spec.Selectors[0].CEL = nil
+			if expression != "" {
+				broken.Spec.Selectors[0].CEL = &resourceapi.CELDeviceSelector{Expression: expression}
+				p.Spec.ResourceClaims, w.claims = nil, nil
+			}
+			w.objects = append(w.objects, broken)
+			h := newHarness(t, w)
+			h.plugin.time.shares.of(p).saved = -time.Second
+			a := h.filterAll(p)
+			a.postFilter()
+			if text := fmt.Sprint(a.filter["node-a"]); !strings.Contains(text, `class "late"`) {
+				t.Errorf("told: %s", text)
+			}
+			h.activator.taken()
+			if _, err := h.client.ResourceV1().DeviceClasses().Update(h.ctx, late, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			h.eventually("the pod is woken", func() bool { return slices.Contains(h.activator.taken(), "waiting") })
 		})
 	}
 }

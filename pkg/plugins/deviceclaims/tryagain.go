@@ -8,6 +8,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -16,13 +17,13 @@ import (
 // It does not matter to pods of a group, see tryGroupAgain, nor to preemption: devices that failed
 // are looked for when nothing else is left, and then whoever has them must be seen to be in the way.
 func (pl *Plugin) hasFailed(ctx context.Context, c *cycle, in allocator.Input) bool {
-	if c.failed == nil || c.trial != nil || c.whatIf.isDryRun() {
+	if c.failed == nil || c.Trial != nil || c.WhatIf.IsDryRun() {
 		return false
 	}
 	if c.failed.TooOften(in.Node.Name) {
 		return true
 	}
-	pools := poolsOf(in.Node, c.inventory)
+	pools := contention.PoolsOf(in.Node, c.Inventory)
 	if !slices.ContainsFunc(c.failed.Devices, func(id usage.DeviceID) bool { return slices.Contains(pools, id.PoolID()) }) {
 		return false
 	}
@@ -36,7 +37,7 @@ func (pl *Plugin) tryAgain(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Stat
 	if !c.results.haveFailed() {
 		return nil
 	}
-	pl.shared.elsewhere.Relax(pod.UID)
+	pl.shared.memory.Failed.Relax(pod.UID)
 	tryAtOnce(ctx, pl.handle, pod)
 	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, "devices that could not be made ready for the pod are tried again, as there are no others")
 }
@@ -55,7 +56,7 @@ func (s *Shared) tryGroupAgain(
 		return nil
 	}
 	fits := false
-	s.trial.withoutFailures(func() {
+	s.common.Trial.WithoutFailures(func() {
 		_, status := schedule(ctx)
 		fits = status.IsSuccess()
 	})
@@ -63,7 +64,7 @@ func (s *Shared) tryGroupAgain(
 		return nil
 	}
 	for _, pod := range avoiding {
-		s.elsewhere.Relax(pod.UID)
+		s.memory.Failed.Relax(pod.UID)
 	}
 	return fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 		"devices that could not be made ready for pods of the group are tried again, as it does not fit without them")

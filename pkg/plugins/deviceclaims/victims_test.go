@@ -97,8 +97,8 @@ func TestANominatedPodIsTriedAgainBesidePodsThatAreGone(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := h.plugin.evictsWhoIsGone(c, wants); got != tc.want {
-				t.Errorf("evictsWhoIsGone() = %t, want %t", got, tc.want)
+			if got := h.plugin.rivals.EvictsWhoIsGone(c.results.accepted(), wants); got != tc.want {
+				t.Errorf("EvictsWhoIsGone() = %t, want %t", got, tc.want)
 			}
 			a.postFilter()
 			if tc.want {
@@ -126,7 +126,7 @@ func TestANominatedPodBesidePodsThatAreGoneIsNotPutOff(t *testing.T) {
 				pods:    []*v1.Pod{wants, there},
 				room:    wakeup.Options{RetryAfter: time.Millisecond},
 			})
-			h.plugin.filterTimeout = 10 * freeTime
+			h.plugin.time.filterTimeout = 10 * freeTime
 			h.paceByLooks(pod("easy", "easy"))
 			if nominated {
 				h.nominator.nominate("node-a", wants)
@@ -135,7 +135,7 @@ func TestANominatedPodBesidePodsThatAreGoneIsNotPutOff(t *testing.T) {
 			if diff := cmp.Diff(map[string]string{"node-a": "", "node-b": allocator.ReasonUndecided.OfNodes()}, a.filter); diff != "" {
 				t.Fatalf("reasons of Filter (-want +got):\n%s", diff)
 			}
-			h.plugin.shared.shares.of(wants).spend(time.Hour) // by others of its namespace
+			h.plugin.time.shares.of(wants).spend(time.Hour) // by others of its namespace
 			a.postFilter()
 			if nominated {
 				h.wakes("wants")

@@ -18,6 +18,7 @@ import (
 
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -203,7 +204,7 @@ func (h *harness) lookedAt() []string {
 		h.t.Fatal(err)
 	}
 	h.eventually("what has happened has been looked at", func() bool {
-		h.plugin.shared.waiting.Room.Note(probe, nil, h.plugin)
+		h.plugin.shared.waiting.Room.Note(probe, nil, h.plugin.waits)
 		h.plugin.shared.waiting.Judged(probe.UID, &wakeup.Question{Claims: "as they were"}, wakeup.Seen{})
 		h.plugin.shared.waiting.NotRefused(probe.UID, time.Now())
 		h.plugin.shared.waiting.PodChanged(probe.UID)
@@ -402,9 +403,21 @@ func TestBindingDeadlineOfASleepingPod(t *testing.T) {
 			for _, c := range tc.claims {
 				names = append(names, c.Name)
 			}
-			if got := h.plugin.look(pod("p", names...), h.plugin.shared.store.View()).ChangesAt; !got.Equal(tc.want) {
+			if got := h.changesAt(pod("p", names...)); !got.Equal(tc.want) {
 				t.Errorf("to be looked at again at %v, want %v", got, tc.want)
 			}
 		})
 	}
+}
+
+// changesAt is when what the pod asks for changes by itself.
+func (h *harness) changesAt(p *v1.Pod) time.Time {
+	h.t.Helper()
+	claims, err := podclaims.NamesOf(p)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	inv := h.plugin.shared.store.View()
+	asked, err := h.plugin.demand.Of(h.ctx, p, claims, inv, nil)
+	return h.plugin.waits.Question(h.ctx, p, asked, inv, err).ChangesAt
 }

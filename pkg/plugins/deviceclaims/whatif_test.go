@@ -15,42 +15,10 @@ import (
 	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
-
-// Clones of a cycle state share one: what is made from it must not show in it.
-func TestWhatIfIsNeverChanged(t *testing.T) {
-	first, second := running("first", "node-a", 1, "a"), running("second", "node-a", 1, "b")
-	var none *whatIf
-	one := none.without(first)
-	two := one.without(second)
-	back := two.with(first)
-	for name, tc := range map[string]struct {
-		got  *whatIf
-		want []*v1.Pod
-	}{
-		"one removed":  {one, []*v1.Pod{first}},
-		"two removed":  {two, []*v1.Pod{first, second}},
-		"one put back": {back, []*v1.Pod{second}},
-	} {
-		if tc.got.removed.Len() != len(tc.want) {
-			t.Errorf("%s: %d pods are removed, want %d", name, tc.got.removed.Len(), len(tc.want))
-		}
-		for _, pod := range tc.want {
-			if !tc.got.hasRemoved(pod) {
-				t.Errorf("%s: pod %s is not removed", name, pod.Name)
-			}
-		}
-	}
-
-	a, b, c := pending("a", 1), pending("b", 1), pending("c", 1)
-	base := none.with(a)
-	withB, withC := base.with(b), base.with(c)
-	if !slices.Equal(withB.nominees, []*v1.Pod{a, b}) || !slices.Equal(withC.nominees, []*v1.Pod{a, c}) || len(base.nominees) != 1 {
-		t.Error("nominated pods of one appear in another")
-	}
-}
 
 // However pods are removed and put back, in whichever clones of a state, and whatever the pods of the group are given meanwhile: a node's usage
 // is what it is when made anew from the claims that somebody is left for.
@@ -115,10 +83,10 @@ func TestWhatIfIsTheUsageOfWhoIsLeft(t *testing.T) {
 		}
 		attempts := []attempt{{state, sets.New[types.UID]()}}
 		given := map[string]*resourceapi.AllocationResult{}
-		trial := h.plugin.shared.trial
+		trial := h.plugin.shared.common.Trial
 		defer func() {
 			for name := range given {
-				trial.takeBack(types.UID(name))
+				trial.TakeBack(types.UID(name))
 			}
 		}()
 
@@ -155,13 +123,13 @@ func TestWhatIfIsTheUsageOfWhoIsLeft(t *testing.T) {
 			case "give":
 				name := rapid.SampledFrom([]string{"given-0", "given-1", "given-2"}).Draw(rt, "claim")
 				if given[name] != nil {
-					trial.takeBack(types.UID(name))
+					trial.TakeBack(types.UID(name))
 					delete(given, name)
 					break
 				}
 				given[name] = allocation(rapid.SampledFrom([]string{"node-a", "node-b", netPool}).Draw(rt, "pool"), "given")
 				at := slices.IndexFunc(w.claims, func(c *resourceapi.ResourceClaim) bool { return c.Name == name })
-				trial.give(types.UID(name), []tracker.Reservation{{Claim: w.claims[at], Allocation: given[name]}})
+				trial.Give(types.UID(name), []tracker.Reservation{{Claim: w.claims[at], Allocation: given[name]}})
 			}
 			nodes := rapid.Permutation(h.nodes).Draw(rt, "nodes")
 			for i, a := range attempts {
@@ -170,8 +138,8 @@ func TestWhatIfIsTheUsageOfWhoIsLeft(t *testing.T) {
 					rt.Fatal(err)
 				}
 				for _, info := range nodes {
-					pools := poolsOf(info.Node(), c.inventory)
-					want, got := holders(anew(a), pools), holders(c.view(h.ctx, info.Node()), pools)
+					pools := contention.PoolsOf(info.Node(), c.Inventory)
+					want, got := holders(anew(a), pools), holders(c.View(h.ctx, info.Node()), pools)
 					if diff := cmp.Diff(want, got); diff != "" {
 						rt.Fatalf("clone %d without %v: %s (-want +got):\n%s", i, sets.List(a.removed), info.Node().Name, diff)
 					}

@@ -64,12 +64,3 @@ func New(books *Books, handle fwk.Handle, conditions bool, timeout time.Duration
 		conditions: conditions, Timeout: timeout, BindPauses: bindPauses, UndoPauses: undoPauses, Grace: Grace,
 	}
 }
-
-// Remembered is how many claims somebody is about to use or to write: none while no pod is being bound.
-func (b *Books) Remembered() int {
-	b.Places.mutex.Lock()
-	defer b.Places.mutex.Unlock()
-	b.turns.mutex.Lock()
-	defer b.turns.mutex.Unlock()
-	return len(b.Places.coming) + len(b.turns.claims)
-}

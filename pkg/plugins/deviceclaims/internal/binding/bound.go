@@ -53,12 +53,12 @@ func (b *Binder) CheckUnused(ctx context.Context, pod *v1.Pod, claim *resourceap
 		}
 		return b.CheckGroupUnbound(ctx, pod, claim)
 	}
-	return b.CheckUnbound(ctx, pod, claim)
+	return b.checkUnbound(ctx, pod, claim)
 }
 
-// CheckUnbound fails with a BoundError if the pod has a node, and with an AdoptedError if another scheduler may be binding it, whoever else
+// checkUnbound fails with a BoundError if the pod has a node, and with an AdoptedError if another scheduler may be binding it, whoever else
 // uses the claim.
-func (b *Binder) CheckUnbound(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
+func (b *Binder) checkUnbound(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim) error {
 	if err := b.CheckNotAdopted(claim, pod.UID); err != nil {
 		return err
 	}

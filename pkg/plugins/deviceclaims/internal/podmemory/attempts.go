@@ -53,8 +53,8 @@ type Attempt struct {
 	binding context.Context
 }
 
-// NewAttempts returns no attempts.
-func NewAttempts() *Attempts {
+// newAttempts returns no attempts.
+func newAttempts() *Attempts {
 	return &Attempts{
 		byPod: map[types.UID]*Attempt{}, gaveWay: map[types.NamespacedName]sets.Set[types.UID]{},
 		failed: map[types.UID]int{}, Pauses: MemberPauses, refused: map[types.UID]refusals{},
@@ -214,10 +214,3 @@ func (a *Attempt) IsCancelled(certain bool) bool {
 // preBindHasEnded is the cause with which the framework cancels the context of PreBind when all plugins have passed, or one has failed. The pod is
 // about to be bound then, or to give its devices back. One that is preempted in the moment before the framework marks it is not told from it.
 const preBindHasEnded = "RunPreBindPlugins has completed"
-
-// Remembered is how many notes of pods there are: none if no pod is being bound, or pauses.
-func (a *Attempts) Remembered() int {
-	a.mutex.Lock()
-	defer a.mutex.Unlock()
-	return len(a.byPod) + len(a.gaveWay) + len(a.failed) + len(a.refused)
-}

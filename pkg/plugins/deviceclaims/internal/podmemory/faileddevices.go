@@ -47,8 +47,8 @@ type Failures struct {
 	view  usage.View
 }
 
-// NewFailedDevices returns no failures. The lister knows which pods there are.
-func NewFailedDevices(pods corelisters.PodLister) *FailedDevices {
+// newFailedDevices returns no failures. The lister knows which pods there are.
+func newFailedDevices(pods corelisters.PodLister) *FailedDevices {
 	return &FailedDevices{pods: pods, failed: map[types.UID]*Failures{}}
 }
 
@@ -157,11 +157,4 @@ func (f *Failures) Without(view usage.View) usage.View {
 		f.known, f.base, f.view = true, view.Revision(), view.With(heldBy, held)
 	}
 	return f.view
-}
-
-// Remembered is for how many pods devices have failed.
-func (e *FailedDevices) Remembered() int {
-	e.mutex.Lock()
-	defer e.mutex.Unlock()
-	return len(e.failed)
 }

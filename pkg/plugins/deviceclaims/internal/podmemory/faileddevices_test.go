@@ -16,7 +16,7 @@ import (
 )
 
 func TestFailuresAreBounded(t *testing.T) {
-	e := NewFailedDevices(corelisters.NewPodLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)))
+	e := newFailedDevices(corelisters.NewPodLister(cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)))
 	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "p", UID: "p-uid"}}
 	id := func(i int) usage.DeviceID { return usage.DeviceID{Device: fmt.Sprint(i)} }
 	for i := range maxFailedDevices {

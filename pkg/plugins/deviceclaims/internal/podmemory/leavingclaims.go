@@ -25,8 +25,8 @@ type awaitingPod struct {
 	claims []types.UID
 }
 
-// NewLeavingClaims returns no claims.
-func NewLeavingClaims() *LeavingClaims {
+// newLeavingClaims returns no claims.
+func newLeavingClaims() *LeavingClaims {
 	return &LeavingClaims{pods: map[types.UID]*awaitingPod{}, byClaim: map[types.UID]map[types.UID]*awaitingPod{}}
 }
 

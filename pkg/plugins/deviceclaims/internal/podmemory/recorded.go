@@ -17,8 +17,8 @@ type RecordedPods struct {
 	pods  map[types.UID]types.NamespacedName
 }
 
-// NewRecordedPods returns no pods. The lister knows which pods there are.
-func NewRecordedPods(lister corelisters.PodLister) *RecordedPods {
+// newRecordedPods returns no pods. The lister knows which pods there are.
+func newRecordedPods(lister corelisters.PodLister) *RecordedPods {
 	return &RecordedPods{lister: lister, pods: map[types.UID]types.NamespacedName{}}
 }
 

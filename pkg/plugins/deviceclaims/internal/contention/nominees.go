@@ -1,4 +1,4 @@
-package deviceclaims
+package contention
 
 import (
 	"cmp"
@@ -31,8 +31,8 @@ type nominee struct {
 // nominee returns what a pod still needs that is nominated to the node, besides what given has. Claims that it shares with the pod that is
 // being scheduled are left out: they are allocated once, for both.
 // They are compiled in the time of the nominated pod's namespace.
-func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *inventory.View, given sets.Set[types.UID]) *allocator.Requests {
-	budget := s.budgetFor(pod)
+func (s *Holders) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *inventory.View, given sets.Set[types.UID]) *allocator.Requests {
+	time := s.timeFor(pod)
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	n := s.nominees[pod.UID]
@@ -51,8 +51,8 @@ func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *i
 	requests, known := n.requests[key.String()]
 	if !known {
 		var err error
-		within, done := budget.Evaluate(ctx)
-		requests, err = allocator.CompileWithin(within, needed, inv, s.pl.features)
+		within, done := time.Evaluate(ctx)
+		requests, err = allocator.CompileWithin(within, needed, inv, s.rivals.Features)
 		done()
 		if err != nil {
 			klog.FromContext(ctx).V(4).Info("No devices are kept for a nominated pod, because its claims cannot be used", "nominatedPod", klog.KObj(pod), "reason", err.Error())
@@ -65,58 +65,58 @@ func (s *stakes) nominee(ctx context.Context, pod *v1.Pod, node *v1.Node, inv *i
 
 // unallocatedOf returns the claims of a pod nominated to the node that have no devices yet and that nobody is being given devices for. It is none if
 // the pod cannot come: it waits for one of its claims, or another one has been allocated meanwhile, cannot be used on the node, and is in use by others.
-func (s *stakes) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.ResourceClaim {
-	if _, err := s.pl.usableClaims(pod); err != nil {
+func (s *Holders) unallocatedOf(pod *v1.Pod, node *v1.Node) []*resourceapi.ResourceClaim {
+	if _, err := podclaims.Usable(s.rivals.Claims, pod); err != nil {
 		return nil
 	}
 	var unallocated []*resourceapi.ResourceClaim
 	for _, name := range podclaims.NamedBy(pod) {
-		claim, err := s.pl.shared.tracker.Get(pod.Namespace, name)
-		if err != nil || s.own.Has(claim.UID) {
+		claim, err := s.rivals.Claims.Get(pod.Namespace, name)
+		if err != nil || s.Own.Has(claim.UID) {
 			continue
 		}
 		if allocation := claim.Status.Allocation; allocation != nil {
-			if nodes, err := nodesOf(claim, allocation); err == nil && nodes != nil && !nodes.Match(node) && !podclaims.UsedOnlyBy(claim, pod.UID) {
+			if nodes, err := podclaims.NodesOf(claim, allocation); err == nil && nodes != nil && !nodes.Match(node) && !podclaims.UsedOnlyBy(claim, pod.UID) {
 				return nil
 			}
 			continue
 		}
-		if pending, _ := s.pl.shared.tracker.Pending(claim.UID); pending == nil && s.pl.shared.trial.allocation(claim.UID) == nil {
+		if pending, _ := s.rivals.Claims.Pending(claim.UID); pending == nil && s.rivals.Trial.Allocation(claim.UID) == nil {
 			unallocated = append(unallocated, claim)
 		}
 	}
-	if claim := s.pl.unbornFor(pod, node); claim != nil {
+	if claim := s.rivals.Extended.UnbornFor(pod, node); claim != nil {
 		unallocated = append(unallocated, claim)
 	}
 	return unallocated
 }
 
-// withNominees returns the usage with the devices that pods nominated to the node are going to get, one pod after the
+// WithNominees returns the usage with the devices that pods nominated to the node are going to get, one pod after the
 // other; a claim that several of them share gets its devices with the first. Where too few are free they may choose among those of claims which are about to leave, because it is for these
 // pods that they leave. Between the nomination and the moment at which the victims are seen to go, nothing tells who they
 // are: then any pod of lower priority may be one. A pod that would not fit even then keeps nobody from anything, nor does one
 // for which there is no time left: all of a namespace together have as much as a node has in Filter, and as the namespace has saved.
-func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node, inv *inventory.View, view usage.View) usage.View {
-	if timeout := s.pl.filterTimeout; timeout > 0 && len(pods) > 0 {
+func (s *Holders) WithNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node, inv *inventory.View, view usage.View) usage.View {
+	if len(pods) > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, timeout)
+		ctx, cancel = s.rivals.Time.OnNode(ctx)
 		defer cancel()
 	}
-	pools, base := poolsOf(node, inv), view
+	pools, base := PoolsOf(node, inv), view
 	given := sets.New[types.UID]()
 	for _, pod := range pods {
 		requests := s.nominee(ctx, pod, node, inv, given)
 		if requests == nil {
 			continue
 		}
-		input := allocator.Input{Requests: requests, Node: node, Inventory: inv, Usage: view, Policy: s.pl.policy, Scoring: s.pl.scoring, Attempt: s.budgetFor(pod)}
+		input := allocator.Input{Requests: requests, Node: node, Inventory: inv, Usage: view, Policy: s.rivals.Policy, Scoring: s.rivals.Scoring, Attempt: s.timeFor(pod)}
 		result := allocator.Allocate(ctx, input)
 		if !result.Fits() {
 			input.Usage = without(view, s.leavingOn(pools, base, nil))
 			result = allocator.Allocate(ctx, input)
 		}
 		if !result.Fits() {
-			input.Usage = without(view, s.stakesOn(pools, base, func(st *stake) bool { return s.mayBeEvictedFor(st, pod) }))
+			input.Usage = without(view, s.holdersOn(pools, base, func(st *Holder) bool { return s.mayBeEvictedFor(st, pod) }))
 			result = allocator.Allocate(ctx, input)
 		}
 		for i := range result.Allocations {
@@ -128,18 +128,22 @@ func (s *stakes) withNominees(ctx context.Context, pods []*v1.Pod, node *v1.Node
 	return view
 }
 
-// nominatedBefore returns the pods that are nominated to the node and that the pod has to make way for, as the framework
+// NominatedBefore returns the pods that are nominated to the node and that the pod has to make way for, as the framework
 // chooses them for Filter.
-func (pl *Plugin) nominatedBefore(pod *v1.Pod, node string) []*v1.Pod {
+func (r *Rivals) NominatedBefore(pod *v1.Pod, node string) []*v1.Pod {
 	var pods []*v1.Pod
-	for _, info := range pl.handle.NominatedPodsForNode(node) {
+	for _, info := range r.Handle.NominatedPodsForNode(node) {
 		other := info.GetPod()
-		if other.UID != pod.UID && podclaims.UsesDevices(other) && corev1helpers.PodPriority(other) >= corev1helpers.PodPriority(pod) && !goesBefore(pod, other, node) &&
-			pl.shared.nominations.keep(other, node) {
+		if other.UID != pod.UID && corev1helpers.PodPriority(other) >= corev1helpers.PodPriority(pod) && r.MakesWay(pod, other, node) {
 			pods = append(pods, other)
 		}
 	}
 	return pods
+}
+
+// MakesWay tells whether a pod leaves another one that is nominated to the node what that is going to get there.
+func (r *Rivals) MakesWay(pod, other *v1.Pod, node string) bool {
+	return podclaims.UsesDevices(other) && !goesBefore(pod, other, node) && r.Nominations.keep(other, node)
 }
 
 // goesBefore tells whether a pod does not make way for another one that is nominated to the node and has the same priority: it is nominated
@@ -155,12 +159,12 @@ func goesBefore(pod, other *v1.Pod, node string) bool {
 }
 
 // isNominated tells whether the node is the one that pods were evicted from for this pod.
-func (pl *Plugin) isNominated(pod *v1.Pod, node string) bool {
+func (r *Rivals) isNominated(pod *v1.Pod, node string) bool {
 	if pod.Status.NominatedNodeName != "" {
 		return pod.Status.NominatedNodeName == node
 	}
 	// The scheduler may have decided so and not have heard of its own write to the pod.
-	for _, info := range pl.handle.NominatedPodsForNode(node) {
+	for _, info := range r.Handle.NominatedPodsForNode(node) {
 		if info.GetPod().UID == pod.UID {
 			return true
 		}
@@ -168,7 +172,8 @@ func (pl *Plugin) isNominated(pod *v1.Pod, node string) bool {
 	return false
 }
 
-func poolsOf(node *v1.Node, inv *inventory.View) []usage.PoolID {
+// PoolsOf are the pools that the node sees.
+func PoolsOf(node *v1.Node, inv *inventory.View) []usage.PoolID {
 	var pools []usage.PoolID
 	for _, pool := range inv.ForNode(node).Pools {
 		pools = append(pools, usage.PoolID(pool.ID()))

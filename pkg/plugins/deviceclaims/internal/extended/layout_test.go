@@ -1,4 +1,4 @@
-package deviceclaims
+package extended
 
 import (
 	"fmt"
@@ -11,27 +11,28 @@ import (
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	resourcehelper "k8s.io/component-helpers/resource"
 	"k8s.io/utils/ptr"
 )
 
-const gpuResource, nicResource = v1.ResourceName("example.com/gpu"), v1.ResourceName("example.com/nic")
+const gpus, nics = v1.ResourceName("example.com/gpu"), v1.ResourceName("example.com/nic")
 
-// containersPod has containers given as "name=gpus", or "name=gpus/nics"; init containers begin with "i", sidecars
+// laidOut has containers given as "name=gpus", or "name=gpus/nics"; init containers begin with "i", sidecars
 // with "s", app containers with "a".
-func containersPod(containers ...string) *v1.Pod {
-	p := &v1.Pod{ObjectMeta: meta("p")}
+func laidOut(containers ...string) *v1.Pod {
+	p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: "p", UID: "p-uid"}}
 	for _, container := range containers {
 		name, counts, _ := strings.Cut(container, "=")
-		gpus, nics, _ := strings.Cut(counts, "/")
+		wantsGPUs, wantsNICs, _ := strings.Cut(counts, "/")
 		c := v1.Container{Name: name, Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("1")}}}
-		if gpus != "" {
-			c.Resources.Requests[gpuResource] = resource.MustParse(gpus)
+		if wantsGPUs != "" {
+			c.Resources.Requests[gpus] = resource.MustParse(wantsGPUs)
 		}
-		if nics != "" {
-			c.Resources.Requests[nicResource] = resource.MustParse(nics)
+		if wantsNICs != "" {
+			c.Resources.Requests[nics] = resource.MustParse(wantsNICs)
 		}
 		switch name[0] {
 		case 'i':
@@ -65,7 +66,7 @@ func described(l layout) []string {
 func TestLayout(t *testing.T) {
 	tests := map[string]struct {
 		containers []string
-		backings   []backing // gpuResource by gpu if nil
+		backings   []backing // gpus by gpu if nil
 		want       []string
 	}{
 		"one container": {containers: []string{"a=2"}, want: []string{"container-0-request-1=2 gpu: a"}},
@@ -110,7 +111,7 @@ func TestLayout(t *testing.T) {
 		},
 		"several resources": {
 			containers: []string{"i=2/1", "a=2/1", "b=/1"},
-			backings:   []backing{{gpuResource, "gpu"}, {nicResource, "nic"}},
+			backings:   []backing{{gpus, "gpu"}, {nics, "nic"}},
 			want: []string{
 				"container-1-request-1=2 gpu: i a",
 				"container-1-request-2=1 nic: i a", "container-2-request-1=1 nic: b",
@@ -118,7 +119,7 @@ func TestLayout(t *testing.T) {
 		},
 		"only what claims provide": {
 			containers: []string{"a=2/1"},
-			backings:   []backing{{nicResource, "nic"}},
+			backings:   []backing{{nics, "nic"}},
 			want:       []string{"container-0-request-2=1 nic: a"},
 		},
 		"zero is nothing": {containers: []string{"i=0", "a=0"}},
@@ -126,9 +127,9 @@ func TestLayout(t *testing.T) {
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
 			if tc.backings == nil {
-				tc.backings = []backing{{gpuResource, "gpu"}}
+				tc.backings = []backing{{gpus, "gpu"}}
 			}
-			if diff := cmp.Diff(tc.want, described(layOut(containersPod(tc.containers...), tc.backings))); diff != "" {
+			if diff := cmp.Diff(tc.want, described(layOut(laidOut(tc.containers...), tc.backings))); diff != "" {
 				t.Errorf("layout (-want +got):\n%s", diff)
 			}
 		})
@@ -147,8 +148,8 @@ func TestLayoutOfAnyPod(t *testing.T) {
 		for i := range 1 + random.IntN(4) {
 			containers = append(containers, fmt.Sprintf("a%d=%d", i, random.IntN(6)))
 		}
-		p := containersPod(containers...)
-		if problem := judgeLayout(p, layOut(p, []backing{{gpuResource, "gpu"}})); problem != "" {
+		p := laidOut(containers...)
+		if problem := judgeLayout(p, layOut(p, []backing{{gpus, "gpu"}})); problem != "" {
 			t.Fatalf("%v: %s", containers, problem)
 		}
 	}
@@ -174,13 +175,13 @@ func judgeLayout(p *v1.Pod, l layout) string {
 		users[m.ContainerName].Insert(m.RequestName)
 		got[m.ContainerName] += counts[m.RequestName]
 	}
-	total := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{})[gpuResource]
+	total := resourcehelper.PodRequests(p, resourcehelper.PodResourcesOptions{})[gpus]
 	if l.devices() != total.Value() {
 		return fmt.Sprintf("holds %d devices, a device plugin would hold %d", l.devices(), total.Value())
 	}
 	all := slices.Concat(p.Spec.InitContainers, p.Spec.Containers)
 	for i := range all {
-		if want := quantityOf(&all[i], gpuResource); got[all[i].Name] != want {
+		if want := quantityOf(&all[i], gpus); got[all[i].Name] != want {
 			return fmt.Sprintf("%s gets %d devices, want %d", all[i].Name, got[all[i].Name], want)
 		}
 		for j := range all[:i] {
@@ -196,8 +197,22 @@ func judgeLayout(p *v1.Pod, l layout) string {
 
 // Numbers that no node has are not cut to something that one has.
 func TestLayoutOfAbsurdNumbers(t *testing.T) {
-	l := layOut(containersPod("i=9223372036854775807", "a=9223372036854775807", "b=9223372036854775807"), []backing{{gpuResource, "gpu"}})
+	l := layOut(laidOut("i=9223372036854775807", "a=9223372036854775807", "b=9223372036854775807"), []backing{{gpus, "gpu"}})
 	if n := l.devices(); n <= resourceapi.AllocationResultsMaxSize {
 		t.Errorf("%d devices", n)
+	}
+}
+
+// The name leaves room for what the API server wants of names, however long the pod's is.
+func TestExtendedClaimPrefix(t *testing.T) {
+	for pod, want := range map[string]string{
+		"p":                                "p-extended-resources-",
+		strings.Repeat("a", 37) + "-b":     strings.Repeat("a", 37) + "-extended-resources-",
+		strings.Repeat("a", 253):           strings.Repeat("a", 38) + "-extended-resources-",
+		strings.Repeat("a", 36) + ".b.ccc": strings.Repeat("a", 36) + ".b-extended-resources-",
+	} {
+		if got := namePrefix(pod); got != want {
+			t.Errorf("prefix %q, want %q", got, want)
+		}
 	}
 }

@@ -1,4 +1,4 @@
-package deviceclaims
+package contention
 
 import (
 	"slices"
@@ -11,16 +11,16 @@ import (
 	"stowage.dev/stowage/pkg/usage"
 )
 
-// evictions say which claims end if pods of lower priority are evicted, for all pods that are looked at in one pass of the waiting room.
+// Evictions say which claims end if pods of lower priority are evicted, for all pods that are looked at in one pass of the waiting room.
 // One goroutine uses it.
-type evictions struct {
-	stakes *stakes // nil until first needed
-	byPool map[usage.PoolID][]evictableClaim
+type Evictions struct {
+	holders *Holders // nil until first needed
+	byPool  map[usage.PoolID][]evictableClaim
 }
 
 // evictableClaim is a claim that pods use and nobody else.
 type evictableClaim struct {
-	*stake
+	*Holder
 	// priority is the highest of its users.
 	priority int32
 	// nodes are those that its users are on, apart from pods of groups, which may go as a whole.
@@ -32,19 +32,20 @@ func (c *evictableClaim) endsOn(node string) bool {
 	return !slices.ContainsFunc(c.nodes, func(other string) bool { return other != node })
 }
 
-func newEvictions() *evictions {
-	return &evictions{byPool: map[usage.PoolID][]evictableClaim{}}
+// NewEvictions begins a pass.
+func NewEvictions() *Evictions {
+	return &Evictions{byPool: map[usage.PoolID][]evictableClaim{}}
 }
 
-// evicted returns what a usage would be without the claims of which all users are on the node and have a lower priority than the pod, nil if there
+// Evicted returns what a usage would be without the claims of which all users are on the node and have a lower priority than the pod, nil if there
 // are none.
-func (e *evictions) evicted(pl *Plugin, pod *v1.Pod, node *v1.Node, inv *inventory.View, inUse usage.View) func(usage.View) usage.View {
+func (e *Evictions) Evicted(r *Rivals, pod *v1.Pod, node *v1.Node, inv *inventory.View, inUse usage.View) func(usage.View) usage.View {
 	priority := corev1helpers.PodPriority(pod)
-	var gone []*stake
-	for _, pool := range poolsOf(node, inv) {
-		for _, claim := range e.inPool(pl, pool, inUse) {
-			if claim.priority < priority && claim.endsOn(node.Name) && !slices.Contains(gone, claim.stake) && !podclaims.Uses(pod, claim.claim) {
-				gone = append(gone, claim.stake)
+	var gone []*Holder
+	for _, pool := range PoolsOf(node, inv) {
+		for _, claim := range e.inPool(r, pool, inUse) {
+			if claim.priority < priority && claim.endsOn(node.Name) && !slices.Contains(gone, claim.Holder) && !podclaims.Uses(pod, claim.claim) {
+				gone = append(gone, claim.Holder)
 			}
 		}
 	}
@@ -55,16 +56,16 @@ func (e *evictions) evicted(pl *Plugin, pod *v1.Pod, node *v1.Node, inv *invento
 }
 
 // inPool returns the claims with devices of a pool that may end by evictions.
-func (e *evictions) inPool(pl *Plugin, pool usage.PoolID, inUse usage.View) []evictableClaim {
+func (e *Evictions) inPool(r *Rivals, pool usage.PoolID, inUse usage.View) []evictableClaim {
 	known, ok := e.byPool[pool]
 	if ok {
 		return known
 	}
-	if e.stakes == nil {
-		e.stakes = newStakes(pl)
+	if e.holders == nil {
+		e.holders = r.NewHolders()
 	}
-	for _, st := range e.stakes.stakesOn([]usage.PoolID{pool}, inUse, func(st *stake) bool { return !st.foreign && len(st.pods) > 0 }) {
-		if claim := (evictableClaim{stake: st}); !st.left && claim.findUsers(pl) {
+	for _, st := range e.holders.holdersOn([]usage.PoolID{pool}, inUse, func(st *Holder) bool { return !st.foreign && len(st.pods) > 0 }) {
+		if claim := (evictableClaim{Holder: st}); !st.left && claim.findUsers(r) {
 			known = append(known, claim)
 		}
 	}
@@ -73,9 +74,9 @@ func (e *evictions) inPool(pl *Plugin, pool usage.PoolID, inUse usage.View) []ev
 }
 
 // findUsers looks at the claim's users. It tells whether all are known: one that is not has gone, and its claim will tell.
-func (c *evictableClaim) findUsers(pl *Plugin) bool {
+func (c *evictableClaim) findUsers(r *Rivals) bool {
 	for i, user := range c.pods {
-		pod := pl.podOf(user)
+		pod := r.PodOf(user.NamespacedName, user.uid)
 		if pod == nil {
 			return false
 		}

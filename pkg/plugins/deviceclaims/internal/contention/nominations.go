@@ -1,4 +1,4 @@
-package deviceclaims
+package contention
 
 import (
 	"slices"
@@ -18,13 +18,13 @@ import (
 	"stowage.dev/stowage/pkg/tracker"
 )
 
-// nominations knows on which nodes devices have been kept from others for nominated pods, and tells when that ends. The framework tells
+// Nominations knows on which nodes devices have been kept from others for nominated pods, and tells when that ends. The framework tells
 // only of nominations that the API has shown; but a pod is nominated for the scheduling queue before the API shows it.
-type nominations struct {
+type Nominations struct {
 	pods corelisters.PodLister
 	// ended is called for a node where less may be kept now.
 	ended func(node string)
-	// lost is called for a waiting pod that is nominated to a node behind another one, see overtake.
+	// lost is called for a waiting pod that is nominated to a node behind another one, see Overtake.
 	lost func(pod types.UID)
 
 	mutex sync.Mutex
@@ -39,31 +39,33 @@ type nomination struct {
 	nodes  sets.Set[string]
 }
 
-func newNominations(pods corelisters.PodLister, ended func(node string), lost func(pod types.UID)) *nominations {
-	return &nominations{pods: pods, ended: ended, lost: lost, byPod: map[types.UID]*nomination{}, waits: sets.New[types.UID]()}
+// NewNominations returns no nominations. The lister knows which pods there are. ended is called for a node where less may be kept now, and lost
+// for a waiting pod that is nominated to a node behind another one.
+func NewNominations(pods corelisters.PodLister, ended func(node string), lost func(pod types.UID)) *Nominations {
+	return &Nominations{pods: pods, ended: ended, lost: lost, byPod: map[types.UID]*nomination{}, waits: sets.New[types.UID]()}
 }
 
-// beginWait notes that a pod waits for claims to leave. It is false if it did so before.
-func (n *nominations) beginWait(pod *v1.Pod) bool {
+// BeginWait notes that a pod waits for claims to leave. It is false if it did so before.
+func (n *Nominations) BeginWait(pod *v1.Pod) bool {
 	n.mutex.Lock()
 	before := n.waits.Has(pod.UID)
 	n.waits.Insert(pod.UID)
 	n.mutex.Unlock()
 	if !n.isPending(pod) {
-		n.endWait(pod.UID)
+		n.EndWait(pod.UID)
 	}
 	return !before
 }
 
 // isPending tells whether the pod is still there and has no node. Who first notes something about a pod and then asks learns of what has ended
 // by then; of what ends later its handler is told.
-func (n *nominations) isPending(pod *v1.Pod) bool {
+func (n *Nominations) isPending(pod *v1.Pod) bool {
 	now, err := n.pods.Pods(pod.Namespace).Get(pod.Name)
 	return err == nil && now.UID == pod.UID && now.Spec.NodeName == ""
 }
 
-// endWait notes that a pod waits no more.
-func (n *nominations) endWait(pod types.UID) {
+// EndWait notes that a pod waits no more.
+func (n *Nominations) EndWait(pod types.UID) {
 	n.mutex.Lock()
 	defer n.mutex.Unlock()
 	n.waits.Delete(pod)
@@ -71,7 +73,7 @@ func (n *nominations) endWait(pod types.UID) {
 
 // keep tells whether devices of the node are to be kept for a pod that is nominated to it, and notes that they are. Nothing is kept for
 // a pod that is gone or has a node: the scheduling queue may hear of that later than we do.
-func (n *nominations) keep(pod *v1.Pod, node string) bool {
+func (n *Nominations) keep(pod *v1.Pod, node string) bool {
 	n.mutex.Lock()
 	known := n.byPod[pod.UID]
 	if known == nil {
@@ -84,14 +86,14 @@ func (n *nominations) keep(pod *v1.Pod, node string) bool {
 	known.nodes.Insert(node)
 	n.mutex.Unlock()
 	if !n.isPending(pod) {
-		n.end(pod.UID, func(string) bool { return true })
+		n.End(pod.UID, func(string) bool { return true })
 		return false
 	}
 	return true
 }
 
-// end tells that nothing is kept for a pod any more on the nodes of which is says so.
-func (n *nominations) end(pod types.UID, is func(node string) bool) {
+// End tells that nothing is kept for a pod any more on the nodes of which is says so.
+func (n *Nominations) End(pod types.UID, is func(node string) bool) {
 	n.mutex.Lock()
 	var ended []string
 	if known := n.byPod[pod]; known != nil {
@@ -110,8 +112,8 @@ func (n *nominations) end(pod types.UID, is func(node string) bool) {
 	}
 }
 
-// podHandler takes the ends of pods, and those that got a node. Of changes of nominations the scheduling queue tells, see afterNomination.
-func (n *nominations) podHandler() cache.ResourceEventHandler {
+// PodHandler takes the ends of pods, and those that got a node. Of changes of nominations the scheduling queue tells, see afterNomination.
+func (n *Nominations) PodHandler() cache.ResourceEventHandler {
 	all := func(string) bool { return true }
 	return cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(oldObj, obj any) {
@@ -119,8 +121,8 @@ func (n *nominations) podHandler() cache.ResourceEventHandler {
 			if !ok || pod.Spec.NodeName == "" {
 				return
 			}
-			n.endWait(pod.UID)
-			n.end(pod.UID, all)
+			n.EndWait(pod.UID)
+			n.End(pod.UID, all)
 			if before, known := oldObj.(*v1.Pod); known && podclaims.UsesDevices(pod) && isEnding(pod) && !isEnding(before) {
 				n.leaves(pod.Spec.NodeName)
 			}
@@ -130,8 +132,8 @@ func (n *nominations) podHandler() cache.ResourceEventHandler {
 				obj = tombstone.Obj
 			}
 			if pod, ok := obj.(*v1.Pod); ok {
-				n.endWait(pod.UID)
-				n.end(pod.UID, all)
+				n.EndWait(pod.UID)
+				n.End(pod.UID, all)
 			}
 		},
 	}
@@ -142,9 +144,9 @@ func isEnding(pod *v1.Pod) bool {
 	return pod.DeletionTimestamp != nil || pod.Status.Phase == v1.PodSucceeded || pod.Status.Phase == v1.PodFailed
 }
 
-// leaves tells that a pod with devices has begun to end on a node. Who is nominated there may count on these devices, see withNominees, and
+// leaves tells that a pod with devices has begun to end on a node. Who is nominated there may count on these devices, see WithNominees, and
 // leave others.
-func (n *nominations) leaves(node string) {
+func (n *Nominations) leaves(node string) {
 	kept := false
 	n.mutex.Lock()
 	for _, known := range n.byPod {
@@ -156,9 +158,9 @@ func (n *nominations) leaves(node string) {
 	}
 }
 
-// onInventoryEvent takes the inventory's events. By another class a nominated pod may need other devices, or find none. What slices change on a node
+// OnInventoryEvent takes the inventory's events. By another class a nominated pod may need other devices, or find none. What slices change on a node
 // is news for who waits for its devices anyway.
-func (n *nominations) onInventoryEvent(event source.Event) {
+func (n *Nominations) OnInventoryEvent(event source.Event) {
 	if event.Class == nil {
 		return
 	}
@@ -173,9 +175,9 @@ func (n *nominations) onInventoryEvent(event source.Event) {
 	}
 }
 
-// onClaimEvent takes the tracker's events. A nominated pod whose claim is gone or about to go, has devices elsewhere, or has lost a user or got
+// OnClaimEvent takes the tracker's events. A nominated pod whose claim is gone or about to go, has devices elsewhere, or has lost a user or got
 // one, may need less.
-func (n *nominations) onClaimEvent(event tracker.Event) {
+func (n *Nominations) OnClaimEvent(event tracker.Event) {
 	if before, after := event.Old, event.New; before != nil && after != nil &&
 		amount.Semantic.DeepEqual(before.Status.Allocation, after.Status.Allocation) &&
 		amount.Semantic.DeepEqual(before.Status.ReservedFor, after.Status.ReservedFor) &&
@@ -196,9 +198,9 @@ func (n *nominations) onClaimEvent(event tracker.Event) {
 	}
 }
 
-// overtake notes that a pod has been nominated to a node. Those of lower priority that are nominated there, too, may have lost what was evicted
+// Overtake notes that a pod has been nominated to a node. Those of lower priority that are nominated there, too, may have lost what was evicted
 // for them. Preemption takes their nominations, but not of a pod of which the API does not show it yet.
-func (n *nominations) overtake(pod *v1.Pod, node string, nominees []fwk.PodInfo) {
+func (n *Nominations) Overtake(pod *v1.Pod, node string, nominees []fwk.PodInfo) {
 	if pod.Status.NominatedNodeName == node {
 		return // and was when they were tried
 	}

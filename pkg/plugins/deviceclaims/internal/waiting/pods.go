@@ -1,4 +1,6 @@
-package deviceclaims
+// Package waiting connects the waiting room, pkg/wakeup, with the scheduler: it tells the room what changes, says what a pod asks for, and
+// puts the pods that the room names into the queue. It decides nothing.
+package waiting
 
 import (
 	"context"
@@ -19,12 +21,13 @@ import (
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/source"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
-// waitingPods tells the waiting room what changes, and wakes the pods that it names.
+// Pods tells the waiting room what changes, and wakes the pods that it names.
 //
 // The framework would wake pods by the events of its own informers. Those may come before the tracker or the
 // inventory has seen the change: the pod would be tried on the old state, fail, and never be woken again. So
@@ -33,8 +36,8 @@ import (
 //
 // The scheduling queue ignores the activation of a pod that is not waiting, retries one that is being scheduled just
 // now, and leaves a gated one alone. The room keeps an entry until the pod is bound or gone.
-type waitingPods struct {
-	*wakeup.Room[*Plugin, *framework.QueuedPodInfo]
+type Pods struct {
+	*wakeup.Room[*Profile, *framework.QueuedPodInfo]
 
 	pods    corelisters.PodLister
 	nodes   corelisters.NodeLister
@@ -48,9 +51,10 @@ type waitingPods struct {
 	watchers map[types.NamespacedName]chan struct{}
 }
 
-func newWaitingPods(options wakeup.Options, pods corelisters.PodLister, nodes corelisters.NodeLister, claims *tracker.Tracker, store *inventory.Store) *waitingPods {
-	return &waitingPods{
-		Room: wakeup.New[*Plugin, *framework.QueuedPodInfo](options),
+// NewPods returns no pods.
+func NewPods(options wakeup.Options, pods corelisters.PodLister, nodes corelisters.NodeLister, claims *tracker.Tracker, store *inventory.Store) *Pods {
+	return &Pods{
+		Room: wakeup.New[*Profile, *framework.QueuedPodInfo](options),
 		pods: pods, nodes: nodes, tracker: claims, store: store,
 		watchers: map[types.NamespacedName]chan struct{}{},
 	}
@@ -58,7 +62,7 @@ func newWaitingPods(options wakeup.Options, pods corelisters.PodLister, nodes co
 
 // Note is [wakeup.Room.Note], unless the pod is gone. Those who tell of its end are told one by one: the scheduling queue may hear of its
 // beginning after we have heard of its end, and then nobody would ever take it out again.
-func (w *waitingPods) Note(pod *v1.Pod, claims []types.NamespacedName, tag *Plugin) {
+func (w *Pods) Note(pod *v1.Pod, claims []types.NamespacedName, tag *Profile) {
 	w.Room.Note(pod, claims, tag)
 	// Who is gone after this, and not before, is told of later.
 	if known, err := w.pods.Pods(pod.Namespace).Get(pod.Name); err != nil || known.UID != pod.UID {
@@ -66,8 +70,8 @@ func (w *waitingPods) Note(pod *v1.Pod, claims []types.NamespacedName, tag *Plug
 	}
 }
 
-// run wakes pods until ctx ends. Events that come while it is at it are handled together.
-func (w *waitingPods) run(ctx context.Context) {
+// Run wakes pods until ctx ends. Events that come while it is at it are handled together.
+func (w *Pods) Run(ctx context.Context) {
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for {
@@ -77,7 +81,7 @@ func (w *waitingPods) run(ctx context.Context) {
 		case <-w.Wanted():
 		case <-timer.C:
 		}
-		again := w.Pass(ctx, w.world(ctx), func(wake wakeup.Wake[*Plugin]) { activate(klog.FromContext(ctx), wake) })
+		again := w.Pass(ctx, w.world(ctx), func(wake wakeup.Wake[*Profile]) { activate(klog.FromContext(ctx), wake) })
 		timer.Stop()
 		if !again.IsZero() {
 			timer.Reset(time.Until(again))
@@ -86,10 +90,10 @@ func (w *waitingPods) run(ctx context.Context) {
 }
 
 // world is what the room decides on.
-func (w *waitingPods) world(ctx context.Context) wakeup.World[*Plugin, *framework.QueuedPodInfo] {
+func (w *Pods) world(ctx context.Context) wakeup.World[*Profile, *framework.QueuedPodInfo] {
 	logger := klog.FromContext(ctx)
-	evictions := newEvictions()
-	return wakeup.World[*Plugin, *framework.QueuedPodInfo]{
+	evictions := contention.NewEvictions()
+	return wakeup.World[*Profile, *framework.QueuedPodInfo]{
 		Now: time.Now,
 		State: func() (*inventory.View, usage.View) {
 			return w.store.View(), w.tracker.Snapshot().Usage
@@ -115,24 +119,24 @@ func (w *waitingPods) world(ctx context.Context) wakeup.World[*Plugin, *framewor
 			}
 			return known
 		},
-		Suitable: func(pod *v1.Pod, tag *Plugin) func(*v1.Node) bool { return tag.suitable(logger, pod) },
-		Evicted: func(pod *v1.Pod, tag *Plugin, node *v1.Node, inv *inventory.View, inUse usage.View) func(usage.View) usage.View {
-			return evictions.evicted(tag, pod, node, inv, inUse)
+		Suitable: func(pod *v1.Pod, tag *Profile) func(*v1.Node) bool { return tag.Setup.Suitable(logger, pod) },
+		Evicted: func(pod *v1.Pod, tag *Profile, node *v1.Node, inv *inventory.View, inUse usage.View) func(usage.View) usage.View {
+			return evictions.Evicted(tag.Rivals, pod, node, inv, inUse)
 		},
-		Look:   func(pod *v1.Pod, tag *Plugin, inv *inventory.View) *wakeup.Question { return tag.look(pod, inv) },
-		Key:    func(pod *v1.Pod, _ *Plugin) *framework.QueuedPodInfo { return queueKey(pod) },
-		Before: func(tag *Plugin, a, b *framework.QueuedPodInfo) bool { return tag.before(a, b) },
+		Look:   func(pod *v1.Pod, tag *Profile, inv *inventory.View) *wakeup.Question { return tag.look(pod, inv) },
+		Key:    func(pod *v1.Pod, _ *Profile) *framework.QueuedPodInfo { return queueKey(pod) },
+		Before: func(tag *Profile, a, b *framework.QueuedPodInfo) bool { return tag.Setup.before(a, b) },
 	}
 }
 
 // activate puts the pod into the active queue of its scheduler, past any pause.
-func activate(logger klog.Logger, wake wakeup.Wake[*Plugin]) {
+func activate(logger klog.Logger, wake wakeup.Wake[*Profile]) {
 	logger.V(4).Info("Waking a pod that may fit now", "pod", klog.KObj(wake.Pod), "cause", wake.Cause)
-	wake.Tag.handle.Activate(logger, map[string]*v1.Pod{wake.Pod.Namespace + "/" + wake.Pod.Name: wake.Pod})
+	wake.Tag.Handle.Activate(logger, map[string]*v1.Pod{wake.Pod.Namespace + "/" + wake.Pod.Name: wake.Pod})
 }
 
-// onClaimEvent takes the tracker's events.
-func (w *waitingPods) onClaimEvent(event tracker.Event) {
+// OnClaimEvent takes the tracker's events.
+func (w *Pods) OnClaimEvent(event tracker.Event) {
 	name := types.NamespacedName{Namespace: event.Claim.Namespace, Name: event.Claim.Name}
 	w.mutex.Lock()
 	if watcher := w.watchers[name]; watcher != nil {
@@ -170,8 +174,8 @@ func hasLostUsers(before, after *resourceapi.ResourceClaim) bool {
 	return slices.ContainsFunc(before.Status.ReservedFor, func(user resourceapi.ResourceClaimConsumerReference) bool { return !users.Has(user.UID) })
 }
 
-// onInventoryEvent takes the inventory's events.
-func (w *waitingPods) onInventoryEvent(event source.Event) {
+// OnInventoryEvent takes the inventory's events.
+func (w *Pods) OnInventoryEvent(event source.Event) {
 	generation := w.store.View().Generation()
 	if event.Class != nil {
 		w.ClassChanged(event.Class.Name, generation)
@@ -184,8 +188,8 @@ func (w *waitingPods) onInventoryEvent(event source.Event) {
 	w.SliceChanged(event.OldSlice, event.Slice, generation)
 }
 
-// podHandler forgets pods that are bound or gone.
-func (w *waitingPods) podHandler() cache.ResourceEventHandler {
+// PodHandler forgets pods that are bound or gone.
+func (w *Pods) PodHandler() cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(_, obj any) {
 			if pod, ok := obj.(*v1.Pod); ok && pod.Spec.NodeName != "" {
@@ -203,8 +207,8 @@ func (w *waitingPods) podHandler() cache.ResourceEventHandler {
 	}
 }
 
-// watch returns a channel that is closed with the next event of the claim.
-func (w *waitingPods) watch(claim types.NamespacedName) <-chan struct{} {
+// Watch returns a channel that is closed with the next event of the claim.
+func (w *Pods) Watch(claim types.NamespacedName) <-chan struct{} {
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
 	if w.watchers[claim] == nil {
@@ -213,7 +217,7 @@ func (w *waitingPods) watch(claim types.NamespacedName) <-chan struct{} {
 	return w.watchers[claim]
 }
 
-// seenNow is the state that whoever looks from now on sees, or a later one.
-func (s *Shared) seenNow() wakeup.Seen {
-	return wakeup.Seen{Usage: s.tracker.Snapshot().Revision, Inventory: s.store.View().Generation()}
+// SeenNow is the state that whoever looks from now on sees, or a later one.
+func (w *Pods) SeenNow() wakeup.Seen {
+	return wakeup.Seen{Usage: w.tracker.Snapshot().Revision, Inventory: w.store.View().Generation()}
 }

@@ -1,4 +1,4 @@
-package deviceclaims
+package contention
 
 import (
 	"context"
@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	v1 "k8s.io/api/core/v1"
+	utilfeature "k8s.io/apiserver/pkg/util/feature"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	"k8s.io/klog/v2"
@@ -18,11 +19,11 @@ import (
 	"stowage.dev/stowage/pkg/tracker"
 )
 
-// victimHandler wakes a nominated pod whenever one of those is gone that were evicted for it. The scheduling queue may
+// VictimHandler wakes a nominated pod whenever one of those is gone that were evicted for it. The scheduling queue may
 // let it sleep: it drops the events that come while DefaultPreemption still evicts, and what goes last need not be
 // what the plugins wait for that refused the pod. If one victim had the volume and goes first, and the other one had the
 // device, nobody else would wake the pod. As long as victims are being evicted the queue keeps the pod back.
-func victimHandler(ctx context.Context, handle fwk.Handle, claims *tracker.Tracker) cache.ResourceEventHandler {
+func VictimHandler(ctx context.Context, handle fwk.Handle, claims *tracker.Tracker) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{DeleteFunc: func(obj any) {
 		if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
 			obj = tombstone.Obj
@@ -63,20 +64,22 @@ func wasPreempted(pod *v1.Pod) bool {
 	return false
 }
 
-// evictsWhoIsGone tells whether pods that are gone may be evicted for the pod once more. The scheduler can hear of devices that are free
+// EvictsWhoIsGone tells whether pods that are gone may be evicted for the pod once more. The scheduler can hear of devices that are free
 // before it hears of the end of the pods that had them. These then are in the way of something else on the node that the pod is
 // nominated to, of a volume for example, and to evict one that is gone brings about no event. The one of its end may have come
 // while the queue kept the pod back for the eviction, so nobody would wake it.
-func (pl *Plugin) evictsWhoIsGone(c *cycle, pod *v1.Pod) bool {
-	for _, name := range c.results.accepted() {
-		if !pl.isNominated(pod, name) {
+//
+// accepted are the nodes that have devices for the pod.
+func (r *Rivals) EvictsWhoIsGone(accepted []string, pod *v1.Pod) bool {
+	for _, name := range accepted {
+		if !r.isNominated(pod, name) {
 			continue
 		}
-		info, err := pl.handle.SnapshotSharedLister().NodeInfos().Get(name)
+		info, err := r.Handle.SnapshotSharedLister().NodeInfos().Get(name)
 		if err != nil {
 			continue
 		}
-		if slices.ContainsFunc(info.GetPods(), func(other fwk.PodInfo) bool { return pl.hasLostItsClaims(other.GetPod()) }) {
+		if slices.ContainsFunc(info.GetPods(), func(other fwk.PodInfo) bool { return r.hasLostItsClaims(other.GetPod()) }) {
 			return true
 		}
 	}
@@ -85,10 +88,10 @@ func (pl *Plugin) evictsWhoIsGone(c *cycle, pod *v1.Pod) bool {
 
 // hasLostItsClaims tells whether the pod had claims, and none is reserved for it or its group any more: kube-controller-manager gives up
 // the reservations of a pod that has ended.
-func (pl *Plugin) hasLostItsClaims(pod *v1.Pod) bool {
+func (r *Rivals) hasLostItsClaims(pod *v1.Pod) bool {
 	names := podclaims.NamedBy(pod)
-	return len(names) > 0 && len(pl.shared.tracker.InFlightFor(pod.UID)) == 0 && !slices.ContainsFunc(names, func(name string) bool {
-		claim, err := pl.shared.tracker.Get(pod.Namespace, name)
-		return err == nil && resourceclaim.IsReservedForPod(pod, claim, enabled(features.DRAWorkloadResourceClaims))
+	return len(names) > 0 && len(r.Claims.InFlightFor(pod.UID)) == 0 && !slices.ContainsFunc(names, func(name string) bool {
+		claim, err := r.Claims.Get(pod.Namespace, name)
+		return err == nil && resourceclaim.IsReservedForPod(pod, claim, utilfeature.DefaultFeatureGate.Enabled(features.DRAWorkloadResourceClaims))
 	})
 }

@@ -1,4 +1,4 @@
-package deviceclaims
+package extended
 
 import (
 	"context"
@@ -24,24 +24,25 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/tracker"
 )
 
-// extendedBinding is what is done about the claim for a pod's extended resources from Reserve on.
-type extendedBinding struct {
-	// variant is what was decided for the node.
-	variant *variant
-	// created is the claim once it is in the API.
-	created *resourceapi.ResourceClaim
+// Binding is what is done about the claim for a pod's extended resources from Reserve on.
+type Binding struct {
+	// Variant is what was decided for the node.
+	Variant *Variant
+	// Created is the claim once it is in the API.
+	Created *resourceapi.ResourceClaim
 	// recorded tells that the pod's status may name the claim.
 	recorded bool
 }
 
-// newExtendedClaim returns a claim for a pod's extended resources, without a name and requests. By the annotation
+// newClaim returns a claim for a pod's extended resources, without a name and requests. By the annotation
 // and the owner, kube-controller-manager, quota and the kubelet know what it is for.
-func newExtendedClaim(pod *v1.Pod) *resourceapi.ResourceClaim {
+func newClaim(pod *v1.Pod) *resourceapi.ResourceClaim {
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{
 		Namespace:    pod.Namespace,
-		GenerateName: extendedClaimPrefix(pod.Name),
+		GenerateName: namePrefix(pod.Name),
 		Annotations:  map[string]string{resourceapi.ExtendedResourceClaimAnnotation: "true"},
 		OwnerReferences: []metav1.OwnerReference{{
 			APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID, Controller: ptr.To(true),
@@ -49,9 +50,9 @@ func newExtendedClaim(pod *v1.Pod) *resourceapi.ResourceClaim {
 	}}
 }
 
-// extendedClaimPrefix is what the claim's name begins with: as much of the pod's name as leaves room for the
+// namePrefix is what the claim's name begins with: as much of the pod's name as leaves room for the
 // rest of a name of 63 characters.
-func extendedClaimPrefix(pod string) string {
+func namePrefix(pod string) string {
 	const suffix, random = "-extended-resources-", 5
 	if longest := 63 - random - len(suffix); len(pod) > longest {
 		pod = strings.TrimRight(pod[:longest], "-.")
@@ -64,83 +65,63 @@ func isForExtendedResources(claim *resourceapi.ResourceClaim) bool {
 	return claim.Annotations[resourceapi.ExtendedResourceClaimAnnotation] == "true"
 }
 
-// bindingClaims are the pod's claims as they were when it was reserved, with the one that has been made for its extended resources.
-func (c *cycle) bindingClaims() []podClaim {
-	claims := slices.Clone(c.claims)
-	for i := range claims {
-		if joined := c.binding.joined[claims[i].claim.UID]; joined != nil {
-			claims[i].claim = joined
-		}
-	}
-	if created := c.binding.extended.created; created != nil {
-		claims = append(claims, podClaim{claim: created, user: podclaims.UserOf(c.extended.pod)})
-	}
-	return claims
-}
-
-// changesExtendedClaims tells whether PreBind has to make or to remove a claim for extended resources.
-func (c *cycle) changesExtendedClaims() bool {
-	wanted := c.binding.extended.variant
-	return c.extended != nil && (len(c.extended.leftovers) > 0 || wanted != nil && wanted.claim != nil)
-}
-
-// createExtendedClaim removes what earlier attempts have left, and makes the claim that was decided for the node.
+// Create removes what earlier attempts have left, and makes the claim that was decided for the node.
 // Its allocation in flight passes over to it, so that it is like any other claim from here on.
 //
 // A claim whose creation failed with an unknown outcome holds nothing. The next attempt finds it by its owner.
-func (pl *Plugin) createExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle) error {
-	if c.extended == nil {
+//
+// reserved are the pod's allocations in flight.
+func (r *Resources) Create(ctx context.Context, pod *v1.Pod, e *Plan, b *Binding, reserved []tracker.Reservation) error {
+	if e == nil {
 		return nil
 	}
-	for _, claim := range c.extended.leftovers {
-		if err := pl.removeExtendedClaim(ctx, pod, claim, anyClaim); err != nil {
+	for _, claim := range e.Leftovers {
+		if err := r.remove(ctx, pod, claim, anyClaim); err != nil {
 			return fmt.Errorf("remove claim %s of an earlier attempt: %w", klog.KObj(claim), err)
 		}
 		decisions.Log(ctx, decisions.GivenBack, pod, "", claim, claim.Status.Allocation, "an earlier attempt made the claim for the pod's extended resources, and it is not needed")
 	}
-	b := &c.binding.extended
-	if b.variant == nil || b.variant.claim == nil {
+	if b.Variant == nil || b.Variant.Claim == nil {
 		return nil
 	}
-	claim := b.variant.claim.DeepCopy()
+	claim := b.Variant.Claim.DeepCopy()
 	// The name is chosen here, so that a lost answer does not make a claim that nobody knows the name of.
 	claim.Name, claim.UID = names.SimpleNameGenerator.GenerateName(claim.GenerateName), ""
-	created, err := pl.binder.Client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{FieldManager: pl.shared.books.FieldManager})
+	created, err := r.Binder.Client.ResourceV1().ResourceClaims(claim.Namespace).Create(ctx, claim, metav1.CreateOptions{FieldManager: r.Binder.FieldManager})
 	binding.CountWrite(binding.WriteCreation, err)
 	if err != nil {
 		// Without the claim's name, which is another one each time: the pod's events count what is the same.
 		return fmt.Errorf("create the claim for the pod's extended resources: %w", err)
 	}
-	b.created = created
-	pl.binder.Assume(ctx, created)
-	for i := range c.binding.reserved {
-		if r := &c.binding.reserved[i]; r.Claim.UID == b.variant.claim.UID {
-			if err := pl.shared.tracker.Move(r.Claim.UID, created); err != nil {
+	b.Created = created
+	r.Binder.Assume(ctx, created)
+	for i := range reserved {
+		if flying := &reserved[i]; flying.Claim.UID == b.Variant.Claim.UID {
+			if err := r.Claims.Move(flying.Claim.UID, created); err != nil {
 				return err
 			}
-			r.Claim = created
+			flying.Claim = created
 		}
 	}
 	klog.FromContext(ctx).V(3).Info("Claim made for extended resources", "pod", klog.KObj(pod), "claim", klog.KObj(created))
 	return nil
 }
 
-// recordExtendedClaim writes into the pod's status which claim, and which requests of it, its containers use for
+// Record writes into the pod's status which claim, and which requests of it, its containers use for
 // their extended resources. The kubelet prepares that claim. The entry can be replaced, but not be taken back, so
 // this is the last thing that PreBind does.
-func (pl *Plugin) recordExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle) error {
-	if c.extended == nil || c.binding.extended.variant == nil {
+func (r *Resources) Record(ctx context.Context, pod *v1.Pod, e *Plan, b *Binding) error {
+	if e == nil || b.Variant == nil {
 		return nil
 	}
-	b := &c.binding.extended
-	claim := b.created
+	claim := b.Created
 	if claim == nil {
-		claim = c.extended.adopted
+		claim = e.Adopted
 	}
 	if claim == nil {
 		return nil
 	}
-	status := &v1.PodExtendedResourceClaimStatus{ResourceClaimName: claim.Name, RequestMappings: b.variant.mappings}
+	status := &v1.PodExtendedResourceClaimStatus{ResourceClaimName: claim.Name, RequestMappings: b.Variant.mappings}
 	if apiequality.Semantic.DeepEqual(status, pod.Status.ExtendedResourceClaimStatus) {
 		return nil
 	}
@@ -154,7 +135,7 @@ func (pl *Plugin) recordExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 	}
 	b.recorded = true
 	err = retry.OnError(retry.DefaultBackoff, util.Retriable, func() error {
-		_, err := pl.binder.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
+		_, err := r.Binder.Client.CoreV1().Pods(pod.Namespace).Patch(ctx, pod.Name, types.MergePatchType, patch, metav1.PatchOptions{}, "status")
 		if binding.IsRefusal(err) {
 			b.recorded = false
 		}
@@ -166,22 +147,22 @@ func (pl *Plugin) recordExtendedClaim(ctx context.Context, pod *v1.Pod, c *cycle
 	return nil
 }
 
-// undoExtendedClaim removes the claim that was made for the pod. What cannot be removed is found again by the
+// Undo removes the claim that was made for the pod. What cannot be removed is found again by the
 // pod's next attempt, or goes with the pod. A pod that is bound, because only the answer to its binding was lost, keeps
 // its claim; so does one that may be, which Undo has found out: the claim is among those that it kept.
-func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extendedBinding, kept sets.Set[types.UID]) {
+func (r *Resources) Undo(ctx context.Context, pod *v1.Pod, b *Binding, kept sets.Set[types.UID]) {
 	if b.recorded {
 		// The next attempt may come before the informer has the new status.
-		pl.shared.recorded.Add(pod)
+		r.Recorded.Add(pod)
 	}
-	if b.created == nil || kept.Has(b.created.UID) {
+	if b.Created == nil || kept.Has(b.Created.UID) {
 		return
 	}
 	// The scheduling cycle's context may have ended, which may be why the pod is unreserved.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), binding.UndoTimeout)
 	defer cancel()
-	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(pod), "claim", klog.KObj(b.created))
-	switch bound, err := pl.binder.HasNode(ctx, pod, false); { // Undo has waited already
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "pod", klog.KObj(pod), "claim", klog.KObj(b.Created))
+	switch bound, err := r.Binder.HasNode(ctx, pod, false); { // Undo has waited already
 	case err != nil:
 		logger.Error(err, "Cannot find out whether a pod is bound, keeping the claim for its extended resources")
 		return
@@ -189,28 +170,28 @@ func (pl *Plugin) undoExtendedClaim(ctx context.Context, pod *v1.Pod, b *extende
 		return
 	}
 	unused := func(claim *resourceapi.ResourceClaim) error {
-		if binding.IsAdopted(claim, pod.UID, pl.shared.books.FieldManager) {
+		if binding.IsAdopted(claim, pod.UID, r.Binder.FieldManager) {
 			return errors.New("another scheduler uses it for the pod")
 		}
 		return nil
 	}
-	if err := pl.removeExtendedClaim(ctx, pod, b.created, unused); err != nil {
+	if err := r.remove(ctx, pod, b.Created, unused); err != nil {
 		logger.Error(err, "Cannot remove the claim for the extended resources of a pod that was not bound, its next attempt will")
 	}
 }
 
-// anyClaim is for removeExtendedClaim.
+// anyClaim is for remove.
 func anyClaim(*resourceapi.ResourceClaim) error { return nil }
 
-// removeExtendedClaim gives up the claim's allocation and deletes it, if check has nothing against the claim as it is then. It fails if
+// remove gives up the claim's allocation and deletes it, if check has nothing against the claim as it is then. It fails if
 // others than the pod use it, or if the pod turns out to be bound.
-func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, check func(*resourceapi.ResourceClaim) error) error {
-	client := pl.binder.Client.ResourceV1().ResourceClaims(claim.Namespace)
-	options := metav1.UpdateOptions{FieldManager: pl.shared.books.FieldManager}
-	get := pl.binder.Known
+func (r *Resources) remove(ctx context.Context, pod *v1.Pod, claim *resourceapi.ResourceClaim, check func(*resourceapi.ResourceClaim) error) error {
+	client := r.Binder.Client.ResourceV1().ResourceClaims(claim.Namespace)
+	options := metav1.UpdateOptions{FieldManager: r.Binder.FieldManager}
+	get := r.Binder.Known
 	err := retry.RetryOnConflict(retry.DefaultRetry, func() error {
 		current, err := get(ctx, claim)
-		get = pl.binder.Read
+		get = r.Binder.Read
 		if err != nil {
 			return err
 		}
@@ -223,7 +204,7 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 		if err := check(current); err != nil {
 			return err
 		}
-		if err := pl.binder.CheckUnused(ctx, pod, current); err != nil {
+		if err := r.Binder.CheckUnused(ctx, pod, current); err != nil {
 			return err
 		}
 		// First the status: only then is it certain that the device is free when the claim is gone.
@@ -233,10 +214,10 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 			current, err = client.UpdateStatus(ctx, updated, options)
 			binding.CountWrite(binding.WriteDeallocation, err)
 			if err != nil {
-				pl.shared.books.Doubts.Note(updated, err)
+				r.Binder.Doubts.Note(updated, err)
 				return fmt.Errorf("give up the allocation: %w", err)
 			}
-			pl.binder.Assume(ctx, current)
+			r.Binder.Assume(ctx, current)
 		}
 		if i := slices.Index(current.Finalizers, resourceapi.Finalizer); i >= 0 {
 			updated := current.DeepCopy()
@@ -262,23 +243,17 @@ func (pl *Plugin) removeExtendedClaim(ctx context.Context, pod *v1.Pod, claim *r
 	return err
 }
 
-// giveUpExtendedClaims removes what earlier attempts left that holds devices, because the pod finds no node: it may
+// GiveUp removes what earlier attempts made that holds devices, because the pod finds no node: it may
 // with other devices. It returns the removed claims' names.
-func (pl *Plugin) giveUpExtendedClaims(ctx context.Context, pod *v1.Pod, e *extendedPlan) ([]string, error) {
-	if e == nil {
-		return nil, nil
-	}
-	holding := slices.DeleteFunc(slices.Clone(e.leftovers), func(claim *resourceapi.ResourceClaim) bool {
-		return claim.Status.Allocation == nil
-	})
-	if e.adopted != nil {
-		holding = append(holding, e.adopted)
-	}
-	ctx, cancel := context.WithTimeout(ctx, deallocateTimeout)
+func (r *Resources) GiveUp(ctx context.Context, pod *v1.Pod, made []*resourceapi.ResourceClaim) ([]string, error) {
+	ctx, cancel := context.WithTimeout(ctx, binding.GiveUpTimeout)
 	defer cancel()
 	var removed []string
-	for _, claim := range holding {
-		if err := pl.removeExtendedClaim(ctx, pod, claim, anyClaim); err != nil {
+	for _, claim := range made {
+		if claim.Status.Allocation == nil {
+			continue
+		}
+		if err := r.remove(ctx, pod, claim, anyClaim); err != nil {
 			return removed, fmt.Errorf("claim %s: %w", klog.KObj(claim), err)
 		}
 		decisions.Log(ctx, decisions.GivenBack, pod, "", claim, claim.Status.Allocation, "an earlier attempt made the claim for the pod's extended resources, and no node fits with it")

@@ -1,4 +1,4 @@
-package deviceclaims
+package contention
 
 import (
 	"fmt"
@@ -15,17 +15,17 @@ import (
 	"stowage.dev/stowage/pkg/usage"
 )
 
-// trial is where the pods of a group have their devices while the framework tries the group: pod after pod goes through PreFilter,
+// Trial is where the pods of a group have their devices while the framework tries the group: pod after pod goes through PreFilter,
 // Filter and Reserve, and in the end all are unreserved. Nothing else is scheduled in this process meanwhile, so neither the tracker
 // nor the API needs to know of it. If the group fits, Reserve runs once more for each pod, and that is for good.
 //
 // All profiles of a scheduler share one. Filter reads it in many goroutines; what changes it runs in the one that schedules.
-type trial struct {
+type Trial struct {
 	mutex sync.Mutex
 	given []*given
 	// leaving are claims of others that count as gone.
-	leaving []*stake
-	// forgetful tells that nothing counts as having failed for a pod, see elsewhere.
+	leaving []*Holder
+	// forgetful tells that nothing counts as having failed for a pod, see podmemory.FailedDevices.
 	forgetful bool
 	// views[i] is what over made of the view with the revision base for the first i of given, as far as it has. Preemption has the pods of
 	// a group give back the last first, again and again.
@@ -35,7 +35,7 @@ type trial struct {
 	// onNodes are the pods with devices on all nodes, noted when preemption for a group may begin. Nil if it may not.
 	onNodes sets.Set[types.UID]
 	// without is the cluster without those of them that preemption has taken away, nil before that is known.
-	without *whatIf
+	without *WhatIf
 }
 
 // given is what a claim has been given on trial.
@@ -45,8 +45,8 @@ type given struct {
 	pods       sets.Set[types.UID]
 }
 
-// give notes what a pod of the group has been given.
-func (t *trial) give(pod types.UID, reserved []tracker.Reservation) {
+// Give notes what a pod of the group has been given.
+func (t *Trial) Give(pod types.UID, reserved []tracker.Reservation) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	for _, r := range reserved {
@@ -54,8 +54,8 @@ func (t *trial) give(pod types.UID, reserved []tracker.Reservation) {
 	}
 }
 
-// join makes a pod one of those that a claim has been given something for.
-func (t *trial) join(pod, claim types.UID) {
+// Join makes a pod one of those that a claim has been given something for.
+func (t *Trial) Join(pod, claim types.UID) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	if g := t.of(claim); g != nil {
@@ -63,8 +63,8 @@ func (t *trial) join(pod, claim types.UID) {
 	}
 }
 
-// allocation returns what a claim has been given, nil if nothing.
-func (t *trial) allocation(claim types.UID) *resourceapi.AllocationResult {
+// Allocation returns what a claim has been given, nil if nothing.
+func (t *Trial) Allocation(claim types.UID) *resourceapi.AllocationResult {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	if g := t.of(claim); g != nil {
@@ -73,7 +73,7 @@ func (t *trial) allocation(claim types.UID) *resourceapi.AllocationResult {
 	return nil
 }
 
-func (t *trial) of(claim types.UID) *given {
+func (t *Trial) of(claim types.UID) *given {
 	for _, g := range t.given {
 		if g.claim.UID == claim {
 			return g
@@ -82,8 +82,8 @@ func (t *trial) of(claim types.UID) *given {
 	return nil
 }
 
-// takeBack takes from a pod what it has been given. What it shares with other pods stays theirs.
-func (t *trial) takeBack(pod types.UID) {
+// TakeBack takes from a pod what it has been given. What it shares with other pods stays theirs.
+func (t *Trial) TakeBack(pod types.UID) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	stay := 0 // at the beginning of given
@@ -97,8 +97,8 @@ func (t *trial) takeBack(pod types.UID) {
 }
 
 // withLeaving calls try while the devices of the given claims count as free.
-func (t *trial) withLeaving(leaving []*stake, try func()) {
-	set := func(leaving []*stake) {
+func (t *Trial) withLeaving(leaving []*Holder, try func()) {
+	set := func(leaving []*Holder) {
 		t.mutex.Lock()
 		defer t.mutex.Unlock()
 		t.leaving, t.views = leaving, nil
@@ -108,8 +108,8 @@ func (t *trial) withLeaving(leaving []*stake, try func()) {
 	try()
 }
 
-// withoutFailures calls try while nothing counts as having failed for the pods.
-func (t *trial) withoutFailures(try func()) {
+// WithoutFailures calls try while nothing counts as having failed for the pods.
+func (t *Trial) WithoutFailures(try func()) {
 	set := func(forgetful bool) {
 		t.mutex.Lock()
 		defer t.mutex.Unlock()
@@ -120,14 +120,15 @@ func (t *trial) withoutFailures(try func()) {
 	try()
 }
 
-func (t *trial) isForgetful() bool {
+// IsForgetful tells whether nothing counts as having failed for the pods.
+func (t *Trial) IsForgetful() bool {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	return t.forgetful
 }
 
 // over returns the usage with what pods have on trial.
-func (t *trial) over(view usage.View) usage.View {
+func (t *Trial) over(view usage.View) usage.View {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	if len(t.given) == 0 && len(t.leaving) == 0 {
@@ -144,24 +145,36 @@ func (t *trial) over(view usage.View) usage.View {
 	return last
 }
 
-// mayPreempt tells that preemption for a group may begin, on nodes that have the given pods with devices.
-func (t *trial) mayPreempt(onNodes sets.Set[types.UID]) {
+// ForbidPreemption tells that no preemption for a group may begin.
+func (t *Trial) ForbidPreemption() {
+	t.mutex.Lock()
+	defer t.mutex.Unlock()
+	t.onNodes, t.without = nil, nil
+}
+
+// AllowPreemption tells that preemption for a group may begin, on nodes as they are now.
+func (t *Trial) AllowPreemption(handle fwk.Handle) error {
+	onNodes, err := podsWithDevices(handle)
+	if err != nil {
+		return err
+	}
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	t.onNodes, t.without = onNodes, nil
+	return nil
 }
 
-// whatIf returns, for one pod, the cluster without the pods that have been taken off their nodes because preemption finds out whether a group
+// WhatIf returns, for one pod, the cluster without the pods that have been taken off their nodes because preemption finds out whether a group
 // would fit without them; or as it is, if what is leaving counts as gone, or nothing as having failed. Nil if none of that is so.
 //
 // Nobody tells a plugin: the framework begins with new cycle states on a snapshot from which pods are missing. It is as long as
 // this snapshot is open to changes, and only one can have it open.
-func (t *trial) whatIf(handle fwk.Handle) (*whatIf, error) {
+func (t *Trial) WhatIf(handle fwk.Handle) (*WhatIf, error) {
 	t.mutex.Lock()
 	defer t.mutex.Unlock()
 	switch {
 	case len(t.leaving) > 0, t.forgetful:
-		return &whatIf{dryRun: true}, nil
+		return &WhatIf{dryRun: true}, nil
 	case t.onNodes == nil:
 		return nil, nil
 	}
@@ -174,7 +187,7 @@ func (t *trial) whatIf(handle fwk.Handle) (*whatIf, error) {
 		if err != nil {
 			return nil, err
 		}
-		t.without = &whatIf{dryRun: true}
+		t.without = &WhatIf{dryRun: true}
 		for uid := range t.onNodes.Difference(left) {
 			t.without.removed = t.without.removed.Set(uid, struct{}{})
 		}

@@ -1,4 +1,4 @@
-package deviceclaims
+package contention
 
 import (
 	"slices"
@@ -12,13 +12,14 @@ import (
 	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
 	"k8s.io/kubernetes/pkg/scheduler/framework/preemption"
 
+	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
 
-// stake is a claim that holds devices, and for whom.
-type stake struct {
+// Holder is a claim that holds devices, and for whom.
+type Holder struct {
 	claim usage.ClaimRef
 	// known is what the rest was made from.
 	known tracker.Holding
@@ -39,49 +40,50 @@ type consumer struct {
 }
 
 // isFor tells whether the claim is for these pods and nobody else. A claim that nobody uses is for none.
-func (s *stake) isFor(pods func(types.UID) bool) bool {
+func (s *Holder) isFor(pods func(types.UID) bool) bool {
 	if s.foreign || len(s.pods) == 0 {
 		return false
 	}
 	return !slices.ContainsFunc(s.pods, func(c consumer) bool { return !pods(c.uid) })
 }
 
-// stakes knows the stakes of one scheduling attempt. What has been looked up once stays as it is, so that all that is
+// Holders knows the claims that hold devices, for one scheduling attempt. What has been looked up once stays as it is, so that all that is
 // tried in the attempt is tried on the same facts. Safe for concurrent use.
-type stakes struct {
-	pl *Plugin
-	// own are the claims of the pod that is being scheduled, and do not change. They never count as somebody else's.
-	own sets.Set[types.UID]
+type Holders struct {
+	rivals *Rivals
+	// Own are the claims of the pod that is being scheduled, and do not change. They never count as somebody else's.
+	Own sets.Set[types.UID]
 
 	mutex sync.Mutex
-	// budgets are the time for what nominated pods are going to get, by namespace, of all its pods together.
-	budgets  map[string]*budget
-	byClaim  map[types.UID]*stake
-	byPod    map[types.UID][]*stake
+	// times are what there is for what nominated pods are going to get, by namespace, for all its pods together.
+	times    map[string]allocator.Attempt
+	byClaim  map[types.UID]*Holder
+	byPod    map[types.UID][]*Holder
 	nominees map[types.UID]*nominee
 }
 
-func newStakes(pl *Plugin) *stakes {
-	return &stakes{
-		pl: pl, own: sets.New[types.UID](), budgets: map[string]*budget{},
-		byClaim: map[types.UID]*stake{}, byPod: map[types.UID][]*stake{}, nominees: map[types.UID]*nominee{},
+// NewHolders begins an attempt.
+func (r *Rivals) NewHolders() *Holders {
+	return &Holders{
+		rivals: r, Own: sets.New[types.UID](), times: map[string]allocator.Attempt{},
+		byClaim: map[types.UID]*Holder{}, byPod: map[types.UID][]*Holder{}, nominees: map[types.UID]*nominee{},
 	}
 }
 
-// budgetFor returns the time for what a nominated pod is going to get. It is its namespace's: a pod of another one does not pay for it.
-func (s *stakes) budgetFor(nominee *v1.Pod) *budget {
+// timeFor returns the time for what a nominated pod is going to get. It is its namespace's: a pod of another one does not pay for it.
+func (s *Holders) timeFor(nominee *v1.Pod) allocator.Attempt {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
-	b := s.budgets[nominee.Namespace]
-	if b == nil {
-		b = newBudget(s.pl.filterTimeout, s.pl.shared.shares.of(nominee))
-		s.budgets[nominee.Namespace] = b
+	t := s.times[nominee.Namespace]
+	if t == nil {
+		t = s.rivals.Time.Attempt(nominee)
+		s.times[nominee.Namespace] = t
 	}
-	return b
+	return t
 }
 
-// ofPod returns the stakes that a pod has a part in.
-func (s *stakes) ofPod(pod *v1.Pod) []*stake {
+// ofPod returns the claims that a pod has a part in.
+func (s *Holders) ofPod(pod *v1.Pod) []*Holder {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	if known, ok := s.byPod[pod.UID]; ok {
@@ -89,16 +91,16 @@ func (s *stakes) ofPod(pod *v1.Pod) []*stake {
 	}
 	var refs []usage.ClaimRef
 	for _, name := range podclaims.NamedBy(pod) {
-		if claim, err := s.pl.shared.tracker.Get(pod.Namespace, name); err == nil {
+		if claim, err := s.rivals.Claims.Get(pod.Namespace, name); err == nil {
 			refs = append(refs, usage.RefOf(claim))
 		}
 	}
 	// The status of a pod that is being bound may not name its claim yet.
-	for _, claim := range s.pl.shared.tracker.OwnedBy(pod.Namespace, pod.UID) {
+	for _, claim := range s.rivals.Claims.OwnedBy(pod.Namespace, pod.UID) {
 		refs = append(refs, usage.RefOf(claim))
 	}
-	refs = append(refs, s.pl.shared.tracker.InFlightFor(pod.UID)...)
-	var found []*stake
+	refs = append(refs, s.rivals.Claims.InFlightFor(pod.UID)...)
+	var found []*Holder
 	for _, ref := range refs {
 		st := s.ofClaimLocked(ref)
 		if st != nil && !slices.Contains(found, st) && slices.ContainsFunc(st.pods, func(c consumer) bool { return c.uid == pod.UID }) {
@@ -109,28 +111,28 @@ func (s *stakes) ofPod(pod *v1.Pod) []*stake {
 	return found
 }
 
-// ofClaim returns the stake of a claim, nil if it holds nothing or is the pod's own.
-func (s *stakes) ofClaim(ref usage.ClaimRef) *stake {
+// ofClaim returns a claim with what it holds, nil if it holds nothing or is the pod's own.
+func (s *Holders) ofClaim(ref usage.ClaimRef) *Holder {
 	s.mutex.Lock()
 	defer s.mutex.Unlock()
 	return s.ofClaimLocked(ref)
 }
 
-func (s *stakes) ofClaimLocked(ref usage.ClaimRef) *stake {
-	if s.own.Has(ref.UID) {
+func (s *Holders) ofClaimLocked(ref usage.ClaimRef) *Holder {
+	if s.Own.Has(ref.UID) {
 		return nil
 	}
 	known, ok := s.byClaim[ref.UID]
 	if !ok {
-		known = newStake(ref, s.pl.shared.tracker.Holding(ref))
+		known = newHolder(ref, s.rivals.Claims.Holding(ref))
 		s.byClaim[ref.UID] = known
 	}
 	return known
 }
 
-// newStake returns nil for a claim that holds nothing.
-func newStake(ref usage.ClaimRef, holding tracker.Holding) *stake {
-	s := &stake{claim: ref, known: holding, foreign: holding.Group != ""}
+// newHolder returns nil for a claim that holds nothing.
+func newHolder(ref usage.ClaimRef, holding tracker.Holding) *Holder {
+	s := &Holder{claim: ref, known: holding, foreign: holding.Group != ""}
 	s.addPools(holding.InFlight)
 	for _, owner := range holding.Owners {
 		s.addPod(consumer{uid: owner})
@@ -151,7 +153,7 @@ func newStake(ref usage.ClaimRef, holding tracker.Holding) *stake {
 	return s
 }
 
-func (s *stake) addPools(allocation *resourceapi.AllocationResult) {
+func (s *Holder) addPools(allocation *resourceapi.AllocationResult) {
 	if allocation == nil {
 		return
 	}
@@ -163,7 +165,7 @@ func (s *stake) addPools(allocation *resourceapi.AllocationResult) {
 	}
 }
 
-func (s *stake) addPod(c consumer) {
+func (s *Holder) addPod(c consumer) {
 	for i := range s.pods {
 		if s.pods[i].uid == c.uid {
 			if s.pods[i].Name == "" {
@@ -175,14 +177,14 @@ func (s *stake) addPod(c consumer) {
 	s.pods = append(s.pods, c)
 }
 
-// without returns the usage without what the stakes hold.
-func without(view usage.View, stakes []*stake) usage.View {
-	if len(stakes) == 0 {
+// without returns the usage without what some claims hold.
+func without(view usage.View, holders []*Holder) usage.View {
+	if len(holders) == 0 {
 		return view
 	}
 	var pools []usage.PoolID
 	gone := sets.New[types.UID]()
-	for _, s := range stakes {
+	for _, s := range holders {
 		gone.Insert(s.claim.UID)
 		for _, pool := range s.pools {
 			if !slices.Contains(pools, pool) {
@@ -193,10 +195,21 @@ func without(view usage.View, stakes []*stake) usage.View {
 	return view.Without(pools, func(claim usage.ClaimRef) bool { return gone.Has(claim.UID) })
 }
 
-// releasedWith returns the stakes that end when the pods go: those that are for these pods and for nobody else.
-func (s *stakes) releasedWith(pods map[types.UID]*v1.Pod) []*stake {
+// WithoutClaims returns the usage without what the claims have allocated.
+func WithoutClaims(view usage.View, claims []*resourceapi.ResourceClaim) usage.View {
+	var holders []*Holder
+	for _, claim := range claims {
+		st := &Holder{claim: usage.RefOf(claim)}
+		st.addPools(claim.Status.Allocation)
+		holders = append(holders, st)
+	}
+	return without(view, holders)
+}
+
+// releasedWith returns the claims that end when the pods go: those that are for these pods and for nobody else.
+func (s *Holders) releasedWith(pods map[types.UID]*v1.Pod) []*Holder {
 	isGoing := func(uid types.UID) bool { return pods[uid] != nil }
-	released := sets.New[*stake]()
+	released := sets.New[*Holder]()
 	for _, pod := range pods {
 		for _, st := range s.ofPod(pod) {
 			if st.isFor(isGoing) {
@@ -208,7 +221,7 @@ func (s *stakes) releasedWith(pods map[types.UID]*v1.Pod) []*stake {
 }
 
 // withoutPods returns the usage without what ends in some pools when the pods go.
-func (s *stakes) withoutPods(view usage.View, pools []usage.PoolID, pods podSet) usage.View {
+func (s *Holders) withoutPods(view usage.View, pools []usage.PoolID, pods podSet) usage.View {
 	if pods.Len() == 0 {
 		return view
 	}
@@ -223,35 +236,35 @@ func (s *stakes) withoutPods(view usage.View, pools []usage.PoolID, pods podSet)
 }
 
 // isLeaving tells whether the claim is about to give up its devices, because all pods that it is for have gone, are
-// going, have ended, or will not be bound. preemptor is the pod that waits for that, nil if nobody does; see [Plugin.isLeaving].
-func (s *stakes) isLeaving(st *stake, preemptor *v1.Pod) bool {
+// going, have ended, or will not be bound. preemptor is the pod that waits for that, nil if nobody does; see [Rivals.isLeaving].
+func (s *Holders) isLeaving(st *Holder, preemptor *v1.Pod) bool {
 	if st.foreign {
 		return false
 	}
 	if len(st.pods) == 0 {
 		return st.known.Claim != nil && st.known.Claim.DeletionTimestamp != nil
 	}
-	return !slices.ContainsFunc(st.pods, func(c consumer) bool { return !s.pl.isLeaving(c, preemptor) })
+	return !slices.ContainsFunc(st.pods, func(c consumer) bool { return !s.rivals.isLeaving(c, preemptor) })
 }
 
 // mayBeEvictedFor tells whether the claim ends if all pods of lower priority are evicted.
-func (s *stakes) mayBeEvictedFor(st *stake, pod *v1.Pod) bool {
+func (s *Holders) mayBeEvictedFor(st *Holder, pod *v1.Pod) bool {
 	if s.isLeaving(st, nil) {
 		return true
 	}
 	return !st.foreign && len(st.pods) > 0 && !slices.ContainsFunc(st.pods, func(c consumer) bool {
-		other := s.pl.podOf(c)
+		other := s.rivals.PodOf(c.NamespacedName, c.uid)
 		return other != nil && corev1helpers.PodPriority(other) >= corev1helpers.PodPriority(pod)
 	})
 }
 
-// podOf returns the pod as it is known, nil if it has gone or its name is not known.
-func (pl *Plugin) podOf(c consumer) *v1.Pod {
-	if attempt := pl.shared.attempts.Of(c.uid); attempt != nil {
+// PodOf returns the pod as it is known, nil if it has gone, or if it is not being bound and its name is not given.
+func (r *Rivals) PodOf(name types.NamespacedName, uid types.UID) *v1.Pod {
+	if attempt := r.Attempts.Of(uid); attempt != nil {
 		return attempt.Pod
 	}
-	pod, err := pl.handle.SharedInformerFactory().Core().V1().Pods().Lister().Pods(c.Namespace).Get(c.Name)
-	if err != nil || pod.UID != c.uid {
+	pod, err := r.Pods.Pods(name.Namespace).Get(name.Name)
+	if err != nil || pod.UID != uid {
 		return nil
 	}
 	return pod
@@ -261,9 +274,9 @@ func (pl *Plugin) podOf(c consumer) *v1.Pod {
 //
 // A preemptor waits for a pod that is being deleted only if it may have evicted that pod itself, as the scheduler's own preemption does
 // (PodEligibleToPreemptOthers): others may take as long as they like. And what is not certain, see podmemory.Attempts, is enough to wait for.
-func (pl *Plugin) isLeaving(c consumer, preemptor *v1.Pod) bool {
+func (r *Rivals) isLeaving(c consumer, preemptor *v1.Pod) bool {
 	certain := preemptor == nil
-	attempt := pl.shared.attempts.Of(c.uid)
+	attempt := r.Attempts.Of(c.uid)
 	if attempt != nil {
 		c.NamespacedName = types.NamespacedName{Namespace: attempt.Pod.Namespace, Name: attempt.Pod.Name}
 		if attempt.IsCancelled(certain) {
@@ -273,27 +286,27 @@ func (pl *Plugin) isLeaving(c consumer, preemptor *v1.Pod) bool {
 	if c.Name == "" {
 		return !certain // its attempt has ended meanwhile
 	}
-	pod, err := pl.handle.SharedInformerFactory().Core().V1().Pods().Lister().Pods(c.Namespace).Get(c.Name)
+	pod, err := r.Pods.Pods(c.Namespace).Get(c.Name)
 	switch {
 	case err != nil:
 		return apierrors.IsNotFound(err)
 	case pod.UID != c.uid, pod.Status.Phase == v1.PodSucceeded, pod.Status.Phase == v1.PodFailed:
 		return true
 	case preemptor != nil:
-		return preemption.PodTerminatingByPreemption(pod) && pl.priorityOf(pod) < pl.priorityOf(preemptor)
+		return preemption.PodTerminatingByPreemption(pod) && r.Groups.PriorityOf(pod) < r.Groups.PriorityOf(preemptor)
 	}
 	return pod.DeletionTimestamp != nil
 }
 
-// leavingOn returns the stakes in devices of a node that are about to end, or have ended since the view was taken. What is only
+// leavingOn returns the claims with devices of a node that are about to end, or have ended since the view was taken. What is only
 // predicted must not be in the view: it would look as if it had ended.
-func (s *stakes) leavingOn(pools []usage.PoolID, view usage.View, preemptor *v1.Pod) []*stake {
-	return s.stakesOn(pools, view, func(st *stake) bool { return s.isLeaving(st, preemptor) })
+func (s *Holders) leavingOn(pools []usage.PoolID, view usage.View, preemptor *v1.Pod) []*Holder {
+	return s.holdersOn(pools, view, func(st *Holder) bool { return s.isLeaving(st, preemptor) })
 }
 
-// stakesOn returns the stakes in devices of some pools that are of a kind, or have ended since the view was taken.
-func (s *stakes) stakesOn(pools []usage.PoolID, view usage.View, is func(*stake) bool) []*stake {
-	var found []*stake
+// holdersOn returns the claims with devices of some pools that are of a kind, or have ended since the view was taken.
+func (s *Holders) holdersOn(pools []usage.PoolID, view usage.View, is func(*Holder) bool) []*Holder {
+	var found []*Holder
 	seen := sets.New[types.UID]()
 	for _, id := range pools {
 		for _, device := range view.Pool(id).All() {
@@ -303,8 +316,8 @@ func (s *stakes) stakesOn(pools []usage.PoolID, view usage.View, is func(*stake)
 				}
 				seen.Insert(holder.Claim.UID)
 				switch st := s.ofClaim(holder.Claim); {
-				case st == nil && !s.own.Has(holder.Claim.UID) && s.pl.shared.trial.allocation(holder.Claim.UID) == nil:
-					found = append(found, &stake{claim: holder.Claim, pools: pools, left: true})
+				case st == nil && !s.Own.Has(holder.Claim.UID) && s.rivals.Trial.Allocation(holder.Claim.UID) == nil:
+					found = append(found, &Holder{claim: holder.Claim, pools: pools, left: true})
 				case st != nil && is(st):
 					found = append(found, st)
 				}

@@ -1,0 +1,96 @@
+package waiting
+
+import (
+	"sync"
+
+	v1 "k8s.io/api/core/v1"
+	corev1helpers "k8s.io/component-helpers/scheduling/corev1"
+	"k8s.io/component-helpers/scheduling/corev1/nodeaffinity"
+	"k8s.io/klog/v2"
+	fwk "k8s.io/kube-scheduler/framework"
+	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/helper"
+	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
+)
+
+// configured is the part of kube-scheduler's framework that says how a profile is made up.
+type configured interface {
+	ListPlugins() *schedulerconfig.Plugins
+	QueueSortFunc() fwk.LessFunc
+}
+
+// Setup is how a profile is made up. It is looked at when it is first needed.
+type Setup struct{ read func() *profile }
+
+// NewSetup returns that of the profile of the handle.
+func NewSetup(handle fwk.Handle) *Setup {
+	return &Setup{sync.OnceValue(func() *profile { return readProfile(handle) })}
+}
+
+// profile is what matters of it.
+type profile struct {
+	// filters are the Filter plugins.
+	filters map[string]bool
+	less    fwk.LessFunc
+}
+
+// readProfile looks at the profile, which is complete only after all its plugins have been made.
+func readProfile(handle fwk.Handle) *profile {
+	p := &profile{filters: map[string]bool{}, less: byPriorityAndAge}
+	c, ok := handle.(configured)
+	if !ok {
+		return p
+	}
+	plugins := c.ListPlugins()
+	if plugins == nil {
+		return p
+	}
+	for _, filter := range plugins.Filter.Enabled {
+		p.filters[filter.Name] = true
+	}
+	if len(plugins.QueueSort.Enabled) > 0 {
+		p.less = c.QueueSortFunc()
+	}
+	return p
+}
+
+// Filters tells whether the profile has a Filter plugin.
+func (s *Setup) Filters(plugin string) bool { return s.read().filters[plugin] }
+
+// Suitable returns whether a pod may be on a node by the node's labels and taints. What is false is so for certain: only plugins are
+// asked for that the profile has. EventsToRegister has the changes that matter to it.
+func (s *Setup) Suitable(logger klog.Logger, pod *v1.Pod) func(*v1.Node) bool {
+	filters := s.read().filters
+	affinity := nodeaffinity.GetRequiredNodeAffinity(pod)
+	return func(node *v1.Node) bool {
+		if filters[names.NodeAffinity] {
+			if match, err := affinity.Match(node); err == nil && !match {
+				return false
+			}
+		}
+		if filters[names.TaintToleration] {
+			if _, untolerated := corev1helpers.FindMatchingUntoleratedTaint(logger, node.Spec.Taints, pod.Spec.Tolerations, helper.DoNotScheduleTaintsFilterFunc(), true); untolerated {
+				return false
+			}
+		}
+		if filters[names.NodeUnschedulable] && node.Spec.Unschedulable {
+			taint := &v1.Taint{Key: v1.TaintNodeUnschedulable, Effect: v1.TaintEffectNoSchedule}
+			return corev1helpers.TolerationsTolerateTaint(logger, pod.Spec.Tolerations, taint, true)
+		}
+		return true
+	}
+}
+
+// byPriorityAndAge is the order of kube-scheduler's own QueueSort plugin.
+func byPriorityAndAge(a, b fwk.QueuedEntityInfo) bool {
+	if a.GetPriority() != b.GetPriority() {
+		return a.GetPriority() > b.GetPriority()
+	}
+	return a.GetTimestamp().Before(b.GetTimestamp())
+}
+
+// before tells whether the queue would take a before b. All profiles of a scheduler have the same order.
+func (s *Setup) before(a, b *framework.QueuedPodInfo) bool {
+	return s.read().less(a, b)
+}
