@@ -32,7 +32,7 @@ import (
 func TestDoctorOnARealAPIServer(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	c, err := localcluster.Start(ctx, localcluster.Options{Progress: os.Stderr, ControllerManagerArgs: []string{"--node-monitor-grace-period=2h"}})
+	c, err := localcluster.Start(ctx, recorded.of(localcluster.Options{Progress: os.Stderr, ControllerManagerArgs: []string{"--node-monitor-grace-period=2h"}}))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -153,6 +153,8 @@ func TestDoctorOnARealAPIServer(t *testing.T) {
 	found, skipped, code := examine("--kubeconfig", config)
 	if len(found) > 0 || code != 0 || !slices.Equal(skipped, []string{"kubelet-gates"}) { // there are no kubelets
 		t.Errorf("code %d: %q, not looked at: %q", code, found, skipped)
+	} else {
+		recorded.show("stowage-doctor: get /metrics") // it is no resource, and not recorded
 	}
 
 	must(client.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings().Delete(ctx, "stowage-claims-in-use", metav1.DeleteOptions{}))
