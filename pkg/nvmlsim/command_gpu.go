@@ -134,6 +134,9 @@ func (c *ResetGPU) do(m *Machine, s *State) (Result, error) {
 		return Result{}, err
 	case len(g.Processes) > 0:
 		return Result{}, fmt.Errorf("gpu: %q: in use by process %d", c.GPU, g.Processes[0].PID)
+	case len(s.ClientsOf(i)) > 0:
+		client := s.ClientsOf(i)[0]
+		return Result{}, fmt.Errorf("gpu: %q: in use by process %d (%s)", c.GPU, client.PID, client.Command)
 	}
 	g.Instances, g.Hung, g.ComputeMode, g.TimeSlice, g.LeakedMiB = nil, false, ComputeDefault, TimeSliceDefault, 0
 	g.switchMIG(s, i)
@@ -259,6 +262,47 @@ func (c *RemoveProcess) do(m *Machine, s *State) (Result, error) {
 		return Result{}, fmt.Errorf("pid: %d: the GPU has no such process", c.PID)
 	}
 	g.Processes = slices.Delete(g.Processes, i, i+1)
+	return Result{}, nil
+}
+
+// AddClient starts a program that has GPUs open without using any.
+type AddClient struct{ Client }
+
+// Name implements Command.
+func (*AddClient) Name() string { return "client add" }
+
+func (c *AddClient) do(_ *Machine, s *State) (Result, error) {
+	switch {
+	case !s.Driver.Loaded:
+		return Result{}, errors.New("the driver is not loaded: there is nothing to open")
+	case c.PID == 0:
+		return Result{}, errors.New("pid: 0: want the process's ID")
+	case slices.ContainsFunc(s.Clients, func(other Client) bool { return other.PID == c.PID }):
+		return Result{}, fmt.Errorf("pid: %d: the process is there already", c.PID)
+	}
+	for _, gpu := range c.GPUs {
+		if gpu < 0 || gpu >= len(s.GPUs) {
+			return Result{}, fmt.Errorf("gpus: %d: want an index from 0 to %d", gpu, len(s.GPUs)-1)
+		}
+	}
+	s.Clients = append(s.Clients, c.Client)
+	return Result{}, nil
+}
+
+// RemoveClient ends it.
+type RemoveClient struct {
+	PID uint32 `json:"pid"`
+}
+
+// Name implements Command.
+func (*RemoveClient) Name() string { return "client rm" }
+
+func (c *RemoveClient) do(_ *Machine, s *State) (Result, error) {
+	left := slices.DeleteFunc(slices.Clone(s.Clients), func(client Client) bool { return client.PID == c.PID })
+	if len(left) == len(s.Clients) {
+		return Result{}, fmt.Errorf("pid: %d: there is no such client", c.PID)
+	}
+	s.Clients = left
 	return Result{}, nil
 }
 
