@@ -73,6 +73,7 @@ func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 		if _, err := cluster.WaitForPods(t.Context(), namespace, []string{next.name}, "refused", podTimeout, lab.Unschedulable); err != nil {
 			t.Fatal(err)
 		}
+		mustDo(t, cluster.InstallDriver(nodeName, upgrade.version))
 		hardware(t, &nvmlsim.LoadDriver{Version: upgrade.version})
 		if lines := linesSince(t, log, logged, `"Starting"`); len(lines) > 0 {
 			t.Errorf("%s: the agent has begun anew while the driver is released: %q", upgrade.way, lines)
