@@ -49,6 +49,7 @@ func (c *client) procCommands() *cobra.Command {
 	var memory uint64
 	var stuck bool
 	var command string
+	var user uint32
 	add := c.action("add GPU PID", "Start a process on a GPU or a MIG device", 2, func(args []string) (nvmlsim.Command, error) {
 		pid, err := number("PID", args[1])
 		if err != nil {
@@ -59,7 +60,7 @@ func (c *client) procCommands() *cobra.Command {
 			return nil, err
 		}
 		return &nvmlsim.AddProcess{GPU: args[0], Process: nvmlsim.Process{
-			PID: pid, Kind: nvmlsim.ProcessKind(kind), MemoryMiB: memory, Instance: at, Pod: pod, Command: command, Stuck: stuck,
+			PID: pid, Kind: nvmlsim.ProcessKind(kind), MemoryMiB: memory, Instance: at, Pod: pod, Command: command, Stuck: stuck, User: user,
 		}}, nil
 	})
 	add.Flags().StringVar(&kind, "kind", string(nvmlsim.ProcessCompute), "compute, graphics or mps")
@@ -67,6 +68,7 @@ func (c *client) procCommands() *cobra.Command {
 	add.Flags().StringVar(&instance, "instance", "", "MIG device, as GPU instance/compute instance")
 	add.Flags().StringVar(&pod, "pod", "", "UID of the pod that it belongs to")
 	add.Flags().StringVar(&command, "command", "", "name of what it runs")
+	add.Flags().Uint32Var(&user, "user", 0, "number of the user that it runs as")
 	add.Flags().BoolVar(&stuck, "stuck", false, "it does not end when it is killed")
 	remove := c.action("rm GPU PID", "End a process", 2, func(args []string) (nvmlsim.Command, error) {
 		pid, err := number("PID", args[1])

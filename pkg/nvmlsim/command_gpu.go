@@ -216,6 +216,9 @@ func (c *AddProcess) do(m *Machine, s *State) (Result, error) {
 	if slices.ContainsFunc(g.Processes, func(p Process) bool { return p.PID == c.PID }) {
 		return Result{}, fmt.Errorf("pid: %d: the process is on the GPU already", c.PID)
 	}
+	if other := g.otherUser(s, &c.Process); other != nil {
+		return Result{}, fmt.Errorf("user: %d: the MPS daemon of the GPU serves user %d, and another one when process %d has ended", c.User, other.User, other.PID)
+	}
 	room := m.profile.GPU.MemoryMiB - m.profile.GPU.ReservedMiB - g.usedMiB(func(Process) bool { return true })
 	switch {
 	case g.MIG && c.Instance == nil:
@@ -242,6 +245,31 @@ func (c *AddProcess) do(m *Machine, s *State) (Result, error) {
 	g.Processes = append(g.Processes, c.Process)
 	return Result{}, nil
 }
+
+// otherUser is a client of the daemon that serves the process, of another user, if the daemon serves one at a time: the newcomer's
+// cuInit does not return before that one has ended (seen on an H100, docs/simulation.md).
+func (g *GPUState) otherUser(s *State, newcomer *Process) *Process {
+	if newcomer.Kind != ProcessMPS {
+		return nil
+	}
+	server := slices.IndexFunc(g.Processes, func(p Process) bool { return p.Daemon != "" && sameInstance(p.Instance, newcomer.Instance) })
+	if server < 0 {
+		return nil
+	}
+	for _, daemon := range s.Daemons {
+		if daemon.Name == g.Processes[server].Daemon && daemon.MultiUser {
+			return nil
+		}
+	}
+	for i := range g.Processes {
+		if p := &g.Processes[i]; p.Kind == ProcessMPS && sameInstance(p.Instance, newcomer.Instance) && p.User != newcomer.User {
+			return p
+		}
+	}
+	return nil
+}
+
+func sameInstance(a, b *Instance) bool { return a == b || a != nil && b != nil && *a == *b }
 
 // RemoveProcess ends a process.
 type RemoveProcess struct {

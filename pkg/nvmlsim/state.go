@@ -110,6 +110,8 @@ type Process struct {
 	Pod string `json:"pod,omitempty"`
 	// Command is the name of what it runs.
 	Command string `json:"command,omitempty"`
+	// User that it runs as, by number.
+	User uint32 `json:"user,omitempty"`
 	// Daemon of the Multi-Process Service whose server it is; empty for none.
 	Daemon string `json:"daemon,omitempty"`
 	// Stuck processes do not end when they are killed.

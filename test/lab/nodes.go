@@ -52,7 +52,7 @@ func (l *Lab) StartRealNode(ctx context.Context, name, nvml string, args ...stri
 		if err := l.InstallDriver(name, profile.System.DriverVersion); err != nil {
 			return nil, err
 		}
-		args = append(args, "--sim-library="+l.library(name))
+		args = append(args, "--sim-library="+l.Library(name))
 	}
 	n, err := node.Start(ctx, l.Cluster, node.Options{
 		Name:  name,
@@ -82,13 +82,14 @@ func (l *Lab) StartRealNode(ctx context.Context, name, nvml string, args ...stri
 // InstallDriver puts the library of a driver's version where a real node's agent loads it from, as a package manager does: who has loaded
 // the one before keeps it. The version that the kernel has loaded is nvmlsim.LoadDriver's.
 func (l *Lab) InstallDriver(node, version string) error {
-	if err := os.MkdirAll(filepath.Dir(l.library(node)), 0o755); err != nil {
+	if err := os.MkdirAll(filepath.Dir(l.Library(node)), 0o755); err != nil {
 		return err
 	}
-	return install.Library(l.options.Library, l.library(node), version)
+	return install.Library(l.options.Library, l.Library(node), version)
 }
 
-func (l *Lab) library(node string) string {
+// Library is where that is.
+func (l *Lab) Library(node string) string {
 	return filepath.Join(l.Dir(), "drivers", node, "libnvidia-ml.so.1")
 }
 

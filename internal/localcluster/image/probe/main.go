@@ -96,6 +96,8 @@ func print(reason string) error {
 		Reason:         reason,
 		VisibleDevices: os.Getenv("NVIDIA_VISIBLE_DEVICES"),
 		Env:            environment(os.Environ()),
+		User:           os.Getuid(),
+		Writable:       writable(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/dev/shm"),
 		Told:           told,
 		Devices:        devices,
 	})
@@ -105,6 +107,24 @@ func print(reason string) error {
 	// One write, so that the runtime logs one line.
 	_, err = os.Stdout.Write(append(line, '\n'))
 	return err
+}
+
+// writable are those folders in which a file can be made. Without a daemon none is looked at.
+func writable(pipes string, others ...string) (can []string) {
+	if pipes == "" {
+		return nil
+	}
+	for _, dir := range append(others, pipes) {
+		file, err := os.CreateTemp(dir, "probe-")
+		if err != nil {
+			continue
+		}
+		file.Close()
+		if os.Remove(file.Name()) == nil {
+			can = append(can, dir)
+		}
+	}
+	return can
 }
 
 // environment keeps the variables that tell something about GPUs.
