@@ -165,10 +165,13 @@ func TestGPUsThatDCGMAndPersistencedHold(t *testing.T) {
 
 	// A partition that DCGM watches cannot be removed: its pod goes all the same, the other one runs on, and the partition goes with DCGM.
 	mustDo(t, h.do(&nvmlsim.AddClient{Client: dcgm}))
-	was := two.container()
+	was, logged := two.container(), logSize(t, n.LogFile("agent"))
 	h.delete(one)
 	h.delete(guest)
-	waitDescribedOn(t, heldNode, "GPUsReady", "process 4801 (nv-hostengine)")
+	waitDescribedOn(t, heldNode, "GPUsReady", "GPUsOccupied", "it is in quarantine")
+	if lines := linesSince(t, n.LogFile("agent"), logged, "GPU is in quarantine", "process 4801 (nv-hostengine)"); len(lines) != 1 {
+		t.Errorf("the agent's log says %d times who keeps the partition: %q", len(lines), lines)
+	}
 	if instances := h.state().GPUs[0].Instances; len(instances) != 2 {
 		t.Errorf("instances %+v; want both", instances)
 	}

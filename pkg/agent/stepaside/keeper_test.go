@@ -216,7 +216,7 @@ func must(t *testing.T, err error) {
 
 // soon is enough for all that is to follow from what is seen, and long for a driver that does not open.
 const (
-	soon = 2*nodeInterval + 2*lookInterval
+	soon = 4 * lookInterval
 	long = 10 * time.Minute
 )
 
