@@ -62,8 +62,8 @@ type options struct {
 	lockTimeout   time.Duration
 	mpsRoot       string
 	// mpsShmSize is a quantity.
-	mpsShmSize    string
-	mpsSandbox    bool
+	mpsShmSize string
+	mpsSandbox bool
 	// healthRules is a health.Policy.
 	healthRules string
 	host        hostOptions

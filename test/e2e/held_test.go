@@ -237,8 +237,9 @@ func (h *heldMachine) twoUsers(namespace string) {
 		object := p.waitRunning()
 		r := p.report(h.node, "main")
 		pipes := r.Env["CUDA_MPS_PIPE_DIRECTORY"]
-		if r.User != int(user) || pipes == "" || !slices.Contains(r.Writable, pipes) || !slices.Contains(r.Writable, "/dev/shm") {
-			t.Errorf("pod %s: user %d can make files in %q; want user %d, and %q and /dev/shm", p.name, r.User, r.Writable, user, pipes)
+		// A client opens the daemon's pipes, and makes its shared memory.
+		if r.User != int(user) || pipes == "" || !strings.HasSuffix(r.Rights[pipes], "x") || r.Rights["/dev/shm"] != "rwx" {
+			t.Errorf("pod %s: user %d has the rights %v; want user %d, x in %q and rwx in /dev/shm", p.name, r.User, r.Rights, user, pipes)
 		}
 		gpus := uuidsOf(r).UnsortedList()
 		if len(gpus) != 1 {

@@ -97,7 +97,7 @@ func print(reason string) error {
 		VisibleDevices: os.Getenv("NVIDIA_VISIBLE_DEVICES"),
 		Env:            environment(os.Environ()),
 		User:           os.Getuid(),
-		Writable:       writable(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/dev/shm"),
+		Rights:         rights(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/dev/shm"),
 		Told:           told,
 		Devices:        devices,
 	})
@@ -109,22 +109,23 @@ func print(reason string) error {
 	return err
 }
 
-// writable are those folders in which a file can be made. Without a daemon none is looked at.
-func writable(pipes string, others ...string) (can []string) {
+// rights are those in these folders. Without a daemon none is looked at.
+func rights(pipes, shm string) map[string]string {
 	if pipes == "" {
 		return nil
 	}
-	for _, dir := range append(others, pipes) {
-		file, err := os.CreateTemp(dir, "probe-")
-		if err != nil {
-			continue
-		}
-		file.Close()
-		if os.Remove(file.Name()) == nil {
-			can = append(can, dir)
+	all := map[string]string{}
+	for _, dir := range []string{pipes, shm} {
+		for _, right := range []struct {
+			mode uint32
+			name string
+		}{{unix.R_OK, "r"}, {unix.W_OK, "w"}, {unix.X_OK, "x"}} {
+			if unix.Access(dir, right.mode) == nil {
+				all[dir] += right.name
+			}
 		}
 	}
-	return can
+	return all
 }
 
 // environment keeps the variables that tell something about GPUs.
