@@ -87,7 +87,8 @@ func (w *nodeWatch) watch(ctx context.Context) {
 	if err != nil {
 		end()
 		if w.forbidden = apierrors.IsForbidden(err); w.forbidden {
-			klog.FromContext(ctx).Info("The Node may not be watched: it is read again and again, which the role of this version's manifests spares", "interval", nodeInterval, "reason", err.Error())
+			klog.FromContext(ctx).Info("The Node may not be watched: it is read again and again, which the role of this version's manifests spares",
+				"interval", nodeInterval, "reason", err.Error())
 		}
 		return
 	}

@@ -55,7 +55,8 @@ func nodeOf(version string) *corev1.Node {
 	return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", ResourceVersion: version}}
 }
 
-// TestTheNodeIsReadOnceAndWatched: in an hour it costs two requests for each time that the watch ends, and a change is known at the next look.
+// TestTheNodeIsReadOnceAndWatched: in an hour it costs two requests for each time that the watch ends, and a change is known at the
+// next look.
 func TestTheNodeIsReadOnceAndWatched(t *testing.T) {
 	api, clock := newNodeAPI(), testingclock.NewFakePassiveClock(time.Now())
 	w := &nodeWatch{client: api, name: "node-1", clock: clock}

@@ -153,7 +153,9 @@ func (o *options) addHardwareFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.nvml, "nvml", o.nvml, "NVML library: auto (the driver's, which may be installed later), the path of a library, or sim:<profile> for simulated GPUs")
 	flags.StringVar(&o.driverRoot, "driver-root", o.driverRoot, "folder below which this program sees the files of the NVIDIA driver; auto looks below the host's "+nvml.DriverRoots())
 	flags.StringVar(&o.simDir, "sim-dir", o.simDir, "folder that keeps the state and the control socket of simulated GPUs; to serve a kubelet, sim in --state-dir if not given")
-	flags.StringVar(&o.simLibrary, "sim-library", o.simLibrary, "a simulated libnvidia-ml.so.1 (make nvml-library) through which simulated GPUs are asked, loaded as a driver's is; without it they are simulated within this process")
+	flags.StringVar(&o.simLibrary, "sim-library", o.simLibrary,
+		"a simulated libnvidia-ml.so.1 (make nvml-library) through which simulated GPUs are asked, loaded as a driver's is; "+
+			"without it they are simulated within this process")
 	flags.StringVar(&o.partitions, "partitions", o.partitions, "static offers the MIG devices that an administrator has made, dynamic also those that can be made, which come and go with their claims")
 	flags.StringVar(&o.shareGPUs, "share-gpus", o.shareGPUs, "GPUs that several claims can have at once, each with a share of the memory and the compute: none, all, or PCI addresses (0000:1b:00.0), device names or indices with commas between; they are not partitioned")
 	flags.StringVar(&o.shareMemoryStep, "share-memory-step", o.shareMemoryStep, "what shares of a GPU's memory are multiples of, and the least that one can be")
@@ -371,7 +373,9 @@ func (o *options) validateRun() error {
 
 // open finds the NVML library that the flags ask for.
 func (o *options) open() (*nvml.Handle, error) {
-	handle, err := nvml.Open(o.nvml, nvml.OpenOptions{NodeName: o.nodeName, DriverRoot: o.driverRoot, SimDir: o.simDir, SimLibrary: o.simLibrary})
+	handle, err := nvml.Open(o.nvml, nvml.OpenOptions{
+		NodeName: o.nodeName, DriverRoot: o.driverRoot, SimDir: o.simDir, SimLibrary: o.simLibrary,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("--nvml %s: %w", o.nvml, err)
 	}

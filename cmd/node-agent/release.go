@@ -49,7 +49,8 @@ func (o *options) opensAnew(ctx context.Context) error {
 	}
 	var said bytes.Buffer
 	process := exec.CommandContext(ctx, program, "discover",
-		"--node-name="+o.nodeName, "--nvml="+o.nvml, "--driver-root="+driverRoot, "--host-root="+o.host.root, "--sim-dir="+o.simDir, "--sim-library="+o.simLibrary)
+		"--node-name="+o.nodeName, "--nvml="+o.nvml, "--driver-root="+driverRoot, "--host-root="+o.host.root,
+		"--sim-dir="+o.simDir, "--sim-library="+o.simLibrary)
 	process.Stderr = &said
 	process.WaitDelay = time.Second
 	err = process.Run()

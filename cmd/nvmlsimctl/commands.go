@@ -81,10 +81,11 @@ func (c *client) clientCommands() *cobra.Command {
 	var command string
 	var gpus []int
 	var watches bool
-	add := c.action("add PID", "Start a program that has GPUs open and uses none, as nvidia-persistenced and DCGM", 1, func(args []string) (nvmlsim.Command, error) {
+	start := func(args []string) (nvmlsim.Command, error) {
 		pid, err := number("PID", args[0])
 		return &nvmlsim.AddClient{Client: nvmlsim.Client{PID: pid, Command: command, GPUs: gpus, Watches: watches}}, err
-	})
+	}
+	add := c.action("add PID", "Start a program that has GPUs open and uses none, as nvidia-persistenced and DCGM", 1, start)
 	add.Flags().StringVar(&command, "command", "", "name of what it runs")
 	add.Flags().IntSliceVar(&gpus, "gpu", nil, "indices of the GPUs that it has open; all if not given")
 	add.Flags().BoolVar(&watches, "watches", false, "it watches them, as DCGM does, so that MIG is in use")

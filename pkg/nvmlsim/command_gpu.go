@@ -217,7 +217,8 @@ func (c *AddProcess) do(m *Machine, s *State) (Result, error) {
 		return Result{}, fmt.Errorf("pid: %d: the process is on the GPU already", c.PID)
 	}
 	if other := g.otherUser(s, &c.Process); other != nil {
-		return Result{}, fmt.Errorf("user: %d: the MPS daemon of the GPU serves user %d, and another one when process %d has ended", c.User, other.User, other.PID)
+		return Result{}, fmt.Errorf("user: %d: the MPS daemon of the GPU serves user %d, and another one when process %d has ended",
+			c.User, other.User, other.PID)
 	}
 	room := m.profile.GPU.MemoryMiB - m.profile.GPU.ReservedMiB - g.usedMiB(func(Process) bool { return true })
 	switch {

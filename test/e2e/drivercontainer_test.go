@@ -33,8 +33,8 @@ const (
 	gpuMajor = 124
 )
 
-// driverContainer is a machine whose driver is in a container, as the GPU operator installs it: below /run/nvidia/driver, which is mounted and
-// unmounted, with its own files in /proc. The agent there knows nothing of a simulation.
+// driverContainer is a machine whose driver is in a container, as the GPU operator installs it: below /run/nvidia/driver, which is
+// mounted and unmounted, with its own files in /proc. The agent there knows nothing of a simulation.
 type driverContainer struct {
 	t       *testing.T
 	folder  string
@@ -113,11 +113,15 @@ func (d *driverContainer) install(version string) {
 	for _, file := range []string{"libcuda.so.", "libnvidia-ptxjitcompiler.so."} {
 		d.write(filepath.Join(libraries, file+version), "")
 	}
-	mustDo(d.t, install.Library(filepath.Join(cluster.Manifest(".."), "bin", "nvml", "libnvidia-ml.so.1"), d.path(libraries, "libnvidia-ml.so."+version), version))
+	built := filepath.Join(cluster.Manifest(".."), "bin", "nvml", "libnvidia-ml.so.1")
+	mustDo(d.t, install.Library(built, d.path(libraries, "libnvidia-ml.so."+version), version))
 	mustDo(d.t, os.Symlink("libnvidia-ml.so."+version, d.path(libraries, "libnvidia-ml.so.1")))
 	// The container has a modprobe of its own, and the kernel's /proc.
 	mustDo(d.t, errors.Join(os.MkdirAll(d.path(root, "sbin"), 0o755), os.MkdirAll(d.path(root, "proc"), 0o755)))
-	mustDo(d.t, errors.Join(os.Link(d.modprobe, d.path(root, "sbin", "modprobe")), os.Link(d.path("proc", "devices"), d.path(root, "proc", "devices"))))
+	mustDo(d.t, errors.Join(
+		os.Link(d.modprobe, d.path(root, "sbin", "modprobe")),
+		os.Link(d.path("proc", "devices"), d.path(root, "proc", "devices")),
+	))
 	d.inside("/bin/mount", "--bind", d.path(root), "/run/nvidia/driver")
 
 	d.write("proc/devices", fmt.Sprintf("Character devices:\n  1 mem\n%3d nvidia\n\nBlock devices:\n", gpuMajor))
@@ -157,7 +161,8 @@ func (d *driverContainer) label(value string) {
 func (d *driverContainer) published(version string) {
 	d.t.Helper()
 	poll(d.t, "the agent publishes driver "+version, func(ctx context.Context) error {
-		list, err := cluster.AdminClient().ResourceV1().ResourceSlices().List(ctx, metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + containerNode})
+		ofNode := metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + containerNode}
+		list, err := cluster.AdminClient().ResourceV1().ResourceSlices().List(ctx, ofNode)
 		if err != nil {
 			return err
 		}
@@ -180,9 +185,9 @@ func (d *driverContainer) published(version string) {
 	})
 }
 
-// The driver is in a container that comes after the agent. nvidia-uvm is loaded for the first claim, and containers have the driver's nodes by
-// number: nobody has made any. Then the driver is upgraded as the GPU operator does it (k8s-driver-manager 0.12): it pauses its parts, evicts the
-// pods, unloads the module, unmounts the root, and takes the pause back before there is another driver.
+// The driver is in a container that comes after the agent. nvidia-uvm is loaded for the first claim, and containers have the driver's
+// nodes by number: nobody has made any. Then the driver is upgraded as the GPU operator does it (k8s-driver-manager 0.12): it pauses
+// its parts, evicts the pods, unloads the module, unmounts the root, and takes the pause back before there is another driver.
 func TestTheDriverContainerIsUpgraded(t *testing.T) {
 	namespace := newNamespace(t) // which goes after the node
 	d := startDriverContainerNode(t)
@@ -241,7 +246,10 @@ func TestTheDriverContainerIsUpgraded(t *testing.T) {
 // checkNodes checks that a container has so many GPUs' nodes, with the driver's numbers, the control nodes, and may open them.
 func (d *driverContainer) checkNodes(r *report.Report, gpus int) {
 	d.t.Helper()
-	want := map[string]string{"/dev/nvidiactl": fmt.Sprintf("%d:255", gpuMajor), "/dev/nvidia-uvm": fmt.Sprintf("%d:0", gpuMajor+1), "/dev/nvidia-uvm-tools": fmt.Sprintf("%d:1", gpuMajor+1)}
+	want := map[string]string{
+		"/dev/nvidiactl": fmt.Sprintf("%d:255", gpuMajor), "/dev/nvidia-uvm": fmt.Sprintf("%d:0", gpuMajor+1),
+		"/dev/nvidia-uvm-tools": fmt.Sprintf("%d:1", gpuMajor+1),
+	}
 	got := map[string]string{}
 	for _, node := range r.Devices {
 		if node.Open != report.Admitted || node.Mode != "0666" {

@@ -24,8 +24,8 @@ import (
 )
 
 // The driver is upgraded under a running pod, asked for in each of the three ways, and by nobody: a package replaces the library under the
-// agent, which has loaded it. The pod keeps running, one that ends meanwhile goes, one that comes waits. The agent, which has let the driver
-// go, comes back as a new process, and the pod that waits runs.
+// agent, which has loaded it. The pod keeps running, one that ends meanwhile goes, one that comes waits. The agent, which has let the
+// driver go, comes back as a new process, and the pod that waits runs.
 func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 	namespace := newNamespace(t)
 	all := devices(t)
@@ -117,7 +117,8 @@ func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 		}
 		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
 		mustDo(t, err)
-		if library := cluster.Library(nodeName); !strings.Contains(string(maps), library+"\n") || strings.Contains(string(maps), library+" (deleted)") {
+		library := cluster.Library(nodeName)
+		if !strings.Contains(string(maps), library+"\n") || strings.Contains(string(maps), library+" (deleted)") {
 			t.Errorf("%s: the agent has not loaded %s, or one before: %s", upgrade.way, library, maps)
 		}
 		next.delete()

@@ -71,7 +71,9 @@ func TestALostGPUEvictsItsPod(t *testing.T) {
 		device, uuid := other.gpu()
 		devices[device] = true
 		pid++
-		hardware(t, &nvmlsim.AddProcess{GPU: uuid, Process: nvmlsim.Process{PID: pid, Kind: nvmlsim.ProcessCompute, MemoryMiB: 1024, Pod: string(object.UID)}})
+		hardware(t, &nvmlsim.AddProcess{GPU: uuid, Process: nvmlsim.Process{
+			PID: pid, Kind: nvmlsim.ProcessCompute, MemoryMiB: 1024, Pod: string(object.UID),
+		}})
 		other.waitHealth(corev1.ResourceHealthStatusHealthy, "")
 		busy[other] = other.container()
 	}
@@ -115,7 +117,8 @@ func untouched(t *testing.T, pods map[pod]corev1.ContainerStatus, devices map[st
 				}
 			}
 		}
-		events, err := cluster.AdminClient().CoreV1().Events(p.namespace).List(t.Context(), metav1.ListOptions{FieldSelector: "involvedObject.name=" + p.name})
+		ofPod := metav1.ListOptions{FieldSelector: "involvedObject.name=" + p.name}
+		events, err := cluster.AdminClient().CoreV1().Events(p.namespace).List(t.Context(), ofPod)
 		mustDo(t, err)
 		for _, event := range events.Items {
 			if event.Type != corev1.EventTypeNormal && event.Reason != "FailedScheduling" {

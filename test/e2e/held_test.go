@@ -103,8 +103,8 @@ func (p pod) refused(texts ...string) {
 	})
 }
 
-// DCGM and persistenced have GPUs open, of which NVML's lists of processes say nothing. What they keep from being done to a GPU fails with their
-// names, leaves nothing half done, and works when they have let go; a pod that ends beside them goes.
+// DCGM and persistenced have GPUs open, of which NVML's lists of processes say nothing. What they keep from being done to a GPU fails
+// with their names, leaves nothing half done, and works when they have let go; a pod that ends beside them goes.
 func TestGPUsThatDCGMAndPersistencedHold(t *testing.T) {
 	namespace := newNamespace(t) // which goes after the node
 	// To mount daemons' folders takes more rights than the agents of the other tests have.
@@ -209,19 +209,21 @@ func (h *heldMachine) alone(what string, do func() error) error {
 	return errors.Join(do(), releaseIn(h.node, "--end"))
 }
 
-// twoUsers: two pods of two users, neither of them root, have one claim, whose GPU an MPS daemon serves. Both may use the daemon's folders, and
-// the daemon serves both at once.
+var underMPS = &resourceapi.OpaqueDeviceConfiguration{
+	Driver: "gpu.nvidia.com",
+	Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig",` +
+		`"sharing":{"strategy":"MPS","mpsConfig":{"multiUser":true}}}`)},
+}
+
+// twoUsers: two pods of two users, neither of them root, have one claim, whose GPU an MPS daemon serves. Both may use the daemon's
+// folders, and the daemon serves both at once.
 func (h *heldMachine) twoUsers(namespace string) {
 	t := h.t
 	_, err := cluster.AdminClient().ResourceV1().ResourceClaims(namespace).Create(t.Context(), &resourceapi.ResourceClaim{
 		ObjectMeta: metav1.ObjectMeta{Name: "both"},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
 			Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}}},
-			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-				Driver: "gpu.nvidia.com",
-				Parameters: runtime.RawExtension{Raw: []byte(`{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig",` +
-					`"sharing":{"strategy":"MPS","mpsConfig":{"multiUser":true}}}`)},
-			}}}},
+			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: underMPS}}},
 		}},
 	}, metav1.CreateOptions{})
 	mustDo(t, err)

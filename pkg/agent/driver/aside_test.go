@@ -290,8 +290,8 @@ func TestADriverUpgradeUnderPods(t *testing.T) {
 	})
 }
 
-// TestClaimsAreRenewedByWhicheverAgentComes: the one that has let the driver go may end before it is loaded again, and the next one before it is
-// done. None of that is left when all is in order.
+// TestClaimsAreRenewedByWhicheverAgentComes: the one that has let the driver go may end before it is loaded again, and the next one
+// before it is done. None of that is left when all is in order.
 func TestClaimsAreRenewedByWhicheverAgentComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		claim := allocatedClaim("stays", "gpu-0000-00-1b-0")

@@ -19,7 +19,8 @@ var (
 
 func ends(client *nvmlsim.AddClient) nvmlsim.Command { return &nvmlsim.RemoveClient{PID: client.PID} }
 
-// TestMIGIsNotLeftPendingBesideDCGM: what keeps the mode from being switched is named, and nothing is left that the next reset of the GPU would do.
+// TestMIGIsNotLeftPendingBesideDCGM: what keeps the mode from being switched is named, and nothing is left that the next reset of the
+// GPU would do.
 func TestMIGIsNotLeftPendingBesideDCGM(t *testing.T) {
 	n := newNodeOf(t, twoGPUs)
 	n.do(dcgm, exporter)
@@ -54,7 +55,8 @@ func TestAPartitionThatDCGMWatchesIsOwed(t *testing.T) {
 	n.do(dcgm)
 	n.unprepare(m, a.UID)
 	list, err := m.Quarantined()
-	if err != nil || len(list) != 1 || list[0].GPU != gpu0 || list[0].Holder() != a.UID || !strings.Contains(list[0].Reason, "process 801 (nv-hostengine)") {
+	if err != nil || len(list) != 1 || list[0].GPU != gpu0 || list[0].Holder() != a.UID ||
+		!strings.Contains(list[0].Reason, "process 801 (nv-hostengine)") {
 		t.Errorf("in quarantine: %+v, %v; want %s for claim a, because of nv-hostengine", list, err, gpu0)
 	}
 	if left := n.gpu(0).Instances; len(left) != 2 {

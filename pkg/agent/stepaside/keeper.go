@@ -36,7 +36,8 @@ type Options struct {
 	Clock clock.WithTicker
 	// Dir is the folder in which requests stand, see [Dir]. Agents of one node share it.
 	Dir string
-	// Node returns the agent's own Node, as it is known without a request wherever that can be: it is called each second. It may be nil: then only the node itself is asked.
+	// Node returns the agent's own Node, as it is known without a request wherever that can be: it is called each second. It may be nil:
+	// then only the node itself is asked.
 	Node func(context.Context) (*corev1.Node, error)
 	// Elsewhere says where the driver is now, if that is another place than this process has looked at, and empty otherwise. It may be nil.
 	Elsewhere func() string
@@ -111,7 +112,8 @@ func (k *Keeper) Why() *Why {
 // Returned tells that this process has come in the place of one that had stepped aside.
 func (k *Keeper) Returned() bool { return k != nil && k.opts.Returned }
 
-// Reloaded tells that the driver may have been loaded anew since an agent of this node has let it go, and has forgotten what was done to the GPUs.
+// Reloaded tells that the driver may have been loaded anew since an agent of this node has let it go, and has forgotten what was done
+// to the GPUs.
 func (k *Keeper) Reloaded() bool { return k != nil && (k.opts.Returned || mayBeReloaded(k.opts.Dir)) }
 
 // Renewed is to be called when all that the driver may have forgotten is done again.
