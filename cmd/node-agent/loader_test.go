@@ -91,6 +91,9 @@ func discovered(t *testing.T, flags ...string) (slices []resourceapi.ResourceSli
 // With --sim-library simulated GPUs are asked through the library, which finds those of --sim-dir by itself: what somebody does to them
 // shows, and a library of another version than the kernel's driver is refused, as on a node.
 func TestSimulatedGPUsAreAskedThroughALibrary(t *testing.T) {
+	for _, name := range []string{nvmlsim.EnvSocket, nvmlsim.EnvProfile, nvmlsim.EnvNode} {
+		t.Setenv(name, "") // which the agent sets, and agents of the tests to come must not inherit
+	}
 	folder, libraries := filepath.Join(t.TempDir(), "sim"), t.TempDir()
 	p := librarytest.Profile(t, "l40s")
 	m, err := nvmlsim.OpenMachine(p, "node-1", folder)
