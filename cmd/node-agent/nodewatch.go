@@ -26,8 +26,10 @@ type nodeWatch struct {
 	name   string
 	clock  clock.PassiveClock
 
-	node *corev1.Node // as it was read last, nil after an error
-	read time.Time    // when
+	// node is as it was read last, nil with the error that came instead.
+	node *corev1.Node
+	err  error
+	read time.Time // when
 	// events are what has come since; nil without a watch.
 	events watch.Interface
 	// forbidden: an older role lets the agent read its Node, and not watch it.
@@ -37,15 +39,15 @@ type nodeWatch struct {
 // Node returns the Node.
 func (w *nodeWatch) Node(ctx context.Context) (*corev1.Node, error) {
 	w.follow()
-	if w.node != nil && (w.events != nil || w.clock.Since(w.read) < nodeInterval) {
-		return w.node, nil
+	if w.events != nil || !w.read.IsZero() && w.clock.Since(w.read) < nodeInterval {
+		return w.node, w.err
 	}
 	seen := ""
 	if w.node != nil {
 		seen = w.node.ResourceVersion
 	}
 	node, err := w.client.CoreV1().Nodes().Get(ctx, w.name, metav1.GetOptions{ResourceVersion: seen})
-	w.node, w.read = node, w.clock.Now()
+	w.node, w.err, w.read = node, err, w.clock.Now()
 	if err != nil {
 		w.node = nil
 		return nil, err

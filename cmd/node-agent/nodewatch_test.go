@@ -132,9 +132,16 @@ func TestANodeThatMayNotBeWatchedIsReadInstead(t *testing.T) {
 	if want := []string{"get ", "watch 7", "get 7", "get 7"}; !slices.Equal(api.asked, want) {
 		t.Errorf("asked %q, want %q", api.asked, want)
 	}
-	api.err = apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, "node-1")
+	// Nor is an API server asked more often that has nothing to say, or is away: all agents of a cluster would come at once.
+	api.err, api.asked = apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, "node-1"), nil
 	clock.SetTime(clock.Now().Add(nodeInterval))
-	if _, err := w.Node(t.Context()); !apierrors.IsNotFound(err) {
-		t.Errorf("gone: %v", err)
+	for range 10 {
+		if _, err := w.Node(t.Context()); !apierrors.IsNotFound(err) {
+			t.Errorf("gone: %v", err)
+		}
+		clock.SetTime(clock.Now().Add(time.Second))
+	}
+	if want := []string{"get 7", "get "}; !slices.Equal(api.asked, want) {
+		t.Errorf("asked %q, want %q", api.asked, want)
 	}
 }
