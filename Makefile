@@ -70,7 +70,7 @@ binaries: ## Build the real control plane and node from Go modules, once, into t
 	$(GO) run ./internal/localcluster/binaries
 
 .PHONY: demo
-demo: build ## Start a real cluster, run GPU pods in it, show what each container sees (root: with a real node)
+demo: build nvml-library ## Start a real cluster, run GPU pods in it, show what each container sees (root: with a real node)
 	$(GO) run ./test/demo
 
 .PHONY: demo-hollow
@@ -81,7 +81,7 @@ demo-hollow: build ## The demo as it is without root: hollow nodes only, which s
 LAB       ?=
 
 .PHONY: lab
-lab: build ## Keep the demo's cluster up to play in, until Ctrl-C (root: with a real node; LAB='-nodes h100 -examples none')
+lab: build nvml-library ## Keep the demo's cluster up to play in, until Ctrl-C (root: with a real node; LAB='-nodes h100 -examples none')
 	@$(GO) run ./test/demo -lab $(LAB)
 
 .PHONY: test
@@ -135,15 +135,18 @@ mutate-agent: ## Break what the node agent remembers, does and takes back, line 
 bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices held: flat within 2x
 	$(GO) test -run "^$$" -bench SnapshotAndApply ./pkg/tracker
 
+# Which tests of make e2e, for example RUN='TestALostGPU'; all if empty.
+RUN       ?=
+
 .PHONY: e2e
-e2e: build ## End-to-end tests on a real kubelet and containerd (root)
-	$(GO) test -tags e2e -p 1 -count=1 -timeout 60m -v ./test/e2e/... ./internal/localcluster/node/... ./test/demo
+e2e: build nvml-library ## End-to-end tests on a real kubelet and containerd (root; RUN='TestALostGPU')
+	$(GO) test -tags e2e -p 1 -count=1 -timeout 60m -v $(if $(RUN),-run '$(RUN)' ./test/e2e,./test/e2e/... ./internal/localcluster/node/... ./test/demo)
 
 # How long the tenant's pod of make hostile-mps goes on.
 HOSTILE_FOR ?= 10m
 
 .PHONY: hostile-mps
-hostile-mps: build ## A tenant's pod with MPS fills, nests and forks on a real node for HOSTILE_FOR=10m, and nobody else feels it (root; make e2e does it for 20 s)
+hostile-mps: build nvml-library ## A tenant's pod with MPS fills, nests and forks on a real node for HOSTILE_FOR=10m, and nobody else feels it (root; make e2e does it for 20 s)
 	$(GO) test -tags e2e -count=1 -timeout 60m -v -run '^TestAHostilePodWithMPS$$' ./test/e2e -hostile-for $(HOSTILE_FOR)
 
 .PHONY: test-gpu

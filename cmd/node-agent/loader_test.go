@@ -87,3 +87,39 @@ func discovered(t *testing.T, flags ...string) (slices []resourceapi.ResourceSli
 		slices = append(slices, slice)
 	}
 }
+
+// With --sim-library simulated GPUs are asked through the library, which finds those of --sim-dir by itself: what somebody does to them
+// shows, and a library of another version than the kernel's driver is refused, as on a node.
+func TestSimulatedGPUsAreAskedThroughALibrary(t *testing.T) {
+	for _, name := range []string{nvmlsim.EnvSocket, nvmlsim.EnvProfile, nvmlsim.EnvNode} {
+		t.Setenv(name, "") // which the agent sets, and agents of the tests to come must not inherit
+	}
+	folder, libraries := filepath.Join(t.TempDir(), "sim"), t.TempDir()
+	p := librarytest.Profile(t, "l40s")
+	m, err := nvmlsim.OpenMachine(p, "node-1", folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := m.Do(&nvmlsim.RemoveGPU{GPU: "2"}); err != nil {
+		t.Fatal(err)
+	}
+	flags := []string{"--nvml=sim:l40s", "--sim-dir=" + folder}
+	simulated := discovered(t, flags...)
+	loaded := discovered(t, append(flags, "--sim-library="+librarytest.Install(t, libraries, p.System.DriverVersion))...)
+	if diff := cmp.Diff(simulated, loaded); diff != "" || len(loaded) != 7 {
+		t.Errorf("%d slices (-simulated +loaded):\n%s", len(loaded), diff)
+	}
+	for want, args := range map[string][]string{
+		"--sim-library /lib.so: want --nvml=sim:<profile> with it, not auto": {"--nvml=auto", "--sim-library=/lib.so"},
+		"library /lib.so: simulated GPUs that are asked through a library":   {"--nvml=sim:l40s", "--sim-library=/lib.so"},
+		"NVML library not found": {"--nvml=sim:l40s", "--sim-dir=" + folder, "--sim-library=" + filepath.Join(libraries, "none.so")},
+	} {
+		cmd := newCommand()
+		cmd.SetArgs(append([]string{"discover", "--node-name=node-1"}, args...))
+		cmd.SetOut(io.Discard)
+		cmd.SetErr(io.Discard)
+		if err := cmd.ExecuteContext(t.Context()); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v, want %q", args, err, want)
+		}
+	}
+}

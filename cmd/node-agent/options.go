@@ -38,7 +38,7 @@ type options struct {
 	nvml           string
 	driverRoot     string
 	hostDriverRoot string
-	simDir         string
+	simulation
 
 	kubeconfig  string
 	podUID      string
@@ -62,12 +62,17 @@ type options struct {
 	lockTimeout   time.Duration
 	mpsRoot       string
 	// mpsShmSize is a quantity.
-	mpsShmSize    string
-	mpsSandbox    bool
-	simMPSFolders bool
+	mpsShmSize string
+	mpsSandbox bool
 	// healthRules is a health.Policy.
 	healthRules string
 	host        hostOptions
+}
+
+// simulation says how GPUs are simulated.
+type simulation struct {
+	simDir, simLibrary string
+	simMPSFolders      bool
 }
 
 // shareOptions say how a GPU is shared.
@@ -148,6 +153,9 @@ func (o *options) addHardwareFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.nvml, "nvml", o.nvml, "NVML library: auto (the driver's, which may be installed later), the path of a library, or sim:<profile> for simulated GPUs")
 	flags.StringVar(&o.driverRoot, "driver-root", o.driverRoot, "folder below which this program sees the files of the NVIDIA driver; auto looks below the host's "+nvml.DriverRoots())
 	flags.StringVar(&o.simDir, "sim-dir", o.simDir, "folder that keeps the state and the control socket of simulated GPUs; to serve a kubelet, sim in --state-dir if not given")
+	flags.StringVar(&o.simLibrary, "sim-library", o.simLibrary,
+		"a simulated libnvidia-ml.so.1 (make nvml-library) through which simulated GPUs are asked, loaded as a driver's is; "+
+			"without it they are simulated within this process")
 	flags.StringVar(&o.partitions, "partitions", o.partitions, "static offers the MIG devices that an administrator has made, dynamic also those that can be made, which come and go with their claims")
 	flags.StringVar(&o.shareGPUs, "share-gpus", o.shareGPUs, "GPUs that several claims can have at once, each with a share of the memory and the compute: none, all, or PCI addresses (0000:1b:00.0), device names or indices with commas between; they are not partitioned")
 	flags.StringVar(&o.shareMemoryStep, "share-memory-step", o.shareMemoryStep, "what shares of a GPU's memory are multiples of, and the least that one can be")
@@ -301,6 +309,9 @@ func (o *options) validateHardware() error {
 	if _, err := o.sharing(); err != nil {
 		return err
 	}
+	if o.simLibrary != "" && !strings.HasPrefix(o.nvml, "sim:") {
+		return fmt.Errorf("--sim-library %s: want --nvml=sim:<profile> with it, not %s", o.simLibrary, o.nvml)
+	}
 	if !strings.HasPrefix(o.nvml, "sim:") && strings.Contains(o.nvml, "/") {
 		if _, err := os.Stat(o.nvml); errors.Is(err, fs.ErrNotExist) {
 			return fmt.Errorf("--nvml %s: there is no such library; give another path, or auto to wait for the driver to be installed", o.nvml)
@@ -342,8 +353,9 @@ func (o *options) validateRun() error {
 		"dev-root":         o.devRoot,
 		"mps-root":         o.mpsRoot,
 		"sim-dir":          o.simDir,
+		"sim-library":      o.simLibrary,
 	} {
-		if !filepath.IsAbs(path) && (flag != "sim-dir" || path != "") {
+		if !filepath.IsAbs(path) && (!strings.HasPrefix(flag, "sim-") || path != "") {
 			return fmt.Errorf("--%s %q: an absolute path is needed", flag, path)
 		}
 	}
@@ -361,7 +373,9 @@ func (o *options) validateRun() error {
 
 // open finds the NVML library that the flags ask for.
 func (o *options) open() (*nvml.Handle, error) {
-	handle, err := nvml.Open(o.nvml, nvml.OpenOptions{NodeName: o.nodeName, DriverRoot: o.driverRoot, SimDir: o.simDir})
+	handle, err := nvml.Open(o.nvml, nvml.OpenOptions{
+		NodeName: o.nodeName, DriverRoot: o.driverRoot, SimDir: o.simDir, SimLibrary: o.simLibrary,
+	})
 	if err != nil {
 		return nil, fmt.Errorf("--nvml %s: %w", o.nvml, err)
 	}

@@ -12,9 +12,6 @@ import (
 	"time"
 
 	"github.com/spf13/cobra"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/agent/nvml"
@@ -35,26 +32,9 @@ func newKeeper(opts *options, api clients) *stepaside.Keeper {
 		Opens:    opts.opensAnew,
 	}
 	if api.agent != nil {
-		keeper.Node = nodeReader(api.agent, opts.nodeName)
+		keeper.Node = (&nodeWatch{client: api.agent, name: opts.nodeName, clock: clock.RealClock{}}).Node
 	}
 	return stepaside.New(keeper)
-}
-
-// nodeReader reads a Node from the API server's cache, because it does so every few seconds, as a kubelet does. What it
-// returns is never older than what it has returned before: one of several API servers may be behind, and would say that
-// nobody asks for the driver any more. So the first answer, and the one after an error, as of an API server that does not
-// catch up, is of etcd. It is not to be called concurrently.
-func nodeReader(client kubernetes.Interface, name string) func(context.Context) (*corev1.Node, error) {
-	seen := ""
-	return func(ctx context.Context) (*corev1.Node, error) {
-		node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{ResourceVersion: seen})
-		if err != nil {
-			seen = ""
-			return nil, err
-		}
-		seen = node.ResourceVersion
-		return node, nil
-	}
 }
 
 // opensAnew returns nil if a new process can open the driver and finds what GPUs there are. This one has loaded a library for good.
@@ -69,7 +49,8 @@ func (o *options) opensAnew(ctx context.Context) error {
 	}
 	var said bytes.Buffer
 	process := exec.CommandContext(ctx, program, "discover",
-		"--node-name="+o.nodeName, "--nvml="+o.nvml, "--driver-root="+driverRoot, "--host-root="+o.host.root, "--sim-dir="+o.simDir)
+		"--node-name="+o.nodeName, "--nvml="+o.nvml, "--driver-root="+driverRoot, "--host-root="+o.host.root,
+		"--sim-dir="+o.simDir, "--sim-library="+o.simLibrary)
 	process.Stderr = &said
 	process.WaitDelay = time.Second
 	err = process.Run()

@@ -11,13 +11,6 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
-
 	"stowage.dev/stowage/pkg/agent/stepaside"
 	"stowage.dev/stowage/pkg/nvmlsim"
 	"stowage.dev/stowage/pkg/nvmlsim/librarytest"
@@ -219,37 +212,5 @@ func TestTheCommandReleasesTheDriver(t *testing.T) {
 	a.kill()
 	if text, code := h.release("--end", "--timeout=1s"); code != 2 || !strings.Contains(text, stepaside.ErrStillReleased.Error()) {
 		t.Errorf("without an agent: exit code %d: %s", code, text)
-	}
-}
-
-// TestANodeIsNeverReadAsItWasBefore: an API server that is behind does not give the driver back to the agent.
-func TestANodeIsNeverReadAsItWasBefore(t *testing.T) {
-	answers := []struct {
-		version string
-		err     error
-		asked   string
-	}{
-		{version: "7", asked: ""},
-		{version: "9", asked: "7"},
-		{err: apierrors.NewTimeoutError("Too large resource version: 9, current: 8", 1), asked: "9"},
-		{version: "3", asked: ""}, // etcd was put back
-		{version: "3", asked: "3"},
-	}
-	client := fake.NewClientset()
-	var asked []string
-	client.PrependReactor("get", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		answer := answers[len(asked)]
-		asked = append(asked, action.(clienttesting.GetActionImpl).GetOptions.ResourceVersion)
-		return true, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", ResourceVersion: answer.version}}, answer.err
-	})
-	read := nodeReader(client, "node-1")
-	for i, answer := range answers {
-		node, err := read(t.Context())
-		if !errors.Is(err, answer.err) || err == nil && node.ResourceVersion != answer.version {
-			t.Errorf("answer %d: %v, %v", i, node, err)
-		}
-		if asked[i] != answer.asked {
-			t.Errorf("read %d asks for version %q or newer, want %q", i, asked[i], answer.asked)
-		}
 	}
 }

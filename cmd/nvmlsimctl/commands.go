@@ -49,6 +49,7 @@ func (c *client) procCommands() *cobra.Command {
 	var memory uint64
 	var stuck bool
 	var command string
+	var user uint32
 	add := c.action("add GPU PID", "Start a process on a GPU or a MIG device", 2, func(args []string) (nvmlsim.Command, error) {
 		pid, err := number("PID", args[1])
 		if err != nil {
@@ -59,7 +60,7 @@ func (c *client) procCommands() *cobra.Command {
 			return nil, err
 		}
 		return &nvmlsim.AddProcess{GPU: args[0], Process: nvmlsim.Process{
-			PID: pid, Kind: nvmlsim.ProcessKind(kind), MemoryMiB: memory, Instance: at, Pod: pod, Command: command, Stuck: stuck,
+			PID: pid, Kind: nvmlsim.ProcessKind(kind), MemoryMiB: memory, Instance: at, Pod: pod, Command: command, Stuck: stuck, User: user,
 		}}, nil
 	})
 	add.Flags().StringVar(&kind, "kind", string(nvmlsim.ProcessCompute), "compute, graphics or mps")
@@ -67,12 +68,32 @@ func (c *client) procCommands() *cobra.Command {
 	add.Flags().StringVar(&instance, "instance", "", "MIG device, as GPU instance/compute instance")
 	add.Flags().StringVar(&pod, "pod", "", "UID of the pod that it belongs to")
 	add.Flags().StringVar(&command, "command", "", "name of what it runs")
+	add.Flags().Uint32Var(&user, "user", 0, "number of the user that it runs as")
 	add.Flags().BoolVar(&stuck, "stuck", false, "it does not end when it is killed")
 	remove := c.action("rm GPU PID", "End a process", 2, func(args []string) (nvmlsim.Command, error) {
 		pid, err := number("PID", args[1])
 		return &nvmlsim.RemoveProcess{GPU: args[0], PID: pid}, err
 	})
 	return group("proc", "Processes on GPUs", add, remove)
+}
+
+func (c *client) clientCommands() *cobra.Command {
+	var command string
+	var gpus []int
+	var watches bool
+	start := func(args []string) (nvmlsim.Command, error) {
+		pid, err := number("PID", args[0])
+		return &nvmlsim.AddClient{Client: nvmlsim.Client{PID: pid, Command: command, GPUs: gpus, Watches: watches}}, err
+	}
+	add := c.action("add PID", "Start a program that has GPUs open and uses none, as nvidia-persistenced and DCGM", 1, start)
+	add.Flags().StringVar(&command, "command", "", "name of what it runs")
+	add.Flags().IntSliceVar(&gpus, "gpu", nil, "indices of the GPUs that it has open; all if not given")
+	add.Flags().BoolVar(&watches, "watches", false, "it watches them, as DCGM does, so that MIG is in use")
+	remove := c.action("rm PID", "End it", 1, func(args []string) (nvmlsim.Command, error) {
+		pid, err := number("PID", args[0])
+		return &nvmlsim.RemoveClient{PID: pid}, err
+	})
+	return group("client", "Programs that have GPUs open and use none", add, remove)
 }
 
 func (c *client) migCommands() *cobra.Command {

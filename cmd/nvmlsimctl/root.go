@@ -38,7 +38,8 @@ func newCommand(env func(string) (string, bool)) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	}
 	root.PersistentFlags().StringVar(&c.socket, "socket", c.socket, "control socket of the simulated machine; NVMLSIM_SOCKET in the environment if not given")
-	root.AddCommand(c.gpuCommands(), c.procCommands(), c.driverCommands(), c.migCommands(), c.stateCommand(), newServeCommand(), newLibraryCommand())
+	root.AddCommand(c.gpuCommands(), c.procCommands(), c.clientCommands(), c.driverCommands(),
+		c.migCommands(), c.stateCommand(), newServeCommand(), newLibraryCommand())
 	root.AddCommand(c.faultCommands()...)
 	return root
 }

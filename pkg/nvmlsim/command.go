@@ -80,6 +80,8 @@ var commands = []func() Command{
 	func() Command { return &RemapRows{} },
 	func() Command { return &AddProcess{} },
 	func() Command { return &RemoveProcess{} },
+	func() Command { return &AddClient{} },
+	func() Command { return &RemoveClient{} },
 	func() Command { return &SetComputeMode{} },
 	func() Command { return &SetTimeSlice{} },
 	func() Command { return &Refuse{} },
@@ -122,6 +124,9 @@ func (*UnloadDriver) Name() string { return "driver unload" }
 func (*UnloadDriver) do(_ *Machine, s *State) (Result, error) {
 	if !s.Driver.Loaded {
 		return Result{}, errors.New("the driver is not loaded")
+	}
+	if len(s.Clients) > 0 {
+		return Result{}, fmt.Errorf("the driver is in use: process %d (%s) has it open", s.Clients[0].PID, s.Clients[0].Command)
 	}
 	for i := range s.GPUs {
 		if processes := s.GPUs[i].Processes; len(processes) > 0 {

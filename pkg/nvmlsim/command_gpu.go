@@ -134,6 +134,9 @@ func (c *ResetGPU) do(m *Machine, s *State) (Result, error) {
 		return Result{}, err
 	case len(g.Processes) > 0:
 		return Result{}, fmt.Errorf("gpu: %q: in use by process %d", c.GPU, g.Processes[0].PID)
+	case len(s.ClientsOf(i)) > 0:
+		client := s.ClientsOf(i)[0]
+		return Result{}, fmt.Errorf("gpu: %q: in use by process %d (%s)", c.GPU, client.PID, client.Command)
 	}
 	g.Instances, g.Hung, g.ComputeMode, g.TimeSlice, g.LeakedMiB = nil, false, ComputeDefault, TimeSliceDefault, 0
 	g.switchMIG(s, i)
@@ -213,6 +216,10 @@ func (c *AddProcess) do(m *Machine, s *State) (Result, error) {
 	if slices.ContainsFunc(g.Processes, func(p Process) bool { return p.PID == c.PID }) {
 		return Result{}, fmt.Errorf("pid: %d: the process is on the GPU already", c.PID)
 	}
+	if other := g.otherUser(s, &c.Process); other != nil {
+		return Result{}, fmt.Errorf("user: %d: the MPS daemon of the GPU serves user %d, and another one when process %d has ended",
+			c.User, other.User, other.PID)
+	}
 	room := m.profile.GPU.MemoryMiB - m.profile.GPU.ReservedMiB - g.usedMiB(func(Process) bool { return true })
 	switch {
 	case g.MIG && c.Instance == nil:
@@ -240,6 +247,31 @@ func (c *AddProcess) do(m *Machine, s *State) (Result, error) {
 	return Result{}, nil
 }
 
+// otherUser is a client of the daemon that serves the process, of another user, if the daemon serves one at a time: the newcomer's
+// cuInit does not return before that one has ended (seen on an H100, docs/simulation.md).
+func (g *GPUState) otherUser(s *State, newcomer *Process) *Process {
+	if newcomer.Kind != ProcessMPS {
+		return nil
+	}
+	server := slices.IndexFunc(g.Processes, func(p Process) bool { return p.Daemon != "" && sameInstance(p.Instance, newcomer.Instance) })
+	if server < 0 {
+		return nil
+	}
+	for _, daemon := range s.Daemons {
+		if daemon.Name == g.Processes[server].Daemon && daemon.MultiUser {
+			return nil
+		}
+	}
+	for i := range g.Processes {
+		if p := &g.Processes[i]; p.Kind == ProcessMPS && sameInstance(p.Instance, newcomer.Instance) && p.User != newcomer.User {
+			return p
+		}
+	}
+	return nil
+}
+
+func sameInstance(a, b *Instance) bool { return a == b || a != nil && b != nil && *a == *b }
+
 // RemoveProcess ends a process.
 type RemoveProcess struct {
 	GPU string `json:"gpu"`
@@ -259,6 +291,47 @@ func (c *RemoveProcess) do(m *Machine, s *State) (Result, error) {
 		return Result{}, fmt.Errorf("pid: %d: the GPU has no such process", c.PID)
 	}
 	g.Processes = slices.Delete(g.Processes, i, i+1)
+	return Result{}, nil
+}
+
+// AddClient starts a program that has GPUs open without using any.
+type AddClient struct{ Client }
+
+// Name implements Command.
+func (*AddClient) Name() string { return "client add" }
+
+func (c *AddClient) do(_ *Machine, s *State) (Result, error) {
+	switch {
+	case !s.Driver.Loaded:
+		return Result{}, errors.New("the driver is not loaded: there is nothing to open")
+	case c.PID == 0:
+		return Result{}, errors.New("pid: 0: want the process's ID")
+	case slices.ContainsFunc(s.Clients, func(other Client) bool { return other.PID == c.PID }):
+		return Result{}, fmt.Errorf("pid: %d: the process is there already", c.PID)
+	}
+	for _, gpu := range c.GPUs {
+		if gpu < 0 || gpu >= len(s.GPUs) {
+			return Result{}, fmt.Errorf("gpus: %d: want an index from 0 to %d", gpu, len(s.GPUs)-1)
+		}
+	}
+	s.Clients = append(s.Clients, c.Client)
+	return Result{}, nil
+}
+
+// RemoveClient ends it.
+type RemoveClient struct {
+	PID uint32 `json:"pid"`
+}
+
+// Name implements Command.
+func (*RemoveClient) Name() string { return "client rm" }
+
+func (c *RemoveClient) do(_ *Machine, s *State) (Result, error) {
+	left := slices.DeleteFunc(slices.Clone(s.Clients), func(client Client) bool { return client.PID == c.PID })
+	if len(left) == len(s.Clients) {
+		return Result{}, fmt.Errorf("pid: %d: there is no such client", c.PID)
+	}
+	s.Clients = left
 	return Result{}, nil
 }
 

@@ -22,6 +22,13 @@ import (
 // ControlSocket is the name of the control socket in a machine's folder.
 const ControlSocket = "control.sock"
 
+// The environment variables by which a library of a process finds its machine: see pkg/nvmlsim/capi.
+const (
+	EnvSocket  = "NVMLSIM_SOCKET"
+	EnvProfile = "NVMLSIM_PROFILE"
+	EnvNode    = "NVMLSIM_NODE"
+)
+
 // request is one line of the control protocol; so is a response.
 type request struct {
 	Command   string             `json:"command"`

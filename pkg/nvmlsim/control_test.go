@@ -103,7 +103,7 @@ func TestABadLineIsAnsweredAndTheNextOneTaken(t *testing.T) {
 	answers := bufio.NewScanner(connection)
 	tests := []struct{ line, want string }{
 		{`{`, "decode request"},
-		{`{"command":"sail"}`, `command: \"sail\": want one of compute-mode, `},
+		{`{"command":"sail"}`, `command: \"sail\": want one of client add, `},
 		{`{"command":"xid","argument":{}}`, `unknown field \"argument\"`},
 		{`{"command":"xid","arguments":{"gpu":"0","code":1,"colour":2}}`, `unknown field \"colour\"`},
 		{`{"command":"xid","arguments":{"gpu":"0","Code":1}}`, `unknown field \"Code\"`},

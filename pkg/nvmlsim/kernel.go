@@ -166,7 +166,7 @@ func (m *Machine) unbind(address, driver string) error {
 // holds tells whether somebody keeps a driver from letting go of the function.
 func (m *Machine) holds(s *State, at place) bool {
 	g := &s.GPUs[at.gpu]
-	return at.function == 0 && (len(g.Processes) > 0 || !g.Detached() && m.open.Load() > 0)
+	return at.function == 0 && (len(g.Processes) > 0 || !g.Detached() && (len(s.ClientsOf(at.gpu)) > 0 || m.InUse()))
 }
 
 // bind gives the function to a driver.

@@ -23,8 +23,9 @@ type Library struct {
 	// there then, by NVML's index. A GPU added later needs another session.
 	loads int
 	found []int
-	// over is closed when the last session ends.
-	over chan struct{}
+	// over is closed when the last session ends, and closed is called.
+	over   chan struct{}
+	closed func()
 }
 
 var _ nvml.Interface = (*Library)(nil)
@@ -87,8 +88,11 @@ func (l *Library) InitWithFlags(flags uint32) nvml.Return {
 		return nvml.ERROR_DRIVER_NOT_LOADED
 	}
 	if l.sessions == 0 {
-		l.over = make(chan struct{})
-		l.machine.open.Add(1)
+		closed, err := l.machine.opened()
+		if err != nil {
+			return nvml.ERROR_OPERATING_SYSTEM
+		}
+		l.over, l.closed = make(chan struct{}), closed
 	}
 	l.sessions++
 	return nvml.SUCCESS
@@ -103,7 +107,7 @@ func (l *Library) Shutdown() nvml.Return {
 	}
 	if l.sessions--; l.sessions == 0 {
 		close(l.over)
-		l.machine.closed()
+		l.closed()
 	}
 	return nvml.SUCCESS
 }

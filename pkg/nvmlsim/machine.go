@@ -3,6 +3,7 @@ package nvmlsim
 import (
 	"errors"
 	"fmt"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -27,20 +28,42 @@ type Machine struct {
 	seen    stamp         // of current's file
 	changed chan struct{} // closed and replaced with current
 
-	// open libraries have every GPU open.
+	// open are the libraries of this process with a session.
 	open atomic.Int64
 }
 
-// closed notes the end of a library's session, which somebody may wait for.
-func (m *Machine) closed() {
-	m.open.Add(-1)
-	m.mu.Lock()
-	defer m.mu.Unlock()
-	m.set(m.current, m.seen)
+// opened notes that a library of this process has a session, also for other processes on the folder; closed is to be called at
+// its end, for which somebody may wait.
+func (m *Machine) opened() (closed func(), err error) {
+	end := func() {}
+	if m.file != nil {
+		if end, err = m.file.openSession(); err != nil {
+			return nil, err
+		}
+	}
+	m.open.Add(1)
+	return func() {
+		end()
+		m.open.Add(-1)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		m.set(m.current, m.seen)
+	}, nil
 }
 
-// InUse tells whether a library of this process has a session open.
-func (m *Machine) InUse() bool { return m.open.Load() > 0 }
+// Users are the processes that have a library with an open session, which has every GPU of the driver open, in order.
+func (m *Machine) Users() []uint32 {
+	switch {
+	case m.file != nil:
+		return m.file.sessions()
+	case m.open.Load() > 0:
+		return []uint32{uint32(os.Getpid())}
+	}
+	return nil
+}
+
+// InUse tells whether a library has a session open.
+func (m *Machine) InUse() bool { return m.open.Load() > 0 || len(m.Users()) > 0 }
 
 // pollInterval is how often who waits looks for what another process has changed.
 const pollInterval = 20 * time.Millisecond
@@ -174,17 +197,14 @@ func (m *Machine) update(f func(*State) error) error {
 	return nil
 }
 
-// await returns when the state is not the one of that channel any more.
+// await returns when the state is not the one of that channel any more or, with other processes on the folder, may not be.
 func (m *Machine) await(changed <-chan struct{}) {
 	tick, stop := m.poll()
 	defer stop()
-	for {
-		select {
-		case <-changed:
-			return
-		case <-tick:
-			m.look()
-		}
+	select {
+	case <-changed:
+	case <-tick:
+		m.look()
 	}
 }
 

@@ -2,8 +2,10 @@ package nvmlsim
 
 import (
 	"encoding/json"
+	"errors"
 	"io/fs"
 	"os"
+	"path"
 	"path/filepath"
 	"reflect"
 	"strings"
@@ -398,5 +400,53 @@ func TestAGPUIsPluggedInAndOut(t *testing.T) {
 	lib.Init()
 	if n, _ := lib.DeviceGetCount(); n != 4 || there() != before {
 		t.Errorf("count %d, want 4", n)
+	}
+}
+
+// TestASessionOfAnotherProcessHoldsTheGPUs: the kernel does not take them from the driver before it ends, also by the process's death.
+func TestASessionOfAnotherProcessHoldsTheGPUs(t *testing.T) {
+	for name, end := range map[string]func(*testing.T, *Library, *Machine){
+		"it closes NVML": func(t *testing.T, other *Library, _ *Machine) {
+			if ret := other.Shutdown(); ret != nvml.SUCCESS {
+				t.Error(ret)
+			}
+		},
+		// The kernel closes its files, and nobody removes the one that it has left.
+		"it dies": func(t *testing.T, _ *Library, m *Machine) {
+			files, err := filepath.Glob(m.file.sessionPath("*"))
+			if err != nil || len(files) != 1 {
+				t.Fatal(files, err)
+			}
+			if err := errors.Join(os.Remove(files[0]), os.WriteFile(files[0], nil, 0o600)); err != nil {
+				t.Fatal(err)
+			}
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			folder := filepath.Join(t.TempDir(), "sim")
+			m, others := openMachine(t, "dgx-h100", folder), openMachine(t, "dgx-h100", folder)
+			if m.InUse() {
+				t.Error("in use from the beginning")
+			}
+			other := others.NVML()
+			if ret := other.Init(); ret != nvml.SUCCESS {
+				t.Fatal(ret)
+			}
+			if users := m.Users(); len(users) != 1 || users[0] != uint32(os.Getpid()) || !m.InUse() {
+				t.Errorf("users: %v", users)
+			}
+			address := path.Base(m.Profile().GPUs[0].PCI)
+			done := make(chan error, 1)
+			go func() { done <- m.NVML().Sysfs().Write("bus/pci/devices/"+address+"/driver/unbind", address) }()
+			select {
+			case err := <-done:
+				t.Fatalf("the driver has let go of it: %v", err)
+			case <-time.After(5 * pollInterval):
+			}
+			end(t, other, m)
+			if err := <-done; err != nil || m.InUse() {
+				t.Errorf("%v, in use: %t", err, m.InUse())
+			}
+		})
 	}
 }

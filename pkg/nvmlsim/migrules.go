@@ -97,7 +97,7 @@ func (s *State) destroyInstance(gpu int, id uint32) nvml.Return {
 	switch {
 	case inst == nil:
 		return nvml.ERROR_NOT_FOUND
-	case len(inst.Compute) > 0:
+	case len(inst.Compute) > 0, s.watched(gpu):
 		return nvml.ERROR_IN_USE
 	}
 	g.Instances = slices.DeleteFunc(g.Instances, func(i GPUInstance) bool { return i.ID == id })
@@ -143,7 +143,7 @@ func (s *State) destroyCompute(gpu int, at Instance) nvml.Return {
 	if inst == nil || inst.compute(at.Compute) == nil {
 		return nvml.ERROR_NOT_FOUND
 	}
-	if slices.ContainsFunc(g.Processes, func(p Process) bool { return p.Instance != nil && *p.Instance == at }) {
+	if s.watched(gpu) || slices.ContainsFunc(g.Processes, func(p Process) bool { return p.Instance != nil && *p.Instance == at }) {
 		return nvml.ERROR_IN_USE
 	}
 	inst.Compute = slices.DeleteFunc(inst.Compute, func(c ComputeInstance) bool { return c.ID == at.Compute })
@@ -152,15 +152,17 @@ func (s *State) destroyCompute(gpu int, at Instance) nvml.Return {
 }
 
 // setMIG asks for a mode. Where a reset is needed to switch, it stays pending
-// until then; elsewhere the GPU must be idle and without instances.
+// until then; elsewhere the GPU must be idle and without instances. One that is
+// in use keeps what it was asked to be: enabling MIG beside DCGM fails, and MIG
+// is pending from then on (kubernetes-sigs/dra-driver-nvidia-gpu pull 1411).
 func (s *State) setMIG(t *migTable, gpu int, on bool) (activation nvml.Return) {
 	g := &s.GPUs[gpu]
 	if on == g.MIG {
 		g.PendingMIG = on
 		return nvml.SUCCESS
 	}
-	if len(g.Processes) > 0 || len(g.Instances) > 0 {
-		if t.resetToSwitch {
+	if len(g.Processes) > 0 || len(g.Instances) > 0 || s.watched(gpu) {
+		if t.resetToSwitch || on {
 			g.PendingMIG = on
 		}
 		return nvml.ERROR_IN_USE

@@ -166,3 +166,28 @@ func TestLeakedMemoryIsInUse(t *testing.T) {
 		t.Errorf("%d bytes more are in use, want 64 MiB", got)
 	}
 }
+
+func TestADaemonServesOneUserAtATimeUnlessItIsToldOtherwise(t *testing.T) {
+	client := func(pid, user uint32, gpu string) *AddProcess {
+		return &AddProcess{GPU: gpu, Process: Process{PID: pid, Kind: ProcessMPS, User: user}}
+	}
+	l, err := New("dgx-h100", "node-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	m := l.Machine()
+	one := daemon("one", 0)
+	several := &StartMPS{Daemon{Name: "several", GPUs: []string{gpuUUID("node-a", 1)}, MultiUser: true}}
+	for _, c := range []Command{
+		one, several, client(10, 1001, "0"), client(11, 1001, "0"), client(12, 1001, "1"), client(13, 1002, "1"), client(14, 1002, "2"),
+	} {
+		do(t, m, c)
+	}
+	const refused = "user: 1002: the MPS daemon of the GPU serves user 1001"
+	if _, err := m.Do(client(15, 1002, "0")); err == nil || !strings.Contains(err.Error(), refused) {
+		t.Errorf("a second user: %v", err)
+	}
+	for _, c := range []Command{&RemoveProcess{GPU: "0", PID: 10}, &RemoveProcess{GPU: "0", PID: 11}, client(15, 1002, "0")} {
+		do(t, m, c)
+	}
+}

@@ -26,6 +26,8 @@ type State struct {
 	LastEvent uint64  `json:"lastEvent"`
 	// Daemons of the Multi-Process Service.
 	Daemons []Daemon `json:"daemons,omitempty"`
+	// Clients have GPUs open, and NVML lists them as processes of none.
+	Clients []Client `json:"clients,omitempty"`
 	// LastInstance numbers MIG instances: IDs are used again, these are not.
 	LastInstance uint64 `json:"lastInstance"`
 }
@@ -108,11 +110,41 @@ type Process struct {
 	Pod string `json:"pod,omitempty"`
 	// Command is the name of what it runs.
 	Command string `json:"command,omitempty"`
+	// User that it runs as, by number.
+	User uint32 `json:"user,omitempty"`
 	// Daemon of the Multi-Process Service whose server it is; empty for none.
 	Daemon string `json:"daemon,omitempty"`
 	// Stuck processes do not end when they are killed.
 	Stuck bool `json:"stuck,omitempty"`
 }
+
+// Client is a program that has GPUs open without using any, which no list of NVML tells of: nvidia-persistenced, DCGM, a
+// monitoring agent. As long as it has, the driver does not let go of the GPU (NVIDIA/gpu-operator 118,
+// kubernetes-sigs/dra-driver-nvidia-gpu 1037), nor is the GPU reset or the driver unloaded (NVIDIA/gpu-operator 2570).
+type Client struct {
+	PID     uint32 `json:"pid"`
+	Command string `json:"command"`
+	// GPUs by their index in the profile; empty for all.
+	GPUs []int `json:"gpus,omitempty"`
+	// Watches: as DCGM does, so that MIG cannot be switched and instances cannot be destroyed: both are in use (NVIDIA/DCGM 95
+	// and 276, kubernetes-sigs/dra-driver-nvidia-gpu pull 1411).
+	Watches bool `json:"watches,omitempty"`
+}
+
+// clients of a GPU, all or those that watch it.
+func (s *State) clients(gpu int, watching bool) (found []Client) {
+	for _, c := range s.Clients {
+		if (len(c.GPUs) == 0 || slices.Contains(c.GPUs, gpu)) && (c.Watches || !watching) {
+			found = append(found, c)
+		}
+	}
+	return found
+}
+
+func (s *State) watched(gpu int) bool { return len(s.clients(gpu, true)) > 0 }
+
+// ClientsOf are those that have the GPU of that index open.
+func (s *State) ClientsOf(gpu int) []Client { return s.clients(gpu, false) }
 
 // Instance names a MIG device of a GPU.
 type Instance struct {
@@ -248,6 +280,7 @@ func (s *State) clone() *State {
 	c.Events = slices.Clone(s.Events)
 	c.GPUs = slices.Clone(s.GPUs)
 	c.Daemons = slices.Clone(s.Daemons)
+	c.Clients = slices.Clone(s.Clients)
 	for i := range c.GPUs {
 		g := &c.GPUs[i]
 		g.Processes = slices.Clone(g.Processes)
@@ -337,7 +370,7 @@ func (s *State) reboot(p *Profile) {
 		g.Lost, g.Hung, g.Functions = false, false, nil
 		g.Health.PCIeReplays = 0
 	}
-	s.Events = nil
+	s.Events, s.Clients = nil, nil
 	s.loadDriver(p)
 }
 

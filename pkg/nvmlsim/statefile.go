@@ -8,6 +8,9 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -47,13 +50,7 @@ func (f *stateFile) lock() (unlock func(), err error) {
 	if err != nil {
 		return nil, err
 	}
-	for {
-		err = unix.Flock(int(file.Fd()), unix.LOCK_EX)
-		if !errors.Is(err, unix.EINTR) {
-			break
-		}
-	}
-	if err != nil {
+	if err := flock(file, unix.LOCK_EX); err != nil {
 		return nil, errors.Join(fmt.Errorf("lock %s: %w", file.Name(), err), file.Close())
 	}
 	return func() { file.Close() }, nil
@@ -139,4 +136,69 @@ func hostBootID() (string, error) {
 		return "", fmt.Errorf("read the boot ID: %w", err)
 	}
 	return string(bytes.TrimSpace(data)), nil
+}
+
+// A process that has a session has a file that it holds locked: the kernel gives up the lock of one that dies.
+
+func (f *stateFile) sessionPath(name string) string { return filepath.Join(f.folder, "sessions", name) }
+
+// openSession notes a session of this process, until end is called.
+func (f *stateFile) openSession() (end func(), err error) {
+	if err := os.MkdirAll(f.sessionPath(""), 0o700); err != nil {
+		return nil, err
+	}
+	for {
+		file, err := os.CreateTemp(f.sessionPath(""), strconv.Itoa(os.Getpid())+"-")
+		if err != nil {
+			return nil, err
+		}
+		end = func() {
+			os.Remove(file.Name())
+			file.Close()
+		}
+		if err := flock(file, unix.LOCK_EX); err != nil {
+			end()
+			return nil, err
+		}
+		// Somebody may have removed it before it was locked.
+		if _, err := os.Stat(file.Name()); err == nil {
+			return end, nil
+		}
+		file.Close()
+	}
+}
+
+// sessions are the processes that have some, in order. Files of those that have died are removed.
+func (f *stateFile) sessions() (pids []uint32) {
+	entries, err := os.ReadDir(f.sessionPath(""))
+	if err != nil {
+		return nil // nobody has had any
+	}
+	for _, entry := range entries {
+		number, _, _ := strings.Cut(entry.Name(), "-")
+		pid, err := strconv.ParseUint(number, 10, 32)
+		if err != nil {
+			continue
+		}
+		file, err := os.Open(f.sessionPath(entry.Name()))
+		if err != nil {
+			continue // it has just ended
+		}
+		if err := flock(file, unix.LOCK_SH|unix.LOCK_NB); errors.Is(err, unix.EWOULDBLOCK) {
+			pids = append(pids, uint32(pid))
+		} else if err == nil {
+			os.Remove(file.Name())
+		}
+		file.Close()
+	}
+	slices.Sort(pids)
+	return slices.Compact(pids)
+}
+
+func flock(file *os.File, how int) error {
+	for {
+		if err := unix.Flock(int(file.Fd()), how); !errors.Is(err, unix.EINTR) {
+			return err
+		}
+	}
 }

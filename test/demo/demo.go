@@ -165,6 +165,7 @@ func (d *demo) startCluster(ctx context.Context) error {
 		Root:      d.root,
 		Scheduler: filepath.Join(d.root, "bin", "scheduler"),
 		Agent:     filepath.Join(d.root, "bin", "node-agent"),
+		Library:   filepath.Join(d.root, "bin", "nvml", "libnvidia-ml.so.1"),
 		Progress:  d.out,
 	})
 	if err != nil {

@@ -18,13 +18,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"stowage.dev/stowage/internal/localcluster/node"
 	"stowage.dev/stowage/pkg/nvmlsim"
 	"stowage.dev/stowage/test/lab"
 )
 
-// The driver is upgraded under a running pod, asked for in each of the three ways. The pod keeps running, one that ends
-// meanwhile goes, one that comes waits. The agent, which has let the driver go, comes back as a new process, and the pod
-// that waits runs.
+// The driver is upgraded under a running pod, asked for in each of the three ways, and by nobody: a package replaces the library under the
+// agent, which has loaded it. The pod keeps running, one that ends meanwhile goes, one that comes waits. The agent, which has let the
+// driver go, comes back as a new process, and the pod that waits runs.
 func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 	namespace := newNamespace(t)
 	all := devices(t)
@@ -37,6 +38,8 @@ func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 	for _, upgrade := range []struct {
 		way, says, version string
 		ask, end           func() error
+		// replaced: the agent steps aside by itself, and comes back by itself.
+		replaced bool
 	}{
 		{
 			way: "label", says: "nvidia.com/gpu.deploy.dcgm: paused-for-driver-upgrade", version: "999.1.2",
@@ -57,14 +60,23 @@ func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 			ask: func() error { return release("--for=the old driver again") },
 			end: func() error { return release("--end") },
 		},
+		{
+			way: "package", says: "libnvidia-ml.so.1", version: "999.1.4", replaced: true,
+			ask: func() error { return cluster.InstallDriver(nodeName, "999.1.4") },
+			end: func() error { return nil },
+		},
 	} {
 		ends := startPod(t, namespace, "ends-"+upgrade.way, 1)
 		pid, logged := theNode.Agent().Pid(), logSize(t, log)
 		mustDo(t, upgrade.ask())
-		for _, device := range all {
-			waitTaints(t, device, "gpu.nvidia.com/not-ready=DriverReleased:NoSchedule")
+		reason := "DriverReleased"
+		if upgrade.replaced {
+			reason = "DriverReplaced"
 		}
-		waitDescribed(t, "GPUsReady", "False", "DriverReleased", upgrade.says)
+		for _, device := range all {
+			waitTaints(t, device, "gpu.nvidia.com/not-ready="+reason+":NoSchedule")
+		}
+		waitDescribed(t, "GPUsReady", "False", reason, upgrade.says)
 		poll(t, "no agent has the driver open", func(context.Context) error { return closed() })
 		ends.delete()
 		hardware(t, &nvmlsim.UnloadDriver{})
@@ -73,8 +85,11 @@ func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 		if _, err := cluster.WaitForPods(t.Context(), namespace, []string{next.name}, "refused", podTimeout, lab.Unschedulable); err != nil {
 			t.Fatal(err)
 		}
+		if !upgrade.replaced {
+			mustDo(t, cluster.InstallDriver(nodeName, upgrade.version))
+		}
 		hardware(t, &nvmlsim.LoadDriver{Version: upgrade.version})
-		if lines := linesSince(t, log, logged, `"Starting"`); len(lines) > 0 {
+		if lines := linesSince(t, log, logged, `"Starting"`); len(lines) > 0 && !upgrade.replaced {
 			t.Errorf("%s: the agent has begun anew while the driver is released: %q", upgrade.way, lines)
 		}
 
@@ -99,6 +114,12 @@ func TestADriverUpgradeUnderARunningPod(t *testing.T) {
 		}
 		if events := refusals(t, namespace); len(events) > 0 {
 			t.Errorf("%s: the kubelet was refused, and tries again only after a minute: %q", upgrade.way, events)
+		}
+		maps, err := os.ReadFile(fmt.Sprintf("/proc/%d/maps", pid))
+		mustDo(t, err)
+		library := cluster.Library(nodeName)
+		if !strings.Contains(string(maps), library+"\n") || strings.Contains(string(maps), library+" (deleted)") {
+			t.Errorf("%s: the agent has not loaded %s, or one before: %s", upgrade.way, library, maps)
 		}
 		next.delete()
 		runs.checkAgain()
@@ -135,8 +156,10 @@ func patchNode(patch string) error {
 }
 
 // release runs the agent's command on the node.
-func release(args ...string) error {
-	args = append([]string{"release-driver", "--state-dir=" + theNode.StateDir()}, args...)
+func release(args ...string) error { return releaseIn(theNode, args...) }
+
+func releaseIn(n *node.Node, args ...string) error {
+	args = append([]string{"release-driver", "--state-dir=" + n.StateDir()}, args...)
 	out, err := exec.Command(unconfinedAgent, args...).CombinedOutput()
 	if err != nil {
 		return fmt.Errorf("node-agent %v: %w: %s", args, err, out)
@@ -179,6 +202,11 @@ func loadedDriver(t *testing.T) string {
 	if v := result.State.Driver.Version; v != "" {
 		return v
 	}
+	return driverOfProfile(t)
+}
+
+func driverOfProfile(t *testing.T) string {
+	t.Helper()
 	p, err := nvmlsim.LoadProfile(strings.TrimPrefix(profile, "sim:"))
 	mustDo(t, err)
 	return p.System.DriverVersion

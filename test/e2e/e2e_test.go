@@ -77,6 +77,7 @@ func run(ctx context.Context, m *testing.M, root string) (code int, err error) {
 		Root:      root,
 		Scheduler: filepath.Join(root, "bin", "scheduler"),
 		Agent:     confined,
+		Library:   filepath.Join(root, "bin", "nvml", "libnvidia-ml.so.1"),
 		Progress:  os.Stderr,
 	})
 	if err != nil {

@@ -643,6 +643,11 @@ func TestTheFilesOfAnAgentAreWhereTheyAreSaidToBe(t *testing.T) {
 // waitDescribed waits until a line of kubectl describe node has all of the texts.
 func waitDescribed(t *testing.T, texts ...string) {
 	t.Helper()
+	waitDescribedOn(t, nodeName, texts...)
+}
+
+func waitDescribedOn(t *testing.T, nodeName string, texts ...string) {
+	t.Helper()
 	poll(t, fmt.Sprintf("kubectl describe node has a line with %q", texts), func(ctx context.Context) error {
 		described, err := cluster.Kubectl(ctx, "describe", "node", nodeName)
 		if err != nil {

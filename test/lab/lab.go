@@ -30,6 +30,9 @@ type Options struct {
 	Root string
 	// Scheduler and Agent are the paths of the two binaries. Required.
 	Scheduler, Agent string
+	// Library is what make nvml-library builds, through which the agents of real nodes ask their simulated GPUs, as they ask real
+	// ones. Without it they are simulated within the agents.
+	Library string
 	// Progress gets a line for each step that takes long.
 	Progress io.Writer
 }

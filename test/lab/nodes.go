@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -19,6 +20,8 @@ import (
 	"stowage.dev/stowage/internal/localcluster"
 	"stowage.dev/stowage/internal/localcluster/image/report"
 	"stowage.dev/stowage/internal/localcluster/node"
+	"stowage.dev/stowage/pkg/nvmlsim"
+	"stowage.dev/stowage/pkg/nvmlsim/install"
 )
 
 // labNode is a node of either kind.
@@ -41,6 +44,16 @@ type labNode struct {
 
 // StartRealNode starts a kubelet and containerd with simulated GPUs, and our agent with the arguments. It needs root.
 func (l *Lab) StartRealNode(ctx context.Context, name, nvml string, args ...string) (*node.Node, error) {
+	if l.options.Library != "" {
+		profile, err := nvmlsim.LoadProfile(strings.TrimPrefix(nvml, "sim:"))
+		if err != nil {
+			return nil, err
+		}
+		if err := l.InstallDriver(name, profile.System.DriverVersion); err != nil {
+			return nil, err
+		}
+		args = append(args, "--sim-library="+l.Library(name))
+	}
 	n, err := node.Start(ctx, l.Cluster, node.Options{
 		Name:  name,
 		Agent: node.Agent{Binary: l.options.Agent, NVML: nvml, Args: args},
@@ -64,6 +77,20 @@ func (l *Lab) StartRealNode(ctx context.Context, name, nvml string, args ...stri
 	l.nodes[name] = started
 	delete(l.known, name)
 	return n, nil
+}
+
+// InstallDriver puts the library of a driver's version where a real node's agent loads it from, as a package manager does: who has loaded
+// the one before keeps it. The version that the kernel has loaded is nvmlsim.LoadDriver's.
+func (l *Lab) InstallDriver(node, version string) error {
+	if err := os.MkdirAll(filepath.Dir(l.Library(node)), 0o755); err != nil {
+		return err
+	}
+	return install.Library(l.options.Library, l.Library(node), version)
+}
+
+// Library is where that is.
+func (l *Lab) Library(node string) string {
+	return filepath.Join(l.Dir(), "drivers", node, "libnvidia-ml.so.1")
 }
 
 // NodePlaces are where the files of a node's agent are.

@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
@@ -28,6 +29,8 @@ type Options struct {
 	Name string
 	// Labels are set on the Node object.
 	Labels map[string]string
+	// Binds are further places of the machine in which the node sees something else, as a kernel with a driver.
+	Binds []enclosure.Bind
 	// Agent is the node agent. Without a binary no agent is started; StartAgent cannot be called then.
 	Agent Agent
 }
@@ -43,13 +46,14 @@ type Agent struct {
 	ServiceAccount string
 	// Args are further arguments.
 	Args []string
+	// Env is added to our environment.
+	Env []string
 }
 
 // Node is a running node.
 type Node struct {
 	name     string
-	labels   map[string]string
-	agentOpt Agent
+	options  Options
 	cluster  *localcluster.Cluster
 	binaries localcluster.Binaries
 	layout   layout
@@ -79,15 +83,15 @@ func Start(ctx context.Context, cluster *localcluster.Cluster, options Options) 
 		return nil, fmt.Errorf("starting node %s: %w", options.Name, err)
 	}
 	n := &Node{
-		name:     options.Name,
-		labels:   options.Labels,
-		agentOpt: options.Agent.withDefaults(),
-		cluster:  cluster,
-		layout:   layout{dir: filepath.Join(cluster.Dir(), "nodes", options.Name)},
+		name:    options.Name,
+		options: options,
+		cluster: cluster,
+		layout:  layout{dir: filepath.Join(cluster.Dir(), "nodes", options.Name)},
 		// Several clusters may run on one machine, and names of nodes repeat.
 		cgroup: fmt.Sprintf("/stowage-%d-%s", os.Getpid(), options.Name),
 	}
 	startCtx, cancel := context.WithCancelCause(ctx)
+	n.options.Agent = n.options.Agent.withDefaults()
 	n.cancel = cancel
 	context.AfterFunc(ctx, func() { n.Stop() })
 	err := cluster.OnStop("node "+n.name, n.Stop)
@@ -143,7 +147,7 @@ func (n *Node) start(ctx context.Context) (err error) {
 	if err := n.waitReady(ctx, time.Time{}); err != nil {
 		return err
 	}
-	if n.agentOpt.Binary != "" {
+	if n.options.Agent.Binary != "" {
 		if err := n.startAgent(ctx); err != nil {
 			return err
 		}
@@ -162,7 +166,7 @@ func (n *Node) enclose(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	spec := enclosure.Spec{Binds: append(n.layout.shared(), settings...), Cgroup: n.cgroup}
+	spec := enclosure.Spec{Binds: slices.Concat(n.layout.shared(), settings, n.options.Binds), Cgroup: n.cgroup}
 	n.enclosure, err = enclosure.Start(ctx, janitor, n.layout.dir, spec)
 	return err
 }

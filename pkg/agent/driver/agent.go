@@ -339,8 +339,8 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() { a.publisher.run(serving) })
 	group.Go(func() { a.watch(serving) })
 	group.Go(func() { keepCDI(serving, a.claims, a.opts.CDIDir) })
-	if a.opts.Hardware.opts.Keeper.Returned() {
-		group.Go(func() { renewClaims(serving, a.claims, a.reporter.ledger.Records, a.opts.Client) })
+	if keeper := a.opts.Hardware.opts.Keeper; keeper.Reloaded() {
+		group.Go(func() { renewClaims(serving, a.claims, a.reporter.ledger.Records, a.opts.Client, keeper.Renewed) })
 	}
 	group.Go(func() { a.watchQuarantine(serving) })
 	group.Go(func() { a.check.run(serving) })

@@ -142,8 +142,10 @@ func (u *upgraded) start() *process {
 		background(u.ctx, agent.publisher.discover), background(u.ctx, agent.watch),
 		background(u.ctx, func(ctx context.Context) { p.anew.Store(errors.Is(u.keeper.Run(ctx, agent), stepaside.ErrAnew)) }),
 	}
-	if u.returned { // as Run does
-		stops = append(stops, background(u.ctx, func(ctx context.Context) { renewClaims(ctx, agent.claims, agent.reporter.ledger.Records, u.api) }))
+	if keeper := u.keeper; keeper.Reloaded() { // as Run does
+		stops = append(stops, background(u.ctx, func(ctx context.Context) {
+			renewClaims(ctx, agent.claims, agent.reporter.ledger.Records, u.api, keeper.Renewed)
+		}))
 	}
 	agent.publisher.leading()
 	p.stop = func() {
@@ -282,6 +284,52 @@ func TestADriverUpgradeUnderPods(t *testing.T) {
 		for _, claim := range []*resourceapi.ResourceClaim{stays, late, next} {
 			if err := p.prepare(u.ctx, claim); err != nil {
 				t.Errorf("claim %s: %v", claim.Name, err)
+			}
+		}
+		p.stop()
+	})
+}
+
+// TestClaimsAreRenewedByWhicheverAgentComes: the one that has let the driver go may end before it is loaded again, and the next one
+// before it is done. None of that is left when all is in order.
+func TestClaimsAreRenewedByWhicheverAgentComes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		claim := allocatedClaim("stays", "gpu-0000-00-1b-0")
+		claim.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+			Source: resourceapi.AllocationConfigSourceClaim,
+			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+				Driver: Name, Parameters: runtime.RawExtension{Raw: []byte(exclusive)},
+			}},
+		}}
+		u := newUpgraded(t, claim)
+		mode := func(want nvmlsim.ComputeMode, when string) {
+			t.Helper()
+			if is := u.machine.State().GPUs[0].ComputeMode; is != want {
+				t.Errorf("%s: compute mode %s, want %s", when, is, want)
+			}
+		}
+		p := u.start()
+		time.Sleep(time.Minute)
+		if err := p.prepare(u.ctx, claim); err != nil {
+			t.Fatal(err)
+		}
+		if u.keeper.Reloaded() {
+			t.Error("the driver counts as loaded anew from the beginning")
+		}
+		for range 2 {
+			u.ask("the same driver again")
+			time.Sleep(15 * time.Second)
+			p.stop()
+			u.do(&nvmlsim.UnloadDriver{})
+			u.do(&nvmlsim.LoadDriver{})
+			u.ask("false")
+			mode(nvmlsim.ComputeDefault, "the driver was loaded anew")
+			u.start().stop() // the kubelet starts it, and it ends at once
+			p = u.start()
+			time.Sleep(3 * time.Minute)
+			mode(nvmlsim.ComputeExclusiveProcess, "the next agent is there")
+			if u.keeper.Reloaded() {
+				t.Error("the claims are in order, and the next agent would not know")
 			}
 		}
 		p.stop()

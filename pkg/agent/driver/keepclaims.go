@@ -67,8 +67,11 @@ func keepCDI(ctx context.Context, claims *prepare.Manager, dir string) {
 }
 
 // renewClaims brings prepared claims in order when the agent has come back with a driver that was loaded anew, or upgraded: for pods that have run
-// since before nobody calls Prepare. It tries on until that has succeeded for all, or ctx ends. Who has a device of a device plugin has no claim in the API.
-func renewClaims(ctx context.Context, claims *prepare.Manager, records func() ([]*ledger.Record, error), client kubernetes.Interface) {
+// since before nobody calls Prepare. It tries on until that has succeeded for all, and calls done, or ctx ends. Who has a device of a
+// device plugin has no claim in the API.
+func renewClaims(
+	ctx context.Context, claims *prepare.Manager, records func() ([]*ledger.Record, error), client kubernetes.Interface, done func() error,
+) {
 	logger := klog.LoggerWithName(klog.FromContext(ctx), "renew")
 	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 5 * time.Minute}
 	var failed failures
@@ -94,6 +97,9 @@ func renewClaims(ctx context.Context, claims *prepare.Manager, records func() ([
 			}
 		}
 		if !left {
+			if err := done(); err != nil {
+				logger.Info("The next agent brings all prepared claims in order again, too", "reason", err)
+			}
 			return
 		}
 		select {

@@ -30,6 +30,9 @@ type OpenOptions struct {
 	// SimDir keeps the state of simulated GPUs, which then outlives the process
 	// and is shared with others. Without it they are new, in memory.
 	SimDir string
+	// SimLibrary is the file of a simulated libnvidia-ml.so.1 (cmd/nvmlsim-library), through which simulated GPUs are asked as
+	// real ones are, by the dynamic loader. It needs a SimDir. Without it they are asked within this process.
+	SimLibrary string
 	// DriverRoot is the root of the driver's files: "/", or the folder where
 	// a driver container has mounted its own root. "auto" looks there.
 	DriverRoot string
@@ -117,9 +120,30 @@ func openSimulated(spec, profile string, opts OpenOptions) (*Handle, error) {
 		return nil, fmt.Errorf("NVML %q: %w", spec, err)
 	}
 	sim := machine.NVML()
-	return &Handle{
-		Library: Adapt(sim, spec), Raw: sim, Sysfs: sim.Sysfs(), Simulated: true, Source: spec, Machine: machine,
-	}, nil
+	h := &Handle{Library: Adapt(sim, spec), Raw: sim, Sysfs: sim.Sysfs(), Simulated: true, Source: spec, Machine: machine}
+	if opts.SimLibrary != "" {
+		if err := h.load(profile, opts); err != nil {
+			return nil, fmt.Errorf("NVML %q: %w", spec, err)
+		}
+	}
+	return h, nil
+}
+
+// load has simulated GPUs asked through a library, which finds their machine by its environment (pkg/nvmlsim/capi).
+func (h *Handle) load(profile string, opts OpenOptions) error {
+	if opts.SimDir == "" {
+		return fmt.Errorf("library %s: simulated GPUs that are asked through a library need a folder", opts.SimLibrary)
+	}
+	for name, value := range map[string]string{
+		nvmlsim.EnvSocket: filepath.Join(opts.SimDir, nvmlsim.ControlSocket), nvmlsim.EnvProfile: profile, nvmlsim.EnvNode: opts.NodeName,
+	} {
+		if err := os.Setenv(name, value); err != nil {
+			return err
+		}
+	}
+	lib := gonvml.New(gonvml.WithLibraryPath(opts.SimLibrary))
+	h.Library, h.Raw, h.Source = adaptReal(lib, opts.SimLibrary), lib, opts.SimLibrary
+	return nil
 }
 
 func openReal(path, name string, opts OpenOptions) *Handle {

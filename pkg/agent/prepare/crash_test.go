@@ -420,7 +420,14 @@ func TestKill9AtAnyStepIsRecovered(t *testing.T) {
 							root := t.TempDir()
 							n := nodeIn(t, root, s.machine(), filepath.Join(root, "sim"))
 							s.start(t, n, op)
+							// This process is none of the node's: it would keep a GPU that is to leave the driver.
+							if err := n.hardware.handle.Shutdown(); err != nil {
+								t.Fatal(err)
+							}
 							kill9(t, root, name, op, mode, at)
+							if err := n.hardware.handle.Init(); err != nil {
+								t.Fatal(err)
+							}
 							s.check(t, n, op, errors.New("killed"), before, after, s.seeing)
 						})
 					}

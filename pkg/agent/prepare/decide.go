@@ -183,7 +183,7 @@ func (d *decider) leaveNVML(ctx context.Context, target *Target) ([]ledger.Step,
 		return nil, errPartitioned
 	case len(now.Processes) > 0:
 		// Whosever it is: the driver does not let go of a GPU that is in use.
-		return nil, &InUseError{GPU: gpu, PID: now.Processes[0].PID}
+		return nil, d.pci.InUse(gpu, now.Processes[0].PID)
 	}
 	if err := d.pci.CheckUnused(ctx, &target.GPU, os.Getpid()); err != nil {
 		return nil, err

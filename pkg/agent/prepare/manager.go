@@ -152,6 +152,9 @@ func New(opts Options) *Manager {
 		Ender:      steps.Ender{Tool: opts.Tools.Processes, Policy: opts.Leftovers, Timeout: opts.EndTimeout},
 		Kept:       m.holders.kept,
 	}
+	if opts.Tools.Processes != nil {
+		e.PCI.Name = opts.Tools.Processes.NameOf
+	}
 	m.effects, m.steps = e, steps.NewTable(e)
 	m.resolver = &resolver{driver: opts.Driver, hardware: opts.Hardware, holders: m.holders, rules: opts.Sharing}
 	m.decider = &decider{

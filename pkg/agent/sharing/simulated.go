@@ -146,6 +146,11 @@ func (s *simulated) PodOf(pid uint32) (types.UID, error) {
 
 // NameOf implements Processes.
 func (s *simulated) NameOf(pid uint32) (string, error) {
+	for _, client := range s.machine.State().Clients {
+		if client.PID == pid {
+			return client.Command, nil
+		}
+	}
 	_, process := s.find(pid)
 	if process == nil {
 		return "", fmt.Errorf("process %d: %w", pid, ErrNoProcess)

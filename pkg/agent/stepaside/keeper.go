@@ -36,7 +36,8 @@ type Options struct {
 	Clock clock.WithTicker
 	// Dir is the folder in which requests stand, see [Dir]. Agents of one node share it.
 	Dir string
-	// Node reads the agent's own Node. It may be nil: then only the node itself is asked.
+	// Node returns the agent's own Node, as it is known without a request wherever that can be: it is called each second. It may be nil:
+	// then only the node itself is asked.
 	Node func(context.Context) (*corev1.Node, error)
 	// Elsewhere says where the driver is now, if that is another place than this process has looked at, and empty otherwise. It may be nil.
 	Elsewhere func() string
@@ -84,10 +85,9 @@ func New(opts Options) *Keeper {
 }
 
 const (
-	// lookInterval is how often it is looked at what costs a system call, and nodeInterval how often the Node is read, from the API server's
-	// cache, and more often than by a kubelet: who pauses its clients by the labels waits for nobody whom it does not know.
+	// lookInterval is how often it is looked at what costs a system call, and at what is known of the Node: who pauses its clients by the
+	// labels waits for nobody whom it does not know.
 	lookInterval = time.Second
-	nodeInterval = 5 * time.Second
 	// nodeTimeout is for one reading of the Node.
 	nodeTimeout = 4 * time.Second
 	// actsTimeout is how long acts have to come to their end before the driver is closed under them: longer than any call of the kubelet.
@@ -111,6 +111,13 @@ func (k *Keeper) Why() *Why {
 
 // Returned tells that this process has come in the place of one that had stepped aside.
 func (k *Keeper) Returned() bool { return k != nil && k.opts.Returned }
+
+// Reloaded tells that the driver may have been loaded anew since an agent of this node has let it go, and has forgotten what was done
+// to the GPUs.
+func (k *Keeper) Reloaded() bool { return k != nil && (k.opts.Returned || mayBeReloaded(k.opts.Dir)) }
+
+// Renewed is to be called when all that the driver may have forgotten is done again.
+func (k *Keeper) Renewed() error { return forgetReloaded(k.opts.Dir) }
 
 // Begin is to be called by who needs the driver for several steps, and is waited for until done is called. The error is a *Why.
 func (k *Keeper) Begin(what string) (done func(), err error) {
@@ -320,6 +327,10 @@ func (k *Keeper) letGo(ctx context.Context, d Driver, w *watch) bool {
 	} else {
 		defer leave()
 	}
+	// Before anybody can unload the driver: this agent may not come to the day when it is loaded again.
+	if err := noteReloaded(k.opts.Dir); err != nil {
+		logger.Error(err, "If this agent ends before it comes back, claims of running pods are not brought in order again")
+	}
 	k.tell(ctx, d, "")
 	waitsFor(k.opts.Dir, "")
 	for k.opts.Clock.Since(begun) < actsTimeout {
@@ -429,8 +440,7 @@ func (k *Keeper) opens(ctx context.Context, d Driver, w *watch) error {
 type watch struct {
 	keeper *Keeper
 	ticker clock.Ticker
-	// read is when the Node was, and failed why it could not be.
-	read   time.Time
+	// failed is why the Node could not be read.
 	failed string
 	// tried is when it was last tried to open the driver, and said what came of it.
 	tried time.Time
@@ -454,13 +464,8 @@ func (w *watch) next(ctx context.Context) bool {
 	return ctx.Err() == nil
 }
 
-// readNode reads the Node if that is due. What cannot be read is as it was.
+// readNode reads the Node. What cannot be read is as it was.
 func (w *watch) readNode(ctx context.Context) {
-	now := w.keeper.opts.Clock.Now()
-	if now.Sub(w.read) < nodeInterval {
-		return
-	}
-	w.read = now
 	err := w.keeper.readNode(ctx)
 	text := ""
 	if err != nil {

@@ -216,7 +216,7 @@ func must(t *testing.T, err error) {
 
 // soon is enough for all that is to follow from what is seen, and long for a driver that does not open.
 const (
-	soon = 2*nodeInterval + 2*lookInterval
+	soon = 4 * lookInterval
 	long = 10 * time.Minute
 )
 
@@ -534,15 +534,16 @@ func TestWhatANodeAsksFor(t *testing.T) {
 		annotations, labels map[string]string
 		want                []string
 	}{
-		"nothing":                       {labels: map[string]string{pause: "true", other: "false", "nvidia.com/gpu.present": "true"}},
-		"an upgrade":                    {labels: map[string]string{pause: upgrading, other: "true"}, want: []string{pause + ": " + upgrading}},
-		"partitions":                    {labels: map[string]string{other: "paused-for-mig-change"}, want: []string{other + ": paused-for-mig"}},
-		"a value that is kept":          {labels: map[string]string{pause: "custom_" + upgrading}, want: []string{"custom_" + upgrading}},
-		"all parts":                     {labels: map[string]string{pause: upgrading, other: upgrading}, want: []string{pause}},
-		"somebody else's label":         {labels: map[string]string{"example.com/gpu.deploy.dcgm": "paused-for-driver-upgrade"}},
-		"the annotation":                {annotations: map[string]string{Annotation: "firmware"}, want: []string{`"firmware"`}},
-		"the annotation, without words": {annotations: map[string]string{Annotation: ""}, want: []string{Annotation}},
-		"the annotation, ended":         {annotations: map[string]string{Annotation: "false"}},
+		"nothing":                        {labels: map[string]string{pause: "true", other: "false", "nvidia.com/gpu.present": "true"}},
+		"an upgrade":                     {labels: map[string]string{pause: upgrading, other: "true"}, want: []string{pause + ": " + upgrading}},
+		"partitions":                     {labels: map[string]string{other: "paused-for-mig-change"}, want: []string{other + ": paused-for-mig"}},
+		"a value that is kept":           {labels: map[string]string{pause: "custom_" + upgrading}, want: []string{"custom_" + upgrading}},
+		"all parts":                      {labels: map[string]string{pause: upgrading, other: upgrading}, want: []string{pause}},
+		"a part that the node never had": {labels: map[string]string{pause: "", other: "false"}},
+		"somebody else's label":          {labels: map[string]string{"example.com/gpu.deploy.dcgm": "paused-for-driver-upgrade"}},
+		"the annotation":                 {annotations: map[string]string{Annotation: "firmware"}, want: []string{`"firmware"`}},
+		"the annotation, without words":  {annotations: map[string]string{Annotation: ""}, want: []string{Annotation}},
+		"the annotation, ended":          {annotations: map[string]string{Annotation: "false"}},
 		"both": {
 			annotations: map[string]string{Annotation: "true"}, labels: map[string]string{pause: "paused-for-x"}, want: []string{Annotation, pause},
 		},

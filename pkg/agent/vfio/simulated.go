@@ -3,7 +3,6 @@ package vfio
 import (
 	"context"
 	"fmt"
-	"os"
 	"slices"
 
 	"stowage.dev/stowage/pkg/nvmlsim"
@@ -34,8 +33,11 @@ func (s Simulated) Of(_ context.Context, nodes ...string) ([]uint32, error) {
 				users = append(users, process.PID)
 			}
 		}
-		if slices.Contains(nodes, driver) && !state.GPUs[i].Detached() && s.Machine.InUse() {
-			users = append(users, uint32(os.Getpid()))
+		if slices.Contains(nodes, driver) && !state.GPUs[i].Detached() {
+			users = append(users, s.Machine.Users()...)
+			for _, client := range state.ClientsOf(i) {
+				users = append(users, client.PID)
+			}
 		}
 	}
 	slices.Sort(users)

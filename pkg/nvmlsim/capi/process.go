@@ -22,9 +22,9 @@ import (
 
 // The environment variables that name the machine.
 const (
-	EnvSocket  = "NVMLSIM_SOCKET"
-	EnvProfile = "NVMLSIM_PROFILE"
-	EnvNode    = "NVMLSIM_NODE"
+	EnvSocket  = nvmlsim.EnvSocket
+	EnvProfile = nvmlsim.EnvProfile
+	EnvNode    = nvmlsim.EnvNode
 )
 
 // AnyDriver is the version of a library that serves every kernel driver.

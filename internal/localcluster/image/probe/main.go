@@ -96,6 +96,8 @@ func print(reason string) error {
 		Reason:         reason,
 		VisibleDevices: os.Getenv("NVIDIA_VISIBLE_DEVICES"),
 		Env:            environment(os.Environ()),
+		User:           os.Getuid(),
+		Rights:         rights(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/dev/shm"),
 		Told:           told,
 		Devices:        devices,
 	})
@@ -105,6 +107,25 @@ func print(reason string) error {
 	// One write, so that the runtime logs one line.
 	_, err = os.Stdout.Write(append(line, '\n'))
 	return err
+}
+
+// rights are those in these folders. Without a daemon none is looked at.
+func rights(pipes, shm string) map[string]string {
+	if pipes == "" {
+		return nil
+	}
+	all := map[string]string{}
+	for _, dir := range []string{pipes, shm} {
+		for _, right := range []struct {
+			mode uint32
+			name string
+		}{{unix.R_OK, "r"}, {unix.W_OK, "w"}, {unix.X_OK, "x"}} {
+			if unix.Access(dir, right.mode) == nil {
+				all[dir] += right.name
+			}
+		}
+	}
+	return all
 }
 
 // environment keeps the variables that tell something about GPUs.

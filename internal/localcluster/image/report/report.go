@@ -30,6 +30,9 @@ type Report struct {
 	VisibleDevices string `json:"visibleDevices"`
 	// Env holds every variable whose name starts with NVIDIA_, CUDA_ or STOWAGE_.
 	Env map[string]string `json:"env"`
+	// User that the container runs as, and Rights what that user may do with the folders of its MPS daemon: "rwx", or less.
+	User   int               `json:"user,omitempty"`
+	Rights map[string]string `json:"rights,omitempty"`
 	// Told are the UUIDs of the devices that the device metadata files (KEP-5304) tell of, in order of the files' paths.
 	Told []string `json:"told,omitempty"`
 	// Devices are the nodes below /dev whose name starts with "nvidia", ordered by path.

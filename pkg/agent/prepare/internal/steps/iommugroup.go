@@ -26,7 +26,7 @@ func (g iommuGroup) undo(ctx context.Context, entry *ledger.Entry, step ledger.S
 		if err != nil || len(pids) == 0 {
 			return nil, err
 		}
-		left = &InUseError{GPU: step.GPU, PID: pids[0]}
+		left = g.pci.InUse(step.GPU, pids[0])
 		for _, pid := range pids {
 			pod, is, err := g.ender.isOf(pid, entry.Pods)
 			switch {

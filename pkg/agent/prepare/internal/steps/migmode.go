@@ -9,7 +9,10 @@ import (
 )
 
 // migMode: MIG is switched on for the first claim that has a partition of the GPU, and off with the last.
-type migMode struct{ gpus GPUs }
+type migMode struct {
+	gpus GPUs
+	pci  PCI
+}
 
 // MIGMode is the step for a claim with partitions. ours tells that the agent has switched MIG on for other claims, and
 // switches that it can be done without a reset.
@@ -29,7 +32,12 @@ func (m migMode) do(ctx context.Context, _ *Claim, step ledger.Step) error {
 		if err != nil || mode.Enabled {
 			return err
 		}
-		return d.SetMIGMode(true)
+		err = d.SetMIGMode(true)
+		if errors.Is(err, nvml.ErrInUse) {
+			// What was asked for stays pending, and would come with the next reset, when nobody wants it any more.
+			err = errors.Join(m.pci.held(ctx, d, err), d.SetMIGMode(false))
+		}
+		return err
 	})
 }
 
@@ -44,6 +52,6 @@ func (m migMode) undo(ctx context.Context, _ *ledger.Entry, step ledger.Step) er
 		if err != nil || len(instances) > 0 {
 			return err
 		}
-		return d.SetMIGMode(false)
+		return m.pci.held(ctx, d, d.SetMIGMode(false))
 	})
 }

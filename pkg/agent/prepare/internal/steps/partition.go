@@ -10,7 +10,10 @@ import (
 )
 
 // partition: the MIG instances in a place are made for the claim, and destroyed after it.
-type partition struct{ gpus GPUs }
+type partition struct {
+	gpus GPUs
+	pci  PCI
+}
 
 // Partition is the step for a claim that has the place. One with a compute place must be there: the agent makes no such.
 func Partition(now *Observed, at *ledger.Partition) ([]ledger.Step, error) {
@@ -72,11 +75,11 @@ func (p partition) undo(ctx context.Context, _ *ledger.Entry, step ledger.Step) 
 		}
 		for _, device := range found.Devices {
 			if err := d.DestroyComputeInstance(device.GPUInstance, device.ComputeInstance); err != nil && !errors.Is(err, nvml.ErrNotFound) {
-				return err
+				return p.pci.held(ctx, d, err)
 			}
 		}
 		if err := d.DestroyGPUInstance(found.ID); !errors.Is(err, nvml.ErrNotFound) {
-			return err
+			return p.pci.held(ctx, d, err)
 		}
 		return nil
 	})

@@ -4,9 +4,12 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"time"
 
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/vfio"
 )
 
@@ -17,10 +20,12 @@ import (
 // nvidiaDriver is the kernel's name of it.
 const nvidiaDriver = "nvidia"
 
-// PCI is the bus, and who uses what is on it. Both fields are nil for an agent without access to it.
+// PCI is the bus, and who uses what is on it. Binder and Users are nil for an agent without access to it.
 type PCI struct {
 	Binder *vfio.Binder
 	Users  vfio.Users
+	// Name is that of a process's program; nil if nobody knows it.
+	Name func(pid uint32) (string, error)
 	// Timeout is for one act.
 	Timeout time.Duration
 }
@@ -60,11 +65,65 @@ func OnNVIDIA(group *vfio.Group, gpu *cdi.GPU) (bool, error) {
 type InUseError struct {
 	GPU string
 	PID uint32
+	// Program of the process; empty if it is not known.
+	Program string
 }
 
 func (e *InUseError) Error() string {
-	return fmt.Sprintf("GPU %s is open in process %d, so its driver would not let go of it", e.GPU, e.PID)
+	return fmt.Sprintf("GPU %s is open in %s, so its driver would not let go of it", e.GPU, processName(e.PID, e.Program))
 }
+
+func processName(pid uint32, program string) string {
+	if program == "" {
+		return fmt.Sprintf("process %d", pid)
+	}
+	return fmt.Sprintf("process %d (%s)", pid, program)
+}
+
+// InUse is the error for a process that has the GPU open.
+func (p PCI) InUse(gpu string, pid uint32) *InUseError {
+	return &InUseError{GPU: gpu, PID: pid, Program: p.program(pid)}
+}
+
+// program is empty for a process that has just ended, too.
+func (p PCI) program(pid uint32) string {
+	if p.Name == nil {
+		return ""
+	}
+	name, err := p.Name(pid)
+	if err != nil {
+		return ""
+	}
+	return name
+}
+
+// held says of an error that NVML gives because a GPU is in use who has it open: not all of them are in NVML's lists.
+func (p PCI) held(ctx context.Context, d nvml.Device, err error) error {
+	if !errors.Is(err, nvml.ErrInUse) || p.Users == nil {
+		return err
+	}
+	minor, unknown := d.MinorNumber()
+	if unknown != nil {
+		return err
+	}
+	pids, unknown := p.Users.OfGPU(ctx, minor)
+	if unknown != nil {
+		return err
+	}
+	var holders []string
+	for _, pid := range pids {
+		if int(pid) != os.Getpid() && len(holders) < maxHolders {
+			holders = append(holders, processName(pid, p.program(pid)))
+		}
+	}
+	if len(holders) == 0 {
+		return err
+	}
+	return fmt.Errorf("%w: it is open in %s", err, strings.Join(holders, ", "))
+}
+
+// maxHolders are named of who has a GPU open: containers may have thousands of processes that do.
+const maxHolders = 5
 
 // CheckUnused refuses a GPU that a process has open, other than the one excepted.
 func (p PCI) CheckUnused(ctx context.Context, gpu *cdi.GPU, except int) error {
@@ -74,7 +133,7 @@ func (p PCI) CheckUnused(ctx context.Context, gpu *cdi.GPU, except int) error {
 	}
 	for _, pid := range pids {
 		if int(pid) != except {
-			return &InUseError{GPU: gpu.Name, PID: pid}
+			return p.InUse(gpu.Name, pid)
 		}
 	}
 	return nil

@@ -45,8 +45,8 @@ type Kept func(entry *ledger.Entry, gpu string) (bool, error)
 // NewTable has the kinds of steps in the order in which a claim's are done, those of a GPU for a virtual machine last.
 func NewTable(e Effects) *Table {
 	var (
-		migMode     = migMode{e.GPUs}
-		partition   = partition{e.GPUs}
+		migMode     = migMode{e.GPUs, e.PCI}
+		partition   = partition{e.GPUs, e.PCI}
 		persistence = persistence{e.GPUs}
 		noPersist   = noPersistence{persistence}
 		compute     = computeMode{e.GPUs}
