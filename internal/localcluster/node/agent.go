@@ -77,7 +77,7 @@ func (a *RunningAgent) Get(ctx context.Context, path string) ([]byte, error) {
 func (a *RunningAgent) URL(path string) string { return a.url + path }
 
 func (n *Node) startAgent(ctx context.Context, args ...string) error {
-	if n.agentOpt.Binary == "" {
+	if n.options.Agent.Binary == "" {
 		return errors.New("the node was started without an agent binary")
 	}
 	if n.agent != nil {
@@ -89,7 +89,7 @@ func (n *Node) startAgent(ctx context.Context, args ...string) error {
 	if err != nil {
 		return err
 	}
-	kubeconfig, err := n.cluster.ServiceAccountKubeconfig(ctx, n.agentOpt.Namespace, n.agentOpt.ServiceAccount,
+	kubeconfig, err := n.cluster.ServiceAccountKubeconfig(ctx, n.options.Agent.Namespace, n.options.Agent.ServiceAccount,
 		&authenticationv1.BoundObjectReference{APIVersion: "v1", Kind: "Node", Name: node.Name, UID: node.UID})
 	if err != nil {
 		return fmt.Errorf("making the agent's identity: %w", err)
@@ -104,18 +104,18 @@ func (n *Node) startAgent(ctx context.Context, args ...string) error {
 		return err
 	}
 	agent := &RunningAgent{url: "https://" + address, client: client}
-	path, all := n.enclosure.Wrap(n.agentOpt.Binary, slices.Concat([]string{
+	path, all := n.enclosure.Wrap(n.options.Agent.Binary, slices.Concat([]string{
 		"--kubeconfig=" + kubeconfig,
 		"--node-name=" + n.name,
 		// As in a pod: two agents may run at once.
 		fmt.Sprintf("--pod-uid=%s-%d", n.name, n.agents),
-		"--nvml=" + n.agentOpt.NVML,
+		"--nvml=" + n.options.Agent.NVML,
 		"--kubelet-root-dir=" + kubeletRoot,
 		"--cdi-root=" + cdiRoot,
 		"--state-dir=" + n.layout.agentState(),
 		"--dev-root=" + n.layout.devices(),
 		"--health-address=" + address,
-	}, serving, n.agentOpt.Args, args)...)
+	}, serving, n.options.Agent.Args, args)...)
 	agent.Process, err = localcluster.StartProcess(ctx, localcluster.Command{
 		Name:        n.name + "-agent",
 		Path:        path,

@@ -70,6 +70,9 @@ func (n *Node) startKubelet(ctx context.Context) error {
 	}
 	configuration := n.kubeletConfiguration()
 	configuration.TLSCertFile, configuration.TLSPrivateKeyFile = certificate, key
+	if n.options.Kubelet != nil {
+		n.options.Kubelet(configuration)
+	}
 	config, err := yaml.Marshal(configuration)
 	if err != nil {
 		return err
@@ -85,9 +88,9 @@ func (n *Node) startKubelet(ctx context.Context) error {
 		// The address is given from outside: the kubelet takes no loopback address from its own flags.
 		"--cloud-provider=external",
 	}
-	if len(n.labels) > 0 {
+	if len(n.options.Labels) > 0 {
 		var labels []string
-		for key, value := range n.labels {
+		for key, value := range n.options.Labels {
 			labels = append(labels, key+"="+value)
 		}
 		args = append(args, "--node-labels="+strings.Join(labels, ","))

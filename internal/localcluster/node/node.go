@@ -8,10 +8,12 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 
 	"stowage.dev/stowage/internal/localcluster"
 	"stowage.dev/stowage/internal/localcluster/image"
@@ -30,6 +32,10 @@ type Options struct {
 	Labels map[string]string
 	// Agent is the node agent. Without a binary no agent is started; StartAgent cannot be called then.
 	Agent Agent
+	// NUMANodes is how many NUMA nodes the kubelet sees, with an equal share of the machine's CPUs and memory each; 0 is as many as there are.
+	NUMANodes int
+	// Kubelet changes the kubelet's configuration before each of its starts; nil leaves it as it is.
+	Kubelet func(*kubeletconfig.KubeletConfiguration)
 }
 
 // Agent says how to run the node agent.
@@ -48,8 +54,7 @@ type Agent struct {
 // Node is a running node.
 type Node struct {
 	name     string
-	labels   map[string]string
-	agentOpt Agent
+	options  Options
 	cluster  *localcluster.Cluster
 	binaries localcluster.Binaries
 	layout   layout
@@ -79,14 +84,14 @@ func Start(ctx context.Context, cluster *localcluster.Cluster, options Options) 
 		return nil, fmt.Errorf("starting node %s: %w", options.Name, err)
 	}
 	n := &Node{
-		name:     options.Name,
-		labels:   options.Labels,
-		agentOpt: options.Agent.withDefaults(),
-		cluster:  cluster,
-		layout:   layout{dir: filepath.Join(cluster.Dir(), "nodes", options.Name)},
+		name:    options.Name,
+		options: options,
+		cluster: cluster,
+		layout:  layout{dir: filepath.Join(cluster.Dir(), "nodes", options.Name)},
 		// Several clusters may run on one machine, and names of nodes repeat.
 		cgroup: fmt.Sprintf("/stowage-%d-%s", os.Getpid(), options.Name),
 	}
+	n.options.Agent = options.Agent.withDefaults()
 	startCtx, cancel := context.WithCancelCause(ctx)
 	n.cancel = cancel
 	context.AfterFunc(ctx, func() { n.Stop() })
@@ -143,7 +148,7 @@ func (n *Node) start(ctx context.Context) (err error) {
 	if err := n.waitReady(ctx, time.Time{}); err != nil {
 		return err
 	}
-	if n.agentOpt.Binary != "" {
+	if n.options.Agent.Binary != "" {
 		if err := n.startAgent(ctx); err != nil {
 			return err
 		}
@@ -162,7 +167,11 @@ func (n *Node) enclose(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	spec := enclosure.Spec{Binds: append(n.layout.shared(), settings...), Cgroup: n.cgroup}
+	numa, err := showNUMANodes(n.layout, systemFolder, n.options.NUMANodes)
+	if err != nil {
+		return err
+	}
+	spec := enclosure.Spec{Binds: slices.Concat(n.layout.shared(), settings, numa), Cgroup: n.cgroup}
 	n.enclosure, err = enclosure.Start(ctx, janitor, n.layout.dir, spec)
 	return err
 }
