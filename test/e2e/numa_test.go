@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -264,6 +265,12 @@ func (n *pluginNode) create(t *testing.T, name string, gpus int64, adjust ...fun
 		f(object)
 	}
 	create(t, n.namespace, object)
+	t.Cleanup(func() { // where the test has come to its end before that
+		err := cluster.AdminClient().CoreV1().Pods(n.namespace).Delete(context.Background(), name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	})
 	return pod{t: t, namespace: n.namespace, name: name}
 }
 

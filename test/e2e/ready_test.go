@@ -643,8 +643,13 @@ func TestTheFilesOfAnAgentAreWhereTheyAreSaidToBe(t *testing.T) {
 // waitDescribed waits until a line of kubectl describe node has all of the texts.
 func waitDescribed(t *testing.T, texts ...string) {
 	t.Helper()
+	waitNodeDescribed(t, nodeName, texts...)
+}
+
+func waitNodeDescribed(t *testing.T, node string, texts ...string) {
+	t.Helper()
 	poll(t, fmt.Sprintf("kubectl describe node has a line with %q", texts), func(ctx context.Context) error {
-		described, err := cluster.Kubectl(ctx, "describe", "node", nodeName)
+		described, err := cluster.Kubectl(ctx, "describe", "node", node)
 		if err != nil {
 			return err
 		}
