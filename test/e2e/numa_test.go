@@ -64,7 +64,6 @@ func TestANodeOfTheDevicePluginWithTwoNUMANodes(t *testing.T) {
 	t.Run("a pod gets the GPUs of one NUMA node or is refused", node.alignedGPUs)
 	t.Run("a pod with a CPU of its own gets GPUs beside it", node.alignedCPUs)
 	t.Run("forty pods never share one of eight GPUs", node.burst)
-	t.Run("a pod that was admitted before its resource is known harms nothing", node.resourceUnknown)
 }
 
 // pluginNode is a node whose GPUs are offered by the device plugin API.
@@ -202,45 +201,6 @@ func (n *pluginNode) burst(t *testing.T) {
 		t.Fatal(err)
 	}
 	waitNoPods(t, n.namespace)
-}
-
-// resourceUnknown has a kubelet start that nobody has told of GPUs, with a pod on its node whose container has to be started again. It refuses the
-// pod; when the agent is back, all GPUs can be had, by pods that have waited.
-func (n *pluginNode) resourceUnknown(t *testing.T) {
-	admitted := n.create(t, "admitted", 4, func(p *corev1.Pod) { p.Spec.RestartPolicy = corev1.RestartPolicyAlways })
-	admitted.waitRunning()
-	runs := n.create(t, "runs", 4)
-	was := runs.waitRunning().Status.ContainerStatuses[0].ContainerID
-	sees := uuidsOf(runs.report(n.Node, "main"))
-
-	if err := n.KillAgent(); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.RestartKubeletAfter(t.Context(), func() error {
-		return n.KillContainer(t.Context(), n.namespace, "admitted", "main")
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := cluster.WaitForPods(t.Context(), n.namespace, []string{"admitted"}, "refused by the kubelet", podTimeout, func(p *corev1.Pod) (bool, error) {
-		return p.Status.Phase == corev1.PodFailed, nil
-	}); err != nil {
-		t.Fatal(err)
-	}
-	if err := n.StartAgent(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	waitGPUs(t, n.Name(), gpuCount, gpuCount)
-	next := n.create(t, "next", 4)
-	next.waitRunning()
-	if gets := uuidsOf(next.report(n.Node, "main")); len(gets) != 4 || len(gets.Intersection(sees)) > 0 {
-		t.Errorf("the next pod sees %v, and one that has run all the time %v", sets.List(gets), sets.List(sees))
-	}
-	if now := runs.container(); now.ContainerID != was || now.State.Running == nil {
-		t.Errorf("the pod that has run all the time has container %s (%+v), before it was %s", now.ContainerID, now.State, was)
-	}
-	for _, p := range []pod{admitted, runs, next} {
-		p.delete()
-	}
 }
 
 // create creates a pod for the node that asks for GPUs.

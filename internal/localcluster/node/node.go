@@ -171,7 +171,11 @@ func (n *Node) enclose(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	spec := enclosure.Spec{Binds: slices.Concat(n.layout.shared(), settings, numa), Cgroup: n.cgroup}
+	bootID, err := newBootID(n.layout)
+	if err != nil {
+		return err
+	}
+	spec := enclosure.Spec{Binds: slices.Concat(n.layout.shared(), settings, numa, []enclosure.Bind{bootID}), Cgroup: n.cgroup}
 	n.enclosure, err = enclosure.Start(ctx, janitor, n.layout.dir, spec)
 	return err
 }

@@ -3,6 +3,7 @@ package node
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -43,7 +44,8 @@ func showNUMANodes(l layout, system string, count int) ([]enclosure.Bind, error)
 		}
 		for _, cpu := range shareOf(cpus, i, count) {
 			name := fmt.Sprintf("cpu%d", cpu)
-			if err := os.Symlink(filepath.Join(system, "cpu", name), filepath.Join(node, name)); err != nil {
+			err := os.Symlink(filepath.Join(system, "cpu", name), filepath.Join(node, name))
+			if err != nil && !errors.Is(err, fs.ErrExist) { // after a reboot
 				return nil, fmt.Errorf("making NUMA node %d: %w", i, err)
 			}
 		}

@@ -15,19 +15,10 @@ import (
 
 // RestartKubelet ends the kubelet, starts it anew and waits until it reports the node Ready. Pods run on meanwhile.
 func (n *Node) RestartKubelet(ctx context.Context) error {
-	return n.RestartKubeletAfter(ctx, func() error { return nil })
-}
-
-// RestartKubeletAfter does something to the node while there is no kubelet, between its end and its start.
-func (n *Node) RestartKubeletAfter(ctx context.Context, meanwhile func() error) error {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	begin := time.Now()
-	err := n.kubelet.Stop()
-	if err == nil {
-		err = meanwhile()
-	}
-	if err != nil {
+	if err := n.kubelet.Stop(); err != nil {
 		return fmt.Errorf("restarting the kubelet of node %s: %w", n.name, err)
 	}
 	if err := n.startKubelet(ctx); err != nil {
