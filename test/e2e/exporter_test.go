@@ -24,8 +24,8 @@ import (
 // series are the labels of one of the exporter's series, as far as they say which device it is, and whose.
 type series struct{ UUID, Device, Namespace, Pod, Container, Claim string }
 
-// What a Prometheus reads from a node, while pods have its GPUs in each of the four ways, and when they are gone: whose each device is. Judged by what
-// the containers see.
+// What a Prometheus reads from a node, while pods have its GPUs in each of the four ways, and when they are gone: whose each
+// device is. Judged by what the containers see.
 func TestTheExporterNamesThePodOfEachDevice(t *testing.T) {
 	const (
 		name           = "metered"
@@ -51,7 +51,9 @@ func TestTheExporterNamesThePodOfEachDevice(t *testing.T) {
 		"share":     requestOf("gpu.nvidia.com", `device.allowMultipleAllocations`),
 	}
 	share := templates["share"]
-	share.Capacity = &resourceapi.CapacityRequirements{Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("20Gi")}}
+	share.Capacity = &resourceapi.CapacityRequirements{
+		Requests: map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("20Gi")},
+	}
 	templates["share"] = share
 	var pods []pod
 	for _, way := range slices.Sorted(maps.Keys(templates)) {

@@ -31,8 +31,8 @@ import (
 	"stowage.dev/stowage/test/lab"
 )
 
-// A node whose GPUs are all offered by the device plugin API, four on each of two NUMA nodes, and whose kubelet gives a container what it asks for
-// from one NUMA node only, CPUs included.
+// A node whose GPUs are all offered by the device plugin API, four on each of two NUMA nodes, and whose kubelet gives a container
+// what it asks for from one NUMA node only, CPUs included.
 func TestANodeOfTheDevicePluginWithTwoNUMANodes(t *testing.T) {
 	const name = "numa"
 	namespace := newNamespace(t) // which goes after the node
@@ -76,9 +76,7 @@ type pluginNode struct {
 func (n *pluginNode) alignedGPUs(t *testing.T) {
 	refused := func(p pod) {
 		t.Helper()
-		pods, err := cluster.WaitForPods(t.Context(), n.namespace, []string{p.name}, "refused by the kubelet", podTimeout, func(p *corev1.Pod) (bool, error) {
-			return p.Status.Phase == corev1.PodFailed, nil
-		})
+		pods, err := cluster.WaitForPods(t.Context(), n.namespace, []string{p.name}, "refused by the kubelet", podTimeout, failed)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -137,8 +135,8 @@ func (n *pluginNode) alignedCPUs(t *testing.T) {
 	p.delete()
 }
 
-// burst has forty pods come at once. Each keeps its GPU until eight run, and then goes: half of them end by themselves, as those of a Job do, and the
-// others are deleted.
+// burst has forty pods come at once. Each keeps its GPU until eight run, and then goes: half of them end by themselves, as those
+// of a Job do, and the others are deleted.
 func (n *pluginNode) burst(t *testing.T) {
 	const pods = 40
 	begin := time.Now()
@@ -197,7 +195,8 @@ func (n *pluginNode) burst(t *testing.T) {
 	if seen := kubelet.pods(); len(seen) != pods {
 		t.Errorf("the kubelet has listed %d pods with GPUs, want %d", len(seen), pods)
 	}
-	if err := cluster.AdminClient().CoreV1().Pods(n.namespace).DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
+	all := cluster.AdminClient().CoreV1().Pods(n.namespace)
+	if err := all.DeleteCollection(t.Context(), metav1.DeleteOptions{}, metav1.ListOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	waitNoPods(t, n.namespace)
@@ -253,6 +252,8 @@ func (n *pluginNode) numaNodesOf(t *testing.T, p pod, gpus int) sets.Set[int] {
 	return of
 }
 
+func failed(p *corev1.Pod) (bool, error) { return p.Status.Phase == corev1.PodFailed, nil }
+
 func waitNoPods(t *testing.T, namespace string) {
 	t.Helper()
 	poll(t, "all pods are gone", func(context.Context) error {
@@ -265,7 +266,8 @@ func waitNoPods(t *testing.T, namespace string) {
 
 // podResources asks the node's kubelet what its pods have.
 func podResources(ctx context.Context, n *node.Node) (*podresourcesapi.ListPodResourcesResponse, error) {
-	conn, err := grpc.NewClient("unix:"+filepath.Join(n.KubeletDir(), "pod-resources", "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	socket := filepath.Join(n.KubeletDir(), "pod-resources", "kubelet.sock")
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}

@@ -14,23 +14,24 @@ import (
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
-// Of two pods that are bound already one finds a process of a third pod on its GPU, and gets nothing; the other one a program of the host, which may
-// be there to look at something.
+// Of two pods that are bound already one finds a process of a third pod on its GPU, and gets nothing; the other one a program of
+// the host, which may be there to look at something.
 func TestAStrangersProcessKeepsAGPUFromAPod(t *testing.T) {
 	namespace := newNamespace(t)
 	goOn := halt(t, theNode.SignalKubelet)
 	createPod(t, namespace, "strangers", 1)
 	createPod(t, namespace, "hosts", 1)
 	waitReadable(t, namespace, nodeName, 2)
-	addProcess(t, gpuOf(t, namespace, "strangers"), nvmlsim.Process{PID: 4190002, Kind: nvmlsim.ProcessCompute, Command: "python3", Pod: "stranger"})
+	device := gpuOf(t, namespace, "strangers")
+	addProcess(t, device, nvmlsim.Process{PID: 4190002, Kind: nvmlsim.ProcessCompute, Command: "python3", Pod: "stranger"})
 	addProcess(t, gpuOf(t, namespace, "hosts"), nvmlsim.Process{PID: 4190003, Kind: nvmlsim.ProcessCompute, Command: "python3"})
 	goOn()
 
 	hosts, refused := pod{t: t, namespace: namespace, name: "hosts"}, pod{t: t, namespace: namespace, name: "strangers"}
 	hosts.waitRunning()
 	hosts.check()
-	device := gpuOf(t, namespace, "strangers")
-	if text, want := refused.waitEvent("FailedPrepareDynamicResources"), "GPU "+device+" is in use by a process of another pod"; !strings.Contains(text, want) {
+	text, want := refused.waitEvent("FailedPrepareDynamicResources"), "GPU "+device+" is in use by a process of another pod"
+	if !strings.Contains(text, want) {
 		t.Errorf("the pod is told %q, want %q in it", text, want)
 	}
 	if files := cdiFiles(t); len(files) != 1 {
@@ -38,8 +39,8 @@ func TestAStrangersProcessKeepsAGPUFromAPod(t *testing.T) {
 	}
 }
 
-// Two pods leave a process each on their GPU. One ends when it is killed, and the next pod has the GPU, with the program of the host that was there all
-// the time. The other one does not, and its GPU is nobody's until it is gone.
+// Two pods leave a process each on their GPU. One ends when it is killed, and the next pod has the GPU, with the program of the
+// host that was there all the time. The other one does not, and its GPU is nobody's until it is gone.
 func TestProcessesThatPodsLeaveBehindAreEnded(t *testing.T) {
 	namespace := newNamespace(t)
 	ends, stuck := startPod(t, namespace, "ends", 1), startPod(t, namespace, "stuck", 1)
@@ -48,7 +49,9 @@ func TestProcessesThatPodsLeaveBehindAreEnded(t *testing.T) {
 	addProcess(t, free, nvmlsim.Process{PID: 4190004, Kind: nvmlsim.ProcessCompute, MemoryMiB: 512, Pod: uid})
 	addProcess(t, free, nvmlsim.Process{PID: 4190005, Kind: nvmlsim.ProcessCompute, MemoryMiB: 512, Pod: uid})
 	addProcess(t, free, nvmlsim.Process{PID: 4190006, Kind: nvmlsim.ProcessCompute, Command: "nv-hostengine"})
-	removeStuck := addProcess(t, kept, nvmlsim.Process{PID: 4190007, Kind: nvmlsim.ProcessCompute, MemoryMiB: 512, Pod: string(stuck.get().UID), Stuck: true})
+	removeStuck := addProcess(t, kept, nvmlsim.Process{
+		PID: 4190007, Kind: nvmlsim.ProcessCompute, MemoryMiB: 512, Pod: string(stuck.get().UID), Stuck: true,
+	})
 	used := agentMetrics(t, theNode.Agent()).Sum("stowage_agent_device_use_seconds_total", "device", free)
 
 	ends.delete()

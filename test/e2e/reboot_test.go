@@ -17,9 +17,9 @@ import (
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
-// The power of a node is lost while pods have its GPUs on both paths, and one pod of each path is deleted by force meanwhile. The kubelet is back before
-// the agent: nobody has told it of GPUs when it admits its pods again, so it refuses the one of the device plugin. The pod with a claim comes back with
-// its GPU; the others are free, on each path for its pods.
+// The power of a node is lost while pods have its GPUs on both paths, and one pod of each path is deleted by force meanwhile. The
+// kubelet is back before the agent: nobody has told it of GPUs when it admits its pods again, so it refuses the one of the device
+// plugin. The pod with a claim comes back with its GPU; the others are free, on each path for its pods.
 func TestANodeIsRebootedWithPods(t *testing.T) {
 	const name, gpus = "reboots", 4
 	namespace := newNamespace(t) // which goes after the node
@@ -59,7 +59,8 @@ func TestANodeIsRebootedWithPods(t *testing.T) {
 			return err
 		}
 		for _, p := range []pod{leaves, left} {
-			if err := cluster.AdminClient().CoreV1().Pods(namespace).Delete(t.Context(), p.name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}); err != nil {
+			byForce := metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}
+			if err := cluster.AdminClient().CoreV1().Pods(namespace).Delete(t.Context(), p.name, byForce); err != nil {
 				return err
 			}
 		}
@@ -67,9 +68,7 @@ func TestANodeIsRebootedWithPods(t *testing.T) {
 	}); err != nil {
 		t.Fatal(err)
 	}
-	pods, err := cluster.WaitForPods(t.Context(), namespace, []string{"refused"}, "refused by the kubelet", podTimeout, func(p *corev1.Pod) (bool, error) {
-		return p.Status.Phase == corev1.PodFailed, nil
-	})
+	pods, err := cluster.WaitForPods(t.Context(), namespace, []string{"refused"}, "refused by the kubelet", podTimeout, failed)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -202,7 +202,8 @@ func use(pod *corev1.Pod, container, claim, request string) {
 		pod.Spec.ResourceClaims = append(pod.Spec.ResourceClaims, corev1.PodResourceClaim{Name: claim, ResourceClaimName: ptr.To(claim)})
 	}
 	pod.Spec.Containers = append(pod.Spec.Containers, corev1.Container{
-		Name: container, ImagePullPolicy: corev1.PullNever, Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: claim, Request: request}}},
+		Name: container, ImagePullPolicy: corev1.PullNever,
+		Resources: corev1.ResourceRequirements{Claims: []corev1.ResourceClaim{{Name: claim, Request: request}}},
 	})
 }
 
@@ -215,9 +216,10 @@ func (k *Kubelet) claim(t *testing.T, name string, requests []string) {
 		MatchFields: []corev1.NodeSelectorRequirement{{Key: "metadata.name", Operator: corev1.NodeSelectorOpIn, Values: []string{k.Node}}},
 	}}}}
 	for _, request := range requests {
-		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, resourceapi.DeviceRequest{Name: request, Exactly: &resourceapi.ExactDeviceRequest{
+		exactly := &resourceapi.ExactDeviceRequest{
 			DeviceClassName: driverName, AllocationMode: resourceapi.DeviceAllocationModeExactCount, Count: 1,
-		}})
+		}
+		claim.Spec.Devices.Requests = append(claim.Spec.Devices.Requests, resourceapi.DeviceRequest{Name: request, Exactly: exactly})
 		allocation.Devices.Results = append(allocation.Devices.Results, resourceapi.DeviceRequestAllocationResult{
 			Request: request, Driver: driverName, Pool: k.Node, Device: name + "-" + request,
 		})
@@ -252,7 +254,8 @@ func (k *Kubelet) start(t *testing.T, pod *corev1.Pod, claims ...string) {
 			if err != nil {
 				return err
 			}
-			object.Status.ReservedFor = append(object.Status.ReservedFor, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
+			user := resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID}
+			object.Status.ReservedFor = append(object.Status.ReservedFor, user)
 			_, err = k.Client.ResourceV1().ResourceClaims(namespace).UpdateStatus(t.Context(), object, metav1.UpdateOptions{})
 			return err
 		})

@@ -9,10 +9,13 @@ import (
 	"slices"
 	"sync"
 	"testing"
+	"time"
 
+	"google.golang.org/grpc"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
+	registerapi "k8s.io/kubelet/pkg/apis/pluginregistration/v1"
 	"tags.cncf.io/container-device-interface/pkg/cdi"
 	cdispecs "tags.cncf.io/container-device-interface/specs-go"
 )
@@ -40,24 +43,34 @@ func (d *driver) start(t *testing.T, k *Kubelet) (stop func()) {
 	if err := os.MkdirAll(data, 0o755); err != nil {
 		t.Fatal(err)
 	}
-	helper, err := kubeletplugin.Start(t.Context(), d,
+	registered := make(chan struct{})
+	tell := sync.OnceFunc(func() { close(registered) })
+	told := func(ctx context.Context, request any, _ *grpc.UnaryServerInfo, handle grpc.UnaryHandler) (any, error) {
+		if status, is := request.(*registerapi.RegistrationStatus); is && status.GetPluginRegistered() {
+			defer tell()
+		}
+		return handle(ctx, request)
+	}
+	helper, err := kubeletplugin.Start(t.Context(), d, kubeletplugin.GRPCInterceptor(told),
 		kubeletplugin.DriverName(driverName), kubeletplugin.KubeClient(k.Client), kubeletplugin.NodeName(k.Node),
 		kubeletplugin.PluginDataDirectoryPath(data), kubeletplugin.RegistrarDirectoryPath(filepath.Join(k.Root, "plugins_registry")),
 	)
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, func() error {
-		if status := helper.RegistrationStatus(); status == nil || !status.PluginRegistered {
-			return fmt.Errorf("the DRA driver is not registered: %v", status)
-		}
-		return nil
-	})
+	select {
+	case <-registered:
+	case <-time.After(patience):
+		helper.Stop()
+		t.Fatal("the DRA driver is not registered")
+	}
 	return sync.OnceFunc(helper.Stop)
 }
 
 // PrepareResourceClaims implements kubeletplugin.DRAPlugin.
-func (d *driver) PrepareResourceClaims(_ context.Context, claims []*resourceapi.ResourceClaim) (map[types.UID]kubeletplugin.PrepareResult, error) {
+func (d *driver) PrepareResourceClaims(
+	_ context.Context, claims []*resourceapi.ResourceClaim,
+) (map[types.UID]kubeletplugin.PrepareResult, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	results := map[types.UID]kubeletplugin.PrepareResult{}

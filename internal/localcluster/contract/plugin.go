@@ -102,7 +102,9 @@ func (p *plugin) ListAndWatch(_ *pluginapi.Empty, stream grpc.ServerStreamingSer
 }
 
 // GetPreferredAllocation implements the API: the last ones are preferred.
-func (*plugin) GetPreferredAllocation(_ context.Context, request *pluginapi.PreferredAllocationRequest) (*pluginapi.PreferredAllocationResponse, error) {
+func (*plugin) GetPreferredAllocation(
+	_ context.Context, request *pluginapi.PreferredAllocationRequest,
+) (*pluginapi.PreferredAllocationResponse, error) {
 	answer := &pluginapi.PreferredAllocationResponse{}
 	for _, container := range request.GetContainerRequests() {
 		ids := slices.Clone(container.GetMustIncludeDeviceIDs())
@@ -121,13 +123,16 @@ func (p *plugin) Allocate(_ context.Context, request *pluginapi.AllocateRequest)
 	answer := &pluginapi.AllocateResponse{}
 	for _, container := range request.GetContainerRequests() {
 		ids := p.note("allocate", container.GetDevicesIds())
-		answer.ContainerResponses = append(answer.ContainerResponses, &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"STOWAGE_IDS": ids}})
+		response := &pluginapi.ContainerAllocateResponse{Envs: map[string]string{"STOWAGE_IDS": ids}}
+		answer.ContainerResponses = append(answer.ContainerResponses, response)
 	}
 	return answer, nil
 }
 
 // PreStartContainer implements the API.
-func (p *plugin) PreStartContainer(_ context.Context, request *pluginapi.PreStartContainerRequest) (*pluginapi.PreStartContainerResponse, error) {
+func (p *plugin) PreStartContainer(
+	_ context.Context, request *pluginapi.PreStartContainerRequest,
+) (*pluginapi.PreStartContainerResponse, error) {
 	p.note("start", request.GetDevicesIds())
 	return &pluginapi.PreStartContainerResponse{}, nil
 }

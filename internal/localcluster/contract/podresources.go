@@ -58,7 +58,8 @@ func (k *Kubelet) wantResources(t *testing.T, pod string, want resources) {
 }
 
 func (k *Kubelet) list(ctx context.Context) (*podresourcesapi.ListPodResourcesResponse, error) {
-	conn, err := grpc.NewClient("unix:"+filepath.Join(k.Root, "pod-resources", "kubelet.sock"), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	socket := filepath.Join(k.Root, "pod-resources", "kubelet.sock")
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, err
 	}

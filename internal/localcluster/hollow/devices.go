@@ -26,9 +26,9 @@ import (
 // checkpointName is the kubelet's own, beside the sockets of device plugins (pkg/kubelet/cm/devicemanager/checkpoint).
 const checkpointName = "kubelet_internal_checkpoint"
 
-// deviceManager serves device plugins under the kubelet's rules (pkg/kubelet/cm/devicemanager): sockets that are there when it starts are deleted; a
-// pod's devices are allocated when it is admitted, those of an init container again to the next ones of the pod; a device without a stream is
-// unhealthy; and what was allocated is kept on disk with the plugin's answer.
+// deviceManager serves device plugins under the kubelet's rules (pkg/kubelet/cm/devicemanager): sockets that are there when it
+// starts are deleted; a pod's devices are allocated when it is admitted, those of an init container again to the next ones of the
+// pod; a device without a stream is unhealthy; and what was allocated is kept on disk with the plugin's answer.
 type deviceManager struct {
 	pluginapi.UnimplementedRegistrationServer
 	folder string
@@ -82,7 +82,9 @@ type checkpoint struct {
 
 // newDeviceManager deletes the sockets. Nothing is served before serve.
 func newDeviceManager(ctx context.Context, root string, changed func()) (*deviceManager, error) {
-	m := &deviceManager{folder: filepath.Join(root, "device-plugins"), changed: changed, resources: map[string]*pluginResource{}, server: grpc.NewServer()}
+	m := &deviceManager{
+		folder: filepath.Join(root, "device-plugins"), changed: changed, resources: map[string]*pluginResource{}, server: grpc.NewServer(),
+	}
 	if err := os.MkdirAll(m.folder, 0o755); err != nil {
 		return nil, err
 	}
@@ -125,7 +127,8 @@ func (m *deviceManager) Register(_ context.Context, request *pluginapi.RegisterR
 	if request.GetVersion() != pluginapi.Version {
 		return nil, fmt.Errorf("device plugin of %s has version %q, want %s", request.GetResourceName(), request.GetVersion(), pluginapi.Version)
 	}
-	conn, err := grpc.NewClient("unix:"+filepath.Join(m.folder, request.GetEndpoint()), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	socket := filepath.Join(m.folder, request.GetEndpoint())
+	conn, err := grpc.NewClient("unix:"+socket, grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		return nil, fmt.Errorf("device plugin of %s: %w", request.GetResourceName(), err)
 	}
@@ -226,7 +229,9 @@ func (m *deviceManager) offers(resource string) bool {
 }
 
 // allocate is for one container. One that has its devices keeps them, if they are healthy.
-func (m *deviceManager) allocate(ctx context.Context, pod types.UID, container, resource string, count int, reusable sets.Set[string]) ([]string, error) {
+func (m *deviceManager) allocate(
+	ctx context.Context, pod types.UID, container, resource string, count int, reusable sets.Set[string],
+) ([]string, error) {
 	m.mu.Lock()
 	r := m.resources[resource]
 	free := sets.New[string]()
@@ -258,9 +263,12 @@ func (m *deviceManager) allocate(ctx context.Context, pod types.UID, container, 
 	}
 	ids := slices.Compact(slices.Concat(must, slices.DeleteFunc(slices.Clone(available), sets.New(must...).Has)))[:count]
 	if r.options.GetGetPreferredAllocationAvailable() && count > len(must) {
-		answer, err := r.client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{
-			{AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(count)},
-		}})
+		request := &pluginapi.ContainerPreferredAllocationRequest{
+			AvailableDeviceIDs: available, MustIncludeDeviceIDs: must, AllocationSize: int32(count),
+		}
+		answer, err := r.client.GetPreferredAllocation(ctx, &pluginapi.PreferredAllocationRequest{
+			ContainerRequests: []*pluginapi.ContainerPreferredAllocationRequest{request},
+		})
 		if err != nil {
 			return nil, fmt.Errorf("preferred devices of %s: %w", resource, err)
 		}
@@ -268,17 +276,20 @@ func (m *deviceManager) allocate(ctx context.Context, pod types.UID, container, 
 			ids = of[0].GetDeviceIDs()
 		}
 	}
-	answer, err := r.client.Allocate(ctx, &pluginapi.AllocateRequest{ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}}})
+	answer, err := r.client.Allocate(ctx, &pluginapi.AllocateRequest{
+		ContainerRequests: []*pluginapi.ContainerAllocateRequest{{DevicesIds: ids}},
+	})
 	if err != nil {
 		return nil, fmt.Errorf("allocating devices of %s: %w", resource, err)
 	}
-	if len(answer.GetContainerResponses()) != 1 {
-		return nil, fmt.Errorf("allocating devices of %s: the plugin has answered for %d containers, want 1", resource, len(answer.GetContainerResponses()))
+	responses := answer.GetContainerResponses()
+	if len(responses) != 1 {
+		return nil, fmt.Errorf("allocating devices of %s: the plugin has answered for %d containers, want 1", resource, len(responses))
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	m.allocated = append(m.allocated, &allocation{
-		PodUID: pod, ContainerName: container, ResourceName: resource, DeviceIDs: map[int64][]string{-1: ids}, AllocResp: answer.GetContainerResponses()[0],
+		PodUID: pod, ContainerName: container, ResourceName: resource, DeviceIDs: map[int64][]string{-1: ids}, AllocResp: responses[0],
 	})
 	return ids, m.save()
 }

@@ -26,9 +26,9 @@ func newBootID(l layout) (enclosure.Bind, error) {
 	return bind, nil
 }
 
-// Reboot ends all that runs on the node at once, as a loss of power does, takes away what is not on its disk, does something while the node is off,
-// and starts the node again, with another boot ID. It waits until the node is Ready. The agent, and the GPUs' boot, are the caller's
-// matter.
+// Reboot ends all that runs on the node at once, as a loss of power does, takes away what is not on its disk, does something while
+// the node is off, and starts the node again, with another boot ID. It waits until the node is Ready. The agent, and the GPUs'
+// boot, are the caller's matter.
 func (n *Node) Reboot(ctx context.Context, off func() error) (err error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()

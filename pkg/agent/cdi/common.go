@@ -14,8 +14,8 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// commonAge is how long what nvcdi has found of the driver's files counts, if all of it is there still. What comes later, such as the socket of a
-// daemon, is found after that.
+// commonAge is how long what nvcdi has found of the driver's files counts, if all of it is there still. What comes later, such as
+// the socket of a daemon, is found after that.
 const commonAge = 5 * time.Minute
 
 // common is what all claims of the node need of the driver, as nvcdi has found it last.
@@ -33,7 +33,8 @@ type commonSource struct {
 	hook, devRoot string
 }
 
-// findCommon returns a copy of what all claims need. It is looked for if that was too long ago, or elsewhere, or if something of it is gone.
+// findCommon returns a copy of what all claims need. It is looked for if that was too long ago, or elsewhere, or if something of
+// it is gone.
 func (d *Driver) findCommon(ctx context.Context) (*specs.ContainerEdits, error) {
 	hook, err := d.hook(ctx)
 	if err != nil {

@@ -62,12 +62,16 @@ func TestWhatAllClaimsShareIsFoundOnce(t *testing.T) {
 	}{
 		"nothing has changed": {change: func(*testing.T, string, string) {}},
 		"a file has come": {
-			change: func(t *testing.T, root, version string) { must(t, os.WriteFile(filepath.Join(root, later+version), nil, 0o755)) },
+			change: func(t *testing.T, root, version string) {
+				must(t, os.WriteFile(filepath.Join(root, later+version), nil, 0o755))
+			},
 			hasNot: "libnvidia-later",
 		},
 		"a file has come five minutes ago": {
-			change: func(t *testing.T, root, version string) { must(t, os.WriteFile(filepath.Join(root, later+version), nil, 0o755)) },
-			after:  5 * time.Minute, again: true, has: "libnvidia-later",
+			change: func(t *testing.T, root, version string) {
+				must(t, os.WriteFile(filepath.Join(root, later+version), nil, 0o755))
+			},
+			after: 5 * time.Minute, again: true, has: "libnvidia-later",
 		},
 		"another library is loaded": {change: func(*testing.T, string, string) {}, loaded: true, again: true},
 		"a file is gone": {
