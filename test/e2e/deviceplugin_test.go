@@ -47,7 +47,7 @@ func TestHalfOfTheGPUsByTheDevicePlugin(t *testing.T) {
 	if err := cluster.WaitForSlices(t.Context(), halfName, halfGPUs); err != nil {
 		t.Fatal(err)
 	}
-	waitGPUs(t, halfGPUs, halfGPUs)
+	waitGPUs(t, halfName, halfGPUs, halfGPUs)
 	pluginPod := func(name string, gpus int64) pod {
 		t.Helper()
 		object := extendedPod(name, gpus, gpus)
@@ -87,7 +87,7 @@ func TestHalfOfTheGPUsByTheDevicePlugin(t *testing.T) {
 	if err := half.RestartKubelet(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	waitGPUs(t, halfGPUs, halfGPUs)
+	waitGPUs(t, halfName, halfGPUs, halfGPUs)
 	if now := byPlugin.container(); now.ContainerID != was.ContainerID {
 		t.Errorf("the pod's container is another one after a restart of the kubelet: %+v", now)
 	}
@@ -97,11 +97,11 @@ func TestHalfOfTheGPUsByTheDevicePlugin(t *testing.T) {
 	if _, err := nvmlsim.Control(t.Context(), control, &nvmlsim.LoseGPU{GPU: "3"}); err != nil {
 		t.Fatal(err)
 	}
-	waitGPUs(t, halfGPUs, halfGPUs-1)
+	waitGPUs(t, halfName, halfGPUs, halfGPUs-1)
 	if _, err := nvmlsim.Control(t.Context(), control, &nvmlsim.RestoreGPU{GPU: "3"}); err != nil {
 		t.Fatal(err)
 	}
-	waitGPUs(t, halfGPUs, halfGPUs)
+	waitGPUs(t, halfName, halfGPUs, halfGPUs)
 
 	byPlugin.delete()
 	next.waitRunning()
@@ -140,10 +140,10 @@ func TestHalfOfTheGPUsByTheDevicePlugin(t *testing.T) {
 }
 
 // waitGPUs waits until the node has so many GPUs by the device plugin.
-func waitGPUs(t *testing.T, capacity, allocatable int64) {
+func waitGPUs(t *testing.T, node string, capacity, allocatable int64) {
 	t.Helper()
 	poll(t, fmt.Sprintf("the node has %d of %d nvidia.com/gpu", allocatable, capacity), func(ctx context.Context) error {
-		object, err := cluster.AdminClient().CoreV1().Nodes().Get(ctx, halfName, metav1.GetOptions{})
+		object, err := cluster.AdminClient().CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}

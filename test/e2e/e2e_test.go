@@ -42,8 +42,8 @@ const (
 var (
 	cluster *lab.Lab
 	theNode *node.Node
-	// unconfinedAgent is the program of an agent with all rights of a real one.
-	unconfinedAgent string
+	// confinedAgent is the program of an agent with the rights of one for simulated GPUs, unconfinedAgent has all rights of a real one.
+	confinedAgent, unconfinedAgent string
 )
 
 func TestMain(m *testing.M) {
@@ -72,11 +72,11 @@ func run(ctx context.Context, m *testing.M, root string) (code int, err error) {
 		return 0, err
 	}
 	defer func() { err = errors.Join(err, os.RemoveAll(folder)) }()
-	confined := filepath.Join(folder, "node-agent")
+	confinedAgent = filepath.Join(folder, "node-agent")
 	cluster, err = lab.Start(ctx, lab.Options{
 		Root:      root,
 		Scheduler: filepath.Join(root, "bin", "scheduler"),
-		Agent:     confined,
+		Agent:     confinedAgent,
 		Library:   filepath.Join(root, "bin", "nvml", "libnvidia-ml.so.1"),
 		Progress:  os.Stderr,
 	})
@@ -93,7 +93,7 @@ func run(ctx context.Context, m *testing.M, root string) (code int, err error) {
 		}
 	}()
 	unconfinedAgent = filepath.Join(root, "bin", "node-agent")
-	if err := writeConfinedAgent(ctx, cluster, unconfinedAgent, confined); err != nil {
+	if err := writeConfinedAgent(ctx, cluster, unconfinedAgent, confinedAgent); err != nil {
 		return 0, err
 	}
 	if _, err := cluster.StartStowage(ctx); err != nil {

@@ -10,19 +10,24 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/internal/localcluster/image"
 	"stowage.dev/stowage/internal/localcluster/image/report"
 	"stowage.dev/stowage/internal/localcluster/node"
+	"stowage.dev/stowage/test/lab"
 )
 
 // On a node with 4 GPUs, an init container and an app container that ask for 4 each share the same 4, which come from
-// a claim that the scheduler made.
+// a claim that the scheduler made. Then all GPUs are moved to the path of the device plugin, and a pod of the same form has them by that. While a pod
+// has them they wait for their new path, and say for whom; the agent is killed in the midst of each move.
 func TestInitAndAppContainerShareTheirExtendedResource(t *testing.T) {
 	const name, gpus = "gb200", 4
+	namespace := newNamespace(t) // which goes after the node
 	small, err := cluster.StartRealNode(t.Context(), name, "sim:gb200")
 	if err != nil {
 		t.Fatal(err)
@@ -35,7 +40,6 @@ func TestInitAndAppContainerShareTheirExtendedResource(t *testing.T) {
 	if err := cluster.WaitForSlices(t.Context(), name, gpus); err != nil {
 		t.Fatal(err)
 	}
-	namespace := newNamespace(t)
 	create := func(name string, initGPUs, appGPUs int64) pod {
 		t.Helper()
 		if _, err := cluster.AdminClient().CoreV1().Pods(namespace).Create(t.Context(), extendedPod(name, initGPUs, appGPUs), metav1.CreateOptions{}); err != nil {
@@ -44,27 +48,98 @@ func TestInitAndAppContainerShareTheirExtendedResource(t *testing.T) {
 		return pod{t: t, namespace: namespace, name: name}
 	}
 
-	p := create("four-and-four", gpus, gpus)
+	move := func(path string) {
+		t.Helper()
+		patch := fmt.Sprintf(`{"metadata":{"annotations":{"gpu.nvidia.com/advertise":%q}}}`, path)
+		if _, err := cluster.AdminClient().CoreV1().Nodes().Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for range 2 {
+			if err := small.KillAgent(); err != nil {
+				t.Fatal(err)
+			}
+			if err := small.StartAgent(t.Context()); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	sees := func(p pod, initGPUs, appGPUs int) {
+		t.Helper()
+		initSaw, appSees := p.report(small, "init"), p.report(small, "main")
+		if countGPUs(initSaw) != initGPUs || countGPUs(appSees) != appGPUs {
+			t.Errorf("the init container saw %d GPUs, the app container sees %d, want %d and %d", countGPUs(initSaw), countGPUs(appSees), initGPUs, appGPUs)
+		}
+		if initGPUs != appGPUs {
+			return
+		}
+		if diff := cmp.Diff(initSaw.Env, appSees.Env) + cmp.Diff(initSaw.Devices, appSees.Devices); diff != "" {
+			t.Errorf("environment and devices (-init +app):\n%s", diff)
+		}
+	}
+	waits := func(name string) pod {
+		t.Helper()
+		p := create(name, 1, 1)
+		if _, err := cluster.WaitForPods(t.Context(), namespace, []string{name}, "refused", podTimeout, lab.Unschedulable); err != nil {
+			t.Fatal(err)
+		}
+		return p
+	}
+
+	// The init container of this one sees two of the four, as it would with a device plugin.
+	p := create("two-and-four", 2, gpus)
+	p.waitRunning()
+	sees(p, 2, gpus)
+	p.delete()
+
+	p = create("four-and-four", gpus, gpus)
 	p.waitRunning()
 	row := p.check()
 	if len(row.Allocated) != gpus || len(row.Claims) != 1 || !strings.HasPrefix(row.Claims[0], "four-and-four-extended-resources-") {
 		t.Errorf("the pod has the devices %v of the claims %v", row.Allocated, row.Claims)
 	}
-	initSaw, appSees := p.report(small, "init"), p.report(small, "main")
-	if diff := cmp.Diff(initSaw.Env, appSees.Env); diff != "" || len(appSees.Env) == 0 {
-		t.Errorf("environment (-init +app):\n%s", diff)
-	}
-	if diff := cmp.Diff(initSaw.Devices, appSees.Devices); diff != "" || countGPUs(appSees) != gpus {
-		t.Errorf("%d GPUs; devices (-init +app):\n%s", countGPUs(appSees), diff)
-	}
-	p.delete()
+	sees(p, gpus, gpus)
+	was := p.container()
+	next := waits("waits")
 
-	// The init container of this one sees two of the four, as it would with a device plugin.
-	p = create("two-and-four", 2, gpus)
-	p.waitRunning()
-	if saw, sees := countGPUs(p.report(small, "init")), countGPUs(p.report(small, "main")); saw != 2 || sees != gpus {
-		t.Errorf("the init container saw %d GPUs, the app container sees %d, want 2 and %d", saw, sees, gpus)
+	move("device-plugin")
+	waitDescribedOn(t, name, "GPUWaitsForPath", "waits to be offered by device-plugin: claim "+namespace+"/"+row.Claims[0]+" has it")
+	waitGPUs(t, name, gpus, 0)
+	if text := lab.SchedulingMessage(next.get()); next.get().Spec.NodeName != "" || text == "" {
+		t.Errorf("the next pod is on node %q; it is told %q", next.get().Spec.NodeName, text)
 	}
+	checkSameContainer(t, was, p)
+	p.delete()
+	next.waitRunning()
+	waitGPUs(t, name, gpus, gpus)
+	next.delete()
+
+	p = create("four-by-plugin", gpus, gpus)
+	p.waitRunning()
+	sees(p, gpus, gpus)
+	if claimed := p.get().Status.ExtendedResourceClaimStatus; claimed != nil {
+		t.Errorf("the pod of the device plugin has the claim %s", claimed.ResourceClaimName)
+	}
+	was = p.container()
+	waits("waits-too")
+
+	move("dra")
+	waitDescribedOn(t, name, "GPUWaitsForPath", "waits to be offered by dra: pod "+namespace+"/four-by-plugin, by nvidia.com/gpu, has it")
+	waitGPUs(t, name, gpus, 0)
+	if list, err := cluster.AdminClient().ResourceV1().ResourceSlices().List(t.Context(), metav1.ListOptions{FieldSelector: resourceapi.ResourceSliceSelectorNodeName + "=" + name}); err != nil {
+		t.Fatal(err)
+	} else if devices := slicesDevices(list.Items); len(devices) > 0 {
+		t.Errorf("a pod has all GPUs by the device plugin, and the slices offer %v", devices)
+	}
+	checkSameContainer(t, was, p)
+}
+
+func slicesDevices(slices []resourceapi.ResourceSlice) (devices []string) {
+	for _, slice := range slices {
+		for _, device := range slice.Spec.Devices {
+			devices = append(devices, device.Name)
+		}
+	}
+	return devices
 }
 
 // extendedPod asks for GPUs as pods for a device plugin do, on the node with 4.

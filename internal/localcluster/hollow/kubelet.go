@@ -49,10 +49,14 @@ type Kubelet struct {
 	client   kubernetes.Interface
 	registry draclient.Registry
 	claims   *claimManager
+	devices  *deviceManager
 	resolver *cdiResolver
 	recorder record.EventRecorder
 	pods     corelisters.PodLister
 	queue    workqueue.TypedRateLimitingInterface[podKey]
+
+	admitMu  sync.Mutex // held while a pod is admitted
+	statusMu sync.Mutex // held over a write of the node's status
 
 	mu   sync.Mutex
 	seen map[types.UID]Pod // of pods that run here
@@ -127,6 +131,17 @@ func start(ctx context.Context, client kubernetes.Interface, options Options) (_
 	})
 
 	k.claims = newClaimManager(client, &k.registry)
+	if k.devices, err = newDeviceManager(ctx, options.Root, func() { k.offerDevices(ctx) }); err != nil {
+		return nil, err
+	}
+	if err := k.devices.serve(); err != nil {
+		return nil, err
+	}
+	stopServing, err := k.servePodResources()
+	if err != nil {
+		return nil, err
+	}
+	context.AfterFunc(ctx, stopServing)
 	if err := k.watchPods(ctx); err != nil {
 		return nil, err
 	}
@@ -215,6 +230,9 @@ func (k *Kubelet) retryAll(ctx context.Context) {
 func (k *Kubelet) Stop() error {
 	k.cancel()
 	k.queue.ShutDown()
+	if k.devices != nil {
+		k.devices.stop()
+	}
 	k.done.Wait()
 	return k.registry.Close()
 }

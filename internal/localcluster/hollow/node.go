@@ -3,6 +3,7 @@ package hollow
 import (
 	"context"
 	"fmt"
+	"maps"
 	"runtime"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/client-go/util/retry"
 	"k8s.io/component-helpers/apimachinery/lease"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
 
@@ -40,20 +42,38 @@ func (k *Kubelet) registerNode(ctx context.Context) error {
 		Status:     k.nodeStatus(),
 	}, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
-		err = retry.RetryOnConflict(retry.DefaultBackoff, func() error {
-			node, err := nodes.Get(ctx, k.options.Name, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			node.Status = k.nodeStatus()
-			_, err = nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{})
-			return err
-		})
+		err = k.writeStatus(ctx, func(node *corev1.Node) { node.Status = k.nodeStatus() })
 	}
 	if err != nil {
 		return fmt.Errorf("registering the node: %w", err)
 	}
 	return nil
+}
+
+func (k *Kubelet) writeStatus(ctx context.Context, change func(*corev1.Node)) error {
+	nodes := k.client.CoreV1().Nodes()
+	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
+		node, err := nodes.Get(ctx, k.options.Name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		change(node)
+		_, err = nodes.UpdateStatus(ctx, node, metav1.UpdateOptions{})
+		return err
+	})
+}
+
+// offerDevices tells in the node's status what device plugins offer.
+func (k *Kubelet) offerDevices(ctx context.Context) {
+	k.statusMu.Lock() // or an older one could be written last
+	defer k.statusMu.Unlock()
+	err := k.writeStatus(ctx, func(node *corev1.Node) {
+		status := k.nodeStatus()
+		node.Status.Capacity, node.Status.Allocatable = status.Capacity, status.Allocatable
+	})
+	if err != nil && ctx.Err() == nil {
+		klog.FromContext(ctx).Error(err, "Telling what device plugins offer")
+	}
 }
 
 func (k *Kubelet) nodeStatus() corev1.NodeStatus {
@@ -66,6 +86,14 @@ func (k *Kubelet) nodeStatus() corev1.NodeStatus {
 	for name, quantity := range k.options.Capacity {
 		capacity[name] = quantity
 	}
+	allocatable := maps.Clone(capacity)
+	if k.devices != nil {
+		all, healthy := k.devices.capacity()
+		for name := range all {
+			capacity[corev1.ResourceName(name)] = *resource.NewQuantity(all[name], resource.DecimalSI)
+			allocatable[corev1.ResourceName(name)] = *resource.NewQuantity(healthy[name], resource.DecimalSI)
+		}
+	}
 	now := metav1.Now()
 	condition := func(kind corev1.NodeConditionType, status corev1.ConditionStatus, reason string) corev1.NodeCondition {
 		return corev1.NodeCondition{
@@ -75,7 +103,7 @@ func (k *Kubelet) nodeStatus() corev1.NodeStatus {
 	}
 	return corev1.NodeStatus{
 		Capacity:    capacity,
-		Allocatable: capacity,
+		Allocatable: allocatable,
 		Conditions: []corev1.NodeCondition{
 			condition(corev1.NodeMemoryPressure, corev1.ConditionFalse, "KubeletHasSufficientMemory"),
 			condition(corev1.NodeDiskPressure, corev1.ConditionFalse, "KubeletHasNoDiskPressure"),

@@ -3,12 +3,15 @@ package hollow
 import (
 	"context"
 	"fmt"
+	"maps"
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 )
@@ -52,11 +55,17 @@ func (k *Kubelet) syncPod(ctx context.Context, key podKey) error {
 
 func (k *Kubelet) runPod(ctx context.Context, pod *corev1.Pod) error {
 	if _, runs := k.Seen(pod.UID); !runs {
+		if err := k.admit(ctx, pod); err != nil {
+			return k.report(ctx, pod, func(pod *corev1.Pod) {
+				pod.Status.Phase, pod.Status.Reason = corev1.PodFailed, "UnexpectedAdmissionError"
+				pod.Status.Message = fmt.Sprintf("Allocate failed due to %v, which is unexpected", err)
+			})
+		}
 		if err := k.claims.prepare(ctx, pod); err != nil {
 			k.recorder.Eventf(pod, corev1.EventTypeWarning, "FailedPrepareDynamicResources", "Failed to prepare dynamic resources: %v", err)
 			return err
 		}
-		seen, err := k.createContainers(pod)
+		seen, err := k.createContainers(ctx, pod)
 		if err != nil {
 			k.recorder.Eventf(pod, corev1.EventTypeWarning, "Failed", "Error: %v", err)
 			return err
@@ -72,17 +81,46 @@ func (k *Kubelet) runPod(ctx context.Context, pod *corev1.Pod) error {
 	return k.report(ctx, pod, runningStatus)
 }
 
+// admit allocates devices of device plugins, for one pod after the other. Those of pods that have ended are free.
+func (k *Kubelet) admit(ctx context.Context, pod *corev1.Pod) error {
+	k.admitMu.Lock()
+	defer k.admitMu.Unlock()
+	pods, err := k.pods.List(labels.Everything())
+	if err != nil { // the lister reads memory
+		return err
+	}
+	active := sets.New(pod.UID)
+	for _, other := range pods {
+		if other.Status.Phase != corev1.PodSucceeded && other.Status.Phase != corev1.PodFailed {
+			active.Insert(other.UID)
+		}
+	}
+	k.mu.Lock()
+	for uid := range k.seen { // its end is not over
+		active.Insert(uid)
+	}
+	k.mu.Unlock()
+	return k.devices.admit(ctx, pod, active)
+}
+
 // createContainers does the runtime's part: it resolves the CDI devices of each container.
-func (k *Kubelet) createContainers(pod *corev1.Pod) (Pod, error) {
+func (k *Kubelet) createContainers(ctx context.Context, pod *corev1.Pod) (Pod, error) {
 	seen := Pod{Namespace: pod.Namespace, Name: pod.Name}
 	for _, container := range slices.Concat(pod.Spec.InitContainers, pod.Spec.Containers) {
 		devices, err := k.claims.cdiDevices(pod, &container)
 		if err != nil {
 			return Pod{}, err
 		}
-		resolved, err := k.resolver.resolve(container.Name, devices)
+		plugins, env, err := k.devices.start(ctx, pod.UID, container.Name)
 		if err != nil {
 			return Pod{}, err
+		}
+		resolved, err := k.resolver.resolve(container.Name, append(devices, plugins...))
+		if err != nil {
+			return Pod{}, err
+		}
+		for _, name := range slices.Sorted(maps.Keys(env)) {
+			resolved.Env = append(resolved.Env, name+"="+env[name])
 		}
 		seen.Containers = append(seen.Containers, resolved)
 	}

@@ -28,6 +28,10 @@ func (n *Node) kubeletConfiguration() *kubeletconfig.KubeletConfiguration {
 		HealthzBindAddress: "127.0.0.1",
 		HealthzPort:        ptr.To(n.network.healthzPort),
 
+		// What device plugins offer is told with the node's status. It is written on change only.
+		NodeStatusUpdateFrequency: metav1.Duration{Duration: time.Second},
+		NodeStatusReportFrequency: metav1.Duration{Duration: 5 * time.Minute},
+
 		ContainerRuntimeEndpoint: "unix://" + containerdSocket,
 		PodLogsDir:               n.layout.podLogs(),
 		VolumePluginDir:          n.layout.path("volume-plugins"),
@@ -70,6 +74,9 @@ func (n *Node) startKubelet(ctx context.Context) error {
 	}
 	configuration := n.kubeletConfiguration()
 	configuration.TLSCertFile, configuration.TLSPrivateKeyFile = certificate, key
+	if n.options.Kubelet != nil {
+		n.options.Kubelet(configuration)
+	}
 	config, err := yaml.Marshal(configuration)
 	if err != nil {
 		return err

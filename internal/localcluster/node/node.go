@@ -13,6 +13,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	kubeletconfig "k8s.io/kubelet/config/v1beta1"
 
 	"stowage.dev/stowage/internal/localcluster"
 	"stowage.dev/stowage/internal/localcluster/image"
@@ -33,6 +34,10 @@ type Options struct {
 	Binds []enclosure.Bind
 	// Agent is the node agent. Without a binary no agent is started; StartAgent cannot be called then.
 	Agent Agent
+	// NUMANodes is how many NUMA nodes the kubelet sees, with an equal share of the machine's CPUs and memory each; 0 is as many as there are.
+	NUMANodes int
+	// Kubelet changes the kubelet's configuration before each of its starts; nil leaves it as it is.
+	Kubelet func(*kubeletconfig.KubeletConfiguration)
 }
 
 // Agent says how to run the node agent.
@@ -166,7 +171,15 @@ func (n *Node) enclose(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	spec := enclosure.Spec{Binds: slices.Concat(n.layout.shared(), settings, n.options.Binds), Cgroup: n.cgroup}
+	numa, err := showNUMANodes(n.layout, systemFolder, n.options.NUMANodes)
+	if err != nil {
+		return err
+	}
+	bootID, err := newBootID(n.layout)
+	if err != nil {
+		return err
+	}
+	spec := enclosure.Spec{Binds: slices.Concat(n.layout.shared(), settings, n.options.Binds, numa, []enclosure.Bind{bootID}), Cgroup: n.cgroup}
 	n.enclosure, err = enclosure.Start(ctx, janitor, n.layout.dir, spec)
 	return err
 }

@@ -20,6 +20,7 @@ import (
 type Driver struct {
 	opts    DriverOptions
 	numbers numbers
+	common  common
 }
 
 var _ Backend = (*Driver)(nil)
@@ -68,22 +69,18 @@ func (d *Driver) hook(ctx context.Context) (path string, err error) {
 
 // CommonEdits implements Backend.
 func (d *Driver) CommonEdits(ctx context.Context) (*specs.ContainerEdits, error) {
-	lib, err := d.nvcdi(ctx, newNvcdiLogger(ctx), GPU{})
+	edits, err := d.findCommon(ctx)
 	if err != nil {
 		return nil, err
-	}
-	edits, err := lib.GetCommonEdits()
-	if err != nil {
-		return nil, fmt.Errorf("look for the driver's files below %s: %w", d.opts.DriverRoot, err)
 	}
 	letEverybodyOpen(edits.DeviceNodes)
-	if err := d.toHost(edits.ContainerEdits); err != nil {
+	if err := d.toHost(edits); err != nil {
 		return nil, err
 	}
-	if err := d.completeControl(ctx, edits.ContainerEdits); err != nil {
+	if err := d.completeControl(ctx, edits); err != nil {
 		return nil, fmt.Errorf("look for the driver's device nodes below %s: %w", d.devRoot(), err)
 	}
-	return edits.ContainerEdits, nil
+	return edits, nil
 }
 
 // GPUEdits implements Backend.

@@ -20,7 +20,7 @@ import (
 
 // driverRoot is a folder with what an installed driver of that version looks like to nvcdi: empty files, and
 // device nodes whose numbers no driver has.
-func driverRoot(t *testing.T, version string) string {
+func driverRoot(t testing.TB, version string) string {
 	t.Helper()
 	requireMknod(t)
 	root := t.TempDir()

@@ -34,7 +34,7 @@ func device(request string, minor int) cdi.Device {
 }
 
 // procRoot is a /proc where 120 is taken by a driver.
-func procRoot(t *testing.T) string {
+func procRoot(t testing.TB) string {
 	t.Helper()
 	root := t.TempDir()
 	devices := "Character devices:\n  1 mem\n120 something\n195 nvidia\n\nBlock devices:\n  7 loop\n"
@@ -289,14 +289,14 @@ func TestSimulatedNodesAreNeverMadeInDev(t *testing.T) {
 }
 
 // requireMknod skips where device nodes cannot be made, which is a privilege.
-func requireMknod(t *testing.T) {
+func requireMknod(t testing.TB) {
 	t.Helper()
 	if os.Geteuid() != 0 {
 		t.Skip("making device nodes needs root: run this test as root")
 	}
 }
 
-func must(t *testing.T, err error) {
+func must(t testing.TB, err error) {
 	t.Helper()
 	if err != nil {
 		t.Fatal(err)

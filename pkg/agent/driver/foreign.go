@@ -41,6 +41,8 @@ const reasonInUse health.Reason = twopaths.TaintName
 
 const (
 	foreignInterval = 30 * time.Second
+	// listedAfter is when the kubelet lists what our own device plugin offers anew.
+	listedAfter = 2 * time.Second
 	// reasonUsedWithoutClaim is that of the event.
 	reasonUsedWithoutClaim = "GPUUsedWithoutClaim"
 	// reasonOfDevicePlugin is that of the event.
@@ -140,6 +142,7 @@ func (a *Agent) watchForeign(ctx context.Context) {
 		return
 	case <-a.publisher.leads:
 	}
+	_, offered := a.plugins.Resources()
 	a.lookForForeign(ctx)
 	close(a.publisher.foreignKnown)
 	ticker := time.NewTicker(foreignInterval)
@@ -149,8 +152,16 @@ func (a *Agent) watchForeign(ctx context.Context) {
 		case <-ctx.Done():
 			return
 		case <-ticker.C:
-			a.lookForForeign(ctx)
+		case <-offered:
+			// The scheduler keeps pods from our devices while a claim may have them, until the slices say that we know them.
+			_, offered = a.plugins.Resources()
+			select {
+			case <-ctx.Done():
+				return
+			case <-time.After(listedAfter):
+			}
 		}
+		a.lookForForeign(ctx)
 	}
 }
 

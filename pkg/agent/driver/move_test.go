@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +19,7 @@ import (
 	"k8s.io/client-go/tools/record"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
+	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/agent/advertise"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
@@ -397,6 +399,36 @@ func TestTheFlagDoesNotCountBeforeTheNodeIsRead(t *testing.T) {
 		agent.plugins.Step(ctx)
 		if diff := cmp.Diff([]string{t4First + " healthy"}, told(agent.plugins)); diff != "" {
 			t.Errorf("offered (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// TestTheSlicesSoonSayThatOurDevicesAreKnown: until then the scheduler sends no pod to them while claims have devices of the node.
+func TestTheSlicesSoonSayThatOurDevicesAreKnown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		ctx, cancel := context.WithCancel(ctx)
+		m := newMover(ctx, t)
+		defer func() { m.stop() }()
+		var watch sync.WaitGroup
+		close(m.agent.publisher.leads)
+		watch.Go(func() { m.agent.watchForeign(ctx) })
+		defer watch.Wait()
+		defer cancel()
+		synctest.Wait()
+		var offered []string
+		for i, gpu := range []string{t4First, t4Second} {
+			if n := ptr.Deref(listedOn(t, m.agent.opts.Hardware), -1); n != int64(i) {
+				t.Fatalf("the slices say that %d devices are known, want %d", n, i)
+			}
+			offered = append(offered, gpu+"=device-plugin")
+			m.annotate(strings.Join(offered, ","))
+			m.step()
+			m.r.pluginDevices = append(m.r.pluginDevices, ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: m.uuid(gpu)})
+			time.Sleep(listedAfter + time.Second)
+		}
+		if n := ptr.Deref(listedOn(t, m.agent.opts.Hardware), -1); n != 2 {
+			t.Errorf("the slices say that %d devices are known, want 2", n)
 		}
 	})
 }
