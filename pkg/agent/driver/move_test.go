@@ -422,9 +422,10 @@ func TestTheSlicesSoonSayThatOurDevicesAreKnown(t *testing.T) {
 				t.Fatalf("the slices say that %d devices are known, want %d", n, i)
 			}
 			offered = append(offered, gpu+"=device-plugin")
+			// Before the step, which wakes the agent.
+			m.r.pluginDevices = append(m.r.pluginDevices, ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: m.uuid(gpu)})
 			m.annotate(strings.Join(offered, ","))
 			m.step()
-			m.r.pluginDevices = append(m.r.pluginDevices, ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: m.uuid(gpu)})
 			time.Sleep(listedAfter + time.Second)
 		}
 		if n := ptr.Deref(listedOn(t, m.agent.opts.Hardware), -1); n != 2 {
