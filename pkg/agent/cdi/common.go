@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"reflect"
 	"sync"
 	"time"
 
@@ -14,15 +15,19 @@ import (
 	"tags.cncf.io/container-device-interface/specs-go"
 )
 
-// commonAge is how long what nvcdi has found of the driver's files counts, if all of it is there still. What comes later, such as
-// the socket of a daemon, is found after that.
-const commonAge = 5 * time.Minute
+// What nvcdi has found of the driver's files counts for firstAge, if all of it is there still: the driver may be half installed. With each look
+// that finds the same it counts twice as long, commonAge at most. What comes later, such as the socket of a daemon, is found after that.
+const (
+	firstAge  = 10 * time.Second
+	commonAge = 5 * time.Minute
+)
 
 // common is what all claims of the node need of the driver, as nvcdi has found it last.
 type common struct {
 	mu   sync.Mutex
 	from commonSource
 	at   time.Time
+	age  time.Duration
 	// edits are nil before they are found.
 	edits *specs.ContainerEdits
 }
@@ -44,7 +49,7 @@ func (d *Driver) findCommon(ctx context.Context) (*specs.ContainerEdits, error) 
 	c := &d.common
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.edits == nil || c.from != from || time.Since(c.at) >= commonAge || !allThere(c.edits) {
+	if c.edits == nil || c.from != from || time.Since(c.at) >= c.age || !allThere(c.edits) {
 		lib, err := d.nvcdi(ctx, newNvcdiLogger(ctx), GPU{})
 		if err != nil {
 			return nil, err
@@ -54,7 +59,11 @@ func (d *Driver) findCommon(ctx context.Context) (*specs.ContainerEdits, error) 
 		if err != nil {
 			return nil, fmt.Errorf("look for the driver's files below %s: %w", d.opts.DriverRoot, err)
 		}
-		c.from, c.at, c.edits = from, at, edits.ContainerEdits
+		age := firstAge
+		if c.from == from && reflect.DeepEqual(c.edits, edits.ContainerEdits) {
+			age = min(2*c.age, commonAge)
+		}
+		c.from, c.at, c.age, c.edits = from, at, age, edits.ContainerEdits
 	}
 	text, err := json.Marshal(c.edits)
 	if err != nil {

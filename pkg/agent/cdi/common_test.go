@@ -55,6 +55,8 @@ func TestWhatAllClaimsShareIsFoundOnce(t *testing.T) {
 		change func(t *testing.T, root, version string)
 		// loaded is the library anew.
 		loaded bool
+		// steady is whether many looks have found the same before the change, after is how long ago that was.
+		steady bool
 		after  time.Duration
 		again  bool
 		// has and hasNot are in the names of files.
@@ -67,11 +69,23 @@ func TestWhatAllClaimsShareIsFoundOnce(t *testing.T) {
 			},
 			hasNot: "libnvidia-later",
 		},
+		"a file has come ten seconds after the first look": {
+			change: func(t *testing.T, root, version string) {
+				must(t, os.WriteFile(filepath.Join(root, later+version), nil, 0o755))
+			},
+			after: 10 * time.Second, again: true, has: "libnvidia-later",
+		},
+		"a file has come four minutes ago, and there have been many looks": {
+			change: func(t *testing.T, root, version string) {
+				must(t, os.WriteFile(filepath.Join(root, later+version), nil, 0o755))
+			},
+			steady: true, after: 4 * time.Minute, hasNot: "libnvidia-later",
+		},
 		"a file has come five minutes ago": {
 			change: func(t *testing.T, root, version string) {
 				must(t, os.WriteFile(filepath.Join(root, later+version), nil, 0o755))
 			},
-			after: 5 * time.Minute, again: true, has: "libnvidia-later",
+			steady: true, after: 5 * time.Minute, again: true, has: "libnvidia-later",
 		},
 		"another library is loaded": {change: func(*testing.T, string, string) {}, loaded: true, again: true},
 		"a file is gone": {
@@ -102,6 +116,14 @@ func TestWhatAllClaimsShareIsFoundOnce(t *testing.T) {
 				looked := (*library).n
 				if looked == 0 {
 					t.Fatal("nothing was looked for")
+				}
+				if tc.steady {
+					for range 10 {
+						time.Sleep(5 * time.Minute)
+						_, err := backend.CommonEdits(t.Context())
+						must(t, err)
+					}
+					(*library).n = looked
 				}
 				// They are the caller's.
 				first.Mounts[0].HostPath, first.DeviceNodes[0].Path = "/changed", "/changed"

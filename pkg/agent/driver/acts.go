@@ -189,10 +189,10 @@ func (d endingDevice) DestroyGPUInstance(instance uint32) error {
 func (h *Hardware) Begin(what string) (done func(), err error) { return h.opts.Keeper.Begin(what) }
 
 // NVML returns the library that GPUs were found with, in go-nvml's terms; nil while none is open. Who uses it opens a
-// session of its own, within the one that is open.
+// session of its own, within the one that is open. It is the same as long as that is open.
 func (h *Hardware) NVML() gonvml.Interface {
 	if lib := h.sessions.current(); lib != nil {
-		return &within{Interface: lib.Raw, library: lib}
+		return lib.within
 	}
 	return nil
 }

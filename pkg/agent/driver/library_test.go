@@ -252,3 +252,12 @@ func TestActsNeverMeetAClosedSession(t *testing.T) {
 		t.Errorf("%d sessions of the last library are open", n)
 	}
 }
+
+// TestTheLibraryIsTheSameAsLongAsItIsOpen: by it others know whether what they have found with it still counts.
+func TestTheLibraryIsTheSameAsLongAsItIsOpen(t *testing.T) {
+	_, ctx := ktesting.NewTestContext(t)
+	h := newRig(t, "t4").found(ctx)
+	if a, b := h.NVML(), h.NVML(); a == nil || a != b {
+		t.Errorf("two calls give two libraries: %p, %p", a, b)
+	}
+}

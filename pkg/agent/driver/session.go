@@ -31,10 +31,15 @@ type library struct {
 	mu    sync.Mutex
 	users map[string]int // by what they do
 	ended bool           // nobody may begin any more
+
+	// within is the library for others, always the same: by it they know that it is not another one.
+	within *within
 }
 
 func newLibrary(handle *nvml.Handle, leave func()) *library {
-	return &library{Handle: handle, leave: leave, closed: make(chan struct{}), users: map[string]int{}}
+	l := &library{Handle: handle, leave: leave, closed: make(chan struct{}), users: map[string]int{}}
+	l.within = &within{Interface: handle.Raw, library: l}
+	return l
 }
 
 // use keeps the session open until done is called; ok is false once it is to be closed. what is said of a session that
