@@ -153,7 +153,7 @@ func holderOf(claim *resourceapi.ResourceClaim, result *resourceapi.DeviceReques
 	h := Holder{Namespace: claim.Namespace, Claim: claim.Name, Pods: PodsOf(claim), Admin: ptr.Deref(result.AdminAccess, false)}
 	for name, quantity := range result.ConsumedCapacity {
 		if amount.Check(quantity) != nil {
-			continue // to round it, or to write it, would never end
+			continue // 64 bits have only its end, and to write it may take for ever
 		}
 		if h.Share == nil {
 			h.Share = map[string]string{}
@@ -220,7 +220,7 @@ func (d *Device) memory() int64 {
 		c = d.Object.Capacity[resourceapi.QualifiedName(d.Driver+"/memory")]
 	}
 	if amount.Check(c.Value) != nil {
-		return 0 // to round it would never end
+		return 0 // 64 bits have only its end
 	}
 	return max(c.Value.Value(), 0)
 }
