@@ -223,7 +223,7 @@ func newCounters(slicesOfPool []*Slice, features Features, apart bool) (counters
 
 // counterSets are the counter sets of slices.
 type counterSets struct {
-	all map[setKey]*indexedSet
+	all   map[setKey]*indexedSet
 	apart bool // each node's slices have their own
 	// duplicates say that there are two of a name, by the node of the slice that has the other one.
 	duplicates map[string]string

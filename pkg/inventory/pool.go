@@ -52,10 +52,8 @@ func (p *PoolProblem) String() string {
 type Pool struct {
 	ID         PoolID
 	Generation int64
-	// Problem is why the pool is unusable on every node that it touches. Nil for a usable pool.
-	Problem *PoolProblem
-	// Counters are the pool's shared counters; nil if no device consumes any.
-	Counters *Counters
+	Problem    *PoolProblem // why the pool is unusable on every node that it touches; nil for a usable pool
+	Counters   *Counters    // the pool's shared counters; nil if no device consumes any
 	// Attached is a place for one value that a consumer derives from this very Pool and something else that it
 	// can recognize again. The inventory does not look at it.
 	Attached atomic.Value
@@ -66,14 +64,12 @@ type Pool struct {
 	duplicates duplicates
 	caches     *caches
 	apart      bool // some slice, of any generation, has devices whose shares are one namespace's
-	// skipsOperations tells that devices of some slice can be used only by nodes that can skip node operations.
+	// some slice has devices that can be used only by nodes that can skip node operations
 	skipsOperations bool
 
 	// strangers are the problems of the nodes whose slices do not count, by node; of the newest generation only.
 	strangers map[string]*PoolProblem
-
-	// local tells that every slice, of this and lower generations, is for one node by name.
-	local bool
+	local     bool // every slice, of this and lower generations, is for one node by name, and these are not too many
 	// ofNodes is how many slices are for one node by name, where those of each node are whole by themselves; otherwise 0.
 	ofNodes int
 	// outdated are the lower generations; of the newest generation only.
@@ -86,7 +82,6 @@ type Pool struct {
 
 	devicesOnce sync.Once
 	devices     map[string][]*resourceapi.Device // by name; made when first asked for
-
 	// mu guards everywhere, the parts of the pool that nodes see, by what they see. A pool for all nodes
 	// has one entry, one for racks as many as racks.
 	mu    sync.RWMutex
@@ -127,8 +122,12 @@ const maxGenerations = 8
 // counters. A node with 16 GPUs that are offered in all partitions has less than 5,000.
 const maxParticulars = 16 << 10
 
+// maxLocal bounds the nodes of a pool for single nodes for each of which a change of it makes anew what it sees, while others wait. Where there are
+// more, that is made when it is asked for.
+const maxLocal = 256
+
 // limits are the bounds of a pool, smaller in tests.
-type limits struct{ slices, members, generations, particulars int }
+type limits struct{ slices, members, generations, particulars, local int }
 
 // maxParts bounds how many different parts of one pool are kept; more are made each time they are asked for.
 const maxParts = 4096
@@ -149,6 +148,7 @@ func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
 		pool.addOutdated(newGeneration(id, generation, byGeneration[generation], c, m.judged[generation], &left))
 	}
 	pool.strangers = m.strangers
+	pool.local = pool.local && len(pool.nodes)+len(pool.outdated.of)+len(pool.strangers) <= c.limits.local
 	for _, s := range members {
 		pool.apart = pool.apart || s.apart != nil
 	}
