@@ -25,6 +25,10 @@ type Generator struct {
 	// SchedulerName and NodeSelector are those of pods.
 	SchedulerName string
 	NodeSelector  map[string]string
+	// PriorityClasses are those of pods; without any, pods have none.
+	PriorityClasses []string
+	// AdminAccess lets requests ask for it. The namespace needs the label for that.
+	AdminAccess bool
 
 	r           *rand.Rand
 	expressions []string
@@ -342,6 +346,9 @@ func (g *Generator) request(requestName string, few int) resourceapi.DeviceReque
 		request.Exactly = &resourceapi.ExactDeviceRequest{
 			DeviceClassName: g.class(), AllocationMode: mode, Count: count, Selectors: g.selectors(few), Capacity: capacity(), Tolerations: tolerations(),
 		}
+		if g.AdminAccess && g.seldom() {
+			request.Exactly.AdminAccess, request.Exactly.Capacity = ptr.To(true), nil
+		}
 		return request
 	}
 	for i := range resourceapi.FirstAvailableDeviceRequestMaxSize {
@@ -412,6 +419,9 @@ func (g *Generator) Pod(claims, templates []string) *v1.Pod {
 		SchedulerName: g.SchedulerName, NodeSelector: g.NodeSelector, TerminationGracePeriodSeconds: ptr.To[int64](0), AutomountServiceAccountToken: ptr.To(false),
 		Containers: []v1.Container{{Name: "main", Image: "stowage.dev/probe:latest"}},
 	}}
+	if len(g.PriorityClasses) > 0 {
+		pod.Spec.PriorityClassName = one(g, g.PriorityClasses...)
+	}
 	if g.seldom() {
 		pod.Labels = map[string]string{"test.example/x": name("x", 63)[:63]}
 	}

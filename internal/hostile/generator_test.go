@@ -47,3 +47,41 @@ func TestTheSameSeedMakesTheSameObjects(t *testing.T) {
 		t.Error("another seed makes the same objects")
 	}
 }
+
+// A large pool is whole, has no name twice, and is at what a scheduler looks at.
+func TestALargePoolIsAsLargeAsOneMayBe(t *testing.T) {
+	g := New(1, "ns", "a", "b")
+	for in := range AllLarge {
+		slices, names, sets, uses := g.LargePool(in), map[string]bool{}, map[string]int{}, 0
+		counters, devices := 0, 0
+		for _, s := range slices {
+			if s.Spec.Pool.ResourceSliceCount != int64(len(slices)) || names[s.Name] {
+				t.Errorf("slice %s of %d, which says %d", s.Name, len(slices), s.Spec.Pool.ResourceSliceCount)
+			}
+			names[s.Name] = true
+			for _, set := range s.Spec.SharedCounters {
+				sets[set.Name] += len(set.Counters)
+				counters += len(set.Counters)
+			}
+			for _, d := range s.Spec.Devices {
+				if names[d.Name] {
+					t.Errorf("device %s comes twice", d.Name)
+				}
+				names[d.Name] = true
+				devices++
+				first := ""
+				for _, c := range d.ConsumesCounters {
+					if sets[c.CounterSet] != len(c.Counters) || c.CounterSet == first {
+						t.Errorf("device %s takes %d of the %d counters of set %s", d.Name, len(c.Counters), sets[c.CounterSet], c.CounterSet)
+					}
+					first = c.CounterSet
+					uses += len(c.Counters)
+				}
+			}
+		}
+		have := map[Large]int{LargeInDevices: devices, LargeInCounters: devices + counters + uses, LargeInSlices: 16 * len(slices)}[in]
+		if most := 16 << 10; have > most || have < most*3/4 {
+			t.Errorf("kind %d: %d slices, %d devices, %d counters, %d uses: %d, want almost %d", in, len(slices), devices, counters, uses, have, most)
+		}
+	}
+}

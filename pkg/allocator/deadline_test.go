@@ -8,6 +8,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/utils/ptr"
 )
 
 // TestADeadlineInTheOrderOfAPolicyLeavesFirstFits ends the time while the devices of the policy are looked for: those of
@@ -85,5 +86,23 @@ func TestADeadlineInTheThoroughAttemptIsOfItsNode(t *testing.T) {
 				t.Errorf("%s: %v", in.Node.Name, result.Failure)
 			}
 		}
+	}
+}
+
+// TestTheClockIsLookedAtWhileNoDeviceGoes has many devices of which only the last two go with each other. Each of them is tried for one place, which is one step.
+func TestTheClockIsLookedAtWhileNoDeviceGoes(t *testing.T) {
+	const devices, looks = 4096, 8
+	w := rig().node("n1", numbered(devices, map[string]func(int) int{"kind": func(i int) int { return min(i, devices-2) }})...).claim("c", exactly("pair", 2))
+	w.claims[0].Spec.Devices.Constraints = []resourceapi.DeviceConstraint{{MatchAttribute: ptr.To[resourceapi.FullyQualifiedName](driverA + "/kind")}}
+	for name, policy := range map[string]Policy{"FirstFit": FirstFit, "SmallestFit": SmallestFit} {
+		t.Run(name, func(t *testing.T) {
+			_, in := w.compile(t)
+			in.Node, in.Policy = w.nodes[0], policy
+			s := newSearch(&atMost{Context: context.Background(), n: looks}, in, in.Inventory.ForNode(in.Node))
+			defer s.release()
+			if s.run() || !errors.Is(s.err, context.DeadlineExceeded) || s.steps > looks {
+				t.Errorf("the search ended with %v after %d steps, want no more than %d looks at the clock", s.err, s.steps, looks)
+			}
+		})
 	}
 }

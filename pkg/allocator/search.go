@@ -364,6 +364,9 @@ func (s *search) request(i int) bool {
 	return false
 }
 
+// triesPerLook is how many devices are tried for one place before the clock is looked at: a pool may have 16,384 of which none goes.
+const triesPerLook = 64
+
 // take picks devices for the alternative, from the k-th on, from the given position in the order of devices on, then goes
 // on to the next request.
 func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
@@ -388,15 +391,22 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 			forAll = excluded
 		}
 	}
+	tried, left := 0, 0
 	for device := s.next(l, taken, from); device >= 0; device = s.next(l, taken, s.deviceOrder.at(device)+1) {
 		if l.errors.Has(device) {
 			return s.fail(a, device)
+		}
+		if tried++; tried%triesPerLook == 0 && s.isOver() {
+			return false
 		}
 		if excluded.Has(device) {
 			continue
 		}
 		at := s.deviceOrder.at(device)
-		if s.countFrom(l, taken, forAll, at) < l.wanted-k {
+		if left--; tried == 1 || !s.deviceOrder.ranked { // of those that are ranked, none is excluded
+			left = s.countFrom(l, taken, forAll, at)
+		}
+		if left < l.wanted-k {
 			return false
 		}
 		if !s.pick(a, device) {

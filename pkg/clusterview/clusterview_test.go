@@ -30,6 +30,12 @@ func TestStates(t *testing.T) {
 		claim.Status.Allocation.Devices.Results[0].ShareID = ptr.To(types.UID(name))
 		claim.Status.Allocation.Devices.Results[0].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse("10Gi")}
 	}
+	// What another scheduler has allocated, or another driver publishes, may be more than the API allows, of which 64 bits have only the end.
+	const tooMany = "999999999999999999999999"
+	_, endless := c.Run("b", "endless", 0, 1, 1)
+	endless.Status.Allocation.Devices.Results[0].ShareID = ptr.To[types.UID]("endless")
+	endless.Status.Allocation.Devices.Results[0].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(tooMany)}
+	slice.Spec.Devices[0].Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse(tooMany)}}
 	text := func(s string) resourceapi.DeviceAttribute { return resourceapi.DeviceAttribute{StringValue: &s} }
 	for _, place := range []string{"0", "4"} {
 		slice.Spec.Devices = append(slice.Spec.Devices, resourceapi.Device{
@@ -55,6 +61,9 @@ func TestStates(t *testing.T) {
 		got[g.Node+"/"+g.Device] = string(g.State) + " " + g.Layout()
 		if g.SharedMemoryBytes != nil && *g.SharedMemoryBytes != 20<<30 {
 			t.Errorf("shares take %d", *g.SharedMemoryBytes)
+		}
+		if g.Node == "worker-1" && g.Device == "gpu-0" && g.MemoryBytes != 0 {
+			t.Errorf("memory that is no number of bytes counts as %d", g.MemoryBytes)
 		}
 	}
 	if diff := cmp.Diff(map[string]string{

@@ -8,6 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/snapshot"
 )
 
@@ -151,6 +152,9 @@ func addRules(s *snapshot.Snapshot, devices []*Device) {
 func holderOf(claim *resourceapi.ResourceClaim, result *resourceapi.DeviceRequestAllocationResult) Holder {
 	h := Holder{Namespace: claim.Namespace, Claim: claim.Name, Pods: PodsOf(claim), Admin: ptr.Deref(result.AdminAccess, false)}
 	for name, quantity := range result.ConsumedCapacity {
+		if amount.Check(quantity) != nil {
+			continue // 64 bits have only its end, and to write it may take for ever
+		}
 		if h.Share == nil {
 			h.Share = map[string]string{}
 		}
@@ -214,6 +218,9 @@ func (d *Device) memory() int64 {
 	c, ok := d.Object.Capacity["memory"]
 	if !ok {
 		c = d.Object.Capacity[resourceapi.QualifiedName(d.Driver+"/memory")]
+	}
+	if amount.Check(c.Value) != nil {
+		return 0 // 64 bits have only its end
 	}
 	return max(c.Value.Value(), 0)
 }

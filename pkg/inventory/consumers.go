@@ -27,17 +27,24 @@ func (p *Pool) Memberships(device string) []Membership {
 		return nil
 	}
 	var all []Membership
-	for _, d := range p.Devices(device) {
-		all = append(all, p.Counters.memberships(d)...)
+	for _, s := range p.slices {
+		for i := s.consumers.Next(0); i >= 0 && !s.holdsCounters(); i = s.consumers.Next(i + 1) {
+			if d := &s.Object.Spec.Devices[i]; d.Name == device {
+				all = append(all, p.Counters.memberships(s, d)...)
+			}
+		}
 	}
 	return all
 }
 
 // SetOf is the number of a counter's set, if the pool has groups.
-func (c *Counters) SetOf(counter int) int { return c.set(c.All[counter].Set) }
+func (c *Counters) SetOf(counter int) int {
+	number, _ := slices.BinarySearchFunc(c.sets, setKey{c.All[counter].Set, c.All[counter].Node}, setKey.compare)
+	return number
+}
 
 // SetName is the name of the counter set with the number that a Membership has.
-func (c *Counters) SetName(set int) string { return c.sets[set] }
+func (c *Counters) SetName(set int) string { return c.sets[set].set }
 
 // Members returns the names of the devices that are in a counter set, in order, if the pool has groups.
 func (c *Counters) Members(set int) []string {

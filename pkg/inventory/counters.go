@@ -1,6 +1,7 @@
 package inventory
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -12,17 +13,18 @@ import (
 )
 
 // Counters are the shared counters of one pool (KEP-4815): how much there is of each, and what each device of
-// the pool takes while it is held. Counter sets are for the whole pool, whichever nodes its slices are for.
-// Immutable. Pools that are alike share one.
+// the pool takes while it is held. Counter sets are for the whole pool, whichever nodes its slices are for. But where each
+// node's slices are whole by themselves, so are their sets: those of other nodes are not meant. Immutable. Pools that are
+// alike share one.
 type Counters struct {
 	// All are the counters, by set and name.
 	All []Counter
 
 	byName map[string][]Use // device name → what all devices with this name take
 	parts  []int            // by counter: its part
-	// sets are the names of the counter sets, in order; nil if no device has compatibility groups, or if the feature is
+	// sets are the counter sets, in order; nil if no device has compatibility groups, or if the feature is
 	// off. With groups, parts are those of whole counter sets.
-	sets     []string
+	sets     []setKey
 	setParts []int // by counter set: its part
 
 	consumersOnce sync.Once
@@ -38,6 +40,8 @@ type Membership struct {
 
 // Counter is one counter of a counter set.
 type Counter struct {
+	// Node is whose slices the set is for, where it is not for the whole pool.
+	Node      string
 	Set, Name string
 	// Total is how much there is of it when no device is held.
 	Total amount.Amount
@@ -80,7 +84,7 @@ func (c *Counters) findParts(slicesOfPool []*Slice) {
 	c.setParts = connect(len(c.sets), func(yield func(a, b int)) {
 		for _, s := range slicesOfPool {
 			for i := s.consumers.Next(0); i >= 0 && !s.holdsCounters(); i = s.consumers.Next(i + 1) {
-				memberships := c.memberships(&s.Object.Spec.Devices[i])
+				memberships := c.memberships(s, &s.Object.Spec.Devices[i])
 				for _, m := range memberships {
 					yield(memberships[0].Set, m.Set)
 				}
@@ -88,26 +92,39 @@ func (c *Counters) findParts(slicesOfPool []*Slice) {
 		}
 	})
 	c.parts = make([]int, len(c.All))
-	for i, counter := range c.All {
-		c.parts[i] = c.setParts[c.set(counter.Set)]
+	for i := range c.All {
+		c.parts[i] = c.setParts[c.SetOf(i)]
 	}
 }
 
-// set is the number of the counter set with the name, which is there.
-func (c *Counters) set(name string) int {
-	number, _ := slices.BinarySearch(c.sets, name)
+// setKey names a counter set of a pool.
+type setKey struct {
+	set  string
+	node string // whose slices it is for; empty if it is for the whole pool
+}
+
+func (k setKey) compare(o setKey) int {
+	return cmp.Or(cmp.Compare(k.set, o.set), cmp.Compare(k.node, o.node))
+}
+
+// set is the number of the counter set that devices of the slice mean by the name, which is there.
+func (c *Counters) set(s *Slice, name string) int {
+	number, found := slices.BinarySearchFunc(c.sets, setKey{name, nodeOf(s)}, setKey.compare)
+	if !found {
+		number, _ = slices.BinarySearchFunc(c.sets, setKey{set: name}, setKey.compare)
+	}
 	return number
 }
 
-// memberships are the groups of a device, one for each of its consumptions; nil if the pool has no groups.
-func (c *Counters) memberships(device *resourceapi.Device) []Membership {
+// memberships are the groups of a device of the slice, one for each of its consumptions; nil if the pool has no groups.
+func (c *Counters) memberships(s *Slice, device *resourceapi.Device) []Membership {
 	if !c.HasGroups() || len(device.ConsumesCounters) == 0 {
 		return nil
 	}
 	out := make([]Membership, 0, len(device.ConsumesCounters))
 	for i := range device.ConsumesCounters {
 		consumption := &device.ConsumesCounters[i]
-		out = append(out, Membership{Set: c.set(consumption.CounterSet), Groups: consumption.CompatibilityGroups})
+		out = append(out, Membership{Set: c.set(s, consumption.CounterSet), Groups: consumption.CompatibilityGroups})
 	}
 	return out
 }
@@ -156,39 +173,35 @@ func particularsOf(group []*Slice, most int) int {
 }
 
 // newCounters collects the counters of the slices, and says what is wrong with them: each counter set must be there
-// once, and whatever devices consume must be there.
-func newCounters(slicesOfPool []*Slice, features Features) (counters *Counters, problem string) {
-	sets := make(map[string]*resourceapi.CounterSet)
-	consumed, grouped := false, false
+// once, and whatever devices consume must be there. Apart tells that each node's slices have sets of their own, beside those of the pool.
+func newCounters(slicesOfPool []*Slice, features Features, apart bool) (counters *Counters, problem string) {
+	held, consumed, grouped := false, false, false
 	for _, s := range slicesOfPool {
-		for i := range s.Object.Spec.SharedCounters {
-			set := &s.Object.Spec.SharedCounters[i]
-			if _, ok := sets[set.Name]; ok {
-				return nil, fmt.Sprintf("duplicate counter set name %s", set.Name)
-			}
-			sets[set.Name] = set
-		}
+		held = held || s.holdsCounters()
 		consumed = consumed || (s.consumers != nil && !s.holdsCounters())
 		grouped = grouped || (features.CompatibilityGroups && !s.holdsCounters() && usesCompatibilityGroups(s.Object))
+	}
+	if !held && !consumed {
+		return nil, ""
+	}
+	sets := setsOf(slicesOfPool, apart)
+	for _, node := range slices.Sorted(maps.Keys(sets.duplicates)) {
+		return nil, sets.duplicates[node]
 	}
 	if !consumed {
 		return nil, ""
 	}
 	c := &Counters{byName: make(map[string][]Use)}
-	type key struct{ set, name string }
-	index := make(map[key]int)
-	names := slices.Sorted(maps.Keys(sets))
+	keys := slices.SortedFunc(maps.Keys(sets.all), setKey.compare)
 	if grouped {
-		c.sets = names
+		c.sets = keys
 	}
-	for _, setName := range names {
-		for _, name := range slices.Sorted(maps.Keys(sets[setName].Counters)) {
-			total := amount.Of(sets[setName].Counters[name].Value)
-			if total.IsNegative() {
-				return nil, fmt.Sprintf("counter %s of counter set %s is negative", name, setName)
-			}
-			index[key{setName, name}] = len(c.All)
-			c.All = append(c.All, Counter{Set: setName, Name: name, Total: total})
+	for _, key := range keys {
+		if problem := sets.all[key].learn(len(c.All), func(counter Counter) {
+			counter.Node = key.node
+			c.All = append(c.All, counter)
+		}); problem != "" {
+			return nil, problem
 		}
 	}
 	for _, s := range slicesOfPool {
@@ -197,53 +210,166 @@ func newCounters(slicesOfPool []*Slice, features Features) (counters *Counters, 
 		}
 		for i := s.consumers.Next(0); i >= 0; i = s.consumers.Next(i + 1) {
 			device := &s.Object.Spec.Devices[i]
-			uses := c.byName[device.Name]
-			for _, consumption := range device.ConsumesCounters {
-				set, ok := sets[consumption.CounterSet]
-				if !ok {
-					return nil, fmt.Sprintf("device %s consumes from counter set %s, which does not exist", device.Name, consumption.CounterSet)
-				}
-				for _, name := range slices.Sorted(maps.Keys(consumption.Counters)) {
-					if _, ok := set.Counters[name]; !ok {
-						return nil, fmt.Sprintf("device %s consumes counter %s, which counter set %s does not have", device.Name, name, set.Name)
-					}
-					taken := amount.Of(consumption.Counters[name].Value)
-					if taken.IsNegative() {
-						return nil, fmt.Sprintf("device %s consumes a negative amount of counter %s of counter set %s", device.Name, name, set.Name)
-					}
-					uses = addUse(uses, index[key{set.Name, name}], taken)
-				}
+			uses, problem := sets.usesOf(s, device)
+			if problem != "" {
+				return nil, problem
 			}
-			slices.SortFunc(uses, func(a, b Use) int { return a.Counter - b.Counter })
-			c.byName[device.Name] = uses
+			c.byName[device.Name] = joined(append(c.byName[device.Name], uses...))
 		}
 	}
 	c.findParts(slicesOfPool)
 	return c, ""
 }
 
-// usesOf is what the device takes, where others have the same name.
-func (c *Counters) usesOf(device *resourceapi.Device) []Use {
-	var uses []Use
-	for _, consumption := range device.ConsumesCounters {
-		for i, counter := range c.All {
-			if value, ok := consumption.Counters[counter.Name]; ok && counter.Set == consumption.CounterSet {
-				uses = addUse(uses, i, amount.Of(value.Value))
+// counterSets are the counter sets of slices.
+type counterSets struct {
+	all   map[setKey]*indexedSet
+	apart bool // each node's slices have their own
+	// duplicates say that there are two of a name, by the node of the slice that has the other one.
+	duplicates map[string]string
+}
+
+type indexedSet struct {
+	*resourceapi.CounterSet
+	index map[string]int // of the counters, in Counters.All
+}
+
+// learn numbers the counters by name, beginning with first, and says which is wrong.
+func (set *indexedSet) learn(first int, add func(Counter)) (problem string) {
+	for i, name := range slices.Sorted(maps.Keys(set.Counters)) {
+		total := amount.Of(set.Counters[name].Value)
+		if total.IsNegative() {
+			return fmt.Sprintf("counter %s of counter set %s is negative", name, set.Name)
+		}
+		set.index[name] = first + i
+		add(Counter{Set: set.Name, Name: name, Total: total})
+	}
+	return ""
+}
+
+func setsOf(slicesOfPool []*Slice, apart bool) *counterSets {
+	sets := &counterSets{all: make(map[setKey]*indexedSet), apart: apart, duplicates: make(map[string]string)}
+	add := func(s *Slice) {
+		for i := range s.Object.Spec.SharedCounters {
+			set := &s.Object.Spec.SharedCounters[i]
+			if sets.of(s, set.Name) != nil {
+				sets.duplicates[nodeOf(s)] = cmp.Or(sets.duplicates[nodeOf(s)], "duplicate counter set name "+set.Name)
+				continue
+			}
+			sets.all[sets.keyFor(s, set.Name)] = &indexedSet{set, make(map[string]int, len(set.Counters))}
+		}
+	}
+	for _, first := range []bool{true, false} { // what is wrong is so with the others
+		for _, s := range slicesOfPool {
+			if first == (sets.keyFor(s, "").node == "") {
+				add(s)
 			}
 		}
 	}
-	slices.SortFunc(uses, func(a, b Use) int { return a.Counter - b.Counter })
-	return uses
+	return sets
 }
 
-func addUse(uses []Use, counter int, taken amount.Amount) []Use {
-	for i := range uses {
-		if uses[i].Counter == counter {
-			uses[i].Amount = uses[i].Amount.Add(taken)
-			return uses
+// problemsOfCounters says what is wrong with the counters that the slices of each node have and consume.
+func problemsOfCounters(slicesOfPool []*Slice, apart bool) map[string]string {
+	sets := setsOf(slicesOfPool, apart)
+	problems := sets.duplicates
+	for _, key := range slices.SortedFunc(maps.Keys(sets.all), setKey.compare) {
+		if problem := sets.all[key].learn(0, func(Counter) {}); problem != "" && problems[key.node] == "" {
+			problems[key.node] = problem
 		}
 	}
-	return append(uses, Use{Counter: counter, Amount: taken})
+	for _, s := range slicesOfPool {
+		for i := s.consumers.Next(0); i >= 0 && !s.holdsCounters() && problems[nodeOf(s)] == ""; i = s.consumers.Next(i + 1) {
+			if _, problem := sets.usesOf(s, &s.Object.Spec.Devices[i]); problem != "" {
+				problems[nodeOf(s)] = problem
+			}
+		}
+	}
+	return problems
+}
+
+// keyFor is the key of a set that the slice has. The node after which a pool is called has the pool's.
+func (sets *counterSets) keyFor(s *Slice, name string) setKey {
+	if node := nodeOf(s); sets.apart && node != ownerOf(poolOf(s.Object)) {
+		return setKey{name, node}
+	}
+	return setKey{set: name}
+}
+
+// of returns the set that devices of the slice mean by the name, nil if there is none.
+func (sets *counterSets) of(s *Slice, name string) *indexedSet {
+	if set := sets.all[sets.keyFor(s, name)]; set != nil {
+		return set
+	}
+	return sets.all[setKey{set: name}]
+}
+
+// usesOf is what a device of the slice takes, in the order of the counters, or the first that is wrong with it.
+func (sets *counterSets) usesOf(s *Slice, device *resourceapi.Device) (uses []Use, problem string) {
+	n := 0
+	for i := range device.ConsumesCounters {
+		n += len(device.ConsumesCounters[i].Counters)
+	}
+	uses = make([]Use, 0, n)
+	for i := range device.ConsumesCounters {
+		consumption := &device.ConsumesCounters[i]
+		set := sets.of(s, consumption.CounterSet)
+		if set == nil {
+			return nil, fmt.Sprintf("device %s consumes from counter set %s, which does not exist", device.Name, consumption.CounterSet)
+		}
+		wrong := "" // the first by name
+		for name := range consumption.Counters {
+			index, known := set.index[name]
+			taken := amount.Of(consumption.Counters[name].Value)
+			if (!known || taken.IsNegative()) && (wrong == "" || name < wrong) {
+				wrong = name
+			}
+			uses = append(uses, Use{Counter: index, Amount: taken})
+		}
+		if _, known := set.index[wrong]; wrong != "" && !known {
+			return nil, fmt.Sprintf("device %s consumes counter %s, which counter set %s does not have", device.Name, wrong, set.Name)
+		} else if wrong != "" {
+			return nil, fmt.Sprintf("device %s consumes a negative amount of counter %s of counter set %s", device.Name, wrong, set.Name)
+		}
+	}
+	return joined(uses), ""
+}
+
+// joined orders uses by counter, and adds up those of one.
+func joined(uses []Use) []Use {
+	slices.SortFunc(uses, func(a, b Use) int { return a.Counter - b.Counter })
+	out := uses[:0]
+	for _, use := range uses {
+		if last := len(out) - 1; last >= 0 && out[last].Counter == use.Counter {
+			out[last].Amount = out[last].Amount.Add(use.Amount)
+		} else {
+			out = append(out, use)
+		}
+	}
+	return out
+}
+
+// usesOf is what the device of the slice takes, where others have the same name.
+func (c *Counters) usesOf(s *Slice, device *resourceapi.Device) []Use {
+	var uses []Use
+	for _, consumption := range device.ConsumesCounters {
+		for name, value := range consumption.Counters {
+			at, found := c.find(nodeOf(s), consumption.CounterSet, name)
+			if !found {
+				at, found = c.find("", consumption.CounterSet, name)
+			}
+			if found {
+				uses = append(uses, Use{Counter: at, Amount: amount.Of(value.Value)})
+			}
+		}
+	}
+	return joined(uses)
+}
+
+func (c *Counters) find(node, set, name string) (at int, found bool) {
+	return slices.BinarySearchFunc(c.All, name, func(counter Counter, name string) int {
+		return cmp.Or(setKey{counter.Set, counter.Node}.compare(setKey{set, node}), cmp.Compare(counter.Name, name))
+	})
 }
 
 func (c *Counters) equal(o *Counters) bool {

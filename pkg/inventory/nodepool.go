@@ -120,7 +120,7 @@ func (p *NodePool) learnUses() {
 	p.uses = make([][]Use, len(p.devices))
 	for i := p.consumers.Next(0); i >= 0; i = p.consumers.Next(i + 1) {
 		if name := p.devices[i].Name; p.Pool.isDuplicate(name) {
-			p.uses[i] = p.Pool.Counters.usesOf(p.devices[i])
+			p.uses[i] = p.Pool.Counters.usesOf(p.SliceOf(i), p.devices[i])
 		} else {
 			p.uses[i] = p.Pool.Counters.Uses(name)
 		}
@@ -130,7 +130,7 @@ func (p *NodePool) learnUses() {
 	}
 	p.memberships = make([][]Membership, len(p.devices))
 	for i := p.consumers.Next(0); i >= 0; i = p.consumers.Next(i + 1) {
-		p.memberships[i] = p.Pool.Counters.memberships(p.devices[i])
+		p.memberships[i] = p.Pool.Counters.memberships(p.SliceOf(i), p.devices[i])
 	}
 }
 
@@ -219,7 +219,7 @@ func (p *NodePool) AllMemberships() iter.Seq2[string, []Membership] {
 			}
 			for i := s.consumers.Next(0); i >= 0; i = s.consumers.Next(i + 1) {
 				device := &s.Object.Spec.Devices[i]
-				if !yield(device.Name, p.Pool.Counters.memberships(device)) {
+				if !yield(device.Name, p.Pool.Counters.memberships(s, device)) {
 					return
 				}
 			}

@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -51,10 +52,8 @@ func (p *PoolProblem) String() string {
 type Pool struct {
 	ID         PoolID
 	Generation int64
-	// Problem is why the pool is unusable on every node that it touches. Nil for a usable pool.
-	Problem *PoolProblem
-	// Counters are the pool's shared counters; nil if no device consumes any.
-	Counters *Counters
+	Problem    *PoolProblem // why the pool is unusable on every node that it touches; nil for a usable pool
+	Counters   *Counters    // the pool's shared counters; nil if no device consumes any
 	// Attached is a place for one value that a consumer derives from this very Pool and something else that it
 	// can recognize again. The inventory does not look at it.
 	Attached atomic.Value
@@ -62,24 +61,19 @@ type Pool struct {
 	slices     []*Slice         // of this generation, by name; also those with counter sets
 	nodes      map[string][]int // node name → indexes of the slices that are for this node alone
 	roaming    []int            // indexes of the slices that are not for one node alone
-	duplicates []duplicate
+	duplicates duplicates
 	caches     *caches
-	// apart tells that some slice, of any generation, has devices whose shares are one namespace's.
-	apart bool
-	// skipsOperations tells that devices of some slice can be used only by nodes that can skip node operations.
+	apart      bool // some slice, of any generation, has devices whose shares are one namespace's
+	// some slice has devices that can be used only by nodes that can skip node operations
 	skipsOperations bool
 
 	// strangers are the problems of the nodes whose slices do not count, by node; of the newest generation only.
 	strangers map[string]*PoolProblem
-
-	// local tells that every slice, of this and lower generations, is for one node by name.
-	local bool
-	// outdated are the lower generations, newest first; like the next fields, of the newest generation only.
-	outdated []*Pool
-	// outdatedOf has those that have slices for one node by name, by node: a node has slices of one generation alone.
-	outdatedOf map[string]*Pool
-	// outdatedRoaming are those that have slices which are not for one node alone, newest first, at most maxGenerations.
-	outdatedRoaming []*Pool
+	local     bool // every slice, of this and lower generations, is for one node by name, and these are not too many
+	// ofNodes is how many slices are for one node by name, where those of each node are whole by themselves; otherwise 0.
+	ofNodes int
+	// outdated are the lower generations; of the newest generation only.
+	outdated outdated
 
 	// excess is what is told where there are too many slices to look at them all, nil if there are not; hidden has the nodes
 	// whose slices are not looked at, or nil if that may be any node.
@@ -88,7 +82,6 @@ type Pool struct {
 
 	devicesOnce sync.Once
 	devices     map[string][]*resourceapi.Device // by name; made when first asked for
-
 	// mu guards everywhere, the parts of the pool that nodes see, by what they see. A pool for all nodes
 	// has one entry, one for racks as many as racks.
 	mu    sync.RWMutex
@@ -102,10 +95,20 @@ type part struct {
 	problem *PoolProblem // beside a pool: there are other devices, which the node cannot use
 }
 
-// duplicate is a device name that several slices have. It concerns the nodes that see two of them.
-type duplicate struct {
-	device string
-	slices []int
+// outdated are the lower generations of a pool.
+type outdated struct {
+	all []*Pool // newest first
+	// of has those that have slices for one node by name, by node: a node has slices of one generation alone.
+	of map[string]*Pool
+	// roaming are those that have slices which are not for one node alone, newest first, at most maxGenerations.
+	roaming []*Pool
+}
+
+// duplicates are the device names that several slices have. A name concerns the nodes that see two of them.
+type duplicates struct {
+	names  []string
+	number map[string]int // in names
+	of     [][]int        // the numbers of those that a slice has, by its index; nil if there are none
 }
 
 // maxSlices bounds the slices of a pool: each change of one looks at all of them. The API allows 128 devices in each.
@@ -119,15 +122,19 @@ const maxGenerations = 8
 // counters. A node with 16 GPUs that are offered in all partitions has less than 5,000.
 const maxParticulars = 16 << 10
 
+// maxLocal bounds the nodes of a pool for single nodes for each of which a change of it makes anew what it sees, while others wait. Where there are
+// more, that is made when it is asked for.
+const maxLocal = 256
+
 // limits are the bounds of a pool, smaller in tests.
-type limits struct{ slices, members, generations, particulars int }
+type limits struct{ slices, members, generations, particulars, local int }
 
 // maxParts bounds how many different parts of one pool are kept; more are made each time they are asked for.
 const maxParts = 4096
 
 // newPool derives the pool from all its slices, of any generation. There is at least one.
 func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
-	m := membersOf(id, members, c.limits.particulars)
+	m := membersOf(id, members, c.limits.particulars, c.features)
 	byGeneration := make(map[int64][]*Slice)
 	for _, s := range m.own {
 		byGeneration[generationOf(s)] = append(byGeneration[generationOf(s)], s)
@@ -135,12 +142,13 @@ func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
 	generations := slices.Sorted(maps.Keys(byGeneration))
 	slices.Reverse(generations)
 	left := c.limits.particulars
-	pool := newGeneration(id, generations[0], byGeneration[generations[0]], c, m.judged, &left)
+	pool := newGeneration(id, generations[0], byGeneration[generations[0]], c, m.judged[generations[0]], &left)
 	pool.local = len(pool.roaming) == 0
 	for _, generation := range generations[1:] {
-		pool.addOutdated(newGeneration(id, generation, byGeneration[generation], c, false, &left))
+		pool.addOutdated(newGeneration(id, generation, byGeneration[generation], c, m.judged[generation], &left))
 	}
 	pool.strangers = m.strangers
+	pool.local = pool.local && len(pool.nodes)+len(pool.outdated.of)+len(pool.strangers) <= c.limits.local
 	for _, s := range members {
 		pool.apart = pool.apart || s.apart != nil
 	}
@@ -149,16 +157,17 @@ func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
 
 // addOutdated notes a generation that is lower than all before.
 func (p *Pool) addOutdated(g *Pool) {
-	p.outdated = append(p.outdated, g)
+	o := &p.outdated
+	o.all = append(o.all, g)
 	p.local = p.local && len(g.roaming) == 0
-	if len(g.roaming) > 0 && len(p.outdatedRoaming) < p.caches.limits.generations {
-		p.outdatedRoaming = append(p.outdatedRoaming, g)
+	if len(g.roaming) > 0 && len(o.roaming) < p.caches.limits.generations {
+		o.roaming = append(o.roaming, g)
 	}
 	for name := range g.nodes {
-		if p.outdatedOf == nil {
-			p.outdatedOf = make(map[string]*Pool)
+		if o.of == nil {
+			o.of = make(map[string]*Pool)
 		}
-		p.outdatedOf[name] = g
+		o.of[name] = g
 	}
 }
 
@@ -181,6 +190,9 @@ func newGeneration(id PoolID, generation int64, members []*Slice, c *caches, jud
 				p.nodes = make(map[string][]int)
 			}
 			p.nodes[s.rule.name] = append(p.nodes[s.rule.name], i)
+			if judged {
+				p.ofNodes++
+			}
 		} else if s.isForMany() {
 			p.roaming = append(p.roaming, i)
 		}
@@ -226,7 +238,7 @@ func (p *Pool) check(ignored int, judged bool, left *int) (ProblemKind, string) 
 			p.Generation, p.caches.limits.particulars)
 	}
 	if p.caches.features.PartitionableDevices {
-		counters, detail := newCounters(p.slices, p.caches.features)
+		counters, detail := newCounters(p.slices, p.caches.features, judged)
 		if detail != "" {
 			return Invalid, detail
 		}
@@ -244,7 +256,7 @@ func (p *Pool) findDuplicates() {
 		devices += len(s.Object.Spec.Devices)
 	}
 	seen := make(map[string]int, devices)
-	again := make(map[string]int) // device name → index in duplicates
+	d := &p.duplicates
 	for i, s := range p.slices {
 		if s.holdsCounters() {
 			continue
@@ -256,13 +268,16 @@ func (p *Pool) findDuplicates() {
 				seen[name] = i
 				continue
 			}
-			d, ok := again[name]
-			if !ok {
-				d = len(p.duplicates)
-				again[name] = d
-				p.duplicates = append(p.duplicates, duplicate{device: name, slices: []int{first}})
+			if d.of == nil {
+				d.of, d.number = make([][]int, len(p.slices)), make(map[string]int)
 			}
-			p.duplicates[d].slices = append(p.duplicates[d].slices, i)
+			number, ok := d.number[name]
+			if !ok {
+				number = len(d.names)
+				d.names, d.number[name] = append(d.names, name), number
+				d.of[first] = append(d.of[first], number)
+			}
+			d.of[i] = append(d.of[i], number)
 		}
 	}
 }
@@ -280,7 +295,7 @@ func (p *Pool) nodeNames() iter.Seq[string] {
 				return
 			}
 		}
-		for name := range p.outdatedOf {
+		for name := range p.outdated.of {
 			if !yield(name) {
 				return
 			}
@@ -290,7 +305,7 @@ func (p *Pool) nodeNames() iter.Seq[string] {
 
 // isFor tells whether there is a slice, of any generation, for the node with this name.
 func (p *Pool) isFor(node string) bool {
-	return p.nodes[node] != nil || p.strangers[node] != nil || p.outdatedOf[node] != nil
+	return p.nodes[node] != nil || p.strangers[node] != nil || p.outdated.of[node] != nil
 }
 
 // forNode returns what the node sees of the pool, nil if nothing. A node whose own slices do not count is told so if it sees nothing else, and
@@ -329,25 +344,29 @@ func (p *Pool) hides(node string) bool {
 // upstream's allocator, it can use the devices while all slices of that generation are there and are for this
 // node; otherwise it is as if the pool did not exist.
 func (p *Pool) forNodeOutdated(node *v1.Node) *part {
-	own := p.outdatedOf[node.Name]
-	for _, g := range p.outdatedRoaming {
+	own := p.outdated.of[node.Name]
+	for _, g := range p.outdated.roaming {
 		if own != nil && own.Generation >= g.Generation {
 			break
 		}
 		if seen, relevant := g.sees(node); relevant {
-			return g.ifWhole(seen)
+			return g.ifWhole(seen, node.Name)
 		}
 	}
 	if own == nil {
 		return nil
 	}
 	seen, _ := own.sees(node)
-	return own.ifWhole(seen)
+	return own.ifWhole(seen, node.Name)
 }
 
 // ifWhole returns what a node sees of the outdated generation if that is all of it.
-func (p *Pool) ifWhole(seen *part) *part {
-	if seen.slices != len(p.slices) || p.Problem != nil && p.Problem.Kind == Incomplete {
+func (p *Pool) ifWhole(seen *part, node string) *part {
+	others := 0 // slices that the node does not need
+	if p.ofNodes > 0 {
+		others = p.ofNodes - len(p.nodes[node])
+	}
+	if seen.slices != len(p.slices)-others || p.Problem != nil && p.Problem.Kind == Incomplete {
 		return nil
 	}
 	return seen
@@ -372,16 +391,16 @@ func (p *Pool) sees(node *v1.Node) (*part, bool) {
 			}
 			continue
 		}
-		bits := bitset.New(len(s.perDevice))
+		chosen := bitset.New(len(s.perDevice))
 		for d := range s.perDevice {
 			if s.perDevice[d].matches(node) {
-				bits.Add(d)
+				chosen.Add(d)
 			}
 		}
-		if !bits.Empty() {
+		if !chosen.Empty() {
 			see(i)
 		}
-		for _, word := range bits {
+		for _, word := range chosen {
 			for shift := 0; shift < 64; shift += 8 {
 				key = append(key, byte(word>>shift))
 			}
@@ -415,34 +434,36 @@ func (p *Pool) sees(node *v1.Node) (*part, bool) {
 
 // newPart makes what a node sees when it sees the slices in the key.
 func (p *Pool) newPart(key []byte, node *v1.Node) *part {
-	sees := func(i int) bool { return key[i/8]&(1<<(i%8)) != 0 }
 	made := &part{}
 	var seen []*Slice
-	for i, s := range p.slices {
-		if sees(i) {
+	twice := -1 // the first name that two slices have
+	once := make(map[int]bool)
+	for at := range (len(p.slices) + 7) / 8 {
+		for left := key[at]; left != 0; left &= left - 1 {
+			i := at*8 + bits.TrailingZeros8(left)
 			made.slices++
-			if !s.holdsCounters() {
-				seen = append(seen, s)
+			if !p.slices[i].holdsCounters() {
+				seen = append(seen, p.slices[i])
+			}
+			if p.duplicates.of == nil {
+				continue
+			}
+			for _, number := range p.duplicates.of[i] {
+				if once[number] && (twice < 0 || number < twice) {
+					twice = number
+				}
+				once[number] = true
 			}
 		}
 	}
-	if p.Problem != nil {
+	switch {
+	case p.Problem != nil:
 		made.problem = p.Problem
-		return made
+	case twice >= 0:
+		made.problem = &PoolProblem{Pool: p.ID, Kind: Invalid, Detail: "duplicate device name " + p.duplicates.names[twice]}
+	default:
+		made.pool = newNodePool(p, seen, node)
 	}
-	for _, d := range p.duplicates {
-		n := 0
-		for _, i := range d.slices {
-			if sees(i) {
-				n++
-			}
-		}
-		if n > 1 {
-			made.problem = &PoolProblem{Pool: p.ID, Kind: Invalid, Detail: "duplicate device name " + d.device}
-			return made
-		}
-	}
-	made.pool = newNodePool(p, seen, node)
 	return made
 }
 
@@ -466,7 +487,8 @@ func (p *Pool) Devices(name string) []*resourceapi.Device {
 
 // isDuplicate tells whether several devices of the pool have the name.
 func (p *Pool) isDuplicate(device string) bool {
-	return slices.ContainsFunc(p.duplicates, func(d duplicate) bool { return d.device == device })
+	_, is := p.duplicates.number[device]
+	return is
 }
 
 // nodeOperationsFeature is what a node declares in status.declaredFeatures if its kubelet can skip node operations

@@ -26,7 +26,7 @@ func (s *Store) Stats() Stats {
 		Columns: CacheStats{Limit: maxColumns, Evicted: c.lostColumns.Load()},
 	}
 	for pool := range view.Pools() {
-		for _, generation := range append([]*Pool{pool}, pool.outdated...) {
+		for _, generation := range append([]*Pool{pool}, pool.outdated.all...) {
 			parts, columns := generation.cached()
 			stats.Parts.Entries = max(stats.Parts.Entries, parts)
 			stats.Columns.Entries = max(stats.Columns.Entries, columns)

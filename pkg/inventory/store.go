@@ -10,7 +10,6 @@ import (
 	"github.com/benbjohnson/immutable"
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"stowage.dev/stowage/internal/sharded"
 	"stowage.dev/stowage/pkg/inventory/amount"
@@ -136,7 +135,7 @@ func NewStore(opts Options) *Store {
 		pools:   immutable.NewSortedMap[PoolID, *Pool](poolIDComparer{}),
 		caches: &caches{
 			features:    opts.Features,
-			limits:      limits{slices: maxSlices, members: maxMembers, generations: maxGenerations, particulars: maxParticulars},
+			limits:      limits{slices: maxSlices, members: maxMembers, generations: maxGenerations, particulars: maxParticulars, local: maxLocal},
 			expressions: newSlotTable[*expression](opts.MaxSelectors, cacheBytes),
 			matchers:    newSlotTable[*Matcher](opts.MaxMatchers, cacheBytes),
 			derivations: newSlotTable[*Derivation](opts.MaxDerivations, cacheBytes),
@@ -252,10 +251,10 @@ func (v *View) replaceLocal(id PoolID, old, pool *Pool) {
 	if pool == nil || !pool.local {
 		return
 	}
+	// Slices for a node by name do not look at its labels.
+	node, able := &v1.Node{}, &v1.Node{Status: v1.NodeStatus{DeclaredFeatures: []string{nodeOperationsFeature}}}
 	for name := range pool.nodeNames() {
-		// Slices for a node by name do not look at its labels.
-		node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		able := &v1.Node{ObjectMeta: node.ObjectMeta, Status: v1.NodeStatus{DeclaredFeatures: []string{nodeOperationsFeature}}}
+		node.Name, able.Name = name, name
 		v.setLocal(name, id, pool.forNode(node), pool.forNode(able))
 	}
 }

@@ -568,7 +568,7 @@ func TestNodesThatSeeTheSameShareIt(t *testing.T) {
 // TestTheOrderOfEventsDoesNotMatter compares a store after many random events with one that only ever saw what
 // is left, in a random order. With small limits most pools are beyond one.
 func TestTheOrderOfEventsDoesNotMatter(t *testing.T) {
-	small := limits{slices: 3, members: 5, generations: 1, particulars: 5}
+	small := limits{slices: 3, members: 5, generations: 1, particulars: 5, local: 2}
 	usual := newStore().View().caches.limits
 	for name, tc := range map[string]struct {
 		limits limits

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	"github.com/benbjohnson/immutable"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
 )
 
@@ -110,8 +109,8 @@ func ownerOf(id PoolID) string {
 // membership is which slices of a pool count.
 type membership struct {
 	own map[string]*Slice // by name, of any generation
-	// judged tells that those of the newest generation are whole for each node by itself, whatever their number together.
-	judged bool
+	// judged are the generations of which those are whole for each node by itself, whatever their number together.
+	judged map[int64]bool
 	// strangers are the problems of the nodes whose slices do not count, by node.
 	strangers map[string]*PoolProblem
 }
@@ -121,17 +120,16 @@ type membership struct {
 //   - A node whose slices have more particulars than the pool has room for, see crowdOf, is a stranger: else one kubelet could take the pool from all.
 //   - Of one node's slices only the newest: it uses no other.
 //   - A pool that is called after a node, such as node-1 or node-1/mig, and is whole with that node's slices needs no other node's.
-//   - If the newest slices of any other pool are not whole together, those of a node count that are whole for it, and have nothing wrong
-//     in themselves: with those for more than one node, they are as many as each of them says.
-func membersOf(id PoolID, members map[string]*Slice, most int) membership {
+//   - Of a pool with slices for more than one node, no single node's are newer.
+//   - Slices of a single node that have something wrong in themselves, or in their counters, do not count beside others of their generation.
+//   - If the others are not whole together, those of a node count that are whole for it: with those for more than one node, they are as many as
+//     each of them says.
+func membersOf(id PoolID, members map[string]*Slice, most int, features Features) membership {
 	groups := make(map[string][]*Slice) // the newest of each single node; under "" those for more than one, of any generation
-	var all []*Slice                    // the newest of all
-	var ignored []*Slice                // of any generation
-	m := membership{own: make(map[string]*Slice, len(members))}
+	m := membership{own: make(map[string]*Slice, len(members)), judged: make(map[int64]bool)}
 	for _, s := range members {
 		switch {
 		case s.ignored != "": // and its node uses an older one
-			ignored = append(ignored, s)
 		case nodeOf(s) != "":
 			groups[nodeOf(s)] = addNewest(groups[nodeOf(s)], s)
 		default:
@@ -139,55 +137,150 @@ func membersOf(id PoolID, members map[string]*Slice, most int) membership {
 		}
 	}
 	owner := ownerOf(id)
-	crowd := sets.New(crowdOf(owner, groups, most)...)
-	for node := range crowd {
+	for _, node := range crowdOf(owner, groups, most) {
 		m.estrange(id, node, fmt.Sprintf("the slices of node %s have more devices, counters and uses of counters than there is room for beside others, at most %d", node, most))
 		delete(groups, node)
 	}
-	for _, s := range members {
-		if s.ignored != "" || !crowd.Has(nodeOf(s)) {
-			all = addNewest(all, s)
+	owned := owner != "" && isWhole(groups[owner])
+	generations := make(map[int64]*generation)
+	at := func(s *Slice) *generation {
+		g := generations[generationOf(s)]
+		if g == nil {
+			g = &generation{}
+			generations[generationOf(s)] = g
 		}
+		return g
 	}
-	var shared []*Slice // for more than one node, of the newest generation
+	newest, isShared := int64(0), false // of those that nodes see which they do not name
 	for _, s := range groups[""] {
-		if s.isForMany() && generationOf(s) == generationOf(all[0]) {
-			shared = append(shared, s)
+		m.own[s.Object.Name] = s
+		at(s).shared = append(at(s).shared, s)
+		if g := generationOf(s); s.isForMany() && (!isShared || g > newest) {
+			newest, isShared = g, true
 		}
 	}
-	counts := func(string) bool { return true }
-	switch group := groups[owner]; {
-	case owner != "" && isWhole(group):
-		counts = func(node string) bool { return node == owner }
-	case isWhole(all):
-	default:
-		whole := make(map[string]bool)
-		for node, group := range groups {
-			if node != "" && generationOf(group[0]) == generationOf(all[0]) {
-				whole[node] = isWhole(slices.Concat(shared, group)) && problemIn(group) == ""
-				m.judged = m.judged || whole[node]
+	why := func(s *Slice) string {
+		switch node := nodeOf(s); {
+		case owned && node != owner:
+			return without(node)
+		case !owned && isShared && generationOf(s) > newest:
+			return fmt.Sprintf("the slices of node %s do not count: they are of a newer generation than those for more than one node, %d", node, newest)
+		}
+		return ""
+	}
+	for node, group := range groups {
+		if node == "" {
+			continue
+		}
+		if problem := why(group[0]); problem != "" {
+			m.estrange(id, node, cmp.Or(problemIn(group), problem))
+		} else {
+			g := at(group[0])
+			g.nodes = append(g.nodes, nodeSlices{node, group})
+		}
+	}
+	for number, g := range generations {
+		strangers, judged := g.judge(features)
+		if judged {
+			m.judged[number] = true
+		}
+		for _, own := range g.nodes {
+			if why := strangers[own.node]; why != "" {
+				m.estrange(id, own.node, why)
+				continue
 			}
-		}
-		if m.judged = m.judged || isWhole(shared) && len(whole) > 0; m.judged {
-			counts = func(node string) bool { is, newest := whole[node]; return is || !newest }
-		}
-	}
-	groups[""] = append(groups[""], ignored...)
-	for key, group := range groups {
-		problem := ""
-		if key != "" { // else it has those for other nodes, too
-			problem = problemIn(group)
-		}
-		for _, s := range group {
-			node := nodeOf(s)
-			if key == "" && s.ignored == "" || node == "" || counts(node) {
+			for _, s := range own.slices {
 				m.own[s.Object.Name] = s
-			} else {
-				m.estrange(id, node, cmp.Or(problem, fmt.Sprintf("the slices of node %s do not count: the pool is whole without them", node)))
 			}
+		}
+	}
+	known := maps.Clone(m.strangers)
+	for _, s := range members {
+		switch node := nodeOf(s); {
+		case s.ignored == "":
+		case node == "" || why(s) == "" && known[node] == nil:
+			m.own[s.Object.Name] = s
+		default:
+			m.estrange(id, node, cmp.Or(why(s), without(node)))
 		}
 	}
 	return m
+}
+
+func without(node string) string {
+	return fmt.Sprintf("the slices of node %s do not count: the pool is whole without them", node)
+}
+
+// generation has the slices of one generation: those for more than one node, and those of single ones.
+type generation struct {
+	shared []*Slice
+	nodes  []nodeSlices
+}
+
+type nodeSlices struct {
+	node   string
+	slices []*Slice
+}
+
+// judge says of which nodes the slices do not count, and why, and whether the others are whole for each node by itself.
+func (g *generation) judge(features Features) (strangers map[string]string, judged bool) {
+	if len(g.nodes) == 0 || len(g.nodes) == 1 && len(g.shared) == 0 {
+		return nil, false
+	}
+	all := slices.Clone(g.shared)
+	for _, own := range g.nodes {
+		all = append(all, own.slices...)
+	}
+	slices.SortFunc(all, func(a, b *Slice) int { return cmp.Compare(a.Object.Name, b.Object.Name) })
+	together := isWhole(all)
+	if together && problemIn(all) == "" && (!features.PartitionableDevices || len(problemsOfCounters(all, false)) == 0) {
+		return nil, false
+	}
+	wrong := g.takenNames()
+	if features.PartitionableDevices {
+		maps.Copy(wrong, problemsOfCounters(all, true))
+	}
+	want, agree := numberOf(g.shared)
+	strangers = make(map[string]string)
+	for _, own := range g.nodes {
+		problem := cmp.Or(problemIn(own.slices), wrong[own.node])
+		if n, ok := numberOf(own.slices); problem == "" && !together &&
+			(!ok || n != int64(len(g.shared)+len(own.slices)) || len(g.shared) > 0 && (!agree || n != want)) {
+			problem = without(own.node)
+		}
+		if problem != "" {
+			strangers[own.node] = problem
+		}
+	}
+	if len(strangers) == len(g.nodes) && (len(g.shared) == 0 || !together && !isWhole(g.shared)) {
+		return nil, false // else nothing would be left
+	}
+	return strangers, !together || len(strangers) > 0
+}
+
+// takenNames says which nodes have a device called as one for more than one node is: whoever looks at what such a device takes of counters, or
+// whether it is held, would take the two for one.
+func (g *generation) takenNames() map[string]string {
+	taken := make(map[string]string)
+	names := make(map[string]bool)
+	for _, s := range g.shared {
+		for i := range s.Object.Spec.Devices {
+			names[s.Object.Spec.Devices[i].Name] = true
+		}
+	}
+	for _, own := range g.nodes {
+		for _, s := range own.slices {
+			for i := range s.Object.Spec.Devices {
+				if name := s.Object.Spec.Devices[i].Name; names[name] && (taken[own.node] == "" || name < taken[own.node]) {
+					taken[own.node] = name
+				}
+			}
+		}
+	}
+	for node, name := range taken {
+		taken[node] = fmt.Sprintf("the slices of node %s have a device %s, which is one for more than one node", node, name)
+	}
+	return taken
 }
 
 // estrange notes that a node's slices do not count, and why. The first reason stays.
@@ -236,9 +329,17 @@ func addNewest(newest []*Slice, s *Slice) []*Slice {
 
 // isWhole tells whether the slices, all of one generation, are as many as each of them says.
 func isWhole(group []*Slice) bool {
-	return len(group) > 0 && !slices.ContainsFunc(group, func(s *Slice) bool {
-		return s.Object.Spec.Pool.ResourceSliceCount != int64(len(group))
-	})
+	n, agree := numberOf(group)
+	return agree && n == int64(len(group))
+}
+
+// numberOf is how many the pool has, according to these slices, and whether there are any and they say the same.
+func numberOf(group []*Slice) (n int64, agree bool) {
+	if len(group) == 0 {
+		return 0, false
+	}
+	n = group[0].Object.Spec.Pool.ResourceSliceCount
+	return n, !slices.ContainsFunc(group, func(s *Slice) bool { return s.Object.Spec.Pool.ResourceSliceCount != n })
 }
 
 // problemIn is what is wrong with one of the slices, the first by name; empty if nothing is.

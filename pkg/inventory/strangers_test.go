@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
 // withGroups makes a slice that is ignored while compatibility groups are not enabled.
@@ -186,7 +188,8 @@ func TestSlicesForNoNodeOfOtherNodesBreakNothing(t *testing.T) {
 	}
 }
 
-// Nodes that call their pools alike may count generations each for itself, however many these are.
+// Nodes that call their pools alike may count generations each for itself, however many these are. In a pool with slices for all nodes, none is newer
+// than those.
 func TestEachNodeMayCountItsOwnGenerations(t *testing.T) {
 	const nodes = 3 * maxGenerations
 	for name, extra := range map[string][]*resourceapi.ResourceSlice{
@@ -202,33 +205,40 @@ func TestEachNodeMayCountItsOwnGenerations(t *testing.T) {
 			for _, s := range extra {
 				store.SetSlice(s)
 			}
+			all := name == "beside older ones for all nodes"
 			for i := range nodes {
-				if diff := cmp.Diff([]string{fmt.Sprint("net/d", i)}, describe(store.View().ForNode(node(fmt.Sprint("n", i))))); diff != "" {
+				want := fmt.Sprint("net/d", i)
+				if all {
+					want = "net/all-device"
+				}
+				if diff := cmp.Diff([]string{want}, describe(store.View().ForNode(node(fmt.Sprint("n", i))))); diff != "" {
 					t.Errorf("node %d (-want +got):\n%s", i, diff)
 				}
 			}
 			store.DeleteSlice("s0")
-			if got := describe(store.View().ForNode(node("n0"))); (len(got) > 0) != (name == "beside older ones for all nodes") {
+			if got := describe(store.View().ForNode(node("n0"))); (len(got) > 0) != all {
 				t.Errorf("the node whose slice is gone sees %v", got)
 			}
 		})
 	}
 }
 
-// A node sees the newest generation that has slices for it, whether by name or not.
+// A node sees the newest generation that has slices for it, whether by name or not. But in a pool for more than one node a kubelet cannot make a newer
+// one than there is.
 func TestANodeSeesTheNewestGenerationThatIsForIt(t *testing.T) {
 	for name, tc := range map[string]struct {
-		own, all int64
-		want     string
+		own, all, some int64
+		want           string
 	}{
-		"its own":           {own: 2, all: 1, want: "net/own"},
-		"one for all nodes": {own: 1, all: 2, want: "net/all"},
+		"its own":                        {own: 2, all: 1, some: 3, want: "net/own"},
+		"one for all nodes":              {own: 1, all: 2, some: 3, want: "net/all"},
+		"its own, newer than all others": {own: 4, all: 2, some: 3, want: "net/all"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := newStore()
 			store.SetSlice(slice("own", "n1", pool("net", tc.own, 1), devices("own")))
 			store.SetSlice(slice("all", "", pool("net", tc.all, 1), devices("all"), allNodes))
-			store.SetSlice(slice("new", "n2", pool("net", 3, 1)))
+			store.SetSlice(slice("new", "", pool("net", tc.some, 1), nodesWith("fast")))
 			if diff := cmp.Diff([]string{tc.want}, describe(store.View().ForNode(node("n1")))); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -285,7 +295,7 @@ func TestKubeletsDoNotTakeASharedPool(t *testing.T) {
 		"slices of several nodes beside some of a node of the pool's name": {
 			others: []string{"evil", "evil", "fabric", "evil", "other"}, shared: 2,
 			want: map[string][]string{"innocent": {"fabric/d0", "fabric/d1"}, "evil": {"fabric/d0", "fabric/d1", tooMany}, "other": {"fabric/d0", "fabric/d1", tooMany}},
-			more: []string{"pool gpu.example.com/fabric is incomplete: 1 of 9 slices of generation 7"},
+			more: []string{"pool gpu.example.com/fabric is invalid: the slices of node fabric do not count: they are of a newer generation than those for more than one node, 1"},
 		},
 		"too many that are for all nodes": {
 			others: []string{"evil"}, shared: 6,
@@ -317,9 +327,172 @@ func TestKubeletsDoNotTakeASharedPool(t *testing.T) {
 					t.Errorf("node %s (-want +got):\n%s", name, diff)
 				}
 			}
-			if diff := cmp.Diff(append(tc.more, tooMany), problemsOf(store)); diff != "" {
+			if diff := cmp.Diff(append([]string{tooMany}, tc.more...), problemsOf(store)); diff != "" {
 				t.Errorf("problems (-want +got):\n%s", diff)
 			}
 		})
+	}
+}
+
+// A kubelet may write any slice for its own node, of any pool. In a pool for many nodes, or for several single ones, whatever it writes changes what its
+// own node sees, and nobody else's.
+func TestAKubeletDoesNotTakeAPoolForManyNodes(t *testing.T) {
+	sets := func(amount string, names ...string) func(*resourceapi.ResourceSlice) {
+		return func(s *resourceapi.ResourceSlice) {
+			s.Spec.Devices, s.Spec.SharedCounters = nil, nil
+			for _, name := range names {
+				s.Spec.SharedCounters = append(s.Spec.SharedCounters, resourceapi.CounterSet{
+					Name: name, Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse(amount)}},
+				})
+			}
+		}
+	}
+	consuming := func(set, counter, amount string) func(*resourceapi.ResourceSlice) {
+		return func(s *resourceapi.ResourceSlice) {
+			for i := range s.Spec.Devices {
+				s.Spec.Devices[i].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{
+					CounterSet: set, Counters: map[string]resourceapi.Counter{counter: {Value: resource.MustParse(amount)}},
+				}}
+			}
+		}
+	}
+	racks := []*resourceapi.ResourceSlice{
+		slice("r1", "", pool("fabric", 1, 2), devices("d1"), nodesWith("rack1")), slice("r2", "", pool("fabric", 1, 2), devices("d2"), nodesWith("rack2")),
+	}
+	// The pool's own slices are three, one of them of a single node.
+	mixed := []*resourceapi.ResourceSlice{
+		slice("sets", "", pool("fabric", 1, 3), allNodes, sets("8", "x")), slice("s", "", pool("fabric", 1, 3), allNodes, devices("d"), consuming("x", "memory", "1")),
+		slice("own", "n0", pool("fabric", 1, 3), devices("own"), consuming("x", "memory", "2")),
+	}
+	single := []*resourceapi.ResourceSlice{ // each node has its own
+		slice("a-sets", "n0", pool("gpus", 1, 2), sets("8", "x")), slice("a", "n0", pool("gpus", 1, 2), devices("a"), consuming("x", "memory", "1")),
+		slice("b-sets", "n1", pool("gpus", 1, 2), sets("9", "x")), slice("b", "n1", pool("gpus", 1, 2), devices("b"), consuming("x", "memory", "2")),
+	}
+	tests := map[string]struct {
+		own, evil []*resourceapi.ResourceSlice
+		want      map[string][]string // what nodes see
+		told      string              // to the kubelet's node, by what it sees or as a problem
+	}{
+		"a newer generation in a pool by labels": {
+			own: racks, evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("fabric", 9, 1))},
+			want: map[string][]string{"n0": {"fabric/d1"}, "n1": {"fabric/d2"}},
+			told: "the slices of node evil do not count: they are of a newer generation than those for more than one node, 1",
+		},
+		"a newer generation that is ignored in a pool by labels": {
+			own: racks, evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("fabric", 9, 1), withGroups)},
+			want: map[string][]string{"n0": {"fabric/d1"}, "n1": {"fabric/d2"}},
+			told: "the slices of node evil do not count: they are of a newer generation than those for more than one node, 1",
+		},
+		"as many as are missing without them": {
+			own: mixed, evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("fabric", 1, 3), consuming("x", "memory", "8"))},
+			want: map[string][]string{"n0": {"fabric/own", "fabric/d"}, "evil": {"fabric/e-device", "fabric/d"}, "n1": {"fabric/d"}},
+		},
+		"a counter set that there is": {
+			own: mixed, evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("fabric", 1, 3), sets("8", "x"))},
+			want: map[string][]string{"n0": {"fabric/own", "fabric/d"}, "evil": {"fabric/d"}, "n1": {"fabric/d"}},
+			told: "duplicate counter set name x",
+		},
+		"a negative counter": {
+			own: mixed, evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("fabric", 1, 3), sets("-8", "y"))},
+			want: map[string][]string{"n0": {"fabric/own", "fabric/d"}, "evil": {"fabric/d"}},
+			told: "counter memory of counter set y is negative",
+		},
+		"a use of a set that there is not": {
+			own: mixed, evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("fabric", 1, 3), consuming("y", "memory", "1"))},
+			want: map[string][]string{"n0": {"fabric/own", "fabric/d"}, "evil": {"fabric/d"}},
+			told: "device e-device consumes from counter set y, which does not exist",
+		},
+		"a use of a counter that there is not": {
+			own: mixed, evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("fabric", 1, 3), consuming("x", "cores", "1"))},
+			want: map[string][]string{"n0": {"fabric/own", "fabric/d"}, "evil": {"fabric/d"}},
+			told: "device e-device consumes counter cores, which counter set x does not have",
+		},
+		"a use that gives": {
+			own: mixed, evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("fabric", 1, 3), consuming("x", "memory", "-1"))},
+			want: map[string][]string{"n0": {"fabric/own", "fabric/d"}, "evil": {"fabric/d"}},
+			told: "device e-device consumes a negative amount of counter memory of counter set x",
+		},
+		"a device of the name of one for all nodes": {
+			own: mixed, evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("fabric", 1, 3), devices("d"), consuming("x", "memory", "8"))},
+			want: map[string][]string{"n0": {"fabric/own", "fabric/d"}, "evil": {"fabric/d"}},
+			told: "the slices of node evil have a device d, which is one for more than one node",
+		},
+		"nothing beside single nodes with a set of one name": {
+			own: single, want: map[string][]string{"n0": {"gpus/a"}, "n1": {"gpus/b"}, "evil": nil},
+		},
+		"a use of another node's set": {
+			own: single, evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("gpus", 1, 1), consuming("x", "memory", "1"))},
+			want: map[string][]string{"n0": {"gpus/a"}, "n1": {"gpus/b"}},
+			told: "device e-device consumes from counter set x, which does not exist",
+		},
+		"a slice of the generation of another": {
+			own:  []*resourceapi.ResourceSlice{slice("a", "n0", pool("gpus", 1, 1), devices("a")), slice("b", "n1", pool("gpus", 2, 1), devices("b"))},
+			evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("gpus", 1, 1))},
+			want: map[string][]string{"n0": {"gpus/a"}, "n1": {"gpus/b"}, "evil": {"gpus/e-device"}},
+		},
+		"a broken slice in a pool whose number is that of all nodes": {
+			own:  []*resourceapi.ResourceSlice{slice("a", "n0", pool("gpus", 1, 2), devices("a"))},
+			evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("gpus", 1, 2), consuming("y", "memory", "1"))},
+			want: map[string][]string{"n0": {"gpus/a"}},
+			told: "device e-device consumes from counter set y, which does not exist",
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			for _, s := range slices.Concat(tc.own, tc.evil) {
+				store.SetSlice(s)
+			}
+			for name, want := range tc.want {
+				var labels []string
+				if rack, known := map[string]string{"n0": "rack1", "n1": "rack2"}[name]; known {
+					labels = append(labels, rack)
+				}
+				if diff := cmp.Diff(want, describe(store.View().ForNode(node(name, labels...)))); diff != "" {
+					t.Errorf("node %s (-want +got):\n%s", name, diff)
+				}
+			}
+			told := strings.Join(append(problemsOf(store), describe(store.View().ForNode(node("evil")))...), "\n")
+			if !strings.Contains(told, tc.told) || tc.told == "" && strings.Contains(told, " is in") {
+				t.Errorf("told: %q, want %q", told, tc.told)
+			}
+		})
+	}
+}
+
+// Where nodes of one pool have sets of the same name, a device takes of its own node's.
+func TestADeviceTakesOfItsOwnNodesCounters(t *testing.T) {
+	counted := func(amounts ...string) map[string]resourceapi.Counter {
+		all := map[string]resourceapi.Counter{}
+		for i, amount := range amounts {
+			all[fmt.Sprint("c", i)] = resourceapi.Counter{Value: resource.MustParse(amount)}
+		}
+		return all
+	}
+	store := newStore()
+	for i, have := range []string{"8", "16"} {
+		name := fmt.Sprint("n", i)
+		store.SetSlice(slice(name+"-sets", name, pool("gpus", 1, 2), devices(), func(s *resourceapi.ResourceSlice) {
+			s.Spec.SharedCounters = []resourceapi.CounterSet{{Name: "x", Counters: counted(have, "1")}}
+		}))
+		store.SetSlice(slice(name, name, pool("gpus", 1, 2), devices("same", name), func(s *resourceapi.ResourceSlice) {
+			for j := range s.Spec.Devices {
+				s.Spec.Devices[j].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: "x", Counters: counted(fmt.Sprint(i + 1))}}
+			}
+		}))
+	}
+	for i, have := range []string{"8", "16"} {
+		devices := store.View().ForNode(node(fmt.Sprint("n", i)))
+		for _, name := range []string{"same", fmt.Sprint("n", i)} {
+			uses := devices.Pools[0].Uses(devices.Pools[0].Index(name))
+			if len(uses) != 1 {
+				t.Fatalf("node %d, device %s: uses %v", i, name, uses)
+			}
+			counter := devices.Pools[0].Pool.Counters.All[uses[0].Counter]
+			want := Counter{Node: fmt.Sprint("n", i), Set: "x", Name: "c0", Total: amount.Of(resource.MustParse(have))}
+			if counter != want || uses[0].Amount != amount.Of(resource.MustParse(fmt.Sprint(i+1))) {
+				t.Errorf("node %d, device %s takes %v of %v, want of %v", i, name, uses[0].Amount, counter, want)
+			}
+		}
 	}
 }

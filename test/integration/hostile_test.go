@@ -3,6 +3,7 @@ package integration
 import (
 	"context"
 	"flag"
+	"fmt"
 	"runtime"
 	"slices"
 	"strings"
@@ -14,10 +15,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
-	kuberuntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
@@ -45,6 +43,11 @@ const (
 	// hostileBudget is what is granted to each attempt of the test, of each sort.
 	hostileBudget = 50 * time.Millisecond
 	hostileNodes  = 4
+	// innocents are how many pods of another namespace are timed, in each wave and each state.
+	innocents = 4
+	// slower is by how much the slowest hundredth of them may be slower beside hostile ones.
+	slower  = 2
+	waiting = "beside hostile ones that wait"
 	// heapLimit is what the scheduler may hold for objects that are gone: four caches of 16 MiB, and what informers and queues keep.
 	heapLimit = 256 << 20
 )
@@ -69,7 +72,7 @@ func TestHostileObjects(t *testing.T) {
 			}
 		}
 	}})
-	innocent.addNode("a", gpus(h100, 1)...)
+	innocent.addNode("a", gpus(h100, 8*innocents)...)
 	innocent.addTemplate("one", spec(innocent.exactly("gpu", 1)))
 	var nodes []string
 	for _, suffix := range []string{"a", "b", "c", "d"}[:hostileNodes] {
@@ -78,8 +81,15 @@ func TestHostileObjects(t *testing.T) {
 	}
 	admin := rest.CopyConfig(own.AdminConfig())
 	admin.QPS = -1
-	h := &hostiles{w: w, client: kubernetes.NewForConfigOrDie(admin), g: hostile.New(*hostileSeed, w.name, nodes...), made: map[string]int{}, refused: map[string]int{}}
+	h := &hostiles{
+		w: w, innocent: innocent, client: kubernetes.NewForConfigOrDie(admin), g: hostile.New(*hostileSeed, w.name, nodes...),
+		made: map[string]int{}, refused: map[string]int{}, took: map[string][]time.Duration{},
+	}
 	h.g.Classes, h.g.SchedulerName, h.g.NodeSelector = []string{w.name}, w.schedulerName, map[string]string{worldLabel: w.name}
+	w.addPriorities()
+	h.g.PriorityClasses = []string{w.name + "-" + low, w.name + "-" + low, w.name + "-" + middle, w.name + "-" + high}
+	w.allowAdminAccess()
+	h.g.AdminAccess = true
 	class, err := w.client.ResourceV1().DeviceClasses().Get(w.ctx, w.class, metav1.GetOptions{})
 	w.must(err, "getting the class")
 	class.Spec.Selectors = nil
@@ -89,7 +99,9 @@ func TestHostileObjects(t *testing.T) {
 	heap := heapInUse()
 	t.Logf("heap before: %d MiB", heap>>20)
 	for wave := 0; h.total() < *hostileObjects; wave++ {
-		h.wave()
+		h.place("alone")
+		h.wave(wave)
+		h.place(waiting)
 		innocent.addPod("pod", withTemplate("one"))
 		innocent.awaitBound("pod")
 		innocent.deletePod("pod")
@@ -106,6 +118,19 @@ func TestHostileObjects(t *testing.T) {
 			t.Errorf("the API server refused %d of %d objects of kind %s: the generator is not good", h.refused[kind], h.refused[kind]+n, kind)
 		}
 	}
+	alone := tell(t, "alone", h.took["alone"])
+	for when, took := range h.took {
+		if when == "alone" {
+			continue
+		}
+		// Those that come are tried in the order in which they came.
+		if p99 := tell(t, when, took); *hostileObjects >= nightly && when == waiting && p99 > slower*alone+overshoot {
+			t.Errorf("99 of 100 innocent pods %s are bound after %s, want at most %d times %s and %s", when, p99, slower, alone, overshoot)
+		}
+	}
+	if h.preempted == 0 && *hostileObjects >= nightly {
+		t.Error("no pod was preempted")
+	}
 	handler, more := handlerLimit, overshoot
 	if *hostileObjects < nightly {
 		handler, more = generous*handler, generous*more
@@ -114,6 +139,16 @@ func TestHostileObjects(t *testing.T) {
 	// allocation is in the way.
 	budget := hostileBudget + 2*hostileBudget + hostileNodes*20*time.Millisecond + 2*hostileBudget + 2*hostileBudget
 	meter.report(t, handler, budget+more)
+}
+
+// tell logs how long pods took to be bound, and returns what 99 of 100 took at most.
+func tell(t *testing.T, when string, took []time.Duration) (p99 time.Duration) {
+	t.Helper()
+	slices.Sort(took)
+	p99 = took[(len(took)-1)*99/100]
+	t.Logf("%d innocent pods %s: half are bound after %s, 99 of 100 after %s", len(took), when,
+		took[len(took)/2].Round(time.Millisecond), p99.Round(time.Millisecond))
+	return p99
 }
 
 // heapInUse is what is reachable.
@@ -173,12 +208,30 @@ func startUnguardedCluster(t *testing.T) *localcluster.Cluster {
 
 // hostiles makes and removes hostile objects.
 type hostiles struct {
-	w      *world
-	client kubernetes.Interface
-	g      *hostile.Generator
+	w, innocent *world
+	client      kubernetes.Interface
+	g           *hostile.Generator
+
+	took      map[string][]time.Duration // that innocent pods took to be bound, by what is beside them
+	preempted int
 
 	mutex         sync.Mutex
 	made, refused map[string]int // by kind
+}
+
+// place has pods of another namespace bound, one after the other, and notes how long each took.
+func (h *hostiles) place(when string) {
+	h.w.t.Helper()
+	for range innocents {
+		w, name := h.innocent, fmt.Sprint("timed-", len(h.took["alone"]), "-", len(h.took[when]))
+		w.addClaim(name, spec(w.exactly("gpu", 1)))
+		began := time.Now()
+		w.addPod(name, withClaim(name))
+		w.awaitBound(name)
+		h.took[when] = append(h.took[when], time.Since(began))
+		w.deletePod(name)
+		w.must(w.client.ResourceV1().ResourceClaims(w.name).Delete(w.ctx, name, metav1.DeleteOptions{}), "deleting claim %s", name)
+	}
 }
 
 func (h *hostiles) total() int {
@@ -220,11 +273,14 @@ func create[T metav1.Object](h *hostiles, kind string, objects []T, write func(c
 }
 
 // wave makes objects of all kinds and waits until each pod is bound, or told why it is not.
-func (h *hostiles) wave() {
+func (h *hostiles) wave(number int) {
 	h.w.t.Helper()
 	var pools []*resourceapi.ResourceSlice
 	for range 30 {
 		pools = append(pools, h.g.Pool()...)
+	}
+	if number%4 == 1 {
+		pools = append(pools, h.g.LargePool(hostile.Large(number/4)%hostile.AllLarge)...)
 	}
 	some := func(n int, draw func()) {
 		for range n {
@@ -247,19 +303,19 @@ func (h *hostiles) wave() {
 	some(150, func() { pods = append(pods, h.g.Pod(madeClaims, madeTemplates)) })
 	names := create(h, "pod", pods, core.Pods(h.w.name).Create)
 	made := time.Now()
-	told := 0
-	seen := map[string]bool{}
-	ctx, cancel := context.WithTimeout(h.w.ctx, 10*time.Minute)
-	defer cancel()
-	_, err := listAndWatch(ctx, h.w.podList(fields.Everything()), func(_ watch.EventType, object kuberuntime.Object) bool {
-		if pod, ok := object.(*v1.Pod); ok && !seen[pod.Name] && (pod.Spec.NodeName != "" || scheduledCondition(pod) != nil) {
-			seen[pod.Name] = true
-			told++
+	h.place("beside hostile ones that come")
+	left := 0
+	err := wait.PollUntilContextTimeout(h.w.ctx, 200*time.Millisecond, 10*time.Minute, true, func(ctx context.Context) (bool, error) {
+		pods, err := h.client.CoreV1().Pods(h.w.name).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return false, err
 		}
-		return told >= len(names)
+		left = len(pods.Items)
+		return !slices.ContainsFunc(pods.Items, func(pod v1.Pod) bool { return pod.Spec.NodeName == "" && scheduledCondition(&pod) == nil }), nil
 	})
-	h.w.must(err, "waiting until %d pods are tried, %d are", len(names), told)
-	h.w.t.Logf("made in %s, %d pods tried in %s", made.Sub(began).Round(time.Millisecond), len(names), time.Since(made).Round(time.Millisecond))
+	h.w.must(err, "waiting until %d pods are tried", len(names))
+	h.preempted += len(names) - left // nobody else deletes any
+	h.w.t.Logf("made in %s, %d pods tried in %s, %d preempted so far", made.Sub(began).Round(time.Millisecond), len(names), time.Since(made).Round(time.Millisecond), h.preempted)
 }
 
 // awaitNone waits until the namespace has no pods and no claims.
