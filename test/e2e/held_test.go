@@ -223,7 +223,7 @@ func (h *heldMachine) twoUsers(namespace string) {
 		ObjectMeta: metav1.ObjectMeta{Name: "both"},
 		Spec: resourceapi.ResourceClaimSpec{Devices: resourceapi.DeviceClaim{
 			Requests: []resourceapi.DeviceRequest{{Name: "gpu", Exactly: &resourceapi.ExactDeviceRequest{DeviceClassName: "gpu.nvidia.com"}}},
-			Config: []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: underMPS}}},
+			Config:   []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: underMPS}}},
 		}},
 	}, metav1.CreateOptions{})
 	mustDo(t, err)
