@@ -187,10 +187,10 @@ func (pl *Plugin) afterPodDeletion(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (f
 	if err != nil {
 		return fwk.Queue, err
 	}
-	if deleted.Spec.NodeName != "" && slices.ContainsFunc(extended.NamesOf(pod), func(name v1.ResourceName) bool { return extended.HoldsFromPlugin(deleted, name) }) {
-		return fwk.Queue, nil
-	}
 	if deleted.Spec.NodeName != "" && podclaims.AsksForExtended(deleted) {
+		if slices.ContainsFunc(extended.NamesOf(pod), func(name v1.ResourceName) bool { return extended.HoldsFromPlugin(deleted, name) }) {
+			return fwk.Queue, nil
+		}
 		pl.shared.waiting.NodeChanged(pod.UID, deleted.Spec.NodeName) // claims may get what it had from a device plugin
 	}
 	if node := deleted.Spec.NodeName; node != "" &&
