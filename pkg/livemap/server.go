@@ -45,11 +45,13 @@ type Server struct {
 	asking    chan struct{}
 	handler   http.Handler
 	beat      time.Duration
+	// patience is how long a stream goes on without an answer about its token.
+	patience time.Duration
 }
 
 // NewServer returns one for what a feed tells. The function why answers why a pod waits; it is called for one pod at a time.
 func NewServer(title Title, feed *Feed, admission Admission, why func(ctx context.Context, namespace, pod string) ([]Line, error)) *Server {
-	s := &Server{title: title, feed: feed, admission: admission, why: why, asking: make(chan struct{}, 1), beat: 15 * time.Second}
+	s := &Server{title: title, feed: feed, admission: admission, why: why, asking: make(chan struct{}, 1), beat: 15 * time.Second, patience: time.Minute}
 	page, err := fs.Sub(dist, "web/dist")
 	if err != nil {
 		panic(err) // its name is fixed
@@ -61,7 +63,8 @@ func NewServer(title Title, feed *Feed, admission Admission, why func(ctx contex
 	}
 	for path, handle := range map[string]http.HandlerFunc{"stream": s.stream, "at": s.at, "why": s.answer} {
 		mux.HandleFunc("GET /api/"+path, func(w http.ResponseWriter, r *http.Request) {
-			if refused := admission.admit(r); refused != nil {
+			_, refused := admission.admit(r)
+			if refused != nil {
 				if refused.status == http.StatusUnauthorized {
 					w.Header().Set("WWW-Authenticate", "Bearer")
 				}

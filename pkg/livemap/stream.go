@@ -42,6 +42,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	out.event("title", 0, title)
 	beat := time.NewTicker(s.beat)
 	defer beat.Stop()
+	answered := time.Now()
 	for told := (*Status)(nil); out.err == nil; {
 		status, statusChanged := s.feed.Status()
 		changed := s.feed.history.Changed()
@@ -65,7 +66,10 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 		case <-changed:
 		case <-statusChanged:
 		case <-beat.C:
-			if refused := s.admission.admit(r); refused != nil && refused.status < http.StatusInternalServerError {
+			switch _, refused := s.admission.admit(r); {
+			case refused == nil:
+				answered = time.Now()
+			case refused.status != http.StatusServiceUnavailable || time.Since(answered) >= s.patience:
 				return // the next request is told why
 			}
 			out.raw(": still here\n\n")
