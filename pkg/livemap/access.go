@@ -138,8 +138,11 @@ func (a *Access) foreign(r *http.Request) error {
 	return otherSite(r)
 }
 
-// otherSite tells that the browser says of a request that a page of another site sends it.
+// otherSite tells that the browser says of a request that a page of another site sends it. A link there may lead to the page.
 func otherSite(r *http.Request) error {
+	if r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document" && !strings.HasPrefix(r.URL.Path, "/api/") {
+		return nil
+	}
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {
 		return fmt.Errorf("request from another site (%s): this server answers to its own page", site)
 	}

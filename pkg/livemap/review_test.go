@@ -33,7 +33,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// reviewer is an API server that knows tokens: "reader" may list all, "poor" no claims, and "down" is answered by an error. It counts
+// reviewer is an API server that knows tokens: "reader" and "other" may list all, "poor" no claims, and "down" is answered by an error. It counts
 // the reviews of tokens.
 func reviewer() (*fake.Clientset, *atomic.Int32) {
 	asked := &atomic.Int32{}
@@ -44,7 +44,7 @@ func reviewer() (*fake.Clientset, *atomic.Int32) {
 		switch token := review.Spec.Token; token {
 		case "down":
 			return true, nil, errors.New("no answer")
-		case "reader", "poor", "gone":
+		case "reader", "other", "poor", "gone":
 			review.Status = authentication.TokenReviewStatus{Authenticated: true, User: authentication.UserInfo{Username: token, Groups: []string{"people"}}}
 			if token == "gone" && asked.Load() > 1 {
 				review.Status = authentication.TokenReviewStatus{}
@@ -80,8 +80,8 @@ func reviewed(t *testing.T, clock func() time.Time, beat time.Duration) (*httpte
 func TestReview(t *testing.T) {
 	server, _ := reviewed(t, nil, time.Minute)
 	for name, tc := range map[string]struct {
-		path, token, host, origin, site, says string
-		want                                  int
+		method, path, token, host, origin, site, mode, dest, says string
+		want                                                      int
 	}{
 		"the page":               {path: "/", want: 200},
 		"the page by a name":     {path: "/", host: "map.example.com", want: 200},
@@ -94,17 +94,26 @@ func TestReview(t *testing.T) {
 		"a reader by a name":     {path: "/api/stream", token: "reader", host: "map.example.com", origin: "https://map.example.com", site: "same-origin", want: 200},
 		"from another page":      {path: "/api/stream", token: "reader", origin: "https://evil.example.com", want: 403, says: "its own page"},
 		"from another site":      {path: "/api/stream", token: "reader", site: "cross-site", want: 403, says: "another site"},
-		"no code for the secret": {path: "/api/session", want: 404},
+		"a link of a wiki":       {path: "/", site: "cross-site", mode: "navigate", dest: "document", want: 200},
+		"a frame of a wiki":      {path: "/", site: "cross-site", mode: "navigate", dest: "iframe", want: 403},
+		"a script of a wiki":     {path: "/map.js", site: "cross-site", mode: "no-cors", dest: "script", want: 403},
+		"a link to the API":      {path: "/api/stream", token: "reader", site: "cross-site", mode: "navigate", dest: "document", want: 403},
+		"no code for the secret": {method: http.MethodPost, path: "/api/session", want: 405},
 	} {
 		t.Run(name, func(t *testing.T) {
 			response := request(t, server.URL+tc.path, func(r *http.Request) {
-				for header, value := range map[string]string{"Origin": tc.origin, "Sec-Fetch-Site": tc.site} {
+				for header, value := range map[string]string{
+					"Origin": tc.origin, "Sec-Fetch-Site": tc.site, "Sec-Fetch-Mode": tc.mode, "Sec-Fetch-Dest": tc.dest,
+				} {
 					if value != "" {
 						r.Header.Set(header, value)
 					}
 				}
 				if tc.token != "" {
 					r.Header.Set("Authorization", "Bearer "+tc.token)
+				}
+				if r.Method = http.MethodGet; tc.method != "" {
+					r.Method = tc.method
 				}
 				if tc.host != "" {
 					r.Host = tc.host

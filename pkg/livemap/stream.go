@@ -13,12 +13,8 @@ import (
 	"time"
 )
 
-const (
-	// pageValues is how many nodes and pods an event has at most: a browser draws the first of a large cluster before it has the last.
-	pageValues = 200
-	// stuck is how long a browser may take to read an event.
-	stuck = 30 * time.Second
-)
+// pageValues is how many nodes and pods an event has at most: a browser draws the first of a large cluster before it has the last.
+const pageValues = 200
 
 // stream tells a browser everything, and then each change, as server-sent events
 // (https://html.spec.whatwg.org/multipage/server-sent-events.html): "title", "status", and "change", whose ID is its version. After a
@@ -34,7 +30,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 		at = Version(n)
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
-	out := &events{w: w, control: http.NewResponseController(w)}
+	out := s.events(w)
 	title, err := json.Marshal(s.title)
 	if err != nil {
 		return
@@ -81,7 +77,12 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 type events struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
+	stuck   time.Duration
 	err     error
+}
+
+func (s *Server) events(w http.ResponseWriter) *events {
+	return &events{w: w, control: http.NewResponseController(w), stuck: s.stuck}
 }
 
 // event writes one. Its data is one line, and an ID of 0 is none.
@@ -95,7 +96,7 @@ func (e *events) event(name string, id Version, data []byte) {
 
 func (e *events) raw(text string) {
 	if e.err == nil {
-		_ = e.control.SetWriteDeadline(time.Now().Add(stuck)) // tests' writers have none
+		_ = e.control.SetWriteDeadline(time.Now().Add(e.stuck)) // tests' writers have none
 		_, e.err = e.w.Write([]byte(text))
 	}
 }
