@@ -20,6 +20,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 	"k8s.io/client-go/util/cert"
 
 	"stowage.dev/stowage/internal/version"
@@ -56,7 +58,7 @@ it was during the time that the command runs, an hour at most.
 It listens on this machine alone, and answers to pages that have the secret in the address that it prints. It ends with Ctrl-C.
 
 With --listen it serves others, over TLS, as in manifests/overlays/map: who asks brings a token of the cluster, and has to be allowed to list
-nodes, pods, slices and claims. It reads with its own account.`,
+what manifests/kubectl/reader.yaml has. It reads with its own account.`,
 		Example: "  kubectl stowage map\n  kubectl stowage map --port 8080 --open=false   # then: ssh -L 8080:127.0.0.1:8080 HOST\n  kubectl stowage map --snapshot cluster.json.gz",
 		Args:    cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
@@ -170,7 +172,17 @@ func (c *cli) serveMap(ctx context.Context, o *mapOptions) error {
 		title.Cluster = c.contextName()
 		follow = func(ctx context.Context) error { return feed.Follow(ctx, client) }
 		if o.listen != "" {
-			admission = livemap.NewReview(client)
+			config, err := c.cluster.ToRESTConfig()
+			if err != nil {
+				return err
+			}
+			config = rest.CopyConfig(config)
+			config.QPS, config.Burst, config.RateLimiter = livemap.ReviewQPS, livemap.ReviewBurst, nil
+			reviews, err := kubernetes.NewForConfig(config)
+			if err != nil {
+				return err
+			}
+			admission = livemap.NewReview(reviews)
 		}
 	}
 	server := livemap.NewServer(title, feed, admission, ask.why).HTTP(10 * time.Second)

@@ -19,8 +19,8 @@ const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src
 
 // Admission decides who may read: [Access] on the user's machine, [Review] in a cluster.
 type Admission interface {
-	// admit returns why the sender of a request may not read, nil if it may.
-	admit(r *http.Request) *refusal
+	// admit returns who sends a request, and why it may not read, nil if it may.
+	admit(r *http.Request) (user string, refused *refusal)
 	// foreign tells why a request is not from a page of this server, whatever it asks for.
 	foreign(r *http.Request) error
 }
@@ -91,13 +91,13 @@ func (a *Access) session(w http.ResponseWriter, r *http.Request) {
 	writeJSON(w, map[string]string{"token": token})
 }
 
-func (a *Access) admit(r *http.Request) *refusal {
+func (a *Access) admit(r *http.Request) (string, *refusal) {
 	token, ok := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")
 	sum := sha256.Sum256([]byte(token))
 	if ok && subtle.ConstantTimeCompare(sum[:], a.token[:]) == 1 {
-		return nil
+		return "", nil
 	}
-	return &refusal{http.StatusUnauthorized, "the token is missing or is that of another run: open the address that kubectl stowage map has printed"}
+	return "", &refusal{http.StatusUnauthorized, "the token is missing or is that of another run: open the address that kubectl stowage map has printed"}
 }
 
 // guard refuses what no browser sends for this page, whatever it asks for, and sets the headers of all answers.
@@ -138,8 +138,11 @@ func (a *Access) foreign(r *http.Request) error {
 	return otherSite(r)
 }
 
-// otherSite tells that the browser says of a request that a page of another site sends it.
+// otherSite tells that the browser says of a request that a page of another site sends it. A link there may lead to the page.
 func otherSite(r *http.Request) error {
+	if r.Header.Get("Sec-Fetch-Mode") == "navigate" && r.Header.Get("Sec-Fetch-Dest") == "document" && !strings.HasPrefix(r.URL.Path, "/api/") {
+		return nil
+	}
 	if site := r.Header.Get("Sec-Fetch-Site"); site != "" && site != "same-origin" && site != "none" {
 		return fmt.Errorf("request from another site (%s): this server answers to its own page", site)
 	}

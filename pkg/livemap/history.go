@@ -3,6 +3,7 @@ package livemap
 import (
 	"bytes"
 	"encoding/json"
+	"math/rand/v2"
 	"slices"
 	"sync"
 	"time"
@@ -27,8 +28,12 @@ type Key struct {
 // Value is what a thing is at some version, in parts that are JSON: a node has one for each GPU. A thing that is not there has none.
 type Value []json.RawMessage
 
-// Version counts the changes of a history, from 1. It has no gaps.
+// Version counts the changes of a history. It has no gaps. The first one is above 0 and another one in each history: who has versions of
+// the process before is told everything.
 type Version int64
+
+// maxFirst leaves all versions exact in JavaScript, whose numbers are up to 2^53.
+const maxFirst = 1 << 52
 
 // Limits bound what a history keeps. The present state is not counted.
 type Limits struct {
@@ -41,6 +46,7 @@ type Limits struct {
 // History is how things are and were. All methods may be called at any time; values are shared and read only.
 type History struct {
 	limits Limits
+	first  Version
 
 	mu sync.Mutex
 	// tracks has for each key its values, oldest first.
@@ -90,14 +96,14 @@ type Diff struct {
 
 // NewHistory returns an empty history.
 func NewHistory(limits Limits) *History {
-	return &History{limits: limits, tracks: map[Key][]entry{}, changed: make(chan struct{})}
+	return &History{limits: limits, first: 1 + Version(rand.Int64N(maxFirst)), tracks: map[Key][]entry{}, changed: make(chan struct{})}
 }
 
 // Commit makes a version of the values at a time, if one of them is new; the first one is made in any case. It keeps the values.
 func (h *History) Commit(now time.Time, values map[Key]Value) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	m := moment{version: 1, time: now}
+	m := moment{version: h.first, time: now}
 	if n := len(h.moments); n > 0 {
 		m.version = h.moments[n-1].version + 1
 		if last := h.moments[n-1].time; now.Before(last) { // the clock was set back

@@ -48,7 +48,7 @@ func (s state) apply(d *Diff) state {
 func TestHistoryTellsEachVersionAsItWas(t *testing.T) {
 	for seed := range uint64(20) {
 		random := rand.New(rand.NewPCG(seed, 0))
-		h := NewHistory(Limits{Age: time.Minute, Bytes: 1 << 20})
+		h := fromOne(Limits{Age: time.Minute, Bytes: 1 << 20})
 		was := map[Version]state{}
 		now, current := start, state{}
 		for range 200 {
@@ -99,8 +99,15 @@ func TestHistoryTellsEachVersionAsItWas(t *testing.T) {
 	}
 }
 
+// fromOne is a history whose first version is 1.
+func fromOne(limits Limits) *History {
+	h := NewHistory(limits)
+	h.first = 1
+	return h
+}
+
 func TestHistoryIsBounded(t *testing.T) {
-	h := NewHistory(Limits{Age: time.Hour, Bytes: 10_000})
+	h := fromOne(Limits{Age: time.Hour, Bytes: 10_000})
 	long := strings.Repeat("x", 500)
 	for i := range 1000 {
 		h.Commit(start.Add(time.Duration(i)*time.Second), map[Key]Value{
@@ -133,7 +140,7 @@ func TestHistoryIsBounded(t *testing.T) {
 
 // What has not changed makes no version, and the clock may be set back.
 func TestHistoryCommits(t *testing.T) {
-	h := NewHistory(Limits{Age: time.Hour, Bytes: 1 << 20})
+	h := fromOne(Limits{Age: time.Hour, Bytes: 1 << 20})
 	if _, ok := h.Diff(0, 1); ok {
 		t.Error("an empty history has a version")
 	}

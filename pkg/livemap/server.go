@@ -45,11 +45,15 @@ type Server struct {
 	asking    chan struct{}
 	handler   http.Handler
 	beat      time.Duration
+	// patience is how long a stream goes on without an answer about its token.
+	patience time.Duration
+	// stuck is how long a browser may take to read what is written at once.
+	stuck time.Duration
 }
 
 // NewServer returns one for what a feed tells. The function why answers why a pod waits; it is called for one pod at a time.
 func NewServer(title Title, feed *Feed, admission Admission, why func(ctx context.Context, namespace, pod string) ([]Line, error)) *Server {
-	s := &Server{title: title, feed: feed, admission: admission, why: why, asking: make(chan struct{}, 1), beat: 15 * time.Second}
+	s := &Server{title: title, feed: feed, admission: admission, why: why, asking: make(chan struct{}, 1), beat: 15 * time.Second, patience: time.Minute, stuck: 30 * time.Second}
 	page, err := fs.Sub(dist, "web/dist")
 	if err != nil {
 		panic(err) // its name is fixed
@@ -59,9 +63,19 @@ func NewServer(title Title, feed *Feed, admission Admission, why func(ctx contex
 	if access, ok := admission.(*Access); ok {
 		mux.HandleFunc("POST /api/session", access.session)
 	}
-	for path, handle := range map[string]http.HandlerFunc{"stream": s.stream, "at": s.at, "why": s.answer} {
+	streams, answers := &places{each: 20, all: 200}, &places{each: 8, all: 40}
+	for path, api := range map[string]struct {
+		handle http.HandlerFunc
+		places *places
+	}{"stream": {s.stream, streams}, "at": {s.at, answers}, "why": {s.answer, answers}} {
 		mux.HandleFunc("GET /api/"+path, func(w http.ResponseWriter, r *http.Request) {
-			if refused := admission.admit(r); refused != nil {
+			user, refused := admission.admit(r)
+			if refused == nil {
+				if refused = api.places.take(user); refused == nil {
+					defer api.places.leave(user)
+				}
+			}
+			if refused != nil {
 				if refused.status == http.StatusUnauthorized {
 					w.Header().Set("WWW-Authenticate", "Bearer")
 				}
@@ -69,8 +83,8 @@ func NewServer(title Title, feed *Feed, admission Admission, why func(ctx contex
 				return
 			}
 			control := http.NewResponseController(w) // who is admitted may take longer than limits of the HTTP server let others
-			_, _ = control.SetReadDeadline(time.Time{}), control.SetWriteDeadline(time.Time{})
-			handle(w, r)
+			_, _ = control.SetReadDeadline(time.Time{}), control.SetWriteDeadline(time.Now().Add(s.stuck))
+			api.handle(w, r)
 		})
 	}
 	s.handler = guard(admission.foreign, mux)
@@ -108,7 +122,9 @@ func (s *Server) at(w http.ResponseWriter, r *http.Request) {
 	for _, page := range diff.pages(len(diff.Values)) {
 		page.write(&out, false)
 	}
-	_, _ = w.Write(out.Bytes()) // a browser that is gone
+	for part := s.events(w); out.Len() > 0 && part.err == nil; {
+		part.raw(string(out.Next(1 << 20)))
+	}
 }
 
 // answer says why a pod waits.
@@ -125,6 +141,7 @@ func (s *Server) answer(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	lines, err := s.why(r.Context(), namespace, pod)
+	_ = http.NewResponseController(w).SetWriteDeadline(time.Now().Add(s.stuck)) // it may have taken long
 	if err != nil {
 		http.Error(w, err.Error(), http.StatusBadGateway)
 		return

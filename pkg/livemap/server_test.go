@@ -314,6 +314,32 @@ func TestStream(t *testing.T) {
 	}
 }
 
+// The server is started anew while pages are open: what they have of the process before is void, in streams and for the time slider.
+func TestARestart(t *testing.T) {
+	run := func(commits ...map[Key]Value) (*httptest.Server, *Access) {
+		history := NewHistory(Limits{Age: time.Hour, Bytes: 1 << 20})
+		for _, values := range commits {
+			history.Commit(start, values)
+		}
+		return serve(t, NewFeed(history))
+	}
+	before, access := run(map[Key]Value{{Node, "gone"}: value("1"), {Node, "a"}: value("1")}, map[Key]Value{{Node, "b"}: value("1")})
+	v := open(t, before.URL, access.Token, "")
+	v.until(func() bool { return v.id != "" })
+	after, access := run(map[Key]Value{{Node, "a"}: value("2")}, map[Key]Value{{Node, "b"}: value("2")}, map[Key]Value{{Node, "b"}: value("1")})
+	again := open(t, after.URL, access.Token, v.id)
+	again.until(func() bool { return again.id != "" })
+	if again.fulls != 1 || again.shown["a"] != "[2]" || again.shown["b"] != "[1]" {
+		t.Errorf("the stream after version %s: %d times everything, %v", v.id, again.fulls, again.shown)
+	}
+	response := request(t, fmt.Sprintf("%s/api/at?from=%s&time=%d", after.URL, v.id, start.UnixMilli()), func(r *http.Request) {
+		r.Header.Set("Authorization", "Bearer "+access.Token)
+	})
+	if body, err := io.ReadAll(response.Body); err != nil || !strings.Contains(string(body), `"full":true`) || !strings.Contains(string(body), `"a":[2]`) {
+		t.Errorf("the slider after version %s: %v %s", v.id, err, body)
+	}
+}
+
 // A large cluster comes in parts, and a browser that has lost one of them begins anew.
 func TestStreamOfALargeCluster(t *testing.T) {
 	feed := NewFeed(NewHistory(Limits{Age: time.Hour, Bytes: 1 << 20}))
@@ -360,7 +386,7 @@ func TestStatus(t *testing.T) {
 
 // The time slider is told what is different from what it has.
 func TestAt(t *testing.T) {
-	history := NewHistory(Limits{Age: time.Hour, Bytes: 1 << 20})
+	history := fromOne(Limits{Age: time.Hour, Bytes: 1 << 20})
 	for i := range 4 {
 		history.Commit(start.Add(time.Duration(i)*time.Minute), map[Key]Value{
 			{Node, fmt.Sprint("n", i)}: value(fmt.Sprint(i)), {Node, "all"}: value(fmt.Sprint(i)),

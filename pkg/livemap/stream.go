@@ -13,12 +13,8 @@ import (
 	"time"
 )
 
-const (
-	// pageValues is how many nodes and pods an event has at most: a browser draws the first of a large cluster before it has the last.
-	pageValues = 200
-	// stuck is how long a browser may take to read an event.
-	stuck = 30 * time.Second
-)
+// pageValues is how many nodes and pods an event has at most: a browser draws the first of a large cluster before it has the last.
+const pageValues = 200
 
 // stream tells a browser everything, and then each change, as server-sent events
 // (https://html.spec.whatwg.org/multipage/server-sent-events.html): "title", "status", and "change", whose ID is its version. After a
@@ -34,7 +30,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 		at = Version(n)
 	}
 	w.Header().Set("Content-Type", "text/event-stream")
-	out := &events{w: w, control: http.NewResponseController(w)}
+	out := s.events(w)
 	title, err := json.Marshal(s.title)
 	if err != nil {
 		return
@@ -42,6 +38,7 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	out.event("title", 0, title)
 	beat := time.NewTicker(s.beat)
 	defer beat.Stop()
+	answered := time.Now()
 	for told := (*Status)(nil); out.err == nil; {
 		status, statusChanged := s.feed.Status()
 		changed := s.feed.history.Changed()
@@ -65,7 +62,10 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 		case <-changed:
 		case <-statusChanged:
 		case <-beat.C:
-			if refused := s.admission.admit(r); refused != nil && refused.status < http.StatusInternalServerError {
+			switch _, refused := s.admission.admit(r); {
+			case refused == nil:
+				answered = time.Now()
+			case refused.status != http.StatusServiceUnavailable || time.Since(answered) >= s.patience:
 				return // the next request is told why
 			}
 			out.raw(": still here\n\n")
@@ -77,7 +77,12 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 type events struct {
 	w       http.ResponseWriter
 	control *http.ResponseController
+	stuck   time.Duration
 	err     error
+}
+
+func (s *Server) events(w http.ResponseWriter) *events {
+	return &events{w: w, control: http.NewResponseController(w), stuck: s.stuck}
 }
 
 // event writes one. Its data is one line, and an ID of 0 is none.
@@ -91,7 +96,7 @@ func (e *events) event(name string, id Version, data []byte) {
 
 func (e *events) raw(text string) {
 	if e.err == nil {
-		_ = e.control.SetWriteDeadline(time.Now().Add(stuck)) // tests' writers have none
+		_ = e.control.SetWriteDeadline(time.Now().Add(e.stuck)) // tests' writers have none
 		_, e.err = e.w.Write([]byte(text))
 	}
 }

@@ -42,7 +42,7 @@ func runTests(m *testing.M) int {
 	return localcluster.RunTests(judged{m}, options, func(c *localcluster.Cluster) {
 		cluster = c
 		if err := c.Apply(context.Background(), filepath.Join(manifests, "base/access"), filepath.Join(manifests, "kubectl"),
-			filepath.Join(manifests, "overlays/map/account.yaml")); err != nil {
+			filepath.Join(manifests, "overlays/map/reader"), filepath.Join(manifests, "overlays/map/account.yaml")); err != nil {
 			panic(fmt.Sprintf("applying what every test needs: %v", err))
 		}
 	})

@@ -50,6 +50,37 @@ func TestKustomizationsAreAccepted(t *testing.T) {
 	}
 }
 
+// Who deletes the map deletes nothing that others use.
+func TestTheMapsManifestsAreItsOwn(t *testing.T) {
+	t.Parallel()
+	objects := func(kustomization string) map[string]bool {
+		out, err := cluster.Kubectl(t.Context(), "kustomize", filepath.Join(manifests, kustomization))
+		if err != nil {
+			t.Fatalf("%v\n%s", err, out)
+		}
+		names := map[string]bool{}
+		for document := range strings.SplitSeq(out, "\n---\n") {
+			var object metav1.PartialObjectMetadata
+			if err := yaml.Unmarshal([]byte(document), &object); err != nil {
+				t.Fatal(err)
+			}
+			names[object.Kind+" "+object.Namespace+"/"+object.Name] = true
+		}
+		return names
+	}
+	its := objects("overlays/map")
+	if len(its) < 8 || !its["Namespace /stowage-map"] {
+		t.Errorf("the map's: %q", slices.Sorted(maps.Keys(its)))
+	}
+	for _, others := range []string{"overlays/second-scheduler", "overlays/second-profile", "overlays/simulated", "base/access", "ownership", "numa", "kubectl"} {
+		for name := range objects(others) {
+			if its[name] {
+				t.Errorf("%s has %s, too", others, name)
+			}
+		}
+	}
+}
+
 // The files are also used one by one.
 func TestExamplesAreAccepted(t *testing.T) {
 	t.Parallel()

@@ -15,7 +15,6 @@ import (
 	"testing"
 
 	authentication "k8s.io/api/authentication/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
@@ -33,7 +32,7 @@ func TestTheMapInTheCluster(t *testing.T) {
 	}
 	binary, err := pluginBinary()
 	w.must(err, "building the plugin")
-	config, err := cluster.ServiceAccountKubeconfig(w.ctx, "stowage-system", pod.ServiceAccountName, nil)
+	config, err := cluster.ServiceAccountKubeconfig(w.ctx, "stowage-map", pod.ServiceAccountName, nil)
 	w.must(err, "getting the identity")
 	address := w.startMap(exec.CommandContext(w.ctx, binary, append(args, "--kubeconfig", config)...))
 
@@ -57,10 +56,9 @@ func TestTheMapInTheCluster(t *testing.T) {
 	wantRefused("an account without rights", poor, "system:serviceaccount:"+w.name+":poor may not list nodes in all namespaces", http.StatusForbidden)
 	wantRefused("a token for others than the API server", w.token("poor", "https://elsewhere.example.com"), "does not know the token", http.StatusUnauthorized)
 
-	rules := []rbacv1.PolicyRule{
-		{APIGroups: []string{""}, Resources: []string{"nodes", "pods"}, Verbs: []string{"list"}},
-		{APIGroups: []string{"resource.k8s.io"}, Resources: []string{"resourceslices", "resourceclaims"}, Verbs: []string{"list"}},
-	}
+	role, err := cluster.AdminClient().RbacV1().ClusterRoles().Get(w.ctx, "stowage-reader", metav1.GetOptions{})
+	w.must(err, "getting the readers' role")
+	rules := role.Rules
 	w.newAccount("reader", rules)
 	response := w.asks(stream, w.token("reader"))
 	if response.StatusCode != http.StatusOK {
@@ -72,8 +70,8 @@ func TestTheMapInTheCluster(t *testing.T) {
 		told += line
 		w.must(err, "reading the stream")
 	}
-	w.newAccount("halfway", rules[:1])
-	wantRefused("an account that may list no claims", w.token("halfway"), "may not list resourceslices.resource.k8s.io", http.StatusForbidden)
+	w.newAccount("halfway", rules[:len(rules)-1])
+	wantRefused("an account that may not list all that why tells of", w.token("halfway"), "may not list priorityclasses.scheduling.k8s.io", http.StatusForbidden)
 }
 
 var mapAddress = regexp.MustCompile(`https://[0-9.:]+`)
