@@ -116,7 +116,7 @@ func (w *nodeWatch) notWatched(ctx context.Context, err error) {
 	}
 	if w.failed != err.Error() {
 		w.failed = err.Error()
-		klog.FromContext(ctx).Info("The Node is not watched, and is read again and again until it is; the role of this version's manifests lets it be",
+		klog.FromContext(ctx).Info("The Node is not watched, and is read again and again until it is; this version's role lets it be",
 			"interval", nodeInterval, "reason", w.failed)
 	}
 }
