@@ -319,6 +319,10 @@ func TestClaimsAreRenewedByWhicheverAgentComes(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		one, two := exclusively("one", "gpu-0000-00-1b-0"), exclusively("two", secondT4)
 		u := newUpgraded(t, one, two)
+		var refused atomic.Bool
+		u.api.PrependReactor("get", "resourceclaims", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			return refused.Load() && action.(clienttesting.GetAction).GetName() == "two", nil, errors.New("not now")
+		})
 		p := u.start()
 		time.Sleep(time.Minute)
 		for _, claim := range []*resourceapi.ResourceClaim{one, two} {
@@ -342,10 +346,6 @@ func TestClaimsAreRenewedByWhicheverAgentComes(t *testing.T) {
 		}
 
 		// The driver is asked for while one claim is renewed and the other one is not yet, whose pod then ends.
-		var refused atomic.Bool
-		u.api.PrependReactor("get", "resourceclaims", func(action clienttesting.Action) (bool, runtime.Object, error) {
-			return refused.Load() && action.(clienttesting.GetAction).GetName() == "two", nil, errors.New("not now")
-		})
 		refused.Store(true)
 		p.stop()
 		u.reload()
