@@ -8,14 +8,24 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 )
 
-// nodeInterval is how often the Node is read where it cannot be watched, and at most after a watch has ended.
-const nodeInterval = 5 * time.Second
+// Agents do not ask together: what ends the watch of one agent ends that of all that have theirs at the same API server.
+const (
+	// nodeInterval passes at least, and at most twice that, between two readings of a Node that is not watched, also of one that
+	// cannot be read.
+	nodeInterval = 5 * time.Second
+	// watchEndInterval passes at least, and at most five times that, until the Node is read whose watch has ended.
+	watchEndInterval = time.Second
+	// forbiddenInterval passes at least until it is tried again to watch a Node that may not be watched. The role of an older version
+	// lets the agent only read it, and an API server that has just started may not know the role yet.
+	forbiddenInterval = 10 * time.Minute
+)
 
 // nodeWatch has the Node as it is: it is read once, and watched from then on, so that a change costs a request and nothing else
 // does, however many nodes a cluster has. What it returns is never older than what it has returned before: one of several API
@@ -26,50 +36,54 @@ type nodeWatch struct {
 	name   string
 	clock  clock.PassiveClock
 
-	// node is as it was read last, nil with the error that came instead.
-	node *corev1.Node
-	err  error
-	read time.Time // when
+	node *corev1.Node // as it was read last, nil after an error
+	err  error        // of the last reading
+	// read and watch are when that may be done again.
+	read, watch time.Time
 	// events are what has come since; nil without a watch.
 	events watch.Interface
-	// forbidden: an older role lets the agent read its Node, and not watch it.
-	forbidden bool
+	// failed is why the Node is not watched, or was not when it was watched last and nothing has come since.
+	failed string
 }
 
-// Node returns the Node.
+// Node returns the Node, or why it could not be read when that was tried last.
 func (w *nodeWatch) Node(ctx context.Context) (*corev1.Node, error) {
-	w.follow()
-	if w.events != nil || !w.read.IsZero() && w.clock.Since(w.read) < nodeInterval {
+	w.follow(ctx)
+	now := w.clock.Now()
+	if w.events != nil || now.Before(w.read) {
 		return w.node, w.err
 	}
 	seen := ""
 	if w.node != nil {
 		seen = w.node.ResourceVersion
 	}
-	node, err := w.client.CoreV1().Nodes().Get(ctx, w.name, metav1.GetOptions{ResourceVersion: seen})
-	w.node, w.err, w.read = node, err, w.clock.Now()
-	if err != nil {
+	w.node, w.err = w.client.CoreV1().Nodes().Get(ctx, w.name, metav1.GetOptions{ResourceVersion: seen})
+	w.read = now.Add(wait.Jitter(nodeInterval, 1))
+	if w.err != nil {
 		w.node = nil
-		return nil, err
+	} else if !now.Before(w.watch) {
+		w.begin(ctx)
 	}
-	if !w.forbidden {
-		w.watch(ctx)
-	}
-	return node, nil
+	return w.node, w.err
 }
 
 // follow takes what has come since the last call. A watch that has ended leaves the Node as it was.
-func (w *nodeWatch) follow() {
+func (w *nodeWatch) follow(ctx context.Context) {
 	for w.events != nil {
 		select {
 		case event, more := <-w.events.ResultChan():
 			node, isNode := event.Object.(*corev1.Node)
-			switch {
-			case more && isNode && event.Type != watch.Deleted:
-				w.node = node
-			default: // also of an error, as that a version is too old
-				w.events.Stop()
-				w.events = nil
+			if more && isNode && event.Type != watch.Deleted {
+				w.node, w.failed = node, ""
+				continue
+			}
+			w.events.Stop()
+			w.events = nil
+			if event.Type == watch.Error { // as that a version is too old
+				w.notWatched(ctx, apierrors.FromObject(event.Object))
+			}
+			if soon := w.clock.Now().Add(wait.Jitter(watchEndInterval, 4)); w.read.Before(soon) {
+				w.read = soon
 			}
 		default:
 			return
@@ -77,8 +91,9 @@ func (w *nodeWatch) follow() {
 	}
 }
 
-// watch begins where the Node was read. It outlives the call; the API server ends it within an hour. Without one the Node is read again.
-func (w *nodeWatch) watch(ctx context.Context) {
+// begin watches from where the Node was read. The watch outlives the call; the API server ends it within an hour. Without one the Node
+// is read again.
+func (w *nodeWatch) begin(ctx context.Context) {
 	lives, end := context.WithCancel(context.WithoutCancel(ctx))
 	inTime := context.AfterFunc(ctx, end)
 	events, err := w.client.CoreV1().Nodes().Watch(lives, metav1.ListOptions{
@@ -88,11 +103,20 @@ func (w *nodeWatch) watch(ctx context.Context) {
 	inTime()
 	if err != nil {
 		end()
-		if w.forbidden = apierrors.IsForbidden(err); w.forbidden {
-			klog.FromContext(ctx).Info("The Node may not be watched: it is read again and again, which the role of this version's manifests spares",
-				"interval", nodeInterval, "reason", err.Error())
-		}
+		w.notWatched(ctx, err)
 		return
 	}
 	w.events = events
+}
+
+// notWatched tells why when that is news.
+func (w *nodeWatch) notWatched(ctx context.Context, err error) {
+	if apierrors.IsForbidden(err) {
+		w.watch = w.clock.Now().Add(wait.Jitter(forbiddenInterval, 1))
+	}
+	if w.failed != err.Error() {
+		w.failed = err.Error()
+		klog.FromContext(ctx).Info("The Node is not watched, and is read again and again until it is; this version's role lets it be",
+			"interval", nodeInterval, "reason", w.failed)
+	}
 }

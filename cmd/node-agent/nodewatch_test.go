@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 	testingclock "k8s.io/utils/clock/testing"
 )
 
@@ -80,17 +83,84 @@ func TestTheNodeIsReadOnceAndWatched(t *testing.T) {
 		look("9")
 	}
 	// The API server that is asked next is behind, and then the version is too old to be watched.
+	within := func(least, most int, version string) {
+		t.Helper()
+		asked := len(api.asked)
+		for second := range most + 1 {
+			clock.SetTime(clock.Now().Add(time.Second))
+			if _, err := w.Node(t.Context()); err != nil {
+				t.Error(err)
+			}
+			if is := len(api.asked) > asked; is && second < least || !is && second == most {
+				t.Errorf("after %d s it is read: %t; want that from %d s on, within %d s", second, is, least, most)
+			}
+		}
+		look(version)
+	}
 	api.events.Stop()
 	api.version = "10"
-	look("10")
+	within(1, 6, "10")
+	clock.SetTime(clock.Now().Add(time.Hour))
 	api.events.Error(&metav1.Status{Reason: metav1.StatusReasonExpired})
-	for range 4 {
-		look("10") // not at once: it might end again and again
-	}
-	look("10")
-	want := []string{"get ", "watch 7", "get 9", "watch 10", "get 10", "watch 10"}
+	within(1, 6, "10")
+	api.events.Stop() // at once: it might end again and again
+	within(0, 11, "10")
+	want := []string{"get ", "watch 7", "get 9", "watch 10", "get 10", "watch 10", "get 10", "watch 10"}
 	if !slices.Equal(api.asked, want) {
 		t.Errorf("asked %q, want %q", api.asked, want)
+	}
+}
+
+// TestAgentsDoNotAskTogether when the API server ends all watches at once, or answers none.
+func TestAgentsDoNotAskTogether(t *testing.T) {
+	for name, end := range map[string]func(*nodeAPI){
+		"watches end": func(api *nodeAPI) { api.events.Stop() },
+		"away": func(api *nodeAPI) {
+			api.events.Stop()
+			api.err = errors.New("the API server is away")
+		},
+		"busy": func(api *nodeAPI) {
+			api.events.Stop()
+			api.err = apierrors.NewTooManyRequests("busy", 1)
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			const agents, seconds = 200, 60
+			begun := time.Now()
+			var at [seconds]int
+			for range agents {
+				api, clock := newNodeAPI(), testingclock.NewFakePassiveClock(begun)
+				w := &nodeWatch{client: api, name: "node-1", clock: clock}
+				if _, err := w.Node(t.Context()); err != nil {
+					t.Fatal(err)
+				}
+				clock.SetTime(begun.Add(time.Hour))
+				end(api)
+				var said error
+				for second := range seconds {
+					asked := len(api.asked)
+					_, err := w.Node(t.Context())
+					if len(api.asked) > asked {
+						at[second]++
+						said = api.err
+					}
+					if !errors.Is(err, said) {
+						t.Fatalf("after %d s: %v, want what was said last: %v", second, err, said)
+					}
+					clock.SetTime(clock.Now().Add(time.Second))
+				}
+			}
+			sum := 0
+			for second, n := range at {
+				sum += n
+				if n > agents/2 {
+					t.Errorf("%d of %d agents ask in second %d", n, agents, second)
+				}
+			}
+			if most := agents * seconds / 5; sum > most {
+				t.Errorf("%d agents ask %d times in %d s, want at most %d times", agents, sum, seconds, most)
+			}
+		})
 	}
 }
 
@@ -110,7 +180,7 @@ func TestANodeIsNeverReadAsItWasBefore(t *testing.T) {
 		if !errors.Is(err, answer.err) || err == nil && node.ResourceVersion != answer.version {
 			t.Errorf("%+v: %v, %v", answer, node, err)
 		}
-		clock.SetTime(clock.Now().Add(nodeInterval))
+		clock.SetTime(clock.Now().Add(2 * nodeInterval))
 	}
 	want := []string{"get ", "watch 7", "get 7", "watch 9", "get 9", "get ", "watch 3", "get 3", "watch 3"}
 	if !slices.Equal(api.asked, want) {
@@ -118,30 +188,66 @@ func TestANodeIsNeverReadAsItWasBefore(t *testing.T) {
 	}
 }
 
-// TestANodeThatMayNotBeWatchedIsReadInstead: the role of an older version lacks that right. A Node that is gone is told as such.
+// TestANodeThatMayNotBeWatchedIsReadInstead: the role of an older version lacks that right. When it has it the Node is watched. A Node that
+// is gone is told as such.
 func TestANodeThatMayNotBeWatchedIsReadInstead(t *testing.T) {
 	api, clock := newNodeAPI(), testingclock.NewFakePassiveClock(time.Now())
-	api.version, api.watchErr = "7", apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "node-1", nil)
+	forbidden := apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, "node-1", nil)
+	api.version, api.watchErr = "7", forbidden
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	ctx := klog.NewContext(t.Context(), logger)
 	w := &nodeWatch{client: api, name: "node-1", clock: clock}
-	for range 11 {
-		if _, err := w.Node(t.Context()); err != nil {
-			t.Error(err)
+	asked := func(of time.Duration) (gets, watches int) {
+		t.Helper()
+		api.asked = nil
+		for end := clock.Now().Add(of); clock.Now().Before(end); clock.SetTime(clock.Now().Add(time.Second)) {
+			if _, err := w.Node(ctx); err != nil {
+				t.Error(err)
+			}
 		}
-		clock.SetTime(clock.Now().Add(time.Second))
-	}
-	if want := []string{"get ", "watch 7", "get 7", "get 7"}; !slices.Equal(api.asked, want) {
-		t.Errorf("asked %q, want %q", api.asked, want)
-	}
-	// Nor is an API server asked more often that has nothing to say, or is away: all agents of a cluster would come at once.
-	api.err, api.asked = apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, "node-1"), nil
-	clock.SetTime(clock.Now().Add(nodeInterval))
-	for range 10 {
-		if _, err := w.Node(t.Context()); !apierrors.IsNotFound(err) {
-			t.Errorf("gone: %v", err)
+		for _, what := range api.asked {
+			if strings.HasPrefix(what, "watch ") {
+				watches++
+			} else {
+				gets++
+			}
 		}
-		clock.SetTime(clock.Now().Add(time.Second))
+		return gets, watches
 	}
-	if want := []string{"get 7", "get "}; !slices.Equal(api.asked, want) {
-		t.Errorf("asked %q, want %q", api.asked, want)
+	if gets, watches := asked(time.Hour); gets < 3600/11 || gets > 3600/5 || watches < 3 || watches > 6 {
+		t.Errorf("read %d times in an hour, and %d times tried to watch", gets, watches)
+	}
+	api.watchErr = nil
+	if _, watches := asked(2*forbiddenInterval + time.Minute); watches != 1 {
+		t.Errorf("watched %d times when it may be", watches)
+	}
+	if gets, watches := asked(time.Hour); gets+watches != 0 {
+		t.Errorf("read %d times and watched %d times while it is watched", gets, watches)
+	}
+
+	// Each reason is told once.
+	for _, err := range []error{errors.New("no watch today"), errors.New("no connection"), nil} {
+		api.watchErr = err
+		if err != nil && w.events != nil {
+			api.events.Stop()
+		}
+		asked(time.Hour)
+	}
+	api.events.Error(&metav1.Status{Message: "too old resource version: 7 (9)"})
+	asked(time.Minute)
+	output := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
+	for _, reason := range []string{forbidden.Error(), "no watch today", "no connection", "too old resource version"} {
+		if n := strings.Count(output, strings.ReplaceAll(reason, `"`, `\"`)); n != 1 {
+			t.Errorf("%q is told %d times:\n%s", reason, n, output)
+		}
+	}
+
+	api.events.Stop()
+	api.err = apierrors.NewNotFound(schema.GroupResource{Resource: "nodes"}, "node-1")
+	clock.SetTime(clock.Now().Add(2 * nodeInterval))
+	_, _ = w.Node(ctx)
+	clock.SetTime(clock.Now().Add(2 * nodeInterval))
+	if _, err := w.Node(ctx); !apierrors.IsNotFound(err) {
+		t.Errorf("gone: %v", err)
 	}
 }

@@ -209,7 +209,16 @@ func TestACProgramSeesTheMachine(t *testing.T) {
 			if m.Profile().GPU.MIG != nil {
 				do(t, m, &nvmlsim.SetMIG{GPU: "0", Enabled: true})
 				if !m.State().GPUs[0].MIG {
+					for _, c := range clients {
+						if _, err := m.Do(&nvmlsim.ResetGPU{GPU: "0"}); err == nil || !strings.Contains(err.Error(), "has a session open") {
+							t.Errorf("a GPU that programs have open is reset: %v", err)
+						}
+						c.want("Success", "shutdown")
+					}
 					do(t, m, &nvmlsim.ResetGPU{GPU: "0"})
+					for _, c := range clients {
+						c.want("Success", "init")
+					}
 				}
 				for range 2 {
 					do(t, m, &nvmlsim.CreateMIG{GPU: "0", Profile: smallest(t, m)})

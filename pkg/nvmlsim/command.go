@@ -115,13 +115,14 @@ func (m *Machine) names() []GPUName {
 	return names
 }
 
-// UnloadDriver removes the driver from the kernel, which needs idle GPUs.
+// UnloadDriver removes the driver from the kernel, which needs idle GPUs and, where the machine has a folder, that no process has a
+// session open.
 type UnloadDriver struct{}
 
 // Name implements Command.
 func (*UnloadDriver) Name() string { return "driver unload" }
 
-func (*UnloadDriver) do(_ *Machine, s *State) (Result, error) {
+func (*UnloadDriver) do(m *Machine, s *State) (Result, error) {
 	if !s.Driver.Loaded {
 		return Result{}, errors.New("the driver is not loaded")
 	}
@@ -132,6 +133,9 @@ func (*UnloadDriver) do(_ *Machine, s *State) (Result, error) {
 		if processes := s.GPUs[i].Processes; len(processes) > 0 {
 			return Result{}, fmt.Errorf("the driver is in use: GPU %d has process %d", i, processes[0].PID)
 		}
+	}
+	if users := m.keepers(); len(users) > 0 {
+		return Result{}, fmt.Errorf("the driver is in use: process %d has a session open", users[0])
 	}
 	s.Driver.Loaded = false
 	return Result{}, nil

@@ -118,8 +118,9 @@ func (c *SlowGPU) do(m *Machine, s *State) (Result, error) {
 	return Result{}, nil
 }
 
-// ResetGPU is nvidia-smi --gpu-reset: it needs an idle GPU, ends MIG instances,
-// and makes a pending MIG mode the current one.
+// ResetGPU is nvidia-smi --gpu-reset: it needs an idle GPU and, where the machine
+// has a folder, that no process has a session open. It ends MIG instances, and
+// makes a pending MIG mode the current one.
 type ResetGPU struct {
 	GPU string `json:"gpu"`
 }
@@ -137,6 +138,9 @@ func (c *ResetGPU) do(m *Machine, s *State) (Result, error) {
 	case len(s.ClientsOf(i)) > 0:
 		client := s.ClientsOf(i)[0]
 		return Result{}, fmt.Errorf("gpu: %q: in use by process %d (%s)", c.GPU, client.PID, client.Command)
+	}
+	if users := m.keepers(); len(users) > 0 {
+		return Result{}, fmt.Errorf("gpu: %q: in use by process %d, which has a session open", c.GPU, users[0])
 	}
 	g.Instances, g.Hung, g.ComputeMode, g.TimeSlice, g.LeakedMiB = nil, false, ComputeDefault, TimeSliceDefault, 0
 	g.switchMIG(s, i)

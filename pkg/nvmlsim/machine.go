@@ -62,6 +62,15 @@ func (m *Machine) Users() []uint32 {
 	return nil
 }
 
+// keepers are the users that the kernel does not take a GPU or the driver from. A machine in memory, which no other process has, has
+// none: how a program takes it that its driver is gone could not be tried otherwise.
+func (m *Machine) keepers() []uint32 {
+	if m.file == nil {
+		return nil
+	}
+	return m.Users()
+}
+
 // InUse tells whether a library has a session open.
 func (m *Machine) InUse() bool { return m.open.Load() > 0 || len(m.Users()) > 0 }
 

@@ -3,6 +3,7 @@ package nvmlsim
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -443,10 +444,19 @@ func TestASessionOfAnotherProcessHoldsTheGPUs(t *testing.T) {
 				t.Fatalf("the driver has let go of it: %v", err)
 			case <-time.After(5 * pollInterval):
 			}
+			// Nor is another GPU reset, or the driver unloaded.
+			if _, err := m.Do(&ResetGPU{GPU: "1"}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("in use by process %d", os.Getpid())) {
+				t.Errorf("reset under a session: %v", err)
+			}
+			if _, err := m.Do(&UnloadDriver{}); err == nil || !strings.Contains(err.Error(), fmt.Sprintf("process %d has a session", os.Getpid())) {
+				t.Errorf("unloaded under a session: %v", err)
+			}
 			end(t, other, m)
 			if err := <-done; err != nil || m.InUse() {
 				t.Errorf("%v, in use: %t", err, m.InUse())
 			}
+			do(t, m, &ResetGPU{GPU: "1"})
+			do(t, m, &UnloadDriver{})
 		})
 	}
 }

@@ -339,9 +339,7 @@ func (a *Agent) Run(ctx context.Context) error {
 	group.Go(func() { a.publisher.run(serving) })
 	group.Go(func() { a.watch(serving) })
 	group.Go(func() { keepCDI(serving, a.claims, a.opts.CDIDir) })
-	if keeper := a.opts.Hardware.opts.Keeper; keeper.Reloaded() {
-		group.Go(func() { renewClaims(serving, a.claims, a.reporter.ledger.Records, a.opts.Client, keeper.Renewed) })
-	}
+	group.Go(func() { renewClaims(serving, a.claims, a.opts.Hardware, a.reporter.ledger.Records, a.opts.Client) })
 	group.Go(func() { a.watchQuarantine(serving) })
 	group.Go(func() { a.check.run(serving) })
 	group.Go(func() { a.watchRivals(serving) })

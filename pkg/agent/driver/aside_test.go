@@ -19,6 +19,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
@@ -141,11 +142,9 @@ func (u *upgraded) start() *process {
 	stops := []func(){
 		background(u.ctx, agent.publisher.discover), background(u.ctx, agent.watch),
 		background(u.ctx, func(ctx context.Context) { p.anew.Store(errors.Is(u.keeper.Run(ctx, agent), stepaside.ErrAnew)) }),
-	}
-	if keeper := u.keeper; keeper.Reloaded() { // as Run does
-		stops = append(stops, background(u.ctx, func(ctx context.Context) {
-			renewClaims(ctx, agent.claims, agent.reporter.ledger.Records, u.api, keeper.Renewed)
-		}))
+		background(u.ctx, func(ctx context.Context) {
+			renewClaims(ctx, agent.claims, agent.opts.Hardware, agent.reporter.ledger.Records, u.api)
+		}),
 	}
 	agent.publisher.leading()
 	p.stop = func() {
@@ -180,18 +179,24 @@ const secondT4 = "gpu-0000-00-1c-0"
 
 const exclusive = `{"apiVersion":"resource.nvidia.com/v1beta1","kind":"GpuConfig","sharing":{"strategy":"Exclusive"}}`
 
+// exclusively is a claim whose GPU is given a compute mode, which the driver forgets when it is loaded anew.
+func exclusively(name, device string) *resourceapi.ResourceClaim {
+	claim := allocatedClaim(name, device)
+	claim.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
+		Source: resourceapi.AllocationConfigSourceClaim,
+		DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
+			Driver: Name, Parameters: runtime.RawExtension{Raw: []byte(exclusive)},
+		}},
+	}}
+	return claim
+}
+
 // TestADriverUpgradeUnderPods: one that runs and one that ends meanwhile. Nothing of the driver is open, new claims wait
 // and are told why, nobody is moved, and the next process has everything back.
 func TestADriverUpgradeUnderPods(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		stays, ends := allocatedClaim("stays", "gpu-0000-00-1b-0"), allocatedClaim("ends", secondT4)
+		stays, ends := exclusively("stays", "gpu-0000-00-1b-0"), allocatedClaim("ends", secondT4)
 		late, next := allocatedClaim("late", "gpu-0000-00-1d-0"), allocatedClaim("next", secondT4)
-		stays.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
-			Source: resourceapi.AllocationConfigSourceClaim,
-			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-				Driver: Name, Parameters: runtime.RawExtension{Raw: []byte(exclusive)},
-			}},
-		}}
 		u := newUpgraded(t, stays, ends, late, next)
 		p := u.start()
 		time.Sleep(time.Minute)
@@ -290,50 +295,146 @@ func TestADriverUpgradeUnderPods(t *testing.T) {
 	})
 }
 
-// TestClaimsAreRenewedByWhicheverAgentComes: the one that has let the driver go may end before it is loaded again, and the next one
-// before it is done. None of that is left when all is in order.
-func TestClaimsAreRenewedByWhicheverAgentComes(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		claim := allocatedClaim("stays", "gpu-0000-00-1b-0")
-		claim.Status.Allocation.Devices.Config = []resourceapi.DeviceAllocationConfiguration{{
-			Source: resourceapi.AllocationConfigSourceClaim,
-			DeviceConfiguration: resourceapi.DeviceConfiguration{Opaque: &resourceapi.OpaqueDeviceConfiguration{
-				Driver: Name, Parameters: runtime.RawExtension{Raw: []byte(exclusive)},
-			}},
-		}}
-		u := newUpgraded(t, claim)
-		mode := func(want nvmlsim.ComputeMode, when string) {
-			t.Helper()
-			if is := u.machine.State().GPUs[0].ComputeMode; is != want {
-				t.Errorf("%s: compute mode %s, want %s", when, is, want)
-			}
+// reload has the driver loaded anew.
+func (u *upgraded) reload() {
+	u.t.Helper()
+	u.do(&nvmlsim.UnloadDriver{})
+	u.do(&nvmlsim.LoadDriver{})
+}
+
+// modes checks the compute modes of the first GPUs.
+func (u *upgraded) modes(when string, want ...nvmlsim.ComputeMode) {
+	u.t.Helper()
+	for i, want := range want {
+		if is := u.machine.State().GPUs[i].ComputeMode; is != want {
+			u.t.Errorf("%s: compute mode %s of GPU %d, want %s", when, is, i, want)
 		}
+	}
+}
+
+// TestClaimsAreRenewedByWhicheverAgentComes: the one that has let the driver go may end before it is loaded again, and the next one
+// before it is done. Or no agent is there while the driver is loaded anew, and nobody has asked for it.
+func TestClaimsAreRenewedByWhicheverAgentComes(t *testing.T) {
+	const lost, whole = nvmlsim.ComputeDefault, nvmlsim.ComputeExclusiveProcess
+	synctest.Test(t, func(t *testing.T) {
+		one, two := exclusively("one", "gpu-0000-00-1b-0"), exclusively("two", secondT4)
+		u := newUpgraded(t, one, two)
+		var refused atomic.Bool
+		u.api.PrependReactor("get", "resourceclaims", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			return refused.Load() && action.(clienttesting.GetAction).GetName() == "two", nil, errors.New("not now")
+		})
 		p := u.start()
 		time.Sleep(time.Minute)
-		if err := p.prepare(u.ctx, claim); err != nil {
-			t.Fatal(err)
+		for _, claim := range []*resourceapi.ResourceClaim{one, two} {
+			if err := p.prepare(u.ctx, claim); err != nil {
+				t.Fatal(err)
+			}
 		}
-		if u.keeper.Reloaded() {
-			t.Error("the driver counts as loaded anew from the beginning")
-		}
-		for range 2 {
-			u.ask("the same driver again")
-			time.Sleep(15 * time.Second)
+		for _, asked := range []string{"the same driver again", "once more", ""} {
+			if asked != "" {
+				u.ask(asked)
+				time.Sleep(15 * time.Second)
+			}
 			p.stop()
-			u.do(&nvmlsim.UnloadDriver{})
-			u.do(&nvmlsim.LoadDriver{})
+			u.reload()
 			u.ask("false")
-			mode(nvmlsim.ComputeDefault, "the driver was loaded anew")
+			u.modes("the driver was loaded anew", lost, lost)
 			u.start().stop() // the kubelet starts it, and it ends at once
 			p = u.start()
-			time.Sleep(3 * time.Minute)
-			mode(nvmlsim.ComputeExclusiveProcess, "the next agent is there")
-			if u.keeper.Reloaded() {
-				t.Error("the claims are in order, and the next agent would not know")
+			time.Sleep(15 * time.Second)
+			u.modes("the next agent is there", whole, whole)
+		}
+
+		// The driver is asked for while one claim is renewed and the other one is not yet, whose pod then ends.
+		refused.Store(true)
+		p.stop()
+		u.reload()
+		p = u.start()
+		time.Sleep(time.Minute)
+		u.modes("one claim cannot be read", whole, lost)
+		u.ask("a reset")
+		time.Sleep(15 * time.Second)
+		if err := p.unprepare(u.ctx, two); err != nil {
+			t.Error(err)
+		}
+		time.Sleep(10 * time.Minute)
+		p.stop()
+		u.reload()
+		u.ask("false")
+		p = u.start()
+		time.Sleep(15 * time.Second)
+		u.modes("the next agent is there, with one claim less", whole, lost)
+		p.stop()
+	})
+}
+
+// TestARenewalWaitsForTheDriver without asking the API server, and is soon done when there is one. A claim that cannot be read now,
+// here or there, is renewed when it can.
+func TestARenewalWaitsForTheDriver(t *testing.T) {
+	const lost, whole = nvmlsim.ComputeDefault, nvmlsim.ComputeExclusiveProcess
+	synctest.Test(t, func(t *testing.T) {
+		one, two := exclusively("one", "gpu-0000-00-1b-0"), exclusively("two", secondT4)
+		u := newUpgraded(t, one, two)
+		p := u.start()
+		time.Sleep(time.Minute)
+		for _, claim := range []*resourceapi.ResourceClaim{one, two} {
+			if err := p.prepare(u.ctx, claim); err != nil {
+				t.Fatal(err)
 			}
 		}
 		p.stop()
+		u.do(&nvmlsim.UnloadDriver{})
+		p = u.start()
+		asked := u.askedForClaims()
+		time.Sleep(20 * time.Minute)
+		waiting := u.askedForClaims() - asked
+
+		// The driver is there, and for a while not what is to be read.
+		files, err := filepath.Glob(filepath.Join(u.state, "claims", "two-uid_*"))
+		if err != nil || len(files) != 2 {
+			t.Fatal(files, err)
+		}
+		content := map[string][]byte{}
+		for _, file := range files {
+			if content[file], err = os.ReadFile(file); err == nil {
+				err = os.WriteFile(file, []byte("garbage"), 0o600)
+			}
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		u.api.away.Store(true)
+		u.do(&nvmlsim.LoadDriver{})
+		time.Sleep(20 * time.Minute)
+		u.modes("the API server is away", lost, lost)
+		u.api.away.Store(false)
+		time.Sleep(time.Minute)
+		u.modes("one record cannot be read", whole, lost)
+		for file := range content {
+			if err := os.WriteFile(file, content[file], 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		time.Sleep(time.Minute)
+		u.modes("all can be read", whole, whole)
+
+		asked = u.askedForClaims()
+		time.Sleep(20 * time.Minute)
+		if settled := u.askedForClaims() - asked; waiting > settled+settled/2 { // at times that are not the same
+			t.Errorf("the API server was asked for claims %d times without a driver, and %d times when all is done", waiting, settled)
+		}
+		p.stop()
 	})
+}
+
+// askedForClaims is how often the API server was asked for one.
+func (u *upgraded) askedForClaims() (n int) {
+	for _, action := range u.api.Actions() {
+		if action.Matches("get", "resourceclaims") {
+			n++
+		}
+	}
+	return n
 }
 
 // TestAnAgentThatStartsWhileTheDriverIsReleased does not open it. It publishes what the one before did, and knows its

@@ -66,20 +66,33 @@ func keepCDI(ctx context.Context, claims *prepare.Manager, dir string) {
 	}
 }
 
-// renewClaims brings prepared claims in order when the agent has come back with a driver that was loaded anew, or upgraded: for pods that have run
-// since before nobody calls Prepare. It tries on until that has succeeded for all, and calls done, or ctx ends. Who has a device of a
-// device plugin has no claim in the API.
+// renewInterval is how often it is looked whether the driver is there, and at least between two tries; at most it is
+// renewMaxInterval: a driver that is being loaded may answer before all of it is there.
+const (
+	renewInterval    = time.Second
+	renewMaxInterval = 30 * time.Second
+)
+
+// renewClaims brings prepared claims in order after a start: the driver may have been loaded anew since an agent was there, or
+// upgraded, and for pods that have run since before nobody calls Prepare. It tries on until that has succeeded for all, or ctx
+// ends. Without a driver nobody is asked. Who has a device of a device plugin has no claim in the API.
 func renewClaims(
-	ctx context.Context, claims *prepare.Manager, records func() ([]*ledger.Record, error), client kubernetes.Interface, done func() error,
+	ctx context.Context, claims *prepare.Manager, hardware *Hardware, records func() ([]*ledger.Record, error), client kubernetes.Interface,
 ) {
 	logger := klog.LoggerWithName(klog.FromContext(ctx), "renew")
-	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Jitter: 0.1, Steps: 10, Cap: 5 * time.Minute}
+	backoff := wait.Backoff{Duration: renewInterval, Factor: 2, Jitter: 0.1, Steps: 10, Cap: renewMaxInterval}
 	var failed failures
 	renewed := map[types.UID]bool{}
-	for ctx.Err() == nil {
+	all := func() bool {
 		list, err := records()
-		left := err != nil
+		if err != nil {
+			return false
+		}
+		left := false
 		for _, record := range list {
+			if record.Err != nil {
+				left = true // who can use it is told elsewhere
+			}
 			if record.State() != ledger.PrepareCompleted || record.Entry.Claim.Namespace == "" || renewed[record.UID] {
 				continue
 			}
@@ -91,20 +104,24 @@ func renewClaims(
 			if renewed[record.UID] = err == nil || apierrors.IsNotFound(err); !renewed[record.UID] {
 				left = true
 			}
-			if failed.changed(string(record.UID), err) && left && ctx.Err() == nil {
-				logger.Info("A prepared claim cannot be brought in order with the driver that was loaded, trying on",
+			if failed.changed(string(record.UID), err) && !renewed[record.UID] && ctx.Err() == nil {
+				logger.Info("A prepared claim cannot be brought in order with the driver that is loaded, trying on",
 					"claim", klog.KRef(of.Namespace, of.Name), "reason", err)
 			}
 		}
-		if !left {
-			if err := done(); err != nil {
-				logger.Info("The next agent brings all prepared claims in order again, too", "reason", err)
+		return !left
+	}
+	for ctx.Err() == nil {
+		next := renewInterval
+		if hardware.sessions.current() != nil {
+			if all() {
+				return
 			}
-			return
+			next = backoff.Step()
 		}
 		select {
 		case <-ctx.Done():
-		case <-time.After(backoff.Step()):
+		case <-time.After(next):
 		}
 	}
 }

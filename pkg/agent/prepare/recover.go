@@ -79,14 +79,19 @@ func (m *Manager) reconcile(ctx context.Context, rollBack bool) (Recovery, error
 }
 
 // Renew brings a prepared claim in order again after the driver was loaded anew: it has forgotten what was done to the GPUs, and containers
-// that start again are given the files of the driver that there is now. A claim that is not prepared, or not any more, stays so.
+// that start again are given the files of the driver that there is now. A claim that is not prepared, or not any more, stays so; so
+// does one from before a reboot, which no container uses, and for whose pod the kubelet calls Prepare.
 func (m *Manager) Renew(ctx context.Context, claim *resourceapi.ResourceClaim) error {
 	results, parameters, err := plan(claim, m.opts.Driver, m.opts.Pool)
 	if len(results) == 0 { // as with an error
 		return err
 	}
 	_, err = m.prepare(ctx, claim, results, parameters, func(record *ledger.Record) bool {
-		return record != nil && record.State() == ledger.PrepareCompleted
+		if record == nil || record.State() != ledger.PrepareCompleted {
+			return false
+		}
+		ended, err := m.effects.GPUs.EndedByReboot(record.Entry)
+		return !ended || err != nil // an error is told by who goes on
 	})
 	return err
 }

@@ -71,3 +71,28 @@ func TestAPreparedClaimIsInOrderAfterTheDriverWasLoadedAnew(t *testing.T) {
 		t.Errorf("left after unprepare: %+v", left)
 	}
 }
+
+// TestAClaimOfBeforeARebootIsNotRenewed: no container uses it, and its pod may be gone for good. Prepare does what it needs.
+func TestAClaimOfBeforeARebootIsNotRenewed(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	m := n.manager()
+	exclusive := withConfig(claim("whole", "gpu="+gpu0), driverName, sharingConfig("GpuConfig", "Exclusive", ""))
+	part := claim("part", "gpu="+gpu1+"-mig-1g10gb-2")
+	n.prepared(m, exclusive)
+	n.prepared(m, part)
+	n.do(&nvmlsim.Reboot{})
+	n.hardware.discover(t, dynamic)
+	for _, c := range []*resourceapi.ResourceClaim{exclusive, part} {
+		if err := m.Renew(n.ctx, c); err != nil {
+			t.Errorf("claim %s: %v", c.Name, err)
+		}
+	}
+	if now := n.state(); now.GPUs[0].ComputeMode != nvmlsim.ComputeDefault || now.GPUs[1].MIG {
+		t.Errorf("compute mode %s, MIG %t", now.GPUs[0].ComputeMode, now.GPUs[1].MIG)
+	}
+	n.prepared(m, exclusive)
+	n.prepared(m, part)
+	if now := n.state(); now.GPUs[0].ComputeMode != nvmlsim.ComputeExclusiveProcess || len(now.GPUs[1].Instances) != 1 {
+		t.Errorf("prepared: compute mode %s, instances %+v", now.GPUs[0].ComputeMode, now.GPUs[1].Instances)
+	}
+}

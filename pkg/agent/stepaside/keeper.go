@@ -112,13 +112,6 @@ func (k *Keeper) Why() *Why {
 // Returned tells that this process has come in the place of one that had stepped aside.
 func (k *Keeper) Returned() bool { return k != nil && k.opts.Returned }
 
-// Reloaded tells that the driver may have been loaded anew since an agent of this node has let it go, and has forgotten what was done
-// to the GPUs.
-func (k *Keeper) Reloaded() bool { return k != nil && (k.opts.Returned || mayBeReloaded(k.opts.Dir)) }
-
-// Renewed is to be called when all that the driver may have forgotten is done again.
-func (k *Keeper) Renewed() error { return forgetReloaded(k.opts.Dir) }
-
 // Begin is to be called by who needs the driver for several steps, and is waited for until done is called. The error is a *Why.
 func (k *Keeper) Begin(what string) (done func(), err error) {
 	if k == nil {
@@ -326,10 +319,6 @@ func (k *Keeper) letGo(ctx context.Context, d Driver, w *watch) bool {
 		logger.Error(err, "Who waits for the driver to be opened again does not see that the agent closes it")
 	} else {
 		defer leave()
-	}
-	// Before anybody can unload the driver: this agent may not come to the day when it is loaded again.
-	if err := noteReloaded(k.opts.Dir); err != nil {
-		logger.Error(err, "If this agent ends before it comes back, claims of running pods are not brought in order again")
 	}
 	k.tell(ctx, d, "")
 	waitsFor(k.opts.Dir, "")

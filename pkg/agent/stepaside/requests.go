@@ -112,24 +112,6 @@ func noted(dir string) (requests []string) {
 	return requests
 }
 
-// That the driver may have been loaded anew is kept for the agent that opens it next, also one that the kubelet has started.
-
-func reloadedPath(dir string) string { return filepath.Join(dir, "reloaded") }
-
-func noteReloaded(dir string) error {
-	return change(dir, func() error { return durable.WriteFile(durable.OS{}, reloadedPath(dir), nil, 0o600) })
-}
-
-func forgetReloaded(dir string) error {
-	return change(dir, func() error { return durable.Remove(durable.OS{}, reloadedPath(dir)) })
-}
-
-// mayBeReloaded is true where it is not known.
-func mayBeReloaded(dir string) bool {
-	_, err := durable.OS{}.ReadFile(reloadedPath(dir))
-	return !errors.Is(err, fs.ErrNotExist)
-}
-
 // What an agent waits for is for the command to tell. It is a hint: where it cannot be written nothing else is lost.
 
 func waitsPath(dir string) string { return filepath.Join(dir, "waits-for") }
