@@ -87,7 +87,7 @@ func TestTheGPUOperatorsValuesAreOnesOfItsChart(t *testing.T) {
 }
 
 var (
-	labelOfAPart = regexp.MustCompile("nvidia\\.com/gpu\\.deploy\\.[a-z-]*[a-z]")
+	labelOfAPart = regexp.MustCompile(`nvidia\.com/gpu\.deploy\.[a-z-]*[a-z]`)
 	helmPath     = regexp.MustCompile("`([a-zA-Z]+(?:\\.[a-zA-Z]+)+)`")
 )
 
