@@ -135,12 +135,13 @@ mutate-agent: ## Break what the node agent remembers, does and takes back, line 
 bench-tracker: ## Events and snapshots with 1,000, 10,000 and 100,000 devices held: flat within 2x
 	$(GO) test -run "^$$" -bench SnapshotAndApply ./pkg/tracker
 
-# Which tests of make e2e, for example RUN='TestALostGPU'; all if empty.
+# Which tests of make e2e, for example RUN='TestALostGPU'; all if empty. SKIP leaves tests out.
 RUN       ?=
+SKIP      ?=
 
 .PHONY: e2e
 e2e: build nvml-library ## End-to-end tests on a real kubelet and containerd (root; RUN='TestALostGPU')
-	$(GO) test -tags e2e -p 1 -count=1 -timeout 60m -v $(if $(RUN),-run '$(RUN)' ./test/e2e,./test/e2e/... ./internal/localcluster/node/... ./test/demo)
+	$(GO) test -tags e2e -p 1 -count=1 -timeout 60m -v $(if $(SKIP),-skip '$(SKIP)') $(if $(RUN),-run '$(RUN)' ./test/e2e,./test/e2e/... ./internal/localcluster/node/... ./test/demo)
 
 # How long the tenant's pod of make hostile-mps goes on.
 HOSTILE_FOR ?= 10m
