@@ -63,8 +63,9 @@ func TestAChangeOfALargePoolCostsABoundedAmountOfWork(t *testing.T) {
 			}
 			n, bytes := after.Mallocs-before.Mallocs, after.TotalAlloc-before.TotalAlloc
 			t.Logf("%d allocations, %d KiB", n, bytes>>10)
-			if n > most || bytes > 4<<20 {
-				t.Errorf("%d allocations, %d bytes, want at most %d and %d", n, bytes, most, 4<<20)
+			const room = 16 << 20 // with the race detector twice as much as without
+			if n > most || bytes > room {
+				t.Errorf("%d allocations, %d bytes, want at most %d and %d", n, bytes, most, room)
 			}
 		})
 	}

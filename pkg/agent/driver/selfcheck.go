@@ -7,6 +7,7 @@ import (
 	"io/fs"
 	"net"
 	"path/filepath"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -233,7 +234,11 @@ func (c *selfCheck) callSelf(ctx context.Context) {
 	for _, s := range []*socket{c.endpoint, c.registrar} {
 		if err := c.call(ctx, s); err != nil {
 			if ctx.Err() == nil {
-				c.fail(ctx, stageServing, reasonSocketSilent, fmt.Errorf("the agent does not answer on its own socket %s: %w", s.path, err))
+				silent := fmt.Sprintf("the agent does not answer on its own socket %s: ", s.path)
+				if _, was := c.status.get(stageServing); was.reason == reasonSocketSilent && strings.HasPrefix(was.message, silent) {
+					return // told; how exactly a connection fails may differ each time
+				}
+				c.fail(ctx, stageServing, reasonSocketSilent, fmt.Errorf("%s%w", silent, err))
 			}
 			return
 		}
