@@ -121,7 +121,9 @@ func untouched(t *testing.T, pods map[pod]corev1.ContainerStatus, devices map[st
 		events, err := cluster.AdminClient().CoreV1().Events(p.namespace).List(t.Context(), ofPod)
 		mustDo(t, err)
 		for _, event := range events.Items {
-			if event.Type != corev1.EventTypeNormal && event.Reason != "FailedScheduling" {
+			// Before a container starts the API server may refuse the kubelet its claim, for want of having heard of the binding.
+			isNews := event.LastTimestamp.After(was.State.Running.StartedAt.Time)
+			if isNews && event.Type != corev1.EventTypeNormal {
 				t.Errorf("pod %s: event %s: %s", p.name, event.Reason, event.Message)
 			}
 		}
