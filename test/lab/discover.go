@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os/exec"
+	"path/filepath"
 	"regexp"
 	"strconv"
 )
@@ -66,12 +67,19 @@ func (l *Lab) discover(ctx context.Context, node *labNode) (inventory, error) {
 	if known, ok := l.known[node.name]; ok {
 		return known, nil
 	}
-	args := []string{"discover", "-o", "json", "--nvml=" + node.nvml, "--node-name=" + node.name}
+	agent, err := filepath.Abs(l.options.Agent)
+	if err != nil {
+		return nil, err
+	}
+	command := []string{agent, "discover", "-o", "json", "--nvml=" + node.nvml, "--node-name=" + node.name}
 	if node.simDir != "" {
-		args = append(args, "--sim-dir="+node.simDir)
+		command = append(command, "--sim-dir="+node.simDir)
+	}
+	if node.enter != nil { // partitions end with the boot, and outside is another one
+		command = node.enter(command[0], command[1:]...)
 	}
 	var stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, l.options.Agent, args...)
+	cmd := exec.CommandContext(ctx, command[0], command[1:]...)
 	cmd.Stderr = &stderr
 	output, err := cmd.Output()
 	if err != nil {

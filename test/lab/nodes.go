@@ -36,8 +36,8 @@ type labNode struct {
 	// processes are those that the cluster does not watch itself, and agent is the node's agent.
 	processes []*localcluster.Process
 	agent     *localcluster.Process
-	// enter is the command that runs a shell inside; empty where there is no inside.
-	enter []string
+	// enter is the command that runs a program inside, where another boot ID is seen; nil where there is no inside.
+	enter func(path string, args ...string) []string
 	// leavings are patterns of files that exist only while claims are prepared.
 	leavings []string
 }
@@ -69,7 +69,7 @@ func (l *Lab) StartRealNode(ctx context.Context, name, nvml string, args ...stri
 			return l.probe(ctx, n, pod)
 		},
 		leavings:  leavings(n.CDIDir(), n.StateDir()),
-		processes: n.Processes(), agent: n.Agent().Process, enter: n.Enter("/bin/sh"),
+		processes: n.Processes(), agent: n.Agent().Process, enter: n.Enter,
 	}
 	if slices.Contains(args, "--partitions=dynamic") {
 		started.simDir = n.SimulationDir()
@@ -110,10 +110,14 @@ func (l *Lab) Places() []NodePlaces {
 	var places []NodePlaces
 	for _, name := range slices.Sorted(maps.Keys(l.nodes)) {
 		n := l.nodes[name]
-		places = append(places, NodePlaces{
+		place := NodePlaces{
 			Node: name, AgentLog: n.agentLog, StateDir: n.stateDir, SimulatorSocket: filepath.Join(n.stateDir, "sim", "control.sock"),
-			AgentPID: n.agent.Pid(), Enter: n.enter,
-		})
+			AgentPID: n.agent.Pid(),
+		}
+		if n.enter != nil {
+			place.Enter = n.enter("/bin/sh")
+		}
+		places = append(places, place)
 	}
 	return places
 }
