@@ -38,27 +38,17 @@ const (
 	toldGivenToClaims = "node(s) where claims have devices that the device plugin may give to the pod, too"
 )
 
-// containersPod has containers given as "name=gpus", or "name=gpus/nics"; init containers begin with "i", sidecars
-// with "s", app containers with "a".
+// containersPod has containers given as "name=gpus"; init containers begin with "i".
 func containersPod(containers ...string) *v1.Pod {
 	p := &v1.Pod{ObjectMeta: meta("p")}
 	for _, container := range containers {
-		name, counts, _ := strings.Cut(container, "=")
-		gpus, nics, _ := strings.Cut(counts, "/")
-		c := v1.Container{Name: name, Resources: v1.ResourceRequirements{Requests: v1.ResourceList{v1.ResourceCPU: resource.MustParse("1")}}}
-		if gpus != "" {
-			c.Resources.Requests[gpuResource] = resource.MustParse(gpus)
-		}
-		if nics != "" {
-			c.Resources.Requests[nicResource] = resource.MustParse(nics)
-		}
-		switch name[0] {
-		case 'i':
+		name, gpus, _ := strings.Cut(container, "=")
+		c := v1.Container{Name: name, Resources: v1.ResourceRequirements{Requests: v1.ResourceList{
+			v1.ResourceCPU: resource.MustParse("1"), gpuResource: resource.MustParse(gpus),
+		}}}
+		if name[0] == 'i' {
 			p.Spec.InitContainers = append(p.Spec.InitContainers, c)
-		case 's':
-			c.RestartPolicy = ptr.To(v1.ContainerRestartPolicyAlways)
-			p.Spec.InitContainers = append(p.Spec.InitContainers, c)
-		default:
+		} else {
 			p.Spec.Containers = append(p.Spec.Containers, c)
 		}
 	}
