@@ -1,7 +1,9 @@
 package main
 
 import (
+	"cmp"
 	"context"
+	"sync"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -40,8 +42,8 @@ type nodeWatch struct {
 	err  error        // of the last reading
 	// read and watch are when that may be done again.
 	read, watch time.Time
-	// events are what has come since; nil without a watch.
-	events watch.Interface
+	// events has what has come since; nil without a watch.
+	events *nodeEvents
 	// failed is why the Node is not watched, or was not when it was watched last and nothing has come since.
 	failed string
 }
@@ -69,25 +71,22 @@ func (w *nodeWatch) Node(ctx context.Context) (*corev1.Node, error) {
 
 // follow takes what has come since the last call. A watch that has ended leaves the Node as it was.
 func (w *nodeWatch) follow(ctx context.Context) {
-	for w.events != nil {
-		select {
-		case event, more := <-w.events.ResultChan():
-			node, isNode := event.Object.(*corev1.Node)
-			if more && isNode && event.Type != watch.Deleted {
-				w.node, w.failed = node, ""
-				continue
-			}
-			w.events.Stop()
-			w.events = nil
-			if event.Type == watch.Error { // as that a version is too old
-				w.notWatched(ctx, apierrors.FromObject(event.Object))
-			}
-			if soon := w.clock.Now().Add(wait.Jitter(watchEndInterval, 4)); w.read.Before(soon) {
-				w.read = soon
-			}
-		default:
-			return
-		}
+	if w.events == nil {
+		return
+	}
+	node, ended, err := w.events.take()
+	if node != nil {
+		w.node, w.failed = node, ""
+	}
+	if !ended {
+		return
+	}
+	w.events = nil
+	if err != nil {
+		w.notWatched(ctx, err)
+	}
+	if soon := w.clock.Now().Add(wait.Jitter(watchEndInterval, 4)); w.read.Before(soon) {
+		w.read = soon
 	}
 }
 
@@ -106,7 +105,50 @@ func (w *nodeWatch) begin(ctx context.Context) {
 		w.notWatched(ctx, err)
 		return
 	}
-	w.events = events
+	w.events = &nodeEvents{}
+	go func(of *nodeEvents) { // another takes its place when this one has ended
+		defer end()
+		of.follow(events)
+	}(w.events)
+}
+
+// nodeEvents has the newest of what a watch says, taken as it comes: the API server does not wait for who looks at it.
+type nodeEvents struct {
+	mu    sync.Mutex
+	node  *corev1.Node // nil if nothing has come since it was taken
+	ended bool
+	err   error // that the API server ended it with, as that a version is too old
+}
+
+// follow takes what comes until the watch ends.
+func (e *nodeEvents) follow(events watch.Interface) {
+	defer events.Stop()
+	for event := range events.ResultChan() {
+		node, isNode := event.Object.(*corev1.Node)
+		if !isNode || event.Type == watch.Deleted {
+			var err error
+			if event.Type == watch.Error {
+				err = apierrors.FromObject(event.Object)
+			}
+			e.set(nil, true, err)
+			return
+		}
+		e.set(node, false, nil)
+	}
+	e.set(nil, true, nil)
+}
+
+func (e *nodeEvents) set(node *corev1.Node, ended bool, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.node, e.ended, e.err = cmp.Or(node, e.node), ended, err
+}
+
+func (e *nodeEvents) take() (node *corev1.Node, ended bool, err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	node, e.node = e.node, nil
+	return node, e.ended, e.err
 }
 
 // notWatched tells why when that is news.

@@ -121,9 +121,8 @@ type membership struct {
 //   - Of one node's slices only the newest: it uses no other.
 //   - A pool that is called after a node, such as node-1 or node-1/mig, and is whole with that node's slices needs no other node's.
 //   - Of a pool with slices for more than one node, no single node's are newer.
-//   - Slices of a single node that have something wrong in themselves, or in their counters, do not count beside others of their generation.
-//   - If the others are not whole together, those of a node count that are whole for it: with those for more than one node, they are as many as
-//     each of them says.
+//   - If those of a generation are not whole together, those of a node count that are whole for it: with those for more than one node, they are as
+//     many as each of them says, and nothing is wrong in themselves or in their counters.
 func membersOf(id PoolID, members map[string]*Slice, most int, features Features) membership {
 	groups := make(map[string][]*Slice) // the newest of each single node; under "" those for more than one, of any generation
 	m := membership{own: make(map[string]*Slice, len(members)), judged: make(map[int64]bool)}
@@ -231,11 +230,10 @@ func (g *generation) judge(features Features) (strangers map[string]string, judg
 	for _, own := range g.nodes {
 		all = append(all, own.slices...)
 	}
-	slices.SortFunc(all, func(a, b *Slice) int { return cmp.Compare(a.Object.Name, b.Object.Name) })
-	together := isWhole(all)
-	if together && problemIn(all) == "" && (!features.PartitionableDevices || len(problemsOfCounters(all, false)) == 0) {
-		return nil, false
+	if isWhole(all) {
+		return nil, false // without those of one node it would not be
 	}
+	slices.SortFunc(all, func(a, b *Slice) int { return cmp.Compare(a.Object.Name, b.Object.Name) })
 	wrong := g.takenNames()
 	if features.PartitionableDevices {
 		maps.Copy(wrong, problemsOfCounters(all, true))
@@ -244,7 +242,7 @@ func (g *generation) judge(features Features) (strangers map[string]string, judg
 	strangers = make(map[string]string)
 	for _, own := range g.nodes {
 		problem := cmp.Or(problemIn(own.slices), wrong[own.node])
-		if n, ok := numberOf(own.slices); problem == "" && !together &&
+		if n, ok := numberOf(own.slices); problem == "" &&
 			(!ok || n != int64(len(g.shared)+len(own.slices)) || len(g.shared) > 0 && (!agree || n != want)) {
 			problem = without(own.node)
 		}
@@ -252,10 +250,10 @@ func (g *generation) judge(features Features) (strangers map[string]string, judg
 			strangers[own.node] = problem
 		}
 	}
-	if len(strangers) == len(g.nodes) && (len(g.shared) == 0 || !together && !isWhole(g.shared)) {
+	if len(strangers) == len(g.nodes) && !isWhole(g.shared) {
 		return nil, false // else nothing would be left
 	}
-	return strangers, !together || len(strangers) > 0
+	return strangers, true
 }
 
 // takenNames says which nodes have a device called as one for more than one node is: whoever looks at what such a device takes of counters, or

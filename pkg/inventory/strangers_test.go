@@ -430,10 +430,10 @@ func TestAKubeletDoesNotTakeAPoolForManyNodes(t *testing.T) {
 			evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("gpus", 1, 1))},
 			want: map[string][]string{"n0": {"gpus/a"}, "n1": {"gpus/b"}, "evil": {"gpus/e-device"}},
 		},
-		"a broken slice in a pool whose number is that of all nodes": {
+		"a broken slice without which the pool is not whole, so it is invalid, as upstream's allocator has it": {
 			own:  []*resourceapi.ResourceSlice{slice("a", "n0", pool("gpus", 1, 2), devices("a"))},
 			evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("gpus", 1, 2), consuming("y", "memory", "1"))},
-			want: map[string][]string{"n0": {"gpus/a"}},
+			want: map[string][]string{"n0": {"pool gpu.example.com/gpus is invalid: device e-device consumes from counter set y, which does not exist"}},
 			told: "device e-device consumes from counter set y, which does not exist",
 		},
 	}

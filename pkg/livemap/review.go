@@ -11,6 +11,7 @@ import (
 	"strings"
 	"sync"
 	"time"
+	"unicode"
 
 	"golang.org/x/sync/singleflight"
 	"golang.org/x/time/rate"
@@ -108,6 +109,9 @@ func (v *Review) admit(r *http.Request) (string, *refusal) {
 		return "", &refusal{http.StatusUnauthorized, "a token of the cluster is missing: open this page with #token=TOKEN behind its address, " +
 			"for example that of 'kubectl create token'"}
 	}
+	if strings.ContainsFunc(token, unicode.IsSpace) { // the API server would read what is before it: one token would be any number
+		return "", &refusal{http.StatusUnauthorized, "the token has white space in it: open this page with #token=TOKEN behind its address"}
+	}
 	sum := sha256.Sum256([]byte(token))
 	if known := v.lookup(sum); v.now().Sub(known.at) < reviewAge {
 		return known.user.Username, known.refusal
@@ -132,7 +136,7 @@ func (v *Review) lookup(token [sha256.Size]byte) review {
 // review asks about a token, and keeps the answer. Others may wait for it, too, so that it goes on when the sender is gone.
 func (v *Review) review(sum [sha256.Size]byte, token, sender string) review {
 	before := v.lookup(sum)
-	if before.user.Username == "" {
+	if before.rights.IsZero() { // a stranger, or known and not admitted
 		leave := v.enter(sender)
 		if leave == nil {
 			return review{refusal: &refusal{http.StatusServiceUnavailable, "too many tokens are to be asked about: try again"}}

@@ -33,7 +33,7 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// reviewer is an API server that knows tokens: "reader" and "other" may list all, "poor" no claims, and "down" is answered by an error. It counts
+// reviewer is an API server that knows tokens: "reader" and "other" may list all, "poor" and "poor-..." no claims, and "down" is answered by an error. It counts
 // the reviews of tokens.
 func reviewer() (*fake.Clientset, *atomic.Int32) {
 	asked := &atomic.Int32{}
@@ -41,7 +41,7 @@ func reviewer() (*fake.Clientset, *atomic.Int32) {
 	client.PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		asked.Add(1)
 		review := action.(clienttesting.CreateAction).GetObject().(*authentication.TokenReview).DeepCopy()
-		switch token := review.Spec.Token; token {
+		switch token, _, _ := strings.Cut(review.Spec.Token, "-"); token {
 		case "down":
 			return true, nil, errors.New("no answer")
 		case "reader", "other", "poor", "gone":
@@ -88,6 +88,7 @@ func TestReview(t *testing.T) {
 		"no token":               {path: "/api/stream", want: 401, says: "a token of the cluster is missing"},
 		"an empty one":           {path: "/api/stream", token: " ", want: 401, says: "a token of the cluster is missing"},
 		"a strange one":          {path: "/api/stream", token: "strange", want: 401, says: "does not know the token"},
+		"one and more":           {path: "/api/stream", token: "reader 7", want: 401, says: "white space"},
 		"without a right":        {path: "/api/stream", token: "poor", want: 403, says: "poor may not list resourceclaims.resource.k8s.io in all namespaces"},
 		"no answer":              {path: "/api/stream", token: "down", want: 503, says: "no answer"},
 		"a reader":               {path: "/api/stream", token: "reader", want: 200, says: "event: title"},
@@ -195,6 +196,31 @@ func TestAFloodOfTokens(t *testing.T) {
 	now = now.Add(time.Second / strangersRate)
 	if got := ask("poor"); got != 403 {
 		t.Errorf("one later: %d", got)
+	}
+}
+
+// Who is known and may not see the map is asked about no more often than who is not known, however many tokens it has.
+func TestAFloodOfTokensOfOneWithoutRights(t *testing.T) {
+	client, asked := reviewer()
+	review := NewReview(client)
+	now := time.Unix(0, 0)
+	review.now = func() time.Time { return now }
+	s := NewServer(Title{}, NewFeed(NewHistory(Limits{})), review, nil)
+	tokens := 3 * strangersBurst
+	for i := range tokens {
+		now = now.Add(time.Second / strangersRate)
+		if code := bearer(s, "10.0.0.1:1", fmt.Sprint("poor-", i)); code != 403 {
+			t.Fatalf("token %d: %d", i, code)
+		}
+	}
+	now = now.Add(reviewAge)
+	asked.Store(0)
+	answers := map[int]int{}
+	for i := range tokens {
+		answers[bearer(s, "10.0.0.1:1", fmt.Sprint("poor-", i))]++
+	}
+	if asked.Load() != strangersBurst || answers[403] != strangersBurst || answers[503] != tokens-strangersBurst {
+		t.Errorf("the API server was asked %d times, answers %v", asked.Load(), answers)
 	}
 }
 

@@ -12,8 +12,10 @@ import (
 	"net/http/httptest"
 	"os"
 	osruntime "runtime"
+	"strconv"
 	"strings"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
@@ -338,6 +340,52 @@ func TestARestart(t *testing.T) {
 	if body, err := io.ReadAll(response.Body); err != nil || !strings.Contains(string(body), `"full":true`) || !strings.Contains(string(body), `"a":[2]`) {
 		t.Errorf("the slider after version %s: %v %s", v.id, err, body)
 	}
+}
+
+// once admits for the first time, and not again.
+type once struct{ asked bool }
+
+func (o *once) admit(*http.Request) (string, *refusal) {
+	if o.asked {
+		return "", &refusal{status: http.StatusUnauthorized}
+	}
+	o.asked = true
+	return "a", nil
+}
+
+func (*once) foreign(*http.Request) error { return nil }
+
+// slowly is a browser that takes its time for each event.
+type slowly struct {
+	http.ResponseWriter
+	takes  time.Duration
+	events int
+}
+
+func (s *slowly) Write(text []byte) (int, error) {
+	s.events++
+	time.Sleep(s.takes)
+	return len(text), nil
+}
+
+func (*slowly) Flush() {}
+
+// A reader who reads a large cluster slowly is told nothing any more soon after it lost its rights.
+func TestASlowReaderIsLookedAt(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		history := NewHistory(Limits{Age: time.Hour, Bytes: 1 << 30})
+		values := map[Key]Value{}
+		for i := range 20 * pageValues {
+			values[Key{Node, strconv.Itoa(i)}] = Value{[]byte(`{}`)}
+		}
+		history.Commit(time.Now(), values)
+		s := NewServer(Title{}, NewFeed(history), &once{}, nil)
+		to := &slowly{ResponseWriter: httptest.NewRecorder(), takes: s.beat / 2}
+		s.ServeHTTP(to, httptest.NewRequest(http.MethodGet, "/api/stream", nil))
+		if to.events < 2 || to.events > 5 {
+			t.Errorf("it was told %d events of which each took half a beat", to.events)
+		}
+	})
 }
 
 // A large cluster comes in parts, and a browser that has lost one of them begins anew.

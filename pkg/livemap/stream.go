@@ -39,6 +39,16 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 	beat := time.NewTicker(s.beat)
 	defer beat.Stop()
 	answered := time.Now()
+	// goesOn asks whether the reader is still admitted.
+	goesOn := func() bool {
+		switch _, refused := s.admission.admit(r); {
+		case refused == nil:
+			answered = time.Now()
+		case refused.status != http.StatusServiceUnavailable || time.Since(answered) >= s.patience:
+			return false // the next request is told why
+		}
+		return true
+	}
 	for told := (*Status)(nil); out.err == nil; {
 		status, statusChanged := s.feed.Status()
 		changed := s.feed.history.Changed()
@@ -52,6 +62,13 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 				var text bytes.Buffer
 				page.write(&text, page.more)
 				out.event("change", page.id(), text.Bytes())
+				select {
+				case <-beat.C: // who reads slowly takes many beats for all pages
+					if !goesOn() {
+						return
+					}
+				default:
+				}
 			}
 			at = diff.Version
 		}
@@ -62,11 +79,8 @@ func (s *Server) stream(w http.ResponseWriter, r *http.Request) {
 		case <-changed:
 		case <-statusChanged:
 		case <-beat.C:
-			switch _, refused := s.admission.admit(r); {
-			case refused == nil:
-				answered = time.Now()
-			case refused.status != http.StatusServiceUnavailable || time.Since(answered) >= s.patience:
-				return // the next request is told why
+			if !goesOn() {
+				return
 			}
 			out.raw(": still here\n\n")
 		}

@@ -24,7 +24,11 @@ const (
 
 // common is what all claims of the node need of the driver, as nvcdi has found it last.
 type common struct {
-	mu   sync.Mutex
+	mu   sync.Mutex // never held while files are looked at or NVML is asked, which may hang
+	last found
+}
+
+type found struct {
 	from commonSource
 	at   time.Time
 	age  time.Duration
@@ -46,10 +50,10 @@ func (d *Driver) findCommon(ctx context.Context) (*specs.ContainerEdits, error) 
 		return nil, err
 	}
 	from := commonSource{library: d.library(GPU{}), hook: hook, devRoot: d.devRoot()}
-	c := &d.common
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.edits == nil || c.from != from || time.Since(c.at) >= c.age || !allThere(c.edits) {
+	d.common.mu.Lock()
+	last := d.common.last
+	d.common.mu.Unlock()
+	if last.edits == nil || last.from != from || time.Since(last.at) >= last.age || !allThere(last.edits) {
 		lib, err := d.nvcdi(ctx, newNvcdiLogger(ctx), GPU{})
 		if err != nil {
 			return nil, err
@@ -60,12 +64,15 @@ func (d *Driver) findCommon(ctx context.Context) (*specs.ContainerEdits, error) 
 			return nil, fmt.Errorf("look for the driver's files below %s: %w", d.opts.DriverRoot, err)
 		}
 		age := firstAge
-		if c.from == from && reflect.DeepEqual(c.edits, edits.ContainerEdits) {
-			age = min(2*c.age, commonAge)
+		if last.from == from && reflect.DeepEqual(last.edits, edits.ContainerEdits) {
+			age = min(2*last.age, commonAge)
 		}
-		c.from, c.at, c.age, c.edits = from, at, age, edits.ContainerEdits
+		last = found{from: from, at: at, age: age, edits: edits.ContainerEdits}
+		d.common.mu.Lock()
+		d.common.last = last
+		d.common.mu.Unlock()
 	}
-	text, err := json.Marshal(c.edits)
+	text, err := json.Marshal(last.edits)
 	if err != nil {
 		return nil, fmt.Errorf("copy the driver's files: %w", err)
 	}

@@ -169,3 +169,44 @@ func BenchmarkCommonEdits(b *testing.B) {
 		}
 	}
 }
+
+// hung is a library whose calls do not return before they are released.
+type hung struct {
+	nvml.Interface
+	inside, released chan struct{}
+}
+
+func (h *hung) SystemGetDriverVersion() (string, nvml.Return) {
+	close(h.inside)
+	<-h.released
+	return h.Interface.SystemGetDriverVersion()
+}
+
+// TestACallThatHangsKeepsNoOtherClaim whose library is another one.
+func TestACallThatHangsKeepsNoOtherClaim(t *testing.T) {
+	_, library, backend := commonOf(t)
+	good := (*library).Interface
+	stuck := &hung{Interface: good, inside: make(chan struct{}), released: make(chan struct{})}
+	*library = &looks{Interface: stuck}
+	first, second := make(chan error, 1), make(chan error, 1)
+	ask := func(to chan<- error) {
+		_, err := backend.CommonEdits(t.Context())
+		to <- err
+	}
+	go ask(first)
+	<-stuck.inside
+	*library = &looks{Interface: good}
+	go ask(second)
+	select {
+	case err := <-second:
+		if err != nil {
+			t.Error(err)
+		}
+	case <-time.After(time.Minute):
+		t.Error("it waits for a call of the library before")
+	}
+	close(stuck.released)
+	if err := <-first; err != nil {
+		t.Error(err)
+	}
+}

@@ -13,8 +13,10 @@ import (
 
 	"golang.org/x/sys/unix"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/klog/v2"
@@ -235,8 +237,11 @@ func (c *selfCheck) callSelf(ctx context.Context) {
 		if err := c.call(ctx, s); err != nil {
 			if ctx.Err() == nil {
 				silent := fmt.Sprintf("the agent does not answer on its own socket %s: ", s.path)
-				if _, was := c.status.get(stageServing); was.reason == reasonSocketSilent && strings.HasPrefix(was.message, silent) {
-					return // told; how exactly a connection fails may differ each time
+				if code := status.Code(err); code != codes.Unknown {
+					_, was := c.status.get(stageServing)
+					if was.reason == reasonSocketSilent && strings.HasPrefix(was.message, fmt.Sprintf("%srpc error: code = %s ", silent, code)) {
+						return // told; how exactly a connection fails may differ each time
+					}
 				}
 				c.fail(ctx, stageServing, reasonSocketSilent, fmt.Errorf("%s%w", silent, err))
 			}

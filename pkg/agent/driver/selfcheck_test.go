@@ -228,8 +228,11 @@ func TestAnAgentThatDoesNotAnswerIsNotReady(t *testing.T) {
 		registrar bool
 		happens   func(t *testing.T, s *socket)
 		says      string
+		// later is that it fails in another way from now on, and thenSays how.
+		later    func(t *testing.T, s *socket)
+		thenSays string
 	}{
-		"the plugin's socket: nobody takes what comes":       {happens: func(*testing.T, *socket) {}, says: "DeadlineExceeded"},
+		"the plugin's socket: nobody takes what comes":       {happens: func(*testing.T, *socket) {}, says: "DeadlineExceeded", later: closeEach, thenSays: "Unavailable"},
 		"the registration socket: nobody takes what comes":   {registrar: true, happens: func(*testing.T, *socket) {}, says: "DeadlineExceeded"},
 		"the plugin's socket: somebody else answers":         {happens: func(t *testing.T, s *socket) { serve(t, s) }, says: "somebody else answers"},
 		"the registration socket: each connection is closed": {registrar: true, happens: closeEach, says: "Unavailable"},
@@ -268,6 +271,13 @@ func TestAnAgentThatDoesNotAnswerIsNotReady(t *testing.T) {
 			}
 			if log := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); strings.Count(log, "Claims cannot be prepared on this node") != 1 {
 				t.Errorf("the log has not one line:\n%s", log)
+			}
+			if tc.later != nil {
+				tc.later(t, bad)
+				c.callSelf(ctx)
+				if _, why := c.status.get(stageServing); !strings.Contains(why.message, tc.thenSays) {
+					t.Errorf("then it says %q, want %q in it", why.message, tc.thenSays)
+				}
 			}
 			// It answers again.
 			if err := os.Remove(bad.path); err != nil {

@@ -64,11 +64,15 @@ export interface Listener {
 /** How long nothing may come. The server sends something every 15 s. */
 const silence = 40_000;
 
+/** Too many Requests: the user has other pages open, which may be closed. */
+const tooMany = 429;
+
 /** Follows the stream until the server refuses it. EventSource would do the same, but sends no headers. */
 export async function follow(to: Listener, version: () => number): Promise<void> {
   for (let pause = 250; ; pause = Math.min(2 * pause, 5000)) {
     const abort = new AbortController();
     let timer = setTimeout(() => abort.abort(), silence);
+    let refused = false;
     try {
       const last = version();
       const response = await get('stream', abort.signal, last > 0 ? { 'Last-Event-ID': String(last) } : {});
@@ -90,14 +94,15 @@ export async function follow(to: Listener, version: () => number): Promise<void>
       }
     } catch (error) {
       if (error instanceof Refused && error.status < 500) {
+        refused = true;
         to.refused(error);
-        return;
+        if (error.status !== tooMany) return;
       }
     } finally {
       clearTimeout(timer);
       abort.abort();
     }
-    to.lost();
+    if (!refused) to.lost();
     await new Promise((resolve) => setTimeout(resolve, pause));
   }
 }
