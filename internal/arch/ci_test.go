@@ -8,7 +8,7 @@ import (
 	"testing"
 )
 
-// What CI runs are targets of the Makefile, and the README names them.
+// What CI runs are targets of the Makefile, and the README names them. The tests that it leaves out are there.
 func TestCIRunsWhatTheReadmeNames(t *testing.T) {
 	read := func(name string) string {
 		t.Helper()
@@ -19,6 +19,19 @@ func TestCIRunsWhatTheReadmeNames(t *testing.T) {
 		return string(content)
 	}
 	makefile, readme := read("Makefile"), read("README.md")
+	var tests strings.Builder
+	files, err := filepath.Glob("../../test/e2e/*_test.go")
+	if err != nil || len(files) == 0 {
+		t.Fatal(files, err)
+	}
+	for _, file := range files {
+		tests.WriteString(read(filepath.Join("test", "e2e", filepath.Base(file))))
+	}
+	for _, test := range regexp.MustCompile(`\bTest[A-Z]\w*`).FindAllString(read(".ci/run"), -1) {
+		if !strings.Contains(tests.String(), "\nfunc "+test+"(") {
+			t.Errorf(".ci/run leaves out %s, which test/e2e has not", test)
+		}
+	}
 	steps := regexp.MustCompile(`(?m)^step make ([a-z0-9-]+)`).FindAllStringSubmatch(read(".ci/run"), -1)
 	if len(steps) == 0 {
 		t.Error(".ci/run runs no target")

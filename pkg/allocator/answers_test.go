@@ -312,7 +312,6 @@ func TestSharedAnswersAreThoseOfEachNode(t *testing.T) {
 		"any devices": drawWorld, "scarce devices": drawTightWorld, "admin access": drawAdminWorld, "devices that share": drawSharingWorld,
 	} {
 		t.Run(name, func(t *testing.T) {
-			manyDraws(t, 400) // with six looks at each node
 			shared, searched := 0, 0
 			rapid.Check(t, func(t *rapid.T) {
 				w := draw(t)
@@ -341,6 +340,9 @@ func TestSharedAnswersAreThoseOfEachNode(t *testing.T) {
 				}
 			})
 			t.Logf("%d searched, %d shared with another node", searched, shared)
+			if searched == 0 || shared == 0 {
+				t.Error("there is nothing to compare")
+			}
 		})
 	}
 }

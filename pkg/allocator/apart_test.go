@@ -166,7 +166,6 @@ func TestSharesOfADeviceAreOneNamespaces(t *testing.T) {
 // A device of which another namespace has shares is like one that somebody has for himself alone, in every way: in one inventory and on
 // one usage, whichever namespaces ask in which order.
 func TestADeviceOfAnotherNamespaceIsLikeOneThatIsHeld(t *testing.T) {
-	manyDraws(t, 600)
 	ignored := cmp.Options{
 		cmpopts.IgnoreFields(RequestCounts{}, "Pool", "Foreign"), sameText,
 		cmp.Comparer(func(a, b *inventory.PoolProblem) bool { return fmt.Sprint(a) == fmt.Sprint(b) }),

@@ -78,25 +78,8 @@ func TestFirstFitIsUpstreamsThoroughly(t *testing.T) {
 	}
 }
 
-// manyDraws sets the number of draws of the test unless one was asked for by flag.
-func manyDraws(t *testing.T, n int) {
-	checks := flag.Lookup("rapid.checks").Value
-	usual := checks.String()
-	if usual != "100" {
-		return
-	}
-	if err := checks.Set(strconv.Itoa(n)); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := checks.Set(usual); err != nil {
-			t.Error(err)
-		}
-	})
-}
-
+// differential compares in 100 draws, or in as many as -rapid.checks says: make differential asks for 2,000.
 func differential(t *testing.T, draw func(*rapid.T) *world, by variant) {
-	manyDraws(t, 500) // make differential: 2,000
 	var stats differences
 	rapid.Check(t, func(t *rapid.T) { stats.compare(t, draw(t), by) })
 	t.Logf("%+v", stats)
