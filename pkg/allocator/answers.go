@@ -80,12 +80,12 @@ func (a *sharedAnswer) await(s *search) bool {
 	if a.attempt == s.in.Attempt {
 		select {
 		case <-a.settled:
-		case <-s.ctx.Done():
+		case <-s.in.ctx.Done():
 		}
 	}
 	select {
 	case <-a.settled:
-		return s.ctx.Err() == nil
+		return s.in.ctx.Err() == nil
 	default:
 		return false
 	}
@@ -93,7 +93,7 @@ func (a *sharedAnswer) await(s *search) bool {
 
 // set notes what the search found.
 func (a *sharedAnswer) set(s *search, found bool) {
-	if s.selectorError != nil || (s.err != nil && (s.in.Attempt == nil || s.ctx.Err() != nil)) {
+	if s.selectorError != nil || (s.err != nil && (s.in.Attempt == nil || s.in.ctx.Err() != nil)) {
 		return // private
 	}
 	a.private, a.fits, a.chosen, a.err = false, found, slices.Clone(s.chosen), s.err

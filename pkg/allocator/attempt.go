@@ -18,8 +18,8 @@ type Attempt interface {
 
 // isOver tells whether the time for this node is over, and notes why.
 func (s *search) isOver() bool {
-	if s.ctx.Err() != nil {
-		s.err = context.Cause(s.ctx)
+	if s.in.ctx.Err() != nil {
+		s.err = context.Cause(s.in.ctx)
 		return true
 	}
 	if s.in.Attempt == nil {

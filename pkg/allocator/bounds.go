@@ -18,7 +18,7 @@ func (s *search) dropUnaffordable(a *alternative, l *lane, set bitset.Set) {
 		return
 	}
 	for device := set.Next(0); device >= 0; device = set.Next(device + 1) {
-		if !s.ledger.isPlain(device) && l.candidates.Has(device) && !s.canCharge(a, device) {
+		if !s.ledger.isPlain(device) && l.candidates.Has(device) && !s.ledger.canCharge(a, device) {
 			set.Remove(device)
 		}
 	}
@@ -103,7 +103,7 @@ func (s *search) nameCounters() {
 	}
 	b.counterNames = b.counterNames[:0]
 	for p, pool := range s.pools {
-		for range s.ledger.states[p].counters {
+		for range s.states[p].counters {
 			b.namesOf = append(b.namesOf, numberOf(&b.counterNames, pool.Pool.Counters.All[len(b.namesOf)-s.ledger.firstCounter[p]].Name))
 		}
 	}
@@ -261,7 +261,7 @@ func (s *search) mostOfPart(first int) int {
 		return cmp.Or(cmp.Compare(a.Counter, b.Counter), a.Amount.Compare(b.Amount))
 	})
 	most := devices
-	left := s.countersOf(first)
+	left := s.ledger.countersOf(first)
 	for len(uses) > 0 {
 		counter, users, served := uses[0].Counter, 0, 0
 		for rest := left[counter]; users < len(uses) && uses[users].Counter == counter; users++ {
@@ -338,7 +338,7 @@ func (s *search) fits(name resourceapi.QualifiedName, needs []need, devices bits
 		if !ok {
 			return true // takes nothing of it
 		}
-		left := s.roomOf(device)[k]
+		left := s.ledger.roomOf(device)[k]
 		if !left.IsNegative() {
 			room = room.Add(left)
 		}

@@ -86,45 +86,37 @@ type formerGroup struct {
 }
 
 // groupsOf are the states of the counter sets of the device's pool; nil if no pool of the node has groups.
-func (s *search) groupsOf(device int) []groupState {
-	if len(s.ledger.groups) == 0 {
+func (l *ledger) groupsOf(device int) []groupState {
+	if len(l.groups) == 0 {
 		return nil
 	}
-	return s.ledger.groups[s.ledger.firstGroup[s.poolOf(device)]:]
-}
-
-// membershipsOf are the device's compatibility groups.
-func (s *search) membershipsOf(device int) []inventory.Membership {
-	p := s.poolOf(device)
-	return s.pools[p].Memberships(device - s.starts[p])
+	return l.groups[l.firstGroup[l.poolOf(device)]:]
 }
 
 // admitsGroups tells whether the device's groups allow it to be picked.
-func (s *search) admitsGroups(device int) bool {
-	states := s.groupsOf(device)
-	return states == nil || groupsAdmit(states, s.membershipsOf(device))
+func (l *ledger) admitsGroups(device int) bool {
+	states := l.groupsOf(device)
+	return states == nil || groupsAdmit(states, l.membershipsOf(device))
 }
 
 // joinGroups puts the device into its groups, which leaveGroups takes back, the last one first.
-func (s *search) joinGroups(device int) {
-	l := &s.ledger
+func (l *ledger) joinGroups(device int) {
 	if len(l.groups) == 0 {
 		return
 	}
-	first := l.firstGroup[s.poolOf(device)]
-	for _, m := range s.membershipsOf(device) {
+	first := l.firstGroup[l.poolOf(device)]
+	for _, m := range l.membershipsOf(device) {
 		state := &l.groups[first+m.Set]
 		l.former = append(l.former, formerGroup{first + m.Set, *state})
 		*state = state.with(m.Groups)
 	}
 }
 
-func (s *search) leaveGroups(device int) {
-	l := &s.ledger
+func (l *ledger) leaveGroups(device int) {
 	if len(l.groups) == 0 {
 		return
 	}
-	for range s.membershipsOf(device) {
+	for range l.membershipsOf(device) {
 		last := l.former[len(l.former)-1]
 		l.former = l.former[:len(l.former)-1]
 		l.groups[last.index] = last.state

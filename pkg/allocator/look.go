@@ -174,10 +174,10 @@ func (s *search) appendUses(b []byte, device int) []byte {
 // appendRoom appends what is left of the device, which can be shared, and what each alternative takes of that.
 func (s *search) appendRoom(b []byte, device int) []byte {
 	p := s.poolOf(device)
-	b = appendFlag(append(b, 's'), s.ledger.states[p].isShared(device-s.starts[p]))
+	b = appendFlag(append(b, 's'), s.states[p].isShared(device-s.starts[p]))
 	names := s.pools[p].Capacity(device - s.starts[p]).Names
 	b = binary.AppendUvarint(b, uint64(len(names)))
-	for k, left := range s.ledger.states[p].roomOf(s.pools[p], device-s.starts[p]) {
+	for k, left := range s.states[p].roomOf(s.pools[p], device-s.starts[p]) {
 		b = left.Append(appendText(b, string(names[k])))
 	}
 	for _, a := range s.reqs.lanes {

@@ -174,13 +174,13 @@ func (s *search) weigh(devices bitset.Set) {
 				w.size += o.sizes[device*n+k] / most
 			}
 		}
-		if s.isShared(device) {
+		if s.ledger.isShared(device) {
 			continue // takes nothing more of counters
 		}
 		for _, use := range s.usesOf(device) {
 			if total := s.pools[s.poolOf(device)].Pool.Counters.All[use.Counter].Total.Float(); total > 0 {
 				w.portion += use.Amount.Float() / total
-				w.left += s.countersOf(device)[use.Counter].Float() / total
+				w.left += s.ledger.countersOf(device)[use.Counter].Float() / total
 			}
 		}
 	}
@@ -215,7 +215,7 @@ func (s *search) capacityOf(device int, name resourceapi.QualifiedName) float64 
 	i := device - s.starts[p]
 	if s.ledger.shareable.Has(device) {
 		k, _ := slices.BinarySearch(s.pools[p].Capacity(i).Names, name)
-		return s.roomOf(device)[k].Float()
+		return s.ledger.roomOf(device)[k].Float()
 	}
 	return amount.Of(s.pools[p].Device(i).Capacity[name].Value).Float()
 }

@@ -75,7 +75,7 @@ func (s *search) packable(requests []open) bool {
 		}
 		loads, ok := s.classes.loads[string(key)]
 		if !ok {
-			loads = loadsOf(s.classes.gives, s.countersOf(unit[0]))
+			loads = loadsOf(s.classes.gives, s.ledger.countersOf(unit[0]))
 			s.classes.loads[string(key)] = loads
 		}
 		if loads == nil {
@@ -124,7 +124,7 @@ func (s *search) appendGives(key []byte, list []gives, devices []int, kinds []*o
 			continue
 		}
 		key = append(key, g.kinds)
-		left := s.countersOf(device)
+		left := s.ledger.countersOf(device)
 		for _, u := range g.uses {
 			n := slices.Index(counters, u.Counter)
 			if n < 0 {

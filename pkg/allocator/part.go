@@ -270,11 +270,11 @@ func (ps *parts) status(s *search, v *view, device int) int32 {
 	status := ps.buffer[:0]
 	if shareable {
 		status = append(status, 's')
-		if s.isShared(device) {
+		if s.ledger.isShared(device) {
 			status = append(status, '+')
 		}
 		p := s.poolOf(device)
-		for _, left := range s.roomOf(device)[:len(s.pools[p].Capacity(device-s.starts[p]).Names)] {
+		for _, left := range s.ledger.roomOf(device)[:len(s.pools[p].Capacity(device-s.starts[p]).Names)] {
 			status = left.Append(status)
 		}
 	} else {
@@ -322,8 +322,8 @@ func (ps *parts) find(s *search, v *view, p *part) int32 {
 		if v.signs[device] < 0 || (len(v.admin) == 0 && s.taken.Has(device)) {
 			continue
 		}
-		if s.ledger.consumers.Has(device) && !s.isShared(device) {
-			uses, left := s.usesOf(device), s.countersOf(device)
+		if s.ledger.consumers.Has(device) && !s.ledger.isShared(device) {
+			uses, left := s.usesOf(device), s.ledger.countersOf(device)
 			if !affords(left, uses) {
 				continue // nor ever will be
 			}
@@ -367,7 +367,7 @@ func (ps *parts) appendLeft(s *search, v *view, p *part, text []byte) []byte {
 		if v.signs[device] < 0 || !s.ledger.consumers.Has(device) {
 			continue
 		}
-		left := s.countersOf(device)
+		left := s.ledger.countersOf(device)
 		for i, use := range s.usesOf(device) {
 			n := ps.counters[device][i]
 			if rest := left[use.Counter]; rest.Less(ps.needed[n]) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"math/bits"
 	"slices"
-	"sort"
 
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
@@ -101,7 +100,7 @@ func (s *search) countFrom(l *lane, taken, excluded bitset.Set, from int) int {
 
 // pick gives the device to the alternative unless a constraint forbids it or too little is left of what it shares.
 func (s *search) pick(a *alternative, device int) bool {
-	if !s.charge(a, device) {
+	if !s.ledger.charge(a, device) {
 		return false
 	}
 	for i, c := range a.constraints {
@@ -109,7 +108,7 @@ func (s *search) pick(a *alternative, device int) bool {
 			for _, c := range a.constraints[:i] {
 				s.unbind(c)
 			}
-			s.refund(a, device)
+			s.ledger.refund(a, device)
 			return false
 		}
 	}
@@ -135,7 +134,7 @@ func (s *search) unpick(a *alternative) {
 		s.classes.picked(device, -1)
 	}
 	s.used[a.request.claim]--
-	s.refund(a, device)
+	s.ledger.refund(a, device)
 	stillTaken := false
 	if len(s.takenBy) > 0 {
 		s.takenBy[a.request.claim].Remove(device)
@@ -212,12 +211,4 @@ func (s *search) column(c *constraint, from *inventory.Derivation, pool int) *in
 		return g.column
 	}
 	return s.pools[pool].Attribute(c.attribute)
-}
-
-// poolOf is the index of the pool that the device is in.
-func (s *search) poolOf(device int) int {
-	if len(s.starts) == 1 {
-		return 0
-	}
-	return sort.SearchInts(s.starts, device+1) - 1
 }

@@ -24,21 +24,10 @@ import (
 // short one may take few steps; the thorough one has all shortcuts. Devices of all pools of the node are numbered in the
 // order in which they are tried, each pool starting at a multiple of 64.
 type search struct {
-	ctx context.Context
+	offer
 	// end is when the attempt's time for this node ends, once that has begun.
 	end   int64
 	begun bool
-	reqs  *Requests
-	in    Input
-	pools []*inventory.NodePool
-	// starts has the number of the first device of each pool.
-	starts   []int
-	problems []*inventory.PoolProblem
-	words    int // length of all bitsets
-	arena    []uint64
-
-	lanes   []lane                 // by alternative.lane
-	matches []*inventory.PoolMatch // by alternative.lane and pool
 
 	deviceOrder deviceOrder
 
@@ -55,10 +44,9 @@ type search struct {
 	// order has the requests to satisfy, as indexes into reqs.requests.
 	order []int
 	steps int
-	// careful is false for the greedy attempt, which sets stuck where it would have to take a pick back. So does the
+	// careful is false for the greedy attempt, which is stuck where it would have to take a pick back. So is the
 	// short one after limit steps; there is none if that is 0.
 	careful bool
-	stuck   bool
 	limit   int
 	classes *classes // nil but in the thorough attempt
 	// deciding tells that any answer will do.
@@ -67,11 +55,6 @@ type search struct {
 	spare    []*grouping // from earlier searches, to be used again
 	derived  map[derivedGroup]*grouping
 	scratch
-
-	// What ended the search early, if anything did.
-	err           error
-	selectorError *SelectorError
-	tooMany       bool
 }
 
 // scratch is memory that one search leaves to the next.
@@ -91,19 +74,14 @@ var searches = sync.Pool{New: func() any { return new(search) }}
 func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *search {
 	s := searches.Get().(*search)
 	*s = search{
-		ctx: ctx, reqs: in.Requests, in: in, pools: devices.Pools, problems: devices.Problems,
-		starts: s.starts[:0], arena: s.arena[:0], lanes: s.lanes[:0], takenBy: s.takenBy[:0], bound: s.bound[:0],
+		offer: s.offer, takenBy: s.takenBy[:0], bound: s.bound[:0],
 		picks: s.picks[:0], used: s.used[:0], chosen: s.chosen[:0], order: s.order[:0], groups: s.groups[:0],
-		matches: s.matches[:0], ledger: s.ledger, deviceOrder: s.deviceOrder, spare: s.spare, scratch: s.scratch,
+		ledger: s.ledger, deviceOrder: s.deviceOrder, spare: s.spare, scratch: s.scratch,
 	}
-	s.in.ctx, s.in.interrupted = ctx, nil
+	s.offer.open(ctx, in, devices)
 	s.deviceOrder.ranked = false
 	s.opens, s.choices, s.sums.namesOf, s.sums.capacities = s.opens[:0], s.choices[:0], s.sums.namesOf[:0], s.sums.capacities[:0]
-	for _, p := range s.pools {
-		s.starts = append(s.starts, s.words*64)
-		s.words += bitset.Words(p.Len())
-	}
-	s.openLedger()
+	s.ledger.open(&s.offer)
 	s.taken = s.newSet()
 	for _, c := range s.reqs.claims {
 		s.used = append(s.used, 0)
@@ -140,28 +118,14 @@ func (s *search) release() {
 		}
 	}
 	clear(s.groups)
-	clear(s.matches)
 	clear(s.opens[:cap(s.opens)])
 	clear(s.choices[:cap(s.choices)])
 	clear(s.seekers[:cap(s.seekers)])
 	clear(s.constraints[:cap(s.constraints)])
 	s.ledger.close()
-	s.ctx, s.in, s.reqs, s.pools, s.problems, s.classes, s.derived = nil, Input{}, nil, nil, nil, nil, nil
+	s.offer.close()
+	s.classes, s.derived = nil, nil
 	searches.Put(s)
-}
-
-// newSet returns an empty set from the search's own memory.
-func (s *search) newSet() bitset.Set {
-	n := len(s.arena)
-	if n+s.words > cap(s.arena) || cap(s.arena) == 0 {
-		// Sets made before keep the old memory.
-		s.arena = make([]uint64, 0, max(256, 2*cap(s.arena), 8*s.words))
-		n = 0
-	}
-	s.arena = s.arena[:n+s.words]
-	set := s.arena[n : n+s.words : n+s.words]
-	clear(set)
-	return bitset.Set(set)
 }
 
 // run searches. It returns false if there is no answer, or none was found before something ended the search.
@@ -186,8 +150,8 @@ func (s *search) runShared() bool {
 
 // easily does what takes little time. Not known means that it did not suffice for an answer.
 func (s *search) easily() (found, known bool) {
-	if s.ctx.Err() != nil {
-		s.err = context.Cause(s.ctx)
+	if s.in.ctx.Err() != nil {
+		s.err = context.Cause(s.in.ctx)
 		return false, true
 	}
 	for _, a := range s.reqs.lanes {
@@ -293,7 +257,7 @@ func (s *search) wantedBy(i int) int {
 // begin takes all picks back and sets which requests are to be satisfied.
 func (s *search) begin(order []int) {
 	s.order = order
-	s.resetLedger()
+	s.ledger.reset()
 	clear(s.taken)
 	for i := range s.takenBy {
 		clear(s.takenBy[i])
@@ -476,15 +440,6 @@ func (s *search) takeAll(i int, a *alternative, l *lane) bool {
 	}
 	return false
 }
-
-// fail ends the search because the alternative needs to judge a device on which a selector fails.
-func (s *search) fail(a *alternative, device int) bool {
-	p := s.poolOf(device)
-	s.selectorError = selectorError(&s.in, a, s.pools[p], device-s.starts[p])
-	return false
-}
-
-func (s *search) stopped() bool { return s.err != nil || s.selectorError != nil || s.stuck }
 
 // value is what the chosen alternatives are worth on this node.
 func (s *search) value(seen *glance) *value {

@@ -1,0 +1,216 @@
+package allocator
+
+import (
+	"context"
+	"sort"
+
+	resourceapi "k8s.io/api/resource/v1"
+
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/amount"
+	"stowage.dev/stowage/pkg/inventory/bitset"
+)
+
+// offer is what a node has for the requests before anything is picked. Devices of all pools of the node are numbered, each
+// pool starting at a multiple of 64.
+type offer struct {
+	in       Input
+	reqs     *Requests
+	pools    []*inventory.NodePool
+	states   []*poolState // what holders leave, by pool
+	problems []*inventory.PoolProblem
+	// starts has the number of the first device of each pool.
+	starts []int
+	words  int // length of all bitsets
+	arena  []uint64
+
+	lanes   []lane                 // by alternative.lane
+	matches []*inventory.PoolMatch // by alternative.lane and pool
+
+	ending
+}
+
+// ending is what ended a search early, if anything did.
+type ending struct {
+	err           error
+	selectorError *SelectorError
+	tooMany       bool
+	// stuck tells that the attempt would have to take a pick back, or more steps, and may not.
+	stuck bool
+}
+
+func (e *ending) stopped() bool { return e.err != nil || e.selectorError != nil || e.stuck }
+
+// open begins with the node's devices, in the memory of an earlier offer.
+func (o *offer) open(ctx context.Context, in Input, devices *inventory.NodeDevices) {
+	*o = offer{
+		in: in, reqs: in.Requests, pools: devices.Pools, problems: devices.Problems,
+		states: o.states[:0], starts: o.starts[:0], arena: o.arena[:0], lanes: o.lanes[:0], matches: o.matches[:0],
+	}
+	o.in.ctx, o.in.interrupted = ctx, nil
+	for _, p := range o.pools {
+		o.starts = append(o.starts, o.words*64)
+		o.words += bitset.Words(p.Len())
+		o.states = append(o.states, o.in.stateOf(p))
+	}
+}
+
+// close forgets everything but the memory.
+func (o *offer) close() {
+	clear(o.states)
+	clear(o.matches)
+	o.in, o.reqs, o.pools, o.problems, o.ending = Input{}, nil, nil, nil, ending{}
+}
+
+// newSet returns an empty set from the search's own memory.
+func (o *offer) newSet() bitset.Set {
+	n := len(o.arena)
+	if n+o.words > cap(o.arena) || cap(o.arena) == 0 {
+		// Sets made before keep the old memory.
+		o.arena = make([]uint64, 0, max(256, 2*cap(o.arena), 8*o.words))
+		n = 0
+	}
+	o.arena = o.arena[:n+o.words]
+	set := o.arena[n : n+o.words : n+o.words]
+	clear(set)
+	return bitset.Set(set)
+}
+
+// poolOf is the index of the pool that the device is in.
+func (o *offer) poolOf(device int) int {
+	if len(o.starts) == 1 {
+		return 0
+	}
+	return sort.SearchInts(o.starts, device+1) - 1
+}
+
+// locate returns the pool that the device is in, and its index there.
+func (o *offer) locate(device int) (pool *inventory.NodePool, i int) {
+	p := o.poolOf(device)
+	return o.pools[p], device - o.starts[p]
+}
+
+// takes is what the alternative takes of the capacity of the shareable device, which is one of its candidates.
+func (o *offer) takes(a *alternative, device int) []amount.Amount {
+	p := o.poolOf(device)
+	return o.matches[a.lane*len(o.pools)+p].Takes(device - o.starts[p])
+}
+
+// usesOf is what the device takes of the counters of its pool.
+func (o *offer) usesOf(device int) []inventory.Use {
+	pool, i := o.locate(device)
+	return pool.Uses(i)
+}
+
+// membershipsOf are the device's compatibility groups.
+func (o *offer) membershipsOf(device int) []inventory.Membership {
+	pool, i := o.locate(device)
+	return pool.Memberships(i)
+}
+
+// fail ends the search because the alternative needs to judge a device on which a selector fails.
+func (o *offer) fail(a *alternative, device int) bool {
+	pool, i := o.locate(device)
+	o.selectorError = selectorError(&o.in, a, pool, i)
+	return false
+}
+
+// lane is an alternative on this node.
+type lane struct {
+	// candidates may be picked if nothing picked before forbids it. For a request for all devices these
+	// are the ones to take.
+	candidates bitset.Set
+	// errors are the devices that cannot be judged. Nil if none.
+	errors bitset.Set
+	wanted int
+	// hopeless lanes cannot be satisfied whatever else is picked.
+	hopeless bool
+
+	// What a device takes at least, see leastUsesOf and leastTakesOf, once it is known.
+	leastUses, leastTakes           []named
+	knowsUses, knowsTakes, mayShare bool
+}
+
+// prepare finds the devices for one alternative. It returns false if the node is out of the question.
+func (o *offer) prepare(a *alternative) bool {
+	if a.all && len(o.problems) > 0 {
+		return false // how many all are is not known, nor what is among them
+	}
+	l := lane{candidates: o.newSet(), wanted: a.count}
+	blocked := false
+	for i, p := range o.pools {
+		match := o.in.match(a, p)
+		if o.err = o.in.interrupted; o.err != nil {
+			return false
+		}
+		o.matches = append(o.matches, match)
+		base := o.starts[i] / 64
+		if match.Errors != nil {
+			if a.all {
+				return o.fail(a, o.starts[i]+match.Errors.Next(0))
+			}
+			if l.errors == nil {
+				l.errors = o.newSet()
+			}
+			copy(l.errors[base:], match.Errors)
+		}
+		state := o.states[i]
+		own := l.candidates[base : base+bitset.Words(p.Len())]
+		if a.all {
+			copy(own, match.Match)
+			blocked = blocked || match.Tainted != nil || own.Intersects(state.takenFor(a)) || state.crowded(p, match, own, nil) > 0
+			continue
+		}
+		copy(own, match.Usable)
+		taken := state.takenFor(a)
+		own.AndNot(taken)
+		if l.errors != nil && !a.admin {
+			l.errors[base:].AndNot(state.held)
+		}
+		if state.room != nil {
+			for device := p.Shareable().Next(0); device >= 0; device = p.Shareable().Next(device + 1) {
+				if own.Has(device) && state.lacksRoom(p, match, device) {
+					own.Remove(device)
+				}
+			}
+		}
+	}
+	n := l.candidates.Count()
+	if a.all {
+		l.wanted = n
+		l.hopeless = blocked || n == 0
+	} else {
+		l.hopeless = n < a.count && l.errors.Empty()
+	}
+	if n := len(o.lanes); n < cap(o.lanes) { // the memory of an earlier search
+		former := &o.lanes[:n+1][n]
+		l.leastUses, l.leastTakes = former.leastUses[:0], former.leastTakes[:0]
+	}
+	o.lanes = append(o.lanes, l)
+	return true
+}
+
+// enough tells whether each request has an alternative that the node has devices for, and each claim's
+// allocation has room for them.
+func (o *offer) enough() bool {
+	for _, c := range o.reqs.claims {
+		least := 0
+		for _, r := range c.requests {
+			alive := false
+			smallest := resourceapi.AllocationResultsMaxSize + 1
+			for _, a := range r.alternatives {
+				alive = alive || !o.lanes[a.lane].hopeless
+				smallest = min(smallest, o.lanes[a.lane].wanted)
+			}
+			if !alive {
+				return false
+			}
+			least += smallest
+		}
+		if least > resourceapi.AllocationResultsMaxSize {
+			o.tooMany = true
+			return false
+		}
+	}
+	return true
+}
