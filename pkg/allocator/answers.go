@@ -51,7 +51,7 @@ func (t *answers) take(print fingerprint, attempt Attempt) (a *sharedAnswer, min
 // finishOnce finishes the search, unless that was done for a node that looks like this one: then it takes over what was found
 // there. While another one of the same attempt is at it, it waits. Who judges the node beside that attempt may have less time.
 func (s *search) finishOnce(found, known bool) bool {
-	print := s.fingerprint()
+	print := s.look.fingerprint()
 	if s.err != nil {
 		return false // what was seen of the node is not all
 	}

@@ -210,7 +210,7 @@ func TestNodesThatDifferInAlphaFeaturesLookDifferent(t *testing.T) {
 				if !s.prepare(in.Requests.lanes[0]) || s.lanes[0].candidates.Count() != 3 {
 					t.Fatalf("%d candidates, want 3", s.lanes[0].candidates.Count())
 				}
-				return s.fingerprint()
+				return s.look.fingerprint()
 			}
 			if alike := look(func([]resourceapi.Device) {}) == look(tc.change); alike != tc.alike {
 				t.Errorf("alike: %t, want %t", alike, tc.alike)

@@ -67,3 +67,38 @@ func (s *search) thorough() bool {
 // shortAttempt is how many steps the short attempt may take: it mostly ends after few, and the preparation of the
 // thorough one costs as much as some dozen.
 const shortAttempt = 24
+
+// preferSteps bounds the look for an answer in the order of a policy. Many looks end after fewer steps than shortPrefer,
+// so that it does not pay to share what they find.
+const preferSteps, shortPrefer = 512, 32
+
+// prefer looks for the first answer in the order of the policy, after one was found in the order of FirstFit. If it
+// finds none in so many steps that one stays: a policy never costs a pod its node. It returns false if more steps may
+// change that.
+func (s *search) prefer(steps int) (settled bool) {
+	s.firstFit.set(s)
+	s.begin(s.order)
+	s.classes, s.careful, s.stuck, s.limit = nil, true, false, s.steps+steps
+	s.deviceOrder.rank()
+	if s.request(0) {
+		return true
+	}
+	settled = !s.stuck
+	s.err, s.selectorError, s.stuck = nil, nil, false
+	s.firstFit.restore(s)
+	return settled
+}
+
+// solution is what a search found.
+type solution struct {
+	picks        []pick
+	chosen, used []int
+}
+
+func (f *solution) set(s *search) {
+	f.picks, f.chosen, f.used = append(f.picks[:0], s.picks...), append(f.chosen[:0], s.chosen...), append(f.used[:0], s.used...)
+}
+
+func (f *solution) restore(s *search) {
+	s.picks, s.chosen, s.used = append(s.picks[:0], f.picks...), append(s.chosen[:0], f.chosen...), append(s.used[:0], f.used...)
+}

@@ -11,25 +11,12 @@ import (
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
-// dropUnaffordable takes those devices out of set, which the alternative could take otherwise, for which too little
-// is left. What is left only shrinks, so they are out of the question until a pick is taken back.
-func (s *search) dropUnaffordable(a *alternative, l *lane, set bitset.Set) {
-	if s.ledger.consumers == nil && s.ledger.shareable == nil {
-		return
-	}
-	for device := set.Next(0); device >= 0; device = set.Next(device + 1) {
-		if !s.ledger.isPlain(device) && l.candidates.Has(device) && !s.ledger.canCharge(a, device) {
-			set.Remove(device)
-		}
-	}
-}
-
 // affordable tells whether what is left of counters and capacity may do for all open requests.
-func (s *search) affordable(requests []open) bool {
-	if s.ledger.consumers != nil && (!s.countersSuffice(requests) || !s.partsSuffice(requests)) {
+func (b *bounds) affordable(requests []open) bool {
+	if b.ledger.consumers != nil && (!b.countersSuffice(requests) || !b.partsSuffice(requests)) {
 		return false
 	}
-	return s.ledger.shareable == nil || s.roomSuffices(requests)
+	return b.ledger.shareable == nil || b.roomSuffices(requests)
 }
 
 // named is an amount of a counter or a capacity, by the number that its name has in the search.
@@ -40,6 +27,9 @@ type named struct {
 
 // bounds is the memory for these questions.
 type bounds struct {
+	*offer
+	ledger *ledger
+
 	counterNames []string // by number
 	namesOf      []int    // by counter of the ledger: the number of its name
 	capacities   []resourceapi.QualifiedName
@@ -51,6 +41,9 @@ type bounds struct {
 	parts               []int
 	uses                []inventory.Use
 }
+
+// open forgets the names of another node.
+func (b *bounds) open() { b.namesOf, b.capacities = b.namesOf[:0], b.capacities[:0] }
 
 // numberOf is the number of the name, which it gets when it is first asked for.
 func numberOf[T comparable](names *[]T, name T) int {
@@ -96,37 +89,35 @@ func lower(least, other []named) []named {
 }
 
 // nameCounters numbers the names of all counters.
-func (s *search) nameCounters() {
-	b := &s.sums
+func (b *bounds) nameCounters() {
 	if len(b.namesOf) > 0 {
 		return
 	}
 	b.counterNames = b.counterNames[:0]
-	for p, pool := range s.pools {
-		for range s.states[p].counters {
-			b.namesOf = append(b.namesOf, numberOf(&b.counterNames, pool.Pool.Counters.All[len(b.namesOf)-s.ledger.firstCounter[p]].Name))
+	for p, pool := range b.pools {
+		for range b.states[p].counters {
+			b.namesOf = append(b.namesOf, numberOf(&b.counterNames, pool.Pool.Counters.All[len(b.namesOf)-b.ledger.firstCounter[p]].Name))
 		}
 	}
 }
 
 // countersSuffice compares, for all counters of one name together, what is left with the least that each open
 // request can do with.
-func (s *search) countersSuffice(requests []open) bool {
-	s.nameCounters()
-	b := &s.sums
+func (b *bounds) countersSuffice(requests []open) bool {
+	b.nameCounters()
 	left := b.left[:0]
 	for name := range b.counterNames {
 		left = append(left, named{name: name})
 	}
 	b.left = left
-	for counter, rest := range s.ledger.counters {
+	for counter, rest := range b.ledger.counters {
 		if !rest.IsNegative() {
 			of := &left[b.namesOf[counter]].amount
 			*of = of.Add(rest)
 		}
 	}
 	for i := range requests {
-		for _, least := range s.leastUses(&requests[i]) {
+		for _, least := range b.leastUses(&requests[i]) {
 			of := &left[least.name].amount
 			for range requests[i].wanted {
 				if of.Less(least.amount) {
@@ -141,22 +132,22 @@ func (s *search) countersSuffice(requests []open) bool {
 
 // leastUses is what any device that the request may take uses at least, by the counters' name. It is true until the next
 // call.
-func (s *search) leastUses(o *open) []named {
+func (b *bounds) leastUses(o *open) []named {
 	if len(o.request.alternatives) == 1 {
-		return s.leastUsesOf(o.request.alternatives[0])
+		return b.leastUsesOf(o.request.alternatives[0])
 	}
-	least, first := s.sums.least[:0], true
+	least, first := b.least[:0], true
 	for _, a := range o.request.alternatives {
-		if s.lanes[a.lane].hopeless {
+		if b.lanes[a.lane].hopeless {
 			continue
 		}
-		uses := s.leastUsesOf(a)
+		uses := b.leastUsesOf(a)
 		if len(uses) == 0 {
 			return nil
 		}
 		if first {
 			least, first = append(least, uses...), false
-			s.sums.least = least
+			b.least = least
 		} else {
 			least = lower(least, uses)
 		}
@@ -165,8 +156,8 @@ func (s *search) leastUses(o *open) []named {
 }
 
 // leastUsesOf is what any device that the alternative may take before anything is picked uses at least.
-func (s *search) leastUsesOf(a *alternative) []named {
-	l := &s.lanes[a.lane]
+func (b *bounds) leastUsesOf(a *alternative) []named {
+	l := &b.lanes[a.lane]
 	if l.knowsUses {
 		return l.leastUses
 	}
@@ -174,16 +165,16 @@ func (s *search) leastUsesOf(a *alternative) []named {
 	l.leastUses = l.leastUses[:0]
 	first := true
 	for device := l.candidates.Next(0); device >= 0; device = l.candidates.Next(device + 1) {
-		if !s.ledger.consumers.Has(device) || s.ledger.shareable.Has(device) {
+		if !b.ledger.consumers.Has(device) || b.ledger.shareable.Has(device) {
 			l.leastUses = l.leastUses[:0] // a share may cost nothing
 			return nil
 		}
-		names := s.sums.namesOf[s.ledger.firstCounter[s.poolOf(device)]:]
-		uses := s.sums.device[:0]
-		for _, use := range s.usesOf(device) {
+		names := b.namesOf[b.ledger.firstCounter[b.poolOf(device)]:]
+		uses := b.device[:0]
+		for _, use := range b.usesOf(device) {
 			uses = addNamed(uses, names[use.Counter], use.Amount)
 		}
-		s.sums.device = uses
+		b.device = uses
 		if first {
 			l.leastUses, first = append(l.leastUses, uses...), false
 		} else {
@@ -195,42 +186,41 @@ func (s *search) leastUsesOf(a *alternative) []named {
 
 // partsSuffice tells whether the parts of the node, each by its own counters, may give as many devices as each open
 // request wants, and as all want together. Devices of different parts have nothing to do with each other's counters.
-func (s *search) partsSuffice(requests []open) bool {
-	union, wanted := s.newSet(), 0
+func (b *bounds) partsSuffice(requests []open) bool {
+	union, wanted := b.newSet(), 0
 	for i := range requests {
 		o := &requests[i]
 		if o.admin {
 			continue // may take a device that another request has
 		}
-		if o.wanted > s.mostFrom(o.candidates, 1, o.wanted) {
+		if o.wanted > b.mostFrom(o.candidates, 1, o.wanted) {
 			return false
 		}
 		union.Or(o.candidates)
 		wanted += o.wanted
 	}
-	return wanted <= s.mostFrom(union, len(requests), wanted)
+	return wanted <= b.mostFrom(union, len(requests), wanted)
 }
 
 // mostFrom is how many of the devices can be taken at most, at least if that is less than enough; each of the
 // shareable ones by each of so many requests.
-func (s *search) mostFrom(devices bitset.Set, requests, enough int) int {
-	b := &s.sums
-	b.heads = slices.Grow(b.heads[:0], len(s.ledger.counters))[:len(s.ledger.counters)]
+func (b *bounds) mostFrom(devices bitset.Set, requests, enough int) int {
+	b.heads = slices.Grow(b.heads[:0], len(b.ledger.counters))[:len(b.ledger.counters)]
 	for i := range b.heads {
 		b.heads[i] = -1
 	}
-	b.next = slices.Grow(b.next[:0], 64*s.words)[:64*s.words]
+	b.next = slices.Grow(b.next[:0], 64*b.words)[:64*b.words]
 	b.parts = b.parts[:0]
 	most := 0
 	for device := devices.Next(0); device >= 0; device = devices.Next(device + 1) {
-		switch uses := s.usesOf(device); {
-		case s.ledger.shareable.Has(device):
+		switch uses := b.usesOf(device); {
+		case b.ledger.shareable.Has(device):
 			most += requests
 		case len(uses) == 0:
 			most++
 		default:
-			p := s.poolOf(device)
-			part := s.ledger.firstCounter[p] + s.pools[p].Pool.Counters.PartOf(uses[0])
+			p := b.poolOf(device)
+			part := b.ledger.firstCounter[p] + b.pools[p].Pool.Counters.PartOf(uses[0])
 			if b.heads[part] < 0 {
 				b.parts = append(b.parts, part)
 			}
@@ -243,25 +233,25 @@ func (s *search) mostFrom(devices bitset.Set, requests, enough int) int {
 		}
 	}
 	for _, part := range b.parts {
-		most += s.mostOfPart(b.heads[part])
+		most += b.mostOfPart(b.heads[part])
 	}
 	return most
 }
 
 // mostOfPart is how many devices of one part, a chain that begins with the given one, can be taken at most, looking at one
 // counter at a time.
-func (s *search) mostOfPart(first int) int {
-	uses, devices := s.sums.uses[:0], 0
-	for device := first; device >= 0; device = s.sums.next[device] {
-		uses = append(uses, s.usesOf(device)...)
+func (b *bounds) mostOfPart(first int) int {
+	uses, devices := b.uses[:0], 0
+	for device := first; device >= 0; device = b.next[device] {
+		uses = append(uses, b.usesOf(device)...)
 		devices++
 	}
-	s.sums.uses = uses
+	b.uses = uses
 	slices.SortFunc(uses, func(a, b inventory.Use) int {
 		return cmp.Or(cmp.Compare(a.Counter, b.Counter), a.Amount.Compare(b.Amount))
 	})
 	most := devices
-	left := s.ledger.countersOf(first)
+	left := b.ledger.countersOf(first)
 	for len(uses) > 0 {
 		counter, users, served := uses[0].Counter, 0, 0
 		for rest := left[counter]; users < len(uses) && uses[users].Counter == counter; users++ {
@@ -285,27 +275,27 @@ type need struct {
 
 // roomSuffices tells whether the shareable devices may give as many shares as the open requests need beyond the
 // devices that they can have for themselves. It looks at one capacity at a time.
-func (s *search) roomSuffices(requests []open) bool {
-	needs := s.sums.needs[:0]
-	union, needed, total := s.newSet(), 0, 0
+func (b *bounds) roomSuffices(requests []open) bool {
+	needs := b.needs[:0]
+	union, needed, total := b.newSet(), 0, 0
 	for i := range requests {
 		o := &requests[i]
-		shares := o.wanted - o.candidates.AndNotCount(s.ledger.shareable)
+		shares := o.wanted - o.candidates.AndNotCount(b.ledger.shareable)
 		if shares <= 0 {
 			continue
 		}
 		needed++
 		total += shares
 		union.Or(o.candidates)
-		for _, least := range s.leastTakes(o) {
+		for _, least := range b.leastTakes(o) {
 			needs = append(needs, need{least.name, least.amount, shares})
 		}
 	}
-	s.sums.needs = needs
+	b.needs = needs
 	if total == 0 {
 		return true
 	}
-	union.And(s.ledger.shareable)
+	union.And(b.ledger.shareable)
 	if total > needed*union.Count() {
 		return false // one request has one share of a device
 	}
@@ -316,7 +306,7 @@ func (s *search) roomSuffices(requests []open) bool {
 		for n < len(needs) && needs[n].name == needs[0].name {
 			n++
 		}
-		if !s.fits(s.sums.capacities[needs[0].name], needs[:n], union) {
+		if !b.fits(b.capacities[needs[0].name], needs[:n], union) {
 			return false
 		}
 		needs = needs[n:]
@@ -326,19 +316,19 @@ func (s *search) roomSuffices(requests []open) bool {
 
 // fits tells whether the devices have room for what is needed of one capacity, the largest first: in sum, and, for each
 // size, as many times as that size or more is needed.
-func (s *search) fits(name resourceapi.QualifiedName, needs []need, devices bitset.Set) bool {
+func (b *bounds) fits(name resourceapi.QualifiedName, needs []need, devices bitset.Set) bool {
 	// How many shares at most of those needs up to this one, which is the least of them.
-	possible := slices.Grow(s.sums.possible[:0], len(needs))[:len(needs)]
-	s.sums.possible = possible
+	possible := slices.Grow(b.possible[:0], len(needs))[:len(needs)]
+	b.possible = possible
 	clear(possible)
 	var room amount.Amount
 	for device := devices.Next(0); device >= 0; device = devices.Next(device + 1) {
-		p := s.poolOf(device)
-		k, ok := slices.BinarySearch(s.pools[p].Capacity(device-s.starts[p]).Names, name)
+		p := b.poolOf(device)
+		k, ok := slices.BinarySearch(b.pools[p].Capacity(device-b.starts[p]).Names, name)
 		if !ok {
 			return true // takes nothing of it
 		}
-		left := s.ledger.roomOf(device)[k]
+		left := b.ledger.roomOf(device)[k]
 		if !left.IsNegative() {
 			room = room.Add(left)
 		}
@@ -366,18 +356,18 @@ func (s *search) fits(name resourceapi.QualifiedName, needs []need, devices bits
 }
 
 // leastTakes is what any share that the request may take takes at least, by capacity. It is true until the next call.
-func (s *search) leastTakes(o *open) []named {
+func (b *bounds) leastTakes(o *open) []named {
 	if len(o.request.alternatives) == 1 {
-		takes, _ := s.leastTakesOf(o.request.alternatives[0])
+		takes, _ := b.leastTakesOf(o.request.alternatives[0])
 		return takes
 	}
-	least, first := s.sums.least[:0], true
+	least, first := b.least[:0], true
 	for _, a := range o.request.alternatives {
-		if takes, any := s.leastTakesOf(a); !any {
+		if takes, any := b.leastTakesOf(a); !any {
 			continue // no share
 		} else if first {
 			least, first = append(least, takes...), false
-			s.sums.least = least
+			b.least = least
 		} else {
 			least = lower(least, takes)
 		}
@@ -386,22 +376,22 @@ func (s *search) leastTakes(o *open) []named {
 }
 
 // leastTakesOf is what any share that the alternative may take takes at least, and whether it may take any.
-func (s *search) leastTakesOf(a *alternative) (takes []named, any bool) {
-	l := &s.lanes[a.lane]
+func (b *bounds) leastTakesOf(a *alternative) (takes []named, any bool) {
+	l := &b.lanes[a.lane]
 	if l.knowsTakes {
 		return l.leastTakes, l.mayShare
 	}
 	l.knowsTakes, l.leastTakes = true, l.leastTakes[:0]
 	for device := l.candidates.Next(0); device >= 0; device = l.candidates.Next(device + 1) {
-		if !s.ledger.shareable.Has(device) {
+		if !b.ledger.shareable.Has(device) {
 			continue
 		}
-		p := s.poolOf(device)
-		own := s.sums.device[:0]
-		for k, name := range s.pools[p].Capacity(device - s.starts[p]).Names {
-			own = append(own, named{numberOf(&s.sums.capacities, name), s.takes(a, device)[k]})
+		p := b.poolOf(device)
+		own := b.device[:0]
+		for k, name := range b.pools[p].Capacity(device - b.starts[p]).Names {
+			own = append(own, named{numberOf(&b.capacities, name), b.takes(a, device)[k]})
 		}
-		s.sums.device = own
+		b.device = own
 		if !l.mayShare {
 			l.leastTakes, l.mayShare = append(l.leastTakes, own...), true
 		} else {

@@ -423,7 +423,7 @@ func (f *Failure) countConstraints(s *search) {
 				}
 				counts.Wanted += max(0, least)
 			}
-			for _, of := range s.grouping(c).groups {
+			for _, of := range s.groupings.of(c).groups {
 				group := of.Devices
 				counts.Best = max(counts.Best, union.AndCount(group))
 			}

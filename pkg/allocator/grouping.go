@@ -1,6 +1,9 @@
 package allocator
 
 import (
+	"context"
+	"slices"
+
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
@@ -25,42 +28,77 @@ func (g *grouping) devices(value inventory.AttributeValue) bitset.Set {
 	return nil
 }
 
-// grouping has the devices by what any alternative under the constraint sees.
-func (s *search) grouping(c *constraint) *grouping {
-	if g := s.groups[c.index]; g != nil {
+// groupings has the groupings of one node, each made when it is first needed.
+type groupings struct {
+	*offer
+	groups  []*grouping // by constraint.index
+	spare   []*grouping // from earlier searches, to be used again
+	derived map[derivedGroup]*grouping
+}
+
+// derivedGroup names the devices by what one derivation of a constraint's attribute makes of them.
+type derivedGroup struct {
+	constraint int // constraint.index
+	from       *inventory.Derivation
+}
+
+// open begins with none.
+func (gs *groupings) open() {
+	for _, c := range gs.reqs.claims {
+		for range c.constraints {
+			gs.groups = append(gs.groups, nil)
+		}
+	}
+}
+
+// close forgets everything but the memory.
+func (gs *groupings) close() {
+	for _, g := range gs.groups {
+		if g != nil {
+			*g = grouping{}
+			gs.spare = append(gs.spare, g)
+		}
+	}
+	clear(gs.groups)
+	gs.groups, gs.derived = gs.groups[:0], nil
+}
+
+// of has the devices by what any alternative under the constraint sees.
+func (gs *groupings) of(c *constraint) *grouping {
+	if g := gs.groups[c.index]; g != nil {
 		return g
 	}
 	var g *grouping
 	if c.derivations == nil {
-		g = s.newGrouping(c, nil)
+		g = gs.group(c, nil)
 	} else {
-		g = s.mergedGrouping(c)
+		g = gs.merge(c)
 	}
-	s.groups[c.index] = g
+	gs.groups[c.index] = g
 	return g
 }
 
-// newGrouping groups the devices by the values of the constraint's attribute, derived if from is not nil.
-func (s *search) newGrouping(c *constraint, from *inventory.Derivation) *grouping {
+// group groups the devices by the values of the constraint's attribute, derived if from is not nil.
+func (gs *groupings) group(c *constraint, from *inventory.Derivation) *grouping {
 	var g *grouping
-	if n := len(s.spare); n > 0 {
-		g, s.spare = s.spare[n-1], s.spare[:n-1]
+	if n := len(gs.spare); n > 0 {
+		g, gs.spare = gs.spare[n-1], gs.spare[:n-1]
 	} else {
 		g = new(grouping)
 	}
-	if len(s.pools) == 1 {
-		column := s.column(c, from, 0)
+	if len(gs.pools) == 1 {
+		column := gs.column(c, from, 0)
 		g.groups, g.has, g.unknown, g.errors = column.Groups(), column.Has(), column.Unknown(), column.Errors()
 		if from == nil {
 			g.column = column
 		}
 		return g
 	}
-	g.has, g.unknown, g.errors = make(bitset.Set, s.words), make(bitset.Set, s.words), make(bitset.Set, s.words)
+	g.has, g.unknown, g.errors = make(bitset.Set, gs.words), make(bitset.Set, gs.words), make(bitset.Set, gs.words)
 	index := make(map[inventory.AttributeValue]int)
-	for p := range s.pools {
-		column := s.column(c, from, p)
-		base := s.starts[p] / 64
+	for p := range gs.pools {
+		column := gs.column(c, from, p)
+		base := gs.starts[p] / 64
 		copy(g.has[base:], column.Has())
 		copy(g.unknown[base:], column.Unknown())
 		copy(g.errors[base:], column.Errors())
@@ -69,10 +107,99 @@ func (s *search) newGrouping(c *constraint, from *inventory.Derivation) *groupin
 			if !ok {
 				i = len(g.groups)
 				index[group.Value] = i
-				g.groups = append(g.groups, inventory.Group{Value: group.Value, Devices: make(bitset.Set, s.words)})
+				g.groups = append(g.groups, inventory.Group{Value: group.Value, Devices: make(bitset.Set, gs.words)})
 			}
 			copy(g.groups[i].Devices[base:], group.Devices)
 		}
 	}
 	return g
+}
+
+// seenBy has the devices by the value of the constraint's attribute that the alternative sees. Read only.
+func (gs *groupings) seenBy(c *constraint, a *alternative) *grouping {
+	if c.derivations == nil {
+		return gs.of(c)
+	}
+	key := derivedGroup{c.index, a.derivation(c)}
+	g := gs.derived[key]
+	if g == nil {
+		g = gs.group(c, key.from)
+		if gs.derived == nil {
+			gs.derived = make(map[derivedGroup]*grouping)
+		}
+		gs.derived[key] = g
+	}
+	return g
+}
+
+// merge puts a device into the group of each value that some alternative under the constraint, which may take
+// the device, sees. So a group has at least the devices that can be had with its value.
+func (gs *groupings) merge(c *constraint) *grouping {
+	merged := &grouping{
+		has: make(bitset.Set, gs.words), unknown: make(bitset.Set, gs.words), errors: make(bitset.Set, gs.words),
+	}
+	for _, a := range gs.reqs.lanes {
+		if !slices.Contains(a.constraints, c) {
+			continue
+		}
+		g := gs.seenBy(c, a)
+		add := func(to, devices bitset.Set) {
+			own := gs.lanes[a.lane].candidates.Clone()
+			own.And(devices)
+			to.Or(own)
+		}
+		add(merged.has, g.has)
+		add(merged.unknown, g.unknown)
+		add(merged.errors, g.errors)
+		for _, group := range g.groups {
+			at := slices.IndexFunc(merged.groups, func(known inventory.Group) bool { return known.Value == group.Value })
+			if at < 0 {
+				at = len(merged.groups)
+				merged.groups = append(merged.groups, inventory.Group{Value: group.Value, Devices: make(bitset.Set, gs.words)})
+			}
+			add(merged.groups[at].Devices, group.Devices)
+		}
+	}
+	return merged
+}
+
+// column has the values of the constraint's attribute in one pool, derived if from is not nil.
+func (gs *groupings) column(c *constraint, from *inventory.Derivation, pool int) *inventory.Column {
+	if from != nil {
+		var column *inventory.Column
+		gs.in.evaluate(func(ctx context.Context) (err error) {
+			column, err = gs.pools[pool].Derived(ctx, from)
+			return err
+		})
+		if gs.err == nil {
+			gs.err = gs.in.interrupted
+		}
+		return column
+	}
+	if g := gs.groups[c.index]; g != nil && g.column != nil {
+		return g.column
+	}
+	return gs.pools[pool].Attribute(c.attribute)
+}
+
+// orderMatters tells whether a constraint of the alternative meets a value of an unknown kind, which may only come
+// first: then the devices of two equal requests cannot be exchanged.
+func (gs *groupings) orderMatters(a *alternative) bool {
+	for _, c := range a.constraints {
+		for p := range gs.pools {
+			if gs.column(c, a.derivation(c), p).Unknown() != nil {
+				return true
+			}
+		}
+	}
+	return false
+}
+
+// derivationError says that the constraint's attribute cannot be derived from a device.
+func derivationError(reqs *Requests, a *alternative, c *constraint, p *inventory.NodePool, device int, column *inventory.Column) *SelectorError {
+	object, from := reqs.objects[a.request.claim], a.derivation(c)
+	return &SelectorError{
+		Namespace: object.Namespace, Claim: object.Name, Request: a.resultName(), Attribute: c.attribute, Expression: from.Expression(),
+		Driver: p.ID().Driver, Pool: p.ID().Pool, Device: p.Device(device).Name, Err: column.Err(device),
+	}
 }

@@ -27,8 +27,7 @@ type ledger struct {
 }
 
 // open makes the ledger of the offer, before anything is picked.
-func (l *ledger) open(o *offer) {
-	l.offer = o
+func (l *ledger) open() {
 	consumers, shareable := false, false
 	for _, p := range l.pools {
 		consumers = consumers || p.Consumers() != nil
@@ -82,6 +81,7 @@ func (l *ledger) close() {
 	clear(l.groups)
 	clear(l.former)
 	*l = ledger{
+		offer:  l.offer,
 		groups: l.groups[:0], firstGroup: l.firstGroup[:0], former: l.former[:0],
 		counters: l.counters[:0], firstCounter: l.firstCounter[:0],
 		room: l.room[:0], firstRoom: l.firstRoom[:0], shares: l.shares[:0],
@@ -147,6 +147,19 @@ func (l *ledger) canCharge(a *alternative, device int) bool {
 	}
 	return !l.consumers.Has(device) || l.isShared(device) ||
 		(affords(l.countersOf(device), l.usesOf(device)) && l.admitsGroups(device))
+}
+
+// dropUnaffordable takes those devices out of set, which the alternative could take otherwise, for which too little
+// is left. What is left only shrinks, so they are out of the question until a pick is taken back.
+func (l *ledger) dropUnaffordable(a *alternative, from *lane, set bitset.Set) {
+	if l.consumers == nil && l.shareable == nil {
+		return
+	}
+	for device := set.Next(0); device >= 0; device = set.Next(device + 1) {
+		if !l.isPlain(device) && from.candidates.Has(device) && !l.canCharge(a, device) {
+			set.Remove(device)
+		}
+	}
 }
 
 // isShared tells whether somebody has a share of the device already, a holder or a pick, so that another share

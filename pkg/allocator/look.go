@@ -18,6 +18,10 @@ type fingerprint [sha256.Size]byte
 
 // look is the memory for a fingerprint.
 type look struct {
+	*offer
+	ledger    *ledger
+	groupings *groupings
+
 	text   []byte
 	values map[inventory.AttributeValue]int
 	names  []resourceapi.QualifiedName
@@ -28,38 +32,38 @@ type look struct {
 // are called otherwise. Values of attributes are numbered as they come, because nothing but their equality counts.
 //
 // Whatever a search reads of its pools and their states has to be in it, in a form that can be read in one way only.
-func (s *search) fingerprint() fingerprint {
-	b := append(s.look.text[:0], byte(s.in.Policy))
-	b = binary.AppendUvarint(b, uint64(len(s.pools)))
-	for _, p := range s.pools {
+func (l *look) fingerprint() fingerprint {
+	b := append(l.text[:0], byte(l.in.Policy))
+	b = binary.AppendUvarint(b, uint64(len(l.pools)))
+	for _, p := range l.pools {
 		b = binary.AppendUvarint(b, uint64(p.Len()))
 	}
-	interesting := s.newSet()
-	for i := range s.lanes {
-		l := &s.lanes[i]
-		b = appendFlag(binary.AppendVarint(b, int64(l.wanted)), l.hopeless)
-		b = s.appendSet(s.appendSet(b, l.candidates), l.errors)
-		interesting.Or(l.candidates)
-		interesting.Or(l.errors)
+	interesting := l.newSet()
+	for i := range l.lanes {
+		lane := &l.lanes[i]
+		b = appendFlag(binary.AppendVarint(b, int64(lane.wanted)), lane.hopeless)
+		b = l.appendSet(l.appendSet(b, lane.candidates), lane.errors)
+		interesting.Or(lane.candidates)
+		interesting.Or(lane.errors)
 	}
-	for i := range s.reqs.claims {
-		for _, c := range s.reqs.claims[i].constraints {
-			b = s.appendValues(b, c)
+	for i := range l.reqs.claims {
+		for _, c := range l.reqs.claims[i].constraints {
+			b = l.appendValues(b, c)
 		}
 	}
-	b = s.appendCounters(b)
+	b = l.appendCounters(b)
 	for device := interesting.Next(0); device >= 0; device = interesting.Next(device + 1) {
-		if s.ledger.consumers.Has(device) {
-			b = s.appendUses(b, device)
+		if l.ledger.consumers.Has(device) {
+			b = l.appendUses(b, device)
 		}
-		if s.ledger.shareable.Has(device) {
-			b = s.appendRoom(b, device)
+		if l.ledger.shareable.Has(device) {
+			b = l.appendRoom(b, device)
 		}
-		if s.in.Policy != FirstFit {
-			b = s.appendCapacity(b, device)
+		if l.in.Policy != FirstFit {
+			b = l.appendCapacity(b, device)
 		}
 	}
-	s.look.text = b
+	l.text = b
 	return sha256.Sum256(b)
 }
 
@@ -75,7 +79,7 @@ func appendText(b []byte, text string) []byte {
 }
 
 // appendSet appends a set of devices of the search, which may be nil.
-func (s *search) appendSet(b []byte, set bitset.Set) []byte {
+func (l *look) appendSet(b []byte, set bitset.Set) []byte {
 	b = appendFlag(b, set != nil)
 	for _, word := range set {
 		b = binary.LittleEndian.AppendUint64(b, word)
@@ -85,18 +89,18 @@ func (s *search) appendSet(b []byte, set bitset.Set) []byte {
 
 // appendValues appends which devices have a value in common of the attribute that the constraint looks at, their own one
 // and as alternatives derive it.
-func (s *search) appendValues(b []byte, c *constraint) []byte {
-	if s.look.values == nil {
-		s.look.values = make(map[inventory.AttributeValue]int)
+func (l *look) appendValues(b []byte, c *constraint) []byte {
+	if l.values == nil {
+		l.values = make(map[inventory.AttributeValue]int)
 	}
-	clear(s.look.values)
+	clear(l.values)
 	for from := -1; from < len(c.derivations); from++ {
-		for p, pool := range s.pools {
+		for p, pool := range l.pools {
 			var derivation *inventory.Derivation
 			if from >= 0 {
 				derivation = c.derivations[from]
 			}
-			column := s.column(c, derivation, p)
+			column := l.groupings.column(c, derivation, p)
 			for i := range pool.Len() {
 				values := column.Values(i)
 				b = appendFlag(b, column.Errors().Has(i))
@@ -106,10 +110,10 @@ func (s *search) appendValues(b []byte, c *constraint) []byte {
 						b = append(b, 0)
 						continue
 					}
-					n, ok := s.look.values[value]
+					n, ok := l.values[value]
 					if !ok {
-						n = len(s.look.values) + 1
-						s.look.values[value] = n
+						n = len(l.values) + 1
+						l.values[value] = n
 					}
 					b = binary.AppendUvarint(b, uint64(n))
 				}
@@ -121,14 +125,13 @@ func (s *search) appendValues(b []byte, c *constraint) []byte {
 
 // appendCounters appends the counters of all pools: how much there is and is left of each, and which have to do with each
 // other. Counters of one name are added up, so names count, too.
-func (s *search) appendCounters(b []byte) []byte {
-	l := &s.ledger
-	b = appendFlag(appendFlag(b, l.consumers != nil), l.shareable != nil)
-	if l.consumers == nil {
+func (l *look) appendCounters(b []byte) []byte {
+	b = appendFlag(appendFlag(b, l.ledger.consumers != nil), l.ledger.shareable != nil)
+	if l.ledger.consumers == nil {
 		return b
 	}
-	b = s.appendSet(b, l.consumers)
-	for p, pool := range s.pools {
+	b = l.appendSet(b, l.ledger.consumers)
+	for p, pool := range l.pools {
 		b = appendFlag(b, pool.Consumers() != nil)
 		if pool.Consumers() == nil {
 			continue
@@ -157,13 +160,13 @@ func appendTexts(b []byte, texts []string) []byte {
 }
 
 // appendUses appends what the device takes of counters, and which groups it is in.
-func (s *search) appendUses(b []byte, device int) []byte {
-	uses := s.usesOf(device)
+func (l *look) appendUses(b []byte, device int) []byte {
+	uses := l.usesOf(device)
 	b = binary.AppendUvarint(b, uint64(len(uses)))
 	for _, use := range uses {
 		b = use.Amount.Append(binary.AppendUvarint(b, uint64(use.Counter)))
 	}
-	memberships := s.membershipsOf(device)
+	memberships := l.membershipsOf(device)
 	b = binary.AppendUvarint(b, uint64(len(memberships)))
 	for _, m := range memberships {
 		b = appendTexts(binary.AppendUvarint(b, uint64(m.Set)), m.Groups)
@@ -172,17 +175,17 @@ func (s *search) appendUses(b []byte, device int) []byte {
 }
 
 // appendRoom appends what is left of the device, which can be shared, and what each alternative takes of that.
-func (s *search) appendRoom(b []byte, device int) []byte {
-	p := s.poolOf(device)
-	b = appendFlag(append(b, 's'), s.states[p].isShared(device-s.starts[p]))
-	names := s.pools[p].Capacity(device - s.starts[p]).Names
+func (l *look) appendRoom(b []byte, device int) []byte {
+	p := l.poolOf(device)
+	b = appendFlag(append(b, 's'), l.states[p].isShared(device-l.starts[p]))
+	names := l.pools[p].Capacity(device - l.starts[p]).Names
 	b = binary.AppendUvarint(b, uint64(len(names)))
-	for k, left := range s.states[p].roomOf(s.pools[p], device-s.starts[p]) {
+	for k, left := range l.states[p].roomOf(l.pools[p], device-l.starts[p]) {
 		b = left.Append(appendText(b, string(names[k])))
 	}
-	for _, a := range s.reqs.lanes {
-		if s.lanes[a.lane].candidates.Has(device) {
-			for _, takes := range s.takes(a, device) {
+	for _, a := range l.reqs.lanes {
+		if l.lanes[a.lane].candidates.Has(device) {
+			for _, takes := range l.takes(a, device) {
 				b = takes.Append(b)
 			}
 		}
@@ -191,15 +194,15 @@ func (s *search) appendRoom(b []byte, device int) []byte {
 }
 
 // appendCapacity appends how large the device is, which policies look at.
-func (s *search) appendCapacity(b []byte, device int) []byte {
-	p := s.poolOf(device)
-	capacity := s.pools[p].Device(device - s.starts[p]).Capacity
-	names := s.look.names[:0]
+func (l *look) appendCapacity(b []byte, device int) []byte {
+	p := l.poolOf(device)
+	capacity := l.pools[p].Device(device - l.starts[p]).Capacity
+	names := l.names[:0]
 	for name := range capacity {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	s.look.names = names
+	l.names = names
 	b = binary.AppendUvarint(b, uint64(len(names)))
 	for _, name := range names {
 		b = amount.Of(capacity[name].Value).Append(appendText(b, string(name)))

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"context"
+	"slices"
 	"sort"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -106,6 +107,18 @@ func (o *offer) usesOf(device int) []inventory.Use {
 func (o *offer) membershipsOf(device int) []inventory.Membership {
 	pool, i := o.locate(device)
 	return pool.Memberships(i)
+}
+
+// under are the devices that the alternatives under the constraint may take.
+func (o *offer) under(c *constraint) bitset.Set {
+	set := o.newSet()
+	for _, a := range o.reqs.lanes {
+		if slices.Contains(a.constraints, c) {
+			set.Or(o.lanes[a.lane].candidates)
+			set.Or(o.lanes[a.lane].errors)
+		}
+	}
+	return set
 }
 
 // fail ends the search because the alternative needs to judge a device on which a selector fails.

@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"cmp"
+	"math/bits"
 	"slices"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -11,11 +12,14 @@ import (
 )
 
 // deviceOrder is the order in which a search tries the devices of a node. Its zero value is the order of their
-// numbers, which is upstream's. Which answer is the first one follows from it; whether there is one does not.
+// numbers, which is upstream'o. Which answer is the first one follows from it; whether there is one does not.
 //
 // It is where policies differ: what a device is worth to others, such as the links of its neighbours or the placements
 // that it leaves, belongs into worth.
 type deviceOrder struct {
+	*offer
+	ledger *ledger
+
 	ranked   bool    // false if the position of a device is its number
 	position []int32 // by device
 	devices  []int32 // by position
@@ -44,46 +48,10 @@ func (w worth) compare(o worth) int {
 	return cmp.Or(cmp.Compare(w.unjudged, o.unjudged), cmp.Compare(w.unready, o.unready), cmp.Compare(w.size, o.size), cmp.Compare(w.portion, o.portion), cmp.Compare(w.left, o.left))
 }
 
-// preferSteps bounds the look for an answer in the order of a policy. Many looks end after fewer steps than shortPrefer,
-// so that it does not pay to share what they find.
-const preferSteps, shortPrefer = 512, 32
-
-// prefer looks for the first answer in the order of the policy, after one was found in the order of FirstFit. If it
-// finds none in so many steps that one stays: a policy never costs a pod its node. It returns false if more steps may
-// change that.
-func (s *search) prefer(steps int) (settled bool) {
-	s.firstFit.set(s)
-	s.begin(s.order)
-	s.classes, s.careful, s.stuck, s.limit = nil, true, false, s.steps+steps
-	s.orderDevices()
-	if s.request(0) {
-		return true
-	}
-	settled = !s.stuck
-	s.err, s.selectorError, s.stuck = nil, nil, false
-	s.firstFit.restore(s)
-	return settled
-}
-
-// solution is what a search found.
-type solution struct {
-	picks        []pick
-	chosen, used []int
-}
-
-func (f *solution) set(s *search) {
-	f.picks, f.chosen, f.used = append(f.picks[:0], s.picks...), append(f.chosen[:0], s.chosen...), append(f.used[:0], s.used...)
-}
-
-func (f *solution) restore(s *search) {
-	s.picks, s.chosen, s.used = append(s.picks[:0], f.picks...), append(s.chosen[:0], f.chosen...), append(s.used[:0], f.used...)
-}
-
-// orderDevices puts the devices into the order of the policy.
-func (s *search) orderDevices() {
-	o := &s.deviceOrder
+// rank puts the devices into the order of the policy.
+func (o *deviceOrder) rank() {
 	o.ranked = true
-	n := s.words * 64
+	n := o.words * 64
 	o.position = slices.Grow(o.position[:0], n)[:n]
 	o.worth = slices.Grow(o.worth[:0], n)[:n]
 	clear(o.worth)
@@ -91,13 +59,13 @@ func (s *search) orderDevices() {
 	for device := range n {
 		o.devices = append(o.devices, int32(device))
 	}
-	for i := range s.lanes {
-		for device := s.lanes[i].errors.Next(0); device >= 0; device = s.lanes[i].errors.Next(device + 1) {
+	for i := range o.lanes {
+		for device := o.lanes[i].errors.Next(0); device >= 0; device = o.lanes[i].errors.Next(device + 1) {
 			o.worth[device].unjudged = 1
 		}
 	}
-	for _, set := range s.comparable() {
-		s.weigh(set)
+	for _, set := range o.comparable() {
+		o.weigh(set)
 	}
 	slices.SortStableFunc(o.devices, func(a, b int32) int { return o.worth[a].compare(o.worth[b]) })
 	for at, device := range o.devices {
@@ -133,11 +101,11 @@ func (o *deviceOrder) from(set bitset.Set, position int) {
 
 // comparable are the sets of devices that have to be compared: those that one request may take, and those of requests
 // that may take the same device.
-func (s *search) comparable() []bitset.Set {
-	sets := s.deviceOrder.sets[:0]
-	for i := range s.lanes {
-		together := s.newSet()
-		copy(together, s.lanes[i].candidates)
+func (o *deviceOrder) comparable() []bitset.Set {
+	sets := o.sets[:0]
+	for i := range o.lanes {
+		together := o.newSet()
+		copy(together, o.lanes[i].candidates)
 		sets = slices.DeleteFunc(sets, func(set bitset.Set) bool {
 			if !set.Intersects(together) {
 				return false
@@ -147,26 +115,25 @@ func (s *search) comparable() []bitset.Set {
 		})
 		sets = append(sets, together)
 	}
-	s.deviceOrder.sets = sets
+	o.sets = sets
 	return sets
 }
 
 // weigh finds what these devices are worth.
-func (s *search) weigh(devices bitset.Set) {
-	o := &s.deviceOrder
-	s.findCommonCapacities(devices)
+func (o *deviceOrder) weigh(devices bitset.Set) {
+	o.findCommonCapacities(devices)
 	n := len(o.names)
 	o.most = append(o.most[:0], make([]float64, n)...)
 	o.sizes = slices.Grow(o.sizes[:0], n*len(o.worth))[:n*len(o.worth)]
 	for device := devices.Next(0); device >= 0; device = devices.Next(device + 1) {
 		for k, name := range o.names {
-			size := s.capacityOf(device, name)
+			size := o.capacityOf(device, name)
 			o.sizes[device*n+k], o.most[k] = size, max(o.most[k], size)
 		}
 	}
 	for device := devices.Next(0); device >= 0; device = devices.Next(device + 1) {
 		w := &o.worth[device]
-		if p := s.poolOf(device); len(s.pools[p].Device(device-s.starts[p]).BindingConditions) > 0 {
+		if p := o.poolOf(device); len(o.pools[p].Device(device-o.starts[p]).BindingConditions) > 0 {
 			w.unready = 1
 		}
 		for k, most := range o.most {
@@ -174,13 +141,13 @@ func (s *search) weigh(devices bitset.Set) {
 				w.size += o.sizes[device*n+k] / most
 			}
 		}
-		if s.ledger.isShared(device) {
+		if o.ledger.isShared(device) {
 			continue // takes nothing more of counters
 		}
-		for _, use := range s.usesOf(device) {
-			if total := s.pools[s.poolOf(device)].Pool.Counters.All[use.Counter].Total.Float(); total > 0 {
+		for _, use := range o.usesOf(device) {
+			if total := o.pools[o.poolOf(device)].Pool.Counters.All[use.Counter].Total.Float(); total > 0 {
 				w.portion += use.Amount.Float() / total
-				w.left += s.ledger.countersOf(device)[use.Counter].Float() / total
+				w.left += o.ledger.countersOf(device)[use.Counter].Float() / total
 			}
 		}
 	}
@@ -188,11 +155,11 @@ func (s *search) weigh(devices bitset.Set) {
 
 // findCommonCapacities finds the names of the capacities that all these devices have, in order. Only by those can they
 // be compared.
-func (s *search) findCommonCapacities(devices bitset.Set) {
-	names, first := s.deviceOrder.names[:0], true
+func (o *deviceOrder) findCommonCapacities(devices bitset.Set) {
+	names, first := o.names[:0], true
 	for device := devices.Next(0); device >= 0; device = devices.Next(device + 1) {
-		p := s.poolOf(device)
-		capacity := s.pools[p].Device(device - s.starts[p]).Capacity
+		p := o.poolOf(device)
+		capacity := o.pools[p].Device(device - o.starts[p]).Capacity
 		if first {
 			for name := range capacity {
 				names = append(names, name)
@@ -206,16 +173,68 @@ func (s *search) findCommonCapacities(devices bitset.Set) {
 		})
 	}
 	slices.Sort(names) // sums of fractions depend on their order
-	s.deviceOrder.names = names
+	o.names = names
 }
 
 // capacityOf is how much the device has of a capacity, or, if it can be shared, how much is left.
-func (s *search) capacityOf(device int, name resourceapi.QualifiedName) float64 {
-	p := s.poolOf(device)
-	i := device - s.starts[p]
-	if s.ledger.shareable.Has(device) {
-		k, _ := slices.BinarySearch(s.pools[p].Capacity(i).Names, name)
-		return s.ledger.roomOf(device)[k].Float()
+func (o *deviceOrder) capacityOf(device int, name resourceapi.QualifiedName) float64 {
+	p := o.poolOf(device)
+	i := device - o.starts[p]
+	if o.ledger.shareable.Has(device) {
+		k, _ := slices.BinarySearch(o.pools[p].Capacity(i).Names, name)
+		return o.ledger.roomOf(device)[k].Float()
 	}
-	return amount.Of(s.pools[p].Device(i).Capacity[name].Value).Float()
+	return amount.Of(o.pools[p].Device(i).Capacity[name].Value).Float()
+}
+
+// next is the first device from the position on that is a candidate, or would be if it could be judged.
+func (o *deviceOrder) next(l *lane, taken bitset.Set, from int) int {
+	if o.ranked {
+		for _, device := range o.devices[min(from, len(o.devices)):] {
+			if device := int(device); (l.candidates.Has(device) || l.errors.Has(device)) && !taken.Has(device) {
+				return device
+			}
+		}
+		return -1
+	}
+	for w := from / 64; w < o.words; w++ {
+		word := l.candidates[w]
+		if l.errors != nil {
+			word |= l.errors[w]
+		}
+		word &^= taken[w]
+		if w == from/64 {
+			word &= ^uint64(0) << (uint(from) & 63)
+		}
+		if word != 0 {
+			return w*64 + bits.TrailingZeros64(word)
+		}
+	}
+	return -1
+}
+
+// countFrom counts what next would come to, without those excluded.
+func (o *deviceOrder) countFrom(l *lane, taken, excluded bitset.Set, from int) int {
+	n := 0
+	if o.ranked {
+		for device := o.next(l, taken, from); device >= 0; device = o.next(l, taken, o.at(device)+1) {
+			n++
+		}
+		return n
+	}
+	for w := from / 64; w < o.words; w++ {
+		word := l.candidates[w]
+		if l.errors != nil {
+			word |= l.errors[w]
+		}
+		word &^= taken[w]
+		if excluded != nil {
+			word &^= excluded[w]
+		}
+		if w == from/64 {
+			word &= ^uint64(0) << (uint(from) & 63)
+		}
+		n += bits.OnesCount64(word)
+	}
+	return n
 }

@@ -7,7 +7,6 @@ import (
 
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
-	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
 // parts partitions the devices of a node into those that have to do with each other: the partitions of one GPU, which
@@ -92,7 +91,7 @@ func newParts(s *search) *parts {
 	for _, claim := range s.reqs.claims {
 		for _, c := range claim.constraints {
 			under := s.under(c)
-			for _, of := range s.grouping(c).groups {
+			for _, of := range s.groupings.of(c).groups {
 				group := of.Devices
 				first := -1
 				for device := group.Next(0); device >= 0; device = group.Next(device + 1) {
@@ -124,18 +123,6 @@ func newParts(s *search) *parts {
 	ps.countUnknown(s)
 	ps.numberCounters(s)
 	return ps
-}
-
-// under are the devices that the alternatives under the constraint may take.
-func (s *search) under(c *constraint) bitset.Set {
-	set := s.newSet()
-	for _, a := range s.reqs.lanes {
-		if slices.Contains(a.constraints, c) {
-			set.Or(s.lanes[a.lane].candidates)
-			set.Or(s.lanes[a.lane].errors)
-		}
-	}
-	return set
 }
 
 // numberValues numbers the values of each constraint within each part, in the order of the devices. No value has 0, and

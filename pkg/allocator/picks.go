@@ -1,8 +1,6 @@
 package allocator
 
 import (
-	"context"
-	"math/bits"
 	"slices"
 
 	"stowage.dev/stowage/pkg/inventory"
@@ -44,58 +42,6 @@ func (s *search) takenFor(a *alternative) bitset.Set {
 		return s.takenBy[a.request.claim]
 	}
 	return s.taken
-}
-
-// next is the first device from the position on that is a candidate, or would be if it could be judged.
-func (s *search) next(l *lane, taken bitset.Set, from int) int {
-	if o := &s.deviceOrder; o.ranked {
-		for _, device := range o.devices[min(from, len(o.devices)):] {
-			if device := int(device); (l.candidates.Has(device) || l.errors.Has(device)) && !taken.Has(device) {
-				return device
-			}
-		}
-		return -1
-	}
-	for w := from / 64; w < s.words; w++ {
-		word := l.candidates[w]
-		if l.errors != nil {
-			word |= l.errors[w]
-		}
-		word &^= taken[w]
-		if w == from/64 {
-			word &= ^uint64(0) << (uint(from) & 63)
-		}
-		if word != 0 {
-			return w*64 + bits.TrailingZeros64(word)
-		}
-	}
-	return -1
-}
-
-// countFrom counts what next would come to, without those excluded.
-func (s *search) countFrom(l *lane, taken, excluded bitset.Set, from int) int {
-	n := 0
-	if s.deviceOrder.ranked {
-		for device := s.next(l, taken, from); device >= 0; device = s.next(l, taken, s.deviceOrder.at(device)+1) {
-			n++
-		}
-		return n
-	}
-	for w := from / 64; w < s.words; w++ {
-		word := l.candidates[w]
-		if l.errors != nil {
-			word |= l.errors[w]
-		}
-		word &^= taken[w]
-		if excluded != nil {
-			word &^= excluded[w]
-		}
-		if w == from/64 {
-			word &= ^uint64(0) << (uint(from) & 63)
-		}
-		n += bits.OnesCount64(word)
-	}
-	return n
 }
 
 // pick gives the device to the alternative unless a constraint forbids it or too little is left of what it shares.
@@ -154,7 +100,7 @@ func (s *search) unpick(a *alternative) {
 // derived ends the search, as one on which a selector fails does.
 func (s *search) bind(c *constraint, a *alternative, device int) bool {
 	p := s.poolOf(device)
-	column := s.column(c, a.derivation(c), p)
+	column := s.groupings.column(c, a.derivation(c), p)
 	if column.Errors().Has(device - s.starts[p]) {
 		s.selectorError = derivationError(s.reqs, a, c, s.pools[p], device-s.starts[p], column)
 		return false
@@ -192,23 +138,4 @@ func (s *search) bind(c *constraint, a *alternative, device int) bool {
 func (s *search) unbind(c *constraint) {
 	b := &s.bound[c.index]
 	b.values, b.ends = b.values[:b.start()], b.ends[:len(b.ends)-1]
-}
-
-// column has the values of the constraint's attribute in one pool, derived if from is not nil.
-func (s *search) column(c *constraint, from *inventory.Derivation, pool int) *inventory.Column {
-	if from != nil {
-		var column *inventory.Column
-		s.in.evaluate(func(ctx context.Context) (err error) {
-			column, err = s.pools[pool].Derived(ctx, from)
-			return err
-		})
-		if s.err == nil {
-			s.err = s.in.interrupted
-		}
-		return column
-	}
-	if g := s.groups[c.index]; g != nil && g.column != nil {
-		return g.column
-	}
-	return s.pools[pool].Attribute(c.attribute)
 }

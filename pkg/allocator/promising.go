@@ -87,7 +87,7 @@ func (s *search) open(i, k, from int) (requests []open, ok bool) {
 		if wanted := s.lanes[a.lane].wanted - k; wanted > 0 && !a.all {
 			o := open{request: a.request, candidates: s.available(a), wanted: wanted, admin: a.admin}
 			s.deviceOrder.from(o.candidates, from)
-			if s.classes != nil && k > 0 && !s.orderMatters(a) {
+			if s.classes != nil && k > 0 && !s.groupings.orderMatters(a) {
 				o.candidates.AndNot(s.classes.excluded[len(s.picks)-1])
 			}
 			s.opens = append(s.opens, o)
@@ -182,7 +182,7 @@ func (s *search) assignable(i int, requests []open, constraints []*constraint, p
 		return true
 	}
 	c, rest := constraints[0], constraints[1:]
-	g := s.grouping(c)
+	g := s.groupings.of(c)
 	// The search has to come to a device for which the attribute cannot be derived to know that.
 	if wanted := wantedUnder(c, requests); wanted == 0 || (wanted == 1 && !g.unknown.Empty()) || !g.errors.Empty() {
 		return s.assignable(i, requests, rest, parts, budget)
@@ -276,7 +276,7 @@ func (s *search) isEnough(requests []open) bool {
 			}
 		}
 	}
-	return s.matchable(requests) && s.affordable(requests)
+	return s.matchable(requests) && s.sums.affordable(requests)
 }
 
 // available are the devices that the alternative could take next, were it its turn. Devices that cannot be
@@ -287,9 +287,9 @@ func (s *search) available(a *alternative) bitset.Set {
 	copy(set, l.candidates)
 	set.Or(l.errors)
 	set.AndNot(s.takenFor(a))
-	s.dropUnaffordable(a, l, set)
+	s.ledger.dropUnaffordable(a, l, set)
 	for _, c := range a.constraints {
-		b, g := &s.bound[c.index], s.groupingFor(c, a)
+		b, g := &s.bound[c.index], s.groupings.seenBy(c, a)
 		switch {
 		case set.Intersects(g.errors):
 			// The search has to come to a device for which the attribute cannot be derived to know that.
@@ -325,7 +325,7 @@ func (s *search) satisfiable(c *constraint, requests []open) bool {
 	if total == 0 || (total == 1 && len(s.bound[c.index].values) == 0) {
 		return true
 	}
-	g := s.grouping(c)
+	g := s.groupings.of(c)
 	if !g.errors.Empty() {
 		return true
 	}
@@ -387,7 +387,7 @@ func (s *search) fitsGroup(c *constraint, o *open, group bitset.Set) bool {
 			continue
 		}
 		best, values := 0, 0
-		g := s.grouping(other)
+		g := s.groupings.of(other)
 		if !g.errors.Empty() {
 			continue
 		}

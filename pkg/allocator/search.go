@@ -50,10 +50,8 @@ type search struct {
 	limit   int
 	classes *classes // nil but in the thorough attempt
 	// deciding tells that any answer will do.
-	deciding bool
-	groups   []*grouping // by constraint.index; made when first needed
-	spare    []*grouping // from earlier searches, to be used again
-	derived  map[derivedGroup]*grouping
+	deciding  bool
+	groupings groupings
 	scratch
 }
 
@@ -69,19 +67,29 @@ type scratch struct {
 	constraints []*constraint
 }
 
-var searches = sync.Pool{New: func() any { return new(search) }}
+var searches = sync.Pool{New: func() any {
+	s := new(search)
+	o, l := &s.offer, &s.ledger
+	s.ledger.offer, s.groupings.offer = o, o
+	s.deviceOrder.offer, s.deviceOrder.ledger = o, l
+	s.sums.offer, s.sums.ledger = o, l
+	s.look.offer, s.look.ledger, s.look.groupings = o, l, &s.groupings
+	return s
+}}
 
 func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *search {
 	s := searches.Get().(*search)
 	*s = search{
 		offer: s.offer, takenBy: s.takenBy[:0], bound: s.bound[:0],
-		picks: s.picks[:0], used: s.used[:0], chosen: s.chosen[:0], order: s.order[:0], groups: s.groups[:0],
-		ledger: s.ledger, deviceOrder: s.deviceOrder, spare: s.spare, scratch: s.scratch,
+		picks: s.picks[:0], used: s.used[:0], chosen: s.chosen[:0], order: s.order[:0],
+		ledger: s.ledger, deviceOrder: s.deviceOrder, groupings: s.groupings, scratch: s.scratch,
 	}
 	s.offer.open(ctx, in, devices)
+	s.opens, s.choices = s.opens[:0], s.choices[:0]
+	s.ledger.open()
+	s.groupings.open()
+	s.sums.open()
 	s.deviceOrder.ranked = false
-	s.opens, s.choices, s.sums.namesOf, s.sums.capacities = s.opens[:0], s.choices[:0], s.sums.namesOf[:0], s.sums.capacities[:0]
-	s.ledger.open(&s.offer)
 	s.taken = s.newSet()
 	for _, c := range s.reqs.claims {
 		s.used = append(s.used, 0)
@@ -95,7 +103,6 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 			} else {
 				s.bound = append(s.bound, binding{})
 			}
-			s.groups = append(s.groups, nil)
 		}
 	}
 	for i := range s.reqs.requests {
@@ -111,20 +118,14 @@ func (s *search) release() {
 		s.in.Attempt.End()
 		s.begun = false
 	}
-	for _, g := range s.groups {
-		if g != nil {
-			*g = grouping{}
-			s.spare = append(s.spare, g)
-		}
-	}
-	clear(s.groups)
+	s.groupings.close()
 	clear(s.opens[:cap(s.opens)])
 	clear(s.choices[:cap(s.choices)])
 	clear(s.seekers[:cap(s.seekers)])
 	clear(s.constraints[:cap(s.constraints)])
 	s.ledger.close()
 	s.offer.close()
-	s.classes, s.derived = nil, nil
+	s.classes = nil
 	searches.Put(s)
 }
 
@@ -222,7 +223,7 @@ func (s *search) isPeculiar() bool {
 func (s *search) decide(i int) bool {
 	for _, r := range s.order[i:] {
 		for _, a := range s.reqs.requests[r].alternatives {
-			if s.orderMatters(a) {
+			if s.groupings.orderMatters(a) {
 				return true
 			}
 		}
@@ -294,7 +295,7 @@ func (s *search) request(i int) bool {
 			return possible
 		}
 	}
-	twin := s.classes == nil && request.twin && i > 0 && s.order[i-1] == request.index-1 && !s.orderMatters(request.alternatives[0])
+	twin := s.classes == nil && request.twin && i > 0 && s.order[i-1] == request.index-1 && !s.groupings.orderMatters(request.alternatives[0])
 	for _, a := range request.alternatives {
 		l := &s.lanes[a.lane]
 		if l.hopeless || l.wanted > resourceapi.AllocationResultsMaxSize-s.used[request.claim] {
@@ -349,14 +350,14 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 	var v *view
 	var excluded, forAll bitset.Set // what the next pick may not be, and what no further one may be
 	if s.classes != nil {
-		ordered := s.orderMatters(a)
+		ordered := s.groupings.orderMatters(a)
 		v, excluded = s.classes.view(s, i), s.classes.exclude(s, k == 0 || ordered)
 		if !ordered {
 			forAll = excluded
 		}
 	}
 	tried, left := 0, 0
-	for device := s.next(l, taken, from); device >= 0; device = s.next(l, taken, s.deviceOrder.at(device)+1) {
+	for device := s.deviceOrder.next(l, taken, from); device >= 0; device = s.deviceOrder.next(l, taken, s.deviceOrder.at(device)+1) {
 		if l.errors.Has(device) {
 			return s.fail(a, device)
 		}
@@ -368,7 +369,7 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 		}
 		at := s.deviceOrder.at(device)
 		if left--; tried == 1 || !s.deviceOrder.ranked { // of those that are ranked, none is excluded
-			left = s.countFrom(l, taken, forAll, at)
+			left = s.deviceOrder.countFrom(l, taken, forAll, at)
 		}
 		if left < l.wanted-k {
 			return false
@@ -392,23 +393,10 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 		s.unpick(a)
 		if s.classes != nil {
 			class := s.classes.at(s, v, device, from)
-			for other := s.next(l, taken, device+1); other >= 0; other = s.next(l, taken, other+1) {
+			for other := s.deviceOrder.next(l, taken, device+1); other >= 0; other = s.deviceOrder.next(l, taken, other+1) {
 				if !excluded.Has(other) && s.classes.at(s, v, other, from) == class {
 					excluded.Add(other)
 				}
-			}
-		}
-	}
-	return false
-}
-
-// orderMatters tells whether a constraint of the alternative meets a value of an unknown kind, which may only come
-// first: then the devices of two equal requests cannot be exchanged.
-func (s *search) orderMatters(a *alternative) bool {
-	for _, c := range a.constraints {
-		for p := range s.pools {
-			if s.column(c, a.derivation(c), p).Unknown() != nil {
-				return true
 			}
 		}
 	}
