@@ -76,7 +76,7 @@ const preferSteps, shortPrefer = 512, 32
 // finds none in so many steps that one stays: a policy never costs a pod its node. It returns false if more steps may
 // change that.
 func (s *search) prefer(steps int) (settled bool) {
-	s.firstFit.set(s)
+	s.firstFit.set(&s.state)
 	s.begin(s.order)
 	s.classes, s.careful, s.stuck, s.limit = nil, true, false, s.steps+steps
 	s.deviceOrder.rank()
@@ -85,20 +85,6 @@ func (s *search) prefer(steps int) (settled bool) {
 	}
 	settled = !s.stuck
 	s.err, s.selectorError, s.stuck = nil, nil, false
-	s.firstFit.restore(s)
+	s.firstFit.restore(&s.state)
 	return settled
-}
-
-// solution is what a search found.
-type solution struct {
-	picks        []pick
-	chosen, used []int
-}
-
-func (f *solution) set(s *search) {
-	f.picks, f.chosen, f.used = append(f.picks[:0], s.picks...), append(f.chosen[:0], s.chosen...), append(f.used[:0], s.used...)
-}
-
-func (f *solution) restore(s *search) {
-	s.picks, s.chosen, s.used = append(s.picks[:0], f.picks...), append(s.chosen[:0], f.chosen...), append(s.used[:0], f.used...)
 }

@@ -181,10 +181,10 @@ func TestMoreValuesThanAreLookedAt(t *testing.T) {
 		t.Run(fmt.Sprintf("%d values, fits %t", tc.values, tc.fits), func(t *testing.T) {
 			w := zigzag(tc.values, tc.fits)
 			s := w.thorough(t)
-			if possible, known := s.decideByFlow(0); known != tc.flowKnows || known && possible != tc.fits {
+			if possible, known := s.pruning.decideByFlow(0); known != tc.flowKnows || known && possible != tc.fits {
 				t.Errorf("by flow possible: %t, known: %t, want %t, %t", possible, known, tc.fits, tc.flowKnows)
 			}
-			if got := s.promising(-1, 0, 0); got != tc.promises {
+			if got := s.pruning.promising(-1, 0, 0); got != tc.promises {
 				t.Errorf("promising: %t, want %t", got, tc.promises)
 			}
 			if got := w.fits(t); got != tc.fits {
@@ -229,11 +229,11 @@ func TestMorePartsThanArePacked(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := partsOf(tc.total, tc.kinds, tc.each, tc.wanted)
 			s := w.thorough(t)
-			requests, ok := s.open(-1, 0, 0)
+			requests, ok := s.pruning.openRequests(-1, 0, 0)
 			if !ok {
 				t.Fatal("too few devices for a request")
 			}
-			if got := s.packable(requests); got != tc.packable {
+			if got := s.pruning.packable(requests); got != tc.packable {
 				t.Errorf("packable: %t, want %t", got, tc.packable)
 			}
 			if got := w.fits(t); got != tc.fits {

@@ -48,7 +48,7 @@ func decide(ctx context.Context, in *Input, keep bool) Result {
 		found = s.runShared()
 	}
 	if !found {
-		result := Result{Failure: newFailure(&s.in, seen.devices, s)}
+		result := Result{Failure: newFailure(&s.in, seen.devices, &s.state)}
 		if keep {
 			return result
 		}

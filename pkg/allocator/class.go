@@ -48,14 +48,14 @@ type likeness struct {
 }
 
 // classify makes the classes.
-func (s *search) classify() {
+func (s *state) classify() {
 	s.classes = &classes{parts: newParts(s), views: make(map[string]*view), known: make(map[string]bool), loads: make(map[string][]load)}
 }
 
 // at is the class of a device as things are, for the i-th request of the order.
-func (c *classes) at(s *search, v *view, device, from int) likeness {
+func (c *classes) at(v *view, device, from int) likeness {
 	n := c.of[device]
-	k := likeness{content: c.content(s, v, n), sign: v.signs[device], own: c.status(s, v, device), only: -1}
+	k := likeness{content: c.content(v, n), sign: v.signs[device], own: c.status(v, device), only: -1}
 	if c.list[n].devices[0] < from {
 		k.only = n
 	}
@@ -65,10 +65,10 @@ func (c *classes) at(s *search, v *view, device, from int) likeness {
 // exclude returns the devices that the next pick may not be, at first those that the pick before might not be. The
 // first pick of a request begins anew, and so does each one of a request whose devices have an order: the exchange of two
 // might change it.
-func (c *classes) exclude(s *search, anew bool) bitset.Set {
-	depth := len(s.picks)
+func (c *classes) exclude(anew bool) bitset.Set {
+	depth := len(c.picks)
 	for len(c.excluded) <= depth {
-		c.excluded = append(c.excluded, bitset.New(s.words*64))
+		c.excluded = append(c.excluded, bitset.New(c.words*64))
 	}
 	if anew {
 		clear(c.excluded[depth])
@@ -90,8 +90,8 @@ type view struct {
 }
 
 // view is what the requests from the i-th of the order on see.
-func (c *classes) view(s *search, i int) *view {
-	open := slices.Clone(s.order[i:])
+func (c *classes) view(i int) *view {
+	open := slices.Clone(c.order[i:])
 	slices.Sort(open)
 	key := c.key[:0]
 	for _, r := range open {
@@ -100,19 +100,19 @@ func (c *classes) view(s *search, i int) *view {
 	c.key = key
 	v := c.views[string(key)]
 	if v == nil {
-		v = c.newView(s, open)
+		v = c.newView(open)
 		c.views[string(key)] = v
 	}
 	return v
 }
 
-func (c *classes) newView(s *search, open []int) *view {
-	v := &view{open: open, signs: make([]int32, len(c.of)), initial: make([]int32, len(c.list)), bound: make([]bool, len(s.bound))}
+func (c *classes) newView(open []int) *view {
+	v := &view{open: open, signs: make([]int32, len(c.of)), initial: make([]int32, len(c.list)), bound: make([]bool, len(c.bound))}
 	for i := range v.initial {
 		v.initial[i] = -1
 	}
 	for _, r := range open {
-		request := s.reqs.requests[r]
+		request := c.reqs.requests[r]
 		for _, a := range request.alternatives {
 			v.lanes = append(v.lanes, a.lane)
 			for _, constraint := range a.constraints {
@@ -126,7 +126,7 @@ func (c *classes) newView(s *search, open []int) *view {
 	for device, n := range c.of {
 		v.signs[device] = -1
 		if n >= 0 {
-			if sign, ok := c.sign(s, v, device); ok {
+			if sign, ok := c.sign(v, device); ok {
 				v.signs[device] = intern(c.signs, sign)
 			}
 		}
@@ -134,12 +134,12 @@ func (c *classes) newView(s *search, open []int) *view {
 	return v
 }
 
-// state describes what matters to the requests from the i-th of the order on: two states that differ in nothing else are equal.
-func (c *classes) state(s *search, i int) string {
-	v := c.view(s, i)
+// describe describes what matters to the requests from the i-th of the order on: two states that differ in nothing else are equal.
+func (c *classes) describe(i int) string {
+	v := c.view(i)
 	contents := c.contents[:0]
 	for n := range c.list {
-		if content := c.content(s, v, int32(n)); content != 0 {
+		if content := c.content(v, int32(n)); content != 0 {
 			contents = append(contents, content)
 		}
 	}
@@ -149,9 +149,9 @@ func (c *classes) state(s *search, i int) string {
 	claim := -1
 	for _, r := range v.open {
 		key = binary.AppendUvarint(key, uint64(r))
-		if next := s.reqs.requests[r].claim; next != claim {
+		if next := c.reqs.requests[r].claim; next != claim {
 			claim = next
-			key = binary.AppendUvarint(key, uint64(s.used[claim]))
+			key = binary.AppendUvarint(key, uint64(c.used[claim]))
 		}
 	}
 	key = append(key, '/')

@@ -236,8 +236,8 @@ func selectorError(in *Input, a *alternative, p *inventory.NodePool, device int)
 	return e
 }
 
-// newFailure says why the node was refused. s is the search that failed, nil if counting was enough.
-func newFailure(in *Input, devices *inventory.NodeDevices, s *search) *Failure {
+// newFailure says why the node was refused. s is where the search that failed ended, nil if counting was enough.
+func newFailure(in *Input, devices *inventory.NodeDevices, s *state) *Failure {
 	if s != nil && s.err != nil {
 		return newUndecided(devices, s.err)
 	}
@@ -400,7 +400,7 @@ func (c *RequestCounts) sortMatching(p *inventory.NodePool, match *inventory.Poo
 }
 
 // countConstraints says how far each matchAttribute constraint gets when nothing else is asked for.
-func (f *Failure) countConstraints(s *search) {
+func (f *Failure) countConstraints(s *state) {
 	if s == nil {
 		return
 	}

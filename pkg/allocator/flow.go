@@ -15,26 +15,26 @@ func onesCount(word uint64) int { return bits.OnesCount64(word) }
 // matchable tells whether the open requests can have their devices without sharing any that are not shareable.
 // Requests with admin access may share across claims and are left out. Of shareable devices each request may have one
 // share. With more than 64 requests the answer is yes without a look.
-func (s *search) matchable(all []open) bool {
-	requests := s.seekers[:0]
+func (pr *pruning) matchable(all []open) bool {
+	requests := pr.seekers[:0]
 	for i := range all {
 		o := &all[i]
 		if o.admin || o.wanted <= 0 {
 			continue
 		}
-		if shares := o.candidates.AndCount(s.ledger.shareable); shares > 0 {
+		if shares := o.candidates.AndCount(pr.ledger.shareable); shares > 0 {
 			if o.wanted <= shares {
 				continue
 			}
-			rest := seeker{wanted: o.wanted - shares, candidates: s.newSet()}
+			rest := seeker{wanted: o.wanted - shares, candidates: pr.newSet()}
 			copy(rest.candidates, o.candidates)
-			rest.candidates.AndNot(s.ledger.shareable)
+			rest.candidates.AndNot(pr.ledger.shareable)
 			requests = append(requests, rest)
 			continue
 		}
 		requests = append(requests, seeker{o.candidates, o.wanted})
 	}
-	s.seekers = requests
+	pr.seekers = requests
 	if len(requests) < 2 || len(requests) > 64 {
 		return true
 	}
@@ -48,7 +48,7 @@ func (s *search) matchable(all []open) bool {
 	if easy {
 		return true
 	}
-	return s.flow.of(requests, s.words).saturates()
+	return pr.flow.of(requests, pr.words).saturates()
 }
 
 // seeker is a request that wants devices of a set.
@@ -158,14 +158,14 @@ func (f *flow) augment(r int, visited []bool) bool {
 }
 
 // decideByFlow decides what is nothing but a choice of values and a flow, unless there are too many values.
-func (s *search) decideByFlow(i int) (possible, known bool) {
-	mark := s.mark()
-	defer s.takeBack(mark)
-	requests, ok := s.open(i-1, s.wantedBy(i-1), 0)
-	if !ok || !s.isFlow(requests) {
+func (pr *pruning) decideByFlow(i int) (possible, known bool) {
+	mark := pr.mark()
+	defer pr.takeBack(mark)
+	requests, ok := pr.openRequests(i-1, pr.wantedBy(i-1), 0)
+	if !ok || !pr.isFlow(requests) {
 		return false, !ok
 	}
-	total := slices.Clone(s.used)
+	total := slices.Clone(pr.used)
 	var constraints []*constraint
 	for i := range requests {
 		claim := requests[i].request.claim
@@ -173,14 +173,14 @@ func (s *search) decideByFlow(i int) (possible, known bool) {
 			return false, true
 		}
 	}
-	for _, claim := range s.reqs.claims {
-		constraints = s.unbound(constraints, claim.constraints, requests)
+	for _, claim := range pr.reqs.claims {
+		constraints = pr.unbound(constraints, claim.constraints, requests)
 	}
-	if !s.isEnough(requests) {
+	if !pr.isEnough(requests) {
 		return false, true
 	}
 	budget := maxFlows
-	possible = s.assignable(i, requests, constraints, nil, &budget)
+	possible = pr.assignable(i, requests, constraints, nil, &budget)
 	return possible, budget >= 0
 }
 

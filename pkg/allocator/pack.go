@@ -46,13 +46,13 @@ const (
 
 // packable tells whether the parts of the node can give the open requests what they want, each at least in number and
 // regardless of constraints. It is true if that is not known. If some of the requests cannot be given all, all cannot.
-func (s *search) packable(requests []open) bool {
+func (pr *pruning) packable(requests []open) bool {
 	p := &packing{failed: make(map[packed]struct{}), budget: maxPacking}
 	var kinds []*open
 	for i := range requests {
 		o := &requests[i]
 		// What does not add to what is wanted of the parts is left out.
-		if o.wanted <= 0 || o.admin || o.candidates.Intersects(s.ledger.shareable) || !o.candidates.Intersects(s.ledger.consumers) {
+		if o.wanted <= 0 || o.admin || o.candidates.Intersects(pr.ledger.shareable) || !o.candidates.Intersects(pr.ledger.consumers) {
 			continue
 		}
 		n := slices.IndexFunc(kinds, func(other *open) bool { return slices.Equal(other.candidates, o.candidates) })
@@ -62,21 +62,21 @@ func (s *search) packable(requests []open) bool {
 			}
 			kinds = append(kinds, o)
 			p.weights[0][n] = 1
-			p.weights[1][n] = s.leastPart(o)
+			p.weights[1][n] = pr.leastPart(o)
 		}
 		p.need[n] += uint8(o.wanted) // at most 32 for each claim
 	}
-	for _, unit := range s.classes.units {
+	for _, unit := range pr.classes.units {
 		var key []byte
-		key, s.classes.gives = s.appendGives(s.classes.buffer[:0], s.classes.gives[:0], unit, kinds)
-		s.classes.buffer = key
-		if len(s.classes.gives) == 0 {
+		key, pr.classes.gives = pr.appendGives(pr.classes.buffer[:0], pr.classes.gives[:0], unit, kinds)
+		pr.classes.buffer = key
+		if len(pr.classes.gives) == 0 {
 			continue
 		}
-		loads, ok := s.classes.loads[string(key)]
+		loads, ok := pr.classes.loads[string(key)]
 		if !ok {
-			loads = loadsOf(s.classes.gives, s.ledger.countersOf(unit[0]))
-			s.classes.loads[string(key)] = loads
+			loads = loadsOf(pr.classes.gives, pr.ledger.countersOf(unit[0]))
+			pr.classes.loads[string(key)] = loads
 		}
 		if loads == nil {
 			return true
@@ -91,11 +91,11 @@ func (s *search) packable(requests []open) bool {
 const weightUnit = 1 << 20
 
 // leastPart is what any of the devices takes at least of the counters, as the sum of its parts of each.
-func (s *search) leastPart(o *open) int {
+func (pr *pruning) leastPart(o *open) int {
 	least := math.MaxInt
 	for device := o.candidates.Next(0); device >= 0; device = o.candidates.Next(device + 1) {
-		counters, part := s.pools[s.poolOf(device)].Pool.Counters, 0
-		for _, use := range s.usesOf(device) {
+		counters, part := pr.pools[pr.poolOf(device)].Pool.Counters, 0
+		for _, use := range pr.usesOf(device) {
 			part += int(weightUnit * min(1, use.Amount.Over(counters.All[use.Counter].Total)))
 		}
 		least = min(least, part)
@@ -111,10 +111,10 @@ type gives struct {
 
 // appendGives lists those of the devices that some kind has, and describes them in a way that is the same for parts that
 // can give the same.
-func (s *search) appendGives(key []byte, list []gives, devices []int, kinds []*open) ([]byte, []gives) {
-	counters := s.classes.numbers[:0]
+func (pr *pruning) appendGives(key []byte, list []gives, devices []int, kinds []*open) ([]byte, []gives) {
+	counters := pr.classes.numbers[:0]
 	for _, device := range devices {
-		g := gives{uses: s.usesOf(device)}
+		g := gives{uses: pr.usesOf(device)}
 		for k, o := range kinds {
 			if o.candidates.Has(device) {
 				g.kinds |= 1 << k
@@ -124,7 +124,7 @@ func (s *search) appendGives(key []byte, list []gives, devices []int, kinds []*o
 			continue
 		}
 		key = append(key, g.kinds)
-		left := s.ledger.countersOf(device)
+		left := pr.ledger.countersOf(device)
 		for _, u := range g.uses {
 			n := slices.Index(counters, u.Counter)
 			if n < 0 {
@@ -137,7 +137,7 @@ func (s *search) appendGives(key []byte, list []gives, devices []int, kinds []*o
 		key = append(key, 0)
 		list = append(list, g)
 	}
-	s.classes.numbers = counters
+	pr.classes.numbers = counters
 	return key, list
 }
 

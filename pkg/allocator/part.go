@@ -17,6 +17,7 @@ import (
 // what these share. Values and counters have numbers within the part, so that two parts may have the same content. Then
 // one can stand for the other.
 type parts struct {
+	*state
 	of   []int32 // by device: its part; -1 if no request may take it
 	list []part
 	// units are parts as they would be if there were no constraints.
@@ -44,8 +45,9 @@ type part struct {
 type item struct{ sign, status int32 }
 
 // newParts finds the parts.
-func newParts(s *search) *parts {
+func newParts(s *state) *parts {
 	ps := &parts{
+		state: s,
 		of:    make([]int32, s.words*64),
 		signs: make(map[string]int32), statuses: make(map[string]int32), known: make(map[string]int32),
 	}
@@ -119,27 +121,27 @@ func newParts(s *search) *parts {
 			ps.list[n].devices = append(ps.list[n].devices, device)
 		}
 	}
-	ps.numberValues(s)
-	ps.countUnknown(s)
-	ps.numberCounters(s)
+	ps.numberValues()
+	ps.countUnknown()
+	ps.numberCounters()
 	return ps
 }
 
 // numberValues numbers the values of each constraint within each part, in the order of the devices. No value has 0, and
 // each one of an unknown kind a negative number that nothing else has.
-func (ps *parts) numberValues(s *search) {
+func (ps *parts) numberValues() {
 	unknown := int32(0)
-	for _, claim := range s.reqs.claims {
+	for _, claim := range ps.reqs.claims {
 		for _, c := range claim.constraints {
-			under, numbers := s.under(c), make([]int32, len(ps.of))
+			under, numbers := ps.under(c), make([]int32, len(ps.of))
 			for n := range ps.list {
 				known := make(map[inventory.AttributeValue]int32)
 				for _, device := range ps.list[n].devices {
 					if !under.Has(device) {
 						continue
 					}
-					p := s.poolOf(device)
-					values := s.pools[p].Attribute(c.attribute).Values(device - s.starts[p]) // one, or none
+					p := ps.poolOf(device)
+					values := ps.pools[p].Attribute(c.attribute).Values(device - ps.starts[p]) // one, or none
 					switch {
 					case len(values) == 0:
 					case values[0].Kind == inventory.UnknownKind:
@@ -160,13 +162,13 @@ func (ps *parts) numberValues(s *search) {
 
 // countUnknown counts, for each constraint, the devices with a value of an unknown kind that come before each device in the order of devices.
 // Such a device may only be the first under the constraint, so devices before it and behind it are not alike.
-func (ps *parts) countUnknown(s *search) {
+func (ps *parts) countUnknown() {
 	ps.unknown = make([][]int32, len(ps.values))
 	for c, numbers := range ps.values {
 		var positions []int
 		for device, number := range numbers {
 			if number < 0 {
-				positions = append(positions, s.deviceOrder.at(device))
+				positions = append(positions, ps.deviceOrder.at(device))
 			}
 		}
 		if len(positions) == 0 {
@@ -178,7 +180,7 @@ func (ps *parts) countUnknown(s *search) {
 				continue // nobody may take it
 			}
 			for _, position := range positions {
-				if position < s.deviceOrder.at(device) {
+				if position < ps.deviceOrder.at(device) {
 					ps.unknown[c][device]++
 				}
 			}
@@ -187,8 +189,8 @@ func (ps *parts) countUnknown(s *search) {
 }
 
 // numberCounters numbers the counters that devices of each part use, in the order of the devices.
-func (ps *parts) numberCounters(s *search) {
-	if s.ledger.consumers == nil {
+func (ps *parts) numberCounters() {
+	if ps.ledger.consumers == nil {
 		return
 	}
 	type counter struct{ pool, index int }
@@ -197,8 +199,8 @@ func (ps *parts) numberCounters(s *search) {
 	for n := range ps.list {
 		known := make(map[counter]int32)
 		for _, device := range ps.list[n].devices {
-			p := s.poolOf(device)
-			for _, use := range s.usesOf(device) {
+			p := ps.poolOf(device)
+			for _, use := range ps.usesOf(device) {
 				key := counter{p, use.Counter}
 				if _, ok := known[key]; !ok {
 					known[key] = int32(len(known))
@@ -213,17 +215,17 @@ func (ps *parts) numberCounters(s *search) {
 
 // sign describes a device in the eyes of the view: which alternatives may take it and how much of it, which values it has,
 // and what it uses of counters. Not ok means that none may take it.
-func (ps *parts) sign(s *search, v *view, device int) (sign []byte, ok bool) {
+func (ps *parts) sign(v *view, device int) (sign []byte, ok bool) {
 	sign = ps.buffer[:0]
 	for _, lane := range v.lanes {
-		l := &s.lanes[lane]
+		l := &ps.lanes[lane]
 		candidate := l.candidates.Has(device)
 		if fails := l.errors.Has(device); fails {
 			sign = append(sign, '!')
 		} else if !candidate {
 			continue
 		}
-		a := s.reqs.lanes[lane]
+		a := ps.reqs.lanes[lane]
 		sign = binary.AppendUvarint(sign, uint64(lane))
 		for _, c := range a.constraints {
 			sign = binary.AppendVarint(sign, int64(ps.values[c.index][device]))
@@ -231,16 +233,16 @@ func (ps *parts) sign(s *search, v *view, device int) (sign []byte, ok bool) {
 				sign = binary.AppendVarint(sign, int64(before[device]))
 			}
 		}
-		if candidate && s.ledger.shareable.Has(device) {
-			for _, takes := range s.takes(a, device) {
+		if candidate && ps.ledger.shareable.Has(device) {
+			for _, takes := range ps.takes(a, device) {
 				sign = takes.Append(sign)
 			}
 		}
 	}
 	ok = len(sign) > 0
 	sign = append(sign, '/')
-	if s.ledger.consumers.Has(device) {
-		for i, use := range s.usesOf(device) {
+	if ps.ledger.consumers.Has(device) {
+		for i, use := range ps.usesOf(device) {
 			sign = use.Amount.Append(binary.AppendUvarint(sign, uint64(ps.counters[device][i])))
 		}
 	}
@@ -249,28 +251,28 @@ func (ps *parts) sign(s *search, v *view, device int) (sign []byte, ok bool) {
 }
 
 // status describes what is left of a device: 0 is all of a device that shares nothing.
-func (ps *parts) status(s *search, v *view, device int) int32 {
-	shareable := s.ledger.shareable.Has(device)
+func (ps *parts) status(v *view, device int) int32 {
+	shareable := ps.ledger.shareable.Has(device)
 	if !shareable && len(v.admin) == 0 {
 		return 0
 	}
 	status := ps.buffer[:0]
 	if shareable {
 		status = append(status, 's')
-		if s.ledger.isShared(device) {
+		if ps.ledger.isShared(device) {
 			status = append(status, '+')
 		}
-		p := s.poolOf(device)
-		for _, left := range s.ledger.roomOf(device)[:len(s.pools[p].Capacity(device-s.starts[p]).Names)] {
+		p := ps.poolOf(device)
+		for _, left := range ps.ledger.roomOf(device)[:len(ps.pools[p].Capacity(device-ps.starts[p]).Names)] {
 			status = left.Append(status)
 		}
 	} else {
 		status = append(status, 'p')
-		if s.taken.Has(device) {
+		if ps.taken.Has(device) {
 			status = append(status, '-')
 		}
 		for _, claim := range v.admin {
-			if s.takenBy[claim].Has(device) {
+			if ps.takenBy[claim].Has(device) {
 				status = binary.AppendUvarint(status, uint64(claim))
 			}
 		}
@@ -288,13 +290,13 @@ func (ps *parts) picked(device, change int) {
 
 // content is the number of what there is in the part; 0 means nothing, and no part has the same as another by
 // chance.
-func (ps *parts) content(s *search, v *view, n int32) int32 {
+func (ps *parts) content(v *view, n int32) int32 {
 	p := &ps.list[n]
 	if p.picks == 0 && v.initial[n] >= 0 {
 		return v.initial[n]
 	}
 	if p.view != v {
-		p.view, p.content = v, ps.find(s, v, p)
+		p.view, p.content = v, ps.find(v, p)
 	}
 	if p.picks == 0 {
 		v.initial[n] = p.content
@@ -303,14 +305,14 @@ func (ps *parts) content(s *search, v *view, n int32) int32 {
 }
 
 // find describes the part.
-func (ps *parts) find(s *search, v *view, p *part) int32 {
+func (ps *parts) find(v *view, p *part) int32 {
 	items, most := ps.items[:0], int32(-1)
 	for _, device := range p.devices {
-		if v.signs[device] < 0 || (len(v.admin) == 0 && s.taken.Has(device)) {
+		if v.signs[device] < 0 || (len(v.admin) == 0 && ps.taken.Has(device)) {
 			continue
 		}
-		if s.ledger.consumers.Has(device) && !s.ledger.isShared(device) {
-			uses, left := s.usesOf(device), s.ledger.countersOf(device)
+		if ps.ledger.consumers.Has(device) && !ps.ledger.isShared(device) {
+			uses, left := ps.usesOf(device), ps.ledger.countersOf(device)
 			if !affords(left, uses) {
 				continue // nor ever will be
 			}
@@ -325,10 +327,10 @@ func (ps *parts) find(s *search, v *view, p *part) int32 {
 				}
 			}
 		}
-		items = append(items, item{v.signs[device], ps.status(s, v, device)})
+		items = append(items, item{v.signs[device], ps.status(v, device)})
 	}
 	ps.items = items
-	bound := ps.bound(s, v, p)
+	bound := ps.boundValues(v, p)
 	if len(items) == 0 && len(bound) == 0 {
 		return 0
 	}
@@ -339,7 +341,7 @@ func (ps *parts) find(s *search, v *view, p *part) int32 {
 	}
 	text = append(text, 0)
 	if most >= 0 {
-		text = ps.appendLeft(s, v, p, text)
+		text = ps.appendLeft(v, p, text)
 	}
 	for _, b := range bound {
 		text = binary.AppendVarint(text, b)
@@ -349,13 +351,13 @@ func (ps *parts) find(s *search, v *view, p *part) int32 {
 }
 
 // appendLeft appends what is left of the counters that devices need, unless it is enough for all of them.
-func (ps *parts) appendLeft(s *search, v *view, p *part, text []byte) []byte {
+func (ps *parts) appendLeft(v *view, p *part, text []byte) []byte {
 	for _, device := range p.devices {
-		if v.signs[device] < 0 || !s.ledger.consumers.Has(device) {
+		if v.signs[device] < 0 || !ps.ledger.consumers.Has(device) {
 			continue
 		}
-		left := s.ledger.countersOf(device)
-		for i, use := range s.usesOf(device) {
+		left := ps.ledger.countersOf(device)
+		for i, use := range ps.usesOf(device) {
 			n := ps.counters[device][i]
 			if rest := left[use.Counter]; rest.Less(ps.needed[n]) {
 				text = rest.Append(binary.AppendUvarint(text, uint64(n)+1))
@@ -366,16 +368,16 @@ func (ps *parts) appendLeft(s *search, v *view, p *part, text []byte) []byte {
 	return append(text, 0)
 }
 
-// bound lists the values of the part to which picks bind the constraints that still matter.
-func (ps *parts) bound(s *search, v *view, p *part) (bound []int64) {
+// boundValues lists the values of the part to which picks bind the constraints that still matter.
+func (ps *parts) boundValues(v *view, p *part) (bound []int64) {
 	if p.picks == 0 {
 		return nil
 	}
-	for _, pick := range s.picks {
+	for _, pick := range ps.picks {
 		if &ps.list[ps.of[pick.device]] != p {
 			continue
 		}
-		for _, c := range s.reqs.lanes[pick.lane].constraints {
+		for _, c := range ps.reqs.lanes[pick.lane].constraints {
 			if v.bound[c.index] {
 				bound = append(bound, int64(c.index)<<32|int64(uint32(ps.values[c.index][pick.device])))
 			}

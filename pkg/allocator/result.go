@@ -11,7 +11,7 @@ import (
 )
 
 // allocations turns the picks into one allocation per claim.
-func (s *search) allocations() []resourceapi.AllocationResult {
+func (s *state) allocations() []resourceapi.AllocationResult {
 	out := make([]resourceapi.AllocationResult, len(s.reqs.claims))
 	next := 0
 	for i := range s.reqs.claims {
@@ -24,7 +24,7 @@ func (s *search) allocations() []resourceapi.AllocationResult {
 	return out
 }
 
-func (s *search) results(picks []pick) []resourceapi.DeviceRequestAllocationResult {
+func (s *state) results(picks []pick) []resourceapi.DeviceRequestAllocationResult {
 	out := make([]resourceapi.DeviceRequestAllocationResult, len(picks))
 	for i, pick := range picks {
 		a := s.reqs.lanes[pick.lane]
@@ -55,7 +55,7 @@ func (s *search) results(picks []pick) []resourceapi.DeviceRequestAllocationResu
 }
 
 // share makes the result one share of the device, which allows multiple allocations.
-func (s *search) share(result *resourceapi.DeviceRequestAllocationResult, a *alternative, device *resourceapi.Device) {
+func (s *state) share(result *resourceapi.DeviceRequestAllocationResult, a *alternative, device *resourceapi.Device) {
 	if s.in.NewShareID != nil {
 		result.ShareID = ptr.To(s.in.NewShareID())
 	} else {
@@ -69,7 +69,7 @@ func (s *search) share(result *resourceapi.DeviceRequestAllocationResult, a *alt
 
 // config collects the configuration for a claim: first that of the classes, in the order of the requests and each
 // class once, then the claim's own. The later entry takes precedence (DeviceAllocationConfiguration API).
-func (s *search) config(c *claim) []resourceapi.DeviceAllocationConfiguration {
+func (s *state) config(c *claim) []resourceapi.DeviceAllocationConfiguration {
 	var out []resourceapi.DeviceAllocationConfiguration
 	type span struct{ start, end int }
 	ofClass := make(map[string]span) // class name → its entries in out
@@ -113,14 +113,14 @@ func (s *search) config(c *claim) []resourceapi.DeviceAllocationConfiguration {
 }
 
 // isNamed tells whether the names have the request, or the alternative chosen for it.
-func (s *search) isNamed(r *request, names []string) bool {
+func (s *state) isNamed(r *request, names []string) bool {
 	return slices.Contains(names, r.name) ||
 		(r.prioritized && slices.Contains(names, r.alternatives[s.chosen[r.index]].resultName()))
 }
 
 // nodeSelector says where the picked devices of one claim can be used: on this node if one of them is local to
 // it or binds to it, otherwise where all their selectors agree; nil means everywhere.
-func (s *search) nodeSelector(picks []pick) *v1.NodeSelector {
+func (s *state) nodeSelector(picks []pick) *v1.NodeSelector {
 	var term v1.NodeSelectorTerm
 	for _, pick := range picks {
 		p := s.poolOf(pick.device)
@@ -160,4 +160,13 @@ func merge(have, more []v1.NodeSelectorRequirement) []v1.NodeSelectorRequirement
 		}
 	}
 	return have
+}
+
+// value is what the chosen alternatives are worth on this node.
+func (s *state) value(seen *glance) *value {
+	var v value
+	for i, r := range s.reqs.requests {
+		v.add(seen, &s.in, r.alternatives[s.chosen[i]])
+	}
+	return &v
 }

@@ -15,7 +15,7 @@ import (
 // alternatives in order, devices of a request ascending. The order defines the answer, so every shortcut skips
 // only what cannot contain the first answer. Other policies have another order of devices, see prefer.
 //
-//   - Necessary conditions that are cheap to check (promising.go) cut off what cannot be completed.
+//   - Necessary conditions that are cheap to check (pruning.go) cut off what cannot be completed.
 //   - Of devices that nothing can tell apart only the first is tried (class.go).
 //   - Whether the rest of the requests can be satisfied in a state is decided once, and remembered for all states that are
 //     alike (class.go, decide).
@@ -24,91 +24,39 @@ import (
 // short one may take few steps; the thorough one has all shortcuts. Devices of all pools of the node are numbered in the
 // order in which they are tried, each pool starting at a multiple of 64.
 type search struct {
-	offer
+	state
+	pruning  pruning
+	look     look
+	firstFit solution // scratch
+
 	// end is when the attempt's time for this node ends, once that has begun.
 	end   int64
 	begun bool
 
-	deviceOrder deviceOrder
-
-	ledger ledger
-	// taken are the devices picked so far, without the shareable ones; takenBy those by claim, kept only if there
-	// is admin access, which may pick a device again that another claim of the pod has.
-	taken   bitset.Set
-	takenBy []bitset.Set
-	bound   []binding // by constraint.index
-	picks   []pick
-	used    []int // devices picked, by claim
-	chosen  []int // position of the alternative, by request
-
-	// order has the requests to satisfy, as indexes into reqs.requests.
-	order []int
 	steps int
 	// careful is false for the greedy attempt, which is stuck where it would have to take a pick back. So is the
 	// short one after limit steps; there is none if that is 0.
 	careful bool
 	limit   int
-	classes *classes // nil but in the thorough attempt
 	// deciding tells that any answer will do.
-	deciding  bool
-	groupings groupings
-	scratch
+	deciding bool
 }
 
-// scratch is memory that one search leaves to the next.
-type scratch struct {
-	look        look
-	firstFit    solution
-	sums        bounds
-	flow        flow
-	opens       []open
-	choices     []choice
-	seekers     []seeker
-	constraints []*constraint
-}
-
+// searches are kept, with their memory, to be used again.
 var searches = sync.Pool{New: func() any {
 	s := new(search)
-	o, l := &s.offer, &s.ledger
-	s.ledger.offer, s.groupings.offer = o, o
-	s.deviceOrder.offer, s.deviceOrder.ledger = o, l
-	s.sums.offer, s.sums.ledger = o, l
-	s.look.offer, s.look.ledger, s.look.groupings = o, l, &s.groupings
+	s.state.connect()
+	s.pruning.state = &s.state
+	s.pruning.bounds.offer, s.pruning.bounds.ledger = &s.offer, &s.ledger
+	s.look.offer, s.look.ledger, s.look.groupings = &s.offer, &s.ledger, &s.groupings
 	return s
 }}
 
 func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *search {
 	s := searches.Get().(*search)
-	*s = search{
-		offer: s.offer, takenBy: s.takenBy[:0], bound: s.bound[:0],
-		picks: s.picks[:0], used: s.used[:0], chosen: s.chosen[:0], order: s.order[:0],
-		ledger: s.ledger, deviceOrder: s.deviceOrder, groupings: s.groupings, scratch: s.scratch,
-	}
-	s.offer.open(ctx, in, devices)
-	s.opens, s.choices = s.opens[:0], s.choices[:0]
-	s.ledger.open()
-	s.groupings.open()
-	s.sums.open()
-	s.deviceOrder.ranked = false
-	s.taken = s.newSet()
-	for _, c := range s.reqs.claims {
-		s.used = append(s.used, 0)
-		if s.reqs.admin {
-			s.takenBy = append(s.takenBy, s.newSet())
-		}
-		for _, constraint := range c.constraints {
-			if n := constraint.index; n < cap(s.bound) {
-				s.bound = s.bound[:n+1]
-				s.bound[n].reset()
-			} else {
-				s.bound = append(s.bound, binding{})
-			}
-		}
-	}
-	for i := range s.reqs.requests {
-		s.chosen = append(s.chosen, 0)
-		s.order = append(s.order, i)
-	}
+	s.state.open(ctx, in, devices)
+	s.pruning.open()
+	s.begun, s.steps, s.careful, s.limit, s.deciding = false, 0, false, 0, false
 	return s
 }
 
@@ -116,16 +64,9 @@ func newSearch(ctx context.Context, in Input, devices *inventory.NodeDevices) *s
 func (s *search) release() {
 	if s.begun {
 		s.in.Attempt.End()
-		s.begun = false
 	}
-	s.groupings.close()
-	clear(s.opens[:cap(s.opens)])
-	clear(s.choices[:cap(s.choices)])
-	clear(s.seekers[:cap(s.seekers)])
-	clear(s.constraints[:cap(s.constraints)])
-	s.ledger.close()
-	s.offer.close()
-	s.classes = nil
+	s.pruning.close()
+	s.state.close()
 	searches.Put(s)
 }
 
@@ -163,7 +104,7 @@ func (s *search) easily() (found, known bool) {
 	if !s.enough() {
 		return false, true
 	}
-	if (len(s.reqs.requests) > 1 || len(s.bound) > 0 || s.ledger.consumers != nil) && !s.promising(-1, 0, 0) {
+	if (len(s.reqs.requests) > 1 || len(s.bound) > 0 || s.ledger.consumers != nil) && !s.pruning.promising(-1, 0, 0) {
 		return false, true
 	}
 	found = s.request(0)
@@ -228,12 +169,12 @@ func (s *search) decide(i int) bool {
 			}
 		}
 	}
-	if possible, known := s.decideByFlow(i); known {
+	if possible, known := s.pruning.decideByFlow(i); known {
 		return possible
 	}
 	picks := len(s.picks)
 	s.deciding = true
-	possible := s.promising(i-1, s.wantedBy(i-1), 0) && s.request(i)
+	possible := s.pruning.promising(i-1, s.wantedBy(i-1), 0) && s.request(i)
 	s.deciding = false
 	for len(s.picks) > picks {
 		s.unpick(s.reqs.lanes[s.picks[len(s.picks)-1].lane])
@@ -246,35 +187,6 @@ func (s *search) decide(i int) bool {
 	return possible && s.err == nil
 }
 
-// wantedBy is how many devices the i-th request of the order got.
-func (s *search) wantedBy(i int) int {
-	if i < 0 {
-		return 0
-	}
-	r := s.reqs.requests[s.order[i]]
-	return s.lanes[r.alternatives[s.chosen[r.index]].lane].wanted
-}
-
-// begin takes all picks back and sets which requests are to be satisfied.
-func (s *search) begin(order []int) {
-	s.order = order
-	s.ledger.reset()
-	clear(s.taken)
-	for i := range s.takenBy {
-		clear(s.takenBy[i])
-	}
-	for i := range s.bound {
-		s.bound[i].reset()
-	}
-	for _, pick := range s.picks {
-		if s.classes != nil {
-			s.classes.picked(pick.device, -1)
-		}
-	}
-	s.picks = s.picks[:0]
-	clear(s.used)
-}
-
 // request satisfies the i-th request of the order and all later ones.
 func (s *search) request(i int) bool {
 	if i == len(s.order) {
@@ -283,7 +195,7 @@ func (s *search) request(i int) bool {
 	request := s.reqs.requests[s.order[i]]
 	var state string
 	if s.classes != nil {
-		state = s.classes.state(s, i)
+		state = s.classes.describe(i)
 		possible, known := s.classes.known[state]
 		if !known && !s.deciding && len(s.order)-i > 1 {
 			possible, known = s.decide(i), s.err == nil
@@ -351,7 +263,7 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 	var excluded, forAll bitset.Set // what the next pick may not be, and what no further one may be
 	if s.classes != nil {
 		ordered := s.groupings.orderMatters(a)
-		v, excluded = s.classes.view(s, i), s.classes.exclude(s, k == 0 || ordered)
+		v, excluded = s.classes.view(i), s.classes.exclude(k == 0 || ordered)
 		if !ordered {
 			forAll = excluded
 		}
@@ -380,7 +292,7 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 			}
 			continue
 		}
-		if (!s.careful || s.promising(i, k+1, at+1)) && s.take(i, a, l, k+1, at+1) {
+		if (!s.careful || s.pruning.promising(i, k+1, at+1)) && s.take(i, a, l, k+1, at+1) {
 			return true
 		}
 		if s.stopped() {
@@ -392,9 +304,9 @@ func (s *search) take(i int, a *alternative, l *lane, k, from int) bool {
 		}
 		s.unpick(a)
 		if s.classes != nil {
-			class := s.classes.at(s, v, device, from)
+			class := s.classes.at(v, device, from)
 			for other := s.deviceOrder.next(l, taken, device+1); other >= 0; other = s.deviceOrder.next(l, taken, other+1) {
-				if !excluded.Has(other) && s.classes.at(s, v, other, from) == class {
+				if !excluded.Has(other) && s.classes.at(v, other, from) == class {
 					excluded.Add(other)
 				}
 			}
@@ -413,7 +325,7 @@ func (s *search) takeAll(i int, a *alternative, l *lane) bool {
 		}
 		picked++
 	}
-	if picked == l.wanted && (!s.careful || s.promising(i, picked, 0)) && s.request(i+1) {
+	if picked == l.wanted && (!s.careful || s.pruning.promising(i, picked, 0)) && s.request(i+1) {
 		return true
 	}
 	if s.stopped() {
@@ -427,13 +339,4 @@ func (s *search) takeAll(i int, a *alternative, l *lane) bool {
 		s.unpick(a)
 	}
 	return false
-}
-
-// value is what the chosen alternatives are worth on this node.
-func (s *search) value(seen *glance) *value {
-	var v value
-	for i, r := range s.reqs.requests {
-		v.add(seen, &s.in, r.alternatives[s.chosen[i]])
-	}
-	return &v
 }

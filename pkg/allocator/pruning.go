@@ -23,6 +23,32 @@ type choice struct {
 	wanted     int
 }
 
+// pruning cuts off what cannot become an answer, by necessary conditions that are cheap to check.
+type pruning struct {
+	*state
+	bounds bounds
+
+	flow        flow // scratch
+	opens       []open
+	choices     []choice
+	seekers     []seeker
+	constraints []*constraint
+}
+
+// open begins in a new state.
+func (pr *pruning) open() {
+	pr.bounds.open()
+	pr.opens, pr.choices = pr.opens[:0], pr.choices[:0]
+}
+
+// close forgets everything but the memory.
+func (pr *pruning) close() {
+	clear(pr.opens[:cap(pr.opens)])
+	clear(pr.choices[:cap(pr.choices)])
+	clear(pr.seekers[:cap(pr.seekers)])
+	clear(pr.constraints[:cap(pr.constraints)])
+}
+
 // promising tells whether what is picked so far may lead to an answer. It checks necessary conditions only;
 // false is certain, true is not. The i-th request of the order has k devices already and takes further ones only
 // from the position from on; i is -1 before the first request.
@@ -37,25 +63,25 @@ type choice struct {
 //   - With each value that a matchAttribute constraint may get, all this must be so for the devices of that value.
 //
 // The last two are looked at only once a request has all its devices, for they cost most.
-func (s *search) promising(i, k, from int) bool {
-	mark := s.mark()
-	defer s.takeBack(mark)
-	requests, ok := s.open(i, k, from)
-	if !ok || !s.isEnough(requests) {
+func (pr *pruning) promising(i, k, from int) bool {
+	mark := pr.mark()
+	defer pr.takeBack(mark)
+	requests, ok := pr.openRequests(i, k, from)
+	if !ok || !pr.isEnough(requests) {
 		return false
 	}
-	isWhole := len(requests) == 0 || i < 0 || requests[0].request != s.reqs.requests[s.order[i]]
+	isWhole := len(requests) == 0 || i < 0 || requests[0].request != pr.reqs.requests[pr.order[i]]
 	if len(requests) < 2 || !isWhole {
 		return true
 	}
-	if s.classes != nil && s.ledger.consumers != nil && !s.packable(requests) {
+	if pr.classes != nil && pr.ledger.consumers != nil && !pr.packable(requests) {
 		return false
 	}
-	for _, claim := range s.reqs.claims {
+	for _, claim := range pr.reqs.claims {
 		budget := maxValues
-		constraints := s.unbound(s.constraints[:0], claim.constraints, requests)
-		s.constraints = constraints[:0]
-		if !s.assignable(i+1, requests, constraints, nil, &budget) {
+		constraints := pr.unbound(pr.constraints[:0], claim.constraints, requests)
+		pr.constraints = constraints[:0]
+		if !pr.assignable(i+1, requests, constraints, nil, &budget) {
 			return false
 		}
 	}
@@ -68,52 +94,52 @@ type mark struct {
 	opens, choices int
 }
 
-func (s *search) mark() mark { return mark{s.arena, len(s.opens), len(s.choices)} }
+func (pr *pruning) mark() mark { return mark{pr.arena, len(pr.opens), len(pr.choices)} }
 
 // takeBack gives back the sets, open requests and choices that were made since the mark.
-func (s *search) takeBack(m mark) {
-	if &m.arena[:1][0] == &s.arena[:1][0] {
-		s.arena = s.arena[:len(m.arena)]
+func (pr *pruning) takeBack(m mark) {
+	if &m.arena[:1][0] == &pr.arena[:1][0] {
+		pr.arena = pr.arena[:len(m.arena)]
 	}
-	s.opens, s.choices = s.opens[:m.opens], s.choices[:m.choices]
+	pr.opens, pr.choices = pr.opens[:m.opens], pr.choices[:m.choices]
 }
 
-// open returns the open requests. Not ok means that one has too few devices to choose from.
-func (s *search) open(i, k, from int) (requests []open, ok bool) {
-	first := len(s.opens)
+// openRequests returns the open requests. Not ok means that one has too few devices to choose from.
+func (pr *pruning) openRequests(i, k, from int) (requests []open, ok bool) {
+	first := len(pr.opens)
 	if i >= 0 {
-		r := s.reqs.requests[s.order[i]]
-		a := r.alternatives[s.chosen[r.index]]
-		if wanted := s.lanes[a.lane].wanted - k; wanted > 0 && !a.all {
-			o := open{request: a.request, candidates: s.available(a), wanted: wanted, admin: a.admin}
-			s.deviceOrder.from(o.candidates, from)
-			if s.classes != nil && k > 0 && !s.groupings.orderMatters(a) {
-				o.candidates.AndNot(s.classes.excluded[len(s.picks)-1])
+		r := pr.reqs.requests[pr.order[i]]
+		a := r.alternatives[pr.chosen[r.index]]
+		if wanted := pr.lanes[a.lane].wanted - k; wanted > 0 && !a.all {
+			o := open{request: a.request, candidates: pr.available(a), wanted: wanted, admin: a.admin}
+			pr.deviceOrder.from(o.candidates, from)
+			if pr.classes != nil && k > 0 && !pr.groupings.orderMatters(a) {
+				o.candidates.AndNot(pr.classes.excluded[len(pr.picks)-1])
 			}
-			s.opens = append(s.opens, o)
+			pr.opens = append(pr.opens, o)
 		}
 	}
-	for _, r := range s.order[i+1:] {
-		later := s.reqs.requests[r]
+	for _, r := range pr.order[i+1:] {
+		later := pr.reqs.requests[r]
 		o := open{request: later, wanted: -1}
-		firstChoice := len(s.choices)
+		firstChoice := len(pr.choices)
 		for _, a := range later.alternatives {
-			if s.lanes[a.lane].hopeless {
+			if pr.lanes[a.lane].hopeless {
 				continue
 			}
-			next := choice{candidates: s.available(a), wanted: s.lanes[a.lane].wanted}
+			next := choice{candidates: pr.available(a), wanted: pr.lanes[a.lane].wanted}
 			if next.candidates.Count() < next.wanted {
 				continue
 			}
 			if o.wanted < 0 {
 				o.candidates, o.wanted = next.candidates, next.wanted
 			} else {
-				if len(s.choices) == firstChoice {
-					first := choice{candidates: s.newSet(), wanted: o.wanted}
+				if len(pr.choices) == firstChoice {
+					first := choice{candidates: pr.newSet(), wanted: o.wanted}
 					copy(first.candidates, o.candidates)
-					s.choices = append(s.choices, first)
+					pr.choices = append(pr.choices, first)
 				}
-				s.choices = append(s.choices, next)
+				pr.choices = append(pr.choices, next)
 				o.candidates.Or(next.candidates)
 				o.wanted = min(o.wanted, next.wanted)
 			}
@@ -122,12 +148,12 @@ func (s *search) open(i, k, from int) (requests []open, ok bool) {
 		if o.wanted < 0 {
 			return nil, false
 		}
-		if len(s.choices) > firstChoice {
-			o.choices = slices.Clip(s.choices[firstChoice:])
+		if len(pr.choices) > firstChoice {
+			o.choices = slices.Clip(pr.choices[firstChoice:])
 		}
-		s.opens = append(s.opens, o)
+		pr.opens = append(pr.opens, o)
 	}
-	requests = slices.Clip(s.opens[first:])
+	requests = slices.Clip(pr.opens[first:])
 	for i := range requests {
 		if requests[i].candidates.Count() < requests[i].wanted {
 			return nil, false
@@ -138,12 +164,12 @@ func (s *search) open(i, k, from int) (requests []open, ok bool) {
 
 // isFlow tells whether the open requests find their devices exactly if the constraints can have values with which a flow finds
 // them: if nothing is shared, no request has a choice, and no values must differ.
-func (s *search) isFlow(requests []open) bool {
+func (pr *pruning) isFlow(requests []open) bool {
 	for i := range requests {
 		o := &requests[i]
 		if len(o.request.alternatives) > 1 || o.request.alternatives[0].all || o.admin ||
-			o.candidates.Intersects(s.ledger.consumers) || o.candidates.Intersects(s.ledger.shareable) ||
-			o.candidates.Intersects(s.lanes[o.request.alternatives[0].lane].errors) ||
+			o.candidates.Intersects(pr.ledger.consumers) || o.candidates.Intersects(pr.ledger.shareable) ||
+			o.candidates.Intersects(pr.lanes[o.request.alternatives[0].lane].errors) ||
 			slices.ContainsFunc(o.request.alternatives[0].constraints, func(c *constraint) bool { return c.distinct }) {
 			return false
 		}
@@ -155,9 +181,9 @@ func (s *search) isFlow(requests []open) bool {
 const maxValues = 32
 
 // unbound appends the matchAttribute constraints that have no value yet and that more than one device will be under.
-func (s *search) unbound(to, all []*constraint, requests []open) []*constraint {
+func (pr *pruning) unbound(to, all []*constraint, requests []open) []*constraint {
 	for _, c := range all {
-		if !c.distinct && len(s.bound[c.index].values) == 0 && wantedUnder(c, requests) > 1 {
+		if !c.distinct && len(pr.bound[c.index].values) == 0 && wantedUnder(c, requests) > 1 {
 			to = append(to, c)
 		}
 	}
@@ -177,35 +203,35 @@ func wantedUnder(c *constraint, requests []open) (total int) {
 // assignable tells whether the constraints may have values, all together, with which the open requests, those from the
 // i-th of the order on, find enough devices. It is true if that is not known after as many values as the budget has. Of values
 // that nothing can tell apart one is tried, unless they are of a part in which a constraint has a value already.
-func (s *search) assignable(i int, requests []open, constraints []*constraint, parts []int32, budget *int) bool {
+func (pr *pruning) assignable(i int, requests []open, constraints []*constraint, parts []int32, budget *int) bool {
 	if len(constraints) == 0 {
 		return true
 	}
 	c, rest := constraints[0], constraints[1:]
-	g := s.groupings.of(c)
+	g := pr.groupings.of(c)
 	// The search has to come to a device for which the attribute cannot be derived to know that.
 	if wanted := wantedUnder(c, requests); wanted == 0 || (wanted == 1 && !g.unknown.Empty()) || !g.errors.Empty() {
-		return s.assignable(i, requests, rest, parts, budget)
+		return pr.assignable(i, requests, rest, parts, budget)
 	}
 	type likeness struct{ content, value int32 }
 	var tried []likeness
-	mark := s.mark()
+	mark := pr.mark()
 	for _, of := range g.groups {
 		group := of.Devices
-		s.takeBack(mark)
-		narrowed, ok := s.narrow(requests, c, group)
+		pr.takeBack(mark)
+		narrowed, ok := pr.narrow(requests, c, group)
 		if !ok {
 			continue
 		}
 		used := parts
-		if s.classes != nil {
+		if pr.classes != nil {
 			device := group.Next(0)
-			for s.classes.of[device] < 0 || s.classes.values[c.index][device] == 0 {
+			for pr.classes.of[device] < 0 || pr.classes.values[c.index][device] == 0 {
 				device = group.Next(device + 1)
 			}
-			n := s.classes.of[device]
+			n := pr.classes.of[device]
 			if !slices.Contains(parts, n) {
-				like := likeness{s.classes.content(s, s.classes.view(s, i), n), s.classes.values[c.index][device]}
+				like := likeness{pr.classes.content(pr.classes.view(i), n), pr.classes.values[c.index][device]}
 				if slices.Contains(tried, like) {
 					continue
 				}
@@ -216,7 +242,7 @@ func (s *search) assignable(i int, requests []open, constraints []*constraint, p
 		if *budget--; *budget < 0 {
 			return true
 		}
-		if s.isEnough(narrowed) && (len(rest) > 0 || s.classes == nil || s.ledger.consumers == nil || s.packable(narrowed)) && s.assignable(i, narrowed, rest, used, budget) {
+		if pr.isEnough(narrowed) && (len(rest) > 0 || pr.classes == nil || pr.ledger.consumers == nil || pr.packable(narrowed)) && pr.assignable(i, narrowed, rest, used, budget) {
 			return true
 		}
 	}
@@ -224,21 +250,21 @@ func (s *search) assignable(i int, requests []open, constraints []*constraint, p
 }
 
 // narrow leaves the requests under the constraint only the devices of one value. Not ok means that these are too few.
-func (s *search) narrow(requests []open, c *constraint, group bitset.Set) (narrowed []open, ok bool) {
+func (pr *pruning) narrow(requests []open, c *constraint, group bitset.Set) (narrowed []open, ok bool) {
 	for i := range requests {
 		if o := &requests[i]; bindsAll(c, o) && o.candidates.AndCount(group) < o.wanted {
 			return nil, false
 		}
 	}
 	within := func(set bitset.Set) bitset.Set {
-		out := s.newSet()
+		out := pr.newSet()
 		copy(out, set)
 		out.And(group)
 		return out
 	}
-	first := len(s.opens)
-	s.opens = append(s.opens, requests...)
-	narrowed = slices.Clip(s.opens[first:])
+	first := len(pr.opens)
+	pr.opens = append(pr.opens, requests...)
+	narrowed = slices.Clip(pr.opens[first:])
 	for i := range narrowed {
 		o := &narrowed[i]
 		if !bindsAll(c, o) {
@@ -248,11 +274,11 @@ func (s *search) narrow(requests []open, c *constraint, group bitset.Set) (narro
 			o.candidates = within(o.candidates)
 			continue
 		}
-		choices, firstChoice := o.choices, len(s.choices)
-		o.candidates, o.wanted, o.choices = s.newSet(), -1, nil
+		choices, firstChoice := o.choices, len(pr.choices)
+		o.candidates, o.wanted, o.choices = pr.newSet(), -1, nil
 		for _, next := range choices {
 			if next.candidates = within(next.candidates); next.candidates.Count() >= next.wanted {
-				s.choices = append(s.choices, next)
+				pr.choices = append(pr.choices, next)
 				o.candidates.Or(next.candidates)
 				if o.wanted < 0 || next.wanted < o.wanted {
 					o.wanted = next.wanted
@@ -262,34 +288,34 @@ func (s *search) narrow(requests []open, c *constraint, group bitset.Set) (narro
 		if o.wanted < 0 {
 			return nil, false
 		}
-		o.choices = slices.Clip(s.choices[firstChoice:])
+		o.choices = slices.Clip(pr.choices[firstChoice:])
 	}
 	return narrowed, true
 }
 
 // isEnough tells whether there may be enough devices for all of the requests.
-func (s *search) isEnough(requests []open) bool {
-	for _, claim := range s.reqs.claims {
+func (pr *pruning) isEnough(requests []open) bool {
+	for _, claim := range pr.reqs.claims {
 		for _, c := range claim.constraints {
-			if !s.satisfiable(c, requests) {
+			if !pr.satisfiable(c, requests) {
 				return false
 			}
 		}
 	}
-	return s.matchable(requests) && s.sums.affordable(requests)
+	return pr.matchable(requests) && pr.bounds.affordable(requests)
 }
 
 // available are the devices that the alternative could take next, were it its turn. Devices that cannot be
 // judged count: the search has to come to them to know.
-func (s *search) available(a *alternative) bitset.Set {
-	l := &s.lanes[a.lane]
-	set := s.newSet()
+func (pr *pruning) available(a *alternative) bitset.Set {
+	l := &pr.lanes[a.lane]
+	set := pr.newSet()
 	copy(set, l.candidates)
 	set.Or(l.errors)
-	set.AndNot(s.takenFor(a))
-	s.ledger.dropUnaffordable(a, l, set)
+	set.AndNot(pr.takenFor(a))
+	pr.ledger.dropUnaffordable(a, l, set)
 	for _, c := range a.constraints {
-		b, g := &s.bound[c.index], s.groupings.seenBy(c, a)
+		b, g := &pr.bound[c.index], pr.groupings.seenBy(c, a)
 		switch {
 		case set.Intersects(g.errors):
 			// The search has to come to a device for which the attribute cannot be derived to know that.
@@ -308,7 +334,7 @@ func (s *search) available(a *alternative) bitset.Set {
 				clear(set)
 			}
 		default:
-			matching := s.newSet()
+			matching := pr.newSet()
 			for _, value := range b.common() {
 				matching.Or(g.devices(value))
 			}
@@ -320,24 +346,24 @@ func (s *search) available(a *alternative) bitset.Set {
 
 // satisfiable tells whether the open requests may satisfy the constraint. A request that could choose an
 // alternative to which the constraint does not apply is left out.
-func (s *search) satisfiable(c *constraint, requests []open) bool {
+func (pr *pruning) satisfiable(c *constraint, requests []open) bool {
 	total := wantedUnder(c, requests)
-	if total == 0 || (total == 1 && len(s.bound[c.index].values) == 0) {
+	if total == 0 || (total == 1 && len(pr.bound[c.index].values) == 0) {
 		return true
 	}
-	g := s.groupings.of(c)
+	g := pr.groupings.of(c)
 	if !g.errors.Empty() {
 		return true
 	}
 	if c.distinct {
-		return s.enoughValues(c, g, requests, total)
+		return pr.enoughValues(c, g, requests, total)
 	}
-	common := s.bound[c.index].common()
+	common := pr.bound[c.index].common()
 	for _, group := range g.groups {
 		if len(common) > 0 && !slices.Contains(common, group.Value) {
 			continue
 		}
-		if s.groupSuffices(c, group.Devices, requests, total) {
+		if pr.groupSuffices(c, group.Devices, requests, total) {
 			return true
 		}
 	}
@@ -346,15 +372,15 @@ func (s *search) satisfiable(c *constraint, requests []open) bool {
 }
 
 // groupSuffices tells whether the devices of one value are enough for all open requests under the constraint.
-func (s *search) groupSuffices(c *constraint, group bitset.Set, requests []open, total int) bool {
-	if s.ledger.shareable == nil && group.Count() < total {
+func (pr *pruning) groupSuffices(c *constraint, group bitset.Set, requests []open, total int) bool {
+	if pr.ledger.shareable == nil && group.Count() < total {
 		return false
 	}
 	union := 0
 	for w := range group {
 		var word, shareable uint64
-		if s.ledger.shareable != nil {
-			shareable = s.ledger.shareable[w]
+		if pr.ledger.shareable != nil {
+			shareable = pr.ledger.shareable[w]
 		}
 		for i := range requests {
 			if bindsAll(c, &requests[i]) {
@@ -369,7 +395,7 @@ func (s *search) groupSuffices(c *constraint, group bitset.Set, requests []open,
 		return false
 	}
 	for i := range requests {
-		if o := &requests[i]; bindsAll(c, o) && !s.fitsGroup(c, o, group) {
+		if o := &requests[i]; bindsAll(c, o) && !pr.fitsGroup(c, o, group) {
 			return false
 		}
 	}
@@ -378,16 +404,16 @@ func (s *search) groupSuffices(c *constraint, group bitset.Set, requests []open,
 
 // fitsGroup tells whether the request may find its devices in the group of one value, given each other
 // constraint that applies to it, one at a time.
-func (s *search) fitsGroup(c *constraint, o *open, group bitset.Set) bool {
+func (pr *pruning) fitsGroup(c *constraint, o *open, group bitset.Set) bool {
 	if o.candidates.AndCount(group) < o.wanted {
 		return false
 	}
-	for _, other := range s.reqs.claims[c.claim].constraints {
+	for _, other := range pr.reqs.claims[c.claim].constraints {
 		if other == c || o.wanted < 2 || !bindsAll(other, o) {
 			continue
 		}
 		best, values := 0, 0
-		g := s.groupings.of(other)
+		g := pr.groupings.of(other)
 		if !g.errors.Empty() {
 			continue
 		}
@@ -413,21 +439,21 @@ func (s *search) fitsGroup(c *constraint, o *open, group bitset.Set) bool {
 
 // enoughValues tells whether the open requests under the constraint find as many different values as they want devices,
 // by a flow of requests to values.
-func (s *search) enoughValues(c *constraint, g *grouping, requests []open, total int) bool {
+func (pr *pruning) enoughValues(c *constraint, g *grouping, requests []open, total int) bool {
 	// A device of unknown kind may come first.
 	spare := 0
 	if !g.unknown.Empty() {
 		spare = 1
 	}
-	f := s.flow.begin()
-	under := s.seekers[:0]
+	f := pr.flow.begin()
+	under := pr.seekers[:0]
 	for i := range requests {
 		if o := &requests[i]; bindsAll(c, o) && o.wanted > 0 && len(under) < 64 {
 			under = append(under, seeker{o.candidates, o.wanted})
 			f.wanted = append(f.wanted, o.wanted)
 		}
 	}
-	s.seekers = under
+	pr.seekers = under
 	values := 0
 	for _, group := range g.groups {
 		var mask uint64

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"context"
 	"slices"
 
 	"stowage.dev/stowage/pkg/inventory"
@@ -35,9 +36,101 @@ func (b *binding) start() int {
 	return 0
 }
 
+// state is where a search stands: what is to be satisfied, and what is picked for that.
+type state struct {
+	offer
+	ledger      ledger
+	groupings   groupings
+	deviceOrder deviceOrder
+
+	// order has the requests to satisfy, as indexes into reqs.requests.
+	order []int
+	// taken are the devices picked so far, without the shareable ones; takenBy those by claim, kept only if there
+	// is admin access, which may pick a device again that another claim of the pod has.
+	taken   bitset.Set
+	takenBy []bitset.Set
+	bound   []binding // by constraint.index
+	picks   []pick
+	used    []int // devices picked, by claim
+	chosen  []int // position of the alternative, by request
+
+	classes *classes // nil but in the thorough attempt
+}
+
+// connect tells the parts of each other, which stays so for all searches that use this memory.
+func (s *state) connect() {
+	s.ledger.offer, s.groupings.offer = &s.offer, &s.offer
+	s.deviceOrder.offer, s.deviceOrder.ledger = &s.offer, &s.ledger
+}
+
+// open begins with nothing picked and all requests to satisfy.
+func (s *state) open(ctx context.Context, in Input, devices *inventory.NodeDevices) {
+	s.offer.open(ctx, in, devices)
+	s.ledger.open()
+	s.groupings.open()
+	s.deviceOrder.ranked = false
+	s.order, s.takenBy, s.bound, s.picks, s.used, s.chosen = s.order[:0], s.takenBy[:0], s.bound[:0], s.picks[:0], s.used[:0], s.chosen[:0]
+	s.taken = s.newSet()
+	for _, c := range s.reqs.claims {
+		s.used = append(s.used, 0)
+		if s.reqs.admin {
+			s.takenBy = append(s.takenBy, s.newSet())
+		}
+		for _, constraint := range c.constraints {
+			if n := constraint.index; n < cap(s.bound) {
+				s.bound = s.bound[:n+1]
+				s.bound[n].reset()
+			} else {
+				s.bound = append(s.bound, binding{})
+			}
+		}
+	}
+	for i := range s.reqs.requests {
+		s.chosen = append(s.chosen, 0)
+		s.order = append(s.order, i)
+	}
+}
+
+// close forgets everything but the memory.
+func (s *state) close() {
+	s.groupings.close()
+	s.ledger.close()
+	s.offer.close()
+	s.classes = nil
+}
+
+// begin takes all picks back and sets which requests are to be satisfied.
+func (s *state) begin(order []int) {
+	s.order = order
+	s.ledger.reset()
+	clear(s.taken)
+	for i := range s.takenBy {
+		clear(s.takenBy[i])
+	}
+	for i := range s.bound {
+		s.bound[i].reset()
+	}
+	for _, pick := range s.picks {
+		if s.classes != nil {
+			s.classes.picked(pick.device, -1)
+		}
+	}
+	s.picks = s.picks[:0]
+	clear(s.used)
+}
+
+// wantedBy is how many devices the i-th request of the order got.
+func (s *state) wantedBy(i int) int {
+	if i < 0 {
+		return 0
+	}
+	r := s.reqs.requests[s.order[i]]
+	return s.lanes[r.alternatives[s.chosen[r.index]].lane].wanted
+}
+
 // takenFor are the devices that the alternative cannot have because of earlier picks: those of the whole pod,
 // or with admin access those of the claim.
-func (s *search) takenFor(a *alternative) bitset.Set {
+func (s *state) takenFor(a *alternative) bitset.Set {
 	if a.admin {
 		return s.takenBy[a.request.claim]
 	}
@@ -45,7 +138,7 @@ func (s *search) takenFor(a *alternative) bitset.Set {
 }
 
 // pick gives the device to the alternative unless a constraint forbids it or too little is left of what it shares.
-func (s *search) pick(a *alternative, device int) bool {
+func (s *state) pick(a *alternative, device int) bool {
 	if !s.ledger.charge(a, device) {
 		return false
 	}
@@ -73,7 +166,7 @@ func (s *search) pick(a *alternative, device int) bool {
 }
 
 // unpick takes back the last pick, which was for the alternative.
-func (s *search) unpick(a *alternative) {
+func (s *state) unpick(a *alternative) {
 	device := s.picks[len(s.picks)-1].device
 	s.picks = s.picks[:len(s.picks)-1]
 	if s.classes != nil {
@@ -98,7 +191,7 @@ func (s *search) unpick(a *alternative) {
 
 // bind adds the device to those under the constraint, if that is permitted. A device for which the attribute cannot be
 // derived ends the search, as one on which a selector fails does.
-func (s *search) bind(c *constraint, a *alternative, device int) bool {
+func (s *state) bind(c *constraint, a *alternative, device int) bool {
 	p := s.poolOf(device)
 	column := s.groupings.column(c, a.derivation(c), p)
 	if column.Errors().Has(device - s.starts[p]) {
@@ -135,7 +228,21 @@ func (s *search) bind(c *constraint, a *alternative, device int) bool {
 }
 
 // unbind takes back the last device under the constraint.
-func (s *search) unbind(c *constraint) {
+func (s *state) unbind(c *constraint) {
 	b := &s.bound[c.index]
 	b.values, b.ends = b.values[:b.start()], b.ends[:len(b.ends)-1]
+}
+
+// solution is what a search found.
+type solution struct {
+	picks        []pick
+	chosen, used []int
+}
+
+func (f *solution) set(s *state) {
+	f.picks, f.chosen, f.used = append(f.picks[:0], s.picks...), append(f.chosen[:0], s.chosen...), append(f.used[:0], s.used...)
+}
+
+func (f *solution) restore(s *state) {
+	s.picks, s.chosen, s.used = append(s.picks[:0], f.picks...), append(s.chosen[:0], f.chosen...), append(s.used[:0], f.used...)
 }
