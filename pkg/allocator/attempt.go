@@ -1,6 +1,11 @@
 package allocator
 
-import "context"
+import (
+	"context"
+	"slices"
+
+	"stowage.dev/stowage/pkg/inventory"
+)
 
 // Attempt is one attempt to schedule a pod, with the time that it has. What its time does not suffice for on one node it
 // is not spent on again on nodes that are alike. It must be comparable, and safe for concurrent use.
@@ -16,22 +21,93 @@ type Attempt interface {
 	Evaluate(ctx context.Context) (context.Context, context.CancelFunc)
 }
 
-// isOver tells whether the time for this node is over, and notes why.
-func (s *search) isOver() bool {
-	if s.in.ctx.Err() != nil {
-		s.err = context.Cause(s.in.ctx)
+// run searches. It returns false if there is no answer, or none was found before something ended the search.
+func (s *search) run() bool {
+	found, known := s.easily()
+	return s.finish(found, known)
+}
+
+// runShared is run, but that what takes long is done once for all nodes that are alike. It only says which alternatives
+// are chosen.
+func (s *search) runShared() bool {
+	found, known := s.easily()
+	switch {
+	case found && s.in.variant.shareAll:
+	case known && (!found || s.in.Policy == FirstFit || !s.reqs.choice):
+		return found
+	case known && s.prefer(shortPrefer):
 		return true
 	}
-	if s.in.Attempt == nil {
+	return s.finishOnce(found, known)
+}
+
+// easily does what takes little time. Not known means that it did not suffice for an answer.
+func (s *search) easily() (found, known bool) {
+	if s.in.ctx.Err() != nil {
+		s.err = context.Cause(s.in.ctx)
+		return false, true
+	}
+	for _, a := range s.reqs.lanes {
+		if !s.prepare(a) {
+			return false, true
+		}
+	}
+	if !s.enough() {
+		return false, true
+	}
+	if (len(s.reqs.requests) > 1 || len(s.bound) > 0 || s.ledger.consumers != nil) && !s.pruning.promising(-1, 0, 0) {
+		return false, true
+	}
+	found = s.request(0)
+	return found, found || !s.stuck
+}
+
+// finish does the rest.
+func (s *search) finish(found, known bool) bool {
+	if !known {
+		found = s.carefully()
+	}
+	if found && s.in.Policy != FirstFit {
+		s.prefer(preferSteps)
+	}
+	return found
+}
+
+// carefully makes the two attempts that take picks back.
+func (s *search) carefully() bool {
+	s.begin(s.order)
+	s.careful, s.stuck, s.limit = true, false, s.steps+shortAttempt
+	if s.in.variant.hurried {
+		s.limit = s.steps + 1
+	}
+	if s.request(0) {
+		return true
+	}
+	if !s.stuck {
 		return false
 	}
-	if !s.begun {
-		s.begun, s.end = true, s.in.Attempt.Begin()
+	if s.isPeculiar() {
+		s.begin(s.order)
+		s.stuck, s.limit = false, 0
+		return s.request(0)
 	}
-	if s.in.Attempt.IsOver(s.end) {
-		s.err = context.DeadlineExceeded
+	return s.thorough()
+}
+
+// isPeculiar tells whether devices differ in what the thorough attempt does not know: groups, and attributes
+// that have several values or are derived. Then the necessary conditions alone have to keep the search short.
+func (s *search) isPeculiar() bool {
+	if len(s.ledger.groups) > 0 {
+		return true
 	}
-	return s.err != nil
+	for _, claim := range s.reqs.claims {
+		for _, c := range claim.constraints {
+			if c.derivations != nil || slices.ContainsFunc(s.pools, func(p *inventory.NodePool) bool { return p.Attribute(c.attribute).HasLists() }) {
+				return true
+			}
+		}
+	}
+	return false
 }
 
 // thorough searches with all shortcuts, after the attempts before got stuck. It begins with the claims: if one cannot be
@@ -87,4 +163,22 @@ func (s *search) prefer(steps int) (settled bool) {
 	s.err, s.selectorError, s.stuck = nil, nil, false
 	s.firstFit.restore(&s.state)
 	return settled
+}
+
+// isOver tells whether the time for this node is over, and notes why.
+func (s *search) isOver() bool {
+	if s.in.ctx.Err() != nil {
+		s.err = context.Cause(s.in.ctx)
+		return true
+	}
+	if s.in.Attempt == nil {
+		return false
+	}
+	if !s.begun {
+		s.begun, s.end = true, s.in.Attempt.Begin()
+	}
+	if s.in.Attempt.IsOver(s.end) {
+		s.err = context.DeadlineExceeded
+	}
+	return s.err != nil
 }

@@ -62,10 +62,10 @@ func (c *classes) at(v *view, device, from int) likeness {
 	return k
 }
 
-// exclude returns the devices that the next pick may not be, at first those that the pick before might not be. The
+// excludedAt returns the devices that the next pick may not be, at first those that the pick before might not be. The
 // first pick of a request begins anew, and so does each one of a request whose devices have an order: the exchange of two
 // might change it.
-func (c *classes) exclude(anew bool) bitset.Set {
+func (c *classes) excludedAt(anew bool) bitset.Set {
 	depth := len(c.picks)
 	for len(c.excluded) <= depth {
 		c.excluded = append(c.excluded, bitset.New(c.words*64))
@@ -76,6 +76,40 @@ func (c *classes) exclude(anew bool) bitset.Set {
 		copy(c.excluded[depth], c.excluded[depth-1])
 	}
 	return c.excluded[depth]
+}
+
+// alike are the devices that need not be tried, because one that nothing tells from them was.
+type alike struct {
+	view *view
+	from int
+	// excluded are what the next pick may not be, and forAll what no further one may be. Nil without classes.
+	excluded, forAll bitset.Set
+}
+
+// alike returns those to begin with, for the k-th device of the alternative from the position on.
+func (c *classes) alike(i int, a *alternative, k, from int) (out alike) {
+	if c == nil {
+		return out
+	}
+	ordered := c.groupings.orderMatters(a)
+	out = alike{view: c.view(i), from: from, excluded: c.excludedAt(k == 0 || ordered)}
+	if !ordered {
+		out.forAll = out.excluded
+	}
+	return out
+}
+
+// exclude adds the devices that are like one which was tried in vain.
+func (c *classes) exclude(to *alike, device int, l *lane, taken bitset.Set) {
+	if c == nil {
+		return
+	}
+	class := c.at(to.view, device, to.from)
+	for other := c.deviceOrder.next(l, taken, device+1); other >= 0; other = c.deviceOrder.next(l, taken, other+1) {
+		if !to.excluded.Has(other) && c.at(to.view, other, to.from) == class {
+			to.excluded.Add(other)
+		}
+	}
 }
 
 // view is the node in the eyes of some requests. It is nil where nobody asks for classes.
