@@ -169,7 +169,8 @@ func ExplainNodes(reqs *Requests, failures iter.Seq2[string, *Failure], limit in
 type sum struct {
 	reqs      *Requests
 	naming    Naming
-	lanes     []laneSum // by lane
+	requests  []RequestExplanation // by lane; FilteredBy has all selectors
+	seen      []map[*inventory.NodePool]struct{}
 	nodes     int
 	reasons   map[Reason]int
 	best      map[constraintKey]ConstraintCounts
@@ -179,27 +180,25 @@ type sum struct {
 
 type constraintKey struct{ claim, constraint int }
 
-// laneSum has the counts for one alternative over all nodes.
-type laneSum struct {
-	devices, filteredByClass int
-	filteredBy               []int // as in RequestCounts
-	counts                   DeviceCounts
-	seen                     map[*inventory.NodePool]struct{}
-}
-
 func newSum(reqs *Requests, naming Naming) *sum {
 	s := &sum{
 		reqs:      reqs,
 		naming:    naming,
-		lanes:     make([]laneSum, len(reqs.lanes)),
 		reasons:   make(map[Reason]int),
 		best:      make(map[constraintKey]ConstraintCounts),
 		pools:     make(map[inventory.PoolID]*inventory.PoolProblem),
 		selectors: make(map[SelectorErrorExplanation]struct{}),
 	}
-	for i, a := range reqs.lanes {
-		s.lanes[i].seen = make(map[*inventory.NodePool]struct{})
-		s.lanes[i].filteredBy = make([]int, len(a.selectors))
+	for _, a := range reqs.lanes {
+		claim := reqs.objects[a.request.claim]
+		r := RequestExplanation{
+			Namespace: claim.Namespace, Claim: claim.Name, Request: a.resultName(), DeviceClass: a.class.Object.Name,
+			Subject: naming.subject(claim.Namespace, claim.Name, a.resultName()), Wanted: a.count, All: a.all,
+		}
+		for _, expression := range a.selectors {
+			r.FilteredBy = append(r.FilteredBy, SelectorCount{Expression: expression})
+		}
+		s.requests, s.seen = append(s.requests, r), append(s.seen, make(map[*inventory.NodePool]struct{}))
 	}
 	return s
 }
@@ -210,7 +209,10 @@ func (s *sum) add(f *Failure) {
 	for i := range f.Requests {
 		c := &f.Requests[i]
 		a := s.reqs.claims[c.Claim].requests[c.Request].alternatives[c.Alternative]
-		s.lanes[a.lane].add(c, a, &s.naming)
+		if _, ok := s.seen[a.lane][c.Pool]; !ok {
+			s.seen[a.lane][c.Pool] = struct{}{}
+			s.requests[a.lane].add(c, a, &s.naming)
+		}
 	}
 	for _, c := range f.Constraints {
 		key := constraintKey{c.Claim, c.Constraint}
@@ -228,31 +230,28 @@ func (s *sum) add(f *Failure) {
 	}
 }
 
-func (l *laneSum) add(c *RequestCounts, a *alternative, naming *Naming) {
-	if _, ok := l.seen[c.Pool]; ok {
-		return
-	}
-	l.seen[c.Pool] = struct{}{}
-	l.devices += c.Devices
-	l.filteredByClass += c.FilteredByClass
+// add adds how the devices of one pool look to the alternative.
+func (r *RequestExplanation) add(c *RequestCounts, a *alternative, naming *Naming) {
+	r.Offered += c.Devices
+	r.Devices += c.Devices - c.FilteredByClass
 	for k, n := range c.FilteredBy {
-		l.filteredBy[k] += n
+		r.FilteredBy[k].Devices += n
 	}
-	l.counts.add(&c.DeviceCounts)
-	l.addTaints(c, a, naming)
+	r.DeviceCounts.add(&c.DeviceCounts)
+	r.addTaints(c, a, naming)
 }
 
-func (l *laneSum) addTaints(c *RequestCounts, a *alternative, naming *Naming) {
+func (r *RequestExplanation) addTaints(c *RequestCounts, a *alternative, naming *Naming) {
 	if len(c.Taints) == 0 {
 		return
 	}
-	if l.counts.Taints == nil {
-		l.counts.Taints = make(map[string]int)
+	if r.Taints == nil {
+		r.Taints = make(map[string]int)
 	}
 	known := a.matcher.Known(c.Pool)
 	if naming.Rule == nil || known == nil { // it is not worth evaluating selectors again
 		for key, n := range c.Taints {
-			l.counts.Taints[key] += n
+			r.Taints[key] += n
 		}
 		return
 	}
@@ -267,15 +266,18 @@ func (l *laneSum) addTaints(c *RequestCounts, a *alternative, naming *Naming) {
 		if rule := naming.Rule(c.Pool.ID(), device.Name, taint); rule != "" {
 			key += " by DeviceTaintRule " + rule
 		}
-		l.counts.Taints[key]++
+		r.Taints[key]++
 	}
 }
 
 func (s *sum) explanation() *Explanation {
 	e := &Explanation{Nodes: s.nodes, Reasons: s.reasons}
 	if s.reasons[ReasonUndecided] < s.nodes {
-		for i, a := range s.reqs.lanes {
-			e.Requests = append(e.Requests, s.lanes[i].explanation(s.reqs, a, &s.naming))
+		for _, r := range s.requests {
+			if r.FilteredBy = slices.DeleteFunc(r.FilteredBy, func(f SelectorCount) bool { return f.Devices == 0 }); len(r.FilteredBy) == 0 {
+				r.FilteredBy = nil
+			}
+			e.Requests = append(e.Requests, r)
 		}
 	}
 	for _, key := range slices.SortedFunc(maps.Keys(s.best), func(a, b constraintKey) int {
@@ -293,21 +295,6 @@ func (s *sum) explanation() *Explanation {
 		return cmp.Or(cmp.Compare(a.Driver, b.Driver), cmp.Compare(a.Pool, b.Pool))
 	}) {
 		e.Pools = append(e.Pools, PoolExplanation{Driver: id.Driver, Pool: id.Pool, Kind: s.pools[id].Kind, Detail: s.pools[id].Detail})
-	}
-	return e
-}
-
-func (l *laneSum) explanation(reqs *Requests, a *alternative, naming *Naming) RequestExplanation {
-	claim := reqs.objects[a.request.claim]
-	e := RequestExplanation{
-		Namespace: claim.Namespace, Claim: claim.Name, Request: a.resultName(), DeviceClass: a.class.Object.Name,
-		Subject: naming.subject(claim.Namespace, claim.Name, a.resultName()),
-		Wanted:  a.count, All: a.all, Offered: l.devices, Devices: l.devices - l.filteredByClass, DeviceCounts: l.counts,
-	}
-	for k, n := range l.filteredBy {
-		if n > 0 {
-			e.FilteredBy = append(e.FilteredBy, SelectorCount{Expression: a.selectors[k], Devices: n})
-		}
 	}
 	return e
 }
