@@ -10,6 +10,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
+
+	"stowage.dev/stowage/pkg/allocator/internal/packing"
 )
 
 // At most three claims are named, and of those of other namespaces only the number is told.
@@ -71,27 +73,6 @@ func TestHoldersAreLookedForOnSomeNodesAndForSomeTime(t *testing.T) {
 	options.setDefaults()
 	if options.Decisions != 256 {
 		t.Errorf("%d decisions, want 256", options.Decisions)
-	}
-}
-
-// Of more claims than are tried alone, the last one would do alone: it is found all the same.
-func TestMinimizeBeyondWhatIsTriedAlone(t *testing.T) {
-	const n = maxSingles + 2
-	asked := 0
-	got := minimize(n, 1000, func(set []int) answer {
-		asked++
-		for _, i := range set {
-			if i == n-1 {
-				return yes
-			}
-		}
-		return no
-	})
-	if diff := cmp.Diff([]int{n - 1}, got); diff != "" {
-		t.Error(diff)
-	}
-	if asked > maxSingles+20 {
-		t.Errorf("asked %d times, want at most %d", asked, maxSingles+20)
 	}
 }
 
@@ -217,10 +198,10 @@ func TestMorePartsThanArePacked(t *testing.T) {
 		wanted             int64
 		packable, fits     bool
 	}{
-		"as many kinds as are told apart":                 {total: maxKinds, kinds: maxKinds, each: 1, wanted: 1, packable: true, fits: true},
-		"as many kinds as are told apart, and too little": {total: maxKinds - 1, kinds: maxKinds, each: 1, wanted: 1},
-		"more kinds":                        {total: maxKinds + 1, kinds: maxKinds + 1, each: 1, wanted: 1, packable: true, fits: true},
-		"more kinds, and too little":        {total: maxKinds, kinds: maxKinds + 1, each: 1, wanted: 1, packable: true},
+		"as many kinds as are told apart":                 {total: packing.MaxKinds, kinds: packing.MaxKinds, each: 1, wanted: 1, packable: true, fits: true},
+		"as many kinds as are told apart, and too little": {total: packing.MaxKinds - 1, kinds: packing.MaxKinds, each: 1, wanted: 1},
+		"more kinds":                        {total: packing.MaxKinds + 1, kinds: packing.MaxKinds + 1, each: 1, wanted: 1, packable: true, fits: true},
+		"more kinds, and too little":        {total: packing.MaxKinds, kinds: packing.MaxKinds + 1, each: 1, wanted: 1, packable: true},
 		"few ways":                          {total: 4, kinds: 2, each: 4, wanted: 2, packable: true, fits: true},
 		"few ways, and too little":          {total: 3, kinds: 2, each: 4, wanted: 2},
 		"more ways than are looked at":      {total: 6, kinds: 2, each: 6, wanted: 3, packable: true, fits: true},
@@ -240,21 +221,6 @@ func TestMorePartsThanArePacked(t *testing.T) {
 				t.Errorf("fits: %t, want %t", got, tc.fits)
 			}
 		})
-	}
-}
-
-// Parts give two, four, six and so on up to 28 of one of four kinds, 210 in all. That they cannot give 53, 51, 53 and 53 takes more steps
-// than there are: it counts as possible.
-func TestPackingGivesUp(t *testing.T) {
-	for budget, want := range map[int]bool{maxPacking: true, 100 * maxPacking: false} {
-		p := &packing{failed: map[packed]struct{}{}, budget: budget, need: load{53, 51, 53, 53}, weights: [3][maxKinds]int{{1, 1, 1, 1}}}
-		for n := uint8(28); n > 0; n -= 2 {
-			p.loads = append(p.loads, []load{{n}, {0, n}, {0, 0, n}, {0, 0, 0, n}})
-		}
-		p.sum()
-		if got := p.fits(0, p.need); got != want {
-			t.Errorf("with %d steps: %t, want %t", budget, got, want)
-		}
 	}
 }
 

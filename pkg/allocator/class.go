@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"slices"
 
+	"stowage.dev/stowage/pkg/allocator/internal/packing"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
@@ -29,12 +30,12 @@ type classes struct {
 	// excluded are, by number of picks, the devices that the next pick may not be.
 	excluded []bitset.Set
 	// loads has what parts can give together (pack.go), by what they are like.
-	loads map[string][]load
+	loads map[string][]packing.Load
 
-	gives    []gives // scratch
-	numbers  []int   // scratch
-	key      []byte  // scratch
-	contents []int32 // scratch
+	gives    []packing.Gives // scratch
+	numbers  []int           // scratch
+	key      []byte          // scratch
+	contents []int32         // scratch
 }
 
 // maxKnown bounds the memory of one search.
@@ -49,7 +50,7 @@ type likeness struct {
 
 // classify makes the classes.
 func (s *state) classify() {
-	s.classes = &classes{parts: newParts(s), views: make(map[string]*view), known: make(map[string]bool), loads: make(map[string][]load)}
+	s.classes = &classes{parts: newParts(s), views: make(map[string]*view), known: make(map[string]bool), loads: make(map[string][]packing.Load)}
 }
 
 // at is the class of a device as things are, for the i-th request of the order.

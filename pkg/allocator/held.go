@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"stowage.dev/stowage/pkg/allocator/internal/counters"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/bitset"
@@ -24,7 +25,7 @@ type poolState struct {
 	// counters is what is left of the pool's counters; nil if it has none.
 	counters []amount.Amount
 	// groups are the states of the pool's counter sets; nil if no device has compatibility groups.
-	groups []groupState
+	groups []counters.GroupState
 	// room is what is left of the capacity of the shareable devices that have holders, by device; nil if none has.
 	room [][]amount.Amount
 }
@@ -60,17 +61,17 @@ func newPoolState(p *inventory.NodePool, in *usage.Pool) *poolState {
 func (s *poolState) countCounters(p *inventory.NodePool) {
 	var overdrawn bool
 	s.counters, overdrawn = countersLeft(p.Pool, s.in)
-	s.groups = groupsLeft(p, s.in)
+	s.groups = counters.GroupsLeft(p, s.in)
 	s.short = s.short.Clone() // the inventory's
 	for i := p.Consumers().Next(0); i >= 0; i = p.Consumers().Next(i + 1) {
 		if s.isShared(i) {
 			continue
 		}
-		incompatible := s.groups != nil && !groupsAdmit(s.groups, p.Memberships(i))
+		incompatible := s.groups != nil && !counters.GroupsAdmit(s.groups, p.Memberships(i))
 		if incompatible {
 			s.incompatible = addTo(s.incompatible, i, p.Len())
 		}
-		if incompatible || overdrawn || !affords(s.counters, p.Uses(i)) {
+		if incompatible || overdrawn || !counters.Affords(s.counters, p.Uses(i)) {
 			s.short = addTo(s.short, i, p.Len())
 		}
 	}
@@ -157,26 +158,6 @@ func countersLeft(p *inventory.Pool, in *usage.Pool) (left []amount.Amount, over
 	return state.left, state.overdrawn
 }
 
-// affords tells whether so much is left.
-func affords(left []amount.Amount, uses []inventory.Use) bool {
-	for i := range uses {
-		if left[uses[i].Counter].Less(uses[i].Amount) {
-			return false
-		}
-	}
-	return true
-}
-
-// covers tells whether what is left of each capacity is enough.
-func covers(left, takes []amount.Amount) bool {
-	for i := range takes {
-		if left[i].Less(takes[i]) {
-			return false
-		}
-	}
-	return true
-}
-
 // takenFor are the devices that holders keep from the alternative. With admin access it does not matter who holds
 // them. Shareable ones may not have the room even so.
 func (s *poolState) takenFor(a *alternative) bitset.Set {
@@ -188,7 +169,7 @@ func (s *poolState) takenFor(a *alternative) bitset.Set {
 
 // lacksRoom tells whether device i, which matches, is shareable and has holders that leave less than the request takes.
 func (s *poolState) lacksRoom(p *inventory.NodePool, match *inventory.PoolMatch, i int) bool {
-	return s.isShared(i) && !covers(s.room[i], match.Takes(i))
+	return s.isShared(i) && !counters.Covers(s.room[i], match.Takes(i))
 }
 
 // crowded counts the devices of set, which match, that lack room.

@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"stowage.dev/stowage/pkg/allocator/internal/minimize"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 	"stowage.dev/stowage/pkg/usage"
@@ -92,7 +93,7 @@ func Blockers(ctx context.Context, in Input, opts HolderOptions) *NodeHolders {
 		return nil
 	}
 	view := in.Usage
-	smallest := minimize(len(holders), opts.Decisions, func(released []int) answer {
+	smallest := minimize.Set(len(holders), opts.Decisions, func(released []int) minimize.Answer {
 		gone := sets.New[types.UID]()
 		for _, i := range released {
 			gone.Insert(holders[i].UID)
@@ -100,13 +101,13 @@ func Blockers(ctx context.Context, in Input, opts HolderOptions) *NodeHolders {
 		in.Usage = view.Without(pools, func(claim usage.ClaimRef) bool { return gone.Has(claim.UID) })
 		switch result := Check(ctx, in); {
 		case ctx.Err() != nil:
-			return unknown
+			return minimize.Unknown
 		case result.Fits():
-			return yes
+			return minimize.Yes
 		case result.Failure.Reason == ReasonUndecided:
-			return unknown
+			return minimize.Unknown
 		}
-		return no
+		return minimize.No
 	})
 	if len(smallest) == 0 {
 		return nil

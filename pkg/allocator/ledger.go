@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"stowage.dev/stowage/pkg/allocator/internal/counters"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
@@ -17,9 +18,9 @@ type ledger struct {
 	counters     []amount.Amount // what is left, of all pools
 	firstCounter []int           // by pool: where its counters begin
 
-	groups     []groupState  // of the counter sets of all pools; empty if none has compatibility groups
-	firstGroup []int         // by pool: where its counter sets begin
-	former     []formerGroup // what the picks have changed of groups, in order
+	groups     []counters.GroupState // of the counter sets of all pools; empty if none has compatibility groups
+	firstGroup []int                 // by pool: where its counter sets begin
+	former     []formerGroup         // what the picks have changed of groups, in order
 
 	room      []amount.Amount // what is left of each capacity of the shareable devices
 	firstRoom []int           // by device: where its room begins
@@ -142,11 +143,11 @@ func (l *ledger) post(a *alternative, device int, book func(amount.Amount, amoun
 
 // canCharge tells whether enough is left for the alternative to take the device.
 func (l *ledger) canCharge(a *alternative, device int) bool {
-	if l.shareable.Has(device) && !covers(l.roomOf(device), l.takes(a, device)) {
+	if l.shareable.Has(device) && !counters.Covers(l.roomOf(device), l.takes(a, device)) {
 		return false
 	}
 	return !l.consumers.Has(device) || l.isShared(device) ||
-		(affords(l.countersOf(device), l.usesOf(device)) && l.admitsGroups(device))
+		(counters.Affords(l.countersOf(device), l.usesOf(device)) && l.admitsGroups(device))
 }
 
 // dropUnaffordable takes those devices out of set, which the alternative could take otherwise, for which too little
@@ -180,4 +181,48 @@ func (l *ledger) countersOf(device int) []amount.Amount {
 // roomOf is what is left of the capacity of the shareable device.
 func (l *ledger) roomOf(device int) []amount.Amount {
 	return l.room[l.firstRoom[device]:]
+}
+
+// formerGroup is a state to go back to.
+type formerGroup struct {
+	index int // in ledger.groups
+	state counters.GroupState
+}
+
+// groupsOf are the states of the counter sets of the device's pool; nil if no pool of the node has groups.
+func (l *ledger) groupsOf(device int) []counters.GroupState {
+	if len(l.groups) == 0 {
+		return nil
+	}
+	return l.groups[l.firstGroup[l.poolOf(device)]:]
+}
+
+// admitsGroups tells whether the device's groups allow it to be picked.
+func (l *ledger) admitsGroups(device int) bool {
+	states := l.groupsOf(device)
+	return states == nil || counters.GroupsAdmit(states, l.membershipsOf(device))
+}
+
+// joinGroups puts the device into its groups, which leaveGroups takes back, the last one first.
+func (l *ledger) joinGroups(device int) {
+	if len(l.groups) == 0 {
+		return
+	}
+	first := l.firstGroup[l.poolOf(device)]
+	for _, m := range l.membershipsOf(device) {
+		state := &l.groups[first+m.Set]
+		l.former = append(l.former, formerGroup{first + m.Set, *state})
+		*state = state.With(m.Groups)
+	}
+}
+
+func (l *ledger) leaveGroups(device int) {
+	if len(l.groups) == 0 {
+		return
+	}
+	for range l.membershipsOf(device) {
+		last := l.former[len(l.former)-1]
+		l.former = l.former[:len(l.former)-1]
+		l.groups[last.index] = last.state
+	}
 }

@@ -145,7 +145,7 @@ func (l *look) appendCounters(b []byte) []byte {
 		}
 		b = binary.AppendUvarint(b, uint64(len(state.groups)))
 		for _, group := range state.groups {
-			b = appendTexts(appendFlag(appendFlag(b, group.used), group.bare), group.common)
+			b = appendTexts(appendFlag(appendFlag(b, group.Used), group.Bare), group.Common)
 		}
 	}
 	return b

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"slices"
 
+	"stowage.dev/stowage/pkg/allocator/internal/counters"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 )
@@ -313,7 +314,7 @@ func (ps *parts) find(v *view, p *part) int32 {
 		}
 		if ps.ledger.consumers.Has(device) && !ps.ledger.isShared(device) {
 			uses, left := ps.usesOf(device), ps.ledger.countersOf(device)
-			if !affords(left, uses) {
+			if !counters.Affords(left, uses) {
 				continue // nor ever will be
 			}
 			for i, use := range uses {

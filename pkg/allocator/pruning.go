@@ -1,8 +1,10 @@
 package allocator
 
 import (
+	"math/bits"
 	"slices"
 
+	"stowage.dev/stowage/pkg/allocator/internal/flow"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
@@ -28,10 +30,10 @@ type pruning struct {
 	*state
 	bounds bounds
 
-	flow        flow // scratch
+	flow        flow.Flow // scratch
 	opens       []open
 	choices     []choice
-	seekers     []seeker
+	seekers     []flow.Seeker
 	constraints []*constraint
 }
 
@@ -386,10 +388,10 @@ func (pr *pruning) groupSuffices(c *constraint, group bitset.Set, requests []ope
 			if bindsAll(c, &requests[i]) {
 				word |= requests[i].candidates[w]
 				// Each request may have a share.
-				union += onesCount(requests[i].candidates[w] & group[w] & shareable)
+				union += bits.OnesCount64(requests[i].candidates[w] & group[w] & shareable)
 			}
 		}
-		union += onesCount(word & group[w] &^ shareable)
+		union += bits.OnesCount64(word & group[w] &^ shareable)
 	}
 	if union < total {
 		return false
@@ -420,7 +422,7 @@ func (pr *pruning) fitsGroup(c *constraint, o *open, group bitset.Set) bool {
 		for i := range g.groups {
 			second, n := g.groups[i].Devices, 0
 			for w := range second {
-				n += onesCount(o.candidates[w] & group[w] & second[w])
+				n += bits.OnesCount64(o.candidates[w] & group[w] & second[w])
 			}
 			best = max(best, n)
 			if n > 0 {
@@ -445,12 +447,12 @@ func (pr *pruning) enoughValues(c *constraint, g *grouping, requests []open, tot
 	if !g.unknown.Empty() {
 		spare = 1
 	}
-	f := pr.flow.begin()
+	f := pr.flow.Begin()
 	under := pr.seekers[:0]
 	for i := range requests {
 		if o := &requests[i]; bindsAll(c, o) && o.wanted > 0 && len(under) < 64 {
-			under = append(under, seeker{o.candidates, o.wanted})
-			f.wanted = append(f.wanted, o.wanted)
+			under = append(under, flow.Seeker{Candidates: o.candidates, Wanted: o.wanted})
+			f.Want(o.wanted)
 		}
 	}
 	pr.seekers = under
@@ -458,12 +460,12 @@ func (pr *pruning) enoughValues(c *constraint, g *grouping, requests []open, tot
 	for _, group := range g.groups {
 		var mask uint64
 		for i := range under {
-			if under[i].candidates.Intersects(group.Devices) {
+			if under[i].Candidates.Intersects(group.Devices) {
 				mask |= 1 << i
 			}
 		}
 		if mask != 0 {
-			f.add(mask)
+			f.Add(mask)
 			values++
 		}
 	}
@@ -471,9 +473,9 @@ func (pr *pruning) enoughValues(c *constraint, g *grouping, requests []open, tot
 		return false
 	}
 	if spare > 0 {
-		f.add(1<<len(under) - 1)
+		f.Add(1<<len(under) - 1)
 	}
-	return f.saturates()
+	return f.Saturates()
 }
 
 // bindsAll tells whether the constraint applies to the request whichever alternative it chooses.

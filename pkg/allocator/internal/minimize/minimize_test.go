@@ -1,4 +1,4 @@
-package allocator
+package minimize
 
 import (
 	"slices"
@@ -9,37 +9,37 @@ import (
 )
 
 // atLeast admits sets whose weights add up to what is wanted.
-func atLeast(wanted int, weights ...int) func([]int) answer {
-	return func(set []int) answer {
+func atLeast(wanted int, weights ...int) func([]int) Answer {
+	return func(set []int) Answer {
 		total := 0
 		for _, i := range set {
 			total += weights[i]
 		}
 		if total >= wanted {
-			return yes
+			return Yes
 		}
-		return no
+		return No
 	}
 }
 
 func TestMinimize(t *testing.T) {
 	// Releasing 2 uncovers something that spoils what 0 makes possible.
-	spoiled := func(set []int) answer {
+	spoiled := func(set []int) Answer {
 		if slices.Contains(set, 0) && !slices.Contains(set, 2) || slices.Contains(set, 1) && slices.Contains(set, 2) {
-			return yes
+			return Yes
 		}
-		return no
+		return No
 	}
 	asked := 0
-	undecided := func(set []int) answer {
+	undecided := func(set []int) Answer {
 		if asked++; asked > 2 {
-			return unknown
+			return Unknown
 		}
 		return atLeast(4, 1, 1, 1, 1, 1)(set)
 	}
 	tests := map[string]struct {
 		n, budget int
-		admits    func([]int) answer
+		admits    func([]int) Answer
 		want      []int
 	}{
 		"one is enough, and the first such one is taken":   {n: 4, budget: 100, admits: atLeast(2, 1, 2, 2, 3), want: []int{1}},
@@ -55,7 +55,7 @@ func TestMinimize(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			if diff := cmp.Diff(tc.want, minimize(tc.n, tc.budget, tc.admits)); diff != "" {
+			if diff := cmp.Diff(tc.want, Set(tc.n, tc.budget, tc.admits)); diff != "" {
 				t.Error(diff)
 			}
 		})
@@ -77,18 +77,18 @@ func TestMinimizeIsMinimalAndBounded(t *testing.T) {
 		admitted[0] = false
 		budget := rapid.IntRange(1, 400).Draw(t, "budget")
 		asked := 0
-		admits := func(set []int) answer {
+		admits := func(set []int) Answer {
 			asked++
 			bits := 0
 			for _, i := range set {
 				bits |= 1 << i
 			}
 			if admitted[bits] {
-				return yes
+				return Yes
 			}
-			return no
+			return No
 		}
-		got := minimize(n, budget, admits)
+		got := Set(n, budget, admits)
 		if asked > budget {
 			t.Fatalf("asked %d times, may ask %d times", asked, budget)
 		}
@@ -98,13 +98,34 @@ func TestMinimizeIsMinimalAndBounded(t *testing.T) {
 			}
 			return
 		}
-		if admits(got) != yes {
+		if admits(got) != Yes {
 			t.Fatalf("%v is not admitted", got)
 		}
 		for i := range got {
-			if without := slices.Delete(slices.Clone(got), i, i+1); admits(without) == yes {
+			if without := slices.Delete(slices.Clone(got), i, i+1); admits(without) == Yes {
 				t.Fatalf("%v is enough, got %v", without, got)
 			}
 		}
 	})
+}
+
+// Of more claims than are tried alone, the last one would do alone: it is found all the same.
+func TestMinimizeBeyondWhatIsTriedAlone(t *testing.T) {
+	const n = maxSingles + 2
+	asked := 0
+	got := Set(n, 1000, func(set []int) Answer {
+		asked++
+		for _, i := range set {
+			if i == n-1 {
+				return Yes
+			}
+		}
+		return No
+	})
+	if diff := cmp.Diff([]int{n - 1}, got); diff != "" {
+		t.Error(diff)
+	}
+	if asked > maxSingles+20 {
+		t.Errorf("asked %d times, want at most %d", asked, maxSingles+20)
+	}
 }

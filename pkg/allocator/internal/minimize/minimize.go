@@ -1,15 +1,26 @@
-package allocator
+// Package minimize finds small sets of which no element can be left out, with few questions.
+package minimize
 
 import "slices"
 
-// minimize finds a small set of 0…n-1 that is admitted and of which no element can be left out, given that the
-// lower numbers are to be preferred. It asks admits at most budget times; unknown ends it. Nil means that not even
+// Answer is what is said of a set.
+type Answer int
+
+// The answers.
+const (
+	Unknown Answer = iota // there is no time to tell
+	Yes
+	No
+)
+
+// Set finds a small set of 0…n-1 that is admitted and of which no element can be left out, given that the
+// lower numbers are to be preferred. It asks admits at most budget times; Unknown ends it. Nil means that not even
 // the whole is admitted, or that it could not be told. The set of nothing is taken as not admitted.
 //
 // It tries single elements first, then grows sets from either end of the order and takes the smaller one. For what
 // grows with the set (whatever admits a set admits a larger one) each takes one question for each element of the
 // result times the logarithm of n. Anything else is answered right, too, if not as fast.
-func minimize(n, budget int, admits func(set []int) answer) []int {
+func Set(n, budget int, admits func(set []int) Answer) []int {
 	m := &minimizer{admits: admits, left: budget}
 	ascending := make([]int, n)
 	for i := range ascending {
@@ -36,7 +47,7 @@ func minimize(n, budget int, admits func(set []int) answer) []int {
 const maxSingles = 64
 
 type minimizer struct {
-	admits func([]int) answer
+	admits func([]int) Answer
 	left   int
 	over   bool // no answer can be relied upon any more
 }
@@ -49,8 +60,8 @@ func (m *minimizer) ask(set []int) bool {
 		return false
 	}
 	a := m.admits(set)
-	m.over = a == unknown
-	return a == yes
+	m.over = a == Unknown
+	return a == Yes
 }
 
 // grow finds a set for a whole, in an order of preference, that is known to be admitted: the shortest beginning that
