@@ -95,7 +95,7 @@ func (b *bounds) nameCounters() {
 	}
 	b.counterNames = b.counterNames[:0]
 	for p, pool := range b.pools {
-		for range b.states[p].counters {
+		for range b.states[p].Counters {
 			b.namesOf = append(b.namesOf, numberOf(&b.counterNames, pool.Pool.Counters.All[len(b.namesOf)-b.ledger.firstCounter[p]].Name))
 		}
 	}

@@ -84,7 +84,7 @@ func (a *alternative) countOnly(seen *glance, in *Input) answer {
 	for p, t := range seen.pools(in) {
 		var c count
 		if a.admin {
-			c = t.state.count(in, p, a)
+			c = countOf(t.state, in, p, a)
 		} else {
 			c = t.count(in, p, a)
 		}
@@ -116,7 +116,7 @@ func (a *alternative) countAll(devices *inventory.NodeDevices, in *Input) answer
 		if match.Errors != nil || match.Match.Intersects(p.Consumers()) {
 			return unknown
 		}
-		missing = missing || match.Tainted != nil || in.stateOf(p).free(p, match, a) < match.Match.Count()
+		missing = missing || match.Tainted != nil || in.stateOf(p).Free(p, match, a.admin) < match.Match.Count()
 		total += match.Match.Count()
 	}
 	if missing || total == 0 || total > resourceapi.AllocationResultsMaxSize {

@@ -6,6 +6,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"stowage.dev/stowage/pkg/allocator/internal/poolstate"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
@@ -363,7 +364,7 @@ func (f *Failure) count(in *Input, devices *inventory.NodeDevices, a *alternativ
 }
 
 // sortMatching puts each matching device under the first reason for which it cannot be had.
-func (c *RequestCounts) sortMatching(p *inventory.NodePool, match *inventory.PoolMatch, state *poolState, a *alternative) {
+func (c *RequestCounts) sortMatching(p *inventory.NodePool, match *inventory.PoolMatch, state *poolstate.State, a *alternative) {
 	rest := match.Match.Clone()
 	take := func(set bitset.Set) int {
 		n := rest.AndCount(set)
@@ -383,19 +384,19 @@ func (c *RequestCounts) sortMatching(p *inventory.NodePool, match *inventory.Poo
 	}
 	c.Tainted = take(match.Tainted)
 	if !a.admin {
-		c.Foreign = rest.AndCount(state.foreign)
-		c.Held = take(state.held)
+		c.Foreign = rest.AndCount(state.Foreign)
+		c.Held = take(state.Held)
 	}
-	c.Incompatible = take(state.incompatible)
-	if state.room != nil {
+	c.Incompatible = take(state.Incompatible)
+	if state.HasShares() {
 		for i := p.Shareable().Next(0); i >= 0; i = p.Shareable().Next(i + 1) {
-			if rest.Has(i) && state.lacksRoom(p, match, i) {
+			if rest.Has(i) && state.LacksRoom(p, match, i) {
 				rest.Remove(i)
 				c.Full++
 			}
 		}
 	}
-	c.Exhausted = c.Full + take(state.short)
+	c.Exhausted = c.Full + take(state.Short)
 	c.Free = rest.Count()
 }
 

@@ -55,12 +55,12 @@ func (l *ledger) reset() {
 		l.counters, l.firstCounter = l.counters[:0], l.firstCounter[:0]
 		for _, state := range l.states {
 			l.firstCounter = append(l.firstCounter, len(l.counters))
-			l.counters = append(l.counters, state.counters...)
+			l.counters = append(l.counters, state.Counters...)
 		}
 		l.groups, l.firstGroup, l.former = l.groups[:0], l.firstGroup[:0], l.former[:0]
 		for _, state := range l.states {
 			l.firstGroup = append(l.firstGroup, len(l.groups))
-			l.groups = append(l.groups, state.groups...)
+			l.groups = append(l.groups, state.Groups...)
 		}
 	}
 	if l.shareable != nil {
@@ -71,7 +71,7 @@ func (l *ledger) reset() {
 		for i, p := range l.pools {
 			for device := p.Shareable().Next(0); device >= 0; device = p.Shareable().Next(device + 1) {
 				l.firstRoom[l.starts[i]+device] = len(l.room)
-				l.room = append(l.room, l.states[i].roomOf(p, device)...)
+				l.room = append(l.room, l.states[i].RoomOf(p, device)...)
 			}
 		}
 	}
@@ -170,7 +170,7 @@ func (l *ledger) isShared(device int) bool {
 		return false
 	}
 	p := l.poolOf(device)
-	return l.shares[device] > 0 || l.states[p].isShared(device-l.starts[p])
+	return l.shares[device] > 0 || l.states[p].IsShared(device-l.starts[p])
 }
 
 // countersOf is what is left of the counters of the device's pool.

@@ -140,11 +140,11 @@ func (l *look) appendCounters(b []byte) []byte {
 		b = binary.AppendUvarint(b, uint64(len(counters.All)))
 		for i := range counters.All {
 			b = appendText(b, counters.All[i].Name)
-			b = state.counters[i].Append(counters.All[i].Total.Append(b))
+			b = state.Counters[i].Append(counters.All[i].Total.Append(b))
 			b = binary.AppendUvarint(b, uint64(counters.PartOf(inventory.Use{Counter: i})))
 		}
-		b = binary.AppendUvarint(b, uint64(len(state.groups)))
-		for _, group := range state.groups {
+		b = binary.AppendUvarint(b, uint64(len(state.Groups)))
+		for _, group := range state.Groups {
 			b = appendTexts(appendFlag(appendFlag(b, group.Used), group.Bare), group.Common)
 		}
 	}
@@ -177,10 +177,10 @@ func (l *look) appendUses(b []byte, device int) []byte {
 // appendRoom appends what is left of the device, which can be shared, and what each alternative takes of that.
 func (l *look) appendRoom(b []byte, device int) []byte {
 	p := l.poolOf(device)
-	b = appendFlag(append(b, 's'), l.states[p].isShared(device-l.starts[p]))
+	b = appendFlag(append(b, 's'), l.states[p].IsShared(device-l.starts[p]))
 	names := l.pools[p].Capacity(device - l.starts[p]).Names
 	b = binary.AppendUvarint(b, uint64(len(names)))
-	for k, left := range l.states[p].roomOf(l.pools[p], device-l.starts[p]) {
+	for k, left := range l.states[p].RoomOf(l.pools[p], device-l.starts[p]) {
 		b = left.Append(appendText(b, string(names[k])))
 	}
 	for _, a := range l.reqs.lanes {

@@ -7,6 +7,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"stowage.dev/stowage/pkg/allocator/internal/poolstate"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/bitset"
@@ -18,7 +19,7 @@ type offer struct {
 	in       Input
 	reqs     *Requests
 	pools    []*inventory.NodePool
-	states   []*poolState // what holders leave, by pool
+	states   []*poolstate.State // what holders leave, by pool
 	problems []*inventory.PoolProblem
 	// starts has the number of the first device of each pool.
 	starts []int
@@ -171,18 +172,18 @@ func (o *offer) prepare(a *alternative) bool {
 		own := l.candidates[base : base+bitset.Words(p.Len())]
 		if a.all {
 			copy(own, match.Match)
-			blocked = blocked || match.Tainted != nil || own.Intersects(state.takenFor(a)) || state.crowded(p, match, own, nil) > 0
+			blocked = blocked || match.Tainted != nil || own.Intersects(state.TakenFor(a.admin)) || state.Crowded(p, match, own, nil) > 0
 			continue
 		}
 		copy(own, match.Usable)
-		taken := state.takenFor(a)
+		taken := state.TakenFor(a.admin)
 		own.AndNot(taken)
 		if l.errors != nil && !a.admin {
-			l.errors[base:].AndNot(state.held)
+			l.errors[base:].AndNot(state.Held)
 		}
-		if state.room != nil {
+		if state.HasShares() {
 			for device := p.Shareable().Next(0); device >= 0; device = p.Shareable().Next(device + 1) {
-				if own.Has(device) && state.lacksRoom(p, match, device) {
+				if own.Has(device) && state.LacksRoom(p, match, device) {
 					own.Remove(device)
 				}
 			}

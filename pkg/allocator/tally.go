@@ -1,8 +1,10 @@
 package allocator
 
 import (
+	"sync"
 	"sync/atomic"
 
+	"stowage.dev/stowage/pkg/allocator/internal/poolstate"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -16,11 +18,19 @@ type tally struct {
 	mark  usage.Mark
 	// apart is nil where the pool looks alike to all namespaces, which is so almost everywhere. Otherwise ask [tally.in].
 	apart *apart
-	state *poolState
+	state *poolstate.State
 	// counts has, by the number of the matcher modulo its length, a count as made by pack; 0 if there is none.
 	counts [4]atomic.Uint64
 	// verdicts is what was found for requests where this pool is all that the node has; nil if nothing was.
 	verdicts atomic.Pointer[verdicts]
+}
+
+// apart is what a pool looks like to claims of different namespaces: where a device's shares are one namespace's, the device is
+// held to all others. What it looks like is kept by namespace, with one tally for all namespaces that have no share there. So there are
+// at most as many as holders, and one more.
+type apart struct {
+	owners []poolstate.Owner
+	known  sync.Map // namespace, "" for those without a share → *tally
 }
 
 // verdicts are by the number of the requests modulo their own number. Immutable.
@@ -60,12 +70,31 @@ func (t *tally) remember(in *Input, result Result) {
 	t.verdicts.Store(&next) // another one may get lost
 }
 
+// stateOf returns what holders leave of the pool to the requests' namespace.
+func (in *Input) stateOf(p *inventory.NodePool) *poolstate.State { return in.tallyOf(p).state }
+
 // isOf tells whether the tally is true in the view.
 func (t *tally) isOf(view usage.View) bool { return t.mark == view.Mark(t.place) }
 
 // tallyOf returns the tally that is true in the view, for the requests' namespace.
 func (in *Input) tallyOf(p *inventory.NodePool) *tally {
 	return tallyOf(p, in.Usage).in(p, in.Requests.namespace)
+}
+
+// in returns the tally as it is for claims of the namespace.
+func (t *tally) in(p *inventory.NodePool, namespace string) *tally {
+	if t.apart == nil {
+		return t
+	}
+	if !poolstate.IsAmong(t.apart.owners, namespace) {
+		namespace = ""
+	}
+	if known, ok := t.apart.known.Load(namespace); ok {
+		return known.(*tally)
+	}
+	next := &tally{state: t.state.Without(poolstate.Foreign(t.apart.owners, namespace, p.Len()))}
+	known, _ := t.apart.known.LoadOrStore(namespace, next)
+	return known.(*tally)
 }
 
 // tallyOf returns the tally that is true in the view, as it is kept on the pool.
@@ -77,7 +106,7 @@ func tallyOf(p *inventory.NodePool, view usage.View) *tally {
 	id := usage.PoolID(p.ID())
 	next := &tally{place: usage.PlaceOf(id)}
 	next.mark = view.Mark(next.place)
-	if in := view.Pool(id); known != nil && known.state.in == in {
+	if in := view.Pool(id); known != nil && known.state.IsOf(in) {
 		// Something changed in another pool that has the same mark.
 		next.state, next.apart = known.state, known.apart
 		for i := range known.counts {
@@ -85,8 +114,8 @@ func tallyOf(p *inventory.NodePool, view usage.View) *tally {
 		}
 		next.verdicts.Store(known.verdicts.Load())
 	} else {
-		next.state = newPoolState(p, in)
-		if owners := ownersOf(p, in); owners != nil {
+		next.state = poolstate.New(p, in)
+		if owners := poolstate.OwnersOf(p, in); owners != nil {
 			next.apart = &apart{owners: owners}
 		}
 	}
@@ -131,17 +160,18 @@ func (t *tally) count(in *Input, p *inventory.NodePool, a *alternative) count {
 	if packed := slot.Load(); packed>>32 == uint64(id) {
 		return unpack(packed)
 	}
-	c := t.state.count(in, p, a)
+	c := countOf(t.state, in, p, a)
 	if in.interrupted == nil {
 		slot.Store(c.pack(id))
 	}
 	return c
 }
 
-func (s *poolState) count(in *Input, p *inventory.NodePool, a *alternative) count {
+// countOf counts anew.
+func countOf(s *poolstate.State, in *Input, p *inventory.NodePool, a *alternative) count {
 	match := in.match(a, p)
 	return count{
-		free:      s.free(p, match, a),
+		free:      s.Free(p, match, a.admin),
 		dependent: match.Usable.Intersects(p.Consumers()),
 		errors:    match.Errors != nil,
 	}
