@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
+	"stowage.dev/stowage/pkg/allocator/internal/answers"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -55,7 +56,7 @@ func (l *looks) Err() error {
 }
 
 // searches is how many answers were searched for that others may share.
-func (r *Requests) searches() int { return len(r.answers.known) }
+func (r *Requests) searches() int { return r.answers.Len() }
 
 // TestNodesThatAreAlikeAreSearchedOnce judges nodes that have the same, by many goroutines: all have one answer, which is
 // searched for once, though each node's failure is about its own pool.
@@ -190,7 +191,7 @@ func TestNodesThatDifferInAlphaFeaturesLookDifferent(t *testing.T) {
 		}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
-			look := func(change func([]resourceapi.Device)) fingerprint {
+			look := func(change func([]resourceapi.Device)) answers.Fingerprint {
 				w := rig().node("n1", gpus(4, consumes("set", "slots", "1"))...).counters("n1", "set", "slots", "4").hold("n1/gpu-0")
 				w.features = func(f *inventory.Features) {
 					f.ListTypeAttributes, f.CompatibilityGroups, f.DerivedAttributes = true, true, true
@@ -210,7 +211,7 @@ func TestNodesThatDifferInAlphaFeaturesLookDifferent(t *testing.T) {
 				if !s.prepare(in.Requests.lanes[0]) || s.lanes[0].candidates.Count() != 3 {
 					t.Fatalf("%d candidates, want 3", s.lanes[0].candidates.Count())
 				}
-				return s.look.fingerprint()
+				return s.prints.fingerprint()
 			}
 			if alike := look(func([]resourceapi.Device) {}) == look(tc.change); alike != tc.alike {
 				t.Errorf("alike: %t, want %t", alike, tc.alike)

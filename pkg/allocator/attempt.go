@@ -165,6 +165,35 @@ func (s *search) prefer(steps int) (settled bool) {
 	return settled
 }
 
+// finishOnce finishes the search, unless that was done for a node that looks like this one: then it takes over what was found
+// there. While another one of the same attempt is at it, it waits. Who judges the node beside that attempt may have less time.
+func (s *search) finishOnce(found, known bool) bool {
+	print := s.prints.fingerprint()
+	if s.err != nil {
+		return false // what was seen of the node is not all
+	}
+	a, mine := s.reqs.answers.Take(print, s.in.Attempt)
+	switch {
+	case a == nil:
+		return s.finish(found, known)
+	case mine:
+		defer a.Settle()
+		found = s.finish(found, known)
+		if s.selectorError == nil && (s.err == nil || s.in.Attempt != nil && s.in.ctx.Err() == nil) {
+			a.Share(found, slices.Clone(s.chosen), s.err)
+		}
+		return found
+	}
+	if !a.Await(s.in.ctx, s.in.Attempt) || !a.IsFor(s.in.Attempt) {
+		return s.finish(found, known)
+	}
+	s.err = a.Err
+	if a.Fits {
+		s.chosen = append(s.chosen[:0], a.Chosen...)
+	}
+	return a.Fits
+}
+
 // isOver tells whether the time for this node is over, and notes why.
 func (s *search) isOver() bool {
 	if s.in.ctx.Err() != nil {

@@ -2,7 +2,6 @@ package allocator
 
 import (
 	"context"
-	"encoding/binary"
 	"fmt"
 	"strings"
 	"testing"
@@ -73,26 +72,6 @@ func TestHoldersAreLookedForOnSomeNodesAndForSomeTime(t *testing.T) {
 	options.setDefaults()
 	if options.Decisions != 256 {
 		t.Errorf("%d decisions, want 256", options.Decisions)
-	}
-}
-
-// Nodes beyond are searched each for itself; what is known stays known.
-func TestAnswersAreBounded(t *testing.T) {
-	var known answers
-	printOf := func(i int) (f fingerprint) {
-		binary.BigEndian.PutUint32(f[:], uint32(i))
-		return f
-	}
-	for i := range maxAnswers {
-		if a, mine := known.take(printOf(i), nil); a == nil || !mine {
-			t.Fatalf("no room for answer %d", i)
-		}
-	}
-	if a, mine := known.take(printOf(maxAnswers), nil); a != nil || mine {
-		t.Error("there is room for one more")
-	}
-	if a, mine := known.take(printOf(0), nil); a == nil || mine {
-		t.Error("what is known is forgotten")
 	}
 }
 

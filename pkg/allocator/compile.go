@@ -11,6 +11,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/allocator/internal/answers"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 )
@@ -38,7 +39,7 @@ type Requests struct {
 	number    uint64
 	recurring bool
 	// answers are what was found on nodes for which that took long.
-	answers answers
+	answers answers.Table
 }
 
 // claim is one compiled claim.

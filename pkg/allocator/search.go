@@ -24,7 +24,7 @@ import (
 type search struct {
 	state
 	pruning  pruning
-	look     look
+	prints   fingerprinter
 	firstFit solution // scratch
 
 	// end is when the attempt's time for this node ends, once that has begun.
@@ -222,7 +222,7 @@ var searches = sync.Pool{New: func() any {
 	s.state.connect()
 	s.pruning.state = &s.state
 	s.pruning.bounds.offer, s.pruning.bounds.ledger = &s.offer, &s.ledger
-	s.look.offer, s.look.ledger, s.look.groupings = &s.offer, &s.ledger, &s.groupings
+	s.prints.offer, s.prints.ledger, s.prints.groupings = &s.offer, &s.ledger, &s.groupings
 	return s
 }}
 

@@ -7,17 +7,14 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"stowage.dev/stowage/pkg/allocator/internal/answers"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
-// fingerprint stands for all of a node that a search looks at. Two nodes with the same one have the same answer: it is
-// a cryptographic hash.
-type fingerprint [sha256.Size]byte
-
-// look is the memory for a fingerprint.
-type look struct {
+// fingerprinter describes nodes, see [answers.Fingerprint].
+type fingerprinter struct {
 	*offer
 	ledger    *ledger
 	groupings *groupings
@@ -32,38 +29,38 @@ type look struct {
 // are called otherwise. Values of attributes are numbered as they come, because nothing but their equality counts.
 //
 // Whatever a search reads of its pools and their states has to be in it, in a form that can be read in one way only.
-func (l *look) fingerprint() fingerprint {
-	b := append(l.text[:0], byte(l.in.Policy))
-	b = binary.AppendUvarint(b, uint64(len(l.pools)))
-	for _, p := range l.pools {
+func (f *fingerprinter) fingerprint() answers.Fingerprint {
+	b := append(f.text[:0], byte(f.in.Policy))
+	b = binary.AppendUvarint(b, uint64(len(f.pools)))
+	for _, p := range f.pools {
 		b = binary.AppendUvarint(b, uint64(p.Len()))
 	}
-	interesting := l.newSet()
-	for i := range l.lanes {
-		lane := &l.lanes[i]
+	interesting := f.newSet()
+	for i := range f.lanes {
+		lane := &f.lanes[i]
 		b = appendFlag(binary.AppendVarint(b, int64(lane.wanted)), lane.hopeless)
-		b = l.appendSet(l.appendSet(b, lane.candidates), lane.errors)
+		b = f.appendSet(f.appendSet(b, lane.candidates), lane.errors)
 		interesting.Or(lane.candidates)
 		interesting.Or(lane.errors)
 	}
-	for i := range l.reqs.claims {
-		for _, c := range l.reqs.claims[i].constraints {
-			b = l.appendValues(b, c)
+	for i := range f.reqs.claims {
+		for _, c := range f.reqs.claims[i].constraints {
+			b = f.appendValues(b, c)
 		}
 	}
-	b = l.appendCounters(b)
+	b = f.appendCounters(b)
 	for device := interesting.Next(0); device >= 0; device = interesting.Next(device + 1) {
-		if l.ledger.consumers.Has(device) {
-			b = l.appendUses(b, device)
+		if f.ledger.consumers.Has(device) {
+			b = f.appendUses(b, device)
 		}
-		if l.ledger.shareable.Has(device) {
-			b = l.appendRoom(b, device)
+		if f.ledger.shareable.Has(device) {
+			b = f.appendRoom(b, device)
 		}
-		if l.in.Policy != FirstFit {
-			b = l.appendCapacity(b, device)
+		if f.in.Policy != FirstFit {
+			b = f.appendCapacity(b, device)
 		}
 	}
-	l.text = b
+	f.text = b
 	return sha256.Sum256(b)
 }
 
@@ -79,7 +76,7 @@ func appendText(b []byte, text string) []byte {
 }
 
 // appendSet appends a set of devices of the search, which may be nil.
-func (l *look) appendSet(b []byte, set bitset.Set) []byte {
+func (f *fingerprinter) appendSet(b []byte, set bitset.Set) []byte {
 	b = appendFlag(b, set != nil)
 	for _, word := range set {
 		b = binary.LittleEndian.AppendUint64(b, word)
@@ -89,18 +86,18 @@ func (l *look) appendSet(b []byte, set bitset.Set) []byte {
 
 // appendValues appends which devices have a value in common of the attribute that the constraint looks at, their own one
 // and as alternatives derive it.
-func (l *look) appendValues(b []byte, c *constraint) []byte {
-	if l.values == nil {
-		l.values = make(map[inventory.AttributeValue]int)
+func (f *fingerprinter) appendValues(b []byte, c *constraint) []byte {
+	if f.values == nil {
+		f.values = make(map[inventory.AttributeValue]int)
 	}
-	clear(l.values)
+	clear(f.values)
 	for from := -1; from < len(c.derivations); from++ {
-		for p, pool := range l.pools {
+		for p, pool := range f.pools {
 			var derivation *inventory.Derivation
 			if from >= 0 {
 				derivation = c.derivations[from]
 			}
-			column := l.groupings.column(c, derivation, p)
+			column := f.groupings.column(c, derivation, p)
 			for i := range pool.Len() {
 				values := column.Values(i)
 				b = appendFlag(b, column.Errors().Has(i))
@@ -110,10 +107,10 @@ func (l *look) appendValues(b []byte, c *constraint) []byte {
 						b = append(b, 0)
 						continue
 					}
-					n, ok := l.values[value]
+					n, ok := f.values[value]
 					if !ok {
-						n = len(l.values) + 1
-						l.values[value] = n
+						n = len(f.values) + 1
+						f.values[value] = n
 					}
 					b = binary.AppendUvarint(b, uint64(n))
 				}
@@ -125,18 +122,18 @@ func (l *look) appendValues(b []byte, c *constraint) []byte {
 
 // appendCounters appends the counters of all pools: how much there is and is left of each, and which have to do with each
 // other. Counters of one name are added up, so names count, too.
-func (l *look) appendCounters(b []byte) []byte {
-	b = appendFlag(appendFlag(b, l.ledger.consumers != nil), l.ledger.shareable != nil)
-	if l.ledger.consumers == nil {
+func (f *fingerprinter) appendCounters(b []byte) []byte {
+	b = appendFlag(appendFlag(b, f.ledger.consumers != nil), f.ledger.shareable != nil)
+	if f.ledger.consumers == nil {
 		return b
 	}
-	b = l.appendSet(b, l.ledger.consumers)
-	for p, pool := range l.pools {
+	b = f.appendSet(b, f.ledger.consumers)
+	for p, pool := range f.pools {
 		b = appendFlag(b, pool.Consumers() != nil)
 		if pool.Consumers() == nil {
 			continue
 		}
-		counters, state := pool.Pool.Counters, l.states[p]
+		counters, state := pool.Pool.Counters, f.states[p]
 		b = binary.AppendUvarint(b, uint64(len(counters.All)))
 		for i := range counters.All {
 			b = appendText(b, counters.All[i].Name)
@@ -160,13 +157,13 @@ func appendTexts(b []byte, texts []string) []byte {
 }
 
 // appendUses appends what the device takes of counters, and which groups it is in.
-func (l *look) appendUses(b []byte, device int) []byte {
-	uses := l.usesOf(device)
+func (f *fingerprinter) appendUses(b []byte, device int) []byte {
+	uses := f.usesOf(device)
 	b = binary.AppendUvarint(b, uint64(len(uses)))
 	for _, use := range uses {
 		b = use.Amount.Append(binary.AppendUvarint(b, uint64(use.Counter)))
 	}
-	memberships := l.membershipsOf(device)
+	memberships := f.membershipsOf(device)
 	b = binary.AppendUvarint(b, uint64(len(memberships)))
 	for _, m := range memberships {
 		b = appendTexts(binary.AppendUvarint(b, uint64(m.Set)), m.Groups)
@@ -175,17 +172,17 @@ func (l *look) appendUses(b []byte, device int) []byte {
 }
 
 // appendRoom appends what is left of the device, which can be shared, and what each alternative takes of that.
-func (l *look) appendRoom(b []byte, device int) []byte {
-	p := l.poolOf(device)
-	b = appendFlag(append(b, 's'), l.states[p].IsShared(device-l.starts[p]))
-	names := l.pools[p].Capacity(device - l.starts[p]).Names
+func (f *fingerprinter) appendRoom(b []byte, device int) []byte {
+	p := f.poolOf(device)
+	b = appendFlag(append(b, 's'), f.states[p].IsShared(device-f.starts[p]))
+	names := f.pools[p].Capacity(device - f.starts[p]).Names
 	b = binary.AppendUvarint(b, uint64(len(names)))
-	for k, left := range l.states[p].RoomOf(l.pools[p], device-l.starts[p]) {
+	for k, left := range f.states[p].RoomOf(f.pools[p], device-f.starts[p]) {
 		b = left.Append(appendText(b, string(names[k])))
 	}
-	for _, a := range l.reqs.lanes {
-		if l.lanes[a.lane].candidates.Has(device) {
-			for _, takes := range l.takes(a, device) {
+	for _, a := range f.reqs.lanes {
+		if f.lanes[a.lane].candidates.Has(device) {
+			for _, takes := range f.takes(a, device) {
 				b = takes.Append(b)
 			}
 		}
@@ -194,15 +191,15 @@ func (l *look) appendRoom(b []byte, device int) []byte {
 }
 
 // appendCapacity appends how large the device is, which policies look at.
-func (l *look) appendCapacity(b []byte, device int) []byte {
-	p := l.poolOf(device)
-	capacity := l.pools[p].Device(device - l.starts[p]).Capacity
-	names := l.names[:0]
+func (f *fingerprinter) appendCapacity(b []byte, device int) []byte {
+	p := f.poolOf(device)
+	capacity := f.pools[p].Device(device - f.starts[p]).Capacity
+	names := f.names[:0]
 	for name := range capacity {
 		names = append(names, name)
 	}
 	slices.Sort(names)
-	l.names = names
+	f.names = names
 	b = binary.AppendUvarint(b, uint64(len(names)))
 	for _, name := range names {
 		b = amount.Of(capacity[name].Value).Append(appendText(b, string(name)))
