@@ -10,7 +10,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/clusterview"
 	"stowage.dev/stowage/pkg/simulate"
 	"stowage.dev/stowage/pkg/snapshot"
@@ -352,7 +352,7 @@ func advise(out *simulate.Outcome) (advice []string) {
 	return advice
 }
 
-func claimsText(claims []allocator.ClaimHolder) string {
+func claimsText(claims []explain.ClaimHolder) string {
 	var names []string
 	for _, claim := range claims {
 		names = append(names, fmt.Sprintf("claim %s/%s (%s)", claim.Namespace, claim.Claim, count(len(claim.Devices), "device")))

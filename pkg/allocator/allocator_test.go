@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -161,27 +162,27 @@ func TestReasonsPerNode(t *testing.T) {
 	tests := map[string]struct {
 		ctx        context.Context
 		world      *world
-		want       Reason
+		want       explain.Reason
 		resolvable bool
 	}{
-		"no device matches":                {world: rig().node("n1", gpus(1)...).claim("c", exactly("gpu", 2)), want: ReasonNoMatch},
-		"device is held":                   {world: rig().node("n1", gpus(2)...).hold("n1/gpu-1").claim("c", exactly("gpu", 2)), want: ReasonHeld, resolvable: true},
-		"all devices, one held":            {world: rig().node("n1", gpus(2)...).hold("n1/gpu-1").claim("c", all("gpu")), want: ReasonHeld, resolvable: true},
-		"all devices, none there":          {world: rig().node("n1").claim("c", all("gpu")), want: ReasonNoMatch},
-		"all devices, one tainted":         {world: rig().node("n1", gpus(2, taint("lost", 1))...).claim("c", all("gpu")), want: ReasonTainted},
-		"all devices, more than 32":        {world: fewAll, want: ReasonTooMany},
-		"device is tainted":                {world: rig().node("n1", gpus(1, taint("lost", 0))...).claim("c", exactly("gpu", 1)), want: ReasonTainted},
-		"constraint":                       {world: rig().node("n1", gpus(4)...).claim("c", exactly("gpu", 3)).matchAttribute("a.example.com/root"), want: ReasonConstraints},
-		"constraint, and a device is held": {world: rig().node("n1", gpus(2)...).hold("n1/gpu-1").claim("c", exactly("a", 1), exactly("b", 1)), want: ReasonConstraints, resolvable: true},
-		"pool is incomplete":               {world: incomplete, want: ReasonPool},
-		"pool has a name twice":            {world: duplicate, want: ReasonPool},
-		"pool has a bad node selector":     {world: badSelector, want: ReasonPool},
-		"selector fails":                   {world: rig().node("n1", gpus(1, without("index", 0))...).claim("c", exactly("gpu", 1, `device.attributes["a.example.com"].index == 0`)), want: ReasonSelectorError},
-		"counters are not enabled":         {world: noPartitions, want: ReasonUnsupported},
-		"counters are used up":             {world: usedUp, want: ReasonHeld, resolvable: true},
-		"capacity is used up":              {world: full, want: ReasonHeld, resolvable: true},
-		"capacity is too small":            {world: tooSmall, want: ReasonNoMatch},
-		"deadline is over":                 {ctx: expired, world: rig().node("n1", gpus(2)...).claim("c", exactly("a", 1), exactly("b", 1)), want: ReasonUndecided},
+		"no device matches":                {world: rig().node("n1", gpus(1)...).claim("c", exactly("gpu", 2)), want: explain.ReasonNoMatch},
+		"device is held":                   {world: rig().node("n1", gpus(2)...).hold("n1/gpu-1").claim("c", exactly("gpu", 2)), want: explain.ReasonHeld, resolvable: true},
+		"all devices, one held":            {world: rig().node("n1", gpus(2)...).hold("n1/gpu-1").claim("c", all("gpu")), want: explain.ReasonHeld, resolvable: true},
+		"all devices, none there":          {world: rig().node("n1").claim("c", all("gpu")), want: explain.ReasonNoMatch},
+		"all devices, one tainted":         {world: rig().node("n1", gpus(2, taint("lost", 1))...).claim("c", all("gpu")), want: explain.ReasonTainted},
+		"all devices, more than 32":        {world: fewAll, want: explain.ReasonTooMany},
+		"device is tainted":                {world: rig().node("n1", gpus(1, taint("lost", 0))...).claim("c", exactly("gpu", 1)), want: explain.ReasonTainted},
+		"constraint":                       {world: rig().node("n1", gpus(4)...).claim("c", exactly("gpu", 3)).matchAttribute("a.example.com/root"), want: explain.ReasonConstraints},
+		"constraint, and a device is held": {world: rig().node("n1", gpus(2)...).hold("n1/gpu-1").claim("c", exactly("a", 1), exactly("b", 1)), want: explain.ReasonConstraints, resolvable: true},
+		"pool is incomplete":               {world: incomplete, want: explain.ReasonPool},
+		"pool has a name twice":            {world: duplicate, want: explain.ReasonPool},
+		"pool has a bad node selector":     {world: badSelector, want: explain.ReasonPool},
+		"selector fails":                   {world: rig().node("n1", gpus(1, without("index", 0))...).claim("c", exactly("gpu", 1, `device.attributes["a.example.com"].index == 0`)), want: explain.ReasonSelectorError},
+		"counters are not enabled":         {world: noPartitions, want: explain.ReasonUnsupported},
+		"counters are used up":             {world: usedUp, want: explain.ReasonHeld, resolvable: true},
+		"capacity is used up":              {world: full, want: explain.ReasonHeld, resolvable: true},
+		"capacity is too small":            {world: tooSmall, want: explain.ReasonNoMatch},
+		"deadline is over":                 {ctx: expired, world: rig().node("n1", gpus(2)...).claim("c", exactly("a", 1), exactly("b", 1)), want: explain.ReasonUndecided},
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -215,8 +216,8 @@ func TestAllNeedsEveryPool(t *testing.T) {
 			_, in := w.compile(t)
 			in.Node = w.nodes[0]
 			for name, decide := range map[string]func(context.Context, Input) Result{"Check": Check, "Allocate": Allocate} {
-				if f := decide(context.Background(), in).Failure; f == nil || f.Reason != ReasonPool {
-					t.Errorf("%s: got %v, want %q", name, f, ReasonPool)
+				if f := decide(context.Background(), in).Failure; f == nil || f.Reason != explain.ReasonPool {
+					t.Errorf("%s: got %v, want %q", name, f, explain.ReasonPool)
 				}
 			}
 		})
@@ -241,8 +242,8 @@ func TestAllNeedsEveryDeviceJudged(t *testing.T) {
 				t.Fatalf("the first pool is %s", first)
 			}
 			for name, decide := range map[string]func(context.Context, Input) Result{"Check": Check, "Allocate": Allocate} {
-				if f := decide(context.Background(), in).Failure; f == nil || f.Reason != ReasonSelectorError {
-					t.Errorf("%s: got %v, want %q", name, f, ReasonSelectorError)
+				if f := decide(context.Background(), in).Failure; f == nil || f.Reason != explain.ReasonSelectorError {
+					t.Errorf("%s: got %v, want %q", name, f, explain.ReasonSelectorError)
 				}
 			}
 		})
@@ -397,7 +398,7 @@ func TestImpossibleRequestsEndAtOnce(t *testing.T) {
 			start := time.Now()
 			result := Check(ctx, in)
 			t.Logf("%v: %v", time.Since(start), result.Failure)
-			if result.Failure == nil || result.Failure.Reason == ReasonUndecided {
+			if result.Failure == nil || result.Failure.Reason == explain.ReasonUndecided {
 				t.Fatalf("got %v, want a refusal", result.Failure)
 			}
 		})

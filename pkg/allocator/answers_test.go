@@ -16,6 +16,7 @@ import (
 	"k8s.io/utils/ptr"
 	"pgregory.net/rapid"
 
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/allocator/internal/answers"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
@@ -157,7 +158,7 @@ func TestNodesThatDifferAreSearchedEach(t *testing.T) {
 			_, in := w.compile(t)
 			for _, node := range w.nodes {
 				in.Node = node
-				if failure := Check(context.Background(), in).Failure; failure != nil && failure.Reason == ReasonPool {
+				if failure := Check(context.Background(), in).Failure; failure != nil && failure.Reason == explain.ReasonPool {
 					t.Fatal(failure)
 				}
 			}
@@ -244,17 +245,17 @@ func TestWhatTimeDidNotSufficeForIsSharedWithinAnAttempt(t *testing.T) {
 	}
 	attempt := &looksLeft{each: 10}
 	looked, failure := check(0, attempt)
-	if looked != 10 || failure.Reason != ReasonUndecided || failure.Err != context.DeadlineExceeded {
+	if looked != 10 || failure.Reason != explain.ReasonUndecided || failure.Err != context.DeadlineExceeded {
 		t.Fatalf("%d looks at the time, %v", looked, failure)
 	}
 	// The greedy attempt is made on each node.
-	if looked, failure := check(1, attempt); looked > 3 || failure.Reason != ReasonUndecided {
+	if looked, failure := check(1, attempt); looked > 3 || failure.Reason != explain.ReasonUndecided {
 		t.Errorf("a node like it: %d looks at the time, %v", looked, failure)
 	}
-	if looked, failure := check(2, &looksLeft{each: 10_000}); looked < 20 || failure.Reason == ReasonUndecided {
+	if looked, failure := check(2, &looksLeft{each: 10_000}); looked < 20 || failure.Reason == explain.ReasonUndecided {
 		t.Errorf("in an attempt with more time: %d looks at the time, %v", looked, failure)
 	}
-	if looked, failure := check(1, attempt); looked > 3 || failure.Reason != ReasonUndecided {
+	if looked, failure := check(1, attempt); looked > 3 || failure.Reason != explain.ReasonUndecided {
 		t.Errorf("again in the first attempt: %d looks at the time, %v", looked, failure)
 	}
 }
@@ -299,8 +300,8 @@ func TestNobodyWaitsForTheSearchOfAnotherAttempt(t *testing.T) {
 	in.Node = w.nodes[1]
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second) // to end if it hangs
 	defer cancel()
-	if failure := Check(ctx, in).Failure; failure == nil || failure.Reason != ReasonConstraints {
-		t.Errorf("%v, want %q", failure, ReasonConstraints)
+	if failure := Check(ctx, in).Failure; failure == nil || failure.Reason != explain.ReasonConstraints {
+		t.Errorf("%v, want %q", failure, explain.ReasonConstraints)
 	}
 	close(attempt.goAhead)
 	group.Wait()

@@ -6,31 +6,15 @@ import (
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/allocator/internal/packing"
 )
 
-// At most three claims are named, and of those of other namespaces only the number is told.
-func TestListClaims(t *testing.T) {
-	for _, tc := range []struct {
-		names   []string
-		foreign int
-		want    string
-	}{
-		{[]string{"t/a"}, 0, "claim t/a"},
-		{[]string{"t/a", "t/b", "t/c"}, 0, "claims t/a, t/b, t/c"},
-		{[]string{"t/a", "t/b", "t/c", "t/d"}, 0, "claims t/a, t/b, t/c and 1 more"},
-		{[]string{"t/a", "t/b", "t/c", "t/d", "t/e"}, 2, "claims t/a, t/b, t/c and 2 more and 2 claims of other namespaces"},
-		{nil, 1, "1 claim of other namespaces"},
-	} {
-		if diff := cmp.Diff(tc.want, ListClaims(tc.names, tc.foreign)); diff != "" {
-			t.Error(diff)
-		}
-	}
-}
+// What package explain permits.
+const maxExplanation, maxQuoted, maxNamed = 800, 80, 3
 
 // Names as long as the API has them, in all places at once: each is cut, and the way out is told.
 func TestLongNamesLeaveRoomForTheWayOut(t *testing.T) {
@@ -117,7 +101,7 @@ func (w *world) fits(t *testing.T) bool {
 	_, in := w.compile(t)
 	in.Node = w.nodes[0]
 	result := Check(context.Background(), in)
-	if !result.Fits() && result.Failure.Reason != ReasonConstraints {
+	if !result.Fits() && result.Failure.Reason != explain.ReasonConstraints {
 		t.Errorf("refused: %s", result.Failure)
 	}
 	return result.Fits()

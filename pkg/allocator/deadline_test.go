@@ -9,6 +9,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/allocator/explain"
 )
 
 // TestADeadlineInTheOrderOfAPolicyLeavesFirstFits ends the time while the devices of the policy are looked for: those of
@@ -44,7 +46,7 @@ func TestADeadlineInTheOrderOfAPolicyLeavesFirstFits(t *testing.T) {
 			in.Node, in.Policy = w.nodes[0], tc.policy
 			result := Allocate(&atMost{Context: context.Background(), n: tc.looks}, in)
 			if tc.want == nil {
-				if result.Fits() || result.Failure.Reason != ReasonUndecided {
+				if result.Fits() || result.Failure.Reason != explain.ReasonUndecided {
 					t.Errorf("fits is %v, %v", result.Fits(), result.Failure)
 				}
 				return
@@ -82,7 +84,7 @@ func TestADeadlineInTheThoroughAttemptIsOfItsNode(t *testing.T) {
 			switch {
 			case result.Fits() != fits:
 				t.Errorf("%s: fits is %v, %v", in.Node.Name, result.Fits(), result.Failure)
-			case !fits && (result.Failure.Reason != ReasonUndecided || !errors.Is(result.Failure.Err, context.DeadlineExceeded)):
+			case !fits && (result.Failure.Reason != explain.ReasonUndecided || !errors.Is(result.Failure.Err, context.DeadlineExceeded)):
 				t.Errorf("%s: %v", in.Node.Name, result.Failure)
 			}
 		}

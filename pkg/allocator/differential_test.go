@@ -18,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/allocator/internal/checker"
 )
 
@@ -131,7 +132,7 @@ func (d *differences) compare(t *rapid.T, w *world, by variant) {
 				t.Fatalf("%v for the first pod, %v for a later one of the same template\n%s", check, known, w.dump(node))
 			}
 		}
-		if got.Failure != nil && got.Failure.Reason == ReasonUndecided {
+		if got.Failure != nil && got.Failure.Reason == explain.ReasonUndecided {
 			t.Fatalf("too slow\n%s", w.dump(node))
 		}
 		if got.Fits() {

@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
+
+	"stowage.dev/stowage/pkg/allocator/explain"
 )
 
 // evaluations is an attempt with time for so many evaluations.
@@ -31,13 +33,13 @@ func TestSelectorsAreEvaluatedOnlyWhileThereIsTime(t *testing.T) {
 	never := `device.attributes["a.example.com"].index < 0`
 	tests := map[string]struct {
 		requests []resourceapi.DeviceRequest
-		want     Reason // empty if it fits
+		want     explain.Reason // empty if it fits
 	}{
 		"one request":           {requests: []resourceapi.DeviceRequest{exactly("r", 2, selector(1), selector(2))}},
-		"one that nothing has":  {requests: []resourceapi.DeviceRequest{exactly("r", 2, selector(1), never)}, want: ReasonNoMatch},
+		"one that nothing has":  {requests: []resourceapi.DeviceRequest{exactly("r", 2, selector(1), never)}, want: explain.ReasonNoMatch},
 		"several":               {requests: []resourceapi.DeviceRequest{exactly("a", 1, selector(1)), exactly("b", 1, selector(2))}},
-		"several, one hopeless": {requests: []resourceapi.DeviceRequest{exactly("a", 1, selector(1)), exactly("b", 1, never)}, want: ReasonNoMatch},
-		"one that fails":        {requests: []resourceapi.DeviceRequest{exactly("r", 1, `device.attributes["a.example.com"].missing == 1`)}, want: ReasonSelectorError},
+		"several, one hopeless": {requests: []resourceapi.DeviceRequest{exactly("a", 1, selector(1)), exactly("b", 1, never)}, want: explain.ReasonNoMatch},
+		"one that fails":        {requests: []resourceapi.DeviceRequest{exactly("r", 1, `device.attributes["a.example.com"].missing == 1`)}, want: explain.ReasonSelectorError},
 		"alternatives":          {requests: []resourceapi.DeviceRequest{firstOf("r", exactly("a", 1, never), exactly("b", 1, selector(1)))}},
 	}
 	for name, test := range tests {
@@ -52,7 +54,7 @@ func TestSelectorsAreEvaluatedOnlyWhileThereIsTime(t *testing.T) {
 					for _, kept := range []bool{false, false} {
 						in.Attempt = &evaluations{}
 						result := decide(context.Background(), in)
-						if result.Fits() || result.Failure.Reason != ReasonUndecided || !errors.Is(result.Failure.Err, context.DeadlineExceeded) {
+						if result.Fits() || result.Failure.Reason != explain.ReasonUndecided || !errors.Is(result.Failure.Err, context.DeadlineExceeded) {
 							t.Fatalf("without time: fits is %t, %v, again: %t", result.Fits(), result.Failure, kept)
 						}
 					}

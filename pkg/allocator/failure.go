@@ -6,56 +6,15 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/allocator/internal/poolstate"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
-// Reason is why a node cannot be used, in one of few fixed strings: the scheduler counts equal strings over
-// all nodes, so nothing that differs between nodes belongs into it.
-type Reason string
-
-// The reasons.
-const (
-	ReasonUndecided     Reason = "undecided: timed out while searching for devices"
-	ReasonSelectorError Reason = "a CEL selector failed at run time on a device of the node"
-	ReasonPool          Reason = "a resource pool of the node is incomplete or invalid"
-	ReasonNoMatch       Reason = "not enough devices match the claim"
-	ReasonUnsupported   Reason = "matching devices need a feature that is not supported"
-	ReasonTainted       Reason = "matching devices have taints that the claim does not tolerate"
-	ReasonHeld          Reason = "matching devices are held by other claims"
-	ReasonConstraints   Reason = "free devices do not satisfy all requests and constraints together"
-	ReasonTooMany       Reason = "the claim would get more devices than one allocation can list"
-)
-
-// OfNodes is the reason as the scheduler tells it, behind the number of nodes that have it.
-func (r Reason) OfNodes() string {
-	switch r {
-	case ReasonUndecided:
-		return "node(s) undecided: timed out while searching for devices"
-	case ReasonSelectorError:
-		return "node(s) with devices on which a CEL selector failed"
-	case ReasonPool:
-		return "node(s) with a resource pool that is incomplete or invalid"
-	case ReasonNoMatch:
-		return "node(s) with too few devices that match the claim"
-	case ReasonUnsupported:
-		return "node(s) whose matching devices need a feature that is not supported"
-	case ReasonTainted:
-		return "node(s) whose matching devices have taints that the claim does not tolerate"
-	case ReasonHeld:
-		return "node(s) whose matching devices are held by other claims"
-	case ReasonConstraints:
-		return "node(s) whose free devices do not satisfy all requests and constraints together"
-	case ReasonTooMany:
-		return "node(s) on which the claim would get more devices than one allocation can list"
-	}
-	return string(r)
-}
-
 // Failure is why a node was refused, with the counts that the decision was made from.
 type Failure struct {
-	Reason Reason
+	Reason explain.Reason
 	// Requests has the counts, one entry per request alternative and pool, in the order of the claims,
 	// requests, alternatives and pools. Empty for ReasonUndecided.
 	Requests []RequestCounts
@@ -72,9 +31,9 @@ type Failure struct {
 // Resolvable tells whether the release of devices by their present holders could make the node usable.
 func (f *Failure) Resolvable() bool {
 	switch f.Reason {
-	case ReasonHeld:
+	case explain.ReasonHeld:
 		return true
-	case ReasonConstraints:
+	case explain.ReasonConstraints:
 		for i := range f.Requests {
 			if c := &f.Requests[i]; c.Held+c.Exhausted+c.Incompatible > 0 {
 				return true
@@ -99,7 +58,7 @@ func (f *Failure) detail() string {
 		return f.SelectorError.Error()
 	case f.Err != nil:
 		return f.Err.Error()
-	case f.Reason == ReasonPool && len(f.Pools) > 0:
+	case f.Reason == explain.ReasonPool && len(f.Pools) > 0:
 		return f.Pools[0].String()
 	}
 	return ""
@@ -122,59 +81,7 @@ type RequestCounts struct {
 	FilteredByClass int
 	// FilteredBy[k] were rejected by the request's own selector k, being the first to reject them.
 	FilteredBy []int
-	DeviceCounts
-}
-
-// DeviceCounts says how devices look to a request whose selectors did not reject them.
-type DeviceCounts struct {
-	// TooSmall have less capacity than the request asks for, whatever is taken of it.
-	TooSmall int `json:"tooSmall,omitempty"`
-	// Failing is the number of devices on which a selector failed at run time, or whose capacity cannot be judged.
-	Failing int `json:"failing,omitempty"`
-	// Matching passed all selectors. Each of them is in exactly one of Unsupported, Tainted, Held, Incompatible, Exhausted and Free: in the
-	// first that is true of it, in this order. What comes later does not matter until that is mended: the holder of a tainted device may
-	// go, and the device is no better.
-	Matching int `json:"matching"`
-	// Held are held by other claims, so that nothing of them is left. Always 0 for admin access.
-	Held int `json:"held,omitempty"`
-	// Foreign are those of Held of which another namespace has shares, on nodes where shares of one device are one namespace's.
-	Foreign int `json:"foreign,omitempty"`
-	// Exhausted have less left of a shared counter or of their capacity than the request needs.
-	Exhausted int `json:"exhausted,omitempty"`
-	// Full are those of Exhausted that several claims may share, and whose holders leave too little capacity.
-	Full int `json:"full,omitempty"`
-	// Incompatible have no compatibility group in common with devices in use that take of the same counters.
-	Incompatible int `json:"incompatible,omitempty"`
-	// Tainted have a taint that the request does not tolerate; Taints counts them by the key of the first such taint, in an [Explanation] followed
-	// by the DeviceTaintRule that sets it, if one does and that is known.
-	Tainted int            `json:"tainted,omitempty"`
-	Taints  map[string]int `json:"taints,omitempty"`
-	// Unsupported need a feature that is not supported: they consume shared counters while that is off, or are NodeAllocatable or Skipping.
-	Unsupported int `json:"unsupported,omitempty"`
-	// NodeAllocatable are those of Unsupported that stand for CPU or memory of a node, or need some of it. Nobody accounts for that.
-	NodeAllocatable int `json:"nodeAllocatable,omitempty"`
-	// Skipping are those of Unsupported that need node operations to be skipped, which the node cannot, or which is not
-	// enabled.
-	Skipping int `json:"skipping,omitempty"`
-	// Free could be had now, each alone.
-	Free int `json:"free,omitempty"`
-}
-
-// add adds all counts but those by taint, see addTaints.
-func (d *DeviceCounts) add(o *DeviceCounts) {
-	d.TooSmall += o.TooSmall
-	d.Failing += o.Failing
-	d.Matching += o.Matching
-	d.Held += o.Held
-	d.Foreign += o.Foreign
-	d.Exhausted += o.Exhausted
-	d.Full += o.Full
-	d.Incompatible += o.Incompatible
-	d.Tainted += o.Tainted
-	d.Unsupported += o.Unsupported
-	d.NodeAllocatable += o.NodeAllocatable
-	d.Skipping += o.Skipping
-	d.Free += o.Free
+	explain.DeviceCounts
 }
 
 // ConstraintCounts says how many free devices of the node can be had together under a matchAttribute constraint.
@@ -208,8 +115,8 @@ func (e *SelectorError) Error() string {
 	return explanation.String()
 }
 
-func (e *SelectorError) explanation() SelectorErrorExplanation {
-	return SelectorErrorExplanation{
+func (e *SelectorError) explanation() explain.SelectorError {
+	return explain.SelectorError{
 		Namespace: e.Namespace, Claim: e.Claim, Request: e.Request, DeviceClass: e.Class, Attribute: e.Attribute, Expression: e.Expression,
 		Driver: e.Driver, Pool: e.Pool, Device: e.Device, Message: fmt.Sprint(e.Err),
 	}
@@ -258,20 +165,20 @@ func newFailure(in *Input, devices *inventory.NodeDevices, s *state) *Failure {
 	}
 	switch {
 	case s != nil && s.selectorError != nil:
-		f.Reason, f.SelectorError = ReasonSelectorError, s.selectorError
+		f.Reason, f.SelectorError = explain.ReasonSelectorError, s.selectorError
 	case s != nil && s.tooMany:
-		f.Reason = ReasonTooMany
+		f.Reason = explain.ReasonTooMany
 	case len(devices.Problems) > 0 && in.Requests.anyAll():
-		f.Reason = ReasonPool
+		f.Reason = explain.ReasonPool
 	case worst == fits:
-		f.Reason = ReasonConstraints
+		f.Reason = explain.ReasonConstraints
 		f.countConstraints(s)
 	case worst == noMatch && broken != nil:
-		f.Reason, f.SelectorError = ReasonSelectorError, broken
+		f.Reason, f.SelectorError = explain.ReasonSelectorError, broken
 	default:
 		f.Reason = worst.reason()
 		if worst == noMatch && len(devices.Problems) > 0 {
-			f.Reason = ReasonPool
+			f.Reason = explain.ReasonPool
 		}
 	}
 	if in.interrupted != nil {
@@ -282,7 +189,7 @@ func newFailure(in *Input, devices *inventory.NodeDevices, s *state) *Failure {
 
 // newUndecided says that the search ended early.
 func newUndecided(devices *inventory.NodeDevices, err error) *Failure {
-	return &Failure{Reason: ReasonUndecided, Pools: devices.Problems, Err: err}
+	return &Failure{Reason: explain.ReasonUndecided, Pools: devices.Problems, Err: err}
 }
 
 // firstError returns the first device on which a selector of the request failed, if the request would get enough
@@ -317,8 +224,8 @@ const (
 	fits
 )
 
-func (l level) reason() Reason {
-	return [...]Reason{ReasonNoMatch, ReasonUnsupported, ReasonTainted, ReasonHeld, ReasonTooMany, ReasonConstraints}[l]
+func (l level) reason() explain.Reason {
+	return [...]explain.Reason{explain.ReasonNoMatch, explain.ReasonUnsupported, explain.ReasonTainted, explain.ReasonHeld, explain.ReasonTooMany, explain.ReasonConstraints}[l]
 }
 
 // count adds the counts for one alternative and says how far it gets.
@@ -329,7 +236,7 @@ func (f *Failure) count(in *Input, devices *inventory.NodeDevices, a *alternativ
 		c := RequestCounts{
 			Claim: a.request.claim, Request: a.request.position, Alternative: a.position, Pool: p, Wanted: a.count,
 			Devices:      p.Visible(),
-			DeviceCounts: DeviceCounts{Failing: match.Errors.Count(), Matching: match.Match.Count(), TooSmall: match.Small.Count()},
+			DeviceCounts: explain.DeviceCounts{Failing: match.Errors.Count(), Matching: match.Match.Count(), TooSmall: match.Small.Count()},
 		}
 		if c.Matching+c.Failing+c.TooSmall < c.Devices {
 			in.evaluate(func(ctx context.Context) (err error) {

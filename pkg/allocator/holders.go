@@ -10,33 +10,12 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/allocator/internal/minimize"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 	"stowage.dev/stowage/pkg/usage"
 )
-
-// NodeHolders says whose devices keep a node from being used that would do otherwise.
-type NodeHolders struct {
-	Node string `json:"node"`
-	// Release is a set of claims whose release would make the node usable, none of which can be left out. There
-	// may be other such sets, seldom with fewer claims.
-	Release []ClaimHolder `json:"release"`
-	// Holders are all claims that hold devices of the node that the pod could use, or use up counters that such
-	// devices need.
-	Holders []ClaimHolder `json:"holders"`
-}
-
-// ClaimHolder is a claim with what it holds of a node's devices.
-type ClaimHolder struct {
-	Namespace string    `json:"namespace"`
-	Claim     string    `json:"claim"`
-	UID       types.UID `json:"uid"`
-	// InFlight tells that a device was promised to the claim and the API does not have that yet.
-	InFlight bool `json:"inFlight,omitempty"`
-	// Devices are "driver/pool/device", in order, each once.
-	Devices []string `json:"devices"`
-}
 
 // HolderOptions bound what [FindHolders] and [Blockers] cost. The zero value of a number means its default.
 type HolderOptions struct {
@@ -65,9 +44,9 @@ func (o *HolderOptions) setDefaults() {
 //
 // It decides each node many times over. It is bounded by the options and by ctx, after which it returns what it has
 // found: it is meant for a pod that was refused everywhere, not for every node on the way.
-func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Failure], nodeOf func(string) *v1.Node, opts HolderOptions) []NodeHolders {
+func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Failure], nodeOf func(string) *v1.Node, opts HolderOptions) []explain.NodeHolders {
 	opts.setDefaults()
-	var found []NodeHolders
+	var found []explain.NodeHolders
 	for _, in.Node = range mostPromising(failures, nodeOf, opts.Nodes) {
 		if blockers := Blockers(ctx, in, opts); blockers != nil {
 			found = append(found, *blockers)
@@ -76,7 +55,7 @@ func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Fail
 			break
 		}
 	}
-	slices.SortStableFunc(found, func(a, b NodeHolders) int {
+	slices.SortStableFunc(found, func(a, b explain.NodeHolders) int {
 		return cmp.Or(cmp.Compare(len(a.Release), len(b.Release)), cmp.Compare(devicesOf(a.Release), devicesOf(b.Release)),
 			cmp.Compare(foreignOf(a.Release, opts.Namespace), foreignOf(b.Release, opts.Namespace)))
 	})
@@ -85,7 +64,7 @@ func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Fail
 
 // Blockers says whose release would make a node usable that was refused. It is nil if the release of all holders would not, or if
 // ctx or the options did not leave enough time to tell.
-func Blockers(ctx context.Context, in Input, opts HolderOptions) *NodeHolders {
+func Blockers(ctx context.Context, in Input, opts HolderOptions) *explain.NodeHolders {
 	opts.setDefaults()
 	in.ctx, in.Policy, in.Scoring = ctx, FirstFit, NoScoring // only whether there is an answer matters
 	holders, pools := holdersOn(in, opts)
@@ -104,7 +83,7 @@ func Blockers(ctx context.Context, in Input, opts HolderOptions) *NodeHolders {
 			return minimize.Unknown
 		case result.Fits():
 			return minimize.Yes
-		case result.Failure.Reason == ReasonUndecided:
+		case result.Failure.Reason == explain.ReasonUndecided:
 			return minimize.Unknown
 		}
 		return minimize.No
@@ -112,14 +91,14 @@ func Blockers(ctx context.Context, in Input, opts HolderOptions) *NodeHolders {
 	if len(smallest) == 0 {
 		return nil
 	}
-	out := &NodeHolders{Node: in.Node.Name, Holders: holders}
+	out := &explain.NodeHolders{Node: in.Node.Name, Holders: holders}
 	for _, i := range smallest {
 		out.Release = append(out.Release, holders[i])
 	}
 	return out
 }
 
-func devicesOf(claims []ClaimHolder) int {
+func devicesOf(claims []explain.ClaimHolder) int {
 	n := 0
 	for i := range claims {
 		n += len(claims[i].Devices)
@@ -128,7 +107,7 @@ func devicesOf(claims []ClaimHolder) int {
 }
 
 // foreignOf counts the claims of other namespaces.
-func foreignOf(claims []ClaimHolder, namespace string) int {
+func foreignOf(claims []explain.ClaimHolder, namespace string) int {
 	n := 0
 	for i := range claims {
 		if claims[i].Namespace != namespace {
@@ -140,8 +119,8 @@ func foreignOf(claims []ClaimHolder, namespace string) int {
 
 // holdersOn returns the claims that hold what the requests could use on the node, those with the fewest devices
 // first, then those of the pod's namespace, and the pools in which they hold it.
-func holdersOn(in Input, opts HolderOptions) ([]ClaimHolder, []usage.PoolID) {
-	var holders []ClaimHolder
+func holdersOn(in Input, opts HolderOptions) ([]explain.ClaimHolder, []usage.PoolID) {
+	var holders []explain.ClaimHolder
 	var pools []usage.PoolID
 	index := make(map[types.UID]int)
 	for _, p := range in.Inventory.ForNode(in.Node).Pools {
@@ -163,7 +142,7 @@ func holdersOn(in Input, opts HolderOptions) ([]ClaimHolder, []usage.PoolID) {
 				if !ok {
 					at = len(holders)
 					index[h.Claim.UID] = at
-					holders = append(holders, ClaimHolder{Namespace: h.Claim.Namespace, Claim: h.Claim.Name, UID: h.Claim.UID})
+					holders = append(holders, explain.ClaimHolder{Namespace: h.Claim.Namespace, Claim: h.Claim.Name, UID: h.Claim.UID})
 				}
 				holder := &holders[at]
 				holder.InFlight = holder.InFlight || h.InFlight
@@ -174,9 +153,9 @@ func holdersOn(in Input, opts HolderOptions) ([]ClaimHolder, []usage.PoolID) {
 			}
 		}
 	}
-	slices.SortFunc(holders, func(a, b ClaimHolder) int {
+	slices.SortFunc(holders, func(a, b explain.ClaimHolder) int {
 		return cmp.Or(cmp.Compare(len(a.Devices), len(b.Devices)),
-			cmp.Compare(foreignOf([]ClaimHolder{a}, opts.Namespace), foreignOf([]ClaimHolder{b}, opts.Namespace)), cmp.Compare(a.Namespace, b.Namespace),
+			cmp.Compare(foreignOf([]explain.ClaimHolder{a}, opts.Namespace), foreignOf([]explain.ClaimHolder{b}, opts.Namespace)), cmp.Compare(a.Namespace, b.Namespace),
 			cmp.Compare(a.Claim, b.Claim), cmp.Compare(a.UID, b.UID))
 	})
 	return holders, pools

@@ -20,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 	"sigs.k8s.io/yaml"
 
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -42,7 +43,7 @@ func heldBy(claims map[string][]string) usage.View {
 }
 
 // findHolders explains why the claims of the world fit nowhere, with this usage.
-func (w *world) findHolders(t *testing.T, held map[string][]string, opts HolderOptions) []NodeHolders {
+func (w *world) findHolders(t *testing.T, held map[string][]string, opts HolderOptions) []explain.NodeHolders {
 	t.Helper()
 	requests, in := w.compile(t)
 	in.Usage = heldBy(held)
@@ -209,7 +210,7 @@ func TestFindHoldersNamesWhoseReleaseWouldHelp(t *testing.T) {
 	}
 }
 
-func claimNames(holders []ClaimHolder) string {
+func claimNames(holders []explain.ClaimHolder) string {
 	var names []string
 	for _, h := range holders {
 		names = append(names, h.Claim)
@@ -236,9 +237,9 @@ func TestHoldersSayWhatTheyHoldOfTheNode(t *testing.T) {
 	_, in := w.compile(t)
 	in.Usage, in.Node = index.View(), w.nodes[0]
 	got := Blockers(context.Background(), in, HolderOptions{})
-	b := ClaimHolder{Namespace: "team", Claim: "b", UID: "2", InFlight: true, Devices: []string{"a.example.com/n1/gpu-1"}}
-	a := ClaimHolder{Namespace: "team", Claim: "a", UID: "1", Devices: []string{"a.example.com/n1/gpu-0", "a.example.com/n1/gpu-2"}}
-	want := &NodeHolders{Node: "n1", Release: []ClaimHolder{b, a}, Holders: []ClaimHolder{b, a}}
+	b := explain.ClaimHolder{Namespace: "team", Claim: "b", UID: "2", InFlight: true, Devices: []string{"a.example.com/n1/gpu-1"}}
+	a := explain.ClaimHolder{Namespace: "team", Claim: "a", UID: "1", Devices: []string{"a.example.com/n1/gpu-0", "a.example.com/n1/gpu-2"}}
+	want := &explain.NodeHolders{Node: "n1", Release: []explain.ClaimHolder{b, a}, Holders: []explain.ClaimHolder{b, a}}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
 	}
@@ -351,14 +352,14 @@ func TestExplanationIsAValue(t *testing.T) {
 				failures[node.Name] = f
 			}
 		}
-		explain := func() *Explanation {
+		explained := func() *explain.Explanation {
 			e := Explain(requests, maps.All(failures), Naming{})
 			e.Holders = FindHolders(context.Background(), in, maps.All(failures), w.nodeNamed, HolderOptions{})
 			e.PerNode = ExplainNodes(requests, maps.All(failures), 2)
 			return e
 		}
-		e := explain()
-		if diff := cmp.Diff(e, explain()); diff != "" {
+		e := explained()
+		if diff := cmp.Diff(e, explained()); diff != "" {
 			t.Fatalf("explained twice (-first +second):\n%s", diff)
 		}
 		text := e.String()
@@ -369,7 +370,7 @@ func TestExplanationIsAValue(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var again Explanation
+		var again explain.Explanation
 		if err := json.Unmarshal(data, &again); err != nil {
 			t.Fatal(err)
 		}
@@ -393,10 +394,10 @@ func TestExplanationInYAML(t *testing.T) {
 	}
 	e := Explain(requests, maps.All(failures), Naming{})
 	in.Node = w.nodes[0]
-	e.Holders = []NodeHolders{{
+	e.Holders = []explain.NodeHolders{{
 		Node:    "n1",
-		Release: []ClaimHolder{{Namespace: "default", Claim: "other", UID: "u", Devices: []string{"a.example.com/n1/gpu-2"}}},
-		Holders: []ClaimHolder{{Namespace: "default", Claim: "other", UID: "u", Devices: []string{"a.example.com/n1/gpu-2"}}},
+		Release: []explain.ClaimHolder{{Namespace: "default", Claim: "other", UID: "u", Devices: []string{"a.example.com/n1/gpu-2"}}},
+		Holders: []explain.ClaimHolder{{Namespace: "default", Claim: "other", UID: "u", Devices: []string{"a.example.com/n1/gpu-2"}}},
 	}}
 	got, err := yaml.Marshal(e)
 	if err != nil {

@@ -2,7 +2,6 @@ package allocator
 
 import (
 	"context"
-	"fmt"
 	"iter"
 	"slices"
 
@@ -10,29 +9,16 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
-
-// Limit is what the cluster has for a request that asks for more: no node could satisfy it, whoever releases devices.
-type Limit struct {
-	// Asked is how many devices are asked for on one node, by this request and those that compete with it for the same devices, and
-	// Devices how many of them the node with the most has.
-	Asked   int `json:"asked,omitempty"`
-	Devices int `json:"devices,omitempty"`
-	// Others is how many other requests Asked includes.
-	Others int `json:"others,omitempty"`
-	// Capacity is set if it is what one device is asked for and none has: AskedCapacity of it, where the largest has LargestCapacity.
-	Capacity        resourceapi.QualifiedName `json:"capacity,omitempty"`
-	AskedCapacity   string                    `json:"askedCapacity,omitempty"`
-	LargestCapacity string                    `json:"largestCapacity,omitempty"`
-}
 
 // FindLimits tells whether the requests can be satisfied at all: by one of the nodes, if nobody held anything. If not, it notes in the
 // explanation what they exceed. Devices that are tainted, not supported, or cannot be judged count as if they could be had, and where a pool
 // is incomplete or invalid nothing is said: what is told is certain as long as no devices are added. It looks at nodes until one would do, or
 // ctx ends; in.Node and in.Usage are not used.
-func FindLimits(ctx context.Context, in Input, e *Explanation, nodes iter.Seq[*v1.Node]) {
+func FindLimits(ctx context.Context, in Input, e *explain.Explanation, nodes iter.Seq[*v1.Node]) {
 	if len(e.Requests) != len(in.Requests.lanes) {
 		return
 	}
@@ -59,12 +45,12 @@ func FindLimits(ctx context.Context, in Input, e *Explanation, nodes iter.Seq[*v
 }
 
 // isNeverTogether decides each node as if nobody held anything and nothing was tainted. It is false if that is not known.
-func isNeverTogether(ctx context.Context, in Input, e *Explanation, nodes iter.Seq[*v1.Node]) bool {
-	uncertain := func(r RequestExplanation) bool { return r.Unsupported+r.Failing > 0 }
+func isNeverTogether(ctx context.Context, in Input, e *explain.Explanation, nodes iter.Seq[*v1.Node]) bool {
+	uncertain := func(r explain.Request) bool { return r.Unsupported+r.Failing > 0 }
 	if slices.ContainsFunc(e.Requests, uncertain) {
 		return false
 	}
-	if slices.ContainsFunc(e.Requests, func(r RequestExplanation) bool { return r.Tainted > 0 }) {
+	if slices.ContainsFunc(e.Requests, func(r explain.Request) bool { return r.Tainted > 0 }) {
 		features := in.Requests.features
 		features.DeviceTaints = false
 		requests, err := CompileWithin(ctx, in.Requests.objects, in.Inventory, features)
@@ -78,7 +64,7 @@ func isNeverTogether(ctx context.Context, in Input, e *Explanation, nodes iter.S
 	for node := range nodes {
 		in.Node = node
 		result := Check(ctx, in)
-		if ctx.Err() != nil || result.Fits() || result.Failure.Reason == ReasonUndecided || result.Failure.Reason == ReasonSelectorError {
+		if ctx.Err() != nil || result.Fits() || result.Failure.Reason == explain.ReasonUndecided || result.Failure.Reason == explain.ReasonSelectorError {
 			return false
 		}
 		seen = true
@@ -191,10 +177,10 @@ func (l *limits) isMet(a *alternative) bool {
 func (r *rivals) areMet() bool { return r.unbounded || r.most >= r.asked }
 
 // note writes down what is exceeded.
-func (l *limits) note(e *Explanation) {
+func (l *limits) note(e *explain.Explanation) {
 	for _, r := range l.rivals {
 		if !r.areMet() {
-			e.Requests[r.lanes[0].lane].Limit = &Limit{Asked: r.asked, Devices: r.most, Others: len(r.lanes) - 1}
+			e.Requests[r.lanes[0].lane].Limit = &explain.Limit{Asked: r.asked, Devices: r.most, Others: len(r.lanes) - 1}
 		}
 	}
 	for i, a := range l.reqs.lanes {
@@ -204,8 +190,8 @@ func (l *limits) note(e *Explanation) {
 	}
 }
 
-func (l *laneLimit) limit(a *alternative) *Limit {
-	limit := &Limit{Asked: a.count, Devices: l.most}
+func (l *laneLimit) limit(a *alternative) *explain.Limit {
+	limit := &explain.Limit{Asked: a.count, Devices: l.most}
 	if l.most > 0 || a.capacity == nil {
 		return limit
 	}
@@ -215,28 +201,4 @@ func (l *laneLimit) limit(a *alternative) *Limit {
 		}
 	}
 	return limit
-}
-
-// describe says what is asked for and what there is, such as "asks for 9 gpu.example.com devices of one node, the largest has 8". It is
-// empty if there is nothing of it: then it is the other counts that say why.
-func (l *Limit) describe(class string, selected bool) string {
-	capacity := clip(string(l.Capacity), maxQuoted)
-	text := ""
-	switch {
-	case l.Capacity != "" && l.LargestCapacity == "0":
-		return fmt.Sprintf("asks for %s %s, and no %s device has any", l.AskedCapacity, capacity, class)
-	case l.Capacity != "":
-		return fmt.Sprintf("asks for %s %s, the largest %s device has %s", l.AskedCapacity, capacity, class, l.LargestCapacity)
-	case l.Devices == 0:
-		return ""
-	case l.Others > 0:
-		text = fmt.Sprintf("with %d more %s of the pod asks for %d %s devices of one node, the largest has %d",
-			l.Others, plural(l.Others, "request"), l.Asked, class, l.Devices)
-	default:
-		text = fmt.Sprintf("asks for %d %s devices of one node, the largest has %d", l.Asked, class, l.Devices)
-	}
-	if selected {
-		text += " that match its selectors"
-	}
-	return text
 }

@@ -12,13 +12,13 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 	fwk "k8s.io/kube-scheduler/framework"
 
-	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 )
 
 // confirm leaves those releases in an explanation that would help, and returns what else refuses the pod on the other nodes: the plugin of the
 // devices is asked before plugins that count CPUs and volumes. Who uses a claim that is released is taken off the node first.
-func (c *Cluster) confirm(ctx context.Context, state fwk.CycleState, pod *v1.Pod, e *allocator.Explanation) (*allocator.Explanation, []Refusal, error) {
+func (c *Cluster) confirm(ctx context.Context, state fwk.CycleState, pod *v1.Pod, e *explain.Explanation) (*explain.Explanation, []Refusal, error) {
 	if e == nil || len(e.Holders) == 0 {
 		return e, nil, nil
 	}
@@ -45,7 +45,7 @@ func (c *Cluster) confirm(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 }
 
 // without is what all plugins but that of the devices say of a node on which nobody uses the claims any more.
-func (c *Cluster) without(ctx context.Context, state fwk.CycleState, pod *v1.Pod, name string, claims []allocator.ClaimHolder) (*fwk.Status, error) {
+func (c *Cluster) without(ctx context.Context, state fwk.CycleState, pod *v1.Pod, name string, claims []explain.ClaimHolder) (*fwk.Status, error) {
 	of, err := c.snapshot.Get(name)
 	if err != nil {
 		return nil, err
@@ -71,7 +71,7 @@ func (c *Cluster) without(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 }
 
 // usesAny tells whether a pod uses one of the claims.
-func usesAny(pod *v1.Pod, claims []allocator.ClaimHolder) bool {
+func usesAny(pod *v1.Pod, claims []explain.ClaimHolder) bool {
 	names := sets.New[types.NamespacedName]()
 	for i := range pod.Spec.ResourceClaims {
 		if name, _, err := resourceclaim.Name(pod, &pod.Spec.ResourceClaims[i]); err == nil && name != nil {
@@ -81,7 +81,7 @@ func usesAny(pod *v1.Pod, claims []allocator.ClaimHolder) bool {
 	if extended := pod.Status.ExtendedResourceClaimStatus; extended != nil {
 		names.Insert(types.NamespacedName{Namespace: pod.Namespace, Name: extended.ResourceClaimName})
 	}
-	return slices.ContainsFunc(claims, func(claim allocator.ClaimHolder) bool {
+	return slices.ContainsFunc(claims, func(claim explain.ClaimHolder) bool {
 		return names.Has(types.NamespacedName{Namespace: claim.Namespace, Name: claim.Claim})
 	})
 }

@@ -14,7 +14,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
-	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims"
 	"stowage.dev/stowage/pkg/snapshot"
 )
@@ -40,7 +40,7 @@ type Outcome struct {
 	// Nodes groups the nodes that refuse it.
 	Nodes []Refusal `json:"nodes,omitempty"`
 	// Explanation says which devices are missing; nil if that is not the reason.
-	Explanation *allocator.Explanation `json:"explanation,omitempty"`
+	Explanation *explain.Explanation `json:"explanation,omitempty"`
 	// Besides is what refuses it on nodes where a release of claims would free the devices that it lacks.
 	Besides []Refusal `json:"besides,omitempty"`
 	// Nominated is the node on which it gets a place when the victims have gone.

@@ -7,6 +7,7 @@ import (
 	v1 "k8s.io/api/core/v1"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -161,7 +162,7 @@ func (p *pass[T, K]) check(ctx *budget, asks *Question, node *v1.Node, view usag
 		return unknown
 	case result.Fits():
 		return yes
-	case result.Failure.Reason == allocator.ReasonUndecided:
+	case result.Failure.Reason == explain.ReasonUndecided:
 		return unknown
 	}
 	return no

@@ -84,7 +84,7 @@ func compare(t *rapid.T, w *world, node *v1.Node, ours *firstFit) (outcome strin
 	case errors.Is(wantErr, context.DeadlineExceeded):
 		return fmt.Sprintf("upstream takes longer than %v; ours allocates: %v", upstreamLimit, got != nil)
 	case wantErr != nil:
-		return explain(t, w, node, wantErr, got, gotErr)
+		return explainOutcome(t, w, node, wantErr, got, gotErr)
 	case got == nil:
 		return "refused by both"
 	}

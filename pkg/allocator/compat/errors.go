@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/inventory"
 )
 
@@ -122,7 +123,7 @@ func find(claims []*resourceapi.ResourceClaim, e *allocator.ClaimError) (anyRequ
 // not fit.
 func (a *firstFit) failureError(ctx context.Context, node *v1.Node, claims []*resourceapi.ResourceClaim, f *allocator.Failure) error {
 	switch {
-	case f.Reason == allocator.ReasonUndecided:
+	case f.Reason == explain.ReasonUndecided:
 		return fmt.Errorf("filter operation aborted: %w", f.Err)
 	case f.SelectorError != nil:
 		return onNode(selectorError(f.SelectorError))
@@ -138,7 +139,7 @@ func (a *firstFit) failureError(ctx context.Context, node *v1.Node, claims []*re
 			return fmt.Errorf("invalid resource pools were encountered%w", structured.ErrFailedAllocationOnNode)
 		}
 	}
-	if f.Reason == allocator.ReasonConstraints {
+	if f.Reason == explain.ReasonConstraints {
 		return a.constraintError(ctx, node, claims)
 	}
 	return nil

@@ -61,9 +61,9 @@ func kindOf(err error) *upstreamError {
 	return nil
 }
 
-// explain says what is behind an error of upstream's. Fatal is an error of another kind than those listed, an answer of ours
+// explainOutcome says what is behind an error of upstream's. Fatal is an error of another kind than those listed, an answer of ours
 // where upstream is not hasty, and an answer that is not upstream's in a patient world.
-func explain(t *rapid.T, w *world, node *v1.Node, wantErr error, got []resourceapi.AllocationResult, gotErr error) (outcome string) {
+func explainOutcome(t *rapid.T, w *world, node *v1.Node, wantErr error, got []resourceapi.AllocationResult, gotErr error) (outcome string) {
 	kind := kindOf(wantErr)
 	outcome = fmt.Sprintf("upstream gives up, ours allocates %v: %s", got != nil, kind.orNone())
 	switch {

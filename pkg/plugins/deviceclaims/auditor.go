@@ -20,7 +20,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/utils/clock"
 
-	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/audit"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/plugins/config"
@@ -216,7 +216,7 @@ func (a *auditor) tellOthers(claims []*resourceapi.ResourceClaim, descriptions [
 		}
 	}
 	if foreign > 0 {
-		others = append(others, allocator.ListClaims(nil, foreign))
+		others = append(others, explain.ListClaims(nil, foreign))
 	}
 	return others
 }

@@ -17,7 +17,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	testingclock "k8s.io/utils/clock/testing"
 
-	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -31,7 +31,7 @@ func TestReserveTakesDevicesOnce(t *testing.T) {
 	one.reserve("node-b")
 	two.reserve("node-b")
 	status := h.plugin.Reserve(h.ctx, three.state, three.pod, "node-b")
-	if status.Code() != fwk.Unschedulable || status.Message() != string(allocator.ReasonHeld) {
+	if status.Code() != fwk.Unschedulable || status.Message() != string(explain.ReasonHeld) {
 		t.Errorf("third pod for two devices: %v", status)
 	}
 	if diff := cmp.Diff([]string{"gpu-0", "gpu-1"}, h.heldOn("node-b")); diff != "" {

@@ -20,6 +20,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
@@ -56,7 +57,7 @@ func (pl *Plugin) tellMissing(ctx context.Context, c *cycle, pod *v1.Pod) string
 }
 
 // explainMissing says what devices are missing, and whose release would help or that none would. It is nil if that was not the reason.
-func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *allocator.Explanation {
+func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *explain.Explanation {
 	wanted := c.results.mostRefused()
 	if wanted == nil {
 		return nil
@@ -211,7 +212,7 @@ func (pl *Plugin) nodeThatCanHold(pod *v1.Pod) func(name string) *v1.Node {
 
 // Explain is why a pod that has been through PreFilter and Filter with the state has no node for its claims, node by node for the first
 // perNode nodes by name. It is nil if devices were not the reason, or PreFilter has refused the pod. It decides nothing: a simulation asks.
-func Explain(ctx context.Context, pl *Plugin, state fwk.CycleState, pod *v1.Pod, perNode int) (*allocator.Explanation, error) {
+func Explain(ctx context.Context, pl *Plugin, state fwk.CycleState, pod *v1.Pod, perNode int) (*explain.Explanation, error) {
 	c, err := readCycle(state)
 	if err != nil || c == nil {
 		return nil, err

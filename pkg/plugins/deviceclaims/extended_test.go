@@ -22,7 +22,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/utils/ptr"
 
-	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/twopaths"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -686,7 +686,7 @@ func TestNoClaimGetsADeviceThatADevicePluginMayHaveGivenAway(t *testing.T) {
 		"all are told of: the agent's own, which are in no slice":             {world: twoPaths("2", 2), pods: some},
 		"all are told of: one of the slice is one of the plugin's":            {world: twoPaths("2", 2, ofDevicePlugin), pods: some},
 		"pods have devices of another vendor":                                 {world: twoPaths("2", 2), pods: append(slices.Clone(some), on(extendedPod("nic", "example.org/nic")))},
-		"the claim is for a device that there is not":                         {world: twoPaths("2", 0), pods: some, pod: pod("p", "h200"), want: allocator.ReasonNoMatch.OfNodes()},
+		"the claim is for a device that there is not":                         {world: twoPaths("2", 0), pods: some, pod: pod("p", "h200"), want: explain.ReasonNoMatch.OfNodes()},
 		"by the plugin, while a claim has what may be the plugin's":           {world: twoPaths("2", 0), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource), want: toldGivenToClaims},
 		"by the plugin, while a claim has what is the plugin's":               {world: twoPaths("2", 2, ofDevicePlugin), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-1"))}, pod: extendedPod("p", gpuResource), want: toldGivenToClaims},
 		"by the plugin, and what claims have is not the plugin's":             {world: twoPaths("2", 2, ofDevicePlugin), claims: []*resourceapi.ResourceClaim{claim("held", allocated("node-b", "gpu-0"))}, pod: extendedPod("p", gpuResource)},

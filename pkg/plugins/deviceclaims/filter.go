@@ -12,6 +12,7 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
@@ -59,7 +60,7 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 	if result.Fits() {
 		if held = pl.extended.HeldUnseen(c.Inventory, nodeInfo); held != nil {
 			input.Usage = extended.WithUnseen(input.Usage, held)
-			if result = allocator.Check(ctx, input); !result.Fits() && result.Failure.Reason != allocator.ReasonUndecided && ctx.Err() == nil {
+			if result = allocator.Check(ctx, input); !result.Fits() && result.Failure.Reason != explain.ReasonUndecided && ctx.Err() == nil {
 				c.findings().setUnseen(node.Name)
 				return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, extended.ReasonUnseen)
 			}

@@ -19,6 +19,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/names"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
@@ -160,21 +161,21 @@ func TestFilter(t *testing.T) {
 		"held devices, an incomplete pool and a missing one rule out their nodes only": {
 			pod: pod("p", "any"),
 			want: map[string]string{
-				"node-a": allocator.ReasonHeld.OfNodes(),
+				"node-a": explain.ReasonHeld.OfNodes(),
 				"node-b": "",
-				"node-c": allocator.ReasonPool.OfNodes(),
+				"node-c": explain.ReasonPool.OfNodes(),
 				"node-d": "",
-				"node-p": allocator.ReasonNoMatch.OfNodes(),
+				"node-p": explain.ReasonNoMatch.OfNodes(),
 			},
 		},
 		"a selector that fails on one node's device rules out that node only": {
 			pod: pod("p", "model"),
 			want: map[string]string{
-				"node-a": allocator.ReasonHeld.OfNodes(),
+				"node-a": explain.ReasonHeld.OfNodes(),
 				"node-b": "",
-				"node-c": allocator.ReasonPool.OfNodes(),
-				"node-d": allocator.ReasonSelectorError.OfNodes(),
-				"node-p": allocator.ReasonNoMatch.OfNodes(),
+				"node-c": explain.ReasonPool.OfNodes(),
+				"node-d": explain.ReasonSelectorError.OfNodes(),
+				"node-p": explain.ReasonNoMatch.OfNodes(),
 			},
 		},
 		"an allocation that no node satisfies any more rules out all": {
@@ -186,7 +187,7 @@ func TestFilter(t *testing.T) {
 		"an extended resource behind which is a class comes from claims where there is no device plugin": {
 			pod: extendedPod("p", "example.com/gpu"),
 			want: map[string]string{
-				"node-a": allocator.ReasonHeld.OfNodes(), "node-b": "", "node-c": allocator.ReasonPool.OfNodes(), "node-d": "", "node-p": "",
+				"node-a": explain.ReasonHeld.OfNodes(), "node-b": "", "node-c": explain.ReasonPool.OfNodes(), "node-d": "", "node-p": "",
 			},
 		},
 		"more devices than one claim can get": {

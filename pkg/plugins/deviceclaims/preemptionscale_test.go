@@ -32,7 +32,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/metrics"
 	"k8s.io/utils/ptr"
 
-	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 )
@@ -73,7 +73,7 @@ func TestAPodThatFiveThousandNodesCannotPlace(t *testing.T) {
 		want            string
 	}{
 		{"wanted", mixed, low, `10000 of 10000 gpu devices held`},
-		{"impossible", 0, 0, allocator.ReasonNoMatch.OfNodes()},
+		{"impossible", 0, 0, explain.ReasonNoMatch.OfNodes()},
 	} {
 		p := pending("p-"+tc.claim, 5, tc.claim)
 		before := counterValue(t, contention.NodesDecidedAgain)

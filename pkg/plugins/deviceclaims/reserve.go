@@ -13,6 +13,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
@@ -178,7 +179,7 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 }
 
 // refusedError says that the node does not satisfy the claims any more.
-type refusedError struct{ reason allocator.Reason }
+type refusedError struct{ reason explain.Reason }
 
 func (e *refusedError) Error() string { return string(e.reason) }
 

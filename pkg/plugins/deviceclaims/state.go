@@ -15,6 +15,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
@@ -252,7 +253,7 @@ func (r *results) isUndecided() bool {
 		return true
 	}
 	for _, failure := range r.failures() {
-		if failure.Reason == allocator.ReasonUndecided {
+		if failure.Reason == explain.ReasonUndecided {
 			return true
 		}
 	}

@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/twopaths"
 	"stowage.dev/stowage/pkg/wakeup"
@@ -80,7 +81,7 @@ func TestNodeThatTakesTooLongIsGivenUp(t *testing.T) {
 			if !a.preFilter.IsSuccess() {
 				t.Fatal(a.preFilter)
 			}
-			want := map[string]string{"node-a": allocator.ReasonUndecided.OfNodes()}
+			want := map[string]string{"node-a": explain.ReasonUndecided.OfNodes()}
 			for _, name := range others {
 				want[name] = ""
 			}
@@ -118,7 +119,7 @@ func TestNodeThatTakesTooLongBesideADevicePluginIsGivenUp(t *testing.T) {
 	h := newHarness(t, w)
 	h.plugin.time.filterTimeout = time.Second
 	a := h.filterAll(w.pods[1])
-	if got, want := a.filter["node-a"], allocator.ReasonUndecided.OfNodes(); got != want {
+	if got, want := a.filter["node-a"], explain.ReasonUndecided.OfNodes(); got != want {
 		t.Fatalf("reason %q, want %q", got, want)
 	}
 	a.postFilter()
@@ -166,7 +167,7 @@ func TestReserveIsGivenUpInTime(t *testing.T) {
 				if ctx.Err() != nil {
 					t.Fatalf("still searching after %s", patience)
 				}
-				if status.IsSuccess() != tc.fits || !tc.fits && status.Message() != string(allocator.ReasonUndecided) {
+				if status.IsSuccess() != tc.fits || !tc.fits && status.Message() != string(explain.ReasonUndecided) {
 					t.Errorf("Reserve: %v", status)
 				}
 			})

@@ -10,7 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
-	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -132,7 +132,7 @@ func TestANominatedPodBesidePodsThatAreGoneIsNotPutOff(t *testing.T) {
 				h.nominator.nominate("node-a", wants)
 			}
 			a := h.filterAll(wants)
-			if diff := cmp.Diff(map[string]string{"node-a": "", "node-b": allocator.ReasonUndecided.OfNodes()}, a.filter); diff != "" {
+			if diff := cmp.Diff(map[string]string{"node-a": "", "node-b": explain.ReasonUndecided.OfNodes()}, a.filter); diff != "" {
 				t.Fatalf("reasons of Filter (-want +got):\n%s", diff)
 			}
 			h.plugin.time.shares.of(wants).spend(time.Hour) // by others of its namespace

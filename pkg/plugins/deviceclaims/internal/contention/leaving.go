@@ -13,7 +13,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
-	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
@@ -75,7 +75,7 @@ func (r *Rivals) listClaims(holders []*Holder, namespace string) string {
 		names = append(names, st.claim.String())
 	}
 	slices.Sort(names)
-	return allocator.ListClaims(names, foreign)
+	return explain.ListClaims(names, foreign)
 }
 
 // AwaitForGroup keeps a group from preempting while devices that others were evicted for are about to become free, see

@@ -9,6 +9,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
@@ -97,5 +98,5 @@ func (s *Situation) fitsWithout(ctx context.Context, refused Refused, holders []
 	input.Usage, input.Attempt = without(input.Usage, holders), refused.Time
 	NodesDecidedAgain.Inc()
 	result := allocator.Check(ctx, input)
-	return result.Fits(), result.Failure == nil || result.Failure.Reason != allocator.ReasonUndecided
+	return result.Fits(), result.Failure == nil || result.Failure.Reason != explain.ReasonUndecided
 }

@@ -15,6 +15,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/usage"
@@ -166,7 +167,7 @@ func (r *Resources) On(e *Plan, q Question) (*Variant, *Refusal) {
 	v := e.variant(q.Evaluate, backings)
 	switch {
 	case v.undecided:
-		return nil, &Refusal{allocator.ReasonUndecided.OfNodes(), OfTime}
+		return nil, &Refusal{explain.ReasonUndecided.OfNodes(), OfTime}
 	case v.err != nil:
 		return nil, &Refusal{"node(s) refused: " + v.err.Error(), OfClass}
 	case e.Adopted == nil:

@@ -1,4 +1,4 @@
-package allocator
+package explain
 
 import (
 	"cmp"
@@ -61,7 +61,7 @@ func (e *Explanation) describeRequests() []string {
 		}
 		rest = rest[len(alternatives):]
 		alternatives = slices.Clone(alternatives)
-		slices.SortStableFunc(alternatives, func(a, b RequestExplanation) int {
+		slices.SortStableFunc(alternatives, func(a, b Request) int {
 			return cmp.Compare(min(b.Matching, 1), min(a.Matching, 1))
 		})
 		for i := range alternatives[:min(maxNamed, len(alternatives))] {
@@ -75,7 +75,7 @@ func (e *Explanation) describeRequests() []string {
 }
 
 // isAlternativeOf tells whether both are alternatives of one request. Names of requests have no slash.
-func (r *RequestExplanation) isAlternativeOf(o *RequestExplanation) bool {
+func (r *Request) isAlternativeOf(o *Request) bool {
 	name, _, prioritized := strings.Cut(r.Request, "/")
 	other, _, _ := strings.Cut(o.Request, "/")
 	return prioritized && name == other && r.Claim == o.Claim
@@ -118,7 +118,7 @@ func who(subject, request, claim string) string {
 //	request "gpu" of claim train: 72 of 80 gpu.nvidia.com devices held, 6 filtered by selector "memory>=80Gi", 2 tainted gpu-lost
 //
 // or, if no node could satisfy it whoever releases devices, only that.
-func (r *RequestExplanation) String() string {
+func (r *Request) String() string {
 	text := who(r.Subject, r.Request, r.Claim) + ": "
 	class := clip(r.DeviceClass, maxQuoted)
 	switch {
@@ -167,7 +167,7 @@ func (r *RequestExplanation) String() string {
 }
 
 // String says the same as SelectorError.
-func (e *SelectorErrorExplanation) String() string {
+func (e *SelectorError) String() string {
 	of := fmt.Sprintf("claim %s/%s, request %q", e.Namespace, e.Claim, e.Request)
 	if e.Subject != "" {
 		of = e.Subject
@@ -176,7 +176,7 @@ func (e *SelectorErrorExplanation) String() string {
 }
 
 // expression says what failed.
-func (e *SelectorErrorExplanation) expression() string {
+func (e *SelectorError) expression() string {
 	switch {
 	case e.Attribute != "":
 		return fmt.Sprintf("derived attribute %s (%s)", e.Attribute, quote(e.Expression))
@@ -189,7 +189,7 @@ func (e *SelectorErrorExplanation) expression() string {
 }
 
 // String names the pool and what is wrong with it.
-func (p *PoolExplanation) String() string {
+func (p *Pool) String() string {
 	return fmt.Sprintf("pool %s/%s is %s: %s", p.Driver, p.Pool, p.Kind, p.Detail)
 }
 
