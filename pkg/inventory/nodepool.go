@@ -156,6 +156,9 @@ func (p *NodePool) SliceOf(i int) *Slice {
 	return p.Slices[sort.SearchInts(p.starts, i+1)-1]
 }
 
+// NodeOf is the node for which device i is by the name in its slice, empty if its slice names none.
+func (p *NodePool) NodeOf(i int) string { return nodeOf(p.SliceOf(i)) }
+
 // Index returns the index of the device with the name, or -1.
 func (p *NodePool) Index(name string) int {
 	if len(p.devices) > maxScan {
