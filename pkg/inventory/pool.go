@@ -134,7 +134,7 @@ const maxParts = 4096
 
 // newPool derives the pool from all its slices, of any generation. There is at least one.
 func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
-	m := membersOf(id, members, c.limits.particulars, c.features)
+	m := membersOf(id, members, c.limits, c.features)
 	byGeneration := make(map[int64][]*Slice)
 	for _, s := range m.own {
 		byGeneration[generationOf(s)] = append(byGeneration[generationOf(s)], s)

@@ -117,13 +117,14 @@ type membership struct {
 
 // membersOf finds out which slices of a pool count.
 //
-//   - A node whose slices have more particulars than the pool has room for, see crowdOf, is a stranger: else one kubelet could take the pool from all.
+//   - A node whose slices are more than a generation has room for, or have more particulars than the pool has, see crowdOf, is a stranger: else one
+//     kubelet could take the pool from all.
 //   - Of one node's slices only the newest: it uses no other.
 //   - A pool that is called after a node, such as node-1 or node-1/mig, and is whole with that node's slices needs no other node's.
 //   - Of a pool with slices for more than one node, no single node's are newer.
 //   - If those of a generation are not whole together, those of a node count that are whole for it: with those for more than one node, they are as
 //     many as each of them says, and nothing is wrong in themselves or in their counters.
-func membersOf(id PoolID, members map[string]*Slice, most int, features Features) membership {
+func membersOf(id PoolID, members map[string]*Slice, most limits, features Features) membership {
 	groups := make(map[string][]*Slice) // the newest of each single node; under "" those for more than one, of any generation
 	m := membership{own: make(map[string]*Slice, len(members)), judged: make(map[int64]bool)}
 	for _, s := range members {
@@ -136,10 +137,19 @@ func membersOf(id PoolID, members map[string]*Slice, most int, features Features
 		}
 	}
 	owner := ownerOf(id)
-	for _, node := range crowdOf(owner, groups, most) {
-		m.estrange(id, node, fmt.Sprintf("the slices of node %s have more devices, counters and uses of counters than there is room for beside others, at most %d", node, most))
-		delete(groups, node)
+	leave := func(crowd []string, what string, most int) {
+		for _, node := range crowd {
+			m.estrange(id, node, fmt.Sprintf("the slices of node %s %s than there is room for beside others, at most %d", node, what, most))
+			delete(groups, node)
+		}
 	}
+	if len(members) > most.slices {
+		for _, group := range byGeneration(groups) {
+			leave(crowdOf(owner, group, most.slices, func(group []*Slice) int { return len(group) }), "are more of a generation", most.slices)
+		}
+	}
+	leave(crowdOf(owner, groups, most.particulars, func(group []*Slice) int { return particularsOf(group, most.particulars) }),
+		"have more devices, counters and uses of counters", most.particulars)
 	owned := owner != "" && isWhole(groups[owner])
 	generations := make(map[int64]*generation)
 	at := func(s *Slice) *generation {
@@ -291,12 +301,27 @@ func (m *membership) estrange(id PoolID, node, why string) {
 	}
 }
 
-// crowdOf are the nodes for whose slices a pool has no room beside those for more than one node, those of the node that it is called after, and
+// byGeneration has the groups of each generation apart.
+func byGeneration(groups map[string][]*Slice) map[int64]map[string][]*Slice {
+	apart := make(map[int64]map[string][]*Slice)
+	for node, group := range groups {
+		for _, s := range group {
+			g := generationOf(s)
+			if apart[g] == nil {
+				apart[g] = make(map[string][]*Slice)
+			}
+			apart[g][node] = append(apart[g][node], s)
+		}
+	}
+	return apart
+}
+
+// crowdOf are the nodes for whose slices there is no room beside those for more than one node, those of the node that the pool is called after, and
 // those of nodes that bring less. Somebody's slices stay.
-func crowdOf(owner string, groups map[string][]*Slice, most int) (crowd []string) {
+func crowdOf(owner string, groups map[string][]*Slice, most int, sizeOf func(group []*Slice) int) (crowd []string) {
 	sizes, room := make(map[string]int, len(groups)), most
 	for node, group := range groups {
-		if sizes[node] = particularsOf(group, most); node == "" || node == owner {
+		if sizes[node] = sizeOf(group); node == "" || node == owner {
 			room -= sizes[node]
 		}
 	}
