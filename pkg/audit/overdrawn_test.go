@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -167,6 +168,50 @@ func TestDoublesEndWhereDevicesAreNotKnown(t *testing.T) {
 			}
 			if next, ok := d.Next(); ok || d.Len() > 0 {
 				t.Errorf("%d devices are kept, something is due at %v: %t", d.Len(), next, ok)
+			}
+		})
+	}
+}
+
+// BenchmarkOverdrawn is what a look at one device costs where it takes of a counter of which all other devices of its pool take, each of them held,
+// and all in a compatibility group.
+func BenchmarkOverdrawn(b *testing.B) {
+	for _, n := range []int{64, 125 * 64} {
+		b.Run(fmt.Sprint(n, " devices"), func(b *testing.B) {
+			features := inventory.DefaultFeatures()
+			features.CompatibilityGroups = true
+			store := inventory.NewStore(inventory.Options{Features: features})
+			const each = 64
+			spec := resourceapi.ResourceSliceSpec{
+				Driver: "gpu.example.com", NodeName: ptr.To("node-a"), Pool: resourceapi.ResourcePool{Name: "node-a", ResourceSliceCount: int64(1 + n/each)},
+			}
+			counters := spec
+			counters.SharedCounters = []resourceapi.CounterSet{{Name: "x", Counters: map[string]resourceapi.Counter{"slots": {Value: resource.MustParse("1Ei")}}}}
+			store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "counters"}, Spec: counters})
+			all := claim("all", 1)
+			all.Status.Allocation = &resourceapi.AllocationResult{}
+			for first := 0; first < n; first += each {
+				devices := spec
+				for i := first; i < first+each; i++ {
+					device := resourceapi.Device{Name: fmt.Sprint("d", i), ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
+						CounterSet: "x", Counters: map[string]resourceapi.Counter{"slots": {Value: resource.MustParse("1")}}, CompatibilityGroups: []string{"red"},
+					}}}
+					devices.Devices = append(devices.Devices, device)
+					all.Status.Allocation.Devices.Results = append(all.Status.Allocation.Devices.Results,
+						resourceapi.DeviceRequestAllocationResult{Driver: "gpu.example.com", Pool: "node-a", Device: device.Name})
+				}
+				store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("devices-", first)}, Spec: devices})
+			}
+			index := usage.NewIndex()
+			index.Set(usage.RefOf(all), all.Status.Allocation, nil)
+			if poolOf(usage.DeviceOf(&all.Status.Allocation.Devices.Results[0]), store.View()) == nil {
+				b.Fatal("the pool is not usable")
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if claims, what := Overdrawn(usage.DeviceOf(&all.Status.Allocation.Devices.Results[0]), index.View(), store.View()); claims != nil {
+					b.Fatal(what)
+				}
 			}
 		})
 	}

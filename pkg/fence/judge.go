@@ -183,7 +183,7 @@ func (b *bench) checkNamespaces() tracker.Verdict {
 }
 
 func (b *bench) isApart(id usage.DeviceID) bool {
-	return slices.ContainsFunc(b.devicesOf(id), func(device *resourceapi.Device) bool { return inventory.IsApart(id.Driver, device) })
+	return slices.ContainsFunc(b.devicesOf(id), func(offer inventory.Offer) bool { return inventory.IsApart(id.Driver, offer.Device) })
 }
 
 // checkCapacity adds up the shares of each device.
@@ -199,7 +199,7 @@ func (b *bench) checkCapacity() tracker.Verdict {
 			unclear = verdict(tracker.Undecided, w.device, other.Claim, "the device's capacity is not known")
 		}
 		for _, device := range devices {
-			if name := overdrawn(device, holds, w.shares); name != "" {
+			if name := overdrawn(device.Device, holds, w.shares); name != "" {
 				return verdict(tracker.Lost, w.device, holds[0].Claim, fmt.Sprintf("too little is left of capacity %s", name))
 			}
 		}
@@ -235,7 +235,7 @@ func (b *bench) poolOf(id usage.PoolID) *inventory.Pool {
 }
 
 // devicesOf returns what is known of a device, nothing if it is not known.
-func (b *bench) devicesOf(id usage.DeviceID) []*resourceapi.Device {
+func (b *bench) devicesOf(id usage.DeviceID) []inventory.Offer {
 	pool := b.poolOf(id.PoolID())
 	if pool == nil {
 		return nil

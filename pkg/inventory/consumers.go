@@ -3,6 +3,8 @@ package inventory
 import (
 	"slices"
 	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
 )
 
 // Consumers returns the names of the devices that take something of the counter, by index in All, while they are held, in order. Read only.
@@ -21,18 +23,38 @@ func (c *Counters) Consumers(counter int) []string {
 	return c.consumers[counter]
 }
 
+// Offer is a device in the slice that has it.
+type Offer struct {
+	*resourceapi.Device
+	Slice *Slice
+}
+
+// Devices returns the devices with the name, whichever nodes they are for. There is one, or none, or several if slices
+// for different nodes each have one, which all others count as one. Read only.
+func (p *Pool) Devices(name string) []Offer {
+	p.devicesOnce.Do(func() {
+		p.devices = make(map[string][]Offer)
+		for _, s := range p.slices {
+			if s.holdsCounters() {
+				continue
+			}
+			for i := range s.Object.Spec.Devices {
+				device := &s.Object.Spec.Devices[i]
+				p.devices[device.Name] = append(p.devices[device.Name], Offer{device, s})
+			}
+		}
+	})
+	return p.devices[name]
+}
+
 // Memberships returns the compatibility groups of a device of the pool, one for each of its consumptions; nil if the pool has no groups.
 func (p *Pool) Memberships(device string) []Membership {
 	if !p.Counters.HasGroups() {
 		return nil
 	}
 	var all []Membership
-	for _, s := range p.slices {
-		for i := s.consumers.Next(0); i >= 0 && !s.holdsCounters(); i = s.consumers.Next(i + 1) {
-			if d := &s.Object.Spec.Devices[i]; d.Name == device {
-				all = append(all, p.Counters.memberships(s, d)...)
-			}
-		}
+	for _, offer := range p.Devices(device) {
+		all = append(all, p.Counters.memberships(offer.Slice, offer.Device)...)
 	}
 	return all
 }
