@@ -173,6 +173,48 @@ func TestDoublesEndWhereDevicesAreNotKnown(t *testing.T) {
 	}
 }
 
+// Where two nodes of one pool call devices alike, nobody may have the other node's: so that one being too small is no finding.
+func TestWhatSufficesOnOneNodeIsNotOverdrawn(t *testing.T) {
+	const most, little = "80Gi", "1Gi"
+	for name, tc := range map[string]struct {
+		memory []string // of n0's and n1's
+		want   string
+	}{
+		"enough on both":       {memory: []string{most, most}},
+		"too little on one":    {memory: []string{most, little}},
+		"too little on other":  {memory: []string{little, most}},
+		"too little on either": {memory: []string{little, little}, want: "capacity memory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()})
+			for i, memory := range tc.memory {
+				node, quantity := fmt.Sprint("n", i), resource.MustParse(memory)
+				spec := resourceapi.ResourceSliceSpec{Driver: "gpu.example.com", NodeName: &node, Pool: resourceapi.ResourcePool{Name: "node-a", ResourceSliceCount: 2}}
+				sets := spec
+				sets.SharedCounters = []resourceapi.CounterSet{{Name: "gpu", Counters: map[string]resourceapi.Counter{"memory": {Value: quantity}}}}
+				spec.Devices = []resourceapi.Device{
+					{Name: "all", AllowMultipleAllocations: ptr.To(true), Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: quantity}}},
+					{Name: "part", ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
+						CounterSet: "gpu", Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse("10Gi")}},
+					}}},
+				}
+				store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-sets"}, Spec: sets})
+				store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: spec})
+			}
+			view := viewOf(sharing("a", "10Gi"), claim("b", 1, "part"))
+			wants := map[string]string{"all": tc.want, "part": ""}
+			if tc.want != "" {
+				wants["part"] = "counter memory of set gpu"
+			}
+			for name, want := range wants {
+				if claims, what := Overdrawn(device(name), view, store.View()); what != want || (claims == nil) != (want == "") {
+					t.Errorf("device %s: %q of %v, want %q", name, what, claims, want)
+				}
+			}
+		})
+	}
+}
+
 // BenchmarkOverdrawn is what a look at one device costs where it takes of a counter of which all other devices of its pool take, each of them held,
 // and all in a compatibility group.
 func BenchmarkOverdrawn(b *testing.B) {

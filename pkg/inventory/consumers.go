@@ -29,6 +29,9 @@ type Offer struct {
 	Slice *Slice
 }
 
+// Node is the node for which the device is by the name in its slice, empty if its slice names none.
+func (o Offer) Node() string { return nodeOf(o.Slice) }
+
 // Devices returns the devices with the name, whichever nodes they are for. There is one, or none, or several if slices
 // for different nodes each have one, which all others count as one. Read only.
 func (p *Pool) Devices(name string) []Offer {
@@ -47,17 +50,16 @@ func (p *Pool) Devices(name string) []Offer {
 	return p.devices[name]
 }
 
-// Memberships returns the compatibility groups of a device of the pool, one for each of its consumptions; nil if the pool has no groups.
-func (p *Pool) Memberships(device string) []Membership {
-	if !p.Counters.HasGroups() {
-		return nil
+// UsesOf returns what a device of the pool, which has counters, takes of them, each counter once. Read only.
+func (p *Pool) UsesOf(o Offer) []Use {
+	if p.isDuplicate(o.Name) {
+		return p.Counters.usesOf(o.Slice, o.Device)
 	}
-	var all []Membership
-	for _, offer := range p.Devices(device) {
-		all = append(all, p.Counters.memberships(offer.Slice, offer.Device)...)
-	}
-	return all
+	return p.Counters.Uses(o.Name)
 }
+
+// MembershipsOf returns the compatibility groups of a device of the pool, one for each of its consumptions; nil if the pool has no groups.
+func (p *Pool) MembershipsOf(o Offer) []Membership { return p.Counters.memberships(o.Slice, o.Device) }
 
 // SetOf is the number of a counter's set, if the pool has groups.
 func (c *Counters) SetOf(counter int) int {

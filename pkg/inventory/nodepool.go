@@ -119,11 +119,7 @@ func (p *NodePool) learnUses() {
 	}
 	p.uses = make([][]Use, len(p.devices))
 	for i := p.consumers.Next(0); i >= 0; i = p.consumers.Next(i + 1) {
-		if name := p.devices[i].Name; p.Pool.isDuplicate(name) {
-			p.uses[i] = p.Pool.Counters.usesOf(p.SliceOf(i), p.devices[i])
-		} else {
-			p.uses[i] = p.Pool.Counters.Uses(name)
-		}
+		p.uses[i] = p.Pool.UsesOf(Offer{p.devices[i], p.SliceOf(i)})
 	}
 	if !p.Pool.Counters.HasGroups() {
 		return
