@@ -128,6 +128,8 @@ const maxLocal = 256
 // limits are the bounds of a pool, smaller in tests.
 type limits struct{ slices, members, generations, particulars, local int }
 
+var defaultLimits = limits{slices: maxSlices, members: maxMembers, generations: maxGenerations, particulars: maxParticulars, local: maxLocal}
+
 // maxParts bounds how many different parts of one pool are kept; more are made each time they are asked for.
 const maxParts = 4096
 

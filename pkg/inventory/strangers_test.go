@@ -417,6 +417,15 @@ func TestAKubeletDoesNotTakeAPoolForManyNodes(t *testing.T) {
 			want: map[string][]string{"n0": {"fabric/own", "fabric/d"}, "evil": {"fabric/d"}},
 			told: "the slices of node evil have a device d, which is one for more than one node",
 		},
+		"a device of the name of one for a rack, in an older generation": {
+			own: []*resourceapi.ResourceSlice{
+				slice("r1", "", pool("fabric", 2, 2), devices("d1"), nodesWith("rack1")), slice("r2", "", pool("fabric", 2, 2), devices("d2"), nodesWith("rack2")),
+				slice("old", "n2", pool("fabric", 1, 1), devices("old")),
+			},
+			evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("fabric", 1, 1), devices("d2", "d1"))},
+			want: map[string][]string{"n0": {"fabric/d1"}, "n1": {"fabric/d2"}, "n2": {"fabric/old"}},
+			told: "the slices of node evil have a device d1, which is one for more than one node",
+		},
 		"nothing beside single nodes with a set of one name": {
 			own: single, want: map[string][]string{"n0": {"gpus/a"}, "n1": {"gpus/b"}, "evil": nil},
 		},
