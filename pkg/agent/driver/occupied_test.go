@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -14,6 +15,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
 
@@ -24,6 +26,18 @@ import (
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
+// offersPartitions is an agent that offers all partitions of the node's GPUs, and an API server that knows the claims.
+func (r *rig) offersPartitions(ctx context.Context, claims ...runtime.Object) (*Agent, *apiServer) {
+	r.t.Helper()
+	api := newAPIServer(append(claims, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}})...)
+	agent := r.agent(ctx, api)
+	agent.opts.Hardware.Offer(discovery.Policy{Dynamic: true, Ours: agent.claims.Made})
+	if _, err := agent.opts.Hardware.Discover(ctx); err != nil {
+		r.t.Fatal(err)
+	}
+	return agent, api
+}
+
 // TestALeftoverPartitionKeepsNobodyOffTheOthers: while somebody may use it, what overlaps it has the taint and nothing else, and what runs in
 // the other partitions of its GPU does not keep it.
 func TestALeftoverPartitionKeepsNobodyOffTheOthers(t *testing.T) {
@@ -31,13 +45,8 @@ func TestALeftoverPartitionKeepsNobodyOffTheOthers(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		r := newRig(t, "dgx-h100")
 		left, runs := allocatedClaim("left", first+"-mig-1g10gb-6"), allocatedClaim("runs", first+"-mig-3g40gb-0")
-		api := newAPIServer(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}}, left, runs)
-		agent := r.agent(ctx, api)
+		agent, api := r.offersPartitions(ctx, left, runs)
 		h := agent.opts.Hardware
-		h.Offer(discovery.Policy{Dynamic: true, Ours: agent.claims.Made})
-		if _, err := h.Discover(ctx); err != nil {
-			t.Fatal(err)
-		}
 		agent.registered.Store(time.Now().Add(-time.Hour).UnixNano())
 		p := agent.newPlugin(func(error) {})
 		stop := background(ctx, agent.watch)
@@ -105,13 +114,8 @@ func TestAPartitionInQuarantineKeepsNobodyOffTheOthers(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		r := newRig(t, "dgx-h100")
 		stuck, next := allocatedClaim("stuck", first+"-mig-1g10gb-6"), allocatedClaim("next", first+"-mig-3g40gb-0")
-		api := newAPIServer(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}}, stuck, next)
-		agent := r.agent(ctx, api)
+		agent, _ := r.offersPartitions(ctx, stuck, next)
 		h := agent.opts.Hardware
-		h.Offer(discovery.Policy{Dynamic: true, Ours: agent.claims.Made})
-		if _, err := h.Discover(ctx); err != nil {
-			t.Fatal(err)
-		}
 		p := agent.newPlugin(func(error) {})
 		defer background(ctx, agent.watch)()
 		time.Sleep(10 * time.Second)
