@@ -224,8 +224,8 @@ crash: ## Fail and kill prepare and unprepare at every step, and print how many 
 		sed -n 's/^.*: tried: //p; /^ok/p' "$$log"
 
 .PHONY: differential
-differential: ## Compare the allocator with upstream's on 20,000 random clusters, and on 2,000 of each kind that is hard
-	$(GO) test -count=1 -v -timeout 60m -run 'TestDifferential|TestTheChecker' ./pkg/allocator/compat -rapid.checks=20000
+differential: ## Compare the allocator with upstream's on 20,000 random clusters, on 2,000 of each kind that is hard, and on hostile expressions
+	$(GO) test -count=1 -v -timeout 60m -run 'TestDifferential|TestTheChecker|FuzzCEL' ./pkg/allocator/compat -rapid.checks=20000
 	$(GO) test -count=1 -timeout 60m -run 'Upstream|TestSharedAnswers|AnotherNamespace' ./pkg/allocator -rapid.checks=2000
 
 # How many hostile objects, and which: HOSTILE='-hostile-objects 20000 -hostile-seed 7'.

@@ -6,8 +6,12 @@ import (
 	"math/rand/v2"
 	"testing"
 
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
@@ -95,5 +99,67 @@ func TestACountIsUnpackedAsItWasPacked(t *testing.T) {
 		if got := unpack(packed); got != c || packed>>32 != 1<<32-1 {
 			t.Errorf("%+v became %+v, with number %d", c, got, packed>>32)
 		}
+	}
+}
+
+// countedBy are two slices of a node in a pool of many: a counter set with so much, devices each of which takes so much of it, and one that takes
+// of another set.
+func countedBy(node, total, takes string, devices ...string) []*resourceapi.ResourceSlice {
+	spec := resourceapi.ResourceSliceSpec{Driver: driverA, NodeName: ptr.To(node), Pool: resourceapi.ResourcePool{Name: "gpus", ResourceSliceCount: 2}}
+	sets := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-sets"}, Spec: spec}
+	for name, total := range map[string]string{"set": total, "spare": "1"} {
+		counters := map[string]resourceapi.Counter{"slots": {Value: resource.MustParse(total)}}
+		sets.Spec.SharedCounters = append(sets.Spec.SharedCounters, resourceapi.CounterSet{Name: name, Counters: counters})
+	}
+	list := &resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: spec}
+	list.Spec.Devices = []resourceapi.Device{{Name: node + "-spare"}}
+	consumes("spare", "slots", "1")(0, &list.Spec.Devices[0])
+	for _, name := range devices {
+		device := resourceapi.Device{Name: name}
+		consumes("set", "slots", takes)(0, &device)
+		list.Spec.Devices = append(list.Spec.Devices, device)
+	}
+	return []*resourceapi.ResourceSlice{sets, list}
+}
+
+// The node of whose counters too much is taken gives out no device that takes of any. The pool's other nodes do.
+func TestCountersOfOtherNodesAreNotOverdrawn(t *testing.T) {
+	tests := map[string]struct {
+		other []*resourceapi.ResourceSlice
+		held  []string
+		fits  map[string]bool
+	}{
+		"nothing is overdrawn": {
+			other: countedBy("other", "4", "1", "e0", "e1"), held: []string{"d0", "e0"},
+			fits: map[string]bool{"n1": true, "other": true},
+		},
+		"by a device of the name of one that is held": {
+			other: countedBy("other", "1", "2", "d0", "e1"), held: []string{"d0"},
+			fits: map[string]bool{"n1": true, "other": false},
+		},
+		"by a held device that has come to take more": {
+			other: countedBy("other", "3", "4", "e0", "e1"), held: []string{"d0", "e0"},
+			fits: map[string]bool{"n1": true, "other": false},
+		},
+		"by one's own": {
+			other: countedBy("other", "4", "1", "e0", "e1"), held: []string{"d0", "d1", "d2", "d3", "d4"},
+			fits: map[string]bool{"n1": false, "other": true},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			w := rig().claim("c", exactly("gpu", 1))
+			w.slices = append(countedBy("n1", "4", "1", "d0", "d1", "d2", "d3", "d4"), tc.other...)
+			for _, name := range tc.held {
+				w.held = append(w.held, usage.DeviceID{Driver: driverA, Pool: "gpus", Device: name})
+			}
+			_, in := w.compile(t)
+			for name, fits := range tc.fits {
+				in.Node = &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}}
+				if r := Allocate(context.Background(), in); r.Fits() != fits {
+					t.Errorf("node %s fits: %t (%v), want %t", name, r.Fits(), r.Failure, fits)
+				}
+			}
+		})
 	}
 }

@@ -15,19 +15,29 @@ import (
 // in shares (KEP-5075), or of a shared counter that it takes (KEP-4815), ordered by UID, and what that is; nil if it suffices or what
 // there is is not known. So it does for devices whose compatibility groups (KEP-5963) exclude each other.
 //
-// One claim alone can be overdrawn, too, when a device has shrunk since.
+// One claim alone can be overdrawn, too, when a device has shrunk since. Where nodes call devices alike, that suffices which one of them has:
+// nobody may have the other.
 func Overdrawn(id usage.DeviceID, view usage.View, inv *inventory.View) (claims []usage.ClaimRef, what string) {
 	pool := poolOf(id, inv)
 	if pool == nil || len(written(view.Device(id))) == 0 {
 		return nil, ""
 	}
-	if claims, what = overdrawnCapacity(id, view, pool); claims != nil {
+	for _, device := range pool.Devices(id.Device) {
+		if claims, what = overdrawn(id, device, view, pool); claims == nil {
+			break
+		}
+	}
+	return claims, what
+}
+
+func overdrawn(id usage.DeviceID, device inventory.Offer, view usage.View, pool *inventory.Pool) (claims []usage.ClaimRef, what string) {
+	if claims, what = overdrawnCapacity(id, device, view); claims != nil {
 		return claims, what
 	}
-	if claims, what = overdrawnCounter(id, view, pool); claims != nil {
+	if claims, what = overdrawnCounter(id, device, view, pool); claims != nil {
 		return claims, what
 	}
-	return excluded(id, view, pool)
+	return excluded(id, device, view, pool)
 }
 
 // poolOf returns the device's pool, nil if it is not known, or not all of it.
@@ -38,27 +48,25 @@ func poolOf(id usage.DeviceID, inv *inventory.View) *inventory.Pool {
 	return nil
 }
 
-func overdrawnCapacity(id usage.DeviceID, view usage.View, pool *inventory.Pool) ([]usage.ClaimRef, string) {
+func overdrawnCapacity(id usage.DeviceID, device inventory.Offer, view usage.View) ([]usage.ClaimRef, string) {
 	holders := written(view.Device(id))
-	for _, device := range pool.Devices(id.Device) {
-		for _, name := range slices.Sorted(maps.Keys(device.Capacity)) {
-			left := amount.Of(device.Capacity[name].Value)
-			for i := range holders {
-				left = left.Sub(amount.Of(holders[i].ConsumedCapacity[name]))
-			}
-			if left.IsNegative() {
-				return claimants(holders), fmt.Sprintf("capacity %s", name)
-			}
+	for _, name := range slices.Sorted(maps.Keys(device.Capacity)) {
+		left := amount.Of(device.Capacity[name].Value)
+		for i := range holders {
+			left = left.Sub(amount.Of(holders[i].ConsumedCapacity[name]))
+		}
+		if left.IsNegative() {
+			return claimants(holders), fmt.Sprintf("capacity %s", name)
 		}
 	}
 	return nil, ""
 }
 
-func overdrawnCounter(id usage.DeviceID, view usage.View, pool *inventory.Pool) ([]usage.ClaimRef, string) {
+func overdrawnCounter(id usage.DeviceID, device inventory.Offer, view usage.View, pool *inventory.Pool) ([]usage.ClaimRef, string) {
 	if pool.Counters == nil {
 		return nil, ""
 	}
-	for _, mine := range pool.Counters.Uses(id.Device) {
+	for _, mine := range pool.UsesOf(device) {
 		counter := &pool.Counters.All[mine.Counter]
 		left := counter.Total
 		var holders []usage.Holder
@@ -79,16 +87,18 @@ func overdrawnCounter(id usage.DeviceID, view usage.View, pool *inventory.Pool) 
 }
 
 // excluded looks for devices in the counter sets of this one that do not go together.
-func excluded(id usage.DeviceID, view usage.View, pool *inventory.Pool) ([]usage.ClaimRef, string) {
-	for _, mine := range pool.Memberships(id.Device) {
+func excluded(id usage.DeviceID, device inventory.Offer, view usage.View, pool *inventory.Pool) ([]usage.ClaimRef, string) {
+	for _, mine := range pool.MembershipsOf(device) {
 		var common inventory.CommonGroups
 		var holders []usage.Holder
 		for _, name := range pool.Counters.Members(mine.Set) {
 			of := written(view.Pool(id.PoolID()).Device(name))
-			for _, m := range pool.Memberships(name) {
-				if len(of) > 0 && m.Set == mine.Set {
-					common.Add(m.Groups)
-					holders = append(holders, of...)
+			for _, member := range pool.Devices(name) {
+				for _, m := range pool.MembershipsOf(member) {
+					if len(of) > 0 && m.Set == mine.Set {
+						common.Add(m.Groups)
+						holders = append(holders, of...)
+					}
 				}
 			}
 		}

@@ -1,6 +1,7 @@
 package audit
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -167,6 +168,92 @@ func TestDoublesEndWhereDevicesAreNotKnown(t *testing.T) {
 			}
 			if next, ok := d.Next(); ok || d.Len() > 0 {
 				t.Errorf("%d devices are kept, something is due at %v: %t", d.Len(), next, ok)
+			}
+		})
+	}
+}
+
+// Where two nodes of one pool call devices alike, nobody may have the other node's: so that one being too small is no finding.
+func TestWhatSufficesOnOneNodeIsNotOverdrawn(t *testing.T) {
+	const most, little = "80Gi", "1Gi"
+	for name, tc := range map[string]struct {
+		memory []string // of n0's and n1's
+		want   string
+	}{
+		"enough on both":       {memory: []string{most, most}},
+		"too little on one":    {memory: []string{most, little}},
+		"too little on other":  {memory: []string{little, most}},
+		"too little on either": {memory: []string{little, little}, want: "capacity memory"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			store := inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()})
+			for i, memory := range tc.memory {
+				node, quantity := fmt.Sprint("n", i), resource.MustParse(memory)
+				spec := resourceapi.ResourceSliceSpec{Driver: "gpu.example.com", NodeName: &node, Pool: resourceapi.ResourcePool{Name: "node-a", ResourceSliceCount: 2}}
+				sets := spec
+				sets.SharedCounters = []resourceapi.CounterSet{{Name: "gpu", Counters: map[string]resourceapi.Counter{"memory": {Value: quantity}}}}
+				spec.Devices = []resourceapi.Device{
+					{Name: "all", AllowMultipleAllocations: ptr.To(true), Capacity: map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: quantity}}},
+					{Name: "part", ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
+						CounterSet: "gpu", Counters: map[string]resourceapi.Counter{"memory": {Value: resource.MustParse("10Gi")}},
+					}}},
+				}
+				store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node + "-sets"}, Spec: sets})
+				store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: node}, Spec: spec})
+			}
+			view := viewOf(sharing("a", "10Gi"), claim("b", 1, "part"))
+			wants := map[string]string{"all": tc.want, "part": ""}
+			if tc.want != "" {
+				wants["part"] = "counter memory of set gpu"
+			}
+			for name, want := range wants {
+				if claims, what := Overdrawn(device(name), view, store.View()); what != want || (claims == nil) != (want == "") {
+					t.Errorf("device %s: %q of %v, want %q", name, what, claims, want)
+				}
+			}
+		})
+	}
+}
+
+// BenchmarkOverdrawn is what a look at one device costs where it takes of a counter of which all other devices of its pool take, each of them held,
+// and all in a compatibility group.
+func BenchmarkOverdrawn(b *testing.B) {
+	for _, n := range []int{64, 125 * 64} {
+		b.Run(fmt.Sprint(n, " devices"), func(b *testing.B) {
+			features := inventory.DefaultFeatures()
+			features.CompatibilityGroups = true
+			store := inventory.NewStore(inventory.Options{Features: features})
+			const each = 64
+			spec := resourceapi.ResourceSliceSpec{
+				Driver: "gpu.example.com", NodeName: ptr.To("node-a"), Pool: resourceapi.ResourcePool{Name: "node-a", ResourceSliceCount: int64(1 + n/each)},
+			}
+			counters := spec
+			counters.SharedCounters = []resourceapi.CounterSet{{Name: "x", Counters: map[string]resourceapi.Counter{"slots": {Value: resource.MustParse("1Ei")}}}}
+			store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "counters"}, Spec: counters})
+			all := claim("all", 1)
+			all.Status.Allocation = &resourceapi.AllocationResult{}
+			for first := 0; first < n; first += each {
+				devices := spec
+				for i := first; i < first+each; i++ {
+					device := resourceapi.Device{Name: fmt.Sprint("d", i), ConsumesCounters: []resourceapi.DeviceCounterConsumption{{
+						CounterSet: "x", Counters: map[string]resourceapi.Counter{"slots": {Value: resource.MustParse("1")}}, CompatibilityGroups: []string{"red"},
+					}}}
+					devices.Devices = append(devices.Devices, device)
+					all.Status.Allocation.Devices.Results = append(all.Status.Allocation.Devices.Results,
+						resourceapi.DeviceRequestAllocationResult{Driver: "gpu.example.com", Pool: "node-a", Device: device.Name})
+				}
+				store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprint("devices-", first)}, Spec: devices})
+			}
+			index := usage.NewIndex()
+			index.Set(usage.RefOf(all), all.Status.Allocation, nil)
+			if poolOf(usage.DeviceOf(&all.Status.Allocation.Devices.Results[0]), store.View()) == nil {
+				b.Fatal("the pool is not usable")
+			}
+			b.ReportAllocs()
+			for b.Loop() {
+				if claims, what := Overdrawn(usage.DeviceOf(&all.Status.Allocation.Devices.Results[0]), index.View(), store.View()); claims != nil {
+					b.Fatal(what)
+				}
 			}
 		})
 	}

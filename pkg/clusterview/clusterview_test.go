@@ -1,6 +1,7 @@
 package clusterview_test
 
 import (
+	"math"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -199,6 +200,67 @@ func TestAnIncompletePool(t *testing.T) {
 	}
 	if totals.LargestFree.Node != "worker-1" {
 		t.Errorf("the largest group is on %s", totals.LargestFree.Node)
+	}
+}
+
+// Of memory, and of shares of it, that 64 bits do not have, there is as much as they have.
+func TestMoreMemoryThan64BitsHave(t *testing.T) {
+	for memory, want := range map[string]int64{"5e21": math.MaxInt64, "9223372036854775808": math.MaxInt64, "9223372036854775807": math.MaxInt64, "-5e21": 0, "5": 5} {
+		for share, wantShared := range map[string]int64{"5e18": math.MaxInt64, "5e21": math.MaxInt64, "4e18": 8e18} {
+			c := snapshottest.New(1, 1)
+			device := &c.ResourceSlices[0].Spec.Devices[0]
+			device.AllowMultipleAllocations = ptr.To(true)
+			device.Capacity = map[resourceapi.QualifiedName]resourceapi.DeviceCapacity{"memory": {Value: resource.MustParse(memory)}}
+			for _, name := range []string{"s1", "s2"} {
+				_, claim := c.Run("a", name, 0, 0, 0)
+				claim.Status.Allocation.Devices.Results[0].ShareID = ptr.To(types.UID(name))
+				claim.Status.Allocation.Devices.Results[0].ConsumedCapacity = map[resourceapi.QualifiedName]resource.Quantity{"memory": resource.MustParse(share)}
+			}
+			g := clusterview.GPUs(c.Snapshot())[0]
+			if g.MemoryBytes != want || *g.SharedMemoryBytes != wantShared {
+				t.Errorf("%s bytes, of which two have %s each, are %d and %d, want %d and %d", memory, share, g.MemoryBytes, *g.SharedMemoryBytes, want, wantShared)
+			}
+		}
+	}
+}
+
+// What another node's kubelet adds to a pool called after a node hides nothing there, and replaces nothing. In a pool that is called alike on several
+// nodes, each node's newest are shown.
+func TestAKubeletHidesNoDevicesOfAnotherNode(t *testing.T) {
+	for name, tc := range map[string]struct {
+		pool  string // empty: each node's is called after it
+		other resourceapi.ResourcePool
+	}{
+		"a newer generation":             {other: resourceapi.ResourcePool{Generation: math.MaxInt64, ResourceSliceCount: 1}},
+		"devices of the same names":      {other: resourceapi.ResourcePool{Generation: 1, ResourceSliceCount: 1}},
+		"another number of slices":       {other: resourceapi.ResourcePool{Generation: 1, ResourceSliceCount: 7}},
+		"a newer one of a pool of nodes": {pool: "gpus", other: resourceapi.ResourcePool{Generation: math.MaxInt64, ResourceSliceCount: 1}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := snapshottest.New(2, 2)
+			own := c.ResourceSlices[0]
+			own.Spec.Pool.Generation, own.Spec.Pool.ResourceSliceCount = 1, 1
+			if tc.pool != "" {
+				own.Spec.Pool.Name = tc.pool
+			}
+			other := own.DeepCopy()
+			other.Name, other.Spec.NodeName = "a", ptr.To("other")
+			tc.other.Name = own.Spec.Pool.Name
+			other.Spec.Pool = tc.other
+			if tc.pool != "" {
+				other.Spec.Devices = []resourceapi.Device{{Name: "gpu-9"}}
+			}
+			c.ResourceSlices = append([]*resourceapi.ResourceSlice{other}, c.ResourceSlices...)
+			n := 0
+			for _, d := range clusterview.Devices(c.Snapshot()) {
+				if d.Node == *own.Spec.NodeName && d.Object != nil && !d.Incomplete {
+					n++
+				}
+			}
+			if n != 2 {
+				t.Errorf("%s has %d devices that are not incomplete, want 2", *own.Spec.NodeName, n)
+			}
+		})
 	}
 }
 

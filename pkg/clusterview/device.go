@@ -2,12 +2,16 @@ package clusterview
 
 import (
 	"cmp"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/snapshot"
 )
@@ -74,31 +78,30 @@ func (h *Holder) String() string {
 	return who
 }
 
-// Devices returns all devices of a snapshot, by node, driver, pool and name. Of a pool those of the newest generation count.
-// Allocated devices that are not published are there, too, without Object.
+// Devices returns all devices of a snapshot, by node, driver, pool and name, of those slices of a pool that count, see
+// [inventory.Counting]. Allocated devices that are not published are there, too, without Object.
 func Devices(s *snapshot.Snapshot) []*Device {
-	newest, have := map[[2]string]int64{}, map[[2]string]int64{}
+	pools := map[[2]string][]*resourceapi.ResourceSlice{}
 	for _, slice := range s.ResourceSlices {
-		pool, generation := [2]string{slice.Spec.Driver, slice.Spec.Pool.Name}, slice.Spec.Pool.Generation
-		if known, ok := newest[pool]; !ok || generation > known {
-			newest[pool], have[pool] = generation, 0
-		}
-		if generation == newest[pool] {
-			have[pool]++
-		}
+		pool := [2]string{slice.Spec.Driver, slice.Spec.Pool.Name}
+		pools[pool] = append(pools[pool], slice)
+	}
+	whole := map[*resourceapi.ResourceSlice]bool{}
+	for _, pool := range pools {
+		maps.Copy(whole, inventory.Counting(pool))
 	}
 	var devices []*Device
 	byID := map[ID]*Device{}
 	for _, slice := range s.ResourceSlices {
 		spec := &slice.Spec
-		pool := [2]string{spec.Driver, spec.Pool.Name}
-		if spec.Pool.Generation < newest[pool] {
+		isWhole, counts := whole[slice]
+		if !counts {
 			continue
 		}
 		for i := range spec.Devices {
 			object := &spec.Devices[i]
 			d := &Device{ID: ID{spec.Driver, spec.Pool.Name, object.Name}, Object: object, Node: cmp.Or(ptr.Deref(spec.NodeName,
-				""), ptr.Deref(object.NodeName, ""), Network), Incomplete: have[pool] != spec.Pool.ResourceSliceCount}
+				""), ptr.Deref(object.NodeName, ""), Network), Incomplete: !isWhole}
 			for _, taint := range object.Taints {
 				d.Taints = append(d.Taints, Taint{Key: taint.Key, Value: taint.Value, Effect: taint.Effect})
 			}
@@ -222,5 +225,13 @@ func (d *Device) memory() int64 {
 	if amount.Check(c.Value) != nil {
 		return 0 // 64 bits have only its end
 	}
-	return max(c.Value.Value(), 0)
+	return bytesOf(c.Value)
+}
+
+// bytesOf is a quantity within the bounds of [amount.Check], as far as 64 bits have it; 0 for a negative one.
+func bytesOf(q resource.Quantity) int64 {
+	if q.CmpInt64(math.MaxInt64) > 0 {
+		return math.MaxInt64
+	}
+	return max(q.Value(), 0)
 }

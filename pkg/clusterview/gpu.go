@@ -2,6 +2,7 @@ package clusterview
 
 import (
 	"cmp"
+	"math"
 	"slices"
 	"strings"
 
@@ -233,7 +234,7 @@ func (g *GPU) add(d *Device) {
 		case shared:
 			g.State = Shared
 			if q, err := resource.ParseQuantity(cmp.Or(h.Share["memory"], h.Share[d.Driver+"/memory"], "0")); err == nil {
-				*g.SharedMemoryBytes += q.Value()
+				*g.SharedMemoryBytes += min(bytesOf(q), math.MaxInt64-*g.SharedMemoryBytes)
 			}
 		default:
 			g.State = Held

@@ -43,15 +43,16 @@ func (b *bench) checkCounters() tracker.Verdict {
 func (b *bench) checkPool(id usage.PoolID) tracker.Verdict {
 	pool := b.poolOf(id)
 	ours, unknown := b.wantedOf(id, pool)
-	t := newTab(pool, ours)
+	t := b.newTab(pool, ours)
 	for name, claim := range b.takers(id, t) {
-		t.take(name, claim)
+		t.take(pool.Devices(name), claim)
 	}
 	for _, device := range ours {
-		if lacking, other := t.lacks(device.Device); lacking != "" {
+		devices := b.devicesOf(device)
+		if lacking, other := t.lacks(devices); lacking != "" {
 			return tracker.Verdict{Outcome: tracker.Lost, Device: device, Other: other, Detail: lacking}
 		}
-		t.take(device.Device, usage.ClaimRef{})
+		t.take(devices, usage.ClaimRef{})
 	}
 	if stranger := b.stranger(id, pool, len(unknown) > 0); stranger != nil {
 		return tracker.Verdict{
@@ -142,18 +143,20 @@ type common struct {
 	other usage.ClaimRef
 }
 
-func newTab(pool *inventory.Pool, ours []usage.DeviceID) *tab {
+func (b *bench) newTab(pool *inventory.Pool, ours []usage.DeviceID) *tab {
 	t := &tab{lines: map[int]*line{}, sets: map[int]*common{}}
 	if pool == nil || pool.Counters == nil {
 		return t
 	}
 	t.pool = pool
-	for _, device := range ours {
-		for _, use := range pool.Counters.Uses(device.Device) {
-			t.lines[use.Counter] = &line{left: pool.Counters.All[use.Counter].Total}
-		}
-		for _, m := range pool.Memberships(device.Device) {
-			t.sets[m.Set] = &common{}
+	for _, id := range ours {
+		for _, device := range b.devicesOf(id) {
+			for _, use := range pool.UsesOf(device) {
+				t.lines[use.Counter] = &line{left: pool.Counters.All[use.Counter].Total}
+			}
+			for _, m := range pool.MembershipsOf(device) {
+				t.sets[m.Set] = &common{}
+			}
 		}
 	}
 	return t
@@ -174,42 +177,53 @@ func (t *tab) consumers() []string {
 }
 
 // take enters what a device takes, for another claim or, if that is empty, the
-// claim itself.
-func (t *tab) take(device string, other usage.ClaimRef) {
+// claim itself. Where the device may be several, it is what they take together.
+func (t *tab) take(devices []inventory.Offer, other usage.ClaimRef) {
 	if t.pool == nil {
 		return
 	}
-	for _, use := range t.pool.Counters.Uses(device) {
-		if line := t.lines[use.Counter]; line != nil {
-			line.left = line.left.Sub(use.Amount)
-			if other.UID != "" {
-				line.other = other
+	for _, device := range devices {
+		for _, use := range t.pool.UsesOf(device) {
+			if line := t.lines[use.Counter]; line != nil {
+				line.left = line.left.Sub(use.Amount)
+				if other.UID != "" {
+					line.other = other
+				}
 			}
 		}
-	}
-	for _, m := range t.pool.Memberships(device) {
-		if set := t.sets[m.Set]; set != nil {
-			set.Add(m.Groups)
-			if other.UID != "" {
-				set.other = other
+		for _, m := range t.pool.MembershipsOf(device) {
+			if set := t.sets[m.Set]; set != nil {
+				set.Add(m.Groups)
+				if other.UID != "" {
+					set.other = other
+				}
 			}
 		}
 	}
 }
 
 // lacks says what another claim has left too little of for a device, "" if there is
-// enough of all.
-func (t *tab) lacks(device string) (what string, other usage.ClaimRef) {
+// enough of all for one that it may be.
+func (t *tab) lacks(devices []inventory.Offer) (what string, other usage.ClaimRef) {
 	if t.pool == nil {
 		return "", usage.ClaimRef{}
 	}
-	for _, use := range t.pool.Counters.Uses(device) {
+	for _, device := range devices {
+		if what, other = t.lacksFor(device); what == "" {
+			break
+		}
+	}
+	return what, other
+}
+
+func (t *tab) lacksFor(device inventory.Offer) (what string, other usage.ClaimRef) {
+	for _, use := range t.pool.UsesOf(device) {
 		if line := t.lines[use.Counter]; line.other.UID != "" && line.left.Less(use.Amount) {
 			c := t.pool.Counters.All[use.Counter]
 			return fmt.Sprintf("too little is left of counter %s of set %s", c.Name, c.Set), line.other
 		}
 	}
-	for _, m := range t.pool.Memberships(device) {
+	for _, m := range t.pool.MembershipsOf(device) {
 		if set := t.sets[m.Set]; set.other.UID != "" && !set.Admits(m.Groups) {
 			return fmt.Sprintf("its compatibility groups in counter set %s do not go with those of what is held", t.pool.Counters.SetName(m.Set)), set.other
 		}

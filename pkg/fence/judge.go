@@ -4,7 +4,9 @@ import (
 	"fmt"
 	"slices"
 
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/inventory"
@@ -62,6 +64,8 @@ type bench struct {
 	tracker.Case
 	by        *Judge
 	inventory *inventory.View
+	// node is the one for which the allocation is, empty if that may be several.
+	node string
 	// wants is what the claim takes, by device, in the order of its results.
 	wants []want
 	// either tells that holds count that may be earlier, not only those that are.
@@ -78,7 +82,7 @@ type want struct {
 }
 
 func newBench(c tracker.Case, j *Judge) *bench {
-	b := &bench{Case: c, by: j, inventory: j.devices()}
+	b := &bench{Case: c, by: j, inventory: j.devices(), node: nodeOf(c.Allocation)}
 	for i := range c.Allocation.Devices.Results {
 		result := &c.Allocation.Devices.Results[i]
 		if ptr.Deref(result.AdminAccess, false) {
@@ -183,7 +187,8 @@ func (b *bench) checkNamespaces() tracker.Verdict {
 }
 
 func (b *bench) isApart(id usage.DeviceID) bool {
-	return slices.ContainsFunc(b.devicesOf(id), func(device *resourceapi.Device) bool { return inventory.IsApart(id.Driver, device) })
+	devices := b.devicesOf(id)
+	return len(devices) > 0 && !slices.ContainsFunc(devices, func(o inventory.Offer) bool { return !inventory.IsApart(id.Driver, o.Device) })
 }
 
 // checkCapacity adds up the shares of each device.
@@ -198,10 +203,14 @@ func (b *bench) checkCapacity() tracker.Verdict {
 		if other := b.unforeseen(w.device, holds); other != nil && len(devices) == 0 {
 			unclear = verdict(tracker.Undecided, w.device, other.Claim, "the device's capacity is not known")
 		}
+		var lacking resourceapi.QualifiedName
 		for _, device := range devices {
-			if name := overdrawn(device, holds, w.shares); name != "" {
-				return verdict(tracker.Lost, w.device, holds[0].Claim, fmt.Sprintf("too little is left of capacity %s", name))
+			if lacking = overdrawn(device.Device, holds, w.shares); lacking == "" {
+				break
 			}
+		}
+		if lacking != "" {
+			return verdict(tracker.Lost, w.device, holds[0].Claim, fmt.Sprintf("too little is left of capacity %s", lacking))
 		}
 	}
 	return unclear
@@ -234,13 +243,37 @@ func (b *bench) poolOf(id usage.PoolID) *inventory.Pool {
 	return pool
 }
 
-// devicesOf returns what is known of a device, nothing if it is not known.
-func (b *bench) devicesOf(id usage.DeviceID) []*resourceapi.Device {
+// devicesOf returns what is known of a device that the claim wants, nothing if it is not known. Several nodes may have
+// one of the name: then it is the allocation's node's, or else one for more than one node. Where that may be several, the
+// claim has what it wants if one of them is enough: a node must not keep others off with a device that nobody has.
+func (b *bench) devicesOf(id usage.DeviceID) []inventory.Offer {
 	pool := b.poolOf(id.PoolID())
 	if pool == nil {
 		return nil
 	}
-	return pool.Devices(id.Device)
+	all := pool.Devices(id.Device)
+	if len(all) < 2 || b.node == "" {
+		return all
+	}
+	for _, node := range []string{b.node, ""} {
+		if of := slices.DeleteFunc(slices.Clone(all), func(o inventory.Offer) bool { return o.Node() != node }); len(of) > 0 {
+			return of
+		}
+	}
+	return all
+}
+
+// nodeOf is the node for which an allocation is by its name, empty if there is none: it is for that node if a device is.
+func nodeOf(allocation *resourceapi.AllocationResult) string {
+	if allocation.NodeSelector == nil || len(allocation.NodeSelector.NodeSelectorTerms) != 1 {
+		return ""
+	}
+	for _, field := range allocation.NodeSelector.NodeSelectorTerms[0].MatchFields {
+		if field.Key == metav1.ObjectNameField && field.Operator == v1.NodeSelectorOpIn && len(field.Values) == 1 {
+			return field.Values[0]
+		}
+	}
+	return ""
 }
 
 func verdict(outcome tracker.Outcome, device usage.DeviceID, other usage.ClaimRef, detail string) tracker.Verdict {

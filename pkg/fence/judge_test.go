@@ -1,10 +1,13 @@
 package fence
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
@@ -389,5 +392,74 @@ func TestTheLaterOfTwoNamespacesGivesWay(t *testing.T) {
 			}
 			s.wantVerdict(t, ours, decidedOn, tc.want, other)
 		})
+	}
+}
+
+// Two nodes of one pool call a device alike. What the one has that the claim does not get keeps nobody off the other, and makes no room there.
+func TestTheDeviceOfTheAllocationsNodeCounts(t *testing.T) {
+	of := func(node string, all ...*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {
+		for _, s := range all {
+			s.Name, s.Spec.NodeName, s.Spec.Pool.ResourceSliceCount = node+"-"+s.Name, ptr.To(node), int64(len(all))
+		}
+		return all
+	}
+	type slicesOf func(node string) []*resourceapi.ResourceSlice
+	shares := func(memory string) slicesOf {
+		return func(node string) []*resourceapi.ResourceSlice {
+			return of(node, slice("gpus", shareable("gpu", memory)))
+		}
+	}
+	parts := func(memory string, groups ...string) slicesOf {
+		return func(node string) []*resourceapi.ResourceSlice {
+			devices := []resourceapi.Device{partition("one", "10Gi"), partition("two", "10Gi")}
+			for i, group := range groups {
+				devices[i].ConsumesCounters[0].CompatibilityGroups = []string{group}
+			}
+			return of(node, withCounters("gpus", map[string]string{"memory": memory}, devices...)...)
+		}
+	}
+	var none results
+	share := func(id string) results { return none.share("gpus", "gpu", id, "10Gi") }
+	one, two := none.device("gpus", "one"), none.device("gpus", "two")
+	tests := map[string]struct {
+		own, other   slicesOf
+		theirs, ours results
+		known        bool // the allocation's node
+		lost         bool
+	}{
+		"capacity":                              {own: shares("80Gi"), other: shares("1"), theirs: share("s1"), ours: share("s2"), known: true},
+		"capacity, and the node is not known":   {own: shares("80Gi"), other: shares("1"), theirs: share("s1"), ours: share("s2")},
+		"capacity, and the other node has more": {own: shares("15Gi"), other: shares("80Gi"), theirs: share("s1"), ours: share("s2"), known: true, lost: true},
+		"capacity that neither has":             {own: shares("15Gi"), other: shares("1"), theirs: share("s1"), ours: share("s2"), lost: true},
+		"counters":                              {own: parts("80Gi"), other: parts("1"), theirs: one, ours: two, known: true},
+		"counters, and the node is not known":   {own: parts("80Gi"), other: parts("1"), theirs: one, ours: two},
+		"counters, and the other node has more": {own: parts("15Gi"), other: parts("80Gi"), theirs: one, ours: two, known: true, lost: true},
+		"counters that neither has":             {own: parts("15Gi"), other: parts("1"), theirs: one, ours: two, lost: true},
+		"groups":                                {own: parts("80Gi", "red", "red"), other: parts("80Gi", "red", "blue"), theirs: one, ours: two, known: true},
+		"groups, and the node is not known":     {own: parts("80Gi", "red", "red"), other: parts("80Gi", "red", "blue"), theirs: one, ours: two},
+		"groups that go together on the other node": {
+			own: parts("80Gi", "red", "blue"), other: parts("80Gi", "red", "red"), theirs: one, ours: two, known: true, lost: true,
+		},
+	}
+	for name, tc := range tests {
+		for own, other := range map[string]string{"n0": "n1", "n1": "n0"} {
+			t.Run(fmt.Sprint(name, ", on ", own), func(t *testing.T) {
+				s := newScheduler(append(tc.own(own), tc.other(other)...)...)
+				s.list(10)
+				theirs, ours := claim("theirs", 11, tc.theirs), claim("ours", 12, tc.ours)
+				if tc.known {
+					ours.Status.Allocation.NodeSelector = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
+						MatchFields: []v1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: v1.NodeSelectorOpIn, Values: []string{own}}},
+					}}}
+				}
+				s.watch(theirs)
+				s.watch(ours)
+				if tc.lost {
+					s.wantVerdict(t, ours, usage.View{}, tracker.Lost, "theirs")
+				} else {
+					s.wantVerdict(t, ours, usage.View{}, tracker.Fits, "")
+				}
+			})
+		}
 	}
 }

@@ -3,6 +3,8 @@ package inventory
 import (
 	"slices"
 	"strings"
+
+	resourceapi "k8s.io/api/resource/v1"
 )
 
 // Consumers returns the names of the devices that take something of the counter, by index in All, while they are held, in order. Read only.
@@ -21,21 +23,43 @@ func (c *Counters) Consumers(counter int) []string {
 	return c.consumers[counter]
 }
 
-// Memberships returns the compatibility groups of a device of the pool, one for each of its consumptions; nil if the pool has no groups.
-func (p *Pool) Memberships(device string) []Membership {
-	if !p.Counters.HasGroups() {
-		return nil
-	}
-	var all []Membership
-	for _, s := range p.slices {
-		for i := s.consumers.Next(0); i >= 0 && !s.holdsCounters(); i = s.consumers.Next(i + 1) {
-			if d := &s.Object.Spec.Devices[i]; d.Name == device {
-				all = append(all, p.Counters.memberships(s, d)...)
+// Offer is a device in the slice that has it.
+type Offer struct {
+	*resourceapi.Device
+	Slice *Slice
+}
+
+// Node is the node for which the device is by the name in its slice, empty if its slice names none.
+func (o Offer) Node() string { return nodeOf(o.Slice) }
+
+// Devices returns the devices with the name, whichever nodes they are for. There is one, or none, or several if slices
+// for different nodes each have one, which all others count as one. Read only.
+func (p *Pool) Devices(name string) []Offer {
+	p.devicesOnce.Do(func() {
+		p.devices = make(map[string][]Offer)
+		for _, s := range p.slices {
+			if s.holdsCounters() {
+				continue
+			}
+			for i := range s.Object.Spec.Devices {
+				device := &s.Object.Spec.Devices[i]
+				p.devices[device.Name] = append(p.devices[device.Name], Offer{device, s})
 			}
 		}
-	}
-	return all
+	})
+	return p.devices[name]
 }
+
+// UsesOf returns what a device of the pool, which has counters, takes of them, each counter once. Read only.
+func (p *Pool) UsesOf(o Offer) []Use {
+	if p.isDuplicate(o.Name) {
+		return p.Counters.usesOf(o.Slice, o.Device)
+	}
+	return p.Counters.Uses(o.Name)
+}
+
+// MembershipsOf returns the compatibility groups of a device of the pool, one for each of its consumptions; nil if the pool has no groups.
+func (p *Pool) MembershipsOf(o Offer) []Membership { return p.Counters.memberships(o.Slice, o.Device) }
 
 // SetOf is the number of a counter's set, if the pool has groups.
 func (c *Counters) SetOf(counter int) int {

@@ -137,6 +137,7 @@ func connect(n int, pairs func(yield func(a, b int))) []int {
 	}
 	find := func(i int) int {
 		for parts[i] != i {
+			parts[i] = parts[parts[i]] // so that the way is shorter the next time
 			i = parts[i]
 		}
 		return i

@@ -119,11 +119,7 @@ func (p *NodePool) learnUses() {
 	}
 	p.uses = make([][]Use, len(p.devices))
 	for i := p.consumers.Next(0); i >= 0; i = p.consumers.Next(i + 1) {
-		if name := p.devices[i].Name; p.Pool.isDuplicate(name) {
-			p.uses[i] = p.Pool.Counters.usesOf(p.SliceOf(i), p.devices[i])
-		} else {
-			p.uses[i] = p.Pool.Counters.Uses(name)
-		}
+		p.uses[i] = p.Pool.UsesOf(Offer{p.devices[i], p.SliceOf(i)})
 	}
 	if !p.Pool.Counters.HasGroups() {
 		return
@@ -155,6 +151,9 @@ func (p *NodePool) Device(i int) *resourceapi.Device { return p.devices[i] }
 func (p *NodePool) SliceOf(i int) *Slice {
 	return p.Slices[sort.SearchInts(p.starts, i+1)-1]
 }
+
+// NodeOf is the node for which device i is by the name in its slice, empty if its slice names none.
+func (p *NodePool) NodeOf(i int) string { return nodeOf(p.SliceOf(i)) }
 
 // Index returns the index of the device with the name, or -1.
 func (p *NodePool) Index(name string) int {

@@ -12,7 +12,6 @@ import (
 
 	"github.com/benbjohnson/immutable"
 	v1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
@@ -81,7 +80,7 @@ type Pool struct {
 	hidden *immutable.Map[string, struct{}]
 
 	devicesOnce sync.Once
-	devices     map[string][]*resourceapi.Device // by name; made when first asked for
+	devices     map[string][]Offer // by name; made when first asked for
 	// mu guards everywhere, the parts of the pool that nodes see, by what they see. A pool for all nodes
 	// has one entry, one for racks as many as racks.
 	mu    sync.RWMutex
@@ -129,12 +128,14 @@ const maxLocal = 256
 // limits are the bounds of a pool, smaller in tests.
 type limits struct{ slices, members, generations, particulars, local int }
 
+var defaultLimits = limits{slices: maxSlices, members: maxMembers, generations: maxGenerations, particulars: maxParticulars, local: maxLocal}
+
 // maxParts bounds how many different parts of one pool are kept; more are made each time they are asked for.
 const maxParts = 4096
 
 // newPool derives the pool from all its slices, of any generation. There is at least one.
 func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
-	m := membersOf(id, members, c.limits.particulars, c.features)
+	m := membersOf(id, members, c.limits, c.features)
 	byGeneration := make(map[int64][]*Slice)
 	for _, s := range m.own {
 		byGeneration[generationOf(s)] = append(byGeneration[generationOf(s)], s)
@@ -465,24 +466,6 @@ func (p *Pool) newPart(key []byte, node *v1.Node) *part {
 		made.pool = newNodePool(p, seen, node)
 	}
 	return made
-}
-
-// Devices returns the devices with the name, whichever nodes they are for. There is one, or none, or several if slices
-// for different nodes each have one, which all others count as one. Read only.
-func (p *Pool) Devices(name string) []*resourceapi.Device {
-	p.devicesOnce.Do(func() {
-		p.devices = make(map[string][]*resourceapi.Device)
-		for _, s := range p.slices {
-			if s.holdsCounters() {
-				continue
-			}
-			for i := range s.Object.Spec.Devices {
-				device := &s.Object.Spec.Devices[i]
-				p.devices[device.Name] = append(p.devices[device.Name], device)
-			}
-		}
-	})
-	return p.devices[name]
 }
 
 // isDuplicate tells whether several devices of the pool have the name.

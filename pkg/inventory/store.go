@@ -135,7 +135,7 @@ func NewStore(opts Options) *Store {
 		pools:   immutable.NewSortedMap[PoolID, *Pool](poolIDComparer{}),
 		caches: &caches{
 			features:    opts.Features,
-			limits:      limits{slices: maxSlices, members: maxMembers, generations: maxGenerations, particulars: maxParticulars, local: maxLocal},
+			limits:      defaultLimits,
 			expressions: newSlotTable[*expression](opts.MaxSelectors, cacheBytes),
 			matchers:    newSlotTable[*Matcher](opts.MaxMatchers, cacheBytes),
 			derivations: newSlotTable[*Derivation](opts.MaxDerivations, cacheBytes),

@@ -4,10 +4,12 @@ import (
 	"cmp"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
 	"github.com/benbjohnson/immutable"
+	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/utils/ptr"
 )
 
@@ -53,12 +55,12 @@ func (m *sliceSet) remove(s *Slice) {
 // maxMembers bounds the slices of a pool, of all generations: as many as it may have, and those of the generation that they replace.
 const maxMembers = 2 * maxSlices
 
-// pool derives the pool anew. Where there are too many slices, those count that are not for one node, and if these are not too many together,
-// those of the node after which the pool is called. Where there are none, or too many, no slice is looked at. The nodes of the others are told.
+// pool derives the pool anew. The nodes of slices that are not looked at are told.
 func (m *sliceSet) pool(id PoolID, c *caches) *Pool {
 	most := c.limits.members
+	kept := m.lookedAt(id, most)
 	if m.count <= most {
-		return newPool(id, m.slicesOf(most, slices.Collect(maps.Keys(m.ofNode))...), c)
+		return newPool(id, kept, c)
 	}
 	if m.nodes == nil { // since the last change, so they are no more than most by more than one
 		nodes := immutable.NewMapBuilder[string, struct{}](newStringHasher())
@@ -69,12 +71,8 @@ func (m *sliceSet) pool(id PoolID, c *caches) *Pool {
 	}
 	excess := &PoolProblem{Pool: id, Kind: Invalid, Detail: fmt.Sprintf("%d slices, at most %d are looked at", m.count, most)}
 	pool := &Pool{ID: id, caches: c, parts: make(map[string]*part), Problem: excess}
-	// A kubelet can write those of its node, but no others.
-	for _, nodes := range [][]string{{"", ownerOf(id)}, {""}} {
-		if kept := m.slicesOf(most, nodes...); len(kept) > 0 {
-			pool = newPool(id, kept, c)
-			break
-		}
+	if len(kept) > 0 {
+		pool = newPool(id, kept, c)
 	}
 	// The nodes may be too many to tell each of them now, as is done where a pool is local.
 	pool.excess, pool.local = excess, false
@@ -82,6 +80,20 @@ func (m *sliceSet) pool(id PoolID, c *caches) *Pool {
 		pool.hidden = m.nodes
 	}
 	return pool
+}
+
+// lookedAt are all slices, by name. Where they are too many, those that are not for one node, and if these are not too many together, those of the
+// node after which the pool is called: a kubelet can write those of its node, but no others. It may be none.
+func (m *sliceSet) lookedAt(id PoolID, most int) map[string]*Slice {
+	if m.count <= most {
+		return m.slicesOf(most, slices.Collect(maps.Keys(m.ofNode))...)
+	}
+	for _, nodes := range [][]string{{"", ownerOf(id)}, {""}} {
+		if kept := m.slicesOf(most, nodes...); len(kept) > 0 {
+			return kept
+		}
+	}
+	return nil
 }
 
 // slicesOf returns the slices for the nodes, by name; none if they are too many.
@@ -117,13 +129,14 @@ type membership struct {
 
 // membersOf finds out which slices of a pool count.
 //
-//   - A node whose slices have more particulars than the pool has room for, see crowdOf, is a stranger: else one kubelet could take the pool from all.
+//   - A node whose slices are more than a generation has room for, or have more particulars than the pool has, see crowdOf, is a stranger: else one
+//     kubelet could take the pool from all.
 //   - Of one node's slices only the newest: it uses no other.
 //   - A pool that is called after a node, such as node-1 or node-1/mig, and is whole with that node's slices needs no other node's.
-//   - Of a pool with slices for more than one node, no single node's are newer.
+//   - Of a pool with slices for more than one node, no single node's are newer, and of those that are older none has a device called as one of the newest.
 //   - If those of a generation are not whole together, those of a node count that are whole for it: with those for more than one node, they are as
 //     many as each of them says, and nothing is wrong in themselves or in their counters.
-func membersOf(id PoolID, members map[string]*Slice, most int, features Features) membership {
+func membersOf(id PoolID, members map[string]*Slice, most limits, features Features) membership {
 	groups := make(map[string][]*Slice) // the newest of each single node; under "" those for more than one, of any generation
 	m := membership{own: make(map[string]*Slice, len(members)), judged: make(map[int64]bool)}
 	for _, s := range members {
@@ -136,10 +149,19 @@ func membersOf(id PoolID, members map[string]*Slice, most int, features Features
 		}
 	}
 	owner := ownerOf(id)
-	for _, node := range crowdOf(owner, groups, most) {
-		m.estrange(id, node, fmt.Sprintf("the slices of node %s have more devices, counters and uses of counters than there is room for beside others, at most %d", node, most))
-		delete(groups, node)
+	leave := func(crowd []string, what string, most int) {
+		for _, node := range crowd {
+			m.estrange(id, node, fmt.Sprintf("the slices of node %s %s than there is room for beside others, at most %d", node, what, most))
+			delete(groups, node)
+		}
 	}
+	if len(members) > most.slices {
+		for _, group := range byGeneration(groups) {
+			leave(crowdOf(owner, group, most.slices, func(group []*Slice) int { return len(group) }), "are more of a generation", most.slices)
+		}
+	}
+	leave(crowdOf(owner, groups, most.particulars, func(group []*Slice) int { return particularsOf(group, most.particulars) }),
+		"have more devices, counters and uses of counters", most.particulars)
 	owned := owner != "" && isWhole(groups[owner])
 	generations := make(map[int64]*generation)
 	at := func(s *Slice) *generation {
@@ -167,11 +189,19 @@ func membersOf(id PoolID, members map[string]*Slice, most int, features Features
 		}
 		return ""
 	}
+	var names map[string]bool // of the newest that are for more than one node
 	for node, group := range groups {
 		if node == "" {
 			continue
 		}
-		if problem := why(group[0]); problem != "" {
+		problem := why(group[0])
+		if problem == "" && !owned && isShared && generationOf(group[0]) < newest {
+			if names == nil {
+				names = namesIn(generations[newest].shared)
+			}
+			problem = takenIn(names, node, group)
+		}
+		if problem != "" {
 			m.estrange(id, node, cmp.Or(problemIn(group), problem))
 		} else {
 			g := at(group[0])
@@ -179,7 +209,7 @@ func membersOf(id PoolID, members map[string]*Slice, most int, features Features
 		}
 	}
 	for number, g := range generations {
-		strangers, judged := g.judge(features)
+		strangers, judged := g.judge(most.particulars, features)
 		if judged {
 			m.judged[number] = true
 		}
@@ -221,8 +251,9 @@ type nodeSlices struct {
 	slices []*Slice
 }
 
-// judge says of which nodes the slices do not count, and why, and whether the others are whole for each node by itself.
-func (g *generation) judge(features Features) (strangers map[string]string, judged bool) {
+// judge says of which nodes the slices do not count, and why, and whether the others are whole for each node by itself. Of more particulars than most
+// the counters are not looked at: such a generation is invalid.
+func (g *generation) judge(most int, features Features) (strangers map[string]string, judged bool) {
 	if len(g.nodes) == 0 || len(g.nodes) == 1 && len(g.shared) == 0 {
 		return nil, false
 	}
@@ -234,14 +265,14 @@ func (g *generation) judge(features Features) (strangers map[string]string, judg
 		return nil, false // without those of one node it would not be
 	}
 	slices.SortFunc(all, func(a, b *Slice) int { return cmp.Compare(a.Object.Name, b.Object.Name) })
-	wrong := g.takenNames()
-	if features.PartitionableDevices {
-		maps.Copy(wrong, problemsOfCounters(all, true))
+	names, wrong := namesIn(g.shared), make(map[string]string)
+	if features.PartitionableDevices && particularsOf(all, most) <= most {
+		wrong = problemsOfCounters(all, true)
 	}
 	want, agree := numberOf(g.shared)
 	strangers = make(map[string]string)
 	for _, own := range g.nodes {
-		problem := cmp.Or(problemIn(own.slices), wrong[own.node])
+		problem := cmp.Or(problemIn(own.slices), wrong[own.node], takenIn(names, own.node, own.slices))
 		if n, ok := numberOf(own.slices); problem == "" &&
 			(!ok || n != int64(len(g.shared)+len(own.slices)) || len(g.shared) > 0 && (!agree || n != want)) {
 			problem = without(own.node)
@@ -256,29 +287,32 @@ func (g *generation) judge(features Features) (strangers map[string]string, judg
 	return strangers, true
 }
 
-// takenNames says which nodes have a device called as one for more than one node is: whoever looks at what such a device takes of counters, or
-// whether it is held, would take the two for one.
-func (g *generation) takenNames() map[string]string {
-	taken := make(map[string]string)
+// namesIn are the names of the slices' devices.
+func namesIn(group []*Slice) map[string]bool {
 	names := make(map[string]bool)
-	for _, s := range g.shared {
+	for _, s := range group {
 		for i := range s.Object.Spec.Devices {
 			names[s.Object.Spec.Devices[i].Name] = true
 		}
 	}
-	for _, own := range g.nodes {
-		for _, s := range own.slices {
-			for i := range s.Object.Spec.Devices {
-				if name := s.Object.Spec.Devices[i].Name; names[name] && (taken[own.node] == "" || name < taken[own.node]) {
-					taken[own.node] = name
-				}
+	return names
+}
+
+// takenIn says that the node's slices have a device with one of the names, which those for more than one node have: whoever looks at what such a device
+// takes of counters, or whether it is held, would take the two for one. It is empty if they have none.
+func takenIn(names map[string]bool, node string, group []*Slice) string {
+	taken := ""
+	for _, s := range group {
+		for i := range s.Object.Spec.Devices {
+			if name := s.Object.Spec.Devices[i].Name; names[name] && (taken == "" || name < taken) {
+				taken = name
 			}
 		}
 	}
-	for node, name := range taken {
-		taken[node] = fmt.Sprintf("the slices of node %s have a device %s, which is one for more than one node", node, name)
+	if taken == "" {
+		return ""
 	}
-	return taken
+	return fmt.Sprintf("the slices of node %s have a device %s, which is one for more than one node", node, taken)
 }
 
 // estrange notes that a node's slices do not count, and why. The first reason stays.
@@ -291,12 +325,61 @@ func (m *membership) estrange(id PoolID, node, why string) {
 	}
 }
 
-// crowdOf are the nodes for whose slices a pool has no room beside those for more than one node, those of the node that it is called after, and
+// Counting returns those of the slices of one pool that count, for who has slices and no Store, and whether each is one of a whole. Of slices for more
+// than one node these are the newest, of those for single nodes the newest of each that are not older than those.
+func Counting(pool []*resourceapi.ResourceSlice) (isWholeWith map[*resourceapi.ResourceSlice]bool) {
+	if len(pool) == 0 {
+		return nil
+	}
+	features := Features{PartitionableDevices: true, CompatibilityGroups: true}
+	set := sliceSet{ofNode: make(map[string]map[string]*Slice)}
+	for _, object := range pool {
+		set.add(newSlice(object, features))
+	}
+	id := poolOf(pool[0])
+	m := membersOf(id, set.lookedAt(id, maxMembers), defaultLimits, features)
+	newest, shared := int64(math.MinInt64), int64(math.MinInt64)
+	generations := make(map[int64][]*Slice)
+	for _, s := range m.own {
+		g := generationOf(s)
+		if generations[g] = append(generations[g], s); nodeOf(s) == "" {
+			shared = max(shared, g)
+		}
+		newest = max(newest, g)
+	}
+	isWholeWith = make(map[*resourceapi.ResourceSlice]bool, len(m.own))
+	for g, all := range generations {
+		whole := m.judged[g] || isWhole(all)
+		for _, s := range all {
+			if g == newest || nodeOf(s) != "" && g >= shared {
+				isWholeWith[s.Object] = whole
+			}
+		}
+	}
+	return isWholeWith
+}
+
+// byGeneration has the groups of each generation apart.
+func byGeneration(groups map[string][]*Slice) map[int64]map[string][]*Slice {
+	apart := make(map[int64]map[string][]*Slice)
+	for node, group := range groups {
+		for _, s := range group {
+			g := generationOf(s)
+			if apart[g] == nil {
+				apart[g] = make(map[string][]*Slice)
+			}
+			apart[g][node] = append(apart[g][node], s)
+		}
+	}
+	return apart
+}
+
+// crowdOf are the nodes for whose slices there is no room beside those for more than one node, those of the node that the pool is called after, and
 // those of nodes that bring less. Somebody's slices stay.
-func crowdOf(owner string, groups map[string][]*Slice, most int) (crowd []string) {
+func crowdOf(owner string, groups map[string][]*Slice, most int, sizeOf func(group []*Slice) int) (crowd []string) {
 	sizes, room := make(map[string]int, len(groups)), most
 	for node, group := range groups {
-		if sizes[node] = particularsOf(group, most); node == "" || node == owner {
+		if sizes[node] = sizeOf(group); node == "" || node == owner {
 			room -= sizes[node]
 		}
 	}

@@ -417,6 +417,15 @@ func TestAKubeletDoesNotTakeAPoolForManyNodes(t *testing.T) {
 			want: map[string][]string{"n0": {"fabric/own", "fabric/d"}, "evil": {"fabric/d"}},
 			told: "the slices of node evil have a device d, which is one for more than one node",
 		},
+		"a device of the name of one for a rack, in an older generation": {
+			own: []*resourceapi.ResourceSlice{
+				slice("r1", "", pool("fabric", 2, 2), devices("d1"), nodesWith("rack1")), slice("r2", "", pool("fabric", 2, 2), devices("d2"), nodesWith("rack2")),
+				slice("old", "n2", pool("fabric", 1, 1), devices("old")),
+			},
+			evil: []*resourceapi.ResourceSlice{slice("e", "evil", pool("fabric", 1, 1), devices("d2", "d1"))},
+			want: map[string][]string{"n0": {"fabric/d1"}, "n1": {"fabric/d2"}, "n2": {"fabric/old"}},
+			told: "the slices of node evil have a device d1, which is one for more than one node",
+		},
 		"nothing beside single nodes with a set of one name": {
 			own: single, want: map[string][]string{"n0": {"gpus/a"}, "n1": {"gpus/b"}, "evil": nil},
 		},
@@ -494,5 +503,57 @@ func TestADeviceTakesOfItsOwnNodesCounters(t *testing.T) {
 				t.Errorf("node %d, device %s takes %v of %v, want of %v", i, name, uses[0].Amount, counter, want)
 			}
 		}
+	}
+}
+
+// A kubelet that adds as many slices as a generation may have takes the pool from nobody: its own do not count.
+func TestManySlicesOfOneNodeTakeNoPool(t *testing.T) {
+	own := func(name, node string, generation int64, modify ...func(*resourceapi.ResourceSlice)) *resourceapi.ResourceSlice {
+		return slice(name, node, append(modify, pool("gpus", generation, 1), devices(name))...)
+	}
+	const told = "pool gpu.example.com/gpus is invalid: the slices of node evil are more of a generation than there is room for beside others, at most 4"
+	tests := map[string]struct {
+		own        []*resourceapi.ResourceSlice
+		evil       int
+		generation int64
+		want       map[string][]string
+	}{
+		"with room for all": {
+			own: []*resourceapi.ResourceSlice{own("a", "n0", 1)}, evil: 3, generation: 1,
+			want: map[string][]string{"n0": {"gpus/a"}, "evil": {"gpus/e0", "gpus/e1", "gpus/e2"}},
+		},
+		"with room for all in another generation": {
+			own: []*resourceapi.ResourceSlice{own("a", "n0", 1), own("b", "n1", 1)}, evil: 4, generation: 2,
+			want: map[string][]string{"n0": {"gpus/a"}, "n1": {"gpus/b"}, "evil": {"gpus/e0", "gpus/e1", "gpus/e2", "gpus/e3"}},
+		},
+		"beside one node": {
+			own: []*resourceapi.ResourceSlice{own("a", "n0", 1)}, evil: 4, generation: 1,
+			want: map[string][]string{"n0": {"gpus/a"}, "evil": {told}},
+		},
+		"more than may be, beside nodes with more devices": {
+			own: []*resourceapi.ResourceSlice{own("a", "n0", 1), slice("b", "n1", pool("gpus", 1, 1), devices("b", "c", "d", "e", "f", "g"))}, evil: 5, generation: 1,
+			want: map[string][]string{"n0": {"gpus/a"}, "n1": {"gpus/b", "gpus/c", "gpus/d", "gpus/e", "gpus/f", "gpus/g"}, "evil": {told}},
+		},
+		"beside one for all nodes": {
+			own: []*resourceapi.ResourceSlice{own("a", "", 1, allNodes)}, evil: 4, generation: 1,
+			want: map[string][]string{"n0": {"gpus/a"}, "evil": {"gpus/a"}},
+		},
+	}
+	for name, tc := range tests {
+		t.Run(name, func(t *testing.T) {
+			store := newStore()
+			store.View().caches.limits.slices = 4
+			for i := range tc.evil {
+				store.SetSlice(slice(fmt.Sprint("e", i), "evil", pool("gpus", tc.generation, int64(tc.evil)), devices(fmt.Sprint("e", i))))
+			}
+			for _, s := range tc.own {
+				store.SetSlice(s)
+			}
+			for name, want := range tc.want {
+				if diff := cmp.Diff(want, describe(store.View().ForNode(node(name)))); diff != "" {
+					t.Errorf("node %s (-want +got):\n%s", name, diff)
+				}
+			}
+		})
 	}
 }

@@ -9,6 +9,7 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/health"
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/reconcile"
 )
 
@@ -20,6 +21,7 @@ func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
 	owed := occupiedPlace{gpu: "gpu-d", quarantined: true}
 	occupied := gpuView{name: "gpu-d", verdict: well.verdict, occupied: []string{held.message(), owed.message()}}
 	owes := occupiedPlace{gpu: "gpu-e", claim: "old-uid", quarantined: true}
+	owesPart := occupiedPlace{gpu: "gpu-e", at: &ledger.Partition{Profile: "1g.10gb", Start: 3, Size: 1}, claim: "old-uid", quarantined: true}
 	unread := occupiedPlace{gpu: "gpu-e", claim: "b-uid", why: reconcile.Unread}
 	unknown := occupiedPlace{gpu: "gpu-e", claim: "c-uid", why: reconcile.Unknown}
 	kept := gpuView{name: "gpu-e", verdict: well.verdict, occupied: []string{owes.message(), unread.message(), unknown.message()}}
@@ -44,6 +46,10 @@ func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
 			nodeView{gpus: []gpuView{well, kept}},
 			"False GPUsOccupied: 1 of 2 GPUs can be used; gpu-e: it is in quarantine: something of claim old-uid that could not be undone is left on it; " +
 				"gpu-e: it is held for claim b-uid, whose record cannot be read; gpu-e: it is held for claim c-uid, and the API server has not told yet whether that is allocated",
+		},
+		"a partition is kept from others": {
+			nodeView{gpus: []gpuView{{name: "gpu-e", verdict: well.verdict, occupied: []string{owesPart.message()}}}},
+			"False GPUsOccupied: 0 of 1 GPUs can be used; gpu-e: its partition 1g.10gb at slice 3 is in quarantine: something of claim old-uid that could not be undone is left there",
 		},
 		"a process of the host": {
 			nodeView{gpus: []gpuView{well, used}},

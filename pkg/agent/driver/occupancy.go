@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
+	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
 )
 
@@ -40,7 +41,7 @@ func (a *Agent) noteQuarantined() {
 
 func (a *Agent) publishOccupiedLocked() {
 	var occupied []occupiedPlace
-	// A GPU with something of a claim left on it that could not be undone is nobody's, all of it.
+	// A GPU, or a partition, with something of a claim left on it that could not be undone is nobody's.
 	quarantined, err := a.claims.Quarantined()
 	if err != nil {
 		utilruntime.HandleError(err)
@@ -48,7 +49,13 @@ func (a *Agent) publishOccupiedLocked() {
 		a.occupancy.quarantined = quarantined
 	}
 	for _, q := range a.occupancy.quarantined {
-		occupied = append(occupied, occupiedPlace{gpu: q.GPU, claim: q.Holder(), quarantined: true, since: q.Since})
+		places := q.Places()
+		if places == nil {
+			places = []*ledger.Partition{nil}
+		}
+		for _, at := range places {
+			occupied = append(occupied, occupiedPlace{gpu: q.GPU, at: at, claim: q.Holder(), quarantined: true, since: q.Since})
+		}
 	}
 	occupied = append(occupied, a.occupancy.left...)
 	gpus := sets.New[string]()

@@ -1,6 +1,7 @@
 package driver
 
 import (
+	"context"
 	"errors"
 	"os"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/dynamic-resource-allocation/kubeletplugin"
 	"k8s.io/klog/v2/ktesting"
 
 	"stowage.dev/stowage/pkg/agent/discovery"
@@ -23,6 +26,18 @@ import (
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
 
+// offersPartitions is an agent that offers all partitions of the node's GPUs, and an API server that knows the claims.
+func (r *rig) offersPartitions(ctx context.Context, claims ...runtime.Object) (*Agent, *apiServer) {
+	r.t.Helper()
+	api := newAPIServer(append(claims, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}})...)
+	agent := r.agent(ctx, api)
+	agent.opts.Hardware.Offer(discovery.Policy{Dynamic: true, Ours: agent.claims.Made})
+	if _, err := agent.opts.Hardware.Discover(ctx); err != nil {
+		r.t.Fatal(err)
+	}
+	return agent, api
+}
+
 // TestALeftoverPartitionKeepsNobodyOffTheOthers: while somebody may use it, what overlaps it has the taint and nothing else, and what runs in
 // the other partitions of its GPU does not keep it.
 func TestALeftoverPartitionKeepsNobodyOffTheOthers(t *testing.T) {
@@ -30,13 +45,8 @@ func TestALeftoverPartitionKeepsNobodyOffTheOthers(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		r := newRig(t, "dgx-h100")
 		left, runs := allocatedClaim("left", first+"-mig-1g10gb-6"), allocatedClaim("runs", first+"-mig-3g40gb-0")
-		api := newAPIServer(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "node-1", UID: "node-uid"}}, left, runs)
-		agent := r.agent(ctx, api)
+		agent, api := r.offersPartitions(ctx, left, runs)
 		h := agent.opts.Hardware
-		h.Offer(discovery.Policy{Dynamic: true, Ours: agent.claims.Made})
-		if _, err := h.Discover(ctx); err != nil {
-			t.Fatal(err)
-		}
 		agent.registered.Store(time.Now().Add(-time.Hour).UnixNano())
 		p := agent.newPlugin(func(error) {})
 		stop := background(ctx, agent.watch)
@@ -75,12 +85,7 @@ func TestALeftoverPartitionKeepsNobodyOffTheOthers(t *testing.T) {
 			t.Fatal(err)
 		}
 		time.Sleep(5 * time.Minute)
-		const taint = " occupied=left-uid:NoSchedule"
-		overlap := []string{"", "-mig-1g10gb-6", "-mig-1g10gb-me-6", "-mig-1g20gb-6", "-mig-3g40gb-4", "-mig-7g80gb-0"}
-		for i := range overlap {
-			overlap[i] += taint
-		}
-		if diff := cmp.Diff(overlap, ill(t, h), cmpopts.SortSlices(strings.Compare)); diff != "" || !held() {
+		if diff := cmp.Diff(overlapsSlice6("left-uid"), ill(t, h), cmpopts.SortSlices(strings.Compare)); diff != "" || !held() {
 			t.Errorf("while a process is in it: held %v, devices with taints (-want +got):\n%s", held(), diff)
 		}
 		r.do(&nvmlsim.RemoveProcess{GPU: "0", PID: 42})
@@ -90,6 +95,50 @@ func TestALeftoverPartitionKeepsNobodyOffTheOthers(t *testing.T) {
 		}
 		if now := r.machine.State().GPUs[0]; len(now.Instances) != 1 || len(now.Processes) != 1 {
 			t.Errorf("instances %v, processes %v; want those of the claim that runs", now.Instances, now.Processes)
+		}
+	})
+}
+
+// overlapsSlice6 are the devices of the first GPU that overlap its memory slice 6, which the claim has.
+func overlapsSlice6(claim string) []string {
+	devices := []string{"", "-mig-1g10gb-6", "-mig-1g10gb-me-6", "-mig-1g20gb-6", "-mig-3g40gb-4", "-mig-7g80gb-0"}
+	for i := range devices {
+		devices[i] += " occupied=" + claim + ":NoSchedule"
+	}
+	return devices
+}
+
+// TestAPartitionInQuarantineKeepsNobodyOffTheOthers: while DCGM watches it, it cannot be removed.
+func TestAPartitionInQuarantineKeepsNobodyOffTheOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "dgx-h100")
+		stuck, next := allocatedClaim("stuck", first+"-mig-1g10gb-6"), allocatedClaim("next", first+"-mig-3g40gb-0")
+		agent, _ := r.offersPartitions(ctx, stuck, next)
+		h := agent.opts.Hardware
+		p := agent.newPlugin(func(error) {})
+		defer background(ctx, agent.watch)()
+		time.Sleep(10 * time.Second)
+		if results, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{stuck}); err != nil || results["stuck-uid"].Err != nil {
+			t.Fatalf("prepare: %v, %v", results, err)
+		}
+		r.do(&nvmlsim.AddClient{Client: nvmlsim.Client{PID: 801, Command: "nv-hostengine", GPUs: []int{0}, Watches: true}})
+		if results, err := p.UnprepareResourceClaims(ctx, []kubeletplugin.NamespacedObject{{UID: "stuck-uid"}}); err != nil || results["stuck-uid"] != nil {
+			t.Fatalf("unprepare: %v, %v", results, err)
+		}
+		if diff := cmp.Diff(overlapsSlice6("stuck-uid"), ill(t, h), cmpopts.SortSlices(strings.Compare)); diff != "" {
+			t.Errorf("devices with taints (-want +got):\n%s", diff)
+		}
+		if results, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{next}); err != nil || results["next-uid"].Err != nil {
+			t.Errorf("another partition: %v, %v", results, err)
+		}
+		r.do(&nvmlsim.RemoveClient{PID: 801})
+		time.Sleep(2 * time.Minute)
+		if diff := cmp.Diff([]string(nil), ill(t, h)); diff != "" {
+			t.Errorf("when DCGM has let go, devices with taints (-want +got):\n%s", diff)
+		}
+		if now := r.machine.State().GPUs[0]; len(now.Instances) != 1 || !now.MIG {
+			t.Errorf("MIG is %t, instances %v; want that of the claim that runs", now.MIG, now.Instances)
 		}
 	})
 }

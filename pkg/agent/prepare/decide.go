@@ -99,6 +99,9 @@ func (d *decider) stepsOn(j *job, gpu string, devices []int, now *steps.Observed
 		return wholeSteps(j.settings[devices[0]], now)
 	}
 	ours, err := d.holders.switchedMIG(gpu, j.entry.BootID)
+	if err == nil && !ours {
+		ours, err = d.quarantines.switchedMIG(gpu, j.entry.BootID)
+	}
 	if err != nil {
 		return nil, err
 	}

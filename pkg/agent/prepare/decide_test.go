@@ -129,7 +129,7 @@ func deciding(t *testing.T, known processes, entries ...*ledger.Entry) *decider 
 			t.Fatal(err)
 		}
 	}
-	return &decider{holders: &holders{ledger: claims}, processes: known}
+	return &decider{holders: &holders{ledger: claims}, processes: known, quarantines: quarantines{fs: durable.OS{}, dir: t.TempDir()}}
 }
 
 // held is an entry of a claim with one device of a GPU.

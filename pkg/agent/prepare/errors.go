@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -133,9 +134,11 @@ func (e *BusyError) Error() string {
 // InUseError says that a process has a GPU open that is to leave its driver, or an IOMMU group that is to go back.
 type InUseError = steps.InUseError
 
-// QuarantinedError says that a GPU is nobody's, and why.
+// QuarantinedError says that a GPU, or partitions of it, are nobody's, and why.
 type QuarantinedError struct {
-	GPU    string
+	GPU string
+	// Places are the partitions, nil for all of the GPU.
+	Places []*ledger.Partition
 	Reason string
 	Since  time.Time
 	// Owed is the claim that it is in quarantine for, if that is known, and Claim the one that is refused because of it, if one is. Only
@@ -143,18 +146,37 @@ type QuarantinedError struct {
 	Owed, Claim ledger.Claim
 	// Err is why it was not released just now.
 	Err error
+
+	path string
+}
+
+// keepsOff tells whether the claim has to wait: it has what is in quarantine, or is the one that it is in quarantine for.
+func (e *QuarantinedError) keepsOff(entry *ledger.Entry) bool {
+	return e.Owed.UID == entry.Claim.UID || slices.ContainsFunc(entry.Devices, func(d ledger.Device) bool {
+		return !d.AdminAccess && d.GPU == e.GPU &&
+			(e.Places == nil || slices.ContainsFunc(e.Places, func(p *ledger.Partition) bool { return p.Overlaps(d.Partition) }))
+	})
+}
+
+// where is the GPU, or its partitions.
+func (e *QuarantinedError) where() string {
+	text := "GPU " + e.GPU
+	for _, place := range e.Places {
+		text += ", " + place.String()
+	}
+	return text
 }
 
 func (e *QuarantinedError) Error() string {
 	if e.Claim.UID != "" && e.Claim.Namespace != e.Owed.Namespace {
-		return fmt.Sprintf("GPU %s is in quarantine since %s: what an earlier claim did to it is not undone; node-agent ledger show says more, on the node", e.GPU, e.Since.Format(time.RFC3339))
+		return fmt.Sprintf("%s is in quarantine since %s: what an earlier claim did to it is not undone; node-agent ledger show says more, on the node", e.where(), e.Since.Format(time.RFC3339))
 	}
 	return e.inFull()
 }
 
 // inFull is for the node's log and its administrators.
 func (e *QuarantinedError) inFull() string {
-	return fmt.Sprintf("GPU %s is in quarantine since %s (%s): %v", e.GPU, e.Since.Format(time.RFC3339), e.Reason, e.Err)
+	return fmt.Sprintf("%s is in quarantine since %s (%s): %v", e.where(), e.Since.Format(time.RFC3339), e.Reason, e.Err)
 }
 
 func (e *QuarantinedError) Unwrap() error { return e.Err }

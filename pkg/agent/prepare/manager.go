@@ -343,15 +343,16 @@ func (m *Manager) prepare(
 	return j.entry.Devices, nil
 }
 
-// settleGPUs refuses GPUs in quarantine that cannot be taken out of it now.
+// settleGPUs refuses GPUs, and partitions, in quarantine that cannot be taken out of it now.
 func (m *Manager) settleGPUs(ctx context.Context, entry *ledger.Entry) error {
 	for _, gpu := range entry.HeldGPUs() {
-		if err := m.undoer.settle(ctx, gpu); err != nil {
-			var stays *QuarantinedError
-			if errors.As(err, &stays) {
-				stays.Claim = entry.Claim
-			}
+		stays, err := m.undoer.settle(ctx, gpu)
+		if err != nil {
 			return fmt.Errorf("claim %s: %w", entry.Claim, err)
+		}
+		if i := slices.IndexFunc(stays, func(e *QuarantinedError) bool { return e.keepsOff(entry) }); i >= 0 {
+			stays[i].Claim = entry.Claim
+			return fmt.Errorf("claim %s: %w", entry.Claim, stays[i])
 		}
 	}
 	return nil

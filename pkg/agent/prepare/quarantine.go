@@ -18,7 +18,7 @@ import (
 
 // Quarantine is a GPU on which something of a claim is left that could not be undone: the GPU is lost, does not
 // answer, or a process does not end. The claim is unprepared all the same, since its pod cannot go otherwise;
-// nobody gets the GPU until what is owed has been done, or a reboot has made it unnecessary.
+// nobody gets the GPU, or its partitions that are concerned, until what is owed has been done, or a reboot has made it unnecessary.
 type Quarantine struct {
 	// GPU is the physical GPU's name.
 	GPU string `json:"gpu"`
@@ -36,6 +36,27 @@ func (q *Quarantine) Holder() types.UID {
 		return ""
 	}
 	return q.Owed.Claim.UID
+}
+
+// Places are the partitions that are concerned, nil if all of the GPU is. That MIG mode is on harms no other partition.
+func (q *Quarantine) Places() (places []*ledger.Partition) {
+	if q.Owed == nil {
+		return nil
+	}
+	for _, step := range q.Owed.Undo {
+		switch {
+		case step.Partition == nil && step.Kind != ledger.StepMIGMode:
+			return nil
+		case step.Partition != nil && !slices.ContainsFunc(places, func(p *ledger.Partition) bool { return *p == *step.Partition }):
+			places = append(places, step.Partition)
+		}
+	}
+	return places
+}
+
+// waitsFor tells whether a step is to be undone after one of these, which cannot be. Steps on other partitions do not wait.
+func waitsFor(step ledger.Step, owed []ledger.Step) bool {
+	return slices.ContainsFunc(owed, func(o ledger.Step) bool { return o.Partition.Overlaps(step.Partition) })
 }
 
 // claim is whose quarantine it is, by the file's name: the content may not be readable.
@@ -130,17 +151,21 @@ func (qs quarantines) keep(ctx context.Context, entry *ledger.Entry, debts []deb
 	for _, d := range debts {
 		owed := *entry
 		owed.Undo, owed.CDISpec, owed.Devices = d.steps, nil, nil
-		q := Quarantine{GPU: d.gpu, Owed: &owed, Reason: clipped(d.err.Error()), Since: now.UTC()}
-		data, err := json.Marshal(q)
-		if err != nil {
-			return fmt.Errorf("encode quarantine of GPU %s: %w", d.gpu, err)
-		}
-		if err := durable.WriteFile(qs.fs, qs.path(d.gpu, entry), data, 0o600); err != nil {
+		q := &Quarantine{GPU: d.gpu, Owed: &owed, Reason: clipped(d.err.Error()), Since: now.UTC(), path: qs.path(d.gpu, entry)}
+		if err := qs.write(q); err != nil {
 			return fmt.Errorf("put GPU %s into quarantine: %w", d.gpu, err)
 		}
 		klog.FromContext(ctx).Error(d.err, "GPU is in quarantine: what a claim did to it could not be undone", "device", d.gpu, "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "steps", len(d.steps))
 	}
 	return nil
+}
+
+func (qs quarantines) write(q *Quarantine) error {
+	data, err := json.Marshal(q)
+	if err != nil {
+		return fmt.Errorf("encode quarantine of GPU %s: %w", q.GPU, err)
+	}
+	return durable.WriteFile(qs.fs, q.path, data, 0o600)
 }
 
 // maxReason of an error is kept. Errors have paths and output of programs in them, which may be long.
@@ -161,6 +186,15 @@ func (qs quarantines) owes(entry *ledger.Entry) (bool, error) {
 	}
 	held := entry.HeldGPUs()
 	return slices.ContainsFunc(list, func(q Quarantine) bool { return q.Holder() == entry.Claim.UID && slices.Contains(held, q.GPU) }), nil
+}
+
+// switchedMIG tells whether MIG mode is owed for a GPU: who comes meanwhile takes it back, too, if he goes last.
+func (qs quarantines) switchedMIG(gpu, bootID string) (bool, error) {
+	list, err := qs.list(gpu)
+	return slices.ContainsFunc(list, func(q Quarantine) bool {
+		return q.Owed != nil && q.Owed.BootID == bootID &&
+			slices.ContainsFunc(q.Owed.Undo, func(s ledger.Step) bool { return s.Kind == ledger.StepMIGMode })
+	}), err
 }
 
 func (qs quarantines) remove(path string) error {

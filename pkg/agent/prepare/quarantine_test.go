@@ -272,6 +272,131 @@ func TestProcessesInAPartitionAreItsClaims(t *testing.T) {
 	}
 }
 
+// TestAPartitionThatIsStuckKeepsNoOther: it is in quarantine, with its place, and its GPU is not. What is done for one of two is not done again,
+// when somebody else has it; and MIG mode ends with the last of them all.
+func TestAPartitionThatIsStuckKeepsNoOther(t *testing.T) {
+	n := newNode(t)
+	n.options.EndTimeout = 50 * time.Millisecond // what does not end is waited for in vain
+	m := n.manager()
+	part := func(at int) result { return result(fmt.Sprintf("part=%s-mig-1g10gb-%d", gpu0, at)) }
+	a := reservedFor(claim("a", part(0), "more="+part(1)[len("part="):]), "pod-a")
+	n.prepared(m, a)
+	for i, instance := range n.gpu(0).Instances {
+		p := process(uint32(7+instance.Start), "pod-a")
+		p.Instance, p.Stuck = &nvmlsim.Instance{GPU: instance.ID}, true
+		n.do(p)
+		if i > 1 {
+			t.Fatal("a has two")
+		}
+	}
+	places := func(want ...int) {
+		t.Helper()
+		list, err := m.Quarantined()
+		if err != nil {
+			t.Fatal(err)
+		}
+		var got []int
+		for _, q := range list {
+			for _, place := range q.Places() {
+				got = append(got, int(place.Start))
+			}
+		}
+		slices.Sort(got)
+		if !slices.Equal(got, want) {
+			t.Errorf("in quarantine: %v, want %v", got, want)
+		}
+	}
+	refused := func(c *resourceapi.ResourceClaim, where string) {
+		t.Helper()
+		var quarantined *prepare.QuarantinedError
+		if _, err := m.Prepare(n.ctx, c); !errors.As(err, &quarantined) || !strings.Contains(err.Error(), where) {
+			t.Errorf("claim %s: %v, want a QuarantinedError with %q", c.Name, err, where)
+		}
+	}
+	n.unprepare(m, a.UID)
+	places(0, 1)
+	refused(claim("b", part(0)), gpu0+", 1g.10gb at slice 0, 1g.10gb at slice 1 is in quarantine")
+	refused(claim("b", part(1)), "in quarantine")
+	refused(claim("b", result("all="+gpu0)), "in quarantine")
+	refused(claim("a", part(2)), "in quarantine") // its own debts are in the file of its name
+	n.prepared(m, claim("c", part(2)))
+
+	n.do(&nvmlsim.RemoveProcess{GPU: "0", PID: 8})
+	b := claim("b", part(1))
+	n.prepared(m, b)
+	places(0)
+	m = n.manager()
+	for range 2 {
+		if _, err := m.Reconcile(n.ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	n.prepared(m, b) // the kubelet looks again
+	if left := n.gpu(0).Instances; len(left) != 3 {
+		t.Errorf("instances: %+v, want those of b and c, and the one that is stuck", left)
+	}
+	n.unprepare(m, "c-uid")
+	n.do(&nvmlsim.RemoveProcess{GPU: "0", PID: 7})
+	if _, err := m.Reconcile(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	places()
+	if g := n.gpu(0); len(g.Instances) != 1 || !g.MIG {
+		t.Errorf("MIG is %t, instances %+v, want that of b", g.MIG, g.Instances)
+	}
+	n.unprepare(m, b.UID)
+	if g := n.gpu(0); len(g.Instances) > 0 || g.MIG {
+		t.Errorf("MIG is %t, instances %+v, want it as it was", g.MIG, g.Instances)
+	}
+}
+
+// TestTheOtherPartitionOfItsClaimIsFree at once.
+func TestTheOtherPartitionOfItsClaimIsFree(t *testing.T) {
+	for stuck := range uint32(2) {
+		n := newNode(t)
+		n.options.EndTimeout = 50 * time.Millisecond
+		m := n.manager()
+		a := reservedFor(claim("a", result("part="+gpu0+"-mig-1g10gb-0"), result("more="+gpu0+"-mig-1g10gb-1")), "pod-a")
+		n.prepared(m, a)
+		for _, instance := range n.gpu(0).Instances {
+			if instance.Start == stuck {
+				p := process(7, "pod-a")
+				p.Instance, p.Stuck = &nvmlsim.Instance{GPU: instance.ID}, true
+				n.do(p)
+			}
+		}
+		n.unprepare(m, a.UID)
+		if list, err := m.Quarantined(); err != nil || len(list) != 1 || len(list[0].Places()) != 1 || list[0].Places()[0].Start != stuck {
+			t.Errorf("slice %d is stuck, in quarantine: %+v, %v", stuck, list, err)
+		}
+		if left := n.gpu(0).Instances; len(left) != 1 || left[0].Start != stuck {
+			t.Errorf("slice %d is stuck, instances: %+v", stuck, left)
+		}
+	}
+}
+
+// TestMIGModeThatIsOwedEndsWithWhoComesMeanwhile: among the claims of the ledger none has switched it on.
+func TestMIGModeThatIsOwedEndsWithWhoComesMeanwhile(t *testing.T) {
+	n := newNode(t)
+	m := n.manager()
+	a, b := claim("a", result("part="+gpu0+"-mig-1g10gb-0")), claim("b", result("part="+gpu0+"-mig-1g10gb-1"))
+	n.prepared(m, a)
+	n.do(dcgm)
+	n.unprepare(m, a.UID)
+	n.prepared(m, b)
+	n.do(ends(dcgm))
+	if _, err := m.Reconcile(n.ctx); err != nil {
+		t.Fatal(err)
+	}
+	if !n.gpu(0).MIG {
+		t.Error("MIG is off while b has a partition")
+	}
+	n.unprepare(m, b.UID)
+	if g := n.gpu(0); len(g.Instances) > 0 || g.MIG {
+		t.Errorf("MIG is %t, instances %+v, want it as it was", g.MIG, g.Instances)
+	}
+}
+
 // TestUnprepareEndsWhateverAGPUDoes: the claim goes, in time, and the GPU is nobody's until it is in order.
 func TestUnprepareEndsWhateverAGPUDoes(t *testing.T) {
 	tests := map[string]struct{ fault, mend []nvmlsim.Command }{

@@ -1,6 +1,7 @@
 package prepare
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -91,15 +92,15 @@ type undoer struct {
 }
 
 // rollBack undoes the recorded steps in reverse and then forgets the claim. If the disk does not take part the claim
-// stays in the ledger, and its GPUs held. If a GPU does not, the GPU goes into quarantine with what is owed, and the claim
-// is forgotten: it must come to an end, and within the timeout, also when the GPU never answers again.
+// stays in the ledger, and its GPUs held. If a GPU does not, the GPU, or the partition, goes into quarantine with what is owed, and the
+// claim is forgotten: it must come to an end, and within the timeout, also when the GPU never answers again.
 func (u *undoer) rollBack(ctx context.Context, entry *ledger.Entry) error {
 	// Half a roll-back helps nobody, not even a kubelet that has given up.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), u.timeout)
 	defer cancel()
 	var debts []debt
 	for _, step := range slices.Backward(entry.Undo) {
-		if slices.ContainsFunc(debts, func(d debt) bool { return d.gpu == step.GPU }) {
+		if slices.ContainsFunc(debts, func(d debt) bool { return d.gpu == step.GPU && waitsFor(step, d.steps) }) {
 			debts = owe(debts, step.GPU, step, nil)
 			continue
 		}
@@ -131,28 +132,57 @@ func affected(entry *ledger.Entry, step ledger.Step) []string {
 	return []string{step.GPU}
 }
 
-// settle tries to do what is owed on a GPU, and takes it out of quarantine if that succeeds. The caller has the GPU's lock.
-// The error is a *QuarantinedError if the GPU stays where it is.
-func (u *undoer) settle(ctx context.Context, gpu string) error {
+// settle tries to do what is owed on a GPU, and takes out of quarantine what that succeeds for. The caller has the GPU's lock.
+// It returns what stays.
+func (u *undoer) settle(ctx context.Context, gpu string) (stays []*QuarantinedError, err error) {
 	list, err := u.quarantines.list(gpu)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	for _, q := range list {
-		if q.Owed == nil {
-			return &QuarantinedError{GPU: gpu, Reason: q.Reason, Err: errors.New("what is to be undone is not known")}
+	for i := range list {
+		q := &list[i]
+		why, err := u.settleOwed(ctx, q)
+		if err != nil {
+			return nil, fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
 		}
-		for _, step := range slices.Backward(q.Owed.Undo) {
-			if err := u.steps.Undo(ctx, q.Owed, step); err != nil {
-				return &QuarantinedError{GPU: gpu, Reason: q.Reason, Since: q.Since, Owed: q.Owed.Claim, Err: fmt.Errorf("undo %s: %w", step, err)}
+		if why == nil {
+			klog.FromContext(ctx).Info("GPU is out of quarantine: what was owed is done", "device", gpu, "claim", klog.KRef(q.Owed.Claim.Namespace, q.Owed.Claim.Name))
+			continue
+		}
+		stay := &QuarantinedError{GPU: gpu, Places: q.Places(), Reason: q.Reason, Since: q.Since, Err: why, path: q.path}
+		if q.Owed != nil {
+			stay.Owed = q.Owed.Claim
+		}
+		stays = append(stays, stay)
+	}
+	return stays, nil
+}
+
+// settleOwed tries to do what is owed to one claim, and says why it stays. What is done for a partition is not owed any more before somebody else
+// has the partition: it would be undone for him.
+func (u *undoer) settleOwed(ctx context.Context, q *Quarantine) (why, err error) {
+	if q.Owed == nil {
+		return errors.New("what is to be undone is not known"), nil
+	}
+	var left []ledger.Step
+	for _, step := range slices.Backward(q.Owed.Undo) {
+		if !waitsFor(step, left) {
+			err := u.steps.Undo(ctx, q.Owed, step)
+			if err == nil {
+				continue
 			}
+			why = cmp.Or(why, fmt.Errorf("undo %s: %w", step, err))
 		}
-		if err := u.quarantines.remove(q.path); err != nil {
-			return fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
-		}
-		klog.FromContext(ctx).Info("GPU is out of quarantine: what was owed is done", "device", gpu, "claim", klog.KRef(q.Owed.Claim.Namespace, q.Owed.Claim.Name))
+		left = slices.Insert(left, 0, step)
 	}
-	return nil
+	switch {
+	case why == nil:
+		return nil, u.quarantines.remove(q.path)
+	case q.Places() != nil && len(left) < len(q.Owed.Undo):
+		q.Owed.Undo, q.Reason = left, clipped(why.Error())
+		return why, u.quarantines.write(q)
+	}
+	return why, nil
 }
 
 // settleAll is settle for every GPU in quarantine. Those that stay are no error; who publishes them says why.
@@ -184,5 +214,9 @@ func (u *undoer) settleOne(ctx context.Context, gpu string) error {
 	if err := locks.GPUs(ctx, gpu); err != nil {
 		return fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
 	}
-	return u.settle(ctx, gpu)
+	stays, err := u.settle(ctx, gpu)
+	if err == nil && len(stays) > 0 {
+		return stays[0]
+	}
+	return err
 }

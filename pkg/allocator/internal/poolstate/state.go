@@ -58,7 +58,7 @@ func New(p *inventory.NodePool, in *usage.Pool) *State {
 
 // countCounters finds what is left of counters, and for which devices it is not enough.
 func (s *State) countCounters(p *inventory.NodePool) {
-	var overdrawn bool
+	var overdrawn map[string]bool
 	s.Counters, overdrawn = countersLeft(p.Pool, s.in)
 	s.Groups = counters.GroupsLeft(p, s.in)
 	s.Short = s.Short.Clone() // the inventory's
@@ -70,7 +70,7 @@ func (s *State) countCounters(p *inventory.NodePool) {
 		if incompatible {
 			s.Incompatible = addTo(s.Incompatible, i, p.Len())
 		}
-		if incompatible || overdrawn || !counters.Affords(s.Counters, p.Uses(i)) {
+		if incompatible || len(overdrawn) > 0 && (overdrawn[""] || overdrawn[p.NodeOf(i)]) || !counters.Affords(s.Counters, p.Uses(i)) {
 			s.Short = addTo(s.Short, i, p.Len())
 		}
 	}
@@ -131,13 +131,13 @@ func (s *State) RoomOf(p *inventory.NodePool, i int) []amount.Amount {
 type countersState struct {
 	in        *usage.Pool
 	left      []amount.Amount
-	overdrawn bool
+	overdrawn map[string]bool
 }
 
 // countersLeft subtracts what held devices take of the pool's counters, whichever nodes they are for. Overdrawn
-// tells that more is taken of some counter than there is: then nobody knows what else is wrong, and, as upstream
-// does, no device that needs counters is given away.
-func countersLeft(p *inventory.Pool, in *usage.Pool) (left []amount.Amount, overdrawn bool) {
+// tells of which nodes' counters, or under "" of the pool's, more is taken than there is of one: then nobody knows
+// what else is wrong, and, as upstream does, no device that could need them is given away.
+func countersLeft(p *inventory.Pool, in *usage.Pool) (left []amount.Amount, overdrawn map[string]bool) {
 	if known, ok := p.Attached.Load().(*countersState); ok && known.in == in {
 		return known.left, known.overdrawn
 	}
@@ -150,8 +150,13 @@ func countersLeft(p *inventory.Pool, in *usage.Pool) (left []amount.Amount, over
 			state.left[use.Counter] = state.left[use.Counter].Sub(use.Amount)
 		}
 	}
-	for _, left := range state.left {
-		state.overdrawn = state.overdrawn || left.IsNegative()
+	for i, left := range state.left {
+		if left.IsNegative() {
+			if state.overdrawn == nil {
+				state.overdrawn = make(map[string]bool)
+			}
+			state.overdrawn[p.Counters.All[i].Node] = true
+		}
 	}
 	p.Attached.Store(state)
 	return state.left, state.overdrawn
