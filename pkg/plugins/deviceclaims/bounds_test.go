@@ -22,6 +22,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -214,13 +215,13 @@ func TestWhatTheAuditorTellsFitsIntoAnEvent(t *testing.T) {
 // However many sizes there are, the smallest devices count for less than the next alternative.
 func TestSizesCountForLessThanAnAlternative(t *testing.T) {
 	const sizes = maxSizeSteps + 4
-	c := &cycle{plan: &plan{}, results: newResults(nil)}
+	c := &cycle.State{Plan: &cycle.Plan{}, Results: cycle.NewResults(nil)}
 	var scores fwk.NodeScoreList
 	for i := range sizes {
 		scores = append(scores, fwk.NodeScore{Name: fmt.Sprintf("node-%d", i), Score: allocator.PreferenceStep})
-		c.results.set(scores[i].Name, nodeResult{size: int64(i + 1)})
+		c.Results.Set(scores[i].Name, cycle.NodeResult{Size: int64(i + 1)})
 	}
-	c.preferSmall(scores)
+	preferSmall(c, scores)
 	for i := range scores[1:] {
 		if scores[i].Score < scores[i+1].Score {
 			t.Errorf("smaller devices score %d, larger ones %d", scores[i].Score, scores[i+1].Score)

@@ -22,6 +22,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
@@ -29,7 +30,7 @@ import (
 
 // explain says why no node satisfies the pod's claims: where they are allocated already, and what of those that are not is missing. Both
 // may be empty.
-func (pl *Plugin) explain(ctx context.Context, c *cycle, pod *v1.Pod) (where, missing string) {
+func (pl *Plugin) explain(ctx context.Context, c *cycle.State, pod *v1.Pod) (where, missing string) {
 	return pl.whereAllocated(c), pl.tellMissing(ctx, c, pod)
 }
 
@@ -39,7 +40,7 @@ func join(texts ...string) string {
 }
 
 // tellMissing is explainMissing for the pod's user. What that one is not to know is in the log alone.
-func (pl *Plugin) tellMissing(ctx context.Context, c *cycle, pod *v1.Pod) string {
+func (pl *Plugin) tellMissing(ctx context.Context, c *cycle.State, pod *v1.Pod) string {
 	found := pl.explainMissing(ctx, c, pod)
 	if found == nil {
 		return ""
@@ -56,12 +57,12 @@ func (pl *Plugin) tellMissing(ctx context.Context, c *cycle, pod *v1.Pod) string
 }
 
 // explainMissing says what devices are missing, and whose release would help or that none would. It is nil if that was not the reason.
-func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *allocator.Explanation {
-	wanted := c.results.mostRefused()
+func (pl *Plugin) explainMissing(ctx context.Context, c *cycle.State, pod *v1.Pod) *allocator.Explanation {
+	wanted := c.Results.MostRefused()
 	if wanted == nil {
 		return nil
 	}
-	failures := c.results.failuresFor(wanted.Requests)
+	failures := c.Results.FailuresFor(wanted.Requests)
 	explanation := allocator.Explain(wanted.Requests, failures, allocator.Naming{
 		Rule: pl.taintRule,
 		Subject: func(claim types.NamespacedName, request string) string {
@@ -78,13 +79,13 @@ func (pl *Plugin) explainMissing(ctx context.Context, c *cycle, pod *v1.Pod) *al
 		refusedNodesTotal.WithLabelValues(string(reason)).Add(float64(n))
 	}
 	keep := sets.New[types.UID]()
-	for _, pc := range c.claims {
+	for _, pc := range c.Claims {
 		keep.Insert(pc.Claim.UID)
 	}
 	ctx, cancel := context.WithTimeout(ctx, pl.shared.limits.Holders)
 	defer cancel()
 	input := c.Input(ctx, wanted.Requests, nil)
-	input.Attempt = c.budget
+	input.Attempt = c.Budget
 	explanation.Holders = allocator.FindHolders(ctx, input, failures, pl.nodeThatCanHold(pod), allocator.HolderOptions{Keep: keep, Namespace: pod.Namespace})
 	if len(explanation.Holders) == 0 {
 		allocator.FindLimits(ctx, input, explanation, pl.suitableNodes(ctx, pod))
@@ -110,13 +111,13 @@ func (pl *Plugin) suitableNodes(ctx context.Context, pod *v1.Pod) iter.Seq[*v1.N
 
 // whereAllocated says for which nodes the pod's claims are allocated already, if that rules out others. The scheduler does not say more of
 // nodes that PreFilter leaves out than that this plugin did it. If it left out all, it has said this itself.
-func (pl *Plugin) whereAllocated(c *cycle) string {
-	if limit := c.preFilterResult(); limit != nil && len(limit.NodeNames) == 0 {
+func (pl *Plugin) whereAllocated(c *cycle.State) string {
+	if limit := c.PreFilterResult(); limit != nil && len(limit.NodeNames) == 0 {
 		return ""
 	}
 	var texts []string
-	for i := range c.claims {
-		if pc := &c.claims[i]; pc.Nodes != nil {
+	for i := range c.Claims {
+		if pc := &c.Claims[i]; pc.Nodes != nil {
 			texts = append(texts, pl.describePin(pc)+": the pod can run nowhere else")
 		}
 	}
@@ -212,13 +213,13 @@ func (pl *Plugin) nodeThatCanHold(pod *v1.Pod) func(name string) *v1.Node {
 // Explain is why a pod that has been through PreFilter and Filter with the state has no node for its claims, node by node for the first
 // perNode nodes by name. It is nil if devices were not the reason, or PreFilter has refused the pod. It decides nothing: a simulation asks.
 func Explain(ctx context.Context, pl *Plugin, state fwk.CycleState, pod *v1.Pod, perNode int) (*allocator.Explanation, error) {
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil || c == nil {
 		return nil, err
 	}
 	found := pl.explainMissing(ctx, c, pod)
-	if wanted := c.results.mostRefused(); found != nil && perNode > 0 {
-		found.PerNode = allocator.ExplainNodes(wanted.Requests, c.results.failuresFor(wanted.Requests), perNode)
+	if wanted := c.Results.MostRefused(); found != nil && perNode > 0 {
+		found.PerNode = allocator.ExplainNodes(wanted.Requests, c.Results.FailuresFor(wanted.Requests), perNode)
 	}
 	return found, nil
 }
@@ -229,9 +230,9 @@ func WaitForSync(ctx context.Context, pl *Plugin) error { return pl.shared.waitF
 
 // Reserved is what Reserve has decided for the pod of the state, claim by claim.
 func Reserved(state fwk.CycleState) ([]tracker.Reservation, error) {
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil || c == nil {
 		return nil, err
 	}
-	return slices.Clone(c.binding.reserved), nil
+	return slices.Clone(c.Binding.Reserved), nil
 }

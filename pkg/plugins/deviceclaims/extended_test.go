@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/twopaths"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -735,11 +736,11 @@ func TestAClaimGetsADeviceThatNoDevicePluginHas(t *testing.T) {
 	w.claims = []*resourceapi.ResourceClaim{claim("one", withClass("both")), claim("two", withClass("both"))}
 	h := newHarness(t, w)
 	a := h.filterAll(w.pods[1]).reserve("node-b")
-	c, err := readCycle(a.state)
+	c, err := cycle.Read(a.state)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := c.binding.reserved[0].Allocation.Devices.Results[0].Device; got != "other-0" {
+	if got := c.Binding.Reserved[0].Allocation.Devices.Results[0].Device; got != "other-0" {
 		t.Errorf("it got %s", got)
 	}
 	if got := h.filterAll(w.pods[2]).filter["node-b"]; got != toldUnseen {

@@ -12,13 +12,13 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/tracker"
@@ -38,16 +38,16 @@ func newFence(t *tracker.Tracker, args *config.FenceArgs) *fence.Fence {
 //
 // A pod that may not go on gives back what it has, and makes a pause of its own: both schedulers may have given way.
 // That happens in the goroutine that binds the pod, and after the devices are free, so that it holds up nobody.
-func (pl *Plugin) passFence(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string, c *cycle) error {
+func (pl *Plugin) passFence(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string, c *cycle.State) error {
 	if pl.fence == nil {
 		return nil
 	}
-	err := pl.fence.Pass(ctx, c.boundClaims(), func(claim *resourceapi.ResourceClaim) usage.View {
+	err := pl.fence.Pass(ctx, c.BoundClaims(), func(claim *resourceapi.ResourceClaim) usage.View {
 		if pl.isInUse(claim) {
 			// It has passed a fence with the pod that uses it, so whatever was earlier has been taken into account, also what is not known here.
 			return pl.shared.tracker.Snapshot().Usage
 		}
-		return c.binding.decidedOn(claim)
+		return c.Binding.DecidedOn(claim)
 	})
 	if err == nil {
 		return pl.checkStillReserved(c)
@@ -56,7 +56,7 @@ func (pl *Plugin) passFence(ctx context.Context, state fwk.CycleState, pod *v1.P
 	if errors.Is(err, fence.ErrTimeout) {
 		err = fmt.Errorf("not bound to node %s, because it cannot be told whether other schedulers use its devices: %w", nodeName, err)
 	}
-	c.binding.why = err.Error()
+	c.Binding.Why = err.Error()
 	pl.withdraw(ctx, pod, c, yields)
 	pl.Unreserve(ctx, state, pod, nodeName)
 	pl.fence.Pause(ctx)
@@ -121,34 +121,9 @@ func withoutForeign(text, namespace string, claim usage.ClaimRef) string {
 	return strings.ReplaceAll(text, fmt.Sprintf("claim %s (UID %s)", claim, claim.UID), "a claim of another namespace")
 }
 
-// boundClaims are the pod's claims as they were written last or, if there was nothing to write, as they were found.
-func (c *cycle) boundClaims() []*resourceapi.ResourceClaim {
-	bound := c.bindingClaims()
-	claims := make([]*resourceapi.ResourceClaim, len(bound))
-	for i, pc := range bound {
-		claims[i] = pc.Claim
-		for _, w := range c.binding.writes {
-			if w.Planned.UID == pc.Claim.UID {
-				claims[i] = w.Written
-			}
-		}
-	}
-	return claims
-}
-
-// userOf returns whom a claim of the pod is reserved for.
-func (c *cycle) userOf(claim types.UID) types.UID {
-	for _, pc := range c.bindingClaims() {
-		if pc.Claim.UID == claim {
-			return pc.User.UID
-		}
-	}
-	return ""
-}
-
 // checkStillReserved fails if a claim has changed while the pod waited at the fence.
-func (pl *Plugin) checkStillReserved(c *cycle) error {
-	for _, bound := range c.boundClaims() {
+func (pl *Plugin) checkStillReserved(c *cycle.State) error {
+	for _, bound := range c.BoundClaims() {
 		claim, err := pl.shared.tracker.Get(bound.Namespace, bound.Name)
 		if apierrors.IsNotFound(err) {
 			return podevents.Postpone(podevents.ReasonClaimChanged, bound, fmt.Errorf("claim %s: was deleted while the pod was bound", klog.KObj(bound)))
@@ -156,7 +131,7 @@ func (pl *Plugin) checkStillReserved(c *cycle) error {
 		if err != nil {
 			return err
 		}
-		if claim.UID != bound.UID || claim.Status.Allocation == nil || !podclaims.SameAllocation(claim.Status.Allocation, bound.Status.Allocation) || !podclaims.IsReservedFor(claim, c.userOf(claim.UID)) {
+		if claim.UID != bound.UID || claim.Status.Allocation == nil || !podclaims.SameAllocation(claim.Status.Allocation, bound.Status.Allocation) || !podclaims.IsReservedFor(claim, c.UserOf(claim.UID)) {
 			return podevents.Postpone(podevents.ReasonClaimChanged, bound, fmt.Errorf("claim %s: the reservation was lost while the pod was bound", klog.KObj(bound)))
 		}
 	}
@@ -171,7 +146,7 @@ func (pl *Plugin) checkStillReserved(c *cycle) error {
 //
 // What is reserved for the pod's group is taken from it when no pod of the group is left that may use it. That is asked before each
 // attempt to write, after the claim has been read: a pod that comes to use it meanwhile moves its version.
-func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle, yields []*fence.YieldError) {
+func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle.State, yields []*fence.YieldError) {
 	if len(yields) == 0 {
 		return
 	}
@@ -193,8 +168,8 @@ func (pl *Plugin) withdraw(ctx context.Context, pod *v1.Pod, c *cycle, yields []
 	}
 }
 
-func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence.YieldError, c *cycle) error {
-	user := c.userOf(yield.Claim.UID)
+func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence.YieldError, c *cycle.State) error {
+	user := c.UserOf(yield.Claim.UID)
 	client := pl.binder.Client.ResourceV1().ResourceClaims(yield.Claim.Namespace)
 	claim, err := client.Get(ctx, yield.Claim.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
@@ -225,7 +200,7 @@ func (pl *Plugin) writeWithdrawal(ctx context.Context, pod *v1.Pod, yield *fence
 		pl.shared.books.Doubts.Note(claim, err)
 		return err
 	}
-	for _, w := range c.binding.writes {
+	for _, w := range c.Binding.Writes {
 		w.Withdrawn = w.Withdrawn || w.Planned.UID == claim.UID
 	}
 	pl.binder.Assume(ctx, written)

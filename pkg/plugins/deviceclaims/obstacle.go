@@ -13,6 +13,7 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
@@ -55,12 +56,12 @@ func (o *obstacle) givenUp() string {
 //
 // If that would help nothing, it is still one that is reserved for the pod or its group, also if it rules out no node, see keptOf. A
 // pod that waits holds nothing: two of them could wait for each other's devices for ever.
-func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle {
+func (pl *Plugin) obstacle(ctx context.Context, c *cycle.State, pod *v1.Pod) *obstacle {
 	found := func(i int, reason string) *obstacle {
-		return &obstacle{c.claims[i].Claim, reason, pl.groups.UsedByOthers(c.claims[i], pod), c.claims[i].User.UID}
+		return &obstacle{c.Claims[i].Claim, reason, pl.groups.UsedByOthers(c.Claims[i], pod), c.Claims[i].User.UID}
 	}
 	var candidates []int
-	for i, pc := range c.claims {
+	for i, pc := range c.Claims {
 		if !pl.mayGiveUp(c, i, pod) {
 			continue
 		}
@@ -72,7 +73,7 @@ func (pl *Plugin) obstacle(ctx context.Context, c *cycle, pod *v1.Pod) *obstacle
 	if i, why := pl.inTheWayOf(ctx, c, pod, candidates); why != "" {
 		return found(i, why)
 	}
-	return pl.keptOf(c.claims, pod)
+	return pl.keptOf(c.Claims, pod)
 }
 
 // keptOf returns a reservation that is kept for a pod that waits, as by a scheduler that has ended: its own, also where its group has one, too,
@@ -95,7 +96,7 @@ func (pl *Plugin) keptOf(claims []podclaims.Claim, pod *v1.Pod) *obstacle {
 }
 
 // inTheWayOf returns the one of the candidates that keeps the pod off nodes, and says so. It says nothing if there is none.
-func (pl *Plugin) inTheWayOf(ctx context.Context, c *cycle, pod *v1.Pod, candidates []int) (i int, why string) {
+func (pl *Plugin) inTheWayOf(ctx context.Context, c *cycle.State, pod *v1.Pod, candidates []int) (i int, why string) {
 	if len(candidates) == 0 {
 		return 0, ""
 	}
@@ -124,11 +125,11 @@ func (pl *Plugin) inTheWayOf(ctx context.Context, c *cycle, pod *v1.Pod, candida
 // nodeWithout returns a node that has devices for the pod's claims if some of them, by their indexes, are allocated anew, where all others
 // can be used and these, as they are, cannot. What rules a node out for certain besides devices is looked at, too, and what pods that are
 // nominated to it are going to get is left to them. It is empty if there is none or ctx has ended.
-func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved []int) string {
+func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle.State, pod *v1.Pod, moved []int) string {
 	var anew []*resourceapi.ResourceClaim
 	var holding []*resourceapi.ResourceClaim
 	for _, i := range moved {
-		claim := c.claims[i].Claim
+		claim := c.Claims[i].Claim
 		holding = append(holding, claim)
 		claim = claim.DeepCopy()
 		claim.Status = resourceapi.ResourceClaimStatus{}
@@ -149,7 +150,7 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 		if !pl.inTheWay(c, moved, info.Node()) || !suitable(info.Node()) {
 			continue
 		}
-		wanted, status := c.wantedOn(pl.extended, info)
+		wanted, status := c.WantedOn(pl.extended, info)
 		if !status.IsSuccess() {
 			continue
 		}
@@ -177,10 +178,10 @@ func (pl *Plugin) nodeWithout(ctx context.Context, c *cycle, pod *v1.Pod, moved 
 }
 
 // inTheWay tells whether some of the given claims rule the node out as they are allocated, and no others do.
-func (pl *Plugin) inTheWay(c *cycle, claims []int, node *v1.Node) bool {
+func (pl *Plugin) inTheWay(c *cycle.State, claims []int, node *v1.Node) bool {
 	found := false
-	for i := range c.claims {
-		if pl.whyUnusable(&c.claims[i], node) == "" {
+	for i := range c.Claims {
+		if pl.whyUnusable(&c.Claims[i], node) == "" {
 			continue
 		}
 		if !slices.Contains(claims, i) {

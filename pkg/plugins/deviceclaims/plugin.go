@@ -17,6 +17,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
@@ -33,7 +34,7 @@ type Plugin struct {
 
 	extended *extended.Resources
 	rivals   *contention.Rivals
-	time     *searchTime
+	time     *searchtime.Profile
 
 	setup *waiting.Setup
 	// demand is what pods ask for, waits who waits for it.
@@ -80,7 +81,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		fence:  newFence(shared.tracker, typed.Fence),
 		groups: podclaims.NewGroups(handle),
 		binder: binding.New(shared.books, handle, features.DeviceBindingConditions, typed.BindingTimeout.Duration),
-		time:   &searchTime{typed.FilterTimeout.Duration, shared.shares},
+		time:   &searchtime.Profile{FilterTimeout: typed.FilterTimeout.Duration, Shares: shared.shares},
 		setup:  waiting.NewSetup(handle),
 	}
 	pl.extended = &extended.Resources{Handle: handle, Claims: shared.tracker, Recorded: shared.memory.Recorded, Binder: pl.binder}

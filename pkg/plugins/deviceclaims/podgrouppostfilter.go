@@ -15,6 +15,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -25,19 +26,19 @@ import (
 // would be without some pods, it is prepared for that.
 func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycleState, group fwk.PodGroupInfo, schedule fwk.PodGroupSchedulingFunc) (*fwk.PodGroupPostFilterResult, *fwk.Status) {
 	pl.shared.common.Trial.ForbidPreemption()
-	found, err := readGroupCycle(state)
+	found, err := cycle.ReadGroup(state)
 	if err != nil {
 		return nil, fwk.AsStatus(err)
 	}
 	pods := group.GetUnscheduledPods()
 	pl.groupWaitsFor(pods, found)
-	if result, status := pl.rivals.AwaitForGroup(ctx, pods, found.claims(), schedule); status != nil {
+	if result, status := pl.rivals.AwaitForGroup(ctx, pods, found.Claims(), schedule); status != nil {
 		return result, status
 	}
 	var explanation []string
 	for _, pod := range pods {
-		c := found.pods[pod.UID]
-		if c == nil || c.placed {
+		c := found.Pods[pod.UID]
+		if c == nil || c.Placed {
 			continue
 		}
 		if status := pl.giveUpFor(ctx, c, pod); status != nil {
@@ -77,12 +78,12 @@ func (pl *Plugin) tell(ctx context.Context, pod *v1.Pod, why string) {
 //
 // The framework stops at the first pod without which the group cannot be: those after it have no cycle. If one of them was woken, nothing has
 // come of it, as the group waits for the first one.
-func (pl *Plugin) groupWaitsFor(pods []*v1.Pod, found *groupCycle) {
+func (pl *Plugin) groupWaitsFor(pods []*v1.Pod, found *cycle.Group) {
 	for _, pod := range pods {
-		switch c := found.pods[pod.UID]; {
-		case c == nil, c.placed:
+		switch c := found.Pods[pod.UID]; {
+		case c == nil, c.Placed:
 			pl.shared.waiting.NotRefused(pod.UID, pl.binder.Clock.Now())
-		case slices.ContainsFunc(c.claims, func(pc podclaims.Claim) bool { return pc.Shared != nil }):
+		case slices.ContainsFunc(c.Claims, func(pc podclaims.Claim) bool { return pc.Shared != nil }):
 			// What it shares with pods before it may be on another node the next time.
 			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Nodes: pl.allNodes(), Again: true}, pl.binder.Clock.Now())
 		default:
@@ -106,8 +107,8 @@ func (pl *Plugin) allNodes() iter.Seq[string] {
 }
 
 // giveUpFor gives up what keeps a pod of the group off nodes. It returns nil if there is nothing of that kind.
-func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Status {
-	if status := pl.giveUpExtended(ctx, pod, c.extended.Made()); status != nil {
+func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle.State, pod *v1.Pod) *fwk.Status {
+	if status := pl.giveUpExtended(ctx, pod, c.Extended.Made()); status != nil {
 		return status
 	}
 	if obstacle := pl.obstacle(ctx, c, pod); obstacle != nil {

@@ -12,6 +12,7 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -22,7 +23,7 @@ import (
 // others use the claim, too, it gives up no more than the pod's reservation. Otherwise it explains what devices were missing
 // and whose release would help, and leaves the pod to the plugins after it.
 func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, _ fwk.NodeToStatusReader) (*fwk.PostFilterResult, *fwk.Status) {
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil {
 		return nil, fwk.AsStatus(err)
 	}
@@ -30,13 +31,13 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		return nil, pl.refusedByPreFilter(ctx, pod)
 	}
 	until := pl.waitFor(pod, c, false)
-	if node, leaving := c.results.leavingFor(); len(leaving) > 0 {
+	if node, leaving := c.Results.LeavingFor(); len(leaving) > 0 {
 		return pl.rivals.Await(ctx, pod, node, leaving)
 	}
 	if status := pl.tryAgain(ctx, c, pod); status != nil {
 		return nil, status
 	}
-	switch removed, err := pl.extended.GiveUp(ctx, pod, c.extended.Made()); {
+	switch removed, err := pl.extended.GiveUp(ctx, pod, c.Extended.Made()); {
 	case err != nil:
 		return nil, pl.notGivenUp(pod, c, fmt.Errorf("remove what an earlier attempt made for the pod's extended resources: %w", err))
 	case len(removed) > 0:
@@ -73,16 +74,13 @@ func tryAtOnce(ctx context.Context, queue fwk.PodActivator, pod *v1.Pod) {
 }
 
 // notGivenUp says why nothing could be given up for the pod. What had no answer is tried again by and by: no event need follow.
-func (pl *Plugin) notGivenUp(pod *v1.Pod, c *cycle, err error) *fwk.Status {
+func (pl *Plugin) notGivenUp(pod *v1.Pod, c *cycle.State, err error) *fwk.Status {
 	status := statusOfGivingUp(err)
 	if status.Code() == fwk.Error {
 		pl.waitFor(pod, c, true)
 	}
 	return status
 }
-
-// hasTimeAt is when the pod's namespace has time for long searches and CEL expressions, zero if it has some now.
-func (pl *Plugin) hasTimeAt(pod *v1.Pod) time.Time { return pl.time.shares.of(pod).wait() }
 
 // putOff tells until when a pod without an answer is put off because its namespace has no time for it.
 func (pl *Plugin) putOff(pod *v1.Pod, until time.Time) string {
@@ -105,31 +103,31 @@ func leftToOthers(why string) *fwk.Status {
 // waitFor tells the waiting room on which nodes devices were missing. If an allocation of the pod's own may be given up, or a class was
 // missing, these are all. Returned is until when a pod without an answer is put off, zero if it is not. One that may be kept from its node by
 // pods that are gone is not: nothing wakes it sooner. It is tried again by and by, and so is, with again, any pod.
-func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle, again bool) (until time.Time) {
+func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle.State, again bool) (until time.Time) {
 	var nodes []string
-	for node := range c.results.failures() {
+	for node := range c.Results.Failures() {
 		nodes = append(nodes, node)
 	}
-	unseen := c.results.unseenOn()
+	unseen := c.Results.UnseenOn()
 	nodes = append(nodes, unseen...)
 	// That a claim leaves a device which a device plugin has is no news for anybody else.
-	again = again || len(unseen) > 0 && c.extended != nil
-	undecided, besideGone := c.results.isUndecided(), pl.rivals.EvictsWhoIsGone(c.results.accepted(), pod)
+	again = again || len(unseen) > 0 && c.Extended != nil
+	undecided, besideGone := c.Results.IsUndecided(), pl.rivals.EvictsWhoIsGone(c.Results.Accepted(), pod)
 	if undecided && !besideGone {
-		until = pl.hasTimeAt(pod)
+		until = pl.time.HasTimeAt(pod)
 	}
 	missing := slices.Values(nodes)
-	if c.results.isClassless() {
+	if c.Results.IsClassless() {
 		missing = pl.allNodes()
 	}
-	for i := range c.claims {
+	for i := range c.Claims {
 		if pl.mayGiveUp(c, i, pod) {
 			missing = pl.allNodes()
 			break
 		}
 	}
 	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{
-		Nodes: missing, Evictable: c.results.evictable(),
+		Nodes: missing, Evictable: c.Results.Evictable(),
 		Undecided: undecided, Again: besideGone || again, NotBefore: until,
 	}, pl.binder.Clock.Now())
 	return until
@@ -137,14 +135,14 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle, again bool) (until time.Time) {
 
 // mayGiveUp tells whether claim i is allocated in a way that rules out nodes, and the pod may give up the allocation, or
 // its own reservation if others use the claim, too.
-func (pl *Plugin) mayGiveUp(c *cycle, i int, pod *v1.Pod) bool {
-	pc := c.claims[i]
+func (pl *Plugin) mayGiveUp(c *cycle.State, i int, pod *v1.Pod) bool {
+	pc := c.Claims[i]
 	if pc.Claim.Status.Allocation == nil {
 		return false
 	}
 	// PreFilter has left out nodes that the allocation does not name, so Filter did not see them.
 	pinned := pc.Nodes != nil && podclaims.NodesByName(pc.Claim.Status.Allocation.NodeSelector) != nil
-	if !pinned && !c.results.isUnusable(i) {
+	if !pinned && !c.Results.IsUnusable(i) {
 		return false
 	}
 	return !pl.groups.UsedByGroup(pc, pod) && (podclaims.IsReservedFor(pc.Claim, pc.User.UID) || !pl.groups.UsedByOthers(pc, pod))

@@ -12,19 +12,19 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
 // PreBindPreFlight tells whether PreBind has something to do. PreBind runs alone: nothing irreversible, such as
 // the provisioning of a volume, may happen beside it, because it may lose its devices.
 func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
 	result := &fwk.PreBindPreFlightResult{AllowParallel: false}
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil {
 		return result, fwk.AsStatus(err)
 	}
-	if c == nil || len(c.claims) == 0 && !c.changesExtendedClaims() {
+	if c == nil || len(c.Claims) == 0 && !c.ChangesExtendedClaims() {
 		return result, fwk.NewStatus(fwk.Skip)
 	}
 	return result, nil
@@ -36,7 +36,7 @@ func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v
 //
 // Its failures are temporary: the pod is tried again after a pause, and Unreserve undoes what was written.
 func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil {
 		return fwk.AsStatus(err)
 	}
@@ -44,22 +44,22 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		return nil
 	}
 	if err := pl.bindClaims(ctx, state, pod, nodeName, c); err != nil {
-		c.binding.why = err.Error()
+		c.Binding.Why = err.Error()
 		return statusOfBinding(pod, nodeName, err)
 	}
-	c.binding.sent = true
+	c.Binding.Sent = true
 	return nil
 }
 
-func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string, c *cycle) error {
+func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string, c *cycle.State) error {
 	pl.shared.memory.Attempts.PreBind(ctx, pod.UID)
-	if err := pl.extended.Create(ctx, pod, c.extended, &c.binding.extended, c.binding.reserved); err != nil {
+	if err := pl.extended.Create(ctx, pod, c.Extended, &c.Binding.Extended, c.Binding.Reserved); err != nil {
 		return err
 	}
-	for _, pc := range c.bindingClaims() {
-		allocation := c.binding.allocation(pc.Claim)
+	for _, pc := range c.BindingClaims() {
+		allocation := c.Binding.Allocation(pc.Claim)
 		w := &binding.Write{Planned: pc.Claim, Allocation: allocation, User: pc.User}
-		c.binding.writes = append(c.binding.writes, w)
+		c.Binding.Writes = append(c.Binding.Writes, w)
 		if err := pl.binder.Bind(ctx, w); err != nil {
 			return fmt.Errorf("claim %s: %w", klog.KObj(pc.Claim), err)
 		}
@@ -79,17 +79,17 @@ func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.
 		}
 		return err
 	}
-	return pl.extended.Record(ctx, pod, c.extended, &c.binding.extended)
+	return pl.extended.Record(ctx, pod, c.Extended, &c.Binding.Extended)
 }
 
 // waitForBindingConditions waits until the devices of all claims are ready.
-func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *cycle) error {
+func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *cycle.State) error {
 	if !pl.rivals.Features.DeviceBindingConditions {
 		return nil
 	}
 	start := pl.binder.Clock.Now()
-	for _, pc := range c.bindingClaims() {
-		allocation := c.binding.allocation(pc.Claim)
+	for _, pc := range c.BindingClaims() {
+		allocation := c.Binding.Allocation(pc.Claim)
 		if allocation == nil {
 			allocation = pc.Claim.Status.Allocation
 		}
@@ -103,24 +103,4 @@ func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *
 		}
 	}
 	return nil
-}
-
-// bindingClaims are the pod's claims as they were when it was reserved, with the one that has been made for its extended resources.
-func (c *cycle) bindingClaims() []podclaims.Claim {
-	claims := slices.Clone(c.claims)
-	for i := range claims {
-		if joined := c.binding.joined[claims[i].Claim.UID]; joined != nil {
-			claims[i].Claim = joined
-		}
-	}
-	if created := c.binding.extended.Created; created != nil {
-		claims = append(claims, podclaims.Claim{Claim: created, User: podclaims.UserOf(c.extended.Pod)})
-	}
-	return claims
-}
-
-// changesExtendedClaims tells whether PreBind has to make or to remove a claim for extended resources.
-func (c *cycle) changesExtendedClaims() bool {
-	wanted := c.binding.extended.Variant
-	return c.extended != nil && (len(c.extended.Leftovers) > 0 || wanted != nil && wanted.Claim != nil)
 }

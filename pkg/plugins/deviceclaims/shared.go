@@ -24,6 +24,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 	"stowage.dev/stowage/pkg/plugins/ownership"
 	"stowage.dev/stowage/pkg/tracker"
@@ -56,7 +57,7 @@ type Shared struct {
 	room   wakeup.Options
 	limits Limits
 	// shares is the time that namespaces have.
-	shares *shares
+	shares *searchtime.Shares
 
 	// ctx ends with the scheduler.
 	ctx    context.Context
@@ -74,9 +75,7 @@ type leader struct {
 // NewShared returns a Shared for one scheduler.
 func NewShared(limits Limits) *Shared {
 	limits = limits.withDefaults()
-	shares := newShares(time.Now)
-	shares.evaluation = limits.Evaluation
-	return &Shared{limits: limits, shares: shares, room: waiting.Options(limits.WakeUp)}
+	return &Shared{limits: limits, shares: searchtime.NewShares(time.Now, limits.Evaluation), room: waiting.Options(limits.WakeUp)}
 }
 
 // start starts everything with the clients of the first plugin's scheduler, and with the first plugin's arguments where
