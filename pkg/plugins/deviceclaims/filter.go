@@ -3,29 +3,21 @@ package deviceclaims
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-	"k8s.io/kubernetes/pkg/features"
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
-// Reasons why a node is refused besides those of the allocator. The scheduler counts equal strings over all
-// nodes, so they say nothing about the node.
-const (
-	reasonElsewhere = "node(s) other than those that a claim of the pod is allocated for"
-	reasonSkipping  = "node(s) that cannot skip node operations, as an allocated claim of the pod needs"
-	reasonBinding   = "node(s) refused because an allocated claim of the pod has devices that could not be made ready"
-	reasonFailed    = "node(s) with only devices that could not be made ready for the pod"
-)
+// reasonFailed is why a node is refused that would do with what has failed for the pod. The scheduler counts equal strings over all
+// nodes, so it says nothing about the node.
+const reasonFailed = "node(s) with only devices that could not be made ready for the pod"
 
 // Filter says whether the node can be used for the pod. Nothing that is wrong with one node keeps the pod off
 // another one.
@@ -94,7 +86,7 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 func (pl *Plugin) filterAllocated(c *cycle.State, node *v1.Node) *fwk.Status {
 	reason := ""
 	for i := range c.Claims {
-		if why := pl.whyUnusable(&c.Claims[i], node); why != "" {
+		if why := pl.refusals.WhyUnusable(&c.Claims[i], node); why != "" {
 			reason = why
 			c.Findings().SetUnusable(i)
 		}
@@ -103,27 +95,6 @@ func (pl *Plugin) filterAllocated(c *cycle.State, node *v1.Node) *fwk.Status {
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reason)
 	}
 	return nil
-}
-
-// whyUnusable says why a claim cannot be used on the node as it is allocated, empty if it can or is not.
-func (pl *Plugin) whyUnusable(pc *podclaims.Claim, node *v1.Node) string {
-	switch {
-	case pc.Nodes != nil && !pc.Nodes.Match(node):
-		return reasonElsewhere
-	case skipsNodeOperations(pc.Allocation()) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
-		return reasonSkipping
-	case pl.binder.IsBroken(pc.Claim):
-		return reasonBinding
-	}
-	return ""
-}
-
-// skipsNodeOperations tells whether an allocation, if there is one, has a device for which node operations are to be skipped. A
-// kubelet that does not know of that would wait for a driver that is not there (KEP-5945).
-func skipsNodeOperations(allocation *resourceapi.AllocationResult) bool {
-	return allocation != nil && slices.ContainsFunc(allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
-		return len(result.SkipNodeOperations) > 0
-	})
 }
 
 // PreFilterExtensions returns the plugin: what a node has to offer changes with the pods on it and with those that are

@@ -20,6 +20,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
@@ -181,7 +182,7 @@ func TestFilter(t *testing.T) {
 		"an allocation that no node satisfies any more rules out all": {
 			pod: pod("p", "labelled"),
 			want: map[string]string{
-				"node-a": reasonElsewhere, "node-b": reasonElsewhere, "node-c": reasonElsewhere, "node-d": reasonElsewhere, "node-p": reasonElsewhere,
+				"node-a": refusals.ReasonElsewhere, "node-b": refusals.ReasonElsewhere, "node-c": refusals.ReasonElsewhere, "node-d": refusals.ReasonElsewhere, "node-p": refusals.ReasonElsewhere,
 			},
 		},
 		"an extended resource behind which is a class comes from claims where there is no device plugin": {

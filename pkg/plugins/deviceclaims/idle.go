@@ -15,6 +15,7 @@ import (
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -55,9 +56,9 @@ func (pl *Plugin) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*resou
 		if err != nil || claim.Status.Allocation == nil || !podclaims.IsReservedFor(claim, pod.UID) {
 			continue
 		}
-		idle := &obstacle{claim, "which others may use while the pod waits", !podclaims.UsedOnlyBy(claim, pod.UID), pod.UID}
+		idle := refusals.Idle(claim, pod)
 		if err = check(claim); err == nil {
-			err = pl.binder.GiveUp(ctx, pod, idle.release())
+			err = pl.binder.GiveUp(ctx, pod, idle.Release())
 		}
 		if apierrors.IsNotFound(err) {
 			continue
@@ -66,7 +67,7 @@ func (pl *Plugin) giveUpIdle(ctx context.Context, pod *v1.Pod, check func(*resou
 			failed = append(failed, fmt.Errorf("give up the reservation of claim %s: %w", klog.KObj(claim), err))
 			continue
 		}
-		all = append(all, idle.givenUp())
+		all = append(all, idle.GivenUp())
 	}
 	return strings.Join(all, "; "), errors.Join(failed...)
 }

@@ -9,6 +9,7 @@ import (
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
@@ -28,16 +29,10 @@ var (
 		Buckets:        metrics.ExponentialBuckets(0.00001, 4, 10),
 		StabilityLevel: metrics.ALPHA,
 	})
-	refusedNodesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem:      metricsSubsystem,
-		Name:           "refused_nodes_total",
-		Help:           "Number of nodes refused in attempts that found no node for a pod's claims, by the reason that the pod's event gives.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"reason"})
 )
 
 var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(allocationsTotal, allocationDuration, binding.WritesTotal, binding.UndosTotal, refusedNodesTotal, contention.NodesDecidedAgain, waiting.WaitingPods, waiting.WakeUpsTotal)
+	legacyregistry.MustRegister(allocationsTotal, allocationDuration, binding.WritesTotal, binding.UndosTotal, refusals.RefusedNodes, contention.NodesDecidedAgain, waiting.WaitingPods, waiting.WakeUpsTotal)
 	legacyregistry.MustRegister(doubleHeldDevices, doubleHoldsTotal, differencesGauge, comparisonsTotal, lastComparison, comparisonPeriod,
 		staleInFlight)
 	legacyregistry.CustomMustRegister(caches)

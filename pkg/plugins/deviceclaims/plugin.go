@@ -6,6 +6,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	resourcelisters "k8s.io/client-go/listers/resource/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
 
@@ -17,6 +18,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
@@ -36,7 +38,8 @@ type Plugin struct {
 	rivals   *contention.Rivals
 	time     *searchtime.Profile
 
-	setup *waiting.Setup
+	setup    *waiting.Setup
+	refusals *refusals.Finder
 	// demand is what pods ask for, waits who waits for it.
 	demand *demand.Reader
 	waits  *waiting.Profile
@@ -95,6 +98,10 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		Handle: handle, Setup: pl.setup, Demand: pl.demand, Rivals: pl.rivals, Binder: pl.binder, Places: shared.books.Places, Gate: shared.gated,
 		Limit: shared.limits.WakeUp,
 	}
+	pl.refusals = &refusals.Finder{
+		Nodes: handle, Setup: pl.setup, Rules: taintRules(handle), Groups: pl.groups, Binder: pl.binder, Extended: pl.extended, Rivals: pl.rivals,
+		HoldersLimit: shared.limits.Holders, ObstacleLimit: shared.limits.Obstacle,
+	}
 	shared.gated.serve(handle, pl.giveUpKeptBack)
 	return pl, nil
 }
@@ -122,6 +129,14 @@ func typedArgs(args runtime.Object) (*config.DeviceClaimsArgs, error) {
 		return nil, fmt.Errorf("args: %w", err)
 	}
 	return typed, nil
+}
+
+// taintRules returns the DeviceTaintRules, nil without that feature.
+func taintRules(handle fwk.Handle) resourcelisters.DeviceTaintRuleLister {
+	if !enabled(features.DRADeviceTaintRules) {
+		return nil
+	}
+	return handle.SharedInformerFactory().Resource().V1().DeviceTaintRules().Lister()
 }
 
 // allocatorFeatures follows the feature gates of the process.

@@ -17,6 +17,8 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -45,7 +47,7 @@ func (pl *Plugin) PodGroupPostFilter(ctx context.Context, state fwk.PodGroupCycl
 			return nil, status
 		}
 		if len(explanation) == 0 {
-			if why := join(pl.explain(ctx, c, pod)); why != "" {
+			if why := podevents.Join(pl.refusals.Explain(ctx, c, pod)); why != "" {
 				explanation = append(explanation, fmt.Sprintf("pod %s: %s", klog.KObj(pod), why))
 				pl.tell(ctx, pod, why)
 			}
@@ -111,7 +113,7 @@ func (pl *Plugin) giveUpFor(ctx context.Context, c *cycle.State, pod *v1.Pod) *f
 	if status := pl.giveUpExtended(ctx, pod, c.Extended.Made()); status != nil {
 		return status
 	}
-	if obstacle := pl.obstacle(ctx, c, pod); obstacle != nil {
+	if obstacle := pl.refusals.Obstacle(ctx, c, pod); obstacle != nil {
 		return pl.giveUpObstacle(ctx, pod, obstacle)
 	}
 	return nil
@@ -130,16 +132,16 @@ func (pl *Plugin) giveUpExtended(ctx context.Context, pod *v1.Pod, made []*resou
 }
 
 // giveUpObstacle gives up what is in the way of a pod of the group.
-func (pl *Plugin) giveUpObstacle(ctx context.Context, pod *v1.Pod, obstacle *obstacle) *fwk.Status {
-	switch err := pl.binder.GiveUp(ctx, pod, obstacle.release()); {
-	case err == nil && obstacle.shared:
-		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle.givenUp()))
+func (pl *Plugin) giveUpObstacle(ctx context.Context, pod *v1.Pod, obstacle *refusals.Obstacle) *fwk.Status {
+	switch err := pl.binder.GiveUp(ctx, pod, obstacle.Release()); {
+	case err == nil && obstacle.Shared:
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle.GivenUp()))
 	case err == nil:
-		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle.givenUp()))
+		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("pod %s %s", klog.KObj(pod), obstacle.GivenUp()))
 	case apierrors.IsConflict(err), apierrors.IsNotFound(err):
-		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.claim)))
+		return fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.Claim)))
 	default:
-		return statusOfGivingUp(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
+		return statusOfGivingUp(fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.Claim), err))
 	}
 }
 
@@ -162,7 +164,7 @@ func (pl *Plugin) giveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.S
 			if err != nil {
 				continue
 			}
-			if kept := pl.keptOf([]podclaims.Claim{{Claim: claim, User: cmp.Or(users[name.Name], podclaims.UserOf(pod))}}, pod); kept != nil {
+			if kept := pl.refusals.Kept([]podclaims.Claim{{Claim: claim, User: cmp.Or(users[name.Name], podclaims.UserOf(pod))}}, pod); kept != nil {
 				status = moreOf(status, pl.giveUpObstacle(ctx, pod, kept))
 			}
 		}

@@ -14,6 +14,7 @@ import (
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -45,26 +46,26 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			fmt.Sprintf("removed claim %s, which an earlier attempt made for the pod's extended resources", strings.Join(removed, ", ")))
 	}
-	where, missing := pl.explain(ctx, c, pod)
-	missing = join(missing, pl.putOff(pod, until))
-	if obstacle := pl.obstacle(ctx, c, pod); obstacle != nil {
-		err := pl.binder.GiveUp(ctx, pod, obstacle.release())
+	where, missing := pl.refusals.Explain(ctx, c, pod)
+	missing = podevents.Join(missing, pl.putOff(pod, until))
+	if obstacle := pl.refusals.Obstacle(ctx, c, pod); obstacle != nil {
+		err := pl.binder.GiveUp(ctx, pod, obstacle.Release())
 		if err == nil {
 			tryAtOnce(ctx, pl.handle, pod)
 		}
 		switch {
-		case err == nil && obstacle.shared: // it may take long until the others leave, too
-			return nil, leftToOthers(join(obstacle.givenUp(), missing))
+		case err == nil && obstacle.Shared: // it may take long until the others leave, too
+			return nil, leftToOthers(podevents.Join(obstacle.GivenUp(), missing))
 		case err == nil:
-			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, join(obstacle.givenUp(), missing))
+			return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, podevents.Join(obstacle.GivenUp(), missing))
 		case apierrors.IsConflict(err), apierrors.IsNotFound(err):
 			pl.waitFor(pod, c, true)
-			return nil, fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.claim)))
+			return nil, fwk.NewStatus(fwk.Unschedulable, fmt.Sprintf("claim %s has changed", klog.KObj(obstacle.Claim)))
 		default:
-			return nil, pl.notGivenUp(pod, c, fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.claim), err))
+			return nil, pl.notGivenUp(pod, c, fmt.Errorf("give up the allocation of claim %s: %w", klog.KObj(obstacle.Claim), err))
 		}
 	}
-	return nil, leftToOthers(join(where, missing))
+	return nil, leftToOthers(podevents.Join(where, missing))
 }
 
 // tryAtOnce has the scheduling queue try a pod again when its attempt has ended. One that has given something up may hold more, and nothing else
@@ -121,7 +122,7 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle.State, again bool) (until time.T
 		missing = pl.allNodes()
 	}
 	for i := range c.Claims {
-		if pl.mayGiveUp(c, i, pod) {
+		if pl.refusals.MayGiveUp(c, i, pod) {
 			missing = pl.allNodes()
 			break
 		}
@@ -131,19 +132,4 @@ func (pl *Plugin) waitFor(pod *v1.Pod, c *cycle.State, again bool) (until time.T
 		Undecided: undecided, Again: besideGone || again, NotBefore: until,
 	}, pl.binder.Clock.Now())
 	return until
-}
-
-// mayGiveUp tells whether claim i is allocated in a way that rules out nodes, and the pod may give up the allocation, or
-// its own reservation if others use the claim, too.
-func (pl *Plugin) mayGiveUp(c *cycle.State, i int, pod *v1.Pod) bool {
-	pc := c.Claims[i]
-	if pc.Claim.Status.Allocation == nil {
-		return false
-	}
-	// PreFilter has left out nodes that the allocation does not name, so Filter did not see them.
-	pinned := pc.Nodes != nil && podclaims.NodesByName(pc.Claim.Status.Allocation.NodeSelector) != nil
-	if !pinned && !c.Results.IsUnusable(i) {
-		return false
-	}
-	return !pl.groups.UsedByGroup(pc, pod) && (podclaims.IsReservedFor(pc.Claim, pc.User.UID) || !pl.groups.UsedByOthers(pc, pod))
 }

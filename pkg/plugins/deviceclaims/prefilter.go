@@ -3,7 +3,6 @@ package deviceclaims
 import (
 	"context"
 	"errors"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
@@ -16,6 +15,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -52,20 +52,9 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 	}
 	result := c.PreFilterResult()
 	if !result.AllNodes() && len(result.NodeNames) == 0 {
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, pl.nowhere(c))
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, pl.refusals.Nowhere(c))
 	}
 	return result, nil
-}
-
-// nowhere says that claims are allocated for nodes that have none in common.
-func (pl *Plugin) nowhere(c *cycle.State) string {
-	var pins []string
-	for i := range c.Claims {
-		if pc := &c.Claims[i]; pc.Nodes != nil && podclaims.NodesByName(pc.Allocation().NodeSelector) != nil {
-			pins = append(pins, pl.describePin(pc))
-		}
-	}
-	return strings.Join(pins, ", ") + ": no node can use all of them"
 }
 
 // newCycle begins an attempt. With inGroup it is one of several in a cycle of the pod's group.
@@ -129,7 +118,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.Reso
 		if attempted {
 			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.binder.Clock.Now())
 		}
-		err = errors.New(join(err.Error(), pl.putOff(pod, until)))
+		err = errors.New(podevents.Join(err.Error(), pl.putOff(pod, until)))
 	}
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
