@@ -119,6 +119,7 @@ func TestAnAdoptedClaimDoesNotGiveWayForItsFirstScheduler(t *testing.T) {
 	if status := <-done; !strings.Contains(status.Message(), "was allocated earlier") {
 		t.Errorf("PreBind: %v", status)
 	}
+	a.unreserve("node-a")
 	h.wantState("mine", state{[]string{"gpu-0"}, []string{"p"}})
 }
 

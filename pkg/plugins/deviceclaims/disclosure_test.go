@@ -11,6 +11,7 @@ import (
 
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/passage"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -55,7 +56,7 @@ func TestClaimsOfOtherNamespacesAreCountedUnlessTheyMayBeNamed(t *testing.T) {
 		},
 		"who won a race": {
 			text: func(_ *testing.T, disclosure config.ClaimDisclosure) string {
-				return tellYields(disclosure == config.NameClaims, pod("p"), []*fence.YieldError{lost}, lost).Error()
+				return passage.Tell(disclosure == config.NameClaims, pod("p"), []*fence.YieldError{lost}, lost).Error()
 			},
 			counted: "gives way: a claim of another namespace was allocated earlier", named: "gives way: claim team-b/on-b-0 (UID o) was allocated earlier",
 		},

@@ -103,6 +103,7 @@ func TestALateWithdrawalDoesNotTakeAClaimFromItsPod(t *testing.T) {
 	if status := a.preBind("node-a"); !strings.Contains(status.Message(), "allocated earlier") {
 		t.Fatalf("PreBind: %v", status)
 	}
+	a.unreserve("node-a")
 	h.api.onRequest(nil)
 	h.api.change("other", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
 	h.caughtUp("other")

@@ -19,6 +19,7 @@ import (
 
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/passage"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -307,7 +308,7 @@ func TestALostRaceTellsNoNamesOfOtherNamespaces(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			lost := yield(tc.namespace)
-			err := tellYields(tc.disclosure == config.NameClaims, pod("p"), []*fence.YieldError{lost}, lost)
+			err := passage.Tell(tc.disclosure == config.NameClaims, pod("p"), []*fence.YieldError{lost}, lost)
 			if diff := cmp.Diff(tc.want, err.Error()); diff != "" {
 				t.Errorf("text (-want +got):\n%s", diff)
 			}

@@ -11,12 +11,12 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 
 	"stowage.dev/stowage/pkg/allocator"
-	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/passage"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
@@ -30,7 +30,6 @@ const Name = "DeviceClaims"
 type Plugin struct {
 	handle fwk.Handle
 	shared *Shared
-	fence  *fence.Fence // nil if it is disabled
 	binder *binding.Binder
 	groups *podclaims.Groups
 
@@ -40,6 +39,7 @@ type Plugin struct {
 
 	setup    *waiting.Setup
 	refusals *refusals.Finder
+	passage  *passage.Passage
 	// demand is what pods ask for, waits who waits for it.
 	demand *demand.Reader
 	waits  *waiting.Profile
@@ -81,7 +81,6 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	pl := &Plugin{
 		handle: handle,
 		shared: shared,
-		fence:  newFence(shared.tracker, typed.Fence),
 		groups: podclaims.NewGroups(handle),
 		binder: binding.New(shared.books, handle, features.DeviceBindingConditions, typed.BindingTimeout.Duration),
 		time:   &searchtime.Profile{FilterTimeout: typed.FilterTimeout.Duration, Shares: shared.shares},
@@ -97,6 +96,10 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	pl.waits = &waiting.Profile{
 		Handle: handle, Setup: pl.setup, Demand: pl.demand, Rivals: pl.rivals, Binder: pl.binder, Places: shared.books.Places, Gate: shared.gated,
 		Limit: shared.limits.WakeUp,
+	}
+	pl.passage = &passage.Passage{
+		Fence: passage.NewFence(shared.tracker, typed.Fence), Claims: shared.tracker, Pods: shared.common.Pods, Binder: pl.binder, Groups: pl.groups,
+		Attempts: shared.memory.Attempts, NameAll: pl.rivals.NameAll, Ended: shared.ctx,
 	}
 	pl.refusals = &refusals.Finder{
 		Nodes: handle, Setup: pl.setup, Rules: taintRules(handle), Groups: pl.groups, Binder: pl.binder, Extended: pl.extended, Rivals: pl.rivals,

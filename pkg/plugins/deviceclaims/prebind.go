@@ -14,6 +14,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/passage"
 )
 
 // PreBindPreFlight tells whether PreBind has something to do. PreBind runs alone: nothing irreversible, such as
@@ -43,15 +44,18 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if c == nil {
 		return nil
 	}
-	if err := pl.bindClaims(ctx, state, pod, nodeName, c); err != nil {
+	if err := pl.bindClaims(ctx, pod, nodeName, c); err != nil {
 		c.Binding.Why = err.Error()
+		if refused, ok := errors.AsType[*passage.RefusedError](err); ok {
+			c.Binding.Why, c.Binding.GaveWay = refused.Why, ctx.Err() == nil // who is preempted makes way at once
+		}
 		return statusOfBinding(pod, nodeName, err)
 	}
 	c.Binding.Sent = true
 	return nil
 }
 
-func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string, c *cycle.State) error {
+func (pl *Plugin) bindClaims(ctx context.Context, pod *v1.Pod, nodeName string, c *cycle.State) error {
 	pl.shared.memory.Attempts.PreBind(ctx, pod.UID)
 	if err := pl.extended.Create(ctx, pod, c.Extended, &c.Binding.Extended, c.Binding.Reserved); err != nil {
 		return err
@@ -70,7 +74,7 @@ func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.
 			decisions.Log(ctx, decisions.Shared, pod, nodeName, pc.Claim, pc.Claim.Status.Allocation, "the claim is allocated already, and the pod can use it on this node")
 		}
 	}
-	if err := pl.passFence(ctx, state, pod, nodeName, c); err != nil {
+	if err := pl.passage.Pass(ctx, pod, nodeName, c); err != nil {
 		return err
 	}
 	if err := pl.waitForBindingConditions(ctx, pod, c); err != nil {

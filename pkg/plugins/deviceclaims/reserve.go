@@ -118,6 +118,20 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle.State, pod *v1.Pod, nod
 	}
 }
 
+// tellHeld takes the name of another namespace's claim from the error of a decision that gives away what that has. It is a mistake of ours, so the
+// log has it.
+func tellHeld(ctx context.Context, nameAll bool, pod *v1.Pod, err error) error {
+	var held *tracker.HeldError
+	if !errors.As(err, &held) {
+		return err
+	}
+	klog.FromContext(ctx).Error(err, "A device that a claim holds was chosen for another one", "pod", klog.KObj(pod))
+	if nameAll {
+		return err
+	}
+	return &podevents.ToldError{Text: podevents.WithoutForeign(err.Error(), pod.Namespace, held.Holder), Err: err}
+}
+
 // refusedError says that the node does not satisfy the claims any more.
 type refusedError struct{ reason allocator.Reason }
 
@@ -238,7 +252,8 @@ func (pl *Plugin) join(c *cycle.State, pod *v1.Pod, node *v1.Node) *fwk.Status {
 	return nil
 }
 
-// Unreserve undoes what Reserve and PreBind did for the pod, the last step first. It reads and writes the API only
+// Unreserve undoes what Reserve and PreBind did for the pod, the last step first, and then pauses if the pod was refused at
+// the fence. The framework calls it, once, whatever has failed. It reads and writes the API only
 // where PreBind may have written. A claim that cannot be restored keeps its allocation and its reservation for the
 // pod, which uses both when it is tried again; when the pod is deleted, kube-controller-manager releases them.
 func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) {
@@ -268,6 +283,9 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 	pause := pl.shared.memory.Attempts.Fail(pod)
 	pl.shared.waiting.Unplaced(pod.UID)
 	pl.pauseMember(ctx, pod, pause)
+	if b.GaveWay {
+		pl.passage.Pause(ctx)
+	}
 }
 
 // pauseMember holds up the goroutine that binds a pod of a group, which has nothing any more that others could use but its place on the node.

@@ -29,6 +29,8 @@ type Progress struct {
 	Sent bool
 	// Why PreBind has failed, empty if it has not.
 	Why string
+	// GaveWay tells that it was at the fence, so that the pod makes a pause.
+	GaveWay bool
 	// Extended is about the claim for the pod's extended resources.
 	Extended extended.Binding
 }
