@@ -763,14 +763,14 @@ func TestPodsAreWokenWhenADevicePluginsDevicesAreKnown(t *testing.T) {
 			}
 		},
 		"the pod ends": func(h *harness, _ world) {
-			if hint, err := h.plugin.afterPodDeletion(klog.FromContext(h.ctx), waiting, running, nil); hint != fwk.QueueSkip || err != nil {
+			if hint, err := h.plugin.hints.AfterPodDeletion(klog.FromContext(h.ctx), waiting, running, nil); hint != fwk.QueueSkip || err != nil {
 				h.t.Errorf("hint %v, %v", hint, err)
 			}
 		},
 		"the device plugin goes": func(h *harness, w world) {
 			after := w.nodes[1].DeepCopy()
 			after.Status.Allocatable[gpuResource] = resource.MustParse("0")
-			if hint, err := h.plugin.afterNodeChange(klog.FromContext(h.ctx), waiting, w.nodes[1], after); hint != fwk.QueueSkip || err != nil {
+			if hint, err := h.plugin.hints.AfterNodeChange(klog.FromContext(h.ctx), waiting, w.nodes[1], after); hint != fwk.QueueSkip || err != nil {
 				h.t.Errorf("hint %v, %v", hint, err)
 			}
 		},

@@ -43,6 +43,7 @@ type Plugin struct {
 	// demand is what pods ask for, waits who waits for it.
 	demand *demand.Reader
 	waits  *waiting.Profile
+	hints  *waiting.Hints
 }
 
 var (
@@ -97,6 +98,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		Handle: handle, Setup: pl.setup, Demand: pl.demand, Rivals: pl.rivals, Binder: pl.binder, Places: shared.books.Places, Gate: shared.gated,
 		Limit: shared.limits.WakeUp,
 	}
+	pl.hints = &waiting.Hints{Pods: shared.waiting, Extended: pl.extended}
 	pl.passage = &passage.Passage{
 		Fence: passage.NewFence(shared.tracker, typed.Fence), Claims: shared.tracker, Pods: shared.common.Pods, Binder: pl.binder, Groups: pl.groups,
 		Attempts: shared.memory.Attempts, NameAll: pl.rivals.NameAll, Ended: shared.ctx,
