@@ -314,7 +314,7 @@ func TestAPodIsToldByItsOwnProfile(t *testing.T) {
 	p.Spec.SchedulerName = "second"
 	h := newHarness(t, world{pods: []*v1.Pod{p}})
 	second := profileHandle{Handle: h.plugin.handle, recorder: events.NewFakeRecorder(1)}
-	h.plugin.shared.gated.serve(second, h.plugin.giveUpKeptBack)
+	h.plugin.shared.gated.serve(second, h.plugin.holdings.GiveUpKeptBack)
 	h.leads().plugin.PreEnqueue(h.ctx, p)
 	h.awaitCondition("p", "False WaitingForResourceClaim: claim team-a/missing does not exist")
 	h.eventually("it is told by an event", func() bool { return len(second.recorder.Events)+len(h.recorder.Events) > 0 })

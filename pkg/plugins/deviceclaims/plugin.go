@@ -16,6 +16,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/holdings"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/passage"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
@@ -39,6 +40,7 @@ type Plugin struct {
 
 	setup    *waiting.Setup
 	refusals *refusals.Finder
+	holdings *holdings.Holdings
 	passage  *passage.Passage
 	// demand is what pods ask for, waits who waits for it.
 	demand *demand.Reader
@@ -107,7 +109,10 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		Nodes: handle, Setup: pl.setup, Rules: taintRules(handle), Groups: pl.groups, Binder: pl.binder, Extended: pl.extended, Rivals: pl.rivals,
 		HoldersLimit: shared.limits.Holders, ObstacleLimit: shared.limits.Obstacle,
 	}
-	shared.gated.serve(handle, pl.giveUpKeptBack)
+	pl.holdings = &holdings.Holdings{
+		Claims: shared.tracker, Binder: pl.binder, Groups: pl.groups, Extended: pl.extended, Attempts: shared.memory.Attempts, Refusals: pl.refusals,
+	}
+	shared.gated.serve(handle, pl.holdings.GiveUpKeptBack)
 	return pl, nil
 }
 

@@ -13,8 +13,10 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/holdings"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -47,7 +49,7 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 			fmt.Sprintf("removed claim %s, which an earlier attempt made for the pod's extended resources", strings.Join(removed, ", ")))
 	}
 	where, missing := pl.refusals.Explain(ctx, c, pod)
-	missing = podevents.Join(missing, pl.putOff(pod, until))
+	missing = podevents.Join(missing, searchtime.PutOff(pod, until, pl.binder.Clock.Now()))
 	if obstacle := pl.refusals.Obstacle(ctx, c, pod); obstacle != nil {
 		err := pl.binder.GiveUp(ctx, pod, obstacle.Release())
 		if err == nil {
@@ -68,6 +70,23 @@ func (pl *Plugin) PostFilter(ctx context.Context, state fwk.CycleState, pod *v1.
 	return nil, leftToOthers(podevents.Join(where, missing))
 }
 
+// refusedByPreFilter ends an attempt in which no node was looked at.
+func (pl *Plugin) refusedByPreFilter(ctx context.Context, pod *v1.Pod) *fwk.Status {
+	pl.shared.waiting.NotRefused(pod.UID, pl.binder.Clock.Now())
+	if pod.Spec.NodeName != "" {
+		return leftToOthers("") // see PreFilter
+	}
+	given, err := pl.holdings.GiveUpIdle(ctx, pod)
+	if err == nil {
+		return leftToOthers(given)
+	}
+	pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Again: true}, pl.binder.Clock.Now()) // no event need follow
+	if apierrors.IsConflict(err) {
+		return leftToOthers(given)
+	}
+	return holdings.StatusOf(err)
+}
+
 // tryAtOnce has the scheduling queue try a pod again when its attempt has ended. One that has given something up may hold more, and nothing else
 // need wake it: if others are faster, it fits nowhere.
 func tryAtOnce(ctx context.Context, queue fwk.PodActivator, pod *v1.Pod) {
@@ -76,24 +95,15 @@ func tryAtOnce(ctx context.Context, queue fwk.PodActivator, pod *v1.Pod) {
 
 // notGivenUp says why nothing could be given up for the pod. What had no answer is tried again by and by: no event need follow.
 func (pl *Plugin) notGivenUp(pod *v1.Pod, c *cycle.State, err error) *fwk.Status {
-	status := statusOfGivingUp(err)
+	status := holdings.StatusOf(err)
 	if status.Code() == fwk.Error {
 		pl.waitFor(pod, c, true)
 	}
 	return status
 }
 
-// putOff tells until when a pod without an answer is put off because its namespace has no time for it.
-func (pl *Plugin) putOff(pod *v1.Pod, until time.Time) string {
-	if until.IsZero() {
-		return ""
-	}
-	return fmt.Sprintf("namespace %s has used its share of the scheduler's time for long searches and CEL expressions: more in %s",
-		pod.Namespace, until.Sub(pl.binder.Clock.Now()).Round(time.Second))
-}
-
 // leftToOthers leaves the pod to the plugins after this one: to preemption, which takes back a nomination that holds no more, and to others
-// that have work of their own. What preemption says of having found nobody is not told, see withoutVainPreemption.
+// that have work of their own. What preemption says of having found nobody is not told, see failures.WithoutVainPreemption.
 func leftToOthers(why string) *fwk.Status {
 	if why == "" {
 		return fwk.NewStatus(fwk.Unschedulable)

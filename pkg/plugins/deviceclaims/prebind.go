@@ -14,6 +14,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/failures"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/passage"
 )
 
@@ -49,7 +50,7 @@ func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 		if refused, ok := errors.AsType[*passage.RefusedError](err); ok {
 			c.Binding.Why, c.Binding.GaveWay = refused.Why, ctx.Err() == nil // who is preempted makes way at once
 		}
-		return statusOfBinding(pod, nodeName, err)
+		return failures.StatusOfBinding(pod, nodeName, err)
 	}
 	c.Binding.Sent = true
 	return nil

@@ -16,6 +16,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -118,7 +119,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.Reso
 		if attempted {
 			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.binder.Clock.Now())
 		}
-		err = errors.New(podevents.Join(err.Error(), pl.putOff(pod, until)))
+		err = errors.New(podevents.Join(err.Error(), searchtime.PutOff(pod, until, pl.binder.Clock.Now())))
 	}
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)

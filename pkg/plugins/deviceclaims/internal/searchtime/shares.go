@@ -1,6 +1,7 @@
 package searchtime
 
 import (
+	"fmt"
 	"sync"
 	"time"
 
@@ -127,4 +128,13 @@ func (a *account) wait() time.Time {
 		return time.Time{}
 	}
 	return a.shares.now().Add(missing * savedPart)
+}
+
+// PutOff says until when a pod without an answer is put off because its namespace has no time for it, nothing if it is not.
+func PutOff(pod *v1.Pod, until, now time.Time) string {
+	if until.IsZero() {
+		return ""
+	}
+	return fmt.Sprintf("namespace %s has used its share of the scheduler's time for long searches and CEL expressions: more in %s",
+		pod.Namespace, until.Sub(now).Round(time.Second))
 }
