@@ -21,6 +21,7 @@ import (
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/auditing"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
@@ -68,7 +69,7 @@ type Shared struct {
 // leader is what only a scheduler that leads does.
 type leader struct {
 	once    sync.Once
-	auditor *auditor
+	auditor *auditing.Auditor
 	owner   *ownership.Keeper // nil if there are no DeviceTaintRules
 }
 
@@ -136,8 +137,8 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 		return fmt.Errorf("watch devices: %w", err)
 	}
 
-	s.leader.auditor = newAuditor(s.tracker, s.store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, args.Fence.Timeout.Duration, clock.RealClock{})
-	s.leader.auditor.disclosure = args.ClaimsOfOtherNamespaces
+	s.leader.auditor = auditing.New(s.tracker, s.store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, args.Fence.Timeout.Duration, clock.RealClock{})
+	s.leader.auditor.Disclosure = args.ClaimsOfOtherNamespaces
 	if enabled(features.DRADeviceTaintRules) {
 		s.leader.owner = ownership.NewKeeper(s.ctx, handle.ClientSet().ResourceV1(), s.factory.Resource().V1().DeviceTaintRules())
 	}
@@ -196,8 +197,8 @@ func (s *Shared) Lead() {
 	s.leader.once.Do(func() {
 		if s.ctx.Err() == nil {
 			s.wg.Go(func() { s.gated.run(s.ctx) })
-			s.tracker.Subscribe(s.leader.auditor.onClaimEvent) // it begins with all that is held
-			s.wg.Go(func() { s.leader.auditor.run(s.ctx) })
+			s.tracker.Subscribe(s.leader.auditor.OnClaimEvent) // it begins with all that is held
+			s.wg.Go(func() { s.leader.auditor.Run(s.ctx) })
 		}
 		if s.leader.owner != nil && s.ctx.Err() == nil {
 			s.wg.Go(func() { s.leader.owner.Run(s.ctx) })
