@@ -149,7 +149,7 @@ func TestTheEventOfAPodThatIsKeptBackIsOfThePod(t *testing.T) {
 	p.Spec.SchedulerName, p.ResourceVersion = "second", "7"
 	h := newHarness(t, world{pods: []*v1.Pod{p}})
 	recorder := objects{of: make(chan [2]runtime.Object, 1)}
-	h.plugin.shared.gated.serve(secondProfile{handleWithRecorder{h.plugin.handle, recorder}}, h.plugin.holdings.GiveUpKeptBack)
+	h.plugin.shared.gated.Serve(secondProfile{handleWithRecorder{h.plugin.handle, recorder}}, h.plugin.holdings.GiveUpKeptBack)
 	h.leads().plugin.PreEnqueue(h.ctx, p)
 	want := [2]runtime.Object{
 		&v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID},

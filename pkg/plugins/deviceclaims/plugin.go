@@ -1,3 +1,14 @@
+// Package deviceclaims is the scheduler plugin DeviceClaims: it puts pods that use ResourceClaims on nodes
+// whose devices satisfy the claims, and writes which devices each claim got. It takes the place of
+// kube-scheduler's own plugin DynamicResources.
+//
+// It is an adapter with a file per extension point. What devices exist is known by pkg/inventory, who holds
+// them by pkg/tracker, and which of them a claim gets is decided by pkg/allocator. The writes to the API, the
+// wake-up of pods that could not be scheduled, and what is told of them are in rooms below internal. What is
+// left for this package is the way of a pod through the scheduling framework.
+//
+// One [Shared] serves all profiles of a scheduler, because two accounts of who holds what cannot be kept
+// consistent.
 package deviceclaims
 
 import (
@@ -112,7 +123,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	pl.holdings = &holdings.Holdings{
 		Claims: shared.tracker, Binder: pl.binder, Groups: pl.groups, Extended: pl.extended, Attempts: shared.memory.Attempts, Refusals: pl.refusals,
 	}
-	shared.gated.serve(handle, pl.holdings.GiveUpKeptBack)
+	shared.gated.Serve(handle, pl.holdings.GiveUpKeptBack)
 	return pl, nil
 }
 

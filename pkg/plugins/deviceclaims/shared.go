@@ -24,6 +24,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/auditing"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/gate"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
@@ -38,9 +39,8 @@ const syncTimeout = 10 * time.Second
 // Shared is what all profiles of one scheduler have in common: one tracker, one inventory, one set of
 // waiting pods. The first plugin created with it starts it.
 type Shared struct {
-	startOnce sync.Once
-	startErr  error
-	factory   informers.SharedInformerFactory
+	life
+	factory informers.SharedInformerFactory
 
 	tracker *tracker.Tracker
 	store   *inventory.Store
@@ -53,13 +53,18 @@ type Shared struct {
 	// common is what is known of pods that compete for devices.
 	common *contention.Common
 	// gated are the pods that PreEnqueue keeps back.
-	gated  *gatedPods
+	gated  *gate.Pods
 	leader leader
 	room   wakeup.Options
 	limits Limits
 	// shares is the time that namespaces have.
 	shares *searchtime.Shares
+}
 
+// life is the beginning and the end of a scheduler.
+type life struct {
+	startOnce sync.Once
+	startErr  error
 	// ctx ends with the scheduler.
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -115,12 +120,12 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 		Claims: s.tracker, Pods: pods, Devices: s.store.View, Attempts: s.memory.Attempts, Leaving: s.memory.Leaving,
 		Nominations: contention.NewNominations(pods, s.waiting.NominationEnded, s.waiting.NominationLost), Trial: &contention.Trial{},
 	}
-	s.gated = newGatedPods(pods)
-	context.AfterFunc(s.ctx, s.gated.queue.ShutDown)
+	s.gated = gate.New(pods)
+	context.AfterFunc(s.ctx, s.gated.Queue.ShutDown)
 
 	var err error
 	for _, handler := range []cache.ResourceEventHandler{
-		s.waiting.PodHandler(), s.memory.Attempts.PodHandler(), s.memory.Failed.PodHandler(), contention.VictimHandler(ctx, handle, s.tracker), s.gated.podHandler(s.ctx),
+		s.waiting.PodHandler(), s.memory.Attempts.PodHandler(), s.memory.Failed.PodHandler(), contention.VictimHandler(ctx, handle, s.tracker), s.gated.PodHandler(s.ctx),
 		s.common.Nominations.PodHandler(),
 	} {
 		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(byUID{handler}); err != nil {
@@ -196,7 +201,7 @@ func (s *Shared) own(profile string, args *config.OwnershipArgs) error {
 func (s *Shared) Lead() {
 	s.leader.once.Do(func() {
 		if s.ctx.Err() == nil {
-			s.wg.Go(func() { s.gated.run(s.ctx) })
+			s.wg.Go(func() { s.gated.Run(s.ctx) })
 			s.tracker.Subscribe(s.leader.auditor.OnClaimEvent) // it begins with all that is held
 			s.wg.Go(func() { s.leader.auditor.Run(s.ctx) })
 		}
