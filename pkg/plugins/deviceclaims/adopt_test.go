@@ -16,6 +16,7 @@ import (
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/failures"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
@@ -119,6 +120,7 @@ func TestAnAdoptedClaimDoesNotGiveWayForItsFirstScheduler(t *testing.T) {
 	if status := <-done; !strings.Contains(status.Message(), "was allocated earlier") {
 		t.Errorf("PreBind: %v", status)
 	}
+	a.unreserve("node-a")
 	h.wantState("mine", state{[]string{"gpu-0"}, []string{"p"}})
 }
 
@@ -252,7 +254,7 @@ func TestNothingRemovesAnExtendedClaimThatAnotherSchedulerHasAdopted(t *testing.
 		t.Errorf("to be looked at again at %v", at)
 	}
 	err := old.plugin.extended.Create(old.ctx, old.stored("p"), &extended.Plan{Leftovers: old.extendedClaims()}, &extended.Binding{}, nil)
-	if postponed := asPostponed(err); postponed == nil || postponed.EventType != v1.EventTypeNormal || postponed.Reason != podevents.ReasonLostRace {
+	if postponed := failures.AsPostponed(err); postponed == nil || postponed.EventType != v1.EventTypeNormal || postponed.Reason != podevents.ReasonLostRace {
 		t.Errorf("PreBind: %v", err)
 	}
 	if claims := old.extendedClaims(); len(claims) != 1 || len(devicesOf(claims[0])) != 1 {

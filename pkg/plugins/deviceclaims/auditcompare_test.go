@@ -18,6 +18,8 @@ import (
 	"k8s.io/component-base/metrics/testutil"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/textlogger"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/auditing"
 )
 
 // inPages has the claims listed as the API server does it: in pages, and not if a request has a token and a version as well.
@@ -55,7 +57,7 @@ func everyPage(int) error { return nil }
 
 func comparisons(t *testing.T, result string) float64 {
 	t.Helper()
-	n, err := testutil.GetCounterMetricValue(comparisonsTotal.WithLabelValues(result))
+	n, err := testutil.GetCounterMetricValue(auditing.ComparisonsTotal.WithLabelValues(result))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -73,7 +75,7 @@ func TestAuditorComparesAllPages(t *testing.T) {
 	inPages(h, 2, everyPage)
 	done := comparisons(t, "done")
 
-	a.compare(h.ctx)
+	a.Compare(h.ctx)
 	if got := comparisons(t, "done"); got != done+1 {
 		t.Errorf("%v comparisons, want %v", got, done+1)
 	}
@@ -83,7 +85,7 @@ func TestAuditorComparesAllPages(t *testing.T) {
 
 	h.api.hold()
 	h.api.create(claim("z"))
-	a.compare(h.ctx)
+	a.Compare(h.ctx)
 	if events := strings.Join(a.told(), "\n"); !strings.Contains(events, "differs from the API (missing): the API has version 106") {
 		t.Errorf("nothing is told of the claim on the last page: %q", events)
 	}
@@ -97,7 +99,7 @@ func TestAuditorBeginsAnewIfTheVersionHasExpired(t *testing.T) {
 		want    string
 	}{
 		"once":                 {expired: 1, want: "done"},
-		"as often as it tries": {expired: auditAttempts, want: "error"},
+		"as often as it tries": {expired: auditing.Attempts, want: "error"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			w := twoNodes()
@@ -115,11 +117,11 @@ func TestAuditorBeginsAnewIfTheVersionHasExpired(t *testing.T) {
 				return nil
 			})
 			before := comparisons(t, tc.want)
-			a.compare(h.ctx)
+			a.Compare(h.ctx)
 			if got := comparisons(t, tc.want); got != before+1 {
 				t.Errorf("%v comparisons with result %s, want %v", got, tc.want, before+1)
 			}
-			if want := min(tc.expired+1, auditAttempts); first != want {
+			if want := min(tc.expired+1, auditing.Attempts); first != want {
 				t.Errorf("%d lists were begun, want %d", first, want)
 			}
 		})
@@ -154,16 +156,16 @@ func TestAuditorSaysThatItCannotCompare(t *testing.T) {
 		result, last := "done", a.clock.Now().Unix()
 		if step.fault != nil {
 			result = "error"
-			value, _ := testutil.GetGaugeMetricValue(lastComparison)
+			value, _ := testutil.GetGaugeMetricValue(auditing.LastComparison)
 			last = int64(value)
 		}
 		before := comparisons(t, result)
-		a.compare(h.ctx)
+		a.Compare(h.ctx)
 		if got := comparisons(t, result); got != before+1 {
 			t.Errorf("%s: %v comparisons with result %s, want %v", step.name, got, result, before+1)
 		}
 		wantGauge(t, step.name+": the time of the last comparison", float64(last), func() (float64, error) {
-			return testutil.GetGaugeMetricValue(lastComparison)
+			return testutil.GetGaugeMetricValue(auditing.LastComparison)
 		})
 		lines := strings.Count(log.String(), "\n")
 		if want := min(len(step.want), 1); lines != want || !strings.Contains(log.String(), step.want) {
@@ -184,14 +186,14 @@ func TestAuditorSaysSinceWhenThereIsNoComparison(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, twoNodes())
 			a := newTestAuditor(h, tc.period)
-			lastComparison.Set(0)
-			comparisonPeriod.Set(0)
+			auditing.LastComparison.Set(0)
+			auditing.ComparisonPeriod.Set(0)
 			h.cancel() // the claims are never known
-			a.run(h.ctx)
+			a.Run(h.ctx)
 			wantGauge(t, "the time of the last comparison", float64(tc.want(a.clock.Now())), func() (float64, error) {
-				return testutil.GetGaugeMetricValue(lastComparison)
+				return testutil.GetGaugeMetricValue(auditing.LastComparison)
 			})
-			wantGauge(t, "the period", tc.period.Seconds(), func() (float64, error) { return testutil.GetGaugeMetricValue(comparisonPeriod) })
+			wantGauge(t, "the period", tc.period.Seconds(), func() (float64, error) { return testutil.GetGaugeMetricValue(auditing.ComparisonPeriod) })
 		})
 	}
 }

@@ -16,24 +16,25 @@ import (
 	"k8s.io/klog/v2"
 	testingclock "k8s.io/utils/clock/testing"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/auditing"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
 // testAuditor is an auditor of the harness's tracker that does what the test tells it to. The plugin has another one.
 type testAuditor struct {
-	*auditor
+	*auditing.Auditor
 	clock    *testingclock.FakeClock
 	recorder *events.FakeRecorder
 }
 
 // fenceTimeout is how long pods may wait at the fence, and grace until a device that is held twice is told.
-const fenceTimeout, grace = 30 * time.Second, fenceTimeout + doubleHoldGrace
+const fenceTimeout, grace = 30 * time.Second, fenceTimeout + auditing.DoubleHoldGrace
 
 func newTestAuditor(h *harness, period time.Duration) testAuditor {
 	clock, recorder := testingclock.NewFakeClock(time.Now()), events.NewFakeRecorder(100)
-	a := newAuditor(h.plugin.shared.tracker, h.plugin.shared.store.View, h.plugin.handle, period, time.Minute, fenceTimeout, clock)
-	a.events = recorder
-	h.plugin.shared.tracker.Subscribe(a.onClaimEvent)
+	a := auditing.New(h.plugin.shared.tracker, h.plugin.shared.store.View, h.plugin.handle, period, time.Minute, fenceTimeout, clock)
+	a.Events = recorder
+	h.plugin.shared.tracker.Subscribe(a.OnClaimEvent)
 	return testAuditor{a, clock, recorder}
 }
 
@@ -62,7 +63,7 @@ func TestAuditorTellsOfDoubleHolds(t *testing.T) {
 	h := newHarness(t, twoNodes())
 	a := newTestAuditor(h, 0)
 	logger := klog.FromContext(h.ctx)
-	look := func() { a.lookAt(logger, a.takeTouched()) }
+	look := func() { a.Look(logger) }
 
 	timestamp := metav1.NewTime(time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC))
 	h.api.create(claim("one", allocated("node-a", "gpu-0"), reservedFor("p"), func(c *resourceapi.ResourceClaim) {
@@ -72,7 +73,7 @@ func TestAuditorTellsOfDoubleHolds(t *testing.T) {
 	h.eventually("the auditor has heard of both claims", func() bool {
 		return holdersOf(h, "node-a", "gpu-0") == 2
 	})
-	h.eventually("the events have been delivered", func() bool { a.mutex.Lock(); defer a.mutex.Unlock(); return a.touched.Len() == 1 })
+	h.eventually("the events have been delivered", func() bool { return a.Touched() == 1 })
 	look()
 	a.clock.Step(grace - 1)
 	look()
@@ -90,16 +91,12 @@ func TestAuditorTellsOfDoubleHolds(t *testing.T) {
 			t.Errorf("no event %q in\n%s", want, events)
 		}
 	}
-	if n := a.doubles.Len(); n != 1 {
-		t.Errorf("%d devices are held twice, want 1", n)
-	}
+	wantGauge(t, "the number of devices held twice", 1, func() (float64, error) { return testutil.GetGaugeMetricValue(auditing.DoubleHeldDevices) })
 
 	h.api.delete("two")
 	h.eventually("one has let go", func() bool { return holdersOf(h, "node-a", "gpu-0") == 1 })
 	look()
-	if n := a.doubles.Len(); n != 0 {
-		t.Errorf("%d devices are held twice, want none", n)
-	}
+	wantGauge(t, "the number of devices held twice", 0, func() (float64, error) { return testutil.GetGaugeMetricValue(auditing.DoubleHeldDevices) })
 	if events := a.told(); len(events) > 0 {
 		t.Errorf("told although it is over: %q", events)
 	}
@@ -122,11 +119,11 @@ func TestAuditorCompares(t *testing.T) {
 	a := newTestAuditor(h, time.Minute)
 	difference := func(kind string) func() (float64, error) {
 		return func() (float64, error) {
-			return testutil.GetGaugeMetricValue(differencesGauge.WithLabelValues(kind))
+			return testutil.GetGaugeMetricValue(auditing.Differences.WithLabelValues(kind))
 		}
 	}
 
-	a.compare(h.ctx)
+	a.Compare(h.ctx)
 	if events := a.told(); len(events) > 0 {
 		t.Errorf("a false alarm: %q", events)
 	}
@@ -135,7 +132,7 @@ func TestAuditorCompares(t *testing.T) {
 	h.api.change("one", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
 	h.api.create(claim("three"))
 	h.api.delete("two")
-	a.compare(h.ctx)
+	a.Compare(h.ctx)
 	events := strings.Join(a.told(), "\n")
 	for kind, detail := range map[string]string{"outdated": "known in version 101, the API has 103", "missing": "the API has version 104", "gone": "known in version 102"} {
 		wantGauge(t, kind, 1, difference(kind))
@@ -146,7 +143,7 @@ func TestAuditorCompares(t *testing.T) {
 	h.api.release()
 	h.caughtUp("two")
 	h.caughtUp("three")
-	a.compare(h.ctx)
+	a.Compare(h.ctx)
 	for _, kind := range []string{"outdated", "missing", "gone", "usage"} {
 		wantGauge(t, kind, 0, difference(kind))
 	}
@@ -154,24 +151,24 @@ func TestAuditorCompares(t *testing.T) {
 	// An allocation in flight for a pod that nobody binds.
 	a.told()
 	h.filterAll(pod("p", "three")).reserve("node-b")
-	a.compare(h.ctx)
+	a.Compare(h.ctx)
 	a.clock.Step(time.Minute + 1)
-	a.compare(h.ctx)
+	a.Compare(h.ctx)
 	if events := a.told(); len(events) != 1 || !strings.Contains(events[0], "AllocationStale devices gpu.example.com/node-b/gpu-0 are kept for the claim since") {
 		t.Errorf("events %q", events)
 	}
-	wantGauge(t, "stale allocations", 1, func() (float64, error) { return testutil.GetGaugeMetricValue(staleInFlight) })
+	wantGauge(t, "stale allocations", 1, func() (float64, error) { return testutil.GetGaugeMetricValue(auditing.StaleInFlight) })
 }
 
 // A list that the API server refuses is no finding.
 func TestAuditorWithoutAList(t *testing.T) {
 	h := newHarness(t, twoNodes())
 	a := newTestAuditor(h, time.Minute)
-	before, _ := testutil.GetCounterMetricValue(comparisonsTotal.WithLabelValues("error"))
+	before, _ := testutil.GetCounterMetricValue(auditing.ComparisonsTotal.WithLabelValues("error"))
 	h.api.onRequest(func(request string) error { return errServer })
-	a.compare(h.ctx)
+	a.Compare(h.ctx)
 	h.api.onRequest(nil)
-	if got, _ := testutil.GetCounterMetricValue(comparisonsTotal.WithLabelValues("error")); got != before+1 {
+	if got, _ := testutil.GetCounterMetricValue(auditing.ComparisonsTotal.WithLabelValues("error")); got != before+1 {
 		t.Errorf("%v failed comparisons, want %v", got, before+1)
 	}
 	if events := a.told(); len(events) > 0 {
@@ -187,7 +184,7 @@ func TestAuditorRuns(t *testing.T) {
 	a := newTestAuditor(h, time.Hour)
 	ctx, cancel := context.WithCancel(h.ctx)
 	done := make(chan struct{})
-	go func() { defer close(done); a.run(ctx) }()
+	go func() { defer close(done); a.Run(ctx) }()
 	told := map[string]bool{}
 	h.eventually("both are told of", func() bool {
 		if a.clock.HasWaiters() {
@@ -226,7 +223,7 @@ func TestAuditorTellsOfDoubleHoldsDuringAComparison(t *testing.T) {
 	})
 	ctx, cancel := context.WithCancel(h.ctx)
 	done := make(chan struct{})
-	go func() { defer close(done); a.run(ctx) }()
+	go func() { defer close(done); a.Run(ctx) }()
 	h.eventually("the auditor waits", func() bool { return a.clock.Waiters() == 2 })
 	a.clock.Step(time.Minute)
 	<-comparing
@@ -251,7 +248,7 @@ func TestOnlyTheLeaderAudits(t *testing.T) {
 	h := newHarness(t, twoNodes())
 	s := h.plugin.shared
 	clock := testingclock.NewFakeClock(time.Now())
-	s.leader.auditor.clock = clock
+	s.leader.auditor.Clock = clock
 	for _, name := range []string{"one", "two"} {
 		h.api.create(claim(name, allocated("node-a", "gpu-0")))
 	}
@@ -264,7 +261,7 @@ func TestOnlyTheLeaderAudits(t *testing.T) {
 	})
 	h.api.create(claim("three"))
 	<-heard // and so of what was before
-	if len(s.leader.auditor.wake) > 0 || clock.HasWaiters() {
+	if s.leader.auditor.Touched() > 0 || clock.HasWaiters() {
 		t.Error("a replica audits")
 	}
 	s.Lead()

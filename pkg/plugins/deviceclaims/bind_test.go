@@ -19,6 +19,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -481,7 +482,7 @@ func TestFailedDevicesAreGivenUp(t *testing.T) {
 			w.pods = []*v1.Pod{pod("p", "c")}
 			h := newHarness(t, w)
 			a := h.filterAll(w.pods[0])
-			if diff := cmp.Diff(map[string]string{"node-a": reasonBinding}, a.filter); diff != "" {
+			if diff := cmp.Diff(map[string]string{"node-a": refusals.ReasonBinding}, a.filter); diff != "" {
 				t.Errorf("reasons differ (-want +got):\n%s", diff)
 			}
 			a.postFilter()

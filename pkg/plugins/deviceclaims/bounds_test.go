@@ -9,7 +9,6 @@ import (
 	"sync"
 	"testing"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/go-cmp/cmp"
 	v1 "k8s.io/api/core/v1"
@@ -17,11 +16,12 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	clienttesting "k8s.io/client-go/testing"
-	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/auditing"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/tracker"
 )
 
@@ -128,7 +128,7 @@ func TestABoundPodOfTheGroupIsFoundOnAnyPage(t *testing.T) {
 // Some are told one by one, and of all others how many they are.
 func TestTheAuditorCountsWhatItDoesNotTell(t *testing.T) {
 	const more = 3
-	devices := make([]resourceapi.Device, maxAuditReports+more)
+	devices := make([]resourceapi.Device, auditing.MaxReports+more)
 	for i := range devices {
 		devices[i] = device(fmt.Sprintf("gpu-%d", i))
 	}
@@ -150,7 +150,7 @@ func TestTheAuditorCountsWhatItDoesNotTell(t *testing.T) {
 				for i := range devices {
 					h.filterAll(pod(fmt.Sprintf("p-%d", i), fmt.Sprintf("c-%d", i))).reserve("node-a")
 				}
-				a.compare(h.ctx)
+				a.Compare(h.ctx)
 				a.clock.Step(time.Minute + 1)
 			},
 			"ERROR An allocation is in flight and no pod is being bound with it ",
@@ -175,7 +175,7 @@ func TestTheAuditorCountsWhatItDoesNotTell(t *testing.T) {
 		tc.prepare()
 		a.told()
 		var each, rest int
-		for _, line := range h.logged(t, func() { a.compare(h.ctx) }) {
+		for _, line := range h.logged(t, func() { a.Compare(h.ctx) }) {
 			switch {
 			case strings.HasPrefix(line, tc.each):
 				each++
@@ -185,28 +185,8 @@ func TestTheAuditorCountsWhatItDoesNotTell(t *testing.T) {
 				t.Errorf("%s: unexpected line %q", tc.name, line)
 			}
 		}
-		if events := len(a.told()); each != maxAuditReports || events != maxAuditReports || rest != 1 {
+		if events := len(a.told()); each != auditing.MaxReports || events != auditing.MaxReports || rest != 1 {
 			t.Errorf("%s: %d lines, %d events, %d lines about the others", tc.name, each, events, rest)
-		}
-	}
-}
-
-// A claim that 256 pods use has a description longer than an event.
-func TestWhatTheAuditorTellsFitsIntoAnEvent(t *testing.T) {
-	h := newHarness(t, twoNodes())
-	a := newTestAuditor(h, 0)
-	for _, tc := range []struct {
-		note string
-		want int
-	}{
-		{strings.Repeat("x", maxEventNote), maxEventNote},
-		{strings.Repeat("x", maxEventNote+1), maxEventNote},
-		{strings.Repeat("…", maxEventNote/3+1), 3*((maxEventNote-3)/3) + 3},
-	} {
-		a.event(klog.FromContext(h.ctx), claim("c"), "DeviceHeldTwice", "%s", tc.note)
-		got := strings.TrimPrefix(a.told()[0], "Warning DeviceHeldTwice ")
-		if len(got) != tc.want || !utf8.ValidString(got) || (got != tc.note) != strings.HasSuffix(got, "...") {
-			t.Errorf("of %d bytes %d are told: …%s", len(tc.note), len(got), got[len(got)-10:])
 		}
 	}
 }
@@ -214,13 +194,13 @@ func TestWhatTheAuditorTellsFitsIntoAnEvent(t *testing.T) {
 // However many sizes there are, the smallest devices count for less than the next alternative.
 func TestSizesCountForLessThanAnAlternative(t *testing.T) {
 	const sizes = maxSizeSteps + 4
-	c := &cycle{plan: &plan{}, results: newResults(nil)}
+	c := &cycle.State{Plan: &cycle.Plan{}, Results: cycle.NewResults(nil)}
 	var scores fwk.NodeScoreList
 	for i := range sizes {
 		scores = append(scores, fwk.NodeScore{Name: fmt.Sprintf("node-%d", i), Score: allocator.PreferenceStep})
-		c.results.set(scores[i].Name, nodeResult{size: int64(i + 1)})
+		c.Results.Set(scores[i].Name, cycle.NodeResult{Size: int64(i + 1)})
 	}
-	c.preferSmall(scores)
+	preferSmall(c, scores)
 	for i := range scores[1:] {
 		if scores[i].Score < scores[i+1].Score {
 			t.Errorf("smaller devices score %d, larger ones %d", scores[i].Score, scores[i+1].Score)

@@ -194,6 +194,7 @@ func TestEachDecisionIsOneLineInTheLog(t *testing.T) {
 				a := h.filterAll(pod("p", "c", "d")).reserve("node-b")
 				h.api.change("other", allocated("node-b", "gpu-0", "gpu-1"))
 				a.preBind("node-b")
+				a.unreserve("node-b")
 			},
 			want: []string{
 				"INFO Allocated devices claim=team-a/c pod=team-a/p node=node-b devices=[gpu.example.com/node-b/gpu-0] why=smallest devices that fit",

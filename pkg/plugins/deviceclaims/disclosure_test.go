@@ -11,6 +11,8 @@ import (
 
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/auditing"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/passage"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -55,7 +57,7 @@ func TestClaimsOfOtherNamespacesAreCountedUnlessTheyMayBeNamed(t *testing.T) {
 		},
 		"who won a race": {
 			text: func(_ *testing.T, disclosure config.ClaimDisclosure) string {
-				return tellYields(disclosure == config.NameClaims, pod("p"), []*fence.YieldError{lost}, lost).Error()
+				return passage.Tell(disclosure == config.NameClaims, pod("p"), []*fence.YieldError{lost}, lost).Error()
 			},
 			counted: "gives way: a claim of another namespace was allocated earlier", named: "gives way: claim team-b/on-b-0 (UID o) was allocated earlier",
 		},
@@ -74,9 +76,9 @@ func TestClaimsOfOtherNamespacesAreCountedUnlessTheyMayBeNamed(t *testing.T) {
 				claims := []*resourceapi.ResourceClaim{claim("mine"), foreign("on-b-0", "gpu-0"), foreign("on-b-1", "gpu-0")}
 				var descriptions []string
 				for _, c := range claims {
-					descriptions = append(descriptions, describeHolder(c))
+					descriptions = append(descriptions, auditing.DescribeHolder(c))
 				}
-				return strings.Join((&auditor{disclosure: disclosure}).tellOthers(claims, descriptions, 0), " ")
+				return strings.Join((&auditing.Auditor{Disclosure: disclosure}).TellOthers(claims, descriptions, 0), " ")
 			},
 			counted: "2 claims of other namespaces", named: "claim team-b/on-b-0 (allocated at an unknown time",
 		},

@@ -22,6 +22,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/failures"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
 
@@ -88,7 +89,7 @@ func TestEventsOfOneReasonAndClaimAreCountedAsOne(t *testing.T) {
 						version++
 						p := pod(name)
 						p.ResourceVersion = fmt.Sprint(version)
-						status := statusOfBinding(p, "node-a", podevents.Postpone(reason, claim, fmt.Errorf("attempt %d", version)))
+						status := failures.StatusOfBinding(p, "node-a", podevents.Postpone(reason, claim, fmt.Errorf("attempt %d", version)))
 						info := &framework.QueuedPodInfo{PodInfo: &framework.PodInfo{Pod: p}}
 						(&Shared{common: &contention.Common{Nominations: nominationsWith(p)}}).HandleFailures(handler)(ctx, profile, info, status, nil, time.Time{})
 						time.Sleep(time.Second) // events are named after the time
@@ -148,7 +149,7 @@ func TestTheEventOfAPodThatIsKeptBackIsOfThePod(t *testing.T) {
 	p.Spec.SchedulerName, p.ResourceVersion = "second", "7"
 	h := newHarness(t, world{pods: []*v1.Pod{p}})
 	recorder := objects{of: make(chan [2]runtime.Object, 1)}
-	h.plugin.shared.gated.serve(secondProfile{handleWithRecorder{h.plugin.handle, recorder}}, h.plugin.giveUpKeptBack)
+	h.plugin.shared.gated.Serve(secondProfile{handleWithRecorder{h.plugin.handle, recorder}}, h.plugin.holdings.GiveUpKeptBack)
 	h.leads().plugin.PreEnqueue(h.ctx, p)
 	want := [2]runtime.Object{
 		&v1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: p.Namespace, Name: p.Name, UID: p.UID},

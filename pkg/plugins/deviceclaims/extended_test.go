@@ -23,6 +23,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/twopaths"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -735,11 +736,11 @@ func TestAClaimGetsADeviceThatNoDevicePluginHas(t *testing.T) {
 	w.claims = []*resourceapi.ResourceClaim{claim("one", withClass("both")), claim("two", withClass("both"))}
 	h := newHarness(t, w)
 	a := h.filterAll(w.pods[1]).reserve("node-b")
-	c, err := readCycle(a.state)
+	c, err := cycle.Read(a.state)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := c.binding.reserved[0].Allocation.Devices.Results[0].Device; got != "other-0" {
+	if got := c.Binding.Reserved[0].Allocation.Devices.Results[0].Device; got != "other-0" {
 		t.Errorf("it got %s", got)
 	}
 	if got := h.filterAll(w.pods[2]).filter["node-b"]; got != toldUnseen {
@@ -762,14 +763,14 @@ func TestPodsAreWokenWhenADevicePluginsDevicesAreKnown(t *testing.T) {
 			}
 		},
 		"the pod ends": func(h *harness, _ world) {
-			if hint, err := h.plugin.afterPodDeletion(klog.FromContext(h.ctx), waiting, running, nil); hint != fwk.QueueSkip || err != nil {
+			if hint, err := h.plugin.hints.AfterPodDeletion(klog.FromContext(h.ctx), waiting, running, nil); hint != fwk.QueueSkip || err != nil {
 				h.t.Errorf("hint %v, %v", hint, err)
 			}
 		},
 		"the device plugin goes": func(h *harness, w world) {
 			after := w.nodes[1].DeepCopy()
 			after.Status.Allocatable[gpuResource] = resource.MustParse("0")
-			if hint, err := h.plugin.afterNodeChange(klog.FromContext(h.ctx), waiting, w.nodes[1], after); hint != fwk.QueueSkip || err != nil {
+			if hint, err := h.plugin.hints.AfterNodeChange(klog.FromContext(h.ctx), waiting, w.nodes[1], after); hint != fwk.QueueSkip || err != nil {
 				h.t.Errorf("hint %v, %v", hint, err)
 			}
 		},

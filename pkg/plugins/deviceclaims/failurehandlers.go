@@ -9,6 +9,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/failures"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
 
@@ -19,14 +20,14 @@ func (s *Shared) HandleFailures(next scheduler.FailureHandlerFn) scheduler.Failu
 	return func(ctx context.Context, profile framework.Framework, pod *framework.QueuedPodInfo, status *fwk.Status,
 		nominating *fwk.NominatingInfo, start time.Time,
 	) {
-		status = withoutVainPreemption(status)
-		postponed := postponedIn(status)
+		status = failures.WithoutVainPreemption(status)
+		postponed := failures.PostponedIn(status)
 		if postponed == nil || postponed.Reason != podevents.ReasonDeallocation {
 			s.common.Nominations.EndWait(pod.Pod.UID)
 		}
 		if postponed != nil {
 			toldBefore := postponed.Reason == podevents.ReasonDeallocation && !s.common.Nominations.BeginWait(pod.Pod)
-			profile = retelling{profile, postponed, toldBefore}
+			profile = failures.Retelling(profile, postponed, toldBefore)
 		}
 		next(ctx, profile, pod, status, nominating, start)
 	}

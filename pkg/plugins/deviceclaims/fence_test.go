@@ -1,6 +1,8 @@
 package deviceclaims
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -103,11 +105,8 @@ func TestFenceTakesBackWhatCameSecond(t *testing.T) {
 	}
 	h.wantState("mine", state{})
 	h.wantState("other", state{[]string{"gpu-0"}, []string{"somebody"}})
-	h.api.written()
 	a.unreserve("node-a")
-	if writes := h.api.written(); len(writes) > 0 {
-		t.Errorf("Unreserve wrote %v, but everything had been taken back", writes)
-	}
+	h.wantState("mine", state{})
 
 	// The next attempt does not want the device any more.
 	if diff := cmp.Diff([]string{"node-b"}, h.filterAll(pod("p", "mine")).fits()); diff != "" {
@@ -131,8 +130,73 @@ func TestFenceTakesBackAllClaims(t *testing.T) {
 	if status := <-done; status.IsSuccess() {
 		t.Errorf("PreBind: %v", status)
 	}
+	h.wantState("mine", state{[]string{"gpu-0"}, []string{"p"}}) // it need not give way, and the framework calls Unreserve
+	a.unreserve("node-a")
 	h.wantState("mine", state{})
 	h.wantState("more", state{})
+}
+
+// Whoever came second makes a pause after its devices are free, in Unreserve, and nobody else does. One that is preempted makes way at once.
+func TestWhoLostPausesWithEmptyHands(t *testing.T) {
+	for name, tc := range map[string]struct {
+		alone, preempted bool
+		pauses           bool
+	}{
+		"another scheduler was first":                         {pauses: true},
+		"another scheduler was first, and it is preempted":    {preempted: true},
+		"nobody was, and another plugin keeps it from a node": {alone: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := fenced()
+			w.objects[1] = slice("node-a", device("gpu-0"), device("gpu-1"))
+			w.fence.Jitter.Duration = 1000 * time.Hour // of which a random part is waited
+			w.claims = append(w.claims, claim("more"))
+			w.pods = []*v1.Pod{pod("p", "mine", "more")}
+			h := newHarness(t, w)
+			if !tc.alone {
+				h.api.hold()
+				h.othersTake("gpu-1")
+			}
+			a := h.filterAll(w.pods[0]).reserve("node-a")
+			ctx, preempt := context.WithCancelCause(h.ctx)
+			done := make(chan *fwk.Status, 1)
+			go func() { done <- h.plugin.PreBind(ctx, a.state, a.pod, "node-a") }()
+			h.eventually("the claims are written", func() bool { return h.api.get("more").Status.Allocation != nil })
+			if tc.preempted {
+				preempt(errors.New("preempted"))
+			}
+			h.api.release()
+			if status := <-done; status.IsSuccess() != tc.alone {
+				t.Errorf("PreBind: %v", status)
+			}
+			preempt(errors.New("RunPreBindPlugins has completed")) // as the framework does
+			ctx, end := context.WithCancel(h.ctx)
+			unreserved := make(chan struct{})
+			go func() {
+				defer close(unreserved)
+				h.plugin.Unreserve(ctx, a.state, a.pod, "node-a")
+			}()
+			if tc.pauses {
+				h.eventually("the devices are free", func() bool {
+					return h.api.get("mine").Status.Allocation == nil && h.api.get("more").Status.Allocation == nil && h.plugin.shared.memory.Attempts.Of(a.pod.UID) == nil
+				})
+				select {
+				case <-unreserved:
+					t.Error("it makes no pause")
+				default:
+				}
+				end()
+			}
+			select {
+			case <-unreserved:
+			case <-time.After(patience):
+				t.Error("Unreserve does not end")
+			}
+			end()
+			h.wantState("mine", state{})
+			h.wantState("more", state{})
+		})
+	}
 }
 
 // A claim that two pods share loses. The first to notice leaves it, the last one takes the allocation back, although
@@ -153,10 +217,11 @@ func TestFenceClaimSharedByTwoPodsWhoseAllocatorLoses(t *testing.T) {
 	second := sharer.preBindAsync()
 	h.eventually("the second pod has reserved the claim", func() bool { return len(usersOf(h.api.get("mine"))) == 2 })
 	h.api.release()
-	for _, done := range []<-chan *fwk.Status{first, second} {
+	for a, done := range map[*attempt]<-chan *fwk.Status{allocator: first, sharer: second} {
 		if status := <-done; status.IsSuccess() || !strings.Contains(status.Message(), "was allocated earlier") {
 			t.Errorf("PreBind: %v", status)
 		}
+		a.unreserve("node-a")
 	}
 	h.wantState("mine", state{})
 }
@@ -197,9 +262,13 @@ func TestFenceRestartBetweenWriteAndBind(t *testing.T) {
 			w.pods = []*v1.Pod{pod("p", "mine")}
 			w.pods[0].Spec.NodeName = tc.podOnNode
 			h := newHarness(t, w)
-			status := h.filterAll(pod("p", "mine")).reserve("node-a").preBind("node-a")
+			a := h.filterAll(pod("p", "mine")).reserve("node-a")
+			status := a.preBind("node-a")
 			if status.IsSuccess() != (tc.want == "") || !strings.Contains(status.Message(), tc.want) {
 				t.Errorf("PreBind: %v, want %q", status, tc.want)
+			}
+			if !status.IsSuccess() {
+				a.unreserve("node-a")
 			}
 			h.wantState("mine", tc.wantState)
 		})
@@ -212,10 +281,12 @@ func TestFenceClaimAllocatedByAnotherScheduler(t *testing.T) {
 	h.othersTake("gpu-0")
 	h.api.change("mine", allocated("node-a", "gpu-0"))
 	h.caughtUp("mine")
-	status := h.filterAll(pod("p", "mine")).reserve("node-a").preBind("node-a")
+	a := h.filterAll(pod("p", "mine")).reserve("node-a")
+	status := a.preBind("node-a")
 	if want := "claim team-a/other (UID other-uid) was allocated earlier"; !strings.Contains(status.Message(), want) {
 		t.Errorf("PreBind: %v, want %q", status, want)
 	}
+	a.unreserve("node-a")
 	h.wantState("mine", state{})
 }
 
@@ -225,10 +296,12 @@ func TestFenceTimesOut(t *testing.T) {
 	w.fence.Timeout.Duration = time.Second
 	h := newHarness(t, w)
 	h.api.hold()
-	status := h.filterAll(pod("p", "mine")).reserve("node-a").preBind("node-a")
+	a := h.filterAll(pod("p", "mine")).reserve("node-a")
+	status := a.preBind("node-a")
 	if !isQuiet(status) || !strings.Contains(status.Message(), "timed out after 1s") {
 		t.Errorf("PreBind: %v", status)
 	}
+	a.unreserve("node-a")
 	h.wantState("mine", state{})
 	const want = "Warning FenceTimeout devices taken back, the pod will be tried again: not bound to node node-a, because it cannot be told whether " +
 		"other schedulers use its devices: "
@@ -308,6 +381,7 @@ func TestFenceWithdrawsFromTheClaimAsItIs(t *testing.T) {
 	if conflicts != 2 {
 		t.Errorf("%d conflicts", conflicts)
 	}
+	a.unreserve("node-a")
 	h.wantState("mine", state{})
 }
 
@@ -370,6 +444,7 @@ func TestFenceWithdrawalOutlivesFailures(t *testing.T) {
 			if failures == 0 {
 				t.Error("nothing has failed")
 			}
+			a.unreserve("node-a")
 			h.wantState("mine", tc.want)
 		})
 	}

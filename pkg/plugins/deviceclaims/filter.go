@@ -3,37 +3,29 @@ package deviceclaims
 import (
 	"context"
 	"fmt"
-	"slices"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
-	"k8s.io/kubernetes/pkg/features"
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
-	"stowage.dev/stowage/pkg/usage"
 )
 
-// Reasons why a node is refused besides those of the allocator. The scheduler counts equal strings over all
-// nodes, so they say nothing about the node.
-const (
-	reasonElsewhere = "node(s) other than those that a claim of the pod is allocated for"
-	reasonSkipping  = "node(s) that cannot skip node operations, as an allocated claim of the pod needs"
-	reasonBinding   = "node(s) refused because an allocated claim of the pod has devices that could not be made ready"
-	reasonFailed    = "node(s) with only devices that could not be made ready for the pod"
-)
+// reasonFailed is why a node is refused that would do with what has failed for the pod. The scheduler counts equal strings over all
+// nodes, so it says nothing about the node.
+const reasonFailed = "node(s) with only devices that could not be made ready for the pod"
 
 // Filter says whether the node can be used for the pod. Nothing that is wrong with one node keeps the pod off
 // another one.
 //
 // A refusal is UnschedulableAndUnresolvable unless pods of lower priority are in the way, see contention.Rivals.Judge.
 func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeInfo fwk.NodeInfo) *fwk.Status {
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil {
 		return fwk.AsStatus(err)
 	}
@@ -44,24 +36,24 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 	if status := pl.filterAllocated(c, node); status != nil {
 		return status
 	}
-	wanted, status := c.wantedOn(pl.extended, nodeInfo)
+	wanted, status := c.WantedOn(pl.extended, nodeInfo)
 	if status != nil {
 		return status
 	}
 	if wanted.Requests == nil {
-		c.findings().set(node.Name, nodeResult{variant: wanted})
+		c.Findings().Set(node.Name, cycle.NodeResult{Variant: wanted})
 		return nil
 	}
 
 	input := c.Input(ctx, wanted.Requests, node)
-	input.Attempt = c.budget
+	input.Attempt = c.Budget
 	result := allocator.Check(ctx, input)
 	held := (*resourceapi.AllocationResult)(nil)
 	if result.Fits() {
 		if held = pl.extended.HeldUnseen(c.Inventory, nodeInfo); held != nil {
 			input.Usage = extended.WithUnseen(input.Usage, held)
 			if result = allocator.Check(ctx, input); !result.Fits() && result.Failure.Reason != explain.ReasonUndecided && ctx.Err() == nil {
-				c.findings().setUnseen(node.Name)
+				c.Findings().SetUnseen(node.Name)
 				return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, extended.ReasonUnseen)
 			}
 		}
@@ -70,20 +62,20 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 		return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, fmt.Sprintf("stopped by the caller: %v", context.Cause(ctx)))
 	}
 	if result.Fits() {
-		c.findings().set(node.Name, nodeResult{variant: wanted, score: result.Score, size: result.Size, unseen: held})
+		c.Findings().Set(node.Name, cycle.NodeResult{Variant: wanted, Score: result.Score, Size: result.Size, Unseen: held})
 		if pl.hasFailed(ctx, c, input) {
-			c.findings().setFailed()
+			c.Findings().SetFailed()
 			return fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonFailed)
 		}
 		return nil
 	}
-	refusal := pl.rivals.Judge(ctx, &c.Situation, pod, contention.Refused{Node: nodeInfo, Requests: wanted.Requests, Failure: result.Failure, Time: c.budget})
+	refusal := pl.rivals.Judge(ctx, &c.Situation, pod, contention.Refused{Node: nodeInfo, Requests: wanted.Requests, Failure: result.Failure, Time: c.Budget})
 	if refusal.Undecided {
-		c.results.setUndecided()
+		c.Results.SetUndecided()
 	}
-	c.findings().set(node.Name, nodeResult{variant: wanted, failure: result.Failure, evictable: refusal.Code == fwk.Unschedulable && len(refusal.Leaving) == 0})
+	c.Findings().Set(node.Name, cycle.NodeResult{Variant: wanted, Failure: result.Failure, Evictable: refusal.Code == fwk.Unschedulable && len(refusal.Leaving) == 0})
 	if len(refusal.Leaving) > 0 {
-		c.findings().setLeaving(node.Name, refusal.Leaving)
+		c.Findings().SetLeaving(node.Name, refusal.Leaving)
 	}
 	if log := klog.FromContext(ctx).V(5); log.Enabled() {
 		log.Info("Node refused", "pod", klog.KObj(pod), "node", klog.KObj(node), "reason", result.Failure.Reason, "err", result.Failure.Err)
@@ -91,36 +83,13 @@ func (pl *Plugin) Filter(ctx context.Context, state fwk.CycleState, pod *v1.Pod,
 	return fwk.NewStatus(refusal.Code, result.Failure.Reason.OfNodes())
 }
 
-// wantedOn says what a node has to satisfy. The status refuses the node.
-func (c *cycle) wantedOn(resources *extended.Resources, node fwk.NodeInfo) (*extended.Variant, *fwk.Status) {
-	if c.extended == nil {
-		return c.base, nil
-	}
-	wanted, refusal := resources.On(c.extended, extended.Question{
-		Node: node, Inventory: c.Inventory, Usage: func() usage.View { return c.View(context.Background(), nil) }, Evaluate: c.budget.Evaluate,
-	})
-	if refusal == nil {
-		return wanted, nil
-	}
-	switch refusal.Cause {
-	case extended.OfAgent:
-		c.findings().setUnseen(node.Node().Name)
-	case extended.OfClass:
-		c.findings().setClassless()
-	case extended.OfTime:
-		c.results.setUndecided()
-	case extended.OfNode:
-	}
-	return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, refusal.Reason)
-}
-
 // filterAllocated refuses a node on which a claim that is allocated already cannot be used.
-func (pl *Plugin) filterAllocated(c *cycle, node *v1.Node) *fwk.Status {
+func (pl *Plugin) filterAllocated(c *cycle.State, node *v1.Node) *fwk.Status {
 	reason := ""
-	for i := range c.claims {
-		if why := pl.whyUnusable(&c.claims[i], node); why != "" {
+	for i := range c.Claims {
+		if why := pl.refusals.WhyUnusable(&c.Claims[i], node); why != "" {
 			reason = why
-			c.findings().setUnusable(i)
+			c.Findings().SetUnusable(i)
 		}
 	}
 	if reason != "" {
@@ -129,34 +98,13 @@ func (pl *Plugin) filterAllocated(c *cycle, node *v1.Node) *fwk.Status {
 	return nil
 }
 
-// whyUnusable says why a claim cannot be used on the node as it is allocated, empty if it can or is not.
-func (pl *Plugin) whyUnusable(pc *podclaims.Claim, node *v1.Node) string {
-	switch {
-	case pc.Nodes != nil && !pc.Nodes.Match(node):
-		return reasonElsewhere
-	case skipsNodeOperations(pc.Allocation()) && !slices.Contains(node.Status.DeclaredFeatures, string(features.DRAOptionalNodeOperations)):
-		return reasonSkipping
-	case pl.binder.IsBroken(pc.Claim):
-		return reasonBinding
-	}
-	return ""
-}
-
-// skipsNodeOperations tells whether an allocation, if there is one, has a device for which node operations are to be skipped. A
-// kubelet that does not know of that would wait for a driver that is not there (KEP-5945).
-func skipsNodeOperations(allocation *resourceapi.AllocationResult) bool {
-	return allocation != nil && slices.ContainsFunc(allocation.Devices.Results, func(result resourceapi.DeviceRequestAllocationResult) bool {
-		return len(result.SkipNodeOperations) > 0
-	})
-}
-
 // PreFilterExtensions returns the plugin: what a node has to offer changes with the pods on it and with those that are
 // nominated to it.
 func (pl *Plugin) PreFilterExtensions() fwk.PreFilterExtensions { return pl }
 
 // RemovePod takes away what the pod holds, in the state alone. A claim is released when the last pod goes that it is for.
 func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, removed fwk.PodInfo, _ fwk.NodeInfo) *fwk.Status {
-	if c, err := readCycle(state); err == nil && c != nil {
+	if c, err := cycle.Read(state); err == nil && c != nil {
 		c.WhatIf = c.WhatIf.Without(removed.GetPod())
 	}
 	return nil
@@ -165,7 +113,7 @@ func (pl *Plugin) RemovePod(_ context.Context, state fwk.CycleState, _ *v1.Pod, 
 // AddPod undoes RemovePod, or gives devices to a pod that is nominated to the node and has none yet, in the state
 // alone. It never fails: that would end the whole attempt, on all nodes.
 func (pl *Plugin) AddPod(_ context.Context, state fwk.CycleState, pod *v1.Pod, added fwk.PodInfo, node fwk.NodeInfo) *fwk.Status {
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil || c == nil {
 		return nil
 	}

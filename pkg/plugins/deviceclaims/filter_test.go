@@ -20,6 +20,8 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/allocator/explain"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
@@ -181,7 +183,7 @@ func TestFilter(t *testing.T) {
 		"an allocation that no node satisfies any more rules out all": {
 			pod: pod("p", "labelled"),
 			want: map[string]string{
-				"node-a": reasonElsewhere, "node-b": reasonElsewhere, "node-c": reasonElsewhere, "node-d": reasonElsewhere, "node-p": reasonElsewhere,
+				"node-a": refusals.ReasonElsewhere, "node-b": refusals.ReasonElsewhere, "node-c": refusals.ReasonElsewhere, "node-d": refusals.ReasonElsewhere, "node-p": refusals.ReasonElsewhere,
 			},
 		},
 		"an extended resource behind which is a class comes from claims where there is no device plugin": {
@@ -247,21 +249,21 @@ func TestCloneKeepsItsFindingsToItself(t *testing.T) {
 	w.claims = []*resourceapi.ResourceClaim{claim("preferred", prioritized)}
 	h := newHarness(t, w)
 	a := h.filterAll(pod("p", "preferred"))
-	original, err := readCycle(a.state)
+	original, err := cycle.Read(a.state)
 	if err != nil {
 		t.Fatal(err)
 	}
-	cloned, err := readCycle(a.state.Clone())
+	cloned, err := cycle.Read(a.state.Clone())
 	if err != nil {
 		t.Fatal(err)
 	}
-	inherited, _ := cloned.results.get("node-b")
-	want, _ := original.results.get("node-b")
-	if inherited != want || want.score == 0 {
-		t.Errorf("the clone has score %d for node-b, the original %d", inherited.score, want.score)
+	inherited, _ := cloned.Results.Get("node-b")
+	want, _ := original.Results.Get("node-b")
+	if inherited != want || want.Score == 0 {
+		t.Errorf("the clone has score %d for node-b, the original %d", inherited.Score, want.Score)
 	}
-	cloned.results.set("node-b", nodeResult{score: 99})
-	if got, _ := original.results.get("node-b"); got != want {
+	cloned.Results.Set("node-b", cycle.NodeResult{Score: 99})
+	if got, _ := original.Results.Get("node-b"); got != want {
 		t.Errorf("a result of the clone, %+v, appears in the original", got)
 	}
 }
@@ -364,7 +366,7 @@ func TestScorePrefersSmallDevices(t *testing.T) {
 
 // Nodes with worse alternatives come no closer to the best ones because they give smaller devices.
 func TestSizeMattersAmongTheBestAlternativesOnly(t *testing.T) {
-	c := &cycle{plan: &plan{}, results: newResults(nil)}
+	c := &cycle.State{Plan: &cycle.Plan{}, Results: cycle.NewResults(nil)}
 	scores := fwk.NodeScoreList{
 		{Name: "best-large", Score: 2 * allocator.PreferenceStep},
 		{Name: "best-small", Score: 2 * allocator.PreferenceStep},
@@ -372,9 +374,9 @@ func TestSizeMattersAmongTheBestAlternativesOnly(t *testing.T) {
 		{Name: "worse-unknown", Score: allocator.PreferenceStep},
 	}
 	for i, size := range []int64{80, 40, 16, 0} {
-		c.results.set(scores[i].Name, nodeResult{size: size})
+		c.Results.Set(scores[i].Name, cycle.NodeResult{Size: size})
 	}
-	c.preferSmall(scores)
+	preferSmall(c, scores)
 	want := fwk.NodeScoreList{
 		{Name: "best-large", Score: 2 * allocator.PreferenceStep},
 		{Name: "best-small", Score: 2*allocator.PreferenceStep + sizeStep},

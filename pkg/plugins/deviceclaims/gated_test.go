@@ -12,11 +12,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/gate"
 )
 
 // leads has the plugin tell pods at once why they are kept back.
 func (h *harness) leads() *harness {
-	h.plugin.shared.gated.grace = 0
+	h.plugin.shared.gated.Grace = 0
 	h.plugin.shared.Lead()
 	return h
 }
@@ -28,7 +30,7 @@ func (h *harness) condition(name string) string {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if c := scheduledCondition(p); c != nil {
+	if c := gate.ScheduledCondition(p); c != nil {
 		return string(c.Status) + " " + c.Reason + ": " + c.Message
 	}
 	return ""
@@ -45,8 +47,8 @@ func (h *harness) awaitCondition(name, want string) {
 // settled waits until all that is to be told has been told.
 func (h *harness) settled() {
 	h.t.Helper()
-	h.eventually("nothing is left to be told", func() bool { return h.plugin.shared.gated.queue.Len() == 0 })
-	h.plugin.shared.gated.queue.ShutDownWithDrain()
+	h.eventually("nothing is left to be told", func() bool { return h.plugin.shared.gated.Queue.Len() == 0 })
+	h.plugin.shared.gated.Queue.ShutDownWithDrain()
 }
 
 func withCondition(p *v1.Pod, reason, message string) *v1.Pod {
@@ -220,9 +222,9 @@ func TestTheConditionIsWrittenOnWhatWasRead(t *testing.T) {
 func TestOnlyTheLeaderTellsPods(t *testing.T) {
 	p := pod("p", "missing")
 	h := newHarness(t, world{pods: []*v1.Pod{p}})
-	h.plugin.shared.gated.grace = 0
+	h.plugin.shared.gated.Grace = 0
 	h.plugin.PreEnqueue(h.ctx, p)
-	if h.plugin.shared.gated.queue.Len() != 1 {
+	if h.plugin.shared.gated.Queue.Len() != 1 {
 		t.Error("it is forgotten")
 	}
 	if got := h.condition("p"); got != "" {
@@ -260,9 +262,7 @@ func TestAPodThatIsGoneIsNotKeptInMind(t *testing.T) {
 	h.plugin.PreEnqueue(h.ctx, pod("gone", "missing"))
 	h.plugin.PreEnqueue(h.ctx, before)
 	h.eventually("both are forgotten", func() bool {
-		h.plugin.shared.gated.mutex.Lock()
-		defer h.plugin.shared.gated.mutex.Unlock()
-		return len(h.plugin.shared.gated.pods) == 0
+		return !h.plugin.shared.gated.Keeps(pod("gone", "missing")) && !h.plugin.shared.gated.Keeps(before)
 	})
 }
 
@@ -314,7 +314,7 @@ func TestAPodIsToldByItsOwnProfile(t *testing.T) {
 	p.Spec.SchedulerName = "second"
 	h := newHarness(t, world{pods: []*v1.Pod{p}})
 	second := profileHandle{Handle: h.plugin.handle, recorder: events.NewFakeRecorder(1)}
-	h.plugin.shared.gated.serve(second, h.plugin.giveUpKeptBack)
+	h.plugin.shared.gated.Serve(second, h.plugin.holdings.GiveUpKeptBack)
 	h.leads().plugin.PreEnqueue(h.ctx, p)
 	h.awaitCondition("p", "False WaitingForResourceClaim: claim team-a/missing does not exist")
 	h.eventually("it is told by an event", func() bool { return len(second.recorder.Events)+len(h.recorder.Events) > 0 })

@@ -377,6 +377,7 @@ func TestGroupClaimGivesWayWithItsLastPod(t *testing.T) {
 		if status := a.preBind("node-a"); status.IsSuccess() {
 			t.Fatalf("pod %s passed the fence", a.pod.Name)
 		}
+		a.unreserve("node-a")
 		want := state{Devices: []string{"gpu-0"}, Users: []string{"g"}}
 		if a == q {
 			h.wantState("mine", state{})
@@ -386,7 +387,7 @@ func TestGroupClaimGivesWayWithItsLastPod(t *testing.T) {
 	}
 	// One that tries again counts as one that could be using it.
 	h.plugin.shared.memory.Attempts.Begin(h.plugin.handle, w.pods[0])
-	if leaves, err := h.plugin.groupLeaves(h.ctx, w.pods[1], h.api.get("mine")); leaves || err != nil {
+	if leaves, err := h.plugin.passage.GroupLeaves(h.ctx, w.pods[1], h.api.get("mine")); leaves || err != nil {
 		t.Errorf("the group leaves although one of its pods tries again: %t, %v", leaves, err)
 	}
 }
@@ -447,6 +448,7 @@ func TestALateMemberKeepsItsGroupsClaim(t *testing.T) {
 			if status := <-done; status.IsSuccess() {
 				t.Error("the pod passed the fence that it had not passed")
 			}
+			p.unreserve("node-a")
 			h.wantState("mine", state{Devices: []string{"gpu-0"}, Users: []string{"g"}})
 		})
 	}

@@ -26,9 +26,11 @@ import (
 func TestABindingOfTheLeaderBeforeKeepsTheGroupsClaim(t *testing.T) {
 	withGroups(t)
 	atFence := func(h *harness) {
-		if status := h.filterAll(member(pod("q", "mine"))).reserve("node-a").preBind("node-a"); status.IsSuccess() {
+		a := h.filterAll(member(pod("q", "mine"))).reserve("node-a")
+		if status := a.preBind("node-a"); status.IsSuccess() {
 			h.t.Error("the pod passed the fence")
 		}
+		a.unreserve("node-a")
 	}
 	inTheWay := func(h *harness) {
 		g := h.tryGroup(member(pod("p", "mine")), member(pod("q", "mine", "own")))
@@ -139,9 +141,11 @@ func TestAMemberThatComesDuringTheWithdrawalKeepsItsGroupsClaim(t *testing.T) {
 				h.filterAll(w.pods[1]).bind("node-a")
 				h.binds(w.pods[1])
 			})}
-			if status := h.filterAll(w.pods[0]).reserve("node-a").preBind("node-a"); status.IsSuccess() {
+			a := h.filterAll(w.pods[0]).reserve("node-a")
+			if status := a.preBind("node-a"); status.IsSuccess() {
 				t.Fatal("the pod passed the fence")
 			}
+			a.unreserve("node-a")
 			h.wantState("mine", state{Devices: []string{"gpu-0"}, Users: []string{"g"}})
 		})
 	}

@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 )
 
 // Preemption for a group takes pods off the snapshot and tries the group; then it puts them back one by one, and tries to do without.
@@ -150,7 +152,7 @@ func TestClaimsOfTheGroupStayForTheirPods(t *testing.T) {
 	}
 	for _, order := range [][]*v1.Pod{{p, q}, {q, p}} {
 		for _, a := range h.tryGroup(order...).attempts {
-			c, err := readCycle(a.state)
+			c, err := cycle.Read(a.state)
 			if err != nil {
 				t.Fatal(err)
 			}

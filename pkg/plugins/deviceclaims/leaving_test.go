@@ -331,7 +331,7 @@ func TestNominatedPodGoes(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, twoNodes())
-			hint, err := h.plugin.afterPodDeletion(klog.Background(), pending("p", 1, "wanted"), tc.gone, nil)
+			hint, err := h.plugin.hints.AfterPodDeletion(klog.Background(), pending("p", 1, "wanted"), tc.gone, nil)
 			if err != nil || hint != tc.want {
 				t.Errorf("hint %v, error %v, want %v", hint, err, tc.want)
 			}

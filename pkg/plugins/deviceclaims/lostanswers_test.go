@@ -15,6 +15,7 @@ import (
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 )
 
 // The scheduler ends while the binding of a pod is under way: the claim for the pod's extended resources stays, as all its claims do.
@@ -60,7 +61,7 @@ func TestALateDeallocationDoesNotTakeAClaimFromItsPod(t *testing.T) {
 			}
 			h.statusWrites(errLate)
 			known := h.api.get("c")
-			if err := h.plugin.binder.GiveUp(context.Background(), w.pods[0], (&obstacle{claim: known}).release()); err == nil {
+			if err := h.plugin.binder.GiveUp(context.Background(), w.pods[0], (&refusals.Obstacle{Claim: known}).Release()); err == nil {
 				t.Fatal("the deallocation was answered")
 			}
 			h.api.onRequest(nil)
@@ -102,6 +103,7 @@ func TestALateWithdrawalDoesNotTakeAClaimFromItsPod(t *testing.T) {
 	if status := a.preBind("node-a"); !strings.Contains(status.Message(), "allocated earlier") {
 		t.Fatalf("PreBind: %v", status)
 	}
+	a.unreserve("node-a")
 	h.api.onRequest(nil)
 	h.api.change("other", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
 	h.caughtUp("other")

@@ -19,6 +19,8 @@ import (
 
 	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/auditing"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/passage"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -307,7 +309,7 @@ func TestALostRaceTellsNoNamesOfOtherNamespaces(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			lost := yield(tc.namespace)
-			err := tellYields(tc.disclosure == config.NameClaims, pod("p"), []*fence.YieldError{lost}, lost)
+			err := passage.Tell(tc.disclosure == config.NameClaims, pod("p"), []*fence.YieldError{lost}, lost)
 			if diff := cmp.Diff(tc.want, err.Error()); diff != "" {
 				t.Errorf("text (-want +got):\n%s", diff)
 			}
@@ -325,15 +327,15 @@ func TestTheAuditTellsNoNamesOfOtherNamespaces(t *testing.T) {
 	}
 	claims := []*resourceapi.ResourceClaim{of("team-a", "one"), of("team-a", "two"), of("team-b", "three"), of("team-c", "four")}
 	descriptions := []string{"claim team-a/one", "claim team-a/two", "claim team-b/three", "claim team-c/four"}
-	a := &auditor{}
-	if diff := cmp.Diff([]string{"claim team-a/two", "2 claims of other namespaces"}, a.tellOthers(claims, descriptions, 0)); diff != "" {
+	a := &auditing.Auditor{}
+	if diff := cmp.Diff([]string{"claim team-a/two", "2 claims of other namespaces"}, a.TellOthers(claims, descriptions, 0)); diff != "" {
 		t.Errorf("to team-a (-want +got):\n%s", diff)
 	}
-	if diff := cmp.Diff([]string{"3 claims of other namespaces"}, a.tellOthers(claims, descriptions, 3)); diff != "" {
+	if diff := cmp.Diff([]string{"3 claims of other namespaces"}, a.TellOthers(claims, descriptions, 3)); diff != "" {
 		t.Errorf("to team-c (-want +got):\n%s", diff)
 	}
-	a.disclosure = config.NameClaims
-	if diff := cmp.Diff(descriptions[:3], a.tellOthers(claims, descriptions, 3)); diff != "" {
+	a.Disclosure = config.NameClaims
+	if diff := cmp.Diff(descriptions[:3], a.TellOthers(claims, descriptions, 3)); diff != "" {
 		t.Errorf("to team-c, with names (-want +got):\n%s", diff)
 	}
 }

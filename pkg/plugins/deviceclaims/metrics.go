@@ -7,8 +7,10 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/auditing"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
@@ -28,18 +30,12 @@ var (
 		Buckets:        metrics.ExponentialBuckets(0.00001, 4, 10),
 		StabilityLevel: metrics.ALPHA,
 	})
-	refusedNodesTotal = metrics.NewCounterVec(&metrics.CounterOpts{
-		Subsystem:      metricsSubsystem,
-		Name:           "refused_nodes_total",
-		Help:           "Number of nodes refused in attempts that found no node for a pod's claims, by the reason that the pod's event gives.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"reason"})
 )
 
 var registerMetrics = sync.OnceFunc(func() {
-	legacyregistry.MustRegister(allocationsTotal, allocationDuration, binding.WritesTotal, binding.UndosTotal, refusedNodesTotal, contention.NodesDecidedAgain, waiting.WaitingPods, waiting.WakeUpsTotal)
-	legacyregistry.MustRegister(doubleHeldDevices, doubleHoldsTotal, differencesGauge, comparisonsTotal, lastComparison, comparisonPeriod,
-		staleInFlight)
+	legacyregistry.MustRegister(allocationsTotal, allocationDuration, binding.WritesTotal, binding.UndosTotal, refusals.RefusedNodes, contention.NodesDecidedAgain, waiting.WaitingPods, waiting.WakeUpsTotal)
+	legacyregistry.MustRegister(auditing.DoubleHeldDevices, auditing.DoubleHoldsTotal, auditing.Differences, auditing.ComparisonsTotal, auditing.LastComparison,
+		auditing.ComparisonPeriod, auditing.StaleInFlight)
 	legacyregistry.CustomMustRegister(caches)
 })
 

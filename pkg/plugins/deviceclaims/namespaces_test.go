@@ -209,6 +209,7 @@ func TestATenantGivesWayAtTheFence(t *testing.T) {
 	if status := <-done; status.IsSuccess() || !strings.Contains(status.Message(), want) {
 		t.Errorf("PreBind: %v, want one with %q", status, want)
 	}
+	a.unreserve("node-a")
 	if c := written(); c.Status.Allocation != nil || len(c.Status.ReservedFor) > 0 {
 		t.Errorf("the claim has %v, for %v", devicesOf(c), usersOf(c))
 	}

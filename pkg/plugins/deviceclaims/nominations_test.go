@@ -465,7 +465,7 @@ func TestAPodWhoseNominationComesToNothingIsTriedAgain(t *testing.T) {
 				reservedFor("high")(c)
 			})
 			h.caughtUp("taken")
-			if hint, err := h.plugin.afterPodAssigned(klog.Background(), p, nil, high); hint != fwk.QueueSkip || err != nil {
+			if hint, err := h.plugin.hints.AfterPodAssigned(klog.Background(), p, nil, high); hint != fwk.QueueSkip || err != nil {
 				t.Errorf("hint %v, error %v", hint, err)
 			}
 			h.wakes("p")

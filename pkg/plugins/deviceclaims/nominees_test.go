@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 )
 
 // filterNominated runs Filter as the framework does for a node that others are nominated to: with them, and if the pod
@@ -232,11 +234,11 @@ func TestRefusalsWithNomineesAreExplained(t *testing.T) {
 	if status := a.filterNominated("node-b"); status.IsSuccess() {
 		t.Fatal("the nominated pod's devices are free")
 	}
-	c, err := readCycle(a.state)
+	c, err := cycle.Read(a.state)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if result, ok := c.results.get("node-b"); !ok || result.failure == nil {
+	if result, ok := c.Results.Get("node-b"); !ok || result.Failure == nil {
 		t.Error("the node is not among those on which devices were missing")
 	}
 }

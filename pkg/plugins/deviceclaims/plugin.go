@@ -1,3 +1,14 @@
+// Package deviceclaims is the scheduler plugin DeviceClaims: it puts pods that use ResourceClaims on nodes
+// whose devices satisfy the claims, and writes which devices each claim got. It takes the place of
+// kube-scheduler's own plugin DynamicResources.
+//
+// It is an adapter with a file per extension point. What devices exist is known by pkg/inventory, who holds
+// them by pkg/tracker, and which of them a claim gets is decided by pkg/allocator. The writes to the API, the
+// wake-up of pods that could not be scheduled, and what is told of them are in rooms below internal. What is
+// left for this package is the way of a pod through the scheduling framework.
+//
+// One [Shared] serves all profiles of a scheduler, because two accounts of who holds what cannot be kept
+// consistent.
 package deviceclaims
 
 import (
@@ -6,17 +17,21 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	utilfeature "k8s.io/apiserver/pkg/util/feature"
+	resourcelisters "k8s.io/client-go/listers/resource/v1"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
 
 	"stowage.dev/stowage/pkg/allocator"
-	"stowage.dev/stowage/pkg/fence"
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/holdings"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/passage"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/refusals"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 )
 
@@ -27,18 +42,21 @@ const Name = "DeviceClaims"
 type Plugin struct {
 	handle fwk.Handle
 	shared *Shared
-	fence  *fence.Fence // nil if it is disabled
 	binder *binding.Binder
 	groups *podclaims.Groups
 
 	extended *extended.Resources
 	rivals   *contention.Rivals
-	time     *searchTime
+	time     *searchtime.Profile
 
-	setup *waiting.Setup
+	setup    *waiting.Setup
+	refusals *refusals.Finder
+	holdings *holdings.Holdings
+	passage  *passage.Passage
 	// demand is what pods ask for, waits who waits for it.
 	demand *demand.Reader
 	waits  *waiting.Profile
+	hints  *waiting.Hints
 }
 
 var (
@@ -77,10 +95,9 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 	pl := &Plugin{
 		handle: handle,
 		shared: shared,
-		fence:  newFence(shared.tracker, typed.Fence),
 		groups: podclaims.NewGroups(handle),
 		binder: binding.New(shared.books, handle, features.DeviceBindingConditions, typed.BindingTimeout.Duration),
-		time:   &searchTime{typed.FilterTimeout.Duration, shared.shares},
+		time:   &searchtime.Profile{FilterTimeout: typed.FilterTimeout.Duration, Shares: shared.shares},
 		setup:  waiting.NewSetup(handle),
 	}
 	pl.extended = &extended.Resources{Handle: handle, Claims: shared.tracker, Recorded: shared.memory.Recorded, Binder: pl.binder}
@@ -94,7 +111,19 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		Handle: handle, Setup: pl.setup, Demand: pl.demand, Rivals: pl.rivals, Binder: pl.binder, Places: shared.books.Places, Gate: shared.gated,
 		Limit: shared.limits.WakeUp,
 	}
-	shared.gated.serve(handle, pl.giveUpKeptBack)
+	pl.hints = &waiting.Hints{Pods: shared.waiting, Extended: pl.extended}
+	pl.passage = &passage.Passage{
+		Fence: passage.NewFence(shared.tracker, typed.Fence), Claims: shared.tracker, Pods: shared.common.Pods, Binder: pl.binder, Groups: pl.groups,
+		Attempts: shared.memory.Attempts, NameAll: pl.rivals.NameAll, Ended: shared.ctx,
+	}
+	pl.refusals = &refusals.Finder{
+		Nodes: handle, Setup: pl.setup, Rules: taintRules(handle), Groups: pl.groups, Binder: pl.binder, Extended: pl.extended, Rivals: pl.rivals,
+		HoldersLimit: shared.limits.Holders, ObstacleLimit: shared.limits.Obstacle,
+	}
+	pl.holdings = &holdings.Holdings{
+		Claims: shared.tracker, Binder: pl.binder, Groups: pl.groups, Extended: pl.extended, Attempts: shared.memory.Attempts, Refusals: pl.refusals,
+	}
+	shared.gated.Serve(handle, pl.holdings.GiveUpKeptBack)
 	return pl, nil
 }
 
@@ -121,6 +150,14 @@ func typedArgs(args runtime.Object) (*config.DeviceClaimsArgs, error) {
 		return nil, fmt.Errorf("args: %w", err)
 	}
 	return typed, nil
+}
+
+// taintRules returns the DeviceTaintRules, nil without that feature.
+func taintRules(handle fwk.Handle) resourcelisters.DeviceTaintRuleLister {
+	if !enabled(features.DRADeviceTaintRules) {
+		return nil
+	}
+	return handle.SharedInformerFactory().Resource().V1().DeviceTaintRules().Lister()
 }
 
 // allocatorFeatures follows the feature gates of the process.

@@ -22,6 +22,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/failures"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 )
 
@@ -226,7 +227,7 @@ func TestWhatIsToldOfPodsThatArePostponedBeforePreBind(t *testing.T) {
 
 // The API server refuses an event whose note is longer than 1024 bytes, and then nobody is told anything.
 func TestWhatIsToldFitsIntoAnEvent(t *testing.T) {
-	status := statusOfBinding(pod("p"), "node-a", podevents.Postpone(podevents.ReasonLostRace, claim("mine"), errors.New(strings.Repeat("ä", 600))))
+	status := failures.StatusOfBinding(pod("p"), "node-a", podevents.Postpone(podevents.ReasonLostRace, claim("mine"), errors.New(strings.Repeat("ä", 600))))
 	event, condition := told(status)
 	note := strings.TrimPrefix(event, "Normal LostRaceForDevices ")
 	if len(note) > 1024 || !utf8.ValidString(note) || !strings.HasSuffix(note, "ä ...") {

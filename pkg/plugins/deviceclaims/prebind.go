@@ -12,19 +12,21 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/failures"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/passage"
 )
 
 // PreBindPreFlight tells whether PreBind has something to do. PreBind runs alone: nothing irreversible, such as
 // the provisioning of a volume, may happen beside it, because it may lose its devices.
 func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v1.Pod, _ string) (*fwk.PreBindPreFlightResult, *fwk.Status) {
 	result := &fwk.PreBindPreFlightResult{AllowParallel: false}
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil {
 		return result, fwk.AsStatus(err)
 	}
-	if c == nil || len(c.claims) == 0 && !c.changesExtendedClaims() {
+	if c == nil || len(c.Claims) == 0 && !c.ChangesExtendedClaims() {
 		return result, fwk.NewStatus(fwk.Skip)
 	}
 	return result, nil
@@ -36,30 +38,33 @@ func (pl *Plugin) PreBindPreFlight(_ context.Context, state fwk.CycleState, _ *v
 //
 // Its failures are temporary: the pod is tried again after a pause, and Unreserve undoes what was written.
 func (pl *Plugin) PreBind(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil {
 		return fwk.AsStatus(err)
 	}
 	if c == nil {
 		return nil
 	}
-	if err := pl.bindClaims(ctx, state, pod, nodeName, c); err != nil {
-		c.binding.why = err.Error()
-		return statusOfBinding(pod, nodeName, err)
+	if err := pl.bindClaims(ctx, pod, nodeName, c); err != nil {
+		c.Binding.Why = err.Error()
+		if refused, ok := errors.AsType[*passage.RefusedError](err); ok {
+			c.Binding.Why, c.Binding.GaveWay = refused.Why, ctx.Err() == nil // who is preempted makes way at once
+		}
+		return failures.StatusOfBinding(pod, nodeName, err)
 	}
-	c.binding.sent = true
+	c.Binding.Sent = true
 	return nil
 }
 
-func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string, c *cycle) error {
+func (pl *Plugin) bindClaims(ctx context.Context, pod *v1.Pod, nodeName string, c *cycle.State) error {
 	pl.shared.memory.Attempts.PreBind(ctx, pod.UID)
-	if err := pl.extended.Create(ctx, pod, c.extended, &c.binding.extended, c.binding.reserved); err != nil {
+	if err := pl.extended.Create(ctx, pod, c.Extended, &c.Binding.Extended, c.Binding.Reserved); err != nil {
 		return err
 	}
-	for _, pc := range c.bindingClaims() {
-		allocation := c.binding.allocation(pc.Claim)
+	for _, pc := range c.BindingClaims() {
+		allocation := c.Binding.Allocation(pc.Claim)
 		w := &binding.Write{Planned: pc.Claim, Allocation: allocation, User: pc.User}
-		c.binding.writes = append(c.binding.writes, w)
+		c.Binding.Writes = append(c.Binding.Writes, w)
 		if err := pl.binder.Bind(ctx, w); err != nil {
 			return fmt.Errorf("claim %s: %w", klog.KObj(pc.Claim), err)
 		}
@@ -70,7 +75,7 @@ func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.
 			decisions.Log(ctx, decisions.Shared, pod, nodeName, pc.Claim, pc.Claim.Status.Allocation, "the claim is allocated already, and the pod can use it on this node")
 		}
 	}
-	if err := pl.passFence(ctx, state, pod, nodeName, c); err != nil {
+	if err := pl.passage.Pass(ctx, pod, nodeName, c); err != nil {
 		return err
 	}
 	if err := pl.waitForBindingConditions(ctx, pod, c); err != nil {
@@ -79,17 +84,17 @@ func (pl *Plugin) bindClaims(ctx context.Context, state fwk.CycleState, pod *v1.
 		}
 		return err
 	}
-	return pl.extended.Record(ctx, pod, c.extended, &c.binding.extended)
+	return pl.extended.Record(ctx, pod, c.Extended, &c.Binding.Extended)
 }
 
 // waitForBindingConditions waits until the devices of all claims are ready.
-func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *cycle) error {
+func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *cycle.State) error {
 	if !pl.rivals.Features.DeviceBindingConditions {
 		return nil
 	}
 	start := pl.binder.Clock.Now()
-	for _, pc := range c.bindingClaims() {
-		allocation := c.binding.allocation(pc.Claim)
+	for _, pc := range c.BindingClaims() {
+		allocation := c.Binding.Allocation(pc.Claim)
 		if allocation == nil {
 			allocation = pc.Claim.Status.Allocation
 		}
@@ -103,24 +108,4 @@ func (pl *Plugin) waitForBindingConditions(ctx context.Context, pod *v1.Pod, c *
 		}
 	}
 	return nil
-}
-
-// bindingClaims are the pod's claims as they were when it was reserved, with the one that has been made for its extended resources.
-func (c *cycle) bindingClaims() []podclaims.Claim {
-	claims := slices.Clone(c.claims)
-	for i := range claims {
-		if joined := c.binding.joined[claims[i].Claim.UID]; joined != nil {
-			claims[i].Claim = joined
-		}
-	}
-	if created := c.binding.extended.Created; created != nil {
-		claims = append(claims, podclaims.Claim{Claim: created, User: podclaims.UserOf(c.extended.Pod)})
-	}
-	return claims
-}
-
-// changesExtendedClaims tells whether PreBind has to make or to remove a claim for extended resources.
-func (c *cycle) changesExtendedClaims() bool {
-	wanted := c.binding.extended.Variant
-	return c.extended != nil && (len(c.extended.Leftovers) > 0 || wanted != nil && wanted.Claim != nil)
 }

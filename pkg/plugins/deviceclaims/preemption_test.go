@@ -15,6 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 )
 
 // running is a pod of the given priority on a node.
@@ -231,7 +232,7 @@ func TestDryRunsInParallelSeeOnlyTheirOwnChanges(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	c, err := readCycle(a.state)
+	c, err := cycle.Read(a.state)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -64,8 +64,8 @@ func TestAPodThatFiveThousandNodesCannotPlace(t *testing.T) {
 	w.claims = append(w.claims, claim("wanted", counted(2)), claim("impossible", counted(3)))
 	h := newHarness(t, w)
 	// What is found is asked here, not how fast: on a busy machine 5,000 nodes take longer than an attempt may.
-	h.plugin.time.filterTimeout = 0
-	h.plugin.time.shares.of(pending("p", 5)).saved = time.Hour
+	h.plugin.time.FilterTimeout = 0
+	h.saves(pending("p", 5), time.Hour)
 
 	for _, tc := range []struct {
 		claim           string

@@ -7,12 +7,16 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/gate"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 )
 
+// ReasonWaitingForClaim is the reason of the condition PodScheduled while a pod is kept out of the scheduling queue for want of a claim.
+const ReasonWaitingForClaim = gate.ReasonWaitingForClaim
+
 // PreEnqueue keeps a pod out of the queue until all its claims exist, are its own where they were made from a
 // template, and are not being deleted. Nothing of that would be seen on the pod, so its condition says it, see
-// [gatedPods]. A pod that has a node, see PreFilter, has got them.
+// [gate.Pods]. A pod that has a node, see PreFilter, has got them.
 func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 	if len(pod.Spec.ResourceClaims) == 0 || pod.Spec.NodeName != "" {
 		return nil
@@ -26,7 +30,7 @@ func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 		return nil // PreFilter waits and looks
 	}
 	if _, err := podclaims.Usable(pl.shared.tracker, pod); err == nil {
-		pl.shared.gated.letIn(pod)
+		pl.shared.gated.LetIn(pod)
 		return nil
 	}
 	// Looked at again after the pod has been noted as waiting: a change in between would wake nobody.
@@ -36,7 +40,7 @@ func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 	if err != nil {
 		return pl.keepBack(pod, err)
 	}
-	pl.shared.gated.letIn(pod)
+	pl.shared.gated.LetIn(pod)
 	return nil
 }
 

@@ -3,19 +3,20 @@ package deviceclaims
 import (
 	"context"
 	"errors"
-	"strings"
 
 	v1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -37,42 +38,31 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 	if len(pod.Spec.ResourceClaims) == 0 && len(resources) == 0 {
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
-	state.Delete(stateKey)
+	cycle.Forget(state)
 	inGroup := state.IsPodGroupSchedulingCycle()
 	c, status := pl.newCycle(ctx, pod, resources, inGroup)
 	if !status.IsSuccess() {
 		klog.FromContext(ctx).V(5).Info("Pod cannot be scheduled", "pod", klog.KObj(pod), "reason", status.Message())
 		return nil, status
 	}
-	state.Write(stateKey, c)
+	c.Write(state)
 	if inGroup {
-		if err := noteInGroup(state, pod, c); err != nil {
+		if err := cycle.NoteInGroup(state, pod, c); err != nil {
 			return nil, fwk.AsStatus(err)
 		}
 	}
-	result := c.preFilterResult()
+	result := c.PreFilterResult()
 	if !result.AllNodes() && len(result.NodeNames) == 0 {
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, pl.nowhere(c))
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, pl.refusals.Nowhere(c))
 	}
 	return result, nil
 }
 
-// nowhere says that claims are allocated for nodes that have none in common.
-func (pl *Plugin) nowhere(c *cycle) string {
-	var pins []string
-	for i := range c.claims {
-		if pc := &c.claims[i]; pc.Nodes != nil && podclaims.NodesByName(pc.Allocation().NodeSelector) != nil {
-			pins = append(pins, pl.describePin(pc))
-		}
-	}
-	return strings.Join(pins, ", ") + ": no node can use all of them"
-}
-
 // newCycle begins an attempt. With inGroup it is one of several in a cycle of the pod's group.
-func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.ResourceName, inGroup bool) (*cycle, *fwk.Status) {
-	c := &cycle{plan: &plan{
-		budget: pl.time.budget(pod), failed: pl.shared.memory.Failed.Of(pod.UID),
-	}, Situation: contention.Situation{Facts: &contention.Facts{Search: pl.rivals.Search, Holders: pl.rivals.NewHolders()}}, results: newResults(nil), binding: &progress{}}
+func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.ResourceName, inGroup bool) (*cycle.State, *fwk.Status) {
+	c := &cycle.State{Plan: &cycle.Plan{
+		Budget: pl.time.Budget(pod), Failed: pl.shared.memory.Failed.Of(pod.UID),
+	}, Situation: contention.Situation{Facts: &contention.Facts{Search: pl.rivals.Search, Holders: pl.rivals.NewHolders()}}, Results: cycle.NewResults(nil), Binding: &cycle.Progress{}}
 	if len(pod.Status.NodeAllocatableResourceClaimStatuses) > 0 {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			"status.nodeAllocatableResourceClaimStatuses is set: claims for CPU or memory of a node are not supported")
@@ -93,7 +83,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.Reso
 		c.Trial = pl.shared.common.Trial
 		given = c.Trial.Allocation
 		if c.Trial.IsForgetful() {
-			c.failed = nil
+			c.Failed = nil
 		}
 		if c.WhatIf, err = c.Trial.WhatIf(pl.handle); err != nil {
 			return nil, fwk.AsStatus(err)
@@ -114,7 +104,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.Reso
 	snapshot := pl.shared.tracker.Snapshot()
 	c.Usage = snapshot.Usage
 	c.Inventory = pl.shared.store.View()
-	within, done := c.budget.Evaluate(ctx)
+	within, done := c.Budget.Evaluate(ctx)
 	asked, err := pl.demand.Of(within, pod, names, c.Inventory, given)
 	var question *wakeup.Question
 	if waits {
@@ -125,11 +115,11 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.Reso
 		pl.shared.waiting.Judged(pod.UID, question, wakeup.Seen{Usage: snapshot.Revision, Inventory: c.Inventory.Generation()})
 	}
 	if errors.Is(err, demand.ErrEvaluation) {
-		until := pl.hasTimeAt(pod)
+		until := pl.time.HasTimeAt(pod)
 		if attempted {
 			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.binder.Clock.Now())
 		}
-		err = errors.New(join(err.Error(), pl.putOff(pod, until)))
+		err = errors.New(podevents.Join(err.Error(), searchtime.PutOff(pod, until, pl.binder.Clock.Now())))
 	}
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
@@ -140,37 +130,15 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.Reso
 		}
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonPausing)
 	}
-	c.claims, c.base, c.extended = asked.Claims, &extended.Variant{Requests: asked.Requests}, asked.Extended
-	for i := range c.claims {
-		pc := &c.claims[i]
+	c.Claims, c.Base, c.Extended = asked.Claims, &extended.Variant{Requests: asked.Requests}, asked.Extended
+	for i := range c.Claims {
+		pc := &c.Claims[i]
 		c.Holders.Own.Insert(pc.Claim.UID)
 		if user, ok := ofGroup[pc.Claim.Name]; ok {
 			pc.User = user
 		}
 	}
 	return c, nil
-}
-
-// preFilterResult limits the nodes to those that the allocated claims name. Nil means no limit.
-func (p *plan) preFilterResult() *fwk.PreFilterResult {
-	var nodes sets.Set[string]
-	for _, pc := range p.claims {
-		if pc.Nodes == nil {
-			continue
-		}
-		names := podclaims.NodesByName(pc.Allocation().NodeSelector)
-		switch {
-		case names == nil:
-		case nodes == nil:
-			nodes = names
-		default:
-			nodes = nodes.Intersection(names)
-		}
-	}
-	if nodes == nil {
-		return nil
-	}
-	return &fwk.PreFilterResult{NodeNames: nodes}
 }
 
 // namesOf returns the names of claims.

@@ -7,73 +7,22 @@ import (
 	"time"
 
 	v1 "k8s.io/api/core/v1"
-	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/allocator/explain"
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/decisions"
-	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podevents"
 	"stowage.dev/stowage/pkg/tracker"
-	"stowage.dev/stowage/pkg/usage"
 )
 
 // maxReserveAttempts bounds how often an allocation is decided again because usage changed meanwhile. Only writes of
 // other schedulers and releases come in between, so more than two are rare.
 const maxReserveAttempts = 8
-
-// progress is what was done for a pod from Reserve on, for Unreserve to undo.
-type progress struct {
-	// reserved are the allocations in flight, of which others of the pod's group have decided the first ones.
-	reserved        []tracker.Reservation
-	decidedByOthers int
-	// joined are claims, by UID, that others of the pod's group have had allocated since PreFilter. They are like any claim
-	// that is allocated already: the pod does not hold the devices, and never writes the allocation again.
-	joined map[types.UID]*resourceapi.ResourceClaim
-	// usage is that on which this pod's were decided.
-	usage usage.View
-	// writes are the claims that PreBind tried to change.
-	writes []*binding.Write
-	// sent tells that PreBind has succeeded, so that the pod may have been sent to be bound.
-	sent bool
-	// why PreBind has failed, empty if it has not.
-	why string
-	// extended is about the claim for the pod's extended resources.
-	extended extended.Binding
-}
-
-// allocation returns the allocation that was decided for the claim, nil if it had one already.
-func (b *progress) allocation(claim *resourceapi.ResourceClaim) *resourceapi.AllocationResult {
-	for _, r := range b.reserved {
-		if r.Claim.UID == claim.UID {
-			return r.Allocation
-		}
-	}
-	return nil
-}
-
-// decidedOn returns the usage on which the claim's allocation was decided for this pod, empty if it was not.
-func (b *progress) decidedOn(claim *resourceapi.ResourceClaim) usage.View {
-	for _, r := range b.reserved[b.decidedByOthers:] {
-		if r.Claim.UID == claim.UID {
-			return b.usage
-		}
-	}
-	return usage.View{}
-}
-
-// join notes a claim that is allocated by now.
-func (b *progress) join(claim *resourceapi.ResourceClaim) {
-	if b.joined == nil {
-		b.joined = map[types.UID]*resourceapi.ResourceClaim{}
-	}
-	b.joined[claim.UID] = claim
-}
 
 // Reserve decides which devices the pod's claims get on the chosen node, and puts these allocations in flight:
 // from then on nobody else gets the devices. The usage may have changed since PreFilter, so it is decided on
@@ -81,14 +30,14 @@ func (b *progress) join(claim *resourceapi.ResourceClaim) {
 //
 // In a cycle of the pod's group all that is only on trial, see [contention.Trial].
 func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) *fwk.Status {
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil {
 		return fwk.AsStatus(err)
 	}
 	if c == nil {
 		return nil
 	}
-	*c.binding = progress{}
+	*c.Binding = cycle.Progress{}
 	inGroup := state.IsPodGroupSchedulingCycle()
 	if !inGroup {
 		pl.shared.memory.Attempts.Begin(pl.handle, pod)
@@ -97,7 +46,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 	if err != nil {
 		return fwk.AsStatus(fmt.Errorf("look up node %s: %w", nodeName, err))
 	}
-	wanted, status := c.decidedFor(pl.extended, node)
+	wanted, status := c.DecidedFor(pl.extended, node)
 	if !status.IsSuccess() {
 		return status
 	}
@@ -115,7 +64,7 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 			return status
 		}
 	}
-	c.binding.extended.Variant = wanted
+	c.Binding.Extended.Variant = wanted
 	pl.shared.waiting.Placed(pod.UID)
 	// The framework has dropped the nomination already, and what the pod got need not be what was kept for it.
 	pl.shared.common.Nominations.End(pod.UID, func(string) bool { return true })
@@ -123,8 +72,8 @@ func (pl *Plugin) Reserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod
 }
 
 // takePlaces gives the pod a place among the users of each of its claims. Its group has one for all its pods.
-func (pl *Plugin) takePlaces(c *cycle, pod *v1.Pod) *fwk.Status {
-	for _, pc := range c.claims {
+func (pl *Plugin) takePlaces(c *cycle.State, pod *v1.Pod) *fwk.Status {
+	for _, pc := range c.Claims {
 		if pc.User.UID != pod.UID {
 			continue
 		}
@@ -137,23 +86,15 @@ func (pl *Plugin) takePlaces(c *cycle, pod *v1.Pod) *fwk.Status {
 }
 
 // leavePlaces gives them back. Whoever was refused for want of a place may have one now.
-func (pl *Plugin) leavePlaces(c *cycle, pod *v1.Pod) {
-	for _, pc := range c.claims {
+func (pl *Plugin) leavePlaces(c *cycle.State, pod *v1.Pod) {
+	for _, pc := range c.Claims {
 		if pl.shared.books.Places.Leave(pc.Claim.UID, pod.UID) {
 			pl.shared.waiting.ClaimChanged(types.NamespacedName{Namespace: pc.Claim.Namespace, Name: pc.Claim.Name})
 		}
 	}
 }
 
-// decidedFor returns what Filter found that the node has to satisfy.
-func (c *cycle) decidedFor(resources *extended.Resources, node fwk.NodeInfo) (*extended.Variant, *fwk.Status) {
-	if result, ok := c.results.get(node.Node().Name); ok {
-		return result.variant, nil
-	}
-	return c.wantedOn(resources, node)
-}
-
-func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
+func (pl *Plugin) allocate(ctx context.Context, c *cycle.State, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
 	start := pl.binder.Clock.Now()
 	reserved, err := pl.tryAllocate(ctx, c, pod, c.Input(ctx, requests, node))
 	allocationDuration.Observe(pl.binder.Clock.Since(start).Seconds())
@@ -163,9 +104,9 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 	var claimErr *tracker.ClaimError
 	switch {
 	case err == nil:
-		c.binding.reserved = append(c.binding.reserved, reserved...)
+		c.Binding.Reserved = append(c.Binding.Reserved, reserved...)
 		for _, r := range reserved {
-			decisions.Log(ctx, decisions.Allocated, pod, node.Name, r.Claim, r.Allocation, c.whyChosen(pod, node.Name))
+			decisions.Log(ctx, decisions.Allocated, pod, node.Name, r.Claim, r.Allocation, c.WhyChosen(pod, node.Name))
 		}
 		return nil
 	case errors.As(err, &refusal), errors.As(err, &claimErr):
@@ -178,35 +119,49 @@ func (pl *Plugin) allocate(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.
 	}
 }
 
+// tellHeld takes the name of another namespace's claim from the error of a decision that gives away what that has. It is a mistake of ours, so the
+// log has it.
+func tellHeld(ctx context.Context, nameAll bool, pod *v1.Pod, err error) error {
+	var held *tracker.HeldError
+	if !errors.As(err, &held) {
+		return err
+	}
+	klog.FromContext(ctx).Error(err, "A device that a claim holds was chosen for another one", "pod", klog.KObj(pod))
+	if nameAll {
+		return err
+	}
+	return &podevents.ToldError{Text: podevents.WithoutForeign(err.Error(), pod.Namespace, held.Holder), Err: err}
+}
+
 // refusedError says that the node does not satisfy the claims any more.
 type refusedError struct{ reason explain.Reason }
 
 func (e *refusedError) Error() string { return string(e.reason) }
 
-func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input allocator.Input) ([]tracker.Reservation, error) {
+func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle.State, pod *v1.Pod, input allocator.Input) ([]tracker.Reservation, error) {
 	node := input.Node
-	nominees := c.nominees
+	nominees := c.Nominees
 	if c.Trial == nil {
 		nominees = pl.rivals.NominatedBefore(pod, node.Name)
 	}
-	input.Attempt = c.budget.again() // of its own: what Filter found in time takes no longer here, unless things have changed
+	input.Attempt = c.Budget.Again() // of its own: what Filter found in time takes no longer here, unless things have changed
 	var stale error
 	for range maxReserveAttempts {
 		view := pl.shared.tracker.Snapshot().Usage
-		input.Usage = c.withoutUnseen(node, c.Holders.WithNominees(ctx, nominees, node, c.Inventory, view))
-		reserved, err := c.decide(ctx, input)
+		input.Usage = c.WithoutUnseen(node, c.Holders.WithNominees(ctx, nominees, node, c.Inventory, view))
+		reserved, err := decideFor(ctx, c, input)
 		if err != nil {
 			return nil, err
 		}
 		for i := range reserved {
-			reserved[i].Group = c.groupOf(reserved[i].Claim.UID, pod)
+			reserved[i].Group = c.GroupOf(reserved[i].Claim.UID, pod)
 		}
 		err = pl.shared.tracker.Reserve(view, pod.UID, reserved)
 		if !errors.Is(err, tracker.ErrStale) {
 			if err != nil {
 				return nil, fmt.Errorf("node %s: %w", node.Name, err)
 			}
-			c.binding.usage = view
+			c.Binding.Usage = view
 			return reserved, nil
 		}
 		stale = err
@@ -214,19 +169,11 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle, pod *v1.Pod, input 
 	return nil, fmt.Errorf("node %s: gave up after %d attempts: %w", node.Name, maxReserveAttempts, stale)
 }
 
-// withoutUnseen returns the view as if claims had the devices of the node that pods may have from device plugins.
-func (c *cycle) withoutUnseen(node *v1.Node, view usage.View) usage.View {
-	if result, ok := c.results.get(node.Name); ok && result.unseen != nil {
-		return extended.WithUnseen(view, result.unseen)
-	}
-	return view
-}
-
-// decide returns what the claims that need an allocation get: without devices that failed for the pod, if possible.
-func (c *cycle) decide(ctx context.Context, input allocator.Input) ([]tracker.Reservation, error) {
-	if c.failed != nil {
+// decideFor returns what the claims that need an allocation get: without devices that failed for the pod, if possible.
+func decideFor(ctx context.Context, c *cycle.State, input allocator.Input) ([]tracker.Reservation, error) {
+	if c.Failed != nil {
 		others := input
-		others.Usage = c.failed.Without(input.Usage)
+		others.Usage = c.Failed.Without(input.Usage)
 		if reserved, err := decide(ctx, others); err == nil {
 			return reserved, nil
 		}
@@ -252,18 +199,18 @@ func decide(ctx context.Context, input allocator.Input) ([]tracker.Reservation, 
 }
 
 // allocateOnTrial gives the pod devices on trial. What preemption has taken away to see whether the group fits is free for it.
-func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
-	for _, pc := range c.claims {
+func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle.State, pod *v1.Pod, node *v1.Node, requests *allocator.Requests) *fwk.Status {
+	for _, pc := range c.Claims {
 		if pc.Shared != nil {
 			c.Trial.Join(pod.UID, pc.Claim.UID)
 		}
 	}
 	if requests != nil {
 		input := c.Input(ctx, requests, node)
-		input.Attempt = c.budget.again()
-		c.nominees = pl.rivals.NominatedBefore(pod, node.Name)
-		input.Usage = c.withoutUnseen(node, c.Holders.WithNominees(ctx, c.nominees, node, c.Inventory, input.Usage))
-		reserved, err := c.decide(ctx, input)
+		input.Attempt = c.Budget.Again()
+		c.Nominees = pl.rivals.NominatedBefore(pod, node.Name)
+		input.Usage = c.WithoutUnseen(node, c.Holders.WithNominees(ctx, c.Nominees, node, c.Inventory, input.Usage))
+		reserved, err := decideFor(ctx, c, input)
 		var refusal *refusedError
 		switch {
 		case errors.As(err, &refusal):
@@ -273,24 +220,24 @@ func (pl *Plugin) allocateOnTrial(ctx context.Context, c *cycle, pod *v1.Pod, no
 		}
 		c.Trial.Give(pod.UID, reserved)
 	}
-	c.placed = true
+	c.Placed = true
 	return nil
 }
 
 // join makes the pod one of those that get what has been decided for the claims that they share: another pod of the group has it in
 // flight, or has written it already.
-func (pl *Plugin) join(c *cycle, pod *v1.Pod, node *v1.Node) *fwk.Status {
-	for _, pc := range c.claims {
+func (pl *Plugin) join(c *cycle.State, pod *v1.Pod, node *v1.Node) *fwk.Status {
+	for _, pc := range c.Claims {
 		if pc.Shared == nil {
 			continue
 		}
 		allocation, flying := pl.shared.tracker.Share(pc.Claim.UID, pod.UID)
 		if flying {
-			c.binding.reserved = append(c.binding.reserved, tracker.Reservation{Claim: pc.Claim, Allocation: allocation})
-			c.binding.decidedByOthers++
+			c.Binding.Reserved = append(c.Binding.Reserved, tracker.Reservation{Claim: pc.Claim, Allocation: allocation})
+			c.Binding.DecidedByOthers++
 		} else if claim, err := pl.shared.tracker.Get(pc.Claim.Namespace, pc.Claim.Name); err == nil && claim.UID == pc.Claim.UID {
 			allocation = claim.Status.Allocation
-			c.binding.join(claim)
+			c.Binding.Join(claim)
 		}
 		usable := false
 		if allocation != nil {
@@ -306,11 +253,12 @@ func (pl *Plugin) join(c *cycle, pod *v1.Pod, node *v1.Node) *fwk.Status {
 	return nil
 }
 
-// Unreserve undoes what Reserve and PreBind did for the pod, the last step first. It reads and writes the API only
+// Unreserve undoes what Reserve and PreBind did for the pod, the last step first, and then pauses if the pod was refused at
+// the fence. The framework calls it, once, whatever has failed. It reads and writes the API only
 // where PreBind may have written. A claim that cannot be restored keeps its allocation and its reservation for the
 // pod, which uses both when it is tried again; when the pod is deleted, kube-controller-manager releases them.
 func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.Pod, nodeName string) {
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil || c == nil {
 		return
 	}
@@ -318,24 +266,27 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 		c.Trial.TakeBack(pod.UID)
 		return
 	}
-	b := *c.binding
-	*c.binding = progress{}
-	taken := b.taken()
-	kept := pl.binder.Undo(ctx, pod, nodeName, b.writes, b.sent)
-	pl.extended.Undo(ctx, pod, &b.extended, kept)
+	b := *c.Binding
+	*c.Binding = cycle.Progress{}
+	taken := b.Taken()
+	kept := pl.binder.Undo(ctx, pod, nodeName, b.Writes, b.Sent)
+	pl.extended.Undo(ctx, pod, &b.Extended, kept)
 	// Only now: what the writes did is known to the tracker, so that no device is free that is not.
-	for _, r := range b.reserved {
+	for _, r := range b.Reserved {
 		pl.shared.tracker.Release(r.Claim.UID, pod.UID)
 	}
 	for _, t := range taken {
 		if !kept.Has(t.Claim.UID) {
-			pl.binder.LogGivenBack(ctx, pod, nodeName, t.Claim, t.Allocation, b.whyGivenBack())
+			pl.binder.LogGivenBack(ctx, pod, nodeName, t.Claim, t.Allocation, b.WhyGivenBack())
 		}
 	}
 	pl.leavePlaces(c, pod)
 	pause := pl.shared.memory.Attempts.Fail(pod)
 	pl.shared.waiting.Unplaced(pod.UID)
 	pl.pauseMember(ctx, pod, pause)
+	if b.GaveWay {
+		pl.passage.Pause(ctx)
+	}
 }
 
 // pauseMember holds up the goroutine that binds a pod of a group, which has nothing any more that others could use but its place on the node.

@@ -9,6 +9,7 @@ import (
 	"k8s.io/kubernetes/pkg/scheduler/framework/plugins/helper"
 
 	"stowage.dev/stowage/pkg/allocator"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 )
 
 // sizeStep is what a step in size counts for in a score: more than occupancy, in thousandths, and maxSizeSteps of them less than
@@ -22,15 +23,15 @@ const (
 // those on which more, or fewer, of the matching devices are held, as the arguments' scoring strategy says. Nodes on which
 // devices failed to become ready for the pod come last (KEP-5007).
 func (pl *Plugin) Score(_ context.Context, state fwk.CycleState, _ *v1.Pod, nodeInfo fwk.NodeInfo) (int64, *fwk.Status) {
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil {
 		return 0, fwk.AsStatus(err)
 	}
 	if c == nil {
 		return 0, nil
 	}
-	result, _ := c.results.get(nodeInfo.Node().Name)
-	return c.failed.Score(nodeInfo.Node().Name, result.score), nil
+	result, _ := c.Results.Get(nodeInfo.Node().Name)
+	return c.Failed.Score(nodeInfo.Node().Name, result.Score), nil
 }
 
 // ScoreExtensions implements [fwk.ScorePlugin].
@@ -39,12 +40,12 @@ func (pl *Plugin) ScoreExtensions() fwk.ScoreExtensions { return pl }
 // NormalizeScore prefers, among nodes with equal alternatives and before occupancy, those that give the pod smaller devices, and
 // scales the scores so that the best node has the maximum.
 func (pl *Plugin) NormalizeScore(_ context.Context, state fwk.CycleState, _ *v1.Pod, scores fwk.NodeScoreList) *fwk.Status {
-	c, err := readCycle(state)
+	c, err := cycle.Read(state)
 	if err != nil {
 		return fwk.AsStatus(err)
 	}
 	if c != nil {
-		c.preferSmall(scores)
+		preferSmall(c, scores)
 	}
 	return helper.DefaultNormalizeScore(fwk.MaxScore, false, scores)
 }
@@ -52,7 +53,7 @@ func (pl *Plugin) NormalizeScore(_ context.Context, state fwk.CycleState, _ *v1.
 // preferSmall adds to the scores of the nodes with the best alternatives how small the devices are, by rank among these nodes: as long
 // as they are the same everywhere that changes nothing, and where they are not it leaves something to occupancy. Nodes with worse
 // alternatives get nothing, or they would come closer to the best ones. It takes sizes that are known on all nodes to compare them.
-func (c *cycle) preferSmall(scores fwk.NodeScoreList) {
+func preferSmall(c *cycle.State, scores fwk.NodeScoreList) {
 	var best int64
 	for i := range scores {
 		best = max(best, scores[i].Score/allocator.PreferenceStep)
@@ -61,11 +62,11 @@ func (c *cycle) preferSmall(scores fwk.NodeScoreList) {
 	var ranks []int64
 	sizes := make([]int64, len(scores))
 	for i := range scores {
-		if scores[i].Score/allocator.PreferenceStep < best || c.failed.On(scores[i].Name) > 0 {
+		if scores[i].Score/allocator.PreferenceStep < best || c.Failed.On(scores[i].Name) > 0 {
 			continue
 		}
-		result, _ := c.results.get(scores[i].Name)
-		if sizes[i] = result.size; sizes[i] == 0 {
+		result, _ := c.Results.Get(scores[i].Name)
+		if sizes[i] = result.Size; sizes[i] == 0 {
 			return
 		}
 		among, ranks = append(among, i), append(ranks, sizes[i])

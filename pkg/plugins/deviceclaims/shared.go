@@ -21,9 +21,12 @@ import (
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/auditing"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/gate"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/waiting"
 	"stowage.dev/stowage/pkg/plugins/ownership"
 	"stowage.dev/stowage/pkg/tracker"
@@ -36,9 +39,8 @@ const syncTimeout = 10 * time.Second
 // Shared is what all profiles of one scheduler have in common: one tracker, one inventory, one set of
 // waiting pods. The first plugin created with it starts it.
 type Shared struct {
-	startOnce sync.Once
-	startErr  error
-	factory   informers.SharedInformerFactory
+	life
+	factory informers.SharedInformerFactory
 
 	tracker *tracker.Tracker
 	store   *inventory.Store
@@ -51,13 +53,18 @@ type Shared struct {
 	// common is what is known of pods that compete for devices.
 	common *contention.Common
 	// gated are the pods that PreEnqueue keeps back.
-	gated  *gatedPods
+	gated  *gate.Pods
 	leader leader
 	room   wakeup.Options
 	limits Limits
 	// shares is the time that namespaces have.
-	shares *shares
+	shares *searchtime.Shares
+}
 
+// life is the beginning and the end of a scheduler.
+type life struct {
+	startOnce sync.Once
+	startErr  error
 	// ctx ends with the scheduler.
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -67,16 +74,14 @@ type Shared struct {
 // leader is what only a scheduler that leads does.
 type leader struct {
 	once    sync.Once
-	auditor *auditor
+	auditor *auditing.Auditor
 	owner   *ownership.Keeper // nil if there are no DeviceTaintRules
 }
 
 // NewShared returns a Shared for one scheduler.
 func NewShared(limits Limits) *Shared {
 	limits = limits.withDefaults()
-	shares := newShares(time.Now)
-	shares.evaluation = limits.Evaluation
-	return &Shared{limits: limits, shares: shares, room: waiting.Options(limits.WakeUp)}
+	return &Shared{limits: limits, shares: searchtime.NewShares(time.Now, limits.Evaluation), room: waiting.Options(limits.WakeUp)}
 }
 
 // start starts everything with the clients of the first plugin's scheduler, and with the first plugin's arguments where
@@ -115,12 +120,12 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 		Claims: s.tracker, Pods: pods, Devices: s.store.View, Attempts: s.memory.Attempts, Leaving: s.memory.Leaving,
 		Nominations: contention.NewNominations(pods, s.waiting.NominationEnded, s.waiting.NominationLost), Trial: &contention.Trial{},
 	}
-	s.gated = newGatedPods(pods)
-	context.AfterFunc(s.ctx, s.gated.queue.ShutDown)
+	s.gated = gate.New(pods)
+	context.AfterFunc(s.ctx, s.gated.Queue.ShutDown)
 
 	var err error
 	for _, handler := range []cache.ResourceEventHandler{
-		s.waiting.PodHandler(), s.memory.Attempts.PodHandler(), s.memory.Failed.PodHandler(), contention.VictimHandler(ctx, handle, s.tracker), s.gated.podHandler(s.ctx),
+		s.waiting.PodHandler(), s.memory.Attempts.PodHandler(), s.memory.Failed.PodHandler(), contention.VictimHandler(ctx, handle, s.tracker), s.gated.PodHandler(s.ctx),
 		s.common.Nominations.PodHandler(),
 	} {
 		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(byUID{handler}); err != nil {
@@ -137,8 +142,8 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 		return fmt.Errorf("watch devices: %w", err)
 	}
 
-	s.leader.auditor = newAuditor(s.tracker, s.store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, args.Fence.Timeout.Duration, clock.RealClock{})
-	s.leader.auditor.disclosure = args.ClaimsOfOtherNamespaces
+	s.leader.auditor = auditing.New(s.tracker, s.store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, args.Fence.Timeout.Duration, clock.RealClock{})
+	s.leader.auditor.Disclosure = args.ClaimsOfOtherNamespaces
 	if enabled(features.DRADeviceTaintRules) {
 		s.leader.owner = ownership.NewKeeper(s.ctx, handle.ClientSet().ResourceV1(), s.factory.Resource().V1().DeviceTaintRules())
 	}
@@ -196,9 +201,9 @@ func (s *Shared) own(profile string, args *config.OwnershipArgs) error {
 func (s *Shared) Lead() {
 	s.leader.once.Do(func() {
 		if s.ctx.Err() == nil {
-			s.wg.Go(func() { s.gated.run(s.ctx) })
-			s.tracker.Subscribe(s.leader.auditor.onClaimEvent) // it begins with all that is held
-			s.wg.Go(func() { s.leader.auditor.run(s.ctx) })
+			s.wg.Go(func() { s.gated.Run(s.ctx) })
+			s.tracker.Subscribe(s.leader.auditor.OnClaimEvent) // it begins with all that is held
+			s.wg.Go(func() { s.leader.auditor.Run(s.ctx) })
 		}
 		if s.leader.owner != nil && s.ctx.Err() == nil {
 			s.wg.Go(func() { s.leader.owner.Run(s.ctx) })

@@ -26,7 +26,7 @@ func TestOneOfThousandsIsWokenForOneDevice(t *testing.T) {
 		w.pods, w.claims = append(w.pods, p), append(w.claims, claim(name))
 	}
 	h := newHarness(t, w)
-	h.plugin.shared.limits.Holders = time.Nanosecond // whom it would help to release is not asked here
+	h.plugin.refusals.HoldersLimit = time.Nanosecond // whom it would help to release is not asked here
 	byName := map[string]*v1.Pod{}
 	for _, p := range w.pods {
 		byName[p.Name] = p

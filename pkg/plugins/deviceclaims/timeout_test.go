@@ -23,6 +23,8 @@ import (
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
 	"stowage.dev/stowage/pkg/twopaths"
 	"stowage.dev/stowage/pkg/wakeup"
 )
@@ -73,7 +75,7 @@ func TestNodeThatTakesTooLongIsGivenUp(t *testing.T) {
 				w.objects = append(w.objects, slice(name, divisible(30)...))
 			}
 			h := newHarness(t, w)
-			h.plugin.time.filterTimeout = time.Second // of which node-b takes a thousandth
+			h.plugin.time.FilterTimeout = time.Second // of which node-b takes a thousandth
 			ctx, cancel := context.WithTimeout(h.ctx, patience)
 			defer cancel()
 			h.ctx = ctx // so that the test ends, and fails, even so
@@ -117,7 +119,7 @@ func TestNodeThatTakesTooLongBesideADevicePluginIsGivenUp(t *testing.T) {
 	}
 	w.nodes[0].Status.Allocatable = v1.ResourceList{gpuResource: resource.MustParse("1")}
 	h := newHarness(t, w)
-	h.plugin.time.filterTimeout = time.Second
+	h.plugin.time.FilterTimeout = time.Second
 	a := h.filterAll(w.pods[1])
 	if got, want := a.filter["node-a"], explain.ReasonUndecided.OfNodes(); got != want {
 		t.Fatalf("reason %q, want %q", got, want)
@@ -151,7 +153,7 @@ func TestReserveIsGivenUpInTime(t *testing.T) {
 					claims:  []*resourceapi.ResourceClaim{claim("c", tc.wants), claim("kept", tc.nominee)},
 				})
 				h.nominator.nominate("node-a", nominee)
-				h.plugin.time.filterTimeout = 500 * time.Millisecond
+				h.plugin.time.FilterTimeout = 500 * time.Millisecond
 				ctx, cancel := context.WithTimeout(h.ctx, patience)
 				defer cancel()
 				h.ctx = ctx // so that the test ends, and fails, even so
@@ -175,17 +177,23 @@ func TestReserveIsGivenUpInTime(t *testing.T) {
 	}
 }
 
-// paceByLooks lets the time of searches pass by looks at the clock, of which twenty take freeTime, so that it does not depend on the machine. The
+// paceByLooks lets the time of searches pass by looks at the clock, of which twenty take [searchtime.FreeTime], so that it does not depend on the machine. The
 // selectors of the classes are compiled before, for a pod that asks for little. Time that has passed beside may be added.
 func (h *harness) paceByLooks(easy *v1.Pod) (passed *atomic.Int64) {
 	h.t.Helper()
 	passed = new(atomic.Int64)
 	start := time.Now()
-	h.plugin.time.shares = newShares(func() time.Time { return start.Add(time.Duration(passed.Add(int64(freeTime / 20)))) })
+	h.plugin.time.Shares = searchtime.NewShares(func() time.Time { return start.Add(time.Duration(passed.Add(int64(searchtime.FreeTime / 20)))) }, demand.EvaluationTime)
 	if a := h.filterAll(easy); !a.preFilter.IsSuccess() {
 		h.t.Fatal(a.preFilter)
 	}
 	return passed
+}
+
+// saves has the pod's namespace have saved so much.
+func (h *harness) saves(pod *v1.Pod, saved time.Duration) {
+	shares := h.plugin.time.Shares
+	shares.Spend(pod, shares.Saved(pod)-saved)
 }
 
 // manySelectors takes some hundred milliseconds to compile.
@@ -220,10 +228,9 @@ func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
 			})
 			ctx, cancel := context.WithTimeout(h.ctx, patience)
 			defer cancel()
-			h.ctx, h.plugin.time.filterTimeout = ctx, 0 // so that the namespace's time alone ends a search
+			h.ctx, h.plugin.time.FilterTimeout = ctx, 0 // so that the namespace's time alone ends a search
 			passed := h.paceByLooks(easy)
-			account := h.plugin.time.shares.of(hard)
-			account.saved = -time.Second
+			h.saves(hard, -time.Second)
 			for round := range 2 {
 				a := h.filterAll(hard) // does not come back where nothing ends the search
 				text := a.postFilter().Message()
@@ -241,11 +248,11 @@ func TestAPodWhoseNamespaceHasNoTimeIsPutOff(t *testing.T) {
 				t.Errorf("%v are woken", woken)
 			}
 			passed.Add(int64(time.Hour))
-			h.plugin.time.filterTimeout = 10 * freeTime
+			h.plugin.time.FilterTimeout = 10 * searchtime.FreeTime
 			a := h.filterAll(hard)
 			for tc.fits && len(a.fits()) == 0 && h.ctx.Err() == nil { // what is compiled is kept, on a slow machine
 				a = h.filterAll(hard)
-				account.saved = mostSaved
+				h.saves(hard, 20*time.Second)
 			}
 			text := a.preFilter.Message()
 			if a.preFilter.IsSuccess() && !tc.fits {
@@ -273,8 +280,7 @@ func TestAnExtendedResourceIsCompiledInTheNamespacesTime(t *testing.T) {
 		}
 	}
 	h := newHarness(t, w)
-	account := h.plugin.time.shares.of(p)
-	account.saved = -time.Hour
+	h.saves(p, -time.Hour)
 	a := h.filterAll(p)
 	if text := a.postFilter().Message(); len(a.fits()) > 0 || !strings.Contains(text, "has used its share of the scheduler's time") {
 		t.Errorf("without time: %v, %v, %q", a.preFilter, a.filter, text)
@@ -285,7 +291,7 @@ func TestAnExtendedResourceIsCompiledInTheNamespacesTime(t *testing.T) {
 	ctx, cancel := context.WithTimeout(h.ctx, patience)
 	defer cancel()
 	for len(a.fits()) == 0 && ctx.Err() == nil { // what is compiled is kept, on a slow machine
-		account.saved, account.wanted = mostSaved, 0
+		h.saves(p, time.Hour) // more than any attempt wants
 		a = h.filterAll(p)
 	}
 	if len(a.fits()) == 0 {
@@ -329,34 +335,33 @@ func TestReserveHasWhatTheAttemptWasGranted(t *testing.T) {
 		claims:  []*resourceapi.ResourceClaim{claim("c", tight(8, 3, 10, 1)), claim("easy", counted(1))},
 		pods:    []*v1.Pod{p},
 	})
-	h.plugin.time.filterTimeout = time.Minute
+	h.plugin.time.FilterTimeout = time.Minute
 	h.paceByLooks(pod("easy", "easy"))
-	account := h.plugin.time.shares.of(p)
 	a := h.filterAll(p)
 	if len(a.fits()) == 0 {
 		t.Fatal("the pod fits nowhere")
 	}
-	account.spend(account.saved)
+	h.saves(p, 0)
 	if status := h.plugin.Reserve(h.ctx, a.state, p, "node-a"); !status.IsSuccess() {
 		t.Errorf("Reserve: %v", status)
 	}
-	if account.saved >= 0 {
-		t.Errorf("%v are saved, though there was nothing left and Reserve took some", account.saved)
+	if saved := h.plugin.time.Shares.Saved(p); saved >= 0 {
+		t.Errorf("%v are saved, though there was nothing left and Reserve took some", saved)
 	}
-	if again := newBudget(time.Minute, account); again.granted != freeTime {
-		t.Errorf("the next attempt is granted %v", again.granted)
+	if granted := h.plugin.time.Budget(p).Granted(); granted != searchtime.FreeTime {
+		t.Errorf("the next attempt is granted %v", granted)
 	}
 }
 
 // times notes what has been begun.
 type times struct {
 	contention.Time
-	begun []*budget
+	begun []*searchtime.Budget
 }
 
 func (t *times) Attempt(pod *v1.Pod) allocator.Attempt {
 	attempt := t.Time.Attempt(pod)
-	if b, ok := attempt.(*budget); ok {
+	if b, ok := attempt.(*searchtime.Budget); ok {
 		t.begun = append(t.begun, b)
 	}
 	return attempt
@@ -376,17 +381,16 @@ func TestANomineeIsChargedToItsNamespace(t *testing.T) {
 				objects: []runtime.Object{class(testClass), slice("node-a", divisible(10)...)},
 				claims:  []*resourceapi.ResourceClaim{claim("c", counted(1)), claim("kept", nearlyFull)},
 			})
-			h.plugin.time.filterTimeout = 10 * freeTime
+			h.plugin.time.FilterTimeout = 10 * searchtime.FreeTime
 			h.paceByLooks(p)
 			h.nominator.nominate("node-a", nominee)
-			account := h.plugin.time.shares.of(nominee)
-			account.saved = tc.saved
+			h.saves(nominee, tc.saved)
 			times := &times{Time: h.plugin.time}
 			h.plugin.rivals.Search.Time = times
 			stakes := h.plugin.rivals.NewHolders()
 			inv, view := h.plugin.shared.store.View(), h.plugin.shared.tracker.Snapshot().Usage
 			stakes.WithNominees(h.ctx, []*v1.Pod{nominee}, node("node-a"), inv, view)
-			want := freeTime
+			want := searchtime.FreeTime
 			if tc.saved > 0 {
 				want += tc.saved
 			}
@@ -394,11 +398,12 @@ func TestANomineeIsChargedToItsNamespace(t *testing.T) {
 				t.Fatalf("%d times have begun", len(times.begun))
 			}
 			b := times.begun[0]
-			if b.granted < want || b.granted > want+time.Second/savedPart*10 || b.used == 0 {
-				t.Errorf("granted %v, used %v, want %v granted and some of it used", b.granted, b.used, want)
+			granted, used, saved := b.Granted(), b.Used(), h.plugin.time.Shares.Saved(nominee)
+			if granted < want || granted > want+40*time.Millisecond || used == 0 {
+				t.Errorf("granted %v, used %v, want %v granted and some of it used", granted, used, want)
 			}
-			if b.used > freeTime && account.saved >= tc.saved {
-				t.Errorf("%v used, and %v saved before, %v now", b.used, tc.saved, account.saved)
+			if used > searchtime.FreeTime && saved >= tc.saved {
+				t.Errorf("%v used, and %v saved before, %v now", used, tc.saved, saved)
 			}
 		})
 	}
@@ -413,7 +418,7 @@ func TestANomineesClaimsAreCompiledInItsNamespacesTime(t *testing.T) {
 		objects: []runtime.Object{class(testClass), slice("node-a", divisible(10)...)},
 		claims:  []*resourceapi.ResourceClaim{claim("c", counted(1)), claim("kept", counted(1), manySelectors)},
 	})
-	h.plugin.time.shares.of(nominee).saved = -time.Hour
+	h.saves(nominee, -time.Hour)
 	times := &times{Time: h.plugin.time}
 	h.plugin.rivals.Search.Time = times
 	h.nominator.nominate("node-a", nominee)
@@ -422,7 +427,7 @@ func TestANomineesClaimsAreCompiledInItsNamespacesTime(t *testing.T) {
 	if n := h.plugin.shared.store.Stats().Selectors.Entries; n >= resourceapi.DeviceSelectorsMaxSize {
 		t.Errorf("without time all %d selectors were compiled", n)
 	}
-	if len(times.begun) != 1 || times.begun[0].used == 0 {
+	if len(times.begun) != 1 || times.begun[0].Used() == 0 {
 		t.Error("nobody was charged")
 	}
 }
@@ -451,9 +456,9 @@ func TestAPodWithoutTimeToFindVictimsIsUndecided(t *testing.T) {
 				},
 				pods: []*v1.Pod{high, low},
 			})
-			h.plugin.time.filterTimeout = time.Minute
+			h.plugin.time.FilterTimeout = time.Minute
 			h.paceByLooks(pod("easy", "easy"))
-			h.plugin.time.shares.of(high).saved = tc.saved
+			h.saves(high, tc.saved)
 			a := h.filterAll(high)
 			text := a.postFilter().Message()
 			if got := a.statuses.Get("node-a").Code() == fwk.Unschedulable; got == tc.undecided {
@@ -486,7 +491,7 @@ func TestAnErrorOfAClassIsNoMatterOfTime(t *testing.T) {
 			}
 			w.objects = append(w.objects, broken)
 			h := newHarness(t, w)
-			h.plugin.time.shares.of(p).saved = -time.Second
+			h.saves(p, -time.Second)
 			a := h.filterAll(p)
 			a.postFilter()
 			if text := fmt.Sprint(a.filter["node-a"]); !strings.Contains(text, `class "late"`) {

@@ -9,6 +9,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/usage"
 )
 
@@ -16,25 +17,25 @@ import (
 //
 // It does not matter to pods of a group, see tryGroupAgain, nor to preemption: devices that failed
 // are looked for when nothing else is left, and then whoever has them must be seen to be in the way.
-func (pl *Plugin) hasFailed(ctx context.Context, c *cycle, in allocator.Input) bool {
-	if c.failed == nil || c.Trial != nil || c.WhatIf.IsDryRun() {
+func (pl *Plugin) hasFailed(ctx context.Context, c *cycle.State, in allocator.Input) bool {
+	if c.Failed == nil || c.Trial != nil || c.WhatIf.IsDryRun() {
 		return false
 	}
-	if c.failed.TooOften(in.Node.Name) {
+	if c.Failed.TooOften(in.Node.Name) {
 		return true
 	}
 	pools := contention.PoolsOf(in.Node, c.Inventory)
-	if !slices.ContainsFunc(c.failed.Devices, func(id usage.DeviceID) bool { return slices.Contains(pools, id.PoolID()) }) {
+	if !slices.ContainsFunc(c.Failed.Devices, func(id usage.DeviceID) bool { return slices.Contains(pools, id.PoolID()) }) {
 		return false
 	}
-	in.Usage = c.failed.Without(in.Usage)
+	in.Usage = c.Failed.Without(in.Usage)
 	return !allocator.Check(ctx, in).Fits()
 }
 
 // tryAgain ends an attempt for which nothing was left but what had failed for the pod before: that may be tried now. It is
 // nil if there is something else to wait for.
-func (pl *Plugin) tryAgain(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Status {
-	if !c.results.haveFailed() {
+func (pl *Plugin) tryAgain(ctx context.Context, c *cycle.State, pod *v1.Pod) *fwk.Status {
+	if !c.Results.HaveFailed() {
 		return nil
 	}
 	pl.shared.memory.Failed.Relax(pod.UID)
@@ -46,11 +47,11 @@ func (pl *Plugin) tryAgain(ctx context.Context, c *cycle, pod *v1.Pod) *fwk.Stat
 // took instead may be what another one needs. Those that have found a node forget then. It is nil if that would not help: a group
 // that lacks something else is tried again and again, and would meet the same devices once it fits.
 func (s *Shared) tryGroupAgain(
-	ctx context.Context, pods []*v1.Pod, found *groupCycle, schedule fwk.PodGroupSchedulingFunc,
+	ctx context.Context, pods []*v1.Pod, found *cycle.Group, schedule fwk.PodGroupSchedulingFunc,
 ) *fwk.Status {
 	avoiding := slices.DeleteFunc(slices.Clone(pods), func(pod *v1.Pod) bool {
-		c := found.pods[pod.UID]
-		return c == nil || !c.placed || c.failed == nil
+		c := found.Pods[pod.UID]
+		return c == nil || !c.Placed || c.Failed == nil
 	})
 	if len(avoiding) == 0 {
 		return nil

@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -93,11 +95,11 @@ func TestANominatedPodIsTriedAgainBesidePodsThatAreGone(t *testing.T) {
 			}
 			h.nominator.nominate(node, wants)
 			a := h.filterAll(wants)
-			c, err := readCycle(a.state)
+			c, err := cycle.Read(a.state)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if got := h.plugin.rivals.EvictsWhoIsGone(c.results.accepted(), wants); got != tc.want {
+			if got := h.plugin.rivals.EvictsWhoIsGone(c.Results.Accepted(), wants); got != tc.want {
 				t.Errorf("EvictsWhoIsGone() = %t, want %t", got, tc.want)
 			}
 			a.postFilter()
@@ -126,7 +128,7 @@ func TestANominatedPodBesidePodsThatAreGoneIsNotPutOff(t *testing.T) {
 				pods:    []*v1.Pod{wants, there},
 				room:    wakeup.Options{RetryAfter: time.Millisecond},
 			})
-			h.plugin.time.filterTimeout = 10 * freeTime
+			h.plugin.time.FilterTimeout = 10 * searchtime.FreeTime
 			h.paceByLooks(pod("easy", "easy"))
 			if nominated {
 				h.nominator.nominate("node-a", wants)
@@ -135,7 +137,7 @@ func TestANominatedPodBesidePodsThatAreGoneIsNotPutOff(t *testing.T) {
 			if diff := cmp.Diff(map[string]string{"node-a": "", "node-b": explain.ReasonUndecided.OfNodes()}, a.filter); diff != "" {
 				t.Fatalf("reasons of Filter (-want +got):\n%s", diff)
 			}
-			h.plugin.time.shares.of(wants).spend(time.Hour) // by others of its namespace
+			h.plugin.time.Shares.Spend(wants, time.Hour) // by others of its namespace
 			a.postFilter()
 			if nominated {
 				h.wakes("wants")

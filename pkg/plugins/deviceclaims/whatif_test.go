@@ -16,6 +16,7 @@ import (
 	"pgregory.net/rapid"
 
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/cycle"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -133,7 +134,7 @@ func TestWhatIfIsTheUsageOfWhoIsLeft(t *testing.T) {
 			}
 			nodes := rapid.Permutation(h.nodes).Draw(rt, "nodes")
 			for i, a := range attempts {
-				c, err := readCycle(a.state)
+				c, err := cycle.Read(a.state)
 				if err != nil {
 					rt.Fatal(err)
 				}

@@ -42,7 +42,7 @@ func (r *Rivals) hasChanged(st *Holder) bool {
 	return now.Claim != st.known.Claim || now.InFlight != st.known.InFlight || !slices.Equal(now.Owners, st.known.Owners)
 }
 
-// WaitingForDeallocation is in what a pod is told that waits for claims to leave. It is no warning, see postponedIn.
+// WaitingForDeallocation is in what a pod is told that waits for claims to leave. It is no warning, see failures.PostponedIn.
 const WaitingForDeallocation = " released, waiting for "
 
 // describeLeaving says that claims are about to give up their devices.

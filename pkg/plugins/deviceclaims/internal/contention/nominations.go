@@ -112,7 +112,7 @@ func (n *Nominations) End(pod types.UID, is func(node string) bool) {
 	}
 }
 
-// PodHandler takes the ends of pods, and those that got a node. Of changes of nominations the scheduling queue tells, see afterNomination.
+// PodHandler takes the ends of pods, and those that got a node. Of changes of nominations the scheduling queue tells, see waiting.Hints.
 func (n *Nominations) PodHandler() cache.ResourceEventHandler {
 	all := func(string) bool { return true }
 	return cache.ResourceEventHandlerFuncs{

@@ -151,7 +151,7 @@ func (r *Rivals) MakesWay(pod, other *v1.Pod, node string) bool {
 func goesBefore(pod, other *v1.Pod, node string) bool {
 	// Asked for each node and nominee: the scheduling queue, which may know of the nomination earlier, is not asked. Nor is the
 	// informer, which may know more than the queue: the attempt would contradict itself, as the framework looks at the queue's
-	// pod. When the queue has the new one, the pod is looked at again, see afterNomination.
+	// pod. When the queue has the new one, the pod is looked at again, see waiting.Hints.
 	if pod.Status.NominatedNodeName != node || corev1helpers.PodPriority(pod) != corev1helpers.PodPriority(other) {
 		return false
 	}

@@ -1,4 +1,4 @@
-package deviceclaims
+package cycle
 
 import (
 	"slices"
@@ -11,8 +11,8 @@ import (
 	"stowage.dev/stowage/pkg/tracker"
 )
 
-// whyChosen says by which rule the devices were chosen.
-func (c *cycle) whyChosen(pod *v1.Pod, node string) string {
+// WhyChosen says by which rule the devices were chosen.
+func (c *State) WhyChosen(pod *v1.Pod, node string) string {
 	why := "first devices that fit"
 	if c.Policy == allocator.SmallestFit {
 		why = "smallest devices that fit"
@@ -20,28 +20,28 @@ func (c *cycle) whyChosen(pod *v1.Pod, node string) string {
 	if pod.Status.NominatedNodeName == node {
 		why += ", on the node that the pod is nominated to"
 	}
-	if c.failed != nil {
+	if c.Failed != nil {
 		why += ", without those that failed for the pod if possible"
 	}
 	return why
 }
 
-// whyGivenBack says why what was done for a pod is undone.
-func (b *progress) whyGivenBack() string {
+// WhyGivenBack says why what was done for a pod is undone.
+func (b *Progress) WhyGivenBack() string {
 	switch {
-	case b.why != "":
-		return b.why
-	case b.sent:
+	case b.Why != "":
+		return b.Why
+	case b.Sent:
 		return "the pod could not be bound"
 	}
 	return "another plugin kept the pod from being bound"
 }
 
-// taken are the claims that were allocated or reserved for the pod, the last one first: written, or in flight.
-func (b *progress) taken() []tracker.Reservation {
+// Taken are the claims that were allocated or reserved for the pod, the last one first: written, or in flight.
+func (b *Progress) Taken() []tracker.Reservation {
 	var taken []tracker.Reservation
 	known := sets.New[types.UID]()
-	for _, w := range slices.Backward(b.writes) {
+	for _, w := range slices.Backward(b.Writes) {
 		known.Insert(w.Planned.UID)
 		stoodThere := w.Allocation == nil || w.Written != nil // else the API server has refused it, which is the end of what was in flight
 		if !w.MayStand() && !w.Withdrawn && stoodThere {
@@ -49,7 +49,7 @@ func (b *progress) taken() []tracker.Reservation {
 		}
 		taken = append(taken, tracker.Reservation{Claim: w.Planned, Allocation: w.Result()})
 	}
-	for _, r := range slices.Backward(b.reserved) {
+	for _, r := range slices.Backward(b.Reserved) {
 		if !known.Has(r.Claim.UID) {
 			taken = append(taken, r)
 		}

@@ -1,4 +1,4 @@
-package deviceclaims
+package failures
 
 import (
 	"regexp"
@@ -23,10 +23,10 @@ var vainReason = regexp.MustCompile(`^\d+ (No preemption victims found for incom
 // count is how many nodes a reason is for.
 var count = regexp.MustCompile(`^\d+ `)
 
-// withoutVainPreemption takes out of a failed attempt's status what helps nobody: that preemption does not help either. What still keeps the
+// WithoutVainPreemption takes out of a failed attempt's status what helps nobody: that preemption does not help either. What still keeps the
 // pod off a node after the evictions stays, if it has not been said of the node before. The attempt is over, and its error is told to nobody
 // but the pod.
-func withoutVainPreemption(status *fwk.Status) *fwk.Status {
+func WithoutVainPreemption(status *fwk.Status) *fwk.Status {
 	fit, ok := status.AsError().(*framework.FitError) //nolint:errorlint // as the framework does it
 	if ok {
 		before := *fit

@@ -1,4 +1,4 @@
-package deviceclaims
+package searchtime
 
 import (
 	"context"
@@ -58,7 +58,7 @@ func TestBudget(t *testing.T) {
 func TestEvaluationsOfOneAttemptShareItsTime(t *testing.T) {
 	now := time.Unix(1, 0)
 	clock := func() time.Time { return now }
-	b, other := &budget{now: clock, evaluation: demand.EvaluationTime}, &budget{now: clock, evaluation: demand.EvaluationTime}
+	b, other := &Budget{now: clock, evaluation: demand.EvaluationTime}, &Budget{now: clock, evaluation: demand.EvaluationTime}
 	for i, takes := range []time.Duration{demand.EvaluationTime - 1, 1, 0} {
 		ctx, done := b.Evaluate(context.Background())
 		if ended := ctx.Err() != nil; ended != (i == 2) && i != 1 { // of the second a nanosecond is left
@@ -91,22 +91,22 @@ func TestOneAttemptHasNoMoreThanItsNamespaceHasSaved(t *testing.T) {
 		atOnce bool
 		spent  time.Duration
 	}{
-		"a search":                 {steps: []step{{until: 30 * time.Second, has: time.Minute}}, spent: 30*time.Second - freeTime},
-		"less than is free":        {steps: []step{{until: freeTime - 1, has: time.Minute}}},
-		"two searches":             {steps: []step{{until: 30 * time.Second, has: time.Minute}, {until: 50 * time.Second, has: 30 * time.Second}}, spent: 50*time.Second - freeTime},
-		"two at once":              {steps: []step{{until: 30 * time.Second, has: time.Minute}, {until: 30 * time.Second, has: 50 * time.Second}}, atOnce: true, spent: 30*time.Second - freeTime},
-		"a search and CEL":         {steps: []step{{until: 59 * time.Second, has: time.Minute}, {evaluate: true, until: time.Minute, has: time.Second}}, spent: time.Minute - freeTime},
-		"CEL and a search":         {steps: []step{{evaluate: true, until: time.Second, has: demand.EvaluationTime}, {until: 2 * time.Second, has: 59 * time.Second}}, spent: 2*time.Second - freeTime},
-		"more than there is":       {steps: []step{{until: 2 * time.Minute, has: time.Minute}, {until: 2 * time.Minute}}, spent: 2*time.Minute - freeTime},
-		"CEL when nothing is left": {steps: []step{{until: time.Minute, has: time.Minute}, {evaluate: true, until: time.Minute}}, spent: time.Minute - freeTime},
+		"a search":                 {steps: []step{{until: 30 * time.Second, has: time.Minute}}, spent: 30*time.Second - FreeTime},
+		"less than is free":        {steps: []step{{until: FreeTime - 1, has: time.Minute}}},
+		"two searches":             {steps: []step{{until: 30 * time.Second, has: time.Minute}, {until: 50 * time.Second, has: 30 * time.Second}}, spent: 50*time.Second - FreeTime},
+		"two at once":              {steps: []step{{until: 30 * time.Second, has: time.Minute}, {until: 30 * time.Second, has: 50 * time.Second}}, atOnce: true, spent: 30*time.Second - FreeTime},
+		"a search and CEL":         {steps: []step{{until: 59 * time.Second, has: time.Minute}, {evaluate: true, until: time.Minute, has: time.Second}}, spent: time.Minute - FreeTime},
+		"CEL and a search":         {steps: []step{{evaluate: true, until: time.Second, has: demand.EvaluationTime}, {until: 2 * time.Second, has: 59 * time.Second}}, spent: 2*time.Second - FreeTime},
+		"more than there is":       {steps: []step{{until: 2 * time.Minute, has: time.Minute}, {until: 2 * time.Minute}}, spent: 2*time.Minute - FreeTime},
+		"CEL when nothing is left": {steps: []step{{until: time.Minute, has: time.Minute}, {evaluate: true, until: time.Minute}}, spent: time.Minute - FreeTime},
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { // the deadline of an evaluation is of the real clock
 				start := time.Unix(1, 0)
 				now := start
-				s := newShares(func() time.Time { return now })
-				account := s.of(pod("p"))
-				account.saved = time.Minute - freeTime
+				s := NewShares(func() time.Time { return now }, demand.EvaluationTime)
+				account := s.of(&v1.Pod{})
+				account.saved = time.Minute - FreeTime
 				b, ends := newBudget(time.Hour, account), []func(){}
 				for _, step := range tc.steps {
 					var has time.Duration
@@ -135,7 +135,7 @@ func TestOneAttemptHasNoMoreThanItsNamespaceHasSaved(t *testing.T) {
 					end()
 				}
 				account.update()
-				saved := time.Minute - freeTime // no more is added to so much
+				saved := time.Minute - FreeTime // no more is added to so much
 				if got := saved - account.saved; (got - tc.spent).Abs() > now.Sub(start)/savedPart {
 					t.Errorf("%v are spent, want %v", got, tc.spent)
 				}
@@ -151,7 +151,7 @@ type hostile struct {
 	retries []int
 }
 
-func newHostile(s *shares, namespace string, pods int, now time.Time) *hostile {
+func newHostile(s *Shares, namespace string, pods int, now time.Time) *hostile {
 	h := &hostile{account: s.of(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace}}), retries: make([]int, pods)}
 	for range pods {
 		h.tryAt = append(h.tryAt, now)
@@ -186,7 +186,7 @@ func TestHardPodsOfANamespaceHaveABoundedPartOfTheTime(t *testing.T) {
 	for _, pods := range []int{1, 100} {
 		start := time.Unix(1, 0)
 		now := start
-		s := newShares(func() time.Time { return now })
+		s := NewShares(func() time.Time { return now }, demand.EvaluationTime)
 		h := newHostile(s, "hostile", pods, now)
 		var longest, used, free time.Duration
 		for now.Sub(start) < 24*time.Hour {
@@ -196,7 +196,7 @@ func TestHardPodsOfANamespaceHaveABoundedPartOfTheTime(t *testing.T) {
 				continue
 			}
 			took := now.Sub(began)
-			longest, used, free = max(longest, took), used+max(0, took-freeTime), free+min(took, freeTime)
+			longest, used, free = max(longest, took), used+max(0, took-FreeTime), free+min(took, FreeTime)
 		}
 		if most := mostSaved + 24*time.Hour/savedPart; used > most || used < most*3/4 {
 			t.Errorf("%d pods use %v, want nearly all of %v", pods, used, most)
@@ -208,7 +208,7 @@ func TestHardPodsOfANamespaceHaveABoundedPartOfTheTime(t *testing.T) {
 			t.Errorf("%d pods: no attempt takes longer than %v, want the search of a node to come to its end", pods, longest)
 		}
 		other := s.of(&v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "other"}})
-		if granted := newBudget(10*time.Second, other).granted; granted != mostSaved+freeTime || !other.wait().IsZero() {
+		if granted := newBudget(10*time.Second, other).granted; granted != mostSaved+FreeTime || !other.wait().IsZero() {
 			t.Errorf("another namespace gets %v", granted)
 		}
 	}
@@ -237,7 +237,7 @@ func waitsBeside(hard int) []time.Duration {
 	random := rand.New(rand.NewPCG(1, 2))
 	start := time.Unix(1, 0)
 	now := start
-	h := newHostile(newShares(func() time.Time { return now }), "hostile", hard, now)
+	h := newHostile(NewShares(func() time.Time { return now }, demand.EvaluationTime), "hostile", hard, now)
 	due := start
 	var waits []time.Duration
 	for comes := start; now.Sub(start) < 5*time.Hour; {

@@ -1,4 +1,6 @@
-package deviceclaims
+// Package failures says what is told of an attempt that failed: which failures postpone a pod and are nobody's mistake,
+// what their events say, and what preemption that found nobody need not say.
+package failures
 
 import (
 	"errors"
@@ -20,8 +22,8 @@ import (
 	"stowage.dev/stowage/pkg/tracker"
 )
 
-// asPostponed tells which failures of PreBind postpone the pod. Nil stands for all others, which are errors.
-func asPostponed(err error) *podevents.Postponed {
+// AsPostponed tells which failures of PreBind postpone the pod. Nil stands for all others, which are errors.
+func AsPostponed(err error) *podevents.Postponed {
 	var known *podevents.Postponed
 	var lost *fence.YieldError
 	var changed *tracker.ClaimError
@@ -45,10 +47,10 @@ func asPostponed(err error) *podevents.Postponed {
 	return nil
 }
 
-// statusOfBinding is the status with which PreBind fails. A pod that is postponed is one that does not fit the node now: the framework
+// StatusOfBinding is the status with which PreBind fails. A pod that is postponed is one that does not fit the node now: the framework
 // pauses before it tries it again, as it does after an error, and logs no error.
-func statusOfBinding(pod *v1.Pod, node string, err error) *fwk.Status {
-	postponed := asPostponed(err)
+func StatusOfBinding(pod *v1.Pod, node string, err error) *fwk.Status {
+	postponed := AsPostponed(err)
 	if postponed == nil {
 		return fwk.AsStatus(err)
 	}
@@ -61,9 +63,9 @@ func statusOfBinding(pod *v1.Pod, node string, err error) *fwk.Status {
 	return fwk.NewStatus(fwk.Unschedulable).WithError(fit)
 }
 
-// postponedIn finds out whether an attempt failed because the pod is postponed: PreFilter has refused it, or what comes after a node was
+// PostponedIn finds out whether an attempt failed because the pod is postponed: PreFilter has refused it, or what comes after a node was
 // chosen; or PostFilter waits for claims that leave, which the framework passes on as a text. In all other failures nodes were looked at, and they count for many.
-func postponedIn(status *fwk.Status) *podevents.Postponed {
+func PostponedIn(status *fwk.Status) *podevents.Postponed {
 	fit, ok := status.AsError().(*framework.FitError) //nolint:errorlint // as the framework does it
 	if !ok || fit.Diagnosis.NodeToStatus == nil {
 		return nil
@@ -83,6 +85,12 @@ func postponedIn(status *fwk.Status) *podevents.Postponed {
 		return nil
 	}
 	return &podevents.Postponed{EventType: postponed.EventType, Reason: postponed.Reason, Claim: postponed.Claim, Err: cause}
+}
+
+// Retelling returns a profile whose events about a failed attempt have the type and reason of a postponement. It tells none
+// if that has been told before.
+func Retelling(profile framework.Framework, why *podevents.Postponed, toldBefore bool) framework.Framework {
+	return retelling{profile, why, toldBefore}
 }
 
 // retelling is a profile whose events about a failed attempt have the type and reason of a postponement, unless that has been told before.

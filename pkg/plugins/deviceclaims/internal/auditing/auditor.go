@@ -1,4 +1,6 @@
-package deviceclaims
+// Package auditing has pkg/audit look: for devices held twice whenever claims change, and from time to time for differences
+// from the API. What is found, it tells, and repairs nothing.
+package auditing
 
 import (
 	"context"
@@ -30,33 +32,33 @@ import (
 )
 
 const (
-	// doubleHoldGrace is how long two claims may hold a device, beyond the time that a pod may wait at the fence, before it is told. Of
+	// DoubleHoldGrace is how long two claims may hold a device, beyond the time that a pod may wait at the fence, before it is told. Of
 	// two schedulers that allocate the same device at the same time one gives way within it.
-	doubleHoldGrace = 10 * time.Second
-	// maxAuditReports bounds how many findings of one comparison are told one by one.
-	maxAuditReports = 10
+	DoubleHoldGrace = 10 * time.Second
+	// MaxReports bounds how many findings of one comparison are told one by one.
+	MaxReports = 10
 )
 
-// auditor looks for devices held twice whenever claims change, and compares the tracker with the API from time to time
+// Auditor looks for devices held twice whenever claims change, and compares the tracker with the API from time to time
 // (pkg/audit). It runs beside scheduling, and takes the tracker's lock only for a moment.
-type auditor struct {
+type Auditor struct {
 	tracker *tracker.Tracker
 	devices func() *inventory.View
 	client  kubernetes.Interface
 	handle  fwk.Handle
-	events  events.EventRecorderLogger
-	clock   clock.Clock
+	Events  events.EventRecorderLogger
+	Clock   clock.Clock
 	// period is the time between two comparisons, 0 for none.
 	period time.Duration
 	// inFlightLimit is how long an allocation may be in flight while no pod is being bound with it.
 	inFlightLimit time.Duration
 
-	// disclosure says what events on a claim tell of claims of other namespaces.
-	disclosure config.ClaimDisclosure
+	// Disclosure says what events on a claim tell of claims of other namespaces.
+	Disclosure config.ClaimDisclosure
 
 	doubles *audit.Doubles
 	ages    *audit.Ages
-	// failing is why the last comparison could not be made, "" if it was. Only compare uses it.
+	// failing is why the last comparison could not be made, "" if it was. Only Compare uses it.
 	failing string
 
 	mutex   sync.Mutex
@@ -64,17 +66,19 @@ type auditor struct {
 	wake    chan struct{}            // one token while there is something to look at
 }
 
-func newAuditor(t *tracker.Tracker, devices func() *inventory.View, handle fwk.Handle, period, inFlightLimit, fenceTimeout time.Duration, clock clock.Clock) *auditor {
-	return &auditor{
-		tracker: t, devices: devices, client: handle.ClientSet(), handle: handle, events: handle.EventRecorder(), clock: clock,
+// New returns an auditor that does not run yet. period is the time between two comparisons, 0 for none; inFlightLimit is how
+// long an allocation may be in flight for nobody; fenceTimeout is how long a pod may wait at the fence.
+func New(t *tracker.Tracker, devices func() *inventory.View, handle fwk.Handle, period, inFlightLimit, fenceTimeout time.Duration, clock clock.Clock) *Auditor {
+	return &Auditor{
+		tracker: t, devices: devices, client: handle.ClientSet(), handle: handle, Events: handle.EventRecorder(), Clock: clock,
 		period: period, inFlightLimit: inFlightLimit,
-		doubles: audit.NewDoubles(fenceTimeout + doubleHoldGrace), ages: audit.NewAges(),
+		doubles: audit.NewDoubles(fenceTimeout + DoubleHoldGrace), ages: audit.NewAges(),
 		touched: sets.New[usage.DeviceID](), wake: make(chan struct{}, 1),
 	}
 }
 
-// onClaimEvent takes the tracker's events.
-func (a *auditor) onClaimEvent(event tracker.Event) {
+// OnClaimEvent takes the tracker's events.
+func (a *Auditor) OnClaimEvent(event tracker.Event) {
 	if (event.New == nil || event.New.Status.Allocation == nil) && len(event.Freed) == 0 {
 		return
 	}
@@ -91,14 +95,14 @@ func (a *auditor) onClaimEvent(event tracker.Event) {
 	}
 }
 
-// run audits until ctx ends.
-func (a *auditor) run(ctx context.Context) {
+// Run audits until ctx ends.
+func (a *Auditor) Run(ctx context.Context) {
 	logger := klog.LoggerWithName(klog.FromContext(ctx), "auditor")
 	ctx = klog.NewContext(ctx, logger)
 	if a.period > 0 {
 		// From here on, so that claims which cannot be listed at all are noticed as well.
-		comparisonPeriod.Set(a.period.Seconds())
-		lastComparison.Set(float64(a.clock.Now().Unix()))
+		ComparisonPeriod.Set(a.period.Seconds())
+		LastComparison.Set(float64(a.Clock.Now().Unix()))
 	}
 	if err := a.tracker.WaitForSync(ctx); err != nil {
 		return
@@ -124,37 +128,37 @@ func (a *auditor) run(ctx context.Context) {
 			timer.Stop()
 		case <-timer.C():
 		}
-		a.lookAt(logger, a.takeTouched())
+		a.Look(logger)
 	}
 }
 
 // compareRegularly compares until ctx ends.
-func (a *auditor) compareRegularly(ctx context.Context) {
+func (a *Auditor) compareRegularly(ctx context.Context) {
 	if a.period <= 0 {
 		return
 	}
 	for {
-		timer := a.clock.NewTimer(a.period)
+		timer := a.Clock.NewTimer(a.period)
 		select {
 		case <-ctx.Done():
 			timer.Stop()
 			return
 		case <-timer.C():
 		}
-		a.compare(ctx)
+		a.Compare(ctx)
 	}
 }
 
 // timer fires when there may be a double hold to tell of without an event.
-func (a *auditor) timer() clock.Timer {
+func (a *Auditor) timer() clock.Timer {
 	next, ok := a.doubles.Next()
 	if !ok {
-		return a.clock.NewTimer(24 * time.Hour) // an event comes first, or there is nothing to do
+		return a.Clock.NewTimer(24 * time.Hour) // an event comes first, or there is nothing to do
 	}
-	return a.clock.NewTimer(max(0, next.Sub(a.clock.Now())))
+	return a.Clock.NewTimer(max(0, next.Sub(a.Clock.Now())))
 }
 
-func (a *auditor) takeTouched() iter.Seq[usage.DeviceID] {
+func (a *Auditor) takeTouched() iter.Seq[usage.DeviceID] {
 	a.mutex.Lock()
 	defer a.mutex.Unlock()
 	touched := a.touched
@@ -162,27 +166,37 @@ func (a *auditor) takeTouched() iter.Seq[usage.DeviceID] {
 	return maps.Keys(touched)
 }
 
+// Look looks at what events have touched since the last time.
+func (a *Auditor) Look(logger klog.Logger) { a.lookAt(logger, a.takeTouched()) }
+
+// Touched is how many devices are still to be looked at.
+func (a *Auditor) Touched() int {
+	a.mutex.Lock()
+	defer a.mutex.Unlock()
+	return a.touched.Len()
+}
+
 // lookAt looks for double holds of the given devices, and of those that were held twice before, and whether there is enough of what
 // they give and take.
-func (a *auditor) lookAt(logger klog.Logger, devices iter.Seq[usage.DeviceID]) {
-	found, over := a.doubles.Look(a.clock.Now(), a.tracker.Snapshot().Usage, a.devices(), devices)
+func (a *Auditor) lookAt(logger klog.Logger, devices iter.Seq[usage.DeviceID]) {
+	found, over := a.doubles.Look(a.Clock.Now(), a.tracker.Snapshot().Usage, a.devices(), devices)
 	for _, hold := range found {
 		a.reportDouble(logger, hold)
 	}
 	for _, hold := range over {
 		logger.Info("Device is no longer held by claims that must not have it together", "device", hold.Device, "claims", hold.Claims)
 	}
-	doubleHeldDevices.Set(float64(a.doubles.Len()))
+	DoubleHeldDevices.Set(float64(a.doubles.Len()))
 }
 
 // reportDouble tells of a double hold in the log and, for each of the claims, in an event.
-func (a *auditor) reportDouble(logger klog.Logger, hold audit.DoubleHold) {
-	doubleHoldsTotal.Inc()
+func (a *Auditor) reportDouble(logger klog.Logger, hold audit.DoubleHold) {
+	DoubleHoldsTotal.Inc()
 	claims := make([]*resourceapi.ResourceClaim, len(hold.Claims))
 	descriptions := make([]string, len(hold.Claims))
 	for i, ref := range hold.Claims {
 		claims[i] = a.claim(ref)
-		descriptions[i] = describeHolder(claims[i])
+		descriptions[i] = DescribeHolder(claims[i])
 	}
 	message, reason := "Device is held by more than one claim", "DeviceHeldTwice"
 	if hold.What != "" {
@@ -190,7 +204,7 @@ func (a *auditor) reportDouble(logger klog.Logger, hold audit.DoubleHold) {
 	}
 	logger.Error(nil, message, "device", hold.Device, "tooLittleOf", hold.What, "holders", descriptions, "since", hold.Since.UTC().Format(time.RFC3339))
 	for i, claim := range claims {
-		others := a.tellOthers(claims, descriptions, i)
+		others := a.TellOthers(claims, descriptions, i)
 		if hold.What == "" {
 			a.event(logger, claim, reason, "device %s is also held by %s", hold.Device, strings.Join(others, ", and by "))
 			continue
@@ -202,14 +216,14 @@ func (a *auditor) reportDouble(logger klog.Logger, hold audit.DoubleHold) {
 	}
 }
 
-// tellOthers describes all claims but the i-th to whoever may read that one: of other namespaces' claims no more than the number.
-func (a *auditor) tellOthers(claims []*resourceapi.ResourceClaim, descriptions []string, i int) []string {
+// TellOthers describes all claims but the i-th to whoever may read that one: of other namespaces' claims no more than the number.
+func (a *Auditor) TellOthers(claims []*resourceapi.ResourceClaim, descriptions []string, i int) []string {
 	var others []string
 	foreign := 0
 	for j, description := range descriptions {
 		switch {
 		case j == i:
-		case claims[j].Namespace != claims[i].Namespace && a.disclosure != config.NameClaims:
+		case claims[j].Namespace != claims[i].Namespace && a.Disclosure != config.NameClaims:
 			foreign++
 		default:
 			others = append(others, description)
@@ -222,15 +236,15 @@ func (a *auditor) tellOthers(claims []*resourceapi.ResourceClaim, descriptions [
 }
 
 // claim returns the claim as it is known or, if it is not any more, what is known of it.
-func (a *auditor) claim(ref usage.ClaimRef) *resourceapi.ResourceClaim {
+func (a *Auditor) claim(ref usage.ClaimRef) *resourceapi.ResourceClaim {
 	if claim, err := a.tracker.Get(ref.Namespace, ref.Name); err == nil && claim.UID == ref.UID {
 		return claim
 	}
 	return &resourceapi.ResourceClaim{ObjectMeta: metav1.ObjectMeta{Namespace: ref.Namespace, Name: ref.Name, UID: ref.UID}}
 }
 
-// describeHolder names a claim, when it was allocated, and who uses it.
-func describeHolder(claim *resourceapi.ResourceClaim) string {
+// DescribeHolder names a claim, when it was allocated, and who uses it.
+func DescribeHolder(claim *resourceapi.ResourceClaim) string {
 	allocated := "at an unknown time"
 	if allocation := claim.Status.Allocation; allocation != nil && allocation.AllocationTimestamp != nil {
 		allocated = allocation.AllocationTimestamp.UTC().Format(time.RFC3339)
@@ -248,22 +262,22 @@ func describeHolder(claim *resourceapi.ResourceClaim) string {
 // maxEventNote is the API's limit for the text of an event.
 const maxEventNote = 1024
 
-func (a *auditor) event(logger klog.Logger, claim *resourceapi.ResourceClaim, reason, format string, args ...any) {
+func (a *Auditor) event(logger klog.Logger, claim *resourceapi.ResourceClaim, reason, format string, args ...any) {
 	note := fmt.Sprintf(format, args...)
 	if len(note) > maxEventNote {
 		note = strings.ToValidUTF8(note[:maxEventNote-3], "") + "..."
 	}
-	a.events.WithLogger(logger).Eventf(claim, nil, v1.EventTypeWarning, reason, "Auditing", "%s", note)
+	a.Events.WithLogger(logger).Eventf(claim, nil, v1.EventTypeWarning, reason, "Auditing", "%s", note)
 }
 
 // reportStale tells of allocations that are in flight for nobody.
-func (a *auditor) reportStale(logger klog.Logger, inFlight []tracker.InFlight) {
-	stale := a.ages.Look(a.clock.Now(), inFlight, a.inFlightLimit, func(pod types.UID) bool {
+func (a *Auditor) reportStale(logger klog.Logger, inFlight []tracker.InFlight) {
+	stale := a.ages.Look(a.Clock.Now(), inFlight, a.inFlightLimit, func(pod types.UID) bool {
 		return a.handle.GetWaitingPod(pod) != nil || a.handle.GetPodInPreBind(pod) != nil
 	})
-	staleInFlight.Set(float64(len(stale)))
+	StaleInFlight.Set(float64(len(stale)))
 	for i, s := range stale {
-		if i >= maxAuditReports {
+		if i >= MaxReports {
 			break
 		}
 		logger.Error(nil, "An allocation is in flight and no pod is being bound with it", "claim", klog.KRef(s.Claim.Namespace, s.Claim.Name), "claimUID", s.Claim.UID,
@@ -271,7 +285,7 @@ func (a *auditor) reportStale(logger klog.Logger, inFlight []tracker.InFlight) {
 		a.event(logger, a.claim(s.Claim), "AllocationStale", "devices %s are kept for the claim since %s, and no pod is being bound with them",
 			strings.Join(decisions.DeviceNames(s.Allocation), ", "), s.Since.UTC().Format(time.RFC3339))
 	}
-	if more := len(stale) - maxAuditReports; more > 0 {
+	if more := len(stale) - MaxReports; more > 0 {
 		logger.Error(nil, "Further allocations are in flight and no pods are being bound with them", "allocations", more)
 	}
 }

@@ -1,4 +1,4 @@
-package deviceclaims
+package auditing
 
 import (
 	"context"
@@ -18,17 +18,17 @@ import (
 )
 
 const (
-	// auditPageSize is how many claims one request of the comparison gets.
-	auditPageSize = 1000
-	// auditTimeout bounds one comparison.
-	auditTimeout = 2 * time.Minute
-	// auditAttempts is how often one comparison begins anew because the API server no longer had the version that it asked for.
-	auditAttempts = 3
+	// pageSize is how many claims one request of the comparison gets.
+	pageSize = 1000
+	// timeout bounds one comparison.
+	timeout = 2 * time.Minute
+	// Attempts is how often one comparison begins anew because the API server no longer had the version that it asked for.
+	Attempts = 3
 )
 
-// compare compares the tracker with the API at the tracker's own resource version.
-func (a *auditor) compare(ctx context.Context) {
-	bounded, cancel := context.WithTimeout(ctx, auditTimeout)
+// Compare compares the tracker with the API at the tracker's own resource version.
+func (a *Auditor) Compare(ctx context.Context) {
+	bounded, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	logger := klog.FromContext(ctx)
 	account, listed, err := a.accountAndList(bounded)
@@ -44,35 +44,35 @@ func (a *auditor) compare(ctx context.Context) {
 	counts := map[audit.Kind]int{}
 	for i, d := range differences {
 		counts[d.Kind]++
-		if i < maxAuditReports {
+		if i < MaxReports {
 			logger.Error(nil, "What is known of a claim differs from the API", "claim", klog.KRef(d.Claim.Namespace, d.Claim.Name),
 				"claimUID", d.Claim.UID, "kind", d.Kind, "detail", d.Detail, "resourceVersion", account.Version)
 			a.event(logger, a.claim(d.Claim), "AccountDiffers", "what the scheduler knows of the claim differs from the API (%s): %s", d.Kind, d.Detail)
 		}
 	}
-	if more := len(differences) - maxAuditReports; more > 0 {
+	if more := len(differences) - MaxReports; more > 0 {
 		logger.Error(nil, "What is known of further claims differs from the API", "claims", more, "resourceVersion", account.Version)
 	}
 	for _, kind := range audit.Kinds {
-		differencesGauge.WithLabelValues(string(kind)).Set(float64(counts[kind]))
+		Differences.WithLabelValues(string(kind)).Set(float64(counts[kind]))
 	}
 	logger.V(4).Info("Claims compared with the API", "resourceVersion", account.Version, "claims", len(listed), "differences", len(differences))
 }
 
 // accountAndList returns the tracker's account, and all claims as the API had them at its version. The API server keeps old versions for
 // some minutes only, so both are taken anew if that one has expired.
-func (a *auditor) accountAndList(ctx context.Context) (tracker.Account, []*resourceapi.ResourceClaim, error) {
+func (a *Auditor) accountAndList(ctx context.Context) (tracker.Account, []*resourceapi.ResourceClaim, error) {
 	for attempt := 1; ; attempt++ {
 		account := a.tracker.Account()
 		listed, err := a.list(ctx, account.Version)
-		if !apierrors.IsResourceExpired(err) || attempt == auditAttempts {
+		if !apierrors.IsResourceExpired(err) || attempt == Attempts {
 			return account, listed, err
 		}
 	}
 }
 
 // list returns all claims as they were at the version, of each what Compare needs.
-func (a *auditor) list(ctx context.Context, version string) ([]*resourceapi.ResourceClaim, error) {
+func (a *Auditor) list(ctx context.Context, version string) ([]*resourceapi.ResourceClaim, error) {
 	p := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 		if options.Continue != "" {
 			// The token has the version. The API server refuses a request with both, which EachListItem would send.
@@ -80,7 +80,7 @@ func (a *auditor) list(ctx context.Context, version string) ([]*resourceapi.Reso
 		}
 		return a.client.ResourceV1().ResourceClaims(metav1.NamespaceAll).List(ctx, options)
 	})
-	p.PageSize = auditPageSize
+	p.PageSize = pageSize
 	p.PageBufferSize = 0 // a page at a time
 	var claims []*resourceapi.ResourceClaim
 	options := metav1.ListOptions{ResourceVersion: version, ResourceVersionMatch: metav1.ResourceVersionMatchExact}
@@ -98,12 +98,12 @@ func (a *auditor) list(ctx context.Context, version string) ([]*resourceapi.Reso
 }
 
 // reportComparison counts whether a comparison could be made, and logs it when that changes.
-func (a *auditor) reportComparison(logger klog.Logger, version string, err error) {
+func (a *Auditor) reportComparison(logger klog.Logger, version string, err error) {
 	if err == nil {
-		comparisonsTotal.WithLabelValues("done").Inc()
-		lastComparison.Set(float64(a.clock.Now().Unix()))
+		ComparisonsTotal.WithLabelValues("done").Inc()
+		LastComparison.Set(float64(a.Clock.Now().Unix()))
 	} else {
-		comparisonsTotal.WithLabelValues("error").Inc()
+		ComparisonsTotal.WithLabelValues("error").Inc()
 	}
 	before := a.failing
 	a.failing = podevents.Failure(err)

@@ -1,4 +1,5 @@
-package deviceclaims
+// Package gate is about pods that PreEnqueue keeps out of the scheduling queue: why, and what they are told of that.
+package gate
 
 import (
 	"context"
@@ -35,21 +36,23 @@ const ReasonWaitingToBeTried = "WaitingToBeScheduled"
 // waitingToBeTried is its message.
 const waitingToBeTried = "the pod's claims can be used now, it waits to be scheduled"
 
-// gateGrace is how long a pod that nothing has been told yet is kept back before it is told why: most claims are made together with
+// grace is how long a pod that nothing has been told yet is kept back before it is told why: most claims are made together with
 // their pods, or a moment later by kube-controller-manager.
-const gateGrace = 2 * time.Second
+const grace = 2 * time.Second
 
-// gatedPods keep the condition PodScheduled of pods true that PreEnqueue keeps out of the scheduling queue. kube-scheduler writes it
+// Pods keep the condition PodScheduled of pods true that PreEnqueue keeps out of the scheduling queue. kube-scheduler writes it
 // only when an attempt fails: a pod that was never tried has none, and one that was is left with what was true then.
 //
 // What a pod is kept back for is noted by PreEnqueue, and by the waiting room when a claim of the pod has changed. A goroutine of the
-// scheduler that leads gives up what is reserved for the pod, which holds nothing while it waits, and writes the reason, with the pod's resource version as the precondition, so that it never writes over what it has not
-// seen. Whenever somebody else changes the pod it looks again. Once the pod is let in, the condition says so. It is not removed:
+// scheduler that leads gives up what is reserved for the pod, which holds nothing while it waits, and writes the reason, with the
+// pod's resource version as the precondition, so that it never writes over what it has not seen. Whenever somebody else changes
+// the pod it looks again. Once the pod is let in, the condition says so. It is not removed:
 // kube-scheduler patches what differs from the condition as it knows it, which may be the one before, and would leave one without status.
-type gatedPods struct {
+type Pods struct {
 	lister corelisters.PodLister
-	queue  workqueue.TypedRateLimitingInterface[types.NamespacedName]
-	grace  time.Duration
+	// Queue has those of which something is to be told.
+	Queue workqueue.TypedRateLimitingInterface[types.NamespacedName]
+	Grace time.Duration
 
 	mutex sync.Mutex
 	// profiles are those of this scheduler, by name. Pods of others are told by others.
@@ -66,25 +69,26 @@ type gatedPod struct {
 	told string // by an event
 }
 
-func newGatedPods(lister corelisters.PodLister) *gatedPods {
-	return &gatedPods{
-		lister: lister, grace: gateGrace,
-		queue:    workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[types.NamespacedName]()),
+// New returns no pods.
+func New(lister corelisters.PodLister) *Pods {
+	return &Pods{
+		lister: lister, Grace: grace,
+		Queue:    workqueue.NewTypedRateLimitingQueue(workqueue.DefaultTypedControllerRateLimiter[types.NamespacedName]()),
 		profiles: map[string]fwk.Handle{}, giveUp: map[string]func(context.Context, *v1.Pod) error{},
 		pods: map[types.NamespacedName]*gatedPod{},
 	}
 }
 
-// serve has the pods of a profile told, and what is reserved for them given up.
-func (g *gatedPods) serve(profile fwk.Handle, giveUp func(context.Context, *v1.Pod) error) {
+// Serve has the pods of a profile told, and what is reserved for them given up.
+func (g *Pods) Serve(profile fwk.Handle, giveUp func(context.Context, *v1.Pod) error) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	g.profiles[profile.ProfileName()], g.giveUp[profile.ProfileName()] = profile, giveUp
 }
 
 // Keep notes why a pod is kept back. It is false for a pod that is gone: the scheduling queue may take it up after its end, and a pod that is
-// kept back keeps back its whole group. Who first notes a pod and then asks learns of what has ended by then; of what ends later, podHandler is told.
-func (g *gatedPods) Keep(pod *v1.Pod, err error) bool {
+// kept back keeps back its whole group. Who first notes a pod and then asks learns of what has ended by then; of what ends later, PodHandler is told.
+func (g *Pods) Keep(pod *v1.Pod, err error) bool {
 	var why *podclaims.UnusableError
 	if errors.As(err, &why) {
 		g.note(pod, why)
@@ -96,7 +100,7 @@ func (g *gatedPods) Keep(pod *v1.Pod, err error) bool {
 	return false
 }
 
-func (g *gatedPods) note(pod *v1.Pod, why *podclaims.UnusableError) {
+func (g *Pods) note(pod *v1.Pod, why *podclaims.UnusableError) {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	known := g.pods[podclaims.PodName(pod)]
@@ -108,34 +112,34 @@ func (g *gatedPods) note(pod *v1.Pod, why *podclaims.UnusableError) {
 		return
 	}
 	known.why = why
-	if scheduledCondition(pod) == nil {
-		g.queue.AddAfter(podclaims.PodName(pod), g.grace)
+	if ScheduledCondition(pod) == nil {
+		g.Queue.AddAfter(podclaims.PodName(pod), g.Grace)
 	} else {
-		g.queue.Add(podclaims.PodName(pod)) // what it says is not true any more
+		g.Queue.Add(podclaims.PodName(pod)) // what it says is not true any more
 	}
 }
 
 // Keeps tells whether the pod is kept back, as far as it is known.
-func (g *gatedPods) Keeps(pod *v1.Pod) bool {
+func (g *Pods) Keeps(pod *v1.Pod) bool {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	known := g.pods[podclaims.PodName(pod)]
 	return known != nil && known.uid == pod.UID
 }
 
-// letIn notes that a pod is not kept back.
-func (g *gatedPods) letIn(pod *v1.Pod) {
+// LetIn notes that a pod is not kept back.
+func (g *Pods) LetIn(pod *v1.Pod) {
 	g.mutex.Lock()
 	known := g.pods[podclaims.PodName(pod)]
 	delete(g.pods, podclaims.PodName(pod))
 	g.mutex.Unlock()
 	if known != nil || isToldToWait(pod) {
-		g.queue.Add(podclaims.PodName(pod))
+		g.Queue.Add(podclaims.PodName(pod))
 	}
 }
 
 // forget forgets a pod, and returns its profile if it was kept back, nil otherwise.
-func (g *gatedPods) forget(pod *v1.Pod) fwk.Handle {
+func (g *Pods) forget(pod *v1.Pod) fwk.Handle {
 	g.mutex.Lock()
 	defer g.mutex.Unlock()
 	if known := g.pods[podclaims.PodName(pod)]; known == nil || known.uid != pod.UID {
@@ -145,9 +149,9 @@ func (g *gatedPods) forget(pod *v1.Pod) fwk.Handle {
 	return g.profiles[pod.Spec.SchedulerName]
 }
 
-// podHandler looks again at pods whose condition somebody has changed, and forgets those that are bound or gone. When one is gone, the
+// PodHandler looks again at pods whose condition somebody has changed, and forgets those that are bound or gone. When one is gone, the
 // rest of its group may be tried: the scheduling queue does not look at a group again that has lost a pod.
-func (g *gatedPods) podHandler(ctx context.Context) cache.ResourceEventHandler {
+func (g *Pods) PodHandler(ctx context.Context) cache.ResourceEventHandler {
 	return cache.ResourceEventHandlerFuncs{
 		UpdateFunc: func(_, obj any) {
 			pod, ok := obj.(*v1.Pod)
@@ -161,8 +165,8 @@ func (g *gatedPods) podHandler(ctx context.Context) cache.ResourceEventHandler {
 			g.mutex.Lock()
 			known, ours := g.pods[podclaims.PodName(pod)] != nil, g.profiles[pod.Spec.SchedulerName] != nil
 			g.mutex.Unlock()
-			if known && scheduledCondition(pod) != nil || ours && isToldToWait(pod) {
-				g.queue.Add(podclaims.PodName(pod))
+			if known && ScheduledCondition(pod) != nil || ours && isToldToWait(pod) {
+				g.Queue.Add(podclaims.PodName(pod))
 			}
 		},
 		DeleteFunc: func(obj any) {
@@ -180,29 +184,29 @@ func (g *gatedPods) podHandler(ctx context.Context) cache.ResourceEventHandler {
 	}
 }
 
-// run writes conditions until the queue is shut down.
-func (g *gatedPods) run(ctx context.Context) {
+// Run writes conditions until the queue is shut down.
+func (g *Pods) Run(ctx context.Context) {
 	for {
-		name, ended := g.queue.Get()
+		name, ended := g.Queue.Get()
 		if ended {
 			return
 		}
 		switch err := g.tell(ctx, name); {
 		case err == nil:
-			g.queue.Forget(name)
+			g.Queue.Forget(name)
 		case ctx.Err() == nil:
 			if !apierrors.IsConflict(err) {
 				klog.FromContext(ctx).Error(err, "Cannot write why a pod is kept out of the scheduling queue, or give up what is reserved for it, trying again",
 					"pod", klog.KRef(name.Namespace, name.Name))
 			}
-			g.queue.AddRateLimited(name)
+			g.Queue.AddRateLimited(name)
 		}
-		g.queue.Done(name)
+		g.Queue.Done(name)
 	}
 }
 
 // tell makes the pod's condition what it should be.
-func (g *gatedPods) tell(ctx context.Context, name types.NamespacedName) error {
+func (g *Pods) tell(ctx context.Context, name types.NamespacedName) error {
 	var why *podclaims.UnusableError
 	var profile fwk.Handle
 	var giveUp func(context.Context, *v1.Pod) error
@@ -255,7 +259,7 @@ func (g *gatedPods) tell(ctx context.Context, name types.NamespacedName) error {
 	}
 	var adopted *binding.AdoptedError
 	if err := giveUp(ctx, pod); errors.As(err, &adopted) {
-		g.queue.AddAfter(name, binding.AdoptionRenewal)
+		g.Queue.AddAfter(name, binding.AdoptionRenewal)
 	} else if err != nil {
 		return err
 	}
@@ -264,7 +268,7 @@ func (g *gatedPods) tell(ctx context.Context, name types.NamespacedName) error {
 
 // patchConditions writes the conditions of the pod's new status, if that differs from the old one.
 func patchConditions(ctx context.Context, handle fwk.Handle, before, after *v1.Pod) error {
-	condition, was := scheduledCondition(after), scheduledCondition(before)
+	condition, was := ScheduledCondition(after), ScheduledCondition(before)
 	if condition == nil || was != nil && *condition == *was {
 		return nil
 	}
@@ -286,13 +290,14 @@ func patchConditions(ctx context.Context, handle fwk.Handle, before, after *v1.P
 	return nil
 }
 
-func scheduledCondition(pod *v1.Pod) *v1.PodCondition {
+// ScheduledCondition returns the condition PodScheduled, nil if the pod has none.
+func ScheduledCondition(pod *v1.Pod) *v1.PodCondition {
 	_, condition := podutil.GetPodCondition(&pod.Status, v1.PodScheduled)
 	return condition
 }
 
 // isToldToWait tells whether the pod's condition says that it waits for a claim.
 func isToldToWait(pod *v1.Pod) bool {
-	condition := scheduledCondition(pod)
+	condition := ScheduledCondition(pod)
 	return condition != nil && condition.Reason == ReasonWaitingForClaim && condition.Status == v1.ConditionFalse
 }

@@ -1,0 +1,59 @@
+package cycle
+
+import (
+	v1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	fwk "k8s.io/kube-scheduler/framework"
+
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/extended"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podmemory"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/searchtime"
+)
+
+// Plan is what PreFilter found out about a pod. It does not change afterwards.
+type Plan struct {
+	// Claims are the pod's claims as they were in PreFilter, each once, ordered by name.
+	Claims []podclaims.Claim
+	// Base is what a node has to satisfy that has device plugins for all extended resources of the pod.
+	Base *extended.Variant
+	// Extended is about the pod's extended resources, nil if it asks for none that a DeviceClass may stand for.
+	Extended *extended.Plan
+	// Budget is the time that Filter has.
+	Budget *searchtime.Budget
+	// Failed is what could not be made ready for the pod in earlier attempts. Nil if there is nothing.
+	Failed *podmemory.Failures
+}
+
+// GroupOf returns the group that a claim of the pod is reserved for, empty if that is the pod.
+func (p *Plan) GroupOf(claim types.UID, pod *v1.Pod) types.UID {
+	for i := range p.Claims {
+		if pc := &p.Claims[i]; pc.Claim.UID == claim && pc.User.UID != pod.UID {
+			return pc.User.UID
+		}
+	}
+	return ""
+}
+
+// PreFilterResult limits the nodes to those that the allocated claims name. Nil means no limit.
+func (p *Plan) PreFilterResult() *fwk.PreFilterResult {
+	var nodes sets.Set[string]
+	for _, pc := range p.Claims {
+		if pc.Nodes == nil {
+			continue
+		}
+		names := podclaims.NodesByName(pc.Allocation().NodeSelector)
+		switch {
+		case names == nil:
+		case nodes == nil:
+			nodes = names
+		default:
+			nodes = nodes.Intersection(names)
+		}
+	}
+	if nodes == nil {
+		return nil
+	}
+	return &fwk.PreFilterResult{NodeNames: nodes}
+}
