@@ -12,7 +12,7 @@ import (
 )
 
 // deviceOrder is the order in which a search tries the devices of a node. Its zero value is the order of their
-// numbers, which is upstream'o. Which answer is the first one follows from it; whether there is one does not.
+// numbers, which is upstream's. Which answer is the first one follows from it; whether there is one does not.
 //
 // It is where policies differ: what a device is worth to others, such as the links of its neighbours or the placements
 // that it leaves, belongs into worth.

@@ -252,7 +252,7 @@ func (b *bench) devicesOf(id usage.DeviceID) []inventory.Offer {
 		return nil
 	}
 	all := pool.Devices(id.Device)
-	if len(all) < 2 || b.node == "" {
+	if len(all) < 2 {
 		return all
 	}
 	for _, node := range []string{b.node, ""} {

@@ -395,6 +395,27 @@ func TestTheLaterOfTwoNamespacesGivesWay(t *testing.T) {
 	}
 }
 
+// TestANamesakeOfANodeMakesNoRoomForADeviceOfMany: a device for more than one node is shared, and a kubelet has one of its name.
+func TestANamesakeOfANodeMakesNoRoomForADeviceOfMany(t *testing.T) {
+	for _, first := range []string{"a", "z"} {
+		of := func(name, memory string) *resourceapi.ResourceSlice {
+			s := slice("gpus", shareable("gpu", memory))
+			s.Name, s.Spec.Pool.ResourceSliceCount = name, 2
+			return s
+		}
+		many, one := of("many", "15Gi"), of(first, "80Gi")
+		many.Spec.NodeName, many.Spec.AllNodes = nil, ptr.To(true)
+		one.Spec.NodeName = ptr.To("evil")
+		s := newScheduler(many, one)
+		s.list(10)
+		var none results
+		s.watch(claim("theirs", 11, none.share("gpus", "gpu", "s1", "10Gi")))
+		ours := claim("ours", 12, none.share("gpus", "gpu", "s2", "10Gi"))
+		s.watch(ours)
+		s.wantVerdict(t, ours, usage.View{}, tracker.Lost, "theirs")
+	}
+}
+
 // Two nodes of one pool call a device alike. What the one has that the claim does not get keeps nobody off the other, and makes no room there.
 func TestTheDeviceOfTheAllocationsNodeCounts(t *testing.T) {
 	of := func(node string, all ...*resourceapi.ResourceSlice) []*resourceapi.ResourceSlice {

@@ -60,7 +60,7 @@ func TestSixtyPodsAtOnceOnOneNode(t *testing.T) {
 	}
 	locks := lockGPUs(t, dense, slices.Collect(maps.Values(gpuOf))...)
 	kubeletGoesOn()
-	waitCalls(t, dense.Agent(), "all pods are being prepared", pods, 0)
+	waitCalls(t, dense.Agent(), "all pods are being prepared", pods, 0, lab.Metrics{})
 
 	// 2. The pods of all GPUs but one are prepared while that one's wait. No container is started meanwhile: the processor is for the agent.
 	containersGoOn := halt(t, dense.SignalContainerd)
@@ -74,10 +74,10 @@ func TestSixtyPodsAtOnceOnOneNode(t *testing.T) {
 	held := byGPU[busiest]
 	released := time.Now()
 	locks.releaseAllBut(busiest)
-	waitCalls(t, dense.Agent(), "the pods of the other GPUs are prepared", float64(held), float64(pods-held))
+	waitCalls(t, dense.Agent(), "the pods of the other GPUs are prepared", float64(held), float64(pods-held), lab.Metrics{})
 	t.Logf("%d claims on %d GPUs are prepared in %s, while %d of another one wait", pods-held, len(byGPU)-1, since(released), held)
 	locks.releaseAllBut()
-	waitCalls(t, dense.Agent(), "all pods are prepared", 0, pods)
+	waitCalls(t, dense.Agent(), "all pods are prepared", 0, pods, lab.Metrics{})
 	containersGoOn()
 
 	// 3. All run, each with what it was allocated, and no two with the same.

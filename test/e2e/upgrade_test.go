@@ -45,8 +45,9 @@ func TestAgentUpgradeFailsNoPrepare(t *testing.T) {
 		// 1. The old agent begins to prepare, and has to wait for the lock of the GPU.
 		old := theNode.Agent()
 		locks := lockGPUs(t, theNode)
+		had := agentMetrics(t, old) // it may have served other tests
 		begun := create("begun")
-		waitCalls(t, old, "the old agent prepares", 1, prepared(agentMetrics(t, old)))
+		waitCalls(t, old, "the old agent prepares", 1, 0, had)
 		device := begun.device()
 		locks.releaseAllBut(device)
 
@@ -56,7 +57,7 @@ func TestAgentUpgradeFailsNoPrepare(t *testing.T) {
 			t.Fatal(err)
 		}
 		during := create("during")
-		waitCalls(t, theNode.Agent(), "the new agent prepares while both run", 0, 1)
+		waitCalls(t, theNode.Agent(), "the new agent prepares while both run", 0, 1, lab.Metrics{})
 
 		// 3. The old one is told to end. It answers the call that it has, and only that.
 		stopped := make(chan error, 1)
@@ -261,14 +262,19 @@ func prepared(m lab.Metrics) float64 {
 	return m.Count("stowage_agent_call_duration_seconds", "operation", "prepare", "outcome", "ok")
 }
 
-// waitCalls waits until an agent has so many calls to prepare under way, and so many claims prepared.
-func waitCalls(t *testing.T, agent *node.RunningAgent, what string, inFlight, done float64) {
+// failedCalls is how many calls of the kubelet an agent has answered by an error.
+func failedCalls(m lab.Metrics) float64 {
+	return m.Count("stowage_agent_call_duration_seconds", "outcome", "error")
+}
+
+// waitCalls waits until an agent has so many calls to prepare under way, and has prepared so many claims since it had these metrics.
+func waitCalls(t *testing.T, agent *node.RunningAgent, what string, inFlight, done float64, had lab.Metrics) {
 	t.Helper()
 	begin := time.Now()
 	poll(t, what, func(context.Context) error {
 		m := agentMetrics(t, agent)
-		calls, finished := m.Sum("stowage_agent_calls_in_flight", "operation", "prepare"), prepared(m)
-		if n := m.Count("stowage_agent_call_duration_seconds", "outcome", "error"); n > 0 {
+		calls, finished := m.Sum("stowage_agent_calls_in_flight", "operation", "prepare"), prepared(m)-prepared(had)
+		if n := failedCalls(m) - failedCalls(had); n > 0 {
 			t.Fatalf("waiting until %s: after %s %g calls of the kubelet have failed, %g are under way, %g claims are prepared", what, since(begin), n, calls, finished)
 		}
 		if calls != inFlight || finished != done {

@@ -105,8 +105,12 @@ func TestFenceTakesBackWhatCameSecond(t *testing.T) {
 	}
 	h.wantState("mine", state{})
 	h.wantState("other", state{[]string{"gpu-0"}, []string{"somebody"}})
+	h.api.written()
 	a.unreserve("node-a")
 	h.wantState("mine", state{})
+	if again := h.api.written(); len(again) > 0 {
+		t.Errorf("Unreserve writes what PreBind has withdrawn: %v", again)
+	}
 
 	// The next attempt does not want the device any more.
 	if diff := cmp.Diff([]string{"node-b"}, h.filterAll(pod("p", "mine")).fits()); diff != "" {
