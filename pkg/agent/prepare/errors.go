@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
-	"slices"
 	"strings"
 	"time"
 
@@ -148,14 +147,6 @@ type QuarantinedError struct {
 	Err error
 
 	path string
-}
-
-// keepsOff tells whether the claim has to wait: it has what is in quarantine, or is the one that it is in quarantine for.
-func (e *QuarantinedError) keepsOff(entry *ledger.Entry) bool {
-	return e.Owed.UID == entry.Claim.UID || slices.ContainsFunc(entry.Devices, func(d ledger.Device) bool {
-		return !d.AdminAccess && d.GPU == e.GPU &&
-			(e.Places == nil || slices.ContainsFunc(e.Places, func(p *ledger.Partition) bool { return p.Overlaps(d.Partition) }))
-	})
 }
 
 // where is the GPU, or its partitions.

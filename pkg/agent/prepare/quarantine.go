@@ -54,6 +54,15 @@ func (q *Quarantine) Places() (places []*ledger.Partition) {
 	return places
 }
 
+// keepsOff tells whether the claim has to wait: it has what is in quarantine, or is the one that it is in quarantine for.
+func (q *Quarantine) keepsOff(entry *ledger.Entry) bool {
+	places := q.Places()
+	return q.Holder() == entry.Claim.UID || slices.ContainsFunc(entry.Devices, func(d ledger.Device) bool {
+		return !d.AdminAccess && d.GPU == q.GPU &&
+			(places == nil || slices.ContainsFunc(places, func(p *ledger.Partition) bool { return p.Overlaps(d.Partition) }))
+	})
+}
+
 // waitsFor tells whether a step is to be undone after one of these, which cannot be. Steps on other partitions do not wait.
 func waitsFor(step ledger.Step, owed []ledger.Step) bool {
 	return slices.ContainsFunc(owed, func(o ledger.Step) bool { return o.Partition.Overlaps(step.Partition) })

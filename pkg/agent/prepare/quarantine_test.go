@@ -375,6 +375,35 @@ func TestTheOtherPartitionOfItsClaimIsFree(t *testing.T) {
 	}
 }
 
+// TestAGPUThatHangsIsAskedOnceForAllItsPartitions: the claim's other GPU is asked in time, too.
+func TestAGPUThatHangsIsAskedOnceForAllItsPartitions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		n := newNodeOf(t, twoGPUs)
+		m := n.manager()
+		var parts []result
+		for _, gpu := range []string{gpu0, gpu1} {
+			for i := range 4 {
+				parts = append(parts, result(fmt.Sprintf("r%d=%s-mig-1g10gb-%d", len(parts), gpu, i)))
+			}
+		}
+		c := claim("many", parts...)
+		n.prepared(m, c)
+		n.do(&nvmlsim.HangGPU{GPU: "1"})
+		begin := time.Now()
+		n.unprepare(m, c.UID)
+		if took := time.Since(begin); took > prepare.DefaultUndoTimeout/2 {
+			t.Errorf("it took %v", took)
+		}
+		if list, err := m.Quarantined(); err != nil || len(list) != 1 || list[0].GPU != gpu1 {
+			t.Errorf("in quarantine: %+v, %v: want %s alone", list, err, gpu1)
+		}
+		if left := n.gpu(0).Instances; len(left) > 0 {
+			t.Errorf("left on the other GPU: %+v", left)
+		}
+		n.do(&nvmlsim.UnhangGPU{GPU: "1"})
+	})
+}
+
 // TestMIGModeThatIsOwedEndsWithWhoComesMeanwhile: among the claims of the ledger none has switched it on.
 func TestMIGModeThatIsOwedEndsWithWhoComesMeanwhile(t *testing.T) {
 	n := newNode(t)

@@ -112,7 +112,7 @@ func (m *Manager) releaseQuarantine(ctx context.Context, call *locks.Call, uid t
 		if err := call.GPUs(ctx, q.GPU); err != nil {
 			return done, fmt.Errorf("release GPU %s from quarantine: %w", q.GPU, err)
 		}
-		all, err := m.undoer.settle(ctx, q.GPU)
+		all, err := m.undoer.settle(ctx, q.GPU, nil)
 		if err != nil {
 			return done, err
 		}

@@ -100,7 +100,10 @@ func (u *undoer) rollBack(ctx context.Context, entry *ledger.Entry) error {
 	defer cancel()
 	var debts []debt
 	for _, step := range slices.Backward(entry.Undo) {
-		if slices.ContainsFunc(debts, func(d debt) bool { return d.gpu == step.GPU && waitsFor(step, d.steps) }) {
+		if slices.ContainsFunc(debts, func(d debt) bool {
+			// One that does not answer is not asked for each partition: there is time for the claim's other GPUs, too.
+			return d.gpu == step.GPU && (waitsFor(step, d.steps) || errors.Is(d.err, context.DeadlineExceeded))
+		}) {
 			debts = owe(debts, step.GPU, step, nil)
 			continue
 		}
@@ -133,14 +136,17 @@ func affected(entry *ledger.Entry, step ledger.Step) []string {
 }
 
 // settle tries to do what is owed on a GPU, and takes out of quarantine what that succeeds for. The caller has the GPU's lock.
-// It returns what stays.
-func (u *undoer) settle(ctx context.Context, gpu string) (stays []*QuarantinedError, err error) {
+// It returns what stays. For a claim only what keeps that off is tried: what is stuck elsewhere takes its time.
+func (u *undoer) settle(ctx context.Context, gpu string, of *ledger.Entry) (stays []*QuarantinedError, err error) {
 	list, err := u.quarantines.list(gpu)
 	if err != nil {
 		return nil, err
 	}
 	for i := range list {
 		q := &list[i]
+		if of != nil && !q.keepsOff(of) {
+			continue
+		}
 		why, err := u.settleOwed(ctx, q)
 		if err != nil {
 			return nil, fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
@@ -148,6 +154,9 @@ func (u *undoer) settle(ctx context.Context, gpu string) (stays []*QuarantinedEr
 		if why == nil {
 			klog.FromContext(ctx).Info("GPU is out of quarantine: what was owed is done", "device", gpu, "claim", klog.KRef(q.Owed.Claim.Namespace, q.Owed.Claim.Name))
 			continue
+		}
+		if of != nil && !q.keepsOff(of) {
+			continue // what is left is elsewhere
 		}
 		stay := &QuarantinedError{GPU: gpu, Places: q.Places(), Reason: q.Reason, Since: q.Since, Err: why, path: q.path}
 		if q.Owed != nil {
@@ -214,7 +223,7 @@ func (u *undoer) settleOne(ctx context.Context, gpu string) error {
 	if err := locks.GPUs(ctx, gpu); err != nil {
 		return fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
 	}
-	stays, err := u.settle(ctx, gpu)
+	stays, err := u.settle(ctx, gpu, nil)
 	if err == nil && len(stays) > 0 {
 		return stays[0]
 	}
