@@ -168,7 +168,7 @@ func TestGPUsThatDCGMAndPersistencedHold(t *testing.T) {
 	was, logged := two.container(), logSize(t, n.LogFile("agent"))
 	h.delete(one)
 	h.delete(guest)
-	waitDescribedOn(t, heldNode, "GPUsReady", "GPUsOccupied", "it is in quarantine")
+	waitDescribedOn(t, heldNode, "GPUsReady", "GPUsOccupied", "its partition 1g.10gb at slice", "is in quarantine")
 	if lines := linesSince(t, n.LogFile("agent"), logged, "GPU is in quarantine", "process 4801 (nv-hostengine)"); len(lines) != 1 {
 		t.Errorf("the agent's log says %d times who keeps the partition: %q", len(lines), lines)
 	}
