@@ -38,7 +38,8 @@ func (q *Quarantine) Holder() types.UID {
 	return q.Owed.Claim.UID
 }
 
-// Places are the partitions that are concerned, nil if all of the GPU is. That MIG mode is on harms no other partition.
+// Places are the partitions that are concerned, nil if all of the GPU is. MIG mode that is still to be switched off concerns no other partition,
+// and all of the GPU when nothing else is left to be undone.
 func (q *Quarantine) Places() (places []*ledger.Partition) {
 	if q.Owed == nil {
 		return nil

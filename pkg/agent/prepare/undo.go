@@ -101,7 +101,7 @@ func (u *undoer) rollBack(ctx context.Context, entry *ledger.Entry) error {
 	var debts []debt
 	for _, step := range slices.Backward(entry.Undo) {
 		if slices.ContainsFunc(debts, func(d debt) bool {
-			// One that does not answer is not asked for each partition: there is time for the claim's other GPUs, too.
+			// A GPU that does not answer is asked once, not for each of its partitions.
 			return d.gpu == step.GPU && (waitsFor(step, d.steps) || errors.Is(d.err, context.DeadlineExceeded))
 		}) {
 			debts = owe(debts, step.GPU, step, nil)

@@ -93,7 +93,6 @@ func Retelling(profile framework.Framework, why *podevents.Postponed, toldBefore
 	return retelling{profile, why, toldBefore}
 }
 
-// retelling is a profile whose events about a failed attempt have the type and reason of a postponement, unless that has been told before.
 type retelling struct {
 	framework.Framework
 	why        *podevents.Postponed
