@@ -85,7 +85,7 @@ lab: build nvml-library ## Keep the demo's cluster up to play in, until Ctrl-C (
 	@$(GO) run ./test/demo -lab $(LAB)
 
 .PHONY: test
-test: ## All tests but those of the whole on a real API server or in a browser, race detector on (~9 min)
+test: ## All tests but those of the whole on a real API server or in a browser, race detector on (~18 min in a new clone)
 	$(GO) test -race -vet=off -timeout 60m $$($(GO) list ./... | grep -v -e '/test/integration$$' -e '/test/map$$')
 
 .PHONY: test-integration
