@@ -187,6 +187,8 @@ func (o *occupiedPlace) message() string {
 	switch {
 	case o.quarantined && o.claim == "":
 		return "it is in quarantine: something that could not be undone is left on it"
+	case o.quarantined && o.at != nil && o.at.Size == 0:
+		return fmt.Sprintf("it is in quarantine as a whole: MIG mode, which was switched on for claim %s, could not be switched off", o.claim)
 	case o.quarantined && o.at != nil:
 		return fmt.Sprintf("its partition %s is in quarantine: something of claim %s that could not be undone is left there", o.at, o.claim)
 	case o.quarantined:

@@ -22,6 +22,7 @@ func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
 	occupied := gpuView{name: "gpu-d", verdict: well.verdict, occupied: []string{held.message(), owed.message()}}
 	owes := occupiedPlace{gpu: "gpu-e", claim: "old-uid", quarantined: true}
 	owesPart := occupiedPlace{gpu: "gpu-e", at: &ledger.Partition{Profile: "1g.10gb", Start: 3, Size: 1}, claim: "old-uid", quarantined: true}
+	owesMode := occupiedPlace{gpu: "gpu-e", at: &ledger.Partition{}, claim: "old-uid", quarantined: true}
 	unread := occupiedPlace{gpu: "gpu-e", claim: "b-uid", why: reconcile.Unread}
 	unknown := occupiedPlace{gpu: "gpu-e", claim: "c-uid", why: reconcile.Unknown}
 	kept := gpuView{name: "gpu-e", verdict: well.verdict, occupied: []string{owes.message(), unread.message(), unknown.message()}}
@@ -50,6 +51,10 @@ func TestTheNodesConditionSaysWhatIsWrong(t *testing.T) {
 		"a partition is kept from others": {
 			nodeView{gpus: []gpuView{{name: "gpu-e", verdict: well.verdict, occupied: []string{owesPart.message()}}}},
 			"False GPUsOccupied: 0 of 1 GPUs can be used; gpu-e: its partition 1g.10gb at slice 3 is in quarantine: something of claim old-uid that could not be undone is left there",
+		},
+		"MIG mode stays on": {
+			nodeView{gpus: []gpuView{{name: "gpu-e", verdict: well.verdict, occupied: []string{owesMode.message()}}}},
+			"False GPUsOccupied: 0 of 1 GPUs can be used; gpu-e: it is in quarantine as a whole: MIG mode, which was switched on for claim old-uid, could not be switched off",
 		},
 		"a process of the host": {
 			nodeView{gpus: []gpuView{well, used}},

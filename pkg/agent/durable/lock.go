@@ -12,8 +12,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// lockPoll is the longest pause between two attempts to get a lock. flock(2) and fcntl(2) have no waiting with a timeout.
-const lockPoll = 20 * time.Millisecond
+// LockPoll is the longest pause between two attempts to get a lock. flock(2) and fcntl(2) have no waiting with a timeout.
+const LockPoll = 20 * time.Millisecond
 
 // Lock takes the file lock (flock) of path, which is made if it is missing and never removed. It excludes other
 // processes and, because every call opens the file anew, other goroutines of this one; the kernel drops it
@@ -63,7 +63,7 @@ func lock(ctx context.Context, path, name string, open func(string) (*os.File, e
 		return nil, err
 	}
 	start := time.Now()
-	for pause := time.Millisecond; ; pause = min(2*pause, lockPoll) {
+	for pause := time.Millisecond; ; pause = min(2*pause, LockPoll) {
 		err := try(file)
 		if err == nil {
 			return func() { _ = file.Close() }, nil

@@ -119,10 +119,13 @@ func (p *Partition) String() string {
 	if p.ComputeSize > 0 {
 		return fmt.Sprintf("%dc.%s at slice %d, compute slice %d", p.ComputeSize, p.Profile, p.Start, p.ComputeStart)
 	}
+	if p.Size == 0 {
+		return "as a whole"
+	}
 	return fmt.Sprintf("%s at slice %d", p.Profile, p.Start)
 }
 
-// Overlaps tells whether both cannot exist at once. A whole GPU is nil, and overlaps everything.
+// Overlaps tells whether both cannot exist at once. A whole GPU is nil, and overlaps everything; a place of size 0 overlaps that alone.
 func (p *Partition) Overlaps(q *Partition) bool {
 	if p == nil || q == nil {
 		return true

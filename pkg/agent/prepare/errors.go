@@ -145,8 +145,6 @@ type QuarantinedError struct {
 	Owed, Claim ledger.Claim
 	// Err is why it was not released just now.
 	Err error
-
-	path string
 }
 
 // where is the GPU, or its partitions.

@@ -346,13 +346,13 @@ func (m *Manager) prepare(
 // settleGPUs refuses GPUs, and partitions, in quarantine that cannot be taken out of it now.
 func (m *Manager) settleGPUs(ctx context.Context, entry *ledger.Entry) error {
 	for _, gpu := range entry.HeldGPUs() {
-		stays, err := m.undoer.settle(ctx, gpu, entry)
-		if err != nil {
+		// What is stuck elsewhere would take its time.
+		if err := m.undoer.settle(ctx, gpu, func(q *Quarantine) bool { return q.keepsOff(entry) }); err != nil {
+			var stays *QuarantinedError
+			if errors.As(err, &stays) {
+				stays.Claim = entry.Claim
+			}
 			return fmt.Errorf("claim %s: %w", entry.Claim, err)
-		}
-		if len(stays) > 0 {
-			stays[0].Claim = entry.Claim
-			return fmt.Errorf("claim %s: %w", entry.Claim, stays[0])
 		}
 	}
 	return nil

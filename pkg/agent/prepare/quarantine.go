@@ -38,8 +38,8 @@ func (q *Quarantine) Holder() types.UID {
 	return q.Owed.Claim.UID
 }
 
-// Places are the partitions that are concerned, nil if all of the GPU is. MIG mode that is still to be switched off concerns no other partition,
-// and all of the GPU when nothing else is left to be undone.
+// Places are the partitions that are concerned, nil if all of the GPU is. MIG mode that is still to be switched off concerns none: who has
+// one goes on with it, and it is off again after the last. With nothing else there is a place of size 0, which the whole GPU alone overlaps.
 func (q *Quarantine) Places() (places []*ledger.Partition) {
 	if q.Owed == nil {
 		return nil
@@ -52,8 +52,14 @@ func (q *Quarantine) Places() (places []*ledger.Partition) {
 			places = append(places, step.Partition)
 		}
 	}
+	if places == nil {
+		places = append(places, &ledger.Partition{})
+	}
 	return places
 }
+
+// is tells whether the other one is this one, read anew.
+func (q *Quarantine) is(other *Quarantine) bool { return q.path == other.path }
 
 // keepsOff tells whether the claim has to wait: it has what is in quarantine, or is the one that it is in quarantine for.
 func (q *Quarantine) keepsOff(entry *ledger.Entry) bool {

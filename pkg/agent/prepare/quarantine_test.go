@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"stowage.dev/stowage/pkg/agent/ledger"
+	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/nvmlsim"
 )
@@ -426,6 +428,68 @@ func TestMIGModeThatIsOwedEndsWithWhoComesMeanwhile(t *testing.T) {
 	}
 }
 
+// keepsMIG is a GPU of which somebody keeps MIG mode on.
+type keepsMIG struct {
+	nvml.Device
+	on *bool
+}
+
+func (d keepsMIG) SetMIGMode(on bool) error {
+	if !on && *d.on {
+		return nvml.ErrInUse
+	}
+	return d.Device.SetMIGMode(on)
+}
+
+// TestMIGModeThatStaysOnKeepsNobodyOffPartitions: who has one wants it on.
+func TestMIGModeThatStaysOnKeepsNobodyOffPartitions(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	stays := true
+	n.hardware.wrap = func(d nvml.Device) nvml.Device { return keepsMIG{d, &stays} }
+	m := n.manager()
+	whole := claim("whole", result("all="+gpu0))
+	for _, name := range []string{"a", "b"} {
+		c := claim(name, result("part="+gpu0+"-mig-1g10gb-0"))
+		n.prepared(m, c)
+		n.unprepare(m, c.UID)
+		var quarantined *prepare.QuarantinedError
+		_, err := m.Prepare(n.ctx, whole)
+		if !errors.As(err, &quarantined) || !strings.Contains(err.Error(), "GPU "+gpu0+", as a whole is in quarantine") {
+			t.Errorf("after %s: %v, want a QuarantinedError for the whole GPU", name, err)
+		}
+	}
+	stays = false
+	n.prepared(m, whole)
+	if list, err := m.Quarantined(); err != nil || len(list) > 0 || n.gpu(0).MIG {
+		t.Errorf("in quarantine: %+v, %v, MIG mode is %t", list, err, n.gpu(0).MIG)
+	}
+}
+
+// TestAPartitionWhoseDaemonHasEndedIsThatAlone: while the daemon does not end nobody knows what it has open.
+func TestAPartitionWhoseDaemonHasEndedIsThatAlone(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	n.options.EndTimeout = 50 * time.Millisecond // what does not end is waited for in vain
+	daemons := &stuckDaemons{Daemons: n.tools.Daemons, stuck: true}
+	n.tools.Daemons = daemons
+	m := n.manager()
+	a := withConfig(claim("a", result("a="+gpu0+"-mig-2g20gb-0")), driverName, sharingConfig("MigDeviceConfig", "MPS", ""))
+	n.prepared(m, reservedFor(a, "pod"))
+	p := process(7, "pod")
+	p.Instance, p.Stuck = &nvmlsim.Instance{GPU: n.gpu(0).Instances[0].ID}, true
+	n.do(p)
+	n.unprepare(m, a.UID)
+	other := claim("other", result("a="+gpu0+"-mig-1g10gb-2"))
+	var quarantined *prepare.QuarantinedError
+	if _, err := m.Prepare(n.ctx, other); !errors.As(err, &quarantined) {
+		t.Errorf("beside the daemon: %v, want a QuarantinedError", err)
+	}
+	daemons.stuck = false
+	n.prepared(m, other)
+	if list, err := m.Quarantined(); err != nil || len(list) != 1 || len(list[0].Places()) != 1 || list[0].Places()[0].Profile != "2g.20gb" {
+		t.Errorf("in quarantine: %+v, %v, want the partition", list, err)
+	}
+}
+
 // TestUnprepareEndsWhateverAGPUDoes: the claim goes, in time, and the GPU is nobody's until it is in order.
 func TestUnprepareEndsWhateverAGPUDoes(t *testing.T) {
 	tests := map[string]struct{ fault, mend []nvmlsim.Command }{
@@ -473,6 +537,52 @@ func TestUnprepareEndsWhateverAGPUDoes(t *testing.T) {
 				})
 			})
 		}
+	}
+}
+
+// TestAPodGoesWhileMuchIsOwedOnItsGPU: what cannot be undone is tried again every half minute, and each takes its time.
+func TestAPodGoesWhileMuchIsOwedOnItsGPU(t *testing.T) {
+	for what, hangs := range map[string]bool{"it hangs": true, "processes do not end": false} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				n := newNodeOf(t, twoGPUs)
+				n.timeout = prepare.DefaultLockTimeout
+				m := n.manager()
+				uid := func(i int) types.UID { return types.UID(fmt.Sprint("c", i, "-uid")) }
+				for i := range 7 {
+					n.prepared(m, reservedFor(claim(fmt.Sprint("c", i), result(fmt.Sprintf("a=%s-mig-1g10gb-%d", gpu0, i))), "pod"))
+				}
+				for i, instance := range n.gpu(0).Instances {
+					p := process(uint32(70+i), "pod")
+					p.Instance, p.Stuck = &nvmlsim.Instance{GPU: instance.ID}, true
+					n.do(p)
+				}
+				if hangs {
+					n.do(&nvmlsim.HangGPU{GPU: "0"})
+					defer n.do(&nvmlsim.UnhangGPU{GPU: "0"})
+				}
+				for i := range 6 {
+					n.unprepare(m, uid(i))
+				}
+				begin := time.Now()
+				var group sync.WaitGroup
+				group.Go(func() {
+					recovery, err := m.Reconcile(n.ctx)
+					if took := time.Since(begin); err != nil || recovery.Quarantined != 1 || took > prepare.DefaultUndoTimeout {
+						t.Errorf("reconcile: %+v, %v, and it took %v", recovery, err, took)
+					}
+				})
+				synctest.Wait() // it is at work
+				n.unprepare(m, uid(6))
+				if took := time.Since(begin); took > prepare.DefaultLockTimeout {
+					t.Errorf("the pod is gone after %v", took)
+				}
+				group.Wait()
+				if list, err := m.Quarantined(); err != nil || len(list) != 7 {
+					t.Errorf("in quarantine: %+v, %v, want it for each claim", list, err)
+				}
+			})
+		})
 	}
 }
 

@@ -112,16 +112,13 @@ func (m *Manager) releaseQuarantine(ctx context.Context, call *locks.Call, uid t
 		if err := call.GPUs(ctx, q.GPU); err != nil {
 			return done, fmt.Errorf("release GPU %s from quarantine: %w", q.GPU, err)
 		}
-		all, err := m.undoer.settle(ctx, q.GPU, nil)
-		if err != nil {
-			return done, err
-		}
-		i := slices.IndexFunc(all, func(e *QuarantinedError) bool { return e.path == q.path })
-		if i < 0 {
+		err := m.undoer.settle(ctx, q.GPU, q.is)
+		var stays *QuarantinedError
+		switch {
+		case err == nil:
 			done.Did = append(done.Did, fmt.Sprintf("released: GPU %s, on which what was owed is done", q.GPU))
-			continue
-		}
-		switch stays := all[i]; {
+		case !errors.As(err, &stays):
+			return done, err
 		case force:
 			if err := m.quarantines.remove(q.path); err != nil {
 				return done, fmt.Errorf("release GPU %s from quarantine: %w", q.GPU, err)

@@ -71,6 +71,9 @@ var restClaims = map[string]func(name string) *resourceapi.ResourceClaim{
 	"two parts": func(name string) *resourceapi.ResourceClaim {
 		return claim(name, "a="+gpu0+"-mig-1g10gb-1", "b="+gpu1+"-mig-3g40gb-4")
 	},
+	"parts of one": func(name string) *resourceapi.ResourceClaim {
+		return claim(name, "a="+gpu0+"-mig-1g10gb-1", "b="+gpu0+"-mig-1g10gb-2")
+	},
 	"a part's MPS": func(name string) *resourceapi.ResourceClaim {
 		return withConfig(claim(name, "a="+gpu1+"-mig-2g20gb-0"), driverName, sharingConfig("MigDeviceConfig", "MPS", ""))
 	},
@@ -185,7 +188,7 @@ func (h *history) next() {
 	gpu := fmt.Sprint(h.rand.IntN(2))
 	kind := one(h.rand, slices.Sorted(maps.Keys(restClaims)))
 	c := h.claim(kind)
-	switch h.rand.IntN(15) {
+	switch h.rand.IntN(18) {
 	case 0, 1, 2, 3, 4:
 		h.agent("prepare "+kind, func(m *prepare.Manager) error {
 			err := h.prepare(m, kind)
@@ -241,6 +244,44 @@ func (h *history) next() {
 			h.say("somebody removes the record of %s: %v", kind, h.loseRecord(c.UID))
 			delete(h.told, c.UID)
 		}
+	case 15:
+		h.watch(h.rand.IntN(2) == 0)
+	case 16, 17:
+		h.processInPartition(h.rand.IntN(2))
+	}
+}
+
+// watch has DCGM watch all GPUs, or not: MIG cannot be switched meanwhile, and no instance destroyed.
+func (h *history) watch(begins bool) {
+	const pid = 801
+	if !begins {
+		h.say("DCGM lets go: %v", h.try(&nvmlsim.RemoveClient{PID: pid}))
+		return
+	}
+	h.say("DCGM watches: %v", h.try(&nvmlsim.AddClient{Client: nvmlsim.Client{PID: pid, Command: "nv-hostengine", Watches: true}}))
+}
+
+// processInPartition has a pod of a claim start a process in one of the claim's partitions.
+func (h *history) processInPartition(gpu int) {
+	instances := h.gpu(gpu).Instances
+	if len(instances) == 0 {
+		return
+	}
+	in := one(h.rand, instances)
+	for _, kind := range h.recorded() {
+		_, record := h.recordOf(h.claim(kind).UID)
+		if record.Entry == nil || !slices.ContainsFunc(record.Entry.Devices, func(d ledger.Device) bool {
+			return d.GPU == []string{gpu0, gpu1}[gpu] && d.Partition != nil && d.Partition.Start == in.Start
+		}) {
+			continue
+		}
+		h.pid++
+		p := nvmlsim.Process{
+			PID: h.pid, Kind: nvmlsim.ProcessCompute, MemoryMiB: 64, Pod: string(record.Entry.Pods[0]), Stuck: h.rand.IntN(2) == 0,
+			Instance: &nvmlsim.Instance{GPU: in.ID},
+		}
+		err := h.try(&nvmlsim.AddProcess{GPU: fmt.Sprint(gpu), Process: p})
+		h.say("process %d of %s on GPU %d at slice %d, stuck %v: %v", p.PID, p.Pod, gpu, in.Start, p.Stuck, err)
 	}
 }
 
@@ -322,6 +363,7 @@ func (h *history) look() {
 
 // rest lets everything come to its end: what can be mended is, the kubelet prepares some claims once more and unprepares the others.
 func (h *history) rest() *prepare.Manager {
+	h.watch(false)
 	for i := range 2 {
 		_ = h.try(&nvmlsim.RestoreGPU{GPU: fmt.Sprint(i)})
 		for _, p := range h.gpu(i).Processes {

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"reflect"
 	"slices"
 	"time"
@@ -135,36 +136,33 @@ func affected(entry *ledger.Entry, step ledger.Step) []string {
 	return []string{step.GPU}
 }
 
-// settle tries to do what is owed on a GPU, and takes out of quarantine what that succeeds for. The caller has the GPU's lock.
-// It returns what stays. For a claim only what keeps that off is tried: what is stuck elsewhere takes its time.
-func (u *undoer) settle(ctx context.Context, gpu string, of *ledger.Entry) (stays []*QuarantinedError, err error) {
+// settle tries to do what is owed on a GPU and wanted, and takes out of quarantine what that succeeds for. The caller has the GPU's lock.
+// The error is a *QuarantinedError for the first that stays and is wanted even so: what is left of it may be elsewhere.
+func (u *undoer) settle(ctx context.Context, gpu string, wanted func(*Quarantine) bool) error {
 	list, err := u.quarantines.list(gpu)
 	if err != nil {
-		return nil, err
+		return err
 	}
 	for i := range list {
 		q := &list[i]
-		if of != nil && !q.keepsOff(of) {
+		if !wanted(q) {
 			continue
 		}
 		why, err := u.settleOwed(ctx, q)
-		if err != nil {
-			return nil, fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
-		}
-		if why == nil {
+		switch {
+		case err != nil:
+			return fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
+		case why == nil:
 			klog.FromContext(ctx).Info("GPU is out of quarantine: what was owed is done", "device", gpu, "claim", klog.KRef(q.Owed.Claim.Namespace, q.Owed.Claim.Name))
-			continue
+		case wanted(q):
+			stays := &QuarantinedError{GPU: gpu, Places: q.Places(), Reason: q.Reason, Since: q.Since, Err: why}
+			if q.Owed != nil {
+				stays.Owed = q.Owed.Claim
+			}
+			return stays
 		}
-		if of != nil && !q.keepsOff(of) {
-			continue // what is left is elsewhere
-		}
-		stay := &QuarantinedError{GPU: gpu, Places: q.Places(), Reason: q.Reason, Since: q.Since, Err: why, path: q.path}
-		if q.Owed != nil {
-			stay.Owed = q.Owed.Claim
-		}
-		stays = append(stays, stay)
 	}
-	return stays, nil
+	return nil
 }
 
 // settleOwed tries to do what is owed to one claim, and says why it stays. What is done for a partition is not owed any more before somebody else
@@ -187,14 +185,14 @@ func (u *undoer) settleOwed(ctx context.Context, q *Quarantine) (why, err error)
 	switch {
 	case why == nil:
 		return nil, u.quarantines.remove(q.path)
-	case q.Places() != nil && len(left) < len(q.Owed.Undo):
+	case len(left) < len(q.Owed.Undo):
 		q.Owed.Undo, q.Reason = left, clipped(why.Error())
 		return why, u.quarantines.write(q)
 	}
 	return why, nil
 }
 
-// settleAll is settle for every GPU in quarantine. Those that stay are no error; who publishes them says why.
+// settleAll is settle for all that is in quarantine. GPUs that stay are no error; who publishes them says why.
 func (u *undoer) settleAll(ctx context.Context) (left int, err error) {
 	list, err := u.quarantines.list("")
 	if err != nil {
@@ -206,26 +204,40 @@ func (u *undoer) settleAll(ctx context.Context) (left int, err error) {
 	}
 	// One that hangs does not keep the others where they are.
 	var errs []error
-	for _, err := range inParallel(gpus.UnsortedList(), func(gpu string) (string, error) { return gpu, u.settleOne(ctx, gpu) }) {
-		var stays *QuarantinedError
-		if errors.As(err, &stays) {
-			left++
-		} else if err != nil {
-			errs = append(errs, err)
-		}
+	for _, ofGPU := range inParallel(gpus.UnsortedList(), func(gpu string) (string, []error) { return gpu, u.settleEach(ctx, gpu, list) }) {
+		others := slices.DeleteFunc(slices.Clone(ofGPU), func(err error) bool { var stays *QuarantinedError; return errors.As(err, &stays) })
+		errs = append(errs, others...)
+		left += min(1, len(ofGPU)-len(others))
 	}
 	return left, errors.Join(errs...)
 }
 
-func (u *undoer) settleOne(ctx context.Context, gpu string) error {
+// settleEach tries one after the other of those on a GPU. Each may take its time, and whoever waits for the GPU's lock goes before the
+// next: a pod may be going. A GPU that does not answer is asked once. Where all take too long those that are tried are others the next time.
+func (u *undoer) settleEach(ctx context.Context, gpu string, list []Quarantine) (errs []error) {
+	begun := time.Now()
+	for _, i := range rand.Perm(len(list)) {
+		if list[i].GPU != gpu {
+			continue
+		}
+		err := u.settleOne(ctx, &list[i])
+		if err == nil {
+			continue
+		}
+		errs = append(errs, err)
+		if errors.Is(err, context.DeadlineExceeded) || time.Since(begun) > u.timeout/2 {
+			break
+		}
+		locks.Yield(ctx)
+	}
+	return errs
+}
+
+func (u *undoer) settleOne(ctx context.Context, q *Quarantine) error {
 	locks := u.locks.Begin()
 	defer locks.Unlock()
-	if err := locks.GPUs(ctx, gpu); err != nil {
-		return fmt.Errorf("release GPU %s from quarantine: %w", gpu, err)
+	if err := locks.GPUs(ctx, q.GPU); err != nil {
+		return fmt.Errorf("release GPU %s from quarantine: %w", q.GPU, err)
 	}
-	stays, err := u.settle(ctx, gpu, nil)
-	if err == nil && len(stays) > 0 {
-		return stays[0]
-	}
-	return err
+	return u.settle(ctx, q.GPU, q.is)
 }

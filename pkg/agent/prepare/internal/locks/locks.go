@@ -77,6 +77,14 @@ func (c *Call) GPUs(ctx context.Context, gpus ...string) error {
 	return nil
 }
 
+// Yield lets those who wait for a lock take it, before one who has just given it back does again.
+func Yield(ctx context.Context) {
+	select {
+	case <-ctx.Done():
+	case <-time.After(2 * durable.LockPoll):
+	}
+}
+
 // Unlock gives all of them back. To be called once.
 func (c *Call) Unlock() {
 	for _, unlock := range slices.Backward(c.unlocks) {
