@@ -51,15 +51,11 @@ func (g *GPU) counterSet() resourceapi.CounterSet {
 	}
 	taken := g.divided()
 	for _, u := range units {
-		var most, less uint32
-		for i := range g.MIG.Profiles {
-			p := &g.MIG.Profiles[i]
-			most = max(most, p.Max*u.of(p))
-		}
+		var less uint32
 		for _, p := range taken {
 			less += u.of(p.Profile)
 		}
-		count(set.Counters, u.counter, most-min(most, less))
+		count(set.Counters, u.counter, g.most(u)-min(g.most(u), less))
 	}
 	for slice := range g.memorySlices() {
 		if !slices.ContainsFunc(taken, func(p *Partition) bool { return slice >= p.At.Start && slice < p.At.Start+p.At.Size }) {
@@ -67,6 +63,25 @@ func (g *GPU) counterSet() resourceapi.CounterSet {
 		}
 	}
 	return set
+}
+
+// Beside tells whether the GPU has enough of all for a partition that is made beside one of the profile with that ID, which has other memory
+// slices: of some engines there is one.
+func (g *GPU) Beside(profileID uint32, o *Offer) bool {
+	if g.MIG == nil || o.Partition == nil || o.Partition.UUID != "" {
+		return true
+	}
+	other, wanted := g.MIG.profile(profileID), o.Partition.Profile
+	return other == nil || !slices.ContainsFunc(units, func(u unit) bool { return u.of(wanted) > 0 && u.of(other)+u.of(wanted) > g.most(u) })
+}
+
+// most is how many the partitions of one profile, or the largest, have together.
+func (g *GPU) most(u unit) (most uint32) {
+	for i := range g.MIG.Profiles {
+		p := &g.MIG.Profiles[i]
+		most = max(most, p.Max*u.of(p))
+	}
+	return most
 }
 
 // divided are the places whose compute slices an administrator has given to several devices, or not all to one. These devices have

@@ -21,6 +21,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/twopaths"
 )
@@ -255,7 +256,19 @@ func (a *Agent) foreignOn(ctx context.Context, gpu string) (use foreignUse, err 
 			admins.Insert(record.Entry.Pods...)
 		}
 	}
+	quarantined, err := a.claims.Quarantined() // after the ledger, from which it comes
+	if err != nil {
+		return use, err
+	}
+	quarantined = slices.DeleteFunc(quarantined, func(q prepare.Quarantine) bool { return q.GPU != gpu })
 	for _, process := range users.processes {
+		// What is left in a partition in quarantine keeps nobody off the others.
+		place := users.placeOf(&process)
+		if place != nil && slices.ContainsFunc(quarantined, func(q prepare.Quarantine) bool {
+			return slices.ContainsFunc(q.Places(), place.Overlaps)
+		}) {
+			continue
+		}
 		p := foreignProcess{pid: process.PID}
 		if p.pod, err = a.opts.Tools.Processes.PodOf(process.PID); err == nil {
 			p.name, err = a.opts.Tools.Processes.NameOf(process.PID)

@@ -364,7 +364,7 @@ func (h *Hardware) Resources(pool string) (resources resourceslice.DriverResourc
 			for d := range devices {
 				devices[d].Taints = append(devices[d].Taints, taints(h.Health(devices[d].Name))...)
 				if gpu, offer, err := node.Find(devices[d].Name); err == nil {
-					devices[d].Taints = append(devices[d].Taints, h.withheld.taints(gpu.Name, placeOf(offer))...)
+					devices[d].Taints = append(devices[d].Taints, h.withheld.taints(gpu, offer)...)
 				}
 			}
 		}

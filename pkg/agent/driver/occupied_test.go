@@ -3,6 +3,7 @@ package driver
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"strings"
@@ -108,12 +109,72 @@ func overlapsSlice6(claim string) []string {
 	return devices
 }
 
-// TestAPartitionInQuarantineKeepsNobodyOffTheOthers: while DCGM watches it, it cannot be removed.
+// TestAPartitionInQuarantineKeepsNobodyOffTheOthers: while DCGM watches it, or a process does not end, it cannot be removed.
 func TestAPartitionInQuarantineKeepsNobodyOffTheOthers(t *testing.T) {
+	for what, tc := range map[string]struct {
+		happens func(nvmlsim.Instance) nvmlsim.Command
+		ends    nvmlsim.Command
+	}{
+		"DCGM watches it": {
+			func(nvmlsim.Instance) nvmlsim.Command {
+				return &nvmlsim.AddClient{Client: nvmlsim.Client{PID: 801, Command: "nv-hostengine", GPUs: []int{0}, Watches: true}}
+			},
+			&nvmlsim.RemoveClient{PID: 801},
+		},
+		"a process does not end": {
+			func(in nvmlsim.Instance) nvmlsim.Command {
+				return &nvmlsim.AddProcess{GPU: "0", Process: nvmlsim.Process{
+					PID: 42, Kind: nvmlsim.ProcessCompute, Pod: "pod-uid", Stuck: true, Instance: &in,
+				}}
+			},
+			&nvmlsim.RemoveProcess{GPU: "0", PID: 42},
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, ctx := ktesting.NewTestContext(t)
+				r := newRig(t, "dgx-h100")
+				stuck, next := allocatedClaim("stuck", first+"-mig-1g10gb-6"), allocatedClaim("next", first+"-mig-3g40gb-0")
+				stuck.Status.ReservedFor = []resourceapi.ResourceClaimConsumerReference{{Resource: "pods", Name: "pod", UID: "pod-uid"}}
+				agent, _ := r.offersPartitions(ctx, stuck, next)
+				h := agent.opts.Hardware
+				p := agent.newPlugin(func(error) {})
+				defer background(ctx, agent.watch)()
+				time.Sleep(10 * time.Second)
+				if results, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{stuck}); err != nil || results["stuck-uid"].Err != nil {
+					t.Fatalf("prepare: %v, %v", results, err)
+				}
+				r.do(tc.happens(nvmlsim.Instance{GPU: r.machine.State().GPUs[0].Instances[0].ID}))
+				results, err := p.UnprepareResourceClaims(ctx, []kubeletplugin.NamespacedObject{{UID: "stuck-uid"}})
+				if err != nil || results["stuck-uid"] != nil {
+					t.Fatalf("unprepare: %v, %v", results, err)
+				}
+				agent.lookForForeign(ctx)
+				if diff := cmp.Diff(overlapsSlice6("stuck-uid"), ill(t, h), cmpopts.SortSlices(strings.Compare)); diff != "" {
+					t.Errorf("devices with taints (-want +got):\n%s", diff)
+				}
+				if results, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{next}); err != nil || results["next-uid"].Err != nil {
+					t.Errorf("another partition: %v, %v", results, err)
+				}
+				r.do(tc.ends)
+				time.Sleep(2 * time.Minute)
+				if diff := cmp.Diff([]string(nil), ill(t, h)); diff != "" {
+					t.Errorf("when it can be removed, devices with taints (-want +got):\n%s", diff)
+				}
+				if now := r.machine.State().GPUs[0]; len(now.Instances) != 1 || !now.MIG {
+					t.Errorf("MIG is %t, instances %v; want that of the claim that runs", now.MIG, now.Instances)
+				}
+			})
+		})
+	}
+}
+
+// TestWhatAPartitionInQuarantineHasAloneIsNotOffered: the scheduler takes what its claim had for free, and a GPU has one OFA engine.
+func TestWhatAPartitionInQuarantineHasAloneIsNotOffered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		r := newRig(t, "dgx-h100")
-		stuck, next := allocatedClaim("stuck", first+"-mig-1g10gb-6"), allocatedClaim("next", first+"-mig-3g40gb-0")
+		stuck, next := allocatedClaim("stuck", first+"-mig-1g10gb-me-6"), allocatedClaim("next", first+"-mig-1g10gb-me-0")
 		agent, _ := r.offersPartitions(ctx, stuck, next)
 		h := agent.opts.Hardware
 		p := agent.newPlugin(func(error) {})
@@ -126,19 +187,16 @@ func TestAPartitionInQuarantineKeepsNobodyOffTheOthers(t *testing.T) {
 		if results, err := p.UnprepareResourceClaims(ctx, []kubeletplugin.NamespacedObject{{UID: "stuck-uid"}}); err != nil || results["stuck-uid"] != nil {
 			t.Fatalf("unprepare: %v, %v", results, err)
 		}
-		if diff := cmp.Diff(overlapsSlice6("stuck-uid"), ill(t, h), cmpopts.SortSlices(strings.Compare)); diff != "" {
+		want := overlapsSlice6("stuck-uid")
+		for i := range 6 {
+			want = append(want, fmt.Sprintf("-mig-1g10gb-me-%d occupied=stuck-uid:NoSchedule", i))
+		}
+		if diff := cmp.Diff(want, ill(t, h), cmpopts.SortSlices(strings.Compare)); diff != "" {
 			t.Errorf("devices with taints (-want +got):\n%s", diff)
 		}
-		if results, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{next}); err != nil || results["next-uid"].Err != nil {
-			t.Errorf("another partition: %v, %v", results, err)
-		}
-		r.do(&nvmlsim.RemoveClient{PID: 801})
-		time.Sleep(2 * time.Minute)
-		if diff := cmp.Diff([]string(nil), ill(t, h)); diff != "" {
-			t.Errorf("when DCGM has let go, devices with taints (-want +got):\n%s", diff)
-		}
-		if now := r.machine.State().GPUs[0]; len(now.Instances) != 1 || !now.MIG {
-			t.Errorf("MIG is %t, instances %v; want that of the claim that runs", now.MIG, now.Instances)
+		// So it is: the driver makes no second one.
+		if results, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{next}); err != nil || results["next-uid"].Err == nil {
+			t.Errorf("a second one: %v, %v", results, err)
 		}
 	})
 }

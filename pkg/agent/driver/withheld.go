@@ -94,14 +94,14 @@ func (w *withheld) of(gpu string) (occupied []occupiedPlace, foreign *foreignUse
 	return occupied, foreign, w.notReady
 }
 
-// taints are those of a device that is in that place of the GPU.
-func (w *withheld) taints(gpu string, at *ledger.Partition) (list []resourceapi.DeviceTaint) {
-	occupied, foreign, notReady := w.of(gpu)
+// taints are those of a device of the GPU.
+func (w *withheld) taints(gpu *discovery.GPU, offer *discovery.Offer) (list []resourceapi.DeviceTaint) {
+	occupied, foreign, notReady := w.of(gpu.Name)
 	if notReady != "" {
 		list = append(list, notReadyTaint(notReady))
 	}
 	// One is enough: of a key and an effect there can be one only.
-	if i := slices.IndexFunc(occupied, func(o occupiedPlace) bool { return o.overlaps(gpu, at) }); i >= 0 {
+	if i := slices.IndexFunc(occupied, func(o occupiedPlace) bool { return o.excludes(gpu, offer) }); i >= 0 {
 		list = append(list, occupied[i].taint())
 	}
 	if foreign != nil && foreign.takesOut() {
@@ -126,9 +126,9 @@ type occupiedPlace struct {
 	since time.Time
 }
 
-// overlaps tells whether it keeps others from that place of the GPU.
-func (o *occupiedPlace) overlaps(gpu string, at *ledger.Partition) bool {
-	return (o.gpu == "" || o.gpu == gpu) && o.at.Overlaps(at)
+// excludes tells whether a device of the GPU cannot be had beside it.
+func (o *occupiedPlace) excludes(gpu *discovery.GPU, offer *discovery.Offer) bool {
+	return o.at.Overlaps(placeOf(offer)) || o.at.Size > 0 && o.at.ComputeSize == 0 && !gpu.Beside(o.at.ProfileID, offer)
 }
 
 func (o *occupiedPlace) equals(p occupiedPlace) bool {
