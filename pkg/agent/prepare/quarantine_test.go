@@ -573,7 +573,9 @@ func TestAPodGoesWhileMuchIsOwedOnItsGPU(t *testing.T) {
 					}
 				})
 				synctest.Wait() // it is at work
-				n.unprepare(m, uid(6))
+				if err := m.Unprepare(n.ctx, uid(6)); err != nil {
+					t.Error(err)
+				}
 				if took := time.Since(begin); took > prepare.DefaultLockTimeout {
 					t.Errorf("the pod is gone after %v", took)
 				}
