@@ -188,7 +188,8 @@ func (p *pass[T, K]) input(ctx *budget, asks *Question, node *v1.Node, view usag
 	return allocator.Input{Requests: asks.Requests, Node: node, Inventory: p.inventory, Usage: view, Policy: allocator.FirstFit, Attempt: &evaluation{ctx}}
 }
 
-// budget is a context that ends at a time, without a timer: it is made for each pod, and the allocator looks at nothing but Err.
+// budget is a context that ends at a time, without a timer: it is made for each pod, and the allocator looks at nothing but Err. It has no
+// Deadline: who makes a context with a timer of it, see evaluation, would get one without.
 type budget struct {
 	context.Context
 
@@ -205,9 +206,6 @@ func (b *budget) Err() error {
 	}
 	return nil
 }
-
-// Deadline implements [context.Context].
-func (b *budget) Deadline() (time.Time, bool) { return b.until, true }
 
 // hasPlaces tells whether all of the pod's claims have a place for it besides those for pods woken before.
 func (p *pass[T, K]) hasPlaces(asks *Question) bool {
