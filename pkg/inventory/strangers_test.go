@@ -272,7 +272,7 @@ func TestKubeletsDoNotTakeASharedPool(t *testing.T) {
 		want   map[string][]string
 		more   []string // problems
 		modify func(*resourceapi.ResourceSlice)
-		off    bool // PartitionableDevices
+		off    bool  // PartitionableDevices
 		each   int64 // of others, according to them; 9 if it is not said
 	}{
 		"slices of one other node": {
