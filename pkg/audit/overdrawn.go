@@ -16,15 +16,17 @@ import (
 // there is is not known. So it does for devices whose compatibility groups (KEP-5963) exclude each other.
 //
 // One claim alone can be overdrawn, too, when a device has shrunk since. Where several nodes have a device of the name, it is overdrawn only if
-// it would be with each of them: nobody may have the others.
+// it would be with each of them, also of a node that counts the pool's generations for itself and is behind: nobody may have the others.
 func Overdrawn(id usage.DeviceID, view usage.View, inv *inventory.View) (claims []usage.ClaimRef, what string) {
 	pool := poolOf(id, inv)
 	if pool == nil || len(written(view.Device(id))) == 0 {
 		return nil, ""
 	}
-	for _, device := range pool.Devices(id.Device) {
-		if claims, what = overdrawn(id, device, view, pool); claims == nil {
-			break
+	for generation := range pool.Generations() {
+		for _, device := range generation.Devices(id.Device) {
+			if claims, what = overdrawn(id, device, view, generation); claims == nil {
+				return nil, ""
+			}
 		}
 	}
 	return claims, what
@@ -116,12 +118,10 @@ func written(device *usage.Device) []usage.Holder {
 
 // claimants are the claims of holders, each once, ordered by UID.
 func claimants(holders []usage.Holder) []usage.ClaimRef {
-	var claims []usage.ClaimRef
-	for _, h := range holders {
-		if !slices.Contains(claims, h.Claim) {
-			claims = append(claims, h.Claim)
-		}
+	claims := make([]usage.ClaimRef, 0, len(holders))
+	for i := range holders {
+		claims = append(claims, holders[i].Claim)
 	}
-	slices.SortFunc(claims, func(a, b usage.ClaimRef) int { return cmp.Compare(a.UID, b.UID) })
-	return claims
+	slices.SortFunc(claims, func(a, b usage.ClaimRef) int { return cmp.Or(cmp.Compare(a.UID, b.UID), compareRefs(a, b)) })
+	return slices.Compact(claims)
 }

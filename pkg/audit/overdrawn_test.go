@@ -178,18 +178,24 @@ func TestWhatSufficesOnOneNodeIsNotOverdrawn(t *testing.T) {
 	const most, little = "80Gi", "1Gi"
 	for name, tc := range map[string]struct {
 		memory []string // of n0's and n1's
+		ahead  int64    // generations that n1 is ahead
 		want   string
 	}{
 		"enough on both":       {memory: []string{most, most}},
 		"too little on one":    {memory: []string{most, little}},
 		"too little on other":  {memory: []string{little, most}},
 		"too little on either": {memory: []string{little, little}, want: "capacity memory"},
+
+		"too little on one that is behind":                      {memory: []string{little, most}, ahead: 1},
+		"too little on one that is ahead":                       {memory: []string{most, little}, ahead: 1},
+		"too little on either, each in a generation of its own": {memory: []string{little, little}, ahead: 1, want: "capacity memory"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			store := inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()})
 			for i, memory := range tc.memory {
 				node, quantity := fmt.Sprint("n", i), resource.MustParse(memory)
 				spec := resourceapi.ResourceSliceSpec{Driver: "gpu.example.com", NodeName: &node, Pool: resourceapi.ResourcePool{Name: "node-a", ResourceSliceCount: 2}}
+				spec.Pool.Generation = int64(i) * tc.ahead
 				sets := spec
 				sets.SharedCounters = []resourceapi.CounterSet{{Name: "gpu", Counters: map[string]resourceapi.Counter{"memory": {Value: quantity}}}}
 				spec.Devices = []resourceapi.Device{

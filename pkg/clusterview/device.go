@@ -3,7 +3,6 @@ package clusterview
 import (
 	"cmp"
 	"maps"
-	"math"
 	"slices"
 	"strings"
 
@@ -228,10 +227,5 @@ func (d *Device) memory() int64 {
 	return bytesOf(c.Value)
 }
 
-// bytesOf is a quantity within the bounds of [amount.Check], as far as 64 bits have it; 0 for a negative one.
-func bytesOf(q resource.Quantity) int64 {
-	if q.CmpInt64(math.MaxInt64) > 0 {
-		return math.MaxInt64
-	}
-	return max(q.Value(), 0)
-}
+// bytesOf is a quantity as far as 64 bits have it; 0 for a negative one.
+func bytesOf(q resource.Quantity) int64 { return max(amount.Int64(q), 0) }

@@ -42,7 +42,7 @@ func (b *bench) checkCounters() tracker.Verdict {
 // long as they have it, and they may be about to give way.
 func (b *bench) checkPool(id usage.PoolID) tracker.Verdict {
 	pool := b.poolOf(id)
-	ours, unknown := b.wantedOf(id, pool)
+	ours, unknown := b.wantedOf(id)
 	t := b.newTab(pool, ours)
 	for name, claim := range b.takers(id, t) {
 		t.take(pool.Devices(name), claim)
@@ -103,13 +103,13 @@ func (b *bench) stranger(id usage.PoolID, pool *inventory.Pool, any bool) *usage
 	return nil
 }
 
-// wantedOf returns the claim's devices in a pool, apart from those that the pool
-// does not have, or that are not known because it is not.
-func (b *bench) wantedOf(id usage.PoolID, pool *inventory.Pool) (ours, unknown []usage.DeviceID) {
+// wantedOf returns the claim's devices in a pool, apart from those that are not
+// known.
+func (b *bench) wantedOf(id usage.PoolID) (ours, unknown []usage.DeviceID) {
 	for _, w := range b.wants {
 		switch {
 		case w.device.PoolID() != id:
-		case pool == nil || len(pool.Devices(w.device.Device)) == 0:
+		case len(b.devicesOf(w.device)) == 0:
 			unknown = append(unknown, w.device)
 		default:
 			ours = append(ours, w.device)

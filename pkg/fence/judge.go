@@ -244,23 +244,33 @@ func (b *bench) poolOf(id usage.PoolID) *inventory.Pool {
 }
 
 // devicesOf returns what is known of a device that the claim wants, nothing if it is not known. Several nodes may have
-// one of the name: then it is the allocation's node's, or else one for more than one node. Where that may be several, the
-// claim has what it wants if one of them is enough: a node must not keep others off with a device that nobody has.
+// one of the name: then it is the allocation's node's, or else one for more than one node. If there are only those of
+// others, its own is of another generation. Where the allocation is not for one node by name, the claim has what it
+// wants if one of them is enough: a node must not keep others off with a device that nobody has.
 func (b *bench) devicesOf(id usage.DeviceID) []inventory.Offer {
 	pool := b.poolOf(id.PoolID())
 	if pool == nil {
 		return nil
 	}
 	all := pool.Devices(id.Device)
-	if len(all) < 2 {
-		return all
-	}
 	for _, node := range []string{b.node, ""} {
-		if of := slices.DeleteFunc(slices.Clone(all), func(o inventory.Offer) bool { return o.Node() != node }); len(of) > 0 {
+		if of := offersOf(node, all); len(of) > 0 {
 			return of
 		}
 	}
+	if b.node != "" {
+		return nil
+	}
 	return all
+}
+
+// offersOf are those that are for the node, or for more than one if it is empty: all of them, most of the time.
+func offersOf(node string, all []inventory.Offer) []inventory.Offer {
+	others := func(o inventory.Offer) bool { return o.Node() != node }
+	if !slices.ContainsFunc(all, others) {
+		return all
+	}
+	return slices.DeleteFunc(slices.Clone(all), others)
 }
 
 // nodeOf is the node for which an allocation is by its name, empty if there is none: it is for that node if a device is.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 
+	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -482,5 +483,49 @@ func TestTheDeviceOfTheAllocationsNodeCounts(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// The same where the other node counts generations for itself, and is ahead: what there is of the claim's device is not known then, and what the other
+// has is no reason to give way for ever.
+func TestTheDeviceOfANodeThatIsAheadIsNotTheClaims(t *testing.T) {
+	var none results
+	share := func(id string) results { return none.share("gpus", "gpu", id, "10Gi") }
+	shares := func(memory string) []*resourceapi.ResourceSlice {
+		return []*resourceapi.ResourceSlice{slice("gpus", shareable("gpu", memory))}
+	}
+	parts := func(memory string) []*resourceapi.ResourceSlice {
+		return withCounters("gpus", map[string]string{"memory": memory}, partition("one", "10Gi"), partition("two", "10Gi"))
+	}
+	for name, tc := range map[string]struct {
+		own, other   []*resourceapi.ResourceSlice
+		theirs, ours results
+	}{
+		"capacity": {own: shares("80Gi"), other: shares("1"), theirs: share("s1"), ours: share("s2")},
+		"counters": {own: parts("80Gi"), other: parts("1"), theirs: none.device("gpus", "one"), ours: none.device("gpus", "two")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s := newScheduler()
+			for generation, of := range map[int64][]*resourceapi.ResourceSlice{1: tc.own, 2: tc.other} {
+				for _, slice := range of {
+					node := fmt.Sprint("n", generation)
+					slice.Name, slice.Spec.NodeName, slice.Spec.Pool.Generation = node+"-"+slice.Name, &node, generation
+					s.store.SetSlice(slice)
+				}
+			}
+			if pool := s.store.View().Pool(inventory.PoolID{Driver: driver, Pool: "gpus"}); pool.Problem != nil || pool.Generation != 2 {
+				t.Fatalf("generation %d: %v", pool.Generation, pool.Problem)
+			}
+			s.list(10)
+			theirs, ours := claim("theirs", 11, tc.theirs), claim("ours", 12, tc.ours)
+			ours.Status.Allocation.NodeSelector = &v1.NodeSelector{NodeSelectorTerms: []v1.NodeSelectorTerm{{
+				MatchFields: []v1.NodeSelectorRequirement{{Key: metav1.ObjectNameField, Operator: v1.NodeSelectorOpIn, Values: []string{"n1"}}},
+			}}}
+			s.watch(theirs)
+			decidedOn := s.tracker.Snapshot().Usage
+			s.watch(ours)
+			s.wantVerdict(t, ours, usage.View{}, tracker.Undecided, "theirs")
+			s.wantVerdict(t, ours, decidedOn, tracker.Fits, "")
+		})
 	}
 }

@@ -215,8 +215,11 @@ func newCounters(slicesOfPool []*Slice, features Features, apart bool) (counters
 			if problem != "" {
 				return nil, problem
 			}
-			c.byName[device.Name] = joined(append(c.byName[device.Name], uses...))
+			c.byName[device.Name] = append(c.byName[device.Name], uses...)
 		}
+	}
+	for name, uses := range c.byName { // once, of however many devices with the name
+		c.byName[name] = joined(uses)
 	}
 	c.findParts(slicesOfPool)
 	return c, ""

@@ -2,12 +2,15 @@ package inventory
 
 import (
 	"fmt"
+	"math/rand/v2"
 	"runtime"
+	"slices"
 	"testing"
 	"time"
 
 	"golang.org/x/sys/unix"
 	resourceapi "k8s.io/api/resource/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
 
 	"stowage.dev/stowage/internal/hostile"
 )
@@ -92,10 +95,83 @@ func BenchmarkAChangeOfALargePool(b *testing.B) {
 	}
 }
 
-func threadTime(b *testing.B) time.Duration {
-	var t unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
-		b.Fatal(err)
+// Nor does it cost more where one node calls all its devices alike, each in a slice of its own: what they take of counters is added up once.
+func TestDevicesOfOneNameCostWhatOthersDo(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	const sets, counters, each = 240, 32, 7
+	takes := func(nameOf func(i int) string) time.Duration {
+		rng := rand.New(rand.NewPCG(1, 2))
+		var pool []*Slice
+		for i := range sets {
+			s := slice(fmt.Sprint("sets-", i), "evil", devices())
+			s.Spec.SharedCounters = []resourceapi.CounterSet{{Name: fmt.Sprint("x", i), Counters: map[string]resourceapi.Counter{}}}
+			for j := range counters {
+				s.Spec.SharedCounters[0].Counters[fmt.Sprint("c", j)] = resourceapi.Counter{Value: resource.MustParse("1")}
+			}
+			pool = append(pool, newSlice(s, DefaultFeatures()))
+		}
+		for i := range maxSlices - sets {
+			s := slice(fmt.Sprint("devices-", i), "evil", devices(nameOf(i)))
+			taken := map[string]resourceapi.Counter{}
+			for len(taken) < each {
+				taken[fmt.Sprint("c", rng.IntN(counters))] = resourceapi.Counter{Value: resource.MustParse("1")}
+			}
+			s.Spec.Devices[0].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: fmt.Sprint("x", rng.IntN(sets)), Counters: taken}}
+			pool = append(pool, newSlice(s, DefaultFeatures()))
+		}
+		least := time.Hour
+		for range 5 {
+			began := threadTime(t)
+			if _, problem := newCounters(pool, DefaultFeatures(), false); problem != "" {
+				t.Fatal(problem)
+			}
+			least = min(least, threadTime(t)-began)
+		}
+		return least
 	}
-	return time.Duration(t.Nano())
+	others, alike := takes(func(i int) string { return fmt.Sprint("d", i) }), takes(func(int) string { return "d" })
+	t.Logf("%s, and %s for those of one name", others, alike)
+	if alike > 4*others {
+		t.Errorf("%s, and %s where the names differ", alike, others)
+	}
+}
+
+// Counters that devices connect one by one, from the last to the first, are found as fast as others: a way that was gone is shorter the next time.
+func TestALongWayIsGoneOnce(t *testing.T) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	takes := func(pairOf func(i int) (a, b int)) time.Duration {
+		least := time.Hour
+		for range 3 {
+			began := threadTime(t)
+			parts := connect(maxParticulars, func(yield func(a, b int)) {
+				for i := range maxParticulars - 1 {
+					yield(pairOf(i))
+				}
+				for range maxParticulars {
+					yield(maxParticulars-1, maxParticulars-2)
+				}
+			})
+			least = min(least, threadTime(t)-began)
+			if slices.Max(parts) != 0 {
+				t.Fatal("they are not one part")
+			}
+		}
+		return least
+	}
+	short := takes(func(i int) (a, b int) { return 0, i + 1 })
+	long := takes(func(i int) (a, b int) { return maxParticulars - 2 - i, maxParticulars - 1 - i })
+	t.Logf("%s, and %s for a long way", short, long)
+	if long > 20*short {
+		t.Errorf("%s, and %s for a short way", long, short)
+	}
+}
+
+func threadTime(t testing.TB) time.Duration {
+	var now unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
+		t.Fatal(err)
+	}
+	return time.Duration(now.Nano())
 }

@@ -156,6 +156,17 @@ func newPool(id PoolID, members map[string]*Slice, c *caches) *Pool {
 	return pool
 }
 
+// Generations yields what the slices of each generation that count say of the pool, the newest first.
+func (p *Pool) Generations() iter.Seq[*Pool] {
+	return func(yield func(*Pool) bool) {
+		for _, g := range append([]*Pool{p}, p.outdated.all...) {
+			if !yield(g) {
+				return
+			}
+		}
+	}
+}
+
 // addOutdated notes a generation that is lower than all before.
 func (p *Pool) addOutdated(g *Pool) {
 	o := &p.outdated

@@ -4,6 +4,8 @@ import (
 	"math"
 
 	resourceapi "k8s.io/api/resource/v1"
+
+	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
 // sizesPerOctave is how many sizes there are from one amount to twice as much. What one product says of itself differs by less
@@ -16,7 +18,7 @@ const sizesPerOctave = 16
 func deviceSize(device *resourceapi.Device) uint16 {
 	var most int64
 	for _, capacity := range device.Capacity {
-		most = max(most, capacity.Value.Value())
+		most = max(most, amount.Int64(capacity.Value))
 	}
 	if most <= 0 {
 		return 0

@@ -23,7 +23,7 @@ func TestDevicesAreComparedBySize(t *testing.T) {
 		{},
 		memory("1"), memory("2Gi"),
 		with(map[resourceapi.QualifiedName]string{"memory": "10Gi", "multiprocessors": "14", "copyEngines": "1", "decoders": "1", "memorySlice0": "1"}),
-		memory("16Gi"), memory("24Gi"), memory("80Gi"), memory("94Gi"), memory("180Gi"), memory("192Gi"), memory("8Ei"),
+		memory("16Gi"), memory("24Gi"), memory("80Gi"), memory("94Gi"), memory("180Gi"), memory("192Gi"), memory("7Ei"), memory("18446744073709551617"),
 	}
 	for i, device := range ascending[1:] {
 		if a, b := deviceSize(ascending[i]), deviceSize(device); a >= b {

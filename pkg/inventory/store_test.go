@@ -237,14 +237,22 @@ func TestAChangeOfASliceCostsABoundedAmountOfWork(t *testing.T) {
 	}
 }
 
-// Where other nodes add more slices to a node's pool than are looked at, the node keeps its devices. A pool that is called after no node has none. Its
-// nodes and the strangers are told why, until there are fewer; no other node is, and the one with its devices misses none.
+// Where other nodes add more slices to a node's pool than are looked at, the node keeps its devices. So it does in a pool that is called after no node
+// if one other node adds them. Of more nodes than are put in order none has any. Those whose slices are not looked at are told why, until there are
+// fewer; no other node is, and the one with its devices misses none.
 func TestTooManySlicesOfOtherNodes(t *testing.T) {
-	for name, want := range map[string]struct{ devices, problems []string }{
-		"n0": {devices: []string{"n0/d"}, problems: []string{"pool gpu.example.com/n0 is invalid: 2049 slices, at most 2048 are looked at"}},
-		"net": {
-			devices:  []string{"pool gpu.example.com/net is invalid: 2049 slices, at most 2048 are looked at"},
-			problems: []string{"pool gpu.example.com/net is invalid: 2049 slices, at most 2048 are looked at"},
+	const tooMany = "pool gpu.example.com/%s is invalid: %d slices, at most 2048 are looked at"
+	for name, want := range map[string]struct {
+		others            int
+		of                string // empty if each has one
+		devices, problems []string
+	}{
+		"n0":  {others: maxMembers, devices: []string{"n0/d"}, problems: []string{fmt.Sprintf(tooMany, "n0", maxMembers+1)}},
+		"net": {others: maxMembers, of: "n7", devices: []string{"net/d"}, problems: []string{fmt.Sprintf(tooMany, "net", maxMembers+1)}},
+		"gpus": {
+			others:   2 * maxMembers,
+			devices:  []string{fmt.Sprintf(tooMany, "gpus", 2*maxMembers+1)},
+			problems: []string{fmt.Sprintf(tooMany, "gpus", 2*maxMembers+1)},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -253,8 +261,12 @@ func TestTooManySlicesOfOtherNodes(t *testing.T) {
 				return slice("own", "n0", pool(name, generation, 1), devices("d"))
 			}
 			store.SetSlice(own(1))
-			for i := range maxMembers {
-				object := slice(fmt.Sprint("s", i), fmt.Sprint("n", i+1), pool(name, 1, 1))
+			for i := range want.others {
+				of := want.of
+				if of == "" {
+					of = fmt.Sprint("n", i+1)
+				}
+				object := slice(fmt.Sprint("s", i), of, pool(name, 1, 1))
 				store.slices[object.Name] = newSlice(object, store.features)
 				store.members[poolOf(object)].add(store.slices[object.Name])
 			}
@@ -275,7 +287,12 @@ func TestTooManySlicesOfOtherNodes(t *testing.T) {
 			if got := describe(store.View().ForNode(node("innocent"))); got != nil {
 				t.Errorf("a node without slices: %v", got)
 			}
-			store.DeleteSlice("s0")
+			for i := range want.others - maxMembers {
+				s := store.slices[fmt.Sprint("s", i)]
+				delete(store.slices, s.Object.Name)
+				store.members[poolOf(s.Object)].remove(s)
+			}
+			store.DeleteSlice(fmt.Sprint("s", want.others-maxMembers))
 			if diff := cmp.Diff([]string{name + "/d"}, describe(store.View().ForNode(node("n0")))); diff != "" {
 				t.Errorf("devices, with one slice less (-want +got):\n%s", diff)
 			}
@@ -599,15 +616,14 @@ func compareOrders(t *testing.T, limits limits, pools []string) {
 			delete(exists, name)
 			store.DeleteSlice(name)
 		} else {
-			s := slice(name, fmt.Sprintf("n%d", rng.IntN(4)), pool(pools[rng.IntN(len(pools))], int64(1+rng.IntN(4)), int64(1+rng.IntN(3))),
-				devices(fmt.Sprintf("d%d", rng.IntN(6)), name))
-			switch rng.IntN(6) {
+			s := drawn(rng, name, fmt.Sprintf("n%d", rng.IntN(4)), pools[rng.IntN(len(pools))], 3)
+			switch rng.IntN(8) {
 			case 0:
 				allNodes(s)
 			case 1:
 				nodesWith("fast")(s)
 			case 2:
-				withGroups(s)
+				perDevice("fast")(s)
 			}
 			exists[name] = s
 			store.SetSlice(s)
@@ -618,7 +634,7 @@ func compareOrders(t *testing.T, limits limits, pools []string) {
 		}
 		for _, n := range nodes {
 			want, got := fresh.View().ForNode(n), store.View().ForNode(n)
-			if diff := cmp.Diff(describe(want), describe(got)); diff != "" {
+			if diff := cmp.Diff(describeAll(want), describeAll(got)); diff != "" {
 				t.Fatalf("step %d, node %s: (-fresh, +incremental)\n%s", step, n.Name, diff)
 			}
 		}

@@ -83,17 +83,32 @@ func (m *sliceSet) pool(id PoolID, c *caches) *Pool {
 }
 
 // lookedAt are all slices, by name. Where they are too many, those that are not for one node, and if these are not too many together, those of the
-// node after which the pool is called: a kubelet can write those of its node, but no others. It may be none.
+// node after which the pool is called: a kubelet can write those of its node, but no others. Where that has none, those of other nodes as far as there is
+// room, of those with the fewest first, unless the nodes are too many to be put in order: one kubelet alone does not make them too many. It may be none.
 func (m *sliceSet) lookedAt(id PoolID, most int) map[string]*Slice {
 	if m.count <= most {
 		return m.slicesOf(most, slices.Collect(maps.Keys(m.ofNode))...)
 	}
-	for _, nodes := range [][]string{{"", ownerOf(id)}, {""}} {
-		if kept := m.slicesOf(most, nodes...); len(kept) > 0 {
-			return kept
+	owner := ownerOf(id)
+	if len(m.ofNode[""]) > most {
+		return nil
+	}
+	kept := m.slicesOf(most, "", owner)
+	if kept == nil {
+		kept = m.slicesOf(most, "")
+	}
+	if len(m.ofNode[owner]) > 0 || len(m.ofNode) > 2*most {
+		return kept
+	}
+	fewest := func(a, b string) int {
+		return cmp.Or(cmp.Compare(len(m.ofNode[a]), len(m.ofNode[b])), cmp.Compare(a, b))
+	}
+	for _, node := range slices.SortedFunc(maps.Keys(m.ofNode), fewest) {
+		if node != "" && len(kept)+len(m.ofNode[node]) <= most {
+			maps.Copy(kept, m.ofNode[node])
 		}
 	}
-	return nil
+	return kept
 }
 
 // slicesOf returns the slices for the nodes, by name; none if they are too many.
@@ -132,7 +147,8 @@ type membership struct {
 //   - A node whose slices are more than a generation has room for, or have more particulars than the pool has, see crowdOf, is a stranger: else one
 //     kubelet could take the pool from all.
 //   - Of one node's slices only the newest: it uses no other.
-//   - A pool that is called after a node, such as node-1 or node-1/mig, and is whole with that node's slices needs no other node's.
+//   - A pool that is called after a node, such as node-1 or node-1/mig, is that node's, and no other's slices take the place of those that it has yet to
+//     publish. Of one with slices for more than one node that is so if it is whole with that node's.
 //   - Of a pool with slices for more than one node, no single node's are newer, and of those that are older none has a device called as one of the newest.
 //   - If those of a generation are not whole together, those of a node count that are whole for it: with those for more than one node, they are as
 //     many as each of them says, and nothing is wrong in themselves or in their counters.
@@ -162,7 +178,6 @@ func membersOf(id PoolID, members map[string]*Slice, most limits, features Featu
 	}
 	leave(crowdOf(owner, groups, most.particulars, func(group []*Slice) int { return particularsOf(group, most.particulars) }),
 		"have more devices, counters and uses of counters", most.particulars)
-	owned := owner != "" && isWhole(groups[owner])
 	generations := make(map[int64]*generation)
 	at := func(s *Slice) *generation {
 		g := generations[generationOf(s)]
@@ -180,8 +195,12 @@ func membersOf(id PoolID, members map[string]*Slice, most limits, features Featu
 			newest, isShared = g, true
 		}
 	}
+	whole := isWhole(groups[owner])
+	owned := owner != "" && (whole || !isShared && len(groups[owner]) > 0)
 	why := func(s *Slice) string {
 		switch node := nodeOf(s); {
+		case owned && !whole && node != owner:
+			return fmt.Sprintf("the slices of node %s do not count: the pool is called after node %s, and is that node's", node, owner)
 		case owned && node != owner:
 			return without(node)
 		case !owned && isShared && generationOf(s) > newest:
@@ -338,20 +357,19 @@ func Counting(pool []*resourceapi.ResourceSlice) (isWholeWith map[*resourceapi.R
 	}
 	id := poolOf(pool[0])
 	m := membersOf(id, set.lookedAt(id, maxMembers), defaultLimits, features)
-	newest, shared := int64(math.MinInt64), int64(math.MinInt64)
+	shared := int64(math.MinInt64)
 	generations := make(map[int64][]*Slice)
 	for _, s := range m.own {
 		g := generationOf(s)
 		if generations[g] = append(generations[g], s); nodeOf(s) == "" {
 			shared = max(shared, g)
 		}
-		newest = max(newest, g)
 	}
 	isWholeWith = make(map[*resourceapi.ResourceSlice]bool, len(m.own))
 	for g, all := range generations {
 		whole := m.judged[g] || isWhole(all)
 		for _, s := range all {
-			if g == newest || nodeOf(s) != "" && g >= shared {
+			if g >= shared {
 				isWholeWith[s.Object] = whole
 			}
 		}

@@ -2,6 +2,7 @@ package inventory
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -271,7 +272,8 @@ func TestKubeletsDoNotTakeASharedPool(t *testing.T) {
 		want   map[string][]string
 		more   []string // problems
 		modify func(*resourceapi.ResourceSlice)
-		off    bool // PartitionableDevices
+		off    bool  // PartitionableDevices
+		each   int64 // of others, according to them; 9 if it is not said
 	}{
 		"slices of one other node": {
 			others: []string{"evil", "evil", "evil", "evil", "evil", "evil"}, shared: 1,
@@ -302,8 +304,8 @@ func TestKubeletsDoNotTakeASharedPool(t *testing.T) {
 			want: map[string][]string{"innocent": {tooMany}, "evil": {tooMany}},
 		},
 		"none for all nodes": {
-			others: []string{"evil", "evil", "evil", "evil", "evil", "evil", "other"},
-			want:   map[string][]string{"innocent": nil, "evil": {tooMany}, "other": {tooMany}},
+			others: []string{"evil", "evil", "evil", "evil", "evil", "evil", "other"}, each: 1,
+			want: map[string][]string{"innocent": nil, "evil": {tooMany}, "other": {"fabric/e6-device"}},
 		},
 	}
 	for name, tc := range tests {
@@ -315,12 +317,15 @@ func TestKubeletsDoNotTakeASharedPool(t *testing.T) {
 			if tc.modify == nil {
 				tc.modify = func(*resourceapi.ResourceSlice) {}
 			}
+			if tc.each == 0 {
+				tc.each = 9
+			}
 			store.View().caches.limits.members = 5
 			for i := range tc.shared {
 				store.SetSlice(slice(fmt.Sprint("s", i), "", pool("fabric", 1, int64(tc.shared)), devices(fmt.Sprint("d", i)), allNodes))
 			}
 			for i, other := range tc.others {
-				store.SetSlice(slice(fmt.Sprint("e", i), other, pool("fabric", 7, 9), tc.modify))
+				store.SetSlice(slice(fmt.Sprint("e", i), other, pool("fabric", 7, tc.each), tc.modify))
 			}
 			for name, want := range tc.want {
 				if diff := cmp.Diff(want, describe(store.View().ForNode(node(name)))); diff != "" {
@@ -466,6 +471,56 @@ func TestAKubeletDoesNotTakeAPoolForManyNodes(t *testing.T) {
 				t.Errorf("told: %q, want %q", told, tc.told)
 			}
 		})
+	}
+}
+
+// Whose counters are wrong is found out in a generation that has no more than is looked at. One with more is invalid, whoever is right.
+func TestOfTooManyParticularsNoCountersAreJudged(t *testing.T) {
+	var g generation
+	for _, name := range []string{"n0", "n1", "n2"} {
+		s := slice(name, name, pool("gpus", 1, 1))
+		if name != "n0" {
+			consuming("y", "memory", "1")(s)
+		}
+		g.nodes = append(g.nodes, nodeSlices{name, []*Slice{newSlice(s, DefaultFeatures())}})
+	}
+	for most, want := range map[int][]string{5: {"n1", "n2"}, 4: nil} {
+		strangers, judged := g.judge(most, DefaultFeatures())
+		if got := slices.Sorted(maps.Keys(strangers)); !slices.Equal(got, want) || !judged {
+			t.Errorf("of at most %d: strangers %q, want %q; judged: %t", most, got, want, judged)
+		}
+	}
+}
+
+// While the driver of the node after which a pool is called has not published all its slices, no other node's stands for one of them: neither is what is
+// there all that there is, nor are another node's counters those of its devices.
+func TestAnotherNodesSliceStandsForNoneOfAPoolsOwn(t *testing.T) {
+	const told = "pool gpu.example.com/%s is invalid: the slices of node evil do not count: the pool is called after node n0, and is that node's"
+	for _, name := range []string{"n0", "n0/mig"} {
+		for filler, fill := range map[string]func(*resourceapi.ResourceSlice){"devices": devices("x"), "counters": counterSetsOf("1000", "x")} {
+			t.Run(name+", "+filler, func(t *testing.T) {
+				store := newStore()
+				store.SetSlice(slice("old", "n0", pool(name, 1, 1), devices("old")))
+				store.SetSlice(slice("e", "evil", pool(name, 2, 2), fill))
+				own := []*resourceapi.ResourceSlice{
+					slice("own", "n0", pool(name, 2, 2), devices("a", "b"), consuming("x", "memory", "5")), slice("sets", "n0", pool(name, 2, 2), counterSetsOf("8", "x")),
+				}
+				for i, want := range [][]string{
+					{name + "/old"}, {fmt.Sprintf("pool gpu.example.com/%s is incomplete: 1 of 2 slices of generation 2", name)},
+					{name + "/a", name + "/b", name + "/a: {0 5000000000} of x/memory, {0 8000000000}", name + "/b: {0 5000000000} of x/memory, {0 8000000000}"},
+				} {
+					if i > 0 {
+						store.SetSlice(own[i-1])
+					}
+					if diff := cmp.Diff(want, describeAll(store.View().ForNode(node("n0")))); diff != "" {
+						t.Errorf("the pool's node, with %d slices (-want +got):\n%s", i, diff)
+					}
+					if got := describe(store.View().ForNode(node("evil"))); i == 1 && !slices.Equal(got, []string{fmt.Sprintf(told, name)}) {
+						t.Errorf("the other node is told %q", got)
+					}
+				}
+			})
+		}
 	}
 }
 

@@ -3,7 +3,9 @@ package amount
 import (
 	"bytes"
 	"fmt"
+	"math"
 	"math/big"
+	"math/bits"
 	"reflect"
 	"strings"
 
@@ -49,6 +51,31 @@ func Check(q resource.Quantity) error {
 		return fmt.Errorf("a number of %d bits with the exponent %d is out of bounds: %w", unscaled.BitLen(), exponent, errBounds)
 	}
 	return fmt.Errorf("%de%d is out of bounds: %w", unscaled, exponent, errBounds)
+}
+
+// Int64 is a quantity in whole numbers, rounded away from zero, as far as 64 bits have it: of what is beyond them it is
+// their end. Its Value would be the lower 64 bits then, which may be any number. The time that it takes is bounded.
+func Int64(q resource.Quantity) int64 {
+	a, negative := Of(q), false
+	if a.IsNegative() {
+		a, negative = Amount{}.Sub(a), true
+	}
+	var n uint64 = math.MaxUint64
+	if a.hi < nano {
+		whole, rest := bits.Div64(uint64(a.hi), a.lo, nano)
+		if n = whole; rest > 0 {
+			n++
+		}
+	}
+	switch {
+	case n <= math.MaxInt64 && negative:
+		return -int64(n)
+	case n <= math.MaxInt64:
+		return int64(n)
+	case negative:
+		return math.MinInt64
+	}
+	return math.MaxInt64
 }
 
 // CheckText says what is wrong with a text that, if it is a quantity at all, is one that Check refuses, or that is too long to be

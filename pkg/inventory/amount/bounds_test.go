@@ -2,6 +2,7 @@ package amount
 
 import (
 	"bytes"
+	"math"
 	"math/big"
 	"strings"
 	"testing"
@@ -50,6 +51,29 @@ func TestCheckBoundsQuantities(t *testing.T) {
 	}
 	if finer := *resource.NewDecimalQuantity(*inf.NewDec(1, 10), resource.DecimalSI); Check(finer) == nil {
 		t.Error("a tenth of a nano is within the bounds")
+	}
+}
+
+// Of what 64 bits do not have it is their end: also of a sum, of which the API's parser has seen only the parts.
+func TestInt64EndsWhere64BitsDo(t *testing.T) {
+	for text, want := range map[string]int64{
+		"0": 0, "0e2147483647": 0, "1": 1, "-1": -1, "1500m": 2, "1n": 1, "1e3": 1000, "1Ki": 1024,
+		"9223372036854775806": math.MaxInt64 - 1, "9223372036854775807": math.MaxInt64, "9223372036854775808": math.MaxInt64,
+		"18446744073709551616": math.MaxInt64, "18446744073709551617": math.MaxInt64, "1e19": math.MaxInt64, "9e21": math.MaxInt64,
+		"1e22": math.MaxInt64, "1e2147483647": math.MaxInt64,
+		"-9223372036854775807": -math.MaxInt64, "-9223372036854775808": math.MinInt64, "-9223372036854775809": math.MinInt64,
+		"-18446744073709551617": math.MinInt64, "-1e2147483647": math.MinInt64,
+	} {
+		if got := Int64(resource.MustParse(text)); got != want {
+			t.Errorf("%s: %d, want %d", text, got, want)
+		}
+	}
+	for _, n := range []int64{math.MaxInt64, math.MinInt64} {
+		sum := resource.NewQuantity(n, resource.DecimalSI)
+		sum.Add(*sum)
+		if got := Int64(*sum); got != n {
+			t.Errorf("twice %d: %d", n, got)
+		}
 	}
 }
 

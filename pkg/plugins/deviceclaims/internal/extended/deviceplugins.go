@@ -9,6 +9,7 @@ import (
 	fwk "k8s.io/kube-scheduler/framework"
 
 	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/twopaths"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -50,12 +51,10 @@ func (r *Resources) pluginsOn(node fwk.NodeInfo, pools []*inventory.NodePool) tw
 		if !slices.ContainsFunc(pools, func(p *inventory.NodePool) bool { return twopaths.IsOf(p.ID().Driver, string(name)) }) {
 			continue
 		}
-		capacity := node.Node().Status.Capacity[name]
-		count := twopaths.Offer(n, capacity.Value())
+		count := twopaths.Offer(n, amount.Int64(node.Node().Status.Capacity[name]))
 		for _, info := range node.GetPods() {
 			if pod := info.GetPod(); r.hasFromPlugin(pod, name) {
-				quantity := resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{ExcludeOverhead: true})[name]
-				count.Hold(quantity.Value())
+				count.Hold(amount.Int64(resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{ExcludeOverhead: true})[name]))
 			}
 		}
 		if plugins == nil {

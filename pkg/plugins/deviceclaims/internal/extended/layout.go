@@ -180,14 +180,7 @@ func isSidecar(c *v1.Container) bool {
 // quantityOf returns how many devices a container asks for. The API has made sure that it is a whole number, and
 // that request and limit are equal. Sums of numbers beyond all use must not overflow.
 func quantityOf(c *v1.Container, resource v1.ResourceName) int64 {
-	quantity, ok := c.Resources.Requests[resource]
-	if !ok {
-		return 0
-	}
-	if amount.Check(quantity) != nil {
-		return math.MaxInt32
-	}
-	return min(quantity.Value(), math.MaxInt32)
+	return min(amount.Int64(c.Resources.Requests[resource]), math.MaxInt32)
 }
 
 // positionOf returns the position of a resource among all that a container requests, by name.

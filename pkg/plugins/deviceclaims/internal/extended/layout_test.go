@@ -12,10 +12,16 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation"
 	resourcehelper "k8s.io/component-helpers/resource"
+	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/utils/ptr"
+
+	"stowage.dev/stowage/pkg/inventory"
+	"stowage.dev/stowage/pkg/twopaths"
+	"stowage.dev/stowage/pkg/usage"
 )
 
 const gpus, nics = v1.ResourceName("example.com/gpu"), v1.ResourceName("example.com/nic")
@@ -197,9 +203,58 @@ func judgeLayout(p *v1.Pod, l layout) string {
 
 // Numbers that no node has are not cut to something that one has.
 func TestLayoutOfAbsurdNumbers(t *testing.T) {
-	l := layOut(laidOut("i=9223372036854775807", "a=9223372036854775807", "b=9223372036854775807"), []backing{{gpus, "gpu"}})
-	if n := l.devices(); n <= resourceapi.AllocationResultsMaxSize {
-		t.Errorf("%d devices", n)
+	const most, lowerBitsAreOne = "9223372036854775807", "18446744073709551617"
+	for _, containers := range [][]string{{"i=" + most, "a=" + most, "b=" + most}, {"a=" + lowerBitsAreOne}, {"a=1e19"}, {"a=1e2147483647"}} {
+		l := layOut(laidOut(containers...), []backing{{gpus, "gpu"}})
+		if n := l.devices(); n <= resourceapi.AllocationResultsMaxSize {
+			t.Errorf("%q: %d devices", containers, n)
+		}
+	}
+}
+
+// made is who knows of no claim that was made.
+type made struct{}
+
+func (made) OwnedBy(string, types.UID) []*resourceapi.ResourceClaim { return nil }
+func (made) InFlightFor(types.UID) []usage.ClaimRef                 { return nil }
+func (made) Move(types.UID, *resourceapi.ResourceClaim) error       { return nil }
+
+// A pod that asks for more than 64 bits have, because each of its containers asks for all that they have, takes nothing from what others hold: then
+// claims would get devices that those have.
+func TestAPodThatAsksForAbsurdNumbersHidesNoOther(t *testing.T) {
+	const resourceName = v1.ResourceName("nvidia.com/gpu")
+	pod := func(name string, counts ...string) *v1.Pod {
+		p := &v1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "team-a", Name: name, UID: types.UID(name)}}
+		for _, count := range counts {
+			p.Spec.Containers = append(p.Spec.Containers, v1.Container{Resources: v1.ResourceRequirements{
+				Requests: v1.ResourceList{resourceName: resource.MustParse(count)},
+			}})
+		}
+		return p
+	}
+	node := &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n0"}, Status: v1.NodeStatus{
+		Allocatable: v1.ResourceList{resourceName: resource.MustParse("2")}, Capacity: v1.ResourceList{resourceName: resource.MustParse("2")},
+	}}
+	store := inventory.NewStore(inventory.Options{Features: inventory.DefaultFeatures()})
+	spec := resourceapi.ResourceSliceSpec{
+		Driver: "gpu.nvidia.com", NodeName: &node.Name, Pool: resourceapi.ResourcePool{Name: "n0", ResourceSliceCount: 1},
+		Devices: []resourceapi.Device{{Name: "gpu-0"}, {Name: "gpu-1"}},
+	}
+	twopaths.Mark(spec.Devices, 0)
+	store.SetSlice(&resourceapi.ResourceSlice{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: spec})
+	const most = "9223372036854775807"
+	for name, pods := range map[string][]*v1.Pod{
+		"one pod that has two":                                {pod("a", "2")},
+		"beside it one whose sum has the lower 64 bits of -2": {pod("a", "2"), pod("evil", most, most)},
+	} {
+		t.Run(name, func(t *testing.T) {
+			info := framework.NewNodeInfo(pods...)
+			info.SetNode(node)
+			held := (&Resources{Claims: made{}}).HeldUnseen(store.View(), info)
+			if held == nil || len(held.Devices.Results) != 2 {
+				t.Errorf("held: %v, want both devices", held)
+			}
+		})
 	}
 }
 
