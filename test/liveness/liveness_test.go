@@ -18,7 +18,7 @@ import (
 
 var (
 	verbosity = flag.Int("log", -1, "log what schedulers do, at this verbosity")
-	histories = flag.Int("histories", 40, "how many random histories")
+	histories = flag.Int("histories", 12, "how many random histories")
 	firstSeed = flag.Uint64("seed", 1, "seed of the first history")
 	lasting   = flag.Duration("for", 0, "play random histories for this long, however many")
 	keepGoing = flag.Int("failures", 1, "how many differences are reported before it ends")

@@ -10,7 +10,7 @@ import (
 	"github.com/go-logr/logr"
 )
 
-var everyNth = flag.Int("every", 61, "play every n-th entry of the fault matrix")
+var everyNth = flag.Int("every", 244, "play every n-th entry of the fault matrix")
 
 // However a write fails, and whenever the scheduler ends: no device is held for nobody, none is held twice, and nobody waits who
 // could run.

@@ -30,7 +30,7 @@ import (
 )
 
 var (
-	restHistories = flag.Int("histories", 50, "random histories of TestRest")
+	restHistories = flag.Int("histories", 15, "random histories of TestRest")
 	restSeed      = flag.Uint64("seed", 1, "of the first of them")
 )
 

@@ -1,0 +1,5 @@
+//go:build !race
+
+package liveness
+
+const raceDetector = false
