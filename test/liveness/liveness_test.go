@@ -18,7 +18,7 @@ import (
 
 var (
 	verbosity = flag.Int("log", -1, "log what schedulers do, at this verbosity")
-	histories = flag.Int("histories", 12, "how many random histories")
+	histories = flag.Int("histories", 40, "how many random histories")
 	firstSeed = flag.Uint64("seed", 1, "seed of the first history")
 	lasting   = flag.Duration("for", 0, "play random histories for this long, however many")
 	keepGoing = flag.Int("failures", 1, "how many differences are reported before it ends")
@@ -810,7 +810,11 @@ func TestRest(t *testing.T) {
 	begin, failures := time.Now(), 0
 	played, bound, evicted, excused, flaky := 0, 0, 0, 0, 0
 	counts := map[string]int{}
-	for ; failures < *keepGoing && (*lasting > 0 && time.Since(begin) < *lasting || *lasting == 0 && played < *histories); played++ {
+	plays := *histories
+	if testing.Short() {
+		plays = min(plays, 12)
+	}
+	for ; failures < *keepGoing && (*lasting > 0 && time.Since(begin) < *lasting || *lasting == 0 && played < plays); played++ {
 		seed := *firstSeed + uint64(played)
 		scenario := Random(seed)
 		h, differences := run(t, scenario, logr.Discard())

@@ -34,7 +34,7 @@ import (
 )
 
 // everyNth leaves out processes to be killed, each of which has to start: TestAFaultAtAnyStepIsRecovered tries all steps, always.
-var everyNth = flag.Int("every", 20, "kill a process at every n-th place only")
+var everyNth = flag.Int("every", 5, "kill a process at every n-th place only")
 
 // scenario is a claim whose preparation is disturbed at every step.
 type scenario struct {

@@ -1,5 +1,0 @@
-//go:build !race
-
-package liveness
-
-const raceDetector = false
