@@ -85,8 +85,16 @@ lab: build nvml-library ## Keep the demo's cluster up to play in, until Ctrl-C (
 	@$(GO) run ./test/demo -lab $(LAB)
 
 .PHONY: test
-test: ## All tests but those of the whole on a real API server or in a browser, race detector on (~18 min in a new clone)
-	$(GO) test -race -vet=off -timeout 60m $$($(GO) list ./... | grep -v -e '/test/integration$$' -e '/test/map$$')
+# internal/arch is in make lint.
+test: ## All tests but those of the whole on a real API server or in a browser, race detector on, and of what is long a part (~10 min in a new clone)
+	$(GO) test -race -short -vet=off -timeout 60m $$($(GO) list ./... | grep -v -e '/internal/arch$$' -e '/test/integration$$' -e '/test/map$$')
+
+# The packages with tests of which -short leaves something out: rapid makes fewer draws then.
+LONG       = $(sort $(patsubst %/,./%,$(dir $(shell grep -rlE --include='*_test.go' --exclude-dir=testdata --exclude-dir=integration 'testing[.]Short|rapid[.]Check' cmd internal pkg test))))
+
+.PHONY: test-long
+test-long: ## What is long in make test as a whole, without the race detector: random draws, killed processes, a control plane, builds (~4 min)
+	$(GO) test -vet=off -timeout 60m $(LONG)
 
 .PHONY: test-integration
 test-integration: ## Scheduler, agent and manifests on a real API server, race detector on; and what they may do is what they do (~7 min)
@@ -95,10 +103,6 @@ test-integration: ## Scheduler, agent and manifests on a real API server, race d
 .PHONY: test-map
 test-map: build ## kubectl stowage map in a real browser, on a real API server (root installs Debian's chromium where there is none; ~2 min)
 	$(GO) test -count=1 -v -timeout 20m ./test/map
-
-.PHONY: test-unit
-test-unit: ## Unit tests only, race detector on
-	$(GO) test -race -short -timeout 60m ./cmd/... ./internal/... ./pkg/... ./test/demo ./test/lab ./test/perf/... ./test/scale
 
 # The packages whose concurrency is proven.
 PROVEN    := $(wildcard ./pkg/tracker ./pkg/fence)
@@ -218,7 +222,7 @@ bench-prepare: ## Time to prepare a whole GPU with real fsync, alone and 64 at o
 
 # Its whole output is of use only if it fails.
 .PHONY: crash
-crash: ## Fail and kill prepare and unprepare at every step, and print how many steps were tried (~3 min; make test kills at every 5th)
+crash: ## Fail and kill prepare and unprepare at every step, and print how many steps were tried (~3 min; make test-long kills at every 5th)
 	@log=$$(mktemp); trap 'rm -f "$$log"' EXIT; \
 		$(GO) test -count=1 -timeout 20m -v -run 'AtAnyStepIsRecovered|TestAnAgentThatStartsBlindRecovers' ./pkg/agent/prepare -every 1 >"$$log" 2>&1 || { cat "$$log"; exit 1; }; \
 		sed -n 's/^.*: tried: //p; /^ok/p' "$$log"
@@ -283,7 +287,7 @@ release-check: ## Whether VERSION=v0.x.y can be tagged: nothing uncommitted, a s
 	@echo "$(VERSION) can be tagged"
 
 .PHONY: presubmit
-presubmit: lint test test-integration ## What a change must pass before it is sent (CI does more: see .ci/run)
+presubmit: lint test test-long test-integration ## What a change must pass before it is sent (CI does more: see .ci/run)
 
 .PHONY: clean
 clean: ## Remove what was built in this folder (the binary cache stays)

@@ -33,7 +33,7 @@ type nodeAPI struct {
 }
 
 func newNodeAPI(t *testing.T) *nodeAPI {
-	api := &nodeAPI{Clientset: fake.NewClientset()}
+	api := &nodeAPI{Clientset: fake.NewSimpleClientset()}
 	t.Cleanup(func() {
 		if api.events != nil {
 			api.events.Stop()

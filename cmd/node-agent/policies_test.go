@@ -33,7 +33,7 @@ func TestAnAgentThatServesEndsWhenAPolicyIsVoid(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begin := time.Now()
-				client := fake.NewClientset()
+				client := fake.NewSimpleClientset()
 				client.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 					if time.Since(begin) < time.Hour {
 						return true, nil, errors.New("away")

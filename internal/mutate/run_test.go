@@ -10,6 +10,9 @@ import (
 
 // The packages in testdata are compiled, and their tests run with each mutant.
 func TestRun(t *testing.T) {
+	if testing.Short() {
+		t.Skip("compiles packages: run without -short")
+	}
 	tests := map[string]struct {
 		pkg     string
 		options options

@@ -610,7 +610,11 @@ func compareOrders(t *testing.T, limits limits, pools []string) {
 		return store
 	}
 	store, exists := limited(), map[string]*resourceapi.ResourceSlice{}
-	for step := range 3000 {
+	steps := 3000
+	if testing.Short() {
+		steps = 600
+	}
+	for step := range steps {
 		name := fmt.Sprintf("s%d", rng.IntN(12))
 		if rng.IntN(3) == 0 {
 			delete(exists, name)

@@ -37,7 +37,7 @@ import (
 // the reviews of tokens.
 func reviewer() (*fake.Clientset, *atomic.Int32) {
 	asked := &atomic.Int32{}
-	client := fake.NewClientset()
+	client := fake.NewSimpleClientset()
 	client.PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		asked.Add(1)
 		review := action.(clienttesting.CreateAction).GetObject().(*authentication.TokenReview).DeepCopy()

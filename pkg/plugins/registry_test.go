@@ -21,7 +21,7 @@ import (
 func TestASchedulerWithoutDeviceClaimsRuns(t *testing.T) {
 	logger, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
-	client, set := fake.NewClientset(), plugins.NewSet()
+	client, set := fake.NewSimpleClientset(), plugins.NewSet()
 	sched, err := scheduler.New(ctx, client, informers.NewSharedInformerFactory(client, 0), nil,
 		func(string) events.EventRecorderLogger { return events.NewFakeRecorder(8) },
 		scheduler.WithFrameworkOutOfTreeRegistry(set.Registry()))

@@ -31,7 +31,7 @@ func load(t *testing.T, file string) profile.Map {
 	if err != nil {
 		t.Fatal(err)
 	}
-	client := fake.NewClientset()
+	client := fake.NewSimpleClientset()
 	sched, err := scheduler.New(ctx, client, informers.NewSharedInformerFactory(client, 0), nil,
 		func(string) events.EventRecorderLogger { return events.NewFakeRecorder(1) },
 		scheduler.WithKubeConfig(&rest.Config{Host: "https://127.0.0.1:1"}), // nobody connects

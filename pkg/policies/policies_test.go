@@ -120,7 +120,7 @@ func TestTheAgentRunsOnlyUnderItsPolicies(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				begin := time.Now()
 				undecided, writes := false, 0
-				client := fake.NewClientset()
+				client := fake.NewSimpleClientset()
 				client.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 					resource := action.GetResource().Resource
 					if resource == "selfsubjectreviews" {
@@ -156,7 +156,7 @@ func TestTheAgentRunsOnlyUnderItsPolicies(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), grace/2)
 		defer cancel()
-		if err := Await(ctx, fake.NewClientset(), OfNodeAgent("node-1"), func() {}); err != nil {
+		if err := Await(ctx, fake.NewSimpleClientset(), OfNodeAgent("node-1"), func() {}); err != nil {
 			t.Errorf("asked to stop while it waits: %v", err)
 		}
 	})

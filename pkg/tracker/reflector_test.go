@@ -244,7 +244,7 @@ func TestRunEndsWithItsContextAndLeavesNoGoroutine(t *testing.T) {
 }
 
 func TestNewListWatchFollowsTheClaimsOfAllNamespaces(t *testing.T) {
-	client := fake.NewClientset(claim("a", "ua", 5, gpu0))
+	client := fake.NewSimpleClientset(claim("a", "ua", 5, gpu0))
 	tr := newTracker(t)
 	synced := make(chan struct{}, 10)
 	tr.Subscribe(func(Event) { synced <- struct{}{} })

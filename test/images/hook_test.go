@@ -13,6 +13,9 @@ import (
 // TestTheImageHasTheHookOfItsLibrary runs the line of the Dockerfile by which nvidia-cdi-hook comes into the image: the program needs no library of a
 // host, and knows what specifications name.
 func TestTheImageHasTheHookOfItsLibrary(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds a program: run without -short")
+	}
 	dockerfile, err := os.ReadFile(filepath.Join(root, "Dockerfile"))
 	if err != nil {
 		t.Fatal(err)

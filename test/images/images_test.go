@@ -96,6 +96,9 @@ func TestMakeImages(t *testing.T) {
 
 // An agent for real GPUs has nothing in it that simulates any, and no image but the one for that has it or nvmlsimctl. No base is named by a tag alone.
 func TestNoGPUsAreSimulatedInProduction(t *testing.T) {
+	if testing.Short() {
+		t.Skip("builds the agent twice: run without -short")
+	}
 	dockerfile := read(t, "Dockerfile")
 	if m := regexp.MustCompile(`(?m)^ARG \w*IMAGE=.*$`).FindString(dockerfile); m != "" {
 		t.Errorf("a base has a default: %s", m)

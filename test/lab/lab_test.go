@@ -28,7 +28,7 @@ func TestWaitForPodsReadsAgainWhatCouldNotBeRead(t *testing.T) {
 		"no such pod": {want: apierrors.IsNotFound},
 	} {
 		t.Run(name, func(t *testing.T) {
-			client := fake.NewClientset(tc.pods...)
+			client := fake.NewSimpleClientset(tc.pods...)
 			failure := tc.failure
 			client.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) {
 				err := failure
@@ -46,7 +46,7 @@ func TestWaitForPodsReadsAgainWhatCouldNotBeRead(t *testing.T) {
 
 // The error of a wait in vain says what could not be read.
 func TestWaitForPodsTellsWhatItCouldNotRead(t *testing.T) {
-	client := fake.NewClientset()
+	client := fake.NewSimpleClientset()
 	failure := errors.New("etcd is away")
 	client.PrependReactor("get", "pods", func(clienttesting.Action) (bool, runtime.Object, error) { return true, nil, failure })
 	l := &Lab{client: client}

@@ -10,6 +10,9 @@ import (
 
 // An hour of histories must fit into memory: each leaves nothing behind, though it ends with timers that have not fired.
 func TestAHistoryLeavesNothingInMemory(t *testing.T) {
+	if testing.Short() {
+		t.Skip("plays 40 histories, the heap of each of which is collected: run without -short")
+	}
 	scenario := Scenario{
 		Nodes: []Node{{Name: "a", GPUs: 2, Attached: 1}},
 		Steps: []Step{

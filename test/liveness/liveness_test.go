@@ -810,7 +810,11 @@ func TestRest(t *testing.T) {
 	begin, failures := time.Now(), 0
 	played, bound, evicted, excused, flaky := 0, 0, 0, 0, 0
 	counts := map[string]int{}
-	for ; failures < *keepGoing && (*lasting > 0 && time.Since(begin) < *lasting || *lasting == 0 && played < *histories); played++ {
+	plays := *histories
+	if testing.Short() {
+		plays = min(plays, 12)
+	}
+	for ; failures < *keepGoing && (*lasting > 0 && time.Since(begin) < *lasting || *lasting == 0 && played < plays); played++ {
 		seed := *firstSeed + uint64(played)
 		scenario := Random(seed)
 		h, differences := run(t, scenario, logr.Discard())

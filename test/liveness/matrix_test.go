@@ -16,6 +16,10 @@ var everyNth = flag.Int("every", 61, "play every n-th entry of the fault matrix"
 // could run.
 func TestFaultMatrix(t *testing.T) {
 	begin, played, entry, byChance := time.Now(), 0, 0, 0
+	every := *everyNth
+	if testing.Short() {
+		every *= 4
+	}
 	all := situations()
 	for _, name := range slices.Sorted(maps.Keys(all)) {
 		t.Run(name, func(t *testing.T) {
@@ -35,7 +39,7 @@ func TestFaultMatrix(t *testing.T) {
 				}
 				t.Logf("writes: %v", writes)
 				for _, scenario := range matrix(situation, h.requests, h.undoing) {
-					if entry++; entry%*everyNth != 0 {
+					if entry++; entry%every != 0 {
 						continue
 					}
 					played++

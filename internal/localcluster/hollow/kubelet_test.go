@@ -45,7 +45,7 @@ func newWorld(t *testing.T) *world {
 			t.Error(err)
 		}
 	})
-	client := fake.NewClientset()
+	client := fake.NewSimpleClientset()
 	client.PrependReactor("update", "pods", keepDeletion(client.Tracker()))
 	w := &world{
 		t: t, ctx: ctx, client: client,

@@ -84,7 +84,7 @@ func newMachine(t *testing.T) *machine {
 			return err == nil, ignoreNotEmpty(err)
 		}))
 	})
-	m := &machine{t: t, root: root, client: fake.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid"}})}
+	m := &machine{t: t, root: root, client: driver.NewClientset(&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName, UID: "node-uid"}})}
 	m.client.PrependReactor("create", "resourceslices", nameSlices())
 	m.client.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return m.away.Load(), nil, errors.New("the API server is away")

@@ -49,7 +49,7 @@ type apiServer struct {
 var errAway = errors.New("the API server is away")
 
 func newAPIServer(objects ...runtime.Object) *apiServer {
-	a := &apiServer{Clientset: fake.NewClientset(objects...)}
+	a := &apiServer{Clientset: NewClientset(objects...)}
 	a.PrependReactor("*", "*", func(clienttesting.Action) (bool, runtime.Object, error) { return a.away.Load(), nil, errAway })
 	a.PrependWatchReactor("*", func(clienttesting.Action) (bool, watch.Interface, error) { return a.away.Load(), nil, errAway })
 	return a

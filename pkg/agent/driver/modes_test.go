@@ -163,11 +163,11 @@ func TestEveryGPUOfANodeInAnotherMode(t *testing.T) {
 	m.do(&nvmlsim.RaiseXID{GPU: "1", Code: 46})
 	eventually(t, "these have taints, and no others", func() error {
 		var well, ill []string
-		for _, device := range m.published() {
+		for device, taints := range m.devices() {
 			switch sick := device == mig4 || strings.HasPrefix(device, gpus[1]); {
-			case sick && len(m.taints(device)) == 0:
+			case sick && len(taints) == 0:
 				well = append(well, device)
-			case !sick && len(m.taints(device)) > 0:
+			case !sick && len(taints) > 0:
 				ill = append(ill, device)
 			}
 		}

@@ -147,76 +147,82 @@ func TestAGPUOfAnotherDevicePluginIsGivenToNoClaim(t *testing.T) {
 
 // TestTheAgentBeforeIsNoOtherDevicePlugin: in an update the kubelet still lists what the agent before offers, when the next one looks first.
 func TestTheAgentBeforeIsNoOtherDevicePlugin(t *testing.T) {
-	_, ctx := ktesting.NewTestContext(t)
-	r := newRig(t, "t4")
-	agent, stop := r.pluginAgent(ctx, newAPIServer(), "device-plugin", pluginpath.MIGNone)
-	defer stop()
-	for _, gpu := range agent.opts.Hardware.Node().GPUs {
-		r.pluginDevices = append(r.pluginDevices, ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: gpu.UUID})
-	}
-	agent.lookForForeign(ctx)
-	if uses := agent.opts.Hardware.withheld.foreignUses(); len(uses) > 0 {
-		t.Errorf("taken for another's: %v", uses)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "t4")
+		agent, stop := r.pluginAgent(ctx, newAPIServer(), "device-plugin", pluginpath.MIGNone)
+		defer stop()
+		for _, gpu := range agent.opts.Hardware.Node().GPUs {
+			r.pluginDevices = append(r.pluginDevices, ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: gpu.UUID})
+		}
+		agent.lookForForeign(ctx)
+		if uses := agent.opts.Hardware.withheld.foreignUses(); len(uses) > 0 {
+			t.Errorf("taken for another's: %v", uses)
+		}
+	})
 }
 
 // TestADeviceThatIsHeldByAnotherNameIsUnhealthy: the kubelet would be refused it, and the pod fail for good.
 func TestADeviceThatIsHeldByAnotherNameIsUnhealthy(t *testing.T) {
-	_, ctx := ktesting.NewTestContext(t)
-	r := newRig(t, "t4")
-	agent, stop := r.pluginAgent(ctx, newAPIServer(), "device-plugin", pluginpath.MIGNone)
-	defer stop()
-	if err := agent.plugins.Look(ctx); err != nil {
-		t.Fatal(err)
-	}
-	resources, _ := agent.plugins.Resources()
-	before := resources[0].Devices[1]
-	before.ID, before.UUID = "GPU-of-before", "GPU-of-before" // replaced, while a pod has it
-	if err := errors.Join(r.records().Put(holdOf(before)), r.records().Put(holdOf(resources[0].Devices[0]))); err != nil {
-		t.Fatal(err)
-	}
-	if err := agent.plugins.Look(ctx); err != nil {
-		t.Fatal(err)
-	}
-	want := []string{t4First + " healthy", t4Second + " unhealthy", "gpu-0000-00-1d-0 healthy", "gpu-0000-00-1e-0 healthy"}
-	if diff := cmp.Diff(want, told(agent.plugins)); diff != "" {
-		t.Errorf("(-want +got):\n%s", diff)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "t4")
+		agent, stop := r.pluginAgent(ctx, newAPIServer(), "device-plugin", pluginpath.MIGNone)
+		defer stop()
+		if err := agent.plugins.Look(ctx); err != nil {
+			t.Fatal(err)
+		}
+		resources, _ := agent.plugins.Resources()
+		before := resources[0].Devices[1]
+		before.ID, before.UUID = "GPU-of-before", "GPU-of-before" // replaced, while a pod has it
+		if err := errors.Join(r.records().Put(holdOf(before)), r.records().Put(holdOf(resources[0].Devices[0]))); err != nil {
+			t.Fatal(err)
+		}
+		if err := agent.plugins.Look(ctx); err != nil {
+			t.Fatal(err)
+		}
+		want := []string{t4First + " healthy", t4Second + " unhealthy", "gpu-0000-00-1d-0 healthy", "gpu-0000-00-1e-0 healthy"}
+		if diff := cmp.Diff(want, told(agent.plugins)); diff != "" {
+			t.Errorf("(-want +got):\n%s", diff)
+		}
+	})
 }
 
 // TestOurOwnDevicePluginIsNoOther: its GPUs would come and go for ever.
 func TestOurOwnDevicePluginIsNoOther(t *testing.T) {
-	_, ctx := ktesting.NewTestContext(t)
-	r := newRig(t, "t4")
-	agent, stop := r.pluginAgent(ctx, newAPIServer(), t4First+"=device-plugin", pluginpath.MIGNone)
-	defer stop()
-	if err := agent.plugins.Look(ctx); err != nil {
-		t.Fatal(err)
-	}
-	resources, _ := agent.plugins.Resources()
-	offered := resources[0].Devices[0]
-	held := agent.opts.Hardware.Node().GPUs[1] // which a pod has had since before it came to claims
-	for _, id := range []string{offered.ID, held.UUID} {
-		r.pluginDevices = append(r.pluginDevices, ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: id})
-	}
-	if err := r.records().Put(holdOf(resources[0].Devices[0])); err != nil {
-		t.Fatal(err)
-	}
-	second := resources[0].Devices[0]
-	second.ID, second.UUID, second.Name = held.UUID, held.UUID, held.Name
-	if err := r.records().Put(holdOf(second)); err != nil {
-		t.Fatal(err)
-	}
-	agent.lookForForeign(ctx)
-	if tainted := slices.DeleteFunc(published(t, agent.opts.Hardware), func(d string) bool { return !strings.Contains(d, "device-plugin") }); len(tainted) > 0 {
-		t.Errorf("tainted: %q", tainted)
-	}
-	if err := agent.plugins.Look(ctx); err != nil {
-		t.Fatal(err)
-	}
-	if got := told(agent.plugins); !slices.Equal(got, []string{t4First + " healthy"}) {
-		t.Errorf("the kubelet is told of %q", got)
-	}
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		r := newRig(t, "t4")
+		agent, stop := r.pluginAgent(ctx, newAPIServer(), t4First+"=device-plugin", pluginpath.MIGNone)
+		defer stop()
+		if err := agent.plugins.Look(ctx); err != nil {
+			t.Fatal(err)
+		}
+		resources, _ := agent.plugins.Resources()
+		offered := resources[0].Devices[0]
+		held := agent.opts.Hardware.Node().GPUs[1] // which a pod has had since before it came to claims
+		for _, id := range []string{offered.ID, held.UUID} {
+			r.pluginDevices = append(r.pluginDevices, ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: id})
+		}
+		if err := r.records().Put(holdOf(resources[0].Devices[0])); err != nil {
+			t.Fatal(err)
+		}
+		second := resources[0].Devices[0]
+		second.ID, second.UUID, second.Name = held.UUID, held.UUID, held.Name
+		if err := r.records().Put(holdOf(second)); err != nil {
+			t.Fatal(err)
+		}
+		agent.lookForForeign(ctx)
+		if tainted := slices.DeleteFunc(published(t, agent.opts.Hardware), func(d string) bool { return !strings.Contains(d, "device-plugin") }); len(tainted) > 0 {
+			t.Errorf("tainted: %q", tainted)
+		}
+		if err := agent.plugins.Look(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if got := told(agent.plugins); !slices.Equal(got, []string{t4First + " healthy"}) {
+			t.Errorf("the kubelet is told of %q", got)
+		}
+	})
 }
 
 // TestTheKubeletIsAskedAtItsSocket, where an administrator says that it is: asked elsewhere, a node would seem to have no device plugins.

@@ -32,7 +32,7 @@ import (
 )
 
 var (
-	restHistories = flag.Int("histories", 5, "random histories of TestWhatIsPublishedAtRest")
+	restHistories = flag.Int("histories", 2, "random histories of TestWhatIsPublishedAtRest")
 	restSeed      = flag.Uint64("seed", 1, "of the first of them")
 )
 

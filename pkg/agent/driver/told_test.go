@@ -150,16 +150,21 @@ func (m *machine) unprepare(claim *drapb.Claim) error {
 // taints of a published device.
 func (m *machine) taints(device string) []resourceapi.DeviceTaint {
 	m.t.Helper()
+	return m.devices()[device]
+}
+
+// devices are those that are published, each with its taints.
+func (m *machine) devices() map[string][]resourceapi.DeviceTaint {
+	m.t.Helper()
 	list, err := m.client.ResourceV1().ResourceSlices().List(m.t.Context(), metav1.ListOptions{})
 	must(m.t, err)
+	devices := map[string][]resourceapi.DeviceTaint{}
 	for _, slice := range list.Items {
 		for _, d := range slice.Spec.Devices {
-			if d.Name == device {
-				return d.Taints
-			}
+			devices[d.Name] = d.Taints
 		}
 	}
-	return nil
+	return devices
 }
 
 // TestAGPUInQuarantineIsTainted: nobody could prepare it, so no claim should get it.

@@ -210,7 +210,7 @@ func TestWhyAFileStays(t *testing.T) {
 
 func TestPodsAreThoseOfTheNode(t *testing.T) {
 	pod := podWith("pod", corev1.PodRunning, nil)
-	client := fake.NewClientset(&pod)
+	client := fake.NewSimpleClientset(&pod)
 	pods, err := PodsOf(client, "node-1")(t.Context())
 	if err != nil || len(pods) != 1 || pods[0].Name != "pod" {
 		t.Errorf("pods %v, %v", pods, err)

@@ -40,7 +40,7 @@ func taintRule(value string) *resourceapi.DeviceTaintRule {
 func TestChangesThatOvertakeEachOther(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
-	client := fake.NewClientset(slice("pool", "d0"), taintRule(""))
+	client := fake.NewSimpleClientset(slice("pool", "d0"), taintRule(""))
 	source, store := start(t, ctx, DefaultOptions(), client)
 	defer func() {
 		cancel()
@@ -132,7 +132,7 @@ func (c *caller[T]) AddTypedEventHandler(handler cache.TypedResourceEventHandler
 func TestSlicesAndRulesTakeTurns(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	client := fake.NewClientset(slice("pool", "d0"), taintRule("before"))
+	client := fake.NewSimpleClientset(slice("pool", "d0"), taintRule("before"))
 	source, store := start(t, ctx, DefaultOptions(), client)
 	defer func() {
 		cancel()
@@ -164,7 +164,7 @@ func TestSlicesAndRulesTakeTurns(t *testing.T) {
 func TestARuleThatChangesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	client := fake.NewClientset(slice("pool", "d0"), slice("other", "d0"), taintRule("same"))
+	client := fake.NewSimpleClientset(slice("pool", "d0"), slice("other", "d0"), taintRule("same"))
 	source, store := start(t, ctx, DefaultOptions(), client)
 	defer func() {
 		cancel()

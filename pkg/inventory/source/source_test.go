@@ -78,7 +78,7 @@ func TestTheStoreFollowsTheAPIServer(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	client := fake.NewClientset(slice("pool", "d0", "d1"), class("gpu"))
+	client := fake.NewSimpleClientset(slice("pool", "d0", "d1"), class("gpu"))
 	source, store := start(t, ctx, DefaultOptions(), client)
 	defer func() {
 		cancel()
@@ -148,7 +148,7 @@ func must(t *testing.T) func(any, error) {
 func TestListenersHearOfWhatTheViewShows(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
-	client := fake.NewClientset(class("gpu"))
+	client := fake.NewSimpleClientset(class("gpu"))
 	source, store := start(t, ctx, Options{}, client)
 	defer func() {
 		cancel()
@@ -208,7 +208,7 @@ func TestListenersHearOfWhatTheViewShows(t *testing.T) {
 
 func TestWaitForSyncEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
-	client := fake.NewClientset()
+	client := fake.NewSimpleClientset()
 	store := inventory.NewStore(inventory.Options{})
 	factory := informers.NewSharedInformerFactory(client, 0)
 	source, err := New(ctx, client, factory, store, DefaultOptions())

@@ -94,7 +94,7 @@ func newAPI(t testing.TB, w world) (*fake.Clientset, *claimAPI) {
 	for _, pod := range w.pods {
 		objects = append(objects, pod)
 	}
-	client := fake.NewClientset(objects...)
+	client := fake.NewSimpleClientset(objects...)
 	api := newClaimAPI(t, client)
 	for _, claim := range w.claims {
 		api.create(claim)

@@ -24,7 +24,7 @@ func newPlugin(t *testing.T, args runtime.Object, shared *Shared) (*Plugin, erro
 	t.Helper()
 	_, ctx := ktesting.NewTestContext(t)
 	ctx, cancel := context.WithCancel(ctx)
-	client := fake.NewClientset()
+	client := fake.NewSimpleClientset()
 	handle, err := frameworkruntime.NewFramework(ctx, nil, nil,
 		frameworkruntime.WithClientSet(client),
 		frameworkruntime.WithInformerFactory(informers.NewSharedInformerFactory(client, 0)))

@@ -136,7 +136,7 @@ func (w *world) asWanted() bool {
 func TestKeeperCreatesKeepsAndRemoves(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
 	t.Run("while it runs", func(t *testing.T) { // its clean-up comes before the check for goroutines
-		w := start(t, true, fake.NewClientset())
+		w := start(t, true, fake.NewSimpleClientset())
 		w.eventually("the rule is made", w.asWanted)
 
 		rules := w.client.ResourceV1().DeviceTaintRules()
@@ -176,7 +176,7 @@ func TestKeeperLeavesWhatIsNotOurs(t *testing.T) {
 	}
 	for name, wanted := range map[string]bool{"when ownership is on": true, "when ownership is off": false} {
 		t.Run(name, func(t *testing.T) {
-			client := fake.NewClientset(foreign.DeepCopy(), other.DeepCopy())
+			client := fake.NewSimpleClientset(foreign.DeepCopy(), other.DeepCopy())
 			w := start(t, wanted, client)
 			// A rule that the keeper does remove or make shows that it has looked at the others by then.
 			mark := "stowage-owned-by-mark"
@@ -204,7 +204,7 @@ func TestKeeperLeavesWhatIsNotOurs(t *testing.T) {
 }
 
 func TestKeeperTriesAgain(t *testing.T) {
-	client := fake.NewClientset()
+	client := fake.NewSimpleClientset()
 	var mu sync.Mutex
 	failures := 3
 	client.PrependReactor("create", "devicetaintrules", func(clienttesting.Action) (bool, runtime.Object, error) {

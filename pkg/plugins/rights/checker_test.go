@@ -55,7 +55,7 @@ type apiServer struct {
 }
 
 func newAPIServer() *apiServer {
-	s := &apiServer{Clientset: fake.NewClientset(), allowed: map[string]bool{}}
+	s := &apiServer{Clientset: fake.NewSimpleClientset(), allowed: map[string]bool{}}
 	s.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		s.mutex.Lock()
 		defer s.mutex.Unlock()
