@@ -655,6 +655,126 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"o", "q", "p"},
 		},
+		"a claim that kept its pod from moving is left by another scheduler": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1, Shared: 1}, {Name: "b", GPUs: 1, Shared: 1}},
+				Steps: []Step{
+					Cordon{Node: "b"},
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Pod{Name: "o", Priority: 20, Ask: Ask{Share: 100}},
+					Wait{time.Second},
+					Pod{Name: "q", Claims: []string{"c"}},
+					Wait{time.Second},
+					Pod{Name: "f", Claims: []string{"c"}, Foreign: true},
+					Reserve{Claim: "c", Pod: "f"},
+					Delete{Pod: "q"},
+					Wait{time.Second},
+					Cordon{Node: "b", Lifted: true},
+					Pod{Name: "p", Ask: Ask{Share: 100}, Claims: []string{"c"}},
+					Wait{time.Second},
+					Unreserve{Claim: "c", Pod: "f"},
+				},
+			},
+			bound: []string{"o", "q", "p"},
+		},
+		// The second one gets the GPU that an evicted pod leaves and one that is free, and not the one that is kept for the first.
+		"two nominees count on a GPU each that is free, and the second one on another one that is not": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 3, Shared: 1}},
+				Steps: []Step{
+					Pod{Name: "s", Grace: 24 * time.Hour, Ask: Ask{Share: 100}},
+					Wait{time.Second},
+					Pod{Name: "x", Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Delete{Pod: "x", Now: true},
+					Wait{time.Second},
+					Pod{Name: "n", Priority: 10, Ask: Ask{GPUs: 1, Share: 100}},
+					Wait{time.Second},
+					Pod{Name: "m", Priority: 10, Ask: Ask{GPUs: 2}},
+					Wait{time.Second},
+					Pod{Name: "p", Ask: Ask{GPUs: 1}},
+				},
+			},
+			bound: []string{"s", "x", "l"}, evicted: []string{"s", "l"},
+		},
+		// It counts on the GPU that is about to be free then, and leaves the other one.
+		"a pod begins to end where another one is nominated": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 2, Shared: 1}},
+				Steps: []Step{
+					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{Share: 100}},
+					Wait{time.Second},
+					Pod{Name: "x", Priority: 20, Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "n", Priority: 10, Ask: Ask{GPUs: 1, Share: 100}},
+					Wait{time.Second},
+					Pod{Name: "q", Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Delete{Pod: "x"},
+				},
+			},
+			bound: []string{"l", "x", "q"}, evicted: []string{"l"},
+		},
+		// As long as the framework has the pod that was evicted, it lets nobody else be evicted from that node.
+		"a device that was to be free is tainted, and another pod has to be evicted from the node": {
+			scenario: Scenario{
+				LateCache: 20 * time.Millisecond,
+				Nodes:     []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Pod{Name: "l", Grace: 30 * time.Second, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "m", Priority: 5, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Taint{Node: "a", Device: "gpu-0"},
+					Wait{time.Minute},
+				},
+			},
+			bound: []string{"l", "m", "p"}, evicted: []string{"l", "m"},
+		},
+		"a scheduler ends, and a pod that has two claims fits nowhere": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Fail{Verb: "create", What: "pods/binding", Times: 1, With: memoryapi.Lost, Kill: Before},
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Claim{Name: "d", Ask: Ask{GPUs: 1}},
+					Pod{Name: "p", Claims: []string{"c", "d"}},
+					Wait{500 * time.Millisecond},
+					Cordon{Node: "a"},
+				},
+			},
+		},
+		"a scheduler ends, and a pod that has two claims and extended resources fits nowhere": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 3}},
+				Steps: []Step{
+					Fail{Verb: "create", What: "pods/binding", Times: 1, With: memoryapi.Lost, Kill: Before},
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Claim{Name: "d", Ask: Ask{GPUs: 1}},
+					Pod{Name: "p", Claims: []string{"c", "d"}, Extended: 1},
+					Wait{500 * time.Millisecond},
+					Cordon{Node: "a"},
+				},
+			},
+		},
+		"a scheduler ends that was binding a gang with a claim of its own, and the gang fits nowhere": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Fail{Verb: "create", What: "pods/binding", Times: 2, With: memoryapi.Lost, Kill: Before},
+					Group{Name: "g", Gang: 2, Ask: Ask{GPUs: 1}},
+					Pod{Name: "p", Group: "g", Common: true},
+					Pod{Name: "q", Group: "g", Common: true},
+					Wait{500 * time.Millisecond},
+					Cordon{Node: "a"},
+				},
+			},
+		},
 		"a claim that its pod names twice": {
 			scenario: Scenario{
 				Nodes: []Node{{Name: "a", GPUs: 2}},
@@ -789,7 +909,7 @@ func TestANominationOfWhichTheQueueHearsLate(t *testing.T) {
 			bound: 2,
 		},
 	} {
-		for _, late := range []time.Duration{0, 20 * time.Millisecond} {
+		for _, late := range []time.Duration{0, 20 * time.Millisecond, 600 * time.Millisecond} {
 			t.Run(fmt.Sprintf("%s/%s late", name, late), func(t *testing.T) {
 				scenario := tc.scenario
 				scenario.LateQueue = late
