@@ -47,7 +47,7 @@ func (h *history) judgeRest() []string {
 		if claim.Status.Allocation == nil {
 			continue
 		}
-		if len(claim.Status.ReservedFor) == 0 {
+		if len(claim.Status.ReservedFor) == 0 && !h.left.Has(claim.UID) {
 			found = append(found, fmt.Sprintf("claim %s holds devices for nobody", claim.Name))
 		}
 		for _, user := range claim.Status.ReservedFor {
@@ -59,7 +59,7 @@ func (h *history) judgeRest() []string {
 			}
 			if pod, ok := alive[user.UID]; !ok {
 				found = append(found, fmt.Sprintf("claim %s is reserved for %s %s, which is gone", claim.Name, user.Resource, user.Name))
-			} else if pod.Spec.NodeName == "" && !h.isLeftBehind(claim, pod, pods.Items, groups.Items) {
+			} else if pod.Spec.NodeName == "" && pod.Spec.SchedulerName == schedulerName && !h.isLeftBehind(claim, pod, pods.Items, groups.Items) {
 				found = append(found, fmt.Sprintf("claim %s holds devices for pod %s, which waits", claim.Name, user.Name))
 			}
 		}

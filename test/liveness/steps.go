@@ -79,8 +79,8 @@ func (d Deallocate) do(h *history) {
 }
 
 func (r Reserve) do(h *history) {
-	pod, err := h.user.CoreV1().Pods(namespace).Get(h.ctx, r.Pod, metav1.GetOptions{})
-	if err != nil || pod.Spec.SchedulerName == schedulerName {
+	pod := h.foreign(r.Pod)
+	if pod == nil {
 		return
 	}
 	h.changeUsers(r.Claim, func(users []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
@@ -92,24 +92,39 @@ func (r Reserve) do(h *history) {
 }
 
 func (u Unreserve) do(h *history) {
-	pod, err := h.user.CoreV1().Pods(namespace).Get(h.ctx, u.Pod, metav1.GetOptions{})
-	if err != nil || pod.Spec.SchedulerName == schedulerName {
+	pod := h.foreign(u.Pod)
+	if pod == nil {
 		return
 	}
-	h.changeUsers(u.Claim, func(users []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
+	left := h.changeUsers(u.Claim, func(users []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
 		return slices.DeleteFunc(users, func(user resourceapi.ResourceClaimConsumerReference) bool { return user.UID == pod.UID })
 	})
+	if left != nil && len(left.Status.ReservedFor) == 0 {
+		h.left.Insert(left.UID)
+	}
 }
 
-// changeUsers changes for whom an allocated claim is reserved.
-func (h *history) changeUsers(name string, change func([]resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference) {
+// foreign returns a pod of another scheduler, nil if there is none of that name.
+func (h *history) foreign(name string) *v1.Pod {
+	pod, err := h.user.CoreV1().Pods(namespace).Get(h.ctx, name, metav1.GetOptions{})
+	if err != nil || pod.Spec.SchedulerName == schedulerName {
+		return nil
+	}
+	return pod
+}
+
+// changeUsers changes for whom an allocated claim is reserved, and returns it, nil if there is none.
+func (h *history) changeUsers(
+	name string, change func([]resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference,
+) *resourceapi.ResourceClaim {
 	claims := h.user.ResourceV1().ResourceClaims(namespace)
 	claim, err := claims.Get(h.ctx, name, metav1.GetOptions{})
-	if err != nil || claim.Status.Allocation == nil {
-		return
+	if err != nil || claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
+		return nil
 	}
 	claim.Status.ReservedFor = change(claim.Status.ReservedFor)
 	h.made(claims.UpdateStatus(h.ctx, claim, metav1.UpdateOptions{}))
+	return claim
 }
 
 func (c Class) do(h *history) {
