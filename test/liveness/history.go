@@ -17,7 +17,6 @@ import (
 	schedulingapi "k8s.io/api/scheduling/v1beta1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 
@@ -78,8 +77,6 @@ type history struct {
 	bound      []string       // pods, as they were bound
 	evicted    []string       // pods
 	counts     map[string]int // what has happened, by kind
-	// left are claims from which another scheduler has taken its reservation, and left the allocation.
-	left sets.Set[types.UID]
 	// excused: it was not asked what a new scheduler does, see waitsForADeletion.
 	excused bool
 }
@@ -97,7 +94,7 @@ func run(t *testing.T, scenario Scenario, logger klog.Logger) (h *history, diffe
 	}
 	synctest.Test(t, func(*testing.T) {
 		ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
-		h = &history{ctx: ctx, scenario: scenario, api: memoryapi.New(), dead: map[string]bool{}, counts: map[string]int{}, left: sets.New[types.UID]()}
+		h = &history{ctx: ctx, scenario: scenario, api: memoryapi.New(), dead: map[string]bool{}, counts: map[string]int{}}
 		h.user = h.api.Client("user")
 		differences = h.play()
 		cancel()

@@ -47,7 +47,7 @@ func (h *history) judgeRest() []string {
 		if claim.Status.Allocation == nil {
 			continue
 		}
-		if len(claim.Status.ReservedFor) == 0 && !h.left.Has(claim.UID) {
+		if len(claim.Status.ReservedFor) == 0 && !h.scenario.leaves(claim.Name) {
 			found = append(found, fmt.Sprintf("claim %s holds devices for nobody", claim.Name))
 		}
 		for _, user := range claim.Status.ReservedFor {
@@ -65,6 +65,14 @@ func (h *history) judgeRest() []string {
 		}
 	}
 	return found
+}
+
+// leaves tells whether another scheduler lets go of a claim: it may stay allocated for nobody then, as nobody may say that nobody wants it.
+func (s Scenario) leaves(claim string) bool {
+	return slices.ContainsFunc(s.Steps, func(step Step) bool {
+		unreserve, ok := step.(Unreserve)
+		return ok && unreserve.Claim == claim
+	})
 }
 
 // groupWaits tells whether pods of a group use a claim, none of them has a node, and a scheduler tries them. A claim that none of its

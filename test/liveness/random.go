@@ -10,7 +10,7 @@ import (
 
 // Random is a scenario that a seed decides.
 func Random(seed uint64) Scenario {
-	g := &generator{Rand: rand.New(rand.NewPCG(seed, 0)), more: rand.New(rand.NewPCG(seed, 3)), another: rand.New(rand.NewPCG(seed, 4))}
+	g := &generator{Rand: rand.New(rand.NewPCG(seed, 0)), more: rand.New(rand.NewPCG(seed, 3))}
 	if rand.New(rand.NewPCG(seed, 2)).IntN(4) == 0 { // by itself, as what follows
 		return g.contest()
 	}
@@ -41,7 +41,7 @@ func Random(seed uint64) Scenario {
 	}
 	for range 5 + g.IntN(15) {
 		g.add(g.step())
-		if g.sharing && g.another.IntN(6) == 0 {
+		if g.sharing && g.more.IntN(4) == 0 {
 			g.addOfAnother()
 		}
 		if g.one(2) {
@@ -67,10 +67,10 @@ func Random(seed uint64) Scenario {
 type generator struct {
 	*rand.Rand
 	Scenario
-	more, another                                                               *rand.Rand // for what came later: what they decide leaves the rest of a seed's history as it was
+	more                                                                        *rand.Rand // for what came later: what it decides leaves the rest of a seed's history as it was
 	preempting, sharing, extended, changing, failing, delayed, guarded, growing bool
 	kinds                                                                       int
-	pods, claims, groups, foreign                                               []string
+	pods, claims, groups                                                        []string
 }
 
 func (g *generator) add(step Step) { g.Steps = append(g.Steps, step) }
@@ -160,16 +160,10 @@ func (g *generator) step() Step {
 
 // addOfAnother adds what another scheduler does with a shared claim: it reserves it for a pod of its own, takes that back, or its pod is deleted.
 func (g *generator) addOfAnother() {
-	claim := g.claims[g.another.IntN(len(g.claims))]
-	if len(g.foreign) == 0 || g.another.IntN(3) == 0 {
-		name := fmt.Sprintf("f%d", len(g.foreign))
-		g.foreign = append(g.foreign, name)
-		g.add(Pod{Name: name, Claims: []string{claim}, Foreign: true})
-		g.add(Reserve{Claim: claim, Pod: name})
-		return
-	}
-	pod := g.foreign[g.another.IntN(len(g.foreign))]
-	g.add([]Step{Reserve{Claim: claim, Pod: pod}, Unreserve{Claim: claim, Pod: pod}, Unreserve{Claim: claim, Pod: pod}, Delete{Pod: pod, Now: true}}[g.another.IntN(4)])
+	claim, pod := g.claims[g.more.IntN(len(g.claims))], fmt.Sprintf("another-%d", g.more.IntN(2))
+	reserve := []Step{Pod{Name: pod, Claims: []string{claim}, Foreign: true}, Reserve{Claim: claim, Pod: pod}}
+	steps := [][]Step{reserve, reserve, {Unreserve{Claim: claim, Pod: pod}}, {Unreserve{Claim: claim, Pod: pod}}, {Delete{Pod: pod, Now: true}}}
+	g.Steps = append(g.Steps, steps[g.more.IntN(len(steps))]...)
 }
 
 // group is a group of two pods, each of which uses what is common to both and, or, a claim of its own. Which of the three comes first is random.

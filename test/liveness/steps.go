@@ -96,12 +96,9 @@ func (u Unreserve) do(h *history) {
 	if pod == nil {
 		return
 	}
-	left := h.changeUsers(u.Claim, func(users []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
+	h.changeUsers(u.Claim, func(users []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
 		return slices.DeleteFunc(users, func(user resourceapi.ResourceClaimConsumerReference) bool { return user.UID == pod.UID })
 	})
-	if left != nil && len(left.Status.ReservedFor) == 0 {
-		h.left.Insert(left.UID)
-	}
 }
 
 // foreign returns a pod of another scheduler, nil if there is none of that name.
@@ -113,18 +110,15 @@ func (h *history) foreign(name string) *v1.Pod {
 	return pod
 }
 
-// changeUsers changes for whom an allocated claim is reserved, and returns it, nil if there is none.
-func (h *history) changeUsers(
-	name string, change func([]resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference,
-) *resourceapi.ResourceClaim {
+// changeUsers changes for whom an allocated claim is reserved.
+func (h *history) changeUsers(name string, change func([]resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference) {
 	claims := h.user.ResourceV1().ResourceClaims(namespace)
 	claim, err := claims.Get(h.ctx, name, metav1.GetOptions{})
 	if err != nil || claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
-		return nil
+		return
 	}
 	claim.Status.ReservedFor = change(claim.Status.ReservedFor)
 	h.made(claims.UpdateStatus(h.ctx, claim, metav1.UpdateOptions{}))
-	return claim
 }
 
 func (c Class) do(h *history) {
