@@ -435,6 +435,7 @@ func TestScenarios(t *testing.T) {
 					Pod{Name: "m", Priority: 5, Ask: Ask{GPUs: 1}},
 					Wait{time.Second},
 					Cordon{Node: "a", Lifted: true},
+					Wait{time.Second},
 					Pod{Name: "h", Priority: 20, Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
 					Wait{time.Second},
 					Pod{Name: "l", Grace: 30 * time.Second, Ask: Ask{GPUs: 1}},
