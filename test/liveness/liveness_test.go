@@ -482,6 +482,7 @@ func TestScenarios(t *testing.T) {
 					Pod{Name: "q", Priority: 20, Ask: Ask{GPUs: 1}},
 				},
 			},
+			plays: 8,
 			bound: []string{"m", "l"}, evicted: []string{"l", "m"},
 		},
 		"a pod is deleted whose nomination the API does not show": {
@@ -562,6 +563,7 @@ func TestScenarios(t *testing.T) {
 					Class{Name: gpuClass},
 				},
 			},
+			plays: 8,
 			bound: []string{"p"},
 		},
 		"the second class of two extended resources is repaired": {
@@ -575,6 +577,7 @@ func TestScenarios(t *testing.T) {
 					Class{Name: halfClass},
 				},
 			},
+			plays: 8,
 			bound: []string{"p"},
 		},
 		"a pod preempts where one of two holders has ended": {
@@ -701,6 +704,7 @@ func TestScenarios(t *testing.T) {
 					Pod{Name: "p", Ask: Ask{GPUs: 1}},
 				},
 			},
+			plays: 8,
 			bound: []string{"s", "x", "l"}, evicted: []string{"s", "l"},
 		},
 		// It counts on the GPU that is about to be free then, and leaves the other one.
