@@ -47,7 +47,7 @@ func (h *history) judgeRest() []string {
 		if claim.Status.Allocation == nil {
 			continue
 		}
-		if len(claim.Status.ReservedFor) == 0 {
+		if len(claim.Status.ReservedFor) == 0 && !h.scenario.leaves(claim.Name) {
 			found = append(found, fmt.Sprintf("claim %s holds devices for nobody", claim.Name))
 		}
 		for _, user := range claim.Status.ReservedFor {
@@ -59,12 +59,20 @@ func (h *history) judgeRest() []string {
 			}
 			if pod, ok := alive[user.UID]; !ok {
 				found = append(found, fmt.Sprintf("claim %s is reserved for %s %s, which is gone", claim.Name, user.Resource, user.Name))
-			} else if pod.Spec.NodeName == "" && !h.isLeftBehind(claim, pod, pods.Items, groups.Items) {
+			} else if pod.Spec.NodeName == "" && pod.Spec.SchedulerName == schedulerName && !h.isLeftBehind(claim, pod, pods.Items, groups.Items) {
 				found = append(found, fmt.Sprintf("claim %s holds devices for pod %s, which waits", claim.Name, user.Name))
 			}
 		}
 	}
 	return found
+}
+
+// leaves tells whether another scheduler lets go of a claim: it may stay allocated for nobody then, as nobody may say that nobody wants it.
+func (s Scenario) leaves(claim string) bool {
+	return slices.ContainsFunc(s.Steps, func(step Step) bool {
+		unreserve, ok := step.(Unreserve)
+		return ok && unreserve.Claim == claim
+	})
 }
 
 // groupWaits tells whether pods of a group use a claim, none of them has a node, and a scheduler tries them. A claim that none of its

@@ -188,6 +188,7 @@ func TestClaimsOfPodsThatWait(t *testing.T) {
 		"a gang that has all its pods":               {gang: 2, pods: two, want: []string{difference}},
 		"a gang of two, beside pods of other groups": {gang: 2, pods: []Pod{{Name: "p", Group: "g"}, {Name: "q", Group: "h"}, {Name: "r"}}},
 		"a group whose pods get what they can":       {pods: []Pod{{Name: "p", Group: "g"}}, want: []string{difference}},
+		"a pod of another scheduler":                 {pods: []Pod{{Name: "p", Foreign: true}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			ctx := context.Background()
@@ -251,6 +252,38 @@ func (h *history) keepBack(t *testing.T, name string) {
 	pod.Status.Conditions = []v1.PodCondition{{Type: v1.PodScheduled, Status: v1.ConditionFalse, Reason: deviceclaims.ReasonWaitingForClaim}}
 	if _, err := h.user.CoreV1().Pods(namespace).UpdateStatus(h.ctx, pod, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A claim that another scheduler lets go of may stay allocated for nobody, and no other one.
+func TestClaimsForNobody(t *testing.T) {
+	const difference = "claim c holds devices for nobody"
+	for name, tc := range map[string]struct {
+		steps []Step
+		want  []string
+	}{
+		"any claim":                       {want: []string{difference}},
+		"another scheduler lets go of it": {steps: []Step{Reserve{Claim: "c", Pod: "f"}, Unreserve{Claim: "c", Pod: "f"}}},
+		"it lets go of another one":       {steps: []Step{Reserve{Claim: "c", Pod: "f"}, Unreserve{Claim: "d", Pod: "f"}}, want: []string{difference}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx := context.Background()
+			h := &history{ctx: ctx, api: memoryapi.New(), counts: map[string]int{}, scenario: Scenario{Steps: tc.steps}}
+			h.user = h.api.Client("user")
+			Claim{Name: "c", Ask: Ask{GPUs: 1}}.do(h)
+			claims := h.user.ResourceV1().ResourceClaims(namespace)
+			claim, err := claims.Get(ctx, "c", metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			claim.Status.Allocation = &resourceapi.AllocationResult{}
+			if _, err := claims.UpdateStatus(ctx, claim, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if diff := cmp.Diff(tc.want, h.judgeRest()); diff != "" || h.err != nil {
+				t.Errorf("differences (-want +got):\n%s%v", diff, h.err)
+			}
+		})
 	}
 }
 

@@ -42,6 +42,8 @@ func logger() klog.Logger {
 func TestScenarios(t *testing.T) {
 	for name, tc := range map[string]struct {
 		scenario Scenario
+		// plays is how often it is played, if not once: what it is about depends on which of two goroutines comes first.
+		plays int
 		// bound and evicted are pods in the order in which it happened.
 		bound, evicted []string
 	}{
@@ -433,6 +435,7 @@ func TestScenarios(t *testing.T) {
 					Pod{Name: "m", Priority: 5, Ask: Ask{GPUs: 1}},
 					Wait{time.Second},
 					Cordon{Node: "a", Lifted: true},
+					Wait{time.Second},
 					Pod{Name: "h", Priority: 20, Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
 					Wait{time.Second},
 					Pod{Name: "l", Grace: 30 * time.Second, Ask: Ask{GPUs: 1}},
@@ -457,7 +460,7 @@ func TestScenarios(t *testing.T) {
 					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{GPUs: 2}},
 					Wait{time.Second},
 					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 2}},
-					Wait{time.Second},
+					Wait{15 * time.Second}, // it is not woken for its nomination any more
 					Taint{Node: "a", Device: "gpu-1"},
 				},
 			},
@@ -479,6 +482,7 @@ func TestScenarios(t *testing.T) {
 					Pod{Name: "q", Priority: 20, Ask: Ask{GPUs: 1}},
 				},
 			},
+			plays: 8,
 			bound: []string{"m", "l"}, evicted: []string{"l", "m"},
 		},
 		"a pod is deleted whose nomination the API does not show": {
@@ -509,7 +513,7 @@ func TestScenarios(t *testing.T) {
 					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{Share: 100}},
 					Wait{time.Second},
 					Pod{Name: "p", Priority: 10, Ask: Ask{Halves: 1, Share: 100}, Claims: []string{"c"}},
-					Wait{time.Second},
+					Wait{15 * time.Second}, // it is not woken for its nomination any more
 					Cordon{Node: "a"},
 					Pod{Name: "r", Priority: 20, Claims: []string{"c"}},
 					Wait{time.Second},
@@ -517,6 +521,7 @@ func TestScenarios(t *testing.T) {
 					Pod{Name: "q", Ask: Ask{Halves: 2}},
 				},
 			},
+			plays: 20,
 			bound: []string{"o", "l", "r", "q"}, evicted: []string{"l"},
 		},
 		"a class of a nominated pod breaks": {
@@ -558,6 +563,7 @@ func TestScenarios(t *testing.T) {
 					Class{Name: gpuClass},
 				},
 			},
+			plays: 8,
 			bound: []string{"p"},
 		},
 		"the second class of two extended resources is repaired": {
@@ -571,6 +577,7 @@ func TestScenarios(t *testing.T) {
 					Class{Name: halfClass},
 				},
 			},
+			plays: 8,
 			bound: []string{"p"},
 		},
 		"a pod preempts where one of two holders has ended": {
@@ -655,6 +662,144 @@ func TestScenarios(t *testing.T) {
 			},
 			bound: []string{"o", "q", "p"},
 		},
+		"a claim that kept its pod from moving is left by another scheduler": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 1, Shared: 1}, {Name: "b", GPUs: 1, Shared: 1}},
+				Steps: []Step{
+					Cordon{Node: "b"},
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Pod{Name: "o", Priority: 20, Ask: Ask{Share: 100}},
+					Wait{time.Second},
+					Pod{Name: "q", Claims: []string{"c"}},
+					Wait{time.Second},
+					Pod{Name: "f", Claims: []string{"c"}, Foreign: true},
+					Reserve{Claim: "c", Pod: "f"},
+					Delete{Pod: "q"},
+					Wait{time.Second},
+					Cordon{Node: "b", Lifted: true},
+					Pod{Name: "p", Ask: Ask{Share: 100}, Claims: []string{"c"}},
+					Wait{time.Second},
+					Unreserve{Claim: "c", Pod: "f"},
+				},
+			},
+			bound: []string{"o", "q", "p"},
+		},
+		// The second one gets the GPU that an evicted pod leaves and one that is free, and not the one that is kept for the first.
+		"two nominees count on a GPU each that is free, and the second one on another one that is not": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 3, Shared: 1}},
+				Steps: []Step{
+					Pod{Name: "s", Grace: 24 * time.Hour, Ask: Ask{Share: 100}},
+					Wait{time.Second},
+					Pod{Name: "x", Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Delete{Pod: "x", Now: true},
+					Wait{time.Second},
+					Pod{Name: "n", Priority: 10, Ask: Ask{GPUs: 1, Share: 100}},
+					Wait{time.Second},
+					Pod{Name: "m", Priority: 10, Ask: Ask{GPUs: 2}},
+					Wait{time.Second},
+					Pod{Name: "p", Ask: Ask{GPUs: 1}},
+				},
+			},
+			plays: 8,
+			bound: []string{"s", "x", "l"}, evicted: []string{"s", "l"},
+		},
+		// It counts on the GPU that is about to be free then, and leaves the other one.
+		"a pod begins to end where another one is nominated": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 2, Shared: 1}},
+				Steps: []Step{
+					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{Share: 100}},
+					Wait{time.Second},
+					Pod{Name: "x", Priority: 20, Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "n", Priority: 10, Ask: Ask{GPUs: 1, Share: 100}},
+					Wait{time.Second},
+					Pod{Name: "q", Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Delete{Pod: "x"},
+				},
+			},
+			bound: []string{"l", "x", "q"}, evicted: []string{"l"},
+		},
+		"a pod that cannot be evicted takes a device that is kept for a nominated one": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 2}, {Name: "b", GPUs: 2}},
+				Steps: []Step{
+					Cordon{Node: "a"},
+					Pod{Name: "m", Priority: 5, Ask: Ask{GPUs: 2}},
+					Wait{time.Second},
+					Cordon{Node: "a", Lifted: true},
+					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 2}},
+					Wait{15 * time.Second}, // it is not woken for its nomination any more
+					Pod{Name: "h", Priority: 20, Ask: Ask{GPUs: 1}},
+				},
+			},
+			bound: []string{"m", "l", "h", "p"}, evicted: []string{"l", "m"},
+		},
+		// As long as the framework has the pod that was evicted, it lets nobody else be evicted from that node.
+		"a device that was to be free is tainted, and another pod has to be evicted from the node": {
+			scenario: Scenario{
+				LateCache: 20 * time.Millisecond,
+				Nodes:     []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Pod{Name: "l", Grace: 30 * time.Second, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "m", Priority: 5, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 1}},
+					Wait{time.Second},
+					Taint{Node: "a", Device: "gpu-0"},
+					Wait{time.Minute},
+				},
+			},
+			bound: []string{"l", "m", "p"}, evicted: []string{"l", "m"},
+		},
+		"a scheduler ends, and a pod that has two claims fits nowhere": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Fail{Verb: "create", What: "pods/binding", Times: 1, With: memoryapi.Lost, Kill: Before},
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Claim{Name: "d", Ask: Ask{GPUs: 1}},
+					Pod{Name: "p", Claims: []string{"c", "d"}},
+					Wait{500 * time.Millisecond},
+					Cordon{Node: "a"},
+				},
+			},
+		},
+		"a scheduler ends, and a pod that has two claims and extended resources fits nowhere": {
+			scenario: Scenario{
+				Nodes: []Node{{Name: "a", GPUs: 3}},
+				Steps: []Step{
+					Fail{Verb: "create", What: "pods/binding", Times: 1, With: memoryapi.Lost, Kill: Before},
+					Claim{Name: "c", Ask: Ask{GPUs: 1}},
+					Claim{Name: "d", Ask: Ask{GPUs: 1}},
+					Pod{Name: "p", Claims: []string{"c", "d"}, Extended: 1},
+					Wait{500 * time.Millisecond},
+					Cordon{Node: "a"},
+				},
+			},
+		},
+		"a scheduler ends that was binding a gang with a claim of its own, and the gang fits nowhere": {
+			scenario: Scenario{
+				Groups: true,
+				Nodes:  []Node{{Name: "a", GPUs: 2}},
+				Steps: []Step{
+					Fail{Verb: "create", What: "pods/binding", Times: 1, With: memoryapi.Lost, Kill: Before},
+					Group{Name: "g", Gang: 2, Ask: Ask{GPUs: 1}},
+					Pod{Name: "p", Group: "g", Common: true},
+					Pod{Name: "q", Group: "g", Common: true},
+					Wait{500 * time.Millisecond},
+					Cordon{Node: "a"},
+				},
+			},
+		},
 		"a claim that its pod names twice": {
 			scenario: Scenario{
 				Nodes: []Node{{Name: "a", GPUs: 2}},
@@ -703,7 +848,7 @@ func TestScenarios(t *testing.T) {
 					Pod{Name: "l", Grace: 24 * time.Hour, Ask: Ask{GPUs: 1}},
 					Wait{time.Second},
 					Pod{Name: "p", Priority: 10, Ask: Ask{GPUs: 1}},
-					Wait{time.Second},
+					Wait{15 * time.Second}, // it is not woken for its nomination any more
 					Pod{Name: "q", Priority: 20, Ask: Ask{GPUs: 1}},
 				},
 			},
@@ -721,22 +866,27 @@ func TestScenarios(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, differences := run(t, tc.scenario, logger())
-			for _, difference := range differences {
-				t.Error(difference)
-			}
-			if len(h.unmet) > 0 {
-				t.Errorf("its faults %v were not met", h.unmet)
-			}
-			if tc.scenario.Groups {
-				slices.Sort(h.bound) // the pods of a group are bound, and evicted, in any order
-				slices.Sort(h.evicted)
-			}
-			if diff := cmp.Diff(tc.bound, h.bound); diff != "" {
-				t.Errorf("bound (-want +got):\n%s", diff)
-			}
-			if diff := cmp.Diff(tc.evicted, h.evicted); diff != "" {
-				t.Errorf("evicted (-want +got):\n%s", diff)
+			for range max(1, tc.plays) {
+				h, differences := run(t, tc.scenario, logger())
+				for _, difference := range differences {
+					t.Error(difference)
+				}
+				if len(h.unmet) > 0 {
+					t.Errorf("its faults %v were not met", h.unmet)
+				}
+				if tc.scenario.Groups {
+					slices.Sort(h.bound) // the pods of a group are bound, and evicted, in any order
+					slices.Sort(h.evicted)
+				}
+				if diff := cmp.Diff(tc.bound, h.bound); diff != "" {
+					t.Errorf("bound (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(tc.evicted, h.evicted); diff != "" {
+					t.Errorf("evicted (-want +got):\n%s", diff)
+				}
+				if t.Failed() {
+					break
+				}
 			}
 		})
 	}
@@ -750,6 +900,7 @@ func TestANominationOfWhichTheQueueHearsLate(t *testing.T) {
 	}
 	for name, tc := range map[string]struct {
 		scenario Scenario
+		plays    int
 		bound    int
 	}{
 		// The first write that nominates p is lost, so the API shows only after q that p is nominated, too, and goes first.
@@ -769,7 +920,7 @@ func TestANominationOfWhichTheQueueHearsLate(t *testing.T) {
 					Delete{Pod: "x", Now: true},
 				},
 			},
-			bound: 3,
+			plays: 10, bound: 3,
 		},
 		"one that is overtaken has others evicted": {
 			scenario: Scenario{
@@ -789,16 +940,21 @@ func TestANominationOfWhichTheQueueHearsLate(t *testing.T) {
 			bound: 2,
 		},
 	} {
-		for _, late := range []time.Duration{0, 20 * time.Millisecond} {
+		for _, late := range []time.Duration{0, 20 * time.Millisecond, 600 * time.Millisecond} { // 600 ms: after all steps
 			t.Run(fmt.Sprintf("%s/%s late", name, late), func(t *testing.T) {
 				scenario := tc.scenario
 				scenario.LateQueue = late
-				h, differences := run(t, scenario, logger())
-				for _, difference := range differences {
-					t.Error(difference)
-				}
-				if len(h.bound) != tc.bound {
-					t.Errorf("%v are bound, want %d", h.bound, tc.bound)
+				for range max(1, tc.plays) {
+					h, differences := run(t, scenario, logger())
+					for _, difference := range differences {
+						t.Error(difference)
+					}
+					if len(h.bound) != tc.bound {
+						t.Errorf("%v are bound, want %d", h.bound, tc.bound)
+					}
+					if t.Failed() {
+						break
+					}
 				}
 			})
 		}

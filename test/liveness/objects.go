@@ -153,6 +153,9 @@ func (p Pod) object() *v1.Pod {
 			Containers: []v1.Container{{Name: "main", Image: "x"}},
 		},
 	}
+	if p.Foreign {
+		pod.Spec.SchedulerName = "another"
+	}
 	if p.Guarded {
 		pod.Labels = map[string]string{guarded: "true"}
 	}

@@ -41,6 +41,9 @@ func Random(seed uint64) Scenario {
 	}
 	for range 5 + g.IntN(15) {
 		g.add(g.step())
+		if g.sharing && g.more.IntN(4) == 0 {
+			g.addOfAnother()
+		}
 		if g.one(2) {
 			g.add(Wait{For: pick(g, 10*time.Millisecond, 300*time.Millisecond, time.Second, 3*time.Second, 3*time.Second, 20*time.Second)})
 		}
@@ -153,6 +156,14 @@ func (g *generator) step() Step {
 			}
 		}
 	}
+}
+
+// addOfAnother adds what another scheduler does with a shared claim: it reserves it for a pod of its own, takes that back, or its pod is deleted.
+func (g *generator) addOfAnother() {
+	claim, pod := g.claims[g.more.IntN(len(g.claims))], fmt.Sprintf("another-%d", g.more.IntN(2))
+	reserve := []Step{Pod{Name: pod, Claims: []string{claim}, Foreign: true}, Reserve{Claim: claim, Pod: pod}}
+	steps := [][]Step{reserve, reserve, {Unreserve{Claim: claim, Pod: pod}}, {Unreserve{Claim: claim, Pod: pod}}, {Delete{Pod: pod, Now: true}}}
+	g.Steps = append(g.Steps, steps[g.more.IntN(len(steps))]...)
 }
 
 // group is a group of two pods, each of which uses what is common to both and, or, a claim of its own. Which of the three comes first is random.

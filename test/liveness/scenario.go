@@ -21,6 +21,8 @@ type Scenario struct {
 	BindingTimeout time.Duration
 	// LateQueue is how much later than all others the scheduling queue hears that a pod is nominated, or not any more.
 	LateQueue time.Duration
+	// LateCache is how much later than all others the scheduler's cache hears that a pod is gone that had a node.
+	LateCache time.Duration
 	Steps     []Step
 }
 
@@ -67,6 +69,8 @@ type Pod struct {
 	ExtendedHalves int
 	// Guarded is for pods of which a [Budget] says how many may be disrupted.
 	Guarded bool
+	// Foreign is for pods of another scheduler, which stands still: what it does is in the steps [Reserve] and [Unreserve].
+	Foreign bool
 	// Group is the group that it belongs to. Common is for pods that use the claim of their group's own.
 	Group  string
 	Common bool
@@ -117,6 +121,13 @@ type DeleteClaim struct{ Name string }
 
 // Deallocate takes the devices of a claim, as another component does that sees that its users are gone.
 type Deallocate struct{ Claim string }
+
+// Reserve reserves a claim that is allocated for a foreign pod, as its scheduler does before it binds the pod.
+type Reserve struct{ Claim, Pod string }
+
+// Unreserve takes that back and leaves the allocation, as kube-scheduler does when the pod cannot be bound. kube-controller-manager leaves
+// it, too: it takes only what it finds reserved for pods that are gone.
+type Unreserve struct{ Claim, Pod string }
 
 // Class makes a class, or changes it. A broken one selects by an attribute that no device has.
 type Class struct {
@@ -190,6 +201,9 @@ func (s Scenario) Code() string {
 	}
 	if s.LateQueue > 0 {
 		fmt.Fprintf(&b, "\tLateQueue: %s,\n", literal(s.LateQueue))
+	}
+	if s.LateCache > 0 {
+		fmt.Fprintf(&b, "\tLateCache: %s,\n", literal(s.LateCache))
 	}
 	if s.LateClasses {
 		b.WriteString("\tLateClasses: true,\n")

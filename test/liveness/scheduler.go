@@ -26,6 +26,7 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 	kubescheduler "k8s.io/kubernetes/pkg/scheduler"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
+	internalcache "k8s.io/kubernetes/pkg/scheduler/backend/cache"
 	internalqueue "k8s.io/kubernetes/pkg/scheduler/backend/queue"
 	"k8s.io/kubernetes/pkg/scheduler/framework"
 	"k8s.io/utils/ptr"
@@ -119,6 +120,9 @@ func startScheduler(
 	if scenario.LateQueue > 0 {
 		sched.SchedulingQueue = lateQueue{sched.SchedulingQueue, scenario.LateQueue}
 	}
+	if scenario.LateCache > 0 {
+		sched.Cache = lateCache{sched.Cache, scenario.LateCache}
+	}
 	s := &scheduler{name: name, cancel: cancel, synced: make(chan struct{}), queue: sched.SchedulingQueue}
 	next := sched.NextEntity
 	sched.NextEntity = func(logger klog.Logger) (framework.QueuedEntityInfo, error) {
@@ -154,6 +158,17 @@ func (q lateQueue) Update(ctx context.Context, before, after *v1.Pod) {
 		time.Sleep(q.by)
 	}
 	q.SchedulingQueue.Update(ctx, before, after)
+}
+
+// lateCache hears later than all others that a pod is gone, for the same reason.
+type lateCache struct {
+	internalcache.Cache
+	by time.Duration
+}
+
+func (c lateCache) RemovePod(logger klog.Logger, pod *v1.Pod) error {
+	time.Sleep(c.by)
+	return c.Cache.RemovePod(logger, pod)
 }
 
 // stop ends the scheduler as a signal would, but not before it knows what there is: client-go leaves watches behind whose

@@ -78,6 +78,49 @@ func (d Deallocate) do(h *history) {
 	h.made(claims.UpdateStatus(h.ctx, claim, metav1.UpdateOptions{}))
 }
 
+func (r Reserve) do(h *history) {
+	pod := h.foreign(r.Pod)
+	if pod == nil {
+		return
+	}
+	h.changeUsers(r.Claim, func(users []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
+		if slices.ContainsFunc(users, func(user resourceapi.ResourceClaimConsumerReference) bool { return user.UID == pod.UID }) {
+			return users
+		}
+		return append(users, resourceapi.ResourceClaimConsumerReference{Resource: "pods", Name: pod.Name, UID: pod.UID})
+	})
+}
+
+func (u Unreserve) do(h *history) {
+	pod := h.foreign(u.Pod)
+	if pod == nil {
+		return
+	}
+	h.changeUsers(u.Claim, func(users []resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference {
+		return slices.DeleteFunc(users, func(user resourceapi.ResourceClaimConsumerReference) bool { return user.UID == pod.UID })
+	})
+}
+
+// foreign returns a pod of another scheduler, nil if there is none of that name.
+func (h *history) foreign(name string) *v1.Pod {
+	pod, err := h.user.CoreV1().Pods(namespace).Get(h.ctx, name, metav1.GetOptions{})
+	if err != nil || pod.Spec.SchedulerName == schedulerName {
+		return nil
+	}
+	return pod
+}
+
+// changeUsers changes for whom an allocated claim is reserved.
+func (h *history) changeUsers(name string, change func([]resourceapi.ResourceClaimConsumerReference) []resourceapi.ResourceClaimConsumerReference) {
+	claims := h.user.ResourceV1().ResourceClaims(namespace)
+	claim, err := claims.Get(h.ctx, name, metav1.GetOptions{})
+	if err != nil || claim.Status.Allocation == nil || claim.DeletionTimestamp != nil {
+		return
+	}
+	claim.Status.ReservedFor = change(claim.Status.ReservedFor)
+	h.made(claims.UpdateStatus(h.ctx, claim, metav1.UpdateOptions{}))
+}
+
 func (c Class) do(h *history) {
 	classes := h.user.ResourceV1().DeviceClasses()
 	old, err := classes.Get(h.ctx, c.Name, metav1.GetOptions{})

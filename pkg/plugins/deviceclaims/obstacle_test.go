@@ -471,26 +471,34 @@ func TestAPodOfAGroupThatIsKeptBackHoldsNothing(t *testing.T) {
 		"the group's":           {first: forGroup, second: ofP, want: map[string]state{"first": held("gpu-0", "g"), "second": {}}},
 		"the pod's, which runs": {first: ofP, second: ofP, bound: true, want: runs},
 	} {
-		t.Run(name, func(t *testing.T) {
-			w := oneNode()
-			w.claims = []*resourceapi.ResourceClaim{
-				claim("first", allocated("node-b", "gpu-0"), tc.first), claim("second", allocated("node-b", "gpu-1"), tc.second),
-			}
-			w.groups = []*schedulingapi.PodGroup{group("first")}
-			p := member(pod("p", "first", "second", "missing"))
-			w.pods = []*v1.Pod{p}
-			h := newHarness(t, w)
-			if tc.bound {
-				h.binds(p) // of which the scheduler has not heard
-			}
-			h.leads()
-			if status := h.plugin.PreEnqueue(h.ctx, p); status.IsSuccess() {
-				t.Fatal("the pod is let in")
-			}
-			h.settled()
-			for name, want := range tc.want {
-				h.wantState(name, want)
-			}
-		})
+		for _, tried := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s/tried %t", name, tried), func(t *testing.T) {
+				w := oneNode()
+				w.claims = []*resourceapi.ResourceClaim{
+					claim("first", allocated("node-b", "gpu-0"), tc.first), claim("second", allocated("node-b", "gpu-1"), tc.second),
+				}
+				w.groups = []*schedulingapi.PodGroup{group("first")}
+				p := member(pod("p", "first", "second", "missing"))
+				w.pods = []*v1.Pod{p}
+				h := newHarness(t, w)
+				if tc.bound {
+					h.binds(p) // of which the scheduler has not heard
+				}
+				if tried { // as PreEnqueue did not know the claims yet; PreFilter refuses it
+					g := h.tryGroup()
+					g.pods = []*v1.Pod{p}
+					g.postFilter(nil)
+				} else {
+					h.leads()
+					if status := h.plugin.PreEnqueue(h.ctx, p); status.IsSuccess() {
+						t.Fatal("the pod is let in")
+					}
+					h.settled()
+				}
+				for name, want := range tc.want {
+					h.wantState(name, want)
+				}
+			})
+		}
 	}
 }

@@ -58,9 +58,16 @@ func (h *Holdings) giveUpObstacle(ctx context.Context, pod *v1.Pod, obstacle *re
 
 // GiveUpKept gives up what is reserved for the group, or by a scheduler before for pods of it that fit with it, or were not
 // tried, as those after the first one without which the group cannot be are not. It returns nil if there is nothing of that kind.
+//
+// The queue keeps a group out while one of its pods waits for a claim, and the group keeps what is reserved for it. It does so also if it is tried,
+// because PreEnqueue did not know the claims yet, as when a scheduler starts.
 func (h *Holdings) GiveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.Status) {
 	ctx, cancel := context.WithTimeout(ctx, binding.GiveUpTimeout) // for all, as nobody else is scheduled meanwhile: the next attempt goes on
 	defer cancel()
+	waits := slices.ContainsFunc(pods, func(pod *v1.Pod) bool {
+		_, err := podclaims.Usable(h.Claims, pod)
+		return err != nil
+	})
 	for _, pod := range pods {
 		names, err := podclaims.NamesOf(pod)
 		if err != nil {
@@ -75,7 +82,11 @@ func (h *Holdings) GiveUpKept(ctx context.Context, pods []*v1.Pod) (status *fwk.
 			if err != nil {
 				continue
 			}
-			if kept := h.Refusals.Kept([]podclaims.Claim{{Claim: claim, User: cmp.Or(users[name.Name], podclaims.UserOf(pod))}}, pod); kept != nil {
+			user := podclaims.UserOf(pod)
+			if !waits {
+				user = cmp.Or(users[name.Name], user)
+			}
+			if kept := h.Refusals.Kept([]podclaims.Claim{{Claim: claim, User: user}}, pod); kept != nil {
 				status = moreOf(status, h.giveUpObstacle(ctx, pod, kept))
 			}
 		}
