@@ -36,7 +36,6 @@ var tooLarge = map[string]int{
 	"pkg/agent/driver.selfCheck: fields":      16,
 	"pkg/agent/driver: files":                 31,
 	"pkg/agent/prepare.Options: fields":       19,
-	"pkg/allocator: files":                    29,
 	"pkg/inventory.NodePool: fields":          22,
 	"pkg/inventory.Pool: fields":              22,
 	"pkg/inventory.Slice: fields":             17,
