@@ -43,8 +43,6 @@ var tooLarge = map[string]int{
 	"pkg/nvmlsim.Model: fields":               20,
 	"pkg/nvmlsim.device: methods":             90,
 	"pkg/nvmlsim: files":                      31,
-	"pkg/wakeup.job: fields":                  26,
-	"pkg/wakeup.waiter: fields":               31,
 	"test/chaos.run: fields":                  16,
 	"test/liveness.history: fields":           29,
 }
