@@ -53,7 +53,7 @@ func TestFilterAllocatesLittle(t *testing.T) {
 					if err != nil {
 						t.Fatal(err)
 					}
-					if requests.recurring {
+					if requests.compiled.Recurring {
 						t.Fatal("such a pod came before")
 					}
 					pods = append(pods, requests)

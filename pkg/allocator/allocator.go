@@ -7,22 +7,64 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	"stowage.dev/stowage/pkg/allocator/internal/answers"
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
+	"stowage.dev/stowage/pkg/allocator/internal/evaluation"
+	"stowage.dev/stowage/pkg/allocator/internal/search"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
 
-// Policy says which of several valid allocations is chosen.
-type Policy int
-
-const (
-	// FirstFit takes the first devices in the order of pools, slices and devices, exactly as upstream's
-	// allocator does.
-	FirstFit Policy = iota
-	// SmallestFit takes the smallest devices that fit: those with the least capacity, of shared ones those with the least
-	// left, then those that take the least of shared counters and leave the least of them. It does not take any that
-	// FirstFit could not take, and it takes the first of those that are equal.
-	SmallestFit
+type (
+	// Features are the optional parts of the API that claims may use.
+	Features = compiled.Features
+	// ClaimError says what is wrong with a claim, or with a class that it names, independent of any node.
+	ClaimError = compiled.ClaimError
+	// SelectorError is what CEL, or the comparison of capacities, failed at on one device.
+	SelectorError = evaluation.SelectorError
+	// Attempt is one attempt to schedule a pod, with the time that it has.
+	Attempt = evaluation.Attempt
+	// Policy says which of several valid allocations is chosen.
+	Policy = search.Policy
 )
+
+// The policies.
+const (
+	FirstFit    = search.FirstFit
+	SmallestFit = search.SmallestFit
+)
+
+// DefaultFeatures are those on by default in Kubernetes 1.37.
+func DefaultFeatures() Features { return compiled.DefaultFeatures() }
+
+// Requests are a pod's claims in the form in which nodes are judged: everything that does not depend on the
+// node is decided. Immutable but for a cache, safe for concurrent use.
+type Requests struct {
+	compiled *compiled.Requests
+	// answers are what was found on nodes for which that took long.
+	answers answers.Table
+}
+
+// Compile compiles the unallocated claims of one pod, all of its namespace, against the classes of the view. The error is a
+// [*ClaimError] that names claim, request and field: an unknown class, a selector that does not compile, a
+// request type or a feature that is not known or disabled, more devices than an allocation can list.
+func Compile(claims []*resourceapi.ResourceClaim, inv *inventory.View, features Features) (*Requests, error) {
+	return CompileWithin(context.Background(), claims, inv, features)
+}
+
+// CompileWithin is Compile with a bound for the time: a CEL expression that was not compiled before takes up to some hundred
+// milliseconds. The error wraps the cause of ctx if that ends before all are compiled. Those that are stay so, as far as the caches of
+// the inventory have room for them.
+func CompileWithin(ctx context.Context, claims []*resourceapi.ResourceClaim, inv *inventory.View, features Features) (*Requests, error) {
+	requests, err := compiled.Compile(ctx, claims, inv, features)
+	if err != nil {
+		return nil, err
+	}
+	return &Requests{compiled: requests}, nil
+}
+
+// Claims returns the claims in the order of Result.Allocations.
+func (r *Requests) Claims() []*resourceapi.ResourceClaim { return r.compiled.Objects }
 
 // Input is everything a decision depends on.
 type Input struct {
@@ -43,46 +85,8 @@ type Input struct {
 	NewShareID func() types.UID
 
 	// variant is how the search differs from what is best, as tests want it.
-	variant variant
-	// ctx is what Check and Allocate were called with, and interrupted why CEL could not say everything that was asked before its
-	// time was over: nothing that was found since is true.
-	ctx         context.Context
-	interrupted error
-}
-
-// variant is a search that finds the same in another way. The zero value is the usual one.
-type variant struct {
-	// shareAll makes nodes share also what is found at once.
-	shareAll bool
-	// hurried ends the short attempt after one step.
-	hurried bool
-}
-
-// match returns what the alternative says about the devices of a pool. If there is no time to evaluate its selectors no device
-// matches, and the input is interrupted.
-func (in *Input) match(a *alternative, p *inventory.NodePool) *inventory.PoolMatch {
-	if known := a.matcher.Known(p); known != nil {
-		return known
-	}
-	var match *inventory.PoolMatch
-	in.evaluate(func(ctx context.Context) (err error) {
-		match, err = a.matcher.On(ctx, p)
-		return err
-	})
-	return match
-}
-
-// evaluate calls what evaluates CEL, with the time that is left for that.
-func (in *Input) evaluate(fn func(context.Context) error) {
-	ctx := in.ctx
-	if in.Attempt != nil {
-		var done context.CancelFunc
-		ctx, done = in.Attempt.Evaluate(ctx)
-		defer done()
-	}
-	if err := fn(ctx); err != nil && in.interrupted == nil {
-		in.interrupted = err
-	}
+	variant   search.Variant
+	evaluator evaluation.Evaluator
 }
 
 // Result is the answer for one node.
@@ -110,12 +114,12 @@ func (r Result) Fits() bool { return r.Failure == nil }
 // allocation. If ctx ends or the attempt's time is over before the answer is known, the failure's reason is
 // ReasonUndecided, which says nothing about other nodes but those that are alike.
 func Check(ctx context.Context, in Input) Result {
-	in.ctx, in.interrupted = ctx, nil
-	return decide(ctx, &in, false)
+	in.evaluator = evaluation.Evaluator{Ctx: ctx, Attempt: in.Attempt}
+	return decide(&in, false)
 }
 
 // Allocate decides like Check and returns the allocations. With equal input it fits exactly when Check does.
 func Allocate(ctx context.Context, in Input) Result {
-	in.ctx, in.interrupted = ctx, nil
-	return decide(ctx, &in, true)
+	in.evaluator = evaluation.Evaluator{Ctx: ctx, Attempt: in.Attempt}
+	return decide(&in, true)
 }

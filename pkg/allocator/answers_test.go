@@ -17,7 +17,7 @@ import (
 	"pgregory.net/rapid"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
-	"stowage.dev/stowage/pkg/allocator/internal/answers"
+	"stowage.dev/stowage/pkg/allocator/internal/search"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -169,58 +169,6 @@ func TestNodesThatDifferAreSearchedEach(t *testing.T) {
 	}
 }
 
-// TestNodesThatDifferInAlphaFeaturesLookDifferent changes one thing that only features of alpha quality look at.
-func TestNodesThatDifferInAlphaFeaturesLookDifferent(t *testing.T) {
-	for name, tc := range map[string]struct {
-		change func(devices []resourceapi.Device)
-		alike  bool
-	}{
-		"nothing": {func(devices []resourceapi.Device) {
-			devices[1].Attributes["uuid"] = resourceapi.DeviceAttribute{StringValue: ptr.To("another")}
-		}, true},
-		"the groups of a device": {func(devices []resourceapi.Device) {
-			devices[1].ConsumesCounters[0].CompatibilityGroups = []string{"red", "green"}
-		}, false},
-		"what devices in use have in common": {func(devices []resourceapi.Device) {
-			devices[0].ConsumesCounters[0].CompatibilityGroups = []string{"red"}
-		}, false},
-		"a derived value": {func(devices []resourceapi.Device) {
-			devices[2].Attributes["index"] = resourceapi.DeviceAttribute{IntValue: ptr.To(int64(1))}
-		}, false},
-		"another value of a list": {func(devices []resourceapi.Device) {
-			devices[2].Attributes["links"] = resourceapi.DeviceAttribute{IntValues: []int64{0, 1}}
-		}, false},
-	} {
-		t.Run(name, func(t *testing.T) {
-			look := func(change func([]resourceapi.Device)) answers.Fingerprint {
-				w := rig().node("n1", gpus(4, consumes("set", "slots", "1"))...).counters("n1", "set", "slots", "4").hold("n1/gpu-0")
-				w.features = func(f *inventory.Features) {
-					f.ListTypeAttributes, f.CompatibilityGroups, f.DerivedAttributes = true, true, true
-				}
-				devices := w.slices[0].Spec.Devices
-				for i := range devices {
-					devices[i].ConsumesCounters[0].CompatibilityGroups = []string{"red", "blue"}
-					devices[i].Attributes["links"] = resourceapi.DeviceAttribute{IntValues: []int64{0, int64(i)}}
-				}
-				change(devices)
-				request := exactly("gpu", 2)
-				request.Exactly.DerivedAttributes = []resourceapi.DeviceDerivedAttribute{{Name: "example.com/derived", Expression: `device.attributes["a.example.com"].index`}}
-				w.claim("c", request).matchAttribute("example.com/derived").matchAttribute("a.example.com/links")
-				_, in := w.compile(t)
-				s := newSearch(context.Background(), in, in.Inventory.ForNode(w.nodes[0]))
-				defer s.release()
-				if !s.prepare(in.Requests.lanes[0]) || s.lanes[0].candidates.Count() != 3 {
-					t.Fatalf("%d candidates, want 3", s.lanes[0].candidates.Count())
-				}
-				return s.prints.fingerprint()
-			}
-			if alike := look(func([]resourceapi.Device) {}) == look(tc.change); alike != tc.alike {
-				t.Errorf("alike: %t, want %t", alike, tc.alike)
-			}
-		})
-	}
-}
-
 // looksLeft is an attempt in which searches may look so many times whether their time is over.
 type looksLeft struct{ each, looked int }
 
@@ -326,7 +274,7 @@ func TestSharedAnswersAreThoseOfEachNode(t *testing.T) {
 				for range 6 {
 					for _, node := range w.nodes {
 						before := requests.searches()
-						in := Input{Requests: requests, Node: node, Inventory: store.View(), Usage: w.usage(), Policy: policy, Scoring: MostAllocated, variant: variant{shareAll: true, hurried: true}}
+						in := Input{Requests: requests, Node: node, Inventory: store.View(), Usage: w.usage(), Policy: policy, Scoring: MostAllocated, variant: search.Variant{ShareAll: true, Hurried: true}}
 						got, want := Check(context.Background(), in), Allocate(context.Background(), in)
 						want.Allocations = nil
 						if diff := cmp.Diff(want, got, samePool, sameText); diff != "" {

@@ -1,10 +1,10 @@
 package allocator
 
 import (
-	"context"
-
 	resourceapi "k8s.io/api/resource/v1"
 
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
+	"stowage.dev/stowage/pkg/allocator/internal/search"
 	"stowage.dev/stowage/pkg/inventory"
 )
 
@@ -15,20 +15,20 @@ import (
 //  3. What was found before for equal requests, and devices held as they are, is true again.
 //  4. Everything else is searched for, see search; what takes long once for all nodes that are alike, see answers.
 //  5. What fits is turned into allocations, what does not into counts.
-func decide(ctx context.Context, in *Input, keep bool) Result {
+func decide(in *Input, keep bool) Result {
 	seen := glanceAt(in)
 	counted := unknown
-	if plain := in.Requests.plain; plain != nil && !keep {
-		counted = plain.countOnly(seen, in)
+	if plain := in.Requests.compiled.Plain; plain != nil && !keep {
+		counted = countOnly(plain, seen, in)
 		if counted == yes {
 			var v value
 			v.add(seen, in, plain)
-			if in.interrupted == nil {
+			if in.evaluator.Interrupted == nil {
 				return v.result(in)
 			}
 		}
-		if in.interrupted != nil {
-			return Result{Failure: newUndecided(seen.devices, in.interrupted)}
+		if in.evaluator.Interrupted != nil {
+			return Result{Failure: newUndecided(seen.devices, in.evaluator.Interrupted)}
 		}
 	}
 	if !keep {
@@ -39,30 +39,40 @@ func decide(ctx context.Context, in *Input, keep bool) Result {
 	if counted == no {
 		return seen.remember(in, Result{Failure: newFailure(in, seen.devices, nil)})
 	}
-	s := newSearch(ctx, *in, seen.devices)
-	defer s.release()
+	s := search.New(in.search(), seen.devices, in.stateOf)
+	defer s.Release()
 	found := false
 	if keep {
-		found = s.run()
+		found = s.Run()
 	} else {
-		found = s.runShared()
+		found = s.RunShared()
 	}
+	in.evaluator.Interrupted = s.Interrupted()
 	if !found {
-		result := Result{Failure: newFailure(&s.in, seen.devices, &s.state)}
+		result := Result{Failure: newFailure(in, seen.devices, s)}
 		if keep {
 			return result
 		}
 		return seen.remember(in, result)
 	}
-	result := s.value(seen).result(in)
+	var v value
+	for _, r := range in.Requests.compiled.Requests {
+		v.add(seen, in, s.Choice(r))
+	}
+	result := v.result(in)
 	switch {
-	case s.in.interrupted != nil:
-		return Result{Failure: newUndecided(seen.devices, s.in.interrupted)}
+	case in.evaluator.Interrupted != nil:
+		return Result{Failure: newUndecided(seen.devices, in.evaluator.Interrupted)}
 	case keep:
-		result.Allocations = s.allocations()
+		result.Allocations = allocations(in, s)
 		return result
 	}
 	return seen.remember(in, result)
+}
+
+// search is what a search of a node depends on.
+func (in *Input) search() search.Input {
+	return search.Input{Evaluator: in.evaluator, Requests: in.Requests.compiled, Answers: &in.Requests.answers, Policy: in.Policy, Variant: in.variant}
 }
 
 type answer int
@@ -76,14 +86,14 @@ const (
 // countOnly decides a request that is alone by counting. A device on which a selector failed matters only if the
 // search would come to it, so such a pool is left to the search. So are several devices that may consume the same
 // counters: each may be had, and not all of them.
-func (a *alternative) countOnly(seen *glance, in *Input) answer {
-	if a.all {
-		return a.countAll(seen.devices, in)
+func countOnly(a *compiled.Alternative, seen *glance, in *Input) answer {
+	if a.All {
+		return countAll(a, seen.devices, in)
 	}
 	free, independent := 0, true
 	for p, t := range seen.pools(in) {
 		var c count
-		if a.admin {
+		if a.Admin {
 			c = countOf(t.state, in, p, a)
 		} else {
 			c = t.count(in, p, a)
@@ -93,42 +103,34 @@ func (a *alternative) countOnly(seen *glance, in *Input) answer {
 		}
 		free += c.free
 		independent = independent && !c.dependent
-		if free >= a.count && (independent || a.count == 1) {
+		if free >= a.Count && (independent || a.Count == 1) {
 			return yes
 		}
 	}
 	switch {
-	case free < a.count:
+	case free < a.Count:
 		return no
-	case independent || a.count == 0:
+	case independent || a.Count == 0:
 		return yes
 	}
 	return unknown
 }
 
-func (a *alternative) countAll(devices *inventory.NodeDevices, in *Input) answer {
+func countAll(a *compiled.Alternative, devices *inventory.NodeDevices, in *Input) answer {
 	if len(devices.Problems) > 0 {
 		return no
 	}
 	total, missing := 0, false
 	for _, p := range devices.Pools {
-		match := in.match(a, p)
+		match := in.evaluator.Match(a, p)
 		if match.Errors != nil || match.Match.Intersects(p.Consumers()) {
 			return unknown
 		}
-		missing = missing || match.Tainted != nil || in.stateOf(p).Free(p, match, a.admin) < match.Match.Count()
+		missing = missing || match.Tainted != nil || in.stateOf(p).Free(p, match, a.Admin) < match.Match.Count()
 		total += match.Match.Count()
 	}
 	if missing || total == 0 || total > resourceapi.AllocationResultsMaxSize {
 		return no
 	}
 	return yes
-}
-
-// preference is the score of choosing this alternative (KEP-4816).
-func (a *alternative) preference() int64 {
-	if !a.request.prioritized {
-		return 0
-	}
-	return int64(resourceapi.FirstAvailableDeviceRequestMaxSize - a.position)
 }

@@ -20,6 +20,7 @@ import (
 
 	"stowage.dev/stowage/pkg/allocator/explain"
 	"stowage.dev/stowage/pkg/allocator/internal/checker"
+	"stowage.dev/stowage/pkg/allocator/internal/search"
 )
 
 var upstreamFeatures = structured.Features{
@@ -56,17 +57,17 @@ func newUpstream(tb interface{ Fatalf(string, ...any) }, w *world) structured.Al
 // answer, and where there is one the same allocation to the last byte. Where upstream gives the pod up with an
 // error, ours may have an answer, but a valid one.
 func TestFirstFitIsUpstreams(t *testing.T) {
-	differential(t, drawWorld, variant{})
+	differential(t, drawWorld, search.Variant{})
 }
 
 // TestFirstFitIsUpstreamsWhereDevicesAreScarce does the same where the first attempt often has to be given up.
 func TestFirstFitIsUpstreamsWhereDevicesAreScarce(t *testing.T) {
-	differential(t, drawTightWorld, variant{})
+	differential(t, drawTightWorld, search.Variant{})
 }
 
 // TestFirstFitIsUpstreamsWhereDevicesShare does the same with counters and capacity of which there is little.
 func TestFirstFitIsUpstreamsWhereDevicesShare(t *testing.T) {
-	differential(t, drawSharingWorld, variant{})
+	differential(t, drawSharingWorld, search.Variant{})
 }
 
 // TestFirstFitIsUpstreamsThoroughly does the same with the thorough attempt as soon as the greedy one is stuck, which otherwise
@@ -75,12 +76,12 @@ func TestFirstFitIsUpstreamsThoroughly(t *testing.T) {
 	for name, draw := range map[string]func(*rapid.T) *world{
 		"any devices": drawWorld, "scarce devices": drawTightWorld, "admin access": drawAdminWorld, "devices that share": drawSharingWorld,
 	} {
-		t.Run(name, func(t *testing.T) { differential(t, draw, variant{hurried: true}) })
+		t.Run(name, func(t *testing.T) { differential(t, draw, search.Variant{Hurried: true}) })
 	}
 }
 
 // differential compares in 100 draws, or in as many as -rapid.checks says: make differential asks for 2,000.
-func differential(t *testing.T, draw func(*rapid.T) *world, by variant) {
+func differential(t *testing.T, draw func(*rapid.T) *world, by search.Variant) {
 	var stats differences
 	rapid.Check(t, func(t *rapid.T) { stats.compare(t, draw(t), by) })
 	t.Logf("%+v", stats)
@@ -103,7 +104,7 @@ type differences struct {
 	Slow int
 }
 
-func (d *differences) compare(t *rapid.T, w *world, by variant) {
+func (d *differences) compare(t *rapid.T, w *world, by search.Variant) {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Second)
 	defer cancel()
 	upstream := newUpstream(t, w)

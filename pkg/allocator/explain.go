@@ -10,6 +10,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
 	"stowage.dev/stowage/pkg/inventory"
 )
 
@@ -31,7 +32,7 @@ func (n *Naming) subject(namespace, claim, request string) string {
 // Explain sums up the failures of nodes, by node name, that Check or Allocate gave for reqs. The order of the
 // failures does not matter.
 func Explain(reqs *Requests, failures iter.Seq2[string, *Failure], naming Naming) *explain.Explanation {
-	s := newSum(reqs, naming)
+	s := newSum(reqs.compiled, naming)
 	for _, failure := range failures {
 		s.add(failure)
 	}
@@ -45,7 +46,7 @@ func ExplainNodes(reqs *Requests, failures iter.Seq2[string, *Failure], limit in
 	out := make([]explain.Node, 0, min(limit, len(nodes)))
 	for _, node := range nodes[:min(limit, len(nodes))] {
 		failure := all[node]
-		s := newSum(reqs, Naming{})
+		s := newSum(reqs.compiled, Naming{})
 		s.add(failure)
 		e := s.explanation()
 		out = append(out, explain.Node{
@@ -57,7 +58,7 @@ func ExplainNodes(reqs *Requests, failures iter.Seq2[string, *Failure], limit in
 
 // sum adds up failures.
 type sum struct {
-	reqs      *Requests
+	reqs      *compiled.Requests
 	naming    Naming
 	requests  []explain.Request // by lane; FilteredBy has all selectors
 	seen      []map[*inventory.NodePool]struct{}
@@ -70,7 +71,7 @@ type sum struct {
 
 type constraintKey struct{ claim, constraint int }
 
-func newSum(reqs *Requests, naming Naming) *sum {
+func newSum(reqs *compiled.Requests, naming Naming) *sum {
 	s := &sum{
 		reqs:      reqs,
 		naming:    naming,
@@ -79,13 +80,13 @@ func newSum(reqs *Requests, naming Naming) *sum {
 		pools:     make(map[inventory.PoolID]*inventory.PoolProblem),
 		selectors: make(map[explain.SelectorError]struct{}),
 	}
-	for _, a := range reqs.lanes {
-		claim := reqs.objects[a.request.claim]
+	for _, a := range reqs.Lanes {
+		claim := reqs.Objects[a.Request.Claim]
 		r := explain.Request{
-			Namespace: claim.Namespace, Claim: claim.Name, Request: a.resultName(), DeviceClass: a.class.Object.Name,
-			Subject: naming.subject(claim.Namespace, claim.Name, a.resultName()), Wanted: a.count, All: a.all,
+			Namespace: claim.Namespace, Claim: claim.Name, Request: a.ResultName(), DeviceClass: a.Class.Object.Name,
+			Subject: naming.subject(claim.Namespace, claim.Name, a.ResultName()), Wanted: a.Count, All: a.All,
 		}
-		for _, expression := range a.selectors {
+		for _, expression := range a.Selectors {
 			r.FilteredBy = append(r.FilteredBy, explain.SelectorCount{Expression: expression})
 		}
 		s.requests, s.seen = append(s.requests, r), append(s.seen, make(map[*inventory.NodePool]struct{}))
@@ -98,10 +99,10 @@ func (s *sum) add(f *Failure) {
 	s.reasons[f.Reason]++
 	for i := range f.Requests {
 		c := &f.Requests[i]
-		a := s.reqs.claims[c.Claim].requests[c.Request].alternatives[c.Alternative]
-		if _, ok := s.seen[a.lane][c.Pool]; !ok {
-			s.seen[a.lane][c.Pool] = struct{}{}
-			addPool(&s.requests[a.lane], c, a, &s.naming)
+		a := s.reqs.Claims[c.Claim].Requests[c.Request].Alternatives[c.Alternative]
+		if _, ok := s.seen[a.Lane][c.Pool]; !ok {
+			s.seen[a.Lane][c.Pool] = struct{}{}
+			addPool(&s.requests[a.Lane], c, a, &s.naming)
 		}
 	}
 	for _, c := range f.Constraints {
@@ -114,14 +115,14 @@ func (s *sum) add(f *Failure) {
 		s.pools[problem.Pool] = problem
 	}
 	if f.SelectorError != nil {
-		e := f.SelectorError.explanation()
+		e := f.SelectorError.Explanation()
 		e.Subject = s.naming.subject(e.Namespace, e.Claim, e.Request)
 		s.selectors[e] = struct{}{}
 	}
 }
 
 // addPool adds how the devices of one pool look to the alternative.
-func addPool(r *explain.Request, c *RequestCounts, a *alternative, naming *Naming) {
+func addPool(r *explain.Request, c *RequestCounts, a *compiled.Alternative, naming *Naming) {
 	r.Offered += c.Devices
 	r.Devices += c.Devices - c.FilteredByClass
 	for k, n := range c.FilteredBy {
@@ -131,14 +132,14 @@ func addPool(r *explain.Request, c *RequestCounts, a *alternative, naming *Namin
 	addTaints(r, c, a, naming)
 }
 
-func addTaints(r *explain.Request, c *RequestCounts, a *alternative, naming *Naming) {
+func addTaints(r *explain.Request, c *RequestCounts, a *compiled.Alternative, naming *Naming) {
 	if len(c.Taints) == 0 {
 		return
 	}
 	if r.Taints == nil {
 		r.Taints = make(map[string]int)
 	}
-	known := a.matcher.Known(c.Pool)
+	known := a.Matcher.Known(c.Pool)
 	if naming.Rule == nil || known == nil { // it is not worth evaluating selectors again
 		for key, n := range c.Taints {
 			r.Taints[key] += n
@@ -151,7 +152,7 @@ func addTaints(r *explain.Request, c *RequestCounts, a *alternative, naming *Nam
 			continue
 		}
 		device := c.Pool.Device(i)
-		taint := a.matcher.RefusedTaint(device)
+		taint := a.Matcher.RefusedTaint(device)
 		key := taint.Key
 		if rule := naming.Rule(c.Pool.ID(), device.Name, taint); rule != "" {
 			key += " by DeviceTaintRule " + rule
@@ -173,7 +174,7 @@ func (s *sum) explanation() *explain.Explanation {
 	for _, key := range slices.SortedFunc(maps.Keys(s.best), func(a, b constraintKey) int {
 		return cmp.Or(cmp.Compare(a.claim, b.claim), cmp.Compare(a.constraint, b.constraint))
 	}) {
-		c, claim := s.best[key], s.reqs.objects[key.claim]
+		c, claim := s.best[key], s.reqs.Objects[key.claim]
 		e.Constraints = append(e.Constraints, explain.Constraint{
 			Namespace: claim.Namespace, Claim: claim.Name, Attribute: c.Attribute, Best: c.Best, Wanted: c.Wanted,
 		})

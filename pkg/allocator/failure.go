@@ -1,13 +1,12 @@
 package allocator
 
 import (
-	"context"
-	"fmt"
-
 	resourceapi "k8s.io/api/resource/v1"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
 	"stowage.dev/stowage/pkg/allocator/internal/poolstate"
+	"stowage.dev/stowage/pkg/allocator/internal/search"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
@@ -93,69 +92,18 @@ type ConstraintCounts struct {
 	Best, Wanted int
 }
 
-// SelectorError is a CEL selector, or the CEL expression of a derived attribute, that failed at run time on one device,
-// or a required capacity that cannot be compared with the device's.
-type SelectorError struct {
-	// Namespace, Claim and Request name what asked.
-	Namespace, Claim, Request string
-	// Class is the DeviceClass if the selector is the class's; empty if it is the request's own.
-	Class string
-	// Attribute is the attribute that the expression derives; empty if it is a selector.
-	Attribute resourceapi.FullyQualifiedName
-	// Expression is the selector; empty if it is the required capacity.
-	Expression string
-	// Driver, Pool and Device name the device.
-	Driver, Pool, Device string
-	// Err is what CEL said.
-	Err error
-}
-
-func (e *SelectorError) Error() string {
-	explanation := e.explanation()
-	return explanation.String()
-}
-
-func (e *SelectorError) explanation() explain.SelectorError {
-	return explain.SelectorError{
-		Namespace: e.Namespace, Claim: e.Claim, Request: e.Request, DeviceClass: e.Class, Attribute: e.Attribute, Expression: e.Expression,
-		Driver: e.Driver, Pool: e.Pool, Device: e.Device, Message: fmt.Sprint(e.Err),
-	}
-}
-
-func (e *SelectorError) Unwrap() error { return e.Err }
-
-func selectorError(in *Input, a *alternative, p *inventory.NodePool, device int) *SelectorError {
-	object := in.Requests.objects[a.request.claim]
-	var expression string
-	var ofClass bool
-	var err error
-	in.evaluate(func(ctx context.Context) error {
-		var interrupted error
-		expression, ofClass, err, interrupted = a.matcher.Error(ctx, p, device)
-		return interrupted
-	})
-	e := &SelectorError{
-		Namespace: object.Namespace, Claim: object.Name, Request: a.resultName(), Expression: expression,
-		Driver: p.ID().Driver, Pool: p.ID().Pool, Device: p.Device(device).Name, Err: err,
-	}
-	if ofClass {
-		e.Class = a.class.Object.Name
-	}
-	return e
-}
-
 // newFailure says why the node was refused. s is where the search that failed ended, nil if counting was enough.
-func newFailure(in *Input, devices *inventory.NodeDevices, s *state) *Failure {
-	if s != nil && s.err != nil {
-		return newUndecided(devices, s.err)
+func newFailure(in *Input, devices *inventory.NodeDevices, s *search.Search) *Failure {
+	if s != nil && s.Err != nil {
+		return newUndecided(devices, s.Err)
 	}
 	f := &Failure{Pools: devices.Problems}
-	f.Requests = make([]RequestCounts, 0, len(in.Requests.lanes)*len(devices.Pools))
+	f.Requests = make([]RequestCounts, 0, len(in.Requests.compiled.Lanes)*len(devices.Pools))
 	worst := fits
 	var broken *SelectorError
-	for _, r := range in.Requests.requests {
+	for _, r := range in.Requests.compiled.Requests {
 		best := noMatch
-		for _, a := range r.alternatives {
+		for _, a := range r.Alternatives {
 			best = max(best, f.count(in, devices, a))
 		}
 		if best == noMatch && broken == nil {
@@ -164,15 +112,15 @@ func newFailure(in *Input, devices *inventory.NodeDevices, s *state) *Failure {
 		worst = min(worst, best)
 	}
 	switch {
-	case s != nil && s.selectorError != nil:
-		f.Reason, f.SelectorError = explain.ReasonSelectorError, s.selectorError
-	case s != nil && s.tooMany:
+	case s != nil && s.SelectorError != nil:
+		f.Reason, f.SelectorError = explain.ReasonSelectorError, s.SelectorError
+	case s != nil && s.TooMany:
 		f.Reason = explain.ReasonTooMany
-	case len(devices.Problems) > 0 && in.Requests.anyAll():
+	case len(devices.Problems) > 0 && in.Requests.compiled.AnyAll():
 		f.Reason = explain.ReasonPool
 	case worst == fits:
 		f.Reason = explain.ReasonConstraints
-		f.countConstraints(s)
+		f.countConstraints(in, s)
 	case worst == noMatch && broken != nil:
 		f.Reason, f.SelectorError = explain.ReasonSelectorError, broken
 	default:
@@ -181,8 +129,8 @@ func newFailure(in *Input, devices *inventory.NodeDevices, s *state) *Failure {
 			f.Reason = explain.ReasonPool
 		}
 	}
-	if in.interrupted != nil {
-		return newUndecided(devices, in.interrupted)
+	if in.evaluator.Interrupted != nil {
+		return newUndecided(devices, in.evaluator.Interrupted)
 	}
 	return f
 }
@@ -194,18 +142,18 @@ func newUndecided(devices *inventory.NodeDevices, err error) *Failure {
 
 // firstError returns the first device on which a selector of the request failed, if the request would get enough
 // devices were those on which one failed to match.
-func firstError(in *Input, devices *inventory.NodeDevices, r *request) *SelectorError {
-	for _, a := range r.alternatives {
+func firstError(in *Input, devices *inventory.NodeDevices, r *compiled.Request) *SelectorError {
+	for _, a := range r.Alternatives {
 		possible := 0
 		var first *SelectorError
 		for _, p := range devices.Pools {
-			match := in.match(a, p)
+			match := in.evaluator.Match(a, p)
 			possible += match.Match.Count() + match.Errors.Count()
 			if first == nil && match.Errors != nil {
-				first = selectorError(in, a, p, match.Errors.Next(0))
+				first = in.evaluator.SelectorError(in.Requests.compiled, a, p, match.Errors.Next(0))
 			}
 		}
-		if first != nil && possible >= a.count {
+		if first != nil && possible >= a.Count {
 			return first
 		}
 	}
@@ -229,20 +177,17 @@ func (l level) reason() explain.Reason {
 }
 
 // count adds the counts for one alternative and says how far it gets.
-func (f *Failure) count(in *Input, devices *inventory.NodeDevices, a *alternative) level {
+func (f *Failure) count(in *Input, devices *inventory.NodeDevices, a *compiled.Alternative) level {
 	matching, supported, untainted, free := 0, 0, 0, 0
 	for _, p := range devices.Pools {
-		match := in.match(a, p)
+		match := in.evaluator.Match(a, p)
 		c := RequestCounts{
-			Claim: a.request.claim, Request: a.request.position, Alternative: a.position, Pool: p, Wanted: a.count,
+			Claim: a.Request.Claim, Request: a.Request.Position, Alternative: a.Position, Pool: p, Wanted: a.Count,
 			Devices:      p.Visible(),
 			DeviceCounts: explain.DeviceCounts{Failing: match.Errors.Count(), Matching: match.Match.Count(), TooSmall: match.Small.Count()},
 		}
 		if c.Matching+c.Failing+c.TooSmall < c.Devices {
-			in.evaluate(func(ctx context.Context) (err error) {
-				c.FilteredByClass, c.FilteredBy, err = a.matcher.Rejections(ctx, p)
-				return err
-			})
+			c.FilteredByClass, c.FilteredBy = in.evaluator.Rejections(a, p)
 		}
 		c.sortMatching(p, match, in.stateOf(p), a)
 		matching += c.Matching
@@ -251,8 +196,8 @@ func (f *Failure) count(in *Input, devices *inventory.NodeDevices, a *alternativ
 		free += c.Free
 		f.Requests = append(f.Requests, c)
 	}
-	wanted := a.count
-	if a.all {
+	wanted := a.Count
+	if a.All {
 		wanted = max(1, matching)
 	}
 	switch {
@@ -271,7 +216,7 @@ func (f *Failure) count(in *Input, devices *inventory.NodeDevices, a *alternativ
 }
 
 // sortMatching puts each matching device under the first reason for which it cannot be had.
-func (c *RequestCounts) sortMatching(p *inventory.NodePool, match *inventory.PoolMatch, state *poolstate.State, a *alternative) {
+func (c *RequestCounts) sortMatching(p *inventory.NodePool, match *inventory.PoolMatch, state *poolstate.State, a *compiled.Alternative) {
 	rest := match.Match.Clone()
 	take := func(set bitset.Set) int {
 		n := rest.AndCount(set)
@@ -286,11 +231,11 @@ func (c *RequestCounts) sortMatching(p *inventory.NodePool, match *inventory.Poo
 			if c.Taints == nil {
 				c.Taints = make(map[string]int)
 			}
-			c.Taints[a.matcher.RefusedTaint(p.Device(i)).Key]++
+			c.Taints[a.Matcher.RefusedTaint(p.Device(i)).Key]++
 		}
 	}
 	c.Tainted = take(match.Tainted)
-	if !a.admin {
+	if !a.Admin {
 		c.Foreign = rest.AndCount(state.Foreign)
 		c.Held = take(state.Held)
 	}
@@ -308,34 +253,16 @@ func (c *RequestCounts) sortMatching(p *inventory.NodePool, match *inventory.Poo
 }
 
 // countConstraints says how far each matchAttribute constraint gets when nothing else is asked for.
-func (f *Failure) countConstraints(s *state) {
+func (f *Failure) countConstraints(in *Input, s *search.Search) {
 	if s == nil {
 		return
 	}
-	for i := range s.reqs.claims {
-		for _, c := range s.reqs.claims[i].constraints {
-			if c.distinct {
-				continue
+	for i := range in.Requests.compiled.Claims {
+		for _, c := range in.Requests.compiled.Claims[i].Constraints {
+			if !c.Distinct {
+				best, wanted := s.Together(c)
+				f.Constraints = append(f.Constraints, ConstraintCounts{Claim: i, Constraint: c.Position, Attribute: c.Attribute, Best: best, Wanted: wanted})
 			}
-			counts := ConstraintCounts{Claim: i, Constraint: c.position, Attribute: c.attribute}
-			union := s.newSet()
-			for _, r := range s.reqs.claims[i].requests {
-				least := -1
-				for _, a := range r.alternatives {
-					if c.appliesTo(a) {
-						union.Or(s.lanes[a.lane].candidates)
-						if wanted := s.lanes[a.lane].wanted; least < 0 || wanted < least {
-							least = wanted
-						}
-					}
-				}
-				counts.Wanted += max(0, least)
-			}
-			for _, of := range s.groupings.of(c).groups {
-				group := of.Devices
-				counts.Best = max(counts.Best, union.AndCount(group))
-			}
-			f.Constraints = append(f.Constraints, counts)
 		}
 	}
 }

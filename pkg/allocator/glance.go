@@ -146,7 +146,7 @@ func newGlance(in *Input, devices *inventory.NodeDevices) *glance {
 func (g *glance) pools(in *Input) iter.Seq2[*inventory.NodePool, *tally] {
 	return func(yield func(*inventory.NodePool, *tally) bool) {
 		if g.pool != nil {
-			yield(g.pool, g.tally.in(g.pool, in.Requests.namespace))
+			yield(g.pool, g.tally.in(g.pool, in.Requests.compiled.Namespace))
 			return
 		}
 		for _, p := range g.devices.Pools {
@@ -159,16 +159,16 @@ func (g *glance) pools(in *Input) iter.Seq2[*inventory.NodePool, *tally] {
 
 // verdict returns the result that is known for the requests.
 func (g *glance) verdict(in *Input) (Result, bool) {
-	if g.tally == nil || !in.Requests.recurring {
+	if g.tally == nil || !in.Requests.compiled.Recurring {
 		return Result{}, false
 	}
-	return g.tally.in(g.pool, in.Requests.namespace).verdict(in)
+	return g.tally.in(g.pool, in.Requests.compiled.Namespace).verdict(in)
 }
 
 // remember keeps the result for requests that recur, and returns it.
 func (g *glance) remember(in *Input, result Result) Result {
-	if g.tally != nil && in.Requests.recurring {
-		g.tally.in(g.pool, in.Requests.namespace).remember(in, result)
+	if g.tally != nil && in.Requests.compiled.Recurring {
+		g.tally.in(g.pool, in.Requests.compiled.Namespace).remember(in, result)
 	}
 	return result
 }

@@ -54,15 +54,15 @@ func TestHardRequestsTakeFewSteps(t *testing.T) {
 			if len(devices.Problems) > 0 {
 				t.Fatal(devices.Problems[0])
 			}
-			s := newSearch(&atMost{Context: context.Background(), n: 20 * tc.steps}, in, devices)
-			defer s.release()
-			fits := s.run()
-			t.Logf("%d steps", s.steps)
-			if s.selectorError != nil {
-				t.Fatal(s.selectorError)
+			s := in.searchOf(&atMost{Context: context.Background(), n: 20 * tc.steps}, devices)
+			defer s.Release()
+			fits := s.Run()
+			t.Logf("%d steps", s.Steps())
+			if s.SelectorError != nil {
+				t.Fatal(s.SelectorError)
 			}
-			if s.steps > tc.steps || fits != tc.fits {
-				t.Errorf("%d steps and fits %v, want at most %d and %v", s.steps, fits, tc.steps, tc.fits)
+			if s.Steps() > tc.steps || fits != tc.fits {
+				t.Errorf("%d steps and fits %v, want at most %d and %v", s.Steps(), fits, tc.steps, tc.fits)
 			}
 		})
 	}

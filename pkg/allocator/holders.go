@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
+	"stowage.dev/stowage/pkg/allocator/internal/evaluation"
 	"stowage.dev/stowage/pkg/allocator/internal/minimize"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
@@ -66,7 +67,7 @@ func FindHolders(ctx context.Context, in Input, failures iter.Seq2[string, *Fail
 // ctx or the options did not leave enough time to tell.
 func Blockers(ctx context.Context, in Input, opts HolderOptions) *explain.NodeHolders {
 	opts.setDefaults()
-	in.ctx, in.Policy, in.Scoring = ctx, FirstFit, NoScoring // only whether there is an answer matters
+	in.evaluator, in.Policy, in.Scoring = evaluation.Evaluator{Ctx: ctx, Attempt: in.Attempt}, FirstFit, NoScoring // only whether there is an answer matters
 	holders, pools := holdersOn(in, opts)
 	if len(holders) == 0 {
 		return nil
@@ -174,9 +175,9 @@ func isInTheWay(p *inventory.NodePool, wanted bitset.Set, i int) bool {
 // mind holders, but needs what they leave of counters and capacity.
 func (in *Input) wantedFrom(p *inventory.NodePool) bitset.Set {
 	wanted := bitset.New(p.Len())
-	for _, a := range in.Requests.lanes {
-		if !a.admin || p.Consumers() != nil || p.Shareable() != nil {
-			wanted.Or(in.match(a, p).Match)
+	for _, a := range in.Requests.compiled.Lanes {
+		if !a.Admin || p.Consumers() != nil || p.Shareable() != nil {
+			wanted.Or(in.evaluator.Match(a, p).Match)
 		}
 	}
 	return wanted

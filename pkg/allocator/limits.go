@@ -10,6 +10,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
+	"stowage.dev/stowage/pkg/allocator/internal/evaluation"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -19,18 +21,18 @@ import (
 // is incomplete or invalid nothing is said: what is told is certain as long as no devices are added. It looks at nodes until one would do, or
 // ctx ends; in.Node and in.Usage are not used.
 func FindLimits(ctx context.Context, in Input, e *explain.Explanation, nodes iter.Seq[*v1.Node]) {
-	if len(e.Requests) != len(in.Requests.lanes) {
+	if len(e.Requests) != len(in.Requests.compiled.Lanes) {
 		return
 	}
-	in.ctx = ctx
-	l := newLimits(in.Requests)
+	in.evaluator = evaluation.Evaluator{Ctx: ctx, Attempt: in.Attempt}
+	l := newLimits(in.Requests.compiled)
 	for node := range nodes {
 		devices := in.Inventory.ForNode(node)
 		if len(devices.Problems) > 0 || ctx.Err() != nil {
 			return
 		}
 		l.look(&in, devices)
-		if in.interrupted != nil {
+		if in.evaluator.Interrupted != nil {
 			return
 		}
 		if l.areMet() {
@@ -51,9 +53,9 @@ func isNeverTogether(ctx context.Context, in Input, e *explain.Explanation, node
 		return false
 	}
 	if slices.ContainsFunc(e.Requests, func(r explain.Request) bool { return r.Tainted > 0 }) {
-		features := in.Requests.features
+		features := in.Requests.compiled.Features
 		features.DeviceTaints = false
-		requests, err := CompileWithin(ctx, in.Requests.objects, in.Inventory, features)
+		requests, err := CompileWithin(ctx, in.Requests.compiled.Objects, in.Inventory, features)
 		if err != nil {
 			return false
 		}
@@ -74,7 +76,7 @@ func isNeverTogether(ctx context.Context, in Input, e *explain.Explanation, node
 
 // limits are the most that one node has.
 type limits struct {
-	reqs  *Requests
+	reqs  *compiled.Requests
 	lanes []laneLimit
 	// rivals are requests that ask for the same devices.
 	rivals []rivals
@@ -89,40 +91,40 @@ type laneLimit struct {
 
 // rivals are requests without alternatives that take devices from each other.
 type rivals struct {
-	lanes []*alternative
+	lanes []*compiled.Alternative
 	asked int
 	// most is how many of their devices the node with the most has; unbounded tells that they may share some.
 	most      int
 	unbounded bool
 }
 
-func newLimits(reqs *Requests) *limits {
-	l := &limits{reqs: reqs, lanes: make([]laneLimit, len(reqs.lanes))}
+func newLimits(reqs *compiled.Requests) *limits {
+	l := &limits{reqs: reqs, lanes: make([]laneLimit, len(reqs.Lanes))}
 	for i := range l.lanes {
 		l.lanes[i].largest = make(map[resourceapi.QualifiedName]resource.Quantity)
 	}
-	for _, r := range reqs.requests {
-		a := r.alternatives[0]
-		if len(r.alternatives) > 1 || a.all || a.admin || a.count == 0 {
+	for _, r := range reqs.Requests {
+		a := r.Alternatives[0]
+		if len(r.Alternatives) > 1 || a.All || a.Admin || a.Count == 0 {
 			continue
 		}
-		at := slices.IndexFunc(l.rivals, func(o rivals) bool { return o.lanes[0].matcher == a.matcher })
+		at := slices.IndexFunc(l.rivals, func(o rivals) bool { return o.lanes[0].Matcher == a.Matcher })
 		if at < 0 {
 			at = len(l.rivals)
 			l.rivals = append(l.rivals, rivals{})
 		}
 		l.rivals[at].lanes = append(l.rivals[at].lanes, a)
-		l.rivals[at].asked += a.count
+		l.rivals[at].asked += a.Count
 	}
 	return l
 }
 
 // look counts the devices of one node.
 func (l *limits) look(in *Input, devices *inventory.NodeDevices) {
-	for i, a := range l.reqs.lanes {
+	for i, a := range l.reqs.Lanes {
 		n := 0
 		for _, p := range devices.Pools {
-			match := in.match(a, p)
+			match := in.evaluator.Match(a, p)
 			n += match.Match.Count() + match.Errors.Count()
 			l.lanes[i].lookAtCapacity(a, p, match)
 		}
@@ -132,7 +134,7 @@ func (l *limits) look(in *Input, devices *inventory.NodeDevices) {
 		r := &l.rivals[i]
 		n := 0
 		for _, p := range devices.Pools {
-			match := in.match(r.lanes[0], p)
+			match := in.evaluator.Match(r.lanes[0], p)
 			n += match.Match.Count() + match.Errors.Count()
 			r.unbounded = r.unbounded || match.Match.Intersects(p.Shareable())
 		}
@@ -140,15 +142,15 @@ func (l *limits) look(in *Input, devices *inventory.NodeDevices) {
 	}
 }
 
-func (l *laneLimit) lookAtCapacity(a *alternative, p *inventory.NodePool, match *inventory.PoolMatch) {
-	if a.capacity == nil {
+func (l *laneLimit) lookAtCapacity(a *compiled.Alternative, p *inventory.NodePool, match *inventory.PoolMatch) {
+	if a.Capacity == nil {
 		return
 	}
 	for i := range p.Len() {
 		if !match.Match.Has(i) && !match.Small.Has(i) {
 			continue
 		}
-		for name := range a.capacity.Requests {
+		for name := range a.Capacity.Requests {
 			if has, ok := p.Device(i).Capacity[name]; ok && has.Value.Cmp(l.largest[name]) > 0 {
 				l.largest[name] = has.Value
 			}
@@ -158,20 +160,20 @@ func (l *laneLimit) lookAtCapacity(a *alternative, p *inventory.NodePool, match 
 
 // areMet tells whether every request alone, and those that are rivals together, find enough on some node.
 func (l *limits) areMet() bool {
-	for _, r := range l.reqs.requests {
-		if !slices.ContainsFunc(r.alternatives, l.isMet) {
+	for _, r := range l.reqs.Requests {
+		if !slices.ContainsFunc(r.Alternatives, l.isMet) {
 			return false
 		}
 	}
 	return !slices.ContainsFunc(l.rivals, func(r rivals) bool { return !r.areMet() })
 }
 
-func (l *limits) isMet(a *alternative) bool {
-	wanted := a.count
-	if a.all {
+func (l *limits) isMet(a *compiled.Alternative) bool {
+	wanted := a.Count
+	if a.All {
 		wanted = 1
 	}
-	return l.lanes[a.lane].most >= wanted
+	return l.lanes[a.Lane].most >= wanted
 }
 
 func (r *rivals) areMet() bool { return r.unbounded || r.most >= r.asked }
@@ -180,22 +182,22 @@ func (r *rivals) areMet() bool { return r.unbounded || r.most >= r.asked }
 func (l *limits) note(e *explain.Explanation) {
 	for _, r := range l.rivals {
 		if !r.areMet() {
-			e.Requests[r.lanes[0].lane].Limit = &explain.Limit{Asked: r.asked, Devices: r.most, Others: len(r.lanes) - 1}
+			e.Requests[r.lanes[0].Lane].Limit = &explain.Limit{Asked: r.asked, Devices: r.most, Others: len(r.lanes) - 1}
 		}
 	}
-	for i, a := range l.reqs.lanes {
+	for i, a := range l.reqs.Lanes {
 		if !l.isMet(a) {
 			e.Requests[i].Limit = l.lanes[i].limit(a)
 		}
 	}
 }
 
-func (l *laneLimit) limit(a *alternative) *explain.Limit {
-	limit := &explain.Limit{Asked: a.count, Devices: l.most}
-	if l.most > 0 || a.capacity == nil {
+func (l *laneLimit) limit(a *compiled.Alternative) *explain.Limit {
+	limit := &explain.Limit{Asked: a.Count, Devices: l.most}
+	if l.most > 0 || a.Capacity == nil {
 		return limit
 	}
-	for name, asked := range a.capacity.Requests {
+	for name, asked := range a.Capacity.Requests {
 		if largest := l.largest[name]; asked.Cmp(largest) > 0 && (limit.Capacity == "" || name < limit.Capacity) {
 			limit.Capacity, limit.AskedCapacity, limit.LargestCapacity = name, asked.String(), largest.String()
 		}

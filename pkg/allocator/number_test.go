@@ -63,18 +63,18 @@ func TestRequestsHaveTheSameNumberExactlyIfNodesLookAlikeToThem(t *testing.T) {
 		if err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		if another, ok := seen[first.number]; ok || first.recurring {
+		if another, ok := seen[first.compiled.Number]; ok || first.compiled.Recurring {
 			t.Errorf("%s and %s have the same number", name, another)
 		}
-		seen[first.number] = name
+		seen[first.compiled.Number] = name
 		for _, claim := range w.claims { // names of claims and requests tell pods of one template apart
 			claim.Name, claim.UID = claim.Name+"-2", claim.UID+"-2"
 		}
 		w.claims[0].Spec.Devices.Config = []resourceapi.DeviceClaimConfiguration{{DeviceConfiguration: resourceapi.DeviceConfiguration{
 			Opaque: &resourceapi.OpaqueDeviceConfiguration{Driver: driverA},
 		}}}
-		if second, err := Compile(w.claims, store.View(), DefaultFeatures()); err != nil || second.number != first.number || !second.recurring {
-			t.Errorf("%s: another pod of the template has number %d, not %d (%v)", name, second.number, first.number, err)
+		if second, err := Compile(w.claims, store.View(), DefaultFeatures()); err != nil || second.compiled.Number != first.compiled.Number || !second.compiled.Recurring {
+			t.Errorf("%s: another pod of the template has number %d, not %d (%v)", name, second.compiled.Number, first.compiled.Number, err)
 		}
 	}
 }

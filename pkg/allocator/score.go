@@ -4,6 +4,7 @@ import (
 	"math"
 	"slices"
 
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
 	"stowage.dev/stowage/pkg/allocator/internal/poolstate"
 	"stowage.dev/stowage/pkg/inventory"
 )
@@ -37,9 +38,9 @@ type value struct {
 }
 
 // add adds what a chosen alternative counts for.
-func (v *value) add(seen *glance, in *Input, a *alternative) {
-	v.preference += a.preference()
-	if in.Scoring == NoScoring || a.admin {
+func (v *value) add(seen *glance, in *Input, a *compiled.Alternative) {
+	v.preference += a.Preference()
+	if in.Scoring == NoScoring || a.Admin {
 		return
 	}
 	v.occupancy.add(seen, in, a)
@@ -72,10 +73,10 @@ func (o occupancy) permille() int64 {
 
 // add counts the devices that the alternative could have if nobody held any, and what the pod is going to hold of them.
 // What is known of the node's pools answers that without a look at their devices, unless they are shared.
-func (o *occupancy) add(seen *glance, in *Input, a *alternative) {
-	wanted := a.count
+func (o *occupancy) add(seen *glance, in *Input, a *compiled.Alternative) {
+	wanted := a.Count
 	for p, t := range seen.pools(in) {
-		match := in.match(a, p)
+		match := in.evaluator.Match(a, p)
 		usable := match.Usable.AndNotCount(p.Unsupported())
 		if usable == 0 {
 			continue
@@ -86,7 +87,7 @@ func (o *occupancy) add(seen *glance, in *Input, a *alternative) {
 			o.held += shared(t.state, p, match)
 			wanted = 0 // a share takes part of a device only
 		}
-		if a.all {
+		if a.All {
 			wanted += usable
 		}
 	}
@@ -127,7 +128,7 @@ type size struct {
 
 // add counts the devices that the alternative would take, the smallest that are free for it. What it takes of a shared device is
 // the same everywhere, so it is the device's own size that matters.
-func (s *size) add(seen *glance, in *Input, a *alternative) {
+func (s *size) add(seen *glance, in *Input, a *compiled.Alternative) {
 	least, most := 0, 0 // among pools with enough devices, and among those without
 	for p, t := range seen.pools(in) {
 		free := t.count(in, p, a).free
@@ -136,12 +137,12 @@ func (s *size) add(seen *glance, in *Input, a *alternative) {
 		}
 		each, same := p.SameSize()
 		if !same {
-			each = nthSmallest(t.state, in, p, a, min(free, max(1, a.count)))
+			each = nthSmallest(t.state, in, p, a, min(free, max(1, a.Count)))
 		}
 		switch {
 		case each == 0:
 			s.unknown = true
-		case free < a.count:
+		case free < a.Count:
 			most = max(most, each)
 		case least == 0 || each < least:
 			least = each
@@ -162,8 +163,8 @@ func (s *size) total() int64 {
 }
 
 // nthSmallest is the size of the n-th of the free devices, the smallest first. There are at least n.
-func nthSmallest(s *poolstate.State, in *Input, p *inventory.NodePool, a *alternative, n int) int {
-	match, taken := in.match(a, p), s.TakenFor(a.admin)
+func nthSmallest(s *poolstate.State, in *Input, p *inventory.NodePool, a *compiled.Alternative, n int) int {
+	match, taken := in.evaluator.Match(a, p), s.TakenFor(a.Admin)
 	var buffer [64]int // as many as most nodes have
 	sizes := buffer[:0]
 	for i := match.Usable.Next(0); i >= 0; i = match.Usable.Next(i + 1) {

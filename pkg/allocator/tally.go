@@ -4,6 +4,7 @@ import (
 	"sync"
 	"sync/atomic"
 
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
 	"stowage.dev/stowage/pkg/allocator/internal/poolstate"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
@@ -38,7 +39,7 @@ type verdicts [2]verdict
 
 // verdict is the result for certain requests, as Check returns it.
 type verdict struct {
-	requests uint64 // Requests.number, which is never 0
+	requests uint64 // their number, which is never 0
 	policy   Policy
 	scoring  Scoring
 	result   Result
@@ -50,8 +51,8 @@ func (t *tally) verdict(in *Input) (Result, bool) {
 	if all == nil {
 		return Result{}, false
 	}
-	v := &all[in.Requests.number%uint64(len(all))]
-	if v.requests != in.Requests.number || v.policy != in.Policy || v.scoring != in.Scoring {
+	v := &all[in.Requests.compiled.Number%uint64(len(all))]
+	if v.requests != in.Requests.compiled.Number || v.policy != in.Policy || v.scoring != in.Scoring {
 		return Result{}, false
 	}
 	return v.result, true
@@ -66,7 +67,7 @@ func (t *tally) remember(in *Input, result Result) {
 	if all := t.verdicts.Load(); all != nil {
 		next = *all
 	}
-	next[in.Requests.number%uint64(len(next))] = verdict{requests: in.Requests.number, policy: in.Policy, scoring: in.Scoring, result: result}
+	next[in.Requests.compiled.Number%uint64(len(next))] = verdict{requests: in.Requests.compiled.Number, policy: in.Policy, scoring: in.Scoring, result: result}
 	t.verdicts.Store(&next) // another one may get lost
 }
 
@@ -78,7 +79,7 @@ func (t *tally) isOf(view usage.View) bool { return t.mark == view.Mark(t.place)
 
 // tallyOf returns the tally that is true in the view, for the requests' namespace.
 func (in *Input) tallyOf(p *inventory.NodePool) *tally {
-	return tallyOf(p, in.Usage).in(p, in.Requests.namespace)
+	return tallyOf(p, in.Usage).in(p, in.Requests.compiled.Namespace)
 }
 
 // in returns the tally as it is for claims of the namespace.
@@ -154,24 +155,24 @@ func unpack(packed uint64) count {
 }
 
 // count returns the count of the pool, to which the tally belongs, for the alternative, which has no admin access.
-func (t *tally) count(in *Input, p *inventory.NodePool, a *alternative) count {
-	id := a.matcher.ID()
+func (t *tally) count(in *Input, p *inventory.NodePool, a *compiled.Alternative) count {
+	id := a.Matcher.ID()
 	slot := &t.counts[id%uint32(len(t.counts))]
 	if packed := slot.Load(); packed>>32 == uint64(id) {
 		return unpack(packed)
 	}
 	c := countOf(t.state, in, p, a)
-	if in.interrupted == nil {
+	if in.evaluator.Interrupted == nil {
 		slot.Store(c.pack(id))
 	}
 	return c
 }
 
 // countOf counts anew.
-func countOf(s *poolstate.State, in *Input, p *inventory.NodePool, a *alternative) count {
-	match := in.match(a, p)
+func countOf(s *poolstate.State, in *Input, p *inventory.NodePool, a *compiled.Alternative) count {
+	match := in.evaluator.Match(a, p)
 	return count{
-		free:      s.Free(p, match, a.admin),
+		free:      s.Free(p, match, a.Admin),
 		dependent: match.Usable.Intersects(p.Consumers()),
 		errors:    match.Errors != nil,
 	}

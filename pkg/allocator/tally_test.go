@@ -87,7 +87,7 @@ func compileTwice(t *testing.T, view *inventory.View, w *world) *Requests {
 			t.Fatal(err)
 		}
 	}
-	if !requests.recurring {
+	if !requests.compiled.Recurring {
 		t.Fatal("the second pod is not known to be one")
 	}
 	return requests

@@ -1,6 +1,7 @@
 package allocator
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -14,6 +15,8 @@ import (
 	"pgregory.net/rapid"
 
 	"stowage.dev/stowage/pkg/allocator/internal/checker"
+	"stowage.dev/stowage/pkg/allocator/internal/evaluation"
+	"stowage.dev/stowage/pkg/allocator/internal/search"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/usage"
 )
@@ -438,8 +441,17 @@ func drawClaim(t *rapid.T, index int) *resourceapi.ResourceClaim {
 	return claim
 }
 
-func drawDetails(t *rapid.T) details {
-	d := details{
+// drawn is what exact requests and subrequests have alike.
+type drawn struct {
+	class       string
+	mode        resourceapi.DeviceAllocationMode
+	count       int64
+	selectors   []resourceapi.DeviceSelector
+	tolerations []resourceapi.DeviceToleration
+}
+
+func drawDetails(t *rapid.T) drawn {
+	d := drawn{
 		class: fmt.Sprintf("class-%d", rapid.SampledFrom([]int{0, 1, 0, 1, 0, 1, 3, 4, 2, 0, 1, 4, 3, 5}).Draw(t, "class")),
 		mode:  resourceapi.DeviceAllocationModeExactCount,
 		count: int64(rapid.SampledFrom([]int{1, 1, 1, 2, 2, 3, 4}).Draw(t, "count")),
@@ -528,4 +540,10 @@ func (l classLister) Get(name string) (*resourceapi.DeviceClass, error) {
 		}
 	}
 	return nil, apierrors.NewNotFound(resourceapi.Resource("deviceclasses"), name)
+}
+
+// searchOf is the search of a node's devices.
+func (in *Input) searchOf(ctx context.Context, devices *inventory.NodeDevices) *search.Search {
+	in.evaluator = evaluation.Evaluator{Ctx: ctx, Attempt: in.Attempt}
+	return search.New(in.search(), devices, in.stateOf)
 }

@@ -11,6 +11,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 
 	"stowage.dev/stowage/pkg/inventory/bitset"
+	"stowage.dev/stowage/pkg/inventory/boundedcel"
 )
 
 // expression is one compiled CEL selector with its results on slices.
@@ -72,6 +73,16 @@ type CompileError struct {
 
 func (e *CompileError) Error() string { return fmt.Sprintf("CEL compile error: %v", e.Err) }
 func (e *CompileError) Unwrap() error { return e.Err }
+
+// compileCEL compiles an expression, of a derived attribute or of a selector. The error is a [*CompileError].
+func (f Features) compileCEL(text string, derived bool) (cel.CompilationResult, int64, error) {
+	features := cel.Features{EnableConsumableCapacity: f.ConsumableCapacity, EnableListTypeAttributes: f.ListTypeAttributes}
+	compiled, bytes, err := boundedcel.Compile(features, text, derived)
+	if err != nil {
+		return compiled, 0, &CompileError{Expression: text, Err: err}
+	}
+	return compiled, bytes, nil
+}
 
 // compile returns the expression for text from the bounded table.
 func (c *caches) compile(ctx context.Context, owner, text string) (*expression, error) {

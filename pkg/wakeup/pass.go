@@ -23,10 +23,16 @@ type job[T, K any] struct {
 	arrival  uint64
 	question *Question
 
-	claimsChanged, podChanged, retry bool
-	classChanged                     bool
+	ownChanges
+	classChanged bool
 	// undecided tells that its last attempt had no answer and that it is not yet time for the next one.
 	undecided bool
+	targets
+	decision
+}
+
+// targets are the nodes that matter to a waiter.
+type targets struct {
 	// changed are nodes that were touched by changes, or that may do if those woken earlier do not take them; next are the
 	// latter.
 	changed, next nodeSet
@@ -36,8 +42,10 @@ type job[T, K any] struct {
 	evictable nodeSet
 	// nominated is the node from which others are being evicted for it, -1 if there is none.
 	nominated int
+}
 
-	// What was decided.
+// decision is what a pass has come to about a waiter.
+type decision struct {
 	// vain tells that others are evicted for it in vain.
 	vain bool
 	// skipped are those among evictable that were touched by changes and not looked at.
@@ -182,7 +190,7 @@ func (r *Room[T, K]) job(p *pass[T, K], uid types.UID, w *waiter[T, K], resolved
 		w.missed = append(w.missed, p.changes...)
 		return nil
 	}
-	j := &job[T, K]{uid: uid, attempt: w.attempt, arrival: w.arrival, claimsChanged: w.claimsChanged, podChanged: w.podChanged, retry: w.retry}
+	j := &job[T, K]{uid: uid, attempt: w.number, arrival: w.arrival, ownChanges: w.ownChanges}
 	if !w.everyone {
 		j.interest = &w.nodes
 	}
@@ -197,9 +205,7 @@ func (r *Room[T, K]) job(p *pass[T, K], uid types.UID, w *waiter[T, K], resolved
 	if at := w.question.ChangesAt; !at.IsZero() && !at.After(now) && at.After(w.lookedAt) {
 		j.claimsChanged, w.lookedAt = true, now
 	}
-	if !w.retryAt.IsZero() && !w.retryAt.After(now) {
-		j.retry, w.retryAt = true, time.Time{}
-	}
+	j.retry = w.takeDue(now) || j.retry
 	j.undecided = w.undecided && !w.retryAt.IsZero()
 	if j.interest == nil {
 		j.changed.or(&p.unseen)
@@ -228,7 +234,7 @@ func (r *Room[T, K]) job(p *pass[T, K], uid types.UID, w *waiter[T, K], resolved
 	if resolved && w.queued {
 		j.claimsChanged, j.podChanged, w.queued = true, true, false // as if everything had changed
 	}
-	w.claimsChanged, w.podChanged, w.retry, w.classes, w.missed = false, false, false, nil, nil
+	w.ownChanges, w.classes, w.missed = ownChanges{}, nil, nil
 	nodeChanges := w.changedNodes
 	w.changedNodes.clear()
 	if !j.claimsChanged && !j.podChanged && !j.retry && !j.classChanged && j.changed.empty() {
@@ -279,7 +285,7 @@ func (r *Room[T, K]) finish(p *pass[T, K], j *job[T, K]) bool {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
 	w := r.waiters[j.uid]
-	if w == nil || w.attempt != j.attempt || w.stage == placed {
+	if w == nil || w.number != j.attempt || w.stage == placed {
 		if len(j.holds)+len(j.places) > 0 {
 			r.resolved = true
 			r.want()

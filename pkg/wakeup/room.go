@@ -93,7 +93,7 @@ func (r *Room[T, K]) want() {
 func (r *Room[T, K]) Note(pod *v1.Pod, claims []types.NamespacedName, tag T) {
 	r.mutex.Lock()
 	defer r.mutex.Unlock()
-	next := &waiter[T, K]{pod: pod, tag: tag, claims: claims, everyone: true, trying: true}
+	next := &waiter[T, K]{pod: pod, tag: tag, claims: claims, current: current{trying: true}, lacks: lacks{everyone: true}}
 	known := r.waiters[pod.UID]
 	if known != nil {
 		next.told, next.woken, next.retries, next.losses = known.told, known.woken, known.retries, known.losses
@@ -104,7 +104,7 @@ func (r *Room[T, K]) Note(pod *v1.Pod, claims []types.NamespacedName, tag T) {
 		r.forget(pod.UID)
 	}
 	r.attempts++
-	next.attempt, next.arrival = r.attempts, r.attempts
+	next.number, next.arrival = r.attempts, r.attempts
 	if known != nil {
 		next.arrival = known.arrival
 	}
@@ -175,16 +175,7 @@ func (r *Room[T, K]) Refused(pod types.UID, refusal Refusal, now time.Time) {
 	var next nodeSet
 	next.orCommon(&w.next, &w.nodes)
 	w.next = next
-	w.retryAt, w.losses, w.undecided = refusal.NotBefore, 0, refusal.Undecided
-	switch {
-	case refusal.Undecided || refusal.Again:
-		if at := now.Add(r.options.RetryAfter << min(w.retries, 5)); at.After(w.retryAt) {
-			w.retryAt = at
-		}
-		w.retries++
-	case refusal.NotBefore.IsZero():
-		w.retries = 0
-	}
+	w.refused(&refusal, now, r.options.RetryAfter)
 	r.tried(w)
 	r.want()
 }
@@ -220,13 +211,7 @@ func (r *Room[T, K]) Failed(pod types.UID, now time.Time) {
 		return
 	}
 	r.tried(w)
-	if w.losses == 0 {
-		w.retry = true
-	} else {
-		w.retryAt = now.Add(r.options.RetryAfter >> 5 << min(w.losses-1, 10))
-	}
-	w.losses++
-	w.retries = 0
+	w.retry = w.lost(now, r.options.RetryAfter) || w.retry
 	r.want()
 }
 

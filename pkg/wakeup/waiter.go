@@ -156,29 +156,44 @@ type waiter[T, K any] struct {
 	place place[K]
 	// arrival is the attempt with which it came; of equals in the queue's order who came first is first.
 	arrival uint64
+	// nominated is the node from which others are evicted for it, as long as the API may not show that.
+	nominated string
+	woken     *wakeUp
 
-	// attempt tells attempts apart.
-	attempt  uint64
+	current
+	lacks
+	unseen
+	tries
+}
+
+// current is the present attempt to schedule a pod, or the last one.
+type current struct {
+	// number tells attempts apart.
+	number   uint64
 	stage    stage
 	trying   bool // until the attempt is known to have ended
 	seen     Seen
 	question *Question
 	// lookedAt is up to when changes that need no event have been looked at.
 	lookedAt time.Time
+}
+
+// lacks are the nodes on which a pod lacked devices in its last attempt.
+type lacks struct {
 	// nodes are those on which devices were missing; all until that is known.
 	nodes    nodeSet
 	everyone bool
 	// evictable are those among them on which others could have been evicted for it in the last attempt. It has been decided whether they are.
 	evictable nodeSet
-	// nominated is the node from which others are evicted for it, as long as the API may not show that.
-	nominated string
 	// skipped are those of which a change since was not looked at because of that.
 	skipped nodeSet
+}
 
-	// What has happened since the last attempt and has not been looked at.
-	claimsChanged, podChanged, retry bool
-	classes                          map[string]uint64 // changed ones, with the inventory's generation
-	changedNodes                     nodeSet
+// unseen is what has happened since the last attempt and has not been looked at.
+type unseen struct {
+	ownChanges
+	classes      map[string]uint64 // changed ones, with the inventory's generation
+	changedNodes nodeSet
 	// keptNoMore are nodes whose devices are not kept for a nominated pod any more: who can be evicted there is to be decided anew.
 	keptNoMore nodeSet
 	missed     []change // while unjudged
@@ -186,13 +201,51 @@ type waiter[T, K any] struct {
 	next nodeSet
 	// queued tells that those woken before it are expected to take all places at a claim of its own.
 	queued bool
+}
 
-	woken *wakeUp
+// ownChanges are what concerns one pod alone.
+type ownChanges struct{ claimsChanged, podChanged, retry bool }
+
+// tries says when a pod is tried again although nothing has changed.
+type tries struct {
 	// retries counts attempts after which it is tried again by and by, and losses those in which it lost its node, in a row. retryAt is when to
 	// try again; zero if there is no need. undecided tells that the last attempt had no answer.
 	retries, losses int
 	retryAt         time.Time
 	undecided       bool
+}
+
+// refused ends an attempt in which devices were missing.
+func (t *tries) refused(refusal *Refusal, now time.Time, after time.Duration) {
+	t.retryAt, t.losses, t.undecided = refusal.NotBefore, 0, refusal.Undecided
+	switch {
+	case refusal.Undecided || refusal.Again:
+		if at := now.Add(after << min(t.retries, 5)); at.After(t.retryAt) {
+			t.retryAt = at
+		}
+		t.retries++
+	case refusal.NotBefore.IsZero():
+		t.retries = 0
+	}
+}
+
+// lost ends an attempt in which a node was lost, and tells whether the next one is at once.
+func (t *tries) lost(now time.Time, after time.Duration) (atOnce bool) {
+	if atOnce = t.losses == 0; !atOnce {
+		t.retryAt = now.Add(after >> 5 << min(t.losses-1, 10))
+	}
+	t.losses++
+	t.retries = 0
+	return atOnce
+}
+
+// takeDue tells whether it is time for the next attempt, once.
+func (t *tries) takeDue(now time.Time) bool {
+	if t.retryAt.IsZero() || t.retryAt.After(now) {
+		return false
+	}
+	t.retryAt = time.Time{}
+	return true
 }
 
 // skip notes nodes of which a change was not looked at. That of a node to which the pod has been nominated meanwhile is.

@@ -1,4 +1,4 @@
-package allocator
+package search
 
 import (
 	"cmp"
@@ -24,8 +24,8 @@ type parts struct {
 	// units are parts as they would be if there were no constraints.
 	units [][]int
 
-	values   [][]int32 // by constraint.index and device: the number of the value within the part, see numberValues
-	unknown  [][]int32 // by constraint.index and device: see countUnknown; nil if no device has a value of an unknown kind
+	values   [][]int32 // by Constraint.Index and device: the number of the value within the part, see numberValues
+	unknown  [][]int32 // by Constraint.Index and device: see countUnknown; nil if no device has a value of an unknown kind
 	counters [][]int32 // by device and use: the number of the counter within the part
 
 	signs, statuses, known map[string]int32 // what a device is like, what is left of it, what there is in a part → number
@@ -91,8 +91,8 @@ func newParts(s *state) *parts {
 			ps.units = append(ps.units, []int{device})
 		}
 	}
-	for _, claim := range s.reqs.claims {
-		for _, c := range claim.constraints {
+	for _, claim := range s.reqs.Claims {
+		for _, c := range claim.Constraints {
 			under := s.under(c)
 			for _, of := range s.groupings.of(c).groups {
 				group := of.Devices
@@ -132,8 +132,8 @@ func newParts(s *state) *parts {
 // each one of an unknown kind a negative number that nothing else has.
 func (ps *parts) numberValues() {
 	unknown := int32(0)
-	for _, claim := range ps.reqs.claims {
-		for _, c := range claim.constraints {
+	for _, claim := range ps.reqs.Claims {
+		for _, c := range claim.Constraints {
 			under, numbers := ps.under(c), make([]int32, len(ps.of))
 			for n := range ps.list {
 				known := make(map[inventory.AttributeValue]int32)
@@ -142,7 +142,7 @@ func (ps *parts) numberValues() {
 						continue
 					}
 					p := ps.poolOf(device)
-					values := ps.pools[p].Attribute(c.attribute).Values(device - ps.starts[p]) // one, or none
+					values := ps.pools[p].Attribute(c.Attribute).Values(device - ps.starts[p]) // one, or none
 					switch {
 					case len(values) == 0:
 					case values[0].Kind == inventory.UnknownKind:
@@ -226,11 +226,11 @@ func (ps *parts) sign(v *view, device int) (sign []byte, ok bool) {
 		} else if !candidate {
 			continue
 		}
-		a := ps.reqs.lanes[lane]
+		a := ps.reqs.Lanes[lane]
 		sign = binary.AppendUvarint(sign, uint64(lane))
-		for _, c := range a.constraints {
-			sign = binary.AppendVarint(sign, int64(ps.values[c.index][device]))
-			if before := ps.unknown[c.index]; before != nil {
+		for _, c := range a.Constraints {
+			sign = binary.AppendVarint(sign, int64(ps.values[c.Index][device]))
+			if before := ps.unknown[c.Index]; before != nil {
 				sign = binary.AppendVarint(sign, int64(before[device]))
 			}
 		}
@@ -375,12 +375,12 @@ func (ps *parts) boundValues(v *view, p *part) (bound []int64) {
 		return nil
 	}
 	for _, pick := range ps.picks {
-		if &ps.list[ps.of[pick.device]] != p {
+		if &ps.list[ps.of[pick.Device]] != p {
 			continue
 		}
-		for _, c := range ps.reqs.lanes[pick.lane].constraints {
-			if v.bound[c.index] {
-				bound = append(bound, int64(c.index)<<32|int64(uint32(ps.values[c.index][pick.device])))
+		for _, c := range ps.reqs.Lanes[pick.Lane].Constraints {
+			if v.bound[c.Index] {
+				bound = append(bound, int64(c.Index)<<32|int64(uint32(ps.values[c.Index][pick.Device])))
 			}
 		}
 	}

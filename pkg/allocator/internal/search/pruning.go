@@ -1,9 +1,10 @@
-package allocator
+package search
 
 import (
 	"math/bits"
 	"slices"
 
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
 	"stowage.dev/stowage/pkg/allocator/internal/flow"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
@@ -11,7 +12,7 @@ import (
 // open is a request that still wants devices, in a relaxed form: it may take any device that one of its
 // alternatives may take, and wants as few as the most modest of them.
 type open struct {
-	request    *request
+	request    *compiled.Request
 	candidates bitset.Set
 	wanted     int
 	admin      bool
@@ -34,7 +35,7 @@ type pruning struct {
 	opens       []open
 	choices     []choice
 	seekers     []flow.Seeker
-	constraints []*constraint
+	constraints []*compiled.Constraint
 }
 
 // open begins in a new state.
@@ -72,16 +73,16 @@ func (pr *pruning) promising(i, k, from int) bool {
 	if !ok || !pr.isEnough(requests) {
 		return false
 	}
-	isWhole := len(requests) == 0 || i < 0 || requests[0].request != pr.reqs.requests[pr.order[i]]
+	isWhole := len(requests) == 0 || i < 0 || requests[0].request != pr.reqs.Requests[pr.order[i]]
 	if len(requests) < 2 || !isWhole {
 		return true
 	}
 	if pr.classes != nil && pr.ledger.consumers != nil && !pr.packable(requests) {
 		return false
 	}
-	for _, claim := range pr.reqs.claims {
+	for _, claim := range pr.reqs.Claims {
 		budget := maxValues
-		constraints := pr.unbound(pr.constraints[:0], claim.constraints, requests)
+		constraints := pr.unbound(pr.constraints[:0], claim.Constraints, requests)
 		pr.constraints = constraints[:0]
 		if !pr.assignable(i+1, requests, constraints, nil, &budget) {
 			return false
@@ -110,10 +111,10 @@ func (pr *pruning) takeBack(m mark) {
 func (pr *pruning) openRequests(i, k, from int) (requests []open, ok bool) {
 	first := len(pr.opens)
 	if i >= 0 {
-		r := pr.reqs.requests[pr.order[i]]
-		a := r.alternatives[pr.chosen[r.index]]
-		if wanted := pr.lanes[a.lane].wanted - k; wanted > 0 && !a.all {
-			o := open{request: a.request, candidates: pr.available(a), wanted: wanted, admin: a.admin}
+		r := pr.reqs.Requests[pr.order[i]]
+		a := r.Alternatives[pr.chosen[r.Index]]
+		if wanted := pr.lanes[a.Lane].wanted - k; wanted > 0 && !a.All {
+			o := open{request: a.Request, candidates: pr.available(a), wanted: wanted, admin: a.Admin}
 			pr.deviceOrder.from(o.candidates, from)
 			if pr.classes != nil && k > 0 && !pr.groupings.orderMatters(a) {
 				o.candidates.AndNot(pr.classes.excluded[len(pr.picks)-1])
@@ -122,14 +123,14 @@ func (pr *pruning) openRequests(i, k, from int) (requests []open, ok bool) {
 		}
 	}
 	for _, r := range pr.order[i+1:] {
-		later := pr.reqs.requests[r]
+		later := pr.reqs.Requests[r]
 		o := open{request: later, wanted: -1}
 		firstChoice := len(pr.choices)
-		for _, a := range later.alternatives {
-			if pr.lanes[a.lane].hopeless {
+		for _, a := range later.Alternatives {
+			if pr.lanes[a.Lane].hopeless {
 				continue
 			}
-			next := choice{candidates: pr.available(a), wanted: pr.lanes[a.lane].wanted}
+			next := choice{candidates: pr.available(a), wanted: pr.lanes[a.Lane].wanted}
 			if next.candidates.Count() < next.wanted {
 				continue
 			}
@@ -145,7 +146,7 @@ func (pr *pruning) openRequests(i, k, from int) (requests []open, ok bool) {
 				o.candidates.Or(next.candidates)
 				o.wanted = min(o.wanted, next.wanted)
 			}
-			o.admin = o.admin || a.admin
+			o.admin = o.admin || a.Admin
 		}
 		if o.wanted < 0 {
 			return nil, false
@@ -169,10 +170,10 @@ func (pr *pruning) openRequests(i, k, from int) (requests []open, ok bool) {
 func (pr *pruning) isFlow(requests []open) bool {
 	for i := range requests {
 		o := &requests[i]
-		if len(o.request.alternatives) > 1 || o.request.alternatives[0].all || o.admin ||
+		if len(o.request.Alternatives) > 1 || o.request.Alternatives[0].All || o.admin ||
 			o.candidates.Intersects(pr.ledger.consumers) || o.candidates.Intersects(pr.ledger.shareable) ||
-			o.candidates.Intersects(pr.lanes[o.request.alternatives[0].lane].errors) ||
-			slices.ContainsFunc(o.request.alternatives[0].constraints, func(c *constraint) bool { return c.distinct }) {
+			o.candidates.Intersects(pr.lanes[o.request.Alternatives[0].Lane].errors) ||
+			slices.ContainsFunc(o.request.Alternatives[0].Constraints, func(c *compiled.Constraint) bool { return c.Distinct }) {
 			return false
 		}
 	}
@@ -183,9 +184,9 @@ func (pr *pruning) isFlow(requests []open) bool {
 const maxValues = 32
 
 // unbound appends the matchAttribute constraints that have no value yet and that more than one device will be under.
-func (pr *pruning) unbound(to, all []*constraint, requests []open) []*constraint {
+func (pr *pruning) unbound(to, all []*compiled.Constraint, requests []open) []*compiled.Constraint {
 	for _, c := range all {
-		if !c.distinct && len(pr.bound[c.index].values) == 0 && wantedUnder(c, requests) > 1 {
+		if !c.Distinct && len(pr.bound[c.Index].values) == 0 && wantedUnder(c, requests) > 1 {
 			to = append(to, c)
 		}
 	}
@@ -193,7 +194,7 @@ func (pr *pruning) unbound(to, all []*constraint, requests []open) []*constraint
 }
 
 // wantedUnder counts the devices that the open requests will certainly take under the constraint.
-func wantedUnder(c *constraint, requests []open) (total int) {
+func wantedUnder(c *compiled.Constraint, requests []open) (total int) {
 	for i := range requests {
 		if o := &requests[i]; bindsAll(c, o) {
 			total += o.wanted
@@ -205,7 +206,7 @@ func wantedUnder(c *constraint, requests []open) (total int) {
 // assignable tells whether the constraints may have values, all together, with which the open requests, those from the
 // i-th of the order on, find enough devices. It is true if that is not known after as many values as the budget has. Of values
 // that nothing can tell apart one is tried, unless they are of a part in which a constraint has a value already.
-func (pr *pruning) assignable(i int, requests []open, constraints []*constraint, parts []int32, budget *int) bool {
+func (pr *pruning) assignable(i int, requests []open, constraints []*compiled.Constraint, parts []int32, budget *int) bool {
 	if len(constraints) == 0 {
 		return true
 	}
@@ -228,12 +229,12 @@ func (pr *pruning) assignable(i int, requests []open, constraints []*constraint,
 		used := parts
 		if pr.classes != nil {
 			device := group.Next(0)
-			for pr.classes.of[device] < 0 || pr.classes.values[c.index][device] == 0 {
+			for pr.classes.of[device] < 0 || pr.classes.values[c.Index][device] == 0 {
 				device = group.Next(device + 1)
 			}
 			n := pr.classes.of[device]
 			if !slices.Contains(parts, n) {
-				like := likeness{pr.classes.content(pr.classes.view(i), n), pr.classes.values[c.index][device]}
+				like := likeness{pr.classes.content(pr.classes.view(i), n), pr.classes.values[c.Index][device]}
 				if slices.Contains(tried, like) {
 					continue
 				}
@@ -252,7 +253,7 @@ func (pr *pruning) assignable(i int, requests []open, constraints []*constraint,
 }
 
 // narrow leaves the requests under the constraint only the devices of one value. Not ok means that these are too few.
-func (pr *pruning) narrow(requests []open, c *constraint, group bitset.Set) (narrowed []open, ok bool) {
+func (pr *pruning) narrow(requests []open, c *compiled.Constraint, group bitset.Set) (narrowed []open, ok bool) {
 	for i := range requests {
 		if o := &requests[i]; bindsAll(c, o) && o.candidates.AndCount(group) < o.wanted {
 			return nil, false
@@ -297,8 +298,8 @@ func (pr *pruning) narrow(requests []open, c *constraint, group bitset.Set) (nar
 
 // isEnough tells whether there may be enough devices for all of the requests.
 func (pr *pruning) isEnough(requests []open) bool {
-	for _, claim := range pr.reqs.claims {
-		for _, c := range claim.constraints {
+	for _, claim := range pr.reqs.Claims {
+		for _, c := range claim.Constraints {
 			if !pr.satisfiable(c, requests) {
 				return false
 			}
@@ -309,21 +310,21 @@ func (pr *pruning) isEnough(requests []open) bool {
 
 // available are the devices that the alternative could take next, were it its turn. Devices that cannot be
 // judged count: the search has to come to them to know.
-func (pr *pruning) available(a *alternative) bitset.Set {
-	l := &pr.lanes[a.lane]
+func (pr *pruning) available(a *compiled.Alternative) bitset.Set {
+	l := &pr.lanes[a.Lane]
 	set := pr.newSet()
 	copy(set, l.candidates)
 	set.Or(l.errors)
 	set.AndNot(pr.takenFor(a))
 	pr.ledger.dropUnaffordable(a, l, set)
-	for _, c := range a.constraints {
-		b, g := &pr.bound[c.index], pr.groupings.seenBy(c, a)
+	for _, c := range a.Constraints {
+		b, g := &pr.bound[c.Index], pr.groupings.seenBy(c, a)
 		switch {
 		case set.Intersects(g.errors):
 			// The search has to come to a device for which the attribute cannot be derived to know that.
 		case len(b.values) == 0:
 			set.And(g.has)
-		case c.distinct:
+		case c.Distinct:
 			for _, value := range b.values {
 				set.AndNot(g.devices(value))
 			}
@@ -348,19 +349,19 @@ func (pr *pruning) available(a *alternative) bitset.Set {
 
 // satisfiable tells whether the open requests may satisfy the constraint. A request that could choose an
 // alternative to which the constraint does not apply is left out.
-func (pr *pruning) satisfiable(c *constraint, requests []open) bool {
+func (pr *pruning) satisfiable(c *compiled.Constraint, requests []open) bool {
 	total := wantedUnder(c, requests)
-	if total == 0 || (total == 1 && len(pr.bound[c.index].values) == 0) {
+	if total == 0 || (total == 1 && len(pr.bound[c.Index].values) == 0) {
 		return true
 	}
 	g := pr.groupings.of(c)
 	if !g.errors.Empty() {
 		return true
 	}
-	if c.distinct {
+	if c.Distinct {
 		return pr.enoughValues(c, g, requests, total)
 	}
-	common := pr.bound[c.index].common()
+	common := pr.bound[c.Index].common()
 	for _, group := range g.groups {
 		if len(common) > 0 && !slices.Contains(common, group.Value) {
 			continue
@@ -374,7 +375,7 @@ func (pr *pruning) satisfiable(c *constraint, requests []open) bool {
 }
 
 // groupSuffices tells whether the devices of one value are enough for all open requests under the constraint.
-func (pr *pruning) groupSuffices(c *constraint, group bitset.Set, requests []open, total int) bool {
+func (pr *pruning) groupSuffices(c *compiled.Constraint, group bitset.Set, requests []open, total int) bool {
 	if pr.ledger.shareable == nil && group.Count() < total {
 		return false
 	}
@@ -406,11 +407,11 @@ func (pr *pruning) groupSuffices(c *constraint, group bitset.Set, requests []ope
 
 // fitsGroup tells whether the request may find its devices in the group of one value, given each other
 // constraint that applies to it, one at a time.
-func (pr *pruning) fitsGroup(c *constraint, o *open, group bitset.Set) bool {
+func (pr *pruning) fitsGroup(c *compiled.Constraint, o *open, group bitset.Set) bool {
 	if o.candidates.AndCount(group) < o.wanted {
 		return false
 	}
-	for _, other := range pr.reqs.claims[c.claim].constraints {
+	for _, other := range pr.reqs.Claims[c.Claim].Constraints {
 		if other == c || o.wanted < 2 || !bindsAll(other, o) {
 			continue
 		}
@@ -432,7 +433,7 @@ func (pr *pruning) fitsGroup(c *constraint, o *open, group bitset.Set) bool {
 		if !g.unknown.Empty() {
 			best, values = max(best, 1), values+1
 		}
-		if (other.distinct && values < o.wanted) || (!other.distinct && best < o.wanted) {
+		if (other.Distinct && values < o.wanted) || (!other.Distinct && best < o.wanted) {
 			return false
 		}
 	}
@@ -441,7 +442,7 @@ func (pr *pruning) fitsGroup(c *constraint, o *open, group bitset.Set) bool {
 
 // enoughValues tells whether the open requests under the constraint find as many different values as they want devices,
 // by a flow of requests to values.
-func (pr *pruning) enoughValues(c *constraint, g *grouping, requests []open, total int) bool {
+func (pr *pruning) enoughValues(c *compiled.Constraint, g *grouping, requests []open, total int) bool {
 	// A device of unknown kind may come first.
 	spare := 0
 	if !g.unknown.Empty() {
@@ -479,12 +480,12 @@ func (pr *pruning) enoughValues(c *constraint, g *grouping, requests []open, tot
 }
 
 // bindsAll tells whether the constraint applies to the request whichever alternative it chooses.
-func bindsAll(c *constraint, o *open) bool {
-	if o.request.claim != c.claim {
+func bindsAll(c *compiled.Constraint, o *open) bool {
+	if o.request.Claim != c.Claim {
 		return false
 	}
-	for _, a := range o.request.alternatives {
-		if !slices.Contains(a.constraints, c) {
+	for _, a := range o.request.Alternatives {
+		if !slices.Contains(a.Constraints, c) {
 			return false
 		}
 	}

@@ -1,9 +1,10 @@
-package allocator
+package search
 
 import (
 	"encoding/binary"
 	"slices"
 
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
 	"stowage.dev/stowage/pkg/allocator/internal/packing"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
@@ -88,7 +89,7 @@ type alike struct {
 }
 
 // alike returns those to begin with, for the k-th device of the alternative from the position on.
-func (c *classes) alike(i int, a *alternative, k, from int) (out alike) {
+func (c *classes) alike(i int, a *compiled.Alternative, k, from int) (out alike) {
 	if c == nil {
 		return out
 	}
@@ -115,12 +116,12 @@ func (c *classes) exclude(to *alike, device int, l *lane, taken bitset.Set) {
 
 // view is the node in the eyes of some requests. It is nil where nobody asks for classes.
 type view struct {
-	open  []int   // the requests, as indexes into reqs.requests, ascending
+	open  []int   // the requests, as indexes into reqs.Requests, ascending
 	lanes []int   // their alternatives
 	signs []int32 // by device: what tells it from others of its part for as long as these are open; -1 if none may take it
 	// initial has, by part, the content while nothing of it is picked; -1 if not known yet.
 	initial []int32
-	bound   []bool // by constraint.index: whether it applies to any of them
+	bound   []bool // by Constraint.Index: whether it applies to any of them
 	admin   []int  // claims with admin access
 }
 
@@ -147,14 +148,14 @@ func (c *classes) newView(open []int) *view {
 		v.initial[i] = -1
 	}
 	for _, r := range open {
-		request := c.reqs.requests[r]
-		for _, a := range request.alternatives {
-			v.lanes = append(v.lanes, a.lane)
-			for _, constraint := range a.constraints {
-				v.bound[constraint.index] = true
+		request := c.reqs.Requests[r]
+		for _, a := range request.Alternatives {
+			v.lanes = append(v.lanes, a.Lane)
+			for _, constraint := range a.Constraints {
+				v.bound[constraint.Index] = true
 			}
-			if a.admin && !slices.Contains(v.admin, request.claim) {
-				v.admin = append(v.admin, request.claim)
+			if a.Admin && !slices.Contains(v.admin, request.Claim) {
+				v.admin = append(v.admin, request.Claim)
 			}
 		}
 	}
@@ -184,7 +185,7 @@ func (c *classes) describe(i int) string {
 	claim := -1
 	for _, r := range v.open {
 		key = binary.AppendUvarint(key, uint64(r))
-		if next := c.reqs.requests[r].claim; next != claim {
+		if next := c.reqs.Requests[r].Claim; next != claim {
 			claim = next
 			key = binary.AppendUvarint(key, uint64(c.used[claim]))
 		}

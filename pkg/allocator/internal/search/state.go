@@ -1,17 +1,19 @@
-package allocator
+package search
 
 import (
-	"context"
 	"slices"
 
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
+	"stowage.dev/stowage/pkg/allocator/internal/evaluation"
+	"stowage.dev/stowage/pkg/allocator/internal/poolstate"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
 
-// pick is one device given to one alternative.
-type pick struct {
-	lane   int
-	device int
+// Pick is one device given to one alternative.
+type Pick struct {
+	Lane   int
+	Device int
 }
 
 // binding is the state of one constraint: the values that the picks so far leave it with, pick by pick. For
@@ -43,14 +45,14 @@ type state struct {
 	groupings   groupings
 	deviceOrder deviceOrder
 
-	// order has the requests to satisfy, as indexes into reqs.requests.
+	// order has the requests to satisfy, as indexes into reqs.Requests.
 	order []int
 	// taken are the devices picked so far, without the shareable ones; takenBy those by claim, kept only if there
 	// is admin access, which may pick a device again that another claim of the pod has.
 	taken   bitset.Set
 	takenBy []bitset.Set
-	bound   []binding // by constraint.index
-	picks   []pick
+	bound   []binding // by Constraint.Index
+	picks   []Pick
 	used    []int // devices picked, by claim
 	chosen  []int // position of the alternative, by request
 
@@ -64,20 +66,20 @@ func (s *state) connect() {
 }
 
 // open begins with nothing picked and all requests to satisfy.
-func (s *state) open(ctx context.Context, in Input, devices *inventory.NodeDevices) {
-	s.offer.open(ctx, in, devices)
+func (s *state) open(in Input, devices *inventory.NodeDevices, stateOf func(*inventory.NodePool) *poolstate.State) {
+	s.offer.open(in, devices, stateOf)
 	s.ledger.open()
 	s.groupings.open()
 	s.deviceOrder.ranked = false
 	s.order, s.takenBy, s.bound, s.picks, s.used, s.chosen = s.order[:0], s.takenBy[:0], s.bound[:0], s.picks[:0], s.used[:0], s.chosen[:0]
 	s.taken = s.newSet()
-	for _, c := range s.reqs.claims {
+	for _, c := range s.reqs.Claims {
 		s.used = append(s.used, 0)
-		if s.reqs.admin {
+		if s.reqs.Admin {
 			s.takenBy = append(s.takenBy, s.newSet())
 		}
-		for _, constraint := range c.constraints {
-			if n := constraint.index; n < cap(s.bound) {
+		for _, constraint := range c.Constraints {
+			if n := constraint.Index; n < cap(s.bound) {
 				s.bound = s.bound[:n+1]
 				s.bound[n].reset()
 			} else {
@@ -85,7 +87,7 @@ func (s *state) open(ctx context.Context, in Input, devices *inventory.NodeDevic
 			}
 		}
 	}
-	for i := range s.reqs.requests {
+	for i := range s.reqs.Requests {
 		s.chosen = append(s.chosen, 0)
 		s.order = append(s.order, i)
 	}
@@ -112,7 +114,7 @@ func (s *state) begin(order []int) {
 	}
 	for _, pick := range s.picks {
 		if s.classes != nil {
-			s.classes.picked(pick.device, -1)
+			s.classes.picked(pick.Device, -1)
 		}
 	}
 	s.picks = s.picks[:0]
@@ -124,27 +126,27 @@ func (s *state) wantedBy(i int) int {
 	if i < 0 {
 		return 0
 	}
-	r := s.reqs.requests[s.order[i]]
-	return s.lanes[r.alternatives[s.chosen[r.index]].lane].wanted
+	r := s.reqs.Requests[s.order[i]]
+	return s.lanes[r.Alternatives[s.chosen[r.Index]].Lane].wanted
 }
 
 // takenFor are the devices that the alternative cannot have because of earlier picks: those of the whole pod,
 // or with admin access those of the claim.
-func (s *state) takenFor(a *alternative) bitset.Set {
-	if a.admin {
-		return s.takenBy[a.request.claim]
+func (s *state) takenFor(a *compiled.Alternative) bitset.Set {
+	if a.Admin {
+		return s.takenBy[a.Request.Claim]
 	}
 	return s.taken
 }
 
 // pick gives the device to the alternative unless a constraint forbids it or too little is left of what it shares.
-func (s *state) pick(a *alternative, device int) bool {
+func (s *state) pick(a *compiled.Alternative, device int) bool {
 	if !s.ledger.charge(a, device) {
 		return false
 	}
-	for i, c := range a.constraints {
+	for i, c := range a.Constraints {
 		if !s.bind(c, a, device) {
-			for _, c := range a.constraints[:i] {
+			for _, c := range a.Constraints[:i] {
 				s.unbind(c)
 			}
 			s.ledger.refund(a, device)
@@ -154,11 +156,11 @@ func (s *state) pick(a *alternative, device int) bool {
 	if !s.ledger.shareable.Has(device) {
 		s.taken.Add(device)
 		if len(s.takenBy) > 0 {
-			s.takenBy[a.request.claim].Add(device)
+			s.takenBy[a.Request.Claim].Add(device)
 		}
 	}
-	s.used[a.request.claim]++
-	s.picks = append(s.picks, pick{lane: a.lane, device: device})
+	s.used[a.Request.Claim]++
+	s.picks = append(s.picks, Pick{Lane: a.Lane, Device: device})
 	if s.classes != nil {
 		s.classes.picked(device, 1)
 	}
@@ -166,17 +168,17 @@ func (s *state) pick(a *alternative, device int) bool {
 }
 
 // unpick takes back the last pick, which was for the alternative.
-func (s *state) unpick(a *alternative) {
-	device := s.picks[len(s.picks)-1].device
+func (s *state) unpick(a *compiled.Alternative) {
+	device := s.picks[len(s.picks)-1].Device
 	s.picks = s.picks[:len(s.picks)-1]
 	if s.classes != nil {
 		s.classes.picked(device, -1)
 	}
-	s.used[a.request.claim]--
+	s.used[a.Request.Claim]--
 	s.ledger.refund(a, device)
 	stillTaken := false
 	if len(s.takenBy) > 0 {
-		s.takenBy[a.request.claim].Remove(device)
+		s.takenBy[a.Request.Claim].Remove(device)
 		for _, by := range s.takenBy {
 			stillTaken = stillTaken || by.Has(device)
 		}
@@ -184,22 +186,22 @@ func (s *state) unpick(a *alternative) {
 	if !stillTaken {
 		s.taken.Remove(device)
 	}
-	for _, c := range a.constraints {
+	for _, c := range a.Constraints {
 		s.unbind(c)
 	}
 }
 
 // bind adds the device to those under the constraint, if that is permitted. A device for which the attribute cannot be
 // derived ends the search, as one on which a selector fails does.
-func (s *state) bind(c *constraint, a *alternative, device int) bool {
+func (s *state) bind(c *compiled.Constraint, a *compiled.Alternative, device int) bool {
 	p := s.poolOf(device)
-	column := s.groupings.column(c, a.derivation(c), p)
+	column := s.groupings.column(c, a.Derivation(c), p)
 	if column.Errors().Has(device - s.starts[p]) {
-		s.selectorError = derivationError(s.reqs, a, c, s.pools[p], device-s.starts[p], column)
+		s.SelectorError = evaluation.DerivationError(s.reqs, a, c, s.pools[p], device-s.starts[p], column)
 		return false
 	}
 	values := column.Values(device - s.starts[p])
-	b := &s.bound[c.index]
+	b := &s.bound[c.Index]
 	switch {
 	case len(values) == 0:
 		return false
@@ -207,7 +209,7 @@ func (s *state) bind(c *constraint, a *alternative, device int) bool {
 		b.values = append(b.values, values...)
 	case values[0].Kind == inventory.UnknownKind:
 		return false // may only come first
-	case c.distinct:
+	case c.Distinct:
 		if slices.ContainsFunc(values, func(value inventory.AttributeValue) bool { return slices.Contains(b.values, value) }) {
 			return false
 		}
@@ -228,14 +230,14 @@ func (s *state) bind(c *constraint, a *alternative, device int) bool {
 }
 
 // unbind takes back the last device under the constraint.
-func (s *state) unbind(c *constraint) {
-	b := &s.bound[c.index]
+func (s *state) unbind(c *compiled.Constraint) {
+	b := &s.bound[c.Index]
 	b.values, b.ends = b.values[:b.start()], b.ends[:len(b.ends)-1]
 }
 
 // solution is what a search found.
 type solution struct {
-	picks        []pick
+	picks        []Pick
 	chosen, used []int
 }
 

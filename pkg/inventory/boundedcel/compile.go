@@ -1,4 +1,5 @@
-package inventory
+// Package boundedcel compiles CEL expressions on devices so that what they take of time and memory is bounded where upstream's is not.
+package boundedcel
 
 import (
 	"fmt"
@@ -17,7 +18,7 @@ import (
 	"stowage.dev/stowage/pkg/inventory/amount"
 )
 
-// compileCEL compiles an expression as upstream does, but for quantity() and isQuantity(): theirs read any exponent, and no
+// Compile compiles an expression as upstream does, but for quantity() and isQuantity(): theirs read any exponent, and no
 // limit of CEL's bounds what is done with the result. Ours look at the text first, whether the expression has it from a
 // literal, an attribute, or puts it together, and take what is out of bounds for no quantity. Those of devices are within
 // the bounds: pools with others are invalid. Sums and differences of quantities stay near the bounds.
@@ -27,19 +28,17 @@ import (
 //
 // The cost was limited when the expression was admitted; the limit at run time still holds. bytes is about how much memory the program
 // takes.
-func (f Features) compileCEL(text string, derived bool) (compiled cel.CompilationResult, bytes int64, err error) {
-	fail := func(err error) (cel.CompilationResult, int64, error) {
-		return compiled, 0, &CompileError{Expression: text, Err: err}
-	}
+func Compile(features cel.Features, text string, derived bool) (compiled cel.CompilationResult, bytes int64, err error) {
+	compiler := cel.GetCompiler(features) // upstream keeps one for the features used last
 	// The environment is that of any expression.
-	instructions, err := checkComplexity(f.compiler().CompileCELExpression("true", cel.Options{DisableCostEstimation: true}).Environment, text)
+	instructions, err := checkComplexity(compiler.CompileCELExpression("true", cel.Options{DisableCostEstimation: true}).Environment, text)
 	if err != nil {
-		return fail(err)
+		return compiled, 0, err
 	}
 	bytes = baseBytes + bytesPerByte*int64(len(text)) + bytesPerInstruction*int64(instructions)
-	compiled = f.compiler().CompileCELExpression(text, cel.Options{DisableCostEstimation: true, DerivedAttribute: derived})
+	compiled = compiler.CompileCELExpression(text, cel.Options{DisableCostEstimation: true, DerivedAttribute: derived})
 	if compiled.Error != nil {
-		return fail(compiled.Error)
+		return compiled, 0, compiled.Error
 	}
 	calls := func(function string) bool { return strings.Contains(text, function) }
 	if !calls("uantity") && !slices.ContainsFunc(regexFunctions, calls) {
@@ -47,15 +46,15 @@ func (f Features) compileCEL(text string, derived bool) (compiled cel.Compilatio
 	}
 	env, err := boundedQuantities.of(compiled.Environment)
 	if err != nil {
-		return fail(err)
+		return compiled, 0, err
 	}
 	ast, issues := env.Compile(text)
 	if issues != nil {
-		return fail(issues.Err())
+		return compiled, 0, issues.Err()
 	}
 	compiled.Program, err = env.Program(ast, celgo.CostLimit(resourceapi.CELSelectorExpressionMaxCost), celgo.InterruptCheckFrequency(1), regexConstants(), celgo.CustomDecoratorV2(boundRegexes))
 	if err != nil {
-		return fail(err)
+		return compiled, 0, err
 	}
 	return compiled, bytes, nil
 }
@@ -66,16 +65,6 @@ const (
 	bytesPerByte        = 25
 	bytesPerInstruction = 64
 )
-
-// compiler is upstream's, which keeps one for the features used last.
-func (f Features) compiler() interface {
-	CompileCELExpression(string, cel.Options) cel.CompilationResult
-} {
-	return cel.GetCompiler(cel.Features{
-		EnableConsumableCapacity: f.ConsumableCapacity,
-		EnableListTypeAttributes: f.ListTypeAttributes,
-	})
-}
 
 // boundedQuantities keeps the environment that was made last. As of upstream's compilers, there is one in practice.
 var boundedQuantities boundedEnv

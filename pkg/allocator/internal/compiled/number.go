@@ -1,4 +1,4 @@
-package allocator
+package compiled
 
 import (
 	"encoding/binary"
@@ -21,17 +21,17 @@ func (r *Requests) description() string {
 		number(len(t))
 		b = append(b, t...)
 	}
-	for i := range r.claims {
-		claim := &r.claims[i]
-		number(len(claim.requests))
-		for _, request := range claim.requests {
-			flag(request.prioritized)
-			number(len(request.alternatives))
-			for _, a := range request.alternatives {
-				number(int(a.matcher.ID()))
-				flag(a.all)
-				number(a.count)
-				flag(a.admin)
+	for i := range r.Claims {
+		claim := &r.Claims[i]
+		number(len(claim.Requests))
+		for _, request := range claim.Requests {
+			flag(request.Prioritized)
+			number(len(request.Alternatives))
+			for _, a := range request.Alternatives {
+				number(int(a.Matcher.ID()))
+				flag(a.All)
+				number(a.Count)
+				flag(a.Admin)
 				number(len(a.derived))
 				for _, d := range a.derived {
 					text(string(d.name))
@@ -39,13 +39,13 @@ func (r *Requests) description() string {
 				}
 			}
 		}
-		number(len(claim.constraints))
-		for _, c := range claim.constraints {
-			flag(c.distinct)
-			text(string(c.attribute))
-			for _, request := range claim.requests {
-				for _, a := range request.alternatives {
-					flag(slices.Contains(a.constraints, c))
+		number(len(claim.Constraints))
+		for _, c := range claim.Constraints {
+			flag(c.Distinct)
+			text(string(c.Attribute))
+			for _, request := range claim.Requests {
+				for _, a := range request.Alternatives {
+					flag(slices.Contains(a.Constraints, c))
 				}
 			}
 		}

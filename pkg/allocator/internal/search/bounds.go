@@ -1,4 +1,4 @@
-package allocator
+package search
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/bitset"
@@ -133,12 +134,12 @@ func (b *bounds) countersSuffice(requests []open) bool {
 // leastUses is what any device that the request may take uses at least, by the counters' name. It is true until the next
 // call.
 func (b *bounds) leastUses(o *open) []named {
-	if len(o.request.alternatives) == 1 {
-		return b.leastUsesOf(o.request.alternatives[0])
+	if len(o.request.Alternatives) == 1 {
+		return b.leastUsesOf(o.request.Alternatives[0])
 	}
 	least, first := b.least[:0], true
-	for _, a := range o.request.alternatives {
-		if b.lanes[a.lane].hopeless {
+	for _, a := range o.request.Alternatives {
+		if b.lanes[a.Lane].hopeless {
 			continue
 		}
 		uses := b.leastUsesOf(a)
@@ -156,8 +157,8 @@ func (b *bounds) leastUses(o *open) []named {
 }
 
 // leastUsesOf is what any device that the alternative may take before anything is picked uses at least.
-func (b *bounds) leastUsesOf(a *alternative) []named {
-	l := &b.lanes[a.lane]
+func (b *bounds) leastUsesOf(a *compiled.Alternative) []named {
+	l := &b.lanes[a.Lane]
 	if l.knowsUses {
 		return l.leastUses
 	}
@@ -357,12 +358,12 @@ func (b *bounds) fits(name resourceapi.QualifiedName, needs []need, devices bits
 
 // leastTakes is what any share that the request may take takes at least, by capacity. It is true until the next call.
 func (b *bounds) leastTakes(o *open) []named {
-	if len(o.request.alternatives) == 1 {
-		takes, _ := b.leastTakesOf(o.request.alternatives[0])
+	if len(o.request.Alternatives) == 1 {
+		takes, _ := b.leastTakesOf(o.request.Alternatives[0])
 		return takes
 	}
 	least, first := b.least[:0], true
-	for _, a := range o.request.alternatives {
+	for _, a := range o.request.Alternatives {
 		if takes, any := b.leastTakesOf(a); !any {
 			continue // no share
 		} else if first {
@@ -376,8 +377,8 @@ func (b *bounds) leastTakes(o *open) []named {
 }
 
 // leastTakesOf is what any share that the alternative may take takes at least, and whether it may take any.
-func (b *bounds) leastTakesOf(a *alternative) (takes []named, any bool) {
-	l := &b.lanes[a.lane]
+func (b *bounds) leastTakesOf(a *compiled.Alternative) (takes []named, any bool) {
+	l := &b.lanes[a.Lane]
 	if l.knowsTakes {
 		return l.leastTakes, l.mayShare
 	}

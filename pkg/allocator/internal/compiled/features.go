@@ -1,4 +1,4 @@
-package allocator
+package compiled
 
 // Features are the optional parts of the API, named after the Kubernetes feature gates without their "DRA"
 // prefix. What a disabled feature means is what it means for upstream's allocator. The features that change

@@ -1,4 +1,4 @@
-package allocator
+package search
 
 import (
 	"context"
@@ -7,33 +7,19 @@ import (
 	"stowage.dev/stowage/pkg/inventory"
 )
 
-// Attempt is one attempt to schedule a pod, with the time that it has. What its time does not suffice for on one node it
-// is not spent on again on nodes that are alike. It must be comparable, and safe for concurrent use.
-type Attempt interface {
-	// Begin is called once for each search that does not end at once. It returns when that has to end, in a unit of its own.
-	Begin() (end int64)
-	// End is called when such a search has ended.
-	End()
-	// IsOver tells whether that moment has come.
-	IsOver(end int64) bool
-	// Evaluate is called around each evaluation of CEL expressions whose results are not kept from before. It returns a context that ends
-	// when there is no time left for that, and what is to be called after it.
-	Evaluate(ctx context.Context) (context.Context, context.CancelFunc)
-}
-
-// run searches. It returns false if there is no answer, or none was found before something ended the search.
-func (s *search) run() bool {
+// Run searches. It returns false if there is no answer, or none was found before something ended the search.
+func (s *Search) Run() bool {
 	found, known := s.easily()
 	return s.finish(found, known)
 }
 
-// runShared is run, but that what takes long is done once for all nodes that are alike. It only says which alternatives
+// RunShared is run, but that what takes long is done once for all nodes that are alike. It only says which alternatives
 // are chosen.
-func (s *search) runShared() bool {
+func (s *Search) RunShared() bool {
 	found, known := s.easily()
 	switch {
-	case found && s.in.variant.shareAll:
-	case known && (!found || s.in.Policy == FirstFit || !s.reqs.choice):
+	case found && s.in.Variant.ShareAll:
+	case known && (!found || s.in.Policy == FirstFit || !s.reqs.Choice):
 		return found
 	case known && s.prefer(shortPrefer):
 		return true
@@ -42,12 +28,12 @@ func (s *search) runShared() bool {
 }
 
 // easily does what takes little time. Not known means that it did not suffice for an answer.
-func (s *search) easily() (found, known bool) {
-	if s.in.ctx.Err() != nil {
-		s.err = context.Cause(s.in.ctx)
+func (s *Search) easily() (found, known bool) {
+	if s.in.Ctx.Err() != nil {
+		s.Err = context.Cause(s.in.Ctx)
 		return false, true
 	}
-	for _, a := range s.reqs.lanes {
+	for _, a := range s.reqs.Lanes {
 		if !s.prepare(a) {
 			return false, true
 		}
@@ -55,7 +41,7 @@ func (s *search) easily() (found, known bool) {
 	if !s.enough() {
 		return false, true
 	}
-	if (len(s.reqs.requests) > 1 || len(s.bound) > 0 || s.ledger.consumers != nil) && !s.pruning.promising(-1, 0, 0) {
+	if (len(s.reqs.Requests) > 1 || len(s.bound) > 0 || s.ledger.consumers != nil) && !s.pruning.promising(-1, 0, 0) {
 		return false, true
 	}
 	found = s.request(0)
@@ -63,7 +49,7 @@ func (s *search) easily() (found, known bool) {
 }
 
 // finish does the rest.
-func (s *search) finish(found, known bool) bool {
+func (s *Search) finish(found, known bool) bool {
 	if !known {
 		found = s.carefully()
 	}
@@ -74,10 +60,10 @@ func (s *search) finish(found, known bool) bool {
 }
 
 // carefully makes the two attempts that take picks back.
-func (s *search) carefully() bool {
+func (s *Search) carefully() bool {
 	s.begin(s.order)
 	s.careful, s.stuck, s.limit = true, false, s.steps+shortAttempt
-	if s.in.variant.hurried {
+	if s.in.Variant.Hurried {
 		s.limit = s.steps + 1
 	}
 	if s.request(0) {
@@ -96,13 +82,13 @@ func (s *search) carefully() bool {
 
 // isPeculiar tells whether devices differ in what the thorough attempt does not know: groups, and attributes
 // that have several values or are derived. Then the necessary conditions alone have to keep the search short.
-func (s *search) isPeculiar() bool {
+func (s *Search) isPeculiar() bool {
 	if len(s.ledger.groups) > 0 {
 		return true
 	}
-	for _, claim := range s.reqs.claims {
-		for _, c := range claim.constraints {
-			if c.derivations != nil || slices.ContainsFunc(s.pools, func(p *inventory.NodePool) bool { return p.Attribute(c.attribute).HasLists() }) {
+	for _, claim := range s.reqs.Claims {
+		for _, c := range claim.Constraints {
+			if c.Derivations != nil || slices.ContainsFunc(s.pools, func(p *inventory.NodePool) bool { return p.Attribute(c.Attribute).HasLists() }) {
 				return true
 			}
 		}
@@ -112,17 +98,17 @@ func (s *search) isPeculiar() bool {
 
 // thorough searches with all shortcuts, after the attempts before got stuck. It begins with the claims: if one cannot be
 // satisfied even when it is alone, there is no need to vary what comes before.
-func (s *search) thorough() bool {
+func (s *Search) thorough() bool {
 	s.stuck, s.limit = false, 0
 	whole := s.order
 	s.begin(whole)
 	s.classify()
 	var parts [][]int
-	if len(s.reqs.claims) > 1 {
-		for i := range s.reqs.claims {
+	if len(s.reqs.Claims) > 1 {
+		for i := range s.reqs.Claims {
 			var part []int
-			for _, r := range s.reqs.claims[i].requests {
-				part = append(part, r.index)
+			for _, r := range s.reqs.Claims[i].Requests {
+				part = append(part, r.Index)
 			}
 			parts = append(parts, part)
 		}
@@ -130,7 +116,7 @@ func (s *search) thorough() bool {
 	for _, part := range parts {
 		s.begin(part)
 		if !s.decide(0) {
-			if s.err == nil {
+			if s.Err == nil {
 				s.begin(whole)
 			}
 			return false
@@ -151,7 +137,7 @@ const preferSteps, shortPrefer = 512, 32
 // prefer looks for the first answer in the order of the policy, after one was found in the order of FirstFit. If it
 // finds none in so many steps that one stays: a policy never costs a pod its node. It returns false if more steps may
 // change that.
-func (s *search) prefer(steps int) (settled bool) {
+func (s *Search) prefer(steps int) (settled bool) {
 	s.firstFit.set(&s.state)
 	s.begin(s.order)
 	s.classes, s.careful, s.stuck, s.limit = nil, true, false, s.steps+steps
@@ -160,34 +146,34 @@ func (s *search) prefer(steps int) (settled bool) {
 		return true
 	}
 	settled = !s.stuck
-	s.err, s.selectorError, s.stuck = nil, nil, false
+	s.Err, s.SelectorError, s.stuck = nil, nil, false
 	s.firstFit.restore(&s.state)
 	return settled
 }
 
 // finishOnce finishes the search, unless that was done for a node that looks like this one: then it takes over what was found
 // there. While another one of the same attempt is at it, it waits. Who judges the node beside that attempt may have less time.
-func (s *search) finishOnce(found, known bool) bool {
+func (s *Search) finishOnce(found, known bool) bool {
 	print := s.prints.fingerprint()
-	if s.err != nil {
+	if s.Err != nil {
 		return false // what was seen of the node is not all
 	}
-	a, mine := s.reqs.answers.Take(print, s.in.Attempt)
+	a, mine := s.in.Answers.Take(print, s.in.Attempt)
 	switch {
 	case a == nil:
 		return s.finish(found, known)
 	case mine:
 		defer a.Settle()
 		found = s.finish(found, known)
-		if s.selectorError == nil && (s.err == nil || s.in.Attempt != nil && s.in.ctx.Err() == nil) {
-			a.Share(found, slices.Clone(s.chosen), s.err)
+		if s.SelectorError == nil && (s.Err == nil || s.in.Attempt != nil && s.in.Ctx.Err() == nil) {
+			a.Share(found, slices.Clone(s.chosen), s.Err)
 		}
 		return found
 	}
-	if !a.Await(s.in.ctx, s.in.Attempt) || !a.IsFor(s.in.Attempt) {
+	if !a.Await(s.in.Ctx, s.in.Attempt) || !a.IsFor(s.in.Attempt) {
 		return s.finish(found, known)
 	}
-	s.err = a.Err
+	s.Err = a.Err
 	if a.Fits {
 		s.chosen = append(s.chosen[:0], a.Chosen...)
 	}
@@ -195,9 +181,9 @@ func (s *search) finishOnce(found, known bool) bool {
 }
 
 // isOver tells whether the time for this node is over, and notes why.
-func (s *search) isOver() bool {
-	if s.in.ctx.Err() != nil {
-		s.err = context.Cause(s.in.ctx)
+func (s *Search) isOver() bool {
+	if s.in.Ctx.Err() != nil {
+		s.Err = context.Cause(s.in.Ctx)
 		return true
 	}
 	if s.in.Attempt == nil {
@@ -207,7 +193,7 @@ func (s *search) isOver() bool {
 		s.begun, s.end = true, s.in.Attempt.Begin()
 	}
 	if s.in.Attempt.IsOver(s.end) {
-		s.err = context.DeadlineExceeded
+		s.Err = context.DeadlineExceeded
 	}
-	return s.err != nil
+	return s.Err != nil
 }

@@ -1,4 +1,4 @@
-package allocator
+package search
 
 import (
 	"cmp"
@@ -6,6 +6,7 @@ import (
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
 	"stowage.dev/stowage/pkg/allocator/internal/flow"
 )
 
@@ -57,15 +58,15 @@ func (pr *pruning) decideByFlow(i int) (possible, known bool) {
 		return false, !ok
 	}
 	total := slices.Clone(pr.used)
-	var constraints []*constraint
+	var constraints []*compiled.Constraint
 	for i := range requests {
-		claim := requests[i].request.claim
+		claim := requests[i].request.Claim
 		if total[claim] += requests[i].wanted; total[claim] > resourceapi.AllocationResultsMaxSize {
 			return false, true
 		}
 	}
-	for _, claim := range pr.reqs.claims {
-		constraints = pr.unbound(constraints, claim.constraints, requests)
+	for _, claim := range pr.reqs.Claims {
+		constraints = pr.unbound(constraints, claim.Constraints, requests)
 	}
 	if !pr.isEnough(requests) {
 		return false, true

@@ -1,12 +1,13 @@
-package allocator
+package search
 
 import (
-	"context"
 	"slices"
 	"sort"
 
 	resourceapi "k8s.io/api/resource/v1"
 
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
+	"stowage.dev/stowage/pkg/allocator/internal/evaluation"
 	"stowage.dev/stowage/pkg/allocator/internal/poolstate"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
@@ -17,7 +18,7 @@ import (
 // pool starting at a multiple of 64.
 type offer struct {
 	in       Input
-	reqs     *Requests
+	reqs     *compiled.Requests
 	pools    []*inventory.NodePool
 	states   []*poolstate.State // what holders leave, by pool
 	problems []*inventory.PoolProblem
@@ -26,34 +27,36 @@ type offer struct {
 	words  int // length of all bitsets
 	arena  []uint64
 
-	lanes   []lane                 // by alternative.lane
-	matches []*inventory.PoolMatch // by alternative.lane and pool
+	lanes   []lane                 // by Alternative.Lane
+	matches []*inventory.PoolMatch // by lane and pool
 
 	ending
 }
 
 // ending is what ended a search early, if anything did.
 type ending struct {
-	err           error
-	selectorError *SelectorError
-	tooMany       bool
+	// Err is that the time was over.
+	Err error
+	// SelectorError is the device that has to be judged, and cannot be.
+	SelectorError *evaluation.SelectorError
+	// TooMany tells that a claim's allocation has no room for all devices.
+	TooMany bool
 	// stuck tells that the attempt would have to take a pick back, or more steps, and may not.
 	stuck bool
 }
 
-func (e *ending) stopped() bool { return e.err != nil || e.selectorError != nil || e.stuck }
+func (e *ending) stopped() bool { return e.Err != nil || e.SelectorError != nil || e.stuck }
 
 // open begins with the node's devices, in the memory of an earlier offer.
-func (o *offer) open(ctx context.Context, in Input, devices *inventory.NodeDevices) {
+func (o *offer) open(in Input, devices *inventory.NodeDevices, stateOf func(*inventory.NodePool) *poolstate.State) {
 	*o = offer{
 		in: in, reqs: in.Requests, pools: devices.Pools, problems: devices.Problems,
 		states: o.states[:0], starts: o.starts[:0], arena: o.arena[:0], lanes: o.lanes[:0], matches: o.matches[:0],
 	}
-	o.in.ctx, o.in.interrupted = ctx, nil
 	for _, p := range o.pools {
 		o.starts = append(o.starts, o.words*64)
 		o.words += bitset.Words(p.Len())
-		o.states = append(o.states, o.in.stateOf(p))
+		o.states = append(o.states, stateOf(p))
 	}
 }
 
@@ -86,46 +89,46 @@ func (o *offer) poolOf(device int) int {
 	return sort.SearchInts(o.starts, device+1) - 1
 }
 
-// locate returns the pool that the device is in, and its index there.
-func (o *offer) locate(device int) (pool *inventory.NodePool, i int) {
+// Locate returns the pool that the device is in, and its index there.
+func (o *offer) Locate(device int) (pool *inventory.NodePool, i int) {
 	p := o.poolOf(device)
 	return o.pools[p], device - o.starts[p]
 }
 
 // takes is what the alternative takes of the capacity of the shareable device, which is one of its candidates.
-func (o *offer) takes(a *alternative, device int) []amount.Amount {
+func (o *offer) takes(a *compiled.Alternative, device int) []amount.Amount {
 	p := o.poolOf(device)
-	return o.matches[a.lane*len(o.pools)+p].Takes(device - o.starts[p])
+	return o.matches[a.Lane*len(o.pools)+p].Takes(device - o.starts[p])
 }
 
 // usesOf is what the device takes of the counters of its pool.
 func (o *offer) usesOf(device int) []inventory.Use {
-	pool, i := o.locate(device)
+	pool, i := o.Locate(device)
 	return pool.Uses(i)
 }
 
 // membershipsOf are the device's compatibility groups.
 func (o *offer) membershipsOf(device int) []inventory.Membership {
-	pool, i := o.locate(device)
+	pool, i := o.Locate(device)
 	return pool.Memberships(i)
 }
 
 // under are the devices that the alternatives under the constraint may take.
-func (o *offer) under(c *constraint) bitset.Set {
+func (o *offer) under(c *compiled.Constraint) bitset.Set {
 	set := o.newSet()
-	for _, a := range o.reqs.lanes {
-		if slices.Contains(a.constraints, c) {
-			set.Or(o.lanes[a.lane].candidates)
-			set.Or(o.lanes[a.lane].errors)
+	for _, a := range o.reqs.Lanes {
+		if slices.Contains(a.Constraints, c) {
+			set.Or(o.lanes[a.Lane].candidates)
+			set.Or(o.lanes[a.Lane].errors)
 		}
 	}
 	return set
 }
 
 // fail ends the search because the alternative needs to judge a device on which a selector fails.
-func (o *offer) fail(a *alternative, device int) bool {
-	pool, i := o.locate(device)
-	o.selectorError = selectorError(&o.in, a, pool, i)
+func (o *offer) fail(a *compiled.Alternative, device int) bool {
+	pool, i := o.Locate(device)
+	o.SelectorError = o.in.SelectorError(o.reqs, a, pool, i)
 	return false
 }
 
@@ -146,21 +149,21 @@ type lane struct {
 }
 
 // prepare finds the devices for one alternative. It returns false if the node is out of the question.
-func (o *offer) prepare(a *alternative) bool {
-	if a.all && len(o.problems) > 0 {
+func (o *offer) prepare(a *compiled.Alternative) bool {
+	if a.All && len(o.problems) > 0 {
 		return false // how many all are is not known, nor what is among them
 	}
-	l := lane{candidates: o.newSet(), wanted: a.count}
+	l := lane{candidates: o.newSet(), wanted: a.Count}
 	blocked := false
 	for i, p := range o.pools {
-		match := o.in.match(a, p)
-		if o.err = o.in.interrupted; o.err != nil {
+		match := o.in.Match(a, p)
+		if o.Err = o.in.Interrupted; o.Err != nil {
 			return false
 		}
 		o.matches = append(o.matches, match)
 		base := o.starts[i] / 64
 		if match.Errors != nil {
-			if a.all {
+			if a.All {
 				return o.fail(a, o.starts[i]+match.Errors.Next(0))
 			}
 			if l.errors == nil {
@@ -170,15 +173,15 @@ func (o *offer) prepare(a *alternative) bool {
 		}
 		state := o.states[i]
 		own := l.candidates[base : base+bitset.Words(p.Len())]
-		if a.all {
+		if a.All {
 			copy(own, match.Match)
-			blocked = blocked || match.Tainted != nil || own.Intersects(state.TakenFor(a.admin)) || state.Crowded(p, match, own, nil) > 0
+			blocked = blocked || match.Tainted != nil || own.Intersects(state.TakenFor(a.Admin)) || state.Crowded(p, match, own, nil) > 0
 			continue
 		}
 		copy(own, match.Usable)
-		taken := state.TakenFor(a.admin)
+		taken := state.TakenFor(a.Admin)
 		own.AndNot(taken)
-		if l.errors != nil && !a.admin {
+		if l.errors != nil && !a.Admin {
 			l.errors[base:].AndNot(state.Held)
 		}
 		if state.HasShares() {
@@ -190,11 +193,11 @@ func (o *offer) prepare(a *alternative) bool {
 		}
 	}
 	n := l.candidates.Count()
-	if a.all {
+	if a.All {
 		l.wanted = n
 		l.hopeless = blocked || n == 0
 	} else {
-		l.hopeless = n < a.count && l.errors.Empty()
+		l.hopeless = n < a.Count && l.errors.Empty()
 	}
 	if n := len(o.lanes); n < cap(o.lanes) { // the memory of an earlier search
 		former := &o.lanes[:n+1][n]
@@ -207,14 +210,14 @@ func (o *offer) prepare(a *alternative) bool {
 // enough tells whether each request has an alternative that the node has devices for, and each claim's
 // allocation has room for them.
 func (o *offer) enough() bool {
-	for _, c := range o.reqs.claims {
+	for _, c := range o.reqs.Claims {
 		least := 0
-		for _, r := range c.requests {
+		for _, r := range c.Requests {
 			alive := false
 			smallest := resourceapi.AllocationResultsMaxSize + 1
-			for _, a := range r.alternatives {
-				alive = alive || !o.lanes[a.lane].hopeless
-				smallest = min(smallest, o.lanes[a.lane].wanted)
+			for _, a := range r.Alternatives {
+				alive = alive || !o.lanes[a.Lane].hopeless
+				smallest = min(smallest, o.lanes[a.Lane].wanted)
 			}
 			if !alive {
 				return false
@@ -222,7 +225,7 @@ func (o *offer) enough() bool {
 			least += smallest
 		}
 		if least > resourceapi.AllocationResultsMaxSize {
-			o.tooMany = true
+			o.TooMany = true
 			return false
 		}
 	}

@@ -1,4 +1,4 @@
-package allocator
+package search
 
 import (
 	"cmp"
@@ -9,6 +9,19 @@ import (
 
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/bitset"
+)
+
+// Policy says which of several valid allocations is chosen.
+type Policy int
+
+const (
+	// FirstFit takes the first devices in the order of pools, slices and devices, exactly as upstream's
+	// allocator does.
+	FirstFit Policy = iota
+	// SmallestFit takes the smallest devices that fit: those with the least capacity, of shared ones those with the least
+	// left, then those that take the least of shared counters and leave the least of them. It does not take any that
+	// FirstFit could not take, and it takes the first of those that are equal.
+	SmallestFit
 )
 
 // deviceOrder is the order in which a search tries the devices of a node. Its zero value is the order of their

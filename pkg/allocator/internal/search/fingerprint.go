@@ -1,4 +1,4 @@
-package allocator
+package search
 
 import (
 	"crypto/sha256"
@@ -8,6 +8,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 
 	"stowage.dev/stowage/pkg/allocator/internal/answers"
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/bitset"
@@ -43,8 +44,8 @@ func (f *fingerprinter) fingerprint() answers.Fingerprint {
 		interesting.Or(lane.candidates)
 		interesting.Or(lane.errors)
 	}
-	for i := range f.reqs.claims {
-		for _, c := range f.reqs.claims[i].constraints {
+	for i := range f.reqs.Claims {
+		for _, c := range f.reqs.Claims[i].Constraints {
 			b = f.appendValues(b, c)
 		}
 	}
@@ -86,16 +87,16 @@ func (f *fingerprinter) appendSet(b []byte, set bitset.Set) []byte {
 
 // appendValues appends which devices have a value in common of the attribute that the constraint looks at, their own one
 // and as alternatives derive it.
-func (f *fingerprinter) appendValues(b []byte, c *constraint) []byte {
+func (f *fingerprinter) appendValues(b []byte, c *compiled.Constraint) []byte {
 	if f.values == nil {
 		f.values = make(map[inventory.AttributeValue]int)
 	}
 	clear(f.values)
-	for from := -1; from < len(c.derivations); from++ {
+	for from := -1; from < len(c.Derivations); from++ {
 		for p, pool := range f.pools {
 			var derivation *inventory.Derivation
 			if from >= 0 {
-				derivation = c.derivations[from]
+				derivation = c.Derivations[from]
 			}
 			column := f.groupings.column(c, derivation, p)
 			for i := range pool.Len() {
@@ -180,8 +181,8 @@ func (f *fingerprinter) appendRoom(b []byte, device int) []byte {
 	for k, left := range f.states[p].RoomOf(f.pools[p], device-f.starts[p]) {
 		b = left.Append(appendText(b, string(names[k])))
 	}
-	for _, a := range f.reqs.lanes {
-		if f.lanes[a.lane].candidates.Has(device) {
+	for _, a := range f.reqs.Lanes {
+		if f.lanes[a.Lane].candidates.Has(device) {
 			for _, takes := range f.takes(a, device) {
 				b = takes.Append(b)
 			}

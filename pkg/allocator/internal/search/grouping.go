@@ -1,9 +1,9 @@
-package allocator
+package search
 
 import (
-	"context"
 	"slices"
 
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
 	"stowage.dev/stowage/pkg/inventory"
 	"stowage.dev/stowage/pkg/inventory/bitset"
 )
@@ -31,21 +31,21 @@ func (g *grouping) devices(value inventory.AttributeValue) bitset.Set {
 // groupings has the groupings of one node, each made when it is first needed.
 type groupings struct {
 	*offer
-	groups  []*grouping // by constraint.index
+	groups  []*grouping // by Constraint.Index
 	spare   []*grouping // from earlier searches, to be used again
 	derived map[derivedGroup]*grouping
 }
 
 // derivedGroup names the devices by what one derivation of a constraint's attribute makes of them.
 type derivedGroup struct {
-	constraint int // constraint.index
+	constraint int // Constraint.Index
 	from       *inventory.Derivation
 }
 
 // open begins with none.
 func (gs *groupings) open() {
-	for _, c := range gs.reqs.claims {
-		for range c.constraints {
+	for _, c := range gs.reqs.Claims {
+		for range c.Constraints {
 			gs.groups = append(gs.groups, nil)
 		}
 	}
@@ -64,22 +64,22 @@ func (gs *groupings) close() {
 }
 
 // of has the devices by what any alternative under the constraint sees.
-func (gs *groupings) of(c *constraint) *grouping {
-	if g := gs.groups[c.index]; g != nil {
+func (gs *groupings) of(c *compiled.Constraint) *grouping {
+	if g := gs.groups[c.Index]; g != nil {
 		return g
 	}
 	var g *grouping
-	if c.derivations == nil {
+	if c.Derivations == nil {
 		g = gs.group(c, nil)
 	} else {
 		g = gs.merge(c)
 	}
-	gs.groups[c.index] = g
+	gs.groups[c.Index] = g
 	return g
 }
 
 // group groups the devices by the values of the constraint's attribute, derived if from is not nil.
-func (gs *groupings) group(c *constraint, from *inventory.Derivation) *grouping {
+func (gs *groupings) group(c *compiled.Constraint, from *inventory.Derivation) *grouping {
 	var g *grouping
 	if n := len(gs.spare); n > 0 {
 		g, gs.spare = gs.spare[n-1], gs.spare[:n-1]
@@ -116,11 +116,11 @@ func (gs *groupings) group(c *constraint, from *inventory.Derivation) *grouping 
 }
 
 // seenBy has the devices by the value of the constraint's attribute that the alternative sees. Read only.
-func (gs *groupings) seenBy(c *constraint, a *alternative) *grouping {
-	if c.derivations == nil {
+func (gs *groupings) seenBy(c *compiled.Constraint, a *compiled.Alternative) *grouping {
+	if c.Derivations == nil {
 		return gs.of(c)
 	}
-	key := derivedGroup{c.index, a.derivation(c)}
+	key := derivedGroup{c.Index, a.Derivation(c)}
 	g := gs.derived[key]
 	if g == nil {
 		g = gs.group(c, key.from)
@@ -134,17 +134,17 @@ func (gs *groupings) seenBy(c *constraint, a *alternative) *grouping {
 
 // merge puts a device into the group of each value that some alternative under the constraint, which may take
 // the device, sees. So a group has at least the devices that can be had with its value.
-func (gs *groupings) merge(c *constraint) *grouping {
+func (gs *groupings) merge(c *compiled.Constraint) *grouping {
 	merged := &grouping{
 		has: make(bitset.Set, gs.words), unknown: make(bitset.Set, gs.words), errors: make(bitset.Set, gs.words),
 	}
-	for _, a := range gs.reqs.lanes {
-		if !slices.Contains(a.constraints, c) {
+	for _, a := range gs.reqs.Lanes {
+		if !slices.Contains(a.Constraints, c) {
 			continue
 		}
 		g := gs.seenBy(c, a)
 		add := func(to, devices bitset.Set) {
-			own := gs.lanes[a.lane].candidates.Clone()
+			own := gs.lanes[a.Lane].candidates.Clone()
 			own.And(devices)
 			to.Or(own)
 		}
@@ -164,42 +164,29 @@ func (gs *groupings) merge(c *constraint) *grouping {
 }
 
 // column has the values of the constraint's attribute in one pool, derived if from is not nil.
-func (gs *groupings) column(c *constraint, from *inventory.Derivation, pool int) *inventory.Column {
+func (gs *groupings) column(c *compiled.Constraint, from *inventory.Derivation, pool int) *inventory.Column {
 	if from != nil {
-		var column *inventory.Column
-		gs.in.evaluate(func(ctx context.Context) (err error) {
-			column, err = gs.pools[pool].Derived(ctx, from)
-			return err
-		})
-		if gs.err == nil {
-			gs.err = gs.in.interrupted
+		column := gs.in.Derive(from, gs.pools[pool])
+		if gs.Err == nil {
+			gs.Err = gs.in.Interrupted
 		}
 		return column
 	}
-	if g := gs.groups[c.index]; g != nil && g.column != nil {
+	if g := gs.groups[c.Index]; g != nil && g.column != nil {
 		return g.column
 	}
-	return gs.pools[pool].Attribute(c.attribute)
+	return gs.pools[pool].Attribute(c.Attribute)
 }
 
 // orderMatters tells whether a constraint of the alternative meets a value of an unknown kind, which may only come
 // first: then the devices of two equal requests cannot be exchanged.
-func (gs *groupings) orderMatters(a *alternative) bool {
-	for _, c := range a.constraints {
+func (gs *groupings) orderMatters(a *compiled.Alternative) bool {
+	for _, c := range a.Constraints {
 		for p := range gs.pools {
-			if gs.column(c, a.derivation(c), p).Unknown() != nil {
+			if gs.column(c, a.Derivation(c), p).Unknown() != nil {
 				return true
 			}
 		}
 	}
 	return false
-}
-
-// derivationError says that the constraint's attribute cannot be derived from a device.
-func derivationError(reqs *Requests, a *alternative, c *constraint, p *inventory.NodePool, device int, column *inventory.Column) *SelectorError {
-	object, from := reqs.objects[a.request.claim], a.derivation(c)
-	return &SelectorError{
-		Namespace: object.Namespace, Claim: object.Name, Request: a.resultName(), Attribute: c.attribute, Expression: from.Expression(),
-		Driver: p.ID().Driver, Pool: p.ID().Pool, Device: p.Device(device).Name, Err: column.Err(device),
-	}
 }

@@ -1,4 +1,4 @@
-package allocator
+package search
 
 import (
 	"encoding/binary"

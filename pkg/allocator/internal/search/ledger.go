@@ -1,6 +1,7 @@
-package allocator
+package search
 
 import (
+	"stowage.dev/stowage/pkg/allocator/internal/compiled"
 	"stowage.dev/stowage/pkg/allocator/internal/counters"
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/bitset"
@@ -95,7 +96,7 @@ func (l *ledger) isPlain(device int) bool {
 }
 
 // charge takes what the alternative takes with the device, if there is so much.
-func (l *ledger) charge(a *alternative, device int) bool {
+func (l *ledger) charge(a *compiled.Alternative, device int) bool {
 	if l.isPlain(device) {
 		return true
 	}
@@ -107,14 +108,14 @@ func (l *ledger) charge(a *alternative, device int) bool {
 }
 
 // refund gives back what charge took.
-func (l *ledger) refund(a *alternative, device int) {
+func (l *ledger) refund(a *compiled.Alternative, device int) {
 	if !l.isPlain(device) {
 		l.post(a, device, amount.Amount.Add, false)
 	}
 }
 
 // post books a pick or, if it is not one, its return.
-func (l *ledger) post(a *alternative, device int, book func(amount.Amount, amount.Amount) amount.Amount, isPick bool) {
+func (l *ledger) post(a *compiled.Alternative, device int, book func(amount.Amount, amount.Amount) amount.Amount, isPick bool) {
 	shareable := l.shareable.Has(device)
 	if shareable && !isPick {
 		l.shares[device]--
@@ -142,7 +143,7 @@ func (l *ledger) post(a *alternative, device int, book func(amount.Amount, amoun
 }
 
 // canCharge tells whether enough is left for the alternative to take the device.
-func (l *ledger) canCharge(a *alternative, device int) bool {
+func (l *ledger) canCharge(a *compiled.Alternative, device int) bool {
 	if l.shareable.Has(device) && !counters.Covers(l.roomOf(device), l.takes(a, device)) {
 		return false
 	}
@@ -152,7 +153,7 @@ func (l *ledger) canCharge(a *alternative, device int) bool {
 
 // dropUnaffordable takes those devices out of set, which the alternative could take otherwise, for which too little
 // is left. What is left only shrinks, so they are out of the question until a pick is taken back.
-func (l *ledger) dropUnaffordable(a *alternative, from *lane, set bitset.Set) {
+func (l *ledger) dropUnaffordable(a *compiled.Alternative, from *lane, set bitset.Set) {
 	if l.consumers == nil && l.shareable == nil {
 		return
 	}

@@ -1,4 +1,4 @@
-package inventory
+package boundedcel
 
 import (
 	"context"
@@ -12,6 +12,8 @@ import (
 	"k8s.io/dynamic-resource-allocation/cel"
 	"k8s.io/utils/ptr"
 )
+
+const driver = "gpu.example.com"
 
 // times is what CEL calls a list of n times the same.
 func times(n int, element string) string {
@@ -72,7 +74,7 @@ func TestExpressionsThatCELDoesNotBound(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			upstreams(t, test.text)
-			compiled, _, err := Features{}.compileCEL(test.text, false)
+			compiled, _, err := Compile(cel.Features{}, test.text, false)
 			if refused := err != nil; refused != test.refused {
 				t.Fatalf("refused: %t, want %t: %v", refused, test.refused, err)
 			}
@@ -96,7 +98,7 @@ func TestRegularExpressionsSayWhatUpstreamsSay(t *testing.T) {
 		`dyn(1).matches("1")`, `device.driver.matches("` + strings.Repeat("a|", 2000) + `gpu")`,
 	} {
 		want, _, wantErr := ptr.To(upstreams(t, text)).DeviceMatches(context.Background(), cel.Device{Driver: driver})
-		compiled, _, err := Features{}.compileCEL(text, false)
+		compiled, _, err := Compile(cel.Features{}, text, false)
 		if err != nil {
 			t.Fatal(text, err)
 		}
@@ -114,7 +116,7 @@ func TestRegularExpressionsSayWhatUpstreamsSay(t *testing.T) {
 func TestALoopOverRegularExpressionsIsInterrupted(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
-	compiled, _, err := Features{}.compileCEL(`[1, 2, 3].all(i, device.driver.matches("^" + string(i)) || true)`, false)
+	compiled, _, err := Compile(cel.Features{}, `[1, 2, 3].all(i, device.driver.matches("^" + string(i)) || true)`, false)
 	if err != nil {
 		t.Fatal(err)
 	}
