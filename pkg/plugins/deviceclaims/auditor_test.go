@@ -32,9 +32,9 @@ const fenceTimeout, grace = 30 * time.Second, fenceTimeout + auditing.DoubleHold
 
 func newTestAuditor(h *harness, period time.Duration) testAuditor {
 	clock, recorder := testingclock.NewFakeClock(time.Now()), events.NewFakeRecorder(100)
-	a := auditing.New(h.plugin.shared.tracker, h.plugin.shared.store.View, h.plugin.handle, period, time.Minute, fenceTimeout, clock)
+	a := auditing.New(h.plugin.shared.account.Tracker, h.plugin.shared.account.Store.View, h.plugin.handle, period, time.Minute, fenceTimeout, clock)
 	a.Events = recorder
-	h.plugin.shared.tracker.Subscribe(a.OnClaimEvent)
+	h.plugin.shared.account.Tracker.Subscribe(a.OnClaimEvent)
 	return testAuditor{a, clock, recorder}
 }
 
@@ -104,7 +104,7 @@ func TestAuditorTellsOfDoubleHolds(t *testing.T) {
 
 func holdersOf(h *harness, pool, device string) int {
 	n := 0
-	for id, d := range h.plugin.shared.tracker.Snapshot().Usage.All() {
+	for id, d := range h.plugin.shared.account.Tracker.Snapshot().Usage.All() {
 		if id.Pool == pool && id.Device == device {
 			n += d.Count()
 		}
@@ -254,7 +254,7 @@ func TestOnlyTheLeaderAudits(t *testing.T) {
 	}
 	h.eventually("both claims are known", func() bool { return holdersOf(h, "node-a", "gpu-0") == 2 })
 	heard := make(chan struct{}, 1)
-	s.tracker.Subscribe(func(event tracker.Event) {
+	s.account.Tracker.Subscribe(func(event tracker.Event) {
 		if event.Claim.Name == "three" {
 			heard <- struct{}{}
 		}

@@ -71,7 +71,7 @@ func TestReserveRefusesAClaimThatHasChanged(t *testing.T) {
 // heldOn returns the devices of a node's pool that somebody holds.
 func (h *harness) heldOn(nodeName string) []string {
 	var names []string
-	for name := range h.plugin.shared.tracker.Snapshot().Usage.Pool(usage.PoolID{Driver: testDriver, Pool: nodeName}).All() {
+	for name := range h.plugin.shared.account.Tracker.Snapshot().Usage.Pool(usage.PoolID{Driver: testDriver, Pool: nodeName}).All() {
 		names = append(names, name)
 	}
 	return names
@@ -154,7 +154,7 @@ func TestPreBindWrites(t *testing.T) {
 			if known, err := h.plugin.binder.Known(h.ctx, got); err != nil || known.ResourceVersion != got.ResourceVersion {
 				t.Errorf("the tracker does not know what was written: %v", err)
 			}
-			if pending, _ := h.plugin.shared.tracker.Pending(got.UID); pending != nil {
+			if pending, _ := h.plugin.shared.account.Tracker.Pending(got.UID); pending != nil {
 				t.Error("the allocation is still in flight")
 			}
 		})
@@ -237,7 +237,7 @@ func TestPreBindRefusesAClaimThatHasChanged(t *testing.T) {
 				if writes := h.api.written(); len(writes) > 0 {
 					t.Errorf("written: %v", writes)
 				}
-				if pending, _ := h.plugin.shared.tracker.Pending(tc.claim.UID); pending != nil {
+				if pending, _ := h.plugin.shared.account.Tracker.Pending(tc.claim.UID); pending != nil {
 					t.Error("the allocation is still in flight")
 				}
 			})

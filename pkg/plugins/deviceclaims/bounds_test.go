@@ -65,7 +65,7 @@ func TestReserveGivesUpAfterSomeAttempts(t *testing.T) {
 				if changes%2 == 1 {
 					allocated("node-b", "gpu-1")(next)
 				}
-				if err := h.plugin.shared.tracker.Assume(next); err != nil {
+				if err := h.plugin.shared.account.Tracker.Assume(next); err != nil {
 					t.Error(err)
 				}
 			}}, a.state, a.pod, "node-b")
@@ -160,7 +160,7 @@ func TestTheAuditorCountsWhatItDoesNotTell(t *testing.T) {
 			"different",
 			func() {
 				for i := range devices {
-					h.plugin.shared.tracker.Release(types.UID(fmt.Sprintf("c-%d-uid", i)), types.UID(fmt.Sprintf("p-%d-uid", i)))
+					h.plugin.shared.account.Tracker.Release(types.UID(fmt.Sprintf("c-%d-uid", i)), types.UID(fmt.Sprintf("p-%d-uid", i)))
 				}
 				h.api.hold()
 				for i := range devices {

@@ -298,7 +298,7 @@ func TestAnEvictedPodThatIsGoneIsInTheLog(t *testing.T) {
 	h := newHarness(t, w)
 	h.nominator.nominate("node-a", pending("wants", 100, "wanted"), pending("other", 100, "another"))
 	got := h.logged(t, func() {
-		handler := contention.VictimHandler(h.ctx, h.plugin.handle, h.plugin.shared.tracker)
+		handler := contention.VictimHandler(h.ctx, h.plugin.handle, h.plugin.shared.account.Tracker)
 		handler.OnDelete(running("ended", "node-a", 0, "a"))
 		handler.OnDelete(victim)
 	})

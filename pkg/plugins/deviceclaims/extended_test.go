@@ -89,7 +89,7 @@ func (h *harness) stored(name string) *v1.Pod {
 }
 
 // held returns how many devices are held now, in flight or not.
-func (h *harness) held() int { return h.plugin.shared.tracker.Snapshot().Usage.Len() }
+func (h *harness) held() int { return h.plugin.shared.account.Tracker.Snapshot().Usage.Len() }
 
 // Each attempt to make a claim that is refused has the same text, so that the pod's events count it.
 func TestTheTextOfAClaimThatCannotBeMadeStaysTheSame(t *testing.T) {
@@ -152,7 +152,7 @@ func TestExtendedResourceIsBound(t *testing.T) {
 	if diff := cmp.Diff(want, h.stored("p").Status.ExtendedResourceClaimStatus); diff != "" {
 		t.Errorf("pod's status (-want +got):\n%s", diff)
 	}
-	if len(h.plugin.shared.tracker.InFlightFor(p.UID)) > 0 {
+	if len(h.plugin.shared.account.Tracker.InFlightFor(p.UID)) > 0 {
 		t.Error("the allocation is still in flight")
 	}
 }
@@ -461,7 +461,7 @@ func TestPodBeingBoundIsNotTakenForOneOfTheDevicePlugin(t *testing.T) {
 	}
 	a.unreserve("node-b")
 	h.eventually("nothing is held any more", func() bool { return h.held() == 0 && len(h.extendedClaims()) == 0 })
-	h.eventually("the claim is known to be gone", func() bool { return len(h.plugin.shared.tracker.OwnedBy(bound.Namespace, bound.UID)) == 0 })
+	h.eventually("the claim is known to be gone", func() bool { return len(h.plugin.shared.account.Tracker.OwnedBy(bound.Namespace, bound.UID)) == 0 })
 	if got := h.filterAll(p).filter["node-b"]; got != toldPluginLeaving {
 		t.Errorf("without a claim: reason %q, want %q", got, toldPluginLeaving)
 	}

@@ -147,7 +147,7 @@ func (f *faultRun) awaitEcho() {
 	for _, name := range f.claims {
 		stored := f.h.api.claims[types.NamespacedName{Namespace: testNamespace, Name: name}]
 		f.h.eventually("the watch has brought claim "+name, func() bool {
-			known, err := f.h.plugin.shared.tracker.Get(testNamespace, name)
+			known, err := f.h.plugin.shared.account.Tracker.Get(testNamespace, name)
 			return err == nil && known.ResourceVersion == stored.ResourceVersion
 		})
 	}
@@ -193,7 +193,7 @@ func (f *faultRun) problems(bound bool) (found []string) {
 	devices := map[string]string{}
 	for _, name := range f.claims {
 		c := f.h.api.get(name)
-		if pending, _ := f.h.plugin.shared.tracker.Pending(c.UID); pending != nil {
+		if pending, _ := f.h.plugin.shared.account.Tracker.Pending(c.UID); pending != nil {
 			found = append(found, name+" is in flight")
 		}
 		wantUsers := []string{}

@@ -214,7 +214,7 @@ func TestFenceClaimSharedByTwoPodsWhoseAllocatorLoses(t *testing.T) {
 	first := allocator.preBindAsync()
 	h.eventually("the first pod has written the claim", func() bool { return len(usersOf(h.api.get("mine"))) == 1 })
 	h.eventually("that is known", func() bool {
-		c, err := h.plugin.shared.tracker.Get(testNamespace, "mine")
+		c, err := h.plugin.shared.account.Tracker.Get(testNamespace, "mine")
 		return err == nil && c.Status.Allocation != nil
 	})
 	sharer := h.filterAll(w.pods[1]).reserve("node-a")

@@ -144,11 +144,11 @@ func TestGroupIsTriedInMemory(t *testing.T) {
 				w.claims = append(w.claims, claim(name))
 			}
 			h := newHarness(t, w)
-			before, requests := h.plugin.shared.tracker.Snapshot(), len(h.requests())
+			before, requests := h.plugin.shared.account.Tracker.Snapshot(), len(h.requests())
 			for range 2 { // the second time as the first
 				h.tryGroup(tc.pods...).wantNodes(tc.want...)
 			}
-			if after := h.plugin.shared.tracker.Snapshot(); after.Revision != before.Revision {
+			if after := h.plugin.shared.account.Tracker.Snapshot(); after.Revision != before.Revision {
 				t.Errorf("the tracker has changed from revision %d to %d", before.Revision, after.Revision)
 			}
 			if made := h.requests()[requests:]; len(made) > 0 {
@@ -199,7 +199,7 @@ func TestGroupGetsWhatWasTried(t *testing.T) {
 			p.reserve("node-b")
 			q.reserve("node-b")
 			p.unreserve("node-b")
-			if held := h.plugin.shared.tracker.Snapshot().Usage.Len(); held != 2 {
+			if held := h.plugin.shared.account.Tracker.Snapshot().Usage.Len(); held != 2 {
 				h.t.Errorf("%d devices are in use, want both of the second pod", held)
 			}
 			mustBind(h, q)
@@ -229,7 +229,7 @@ func TestGroupGetsWhatWasTried(t *testing.T) {
 			for _, name := range []string{"shared", "own"} {
 				held += len(devicesOf(h.api.get(name)))
 			}
-			if got := h.plugin.shared.tracker.Snapshot().Usage.Len(); got != held {
+			if got := h.plugin.shared.account.Tracker.Snapshot().Usage.Len(); got != held {
 				t.Errorf("%d devices are in use, want the %d that are allocated", got, held)
 			}
 		})
@@ -538,7 +538,7 @@ func TestAMemberGetsWhatWasTriedBesideNominatedOnes(t *testing.T) {
 					t.Errorf("pod %s fitted when its group was tried, and now: %v", g.pods[2+i].Name, status)
 					continue
 				}
-				pending, _ := h.plugin.shared.tracker.Pending(types.UID(claim + "-uid"))
+				pending, _ := h.plugin.shared.account.Tracker.Pending(types.UID(claim + "-uid"))
 				got = append(got, pending.Devices.Results[0].Device)
 			}
 			if diff := cmp.Diff(tc.want, got); diff != "" {
@@ -600,7 +600,7 @@ func TestAMemberWhoseBindingFailsMakesAPause(t *testing.T) {
 				done := fail()
 				if want > 0 {
 					h.eventually("the pod pauses", clock.HasWaiters)
-					if held := h.plugin.shared.tracker.Snapshot().Usage.Len(); held > 0 {
+					if held := h.plugin.shared.account.Tracker.Snapshot().Usage.Len(); held > 0 {
 						t.Errorf("%d devices are held meanwhile", held)
 					}
 					clock.Step(want - 1)
@@ -639,7 +639,7 @@ func TestAMemberThatReserveRefusesPauses(t *testing.T) {
 	clock := testingclock.NewFakeClock(time.Now())
 	h.plugin.binder.Clock = clock
 	held := func(n int) func() bool {
-		return func() bool { return h.plugin.shared.tracker.Snapshot().Usage.Len() == n }
+		return func() bool { return h.plugin.shared.account.Tracker.Snapshot().Usage.Len() == n }
 	}
 	taken := map[string][]string{"other": {"gpu-0"}, "another": {"gpu-1"}}
 	refuse := func() {
@@ -761,7 +761,7 @@ func TestAMemberThatIsNotTriedIsNotWokenForEver(t *testing.T) {
 			g.postFilter(nil)
 			h.wakes("q")
 			h.api.change("other", allocated("node-b", "gpu-1"))
-			h.eventually("both are held", func() bool { return h.plugin.shared.tracker.Snapshot().Usage.Len() == 2 })
+			h.eventually("both are held", func() bool { return h.plugin.shared.account.Tracker.Snapshot().Usage.Len() == 2 })
 			g = h.tryGroup(w.pods[:tried]...)
 			g.pods = w.pods
 			g.postFilter(nil)

@@ -49,7 +49,7 @@ func TestGroupIsTriedWithoutVictims(t *testing.T) {
 			}
 			// The cluster is as it was, also for the next attempt.
 			h.tryGroup(tc.pods...).wantNodes(nowhere...)
-			if held := h.plugin.shared.tracker.Snapshot().Usage.Len(); held != 2 {
+			if held := h.plugin.shared.account.Tracker.Snapshot().Usage.Len(); held != 2 {
 				t.Errorf("%d devices are in use, want 2", held)
 			}
 		})

@@ -107,7 +107,7 @@ func newAPI(t testing.TB, w world) (*fake.Clientset, *claimAPI) {
 func startHarness(t testing.TB, w world, client *fake.Clientset, api *claimAPI) *harness {
 	t.Helper()
 	h := launchHarness(t, w, client, api)
-	h.eventually("claims, slices and classes are listed", h.plugin.shared.hasSynced) // an attempt does not wait as long
+	h.eventually("claims, slices and classes are listed", h.plugin.shared.account.HasSynced) // an attempt does not wait as long
 	h.eventually("pods and nodes are known", h.informed)
 	return h
 }

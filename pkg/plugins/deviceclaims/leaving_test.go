@@ -175,7 +175,7 @@ func TestAClaimThatHasLeftMeanwhileWakesThePodAtOnce(t *testing.T) {
 	a := h.filterAll(p)
 	h.api.change("b", func(c *resourceapi.ResourceClaim) { c.Labels = map[string]string{"any": "change"} })
 	h.eventually("the change is known", func() bool {
-		c, err := h.plugin.shared.tracker.Get(testNamespace, "b")
+		c, err := h.plugin.shared.account.Tracker.Get(testNamespace, "b")
 		return err == nil && len(c.Labels) > 0
 	})
 	h.activator.taken()
@@ -202,7 +202,7 @@ func TestAClaimThatHasLeftSinceTheViewWakesThePodAtOnce(t *testing.T) {
 	}
 	h.api.change("b", func(c *resourceapi.ResourceClaim) { c.Status = resourceapi.ResourceClaimStatus{} })
 	h.eventually("the release is known", func() bool {
-		c, err := h.plugin.shared.tracker.Get(testNamespace, "b")
+		c, err := h.plugin.shared.account.Tracker.Get(testNamespace, "b")
 		return err == nil && c.Status.Allocation == nil
 	})
 	for _, node := range h.nodes {

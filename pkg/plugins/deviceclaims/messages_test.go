@@ -278,7 +278,7 @@ func TestWhatAWaitingPodIsTold(t *testing.T) {
 // reserveFor puts an allocation in flight for another pod.
 func (h *harness) reserveFor(pod types.UID, reserved tracker.Reservation) {
 	h.t.Helper()
-	if err := h.plugin.shared.tracker.Reserve(h.plugin.shared.tracker.Snapshot().Usage, pod, []tracker.Reservation{reserved}); err != nil {
+	if err := h.plugin.shared.account.Tracker.Reserve(h.plugin.shared.account.Tracker.Snapshot().Usage, pod, []tracker.Reservation{reserved}); err != nil {
 		h.t.Fatal(err)
 	}
 }

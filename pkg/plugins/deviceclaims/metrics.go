@@ -7,6 +7,7 @@ import (
 	"k8s.io/component-base/metrics"
 	"k8s.io/component-base/metrics/legacyregistry"
 
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/account"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/auditing"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
@@ -36,7 +37,7 @@ var registerMetrics = sync.OnceFunc(func() {
 	legacyregistry.MustRegister(allocationsTotal, allocationDuration, binding.WritesTotal, binding.UndosTotal, refusals.RefusedNodes, contention.NodesDecidedAgain, waiting.WaitingPods, waiting.WakeUpsTotal)
 	legacyregistry.MustRegister(auditing.DoubleHeldDevices, auditing.DoubleHoldsTotal, auditing.Differences, auditing.ComparisonsTotal, auditing.LastComparison,
 		auditing.ComparisonPeriod, auditing.StaleInFlight)
-	legacyregistry.CustomMustRegister(caches)
+	legacyregistry.CustomMustRegister(account.Caches)
 })
 
 func allocationResult(err error) string {

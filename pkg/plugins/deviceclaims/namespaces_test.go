@@ -72,11 +72,11 @@ func tenant(name string) *v1.Pod {
 // has returns the devices of the claim as the tracker knows it.
 func (h *harness) has(name string) []string {
 	h.t.Helper()
-	c, err := h.plugin.shared.tracker.Get(namespaceOf(name), name)
+	c, err := h.plugin.shared.account.Tracker.Get(namespaceOf(name), name)
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	if allocation, _ := h.plugin.shared.tracker.Pending(c.UID); allocation != nil {
+	if allocation, _ := h.plugin.shared.account.Tracker.Pending(c.UID); allocation != nil {
 		c = c.DeepCopy()
 		c.Status.Allocation = allocation
 	}

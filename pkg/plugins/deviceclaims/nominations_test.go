@@ -319,7 +319,7 @@ func TestWhatADriverSaysOfADeviceEndsNoNomination(t *testing.T) {
 	h := newHarness(t, w)
 	ended := make(chan string, 10)
 	h.plugin.shared.common.Nominations = contention.NewNominations(h.plugin.shared.common.Pods, func(node string) { ended <- node }, nil)
-	h.plugin.shared.tracker.Subscribe(h.plugin.shared.common.Nominations.OnClaimEvent)
+	h.plugin.shared.account.Tracker.Subscribe(h.plugin.shared.common.Nominations.OnClaimEvent)
 	h.nominator.nominate("node-b", nominee)
 	h.sleeps(p)
 	h.api.change("other", func(c *resourceapi.ResourceClaim) {

@@ -154,7 +154,7 @@ func TestReserveLeavesNominatedPodsTheirDevices(t *testing.T) {
 	a := h.filterAll(pending("p", 5, "any"))
 	late := h.filterAll(pending("late", 5, "late"))
 	a.reserve("node-b")
-	pendingAllocation, _ := h.plugin.shared.tracker.Pending("any-uid")
+	pendingAllocation, _ := h.plugin.shared.account.Tracker.Pending("any-uid")
 	if got := pendingAllocation.Devices.Results[0].Device; got != "gpu-1" {
 		t.Errorf("the pod got %s, which the nominated pod needs", got)
 	}

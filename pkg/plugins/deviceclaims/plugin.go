@@ -100,20 +100,20 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		time:   &searchtime.Profile{FilterTimeout: typed.FilterTimeout.Duration, Shares: shared.shares},
 		setup:  waiting.NewSetup(handle),
 	}
-	pl.extended = &extended.Resources{Handle: handle, Claims: shared.tracker, Recorded: shared.memory.Recorded, Binder: pl.binder}
+	pl.extended = &extended.Resources{Handle: handle, Claims: shared.account.Tracker, Recorded: shared.memory.Recorded, Binder: pl.binder}
 	pl.rivals = &contention.Rivals{
 		Common: shared.common, Handle: handle, Groups: pl.groups, Extended: pl.extended,
 		Search:  contention.Search{Features: features, Policy: policies[typed.ScoringStrategy.Devices], Scoring: scorings[typed.ScoringStrategy.Type], Time: pl.time},
 		NameAll: typed.ClaimsOfOtherNamespaces == config.NameClaims,
 	}
-	pl.demand = &demand.Reader{Claims: shared.tracker, Places: shared.books.Places, Pods: pl.rivals, Extended: pl.extended, Features: features}
+	pl.demand = &demand.Reader{Claims: shared.account.Tracker, Places: shared.books.Places, Pods: pl.rivals, Extended: pl.extended, Features: features}
 	pl.waits = &waiting.Profile{
 		Handle: handle, Setup: pl.setup, Demand: pl.demand, Rivals: pl.rivals, Binder: pl.binder, Places: shared.books.Places, Gate: shared.gated,
 		Limit: shared.limits.WakeUp,
 	}
 	pl.hints = &waiting.Hints{Pods: shared.waiting, Extended: pl.extended}
 	pl.passage = &passage.Passage{
-		Fence: passage.NewFence(shared.tracker, typed.Fence), Claims: shared.tracker, Pods: shared.common.Pods, Binder: pl.binder, Groups: pl.groups,
+		Fence: passage.NewFence(shared.account.Tracker, typed.Fence), Claims: shared.account.Tracker, Pods: shared.common.Pods, Binder: pl.binder, Groups: pl.groups,
 		Attempts: shared.memory.Attempts, NameAll: pl.rivals.NameAll, Ended: shared.ctx,
 	}
 	pl.refusals = &refusals.Finder{
@@ -121,7 +121,7 @@ func New(ctx context.Context, args runtime.Object, handle fwk.Handle, shared *Sh
 		HoldersLimit: shared.limits.Holders, ObstacleLimit: shared.limits.Obstacle,
 	}
 	pl.holdings = &holdings.Holdings{
-		Claims: shared.tracker, Binder: pl.binder, Groups: pl.groups, Extended: pl.extended, Attempts: shared.memory.Attempts, Refusals: pl.refusals,
+		Claims: shared.account.Tracker, Binder: pl.binder, Groups: pl.groups, Extended: pl.extended, Attempts: shared.memory.Attempts, Refusals: pl.refusals,
 	}
 	shared.gated.Serve(handle, pl.holdings.GiveUpKeptBack)
 	return pl, nil

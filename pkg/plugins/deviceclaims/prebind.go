@@ -69,7 +69,7 @@ func (pl *Plugin) bindClaims(ctx context.Context, pod *v1.Pod, nodeName string, 
 			return fmt.Errorf("claim %s: %w", klog.KObj(pc.Claim), err)
 		}
 		// The allocation is in the first layer now.
-		pl.shared.tracker.Release(pc.Claim.UID, pod.UID)
+		pl.shared.account.Tracker.Release(pc.Claim.UID, pod.UID)
 		pl.shared.books.Places.Leave(pc.Claim.UID, pod.UID)
 		if allocation == nil && w.HasReserved() {
 			decisions.Log(ctx, decisions.Shared, pod, nodeName, pc.Claim, pc.Claim.Status.Allocation, "the claim is allocated already, and the pod can use it on this node")

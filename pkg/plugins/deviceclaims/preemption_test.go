@@ -177,7 +177,7 @@ func TestRemovedPodsGiveUpWhatIsInFlight(t *testing.T) {
 	h.filterAll(low).reserve("node-b")
 	rest := claim("rest", allocated("node-b", "gpu-1"))
 	h.api.create(rest)
-	h.eventually("the other device is held", func() bool { return h.plugin.shared.tracker.Snapshot().Usage.Len() == 3 })
+	h.eventually("the other device is held", func() bool { return h.plugin.shared.account.Tracker.Snapshot().Usage.Len() == 3 })
 	a := h.filterAll(pending("p", 5, "wanted"))
 	if fits := a.fits(); len(fits) != 0 {
 		t.Fatalf("the pod fits %q before anything is removed", fits)

@@ -234,7 +234,7 @@ func (s *preemptionScale) start(b *testing.B, w world, pods []*v1.Pod, withPlugi
 	factory.Start(ctx.Done())
 	factory.WaitForCacheSync(ctx.Done())
 	if own != nil {
-		if err := own.shared.waitForSync(ctx); err != nil {
+		if err := own.shared.account.WaitForSync(ctx); err != nil {
 			b.Fatal(err)
 		}
 	}

@@ -26,16 +26,16 @@ func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 		// The update of the pod's status that brings the name is an event for the pod itself.
 		return pl.keepBack(pod, err)
 	}
-	if !pl.shared.tracker.HasSynced() {
+	if !pl.shared.account.Tracker.HasSynced() {
 		return nil // PreFilter waits and looks
 	}
-	if _, err := podclaims.Usable(pl.shared.tracker, pod); err == nil {
+	if _, err := podclaims.Usable(pl.shared.account.Tracker, pod); err == nil {
 		pl.shared.gated.LetIn(pod)
 		return nil
 	}
 	// Looked at again after the pod has been noted as waiting: a change in between would wake nobody.
 	pl.shared.waiting.Note(pod, podclaims.NamespacedNames(names), pl.waits)
-	_, err = podclaims.Usable(pl.shared.tracker, pod)
+	_, err = podclaims.Usable(pl.shared.account.Tracker, pod)
 	pl.shared.waiting.Judged(pod.UID, pl.waits.Question(ctx, pod, &demand.Asked{}, nil, err), pl.shared.waiting.SeenNow())
 	if err != nil {
 		return pl.keepBack(pod, err)

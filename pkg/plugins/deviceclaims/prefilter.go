@@ -71,7 +71,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.Reso
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
-	if err := pl.shared.waitForSync(ctx); err != nil {
+	if err := pl.shared.account.WaitForSync(ctx); err != nil {
 		return nil, fwk.AsStatus(err)
 	}
 	ofGroup, err := pl.groups.ClaimsOf(pod)
@@ -101,9 +101,9 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.Reso
 	if waits {
 		pl.shared.waiting.Note(pod, append(podclaims.NamespacedNames(names), namesOf(made)...), pl.waits)
 	}
-	snapshot := pl.shared.tracker.Snapshot()
+	snapshot := pl.shared.account.Tracker.Snapshot()
 	c.Usage = snapshot.Usage
-	c.Inventory = pl.shared.store.View()
+	c.Inventory = pl.shared.account.Store.View()
 	within, done := c.Budget.Evaluate(ctx)
 	asked, err := pl.demand.Of(within, pod, names, c.Inventory, given)
 	var question *wakeup.Question

@@ -31,7 +31,7 @@ func TestUpstreamFailedPreBindIsNotUnreservedTwice(t *testing.T) {
 
 	other := h.filterAll(w.pods[1]).reserve("node-b")
 	failed.unreserve("node-a") // as the framework does after a failed PreBind
-	if _, owners := h.plugin.shared.tracker.Pending("mine-uid"); owners != 1 {
+	if _, owners := h.plugin.shared.account.Tracker.Pending("mine-uid"); owners != 1 {
 		t.Errorf("%d pods have the allocation in flight, want that of the other pod", owners)
 	}
 	if diff := cmp.Diff([]string{"gpu-0"}, h.heldOn("node-b")); diff != "" {

@@ -147,7 +147,7 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle.State, pod *v1.Pod, 
 	input.Attempt = c.Budget.Again() // of its own: what Filter found in time takes no longer here, unless things have changed
 	var stale error
 	for range maxReserveAttempts {
-		view := pl.shared.tracker.Snapshot().Usage
+		view := pl.shared.account.Tracker.Snapshot().Usage
 		input.Usage = c.WithoutUnseen(node, c.Holders.WithNominees(ctx, nominees, node, c.Inventory, view))
 		reserved, err := decideFor(ctx, c, input)
 		if err != nil {
@@ -156,7 +156,7 @@ func (pl *Plugin) tryAllocate(ctx context.Context, c *cycle.State, pod *v1.Pod, 
 		for i := range reserved {
 			reserved[i].Group = c.GroupOf(reserved[i].Claim.UID, pod)
 		}
-		err = pl.shared.tracker.Reserve(view, pod.UID, reserved)
+		err = pl.shared.account.Tracker.Reserve(view, pod.UID, reserved)
 		if !errors.Is(err, tracker.ErrStale) {
 			if err != nil {
 				return nil, fmt.Errorf("node %s: %w", node.Name, err)
@@ -231,11 +231,11 @@ func (pl *Plugin) join(c *cycle.State, pod *v1.Pod, node *v1.Node) *fwk.Status {
 		if pc.Shared == nil {
 			continue
 		}
-		allocation, flying := pl.shared.tracker.Share(pc.Claim.UID, pod.UID)
+		allocation, flying := pl.shared.account.Tracker.Share(pc.Claim.UID, pod.UID)
 		if flying {
 			c.Binding.Reserved = append(c.Binding.Reserved, tracker.Reservation{Claim: pc.Claim, Allocation: allocation})
 			c.Binding.DecidedByOthers++
-		} else if claim, err := pl.shared.tracker.Get(pc.Claim.Namespace, pc.Claim.Name); err == nil && claim.UID == pc.Claim.UID {
+		} else if claim, err := pl.shared.account.Tracker.Get(pc.Claim.Namespace, pc.Claim.Name); err == nil && claim.UID == pc.Claim.UID {
 			allocation = claim.Status.Allocation
 			c.Binding.Join(claim)
 		}
@@ -273,7 +273,7 @@ func (pl *Plugin) Unreserve(ctx context.Context, state fwk.CycleState, pod *v1.P
 	pl.extended.Undo(ctx, pod, &b.Extended, kept)
 	// Only now: what the writes did is known to the tracker, so that no device is free that is not.
 	for _, r := range b.Reserved {
-		pl.shared.tracker.Release(r.Claim.UID, pod.UID)
+		pl.shared.account.Tracker.Release(r.Claim.UID, pod.UID)
 	}
 	for _, t := range taken {
 		if !kept.Has(t.Claim.UID) {

@@ -17,10 +17,8 @@ import (
 	"k8s.io/kubernetes/pkg/features"
 	"k8s.io/utils/clock"
 
-	"stowage.dev/stowage/pkg/fence"
-	"stowage.dev/stowage/pkg/inventory"
-	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/plugins/config"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/account"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/auditing"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/binding"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
@@ -33,18 +31,14 @@ import (
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
-// syncTimeout is how long one scheduling attempt waits for the first lists of claims, slices and classes.
-const syncTimeout = 10 * time.Second
-
 // Shared is what all profiles of one scheduler have in common: one tracker, one inventory, one set of
 // waiting pods. The first plugin created with it starts it.
 type Shared struct {
 	life
-	factory informers.SharedInformerFactory
+	bounds
+	leader leader
 
-	tracker *tracker.Tracker
-	store   *inventory.Store
-	source  *source.Source
+	account *account.Account
 	waiting *waiting.Pods
 	// books are what is known of claims that are about to be written.
 	books *binding.Books
@@ -53,10 +47,13 @@ type Shared struct {
 	// common is what is known of pods that compete for devices.
 	common *contention.Common
 	// gated are the pods that PreEnqueue keeps back.
-	gated  *gate.Pods
-	leader leader
-	room   wakeup.Options
+	gated *gate.Pods
+}
+
+// bounds are those of the time that things may take.
+type bounds struct {
 	limits Limits
+	room   wakeup.Options
 	// shares is the time that namespaces have.
 	shares *searchtime.Shares
 }
@@ -65,6 +62,7 @@ type Shared struct {
 type life struct {
 	startOnce sync.Once
 	startErr  error
+	factory   informers.SharedInformerFactory
 	// ctx ends with the scheduler.
 	ctx    context.Context
 	cancel context.CancelFunc
@@ -81,7 +79,7 @@ type leader struct {
 // NewShared returns a Shared for one scheduler.
 func NewShared(limits Limits) *Shared {
 	limits = limits.withDefaults()
-	return &Shared{limits: limits, shares: searchtime.NewShares(time.Now, limits.Evaluation), room: waiting.Options(limits.WakeUp)}
+	return &Shared{bounds: bounds{limits: limits, shares: searchtime.NewShares(time.Now, limits.Evaluation), room: waiting.Options(limits.WakeUp)}}
 }
 
 // start starts everything with the clients of the first plugin's scheduler, and with the first plugin's arguments where
@@ -101,31 +99,24 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 	registerMetrics()
 	s.factory = handle.SharedInformerFactory()
 	s.ctx, s.cancel = context.WithCancel(ctx)
-	s.store = inventory.NewStore(inventory.Options{OwnTaint: ownership.TaintKey, Features: inventory.Features{
-		PartitionableDevices:    enabled(features.DRAPartitionableDevices),
-		ConsumableCapacity:      enabled(features.DRAConsumableCapacity),
-		FractionalCapacityRange: enabled(features.DRAFractionalCapacityRange),
-		ListTypeAttributes:      enabled(features.DRAListTypeAttributes),
-		CompatibilityGroups:     enabled(features.DRADeviceCompatibilityGroups),
-		OptionalNodeOperations:  enabled(features.DRAOptionalNodeOperations),
-		DerivedAttributes:       enabled(features.DRADerivedAttributes),
-	}})
-	caches.store.Store(s.store)
-	s.tracker = tracker.New(klog.FromContext(ctx), tracker.WithJudge(fence.NewJudge(s.store.View)))
+	var err error
+	if s.account, err = account.New(s.ctx, handle.ClientSet(), s.factory); err != nil {
+		s.cancel()
+		return err
+	}
 	pods := s.factory.Core().V1().Pods().Lister()
 	s.memory = podmemory.New(pods)
-	s.waiting = waiting.NewPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.tracker, s.store)
-	s.books = binding.NewBooks(s.ctx, s.tracker, s.waiting.Watch)
+	s.waiting = waiting.NewPods(s.room, pods, s.factory.Core().V1().Nodes().Lister(), s.account.Tracker, s.account.Store)
+	s.books = binding.NewBooks(s.ctx, s.account.Tracker, s.waiting.Watch)
 	s.common = &contention.Common{
-		Claims: s.tracker, Pods: pods, Devices: s.store.View, Attempts: s.memory.Attempts, Leaving: s.memory.Leaving,
+		Claims: s.account.Tracker, Pods: pods, Devices: s.account.Store.View, Attempts: s.memory.Attempts, Leaving: s.memory.Leaving,
 		Nominations: contention.NewNominations(pods, s.waiting.NominationEnded, s.waiting.NominationLost), Trial: &contention.Trial{},
 	}
 	s.gated = gate.New(pods)
 	context.AfterFunc(s.ctx, s.gated.Queue.ShutDown)
 
-	var err error
 	for _, handler := range []cache.ResourceEventHandler{
-		s.waiting.PodHandler(), s.memory.Attempts.PodHandler(), s.memory.Failed.PodHandler(), contention.VictimHandler(ctx, handle, s.tracker), s.gated.PodHandler(s.ctx),
+		s.waiting.PodHandler(), s.memory.Attempts.PodHandler(), s.memory.Failed.PodHandler(), contention.VictimHandler(ctx, handle, s.account.Tracker), s.gated.PodHandler(s.ctx),
 		s.common.Nominations.PodHandler(),
 	} {
 		if _, err = s.factory.Core().V1().Pods().Informer().AddEventHandler(byUID{handler}); err != nil {
@@ -133,30 +124,21 @@ func (s *Shared) run(ctx context.Context, handle fwk.Handle, args *config.Device
 			return fmt.Errorf("watch pods: %w", err)
 		}
 	}
-	s.source, err = source.New(s.ctx, handle.ClientSet(), withSharedSliceIndex(s.factory), s.store, source.Options{
-		DeviceTaintRules:   enabled(features.DRADeviceTaintRules),
-		ConsumableCapacity: enabled(features.DRAConsumableCapacity),
-	})
-	if err != nil {
-		s.cancel()
-		return fmt.Errorf("watch devices: %w", err)
-	}
 
-	s.leader.auditor = auditing.New(s.tracker, s.store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, args.Fence.Timeout.Duration, clock.RealClock{})
+	s.leader.auditor = auditing.New(s.account.Tracker, s.account.Store.View, handle, args.AuditPeriod.Duration, args.BindingTimeout.Duration, args.Fence.Timeout.Duration, clock.RealClock{})
 	s.leader.auditor.Disclosure = args.ClaimsOfOtherNamespaces
 	if enabled(features.DRADeviceTaintRules) {
 		s.leader.owner = ownership.NewKeeper(s.ctx, handle.ClientSet().ResourceV1(), s.factory.Resource().V1().DeviceTaintRules())
 	}
 
 	// Subscribed before anything runs, so that no change is missed.
-	s.tracker.Subscribe(s.waiting.OnClaimEvent)
-	s.tracker.Subscribe(s.common.Nominations.OnClaimEvent)
-	s.tracker.Subscribe(func(event tracker.Event) { s.memory.Leaving.OnClaimEvent(klog.FromContext(ctx), event) })
-	s.source.AddListener(s.waiting.OnInventoryEvent)
-	s.source.AddListener(s.common.Nominations.OnInventoryEvent)
-	s.wg.Go(func() { s.tracker.Run(s.ctx, tracker.NewListWatch(handle.ClientSet())) })
+	s.account.Tracker.Subscribe(s.waiting.OnClaimEvent)
+	s.account.Tracker.Subscribe(s.common.Nominations.OnClaimEvent)
+	s.account.Tracker.Subscribe(func(event tracker.Event) { s.memory.Leaving.OnClaimEvent(klog.FromContext(ctx), event) })
+	s.account.Source.AddListener(s.waiting.OnInventoryEvent)
+	s.account.Source.AddListener(s.common.Nominations.OnInventoryEvent)
+	s.wg.Go(func() { s.account.Run(s.ctx, handle.ClientSet()) })
 	s.wg.Go(func() { s.waiting.Run(s.ctx) })
-	s.wg.Go(func() { <-s.source.Done() })
 	return nil
 }
 
@@ -202,7 +184,7 @@ func (s *Shared) Lead() {
 	s.leader.once.Do(func() {
 		if s.ctx.Err() == nil {
 			s.wg.Go(func() { s.gated.Run(s.ctx) })
-			s.tracker.Subscribe(s.leader.auditor.OnClaimEvent) // it begins with all that is held
+			s.account.Tracker.Subscribe(s.leader.auditor.OnClaimEvent) // it begins with all that is held
 			s.wg.Go(func() { s.leader.auditor.Run(s.ctx) })
 		}
 		if s.leader.owner != nil && s.ctx.Err() == nil {
@@ -218,21 +200,5 @@ func (s *Shared) stop() {
 	}
 	s.wg.Wait()
 }
-
-// waitForSync waits until claims, slices and classes have been listed once. Before that, devices seem to be
-// free that are not, and devices are missing that exist.
-func (s *Shared) waitForSync(ctx context.Context) error {
-	if s.hasSynced() {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(ctx, syncTimeout)
-	defer cancel()
-	if err := s.source.WaitForSync(ctx); err != nil {
-		return err
-	}
-	return s.tracker.WaitForSync(ctx)
-}
-
-func (s *Shared) hasSynced() bool { return s.tracker.HasSynced() && s.source.HasSynced() }
 
 func enabled(gate featuregate.Feature) bool { return utilfeature.DefaultFeatureGate.Enabled(gate) }

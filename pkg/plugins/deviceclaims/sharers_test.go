@@ -96,7 +96,7 @@ func TestAPodThatJoinsAWrittenAllocationDoesNotWriteItAgain(t *testing.T) {
 			mustBind(h, s)
 			h.wantState("shared", state{})
 			h.wantState("own", state{[]string{"gpu-0"}, []string{"s"}})
-			if held := h.plugin.shared.tracker.Snapshot().Usage.Len(); held != 1 {
+			if held := h.plugin.shared.account.Tracker.Snapshot().Usage.Len(); held != 1 {
 				t.Errorf("%d devices are held, want one", held)
 			}
 		})

@@ -29,7 +29,7 @@ func Explain(ctx context.Context, pl *Plugin, state fwk.CycleState, pod *v1.Pod,
 
 // WaitForSync waits until the plugin has seen all claims, slices and classes once. Before that PreEnqueue lets pods pass, and leaves them to
 // PreFilter. The error is that ctx has ended, or that it took longer than 10 s.
-func WaitForSync(ctx context.Context, pl *Plugin) error { return pl.shared.waitForSync(ctx) }
+func WaitForSync(ctx context.Context, pl *Plugin) error { return pl.shared.account.WaitForSync(ctx) }
 
 // Reserved is what Reserve has decided for the pod of the state, claim by claim.
 func Reserved(state fwk.CycleState) ([]tracker.Reservation, error) {

@@ -32,7 +32,7 @@ func listless(t *testing.T) (h *harness, asked <-chan struct{}, up func()) {
 	})
 	h = launchHarness(t, w, client, api)
 	<-lists
-	h.eventually("the devices are known", func() bool { return h.plugin.shared.source.HasSynced() })
+	h.eventually("the devices are known", func() bool { return h.plugin.shared.account.Source.HasSynced() })
 	return h, lists, func() { isUp.Store(true) }
 }
 

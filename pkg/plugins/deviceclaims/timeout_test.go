@@ -285,7 +285,7 @@ func TestAnExtendedResourceIsCompiledInTheNamespacesTime(t *testing.T) {
 	if text := a.postFilter().Message(); len(a.fits()) > 0 || !strings.Contains(text, "has used its share of the scheduler's time") {
 		t.Errorf("without time: %v, %v, %q", a.preFilter, a.filter, text)
 	}
-	if n := h.plugin.shared.store.Stats().Selectors.Entries; n >= resourceapi.DeviceSelectorsMaxSize {
+	if n := h.plugin.shared.account.Store.Stats().Selectors.Entries; n >= resourceapi.DeviceSelectorsMaxSize {
 		t.Errorf("without time all %d selectors were compiled", n)
 	}
 	ctx, cancel := context.WithTimeout(h.ctx, patience)
@@ -388,7 +388,7 @@ func TestANomineeIsChargedToItsNamespace(t *testing.T) {
 			times := &times{Time: h.plugin.time}
 			h.plugin.rivals.Search.Time = times
 			stakes := h.plugin.rivals.NewHolders()
-			inv, view := h.plugin.shared.store.View(), h.plugin.shared.tracker.Snapshot().Usage
+			inv, view := h.plugin.shared.account.Store.View(), h.plugin.shared.account.Tracker.Snapshot().Usage
 			stakes.WithNominees(h.ctx, []*v1.Pod{nominee}, node("node-a"), inv, view)
 			want := searchtime.FreeTime
 			if tc.saved > 0 {
@@ -422,9 +422,9 @@ func TestANomineesClaimsAreCompiledInItsNamespacesTime(t *testing.T) {
 	times := &times{Time: h.plugin.time}
 	h.plugin.rivals.Search.Time = times
 	h.nominator.nominate("node-a", nominee)
-	inv, view := h.plugin.shared.store.View(), h.plugin.shared.tracker.Snapshot().Usage
+	inv, view := h.plugin.shared.account.Store.View(), h.plugin.shared.account.Tracker.Snapshot().Usage
 	h.plugin.rivals.NewHolders().WithNominees(h.ctx, []*v1.Pod{nominee}, node("node-a"), inv, view)
-	if n := h.plugin.shared.store.Stats().Selectors.Entries; n >= resourceapi.DeviceSelectorsMaxSize {
+	if n := h.plugin.shared.account.Store.Stats().Selectors.Entries; n >= resourceapi.DeviceSelectorsMaxSize {
 		t.Errorf("without time all %d selectors were compiled", n)
 	}
 	if len(times.begun) != 1 || times.begun[0].Used() == 0 {

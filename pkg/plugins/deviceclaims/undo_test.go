@@ -245,7 +245,7 @@ func TestClaimChangesAtEveryRequest(t *testing.T) {
 							if slices.Contains(users, f.pod.Name) || len(users) == 0 && c.Status.Allocation != nil {
 								t.Fatalf("%d claims, claim %d is %s %s request %d: claim %d has devices %v, users %v", claims, which, kind, when, at, i, devicesOf(c), users)
 							}
-							if pending, _ := h.plugin.shared.tracker.Pending(c.UID); pending != nil {
+							if pending, _ := h.plugin.shared.account.Tracker.Pending(c.UID); pending != nil {
 								t.Fatalf("%d claims, claim %d is %s %s request %d: claim %d is in flight", claims, which, kind, when, at, i)
 							}
 						}

@@ -417,7 +417,7 @@ func (h *harness) changesAt(p *v1.Pod) time.Time {
 	if err != nil {
 		h.t.Fatal(err)
 	}
-	inv := h.plugin.shared.store.View()
+	inv := h.plugin.shared.account.Store.View()
 	asked, err := h.plugin.demand.Of(h.ctx, p, claims, inv, nil)
 	return h.plugin.waits.Question(h.ctx, p, asked, inv, err).ChangesAt
 }

@@ -1,4 +1,4 @@
-package deviceclaims
+package account
 
 import (
 	resourceapi "k8s.io/api/resource/v1"

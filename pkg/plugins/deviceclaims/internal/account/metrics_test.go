@@ -1,4 +1,4 @@
-package deviceclaims
+package account
 
 import (
 	"strconv"

@@ -1,4 +1,4 @@
-package deviceclaims
+package account
 
 import (
 	"sync/atomic"
@@ -18,7 +18,10 @@ type cacheCollector struct {
 	store atomic.Pointer[inventory.Store]
 }
 
-var caches = &cacheCollector{}
+// Caches is the collector of the process.
+var Caches = &cacheCollector{}
+
+const metricsSubsystem = "stowage_scheduler"
 
 var (
 	cacheEntries = metrics.NewDesc(
