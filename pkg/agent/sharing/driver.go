@@ -46,7 +46,10 @@ type DriverOptions struct {
 func NewDriver(opts DriverOptions) Tools {
 	opts.ShmBytes = cmp.Or(opts.ShmBytes, DefaultShmBytes)
 	opts.helpTimeout = cmp.Or(opts.helpTimeout, defaultHelpTimeout)
-	return Tools{TimeSlicer: &smi{opts}, Daemons: &systemd{folders{opts}}, Processes: &processes{proc: opts.ProcRoot}, Pods: func() (map[types.UID]bool, error) { return PodsRunning(opts.ProcRoot) }}
+	return Tools{
+		TimeSlicer: &smi{opts}, Daemons: &systemd{folders{opts}}, Processes: &processes{proc: opts.ProcRoot}, Persistenced: newPersistenced(opts),
+		Pods: func() (map[types.UID]bool, error) { return PodsRunning(opts.ProcRoot) },
+	}
 }
 
 // smi runs nvidia-smi.
