@@ -13,6 +13,7 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	utilyaml "k8s.io/apimachinery/pkg/util/yaml"
 
+	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/nvmlsim"
 	"stowage.dev/stowage/pkg/nvmlsim/librarytest"
 )
@@ -42,8 +43,12 @@ func TestTheAgentPublishesTheGPUsOfTheLibraryBelowTheDriverRoot(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	booted := filepath.Join(root, "run/systemd/system")
+	if err := os.MkdirAll(booted, 0o755); err != nil {
+		t.Fatal(err)
+	}
 	for _, partitions := range []string{"static", "dynamic"} {
-		loaded := discovered(t, "--driver-root="+root, "--partitions="+partitions)
+		loaded := discovered(t, "--driver-root="+root, "--host-root="+root, "--partitions="+partitions)
 		simulated := discovered(t, "--nvml=sim:hgx-b200", "--sim-dir="+folder, "--partitions="+partitions)
 		devices := 0
 		for _, slices := range [][]resourceapi.ResourceSlice{loaded, simulated} {
@@ -60,6 +65,17 @@ func TestTheAgentPublishesTheGPUsOfTheLibraryBelowTheDriverRoot(t *testing.T) {
 		}
 		if diff := cmp.Diff(simulated, loaded); diff != "" || devices < 2*7 {
 			t.Errorf("--partitions=%s: %d devices (-simulated +loaded):\n%s", partitions, devices, diff)
+		}
+	}
+	// MPS daemons are units of the host's systemd.
+	if err := os.Remove(booted); err != nil {
+		t.Fatal(err)
+	}
+	for _, slice := range discovered(t, "--driver-root="+root, "--host-root="+root) {
+		for _, device := range slice.Spec.Devices {
+			if got := device.Attributes[discovery.AttributeSharingStrategies]; got.StringValue == nil || *got.StringValue != "TimeSlicing" {
+				t.Errorf("%s on a host without systemd is shared by %v", device.Name, got)
+			}
 		}
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"cmp"
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -14,6 +15,7 @@ import (
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/pkg/agent/advertise"
 	"stowage.dev/stowage/pkg/agent/config"
@@ -25,6 +27,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/nvml"
 	"stowage.dev/stowage/pkg/agent/pluginpath"
 	"stowage.dev/stowage/pkg/agent/prepare"
+	"stowage.dev/stowage/pkg/agent/sharing"
 )
 
 // hookOptions say where nvidia-cdi-hook is: on the host, or beside the agent, which brings it there.
@@ -342,6 +345,18 @@ func (o *options) sharing() (config.Rules, error) {
 	}
 	rules.AcrossNamespaces = o.shareAcrossNamespaces
 	return rules, nil
+}
+
+// onHost are the rules on this host: one without systemd does no MPS with a real driver. That is told once, not for each claim.
+func (o *options) onHost(ctx context.Context, rules config.Rules, simulated bool) config.Rules {
+	if simulated {
+		return rules
+	}
+	if err := sharing.CheckHost(o.host.root); err != nil {
+		klog.FromContext(ctx).Info("Claims get no MPS on this node", "reason", err.Error())
+		rules.NoMPS = err.Error()
+	}
+	return rules
 }
 
 // validateRun checks the folders; all are part of what others on the node are told, so none may be relative.

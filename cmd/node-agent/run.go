@@ -148,6 +148,7 @@ func newAgent(ctx context.Context, opts *options, api clients, keeper *stepaside
 	if err != nil {
 		return nil, nil, err
 	}
+	sharingRules = opts.onHost(ctx, sharingRules, handle.Simulated)
 	var hook *cdi.Hook
 	if !handle.Simulated {
 		if hook, err = opts.installedHook(); err != nil {

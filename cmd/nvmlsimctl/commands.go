@@ -80,15 +80,20 @@ func (c *client) procCommands() *cobra.Command {
 func (c *client) clientCommands() *cobra.Command {
 	var command string
 	var gpus []int
-	var watches bool
+	var watches, persistenced bool
 	start := func(args []string) (nvmlsim.Command, error) {
 		pid, err := number("PID", args[0])
-		return &nvmlsim.AddClient{Client: nvmlsim.Client{PID: pid, Command: command, GPUs: gpus, Watches: watches}}, err
+		started := nvmlsim.Client{PID: pid, Command: command, GPUs: gpus, Watches: watches}
+		if persistenced {
+			started.Persistence = &nvmlsim.Persistenced{}
+		}
+		return &nvmlsim.AddClient{Client: started}, err
 	}
 	add := c.action("add PID", "Start a program that has GPUs open and uses none, as nvidia-persistenced and DCGM", 1, start)
 	add.Flags().StringVar(&command, "command", "", "name of what it runs")
 	add.Flags().IntSliceVar(&gpus, "gpu", nil, "indices of the GPUs that it has open; all if not given")
 	add.Flags().BoolVar(&watches, "watches", false, "it watches them, as DCGM does, so that MIG is in use")
+	add.Flags().BoolVar(&persistenced, "persistenced", false, "it is nvidia-persistenced with its socket: it lets go of a GPU when asked")
 	remove := c.action("rm PID", "End it", 1, func(args []string) (nvmlsim.Command, error) {
 		pid, err := number("PID", args[0])
 		return &nvmlsim.RemoveClient{PID: pid}, err
@@ -253,6 +258,12 @@ func (c *client) faultCommands() []*cobra.Command {
 		long(c.action("timeslice GPU TIME|default", "Set how long a process keeps a GPU", 2, func(args []string) (nvmlsim.Command, error) {
 			return &nvmlsim.SetTimeSlice{GPU: args[0], Time: nvmlsim.TimeSlice(unless(args[1], "default"))}, nil
 		}), fmt.Sprintf("TIME is one of %s, %s, %s.", nvmlsim.TimeSliceShort, nvmlsim.TimeSliceMedium, nvmlsim.TimeSliceLong)),
+		c.action("persistence GPU on|off", "Switch a GPU's persistence mode, as nvidia-smi does: nvidia-persistenced is asked if it runs", 2, func(args []string) (nvmlsim.Command, error) {
+			if args[1] != "on" && args[1] != "off" {
+				return nil, fmt.Errorf("MODE %q: want on or off", args[1])
+			}
+			return &nvmlsim.SetPersistence{GPU: args[0], Enabled: args[1] == "on"}, nil
+		}),
 		c.action("leak GPU MIB", "Let memory be in use that no process has", 2, func(args []string) (nvmlsim.Command, error) {
 			mib, err := number("MIB", args[1])
 			return &nvmlsim.LeakMemory{GPU: args[0], MemoryMiB: uint64(mib)}, err

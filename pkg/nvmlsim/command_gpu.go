@@ -339,6 +339,98 @@ func (c *RemoveClient) do(_ *Machine, s *State) (Result, error) {
 	return Result{}, nil
 }
 
+var (
+	// ErrNoPersistenced means that no nvidia-persistenced runs.
+	ErrNoPersistenced = errors.New("nvidia-persistenced does not run")
+	// ErrPersistencedRefuses means that the one that runs does not do it.
+	ErrPersistencedRefuses = errors.New("nvidia-persistenced refuses")
+)
+
+// AskPersistenced is a call of nvidia-persistenced through its socket, as nvidia-smi makes it: to keep a GPU open or
+// to let go of it.
+type AskPersistenced struct {
+	GPU  string `json:"gpu"`
+	Keep bool   `json:"keep"`
+}
+
+// Name implements Command.
+func (*AskPersistenced) Name() string { return "persistenced" }
+
+func (c *AskPersistenced) do(m *Machine, s *State) (Result, error) {
+	gpu, g, err := m.find(s, c.GPU)
+	if err != nil {
+		return Result{}, err
+	}
+	daemon := s.persistenced()
+	switch {
+	case daemon == nil:
+		return Result{}, ErrNoPersistenced
+	case len(daemon.GPUs) > 0 && !slices.Contains(daemon.GPUs, gpu):
+		return Result{}, fmt.Errorf("gpu: %q: %w: process %d was started without it", c.GPU, ErrPersistencedRefuses, daemon.PID)
+	case daemon.has(gpu) == c.Keep:
+		return Result{}, nil
+	case daemon.Persistence.Refuses, c.Keep && g.gone():
+		return Result{}, fmt.Errorf("gpu: %q: %w: the driver failed process %d", c.GPU, ErrPersistencedRefuses, daemon.PID)
+	}
+	now := *daemon.Persistence
+	now.LetGo = slices.DeleteFunc(slices.Clone(now.LetGo), func(other int) bool { return other == gpu })
+	if !c.Keep {
+		now.LetGo = append(now.LetGo, gpu)
+		slices.Sort(now.LetGo)
+	}
+	if len(now.LetGo) == 0 {
+		now.LetGo = nil
+	}
+	daemon.Persistence = &now
+	return Result{}, nil
+}
+
+// SetPersistence is nvidia-smi --persistence-mode: the daemon is asked if it runs, and else the driver's own mode is switched.
+type SetPersistence struct {
+	GPU     string `json:"gpu"`
+	Enabled bool   `json:"enabled"`
+}
+
+// Name implements Command.
+func (*SetPersistence) Name() string { return "persistence" }
+
+func (c *SetPersistence) do(m *Machine, s *State) (Result, error) {
+	result, err := (&AskPersistenced{GPU: c.GPU, Keep: c.Enabled}).do(m, s)
+	if !errors.Is(err, ErrNoPersistenced) {
+		return result, err
+	}
+	_, g, err := m.findThere(s, c.GPU)
+	if err != nil {
+		return Result{}, err
+	}
+	if g.refuses(SettingPersistence) {
+		return Result{}, refused("enabled", c.Enabled, nvml.ERROR_NOT_SUPPORTED)
+	}
+	g.Persistence = c.Enabled
+	return Result{}, nil
+}
+
+// persistenced is the daemon that is asked; nil for none.
+func (s *State) persistenced() *Client {
+	if i := slices.IndexFunc(s.Clients, func(c Client) bool { return c.Persistence != nil }); i >= 0 {
+		return &s.Clients[i]
+	}
+	return nil
+}
+
+// KeptOpen is the process of the nvidia-persistenced that keeps the GPU open; 0 for none. The GPU is named as in commands.
+func (m *Machine) KeptOpen(gpu string) uint32 {
+	s := m.State()
+	i, _, err := m.find(s, gpu)
+	if err != nil {
+		return 0
+	}
+	if daemon := s.persistenced(); daemon != nil && daemon.has(i) {
+		return daemon.PID
+	}
+	return 0
+}
+
 // SetComputeMode is nvidia-smi --compute-mode.
 type SetComputeMode struct {
 	GPU  string      `json:"gpu"`

@@ -124,7 +124,12 @@ func (d *device) SetComputeMode(mode nvml.ComputeMode) nvml.Return {
 }
 
 func (d *device) GetPersistenceMode() (nvml.EnableState, nvml.Return) {
-	return read(d, func(g *GPUState) nvml.EnableState { return enabled(g.Persistence) })
+	daemon := false
+	state, _ := d.lib.machine.look()
+	for _, c := range state.ClientsOf(d.index) {
+		daemon = daemon || c.Persistence != nil && c.Persistence.Seen
+	}
+	return read(d, func(g *GPUState) nvml.EnableState { return enabled(g.Persistence || daemon) })
 }
 
 func (d *device) SetPersistenceMode(mode nvml.EnableState) nvml.Return {

@@ -108,9 +108,12 @@ func TestWhatAGPURefusesStaysAsItIs(t *testing.T) {
 			func(i int) error { return do(&SetComputeMode{GPU: strconv.Itoa(i), Mode: ComputeExclusiveProcess}) },
 			func(i int) error { return returned(gpu(i).SetComputeMode(nvml.COMPUTEMODE_DEFAULT)) },
 		},
-		SettingPersistence: {func(i int) error { return returned(gpu(i).SetPersistenceMode(nvml.FEATURE_DISABLED)) }},
-		SettingTimeSlice:   {func(i int) error { return do(&SetTimeSlice{GPU: strconv.Itoa(i), Time: TimeSliceLong}) }},
-		SettingMPS:         {func(i int) error { return do(daemon(strconv.Itoa(i), i)) }},
+		SettingPersistence: {
+			func(i int) error { return returned(gpu(i).SetPersistenceMode(nvml.FEATURE_DISABLED)) },
+			func(i int) error { return do(&SetPersistence{GPU: strconv.Itoa(i), Enabled: true}) },
+		},
+		SettingTimeSlice: {func(i int) error { return do(&SetTimeSlice{GPU: strconv.Itoa(i), Time: TimeSliceLong}) }},
+		SettingMPS:       {func(i int) error { return do(daemon(strconv.Itoa(i), i)) }},
 	}
 	for setting := range settings {
 		if err := do(&Refuse{GPU: "0", Settings: []Setting{setting}}); err != nil {
@@ -189,5 +192,67 @@ func TestADaemonServesOneUserAtATimeUnlessItIsToldOtherwise(t *testing.T) {
 	}
 	for _, c := range []Command{&RemoveProcess{GPU: "0", PID: 10}, &RemoveProcess{GPU: "0", PID: 11}, client(15, 1002, "0")} {
 		do(t, m, c)
+	}
+}
+
+// TestPersistencedKeepsGPUsOpen until it is asked to let go of one. Persistence mode by NVML is none of its, and NVML tells of it only where its socket is
+// seen.
+func TestPersistencedKeepsGPUsOpen(t *testing.T) {
+	for _, seen := range []bool{false, true} {
+		l, err := New("dgx-h100", "node-a")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if ret := l.Init(); ret != nvml.SUCCESS {
+			t.Fatal(ret)
+		}
+		m := l.Machine()
+		do := func(commands ...Command) {
+			t.Helper()
+			for _, c := range commands {
+				if _, err := m.Do(c); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		check := func(when string, open [2]uint32, mode [2]bool) {
+			t.Helper()
+			for i := range 2 {
+				d, _ := l.DeviceGetHandleByIndex(i)
+				now, ret := d.GetPersistenceMode()
+				if got := m.KeptOpen(strconv.Itoa(i)); got != open[i] || ret != nvml.SUCCESS || now != enabled(mode[i]) {
+					t.Errorf("%s, seen %t: GPU %d is kept by %d, NVML says %v (%v); want %d and %t", when, seen, i, got, now, ret, open[i], mode[i])
+				}
+				if got := len(m.State().ClientsOf(i)) == 1; got != (open[i] != 0) {
+					t.Errorf("%s: GPU %d is open: %t", when, i, got)
+				}
+			}
+		}
+		if _, err := m.Do(&AskPersistenced{GPU: "0"}); !errors.Is(err, ErrNoPersistenced) {
+			t.Errorf("without a daemon: %v", err)
+		}
+		do(&SetPersistence{GPU: "0"}, &SetPersistence{GPU: "1"})
+		check("before", [2]uint32{}, [2]bool{})
+		do(&AddClient{Client: Client{PID: 8, GPUs: []int{0, 1}, Persistence: &Persistenced{Seen: seen}}})
+		check("it runs", [2]uint32{8, 8}, [2]bool{seen, seen})
+		do(&SetPersistence{GPU: "0"})
+		check("it let go of one", [2]uint32{0, 8}, [2]bool{false, seen})
+		d, _ := l.DeviceGetHandleByIndex(1)
+		if ret := d.SetPersistenceMode(nvml.FEATURE_DISABLED); ret != nvml.SUCCESS {
+			t.Error(ret)
+		}
+		check("NVML's own mode is off", [2]uint32{0, 8}, [2]bool{false, seen})
+		do(&AskPersistenced{GPU: "1"}, &AskPersistenced{GPU: "1"}, &AskPersistenced{GPU: "0", Keep: true})
+		check("it let go of the other", [2]uint32{8, 0}, [2]bool{seen, false})
+		if _, err := m.Do(&AskPersistenced{GPU: "2"}); err == nil || !strings.Contains(err.Error(), "started without it") {
+			t.Errorf("a GPU that it does not know: %v", err)
+		}
+		do(&RemoveClient{PID: 8}, &AddClient{Client: Client{PID: 9, Persistence: &Persistenced{LetGo: []int{1}, Refuses: true}}})
+		for i, keep := range []bool{false, true} {
+			if _, err := m.Do(&AskPersistenced{GPU: strconv.Itoa(i), Keep: keep}); err == nil || !strings.Contains(err.Error(), "process 9") {
+				t.Errorf("it refuses: %v", err)
+			}
+		}
+		check("it refused", [2]uint32{9, 0}, [2]bool{false, false})
 	}
 }

@@ -129,12 +129,30 @@ type Client struct {
 	// Watches: as DCGM does, so that MIG cannot be switched and instances cannot be destroyed: both are in use (NVIDIA/DCGM 95
 	// and 276, kubernetes-sigs/dra-driver-nvidia-gpu pull 1411).
 	Watches bool `json:"watches,omitempty"`
+	// Persistence of nvidia-persistenced; nil for every other program, and for one whose socket nobody finds.
+	Persistence *Persistenced `json:"persistence,omitempty"`
+}
+
+// Persistenced is a daemon that is asked through its socket to keep GPUs open or to let go of them; see [AskPersistenced]. It registers GPUs at its
+// start alone, and persistence mode by NVML is none of its.
+type Persistenced struct {
+	// LetGo are the GPUs that it does not keep open, by their index in the profile.
+	LetGo []int `json:"letGo,omitempty"`
+	// Refuses: it keeps what it has, and opens nothing: as when the driver fails it.
+	Refuses bool `json:"refuses,omitempty"`
+	// Seen by NVML, which then tells persistence mode of a GPU that the daemon keeps; not so in a container, which has no socket of it.
+	Seen bool `json:"seen,omitempty"`
+}
+
+// has tells whether the program has the GPU open.
+func (c *Client) has(gpu int) bool {
+	return (len(c.GPUs) == 0 || slices.Contains(c.GPUs, gpu)) && (c.Persistence == nil || !slices.Contains(c.Persistence.LetGo, gpu))
 }
 
 // clients of a GPU, all or those that watch it.
 func (s *State) clients(gpu int, watching bool) (found []Client) {
 	for _, c := range s.Clients {
-		if (len(c.GPUs) == 0 || slices.Contains(c.GPUs, gpu)) && (c.Watches || !watching) {
+		if c.has(gpu) && (c.Watches || !watching) {
 			found = append(found, c)
 		}
 	}

@@ -16,6 +16,8 @@ type Rules struct {
 	// Shares is how GPUs are used that several claims have shares of: MPS, or else TimeSlicing. What is done to such a GPU all of them
 	// feel, so none of them decides on it.
 	Shares Strategy
+	// NoMPS is why the node can do no MPS, whatever is allowed; empty if it can.
+	NoMPS string
 	// AcrossNamespaces lets claims of several namespaces have shares of one GPU.
 	AcrossNamespaces bool
 }
@@ -89,12 +91,14 @@ func (r *Rules) Strategies(share bool) string {
 	if share {
 		allowed = []Strategy{r.shares()}
 	}
-	if len(allowed) == 0 {
-		return allowNone
+	var names []string
+	for _, strategy := range allowed {
+		if strategy != MPS || r.NoMPS == "" {
+			names = append(names, string(strategy))
+		}
 	}
-	names := make([]string, len(allowed))
-	for i, strategy := range allowed {
-		names[i] = string(strategy)
+	if len(names) == 0 {
+		return allowNone
 	}
 	return strings.Join(names, ",")
 }
@@ -113,6 +117,8 @@ func (r *Rules) shares() Strategy {
 func (r *Rules) check(s Settings, share bool) error {
 	const find = "; a selector on the attribute " + AttributeStrategies + " finds devices that can be shared so"
 	switch {
+	case r.NoMPS != "" && (s.Strategy == MPS || share && r.shares() == MPS):
+		return fmt.Errorf("sharing.strategy: %q: node %s cannot do it: %s%s", MPS, r.Node, r.NoMPS, find)
 	case share && s.Strategy == Exclusive:
 		return fmt.Errorf("sharing.strategy: %q: the claim has a share of the GPU, and nobody has such a GPU alone: leave the strategy out, or take a GPU that is not shared", s.Strategy)
 	case share && s.Strategy != "" && s.Strategy != r.shares():

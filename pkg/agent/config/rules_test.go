@@ -47,3 +47,34 @@ func TestRulesAreReadFromFlags(t *testing.T) {
 		})
 	}
 }
+
+// TestANodeWithoutMPSSaysSo: devices do not offer it, and a claim that asks for it, or gets a share of it, is refused with the reason.
+func TestANodeWithoutMPSSaysSo(t *testing.T) {
+	const why = "the host has no systemd"
+	tests := []struct {
+		allowed      []Strategy
+		shares       Strategy
+		whole, share string
+		refused      map[bool][]Strategy // what is refused, by whether it is of a share
+	}{
+		{[]Strategy{TimeSlicing, MPS}, TimeSlicing, "TimeSlicing", "TimeSlicing", map[bool][]Strategy{false: {MPS}, true: {MPS}}},
+		{[]Strategy{MPS}, MPS, "none", "none", map[bool][]Strategy{false: {MPS}, true: {"", MPS, TimeSlicing}}},
+	}
+	for _, tc := range tests {
+		r := Rules{Node: "node-1", Allowed: tc.allowed, Shares: tc.shares, NoMPS: why}
+		if whole, share := r.Strategies(false), r.Strategies(true); whole != tc.whole || share != tc.share {
+			t.Errorf("%v: published %q of a GPU and %q of a share, want %q and %q", tc.allowed, whole, share, tc.whole, tc.share)
+		}
+		for share, strategies := range tc.refused {
+			for _, strategy := range strategies {
+				err := r.check(Settings{Strategy: strategy}, share)
+				if err == nil || !strings.Contains(err.Error(), why) || !strings.Contains(err.Error(), `sharing.strategy: "MPS": node node-1`) || !strings.Contains(err.Error(), AttributeStrategies) {
+					t.Errorf("%v, %q of a share: %t: %v", tc.allowed, strategy, share, err)
+				}
+			}
+		}
+		if err := r.check(Settings{Strategy: Exclusive}, false); err != nil {
+			t.Errorf("%v: exclusive use: %v", tc.allowed, err)
+		}
+	}
+}

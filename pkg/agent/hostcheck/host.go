@@ -288,11 +288,28 @@ func dcgm(_ context.Context, h *Host) (Status, string) {
 }
 
 func persistenced(_ context.Context, h *Host) (Status, string) {
-	status, message := h.beside(h.Passthrough, "holds GPUs that the agent is to take from the driver", "nvidia-persiste")
+	const socket = "nvidia-persistenced/socket"
+	asked := slices.ContainsFunc([]string{h.DriverRoot, h.Root}, func(root string) bool {
+		for _, run := range []string{"run", "var/run"} {
+			if info, err := os.Stat(filepath.Join(root, run, socket)); err == nil && info.Mode()&fs.ModeSocket != 0 {
+				return true
+			}
+		}
+		return false
+	})
+	status, message := h.beside(h.Passthrough && !asked, "holds GPUs that the agent is to take from the driver, and is not told to let go: its socket is not found", "nvidia-persiste")
 	if status == OK {
 		return Note, "it does not run: where nobody else has a GPU open, the first container on it starts some seconds later"
 	}
 	return status, message
+}
+
+func systemd(_ context.Context, h *Host) (Status, string) {
+	const booted = "/run/systemd/system" // sd_booted(3)
+	if h.exists(booted) {
+		return OK, "it runs"
+	}
+	return Note, "it does not run: the host has no " + booted
 }
 
 // maxNamed processes are named: any pod may have thousands of such a name, and what is found goes into the Node.

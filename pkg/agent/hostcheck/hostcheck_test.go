@@ -125,6 +125,7 @@ func well(m *machine) {
 	m.containerRuntime(containerdSocket, "containerd", `{"enableCDI":true,"cdiSpecDirs":["/etc/cdi","/run/cdi"]}`)
 	m.process("1", "systemd")
 	m.process("7", "nvidia-persiste")
+	m.file("/run/systemd/system/any", "")
 }
 
 // Of each prerequisite it is found out whether it is met, and what is to be done if not.
@@ -224,7 +225,18 @@ func TestEachPrerequisiteIsJudged(t *testing.T) {
 		"DCGM and virtual machines":    {"dcgm", func(m *machine) { m.host.Passthrough = true; m.process("9", "nv-hostengine") }, Warning, "nv-hostengine"},
 		"processes of its own only":    {"dcgm", func(*machine) {}, Unknown, "no process"},
 		"no persistenced":              {"persistenced", func(m *machine) { m.process("1", "systemd") }, Note, "does not run"},
-		"persistenced and machines":    {"persistenced", func(m *machine) { m.host.Passthrough = true; m.process("9", "nvidia-persiste") }, Warning, "PID 9"},
+		"no systemd":                   {"systemd", func(m *machine) { m.file("/run/systemd/any", "") }, Note, "/run/systemd/system"},
+		"persistenced that is told": {"persistenced", func(m *machine) {
+			m.host.Passthrough = true
+			m.process("9", "nvidia-persiste")
+			m.socket("/run/nvidia-persistenced/socket")
+		}, Note, "PID 9"},
+		"what is left of persistenced": {"persistenced", func(m *machine) {
+			m.host.Passthrough = true
+			m.process("9", "nvidia-persiste")
+			m.file("/run/nvidia-persistenced/socket", "")
+		}, Warning, "socket is not found"},
+		"persistenced and machines": {"persistenced", func(m *machine) { m.host.Passthrough = true; m.process("9", "nvidia-persiste") }, Warning, "PID 9"},
 	}
 	judged := map[string]bool{}
 	for name, tc := range tests {

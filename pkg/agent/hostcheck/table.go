@@ -70,6 +70,11 @@ func Table() []Prerequisite {
 			Do:    "Boot with `systemd.unified_cgroup_hierarchy=1`, or with an operating system that has cgroup v2.",
 		},
 		{
+			Name: "systemd", Level: Recommended, driver: true, look: systemd,
+			Needs: "systemd, for MPS alone: its daemons are units of the host",
+			Do:    "Without it (Talos) claims that ask for MPS are refused on this node, and its devices do not have MPS in the attribute `sharingStrategies`.",
+		},
+		{
 			Name: "device-plugin", Level: Beside, driver: true, look: devicePlugin,
 			Needs: "no other device plugin that offers GPUs: those that it offers are given to no claim",
 			Do:    "Switch it off on this node (GPU operator: `devicePlugin.enabled=false`, or the label `nvidia.com/gpu.deploy.device-plugin=false`). To offer GPUs as `nvidia.com/gpu` use `--advertise`.",
@@ -86,8 +91,8 @@ func Table() []Prerequisite {
 		},
 		{
 			Name: "persistenced", Level: Beside, driver: true, look: persistenced,
-			Needs: "`nvidia-persistenced` keeps a driver loaded between containers, and holds GPUs that `--passthrough` takes from the driver",
-			Do:    "With `--passthrough`, run it without persistence mode (`--no-persistence-mode`) or stop it on this node.",
+			Needs: "`nvidia-persistenced` keeps a driver loaded between containers; through its socket it is told to let go of GPUs that `--passthrough` takes from the driver",
+			Do:    "With `--passthrough`, let its socket be `/run/nvidia-persistenced/socket` on the host or below the driver's root, or run it without persistence mode (`--no-persistence-mode`).",
 		},
 	}
 }

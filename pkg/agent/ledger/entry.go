@@ -163,7 +163,8 @@ const (
 	// StepProcesses: the claim's pods may run processes from now on, on GPU with UUID Target, in the place
 	// Partition if that is not nil. Before is the memory in use, in bytes, before they did, or before anybody who has a share.
 	StepProcesses StepKind = "Processes"
-	// StepNoPersistence: persistence mode was switched off, on GPU with UUID Target.
+	// StepNoPersistence: persistence mode was switched off, on GPU with UUID Target. Before is who had it on: nvidia-persistenced, or the
+	// driver itself if empty.
 	StepNoPersistence StepKind = "NoPersistence"
 	// StepHidden: NVML does not see the GPU with UUID Target from now on.
 	StepHidden StepKind = "Hidden"

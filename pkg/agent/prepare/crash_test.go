@@ -53,7 +53,8 @@ type scenario struct {
 }
 
 var scenarios = map[string]scenario{
-	"passthrough": passthrough,
+	"passthrough":                     passthrough,
+	"passthrough beside persistenced": besidePersistenced,
 	"whole GPU": {
 		claim: func() *resourceapi.ResourceClaim { return claim("train", "gpu="+gpu0) },
 		other: "gpu=" + gpu0,
@@ -153,7 +154,10 @@ func (n *node) disturb(faulty *durabletest.Faulty) {
 	n.hardware.wrap = func(d nvml.Device) nvml.Device { return faultyDevice{d, faulty} }
 	tools := sharing.NewSimulated(n.hardware.machine)
 	n.pci = faultyKernel{n.hardware.kernel, faulty}
-	n.tools = sharing.Tools{TimeSlicer: faultySlicer{tools.TimeSlicer, faulty}, Daemons: faultyDaemons{tools.Daemons, faulty}, Processes: tools.Processes}
+	n.tools = sharing.Tools{
+		TimeSlicer: faultySlicer{tools.TimeSlicer, faulty}, Daemons: faultyDaemons{tools.Daemons, faulty}, Processes: tools.Processes,
+		Persistenced: faultyPersistenced{tools.Persistenced, faulty},
+	}
 }
 
 // restart is an agent on the same machine, undisturbed.
@@ -494,6 +498,7 @@ type machineState struct {
 	Files   map[string]string
 	GPUs    []nvmlsim.GPUState
 	Daemons []nvmlsim.Daemon
+	Clients []nvmlsim.Client
 }
 
 // diff says how the other state differs. Most do not, which is found out cheaply.
@@ -507,7 +512,7 @@ func (s machineState) diff(other machineState) string {
 func (n *node) state() machineState {
 	n.t.Helper()
 	now := n.hardware.machine.State()
-	s := machineState{Files: map[string]string{}, Daemons: slices.Clone(now.Daemons)}
+	s := machineState{Files: map[string]string{}, Daemons: slices.Clone(now.Daemons), Clients: now.Clients}
 	for _, gpu := range now.GPUs {
 		gpu.Instances = slices.Clone(gpu.Instances)
 		for i := range gpu.Instances {
@@ -637,6 +642,15 @@ type faultySlicer struct {
 
 func (s faultySlicer) SetTimeSlice(ctx context.Context, gpu string, interval config.Interval) error {
 	return s.faulty.Do("time-slice", string(interval), func() error { return s.TimeSlicer.SetTimeSlice(ctx, gpu, interval) })
+}
+
+type faultyPersistenced struct {
+	sharing.PersistenceDaemon
+	faulty *durabletest.Faulty
+}
+
+func (p faultyPersistenced) Keep(ctx context.Context, address string, on bool) error {
+	return p.faulty.Do("persistenced", fmt.Sprint(on), func() error { return p.PersistenceDaemon.Keep(ctx, address, on) })
 }
 
 type faultyDaemons struct {

@@ -25,6 +25,7 @@ type decider struct {
 	pci         steps.PCI
 	timeSlices  steps.TimeSlices
 	daemons     steps.Daemons
+	keeper      steps.Keeper
 	files       steps.Files
 	processes   sharing.Processes
 	holders     *holders
@@ -141,7 +142,7 @@ func wholeSteps(settings config.Settings, now *steps.Observed) ([]ledger.Step, e
 	case now.Compute != nil && *now.Compute == nvml.ComputeProhibited:
 		return nil, fmt.Errorf("compute mode is %s: an administrator keeps everybody off the GPU", nvml.ComputeProhibited)
 	}
-	return slices.Concat(steps.Persistence(now, true), steps.ComputeMode(now, want), steps.TimeSlice(settings), steps.Processes(now)), nil
+	return slices.Concat(steps.Persistence(now), steps.ComputeMode(now, want), steps.TimeSlice(settings), steps.Processes(now)), nil
 }
 
 var errPartitioned = errors.New("MIG mode is enabled, so the GPU can only be used in partitions")
@@ -188,13 +189,21 @@ func (d *decider) leaveNVML(ctx context.Context, target *Target) ([]ledger.Step,
 		// Whosever it is: the driver does not let go of a GPU that is in use.
 		return nil, d.pci.InUse(gpu, now.Processes[0].PID)
 	}
-	if err := d.pci.CheckUnused(ctx, &target.GPU, os.Getpid()); err != nil {
+	kept, keeper, err := d.keeper.Keeps(ctx, target.GPU.PCIBusID)
+	if err != nil {
+		return nil, err
+	}
+	except := []uint32{uint32(os.Getpid())}
+	if kept {
+		except = append(except, keeper)
+	}
+	if err := d.pci.CheckUnused(ctx, &target.GPU, except...); err != nil {
 		return nil, err
 	}
 	if err := steps.Restorable(now.Compute); err != nil {
 		return nil, err
 	}
-	list := slices.Concat(steps.ComputeMode(&now, nvml.ComputeDefault), steps.Persistence(&now, false))
+	list := slices.Concat(steps.ComputeMode(&now, nvml.ComputeDefault), steps.NoPersistence(&now, kept))
 	list = append(list, ledger.Step{Kind: ledger.StepHidden})
 	for i := range list {
 		list[i].Target = uuid

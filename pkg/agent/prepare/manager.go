@@ -147,6 +147,7 @@ func New(opts Options) *Manager {
 		GPUs:       gpus,
 		PCI:        steps.PCI{Binder: opts.PCI, Users: opts.Users, Timeout: opts.GPUTimeout},
 		TimeSlices: steps.TimeSlices{GPUs: gpus, Tool: opts.Tools.TimeSlicer},
+		Keeper:     steps.Keeper{Tool: opts.Tools.Persistenced, Timeout: opts.GPUTimeout},
 		Daemons:    steps.Daemons{Tool: opts.Tools.Daemons, Timeout: opts.GPUTimeout},
 		Files:      filesOf(opts.FS, opts.StateDir, cdi.At(opts.FS, opts.CDIDir, opts.HostRoot)),
 		Ender:      steps.Ender{Tool: opts.Tools.Processes, Policy: opts.Leftovers, Timeout: opts.EndTimeout},
@@ -158,7 +159,7 @@ func New(opts Options) *Manager {
 	m.effects, m.steps = e, steps.NewTable(e)
 	m.resolver = &resolver{driver: opts.Driver, hardware: opts.Hardware, holders: m.holders, rules: opts.Sharing}
 	m.decider = &decider{
-		gpus: gpus, pci: e.PCI, timeSlices: e.TimeSlices, daemons: e.Daemons, files: e.Files,
+		gpus: gpus, pci: e.PCI, timeSlices: e.TimeSlices, daemons: e.Daemons, keeper: e.Keeper, files: e.Files,
 		processes: opts.Tools.Processes, holders: m.holders, quarantines: m.quarantines,
 	}
 	m.describer = &describer{

@@ -43,6 +43,24 @@ var passthrough = scenario{
 	other:  "gpu=" + gpu0,
 }
 
+// besidePersistenced gives two GPUs that NVIDIA's daemon keeps open to a virtual machine.
+var besidePersistenced = scenario{
+	profile: withSound,
+	claim:   func() *resourceapi.ResourceClaim { return claim("machine", "a="+vm0, "b="+vm1) },
+	before:  keptOpen(&nvmlsim.Persistenced{}),
+	other:   "gpu=" + gpu1,
+}
+
+const vm1 = gpu1 + "-vfio"
+
+// keptOpen are two GPUs that the daemon keeps open, and that have no persistence mode without it.
+func keptOpen(daemon *nvmlsim.Persistenced) []nvmlsim.Command {
+	return []nvmlsim.Command{
+		&nvmlsim.SetPersistence{GPU: "0"}, &nvmlsim.SetPersistence{GPU: "1"},
+		&nvmlsim.AddClient{Client: nvmlsim.Client{PID: 804, Command: "nvidia-persiste", Persistence: daemon}},
+	}
+}
+
 // writeProfile makes the file of a machine with sound.
 func writeProfile(root string) (path string, err error) {
 	profile, err := nvmlsim.LoadProfile(twoGPUs)

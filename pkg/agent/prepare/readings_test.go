@@ -54,7 +54,7 @@ func (n *node) readThrough(r *readings) {
 	n.pci = readKernel{n.hardware.kernel, r}
 	n.fsys = readDisk{n.disk, r}
 	tools := sharing.NewSimulated(n.hardware.machine)
-	n.tools = sharing.Tools{TimeSlicer: tools.TimeSlicer, Daemons: readDaemons{tools.Daemons, r}, Processes: readProcesses{tools.Processes, r}}
+	n.tools = sharing.Tools{TimeSlicer: tools.TimeSlicer, Daemons: readDaemons{tools.Daemons, r}, Processes: readProcesses{tools.Processes, r}, Persistenced: readPersistenced{tools.Persistenced, r}}
 }
 
 type readDevice struct {
@@ -90,6 +90,20 @@ func (d readDevice) ComputeMode() (nvml.ComputeMode, error) {
 
 func (d readDevice) Persistence() (bool, error) {
 	return through(d.r, "persistence", d.Device.Persistence)
+}
+
+type readPersistenced struct {
+	sharing.PersistenceDaemon
+	r *readings
+}
+
+func (p readPersistenced) Keeps(ctx context.Context, address string) (keeps bool, pid uint32, err error) {
+	keeps, err = through(p.r, "persistenced", func() (bool, error) {
+		keeps, of, err := p.PersistenceDaemon.Keeps(ctx, address)
+		pid = of
+		return keeps, err
+	})
+	return keeps, pid, err
 }
 
 // readKernel lets links fail, of which one is read wherever a function of the bus is.

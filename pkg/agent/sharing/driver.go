@@ -1,17 +1,17 @@
 package sharing
 
 import (
-	"bytes"
 	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"os/exec"
+	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
-	"syscall"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
@@ -46,7 +46,10 @@ type DriverOptions struct {
 func NewDriver(opts DriverOptions) Tools {
 	opts.ShmBytes = cmp.Or(opts.ShmBytes, DefaultShmBytes)
 	opts.helpTimeout = cmp.Or(opts.helpTimeout, defaultHelpTimeout)
-	return Tools{TimeSlicer: &smi{opts}, Daemons: &systemd{folders{opts}}, Processes: &processes{proc: opts.ProcRoot}, Pods: func() (map[types.UID]bool, error) { return PodsRunning(opts.ProcRoot) }}
+	return Tools{
+		TimeSlicer: &smi{opts}, Daemons: &systemd{folders{opts}}, Processes: &processes{proc: opts.ProcRoot}, Persistenced: newPersistenced(opts),
+		Pods: func() (map[types.UID]bool, error) { return PodsRunning(opts.ProcRoot) },
+	}
 }
 
 // smi runs nvidia-smi.
@@ -77,6 +80,17 @@ const (
 	multiUser     = "--multiuser-server"
 )
 
+// CheckHost returns an error if no MPS daemon can ever be started on the host, which has no systemd (Talos, for example), as
+// sd_booted(3) finds out.
+func CheckHost(hostRoot string) error {
+	const booted = "run/systemd/system"
+	_, err := os.Stat(filepath.Join(hostRoot, booted))
+	if errors.Is(err, fs.ErrNotExist) {
+		return fmt.Errorf("MPS daemons are units of systemd, which the host does not run: it has no /%s", booted)
+	}
+	return err
+}
+
 const (
 	unitPrefix = "stowage-mps-"
 	unitSuffix = ".service"
@@ -96,6 +110,13 @@ func (s *systemd) Check(ctx context.Context, daemon Daemon) error {
 	_, err = s.options(ctx, daemon)
 	return err
 }
+
+const (
+	// maxHelp of a program, in bytes, is looked at.
+	maxHelp = 64 << 10
+	// defaultHelpTimeout is for a program to tell its options. It leaves the time of the step to what is done then.
+	defaultHelpTimeout = 2 * time.Second
+)
 
 // options of the control program for the daemon.
 func (s *systemd) options(ctx context.Context, daemon Daemon) ([]string, error) {
@@ -125,7 +146,7 @@ func (s *systemd) servesSeveral(ctx context.Context) (can bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, s.opts.helpTimeout)
 	defer cancel()
 	help := head{most: maxHelp}
-	err = execute(s.opts.command(ctx, program, "--help"), "", &help)
+	err = s.opts.command(ctx, program, "--help").run("", &help)
 	said := strings.TrimSpace(help.String())
 	if strings.Contains(said, multiUser) {
 		return true, nil
@@ -146,7 +167,7 @@ func (s *systemd) servesSeveral(ctx context.Context) (can bool, err error) {
 	return false, nil
 }
 
-// notRun are exit statuses of env and chroot (GNU coreutils) for a program that they could not run.
+// notRun are exit statuses of a program, such as a shell or env, that could not run another one in its place.
 var notRun = map[int]bool{125: true, 126: true, 127: true}
 
 // Start implements Daemons.
@@ -203,12 +224,12 @@ func (s *systemd) pipe(name string) string {
 }
 
 // tell gives a command to the daemon, from where its folders are seen.
-func (s *systemd) tell(ctx context.Context, p program, name, command string) error {
+func (s *systemd) tell(ctx context.Context, p program, name, said string) error {
 	if p.root == "" {
-		return run(s.onHost(ctx, append(slices.Clone(p.env), s.pipe(name), p.path)...), command+"\n")
+		return run(command{ctx: ctx, root: s.opts.HostRoot, env: append(slices.Clone(p.env), s.pipe(name)), args: []string{p.path}}, said+"\n")
 	}
 	args := append([]string{"systemd-run", "--quiet", "--collect", "--wait", "--pipe"}, s.sight(p, name)...)
-	return run(s.onHost(ctx, append(args, p.line()...)...), command+"\n")
+	return run(s.onHost(ctx, append(args, p.line()...)...), said+"\n")
 }
 
 // limits are the commands that set a daemon's limits, after one that it answers as soon as it takes any.
@@ -306,71 +327,6 @@ func (s *systemd) Ready(ctx context.Context, daemon Daemon) (bool, error) {
 	return running && s.limited(daemon.Name, limits(daemon)), err
 }
 
-func (s *systemd) onHost(ctx context.Context, args ...string) *exec.Cmd {
-	return below(ctx, s.opts.HostRoot, args...)
-}
-
-// below runs a program of another root folder, with that as its root. It is env that looks the program up there.
-func below(ctx context.Context, root string, args ...string) *exec.Cmd {
-	cmd := exec.CommandContext(ctx, "/usr/bin/env", args...)
-	if root != "/" {
-		cmd.SysProcAttr = &syscall.SysProcAttr{Chroot: root}
-		cmd.Dir = "/"
-	}
-	return cmd
-}
-
-// maxOutput of a program, and as much of its command line, goes into an error. What a daemon's folder is used for is its clients' to say, and so
-// may be what a program says that looks there.
-const maxOutput = 500
-
-const (
-	// maxHelp of a program, in bytes, is looked at.
-	maxHelp = 64 << 10
-	// defaultHelpTimeout is for a program to tell its options. It leaves the time of the step to what is done then.
-	defaultHelpTimeout = 2 * time.Second
-)
-
-// head keeps the beginning of what is written: at most so many bytes.
-type head struct {
-	bytes.Buffer
-	most int
-}
-
-func (h *head) Write(data []byte) (int, error) {
-	if room := h.most - h.Len(); room > 0 {
-		h.Buffer.Write(data[:min(room, len(data))])
-	}
-	return len(data), nil
-}
-
-func clipped(text string) string {
-	if len(text) > maxOutput {
-		return strings.ToValidUTF8(text[:maxOutput], "") + "…"
-	}
-	return strings.ToValidUTF8(text, "�")
-}
-
-// run returns an error with what the program said.
-func run(cmd *exec.Cmd, input string) error {
-	_, err := output(cmd, input)
-	return err
-}
-
-// output is what the program said, which is in the error, too.
-func output(cmd *exec.Cmd, input string) (string, error) {
-	output := head{most: maxOutput + 1}
-	err := execute(cmd, input, &output)
-	said := clipped(strings.TrimSpace(output.String()))
-	if err != nil {
-		err = fmt.Errorf("%s: %w: %s", clipped(strings.Join(cmd.Args, " ")), err, said)
-	}
-	return said, err
-}
-
-func execute(cmd *exec.Cmd, input string, output *head) error {
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = strings.NewReader(input), output, output
-	// A child that keeps the pipes open is not waited for.
-	cmd.WaitDelay = time.Second
-	return cmd.Run()
+func (s *systemd) onHost(ctx context.Context, args ...string) command {
+	return command{ctx: ctx, root: s.opts.HostRoot, args: args}
 }

@@ -176,7 +176,7 @@ func TestADaemonServesSeveralUsersWhereTheDriverCan(t *testing.T) {
 func TestADriverThatDoesNotTellIsNotTakenForAnOldOne(t *testing.T) {
 	const ask = "ask the program nvidia-cuda-mps-control for its options: "
 	for happens, want := range map[string]string{
-		"mute": "it says nothing", "killed": "signal: killed: oops", "hung": "context deadline exceeded", "not executable": "exit status 126", "gone": "exit status 127",
+		"mute": "it says nothing", "killed": "signal: killed: oops", "hung": "context deadline exceeded", "not executable": "permission denied", "gone": "executable file not found",
 		"old": "", // and that is the answer
 	} {
 		t.Run(happens, func(t *testing.T) {

@@ -4,9 +4,7 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
-	"slices"
 	"strings"
 )
 
@@ -63,12 +61,12 @@ func (o *DriverOptions) find(name string) (program, error) {
 }
 
 // command runs the program as a child: in the driver's root as the agent sees it or, where that is none, in the host's.
-func (o *DriverOptions) command(ctx context.Context, p program, args ...string) *exec.Cmd {
-	line := slices.Concat(p.env, []string{p.path}, args)
+func (o *DriverOptions) command(ctx context.Context, p program, args ...string) command {
+	root := o.DriverRoot
 	if len(p.env) > 0 {
-		return below(ctx, o.HostRoot, line...)
+		root = o.HostRoot
 	}
-	return below(ctx, o.DriverRoot, line...)
+	return command{ctx: ctx, root: root, env: p.env, args: append([]string{p.path}, args...)}
 }
 
 // line is the command line by which the host's systemd starts the program.

@@ -1,7 +1,12 @@
 package sharing
 
 import (
+	"debug/elf"
+	"errors"
+	"fmt"
+	"io"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -44,11 +49,11 @@ func TestProgramsOfADriverInAFolder(t *testing.T) {
 	}{
 		"a root file system": {
 			files: container,
-			child: "/usr/bin/env /usr/bin/nvidia-smi -L", root: "DRIVER", unit: "chroot /run/nvidia/driver /usr/bin/nvidia-smi -L",
+			child: "/usr/bin/nvidia-smi -L", root: "DRIVER", unit: "chroot /run/nvidia/driver /usr/bin/nvidia-smi -L",
 		},
 		"the driver's files alone": {
 			files: files,
-			child: "/usr/bin/env " + libraries + " " + path + " /run/nvidia/driver/bin/nvidia-smi -L", root: "/host", unit: "/run/nvidia/driver/bin/nvidia-smi -L",
+			child: libraries + " " + path + " /run/nvidia/driver/bin/nvidia-smi -L", root: "/host", unit: "/run/nvidia/driver/bin/nvidia-smi -L",
 		},
 		"nothing":                {refused: "has no nvidia-smi"},
 		"a file of no program":   {files: []string{"usr/bin/nvidia-smi.so.1"}, refused: "has no nvidia-smi"},
@@ -73,7 +78,9 @@ func TestProgramsOfADriverInAFolder(t *testing.T) {
 				t.Fatal(err)
 			}
 			cmd := opts.command(t.Context(), p, "-L")
-			got := []string{strings.Join(cmd.Args, " "), strings.Replace(cmd.SysProcAttr.Chroot, opts.DriverRoot, "DRIVER", 1), strings.Join(p.line("-L"), " ")}
+			got := []string{
+				strings.Join(append(cmd.env, cmd.args...), " "), strings.Replace(cmd.root, opts.DriverRoot, "DRIVER", 1), strings.Join(p.line("-L"), " "),
+			}
 			if diff := cmp.Diff([]string{tc.child, tc.root, tc.unit}, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -89,11 +96,7 @@ func TestADriverOfTheHostIsNotLookedFor(t *testing.T) {
 			t.Fatal(err)
 		}
 		cmd := opts.command(t.Context(), p)
-		root := "/"
-		if cmd.SysProcAttr != nil {
-			root = cmd.SysProcAttr.Chroot
-		}
-		if diff := cmp.Diff([]string{"/usr/bin/env nvidia-smi", opts.DriverRoot}, []string{strings.Join(cmd.Args, " "), root}); diff != "" {
+		if diff := cmp.Diff([]string{"nvidia-smi", opts.DriverRoot}, []string{strings.Join(cmd.args, " "), cmd.root}); diff != "" {
 			t.Errorf("(-want +got):\n%s", diff)
 		}
 	}
@@ -166,5 +169,109 @@ func TestMPSWithoutItsProgramLeavesNothing(t *testing.T) {
 	}
 	if _, err := os.Stat(opts.MPSRoot); !os.IsNotExist(err) {
 		t.Errorf("its folder: %v", err)
+	}
+}
+
+// TestAProgramOfAnotherRootNeedsNothingElseThere: neither env nor a shell. It is found as the host's PATH says, links of that root followed there.
+func TestAProgramOfAnotherRootNeedsNothingElseThere(t *testing.T) {
+	if os.Getuid() != 0 {
+		t.Skip("needs root: chroot")
+	}
+	root := t.TempDir()
+	for _, dir := range []string{"opt/driver", "usr/bin", "sbin"} {
+		if err := os.MkdirAll(filepath.Join(root, dir), 0o755); err != nil {
+			t.Fatal(err)
+		}
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	copyProgram(t, self, filepath.Join(root, "opt/driver/tool"), root)
+	for link, to := range map[string]string{"usr/bin/nvidia-smi": "/opt/driver/tool", "sbin/nvidia-cuda-mps-control": "../usr/bin/nvidia-smi"} {
+		if err := os.Symlink(to, filepath.Join(root, link)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Setenv("PATH", "relative:/none:/usr/bin:/sbin")
+	for _, name := range []string{"nvidia-smi", "nvidia-cuda-mps-control", "/opt/driver/tool"} {
+		said, err := output(command{ctx: t.Context(), root: root, env: []string{asTool + "=" + name, "LD_LIBRARY_PATH=/lib"}, args: []string{name, "-L"}}, "in")
+		if want := name + " says -L in"; err != nil || said != want {
+			t.Errorf("%s: %q, %v; want %q", name, said, err, want)
+		}
+	}
+	for _, name := range []string{"systemctl", "/usr/bin/systemctl"} {
+		_, err := output(command{ctx: t.Context(), root: root, args: []string{name, "is-active"}}, "")
+		if !errors.Is(err, exec.ErrNotFound) || !strings.Contains(err.Error(), name+" is-active") || !strings.Contains(err.Error(), root) {
+			t.Errorf("%s: %v; want it named, and where it is not", name, err)
+		}
+	}
+}
+
+// copyProgram copies a program into another root, with what it is linked to.
+func copyProgram(t *testing.T, from, to, root string) {
+	t.Helper()
+	cp := func(from, to string) {
+		data, err := os.ReadFile(from)
+		if err == nil {
+			err = errors.Join(os.MkdirAll(filepath.Dir(to), 0o755), os.WriteFile(to, data, 0o755))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	cp(from, to)
+	file, err := elf.Open(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer file.Close()
+	for _, part := range file.Progs {
+		if part.Type == elf.PT_INTERP {
+			name, err := io.ReadAll(part.Open())
+			if err != nil {
+				t.Fatal(err)
+			}
+			loader := strings.TrimRight(string(name), "\x00")
+			cp(loader, filepath.Join(root, loader))
+		}
+	}
+	libraries, err := file.ImportedLibraries()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, library := range libraries {
+		for _, dir := range []string{"/lib/*", "/lib64", "/usr/lib64", "/usr/lib/*"} {
+			if found, _ := filepath.Glob(filepath.Join(dir, library)); len(found) > 0 {
+				cp(found[0], filepath.Join(root, "lib", library))
+				break
+			}
+		}
+	}
+}
+
+// asTool has the test's program be another one, that says what it is told by its environment, its arguments and its input.
+const asTool = "STOWAGE_TEST_TOOL"
+
+func TestMain(m *testing.M) {
+	if name := os.Getenv(asTool); name != "" {
+		input, _ := io.ReadAll(os.Stdin)
+		fmt.Println(name, "says", strings.Join(os.Args[1:], " "), string(input))
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+// TestAHostWithoutSystemdHasNoDaemons, whatever else is there.
+func TestAHostWithoutSystemdHasNoDaemons(t *testing.T) {
+	talos, ubuntu := t.TempDir(), t.TempDir()
+	if err := errors.Join(os.MkdirAll(filepath.Join(talos, "run/systemd"), 0o755), os.MkdirAll(filepath.Join(ubuntu, "run/systemd/system"), 0o755)); err != nil {
+		t.Fatal(err)
+	}
+	if err := CheckHost(talos); err == nil || !strings.Contains(err.Error(), "/run/systemd/system") {
+		t.Errorf("error %v", err)
+	}
+	if err := CheckHost(ubuntu); err != nil {
+		t.Error(err)
 	}
 }

@@ -15,6 +15,8 @@ type Tools struct {
 	TimeSlicer TimeSlicer
 	Daemons    Daemons
 	Processes  Processes
+	// Persistenced is what keeps GPUs open that are to leave their driver.
+	Persistenced PersistenceDaemon
 	// Pods of which a process is there. It is nil where containers have no real GPUs.
 	Pods func() (map[types.UID]bool, error)
 }

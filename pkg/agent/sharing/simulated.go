@@ -3,6 +3,7 @@ package sharing
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"strings"
@@ -18,7 +19,7 @@ import (
 // sockets, so containers are told of them and given no folder.
 func NewSimulated(machine *nvmlsim.Machine) Tools {
 	s := &simulated{machine: machine}
-	return Tools{TimeSlicer: s, Daemons: s, Processes: s}
+	return Tools{TimeSlicer: s, Daemons: s, Processes: s, Persistenced: s}
 }
 
 // NewSimulatedWithFolders returns the same, with daemons that have the folder of a real one, which their clients' containers get. To mount it
@@ -78,6 +79,27 @@ type simulated struct{ machine *nvmlsim.Machine }
 // SetTimeSlice implements TimeSlicer.
 func (s *simulated) SetTimeSlice(_ context.Context, gpu string, interval config.Interval) error {
 	_, err := s.machine.Do(&nvmlsim.SetTimeSlice{GPU: gpu, Time: nvmlsim.TimeSlice(strings.TrimPrefix(string(interval), string(config.IntervalDefault)))})
+	return err
+}
+
+// Keeps implements PersistenceDaemon.
+func (s *simulated) Keeps(_ context.Context, address string) (bool, uint32, error) {
+	pid := s.machine.KeptOpen(address)
+	return pid != 0, pid, nil
+}
+
+// Keep implements PersistenceDaemon.
+func (s *simulated) Keep(_ context.Context, address string, on bool) error {
+	if !on && s.machine.KeptOpen(address) == 0 {
+		return nil
+	}
+	_, err := s.machine.Do(&nvmlsim.AskPersistenced{GPU: address, Keep: on})
+	switch {
+	case errors.Is(err, nvmlsim.ErrNoPersistenced):
+		return ErrNoPersistenced
+	case errors.Is(err, nvmlsim.ErrPersistencedRefuses):
+		return fmt.Errorf("%w: %w", ErrPersistencedRefuses, err)
+	}
 	return err
 }
 

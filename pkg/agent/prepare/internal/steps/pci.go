@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -125,14 +126,14 @@ func (p PCI) held(ctx context.Context, d nvml.Device, err error) error {
 // maxHolders are named of who has a GPU open: containers may have thousands of processes that do.
 const maxHolders = 5
 
-// CheckUnused refuses a GPU that a process has open, other than the one excepted.
-func (p PCI) CheckUnused(ctx context.Context, gpu *cdi.GPU, except int) error {
+// CheckUnused refuses a GPU that a process has open, other than those excepted.
+func (p PCI) CheckUnused(ctx context.Context, gpu *cdi.GPU, except ...uint32) error {
 	pids, err := p.Users.Of(ctx, fmt.Sprintf("/dev/nvidia%d", gpu.Minor))
 	if err != nil {
 		return err
 	}
 	for _, pid := range pids {
-		if int(pid) != except {
+		if !slices.Contains(except, pid) {
 			return p.InUse(gpu.Name, pid)
 		}
 	}

@@ -60,7 +60,7 @@ func (p pciDriver) do(ctx context.Context, claim *Claim, step ledger.Step) error
 		return fmt.Errorf("the claim has no GPU %s for a virtual machine", step.GPU)
 	}
 	return p.gpus.Apart(ctx, func(ctx context.Context) error {
-		if err := p.pci.CheckUnused(ctx, gpu, 0); err != nil {
+		if err := p.pci.CheckUnused(ctx, gpu); err != nil {
 			return err
 		}
 		return bind(ctx)

@@ -33,6 +33,7 @@ type Effects struct {
 	GPUs       GPUs
 	PCI        PCI
 	TimeSlices TimeSlices
+	Keeper     Keeper
 	Daemons    Daemons
 	Files      Files
 	Ender      Ender
@@ -48,7 +49,7 @@ func NewTable(e Effects) *Table {
 		migMode     = migMode{e.GPUs, e.PCI}
 		partition   = partition{e.GPUs, e.PCI}
 		persistence = persistence{e.GPUs}
-		noPersist   = noPersistence{persistence}
+		noPersist   = noPersistence{persistence, e.Keeper, e.PCI}
 		compute     = computeMode{e.GPUs}
 		processes   = processes{e.GPUs, e.Ender, e.Kept}
 		hidden      = hidden{e.GPUs, e.PCI}
