@@ -100,17 +100,6 @@ func TestHalfOfTheGPUsByTheDevicePlugin(t *testing.T) {
 		t.Errorf("the pod's container is another one after a restart of the kubelet: %+v", now)
 	}
 
-	// A GPU that is lost leaves what can be allocated, and returns.
-	control := filepath.Join(half.SimulationDir(), nvmlsim.ControlSocket)
-	if _, err := nvmlsim.Control(t.Context(), control, &nvmlsim.LoseGPU{GPU: "3"}); err != nil {
-		t.Fatal(err)
-	}
-	waitGPUs(t, halfName, halfGPUs, halfGPUs-1)
-	if _, err := nvmlsim.Control(t.Context(), control, &nvmlsim.RestoreGPU{GPU: "3"}); err != nil {
-		t.Fatal(err)
-	}
-	waitGPUs(t, halfName, halfGPUs, halfGPUs)
-
 	byPlugin.delete()
 	next.waitRunning()
 	sees := uuidsOf(next.report(half, "main"))
@@ -118,8 +107,9 @@ func TestHalfOfTheGPUsByTheDevicePlugin(t *testing.T) {
 		t.Errorf("the next pod sees %v, the one before saw %v", sets.List(sees), sets.List(plugins))
 	}
 
-	// What is free is what can be allocated less what pods have, and changes with the health of each: of the free one, and of the other one, which is not
-	// free when it returns.
+	// A GPU that is lost leaves what can be allocated, and returns. What is free is what can be allocated less what pods have: also the one of the pod, which
+	// is not free when it returns.
+	control := filepath.Join(half.SimulationDir(), nvmlsim.ControlSocket)
 	free("a pod has one of two", 1)
 	for uuid := range plugins {
 		left := 0
