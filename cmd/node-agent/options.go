@@ -84,6 +84,8 @@ type shareOptions struct {
 	// shareMemoryStep is a quantity, shareComputeStep percent.
 	shareMemoryStep  string
 	shareComputeStep int
+	// shareReplicas is for the device plugin API; 0 for none.
+	shareReplicas int
 	// allowSharing is a list of strategies, shareStrategy one of them.
 	allowSharing          string
 	shareStrategy         string
@@ -199,6 +201,7 @@ func (o *options) addRunFlags(flags *pflag.FlagSet) {
 // addUseFlags adds how GPUs are shared and taken back.
 func (o *options) addUseFlags(flags *pflag.FlagSet) {
 	flags.BoolVar(&o.shareAcrossNamespaces, "share-across-namespaces", o.shareAcrossNamespaces, "give shares of one GPU to claims of several namespaces; without it, a claim waits for a GPU of which another namespace has shares")
+	flags.IntVar(&o.shareReplicas, "share-replicas", o.shareReplicas, fmt.Sprintf("as how many devices each GPU of --share-gpus is offered that is on the path %s of --advertise: as %s, each with an equal share of the memory and the compute, to pods of any namespace (%s); 0 offers none of them there", advertise.DevicePlugin, pluginpath.SharedResource, config.AcrossNamespacesFlag))
 	flags.StringVar(&o.leftovers, "leftover-processes", o.leftovers, "what is done about processes of a pod that are still on its GPU when its claim is unprepared: end kills them, quarantine gives the GPU to nobody until they are gone")
 	flags.StringVar(&o.hostProcesses, "host-processes", o.hostProcesses, "what is done about processes of the host, other than NVIDIA's daemons, on a GPU that no claim has: warn tells of them on the Node and by a metric, taint also gives the GPU to no claim until they are gone")
 	flags.StringVar(&o.advertise, "advertise", o.advertise, "how GPUs are offered: dra (by claims), device-plugin (as nvidia.com/gpu by the kubelet's device plugin API) or none; for single GPUs NAME=PATH, by UUID, PCI address or device name, with commas between: dra,0000:1b:00.0=device-plugin. A GPU that a pod has by one path is offered by another one when that pod has ended")
@@ -215,6 +218,8 @@ func (o *options) addUseFlags(flags *pflag.FlagSet) {
 const (
 	partitionsStatic  = "static"
 	partitionsDynamic = "dynamic"
+
+	shareByMPS = "mps"
 )
 
 // validateUse names the flag that is wrong.
@@ -256,12 +261,26 @@ func (o *pluginOptions) advertised() (as pluginpath.Advertised, err error) {
 	return as, nil
 }
 
-// notShared refuses GPUs that are to be shared and to be offered by the device plugin API, which offers no shares. That two names are one GPU's is
+// validateReplicas refuses GPUs that are to be shared and to be offered by the device plugin API, if it is not said how. That two names are one GPU's is
 // known only when it is found.
-func (o *options) notShared(shares *discovery.Shares) error {
+func (o *options) validateReplicas(shares *discovery.Shares) error {
 	as, err := o.advertised()
 	if err != nil {
 		return err
+	}
+	if n := shares.Replicas; n != 0 {
+		switch {
+		case n < discovery.MinReplicas || n > discovery.MaxReplicas:
+			return fmt.Errorf("--share-replicas=%d: want %d to %d, or 0 to offer no replicas", n, discovery.MinReplicas, discovery.MaxReplicas)
+		case !shares.All && len(shares.GPUs) == 0:
+			return fmt.Errorf("--share-replicas=%d --share-gpus=%s: want the GPUs that are shared", n, o.shareGPUs)
+		case !o.shareAcrossNamespaces:
+			return fmt.Errorf("--share-replicas=%d: want %s with it: the kubelet gives replicas of one GPU to pods of any namespace", n, config.AcrossNamespacesFlag)
+		case o.shareStrategy == shareByMPS && !slices.Contains(as.Strategies, deviceplugin.CDIByCRI) && !slices.Contains(as.Strategies, deviceplugin.CDIByAnnotation):
+			return fmt.Errorf("--share-replicas=%d %s=%s --device-list-strategy=%s: want %s or %s in it: without CDI a container gets nothing of the MPS daemon",
+				n, config.SharesFlag, o.shareStrategy, o.deviceListStrategy, deviceplugin.CDIByCRI, deviceplugin.CDIByAnnotation)
+		}
+		return nil
 	}
 	names := shares.GPUs
 	if shares.All {
@@ -269,7 +288,7 @@ func (o *options) notShared(shares *discovery.Shares) error {
 	}
 	for _, name := range names {
 		if as.Paths.Named(name) == advertise.DevicePlugin {
-			return fmt.Errorf("--share-gpus=%s --advertise=%s: %s cannot be both shared and on the path %s, which offers whole GPUs and MIG devices only",
+			return fmt.Errorf("--share-gpus=%s --advertise=%s: %s cannot be both shared and on the path %s without --share-replicas, which says as how many devices a GPU is offered there",
 				o.shareGPUs, o.advertise, cmp.Or(name, "all GPUs"), advertise.DevicePlugin)
 		}
 	}
@@ -306,7 +325,7 @@ func (o *options) validateHardware() error {
 	}
 	if shares, err := o.shares(); err != nil {
 		return err
-	} else if err := o.notShared(&shares); err != nil {
+	} else if err := o.validateReplicas(&shares); err != nil {
 		return err
 	}
 	if _, err := o.sharing(); err != nil {
@@ -331,6 +350,7 @@ func (o *options) shares() (discovery.Shares, error) {
 	if err != nil {
 		return shares, fmt.Errorf("--share-gpus=%s --share-memory-step=%s --share-compute-step=%d: %w", o.shareGPUs, o.shareMemoryStep, o.shareComputeStep, err)
 	}
+	shares.Replicas = o.shareReplicas
 	return shares, nil
 }
 

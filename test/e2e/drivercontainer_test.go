@@ -14,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	corev1 "k8s.io/api/core/v1"
 	resourceapi "k8s.io/api/resource/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -116,6 +117,9 @@ func (d *driverContainer) install(version string) {
 	built := filepath.Join(cluster.Manifest(".."), "bin", "nvml", "libnvidia-ml.so.1")
 	mustDo(d.t, install.Library(built, d.path(libraries, "libnvidia-ml.so."+version), version))
 	mustDo(d.t, os.Symlink("libnvidia-ml.so."+version, d.path(libraries, "libnvidia-ml.so.1")))
+	for _, program := range []string{"nvidia-smi", "nvidia-cuda-mps-control"} {
+		mustDo(d.t, os.Chmod(d.write(filepath.Join(root, "usr", "bin", program), ""), 0o755))
+	}
 	// The container has a modprobe of its own, and the kernel's /proc.
 	mustDo(d.t, errors.Join(os.MkdirAll(d.path(root, "sbin"), 0o755), os.MkdirAll(d.path(root, "proc"), 0o755)))
 	mustDo(d.t, errors.Join(
@@ -203,6 +207,7 @@ func TestTheDriverContainerIsUpgraded(t *testing.T) {
 	for p, gpus := range map[pod]int{first: 2, evicted: 1} {
 		p.waitRunning()
 		d.checkNodes(p.report(d.node, "main"), gpus)
+		d.checkFiles(p.report(d.node, "main"), before)
 	}
 	first.delete()
 
@@ -225,6 +230,7 @@ func TestTheDriverContainerIsUpgraded(t *testing.T) {
 	next := pod{t: t, namespace: namespace, name: "next"}
 	next.waitRunning()
 	d.checkNodes(next.report(d.node, "main"), gpuCount)
+	d.checkFiles(next.report(d.node, "main"), after)
 	if lines := linesSince(t, log, logged, `"Starting"`); len(lines) == 0 || d.node.Agent().Pid() != pid {
 		t.Errorf("the agent is process %d, and was %d; the log has %q", d.node.Agent().Pid(), pid, lines)
 	}
@@ -241,6 +247,18 @@ func TestTheDriverContainerIsUpgraded(t *testing.T) {
 		}
 	}
 	next.delete()
+}
+
+// checkFiles checks that a container has the libraries and programs of the driver of that version, where it would look for them, and no others.
+func (d *driverContainer) checkFiles(r *report.Report, version string) {
+	d.t.Helper()
+	want := []string{"/usr/bin/nvidia-cuda-mps-control", "/usr/bin/nvidia-smi"}
+	for _, library := range []string{"libcuda.so.", "libnvidia-ml.so.", "libnvidia-ptxjitcompiler.so."} {
+		want = append(want, "/usr/lib/x86_64-linux-gnu/"+library+version)
+	}
+	if diff := cmp.Diff(want, r.Files); diff != "" {
+		d.t.Errorf("files of the driver in the container (-want +got):\n%s", diff)
+	}
 }
 
 // checkNodes checks that a container has so many GPUs' nodes, with the driver's numbers, the control nodes, and may open them.

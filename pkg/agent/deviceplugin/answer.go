@@ -46,7 +46,10 @@ func answer(strategies []Strategy, resource string, devices []Device) (*pluginap
 	var names, uuids []string
 	for _, device := range devices {
 		if !slices.Contains(names, device.CDIName) {
-			names, uuids = append(names, device.CDIName), append(uuids, device.UUID)
+			names = append(names, device.CDIName)
+		}
+		if !slices.Contains(uuids, device.UUID) {
+			uuids = append(uuids, device.UUID)
 		}
 	}
 	for _, strategy := range strategies {

@@ -25,7 +25,7 @@ import (
 	"stowage.dev/stowage/pkg/topology"
 )
 
-const gpuResource, migResource = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb"
+const gpuResource, migResource, sharedResource = "nvidia.com/gpu", "nvidia.com/mig-1g.10gb", "nvidia.com/gpu.shared"
 
 // inventory is changed by the test.
 type inventory struct {
@@ -103,6 +103,18 @@ func migs() deviceplugin.Resource {
 		{ID: "MIG-1", UUID: "MIG-1", CDIName: "k8s.gpu.nvidia.com/claim=mig-1", Healthy: true},
 		{ID: "MIG-2", UUID: "MIG-2", CDIName: "k8s.gpu.nvidia.com/claim=mig-2", Healthy: true},
 	}}
+}
+
+// replicas are three of each of two GPUs.
+func replicas(single bool) deviceplugin.Resource {
+	r := deviceplugin.Resource{Name: sharedResource, Shared: true, Single: single}
+	for _, gpu := range []string{"GPU-0", "GPU-1"} {
+		for n := range 3 {
+			id := fmt.Sprintf("%s::%d", gpu, n)
+			r.Devices = append(r.Devices, deviceplugin.Device{ID: id, UUID: gpu, CDIName: "k8s.gpu.nvidia.com/claim=" + strings.ReplaceAll(id, "::", "-"), Healthy: true})
+		}
+	}
+	return r
 }
 
 type fixture struct {
@@ -336,6 +348,7 @@ func TestWhatAllocateRefuses(t *testing.T) {
 // An error would fail the pod, so what makes no sense has no preference, and the kubelet chooses.
 func TestPreferredAllocation(t *testing.T) {
 	all := []string{"GPU-0", "GPU-1", "GPU-2", "GPU-3"}
+	every := []string{"GPU-1::2", "GPU-1::1", "GPU-1::0", "GPU-0::2", "GPU-0::1", "GPU-0::0"}
 	tests := map[string]struct {
 		resource        string
 		available, must []string
@@ -351,9 +364,20 @@ func TestPreferredAllocation(t *testing.T) {
 		"a device that there is not":        {available: []string{"GPU-0", "GPU-9"}, size: 1},
 		"one that there is not must be":     {available: all, must: []string{"GPU-9"}, size: 2},
 		"without a table":                   {resource: migResource, available: []string{"MIG-1", "MIG-2"}, size: 1},
+		"the first replica":                 {resource: sharedResource, available: every, size: 1, want: []string{"GPU-0::0"}},
+		"of the GPU that nobody has":        {resource: sharedResource, available: []string{"GPU-0::1", "GPU-0::2", "GPU-1::0", "GPU-1::1", "GPU-1::2"}, size: 1, want: []string{"GPU-1::0"}},
+		"of the GPU that fewer have":        {resource: sharedResource, available: []string{"GPU-0::1", "GPU-0::2", "GPU-1::2"}, size: 1, want: []string{"GPU-0::1"}},
+		"replicas of both GPUs":             {resource: sharedResource, available: every, size: 3, want: []string{"GPU-0::0", "GPU-1::0", "GPU-0::1"}},
+		"beside one that must be":           {resource: sharedResource, available: every, must: []string{"GPU-0::2"}, size: 2, want: []string{"GPU-0::2", "GPU-1::0"}},
+		"all of a GPU are taken":            {resource: sharedResource, available: []string{"GPU-0::2"}, size: 1, want: []string{"GPU-0::2"}},
+		"more replicas than there are":      {resource: sharedResource, available: []string{"GPU-0::2"}, size: 2},
+		"a replica that there is not":       {resource: sharedResource, available: []string{"GPU-0::2", "GPU-0::3"}, size: 1},
+		"fewer than must be":                {resource: sharedResource, available: every, must: []string{"GPU-0::2"}, size: 0},
 	}
 	f := start(t, nil)
+	f.inventory.set(gpus(), migs(), replicas(false))
 	k := f.kubelet(t)
+	k.Await(t, sharedResource, 6)
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			if test.resource == "" {
@@ -375,6 +399,35 @@ func TestPreferredAllocation(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// A container knows one MPS daemon, and each GPU has its own. Otherwise a container has the GPU of two replicas once.
+func TestSeveralReplicasForAContainer(t *testing.T) {
+	f := start(t, func(o *deviceplugin.Options) {
+		o.Strategies = []deviceplugin.Strategy{deviceplugin.CDIByCRI, deviceplugin.ByEnvironment}
+	})
+	f.inventory.set(replicas(false))
+	k := kubelettest.Start(t, f.dir)
+	k.Await(t, sharedResource, 6)
+	want := &pluginapi.ContainerAllocateResponse{
+		CdiDevices: []*pluginapi.CDIDevice{{Name: "k8s.gpu.nvidia.com/claim=GPU-0-0"}, {Name: "k8s.gpu.nvidia.com/claim=GPU-0-1"}, {Name: "k8s.gpu.nvidia.com/claim=GPU-1-2"}},
+		Envs:       map[string]string{"NVIDIA_VISIBLE_DEVICES": "GPU-0,GPU-1"},
+	}
+	got, err := k.Allocate(t.Context(), sharedResource, "GPU-0::0", "GPU-0::1", "GPU-1::2")
+	if diff := cmp.Diff(want, got, protocmp.Transform()); err != nil || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	f.inventory.set(replicas(true))
+	for _, ids := range [][]string{{"GPU-0::0"}, {"GPU-0::0", "GPU-1::0"}} {
+		_, err := k.Allocate(t.Context(), sharedResource, ids...)
+		startErr := k.PreStart(t.Context(), sharedResource, ids...)
+		if len(ids) == 1 && (err != nil || startErr != nil) {
+			t.Errorf("%v: %v, %v", ids, err, startErr)
+		}
+		if len(ids) == 2 && (status.Code(err) != codes.InvalidArgument || status.Code(startErr) != codes.InvalidArgument || !strings.Contains(err.Error(), "2 devices of nvidia.com/gpu.shared: a container can have one")) {
+			t.Errorf("%v: %v, %v", ids, err, startErr)
+		}
 	}
 }
 

@@ -256,6 +256,9 @@ func (e *endpoint) devices(ids []string) ([]Device, error) {
 	if len(ids) == 0 || len(ids) > len(resource.Devices) {
 		return nil, status.Errorf(codes.InvalidArgument, "%d devices of %s, of which there are %d", len(ids), e.resource, len(resource.Devices))
 	}
+	if resource.Single && len(ids) > 1 {
+		return nil, status.Errorf(codes.InvalidArgument, "%d devices of %s: a container can have one on this node, whose GPUs are shared by MPS, because it can use one MPS daemon", len(ids), e.resource)
+	}
 	for _, id := range ids {
 		if !slices.ContainsFunc(resource.Devices, func(d Device) bool { return d.ID == id }) {
 			return nil, status.Errorf(codes.NotFound, "this node has no device %q of %s", id, e.resource)

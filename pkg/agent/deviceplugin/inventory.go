@@ -9,7 +9,7 @@ import (
 
 // Device is one that the kubelet can give to a container.
 type Device struct {
-	// ID by which the kubelet and its PodResources service know it: the UUID of a GPU.
+	// ID by which the kubelet and its PodResources service know it: the UUID of a GPU, and of its nth replica <UUID>::<n>.
 	ID string
 	// Name in ResourceSlices, and in the agent.
 	Name string
@@ -19,7 +19,7 @@ type Device struct {
 	NUMANode *int
 	// CDIName is the qualified name by which the container runtime gets it, the same at any time.
 	CDIName string
-	// UUID is what NVIDIA's container runtime knows it by.
+	// UUID is what NVIDIA's container runtime knows it by. All replicas of a GPU have the same.
 	UUID string
 	// GPU is the index in the resource's Table.
 	GPU int
@@ -33,6 +33,10 @@ type Resource struct {
 	Devices []Device
 	// Table tells how close the GPUs of the devices are; nil if that is not known.
 	Table *topology.Table
+	// Shared: the devices are replicas, of which a container should get those of the GPUs that have fewest in use.
+	Shared bool
+	// Single: a container can use no more than one of them.
+	Single bool
 }
 
 // Inventory is what there is to be had. It may be asked concurrently.

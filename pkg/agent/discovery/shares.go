@@ -27,7 +27,15 @@ type Shares struct {
 	MemoryStep int64
 	// ComputeStep is the same for the compute, in percent; with 0 no compute is offered.
 	ComputeStep int
+	// Replicas is as how many devices a GPU that is shared is offered by the device plugin API; 0 offers none there.
+	Replicas int
 }
+
+// The bounds of Shares.Replicas: one is a GPU that is not shared, and compute is divided in percent.
+const (
+	MinReplicas = 2
+	MaxReplicas = AllCompute
+)
 
 // The words for all GPUs and for none.
 const (
@@ -118,6 +126,15 @@ func (s *Shares) divide(device *resourceapi.Device) {
 		compute.RequestPolicy = inSteps(0, 0, int64(s.ComputeStep), AllCompute, resource.DecimalSI)
 		device.Capacity[CapacityCompute] = compute
 	}
+}
+
+// Replica is what one of the Replicas of a GPU with so much memory takes of it, in bytes (of whole MiB) and, if compute is offered, in percent.
+func (s *Shares) Replica(memoryBytes uint64) (memory int64, compute int) {
+	memory = int64(memoryBytes) / int64(s.Replicas) >> 20 << 20
+	if s.ComputeStep > 0 {
+		compute = AllCompute / s.Replicas
+	}
+	return memory, compute
 }
 
 func inSteps(otherwise, least, step, most int64, format resource.Format) *resourceapi.CapacityRequestPolicy {

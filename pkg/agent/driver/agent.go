@@ -153,7 +153,7 @@ func New(opts Options) (*Agent, error) {
 	a.plugins = pluginpath.New(pluginpath.Options{
 		Driver: Name, Node: opts.NodeName, KubeletRoot: opts.KubeletRoot, Client: opts.Client, SlicesOfNode: slicesOf(opts.NodeName),
 		Pods: reconcile.PodsOf(opts.NodeClient, opts.NodeName), Devices: opts.Kubelet.Devices, Hardware: opts.Hardware, Claims: claims, Records: records,
-		PlaceOf: placeOf, Quarantined: a.noteQuarantined, Failed: (&failures{}).changed,
+		Sharing: opts.Sharing, PlaceOf: placeOf, Quarantined: a.noteQuarantined, Failed: (&failures{}).changed,
 		Tell: func(kind, reason, message string) { a.reporter.nodeEventf(kind, reason, "%s", message) },
 	})
 	a.publisher.server.nodeRead = func(ctx context.Context, node *corev1.Node) {

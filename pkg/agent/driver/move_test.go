@@ -27,6 +27,7 @@ import (
 	"stowage.dev/stowage/pkg/agent/hold"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/pluginpath"
+	"stowage.dev/stowage/pkg/nvmlsim"
 	"stowage.dev/stowage/pkg/twopaths"
 )
 
@@ -294,8 +295,8 @@ func TestAnAnnotationThatIsNotValidChangesNothing(t *testing.T) {
 	})
 }
 
-// TestAGPUThatIsSharedIsToldOfOnThePathThatHasNoShares, because nobody gets it.
-func TestAGPUThatIsSharedIsToldOfOnThePathThatHasNoShares(t *testing.T) {
+// TestAGPUThatIsSharedIsToldOfWithoutANumberOfReplicas, because nobody gets it.
+func TestAGPUThatIsSharedIsToldOfWithoutANumberOfReplicas(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		m := newMover(ctx, t)
@@ -307,7 +308,7 @@ func TestAGPUThatIsSharedIsToldOfOnThePathThatHasNoShares(t *testing.T) {
 		m.annotate("device-plugin")
 		m.step()
 		m.step()
-		want := "Warning GPUNotOffered device " + t4First + " is offered by nothing: it is shared, and on the path device-plugin, which offers no shares"
+		want := "Warning GPUNotOffered device " + t4First + " is offered by nothing: it is shared, and on the path device-plugin, and --share-replicas does not say as how many devices"
 		var got []string
 		for _, event := range m.told {
 			if strings.Contains(event, "GPUNotOffered") {
@@ -319,6 +320,93 @@ func TestAGPUThatIsSharedIsToldOfOnThePathThatHasNoShares(t *testing.T) {
 		}
 		if m.inSlices(t4First) || m.offered(t4First) || !m.offered(t4Second) {
 			t.Errorf("offered: %v", told(m.agent.plugins))
+		}
+	})
+}
+
+// TestAGPUInReplicasIsMovedWhenNoPodHasOne. Meanwhile nobody gets another one of it, and what the kubelet lists of ours is not another plugin's.
+func TestAGPUInReplicasIsMovedWhenNoPodHasOne(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		_, ctx := ktesting.NewTestContext(t)
+		m := newMover(ctx, t)
+		defer func() { m.stop() }()
+		m.agent.opts.Hardware.Offer(discovery.Policy{Ours: m.agent.claims.Made, Shares: discovery.Shares{GPUs: []string{t4First, t4Second}, MemoryStep: 1 << 30, Replicas: 2}})
+		if _, err := m.agent.opts.Hardware.Discover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		m.annotate(t4First + "=device-plugin," + t4Second + "=device-plugin")
+		m.step()
+		m.step()
+		if diff := cmp.Diff([]string{t4First + " healthy", t4First + " healthy", t4Second + " healthy", t4Second + " healthy"}, told(m.agent.plugins)); diff != "" {
+			t.Fatalf("replicas (-want +got):\n%s", diff)
+		}
+		resources, _ := m.agent.plugins.Resources()
+		replicas := resources[0].Devices
+		allocate := func(n int) error { return m.agent.plugins.Allocated(ctx, pluginpath.SharedResource, replicas[n:n+1]) }
+		if err := allocate(0); err != nil {
+			t.Fatal(err)
+		}
+		if got := told(m.agent.plugins); m.agent.plugins.Look(ctx) != nil || got[1] != t4First+" healthy" {
+			t.Errorf("while a pod has one: %v", got)
+		}
+
+		listed := func(ids ...string) {
+			m.r.pluginDevices = nil
+			for _, id := range ids {
+				m.r.pluginDevices = append(m.r.pluginDevices, ledger.PluginDevice{Resource: pluginpath.SharedResource, ID: id})
+			}
+			// What is not listed any more counts for a minute.
+			time.Sleep(time.Minute)
+			if _, _, err := m.agent.plugins.OfOthers(ctx); err != nil {
+				t.Error(err)
+			}
+			time.Sleep(2 * time.Minute)
+		}
+		ofOthers := func(when string, n int, want map[string]string) {
+			t.Helper()
+			others, listed, err := m.agent.plugins.OfOthers(ctx)
+			if diff := cmp.Diff(want, others); err != nil || diff != "" || listed != n {
+				t.Errorf("%s: %d devices are known, want %d; %v (-want +got):\n%s", when, listed, n, err, diff)
+			}
+		}
+		third := m.uuid("gpu-0000-00-1d-0") + "::0"
+		listed(replicas[0].ID, replicas[1].ID, replicas[2].ID, replicas[3].ID, third)
+		ofOthers("all are well", 5, map[string]string{"gpu-0000-00-1d-0": pluginpath.SharedResource})
+		m.r.do(&nvmlsim.RemoveGPU{GPU: "1"})
+		if _, err := m.agent.opts.Hardware.Discover(ctx); err != nil {
+			t.Fatal(err)
+		}
+		listed(replicas[0].ID, replicas[1].ID)
+		m.step()
+		ofOthers("a GPU has been pulled out", 4, map[string]string{})
+		if diff := cmp.Diff([]string{t4First + " healthy", t4First + " healthy", t4Second + " unhealthy", t4Second + " unhealthy"}, told(m.agent.plugins)); diff != "" {
+			t.Errorf("a GPU has been pulled out (-want +got):\n%s", diff)
+		}
+		m.r.do(&nvmlsim.AddGPU{GPU: "1"})
+		if _, err := m.agent.opts.Hardware.Discover(ctx); err != nil {
+			t.Fatal(err)
+		}
+
+		m.annotate("dra")
+		m.step()
+		if err := allocate(1); !errors.Is(err, deviceplugin.ErrRefused) {
+			t.Errorf("another pod gets a replica of a GPU that is moved: %v", err)
+		}
+		if err := allocate(0); err != nil {
+			t.Errorf("the pod that has one gets it for its next container: %v", err)
+		}
+		listed()
+		m.step()
+		m.step()
+		if m.inSlices(t4First) || !m.inSlices(t4Second) {
+			t.Errorf("in slices: the one that a pod has a replica of %t, the other one %t", m.inSlices(t4First), m.inSlices(t4Second))
+		}
+		if err := m.agent.claims.Unprepare(ctx, hold.UID(ledger.PluginDevice{Resource: pluginpath.SharedResource, ID: replicas[0].ID})); err != nil {
+			t.Fatal(err)
+		}
+		m.step()
+		if !m.inSlices(t4First) {
+			t.Error("it is in no slice when no pod has a replica any more")
 		}
 	})
 }

@@ -59,7 +59,7 @@ func (m *machine) writeCheckpoint(pods map[string]types.UID) {
 	}
 	content.Data.RegisteredDevices = map[string][]string{}
 	for device, pod := range pods {
-		content.Data.PodDeviceEntries = append(content.Data.PodDeviceEntries, entry{pod, "app", pluginpath.GPUResource, map[int64][]string{0: {device}}})
+		content.Data.PodDeviceEntries = append(content.Data.PodDeviceEntries, entry{pod, "app", deviceOf(device).Resource, map[int64][]string{0: {device}}})
 	}
 	data, err := json.Marshal(content)
 	must(m.t, err)
@@ -82,10 +82,18 @@ func (m *machine) uuids() (uuids []string) {
 	return uuids
 }
 
+// deviceOf is the device with that ID: a GPU, or a replica of one.
+func deviceOf(id string) ledger.PluginDevice {
+	if strings.Contains(id, "::") {
+		return ledger.PluginDevice{Resource: pluginpath.SharedResource, ID: id}
+	}
+	return ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: id}
+}
+
 // holder is the record of a device that the kubelet was given, nil if there is none.
-func (m *machine) holder(uuid string) *ledger.Entry {
+func (m *machine) holder(id string) *ledger.Entry {
 	m.t.Helper()
-	record, err := ledger.At(durable.OS{}, prepare.LedgerDir(m.path("state"))).Get(hold.UID(ledger.PluginDevice{Resource: pluginpath.GPUResource, ID: uuid}))
+	record, err := ledger.At(durable.OS{}, prepare.LedgerDir(m.path("state"))).Get(hold.UID(deviceOf(id)))
 	must(m.t, err)
 	if record == nil {
 		return nil

@@ -42,7 +42,7 @@ func TestTheUIDFollowsFromTheDevice(t *testing.T) {
 }
 
 func TestClaim(t *testing.T) {
-	claim := hold.Claim("gpu.nvidia.com", "node-1", ledger.PluginDevice{Resource: "nvidia.com/mig-1g.10gb.me", ID: "MIG-1"}, "gpu-0000-1b-00-0-mig-1g10gb-me-6", []types.UID{"a", "b"})
+	claim := hold.Claim("gpu.nvidia.com", "node-1", ledger.PluginDevice{Resource: "nvidia.com/mig-1g.10gb.me", ID: "MIG-1"}, "gpu-0000-1b-00-0-mig-1g10gb-me-6", nil, []types.UID{"a", "b"})
 	if problems := validation.IsDNS1123Subdomain(claim.Name); len(problems) > 0 {
 		t.Errorf("name %q: %v", claim.Name, problems)
 	}
@@ -56,10 +56,38 @@ func TestClaim(t *testing.T) {
 	if diff := cmp.Diff([]types.UID{"a", "b"}, pods); diff != "" {
 		t.Errorf("pods (-want +got):\n%s", diff)
 	}
+	if result := claim.Status.Allocation.Devices.Results[0]; result.ShareID != nil || result.ConsumedCapacity != nil {
+		t.Errorf("a device that nobody shares: %+v", result)
+	}
 	// A tenant writes annotations.
 	claim.Namespace = "tenant"
 	if got := hold.Of(claim); got != (ledger.PluginDevice{}) {
 		t.Errorf("a claim of a namespace stands for %s", got)
+	}
+}
+
+// Replicas of one GPU are shares of its device, and told apart by all names that they have.
+func TestClaimOfAReplica(t *testing.T) {
+	const gpu = "gpu-0000-1b-00-0"
+	names, uids, shares := map[string]bool{}, map[types.UID]bool{}, map[types.UID]bool{}
+	for n := range 12 {
+		of := ledger.PluginDevice{Resource: "nvidia.com/gpu.shared", ID: hold.ReplicaID("GPU-1", n)}
+		claim := hold.Claim("gpu.nvidia.com", "node-1", of, gpu, &ledger.Share{MemoryBytes: 20 << 30, ComputePercent: 25, Setup: "MPS"}, []types.UID{"a"})
+		if problems := validation.IsDNS1123Subdomain(claim.Name); len(problems) > 0 {
+			t.Errorf("name %q: %v", claim.Name, problems)
+		}
+		result := claim.Status.Allocation.Devices.Results[0]
+		memory, compute := result.ConsumedCapacity["memory"], result.ConsumedCapacity["compute"]
+		if result.Device != gpu || memory.String() != "20Gi" || compute.String() != "25" || result.ShareID == nil || ledger.ValidateUID(*result.ShareID) != nil {
+			t.Fatalf("result %+v", result)
+		}
+		names[claim.Name], uids[claim.UID], shares[*result.ShareID] = true, true, true
+	}
+	if len(names) != 12 || len(uids) != 12 || len(shares) != 12 {
+		t.Errorf("12 replicas have %d names, %d UIDs, %d shares", len(names), len(uids), len(shares))
+	}
+	if got := hold.ReplicaID("GPU-1", 3); got != "GPU-1::3" {
+		t.Errorf("ID %q: exporters know those of NVIDIA's device plugin", got)
 	}
 }
 
@@ -188,7 +216,7 @@ func TestSource(t *testing.T) {
 			case err != nil:
 				t.Error(err)
 			default:
-				want := hold.Claim("gpu.nvidia.com", "node-1", first, "gpu-0", test.want)
+				want := hold.Claim("gpu.nvidia.com", "node-1", first, "gpu-0", nil, test.want)
 				if diff := cmp.Diff(want, claim); diff != "" {
 					t.Errorf("(-want +got):\n%s", diff)
 				}

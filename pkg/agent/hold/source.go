@@ -51,7 +51,7 @@ func (s *Source) Claim(ctx context.Context, name string) (*resourceapi.ResourceC
 	if len(pods) == 0 {
 		return nil, notFound(name)
 	}
-	return Claim(s.Driver, s.Pool, entry.Claim.Plugin, entry.Devices[0].Device, pods), nil
+	return Claim(s.Driver, s.Pool, entry.Claim.Plugin, entry.Devices[0].Device, entry.Devices[0].Share, pods), nil
 }
 
 // find returns the entry of that name, nil if there is none.

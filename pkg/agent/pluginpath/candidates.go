@@ -1,12 +1,14 @@
 package pluginpath
 
 import (
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"stowage.dev/stowage/pkg/agent/advertise"
 	"stowage.dev/stowage/pkg/agent/cdi"
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/hold"
@@ -18,7 +20,9 @@ type candidate struct {
 	resource string
 	gpu      *discovery.GPU
 	// at is nil for a whole GPU.
-	at     *ledger.Partition
+	at *ledger.Partition
+	// share is nil but for a replica.
+	share  *ledger.Share
 	device deviceplugin.Device
 }
 
@@ -36,9 +40,9 @@ const (
 	MIGMixed MIGStrategy = "mixed"
 )
 
-// candidates are whole GPUs and, by the strategy, MIG devices.
+// candidates are whole GPUs, replicas of those that are shared and, by the strategy, MIG devices.
 func (p *Path) candidates(node *discovery.Node, paths *advertise.Paths) []candidate {
-	var whole, parts []candidate
+	var whole, replicas, parts []candidate
 	profiles := sets.New[string]()
 	for i := range node.GPUs {
 		gpu := &node.GPUs[i]
@@ -47,7 +51,9 @@ func (p *Path) candidates(node *discovery.Node, paths *advertise.Paths) []candid
 		}
 		for o := range gpu.Offers {
 			switch offer := &gpu.Offers[o]; {
-			case offer.Passthrough, offer.Shares != nil:
+			case offer.Passthrough:
+			case offer.Shares != nil:
+				replicas = append(replicas, p.replicasOf(gpu, offer)...)
 			case offer.Partition == nil && gpu.UUID != "":
 				whole = append(whole, newCandidate(GPUResource, gpu, nil, gpu.Name, gpu.UUID))
 			case offer.Partition != nil && offer.Partition.UUID != "":
@@ -58,14 +64,38 @@ func (p *Path) candidates(node *discovery.Node, paths *advertise.Paths) []candid
 	}
 	switch {
 	case p.mig == MIGMixed:
-		return append(whole, parts...)
+		return slices.Concat(whole, replicas, parts)
 	case p.mig == MIGSingle && len(whole) == 0 && len(profiles) == 1:
 		for i := range parts {
 			parts[i] = newCandidate(GPUResource, parts[i].gpu, parts[i].at, parts[i].device.Name, parts[i].device.UUID)
 		}
-		return parts
+		return append(replicas, parts...)
 	}
-	return whole
+	return append(whole, replicas...)
+}
+
+// replicasOf are the devices as which a GPU is offered that is shared.
+func (p *Path) replicasOf(gpu *discovery.GPU, offer *discovery.Offer) (replicas []candidate) {
+	if gpu.UUID == "" {
+		return nil
+	}
+	share := p.shareOf(gpu, offer)
+	for n := range offer.Shares.Replicas {
+		c := newCandidate(SharedResource, gpu, nil, gpu.Name, gpu.UUID)
+		of := ledger.PluginDevice{Resource: SharedResource, ID: hold.ReplicaID(gpu.UUID, n)}
+		c.share, c.device.ID, c.device.CDIName = share, of.ID, cdi.ShareDeviceID(hold.UID(of), hold.Request, gpu.Name, hold.ShareID(of))
+		replicas = append(replicas, c)
+	}
+	return replicas
+}
+
+// shareOf is what each replica of the GPU takes of it; nil if it is offered in none.
+func (p *Path) shareOf(gpu *discovery.GPU, offer *discovery.Offer) *ledger.Share {
+	if offer.Shares == nil || offer.Shares.Replicas == 0 {
+		return nil
+	}
+	memory, compute := offer.Shares.Replica(gpu.MemoryBytes)
+	return &ledger.Share{MemoryBytes: memory, ComputePercent: compute, Setup: config.Settings{}.ForShare(&p.opts.Sharing).Setup()}
 }
 
 // migResource is named as NVIDIA's device plugin names it: 1g.10gb+me becomes mig-1g.10gb.me.
@@ -74,7 +104,7 @@ func migResource(p *discovery.Partition) string {
 }
 
 func newCandidate(resource string, gpu *discovery.GPU, at *ledger.Partition, name, uuid string) candidate {
-	return candidate{resource, gpu, at, deviceplugin.Device{
+	return candidate{resource: resource, gpu: gpu, at: at, device: deviceplugin.Device{
 		ID: uuid, UUID: uuid, Name: name, NUMANode: gpu.NUMANode,
 		CDIName: cdi.DeviceID(hold.UID(ledger.PluginDevice{Resource: resource, ID: uuid}), hold.Request, name),
 	}}

@@ -63,12 +63,35 @@ func (p *Path) clear(ctx context.Context, of ledger.PluginDevice, pods []types.U
 	return nil
 }
 
+// shareFor is what the device takes of a GPU that is shared; nil for one that is not. A pod that has it keeps what it has, whatever the flags are by now.
+func (p *Path) shareFor(of ledger.PluginDevice, device string) *ledger.Share {
+	if record, _ := p.opts.Records.Get(hold.UID(of)); record != nil && record.State() == ledger.PrepareCompleted && len(record.Entry.Devices) > 0 {
+		return record.Entry.Devices[0].Share
+	}
+	node := p.opts.Hardware.Node()
+	if of.Resource != SharedResource || node == nil {
+		return nil
+	}
+	for i := range node.GPUs {
+		gpu := &node.GPUs[i]
+		for o := range gpu.Offers {
+			if gpu.Offers[o].Name != device {
+				continue
+			}
+			if share := p.shareOf(gpu, &gpu.Offers[o]); share != nil {
+				return share
+			}
+		}
+	}
+	return nil
+}
+
 // hold prepares the devices, each by itself, as claims are.
 func (p *Path) hold(ctx context.Context, resource string, devices []deviceplugin.Device, podsWith func(ledger.PluginDevice) []types.UID) error {
 	claims := make([]*resourceapi.ResourceClaim, len(devices))
 	for i, device := range devices {
 		of := ledger.PluginDevice{Resource: resource, ID: device.ID}
-		claims[i] = hold.Claim(p.opts.Driver, p.opts.Node, of, device.Name, podsWith(of))
+		claims[i] = hold.Claim(p.opts.Driver, p.opts.Node, of, device.Name, p.shareFor(of, device.Name), podsWith(of))
 	}
 	results := p.opts.Claims.PrepareAll(ctx, claims)
 	p.opts.Quarantined() // one may have come into it, or out of it

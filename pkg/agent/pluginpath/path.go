@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/agent/advertise"
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/hold"
@@ -32,8 +33,12 @@ import (
 	"stowage.dev/stowage/pkg/topology"
 )
 
-// GPUResource is what pods ask for.
-const GPUResource = "nvidia.com/gpu"
+// What pods ask for. Replicas have NVIDIA's name for resources that are renamed (renameByDefault), always: a pod that asks for GPUResource gets a GPU
+// that no other pod has, on all nodes.
+const (
+	GPUResource    = "nvidia.com/gpu"
+	SharedResource = "nvidia.com/gpu.shared"
+)
 
 const (
 	// pluginInterval is how often it is looked what is to be offered by the device plugin API.
@@ -66,6 +71,8 @@ type Options struct {
 	Hardware Hardware
 	Claims   *prepare.Manager
 	Records  *ledger.Ledger
+	// Sharing is how GPUs are shared.
+	Sharing config.Rules
 	// PlaceOf is where an offer is on its GPU, nil if it is all of it.
 	PlaceOf func(*discovery.Offer) *ledger.Partition
 	// Quarantined is called when a GPU may have come into quarantine, or out of it.
@@ -332,7 +339,8 @@ func usableDevices(resources resourceslice.DriverResources) sets.Set[string] {
 	return usable
 }
 
-// isFree tells whether nobody holds the device, or a place that it overlaps, but by the same resource and ID.
+// isFree tells whether nobody holds the device, or a place that it overlaps, but by the same resource and ID. Replicas are held beside those that take
+// as much of the GPU: of others there may be too many.
 func isFree(c candidate, holders []*ledger.Record) bool {
 	own := ledger.PluginDevice{Resource: c.resource, ID: c.device.ID}
 	return !slices.ContainsFunc(holders, func(r *ledger.Record) bool {
@@ -343,7 +351,8 @@ func isFree(c candidate, holders []*ledger.Record) bool {
 			return false
 		}
 		return slices.ContainsFunc(r.Entry.Devices, func(d ledger.Device) bool {
-			return !d.AdminAccess && d.GPU == c.gpu.Name && d.Partition.Overlaps(c.at)
+			beside := c.share != nil && d.Share != nil && *d.Share == *c.share && r.Entry.Claim.Plugin.Resource == c.resource
+			return !d.AdminAccess && d.GPU == c.gpu.Name && d.Partition.Overlaps(c.at) && !beside
 		})
 	})
 }
@@ -413,8 +422,11 @@ func (p *Path) offer(node *discovery.Node, devices map[string][]deviceplugin.Dev
 		slices.SortFunc(resource.Devices, func(a, b deviceplugin.Device) int {
 			return cmp.Or(cmp.Compare(a.Name, b.Name), cmp.Compare(a.ID, b.ID))
 		})
-		if name == GPUResource {
+		switch name {
+		case GPUResource:
 			resource.Table = p.tableOf(node, resource.Devices, was)
+		case SharedResource:
+			resource.Shared, resource.Single = true, p.opts.Sharing.Shares == config.MPS
 		}
 		same = same && slices.EqualFunc(was.Devices, resource.Devices, func(a, b deviceplugin.Device) bool { return reflect.DeepEqual(a, b) })
 		now = append(now, resource)

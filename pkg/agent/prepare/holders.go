@@ -56,7 +56,7 @@ func (h *holders) of(entry *ledger.Entry, device *ledger.Device) ([]*ledger.Reco
 		return nil, fmt.Errorf("claim %s, request %s, device %s: %w", entry.Claim, device.Request, device.Device, err)
 	}
 	for _, holder := range holders {
-		if holder.UID == entry.Claim.UID || holder.Entry != nil && overlapping(holder.Entry, device) == nil {
+		if holder.UID == entry.Claim.UID || holder.Entry != nil && overlapping(holder.Entry, device) == nil && !onOtherPath(holder.Entry, entry, device) {
 			continue
 		}
 		held := &HeldError{Claim: entry.Claim, Request: device.Request, Device: device.Device, Holder: ledger.Claim{UID: holder.UID}, Unreadable: holder.Err}
@@ -66,6 +66,12 @@ func (h *holders) of(entry *ledger.Entry, device *ledger.Device) ([]*ledger.Reco
 		return nil, held
 	}
 	return holders, nil
+}
+
+// onOtherPath tells whether one of the two shares the GPU by a claim, and the other one by the device plugin API: a GPU has one path.
+func onOtherPath(holder, entry *ledger.Entry, device *ledger.Device) bool {
+	none := ledger.PluginDevice{}
+	return device.Share != nil && hasShare(holder, device.GPU) && (holder.Claim.Plugin == none) != (entry.Claim.Plugin == none)
 }
 
 // overlapping returns a device of the entry that cannot be held beside the other one, nil if there is none.

@@ -132,7 +132,7 @@ func TestADeviceOfADevicePluginHasNoMetadata(t *testing.T) {
 	n := newNodeOf(t, twoGPUs)
 	m := n.manager()
 	for _, gpu := range bothGPUs {
-		devices := n.prepared(m, hold.Claim(driverName, pool, ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: gpu}, gpu, []types.UID{"pod"}))
+		devices := n.prepared(m, hold.Claim(driverName, pool, ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: gpu}, gpu, nil, []types.UID{"pod"}))
 		if told := n.told(devices); len(told) > 0 || !n.empty(n.metadataDir()) {
 			t.Errorf("%s: the container has the files %v", gpu, told)
 		}

@@ -16,6 +16,7 @@ import (
 	"os"
 	"os/signal"
 	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -92,6 +93,10 @@ func print(reason string) error {
 	if err != nil {
 		return fmt.Errorf("reading device metadata: %w", err)
 	}
+	mounts, err := os.ReadFile("/proc/self/mountinfo")
+	if err != nil {
+		return fmt.Errorf("reading which files are mounted: %w", err)
+	}
 	line, err := json.Marshal(report.Report{
 		Reason:         reason,
 		VisibleDevices: os.Getenv("NVIDIA_VISIBLE_DEVICES"),
@@ -99,6 +104,7 @@ func print(reason string) error {
 		User:           os.Getuid(),
 		Rights:         rights(os.Getenv("CUDA_MPS_PIPE_DIRECTORY"), "/dev/shm"),
 		Told:           told,
+		Files:          files(string(mounts)),
 		Devices:        devices,
 	})
 	if err != nil {
@@ -176,6 +182,22 @@ func told(root string) ([]string, error) {
 		return nil, nil
 	}
 	return uuids, err
+}
+
+// driversFile is how the driver's libraries and programs are called.
+var driversFile = regexp.MustCompile(`/usr/.*/(lib(cuda|nvidia-)[^/]*\.so[^/]*|nvidia-[^/]*)$`)
+
+// files are the driver's among the mounts, which are in the form of /proc/self/mountinfo (proc_pid_mountinfo(5)).
+func files(mounts string) (found []string) {
+	const mountPoint = 4
+	for line := range strings.Lines(mounts) {
+		fields := strings.Fields(line)
+		if len(fields) > mountPoint && driversFile.MatchString(fields[mountPoint]) {
+			found = append(found, fields[mountPoint])
+		}
+	}
+	slices.Sort(found)
+	return found
 }
 
 // devices describes every node below root in whose path, relative to root, the first part starts with "nvidia".

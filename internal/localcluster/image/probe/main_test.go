@@ -47,3 +47,19 @@ func TestNodesAreDescribedByPathNumbersAndOpening(t *testing.T) {
 		t.Errorf("devices (-want +got):\n%s", diff)
 	}
 }
+
+// TestFilesOfTheDriver are those that are mounted, and no others of the container.
+func TestFilesOfTheDriver(t *testing.T) {
+	const mounts = `21 1 0:19 / / rw - overlay overlay rw
+30 21 0:5 /nvidia0 /dev/nvidia0 ro,nosuid - devtmpfs udev rw
+31 21 8:1 /driver/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06 /usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06 ro - ext4 /dev/sda1 rw
+32 21 8:1 /driver/usr/bin/nvidia-smi /usr/bin/nvidia-smi ro - ext4 /dev/sda1 rw
+33 21 8:1 /libnvidia-ml.so.1 /usr/lib64/libnvidia-ml.so.1 ro - ext4 /dev/sda1 rw
+34 21 8:1 /usr/bin/nvidia-smi /etc/hosts rw - ext4 /dev/sda1 rw
+35 21 0:40 / /tmp/nvidia-mps rw - tmpfs tmpfs rw
+`
+	want := []string{"/usr/bin/nvidia-smi", "/usr/lib/x86_64-linux-gnu/libcuda.so.580.65.06", "/usr/lib64/libnvidia-ml.so.1"}
+	if diff := cmp.Diff(want, files(mounts)); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}

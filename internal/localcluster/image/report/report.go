@@ -35,6 +35,8 @@ type Report struct {
 	Rights map[string]string `json:"rights,omitempty"`
 	// Told are the UUIDs of the devices that the device metadata files (KEP-5304) tell of, in order of the files' paths.
 	Told []string `json:"told,omitempty"`
+	// Files of the driver that are mounted, in order: libraries and programs, by their paths in the container.
+	Files []string `json:"files,omitempty"`
 	// Devices are the nodes below /dev whose name starts with "nvidia", ordered by path.
 	Devices []Device `json:"devices"`
 }
