@@ -506,7 +506,8 @@ func TestAnotherNodesSliceStandsForNoneOfAPoolsOwn(t *testing.T) {
 					slice("own", "n0", pool(name, 2, 2), devices("a", "b"), consuming("x", "memory", "5")), slice("sets", "n0", pool(name, 2, 2), counterSetsOf("8", "x")),
 				}
 				for i, want := range [][]string{
-					{name + "/old"}, {fmt.Sprintf("pool gpu.example.com/%s is incomplete: 1 of 2 slices of generation 2", name)},
+					{name + "/old"},
+					{fmt.Sprintf("pool gpu.example.com/%s is incomplete: 1 of 2 slices of generation 2", name)},
 					{name + "/a", name + "/b", name + "/a: {0 5000000000} of x/memory, {0 8000000000}", name + "/b: {0 5000000000} of x/memory, {0 8000000000}"},
 				} {
 					if i > 0 {
