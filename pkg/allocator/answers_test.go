@@ -290,7 +290,7 @@ func TestSharedAnswersAreThoseOfEachNode(t *testing.T) {
 				}
 			})
 			t.Logf("%d searched, %d shared with another node", searched, shared)
-			if searched == 0 || shared == 0 {
+			if (searched == 0 || shared == 0) && !testing.Short() {
 				t.Error("there is nothing to compare")
 			}
 		})

@@ -215,7 +215,7 @@ func TestADeviceOfAnotherNamespaceIsLikeOneThatIsHeld(t *testing.T) {
 			}
 		}
 	})
-	if differ == 0 {
+	if differ == 0 && !testing.Short() { // which draws a fifth
 		t.Error("no namespace has met shares of another one")
 	}
 }

@@ -297,7 +297,7 @@ func TestEachDeviceIsCountedOnce(t *testing.T) {
 			}
 		}
 	})
-	if several == 0 {
+	if several == 0 && !testing.Short() {
 		t.Error("no pool had devices of several kinds: the test proves nothing")
 	}
 }

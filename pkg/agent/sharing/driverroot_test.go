@@ -196,8 +196,9 @@ func TestAProgramOfAnotherRootNeedsNothingElseThere(t *testing.T) {
 	t.Setenv("PATH", "relative:/none:/usr/bin:/sbin")
 	for _, name := range []string{"nvidia-smi", "nvidia-cuda-mps-control", "/opt/driver/tool"} {
 		said, err := output(command{ctx: t.Context(), root: root, env: []string{asTool + "=" + name, "LD_LIBRARY_PATH=/lib"}, args: []string{name, "-L"}}, "in")
-		if want := name + " says -L in"; err != nil || said != want {
-			t.Errorf("%s: %q, %v; want %q", name, said, err, want)
+		// The race detector warns first that there is no /proc.
+		if want := name + " says -L in"; err != nil || !strings.HasSuffix(said, want) {
+			t.Errorf("%s: %q, %v; want %q at the end", name, said, err, want)
 		}
 	}
 	for _, name := range []string{"systemctl", "/usr/bin/systemctl"} {
