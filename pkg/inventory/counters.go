@@ -236,6 +236,7 @@ type counterSets struct {
 type indexedSet struct {
 	*resourceapi.CounterSet
 	index map[string]int // of the counters, in Counters.All
+	node  string         // for which the set's slice is, see nodeOf; empty also if the pool is called after it
 }
 
 // learn numbers the counters by name, beginning with first, and says which is wrong.
@@ -260,7 +261,11 @@ func setsOf(slicesOfPool []*Slice, apart bool) *counterSets {
 				sets.duplicates[nodeOf(s)] = cmp.Or(sets.duplicates[nodeOf(s)], "duplicate counter set name "+set.Name)
 				continue
 			}
-			sets.all[sets.keyFor(s, set.Name)] = &indexedSet{set, make(map[string]int, len(set.Counters))}
+			node := nodeOf(s)
+			if node == ownerOf(poolOf(s.Object)) {
+				node = ""
+			}
+			sets.all[sets.keyFor(s, set.Name)] = &indexedSet{set, make(map[string]int, len(set.Counters)), node}
 		}
 	}
 	for _, first := range []bool{true, false} { // what is wrong is so with the others
@@ -308,7 +313,8 @@ func (sets *counterSets) of(s *Slice, name string) *indexedSet {
 	return sets.all[setKey{set: name}]
 }
 
-// usesOf is what a device of the slice takes, in the order of the counters, or the first that is wrong with it.
+// usesOf is what a device of the slice takes, in the order of the counters, or the first that is wrong with it. One for more than
+// one node takes of no single node's sets, which a kubelet may have written before the pool's driver has written its own.
 func (sets *counterSets) usesOf(s *Slice, device *resourceapi.Device) (uses []Use, problem string) {
 	n := 0
 	for i := range device.ConsumesCounters {
@@ -318,8 +324,12 @@ func (sets *counterSets) usesOf(s *Slice, device *resourceapi.Device) (uses []Us
 	for i := range device.ConsumesCounters {
 		consumption := &device.ConsumesCounters[i]
 		set := sets.of(s, consumption.CounterSet)
-		if set == nil {
+		switch {
+		case set == nil:
 			return nil, fmt.Sprintf("device %s consumes from counter set %s, which does not exist", device.Name, consumption.CounterSet)
+		case set.node != "" && nodeOf(s) == "":
+			return nil, fmt.Sprintf("device %s, which is one for more than one node, consumes from counter set %s, which is node %s's",
+				device.Name, set.Name, set.node)
 		}
 		wrong := "" // the first by name
 		for name := range consumption.Counters {

@@ -525,6 +525,46 @@ func TestAnotherNodesSliceStandsForNoneOfAPoolsOwn(t *testing.T) {
 	}
 }
 
+// While the driver of a pool for more than one node has not published all its slices, a node's slice may stand for one of them. But no device for more
+// than one node takes of counters that another node than the one after which the pool is called has written: claims would get more than there is.
+func TestDevicesForMoreThanOneNodeTakeOfNoSingleNodesCounters(t *testing.T) {
+	const told = "pool gpu.example.com/%s is invalid: device a, which is one for more than one node, consumes from counter set x, which is node evil's"
+	takes := func(name, device, all string) string {
+		return fmt.Sprintf("%s/%s: {0 5000000000} of x/memory, {0 %s000000000}", name, device, all)
+	}
+	for kind, is := range map[string]func(*resourceapi.ResourceSlice){"all nodes": allNodes, "nodes with a label": nodesWith("rack1"), "devices choose": perDevice("rack1")} {
+		for _, name := range []string{"fabric", "n0/fabric"} {
+			t.Run(name+", "+kind, func(t *testing.T) {
+				store := newStore()
+				devicesOf := func(generation int64) *resourceapi.ResourceSlice {
+					return slice(fmt.Sprint("devices-", generation), "", pool(name, generation, 2), devices("a", "b"), consuming("x", "memory", "5"), is)
+				}
+				store.SetSlice(devicesOf(1))
+				store.SetSlice(slice("sets", "", pool(name, 1, 2), counterSetsOf("8", "x"), allNodes))
+				store.SetSlice(slice("e", "evil", pool(name, 2, 2), counterSetsOf("1000", "x"))) // before the driver publishes anew
+				usable := []string{name + "/a", name + "/b", takes(name, "a", "8"), takes(name, "b", "8")}
+				for i, want := range [][]string{usable, {fmt.Sprintf(told, name)}, usable} {
+					switch i {
+					case 1:
+						store.SetSlice(devicesOf(2))
+					case 2:
+						store.SetSlice(slice("sets", "", pool(name, 2, 2), counterSetsOf("8", "x"), allNodes))
+					}
+					if diff := cmp.Diff(want, describeAll(store.View().ForNode(node("n0", "rack1")))); diff != "" {
+						t.Errorf("with %d slices of the newest generation (-want +got):\n%s", i, diff)
+					}
+				}
+			})
+		}
+	}
+	store := newStore()
+	store.SetSlice(slice("devices", "", pool("n0", 1, 2), devices("a"), consuming("x", "memory", "5"), allNodes))
+	store.SetSlice(slice("sets", "n0", pool("n0", 1, 2), counterSetsOf("8", "x")))
+	if diff := cmp.Diff([]string{"n0/a", takes("n0", "a", "8")}, describeAll(store.View().ForNode(node("n1")))); diff != "" {
+		t.Errorf("of the node after which the pool is called (-want +got):\n%s", diff)
+	}
+}
+
 // Where nodes of one pool have sets of the same name, a device takes of its own node's.
 func TestADeviceTakesOfItsOwnNodesCounters(t *testing.T) {
 	counted := func(amounts ...string) map[string]resourceapi.Counter {
