@@ -186,10 +186,11 @@ func (g *GPU) possible(given []nvml.GPUInstance) []Offer {
 	for i := range g.MIG.Profiles {
 		profile := &g.MIG.Profiles[i]
 		for _, at := range profile.Placements {
+			offer := g.partition(profile, at, "")
 			if !slices.ContainsFunc(given, func(i nvml.GPUInstance) bool {
-				return at.Start < i.Placement.Start+i.Placement.Size && i.Placement.Start < at.Start+at.Size
+				return at.Start < i.Placement.Start+i.Placement.Size && i.Placement.Start < at.Start+at.Size || !g.Beside(i.ProfileID, &offer)
 			}) {
-				offers = append(offers, g.partition(profile, at, ""))
+				offers = append(offers, offer)
 			}
 		}
 	}

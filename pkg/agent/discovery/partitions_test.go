@@ -78,6 +78,13 @@ func TestWhatAGPUOffers(t *testing.T) {
 			[]string{"-mig-3g40gb-4", "-mig-3g40gb-0", "-mig-4g40gb-0", "-mig-2g20gb-2"},
 			1 + 4 + 4 + 2 + 2 + 1 + 1, "",
 		},
+		"dynamic, beside an administrator's that has the only OFA engine": {
+			"dgx-h100",
+			[]nvmlsim.Command{mig, made("1g.10gb+me", 0)},
+			Policy{Dynamic: true},
+			[]string{"-mig-1g10gb-me-0", "-mig-1g10gb-1", "-mig-3g40gb-4"},
+			1 + 6 + 3 + 2 + 1, "",
+		},
 		"dynamic, switched by a reset, MIG off": {"dgx-a100", nil, Policy{Dynamic: true}, []string{""}, 1, ""},
 		"dynamic, switched by a reset, MIG on":  {"dgx-a100", []nvmlsim.Command{mig, &nvmlsim.ResetGPU{GPU: "0"}}, Policy{Dynamic: true}, []string{"-mig-7g80gb-0"}, all, ""},
 	}
@@ -182,8 +189,19 @@ func TestCountersAllowWhatFitsAndNothingElse(t *testing.T) {
 				has := set.Counters[name].Value
 				fits = fits && q.Cmp(has) <= 0
 			}
-			if can := together(t, a, b); fits != can {
+			can := together(t, a, b)
+			if fits != can {
 				t.Errorf("%s and %s: the counters say %v, the GPU %v", a.Name, b.Name, fits, can)
+			}
+			if a.Partition == nil || b.Partition == nil {
+				continue
+			}
+			p, q := a.Partition.At, b.Partition.At
+			if p.Start < q.Start+q.Size && q.Start < p.Start+p.Size {
+				continue
+			}
+			if beside := gpu.Beside(a.Partition.Profile.ID, b); beside != can {
+				t.Errorf("%s beside %s: %v, the GPU %v", b.Name, a.Name, beside, can)
 			}
 		}
 	}

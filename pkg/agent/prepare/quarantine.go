@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"reflect"
 	"slices"
 	"strings"
 	"time"
@@ -61,10 +62,10 @@ func (q *Quarantine) Places() (places []*ledger.Partition) {
 // is tells whether the other one is this one, read anew.
 func (q *Quarantine) is(other *Quarantine) bool { return q.path == other.path }
 
-// keepsOff tells whether the claim has to wait: it has what is in quarantine, or is the one that it is in quarantine for.
+// keepsOff tells whether the claim has to wait: it has what is in quarantine.
 func (q *Quarantine) keepsOff(entry *ledger.Entry) bool {
 	places := q.Places()
-	return q.Holder() == entry.Claim.UID || slices.ContainsFunc(entry.Devices, func(d ledger.Device) bool {
+	return slices.ContainsFunc(entry.Devices, func(d ledger.Device) bool {
 		return !d.AdminAccess && d.GPU == q.GPU &&
 			(places == nil || slices.ContainsFunc(places, func(p *ledger.Partition) bool { return p.Overlaps(d.Partition) }))
 	})
@@ -162,17 +163,39 @@ func owe(debts []debt, gpu string, step ledger.Step, err error) []debt {
 	return debts
 }
 
-// keep records what is owed for each GPU of the claim.
+// keep records what is owed for each GPU of the claim, beside what is still owed on it since the claim had other partitions.
 func (qs quarantines) keep(ctx context.Context, entry *ledger.Entry, debts []debt, now time.Time) error {
 	for _, d := range debts {
 		owed := *entry
 		owed.Undo, owed.CDISpec, owed.Devices = d.steps, nil, nil
 		q := &Quarantine{GPU: d.gpu, Owed: &owed, Reason: clipped(d.err.Error()), Since: now.UTC(), path: qs.path(d.gpu, entry)}
-		if err := qs.write(q); err != nil {
+		err := qs.addEarlier(q)
+		if err == nil {
+			err = qs.write(q)
+		}
+		if err != nil {
 			return fmt.Errorf("put GPU %s into quarantine: %w", d.gpu, err)
 		}
 		klog.FromContext(ctx).Error(d.err, "GPU is in quarantine: what a claim did to it could not be undone", "device", d.gpu, "claim", klog.KRef(entry.Claim.Namespace, entry.Claim.Name), "steps", len(d.steps))
 	}
+	return nil
+}
+
+// addEarlier adds what the file has that is to be written over, if that is of the same boot.
+func (qs quarantines) addEarlier(q *Quarantine) error {
+	list, err := qs.list(q.GPU)
+	i := slices.IndexFunc(list, func(earlier Quarantine) bool { return q.is(&earlier) })
+	if err != nil || i < 0 || list[i].Owed == nil || list[i].Owed.BootID != q.Owed.BootID {
+		return err
+	}
+	earlier := list[i].Owed
+	steps := slices.Clone(earlier.Undo)
+	for _, step := range q.Owed.Undo {
+		if !slices.ContainsFunc(steps, func(s ledger.Step) bool { return reflect.DeepEqual(s, step) }) {
+			steps = append(steps, step)
+		}
+	}
+	q.Owed.Undo, q.Owed.Pods = steps, remembered(earlier.Pods, q.Owed.Pods)
 	return nil
 }
 
@@ -194,14 +217,13 @@ func clipped(text string) string {
 	return strings.ToValidUTF8(text, "")
 }
 
-// owes tells whether one of the claim's GPUs is in quarantine for the claim itself.
+// owes tells whether what the claim has is in quarantine for the claim itself.
 func (qs quarantines) owes(entry *ledger.Entry) (bool, error) {
 	list, err := qs.list("")
 	if err != nil {
 		return false, err
 	}
-	held := entry.HeldGPUs()
-	return slices.ContainsFunc(list, func(q Quarantine) bool { return q.Holder() == entry.Claim.UID && slices.Contains(held, q.GPU) }), nil
+	return slices.ContainsFunc(list, func(q Quarantine) bool { return q.Holder() == entry.Claim.UID && q.keepsOff(entry) }), nil
 }
 
 // switchedMIG tells whether MIG mode is owed for a GPU: who comes meanwhile takes it back, too, if he goes last.

@@ -320,7 +320,6 @@ func TestAPartitionThatIsStuckKeepsNoOther(t *testing.T) {
 	refused(claim("b", part(0)), gpu0+", 1g.10gb at slice 0, 1g.10gb at slice 1 is in quarantine")
 	refused(claim("b", part(1)), "in quarantine")
 	refused(claim("b", result("all="+gpu0)), "in quarantine")
-	refused(claim("a", part(2)), "in quarantine") // its own debts are in the file of its name
 	n.prepared(m, claim("c", part(2)))
 
 	n.do(&nvmlsim.RemoveProcess{GPU: "0", PID: 8})
@@ -448,7 +447,7 @@ func TestMIGModeThatStaysOnKeepsNobodyOffPartitions(t *testing.T) {
 	n.hardware.wrap = func(d nvml.Device) nvml.Device { return keepsMIG{d, &stays} }
 	m := n.manager()
 	whole := claim("whole", result("all="+gpu0))
-	for _, name := range []string{"a", "b"} {
+	for _, name := range []string{"a", "b", "a"} { // also one that owes it itself
 		c := claim(name, result("part="+gpu0+"-mig-1g10gb-0"))
 		n.prepared(m, c)
 		n.unprepare(m, c.UID)
@@ -462,6 +461,47 @@ func TestMIGModeThatStaysOnKeepsNobodyOffPartitions(t *testing.T) {
 	n.prepared(m, whole)
 	if list, err := m.Quarantined(); err != nil || len(list) > 0 || n.gpu(0).MIG {
 		t.Errorf("in quarantine: %+v, %v, MIG mode is %t", list, err, n.gpu(0).MIG)
+	}
+}
+
+// TestAClaimOwesWhatItHadBefore: it is allocated another partition, which has no taint, while something is stuck in the one before.
+func TestAClaimOwesWhatItHadBefore(t *testing.T) {
+	n := newNodeOf(t, twoGPUs)
+	n.options.EndTimeout = 50 * time.Millisecond // what does not end is waited for in vain
+	m := n.manager()
+	placed := func(pod types.UID, slice int) *resourceapi.ResourceClaim {
+		return reservedFor(claim("a", result(fmt.Sprintf("part=%s-mig-1g10gb-%d", gpu0, slice))), pod)
+	}
+	stuckIn := func(pid uint32, pod string, slice uint32) {
+		t.Helper()
+		i := slices.IndexFunc(n.gpu(0).Instances, func(i nvmlsim.GPUInstance) bool { return i.Start == slice })
+		p := process(pid, pod)
+		p.Instance, p.Stuck = &nvmlsim.Instance{GPU: n.gpu(0).Instances[i].ID}, true
+		n.do(p)
+	}
+	n.prepared(m, placed("pod-1", 6))
+	stuckIn(7, "pod-1", 6)
+	n.unprepare(m, "a-uid")
+	var quarantined *prepare.QuarantinedError
+	if _, err := m.Prepare(n.ctx, placed("pod-2", 6)); !errors.As(err, &quarantined) {
+		t.Errorf("the same partition: %v, want a QuarantinedError", err)
+	}
+	first := n.prepared(m, placed("pod-2", 0))
+	stuckIn(8, "pod-2", 0)
+	if diff := cmp.Diff(first, n.prepared(m, placed("pod-2", 0))); diff != "" {
+		t.Errorf("a second prepare (-first +second):\n%s", diff)
+	}
+	n.unprepare(m, "a-uid")
+	list, err := m.Quarantined()
+	if err != nil || len(list) != 1 || len(list[0].Places()) != 2 || !slices.Equal(list[0].Owed.Pods, []types.UID{"pod-1", "pod-2"}) {
+		t.Errorf("in quarantine: %+v, %v, want both partitions, and both pods", list, err)
+	}
+	n.do(&nvmlsim.RemoveProcess{GPU: "0", PID: 7}, &nvmlsim.RemoveProcess{GPU: "0", PID: 8})
+	if recovery, err := m.Reconcile(n.ctx); err != nil || recovery.Quarantined != 0 {
+		t.Errorf("reconcile: %+v, %v", recovery, err)
+	}
+	if now := n.gpu(0); now.MIG || len(now.Instances) > 0 {
+		t.Errorf("left on the GPU: MIG %t, instances %v", now.MIG, now.Instances)
 	}
 }
 
@@ -542,26 +582,38 @@ func TestUnprepareEndsWhateverAGPUDoes(t *testing.T) {
 
 // TestAPodGoesWhileMuchIsOwedOnItsGPU: what cannot be undone is tried again every half minute, and each takes its time.
 func TestAPodGoesWhileMuchIsOwedOnItsGPU(t *testing.T) {
-	for what, hangs := range map[string]bool{"it hangs": true, "processes do not end": false} {
+	for what, tc := range map[string]struct{ hangs, byOne bool }{
+		"it hangs": {hangs: true}, "it hangs, and one claim owes most of it": {hangs: true, byOne: true},
+		"processes do not end": {}, "processes do not end, and one claim owes most of it": {byOne: true},
+	} {
 		t.Run(what, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				n := newNodeOf(t, twoGPUs)
 				n.timeout = prepare.DefaultLockTimeout
 				m := n.manager()
 				uid := func(i int) types.UID { return types.UID(fmt.Sprint("c", i, "-uid")) }
-				for i := range 7 {
-					n.prepared(m, reservedFor(claim(fmt.Sprint("c", i), result(fmt.Sprintf("a=%s-mig-1g10gb-%d", gpu0, i))), "pod"))
+				owed := make([][]result, 6) // by claim
+				for i := range 6 {
+					of := i
+					if tc.byOne {
+						of = 0
+					}
+					owed[of] = append(owed[of], result(fmt.Sprintf("a%d=%s-mig-1g10gb-%d", i, gpu0, i)))
+				}
+				owed = slices.DeleteFunc(owed, func(of []result) bool { return of == nil })
+				for i, results := range append(owed, []result{"a=" + gpu0 + "-mig-1g10gb-6"}) {
+					n.prepared(m, reservedFor(claim(fmt.Sprint("c", i), results...), "pod"))
 				}
 				for i, instance := range n.gpu(0).Instances {
 					p := process(uint32(70+i), "pod")
 					p.Instance, p.Stuck = &nvmlsim.Instance{GPU: instance.ID}, true
 					n.do(p)
 				}
-				if hangs {
+				if tc.hangs {
 					n.do(&nvmlsim.HangGPU{GPU: "0"})
 					defer n.do(&nvmlsim.UnhangGPU{GPU: "0"})
 				}
-				for i := range 6 {
+				for i := range owed {
 					n.unprepare(m, uid(i))
 				}
 				begin := time.Now()
@@ -573,14 +625,14 @@ func TestAPodGoesWhileMuchIsOwedOnItsGPU(t *testing.T) {
 					}
 				})
 				synctest.Wait() // it is at work
-				if err := m.Unprepare(n.ctx, uid(6)); err != nil {
+				if err := m.Unprepare(n.ctx, uid(len(owed))); err != nil {
 					t.Error(err)
 				}
 				if took := time.Since(begin); took > prepare.DefaultLockTimeout {
 					t.Errorf("the pod is gone after %v", took)
 				}
 				group.Wait()
-				if list, err := m.Quarantined(); err != nil || len(list) != 7 {
+				if list, err := m.Quarantined(); err != nil || len(list) != len(owed)+1 {
 					t.Errorf("in quarantine: %+v, %v, want it for each claim", list, err)
 				}
 			})

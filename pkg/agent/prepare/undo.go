@@ -173,8 +173,9 @@ func (u *undoer) settleOwed(ctx context.Context, q *Quarantine) (why, err error)
 	}
 	var left []ledger.Step
 	for _, step := range slices.Backward(q.Owed.Undo) {
-		if !waitsFor(step, left) {
-			err := u.steps.Undo(ctx, q.Owed, step)
+		// A GPU that does not answer is asked once, not for each of its partitions.
+		if !waitsFor(step, left) && !errors.Is(why, context.DeadlineExceeded) {
+			err := u.undoAgain(ctx, q.Owed, step, why == nil)
 			if err == nil {
 				continue
 			}
@@ -190,6 +191,17 @@ func (u *undoer) settleOwed(ctx context.Context, q *Quarantine) (why, err error)
 		return why, u.quarantines.write(q)
 	}
 	return why, nil
+}
+
+// undoAgain undoes a step that could not be undone before. Processes that do not end are waited for once, not in each partition: others may
+// wait for the GPU's lock. They are killed in each, and may be gone the next time.
+func (u *undoer) undoAgain(ctx context.Context, owed *ledger.Entry, step ledger.Step, first bool) error {
+	if step.Kind == ledger.StepProcesses && !first {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Second/2)
+		defer cancel()
+	}
+	return u.steps.Undo(ctx, owed, step)
 }
 
 // settleAll is settle for all that is in quarantine. GPUs that stay are no error; who publishes them says why.
