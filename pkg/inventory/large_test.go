@@ -75,7 +75,9 @@ func TestAChangeOfALargePoolCostsABoundedAmountOfWork(t *testing.T) {
 }
 
 func BenchmarkAChangeOfALargePool(b *testing.B) {
-	for name, pool := range largePools() {
+	pools := largePools()
+	pools["more slices than are looked at"] = manyNodes(2*maxMembers - 1)
+	for name, pool := range pools {
 		b.Run(name, func(b *testing.B) {
 			runtime.LockOSThread()
 			defer runtime.UnlockOSThread()
@@ -95,12 +97,12 @@ func BenchmarkAChangeOfALargePool(b *testing.B) {
 	}
 }
 
-// Nor does it cost more where one node calls all its devices alike, each in a slice of its own: what they take of counters is added up once.
-func TestDevicesOfOneNameCostWhatOthersDo(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
+// BenchmarkCountersOfDevices compares devices of one name, each in a slice of its own, with others: what those take of counters is added up once.
+func BenchmarkCountersOfDevices(b *testing.B) {
 	const sets, counters, each = 240, 32, 7
-	takes := func(nameOf func(i int) string) time.Duration {
+	for name, nameOf := range map[string]func(i int) string{
+		"names differ": func(i int) string { return fmt.Sprint("d", i) }, "one name": func(int) string { return "d" },
+	} {
 		rng := rand.New(rand.NewPCG(1, 2))
 		var pool []*Slice
 		for i := range sets {
@@ -120,58 +122,54 @@ func TestDevicesOfOneNameCostWhatOthersDo(t *testing.T) {
 			s.Spec.Devices[0].ConsumesCounters = []resourceapi.DeviceCounterConsumption{{CounterSet: fmt.Sprint("x", rng.IntN(sets)), Counters: taken}}
 			pool = append(pool, newSlice(s, DefaultFeatures()))
 		}
-		least := time.Hour
-		for range 5 {
-			began := threadTime(t)
-			if _, problem := newCounters(pool, DefaultFeatures(), false); problem != "" {
-				t.Fatal(problem)
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				if _, problem := newCounters(pool, DefaultFeatures(), false); problem != "" {
+					b.Fatal(problem)
+				}
 			}
-			least = min(least, threadTime(t)-began)
-		}
-		return least
-	}
-	others, alike := takes(func(i int) string { return fmt.Sprint("d", i) }), takes(func(int) string { return "d" })
-	t.Logf("%s, and %s for those of one name", others, alike)
-	if alike > 4*others {
-		t.Errorf("%s, and %s where the names differ", alike, others)
+		})
 	}
 }
 
-// Counters that devices connect one by one, from the last to the first, are found as fast as others: a way that was gone is shorter the next time.
-func TestALongWayIsGoneOnce(t *testing.T) {
-	runtime.LockOSThread()
-	defer runtime.UnlockOSThread()
-	takes := func(pairOf func(i int) (a, b int)) time.Duration {
-		least := time.Hour
-		for range 3 {
-			began := threadTime(t)
-			parts := connect(maxParticulars, func(yield func(a, b int)) {
-				for i := range maxParticulars - 1 {
-					yield(pairOf(i))
+// BenchmarkConnect compares counters that devices connect one by one, from the last to the first, with others: a way that was gone is shorter the next
+// time.
+func BenchmarkConnect(b *testing.B) {
+	for name, pairOf := range map[string]func(i int) (a, b int){
+		"a short way": func(i int) (a, b int) { return 0, i + 1 },
+		"a long way":  func(i int) (a, b int) { return maxParticulars - 2 - i, maxParticulars - 1 - i },
+	} {
+		b.Run(name, func(b *testing.B) {
+			for b.Loop() {
+				parts := connect(maxParticulars, func(yield func(a, b int)) {
+					for i := range maxParticulars - 1 {
+						yield(pairOf(i))
+					}
+					for range maxParticulars {
+						yield(maxParticulars-1, maxParticulars-2)
+					}
+				})
+				if slices.Max(parts) != 0 {
+					b.Fatal("they are not one part")
 				}
-				for range maxParticulars {
-					yield(maxParticulars-1, maxParticulars-2)
-				}
-			})
-			least = min(least, threadTime(t)-began)
-			if slices.Max(parts) != 0 {
-				t.Fatal("they are not one part")
 			}
-		}
-		return least
-	}
-	short := takes(func(i int) (a, b int) { return 0, i + 1 })
-	long := takes(func(i int) (a, b int) { return maxParticulars - 2 - i, maxParticulars - 1 - i })
-	t.Logf("%s, and %s for a long way", short, long)
-	if long > 20*short {
-		t.Errorf("%s, and %s for a short way", long, short)
+		})
 	}
 }
 
-func threadTime(t testing.TB) time.Duration {
-	var now unix.Timespec
-	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &now); err != nil {
-		t.Fatal(err)
+// manyNodes have one slice each of a pool, more than are looked at: those of some nodes have to be chosen.
+func manyNodes(n int) []*resourceapi.ResourceSlice {
+	var all []*resourceapi.ResourceSlice
+	for i := range n {
+		all = append(all, slice(fmt.Sprint("s", i), fmt.Sprint("n", i), pool("gpus", 1, 1)))
 	}
-	return time.Duration(now.Nano())
+	return all
+}
+
+func threadTime(b *testing.B) time.Duration {
+	var t unix.Timespec
+	if err := unix.ClockGettime(unix.CLOCK_THREAD_CPUTIME_ID, &t); err != nil {
+		b.Fatal(err)
+	}
+	return time.Duration(t.Nano())
 }

@@ -100,13 +100,22 @@ func (m *sliceSet) lookedAt(id PoolID, most int) map[string]*Slice {
 	if len(m.ofNode[owner]) > 0 || len(m.ofNode) > 2*most {
 		return kept
 	}
-	fewest := func(a, b string) int {
-		return cmp.Or(cmp.Compare(len(m.ofNode[a]), len(m.ofNode[b])), cmp.Compare(a, b))
+	type share struct {
+		node string
+		of   map[string]*Slice
 	}
-	for _, node := range slices.SortedFunc(maps.Keys(m.ofNode), fewest) {
-		if node != "" && len(kept)+len(m.ofNode[node]) <= most {
-			maps.Copy(kept, m.ofNode[node])
+	others := make([]share, 0, len(m.ofNode))
+	for node, of := range m.ofNode {
+		if node != "" {
+			others = append(others, share{node, of})
 		}
+	}
+	slices.SortFunc(others, func(a, b share) int { return cmp.Or(len(a.of)-len(b.of), strings.Compare(a.node, b.node)) })
+	for _, s := range others {
+		if len(kept)+len(s.of) > most {
+			break // so it is with all that follow
+		}
+		maps.Copy(kept, s.of)
 	}
 	return kept
 }
