@@ -53,10 +53,7 @@ func TestALeftoverPartitionKeepsNobodyOffTheOthers(t *testing.T) {
 		stop := background(ctx, agent.watch)
 		defer stop()
 		time.Sleep(10 * time.Second)
-		results, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{left, runs})
-		if err != nil || results["left-uid"].Err != nil || results["runs-uid"].Err != nil {
-			t.Fatalf("prepare: %v, %v", results, err)
-		}
+		mustPrepare(t, ctx, p, left, runs)
 		place := func(start uint32) *nvmlsim.Instance {
 			t.Helper()
 			for _, instance := range r.machine.State().GPUs[0].Instances {
@@ -141,9 +138,7 @@ func TestAPartitionInQuarantineKeepsNobodyOffTheOthers(t *testing.T) {
 				p := agent.newPlugin(func(error) {})
 				defer background(ctx, agent.watch)()
 				time.Sleep(10 * time.Second)
-				if results, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{stuck}); err != nil || results["stuck-uid"].Err != nil {
-					t.Fatalf("prepare: %v, %v", results, err)
-				}
+				mustPrepare(t, ctx, p, stuck)
 				r.do(tc.happens(nvmlsim.Instance{GPU: r.machine.State().GPUs[0].Instances[0].ID}))
 				results, err := p.UnprepareResourceClaims(ctx, []kubeletplugin.NamespacedObject{{UID: "stuck-uid"}})
 				if err != nil || results["stuck-uid"] != nil {
@@ -169,6 +164,16 @@ func TestAPartitionInQuarantineKeepsNobodyOffTheOthers(t *testing.T) {
 	}
 }
 
+func mustPrepare(t *testing.T, ctx context.Context, p *plugin, claims ...*resourceapi.ResourceClaim) {
+	t.Helper()
+	results, err := p.PrepareResourceClaims(ctx, claims)
+	for _, claim := range claims {
+		if err != nil || results[claim.UID].Err != nil {
+			t.Fatalf("prepare claim %s: %v, %v", claim.Name, results, err)
+		}
+	}
+}
+
 // TestWhatAPartitionInQuarantineHasAloneIsNotOffered: the scheduler takes what its claim had for free, and a GPU has one OFA engine.
 func TestWhatAPartitionInQuarantineHasAloneIsNotOffered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
@@ -180,9 +185,7 @@ func TestWhatAPartitionInQuarantineHasAloneIsNotOffered(t *testing.T) {
 		p := agent.newPlugin(func(error) {})
 		defer background(ctx, agent.watch)()
 		time.Sleep(10 * time.Second)
-		if results, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{stuck}); err != nil || results["stuck-uid"].Err != nil {
-			t.Fatalf("prepare: %v, %v", results, err)
-		}
+		mustPrepare(t, ctx, p, stuck)
 		r.do(&nvmlsim.AddClient{Client: nvmlsim.Client{PID: 801, Command: "nv-hostengine", GPUs: []int{0}, Watches: true}})
 		if results, err := p.UnprepareResourceClaims(ctx, []kubeletplugin.NamespacedObject{{UID: "stuck-uid"}}); err != nil || results["stuck-uid"] != nil {
 			t.Fatalf("unprepare: %v, %v", results, err)
@@ -271,9 +274,7 @@ func TestWhatWaitsForNVMLIsDoneWhenItIsThere(t *testing.T) {
 		before := r.agent(ctx, api)
 		p := before.newPlugin(func(error) {})
 		defer background(ctx, before.watch)()
-		if results, err := p.PrepareResourceClaims(ctx, []*resourceapi.ResourceClaim{claim}); err != nil || results["was-uid"].Err != nil {
-			t.Fatalf("prepare: %v, %v", results, err)
-		}
+		mustPrepare(t, ctx, p, claim)
 
 		// The next agent has not found the driver yet when the kubelet unprepares the claim.
 		agent := r.blindAgent(ctx, api)
