@@ -162,15 +162,27 @@ type membership struct {
 //   - If those of a generation are not whole together, those of a node count that are whole for it: with those for more than one node, they are as
 //     many as each of them says, and nothing is wrong in themselves or in their counters.
 func membersOf(id PoolID, members map[string]*Slice, most limits, features Features) membership {
-	groups := make(map[string][]*Slice) // the newest of each single node; under "" those for more than one, of any generation
+	groups := make(map[string][]*Slice) // the newest of those that each single node sees; under "" those for more than one, of any generation
 	m := membership{own: make(map[string]*Slice, len(members)), judged: make(map[int64]bool)}
+	var unseen, beside []*Slice
 	for _, s := range members {
 		switch {
-		case s.ignored != "": // and its node uses an older one
-		case nodeOf(s) != "":
-			groups[nodeOf(s)] = addNewest(groups[nodeOf(s)], s)
-		default:
+		case s.ignored != "":
+			beside = append(beside, s)
+		case nodeOf(s) == "":
 			groups[""] = append(groups[""], s)
+		case s.rule.kind == ruleNone:
+			unseen = append(unseen, s)
+		default:
+			groups[nodeOf(s)] = addNewest(groups[nodeOf(s)], s)
+		}
+	}
+	for _, s := range unseen { // not even by its node, which may see an older one
+		group := groups[nodeOf(s)]
+		if len(group) > 0 && group[0].rule.kind != ruleNone && generationOf(s) > generationOf(group[0]) {
+			beside = append(beside, s)
+		} else {
+			groups[nodeOf(s)] = addNewest(group, s)
 		}
 	}
 	owner := ownerOf(id)
@@ -252,9 +264,8 @@ func membersOf(id PoolID, members map[string]*Slice, most limits, features Featu
 		}
 	}
 	known := maps.Clone(m.strangers)
-	for _, s := range members {
+	for _, s := range beside {
 		switch node := nodeOf(s); {
-		case s.ignored == "":
 		case node == "" || why(s) == "" && known[node] == nil:
 			m.own[s.Object.Name] = s
 		default:

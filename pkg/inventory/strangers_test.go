@@ -131,6 +131,25 @@ func TestSlicesForNoNodeHideNoOlderGeneration(t *testing.T) {
 	}
 }
 
+// Nor do a node's own hide from it what it sees of an older generation, as with upstream's allocator. For other nodes they count where the newest has to
+// be whole.
+func TestSlicesForNoNodeHideNothingFromTheirOwn(t *testing.T) {
+	counters := func(s *resourceapi.ResourceSlice) {
+		s.Spec.Devices, s.Spec.SharedCounters = nil, []resourceapi.CounterSet{{Name: "c"}}
+	}
+	store := NewStore(Options{})
+	for _, s := range []*resourceapi.ResourceSlice{
+		slice("old", "n1", pool("p", 1, 1)), slice("sets", "n1", pool("p", 2, 2), counters), slice("new", "n0", pool("p", 2, 2)),
+	} {
+		store.SetSlice(s)
+	}
+	for name, want := range map[string]string{"n1": "p/old-device", "n0": "p/new-device"} {
+		if diff := cmp.Diff([]string{want}, describe(store.View().ForNode(node(name)))); diff != "" {
+			t.Errorf("what node %s sees (-want +got):\n%s", name, diff)
+		}
+	}
+}
+
 // Nor do those of another node break a pool. The pool's own are for no node, too, and count where the pool has to be whole.
 func TestSlicesForNoNodeOfOtherNodesBreakNothing(t *testing.T) {
 	counters := func(s *resourceapi.ResourceSlice) {
