@@ -14,7 +14,6 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/advertise"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
-	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
