@@ -184,6 +184,10 @@ func (e *endpoint) Allocate(ctx context.Context, request *pluginapi.AllocateRequ
 	response := &pluginapi.AllocateResponse{}
 	for _, container := range request.GetContainerRequests() {
 		devices, err := e.devices(container.GetDevicesIds())
+		if resource, _ := e.find(); err == nil && resource.Single && len(devices) > 1 {
+			// A container that has several from before starts again with them.
+			err = status.Errorf(codes.InvalidArgument, "%d devices of %s: a container can have one on this node, whose GPUs are shared by MPS, because it can use one MPS daemon", len(devices), e.resource)
+		}
 		if err != nil {
 			logger.Info("Devices are not given to a container", "reason", err.Error())
 			return nil, err
@@ -255,9 +259,6 @@ func (e *endpoint) devices(ids []string) ([]Device, error) {
 	// Before anything is looked for: the kubelet repeats none.
 	if len(ids) == 0 || len(ids) > len(resource.Devices) {
 		return nil, status.Errorf(codes.InvalidArgument, "%d devices of %s, of which there are %d", len(ids), e.resource, len(resource.Devices))
-	}
-	if resource.Single && len(ids) > 1 {
-		return nil, status.Errorf(codes.InvalidArgument, "%d devices of %s: a container can have one on this node, whose GPUs are shared by MPS, because it can use one MPS daemon", len(ids), e.resource)
 	}
 	for _, id := range ids {
 		if !slices.ContainsFunc(resource.Devices, func(d Device) bool { return d.ID == id }) {

@@ -22,6 +22,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/agent/advertise"
+	"stowage.dev/stowage/pkg/agent/config"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/hold"
@@ -295,33 +296,48 @@ func TestAnAnnotationThatIsNotValidChangesNothing(t *testing.T) {
 	})
 }
 
-// TestAGPUThatIsSharedIsToldOfWithoutANumberOfReplicas, because nobody gets it.
-func TestAGPUThatIsSharedIsToldOfWithoutANumberOfReplicas(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		_, ctx := ktesting.NewTestContext(t)
-		m := newMover(ctx, t)
-		defer func() { m.stop() }()
-		m.agent.opts.Hardware.Offer(discovery.Policy{Ours: m.agent.claims.Made, Shares: discovery.Shares{GPUs: []string{t4First}, MemoryStep: 1 << 30}})
-		if _, err := m.agent.opts.Hardware.Discover(ctx); err != nil {
-			t.Fatal(err)
-		}
-		m.annotate("device-plugin")
-		m.step()
-		m.step()
-		want := "Warning GPUNotOffered device " + t4First + " is offered by nothing: it is shared, and on the path device-plugin, and --share-replicas does not say as how many devices"
-		var got []string
-		for _, event := range m.told {
-			if strings.Contains(event, "GPUNotOffered") {
-				got = append(got, event)
-			}
-		}
-		if diff := cmp.Diff([]string{want}, got); diff != "" {
-			t.Errorf("events (-want +got):\n%s", diff)
-		}
-		if m.inSlices(t4First) || m.offered(t4First) || !m.offered(t4Second) {
-			t.Errorf("offered: %v", told(m.agent.plugins))
-		}
-	})
+// TestAGPUThatIsOfferedInNoReplicasIsToldOf, because nobody gets it.
+func TestAGPUThatIsOfferedInNoReplicasIsToldOf(t *testing.T) {
+	for name, tc := range map[string]struct {
+		replicas int
+		rules    config.Rules
+		why      string
+	}{
+		"without a number":      {0, config.Rules{Shares: config.TimeSlicing}, "--share-replicas does not say as how many devices"},
+		"on a host without MPS": {2, config.Rules{Shares: config.MPS, NoMPS: "the host has no systemd"}, "--share-strategy is one that this node cannot do: the host has no systemd"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				_, ctx := ktesting.NewTestContext(t)
+				m := newMover(ctx, t)
+				defer func() { m.stop() }()
+				m.r.sharing = tc.rules
+				m.start()
+				m.agent.opts.Hardware.Offer(discovery.Policy{
+					Ours: m.agent.claims.Made, Sharing: tc.rules, Shares: discovery.Shares{GPUs: []string{t4First}, MemoryStep: 1 << 30, Replicas: tc.replicas},
+				})
+				if _, err := m.agent.opts.Hardware.Discover(ctx); err != nil {
+					t.Fatal(err)
+				}
+				m.annotate("device-plugin")
+				m.step()
+				m.step()
+				want := "Warning GPUNotOffered device " + t4First + " is offered by nothing: it is shared, and on the path device-plugin, and " + tc.why
+				var got []string
+				for _, event := range m.told {
+					if strings.Contains(event, "GPUNotOffered") {
+						got = append(got, event)
+					}
+				}
+				if diff := cmp.Diff([]string{want}, got); diff != "" {
+					t.Errorf("events (-want +got):\n%s", diff)
+				}
+				if m.inSlices(t4First) || m.offered(t4First) || !m.offered(t4Second) {
+					t.Errorf("offered: %v", told(m.agent.plugins))
+				}
+			})
+		})
+	}
 }
 
 // TestAGPUInReplicasIsMovedWhenNoPodHasOne. Meanwhile nobody gets another one of it, and what the kubelet lists of ours is not another plugin's.

@@ -201,3 +201,61 @@ func TestAnotherNumberOfReplicas(t *testing.T) {
 	m.writeCheckpoint(map[string]types.UID{zero: "pod-2", one: "pod-3"})
 	must(t, kubelet.PreStart(t.Context(), pluginpath.SharedResource, one))
 }
+
+// TestAContainerStartsAgainWithADeviceThatIsOfferedToNobodyElse: the flags are others since the pod got it, and the agent another one.
+func TestAContainerStartsAgainWithADeviceThatIsOfferedToNobodyElse(t *testing.T) {
+	replicas := func(n int, strategy config.Strategy) func(*machine) {
+		return func(m *machine) { m.sharesTwo(n, strategy) }
+	}
+	whole := func(paths string) func(*machine) {
+		return func(m *machine) { m.advertise, m.adjust = paths, func(*driver.Options) {} }
+	}
+	for name, tc := range map[string]struct {
+		before func(*machine)
+		had    []string // after the GPU's UUID
+		after  func(*machine)
+	}{
+		"there are fewer replicas":         {replicas(4, config.TimeSlicing), []string{"::3"}, replicas(2, config.TimeSlicing)},
+		"a container may have one":         {replicas(4, config.TimeSlicing), []string{"::0", "::1"}, replicas(4, config.MPS)},
+		"its GPU is not shared any more":   {replicas(4, config.MPS), []string{"::0"}, whole("0000:1b:00.0=device-plugin")},
+		"its GPU is shared":                {whole("0000:1b:00.0=device-plugin"), []string{""}, replicas(2, config.TimeSlicing)},
+		"its GPU is on the path of claims": {replicas(4, config.TimeSlicing), []string{"::0"}, whole("dra")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			m := newMachine(t)
+			var ids []string
+			pods := map[string]types.UID{}
+			for _, had := range tc.had {
+				ids = append(ids, m.uuids()[0]+had)
+				pods[m.uuids()[0]+had] = "pod-1"
+			}
+			resource := deviceOf(ids[0]).Resource
+			tc.before(m)
+			kubelet := m.plugins()
+			stop := m.serves()
+			for _, id := range ids {
+				kubelet.AwaitDevice(t, resource, id)
+			}
+			response, err := kubelet.Allocate(t.Context(), resource, ids...)
+			must(t, err)
+			m.writeCheckpoint(pods)
+			must(t, kubelet.PreStart(t.Context(), resource, ids...))
+			was := m.holder(ids[0])
+			must(t, stop())
+			kubelet.Stop()
+
+			tc.after(m)
+			m.serves()
+			kubelet = kubelettest.Start(t, m.path("device-plugins"))
+			for _, id := range ids {
+				kubelet.AwaitDevice(t, resource, id)
+			}
+			must(t, kubelet.PreStart(t.Context(), resource, ids...))
+			must(t, m.resolve(names(response)...))
+			if diff := cmp.Diff(was.Devices, m.holder(ids[0]).Devices); diff != "" {
+				t.Errorf("what the pod has (-before +after):\n%s", diff)
+			}
+		})
+	}
+}

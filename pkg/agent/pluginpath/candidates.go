@@ -76,10 +76,10 @@ func (p *Path) candidates(node *discovery.Node, paths *advertise.Paths) []candid
 
 // replicasOf are the devices as which a GPU is offered that is shared.
 func (p *Path) replicasOf(gpu *discovery.GPU, offer *discovery.Offer) (replicas []candidate) {
-	if gpu.UUID == "" {
+	share := p.shareOf(gpu, offer)
+	if gpu.UUID == "" || share == nil {
 		return nil
 	}
-	share := p.shareOf(gpu, offer)
 	for n := range offer.Shares.Replicas {
 		c := newCandidate(SharedResource, gpu, nil, gpu.Name, gpu.UUID)
 		of := ledger.PluginDevice{Resource: SharedResource, ID: hold.ReplicaID(gpu.UUID, n)}
@@ -89,9 +89,22 @@ func (p *Path) replicasOf(gpu *discovery.GPU, offer *discovery.Offer) (replicas 
 	return replicas
 }
 
+// noReplicas is why a GPU that is shared is offered in no replicas; empty if it is, or is not shared.
+func (p *Path) noReplicas(offer *discovery.Offer) string {
+	switch rules := &p.opts.Sharing; {
+	case offer.Shares == nil:
+		return ""
+	case offer.Shares.Replicas == 0:
+		return "--share-replicas does not say as how many devices"
+	case rules.Shares == config.MPS && rules.NoMPS != "":
+		return config.SharesFlag + " is one that this node cannot do: " + rules.NoMPS
+	}
+	return ""
+}
+
 // shareOf is what each replica of the GPU takes of it; nil if it is offered in none.
 func (p *Path) shareOf(gpu *discovery.GPU, offer *discovery.Offer) *ledger.Share {
-	if offer.Shares == nil || offer.Shares.Replicas == 0 {
+	if offer.Shares == nil || p.noReplicas(offer) != "" {
 		return nil
 	}
 	memory, compute := offer.Shares.Replica(gpu.MemoryBytes)

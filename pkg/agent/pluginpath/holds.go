@@ -10,7 +10,9 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 
+	"stowage.dev/stowage/pkg/agent/advertise"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
+	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/hold"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/prepare"
@@ -81,6 +83,32 @@ func (p *Path) shareFor(of ledger.PluginDevice, device string) *ledger.Share {
 			if share := p.shareOf(gpu, &gpu.Offers[o]); share != nil {
 				return share
 			}
+		}
+	}
+	return nil
+}
+
+// keepHeld adds the devices that pods have and that nobody else is offered, because the flags are others by now: without them in the list no container
+// of these pods would start again. A GPU that is on another path leaves the list when no pod has it any more.
+func (p *Path) keepHeld(node *discovery.Node, offered map[string][]deviceplugin.Device) error {
+	records, err := p.opts.Records.Records()
+	if err != nil {
+		return fmt.Errorf("which devices pods have: %w", err)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	paths := p.pathsOf(node)
+	for _, record := range records {
+		if record.State() != ledger.PrepareCompleted || record.Entry.Claim.Plugin == (ledger.PluginDevice{}) || len(record.Entry.Devices) == 0 {
+			continue
+		}
+		of, has := record.Entry.Claim.Plugin, &record.Entry.Devices[0]
+		if len(has.CDIDeviceIDs) == 0 || slices.ContainsFunc(offered[of.Resource], func(d deviceplugin.Device) bool { return d.ID == of.ID }) {
+			continue
+		}
+		offered[of.Resource] = append(offered[of.Resource], deviceplugin.Device{ID: of.ID, Name: has.Device, UUID: has.UUID, CDIName: has.CDIDeviceIDs[0]})
+		if path, known := paths[has.GPU]; known && path != advertise.DevicePlugin {
+			p.moving.leaving.Insert(has.GPU)
 		}
 	}
 	return nil

@@ -14,7 +14,6 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/advertise"
 	"stowage.dev/stowage/pkg/agent/deviceplugin"
-	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/ledger"
 )
 
@@ -207,9 +206,10 @@ func (p *Path) waits(ctx context.Context) {
 	for i := range node.GPUs {
 		gpu := &node.GPUs[i]
 		var reason error
-		if paths[gpu.Name] == advertise.DevicePlugin && slices.ContainsFunc(gpu.Offers, func(o discovery.Offer) bool { return o.Shares != nil && o.Shares.Replicas == 0 }) {
-			reason = fmt.Errorf("device %s is offered by nothing: it is shared, and on the path %s, and --share-replicas does not say as how many devices",
-				gpu.Name, advertise.DevicePlugin)
+		for o := range gpu.Offers {
+			if why := p.noReplicas(&gpu.Offers[o]); why != "" && paths[gpu.Name] == advertise.DevicePlugin {
+				reason = fmt.Errorf("device %s is offered by nothing: it is shared, and on the path %s, and %s", gpu.Name, advertise.DevicePlugin, why)
+			}
 		}
 		if p.opts.Failed("shared "+gpu.Name, reason) {
 			klog.FromContext(ctx).Info("A GPU is not offered", "reason", reason.Error())

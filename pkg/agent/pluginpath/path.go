@@ -320,8 +320,9 @@ func (p *Path) Look(ctx context.Context) error {
 		c.device.Healthy = err == nil && isFree(c, holders) && usable.Has(c.device.Name)
 		offered[c.resource] = append(offered[c.resource], c.device)
 	}
+	err = p.keepHeld(node, offered)
 	p.offer(node, offered)
-	return errors.Join(append(errs, proofErr)...)
+	return errors.Join(append(errs, proofErr, err)...)
 }
 
 // usableDevices have no taint that keeps pods away: what keeps claims from a GPU keeps others from it, too.

@@ -2,6 +2,7 @@ package prepare_test
 
 import (
 	"errors"
+	"slices"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
@@ -42,6 +43,31 @@ func TestSharesAreOfOnePath(t *testing.T) {
 				n.unprepare(m, c.UID)
 			}
 			n.prepared(m, tc.second)
+		})
+	}
+}
+
+// TestTheNextPodIsNotNotedBeforeItStarts: what the one before has left on the device is looked for as long as the record has that one alone.
+func TestTheNextPodIsNotNotedBeforeItStarts(t *testing.T) {
+	device := func(pods ...types.UID) *resourceapi.ResourceClaim {
+		return hold.Claim(driverName, pool, ledger.PluginDevice{Resource: "nvidia.com/gpu", ID: "GPU-1"}, gpu0, nil, pods)
+	}
+	for name, tc := range map[string]struct{ had, noted, want []types.UID }{
+		"nobody had it":        {nil, []types.UID{"one"}, []types.UID{"one"}},
+		"another one had it":   {[]types.UID{"one"}, []types.UID{"two"}, []types.UID{"one"}},
+		"it had it":            {[]types.UID{"one"}, []types.UID{"one"}, []types.UID{"one"}},
+		"the kubelet has both": {[]types.UID{"one"}, []types.UID{"one", "two"}, []types.UID{"one", "two"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := newNode(t)
+			m := n.manager()
+			n.prepared(m, device(tc.had...))
+			if err := m.NotePods(n.ctx, device(tc.noted...)); err != nil {
+				t.Fatal(err)
+			}
+			if _, record := n.recordOf(device().UID); !slices.Equal(record.Entry.Pods, tc.want) {
+				t.Errorf("record of the pods %v, want %v", record.Entry.Pods, tc.want)
+			}
 		})
 	}
 }

@@ -109,7 +109,9 @@ func (m *Manager) NotePods(ctx context.Context, claim *resourceapi.ResourceClaim
 		return err
 	}
 	now := podsOf(claim)
-	if len(joined(now, record.Entry.Pods)) == 0 {
+	more := joined(now, record.Entry.Pods)
+	// A device of the device plugin is one pod's at a time: the next one's is taken back from the one before when it starts, which it has not yet.
+	if next := record.Entry.Claim.Plugin != (ledger.PluginDevice{}) && len(record.Entry.Pods) > 0 && len(more) == len(now); next || len(more) == 0 {
 		return nil
 	}
 	record.Entry.Pods = remembered(record.Entry.Pods, now)

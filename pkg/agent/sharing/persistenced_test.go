@@ -1,6 +1,7 @@
 package sharing
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"errors"
@@ -188,6 +189,7 @@ func TestWhatPersistencedAnswers(t *testing.T) {
 		"a verifier beyond all":       {answer: record(1, 1, 0, 0, 0xffffffff, 0, 0, 1), want: none},
 		"a verifier beyond its words": {answer: record(1, 1, 0, 0, 4, 0), want: none},
 		"more than it can be":         {answer: []byte{0xff, 0xff, 0xff, 0xff}, want: none},
+		"more in fragments":           {answer: bytes.Repeat(append([]byte{0, 0, 0, 4}, 0, 0, 0, 1), 2000), want: none},
 		"fragments for ever":          {answer: make([]byte, 64), want: none},
 		"it ends":                     {answer: []byte{}, want: "EOF"},
 	}
@@ -209,6 +211,19 @@ func TestWhatPersistencedAnswers(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// TestSuccessWithoutAModeTellsNothing of a GPU, whereas to be told to keep one it needs no more.
+func TestSuccessWithoutAModeTellsNothing(t *testing.T) {
+	root := t.TempDir()
+	(&asked{reply: always(success(0))}).listen(t, root, "run")
+	p := newPersistenced(DriverOptions{DriverRoot: root, HostRoot: root})
+	if keeps, _, err := p.Keeps(t.Context(), firstGPU); keeps || !errors.Is(err, errNoReply) {
+		t.Errorf("kept %t, %v", keeps, err)
+	}
+	if err := p.Keep(t.Context(), firstGPU, true); err != nil {
+		t.Errorf("to keep: %v", err)
 	}
 }
 

@@ -176,6 +176,15 @@ func (k *Kubelet) Await(t testing.TB, resource string, allocatable int) {
 	k.until(t, fmt.Sprintf("%s has %d allocatable devices", resource, allocatable), func() bool { return len(k.allocatable(resource)) == allocatable })
 }
 
+// AwaitDevice waits until the plugin that is registered now has told of the device, healthy or not.
+func (k *Kubelet) AwaitDevice(t testing.TB, resource, id string) {
+	t.Helper()
+	k.until(t, fmt.Sprintf("%s has the device %s", resource, id), func() bool {
+		e := k.endpoints[resource]
+		return e != nil && !e.stopped && slices.ContainsFunc(e.devices, func(d *pluginapi.Device) bool { return d.GetID() == id })
+	})
+}
+
 // AwaitAnother waits until the resource is registered at another socket than that.
 func (k *Kubelet) AwaitAnother(t testing.TB, resource, socket string) {
 	t.Helper()
