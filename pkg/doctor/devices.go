@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"stowage.dev/stowage/pkg/clusterview"
+	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/plugins/ownership"
 	"stowage.dev/stowage/pkg/twopaths"
 )
@@ -166,9 +167,9 @@ func (c *cluster) sameDevice() {
 func pluginsOn(node *v1.Node, driver string) twopaths.Plugins {
 	plugins := twopaths.Plugins{}
 	for resource, quantity := range node.Status.Allocatable {
-		if n := quantity.Value(); n > 0 && twopaths.IsOf(driver, string(resource)) {
+		if n := amount.Int64(quantity); n > 0 && twopaths.IsOf(driver, string(resource)) {
 			capacity := node.Status.Capacity[resource]
-			plugins[resource] = twopaths.Offer(n, capacity.Value())
+			plugins[resource] = twopaths.Offer(n, amount.Int64(capacity))
 		}
 	}
 	return plugins

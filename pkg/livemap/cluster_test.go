@@ -166,6 +166,12 @@ func TestWaitingPods(t *testing.T) {
 	extended, _ := c.Pod("team-a", "extended", 1, 0)
 	extended.Spec.ResourceClaims = nil
 	extended.Spec.Containers[0].Resources.Requests["example.com/gpu"] = resource.MustParse("3")
+	absurd, _ := c.Pod("team-a", "absurd", 1, 0)
+	absurd.Spec.ResourceClaims = nil
+	absurd.Spec.Containers = append(absurd.Spec.Containers, *absurd.Spec.Containers[0].DeepCopy())
+	for i := range absurd.Spec.Containers {
+		absurd.Spec.Containers[i].Resources.Requests["example.com/gpu"] = resource.MustParse("9223372036854775807")
+	}
 	plain, _ := c.Pod("team-a", "plain", 1, 0)
 	plain.Spec.ResourceClaims = nil
 	early, later := c.Pod("team-a", "early", 1, 0)
@@ -174,7 +180,7 @@ func TestWaitingPods(t *testing.T) {
 	preparing.Status.Phase = v1.PodPending
 
 	cluster := NewCluster()
-	for _, pod := range []*v1.Pod{two, extended, plain, early, running, preparing} {
+	for _, pod := range []*v1.Pod{two, extended, absurd, plain, early, running, preparing} {
 		cluster.Put(pod)
 	}
 	for _, o := range c.ResourceClaims {
@@ -208,6 +214,7 @@ func TestWaitingPods(t *testing.T) {
 	want := map[string]string{
 		"team-a/two":       "[2×gpu.nvidia.com]  5 Unschedulable 0/1 nodes",
 		"team-a/extended":  "[3×example.com/gpu]  0  ",
+		"team-a/absurd":    "[9223372036854775807×example.com/gpu]  0  ",
 		"team-a/early":     "[1×claim that is not there]  0  ",
 		"team-a/preparing": "[1×gpu.nvidia.com] worker-0 0  ",
 	}
@@ -220,6 +227,7 @@ func TestWaitingPods(t *testing.T) {
 	started.Status.Phase = v1.PodRunning
 	cluster.Put(started)
 	cluster.Delete(extended)
+	cluster.Delete(absurd)
 	want = map[string]string{
 		"team-a/two":   "[1×claim that is not there]  5 Unschedulable 0/1 nodes",
 		"team-a/early": "[1×gpu.nvidia.com]  0  ",

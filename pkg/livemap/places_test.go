@@ -46,7 +46,7 @@ func TestWhoReadsNothingIsDropped(t *testing.T) {
 		path, _, _ = strings.Cut(path, "?")
 		open[path] = true
 	}
-	for late := time.After(20 * time.Second); len(open) > 0; {
+	for late := time.After(2 * time.Minute); len(open) > 0; {
 		select {
 		case path := <-ended:
 			delete(open, path)

@@ -4,6 +4,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"strings"
 
@@ -12,6 +13,7 @@ import (
 	"k8s.io/dynamic-resource-allocation/resourceclaim"
 
 	"stowage.dev/stowage/pkg/clusterview"
+	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/snapshot"
 )
 
@@ -90,7 +92,7 @@ func (c *Cluster) asks(pod *v1.Pod) (asks []string) {
 	for i := range pod.Spec.Containers {
 		for name, quantity := range pod.Spec.Containers[i].Resources.Requests {
 			if isExtended(name) {
-				extended[name] += quantity.Value()
+				extended[name] += min(amount.Int64(quantity), math.MaxInt64-extended[name])
 			}
 		}
 	}
