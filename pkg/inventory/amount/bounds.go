@@ -63,7 +63,7 @@ func Int64(q resource.Quantity) int64 {
 	var n uint64 = math.MaxUint64
 	if a.hi < nano {
 		whole, rest := bits.Div64(uint64(a.hi), a.lo, nano)
-		if n = whole; rest > 0 {
+		if n = whole; rest > 0 && n < math.MaxUint64 {
 			n++
 		}
 	}

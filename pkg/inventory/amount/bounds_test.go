@@ -59,10 +59,11 @@ func TestInt64EndsWhere64BitsDo(t *testing.T) {
 	for text, want := range map[string]int64{
 		"0": 0, "0e2147483647": 0, "1": 1, "-1": -1, "1500m": 2, "1n": 1, "1e3": 1000, "1Ki": 1024,
 		"9223372036854775806": math.MaxInt64 - 1, "9223372036854775807": math.MaxInt64, "9223372036854775808": math.MaxInt64,
-		"18446744073709551616": math.MaxInt64, "18446744073709551617": math.MaxInt64, "1e19": math.MaxInt64, "9e21": math.MaxInt64,
+		"18446744073709551615500m": math.MaxInt64, "18446744073709551616": math.MaxInt64, "18446744073709551617": math.MaxInt64,
+		"1e19": math.MaxInt64, "9e21": math.MaxInt64,
 		"1e22": math.MaxInt64, "1e2147483647": math.MaxInt64,
 		"-9223372036854775807": -math.MaxInt64, "-9223372036854775808": math.MinInt64, "-9223372036854775809": math.MinInt64,
-		"-18446744073709551617": math.MinInt64, "-1e2147483647": math.MinInt64,
+		"-18446744073709551615000000001n": math.MinInt64, "-18446744073709551617": math.MinInt64, "-1e2147483647": math.MinInt64,
 	} {
 		if got := Int64(resource.MustParse(text)); got != want {
 			t.Errorf("%s: %d, want %d", text, got, want)
