@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"testing"
 
 	resourceapi "k8s.io/api/resource/v1"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
+	"stowage.dev/stowage/pkg/inventory"
 )
 
 // evaluations is an attempt with time for so many evaluations.
@@ -68,6 +70,37 @@ func TestSelectorsAreEvaluatedOnlyWhileThereIsTime(t *testing.T) {
 						}
 					}
 				}
+			}
+		})
+	}
+}
+
+// TestWhatIsSaidOfConstraintsNeedsTime has an alternative with too few devices, whose attribute nobody derives but who says how many devices can be
+// had together. If there is no time for that the node is undecided.
+func TestWhatIsSaidOfConstraintsNeedsTime(t *testing.T) {
+	many := exactly("many", 3)
+	many.Exactly.DerivedAttributes = []resourceapi.DeviceDerivedAttribute{{Name: "example.com/derived", Expression: `device.attributes["a.example.com"].index`}}
+	w := rig().node("n1", numbered(2, map[string]func(int) int{"index": mod(1)})...).claim("c", firstOf("r", many, exactly("one", 1))).matchAttribute("example.com/derived")
+	w.features = func(f *inventory.Features) { f.DerivedAttributes = true }
+	for name, decide := range map[string]func(context.Context, Input) Result{"Check": Check, "Allocate": Allocate} {
+		t.Run(name, func(t *testing.T) {
+			undecided := 0
+			for left := 0; ; left++ {
+				_, in := w.compile(t)
+				in.Node, in.Attempt = w.nodes[0], &evaluations{left: left}
+				failure := decide(context.Background(), in).Failure
+				if failure != nil && failure.Reason == explain.ReasonUndecided && left < 10 {
+					undecided++
+					continue
+				}
+				want := []ConstraintCounts{{Attribute: "example.com/derived", Best: 2, Wanted: 1}}
+				if failure == nil || failure.Reason != explain.ReasonConstraints || !slices.Equal(failure.Constraints, want) {
+					t.Errorf("with time for %d evaluations: %v, constraints %v, want %v", left, failure, failure.Constraints, want)
+				}
+				break
+			}
+			if undecided == 0 {
+				t.Error("no time was needed")
 			}
 		})
 	}

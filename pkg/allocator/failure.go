@@ -1,6 +1,8 @@
 package allocator
 
 import (
+	"cmp"
+
 	resourceapi "k8s.io/api/resource/v1"
 
 	"stowage.dev/stowage/pkg/allocator/explain"
@@ -265,4 +267,5 @@ func (f *Failure) countConstraints(in *Input, s *search.Search) {
 			}
 		}
 	}
+	in.evaluator.Interrupted = cmp.Or(in.evaluator.Interrupted, s.Interrupted()) // attributes may be derived here for the first time
 }

@@ -131,6 +131,7 @@ func firstOf(name string, requests ...resourceapi.DeviceRequest) resourceapi.Dev
 		out.FirstAvailable = append(out.FirstAvailable, resourceapi.DeviceSubRequest{
 			Name: r.Name, DeviceClassName: r.Exactly.DeviceClassName, Selectors: r.Exactly.Selectors,
 			AllocationMode: r.Exactly.AllocationMode, Count: r.Exactly.Count, Capacity: r.Exactly.Capacity,
+			DerivedAttributes: r.Exactly.DerivedAttributes,
 		})
 	}
 	return out

@@ -13,7 +13,7 @@ func (s *Search) Run() bool {
 	return s.finish(found, known)
 }
 
-// RunShared is run, but that what takes long is done once for all nodes that are alike. It only says which alternatives
+// RunShared is Run, but that what takes long is done once for all nodes that are alike. It only says which alternatives
 // are chosen.
 func (s *Search) RunShared() bool {
 	found, known := s.easily()

@@ -261,7 +261,7 @@ func (s *Search) Picks(claim int) []Pick {
 	return s.picks[before : before+s.used[claim]]
 }
 
-// choice is the alternative that the request gets.
+// Choice is the alternative that the request gets.
 func (s *Search) Choice(r *compiled.Request) *compiled.Alternative {
 	return r.Alternatives[s.chosen[r.Index]]
 }
