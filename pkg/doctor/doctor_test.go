@@ -327,8 +327,12 @@ var faults = map[string]struct {
 		other.Spec.Devices = append(other.Spec.Devices, p.ResourceSlices[0].Spec.Devices[1])
 	}, []string{"error same-device node worker-0: are one GPU"}},
 	"a device plugin": {func(p *planted) { p.Nodes[1].Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("2") }, []string{"error device-plugin node worker-1: 2 nvidia.com/gpu"}},
-	"a device plugin of absurdly many": {func(p *planted) { p.Nodes[1].Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("18446744073709551615") },
-		[]string{"error device-plugin node worker-1: 9223372036854775807 nvidia.com/gpu"}},
+	"a device plugin of absurdly many": {
+		func(p *planted) {
+			p.Nodes[1].Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("18446744073709551615")
+		},
+		[]string{"error device-plugin node worker-1: 9223372036854775807 nvidia.com/gpu"},
+	},
 	"a device plugin that the agent has not seen": {func(p *planted) {
 		p.Nodes[1].Status.Allocatable["nvidia.com/gpu"] = resource.MustParse("2")
 		p.listed(1, 0)
