@@ -95,7 +95,7 @@ func TestWhatIsSaidOfConstraintsNeedsTime(t *testing.T) {
 				}
 				want := []ConstraintCounts{{Attribute: "example.com/derived", Best: 2, Wanted: 1}}
 				if failure == nil || failure.Reason != explain.ReasonConstraints || !slices.Equal(failure.Constraints, want) {
-					t.Errorf("with time for %d evaluations: %v, constraints %v, want %v", left, failure, failure.Constraints, want)
+					t.Fatalf("with time for %d evaluations: %+v, want the constraints %v", left, failure, want)
 				}
 				break
 			}

@@ -155,7 +155,7 @@ type membership struct {
 //
 //   - A node whose slices are more than a generation has room for, or have more particulars than the pool has, see crowdOf, is a stranger: else one
 //     kubelet could take the pool from all.
-//   - Of one node's slices only the newest: it uses no other.
+//   - Of one node's slices only the newest that it sees: it uses no other. Newer ones that nobody sees count where the others' have to be whole.
 //   - A pool that is called after a node, such as node-1 or node-1/mig, is that node's, and no other's slices take the place of those that it has yet to
 //     publish. Of one with slices for more than one node that is so if it is whole with that node's.
 //   - Of a pool with slices for more than one node, no single node's are newer, and of those that are older none has a device called as one of the newest.
@@ -164,6 +164,7 @@ type membership struct {
 func membersOf(id PoolID, members map[string]*Slice, most limits, features Features) membership {
 	groups := make(map[string][]*Slice) // the newest of those that each single node sees; under "" those for more than one, of any generation
 	m := membership{own: make(map[string]*Slice, len(members)), judged: make(map[int64]bool)}
+	// beside are those that count unless their node is a stranger: ignored ones, and unseen ones that are newer than what their node sees.
 	var unseen, beside []*Slice
 	for _, s := range members {
 		switch {
@@ -177,7 +178,7 @@ func membersOf(id PoolID, members map[string]*Slice, most limits, features Featu
 			groups[nodeOf(s)] = addNewest(groups[nodeOf(s)], s)
 		}
 	}
-	for _, s := range unseen { // not even by its node, which may see an older one
+	for _, s := range unseen { // as counter sets are that are not enabled
 		group := groups[nodeOf(s)]
 		if len(group) > 0 && group[0].rule.kind != ruleNone && generationOf(s) > generationOf(group[0]) {
 			beside = append(beside, s)
