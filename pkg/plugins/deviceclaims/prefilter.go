@@ -20,8 +20,8 @@ import (
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
-// reasonPausing does not say how long: the pod would be written with each attempt.
-const reasonPausing = "the pod pauses for some seconds: it was refused again and again after its group had been tried"
+// errPausing does not say how long: the pod would be written with each attempt.
+var errPausing = errors.New("the pod pauses for some seconds: it was refused again and again after its group had been tried")
 
 // PreFilter looks up the pod's claims, refuses the pod where no node could help, compiles the claims that need
 // an allocation, and takes the views of inventory and usage on which all nodes are judged.
@@ -34,14 +34,13 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 	if pod.Spec.NodeName != "" {
 		return nil, fwk.NewStatus(fwk.Skip)
 	}
-	resources := extended.NamesOf(pod)
-	if len(pod.Spec.ResourceClaims) == 0 && len(resources) == 0 {
-		return nil, fwk.NewStatus(fwk.Skip)
-	}
 	cycle.Forget(state)
 	inGroup := state.IsPodGroupSchedulingCycle()
-	c, status := pl.newCycle(ctx, pod, resources, inGroup)
-	if !status.IsSuccess() {
+	c, status := pl.newCycle(ctx, pod, inGroup)
+	switch {
+	case status.IsSkip():
+		return nil, status
+	case !status.IsSuccess():
 		klog.FromContext(ctx).V(5).Info("Pod cannot be scheduled", "pod", klog.KObj(pod), "reason", status.Message())
 		return nil, status
 	}
@@ -58,25 +57,39 @@ func (pl *Plugin) PreFilter(ctx context.Context, state fwk.CycleState, pod *v1.P
 	return result, nil
 }
 
-// newCycle begins an attempt. With inGroup it is one of several in a cycle of the pod's group.
-func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.ResourceName, inGroup bool) (*cycle.State, *fwk.Status) {
-	c := &cycle.State{Plan: &cycle.Plan{
-		Budget: pl.time.Budget(pod), Failed: pl.shared.memory.Failed.Of(pod.UID),
-	}, Situation: contention.Situation{Facts: &contention.Facts{Search: pl.rivals.Search, Holders: pl.rivals.NewHolders()}}, Results: cycle.NewResults(nil), Binding: &cycle.Progress{}}
+// newCycle begins an attempt. With inGroup it is one of several in a cycle of the pod's group. The status is a skip if the pod asks for no
+// devices.
+func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, inGroup bool) (*cycle.State, *fwk.Status) {
+	// 1. Its extended resources and its claims, and which of these are its group's.
+	resources := extended.ResourcesOf(pod)
+	if len(pod.Spec.ResourceClaims) == 0 && len(resources) == 0 {
+		return nil, fwk.NewStatus(fwk.Skip)
+	}
 	if len(pod.Status.NodeAllocatableResourceClaimStatuses) > 0 {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			"status.nodeAllocatableResourceClaimStatuses is set: claims for CPU or memory of a node are not supported")
+	}
+	if err := pl.shared.account.WaitForSync(ctx); err != nil {
+		return nil, fwk.AsStatus(err)
+	}
+	var made []*resourceapi.ResourceClaim
+	if len(resources) > 0 {
+		made = pl.extended.MadeFor(pod)
 	}
 	names, err := podclaims.NamesOf(pod)
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
 	}
-	if err := pl.shared.account.WaitForSync(ctx); err != nil {
-		return nil, fwk.AsStatus(err)
-	}
 	ofGroup, err := pl.groups.ClaimsOf(pod)
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
+	}
+
+	// 2. What its group has been given on trial.
+	c := &cycle.State{
+		Plan:      &cycle.Plan{Budget: pl.time.Budget(pod), Failed: pl.shared.memory.Failed.Of(pod.UID)},
+		Situation: contention.Situation{Facts: &contention.Facts{Search: pl.rivals.Search, Holders: pl.rivals.NewHolders()}},
+		Results:   cycle.NewResults(nil), Binding: &cycle.Progress{},
 	}
 	var given func(types.UID) *resourceapi.AllocationResult
 	if inGroup {
@@ -90,17 +103,15 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.Reso
 		}
 	}
 
-	// Noted as waiting before anything is looked at: whatever changes later than that is looked at for the pod. What is tried while the
+	// 3. Noted as waiting before anything is looked at: whatever changes later than that is looked at for the pod. What is tried while the
 	// group's attempt ends is none: the pod waits for what the attempt has found.
-	var made []*resourceapi.ResourceClaim
-	if len(resources) > 0 {
-		made = pl.extended.MadeFor(pod)
-	}
 	attempted := !c.WhatIf.IsDryRun()
-	waits := attempted && (len(names) > 0 || len(made) > 0 || len(resources) > 0)
+	waits := attempted && (len(names) > 0 || len(resources) > 0)
 	if waits {
-		pl.shared.waiting.Note(pod, append(podclaims.NamespacedNames(names), namesOf(made)...), pl.waits)
+		pl.shared.waiting.Note(pod, names, made, pl.waits)
 	}
+
+	// 4. The views, and what the pod asks for by them.
 	snapshot := pl.shared.account.Tracker.Snapshot()
 	c.Usage = snapshot.Usage
 	c.Inventory = pl.shared.account.Store.View()
@@ -114,21 +125,24 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.Reso
 	if waits {
 		pl.shared.waiting.Judged(pod.UID, question, wakeup.Seen{Usage: snapshot.Revision, Inventory: c.Inventory.Generation()})
 	}
-	if errors.Is(err, demand.ErrEvaluation) {
-		until := pl.time.HasTimeAt(pod)
-		if attempted {
-			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{Undecided: true, NotBefore: until}, pl.binder.Clock.Now())
-		}
-		err = errors.New(podevents.Join(err.Error(), searchtime.PutOff(pod, until, pl.binder.Clock.Now())))
+
+	// 5. Whether it can be tried now.
+	var refusal wakeup.Refusal
+	pausesUntil := pl.shared.memory.Attempts.PausesUntil(pod.UID)
+	switch now := pl.binder.Clock.Now(); {
+	case errors.Is(err, demand.ErrEvaluation):
+		refusal = wakeup.Refusal{Undecided: true, NotBefore: pl.time.HasTimeAt(pod)}
+		err = errors.New(podevents.Join(err.Error(), searchtime.PutOff(pod, refusal.NotBefore, now)))
+	case err != nil:
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
+	case inGroup && now.Before(pausesUntil):
+		refusal, err = wakeup.Refusal{NotBefore: pausesUntil}, errPausing
 	}
 	if err != nil {
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
-	}
-	if until := pl.shared.memory.Attempts.PausesUntil(pod.UID); inGroup && pl.binder.Clock.Now().Before(until) {
 		if attempted {
-			pl.shared.waiting.Refused(pod.UID, wakeup.Refusal{NotBefore: until}, pl.binder.Clock.Now())
+			pl.shared.waiting.Refused(pod.UID, refusal, pl.binder.Clock.Now())
 		}
-		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, reasonPausing)
+		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable).WithError(err)
 	}
 	c.Claims, c.Base, c.Extended = asked.Claims, &extended.Variant{Requests: asked.Requests}, asked.Extended
 	for i := range c.Claims {
@@ -139,13 +153,4 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, resources []v1.Reso
 		}
 	}
 	return c, nil
-}
-
-// namesOf returns the names of claims.
-func namesOf(claims []*resourceapi.ResourceClaim) []types.NamespacedName {
-	names := make([]types.NamespacedName, len(claims))
-	for i, claim := range claims {
-		names[i] = types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name}
-	}
-	return names
 }

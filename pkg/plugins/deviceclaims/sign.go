@@ -16,7 +16,7 @@ func (pl *Plugin) SignPod(_ context.Context, pod *v1.Pod) ([]fwk.SignFragment, *
 	if len(pod.Spec.ResourceClaims) > 0 {
 		return nil, fwk.NewStatus(fwk.Unschedulable, "pods with resource claims are scheduled one by one")
 	}
-	for _, name := range extended.NamesOf(pod) {
+	for _, name := range extended.ResourcesOf(pod) {
 		if pl.extended.ClassOf(name) != nil {
 			return nil, fwk.NewStatus(fwk.Unschedulable, "pods with extended resources that a device class stands for are scheduled one by one")
 		}

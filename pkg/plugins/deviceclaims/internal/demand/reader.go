@@ -95,7 +95,7 @@ func (r *Reader) Of(ctx context.Context, pod *v1.Pod, names []podclaims.Name, in
 	if a.Requests, err = r.Compile(ctx, a.Unallocated, inv); err != nil {
 		return a, err
 	}
-	if names := extended.NamesOf(pod); len(names) > 0 {
+	if names := extended.ResourcesOf(pod); len(names) > 0 {
 		return a, r.askExtended(pod, names, a, inv)
 	}
 	return a, nil

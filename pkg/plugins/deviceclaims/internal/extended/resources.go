@@ -27,9 +27,9 @@ const unbornPrefix = "<extended-resources of "
 // IsUnborn tells whether a claim has the name of one that is not created yet.
 func IsUnborn(name string) bool { return strings.HasPrefix(name, unbornPrefix) }
 
-// NamesOf returns the names under which a pod asks for extended resources that a DeviceClass may
+// ResourcesOf returns the names under which a pod asks for extended resources that a DeviceClass may
 // stand for, ordered.
-func NamesOf(pod *v1.Pod) []v1.ResourceName {
+func ResourcesOf(pod *v1.Pod) []v1.ResourceName {
 	var names []v1.ResourceName
 	for name, quantity := range resourcehelper.PodRequests(pod, resourcehelper.PodResourcesOptions{ExcludeOverhead: true}) {
 		if !quantity.IsZero() && util.IsDRAExtendedResourceName(name) {
@@ -72,7 +72,7 @@ func (r *Resources) isBacked(names []v1.ResourceName) bool {
 
 // NeedsDevices tells whether devices that the tracker and the inventory know of can be what a pod waits for.
 func (r *Resources) NeedsDevices(pod *v1.Pod) bool {
-	return len(pod.Spec.ResourceClaims) > 0 || r.isBacked(NamesOf(pod))
+	return len(pod.Spec.ResourceClaims) > 0 || r.isBacked(ResourcesOf(pod))
 }
 
 // MadeFor returns the claims that were made for the extended resources of a pod.
@@ -96,7 +96,7 @@ func (r *Resources) UnbornFor(pod *v1.Pod, node *v1.Node) *resourceapi.ResourceC
 		return nil
 	}
 	var backings []backing
-	for _, name := range NamesOf(pod) {
+	for _, name := range ResourcesOf(pod) {
 		if class := r.ClassOf(name); class != nil && node.Status.Allocatable.Name(name, resource.DecimalSI).IsZero() {
 			backings = append(backings, backing{name, class.Name})
 		}

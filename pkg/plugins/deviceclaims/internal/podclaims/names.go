@@ -48,12 +48,3 @@ func NamesOf(pod *v1.Pod) ([]Name, error) {
 	}
 	return once, nil
 }
-
-// NamespacedNames are the names alone.
-func NamespacedNames(names []Name) []types.NamespacedName {
-	out := make([]types.NamespacedName, len(names))
-	for i, name := range names {
-		out[i] = name.NamespacedName
-	}
-	return out
-}

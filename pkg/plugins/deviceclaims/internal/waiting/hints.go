@@ -83,7 +83,7 @@ func (h *Hints) AfterNodeChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any) 
 	if after == nil {
 		return fwk.QueueSkip, nil
 	}
-	for _, name := range extended.NamesOf(pod) {
+	for _, name := range extended.ResourcesOf(pod) {
 		now, was := after.Status.Allocatable[name], resource.Quantity{}
 		if before != nil {
 			was = before.Status.Allocatable[name]
@@ -152,7 +152,7 @@ func (h *Hints) AfterPodDeletion(_ klog.Logger, pod *v1.Pod, oldObj, _ any) (fwk
 		return fwk.Queue, err
 	}
 	if deleted.Spec.NodeName != "" && podclaims.AsksForExtended(deleted) {
-		if slices.ContainsFunc(extended.NamesOf(pod), func(name v1.ResourceName) bool { return extended.HoldsFromPlugin(deleted, name) }) {
+		if slices.ContainsFunc(extended.ResourcesOf(pod), func(name v1.ResourceName) bool { return extended.HoldsFromPlugin(deleted, name) }) {
 			return fwk.Queue, nil
 		}
 		h.Pods.NodeChanged(pod.UID, deleted.Spec.NodeName) // claims may get what it had from a device plugin
@@ -177,7 +177,7 @@ func (h *Hints) AfterClassChange(_ klog.Logger, pod *v1.Pod, oldObj, newObj any)
 	if err != nil {
 		return fwk.Queue, err
 	}
-	wanted := extended.NamesOf(pod)
+	wanted := extended.ResourcesOf(pod)
 	for _, class := range []*resourceapi.DeviceClass{before, after} {
 		if class == nil {
 			continue

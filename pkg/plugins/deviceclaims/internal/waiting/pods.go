@@ -22,6 +22,7 @@ import (
 	"stowage.dev/stowage/pkg/inventory/amount"
 	"stowage.dev/stowage/pkg/inventory/source"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/contention"
+	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/podclaims"
 	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/usage"
 	"stowage.dev/stowage/pkg/wakeup"
@@ -60,9 +61,17 @@ func NewPods(options wakeup.Options, pods corelisters.PodLister, nodes coreliste
 	}
 }
 
-// Note is [wakeup.Room.Note], unless the pod is gone. Those who tell of its end are told one by one: the scheduling queue may hear of its
-// beginning after we have heard of its end, and then nobody would ever take it out again.
-func (w *Pods) Note(pod *v1.Pod, claims []types.NamespacedName, tag *Profile) {
+// Note is [wakeup.Room.Note] of a pod with the claims that it names and those that were made for it, unless the pod is gone. Those who tell
+// of its end are told one by one: the scheduling queue may hear of its beginning after we have heard of its end, and then nobody would
+// ever take it out again.
+func (w *Pods) Note(pod *v1.Pod, named []podclaims.Name, made []*resourceapi.ResourceClaim, tag *Profile) {
+	claims := make([]types.NamespacedName, 0, len(named)+len(made))
+	for _, name := range named {
+		claims = append(claims, name.NamespacedName)
+	}
+	for _, claim := range made {
+		claims = append(claims, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name})
+	}
 	w.Room.Note(pod, claims, tag)
 	// Who is gone after this, and not before, is told of later.
 	if known, err := w.pods.Pods(pod.Namespace).Get(pod.Name); err != nil || known.UID != pod.UID {
