@@ -537,6 +537,7 @@ func TestScenarios(t *testing.T) {
 					Class{Name: shareClass, Broken: true},
 				},
 			},
+			plays: 8,
 			bound: []string{"l", "q"}, evicted: []string{"l"},
 		},
 		"the classes of two extended resources come one after the other": {
@@ -627,6 +628,7 @@ func TestScenarios(t *testing.T) {
 					Wait{5 * time.Minute},
 				},
 			},
+			plays: 8,
 			bound: []string{"l", "v", "n", "p"}, evicted: []string{"v", "l"},
 		},
 		"a pod preempts where a taint is lifted": {
