@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -31,6 +32,7 @@ import (
 
 	"stowage.dev/stowage/pkg/plugins/config"
 	"stowage.dev/stowage/pkg/plugins/deviceclaims/internal/demand"
+	"stowage.dev/stowage/pkg/tracker"
 	"stowage.dev/stowage/pkg/wakeup"
 )
 
@@ -110,6 +112,22 @@ func startHarness(t testing.TB, w world, client *fake.Clientset, api *claimAPI) 
 	h.eventually("claims, slices and classes are listed", h.plugin.shared.account.HasSynced) // an attempt does not wait as long
 	h.eventually("pods and nodes are known", h.informed)
 	return h
+}
+
+// settles waits until all have been told of what was there at the start. The tracker tells of claims one by one, and later than it knows of
+// them; the last one is a claim that is there for that alone.
+func (h *harness) settles() {
+	h.t.Helper()
+	last := claim("last")
+	var told atomic.Bool
+	h.plugin.shared.account.Tracker.Subscribe(func(event tracker.Event) {
+		if event.Claim.UID == last.UID && event.New == nil {
+			told.Store(true)
+		}
+	})
+	h.api.create(last)
+	h.api.delete(last.Name)
+	h.eventually("all have been told of the claims that were there", told.Load)
 }
 
 // launchHarness starts a plugin, which may not know anything yet.

@@ -38,6 +38,7 @@ func (h *harness) fails(p *v1.Pod, nominating *fwk.NominatingInfo) {
 // sleeps tries a pod as the framework does, with what others are nominated to. It must be refused.
 func (h *harness) sleeps(p *v1.Pod) {
 	h.t.Helper()
+	h.settles()
 	a := &attempt{h: h, pod: p, state: framework.NewCycleState(), statuses: framework.NewDefaultNodeToStatus()}
 	if _, status := h.plugin.PreFilter(h.ctx, a.state, p, h.nodes); !status.IsSuccess() {
 		h.t.Fatal(status)
