@@ -329,6 +329,25 @@ func TestExtendedClaimOfAnEarlierScheduler(t *testing.T) {
 	}
 }
 
+// A claim that an earlier attempt made and that somebody else uses cannot be adopted. It can when the other user goes, which frees no device.
+func TestAPodIsWokenWhenTheClaimThatWasMadeForItMayBeAdopted(t *testing.T) {
+	p := containersPod("a=2")
+	old := leftover(p, reservedFor("other"))
+	w := extendedWorld(p)
+	w.claims = []*resourceapi.ResourceClaim{old, claim("holder-a", allocated("node-a", "gpu-0"))}
+	h := newHarness(t, w)
+	a := h.filterAll(p)
+	if len(a.fits()) > 0 {
+		t.Fatalf("fits on %v", a.fits())
+	}
+	a.postFilter()
+	if woken := h.lookedAt(); len(woken) > 0 {
+		t.Fatalf("%v woken before anything has changed", woken)
+	}
+	h.api.change(old.Name, func(c *resourceapi.ResourceClaim) { c.Status.ReservedFor = c.Status.ReservedFor[:1] })
+	h.wakes("p")
+}
+
 // A scheduler has ended before it bound the pods of a group, and the group does not fit any more. The claim of one that fits, or was not tried, goes.
 func TestExtendedClaimOfAGroupThatWaitsGoes(t *testing.T) {
 	withGroups(t)

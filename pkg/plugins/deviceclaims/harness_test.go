@@ -77,8 +77,9 @@ type harness struct {
 	nominator nominator
 	recorder  *events.FakeRecorder
 	// informed tells whether pods and nodes are known.
-	informed func() bool
-	probes   int // that lookedAt has made
+	informed  func() bool
+	probes    int  // that lookedAt has made
+	startTold bool // see settles
 }
 
 func newHarness(t testing.TB, w world) *harness {
@@ -114,10 +115,14 @@ func startHarness(t testing.TB, w world, client *fake.Clientset, api *claimAPI) 
 	return h
 }
 
-// settles waits until all have been told of what was there at the start. The tracker tells of claims one by one, and later than it knows of
-// them; the last one is a claim that is there for that alone.
+// settles waits, once, until the tracker has told its subscribers of the claims that were there at the start. It tells of them one by one, and
+// later than it knows of them; the last one is a claim that is there for that alone.
 func (h *harness) settles() {
 	h.t.Helper()
+	if h.startTold {
+		return
+	}
+	h.startTold = true
 	last := claim("last")
 	var told atomic.Bool
 	h.plugin.shared.account.Tracker.Subscribe(func(event tracker.Event) {
@@ -127,7 +132,7 @@ func (h *harness) settles() {
 	})
 	h.api.create(last)
 	h.api.delete(last.Name)
-	h.eventually("all have been told of the claims that were there", told.Load)
+	h.eventually("the tracker has told of the claims that were there", told.Load)
 }
 
 // launchHarness starts a plugin, which may not know anything yet.

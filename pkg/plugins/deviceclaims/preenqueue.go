@@ -34,7 +34,7 @@ func (pl *Plugin) PreEnqueue(ctx context.Context, pod *v1.Pod) *fwk.Status {
 		return nil
 	}
 	// Looked at again after the pod has been noted as waiting: a change in between would wake nobody.
-	pl.shared.waiting.Note(pod, names, nil, pl.waits)
+	pl.shared.waiting.Note(pod, names, pl.waits)
 	_, err = podclaims.Usable(pl.shared.account.Tracker, pod)
 	pl.shared.waiting.Judged(pod.UID, pl.waits.Question(ctx, pod, &demand.Asked{}, nil, err), pl.shared.waiting.SeenNow())
 	if err != nil {

@@ -69,16 +69,12 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, inGroup bool) (*cyc
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable,
 			"status.nodeAllocatableResourceClaimStatuses is set: claims for CPU or memory of a node are not supported")
 	}
-	if err := pl.shared.account.WaitForSync(ctx); err != nil {
-		return nil, fwk.AsStatus(err)
-	}
-	var made []*resourceapi.ResourceClaim
-	if len(resources) > 0 {
-		made = pl.extended.MadeFor(pod)
-	}
 	names, err := podclaims.NamesOf(pod)
 	if err != nil {
 		return nil, fwk.NewStatus(fwk.UnschedulableAndUnresolvable, err.Error())
+	}
+	if err := pl.shared.account.WaitForSync(ctx); err != nil {
+		return nil, fwk.AsStatus(err)
 	}
 	ofGroup, err := pl.groups.ClaimsOf(pod)
 	if err != nil {
@@ -108,7 +104,7 @@ func (pl *Plugin) newCycle(ctx context.Context, pod *v1.Pod, inGroup bool) (*cyc
 	attempted := !c.WhatIf.IsDryRun()
 	waits := attempted && (len(names) > 0 || len(resources) > 0)
 	if waits {
-		pl.shared.waiting.Note(pod, names, made, pl.waits)
+		pl.shared.waiting.Note(pod, names, pl.waits)
 	}
 
 	// 4. The views, and what the pod asks for by them.

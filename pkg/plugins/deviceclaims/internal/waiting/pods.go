@@ -61,16 +61,18 @@ func NewPods(options wakeup.Options, pods corelisters.PodLister, nodes coreliste
 	}
 }
 
-// Note is [wakeup.Room.Note] of a pod with the claims that it names and those that were made for it, unless the pod is gone. Those who tell
-// of its end are told one by one: the scheduling queue may hear of its beginning after we have heard of its end, and then nobody would
-// ever take it out again.
-func (w *Pods) Note(pod *v1.Pod, named []podclaims.Name, made []*resourceapi.ResourceClaim, tag *Profile) {
-	claims := make([]types.NamespacedName, 0, len(named)+len(made))
+// Note is [wakeup.Room.Note] of a pod with the claims that it names and those that were made for its extended resources, unless the pod is
+// gone. Those who tell of its end are told one by one: the scheduling queue may hear of its beginning after we have heard of its end, and
+// then nobody would ever take it out again.
+func (w *Pods) Note(pod *v1.Pod, named []podclaims.Name, tag *Profile) {
+	var claims []types.NamespacedName
 	for _, name := range named {
 		claims = append(claims, name.NamespacedName)
 	}
-	for _, claim := range made {
-		claims = append(claims, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name})
+	if podclaims.AsksForExtended(pod) {
+		for _, claim := range tag.Demand.Extended.MadeFor(pod) {
+			claims = append(claims, types.NamespacedName{Namespace: claim.Namespace, Name: claim.Name})
+		}
 	}
 	w.Room.Note(pod, claims, tag)
 	// Who is gone after this, and not before, is told of later.

@@ -88,9 +88,9 @@ func (p *Profile) placesOf(pod *v1.Pod, a *demand.Asked) map[types.UID]int {
 
 // Question puts what a pod asks for in the form of the waiting room. err is why it cannot be asked. Expressions are compiled until ctx ends.
 func (p *Profile) Question(ctx context.Context, pod *v1.Pod, a *demand.Asked, inv *inventory.View, err error) *wakeup.Question {
-	inGroup := podclaims.GroupOf(pod) != ""
+	ofGroup := podclaims.GroupOf(pod) != ""
 	q := &wakeup.Question{
-		Err: err, Undecided: errors.Is(err, demand.ErrEvaluation), Requests: a.Requests, Classes: map[string]*inventory.Class{}, Uncertain: inGroup,
+		Err: err, Undecided: errors.Is(err, demand.ErrEvaluation), Requests: a.Requests, Classes: map[string]*inventory.Class{}, Uncertain: ofGroup,
 	}
 	unallocated := a.Unallocated
 	if a.Extended != nil && err == nil {
@@ -112,7 +112,7 @@ func (p *Profile) Question(ctx context.Context, pod *v1.Pod, a *demand.Asked, in
 			}
 		}
 	}
-	if contention.MayPreempt(pod) && !inGroup {
+	if contention.MayPreempt(pod) && !ofGroup {
 		q.Evicts = evictsOf(corev1helpers.PodPriority(pod), a)
 	}
 	// What has been given on trial is going to be decided anew.
