@@ -37,11 +37,6 @@ const (
 	CauseRetry Cause = "retry"
 )
 
-// Causes are all of them.
-func Causes() []Cause {
-	return []Cause{CauseDevice, CauseSlice, CauseClass, CauseClaim, CauseNode, CausePod, CauseNext, CauseRetry}
-}
-
 // Question is what a pod asks of a node.
 type Question struct {
 	// Err is why there is nothing to ask: the pod's claims cannot be used or not be compiled. Such a pod waits for its

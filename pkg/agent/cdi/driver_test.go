@@ -69,8 +69,7 @@ func TestRealGPUsGetTheDriversFiles(t *testing.T) {
 		ProcRoot:   t.TempDir(),
 		HookPath:   program,
 	})
-	store, err := cdi.NewStore(durable.OS{}, t.TempDir(), "/")
-	must(t, err)
+	store := cdi.NewStore(durable.OS{}, t.TempDir(), "/")
 	one := gpu(minor)
 	one.UUID = uuid
 	write(t, store, backend, train, cdi.Device{Request: "gpu", Name: one.Name, GPU: one})
@@ -158,8 +157,7 @@ func TestContainersNeedNotRunAsRoot(t *testing.T) {
 			must(t, os.Chmod(path, host.mode))
 			must(t, os.Chown(path, 0, host.gid))
 		}
-		store, err := cdi.NewStore(durable.OS{}, t.TempDir(), "/")
-		must(t, err)
+		store := cdi.NewStore(durable.OS{}, t.TempDir(), "/")
 		write(t, store, backend, train, cdi.Device{Request: "gpu", Name: one.Name, GPU: one})
 		container := inject(t, store.Dir(), cdi.DeviceID(train, "gpu", one.Name))
 		if len(container.Linux.Devices) != 3 {
@@ -224,13 +222,12 @@ func TestWhatARuntimeOpensIsLookedUpInTheHostsRoot(t *testing.T) {
 				HostDriverRoot: cmp.Or(tc.hostDriver, "/run/nvidia/driver"),
 				HookPath:       cmp.Or(tc.hook, "/opt/nvidia/nvidia-cdi-hook"),
 			})
-			store, err := cdi.NewStore(durable.OS{}, t.TempDir(), host)
-			must(t, err)
+			store := cdi.NewStore(durable.OS{}, t.TempDir(), host)
 			write(t, store, backend, train, cdi.Device{Request: "gpu", Name: one.Name, GPU: one})
 			if tc.damage != nil {
 				tc.damage(t, host)
 			}
-			err = store.Verify(train, []string{cdi.DeviceID(train, "gpu", one.Name)})
+			err := store.Verify(train, []string{cdi.DeviceID(train, "gpu", one.Name)})
 			if (err == nil) != (tc.want == nil) {
 				t.Fatalf("Verify: %v, want an error with %q", err, tc.want)
 			}

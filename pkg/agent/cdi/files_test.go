@@ -18,10 +18,7 @@ import (
 func TestFilesOfOthersAreNotOurs(t *testing.T) {
 	const ours = "k8s.gpu.nvidia.com-claim_"
 	dir := t.TempDir()
-	store, err := cdi.NewStore(durable.OS{}, dir, "/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := cdi.NewStore(durable.OS{}, dir, "/")
 	spec := func(kind string, devices ...string) string {
 		text := `{"cdiVersion":"0.5.0","kind":"` + kind + `","devices":[`
 		for i, device := range devices {

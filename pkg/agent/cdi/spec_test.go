@@ -88,10 +88,7 @@ func inject(t *testing.T, dir string, ids ...string) *oci.Spec {
 }
 
 func TestContainersSeeTheirOwnGPUs(t *testing.T) {
-	store, err := cdi.NewStore(durable.OS{}, filepath.Join(t.TempDir(), "cdi"), "/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	store := cdi.NewStore(durable.OS{}, filepath.Join(t.TempDir(), "cdi"), "/")
 	backend := simulated(t)
 	write(t, store, backend, train, device("big", 0), device("big", 1), device("either/h100", 2))
 	write(t, store, backend, serve, device("gpu", 3))
@@ -222,8 +219,7 @@ func TestVerifyFindsWhatARuntimeWouldStumbleOver(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			store, err := cdi.NewStore(durable.OS{}, t.TempDir(), "/")
-			must(t, err)
+			store := cdi.NewStore(durable.OS{}, t.TempDir(), "/")
 			devRoot := t.TempDir()
 			backend, err := cdi.NewSimulated(t.Context(), cdi.SimulatedOptions{DevRoot: devRoot, ProcRoot: procRoot(t)})
 			must(t, err)
@@ -249,8 +245,7 @@ func TestVerifyFindsWhatARuntimeWouldStumbleOver(t *testing.T) {
 
 func TestOnlyTheClaimsOwnFileIsRemoved(t *testing.T) {
 	dir := t.TempDir()
-	store, err := cdi.NewStore(durable.OS{}, dir, "/")
-	must(t, err)
+	store := cdi.NewStore(durable.OS{}, dir, "/")
 	backend := simulated(t)
 	write(t, store, backend, train, device("gpu", 0))
 	write(t, store, backend, serve, device("gpu", 1))

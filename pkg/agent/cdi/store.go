@@ -30,15 +30,9 @@ type Store struct {
 	host host
 }
 
-// NewStore makes the folder if it is missing. hostRoot is the root folder of the host, whose files the specifications
-// name, as the agent sees it: "/" on the host itself.
-func NewStore(fsys durable.FS, dir, hostRoot string) (*Store, error) {
-	store := At(fsys, dir, hostRoot)
-	return store, store.MakeFolder()
-}
-
-// At is NewStore without making the folder.
-func At(fsys durable.FS, dir, hostRoot string) *Store {
+// NewStore makes nothing yet: the folder is made with the first file, or by MakeFolder. hostRoot is the root folder of
+// the host, whose files the specifications name, as the agent sees it: "/" on the host itself.
+func NewStore(fsys durable.FS, dir, hostRoot string) *Store {
 	return &Store{dir: dir, fsys: fsys, host: host(filepath.Clean(hostRoot))}
 }
 

@@ -1,10 +1,6 @@
 package hostcheck
 
-import (
-	"context"
-	"fmt"
-	"strings"
-)
+import "context"
 
 // Level says what follows if a prerequisite is not met.
 type Level string
@@ -95,14 +91,4 @@ func Table() []Prerequisite {
 			Do:    "With `--passthrough`, let its socket be `/run/nvidia-persistenced/socket` on the host or below the driver's root, or run it without persistence mode (`--no-persistence-mode`).",
 		},
 	}
-}
-
-// Markdown is the table for the documents.
-func Markdown() string {
-	var text strings.Builder
-	text.WriteString("| check | what the node needs | | if it is not so |\n|---|---|---|---|\n")
-	for _, p := range Table() {
-		fmt.Fprintf(&text, "| `%s` | %s | %s | %s |\n", p.Name, p.Needs, p.Level, p.Do)
-	}
-	return text.String()
 }

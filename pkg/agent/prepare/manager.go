@@ -149,7 +149,7 @@ func New(opts Options) *Manager {
 		TimeSlices: steps.TimeSlices{GPUs: gpus, Tool: opts.Tools.TimeSlicer},
 		Keeper:     steps.Keeper{Tool: opts.Tools.Persistenced, Timeout: opts.GPUTimeout},
 		Daemons:    steps.Daemons{Tool: opts.Tools.Daemons, Timeout: opts.GPUTimeout},
-		Files:      filesOf(opts.FS, opts.StateDir, cdi.At(opts.FS, opts.CDIDir, opts.HostRoot)),
+		Files:      filesOf(opts.FS, opts.StateDir, cdi.NewStore(opts.FS, opts.CDIDir, opts.HostRoot)),
 		Ender:      steps.Ender{Tool: opts.Tools.Processes, Policy: opts.Leftovers, Timeout: opts.EndTimeout},
 		Kept:       m.holders.kept,
 	}

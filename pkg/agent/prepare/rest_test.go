@@ -109,7 +109,7 @@ func (h *history) agent(what string, do func(m *prepare.Manager) error) {
 		h.disturb(faulty)
 		what += fmt.Sprintf(", %v step %d", faulty.Mode, faulty.At)
 	} else if !h.rebooted && h.rand.IntN(4) == 0 {
-		meddling := &meddling{h: h, looks: h.rand.IntN(5)}
+		meddling := &meddling{h: h, looks: h.rand.IntN(9)}
 		h.hardware.wrap = func(d nvml.Device) nvml.Device { return meddled{d, meddling} }
 		undisturbed = func() {
 			h.hardware.wrap = nil
@@ -149,7 +149,8 @@ func (m *meddling) look() {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.looks--; m.looks == 0 {
-		m.h.theirInstance(fmt.Sprint(m.h.rand.IntN(2)), one(m.h.rand, []string{"1g.10gb", "3g.40gb"}), uint32(4*m.h.rand.IntN(2)))
+		at := one(m.h.rand, placesOfClaims)
+		m.h.theirInstance(at.gpu, at.profile, at.start)
 	}
 }
 
@@ -173,12 +174,15 @@ func (h *history) theirInstance(gpu, profile string, start uint32) {
 	h.say("the administrator makes an instance %s on GPU %s at %d: %v", profile, gpu, start, err)
 }
 
+// placesOfClaims are where restClaims have partitions.
+var placesOfClaims = []struct {
+	gpu, profile string
+	start        uint32
+}{{"0", "1g.10gb", 0}, {"0", "1g.10gb", 1}, {"1", "3g.40gb", 4}, {"1", "2g.20gb", 0}}
+
 // bootScript is an administrator's, which makes an instance where claims have theirs.
 func (h *history) bootScript() {
-	at := one(h.rand, []struct {
-		gpu, profile string
-		start        uint32
-	}{{"0", "1g.10gb", 0}, {"0", "1g.10gb", 1}, {"1", "3g.40gb", 4}, {"1", "2g.20gb", 0}})
+	at := one(h.rand, placesOfClaims)
 	h.do(&nvmlsim.SetMIG{GPU: at.gpu, Enabled: true})
 	h.theirInstance(at.gpu, at.profile, at.start)
 }

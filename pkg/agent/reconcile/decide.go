@@ -58,12 +58,8 @@ type KubeletPod struct {
 	Devices []ledger.PluginDevice
 }
 
-// Decide tells whether the claim is a leftover: it is certain that nobody uses its devices. Otherwise keep says why it stays. It takes two
-// readings, with at least Interval between them; missing evidence is no evidence, so whatever is not known keeps the claim.
-func Decide(entry *ledger.Entry, first, second *Reading) (leftover bool, keep string) {
-	return decide(first, second, func(r *Reading) string { return inUse(entry, r) })
-}
-
+// decide tells whether the claim is a leftover: it is certain that nobody uses its devices, as inUse tells of a reading. Otherwise keep says why it
+// stays. It takes two readings, with at least Interval between them; missing evidence is no evidence, so whatever is not known keeps the claim.
 func decide(first, second *Reading, inUse func(*Reading) string) (leftover bool, keep string) {
 	if keep := inUse(second); keep != "" {
 		return false, keep

@@ -78,12 +78,16 @@ func TestADevicePluginsDeviceIsReleasedOnlyOnProof(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			first, second := unused(noon), unused(noon.Add(Interval))
 			second.Kubelet = []KubeletPod{{Namespace: "default", Name: "pod", Devices: []ledger.PluginDevice{test.device}}}
-			leftover, keep := Decide(held, first, second)
+			leftover, keep := decideOn(held, first, second)
 			if leftover != test.leftover || !leftover && !strings.Contains(keep, "default/pod") {
 				t.Errorf("leftover %t, kept because %q; want leftover %t", leftover, keep, test.leftover)
 			}
 		})
 	}
+}
+
+func decideOn(entry *ledger.Entry, first, second *Reading) (leftover bool, keep string) {
+	return decide(first, second, func(r *Reading) string { return inUse(entry, r) })
 }
 
 // TestAClaimIsReleasedOnlyOnProof: each piece of evidence alone keeps the claim, in either reading.
@@ -236,14 +240,14 @@ func TestAClaimIsReleasedOnlyOnProof(t *testing.T) {
 					which = 1 // these are of the two together
 				}
 				tc.change(readings[which])
-				leftover, keep := Decide(entry(), readings[0], readings[1])
+				leftover, keep := decideOn(entry(), readings[0], readings[1])
 				if leftover != (tc.keep == "") || !strings.Contains(keep, tc.keep) {
 					t.Errorf("in reading %d: leftover %v, because %q; want a reason with %q", which, leftover, keep, tc.keep)
 				}
 			}
 		})
 	}
-	if leftover, keep := Decide(entry(), nil, unused(noon)); leftover || keep == "" {
+	if leftover, keep := decideOn(entry(), nil, unused(noon)); leftover || keep == "" {
 		t.Errorf("after one reading: leftover %v, %q", leftover, keep)
 	}
 }
@@ -270,7 +274,7 @@ func TestAClaimThatKeptSomeOfItsDevicesIsAllocatedAnew(t *testing.T) {
 				r.Kubelet = []KubeletPod{{Namespace: "default", Name: tc.pod, Claims: []string{"claim"}}}
 				return r
 			}
-			if leftover, keep := Decide(two, at(noon), at(noon.Add(Interval))); leftover != (tc.keep == "") || !strings.Contains(keep, tc.keep) {
+			if leftover, keep := decideOn(two, at(noon), at(noon.Add(Interval))); leftover != (tc.keep == "") || !strings.Contains(keep, tc.keep) {
 				t.Errorf("leftover %v, because %q; want a reason with %q", leftover, keep, tc.keep)
 			}
 		})

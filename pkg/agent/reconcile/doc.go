@@ -2,5 +2,5 @@
 // kubelet, NVML, and the CDI folder. It finds claims that are prepared although nobody uses them any more, which happens when the kubelet has
 // forgotten what it prepared, and releases them; but only on proof.
 //
-// [Decide] is the proof, a function of two readings. [Reconciler] takes the readings and acts.
+// decide is the proof, a function of two readings. [Reconciler] takes the readings and acts.
 package reconcile

@@ -41,7 +41,7 @@ func TestChangesThatOvertakeEachOther(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	client := fake.NewSimpleClientset(slice("pool", "d0"), taintRule(""))
-	source, store := start(t, ctx, DefaultOptions(), client)
+	source, store := start(t, ctx, defaults, client)
 	defer func() {
 		cancel()
 		<-source.Done()
@@ -133,7 +133,7 @@ func TestSlicesAndRulesTakeTurns(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	client := fake.NewSimpleClientset(slice("pool", "d0"), taintRule("before"))
-	source, store := start(t, ctx, DefaultOptions(), client)
+	source, store := start(t, ctx, defaults, client)
 	defer func() {
 		cancel()
 		<-source.Done()
@@ -165,7 +165,7 @@ func TestARuleThatChangesNothing(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	client := fake.NewSimpleClientset(slice("pool", "d0"), slice("other", "d0"), taintRule("same"))
-	source, store := start(t, ctx, DefaultOptions(), client)
+	source, store := start(t, ctx, defaults, client)
 	defer func() {
 		cancel()
 		<-source.Done()

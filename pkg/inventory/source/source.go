@@ -24,9 +24,6 @@ type Options struct {
 	ConsumableCapacity bool
 }
 
-// DefaultOptions are those for the features on by default in Kubernetes 1.37.
-func DefaultOptions() Options { return Options{DeviceTaintRules: true, ConsumableCapacity: true} }
-
 // Event is a change that is already visible in the store's view. Exactly one of Slice and Class is set.
 type Event struct {
 	// Slice is the slice that changed, with taint rules applied; its last state when it was deleted.

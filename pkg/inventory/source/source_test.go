@@ -19,6 +19,9 @@ import (
 	"stowage.dev/stowage/pkg/inventory"
 )
 
+// defaults are the features that are on by default in Kubernetes 1.37.
+var defaults = Options{DeviceTaintRules: true, ConsumableCapacity: true}
+
 const driver = "gpu.example.com"
 
 var node = &v1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}
@@ -79,7 +82,7 @@ func TestTheStoreFollowsTheAPIServer(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	defer cancel()
 	client := fake.NewSimpleClientset(slice("pool", "d0", "d1"), class("gpu"))
-	source, store := start(t, ctx, DefaultOptions(), client)
+	source, store := start(t, ctx, defaults, client)
 	defer func() {
 		cancel()
 		<-source.Done()
@@ -211,7 +214,7 @@ func TestWaitForSyncEndsWithItsContext(t *testing.T) {
 	client := fake.NewSimpleClientset()
 	store := inventory.NewStore(inventory.Options{})
 	factory := informers.NewSharedInformerFactory(client, 0)
-	source, err := New(ctx, client, factory, store, DefaultOptions())
+	source, err := New(ctx, client, factory, store, defaults)
 	if err != nil {
 		t.Fatal(err)
 	}
