@@ -256,7 +256,7 @@ func (r *rig) blindAgent(ctx context.Context, api *apiServer) *Agent {
 	hardware.opts.Held = HeldInLedger(r.state)
 	agent, err := New(Options{
 		NodeName: "node-1", Client: api, KubeletRoot: r.state, StateDir: r.state, CDIDir: filepath.Join(r.state, "cdi"), Backend: backend, Hardware: hardware,
-		Tools: sharing.NewSimulated(r.machine), Sharing: r.sharing,
+		Tools: sharing.NewSimulated(r.machine), Sharing: r.sharing, Shares: r.shares,
 		Kubelet: Kubelet{
 			Pods: func(context.Context) ([]reconcile.KubeletPod, error) {
 				time.Sleep(r.kubeletTakes)

@@ -17,6 +17,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"stowage.dev/stowage/pkg/agent/config"
+	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
@@ -43,6 +44,7 @@ type rig struct {
 	devices func() ([]ledger.PluginDevice, error)
 	// sharing allows nothing if it is not set.
 	sharing config.Rules
+	shares  discovery.Shares
 }
 
 func newRig(t *testing.T, profile string) *rig {

@@ -39,6 +39,7 @@ const (
 	theKubeletIsDeaf happening = "PodResources is away"
 	theAgentStarts   happening = "the agent starts anew"
 	theAgentIsKilled happening = "the agent is killed"
+	theGPUsAreMoved  happening = "GPUs are moved to another path"
 )
 
 // randomHistory is the one of that seed. Of what happens seldom each history has some kinds more often, and some not at all: what has to
@@ -46,7 +47,9 @@ const (
 func randomHistory(seed uint64) []event {
 	r := rand.New(rand.NewPCG(seed, 1)) //nolint:gosec // not for secrets
 	kinds := []happening{aClaimComes, aPodComes, aPodComes, aPodEnds}
-	for _, kind := range []happening{thePluginComes, thePluginGoes, thePluginCrashes, aDeviceChanges, theKubeletStarts, theKubeletIsDeaf, theAgentStarts, theAgentIsKilled} {
+	for _, kind := range []happening{
+		thePluginComes, thePluginGoes, thePluginCrashes, aDeviceChanges, theKubeletStarts, theKubeletIsDeaf, theAgentStarts, theAgentIsKilled, theGPUsAreMoved,
+	} {
 		for range []int{0, 0, 1, 2}[r.IntN(4)] {
 			kinds = append(kinds, kind)
 		}
@@ -80,15 +83,19 @@ type outcome struct {
 
 // counts say that something was at stake.
 type counts struct {
-	claims, pods         int // that have got devices
+	claims, pods, ours   int // that have got devices; ours of these pods by our own plugin
 	both                 int // claims and pods that got theirs beside one of the other kind
 	claimsKept, podsKept int // attempts that the scheduler's rule refused
 	refused              int // prepares that the agent refused
 	restarts             int // of kubelet and agent
+	moves, ownRefused    int // of GPUs between paths, and what our own plugin has refused
+	unheeded, noticed    int // GPUs that another plugin gave away although they were given, which nobody could know; and that were told
 }
 
 func (c *counts) add(d *counts) {
 	c.claims, c.pods, c.both = c.claims+d.claims, c.pods+d.pods, c.both+d.both
+	c.ours, c.moves, c.ownRefused = c.ours+d.ours, c.moves+d.moves, c.ownRefused+d.ownRefused
+	c.unheeded, c.noticed = c.unheeded+d.unheeded, c.noticed+d.noticed
 	c.claimsKept, c.podsKept, c.refused, c.restarts = c.claimsKept+d.claimsKept, c.podsKept+d.podsKept, c.refused+d.refused, c.restarts+d.restarts
 }
 
@@ -158,6 +165,8 @@ func TestNoGPUIsHandedOutTwice(t *testing.T) {
 	// Otherwise nothing was at stake.
 	for what, n := range map[string]int{
 		"claims with a GPU": all.claims, "pods with a GPU of the plugin": all.pods, "one beside the other": all.both, "restarts": all.restarts,
+		"pods with a GPU of our own plugin": all.ours, "moves": all.moves, "containers that our own plugin has refused": all.ownRefused,
+		"GPUs given away unheeded": all.unheeded, "and told of": all.noticed,
 		"claims that the scheduler has kept off": all.claimsKept, "pods that it has kept off": all.podsKept, "prepares that the agent has refused": all.refused,
 	} {
 		if n < histories/20 {

@@ -99,6 +99,23 @@ func (m *mover) inSlices(gpu string) bool {
 	return slices.ContainsFunc(slice.Spec.Devices, func(d resourceapi.Device) bool { return d.Name == gpu })
 }
 
+// onlyForItsClaim fails if another claim may be allocated the GPU.
+func (m *mover) onlyForItsClaim(gpu string) {
+	m.t.Helper()
+	slice, err := m.api.ResourceV1().ResourceSlices().Get(m.ctx, "slice", metav1.GetOptions{})
+	if err != nil {
+		m.t.Fatal(err)
+	}
+	for _, device := range slice.Spec.Devices {
+		is := slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool {
+			return t.Key == Name+"/"+pluginpath.TaintName && t.Value == string(advertise.DevicePlugin) && t.Effect == resourceapi.DeviceTaintEffectNoSchedule
+		})
+		if is != (device.Name == gpu) {
+			m.t.Errorf("%s has the taints %v", device.Name, device.Taints)
+		}
+	}
+}
+
 func (m *mover) offered(gpu string) bool {
 	return slices.Contains(told(m.agent.plugins), gpu+" healthy")
 }
@@ -165,11 +182,17 @@ func TestAGPUIsMovedWhileTheAgentRuns(t *testing.T) {
 						}
 						want("by claims", true, false)
 					}},
-					{"it is moved", func() { m.annotate(toPlugin); m.step(); want("moved, while a claim has it", false, false) }},
+					{"it is moved", func() {
+						m.annotate(toPlugin)
+						m.step()
+						want("moved, while a claim has it", true, false)
+						m.onlyForItsClaim(t4First)
+					}},
 					{"the claim's pod runs on", func() {
 						time.Sleep(time.Minute)
 						m.step()
-						want("while a claim has it", false, false)
+						want("while a claim has it", true, false)
+						m.onlyForItsClaim(t4First)
 						if !m.offered(t4Second) {
 							t.Error("the one that nobody has waits, too")
 						}

@@ -52,15 +52,20 @@ type workload struct {
 	// bound to the node; device is what its claim has been allocated.
 	bound  bool
 	device string
-	// given are the devices that the kubelet has given it.
-	given []ledger.PluginDevice
+	// given are the devices that the kubelet has given it, by which plugin, and since when. admitting: a plugin is being asked for them.
+	given     []ledger.PluginDevice
+	by        owner
+	givenAt   time.Time
+	admitting bool
+	// asked is when the agent was asked for it last.
+	asked time.Time
+	// hole is why nobody could know that another device plugin gives it a GPU that a claim has; empty if somebody could.
+	hole string
 	// uses are where its containers run.
 	uses []place
 	// ending: its containers are to end. calling: the agent is being asked for it.
 	ending, calling bool
 }
-
-func (w *workload) claim() *resourceapi.ResourceClaim { return allocatedClaim(w.name, w.device) }
 
 // twoPlugins is a node with an agent, a stand-in for NVIDIA's device plugin, a kubelet and a scheduler. All but the agent's part is made
 // here, and happens one after the other, at times that are random.
@@ -90,18 +95,23 @@ type twoPlugins struct {
 		cancel func()
 		stop   func()
 		number int
+		since  time.Time
 	}
 	plugin struct {
-		runs, registered, known bool
-		devices                 map[ledger.PluginDevice]bool // and whether they are healthy
-		number                  int
-		gone                    time.Time
+		runs    bool
+		devices map[ledger.PluginDevice]bool // and whether they are healthy
+		number  int
+		gone    time.Time
 	}
+	own     own
 	kubelet struct {
-		up     bool
-		deaf   int // PodResources, to as many who have said so
-		synced time.Time
-		number int
+		up        bool
+		resources map[string]*kubeletResource
+		deaf      int // PodResources, to as many who have said so
+		synced    time.Time
+		number    int
+		// answers is since when it does.
+		answers time.Time
 	}
 	// listing is what PodResources says. The agent asks at any time.
 	mu         sync.Mutex
@@ -111,6 +121,7 @@ type twoPlugins struct {
 	// What the API server has.
 	allocatable, capacity map[string]int64
 	slices                []resourceapi.Device
+	marked                int // how many of our own devices are counted in the slices
 	written               int // the last write of slices that has arrived
 	writes                int
 	pods                  []*workload
@@ -149,12 +160,14 @@ func newTwoPlugins(t *testing.T, seed uint64, without walls) *twoPlugins {
 		w.rig.partition("1g.10gb", 1)
 	}
 	w.api = newAPIServer(&corev1.Node{})
-	w.kubelet.up = true
+	w.api.PrependReactor("list", "resourceslices", w.listSlices)
+	w.kubelet.up, w.kubelet.resources = true, map[string]*kubeletResource{}
+	w.choosePaths(profile, rand.New(rand.NewPCG(seed, 4))) //nolint:gosec // not for secrets
 	w.tell()
 	w.startAgent()
 	node := w.agent.opts.Hardware.Node()
 	for i := range node.GPUs {
-		w.uuids = append(w.uuids, node.GPUs[i].UUID)
+		w.uuids, w.own.gpus = append(w.uuids, node.GPUs[i].UUID), append(w.own.gpus, node.GPUs[i].Name)
 		for _, offer := range node.GPUs[i].Offers {
 			at := place{gpu: i}
 			if offer.Partition != nil {
@@ -165,6 +178,7 @@ func newTwoPlugins(t *testing.T, seed uint64, without walls) *twoPlugins {
 		}
 	}
 	w.every(10*time.Second, w.postStatus)
+	w.every(30*time.Second, w.release)
 	w.every(3*time.Second, w.schedule)
 	if w.r.IntN(3) > 0 {
 		w.after(between(w.r, time.Second, time.Minute), func() { w.comes(w.r) })
@@ -192,7 +206,10 @@ func (w *twoPlugins) wrong(format string, args ...any) {
 
 // after does something later. No two things are at the same instant: their order would be another one each time.
 func (w *twoPlugins) after(d time.Duration, do func()) {
-	at := time.Now().Add(d).Truncate(time.Microsecond).Add(time.Duration(len(w.todo)%1000) * time.Nanosecond)
+	at := time.Now().Add(d).Truncate(time.Microsecond)
+	for slices.ContainsFunc(w.todo, func(s scheduled) bool { return s.at.Equal(at) }) {
+		at = at.Add(time.Nanosecond)
+	}
 	w.todo = append(w.todo, scheduled{at, do})
 }
 
@@ -264,10 +281,10 @@ func (w *twoPlugins) tell() {
 		}
 		w.listing = append(w.listing, device)
 	}
-	if w.plugin.registered {
-		for device, healthy := range w.plugin.devices {
+	for name, resource := range w.kubelet.resources {
+		for id, healthy := range resource.devices {
 			if healthy {
-				list(device)
+				list(ledger.PluginDevice{Resource: name, ID: id})
 			}
 		}
 	}
@@ -287,10 +304,12 @@ func (w *twoPlugins) startAgent() {
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logr.Discard()))
 	a := &w.agent
 	a.number++
+	a.since = time.Now()
 	agent := w.rig.agent(ctx, w.api)
 	if _, err := agent.claims.Recover(ctx); err != nil {
 		w.t.Fatal(err)
 	}
+	w.advertise(agent)
 	agent.plugins.HeldChanged()
 	agent.publisher.leading()
 	agent.reporter.recorder = &record.FakeRecorder{}
@@ -311,6 +330,7 @@ func (w *twoPlugins) startAgent() {
 	look()
 	agent.publisher.refresh()
 	w.every(foreignInterval, look)
+	w.serve(ctx, agent, number, look)
 }
 
 // stopAgent ends it. A call that is under way is answered unless it is killed.
@@ -325,6 +345,9 @@ func (w *twoPlugins) stopAgent(killed bool) {
 				pod.calling = false
 				w.later(pod)
 			}
+			if pod.admitting {
+				w.refuses(pod, "the plugin has gone")
+			}
 		}
 	}
 	for w.calls > 0 {
@@ -333,6 +356,7 @@ func (w *twoPlugins) stopAgent(killed bool) {
 	}
 	w.agent.stop()
 	w.agent.Agent, w.agent.plugin = nil, nil
+	w.disconnect(ours)
 }
 
 // publishChanges writes the slices if the agent wants that, which arrives some time later.
@@ -352,12 +376,12 @@ func (w *twoPlugins) publishChanges() {
 		}
 	}
 	w.writes++
-	n := w.writes
+	n, marked := w.writes, w.offersOfOurs()
 	w.after(between(w.r, 50*time.Millisecond, 2*time.Second), func() {
 		if n < w.written {
 			return
 		}
-		w.slices, w.written = devices, n
+		w.slices, w.written, w.marked = devices, n, marked
 		tainted := 0
 		for i := range devices {
 			if twopaths.IsTainted(Name, &devices[i]) {
@@ -430,7 +454,7 @@ func (w *twoPlugins) register(r *rand.Rand, most time.Duration) {
 	plugin, kubelet := w.plugin.number, w.kubelet.number
 	w.after(between(r, 100*time.Millisecond, most), func() {
 		if w.plugin.runs && w.plugin.number == plugin && w.kubelet.up && w.kubelet.number == kubelet {
-			w.plugin.registered, w.plugin.known = true, true
+			w.connect(theirs)
 			w.logf("the device plugin is registered by nvidia-gpu.sock with %d devices", len(w.plugin.devices))
 		}
 	})
@@ -447,12 +471,13 @@ func (w *twoPlugins) postStatus() {
 	for resource := range w.allocatable {
 		w.allocatable[resource] = 0
 	}
-	for device, healthy := range w.plugin.devices {
-		if w.plugin.known { // which the kubelet forgets some minutes after it was registered last
-			w.capacity[device.Resource]++
-		}
-		if w.plugin.registered && healthy {
-			w.allocatable[device.Resource]++
+	for name, resource := range w.kubelet.resources {
+		w.allocatable[name] = 0
+		w.capacity[name] = int64(len(resource.devices))
+		for _, healthy := range resource.devices {
+			if healthy {
+				w.allocatable[name]++
+			}
 		}
 	}
 }
@@ -465,44 +490,19 @@ func (w *twoPlugins) later(pod *workload) {
 // sync does the next thing for a pod.
 func (w *twoPlugins) sync(pod *workload) {
 	switch {
-	case !slices.Contains(w.pods, pod) || pod.calling:
+	case !slices.Contains(w.pods, pod) || pod.calling || pod.admitting:
 	case !w.kubelet.up:
 		w.later(pod)
 	case pod.ending:
 		w.finish(pod)
 	case len(pod.uses) > 0: // it runs
+	case len(pod.given) > 0:
+		w.startOurs(pod)
 	case pod.resource != "":
 		w.admit(pod)
 	default:
 		w.prepare(pod)
 	}
-}
-
-// admit gives devices to the pod as the device manager does. It asks nobody: the device plugin agrees to all that it has.
-func (w *twoPlugins) admit(pod *workload) {
-	var free []ledger.PluginDevice
-	if w.plugin.registered {
-		for device, healthy := range w.plugin.devices {
-			taken := slices.ContainsFunc(w.pods, func(p *workload) bool { return slices.Contains(p.given, device) })
-			if healthy && device.Resource == pod.resource && !taken {
-				free = append(free, device)
-			}
-		}
-	}
-	if len(free) < pod.n {
-		w.logf("%s: UnexpectedAdmissionError", pod.name)
-		w.gone(pod)
-		return
-	}
-	slices.SortFunc(free, func(a, b ledger.PluginDevice) int { return cmp.Compare(a.ID, b.ID) })
-	pod.r.Shuffle(len(free), func(i, j int) { free[i], free[j] = free[j], free[i] })
-	pod.given = free[:pod.n]
-	var uses []place
-	for _, device := range pod.given {
-		uses = append(uses, w.ids[device.ID])
-	}
-	w.counts.pods++
-	w.runs(pod, uses)
 }
 
 // prepare asks the agent, again and again.
@@ -512,7 +512,8 @@ func (w *twoPlugins) prepare(pod *workload) {
 		return
 	}
 	pod.calling = true
-	plugin, claim := w.agent.plugin, pod.claim()
+	pod.asked = time.Now()
+	plugin, claim := w.agent.plugin, w.claim(pod)
 	var err error
 	w.call(func() {
 		ctx, cancel := context.WithTimeout(klog.NewContext(context.Background(), logr.Discard()), 45*time.Second)
@@ -546,7 +547,7 @@ func (w *twoPlugins) again(pod *workload) {
 			return
 		}
 		pod.calling = true
-		plugin, claim := w.agent.plugin, pod.claim()
+		plugin, claim := w.agent.plugin, w.claim(pod)
 		var results map[types.UID]kubeletplugin.PrepareResult
 		w.call(func() {
 			results, _ = plugin.PrepareResourceClaims(klog.NewContext(context.Background(), logr.Discard()), []*resourceapi.ResourceClaim{claim})
@@ -557,29 +558,6 @@ func (w *twoPlugins) again(pod *workload) {
 			}
 		})
 	})
-}
-
-// runs is where containers have their devices. Here it is judged.
-func (w *twoPlugins) runs(pod *workload, uses []place) {
-	pod.uses = uses
-	w.logf("%s runs on %v %v %s", pod.name, uses, pod.given, pod.device)
-	beside := false
-	for _, other := range w.pods {
-		if other == pod {
-			continue
-		}
-		beside = beside || len(other.uses) > 0 && (other.resource == "") != (pod.resource == "")
-		for _, at := range uses {
-			for _, theirs := range other.uses {
-				if at.overlaps(theirs) && (pod.resource == "" || other.resource == "") {
-					w.wrong("GPU %d is handed out twice: to %s and %s", at.gpu, other.name, pod.name)
-				}
-			}
-		}
-	}
-	if beside {
-		w.both++
-	}
 }
 
 // finish lets a pod whose containers have ended give back what it has.
@@ -594,7 +572,7 @@ func (w *twoPlugins) finish(pod *workload) {
 		return
 	}
 	pod.calling = true
-	plugin, claim := w.agent.plugin, pod.claim()
+	plugin, claim := w.agent.plugin, w.claim(pod)
 	var err error
 	w.call(func() {
 		ctx := klog.NewContext(context.Background(), logr.Discard())
@@ -679,7 +657,7 @@ func (w *twoPlugins) bind(pod *workload) {
 		}
 		pod.device = free[pod.r.IntN(len(free))]
 	}
-	pod.bound = true
+	pod.bound, pod.hole = true, w.holeFor(pod)
 	w.logf("%s is bound %s", pod.name, pod.device)
 	w.later(pod)
 }
@@ -709,13 +687,14 @@ func (w *twoPlugins) happen(e event) {
 		w.comes(r)
 	case thePluginGoes:
 		if w.plugin.runs {
-			w.plugin.runs, w.plugin.registered, w.plugin.gone = false, false, time.Now()
+			w.plugin.runs, w.plugin.gone = false, time.Now()
+			w.disconnect(theirs)
 		}
 	case thePluginCrashes:
 		if !w.plugin.runs {
 			return
 		}
-		w.plugin.registered = false
+		w.disconnect(theirs)
 		w.plugin.number++
 		w.register(r, 20*time.Second)
 	case aDeviceChanges:
@@ -723,17 +702,21 @@ func (w *twoPlugins) happen(e event) {
 		if len(devices) > 0 {
 			device := devices[r.IntN(len(devices))]
 			w.plugin.devices[device] = !w.plugin.devices[device]
+			w.lists(theirs, device.Resource)
 		}
+	case theGPUsAreMoved:
+		w.move(w.anyPaths(r), r)
 	case theKubeletStarts:
 		if !w.kubelet.up {
 			return
 		}
 		w.restarts++
-		w.kubelet.up, w.plugin.registered, w.plugin.known = false, false, false
+		w.kubelet.up, w.kubelet.resources = false, map[string]*kubeletResource{}
 		w.after(between(r, time.Second, 100*time.Second), func() {
 			w.logf("the kubelet is up")
 			w.kubelet.up = true
 			w.kubelet.number++
+			w.kubelet.answers = time.Now()
 			w.kubelet.synced = time.Now().Add(between(r, time.Second, 10*time.Second))
 			w.slices, w.written = nil, w.writes+1 // it deletes them
 			w.writes++
@@ -751,7 +734,7 @@ func (w *twoPlugins) happen(e event) {
 		})
 	case theKubeletIsDeaf:
 		w.kubelet.deaf++
-		w.after(between(r, time.Second, 2*time.Minute), func() { w.kubelet.deaf-- })
+		w.after(between(r, time.Second, 2*time.Minute), func() { w.kubelet.deaf--; w.kubelet.answers = time.Now() })
 	case theAgentStarts, theAgentIsKilled:
 		if w.agent.Agent == nil {
 			return
@@ -775,39 +758,4 @@ func (w *twoPlugins) ends(pod *workload) {
 		return
 	}
 	w.later(pod)
-}
-
-// rest is the end: the plugin goes, all pods end, and then each GPU can be had by a claim again.
-func (w *twoPlugins) rest() {
-	w.logf("the end")
-	w.plugin.runs, w.plugin.registered = false, false
-	for _, pod := range slices.Clone(w.pods) {
-		w.ends(pod)
-	}
-	w.runFor(6 * time.Minute)
-	for _, pod := range w.pods {
-		w.wrong("%s does not end", pod.name)
-	}
-	for gpu := range w.uuids {
-		for device, at := range w.pools {
-			if at.gpu == gpu && !slices.ContainsFunc(w.slices, func(d resourceapi.Device) bool { return d.Name == device && len(d.Taints) == 0 }) {
-				w.wrong("claims do not get %s any more", device)
-			}
-		}
-		device := ""
-		for _, name := range slices.Sorted(maps.Keys(w.pools)) {
-			if w.pools[name].gpu == gpu {
-				device = cmp.Or(device, name)
-			}
-		}
-		pod := &workload{name: fmt.Sprintf("last-%d", gpu), r: w.r, bound: true, device: device}
-		w.pods = append(w.pods, pod)
-		w.prepare(pod)
-	}
-	w.runFor(10 * time.Second)
-	for _, pod := range w.pods {
-		if len(pod.uses) == 0 {
-			w.wrong("%s does not get %s", pod.name, pod.device)
-		}
-	}
 }

@@ -25,7 +25,29 @@ func (p *Path) Allocated(ctx context.Context, resource string, devices []devicep
 		return err
 	}
 	defer func() { end(err) }()
+	// Those that are recorded may be asked for again by the pod that has them. If it is another pod, its container does not start.
+	fresh, err := p.notRecorded(resource, devices)
+	if err == nil {
+		err = p.refuse(ctx, resource, fresh)
+	}
+	if err != nil {
+		return err
+	}
 	return p.hold(ctx, resource, devices, func(ledger.PluginDevice) []types.UID { return nil })
+}
+
+// notRecorded are those that nobody has here.
+func (p *Path) notRecorded(resource string, devices []deviceplugin.Device) (fresh []deviceplugin.Device, err error) {
+	for _, device := range devices {
+		has, err := p.has(ledger.PluginDevice{Resource: resource, ID: device.ID})
+		if err != nil {
+			return nil, err
+		}
+		if !has {
+			fresh = append(fresh, device)
+		}
+	}
+	return fresh, nil
 }
 
 // Starting implements deviceplugin.Holder. By now the kubelet has written down whose the devices are. If they were another pod's before,
@@ -39,30 +61,42 @@ func (p *Path) Starting(ctx context.Context, resource string, devices []devicepl
 	checkpoint, err := p.source.Checkpoint()
 	if err != nil {
 		klog.FromContext(ctx).Info("It is not known which pod has the devices, what it leaves behind will not be looked for", "reason", err.Error())
-		return p.Allocated(ctx, resource, devices)
-	}
-	for _, device := range devices {
-		of := ledger.PluginDevice{Resource: resource, ID: device.ID}
-		if err := p.clear(ctx, of, checkpoint.PodsWith(of)); err != nil {
+		if err := p.refuse(ctx, resource, devices); err != nil {
 			return err
 		}
+		return p.Allocated(ctx, resource, devices)
+	}
+	var begin []deviceplugin.Device // for another pod than before
+	for _, device := range devices {
+		of := ledger.PluginDevice{Resource: resource, ID: device.ID}
+		runs, err := p.clear(ctx, of, checkpoint.PodsWith(of))
+		if err != nil {
+			return err
+		}
+		if !runs {
+			begin = append(begin, device)
+		}
+	}
+	if err := p.refuse(ctx, resource, begin); err != nil {
+		return err
 	}
 	return p.hold(ctx, resource, devices, checkpoint.PodsWith)
 }
 
-// clear takes the device back from pods that have ended, if it is recorded for none of these.
-func (p *Path) clear(ctx context.Context, of ledger.PluginDevice, pods []types.UID) error {
+// clear takes the device back from pods that have ended, if it is recorded for none of these. It reports whether one of these has it
+// already.
+func (p *Path) clear(ctx context.Context, of ledger.PluginDevice, pods []types.UID) (runs bool, err error) {
 	record, err := p.opts.Records.Get(hold.UID(of))
 	if err != nil || record == nil || record.Entry == nil || len(record.Entry.Pods) == 0 || len(pods) == 0 {
-		return err
+		return false, err
 	}
 	if slices.ContainsFunc(record.Entry.Pods, func(pod types.UID) bool { return slices.Contains(pods, pod) }) {
-		return nil
+		return true, nil
 	}
 	if _, err := p.opts.Claims.UnprepareUnused(ctx, record.Entry); err != nil {
-		return fmt.Errorf("take %s back from a pod that has ended: %w", of, err)
+		return false, fmt.Errorf("take %s back from a pod that has ended: %w", of, err)
 	}
-	return nil
+	return false, nil
 }
 
 // shareFor is what the device takes of a GPU that is shared; nil for one that is not. A pod that has it keeps what it has, whatever the flags are by now.

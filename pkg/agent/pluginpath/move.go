@@ -78,6 +78,7 @@ func (p *Path) setPaths(paths advertise.Paths) (changed bool) {
 	if p.paths.Equal(&paths) {
 		return false
 	}
+	before := p.paths
 	p.paths = paths
 	for _, resource := range p.offered.resources {
 		for _, device := range resource.Devices {
@@ -89,10 +90,14 @@ func (p *Path) setPaths(paths advertise.Paths) (changed bool) {
 		return true
 	}
 	for i := range node.GPUs {
-		if gpu := &node.GPUs[i]; paths.Of(gpu) == advertise.DevicePlugin {
+		gpu := &node.GPUs[i]
+		if paths.Of(gpu) == advertise.DevicePlugin {
 			p.moving.leaving.Delete(gpu.Name)
 		} else {
 			p.withdrawn.Delete(gpu.Name) // it may come back to the slices
+		}
+		if before.Of(gpu) == advertise.DRA {
+			p.claimed.Insert(gpu.Name) // until the ledger is read
 		}
 	}
 	return true
@@ -157,7 +162,7 @@ func (p *Path) left(ctx context.Context) (changed bool) {
 	if len(leaving) == 0 {
 		return false
 	}
-	devices, _, err := p.devices(ctx) // also those that were listed within a minute
+	answer, err := p.devices(ctx, recently()) // also those that were listed within a minute
 	if p.opts.Failed("leaving", err) {
 		klog.FromContext(ctx).Info("GPUs wait to be offered on another path until the kubelet says what it offers",
 			"devices", sets.List(leaving), "reason", err.Error())
@@ -165,7 +170,7 @@ func (p *Path) left(ctx context.Context) (changed bool) {
 	if err != nil {
 		return false
 	}
-	listed := sets.New(devices...)
+	listed := sets.New(answer.all...)
 	changed = p.HeldChanged()
 	p.mu.Lock()
 	defer p.mu.Unlock()

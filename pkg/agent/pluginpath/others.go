@@ -76,23 +76,33 @@ type listed struct {
 	ofDriver sets.Set[ledger.PluginDevice]
 }
 
-// devices are those of all device plugins, in order, and those of the driver's vendor that are listed now. Who asks meanwhile gets the same
-// answer.
-func (p *Path) devices(ctx context.Context) (devices []ledger.PluginDevice, ofDriver sets.Set[ledger.PluginDevice], err error) {
+// answer is what the kubelet says of device plugins.
+type answer struct {
+	// all count, in order; now are those of the driver's vendor that are listed now.
+	all []ledger.PluginDevice
+	now sets.Set[ledger.PluginDevice]
+}
+
+// devices are those of all device plugins. The kubelet is asked unless it was since that time: who asks meanwhile gets the same answer.
+func (p *Path) devices(ctx context.Context, since time.Time) (a answer, err error) {
 	l := &p.listed
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.at.IsZero() || time.Since(l.at) >= askAge {
-		devices, err := p.opts.Devices(context.WithoutCancel(ctx)) // which serves others, too, and has a time of its own
-		l.at, l.err = time.Now(), err
+	if l.at.IsZero() || l.at.Before(since) {
+		l.at = time.Now()
+		var devices []ledger.PluginDevice
+		devices, l.err = p.opts.Devices(context.WithoutCancel(ctx)) // which serves others, too, and has a time of its own
 		l.take(devices, p.opts.Driver)
 	}
 	if l.err != nil {
-		return nil, nil, l.err
+		return a, l.err
 	}
-	devices = slices.SortedFunc(maps.Keys(l.missing), func(a, b ledger.PluginDevice) int { return cmp.Compare(a.String(), b.String()) })
-	return devices, l.ofDriver, nil
+	all := slices.SortedFunc(maps.Keys(l.missing), func(a, b ledger.PluginDevice) int { return cmp.Compare(a.String(), b.String()) })
+	return answer{all: all, now: l.ofDriver}, nil
 }
+
+// recently is how old an answer may be for who has time.
+func recently() time.Time { return time.Now().Add(-askAge + 1) }
 
 // take takes note of the answer, or of its error: then it is not known what there is, and the kubelet that answers next may have just
 // started.
@@ -132,18 +142,25 @@ func (l *listed) take(devices []ledger.PluginDevice, driver string) {
 // device of a resource of GPUs that is none of those that are known may be any of them. listed is how many devices of the driver's vendor
 // the kubelet lists now, of all device plugins, our own, also unhealthy ones, and those of NICs, too.
 func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, listed int, err error) {
+	return p.ofOthers(ctx, recently(), nil)
+}
+
+// ofOthers asks the kubelet unless it was asked since that time. Devices of the set are not looked for.
+func (p *Path) ofOthers(
+	ctx context.Context, since time.Time, but sets.Set[ledger.PluginDevice],
+) (resources map[string]string, listed int, err error) {
 	node := p.opts.Hardware.Node()
 	if node == nil {
 		return nil, 0, nil
 	}
-	devices, ofDriver, err := p.devices(ctx)
+	answer, err := p.devices(ctx, since)
 	if err != nil {
 		return nil, 0, fmt.Errorf("whether a device plugin offers the node's GPUs: %w", err)
 	}
-	listed = len(ofDriver) + p.unhealthy(ofDriver)
-	devices = slices.DeleteFunc(devices, func(d ledger.PluginDevice) bool { return !advertise.MayBeGPU(d) })
+	listed = len(answer.now) + p.unhealthy(answer.now)
+	devices := slices.DeleteFunc(answer.all, func(d ledger.PluginDevice) bool { return !advertise.MayBeGPU(d) || but.Has(d) })
 	if len(devices) > 0 {
-		ours, err := p.ours(node)
+		ours, err := p.ours(node, answer.now)
 		if err != nil {
 			return nil, 0, err
 		}
@@ -187,31 +204,64 @@ func (p *Path) unhealthy(listed sets.Set[ledger.PluginDevice]) (n int) {
 	return n
 }
 
-// ours are the devices of our own device plugin: what it offers, or would, or another agent of the node did before an update, and what it
-// has given to pods.
-func (p *Path) ours(node *discovery.Node) (sets.Set[ledger.PluginDevice], error) {
-	ours := sets.New[ledger.PluginDevice]()
+// ours are the devices of our own device plugin: what it offers, or would, or another agent of the node did before an update, and
+// what it has given to pods. One that is listed now although a claim holds its GPU, or a pod by another resource, and that is not
+// recorded, is none of these. Here it is unhealthy then, and given to nobody: a plugin that has registered the same resource offers
+// it, or has given it away.
+func (p *Path) ours(node *discovery.Node, now sets.Set[ledger.PluginDevice]) (sets.Set[ledger.PluginDevice], error) {
+	gpus := map[ledger.PluginDevice]string{}
 	p.mu.Lock()
 	offered, paths := p.offered.resources, p.paths
 	p.mu.Unlock()
 	for _, c := range p.candidates(node, &paths) {
-		ours.Insert(ledger.PluginDevice{Resource: c.resource, ID: c.device.ID})
+		gpus[ledger.PluginDevice{Resource: c.resource, ID: c.device.ID}] = c.gpu.Name
 	}
 	for _, resource := range offered {
 		for _, d := range resource.Devices {
-			ours.Insert(ledger.PluginDevice{Resource: resource.Name, ID: d.ID})
+			gpus[ledger.PluginDevice{Resource: resource.Name, ID: d.ID}] = advertise.GPUOf(d.Name)
 		}
 	}
 	records, err := p.opts.Records.Records()
 	if err != nil {
 		return nil, err
 	}
+	ours, recorded := sets.KeySet(gpus), sets.New[ledger.PluginDevice]()
 	for _, record := range records {
-		if record.Entry != nil {
-			ours.Insert(record.Entry.Claim.Plugin)
+		if record.Entry == nil {
+			continue
+		}
+		recorded.Insert(record.Entry.Claim.Plugin)
+		for device := range now {
+			if gpu := gpus[device]; record.Entry.Claim.Plugin.Resource != device.Resource && slices.Contains(record.Entry.HeldGPUs(), gpu) {
+				ours.Delete(device)
+			}
 		}
 	}
-	return ours, nil
+	return ours.Union(recorded), nil
+}
+
+// refuse returns an error if another device plugin of the node offers the GPUs of the devices, or has given them to a pod; one that
+// is [deviceplugin.ErrRefused], if that is known. A plugin does not ask who has a GPU, and the kubelet asks nobody about the devices
+// of others.
+func (p *Path) refuse(ctx context.Context, resource string, devices []deviceplugin.Device) error {
+	if len(devices) == 0 {
+		return nil
+	}
+	own := sets.New[ledger.PluginDevice]()
+	for _, device := range devices {
+		own.Insert(ledger.PluginDevice{Resource: resource, ID: device.ID})
+	}
+	others, _, err := p.ofOthers(ctx, time.Now(), own)
+	if err != nil {
+		return err
+	}
+	for _, device := range devices {
+		if other := others[advertise.GPUOf(device.Name)]; other != "" {
+			return fmt.Errorf("%w: another device plugin of this node offers the GPU of device %s as %s: a GPU has one path",
+				deviceplugin.ErrRefused, device.Name, other)
+		}
+	}
+	return nil
 }
 
 // Refuse says by UID why claims must not be prepared: a GPU of theirs is on another path, or another device plugin offers it. Claims that

@@ -97,7 +97,9 @@ type Path struct {
 	// withdrawn GPUs were in no slice of the node after this agent had begun to publish.
 	withdrawn sets.Set[string]
 	// held are the GPUs that pods have by the device plugin API, as last known.
-	held    sets.Set[string]
+	held sets.Set[string]
+	// claimed are the GPUs that claims have, as last known.
+	claimed sets.Set[string]
 	offered offered
 }
 
@@ -117,7 +119,8 @@ var (
 // New returns the path of a node on which all GPUs are for claims until Advertise is called.
 func New(opts Options) *Path {
 	p := &Path{
-		opts: opts, withdrawn: sets.New[string](), held: sets.New[string](), listed: listed{missing: map[ledger.PluginDevice]time.Time{}}, offered: offered{changed: make(chan struct{})},
+		opts: opts, withdrawn: sets.New[string](), held: sets.New[string](), claimed: sets.New[string](),
+		listed: listed{missing: map[ledger.PluginDevice]time.Time{}}, offered: offered{changed: make(chan struct{})},
 		moving: moving{allocating: map[string]int{}, leaving: sets.New[string]()},
 	}
 	dir := filepath.Join(opts.KubeletRoot, "device-plugins")
@@ -183,8 +186,13 @@ func (p *Path) pathsOf(node *discovery.Node) map[string]advertise.Path {
 	return paths
 }
 
-// ForClaims are the hardware's resources without GPUs that are on another path, or that a pod still has by the device plugin API. It reads
-// nothing: the disk may hang.
+// TaintName, in the driver's domain, is the taint of a device of a GPU that has another path by now, which is its value, and that a
+// claim still has. Nobody else gets it by a claim. Without it in the slices the scheduler would not know that a claim has what a
+// device plugin may give away.
+const TaintName = "other-path"
+
+// ForClaims are the hardware's resources without GPUs that are on another path, or that a pod still has by the device plugin API. Those
+// that claims have stay, with a taint. It reads nothing: the disk may hang.
 func (p *Path) ForClaims(pool string) (resourceslice.DriverResources, bool) {
 	resources, ok := p.opts.Hardware.Resources(pool)
 	if !ok {
@@ -197,14 +205,29 @@ func (p *Path) ForClaims(pool string) (resourceslice.DriverResources, bool) {
 		return resources, true
 	}
 	paths := p.pathsOf(node)
-	return advertise.Withhold(resources, func(gpu string) bool {
-		return paths[gpu] != advertise.DRA || p.held.Has(gpu) || p.moving.leaving.Has(gpu) || p.moving.allocating[gpu] > 0
-	}), true
+	resources = advertise.Withhold(resources, func(gpu string) bool {
+		return paths[gpu] != advertise.DRA && !p.claimed.Has(gpu) || p.held.Has(gpu) || p.moving.leaving.Has(gpu) || p.moving.allocating[gpu] > 0
+	})
+	for _, pool := range resources.Pools {
+		for _, slice := range pool.Slices {
+			for i := range slice.Devices {
+				device := &slice.Devices[i]
+				if path := paths[advertise.GPUOf(device.Name)]; path != advertise.DRA {
+					taint := resourceapi.DeviceTaint{Key: p.taintKey(), Value: string(path), Effect: resourceapi.DeviceTaintEffectNoSchedule}
+					device.Taints = append(slices.Clip(device.Taints), taint)
+				}
+			}
+		}
+	}
+	return resources, true
 }
 
-// HeldChanged reads which GPUs pods have by the device plugin API, and reports whether that were others before. Where the ledger cannot be read,
-// they are as they were.
+func (p *Path) taintKey() string { return p.opts.Driver + "/" + TaintName }
+
+// HeldChanged reads which GPUs pods have by the device plugin API, and which claims have, and reports whether that were others
+// before, as far as it changes what is published. Where the ledger cannot be read, they are as they were.
 func (p *Path) HeldChanged() bool {
+	node := p.opts.Hardware.Node()
 	p.mu.Lock()
 	given := p.moving.given
 	p.mu.Unlock()
@@ -212,10 +235,14 @@ func (p *Path) HeldChanged() bool {
 	if err != nil {
 		return false
 	}
-	held := sets.New[string]()
+	held, claimed := sets.New[string](), sets.New[string]()
 	for _, record := range records {
-		if record.Entry != nil && record.Entry.Claim.Plugin != (ledger.PluginDevice{}) {
+		switch {
+		case record.Entry == nil:
+		case record.Entry.Claim.Plugin != (ledger.PluginDevice{}):
 			held.Insert(record.Entry.HeldGPUs()...)
+		default:
+			claimed.Insert(record.Entry.HeldGPUs()...)
 		}
 	}
 	p.mu.Lock()
@@ -224,7 +251,10 @@ func (p *Path) HeldChanged() bool {
 		held = held.Union(p.held)
 	}
 	changed := !held.Equal(p.held)
-	p.held = held
+	for gpu, path := range p.pathsOf(node) {
+		changed = changed || path != advertise.DRA && claimed.Has(gpu) != p.claimed.Has(gpu)
+	}
+	p.held, p.claimed = held, claimed
 	return changed
 }
 
@@ -358,8 +388,8 @@ func isFree(c candidate, holders []*ledger.Record) bool {
 	})
 }
 
-// prove asks the API server whether GPUs have left the slices of the node, once the Node has been read. A kubelet that starts has deleted
-// all slices, which says nothing of a GPU's path.
+// prove asks the API server whether GPUs have left the slices of the node, once the Node has been read, or are in these only for the
+// claims that have them. A kubelet that starts has deleted all slices, which says nothing of a GPU's path.
 func (p *Path) prove(ctx context.Context, devices []candidate) error {
 	p.mu.Lock()
 	known := p.moving.known
@@ -374,7 +404,9 @@ func (p *Path) prove(ctx context.Context, devices []candidate) error {
 	published := sets.New[string]()
 	for _, slice := range list.Items {
 		for _, device := range slice.Spec.Devices {
-			published.Insert(advertise.GPUOf(device.Name))
+			if !slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == p.taintKey() }) {
+				published.Insert(advertise.GPUOf(device.Name))
+			}
 		}
 	}
 	p.mu.Lock()
@@ -387,7 +419,7 @@ func (p *Path) prove(ctx context.Context, devices []candidate) error {
 	return nil
 }
 
-// isWithdrawn tells whether it is certain that no slice has the GPU. One that a pod has is in none.
+// isWithdrawn tells whether it is certain that no slice offers the GPU. One that a pod has is in none.
 func (p *Path) isWithdrawn(gpu string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
