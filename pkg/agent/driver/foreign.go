@@ -41,7 +41,7 @@ const (
 const reasonInUse health.Reason = twopaths.TaintName
 
 const (
-	foreignInterval = 30 * time.Second
+	foreignInterval = health.LookInterval
 	// listedAfter is when the kubelet lists what our own device plugin offers anew.
 	listedAfter = 2 * time.Second
 	// reasonUsedWithoutClaim is that of the event.
@@ -197,6 +197,7 @@ func (a *Agent) lookForForeign(ctx context.Context) {
 		if len(use.processes) > 0 || use.plugin != "" {
 			now[gpu] = use
 		}
+		h.monitor.Left(ctx, gpu, a.memoryLeft(ctx, gpu, &use, err))
 	}
 	gpusOfUnknownUse.Set(float64(blind))
 	foreignProcesses.Reset()

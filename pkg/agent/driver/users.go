@@ -7,10 +7,13 @@ import (
 	"os"
 	"slices"
 
+	"k8s.io/klog/v2"
+
 	"stowage.dev/stowage/pkg/agent/discovery"
 	"stowage.dev/stowage/pkg/agent/health"
 	"stowage.dev/stowage/pkg/agent/ledger"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/prepare"
 	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/agent/vfio"
 )
@@ -179,4 +182,60 @@ func askUsers(device nvml.Device, gpu discovery.GPU) (u users, err error) {
 		u.instances, err = device.GPUInstances()
 	}
 	return u, err
+}
+
+// coherent is the addressing mode of GPUs whose memory is memory of the machine, too: the system may use it, and it is not given back
+// when a process ends.
+const coherent = "ATS"
+
+// memoryLeft is how much memory of the GPU is in use although no process, claim or container of a device plugin uses it, in bytes;
+// nil if one does, or if that is not known. use and err are what was found out about who uses it without a claim. The memory of a
+// partitioned GPU is that of its instances, and goes with them.
+func (a *Agent) memoryLeft(ctx context.Context, gpu string, use *foreignUse, err error) *uint64 {
+	found := a.opts.Hardware.inventory.gpu(gpu)
+	if err != nil || use.plugin != "" || found == nil || !memoryIsItsOwn(found) {
+		return nil
+	}
+	// First the memory, then whose it may be: who comes meanwhile is taken for its user.
+	bytes, users, err := a.opts.Hardware.users.memory(ctx, found)
+	if err != nil {
+		klog.FromContext(ctx).V(4).Info("It is not known whether memory is left on the GPU", "device", gpu, "reason", err.Error())
+		return nil
+	}
+	if len(users.processes) > 0 {
+		return nil
+	}
+	records, err := a.reporter.ledger.Records()
+	if err != nil || slices.ContainsFunc(records, func(r *ledger.Record) bool { return r.Holds(gpu) }) {
+		return nil
+	}
+	quarantined, err := a.claims.Quarantined() // which says so itself
+	if err != nil || slices.ContainsFunc(quarantined, func(q prepare.Quarantine) bool { return q.GPU == gpu }) {
+		return nil
+	}
+	return &bytes
+}
+
+func memoryIsItsOwn(gpu *discovery.GPU) bool {
+	return !gpu.Bound() && !gpu.Unseen() && !gpu.MIGEnabled && gpu.AddressingMode != coherent
+}
+
+// memory returns what is in use beyond the driver's own, and then who uses the GPU.
+func (g *usage) memory(ctx context.Context, gpu *discovery.GPU) (bytes uint64, who *users, err error) {
+	ctx, cancel := context.WithTimeout(ctx, health.Deadline)
+	defer cancel()
+	type answer struct {
+		bytes uint64
+		users users
+	}
+	// Written by what may still run when On has given up; read only if it has not.
+	found := &answer{}
+	err = g.on(ctx, gpu.Name, gpu.UUID, func(d nvml.Device) (err error) {
+		if found.bytes, err = d.MemoryBeyondReserveBytes(); err != nil {
+			return err
+		}
+		found.users, err = askUsers(d, *gpu)
+		return err
+	})
+	return found.bytes, &found.users, err
 }

@@ -38,6 +38,8 @@ const (
 	Power Reason = "power-brake"
 	// Recovery: the driver says that the GPU must be reset, or the node rebooted.
 	Recovery Reason = "recovery-action"
+	// MemoryLeft: memory is in use while nobody uses the GPU.
+	MemoryLeft Reason = "memory-left"
 )
 
 // Severity says what follows from a fault.
@@ -56,6 +58,8 @@ const (
 // rule says how a reason is treated.
 type rule struct {
 	severity Severity
+	// most is how severe a policy can make it, if that is more.
+	most Severity
 	// permanent faults stay until somebody acts: resets the GPU, reboots the node, replaces the hardware.
 	permanent bool
 	// set is how long a fault must be seen before it counts, clear how long it must not have been seen before it is over.
@@ -78,6 +82,7 @@ var rules = map[Reason]rule{
 	PCIe:        {severity: Avoid, permanent: true, set: 30 * time.Second, clear: 30 * time.Second},
 	Power:       {severity: Avoid, set: 30 * time.Second, clear: time.Minute},
 	Recovery:    {severity: Avoid, permanent: true, clear: 20 * time.Second},
+	MemoryLeft:  {severity: Notice, most: Avoid, permanent: true, set: LookInterval / 2},
 }
 
 // Reasons are all that there are, in no order.

@@ -21,6 +21,8 @@ import (
 const (
 	// PollInterval is how often each GPU is asked. What can be told by an event is told at once.
 	PollInterval = 10 * time.Second
+	// LookInterval is how often it is looked who uses each GPU.
+	LookInterval = 30 * time.Second
 	// Deadline is how long NVML may take for an answer about one GPU.
 	Deadline = 10 * time.Second
 	// listenStep is how long one wait for an event takes, and so the longest that a worker that has to stop keeps a call going.
@@ -253,6 +255,14 @@ func (m *Monitor) Whole(name string) Verdict {
 func (m *Monitor) Partitioned(ctx context.Context, name string, at time.Time, instances []nvml.GPUInstance) {
 	if g := m.gpu(name); g != nil {
 		g.observe(ctx, func(_ time.Time, s *State) { s.Partitioned(at, instances) })
+	}
+}
+
+// Left tells how much memory of a GPU is in use although nobody uses it, in bytes beyond what the driver keeps for itself; nil if somebody
+// does, or if that is not known.
+func (m *Monitor) Left(ctx context.Context, name string, bytes *uint64) {
+	if g := m.gpu(name); g != nil {
+		g.observe(ctx, func(now time.Time, s *State) { s.Left(now, bytes) })
 	}
 }
 

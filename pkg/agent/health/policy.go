@@ -7,10 +7,10 @@ import (
 	"strings"
 )
 
-// Policy says how the rules are softened: for all GPUs, and for those of a product.
+// Policy says how the rules are softened, or made harder where that is possible: for all GPUs, and for those of a product.
 type Policy struct{ items []item }
 
-// item is one softening.
+// item is one of these changes.
 type item struct {
 	model    string // empty for all
 	reason   Reason
@@ -65,7 +65,7 @@ func parseItem(text string) (i item, err error) {
 	if i.severity, ok = severities[severity]; !ok {
 		return i, fmt.Errorf("%q: want off, notice or avoid", severity)
 	}
-	if i.severity > r.severity {
+	if i.severity > max(r.severity, r.most) {
 		return i, fmt.Errorf("%s: a rule can be softened only, and this one is less than %s already", rule, severity)
 	}
 	if i.severity < Avoid && slices.Contains(unusable, i.reason) {

@@ -115,6 +115,30 @@ func TestALostGPUWithASofterRuleMovesNobody(t *testing.T) {
 	}
 }
 
+// TestMemoryThatIsLeftMayKeepPodsAway: it is only told unless the policy says more, for all GPUs or for those of a product.
+func TestMemoryThatIsLeftMayKeepPodsAway(t *testing.T) {
+	for text, want := range map[string]Status{
+		"": Healthy, "memory-left=avoid": Unhealthy, "NVIDIA L40S:memory-left=avoid": Unhealthy, "Tesla T4:memory-left=avoid": Healthy,
+	} {
+		policy, err := ParsePolicy(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		s := State{policy: policy}
+		s.Is("GPU-1", "NVIDIA L40S")
+		for look := range 2 {
+			s.Left(start.Add(time.Duration(look)*LookInterval), new(uint64(1)<<30))
+		}
+		verdict := s.Of(nil)
+		if len(verdict.Faults) != 1 || verdict.Faults[0].Reason != MemoryLeft {
+			t.Fatalf("%q: faults %v", text, verdict.Faults)
+		}
+		if got := verdict.Faults[0].Severity() > Notice; got != (want == Unhealthy) {
+			t.Errorf("%q: severity %d, want pods kept away %t", text, verdict.Faults[0].Severity(), want == Unhealthy)
+		}
+	}
+}
+
 func TestABadPolicyIsRefusedNamingTheItem(t *testing.T) {
 	for policy, want := range map[string]string{
 		"pcie-width":               `"pcie-width": want a rule and what becomes of it`,

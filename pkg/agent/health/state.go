@@ -110,6 +110,29 @@ func (s *State) Failed(now time.Time, err error) {
 	s.step(now, []Fault{fault}, judged)
 }
 
+// memoryLeft is how much may be in use of an idle GPU beyond what its driver says that it keeps for itself: it keeps some more of it
+// after a GPU was used.
+const memoryLeft = 256 << 20
+
+// Left: so many bytes are in use although nobody uses the GPU, beyond what the driver keeps for itself. nil: somebody uses it, or that is
+// not known. What stands stays then, and what was seen once has to be seen twice in a row again.
+func (s *State) Left(now time.Time, bytes *uint64) {
+	isLeft := func(f Fault) bool { return f.Reason == MemoryLeft }
+	if bytes == nil {
+		s.faults = slices.DeleteFunc(s.faults, func(f Fault) bool { return isLeft(f) && !f.counts() })
+		return
+	}
+	var present []Fault
+	if *bytes > memoryLeft {
+		fault := Fault{Reason: MemoryLeft, Message: fmt.Sprintf("%d MiB of memory are in use, and nobody uses the GPU", *bytes>>20)}
+		if i := slices.IndexFunc(s.faults, isLeft); i >= 0 {
+			fault.Message = s.faults[i].Message // which does not change while the fault lasts
+		}
+		present = append(present, fault)
+	}
+	s.step(now, present, []Reason{MemoryLeft})
+}
+
 // Silent: a call about the GPU that began then has not returned.
 func (s *State) Silent(now, began time.Time) {
 	s.asked, s.quiet = now, false

@@ -68,6 +68,13 @@ func told(v Verdict) string {
 	return text
 }
 
+// left is a look at an idle GPU with so much memory in use.
+func left(mib uint64) func(time.Time, *State) {
+	return func(now time.Time, s *State) { s.Left(now, new(mib<<20)) }
+}
+
+func isUsed(now time.Time, s *State) { s.Left(now, nil) }
+
 func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 	hot := with(func(r *nvml.Readings) { r.TemperatureC = new(uint32(87)) })
 	warm := with(func(r *nvml.Readings) { r.TemperatureC = new(uint32(84)) })
@@ -209,6 +216,22 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{0, answered(with(func(r *nvml.Readings) { r.ECC = nil })), "Healthy"},
 			{1, func(now time.Time, s *State) { s.Happened(now, nvml.Event{Kind: nvml.EventDoubleBitECC}) }, "Unhealthy xid=48"},
 		},
+		"memory that nobody has, seen twice": {
+			{0, left(257), "Healthy"},
+			{30, left(300), "Healthy memory-left"},
+			{60, left(256), "Healthy"},
+			{90, left(257), "Healthy"},
+		},
+		"seen once, and again when somebody had used the GPU": {
+			{0, left(600), "Healthy"},
+			{30, isUsed, "Healthy"},
+			{60, left(600), "Healthy"},
+			{90, left(600), "Healthy memory-left"},
+			{120, isUsed, "Healthy memory-left"},
+			{130, answered(well()), "Healthy memory-left"},
+			{150, left(0), "Healthy"},
+		},
+		"as much as the driver may keep": {{0, left(256), "Healthy"}, {30, left(256), "Healthy"}},
 		"rows": {
 			{0, answered(with(func(r *nvml.Readings) { r.Rows.Pending = true })), "Healthy row-remap-pending"},
 			{1, answered(with(func(r *nvml.Readings) { r.Rows.Failed = true })), "Unhealthy row-remap-failed"},

@@ -14,6 +14,9 @@ type Use interface {
 	Processes() ([]Process, error)
 	// MemoryUsedBytes includes what the driver reserves.
 	MemoryUsedBytes() (uint64, error)
+	// MemoryBeyondReserveBytes is what is in use without what the driver reserves for itself, which depends on the model. Drivers say so from
+	// R510 on; the error of others wraps ErrNotSupported.
+	MemoryBeyondReserveBytes() (uint64, error)
 	// ComputeMode says who may compute on the GPU.
 	ComputeMode() (ComputeMode, error)
 	// SetComputeMode needs root. Under MIG only ComputeDefault is supported.
@@ -106,6 +109,11 @@ func (i *Instance) compare(j *Instance) int {
 
 func (d *device) MemoryUsedBytes() (uint64, error) {
 	memory, err := get(d.lib, "nvmlDeviceGetMemoryInfo", d.nvml.GetMemoryInfo)
+	return memory.Used, err
+}
+
+func (d *device) MemoryBeyondReserveBytes() (uint64, error) {
+	memory, err := get(d.lib, "nvmlDeviceGetMemoryInfo_v2", d.nvml.GetMemoryInfo_v2)
 	return memory.Used, err
 }
 
