@@ -49,7 +49,7 @@ func TestMemoryThatIsLeftOnAGPUIsTold(t *testing.T) {
 			Devices: []ledger.Device{{Device: gpu.Name, GPU: gpu.Name}},
 		}
 		if err := agent.reporter.ledger.Put(entry); err != nil {
-			t.Fatal(err)
+			r.t.Fatal(err)
 		}
 	}
 	for name, tc := range map[string]struct {
@@ -73,8 +73,8 @@ func TestMemoryThatIsLeftOnAGPUIsTold(t *testing.T) {
 		"it is partitioned": {"dgx-h100", func(r *rig, agent *Agent) {
 			r.do(&nvmlsim.SetMIG{GPU: "0", Enabled: true})
 			leak(600)(r, agent)
-			if _, err := agent.opts.Hardware.Discover(t.Context()); err != nil {
-				t.Fatal(err)
+			if _, err := agent.opts.Hardware.Discover(r.t.Context()); err != nil {
+				r.t.Fatal(err)
 			}
 		}, false},
 	} {

@@ -108,7 +108,8 @@ func (m *mover) onlyForItsClaim(gpu string) {
 	}
 	for _, device := range slice.Spec.Devices {
 		is := slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool {
-			return t.Key == Name+"/"+pluginpath.TaintName && t.Value == string(advertise.DevicePlugin) && t.Effect == resourceapi.DeviceTaintEffectNoSchedule
+			t.TimeAdded = nil
+			return t == pluginpath.Taint(Name, advertise.DevicePlugin)
 		})
 		if is != (device.Name == gpu) {
 			m.t.Errorf("%s has the taints %v", device.Name, device.Taints)

@@ -15,7 +15,9 @@ import (
 	resourceapi "k8s.io/api/resource/v1"
 	"k8s.io/apimachinery/pkg/util/sets"
 
+	"stowage.dev/stowage/pkg/agent/advertise"
 	"stowage.dev/stowage/pkg/agent/health"
+	"stowage.dev/stowage/pkg/agent/pluginpath"
 	"stowage.dev/stowage/pkg/agent/stepaside"
 )
 
@@ -30,7 +32,9 @@ func TestTheRunbookHasAllTaints(t *testing.T) {
 		told[row[1]] = row[2]
 	}
 	want := map[string]string{}
-	for _, taint := range []resourceapi.DeviceTaint{(&occupiedPlace{}).taint(), (&foreignUse{}).taint(), notReadyTaint(reasonFolderFull)} {
+	for _, taint := range []resourceapi.DeviceTaint{
+		(&occupiedPlace{}).taint(), (&foreignUse{}).taint(), notReadyTaint(reasonFolderFull), pluginpath.Taint(Name, advertise.DevicePlugin),
+	} {
 		want[taint.Key] = string(taint.Effect)
 	}
 	for _, reason := range health.Reasons() {

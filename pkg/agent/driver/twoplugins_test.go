@@ -433,7 +433,7 @@ func (w *twoPlugins) configure(r *rand.Rand) {
 // comes lets it start. It is configured anew only when it has been away for long enough that scheduler and agent have heard of that:
 // nobody can tell two configurations with equally many devices apart.
 func (w *twoPlugins) comes(r *rand.Rand) {
-	if w.plugin.runs {
+	if w.plugin.runs || w.own.ends {
 		return
 	}
 	if w.plugin.devices == nil || time.Since(w.plugin.gone) > 3*time.Minute {

@@ -83,12 +83,12 @@ type answer struct {
 	now sets.Set[ledger.PluginDevice]
 }
 
-// devices are those of all device plugins. The kubelet is asked unless it was since that time: who asks meanwhile gets the same answer.
+// devices are those of all device plugins. The kubelet is asked unless it was after that time: who asks meanwhile gets the same answer.
 func (p *Path) devices(ctx context.Context, since time.Time) (a answer, err error) {
 	l := &p.listed
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.at.IsZero() || l.at.Before(since) {
+	if !l.at.After(since) {
 		l.at = time.Now()
 		var devices []ledger.PluginDevice
 		devices, l.err = p.opts.Devices(context.WithoutCancel(ctx)) // which serves others, too, and has a time of its own
@@ -101,8 +101,8 @@ func (p *Path) devices(ctx context.Context, since time.Time) (a answer, err erro
 	return answer{all: all, now: l.ofDriver}, nil
 }
 
-// recently is how old an answer may be for who has time.
-func recently() time.Time { return time.Now().Add(-askAge + 1) }
+// recently is when the kubelet was asked for an answer that is just too old.
+func recently() time.Time { return time.Now().Add(-askAge) }
 
 // take takes note of the answer, or of its error: then it is not known what there is, and the kubelet that answers next may have just
 // started.
@@ -145,7 +145,7 @@ func (p *Path) OfOthers(ctx context.Context) (resources map[string]string, liste
 	return p.ofOthers(ctx, recently(), nil)
 }
 
-// ofOthers asks the kubelet unless it was asked since that time. Devices of the set are not looked for.
+// ofOthers asks the kubelet unless it was asked after that time. Devices of the set are not looked for.
 func (p *Path) ofOthers(
 	ctx context.Context, since time.Time, but sets.Set[ledger.PluginDevice],
 ) (resources map[string]string, listed int, err error) {
@@ -182,23 +182,34 @@ func (p *Path) ofOthers(
 	return resources, listed, nil
 }
 
-// unhealthy are how many of our own devices the kubelet has and does not list. They are in the node's capacity, and in no slice: if nobody told
-// of them, one that is ill would be the device of another plugin, for as long as it is ill. Of a resource of which the kubelet lists none of
-// ours it has none, or nothing can be allocated.
+// unhealthy are how many of our own devices the kubelet has and does not list. They are in the node's capacity, and in no slice: if
+// nobody told of them, one that is ill would be the device of another plugin, for as long as it is ill. Of a resource of which the
+// kubelet lists none of ours it has none, or nothing can be allocated. If it lists others, too, another plugin has registered the
+// resource, and the kubelet has that one's devices.
 func (p *Path) unhealthy(listed sets.Set[ledger.PluginDevice]) (n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, resource := range p.offered.resources {
+		known, of := 0, 0 // of those that are listed of the resource
+		for device := range listed {
+			if device.Resource == resource.Name {
+				of++
+			}
+		}
 		isListed := func(d deviceplugin.Device) bool {
 			return listed.Has(ledger.PluginDevice{Resource: resource.Name, ID: d.ID})
 		}
-		if !slices.ContainsFunc(resource.Devices, isListed) {
-			continue
-		}
+		unlisted := 0
 		for _, device := range resource.Devices {
-			if !device.Healthy && !isListed(device) {
-				n++
+			switch {
+			case isListed(device):
+				known++
+			case !device.Healthy:
+				unlisted++
 			}
+		}
+		if known > 0 && known == of {
+			n += unlisted
 		}
 	}
 	return n

@@ -186,10 +186,11 @@ func (p *Path) pathsOf(node *discovery.Node) map[string]advertise.Path {
 	return paths
 }
 
-// TaintName, in the driver's domain, is the taint of a device of a GPU that has another path by now, which is its value, and that a
-// claim still has. Nobody else gets it by a claim. Without it in the slices the scheduler would not know that a claim has what a
-// device plugin may give away.
-const TaintName = "other-path"
+// Taint is that of a device of a GPU that has another path by now, and that a claim still has. Nobody else gets it by a claim. Without
+// it in the slices the scheduler would not know that a claim has what a device plugin may give away.
+func Taint(driver string, path advertise.Path) resourceapi.DeviceTaint {
+	return resourceapi.DeviceTaint{Key: driver + "/other-path", Value: string(path), Effect: resourceapi.DeviceTaintEffectNoSchedule}
+}
 
 // ForClaims are the hardware's resources without GPUs that are on another path, or that a pod still has by the device plugin API. Those
 // that claims have stay, with a taint. It reads nothing: the disk may hang.
@@ -213,16 +214,13 @@ func (p *Path) ForClaims(pool string) (resourceslice.DriverResources, bool) {
 			for i := range slice.Devices {
 				device := &slice.Devices[i]
 				if path := paths[advertise.GPUOf(device.Name)]; path != advertise.DRA {
-					taint := resourceapi.DeviceTaint{Key: p.taintKey(), Value: string(path), Effect: resourceapi.DeviceTaintEffectNoSchedule}
-					device.Taints = append(slices.Clip(device.Taints), taint)
+					device.Taints = append(slices.Clip(device.Taints), Taint(p.opts.Driver, path))
 				}
 			}
 		}
 	}
 	return resources, true
 }
-
-func (p *Path) taintKey() string { return p.opts.Driver + "/" + TaintName }
 
 // HeldChanged reads which GPUs pods have by the device plugin API, and which claims have, and reports whether that were others
 // before, as far as it changes what is published. Where the ledger cannot be read, they are as they were.
@@ -252,7 +250,10 @@ func (p *Path) HeldChanged() bool {
 	}
 	changed := !held.Equal(p.held)
 	for gpu, path := range p.pathsOf(node) {
-		changed = changed || path != advertise.DRA && claimed.Has(gpu) != p.claimed.Has(gpu)
+		if path != advertise.DRA && claimed.Has(gpu) != p.claimed.Has(gpu) {
+			changed = true
+			p.withdrawn.Delete(gpu) // it was in the slices, or comes back to them
+		}
 	}
 	p.held, p.claimed = held, claimed
 	return changed
@@ -388,8 +389,8 @@ func isFree(c candidate, holders []*ledger.Record) bool {
 	})
 }
 
-// prove asks the API server whether GPUs have left the slices of the node, once the Node has been read, or are in these only for the
-// claims that have them. A kubelet that starts has deleted all slices, which says nothing of a GPU's path.
+// prove asks the API server whether GPUs have left the slices of the node, once the Node has been read. A kubelet that starts has deleted
+// all slices, which says nothing of a GPU's path, nor of one that a claim has.
 func (p *Path) prove(ctx context.Context, devices []candidate) error {
 	p.mu.Lock()
 	known := p.moving.known
@@ -404,22 +405,20 @@ func (p *Path) prove(ctx context.Context, devices []candidate) error {
 	published := sets.New[string]()
 	for _, slice := range list.Items {
 		for _, device := range slice.Spec.Devices {
-			if !slices.ContainsFunc(device.Taints, func(t resourceapi.DeviceTaint) bool { return t.Key == p.taintKey() }) {
-				published.Insert(advertise.GPUOf(device.Name))
-			}
+			published.Insert(advertise.GPUOf(device.Name))
 		}
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, c := range devices {
-		if !published.Has(c.gpu.Name) {
+		if !published.Has(c.gpu.Name) && !p.claimed.Has(c.gpu.Name) {
 			p.withdrawn.Insert(c.gpu.Name)
 		}
 	}
 	return nil
 }
 
-// isWithdrawn tells whether it is certain that no slice offers the GPU. One that a pod has is in none.
+// isWithdrawn tells whether it is certain that no slice has the GPU. One that a pod has is in none.
 func (p *Path) isWithdrawn(gpu string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
