@@ -166,12 +166,15 @@ func TestNoGPUIsHandedOutTwice(t *testing.T) {
 	for what, n := range map[string]int{
 		"claims with a GPU": all.claims, "pods with a GPU of the plugin": all.pods, "one beside the other": all.both, "restarts": all.restarts,
 		"pods with a GPU of our own plugin": all.ours, "moves": all.moves, "containers that our own plugin has refused": all.ownRefused,
-		"GPUs given away unheeded": all.unheeded, "and told of": all.noticed,
 		"claims that the scheduler has kept off": all.claimsKept, "pods that it has kept off": all.podsKept, "prepares that the agent has refused": all.refused,
 	} {
 		if n < histories/20 {
 			t.Errorf("%s: %d in %d histories", what, n, histories)
 		}
+	}
+	// Which is seldom.
+	if histories >= 300 && (all.unheeded == 0 || all.noticed == 0) {
+		t.Errorf("GPUs given away unheeded: %d in %d histories, and %d of them told of", all.unheeded, histories, all.noticed)
 	}
 }
 
@@ -182,9 +185,9 @@ func TestAMissingWallIsSeen(t *testing.T) {
 		without walls
 		shownBy uint64 // seed
 	}{
-		"pods of the device plugin come to claims":                {without: walls{noRuleForPods: true}, shownBy: 35},
-		"claims come to pods of the device plugin, by both walls": {without: walls{noRuleForClaims: true, noRefusal: true}, shownBy: 114},
-		"what the device plugin offers is taken for a NIC":        {without: walls{otherResource: true}, shownBy: 3},
+		"pods of the device plugin come to claims":                {without: walls{noRuleForPods: true}, shownBy: 8},
+		"claims come to pods of the device plugin, by both walls": {without: walls{noRuleForClaims: true, noRefusal: true}, shownBy: 55},
+		"what the device plugin offers is taken for a NIC":        {without: walls{otherResource: true}, shownBy: 2},
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
