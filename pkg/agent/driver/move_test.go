@@ -458,12 +458,15 @@ func TestAnUnhealthyDeviceOfOursKeepsNobodyFromTheNode(t *testing.T) {
 		_, ctx := ktesting.NewTestContext(t)
 		m := newMover(ctx, t)
 		defer func() { m.stop() }()
-		for name, gpu := range map[string]string{"train": t4First, "other": "gpu-0000-00-1d-0"} {
-			if err := m.prepare(name, gpu); err != nil {
-				t.Fatal(err)
-			}
+		if err := m.prepare("other", "gpu-0000-00-1d-0"); err != nil {
+			t.Fatal(err)
 		}
 		m.annotate(t4First + "=device-plugin," + t4Second + "=device-plugin")
+		m.step()
+		m.r.do(&nvmlsim.SetRecovery{GPU: "0", Action: nvmlsim.RecoveryReset})
+		if err := m.agent.opts.Hardware.monitor.Check(ctx, t4First); err != nil {
+			t.Fatal(err)
+		}
 		m.step()
 		if m.offered(t4First) || !m.offered(t4Second) {
 			t.Fatalf("offered: %v", told(m.agent.plugins))
@@ -476,7 +479,7 @@ func TestAnUnhealthyDeviceOfOursKeepsNobodyFromTheNode(t *testing.T) {
 			keep     bool
 		}{
 			{
-				name: "a claim has one that has been moved", listed: []ledger.PluginDevice{{Resource: pluginpath.GPUResource, ID: m.uuid(t4Second)}},
+				name: "one is ill", listed: []ledger.PluginDevice{{Resource: pluginpath.GPUResource, ID: m.uuid(t4Second)}},
 				capacity: twopaths.Plugins{pluginpath.GPUResource: {Offered: 2, Held: 1}},
 			},
 			{
