@@ -20,6 +20,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"stowage.dev/stowage/internal/version"
+	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/agent/stepaside"
 )
 
@@ -63,8 +64,19 @@ func newCommand() *cobra.Command {
 	opts.addRunFlags(root.Flags())
 	opts.addRunFlags(runCommand.Flags())
 	root.AddCommand(runCommand, newDiscoverCommand(opts), newProbeCommand(opts), newLedgerCommand(opts),
-		newCheckCommand(opts), newReleaseCommand(opts))
+		newCheckCommand(opts), newReleaseCommand(opts), newDaemonCommand())
 	return root
+}
+
+// newDaemonCommand is for the agent alone: where the host has no systemd, it runs itself as what then becomes an MPS daemon.
+func newDaemonCommand() *cobra.Command {
+	return &cobra.Command{
+		Use:    sharing.HelperCommand,
+		Short:  "Become the MPS daemon that the agent describes on standard input",
+		Hidden: true,
+		Args:   cobra.NoArgs,
+		RunE:   func(cmd *cobra.Command, _ []string) error { return sharing.Become(cmd.InOrStdin()) },
+	}
 }
 
 // setUpLogging adds the flags of all Kubernetes components, and applies them once in the process.

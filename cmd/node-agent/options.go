@@ -169,7 +169,7 @@ func (o *options) addHardwareFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.shareStrategy, "share-strategy", o.shareStrategy, "how the GPUs of --share-gpus are shared by the claims that have them, which have no say in it: time-slicing or mps, and one of --allow-sharing")
 	flags.BoolVar(&o.passthrough, "passthrough", o.passthrough, "offer whole GPUs to virtual machines, too: as devices of type vfio, which leave the NVIDIA driver for as long as a claim has them")
 	flags.StringVar(&o.hostDriverRoot, "host-driver-root", o.hostDriverRoot, "the same folder as the container runtime sees it; --driver-root if not given")
-	flags.StringVar(&o.host.root, "host-root", o.host.root, "the host's root folder as this program sees it; what containers are given is looked up there, and daemons of the Multi-Process Service are started there, by systemd")
+	flags.StringVar(&o.host.root, "host-root", o.host.root, "the host's root folder as this program sees it; what containers are given is looked up there, and daemons of the Multi-Process Service are started there, by systemd or in cgroups of their own")
 }
 
 // keepSimulation gives simulated GPUs a place to outlive this process in.
@@ -211,7 +211,7 @@ func (o *options) addUseFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.healthRules, "health-rules", o.healthRules, "which of the rules that judge a GPU are softened, with commas between: off, notice (told, and nothing else) or avoid (no new claim gets the GPU, and no pod is moved), such as pcie-width=off,xid/74=notice,gpu-lost=avoid, or made harder (memory-left=avoid), each with PRODUCT: before it if it is for the GPUs of that product only; the rules are the names of the agent's taints")
 	flags.StringVar(&o.mpsRoot, "mps-root", o.mpsRoot, "folder for the daemons of NVIDIA's Multi-Process Service, with the same path inside and outside of a container")
 	flags.StringVar(&o.mpsShmSize, "mps-shm-size", o.mpsShmSize, "how much memory the folder of one daemon of the Multi-Process Service may take, in which its clients have their shared memory (/dev/shm)")
-	flags.BoolVar(&o.mpsSandbox, "mps-sandbox", o.mpsSandbox, "let systemd take from daemons of the Multi-Process Service what root has and they do not need: capabilities, other devices, writing outside of their folder; needs systemd 242. A daemon that runs keeps what it was started with")
+	flags.BoolVar(&o.mpsSandbox, "mps-sandbox", o.mpsSandbox, "take from daemons of the Multi-Process Service what root has and they do not need: capabilities, other devices, writing outside of their folder; needs systemd 242 or, on a host without systemd, Linux 5.12. A daemon that runs keeps what it was started with")
 	flags.BoolVar(&o.simMPSFolders, "sim-mps-folders", o.simMPSFolders, "give the simulated daemons of the Multi-Process Service the folder of a real one, in --mps-root, and it to their clients; needs the right to mount")
 }
 
@@ -367,15 +367,22 @@ func (o *options) sharing() (config.Rules, error) {
 	return rules, nil
 }
 
-// onHost are the rules on this host: one without systemd does no MPS with a real driver. That is told once, not for each claim.
+// onHost are the rules on this host, which may be one that does no MPS with a real driver. That is told once, not for each claim.
 func (o *options) onHost(ctx context.Context, rules config.Rules, simulated bool) config.Rules {
 	if simulated {
 		return rules
 	}
-	if err := sharing.CheckHost(o.host.root); err != nil {
+	daemons, err := o.daemons()
+	var how string
+	if err == nil {
+		how, err = sharing.CheckHost(daemons)
+	}
+	if err != nil {
 		klog.FromContext(ctx).Info("Claims get no MPS on this node", "reason", err.Error())
 		rules.NoMPS = err.Error()
+		return rules
 	}
+	klog.FromContext(ctx).Info("MPS daemons are started for claims that ask for MPS", "as", how)
 	return rules
 }
 

@@ -25,6 +25,7 @@ import (
 
 	"stowage.dev/stowage/pkg/agent/cdi"
 	"stowage.dev/stowage/pkg/agent/nvml"
+	"stowage.dev/stowage/pkg/agent/sharing"
 )
 
 // Auto stands for what is found by itself.
@@ -44,6 +45,9 @@ type Host struct {
 	Hook string
 	// ToolkitConfig is a path on the host, or cdi.AutoToolkitConfig; nothing is looked at if it is empty.
 	ToolkitConfig string
+	// MPSRoot has the folders of MPS daemons, which are not in a sandbox if MPSUnconfined is set.
+	MPSRoot       string
+	MPSUnconfined bool
 	// Simulated: there is no real driver. Dynamic: the agent makes partitions. Passthrough: it takes GPUs from the driver.
 	Simulated, Dynamic, Passthrough bool
 }
@@ -304,12 +308,12 @@ func persistenced(_ context.Context, h *Host) (Status, string) {
 	return status, message
 }
 
-func systemd(_ context.Context, h *Host) (Status, string) {
-	const booted = "/run/systemd/system" // sd_booted(3)
-	if h.exists(booted) {
-		return OK, "it runs"
+func mps(_ context.Context, h *Host) (Status, string) {
+	how, err := sharing.CheckHost(sharing.DriverOptions{HostRoot: h.Root, ProcRoot: h.Proc, MPSRoot: h.MPSRoot, Unconfined: h.MPSUnconfined})
+	if err != nil {
+		return Note, err.Error()
 	}
-	return Note, "it does not run: the host has no " + booted
+	return OK, "MPS daemons are " + how
 }
 
 // maxNamed processes are named: any pod may have thousands of such a name, and what is found goes into the Node.

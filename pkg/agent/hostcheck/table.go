@@ -66,9 +66,9 @@ func Table() []Prerequisite {
 			Do:    "Boot with `systemd.unified_cgroup_hierarchy=1`, or with an operating system that has cgroup v2.",
 		},
 		{
-			Name: "systemd", Level: Recommended, driver: true, look: systemd,
-			Needs: "systemd, for MPS alone: its daemons are units of the host",
-			Do:    "Without it (Talos) claims that ask for MPS are refused on this node, and its devices do not have MPS in the attribute `sharingStrategies`.",
+			Name: "mps", Level: Recommended, driver: true, look: mps,
+			Needs: "for MPS alone, systemd, of which its daemons are units; or, without it (Talos), `hostPID`, Linux 5.12 and cgroups that the agent may write, with the controllers memory and pids",
+			Do:    "Until it is so, claims that ask for MPS are refused on this node, and its devices do not have MPS in the attribute `sharingStrategies`.",
 		},
 		{
 			Name: "device-plugin", Level: Beside, driver: true, look: devicePlugin,

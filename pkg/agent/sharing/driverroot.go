@@ -12,6 +12,9 @@ import (
 // sees in a folder (/run/nvidia/driver), and in which the driver's programs find their libraries only if that is their root.
 // Some hosts have just the driver's files in a folder: its programs run on the host, and are told where the libraries are.
 
+// defaultPath is that of systemd's units.
+const defaultPath = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+
 // program is how a program of the driver is run on the host.
 type program struct {
 	// path is its name where the driver is at the host's root, else the path below the root that it runs in.
@@ -54,7 +57,7 @@ func (o *DriverOptions) find(name string) (program, error) {
 		return program{path: filepath.Join(root, path), env: []string{
 			"LD_LIBRARY_PATH=" + strings.Join(libraries, ":"),
 			// It starts others of its kind.
-			"PATH=" + filepath.Join(root, dir) + ":/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+			"PATH=" + filepath.Join(root, dir) + ":" + defaultPath,
 		}}, nil
 	}
 	return program{}, fmt.Errorf("the driver below %s has no %s: it is in none of %s", o.DriverRoot, name, strings.Join(programDirs, ", "))
@@ -81,4 +84,23 @@ func (p program) line(args ...string) []string {
 // bind is systemd's property that shows a folder of the host to the program, in its root, under that path.
 func (p program) bind(path, as string) string {
 	return "--property=BindPaths=" + path + ":" + filepath.Join("/", p.root, as)
+}
+
+// candidates are the paths at which the program may be, in the root that it runs in.
+func (p program) candidates() (paths []string) {
+	if strings.Contains(p.path, "/") {
+		return []string{p.path}
+	}
+	for _, dir := range filepath.SplitList(defaultPath) {
+		paths = append(paths, filepath.Join(dir, p.path))
+	}
+	return paths
+}
+
+// environment is all that the program gets where nothing is passed on to it.
+func (p program) environment() []string {
+	if len(p.env) > 0 {
+		return p.env
+	}
+	return []string{"PATH=" + defaultPath}
 }

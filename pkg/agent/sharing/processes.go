@@ -13,6 +13,8 @@ import (
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/types"
+
+	"stowage.dev/stowage/pkg/agent/sharing/internal/confine"
 )
 
 // processes are the host's, seen through /proc.
@@ -23,8 +25,9 @@ type processes struct{ proc string }
 // for cgroups, a pod beside its own is /../../pod<uid>/…. Of a cluster within a pod it is the outer one.
 var podCgroup = regexp.MustCompile(`(?:kubepods[^:\n]*?[-/]|/\.\./)pod([0-9a-f]{8}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{4}[-_][0-9a-f]{12}|[0-9a-f]{32})(\.slice)?(/|$)`)
 
-// daemonCgroup finds the name of a daemon in the cgroup path of its unit (see systemd), which is one of the host's services.
-var daemonCgroup = regexp.MustCompile(`/system\.slice/` + unitPrefix + `([^/]+)` + regexp.QuoteMeta(unitSuffix) + `(/|$)`)
+// daemonCgroup finds the name of a daemon in the cgroup path of its unit (see systemd), which is one of the host's services, or in that of its own
+// cgroup (see cgroups), which is at the root.
+var daemonCgroup = regexp.MustCompile(`/system\.slice/` + unitPrefix + `([^/]+)` + regexp.QuoteMeta(unitSuffix) + `(?:/|$)|^[0-9]+:[^:]*:(?:/\.\.)*/` + confine.Parent + `/([^/]+)(?:/|$)`)
 
 // DaemonOf implements Processes. A container may give a cgroup of its own any name, and is a pod's all the same.
 func (p *processes) DaemonOf(pid uint32) (string, error) {
@@ -37,7 +40,7 @@ func (p *processes) DaemonOf(pid uint32) (string, error) {
 	}
 	for line := range strings.Lines(string(data)) {
 		if found := daemonCgroup.FindStringSubmatch(strings.TrimSpace(line)); found != nil {
-			return found[1], nil
+			return found[1] + found[2], nil // one of them is empty
 		}
 	}
 	return "", nil
