@@ -75,7 +75,7 @@ func (o *options) checker() *hostcheck.Checker {
 	return hostcheck.New(hostcheck.Host{
 		Root: o.host.root, Proc: o.host.proc, DriverRoot: o.driverRoot, KubeletRoot: o.kubeletRoot, CDIDir: o.cdiRoot, Runtime: o.host.runtime,
 		Hook: o.hook.path, ToolkitConfig: o.host.toolkitConfig, Simulated: strings.HasPrefix(o.nvml, "sim:"),
-		Dynamic: o.partitions == partitionsDynamic, Passthrough: o.passthrough,
+		Dynamic: o.partitions == partitionsDynamic, Passthrough: o.passthrough, MPSRoot: o.mpsRoot, MPSUnconfined: !o.mpsSandbox,
 	})
 }
 

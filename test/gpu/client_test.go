@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"stowage.dev/stowage/pkg/agent/sharing"
 	"stowage.dev/stowage/pkg/nvmlsim/librarytest"
 	"stowage.dev/stowage/test/gpu/cuda"
 )
@@ -27,6 +28,10 @@ import (
 const clientEnv = "STOWAGE_GPU_CLIENT"
 
 func TestMain(m *testing.M) {
+	if len(os.Args) == 2 && os.Args[1] == sharing.HelperCommand {
+		fmt.Fprintln(os.Stderr, sharing.Become(os.Stdin))
+		os.Exit(1)
+	}
 	if os.Getenv(clientEnv) == "" {
 		os.Exit(librarytest.Main(m))
 	}

@@ -5,6 +5,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -14,11 +15,8 @@ import (
 	"stowage.dev/stowage/pkg/agent/sharing"
 )
 
-// checkMPSSandbox: a control daemon takes commands in the sandbox that systemd makes, and starts a server for a user.
+// checkMPSSandbox: a control daemon takes commands in the sandbox that systemd makes or, without it, the agent, and starts a server for a user.
 func checkMPSSandbox(t *testing.T) {
-	if _, err := os.Stat("/run/systemd/system"); err != nil {
-		t.Skip("not run: this machine was not booted with systemd")
-	}
 	if _, err := exec.LookPath("nvidia-cuda-mps-control"); err != nil {
 		t.Skip("not run: the driver has no MPS daemon")
 	}
@@ -56,7 +54,7 @@ func checkMPSSandbox(t *testing.T) {
 	if err := daemons.Start(t.Context(), sharing.Daemon{Name: name, GPUs: []string{found.GPUs[0].UUID}, ActiveThreadPercentage: 50}); err != nil {
 		t.Fatal(err)
 	}
-	pid := strings.TrimSpace(output(t, "", "systemctl", "show", "--property=MainPID", "--value", "stowage-mps-"+name+".service"))
+	pid := daemonProcess(t, name)
 	status, err := os.ReadFile(filepath.Join("/proc", pid, "status"))
 	if err != nil || !strings.Contains(string(status), "NoNewPrivs:\t1\n") {
 		t.Errorf("it may get new privileges: %v\n%s", err, status)
@@ -85,6 +83,32 @@ func checkMPSSandbox(t *testing.T) {
 	} else {
 		t.Log("server ", servers)
 	}
+}
+
+// daemonProcess is the control daemon of that name, by the table of processes.
+func daemonProcess(t *testing.T, name string) (pid string) {
+	t.Helper()
+	lines, err := filepath.Glob("/proc/[0-9]*/cmdline")
+	if err != nil {
+		t.Fatal(err)
+	}
+	tools := sharing.NewDriver(sharing.DriverOptions{DriverRoot: "/", HostRoot: "/", ProcRoot: "/proc"})
+	for _, path := range lines {
+		line, err := os.ReadFile(path)
+		if err != nil || !strings.Contains(string(line), "nvidia-cuda-mps-control") {
+			continue // it has ended, or is another
+		}
+		pid := filepath.Base(filepath.Dir(path))
+		number, err := strconv.ParseUint(pid, 10, 32)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if of, err := tools.Processes.DaemonOf(uint32(number)); err == nil && of == name {
+			return pid
+		}
+	}
+	t.Fatalf("no process is daemon %s", name)
+	return ""
 }
 
 func output(t *testing.T, input string, args ...string) string {

@@ -113,6 +113,13 @@ func (m *machine) serve(path string, runtime *containerRuntime) {
 	m.Cleanup(server.Stop)
 }
 
+// tasks is what a daemon's limits are parts of.
+func (m *machine) tasks() {
+	m.file("/proc/meminfo", "MemTotal:  1024 kB\n")
+	m.file("/proc/sys/kernel/pid_max", "1000\n")
+	m.file("/proc/sys/kernel/threads-max", "1000\n")
+}
+
 func (m *machine) process(pid, command string) { m.file("/proc/"+pid+"/comm", command+"\n") }
 
 const containerdSocket = "/run/containerd/containerd.sock"
@@ -226,7 +233,18 @@ func TestEachPrerequisiteIsJudged(t *testing.T) {
 		"DCGM and virtual machines":    {"dcgm", func(m *machine) { m.host.Passthrough = true; m.process("9", "nv-hostengine") }, Warning, "nv-hostengine"},
 		"processes of its own only":    {"dcgm", func(*machine) {}, Unknown, "no process"},
 		"no persistenced":              {"persistenced", func(m *machine) { m.process("1", "systemd") }, Note, "does not run"},
-		"no systemd":                   {"systemd", func(m *machine) { m.file("/run/systemd/any", "") }, Note, "/run/systemd/system"},
+		"no systemd, no cgroups":       {"mps", func(m *machine) { m.tasks() }, Note, "has no /run/systemd/system), and the agent cannot start MPS daemons itself: there is no cgroup v2"},
+		"no systemd, no controllers": {"mps", func(m *machine) {
+			m.tasks()
+			m.file("/sys/fs/cgroup/cgroup.controllers", "cpu pids\n")
+		}, Note, "no controller memory"},
+		"cgroups in place of systemd": {"mps", func(m *machine) {
+			m.tasks()
+			m.file("/sys/fs/cgroup/cgroup.controllers", "cpu memory pids\n")
+			if err := errors.Join(os.MkdirAll(filepath.Join(m.host.Proc, "1"), 0o755), os.Symlink(m.host.Root, filepath.Join(m.host.Proc, "1/root"))); err != nil {
+				m.Fatal(err)
+			}
+		}, OK, "processes of the agent's making"},
 		"persistenced that is told": {"persistenced", func(m *machine) {
 			m.host.Passthrough = true
 			m.process("9", "nvidia-persiste")
