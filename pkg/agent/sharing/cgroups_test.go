@@ -23,7 +23,8 @@ import (
 // agentCommand has this test program be an agent that starts daemons, below the folder of its second argument, and goes on.
 const agentCommand = "an-agent"
 
-func TestMain(m *testing.M) {
+// beAnother has this test program be a helper, or an agent, if it was run as one.
+func beAnother() {
 	switch {
 	case len(os.Args) == 2 && os.Args[1] == HelperCommand:
 		fmt.Fprintln(os.Stderr, Become(os.Stdin))
@@ -39,7 +40,6 @@ func TestMain(m *testing.M) {
 		fmt.Println("all are started")
 		select {}
 	}
-	os.Exit(m.Run())
 }
 
 // controlScript is a control program. As the daemon it has a server, and says what it has been given. Else it gives the daemon commands.
@@ -56,7 +56,7 @@ case "$1" in
 	wait;;
 *)
 	[ -e $CUDA_MPS_PIPE_DIRECTORY/control ] || { echo "no daemon"; exit 1; }
-	cat >> $CUDA_MPS_LOG_DIRECTORY/commands;;
+	cat >> /tmp/nvidia-log/commands;;
 esac
 `
 

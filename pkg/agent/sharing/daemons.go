@@ -40,7 +40,7 @@ type supervisor interface {
 
 func newDaemons(opts DriverOptions) *daemons {
 	d := &daemons{folders: folders{opts}}
-	if booted, err := hasSystemd(opts.HostRoot); booted || err != nil {
+	if booted, err := opts.hasSystemd(); booted || err != nil {
 		d.on = &systemd{d.folders}
 	} else {
 		d.on = &cgroups{d.folders}
@@ -236,7 +236,7 @@ func (d *daemons) Ready(ctx context.Context, daemon Daemon) (bool, error) {
 // CheckHost says how MPS daemons are started on the host, or returns an error if none can ever be: it has no systemd, and the agent cannot do
 // in its place what is needed.
 func CheckHost(opts DriverOptions) (how string, err error) {
-	booted, err := hasSystemd(opts.HostRoot)
+	booted, err := opts.hasSystemd()
 	if err != nil {
 		return "", err
 	}

@@ -31,6 +31,7 @@ type DriverOptions struct {
 	ProcRoot string
 
 	mounts      mounts        // the kernel's if nil
+	bootedRoot  string        // HostRoot if empty: where it is looked whether systemd runs
 	helpTimeout time.Duration // defaultHelpTimeout if 0
 }
 

@@ -37,7 +37,10 @@ func host(t *testing.T) (opts DriverOptions, calls func() []string) {
 	// Its help is long. It does not take the first command.
 	script("nvidia-cuda-mps-control", `[ "$1" = --help ] && { [ -e old ] && { echo "invalid option"; exit 1; }; [ -e mute ] && exit 1; [ -e killed ] && { echo oops; kill -9 $$; }; [ -e hung ] && exec sleep 60;  head -c 3000 /dev/zero | tr '\0' ' '; echo "-M | --multiuser-server"; exit 1; }; [ -e deaf ] && exit 1; [ -e ready ] || { touch ready; exit 1; }; cat | sed "s/^/mps: /" >> `+log)
 	t.Setenv("PATH", dir+":"+os.Getenv("PATH"))
-	opts = DriverOptions{DriverRoot: "/", MPSRoot: filepath.Join(dir, "mps"), HostRoot: "/", ProcRoot: "/proc", mounts: fakeMounts{}}
+	opts = DriverOptions{DriverRoot: "/", MPSRoot: filepath.Join(dir, "mps"), HostRoot: "/", ProcRoot: "/proc", mounts: fakeMounts{}, bootedRoot: dir}
+	if err := os.MkdirAll(filepath.Join(dir, booted), 0o755); err != nil {
+		t.Fatal(err)
+	}
 	return opts, func() []string {
 		data, err := os.ReadFile(log)
 		if err != nil && !os.IsNotExist(err) {

@@ -1,6 +1,7 @@
 package sharing
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -16,8 +17,8 @@ import (
 type systemd struct{ folders }
 
 // hasSystemd tells whether the host runs systemd, as sd_booted(3) does. Talos is one that does not.
-func hasSystemd(hostRoot string) (bool, error) {
-	_, err := os.Stat(filepath.Join(hostRoot, booted))
+func (o *DriverOptions) hasSystemd() (bool, error) {
+	_, err := os.Stat(filepath.Join(cmp.Or(o.bootedRoot, o.HostRoot), booted))
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}

@@ -173,7 +173,7 @@ func TestWhatDoesNotEndIsKilled(t *testing.T) {
 			busy, other := c.Group("busy"), c.Group("other")
 			end(t, busy, other)
 			const script = "trap '' TERM; for i in 1 2 3 4 5 6 7 8; do (while :; do /bin/true; done) & done; wait"
-			for g, script := range map[*Group]string{busy: script, other: "sleep 1000"} {
+			for g, script := range map[*Group]string{busy: script, other: "exec sleep 1000"} {
 				if err := errors.Join(g.Make(), g.Start(t.Context(), "", shell(t.TempDir(), script))); err != nil {
 					t.Fatal(err)
 				}
@@ -212,9 +212,9 @@ func TestLimitsOfACgroup(t *testing.T) {
 			bomb, glutton, other := c.Group("bomb"), c.Group("glutton"), c.Group("other")
 			end(t, bomb, glutton, other)
 			for g, script := range map[*Group]string{
-				bomb:    "trap '' TERM; f() { while :; do (f) & done; }; f",
+				bomb:    "exec bash -c 'trap \"\" TERM; f() { while :; do f & done; }; f'", // goes on where it gets no process
 				glutton: "exec tail -c 1g /dev/zero",
-				other:   "sleep 1000",
+				other:   "exec sleep 1000",
 			} {
 				if err := errors.Join(g.Make(), g.Start(t.Context(), "", shell(t.TempDir(), script))); err != nil {
 					t.Fatal(err)
@@ -242,8 +242,8 @@ func TestLimitsOfACgroup(t *testing.T) {
 func TestWhatAProgramMayDo(t *testing.T) {
 	secret := filepath.Join("/var/tmp", "stowage-confine-test")
 	tests := map[string]string{
-		"write to the host's files":    "echo x > " + secret + "/written",
-		"write to the kernel's":        "echo 0 > /proc/self/oom_score_adj",
+		"write to files of the host":   "echo x > " + secret + "/written",
+		"write to the kernel":          "echo 0 > /proc/self/oom_score_adj",
 		"see a folder that is hidden":  "[ -e " + secret + "/hidden/file ]",
 		"see other devices":            "[ -e /dev/tty ]",
 		"make a device":                "mknod /tmp/own/node c 1 3",

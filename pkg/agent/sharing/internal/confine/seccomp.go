@@ -44,7 +44,7 @@ func load(offset uint32) unix.SockFilter {
 
 var (
 	allow = statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_ALLOW)
-	end   = statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_KILL_PROCESS)
+	kill  = statement(unix.BPF_RET|unix.BPF_K, unix.SECCOMP_RET_KILL_PROCESS)
 )
 
 // filter is what systemd makes of SystemCallArchitectures=native, RestrictAddressFamilies=AF_UNIX AF_NETLINK, RestrictNamespaces=yes and
@@ -54,7 +54,7 @@ func filter() []unix.SockFilter {
 	program := []unix.SockFilter{
 		load(dataArchitecture),
 		ifIs(architecture, 1),
-		end,
+		kill,
 		load(dataNumber),
 	}
 	program = append(program, unless(greaterOrEqual, firstForeign, 1), refuse(unix.ENOSYS))
