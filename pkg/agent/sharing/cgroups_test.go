@@ -411,6 +411,7 @@ func TestAnAgentIsKilledBetweenTwoSteps(t *testing.T) {
 					if ready, err := d.Ready(t.Context(), daemon); !ready || err != nil {
 						t.Errorf("ready %t, %v", ready, err)
 					}
+					eventually(t, "it and its server are alone", func() bool { return len(pidsOf(t, d, daemon.Name)) == 3 })
 				}
 				for range 2 {
 					if err := d.Stop(t.Context(), daemon.Name); err != nil {

@@ -115,12 +115,38 @@ func gone(t *testing.T, g *Group) {
 	}
 }
 
+// inPod puts this test into a cgroup of the hierarchy, as an agent is in its pod's. One that takes no processes as it is, as of cpuset, is left out.
+func inPod(t *testing.T, hierarchy string) {
+	t.Helper()
+	pod := filepath.Join(hierarchy, testParent+"-pod")
+	if err := os.Mkdir(pod, 0o755); err != nil {
+		t.Fatal(err)
+	}
+	entered := write(filepath.Join(pod, procsFile), "0")
+	t.Cleanup(func() {
+		if entered == nil {
+			if err := write(filepath.Join(hierarchy, procsFile), "0"); err != nil {
+				t.Error(err)
+			}
+		}
+		if err := unix.Rmdir(pod); err != nil {
+			t.Error(err)
+		}
+	})
+	if entered != nil && !errors.Is(entered, unix.ENOSPC) {
+		t.Fatal(entered)
+	}
+}
+
 // TestAProgramHasACgroupOfItsOwn, and is in none of its parent's: what ends the agent's pod does not end it.
 func TestAProgramHasACgroupOfItsOwn(t *testing.T) {
 	for kind, c := range kinds(t) {
 		t.Run(kind, func(t *testing.T) {
 			one, two := c.Group("one"), c.Group("two")
 			end(t, one, two)
+			for _, hierarchy := range c.others {
+				inPod(t, hierarchy)
+			}
 			for range 2 { // it is there already
 				for _, g := range []*Group{one, two} {
 					if err := g.Make(); err != nil {
