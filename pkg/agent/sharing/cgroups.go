@@ -25,8 +25,8 @@ const HelperCommand = confine.Command
 // Become is what HelperCommand does: it reads from the agent what to run, and becomes that. It returns only if it cannot.
 func Become(input io.Reader) error { return confine.Become(input) }
 
-// cgroups supervises daemons without systemd. Each is a process of the host in a cgroup of its own, beside the kubelet's, and so outlives the
-// agent's container. What runs is told by what is in the cgroup; there is no other record.
+// cgroups supervises daemons without systemd. Each is a process of the host in a cgroup of its own, beside the kubelet's, and so
+// outlives the agent's container. What runs is told by what is in the cgroup; there is no other record.
 type cgroups struct{ folders }
 
 const (
@@ -36,7 +36,8 @@ const (
 	stopGrace = 5 * time.Second
 	// tasksPercent of the node's tasks are a daemon's at most, as systemd's DefaultTasksMax has it.
 	tasksPercent = 15
-	// memoryParts of the node's memory, one of them is a daemon's at most. A daemon that takes more ends, and not another process of the node.
+	// memoryParts of the node's memory, one of them is a daemon's at most. A daemon that takes more ends, and not another process
+	// of the node.
 	memoryParts = 2
 )
 
@@ -179,8 +180,8 @@ func (c *cgroups) start(ctx context.Context, p program, options []string, daemon
 	})
 }
 
-// hidden are folders with sockets of the host's services, with people's files, and with the other daemons' folders. One that has the driver's files
-// is not hidden.
+// hidden are folders with sockets of the host's services, with people's files, and with the other daemons' folders. One that has
+// the driver's files is not hidden.
 func (c *cgroups) hidden(p program) []string {
 	return slices.DeleteFunc([]string{"/home", "/root", "/run", c.opts.MPSRoot}, func(folder string) bool {
 		return slices.ContainsFunc(append([]string{p.path}, p.env...), func(has string) bool {
@@ -236,11 +237,16 @@ func (c *cgroups) daemonProcess(group *confine.Group) (pid, held int, err error)
 // isDaemon tells by a command line. A program that is a script is the second word.
 func isDaemon(line string) bool {
 	words := strings.Split(line, "\x00")
-	return slices.ContainsFunc(words[:min(len(words), 2)], func(word string) bool { return filepath.Base(word) == control || word == HelperCommand })
+	return slices.ContainsFunc(words[:min(len(words), 2)], func(word string) bool {
+		return filepath.Base(word) == control || word == HelperCommand
+	})
 }
 
 func (c *cgroups) running(_ context.Context, name string) (bool, error) {
 	group, err := c.group(name)
+	if errors.Is(err, confine.ErrMissing) {
+		return false, nil
+	}
 	if err != nil {
 		return false, err
 	}
@@ -254,7 +260,8 @@ func (c *cgroups) running(_ context.Context, name string) (bool, error) {
 	return true, unix.Close(held)
 }
 
-// tell runs the control program where the daemon sees its folders: in the root of its process, which is held meanwhile, so that it is nobody else's.
+// tell runs the control program where the daemon sees its folders: in the root of its process, which is held meanwhile, so that
+// it is nobody else's.
 func (c *cgroups) tell(ctx context.Context, p program, name, said string) error {
 	group, err := c.group(name)
 	if err != nil {
@@ -283,6 +290,9 @@ func (c *cgroups) tell(ctx context.Context, p program, name, said string) error 
 
 func (c *cgroups) stop(ctx context.Context, name string) error {
 	group, err := c.group(name)
+	if errors.Is(err, confine.ErrMissing) {
+		return nil
+	}
 	if err != nil {
 		return err
 	}
@@ -291,6 +301,9 @@ func (c *cgroups) stop(ctx context.Context, name string) error {
 
 func (c *cgroups) names() ([]string, error) {
 	all, err := c.find()
+	if errors.Is(err, confine.ErrMissing) {
+		return nil, nil
+	}
 	if err != nil {
 		return nil, err
 	}

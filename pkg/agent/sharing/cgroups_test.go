@@ -485,7 +485,7 @@ func TestWhereTheAgentCannotStartDaemons(t *testing.T) {
 	}
 	for name, tc := range tests {
 		t.Run(name, func(t *testing.T) {
-			opts := DriverOptions{HostRoot: t.TempDir(), ProcRoot: t.TempDir(), MPSRoot: "/run/stowage/mps"}
+			opts := DriverOptions{HostRoot: t.TempDir(), ProcRoot: t.TempDir(), MPSRoot: filepath.Join(t.TempDir(), "mps")}
 			writeBelow(t, opts.ProcRoot, "meminfo", "MemTotal: 1024 kB\n")
 			writeBelow(t, opts.ProcRoot, "sys/kernel/pid_max", "1000\n")
 			writeBelow(t, opts.ProcRoot, "sys/kernel/threads-max", "1000\n")
@@ -497,6 +497,15 @@ func TestWhereTheAgentCannotStartDaemons(t *testing.T) {
 				t.Errorf("how %q, %v", how, err)
 			case want != "" && (err == nil || !strings.Contains(err.Error(), want) || !strings.Contains(err.Error(), "/run/systemd/system")):
 				t.Errorf("%v, want an error with %q", err, want)
+			}
+			if errors.Is(err, confine.ErrMissing) {
+				// What an earlier agent has left there can be taken away.
+				d := inCgroups(opts)
+				names, err := d.List()
+				running, err2 := d.Running(t.Context(), "claim-1")
+				if err := errors.Join(err, err2, d.Stop(t.Context(), "claim-1")); err != nil || len(names) > 0 || running {
+					t.Errorf("there is %q, running %t, %v", names, running, err)
+				}
 			}
 			if _, isSystemd := NewDriver(opts).Daemons.(*daemons).on.(*systemd); isSystemd != (name == "systemd") {
 				t.Errorf("systemd starts daemons: %t", isSystemd)

@@ -20,9 +20,9 @@ type daemons struct {
 	on supervisor
 }
 
-// supervisor starts daemons as processes that are no children of the agent, and not in the cgroup of its container: systemd or, where the host
-// does not run it, cgroups. A daemon that ends is not started again by it, because its limits would be lost; the agent does that, with the
-// limits, when it finds it missing.
+// supervisor starts daemons as processes that are no children of the agent, and not in the cgroup of its container: systemd or,
+// where the host does not run it, cgroups. A daemon that ends is not started again by it, because its limits would be lost; the
+// agent does that, with the limits, when it finds it missing.
 type supervisor interface {
 	// usable returns an error if no daemon can be started. It changes nothing.
 	usable(ctx context.Context, name string) error
@@ -94,8 +94,9 @@ func (d *daemons) options(ctx context.Context, daemon Daemon) ([]string, error) 
 	return nil, fmt.Errorf("sharing.mpsConfig.multiUser: the driver cannot do that: %s has no option %s", control, multiUser)
 }
 
-// servesSeveral tells whether a daemon can serve several users at once. That it cannot is only known of a program that has ended by itself and has said
-// something, whatever its status: one that does not know --help says something else. It may read commands, of which there are none.
+// servesSeveral tells whether a daemon can serve several users at once. That it cannot is only known of a program that has ended
+// by itself and has said something, whatever its status: one that does not know --help says something else. It may read commands,
+// of which there are none.
 func (d *daemons) servesSeveral(ctx context.Context) (can bool, err error) {
 	program, err := d.opts.find(control)
 	if err != nil {
@@ -233,8 +234,8 @@ func (d *daemons) Ready(ctx context.Context, daemon Daemon) (bool, error) {
 	return running && d.limited(daemon.Name, limits(daemon)), err
 }
 
-// CheckHost says how MPS daemons are started on the host, or returns an error if none can ever be: it has no systemd, and the agent cannot do
-// in its place what is needed.
+// CheckHost says how MPS daemons are started on the host, or returns an error if none can ever be: it has no systemd, and the
+// agent cannot do in its place what is needed.
 func CheckHost(opts DriverOptions) (how string, err error) {
 	booted, err := opts.hasSystemd()
 	if err != nil {

@@ -40,9 +40,13 @@ func (s *systemd) usable(ctx context.Context, name string) error {
 }
 
 func (s *systemd) start(ctx context.Context, p program, options []string, daemon Daemon) error {
-	args := append([]string{"systemd-run", "--quiet", "--collect", "--unit=" + unit(daemon.Name), "--description=NVIDIA MPS control daemon of Stowage"}, s.sandbox(p, daemon.Name)...)
+	args := []string{
+		"systemd-run", "--quiet", "--collect", "--unit=" + unit(daemon.Name), "--description=NVIDIA MPS control daemon of Stowage",
+	}
+	args = append(args, s.sandbox(p, daemon.Name)...)
 	args = append(args, s.sight(p, daemon.Name)...)
-	args = append(args, "--setenv=CUDA_VISIBLE_DEVICES="+strings.Join(daemon.GPUs, ","), "--setenv=CUDA_MPS_LOG_DIRECTORY="+s.dir(daemon.Name, logFolder))
+	args = append(args, "--setenv=CUDA_VISIBLE_DEVICES="+strings.Join(daemon.GPUs, ","),
+		"--setenv=CUDA_MPS_LOG_DIRECTORY="+s.dir(daemon.Name, logFolder))
 	return run(s.onHost(ctx, append(args, p.line(options...)...)...), "")
 }
 
@@ -91,7 +95,8 @@ func (s *systemd) stop(ctx context.Context, name string) error {
 var (
 	// inactive is the exit status of systemctl is-active for a unit that is not, or does not exist.
 	inactive = map[int]bool{3: true, 4: true}
-	// changing are states (systemd(1)) of units that are not active and have processes all the same, one that is being stopped for example.
+	// changing are states (systemd(1)) of units that are not active and have processes all the same, one that is being stopped
+	// for example.
 	changing = []string{"activating", "deactivating"}
 )
 

@@ -15,8 +15,8 @@ import (
 // statusFD is the pipe to the agent that waits for the helper. It is closed when the program is there.
 const statusFD = 3
 
-// Become is the helper: it reads what Start has written, and becomes the program. It returns only if that fails; then the agent, if it is still
-// there, is told.
+// Become is the helper: it reads what Start has written, and becomes the program. It returns only if that fails; then the agent,
+// if it is still there, is told.
 func Become(input io.Reader) error {
 	// Rights and namespaces are a thread's, and the thread that becomes the program keeps them.
 	runtime.LockOSThread()
@@ -80,8 +80,8 @@ type namespace struct {
 	fd   int
 }
 
-// openNamespaces opens those of the host while its /proc is seen. The one of cgroups is the first: a process may only enter a cgroup that is
-// within its own namespace (mount option nsdelegate). The one of mounts is the last.
+// openNamespaces opens those of the host while its /proc is seen. The one of cgroups is the first: a process may only enter a
+// cgroup that is within its own namespace (mount option nsdelegate). The one of mounts is the last.
 func (o *orders) openNamespaces() (all []namespace, err error) {
 	if o.Host == "" {
 		return nil, nil
@@ -131,7 +131,8 @@ func (o *orders) enterCgroup(namespaces []namespace) error {
 	return nil
 }
 
-// redirect gives it nothing to read, and a file to write to. That one has no room if its clients have taken it: then what it says is lost.
+// redirect gives it nothing to read, and a file to write to. That one has no room if its clients have taken it: then what it says
+// is lost.
 func (o *orders) redirect() error {
 	null, err := unix.Open("/dev/null", unix.O_RDWR|unix.O_CLOEXEC, 0)
 	if err != nil {

@@ -16,7 +16,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Parent is the cgroup, at the root of the host's, that all of ours are in. The kubelet, which ends what is in its own, knows nothing of it.
+// Parent is the cgroup, at the root of the host's, that all of ours are in. The kubelet, which ends what is in its own, knows
+// nothing of it.
 const Parent = "stowage-mps"
 
 // Limit is a file of a cgroup and what is written to it.
@@ -32,12 +33,24 @@ type Limit struct {
 type Cgroups struct {
 	// own are the hierarchies in which a process gets a cgroup of its own: that of cgroup v2, or one for each controller of v1.
 	own []string
-	// others are the rest of v1. A process is put into their root, since it must not stay in the pod's: container runtimes end what is there.
+	// others are the rest of v1. A process is put into their root, since it must not stay in the pod's: container runtimes end
+	// what is there.
 	others []string
 	v2     bool
 	parent string
 	limits []Limit
 }
+
+// ErrMissing is what the error of Find is where the host does not have such cgroups, and so nothing can be in one.
+var ErrMissing = errors.New("no such cgroups")
+
+// missing says what is.
+type missing string
+
+func (m missing) Error() string { return string(m) }
+
+// Is implements errors.Is.
+func (m missing) Is(target error) bool { return target == ErrMissing }
 
 // Find looks for the cgroups of the host, mounted at that path. The error says which controller of the limits is missing where.
 func Find(path string, limits []Limit) (*Cgroups, error) {
@@ -49,7 +62,7 @@ func Find(path string, limits []Limit) (*Cgroups, error) {
 		has := strings.Fields(string(controllers))
 		for _, controller := range c.controllers() {
 			if !slices.Contains(has, controller) {
-				return nil, fmt.Errorf("cgroup v2 at %s has no controller %s, only %q", path, controller, has)
+				return nil, missing(fmt.Sprintf("cgroup v2 at %s has no controller %s, only %q", path, controller, has))
 			}
 		}
 		return c, nil
@@ -61,7 +74,7 @@ func Find(path string, limits []Limit) (*Cgroups, error) {
 		hierarchy := filepath.Join(path, controller)
 		info, err := os.Stat(filepath.Join(hierarchy, procsFile))
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil, fmt.Errorf("there is no cgroup v2 at %s, and of v1 no controller %s", path, controller)
+			return nil, missing(fmt.Sprintf("there is no cgroup v2 at %s, and of v1 no controller %s", path, controller))
 		}
 		if err != nil {
 			return nil, err
@@ -281,7 +294,8 @@ func (g *Group) signal(signal unix.Signal) error {
 // pollEvery is how often it is looked whether processes have ended.
 const pollEvery = 20 * time.Millisecond
 
-// End asks the processes to end (SIGTERM), kills those that are there after the grace, and removes the cgroup. That there is none is no error.
+// End asks the processes to end (SIGTERM), kills those that are there after the grace, and removes the cgroup. That there is none
+// is no error.
 func (g *Group) End(ctx context.Context, grace time.Duration) error {
 	if err := g.signal(unix.SIGTERM); err != nil {
 		return err

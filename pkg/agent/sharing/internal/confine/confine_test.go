@@ -115,7 +115,8 @@ func gone(t *testing.T, g *Group) {
 	}
 }
 
-// inPod puts this test into a cgroup of the hierarchy, as an agent is in its pod's. One that takes no processes as it is, as of cpuset, is left out.
+// inPod puts this test into a cgroup of the hierarchy, as an agent is in its pod's. One that takes no processes as it is, as of
+// cpuset, is left out.
 func inPod(t *testing.T, hierarchy string) {
 	t.Helper()
 	pod := filepath.Join(hierarchy, testParent+"-pod")

@@ -10,7 +10,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// ordinary takes back what the kubelet gives the agent alone: when memory is short, the kernel may end the program as any other. It dumps no core.
+// ordinary takes back what the kubelet gives the agent alone: when memory is short, the kernel may end the program as any other.
+// It dumps no core.
 func ordinary() error {
 	const path = "/proc/self/oom_score_adj"
 	score, err := os.ReadFile(path)

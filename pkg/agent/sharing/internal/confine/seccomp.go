@@ -16,8 +16,8 @@ const (
 )
 
 // newNamespace are all flags of clone(2) that make one. CLONE_NEWTIME is none of them: for clone(2) it is part of a signal's number.
-const newNamespace = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER | unix.CLONE_NEWPID |
-	unix.CLONE_NEWNET
+const newNamespace = unix.CLONE_NEWNS | unix.CLONE_NEWCGROUP | unix.CLONE_NEWUTS | unix.CLONE_NEWIPC | unix.CLONE_NEWUSER |
+	unix.CLONE_NEWPID | unix.CLONE_NEWNET
 
 // same is personality(2)'s argument that asks for the one there is.
 const same = 0xffffffff

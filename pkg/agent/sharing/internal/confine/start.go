@@ -53,9 +53,9 @@ type orders struct {
 // maxFailure of a helper, in bytes, is read.
 const maxFailure = 4 << 10
 
-// Start runs the program in the cgroup, which is made. It returns once the program runs, or has not been able to. host is the folder in /proc of a
-// process in whose namespaces the program runs, that of PID 1 for example; empty for the agent's own. When the context ends first the program may
-// run or not, as the cgroup tells.
+// Start runs the program in the cgroup, which is made. It returns once the program runs, or has not been able to. host is the
+// folder in /proc of a process in whose namespaces the program runs, that of PID 1 for example; empty for the agent's own. When
+// the context ends first the program may run or not, as the cgroup tells.
 func (g *Group) Start(ctx context.Context, host string, p Program) error {
 	told, err := json.Marshal(orders{Program: p, Doors: g.doors(), Host: host})
 	if err != nil {

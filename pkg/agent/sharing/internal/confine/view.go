@@ -25,8 +25,8 @@ type tree struct {
 	fd   int
 }
 
-// makeView gives the program mounts of its own. All that it has is read-only, has no devices and gives no rights (setuid), but its binds, a /dev of
-// its own, and an empty /tmp. What is mounted on the host later is seen, what is unmounted is gone.
+// makeView gives the program mounts of its own. All that it has is read-only, has no devices and gives no rights (setuid), but
+// its binds, a /dev of its own, and an empty /tmp. What is mounted on the host later is seen, what is unmounted is gone.
 func (o *orders) makeView() error {
 	if err := unix.Unshare(unix.CLONE_NEWNS | unix.CLONE_FS); err != nil {
 		return fmt.Errorf("a namespace for its mounts: %w", err)
@@ -70,7 +70,8 @@ func (o *orders) furnish(trees []tree, nodes []node) error {
 			if info, err := os.Lstat(path); err != nil || !info.IsDir() {
 				continue // no such folder, or a link to one that is hidden or is not
 			}
-			if err := unix.Mount("tmpfs", path, "tmpfs", unix.MS_RDONLY|unix.MS_NOSUID|unix.MS_NODEV|unix.MS_NOEXEC, "size=4k,nr_inodes=2,mode=0755"); err != nil {
+			const flags = unix.MS_RDONLY | unix.MS_NOSUID | unix.MS_NODEV | unix.MS_NOEXEC
+			if err := unix.Mount("tmpfs", path, "tmpfs", flags, "size=4k,nr_inodes=2,mode=0755"); err != nil {
 				return fmt.Errorf("hide %s: %w", path, err)
 			}
 		}
@@ -109,7 +110,8 @@ type node struct {
 // memory are the devices that any program has.
 var memory = []string{"null", "zero", "full", "random", "urandom"}
 
-// nodes are the devices that the program is to have: of the host, and of the root that it runs in, which may have some that the host lacks.
+// nodes are the devices that the program is to have: of the host, and of the root that it runs in, which may have some that the
+// host lacks.
 func (o *orders) nodes() (nodes []node, err error) {
 	var seen []string
 	for _, dev := range slices.Compact([]string{"/dev", filepath.Join("/", o.Root, "dev")}) {
@@ -154,8 +156,8 @@ func makeDev(nodes []node) error {
 			return fmt.Errorf("device %s: %w", path, err)
 		}
 	}
-	for name, target := range map[string]string{"fd": "/proc/self/fd", "stdin": "/proc/self/fd/0", "stdout": "/proc/self/fd/1", "stderr": "/proc/self/fd/2"} {
-		if err := os.Symlink(target, filepath.Join("/dev", name)); err != nil {
+	for name, target := range map[string]string{"fd": "", "stdin": "0", "stdout": "1", "stderr": "2"} {
+		if err := os.Symlink(filepath.Join("/proc/self/fd", target), filepath.Join("/dev", name)); err != nil {
 			return err
 		}
 	}
