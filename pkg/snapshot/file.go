@@ -9,8 +9,12 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"runtime"
 	"slices"
+	"sync"
 
+	jsonv2 "github.com/go-json-experiment/json"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/apimachinery/pkg/types"
 	utiljson "sigs.k8s.io/json"
 	"sigs.k8s.io/yaml"
@@ -71,9 +75,10 @@ func readAll(r io.Reader) ([]byte, error) {
 }
 
 func decode(content []byte) (*Snapshot, error) {
-	parts, err := members(content, func(name string) bool {
-		return slices.ContainsFunc(kinds, func(k kind) bool { return k.field == name })
-	})
+	objects := decoding{options: sync.Pool{New: func() any { return remembering() }}}
+	objects.group.SetLimit(1 + runtime.GOMAXPROCS(0))
+	parts, err := members(content, func(name string) bool { return kindNamed(name) >= 0 }, objects.start)
+	_ = objects.group.Wait() // errors are told in the order of the kinds
 	switch {
 	case errors.Is(err, errTooMany):
 		return nil, err
@@ -106,39 +111,93 @@ func decode(content []byte) (*Snapshot, error) {
 			return nil, fmt.Errorf("installation: %w", err)
 		}
 	}
-	for _, k := range kinds {
-		items, ok := parts.lists[k.field]
-		if !ok {
-			continue
-		}
-		if err := k.decode(&s.Objects, items); err != nil {
-			return nil, err
-		}
-		k.sort(&s.Objects)
+	if err := objects.put(&s.Objects); err != nil {
+		return nil, err
 	}
 	return s, s.check()
 }
 
-// check refuses what an API server cannot have: two objects of one name or UID, and pods, claims or groups without a UID.
-func (s *Snapshot) check() error {
-	for _, k := range kinds {
-		uids := map[types.UID]string{}
-		last := ""
-		for i, object := range k.names(&s.Objects) {
-			name := Reference(object)
-			if i > 0 && name == last {
-				return fmt.Errorf("%s %s: there are two of that name", k.field, name)
+// decoding decodes objects on all processors, while the file is still being divided: a large cluster has some hundred megabytes of them.
+type decoding struct {
+	group   errgroup.Group
+	options sync.Pool // of jsonv2.Options
+	parts   [][]*decoded
+}
+
+// decoded are objects that follow one another in a list.
+type decoded struct {
+	put func(*Objects)
+	err error
+}
+
+func (d *decoding) start(field string, first int, raw []json.RawMessage) {
+	k, part := kindNamed(field), &decoded{}
+	if d.parts == nil {
+		d.parts = make([][]*decoded, len(kinds))
+	}
+	d.parts[k] = append(d.parts[k], part)
+	d.group.Go(func() error {
+		options := d.options.Get().(jsonv2.Options)
+		defer d.options.Put(options)
+		part.put, part.err = kinds[k].decode(options, first, raw)
+		return nil
+	})
+}
+
+// put puts the objects into their lists, once all are decoded. The error is the first, in the order of the kinds and of their lists.
+func (d *decoding) put(o *Objects) error {
+	for _, parts := range d.parts {
+		for _, part := range parts {
+			if part.err != nil {
+				return part.err
 			}
-			last = name
-			uid := object.GetUID()
-			if uid == "" && (k.field == "pods" || k.field == "resourceClaims") {
-				return fmt.Errorf("%s %s: metadata.uid: Required value", k.field, name)
-			}
-			if other, known := uids[uid]; known && uid != "" {
-				return fmt.Errorf("%s %s: metadata.uid: Duplicate value: %q is that of %s, too", k.field, name, uid, other)
-			}
-			uids[uid] = name
+			part.put(o)
 		}
+	}
+	return nil
+}
+
+func kindNamed(field string) int {
+	return slices.IndexFunc(kinds, func(k kind) bool { return k.field == field })
+}
+
+// check sorts the lists, and refuses what an API server cannot have: two objects of one name or UID, and pods, claims or groups without a UID.
+func (s *Snapshot) check() error {
+	faults := make([]error, len(kinds))
+	var group errgroup.Group
+	for i, k := range kinds {
+		group.Go(func() error {
+			k.sort(&s.Objects)
+			faults[i] = k.check(&s.Objects)
+			return nil
+		})
+	}
+	_ = group.Wait()
+	if i := slices.IndexFunc(faults, func(err error) bool { return err != nil }); i >= 0 {
+		return faults[i]
+	}
+	return nil
+}
+
+// check looks at a list that is sorted.
+func (k *kind) check(o *Objects) error {
+	objects := k.names(o)
+	uids := make(map[types.UID]int, len(objects))
+	for i, object := range objects {
+		if i > 0 && object.GetName() == objects[i-1].GetName() && object.GetNamespace() == objects[i-1].GetNamespace() {
+			return fmt.Errorf("%s %s: there are two of that name", k.field, Reference(object))
+		}
+		uid := object.GetUID()
+		if uid == "" {
+			if k.field == "pods" || k.field == "resourceClaims" {
+				return fmt.Errorf("%s %s: metadata.uid: Required value", k.field, Reference(object))
+			}
+			continue
+		}
+		if other, known := uids[uid]; known {
+			return fmt.Errorf("%s %s: metadata.uid: Duplicate value: %q is that of %s, too", k.field, Reference(object), uid, Reference(objects[other]))
+		}
+		uids[uid] = i
 	}
 	return nil
 }

@@ -6,14 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"iter"
-	"runtime"
 	"slices"
 	"strconv"
 	"strings"
 
 	jsonv2 "github.com/go-json-experiment/json"
 	"github.com/go-json-experiment/json/jsontext"
-	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	apiruntime "k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -30,8 +28,8 @@ type kind struct {
 	add    func(*Objects, apiruntime.Object)
 	sort   func(*Objects)
 	detach func(*Objects)
-	// decode reads the objects of a file.
-	decode func(*Objects, []json.RawMessage) error
+	// decode reads objects of a file, of which the first is at that index. They are not in the snapshot before they are put there.
+	decode func(options jsonv2.Options, first int, raw []json.RawMessage) (put func(*Objects), err error)
 	names  func(*Objects) []metav1.Object
 }
 
@@ -62,10 +60,9 @@ func kindOf[T any, P object[T], L apiruntime.Object](
 		},
 		sort:   func(o *Objects) { sortByName(*at(o)) },
 		detach: func(o *Objects) { *at(o) = slices.Clone(*at(o)) },
-		decode: func(o *Objects, raw []json.RawMessage) error {
-			all, err := decodeAll[T, P](field, raw)
-			*at(o) = all
-			return err
+		decode: func(options jsonv2.Options, first int, raw []json.RawMessage) (func(*Objects), error) {
+			all, err := decodeAll[T, P](field, options, first, raw)
+			return func(o *Objects) { *at(o) = append(*at(o), all...) }, err
 		},
 		names: func(o *Objects) []metav1.Object {
 			all := make([]metav1.Object, 0, len(*at(o)))
@@ -80,26 +77,24 @@ func kindOf[T any, P object[T], L apiruntime.Object](
 // asTheAPIServerDoes takes what the decoder of Kubernetes takes, which goes over an object twice and needs twice the time.
 var asTheAPIServerDoes = jsonv2.JoinOptions(jsontext.AllowInvalidUTF8(true), jsontext.AllowDuplicateNames(true))
 
-// decodeAll decodes objects on all processors: a large cluster has some hundred megabytes of them.
-func decodeAll[T any, P object[T]](field string, raw []json.RawMessage) ([]P, error) {
-	all, each := make([]P, len(raw)), 1+len(raw)/(4*runtime.GOMAXPROCS(0))
-	var group errgroup.Group
-	group.SetLimit(runtime.GOMAXPROCS(0))
-	for from := 0; from < len(raw); from += each {
-		group.Go(func() error {
-			for i := from; i < min(from+each, len(raw)); i++ {
-				all[i] = P(new(T))
-				if err := jsonv2.Unmarshal(raw[i], all[i], asTheAPIServerDoes); err != nil {
-					return fmt.Errorf("%s[%d] (%s): %w", field, i, nameIn(raw[i]), namesField(err))
-				}
-				if string(raw[i]) == "null" || all[i].GetName() == "" {
-					return fmt.Errorf("%s[%d]: metadata.name: Required value", field, i)
-				}
-			}
-			return nil
-		})
+// decodeAll decodes objects, of which the first is at that index of its list.
+func decodeAll[T any, P object[T]](field string, options jsonv2.Options, first int, raw []json.RawMessage) ([]P, error) {
+	all, objects := make([]P, len(raw)), make([]T, len(raw))
+	for i := range raw {
+		all[i] = P(&objects[i])
+		err := jsonv2.Unmarshal(raw[i], all[i], options)
+		if err != nil { // what two objects share cannot be added to, and an error there does not say where it is
+			all[i] = P(new(T))
+			err = jsonv2.Unmarshal(raw[i], all[i], asTheAPIServerDoes)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("%s[%d] (%s): %w", field, first+i, nameIn(raw[i]), namesField(err))
+		}
+		if string(raw[i]) == "null" || all[i].GetName() == "" {
+			return nil, fmt.Errorf("%s[%d]: metadata.name: Required value", field, first+i)
+		}
 	}
-	return all, group.Wait()
+	return all, nil
 }
 
 // namesField says of an error of the decoder which field is wrong.

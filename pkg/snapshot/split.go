@@ -13,18 +13,22 @@ var (
 	errTooMany   = fmt.Errorf("more than %d objects", MaxObjects)
 )
 
-// parts are the members of a file: the elements of each list, and the other fields as they are.
+// atOnce is how many elements of a list are handed on together.
+const atOnce = 256
+
+// parts are the members of a file: how many elements each list has, and the other fields as they are.
 type parts struct {
-	lists  map[string][]json.RawMessage
+	lists  map[string]int
 	fields map[string]json.RawMessage
 	// notList is the error that a list is none, which a file of another version may have.
 	notList error
 }
 
 // members divides an object in JSON into its members, and those that are lists into their elements, without looking into these: they are
-// checked when they are decoded. A large file is so read once, where a general decoder goes over it five times.
-func members(content []byte, isList func(name string) bool) (*parts, error) {
-	p := &parts{lists: map[string][]json.RawMessage{}, fields: map[string]json.RawMessage{}}
+// checked when they are decoded, which may begin when they are handed on, some at once, with the index of the first. A large file is so
+// read once, where a general decoder goes over it five times.
+func members(content []byte, isList func(name string) bool, handOn func(name string, first int, elements []json.RawMessage)) (*parts, error) {
+	p := &parts{lists: map[string]int{}, fields: map[string]json.RawMessage{}}
 	rest, err := divide(content, '{', '}', func(rest []byte) ([]byte, error) {
 		end, err := endOf(rest)
 		if err != nil {
@@ -43,7 +47,7 @@ func members(content []byte, isList func(name string) bool) (*parts, error) {
 			return nil, fmt.Errorf("%s: duplicate field", name)
 		}
 		if isList(name) && bytes.HasPrefix(rest, []byte("[")) {
-			p.lists[name], rest, err = elements(rest)
+			p.lists[name], rest, err = elements(rest, func(first int, some []json.RawMessage) { handOn(name, first, some) })
 			if err != nil {
 				return nil, fmt.Errorf("%s: %w", name, err)
 			}
@@ -53,7 +57,7 @@ func members(content []byte, isList func(name string) bool) (*parts, error) {
 			return nil, fmt.Errorf("%s: %w", name, err)
 		}
 		if isList(name) {
-			p.lists[name], p.notList = nil, fmt.Errorf("%s: want a list", name)
+			p.lists[name], p.notList = 0, fmt.Errorf("%s: want a list", name)
 		} else {
 			p.fields[name] = rest[:end]
 		}
@@ -71,19 +75,27 @@ func (p *parts) has(name string) bool {
 	return list || field
 }
 
-// elements divides an array in JSON into its elements, MaxObjects at most. It returns what is left behind the array.
-func elements(content []byte) (all []json.RawMessage, rest []byte, err error) {
+// elements divides an array in JSON into its elements, MaxObjects at most. It returns how many there are, and what is left behind the array.
+func elements(content []byte, handOn func(first int, some []json.RawMessage)) (n int, rest []byte, err error) {
+	var some []json.RawMessage
 	rest, err = divide(content, '[', ']', func(rest []byte) ([]byte, error) {
 		end, err := endOf(rest)
 		if err != nil {
 			return nil, err
 		}
-		if all = append(all, rest[:end]); len(all) > MaxObjects {
+		if n++; n > MaxObjects {
 			return nil, errTooMany
+		}
+		if some = append(some, rest[:end]); len(some) == atOnce {
+			handOn(n-len(some), some)
+			some = make([]json.RawMessage, 0, atOnce)
 		}
 		return rest[end:], nil
 	})
-	return all, rest, err
+	if err == nil {
+		handOn(n-len(some), some)
+	}
+	return n, rest, err
 }
 
 // divide calls part, which returns what is left behind the part, for each part between the brackets. It returns what is left behind these.
