@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"fmt"
+	"reflect"
 	"slices"
 	"strconv"
 	"sync"
@@ -43,12 +44,17 @@ func (w *writes) take() (deleted []types.NamespacedName, claims []*resourceapi.R
 func newClient(objects *snapshot.Objects) (kubernetes.Interface, *writes, error) {
 	client, w := fake.NewSimpleClientset(), &writes{} //nolint:staticcheck // nobody asks who wrote a field
 	by := map[schema.GroupVersionResource][]runtime.Object{}
-	for object := range objects.All() {
-		kinds, _, err := scheme.Scheme.ObjectKinds(object)
-		if err != nil {
-			return nil, nil, fmt.Errorf("copy the cluster: %w", err)
+	var last reflect.Type
+	var resource schema.GroupVersionResource
+	for object := range objects.All() { // kind by kind
+		if t := reflect.TypeOf(object); t != last {
+			kinds, _, err := scheme.Scheme.ObjectKinds(object)
+			if err != nil {
+				return nil, nil, fmt.Errorf("copy the cluster: %w", err)
+			}
+			resource, _ = meta.UnsafeGuessKindToResource(kinds[0])
+			last = t
 		}
-		resource, _ := meta.UnsafeGuessKindToResource(kinds[0])
 		by[resource] = append(by[resource], object)
 	}
 	answer := func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -89,7 +95,7 @@ func newClient(objects *snapshot.Objects) (kubernetes.Interface, *writes, error)
 		}
 		return false, nil, nil
 	})
-	return client, w, nil
+	return direct{client, objects.ResourceClaims}, w, nil
 }
 
 // listOf is a list of the namespace's objects, of all without one. They share what they point to with the originals.
@@ -101,12 +107,17 @@ func listOf(items []runtime.Object, kind schema.GroupVersionKind, namespace stri
 	if namespace != "" {
 		items = slices.DeleteFunc(slices.Clone(items), func(o runtime.Object) bool { return o.(metav1.Object).GetNamespace() != namespace })
 	}
-	newest := uint64(1)
-	for _, o := range items {
-		if version, err := strconv.ParseUint(o.(metav1.Object).GetResourceVersion(), 10, 64); err == nil {
-			newest = max(newest, version)
+	list.(metav1.ListInterface).SetResourceVersion(newest(items))
+	return list, meta.SetList(list, items)
+}
+
+// newest is the resource version of a list of the objects.
+func newest[T runtime.Object](objects []T) string {
+	last := uint64(1)
+	for _, o := range objects {
+		if version, err := strconv.ParseUint(any(o).(metav1.Object).GetResourceVersion(), 10, 64); err == nil {
+			last = max(last, version)
 		}
 	}
-	list.(metav1.ListInterface).SetResourceVersion(strconv.FormatUint(newest, 10))
-	return list, meta.SetList(list, items)
+	return strconv.FormatUint(last, 10)
 }

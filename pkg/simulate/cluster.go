@@ -18,7 +18,6 @@ import (
 	"k8s.io/klog/v2"
 	fwk "k8s.io/kube-scheduler/framework"
 	"k8s.io/kubernetes/pkg/features"
-	"k8s.io/kubernetes/pkg/scheduler"
 	schedulerconfig "k8s.io/kubernetes/pkg/scheduler/apis/config"
 	configscheme "k8s.io/kubernetes/pkg/scheduler/apis/config/scheme"
 	internalcache "k8s.io/kubernetes/pkg/scheduler/backend/cache"
@@ -94,7 +93,7 @@ func (c *Cluster) start(ctx context.Context, objects *snapshot.Objects, config *
 		return err
 	}
 	c.writes = written
-	c.factory = scheduler.NewInformerFactory(client, 0, nil)
+	c.factory = newFactory(client, objects)
 	c.snapshot = internalcache.NewEmptySnapshot()
 	registry := frameworkplugins.NewInTreeRegistry()
 	registry[defaultpreemption.Name] = preemptsInOrder(c.random)
