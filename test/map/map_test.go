@@ -96,7 +96,8 @@ func (b *browser) slide(to int64) {
 	})()`, to))
 }
 
-// An allocation appears within a second: in half of ten cases at least, as the machine may be busy with something else.
+// An allocation appears within a second, nine of ten, from before it is written until the browser has drawn it. API server, etcd, command and
+// browser share the machine's processors, which in CI are two: one of ten may meet a pause that is not the map's.
 func TestAnAllocationAppearsWithinASecond(t *testing.T) {
 	w := newWorld(t, "prompt", 2, 4)
 	s := serve(t, "--kubeconfig", cluster.AdminKubeconfig())
@@ -113,8 +114,8 @@ func TestAnAllocationAppearsWithinASecond(t *testing.T) {
 		tab.waitFor(`!document.querySelector('.grid .gpu.held')`)
 	}
 	slices.Sort(took)
-	t.Logf("median %s, at most %s", took[5], took[9])
-	if took[5] > time.Second {
+	t.Logf("median %s, nine of ten within %s, at most %s", took[5], took[8], took[9])
+	if took[8] > time.Second {
 		t.Errorf("an allocation appears after %s", took)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"net/url"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"syscall"
 	"testing"
@@ -237,8 +238,11 @@ func TestOtherOrigins(t *testing.T) {
 	tab.waitFor(`document.querySelectorAll('.card').length === 1 && location.href === ` + quoted(s.origin+"/"))
 }
 
-// 5,000 nodes of 8 GPUs: what is drawn is what is in the window, and scrolling is fluent: the number is logged, and the
-// limit is wide, as the machine may be busy with something else.
+// stepLimit is what a step of scrolling may cost the page, in milliseconds of its main thread's processor time: 30 frames a second.
+const stepLimit = 33
+
+// 5,000 nodes of 8 GPUs: what is drawn is what is in the window, and scrolling is fluent: 19 of 20 steps cost the page less than a frame
+// lasts. How many frames a second there are is logged alone: it is a measure of the machine, which draws without a graphics card.
 func TestLargeCluster(t *testing.T) {
 	c := snapshottest.Full(5000)
 	c.Pod("team-0", "four", 4, 0)
@@ -270,19 +274,18 @@ func TestLargeCluster(t *testing.T) {
 			};
 			requestAnimationFrame(frame);
 		})`
-		before := metrics(tab)
 		if err := json.Unmarshal([]byte(eval[string](tab, script)), &result); err != nil {
 			t.Fatal(err)
 		}
-		after := metrics(tab)
-		for _, name := range []string{"ScriptDuration", "RecalcStyleDuration", "LayoutDuration", "TaskDuration"} {
-			t.Logf("%s: %s %.1f ms a frame", density, name, 1000*(after[name]-before[name])/float64(result.Frames))
+		t.Logf("%s: %.0f frames a second while scrolling, the longest %.0f ms, %d cards drawn, %d frames without", density,
+			float64(result.Frames)/result.Seconds, result.Longest, result.Cards, result.Blank)
+		if result.Cards > 400 || result.Blank > result.Frames/10 {
+			t.Errorf("%s: %d cards drawn, %d frames of %d are blank", density, result.Cards, result.Blank, result.Frames)
 		}
-		rate := float64(result.Frames) / result.Seconds
-		t.Logf("%s: %.0f frames a second while scrolling (want 30), the longest %.0f ms, %d cards drawn, %d frames without", density, rate,
-			result.Longest, result.Cards, result.Blank)
-		if rate < 3 || result.Cards > 400 || result.Blank > result.Frames/10 {
-			t.Errorf("%s: %.1f frames a second, %d cards drawn, %d frames of %d are blank", density, rate, result.Cards, result.Blank, result.Frames)
+		costs := stepCosts(tab, 100)
+		t.Logf("%s: a step of scrolling costs the page %.1f ms, 19 of 20 at most %.1f ms, and all %.1f ms", density, costs[50], costs[95], costs[99])
+		if costs[95] > stepLimit {
+			t.Errorf("%s: 19 of 20 steps of scrolling cost the page at most %.1f ms, want %d", density, costs[95], stepLimit)
 		}
 	}
 	eval[bool](tab, `document.querySelector('.grid').scrollTop = 1e9, true`)
@@ -300,19 +303,42 @@ func TestLargeCluster(t *testing.T) {
 	tab.picture("5000-cards")
 }
 
-// metrics are the browser's own, in seconds.
-func metrics(tab *browser) map[string]float64 {
+// stepCosts scrolls n times from the top, a frame after the other, and returns what each step cost the page's main thread, for scripts,
+// styles, layout and painting, in milliseconds of processor time, least first.
+func stepCosts(tab *browser, n int) (costs []float64) {
 	tab.t.Helper()
-	tab.run(call(performance.Enable, performance.EnableParams{}))
+	tab.run(call(performance.Enable, performance.EnableParams{TimeDomain: performance.EnableTimeDomainThreadTicks}))
+	eval[bool](tab, `document.querySelector('.grid').scrollTop = 0, true`)
+	before := mainThread(tab)
+	for range n {
+		eval[bool](tab, `new Promise((done) => {
+			document.querySelector('.grid').scrollTop += 80;
+			requestAnimationFrame(() => requestAnimationFrame(() => done(true)));
+		})`)
+		after := mainThread(tab)
+		costs = append(costs, 1000*(after-before))
+		before = after
+	}
+	slices.Sort(costs)
+	return costs
+}
+
+// mainThread is how long the page's main thread has worked so far, in seconds, without what the test has asked of it.
+func mainThread(tab *browser) (seconds float64) {
+	tab.t.Helper()
 	result, err := chromedp.Call(tab.ctx, performance.GetMetrics, cdp.Empty{})
 	if err != nil {
 		tab.t.Fatal(err)
 	}
-	values := map[string]float64{}
 	for _, m := range result.Metrics {
-		values[m.Name] = m.Value
+		switch m.Name {
+		case "TaskDuration":
+			seconds += m.Value
+		case "DevToolsCommandDuration":
+			seconds -= m.Value
+		}
 	}
-	return values
+	return seconds
 }
 
 func choose(tab *browser, label, value string) {
