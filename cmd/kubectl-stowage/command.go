@@ -59,6 +59,7 @@ Exit codes: 0 done; 1 the cluster or a file could not be read; 2 wrong flags or 
 	c.cluster.AddFlags(flags)
 	flags.StringVar(&c.file, "snapshot", "", "read this file instead of the cluster; - is the standard input")
 	flags.StringVar(&c.color, "color", "auto", "auto (on terminals, unless NO_COLOR is set), always, never")
+	_ = root.RegisterFlagCompletionFunc("namespace", c.offer(namespaceNames, "namespaces", "pods", "resourceclaims"))
 	root.AddCommand(c.snapshotCommand(), c.gpusCommand(), c.claimsCommand(), c.whyCommand(), c.whatifCommand(), c.topoCommand(),
 		c.fragCommand(), c.doctorCommand(), c.mapCommand())
 	for _, command := range root.Commands() {
@@ -72,6 +73,19 @@ Exit codes: 0 done; 1 the cluster or a file could not be read; 2 wrong flags or 
 		}
 	}
 	return root
+}
+
+// one is for commands with one argument.
+func one(what string) cobra.PositionalArgs {
+	return func(_ *cobra.Command, args []string) error {
+		switch len(args) {
+		case 0:
+			return fmt.Errorf("%s: Required value", what)
+		case 1:
+			return nil
+		}
+		return fmt.Errorf("%s: Too many: %q: want one", what, args)
+	}
 }
 
 // check looks at the flags that all commands have.
@@ -99,15 +113,15 @@ func (c *cli) printFlags(command *cobra.Command, watch bool) {
 	}
 }
 
-// read returns the snapshot file, or the cluster as it is.
-func (c *cli) read(ctx context.Context) (*snapshot.Snapshot, error) {
+// read returns the snapshot file, or the cluster as it is. Of a cluster, resources are what is listed; none are all.
+func (c *cli) read(ctx context.Context, resources ...string) (*snapshot.Snapshot, error) {
 	switch c.file {
 	case "":
 		client, err := c.client()
 		if err != nil {
 			return nil, err
 		}
-		s, err := snapshot.Take(ctx, client)
+		s, err := snapshot.Take(ctx, client, resources...)
 		if err != nil {
 			return nil, err
 		}

@@ -37,13 +37,19 @@ func (c *cli) gpusCommand() *cobra.Command {
 				}
 			}
 			return c.show(command.Context(), func(s *snapshot.Snapshot) (*table, string, any) {
-				gpus := slices.DeleteFunc(clusterview.GPUs(s), func(g *clusterview.GPU) bool {
+				gpus := clusterview.GPUs(s)
+				all := len(gpus)
+				gpus = slices.DeleteFunc(gpus, func(g *clusterview.GPU) bool {
 					return node != "" && g.Node != node || model != "" && !strings.Contains(strings.ToLower(g.Model),
 						strings.ToLower(model)) ||
 						len(states) > 0 && !slices.Contains(states, string(g.State))
 				})
 				list := &gpuList{header{snapshot.APIVersion, "GPUList"}, gpus, clusterview.Total(gpus)}
-				return c.gpuTable(gpus), totals(&list.Totals), list
+				note := totals(&list.Totals)
+				if len(gpus) == 0 && all > 0 {
+					note = fmt.Sprintf("None of %s matches the flags.", count(all, "GPU"))
+				}
+				return c.gpuTable(gpus), note, list
 			})
 		},
 	}
@@ -51,6 +57,9 @@ func (c *cli) gpusCommand() *cobra.Command {
 	command.Flags().StringVar(&node, "node", "", "of this node alone")
 	command.Flags().StringVar(&model, "model", "", "whose model has this in its name")
 	command.Flags().StringSliceVar(&states, "state", nil, "in these states alone: "+joinStates())
+	_ = command.RegisterFlagCompletionFunc("node", c.offer(nodeNames, "nodes"))
+	_ = command.RegisterFlagCompletionFunc("state", cobra.FixedCompletions(strings.Split(joinStates(), ", "),
+		cobra.ShellCompDirectiveNoFileComp))
 	return command
 }
 
@@ -201,15 +210,20 @@ func (c *cli) claimsCommand() *cobra.Command {
 		RunE: func(command *cobra.Command, _ []string) error {
 			namespace := c.namespace()
 			return c.show(command.Context(), func(s *snapshot.Snapshot) (*table, string, any) {
-				claims := slices.DeleteFunc(clusterview.Claims(s), func(claim *clusterview.Claim) bool {
+				claims := clusterview.Claims(s)
+				all := len(claims)
+				claims = slices.DeleteFunc(claims, func(claim *clusterview.Claim) bool {
 					return !allNamespaces &&
 						claim.Namespace != namespace
 				})
 				note := ""
 				if len(claims) == 0 {
 					note = "No claims in namespace " + namespace + "."
-					if allNamespaces {
+					switch {
+					case allNamespaces:
 						note = "No claims."
+					case all > 0:
+						note += fmt.Sprintf(" In all namespaces there are %d: -A lists them.", all)
 					}
 				}
 				return c.claimTable(s, claims, allNamespaces), note, &claimList{header{snapshot.APIVersion, "ClaimList"}, claims}

@@ -29,7 +29,7 @@ func (c *cli) topoCommand() *cobra.Command {
 Links are those that the driver's attributes tell: NV one NVLink domain, PHB one PCIe root complex, NODE one NUMA node, SYS across NUMA
 nodes, ? not published. How many NVLinks there are, and the bridges below a root complex, drivers do not publish.`,
 		Example: "  kubectl stowage topo worker-3",
-		Args:    cobra.ExactArgs(1),
+		Args:    one("NODE"),
 		RunE: func(command *cobra.Command, args []string) error {
 			s, err := c.read(command.Context())
 			if err != nil {
@@ -81,6 +81,7 @@ nodes, ? not published. How many NVLinks there are, and the bridges below a root
 			}
 			return c.print(t, note, topo)
 		},
+		ValidArgsFunction: firstArgument(c.offer(nodeNames, "nodes")),
 	}
 	c.printFlags(command, false)
 	return command

@@ -74,6 +74,9 @@ The exit code is 3 if a pod has no place, or a disruption budget keeps one on a 
 	flags.StringSliceVar(&w.nodes, "add-node", nil, "PROFILE=N: N empty nodes like the node of that name, or of that instance type")
 	flags.StringSliceVar(&w.drains, "drain", nil, "take the pods off this node")
 	flags.StringSliceVar(&w.deletes, "delete", nil, "POD or NAMESPACE/POD: take this pod away")
+	_ = command.RegisterFlagCompletionFunc("drain", c.offer(nodeNames, "nodes"))
+	_ = command.RegisterFlagCompletionFunc("delete", c.offer(c.podNames, "pods"))
+	_ = command.RegisterFlagCompletionFunc("add-node", c.offer(profiles, "nodes"))
 	flags.Int32Var(&w.priority, "priority", 0, "priority of the pods that are placed, whatever their class")
 	return command
 }
@@ -110,7 +113,7 @@ func (c *cli) change(change *simulate.Change, w *whatIf) ([]*v1.Pod, error) {
 	for _, name := range w.files {
 		more, err := c.apply(change, name)
 		if err != nil {
-			return nil, fmt.Errorf("%s: %w", name, err)
+			return nil, fmt.Errorf("--filename: %w", err)
 		}
 		pods = append(pods, more...)
 	}
@@ -133,7 +136,11 @@ func (c *cli) apply(change *simulate.Change, name string) ([]*v1.Pod, error) {
 		defer file.Close()
 		r = file
 	}
-	return change.Apply(r, c.namespace())
+	pods, err := change.Apply(r, c.namespace())
+	if err != nil {
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	return pods, nil
 }
 
 func (c *cli) printWhatIf(change *simulate.Change, outcomes []*simulate.Outcome) error {

@@ -56,7 +56,7 @@ func (c *cli) whyCommand() *cobra.Command {
 The scheduler's own plugins try the pod on a copy of the cluster, whichever scheduler the pod has. Nothing is changed.
 The exit code is 3 if the pod waits.`,
 		Example: "  kubectl stowage why train-0 -n team-a\n  kubectl stowage why train-0 -n team-a -o wide   # node by node\n  kubectl stowage why train-0 -n team-a -o json",
-		Args:    cobra.ExactArgs(1),
+		Args:    one("POD"),
 		RunE: func(command *cobra.Command, args []string) error {
 			s, err := c.read(command.Context())
 			if err != nil {
@@ -79,29 +79,11 @@ The exit code is 3 if the pod waits.`,
 			}
 			return nil
 		},
-		ValidArgsFunction: c.completePods,
+		ValidArgsFunction: firstArgument(c.offer(c.podNames, "pods")),
 	}
 	c.printFlags(command, false)
 	e.addFlags(command)
 	return command
-}
-
-// completePods offers the pods of the namespace.
-func (c *cli) completePods(command *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
-	if len(args) > 0 {
-		return nil, cobra.ShellCompDirectiveNoFileComp
-	}
-	s, err := c.read(command.Context())
-	if err != nil {
-		return nil, cobra.ShellCompDirectiveError
-	}
-	var names []string
-	for _, pod := range s.Pods {
-		if pod.Namespace == c.namespace() {
-			names = append(names, pod.Name)
-		}
-	}
-	return names, cobra.ShellCompDirectiveNoFileComp
 }
 
 // paragraphs prints text by lines of the terminal's width.

@@ -343,12 +343,16 @@ spec:
 		"no template": {job, "pod team-a/train-0: spec.resourceClaims gpu: there is no ResourceClaimTemplate team-a/two"},
 		"another kind": {
 			"apiVersion: policy/v1\nkind: PodDisruptionBudget\nmetadata: {name: a}\n",
-			"document 0: *v1.PodDisruptionBudget: cannot be placed",
+			"document 1: PodDisruptionBudget of policy/v1: cannot be placed",
 		},
-		"no kind":         {"a: b", "document 0: "},
+		"a kind of an operator": {
+			"apiVersion: v1\nkind: Namespace\nmetadata: {name: a}\n---\napiVersion: kubeflow.org/v1\nkind: PyTorchJob\nmetadata: {name: a}\n",
+			"document 2: PyTorchJob of kubeflow.org/v1: cannot be placed",
+		},
+		"no kind":         {"a: b", "document 1: "},
 		"too many":        {strings.ReplaceAll(job, "parallelism: 3", "parallelism: 100000"), "100000 replicas: want 0 to 10000"},
 		"no such class":   {"apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec: {priorityClassName: x, containers: [{name: c}]}\n", "there is no PriorityClass x"},
-		"not YAML at all": {"{", "document 0: "},
+		"not YAML at all": {"{", "document 1: "},
 	} {
 		if _, err := simulate.NewChange(&c.Objects).Apply(strings.NewReader(tc.manifest), "team-a"); err == nil ||
 			!strings.Contains(err.Error(), tc.want) {

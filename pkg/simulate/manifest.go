@@ -2,6 +2,7 @@ package simulate
 
 import (
 	"bytes"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -44,7 +45,7 @@ func (c *Change) Apply(r io.Reader, namespace string) ([]*v1.Pod, error) {
 	defer documents.Close()
 	var pods []*v1.Pod
 	buffer := make([]byte, len(content)+1)
-	for i := 0; ; i++ {
+	for i := 1; ; i++ {
 		n, err := documents.Read(buffer)
 		if errors.Is(err, io.EOF) {
 			break
@@ -59,7 +60,7 @@ func (c *Change) Apply(r io.Reader, namespace string) ([]*v1.Pod, error) {
 		if string(document) == "null" {
 			continue
 		}
-		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(document, nil, nil)
+		object, err := decodeManifest(document)
 		if err != nil {
 			return nil, fmt.Errorf("document %d: %w", i, err)
 		}
@@ -125,7 +126,23 @@ func (c *Change) add(object runtime.Object, namespace string) ([]*v1.Pod, error)
 	case *v1.Namespace, *v1.Service, *v1.ConfigMap, *v1.Secret, *v1.ServiceAccount:
 		return nil, nil // no pod has another place for them
 	}
-	return nil, fmt.Errorf("%T: cannot be placed: want pods, claims, templates, classes, nodes, Deployments, ReplicaSets, StatefulSets or Jobs", object)
+	kind := object.GetObjectKind().GroupVersionKind()
+	return nil, cannotBePlaced(kind.GroupVersion().String(), kind.Kind)
+}
+
+// decodeManifest decodes an object of a kind that a client of Kubernetes knows.
+func decodeManifest(document []byte) (runtime.Object, error) {
+	object, _, err := scheme.Codecs.UniversalDeserializer().Decode(document, nil, nil)
+	var of metav1.TypeMeta
+	if runtime.IsNotRegisteredError(err) && json.Unmarshal(document, &of) == nil {
+		return nil, cannotBePlaced(of.APIVersion, of.Kind)
+	}
+	return object, err
+}
+
+func cannotBePlaced(apiVersion, kind string) error {
+	return fmt.Errorf("%s of %s: cannot be placed: want pods, claims, templates, classes, nodes, Deployments, ReplicaSets, StatefulSets or Jobs",
+		kind, apiVersion)
 }
 
 // atOnce is how many pods a Job has at the same time: no more than are to complete, and none while it is suspended.
@@ -142,7 +159,7 @@ func atOnce(job *batchapi.JobSpec) *int32 {
 
 func (c *Change) addList(list *v1.List, namespace string) (pods []*v1.Pod, err error) {
 	for i := range list.Items {
-		object, _, err := scheme.Codecs.UniversalDeserializer().Decode(list.Items[i].Raw, nil, nil)
+		object, err := decodeManifest(list.Items[i].Raw)
 		if err != nil {
 			return nil, fmt.Errorf("items[%d]: %w", i, err)
 		}

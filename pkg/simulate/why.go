@@ -67,7 +67,7 @@ type DeviceStatus struct {
 func Explain(ctx context.Context, objects *snapshot.Objects, namespace, name string, opts Options) (*Why, error) {
 	i := slices.IndexFunc(objects.Pods, func(p *v1.Pod) bool { return p.Namespace == namespace && p.Name == name })
 	if i < 0 {
-		return nil, fmt.Errorf("pod %s/%s: there is none", namespace, name)
+		return nil, noPod(objects, namespace, name)
 	}
 	pod := objects.Pods[i]
 	why := &Why{Namespace: namespace, Pod: name, Scheduler: pod.Spec.SchedulerName, Node: pod.Spec.NodeName, Claims: claimsOf(objects, pod)}
@@ -104,6 +104,20 @@ func Explain(ctx context.Context, objects *snapshot.Objects, namespace, name str
 	}
 	why.judge(out)
 	return why, nil
+}
+
+// noPod says where pods of that name are.
+func noPod(objects *snapshot.Objects, namespace, name string) error {
+	var elsewhere []string
+	for _, pod := range objects.Pods {
+		if pod.Name == name {
+			elsewhere = append(elsewhere, "-n "+pod.Namespace)
+		}
+	}
+	if len(elsewhere) == 0 {
+		return fmt.Errorf("pod %s/%s: there is none", namespace, name)
+	}
+	return fmt.Errorf("pod %s/%s: there is none; there is one with %s", namespace, name, strings.Join(elsewhere, " or "))
 }
 
 func (w *Why) judge(out *Outcome) {

@@ -232,3 +232,25 @@ func TestTake(t *testing.T) {
 		t.Errorf("error %v", err)
 	}
 }
+
+// Who needs some resources alone has the others not listed.
+func TestTakeSome(t *testing.T) {
+	var objects []runtime.Object
+	for object := range small().All() {
+		objects = append(objects, object)
+	}
+	client := fake.NewSimpleClientset(objects...) //nolint:staticcheck // nobody asks who wrote a field
+	s, err := snapshot.Take(t.Context(), client, "pods", "nodes")
+	if err != nil {
+		t.Fatal(err)
+	}
+	var listed []string
+	for _, action := range client.Actions() {
+		if action.GetVerb() == "list" {
+			listed = append(listed, action.GetResource().Resource)
+		}
+	}
+	if diff := cmp.Diff([]string{"nodes", "pods"}, listed); diff != "" || len(s.Pods) != 2 || len(s.Nodes) != 2 || len(s.ResourceSlices) != 0 {
+		t.Errorf("%s%d pods, %d nodes, %d slices", diff, len(s.Pods), len(s.Nodes), len(s.ResourceSlices))
+	}
+}

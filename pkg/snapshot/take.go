@@ -3,6 +3,7 @@ package snapshot
 import (
 	"context"
 	"fmt"
+	"slices"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -13,8 +14,9 @@ import (
 )
 
 // Take lists a cluster's objects. It needs the right to list nodes, pods, resourceslices, resourceclaims and deviceclasses; what else
-// it may not list is noted in Missing. Kinds that the server does not have are left out.
-func Take(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
+// it may not list is noted in Missing. Kinds that the server does not have are left out. With resources, such as "pods", others are not
+// listed.
+func Take(ctx context.Context, client kubernetes.Interface, resources ...string) (*Snapshot, error) {
 	s := New(Objects{})
 	version, err := client.Discovery().ServerVersion()
 	if err != nil {
@@ -22,6 +24,9 @@ func Take(ctx context.Context, client kubernetes.Interface) (*Snapshot, error) {
 	}
 	s.ServerVersion = version.GitVersion
 	for _, k := range kinds {
+		if len(resources) > 0 && !slices.Contains(resources, k.resource) {
+			continue
+		}
 		p := pager.New(func(ctx context.Context, opts metav1.ListOptions) (apiruntime.Object, error) {
 			return k.list(ctx, client, opts)
 		})
