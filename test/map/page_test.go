@@ -315,7 +315,7 @@ func TestLargeCluster(t *testing.T) {
 // styles, layout and painting, in milliseconds of processor time, least first.
 func stepCosts(tab *browser, n int) (costs []float64) {
 	tab.t.Helper()
-	tab.run(call(performance.Enable, performance.EnableParams{TimeDomain: performance.EnableTimeDomainThreadTicks}))
+	tab.run(call(performance.Enable, performance.EnableParams{}))
 	eval[bool](tab, `document.querySelector('.grid').scrollTop = 0, true`)
 	before := mainThread(tab)
 	for range n {
@@ -331,22 +331,18 @@ func stepCosts(tab *browser, n int) (costs []float64) {
 	return costs
 }
 
-// mainThread is how long the page's main thread has worked so far, in seconds, without what the test has asked of it.
-func mainThread(tab *browser) (seconds float64) {
+// mainThread is how long the page's main thread has had a processor so far, in seconds.
+func mainThread(tab *browser) float64 {
 	tab.t.Helper()
 	result, err := chromedp.Call(tab.ctx, performance.GetMetrics, cdp.Empty{})
 	if err != nil {
 		tab.t.Fatal(err)
 	}
-	for _, m := range result.Metrics {
-		switch m.Name {
-		case "TaskDuration":
-			seconds += m.Value
-		case "DevToolsCommandDuration":
-			seconds -= m.Value
-		}
+	i := slices.IndexFunc(result.Metrics, func(m *performance.Metric) bool { return m.Name == "ThreadTime" })
+	if i < 0 {
+		tab.t.Fatal("the browser does not tell the time of its main thread")
 	}
-	return seconds
+	return result.Metrics[i].Value
 }
 
 func choose(tab *browser, label, value string) {
