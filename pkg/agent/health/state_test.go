@@ -217,12 +217,14 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{1, func(now time.Time, s *State) { s.Happened(now, nvml.Event{Kind: nvml.EventDoubleBitECC}) }, "Unhealthy xid=48"},
 		},
 		"memory that nobody has, seen twice": {
+			{-10, answered(well()), "Healthy"},
 			{0, left(257), "Healthy"},
 			{30, left(300), "Healthy memory-left"},
 			{60, left(256), "Healthy"},
 			{90, left(257), "Healthy"},
 		},
 		"seen once, and again when somebody had used the GPU": {
+			{-10, answered(well()), "Healthy"},
 			{0, left(600), "Healthy"},
 			{30, isUsed, "Healthy"},
 			{60, left(600), "Healthy"},
@@ -231,7 +233,11 @@ func TestFaultsAreSetAndClearedWithTheirDelays(t *testing.T) {
 			{130, answered(well()), "Healthy memory-left"},
 			{150, left(0), "Healthy"},
 		},
-		"as much as the driver may keep": {{0, left(256), "Healthy"}, {30, left(256), "Healthy"}},
+		"as much as the driver may keep": {
+			{-10, answered(well()), "Healthy"},
+			{0, left(256), "Healthy"},
+			{30, left(256), "Healthy"},
+		},
 		"rows": {
 			{0, answered(with(func(r *nvml.Readings) { r.Rows.Pending = true })), "Healthy row-remap-pending"},
 			{1, answered(with(func(r *nvml.Readings) { r.Rows.Failed = true })), "Unhealthy row-remap-failed"},
