@@ -302,7 +302,10 @@ func (g *Group) End(ctx context.Context, grace time.Duration) error {
 	}
 	asked, cancel := context.WithTimeout(ctx, grace)
 	defer cancel()
-	if g.wait(asked) != nil {
+	if err := g.wait(asked); err != nil {
+		if ctx.Err() != nil {
+			return err // who gives up before the grace is over does not kill them
+		}
 		if err := g.kill(ctx); err != nil {
 			return err
 		}
