@@ -79,6 +79,9 @@ func noSystemd(t *testing.T, names ...string) (base string, d *daemons) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
+	if _, err := inCgroups(optionsBelow("/")).on.(*cgroups).how(); err != nil {
+		t.Skipf("cgroups cannot be made here: %v", err)
+	}
 	base, err := os.MkdirTemp("/var/tmp", "stowage-test-") // a daemon has a /tmp of its own
 	if err != nil {
 		t.Fatal(err)
