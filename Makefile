@@ -11,7 +11,6 @@ VERSION   ?= $(shell git describe --tags --match 'v0.*' --dirty 2>/dev/null || e
 LDFLAGS   := -X k8s.io/component-base/version.gitVersion=$(KUBE)+stowage.$(REVISION) \
              -X k8s.io/component-base/version.gitMajor=1 -X k8s.io/component-base/version.gitMinor=37 \
              -X stowage.dev/stowage/internal/version.release=$(VERSION)
-GOFILES    = $(shell git ls-files --cached --others --exclude-standard '*.go')
 
 # NVIDIA's header marks old NVML calls as deprecated; the bindings still wrap them.
 export CGO_CFLAGS += -Wno-deprecated-declarations
@@ -255,12 +254,8 @@ fuzz: ## Fuzz the allocator, and what the node agent and the simulation read (FU
 			$(GO) test -run '^$$' -fuzz "^$$target$$" -fuzztime $(FUZZTIME) -fuzzminimizetime 500x -timeout 60m ./$$package || exit 1; done; done
 
 .PHONY: lint
-lint: ## go vet, staticcheck, gofumpt and the import order
-	@if [ -z "$(firstword $(GOFILES))" ]; then echo "git lists no Go files of this folder: nothing would be checked"; exit 1; fi
-	@unformatted="$$($(TOOL) gofumpt -l $(GOFILES))" || exit 1; \
-		if [ -n "$$unformatted" ]; then echo "not gofumpt-ed, run 'make fmt':"; echo "$$unformatted"; exit 1; fi
-	$(GO) vet -tags e2e ./...
-	$(TOOL) staticcheck -tags e2e ./...
+lint: ## golangci-lint (.golangci.yml says which linters), and the order of imports
+	$(TOOL) golangci-lint run
 	$(GO) test -count=1 ./internal/arch
 
 # Where govulncheck finds what is known: https://vuln.go.dev or a copy of it, which may be a folder, file:///PATH.
@@ -272,7 +267,7 @@ vulncheck: ## Known vulnerabilities in what our code calls, by govulncheck (VULN
 
 .PHONY: fmt
 fmt: ## Format the code
-	$(TOOL) gofumpt -w $(GOFILES)
+	$(TOOL) golangci-lint fmt
 
 .PHONY: generate
 generate: ## Run the code generators

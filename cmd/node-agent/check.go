@@ -178,6 +178,7 @@ func (e *checkError) Error() string {
 		return "check: something is missing without which no claim is prepared"
 	case hostcheck.Warning:
 		return "check: there are warnings"
+	case hostcheck.OK, hostcheck.Note, hostcheck.Unknown: // the first two are no errors
 	}
 	return "check: something could not be found out"
 }

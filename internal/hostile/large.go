@@ -38,6 +38,7 @@ func (g *Generator) LargePool(in Large) []*resourceapi.ResourceSlice {
 		n, perSlice = most/resourceapi.ResourceSliceMaxDevices, resourceapi.ResourceSliceMaxDevices
 	case LargeInCounters:
 		n, perSlice = counterSets+consumers, resourceapi.ResourceSliceMaxDevicesWithAdvancedFeatures
+	case LargeInSlices, AllLarge:
 	}
 	driver, pool, whose := g.driver(), fmt.Sprint("large-", g.next()), g.r.IntN(4)
 	if in == LargeInCounters && whose == 0 {

@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"go/ast"
 	"go/importer"
@@ -46,7 +47,7 @@ func load(ctx context.Context, pattern string) (*target, error) {
 	exports := map[string]string{}
 	for decoder := json.NewDecoder(bytes.NewReader(output)); ; {
 		var l listed
-		if err := decoder.Decode(&l); err == io.EOF {
+		if err := decoder.Decode(&l); errors.Is(err, io.EOF) {
 			break
 		} else if err != nil {
 			return nil, fmt.Errorf("reading what go list wrote: %w", err)

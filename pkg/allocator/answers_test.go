@@ -2,6 +2,7 @@ package allocator
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"sync"
@@ -193,7 +194,7 @@ func TestWhatTimeDidNotSufficeForIsSharedWithinAnAttempt(t *testing.T) {
 	}
 	attempt := &looksLeft{each: 10}
 	looked, failure := check(0, attempt)
-	if looked != 10 || failure.Reason != explain.ReasonUndecided || failure.Err != context.DeadlineExceeded {
+	if looked != 10 || failure.Reason != explain.ReasonUndecided || !errors.Is(failure.Err, context.DeadlineExceeded) {
 		t.Fatalf("%d looks at the time, %v", looked, failure)
 	}
 	// The greedy attempt is made on each node.

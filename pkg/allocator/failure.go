@@ -40,6 +40,8 @@ func (f *Failure) Resolvable() bool {
 				return true
 			}
 		}
+	case explain.ReasonUndecided, explain.ReasonSelectorError, explain.ReasonPool, explain.ReasonNoMatch, explain.ReasonUnsupported,
+		explain.ReasonTainted, explain.ReasonTooMany:
 	}
 	return false
 }

@@ -57,6 +57,7 @@ func (v *value) result(in *Input) Result {
 		score = v.preference*PreferenceStep + v.occupancy.permille()
 	case LeastAllocated:
 		score = v.preference*PreferenceStep + wholeDevice - 1 - v.occupancy.permille()
+	case NoScoring:
 	}
 	return Result{Score: score, Size: v.size.total()}
 }

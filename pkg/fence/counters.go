@@ -24,6 +24,7 @@ func (b *bench) checkCounters() tracker.Verdict {
 			return verdict
 		case tracker.Undecided:
 			unclear = verdict
+		case tracker.Fits:
 		}
 	}
 	return unclear

@@ -114,6 +114,7 @@ func (b *bench) judge(either bool) tracker.Verdict {
 			return verdict
 		case tracker.Undecided:
 			unclear = append(unclear, verdict)
+		case tracker.Fits:
 		}
 	}
 	if len(unclear) > 0 {
@@ -136,6 +137,7 @@ func (b *bench) before(id usage.DeviceID, device *usage.Device) []usage.Holder {
 			if b.either {
 				found = append(found, holder)
 			}
+		case tracker.Later:
 		}
 	}
 	return found

@@ -273,6 +273,7 @@ func (m *model) goOn(t *rapid.T) {
 		m.answerTo(p)
 	case answered:
 		m.decideOn(p)
+	case bound, over: // they are not picked
 	}
 }
 

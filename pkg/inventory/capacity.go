@@ -128,8 +128,9 @@ func (f Features) roundUp(requested *resource.Quantity, r *resourceapi.CapacityR
 	}
 	inMilli := f.countsMilli(r)
 	value, least, step := requested.Value(), r.Min.Value(), r.Step.Value()
-	switch exact := true; {
+	switch {
 	case inMilli:
+		var exact bool
 		if value, exact = milli(requested); !exact {
 			return resource.Quantity{}, fmt.Errorf("request %s cannot be represented in thousandths, in which the policy's steps are counted", text(requested))
 		}

@@ -234,6 +234,7 @@ func (r *nodeRule) matches(node *v1.Node) bool {
 		return true
 	case ruleSelector:
 		return r.selector.Match(node)
+	case ruleNone:
 	}
 	return false
 }

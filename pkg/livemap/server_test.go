@@ -477,7 +477,7 @@ func TestFollow(t *testing.T) {
 	for object := range c.All() {
 		objects = append(objects, object)
 	}
-	client := fake.NewSimpleClientset(objects...) //nolint:staticcheck // nobody asks who wrote a field
+	client := fake.NewSimpleClientset(objects...)
 	client.PrependReactor("list", "devicetaintrules", func(clienttesting.Action) (bool, runtime.Object, error) {
 		return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "devicetaintrules"}, "", nil)
 	})

@@ -42,7 +42,7 @@ func (w *writes) take() (deleted []types.NamespacedName, claims []*resourceapi.R
 // newClient returns a client that reads the objects. Its writes are answered as if they had succeeded, and change nothing, so that no watch
 // tells of them.
 func newClient(objects *snapshot.Objects) (kubernetes.Interface, *writes, error) {
-	client, w := fake.NewSimpleClientset(), &writes{} //nolint:staticcheck // nobody asks who wrote a field
+	client, w := fake.NewSimpleClientset(), &writes{}
 	by := map[schema.GroupVersionResource][]runtime.Object{}
 	var last reflect.Type
 	var resource schema.GroupVersionResource

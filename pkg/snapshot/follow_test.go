@@ -72,7 +72,7 @@ func followed(t *testing.T) (*fake.Clientset, *follower) {
 	for object := range c.All() {
 		objects = append(objects, object)
 	}
-	return fake.NewSimpleClientset(objects...), &follower{more: make(chan struct{}, 1)} //nolint:staticcheck // nobody asks who wrote a field
+	return fake.NewSimpleClientset(objects...), &follower{more: make(chan struct{}, 1)}
 }
 
 func forbid(client *fake.Clientset, verb, resource string) {

@@ -48,7 +48,7 @@ func configMap(namespace, name, lease string) *v1.ConfigMap {
 // Of a cluster with programs of all kinds those of scheduling are taken, without what others are told, and a ConfigMap of others that may not
 // be read keeps nobody from reading the schedulers'.
 func TestTakeInstallation(t *testing.T) {
-	client := fake.NewSimpleClientset( //nolint:staticcheck // nobody asks who wrote a field
+	client := fake.NewSimpleClientset(
 		deployment("airflow", "airflow-scheduler", workload("apache/airflow", "airflow", "--password=hidden")),
 		deployment("batch", "job-scheduler", workload("example.com/jobs", "jobs", "--config=/etc/jobs.yaml", "--password=hidden")),
 		deployment("gpu", "gpus", workload("example.com/gpu-scheduler", "gpus", "--config", "/etc/config.yaml")),

@@ -325,8 +325,8 @@ func TestReserveChecksWhatTheDecisionWasMadeOn(t *testing.T) {
 			}
 			before := held(tr)
 			err := tr.Reserve(view, podA, tc.reservations)
-			var heldErr *HeldError
-			if _, wantHeldErr := tc.want.(*HeldError); wantHeldErr != errors.As(err, &heldErr) || !wantHeldErr && !errors.Is(err, tc.want) {
+			wantHeldErr := errors.As(tc.want, new(*HeldError))
+			if wantHeldErr != errors.As(err, new(*HeldError)) || !wantHeldErr && !errors.Is(err, tc.want) {
 				t.Fatalf("Reserve() = %v, want %v", err, tc.want)
 			}
 			if tc.message != "" && err.Error() != tc.message {

@@ -132,6 +132,7 @@ func (modelJudge) Judge(c Case) Verdict {
 				earlier = append(earlier, takingOf(id, h))
 			case EitherWay:
 				either = append(either, takingOf(id, h))
+			case Later:
 			}
 		}
 	}

@@ -154,9 +154,9 @@ func (v Verdict) String() string {
 		return string(Fits)
 	case Lost:
 		return fmt.Sprintf("claim %s (UID %s) was allocated earlier: device %s%s", v.Other, v.Other.UID, v.Device, v.detail())
-	default:
-		return fmt.Sprintf("claim %s (UID %s) may have been allocated earlier: device %s%s", v.Other, v.Other.UID, v.Device, v.detail())
+	case Undecided:
 	}
+	return fmt.Sprintf("claim %s (UID %s) may have been allocated earlier: device %s%s", v.Other, v.Other.UID, v.Device, v.detail())
 }
 
 func (v Verdict) detail() string {

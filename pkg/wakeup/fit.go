@@ -75,6 +75,7 @@ func (p *pass[T, K]) firstFree(ctx *budget, j *job[T, K], asks *Question, among 
 		case yes:
 			p.take(ctx, j, asks, node, p.expected)
 			return i, yes
+		case no:
 		}
 		v.refused.add(i)
 		if p.held && p.check(ctx, asks, node, p.usage) != no {
@@ -120,6 +121,7 @@ func (p *pass[T, K]) firstEvictable(ctx *budget, j *job[T, K], asks *Question, a
 		case yes:
 			p.take(ctx, j, asks, node, free)
 			return i, yes
+		case no:
 		}
 		v.refused.add(i)
 		if p.held && p.check(ctx, asks, node, evicted(p.usage)) != no {

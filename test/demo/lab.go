@@ -106,7 +106,7 @@ func (d *demo) untilEnded(ctx context.Context, p places, watch func(context.Cont
 
 // withoutExits leaves out of joined errors those that say that a program had ended by itself.
 func withoutExits(err error) error {
-	switch wraps := err.(type) {
+	switch wraps := err.(type) { //nolint:errorlint // what is wrapped is looked at below
 	case nil, *localcluster.ExitError:
 		return nil
 	case interface{ Unwrap() []error }:

@@ -409,6 +409,7 @@ func (h *history) fault(client, verb, what string) memoryapi.Fault {
 					defer h.mutex.Unlock()
 					h.kill(client)
 				})
+			case Never:
 			}
 			return f.With
 		}

@@ -306,8 +306,11 @@ func (k *Kubelet) remove(t *testing.T, name string) {
 func (k *Kubelet) waitGone(t *testing.T, name string) {
 	t.Helper()
 	eventually(t, func() error {
-		if _, err := k.Client.CoreV1().Pods(namespace).Get(t.Context(), name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("pod %s is not gone (%v)", name, err)
+		switch _, err := k.Client.CoreV1().Pods(namespace).Get(t.Context(), name, metav1.GetOptions{}); {
+		case err == nil:
+			return fmt.Errorf("pod %s is not gone", name)
+		case !apierrors.IsNotFound(err):
+			return fmt.Errorf("asking for pod %s: %w", name, err)
 		}
 		return nil
 	})

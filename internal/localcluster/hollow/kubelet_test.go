@@ -177,8 +177,11 @@ func (w *world) waitRunning(names ...string) {
 func (w *world) waitGone(name string) {
 	w.t.Helper()
 	eventually(w.t, func() error {
-		if _, err := w.client.CoreV1().Pods("default").Get(w.ctx, name, metav1.GetOptions{}); !apierrors.IsNotFound(err) {
-			return fmt.Errorf("pod %s is still there (%v)", name, err)
+		switch _, err := w.client.CoreV1().Pods("default").Get(w.ctx, name, metav1.GetOptions{}); {
+		case err == nil:
+			return fmt.Errorf("pod %s is still there", name)
+		case !apierrors.IsNotFound(err):
+			return fmt.Errorf("asking for pod %s: %w", name, err)
 		}
 		return nil
 	})

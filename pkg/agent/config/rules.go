@@ -137,10 +137,9 @@ func (s Settings) ForShare(r *Rules) Settings {
 		return s
 	}
 	s.Strategy = r.shares()
-	switch s.Strategy {
-	case MPS:
+	if s.Strategy == MPS {
 		s.MPS = &Limits{}
-	default:
+	} else {
 		s.Interval = IntervalDefault
 	}
 	return s

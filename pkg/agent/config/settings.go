@@ -28,12 +28,10 @@ type Settings struct {
 
 // Setup names what the settings make of a whole GPU. It is the same for all claims that share one.
 func (s Settings) Setup() string {
-	switch s.Strategy {
-	case "", TimeSlicing:
+	if s.Strategy == "" || s.Strategy == TimeSlicing {
 		return fmt.Sprintf("%s (%s)", TimeSlicing, cmp.Or(s.Interval, IntervalDefault))
-	default:
-		return string(s.Strategy)
 	}
+	return string(s.Strategy)
 }
 
 // Limits that an MPS daemon puts on each of its clients, and who these may be.
@@ -104,6 +102,8 @@ func (c *migDeviceConfig) settings() (Settings, error) {
 		// A MIG device has no interval of its own; its processes take turns by themselves.
 	case MPS:
 		s.MPS, err = c.Sharing.MPSConfig.limits()
+	case Exclusive: // for whole GPUs only
+		fallthrough
 	default:
 		err = unknown("sharing.strategy", s.Strategy, TimeSlicing, MPS)
 	}

@@ -100,7 +100,7 @@ func (c *claimCollector) read(claims *ledger.Ledger) (map[string]int, []claimSer
 		case ledger.PrepareCompleted:
 			c.states["completed"]++
 			c.series = append(c.series, seriesOf(record.Entry)...)
-		default:
+		case ledger.PrepareStarted:
 			c.states["started"]++
 		}
 	}

@@ -53,7 +53,7 @@ func (r *reporter) devices(claim *resourceapi.ResourceClaim, entry *ledger.Entry
 			r.set(claim, &status, ConditionHealthy, metav1.ConditionFalse, reasonUnhealthy, verdict.Message())
 		case health.Healthy:
 			r.set(claim, &status, ConditionHealthy, metav1.ConditionTrue, reasonHealthy, verdict.Message())
-		default:
+		case health.Unknown, "": // "" of a device that is not known
 			r.set(claim, &status, ConditionHealthy, metav1.ConditionUnknown, reasonUnknown, "NVML has not been asked yet")
 		}
 		list = append(list, status)

@@ -236,6 +236,9 @@ func (m *Manager) Made() discovery.Made {
 				made.Insert(discovery.Place{GPU: step.GPU})
 			case ledger.StepPartition:
 				made.Insert(discovery.Place{GPU: step.GPU, At: nvml.Placement{Start: step.Partition.Start, Size: step.Partition.Size}})
+			case ledger.StepPersistence, ledger.StepComputeMode, ledger.StepTimeSlice, ledger.StepProcesses, ledger.StepNoPersistence,
+				ledger.StepHidden, ledger.StepPCIDriver, ledger.StepIOMMUGroup, ledger.StepMPSDaemon, ledger.StepCDIFile:
+				// They make no partitions.
 			}
 		}
 	}

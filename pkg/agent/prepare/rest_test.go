@@ -302,8 +302,7 @@ func (h *history) nobodyMisses(claim types.UID) bool {
 		})
 	}
 	return !slices.ContainsFunc(record.Entry.Undo, func(s ledger.Step) bool {
-		switch s.Kind {
-		case ledger.StepCDIFile, ledger.StepProcesses, ledger.StepPersistence:
+		if slices.Contains([]ledger.StepKind{ledger.StepCDIFile, ledger.StepProcesses, ledger.StepPersistence}, s.Kind) {
 			return false
 		}
 		return !s.Shared || !shared(s.GPU)

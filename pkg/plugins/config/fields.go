@@ -172,9 +172,9 @@ func (k Kind) fits(value any) bool {
 		return json.Unmarshal(data, new(bool)) == nil
 	case Integer:
 		return json.Unmarshal(data, new(int64)) == nil
-	default:
-		return json.Unmarshal(data, new(string)) == nil
+	case String:
 	}
+	return json.Unmarshal(data, new(string)) == nil
 }
 
 // advice says what to write.

@@ -76,9 +76,9 @@ func (f Fault) withoutEffect(req *http.Request, r request) (*http.Response, erro
 		return answer(req, nil, apierrors.NewInternalError(errors.New("etcdserver: leader changed")))
 	case Conflict:
 		return answer(req, nil, apierrors.NewConflict(r.groupResource(), r.name, errors.New("the object has been modified")))
-	default:
-		return nil, errNoAnswer
+	case NoAnswer, Lost, Late, None, Slow: // the last two take effect
 	}
+	return nil, errNoAnswer
 }
 
 // later carries a write out after a while. Its client does not wait for it.
