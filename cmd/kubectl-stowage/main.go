@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command kubectl-stowage shows who has which GPU, why a pod waits, and what would change that. It runs as "kubectl stowage", with the
 // user's kubeconfig or on a snapshot file, and writes nothing to the cluster. docs/kubectl.md is its manual.
 package main

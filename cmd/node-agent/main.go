@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command node-agent hands the GPUs of one node to Kubernetes: it publishes them as ResourceSlices and
 // prepares the ones that a scheduler has chosen for a pod's containers.
 package main

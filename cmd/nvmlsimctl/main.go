@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command nvmlsimctl makes things happen to the simulated GPUs of a node: faults, processes, an administrator's acts.
 package main
 

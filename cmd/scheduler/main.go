@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command scheduler is kube-scheduler with this module's plugins. It takes kube-scheduler's command line and
 // configuration file.
 package main

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package localcluster runs a real Kubernetes control plane on this machine,
 // from binaries that it builds itself out of Go modules: etcd, kube-apiserver
 // (through controller-runtime's envtest), kube-controller-manager, and on

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command mutate breaks a package's code in every small way that it knows and
 // tells which of these mutants the package's tests do not notice.
 //

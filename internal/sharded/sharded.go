@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sharded has an immutable map for many readers and single changes: a lookup costs a hash and a few reads of
 // memory, a change copies one small shard and the little that leads to it, and neither grows with the map but by one
 // step each time that has grown 32 times larger.

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package version is the project's own version, beside that of Kubernetes in
 // k8s.io/component-base/version. Clients of kube-scheduler parse the latter, so
 // it stays what it is.

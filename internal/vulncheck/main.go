@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command vulncheck tells which known vulnerabilities our code calls, by govulncheck, and fails on each that is not accepted here.
 //
 //	vulncheck [-db https://vuln.go.dev] -- GOVULNCHECK...

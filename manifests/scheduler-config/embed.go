@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package schedulerconfig has the shipped scheduler configurations, so that a simulation runs what is installed.
 package schedulerconfig
 

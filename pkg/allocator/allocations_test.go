@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build !race
 
 // The race detector makes sync.Pool forget at random, so these are run by `make bench-allocator`.

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package allocator decides which devices a pod's claims get on one node.
 //
 // It is a pure function of the claims, an inventory view, a usage view and a policy: [Compile] turns a pod's

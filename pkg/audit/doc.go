@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package audit finds what must not be in the account of who holds what: a device that two claims hold, an account that
 // differs from the API, an allocation in flight that nobody is about to write.
 //

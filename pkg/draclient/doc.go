@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package draclient is the caller's side of a DRA plugin's sockets, as the kubelet has it: it asks a registrar who the plugin is
 // (GetInfo), keeps a connection to the plugin, and calls NodePrepareResources, NodeUnprepareResources and NodeWatchResources in the newest
 // version that both sides know.

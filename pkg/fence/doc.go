@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package fence keeps schedulers in different processes from binding pods to the
 // same devices.
 //

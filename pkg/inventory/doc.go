@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package inventory knows what devices exist: it turns events about ResourceSlices (with DeviceTaintRules
 // already applied) and DeviceClasses into immutable views that answer, for one node, which devices of which
 // pools it can reach.

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package nvmlsim is a simulated NVIDIA management library (NVML): the same
 // Go interfaces that go-nvml offers over libnvidia-ml.so, answered from a
 // profile of a real machine instead of from a driver.

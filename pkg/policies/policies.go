@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package policies finds out whether the admission policies about the node agent and the scheduler are about the accounts that these run as.
 package policies
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package simulate places pods on a copy of a cluster with the scheduler's own plugins. They run under the framework's own runtime and
 // cache, one pod after the other, with a seeded choice among equal nodes: equal input gives equal answers. Nothing is written: what plugins
 // write is noted, and goes nowhere.

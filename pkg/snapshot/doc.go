@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package snapshot is a cluster's objects that scheduling depends on, as one file: taken from an API server, trimmed,
 // written, read again with bounds, and with its names hashed.
 //

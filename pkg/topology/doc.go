@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package topology tells how close the GPUs of one machine are to each other, and which of them to use together.
 //
 // [NewMatrix] gives every two GPUs a closeness: NVLinks between them count most, then a PCIe root complex that they

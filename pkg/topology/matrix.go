@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package topology
 
 // The closeness of two GPUs is perNVLink for each link between them, and one of the others. A link is worth more than

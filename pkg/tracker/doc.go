@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package tracker knows which ResourceClaims exist and who holds which device.
 //
 // A Tracker has one mutex and one state of three layers:

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package usage says which claims hold which devices.
 //
 // It is the vocabulary that pkg/tracker, which knows the claims, and

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package wakeup knows which pods wait for devices and for what, and decides which of them a change may help.
 //
 // A pod that could not be scheduled sleeps in the scheduling queue. A device that is freed, a new slice, a lifted taint or

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command chaos lets several schedulers hand out one pool of devices on a real
 // control plane, while schedulers and the API server are killed, connections
 // cut and etcd is paused, and judges every revision of etcd: no device may be

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command demo starts a real Kubernetes cluster on this machine, lets Stowage
 // place the example pods on simulated GPUs, and shows what each container saw
 // next to what the scheduler allocated. It exits non-zero if any of it is not as

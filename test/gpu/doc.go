@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gpu holds the checks that only a real GPU can answer: whether NVML, CUDA, the container runtime's hooks and MPS behave as the node
 // agent takes them to. docs/simulation.md says what simulated GPUs cannot prove, and what was seen on real ones.
 //

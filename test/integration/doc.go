@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package integration tests the scheduler on a real API server, etcd and kube-controller-manager.
 //
 // All tests share one control plane (TestMain). Each has a world of its own in it: a namespace, and nodes, a

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package lab is a cluster with Stowage in it, on one machine: a real control
 // plane, our scheduler and node agents with the rights that our manifests grant,
 // and nodes with simulated GPUs. It also reads back what each container was

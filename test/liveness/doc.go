@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package liveness asks the question of rest: when nothing moves any more, would a new scheduler do anything?
 // Whatever it would do, the old one forgot.
 //

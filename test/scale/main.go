@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command scale runs the shipped scheduler in a cluster of full size (make scale): a real etcd, kube-apiserver and
 // kube-controller-manager, by default with 5,000 nodes, 40,000 devices and 25,000 claims.
 //

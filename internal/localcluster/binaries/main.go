@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command binaries builds the programs of a local cluster into the cache and
 // prints the folders where they are. CI runs it as a step of its own, so that
 // the time it takes is not charged to the first test.

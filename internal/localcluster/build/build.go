@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package build makes the programs of a Kubernetes cluster out of Go modules,
 // once per user and version, and finds them again in a cache.
 //

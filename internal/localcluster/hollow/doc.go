@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package hollow is a kubelet without containers. It needs no root, no cgroups and no namespaces, so any number of nodes fits into
 // one process.
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package node runs a real Kubernetes node on this machine beside the control plane of package localcluster: kubelet, containerd,
 // runc and CNI, and our node agent, in a mount namespace and a cgroup of their own (package enclosure).
 //

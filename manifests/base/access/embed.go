@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package access has the shipped roles and admission policies, so that kubectl stowage can compare a cluster with them.
 package access
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cdi turns the GPUs of one claim into a Container Device Interface specification, which the
 // container runtime applies to the containers that use the claim.
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package config reads the opaque parameters that a claim or a DeviceClass carries for this driver: GpuConfig,
 // MigDeviceConfig and VfioDeviceConfig of resource.nvidia.com/v1beta1, as NVIDIA's DRA driver has them, so that existing manifests mean
 // the same here. The strategy Exclusive is ours.

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package deviceplugin serves the kubelet's device plugin API, v1beta1
 // (https://kubernetes.io/docs/concepts/extend-kubernetes/compute-storage-net/device-plugins/): pods ask for a number of
 // nvidia.com/gpu, and the kubelet chooses the GPUs.

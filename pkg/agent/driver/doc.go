@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package driver is the node agent's outside: the kubelet's DRA plugin for gpu.nvidia.com on one node. It
 // registers with the kubelet, publishes the node's GPUs as ResourceSlices, reports their health, and passes
 // prepare and unprepare calls on to package prepare.

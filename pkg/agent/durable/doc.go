@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package durable writes small files so that they survive a crash at any moment: a reader finds the old
 // content or the new one, never a part, and what was reported as written is on the disk.
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package exporter serves what the GPUs of a node do, and for whom, as Prometheus metrics: docs/metrics.md.
 //
 // A scrape starts readings of GPUs and questions to the kubelet, unless there were some within the interval, and waits for

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package health decides which GPUs of a node are well.
 //
 // [State] is the decision: a pure state machine for one GPU that is fed with what NVML says (readings, events, errors, silence) and with

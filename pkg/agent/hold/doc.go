@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package hold lets the rest of the agent treat a device that a pod got through the kubelet's device plugin API as it
 // treats a claim: one ledger, one way to prepare, one proof that it is not used any more.
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package hostcheck looks whether a node has what the agent needs of it. The table in table.go is the one place that says what that is: the agent
 // looks at it at its start and every minute, node-agent check prints it, and docs/prerequisites.md is made from it.
 //

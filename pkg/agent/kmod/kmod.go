@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package kmod loads modules of the host's kernel, by the host's own modprobe: which file a module is in, and what it needs, is the
 // host's to say. The package does not know what a module is good for.
 package kmod

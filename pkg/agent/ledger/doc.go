@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package ledger remembers, over crashes and upgrades, which claim was handed which GPUs on this node and
 // what must be undone to take them back.
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package nvml
 
 // Library is an NVML library, real or simulated. Outside of a session every

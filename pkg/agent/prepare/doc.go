@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package prepare hands the GPUs of a claim to the claim's containers and takes them back: the work behind
 // NodePrepareResources and NodeUnprepareResources.
 //

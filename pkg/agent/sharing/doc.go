@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package sharing is how the agent acts on a GPU beside NVML: time slices, which NVML cannot set, daemons of NVIDIA's
 // Multi-Process Service (MPS), and processes that pods leave behind.
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package sharing
 
 // sandbox are options of systemd-run that take from a daemon what it has no use for: it is root, and what it reads are its clients' files and

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package stepaside decides whether the agent may have the NVIDIA driver open.
 //
 // There are two reasons why not. Somebody wants the driver for himself, to

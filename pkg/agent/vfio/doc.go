@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package vfio gives PCI functions of GPUs to the driver vfio-pci, through which a virtual machine gets them, and
 // gives them back to the driver that they had.
 //

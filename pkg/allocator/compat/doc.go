@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package compat offers this project's allocator with the signature and the result type of
 // k8s.io/dynamic-resource-allocation/structured.NewAllocator, in the policy FirstFit, so that whatever can use
 // upstream's allocator can use ours: the same devices, in the same order, with the same configuration, node

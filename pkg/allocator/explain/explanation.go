@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package explain is what a waiting pod is told: why nodes were refused, as values that can be written as JSON, and as text. It
 // decides nothing; the allocator fills it.
 package explain

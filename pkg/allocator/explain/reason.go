@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package explain
 
 // Reason is why a node cannot be used, in one of few fixed strings: the scheduler counts equal strings over

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package amount is exact arithmetic on what devices have and requests take: capacities and counters.
 package amount
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package bitset is a plain set of small integers: the devices of a pool or a node by dense index.
 package bitset
 

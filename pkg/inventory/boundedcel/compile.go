@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package boundedcel compiles CEL expressions on devices so that what they take of time and memory is bounded where upstream's is not.
 package boundedcel
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 import { defineConfig } from 'vite';
 
 // Names without hashes: the server tells browsers to keep nothing, and a build differs from the last one where the page does.

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package capi is the simulated NVML as C programs see it: linked into a shared
 // library (cmd/nvmlsim-library) it exports every function of nvml.h. Those that
 // package nvmlsim answers take and fill in C's structures, as the driver's

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package install puts the simulated libnvidia-ml.so.1 where a driver would
 // have its own, as the library of one version: it answers only to a kernel
 // driver of that version, and it lacks the functions that the version does not

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package librarytest builds the simulated libnvidia-ml.so.1 for tests, and makes machines for it to show.
 package librarytest
 

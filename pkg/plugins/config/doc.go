@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package config holds the typed arguments of the scheduler plugins in this module: the `args` of a
 // `pluginConfig` entry in a KubeSchedulerConfiguration.
 //

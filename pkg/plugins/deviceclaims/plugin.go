@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package deviceclaims is the scheduler plugin DeviceClaims: it puts pods that use ResourceClaims on nodes
 // whose devices satisfy the claims, and writes which devices each claim got. It takes the place of
 // kube-scheduler's own plugin DynamicResources.

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package ownership keeps schedulers that do not know the fence off devices: a
 // DeviceTaintRule with a key of ours makes kube-scheduler, and everybody else who
 // respects taints, leave them alone. DeviceClaims ignores the taint in every

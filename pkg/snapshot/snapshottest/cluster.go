@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package snapshottest makes clusters for tests and benchmarks: nodes with GPUs as the node agent publishes them, pods and their claims.
 package snapshottest
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package audit judges the history of a cluster: it is told every change of a
 // pod or a claim in the order of revisions, and says after each one whether a
 // device is over-used by the claims of bound pods.

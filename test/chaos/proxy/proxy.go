@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package proxy is a bad network between one client and one server: a TCP proxy
 // that passes bytes on unread, gives late what the server sends, and cuts
 // connections on demand. TLS goes through it from end to end.

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command modprobe is that of a simulated driver container: it loads nvidia-uvm by telling of its device where the kernel would, in
 // /proc/devices, which is a file of the test's there.
 package main

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cuda is the least of CUDA's driver API by which a program uses the first GPU that it sees: memory, a kernel that computes, and one
 // that fails. The library is loaded when it is first needed, as programs do: nothing here needs CUDA to be built.
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package memoryapi is an API server in memory, behind the real client: a client of it encodes, sends, retries and
 // decodes as with a real one. It has what a scheduler's correctness rests on:
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command allocator measures this project's allocator against upstream's, in one process and one run, and prints a
 // table (make bench-allocator). It fails when the ratio of the two has fallen by more than a fifth below what is recorded
 // in floors.json, which reaches the targets.

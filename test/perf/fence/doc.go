@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command fence measures what the fence adds to the time to bind a pod, on a real API server and with real scheduler
 // processes (make bench-fence).
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command tidy runs `go mod tidy` on the embedded build modules and writes the
 // result back. Run it by `go generate` in the folder above.
 package main

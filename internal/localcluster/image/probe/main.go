@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command probe is the only program in the test images. As a container it prints what it sees of its GPUs, one JSON line
 // (package report), and waits for SIGTERM. As the sandbox image it holds the pod's namespaces and nothing else.
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package report is what the probe of package image prints about itself: one JSON object on one line of its standard
 // output. It is shared by the probe, which writes it, and the tests and the demo, which read it back from the pod's log.
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package enclosure holds one real node apart from the machine it runs on, and takes it away without a trace.
 //
 // An enclosure is a mount namespace, in which folders of the node stand where kubelet, containerd and CNI have fixed paths, and a

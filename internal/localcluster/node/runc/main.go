@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build linux
 
 // Command runc is runc without seccomp: it takes the filter out of the container's configuration and becomes the runc in PATH.

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package configtest has the parameters that are right and wrong, for the tests of the agent's decoder and of the admission policy
 // (manifests/base/access/device-parameters.yaml), which have to agree.
 package configtest

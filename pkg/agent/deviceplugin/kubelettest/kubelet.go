@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package kubelettest has a stand-in for the kubelet's device manager, with what is unkind in the real one
 // (k8s.io/kubernetes/pkg/kubelet/cm/devicemanager): it deletes sockets when it starts, knows an endpoint by its socket alone, takes
 // the end of a stream for the end of the plugin, asks again for the same devices, and never says that a pod has ended.

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package durabletest provides a durable.FS whose operations fail, or stop happening, where a test wants it.
 package durabletest
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package answers keeps what searches for one pod found on nodes that look alike to it: one searches, the others have the same
 // answer. That is for searches that take long; what is found at once is found at once on each node.
 package answers

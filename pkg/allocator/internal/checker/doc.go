@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package checker decides whether an allocation is valid, from the rules of the resource.k8s.io/v1 API alone: the
 // field documentation of k8s.io/api/resource/v1 and KEPs 4381 (structured parameters), 4816 (prioritized list), 4815
 // (partitionable devices), 5075 (consumable capacity), 5018 (admin access), 5055 (taints), 5007 (binding conditions).

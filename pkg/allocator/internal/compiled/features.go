@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 package compiled
 
 // Features are the optional parts of the API, named after the Kubernetes feature gates without their "DRA"

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package compiled has a pod's claims in the form in which nodes are judged: with the class, the matcher and the constraints of each
 // request, and everything decided that does not depend on the node.
 package compiled

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package counters says what is left of what devices share, and whether that is enough.
 package counters
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package evaluation says what the CEL expressions of requests say about devices, as long as there is time for that.
 package evaluation
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package minimize finds small sets of which no element can be left out, with few questions.
 package minimize
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package packing asks how many devices of each kind the parts of a node can give at the same time.
 package packing
 

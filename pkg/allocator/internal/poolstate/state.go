@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package poolstate says what holders leave of one pool of devices.
 package poolstate
 

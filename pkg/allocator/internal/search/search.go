@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package search finds the devices of one node that satisfy all requests of a pod, or that there are none.
 //
 // Each part of a search has its own fields and sees only those above it: the offer of the node, the ledger of what devices share, the

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 import type { Model } from './model';
 import type { Density } from './store';
 import type { GPU } from './types';

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 import { type Card, type Group, groupsOf } from './cards';
 import { keyOf } from './store';
 import { describe, memoryOf, quantity } from './text';

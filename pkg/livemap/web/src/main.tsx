@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 import { render } from 'preact';
 import { useEffect, useReducer, useRef, useState } from 'preact/hooks';
 import { Grid } from './grid';

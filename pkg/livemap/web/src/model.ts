@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 import type { Change, GPU, State, Waiting } from './types';
 
 const collator = new Intl.Collator('en', { numeric: true });

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 import * as api from './api';
 import { everything, type Filter } from './filter';
 import { Model } from './model';

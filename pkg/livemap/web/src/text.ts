@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 import type { GPU, Holder, State, Taint } from './types';
 
 export const stateWords: Record<State, string> = {

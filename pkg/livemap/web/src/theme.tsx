@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 import { useEffect, useState } from 'preact/hooks';
 
 const themes = ['auto', 'light', 'dark'] as const;

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 import { useMemo } from 'preact/hooks';
 import type { Store } from './store';
 import { age, clockText, count } from './text';

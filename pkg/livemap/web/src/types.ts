@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // What the server sends. The GPUs are the items of "kubectl stowage gpus -o json".
 
 export const states = ['free', 'held', 'shared', 'partitioned', 'tainted', 'incomplete', 'gone'] as const;

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 import { useEffect, useRef, useState } from 'preact/hooks';
 import * as api from './api';
 import { GPUDetails } from './details';

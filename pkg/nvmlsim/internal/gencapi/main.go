@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Command gencapi writes the C functions of the simulated library: for each
 // function of nvml.h that package nvmlsim answers, an exported Go function that
 // takes C's arguments, and for each other one a stub in C.

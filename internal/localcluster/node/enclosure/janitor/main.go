@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 //go:build linux
 
 // Command janitor makes and removes the enclosure of one real node, and starts processes in it. See package enclosure.

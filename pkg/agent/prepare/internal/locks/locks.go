@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package locks excludes calls from each other: within an agent, and from another agent of the same node.
 package locks
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package steps has the side effects of a prepared claim: for each kind of step of the ledger a file that says how it
 // is done and how it is undone. NewTable lists them.
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package confine starts a program as a process of the host that outlives the agent: in a cgroup beside those of the kubelet, in the
 // namespaces of the host, and with few of root's rights. It does on a host without systemd what transient units do on others.
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package account knows which devices exist and who holds them: the inventory and the tracker of one scheduler, and what feeds them.
 // It does not know who asks.
 package account

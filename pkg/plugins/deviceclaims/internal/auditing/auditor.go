@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package auditing has pkg/audit look: for devices held twice whenever claims change, and from time to time for differences
 // from the API. What is found, it tells, and repairs nothing.
 package auditing

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package binding brings one decided allocation of a claim to the API, and takes it back: the writes with the
 // reservation, what became of a write without an answer, whose a reservation is, and whether the devices are ready.
 // It knows neither how devices are chosen nor the framework's cycle.

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package contention knows who competes with a pod for devices: who holds them, who is about to leave, and what pods
 // that are nominated to a node are going to get. It knows neither what a pod asks for nor what is written to the API.
 package contention

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package cycle is what is known of a pod in one attempt to schedule it, and handed from one extension point to the next
 // in the framework's state of the cycle. What a cycle of the pod's group knows of its pods is here, too. It decides nothing.
 package cycle

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package decisions writes the log's line about each decision on a claim's devices.
 package decisions
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package demand says what a pod asks for: its claims, those of them that need an allocation compiled, and its extended resources. It knows
 // neither nodes nor who competes for the devices.
 package demand

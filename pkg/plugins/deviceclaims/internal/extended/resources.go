@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package extended turns the extended resources that a pod asks for into a claim (KEP-5004): which nodes need one, what is in it, and its
 // way to the API and back. It knows which devices a device plugin has, and not how devices are chosen.
 package extended

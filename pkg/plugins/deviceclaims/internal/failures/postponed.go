@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package failures says what is told of an attempt that failed: which failures postpone a pod and are nobody's mistake,
 // what their events say, and what preemption that found nobody need not say.
 package failures

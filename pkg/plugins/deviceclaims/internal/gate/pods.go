@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package gate is about pods that PreEnqueue keeps out of the scheduling queue: why, and what they are told of that.
 package gate
 

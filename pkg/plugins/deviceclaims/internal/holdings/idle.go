@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package holdings has pods that wait give up what they hold: what is reserved for them, or for their group, by an attempt
 // that came to nothing. It does not find out what is in a pod's way.
 //

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package passage brings the claims of a pod that is being bound past the fence (pkg/fence): it waits there, and withdraws
 // the pod from claims that must give way to those of other schedulers. What else was done for the pod, it leaves to whoever
 // asks.

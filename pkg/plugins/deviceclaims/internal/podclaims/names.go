@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package podclaims knows which claims a pod has, from the pod itself, and who uses a claim.
 package podclaims
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package podevents is about what a pod is told by events: reasons, what they are about, and their texts. Why a
 // pod is kept out of the queue is in podclaims.
 package podevents

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package podmemory remembers single pods between the calls of the framework: who is being bound, which devices failed
 // for whom, who waits for claims to leave, and whose status may name a claim.
 package podmemory

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package refusals finds out why no node does for a pod: what devices are missing and whose release would help, for which
 // nodes its claims are allocated already, and which of these allocations is in its way. What is done about that, it does not
 // know.

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package searchtime is the time that a profile, and in it the pods of a namespace, have for long searches and for CEL expressions.
 package searchtime
 

@@ -1,3 +1,6 @@
+// Copyright The Stowage Authors.
+// SPDX-License-Identifier: Apache-2.0
+
 // Package waiting connects the waiting room, pkg/wakeup, with the scheduler: it tells the room what changes, says what a pod asks for, and
 // puts the pods that the room names into the queue. It decides nothing.
 package waiting
